@@ -1,0 +1,1 @@
+"""Models of real sizes with random weights, for measuring speed and memory."""

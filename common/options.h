@@ -1,0 +1,259 @@
+// The command line that all the programs share: its help text, and argv -> Options.
+//
+// Everything that can be known to be wrong before the model is opened is refused here, by a UsageError whose
+// one line names the option and the value.
+#pragma once
+
+#include <charconv>
+#include <climits>
+#include <cstdint>
+#include <cstdio>
+#include <limits>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+constexpr const char* program_version = "0.1.0";
+
+// 80 columns. %s: the program's name, its summary, its name.
+constexpr const char* help_text =
+    R"(%s: %s
+
+usage: %s <model.bin> [options]
+
+Prompt (none: the model starts from its beginning-of-text token)
+  -i, --prompt TEXT     the prompt; - reads standard input
+  -f, --file PATH       the prompt is a file's text; - reads standard input
+                        (of both, one newline at the end is dropped)
+      --ids 1,2,3       the prompt as token ids
+
+Generation
+  -m, --mode MODE       generate (default) or chat; chat goes on with a line of
+                        standard input for every turn
+  -n, --steps N         new tokens, in chat for each turn
+                        (default 256; 0: to the end of the context)
+  -c, --ctx N           context length (default: the model's, at most 4096)
+  -y, --system TEXT     chat: system prompt
+  -r, --think 0|1       chat: Qwen3's thinking (default 1)
+
+Sampling (defaults: the model's generation_config)
+  -t, --temp F          temperature, 0 to 100; 0 takes the most probable token
+  -k, --top-k N         only the N most probable tokens; 0: all
+  -p, --top-p F         only the most probable tokens, up to probability F
+  -s, --seed N          random seed (default: from the clock)
+
+Instead of generating
+      --info            print the model's header and sizes
+      --ppl PATH        perplexity of a text file
+      --bench P,N       time a prompt of P tokens and N generated ones
+
+Other
+  -j, --threads N       threads, 1 to 1024 (default: all physical cores)
+      --print-ids       print token ids instead of text
+      --trace PATH      write every intermediate tensor to a safetensors file
+      --rope-theta F    replace the model's RoPE base
+  -h, --help            print this and exit
+  -V, --version         print the version and exit
+
+Text goes to standard output; statistics and errors go to standard error.
+Ctrl-C ends a run cleanly, a second one kills it.
+Exit codes: 0 done, 1 bad file or failure, 2 bad usage, 130 ended by Ctrl-C.
+)";
+
+// A wrong command line: exit code 2.
+struct UsageError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+enum class Mode { generate, chat };
+
+struct BenchSize {
+    int n_prompt = 0, n_generated = 0;  // tokens
+};
+
+struct Options {
+    std::string model_path;
+    // At most one of these three is there.
+    std::optional<std::string> prompt;  // "-": standard input
+    std::optional<std::string> file;    // "-": standard input
+    std::optional<std::vector<int>> ids;
+    Mode mode = Mode::generate;
+    int steps = 256;                    // new tokens; 0: to the end of the context
+    int ctx = 0;                        // 0: the default; see context_length() in cli.h
+    std::optional<std::string> system;  // chat
+    bool think = true;                  // chat
+    std::optional<float> temp;          // these three: the model's if not given
+    std::optional<int> top_k;
+    std::optional<float> top_p;
+    std::optional<uint64_t> seed;  // from the clock if not given
+    // At most one of these three is there.
+    bool info = false;
+    std::optional<std::string> ppl;  // path
+    std::optional<BenchSize> bench;
+    int threads = 0;  // 0: all physical cores; run_command_line() puts their number here
+    bool print_ids = false;
+    std::optional<std::string> trace;  // path
+    std::optional<float> rope_theta;
+    bool help = false, version = false;
+};
+
+// Reads all of `text` as a T from low to high: no blanks, no trailing characters, no NaN.
+template <class T>
+T parse_number(const std::string& option, const std::string& text, T low, T high) {
+    T value{};
+    const char* end = text.data() + text.size();
+    const auto [stop, error] = std::from_chars(text.data(), end, value);
+    if (error != std::errc() || stop != end || !(value >= low && value <= high)) {
+        constexpr bool whole = std::is_integral_v<T>;
+        auto limit = [](T x) {
+            if constexpr (whole) return std::to_string(x);
+            char number[32];
+            std::snprintf(number, sizeof number, "%g", static_cast<double>(x));
+            return std::string(number);
+        };
+        throw UsageError(option + ": '" + text + "' is not a " + (whole ? "whole number" : "number") +
+                         " from " + limit(low) + " to " + limit(high));
+    }
+    return value;
+}
+
+// "1,2,3", or with a blank after each comma as Python prints it -> {1, 2, 3}
+inline std::vector<int> parse_list(const std::string& option, const std::string& text) {
+    std::vector<int> values;
+    const char *p = text.data(), *end = p + text.size();
+    while (true) {
+        int value = -1;
+        const auto [stop, error] = std::from_chars(p, end, value);
+        if (error != std::errc() || value < 0 || (stop != end && *stop != ',')) {
+            throw UsageError(option + ": '" + text + "' is not a list of whole numbers like 1,2,3");
+        }
+        values.push_back(value);
+        if (stop == end) return values;
+        p = stop + 1;
+        if (p != end && *p == ' ') p++;
+    }
+}
+
+// Throws UsageError. After -h or -V nothing more is read or checked.
+inline Options parse_options(int argc, const char* const* argv) {
+    Options o;
+    std::string name;                  // of the option in hand, as it was typed
+    std::optional<std::string> glued;  // its value if written --name=value
+    int i = 1;
+
+    auto is = [&](const char* short_name, const char* long_name) {
+        return name == long_name || name == short_name;
+    };
+    auto value = [&]() -> std::string {
+        if (glued) return *std::exchange(glued, std::nullopt);
+        if (i + 1 >= argc) throw UsageError(name + ": needs a value");
+        return argv[++i];
+    };
+    auto whole = [&](int low, int high) { return parse_number<int>(name, value(), low, high); };
+    // Read as double so that 1e-50 is a small number and not an error, then rounded.
+    auto real = [&](double low, double high) {
+        return static_cast<float>(parse_number<double>(name, value(), low, high));
+    };
+
+    for (; i < argc; i++) {
+        name = argv[i];
+        if (name.size() < 2 || name[0] != '-') {
+            if (!o.model_path.empty()) throw UsageError("unexpected argument '" + name + "'");
+            if (name.empty()) throw UsageError("the model's file name is empty");
+            o.model_path = name;
+            continue;
+        }
+        const size_t equals = name.find('=');
+        if (name.starts_with("--") && equals != std::string::npos) {
+            glued = name.substr(equals + 1);
+            name.resize(equals);
+        }
+        if (is("-i", "--prompt")) {
+            o.prompt = value();
+        } else if (is("-f", "--file")) {
+            o.file = value();
+        } else if (is("", "--ids")) {
+            o.ids = parse_list(name, value());
+        } else if (is("-m", "--mode")) {
+            const std::string mode = value();
+            if (mode != "generate" && mode != "chat") {
+                throw UsageError(name + ": '" + mode + "' is not generate or chat");
+            }
+            o.mode = mode == "chat" ? Mode::chat : Mode::generate;
+        } else if (is("-n", "--steps")) {
+            o.steps = whole(0, INT_MAX);
+        } else if (is("-c", "--ctx")) {
+            o.ctx = whole(1, INT_MAX);
+        } else if (is("-y", "--system")) {
+            o.system = value();
+        } else if (is("-r", "--think")) {
+            o.think = whole(0, 1) != 0;
+        } else if (is("-t", "--temp")) {
+            o.temp = real(0, 100);
+        } else if (is("-k", "--top-k")) {
+            o.top_k = whole(0, INT_MAX);
+        } else if (is("-p", "--top-p")) {
+            o.top_p = real(0, 1);
+        } else if (is("-s", "--seed")) {
+            o.seed = parse_number<uint64_t>(name, value(), 0, std::numeric_limits<uint64_t>::max());
+        } else if (is("", "--info")) {
+            o.info = true;
+        } else if (is("", "--ppl")) {
+            o.ppl = value();
+        } else if (is("", "--bench")) {
+            const std::string text = value();
+            const std::vector<int> sizes = parse_list(name, text);
+            if (sizes.size() != 2 || (sizes[0] == 0 && sizes[1] == 0)) {
+                throw UsageError(name + ": '" + text + "' is not P,N: two whole numbers, not both 0");
+            }
+            o.bench = BenchSize{sizes[0], sizes[1]};
+        } else if (is("-j", "--threads")) {
+            o.threads = whole(1, 1024);
+        } else if (is("", "--print-ids")) {
+            o.print_ids = true;
+        } else if (is("", "--trace")) {
+            o.trace = value();
+        } else if (is("", "--rope-theta")) {
+            o.rope_theta = real(1, 1e12);
+        } else if (is("-h", "--help")) {
+            o.help = true;
+        } else if (is("-V", "--version")) {
+            o.version = true;
+        } else {
+            throw UsageError("unknown option '" + name + "'");
+        }
+        if (glued) throw UsageError(name + ": takes no value, got '" + *glued + "'");
+        if (o.help || o.version) return o;
+    }
+
+    if (o.model_path.empty()) throw UsageError("no model file given; -h shows how to use this program");
+    const char* prompts[] = {o.prompt ? "--prompt" : nullptr, o.file ? "--file" : nullptr,
+                             o.ids ? "--ids" : nullptr};
+    const char* tasks[] = {o.info ? "--info" : nullptr, o.ppl ? "--ppl" : nullptr,
+                           o.bench ? "--bench" : nullptr};
+    auto at_most_one = [](std::span<const char*> names) {
+        const char* first = nullptr;
+        for (const char* given : names) {
+            if (given == nullptr) continue;
+            if (first != nullptr) {
+                throw UsageError(std::string(given) + ": cannot be used together with " + first);
+            }
+            first = given;
+        }
+        return first;
+    };
+    at_most_one(prompts);
+    const char* task = at_most_one(tasks);
+    if (task == nullptr && o.mode == Mode::chat) task = "--mode chat";
+    if (o.mode == Mode::chat && o.ids) throw UsageError("--ids: cannot be used together with --mode chat");
+    if (o.trace && task != nullptr) {
+        throw UsageError(std::string("--trace: cannot be used together with ") + task);
+    }
+    return o;
+}

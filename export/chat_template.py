@@ -1,0 +1,309 @@
+"""Hugging Face chat template -> the literal text around each message.
+
+A chat template is a Jinja program. For a plain conversation, though, the usual ones only put fixed text in
+front of and behind each message. That text is found here by rendering the template with sentinels for
+contents, and then checked: conversations composed from the pieces (`compose`, which chat_text() in
+common/tokenizer.h mirrors) must equal the rendered ones. A template that fails the check is not exported.
+"""
+
+import itertools
+import json
+import struct
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+
+TRIM_SYSTEM, TRIM_USER, TRIM_ASSISTANT, THINK_BLOCKS, LATE_SYSTEM = 1, 2, 4, 8, 16
+
+Message = dict[str, str]  # {"role": .., "content": ..}
+
+
+@dataclass
+class ChatTemplate:
+    """The pieces, in the order of the section. docs/tokenizer.md describes them."""
+
+    no_system: str = ""
+    system_prefix: str = ""
+    system_suffix: str = ""
+    late_system_prefix: str = ""
+    late_system_suffix: str = ""
+    user_prefix: str = ""
+    user_suffix: str = ""
+    assistant_prefix: str = ""
+    assistant_suffix: str = ""
+    generate: str = ""
+    generate_no_think: str = ""
+    think_open: str = ""
+    think_close: str = ""
+    flags: int = 0
+
+    def to_bytes(self) -> bytes:
+        pieces = [getattr(self, f.name).encode("utf-8") for f in fields(self) if f.name != "flags"]
+        return struct.pack("<I", self.flags) + b"".join(struct.pack("<I", len(p)) + p for p in pieces)
+
+
+class NotLiteral(Exception):
+    """The template does more than put text around messages; str() says what."""
+
+
+# ----------------------------------------------------------------------------
+# Rendering, as transformers does it
+
+
+class _GenerationBlocks(jinja2.ext.Extension):
+    """{% generation %} .. {% endgeneration %}, with which transformers marks answers: the text inside."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+
+def compile_template(source: str) -> jinja2.Template:
+    """The template in the environment that transformers gives it, but for strftime_now: an exported template
+    must not depend on the day, and those that use it have a fixed date to fall back on."""
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    return environment.from_string(source)
+
+
+class Renderer:
+    """render(messages, generation_prompt, think) -> text, or None where the template raises an error."""
+
+    def __init__(self, source: str, special_tokens: dict[str, str]):
+        self.template = compile_template(source)
+        self.special_tokens = special_tokens
+
+    def __call__(self, messages: list[Message], generation_prompt: bool = False, think: bool = True) -> str | None:
+        try:
+            return self.template.render(
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=generation_prompt,
+                enable_thinking=think,
+                **self.special_tokens,
+            )
+        except Exception:  # raise_exception(), or whatever Python makes of an unexpected conversation
+            return None
+
+
+# ----------------------------------------------------------------------------
+# The pieces
+
+
+def compose(chat: ChatTemplate, messages: list[Message], generation_prompt: bool, think: bool) -> str:
+    """What the pieces make of a conversation. Raises NotLiteral where they say nothing about it."""
+    users = [
+        i
+        for i, m in enumerate(messages)
+        if m["role"] == "user"
+        and not (m["content"].startswith("<tool_response>") and m["content"].endswith("</tool_response>"))
+    ]
+    out = "" if messages[0]["role"] == "system" else chat.no_system
+    for i, message in enumerate(messages):
+        role, content = message["role"], message["content"]
+        if chat.flags & {"system": TRIM_SYSTEM, "user": TRIM_USER, "assistant": TRIM_ASSISTANT}[role]:
+            content = content.strip()
+        if role == "system" and i == 0:
+            out += chat.system_prefix + content + chat.system_suffix
+        elif role == "system":
+            if not chat.flags & LATE_SYSTEM:
+                raise NotLiteral("a system message that is not the first")
+            out += chat.late_system_prefix + content + chat.late_system_suffix
+        elif role == "user":
+            out += chat.user_prefix + content + chat.user_suffix
+        else:
+            thoughts = ""
+            if chat.flags & THINK_BLOCKS and "</think>" in content:
+                before, after = content.split("</think>")[0], content.split("</think>")[-1]
+                thoughts = before.rstrip("\n").split("<think>")[-1].lstrip("\n")
+                content = after.lstrip("\n")
+            if (
+                chat.flags & THINK_BLOCKS
+                and users
+                and i > users[-1]
+                and (i + 1 == len(messages) or thoughts)
+            ):
+                content = chat.think_open + thoughts.strip("\n") + chat.think_close + content.lstrip("\n")
+            out += chat.assistant_prefix + content + chat.assistant_suffix
+    if generation_prompt:
+        out += chat.generate if think else chat.generate_no_think
+    return out
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _between(text: str | None, *sentinels: str) -> list[str]:
+    """The text before, between and behind the sentinels, each of which must stand in it once, in order."""
+    if text is None:
+        raise NotLiteral("it refuses a plain conversation")
+    parts = []
+    for sentinel in sentinels:
+        if text.count(sentinel) != 1:
+            raise NotLiteral("a message is not there exactly once")
+        before, text = text.split(sentinel)
+        parts.append(before)
+    return [*parts, text]
+
+
+def _without(text: str, prefix: str = "", suffix: str = "") -> str:
+    if len(text) < len(prefix) + len(suffix) or not (text.startswith(prefix) and text.endswith(suffix)):
+        raise NotLiteral("the text around a message depends on its neighbours")
+    return text[len(prefix) : len(text) - len(suffix)]
+
+
+def find_pieces(render: Renderer) -> ChatTemplate:
+    """Reads the pieces off conversations with sentinel contents. Raises NotLiteral."""
+    s, u, a, u2 = "SENTINEL-one", "SENTINEL-two", "SENTINEL-three", "SENTINEL-four"
+    system, user, answer, user2 = _message("system", s), _message("user", u), _message("assistant", a), _message("user", u2)
+    chat = ChatTemplate()
+
+    before, chat.user_suffix = _between(render([user]), u)
+    _, user_to_answer, answer_to_user, _ = _between(render([user, answer, user2]), u, a, u2)
+    chat.assistant_prefix = _without(user_to_answer, prefix=chat.user_suffix)
+    _, _, chat.assistant_suffix = _between(render([user, answer]), u, a)
+    chat.user_prefix = _without(answer_to_user, prefix=chat.assistant_suffix)
+    chat.no_system = _without(before, suffix=chat.user_prefix)
+
+    chat.system_prefix, system_to_user, _ = _between(render([system, user]), s, u)
+    chat.system_suffix = _without(system_to_user, suffix=chat.user_prefix)
+    late = render([user, system, user2])
+    if late is not None and s in late:
+        _, user_to_system, late_to_user, _ = _between(late, u, s, u2)
+        chat.late_system_prefix = _without(user_to_system, prefix=chat.user_suffix)
+        chat.late_system_suffix = _without(late_to_user, suffix=chat.user_prefix)
+        chat.flags |= LATE_SYSTEM
+
+    plain = render([user])
+    chat.generate = _without(render([user], generation_prompt=True) or "", prefix=plain)
+    chat.generate_no_think = _without(render([user], generation_prompt=True, think=False) or "", prefix=plain)
+
+    for flag, role in ((TRIM_SYSTEM, "system"), (TRIM_USER, "user"), (TRIM_ASSISTANT, "assistant")):
+        conversation = [system, user, answer, user2]
+        index = [m["role"] for m in conversation].index(role)
+        padded = f" \n{conversation[index]['content']}\t "
+        conversation[index] = _message(role, padded)
+        if padded not in (render(conversation) or ""):
+            chat.flags |= flag
+
+    thinking = _message("assistant", f"<think>\nSENTINEL-five\n</think>\n\n{a}")
+    if "SENTINEL-five" not in (render([user, thinking, user2]) or ""):
+        chat.flags |= THINK_BLOCKS
+        _, to_thoughts, chat.think_close, _ = _between(render([user, thinking]), u, "SENTINEL-five", a)
+        chat.think_open = _without(to_thoughts, prefix=chat.user_suffix + chat.assistant_prefix)
+    return chat
+
+
+def _conversations() -> list[list[Message]]:
+    """Conversations to check the pieces on: 1 to 4 turns, with and without system, with awkward contents."""
+    contents = itertools.cycle(
+        [
+            "Hello there",
+            "  two spaces before, a newline behind\n",
+            "",
+            "\n\n\tlines\n\nwith gaps \n",
+            "\x1c\u00a0\u2003wide spaces\u3000\x85",
+            "{{ braces }} {% raw %} <b>&amp;'\"",
+            "naïve 中文 \U0001f468\u200d\U0001f469",
+            " ",
+        ]
+    )
+    answers = itertools.cycle(
+        [
+            "An answer.",
+            " \n padded answer \n\n",
+            "<think>\nsome thoughts\n\n</think>\n\nThe answer.",
+            "<think></think>short",
+            "no opening tag</think>\n\n\nrest\n",
+            "\n<think>\n\n a \n\n</think> b </think>\nc",
+            "<think>unfinished",
+            "",
+        ]
+    )
+    found = []
+    for turns, system, ends_in_answer in itertools.product(range(1, 5), (False, True), (False, True)):
+        for _ in range(8):
+            conversation = [_message("system", next(contents))] if system else []
+            for _ in range(turns):
+                conversation += [_message("user", next(contents)), _message("assistant", next(answers))]
+            found.append(conversation if ends_in_answer else conversation[:-1])
+            next(contents)  # so that the cycles meet in other places
+        next(answers)
+    return found
+
+
+def _irregular_conversations() -> list[list[Message]]:
+    """Conversations that a template may as well refuse."""
+    s, u, a = _message("system", " s "), _message("user", " u "), _message("assistant", "<think>t</think>a ")
+    tool = _message("user", "<tool_response>r</tool_response>")
+    return [[s], [a], [u, u], [u, a, a], [s, a, u], [a, a], [s, s, u], [u, s], [u, a, tool], [u, a, tool, a], [tool, a]]
+
+
+def chat_template(source: str, special_tokens: dict[str, str]) -> ChatTemplate:
+    """The pieces of a Jinja template, checked against it. Raises NotLiteral (or a Jinja error in `source`)."""
+    render = Renderer(source, special_tokens)
+    chat = find_pieces(render)
+    cases = [(c, True) for c in _conversations()] + [(c, False) for c in _irregular_conversations()]
+    for (messages, regular), generation_prompt, think in itertools.product(cases, (False, True), (True, False)):
+        expected = render(messages, generation_prompt, think)
+        if expected is None and not regular:
+            continue
+        try:
+            same = compose(chat, messages, generation_prompt, think) == expected
+        except NotLiteral:
+            same = not regular
+        if not same:
+            roles = ", ".join(m["role"] for m in messages)
+            raise NotLiteral(f"the conversation ({roles}) is not made of the same pieces as others")
+    return chat
+
+
+def _find_source(hf_dir: Path) -> tuple[str | None, dict[str, Any]]:
+    """(template or None, tokenizer_config.json). A file of its own goes before tokenizer_config.json."""
+    config_path = hf_dir / "tokenizer_config.json"
+    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
+    path = hf_dir / "chat_template.jinja"
+    if path.exists():
+        return path.read_text(encoding="utf-8"), config
+    source = config.get("chat_template")
+    if isinstance(source, list):  # [{"name": .., "template": ..}, ..]
+        source = {t["name"]: t["template"] for t in source}.get("default")
+    return source, config
+
+
+def chat_section(hf_dir: Path) -> tuple[bytes, str]:
+    """(chat part of the tokenizer section, "") for the template in `hf_dir`.
+
+    Without a template: (b"", ""). With one that is not literal: (b"", the reason, in one line).
+    """
+    source, config = _find_source(hf_dir)
+    if not source:
+        return b"", ""
+    special = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        token = config.get(name)
+        if token:
+            special[name] = token["content"] if isinstance(token, dict) else token
+    try:
+        return chat_template(source, special).to_bytes(), ""
+    except (NotLiteral, jinja2.TemplateError) as error:
+        return b"", f"{hf_dir}: no chat template exported: {error}".replace("\n", " ")

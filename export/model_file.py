@@ -1,0 +1,164 @@
+"""Writes model files: header, weights, tokenizer section. docs/model-files.md has the byte layout.
+
+A file is written under a temporary name beside its destination and renamed when it is complete, so that an
+interrupted export leaves nothing that looks finished.
+"""
+
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from golden.checkpoint import Checkpoint, Config, ModelError, read_json
+
+MAGIC_Q8, VERSION_Q8 = 0x616B3432, 2  # "ak42", llama2.c's version 2
+HEADER_SIZE = 256
+EXTENSION_MAGIC = 0x31584B41  # "AKX1"
+ARCH_NUMBER = {"llama": 1, "qwen3": 2}
+MAX_EOS_IDS = 8
+
+# Struct formats without padding, little-endian. The fields at 0x25 and 0x29 are unaligned, as in llama2.c.
+_HEADER = "<Ii7iBi"  # magic, version, seven dimensions, shared_classifier, group_size
+_EXTENSION = "<IIiiffIfffiii8iffiQQI"
+_EXTENSION_OFFSET, _CHECKSUM_OFFSET = 0x40, 0xB0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Ids and sampling defaults, from generation_config.json and config.json."""
+
+    bos_id: int = -1
+    eos_ids: list[int] = field(default_factory=list)
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0  # 1: off
+    top_k: int = 0  # 0: off
+
+
+def read_generation(hf_dir: Path, vocab_size: int) -> Generation:
+    """How the model likes to be sampled, as transformers would: generation_config.json before config.json."""
+    merged = read_json(hf_dir / "config.json")
+    path = hf_dir / "generation_config.json"
+    if path.exists():
+        merged = {**merged, **read_json(path)}
+    else:
+        path = hf_dir / "config.json"
+
+    def token_id(name: str, value: object) -> int:
+        if not isinstance(value, int) or not 0 <= value < vocab_size:
+            raise ModelError(f"{path}: {name} is {value!r}, expected an id below vocab_size {vocab_size}")
+        return value
+
+    def number(name: str, default: float, low: float, high: float) -> float:
+        value = merged.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise ModelError(f"{path}: {name} is {value!r}, expected {low} to {high}")
+        return value
+
+    eos = merged.get("eos_token_id")
+    eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    if len(eos) > MAX_EOS_IDS:
+        raise ModelError(f"{path}: eos_token_id has {len(eos)} ids, at most {MAX_EOS_IDS} fit the header")
+    bos = merged.get("bos_token_id")
+    sampled = merged.get("do_sample", False)
+    return Generation(
+        bos_id=-1 if bos is None else token_id("bos_token_id", bos),
+        eos_ids=[token_id("eos_token_id", e) for e in eos],
+        temperature=number("temperature", 1.0, 0.0, 100.0) if sampled else 0.0,
+        top_p=number("top_p", 1.0, 0.0, 1.0),
+        top_k=int(number("top_k", 50 if sampled else 0, 0, 1 << 24)),
+    )
+
+
+def header(
+    config: Config,
+    generation: Generation,
+    magic: int,
+    version: int,
+    group_size: int,
+    tokenizer_offset: int,
+    tokenizer: bytes,
+) -> bytes:
+    """The 256 bytes in front of the weights, with the checksum over them and the tokenizer section."""
+    c, s = config, config.rope_scaling
+    head = bytearray(HEADER_SIZE)
+    dims = (c.dim, c.hidden_dim, c.n_layers, c.n_heads, c.n_kv_heads, c.vocab_size, c.max_seq_len)
+    struct.pack_into(_HEADER, head, 0, magic, version, *dims, int(c.tied), group_size)
+    scaling = (0, 0.0, 0.0, 0.0, 0)
+    if s is not None:
+        scaling = (1, s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_position_embeddings)
+    eos = generation.eos_ids + [0] * (MAX_EOS_IDS - len(generation.eos_ids))
+    struct.pack_into(
+        _EXTENSION,
+        head,
+        _EXTENSION_OFFSET,
+        EXTENSION_MAGIC,
+        ARCH_NUMBER[c.arch],
+        c.head_dim,
+        group_size,
+        c.norm_eps,
+        c.rope_theta,
+        *scaling,
+        generation.bos_id,
+        len(generation.eos_ids),
+        *eos,
+        generation.temperature,
+        generation.top_p,
+        generation.top_k,
+        tokenizer_offset,
+        len(tokenizer),
+        0,
+    )
+    struct.pack_into("<I", head, _CHECKSUM_OFFSET, zlib.crc32(tokenizer, zlib.crc32(head)))
+    return bytes(head)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path` when the block ends well and vanishes when it does not."""
+    path = Path(path)
+    if path.is_dir():
+        raise ModelError(f"{path}: is a directory")
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot write: {error.strerror}") from None
+    try:
+        with os.fdopen(descriptor, "wb") as f:
+            yield f
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it private
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def write_array(f: BinaryIO, values: np.ndarray, dtype: str) -> None:
+    """Appends the values, row by row, little-endian."""
+    f.write(np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<")).data)
+
+
+def check_group_size(checkpoint: Checkpoint, group_size: int) -> None:
+    """Refuses a group size that does not divide every row of every matrix; names the largest power of two that does."""
+    c = checkpoint.config
+    rows = {"hidden_size": c.dim, "intermediate_size": c.hidden_dim, "num_attention_heads * head_dim": c.q_dim}
+    best = 1
+    while all(n % (2 * best) == 0 for n in rows.values()):
+        best *= 2
+    if group_size < 4 or group_size % 4:
+        raise ModelError(f"--group-size is {group_size}, expected a multiple of 4; {best} would do")
+    for name, n in rows.items():
+        if n % group_size:
+            raise ModelError(
+                f"{checkpoint.path / 'config.json'}: {name} is {n}, not a multiple of --group-size {group_size}; "
+                f"the largest power of two that would do is {best}"
+            )

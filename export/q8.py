@@ -1,0 +1,92 @@
+"""Q8 files for runq: every matrix as int8 codes with one fp32 scale for each group along a row.
+
+The order is that of llama2.c's version 2: fp32 norms, then the embedding, then each projection over all layers,
+then the classifier if it has its own weights. Rows of q and k (and Qwen3's head norms) go from Hugging Face's order
+of halves to adjacent pairs, the order in which runq rotates.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from tqdm import tqdm
+
+from export.model_file import (
+    HEADER_SIZE,
+    MAGIC_Q8,
+    VERSION_Q8,
+    check_group_size,
+    header,
+    read_generation,
+    replacing,
+    write_array,
+)
+from export.tokenizer import tokenizer_section
+from golden.checkpoint import Checkpoint, Config
+from golden.forward import load_weight
+from golden.q8 import quantize
+
+BLOCK_VALUES = 1 << 24  # quantize this many weights at a time, so that memory stays bounded whatever the matrix
+
+
+def norm_names(config: Config) -> Iterator[str]:
+    """Step names of the fp32 vectors, in the order of the file."""
+    layers = [f"layers.{i}." for i in range(config.n_layers)]
+    yield from (layer + "attn.norm" for layer in layers)
+    yield from (layer + "ffn.norm" for layer in layers)
+    yield "norm"
+    if config.arch == "qwen3":
+        yield from (layer + "attn.q_norm" for layer in layers)
+        yield from (layer + "attn.k_norm" for layer in layers)
+
+
+def matrix_names(config: Config) -> Iterator[str]:
+    """Step names of the quantized matrices, in the order of the file."""
+    layers = [f"layers.{i}." for i in range(config.n_layers)]
+    yield "embed"
+    for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj",
+                 "ffn.gate_proj", "ffn.down_proj", "ffn.up_proj"):  # fmt: skip
+        yield from (layer + part for layer in layers)
+    if not config.tied:
+        yield "classifier"
+
+
+def write_matrix(f: BinaryIO, weight: np.ndarray, group_size: int) -> None:
+    """Codes of the whole matrix (n_out, n_in), then its scales (n_out, n_in / group_size)."""
+    rows = max(1, BLOCK_VALUES // weight.shape[1])
+    scales = []
+    for start in range(0, len(weight), rows):
+        block = quantize(weight[start : start + rows], group_size)
+        write_array(f, block.codes, "i1")
+        scales.append(block.scales)
+    write_array(f, np.concatenate(scales), "f4")
+
+
+def export_q8(
+    hf_dir: Path, out: Path, group_size: int = 64, with_tokenizer: bool = True, progress: bool = True
+) -> None:
+    """Writes `out`. Raises ModelError, before anything is written, for what cannot be exported.
+
+    A file without a tokenizer runs on token ids alone.
+    """
+    checkpoint = Checkpoint(hf_dir)
+    config = checkpoint.config
+    check_group_size(checkpoint, group_size)
+    generation = read_generation(checkpoint.path, config.vocab_size)
+    tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
+    norms, matrices = list(norm_names(config)), list(matrix_names(config))
+
+    with replacing(out) as f, tqdm(total=len(norms) + len(matrices), unit="tensor", disable=not progress) as bar:
+        f.write(bytes(HEADER_SIZE))
+        for name in norms:
+            write_array(f, load_weight(checkpoint, name, interleaved=True), "f4")
+            bar.update()
+        for name in matrices:
+            bar.set_postfix_str(name)
+            write_matrix(f, load_weight(checkpoint, name, interleaved=True), group_size)
+            bar.update()
+        tokenizer_offset = f.tell()
+        f.write(tokenizer)
+        f.seek(0)
+        f.write(header(config, generation, MAGIC_Q8, VERSION_Q8, group_size, tokenizer_offset, tokenizer))

@@ -1,0 +1,359 @@
+"""Hugging Face tokenizer -> tokenizer section of a model file.
+
+Reads ``tokenizer.json`` (and the chat template, see chat_template.py) and writes the compact form that
+common/tokenizer.h loads; docs/tokenizer.md gives its byte layout. A section stands for exactly the ids that
+``tokenizers`` computes: what it cannot say is refused with a ValueError that names the file, the field and
+the value.
+"""
+
+import json
+import re
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from .chat_template import chat_section
+
+MAGIC = 0x6E6B6F74  # "tokn"
+VERSION = 1
+# flags of the section, of a token, of an added token
+NFC, IGNORE_MERGES, ADD_BOS, HAS_CHAT = 1, 2, 4, 8
+DEFINED, WORD, SPECIAL = 1, 2, 4
+ADDED_SPECIAL, ADDED_NORMALIZED, ADDED_LSTRIP, ADDED_RSTRIP, ADDED_SINGLE_WORD = 1, 2, 4, 8, 16
+
+# What ByteLevel splits by when `use_regex` is true, written into `tokenizers` itself (it is GPT-2's).
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+# White_Space, which is what \s means to Oniguruma; PCRE2's \s has U+180E besides.
+_SPACE = r"\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
+
+# Characters assigned in Unicode 15 to 16: in the tables of Oniguruma 6.9.10, with which `tokenizers` 0.23
+# matches, but not in those of PCRE2 10.42 (Unicode 14). Found by trying every code point; a newer PCRE2 has
+# them anyway. "Nd" and "No" make up \p{N}.
+_NEWER = {
+    "L": "1c89-1c8a a7cb-a7cd a7da-a7dc 105c0-105f3 10d4a-10d65 10d6f-10d85 10ec2-10ec4 1123f-11240 11380-11389 "
+    "1138b 1138e 11390-113b5 113b7 113d1 113d3 11bc0-11be0 11f02 11f04-11f10 11f12-11f33 1342f 13441-13446 "
+    "13460-143fa 16100-1611d 16d40-16d6c 18cff 1b132 1b155 1df25-1df2a 1e030-1e06d 1e4d0-1e4eb 1e5d0-1e5ed "
+    "1e5f0 2b739 2ebf0-2ee5d 31350-323af",
+    "M": "897 cf3 ece 10d69-10d6d 10efc-10eff 11241 113b8-113c0 113c2 113c5 113c7-113ca 113cc-113d0 113d2 "
+    "113e1-113e2 11f00-11f01 11f03 11f34-11f3a 11f3e-11f42 11f5a 13440 13447-13455 1611e-1612f 1e08f "
+    "1e4ec-1e4ef 1e5ee-1e5ef",
+    "Nd": "10d40-10d49 116d0-116e3 11bf0-11bf9 11f50-11f59 16130-16139 16d70-16d79 1ccf0-1ccf9 1e4f0-1e4f9 "
+    "1e5f1-1e5fa",
+    "No": "1d2c0-1d2d3",
+}
+
+
+def _newer(*categories: str) -> str:
+    """The characters of _NEWER as the inside of a PCRE2 character class."""
+    ranges = " ".join(_NEWER[c] for c in categories).split()
+    return "".join("-".join(rf"\x{{{end}}}" for end in r.split("-")) for r in ranges)
+
+
+_PROPERTIES = {
+    "L": r"\p{L}" + _newer("L"),
+    "M": r"\p{M}" + _newer("M"),
+    "N": r"\p{N}" + _newer("Nd", "No"),
+}
+# \w of Rust's regex crate, by which single_word tokens are told from parts of words.
+_WORD_PATTERN = r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}" + _newer("L", "M", "Nd") + "]"
+
+
+# What a pattern may consist of: the constructs that byte-level tokenizers are written with, and of those only
+# what means the same to Oniguruma and PCRE2 or can be spelt out. Left out, among others, are \d, \w, \h, \v,
+# anchors, `.`, nested classes, {n}+ and repeated groups (the last can make backtracking explode).
+_ESCAPE = r"\\[pP]\{\w+\}|\\[sSrntf]|\\[^\w\s]"
+_TOKEN = re.compile(
+    rf"(?P<escape>{_ESCAPE})"
+    rf"|(?P<class>\[\^?(?:{_ESCAPE}|[^\[\]\\&^])+\])"
+    # Without ff, fi, fl, ss and st, which match one character (a ligature, sharp s) caseless in Oniguruma only.
+    r"|(?P<caseless>\(\?i:(?:(?!f[fil]|s[st])[a-z'|])+\)(?![*+{]))"
+    r"|\(\?[:!=]|\((?!\?)|\)(?![*+{])|\{\d+(?:,\d*)?\}(?![+?])|[^\\\[\](){}.^$]",
+    re.ASCII | re.DOTALL,
+)
+
+
+def _expand(escape: str, pattern: str, in_class: bool) -> str:
+    r"""\s, \S, \p{..} or \P{..} as a character class, or as members of one; other escapes as they are."""
+    if escape[1] not in "sSpP":
+        return escape
+    members = _SPACE if escape[1] in "sS" else _PROPERTIES.get(escape[3:-1])
+    inverse = escape[1] in "SP"
+    if members is None or (inverse and in_class):
+        raise ValueError(f"{escape} in {pattern!r} is not supported")
+    return members if in_class else f"[{'^' * inverse}{members}]"
+
+
+def pcre2_pattern(pattern: str) -> str:
+    """Translates a pattern from Oniguruma, which ``tokenizers`` uses, to PCRE2 with the same matches.
+
+    ValueError for a construct that is not in _TOKEN.
+    """
+    out, at, depth = [], 0, 0
+    while at < len(pattern):
+        token = _TOKEN.match(pattern, at)
+        if token is None:
+            raise ValueError(f"{pattern[at : at + 4]!r} at character {at} of {pattern!r} is not supported")
+        text = token[0]
+        depth += (text[0] == "(" and not token["caseless"]) - (text == ")")
+        if depth < 0:
+            break
+        if token["escape"]:
+            text = _expand(text, pattern, in_class=False)
+        elif token["class"]:
+            text = re.sub(_ESCAPE, lambda m: _expand(m[0], pattern, in_class=True), text, flags=re.ASCII)
+        out.append(text)
+        at = token.end()
+    if depth != 0:
+        raise ValueError(f"unbalanced parentheses in {pattern!r}")
+    return "".join(out)
+
+
+# ----------------------------------------------------------------------------
+# tokenizer.json
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins: character -> the byte that it stands for in a token's name."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+class _Refusal:
+    """Makes the one kind of error of this module: file, field, value, and why."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __call__(self, field: str, value: object, why: str = "is not supported") -> ValueError:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+        if len(text) > 200:
+            text = text[:200] + "..."
+        return ValueError(f"{self.path}: {field}: {text} {why}")
+
+
+def _steps(component: dict | None, key: str) -> list[dict]:
+    """A component as the list of its steps: none, one, or those of a (nested) Sequence."""
+    if component is None:
+        return []
+    if component.get("type") == "Sequence":
+        return [step for part in component[key] for step in _steps(part, key)]
+    return [component]
+
+
+def _read_pattern(tokenizer: dict, refuse: _Refusal) -> str:
+    """The regular expression of `pre_tokenizer`, which must be [Split] + ByteLevel, for PCRE2."""
+    component = tokenizer.get("pre_tokenizer")
+    steps = _steps(component, "pretokenizers")
+    if not steps or steps[-1].get("type") != "ByteLevel":
+        raise refuse("pre_tokenizer", component, "does not end in ByteLevel")
+    patterns = []
+    for step in steps[:-1]:
+        if step.get("type") != "Split":
+            raise refuse("pre_tokenizer.type", step.get("type"))
+        if step.get("behavior") != "Isolated":
+            raise refuse("pre_tokenizer.behavior", step.get("behavior"))
+        if step.get("invert"):
+            raise refuse("pre_tokenizer.invert", step["invert"])
+        if set(step["pattern"]) != {"Regex"}:
+            raise refuse("pre_tokenizer.pattern", step["pattern"])
+        patterns.append(step["pattern"]["Regex"])
+    if steps[-1].get("add_prefix_space"):
+        raise refuse("pre_tokenizer.add_prefix_space", True)
+    if steps[-1].get("use_regex", True):
+        patterns.append(GPT2_PATTERN)
+    if len(patterns) > 1:
+        raise refuse("pre_tokenizer", component, "splits by more than one pattern")
+    if not patterns:
+        return ""
+    try:
+        return pcre2_pattern(patterns[0])
+    except ValueError as error:
+        raise refuse("pre_tokenizer.pattern", patterns[0], f"cannot be translated: {error}") from None
+
+
+def _read_nfc(tokenizer: dict, refuse: _Refusal) -> bool:
+    steps = _steps(tokenizer.get("normalizer"), "normalizers")
+    for step in steps:
+        if step.get("type") != "NFC":
+            raise refuse("normalizer.type", step.get("type"))
+    return bool(steps)
+
+
+def _read_bos(tokenizer: dict, config: dict, ids: dict[str, int], refuse: _Refusal) -> tuple[int, bool]:
+    """(id of the BOS token or -1, whether encoding puts it first)."""
+    bos = config.get("bos_token")
+    bos = bos["content"] if isinstance(bos, dict) else bos
+    bos_id = ids.get(bos, -1) if bos else -1
+    add_bos = False
+    for step in _steps(tokenizer.get("post_processor"), "processors"):
+        if step.get("type") == "ByteLevel":  # moves offsets only
+            continue
+        if step.get("type") != "TemplateProcessing":
+            raise refuse("post_processor.type", step.get("type"))
+        single = step["single"]
+        special = [part["SpecialToken"]["id"] for part in single if "SpecialToken" in part]
+        if add_bos or "Sequence" not in single[-1] or len(single) != len(special) + 1 or len(special) > 1:
+            raise refuse("post_processor.single", single, "is not [one BOS token and] the text")
+        if special:
+            special_ids = step["special_tokens"][special[0]]["ids"]
+            if len(special_ids) != 1:
+                raise refuse("post_processor.special_tokens.ids", special_ids)
+            bos_id, add_bos = special_ids[0], True
+    return bos_id, add_bos
+
+
+def _check_model(model: dict, refuse: _Refusal, all_bytes: bool) -> None:
+    if model.get("type", "BPE") != "BPE":
+        raise refuse("model.type", model["type"])
+    for field in ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(field):
+            raise refuse(f"model.{field}", model[field])
+    if model.get("unk_token") is not None and not all_bytes:
+        raise refuse("model.unk_token", model["unk_token"], "would be used, as not every byte has a token")
+
+
+def _read_merges(model: dict, vocab: dict[str, int], words: set[int], refuse: _Refusal) -> np.ndarray:
+    """(n, 3) int32: left id, right id, merged id, by rank."""
+    merges: dict[tuple[int, int], int] = {}
+    for rank, merge in enumerate(model["merges"]):
+        pair = merge.split(" ") if isinstance(merge, str) else merge
+        if rank == 0 and isinstance(merge, str) and merge.startswith("#version"):
+            continue
+        if len(pair) != 2:
+            raise refuse(f"model.merges[{rank}]", merge, "is not a pair")
+        try:
+            left, right, merged = vocab[pair[0]], vocab[pair[1]], vocab[pair[0] + pair[1]]
+        except KeyError as error:
+            raise refuse(f"model.merges[{rank}]", merge, f"needs {error}, which is not in the vocabulary") from None
+        if words.issuperset((left, right, merged)):  # others are never reached from bytes
+            merges.pop((left, right), None)  # of two equal pairs, the later counts
+            merges[left, right] = merged
+    rows = [(left, right, merged) for (left, right), merged in merges.items()]
+    return np.array(rows, dtype="<i4").reshape(-1, 3)
+
+
+def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
+    """The tokenizer section for the tokenizer in `hf_dir`, with `vocab_size` ids (the model's).
+
+    ValueError if tokenizer.json holds anything that the section cannot say. A chat template that is not made
+    of literal pieces is left out, with a warning.
+    """
+    path = Path(hf_dir) / "tokenizer.json"
+    refuse = _Refusal(path)
+    try:
+        tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: missing; only tokenizers in this form can be exported") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from None
+    config_path = Path(hf_dir) / "tokenizer_config.json"
+    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
+
+    # Tokens of the model: their names spell bytes in GPT-2's alphabet. A name with other characters is nothing
+    # that text can turn into.
+    model = tokenizer["model"]
+    alphabet = _byte_alphabet()
+    table = str.maketrans({name: chr(byte) for name, byte in alphabet.items()})
+    tokens = [b""] * vocab_size
+    flags = np.zeros(vocab_size, dtype=np.uint8)
+    if not isinstance(model.get("vocab"), dict):
+        raise refuse("model.type", model.get("type"))
+    vocab: dict[str, int] = model["vocab"]
+
+    def define(name: str, token_id: int, field: str) -> None:
+        if not 0 <= token_id < vocab_size:
+            raise refuse(field, {name: token_id}, f"is not below the model's vocab_size, {vocab_size}")
+        if not name:
+            raise refuse(field, {name: token_id}, "is an empty token")
+
+    for name, token_id in vocab.items():
+        define(name, token_id, "model.vocab")
+        if flags[token_id]:
+            raise refuse("model.vocab", {name: token_id}, "has the id of another token")
+        if alphabet.keys() >= set(name):
+            tokens[token_id] = name.translate(table).encode("latin-1")
+            flags[token_id] = DEFINED | WORD
+        else:
+            tokens[token_id] = name.encode("utf-8")
+            flags[token_id] = DEFINED
+    words = set(np.flatnonzero(flags & WORD).tolist())
+    _check_model(model, refuse, all_bytes=all(name in vocab for name in alphabet))
+    merges = _read_merges(model, vocab, words, refuse)
+
+    # Added tokens. `tokenizers` numbers a new one itself, and ignores the number in the file.
+    ids = dict(vocab)
+    added: list[tuple[int, int]] = []
+    next_id = len(vocab)
+    for i, token in enumerate(tokenizer.get("added_tokens") or []):
+        name, token_id, field = token["content"], token["id"], f"added_tokens[{i}]"
+        define(name, token_id, field)
+        if ids.get(name, next_id) != token_id:
+            raise refuse(f"{field}.id", token_id, f"is loaded as {ids.get(name, next_id)} by `tokenizers`")
+        if name in vocab and tokens[token_id] != name.encode("utf-8"):
+            raise refuse(f"{field}.content", name, "is other bytes in model.vocab")
+        if name not in ids:
+            next_id += 1
+        elif name not in vocab:
+            raise refuse(f"{field}.content", name, "is there twice")
+        ids[name] = token_id
+        tokens[token_id] = name.encode("utf-8")
+        flags[token_id] |= DEFINED | (SPECIAL if token["special"] else 0)
+        added_flags = (
+            ADDED_SPECIAL * token["special"]
+            | ADDED_NORMALIZED * token["normalized"]
+            | ADDED_LSTRIP * token["lstrip"]
+            | ADDED_RSTRIP * token["rstrip"]
+            | ADDED_SINGLE_WORD * token["single_word"]
+        )
+        added.append((token_id, added_flags))
+
+    if any(step.get("type") != "ByteLevel" for step in _steps(tokenizer.get("decoder"), "decoders")):
+        raise refuse("decoder", tokenizer["decoder"])
+    pattern = _read_pattern(tokenizer, refuse).encode("utf-8")
+    needs_words = any(added_flags & ADDED_SINGLE_WORD for _, added_flags in added)
+    word_pattern = _WORD_PATTERN.encode("utf-8") if needs_words else b""
+    bos_id, add_bos = _read_bos(tokenizer, config, ids, refuse)
+    chat, reason = chat_section(Path(hf_dir))
+    if reason:
+        warnings.warn(reason, stacklevel=2)
+
+    section_flags = (
+        NFC * _read_nfc(tokenizer, refuse)
+        | IGNORE_MERGES * bool(model.get("ignore_merges"))
+        | ADD_BOS * add_bos
+        | HAS_CHAT * bool(chat)
+    )
+    offsets = np.zeros(vocab_size + 1, dtype="<u4")
+    offsets[1:] = np.cumsum([len(token) for token in tokens])
+    body = b"".join(
+        [
+            offsets.tobytes(),
+            merges.tobytes(),
+            np.array(added, dtype="<u4").tobytes(),
+            flags.tobytes(),
+            *tokens,
+            pattern,
+            word_pattern,
+            chat,
+        ]
+    )
+    header = struct.pack(
+        "<IIIIIiIIIIII",
+        MAGIC,
+        VERSION,
+        48 + len(body),
+        vocab_size,
+        section_flags,
+        bos_id,
+        len(merges),
+        len(added),
+        len(pattern),
+        len(word_pattern),
+        len(chat),
+        int(offsets[-1]),
+    )
+    return header + body

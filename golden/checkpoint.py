@@ -1,0 +1,234 @@
+"""A Hugging Face model directory: config.json and the tensors, one at a time.
+
+Reads `config.json`, and `model.safetensors` or the shards that `model.safetensors.index.json` names. Everything
+the forward pass depends on comes from the file. What the forward pass does not implement is refused by name.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (teaches numpy the name "bfloat16")
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+ARCHITECTURES = ("llama", "qwen3")
+
+
+class ModelError(ValueError):
+    """The directory holds something that cannot be used; the text names the file, the field and the value."""
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3's rescaling of the RoPE frequencies (`rope_scaling` of type `llama3`)."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class Config:
+    """The numbers of `config.json`, under the names that the programs use."""
+
+    arch: str  # "llama" or "qwen3"
+    dim: int
+    hidden_dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_seq_len: int
+    tied: bool  # the classifier is the embedding
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+
+    @property
+    def q_dim(self) -> int:
+        return self.n_heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        return self.n_kv_heads * self.head_dim
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelError if there is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path}: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def read_config(hf_dir: Path) -> Config:
+    """`config.json` of a Hugging Face directory. Raises ModelError for anything this project does not run."""
+    path = Path(hf_dir) / "config.json"
+    raw = read_json(path)
+
+    def refuse(field: str, value: object, why: str) -> None:
+        raise ModelError(f"{path}: {field} is {json.dumps(value)}: {why}")
+
+    def integer(field: str, default: int | None = None) -> int:
+        value = raw.get(field)
+        value = default if value is None else value
+        if value is None:
+            raise ModelError(f"{path}: {field} is missing")
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            refuse(field, value, "expected a positive whole number")
+        return value
+
+    def number(where: dict, field: str, default: float | None = None) -> float:
+        value = where.get(field, default)
+        if value is None:
+            raise ModelError(f"{path}: {field} is missing")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            refuse(field, value, "expected a positive number")
+        return float(value)
+
+    arch = raw.get("model_type")
+    if arch not in ARCHITECTURES:
+        refuse("model_type", arch, f"supported are {' and '.join(ARCHITECTURES)}")
+    for field in ("attention_bias", "mlp_bias", "use_sliding_window"):
+        if raw.get(field):
+            refuse(field, raw[field], "not supported")
+    if any(kind != "full_attention" for kind in raw.get("layer_types") or []):
+        refuse("layer_types", sorted(set(raw["layer_types"])), "only full_attention is supported")
+    if raw.get("hidden_act", "silu") != "silu":
+        refuse("hidden_act", raw["hidden_act"], "only silu is supported")
+    if raw.get("quantization_config") is not None:
+        method = raw["quantization_config"].get("quant_method")
+        refuse("quantization_config.quant_method", method, "expected unquantized weights")
+
+    # transformers 5 writes rope_theta and the scaling into one object, rope_parameters.
+    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    scaling = None
+    if kind == "llama3":
+        scaling = RopeScaling(
+            factor=number(rope, "factor"),
+            low_freq_factor=number(rope, "low_freq_factor"),
+            high_freq_factor=number(rope, "high_freq_factor"),
+            original_max_position_embeddings=int(number(rope, "original_max_position_embeddings")),
+        )
+        if not scaling.high_freq_factor > scaling.low_freq_factor:
+            refuse("rope_scaling.high_freq_factor", scaling.high_freq_factor, "must be above low_freq_factor")
+    elif kind != "default":
+        refuse("rope_scaling.rope_type", kind, "supported are default and llama3")
+    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
+        refuse("partial_rotary_factor", rope.get("partial_rotary_factor"), "not supported")
+
+    dim, n_heads = integer("hidden_size"), integer("num_attention_heads")
+    head_dim = integer("head_dim", dim // n_heads if arch == "llama" else 128)
+    config = Config(
+        arch=arch,
+        dim=dim,
+        hidden_dim=integer("intermediate_size"),
+        n_layers=integer("num_hidden_layers"),
+        n_heads=n_heads,
+        n_kv_heads=integer("num_key_value_heads", n_heads),
+        head_dim=head_dim,
+        vocab_size=integer("vocab_size"),
+        max_seq_len=integer("max_position_embeddings"),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        norm_eps=number(raw, "rms_norm_eps", 1e-6),
+        rope_theta=number({"rope_theta": raw.get("rope_theta"), **rope} if "rope_theta" in rope else raw,
+                          "rope_theta", 10000.0),
+        rope_scaling=scaling,
+    )
+    if config.n_heads % config.n_kv_heads:
+        refuse("num_key_value_heads", config.n_kv_heads, f"does not divide num_attention_heads {config.n_heads}")
+    if config.head_dim % 2:
+        refuse("head_dim", config.head_dim, "RoPE needs an even number")
+    return config
+
+
+def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of every tensor that a model of this config has, in Hugging Face's names."""
+    c = config
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (c.vocab_size, c.dim)}
+    for i in range(c.n_layers):
+        p = f"model.layers.{i}."
+        shapes[p + "input_layernorm.weight"] = (c.dim,)
+        shapes[p + "self_attn.q_proj.weight"] = (c.q_dim, c.dim)
+        shapes[p + "self_attn.k_proj.weight"] = (c.kv_dim, c.dim)
+        shapes[p + "self_attn.v_proj.weight"] = (c.kv_dim, c.dim)
+        shapes[p + "self_attn.o_proj.weight"] = (c.dim, c.q_dim)
+        if c.arch == "qwen3":
+            shapes[p + "self_attn.q_norm.weight"] = (c.head_dim,)
+            shapes[p + "self_attn.k_norm.weight"] = (c.head_dim,)
+        shapes[p + "post_attention_layernorm.weight"] = (c.dim,)
+        shapes[p + "mlp.gate_proj.weight"] = (c.hidden_dim, c.dim)
+        shapes[p + "mlp.up_proj.weight"] = (c.hidden_dim, c.dim)
+        shapes[p + "mlp.down_proj.weight"] = (c.dim, c.hidden_dim)
+    shapes["model.norm.weight"] = (c.dim,)
+    if not c.tied:
+        shapes["lm_head.weight"] = (c.vocab_size, c.dim)
+    return shapes
+
+
+class Checkpoint:
+    """The tensors of a Hugging Face directory, read from disk when asked for.
+
+    Opening checks that every tensor is there with the right shape and a floating-point type, and reads none.
+    """
+
+    def __init__(self, hf_dir: Path | str):
+        self.path = Path(hf_dir)
+        if not self.path.is_dir():
+            raise ModelError(f"{self.path}: no such directory")
+        self.config = read_config(self.path)
+        self._file_of = self._locate()
+        for name, shape in tensor_shapes(self.config).items():
+            if name not in self._file_of:
+                raise ModelError(f"{self.path}: tensor {name} is missing")
+            file = self._file_of[name]
+            with self._open(file) as f:
+                try:
+                    part = f.get_slice(name)
+                except SafetensorError:
+                    raise ModelError(f"{file}: tensor {name} is missing, though the index names it here") from None
+                found, dtype = tuple(part.get_shape()), part.get_dtype()
+            if found != shape:
+                raise ModelError(f"{file}: tensor {name} has shape {found}, config.json implies {shape}")
+            if dtype not in ("F32", "F16", "BF16"):
+                raise ModelError(f"{file}: tensor {name} has type {dtype}, supported are F32, F16 and BF16")
+
+    @staticmethod
+    def _open(file: Path):  # noqa: ANN205  (safetensors does not name its type)
+        try:
+            return safe_open(file, framework="numpy")
+        except FileNotFoundError:
+            raise ModelError(f"{file}: no such file") from None
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{file}: {error}") from None
+
+    def _locate(self) -> dict[str, Path]:
+        """Which file holds each tensor."""
+        index = self.path / "model.safetensors.index.json"
+        if index.exists():
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ModelError(f"{index}: weight_map is missing")
+            return {name: self.path / file for name, file in weight_map.items()}
+        single = self.path / "model.safetensors"
+        with self._open(single) as f:
+            return {name: single for name in f.keys()}  # noqa: SIM118  (not a dict)
+
+    def tensor(self, name: str) -> np.ndarray:
+        """One tensor as fp32, finite. The file is opened and closed, so that its pages do not stay resident."""
+        file = self._file_of[name]
+        with self._open(file) as f:
+            value = f.get_tensor(name).astype(np.float32)
+        if not np.isfinite(value).all():
+            raise ModelError(f"{file}: tensor {name} has values that are not finite")
+        return value

@@ -1,0 +1,237 @@
+"""The forward pass of Llama 3 and Qwen3 in numpy, one line an operation.
+
+Shapes: n tokens, `dim` the length of a token's vector, H query heads and G key/value heads of `head_dim` each.
+Every operation takes fp32 and returns fp32; inside, it computes in fp64 (see golden/__init__.py).
+
+`forward` is the same for every quantization scheme. What a scheme changes, how an activation is prepared for a
+matrix and how the two are multiplied, comes in as an object with three methods:
+
+    embedding(tokens)           -> (n, dim) fp32
+    activation(step, name, x)   -> x, in whatever form `linear` takes; records the form's parts as steps
+    linear(x, name)             -> (n, n_out) fp32, the product with the weight matrix `name`
+    vector(name)                -> a norm's weight, fp32
+
+`step(name, value)` is called with the result of every operation and returns the value to go on with: a trace
+records it, `golden diff --model` puts another program's value in its place.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from golden.checkpoint import Checkpoint, Config
+
+F32, F64 = np.float32, np.float64
+Step = Callable[[str, np.ndarray], np.ndarray]
+
+
+class Scheme(Protocol):
+    """How weights are stored and multiplied; the module's docstring gives the shapes."""
+
+    def embedding(self, tokens: np.ndarray) -> np.ndarray: ...
+    def activation(self, step: Step, name: str, x: np.ndarray) -> Any: ...
+    def linear(self, x: Any, name: str) -> np.ndarray: ...
+    def vector(self, name: str) -> np.ndarray: ...
+
+
+# ----------------------------------------------------------------------------
+# The operations
+
+
+def rmsnorm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """weight * x / sqrt(mean(x^2) + eps) over the last axis (Zhang & Sennrich 2019, arXiv 1910.07467)."""
+    x64 = x.astype(F64)
+    return (weight * (x64 / np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + F64(F32(eps))))).astype(F32)
+
+
+def rope_frequencies(config: Config) -> np.ndarray:
+    """Angle per position of each pair, (head_dim / 2,) fp32: theta^(-2i / head_dim), rescaled as Llama 3.1 does.
+
+    The rescaling (config.json: rope_scaling, type llama3) leaves short wavelengths alone, divides the
+    frequencies of long ones by `factor`, and goes linearly from one to the other in between.
+    """
+    i = np.arange(0, config.head_dim, 2, dtype=F64)
+    freq = F64(F32(config.rope_theta)) ** (-i / config.head_dim)
+    s = config.rope_scaling
+    if s is not None:
+        turns = s.original_max_position_embeddings * freq / (2 * np.pi)  # turns within the original context
+        smooth = np.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0, 1)
+        freq = (1 - smooth) * freq / s.factor + smooth * freq
+    return freq.astype(F32)
+
+
+def rope_table(config: Config, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of position * frequency, each (n, head_dim / 2) fp32."""
+    angle = positions[:, None].astype(F64) * rope_frequencies(config).astype(F64)
+    return np.cos(angle).astype(F32), np.sin(angle).astype(F32)
+
+
+def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
+    """Rotates each pair of each head by its angle (Su et al. 2021, arXiv 2104.09864). x: (n, heads, head_dim).
+
+    Interleaved: pairs are (2i, 2i + 1), as in the paper. Otherwise (i, i + head_dim / 2), as Hugging Face stores
+    them. `permute_rows` takes weights from the second order to the first.
+    """
+    cos, sin = cos[:, None, :].astype(F64), sin[:, None, :].astype(F64)
+    half = x.shape[-1] // 2
+    a, b = (x[..., 0::2], x[..., 1::2]) if interleaved else (x[..., :half], x[..., half:])
+    out = np.empty(x.shape, F32)
+    first, second = (a * cos - b * sin).astype(F32), (a * sin + b * cos).astype(F32)
+    if interleaved:
+        out[..., 0::2], out[..., 1::2] = first, second
+    else:
+        out[..., :half], out[..., half:] = first, second
+    return out
+
+
+def permute_rows(weight: np.ndarray, head_dim: int) -> np.ndarray:
+    """Reorders each head's rows from halves (i, i + head_dim / 2) to adjacent pairs (2i, 2i + 1).
+
+    weight: (heads * head_dim, ...) of a q or k projection, or the (head_dim,) of Qwen3's q_norm or k_norm.
+    """
+    heads = weight.shape[0] // head_dim
+    rows = weight.reshape(heads, 2, head_dim // 2, *weight.shape[1:])
+    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(weight.shape)
+
+
+def softmax(scores: np.ndarray) -> np.ndarray:
+    """exp(s - max) / sum(exp(s - max)) over the last axis; -inf gives 0."""
+    e = np.exp(scores.astype(F64) - scores.max(axis=-1, keepdims=True))
+    return (e / e.sum(axis=-1, keepdims=True)).astype(F32)
+
+
+def attention_scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """q . k / sqrt(head_dim) for each query and key, (n, H, n) fp32. q: (n, H, head_dim), k: (n, G, head_dim).
+
+    Query head h reads key head h / (H / G) (Ainslie et al. 2023, arXiv 2305.13245).
+    """
+    k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
+    return (np.einsum("qhd,khd->qhk", q.astype(F64), k.astype(F64)) / np.sqrt(q.shape[-1])).astype(F32)
+
+
+def attention_mix(probs: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """The mean of v under each head's probabilities, (n, H, head_dim) fp32. probs: (n, H, n), v: (n, G, head_dim)."""
+    v = np.repeat(v, probs.shape[1] // v.shape[1], axis=1)
+    return np.einsum("qhk,khd->qhd", probs.astype(F64), v.astype(F64)).astype(F32)
+
+
+def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """silu(gate) * up, silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202)."""
+    gate64 = gate.astype(F64)
+    with np.errstate(over="ignore"):  # exp(-z) = inf gives silu(z) = -0, as it should
+        return (gate64 / (1 + np.exp(-gate64)) * up).astype(F32)
+
+
+# ----------------------------------------------------------------------------
+# The forward pass
+
+
+def ignore(_name: str, value: np.ndarray) -> np.ndarray:
+    """The step that records nothing."""
+    return value
+
+
+def forward(
+    config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ignore, interleaved: bool = False
+) -> np.ndarray:
+    """Logits (n, vocab_size) fp32 of each token of a sequence that starts at position 0."""
+    c, n = config, len(tokens)
+    cos, sin = rope_table(c, np.arange(n))
+    future = np.triu(np.ones((n, n), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
+
+    x = step("embed", scheme.embedding(tokens))  # (n, dim)
+    for i in range(c.n_layers):
+        layer = f"layers.{i}."
+
+        h = step(layer + "attn.norm", rmsnorm(x, scheme.vector(layer + "attn.norm"), c.norm_eps))
+        h = scheme.activation(step, layer + "attn.norm", h)
+        q = step(layer + "attn.q_proj", scheme.linear(h, layer + "attn.q_proj"))  # (n, H * head_dim)
+        k = step(layer + "attn.k_proj", scheme.linear(h, layer + "attn.k_proj"))  # (n, G * head_dim)
+        v = step(layer + "attn.v_proj", scheme.linear(h, layer + "attn.v_proj"))  # (n, G * head_dim)
+        q, k, v = (t.reshape(n, -1, c.head_dim) for t in (q, k, v))
+        if c.arch == "qwen3":
+            q = step(layer + "attn.q_norm", rmsnorm(q, scheme.vector(layer + "attn.q_norm"), c.norm_eps))
+            k = step(layer + "attn.k_norm", rmsnorm(k, scheme.vector(layer + "attn.k_norm"), c.norm_eps))
+        q = step(layer + "attn.q_rope", rope(q, cos, sin, interleaved))
+        k = step(layer + "attn.k_rope", rope(k, cos, sin, interleaved))
+        scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n)
+        probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
+        a = step(layer + "attn.mix", attention_mix(probs, v).reshape(n, -1))  # (n, H * head_dim)
+        a = scheme.activation(step, layer + "attn.mix", a)
+        o = step(layer + "attn.o_proj", scheme.linear(a, layer + "attn.o_proj"))  # (n, dim)
+        x = step(layer + "attn.residual", x + o)
+
+        h = step(layer + "ffn.norm", rmsnorm(x, scheme.vector(layer + "ffn.norm"), c.norm_eps))
+        h = scheme.activation(step, layer + "ffn.norm", h)
+        gate = step(layer + "ffn.gate_proj", scheme.linear(h, layer + "ffn.gate_proj"))  # (n, hidden_dim)
+        up = step(layer + "ffn.up_proj", scheme.linear(h, layer + "ffn.up_proj"))  # (n, hidden_dim)
+        s = step(layer + "ffn.swiglu", swiglu(gate, up))
+        s = scheme.activation(step, layer + "ffn.swiglu", s)
+        down = step(layer + "ffn.down_proj", scheme.linear(s, layer + "ffn.down_proj"))  # (n, dim)
+        x = step(layer + "ffn.residual", x + down)
+
+    h = step("norm", rmsnorm(x, scheme.vector("norm"), c.norm_eps))
+    h = scheme.activation(step, "norm", h)
+    return step("logits", scheme.linear(h, "classifier"))
+
+
+# ----------------------------------------------------------------------------
+# Weights, under the names of the steps that use them
+
+_HF_NAME = {
+    "attn.norm": "input_layernorm",
+    "attn.q_proj": "self_attn.q_proj",
+    "attn.k_proj": "self_attn.k_proj",
+    "attn.v_proj": "self_attn.v_proj",
+    "attn.o_proj": "self_attn.o_proj",
+    "attn.q_norm": "self_attn.q_norm",
+    "attn.k_norm": "self_attn.k_norm",
+    "ffn.norm": "post_attention_layernorm",
+    "ffn.gate_proj": "mlp.gate_proj",
+    "ffn.up_proj": "mlp.up_proj",
+    "ffn.down_proj": "mlp.down_proj",
+}
+ROTATED = ("attn.q_proj", "attn.k_proj", "attn.q_norm", "attn.k_norm")
+
+
+def hf_name(config: Config, step_name: str) -> str:
+    """The Hugging Face name of the weight that a step uses: `layers.0.attn.q_proj` -> `model.layers.0....weight`."""
+    if step_name == "embed" or (step_name == "classifier" and config.tied):
+        return "model.embed_tokens.weight"
+    if step_name == "classifier":
+        return "lm_head.weight"
+    if step_name == "norm":
+        return "model.norm.weight"
+    _, layer, part = step_name.split(".", 2)
+    return f"model.layers.{layer}.{_HF_NAME[part]}.weight"
+
+
+def load_weight(checkpoint: Checkpoint, step_name: str, interleaved: bool) -> np.ndarray:
+    """The weight that a step uses, fp32; with `interleaved`, q's and k's rows in the order of adjacent pairs."""
+    weight = checkpoint.tensor(hf_name(checkpoint.config, step_name))
+    if interleaved and step_name.split(".", 2)[-1] in ROTATED:
+        weight = permute_rows(weight, checkpoint.config.head_dim)
+    return weight
+
+
+class Fp32:
+    """No quantization: weights as stored, widened to fp32."""
+
+    def __init__(self, checkpoint: Checkpoint, interleaved: bool = False):
+        self._checkpoint, self._interleaved = checkpoint, interleaved
+        self._weights: dict[str, np.ndarray] = {}
+
+    def vector(self, name: str) -> np.ndarray:
+        if name not in self._weights:
+            self._weights[name] = load_weight(self._checkpoint, name, self._interleaved)
+        return self._weights[name]
+
+    def embedding(self, tokens: np.ndarray) -> np.ndarray:
+        return self.vector("embed")[tokens]
+
+    def activation(self, _step: Step, _name: str, x: np.ndarray) -> np.ndarray:
+        return x
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        return (x.astype(F64) @ self.vector(name).astype(F64).T).astype(F32)

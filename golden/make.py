@@ -1,0 +1,187 @@
+"""Writes the golden vectors: `golden make`.
+
+golden/data/ops.safetensors                each operation alone, with inputs that probe its edges
+golden/data/<model>.q8.trace.safetensors   every step of the Q8 forward pass over a prompt
+golden/data/<model>.q8.json                greedy generation, and perplexities of the held-out text
+
+Running it twice changes no byte.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from golden.checkpoint import Checkpoint, Config, RopeScaling
+from golden.forward import (
+    F32,
+    Fp32,
+    attention_mix,
+    attention_scores,
+    forward,
+    rmsnorm,
+    rope,
+    rope_frequencies,
+    rope_table,
+    softmax,
+    swiglu,
+)
+from golden.perplexity import encode, perplexity
+from golden.q8 import Q8, accumulators, dequantize, matmul, quantize
+from golden.trace import Recorder, write_trace
+
+MODELS = ("tiny-llama", "tiny-qwen3")
+PROMPT = "Once"
+TRACE_TOKENS = 12  # of the prompt and its greedy continuation
+NEW_TOKENS = 64
+
+
+# ----------------------------------------------------------------------------
+# Each operation alone
+
+
+def edge_groups(rng: np.random.Generator, group_size: int) -> np.ndarray:
+    """Rows that probe the quantizer, (rows, 4 * group_size) fp32: ties, zeros, tiny, huge and one-sided values."""
+    n = 4 * group_size
+    rows = [
+        rng.standard_normal(n),
+        rng.standard_normal(n) * 1e-3,
+        np.zeros(n),
+        np.full(n, -0.0),
+        np.where(np.arange(n) % group_size == 3, 127.0, (np.arange(n) % 25) - 12.5),  # scale 1: exact ties, .5
+        np.where(np.arange(n) % group_size == 5, -254.0, (np.arange(n) % 63) - 31.0),  # scale 2: exact ties, odd
+        np.where(np.arange(n) // group_size == 1, 0.0, rng.standard_normal(n)),  # one group of zeros
+        np.full(n, 1e-38),  # 127 / amax overflows: treated as zeros
+        rng.standard_normal(n) * 1e-36,
+        rng.standard_normal(n) * 1e37,
+        np.full(n, -3.0),
+        np.where(np.arange(n) % 2, 5.0, -5.0),
+    ]
+    return np.array(rows, F32)
+
+
+def op_vectors() -> dict[str, np.ndarray]:
+    """Inputs and outputs of every operation, under names `op.case.part`."""
+    rng = np.random.default_rng(2)
+    out: dict[str, np.ndarray] = {}
+
+    for group_size in (16, 32, 64, 128):
+        x = edge_groups(rng, group_size)
+        quantized = quantize(x, group_size)
+        p = f"quantize.{group_size}."
+        out |= {p + "x": x, p + "codes": quantized.codes, p + "scales": quantized.scales}
+        out[p + "dequantized"] = dequantize(quantized)
+
+    # Tokens x rows x columns; rows and tokens that are no multiple of anything, one group, many groups.
+    for n, m, k, group_size in ((1, 5, 64, 64), (3, 17, 128, 64), (2, 9, 384, 64), (5, 4, 96, 32), (2, 3, 48, 16)):
+        xq = quantize(rng.standard_normal((n, k)).astype(F32), group_size)
+        wq = quantize(rng.standard_normal((m, k)).astype(F32), group_size)
+        p = f"matmul.{n}x{m}x{k}g{group_size}."
+        out |= {p + "x.codes": xq.codes, p + "x.scales": xq.scales, p + "w.codes": wq.codes, p + "w.scales": wq.scales}
+        out |= {p + "accumulators": accumulators(xq, wq), p + "out": matmul(xq, wq)}
+
+    x, weight = rng.standard_normal((3, 128)).astype(F32), rng.standard_normal(128).astype(F32)
+    x[2] *= 1e-4  # so small that eps matters
+    out |= {"rmsnorm.x": x, "rmsnorm.weight": weight}
+    out |= {f"rmsnorm.out{eps}": rmsnorm(x, weight, eps) for eps in (1e-5, 1e-6)}
+
+    plain = rope_config(head_dim=64, rope_theta=500000.0, scaling=None)
+    scaled = rope_config(64, 500000.0, RopeScaling(32.0, 1.0, 4.0, 8192))  # Llama 3.2 1B
+    tiny = rope_config(32, 1000000.0, RopeScaling(8.0, 1.0, 4.0, 128))
+    positions = np.array([0, 1, 2, 127, 128, 511, 4095, 131071])
+    for name, config in (("plain", plain), ("llama-3.2-1b", scaled), ("tiny", tiny)):
+        cos, sin = rope_table(config, positions)
+        x = rng.standard_normal((len(positions), 2, config.head_dim)).astype(F32)
+        p = f"rope.{name}."
+        out |= {p + "frequencies": rope_frequencies(config), p + "cos": cos, p + "sin": sin, p + "x": x}
+        out[p + "out"] = rope(x, cos, sin, interleaved=True)
+    out["rope.positions"] = positions.astype(np.int32)
+
+    scores = np.stack([rng.standard_normal(77) * 4, np.full(77, -80.0), np.linspace(-100, 100, 77)]).astype(F32)
+    out |= {"softmax.x": scores, "softmax.out": softmax(scores)}
+
+    q, k, v = (rng.standard_normal((9, heads, 32)).astype(F32) for heads in (6, 2, 2))
+    future = np.triu(np.ones((9, 9), bool), k=1)[:, None, :]
+    scores = np.where(future, F32(0), attention_scores(q, k))
+    probs = softmax(np.where(future, F32(-np.inf), scores))
+    out |= {"attention.q": q, "attention.k": k, "attention.v": v, "attention.scores": scores}
+    out |= {"attention.probs": probs, "attention.out": attention_mix(probs, v)}
+
+    gate = np.concatenate([rng.standard_normal(100) * 3, [0.0, -0.0, 88.0, -88.0, 200.0, -200.0]]).astype(F32)
+    up = rng.standard_normal(len(gate)).astype(F32)
+    out |= {"swiglu.gate": gate, "swiglu.up": up, "swiglu.out": swiglu(gate, up)}
+    return out
+
+
+def rope_config(head_dim: int, rope_theta: float, scaling: RopeScaling | None) -> Config:
+    """A config of which only the fields that RoPE reads matter."""
+    return Config(
+        arch="llama", dim=1, hidden_dim=1, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=head_dim, vocab_size=1,
+        max_seq_len=1, tied=True, norm_eps=1e-5, rope_theta=rope_theta, rope_scaling=scaling,
+    )  # fmt: skip
+
+
+# ----------------------------------------------------------------------------
+# Whole models
+
+
+def greedy(logits: Callable[[np.ndarray], np.ndarray], prompt: list[int], n_new: int) -> tuple[list[int], float]:
+    """The prompt's greedy continuation, n_new ids whatever they are, and the smallest lead of a winner.
+
+    The lead is the gap between the two largest logits over the largest absolute one: a continuation whose leads
+    are well above the tolerance of the logits comes out the same in every implementation.
+    """
+    ids, smallest = list(prompt), np.inf
+    for _ in range(n_new):
+        last = logits(np.array(ids))[-1]
+        second, first = np.sort(last)[-2:]
+        smallest = min(smallest, float((first - second) / np.abs(last).max()))
+        ids.append(int(last.argmax()))
+    return ids[len(prompt) :], smallest
+
+
+def make_model_goldens(hf_dir: Path, held_out: Path, out: Path) -> None:
+    """Trace, greedy ids and perplexities of one model in Q8."""
+    name, checkpoint = hf_dir.name, Checkpoint(hf_dir)
+    config, scheme = checkpoint.config, Q8(checkpoint)
+
+    def q8(tokens: np.ndarray) -> np.ndarray:
+        return forward(config, scheme, tokens, interleaved=True)
+
+    def fp32(tokens: np.ndarray) -> np.ndarray:
+        return forward(config, reference, tokens)
+
+    prompt = Tokenizer.from_file(str(hf_dir / "tokenizer.json")).encode(PROMPT).ids
+    new_ids, lead = greedy(q8, prompt, NEW_TOKENS)
+
+    recorder = Recorder()
+    tokens = np.array((prompt + new_ids)[:TRACE_TOKENS], np.int32)
+    recorder("tokens", tokens)
+    forward(config, scheme, tokens, recorder, interleaved=True)
+    write_trace(out / f"{name}.q8.trace.safetensors", recorder.tensors)
+
+    reference = Fp32(checkpoint)
+    ids, bos = encode(hf_dir, held_out.read_text(encoding="utf-8"))
+    context = min(4096, config.max_seq_len)
+    fp32_value, n_scored = perplexity(fp32, ids, bos, context)
+    q8_value, _ = perplexity(q8, ids, bos, context)
+    goldens = {
+        "prompt": PROMPT,
+        "prompt_ids": prompt,
+        "new_ids": new_ids,
+        "smallest_lead": round(lead, 6),
+        "held_out": {"tokens": n_scored, "fp32": round(fp32_value, 5), "q8": round(q8_value, 5)},
+    }
+    (out / f"{name}.q8.json").write_text(json.dumps(goldens, indent=1) + "\n", encoding="utf-8")
+    print(f"{name}: perplexity {fp32_value:.4f} in fp32, {q8_value:.4f} in Q8; smallest lead {lead:.1e}")
+
+
+def make(models: Path, out: Path) -> None:
+    """Writes all golden vectors into the folder `out`."""
+    out.mkdir(parents=True, exist_ok=True)
+    save_file({name: np.ascontiguousarray(v) for name, v in op_vectors().items()}, out / "ops.safetensors")
+    for name in MODELS:
+        make_model_goldens(models / name, models / "held_out.txt", out)

@@ -1,0 +1,95 @@
+"""Q8: int8 weights and activations, one fp32 scale for each group of `group_size` along a row.
+
+The numeric contract (docs/numerics.md): codes, scales and the int32 accumulators are exact, the same bits in every
+implementation; only the fp32 sum over groups may be taken in another order.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from golden.checkpoint import Checkpoint
+from golden.forward import F32, F64, Step, load_weight
+
+
+class Quantized(NamedTuple):
+    """codes: (rows, n) int8 in -127..127; scales: (rows, n / group_size) fp32."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+
+    @property
+    def group_size(self) -> int:
+        return self.codes.shape[-1] // self.scales.shape[-1]
+
+
+def quantize(x: np.ndarray, group_size: int) -> Quantized:
+    """Rounds each group of x to int8: amax = max|x|, scale = amax / 127, code = rint(x * (127 / amax)).
+
+    x: (rows, n) fp32, n a multiple of group_size. All in fp32, rounding half to even. A group whose amax is so
+    small that 127 / amax overflows fp32 (below 3.8e-37), zero included, has scale 0 and codes 0.
+    """
+    groups = x.astype(F32).reshape(x.shape[0], -1, group_size)
+    amax = np.abs(groups).max(axis=-1)  # (rows, n / group_size)
+    with np.errstate(divide="ignore", over="ignore"):
+        inv = F32(127) / amax
+    usable = np.isfinite(inv) & (inv > 0)
+    inv = np.where(usable, inv, F32(0))
+    scales = np.where(usable, amax / F32(127), F32(0))
+    codes = np.clip(np.rint(groups * inv[..., None]), -127, 127).astype(np.int8)
+    return Quantized(codes.reshape(x.shape), scales)
+
+
+def dequantize(x: Quantized) -> np.ndarray:
+    """code * scale, (rows, n) fp32."""
+    return (x.codes.reshape(*x.scales.shape, -1) * x.scales[..., None]).reshape(x.codes.shape).astype(F32)
+
+
+def accumulators(x: Quantized, w: Quantized) -> np.ndarray:
+    """The int32 dot product of each group of each row of x with the same group of each row of w.
+
+    x: (n, k), w: (m, k). Returns (n, m, k / group_size) int32, exact: products are at most 127 * 127, and a sum of
+    up to 2^53 / 127^2 of them is exact in fp64.
+    """
+    n_groups = x.scales.shape[-1]
+    xg = x.codes.reshape(len(x.codes), n_groups, -1).transpose(1, 0, 2)  # (groups, n, group_size)
+    wg = w.codes.reshape(len(w.codes), n_groups, -1).transpose(1, 2, 0)  # (groups, group_size, m)
+    exact = F32 if x.group_size * 127 * 127 < 2**24 else F64
+    return np.matmul(xg.astype(exact), wg.astype(exact)).transpose(1, 2, 0).astype(np.int32)
+
+
+def matmul(x: Quantized, w: Quantized) -> np.ndarray:
+    """x @ w.T of two quantized matrices, (n, m) fp32: sum over groups of accumulator * w scale * x scale."""
+    acc = accumulators(x, w).astype(F64)
+    return np.einsum("nmg,mg,ng->nm", acc, w.scales.astype(F64), x.scales.astype(F64)).astype(F32)
+
+
+class Q8:
+    """The scheme of runq.cpp, for golden.forward: rows of q and k in adjacent pairs, as the exporter writes them."""
+
+    def __init__(self, checkpoint: Checkpoint, group_size: int = 64):
+        self._checkpoint, self._group_size = checkpoint, group_size
+        self._vectors: dict[str, np.ndarray] = {}
+        self._matrices: dict[str, Quantized] = {}
+
+    def vector(self, name: str) -> np.ndarray:
+        if name not in self._vectors:
+            self._vectors[name] = load_weight(self._checkpoint, name, interleaved=True)
+        return self._vectors[name]
+
+    def matrix(self, name: str) -> Quantized:
+        """The quantized weight matrix of a step, codes (n_out, n_in)."""
+        if name not in self._matrices:
+            self._matrices[name] = quantize(load_weight(self._checkpoint, name, interleaved=True), self._group_size)
+        return self._matrices[name]
+
+    def embedding(self, tokens: np.ndarray) -> np.ndarray:
+        table = self.matrix("embed")
+        return dequantize(Quantized(table.codes[tokens], table.scales[tokens]))
+
+    def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized:
+        quantized = quantize(x, self._group_size)
+        return Quantized(step(name + ".q", quantized.codes), step(name + ".s", quantized.scales))
+
+    def linear(self, x: Quantized, name: str) -> np.ndarray:
+        return matmul(x, self.matrix(name))

@@ -1,0 +1,174 @@
+"""Traces: every intermediate tensor of a run, by step name, in one safetensors file; and their comparison.
+
+`golden diff A B` holds two traces against the numeric contract (docs/numerics.md):
+
+- int8 codes and scales: within each trace, `NAME.q` and `NAME.s` are exactly what quantizing that trace's `NAME`
+  gives. Between the traces a code may differ only where a value lies so close to a rounding boundary that the
+  allowed fp32 difference decides it.
+- fp32 tensors: within 1e-5 of each other, relative by norm, as long as all codes before them are equal. A code
+  that rounded the other way is a difference of one unit, and everything after it can only be held to the
+  tolerance of the whole pass, 1e-3.
+
+With a model, each operation is judged on its own instead: the reference computes every step from B's own inputs,
+so one early rounding does not blur the steps behind it, and a wrong operation is named even if others hide it.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from golden.forward import Step
+from golden.q8 import quantize
+
+OP_TOLERANCE = 1e-5  # one operation, relative by norm
+PASS_TOLERANCE = 1e-3  # a whole int8 pass
+
+
+class Recorder:
+    """A step function that keeps every value, in the order of computation."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, np.ndarray] = {}
+
+    def __call__(self, name: str, value: np.ndarray) -> np.ndarray:
+        self.tensors[name] = value
+        return value
+
+
+def write_trace(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Writes a trace; safetensors sorts by type and name, the order of steps is rebuilt from the names."""
+    save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path)
+
+
+def read_trace(path: Path) -> dict[str, np.ndarray]:
+    """Reads a trace. Raises ValueError naming the file if it is none."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file") from None
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path}: not a safetensors file: {error}") from None
+
+
+_ORDER = [
+    "attn.norm", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.q_norm", "attn.k_norm", "attn.q_rope",
+    "attn.k_rope", "attn.scores", "attn.probs", "attn.mix", "attn.o_proj", "attn.residual",
+    "ffn.norm", "ffn.gate_proj", "ffn.up_proj", "ffn.swiglu", "ffn.down_proj", "ffn.residual",
+]  # fmt: skip
+
+
+def step_order(name: str) -> tuple[int, int, str]:
+    """Sort key that puts step names in the order of computation: codes and scales after their tensor."""
+    base, part = (name[:-2], name[-1]) if name.endswith((".q", ".s")) else (name, "")
+    if base.startswith("layers."):
+        _, layer, step = base.split(".", 2)
+        return 2 + int(layer), _ORDER.index(step) if step in _ORDER else len(_ORDER), part
+    outside = {"tokens": 0, "embed": 1, "norm": 1 << 30, "logits": (1 << 30) + 1}
+    return outside.get(base, 1 << 31), 0, part
+
+
+def relative_error(a: np.ndarray, b: np.ndarray) -> float:
+    """|a - b| / |a| by norm; 0 if both are zero, infinite if either is not finite."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return float("inf")
+    norm, difference = np.linalg.norm(a), np.linalg.norm(a - b)
+    return float(difference / norm) if norm else (0.0 if difference == 0 else float("inf"))
+
+
+@dataclass
+class StepReport:
+    """How one step of two traces compares."""
+
+    name: str
+    error: float  # relative by norm; for codes, the share that differ
+    note: str
+    ok: bool
+
+
+def _compare_codes(name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> StepReport:
+    """Judges `name` (ending in .q) and its scales; see the module's docstring."""
+    base = name[:-2]
+    for which, trace in (("A", a), ("B", b)):
+        if trace[name].size % max(trace[base + ".s"].size, 1) or not trace[base + ".s"].size:
+            return StepReport(name, float("inf"), f"{which}'s scales do not divide its codes", ok=False)
+        expected = quantize(trace[base], trace[name].size // trace[base + ".s"].size)
+        wrong = int((expected.codes != trace[name]).sum())
+        if wrong:
+            return StepReport(name, wrong / trace[name].size, f"{which}: {wrong} codes are not its own rounding", ok=False)
+        if not np.array_equal(expected.scales, trace[base + ".s"]):
+            return StepReport(base + ".s", float("inf"), f"{which}: scales are not its own amax / 127", ok=False)
+    steps = np.abs(a[name].astype(int) - b[name].astype(int))
+    flipped = int((steps != 0).sum())
+    return StepReport(name, flipped / steps.size, f"{flipped} codes rounded the other way" if flipped else "", steps.max() <= 1)
+
+
+def compare(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[StepReport]:
+    """Every step of the two traces, in the order of computation."""
+    reports = []
+    flipped = False
+    for name in sorted(a.keys() | b.keys(), key=step_order):
+        if name not in a or name not in b:
+            reports.append(StepReport(name, float("inf"), f"only in {'A' if name in a else 'B'}", ok=False))
+        elif a[name].shape != b[name].shape or a[name].dtype != b[name].dtype:
+            shapes = f"{a[name].dtype} {a[name].shape} in A, {b[name].dtype} {b[name].shape} in B"
+            reports.append(StepReport(name, float("inf"), shapes, ok=False))
+        elif name.endswith(".q"):
+            reports.append(_compare_codes(name, a, b))
+            flipped = flipped or reports[-1].error > 0
+        elif a[name].dtype.kind in "iu":
+            same = bool(np.array_equal(a[name], b[name]))
+            reports.append(StepReport(name, 0.0 if same else float("inf"), "" if same else "differ", same))
+        else:
+            error = relative_error(a[name], b[name])
+            limit = PASS_TOLERANCE if flipped else OP_TOLERANCE
+            reports.append(StepReport(name, error, "" if error <= limit else f"above {limit:g}", error <= limit))
+    return reports
+
+
+def replay(run: Callable[[np.ndarray, Step], object], trace: dict[str, np.ndarray]) -> list[StepReport]:
+    """Every step of one trace against the reference, each computed from the trace's own inputs.
+
+    run(tokens, step) is the reference's forward pass. Codes and scales have to be equal, fp32 within 1e-5.
+    """
+    reports = []
+
+    def step(name: str, value: np.ndarray) -> np.ndarray:
+        found = trace.get(name)
+        if found is None or found.shape != value.shape or found.dtype != value.dtype:
+            what = "missing" if found is None else f"{found.dtype} {found.shape}, expected {value.dtype} {value.shape}"
+            reports.append(StepReport(name, float("inf"), what, ok=False))
+            return value
+        if value.dtype == np.int8 or name.endswith(".s"):
+            wrong = int((found != value).sum())
+            reports.append(StepReport(name, wrong / value.size, f"{wrong} differ" if wrong else "exact", wrong == 0))
+        else:
+            error = relative_error(value, found)
+            reports.append(StepReport(name, error, "", error <= OP_TOLERANCE))
+        return found
+
+    if "tokens" not in trace:
+        raise ValueError("the trace has no tokens")
+    run(trace["tokens"], step)
+    return reports
+
+
+def summarize(reports: list[StepReport], verbose: bool) -> tuple[str, bool]:
+    """A table of the steps (all, or those outside the contract) with a closing line, and whether all are within."""
+    bad = [r for r in reports if not r.ok]
+    lines = [f"{'step':<32} {'error':>9}"]
+    lines += [f"{r.name:<32} {r.error:9.2e} {'  ' if r.ok else '! '}{r.note}" for r in reports if verbose or not r.ok]
+    flips = sum(1 for r in reports if r.name.endswith(".q") and 0 < r.error < 1)
+    worst = max((r for r in reports if not r.name.endswith(".q")), key=lambda r: r.error, default=None)
+    tail = f"; largest error {worst.error:.2e} at {worst.name}" if worst else ""
+    if flips:
+        tail += f"; {flips} steps have codes that rounded the other way"
+    verdict = f"{len(bad)} of {len(reports)} steps outside the contract, the first at {bad[0].name}" if bad else (
+        f"all {len(reports)} steps within the contract"
+    )
+    shown = lines if (verbose or bad) else []
+    return "\n".join([*shown, verdict + tail]), not bad

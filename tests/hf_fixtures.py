@@ -1,0 +1,95 @@
+"""Random small models and what Hugging Face `transformers` computes for them: the oracle of the forward pass.
+
+    python -m tests.hf_fixtures write    make tests/hf/ anew (needs torch and transformers)
+    python -m tests.hf_fixtures check    compute the logits again and compare with the stored ones
+
+Each fixture is a Hugging Face directory (config.json, model.safetensors) with expected.safetensors beside it: token
+ids and the fp32 logits under eager attention. Together they exercise GQA and MHA, tied and untied classifiers,
+head_dim other than dim / n_heads, and llama3 RoPE scaling past original_max_position_embeddings.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+FOLDER = Path(__file__).resolve().parent / "hf"
+
+SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 160,
+         "max_position_embeddings": 128}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16}  # fmt: skip
+LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
+QWEN3 = {"model_type": "qwen3", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0}
+
+
+def heads(n_heads: int, n_kv_heads: int, head_dim: int, tied: bool) -> dict:
+    """The attention fields of a config."""
+    return {"num_attention_heads": n_heads, "num_key_value_heads": n_kv_heads, "head_dim": head_dim,
+            "tie_word_embeddings": tied}  # fmt: skip
+
+
+FIXTURES = {
+    "llama-gqa-tied": SMALL | LLAMA | heads(4, 2, 16, tied=True),
+    "llama-mha-untied": SMALL | LLAMA | heads(4, 4, 16, tied=False) | {"rope_theta": 10000.0},
+    "llama-wide-heads": SMALL | LLAMA | heads(4, 1, 32, tied=False),
+    "llama-scaled-rope": SMALL | LLAMA | heads(4, 2, 32, tied=True) | {"rope_scaling": LLAMA3},
+    "qwen3-gqa-untied": SMALL | QWEN3 | heads(4, 2, 32, tied=False),
+    "qwen3-mha-tied": SMALL | QWEN3 | heads(2, 2, 64, tied=True),
+}
+N_TOKENS = 48  # three times the original context of the scaled fixture
+
+
+def transformers_logits(hf_dir: Path, tokens: np.ndarray) -> np.ndarray:
+    """Logits (n, vocab_size) fp32 that transformers computes with the directory's weights."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        return model(torch.tensor(tokens[None].astype(np.int64))).logits[0].numpy()
+
+
+def random_weights(config: dict, seed: int) -> dict[str, np.ndarray]:
+    """fp16 weights large enough that every part of the model matters, norms around 1."""
+    from golden.checkpoint import read_config, tensor_shapes
+
+    path = FOLDER / "config.tmp"
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    shapes = tensor_shapes(read_config(path))
+    (path / "config.json").unlink()
+    path.rmdir()
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, shape in shapes.items():
+        norm = len(shape) == 1
+        weights[name] = (rng.standard_normal(shape) * (0.2 if norm else 0.15) + norm).astype(np.float16)
+    return weights
+
+
+def main() -> int:
+    command = sys.argv[1] if len(sys.argv) == 2 else ""
+    if command not in ("write", "check"):
+        print(__doc__)
+        return 2
+    worst = 0.0
+    for seed, (name, config) in enumerate(FIXTURES.items()):
+        hf_dir = FOLDER / name
+        if command == "write":
+            hf_dir.mkdir(parents=True, exist_ok=True)
+            (hf_dir / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+            save_file(random_weights(config, seed), hf_dir / "model.safetensors", metadata={"format": "pt"})
+            tokens = np.random.default_rng(seed).integers(0, config["vocab_size"], N_TOKENS).astype(np.int32)
+            save_file({"tokens": tokens, "logits": transformers_logits(hf_dir, tokens)}, hf_dir / "expected.safetensors")
+        expected = load_file(hf_dir / "expected.safetensors")
+        error = float(np.abs(transformers_logits(hf_dir, expected["tokens"]) - expected["logits"]).max())
+        worst = max(worst, error)
+        print(f"{name}: largest logit {np.abs(expected['logits']).max():.2f}, stored and computed differ by {error:.1e}")
+    return 0 if worst <= 1e-4 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,634 @@
+"""common/tokenizer.h and export/tokenizer.py against Hugging Face `tokenizers`, id for id.
+
+The real Llama 3 vocabulary and the real chat templates are not in the repository. With MODEL_FAMILY_DATA set
+to a folder that holds llama-3.2/tokenizer.model, llama-3.2/chat_template.jinja and qwen3/chat_template.jinja,
+the tests that need them run as well.
+"""
+
+import base64
+import functools
+import json
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+import unicodedata
+import warnings
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+from export.chat_template import NotLiteral, Renderer, chat_template  # noqa: E402
+from export.tokenizer import GPT2_PATTERN, pcre2_pattern, tokenizer_section  # noqa: E402
+
+CONTRACTIONS_AND_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA_PATTERN = CONTRACTIONS_AND_LETTERS + r"\p{N}{1,3}" + REST
+QWEN_PATTERN = CONTRACTIONS_AND_LETTERS + r"\p{N}" + REST
+
+FAMILY_DATA = os.environ.get("MODEL_FAMILY_DATA")
+needs_family_data = pytest.mark.skipif(
+    not FAMILY_DATA, reason="MODEL_FAMILY_DATA names no folder with the real Llama 3 and Qwen3 files"
+)
+
+# ----------------------------------------------------------------------------
+# The two sides
+
+
+@pytest.fixture(scope="session")
+def tool() -> Path:
+    """build/tokenize_tool, built if it is not there or older than its sources."""
+    path = ROOT / "build" / "tokenize_tool"
+    sources = [ROOT / "tests" / "tokenize_tool.cpp", ROOT / "common" / "tokenizer.h"]
+    if path.exists() and path.stat().st_mtime >= max(s.stat().st_mtime for s in sources):
+        return path
+    makefile = ROOT / "Makefile"
+    if shutil.which("make") and makefile.exists() and "tokenize_tool" in makefile.read_text():
+        subprocess.run(["make", "build/tokenize_tool"], cwd=ROOT, check=True)
+    else:
+        path.parent.mkdir(exist_ok=True)
+        command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
+        command += [str(sources[0]), "-o", str(path), "-lpcre2-8", "-lutf8proc"]
+        subprocess.run(command, check=True)
+    return path
+
+
+class Pair:
+    """The same tokenizer twice: `hf` in `tokenizers`, `section` for the tool."""
+
+    def __init__(self, hf_dir: Path, work: Path, tool: Path, vocab_size: int | None = None):
+        self.hf = Tokenizer.from_file(str(hf_dir / "tokenizer.json"))
+        self.vocab_size = vocab_size or max(self.hf.get_vocab().values()) + 1
+        self.section = work / "section.bin"
+        self.section.write_bytes(tokenizer_section(hf_dir, self.vocab_size))
+        self.tool = tool
+        self.config = {}
+        if (hf_dir / "tokenizer_config.json").exists():
+            self.config = json.loads((hf_dir / "tokenizer_config.json").read_text())
+
+    def run(self, stdin: bytes, *options: str) -> bytes:
+        command = [str(self.tool), str(self.section), str(self.vocab_size), *options]
+        done = subprocess.run(command, input=stdin, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout
+
+    def encode(self, texts: list[bytes], bos: bool = False) -> list[list[int]]:
+        stdin = b"".join(struct.pack("<I", len(t)) + t for t in texts)
+        out = self.run(stdin, *(["--bos"] if bos else []))
+        return [list(struct.unpack(f"<{len(item) // 4}i", item)) for item in items(out, 4)]
+
+    def decode(self, ids: list[list[int]]) -> list[bytes]:
+        stdin = b"".join(struct.pack(f"<I{len(i)}i", len(i), *i) for i in ids)
+        return items(self.run(stdin, "--decode"), 1)
+
+    def hf_encode(self, texts: list[bytes], bos: bool = False) -> list[list[int]]:
+        decoded = [t.decode("utf-8", errors="replace") for t in texts]
+        return [e.ids for e in self.hf.encode_batch_fast(decoded, add_special_tokens=bos)]
+
+    def check(self, texts: list[bytes], bos: bool = False) -> None:
+        ours, theirs = self.encode(texts, bos), self.hf_encode(texts, bos)
+        assert len(ours) == len(texts)
+        wrong = [i for i in range(len(texts)) if ours[i] != theirs[i]]
+        shown = [(texts[i][:200], ours[i][:50], theirs[i][:50]) for i in wrong[:5]]
+        assert not wrong, f"{len(wrong)} of {len(texts)} strings differ: {shown}"
+
+
+def items(data: bytes, size: int) -> list[bytes]:
+    """Splits counted items of `size` bytes."""
+    found, at = [], 0
+    while at < len(data):
+        (n,) = struct.unpack_from("<I", data, at)
+        found.append(data[at + 4 : at + 4 + n * size])
+        at += 4 + n * size
+    return found
+
+
+# ----------------------------------------------------------------------------
+# Tokenizers
+
+
+def byte_names() -> list[str]:
+    """byte -> its character in GPT-2's alphabet (its encoder.py): printable ones stay, others follow U+0100."""
+    names, n = [], 0
+    for b in range(256):
+        if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or 0xAE <= b:
+            names.append(chr(b))
+        else:
+            names.append(chr(256 + n))
+            n += 1
+    return names
+
+
+NAMES = byte_names()
+
+
+def save(tokenizer: Tokenizer, folder: Path, **config: object) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def byte_level(tokenizer: Tokenizer, pattern: str | None) -> Tokenizer:
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    steps = [pre_tokenizers.Split(Regex(pattern), "isolated"), level] if pattern else [level]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def pairs_tokenizer(pattern: str | None) -> Tokenizer:
+    """Every pair of bytes is a token, made by a merge. The ids show where the text was cut."""
+    vocab = {name: b for b, name in enumerate(NAMES)}
+    merges = [(a, b) for a in NAMES for b in NAMES]
+    random.Random(1).shuffle(merges)
+    vocab |= {a + b: 256 + i for i, (a, b) in enumerate(merges)}
+    return byte_level(Tokenizer(models.BPE(vocab=vocab, merges=merges)), pattern)
+
+
+def llama3_tokenizer(model_file: Path) -> Tokenizer:
+    """Llama 3's tokenizer from its tiktoken ranks (lines of base64 token and rank).
+
+    tiktoken merges two neighbours when their concatenation is a token, lowest rank of the result first. As
+    pairs that is: for each token, by rank, every split of it into two tokens.
+    """
+    lines = (line.split() for line in model_file.read_text().splitlines())
+    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+    names = {token: "".join(NAMES[b] for b in token) for token in ranks}
+    merges = []
+    for token in sorted(ranks, key=ranks.__getitem__):
+        splits = [(token[:i], token[i:]) for i in range(1, len(token))]
+        splits = [(a, b) for a, b in splits if a in ranks and b in ranks]
+        merges += [(names[a], names[b]) for a, b in sorted(splits, key=lambda s: (ranks[s[0]], ranks[s[1]]))]
+    vocab = {names[token]: rank for token, rank in ranks.items()}
+    tokenizer = byte_level(Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=True)), LLAMA_PATTERN)
+    named = {0: "begin_of_text", 1: "end_of_text", 6: "start_header_id", 7: "end_header_id", 8: "eom_id", 9: "eot_id"}
+    special = [f"<|{named.get(i, f'reserved_special_token_{i}')}|>" for i in range(256)]
+    tokenizer.add_special_tokens(special)
+    template = processors.TemplateProcessing(
+        single="<|begin_of_text|> $A",
+        pair="<|begin_of_text|> $A <|begin_of_text|>:1 $B:1",
+        special_tokens=[("<|begin_of_text|>", 128000)],
+    )
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=False), template])
+    return tokenizer
+
+
+@pytest.fixture(scope="session", params=["tiny-llama", "tiny-qwen3", pytest.param("llama-3", marks=needs_family_data)])
+def pair(request: pytest.FixtureRequest, tool: Path, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    work = tmp_path_factory.mktemp(request.param)
+    if request.param != "llama-3":
+        hf_dir = ROOT / "models" / request.param
+        if not (hf_dir / "tokenizer.json").exists():
+            pytest.skip(f"models/{request.param} is not there")
+        return Pair(hf_dir, work, tool)
+    folder = Path(FAMILY_DATA) / "llama-3.2"
+    template = (folder / "chat_template.jinja").read_text()
+    hf = llama3_tokenizer(folder / "tokenizer.model")
+    assert hf.token_to_id("<|eot_id|>") == 128009
+    return Pair(save(hf, work, bos_token="<|begin_of_text|>", chat_template=template), work, tool, 128256)
+
+
+# ----------------------------------------------------------------------------
+# Strings
+
+WORDS = "the The a I don't DON'T we'LL you’re it'ſ they'Ve O'Reilly naïve café Straße ΣΊΣΥΦΟΣ hello world".split()
+PIECES = [
+    *" \n\t\r\v\f\0\x1c\x85\xa0\u1680\u180e\u2009\u200b\u2028\u202f\u205f\u3000\ufeff",
+    *["  ", "   ", "\n\n", "\r\n", " \n ", "\t\t", "...", "!!!", "?!", "--", "==", "/*", "*/", "://", "<|", "|>", "#"],
+    *["0", "12", "345", "6789", "1234567", "٣٤", "一二三", "½", "Ⅷ", "3.14", "1,000"],
+    *["'s", "'S", "'t", "'RE", "'ve", "'M", "'ll", "'LL", "'d", "'ſ", "’s", "''", "'", '"'],
+    *["e\u0301", "é", "a\u0323\u0302", "a\u0302\u0323", "A\u030a", "\u212b", "\u0344", "\u0958", "\u1e9b\u0323"],
+    *["\u1100\u1161\u11a8", "\uac00\u11a8", "각", "한국어", "ㄱㅏ", "中文", "日本語", "ไทย", "हिन्दी", "עִבְרִית", "العربية"],
+    *["👍", "👍🏽", "👨‍👩‍👧‍👦", "🇩🇪", "❤️", "🏴\U000e0067\U000e0062\U000e007f"],
+    *["\U00011935\U00011930", "\U00011938", "\u0b47\u0b56", "\u07fd\u0301", "\U0001e2ae", "\U00010d40", "\U0001e5d0"],
+]
+BAD_BYTES = [
+    *[bytes([b]) for b in (0x80, 0xBF, 0xC0, 0xC1, 0xC3, 0xE2, 0xF0, 0xF4, 0xF5, 0xFF)],
+    *[b"\xe2\x82", b"\xf0\x9f", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe0\x80\x80", b"\xc3\xc3\xa9"],
+]
+
+
+def random_strings(seed: int, n: int, added: list[str]) -> list[bytes]:
+    """Strings of up to 30 pieces of every kind above, random code points, words, added tokens, bad bytes."""
+    rng = random.Random(seed)
+
+    def code_point() -> str:
+        high = rng.choice([0x80, 0x250, 0x800, 0x3000, 0x10000, 0x20000, 0x32400, 0x110000])
+        c = rng.randrange(high)
+        return chr(c) if not 0xD800 <= c < 0xE000 else "\ufffd"
+
+    def piece(kind: int) -> bytes:
+        if kind < 4:
+            return (rng.choice(["", " ", " ", " ", "  ", "\n"]) + rng.choice(WORDS)).encode()
+        if kind < 7:
+            return rng.choice(PIECES).encode()
+        if kind == 7:
+            return code_point().encode()
+        if kind == 8:
+            text = rng.choice(added) if added else "<none>"
+            return rng.choice([text, text[:-1], text[1:], " " + text + " ", text * 2]).encode()
+        if kind == 9:
+            return rng.choice([piece(rng.randrange(9))] * 3 + [b" ", b"a", b"\n"]) * rng.randrange(1, 12)
+        return rng.choice(BAD_BYTES)
+
+    # One string in four has bad bytes: in the others, more that is next to each other survives.
+    return [
+        b"".join(piece(rng.randrange(11 if rng.random() < 0.25 else 10)) for _ in range(rng.randrange(30)))
+        for _ in range(n)
+    ]
+
+
+FIXED_STRINGS = [
+    b"",
+    b" ",
+    b"a",
+    b"\n",
+    b"Hello, world! It's 2024.",
+    b" " * 1000,
+    b"\n" * 1000 + b"x",
+    b" " * 100 + b"x" + b" " * 100,
+    b"a" * 20000,
+    b"ab " * 5000,
+    "é".encode() * 3000,
+    "e\u0301".encode() * 3000,
+    ("a" + "\u0301\u0323" * 500).encode(),
+    "😀".encode() * 1000,
+    bytes(range(256)),
+    bytes(range(255, -1, -1)) * 3,
+    b"0123456789" * 300,
+    b"!" * 5000,
+]
+
+
+def added_contents(hf: Tokenizer) -> list[str]:
+    contents = sorted(t.content for t in hf.get_added_tokens_decoder().values())
+    return contents[:40]
+
+
+def test_ids_of_random_strings(pair: Pair) -> None:
+    texts = FIXED_STRINGS + random_strings(2024, 25000, added_contents(pair.hf))
+    pair.check(texts)
+
+
+def test_ids_with_bos(pair: Pair) -> None:
+    texts = FIXED_STRINGS + random_strings(7, 500, added_contents(pair.hf))
+    pair.check(texts, bos=True)
+
+
+def test_long_runs(pair: Pair) -> None:
+    """Neither the regular expression nor the merging may be quadratic, or run out of a stack."""
+    rng = random.Random(3)
+    texts = [
+        b" " * 1_000_000,
+        b" " * 1_000_000 + b"x",
+        b"\n" * 300_000,
+        b"x" * 300_000,
+        bytes(rng.choice(b"abcdefgh") for _ in range(100_000)),
+        "中".encode() * 100_000,
+        b"'" * 100_000,
+        b"\xff" * 100_000,
+    ]
+    pair.check(texts)
+
+
+def test_every_token_round_trips(pair: Pair) -> None:
+    """The bytes of every token are those that `tokenizers` decodes it to."""
+    ids = [[i] for i in range(pair.vocab_size)]
+    theirs = pair.hf.decode_batch(ids, skip_special_tokens=False)
+    assert pair.decode(ids) == [t.encode() for t in theirs]
+
+
+def test_decoding_round_trips(pair: Pair) -> None:
+    texts = random_strings(11, 3000, added_contents(pair.hf))
+    ids = pair.encode(texts)
+    decoded = pair.decode(ids)
+    assert decoded == [t.encode() for t in pair.hf.decode_batch(ids, skip_special_tokens=False)]
+    for text, back in zip(texts, decoded, strict=True):
+        expected = text.decode("utf-8", errors="replace")
+        if pair.hf.normalizer is not None:  # normalizing reaches from one added token to the next
+            expected, back = unicodedata.normalize("NFD", expected), unicodedata.normalize("NFD", back.decode()).encode()
+        assert back == expected.encode()
+
+
+# ----------------------------------------------------------------------------
+# Unicode, one code point at a time
+
+
+@functools.cache
+def code_points() -> list[str]:
+    """All characters up to where assignments end, the tags of plane 14, and every 61st of the rest."""
+    dense = [*range(0x32400), *range(0xE0000, 0xE0200)]
+    sparse = [*range(0x32400, 0xE0000, 61), *range(0xE0200, 0x110000, 61)]
+    return [chr(c) for c in dense + sparse if not 0xD800 <= c < 0xE000]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen", "gpt2"])
+def test_every_code_point(name: str, tool: Path, tmp_path: Path) -> None:
+    """Each code point among letters, digits, spaces and marks is split and normalized as in `tokenizers`."""
+    hf = pairs_tokenizer({"llama": LLAMA_PATTERN, "qwen": QWEN_PATTERN, "gpt2": GPT2_PATTERN}[name])
+    if name == "qwen":
+        hf.normalizer = normalizers.NFC()
+        # Marks of low and high combining class on both sides show the class of the character between.
+        texts = [f"a\u0334{c}\u0301 e\u0345{c}\u0334{unicodedata.normalize('NFD', c)}" for c in code_points()]
+    else:
+        texts = [f"a{c}1{c} {c}\n{c}'{c}.{c}{c} " for c in code_points()]
+    Pair(save(hf, tmp_path), tmp_path, tool).check([t.encode() for t in texts])
+
+
+def test_canonical_pairs(tool: Path, tmp_path: Path) -> None:
+    """Every pair of characters that may compose, split by marks and not."""
+    hf = pairs_tokenizer(None)
+    hf.normalizer = normalizers.NFC()
+    texts = []
+    for c in map(chr, range(0x110000)):
+        parts = unicodedata.decomposition(c)
+        if parts and not parts.startswith("<"):
+            text = "".join(chr(int(p, 16)) for p in parts.split())
+            texts += [text, f"x{text}\u0301", "\u0334".join(text), "\u0301".join(text), "\u200d".join(text), c + "\u0334"]
+    rng = random.Random(4)
+    marks = [chr(c) for c in range(0x32400) if unicodedata.combining(chr(c))]
+    texts += ["".join(rng.choices(["a", "e", "\u0b47", "각", "가", *marks], k=8)) for _ in range(20000)]
+    Pair(save(hf, tmp_path), tmp_path, tool).check([t.encode() for t in texts])
+
+
+# ----------------------------------------------------------------------------
+# Added tokens
+
+
+@pytest.mark.parametrize("nfc", [False, True])
+def test_added_token_flags(nfc: bool, tool: Path, tmp_path: Path) -> None:
+    hf = pairs_tokenizer(LLAMA_PATTERN)
+    if nfc:
+        hf.normalizer = normalizers.NFC()
+    tokens = [
+        AddedToken("<a>", lstrip=True, normalized=False, special=True),
+        AddedToken("<a>b", rstrip=True, normalized=False),
+        AddedToken("<a", normalized=False),
+        AddedToken("b>", lstrip=True, rstrip=True, normalized=False),
+        AddedToken("w", single_word=True, normalized=False),
+        AddedToken("ww", single_word=True, lstrip=True, rstrip=True, normalized=True),
+        AddedToken(" c", normalized=False),
+        AddedToken("\n", rstrip=True, normalized=True),
+        AddedToken("e\u0301", normalized=True),
+        AddedToken("\u212b", single_word=True, normalized=True),
+        AddedToken("中", normalized=False, special=True, single_word=True),
+    ]
+    for token in tokens:
+        (hf.add_special_tokens if token.special else hf.add_tokens)([token])
+    rng = random.Random(5)
+    alphabet = ["<a>", "<a>b", "<a", "b>", "w", "ww", " c", "c", " ", "  ", "\n", "\u3000", "\x85", "\x1c", "é", "e\u0301"]
+    alphabet += ["\u212b", "Å", "中", "-", "_", "١", "\u0301", "\u200d", "\u24b6", "a", "b", "<", ">", "\u180e", "\U00011f02"]
+    texts = ["".join(rng.choices(alphabet, k=rng.randrange(1, 12))).encode() for _ in range(20000)]
+    pair = Pair(save(hf, tmp_path), tmp_path, tool, vocab_size=256 + 65536 + 100)
+    pair.check(texts)
+    # Which characters single_word takes for parts of words.
+    pair.check([f"{c}w{c} {c} w".encode() for c in code_points()])
+
+
+# ----------------------------------------------------------------------------
+# Forms of tokenizer.json
+
+
+def small_json(**changes: object) -> dict:
+    """A sound tokenizer.json as a dict; `changes` maps dotted paths (with __ for .) to new values."""
+    hf = byte_level(Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(NAMES)}, merges=[])), LLAMA_PATTERN)
+    hf.normalizer = normalizers.NFC()
+    hf.add_special_tokens(["<s>"])
+    hf.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    data = json.loads(hf.to_str())
+    data["model"]["vocab"] |= {"he": 257, "ll": 258, "hell": 259, "o": NAMES.index("o")}
+    data["model"]["vocab"].pop("<s>", None)
+    # Ids of added tokens follow those of the model.
+    data["added_tokens"][0]["id"] = 259 + 1
+    data["post_processor"]["special_tokens"]["<s>"]["ids"] = [260]
+    data["model"]["vocab"] = {n: i for i, n in enumerate([*NAMES, "he", "ll", "hell"])}
+    data["added_tokens"][0]["id"] = 259
+    data["post_processor"]["special_tokens"]["<s>"]["ids"] = [259]
+    data["model"]["merges"] = [["h", "e"], ["l", "l"], ["he", "ll"]]
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        target: object = data
+        for parent in parents:
+            target = target[int(parent) if parent.isdigit() else parent]
+        target[int(last) if last.isdigit() else last] = value
+    return data
+
+
+def write_json(folder: Path, data: dict) -> Path:
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model__merges": ["h e", "l l", "he ll"]},
+        {"model__merges": ["#version: 0.2", "h e", "l l", "he ll", "h e"]},
+        {"model__merges": [["l", "l"], ["h", "e"], ["he", "ll"], ["l", "l"]]},
+        {"model__unk_token": "<s>"},
+        {"model__continuing_subword_prefix": "", "model__end_of_word_suffix": ""},
+        {"model__ignore_merges": True, "model__merges": []},
+        {"normalizer": None},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}]}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}},
+        {"post_processor": None},
+        {"pre_tokenizer__pretokenizers__0__pattern__Regex": r"l{1,2}|\p{L}*|\s(?=x)|[^\p{M}a-c]"},
+        {"pre_tokenizer__pretokenizers__0__pattern__Regex": r"(?:h|el)?|\P{L}"},
+    ],
+)
+def test_forms(changes: dict, tool: Path, tmp_path: Path) -> None:
+    pair = Pair(write_json(tmp_path, small_json(**changes)), tmp_path, tool, vocab_size=300)
+    pair.check([b"hello hell<s>helllo, he ll é\xcc\x81 x 12 bcx", *random_strings(1, 300, ["hello", "hell", "<s>"])], bos=True)
+
+
+SPLIT = {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": False}
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+PATTERN = "pre_tokenizer__pretokenizers__0__pattern__Regex"
+REFUSED = [
+    ({"model__type": "WordPiece"}, "model.type", "WordPiece"),
+    ({"model__type": "Unigram", "model__vocab": [["a", 0.0]]}, "model.type", "Unigram"),
+    ({"model__dropout": 0.1}, "model.dropout", "0.1"),
+    ({"model__byte_fallback": True}, "model.byte_fallback", "true"),
+    ({"model__continuing_subword_prefix": "##"}, "model.continuing_subword_prefix", "##"),
+    ({"model__end_of_word_suffix": "</w>"}, "model.end_of_word_suffix", "</w>"),
+    ({"model__unk_token": "he", "model__vocab": {"h": 0, "e": 1, "he": 2}, "model__merges": []}, "unk_token", "he"),
+    ({"model__merges": [["h", "x y"]]}, "model.merges[0]", "x y"),
+    ({"model__merges": ["h e l"]}, "model.merges[0]", "h e l"),
+    ({"model__vocab__hell": 300}, "model.vocab", "300"),
+    ({"model__vocab__hell": 258}, "model.vocab", "258"),
+    ({"normalizer": {"type": "NFKC"}}, "normalizer.type", "NFKC"),
+    ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}}, "normalizer.type", "Lowercase"),
+    ({"pre_tokenizer": None}, "pre_tokenizer", "null"),
+    ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer", "Whitespace"),
+    ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, LEVEL]}}, "pre_tokenizer.type", "Digits"),
+    ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPLIT, SPLIT, LEVEL]}}, "pre_tokenizer", "more than one"),
+    ({"pre_tokenizer__pretokenizers__0__behavior": "Removed"}, "pre_tokenizer.behavior", "Removed"),
+    ({"pre_tokenizer__pretokenizers__0__invert": True}, "pre_tokenizer.invert", "true"),
+    ({"pre_tokenizer__pretokenizers__0__pattern": {"String": " "}}, "pre_tokenizer.pattern", "String"),
+    ({"pre_tokenizer__pretokenizers__1__add_prefix_space": True}, "pre_tokenizer.add_prefix_space", "true"),
+    ({PATTERN: r"\d+"}, "pre_tokenizer.pattern", r"\\d"),
+    ({"decoder": {"type": "WordPiece"}}, "decoder", "WordPiece"),
+    ({"post_processor": {"type": "BertProcessing"}}, "post_processor.type", "BertProcessing"),
+    ({"post_processor__single": [{"Sequence": {"id": "A", "type_id": 0}}] * 2}, "post_processor.single", "Sequence"),
+    ({"added_tokens__0__id": 270}, "added_tokens[0].id", "270"),
+    ({"added_tokens__0__content": "é"}, "added_tokens[0].id", "259"),
+    ({"added_tokens__0__content": ""}, "added_tokens[0]", "empty"),
+]
+
+
+@pytest.mark.parametrize(("changes", "field", "value"), REFUSED)
+def test_refusals(changes: dict, field: str, value: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError) as error:
+        tokenizer_section(write_json(tmp_path, small_json(**changes)), 300)
+    message = str(error.value)
+    assert message.startswith(f"{tmp_path / 'tokenizer.json'}: ")
+    assert field in message and value in message and "\n" not in message
+
+
+def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="tokenizer.json: missing"):
+        tokenizer_section(tmp_path, 300)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ValueError, match="tokenizer.json: not JSON"):
+        tokenizer_section(tmp_path, 300)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [r"\d", r"\w", r"\h", r"\v", r"\x41", r"\p{Lu}", r"\p{^L}", r"[\S]", r"[a[b]]", "[a&&b]", "[]a]", "(a+)+", "(a|b){2}"]
+    + ["(?<n>a)", "(?i)a", "(?i:ss)", "(?i:é)", "(?i:s+)", ".", "^a", "a$", "a{2}+", "a{2}?", "a{,2}", "(a", "a)", "[a"],
+)
+def test_patterns_that_are_refused(pattern: str) -> None:
+    with pytest.raises(ValueError):
+        pcre2_pattern(pattern)
+
+
+# ----------------------------------------------------------------------------
+# Chat templates
+
+
+def chat_ids(conversations: list[tuple[list[dict], bool, bool]]) -> bytes:
+    def string(s: str | bytes) -> bytes:
+        raw = s if isinstance(s, bytes) else s.encode()
+        return struct.pack("<I", len(raw)) + raw
+
+    return b"".join(
+        struct.pack("<BI", think | 2 * generate, len(messages))
+        + b"".join(string(m["role"]) + string(m["content"]) for m in messages)
+        for messages, think, generate in conversations
+    )
+
+
+def random_conversations(seed: int, n: int) -> list[tuple[list[dict], bool, bool]]:
+    rng = random.Random(seed)
+    parts = ["Hi", "there", " ", "\n", "\n\n", "\t", "\x1c", "\u3000", "<think>", "</think>", "<tool_response>", "</tool_response>"]
+    parts += ["é", "{{x}}", "<|im_end|>", "'"]
+
+    def content() -> str:
+        return "".join(rng.choices(parts, k=rng.randrange(7)))
+
+    found = []
+    for _ in range(n):
+        messages = [{"role": "system", "content": content()}] if rng.random() < 0.5 else []
+        for role in rng.choices(["user", "assistant", "user assistant", "system"], [4, 3, 6, 1], k=rng.randrange(1, 4)):
+            messages += [{"role": r, "content": content()} for r in role.split()]
+        found.append((messages, rng.random() < 0.5, rng.random() < 0.5))
+    return found
+
+
+def check_chat(pair: Pair, source: str, special: dict[str, str]) -> None:
+    render = Renderer(source, special)
+    conversations = random_conversations(6, 2000)
+    expected = [render(m, generate, think) for m, think, generate in conversations]
+    assert sum(e is not None for e in expected) > 1000
+    kept = [(c, e) for c, e in zip(conversations, expected, strict=True) if e is not None]
+    ours = [t.decode() for t in items(pair.run(chat_ids([c for c, _ in kept]), "--chat"), 1)]
+    for (conversation, theirs), mine in zip(kept, ours, strict=True):
+        assert mine == theirs, conversation
+
+
+def test_chat(pair: Pair) -> None:
+    source = pair.config.get("chat_template")
+    if source is None:
+        pytest.skip("no chat template")
+    special = {k: pair.config[k] for k in ("bos_token", "eos_token") if isinstance(pair.config.get(k), str)}
+    check_chat(pair, source, special)
+
+
+@needs_family_data
+@pytest.mark.parametrize("family", ["llama-3.2", "qwen3"])
+def test_real_chat_templates(family: str, tool: Path, tmp_path: Path) -> None:
+    source = (Path(FAMILY_DATA) / family / "chat_template.jinja").read_text()
+    write_json(tmp_path, small_json())
+    (tmp_path / "chat_template.jinja").write_text(source)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<|begin_of_text|>"}}))
+    check_chat(Pair(tmp_path, tmp_path, tool), source, {"bos_token": "<|begin_of_text|>"})
+
+
+CHATML = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_named_templates_and_generation_blocks(tmp_path: Path) -> None:
+    assert chat_template(CHATML, {}).user_prefix == "<|user|>"
+    marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
+    assert chat_template(marked, {}) == chat_template(CHATML, {})
+    write_json(tmp_path, small_json())
+    sections = []
+    for template in (CHATML, [{"name": "tool_use", "template": "x"}, {"name": "default", "template": CHATML}]):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+        sections.append(tokenizer_section(tmp_path, 300))
+    assert sections[0] == sections[1]
+    assert b"<|user|>" in sections[0]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "fixed text",
+        CHATML.replace("{{ m.content }}", "{{ m.content | upper }}"),
+        CHATML.replace("{{ m.content }}", "{{ m.content }}{{ loop.index }}"),
+        CHATML.replace("{{ m.content }}", "{{ m.content | replace('\\n', ' ') }}"),
+        CHATML.replace("{{ m.content }}", "{{ m.content | tojson }}"),
+        "{{ raise_exception('no') }}",
+    ],
+)
+def test_templates_that_are_not_literal(source: str, tmp_path: Path) -> None:
+    with pytest.raises(NotLiteral):
+        chat_template(source, {})
+    write_json(tmp_path, small_json())
+    (tmp_path / "chat_template.jinja").write_text(source)
+    with pytest.warns(UserWarning, match="no chat template exported"):
+        section = tokenizer_section(tmp_path, 300)
+    (tmp_path / "chat_template.jinja").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert section == tokenizer_section(tmp_path, 300)
+
+
+def test_template_that_is_not_jinja(tmp_path: Path) -> None:
+    write_json(tmp_path, small_json())
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.warns(UserWarning, match="no chat template exported"):
+        tokenizer_section(tmp_path, 300)
+
+
+# ----------------------------------------------------------------------------
+# Speed: printed (pytest -s), never asserted
+
+
+def test_speed(pair: Pair, tmp_path: Path) -> None:
+    text = "\n".join(str((ROOT / p).read_text()) for p in ("common/tokenizer.h", "tests/test_tokenizer.py"))
+    text = (text * (1 + 4_000_000 // len(text)))[:4_000_000]
+    (tmp_path / "text").write_text(text)
+    print(f"\n{pair.vocab_size} ids:", pair.run(b"", "--bench", str(tmp_path / "text")).decode().strip())
