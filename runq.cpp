@@ -72,8 +72,11 @@ uint64_t norm_bytes(const ModelConfig& c) {
 // Bytes of all weights that a header implies. Throws if the group size does not divide what it has to.
 uint64_t weight_bytes(const ModelConfig& c) {
     auto fail = [](const std::string& what) { throw std::runtime_error(what); };
-    if (c.group_size < 4 || c.group_size % 4 != 0) {  // so that the scales behind the codes are aligned
-        fail("group_size is " + std::to_string(c.group_size) + ", expected a multiple of 4");
+    // A multiple of 4 keeps the scales behind the codes aligned; the limit keeps the int32 accumulators
+    // exact.
+    if (c.group_size < 4 || c.group_size % 4 != 0 || c.group_size > max_group_size) {
+        fail("group_size is " + std::to_string(c.group_size) + ", expected a multiple of 4 up to " +
+             std::to_string(max_group_size));
     }
     for (const auto& [name, n] : {std::pair{"dim", c.dim}, std::pair{"hidden_dim", c.hidden_dim},
                                   std::pair{"n_heads * head_dim", c.q_dim()}}) {
@@ -179,13 +182,16 @@ struct Transformer {
 // ----------------------------------------------------------------------------
 // The operations
 
-// out = weight * x / sqrt(mean(x^2) + eps)
+// out = weight * x / sqrt(mean(x^2) + eps), in fp64 and rounded once. It costs nothing beside the matrices,
+// and the result is the same to the bit for any order of summation. That matters here and nowhere else:
+// embedding rows are multiples of a scale and the weights are short numbers, so that many normalized values
+// lie exactly halfway between two codes, and the last bit would decide which.
 void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
-    float sum = 0;
+    double sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += x[i] * x[i];
-    const float inv = 1.0f / std::sqrt(sum / static_cast<float>(n) + eps);
-    for (int i = 0; i < n; i++) out[i] = weight[i] * (x[i] * inv);
+    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
+    const double inv = 1.0 / std::sqrt(sum / n + eps);
+    for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
 }
 
 // Radians per position of each pair, theta^(-2i / head_dim), (head_dim / 2,). Llama 3.1 and later stretch the
@@ -324,6 +330,89 @@ void attention(Transformer& m, int layer, int n_tokens, int pos) {
     }
 }
 
+// x (n, dim) += attention of layer l: tokens at positions pos .. pos + n - 1.
+void attention_block(Transformer& m, int l, int n, int pos) {
+    const ModelConfig& c = m.file.config;
+    const Weights& w = m.weights;
+    RunState& s = m.state;
+    const int half = c.head_dim / 2;
+
+    // Normalize, quantize, and multiply by three matrices.
+    for (int t = 0; t < n; t++) {
+        rmsnorm(row(s.h, t, c.dim), row(s.x, t, c.dim), w.attn_norm + size_t(l) * c.dim, c.dim, c.norm_eps);
+    }
+    record(m, l, "attn.norm", s.h.data(), n, {c.dim});
+    const Int8Matrix h = quantize_step(m, l, "attn.norm", s.h.data(), n, c.dim);
+    int8_matmul(s.q.data(), h, w.q_proj[l]);
+    int8_matmul(s.k.data(), h, w.k_proj[l]);
+    int8_matmul(s.v.data(), h, w.v_proj[l]);
+    record(m, l, "attn.q_proj", s.q.data(), n, {c.q_dim()});
+    record(m, l, "attn.k_proj", s.k.data(), n, {c.kv_dim()});
+    record(m, l, "attn.v_proj", s.v.data(), n, {c.kv_dim()});
+
+    // Qwen3 normalizes each head of q and k on its own.
+    if (c.arch == Arch::qwen3) {
+        const float* q_norm = w.q_norm + size_t(l) * c.head_dim;
+        const float* k_norm = w.k_norm + size_t(l) * c.head_dim;
+        for (int i = 0; i < n * c.n_heads; i++) {
+            rmsnorm(row(s.q, i, c.head_dim), row(s.q, i, c.head_dim), q_norm, c.head_dim, c.norm_eps);
+        }
+        for (int i = 0; i < n * c.n_kv_heads; i++) {
+            rmsnorm(row(s.k, i, c.head_dim), row(s.k, i, c.head_dim), k_norm, c.head_dim, c.norm_eps);
+        }
+        record(m, l, "attn.q_norm", s.q.data(), n, {c.n_heads, c.head_dim});
+        record(m, l, "attn.k_norm", s.k.data(), n, {c.n_kv_heads, c.head_dim});
+    }
+
+    // Rotate q and k by their positions, and keep k and v.
+    for (int t = 0; t < n; t++) {
+        const float *cos = row(s.rope_cos, t, half), *sin = row(s.rope_sin, t, half);
+        for (int i = 0; i < c.n_heads; i++)
+            rope(row(s.q, t * c.n_heads + i, c.head_dim), cos, sin, c.head_dim);
+        for (int i = 0; i < c.n_kv_heads; i++) {
+            float* k = row(s.k, t * c.n_kv_heads + i, c.head_dim);
+            const float* v = row(s.v, t * c.n_kv_heads + i, c.head_dim);
+            rope(k, cos, sin, c.head_dim);
+            const size_t slot = ((size_t(l) * c.n_kv_heads + i) * s.context + pos + t) * c.head_dim;
+            std::copy(k, k + c.head_dim, s.k_cache.get() + slot);
+            std::copy(v, v + c.head_dim, s.v_cache.get() + slot);
+        }
+    }
+    record(m, l, "attn.q_rope", s.q.data(), n, {c.n_heads, c.head_dim});
+    record(m, l, "attn.k_rope", s.k.data(), n, {c.n_kv_heads, c.head_dim});
+
+    // Scores, softmax and the weighted sum of values; then back into the residual stream.
+    attention(m, l, n, pos);
+    record(m, l, "attn.mix", s.mix.data(), n, {c.q_dim()});
+    int8_matmul(s.h.data(), quantize_step(m, l, "attn.mix", s.mix.data(), n, c.q_dim()), w.o_proj[l]);
+    record(m, l, "attn.o_proj", s.h.data(), n, {c.dim});
+    for (int i = 0; i < n * c.dim; i++) s.x[i] += s.h[i];
+    record(m, l, "attn.residual", s.x.data(), n, {c.dim});
+}
+
+// x (n, dim) += down(silu(gate(h)) * up(h)) of layer l, h the normalized x.
+void feed_forward_block(Transformer& m, int l, int n) {
+    const ModelConfig& c = m.file.config;
+    const Weights& w = m.weights;
+    RunState& s = m.state;
+    for (int t = 0; t < n; t++) {
+        rmsnorm(row(s.h, t, c.dim), row(s.x, t, c.dim), w.ffn_norm + size_t(l) * c.dim, c.dim, c.norm_eps);
+    }
+    record(m, l, "ffn.norm", s.h.data(), n, {c.dim});
+    const Int8Matrix h = quantize_step(m, l, "ffn.norm", s.h.data(), n, c.dim);
+    int8_matmul(s.gate.data(), h, w.gate_proj[l]);
+    int8_matmul(s.up.data(), h, w.up_proj[l]);
+    record(m, l, "ffn.gate_proj", s.gate.data(), n, {c.hidden_dim});
+    record(m, l, "ffn.up_proj", s.up.data(), n, {c.hidden_dim});
+    swiglu(s.gate.data(), s.gate.data(), s.up.data(), size_t(n) * c.hidden_dim);
+    record(m, l, "ffn.swiglu", s.gate.data(), n, {c.hidden_dim});
+    int8_matmul(s.h.data(), quantize_step(m, l, "ffn.swiglu", s.gate.data(), n, c.hidden_dim),
+                w.down_proj[l]);
+    record(m, l, "ffn.down_proj", s.h.data(), n, {c.dim});
+    for (int i = 0; i < n * c.dim; i++) s.x[i] += s.h[i];
+    record(m, l, "ffn.residual", s.x.data(), n, {c.dim});
+}
+
 // Runs a chunk of up to max_chunk tokens, tokens[i] at position pos + i; each attends to every position up to
 // its own. Returns logits (n_rows, vocab_size): of every token if all_logits, of the last one otherwise.
 // Preconditions: pos + tokens.size() <= context; positions before pos have been run.
@@ -332,20 +421,19 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     const Weights& w = m.weights;
     RunState& s = m.state;
     const int n = static_cast<int>(tokens.size());
-    const int half = c.head_dim / 2;
-    float* x = s.x.data();  // (n, dim), the residual stream
-    float* h = s.h.data();  // (n, dim)
 
     // The embedding: one row of the table for each token, dequantized. The table as a whole stays int8.
     for (int t = 0; t < n; t++) {
         const int8_t* codes = w.embedding.row_codes(tokens[t]);
         const float* scales = w.embedding.row_scales(tokens[t]);
-        for (int i = 0; i < c.dim; i++) x[size_t(t) * c.dim + i] = float(codes[i]) * scales[i / c.group_size];
+        float* x = row(s.x, t, c.dim);
+        for (int i = 0; i < c.dim; i++) x[i] = float(codes[i]) * scales[i / c.group_size];
     }
     record(m, -1, "tokens", tokens.data(), n, {});
-    record(m, -1, "embed", x, n, {c.dim});
+    record(m, -1, "embed", s.x.data(), n, {c.dim});
 
     // The rotation angles of each position, the same in every layer.
+    const int half = c.head_dim / 2;
     for (int t = 0; t < n; t++) {
         for (int i = 0; i < half; i++) {
             const double angle = double(pos + t) * s.rope_freq[i];
@@ -355,94 +443,26 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     }
 
     for (int l = 0; l < c.n_layers; l++) {
-        // Attention: normalize, quantize, and multiply by three matrices.
-        for (int t = 0; t < n; t++) {
-            rmsnorm(row(s.h, t, c.dim), row(s.x, t, c.dim), w.attn_norm + size_t(l) * c.dim, c.dim,
-                    c.norm_eps);
-        }
-        record(m, l, "attn.norm", h, n, {c.dim});
-        const Int8Matrix attn_in = quantize_step(m, l, "attn.norm", h, n, c.dim);
-        int8_matmul(s.q.data(), attn_in, w.q_proj[l]);
-        int8_matmul(s.k.data(), attn_in, w.k_proj[l]);
-        int8_matmul(s.v.data(), attn_in, w.v_proj[l]);
-        record(m, l, "attn.q_proj", s.q.data(), n, {c.q_dim()});
-        record(m, l, "attn.k_proj", s.k.data(), n, {c.kv_dim()});
-        record(m, l, "attn.v_proj", s.v.data(), n, {c.kv_dim()});
-
-        // Qwen3 normalizes each head of q and k on its own.
-        if (c.arch == Arch::qwen3) {
-            const float* q_norm = w.q_norm + size_t(l) * c.head_dim;
-            const float* k_norm = w.k_norm + size_t(l) * c.head_dim;
-            for (int i = 0; i < n * c.n_heads; i++) {
-                rmsnorm(row(s.q, i, c.head_dim), row(s.q, i, c.head_dim), q_norm, c.head_dim, c.norm_eps);
-            }
-            for (int i = 0; i < n * c.n_kv_heads; i++) {
-                rmsnorm(row(s.k, i, c.head_dim), row(s.k, i, c.head_dim), k_norm, c.head_dim, c.norm_eps);
-            }
-            record(m, l, "attn.q_norm", s.q.data(), n, {c.n_heads, c.head_dim});
-            record(m, l, "attn.k_norm", s.k.data(), n, {c.n_kv_heads, c.head_dim});
-        }
-
-        // Rotate q and k by their positions, and keep k and v.
-        for (int t = 0; t < n; t++) {
-            const float *cos = row(s.rope_cos, t, half), *sin = row(s.rope_sin, t, half);
-            for (int i = 0; i < c.n_heads; i++)
-                rope(row(s.q, t * c.n_heads + i, c.head_dim), cos, sin, c.head_dim);
-            for (int i = 0; i < c.n_kv_heads; i++) {
-                float* k = row(s.k, t * c.n_kv_heads + i, c.head_dim);
-                const float* v = row(s.v, t * c.n_kv_heads + i, c.head_dim);
-                rope(k, cos, sin, c.head_dim);
-                const size_t slot = ((size_t(l) * c.n_kv_heads + i) * s.context + pos + t) * c.head_dim;
-                std::copy(k, k + c.head_dim, s.k_cache.get() + slot);
-                std::copy(v, v + c.head_dim, s.v_cache.get() + slot);
-            }
-        }
-        record(m, l, "attn.q_rope", s.q.data(), n, {c.n_heads, c.head_dim});
-        record(m, l, "attn.k_rope", s.k.data(), n, {c.n_kv_heads, c.head_dim});
-
-        // Scores, softmax and the weighted sum of values; then back to the residual stream.
-        attention(m, l, n, pos);
-        record(m, l, "attn.mix", s.mix.data(), n, {c.q_dim()});
-        int8_matmul(h, quantize_step(m, l, "attn.mix", s.mix.data(), n, c.q_dim()), w.o_proj[l]);
-        record(m, l, "attn.o_proj", h, n, {c.dim});
-        for (int i = 0; i < n * c.dim; i++) x[i] += h[i];
-        record(m, l, "attn.residual", x, n, {c.dim});
-
-        // Feed-forward: normalize, two matrices up, SwiGLU, one matrix down.
-        for (int t = 0; t < n; t++) {
-            rmsnorm(row(s.h, t, c.dim), row(s.x, t, c.dim), w.ffn_norm + size_t(l) * c.dim, c.dim,
-                    c.norm_eps);
-        }
-        record(m, l, "ffn.norm", h, n, {c.dim});
-        const Int8Matrix ffn_in = quantize_step(m, l, "ffn.norm", h, n, c.dim);
-        int8_matmul(s.gate.data(), ffn_in, w.gate_proj[l]);
-        int8_matmul(s.up.data(), ffn_in, w.up_proj[l]);
-        record(m, l, "ffn.gate_proj", s.gate.data(), n, {c.hidden_dim});
-        record(m, l, "ffn.up_proj", s.up.data(), n, {c.hidden_dim});
-        swiglu(s.gate.data(), s.gate.data(), s.up.data(), size_t(n) * c.hidden_dim);
-        record(m, l, "ffn.swiglu", s.gate.data(), n, {c.hidden_dim});
-        int8_matmul(h, quantize_step(m, l, "ffn.swiglu", s.gate.data(), n, c.hidden_dim), w.down_proj[l]);
-        record(m, l, "ffn.down_proj", h, n, {c.dim});
-        for (int i = 0; i < n * c.dim; i++) x[i] += h[i];
-        record(m, l, "ffn.residual", x, n, {c.dim});
+        attention_block(m, l, n, pos);
+        feed_forward_block(m, l, n);
     }
 
-    // The classifier scores every token of the vocabulary; only the rows that were asked for.
-    const int first = all_logits ? 0 : n - 1;
+    // The classifier scores every token of the vocabulary, for the rows that were asked for.
+    const int first = all_logits ? 0 : n - 1, n_rows = n - first;
     for (int t = first; t < n; t++)
         rmsnorm(row(s.h, t, c.dim), row(s.x, t, c.dim), w.final_norm, c.dim, c.norm_eps);
-    const float* last = row(s.h, first, c.dim);
-    record(m, -1, "norm", last, n - first, {c.dim});
-    s.logits.resize(std::max(s.logits.size(), size_t(n - first) * c.vocab_size));
-    int8_matmul(s.logits.data(), quantize_step(m, -1, "norm", last, n - first, c.dim), w.classifier);
-    record(m, -1, "logits", s.logits.data(), n - first, {c.vocab_size});
-    return {s.logits.data(), size_t(n - first) * c.vocab_size};
+    float* h = row(s.h, first, c.dim);
+    record(m, -1, "norm", h, n_rows, {c.dim});
+    s.logits.resize(std::max(s.logits.size(), size_t(n_rows) * c.vocab_size));
+    int8_matmul(s.logits.data(), quantize_step(m, -1, "norm", h, n_rows, c.dim), w.classifier);
+    record(m, -1, "logits", s.logits.data(), n_rows, {c.vocab_size});
+    return {s.logits.data(), size_t(n_rows) * c.vocab_size};
 }
 
 // ----------------------------------------------------------------------------
 // Loading, and handing the model to the command line
 
-// Allocates a run's memory. `context` is the number of positions to keep,
+// Allocates a run's memory; `context` is the number of positions to keep.
 RunState make_run_state(const ModelConfig& c, int context) {
     const size_t chunk = std::min(max_chunk, context), widest = std::max({c.dim, c.q_dim(), c.hidden_dim});
     const uint64_t cache_size = uint64_t(c.n_layers) * c.n_kv_heads * context * c.head_dim;

@@ -70,6 +70,7 @@ def write_checkpoint(name: str, out: Path) -> None:
 
 
 def main() -> int:
+    """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m bench.random_checkpoint", description=__doc__.splitlines()[0])
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("out", type=Path)

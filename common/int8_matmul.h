@@ -15,6 +15,9 @@
 #include <immintrin.h>
 #endif
 
+// A sum of this many products of codes stays within int32: 2^16 * 127 * 128 < 2^31.
+constexpr int max_group_size = 1 << 16;
+
 // A quantized matrix, row by row. Value (i, j) is codes[i * n_cols + j] * scales[i * n_groups + j /
 // group_size].
 struct Int8Matrix {

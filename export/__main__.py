@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+import warnings
 from pathlib import Path
 
 from export.q8 import export_q8
@@ -10,6 +11,7 @@ from golden.checkpoint import ModelError
 
 
 def main() -> int:
+    """Exit code 0, 1 for what cannot be exported, 2 for a wrong command line."""
     parser = argparse.ArgumentParser(
         prog="python -m export", description="Turn a Hugging Face directory into one model file."
     )
@@ -23,6 +25,7 @@ def main() -> int:
     args = parser.parse_args()
 
     start = time.monotonic()
+    warnings.showwarning = lambda message, *_: print(f"export: warning: {message}", file=sys.stderr)
     try:
         export_q8(args.hf_dir, args.out, args.group_size, not args.no_tokenizer, progress=not args.quiet)
     except (ModelError, OSError, ValueError) as error:

@@ -135,12 +135,7 @@ def compose(chat: ChatTemplate, messages: list[Message], generation_prompt: bool
                 before, after = content.split("</think>")[0], content.split("</think>")[-1]
                 thoughts = before.rstrip("\n").split("<think>")[-1].lstrip("\n")
                 content = after.lstrip("\n")
-            if (
-                chat.flags & THINK_BLOCKS
-                and users
-                and i > users[-1]
-                and (i + 1 == len(messages) or thoughts)
-            ):
+            if chat.flags & THINK_BLOCKS and users and i > users[-1] and (i + 1 == len(messages) or thoughts):
                 content = chat.think_open + thoughts.strip("\n") + chat.think_close + content.lstrip("\n")
             out += chat.assistant_prefix + content + chat.assistant_suffix
     if generation_prompt:
@@ -174,7 +169,12 @@ def _without(text: str, prefix: str = "", suffix: str = "") -> str:
 def find_pieces(render: Renderer) -> ChatTemplate:
     """Reads the pieces off conversations with sentinel contents. Raises NotLiteral."""
     s, u, a, u2 = "SENTINEL-one", "SENTINEL-two", "SENTINEL-three", "SENTINEL-four"
-    system, user, answer, user2 = _message("system", s), _message("user", u), _message("assistant", a), _message("user", u2)
+    system, user, answer, user2 = (
+        _message("system", s),
+        _message("user", u),
+        _message("assistant", a),
+        _message("user", u2),
+    )
     chat = ChatTemplate()
 
     before, chat.user_suffix = _between(render([user]), u)

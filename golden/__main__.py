@@ -21,6 +21,7 @@ def scheme_of(name: str, checkpoint: Checkpoint, group_size: int):  # noqa: ANN2
 
 
 def main() -> int:
+    """Exit code 0, 1 if traces part or a file cannot be read, 2 for a wrong command line."""
     parser = argparse.ArgumentParser(prog="python -m golden", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 

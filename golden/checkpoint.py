@@ -141,8 +141,9 @@ def read_config(hf_dir: Path) -> Config:
         max_seq_len=integer("max_position_embeddings"),
         tied=bool(raw.get("tie_word_embeddings", False)),
         norm_eps=number(raw, "rms_norm_eps", 1e-6),
-        rope_theta=number({"rope_theta": raw.get("rope_theta"), **rope} if "rope_theta" in rope else raw,
-                          "rope_theta", 10000.0),
+        rope_theta=number(
+            {"rope_theta": raw.get("rope_theta"), **rope} if "rope_theta" in rope else raw, "rope_theta", 10000.0
+        ),
         rope_scaling=scaling,
     )
     if config.n_heads % config.n_kv_heads:
@@ -222,7 +223,7 @@ class Checkpoint:
             return {name: self.path / file for name, file in weight_map.items()}
         single = self.path / "model.safetensors"
         with self._open(single) as f:
-            return {name: single for name in f.keys()}  # noqa: SIM118  (not a dict)
+            return dict.fromkeys(f.keys(), single)
 
     def tensor(self, name: str) -> np.ndarray:
         """One tensor as fp32, finite. The file is opened and closed, so that its pages do not stay resident."""

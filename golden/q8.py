@@ -27,7 +27,7 @@ def quantize(x: np.ndarray, group_size: int) -> Quantized:
     """Rounds each group of x to int8: amax = max|x|, scale = amax / 127, code = rint(x * (127 / amax)).
 
     x: (rows, n) fp32, n a multiple of group_size. All in fp32, rounding half to even. A group whose amax is so
-    small that 127 / amax overflows fp32 (below 3.8e-37), zero included, has scale 0 and codes 0.
+    small that 127 / amax overflows fp32 (below 3.74e-37), zero included, has scale 0 and codes 0.
     """
     groups = x.astype(F32).reshape(x.shape[0], -1, group_size)
     amax = np.abs(groups).max(axis=-1)  # (rows, n / group_size)

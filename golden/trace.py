@@ -99,12 +99,16 @@ def _compare_codes(name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray]
         expected = quantize(trace[base], trace[name].size // trace[base + ".s"].size)
         wrong = int((expected.codes != trace[name]).sum())
         if wrong:
-            return StepReport(name, wrong / trace[name].size, f"{which}: {wrong} codes are not its own rounding", ok=False)
+            return StepReport(
+                name, wrong / trace[name].size, f"{which}: {wrong} codes are not its own rounding", ok=False
+            )
         if not np.array_equal(expected.scales, trace[base + ".s"]):
             return StepReport(base + ".s", float("inf"), f"{which}: scales are not its own amax / 127", ok=False)
     steps = np.abs(a[name].astype(int) - b[name].astype(int))
     flipped = int((steps != 0).sum())
-    return StepReport(name, flipped / steps.size, f"{flipped} codes rounded the other way" if flipped else "", steps.max() <= 1)
+    return StepReport(
+        name, flipped / steps.size, f"{flipped} codes rounded the other way" if flipped else "", steps.max() <= 1
+    )
 
 
 def compare(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[StepReport]:
@@ -167,8 +171,10 @@ def summarize(reports: list[StepReport], verbose: bool) -> tuple[str, bool]:
     tail = f"; largest error {worst.error:.2e} at {worst.name}" if worst else ""
     if flips:
         tail += f"; {flips} steps have codes that rounded the other way"
-    verdict = f"{len(bad)} of {len(reports)} steps outside the contract, the first at {bad[0].name}" if bad else (
-        f"all {len(reports)} steps within the contract"
+    verdict = (
+        f"{len(bad)} of {len(reports)} steps outside the contract, the first at {bad[0].name}"
+        if bad
+        else (f"all {len(reports)} steps within the contract")
     )
     shown = lines if (verbose or bad) else []
     return "\n".join([*shown, verdict + tail]), not bad

@@ -83,11 +83,15 @@ def main() -> int:
             (hf_dir / "config.json").write_text(json.dumps(config, indent=1) + "\n")
             save_file(random_weights(config, seed), hf_dir / "model.safetensors", metadata={"format": "pt"})
             tokens = np.random.default_rng(seed).integers(0, config["vocab_size"], N_TOKENS).astype(np.int32)
-            save_file({"tokens": tokens, "logits": transformers_logits(hf_dir, tokens)}, hf_dir / "expected.safetensors")
+            save_file(
+                {"tokens": tokens, "logits": transformers_logits(hf_dir, tokens)}, hf_dir / "expected.safetensors"
+            )
         expected = load_file(hf_dir / "expected.safetensors")
         error = float(np.abs(transformers_logits(hf_dir, expected["tokens"]) - expected["logits"]).max())
         worst = max(worst, error)
-        print(f"{name}: largest logit {np.abs(expected['logits']).max():.2f}, stored and computed differ by {error:.1e}")
+        print(
+            f"{name}: largest logit {np.abs(expected['logits']).max():.2f}, stored and computed differ by {error:.1e}"
+        )
     return 0 if worst <= 1e-4 else 1
 
 

@@ -28,6 +28,7 @@ def fold(path: Path, seen: set[Path]) -> list[str]:
 
 
 def main() -> int:
+    """Prints the folded source."""
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2

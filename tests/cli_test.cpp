@@ -1,0 +1,968 @@
+// The command line, the sampler, and what the programs do with a model, on a model that is a small table.
+#include "../common/cli.h"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cmath>
+#include <csignal>
+#include <limits>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr float inf = std::numeric_limits<float>::infinity();
+constexpr float qnan = std::numeric_limits<float>::quiet_NaN();
+
+// ----------------------------------------------------------------------------
+// A model whose next token depends on the last one alone
+
+struct Fed {
+    int pos;
+    std::vector<int> tokens;
+    bool all_logits;
+    bool operator==(const Fed&) const = default;
+};
+
+struct Bigram {
+    int vocab_size;
+    std::vector<float> table;  // (vocab_size, vocab_size): row t has the logits after token t
+    std::vector<Fed> fed;      // every call of forward()
+    int raise_at_call = -1;    // the call that also sends this process a SIGINT
+
+    // After token t comes t + 1, and after the last one the first.
+    explicit Bigram(int vocab = 8) : vocab_size(vocab), table(static_cast<size_t>(vocab * vocab), 0.0f) {
+        for (int t = 0; t < vocab; t++) row(t)[static_cast<size_t>((t + 1) % vocab)] = 5;
+    }
+    std::span<float> row(int t) {
+        const auto n = static_cast<size_t>(vocab_size);
+        return std::span(table).subspan(static_cast<size_t>(t) * n, n);
+    }
+
+    Model model() {
+        Model m;
+        m.config.vocab_size = vocab_size;
+        m.config.max_seq_len = 64;
+        m.config.dim = m.config.n_layers = 1;
+        m.config.temperature = 0;
+        m.config.eos_ids = {7};
+        m.scheme = "table";
+        m.kernel = "lookup";
+        m.weight_bytes_per_token = 1000;
+        m.kv_bytes_per_position = 10;
+        m.max_chunk = 3;
+        m.forward = [this, logits = std::vector<float>()](std::span<const int> tokens, int pos,
+                                                          bool all_logits) mutable {
+            if (static_cast<int>(fed.size()) == raise_at_call) std::raise(SIGINT);
+            fed.push_back({pos, {tokens.begin(), tokens.end()}, all_logits});
+            logits.clear();
+            for (const int t : all_logits ? tokens : tokens.last(1)) {
+                logits.insert(logits.end(), row(t).begin(), row(t).end());
+            }
+            return std::span<const float>(logits);
+        };
+        return m;
+    }
+};
+
+Session greedy_session(const Model& model, int context = 64) {
+    return Session{model, Sampler(0, 0, 1, 0), context};
+}
+
+// ----------------------------------------------------------------------------
+// Running the whole command line, with files for the three streams
+
+struct Result {
+    int code;
+    std::string out, err;
+};
+
+std::string contents(std::FILE* file) {
+    std::string text;
+    std::rewind(file);
+    for (int c; (c = std::getc(file)) != EOF;) text.push_back(static_cast<char>(c));
+    std::fclose(file);
+    return text;
+}
+
+Result run_cli(const Program& program, std::vector<const char*> arguments, const std::string& input = "") {
+    const Streams io{std::tmpfile(), std::tmpfile(), std::tmpfile()};
+    std::fwrite(input.data(), 1, input.size(), io.in);
+    std::rewind(io.in);
+    arguments.insert(arguments.begin(), "runq");
+    interrupted = 0;
+    const int code = run_with_streams(static_cast<int>(arguments.size()), arguments.data(), program, io);
+    interrupted = 0;
+    std::fclose(io.in);
+    return {code, contents(io.out), contents(io.err)};
+}
+
+Bigram* loaded = nullptr;  // what the next load gives; a Program's load is a plain function
+
+const Program table_program = {"runq", "a table", [](const Options& o, Trace*) {
+                                   Model m = loaded->model();
+                                   context_length(o, m.config);
+                                   return m;
+                               }};
+const Program no_program = {"runq", "loads nothing", [](const Options&, Trace*) -> Model {
+                                throw std::runtime_error("the model was opened");
+                            }};
+
+Options options_of(std::vector<const char*> arguments) {
+    arguments.insert(arguments.begin(), "runq");
+    return parse_options(static_cast<int>(arguments.size()), arguments.data());
+}
+
+}  // namespace
+
+// ----------------------------------------------------------------------------
+// Options
+
+TEST_CASE("cli: defaults") {
+    const Options o = options_of({"model.bin"});
+    CHECK(o.model_path == "model.bin");
+    CHECK(!o.prompt);
+    CHECK(!o.file);
+    CHECK(!o.ids);
+    CHECK(o.mode == Mode::generate);
+    CHECK(o.steps == 256);
+    CHECK(o.ctx == 0);
+    CHECK(!o.system);
+    CHECK(o.think);
+    CHECK(!o.temp);
+    CHECK(!o.top_k);
+    CHECK(!o.top_p);
+    CHECK(!o.seed);
+    CHECK(o.threads == 0);
+    CHECK(!o.print_ids);
+    CHECK(!o.info);
+    CHECK(!o.ppl);
+    CHECK(!o.bench);
+    CHECK(!o.trace);
+    CHECK(!o.rope_theta);
+}
+
+TEST_CASE("cli: every option, short, long and with an equals sign") {
+    const Options a = options_of({"-i",  "hi", "-m", "chat",     "-n",   "5",  "m",
+                                  "-c",  "7",  "-y", "be brief", "-r",   "0",  "-t",
+                                  "0.5", "-k", "3",  "-p",       "0.25", "-s", "18446744073709551615",
+                                  "-j",  "2"});
+    const Options b = options_of({"--prompt=hi", "--mode=chat", "--steps=5", "--ctx=7", "--system=be brief",
+                                  "--think=0", "--temp=0.5", "--top-k=3", "--top-p=0.25",
+                                  "--seed=18446744073709551615", "--threads=2", "m"});
+    for (const Options& o : {a, b}) {
+        CHECK(o.model_path == "m");
+        CHECK(o.prompt == "hi");
+        CHECK(o.mode == Mode::chat);
+        CHECK(o.steps == 5);
+        CHECK(o.ctx == 7);
+        CHECK(o.system == "be brief");
+        CHECK(!o.think);
+        CHECK(o.temp == 0.5f);
+        CHECK(o.top_k == 3);
+        CHECK(o.top_p == 0.25f);
+        CHECK(o.seed == 18446744073709551615u);
+        CHECK(o.threads == 2);
+    }
+    CHECK(options_of({"m", "-f", "p.txt"}).file == "p.txt");
+    CHECK(options_of({"m", "--ids", "3"}).ids == std::vector<int>{3});
+    CHECK(options_of({"m", "--ids=1,2, 3"}).ids == std::vector<int>{1, 2, 3});
+    CHECK(options_of({"m", "--prompt="}).prompt == "");
+    CHECK(options_of({"m", "--prompt=a=b"}).prompt == "a=b");
+    CHECK(options_of({"m", "-i", "--temp"}).prompt == "--temp");
+    CHECK(options_of({"m", "--print-ids"}).print_ids);
+    CHECK(options_of({"m", "--info"}).info);
+    CHECK(options_of({"m", "--ppl", "t"}).ppl == "t");
+    CHECK(options_of({"m", "--trace", "t"}).trace == "t");
+    CHECK(options_of({"m", "--bench", "128,0"}).bench->n_prompt == 128);
+    CHECK(options_of({"m", "--bench", "0,64"}).bench->n_generated == 64);
+    CHECK(options_of({"m", "--rope-theta", "1e6"}).rope_theta == 1e6f);
+    CHECK(options_of({"m", "-t", "1e-50"}).temp == 0);
+    CHECK(options_of({"m", "-n", "1", "-n", "2"}).steps == 2);
+    CHECK(options_of({"-h", "--nonsense"}).help);
+    CHECK(options_of({"-V"}).version);
+}
+
+TEST_CASE("cli: every bad command line is exit code 2 and one line, before the model is opened") {
+    const char *steps = " is not a whole number from 0 to 2147483647",
+               *temp = " is not a number from 0 to 100", *list = " is not a list of whole numbers like 1,2,3",
+               *bench = " is not P,N: two whole numbers, not both 0";
+    auto both = [](const char* a, const char* b) { return std::string(a) + b; };
+    const std::vector<std::pair<std::vector<const char*>, std::string>> table = {
+        {{}, "no model file given; -h shows how to use this program"},
+        {{"-n", "5"}, "no model file given; -h shows how to use this program"},
+        {{""}, "the model's file name is empty"},
+        {{"m", "n"}, "unexpected argument 'n'"},
+        {{"m", "-x"}, "unknown option '-x'"},
+        {{"m", "-n5"}, "unknown option '-n5'"},
+        {{"m", "--"}, "unknown option '--'"},
+        {{"m", "--nonsense=1"}, "unknown option '--nonsense'"},
+        {{"m", "--a\nb"}, "unknown option '--a?b'"},
+        {{"m", "--info=1"}, "--info: takes no value, got '1'"},
+        {{"m", "--print-ids="}, "--print-ids: takes no value, got ''"},
+        {{"m", "-i"}, "-i: needs a value"},
+        {{"m", "--prompt"}, "--prompt: needs a value"},
+        {{"m", "-f"}, "-f: needs a value"},
+        {{"m", "--ids"}, "--ids: needs a value"},
+        {{"m", "-m"}, "-m: needs a value"},
+        {{"m", "-n"}, "-n: needs a value"},
+        {{"m", "-c"}, "-c: needs a value"},
+        {{"m", "-y"}, "-y: needs a value"},
+        {{"m", "-r"}, "-r: needs a value"},
+        {{"m", "-t"}, "-t: needs a value"},
+        {{"m", "-k"}, "-k: needs a value"},
+        {{"m", "-p"}, "-p: needs a value"},
+        {{"m", "-s"}, "-s: needs a value"},
+        {{"m", "-j"}, "-j: needs a value"},
+        {{"m", "--ppl"}, "--ppl: needs a value"},
+        {{"m", "--bench"}, "--bench: needs a value"},
+        {{"m", "--trace"}, "--trace: needs a value"},
+        {{"m", "--rope-theta"}, "--rope-theta: needs a value"},
+        {{"m", "-n", "5x"}, both("-n: '5x'", steps)},
+        {{"m", "-n", ""}, both("-n: ''", steps)},
+        {{"m", "-n", " 5"}, both("-n: ' 5'", steps)},
+        {{"m", "-n", "-1"}, both("-n: '-1'", steps)},
+        {{"m", "-n", "2147483648"}, both("-n: '2147483648'", steps)},
+        {{"m", "--steps=1.5"}, both("--steps: '1.5'", steps)},
+        {{"m", "-c", "0"}, "-c: '0' is not a whole number from 1 to 2147483647"},
+        {{"m", "-t", "hot"}, both("-t: 'hot'", temp)},
+        {{"m", "-t", "-0.1"}, both("-t: '-0.1'", temp)},
+        {{"m", "-t", "100.5"}, both("-t: '100.5'", temp)},
+        {{"m", "-t", "nan"}, both("-t: 'nan'", temp)},
+        {{"m", "-t", "inf"}, both("-t: 'inf'", temp)},
+        {{"m", "-t", "1,5"}, both("-t: '1,5'", temp)},
+        {{"m", "-p", "1.01"}, "-p: '1.01' is not a number from 0 to 1"},
+        {{"m", "-p", "-1"}, "-p: '-1' is not a number from 0 to 1"},
+        {{"m", "-k", "-1"}, "-k: '-1' is not a whole number from 0 to 2147483647"},
+        {{"m", "-k", "1.0"}, "-k: '1.0' is not a whole number from 0 to 2147483647"},
+        {{"m", "-s", "-1"}, "-s: '-1' is not a whole number from 0 to 18446744073709551615"},
+        {{"m", "-s", "18446744073709551616"},
+         "-s: '18446744073709551616' is not a whole number from 0 to 18446744073709551615"},
+        {{"m", "-j", "0"}, "-j: '0' is not a whole number from 1 to 1024"},
+        {{"m", "-j", "1025"}, "-j: '1025' is not a whole number from 1 to 1024"},
+        {{"m", "-m", "talk"}, "-m: 'talk' is not generate or chat"},
+        {{"m", "-r", "2"}, "-r: '2' is not a whole number from 0 to 1"},
+        {{"m", "--rope-theta", "0"}, "--rope-theta: '0' is not a number from 1 to 1e+12"},
+        {{"m", "--ids", ""}, both("--ids: ''", list)},
+        {{"m", "--ids", "1,,2"}, both("--ids: '1,,2'", list)},
+        {{"m", "--ids", "1,2,"}, both("--ids: '1,2,'", list)},
+        {{"m", "--ids", "1 2"}, both("--ids: '1 2'", list)},
+        {{"m", "--ids", "-1"}, both("--ids: '-1'", list)},
+        {{"m", "--ids", "1,2x"}, both("--ids: '1,2x'", list)},
+        {{"m", "--ids", "99999999999"}, both("--ids: '99999999999'", list)},
+        {{"m", "--bench", "5"}, both("--bench: '5'", bench)},
+        {{"m", "--bench", "0,0"}, both("--bench: '0,0'", bench)},
+        {{"m", "--bench", "1,2,3"}, both("--bench: '1,2,3'", bench)},
+        {{"m", "--bench", "1,-2"}, both("--bench: '1,-2'", list)},
+        {{"m", "-i", "a", "-f", "b"}, "--file: cannot be used together with --prompt"},
+        {{"m", "-i", "", "-f", "b"}, "--file: cannot be used together with --prompt"},
+        {{"m", "--ids", "1", "-i", "a"}, "--ids: cannot be used together with --prompt"},
+        {{"m", "--ids", "1", "-f", "a"}, "--ids: cannot be used together with --file"},
+        {{"m", "--info", "--bench", "1,1"}, "--bench: cannot be used together with --info"},
+        {{"m", "--ppl", "t", "--bench", "1,1"}, "--bench: cannot be used together with --ppl"},
+        {{"m", "-m", "chat", "--ids", "1"}, "--ids: cannot be used together with --mode chat"},
+        {{"m", "-m", "chat", "--trace", "t"}, "--trace: cannot be used together with --mode chat"},
+        {{"m", "--info", "--trace", "t"}, "--trace: cannot be used together with --info"},
+    };
+    for (const auto& row : table) {
+        const auto& [arguments, line] = row;
+        CAPTURE(row.second);
+        const Result r = run_cli(no_program, arguments);
+        CHECK(r.code == 2);
+        CHECK(r.out == "");
+        CHECK(r.err == "runq: " + line + "\n");
+    }
+}
+
+TEST_CASE("cli: what a model makes wrong is exit code 2 and one line too") {
+    Bigram table;
+    loaded = &table;
+    const std::vector<std::pair<std::vector<const char*>, std::string>> cases = {
+        {{"m", "-c", "65", "--ids", "1"}, "--ctx: 65 is more than the model's max_seq_len, 64"},
+        {{"m", "-c", "2", "--ids", "1,2,3"}, "--ids: the prompt is 3 tokens long, the context only 2"},
+        {{"m", "--ids", "1,8"}, "--ids: 8 is outside the vocabulary, 0 to 7"},
+        {{"m", "-m", "chat"}, "--mode chat: this file has no tokenizer: use --ids"},
+        {{"m", "-i", "hi"}, "--prompt: this file has no tokenizer: use --ids"},
+        {{"m", "-i", "-"}, "--prompt: this file has no tokenizer: use --ids"},
+        {{"m", "--ppl", "/dev/null"}, "--ppl: this file has no tokenizer: use --ids"},
+        {{"m", "-i", ""}, "--prompt: the prompt is empty, and this model has no token to begin a text with"},
+        {{"m"}, "--prompt: the prompt is empty, and this model has no token to begin a text with"},
+        {{"m", "--bench", "60,5"}, "--bench: 60 + 5 tokens do not fit in the context of 64"},
+        {{"m", "--bench", "2147483647,2147483647"},
+         "--bench: 2147483647 + 2147483647 tokens do not fit in the context of 64"},
+    };
+    for (const auto& row : cases) {
+        const auto& [arguments, line] = row;
+        CAPTURE(row.second);
+        const Result r = run_cli(table_program, arguments, "text\n");
+        CHECK(r.code == 2);
+        CHECK(r.out == "");
+        CHECK(r.err == "runq: " + line + "\n");
+        CHECK(table.fed.empty());
+    }
+}
+
+TEST_CASE("cli: failures are exit code 1 and one line") {
+    Result r = run_cli(no_program, {"m"});
+    CHECK(r.code == 1);
+    CHECK(r.err == "runq: the model was opened\n");
+
+    r = run_cli(no_program, {"m", "-f", "/nonexistent/prompt.txt"});
+    CHECK(r.code == 1);
+    CHECK(r.err == "runq: --file: cannot read '/nonexistent/prompt.txt': No such file or directory\n");
+
+    r = run_cli(no_program, {"m", "-f", "/"});
+    CHECK(r.code == 1);
+    CHECK(r.err == "runq: --file: cannot read '/': Is a directory\n");
+
+    const Program starving = {"runq", "", [](const Options&, Trace*) -> Model { throw std::bad_alloc(); }};
+    r = run_cli(starving, {"m"});
+    CHECK(r.code == 1);
+    CHECK(r.err == "runq: not enough memory\n");
+
+    Bigram table;
+    loaded = &table;
+    const std::array arguments = {"runq", "m", "--ids", "1"};
+    const Streams io{std::tmpfile(), std::fopen("/dev/full", "w"), std::tmpfile()};
+    REQUIRE(io.out != nullptr);
+    CHECK(run_with_streams(arguments.size(), arguments.data(), table_program, io) == 1);
+    std::fclose(io.in);
+    std::fclose(io.out);
+    CHECK(contents(io.err) == "runq: cannot write the output: No space left on device\n");
+}
+
+TEST_CASE("cli: help and version") {
+    Result r = run_cli(no_program, {"-h"});
+    CHECK(r.code == 0);
+    CHECK(r.err == "");
+    CHECK(r.out.starts_with("runq: loads nothing\n"));
+    for (size_t begin = 0, end; (end = r.out.find('\n', begin)) != std::string::npos; begin = end + 1) {
+        CHECK(end - begin <= 80);
+    }
+    for (const char* option :
+         {"--prompt", "--file",    "--ids",       "--mode",  "--steps",      "--ctx",  "--system",
+          "--think",  "--temp",    "--top-k",     "--top-p", "--seed",       "--info", "--ppl",
+          "--bench",  "--threads", "--print-ids", "--trace", "--rope-theta", "--help", "--version"}) {
+        CAPTURE(option);
+        CHECK(r.out.find(option) != std::string::npos);
+    }
+    r = run_cli(no_program, {"--version"});
+    CHECK(r.code == 0);
+    CHECK(r.out == std::string("runq ") + program_version + "\n");
+}
+
+TEST_CASE("cli: the context is the model's, at most 4096, or what --ctx says") {
+    ModelConfig c;
+    Options o;
+    c.max_seq_len = 131072;
+    CHECK(context_length(o, c) == 4096);
+    c.max_seq_len = 100;
+    CHECK(context_length(o, c) == 100);
+    o.ctx = 100;
+    CHECK(context_length(o, c) == 100);
+    o.ctx = 101;
+    CHECK_THROWS_WITH_AS(context_length(o, c), "--ctx: 101 is more than the model's max_seq_len, 100",
+                         UsageError);
+}
+
+// ----------------------------------------------------------------------------
+// Sampling
+
+TEST_CASE("sampler: temperature 0 takes the first of the largest") {
+    Sampler s(0, 0, 1, 1);
+    const std::vector<float> logits = {-3, 2, 7, 7, 1};
+    CHECK(s.sample(logits) == 2);
+    CHECK(argmax(std::vector<float>{qnan, -1, qnan, -0.5f, qnan}) == 3);
+    CHECK(argmax(std::vector<float>{1, inf, inf}) == 1);
+    CHECK(argmax(std::vector<float>{qnan, qnan}) == 0);
+    CHECK(argmax(std::vector<float>{-inf, -inf}) == 0);
+}
+
+namespace {
+
+// How often each of n tokens is drawn in `draws`.
+std::vector<double> frequencies(Sampler& s, const std::vector<float>& logits, int draws) {
+    std::vector<double> f(logits.size());
+    for (int i = 0; i < draws; i++) {
+        const int id = s.sample(logits);
+        if (id < 0 || id >= static_cast<int>(logits.size())) FAIL("drew " << id);
+        f[static_cast<size_t>(id)] += 1;
+    }
+    return f;
+}
+
+// Pearson's statistic of the observed counts against probabilities p; tokens of probability 0 must not
+// appear.
+double chi_square(const std::vector<double>& observed, const std::vector<double>& p) {
+    double n = 0, sum = 0;
+    for (const double x : observed) n += x;
+    for (size_t i = 0; i < p.size(); i++) {
+        if (p[i] == 0) {
+            CHECK(observed[i] == 0);
+        } else {
+            sum += (observed[i] - n * p[i]) * (observed[i] - n * p[i]) / (n * p[i]);
+        }
+    }
+    return sum;
+}
+
+std::vector<float> logs(const std::vector<double>& p) {
+    std::vector<float> logits;
+    for (const double x : p) logits.push_back(static_cast<float>(std::log(x)));
+    return logits;
+}
+
+std::vector<double> normalized(std::vector<double> p) {
+    double sum = 0;
+    for (const double x : p) sum += x;
+    for (double& x : p) x /= sum;
+    return p;
+}
+
+}  // namespace
+
+TEST_CASE("sampler: draws from what the temperature and the cuts leave") {
+    // Not sorted, so that a cut by position would show.
+    const std::vector<double> p = {0.05, 0.30, 0.10, 0.20, 0.01, 0.24, 0.10};
+    std::vector<double> hot, cold;
+    for (const double x : p) hot.push_back(std::sqrt(x)), cold.push_back(x * x);
+    struct Case {
+        float temperature;
+        int top_k;
+        float top_p;
+        std::vector<double> expected;
+    };
+    const std::vector<Case> cases = {
+        {1, 0, 1, p},
+        {2, 0, 1, hot},
+        {0.5f, 0, 1, cold},
+        {1, 7, 1, p},
+        {1, 100, 1, p},
+        {1, 1, 1, {0, 1, 0, 0, 0, 0, 0}},
+        {1, 3, 1, {0, 0.30, 0, 0.20, 0, 0.24, 0}},
+        {1, 4, 1, {0, 0.30, 0.10, 0.20, 0, 0.24, 0}},  // of two equals the first
+        {1, 0, 0, {0, 1, 0, 0, 0, 0, 0}},
+        {1, 0, 0.29f, {0, 1, 0, 0, 0, 0, 0}},
+        {1, 0, 0.31f, {0, 0.30, 0, 0, 0, 0.24, 0}},  // the token that crosses top_p is in
+        {1, 0, 0.70f, {0, 0.30, 0, 0.20, 0, 0.24, 0}},
+        {1, 0, 0.80f, {0, 0.30, 0.10, 0.20, 0, 0.24, 0}},
+        {1, 0, 0.90f, {0, 0.30, 0.10, 0.20, 0, 0.24, 0.10}},
+        {1, 0, 0.985f, {0.05, 0.30, 0.10, 0.20, 0, 0.24, 0.10}},
+        // top_p counts among what top_k left: 0.30 of 0.54 is 0.556
+        {1, 2, 0.55f, {0, 1, 0, 0, 0, 0, 0}},
+        {1, 2, 0.56f, {0, 0.30, 0, 0, 0, 0.24, 0}},
+        // and after the temperature: 0.09 of 0.2102 is 0.428
+        {0.5f, 0, 0.40f, {0, 1, 0, 0, 0, 0, 0}},
+        {0.5f, 0, 0.43f, {0, 0.09, 0, 0, 0, 0.0576, 0}},
+    };
+    for (const Case& c : cases) {
+        CAPTURE(c.temperature);
+        CAPTURE(c.top_k);
+        CAPTURE(c.top_p);
+        Sampler s(c.temperature, c.top_k, c.top_p, 12345);
+        const std::vector<double> expected = normalized(c.expected), f = frequencies(s, logs(p), 20000);
+        for (size_t i = 0; i < p.size(); i++) CHECK((f[i] > 0) == (expected[i] > 0));
+        // 22.5 is passed by chance once in a thousand times with 6 degrees of freedom; the seed is fixed.
+        CHECK(chi_square(f, expected) < 22.5);
+    }
+}
+
+TEST_CASE("sampler: the cuts agree with a sort on a large vocabulary") {
+    std::mt19937_64 random(5);
+    std::vector<float> logits(20000);
+    for (float& x : logits) x = static_cast<float>(random() % 100000) / 10000.0f;
+    std::vector<std::pair<double, int>> sorted;
+    double total = 0;
+    for (size_t i = 0; i < logits.size(); i++) {
+        sorted.push_back({-std::exp(static_cast<double>(logits[i])), static_cast<int>(i)});
+        total -= sorted.back().first;
+    }
+    std::sort(sorted.begin(), sorted.end());
+    for (const double top_p : {0.001, 0.1, 0.5, 0.9}) {
+        size_t n = 0;
+        for (double mass = 0; mass < top_p * total; n++) mass -= sorted[n].first;
+        std::vector<bool> kept(logits.size());
+        for (size_t i = 0; i < n; i++) kept[static_cast<size_t>(sorted[i].second)] = true;
+        Sampler s(1, 0, static_cast<float>(top_p), 9);
+        size_t wrong = 0;
+        for (int i = 0; i < 2000; i++) wrong += kept[static_cast<size_t>(s.sample(logits))] ? 0 : 1;
+        CAPTURE(top_p);
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("sampler: the seed fixes the sequence") {
+    const std::vector<float> logits(1000, 0.0f);
+    Sampler a(1, 0, 1, 42), b(1, 0, 1, 42), c(1, 0, 1, 43);
+    std::vector<int> x, y, z;
+    for (int i = 0; i < 20; i++) {
+        x.push_back(a.sample(logits));
+        y.push_back(b.sample(logits));
+        z.push_back(c.sample(logits));
+    }
+    CHECK(x == y);
+    CHECK(x != z);
+    // mt19937_64's first number for its default seed, 5489, is 14514284786278117030 (C++ standard, Table
+    // "rand.predef" fixes the sequence): 0.78682... of the range.
+    Sampler d(1, 0, 1, 5489);
+    CHECK(d.sample(logits) == 786);
+}
+
+TEST_CASE("sampler: NaN and infinities never draw anything impossible") {
+    for (const auto& [k, p] :
+         {std::pair(0, 1.0f), std::pair(2, 1.0f), std::pair(0, 0.9f), std::pair(3, 0.5f)}) {
+        Sampler s(1, k, p, 3);
+        for (int i = 0; i < 200; i++) {
+            CHECK(s.sample(std::vector<float>{qnan, qnan, qnan}) == 0);
+            CHECK(s.sample(std::vector<float>{-inf, -inf}) == 0);
+            CHECK(s.sample(std::vector<float>{0, inf, 3, inf}) == 1);
+            CHECK(s.sample(std::vector<float>{qnan, 1, -inf}) == 1);
+            const int id = s.sample(std::vector<float>{qnan, 0, -inf, 0.5f, qnan});
+            CHECK((id == 1 || id == 3));
+            CHECK(s.sample(std::vector<float>{3e38f, -3e38f, -3e38f}) == 0);
+            CHECK(s.sample(std::vector<float>{5}) == 0);
+        }
+    }
+    Sampler cold(std::numeric_limits<float>::denorm_min(), 0, 0.9f, 3);
+    CHECK(cold.sample(std::vector<float>{1, 2, 1.9999f}) == 1);
+}
+
+// ----------------------------------------------------------------------------
+// Generating
+
+TEST_CASE("generate: the prompt goes in pieces, then one token at a time, up to an eos id") {
+    Bigram table;
+    const Model model = table.model();
+    Session s = greedy_session(model);
+    std::vector<int> ids = {0, 4}, emitted;
+    CHECK(generate(s, ids, [&](int id) { emitted.push_back(id); }) == Stop::end_of_text);
+    CHECK(ids == std::vector<int>{0, 4, 5, 6, 7});
+    CHECK(emitted == std::vector<int>{5, 6, 7});
+    // The eos id itself is never run.
+    CHECK(table.fed == std::vector<Fed>{{0, {0, 4}, false}, {2, {5}, false}, {3, {6}, false}});
+    CHECK(s.held == std::vector<int>{0, 4, 5, 6});
+    CHECK(s.statistics.n_prefill == 2);
+    CHECK(s.statistics.n_decode == 2);
+    CHECK(s.statistics.decode_bytes == 2 * 1000 + 10 * (3 + 4));
+
+    table.fed.clear();
+    std::vector<int> long_prompt(30, 1);
+    Session t = greedy_session(model);
+    t.max_new = 1;
+    CHECK(generate(t, long_prompt, [](int) {}) == Stop::steps);
+    REQUIRE(table.fed.size() == 2);  // 24 = 8 chunks, and the rest
+    CHECK(table.fed[0].tokens.size() == 24);
+    CHECK(table.fed[1] == Fed{24, std::vector<int>(6, 1), false});
+}
+
+TEST_CASE("generate: stops at its number of tokens and at the end of the context") {
+    Bigram table;
+    Model model = table.model();
+    model.config.eos_ids = {};
+    Session s = greedy_session(model, 10);
+    s.max_new = 3;
+    std::vector<int> ids = {6};
+    CHECK(generate(s, ids, [](int) {}) == Stop::steps);
+    CHECK(ids == std::vector<int>{6, 7, 0, 1});
+    CHECK(table.fed.size() == 3);
+
+    Session t = greedy_session(model, 10);
+    ids = {0, 1, 2};
+    CHECK(generate(t, ids, [](int) {}) == Stop::context);
+    CHECK(ids == std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 0, 1});
+    CHECK(table.fed.back().pos == 8);
+
+    Session u = greedy_session(model, 3);
+    ids = {0, 1, 2};
+    CHECK(generate(u, ids, [](int) {}) == Stop::context);
+    CHECK(ids.size() == 3);
+}
+
+TEST_CASE("generate: what the KV cache holds is not run again") {
+    Bigram table;
+    const Model model = table.model();
+    Session s = greedy_session(model);
+    s.max_new = 2;
+    std::vector<int> ids = {0, 1, 2};
+    generate(s, ids, [](int) {});
+    CHECK(ids == std::vector<int>{0, 1, 2, 3, 4});
+    CHECK(s.held == std::vector<int>{0, 1, 2, 3});  // 4 was never run
+
+    struct Turn {
+        std::vector<int> ids;
+        Fed first;
+    };
+    const std::vector<Turn> turns = {
+        {{0, 1, 2, 3, 4, 6, 1}, {4, {4, 6, 1}, false}},  // goes on; held: 0 1 2 3 4 6 1 2
+        {{0, 1, 5, 2}, {2, {5, 2}, false}},              // parts at the third token; held: 0 1 5 2 3
+        {{0, 1, 5, 2}, {3, {2}, false}},                 // all there, but the last is run for its logits
+        {{3, 2}, {0, {3, 2}, false}},                    // nothing in common
+    };
+    for (const Turn& turn : turns) {
+        table.fed.clear();
+        ids = turn.ids;
+        const int last = ids.back();
+        generate(s, ids, [](int) {});
+        CHECK(table.fed.front() == turn.first);
+        CHECK(ids[turn.ids.size()] == last + 1);
+    }
+}
+
+TEST_CASE("generate: the first Ctrl-C ends it between two tokens, with the statistics and exit code 130") {
+    Bigram table;
+    loaded = &table;
+    table.raise_at_call = 2;  // the prompt, one token, this one
+    const Result r = run_cli(table_program, {"m", "--ids", "0", "-n", "0"});
+    CHECK(r.code == 130);
+    CHECK(r.out == "1,2,3\n");
+    CHECK(r.err.find("decode    2 tokens") != std::string::npos);
+    std::signal(SIGINT, SIG_DFL);
+}
+
+TEST_CASE("cli: ids in, ids out, and the statistics") {
+    Bigram table;
+    loaded = &table;
+    Result r = run_cli(table_program, {"m", "--ids", "3,4", "-j", "1"});
+    CHECK(r.code == 0);
+    CHECK(r.out == "5,6,7\n");
+    CHECK(r.err.find("lookup, 1 thread, context 64") != std::string::npos);
+    CHECK(r.err.find("temperature 0") != std::string::npos);
+    CHECK(r.err.find("prefill   2 tokens") != std::string::npos);
+    CHECK(r.err.find("decode    2 tokens") != std::string::npos);
+
+    r = run_cli(table_program, {"m", "--ids", "3,4", "-t", "0.7", "-k", "2", "-p", "0.5", "-s", "99"});
+    CHECK(r.err.find("temperature 0.7, top-k 2, top-p 0.5, seed 99") != std::string::npos);
+}
+
+TEST_CASE("cli: without a prompt generation starts from the BOS alone") {
+    struct WithBos {
+        static Model load(const Options&, Trace*) {
+            Model m = loaded->model();
+            m.config.bos_id = 4;
+            return m;
+        }
+    };
+    Bigram table;
+    loaded = &table;
+    for (const std::vector<const char*>& arguments :
+         {std::vector<const char*>{"m"}, {"m", "-i", ""}, {"m", "-f", "/dev/null"}, {"m", "-i", "-"}}) {
+        const Result r = run_cli({"runq", "", WithBos::load}, arguments, "\n");
+        CHECK(r.code == 0);
+        CHECK(r.out == "5,6,7\n");
+    }
+}
+
+TEST_CASE("cli: --info names every field and runs nothing") {
+    Bigram table;
+    loaded = &table;
+    const Result r = run_cli(table_program, {"m", "--info", "-c", "20", "-j", "1"});
+    CHECK(r.code == 0);
+    CHECK(r.err == "");
+    CHECK(table.fed.empty());
+    std::map<std::string, std::string> fields;
+    for (size_t begin = 0, end; (end = r.out.find('\n', begin)) != std::string::npos; begin = end + 1) {
+        const std::string line = r.out.substr(begin, end - begin);
+        const size_t gap = line.find(' ');
+        REQUIRE(gap != std::string::npos);
+        fields[line.substr(0, gap)] = line.substr(line.find_first_not_of(' ', gap));
+    }
+    CHECK(fields["vocab_size"] == "8");
+    CHECK(fields["eos_ids"] == "7");
+    CHECK(fields["bos_id"] == "none");
+    CHECK(fields["tokenizer"] == "no");
+    CHECK(fields["chat_template"] == "no");
+    CHECK(fields["kernel"] == "lookup");
+    CHECK(fields["scheme"] == "table");
+    CHECK(fields["weight_bytes_per_token"] == "1000");
+    CHECK(fields["kv_cache_bytes"] == "200");
+    CHECK(fields["rope_scaling"] == "none");
+}
+
+// ----------------------------------------------------------------------------
+// Text: a tokenizer of twelve tokens, and a chat template of them that drops old thoughts as Qwen3's does
+
+namespace {
+
+const std::vector<std::string> names = {"<b>", "<u>", "<a>", "<e>",  "<s>",     "a",
+                                        "b",   "c",   "d",   "\xC3", "<think>", "</think>"};
+enum : int { bos, user, assistant, end, sys, a, b, c, d, half, think, unthink };  // \xC3: half a character
+
+// The section as docs/tokenizer.md lays it out.
+Tokenizer small_tokenizer(bool add_bos, bool with_chat) {
+    std::string bytes, flags, offsets, added, chat;
+    auto u32 = [](std::string& to, size_t value) {
+        for (int i = 0; i < 4; i++) to.push_back(static_cast<char>(value >> (8 * i)));
+    };
+    for (size_t id = 0; id < names.size(); id++) {
+        const bool word = names[id].size() == 1, special = id <= sys;
+        u32(offsets, bytes.size());
+        bytes += names[id];
+        flags.push_back(static_cast<char>(1 | (word ? 2 : 0) | (special ? 4 : 0)));
+        if (word) continue;
+        u32(added, id);
+        u32(added, special ? 1 : 0);
+    }
+    u32(offsets, bytes.size());
+    if (with_chat) {
+        u32(chat, 8);  // thoughts are dropped
+        for (const char* piece : {"<b>", "<b><s>", "<e>", "", "", "<u>", "<e>", "<a>", "<e>", "<a>",
+                                  "<a><think></think>", "<think>", "</think>"}) {
+            u32(chat, std::strlen(piece));
+            chat += piece;
+        }
+    }
+    std::string header;
+    const size_t size = 48 + offsets.size() + added.size() + flags.size() + bytes.size() + chat.size();
+    for (const size_t value : {size_t{0x6E6B6F74}, size_t{1}, size, names.size(),
+                               size_t{(add_bos ? 4u : 0u) | (with_chat ? 8u : 0u)}, size_t{bos}, size_t{0},
+                               added.size() / 8, size_t{0}, size_t{0}, chat.size(), bytes.size()}) {
+        u32(header, value);
+    }
+    const std::string section = header + offsets + added + flags + bytes + chat;
+    return Tokenizer::load(std::as_bytes(std::span(section)), static_cast<int>(names.size()));
+}
+
+// Answers with a thought, c, and then d.
+struct Talker : Bigram {
+    Talker() : Bigram(static_cast<int>(names.size())) {
+        std::fill(table.begin(), table.end(), 0.0f);
+        for (const auto& [from, to] : {std::pair(assistant, think),
+                                       {think, c},
+                                       {c, unthink},
+                                       {unthink, d},
+                                       {d, end},
+                                       {a, half},
+                                       {half, b}}) {
+            row(from)[static_cast<size_t>(to)] = 5;
+        }
+    }
+};
+
+template <bool add_bos, bool with_chat>
+Model load_talker(const Options& o, Trace*) {
+    Model m = loaded->model();
+    m.config.eos_ids = {end};
+    m.config.bos_id = bos;
+    m.tokenizer = small_tokenizer(add_bos, with_chat);
+    context_length(o, m.config);
+    return m;
+}
+const Program talker = {"runq", "", load_talker<true, true>};
+
+}  // namespace
+
+TEST_CASE("generate mode: the prompt's text, then whole characters, without the special tokens") {
+    Talker model;
+    loaded = &model;
+    Result r = run_cli(talker, {"m", "-i", "ab<u>c"});
+    CHECK(r.code == 0);
+    CHECK(r.out == "ab<u>c</think>d\n");
+    CHECK(model.fed[0].tokens == std::vector<int>{bos, a, b, user, c});
+
+    r = run_cli(talker, {"m", "-i", "-"}, "b\nc\n");  // one newline at the end is dropped
+    CHECK(r.out.starts_with("b\nc</think>"));
+    r = run_cli(talker, {"m", "-f", "-"}, "c\n\n");
+    CHECK(r.out.starts_with("c\n"));
+
+    r = run_cli(talker, {"m", "--ids", "0,5,6,7"});
+    CHECK(r.out == "abc</think>d\n");
+    r = run_cli(talker, {"m", "-i", "c", "--print-ids"});
+    CHECK(r.out == "11,8,3\n");
+
+    // a is followed by half a character and that by b: what cannot become a character shows as U+FFFD.
+    r = run_cli(talker, {"m", "-i", "a", "-n", "1"});
+    CHECK(r.out == "a\xEF\xBF\xBD\n");
+    r = run_cli(talker, {"m", "-i", "a", "-n", "2"});
+    CHECK(r.out ==
+          "a\xEF\xBF\xBD"
+          "b\n");
+    r = run_cli(talker, {"m", "-i", "c\xFF", "-n", "1"});
+    CHECK(r.out.starts_with("c\xEF\xBF\xBD"));
+}
+
+TEST_CASE("chat mode: every turn runs only what has changed") {
+    Talker model;
+    loaded = &model;
+    Result r = run_cli(talker, {"m", "-m", "chat"}, "a\n\nb\r\n");  // an empty line is no turn
+    CHECK(r.code == 0);
+    CHECK(r.out == "<think>c</think>d\n<think>c</think>d\n");
+    auto prompts = [&] {
+        std::vector<Fed> calls;
+        for (const Fed& f : model.fed) {
+            if (f.tokens.size() > 1) calls.push_back(f);
+        }
+        return calls;
+    };
+    // In the second turn the first one's thought has gone, so all after its <a> is new.
+    CHECK(prompts() == std::vector<Fed>{{0, {bos, user, a, end, assistant}, false},
+                                        {5, {d, end, user, b, end, assistant}, false}});
+    CHECK(r.err.find("prefill   11 tokens") != std::string::npos);
+    CHECK(r.err.find("decode    8 tokens") != std::string::npos);
+    CHECK(r.err.find("> ") == std::string::npos);
+
+    model.fed.clear();
+    r = run_cli(talker, {"m", "-m", "chat", "-i", "a", "-y", "cc", "-r", "0"}, "b");
+    CHECK(r.out == "d\nd\n");
+    CHECK(prompts() ==
+          std::vector<Fed>{{0, {bos, sys, c, c, end, user, a, end, assistant, think, unthink}, false},
+                           {9, {d, end, user, b, end, assistant, think, unthink}, false}});
+
+    // An answer that -n cut short is closed by the template, and otherwise stays: no </think>, no thought.
+    model.fed.clear();
+    r = run_cli(talker, {"m", "-m", "chat", "-n", "2", "--print-ids"}, "a\nb\n");
+    CHECK(r.out == "10,7\n10,7\n");
+    CHECK(prompts()[1] == Fed{6, {c, end, user, b, end, assistant}, false});
+}
+
+TEST_CASE("chat mode: a full context ends the conversation with one line") {
+    Talker model;
+    loaded = &model;
+    const std::string full = "tokens is full: the conversation ends here\n";
+    // 5 + 5 tokens, then 11 for the prompt of the second turn
+    for (const char* context : {"10", "11", "12"}) {
+        const Result r = run_cli(talker, {"m", "-m", "chat", "-c", context}, "a\nb\na\n");
+        CHECK(r.code == 0);
+        CHECK(r.err.find(full) != std::string::npos);
+        CHECK(r.out ==
+              (std::string(context) == "12" ? "<think>c</think>d\n<think>\n" : "<think>c</think>d\n"));
+    }
+    Result r = run_cli(talker, {"m", "-m", "chat", "-c", "7"}, "a\nb\n");
+    CHECK(r.out == "<think>c\n");
+    CHECK(r.err.find(full) != std::string::npos);
+    r = run_cli(talker, {"m", "-m", "chat", "-c", "4"}, "a\nb\n");
+    CHECK(r.code == 2);
+    CHECK(r.out == "");
+    CHECK(r.err == "runq: --mode chat: the prompt is 5 tokens long, the context only 4\n");
+}
+
+TEST_CASE("chat mode: needs a template") {
+    Talker model;
+    loaded = &model;
+    const Result r = run_cli({"runq", "", load_talker<true, false>}, {"m", "-m", "chat"}, "a\n");
+    CHECK(r.code == 2);
+    CHECK(r.err == "runq: --mode chat: this file has no chat template\n");
+}
+
+TEST_CASE("--ppl: one line, and a BOS before every window only if the tokenizer puts it there") {
+    Talker model;
+    loaded = &model;
+    auto first_window = [&](const Program& program) {
+        model.fed.clear();
+        const Result r = run_cli(program, {"m", "--ppl", "-", "-c", "4"}, "abcdabc");
+        CHECK(r.code == 0);
+        return std::pair(r.out, model.fed[0].tokens);
+    };
+    const double n = static_cast<double>(names.size());
+    const double hit = std::log(std::exp(5.0) + n - 1) - 5, miss = hit + 5, even = std::log(n);
+    // <b>abc <b>dab <b>c: after <b> and b everything is equally likely, a makes \xC3 likely, d <e>
+    CHECK(first_window(talker) ==
+          std::pair(format("perplexity %.4f over 7 tokens (windows of 4)\n",
+                           std::exp((even + miss + even + even + miss + miss + even) / 7)),
+                    std::vector<int>{bos, a, b}));
+    // abcd abc: three and two scored
+    CHECK(first_window({"runq", "", load_talker<false, true>}) ==
+          std::pair(format("perplexity %.4f over 5 tokens (windows of 4)\n",
+                           std::exp((miss + even + miss + miss + even) / 5)),
+                    std::vector<int>{a, b, c}));
+
+    Result r = run_cli(talker, {"m", "--ppl", "-"}, "");
+    CHECK(r.code == 1);
+    CHECK(r.out == "");
+    CHECK(r.err == "runq: --ppl: '-' is 0 tokens long, too short with a context of 64\n");
+    r = run_cli(talker, {"m", "--ppl", "/nonexistent"});
+    CHECK(r.code == 1);
+    CHECK(r.err == "runq: --ppl: cannot read '/nonexistent': No such file or directory\n");
+}
+
+// ----------------------------------------------------------------------------
+// Perplexity and speed
+
+TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
+    Bigram table;
+    const Model model = table.model();
+    // After t: 5 for t + 1, 0 for the seven others.
+    const double hit = std::log(std::exp(5.0) + 7) - 5, miss = hit + 5;
+    std::vector<size_t> progress;
+    auto keep = [&](size_t n) { progress.push_back(n); };
+
+    // Without a BOS, windows of 4: (0 1 2 3) (4 0 1 2) (3 5), each without its first token.
+    const std::vector<int> ids = {0, 1, 2, 3, 4, 0, 1, 2, 3, 5};
+    Perplexity p = perplexity(model, ids, -1, 4, keep);
+    CHECK(p.n_scored == 7);
+    CHECK(p.nll == doctest::Approx(5 * hit + 2 * miss).epsilon(1e-12));
+    CHECK(p.value() == doctest::Approx(std::exp((5 * hit + 2 * miss) / 7)).epsilon(1e-12));
+    CHECK(table.fed == std::vector<Fed>{{0, {0, 1, 2}, true}, {0, {4, 0, 1}, true}, {0, {3}, true}});
+    CHECK(progress == std::vector<size_t>{4, 8, 10});
+
+    // With BOS 2 in front, windows of 3 ids: 2(0 1 2) 2(3 4 0) 2(1 2 3) 2(5); all ten are scored.
+    table.fed.clear();
+    progress.clear();
+    p = perplexity(model, ids, 2, 4, keep);
+    CHECK(p.n_scored == 10);
+    // hits: 0>1 1>2, 2>3 3>4, 1>2 2>3; misses: 2>0, 4>0, 2>1, 2>5
+    CHECK(p.nll == doctest::Approx(6 * hit + 4 * miss).epsilon(1e-12));
+    CHECK(table.fed ==
+          std::vector<Fed>{{0, {2, 0, 1}, true}, {0, {2, 3, 4}, true}, {0, {2, 1, 2}, true}, {0, {2}, true}});
+    CHECK(progress == std::vector<size_t>{3, 6, 9, 10});
+
+    // A window longer than max_chunk = 3 goes in chunks, at the right positions.
+    table.fed.clear();
+    p = perplexity(model, ids, -1, 64, keep);
+    CHECK(p.n_scored == 9);
+    CHECK(p.nll == doctest::Approx(7 * hit + 2 * miss).epsilon(1e-12));
+    CHECK(table.fed == std::vector<Fed>{{0, {0, 1, 2}, true}, {3, {3, 4, 0}, true}, {6, {1, 2, 3}, true}});
+
+    // Nothing to score: no ids, one id without a BOS, a last window of one id, no room beside the BOS.
+    CHECK(perplexity(model, {}, 2, 4, keep).n_scored == 0);
+    CHECK(perplexity(model, std::vector<int>{1}, -1, 4, keep).n_scored == 0);
+    CHECK(perplexity(model, std::vector<int>{1, 2, 3}, -1, 2, keep).n_scored == 1);
+    CHECK(perplexity(model, ids, 2, 1, keep).n_scored == 0);
+    CHECK(perplexity(model, ids, -1, 1, keep).n_scored == 0);
+}
+
+TEST_CASE("perplexity: large logits neither overflow nor vanish") {
+    const std::vector<float> logits = {1000, 998, -3e38f};
+    CHECK(negative_log_likelihood(logits, 0) == doctest::Approx(std::log1p(std::exp(-2.0))).epsilon(1e-12));
+    CHECK(negative_log_likelihood(logits, 1) ==
+          doctest::Approx(2 + std::log1p(std::exp(-2.0))).epsilon(1e-12));
+    CHECK(negative_log_likelihood(logits, 2) > 1e38);
+}
+
+TEST_CASE("bench: runs the prompt at once and then a token at a time") {
+    Bigram table;
+    loaded = &table;
+    Result r = run_cli(table_program, {"m", "--bench", "5,2", "-j", "2"});
+    CHECK(r.code == 0);
+    REQUIRE(table.fed.size() == 4);
+    CHECK(table.fed[0].tokens.size() == 1);  // brings the weights into memory
+    CHECK(table.fed[1].pos == 0);
+    CHECK(table.fed[1].tokens.size() == 5);
+    CHECK(table.fed[2].pos == 5);
+    CHECK(table.fed[3].pos == 6);
+    for (const Fed& f : table.fed) {
+        for (const int t : f.tokens) CHECK((t >= 0 && t < 8));
+    }
+    CHECK(r.out.starts_with("prefill 5 tokens: "));
+    CHECK(r.out.find("\ndecode 2 tokens: ") != std::string::npos);
+    CHECK(r.out.find("GB/s that 2 threads can read\n") != std::string::npos);
+
+    r = run_cli(table_program, {"m", "--bench", "3,0"});
+    CHECK(r.out.find("decode") == std::string::npos);
+    r = run_cli(table_program, {"m", "--bench", "0,1"});
+    CHECK(r.out.starts_with("decode 1 tokens: "));
+}
+
+TEST_CASE("machine: cores, memory and bandwidth are plausible") {
+    CHECK(physical_cores() >= 1);
+    CHECK(physical_cores() <= static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+    CHECK(peak_memory_bytes() > 1000 * 1000);
+    const double bandwidth = read_bandwidth(1);
+    CHECK(bandwidth > 1e8);
+    CHECK(bandwidth < 1e13);
+    std::vector<uint32_t> words(1024);
+    uint32_t sum = 0;
+    for (size_t i = 0; i < words.size(); i++) sum += words[i] = static_cast<uint32_t>(i * 2654435761u);
+    CHECK(sum_words(words.data(), words.size()) == sum);
+}

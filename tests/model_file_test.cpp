@@ -1,0 +1,259 @@
+// Model files: every field of the header is checked before anything is read through it. Traces: what is
+// written can be read back. Files are small ones that the tests make themselves.
+#include "common/model_file.h"
+
+#include <doctest/doctest.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "common/trace.h"
+#include "safetensors.h"
+
+namespace {
+
+const std::string folder = std::filesystem::temp_directory_path().string() + "/runq_model_file_test/";
+
+// A header with an extension, 64 bytes of weights and a tokenizer section of 10 bytes.
+struct Bytes {
+    std::vector<char> data = std::vector<char>(header_size + 64 + 10);
+
+    template <class T>
+    void set(size_t offset, T value) {
+        std::memcpy(data.data() + offset, &value, sizeof value);
+    }
+    void seal() {
+        set<uint32_t>(header_offset::checksum, 0);
+        const std::span<const char> all(data);
+        const uint32_t head = crc32(std::as_bytes(all.first(header_size)));
+        set(header_offset::checksum, crc32(std::as_bytes(all.subspan(header_size + 64)), head));
+    }
+};
+
+Bytes good_file() {
+    Bytes f;
+    f.set(0x00, magic_q8);
+    f.set(0x04, version_q8);
+    const std::array dims{64, 128, 2, 4, 2, 100, 256};
+    f.set(0x08, dims);
+    f.set<uint8_t>(header_offset::shared_classifier, 1);
+    f.set(header_offset::group_size, 64);
+    f.set(header_offset::extension, extension_magic);
+    f.set(header_offset::arch, 2);
+    f.set(header_offset::head_dim, 32);
+    f.set(header_offset::ext_group_size, 64);
+    f.set(header_offset::norm_eps, 1e-6f);
+    f.set(header_offset::rope_theta, 1e6f);
+    f.set(header_offset::rope_scaling, 1);
+    f.set(header_offset::rope_scaling + 4, 32.0f);
+    f.set(header_offset::rope_scaling + 8, 1.0f);
+    f.set(header_offset::rope_scaling + 12, 4.0f);
+    f.set(header_offset::rope_scaling + 16, 8192);
+    f.set(header_offset::bos_id, 7);
+    f.set(header_offset::n_eos, 2);
+    f.set(header_offset::eos_ids, 9);
+    f.set(header_offset::eos_ids + 4, 99);
+    f.set(header_offset::temperature, 0.6f);
+    f.set(header_offset::top_p, 0.9f);
+    f.set(header_offset::top_k, 20);
+    f.set<uint64_t>(header_offset::tokenizer_offset, header_size + 64);
+    f.set<uint64_t>(header_offset::tokenizer_size, 10);
+    f.seal();
+    return f;
+}
+
+std::string write(const Bytes& f, size_t size = SIZE_MAX) {
+    std::filesystem::create_directories(folder);
+    const std::string path = folder + "model.bin";
+    std::ofstream(path, std::ios::binary)
+        .write(f.data.data(), std::streamsize(std::min(size, f.data.size())));
+    return path;
+}
+
+// Opens the file; returns what it was refused with, or "" if it was not. The scheme here has 64 bytes of
+// weights.
+std::string refusal(const std::string& path) {
+    try {
+        open_model_file(path, magic_q8, version_q8, [](const ModelConfig&) { return uint64_t{64}; });
+        return "";
+    } catch (const std::runtime_error& e) {
+        return e.what();
+    }
+}
+
+}  // namespace
+
+TEST_CASE("model file: a good header is read as written") {
+    const ModelFile file = open_model_file(write(good_file()), magic_q8, version_q8,
+                                           [](const ModelConfig&) { return uint64_t{64}; });
+    const ModelConfig& c = file.config;
+    CHECK(c.arch == Arch::qwen3);
+    CHECK(c.dim == 64);
+    CHECK(c.hidden_dim == 128);
+    CHECK(c.n_layers == 2);
+    CHECK(c.n_heads == 4);
+    CHECK(c.n_kv_heads == 2);
+    CHECK(c.head_dim == 32);
+    CHECK(c.vocab_size == 100);
+    CHECK(c.max_seq_len == 256);
+    CHECK(c.shared_classifier);
+    CHECK(c.group_size == 64);
+    CHECK(c.norm_eps == 1e-6f);
+    CHECK(c.rope_theta == 1e6f);
+    CHECK(c.rope_scaling.llama3);
+    CHECK(c.rope_scaling.factor == 32);
+    CHECK(c.rope_scaling.low_freq_factor == 1);
+    CHECK(c.rope_scaling.high_freq_factor == 4);
+    CHECK(c.rope_scaling.original_max_position_embeddings == 8192);
+    CHECK(c.bos_id == 7);
+    CHECK(c.eos_ids == std::vector<int>{9, 99});
+    CHECK(c.temperature == 0.6f);
+    CHECK(c.top_p == 0.9f);
+    CHECK(c.top_k == 20);
+    CHECK(c.q_dim() == 128);
+    CHECK(c.kv_dim() == 64);
+    CHECK(c.heads_per_kv() == 2);
+    CHECK(file.weights.size() == 64);
+    CHECK(file.tokenizer.size() == 10);
+}
+
+TEST_CASE("model file: a file of llama2.c, without extension, gets the documented defaults") {
+    Bytes f = good_file();
+    std::fill(f.data.begin() + header_offset::extension, f.data.begin() + header_size, 0);
+    f.data.resize(header_size + 64);
+    const ModelFile file =
+        open_model_file(write(f), magic_q8, version_q8, [](const ModelConfig&) { return uint64_t{64}; });
+    CHECK(file.config.arch == Arch::llama);
+    CHECK(file.config.head_dim == 16);
+    CHECK(file.config.rope_theta == 500000);
+    CHECK(file.config.norm_eps == 1e-5f);
+    CHECK_FALSE(file.config.rope_scaling.llama3);
+    CHECK(file.config.bos_id == -1);
+    CHECK(file.config.eos_ids.empty());
+    CHECK(file.tokenizer.empty());
+    f.set(0x14, 6);  // 64 / 6 heads is no head_dim
+    f.set(0x18, 3);
+    CHECK(refusal(write(f)) == folder + "model.bin: dim is 64, not a multiple of n_heads 6");
+}
+
+TEST_CASE("model file: every bad field is named with its value") {
+    const std::string p = folder + "model.bin: ";
+    struct Case {
+        size_t offset;
+        int value;
+        const char* text;
+    };
+    const Case cases[] = {
+        {0x00, 0x46554747, "magic is 0x46554747, expected 0x616b3432"},
+        {0x00, int(magic_awq), "magic is 0x616b3438, expected 0x616b3432 (an AWQ file: use runq_awq)"},
+        {0x04, 3, "version is 3, expected 2"},
+        {0x08, 0, "dim is 0, expected 1 to 1048576"},
+        {0x08, -5, "dim is -5, expected 1 to 1048576"},
+        {0x0C, 1 << 30, "hidden_dim is 1073741824, expected 1 to 4194304"},
+        {0x10, 0, "n_layers is 0, expected 1 to 4096"},
+        {0x14, 5000, "n_heads is 5000, expected 1 to 4096"},
+        {0x18, 3, "n_heads is 4, not a multiple of n_kv_heads 3"},
+        {0x18, 8, "n_kv_heads is 8, expected 1 to 4"},
+        {0x1C, -1, "vocab_size is -1, expected 1 to 16777216"},
+        {0x20, 0, "max_seq_len is 0, expected 1 to 16777216"},
+        {header_offset::group_size, 32, "group_size is 32 in the header and 64 at 0x4c"},
+        {header_offset::extension, 5, "extension magic is 0x00000005, expected 0x31584b41 or 0"},
+        {header_offset::arch, 3, "arch is 3, expected 1 to 2"},
+        {header_offset::head_dim, 31, "head_dim is 31, RoPE needs an even number"},
+        {header_offset::head_dim, 0, "head_dim is 0, expected 2 to 4096"},
+        {header_offset::norm_eps, 0x7fc00000, "norm_eps is nan, expected 0 to 1"},
+        {header_offset::rope_theta, 0, "rope_theta is 0, expected 1 to 1e+12"},
+        {header_offset::rope_scaling, 2, "rope_scaling type is 2, expected 0 to 1"},
+        {header_offset::rope_scaling + 4, 0, "rope_scaling factor is 0, expected 1 to 1e+06"},
+        {header_offset::rope_scaling + 12, 0x3f800000, "high_freq_factor is not above low_freq_factor"},
+        {header_offset::rope_scaling + 16, 0,
+         "original_max_position_embeddings is 0, expected 1 to 16777216"},
+        {header_offset::bos_id, 100, "bos_id is 100, expected -1 to 99"},
+        {header_offset::n_eos, 9, "n_eos is 9, expected 0 to 8"},
+        {header_offset::eos_ids + 4, 100, "eos_id is 100, expected 0 to 99"},
+        {header_offset::temperature, 0x7f800000, "temperature is inf, expected 0 to 100"},
+        {header_offset::top_p, 0x40000000, "top_p is 2, expected 0 to 1"},
+        {header_offset::top_k, -1, "top_k is -1, expected 0 to 16777216"},
+        {header_offset::reserved + 8, 1, "reserved byte at 188 is not 0"},
+        {header_offset::tokenizer_offset, 8, "file is 330 bytes, but its tokenizer section is 10 bytes at 8"},
+        {header_offset::tokenizer_size, 11,
+         "file is 330 bytes, but its tokenizer section is 11 bytes at 320"},
+    };
+    for (const Case& c : cases) {
+        Bytes f = good_file();
+        f.set(c.offset, c.value);
+        f.seal();
+        CHECK(refusal(write(f)) == p + c.text);
+    }
+    Bytes f = good_file();
+    f.set<uint8_t>(header_offset::shared_classifier, 2);
+    f.seal();
+    CHECK(refusal(write(f)) == p + "shared_classifier is 2, expected 0 to 1");
+}
+
+TEST_CASE("model file: a flipped bit in header or tokenizer, and a wrong length, do not pass") {
+    const Bytes good = good_file();
+    CHECK(refusal(write(good)).empty());
+    for (size_t byte = 0; byte < good.data.size(); byte++) {
+        if (byte >= header_size && byte < header_size + 64) continue;  // weights may be anything
+        Bytes f = good;
+        f.data[byte] = char(f.data[byte] ^ (1 << (byte % 8)));
+        CHECK_FALSE(refusal(write(f)).empty());
+    }
+    for (size_t size = 0; size < good.data.size(); size++) CHECK_FALSE(refusal(write(good, size)).empty());
+    Bytes longer = good;
+    longer.data.push_back(0);
+    CHECK_FALSE(refusal(write(longer)).empty());
+
+    // The header's dimensions imply another length than the file's: here the scheme says 63 bytes.
+    try {
+        open_model_file(write(good), magic_q8, version_q8, [](const ModelConfig&) { return uint64_t{63}; });
+        FAIL("not refused");
+    } catch (const std::runtime_error& e) {
+        CHECK(std::string(e.what()) == folder + "model.bin: weights are 64 bytes, but the header implies 63");
+    }
+    CHECK(refusal(folder + "absent.bin") == folder + "absent.bin: cannot open: No such file or directory");
+    CHECK(refusal("/tmp") == "/tmp: not a regular file");
+}
+
+TEST_CASE("crc32: the check value of zlib and PNG") {
+    const std::string text = "123456789";
+    CHECK(crc32(std::as_bytes(std::span(text))) == 0xCBF43926);
+    CHECK(crc32(std::as_bytes(std::span(text)).subspan(4), crc32(std::as_bytes(std::span(text)).first(4))) ==
+          0xCBF43926);
+}
+
+TEST_CASE("trace: values of several calls are joined along the tokens, and widening rows are padded") {
+    std::filesystem::create_directories(folder);
+    const std::string path = folder + "trace.safetensors";
+    Trace trace;
+    const float first[] = {1, 2, 3, 4};
+    trace.add("x", first, 2, {2});
+    trace.add("x", first + 2, 1, {2});
+    const float scores[] = {1, 2, 3, 4, 5, 6};
+    trace.add(step_name(0, "scores"), scores, 1, {2, 1});      // 2 heads, 1 position
+    trace.add(step_name(0, "scores"), scores + 2, 1, {2, 2});  // 2 heads, 2 positions
+    const int8_t codes[] = {1, -2, 3};
+    trace.add("x.q", codes, 1, {3});
+    const int tokens[] = {5, 6};
+    trace.add("tokens", tokens, 2, {});
+    trace.add("one", first, 1, {1, 2});
+    trace.write(path);
+
+    const Tensors t = read_safetensors(path);
+    CHECK(t.size() == 5);
+    CHECK(t.at("x").shape == std::vector<int>{3, 2});
+    CHECK(t.at("x").f32() == std::vector<float>{1, 2, 3, 4, 3, 4});
+    CHECK(t.at("layers.0.scores").shape == std::vector<int>{2, 2, 2});
+    CHECK(t.at("layers.0.scores").f32() == std::vector<float>{1, 0, 2, 0, 3, 4, 5, 6});
+    CHECK(t.at("x.q").i8() == std::vector<int8_t>{1, -2, 3});
+    CHECK(t.at("tokens").shape == std::vector<int>{2});
+    CHECK(t.at("tokens").i32() == std::vector<int32_t>{5, 6});
+    CHECK(t.at("one").shape == std::vector<int>{1, 1, 2});
+    CHECK_THROWS_WITH_AS(trace.write("/no/such/folder/t"),
+                         doctest::Contains("/no/such/folder/t: cannot write"), std::runtime_error);
+}

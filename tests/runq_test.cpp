@@ -1,0 +1,272 @@
+// runq.cpp itself, operation by operation and layer by layer, against the golden vectors.
+#define RUNQ_NO_MAIN
+#include "../runq.cpp"
+
+#include <doctest/doctest.h>
+#include <omp.h>
+
+#include <nlohmann/json.hpp>
+
+#include "safetensors.h"
+
+namespace {
+
+const char* const models[] = {"tiny-llama", "tiny-qwen3"};
+
+const Tensors& golden_ops() {
+    static const Tensors ops = read_safetensors("golden/data/ops.safetensors");
+    return ops;
+}
+
+Transformer load(const std::string& name, Trace* trace = nullptr) {
+    return load_transformer("build/models/" + name + ".q8.bin", Options{}, trace);
+}
+
+nlohmann::json golden_json(const std::string& name) {
+    return nlohmann::json::parse(read_file("golden/data/" + name + ".q8.json"));
+}
+
+// Runs the tokens in chunks of the given size. Returns the logits of every token, (n_tokens, vocab_size).
+std::vector<float> run(Transformer& m, std::span<const int> tokens, int chunk) {
+    std::vector<float> all;
+    for (size_t pos = 0; pos < tokens.size(); pos += size_t(chunk)) {
+        const auto part = tokens.subspan(pos, std::min(size_t(chunk), tokens.size() - pos));
+        const std::span<const float> logits = forward(m, part, int(pos), true);
+        all.insert(all.end(), logits.begin(), logits.end());
+    }
+    return all;
+}
+
+// n greedy ids after a prompt that is fed in chunks of the given size.
+std::vector<int> greedy(Transformer& m, const std::vector<int>& prompt, int n, int chunk) {
+    const int vocab_size = m.file.config.vocab_size;
+    const std::vector<float> logits = run(m, prompt, chunk);
+    std::vector<int> ids;
+    auto arg_max = [](std::span<const float> row) {
+        return int(std::max_element(row.begin(), row.end()) - row.begin());
+    };
+    ids.push_back(arg_max(std::span(logits).last(vocab_size)));
+    while (int(ids.size()) < n) {
+        const int pos = int(prompt.size() + ids.size()) - 1;
+        ids.push_back(arg_max(forward(m, std::span(ids).last(1), pos, false)));
+    }
+    return ids;
+}
+
+}  // namespace
+
+// ----------------------------------------------------------------------------
+// Each operation alone
+
+TEST_CASE("rmsnorm") {
+    const std::vector<float> x = golden_ops().at("rmsnorm.x").f32(),
+                             weight = golden_ops().at("rmsnorm.weight").f32();
+    for (const auto& [eps, name] :
+         {std::pair{1e-5f, "rmsnorm.out1e-05"}, std::pair{1e-6f, "rmsnorm.out1e-06"}}) {
+        std::vector<float> out(x.size());
+        for (int t = 0; t < 3; t++)
+            rmsnorm(out.data() + t * 128, x.data() + t * 128, weight.data(), 128, eps);
+        CHECK(relative_error(golden_ops().at(name).f32(), out) < 1e-6);
+    }
+}
+
+TEST_CASE("rope: frequencies with and without llama3 scaling, and the rotation") {
+    struct Case {
+        const char* name;
+        int head_dim;
+        float theta;
+        RopeScaling scaling;
+    };
+    const std::vector<int32_t> positions = golden_ops().at("rope.positions").i32();
+    for (const Case& k :
+         {Case{"plain", 64, 500000, {}}, Case{"llama-3.2-1b", 64, 500000, {true, 32, 1, 4, 8192}},
+          Case{"tiny", 32, 1000000, {true, 8, 1, 4, 128}}}) {
+        const std::string p = std::string("rope.") + k.name + ".";
+        CAPTURE(p);
+        ModelConfig c;
+        c.head_dim = k.head_dim;
+        c.rope_theta = k.theta;
+        c.rope_scaling = k.scaling;
+        CHECK(relative_error(golden_ops().at(p + "frequencies").f32(), rope_frequencies(c)) < 1e-7);
+
+        const std::vector<float> cos = golden_ops().at(p + "cos").f32(),
+                                 sin = golden_ops().at(p + "sin").f32();
+        std::vector<float> x = golden_ops().at(p + "x").f32();  // (positions, 2 heads, head_dim)
+        const size_t half = size_t(k.head_dim) / 2;
+        for (size_t i = 0; i < positions.size() * 2; i++) {
+            rope(x.data() + i * 2 * half, cos.data() + i / 2 * half, sin.data() + i / 2 * half, k.head_dim);
+        }
+        CHECK(relative_error(golden_ops().at(p + "out").f32(), x) < 1e-6);
+    }
+}
+
+TEST_CASE("softmax") {
+    std::vector<float> x = golden_ops().at("softmax.x").f32();
+    for (int i = 0; i < 3; i++) softmax(x.data() + i * 77, 77);
+    CHECK(relative_error(golden_ops().at("softmax.out").f32(), x) < 1e-6);
+}
+
+TEST_CASE("attention: scores and the weighted sum, query heads sharing key heads") {
+    const std::vector<float> q = golden_ops().at("attention.q").f32(),
+                             k = golden_ops().at("attention.k").f32();
+    const std::vector<float> v = golden_ops().at("attention.v").f32();
+    const std::vector<float> scores = golden_ops().at("attention.scores").f32(),
+                             out = golden_ops().at("attention.out").f32();
+    const int n = 9, n_heads = 6, n_kv_heads = 2, d = 32;
+    std::vector<float> kh(n * d), vh(n * d), found_scores(scores.size()), found(out.size());
+    for (int h = 0; h < n_heads; h++) {
+        for (int t = 0; t < n; t++) {  // the cache of the kv head that query head h reads
+            const int kv = t * n_kv_heads + h / (n_heads / n_kv_heads);
+            std::copy_n(k.begin() + kv * d, d, kh.begin() + t * d);
+            std::copy_n(v.begin() + kv * d, d, vh.begin() + t * d);
+        }
+        for (int t = 0; t < n; t++) {
+            float* s = found_scores.data() + (t * n_heads + h) * n;
+            attention_scores(s, q.data() + (t * n_heads + h) * d, kh.data(), t + 1, d);
+            std::vector<float> probs(s, s + t + 1);
+            softmax(probs.data(), t + 1);
+            attention_mix(found.data() + (t * n_heads + h) * d, probs.data(), vh.data(), t + 1, d);
+        }
+    }
+    CHECK(relative_error(scores, found_scores) < 1e-6);
+    CHECK(relative_error(out, found) < 1e-6);
+}
+
+TEST_CASE("swiglu") {
+    const std::vector<float> gate = golden_ops().at("swiglu.gate").f32(),
+                             up = golden_ops().at("swiglu.up").f32();
+    std::vector<float> out(gate.size());
+    swiglu(out.data(), gate.data(), up.data(), gate.size());
+    CHECK(relative_error(golden_ops().at("swiglu.out").f32(), out) < 1e-6);
+}
+
+// ----------------------------------------------------------------------------
+// Layers and whole passes
+
+TEST_CASE("each layer alone, from the golden's input") {
+    for (const char* name : models) {
+        const Tensors golden = read_safetensors("golden/data/" + std::string(name) + ".q8.trace.safetensors");
+        const std::vector<int> tokens = golden.at("tokens").i32();
+        const int n = int(tokens.size());
+        Transformer m = load(name);
+        forward(m, tokens, 0, false);  // fills the tables of angles
+        for (int l = 0; l < m.file.config.n_layers; l++) {
+            CAPTURE(name);
+            CAPTURE(l);
+            const std::string before = l == 0 ? "embed" : step_name(l - 1, "ffn.residual");
+            m.state.x = golden.at(before).f32();
+            attention_block(m, l, n, 0);
+            CHECK(relative_error(golden.at(step_name(l, "attn.residual")).f32(), m.state.x) < 1e-5);
+            m.state.x = golden.at(step_name(l, "attn.residual")).f32();
+            feed_forward_block(m, l, n);
+            CHECK(relative_error(golden.at(step_name(l, "ffn.residual")).f32(), m.state.x) < 1e-5);
+        }
+    }
+}
+
+TEST_CASE("every step of the trace: codes equal, values within the contract, however the tokens are fed") {
+    for (const char* name : models) {
+        const Tensors golden = read_safetensors("golden/data/" + std::string(name) + ".q8.trace.safetensors");
+        const std::vector<int> tokens = golden.at("tokens").i32();
+        for (const int chunk : {64, 3, 1}) {
+            CAPTURE(name);
+            CAPTURE(chunk);
+            Trace trace;
+            Transformer m = load(name, &trace);
+            run(m, tokens, chunk);
+            const std::string path = "build/runq_test.trace.safetensors";
+            trace.write(path);
+            const Tensors found = read_safetensors(path);
+            CHECK(found.size() == golden.size());
+            for (const auto& [step, expected] : golden) {
+                CAPTURE(step);
+                REQUIRE(found.contains(step));
+                REQUIRE(found.at(step).shape == expected.shape);
+                if (expected.type == "F32") {
+                    CHECK(relative_error(expected.f32(), found.at(step).f32()) < 1e-5);
+                } else {
+                    CHECK(found.at(step).bytes == expected.bytes);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("logits do not depend on threads or chunks, and are the golden's") {
+    for (const char* name : models) {
+        CAPTURE(name);
+        const nlohmann::json golden = golden_json(name);
+        std::vector<int> tokens = golden["prompt_ids"];
+        tokens.insert(tokens.end(), golden["new_ids"].begin(), golden["new_ids"].end());
+        const int threads = omp_get_max_threads();
+        std::vector<float> reference;
+        for (const int j : {1, 2, 3}) {
+            for (const int chunk : {64, 7, 1}) {
+                CAPTURE(j);
+                CAPTURE(chunk);
+                omp_set_num_threads(j);
+                Transformer m = load(name);
+                const std::vector<float> logits = run(m, tokens, chunk);
+                if (reference.empty()) reference = logits;
+                CHECK(logits == reference);
+            }
+        }
+        omp_set_num_threads(threads);
+
+        const Tensors trace = read_safetensors("golden/data/" + std::string(name) + ".q8.trace.safetensors");
+        const std::vector<float> expected = trace.at("logits").f32();
+        Transformer m = load(name);
+        const std::vector<float> logits = run(m, trace.at("tokens").i32(), 64);
+        float largest = 0, apart = 0;
+        for (size_t i = 0; i < expected.size(); i++) {
+            largest = std::max(largest, std::fabs(expected[i]));
+            apart = std::max(apart, std::fabs(expected[i] - logits[i]));
+        }
+        CHECK(apart < 1e-3f * largest);
+    }
+}
+
+TEST_CASE("greedy generation gives the golden's 64 ids") {
+    for (const char* name : models) {
+        const nlohmann::json golden = golden_json(name);
+        const std::vector<int> prompt = golden["prompt_ids"], expected = golden["new_ids"];
+        REQUIRE(expected.size() == 64);
+        const int threads = omp_get_max_threads();
+        for (const int j : {1, 2, 3}) {
+            for (const int chunk : {64, 1}) {
+                CAPTURE(name);
+                CAPTURE(j);
+                CAPTURE(chunk);
+                omp_set_num_threads(j);
+                Transformer m = load(name);
+                CHECK(greedy(m, prompt, 64, chunk) == expected);
+            }
+        }
+        omp_set_num_threads(threads);
+    }
+}
+
+// ----------------------------------------------------------------------------
+// Files
+
+TEST_CASE("weights: the bytes that a header implies, and group sizes that do not fit") {
+    ModelConfig c;  // Llama 3.2 1B
+    c.dim = 2048, c.hidden_dim = 8192, c.n_layers = 16, c.n_heads = 32, c.n_kv_heads = 8, c.head_dim = 64;
+    c.vocab_size = 128256, c.shared_classifier = true, c.group_size = 64;
+    const uint64_t weights = 128256ull * 2048 + 16ull * (2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 8192 * 2048);
+    CHECK(weight_bytes(c) == weights + weights / 64 * 4 + (2 * 16 + 1) * 2048 * 4);
+    c.shared_classifier = false;
+    c.arch = Arch::qwen3;
+    const uint64_t table = 128256ull * 2048, head_norms = 2ull * 16 * 64;
+    CHECK(weight_bytes(c) ==
+          weights + table + (weights + table) / 64 * 4 + ((2 * 16 + 1) * 2048 + head_norms) * sizeof(float));
+    c.group_size = 96;
+    CHECK_THROWS_WITH(weight_bytes(c), "dim is 2048, not a multiple of group_size 96");
+    c.group_size = 0;
+    CHECK_THROWS_WITH(weight_bytes(c), "group_size is 0, expected a multiple of 4 up to 65536");
+    c.group_size = 1 << 17;
+    CHECK_THROWS_WITH(weight_bytes(c), "group_size is 131072, expected a multiple of 4 up to 65536");
+    c.group_size = 64;
+    c.hidden_dim = 8200;
+    CHECK_THROWS_WITH(weight_bytes(c), "hidden_dim is 8200, not a multiple of group_size 64");
+}

@@ -1,0 +1,531 @@
+"""The program itself, from outside: what it prints, where, and with which exit code.
+
+tests/cli_test.cpp has the exact line of every bad option; here the whole program runs on real files.
+"""
+
+import array
+import fcntl
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RUNQ = ROOT / "runq"
+LLAMA = ROOT / "build/models/tiny-llama.q8.bin"
+QWEN3 = ROOT / "build/models/tiny-qwen3.q8.bin"
+STORY = "Once upon a time"
+
+
+def run(*args, stdin=b"", **kwargs):
+    """Run runq; its streams come back as bytes."""
+    command = [RUNQ, *(a if isinstance(a, bytes | Path) else str(a) for a in args)]
+    if "stdin_file" in kwargs:
+        return subprocess.run(command, stdin=kwargs.pop("stdin_file"), capture_output=True, timeout=120, **kwargs)
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=120, check=False, **kwargs)
+
+
+def ok(*args, **kwargs):
+    result = run(*args, **kwargs)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.decode()  # always valid UTF-8
+
+
+def refused(result, code):
+    """The one line of an error, with nothing printed before it."""
+    assert result.returncode == code, (result.returncode, result.stderr)
+    assert result.stdout == b""
+    text = result.stderr.decode(errors="replace")
+    assert text.endswith("\n"), text
+    assert text.count("\n") == 1, text
+    assert text.startswith("runq: "), text
+    return text
+
+
+def ids_of(text):
+    assert re.fullmatch(r"(\d+(,\d+)*)?\n", text), text
+    return [int(i) for i in text.strip().split(",") if i]
+
+
+def comma(ids):
+    return ",".join(map(str, ids))
+
+
+def info(model):
+    return dict(line.split(maxsplit=1) for line in ok(model, "--info").splitlines())
+
+
+def eos_ids(model):
+    return {int(i) for i in info(model)["eos_ids"].split(",")}
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory):
+    """The tiny Llama as llama2.c would have written it: no extension block and no tokenizer."""
+    data = bytearray(LLAMA.read_bytes())
+    (tokenizer_offset,) = struct.unpack_from("<Q", data, 0xA0)
+    data[0x40:0x100] = bytes(0xC0)
+    path = tmp_path_factory.mktemp("foreign") / "foreign.bin"
+    path.write_bytes(data[:tokenizer_offset])
+    return path
+
+
+# ----------------------------------------------------------------------------
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ([], "no model file"),
+        (["MODEL", "--frobnicate"], "--frobnicate"),
+        (["MODEL", "-z"], "-z"),
+        (["MODEL", "another.bin"], "another.bin"),
+        (["MODEL", "-n"], "-n: needs a value"),
+        (["MODEL", "-i", "x", "--steps"], "--steps: needs a value"),
+        (["MODEL", "-n", "5x"], "'5x'"),
+        (["MODEL", "-n", "-1"], "'-1'"),
+        (["MODEL", "-n", "99999999999999999999"], "'99999999999999999999'"),
+        (["MODEL", "-t", "nan"], "'nan'"),
+        (["MODEL", "-t", "101"], "'101'"),
+        (["MODEL", "-t", ""], "-t: ''"),
+        (["MODEL", "-p", "1.5"], "'1.5'"),
+        (["MODEL", "--top-p=-0.5"], "--top-p: '-0.5'"),
+        (["MODEL", "-k", "-2"], "'-2'"),
+        (["MODEL", "-j", "0"], "'0'"),
+        (["MODEL", "-j", "5000"], "'5000'"),
+        (["MODEL", "-c", "0"], "'0'"),
+        (["MODEL", "-c", "513"], "513 is more than the model's max_seq_len, 512"),
+        (["MODEL", "-s", "abc"], "'abc'"),
+        (["MODEL", "-m", "talk"], "'talk'"),
+        (["MODEL", "-r", "yes"], "'yes'"),
+        (["MODEL", "--rope-theta", "-1"], "'-1'"),
+        (["MODEL", "--ids", "1,a"], "'1,a'"),
+        (["MODEL", "--ids", "1,2048"], "2048 is outside the vocabulary, 0 to 2047"),
+        (["MODEL", "--bench", "10"], "'10'"),
+        (["MODEL", "--bench", "0,0"], "'0,0'"),
+        (["MODEL", "--bench", "500,13"], "500 + 13 tokens do not fit in the context of 512"),
+        (["MODEL", "--print-ids=1"], "--print-ids"),
+        (["MODEL", "-i", "x", "-f", "y"], "--file: cannot be used together with --prompt"),
+        (["MODEL", "-i", "x", "--ids", "1"], "--ids: cannot be used together with --prompt"),
+        (["MODEL", "--info", "--ppl", "x"], "--ppl: cannot be used together with --info"),
+        (["MODEL", "--bench", "1,1", "--trace", "x"], "--trace: cannot be used together with --bench"),
+    ],
+)
+def test_bad_usage(args, named):
+    line = refused(run(*[LLAMA if a == "MODEL" else a for a in args]), 2)
+    assert named in line
+
+
+def test_bad_files(tmp_path):
+    good = LLAMA.read_bytes()
+    files = {
+        "empty": b"",
+        "short": good[:100],
+        "header-only": good[:256],
+        "half": good[: len(good) // 2],
+        "one-byte-short": good[:-1],
+        "one-byte-long": good + b"\0",
+        "zeros": bytes(len(good)),
+        "text": b"This is not a model. " * 100,
+        "another-version": good[:4] + struct.pack("<i", 3) + good[8:],
+        "awq": struct.pack("<I", 0x616B3438) + good[4:],
+    }
+    for name, data in files.items():
+        path = tmp_path / f"{name}.bin"
+        path.write_bytes(data)
+        for args in (["-i", "x"], ["--info"], ["-m", "chat"]):
+            assert str(path) in refused(run(path, *args), 1)
+    assert "cannot open" in refused(run(tmp_path / "missing.bin"), 1)
+    assert "not a regular file" in refused(run(tmp_path), 1)
+    assert "a?b" in refused(run(tmp_path / "a\nb"), 1)
+
+
+def test_file_of_another_program(foreign):
+    assert "no tokenizer: use --ids" in refused(run(foreign, "-i", "hello"), 2)
+    assert "no tokenizer" in refused(run(foreign, "-m", "chat"), 2)
+    assert "no tokenizer" in refused(run(foreign, "--ppl", foreign), 2)
+    refused(run(foreign), 2)  # nothing to start from
+    ids = ids_of(ok(foreign, "--ids", "1,2,3", "-n", 4, "-t", 0))  # ids come out without being asked for
+    assert len(ids) == 4
+    fields = info(foreign)
+    assert fields["tokenizer"] == "no"
+    assert fields["chat_template"] == "no"
+    assert fields["arch"] == "llama"
+
+
+@pytest.mark.parametrize("model", [LLAMA, QWEN3])
+def test_a_prompt_longer_than_the_context_is_refused_with_both_lengths(model):
+    for source in (["-i", "red " * 600], ["--ids", comma(range(513))]):
+        line = refused(run(model, *source), 2)
+        length = int(re.search(r"the prompt is (\d+) tokens long, the context only 512", line)[1])
+        assert length > 512
+    assert "513 tokens" in line
+    assert "the prompt is 5 tokens long, the context only 4" in refused(run(model, "-c", 4, "--ids", "1,2,3,4,5"), 2)
+    # As long as the context is not longer than it: nothing more fits, and that is all.
+    assert ok(model, "-c", 5, "--ids", "1,2,3,4,5", "--print-ids") == "\n"
+    if info(model)["chat_template"] == "yes":
+        line = refused(run(model, "-m", "chat", "-i", "red " * 600), 2)
+        assert "the context only 512" in line
+
+
+def test_prompt_files(tmp_path):
+    assert str(tmp_path / "none.txt") in refused(run(LLAMA, "-f", tmp_path / "none.txt"), 1)
+    assert "Is a directory" in refused(run(LLAMA, "-f", tmp_path), 1)
+    path = tmp_path / "prompt.txt"
+    greedy = ["-n", 8, "-t", 0]
+    expected = ok(LLAMA, "-i", STORY, *greedy)
+    for text in (STORY, STORY + "\n"):
+        path.write_text(text)
+        assert ok(LLAMA, "-f", path, *greedy) == expected
+        assert ok(LLAMA, "-i", "-", *greedy, stdin=text.encode()) == expected
+    assert ok(LLAMA, "-i", "-", *greedy, stdin=(STORY + "\n\n").encode()).startswith(STORY + "\n")
+
+
+# ----------------------------------------------------------------------------
+# What is printed
+
+
+def test_help_and_version():
+    for args in (["-h"], ["--help"], ["model.bin", "-n", "5", "-h"]):
+        result = run(*args)
+        assert result.returncode == 0
+        assert result.stderr == b""
+        text = result.stdout.decode()
+        assert text.startswith("runq: ")
+        assert all(len(line) <= 80 for line in text.splitlines())
+    for args in (["-V"], ["--version"]):
+        result = run(*args)
+        assert result.returncode == 0
+        assert result.stderr == b""
+        assert re.fullmatch(rb"runq \d+\.\d+\.\d+\n", result.stdout)
+
+
+def test_info():
+    result = run(LLAMA, "--info", "-c", 100, "-j", 1, "--rope-theta", 12345)
+    assert result.returncode == 0
+    assert result.stderr == b""
+    fields = dict(line.split(maxsplit=1) for line in result.stdout.decode().splitlines())
+    header = struct.unpack_from("<7i", LLAMA.read_bytes(), 8)
+    names = ["dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size", "max_seq_len"]
+    assert [int(fields[n]) for n in names] == list(header)
+    assert int(fields["file_bytes"]) == LLAMA.stat().st_size
+    assert fields["context"] == "100"
+    head_dim = int(fields["head_dim"])
+    assert int(fields["kv_cache_bytes"]) == 100 * int(fields["kv_bytes_per_position"])
+    assert int(fields["kv_bytes_per_position"]) % (2 * header[2] * header[4] * head_dim) == 0
+    assert int(fields["weight_bytes"]) < LLAMA.stat().st_size
+    assert fields["rope_theta"] == "12345"
+    assert fields["tokenizer"] == "yes"
+    assert fields["threads"] == "1"
+    assert {"arch", "scheme", "kernel", "shared_classifier", "group_size", "norm_eps", "rope_scaling", "bos_id",
+            "eos_ids", "temperature", "top_k", "top_p", "chat_template"} <= fields.keys()  # fmt: skip
+
+
+def test_text_on_stdout_and_statistics_on_stderr():
+    result = run(LLAMA, "-i", STORY, "-n", 20, "-t", 0.8, "-s", 7, "-j", 1)
+    assert result.returncode == 0
+    assert result.stdout.decode().startswith(STORY)
+    assert result.stdout.endswith(b"\n")
+    text = result.stderr.decode()
+    for word in ("llama", "1 thread,", "context 512", "seed 7", "prefill", "decode", "tokens/s", "GB/s", "peak memory"):
+        assert word in text
+    assert text.count("\n") <= 6
+    assert b"tokens/s" not in result.stdout
+
+
+def test_the_seed_that_is_printed_gives_the_same_text_again():
+    args = [LLAMA, "-i", STORY, "-n", 40, "-t", 1.5, "-k", 0, "-p", 1, "--print-ids"]
+    first = run(*args)
+    seed = re.search(rb"seed (\d+)", first.stderr)[1].decode()
+    assert ok(*args, "-s", seed).encode() == first.stdout
+    assert ok(*args, "-s", int(seed) + 1).encode() != first.stdout
+
+
+def test_cutting_to_one_token_is_greedy():
+    args = [LLAMA, "-i", STORY, "-n", 20, "--print-ids"]
+    greedy = ok(*args, "-t", 0)
+    assert ok(*args, "-t", 1, "-k", 1) == greedy
+    assert ok(*args, "-t", 1, "-p", 0) == greedy
+    assert ok(*args, "-t", 0, "-j", 2) == greedy
+    assert ok(*args, "-t", 0, "-j", 1) == greedy
+
+
+@pytest.mark.parametrize("model", [LLAMA, QWEN3])
+def test_ids_that_were_printed_can_be_fed_back(model):
+    greedy = [model, "-t", 0]
+    prompt = [5, 300, 41]
+    ids = ids_of(ok(*greedy, "--ids", comma(prompt), "-n", 12, "--print-ids"))
+    assert 0 < len(ids) <= 12
+    for k in range(1, len(ids)):
+        rest = ok(*greedy, "--ids", comma(prompt + ids[:k]), "-n", 12 - k, "--print-ids")
+        assert ids_of(rest) == ids[k:]
+    # As text, a prompt of ids is shown just as the tokens would have been when they were generated.
+    text = ok(*greedy, "--ids", comma(prompt), "-n", len(ids))
+    assert ok(*greedy, "--ids", comma(prompt + ids[:-1]), "-n", 1) == text
+
+
+@pytest.mark.parametrize("model", [LLAMA, QWEN3])
+def test_where_generation_ends(model):
+    eos = eos_ids(model)
+    ended = 0
+    for seed in range(8):
+        args = [model, "--ids", "5,6,7", "-t", 1, "-s", seed, "-c", 120]
+        ids = ids_of(ok(*args, "-n", 0, "--print-ids"))
+        assert not eos & set(ids[:-1])
+        assert len(ids) == 117 or ids[-1] in eos
+        ended += ids[-1] in eos
+        assert ids_of(ok(*args, "-n", 5, "--print-ids")) == ids[:5]
+        assert "<|" not in ok(*args, "-n", 0)  # special tokens are not printed
+    assert ended > 0
+    assert len(ids_of(ok(model, "--ids", "5,6,7", "-t", 100, "-k", 0, "-p", 1, "-s", 1, "--print-ids"))) <= 256
+
+
+@pytest.mark.parametrize("model", [LLAMA, QWEN3])
+def test_without_a_prompt(model):
+    bos = info(model)["bos_id"]
+    for args in ([], ["-i", ""], ["-f", "/dev/null"], ["-i", "-"]):
+        if bos == "none":
+            assert "the prompt is empty" in refused(run(model, *args), 2)
+        else:
+            expected = ok(model, "--ids", bos, "-n", 10, "-t", 0)
+            assert ok(model, *args, "-n", 10, "-t", 0) == expected
+
+
+@pytest.mark.parametrize("model", [LLAMA, QWEN3])
+def test_any_bytes_are_a_prompt(model):
+    args = [model, "-n", 3, "-t", 0]
+    for prompt, shown in [
+        (b"\xff\xfe ok", "\ufffd\ufffd ok"),
+        (b"cut \xe2\x82", "cut \ufffd"),
+        ("naïve 漢字 🙂".encode(), "naïve 漢字 🙂"),
+        (b"--temp", "--temp"),
+    ]:
+        assert ok(*args, b"-i" if not prompt.startswith(b"--") else "--prompt", prompt).startswith(shown)
+    assert ok(*args, "-i", "-", stdin=b"a\0b\n").startswith("a\0b")
+
+
+def test_trace(tmp_path):
+    path = tmp_path / "run.safetensors"
+    ids = ids_of(ok(LLAMA, "--ids", "5,6,7", "-n", 2, "-t", 0, "--print-ids", "--trace", path))
+    data = path.read_bytes()
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+    tensor = header["logits"]
+    logits = array.array("f", data[8 + length :][slice(*tensor["data_offsets"])])
+    vocab = int(info(LLAMA)["vocab_size"])
+    last = logits[-vocab:]
+    assert max(range(vocab), key=last.__getitem__) == ids[-1]
+    assert list(tmp_path.iterdir()) == [path]
+
+    result = run(LLAMA, "--ids", "5", "-n", 1, "--trace", tmp_path / "none" / "x")
+    assert result.returncode == 1
+    assert result.stderr.count(b"\n") == 1
+    assert str(tmp_path / "none" / "x").encode() in result.stderr
+
+
+# ----------------------------------------------------------------------------
+# --ppl, --bench
+
+
+@pytest.mark.parametrize("model", [LLAMA, QWEN3])
+def test_perplexity(model, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("Once upon a time there was a small red ball. It was in the garden. " * 20)
+    pattern = r"perplexity (\d+\.\d+) over (\d+) tokens \(windows of (\d+)\)\n"
+    scored = {}
+    for context in (16, 100, 512):
+        value, n, window = re.fullmatch(pattern, ok(model, "--ppl", path, "-c", context)).groups()
+        assert int(window) == context
+        assert 1 < float(value) < 2048
+        scored[context] = int(n)
+        assert ok(model, "--ppl", "-", "-c", context, stdin=path.read_bytes()).startswith(f"perplexity {value} ")
+    if info(model)["bos_id"] == "none":
+        # The first token of each window has nothing before it.
+        n = scored[512] + -(-(scored[512] + 1) // 512)
+        assert scored == {c: n - -(-n // c) for c in scored}
+    else:
+        assert len(set(scored.values())) == 1
+
+    path.write_text("")
+    assert "too short" in refused(run(model, "--ppl", path), 1)
+    assert "No such file" in refused(run(model, "--ppl", tmp_path / "none"), 1)
+
+
+def test_bench():
+    text = ok(LLAMA, "--bench", "32,16", "-j", 2)
+    assert re.fullmatch(
+        r"prefill 32 tokens: [\d.]+ tokens/s\n"
+        r"decode 16 tokens: [\d.]+ tokens/s, [\d.]+ GB/s, \d+% of the [\d.]+ GB/s that 2 threads can read\n",
+        text,
+    )
+    assert "decode" not in ok(LLAMA, "--bench", "512,0")
+    assert "prefill" not in ok(LLAMA, "--bench=0,4")
+
+
+# ----------------------------------------------------------------------------
+# Chat
+
+
+@pytest.fixture(params=[LLAMA, QWEN3], ids=["llama", "qwen3"])
+def chat(request):
+    return [request.param, "-m", "chat", "-t", 0]
+
+
+def test_chat_answers_every_line(chat):
+    lines = b"Tell me a story.\n\nWho are you?\n"
+    result = run(*chat, "-n", 30, stdin=lines)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.endswith(b"\n")
+    assert b"> " not in result.stderr  # the marker is for terminals
+    assert b"Tell me a story." not in result.stderr
+    assert b"<|" not in result.stdout
+    assert b"decode" in result.stderr
+
+    turns = ok(*chat, "-n", 30, "--print-ids", stdin=lines).splitlines()
+    assert len(turns) == 2  # the empty line is not a turn
+    eos = eos_ids(chat[0])
+    for turn in turns:
+        ids = [int(i) for i in turn.split(",")]
+        assert len(ids) == 30 or ids[-1] in eos
+
+    # The first message may come from -i or -f, and then standard input goes on.
+    assert ok(*chat, "-n", 30, "-i", "Tell me a story.", stdin=b"Who are you?").encode() == result.stdout
+    assert len(ok(*chat, "--print-ids", "-i", "Hello", stdin=b"").splitlines()) == 1
+    assert ok(*chat, stdin=b"") == ""
+
+
+def test_chat_options_reach_the_prompt(chat):
+    def prefill(*args):
+        result = run(*chat, "-n", 1, "-i", "Tell me a story.", *args)
+        assert result.returncode == 0
+        return int(re.search(rb"prefill   (\d+) tokens", result.stderr)[1])
+
+    plain = prefill()
+    assert prefill("-y", "You tell short stories.") > plain
+    # Qwen3 without thinking starts its answer with an empty thought.
+    assert (prefill("-r", 0) > plain) == (chat[0] == QWEN3)
+
+
+def test_chat_runs_only_what_is_new(chat):
+    def prefill(stdin):
+        return int(re.search(rb"prefill   (\d+) tokens", run(*chat, "-n", 1, stdin=stdin).stderr)[1])
+
+    one = prefill(b"Tell me a story.\n")
+    two = prefill(b"Tell me a story.\nTell me a story.\n")
+    assert two < 2 * one + 8  # and not the whole conversation again, which would make it 3 times one
+
+
+def test_chat_ends_when_the_context_is_full(chat):
+    result = run(*chat, "-c", 64, "-n", 0, stdin=b"Tell me a story.\n" * 20)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count(b"the context of 64 tokens is full") == 1
+
+
+# ----------------------------------------------------------------------------
+# Signals and broken outputs
+
+
+def full_pipe():
+    """A pipe with room for no more than a few bytes: who writes to it waits for us to read."""
+    read_end, write_end = os.pipe()
+    size = fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
+    os.write(write_end, b"." * (size - 4))
+    return read_end, write_end, size
+
+
+def waiting_to_write(*args):
+    """A runq that has begun to print, and cannot go on."""
+    read_end, write_end, size = full_pipe()
+    process = subprocess.Popen([RUNQ, *map(str, args)], stdout=write_end, stderr=subprocess.PIPE)
+    os.close(write_end)
+    waiting = array.array("i", [0])
+    deadline = time.monotonic() + 60
+    while waiting[0] < size and time.monotonic() < deadline:
+        fcntl.ioctl(read_end, 0x541B, waiting)  # FIONREAD: bytes in the pipe
+        time.sleep(0.01)
+    assert waiting[0] == size
+    return process, read_end
+
+
+def test_ctrl_c_ends_a_run_with_its_statistics():
+    process, pipe = waiting_to_write(LLAMA, "--ids", "5,6,7", "-n", 0, "-t", 100, "-p", 1, "-k", 0, "-s", 1, "--print-ids")
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    assert process.poll() is None
+    with os.fdopen(pipe, "rb") as out:
+        text = out.read().lstrip(b".")
+    _, statistics = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert text.endswith(b"\n")
+    assert 1 <= len(ids_of(text.decode())) < 10  # of the hundreds that it would have been
+    assert b"prefill" in statistics
+
+
+def test_a_second_ctrl_c_kills():
+    process, pipe = waiting_to_write(LLAMA, "--ids", "5,6,7", "-n", 0, "--print-ids")
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    process.communicate(timeout=60)
+    os.close(pipe)
+    assert process.returncode == -signal.SIGINT
+
+
+def test_ctrl_c_ends_a_chat_that_waits_for_input(chat):
+    process = subprocess.Popen(
+        [RUNQ, *map(str, chat), "-n", "5", "--print-ids"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdin.write(b"Hello\n")
+    process.stdin.flush()
+    answer = process.stdout.readline()
+    assert len(ids_of(answer.decode())) >= 1
+    time.sleep(0.1)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    # Not communicate(), which would close standard input and so end the chat in the other way.
+    assert process.wait(timeout=60) == 130
+    assert b"prefill" in process.stderr.read()
+    process.stdin.close()
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=["default", "ignored"])
+def test_a_reader_that_goes_away_is_no_error(ignored):
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    # Python ignores SIGPIPE; a child that keeps that sees EPIPE instead of being killed.
+    process = subprocess.Popen(
+        [RUNQ, LLAMA, "-i", STORY], stdout=write_end, stderr=subprocess.PIPE, restore_signals=not ignored
+    )
+    os.close(write_end)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (0 if ignored else -signal.SIGPIPE)
+    assert errors == b""
+
+
+@pytest.mark.parametrize("args", [["-h"], ["-V"], ["MODEL", "--info"], ["MODEL", "-i", STORY], ["MODEL", "--bench", "4,0"]])
+def test_output_that_cannot_be_written(args):
+    command = [RUNQ, *(LLAMA if a == "MODEL" else a for a in args)]
+    with Path("/dev/full").open("wb") as full:
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr == b"runq: cannot write the output: No space left on device\n"
+    result = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, check=False, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr == b"runq: cannot write the output: Bad file descriptor\n"
+
+
+def test_no_standard_error_is_no_error():
+    command = ["sh", "-c", '"$@" 2>&-', "sh", RUNQ, LLAMA, "-i", STORY, "-t", "0", "-n", "5"]
+    result = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=60)
+    assert result.returncode == 0
+    assert result.stdout.decode().startswith(STORY)

@@ -1,0 +1,142 @@
+"""The exporter: what it writes is what the reference quantizes, and what it refuses leaves nothing behind."""
+
+import json
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.model_file import HEADER_SIZE
+from export.q8 import export_q8, matrix_names, norm_names
+from golden.checkpoint import Checkpoint, ModelError
+from golden.forward import load_weight
+from golden.q8 import Q8
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = [ROOT / "models" / "tiny-llama", ROOT / "models" / "tiny-qwen3"]
+
+
+@pytest.mark.parametrize("hf_dir", TINY, ids=lambda p: p.name)
+@pytest.mark.parametrize("group_size", [32, 64, 128])
+def test_the_file_holds_what_the_reference_quantizes(tmp_path, hf_dir, group_size):
+    """Read the whole file with nothing but struct and numpy, in the order that docs/model-files.md gives."""
+    out = tmp_path / "model.bin"
+    export_q8(hf_dir, out, group_size, progress=False)
+    data = out.read_bytes()
+    checkpoint = Checkpoint(hf_dir)
+    c, q8 = checkpoint.config, Q8(checkpoint, group_size)
+
+    assert struct.unpack_from("<Ii7iBi", data) == (
+        0x616B3432, 2, c.dim, c.hidden_dim, c.n_layers, c.n_heads, c.n_kv_heads, c.vocab_size, c.max_seq_len,
+        int(c.tied), group_size,
+    )  # fmt: skip
+    arch, head_dim, ext_group, eps, theta = struct.unpack_from("<Iiiff", data, 0x44)
+    assert (arch, head_dim, ext_group) == ({"llama": 1, "qwen3": 2}[c.arch], c.head_dim, group_size)
+    assert (eps, theta) == (np.float32(c.norm_eps), np.float32(c.rope_theta))
+    scaling = struct.unpack_from("<Ifffi", data, 0x58)
+    s = c.rope_scaling
+    assert scaling == (
+        (1, s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_position_embeddings)
+        if s
+        else (0, 0, 0, 0, 0)
+    )
+    tokenizer_offset, tokenizer_size = struct.unpack_from("<QQ", data, 0xA0)
+    assert tokenizer_offset + tokenizer_size == len(data)
+
+    position = HEADER_SIZE
+    for name in norm_names(c):
+        expected = load_weight(checkpoint, name, interleaved=True).tobytes()
+        assert data[position : position + len(expected)] == expected, name
+        position += len(expected)
+    for name in matrix_names(c):
+        for part in q8.matrix(name):
+            assert data[position : position + part.nbytes] == part.tobytes(), name
+            position += part.nbytes
+    assert position == tokenizer_offset
+
+
+def test_sampling_defaults_and_ids_come_from_generation_config(tmp_path):
+    hf_dir = shutil.copytree(TINY[0], tmp_path / "hf")
+    for generation, expected in [
+        ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}, (0.7, 0.8, 20)),
+        ({"do_sample": True, "temperature": 0.7}, (0.7, 1.0, 50)),  # transformers' own default for top_k
+        ({"do_sample": False, "temperature": 0.7}, (0.0, 1.0, 0)),
+        ({}, (0.0, 1.0, 0)),
+    ]:
+        ids = {"bos_token_id": 3, "eos_token_id": [5, 9]}
+        (hf_dir / "generation_config.json").write_text(json.dumps(generation | ids))
+        export_q8(hf_dir, tmp_path / "out.bin", progress=False)
+        data = (tmp_path / "out.bin").read_bytes()
+        temperature, top_p, top_k = struct.unpack_from("<ffi", data, 0x94)
+        assert (round(temperature, 5), round(top_p, 5), top_k) == expected
+        assert struct.unpack_from("<iiii", data, 0x6C) == (3, 2, 5, 9)
+    (hf_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": 4000}))
+    with pytest.raises(
+        ModelError, match=r"generation_config.json: eos_token_id is 4000, expected an id below vocab_size"
+    ):
+        export_q8(hf_dir, tmp_path / "out.bin", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("group_size", "text"),
+    [
+        (96, "hidden_size is 128, not a multiple of --group-size 96; the largest power of two that would do is 128"),
+        (256, "hidden_size is 128, not a multiple of --group-size 256; the largest power of two that would do is 128"),
+        (6, "--group-size is 6, expected a multiple of 4; 128 would do"),
+        (0, "--group-size is 0, expected a multiple of 4; 128 would do"),
+        (-64, "--group-size is -64, expected a multiple of 4; 128 would do"),
+    ],
+)
+def test_group_sizes_that_do_not_divide_are_refused(tmp_path, group_size, text):
+    with pytest.raises(ModelError) as error:
+        export_q8(TINY[0], tmp_path / "out.bin", group_size, progress=False)
+    assert text in str(error.value)
+    assert not list(tmp_path.iterdir())
+
+
+def export(*args):
+    command = [sys.executable, "-m", "export", *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_command_line_gives_one_line_and_leaves_nothing(tmp_path):
+    done = export("q8", tmp_path / "absent", tmp_path / "out.bin")
+    assert done.returncode == 1
+    assert done.stderr == f"export: {tmp_path / 'absent'}: no such directory\n"
+    done = export("q8", TINY[0], tmp_path / "no" / "out.bin", "--quiet")
+    assert done.returncode == 1
+    assert done.stderr == f"export: {tmp_path / 'no' / 'out.bin'}: cannot write: No such file or directory\n"
+    done = export("q8", TINY[0], tmp_path, "--quiet")
+    assert done.stderr == f"export: {tmp_path}: is a directory\n"
+    assert not list(tmp_path.iterdir())
+    done = export("q8", TINY[0], tmp_path / "out.bin", "--quiet")
+    assert done.returncode == 0
+    assert done.stdout == ""
+    assert [p.name for p in tmp_path.iterdir()] == ["out.bin"]
+
+
+def test_an_interrupted_export_keeps_the_old_file(tmp_path, monkeypatch):
+    out = tmp_path / "out.bin"
+    out.write_bytes(b"old")
+    calls = []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("export.q8.write_matrix", failing)
+    with pytest.raises(KeyboardInterrupt):
+        export_q8(TINY[0], out, progress=False)
+    assert out.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["out.bin"]
+
+
+def test_a_file_without_tokenizer(tmp_path):
+    export_q8(TINY[0], tmp_path / "out.bin", with_tokenizer=False, progress=False)
+    data = (tmp_path / "out.bin").read_bytes()
+    assert struct.unpack_from("<QQ", data, 0xA0) == (len(data), 0)

@@ -1,0 +1,358 @@
+"""The numpy reference: against transformers' stored logits, against itself, and what `golden diff` notices."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from golden.checkpoint import Checkpoint, ModelError
+from golden.forward import Fp32, forward, permute_rows, rmsnorm, rope
+from golden.make import op_vectors
+from golden.perplexity import perplexity, windows
+from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
+from golden.trace import Recorder, compare, relative_error, replay, step_order
+from tests.hf_fixtures import FIXTURES, FOLDER
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = ROOT / "golden" / "data"
+F32 = np.float32
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_fp32_forward_agrees_with_transformers(name):
+    checkpoint = Checkpoint(FOLDER / name)
+    expected = load_file(FOLDER / name / "expected.safetensors")
+    logits = forward(checkpoint.config, Fp32(checkpoint), expected["tokens"])
+    assert np.abs(expected["logits"]).max() > 1  # the tolerance below means something
+    assert np.abs(logits - expected["logits"]).max() <= 1e-4
+
+
+@pytest.mark.parametrize("name", FIXTURES)
+def test_rotating_adjacent_pairs_of_permuted_rows_is_the_same_rotation(name):
+    checkpoint = Checkpoint(FOLDER / name)
+    tokens = load_file(FOLDER / name / "expected.safetensors")["tokens"]
+    halves = forward(checkpoint.config, Fp32(checkpoint), tokens)
+    pairs = forward(checkpoint.config, Fp32(checkpoint, interleaved=True), tokens, interleaved=True)
+    assert relative_error(halves, pairs) < 1e-6
+    mixed = forward(checkpoint.config, Fp32(checkpoint), tokens, interleaved=True)  # without the permutation
+    assert relative_error(halves, mixed) > 1e-2
+
+
+def test_every_part_of_the_config_matters(tmp_path):
+    """The fixtures would notice a reference that ignores a field."""
+    for name, field, value in [
+        ("llama-scaled-rope", "rope_scaling", None),
+        ("llama-gqa-tied", "rope_theta", 10000.0),
+        ("llama-gqa-tied", "rms_norm_eps", 1e-2),
+        ("qwen3-gqa-untied", "rope_theta", 500000.0),
+    ]:
+        source = FOLDER / name
+        config = json.loads((source / "config.json").read_text()) | {field: value}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
+        checkpoint = Checkpoint(tmp_path)
+        expected = load_file(source / "expected.safetensors")
+        logits = forward(checkpoint.config, Fp32(checkpoint), expected["tokens"])
+        assert np.abs(logits - expected["logits"]).max() > 1e-3, (name, field)
+
+
+def test_rope_keeps_lengths_and_depends_on_distance_only():
+    rng = np.random.default_rng(0)
+    q, k = rng.standard_normal((2, 1, 1, 8)).astype(F32)
+    angle = np.array([0.3, 0.1, 0.05, 0.01])
+    for interleaved in (False, True):
+
+        def at(x, position, interleaved=interleaved):
+            return rope(x, np.cos(position * angle)[None], np.sin(position * angle)[None], interleaved)
+
+        assert np.linalg.norm(at(q, 7)) == pytest.approx(np.linalg.norm(q), rel=1e-6)
+        assert (at(q, 9) * at(k, 4)).sum() == pytest.approx(float((at(q, 25) * at(k, 20)).sum()), rel=1e-4)
+
+
+def test_permute_rows_by_hand():
+    rows = np.arange(12).reshape(12, 1)  # two heads of 6: halves (0, 1, 2) and (3, 4, 5)
+    assert permute_rows(rows, 6).ravel().tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+
+
+def test_rmsnorm_by_hand():
+    out = rmsnorm(np.array([[3.0, 4.0]], F32), np.array([2.0, 1.0], F32), 0.0)
+    assert out[0].tolist() == pytest.approx([6 / 12.5**0.5, 4 / 12.5**0.5])
+
+
+# ---- quantizing
+
+
+def test_quantize_by_hand():
+    x = np.array([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -127.0, 126.6]], F32)  # scale 1: ties go to even
+    q = quantize(x, 8)
+    assert q.codes.tolist() == [[127, 0, 2, 2, 0, -2, -127, 127]]
+    assert q.scales.tolist() == [[1.0]]
+    q = quantize(np.zeros((2, 16), F32), 8)
+    assert not q.codes.any()
+    assert q.scales.tolist() == [[0, 0], [0, 0]]
+    q = quantize(np.full((1, 8), 1e-38, F32), 8)  # 127 / amax is no fp32 number
+    assert not q.codes.any()
+    assert q.scales.tolist() == [[0]]
+
+
+@pytest.mark.parametrize("group_size", [4, 32, 64, 128])
+def test_quantization_error_is_at_most_half_a_step(group_size):
+    x = (np.random.default_rng(1).standard_normal((50, 256)) * 10.0 ** np.arange(-25, 25)[:, None]).astype(F32)
+    q = quantize(x, group_size)
+    assert q.codes.min() >= -127
+    step = np.repeat(q.scales, group_size, axis=1)
+    assert (np.abs(dequantize(q) - x) <= 0.5 * step * (1 + 1e-5)).all()
+    assert (np.abs(q.codes.reshape(50, -1, group_size)).max(axis=-1) == 127).all()  # the largest uses the whole range
+
+
+def test_accumulators_are_exact_integers():
+    rng = np.random.default_rng(3)
+    for group_size, n in ((64, 256), (4096, 8192)):  # within, and beyond, what fp32 sums exactly
+        x = Quantized(rng.integers(-127, 128, (3, n)).astype(np.int8), np.ones((3, n // group_size), F32))
+        w = Quantized(np.full((2, n), 127, np.int8), np.ones((2, n // group_size), F32))
+        expected = (
+            (x.codes[:, None, :].astype(np.int64) * w.codes[None].astype(np.int64))
+            .reshape(3, 2, -1, group_size)
+            .sum(axis=-1)
+        )
+        assert np.array_equal(accumulators(x, w), expected)
+    assert relative_error(dequantize(x) @ dequantize(w).T, matmul(x, w)) < 1e-6
+
+
+# ---- golden files
+
+
+def test_stored_op_vectors_are_what_the_reference_computes():
+    stored, computed = load_file(DATA / "ops.safetensors"), op_vectors()
+    assert stored.keys() == computed.keys()
+    for name, value in computed.items():
+        if value.dtype == F32 and "codes" not in name and "scales" not in name:
+            assert relative_error(value, stored[name]) < 1e-6, name
+        else:
+            assert np.array_equal(value, stored[name]), name
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3"])
+def test_stored_traces_are_what_the_reference_computes(name):
+    checkpoint = Checkpoint(ROOT / "models" / name)
+    stored = load_file(DATA / f"{name}.q8.trace.safetensors")
+    recorder = Recorder()
+    tokens = recorder("tokens", stored["tokens"])
+    forward(checkpoint.config, Q8(checkpoint), tokens, recorder, interleaved=True)
+    reports = compare(stored, recorder.tensors)
+    assert len(reports) > 4 * 20
+    assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+    assert not any(r.name.endswith(".q") and r.error for r in reports)
+
+
+# ---- golden diff
+
+
+def a_trace():
+    return load_file(DATA / "tiny-llama.q8.trace.safetensors")
+
+
+def replayed(trace):
+    checkpoint = Checkpoint(ROOT / "models" / "tiny-llama")
+    scheme = Q8(checkpoint)
+    return replay(lambda tokens, step: forward(checkpoint.config, scheme, tokens, step, interleaved=True), trace)
+
+
+def first_bad(reports):
+    return next((r.name for r in reports if not r.ok), None)
+
+
+def test_diff_finds_nothing_between_equal_traces():
+    assert first_bad(compare(a_trace(), a_trace())) is None
+    assert first_bad(replayed(a_trace())) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "change"),
+    [
+        ("layers.2.attn.k_rope", lambda x: x * F32(1.0001)),
+        ("layers.0.attn.norm.q", lambda x: np.where(np.arange(x.size).reshape(x.shape) == 5, x + 1, x).astype(np.int8)),
+        ("layers.3.ffn.swiglu.s", lambda x: x * F32(1.000001)),
+        ("logits", lambda x: np.where(x > 0, np.nan, x).astype(F32)),
+        ("layers.1.attn.probs", lambda x: np.ascontiguousarray(x[:, ::-1])),
+        ("tokens", lambda x: x + 1),
+    ],
+)
+def test_diff_names_the_first_step_that_is_wrong(step, change):
+    broken = a_trace()
+    broken[step] = change(broken[step])
+    found = first_bad(compare(a_trace(), broken))
+    assert found in (step, step.removesuffix(".s") + ".q", step.removesuffix(".q") + ".s"), found
+    if step != "tokens":
+        assert first_bad(replayed(broken)) == step
+
+
+def test_diff_names_missing_steps_and_wrong_shapes():
+    broken = a_trace()
+    del broken["layers.0.attn.mix"]
+    assert first_bad(compare(a_trace(), broken)) == "layers.0.attn.mix"
+    broken = a_trace()
+    broken["embed"] = broken["embed"][:, :-1]
+    assert first_bad(compare(a_trace(), broken)) == "embed"
+    assert first_bad(replayed(broken)) == "embed"
+
+
+def test_replay_judges_each_operation_from_the_traces_own_inputs():
+    """An error in one step is not reported again for the steps that follow it correctly."""
+    checkpoint = Checkpoint(ROOT / "models" / "tiny-llama")
+    recorder = Recorder()
+
+    def broken_step(name, value):
+        return recorder(name, value * F32(1.001) if name == "layers.1.attn.v_proj" else value)
+
+    tokens = recorder("tokens", a_trace()["tokens"])
+    forward(checkpoint.config, Q8(checkpoint), tokens, broken_step, interleaved=True)
+    assert [r.name for r in replayed(recorder.tensors) if not r.ok] == ["layers.1.attn.v_proj"]
+
+
+def test_steps_are_listed_in_the_order_of_computation():
+    names = sorted(a_trace(), key=step_order)
+    recorder = Recorder()
+    checkpoint = Checkpoint(ROOT / "models" / "tiny-llama")
+    forward(checkpoint.config, Q8(checkpoint), np.array([1, 2]), recorder, interleaved=True)
+    assert [n for n in names if n != "tokens"] == list(recorder.tensors)
+
+
+def golden(*args):
+    return subprocess.run([sys.executable, "-m", "golden", *map(str, args)], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_diff_command(tmp_path):
+    trace = DATA / "tiny-llama.q8.trace.safetensors"
+    done = golden("diff", trace, trace)
+    assert done.returncode == 0
+    assert "within the contract" in done.stdout
+    broken = a_trace()
+    broken["layers.2.ffn.norm"] = broken["layers.2.ffn.norm"] * F32(1.01)
+    save_file(broken, tmp_path / "broken")
+    done = golden("diff", trace, tmp_path / "broken", "--model", ROOT / "models" / "tiny-llama")
+    assert done.returncode == 1
+    assert "the first at layers.2.ffn.norm" in done.stdout
+    for bad in (tmp_path / "absent", ROOT / "Makefile"):
+        done = golden("diff", trace, bad)
+        assert done.returncode == 1
+        assert done.stderr.startswith(f"golden: {bad}: ")
+        assert done.stderr.count("\n") == 1
+
+
+# ---- perplexity
+
+
+def test_perplexity_by_hand():
+    assert [w.tolist() for w in windows([1, 2, 3, 4, 5], None, 2)] == [[1, 2], [3, 4], [5]]
+    assert [w.tolist() for w in windows([1, 2, 3, 4, 5], 9, 3)] == [[9, 1, 2], [9, 3, 4], [9, 5]]
+    p = np.array([0.5, 0.25, 0.25])
+
+    def logits(ids):
+        return np.tile(np.log(p).astype(F32), (len(ids), 1))
+
+    value, n = perplexity(logits, [0, 1, 0, 0], None, 4)
+    assert n == 3
+    assert value == pytest.approx((0.25 * 0.5 * 0.5) ** (-1 / 3), rel=1e-6)
+    with pytest.raises(ValueError, match="no token to score"):
+        perplexity(logits, [1], None, 4)
+
+
+# ---- directories that are refused
+
+
+def config_of(name="llama-gqa-tied", **changes):
+    return json.loads((FOLDER / name / "config.json").read_text()) | changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"model_type": "mistral"}, 'model_type is "mistral": supported are llama and qwen3'),
+        ({"attention_bias": True}, "attention_bias is true: not supported"),
+        ({"use_sliding_window": True}, "use_sliding_window is true: not supported"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "only full_attention is supported"),
+        ({"hidden_act": "gelu"}, 'hidden_act is "gelu": only silu is supported'),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_scaling.rope_type is "yarn"'),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 'rope_scaling.rope_type is "linear"'),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor is missing"),
+        ({"quantization_config": {"quant_method": "awq"}}, 'quant_method is "awq"'),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": -64}, "hidden_size is -64: expected a positive whole number"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3: does not divide num_attention_heads 4"),
+        ({"hidden_size": 32}, "config.json implies"),
+    ],
+)
+def test_configs_that_cannot_run_are_refused_by_name(tmp_path, changes, text):
+    (tmp_path / "config.json").write_text(json.dumps(config_of(**changes)))
+    (tmp_path / "model.safetensors").write_bytes((FOLDER / "llama-gqa-tied" / "model.safetensors").read_bytes())
+    with pytest.raises(ModelError) as error:
+        Checkpoint(tmp_path)
+    assert text in str(error.value)
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_both_layouts_of_the_rope_fields_are_read(tmp_path):
+    """transformers 4 writes rope_theta and rope_scaling, transformers 5 one object rope_parameters."""
+    config = config_of("llama-scaled-rope")
+    expected = Checkpoint(FOLDER / "llama-scaled-rope").config
+    parameters = config.pop("rope_scaling") | {"rope_theta": config.pop("rope_theta")}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"rope_parameters": parameters}))
+    weights = (FOLDER / "llama-scaled-rope" / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    assert Checkpoint(tmp_path).config == expected
+
+
+def test_bad_weights_are_refused(tmp_path):
+    source = FOLDER / "llama-gqa-tied"
+    weights = load_file(source / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+
+    def refused(text):
+        with pytest.raises(ModelError) as error:
+            checkpoint = Checkpoint(tmp_path)
+            checkpoint.tensor("model.norm.weight")
+        assert text in str(error.value)
+
+    refused("model.safetensors: no such file")
+    (tmp_path / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    refused("model.safetensors: ")
+    save_file({k: v for k, v in weights.items() if "layers.1.mlp.up" not in k}, tmp_path / "model.safetensors")
+    refused("tensor model.layers.1.mlp.up_proj.weight is missing")
+    save_file(weights | {"model.norm.weight": np.ones(64, np.int32)}, tmp_path / "model.safetensors")
+    refused("has type I32, supported are F32, F16 and BF16")
+    save_file(weights | {"model.norm.weight": np.full(64, np.nan, F32)}, tmp_path / "model.safetensors")
+    refused("has values that are not finite")
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": dict.fromkeys(weights, "absent.safetensors")})
+    )
+    refused("absent.safetensors: no such file")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_shards_and_types(tmp_path, dtype):
+    """fp32, fp16 and bf16, in two shards, give the values of one file."""
+    source = FOLDER / "qwen3-gqa-untied"
+    weights = {
+        k: v.astype(np.dtype(getattr(ml_dtypes, dtype, dtype)))
+        for k, v in load_file(source / "model.safetensors").items()
+    }
+    names = sorted(weights)
+    weight_map = {}
+    for i, part in enumerate((names[::2], names[1::2])):
+        file = f"model-0000{i + 1}-of-00002.safetensors"
+        save_file({n: weights[n] for n in part}, tmp_path / file)
+        weight_map |= dict.fromkeys(part, file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    checkpoint = Checkpoint(tmp_path)
+    for name in names:
+        value = checkpoint.tensor(name)
+        assert value.dtype == F32
+        assert np.array_equal(value, weights[name].astype(F32))

@@ -1,0 +1,226 @@
+"""The program as a user runs it: golden ids, traces, perplexity, the one-file form, and thousands of broken files."""
+
+import json
+import os
+import random
+import struct
+import subprocess
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from golden.checkpoint import Checkpoint
+from golden.forward import forward
+from golden.q8 import Q8
+from golden.trace import compare, read_trace, replay
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ["tiny-llama", "tiny-qwen3"]
+BIN = {name: ROOT / "build" / "models" / f"{name}.q8.bin" for name in MODELS}
+
+
+def golden_json(name):
+    return json.loads((ROOT / "golden" / "data" / f"{name}.q8.json").read_text())
+
+
+def runq(*args, program="./runq", timeout=120, **kwargs):
+    command = [str(ROOT / program), *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=timeout, check=False, **kwargs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_ids_from_text_are_the_goldens(name):
+    golden = golden_json(name)
+    done = runq(BIN[name], "-i", golden["prompt"], "-t", 0, "-n", 64, "--print-ids")
+    assert done.returncode == 0
+    assert done.stdout.decode() == ",".join(map(str, golden["new_ids"])) + "\n"
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_trace_against_the_golden_trace(tmp_path, name, threads):
+    golden = read_trace(ROOT / "golden" / "data" / f"{name}.q8.trace.safetensors")
+    ids = ",".join(map(str, golden["tokens"]))
+    # The prompt at once: its tokens are run; the new id is printed but not run.
+    runq(BIN[name], "--ids", ids, "-n", 1, "-t", 0, "-j", threads, "--trace", tmp_path / "t", "--print-ids")
+    found = read_trace(tmp_path / "t")
+    reports = compare(golden, found)
+    assert len(reports) > 80
+    assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+    assert not any(r.error for r in reports if r.name.endswith(".q"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_long_trace_keeps_the_contract_operation_by_operation(tmp_path, name):
+    golden = golden_json(name)
+    runq(BIN[name], "-i", golden["prompt"], "-n", 60, "-t", 0, "--trace", tmp_path / "t")
+    checkpoint = Checkpoint(ROOT / "models" / name)
+    scheme = Q8(checkpoint)
+    trace = read_trace(tmp_path / "t")
+    reports = replay(lambda t, step: forward(checkpoint.config, scheme, t, step, interleaved=True), trace)
+    assert len(trace["tokens"]) >= 60
+    assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_perplexity_is_within_a_fifth_of_a_percent_of_fp32(name):
+    golden = golden_json(name)["held_out"]
+    done = runq(BIN[name], "--ppl", ROOT / "models" / "held_out.txt")
+    words = done.stdout.decode().split()
+    assert words[0] == "perplexity"
+    assert int(words[3]) == golden["tokens"]
+    assert float(words[1]) == pytest.approx(golden["fp32"], rel=2e-3)
+    assert float(words[1]) == pytest.approx(golden["q8"], rel=5e-4)
+
+
+def test_one_file_form_builds_and_runs(tmp_path):
+    text = (ROOT / "build" / "single" / "runq.cpp").read_text()
+    assert '#include "' not in text
+    # Somewhere else, so that nothing of the repository is found by accident.
+    (tmp_path / "runq.cpp").write_text(text)
+    compiler = os.environ.get("CXX", "g++")
+    subprocess.run(
+        [compiler, "-std=c++20", "-O1", "-fopenmp", "runq.cpp", "-o", "runq", "-lpcre2-8", "-lutf8proc"],
+        cwd=tmp_path, check=True,
+    )  # fmt: skip
+    golden = golden_json("tiny-llama")
+    done = subprocess.run(
+        [tmp_path / "runq", BIN["tiny-llama"], "-i", golden["prompt"], "-t", "0", "-n", "64", "--print-ids"],
+        capture_output=True, check=True,
+    )  # fmt: skip
+    # Built without AVX2, this is also the portable path from end to end.
+    assert done.stdout.decode() == ",".join(map(str, golden["new_ids"])) + "\n"
+
+
+def test_build_without_tokenizer(tmp_path):
+    subprocess.run(
+        [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-fopenmp", "-DNO_TOKENIZER", "-I.", "runq.cpp",
+         "-o", tmp_path / "runq"],
+        cwd=ROOT, check=True,
+    )  # fmt: skip
+    golden = golden_json("tiny-llama")
+    ids = ",".join(map(str, golden["prompt_ids"]))
+    command = [tmp_path / "runq", BIN["tiny-llama"], "-t", "0", "-n", "8", "--print-ids"]
+    done = subprocess.run([*command, "--ids", ids], capture_output=True, check=True)
+    assert done.stdout.decode() == ",".join(map(str, golden["new_ids"][:8])) + "\n"
+    done = subprocess.run([*command, "-i", "Once"], capture_output=True, check=False)
+    assert done.returncode != 0
+    assert done.stderr.count(b"\n") == 1
+
+
+# ---- broken files
+
+HEADER_FIELDS = [(o, 4) for o in range(0, 0x24, 4)] + [(0x24, 1), (0x25, 4)] + [(o, 4) for o in range(0x40, 0xA0, 4)]
+HEADER_FIELDS += [(0xA0, 8), (0xA8, 8), (0xB4, 4)]
+INTERESTING = [0, 1, -1, 2, 3, 7, 63, 65, 127, 255, 256, 4096, 65535, 1 << 20, 1 << 24, (1 << 31) - 1, -(1 << 31)]
+
+
+def seal(data):
+    """Puts the right checksum on a changed file, so that the checks behind it are reached."""
+    if len(data) < 256:
+        return
+    struct.pack_into("<I", data, 0xB0, 0)
+    offset = struct.unpack_from("<Q", data, 0xA0)[0]
+    struct.pack_into("<I", data, 0xB0, zlib.crc32(bytes(data[offset:]), zlib.crc32(bytes(data[:256]))))
+
+
+def mutate(original, rng):
+    """A broken copy of a model file, and what was done to it."""
+    data = bytearray(original)
+    offset = struct.unpack_from("<Q", data, 0xA0)[0]
+    kind = rng.choice(["truncate", "truncate", "extend", "header bits", "header field", "tokenizer bits", "tokenizer field",
+                       "sealed header field", "sealed header field", "sealed header bits", "sealed tokenizer bits",
+                       "sealed tokenizer field", "foreign"])  # fmt: skip
+    note = kind
+    if kind == "truncate":
+        size = rng.choice([rng.randrange(300), rng.randrange(len(data)), rng.randrange(offset, len(data))])
+        del data[size:]
+        note += f" to {size}"
+    elif kind == "extend":
+        data += rng.randbytes(rng.randrange(1, 2000))
+    elif kind == "foreign":
+        data[:] = rng.choice([b"", b"GGUF" + rng.randbytes(400), rng.randbytes(5000), b"\0" * 256, b"{}\n"])
+    elif "field" in kind and "header" in kind:
+        at, size = rng.choice(HEADER_FIELDS)
+        value = rng.choice([*INTERESTING, rng.getrandbits(31)])
+        data[at : at + size] = (value & ((1 << (8 * size)) - 1)).to_bytes(size, "little")
+        note += f" at {at:#x}: {value}"
+    elif "field" in kind:
+        at = rng.choice([offset + rng.randrange(0, 64) // 4 * 4, rng.randrange(offset, len(data) - 4)])
+        value = rng.choice([*INTERESTING, rng.getrandbits(31)])
+        data[at : at + 4] = (value & 0xFFFFFFFF).to_bytes(4, "little")
+        note += f" at {at:#x}: {value}"
+    else:
+        low, high = (0, 256) if "header" in kind else (offset, len(data))
+        for _ in range(rng.choice([1, 1, 2, 8])):
+            at = rng.randrange(low, high)
+            data[at] ^= 1 << rng.randrange(8)
+            note += f" {at:#x}"
+    if kind.startswith("sealed"):
+        seal(data)
+    return data, note, kind
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_broken_files_end_with_one_line_and_never_crash(tmp_path, name):
+    """1,100 broken copies of each model, run under AddressSanitizer and UBSan.
+
+    Each has to end with exit code 1 and one line. Only where the checksum was made to fit may a change turn out to be
+    harmless (another rope_theta, another merge), and then the program runs as usual.
+    """
+    original = BIN[name].read_bytes()
+    rng = random.Random(17)
+    cases = [mutate(original, rng) for _ in range(1100)]
+    env = os.environ | {"ASAN_OPTIONS": "exitcode=99:allocator_may_return_null=1:max_allocation_size_mb=4000",
+                        "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99", "OMP_NUM_THREADS": "1"}  # fmt: skip
+
+    def run_case(case):
+        i, (data, note, kind) = case
+        if bytes(data) == original:
+            return "same", note
+        path = tmp_path / f"{i}.bin"
+        path.write_bytes(data)
+        try:
+            done = runq(
+                path, "-i", "Once <|eot_id|>upon\n", "-n", 2, "-t", 0, "-j", 1, program="build/asan/runq", env=env
+            )
+        finally:
+            path.unlink()
+        error = done.stderr.decode(errors="replace")
+        if done.returncode == 1 and error.count("\n") == 1 and error.startswith("runq: ") and not done.stdout:
+            return "refused", note
+        if done.returncode == 0 and kind.startswith("sealed"):
+            return "ran", note
+        return f"exit {done.returncode}: {error[-1500:]}", note
+
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(run_case, enumerate(cases)))
+    wrong = [r for r in results if r[0] not in ("same", "refused", "ran")]
+    assert not wrong, wrong[:3]
+    refused = sum(r[0] == "refused" for r in results)
+    assert refused >= 700, f"{refused} refused"
+
+
+def test_a_file_of_llama2_c_runs_on_ids(tmp_path):
+    """Version 2 of llama2.c: the same weights, no extension block, no tokenizer."""
+    data = bytearray(BIN["tiny-llama"].read_bytes())
+    offset = struct.unpack_from("<Q", data, 0xA0)[0]
+    data[0x40:0x100] = bytes(0xC0)
+    (tmp_path / "foreign.bin").write_bytes(data[:offset])
+    golden = golden_json("tiny-llama")
+    ids = ",".join(map(str, golden["prompt_ids"]))
+    done = runq(tmp_path / "foreign.bin", "--ids", ids, "-t", 0, "-n", 8, "--print-ids")
+    assert done.returncode == 0
+    assert len(done.stdout.decode().split(",")) == 8
+    done = runq(tmp_path / "foreign.bin", "-i", "Once")
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+    # The unscaled theta gives other logits; theta is read from the command line too.
+    traces = []
+    for i, extra in enumerate(([], ["--rope-theta", "10000"])):
+        runq(tmp_path / "foreign.bin", "--ids", "5,6,7,8", "-n", 1, "-t", 0, "--trace", tmp_path / f"t{i}", *extra)
+        traces.append(read_trace(tmp_path / f"t{i}")["logits"])
+    assert np.abs(traces[0] - traces[1]).max() > 1e-4
