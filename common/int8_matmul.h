@@ -36,7 +36,7 @@ struct Int8Matrix {
 // Quantizing
 
 // 127 / amax, or 0 where that is no finite number: for a group of zeros, and for one so small (amax
-// below 3.8e-37) that the quotient overflows. Such a group gets scale 0 and codes 0.
+// below 3.74e-37) that the quotient overflows. Such a group gets scale 0 and codes 0.
 inline float inverse_scale(float amax) {
     const float inv = 127.0f / amax;
     return inv <= std::numeric_limits<float>::max() ? inv : 0.0f;  // NaN compares false

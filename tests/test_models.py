@@ -54,7 +54,7 @@ def test_held_out_stories_are_not_trained_on():
     held_out = stories.held_out()[0].strip().split("\n\n")
     assert len(set(held_out)) == len(held_out)
     seen = "\n\n".join(
-        d.text or "\n\n".join(m["content"] for m in d.messages) for d in stories.training_documents(2, 3000)
+        d.text or "\n\n".join(m.content for m in d.messages) for d in stories.training_documents(2, 3000)
     )
     assert not any(story in seen for story in held_out)
 
@@ -125,16 +125,16 @@ def test_stories_differ_and_use_every_plot_and_name():
 def test_conversations():
     chats = [d.messages for d in stories.documents(5, 2000) if d.messages]
     assert 0.15 < len(chats) / 2000 < 0.21
-    assert any(m[0]["role"] == "system" for m in chats)
+    assert any(m[0].role == "system" for m in chats)
     for messages in chats:
-        roles = [m["role"] for m in messages]
+        roles = [m.role for m in messages]
         rest = roles[1:] if roles[0] == "system" else roles
         assert rest == ["user", "assistant"] * (len(rest) // 2)
-        assert all(m["thought"] for m in messages if m["role"] == "assistant")
+        assert all(m.thought for m in messages if m.role == "assistant")
         for request, answer in pairwise(messages):
-            if "story about" in request["content"]:
-                names = set(re.findall(r"\b[A-Z]\w+", request["content"])) & {*stories.GIRLS, *stories.BOYS}
-                assert names and all(name in answer["content"] for name in names)
+            if "story about" in request.content:
+                names = set(re.findall(r"\b[A-Z]\w+", request.content)) & {*stories.GIRLS, *stories.BOYS}
+                assert names and all(name in answer.content for name in names)
 
 
 # ----------------------------------------------------------------------------
