@@ -152,7 +152,8 @@ struct Statistics {
     double prefill_seconds = 0;
     int n_decode = 0;  // tokens run one at a time: one less than are generated, as the last is not run
     double decode_seconds = 0;
-    double decode_bytes = 0;  // read from memory: weights, and the keys and values of all earlier positions
+    uint64_t peak_memory = 0;  // bytes; 0: ask when the statistics are printed
+    double decode_bytes = 0;   // read from memory: weights, and the keys and values of all earlier positions
 };
 
 struct Session {
@@ -260,12 +261,15 @@ inline void print_statistics(std::FILE* err, const Session& s, int n_threads, co
     const Model& m = s.model;
     const ModelConfig& c = m.config;
     const Statistics& t = s.statistics;
-    std::string text =
-        format("model     %s, %d layers, dim %d, vocabulary %d, %.2f GB, %s\n", arch_name(c.arch), c.n_layers,
-               c.dim, c.vocab_size, static_cast<double>(m.file_bytes) / 1e9, m.scheme.c_str());
-    text += format("run       %s, %d thread%s, context %d, %.2f GB memory at its peak\n", m.kernel.c_str(),
-                   n_threads, n_threads == 1 ? "" : "s", s.context,
-                   static_cast<double>(peak_memory_bytes()) / 1e9);
+    auto size = [](uint64_t bytes) {
+        const auto b = static_cast<double>(bytes);
+        return bytes < 1000000000 ? format("%.1f MB", b / 1e6) : format("%.2f GB", b / 1e9);
+    };
+    std::string text = format("model     %s, %d layers, dim %d, vocabulary %d; %s; %s\n", arch_name(c.arch),
+                              c.n_layers, c.dim, c.vocab_size, m.scheme.c_str(), size(m.file_bytes).c_str());
+    text += format("run       %s, %d thread%s, context %d, peak memory %s\n", m.kernel.c_str(), n_threads,
+                   n_threads == 1 ? "" : "s", s.context,
+                   size(t.peak_memory > 0 ? t.peak_memory : peak_memory_bytes()).c_str());
     if (!sampling.empty()) text += "sampling  " + sampling + "\n";
     if (t.n_prefill > 0) {
         text += format("prefill   %d tokens in %.2f s, %.1f tokens/s\n", t.n_prefill, t.prefill_seconds,
@@ -390,7 +394,8 @@ inline Stop run_generate(Session& s, const Options& o, const std::optional<std::
     if (printer.prints_text()) {
         if (text) {
             Utf8Stream whole;  // a prompt that is not valid UTF-8 shows as the model gets to see it
-            put(io.out, whole.push(*text) + whole.flush());
+            put(io.out, whole.push(*text));
+            put(io.out, whole.flush());
         } else {
             for (const int id : ids) printer.token(id);
         }
@@ -540,7 +545,8 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     for (size_t i = prompt.size(); i < ids.size() && !interrupted; i++) {
         feed(s, std::span(ids).subspan(i, 1), true);
     }
-    const Statistics& t = s.statistics;
+    Statistics& t = s.statistics;
+    t.peak_memory = peak_memory_bytes();  // before the buffer of read_bandwidth()
     if (t.n_prefill > 0) {
         put(io.out, format("prefill %d tokens: %.2f tokens/s\n", t.n_prefill,
                            per_second(t.n_prefill, t.prefill_seconds)));
@@ -568,13 +574,16 @@ inline int run(Options o, const Program& program, const Streams& io) {
     if (o.threads == 0) o.threads = physical_cores();
     omp_set_num_threads(o.threads);
     Trace trace;
-    const Model model = program.load(o, o.trace ? &trace : nullptr);
+    Model model = program.load(o, o.trace ? &trace : nullptr);
     const ModelConfig& c = model.config;
     const int context = context_length(o, c);
     if (o.info) {
         print_info(io.out, model, o, context);
         return 0;
     }
+#ifdef NO_TOKENIZER
+    model.tokenizer.reset();  // it could still decode, but such a program takes and prints ids
+#endif
 
     const float temp = o.temp.value_or(c.temperature), top_p = o.top_p.value_or(c.top_p);
     const int top_k = o.top_k.value_or(c.top_k);

@@ -41,8 +41,8 @@ class Sampler {
         const int best = argmax(logits);
         if (temperature_ == 0) return best;
         const float max = logits[static_cast<size_t>(best)];
-        if (!std::isfinite(max))
-            return best;  // +inf wins outright; all NaN or -inf leaves nothing to draw from
+        // +inf wins outright; all NaN or -inf leaves nothing to draw from.
+        if (!std::isfinite(max)) return best;
 
         // softmax without its division: a token's weight is its probability relative to the best token's
         const size_t n = logits.size();

@@ -254,8 +254,7 @@ inline void append_nfc(std::string_view s, std::string& out) {
 
 // NFC by the tables of Unicode 9. A character below U+0300 neither changes by itself nor acts on what stands
 // before it, so that text may be cut in front of it, and a run of them needs no work but for the last one, to
-// which marks may follow. A newer mark ends one stretch of text and starts the next, which leaves it in
-// place.
+// which marks may follow. A newer mark ends one stretch of text and starts the next, which keeps it there.
 inline std::string nfc(std::string_view s) {
     const auto is_simple = [&](size_t i) { return static_cast<uint8_t>(s[i]) < 0xCC; };  // U+0300 is CC 80
     std::string out;
@@ -283,6 +282,7 @@ inline std::string nfc(std::string_view s) {
     return out;
 }
 #endif  // NO_TOKENIZER
+
 // ----------------------------------------------------------------------------
 // Chat templates, as literal text around each message
 
@@ -293,11 +293,14 @@ struct ChatMessage {
 // The pieces of a chat template, in the order in which the section stores them.
 struct ChatTemplate {
     enum Flag : uint32_t {
-        trim_system = 1,     // white space at both ends of the content is dropped (Llama 3)
-        trim_user = 2,       //
-        trim_assistant = 4,  //
-        think_blocks = 8,    // <think>..</think> of earlier answers is dropped (Qwen3)
-        late_system = 16     // a system message may come after the first message
+        // White space at both ends of a message is dropped (Llama 3).
+        trim_system = 1,
+        trim_user = 2,
+        trim_assistant = 4,
+        think_blocks = 8,  // <think>..</think> of earlier answers is dropped (Qwen3)
+        late_system = 16,  // a system message may come after the first message
+        turns_only = 32,   // only for [system,] user, assistant, user, ...
+        strip_answer = 64  // think_blocks: newlines in front of the last answer are dropped (Qwen3)
     };
     uint32_t flags = 0;
     // What stands before the first message when that is not a system message.
@@ -340,10 +343,15 @@ inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessa
     // Qwen3: an answer keeps its thoughts only while no user has spoken since. (A user message that is one
     // <tool_response> is a tool speaking.) Without any user message, no answer keeps them.
     size_t last_user = messages.size();
-    for (size_t i = 0; i < messages.size(); i++) {
-        const std::string& c = messages[i].content;
-        const bool tool = c.starts_with("<tool_response>") && c.ends_with("</tool_response>");
-        if (messages[i].role == "user" && !tool) last_user = i;
+    for (size_t i = 0, first = messages[0].role == "system"; i < messages.size(); i++) {
+        const auto& [role, text] = messages[i];
+        const bool tool = text.starts_with("<tool_response>") && text.ends_with("</tool_response>");
+        if (role == "user" && (!tool || has(ChatTemplate::turns_only))) last_user = i;
+        const bool in_turn =
+            i < first ? messages.size() > 1 : role == ((i - first) % 2 ? "assistant" : "user");
+        if (has(ChatTemplate::turns_only) && !in_turn) {
+            throw std::runtime_error("chat: with this template, user and assistant must take turns");
+        }
     }
 
     std::string out = messages[0].role == "system" ? "" : chat.no_system;
@@ -382,7 +390,8 @@ inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessa
                 has(ChatTemplate::think_blocks) && last_user < messages.size() && i > last_user;
             if (current && (i + 1 == messages.size() || !thoughts.empty())) {
                 out.append(chat.think_open).append(trim_newlines(thoughts, true, true));
-                out.append(chat.think_close).append(trim_newlines(answer, true, false));
+                out.append(chat.think_close);
+                out.append(trim_newlines(answer, has(ChatTemplate::strip_answer), false));
             } else {
                 out.append(answer);
             }
@@ -406,8 +415,7 @@ class Tokenizer {
 
     // Text, any bytes, to ids, as Hugging Face's encode() of bytes.decode(errors="replace"); tokens such as
     // <|eot_id|> inside the text become their ids. `add_bos` puts the BOS id first, if this tokenizer does
-    // so. Throws std::runtime_error if the section's pattern fails on this text (no pattern of a real model
-    // does).
+    // so. Throws std::runtime_error if the section's pattern explodes on this text (no real model's does).
     std::vector<int> encode(std::string_view text, bool add_bos) const;
 
     // The raw bytes of one token: maybe no whole character (see Utf8Stream), for an added token its name, and
@@ -484,21 +492,21 @@ class Tokenizer {
         h = (h ^ rest) * 0x9E3779B97F4A7C15ull;
         return static_cast<size_t>(h ^ h >> 32);
     }
-    // The slot of a pair, or the empty slot where it would go.
-    const Merge& find_merge(int32_t left, int32_t right) const {
+    // The slot of a pair or a word, or else the empty slot where it would go.
+    size_t merge_slot(int32_t left, int32_t right) const {
         size_t slot = hash_pair(left, right) & (merges_.size() - 1);
         while (merges_[slot].left >= 0 && (merges_[slot].left != left || merges_[slot].right != right)) {
             slot = (slot + 1) & (merges_.size() - 1);
         }
-        return merges_[slot];
+        return slot;
     }
-    // The slot of a word, or the empty slot (-1) where it would go.
-    const int32_t& find_word(std::string_view word) const {
+    size_t word_slot(std::string_view word) const {
         size_t slot = hash_bytes(word) & (words_.size() - 1);
         while (words_[slot] >= 0 && token_bytes(words_[slot]) != word)
             slot = (slot + 1) & (words_.size() - 1);
-        return words_[slot];
+        return slot;
     }
+    const Merge& find_merge(int32_t left, int32_t right) const { return merges_[merge_slot(left, right)]; }
     static size_t slots_for(size_t n) {
         size_t slots = 16;
         while (slots < 2 * n) slots *= 2;
@@ -569,10 +577,8 @@ inline Tokenizer Tokenizer::load(std::span<const std::byte> section, int vocab_s
     if (t.flags_ > (kNfc | kIgnoreMerges | kAddBos | kHasChat)) fail("flags", t.flags_, "has unknown bits");
     t.has_chat_ = t.flags_ & kHasChat;
     const uint32_t bos_id = in.u32("bos_id");
-    if (bos_id != 0xFFFFFFFF && bos_id >= vocab)
-        fail("bos_id", bos_id, "is not below " + std::to_string(vocab));
-    if (bos_id == 0xFFFFFFFF && t.flags_ & kAddBos)
-        fail("flags", t.flags_, "asks for a BOS, but there is no bos_id");
+    if (bos_id != 0xFFFFFFFF && bos_id >= vocab) fail("bos_id", bos_id, "is not an id");
+    if (bos_id == 0xFFFFFFFF && t.flags_ & kAddBos) fail("flags", t.flags_, "asks for BOS without a bos_id");
     t.bos_id_ = static_cast<int>(bos_id);
     const uint32_t n_merges = in.u32("n_merges"), n_added = in.u32("n_added");
     const uint32_t pattern_size = in.u32("pattern_size"), word_pattern_size = in.u32("word_pattern_size");
@@ -616,7 +622,7 @@ inline Tokenizer Tokenizer::load(std::span<const std::byte> section, int vocab_s
     if (t.flags_ & kIgnoreMerges) {
         t.words_.assign(slots_for(vocab), -1);
         for (int id = 0; id < t.vocab_size(); id++) {
-            if (t.token_flags_[id] & kWord) const_cast<int32_t&>(t.find_word(t.token_bytes(id))) = id;
+            if (t.token_flags_[id] & kWord) t.words_[t.word_slot(t.token_bytes(id))] = id;
         }
     }
 
@@ -633,8 +639,9 @@ inline Tokenizer Tokenizer::load(std::span<const std::byte> section, int vocab_s
         const std::string field = "added[" + std::to_string(i) + "]";
         if (id >= vocab) fail(field + ".id", id, "is not below " + std::to_string(vocab));
         if (f > 31) fail(field + ".flags", f, "has unknown bits");
-        if (f & AddedToken::single_word && word_pattern.empty())
+        if (f & AddedToken::single_word && word_pattern.empty()) {
             fail(field + ".flags", f, "needs a word_pattern");
+        }
         AddedToken token{static_cast<int>(id), f, std::string(t.token_bytes(static_cast<int>(id)))};
         if (token.text.empty()) fail(field + ".id", id, "is a token without text");
         Reader::check_text(token.text, "added token");
@@ -652,8 +659,7 @@ inline Tokenizer Tokenizer::load(std::span<const std::byte> section, int vocab_s
         }
     }
     if (t.has_chat_) t.read_chat(chat);
-    if (!t.has_chat_ && chat_size != 0)
-        fail("chat_size", chat_size, "but the flags say that there is no chat");
+    if (!t.has_chat_ && chat_size != 0) fail("chat_size", chat_size, "but the flags say there is no chat");
     return t;
 }
 
@@ -661,23 +667,23 @@ inline Tokenizer Tokenizer::load(std::span<const std::byte> section, int vocab_s
 inline void Tokenizer::read_merges(SectionReader& in, uint32_t n_merges) {
     merges_.resize(slots_for(n_merges));
     for (uint32_t rank = 0; rank < n_merges; rank++) {
+        const auto fail = [&](uint32_t id, const char* what) {
+            SectionReader::fail("merges[" + std::to_string(rank) + "]", id, what);
+        };
         const uint32_t left = in.u32("merge"), right = in.u32("merge"), merged = in.u32("merge");
         for (const uint32_t id : {left, right, merged}) {
             if (id >= token_flags_.size() || !(token_flags_[id] & kWord)) {
-                SectionReader::fail("merges[" + std::to_string(rank) + "]", id,
-                                    "is not a token that words consist of");
+                fail(id, "is not a token that words consist of");
             }
         }
         const std::string_view a = token_bytes(static_cast<int>(left)),
                                b = token_bytes(static_cast<int>(right)),
                                ab = token_bytes(static_cast<int>(merged));
         if (ab.size() != a.size() + b.size() || !ab.starts_with(a) || !ab.ends_with(b)) {
-            SectionReader::fail("merges[" + std::to_string(rank) + "]", merged,
-                                "is not its two parts put together");
+            fail(merged, "is not its two parts put together");
         }
-        Merge& slot = const_cast<Merge&>(find_merge(static_cast<int>(left), static_cast<int>(right)));
-        if (slot.left >= 0)
-            SectionReader::fail("merges[" + std::to_string(rank) + "]", left, "and its partner repeat");
+        Merge& slot = merges_[merge_slot(static_cast<int>(left), static_cast<int>(right))];
+        if (slot.left >= 0) fail(left, "and its partner repeat");
         slot = {static_cast<int>(left), static_cast<int>(right), static_cast<int>(merged), rank};
     }
 }
@@ -685,7 +691,7 @@ inline void Tokenizer::read_merges(SectionReader& in, uint32_t n_merges) {
 inline void Tokenizer::read_chat(std::string_view bytes) {
     SectionReader in{bytes};
     chat_.flags = in.u32("chat.flags");
-    if (chat_.flags > 31) SectionReader::fail("chat.flags", chat_.flags, "has unknown bits");
+    if (chat_.flags > 127) SectionReader::fail("chat.flags", chat_.flags, "has unknown bits");
     for (std::string* piece : chat_.pieces()) {
         *piece = in.take(in.u32("chat literal"), "chat literal of");
         SectionReader::check_text(*piece, "chat literal");
@@ -791,7 +797,7 @@ inline void Tokenizer::encode_text(std::string_view s, std::vector<int>& ids) co
 
 inline void Tokenizer::encode_word(std::string_view word, std::vector<int>& ids) const {
     if (flags_ & kIgnoreMerges) {
-        if (const int32_t id = find_word(word); id >= 0) return ids.push_back(id);
+        if (const int32_t id = words_[word_slot(word)]; id >= 0) return ids.push_back(id);
     }
     const size_t start = ids.size();
     for (const char c : word) {
@@ -830,22 +836,22 @@ inline void Tokenizer::merge_short(std::vector<int>& ids, size_t start) const {
 // pushed. One whose ids have changed since is skipped.
 inline void Tokenizer::merge_long(std::vector<int>& ids, size_t start) const {
     struct Candidate {
-        uint32_t rank;
-        size_t left, right;  // positions
+        uint32_t rank, left, right;  // left and right: positions
         bool operator<(const Candidate& o) const { return rank != o.rank ? rank > o.rank : left > o.left; }
     };
-    const size_t n = ids.size() - start, none = n;
+    if (ids.size() - start > UINT32_MAX) throw std::runtime_error("tokenizer: a word of 4 GB");
+    const auto n = static_cast<uint32_t>(ids.size() - start), none = n;
     int* id = ids.data() + start;  // -1: merged into the one on its left
-    std::vector<size_t> next(n), previous(n);
+    std::vector<uint32_t> next(n), previous(n);
     std::priority_queue<Candidate> heap;
-    const auto push = [&](size_t left, size_t right) {
+    const auto push = [&](uint32_t left, uint32_t right) {
         if (left == none || right == none) return;
         if (const uint32_t rank = find_merge(id[left], id[right]).rank; rank != kNoRank) {
             heap.push({rank, left, right});
         }
     };
-    for (size_t i = 0; i < n; i++) next[i] = i + 1, previous[i] = i > 0 ? i - 1 : none;
-    for (size_t i = 0; i + 1 < n; i++) push(i, i + 1);
+    for (uint32_t i = 0; i < n; i++) next[i] = i + 1, previous[i] = i > 0 ? i - 1 : none;
+    for (uint32_t i = 0; i + 1 < n; i++) push(i, i + 1);
     while (!heap.empty()) {
         const Candidate c = heap.top();
         heap.pop();

@@ -11,13 +11,13 @@ import json
 import struct
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
-TRIM_SYSTEM, TRIM_USER, TRIM_ASSISTANT, THINK_BLOCKS, LATE_SYSTEM = 1, 2, 4, 8, 16
+TRIM_SYSTEM, TRIM_USER, TRIM_ASSISTANT, THINK_BLOCKS, LATE_SYSTEM, TURNS_ONLY, STRIP_ANSWER = 1, 2, 4, 8, 16, 32, 64
 
 Message = dict[str, str]  # {"role": .., "content": ..}
 
@@ -46,7 +46,7 @@ class ChatTemplate:
         return struct.pack("<I", self.flags) + b"".join(struct.pack("<I", len(p)) + p for p in pieces)
 
 
-class NotLiteral(Exception):
+class NotLiteralError(Exception):
     """The template does more than put text around messages; str() says what."""
 
 
@@ -57,7 +57,7 @@ class NotLiteral(Exception):
 class _GenerationBlocks(jinja2.ext.Extension):
     """{% generation %} .. {% endgeneration %}, with which transformers marks answers: the text inside."""
 
-    tags = {"generation"}
+    tags: ClassVar = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -109,12 +109,19 @@ class Renderer:
 
 
 def compose(chat: ChatTemplate, messages: list[Message], generation_prompt: bool, think: bool) -> str:
-    """What the pieces make of a conversation. Raises NotLiteral where they say nothing about it."""
+    """What the pieces make of a conversation. Raises NotLiteralError where they say nothing about it."""
+
+    def is_tool(content: str) -> bool:
+        return content.startswith("<tool_response>") and content.endswith("</tool_response>")
+
+    roles = [m["role"] for m in messages]
+    turns = roles[1:] if roles[0] == "system" else roles
+    if chat.flags & TURNS_ONLY and (not turns or turns != (["user", "assistant"] * len(turns))[: len(turns)]):
+        raise NotLiteralError("user and assistant do not take turns")
     users = [
         i
         for i, m in enumerate(messages)
-        if m["role"] == "user"
-        and not (m["content"].startswith("<tool_response>") and m["content"].endswith("</tool_response>"))
+        if m["role"] == "user" and (chat.flags & TURNS_ONLY or not is_tool(m["content"]))
     ]
     out = "" if messages[0]["role"] == "system" else chat.no_system
     for i, message in enumerate(messages):
@@ -125,7 +132,7 @@ def compose(chat: ChatTemplate, messages: list[Message], generation_prompt: bool
             out += chat.system_prefix + content + chat.system_suffix
         elif role == "system":
             if not chat.flags & LATE_SYSTEM:
-                raise NotLiteral("a system message that is not the first")
+                raise NotLiteralError("a system message that is not the first")
             out += chat.late_system_prefix + content + chat.late_system_suffix
         elif role == "user":
             out += chat.user_prefix + content + chat.user_suffix
@@ -136,7 +143,8 @@ def compose(chat: ChatTemplate, messages: list[Message], generation_prompt: bool
                 thoughts = before.rstrip("\n").split("<think>")[-1].lstrip("\n")
                 content = after.lstrip("\n")
             if chat.flags & THINK_BLOCKS and users and i > users[-1] and (i + 1 == len(messages) or thoughts):
-                content = chat.think_open + thoughts.strip("\n") + chat.think_close + content.lstrip("\n")
+                content = content.lstrip("\n") if chat.flags & STRIP_ANSWER else content
+                content = chat.think_open + thoughts.strip("\n") + chat.think_close + content
             out += chat.assistant_prefix + content + chat.assistant_suffix
     if generation_prompt:
         out += chat.generate if think else chat.generate_no_think
@@ -150,11 +158,11 @@ def _message(role: str, content: str) -> Message:
 def _between(text: str | None, *sentinels: str) -> list[str]:
     """The text before, between and behind the sentinels, each of which must stand in it once, in order."""
     if text is None:
-        raise NotLiteral("it refuses a plain conversation")
+        raise NotLiteralError("it refuses a plain conversation")
     parts = []
     for sentinel in sentinels:
         if text.count(sentinel) != 1:
-            raise NotLiteral("a message is not there exactly once")
+            raise NotLiteralError("a message is not there exactly once")
         before, text = text.split(sentinel)
         parts.append(before)
     return [*parts, text]
@@ -162,12 +170,12 @@ def _between(text: str | None, *sentinels: str) -> list[str]:
 
 def _without(text: str, prefix: str = "", suffix: str = "") -> str:
     if len(text) < len(prefix) + len(suffix) or not (text.startswith(prefix) and text.endswith(suffix)):
-        raise NotLiteral("the text around a message depends on its neighbours")
+        raise NotLiteralError("the text around a message depends on its neighbours")
     return text[len(prefix) : len(text) - len(suffix)]
 
 
 def find_pieces(render: Renderer) -> ChatTemplate:
-    """Reads the pieces off conversations with sentinel contents. Raises NotLiteral."""
+    """Reads the pieces off conversations with sentinel contents. Raises NotLiteralError."""
     s, u, a, u2 = "SENTINEL-one", "SENTINEL-two", "SENTINEL-three", "SENTINEL-four"
     system, user, answer, user2 = (
         _message("system", s),
@@ -210,6 +218,8 @@ def find_pieces(render: Renderer) -> ChatTemplate:
         chat.flags |= THINK_BLOCKS
         _, to_thoughts, chat.think_close, _ = _between(render([user, thinking]), u, "SENTINEL-five", a)
         chat.think_open = _without(to_thoughts, prefix=chat.user_suffix + chat.assistant_prefix)
+        if f"\n\n\n{a}" not in (render([user, _message("assistant", f"\n\n\n{a}")]) or ""):
+            chat.flags |= STRIP_ANSWER
     return chat
 
 
@@ -236,44 +246,55 @@ def _conversations() -> list[list[Message]]:
             "no opening tag</think>\n\n\nrest\n",
             "\n<think>\n\n a \n\n</think> b </think>\nc",
             "<think>unfinished",
+            "\n\nplain",
             "",
         ]
     )
     found = []
     for turns, system, ends_in_answer in itertools.product(range(1, 5), (False, True), (False, True)):
-        for _ in range(8):
+        for _ in range(9):
             conversation = [_message("system", next(contents))] if system else []
             for _ in range(turns):
                 conversation += [_message("user", next(contents)), _message("assistant", next(answers))]
             found.append(conversation if ends_in_answer else conversation[:-1])
             next(contents)  # so that the cycles meet in other places
-        next(answers)
     return found
 
 
 def _irregular_conversations() -> list[list[Message]]:
-    """Conversations that a template may as well refuse."""
+    """Conversations in which user and assistant do not take turns, or a tool speaks as the user."""
     s, u, a = _message("system", " s "), _message("user", " u "), _message("assistant", "<think>t</think>a ")
     tool = _message("user", "<tool_response>r</tool_response>")
-    return [[s], [a], [u, u], [u, a, a], [s, a, u], [a, a], [s, s, u], [u, s], [u, a, tool], [u, a, tool, a], [tool, a]]
+    orders = [[s], [a], [u, u], [u, a, a], [s, a, u], [a, a], [s, s, u], [u, s], [u, s, a], [tool, a]]
+    return [*orders, [u, a, tool], [u, a, tool, a]]
 
 
 def chat_template(source: str, special_tokens: dict[str, str]) -> ChatTemplate:
-    """The pieces of a Jinja template, checked against it. Raises NotLiteral (or a Jinja error in `source`)."""
+    """The pieces of a Jinja template, checked against it. Raises NotLiteralError (or a Jinja error in `source`).
+
+    If the pieces hold for conversations in which user and assistant take turns, but not for some others (which
+    the template may also refuse), the flag TURNS_ONLY limits them to the former.
+    """
     render = Renderer(source, special_tokens)
     chat = find_pieces(render)
-    cases = [(c, True) for c in _conversations()] + [(c, False) for c in _irregular_conversations()]
-    for (messages, regular), generation_prompt, think in itertools.product(cases, (False, True), (True, False)):
-        expected = render(messages, generation_prompt, think)
-        if expected is None and not regular:
-            continue
-        try:
-            same = compose(chat, messages, generation_prompt, think) == expected
-        except NotLiteral:
-            same = not regular
-        if not same:
-            roles = ", ".join(m["role"] for m in messages)
-            raise NotLiteral(f"the conversation ({roles}) is not made of the same pieces as others")
+
+    def first_difference(conversations: list[list[Message]]) -> list[Message] | None:
+        for messages, prompt, think in itertools.product(conversations, (False, True), (True, False)):
+            try:
+                composed = compose(chat, messages, prompt, think)
+            except NotLiteralError:
+                composed = None
+            rendered = render(messages, prompt, think)
+            if composed != rendered and not (composed is None and chat.flags & TURNS_ONLY):
+                return messages
+        return None
+
+    if first_difference(_irregular_conversations()) is not None:
+        chat.flags |= TURNS_ONLY
+    different = first_difference([*_conversations(), *_irregular_conversations()])
+    if different is not None:
+        roles = ", ".join(m["role"] for m in different)
+        raise NotLiteralError(f"the conversation ({roles}) is not made of the same pieces as others")
     return chat
 
 
@@ -305,5 +326,5 @@ def chat_section(hf_dir: Path) -> tuple[bytes, str]:
             special[name] = token["content"] if isinstance(token, dict) else token
     try:
         return chat_template(source, special).to_bytes(), ""
-    except (NotLiteral, jinja2.TemplateError) as error:
+    except (NotLiteralError, jinja2.TemplateError) as error:
         return b"", f"{hf_dir}: no chat template exported: {error}".replace("\n", " ")

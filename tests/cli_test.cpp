@@ -780,6 +780,8 @@ TEST_CASE("generate mode: the prompt's text, then whole characters, without the 
           "b\n");
     r = run_cli(talker, {"m", "-i", "c\xFF", "-n", "1"});
     CHECK(r.out.starts_with("c\xEF\xBF\xBD"));
+    r = run_cli(talker, {"m", "-i", "c\xE2\x82", "-n", "1"});
+    CHECK(r.out.starts_with("c\xEF\xBF\xBD"));
 }
 
 TEST_CASE("chat mode: every turn runs only what has changed") {

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -24,29 +25,39 @@ def run(command: list[str]) -> tuple[int, str]:
     return process.wait(), "".join(lines)
 
 
-def counts(code: int, output: str, patterns: dict[str, str]) -> tuple[int, int, int]:
-    """Passed, failed and skipped as the runner's summary says; a runner that died counts as a failure."""
-    found = {what: sum(map(int, re.findall(pattern, output))) for what, pattern in patterns.items()}
-    failed = found["failed"]
-    if code != 0 and failed == 0:
-        failed = 1
-    return found["passed"], failed, found.get("skipped", 0)
+def doctest_counts(code: int, output: str) -> tuple[int, int]:
+    """Passed and failed test cases of a doctest binary; one that died counts as a failure."""
+    summary = re.search(r"test cases:\s*\d+ \|\s*(\d+) passed \|\s*(\d+) failed", output)
+    if summary is None:
+        return 0, 1
+    passed, failed = map(int, summary.groups())
+    return passed, max(failed, int(code != 0))
+
+
+def pytest_counts(code: int, report: Path) -> tuple[int, int, int]:
+    """Passed, failed and skipped tests of a pytest run, from its JUnit report."""
+    if not report.exists():
+        return 0, 1, 0
+    suite = ElementTree.parse(report).getroot().find("testsuite")
+    n, failures, errors, skipped = (int(suite.get(what)) for what in ("tests", "failures", "errors", "skipped"))
+    failed = failures + errors
+    return n - failed - skipped, max(failed, int(code != 0)), skipped
 
 
 def main() -> int:
     # Threads that spin while they wait are slow beyond measure where another process has the cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    passed = failed = skipped = 0
-    doctest = {"passed": r"test cases:\s*\d+ \|\s*(\d+) passed", "failed": r"test cases:.*?(\d+) failed"}
+    passed = failed = 0
     for binary in sys.argv[1:]:
         print(f"--- {binary}", flush=True)
-        p, f, _ = counts(*run([binary, "--no-colors=1"]), doctest)
+        p, f = doctest_counts(*run([binary, "--no-colors=1"]))
         passed, failed = passed + p, failed + f
     print("--- pytest", flush=True)
-    summary = {"passed": r"(\d+) passed", "failed": r"(\d+) (?:failed|error)", "skipped": r"(\d+) skipped"}
-    code, output = run([sys.executable, "-m", "pytest", "-q", "-rs", "--durations=8", "tests"])
-    p, f, s = counts(code, (output.strip().splitlines() or [""])[-1], summary)
-    passed, failed, skipped = passed + p, failed + f, skipped + s
+    report = ROOT / "build" / "pytest.xml"
+    report.unlink(missing_ok=True)
+    code, _ = run([sys.executable, "-m", "pytest", "-rs", "--durations=5", f"--junitxml={report}", "tests"])
+    p, f, skipped = pytest_counts(code, report)
+    passed, failed = passed + p, failed + f
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return 0 if failed == 0 and passed > 0 else 1
 

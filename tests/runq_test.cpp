@@ -195,7 +195,7 @@ TEST_CASE("every step of the trace: codes equal, values within the contract, how
 TEST_CASE("logits do not depend on threads or chunks, and are the golden's") {
     for (const char* name : models) {
         CAPTURE(name);
-        const nlohmann::json golden = golden_json(name);
+        const nlohmann::json golden = golden_json(name)["generations"][0];
         std::vector<int> tokens = golden["prompt_ids"];
         tokens.insert(tokens.end(), golden["new_ids"].begin(), golden["new_ids"].end());
         const int threads = omp_get_max_threads();
@@ -229,20 +229,33 @@ TEST_CASE("logits do not depend on threads or chunks, and are the golden's") {
 TEST_CASE("greedy generation gives the golden's 64 ids") {
     for (const char* name : models) {
         const nlohmann::json golden = golden_json(name);
-        const std::vector<int> prompt = golden["prompt_ids"], expected = golden["new_ids"];
-        REQUIRE(expected.size() == 64);
-        const int threads = omp_get_max_threads();
-        for (const int j : {1, 2, 3}) {
-            for (const int chunk : {64, 1}) {
-                CAPTURE(name);
-                CAPTURE(j);
-                CAPTURE(chunk);
-                omp_set_num_threads(j);
-                Transformer m = load(name);
-                CHECK(greedy(m, prompt, 64, chunk) == expected);
+        size_t all_determined = 0;
+        for (const nlohmann::json& generation : golden["generations"]) {
+            const std::vector<int> prompt = generation["prompt_ids"], expected = generation["new_ids"];
+            // Two logits may each be off by 1e-3: up to the first lead below twice that, the ids are
+            // determined.
+            const std::vector<double> leads = generation["leads"];
+            const auto n =
+                std::find_if(leads.begin(), leads.end(), [](double x) { return x < 2e-3; }) - leads.begin();
+            REQUIRE(expected.size() == 64);
+            REQUIRE(n > 10);
+            all_determined += n == 64;
+            const int threads = omp_get_max_threads();
+            for (const int j : {1, 2, 3}) {
+                for (const int chunk : {64, 1}) {
+                    CAPTURE(name);
+                    CAPTURE(generation["prompt"]);
+                    CAPTURE(j);
+                    CAPTURE(chunk);
+                    omp_set_num_threads(j);
+                    Transformer m = load(name);
+                    const std::vector<int> ids = greedy(m, prompt, 64, chunk);
+                    CHECK(std::equal(ids.begin(), ids.begin() + n, expected.begin()));
+                }
             }
+            omp_set_num_threads(threads);
         }
-        omp_set_num_threads(threads);
+        CHECK(all_determined >= 1);
     }
 }
 

@@ -26,13 +26,12 @@ STORY = "Once upon a time"
 def run(*args, stdin=b"", **kwargs):
     """Run runq; its streams come back as bytes."""
     command = [RUNQ, *(a if isinstance(a, bytes | Path) else str(a) for a in args)]
-    if "stdin_file" in kwargs:
-        return subprocess.run(command, stdin=kwargs.pop("stdin_file"), capture_output=True, timeout=120, **kwargs)
-    return subprocess.run(command, input=stdin, capture_output=True, timeout=120, check=False, **kwargs)
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=300, check=False, **kwargs)
 
 
 def ok(*args, **kwargs):
-    result = run(*args, **kwargs)
+    """Standard output of a run that must succeed; on one thread, which a busy machine hardly slows down."""
+    result = run(*args, *([] if "-j" in args else ["-j", 1]), **kwargs)
     assert result.returncode == 0, result.stderr
     return result.stdout.decode()  # always valid UTF-8
 
@@ -375,7 +374,7 @@ def test_bench():
 
 @pytest.fixture(params=[LLAMA, QWEN3], ids=["llama", "qwen3"])
 def chat(request):
-    return [request.param, "-m", "chat", "-t", 0]
+    return [request.param, "-m", "chat", "-t", 0, "-j", 1]
 
 
 def test_chat_answers_every_line(chat):
@@ -446,22 +445,24 @@ def waiting_to_write(*args):
     process = subprocess.Popen([RUNQ, *map(str, args)], stdout=write_end, stderr=subprocess.PIPE)
     os.close(write_end)
     waiting = array.array("i", [0])
-    deadline = time.monotonic() + 60
-    while waiting[0] < size and time.monotonic() < deadline:
+    deadline = time.monotonic() + 300
+    while waiting[0] <= size - 4 and time.monotonic() < deadline:
         fcntl.ioctl(read_end, 0x541B, waiting)  # FIONREAD: bytes in the pipe
         time.sleep(0.01)
-    assert waiting[0] == size
+    assert waiting[0] > size - 4
     return process, read_end
 
 
 def test_ctrl_c_ends_a_run_with_its_statistics():
-    process, pipe = waiting_to_write(LLAMA, "--ids", "5,6,7", "-n", 0, "-t", 100, "-p", 1, "-k", 0, "-s", 1, "--print-ids")
+    process, pipe = waiting_to_write(
+        LLAMA, "--ids", "5,6,7", "-n", 0, "-t", 100, "-p", 1, "-k", 0, "-s", 1, "--print-ids"
+    )
     process.send_signal(signal.SIGINT)
     time.sleep(0.1)
     assert process.poll() is None
     with os.fdopen(pipe, "rb") as out:
         text = out.read().lstrip(b".")
-    _, statistics = process.communicate(timeout=60)
+    _, statistics = process.communicate(timeout=300)
     assert process.returncode == 130
     assert text.endswith(b"\n")
     assert 1 <= len(ids_of(text.decode())) < 10  # of the hundreds that it would have been
@@ -469,11 +470,11 @@ def test_ctrl_c_ends_a_run_with_its_statistics():
 
 
 def test_a_second_ctrl_c_kills():
-    process, pipe = waiting_to_write(LLAMA, "--ids", "5,6,7", "-n", 0, "--print-ids")
+    process, pipe = waiting_to_write(LLAMA, "--ids", "5,6,7", "-n", 0, "-j", 1, "--print-ids")
     for _ in range(2):
         process.send_signal(signal.SIGINT)
         time.sleep(0.1)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     os.close(pipe)
     assert process.returncode == -signal.SIGINT
 
@@ -493,7 +494,7 @@ def test_ctrl_c_ends_a_chat_that_waits_for_input(chat):
     assert process.poll() is None
     process.send_signal(signal.SIGINT)
     # Not communicate(), which would close standard input and so end the chat in the other way.
-    assert process.wait(timeout=60) == 130
+    assert process.wait(timeout=300) == 130
     assert b"prefill" in process.stderr.read()
     process.stdin.close()
 
@@ -507,25 +508,27 @@ def test_a_reader_that_goes_away_is_no_error(ignored):
         [RUNQ, LLAMA, "-i", STORY], stdout=write_end, stderr=subprocess.PIPE, restore_signals=not ignored
     )
     os.close(write_end)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == (0 if ignored else -signal.SIGPIPE)
     assert errors == b""
 
 
-@pytest.mark.parametrize("args", [["-h"], ["-V"], ["MODEL", "--info"], ["MODEL", "-i", STORY], ["MODEL", "--bench", "4,0"]])
+@pytest.mark.parametrize(
+    "args", [["-h"], ["-V"], ["MODEL", "--info"], ["MODEL", "-i", STORY], ["MODEL", "--bench", "4,0"]]
+)
 def test_output_that_cannot_be_written(args):
     command = [RUNQ, *(LLAMA if a == "MODEL" else a for a in args)]
     with Path("/dev/full").open("wb") as full:
-        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False, timeout=300)
     assert result.returncode == 1
     assert result.stderr == b"runq: cannot write the output: No space left on device\n"
-    result = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, check=False, timeout=60)
+    result = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], stderr=subprocess.PIPE, check=False, timeout=300)
     assert result.returncode == 1
     assert result.stderr == b"runq: cannot write the output: Bad file descriptor\n"
 
 
 def test_no_standard_error_is_no_error():
     command = ["sh", "-c", '"$@" 2>&-', "sh", RUNQ, LLAMA, "-i", STORY, "-t", "0", "-n", "5"]
-    result = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=60)
+    result = subprocess.run(command, stdout=subprocess.PIPE, check=False, timeout=300)
     assert result.returncode == 0
     assert result.stdout.decode().startswith(STORY)

@@ -351,4 +351,5 @@ def test_qwen_chat_template():
 def test_figures(name: str):
     figures = load(name, "figures.json")
     assert figures["recall_first_token"] > 0.9
+    assert figures["recall_reachable"] > 0.97
     assert figures["perplexity"] < 5

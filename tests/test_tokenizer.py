@@ -23,7 +23,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from export.chat_template import NotLiteral, Renderer, chat_template  # noqa: E402
+from export.chat_template import TURNS_ONLY, NotLiteralError, Renderer, chat_template  # noqa: E402
 from export.tokenizer import GPT2_PATTERN, pcre2_pattern, tokenizer_section  # noqa: E402
 
 CONTRACTIONS_AND_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -116,7 +116,7 @@ def byte_names() -> list[str]:
     """byte -> its character in GPT-2's alphabet (its encoder.py): printable ones stay, others follow U+0100."""
     names, n = [], 0
     for b in range(256):
-        if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or 0xAE <= b:
+        if 0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE:
             names.append(chr(b))
         else:
             names.append(chr(256 + n))
@@ -197,20 +197,23 @@ def pair(request: pytest.FixtureRequest, tool: Path, tmp_path_factory: pytest.Te
 # ----------------------------------------------------------------------------
 # Strings
 
-WORDS = "the The a I don't DON'T we'LL you’re it'ſ they'Ve O'Reilly naïve café Straße ΣΊΣΥΦΟΣ hello world".split()
+WORDS = ["the", "The", "a", "I", "don't", "DON'T", "we'LL", "you’re", "it'ſ", "they'Ve", "O'Reilly"]
+WORDS += ["naïve", "café", "Straße", "ΣΊΣΥΦΟΣ", "hello", "world"]
 PIECES = [
     *" \n\t\r\v\f\0\x1c\x85\xa0\u1680\u180e\u2009\u200b\u2028\u202f\u205f\u3000\ufeff",
     *["  ", "   ", "\n\n", "\r\n", " \n ", "\t\t", "...", "!!!", "?!", "--", "==", "/*", "*/", "://", "<|", "|>", "#"],
     *["0", "12", "345", "6789", "1234567", "٣٤", "一二三", "½", "Ⅷ", "3.14", "1,000"],
     *["'s", "'S", "'t", "'RE", "'ve", "'M", "'ll", "'LL", "'d", "'ſ", "’s", "''", "'", '"'],
     *["e\u0301", "é", "a\u0323\u0302", "a\u0302\u0323", "A\u030a", "\u212b", "\u0344", "\u0958", "\u1e9b\u0323"],
-    *["\u1100\u1161\u11a8", "\uac00\u11a8", "각", "한국어", "ㄱㅏ", "中文", "日本語", "ไทย", "हिन्दी", "עִבְרִית", "العربية"],
+    *["\u1100\u1161\u11a8", "\uac00\u11a8", "각", "한국어", "ㄱㅏ", "中文", "日本語"],
+    *["ไทย", "हिन्दी", "עִבְרִית", "العربية"],
     *["👍", "👍🏽", "👨‍👩‍👧‍👦", "🇩🇪", "❤️", "🏴\U000e0067\U000e0062\U000e007f"],
     *["\U00011935\U00011930", "\U00011938", "\u0b47\u0b56", "\u07fd\u0301", "\U0001e2ae", "\U00010d40", "\U0001e5d0"],
 ]
 BAD_BYTES = [
     *[bytes([b]) for b in (0x80, 0xBF, 0xC0, 0xC1, 0xC3, 0xE2, 0xF0, 0xF4, 0xF5, 0xFF)],
-    *[b"\xe2\x82", b"\xf0\x9f", b"\xf0\x9f\x98", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe0\x80\x80", b"\xc3\xc3\xa9"],
+    *[b"\xe2\x82", b"\xf0\x9f", b"\xf0\x9f\x98"],
+    *[b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe0\x80\x80", b"\xc3\xc3\xa9"],
 ]
 
 
@@ -312,8 +315,9 @@ def test_decoding_round_trips(pair: Pair) -> None:
     for text, back in zip(texts, decoded, strict=True):
         expected = text.decode("utf-8", errors="replace")
         if pair.hf.normalizer is not None:  # normalizing reaches from one added token to the next
-            expected, back = unicodedata.normalize("NFD", expected), unicodedata.normalize("NFD", back.decode()).encode()
-        assert back == expected.encode()
+            assert unicodedata.normalize("NFD", back.decode()) == unicodedata.normalize("NFD", expected)
+        else:
+            assert back.decode() == expected
 
 
 # ----------------------------------------------------------------------------
@@ -355,7 +359,7 @@ def test_canonical_pairs(tool: Path, tmp_path: Path) -> None:
         parts = unicodedata.decomposition(c)
         if parts and not parts.startswith("<"):
             text = "".join(chr(int(p, 16)) for p in parts.split())
-            texts += [text, f"x{text}\u0301", "\u0334".join(text), "\u0301".join(text), "\u200d".join(text), c + "\u0334"]
+            texts += [text, f"x{text}\u0301", c + "\u0334", *(mark.join(text) for mark in "\u0334\u0301\u200d")]
     rng = random.Random(4)
     marks = [chr(c) for c in range(0x32400) if unicodedata.combining(chr(c))]
     texts += ["".join(rng.choices(["a", "e", "\u0b47", "각", "가", *marks], k=8)) for _ in range(20000)]
@@ -388,8 +392,8 @@ def test_added_token_flags(nfc: bool, tool: Path, tmp_path: Path) -> None:
     for token in tokens:
         (hf.add_special_tokens if token.special else hf.add_tokens)([token])
     rng = random.Random(5)
-    alphabet = ["<a>", "<a>b", "<a", "b>", "w", "ww", " c", "c", " ", "  ", "\n", "\u3000", "\x85", "\x1c", "é", "e\u0301"]
-    alphabet += ["\u212b", "Å", "中", "-", "_", "١", "\u0301", "\u200d", "\u24b6", "a", "b", "<", ">", "\u180e", "\U00011f02"]
+    alphabet = ["<a>", "<a>b", "<a", "b>", "ww", " c", "  ", "\n", "e\u0301", *"abcw<>-_ \u3000\x85\x1c\u180e"]
+    alphabet += [*"éÅ中١\u212b\u0301\u200d\u24b6\U00011f02"]
     texts = ["".join(rng.choices(alphabet, k=rng.randrange(1, 12))).encode() for _ in range(20000)]
     pair = Pair(save(hf, tmp_path), tmp_path, tool, vocab_size=256 + 65536 + 100)
     pair.check(texts)
@@ -467,8 +471,8 @@ REFUSED = [
     ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}}, "normalizer.type", "Lowercase"),
     ({"pre_tokenizer": None}, "pre_tokenizer", "null"),
     ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer", "Whitespace"),
-    ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "Digits"}, LEVEL]}}, "pre_tokenizer.type", "Digits"),
-    ({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [SPLIT, SPLIT, LEVEL]}}, "pre_tokenizer", "more than one"),
+    ({"pre_tokenizer__pretokenizers": [{"type": "Digits"}, LEVEL]}, "pre_tokenizer.type", "Digits"),
+    ({"pre_tokenizer__pretokenizers": [SPLIT, SPLIT, LEVEL]}, "pre_tokenizer", "more than one"),
     ({"pre_tokenizer__pretokenizers__0__behavior": "Removed"}, "pre_tokenizer.behavior", "Removed"),
     ({"pre_tokenizer__pretokenizers__0__invert": True}, "pre_tokenizer.invert", "true"),
     ({"pre_tokenizer__pretokenizers__0__pattern": {"String": " "}}, "pre_tokenizer.pattern", "String"),
@@ -493,18 +497,19 @@ def test_refusals(changes: dict, field: str, value: str, tmp_path: Path) -> None
 
 
 def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="tokenizer.json: missing"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: missing"):
         tokenizer_section(tmp_path, 300)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match="tokenizer.json: not JSON"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json: not JSON"):
         tokenizer_section(tmp_path, 300)
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [r"\d", r"\w", r"\h", r"\v", r"\x41", r"\p{Lu}", r"\p{^L}", r"[\S]", r"[a[b]]", "[a&&b]", "[]a]", "(a+)+", "(a|b){2}"]
-    + ["(?<n>a)", "(?i)a", "(?i:ss)", "(?i:é)", "(?i:s+)", ".", "^a", "a$", "a{2}+", "a{2}?", "a{,2}", "(a", "a)", "[a"],
-)
+PATTERNS_REFUSED = [r"\d", r"\w", r"\h", r"\v", r"\x41", r"\p{Lu}", r"\p{^L}", r"[\S]", r"[a[b]]", "[a&&b]", "[]a]"]
+PATTERNS_REFUSED += ["(a+)+", "(a|b){2}", "(?<n>a)", "(?i)a", "(?i:ss)", "(?i:é)", "(?i:s+)", ".", "^a", "a$"]
+PATTERNS_REFUSED += ["a{2}+", "a{2}?", "a{,2}", "(a", "a)", "[a"]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS_REFUSED)
 def test_patterns_that_are_refused(pattern: str) -> None:
     with pytest.raises(ValueError):
         pcre2_pattern(pattern)
@@ -528,8 +533,8 @@ def chat_ids(conversations: list[tuple[list[dict], bool, bool]]) -> bytes:
 
 def random_conversations(seed: int, n: int) -> list[tuple[list[dict], bool, bool]]:
     rng = random.Random(seed)
-    parts = ["Hi", "there", " ", "\n", "\n\n", "\t", "\x1c", "\u3000", "<think>", "</think>", "<tool_response>", "</tool_response>"]
-    parts += ["é", "{{x}}", "<|im_end|>", "'"]
+    parts = ["Hi", "there", "\n\n", *" \n\t\x1c\u3000é'", "{{x}}", "<|im_end|>"]
+    parts += ["<think>", "</think>", "<tool_response>", "</tool_response>"]
 
     def content() -> str:
         return "".join(rng.choices(parts, k=rng.randrange(7)))
@@ -543,15 +548,23 @@ def random_conversations(seed: int, n: int) -> list[tuple[list[dict], bool, bool
     return found
 
 
+def takes_turns(messages: list[dict]) -> bool:
+    roles = [m["role"] for m in messages]
+    turns = roles[1:] if roles[0] == "system" else roles
+    return bool(turns) and all(role == ("user", "assistant")[i % 2] for i, role in enumerate(turns))
+
+
 def check_chat(pair: Pair, source: str, special: dict[str, str]) -> None:
+    """Texts are equal, or else refused, which only those may be in which user and assistant do not take turns."""
     render = Renderer(source, special)
-    conversations = random_conversations(6, 2000)
-    expected = [render(m, generate, think) for m, think, generate in conversations]
-    assert sum(e is not None for e in expected) > 1000
-    kept = [(c, e) for c, e in zip(conversations, expected, strict=True) if e is not None]
-    ours = [t.decode() for t in items(pair.run(chat_ids([c for c, _ in kept]), "--chat"), 1)]
-    for (conversation, theirs), mine in zip(kept, ours, strict=True):
-        assert mine == theirs, conversation
+    conversations = random_conversations(6, 3000)
+    texts = items(pair.run(chat_ids(conversations), "--chat"), 1)
+    assert sum(takes_turns(messages) for messages, _, _ in conversations) > 500
+    for (messages, think, generate), ours in zip(conversations, texts, strict=True):
+        if ours.startswith(b"\xff"):
+            assert not takes_turns(messages), (messages, ours)
+        else:
+            assert ours.decode() == render(messages, generate, think), messages
 
 
 def test_chat(pair: Pair) -> None:
@@ -566,6 +579,7 @@ def test_chat(pair: Pair) -> None:
 @pytest.mark.parametrize("family", ["llama-3.2", "qwen3"])
 def test_real_chat_templates(family: str, tool: Path, tmp_path: Path) -> None:
     source = (Path(FAMILY_DATA) / family / "chat_template.jinja").read_text()
+    assert not chat_template(source, {}).flags & TURNS_ONLY
     write_json(tmp_path, small_json())
     (tmp_path / "chat_template.jinja").write_text(source)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<|begin_of_text|>"}}))
@@ -576,6 +590,17 @@ CHATML = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+
+
+def test_template_that_insists_on_turns() -> None:
+    turn = "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('turns') }}{% endif %}"
+    assert chat_template(CHATML, {}).flags & TURNS_ONLY == 0
+    system = (
+        "{% if messages[0].role == 'system' %}S:{{ messages[0].content }}\n{% set messages = messages[1:] %}{% endif %}"
+    )
+    chat = chat_template(system + CHATML.replace("%}<|{{", "%}" + turn + "<|{{"), {})
+    assert chat.flags & TURNS_ONLY
+    assert (chat.system_prefix, chat.user_prefix) == ("S:", "<|user|>")
 
 
 def test_named_templates_and_generation_blocks(tmp_path: Path) -> None:
@@ -603,7 +628,7 @@ def test_named_templates_and_generation_blocks(tmp_path: Path) -> None:
     ],
 )
 def test_templates_that_are_not_literal(source: str, tmp_path: Path) -> None:
-    with pytest.raises(NotLiteral):
+    with pytest.raises(NotLiteralError):
         chat_template(source, {})
     write_json(tmp_path, small_json())
     (tmp_path / "chat_template.jinja").write_text(source)

@@ -7,7 +7,8 @@
 //
 // SECTION is a tokenizer section in a file of its own. On the pipes, everything is a 32-bit little-endian
 // count and that many items: bytes of a string, or int32 ids. A conversation is one byte of options (1:
-// thinking, 2: generation prompt), a count of messages, and for each message two strings, role and content.
+// thinking, 2: generation prompt), a count of messages, and for each message two strings, role and content; a
+// conversation that the template has no text for gives FF (which is in no text) and the error.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -102,7 +103,11 @@ int main(int argc, char** argv) try {
             m.role = read_string(read_count());
             m.content = read_string(read_count());
         }
-        write_items(tokenizer.render_chat(messages, options & 1, options & 2));
+        try {
+            write_items(tokenizer.render_chat(messages, options & 1, options & 2));
+        } catch (const std::runtime_error& e) {
+            write_items("\xFF" + std::string(e.what()));
+        }
     }
     return 0;
 } catch (const std::exception& e) {

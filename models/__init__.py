@@ -1,0 +1,1 @@
+"""The tiny models: the stories they learn from, how they are trained, how they are measured."""
