@@ -94,6 +94,8 @@ def _compare_codes(name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray]
     """Judges `name` (ending in .q) and its scales; see the module's docstring."""
     base = name[:-2]
     for which, trace in (("A", a), ("B", b)):
+        if base not in trace or base + ".s" not in trace:
+            return StepReport(name, float("inf"), f"{which} has no {base} or no {base}.s", ok=False)
         if trace[name].size % max(trace[base + ".s"].size, 1) or not trace[base + ".s"].size:
             return StepReport(name, float("inf"), f"{which}'s scales do not divide its codes", ok=False)
         expected = quantize(trace[base], trace[name].size // trace[base + ".s"].size)

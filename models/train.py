@@ -506,8 +506,8 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("name", choices=FAMILIES)
-    parser.add_argument("--steps", type=int, default=3600)
-    parser.add_argument("--tokens-per-batch", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--tokens-per-batch", type=int, default=4096)
     parser.add_argument("--out", type=Path, help="directory to write (default: models/NAME)")
     a = parser.parse_args()
     train(a.name, a.steps, a.tokens_per_batch, a.out or HERE / a.name)

@@ -178,7 +178,9 @@ TEST_CASE("every step of the trace: codes equal, values within the contract, how
             trace.write(path);
             const Tensors found = read_safetensors(path);
             CHECK(found.size() == golden.size());
-            for (const auto& [step, expected] : golden) {
+            for (const auto& item : golden) {
+                const std::string& step = item.first;
+                const Tensor& expected = item.second;
                 CAPTURE(step);
                 REQUIRE(found.contains(step));
                 REQUIRE(found.at(step).shape == expected.shape);
