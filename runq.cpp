@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -27,6 +28,7 @@
 #include "common/int8_matmul.h"
 #include "common/model_file.h"
 #include "common/trace.h"
+#include "common/vector.h"
 
 // ----------------------------------------------------------------------------
 // Weights, in place in the model file
@@ -96,7 +98,7 @@ Weights map_weights(const ModelFile& file) {
     const uint64_t n_layers = c.n_layers, dim = c.dim, head_dim = c.head_dim;
     WeightCursor cursor(file);
     auto matrix = [&](int n_rows, int n_cols) {
-        Int8Matrix m{nullptr, nullptr, n_rows, n_cols, c.group_size};
+        Int8Matrix m{nullptr, nullptr, nullptr, n_rows, n_cols, c.group_size};
         m.codes = cursor.take<int8_t>(uint64_t(n_rows) * n_cols);
         m.scales = cursor.take<float>(uint64_t(n_rows) * m.n_groups());
         return m;
@@ -130,7 +132,8 @@ Weights map_weights(const ModelFile& file) {
 // ----------------------------------------------------------------------------
 // Everything a run needs besides the weights
 
-constexpr int max_chunk = 64;  // tokens of a prompt that go through together
+constexpr int max_attention_rows = 16;  // queries that share the keys they read
+constexpr int max_chunk = 128;          // tokens of a prompt that go through together
 
 // fp32 memory that the system fills with zeros when it is first touched, so that an unused context costs
 // nothing.
@@ -148,7 +151,8 @@ LazyBuffer lazy_buffer(uint64_t n, const char* what) {
 }
 
 struct RunState {
-    int context = 0;  // positions the KV cache holds
+    int context = 0;      // positions the KV cache holds
+    PhaseSeconds phases;  // where the time went
 
     // One row a token of the chunk.
     std::vector<float> x;          // (max_chunk, dim), the residual stream
@@ -166,10 +170,12 @@ struct RunState {
 
     std::vector<int8_t> codes;  // (max_chunk, widest input of a matrix), the quantized activations
     std::vector<float> scales;  // (max_chunk, widest input / group_size)
+    std::vector<int32_t> sums;  // (max_chunk, widest input / group_size), each group's codes added up
 
-    LazyBuffer scores;   // (n_heads, context), of one token
-    LazyBuffer k_cache;  // (n_layers, n_kv_heads, context, head_dim)
-    LazyBuffer v_cache;  // (n_layers, n_kv_heads, context, head_dim)
+    // The keys of 16 positions lie side by side: a score is a sum over head_dim, and 16 of them are added up
+    // at once.
+    LazyBuffer k_cache;  // (n_layers, n_kv_heads, padded context / 16, head_dim, 16)
+    LazyBuffer v_cache;  // (n_layers, n_kv_heads, padded context, head_dim)
 };
 
 struct Transformer {
@@ -178,6 +184,9 @@ struct Transformer {
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
 };
+
+// n, up to the next multiple of a vector's lanes.
+constexpr int padded(int n) { return (n + vector_lanes - 1) / vector_lanes * vector_lanes; }
 
 // ----------------------------------------------------------------------------
 // The operations
@@ -222,42 +231,69 @@ void rope(float* head, const float* cos, const float* sin, int head_dim) {
     }
 }
 
-// exp(x - max) / sum of the same, in place.
+// exp(x - max) / sum of the same, in place. x has room up to the next multiple of 16; there it gets zeros.
 void softmax(float* x, int n) {
-    float max = x[0];
-    for (int i = 1; i < n; i++) max = std::max(max, x[i]);
-    float sum = 0;
-    for (int i = 0; i < n; i++) {
-        x[i] = std::exp(x[i] - max);
-        sum += x[i];
+    std::fill(x + n, x + padded(n), -std::numeric_limits<float>::infinity());
+    Float16 maxima = load16(x);
+    for (int i = vector_lanes; i < n; i += vector_lanes)
+        maxima = load16(x + i) > maxima ? load16(x + i) : maxima;
+    float max = maxima[0];
+    for (int i = 1; i < vector_lanes; i++) max = std::max(max, maxima[i]);
+    Float16 sums{};
+    for (int i = 0; i < n; i += vector_lanes) {
+        const Float16 e = exp16(load16(x + i) - max);  // beyond n: e^-87, nothing beside a sum of at least 1
+        store16(x + i, e);
+        sums += e;
     }
-    for (int i = 0; i < n; i++) x[i] /= sum;
+    float sum = 0;
+    for (int i = 0; i < vector_lanes; i++) sum += sums[i];
+    const float inv = 1.0f / sum;
+    for (int i = 0; i < n; i++) x[i] *= inv;
+    std::fill(x + n, x + padded(n), 0.0f);
 }
 
 // out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z))
-void swiglu(float* out, const float* gate, const float* up, size_t n) {
-#pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
-}
-
-// One query head against the keys of n positions: scores[t] = q . k[t] / sqrt(head_dim).
-void attention_scores(float* scores, const float* q, const float* k, int n, int head_dim) {
-    const float scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
-    for (int t = 0; t < n; t++) {
-        const float* kt = k + size_t(t) * head_dim;
-        float dot = 0;
-#pragma omp simd reduction(+ : dot)
-        for (int i = 0; i < head_dim; i++) dot += q[i] * kt[i];
-        scores[t] = dot * scale;
+void swiglu(float* out, const float* gate, const float* up, int n) {
+    int i = 0;
+    for (; i + vector_lanes <= n; i += vector_lanes) {
+        const Float16 z = load16(gate + i);
+        store16(out + i, z / (1.0f + exp16(-z)) * load16(up + i));
     }
+    for (; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
 }
 
-// out (head_dim,) = sum over t of probs[t] * v[t].
-void attention_mix(float* out, const float* probs, const float* v, int n, int head_dim) {
-    std::fill(out, out + head_dim, 0.0f);
-    for (int t = 0; t < n; t++) {
-        const float* vt = v + size_t(t) * head_dim;
-        for (int i = 0; i < head_dim; i++) out[i] += probs[t] * vt[i];
+// Scores of n_rows queries against 16 keys: scores[r][j] = sum over d of q[r][d] * k[d][j], times scale. The
+// keys lie side by side, so that each lane adds up its own key, and a vector of keys is loaded once for all
+// queries.
+template <int n_rows>
+void score_16_keys(float* scores, size_t stride, const float* const* q, const float* k, int head_dim,
+                   float scale) {
+    Float16 sums[n_rows] = {};
+    for (int d = 0; d < head_dim; d++) {
+        const Float16 keys = load16(k + d * vector_lanes);
+        for (int r = 0; r < n_rows; r++) sums[r] += keys * q[r][d];
+    }
+    for (int r = 0; r < n_rows; r++) store16(scores + r * stride, sums[r] * scale);
+}
+
+// out[r] (head_dim,) += sum over n positions of probs[r][t] * v[t], for n_rows queries that share v (n,
+// head_dim).
+template <int n_rows>
+void mix_values(float* const* out, const float* probs, size_t stride, const float* v, int n, int head_dim) {
+    int d = 0;
+    for (; d + vector_lanes <= head_dim; d += vector_lanes) {
+        Float16 sums[n_rows];
+        for (int r = 0; r < n_rows; r++) sums[r] = load16(out[r] + d);
+        for (int t = 0; t < n; t++) {
+            const Float16 values = load16(v + size_t(t) * head_dim + d);
+            for (int r = 0; r < n_rows; r++) sums[r] += values * probs[r * stride + t];
+        }
+        for (int r = 0; r < n_rows; r++) store16(out[r] + d, sums[r]);
+    }
+    for (; d < head_dim; d++) {
+        for (int r = 0; r < n_rows; r++) {
+            for (int t = 0; t < n; t++) out[r][d] += probs[r * stride + t] * v[size_t(t) * head_dim + d];
+        }
     }
 }
 
@@ -280,10 +316,12 @@ void record(const Transformer& m, int layer, const char* name, const T* values, 
 Int8Matrix quantize_step(Transformer& m, int layer, const char* name, const float* values, int n_tokens,
                          int width) {
     RunState& s = m.state;
-    const Int8Matrix x{s.codes.data(), s.scales.data(), n_tokens, width, m.file.config.group_size};
+    const Int8Matrix x{s.codes.data(), s.scales.data(), s.sums.data(),
+                       n_tokens,       width,           m.file.config.group_size};
 #pragma omp parallel for schedule(static) if (n_tokens > 1)
     for (int t = 0; t < n_tokens; t++) {
-        quantize(s.codes.data() + size_t(t) * width, s.scales.data() + size_t(t) * x.n_groups(),
+        const size_t group = size_t(t) * x.n_groups();
+        quantize(s.codes.data() + size_t(t) * width, s.scales.data() + group, s.sums.data() + group,
                  values + size_t(t) * width, width, x.group_size);
     }
     if (m.trace != nullptr) {
@@ -293,41 +331,117 @@ Int8Matrix quantize_step(Transformer& m, int layer, const char* name, const floa
     return x;
 }
 
-// Attention of a chunk: s.q (n, n_heads * head_dim), rotated, against all cached positions -> s.mix, same
-// shape. Query head h reads kv head h / (n_heads / n_kv_heads).
-void attention(Transformer& m, int layer, int n_tokens, int pos) {
+// The cache of one kv head of one layer.
+float* kv_head(const Transformer& m, const LazyBuffer& cache, int layer, int head) {
+    const ModelConfig& c = m.file.config;
+    return cache.get() + (size_t(layer) * c.n_kv_heads + head) * padded(m.state.context) * c.head_dim;
+}
+
+// Keeps k and v (head_dim,) of one position.
+void store_kv(Transformer& m, int layer, int head, int pos, const float* k, const float* v) {
+    const int head_dim = m.file.config.head_dim, lane = pos % vector_lanes;
+    float* keys = kv_head(m, m.state.k_cache, layer, head) + size_t(pos - lane) * head_dim;  // (head_dim, 16)
+    for (int d = 0; d < head_dim; d++) keys[d * vector_lanes + lane] = k[d];
+    std::copy(v, v + head_dim, kv_head(m, m.state.v_cache, layer, head) + size_t(pos) * head_dim);
+}
+
+// Attention of a few tokens, t .. t + n_tokens - 1 of the chunk, for the query heads that share one kv head:
+// s.q (chunk, n_heads * head_dim), rotated, against all positions up to each token's own -> s.mix, same
+// shape. `scores` is room for (n_tokens * heads_per_kv, padded context). If there is a trace, scores and
+// probabilities go into `traced`, twice (chunk, n_heads, n_positions).
+void attend(Transformer& m, int layer, int kv, int t, int n_tokens, int pos, float* scores, float* traced[2],
+            int n_traced) {
     const ModelConfig& c = m.file.config;
     RunState& s = m.state;
-    const size_t cache_head = size_t(s.context) * c.head_dim;  // floats of one kv head's cache
-    for (int t = 0; t < n_tokens; t++) {
-        const int n_positions = pos + t + 1;  // a token sees itself and what came before
-        auto kv_offset = [&](int h) {
-            return (size_t(layer) * c.n_kv_heads + h / c.heads_per_kv()) * cache_head;
-        };
-        auto scores = [&](int h) { return s.scores.get() + size_t(h) * s.context; };
-        auto head = [&](std::vector<float>& buffer, int h) {
-            return row(buffer, t, c.q_dim()) + size_t(h) * c.head_dim;
-        };
-        auto record_heads = [&](const char* name) {  // (n_heads, n_positions)
-            if (m.trace == nullptr) return;
-            std::vector<float> all;
-            for (int h = 0; h < c.n_heads; h++) all.insert(all.end(), scores(h), scores(h) + n_positions);
-            record(m, layer, name, all.data(), 1, {c.n_heads, n_positions});
-        };
-
-#pragma omp parallel for schedule(static)
-        for (int h = 0; h < c.n_heads; h++) {
-            attention_scores(scores(h), head(s.q, h), s.k_cache.get() + kv_offset(h), n_positions,
-                             c.head_dim);
-        }
-        record_heads("attn.scores");
-#pragma omp parallel for schedule(static)
-        for (int h = 0; h < c.n_heads; h++) {
-            softmax(scores(h), n_positions);
-            attention_mix(head(s.mix, h), scores(h), s.v_cache.get() + kv_offset(h), n_positions, c.head_dim);
-        }
-        record_heads("attn.probs");
+    const float *keys = kv_head(m, s.k_cache, layer, kv), *values = kv_head(m, s.v_cache, layer, kv);
+    const int n_rows = n_tokens * c.heads_per_kv();  // queries: token by token, head by head
+    const int n_positions = pos + t + n_tokens;      // that the last of the tokens sees
+    const size_t stride = padded(n_positions);       // of a row of scores
+    const float scale = 1.0f / std::sqrt(float(c.head_dim));
+    const float* q[max_attention_rows];
+    float* mix[max_attention_rows];
+    for (int r = 0; r < n_rows; r++) {
+        const size_t at = size_t(t + r / c.heads_per_kv()) * c.q_dim() +
+                          (kv * c.heads_per_kv() + r % c.heads_per_kv()) * c.head_dim;
+        q[r] = s.q.data() + at;
+        mix[r] = s.mix.data() + at;
     }
+
+    // Scores: 16 keys at a time, which stay in the cache for all queries.
+    for (int p = 0; p < n_positions; p += vector_lanes) {
+        const float* k = keys + size_t(p) * c.head_dim;
+        int r = 0;
+        for (; r + 4 <= n_rows; r += 4)
+            score_16_keys<4>(scores + r * stride + p, stride, q + r, k, c.head_dim, scale);
+        for (; r < n_rows; r++)
+            score_16_keys<1>(scores + r * stride + p, stride, q + r, k, c.head_dim, scale);
+    }
+
+    // Softmax, over the positions that each token sees: itself and what came before. The rest gets
+    // probability 0.
+    for (int r = 0; r < n_rows; r++) {
+        const int n_seen = pos + t + r / c.heads_per_kv() + 1;
+        float* row = scores + r * stride;
+        const size_t traced_at =
+            (size_t(t + r / c.heads_per_kv()) * c.n_heads + kv * c.heads_per_kv() + r % c.heads_per_kv()) *
+            n_traced;
+        if (m.trace != nullptr) std::copy_n(row, n_seen, traced[0] + traced_at);
+        softmax(row, n_seen);
+        std::fill(row + padded(n_seen), row + stride, 0.0f);
+        if (m.trace != nullptr) std::copy_n(row, n_seen, traced[1] + traced_at);
+        std::fill_n(mix[r], c.head_dim, 0.0f);
+    }
+
+    // The weighted sum of the values: 64 positions at a time, which stay in the cache for all queries.
+    for (int p = 0; p < n_positions; p += 64) {
+        const int n = std::min(64, n_positions - p);
+        const float* v = values + size_t(p) * c.head_dim;
+        int r = 0;
+        for (; r + 4 <= n_rows; r += 4)
+            mix_values<4>(mix + r, scores + r * stride + p, stride, v, n, c.head_dim);
+        for (; r < n_rows; r++) mix_values<1>(mix + r, scores + r * stride + p, stride, v, n, c.head_dim);
+    }
+}
+
+// Attention of a chunk: kv head by kv head and a few tokens at a time, in parallel.
+void attention(Transformer& m, int layer, int n_tokens, int pos) {
+    const ModelConfig& c = m.file.config;
+    const int at_once = std::max(1, max_attention_rows / c.heads_per_kv());
+    const int n_blocks = (n_tokens + at_once - 1) / at_once, n_positions = pos + n_tokens;
+    const double start = seconds_now();
+    std::vector<float> trace_buffer(m.trace != nullptr ? size_t(2) * n_tokens * c.n_heads * n_positions : 0);
+    float* traced[2] = {trace_buffer.data(), trace_buffer.data() + trace_buffer.size() / 2};
+#pragma omp parallel
+    {
+        static thread_local std::vector<float> scores;  // stays from call to call
+        const size_t n_scores = size_t(at_once) * c.heads_per_kv() * padded(m.state.context);
+        if (scores.size() < n_scores) scores.resize(n_scores);
+#pragma omp for schedule(dynamic)
+        for (int i = 0; i < c.n_kv_heads * n_blocks; i++) {
+            const int t = i % n_blocks * at_once;
+            attend(m, layer, i / n_blocks, t, std::min(at_once, n_tokens - t), pos, scores.data(), traced,
+                   n_positions);
+        }
+    }
+    m.state.phases.attention += seconds_now() - start;
+    for (int t = 0; t < n_tokens && m.trace != nullptr; t++) {  // a token's matrix is as wide as it sees
+        for (int which = 0; which < 2; which++) {
+            std::vector<float> seen;
+            for (int h = 0; h < c.n_heads; h++) {
+                const float* row = traced[which] + (size_t(t) * c.n_heads + h) * n_positions;
+                seen.insert(seen.end(), row, row + pos + t + 1);
+            }
+            record(m, layer, which == 0 ? "attn.scores" : "attn.probs", seen.data(), 1,
+                   {c.n_heads, pos + t + 1});
+        }
+    }
+}
+
+// The products of one quantized input with several matrices.
+void multiply(Transformer& m, const Int8Matrix& x, std::initializer_list<Product> products) {
+    const double start = seconds_now();
+    int8_matmul(x, products);
+    m.state.phases.matmul += seconds_now() - start;
 }
 
 // x (n, dim) += attention of layer l: tokens at positions pos .. pos + n - 1.
@@ -338,14 +452,13 @@ void attention_block(Transformer& m, int l, int n, int pos) {
     const int half = c.head_dim / 2;
 
     // Normalize, quantize, and multiply by three matrices.
+#pragma omp parallel for schedule(static) if (n > 1)
     for (int t = 0; t < n; t++) {
         rmsnorm(row(s.h, t, c.dim), row(s.x, t, c.dim), w.attn_norm + size_t(l) * c.dim, c.dim, c.norm_eps);
     }
     record(m, l, "attn.norm", s.h.data(), n, {c.dim});
     const Int8Matrix h = quantize_step(m, l, "attn.norm", s.h.data(), n, c.dim);
-    int8_matmul(s.q.data(), h, w.q_proj[l]);
-    int8_matmul(s.k.data(), h, w.k_proj[l]);
-    int8_matmul(s.v.data(), h, w.v_proj[l]);
+    multiply(m, h, {{s.q.data(), &w.q_proj[l]}, {s.k.data(), &w.k_proj[l]}, {s.v.data(), &w.v_proj[l]}});
     record(m, l, "attn.q_proj", s.q.data(), n, {c.q_dim()});
     record(m, l, "attn.k_proj", s.k.data(), n, {c.kv_dim()});
     record(m, l, "attn.v_proj", s.v.data(), n, {c.kv_dim()});
@@ -365,6 +478,7 @@ void attention_block(Transformer& m, int l, int n, int pos) {
     }
 
     // Rotate q and k by their positions, and keep k and v.
+#pragma omp parallel for schedule(static) if (n > 1)
     for (int t = 0; t < n; t++) {
         const float *cos = row(s.rope_cos, t, half), *sin = row(s.rope_sin, t, half);
         for (int i = 0; i < c.n_heads; i++)
@@ -373,9 +487,7 @@ void attention_block(Transformer& m, int l, int n, int pos) {
             float* k = row(s.k, t * c.n_kv_heads + i, c.head_dim);
             const float* v = row(s.v, t * c.n_kv_heads + i, c.head_dim);
             rope(k, cos, sin, c.head_dim);
-            const size_t slot = ((size_t(l) * c.n_kv_heads + i) * s.context + pos + t) * c.head_dim;
-            std::copy(k, k + c.head_dim, s.k_cache.get() + slot);
-            std::copy(v, v + c.head_dim, s.v_cache.get() + slot);
+            store_kv(m, l, i, pos + t, k, v);
         }
     }
     record(m, l, "attn.q_rope", s.q.data(), n, {c.n_heads, c.head_dim});
@@ -384,7 +496,7 @@ void attention_block(Transformer& m, int l, int n, int pos) {
     // Scores, softmax and the weighted sum of values; then back into the residual stream.
     attention(m, l, n, pos);
     record(m, l, "attn.mix", s.mix.data(), n, {c.q_dim()});
-    int8_matmul(s.h.data(), quantize_step(m, l, "attn.mix", s.mix.data(), n, c.q_dim()), w.o_proj[l]);
+    multiply(m, quantize_step(m, l, "attn.mix", s.mix.data(), n, c.q_dim()), {{s.h.data(), &w.o_proj[l]}});
     record(m, l, "attn.o_proj", s.h.data(), n, {c.dim});
     for (int i = 0; i < n * c.dim; i++) s.x[i] += s.h[i];
     record(m, l, "attn.residual", s.x.data(), n, {c.dim});
@@ -395,28 +507,32 @@ void feed_forward_block(Transformer& m, int l, int n) {
     const ModelConfig& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
+#pragma omp parallel for schedule(static) if (n > 1)
     for (int t = 0; t < n; t++) {
         rmsnorm(row(s.h, t, c.dim), row(s.x, t, c.dim), w.ffn_norm + size_t(l) * c.dim, c.dim, c.norm_eps);
     }
     record(m, l, "ffn.norm", s.h.data(), n, {c.dim});
     const Int8Matrix h = quantize_step(m, l, "ffn.norm", s.h.data(), n, c.dim);
-    int8_matmul(s.gate.data(), h, w.gate_proj[l]);
-    int8_matmul(s.up.data(), h, w.up_proj[l]);
+    multiply(m, h, {{s.gate.data(), &w.gate_proj[l]}, {s.up.data(), &w.up_proj[l]}});
     record(m, l, "ffn.gate_proj", s.gate.data(), n, {c.hidden_dim});
     record(m, l, "ffn.up_proj", s.up.data(), n, {c.hidden_dim});
-    swiglu(s.gate.data(), s.gate.data(), s.up.data(), size_t(n) * c.hidden_dim);
+#pragma omp parallel for schedule(static)
+    for (int i = 0; i < n * c.hidden_dim; i += 1024) {
+        const int width = std::min(1024, n * c.hidden_dim - i);
+        swiglu(s.gate.data() + i, s.gate.data() + i, s.up.data() + i, width);
+    }
     record(m, l, "ffn.swiglu", s.gate.data(), n, {c.hidden_dim});
-    int8_matmul(s.h.data(), quantize_step(m, l, "ffn.swiglu", s.gate.data(), n, c.hidden_dim),
-                w.down_proj[l]);
+    multiply(m, quantize_step(m, l, "ffn.swiglu", s.gate.data(), n, c.hidden_dim),
+             {{s.h.data(), &w.down_proj[l]}});
     record(m, l, "ffn.down_proj", s.h.data(), n, {c.dim});
     for (int i = 0; i < n * c.dim; i++) s.x[i] += s.h[i];
     record(m, l, "ffn.residual", s.x.data(), n, {c.dim});
 }
 
 // Runs a chunk of up to max_chunk tokens, tokens[i] at position pos + i; each attends to every position up to
-// its own. Returns logits (n_rows, vocab_size): of every token if all_logits, of the last one otherwise.
+// its own. Returns logits (n_logits, vocab_size), those of the last n_logits tokens: none, one or all.
 // Preconditions: pos + tokens.size() <= context; positions before pos have been run.
-std::span<const float> forward(Transformer& m, std::span<const int> tokens, int pos, bool all_logits) {
+std::span<const float> forward(Transformer& m, std::span<const int> tokens, int pos, int n_logits) {
     const ModelConfig& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
@@ -447,16 +563,18 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
         feed_forward_block(m, l, n);
     }
 
-    // The classifier scores every token of the vocabulary, for the rows that were asked for.
-    const int first = all_logits ? 0 : n - 1, n_rows = n - first;
-    for (int t = first; t < n; t++)
+    // The classifier scores every token of the vocabulary, for the last tokens that were asked for.
+    const int first = n - n_logits;
+    for (int t = first; t < n; t++) {
         rmsnorm(row(s.h, t, c.dim), row(s.x, t, c.dim), w.final_norm, c.dim, c.norm_eps);
+    }
+    if (n_logits == 0) return {};
     float* h = row(s.h, first, c.dim);
-    record(m, -1, "norm", h, n_rows, {c.dim});
-    s.logits.resize(std::max(s.logits.size(), size_t(n_rows) * c.vocab_size));
-    int8_matmul(s.logits.data(), quantize_step(m, -1, "norm", h, n_rows, c.dim), w.classifier);
-    record(m, -1, "logits", s.logits.data(), n_rows, {c.vocab_size});
-    return {s.logits.data(), size_t(n_rows) * c.vocab_size};
+    record(m, -1, "norm", h, n_logits, {c.dim});
+    s.logits.resize(std::max(s.logits.size(), size_t(n_logits) * c.vocab_size));
+    multiply(m, quantize_step(m, -1, "norm", h, n_logits, c.dim), {{s.logits.data(), &w.classifier}});
+    record(m, -1, "logits", s.logits.data(), n_logits, {c.vocab_size});
+    return {s.logits.data(), size_t(n_logits) * c.vocab_size};
 }
 
 // ----------------------------------------------------------------------------
@@ -465,7 +583,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // Allocates a run's memory; `context` is the number of positions to keep.
 RunState make_run_state(const ModelConfig& c, int context) {
     const size_t chunk = std::min(max_chunk, context), widest = std::max({c.dim, c.q_dim(), c.hidden_dim});
-    const uint64_t cache_size = uint64_t(c.n_layers) * c.n_kv_heads * context * c.head_dim;
+    const uint64_t cache_size = uint64_t(c.n_layers) * c.n_kv_heads * padded(context) * c.head_dim;
     RunState s;
     s.context = context;
     s.x.resize(chunk * c.dim);
@@ -482,7 +600,7 @@ RunState make_run_state(const ModelConfig& c, int context) {
     s.logits.resize(c.vocab_size);  // grows to a chunk's rows when perplexity asks for all of them
     s.codes.resize(chunk * widest);
     s.scales.resize(chunk * widest / c.group_size);
-    s.scores = lazy_buffer(uint64_t(c.n_heads) * context, "attention scores");
+    s.sums.resize(chunk * widest / c.group_size);
     s.k_cache = lazy_buffer(cache_size, "the key cache");
     s.v_cache = lazy_buffer(cache_size, "the value cache");
     return s;
@@ -517,15 +635,21 @@ Model load_model(const Options& options, Trace* trace) {
     model.weight_bytes = m->file.weights.size();
     model.weight_bytes_per_token =
         c.n_layers * layer_matrix_bytes(c) + norm_bytes(c) + matrix_bytes(c.vocab_size, c.dim, c.group_size);
+    model.macs_per_token =
+        uint64_t(c.n_layers) * c.dim * (2 * c.q_dim() + 2 * c.kv_dim() + 3 * uint64_t(c.hidden_dim));
+    model.phases = &m->state.phases;
     model.kv_bytes_per_position = uint64_t(2) * c.n_layers * c.kv_dim() * sizeof(float);
     model.max_chunk = max_chunk;
     model.forward = [m](std::span<const int> tokens, int pos, bool all_logits) {
-        // A trace has the logits of every token, so that it does not depend on how the tokens were fed.
-        const bool all = all_logits || m->trace != nullptr;
         std::span<const float> logits;
-        for (; !tokens.empty();
-             tokens = tokens.subspan(std::min<size_t>(tokens.size(), max_chunk)), pos += max_chunk) {
-            logits = forward(*m, tokens.first(std::min<size_t>(tokens.size(), max_chunk)), pos, all);
+        while (!tokens.empty()) {
+            const auto chunk = tokens.first(std::min<size_t>(tokens.size(), max_chunk));
+            tokens = tokens.subspan(chunk.size());
+            // A trace has the logits of every token, so that it does not depend on how the tokens were fed.
+            // Otherwise only the last chunk's are wanted.
+            const bool all = all_logits || m->trace != nullptr;
+            logits = forward(*m, chunk, pos, all ? int(chunk.size()) : tokens.empty() ? 1 : 0);
+            pos += int(chunk.size());
         }
         return all_logits ? logits : logits.last(m->file.config.vocab_size);
     };

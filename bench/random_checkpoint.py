@@ -9,6 +9,7 @@ no tokenizer: export with --no-tokenizer.
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
 
 import ml_dtypes
@@ -16,7 +17,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from golden.checkpoint import read_config, tensor_shapes
+from golden.checkpoint import Config, read_config, tensor_shapes
 
 # From each model's published config.json.
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "vocab_size": 128256,
@@ -40,6 +41,13 @@ MODELS = {
     "qwen3-1.7b": QWEN3 | shape(2048, 6144, 28, 16, 8) | {"tie_word_embeddings": True},
     "qwen3-4b": QWEN3 | shape(2560, 9728, 36, 32, 8) | {"tie_word_embeddings": True},
 }
+
+
+def config_of(name: str) -> Config:
+    """The config of one of MODELS, read as an export would read it."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(MODELS[name]), encoding="utf-8")
+        return read_config(Path(folder))
 
 
 def write_checkpoint(name: str, out: Path) -> None:

@@ -40,16 +40,24 @@
 // ----------------------------------------------------------------------------
 // Between a program and its command line
 
+// Where a program's time goes, added up since it was loaded; what is left over is everything else.
+struct PhaseSeconds {
+    double matmul = 0;
+    double attention = 0;
+};
+
 // What a program hands to the command line: one loaded model, ready to run.
 struct Model {
     ModelConfig config;
-    std::optional<Tokenizer> tokenizer;   // none in files made by other programs, or in a build without it
-    std::string scheme;                   // e.g. "Q8, int8 groups of 64"
-    std::string kernel;                   // the matmul path in use, e.g. "avx2"
-    uint64_t file_bytes = 0;              // the whole model file
-    uint64_t weight_bytes = 0;            // the weights in it
-    uint64_t weight_bytes_per_token = 0;  // those that one decode step reads
-    uint64_t kv_bytes_per_position = 0;   // of the KV cache
+    std::optional<Tokenizer> tokenizer;    // none in files made by other programs, or in a build without it
+    std::string scheme;                    // e.g. "Q8, int8 groups of 64"
+    std::string kernel;                    // the matmul path in use, e.g. "avx2"
+    uint64_t file_bytes = 0;               // the whole model file
+    uint64_t weight_bytes = 0;             // the weights in it
+    uint64_t weight_bytes_per_token = 0;   // those that one decode step reads
+    uint64_t kv_bytes_per_position = 0;    // of the KV cache
+    uint64_t macs_per_token = 0;           // multiply-adds of one token in the layers' matrices
+    const PhaseSeconds* phases = nullptr;  // lives as long as the model
     // Runs tokens[i] at position pos + i. Returns logits (n_rows, vocab_size): a row for every token with
     // all_logits, else one row, the last token's. They are valid until the next call. At most max_chunk
     // tokens with all_logits; without, any number.
@@ -526,6 +534,14 @@ inline Stop run_perplexity(Session& s, const Options& o, const Streams& io) {
 // ----------------------------------------------------------------------------
 // --bench
 
+// The line that says where `seconds` went, given what the program had counted before and after them.
+inline std::string time_split(const char* what, double seconds, const PhaseSeconds& before,
+                              const PhaseSeconds& after) {
+    const double matmul = after.matmul - before.matmul, attention = after.attention - before.attention;
+    return format("%s took %.6f s: matmul %.6f, attention %.6f, rest %.6f\n", what, seconds, matmul,
+                  attention, std::max(0.0, seconds - matmul - attention));
+}
+
 inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     const auto [n_prompt, n_generated] = *o.bench;
     const int64_t n = int64_t{n_prompt} + n_generated;
@@ -541,26 +557,42 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     s.model.forward(std::span(ids).first(1), 0, false);  // not timed: brings the file into memory
 
     const auto prompt = std::span<const int>(ids).first(static_cast<size_t>(n_prompt));
+    auto phases = [&] { return s.model.phases != nullptr ? *s.model.phases : PhaseSeconds{}; };
+    const PhaseSeconds at_start = phases();
     if (n_prompt > 0) feed(s, prompt, false);
+    const PhaseSeconds at_decode = phases();
     for (size_t i = prompt.size(); i < ids.size() && !interrupted; i++) {
         feed(s, std::span(ids).subspan(i, 1), true);
     }
+    const PhaseSeconds at_end = phases();
     Statistics& t = s.statistics;
     t.peak_memory = peak_memory_bytes();  // before the buffer of read_bandwidth()
+    std::string text;
     if (t.n_prefill > 0) {
-        put(io.out, format("prefill %d tokens: %.2f tokens/s\n", t.n_prefill,
-                           per_second(t.n_prefill, t.prefill_seconds)));
+        const double rate = per_second(t.n_prefill, t.prefill_seconds);
+        text += format("prefill %d tokens: %.2f tokens/s", t.n_prefill, rate);
+        if (s.model.macs_per_token > 0) {
+            // In the layers: only the last token goes through the classifier.
+            text += format(", %.2f GMAC/s, at most %d tokens at a time",
+                           rate * static_cast<double>(s.model.macs_per_token) / 1e9, s.model.max_chunk);
+        }
+        text += "\n";
     }
     if (t.n_decode > 0) {
         const double rate = per_second(t.decode_bytes, t.decode_seconds), limit = read_bandwidth(o.threads);
-        put(io.out, format("decode %d tokens: %.2f tokens/s, %.2f GB/s", t.n_decode,
-                           per_second(t.n_decode, t.decode_seconds), rate / 1e9));
+        text += format("decode %d tokens: %.2f tokens/s, %.2f GB/s", t.n_decode,
+                       per_second(t.n_decode, t.decode_seconds), rate / 1e9);
         if (limit > 0) {
-            put(io.out, format(", %.0f%% of the %.2f GB/s that %d threads can read", 100 * rate / limit,
-                               limit / 1e9, o.threads));
+            text += format(", %.0f%% of the %.2f GB/s that %d threads can read", 100 * rate / limit,
+                           limit / 1e9, o.threads);
         }
-        put(io.out, "\n");
+        text += "\n";
     }
+    if (s.model.phases != nullptr) {
+        if (t.n_prefill > 0) text += time_split("prefill", t.prefill_seconds, at_start, at_decode);
+        if (t.n_decode > 0) text += time_split("decode", t.decode_seconds, at_decode, at_end);
+    }
+    put(io.out, text + format("memory %.3f GB at its peak\n", static_cast<double>(t.peak_memory) / 1e9));
     return interrupted ? Stop::ctrl_c : Stop::steps;
 }
 

@@ -1,9 +1,12 @@
-// The int8 kernels: every path against the golden vectors and against the portable loops, which specify them.
+// The int8 kernels: every path of this build against the golden vectors and against the portable loops, which
+// specify them. int8_simde_test.cpp compiles the same cases with emulated intrinsics.
 #include "common/int8_matmul.h"
 
 #include <doctest/doctest.h>
 #include <omp.h>
 
+#include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <random>
 #include <string>
@@ -18,11 +21,34 @@ const Tensors& golden_ops() {
     return ops;
 }
 
-std::vector<int8_t> random_codes(std::mt19937& rng, size_t n) {
-    std::uniform_int_distribution<int> code(-127, 127);
-    std::vector<int8_t> codes(n);
-    for (int8_t& c : codes) c = static_cast<int8_t>(code(rng));
-    return codes;
+// Calls check(Isa{}) for each instruction set that this build has, the ones int8_matmul would not choose
+// included.
+template <class Check>
+void for_each_isa([[maybe_unused]] Check check) {
+#ifdef __AVX2__
+    check(Avx2{});
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
+    check(AvxVnni{});
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    check(Avx512Vnni{});
+#endif
+#ifdef __aarch64__
+    check(Neon{});
+#ifdef __ARM_FEATURE_DOTPROD
+    check(NeonDot{});
+#ifdef __ARM_FEATURE_MATMUL_INT8
+    check(NeonI8mm{});
+#endif
+#endif
+#endif
+}
+
+// Whether a path takes groups of this size: whole vectors.
+template <class Isa>
+bool takes(int group_size) {
+    return group_size % (4 * Isa::lanes) == 0;
 }
 
 std::vector<float> random_values(std::mt19937& rng, size_t n, float size = 1) {
@@ -32,7 +58,100 @@ std::vector<float> random_values(std::mt19937& rng, size_t n, float size = 1) {
     return values;
 }
 
+// How to fill a matrix. A product of two extremes is the largest that an accumulator has to hold.
+enum Fill { uniform, zeros, all_127, all_minus_127, alternating, zero_groups, all_minus_128 };
+const Fill activation_fills[] = {uniform, zeros, all_127, all_minus_127, alternating, zero_groups};
+// -128 is none of our codes, but a foreign file may hold it in its weights.
+const Fill weight_fills[] = {uniform, zeros, all_127, all_minus_127, alternating, zero_groups, all_minus_128};
+
+// A quantized matrix with its memory. The codes start at an odd address: no alignment is promised.
+struct Matrix {
+    std::vector<int8_t> codes;  // one in front, then (n_rows, n_cols)
+    std::vector<float> scales;
+    std::vector<int32_t> sums;
+    int n_rows, n_cols, group_size;
+
+    Int8Matrix view(int first, int n) const {
+        const int n_groups = n_cols / group_size;
+        return {codes.data() + 1 + first * n_cols,
+                scales.data() + first * n_groups,
+                sums.data() + first * n_groups,
+                n,
+                n_cols,
+                group_size};
+    }
+    Int8Matrix view() const { return view(0, n_rows); }
+};
+
+Matrix make_matrix(const std::vector<int8_t>& codes, const std::vector<float>& scales, int n_rows, int n_cols,
+                   int group_size) {
+    Matrix m{{0}, scales, {}, n_rows, n_cols, group_size};
+    m.codes.insert(m.codes.end(), codes.begin(), codes.end());
+    for (size_t i = 0; i < codes.size(); i += group_size) {
+        int32_t sum = 0;
+        for (int j = 0; j < group_size; j++) sum += codes[i + j];
+        m.sums.push_back(sum);
+    }
+    return m;
+}
+
+// Codes as `fill` says and scales of 1, so that outputs are integers; or random scales about 0.01.
+Matrix filled_matrix(std::mt19937& rng, Fill fill, bool random_scales, int n_rows, int n_cols,
+                     int group_size) {
+    std::uniform_int_distribution<int> code(-127, 127);
+    std::vector<int8_t> codes(size_t(n_rows) * n_cols);
+    for (size_t i = 0; i < codes.size(); i++) {
+        const int fills[] = {code(rng), 0, 127, -127, i % 2 ? 127 : -127, i / group_size % 2 ? 0 : code(rng),
+                             -128};
+        codes[i] = static_cast<int8_t>(fills[fill]);
+    }
+    const size_t n_groups = codes.size() / group_size;
+    std::vector<float> scales = random_values(rng, n_groups, 0.01f);
+    if (!random_scales) scales.assign(n_groups, 1);
+    return make_matrix(codes, scales, n_rows, n_cols, group_size);
+}
+
+constexpr float untouched = 1e30f;
+
+// x times each of the matrices, as `multiply(x, products)` computes them. Checks that nothing is written
+// behind the last output.
+template <class Multiply>
+std::vector<std::vector<float>> outputs(const Int8Matrix& x, const std::vector<Int8Matrix>& w,
+                                        Multiply multiply) {
+    std::vector<std::vector<float>> out;
+    std::vector<Product> list;
+    for (const Int8Matrix& m : w) out.emplace_back(size_t(x.n_rows) * m.n_rows + 32, untouched);
+    for (size_t i = 0; i < w.size(); i++) list.push_back({out[i].data(), &w[i]});
+    multiply(x, list);
+    for (size_t i = 0; i < w.size(); i++) {
+        const size_t end = size_t(x.n_rows) * w[i].n_rows;
+        CHECK(std::count(out[i].begin() + end, out[i].end(), untouched) == 32);
+        out[i].resize(end);
+    }
+    return out;
+}
+
+// The same outputs summed in double precision, from the portable accumulators.
+std::vector<float> exact_outputs(const Int8Matrix& x, const Int8Matrix& w) {
+    std::vector<float> out;
+    for (int t = 0; t < x.n_rows; t++) {
+        for (int i = 0; i < w.n_rows; i++) {
+            double sum = 0;
+            for (int g = 0; g < w.n_groups(); g++) {
+                const int k = g * w.group_size;
+                sum += double(dot_group_portable(x.row_codes(t) + k, w.row_codes(i) + k, w.group_size)) *
+                       x.row_scales(t)[g] * w.row_scales(i)[g];
+            }
+            out.push_back(static_cast<float>(sum));
+        }
+    }
+    return out;
+}
+
 }  // namespace
+
+// ----------------------------------------------------------------------------
+// Quantizing
 
 TEST_CASE("quantize: codes and scales are the golden's, bit for bit") {
     for (const int group_size : {16, 32, 64, 128}) {
@@ -45,57 +164,133 @@ TEST_CASE("quantize: codes and scales are the golden's, bit for bit") {
         REQUIRE(n > 40 * group_size);
         std::vector<int8_t> found_codes(x.size());
         std::vector<float> found_scales(scales.size());
+        std::vector<int32_t> sums(scales.size());
         quantize_portable(found_codes.data(), found_scales.data(), x.data(), n, group_size);
         CHECK(found_codes == codes);
         CHECK(found_scales == scales);
         found_codes.assign(x.size(), 99);
         found_scales.assign(scales.size(), 99);
-        quantize(found_codes.data(), found_scales.data(), x.data(), n, group_size);
+        quantize(found_codes.data(), found_scales.data(), sums.data(), x.data(), n, group_size);
         CHECK(found_codes == codes);
         CHECK(found_scales == scales);
+        CHECK(sums == make_matrix(codes, scales, 1, n, group_size).sums);
     }
 }
 
 TEST_CASE("quantize: the fast path equals the portable loop on random and extreme values") {
     std::mt19937 rng(1);
-    for (int trial = 0; trial < 300; trial++) {
-        const int group_size = trial % 2 ? 64 : 32, n = 6 * group_size;
+    const float infinity = std::numeric_limits<float>::infinity();
+    for (int trial = 0; trial < 400; trial++) {
+        const int group_size = 16 << trial % 4, n = 8 * group_size;
         std::vector<float> x = random_values(rng, n, std::pow(10.0f, float(trial % 70) - 35));
+        auto group = [&](int g) { return x.begin() + g * group_size; };
         // Values that lie exactly between two codes: amax is a power of two times 127.
         for (int i = 0; i < group_size; i++) x[i] = (i == 7 ? 127.0f : float(i % 41) - 20.5f) * 0.25f;
-        if (trial % 5 == 0) std::fill(x.begin() + group_size, x.begin() + 2 * group_size, 0.0f);
-        if (trial % 7 == 0) x[2 * group_size + 3] = std::numeric_limits<float>::infinity();
-        if (trial % 11 == 0) x[3 * group_size + 5] = std::numeric_limits<float>::quiet_NaN();
-        if (trial % 13 == 0) std::fill(x.begin() + 4 * group_size, x.begin() + 5 * group_size, 1e-38f);
+        const int place = trial / 4 % group_size;  // every lane of a vector gets its turn
+        if (trial % 5 == 0) std::fill(group(1), group(2), 0.0f);
+        if (trial % 7 == 0) group(2)[place] = trial % 2 ? infinity : -infinity;
+        if (trial % 3 == 0) group(3)[place] = std::numeric_limits<float>::quiet_NaN();
+        if (trial % 13 == 0) std::fill(group(4), group(5), 1e-38f);
+        if (trial % 3 == 1) std::fill(group(5), group(6), std::numeric_limits<float>::quiet_NaN());
+        if (trial % 3 == 2) group(6)[place] = std::numeric_limits<float>::signaling_NaN();
+        if (trial % 2 == 0) group(7)[place] = std::numeric_limits<float>::max();
         std::vector<int8_t> a(n), b(n);
-        std::vector<float> as(6), bs(6);
+        std::vector<float> as(8), bs(8);
+        std::vector<int32_t> sums(8);
         quantize_portable(a.data(), as.data(), x.data(), n, group_size);
-        quantize(b.data(), bs.data(), x.data(), n, group_size);
+        quantize(b.data(), bs.data(), sums.data(), x.data(), n, group_size);
         CHECK(a == b);
         CHECK(as == bs);
+        CHECK(sums == make_matrix(a, as, 1, n, group_size).sums);
         for (const int8_t code : b) CHECK(code >= -127);
     }
 }
 
-TEST_CASE("dot products: int32 accumulators are exact in every path") {
-    std::mt19937 rng(2);
-    for (int trial = 0; trial < 500; trial++) {
-        const int n = 32 * (1 + trial % 9);
-        std::vector<int8_t> x = random_codes(rng, n), w = random_codes(rng, n);
-        if (trial % 4 == 0) std::fill(x.begin(), x.end(), 127);
-        if (trial % 4 == 1) std::fill(x.begin(), x.end(), -127);
-        if (trial % 3 == 0) std::fill(w.begin(), w.end(), 127);
-        if (trial % 3 == 1) std::fill(w.begin(), w.end(), -127);
-        if (trial % 10 == 9) std::fill(w.begin(), w.end(), -128);  // not ours, but a foreign file may hold it
-        if (trial % 10 == 8) std::fill(w.begin(), w.end(), 0);
-        int64_t exact = 0;
-        for (int i = 0; i < n; i++) exact += int64_t(x[i]) * w[i];
-        CHECK(dot_group_portable(x.data(), w.data(), n) == exact);
-#ifdef __AVX2__
-        CHECK(dot_group_avx2(x.data(), w.data(), n) == exact);
-#endif
+// ----------------------------------------------------------------------------
+// Accumulators
+
+TEST_CASE("dot4: each int32 lane is exact, and so is their sum") {
+    for_each_isa([](auto isa) {
+        using Isa = decltype(isa);
+        CAPTURE(Isa::name);
+        constexpr int lanes = Isa::lanes;
+        std::mt19937 rng(2);
+        for (const Fill x_fill : activation_fills) {
+            for (const Fill w_fill : weight_fills) {
+                const Matrix x = filled_matrix(rng, x_fill, false, 1, 4 * lanes, 4 * lanes);
+                const Matrix w = filled_matrix(rng, w_fill, false, 1, 4 * lanes, 4 * lanes);
+                const int8_t *xc = x.view().codes, *wc = w.view().codes;
+                typename Isa::Ints acc = Isa::splat(-1000000);
+                for (int repeat = 0; repeat < 3; repeat++) {
+                    acc = Isa::dot4(acc, Isa::flipped(Isa::load(wc)), Isa::load(xc));
+                }
+                int32_t found[lanes];
+                static_assert(sizeof(found) == sizeof(acc));
+                std::memcpy(found, &acc, sizeof(acc));
+                for (int lane = 0; lane < lanes; lane++) {
+                    int32_t expected = -1000000;
+                    for (int i = 4 * lane; i < 4 * lane + 4; i++)
+                        expected += 3 * (wc[i] + Isa::offset) * xc[i];
+                    CHECK(found[lane] == expected);
+                }
+                CHECK(Isa::add_lanes(acc) == -1000000 * lanes + 3 * (dot_group_portable(xc, wc, 4 * lanes) +
+                                                                     Isa::offset * x.sums[0]));
+            }
+        }
+    });
+}
+
+// With scales of 1 an output is the accumulator itself, as long as it fits into the 24 bits of a float: one
+// group of up to 1024, or 3 of up to 256.
+TEST_CASE("accumulators: every path gives the portable loop's int32 for random and extreme codes") {
+    struct Shape {
+        int n_tokens, n_rows, group_size, n_groups;
+    };
+    const Shape shapes[] = {{1, 1, 64, 1},   {1, 17, 1024, 1}, {5, 3, 32, 3},    {7, 40, 64, 3},
+                            {13, 9, 192, 1}, {6, 11, 128, 3},  {17, 16, 256, 3}, {11, 23, 1024, 1}};
+    std::mt19937 rng(3);
+    for (const Shape& s : shapes) {
+        for (const Fill x_fill : activation_fills) {
+            for (const Fill w_fill : weight_fills) {
+                const int k = s.group_size * s.n_groups;
+                const Matrix x = filled_matrix(rng, x_fill, false, s.n_tokens, k, s.group_size);
+                const Matrix w = filled_matrix(rng, w_fill, false, s.n_rows, k, s.group_size);
+                std::vector<float> exact;
+                for (int i = 0; i < s.n_tokens * s.n_rows; i++) {
+                    const int8_t* xr = x.view().row_codes(i / s.n_rows);
+                    const int8_t* wr = w.view().row_codes(i % s.n_rows);
+                    const int32_t acc = dot_group_portable(xr, wr, k);
+                    REQUIRE(std::abs(acc) <= 1 << 24);
+                    exact.push_back(static_cast<float>(acc));
+                }
+                auto check = [&](const char* path, auto multiply) {
+                    CAPTURE(path);
+                    CAPTURE(s.n_tokens);
+                    CAPTURE(s.n_rows);
+                    CAPTURE(s.group_size);
+                    CAPTURE(x_fill);
+                    CAPTURE(w_fill);
+                    CHECK(outputs(x.view(), {w.view()}, multiply)[0] == exact);
+                };
+                check("int8_matmul", [](const Int8Matrix& in, const std::vector<Product>& list) {
+                    int8_matmul(in, {list[0]});
+                });
+                for_each_isa([&](auto isa) {
+                    using Isa = decltype(isa);
+                    if (!takes<Isa>(s.group_size)) return;
+                    check(Isa::name, products<Isa>);
+                    check(Isa::name, products_by_panels<Isa>);  // with few tokens too
+                    check(Isa::name, [](const Int8Matrix& in, const std::vector<Product>& list) {
+                        products_by_rows(in, list, dot_row<Isa>);  // and by rows with many
+                    });
+                });
+            }
+        }
     }
 }
+
+// ----------------------------------------------------------------------------
+// Outputs
 
 TEST_CASE("matmul: accumulators and outputs are the golden's") {
     int cases = 0;
@@ -105,56 +300,124 @@ TEST_CASE("matmul: accumulators and outputs are the golden's") {
         cases++;
         const std::string p = name.substr(0, name.size() - end.size() + 1);
         CAPTURE(p);
-        const int n = tensor.shape[0], m = tensor.shape[1], groups = tensor.shape[2];
-        const std::vector<int8_t> x = golden_ops().at(p + "x.codes").i8(),
-                                  w = golden_ops().at(p + "w.codes").i8();
-        const std::vector<float> xs = golden_ops().at(p + "x.scales").f32(),
-                                 ws = golden_ops().at(p + "w.scales").f32();
+        const int n = tensor.shape[0], m = tensor.shape[1], n_groups = tensor.shape[2];
+        const std::vector<int8_t> x_codes = golden_ops().at(p + "x.codes").i8(),
+                                  w_codes = golden_ops().at(p + "w.codes").i8();
+        const int k = static_cast<int>(x_codes.size()) / n, group_size = k / n_groups;
+        const Matrix x = make_matrix(x_codes, golden_ops().at(p + "x.scales").f32(), n, k, group_size);
+        const Matrix w = make_matrix(w_codes, golden_ops().at(p + "w.scales").f32(), m, k, group_size);
         const std::vector<int32_t> acc = tensor.i32();
-        const int k = static_cast<int>(x.size()) / n, group_size = k / groups;
-        for (int i = 0; i < n * m * groups; i++) {
-            const int8_t* xg = x.data() + (i / groups / m) * k + (i % groups) * group_size;
-            const int8_t* wg = w.data() + (i / groups % m) * k + (i % groups) * group_size;
+        for (int i = 0; i < n * m * n_groups; i++) {
+            const int8_t* xg = x.view().row_codes(i / n_groups / m) + i % n_groups * group_size;
+            const int8_t* wg = w.view().row_codes(i / n_groups % m) + i % n_groups * group_size;
             CHECK(dot_group_portable(xg, wg, group_size) == acc[i]);
-#ifdef __AVX2__
-            if (group_size % 32 == 0) CHECK(dot_group_avx2(xg, wg, group_size) == acc[i]);
-#endif
         }
         const std::vector<float> expected = golden_ops().at(p + "out").f32();
-        std::vector<float> out(expected.size());
-        int8_matmul(out.data(), {x.data(), xs.data(), n, k, group_size},
-                    {w.data(), ws.data(), m, k, group_size});
-        CHECK(relative_error(expected, out) < 1e-6);
-        for (int i = 0; i < n * m; i++) {
-            out[i] = dot_row_portable(x.data() + (i / m) * k, xs.data() + (i / m) * groups,
-                                      w.data() + (i % m) * k, ws.data() + (i % m) * groups, k, group_size);
-        }
-        CHECK(relative_error(expected, out) < 1e-6);
+        auto check = [&](const char* path, auto multiply) {
+            CAPTURE(path);
+            CHECK(relative_error(expected, outputs(x.view(), {w.view()}, multiply)[0]) < 1e-6);
+        };
+        check("portable", [](const Int8Matrix& in, const std::vector<Product>& list) {
+            products_by_rows(in, list, dot_row_portable);
+        });
+        check("int8_matmul",
+              [](const Int8Matrix& in, const std::vector<Product>& list) { int8_matmul(in, {list[0]}); });
+        for_each_isa([&](auto isa) {
+            using Isa = decltype(isa);
+            if (takes<Isa>(group_size)) check(Isa::name, products<Isa>);
+        });
     }
     CHECK(cases == 5);
 }
 
-TEST_CASE("matmul: the same bits for any number of threads and tokens") {
-    std::mt19937 rng(3);
-    const int n = 13, m = 37, k = 192, group_size = 64;
-    const std::vector<int8_t> x = random_codes(rng, n * k), w = random_codes(rng, m * k);
-    const std::vector<float> xs = random_values(rng, n * k / group_size),
-                             ws = random_values(rng, m * k / group_size);
-    std::vector<float> reference(n * m);
-    int8_matmul(reference.data(), {x.data(), xs.data(), n, k, group_size},
-                {w.data(), ws.data(), m, k, group_size});
-    const int threads = omp_get_max_threads();
+// Checks one path on one shape: outputs right, the same bits for any number of threads, for a chunk and for
+// its tokens one at a time, and for one matrix and several at once.
+template <class Multiply>
+void check_path(const Matrix& x, const std::vector<Int8Matrix>& w, Multiply multiply) {
+    const int n = x.n_rows, threads = omp_get_max_threads();
+    std::vector<std::vector<float>> reference;
     for (const int j : {1, 2, 3}) {
+        CAPTURE(j);
         omp_set_num_threads(j);
-        std::vector<float> out(n * m);
-        int8_matmul(out.data(), {x.data(), xs.data(), n, k, group_size},
-                    {w.data(), ws.data(), m, k, group_size});
+        const std::vector<std::vector<float>> out = outputs(x.view(), w, multiply);
+        if (reference.empty()) reference = out;
         CHECK(out == reference);
-        for (int t = 0; t < n; t++) {  // a token at a time
-            const Int8Matrix one{x.data() + t * k, xs.data() + t * (k / group_size), 1, k, group_size};
-            int8_matmul(out.data() + t * m, one, {w.data(), ws.data(), m, k, group_size});
+        for (int t = 0; t < n; t++) {
+            const std::vector<std::vector<float>> one = outputs(x.view(t, 1), w, multiply);
+            for (size_t i = 0; i < w.size(); i++) {
+                CHECK(std::equal(one[i].begin(), one[i].end(), reference[i].begin() + t * w[i].n_rows));
+            }
         }
-        CHECK(out == reference);
     }
     omp_set_num_threads(threads);
+    for (size_t i = 0; i < w.size(); i++) {
+        CHECK(outputs(x.view(), {w[i]}, multiply)[0] == reference[i]);
+        CHECK(relative_error(exact_outputs(x.view(), w[i]), reference[i]) < 1e-6);
+    }
+}
+
+TEST_CASE("matmul: right, and the same bits for any number of threads, tokens and matrices") {
+    struct Shape {
+        int n_tokens, n_rows, n_cols, group_size;
+    };
+    const Shape shapes[] = {{1, 1, 64, 64},      {2, 3, 192, 64},     {3, 40, 128, 128}, {5, 7, 320, 64},
+                            {6, 17, 256, 32},    {7, 13, 384, 128},   {11, 8, 96, 32},   {12, 16, 128, 64},
+                            {13, 5, 2048, 2048}, {17, 11, 512, 64},   {23, 2, 576, 192}, {31, 12, 192, 64},
+                            {40, 33, 128, 64},   {7, 19, 8192, 8192}, {6, 6, 8192, 32}};
+    std::mt19937 rng(4);
+    for (const Shape& s : shapes) {
+        CAPTURE(s.n_tokens);
+        CAPTURE(s.n_rows);
+        CAPTURE(s.n_cols);
+        CAPTURE(s.group_size);
+        const Matrix x = filled_matrix(rng, uniform, true, s.n_tokens, s.n_cols, s.group_size);
+        const Matrix a = filled_matrix(rng, uniform, true, s.n_rows, s.n_cols, s.group_size),
+                     b = filled_matrix(rng, zero_groups, true, 9, s.n_cols, s.group_size),
+                     c = filled_matrix(rng, uniform, true, 1, s.n_cols, s.group_size);
+        const std::vector<Int8Matrix> w = {a.view(), b.view(), c.view()};
+        for_each_isa([&](auto isa) {
+            using Isa = decltype(isa);
+            CAPTURE(Isa::name);
+            if (takes<Isa>(s.group_size)) check_path(x, w, products<Isa>);
+        });
+        check_path(x, w, [](const Int8Matrix& in, const std::vector<Product>& list) {
+            list.size() == 3 ? int8_matmul(in, {list[0], list[1], list[2]}) : int8_matmul(in, {list[0]});
+        });
+    }
+}
+
+TEST_CASE("matmul: every number of rows and tokens up to 40") {
+    std::mt19937 rng(5);
+    const Matrix x = filled_matrix(rng, uniform, true, 40, 128, 64),
+                 w = filled_matrix(rng, uniform, true, 40, 128, 64);
+    for_each_isa([&](auto isa) {
+        using Isa = decltype(isa);
+        CAPTURE(Isa::name);
+        const std::vector<float> all = outputs(x.view(), {w.view()}, products<Isa>)[0];
+        CHECK(relative_error(exact_outputs(x.view(), w.view()), all) < 1e-6);
+        for (int n = 1; n <= 40; n++) {
+            for (int m = 1; m <= 40; m++) {
+                const std::vector<float> out = outputs(x.view(0, n), {w.view(0, m)}, products<Isa>)[0];
+                bool same = true;
+                for (int t = 0; t < n; t++) {
+                    same &= std::equal(&out[t * m], &out[t * m] + m, &all[t * 40]);
+                }
+                CHECK_MESSAGE(same, n << " tokens, " << m << " rows");
+            }
+        }
+    });
+}
+
+TEST_CASE("matmul: groups that fill no vector take the portable loop") {
+    std::mt19937 rng(6);
+    for (const int group_size : {4, 12, 16, 20, 36, 100}) {
+        CAPTURE(group_size);
+        CHECK(int8_kernel_name(group_size) == std::string("portable"));
+        const Matrix x = filled_matrix(rng, uniform, true, 7, 3 * group_size, group_size);
+        const Matrix w = filled_matrix(rng, uniform, true, 5, 3 * group_size, group_size);
+        const std::vector<Int8Matrix> list = {w.view()};
+        check_path(x, list, [](const Int8Matrix& in, const std::vector<Product>& products_of_one) {
+            int8_matmul(in, {products_of_one[0]});
+        });
+    }
 }

@@ -1,0 +1,161 @@
+// limits: what this machine can do at most, as one line of JSON.
+//
+// A decode step reads every weight once and a prompt multiplies with every weight once a token, so two
+// figures bound every program here: how fast all threads together read memory, and how many int8
+// multiply-adds they do a second. The second is measured with the very operation that the kernels are made
+// of, dot4 of common/int8_matmul.h, in a loop that touches no memory: what a kernel loses to loading, packing
+// and scaling shows as the distance from it.
+//
+//     make build/limits && build/limits [THREADS]
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "../common/int8_matmul.h"
+#include "../common/machine.h"
+
+namespace {
+
+constexpr double seconds_per_try = 0.05;
+constexpr int tries = 5;
+
+// The compiler may not know the value from here on, so it can neither drop nor move what made it, nor what
+// uses it. Costs no instruction.
+#ifdef __AVX2__
+template <class Vector>
+void opaque(Vector& v) {
+    asm volatile("" : "+v"(v));
+}
+#elif defined(__aarch64__)
+void opaque(Neon::Ints& v) { asm volatile("" : "+w"(v.a), "+w"(v.b)); }
+#endif
+
+// Multiply-adds a second of all threads. `work` does some and returns how many, and is called again and
+// again; the best of several tries.
+template <class Work>
+double per_second(int n_threads, Work work) {
+    double best = 0;
+    for (int i = 0; i < tries; i++) {
+        double rate = 0;
+#pragma omp parallel num_threads(n_threads) reduction(+ : rate)
+        {
+#pragma omp barrier
+            const double start = seconds_now();
+            double done = 0, seconds = 0;
+            while (seconds < seconds_per_try) {
+                done += work();
+                seconds = seconds_now() - start;
+            }
+            rate += done / seconds;
+        }
+        best = std::max(best, rate);
+    }
+    return best;
+}
+
+// Multiplying is pipelined: an addition to the same accumulator waits 4 or 5 cycles, and up to two start in
+// each, so ten accumulators keep it busy. With them, both operands and what Avx2 needs beside, 16 registers
+// are just enough.
+constexpr int n_accumulators = 10, rounds = 10000;
+
+#if defined(__AVX2__) || defined(__aarch64__)
+// multiply(acc, w, x) for each accumulator, again and again. As in a tile, a vector of weights serves all
+// tokens, and each token has an x of its own.
+template <class Isa, class Multiply>
+void multiply_rounds(Multiply multiply) {
+    using Ints = typename Isa::Ints;
+    Ints w = Isa::splat(0x01020304), x = Isa::splat(0x05060708);
+    auto step = [&](Ints & acc) __attribute__((always_inline)) {
+        opaque(x);
+        acc = multiply(acc, w, x);
+        opaque(acc);
+    };
+    // Ten names and not an array, which g++ 12 would keep in memory.
+    Ints a = Isa::splat(0), b = a, c = a, d = a, e = a, f = a, g = a, h = a, i = a, j = a;
+    for (int round = 0; round < rounds; round++) {
+        opaque(w);
+        step(a), step(b), step(c), step(d), step(e), step(f), step(g), step(h), step(i), step(j);
+    }
+}
+
+template <class Isa>
+double dot4_rounds() {
+    multiply_rounds<Isa>([](auto acc, auto w, auto x) { return Isa::dot4(acc, w, x); });
+    return double{rounds} * n_accumulators * Isa::lanes * 4;
+}
+#endif
+
+#if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8)
+// smmla: 2 x 8 codes times 8 x 2, 32 multiply-adds an instruction.
+double smmla_rounds() {
+    auto smmla = [](int32x4_t acc, int32x4_t w, int32x4_t x) {
+        return vmmlaq_s32(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x));
+    };
+    multiply_rounds<Neon>([&](Neon::Ints acc, Neon::Ints w, Neon::Ints x) {
+        return Neon::Ints{smmla(acc.a, w.a, x.a), smmla(acc.b, w.b, x.b)};
+    });
+    return double{rounds} * n_accumulators * 2 * 32;
+}
+#endif
+
+// The portable loop has no registers of its own to stay in; its operands stay in the first-level cache.
+double portable_rounds() {
+    constexpr int n_groups = 64, group_size = 64;
+    static int8_t w[n_groups * group_size], x[group_size];
+    uint32_t sum = 0;
+    for (int g = 0; g < n_groups; g++) {
+        const int8_t *group = w + size_t{group_size} * g, *token = x;
+        asm volatile("" : "+r"(group), "+r"(token) : : "memory");
+        sum += static_cast<uint32_t>(dot_group_portable(token, group, group_size));
+    }
+    asm volatile("" : : "r"(sum));
+    return double{n_groups} * group_size;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const int n_threads = argc > 1 ? std::atoi(argv[1]) : physical_cores();
+    if (argc > 2 || n_threads < 1 || n_threads > 1024) {
+        std::fprintf(stderr, "usage: limits [THREADS]\n");
+        return 2;
+    }
+    omp_set_dynamic(0);
+    const double bandwidth = read_bandwidth(n_threads);
+
+    std::string peaks;
+    auto peak = [&](const char* name, auto work) {
+        char text[64];
+        std::snprintf(text, sizeof text, "%s\"%s\": %.2f", peaks.empty() ? "" : ", ", name,
+                      per_second(n_threads, work) / 1e9);
+        peaks += text;
+    };
+    peak("portable", portable_rounds);
+#ifdef __AVX2__
+    peak(Avx2::name, dot4_rounds<Avx2>);
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
+    peak(AvxVnni::name, dot4_rounds<AvxVnni>);
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    peak(Avx512Vnni::name, dot4_rounds<Avx512Vnni>);
+#endif
+#ifdef __aarch64__
+    peak(Neon::name, dot4_rounds<Neon>);
+#endif
+#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+    peak(NeonDot::name, dot4_rounds<NeonDot>);
+#endif
+#if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
+    peak(NeonI8mm::name, smmla_rounds);
+#endif
+    std::printf("{\"threads\": %d, \"kernel\": \"%s\", \"read_gb_per_s\": %.2f, \"peak_gmac_per_s\": {%s}}\n",
+                n_threads, int8_kernel_name(64), bandwidth / 1e9, peaks.c_str());
+    return 0;
+}

@@ -1,0 +1,100 @@
+"""A model file of a real model's shape with random weights, written directly as codes and scales.
+
+    python -m bench.make_model --like llama-3.2-1b --scheme q8 OUT.bin
+
+For measuring speed without downloading or quantizing anything. There is no tokenizer: such a file runs with --ids
+and --bench. Scales are such that activations keep the size they have in a trained model; the time taken does not
+depend on the values, only on there being no infinities and no denormal numbers.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from bench.random_checkpoint import MODELS, config_of
+from export.model_file import HEADER_SIZE, MAGIC_Q8, VERSION_Q8, Generation, header, replacing, write_array
+from export.q8 import matrix_names, norm_names
+from golden.checkpoint import Config
+
+GROUP_SIZE = 64
+POOL_SIZE = 1 << 24  # random values are made once and then read from anywhere: as good here, and far quicker
+
+
+def matrix_shape(config: Config, name: str) -> tuple[int, int]:
+    """(n_out, n_in) of the matrix with this step name, e.g. "layers.0.attn.q_proj"."""
+    c = config
+    return {
+        "embed": (c.vocab_size, c.dim),
+        "q_proj": (c.q_dim, c.dim),
+        "k_proj": (c.kv_dim, c.dim),
+        "v_proj": (c.kv_dim, c.dim),
+        "o_proj": (c.dim, c.q_dim),
+        "gate_proj": (c.hidden_dim, c.dim),
+        "up_proj": (c.hidden_dim, c.dim),
+        "down_proj": (c.dim, c.hidden_dim),
+        "classifier": (c.vocab_size, c.dim),
+    }[name.rsplit(".", 1)[-1]]
+
+
+class RandomSource:
+    """Endless random bytes and floats from two pools."""
+
+    def __init__(self, size: int = POOL_SIZE, seed: int = 0):
+        self.rng = np.random.default_rng(seed)
+        # A group of 64 normal values quantized: the largest is 127, and 127 is about 2.5 standard deviations.
+        self.codes = np.clip(np.rint(self.rng.standard_normal(size, np.float32) * 50), -127, 127).astype(np.int8)
+        self.factors = self.rng.uniform(0.75, 1.25, size // GROUP_SIZE).astype(np.float32)
+
+    def write(self, f, pool: np.ndarray, n: int) -> None:  # noqa: ANN001  (any binary file)
+        """Appends n values of a pool, starting anywhere in it."""
+        start = int(self.rng.integers(len(pool)))
+        while n > 0:
+            part = pool[start : start + n]
+            f.write(part.data)
+            n, start = n - len(part), 0
+
+
+def write_q8(config: Config, out: Path, progress: bool = True) -> None:
+    """Writes a Q8 file: what export.q8 writes, with random numbers."""
+    c, source = config, RandomSource()
+    matrices = list(matrix_names(c))
+    total = sum(math.prod(matrix_shape(c, name)) for name in matrices)
+    with replacing(out) as f, tqdm(total=total, unit="B", unit_scale=True, disable=not progress) as bar:
+        f.write(bytes(HEADER_SIZE))
+        for name in norm_names(c):
+            n = c.head_dim if name.endswith(("q_norm", "k_norm")) else c.dim
+            write_array(f, np.ones(n), "f4")
+        for name in matrices:
+            n_out, n_in = matrix_shape(c, name)
+            source.write(f, source.codes, n_out * n_in)
+            # Weights of variance 1 / n_in turn inputs of size 1 into outputs of size 1.
+            scales = (source.factors * (1 / (50 * math.sqrt(n_in)))).astype("<f4")
+            source.write(f, scales, n_out * n_in // GROUP_SIZE)
+            bar.update(n_out * n_in)
+        end = f.tell()
+        f.seek(0)
+        f.write(header(c, Generation(temperature=0.0), MAGIC_Q8, VERSION_Q8, GROUP_SIZE, end, b""))
+
+
+WRITERS: dict[str, Callable[[Config, Path, bool], None]] = {"q8": write_q8}
+
+
+def main() -> int:
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m bench.make_model", description=__doc__.splitlines()[0])
+    parser.add_argument("--like", choices=MODELS, required=True, help="the model whose shape it has")
+    parser.add_argument("--scheme", choices=WRITERS, default="q8", help="how the weights are stored (%(default)s)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args()
+    WRITERS[args.scheme](config_of(args.like), args.out, not args.quiet)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

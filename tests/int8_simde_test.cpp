@@ -1,0 +1,59 @@
+// The cases of int8_matmul_test.cpp with the x86 intrinsics that the machine lacks emulated by SIMDe, in
+// place of <immintrin.h>. Compiled without -march, so that none of AVX2, AVX-512 and VNNI is the machine's
+// own.
+#define SIMDE_ENABLE_NATIVE_ALIASES
+#include <simde/x86/avx512.h>
+#include <simde/x86/fma.h>
+
+#include <cmath>
+#include <cstdint>
+
+namespace {
+
+// SIMDe (0.7.4) multiplies and adds with two roundings where the machine has no fused instruction.
+simde__m256 fused_256(simde__m256 a, simde__m256 b, simde__m256 c) {
+    float av[8], bv[8], cv[8];
+    simde_mm256_storeu_ps(av, a), simde_mm256_storeu_ps(bv, b), simde_mm256_storeu_ps(cv, c);
+    for (int i = 0; i < 8; i++) cv[i] = std::fma(av[i], bv[i], cv[i]);
+    return simde_mm256_loadu_ps(cv);
+}
+
+simde__m512 fused_512(simde__m512 a, simde__m512 b, simde__m512 c) {
+    float av[16], bv[16], cv[16];
+    simde_mm512_storeu_ps(av, a), simde_mm512_storeu_ps(bv, b), simde_mm512_storeu_ps(cv, c);
+    for (int i = 0; i < 16; i++) cv[i] = std::fma(av[i], bv[i], cv[i]);
+    return simde_mm512_loadu_ps(cv);
+}
+
+// And these two it does not have.
+simde__m512 to_floats_512(simde__m512i v) {
+    int32_t lanes[16];
+    float values[16];
+    simde_mm512_storeu_si512(lanes, v);
+    for (int i = 0; i < 16; i++) values[i] = static_cast<float>(lanes[i]);
+    return simde_mm512_loadu_ps(values);
+}
+
+int32_t add_lanes_512(simde__m512i v) {
+    int32_t lanes[16], sum = 0;
+    simde_mm512_storeu_si512(lanes, v);
+    for (const int32_t lane : lanes) sum += lane;
+    return sum;
+}
+
+}  // namespace
+
+#undef _mm256_fmadd_ps
+#undef _mm512_fmadd_ps
+#define _mm256_fmadd_ps fused_256
+#define _mm512_fmadd_ps fused_512
+#define _mm512_cvtepi32_ps to_floats_512
+#define _mm512_reduce_add_epi32 add_lanes_512
+
+// Now the kernels may believe that this is a machine with AVX-512 VNNI.
+#define RUNQ_SIMDE
+#define __AVX2__ 1
+#define __AVX512BW__ 1
+#define __AVX512VL__ 1
+#define __AVX512VNNI__ 1
+#include "int8_matmul_test.cpp"

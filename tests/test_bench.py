@@ -1,0 +1,255 @@
+"""The benchmark's parts on tiny models and on figures made up here. No test looks at how fast anything is."""
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bench.make_model import RandomSource, matrix_shape, write_q8
+from bench.random_checkpoint import MODELS, config_of
+from bench.roofline import roofline, spread_out, ticks
+from bench.run import Work, closing_line, measure, parse_bench, spread, summarize, table, work_of
+from export.q8 import matrix_names
+from golden.checkpoint import tensor_shapes
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNQ, LIMITS = ROOT / "runq", ROOT / "build" / "limits"
+
+
+def tiny(name):
+    """A real model's config with every size made small."""
+    return replace(
+        config_of(name), dim=128, hidden_dim=192, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=320,
+        max_seq_len=64,
+    )  # fmt: skip
+
+
+def output(*command):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def info(path):
+    return dict(re.findall(r"^(\w+) +(.*)$", output(RUNQ, path, "--info"), re.M))
+
+
+@pytest.fixture(scope="module", params=["llama-3.2-1b", "qwen3-0.6b"])
+def model(request, tmp_path_factory):
+    """(config, path) of a tiny model file."""
+    config = tiny(request.param)
+    path = tmp_path_factory.mktemp("bench") / "tiny.bin"
+    write_q8(config, path, progress=False)
+    return config, path
+
+
+# ----------------------------------------------------------------------------
+# Models
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shapes_are_those_of_the_checkpoint(name):
+    c = config_of(name)
+    shapes = tensor_shapes(c)
+    expected = sum(int(np.prod(s)) for s in shapes.values() if len(s) == 2)
+    assert sum(int(np.prod(matrix_shape(c, m))) for m in matrix_names(c)) == expected
+    w = work_of(c)
+    assert w.layer_macs + w.classifier_macs == expected  # all five share the classifier with the embedding
+    assert w.layer_bytes + w.classifier_bytes == expected * 17 // 16
+
+
+def test_the_program_reads_the_file_and_counts_as_the_benchmark_does(model):
+    config, path = model
+    said = info(path)
+    assert said["arch"] == config.arch
+    assert [int(said[f]) for f in ("dim", "n_layers", "head_dim", "vocab_size")] == [128, 2, 32, 320]
+    assert said["tokenizer"] == "no"
+    assert int(said["file_bytes"]) == path.stat().st_size == 256 + int(said["weight_bytes"])
+    w = work_of(config)
+    norms = (2 * 2 + 1) * 128 * 4 + (2 * 2 * 32 * 4 if config.arch == "qwen3" else 0)
+    assert int(said["weight_bytes_per_token"]) == w.layer_bytes + w.classifier_bytes + norms
+    assert int(said["kv_bytes_per_position"]) == w.kv_bytes
+
+
+def test_activations_stay_finite(model):
+    _, path = model
+    ids = output(RUNQ, path, "--ids", "1,2,3", "-n", 20, "-t", 0, "--print-ids").strip().split(",")
+    # Were there a NaN, every token would be the same.
+    assert len(ids) == 20
+    assert len(set(ids)) > 1
+
+
+def test_a_separate_classifier(tmp_path):
+    config = replace(tiny("llama-3.2-1b"), tied=False)
+    write_q8(config, tmp_path / "m", progress=False)
+    assert info(tmp_path / "m")["shared_classifier"] == "no"
+
+
+def test_pools_wrap_around(tmp_path):
+    source = RandomSource(size=256)
+    with (tmp_path / "f").open("wb") as f:
+        source.write(f, source.codes, 1000)
+    codes = np.fromfile(tmp_path / "f", np.int8)
+    assert len(codes) == 1000
+    assert np.array_equal(codes[256:512], codes[:256])
+    assert codes.min() >= -127
+
+
+# ----------------------------------------------------------------------------
+# Measuring
+
+
+@pytest.mark.parametrize("threads", [[], [1], [3]])
+def test_limits(threads):
+    said = json.loads(output(LIMITS, *threads))
+    assert said["threads"] == (threads[0] if threads else said["threads"])
+    assert said["kernel"] in said["peak_gmac_per_s"]
+    assert "portable" in said["peak_gmac_per_s"]
+    assert all(v > 0 for v in [said["read_gb_per_s"], *said["peak_gmac_per_s"].values()])
+
+
+def test_limits_refuses_nonsense():
+    for arguments in (["0"], ["x"], ["1", "2"]):
+        done = subprocess.run([LIMITS, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr == "usage: limits [THREADS]\n"
+
+
+def test_what_bench_prints_is_understood(model):
+    _, path = model
+    text = output(RUNQ, path, "--bench", "4,2", "-j", 1)
+    found = parse_bench(text)
+    assert {k: s.tokens for k, s in found.items()} == {"prefill": 4, "decode": 2}
+    for s in found.values():
+        assert s.tokens_per_s > 0
+        assert s.memory_gb > 0
+        assert s.matmul + s.attention <= s.seconds + 2e-6  # each is rounded
+    assert re.search(r"^prefill .*, [\d.]+ GMAC/s, at most \d+ tokens at a time$", text, re.M)
+    assert found["prefill"].chunk >= 1
+    assert list(parse_bench(output(RUNQ, path, "--bench", "0,2", "-j", 1))) == ["decode"]
+
+
+BENCH = """\
+prefill 512 tokens: 100.00 tokens/s, 97.00 GMAC/s, at most 256 tokens at a time
+decode 24 tokens: 20.00 tokens/s, 26.00 GB/s, 95% of the 27.00 GB/s that 2 threads can read
+prefill took 5.1200 s: matmul 4.0960, attention 0.7680, rest 0.2560
+decode took 1.2000 s: matmul 1.0800, attention 0.0600, rest 0.0600
+memory 1.500 GB at its peak
+"""
+WORK = Work(
+    layer_macs=10**9, layer_bytes=17 * 10**9 // 16, classifier_macs=10**8, classifier_bytes=10**8, kv_bytes=10**5
+)
+
+
+def machine(read=40.0, peak=200.0):
+    return {
+        "cpu": "A & B <CPU>", "threads": 2, "kernel": "avx2",
+        "read_gb_per_s": spread([read]), "peak_gmac_per_s": spread([peak]),
+    }  # fmt: skip
+
+
+def rows(model="some-model"):
+    slow, fast = parse_bench(BENCH), parse_bench(BENCH.replace("20.00 t", "22.00 t").replace("100.00 t", "110.00 t"))
+    return [
+        summarize(model, phase, 512, [slow[phase], fast[phase], slow[phase]], WORK, machine())
+        for phase in ("prefill", "decode")
+    ]
+
+
+def test_figures():
+    prefill, decode = rows()
+    assert prefill["tokens_per_s"] == {"median": 100, "min": 100, "max": 110}
+    # 512 tokens in 5.12 s: two passes over the layers, the classifier once
+    assert prefill["gb_per_s"]["median"] == pytest.approx((2 * 17 / 16 + 0.1) / 5.12)
+    assert prefill["gmac_per_s"]["median"] == pytest.approx((512 * 1 + 0.1) / 5.12)
+    assert prefill["percent_of_peak"]["median"] == pytest.approx(50, rel=0.01)
+    assert prefill["macs_per_byte"] == pytest.approx(512.1 / (2 * 17 / 16 + 0.1))
+    assert prefill["matmul_percent"]["median"] == pytest.approx(80)
+    assert prefill["rest_percent"]["median"] == pytest.approx(5)
+    assert prefill["memory_gb"]["median"] == 1.5
+    # Behind 512 positions, 24 tokens read 513 to 536 of them: 524.5 on average.
+    bytes_per_token = 17 / 16 + 0.1 + 524.5e-4
+    assert decode["gb_per_s"]["median"] == pytest.approx(bytes_per_token * 20)
+    assert decode["percent_of_read"]["max"] == pytest.approx(100 * bytes_per_token * 22 / 40)
+    assert decode["gmac_per_s"]["median"] == pytest.approx(1.1 * 20)
+    assert decode["attention_per_kv_read"]["median"] == pytest.approx(0.06 / (24 * 524.5e-4 / 40))
+
+
+def test_table():
+    text = table(machine(), rows("one") + rows("two"), 3)
+    assert text.startswith("A & B <CPU>, 2 threads, kernel avx2\n")
+    for line in (
+        r"reads +40.0 GB/s \(40.0-40.0\)",
+        r"prefill +512 +100.0 +\(100.0-110.0\) +0.4 +1 +100.0 +50 +80.0 +15.0 +5.0 +1.50",
+        r"decode +512 +20.00 +\(20.00-22.00\) +24.3 +61 +22.0 +11 +90.0 +5.0 +5.0 +1.50",
+        r"Attention at context 512 takes 1.91 times as long as reading the KV cache.",
+    ):
+        assert re.search(f"^{line}$", text, re.M), text
+    assert text.endswith("Decode at context 512, of the read bandwidth: one 61 % (61-67), two 61 % (61-67)")
+    assert closing_line(rows("m")[1:]) == "Decode at context 512, of the read bandwidth: m 61 % (61-67)"
+
+
+def test_a_program_that_does_not_say_where_its_time_went():
+    text = "".join(line + "\n" for line in BENCH.splitlines() if "took" not in line and "memory" not in line)
+    row = summarize("m", "decode", 16, [parse_bench(text)["decode"]], WORK, machine())
+    assert "matmul_percent" not in row
+    assert re.search(r" - +- +- +-$", table(machine(), [row], 1), re.M)
+
+
+def test_the_whole_measurement(model, tmp_path):
+    config, path = model
+    limits = tmp_path / "limits"
+    limits.write_text(
+        """#!/bin/sh
+        echo "{\\"threads\\": $1, \\"kernel\\": \\"k\\", \\"read_gb_per_s\\": 9, \\"peak_gmac_per_s\\": {\\"k\\": 70}}"
+        """
+    )
+    limits.chmod(0o755)
+    cases = [(1, 0, ("prefill",)), (8, 2, ("prefill", "decode"))]
+    found, found_rows = measure({"tiny": path}, {"tiny": work_of(config)}, 2, 1, RUNQ, limits, cases)
+    assert found["threads"] == 1
+    assert found["read_gb_per_s"] == {"median": 9, "min": 9, "max": 9}
+    assert [(r["phase"], r["tokens"]) for r in found_rows] == [("prefill", 1), ("prefill", 8), ("decode", 8)]
+    results = json.loads(json.dumps({"machine": found, "rows": found_rows}))
+    assert "decode    8" in table(results["machine"], results["rows"], 2)
+    ElementTree.fromstring(roofline(results))
+
+
+# ----------------------------------------------------------------------------
+# Drawing
+
+
+def test_roofline(tmp_path):
+    results = {"machine": machine(), "rows": rows("one") + rows("two")}
+    svg = ElementTree.fromstring(roofline(results))
+    words = [e.text for e in svg.iter("{http://www.w3.org/2000/svg}text")]
+    assert words.count("decode 512") == words.count("prefill 512") == 2
+    assert {"one", "two", "reads 40.0 GB/s", "multiplies 200 GMAC/s"} <= set(words)
+    assert any(w.startswith("A & B <CPU>") for w in words)
+
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    output(sys.executable, "-m", "bench.roofline", tmp_path / "results.json", tmp_path / "out.svg")
+    assert (tmp_path / "out.svg").read_text() == roofline(results)
+
+
+def test_ticks():
+    assert ticks(0.9, 25) == [1, 2, 5, 10, 20]
+
+
+@pytest.mark.parametrize(
+    ("heights", "expected"),
+    [
+        ([0, 100], [0, 100]),
+        ([10, 12], [6, 16]),
+        ([0, 0, 0], [-10, 0, 10]),
+        ([0, 10, 12, 100], [-8 / 3, 22 / 3, 52 / 3, 100]),
+    ],
+)
+def test_labels_move_apart(heights, expected):
+    assert spread_out(heights, 10) == pytest.approx(expected)
