@@ -345,24 +345,25 @@ void store_kv(Transformer& m, int layer, int head, int pos, const float* k, cons
     std::copy(v, v + head_dim, kv_head(m, m.state.v_cache, layer, head) + size_t(pos) * head_dim);
 }
 
-// Attention of a few tokens, t .. t + n_tokens - 1 of the chunk, for the query heads that share one kv head:
-// s.q (chunk, n_heads * head_dim), rotated, against all positions up to each token's own -> s.mix, same
-// shape. `scores` is room for (n_tokens * heads_per_kv, padded context). If there is a trace, scores and
-// probabilities go into `traced`, twice (chunk, n_heads, n_positions).
-void attend(Transformer& m, int layer, int kv, int t, int n_tokens, int pos, float* scores, float* traced[2],
-            int n_traced) {
+// Attention of n_rows queries that share one kv head: s.q (chunk, n_heads * head_dim), rotated, against all
+// positions up to each token's own -> s.mix, same shape. Queries are counted token by token, and within a
+// token head by head; these are first .. first + n_rows - 1, at most max_attention_rows. `scores` is room for
+// (n_rows, padded context). If there is a trace, scores and probabilities go into `traced`, twice (chunk,
+// n_heads, n_traced).
+void attend(Transformer& m, int layer, int kv, int first, int n_rows, int pos, float* scores,
+            float* traced[2], int n_traced) {
     const ModelConfig& c = m.file.config;
     RunState& s = m.state;
     const float *keys = kv_head(m, s.k_cache, layer, kv), *values = kv_head(m, s.v_cache, layer, kv);
-    const int n_rows = n_tokens * c.heads_per_kv();  // queries: token by token, head by head
-    const int n_positions = pos + t + n_tokens;      // that the last of the tokens sees
-    const size_t stride = padded(n_positions);       // of a row of scores
+    auto token = [&](int r) { return (first + r) / c.heads_per_kv(); };  // of the chunk
+    auto head = [&](int r) { return kv * c.heads_per_kv() + (first + r) % c.heads_per_kv(); };
+    const int n_positions = pos + token(n_rows - 1) + 1;  // that the last of the queries sees
+    const size_t stride = padded(n_positions);            // of a row of scores
     const float scale = 1.0f / std::sqrt(float(c.head_dim));
     const float* q[max_attention_rows];
     float* mix[max_attention_rows];
     for (int r = 0; r < n_rows; r++) {
-        const size_t at = size_t(t + r / c.heads_per_kv()) * c.q_dim() +
-                          (kv * c.heads_per_kv() + r % c.heads_per_kv()) * c.head_dim;
+        const size_t at = size_t(token(r)) * c.q_dim() + size_t(head(r)) * c.head_dim;
         q[r] = s.q.data() + at;
         mix[r] = s.mix.data() + at;
     }
@@ -380,11 +381,9 @@ void attend(Transformer& m, int layer, int kv, int t, int n_tokens, int pos, flo
     // Softmax, over the positions that each token sees: itself and what came before. The rest gets
     // probability 0.
     for (int r = 0; r < n_rows; r++) {
-        const int n_seen = pos + t + r / c.heads_per_kv() + 1;
+        const int n_seen = pos + token(r) + 1;
         float* row = scores + r * stride;
-        const size_t traced_at =
-            (size_t(t + r / c.heads_per_kv()) * c.n_heads + kv * c.heads_per_kv() + r % c.heads_per_kv()) *
-            n_traced;
+        const size_t traced_at = (size_t(token(r)) * c.n_heads + head(r)) * n_traced;
         if (m.trace != nullptr) std::copy_n(row, n_seen, traced[0] + traced_at);
         softmax(row, n_seen);
         std::fill(row + padded(n_seen), row + stride, 0.0f);
@@ -403,24 +402,25 @@ void attend(Transformer& m, int layer, int kv, int t, int n_tokens, int pos, flo
     }
 }
 
-// Attention of a chunk: kv head by kv head and a few tokens at a time, in parallel.
+// Attention of a chunk: kv head by kv head and a few queries at a time, in parallel.
 void attention(Transformer& m, int layer, int n_tokens, int pos) {
     const ModelConfig& c = m.file.config;
-    const int at_once = std::max(1, max_attention_rows / c.heads_per_kv());
-    const int n_blocks = (n_tokens + at_once - 1) / at_once, n_positions = pos + n_tokens;
+    const int n_queries = n_tokens * c.heads_per_kv(),
+              n_positions = pos + n_tokens;  // queries of one kv head
+    const int n_blocks = (n_queries + max_attention_rows - 1) / max_attention_rows;
     const double start = seconds_now();
     std::vector<float> trace_buffer(m.trace != nullptr ? size_t(2) * n_tokens * c.n_heads * n_positions : 0);
     float* traced[2] = {trace_buffer.data(), trace_buffer.data() + trace_buffer.size() / 2};
 #pragma omp parallel
     {
         static thread_local std::vector<float> scores;  // stays from call to call
-        const size_t n_scores = size_t(at_once) * c.heads_per_kv() * padded(m.state.context);
+        const size_t n_scores = size_t(max_attention_rows) * padded(m.state.context);
         if (scores.size() < n_scores) scores.resize(n_scores);
 #pragma omp for schedule(dynamic)
         for (int i = 0; i < c.n_kv_heads * n_blocks; i++) {
-            const int t = i % n_blocks * at_once;
-            attend(m, layer, i / n_blocks, t, std::min(at_once, n_tokens - t), pos, scores.data(), traced,
-                   n_positions);
+            const int first = i % n_blocks * max_attention_rows,
+                      n_rows = std::min(max_attention_rows, n_queries - first);
+            attend(m, layer, i / n_blocks, first, n_rows, pos, scores.data(), traced, n_positions);
         }
     }
     m.state.phases.attention += seconds_now() - start;

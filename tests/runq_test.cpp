@@ -151,6 +151,36 @@ TEST_CASE("attention: scores, probabilities and the weighted sum, query heads sh
     }
 }
 
+TEST_CASE("attention: more query heads share a kv head than are computed at once") {
+    const int n = 3, n_heads = 20, d = 8;
+    Transformer m;
+    ModelConfig& c = m.file.config;
+    c.n_layers = c.n_kv_heads = 1, c.n_heads = n_heads, c.head_dim = d;
+    c.dim = c.hidden_dim = c.vocab_size = c.group_size = 32;
+    m.state = make_run_state(c, n);
+    for (size_t i = 0; i < m.state.q.size(); i++) m.state.q[i] = std::sin(float(i));
+    std::vector<float> k(n * d), v(n * d);
+    for (int i = 0; i < n * d; i++) k[i] = std::cos(float(i)), v[i] = float(i % 7) - 3;
+    for (int t = 0; t < n; t++) store_kv(m, 0, 0, t, k.data() + t * d, v.data() + t * d);
+    attention(m, 0, n, 0);
+    for (int t = 0; t < n; t++) {
+        for (int h = 0; h < n_heads; h++) {
+            const float* q = m.state.q.data() + (t * n_heads + h) * d;
+            double weights[n], sum = 0;
+            for (int p = 0; p <= t; p++) {
+                double dot = 0;
+                for (int i = 0; i < d; i++) dot += double(q[i]) * k[p * d + i];
+                sum += weights[p] = std::exp(dot / std::sqrt(double(d)));
+            }
+            for (int i = 0; i < d; i++) {
+                double expected = 0;
+                for (int p = 0; p <= t; p++) expected += weights[p] / sum * v[p * d + i];
+                CHECK(m.state.mix[(t * n_heads + h) * d + i] == doctest::Approx(expected).epsilon(1e-5));
+            }
+        }
+    }
+}
+
 TEST_CASE("exp16") {
     for (float x = -86; x < 87; x += 0.0137f) {
         const float e = exp16(splat16(x))[5];
