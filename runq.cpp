@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/attention.h"
 #include "common/cli.h"
 #include "common/int8_matmul.h"
 #include "common/model_file.h"
@@ -135,21 +136,6 @@ Weights map_weights(const ModelFile& file) {
 constexpr int max_attention_rows = 16;  // queries that share the keys they read
 constexpr int max_chunk = 128;          // tokens of a prompt that go through together
 
-// fp32 memory that the system fills with zeros when it is first touched, so that an unused context costs
-// nothing.
-struct FreeDeleter {
-    void operator()(float* p) const { std::free(p); }
-};
-using LazyBuffer = std::unique_ptr<float[], FreeDeleter>;
-
-LazyBuffer lazy_buffer(uint64_t n, const char* what) {
-    LazyBuffer buffer(static_cast<float*>(std::calloc(n, sizeof(float))));
-    if (!buffer)
-        throw std::runtime_error(std::string("not enough memory for ") + what + ": " + std::to_string(n * 4) +
-                                 " bytes");
-    return buffer;
-}
-
 struct RunState {
     int context = 0;      // positions the KV cache holds
     PhaseSeconds phases;  // where the time went
@@ -172,10 +158,7 @@ struct RunState {
     std::vector<float> scales;  // (max_chunk, widest input / group_size)
     std::vector<int32_t> sums;  // (max_chunk, widest input / group_size), each group's codes added up
 
-    // The keys of 16 positions lie side by side: a score is a sum over head_dim, and 16 of them are added up
-    // at once.
-    LazyBuffer k_cache;  // (n_layers, n_kv_heads, padded context / 16, head_dim, 16)
-    LazyBuffer v_cache;  // (n_layers, n_kv_heads, padded context, head_dim)
+    KvCache cache;  // keys and values of `context` positions
 };
 
 struct Transformer {
@@ -184,9 +167,6 @@ struct Transformer {
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
 };
-
-// n, up to the next multiple of a vector's lanes.
-constexpr int padded(int n) { return (n + vector_lanes - 1) / vector_lanes * vector_lanes; }
 
 // ----------------------------------------------------------------------------
 // The operations
@@ -231,70 +211,20 @@ void rope(float* head, const float* cos, const float* sin, int head_dim) {
     }
 }
 
-// exp(x - max) / sum of the same, in place. x has room up to the next multiple of 16; there it gets zeros.
-void softmax(float* x, int n) {
-    std::fill(x + n, x + padded(n), -std::numeric_limits<float>::infinity());
-    Float16 maxima = load16(x);
-    for (int i = vector_lanes; i < n; i += vector_lanes)
-        maxima = load16(x + i) > maxima ? load16(x + i) : maxima;
-    float max = maxima[0];
-    for (int i = 1; i < vector_lanes; i++) max = std::max(max, maxima[i]);
-    Float16 sums{};
-    for (int i = 0; i < n; i += vector_lanes) {
-        const Float16 e = exp16(load16(x + i) - max);  // beyond n: e^-87, nothing beside a sum of at least 1
-        store16(x + i, e);
-        sums += e;
-    }
-    float sum = 0;
-    for (int i = 0; i < vector_lanes; i++) sum += sums[i];
-    const float inv = 1.0f / sum;
-    for (int i = 0; i < n; i++) x[i] *= inv;
-    std::fill(x + n, x + padded(n), 0.0f);
-}
-
 // out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z))
 void swiglu(float* out, const float* gate, const float* up, int n) {
     int i = 0;
     for (; i + vector_lanes <= n; i += vector_lanes) {
-        const Float16 z = load16(gate + i);
-        store16(out + i, z / (1.0f + exp16(-z)) * load16(up + i));
+        const Floats z = load(gate + i);
+        store(out + i, z / (1.0f + exp(-z)) * load(up + i));
     }
     for (; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
 }
 
-// Scores of n_rows queries against 16 keys: scores[r][j] = sum over d of q[r][d] * k[d][j], times scale. The
-// keys lie side by side, so that each lane adds up its own key, and a vector of keys is loaded once for all
-// queries.
-template <int n_rows>
-void score_16_keys(float* scores, size_t stride, const float* const* q, const float* k, int head_dim,
-                   float scale) {
-    Float16 sums[n_rows] = {};
-    for (int d = 0; d < head_dim; d++) {
-        const Float16 keys = load16(k + d * vector_lanes);
-        for (int r = 0; r < n_rows; r++) sums[r] += keys * q[r][d];
-    }
-    for (int r = 0; r < n_rows; r++) store16(scores + r * stride, sums[r] * scale);
-}
-
-// out[r] (head_dim,) += sum over n positions of probs[r][t] * v[t], for n_rows queries that share v (n,
-// head_dim).
-template <int n_rows>
-void mix_values(float* const* out, const float* probs, size_t stride, const float* v, int n, int head_dim) {
-    int d = 0;
-    for (; d + vector_lanes <= head_dim; d += vector_lanes) {
-        Float16 sums[n_rows];
-        for (int r = 0; r < n_rows; r++) sums[r] = load16(out[r] + d);
-        for (int t = 0; t < n; t++) {
-            const Float16 values = load16(v + size_t(t) * head_dim + d);
-            for (int r = 0; r < n_rows; r++) sums[r] += values * probs[r * stride + t];
-        }
-        for (int r = 0; r < n_rows; r++) store16(out[r] + d, sums[r]);
-    }
-    for (; d < head_dim; d++) {
-        for (int r = 0; r < n_rows; r++) {
-            for (int t = 0; t < n; t++) out[r][d] += probs[r * stride + t] * v[size_t(t) * head_dim + d];
-        }
-    }
+// x (n,) += y
+void add(float* x, const float* y, int n) {
+#pragma omp parallel for simd schedule(static) if (n > 1 << 14)
+    for (int i = 0; i < n; i++) x[i] += y[i];
 }
 
 // ----------------------------------------------------------------------------
@@ -309,6 +239,14 @@ template <class T>
 void record(const Transformer& m, int layer, const char* name, const T* values, int n_tokens,
             std::initializer_list<int> shape) {
     if (m.trace != nullptr) m.trace->add(step_name(layer, name), values, n_tokens, shape);
+}
+
+// The same for (n_heads, n) values of one token, in rows `width` apart.
+void record_rows(const Transformer& m, int layer, const char* name, const float* rows, size_t width, int n) {
+    std::vector<float> values;
+    for (int h = 0; h < m.file.config.n_heads; h++)
+        values.insert(values.end(), rows + h * width, rows + h * width + n);
+    record(m, layer, name, values.data(), 1, {m.file.config.n_heads, n});
 }
 
 // Quantizes a chunk's activations (n_tokens, width) into the run state: the input of the matrices that
@@ -331,109 +269,45 @@ Int8Matrix quantize_step(Transformer& m, int layer, const char* name, const floa
     return x;
 }
 
-// The cache of one kv head of one layer.
-float* kv_head(const Transformer& m, const LazyBuffer& cache, int layer, int head) {
-    const ModelConfig& c = m.file.config;
-    return cache.get() + (size_t(layer) * c.n_kv_heads + head) * padded(m.state.context) * c.head_dim;
-}
-
-// Keeps k and v (head_dim,) of one position.
-void store_kv(Transformer& m, int layer, int head, int pos, const float* k, const float* v) {
-    const int head_dim = m.file.config.head_dim, lane = pos % vector_lanes;
-    float* keys = kv_head(m, m.state.k_cache, layer, head) + size_t(pos - lane) * head_dim;  // (head_dim, 16)
-    for (int d = 0; d < head_dim; d++) keys[d * vector_lanes + lane] = k[d];
-    std::copy(v, v + head_dim, kv_head(m, m.state.v_cache, layer, head) + size_t(pos) * head_dim);
-}
-
-// Attention of n_rows queries that share one kv head: s.q (chunk, n_heads * head_dim), rotated, against all
-// positions up to each token's own -> s.mix, same shape. Queries are counted token by token, and within a
-// token head by head; these are first .. first + n_rows - 1, at most max_attention_rows. `scores` is room for
-// (n_rows, padded context). If there is a trace, scores and probabilities go into `traced`, twice (chunk,
-// n_heads, n_traced).
-void attend(Transformer& m, int layer, int kv, int first, int n_rows, int pos, float* scores,
-            float* traced[2], int n_traced) {
-    const ModelConfig& c = m.file.config;
-    RunState& s = m.state;
-    const float *keys = kv_head(m, s.k_cache, layer, kv), *values = kv_head(m, s.v_cache, layer, kv);
-    auto token = [&](int r) { return (first + r) / c.heads_per_kv(); };  // of the chunk
-    auto head = [&](int r) { return kv * c.heads_per_kv() + (first + r) % c.heads_per_kv(); };
-    const int n_positions = pos + token(n_rows - 1) + 1;  // that the last of the queries sees
-    const size_t stride = padded(n_positions);            // of a row of scores
-    const float scale = 1.0f / std::sqrt(float(c.head_dim));
-    const float* q[max_attention_rows];
-    float* mix[max_attention_rows];
-    for (int r = 0; r < n_rows; r++) {
-        const size_t at = size_t(token(r)) * c.q_dim() + size_t(head(r)) * c.head_dim;
-        q[r] = s.q.data() + at;
-        mix[r] = s.mix.data() + at;
-    }
-
-    // Scores: 16 keys at a time, which stay in the cache for all queries.
-    for (int p = 0; p < n_positions; p += vector_lanes) {
-        const float* k = keys + size_t(p) * c.head_dim;
-        int r = 0;
-        for (; r + 4 <= n_rows; r += 4)
-            score_16_keys<4>(scores + r * stride + p, stride, q + r, k, c.head_dim, scale);
-        for (; r < n_rows; r++)
-            score_16_keys<1>(scores + r * stride + p, stride, q + r, k, c.head_dim, scale);
-    }
-
-    // Softmax, over the positions that each token sees: itself and what came before. The rest gets
-    // probability 0.
-    for (int r = 0; r < n_rows; r++) {
-        const int n_seen = pos + token(r) + 1;
-        float* row = scores + r * stride;
-        const size_t traced_at = (size_t(token(r)) * c.n_heads + head(r)) * n_traced;
-        if (m.trace != nullptr) std::copy_n(row, n_seen, traced[0] + traced_at);
-        softmax(row, n_seen);
-        std::fill(row + padded(n_seen), row + stride, 0.0f);
-        if (m.trace != nullptr) std::copy_n(row, n_seen, traced[1] + traced_at);
-        std::fill_n(mix[r], c.head_dim, 0.0f);
-    }
-
-    // The weighted sum of the values: 64 positions at a time, which stay in the cache for all queries.
-    for (int p = 0; p < n_positions; p += 64) {
-        const int n = std::min(64, n_positions - p);
-        const float* v = values + size_t(p) * c.head_dim;
-        int r = 0;
-        for (; r + 4 <= n_rows; r += 4)
-            mix_values<4>(mix + r, scores + r * stride + p, stride, v, n, c.head_dim);
-        for (; r < n_rows; r++) mix_values<1>(mix + r, scores + r * stride + p, stride, v, n, c.head_dim);
-    }
-}
-
-// Attention of a chunk: kv head by kv head and a few queries at a time, in parallel.
+// Attention of a chunk: s.q (n_tokens, n_heads * head_dim), rotated, against all positions up to each token's
+// own -> s.mix, same shape. The query heads that share a kv head read the same keys and values, so they go
+// together, and with them those of the next tokens, up to max_attention_rows. Threads share such blocks out.
 void attention(Transformer& m, int layer, int n_tokens, int pos) {
     const ModelConfig& c = m.file.config;
-    const int n_queries = n_tokens * c.heads_per_kv(),
-              n_positions = pos + n_tokens;  // queries of one kv head
-    const int n_blocks = (n_queries + max_attention_rows - 1) / max_attention_rows;
+    RunState& s = m.state;
     const double start = seconds_now();
-    std::vector<float> trace_buffer(m.trace != nullptr ? size_t(2) * n_tokens * c.n_heads * n_positions : 0);
-    float* traced[2] = {trace_buffer.data(), trace_buffer.data() + trace_buffer.size() / 2};
-#pragma omp parallel
-    {
-        static thread_local std::vector<float> scores;  // stays from call to call
-        const size_t n_scores = size_t(max_attention_rows) * padded(m.state.context);
-        if (scores.size() < n_scores) scores.resize(n_scores);
-#pragma omp for schedule(dynamic)
-        for (int i = 0; i < c.n_kv_heads * n_blocks; i++) {
-            const int first = i % n_blocks * max_attention_rows,
-                      n_rows = std::min(max_attention_rows, n_queries - first);
-            attend(m, layer, i / n_blocks, first, n_rows, pos, scores.data(), traced, n_positions);
+    const int n_queries = n_tokens * c.heads_per_kv();  // of one kv head: token by token, then head by head
+    const int n_blocks = (n_queries + max_attention_rows - 1) / max_attention_rows;
+    const size_t width = padded(pos + n_tokens);  // of a row of scores
+    const size_t n_traced = m.trace != nullptr ? n_tokens * c.n_heads * width : 0;
+    std::vector<float> all_scores(n_traced), all_probs(n_traced);  // (n_tokens, n_heads, width)
+#pragma omp parallel for schedule(dynamic)
+    for (int i = 0; i < c.n_kv_heads * n_blocks; i++) {
+        const int kv = i / n_blocks, first = i % n_blocks * max_attention_rows;
+        const int n_rows = std::min(max_attention_rows, n_queries - first);
+        const float* q[max_attention_rows];
+        float *mix[max_attention_rows], *scores[max_attention_rows];
+        int n_seen[max_attention_rows], row_of[max_attention_rows];
+        for (int r = 0; r < n_rows; r++) {
+            const int token = (first + r) / c.heads_per_kv(), head = (first + r) % c.heads_per_kv();
+            row_of[r] = token * c.n_heads + kv * c.heads_per_kv() + head;
+            q[r] = row(s.q, row_of[r], c.head_dim);
+            mix[r] = row(s.mix, row_of[r], c.head_dim);
+            if (n_traced > 0) scores[r] = row(all_scores, row_of[r], width);
+            n_seen[r] = pos + token + 1;
+        }
+        static thread_local std::vector<float> buffer;  // stays from call to call
+        float* probs = grown(buffer, size_t(max_attention_rows) * padded(s.context));
+        attend(mix, s.cache, layer, kv, q, n_seen, n_rows, probs, width, n_traced > 0 ? scores : nullptr);
+        if (n_traced > 0) {
+            for (int r = 0; r < n_rows; r++)
+                std::copy_n(probs + r * width, n_seen[r], row(all_probs, row_of[r], width));
         }
     }
-    m.state.phases.attention += seconds_now() - start;
-    for (int t = 0; t < n_tokens && m.trace != nullptr; t++) {  // a token's matrix is as wide as it sees
-        for (int which = 0; which < 2; which++) {
-            std::vector<float> seen;
-            for (int h = 0; h < c.n_heads; h++) {
-                const float* row = traced[which] + (size_t(t) * c.n_heads + h) * n_positions;
-                seen.insert(seen.end(), row, row + pos + t + 1);
-            }
-            record(m, layer, which == 0 ? "attn.scores" : "attn.probs", seen.data(), 1,
-                   {c.n_heads, pos + t + 1});
-        }
+    s.phases.attention += seconds_now() - start;
+    for (int t = 0; t < n_tokens && n_traced > 0; t++) {  // a token's matrix is as wide as it sees
+        record_rows(m, layer, "attn.scores", row(all_scores, t * c.n_heads, width), width, pos + t + 1);
+        record_rows(m, layer, "attn.probs", row(all_probs, t * c.n_heads, width), width, pos + t + 1);
     }
 }
 
@@ -467,9 +341,11 @@ void attention_block(Transformer& m, int l, int n, int pos) {
     if (c.arch == Arch::qwen3) {
         const float* q_norm = w.q_norm + size_t(l) * c.head_dim;
         const float* k_norm = w.k_norm + size_t(l) * c.head_dim;
+#pragma omp parallel for schedule(static) if (n > 1)
         for (int i = 0; i < n * c.n_heads; i++) {
             rmsnorm(row(s.q, i, c.head_dim), row(s.q, i, c.head_dim), q_norm, c.head_dim, c.norm_eps);
         }
+#pragma omp parallel for schedule(static) if (n > 1)
         for (int i = 0; i < n * c.n_kv_heads; i++) {
             rmsnorm(row(s.k, i, c.head_dim), row(s.k, i, c.head_dim), k_norm, c.head_dim, c.norm_eps);
         }
@@ -487,7 +363,7 @@ void attention_block(Transformer& m, int l, int n, int pos) {
             float* k = row(s.k, t * c.n_kv_heads + i, c.head_dim);
             const float* v = row(s.v, t * c.n_kv_heads + i, c.head_dim);
             rope(k, cos, sin, c.head_dim);
-            store_kv(m, l, i, pos + t, k, v);
+            s.cache.keep(l, i, pos + t, k, v);
         }
     }
     record(m, l, "attn.q_rope", s.q.data(), n, {c.n_heads, c.head_dim});
@@ -498,7 +374,7 @@ void attention_block(Transformer& m, int l, int n, int pos) {
     record(m, l, "attn.mix", s.mix.data(), n, {c.q_dim()});
     multiply(m, quantize_step(m, l, "attn.mix", s.mix.data(), n, c.q_dim()), {{s.h.data(), &w.o_proj[l]}});
     record(m, l, "attn.o_proj", s.h.data(), n, {c.dim});
-    for (int i = 0; i < n * c.dim; i++) s.x[i] += s.h[i];
+    add(s.x.data(), s.h.data(), n * c.dim);
     record(m, l, "attn.residual", s.x.data(), n, {c.dim});
 }
 
@@ -516,7 +392,7 @@ void feed_forward_block(Transformer& m, int l, int n) {
     multiply(m, h, {{s.gate.data(), &w.gate_proj[l]}, {s.up.data(), &w.up_proj[l]}});
     record(m, l, "ffn.gate_proj", s.gate.data(), n, {c.hidden_dim});
     record(m, l, "ffn.up_proj", s.up.data(), n, {c.hidden_dim});
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n > 1)
     for (int i = 0; i < n * c.hidden_dim; i += 1024) {
         const int width = std::min(1024, n * c.hidden_dim - i);
         swiglu(s.gate.data() + i, s.gate.data() + i, s.up.data() + i, width);
@@ -525,7 +401,7 @@ void feed_forward_block(Transformer& m, int l, int n) {
     multiply(m, quantize_step(m, l, "ffn.swiglu", s.gate.data(), n, c.hidden_dim),
              {{s.h.data(), &w.down_proj[l]}});
     record(m, l, "ffn.down_proj", s.h.data(), n, {c.dim});
-    for (int i = 0; i < n * c.dim; i++) s.x[i] += s.h[i];
+    add(s.x.data(), s.h.data(), n * c.dim);
     record(m, l, "ffn.residual", s.x.data(), n, {c.dim});
 }
 
@@ -583,7 +459,6 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // Allocates a run's memory; `context` is the number of positions to keep.
 RunState make_run_state(const ModelConfig& c, int context) {
     const size_t chunk = std::min(max_chunk, context), widest = std::max({c.dim, c.q_dim(), c.hidden_dim});
-    const uint64_t cache_size = uint64_t(c.n_layers) * c.n_kv_heads * padded(context) * c.head_dim;
     RunState s;
     s.context = context;
     s.x.resize(chunk * c.dim);
@@ -601,8 +476,7 @@ RunState make_run_state(const ModelConfig& c, int context) {
     s.codes.resize(chunk * widest);
     s.scales.resize(chunk * widest / c.group_size);
     s.sums.resize(chunk * widest / c.group_size);
-    s.k_cache = lazy_buffer(cache_size, "the key cache");
-    s.v_cache = lazy_buffer(cache_size, "the value cache");
+    s.cache = KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
     return s;
 }
 

@@ -8,10 +8,10 @@
 //
 //   dot_row   one token: the weights stream past once, a row at a time, and the speed is that of memory.
 //   tile      many tokens: each weight is used again and again, and the speed is that of the multipliers. The
-//   weights
-//             of `lanes` rows are packed side by side, so that one vector holds the same four columns of all
-//             of them; four columns of a token are broadcast against it, and every lane adds up its own row.
-//             There are no sums across lanes, and one vector of scales serves all rows.
+//             weights of some rows (a panel) are packed side by side, so that one vector holds the same four
+//             columns of each; so are the tokens. Four columns of a token are broadcast against a vector of
+//             weights, and every lane adds up its own row. There are no sums across lanes, and one vector of
+//             scales serves all rows.
 //
 // Both add up a row group by group, with a fused multiply-add each, so an output is the same to the bit
 // either way.
@@ -25,6 +25,7 @@
 #include <initializer_list>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #if defined(__AVX2__) && !defined(RUNQ_SIMDE)  // tests/int8_simde_test.cpp brings its own intrinsics
@@ -188,12 +189,34 @@ inline float dot_row_portable(const Int8Matrix& x, int t, const Int8Matrix& w, i
 // ----------------------------------------------------------------------------
 // Instruction sets. Each is the few operations that dot_row and tile below are made of:
 //
-//   lanes            int32 lanes of a vector, and rows of w in a panel
-//   tile_tokens      tokens whose accumulators fit into the registers, in int32 and in fp32
+//   lanes            int32 lanes of a vector
+//   panel_vectors    vectors that hold a panel's rows; two where that leaves registers enough
+//   tile_tokens      tokens whose accumulators, for a panel's rows, fit into the registers; a power of two
 //   flip             what codes of w are xor-ed with before they are multiplied
 //   offset           what that adds to each code: offset * sum(x) has to be taken off each accumulator
 //   dot4(acc, w, x)  acc[lane] += w[lane][0..3] . x[lane][0..3], exact, bytes of w flipped
+//   add_lanes        the lanes of four vectors, each added up, exact
 //   add_scaled       sums[lane] += acc[lane] * scales[lane], with one rounding (a fused multiply-add)
+//   keep             nothing; but it tells g++ 12 to leave this value in its register, where it would make a
+//                    copy of each accumulator before and after each dot4
+
+// Four lanes, in any instruction set (GCC manual, "Using Vector Instructions through Built-in Functions").
+typedef int32_t Int4 __attribute__((vector_size(16)));
+typedef float Float4 __attribute__((vector_size(16)));
+
+template <class Vector, class T>
+inline Vector load4(const T* p) {
+    Vector v;
+    static_assert(sizeof(v) == 4 * sizeof(T));
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+#ifdef RUNQ_SIMDE
+#define RUNQ_KEEP(v) (void)(v)
+#else
+#define RUNQ_KEEP(v) asm("" : "+v"(v))
+#endif
 
 #ifdef __AVX2__
 // AVX2 multiplies bytes only as unsigned times signed (vpmaddubsw), so |w| is multiplied by x carrying w's
@@ -201,7 +224,7 @@ inline float dot_row_portable(const Int8Matrix& x, int t, const Int8Matrix& w, i
 // stays below, because a code of x is never -128.
 struct Avx2 {
     static constexpr const char* name = "avx2";
-    static constexpr int lanes = 8, tile_tokens = 6, offset = 0;
+    static constexpr int lanes = 8, panel_vectors = 1, tile_tokens = 4, offset = 0;
     static constexpr uint8_t flip = 0;
     using Ints = __m256i;
     using Floats = __m256;
@@ -213,12 +236,15 @@ struct Avx2 {
         const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
         return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
-    static int32_t add_lanes(Ints v) {
-        __m128i h = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-        h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0x4E));
-        return _mm_cvtsi128_si32(_mm_add_epi32(h, _mm_shuffle_epi32(h, 0xB1)));
+    static Int4 add_lanes(Ints a, Ints b, Ints c, Ints d) {
+        const __m256i ab = _mm256_hadd_epi32(a, b), cd = _mm256_hadd_epi32(c, d);
+        const __m256i v = _mm256_hadd_epi32(ab, cd);  // a, b, c and d of the lower half, then of the upper
+        const __m128i sums = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+        return load4<Int4>(reinterpret_cast<const int32_t*>(&sums));
     }
+    static void keep(Ints& v) { RUNQ_KEEP(v); }
     static Floats zero() { return _mm256_setzero_ps(); }
+    static Floats load_floats(const float* p) { return _mm256_loadu_ps(p); }
     static Floats scales(const float* w_scales, float x_scale) {
         return _mm256_mul_ps(_mm256_loadu_ps(w_scales), _mm256_set1_ps(x_scale));
     }
@@ -235,7 +261,7 @@ struct Avx2 {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
 struct AvxVnni : Avx2 {
     static constexpr const char* name = "avx-vnni";
-    static constexpr int offset = 128;
+    static constexpr int tile_tokens = 8, offset = 128;
     static constexpr uint8_t flip = 0x80;
     static Ints flipped(Ints w) { return _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(flip))); }
     static Ints dot4(Ints acc, Ints w, Ints x) {
@@ -251,7 +277,7 @@ struct AvxVnni : Avx2 {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 struct Avx512Vnni {
     static constexpr const char* name = "avx512-vnni";
-    static constexpr int lanes = 16, tile_tokens = 12, offset = 128;
+    static constexpr int lanes = 16, panel_vectors = 2, tile_tokens = 8, offset = 128;
     static constexpr uint8_t flip = 0x80;
     using Ints = __m512i;
     using Floats = __m512;
@@ -260,8 +286,19 @@ struct Avx512Vnni {
     static Ints load(const void* p) { return _mm512_loadu_si512(p); }
     static Ints flipped(Ints w) { return _mm512_xor_si512(w, _mm512_set1_epi8(static_cast<char>(flip))); }
     static Ints dot4(Ints acc, Ints w, Ints x) { return _mm512_dpbusd_epi32(acc, w, x); }
-    static int32_t add_lanes(Ints v) { return _mm512_reduce_add_epi32(v); }
+    static Int4 add_lanes(Ints a, Ints b, Ints c, Ints d) {
+        const __m512i ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        const __m512i cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        const __m512i v = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+        const __m256i halves =  // v has a, b, c and d in each quarter
+            _mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+        const __m128i sums =
+            _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+        return load4<Int4>(reinterpret_cast<const int32_t*>(&sums));
+    }
+    static void keep(Ints& v) { RUNQ_KEEP(v); }
     static Floats zero() { return _mm512_setzero_ps(); }
+    static Floats load_floats(const float* p) { return _mm512_loadu_ps(p); }
     static Floats scales(const float* w_scales, float x_scale) {
         return _mm512_mul_ps(_mm512_loadu_ps(w_scales), _mm512_set1_ps(x_scale));
     }
@@ -273,47 +310,38 @@ struct Avx512Vnni {
 #endif
 
 #ifdef __aarch64__
-// NEON multiplies signed by signed bytes, so w stays as it is. A vector holds only four int32; two of them
-// make a panel of 8 rows, so that a token's four codes, once loaded, serve twice. 6 tokens take 24 of the 32
-// registers.
+// NEON multiplies signed by signed bytes, so w stays as it is. A vector holds only four int32, and a panel is
+// two of them, so that a token's four codes, once loaded, serve twice.
 struct Neon {
     static constexpr const char* name = "neon";
-    static constexpr int lanes = 8, tile_tokens = 6, offset = 0;
+    static constexpr int lanes = 4, panel_vectors = 2, tile_tokens = 8, offset = 0;
     static constexpr uint8_t flip = 0;
-    struct Ints {
-        int32x4_t a, b;
-    };
-    struct Floats {
-        float32x4_t a, b;
-    };
+    using Ints = int32x4_t;
+    using Floats = float32x4_t;
 
-    static Ints splat(int32_t v) { return {vdupq_n_s32(v), vdupq_n_s32(v)}; }
-    static Ints load(const void* p) {
-        const int8_t* codes = static_cast<const int8_t*>(p);
-        return {vreinterpretq_s32_s8(vld1q_s8(codes)), vreinterpretq_s32_s8(vld1q_s8(codes + 16))};
-    }
+    static Ints splat(int32_t v) { return vdupq_n_s32(v); }
+    static Ints load(const void* p) { return vreinterpretq_s32_s8(vld1q_s8(static_cast<const int8_t*>(p))); }
     static Ints flipped(Ints w) { return w; }
     // Armv8.0: products in int16 (smull), two neighbours added in int16 (addp), two of these in int32
     // (sadalp). As with AVX2, two products stay within int16: 2 * 127 * 128 = 32512.
-    static int32x4_t dot4(int32x4_t acc, int32x4_t w, int32x4_t x) {
+    static Ints dot4(Ints acc, Ints w, Ints x) {
         const int8x16_t wb = vreinterpretq_s8_s32(w), xb = vreinterpretq_s8_s32(x);
         const int16x8_t low = vmull_s8(vget_low_s8(wb), vget_low_s8(xb));
         return vpadalq_s16(acc, vpaddq_s16(low, vmull_high_s8(wb, xb)));
     }
-    static Ints dot4(Ints acc, Ints w, Ints x) { return {dot4(acc.a, w.a, x.a), dot4(acc.b, w.b, x.b)}; }
-    static int32_t add_lanes(Ints v) { return vaddvq_s32(vaddq_s32(v.a, v.b)); }
-    static Floats zero() { return {vdupq_n_f32(0), vdupq_n_f32(0)}; }
+    static Int4 add_lanes(Ints a, Ints b, Ints c, Ints d) {
+        return vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
+    }
+    static void keep(Ints& v) { asm("" : "+w"(v)); }
+    static Floats zero() { return vdupq_n_f32(0); }
+    static Floats load_floats(const float* p) { return vld1q_f32(p); }
     static Floats scales(const float* w_scales, float x_scale) {
-        return {vmulq_n_f32(vld1q_f32(w_scales), x_scale), vmulq_n_f32(vld1q_f32(w_scales + 4), x_scale)};
+        return vmulq_n_f32(vld1q_f32(w_scales), x_scale);
     }
     static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
-        return {vfmaq_f32(sums.a, vcvtq_f32_s32(acc.a), scales.a),
-                vfmaq_f32(sums.b, vcvtq_f32_s32(acc.b), scales.b)};
+        return vfmaq_f32(sums, vcvtq_f32_s32(acc), scales);
     }
-    static void store(float* p, Floats v) {
-        vst1q_f32(p, v.a);
-        vst1q_f32(p + 4, v.b);
-    }
+    static void store(float* p, Floats v) { vst1q_f32(p, v); }
 };
 #endif
 
@@ -322,8 +350,7 @@ struct Neon {
 struct NeonDot : Neon {
     static constexpr const char* name = "neon-dotprod";
     static Ints dot4(Ints acc, Ints w, Ints x) {
-        return {vdotq_s32(acc.a, vreinterpretq_s8_s32(w.a), vreinterpretq_s8_s32(x.a)),
-                vdotq_s32(acc.b, vreinterpretq_s8_s32(w.b), vreinterpretq_s8_s32(x.b))};
+        return vdotq_s32(acc, vreinterpretq_s8_s32(w), vreinterpretq_s8_s32(x));
     }
 };
 #endif
@@ -331,26 +358,41 @@ struct NeonDot : Neon {
 // ----------------------------------------------------------------------------
 // One token: a row of weights at a time
 
-// How far ahead of use the weights are fetched. The rows lie one behind the other, so this reaches into the
-// next row.
-constexpr int prefetch_distance = 1024;
+// How far ahead of use the weights are fetched, in bytes. The rows lie one behind the other, so near the end
+// of one this reaches into the next; past the last, a prefetch does nothing.
+constexpr int prefetch_distance = 2048;
 
-// One output, row t of x times row i of w. group_size is a multiple of 4 * Isa::lanes.
-template <class Isa>
+// One output, row t of x times row i of w. group_size is a multiple of 4 * Isa::lanes. Adding up the lanes of
+// a vector takes several instructions, so four groups share them.
+template <class Isa, int known_group_size = 0>
 inline float dot_row(const Int8Matrix& x, int t, const Int8Matrix& w, int i) {
     const int8_t *xr = x.row_codes(t), *wr = w.row_codes(i);
     const float *xs = x.row_scales(t), *ws = w.row_scales(i);
     const int32_t* x_sums = x.row_sums(t);
-    const int group_size = w.group_size, n_groups = w.n_groups();
-    float sum = 0;
-    for (int g = 0; g < n_groups; g++, xr += group_size, wr += group_size) {
+    const int group_size = known_group_size > 0 ? known_group_size : w.group_size, n_groups = w.n_groups();
+    auto multiply_group = [&](int g) {
         auto acc = Isa::splat(0);
-        for (int k = 0; k < group_size; k += 4 * Isa::lanes) {
+        const size_t begin = size_t(g) * group_size, end = begin + group_size;
+        for (size_t k = begin; k < end; k += 4 * Isa::lanes) {
             // Memory keeps up only if the next lines are already on their way.
             if (k % 64 == 0) __builtin_prefetch(wr + k + prefetch_distance);
             acc = Isa::dot4(acc, Isa::flipped(Isa::load(wr + k)), Isa::load(xr + k));
         }
-        const int32_t total = Isa::add_lanes(acc) - Isa::offset * x_sums[g];
+        return acc;
+    };
+    float sum = 0;
+    int g = 0;
+    for (; g + 4 <= n_groups; g += 4) {
+        const auto a = multiply_group(g), b = multiply_group(g + 1);
+        const auto c = multiply_group(g + 2), d = multiply_group(g + 3);
+        const Int4 totals = Isa::add_lanes(a, b, c, d) - Isa::offset * load4<Int4>(x_sums + g);
+        const Float4 products = __builtin_convertvector(totals, Float4);
+        const Float4 scales = load4<Float4>(ws + g) * load4<Float4>(xs + g);
+        for (int j = 0; j < 4; j++) sum = std::fma(products[j], scales[j], sum);
+    }
+    for (; g < n_groups; g++) {
+        const auto acc = multiply_group(g), zero = Isa::splat(0);
+        const int32_t total = Isa::add_lanes(acc, zero, zero, zero)[0] - Isa::offset * x_sums[g];
         sum = std::fma(static_cast<float>(total), ws[g] * xs[g], sum);
     }
     return sum;
@@ -359,51 +401,269 @@ inline float dot_row(const Int8Matrix& x, int t, const Int8Matrix& w, int i) {
 // ----------------------------------------------------------------------------
 // Many tokens: a panel of weights, tile by tile
 
-// Packs rows first .. first + lanes - 1 of w side by side: codes[k / 4][lane][k % 4], flipped, and
-// scales[g][lane]. Lanes past the last row get codes and scales of 0.
+// Bytes of a panel that are worked on at a time: they stay in or near the first-level cache for all tokens.
+constexpr int panel_block_bytes = 1 << 14;
+
 template <class Isa>
-inline void pack_panel(uint32_t* codes, float* scales, const Int8Matrix& w, int first) {
-    constexpr uint32_t flip = Isa::flip * 0x01010101u;
-    for (int lane = 0; lane < Isa::lanes; lane++) {
-        const bool exists = first + lane < w.n_rows;
-        const int8_t* row = exists ? w.row_codes(first + lane) : nullptr;
-        for (int k = 0; k < w.n_cols / 4; k++) {
-            uint32_t four = 0;
-            if (exists) std::memcpy(&four, row + 4 * k, 4);
-            codes[k * Isa::lanes + lane] = four ^ flip;
+constexpr int panel_rows = Isa::lanes* Isa::panel_vectors;
+
+// Turning n vectors of n words into columns takes log2(n) steps. Each makes two vectors of two, and moves a
+// bit of the lane's number into the vector's number: first within quads of words (x86's unpack, Arm's zip),
+// then quads as a whole. In the end vector place<n>(i) holds word i of every row, if row i began as
+// vector place<n>(i).
+template <int n>
+constexpr int place(int i) {
+    const int quad = n == 16 ? i / 4 % 2 * 2 + i / 8 : i / 4;  // of four quads, 1 and 2 change places
+    return i % 4 * (n / 4) + quad;
+}
+template <bool quads, class Words, uint32_t... i>
+inline void transpose_step(Words& low, Words& high, Words a, Words b, std::integer_sequence<uint32_t, i...>) {
+    constexpr uint32_t n = sizeof...(i);
+    // Lane j of `low`, counted on from a's n lanes to b's. `high` is one quad, or half a quad, further on.
+    constexpr auto from = [](uint32_t j) {
+        return quads ? j / 4 * 8 + j % 4 : j / 4 * 4 + j % 4 / 2 + j % 2 * n;
+    };
+    constexpr uint32_t step = quads ? 4 : 2;
+#ifdef __clang__
+    low = __builtin_shufflevector(a, b, from(i)...);
+    high = __builtin_shufflevector(a, b, (from(i) + step)...);
+#else
+    low = __builtin_shuffle(a, b, Words{from(i)...});
+    high = __builtin_shuffle(a, b, Words{(from(i) + step)...});
+#endif
+}
+template <int n, int columns = 1, class Words>
+inline void transpose(Words (&v)[n]) {
+    if constexpr (columns < n) {
+        Words next[n];
+        for (int i = 0; i < n / 2; i++) {
+            transpose_step<(columns >= 4)>(next[2 * i], next[2 * i + 1], v[i], v[i + n / 2],
+                                           std::make_integer_sequence<uint32_t, n>());
         }
-        for (int g = 0; g < w.n_groups(); g++) {
-            scales[g * Isa::lanes + lane] = exists ? w.row_scales(first + lane)[g] : 0;
+        transpose<n, 2 * columns>(next);
+        std::copy_n(next, n, v);
+    }
+}
+
+// Turns rows into columns: packed[word * columns + row] = rows[row * stride + word] ^ flip, in words of 4
+// bytes, for n rows (a power of two). Rows from n_valid on, which are not there, count as 0.
+template <int n>
+inline void pack_words(void* packed, int columns, const void* rows, size_t stride, int n_valid, int n_words,
+                       uint32_t flip) {
+    typedef uint32_t Words __attribute__((vector_size(4 * n)));
+    const char* from = static_cast<const char*>(rows);
+    char* to = static_cast<char*>(packed);
+    int word = 0;
+    for (; n_valid >= n && word + n <= n_words; word += n) {
+        Words v[n];
+#pragma GCC unroll 16
+        for (int row = 0; row < n; row++)
+            std::memcpy(&v[place<n>(row)], from + 4 * (row * stride + word), sizeof v[0]);
+        transpose<n>(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < n; i++) {
+            const Words column = v[place<n>(i)] ^ flip;
+            std::memcpy(to + size_t(word + i) * columns * 4, &column, sizeof column);
+        }
+    }
+    for (; word < n_words; word++) {  // the specification, for what is left over
+        for (int row = 0; row < n; row++) {
+            uint32_t value = 0;
+            if (row < n_valid) std::memcpy(&value, from + 4 * (row * stride + word), 4);
+            value ^= flip;
+            std::memcpy(to + 4 * (size_t(word) * columns + row), &value, 4);
         }
     }
 }
 
-// n_tokens tokens from t on, times a packed panel: out[token] gets `lanes` outputs. The accumulators of all
-// tokens stay in registers, so a vector of weights is loaded once for n_tokens multiplications.
+// What a tile is made of, for some of the columns: activations of tile_tokens tokens, and weights of
+// panel_rows rows, each four columns at a time side by side (eight, and no sums, for NeonI8mm).
+struct PackedTokens {
+    uint32_t* codes;  // [k / 4][token][k % 4]
+    float* scales;    // [group][token]
+    int32_t* sums;    // [group][token]
+};
+struct PackedPanel {
+    uint32_t* codes;  // [k / 4][row][k % 4], flipped
+    float* scales;    // [group][row]
+};
+
+// Packs tokens t .. t + tile_tokens - 1 of x. Those past the last get zeros.
+template <class Isa>
+inline void pack_tokens(const PackedTokens& to, const Int8Matrix& x, int t) {
+    const int n_valid = std::min(Isa::tile_tokens, x.n_rows - t), n_groups = x.n_groups();
+    pack_words<Isa::tile_tokens>(to.codes, Isa::tile_tokens, x.row_codes(t), x.n_cols / 4, n_valid,
+                                 x.n_cols / 4, 0);
+    pack_words<Isa::tile_tokens>(to.scales, Isa::tile_tokens, x.row_scales(t), n_groups, n_valid, n_groups,
+                                 0);
+    pack_words<Isa::tile_tokens>(to.sums, Isa::tile_tokens, x.row_sums(t), n_groups, n_valid, n_groups, 0);
+}
+
+// Packs rows i .. i + panel_rows - 1 of w, groups g .. g + n_groups - 1. Rows past the last get zeros.
+template <class Isa>
+inline void pack_panel(const PackedPanel& to, const Int8Matrix& w, int i, int g, int n_groups) {
+    constexpr int n = Isa::lanes, columns = panel_rows<Isa>;
+    for (int row = 0; row < columns; row += n) {
+        const int n_valid = w.n_rows - i - row, words = n_groups * w.group_size / 4,
+                  first = std::min(i + row, w.n_rows);
+        pack_words<n>(to.codes + row, columns, w.row_codes(first) + g * w.group_size, w.n_cols / 4, n_valid,
+                      words, Isa::flip * 0x01010101u);
+        pack_words<n>(to.scales + row, columns, w.row_scales(first) + g, w.n_groups(), n_valid, n_groups, 0);
+    }
+}
+
+// out[token][row] = (first ? 0 : out[token][row]) + n_tokens tokens times a panel, over n_groups groups. The
+// accumulators of all tokens stay in registers, so a vector of weights is loaded once for n_tokens
+// multiplications. Inlined, g++ 12 would run out of registers.
 template <class Isa, int n_tokens>
-inline void tile(float* out, size_t out_stride, const Int8Matrix& x, int t, const uint32_t* codes,
-                 const float* scales) {
-    typename Isa::Floats sums[n_tokens];
-    for (int j = 0; j < n_tokens; j++) sums[j] = Isa::zero();
-    const int8_t* xr = x.row_codes(t);
-    for (int g = 0; g < x.n_groups(); g++, xr += x.group_size) {
-        typename Isa::Ints acc[n_tokens];
-        for (int j = 0; j < n_tokens; j++) acc[j] = Isa::splat(-Isa::offset * x.row_sums(t + j)[g]);
-        for (int k = 0; k < x.group_size; k += 4, codes += Isa::lanes) {
-            const auto w = Isa::load(codes);
-            for (int j = 0; j < n_tokens; j++) {
-                int32_t four;
-                std::memcpy(&four, xr + size_t(j) * x.n_cols + k, 4);
-                acc[j] = Isa::dot4(acc[j], w, Isa::splat(four));
-            }
-        }
-        for (int j = 0; j < n_tokens; j++) {
-            sums[j] = Isa::add_scaled(sums[j], acc[j],
-                                      Isa::scales(scales + g * Isa::lanes, x.row_scales(t + j)[g]));
+__attribute__((noinline)) void tile(float* out, size_t out_stride, bool first, PackedTokens x, PackedPanel w,
+                                    int n_groups, int group_size) {
+    constexpr int lanes = Isa::lanes, vectors = Isa::panel_vectors;
+    typename Isa::Floats sums[n_tokens][vectors];
+    for (int j = 0; j < n_tokens; j++) {
+        for (int v = 0; v < vectors; v++) {
+            sums[j][v] = first ? Isa::zero() : Isa::load_floats(out + j * out_stride + v * lanes);
         }
     }
-    for (int j = 0; j < n_tokens; j++) Isa::store(out + size_t(j) * out_stride, sums[j]);
+    for (int g = 0; g < n_groups; g++) {
+        typename Isa::Ints acc[n_tokens][vectors];
+        for (int j = 0; j < n_tokens; j++) {
+            for (int v = 0; v < vectors; v++) acc[j][v] = Isa::splat(-Isa::offset * x.sums[j]);
+        }
+        for (int k = 0; k < group_size; k += 4) {
+            typename Isa::Ints codes[vectors];
+            for (int v = 0; v < vectors; v++) codes[v] = Isa::load(w.codes + v * lanes);
+            for (int j = 0; j < n_tokens; j++) {
+                const auto four = Isa::splat(static_cast<int32_t>(x.codes[j]));
+                for (int v = 0; v < vectors; v++) {
+                    acc[j][v] = Isa::dot4(acc[j][v], codes[v], four);
+                    Isa::keep(acc[j][v]);
+                }
+            }
+            x.codes += Isa::tile_tokens;
+            w.codes += lanes * vectors;
+        }
+        for (int j = 0; j < n_tokens; j++) {
+            for (int v = 0; v < vectors; v++) {
+                sums[j][v] =
+                    Isa::add_scaled(sums[j][v], acc[j][v], Isa::scales(w.scales + v * lanes, x.scales[j]));
+            }
+        }
+        x.scales += Isa::tile_tokens;
+        x.sums += Isa::tile_tokens;
+        w.scales += lanes * vectors;
+    }
+    for (int j = 0; j < n_tokens; j++) {
+        for (int v = 0; v < vectors; v++) Isa::store(out + j * out_stride + v * lanes, sums[j][v]);
+    }
 }
+
+// The tile for 1 .. tile_tokens tokens.
+template <class Isa, int n = Isa::tile_tokens>
+inline void tile_of(int n_tokens, float* out, size_t out_stride, bool first, const PackedTokens& x,
+                    const PackedPanel& w, int n_groups, int group_size) {
+    if (n_tokens == n) return tile<Isa, n>(out, out_stride, first, x, w, n_groups, group_size);
+    if constexpr (n > 1) tile_of<Isa, n - 1>(n_tokens, out, out_stride, first, x, w, n_groups, group_size);
+}
+
+#if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
+// smmla multiplies 2 x 8 codes by 8 x 2 and adds to 2 x 2 int32: twice the products of sdot, given two
+// tokens. Few tokens go a row at a time with sdot. Eight codes of a row, or of a token, lie side by side:
+// [k / 8][row or token][k % 8], so that a vector is a 2 x 8 block.
+struct NeonI8mm : NeonDot {
+    static constexpr const char* name = "neon-i8mm";
+};
+
+// The same as pack_words in words of 8 bytes.
+template <int n>
+inline void pack_eights(void* packed, const int8_t* rows, size_t stride, int n_valid, int n_eights) {
+    char* to = static_cast<char*>(packed);
+    for (int i = 0; i < n_eights; i++) {
+        for (int row = 0; row < n; row++, to += 8) {
+            if (row < n_valid) {
+                std::memcpy(to, rows + row * stride + 8 * i, 8);
+            } else {
+                std::memset(to, 0, 8);
+            }
+        }
+    }
+}
+template <>
+inline void pack_tokens<NeonI8mm>(const PackedTokens& to, const Int8Matrix& x, int t) {
+    const int n_valid = std::min(NeonI8mm::tile_tokens, x.n_rows - t), n_groups = x.n_groups();
+    pack_eights<NeonI8mm::tile_tokens>(to.codes, x.row_codes(t), x.n_cols, n_valid, x.n_cols / 8);
+    pack_words<NeonI8mm::tile_tokens>(to.scales, NeonI8mm::tile_tokens, x.row_scales(t), n_groups, n_valid,
+                                      n_groups, 0);
+}
+template <>
+inline void pack_panel<NeonI8mm>(const PackedPanel& to, const Int8Matrix& w, int i, int g, int n_groups) {
+    constexpr int n = panel_rows<NeonI8mm>;
+    const int n_valid = w.n_rows - i;
+    pack_eights<n>(to.codes, w.row_codes(i) + g * w.group_size, w.n_cols, n_valid,
+                   n_groups * w.group_size / 8);
+    pack_words<n>(to.scales, n, w.row_scales(i) + g, w.n_groups(), n_valid, n_groups, 0);
+}
+
+// 2 * n_pairs tokens; the last may be past the last token, and is not stored then.
+template <int n_pairs>
+inline void tile_i8mm(int n_tokens, float* out, size_t out_stride, bool first, PackedTokens x, PackedPanel w,
+                      int n_groups, int group_size) {
+    // [pair][i]: rows 2i and 2i + 1 of the panel times the pair's two tokens, as smmla leaves them:
+    // (row 0, token 0), (row 0, token 1), (row 1, token 0), (row 1, token 1).
+    constexpr int n_rows = panel_rows<NeonI8mm>, row_pairs = n_rows / 2;
+    const int8_t *x_codes = reinterpret_cast<const int8_t*>(x.codes),
+                 *w_codes = reinterpret_cast<const int8_t*>(w.codes);
+    float32x4_t sums[n_pairs][row_pairs];
+    for (int j = 0; j < n_pairs; j++) {
+        const float *even = out + 2 * j * out_stride, *odd = 2 * j + 1 < n_tokens ? even + out_stride : even;
+        for (int i = 0; i < row_pairs; i++) {
+            const float32x2_t none = vdup_n_f32(0);
+            const float32x2_t a = first ? none : vld1_f32(even + 2 * i),
+                              b = first ? none : vld1_f32(odd + 2 * i);
+            sums[j][i] = vcombine_f32(vzip1_f32(a, b), vzip2_f32(a, b));
+        }
+    }
+    for (int g = 0; g < n_groups; g++, x.scales += NeonI8mm::tile_tokens, w.scales += n_rows) {
+        int32x4_t acc[n_pairs][row_pairs];
+        for (int j = 0; j < n_pairs; j++) {
+            for (int i = 0; i < row_pairs; i++) acc[j][i] = vdupq_n_s32(0);
+        }
+        for (int k = 0; k < group_size; k += 8, x_codes += 8 * NeonI8mm::tile_tokens, w_codes += 8 * n_rows) {
+            int8x16_t rows[row_pairs];
+            for (int i = 0; i < row_pairs; i++) rows[i] = vld1q_s8(w_codes + 16 * i);
+            for (int j = 0; j < n_pairs; j++) {
+                const int8x16_t tokens = vld1q_s8(x_codes + 16 * j);
+                for (int i = 0; i < row_pairs; i++) acc[j][i] = vmmlaq_s32(acc[j][i], rows[i], tokens);
+            }
+        }
+        for (int j = 0; j < n_pairs; j++) {
+            const float32x2_t two = vld1_f32(x.scales + 2 * j);
+            const float32x4_t xs = vcombine_f32(two, two);
+            for (int i = 0; i < row_pairs; i++) {
+                const float32x4_t ws =
+                    vcombine_f32(vdup_n_f32(w.scales[2 * i]), vdup_n_f32(w.scales[2 * i + 1]));
+                sums[j][i] = vfmaq_f32(sums[j][i], vcvtq_f32_s32(acc[j][i]), vmulq_f32(ws, xs));
+            }
+        }
+    }
+    for (int j = 0; j < n_pairs; j++) {
+        float *even = out + 2 * j * out_stride, *odd = even + out_stride;
+        for (int i = 0; i < row_pairs; i += 2) {  // even lanes are the first token's, odd ones the second's
+            vst1q_f32(even + 2 * i, vuzp1q_f32(sums[j][i], sums[j][i + 1]));
+            if (2 * j + 1 < n_tokens) vst1q_f32(odd + 2 * i, vuzp2q_f32(sums[j][i], sums[j][i + 1]));
+        }
+    }
+}
+template <>
+inline void tile_of<NeonI8mm>(int n_tokens, float* out, size_t out_stride, bool first, const PackedTokens& x,
+                              const PackedPanel& w, int n_groups, int group_size) {
+    auto* pairs = n_tokens > 6   ? tile_i8mm<4>
+                  : n_tokens > 4 ? tile_i8mm<3>
+                  : n_tokens > 2 ? tile_i8mm<2>
+                                 : tile_i8mm<1>;
+    pairs(n_tokens, out, out_stride, first, x, w, n_groups, group_size);
+}
+#endif
 
 // ----------------------------------------------------------------------------
 // Matrix products
@@ -427,126 +687,84 @@ inline void products_by_rows(const Int8Matrix& x, std::span<const Product> produ
     }
 }
 
-#if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
-// smmla multiplies 2 x 8 codes by 8 x 2 and adds to 2 x 2 int32: twice the products of sdot, given two
-// tokens. Few tokens go a row at a time with sdot. 6 tokens by 8 rows make 12 accumulators and 12 fp32 sums.
-struct NeonI8mm : NeonDot {
-    static constexpr const char* name = "neon-i8mm";
-};
+// Memory that stays from call to call.
+template <class T>
+inline T* grown(std::vector<T>& buffer, size_t n) {
+    if (buffer.size() < n) buffer.resize(n);
+    return buffer.data();
+}
 
-// Eight codes of a row at a time: codes[k / 8][lane][k % 8], so that a vector is a 2 x 8 block of the panel.
-template <>
-inline void pack_panel<NeonI8mm>(uint32_t* codes, float* scales, const Int8Matrix& w, int first) {
-    constexpr int lanes = NeonI8mm::lanes;
-    for (int lane = 0; lane < lanes; lane++) {
-        const bool exists = first + lane < w.n_rows;
-        for (int k = 0; k < w.n_cols / 8; k++) {
-            uint32_t* eight = codes + (k * lanes + lane) * 2;
-            eight[0] = eight[1] = 0;
-            if (exists) std::memcpy(eight, w.row_codes(first + lane) + 8 * k, 8);
-        }
-        for (int g = 0; g < w.n_groups(); g++) {
-            scales[g * lanes + lane] = exists ? w.row_scales(first + lane)[g] : 0;
+// Asks for part `part` of `parts` of a block of w that will be packed next: rows i .. i + n_rows - 1, columns
+// k .. k + n_cols - 1, as far as they exist.
+inline void prefetch_block(const Int8Matrix& w, int i, int n_rows, int k, int n_cols, int part, int parts) {
+    const int end = std::min(w.n_rows, i + n_rows * (part + 1) / parts);
+    for (int row = i + n_rows * part / parts; row < end; row++) {
+        for (int col = k; col < std::min(k + n_cols, w.n_cols); col += 64) {
+            __builtin_prefetch(w.row_codes(row) + col);
         }
     }
 }
 
-// 2 * n_pairs tokens from t on; where that goes past the last token, the last is computed again.
-template <int n_pairs>
-inline void tile_i8mm(float* out, size_t out_stride, const Int8Matrix& x, int t, const int8_t* codes,
-                      const float* scales) {
-    // [pair][i]: rows 2i and 2i + 1 of the panel times the pair's two tokens, as smmla leaves them:
-    // (row 0, token 0), (row 0, token 1), (row 1, token 0), (row 1, token 1).
-    constexpr int row_pairs = NeonI8mm::lanes / 2;
-    int token[n_pairs][2];
-    float32x4_t sums[n_pairs][row_pairs];
-    for (int j = 0; j < n_pairs; j++) {
-        for (int s = 0; s < 2; s++) token[j][s] = std::min(t + 2 * j + s, x.n_rows - 1);
-        for (int i = 0; i < row_pairs; i++) sums[j][i] = vdupq_n_f32(0);
-    }
-    for (int g = 0; g < x.n_groups(); g++, scales += NeonI8mm::lanes) {
-        int32x4_t acc[n_pairs][row_pairs];
-        for (int j = 0; j < n_pairs; j++) {
-            for (int i = 0; i < row_pairs; i++) acc[j][i] = vdupq_n_s32(0);
-        }
-        for (int k = g * x.group_size; k < (g + 1) * x.group_size; k += 8) {
-            int8x16_t w[row_pairs];
-            for (int i = 0; i < row_pairs; i++, codes += 16) w[i] = vld1q_s8(codes);
-            for (int j = 0; j < n_pairs; j++) {
-                const int8x16_t xb =
-                    vcombine_s8(vld1_s8(x.row_codes(token[j][0]) + k), vld1_s8(x.row_codes(token[j][1]) + k));
-                for (int i = 0; i < row_pairs; i++) acc[j][i] = vmmlaq_s32(acc[j][i], w[i], xb);
-            }
-        }
-        for (int j = 0; j < n_pairs; j++) {
-            const float two[2] = {x.row_scales(token[j][0])[g], x.row_scales(token[j][1])[g]};
-            const float32x4_t xs = vcombine_f32(vld1_f32(two), vld1_f32(two));
-            for (int i = 0; i < row_pairs; i++) {
-                const float32x4_t ws = vcombine_f32(vdup_n_f32(scales[2 * i]), vdup_n_f32(scales[2 * i + 1]));
-                sums[j][i] = vfmaq_f32(sums[j][i], vcvtq_f32_s32(acc[j][i]), vmulq_f32(ws, xs));
-            }
-        }
-    }
-    for (int j = 0; j < n_pairs; j++) {
-        float *even = out + token[j][0] * out_stride, *odd = out + token[j][1] * out_stride;
-        for (int i = 0; i < row_pairs; i += 2) {  // even lanes are the first token's, odd ones the second's
-            vst1q_f32(even + 2 * i, vuzp1q_f32(sums[j][i], sums[j][i + 1]));
-            vst1q_f32(odd + 2 * i, vuzp2q_f32(sums[j][i], sums[j][i + 1]));
-        }
-    }
-}
-#endif
-
-// One panel of weights times all tokens, for as many tokens at a time as the registers hold.
+// Rows i .. i + panel_rows - 1 of w times all tokens, a block of columns after the other. out[token] has room
+// for a whole panel.
 template <class Isa>
-inline void panel_product(float* out, size_t out_stride, const Int8Matrix& x, const uint32_t* codes,
-                          const float* scales) {
-    int t = 0;
-    for (; t + Isa::tile_tokens <= x.n_rows; t += Isa::tile_tokens) {
-        tile<Isa, Isa::tile_tokens>(out + t * out_stride, out_stride, x, t, codes, scales);
-    }
-    for (; t + 4 <= x.n_rows; t += 4) tile<Isa, 4>(out + t * out_stride, out_stride, x, t, codes, scales);
-    for (; t < x.n_rows; t++) tile<Isa, 1>(out + t * out_stride, out_stride, x, t, codes, scales);
-}
-
-#if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
-template <>
-inline void panel_product<NeonI8mm>(float* out, size_t out_stride, const Int8Matrix& x, const uint32_t* codes,
-                                    const float* scales) {
-    const int8_t* panel = reinterpret_cast<const int8_t*>(codes);
-    int t = 0;
-    for (; t + 4 < x.n_rows; t += 6) tile_i8mm<3>(out, out_stride, x, t, panel, scales);
-    if (t + 2 < x.n_rows) {
-        tile_i8mm<2>(out, out_stride, x, t, panel, scales);
-    } else if (t < x.n_rows) {
-        tile_i8mm<1>(out, out_stride, x, t, panel, scales);
+inline void panel_product(float* out, size_t out_stride, int n_tokens, const PackedTokens& x,
+                          const PackedPanel& panel, const Int8Matrix& w, int i) {
+    constexpr int n_rows = panel_rows<Isa>;
+    const int n_groups = w.n_groups(), n_tiles = (n_tokens + Isa::tile_tokens - 1) / Isa::tile_tokens;
+    const int block = std::max(1, panel_block_bytes / n_rows / w.group_size);  // in groups
+    for (int g = 0; g < n_groups; g += block) {
+        const int n = std::min(block, n_groups - g);
+        pack_panel<Isa>(panel, w, i, g, n);
+        const bool last = g + n == n_groups;  // then the next panel's first block is prefetched
+        for (int tile = 0; tile < n_tiles; tile++) {
+            prefetch_block(w, last ? i + n_rows : i, n_rows, last ? 0 : (g + n) * w.group_size,
+                           block * w.group_size, tile, n_tiles);
+            const size_t group = (size_t(tile) * n_groups + g) * Isa::tile_tokens;
+            const PackedTokens tokens{x.codes + group * w.group_size / 4, x.scales + group, x.sums + group};
+            tile_of<Isa>(std::min(Isa::tile_tokens, n_tokens - tile * Isa::tile_tokens),
+                         out + size_t(tile) * Isa::tile_tokens * out_stride, out_stride, g == 0, tokens,
+                         panel, n, w.group_size);
+        }
     }
 }
-#endif
 
 template <class Isa>
 inline void products_by_panels(const Int8Matrix& x, std::span<const Product> products) {
+    constexpr int n_rows = panel_rows<Isa>;
+    const int n_tiles = (x.n_rows + Isa::tile_tokens - 1) / Isa::tile_tokens;
+    const size_t tile_groups = size_t(x.n_groups()) * Isa::tile_tokens,
+                 tile_words = size_t(x.n_cols) / 4 * Isa::tile_tokens;
+    static thread_local std::vector<uint32_t> token_codes;
+    static thread_local std::vector<float> token_scales;
+    static thread_local std::vector<int32_t> token_sums;
+    const PackedTokens tokens{grown(token_codes, n_tiles * tile_words),
+                              grown(token_scales, n_tiles * tile_groups),
+                              grown(token_sums, n_tiles * tile_groups)};
 #pragma omp parallel
     {
-        // A thread's packed panel stays from call to call; it stays in the cache too.
+#pragma omp for schedule(static)
+        for (int tile = 0; tile < n_tiles; tile++) {
+            pack_tokens<Isa>({tokens.codes + tile * tile_words, tokens.scales + tile * tile_groups,
+                              tokens.sums + tile * tile_groups},
+                             x, tile * Isa::tile_tokens);
+        }
         static thread_local std::vector<uint32_t> codes;
         static thread_local std::vector<float> scales, edge;
-        codes.resize(std::max(codes.size(), size_t(x.n_cols) / 4 * Isa::lanes));
-        scales.resize(std::max(scales.size(), size_t(x.n_groups()) * Isa::lanes));
+        const size_t block_bytes = std::max<size_t>(panel_block_bytes, size_t(n_rows) * x.group_size);
+        const PackedPanel panel{grown(codes, block_bytes / 4), grown(scales, block_bytes / x.group_size)};
         for (const Product& p : products) {
-            const int n_rows = p.w->n_rows, n_panels = (n_rows + Isa::lanes - 1) / Isa::lanes;
-#pragma omp for schedule(dynamic) nowait
-            for (int panel = 0; panel < n_panels; panel++) {
-                const int first = panel * Isa::lanes, n_valid = std::min(Isa::lanes, n_rows - first);
-                pack_panel<Isa>(codes.data(), scales.data(), *p.w, first);
-                if (n_valid == Isa::lanes) {
-                    panel_product<Isa>(p.out + first, n_rows, x, codes.data(), scales.data());
-                } else {  // the last panel sticks out: only its valid lanes are kept
-                    edge.resize(std::max(edge.size(), size_t(x.n_rows) * Isa::lanes));
-                    panel_product<Isa>(edge.data(), Isa::lanes, x, codes.data(), scales.data());
+            const int n_out = p.w->n_rows, n_panels = (n_out + n_rows - 1) / n_rows;
+#pragma omp for schedule(dynamic, 4) nowait
+            for (int i = 0; i < n_panels; i++) {
+                const int first = i * n_rows, n_valid = std::min(n_rows, n_out - first);
+                if (n_valid == n_rows) {
+                    panel_product<Isa>(p.out + first, n_out, x.n_rows, tokens, panel, *p.w, first);
+                } else {  // the last panel sticks out: only its valid rows are kept
+                    float* outputs = grown(edge, size_t(x.n_rows) * n_rows);
+                    panel_product<Isa>(outputs, n_rows, x.n_rows, tokens, panel, *p.w, first);
                     for (int t = 0; t < x.n_rows; t++) {
-                        std::copy_n(edge.data() + t * Isa::lanes, n_valid,
-                                    p.out + size_t(t) * n_rows + first);
+                        std::copy_n(outputs + t * n_rows, n_valid, p.out + size_t(t) * n_out + first);
                     }
                 }
             }
@@ -560,7 +778,7 @@ constexpr int min_tokens_to_pack = 6;
 template <class Isa>
 inline void products(const Int8Matrix& x, std::span<const Product> list) {
     if (x.n_rows < min_tokens_to_pack) {
-        products_by_rows(x, list, dot_row<Isa>);
+        products_by_rows(x, list, x.group_size == 64 ? dot_row<Isa, 64> : dot_row<Isa>);
     } else {
         products_by_panels<Isa>(x, list);
     }

@@ -233,11 +233,40 @@ TEST_CASE("dot4: each int32 lane is exact, and so is their sum") {
                         expected += 3 * (wc[i] + Isa::offset) * xc[i];
                     CHECK(found[lane] == expected);
                 }
-                CHECK(Isa::add_lanes(acc) == -1000000 * lanes + 3 * (dot_group_portable(xc, wc, 4 * lanes) +
-                                                                     Isa::offset * x.sums[0]));
+                const auto b = Isa::splat(1), c = Isa::splat(-2), d = Isa::splat(1 << 20);
+                const Int4 sums = Isa::add_lanes(acc, b, c, d);
+                CHECK(sums[0] == -1000000 * lanes +
+                                     3 * (dot_group_portable(xc, wc, 4 * lanes) + Isa::offset * x.sums[0]));
+                CHECK(sums[1] == lanes);
+                CHECK(sums[2] == -2 * lanes);
+                CHECK(sums[3] == (1 << 20) * lanes);
             }
         }
     });
+}
+
+TEST_CASE("packing: words of rows become columns, rows that are not there zeros") {
+    std::mt19937 rng(8);
+    auto check = [&](auto size) {
+        constexpr int n = size;
+        for (const int n_words : {1, n - 1, n, 3 * n + 1, 64}) {
+            for (const int n_valid : {n + 3, n, n - 1, 1}) {
+                const int stride = n_words + 5, columns = 2 * n;
+                std::vector<uint32_t> rows(size_t(n) * stride), packed(size_t(n_words) * columns, 7);
+                for (uint32_t& word : rows) word = rng();
+                pack_words<n>(packed.data(), columns, rows.data(), stride, n_valid, n_words, 0x80808080u);
+                for (int word = 0; word < n_words; word++) {
+                    for (int row = 0; row < columns; row++) {
+                        const uint32_t value = row < n_valid ? rows[row % n * stride + word] : 0;
+                        CHECK(packed[word * columns + row] == (row < n ? value ^ 0x80808080u : 7));
+                    }
+                }
+            }
+        }
+    };
+    check(std::integral_constant<int, 4>());
+    check(std::integral_constant<int, 8>());
+    check(std::integral_constant<int, 16>());
 }
 
 // With scales of 1 an output is the accumulator itself, as long as it fits into the 24 bits of a float: one

@@ -100,18 +100,6 @@ TEST_CASE("rope: frequencies with and without llama3 scaling, and the rotation")
     }
 }
 
-TEST_CASE("softmax") {
-    const std::vector<float> x = golden_ops().at("softmax.x").f32(),
-                             expected = golden_ops().at("softmax.out").f32();
-    for (int i = 0; i < 3; i++) {
-        std::vector<float> row(padded(77), 99.0f);  // what lies beyond the end must not matter
-        std::copy_n(x.begin() + i * 77, 77, row.begin());
-        softmax(row.data(), 77);
-        CHECK(relative_error(std::span(expected).subspan(i * 77, 77), std::span(row).first(77)) < 1e-6);
-        for (int j = 77; j < padded(77); j++) CHECK(row[j] == 0);
-    }
-}
-
 TEST_CASE("attention: scores, probabilities and the weighted sum, query heads sharing key heads") {
     const int n = 9, d = 32;
     for (const int at_once : {9, 4, 1}) {  // tokens of a chunk
@@ -134,7 +122,7 @@ TEST_CASE("attention: scores, probabilities and the weighted sum, query heads sh
             const int n_tokens = std::min(at_once, n - pos);
             for (int t = pos; t < pos + n_tokens; t++) {
                 for (int h = 0; h < 2; h++)
-                    store_kv(m, 0, h, t, k.data() + (t * 2 + h) * d, v.data() + (t * 2 + h) * d);
+                    m.state.cache.keep(0, h, t, k.data() + (t * 2 + h) * d, v.data() + (t * 2 + h) * d);
             }
             m.state.q.assign(q.begin() + pos * 6 * d, q.end());
             m.state.mix.assign(n * 6 * d, 99.0f);
@@ -161,7 +149,7 @@ TEST_CASE("attention: more query heads share a kv head than are computed at once
     for (size_t i = 0; i < m.state.q.size(); i++) m.state.q[i] = std::sin(float(i));
     std::vector<float> k(n * d), v(n * d);
     for (int i = 0; i < n * d; i++) k[i] = std::cos(float(i)), v[i] = float(i % 7) - 3;
-    for (int t = 0; t < n; t++) store_kv(m, 0, 0, t, k.data() + t * d, v.data() + t * d);
+    for (int t = 0; t < n; t++) m.state.cache.keep(0, 0, t, k.data() + t * d, v.data() + t * d);
     attention(m, 0, n, 0);
     for (int t = 0; t < n; t++) {
         for (int h = 0; h < n_heads; h++) {
@@ -179,16 +167,6 @@ TEST_CASE("attention: more query heads share a kv head than are computed at once
             }
         }
     }
-}
-
-TEST_CASE("exp16") {
-    for (float x = -86; x < 87; x += 0.0137f) {
-        const float e = exp16(splat16(x))[5];
-        CHECK(e == doctest::Approx(std::exp(double(x))).epsilon(2e-7));
-    }
-    CHECK(exp16(splat16(-1e30f))[0] < 1e-37f);
-    CHECK(exp16(splat16(0))[15] == 1);
-    CHECK(std::isnan(exp16(splat16(NAN))[0]));
 }
 
 TEST_CASE("swiglu") {
