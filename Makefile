@@ -128,7 +128,7 @@ ARM_FLAGS := -std=c++20 -O2 -fopenmp -fno-math-errno -fno-trapping-math -DNO_TOK
 build/packages-arm: build/packages-test
 	@sh tools/install.sh $(PACKAGES_ARM)
 	@touch $@
-build/arm/%/test: tests/main.cpp tests/int8_matmul_test.cpp tests/runq_test.cpp \
+build/arm/%/test: tests/main.cpp tests/int8_matmul_test.cpp tests/attention_test.cpp tests/runq_test.cpp \
                   runq.cpp $(HEADERS) $(wildcard tests/*.h) build/packages-arm
 	@mkdir -p $(@D)
 	$(ARM_CXX) $(ARM_FLAGS) -march=$* $(filter tests/%.cpp,$^) -o $@

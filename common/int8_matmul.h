@@ -516,13 +516,13 @@ inline void pack_panel(const PackedPanel& to, const Int8Matrix& w, int i, int g,
 // accumulators of all tokens stay in registers, so a vector of weights is loaded once for n_tokens
 // multiplications. Inlined, g++ 12 would run out of registers.
 template <class Isa, int n_tokens>
-__attribute__((noinline)) void tile(float* out, size_t out_stride, bool first, PackedTokens x, PackedPanel w,
-                                    int n_groups, int group_size) {
+__attribute__((noinline)) void tile(float* out, bool first, PackedTokens x, PackedPanel w, int n_groups,
+                                    int group_size) {
     constexpr int lanes = Isa::lanes, vectors = Isa::panel_vectors;
     typename Isa::Floats sums[n_tokens][vectors];
     for (int j = 0; j < n_tokens; j++) {
         for (int v = 0; v < vectors; v++) {
-            sums[j][v] = first ? Isa::zero() : Isa::load_floats(out + j * out_stride + v * lanes);
+            sums[j][v] = first ? Isa::zero() : Isa::load_floats(out + (j * vectors + v) * lanes);
         }
     }
     for (int g = 0; g < n_groups; g++) {
@@ -554,16 +554,16 @@ __attribute__((noinline)) void tile(float* out, size_t out_stride, bool first, P
         w.scales += lanes * vectors;
     }
     for (int j = 0; j < n_tokens; j++) {
-        for (int v = 0; v < vectors; v++) Isa::store(out + j * out_stride + v * lanes, sums[j][v]);
+        for (int v = 0; v < vectors; v++) Isa::store(out + (j * vectors + v) * lanes, sums[j][v]);
     }
 }
 
 // The tile for 1 .. tile_tokens tokens.
 template <class Isa, int n = Isa::tile_tokens>
-inline void tile_of(int n_tokens, float* out, size_t out_stride, bool first, const PackedTokens& x,
-                    const PackedPanel& w, int n_groups, int group_size) {
-    if (n_tokens == n) return tile<Isa, n>(out, out_stride, first, x, w, n_groups, group_size);
-    if constexpr (n > 1) tile_of<Isa, n - 1>(n_tokens, out, out_stride, first, x, w, n_groups, group_size);
+inline void tile_of(int n_tokens, float* out, bool first, const PackedTokens& x, const PackedPanel& w,
+                    int n_groups, int group_size) {
+    if (n_tokens == n) return tile<Isa, n>(out, first, x, w, n_groups, group_size);
+    if constexpr (n > 1) tile_of<Isa, n - 1>(n_tokens, out, first, x, w, n_groups, group_size);
 }
 
 #if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
@@ -606,8 +606,8 @@ inline void pack_panel<NeonI8mm>(const PackedPanel& to, const Int8Matrix& w, int
 
 // 2 * n_pairs tokens; the last may be past the last token, and is not stored then.
 template <int n_pairs>
-inline void tile_i8mm(int n_tokens, float* out, size_t out_stride, bool first, PackedTokens x, PackedPanel w,
-                      int n_groups, int group_size) {
+inline void tile_i8mm(int n_tokens, float* out, bool first, PackedTokens x, PackedPanel w, int n_groups,
+                      int group_size) {
     // [pair][i]: rows 2i and 2i + 1 of the panel times the pair's two tokens, as smmla leaves them:
     // (row 0, token 0), (row 0, token 1), (row 1, token 0), (row 1, token 1).
     constexpr int n_rows = panel_rows<NeonI8mm>, row_pairs = n_rows / 2;
@@ -615,7 +615,7 @@ inline void tile_i8mm(int n_tokens, float* out, size_t out_stride, bool first, P
                  *w_codes = reinterpret_cast<const int8_t*>(w.codes);
     float32x4_t sums[n_pairs][row_pairs];
     for (int j = 0; j < n_pairs; j++) {
-        const float *even = out + 2 * j * out_stride, *odd = 2 * j + 1 < n_tokens ? even + out_stride : even;
+        const float *even = out + 2 * j * n_rows, *odd = 2 * j + 1 < n_tokens ? even + n_rows : even;
         for (int i = 0; i < row_pairs; i++) {
             const float32x2_t none = vdup_n_f32(0);
             const float32x2_t a = first ? none : vld1_f32(even + 2 * i),
@@ -647,7 +647,7 @@ inline void tile_i8mm(int n_tokens, float* out, size_t out_stride, bool first, P
         }
     }
     for (int j = 0; j < n_pairs; j++) {
-        float *even = out + 2 * j * out_stride, *odd = even + out_stride;
+        float *even = out + 2 * j * n_rows, *odd = even + n_rows;
         for (int i = 0; i < row_pairs; i += 2) {  // even lanes are the first token's, odd ones the second's
             vst1q_f32(even + 2 * i, vuzp1q_f32(sums[j][i], sums[j][i + 1]));
             if (2 * j + 1 < n_tokens) vst1q_f32(odd + 2 * i, vuzp2q_f32(sums[j][i], sums[j][i + 1]));
@@ -655,13 +655,13 @@ inline void tile_i8mm(int n_tokens, float* out, size_t out_stride, bool first, P
     }
 }
 template <>
-inline void tile_of<NeonI8mm>(int n_tokens, float* out, size_t out_stride, bool first, const PackedTokens& x,
+inline void tile_of<NeonI8mm>(int n_tokens, float* out, bool first, const PackedTokens& x,
                               const PackedPanel& w, int n_groups, int group_size) {
     auto* pairs = n_tokens > 6   ? tile_i8mm<4>
                   : n_tokens > 4 ? tile_i8mm<3>
                   : n_tokens > 2 ? tile_i8mm<2>
                                  : tile_i8mm<1>;
-    pairs(n_tokens, out, out_stride, first, x, w, n_groups, group_size);
+    pairs(n_tokens, out, first, x, w, n_groups, group_size);
 }
 #endif
 
@@ -694,37 +694,35 @@ inline T* grown(std::vector<T>& buffer, size_t n) {
     return buffer.data();
 }
 
-// Asks for part `part` of `parts` of a block of w that will be packed next: rows i .. i + n_rows - 1, columns
-// k .. k + n_cols - 1, as far as they exist.
-inline void prefetch_block(const Int8Matrix& w, int i, int n_rows, int k, int n_cols, int part, int parts) {
-    const int end = std::min(w.n_rows, i + n_rows * (part + 1) / parts);
-    for (int row = i + n_rows * part / parts; row < end; row++) {
-        for (int col = k; col < std::min(k + n_cols, w.n_cols); col += 64) {
-            __builtin_prefetch(w.row_codes(row) + col);
-        }
+// Asks for part `part` of `parts` of rows i .. i + n_rows - 1 of w, if they are all there. They lie one
+// behind the other, so this is one stream, and memory is best at that.
+inline void prefetch_rows(const Int8Matrix& w, int i, int n_rows, size_t part, size_t parts) {
+    if (i + n_rows > w.n_rows) return;
+    const size_t n_bytes = size_t(n_rows) * w.n_cols, end = n_bytes * (part + 1) / parts;
+    for (size_t at = n_bytes * part / parts / 64 * 64; at < end; at += 64) {
+        __builtin_prefetch(w.row_codes(i) + at, 0, 2);  // into the second-level cache
     }
 }
 
-// Rows i .. i + panel_rows - 1 of w times all tokens, a block of columns after the other. out[token] has room
-// for a whole panel.
+// out[token][row] = rows i .. i + panel_rows - 1 of w times all tokens, a block of columns after the other.
 template <class Isa>
-inline void panel_product(float* out, size_t out_stride, int n_tokens, const PackedTokens& x,
-                          const PackedPanel& panel, const Int8Matrix& w, int i) {
+inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const PackedPanel& panel,
+                          const Int8Matrix& w, int i) {
     constexpr int n_rows = panel_rows<Isa>;
     const int n_groups = w.n_groups(), n_tiles = (n_tokens + Isa::tile_tokens - 1) / Isa::tile_tokens;
     const int block = std::max(1, panel_block_bytes / n_rows / w.group_size);  // in groups
-    for (int g = 0; g < n_groups; g += block) {
-        const int n = std::min(block, n_groups - g);
+    const int n_blocks = (n_groups + block - 1) / block;
+    for (int b = 0; b < n_blocks; b++) {
+        const int g = b * block, n = std::min(block, n_groups - g);
         pack_panel<Isa>(panel, w, i, g, n);
-        const bool last = g + n == n_groups;  // then the next panel's first block is prefetched
         for (int tile = 0; tile < n_tiles; tile++) {
-            prefetch_block(w, last ? i + n_rows : i, n_rows, last ? 0 : (g + n) * w.group_size,
-                           block * w.group_size, tile, n_tiles);
+            // Meanwhile the next panel comes in, bit by bit.
+            prefetch_rows(w, i + n_rows, n_rows, size_t(b) * n_tiles + tile, size_t(n_blocks) * n_tiles);
             const size_t group = (size_t(tile) * n_groups + g) * Isa::tile_tokens;
             const PackedTokens tokens{x.codes + group * w.group_size / 4, x.scales + group, x.sums + group};
             tile_of<Isa>(std::min(Isa::tile_tokens, n_tokens - tile * Isa::tile_tokens),
-                         out + size_t(tile) * Isa::tile_tokens * out_stride, out_stride, g == 0, tokens,
-                         panel, n, w.group_size);
+                         out + size_t(tile) * Isa::tile_tokens * n_rows, b == 0, tokens, panel, n,
+                         w.group_size);
         }
     }
 }
@@ -750,22 +748,23 @@ inline void products_by_panels(const Int8Matrix& x, std::span<const Product> pro
                              x, tile * Isa::tile_tokens);
         }
         static thread_local std::vector<uint32_t> codes;
-        static thread_local std::vector<float> scales, edge;
+        static thread_local std::vector<float> scales, sums;
         const size_t block_bytes = std::max<size_t>(panel_block_bytes, size_t(n_rows) * x.group_size);
         const PackedPanel panel{grown(codes, block_bytes / 4), grown(scales, block_bytes / x.group_size)};
+        // A panel's outputs, collected one token behind the other. The last panel may stick out.
+        float* outputs = grown(sums, size_t(x.n_rows) * n_rows);
         for (const Product& p : products) {
             const int n_out = p.w->n_rows, n_panels = (n_out + n_rows - 1) / n_rows;
-#pragma omp for schedule(dynamic, 4) nowait
+            // Guided: a thread gets many panels in a row, so that the next one is its own, and the last few
+            // go to whoever is free.
+#pragma omp for schedule(guided) nowait
             for (int i = 0; i < n_panels; i++) {
                 const int first = i * n_rows, n_valid = std::min(n_rows, n_out - first);
-                if (n_valid == n_rows) {
-                    panel_product<Isa>(p.out + first, n_out, x.n_rows, tokens, panel, *p.w, first);
-                } else {  // the last panel sticks out: only its valid rows are kept
-                    float* outputs = grown(edge, size_t(x.n_rows) * n_rows);
-                    panel_product<Isa>(outputs, n_rows, x.n_rows, tokens, panel, *p.w, first);
-                    for (int t = 0; t < x.n_rows; t++) {
-                        std::copy_n(outputs + t * n_rows, n_valid, p.out + size_t(t) * n_out + first);
-                    }
+                panel_product<Isa>(outputs, x.n_rows, tokens, panel, *p.w, first);
+                for (int t = 0; t < x.n_rows; t++) {
+                    const float* from = outputs + t * n_rows;
+                    float* to = p.out + size_t(t) * n_out + first;
+                    n_valid == n_rows ? std::copy_n(from, n_rows, to) : std::copy_n(from, n_valid, to);
                 }
             }
         }
