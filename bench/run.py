@@ -3,8 +3,9 @@
     python -m bench.run [--models llama-3.2-1b qwen3-0.6b] [--runs 3] [--threads N] [--json FILE] [--svg FILE]
 
 The limits come from build/limits: how fast all threads read memory and how many int8 multiply-adds they do. They are
-measured anew before every model of every round, because a machine is not always equally fast. The models have random
-weights (bench/make_model.py). Rounds interleave, so that a slow minute hurts everything alike.
+measured anew before every model of every round, because a machine is not always equally fast; and a run that decodes
+measures the bandwidth once more behind it, and counts against that. The models have random weights
+(bench/make_model.py). Rounds interleave, so that a slow minute hurts everything alike.
 
 What counts, for prefill and decode alike: each token's multiply-adds in the layers' matrices, and the classifier's
 for the tokens that need logits (in prefill the last one); the bytes of the layers' matrices once a pass, of the
@@ -73,12 +74,14 @@ class Sample:
     attention: float | None
     chunk: int | None  # tokens that go through together in prefill
     memory_gb: float | None
+    read_gb_per_s: float | None = None  # what the program itself measured right after decoding
 
 
 def parse_bench(text: str) -> dict[str, Sample]:
     """What `runq --bench` printed, by phase."""
     samples = {}
     memory = re.search(r"^memory ([\d.]+) GB", text, re.M)
+    read = re.search(r"% of the ([\d.]+) GB/s that", text)
     for phase in PHASES:
         rate = re.search(rf"^{phase} (\d+) tokens: ([\d.]+) tokens/s(?:.* at most (\d+) tokens at a time)?", text, re.M)
         if not rate:
@@ -93,6 +96,7 @@ def parse_bench(text: str) -> dict[str, Sample]:
             attention=float(split[3]) if split else None,
             chunk=int(rate[3]) if rate[3] else None,
             memory_gb=float(memory[1]) if memory else None,
+            read_gb_per_s=float(read[1]) if read else None,
         )
     return samples
 
@@ -131,7 +135,9 @@ def summarize(model: str, phase: str, context: int, samples: list[Sample], work:
         kv = first.tokens * (context + (first.tokens + 1) / 2) * w.kv_bytes
     # From the rate, not from the seconds, which are rounded.
     seconds = [s.tokens / s.tokens_per_s for s in samples]
-    bandwidth, peak = machine["read_gb_per_s"]["median"], machine["peak_gmac_per_s"]["median"]
+    peak = machine["peak_gmac_per_s"]["median"]
+    # A machine's bandwidth may change from one second to the next, so a run counts against its own if it has one.
+    read = [s.read_gb_per_s or machine["read_gb_per_s"]["median"] for s in samples]
     gb = spread((weights + kv) / s / 1e9 for s in seconds)
     gmac = spread(macs / s / 1e9 for s in seconds)
     row = {
@@ -140,7 +146,7 @@ def summarize(model: str, phase: str, context: int, samples: list[Sample], work:
         "tokens": context,
         "tokens_per_s": spread(s.tokens_per_s for s in samples),
         "gb_per_s": gb,
-        "percent_of_read": spread(100 * v / bandwidth for v in gb.values()),
+        "percent_of_read": spread(100 * (weights + kv) / s / 1e9 / r for s, r in zip(seconds, read, strict=True)),
         "gmac_per_s": gmac,
         "percent_of_peak": spread(100 * v / peak for v in gmac.values()),
         "macs_per_byte": macs / weights,
@@ -150,7 +156,9 @@ def summarize(model: str, phase: str, context: int, samples: list[Sample], work:
             row[part + "_percent"] = spread(100 * getattr(s, part) / s.seconds for s in samples)
         row["rest_percent"] = spread(100 * (1 - (s.matmul + s.attention) / s.seconds) for s in samples)
         if phase == "decode":
-            row["attention_per_kv_read"] = spread(s.attention / (kv / bandwidth / 1e9) for s in samples)
+            row["attention_per_kv_read"] = spread(
+                s.attention / (kv / r / 1e9) for s, r in zip(samples, read, strict=True)
+            )
     if all(s.memory_gb is not None for s in samples):
         row["memory_gb"] = spread(s.memory_gb for s in samples)
     return row
