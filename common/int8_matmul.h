@@ -360,7 +360,7 @@ struct NeonDot : Neon {
 
 // How far ahead of use the weights are fetched, in bytes. The rows lie one behind the other, so near the end
 // of one this reaches into the next; past the last, a prefetch does nothing.
-constexpr int prefetch_distance = 2048;
+constexpr int prefetch_distance = 4096;
 
 // One output, row t of x times row i of w. group_size is a multiple of 4 * Isa::lanes. Adding up the lanes of
 // a vector takes several instructions, so four groups share them.

@@ -77,14 +77,14 @@ inline int physical_cores() {
 }
 
 // Adds up n 32-bit words (n a multiple of 16), a cache line at a time into four sums that do not wait for
-// each other, with a prefetch about 1 KB ahead: fast enough that the loads are all it waits for.
+// each other, with a prefetch 4 KB ahead: fast enough that the loads are all it waits for.
 inline uint32_t sum_words(const uint32_t* words, size_t n) {
     typedef uint32_t Vector __attribute__((vector_size(16)));
     static_assert(4 * sizeof(Vector) == 64);
     const auto* v = reinterpret_cast<const Vector*>(words);
     Vector a{}, b{}, c{}, d{};
     for (size_t i = 0; i < n / 4; i += 4) {
-        __builtin_prefetch(v + i + 64);
+        __builtin_prefetch(v + i + 256);
         a += v[i];
         b += v[i + 1];
         c += v[i + 2];
