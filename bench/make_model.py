@@ -1,6 +1,6 @@
 """A model file of a real model's shape with random weights, written directly as codes and scales.
 
-    python -m bench.make_model --like llama-3.2-1b --scheme q8 OUT.bin
+    python -m bench.make_model --like llama-3.2-1b [--scheme q8 | w8a8] OUT.bin
 
 For measuring speed without downloading or quantizing anything. There is no tokenizer: such a file runs with --ids
 and --bench. Scales are such that activations keep the size they have in a trained model; the time taken does not
@@ -10,19 +10,52 @@ depend on the values, only on there being no infinities and no denormal numbers.
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from bench.random_checkpoint import MODELS, config_of
-from export.model_file import HEADER_SIZE, MAGIC_Q8, VERSION_Q8, Generation, header, replacing, write_array
-from export.q8 import matrix_names, norm_names
+from export.model_file import (
+    HEADER_SIZE,
+    MAGIC_Q8,
+    MAGIC_W8A8,
+    VERSION_Q8,
+    VERSION_W8A8,
+    Generation,
+    header,
+    matrix_names,
+    norm_names,
+    replacing,
+    write_array,
+)
 from golden.checkpoint import Config
 
-GROUP_SIZE = 64
 POOL_SIZE = 1 << 24  # random values are made once and then read from anywhere: as good here, and far quicker
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How a scheme stores its matrices: int8 codes, and behind them fp32 scales."""
+
+    magic: int
+    version: int
+    group_size: int  # weights that share a scale; 0: a whole row
+
+    def n_scales(self, n_out: int, n_in: int) -> int:
+        """Of a matrix of n_out rows and n_in columns."""
+        return n_out * (n_in // (self.group_size or n_in))
+
+    def n_bytes(self, n_out: int, n_in: int) -> int:
+        """Of a matrix, codes and scales."""
+        return n_out * n_in + 4 * self.n_scales(n_out, n_in)
+
+
+SCHEMES = {
+    "q8": Storage(MAGIC_Q8, VERSION_Q8, 64),
+    "w8a8": Storage(MAGIC_W8A8, VERSION_W8A8, 0),  # activations: a scale for each token, as it comes
+}
 
 
 def matrix_shape(config: Config, name: str) -> tuple[int, int]:
@@ -48,7 +81,7 @@ class RandomSource:
         self.rng = np.random.default_rng(seed)
         # A group of 64 normal values quantized: the largest is 127, and 127 is about 2.5 standard deviations.
         self.codes = np.clip(np.rint(self.rng.standard_normal(size, np.float32) * 50), -127, 127).astype(np.int8)
-        self.factors = self.rng.uniform(0.75, 1.25, size // GROUP_SIZE).astype(np.float32)
+        self.factors = self.rng.uniform(0.75, 1.25, size // 64).astype(np.float32)
 
     def write(self, f, pool: np.ndarray, n: int) -> None:  # noqa: ANN001  (any binary file)
         """Appends n values of a pool, starting anywhere in it."""
@@ -59,9 +92,9 @@ class RandomSource:
             n, start = n - len(part), 0
 
 
-def write_q8(config: Config, out: Path, progress: bool = True) -> None:
-    """Writes a Q8 file: what export.q8 writes, with random numbers."""
-    c, source = config, RandomSource()
+def write_model(config: Config, out: Path, scheme: str = "q8", progress: bool = True) -> None:
+    """Writes what `python -m export` writes for the scheme, with random numbers and no tokenizer."""
+    c, source, storage = config, RandomSource(), SCHEMES[scheme]
     matrices = list(matrix_names(c))
     total = sum(math.prod(matrix_shape(c, name)) for name in matrices)
     with replacing(out) as f, tqdm(total=total, unit="B", unit_scale=True, disable=not progress) as bar:
@@ -74,25 +107,22 @@ def write_q8(config: Config, out: Path, progress: bool = True) -> None:
             source.write(f, source.codes, n_out * n_in)
             # Weights of variance 1 / n_in turn inputs of size 1 into outputs of size 1.
             scales = (source.factors * (1 / (50 * math.sqrt(n_in)))).astype("<f4")
-            source.write(f, scales, n_out * n_in // GROUP_SIZE)
+            source.write(f, scales, storage.n_scales(n_out, n_in))
             bar.update(n_out * n_in)
         end = f.tell()
         f.seek(0)
-        f.write(header(c, Generation(temperature=0.0), MAGIC_Q8, VERSION_Q8, GROUP_SIZE, end, b""))
-
-
-WRITERS: dict[str, Callable[[Config, Path, bool], None]] = {"q8": write_q8}
+        f.write(header(c, Generation(temperature=0.0), storage.magic, storage.version, storage.group_size, end, b""))
 
 
 def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m bench.make_model", description=__doc__.splitlines()[0])
     parser.add_argument("--like", choices=MODELS, required=True, help="the model whose shape it has")
-    parser.add_argument("--scheme", choices=WRITERS, default="q8", help="how the weights are stored (%(default)s)")
+    parser.add_argument("--scheme", choices=SCHEMES, default="q8", help="how the weights are stored (%(default)s)")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
-    WRITERS[args.scheme](config_of(args.like), args.out, not args.quiet)
+    write_model(config_of(args.like), args.out, args.scheme, not args.quiet)
     return 0
 
 

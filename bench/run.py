@@ -1,6 +1,7 @@
-"""Measures runq on models of real sizes against what this machine can do at most; `make bench` runs it.
+"""Measures a program on models of real sizes against what this machine can do at most; `make bench` runs it.
 
     python -m bench.run [--models llama-3.2-1b qwen3-0.6b] [--runs 3] [--threads N] [--json FILE] [--svg FILE]
+    python -m bench.run --scheme w8a8 --program runq_w8a8 ...
 
 The limits come from build/limits: how fast all threads read memory and how many int8 multiply-adds they do. They are
 measured anew before every model of every round, because a machine is not always equally fast; and a run that decodes
@@ -22,10 +23,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.make_model import GROUP_SIZE, WRITERS, matrix_shape
+from bench.make_model import SCHEMES, matrix_shape, write_model
 from bench.random_checkpoint import MODELS, config_of
 from bench.roofline import roofline
-from export.q8 import matrix_names
+from export.model_file import matrix_names
 from golden.checkpoint import Config
 
 N_DECODE = 24
@@ -51,21 +52,24 @@ class Work:
     kv_bytes: int  # of one position in the KV cache, all layers, fp32
 
 
-def work_of(config: Config) -> Work:
-    """Counted from the shapes of the matrices; a Q8 weight is a byte and its share of an fp32 scale."""
-    sizes = {name: int.__mul__(*matrix_shape(config, name)) for name in matrix_names(config)}
-    layers = sum(n for name, n in sizes.items() if name.startswith("layers."))
-    table = config.vocab_size * config.dim
-
-    def size(n: int) -> int:
-        return n + n // GROUP_SIZE * 4
-
-    return Work(layers, size(layers), table, size(table), 2 * config.n_layers * config.kv_dim * 4)
+def work_of(config: Config, scheme: str) -> Work:
+    """Counted from the shapes of the matrices; a weight is a byte and its share of an fp32 scale."""
+    shapes = {name: matrix_shape(config, name) for name in matrix_names(config)}
+    layers = [shape for name, shape in shapes.items() if name.startswith("layers.")]
+    table = matrix_shape(config, "classifier")
+    n_bytes = SCHEMES[scheme].n_bytes
+    return Work(
+        layer_macs=sum(n_out * n_in for n_out, n_in in layers),
+        layer_bytes=sum(n_bytes(*shape) for shape in layers),
+        classifier_macs=table[0] * table[1],
+        classifier_bytes=n_bytes(*table),
+        kv_bytes=2 * config.n_layers * config.kv_dim * 4,
+    )
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One phase of one run of `runq --bench`."""
+    """One phase of one run of a program's `--bench`."""
 
     tokens: int
     tokens_per_s: float
@@ -78,7 +82,7 @@ class Sample:
 
 
 def parse_bench(text: str) -> dict[str, Sample]:
-    """What `runq --bench` printed, by phase."""
+    """What `--bench` printed, by phase."""
     samples = {}
     memory = re.search(r"^memory ([\d.]+) GB", text, re.M)
     read = re.search(r"% of the ([\d.]+) GB/s that", text)
@@ -174,10 +178,10 @@ def with_spread(value: dict[str, float], digits: int = 1, unit: str = "") -> str
     return f"{v['median']}{unit} ({v['min']}-{v['max']})"
 
 
-def table(machine: dict, rows: list[dict], runs: int) -> str:
+def table(program: str, machine: dict, rows: list[dict], runs: int) -> str:
     """Everything as text: the limits, a block for each model, and a closing line on decode."""
     lines = [
-        f"{machine.get('cpu', 'this machine')}, {machine['threads']} threads, kernel {machine['kernel']}",
+        f"{program}: {machine.get('cpu', 'this machine')}, {machine['threads']} threads, kernel {machine['kernel']}",
         f"reads       {with_spread(machine['read_gb_per_s'], 1, ' GB/s')}",
         f"multiplies  {with_spread(machine['peak_gmac_per_s'], 1, ' GMAC/s')}",
         f"Medians of {runs} run{'s' if runs > 1 else ''} (least-greatest); % of these two limits; "
@@ -296,10 +300,10 @@ def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["llama-3.2-1b", "qwen3-0.6b"], metavar="MODEL")
-    parser.add_argument("--scheme", choices=WRITERS, default="q8")
+    parser.add_argument("--scheme", choices=SCHEMES, default="q8", help="of the model files (%(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="rounds (%(default)s)")
     parser.add_argument("--threads", type=int, help="all physical cores")
-    parser.add_argument("--program", type=Path, default=Path("runq"))
+    parser.add_argument("--program", type=Path, default=Path("runq"), help="one that runs the scheme (%(default)s)")
     parser.add_argument("--limits", type=Path, default=Path("build/limits"))
     parser.add_argument("--folder", type=Path, default=Path("build/bench"), help="where the model files are or go")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
@@ -313,11 +317,11 @@ def main() -> int:
     for model, file in files.items():
         if not file.exists():
             print(f"writing {file}", file=sys.stderr)
-            WRITERS[args.scheme](config_of(model), file, sys.stderr.isatty())
-    work = {model: work_of(config_of(model)) for model in files}
+            write_model(config_of(model), file, args.scheme, sys.stderr.isatty())
+    work = {model: work_of(config_of(model), args.scheme) for model in files}
     machine, rows = measure(files, work, args.runs, args.threads, args.program.resolve(), args.limits.resolve())
-    print(table(machine, rows, args.runs))
-    results = {"machine": machine, "runs": args.runs, "rows": rows}
+    print(table(args.program.name, machine, rows, args.runs))
+    results = {"program": args.program.name, "scheme": args.scheme, "machine": machine, "runs": args.runs, "rows": rows}
     if args.json:
         args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if args.svg:

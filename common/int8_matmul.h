@@ -64,15 +64,28 @@ inline float inverse_scale(float amax) {
     return inv <= std::numeric_limits<float>::max() ? inv : 0.0f;  // NaN compares false
 }
 
+// The scale of a group whose largest magnitude is amax, and what its values are multiplied with. If
+// `fixed_scale` is not null, the scale is that one, whatever amax is.
+inline float choose_scale(float* scale, float amax, const float* fixed_scale) {
+    if (fixed_scale != nullptr) {
+        *scale = *fixed_scale;
+        const float inv = 1.0f / *scale;  // below 2.94e-39 the scale is too small, as 0 is: codes 0
+        return inv <= std::numeric_limits<float>::max() ? inv : 0.0f;
+    }
+    const float inv = inverse_scale(amax);
+    *scale = inv > 0 ? amax / 127.0f : 0.0f;
+    return inv;
+}
+
 // codes (n,) int8 and scales (n / group_size,) fp32 of x (n,): amax = max|x|, scale = amax / 127,
 // code = clamp(x * (127 / amax)) rounded half to even. -128 never appears.
-inline void quantize_portable(int8_t* codes, float* scales, const float* x, int n, int group_size) {
+inline void quantize_portable(int8_t* codes, float* scales, const float* x, int n, int group_size,
+                              const float* fixed_scale = nullptr) {
     for (int g = 0; g < n / group_size; g++) {
         const float* xg = x + g * group_size;
         float amax = 0;
         for (int i = 0; i < group_size; i++) amax = std::max(amax, std::fabs(xg[i]));
-        const float inv = inverse_scale(amax);
-        scales[g] = inv > 0 ? amax / 127.0f : 0.0f;
+        const float inv = choose_scale(scales + g, amax, fixed_scale);
         for (int i = 0; i < group_size; i++) {
             const float r = std::nearbyintf(xg[i] * inv);
             const float low =
@@ -84,7 +97,8 @@ inline void quantize_portable(int8_t* codes, float* scales, const float* x, int 
 
 #ifdef __AVX2__
 // The same, 32 values at a time. cvtps2dq rounds half to even (Intel SDM, MXCSR's default).
-inline void quantize_avx2(int8_t* codes, float* scales, const float* x, int n, int group_size) {
+inline void quantize_avx2(int8_t* codes, float* scales, const float* x, int n, int group_size,
+                          const float* fixed_scale) {
     const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     const __m256 low = _mm256_set1_ps(-127), high = _mm256_set1_ps(127);
     // The two packs below work within 128-bit halves; this permutation puts the eight quads back in order.
@@ -98,8 +112,7 @@ inline void quantize_avx2(int8_t* codes, float* scales, const float* x, int n, i
         __m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
         h = _mm_max_ps(h, _mm_movehl_ps(h, h));
         const float amax = _mm_cvtss_f32(_mm_max_ss(h, _mm_movehdup_ps(h)));
-        const float inv = inverse_scale(amax);
-        scales[g] = inv > 0 ? amax / 127.0f : 0.0f;
+        const float inv = choose_scale(scales + g, amax, fixed_scale);
         const __m256 inv8 = _mm256_set1_ps(inv);
         auto rounded = [&](const float* p) {
             const __m256 r = _mm256_mul_ps(_mm256_loadu_ps(p), inv8);
@@ -119,7 +132,8 @@ inline void quantize_avx2(int8_t* codes, float* scales, const float* x, int n, i
 // The same, 16 values at a time. fcvtns rounds half to even (Arm ARM, FCVTNS). The comparisons are written so
 // that NaN loses where it does in the portable loop: fmax would hand it on, and fmaxnm does for a signalling
 // one.
-inline void quantize_neon(int8_t* codes, float* scales, const float* x, int n, int group_size) {
+inline void quantize_neon(int8_t* codes, float* scales, const float* x, int n, int group_size,
+                          const float* fixed_scale) {
     const float32x4_t low = vdupq_n_f32(-127), high = vdupq_n_f32(127);
     for (int g = 0; g < n / group_size; g++) {
         const float* xg = x + g * group_size;
@@ -128,8 +142,7 @@ inline void quantize_neon(int8_t* codes, float* scales, const float* x, int n, i
             const float32x4_t magnitude = vabsq_f32(vld1q_f32(xg + i));
             m = vbslq_f32(vcgtq_f32(magnitude, m), magnitude, m);  // NaN: keeps m
         }
-        const float amax = vmaxvq_f32(m), inv = inverse_scale(amax);
-        scales[g] = inv > 0 ? amax / 127.0f : 0.0f;
+        const float inv = choose_scale(scales + g, vmaxvq_f32(m), fixed_scale);
         auto rounded = [&](const float* p) {
             const float32x4_t r = vmulq_n_f32(vld1q_f32(p), inv);
             const float32x4_t at_least = vbslq_f32(vcgtq_f32(r, low), r, low);  // NaN: takes `low`
@@ -146,17 +159,18 @@ inline void quantize_neon(int8_t* codes, float* scales, const float* x, int n, i
 
 // The best path this build has for a group size; and sums (n / group_size,), the codes of each group added
 // up.
-inline void quantize(int8_t* codes, float* scales, int32_t* sums, const float* x, int n, int group_size) {
+inline void quantize(int8_t* codes, float* scales, int32_t* sums, const float* x, int n, int group_size,
+                     const float* fixed_scale = nullptr) {
 #ifdef __AVX2__
     if (group_size % 32 == 0) {
-        quantize_avx2(codes, scales, x, n, group_size);
+        quantize_avx2(codes, scales, x, n, group_size, fixed_scale);
     } else
 #elif defined(__aarch64__)
     if (group_size % 16 == 0) {
-        quantize_neon(codes, scales, x, n, group_size);
+        quantize_neon(codes, scales, x, n, group_size, fixed_scale);
     } else
 #endif
-        quantize_portable(codes, scales, x, n, group_size);
+        quantize_portable(codes, scales, x, n, group_size, fixed_scale);
     for (int g = 0; g < n / group_size; g++) {
         int32_t sum = 0;
         for (int i = 0; i < group_size; i++) sum += codes[g * group_size + i];
@@ -252,6 +266,7 @@ struct Avx2 {
         return _mm256_fmadd_ps(_mm256_cvtepi32_ps(acc), scales, sums);
     }
     static void store(float* p, Floats v) { _mm256_storeu_ps(p, v); }
+    static void store(float* p, Ints v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
 };
 #endif
 
@@ -306,6 +321,7 @@ struct Avx512Vnni {
         return _mm512_fmadd_ps(_mm512_cvtepi32_ps(acc), scales, sums);
     }
     static void store(float* p, Floats v) { _mm512_storeu_ps(p, v); }
+    static void store(float* p, Ints v) { _mm512_storeu_si512(p, v); }
 };
 #endif
 
@@ -342,6 +358,7 @@ struct Neon {
         return vfmaq_f32(sums, vcvtq_f32_s32(acc), scales);
     }
     static void store(float* p, Floats v) { vst1q_f32(p, v); }
+    static void store(float* p, Ints v) { vst1q_f32(p, vreinterpretq_f32_s32(v)); }
 };
 #endif
 
@@ -361,6 +378,25 @@ struct NeonDot : Neon {
 // How far ahead of use the weights are fetched, in bytes. The rows lie one behind the other, so near the end
 // of one this reaches into the next; past the last, a prefetch does nothing.
 constexpr int prefetch_distance = 4096;
+
+// The accumulator of one group, with what Isa::offset has added still in it. Four vectors go side by side,
+// since an addition waits for the one before it.
+template <class Isa>
+inline int32_t dot_group(const int8_t* x, const int8_t* w, int n) {
+    constexpr int step = 4 * Isa::lanes;  // bytes of a vector
+    typename Isa::Ints acc[4] = {Isa::splat(0), Isa::splat(0), Isa::splat(0), Isa::splat(0)};
+    int k = 0;
+    for (; k + 4 * step <= n; k += 4 * step) {
+        for (int line = 0; line < 4 * step; line += 64) __builtin_prefetch(w + k + line + prefetch_distance);
+        for (int j = 0; j < 4; j++) {
+            const int at = k + j * step;
+            acc[j] = Isa::dot4(acc[j], Isa::flipped(Isa::load(w + at)), Isa::load(x + at));
+        }
+    }
+    for (; k < n; k += step) acc[0] = Isa::dot4(acc[0], Isa::flipped(Isa::load(w + k)), Isa::load(x + k));
+    const Int4 sums = Isa::add_lanes(acc[0], acc[1], acc[2], acc[3]);
+    return sums[0] + sums[1] + sums[2] + sums[3];
+}
 
 // One output, row t of x times row i of w. group_size is a multiple of 4 * Isa::lanes. Adding up the lanes of
 // a vector takes several instructions, so four groups share them.
@@ -390,9 +426,9 @@ inline float dot_row(const Int8Matrix& x, int t, const Int8Matrix& w, int i) {
         const Float4 scales = load4<Float4>(ws + g) * load4<Float4>(xs + g);
         for (int j = 0; j < 4; j++) sum = std::fma(products[j], scales[j], sum);
     }
-    for (; g < n_groups; g++) {
-        const auto acc = multiply_group(g), zero = Isa::splat(0);
-        const int32_t total = Isa::add_lanes(acc, zero, zero, zero)[0] - Isa::offset * x_sums[g];
+    for (; g < n_groups; g++) {  // what is left; or the only one, a group as long as the row
+        const size_t k = size_t(g) * group_size;
+        const int32_t total = dot_group<Isa>(xr + k, wr + k, group_size) - Isa::offset * x_sums[g];
         sum = std::fma(static_cast<float>(total), ws[g] * xs[g], sum);
     }
     return sum;
@@ -476,6 +512,17 @@ inline void pack_words(void* packed, int columns, const void* rows, size_t strid
     }
 }
 
+// Which columns a tile works on: n_groups whole groups; or, where a row is a single group, part of it. In the
+// second case the accumulators, and not the fp32 sums, go on from block to block.
+struct Block {
+    int n_groups;
+    int group_size;         // columns of a group, or of the part
+    bool first = true;      // of the row: sums begin with 0
+    bool last = true;       // of the row
+    bool resumes = false;   // the accumulators lie in `out`
+    bool suspends = false;  // and are to be left there
+};
+
 // What a tile is made of, for some of the columns: activations of tile_tokens tokens, and weights of
 // panel_rows rows, each four columns at a time side by side (eight, and no sums, for NeonI8mm).
 struct PackedTokens {
@@ -499,38 +546,40 @@ inline void pack_tokens(const PackedTokens& to, const Int8Matrix& x, int t) {
     pack_words<Isa::tile_tokens>(to.sums, Isa::tile_tokens, x.row_sums(t), n_groups, n_valid, n_groups, 0);
 }
 
-// Packs rows i .. i + panel_rows - 1 of w, groups g .. g + n_groups - 1. Rows past the last get zeros.
+// Packs rows i .. i + panel_rows - 1 of w, a block's columns from k on. Rows past the last get zeros.
 template <class Isa>
-inline void pack_panel(const PackedPanel& to, const Int8Matrix& w, int i, int g, int n_groups) {
+inline void pack_panel(const PackedPanel& to, const Int8Matrix& w, int i, int k, const Block& block) {
     constexpr int n = Isa::lanes, columns = panel_rows<Isa>;
+    const int n_words = block.n_groups * block.group_size / 4, g = k / w.group_size;
     for (int row = 0; row < columns; row += n) {
-        const int n_valid = w.n_rows - i - row, words = n_groups * w.group_size / 4,
-                  first = std::min(i + row, w.n_rows);
-        pack_words<n>(to.codes + row, columns, w.row_codes(first) + g * w.group_size, w.n_cols / 4, n_valid,
-                      words, Isa::flip * 0x01010101u);
-        pack_words<n>(to.scales + row, columns, w.row_scales(first) + g, w.n_groups(), n_valid, n_groups, 0);
+        const int n_valid = w.n_rows - i - row, first = std::min(i + row, w.n_rows);
+        pack_words<n>(to.codes + row, columns, w.row_codes(first) + k, w.n_cols / 4, n_valid, n_words,
+                      Isa::flip * 0x01010101u);
+        pack_words<n>(to.scales + row, columns, w.row_scales(first) + g, w.n_groups(), n_valid,
+                      block.n_groups, 0);
     }
 }
 
-// out[token][row] = (first ? 0 : out[token][row]) + n_tokens tokens times a panel, over n_groups groups. The
-// accumulators of all tokens stay in registers, so a vector of weights is loaded once for n_tokens
-// multiplications. Inlined, g++ 12 would run out of registers.
+// out[token][row] = what was there (0 in the first block) + n_tokens tokens times a panel. The accumulators
+// of all tokens stay in registers, so a vector of weights is loaded once for n_tokens multiplications.
+// Inlined, g++ 12 would run out of registers.
 template <class Isa, int n_tokens>
-__attribute__((noinline)) void tile(float* out, bool first, PackedTokens x, PackedPanel w, int n_groups,
-                                    int group_size) {
+__attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, const Block& block) {
     constexpr int lanes = Isa::lanes, vectors = Isa::panel_vectors;
+    auto at = [&](int j, int v) { return out + (j * vectors + v) * lanes; };
     typename Isa::Floats sums[n_tokens][vectors];
     for (int j = 0; j < n_tokens; j++) {
-        for (int v = 0; v < vectors; v++) {
-            sums[j][v] = first ? Isa::zero() : Isa::load_floats(out + (j * vectors + v) * lanes);
-        }
+        for (int v = 0; v < vectors; v++) sums[j][v] = block.first ? Isa::zero() : Isa::load_floats(at(j, v));
     }
-    for (int g = 0; g < n_groups; g++) {
+    for (int g = 0; g < block.n_groups; g++) {
         typename Isa::Ints acc[n_tokens][vectors];
         for (int j = 0; j < n_tokens; j++) {
             for (int v = 0; v < vectors; v++) acc[j][v] = Isa::splat(-Isa::offset * x.sums[j]);
         }
-        for (int k = 0; k < group_size; k += 4) {
+        for (int j = 0; j < n_tokens && block.resumes; j++) {
+            for (int v = 0; v < vectors; v++) acc[j][v] = Isa::load(at(j, v));
+        }
+        for (int k = 0; k < block.group_size; k += 4) {
             typename Isa::Ints codes[vectors];
             for (int v = 0; v < vectors; v++) codes[v] = Isa::load(w.codes + v * lanes);
             for (int j = 0; j < n_tokens; j++) {
@@ -543,6 +592,17 @@ __attribute__((noinline)) void tile(float* out, bool first, PackedTokens x, Pack
             x.codes += Isa::tile_tokens;
             w.codes += lanes * vectors;
         }
+        if (block.suspends) {
+            // Without the request to unroll, g++ 12 would keep acc in memory all the time.
+#pragma GCC unroll 8
+            for (int j = 0; j < n_tokens; j++) {
+#pragma GCC unroll 2
+                for (int v = 0; v < vectors; v++) {
+                    Isa::store(at(j, v), acc[j][v]);
+                }
+            }
+            return;
+        }
         for (int j = 0; j < n_tokens; j++) {
             for (int v = 0; v < vectors; v++) {
                 sums[j][v] =
@@ -554,16 +614,16 @@ __attribute__((noinline)) void tile(float* out, bool first, PackedTokens x, Pack
         w.scales += lanes * vectors;
     }
     for (int j = 0; j < n_tokens; j++) {
-        for (int v = 0; v < vectors; v++) Isa::store(out + (j * vectors + v) * lanes, sums[j][v]);
+        for (int v = 0; v < vectors; v++) Isa::store(at(j, v), sums[j][v]);
     }
 }
 
 // The tile for 1 .. tile_tokens tokens.
 template <class Isa, int n = Isa::tile_tokens>
-inline void tile_of(int n_tokens, float* out, bool first, const PackedTokens& x, const PackedPanel& w,
-                    int n_groups, int group_size) {
-    if (n_tokens == n) return tile<Isa, n>(out, first, x, w, n_groups, group_size);
-    if constexpr (n > 1) tile_of<Isa, n - 1>(n_tokens, out, first, x, w, n_groups, group_size);
+inline void tile_of(int n_tokens, float* out, const PackedTokens& x, const PackedPanel& w,
+                    const Block& block) {
+    if (n_tokens == n) return tile<Isa, n>(out, x, w, block);
+    if constexpr (n > 1) tile_of<Isa, n - 1>(n_tokens, out, x, w, block);
 }
 
 #if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
@@ -596,39 +656,37 @@ inline void pack_tokens<NeonI8mm>(const PackedTokens& to, const Int8Matrix& x, i
                                       n_groups, 0);
 }
 template <>
-inline void pack_panel<NeonI8mm>(const PackedPanel& to, const Int8Matrix& w, int i, int g, int n_groups) {
+inline void pack_panel<NeonI8mm>(const PackedPanel& to, const Int8Matrix& w, int i, int k,
+                                 const Block& block) {
     constexpr int n = panel_rows<NeonI8mm>;
-    const int n_valid = w.n_rows - i;
-    pack_eights<n>(to.codes, w.row_codes(i) + g * w.group_size, w.n_cols, n_valid,
-                   n_groups * w.group_size / 8);
-    pack_words<n>(to.scales, n, w.row_scales(i) + g, w.n_groups(), n_valid, n_groups, 0);
+    const int n_valid = w.n_rows - i, n_eights = block.n_groups * block.group_size / 8;
+    pack_eights<n>(to.codes, w.row_codes(i) + k, w.n_cols, n_valid, n_eights);
+    pack_words<n>(to.scales, n, w.row_scales(i) + k / w.group_size, w.n_groups(), n_valid, block.n_groups, 0);
 }
 
-// 2 * n_pairs tokens; the last may be past the last token, and is not stored then.
+// 2 * n_pairs tokens; those past the last one are zeros. Until the row is complete, `out` holds the 2 x 2
+// blocks as they are, and then out[token][row].
 template <int n_pairs>
-inline void tile_i8mm(int n_tokens, float* out, bool first, PackedTokens x, PackedPanel w, int n_groups,
-                      int group_size) {
+inline void tile_i8mm(float* out, PackedTokens x, PackedPanel w, const Block& block) {
     // [pair][i]: rows 2i and 2i + 1 of the panel times the pair's two tokens, as smmla leaves them:
     // (row 0, token 0), (row 0, token 1), (row 1, token 0), (row 1, token 1).
     constexpr int n_rows = panel_rows<NeonI8mm>, row_pairs = n_rows / 2;
     const int8_t *x_codes = reinterpret_cast<const int8_t*>(x.codes),
                  *w_codes = reinterpret_cast<const int8_t*>(w.codes);
+    auto at = [&](int j, int i) { return out + (j * row_pairs + i) * 4; };
     float32x4_t sums[n_pairs][row_pairs];
     for (int j = 0; j < n_pairs; j++) {
-        const float *even = out + 2 * j * n_rows, *odd = 2 * j + 1 < n_tokens ? even + n_rows : even;
-        for (int i = 0; i < row_pairs; i++) {
-            const float32x2_t none = vdup_n_f32(0);
-            const float32x2_t a = first ? none : vld1_f32(even + 2 * i),
-                              b = first ? none : vld1_f32(odd + 2 * i);
-            sums[j][i] = vcombine_f32(vzip1_f32(a, b), vzip2_f32(a, b));
-        }
+        for (int i = 0; i < row_pairs; i++) sums[j][i] = block.first ? vdupq_n_f32(0) : vld1q_f32(at(j, i));
     }
-    for (int g = 0; g < n_groups; g++, x.scales += NeonI8mm::tile_tokens, w.scales += n_rows) {
+    for (int g = 0; g < block.n_groups; g++, x.scales += NeonI8mm::tile_tokens, w.scales += n_rows) {
         int32x4_t acc[n_pairs][row_pairs];
         for (int j = 0; j < n_pairs; j++) {
-            for (int i = 0; i < row_pairs; i++) acc[j][i] = vdupq_n_s32(0);
+            for (int i = 0; i < row_pairs; i++) {
+                acc[j][i] = block.resumes ? vreinterpretq_s32_f32(vld1q_f32(at(j, i))) : vdupq_n_s32(0);
+            }
         }
-        for (int k = 0; k < group_size; k += 8, x_codes += 8 * NeonI8mm::tile_tokens, w_codes += 8 * n_rows) {
+        for (int k = 0; k < block.group_size;
+             k += 8, x_codes += 8 * NeonI8mm::tile_tokens, w_codes += 8 * n_rows) {
             int8x16_t rows[row_pairs];
             for (int i = 0; i < row_pairs; i++) rows[i] = vld1q_s8(w_codes + 16 * i);
             for (int j = 0; j < n_pairs; j++) {
@@ -640,28 +698,36 @@ inline void tile_i8mm(int n_tokens, float* out, bool first, PackedTokens x, Pack
             const float32x2_t two = vld1_f32(x.scales + 2 * j);
             const float32x4_t xs = vcombine_f32(two, two);
             for (int i = 0; i < row_pairs; i++) {
+                if (block.suspends) {
+                    vst1q_f32(at(j, i), vreinterpretq_f32_s32(acc[j][i]));
+                    continue;
+                }
                 const float32x4_t ws =
                     vcombine_f32(vdup_n_f32(w.scales[2 * i]), vdup_n_f32(w.scales[2 * i + 1]));
                 sums[j][i] = vfmaq_f32(sums[j][i], vcvtq_f32_s32(acc[j][i]), vmulq_f32(ws, xs));
             }
         }
     }
+    if (block.suspends) return;
     for (int j = 0; j < n_pairs; j++) {
-        float *even = out + 2 * j * n_rows, *odd = even + n_rows;
-        for (int i = 0; i < row_pairs; i += 2) {  // even lanes are the first token's, odd ones the second's
-            vst1q_f32(even + 2 * i, vuzp1q_f32(sums[j][i], sums[j][i + 1]));
-            if (2 * j + 1 < n_tokens) vst1q_f32(odd + 2 * i, vuzp2q_f32(sums[j][i], sums[j][i + 1]));
+        for (int i = 0; i < row_pairs; i++) {
+            if (!block.last) vst1q_f32(at(j, i), sums[j][i]);
+        }
+        for (int i = 0; i < row_pairs && block.last;
+             i += 2) {  // even lanes are the first token's, odd ones the second's
+            vst1q_f32(out + 2 * j * n_rows + 2 * i, vuzp1q_f32(sums[j][i], sums[j][i + 1]));
+            vst1q_f32(out + (2 * j + 1) * n_rows + 2 * i, vuzp2q_f32(sums[j][i], sums[j][i + 1]));
         }
     }
 }
 template <>
-inline void tile_of<NeonI8mm>(int n_tokens, float* out, bool first, const PackedTokens& x,
-                              const PackedPanel& w, int n_groups, int group_size) {
+inline void tile_of<NeonI8mm>(int n_tokens, float* out, const PackedTokens& x, const PackedPanel& w,
+                              const Block& block) {
     auto* pairs = n_tokens > 6   ? tile_i8mm<4>
                   : n_tokens > 4 ? tile_i8mm<3>
                   : n_tokens > 2 ? tile_i8mm<2>
                                  : tile_i8mm<1>;
-    pairs(n_tokens, out, first, x, w, n_groups, group_size);
+    pairs(out, x, w, block);
 }
 #endif
 
@@ -709,20 +775,26 @@ template <class Isa>
 inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const PackedPanel& panel,
                           const Int8Matrix& w, int i) {
     constexpr int n_rows = panel_rows<Isa>;
-    const int n_groups = w.n_groups(), n_tiles = (n_tokens + Isa::tile_tokens - 1) / Isa::tile_tokens;
-    const int block = std::max(1, panel_block_bytes / n_rows / w.group_size);  // in groups
-    const int n_blocks = (n_groups + block - 1) / block;
-    for (int b = 0; b < n_blocks; b++) {
-        const int g = b * block, n = std::min(block, n_groups - g);
-        pack_panel<Isa>(panel, w, i, g, n);
+    const int n_tiles = (n_tokens + Isa::tile_tokens - 1) / Isa::tile_tokens,
+              max_cols = panel_block_bytes / n_rows;
+    // As many whole groups as fit into a block; or a part, if the row is one long group.
+    const bool parts = w.n_groups() == 1 && w.n_cols > max_cols;
+    const int width = parts ? max_cols : std::max(1, max_cols / w.group_size) * w.group_size;
+    const size_t n_blocks = (w.n_cols + width - 1) / width;
+    for (size_t b = 0; b < n_blocks; b++) {
+        const int k = int(b) * width, n_cols = std::min(width, w.n_cols - k);
+        const bool first = b == 0, last = b + 1 == n_blocks;
+        const Block block = parts ? Block{1, n_cols, true, last, !first, !last}
+                                  : Block{n_cols / w.group_size, w.group_size, first, last};
+        pack_panel<Isa>(panel, w, i, k, block);
         for (int tile = 0; tile < n_tiles; tile++) {
             // Meanwhile the next panel comes in, bit by bit.
-            prefetch_rows(w, i + n_rows, n_rows, size_t(b) * n_tiles + tile, size_t(n_blocks) * n_tiles);
-            const size_t group = (size_t(tile) * n_groups + g) * Isa::tile_tokens;
-            const PackedTokens tokens{x.codes + group * w.group_size / 4, x.scales + group, x.sums + group};
-            tile_of<Isa>(std::min(Isa::tile_tokens, n_tokens - tile * Isa::tile_tokens),
-                         out + size_t(tile) * Isa::tile_tokens * n_rows, b == 0, tokens, panel, n,
-                         w.group_size);
+            prefetch_rows(w, i + n_rows, n_rows, b * n_tiles + tile, n_blocks * n_tiles);
+            const int token = tile * Isa::tile_tokens;
+            const size_t codes = (size_t(token) * w.n_cols + size_t(k) * Isa::tile_tokens) / 4;
+            const size_t group = size_t(token) * w.n_groups() + size_t(k / w.group_size) * Isa::tile_tokens;
+            tile_of<Isa>(std::min(Isa::tile_tokens, n_tokens - token), out + size_t(token) * n_rows,
+                         {x.codes + codes, x.scales + group, x.sums + group}, panel, block);
         }
     }
 }
@@ -750,9 +822,10 @@ inline void products_by_panels(const Int8Matrix& x, std::span<const Product> pro
         static thread_local std::vector<uint32_t> codes;
         static thread_local std::vector<float> scales, sums;
         const size_t block_bytes = std::max<size_t>(panel_block_bytes, size_t(n_rows) * x.group_size);
-        const PackedPanel panel{grown(codes, block_bytes / 4), grown(scales, block_bytes / x.group_size)};
+        const PackedPanel panel{grown(codes, block_bytes / 4),
+                                grown(scales, std::max<size_t>(block_bytes / x.group_size, n_rows))};
         // A panel's outputs, collected one token behind the other. The last panel may stick out.
-        float* outputs = grown(sums, size_t(x.n_rows) * n_rows);
+        float* outputs = grown(sums, size_t(n_tiles) * Isa::tile_tokens * n_rows);
         for (const Product& p : products) {
             const int n_out = p.w->n_rows, n_panels = (n_out + n_rows - 1) / n_rows;
             // Guided: a thread gets many panels in a row, so that the next one is its own, and the last few

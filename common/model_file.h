@@ -49,13 +49,14 @@ struct ModelConfig {
     int dim = 0;         // length of a token's vector (hidden_size)
     int hidden_dim = 0;  // length inside the feed-forward block (intermediate_size)
     int n_layers = 0;
-    int n_heads = 0;                 // query heads
-    int n_kv_heads = 0;              // key/value heads; n_heads / n_kv_heads query heads share one
-    int head_dim = 0;                // length of one head; n_heads * head_dim need not be dim
-    int vocab_size = 0;              // rows of the embedding and of the classifier
-    int max_seq_len = 0;             // positions the model was made for
-    bool shared_classifier = false;  // the classifier is the embedding (tied)
-    int group_size = 0;              // weights that share one scale; 0: the whole row (W8A8)
+    int n_heads = 0;                  // query heads
+    int n_kv_heads = 0;               // key/value heads; n_heads / n_kv_heads query heads share one
+    int head_dim = 0;                 // length of one head; n_heads * head_dim need not be dim
+    int vocab_size = 0;               // rows of the embedding and of the classifier
+    int max_seq_len = 0;              // positions the model was made for
+    bool shared_classifier = false;   // the classifier is the embedding (tied)
+    int group_size = 0;               // weights that share one scale; 0: the whole row (W8A8)
+    bool static_activations = false;  // W8A8: one scale a place, from calibration, not one a token
     float norm_eps = 1e-5f;
     float rope_theta = 500000;
     RopeScaling rope_scaling;
@@ -186,7 +187,7 @@ constexpr size_t dims = 0x08, shared_classifier = 0x24, group_size = 0x25, awq_h
 constexpr size_t extension = 0x40, arch = 0x44, head_dim = 0x48, ext_group_size = 0x4C, norm_eps = 0x50,
                  rope_theta = 0x54, rope_scaling = 0x58, bos_id = 0x6C, n_eos = 0x70, eos_ids = 0x74,
                  temperature = 0x94, top_p = 0x98, top_k = 0x9C, tokenizer_offset = 0xA0,
-                 tokenizer_size = 0xA8, checksum = 0xB0, reserved = 0xB4;
+                 tokenizer_size = 0xA8, checksum = 0xB0, activations = 0xB4, reserved = 0xB8;
 }  // namespace header_offset
 
 // Reads and checks the header of `file`, everything but the length of the weights. `magic` and `version` are
@@ -310,6 +311,8 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
         c.temperature = checked_float("temperature", f32(header_offset::temperature), 0, 100);
         c.top_p = checked_float("top_p", f32(header_offset::top_p), 0, 1);
         c.top_k = checked_int("top_k", i32(header_offset::top_k), 0, 1 << 24);
+        c.static_activations =
+            checked_int("activations", i32(header_offset::activations), 0, magic == magic_w8a8 ? 1 : 0) != 0;
         for (size_t i = header_offset::reserved; i < header_size; i++) {
             if (file[i] != std::byte{0}) fail("reserved byte at " + std::to_string(i) + " is not 0");
         }

@@ -1,9 +1,14 @@
 """Draws the figures of the documentation as SVG: python docs/figures.py [FOLDER]
 
 Each figure has a background of its own, so that it reads the same on a light page and on a dark one.
+
+smoothing.svg shows measured data. They are measured each time it is drawn, which takes a second or two: tiny-llama gets
+outliers (models/outliers.py) and reads models/calibration.txt, as `export w8a8` would have it (golden/smooth.py).
 """
 
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -224,7 +229,138 @@ def int8_product() -> str:
     return s.done()
 
 
-FIGURES = {"data-flow.svg": data_flow, "int8-product.svg": int8_product}
+def channel_maxima(layer: int, alpha: float) -> dict[str, Sequence[float]]:
+    """attn.norm's channels in a layer of tiny-llama with outliers: max|x| and max|w|, before and after smoothing."""
+    sys.path.insert(0, str(HERE.parent))
+    import numpy as np
+
+    from golden.checkpoint import Checkpoint
+    from golden.smooth import CONSUMERS, calibration_samples, factors, observe
+    from models.outliers import copy_with_outliers
+
+    models = HERE.parent / "models"
+    text = (models / "calibration.txt").read_text(encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        hf_dir = Path(folder) / "model"
+        copy_with_outliers(models / "tiny-llama", hf_dir)
+        checkpoint = Checkpoint(hf_dir)
+        samples = calibration_samples(hf_dir, checkpoint.config, text, n_samples=16, seq_len=256)
+        for i, (weights, seen) in enumerate(observe(checkpoint, samples)):
+            if i == layer:
+                x = seen[f"layers.{i}.attn.norm"].largest
+                names = [f"layers.{i}.{consumer}" for consumer in CONSUMERS["attn.norm"]]
+                w = np.max([np.abs(weights.vector(name)).max(axis=0) for name in names], axis=0)
+                s = factors(x, w, alpha)
+                return {"x": x, "w": w, "x / s": x / s, "w * s": w * s}
+    raise ValueError(f"there is no layer {layer}")
+
+
+def median(values: Sequence[float]) -> float:
+    """The middle one; of an even number, the mean of the middle two."""
+    v = sorted(values)
+    return (v[(len(v) - 1) // 2] + v[len(v) // 2]) / 2
+
+
+def smoothing() -> str:
+    """Maxima of activations and weights, channel by channel, before and after smoothing."""
+    maxima = channel_maxima(layer=0, alpha=0.5)
+    outliers = {i for i, x in enumerate(maxima["x"]) if x > 10 * median(maxima["x"])}
+    s = Svg(
+        880,
+        530,
+        "What smoothing does to the channels of attn.norm",
+        "Four bar charts over the 128 input channels of q, k and v in layer 0 of tiny-llama with outliers. Before: in "
+        "the activations four channels reach 109 to 154 and all others less than 3; the same four columns of the "
+        "weights are far smaller than the others. After smoothing with alpha 0.5, all channels have maxima of the same "
+        "order, and those of activations and weights are equal.",
+    )
+    colour = {True: FILL["int8"][1], False: FILL["fp32"][1]}
+    for x, outlier, name in ((560, True, "outlier channels"), (720, False, "the others")):
+        s.parts.append(f'<rect x="{x}" y="18" width="14" height="14" rx="2" fill="{colour[outlier]}"/>')
+        s.text(x + 20, 30, name, 13, INK, "start")
+    s.text(40, 31, "Inputs of q, k and v in layer 0: 128 channels", 15, INK, "start", bold=True)
+
+    width, height = 384, 150  # of a chart: three to a channel
+    charts = [
+        (58, 84, "x", "activations, max|x| of each channel", 160, 40),
+        (486, 84, "x / s", "x / s", 1.5, 0.5),
+        (58, 316, "w", "weights, max|w| of each column", 0.8, 0.2),
+        (486, 316, "w * s", "w * s", 1.5, 0.5),
+    ]
+    for left, top, key, name, limit, tick in charts:
+        values = maxima[key]
+        assert max(values) <= limit, f"{key}: {max(values)} is above the chart"
+        bottom = top + height
+        s.text(left, top - 14, name, 14, INK, "start")
+        for i in range(round(limit / tick) + 1):
+            y = bottom - height * i * tick / limit
+            s.parts.append(f'<path d="M{left} {y:g} H{left + width}" stroke="{FILL["memory"][0]}"/>')
+            s.text(left - 8, y + 4, f"{i * tick:g}", 12, QUIET, "end")
+        for is_outlier in (False, True):
+            bars = "".join(
+                f"M{left + 3 * i + 1.5:g} {bottom} V{bottom - height * v / limit:.1f}"
+                for i, v in enumerate(values)
+                if (i in outliers) == is_outlier
+            )
+            s.parts.append(f'<path d="{bars}" stroke="{colour[is_outlier]}" stroke-width="2.4"/>')
+        s.parts.append(f'<path d="M{left} {bottom} H{left + width}" stroke="{LINE}"/>')
+        largest, middle = max(values), median(values)
+        note = f"largest {largest:.3g}, median {middle:.3g}"
+        if key.startswith("x"):
+            note += f"; the median has code {round(127 * middle / largest)} of 127"
+        s.text(left, bottom + 22, note, 12, QUIET, "start")
+    s.text(58, 516, "The axes differ. What counts is how unequal the bars of a chart are.", 13, INK, "start")
+    s.text(870, 516, "Left: before. Right: after, alpha 0.5.", 13, INK, "end")
+    return s.done()
+
+
+def scaling_units() -> str:
+    """Where a systolic array has its scaling units under four schemes."""
+    s = Svg(
+        880,
+        452,
+        "Where the scaling units sit",
+        "Four columns of boxes, from the fp32 activations to one fp32 output of a row 2048 long. W8A8 with static "
+        "scales multiplies and rounds each value as it comes, sums the whole row in int32 and scales once. W8A8 with "
+        "dynamic scales first needs the maximum of the row. With blocks of 32 the maximum is that of a block, and "
+        "there are 64 accumulators, each scaled and added in fp32. Q8 with groups of 64 does the same 32 times.",
+    )
+    columns = [
+        ("W8A8, static", "", "2048 MACs", "int32, 26 bits", "multiply once", 1),
+        ("W8A8, a row", "max of 2048", "2048 MACs", "int32, 26 bits", "multiply twice", 1),
+        ("Q8, groups of 64", "max of 64", "64 MACs", "int32, 21 bits", "multiply twice, add", 32),
+        ("W8A8, blocks of 32", "max of 32", "32 MACs", "int32, 20 bits", "multiply twice, add", 64),
+    ]
+    for i, (name, largest, macs, bits, scaling, count) in enumerate(columns):
+        left, centre = 30 + 210 * i, 120 + 210 * i
+        s.text(centre, 38, name, 15, INK, bold=True)
+        s.text(centre, 66, "x, fp32", 13, QUIET)
+        if largest:
+            s.arrow((centre, 74), (centre, 94))
+            s.box(left, 96, 180, 44, "fp32", largest, "all of them, before a code")
+            s.arrow((centre, 140), (centre, 160))
+        else:
+            s.arrow((centre, 74), (centre, 160))
+        s.box(left, 162, 180, 44, "quantize", "multiply, round", "each value")
+        s.arrow((centre, 206), (centre, 226))
+        s.box(left, 228, 180, 54, "int8", macs, bits)
+        s.arrow((centre, 282), (centre, 302))
+        s.box(left, 304, 180, 44, "fp32", scaling, "at the foot of a column")
+        if count > 1:  # back to the array for the next group
+            s.arrow((left + 180, 326), (left + 192, 326), (left + 192, 255), (left + 182, 255), dashed=True)
+        s.arrow((centre, 348), (centre, 372))
+        s.text(centre, 390, "output, fp32", 13, QUIET)
+        s.text(centre, 420, f"{count} scaling{'s' * (count > 1)} for 2048 MACs", 13, INK)
+    s.text(440, 442, "One output whose row is 2048 long. MAC: a multiply-and-add of two int8 codes.", 12, QUIET)
+    return s.done()
+
+
+FIGURES = {
+    "data-flow.svg": data_flow,
+    "int8-product.svg": int8_product,
+    "smoothing.svg": smoothing,
+    "scaling-units.svg": scaling_units,
+}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Command line of the exporters: python -m export q8 HF_DIR OUT.bin"""
+"""Command line of the exporters: python -m export {q8,w8a8} HF_DIR OUT.bin"""
 
 import argparse
 import sys
@@ -7,7 +7,26 @@ import warnings
 from pathlib import Path
 
 from export.q8 import export_q8
+from export.w8a8 import export_w8a8, parse_alpha
 from golden.checkpoint import ModelError
+from golden.smooth import describe
+
+
+def run(args: argparse.Namespace) -> None:
+    """Exports as the command line says."""
+    tokenizer, progress = not args.no_tokenizer, not args.quiet
+    if args.scheme == "q8":
+        export_q8(args.hf_dir, args.out, args.group_size, tokenizer, progress)
+        return
+    if args.no_smooth and args.alpha is not None:
+        raise ModelError("--alpha and --no-smooth exclude each other")
+    alpha = None if args.no_smooth else parse_alpha(args.alpha or "0.5")
+    smoothing = export_w8a8(
+        args.hf_dir, args.out, args.calib, alpha, args.samples, args.seq_len, args.block, args.act == "static",
+        tokenizer, progress,
+    )  # fmt: skip
+    if alpha == "auto" and (progress or args.verbose):
+        print(*describe(smoothing, args.verbose), sep="\n", file=sys.stderr)
 
 
 def main() -> int:
@@ -16,18 +35,30 @@ def main() -> int:
         prog="python -m export", description="Turn a Hugging Face directory into one model file."
     )
     schemes = parser.add_subparsers(dest="scheme", required=True)
-    p = schemes.add_parser("q8", help="int8 weights, one fp32 scale a group, for runq")
-    p.add_argument("hf_dir", type=Path, metavar="HF_DIR")
-    p.add_argument("out", type=Path, metavar="OUT.bin")
-    p.add_argument("--group-size", type=int, default=64, metavar="N", help="weights that share a scale (64)")
-    p.add_argument("--no-tokenizer", action="store_true", help="leave it out: the file then runs on token ids alone")
-    p.add_argument("--quiet", action="store_true", help="no progress bar")
+    q8 = schemes.add_parser("q8", help="int8 weights, one fp32 scale a group, for runq")
+    w8a8 = schemes.add_parser("w8a8", help="SmoothQuant: int8 weights, one fp32 scale a row, for runq_w8a8")
+    for p in (q8, w8a8):
+        p.add_argument("hf_dir", type=Path, metavar="HF_DIR")
+        p.add_argument("out", type=Path, metavar="OUT.bin")
+        p.add_argument("--no-tokenizer", action="store_true", help="leave it out: the file runs on token ids alone")
+        p.add_argument("--quiet", action="store_true", help="no progress bar")
+    q8.add_argument("--group-size", type=int, default=64, metavar="N", help="weights that share a scale (64)")
+    p = w8a8
+    p.add_argument("--calib", type=Path, metavar="TEXT", help="a text to calibrate with, of the kind the model is for")
+    p.add_argument("--alpha", metavar="X", help="how far outliers move to the weights, 0 to 1, or auto (0.5)")
+    p.add_argument("--samples", type=int, default=16, metavar="N", help="pieces of the text to calibrate with (16)")
+    p.add_argument("--seq-len", type=int, metavar="N", help="tokens in each (min(512, the model's context))")
+    p.add_argument("--no-smooth", action="store_true", help="quantize the weights as they are")
+    p.add_argument("--block", type=int, default=0, metavar="N", help="values that share a scale: 32, or 0: a row (0)")
+    p.add_argument("--act", choices=("dynamic", "static"), default="dynamic",
+                   help="scales of activations: each token's own, or one a place from calibration")  # fmt: skip
+    p.add_argument("--verbose", action="store_true", help="with --alpha auto: what was chosen for every layer")
     args = parser.parse_args()
 
     start = time.monotonic()
     warnings.showwarning = lambda message, *_: print(f"export: warning: {message}", file=sys.stderr)
     try:
-        export_q8(args.hf_dir, args.out, args.group_size, not args.no_tokenizer, progress=not args.quiet)
+        run(args)
     except (ModelError, OSError, ValueError) as error:
         print(f"export: {error}", file=sys.stderr)
         return 1

@@ -16,18 +16,44 @@ from typing import BinaryIO
 
 import numpy as np
 
-from golden.checkpoint import Checkpoint, Config, ModelError, read_json
+from golden.checkpoint import Checkpoint, Config, ModelError, RopeScaling, read_json
+from golden.q8 import quantize
 
 MAGIC_Q8, VERSION_Q8 = 0x616B3432, 2  # "ak42", llama2.c's version 2
+MAGIC_W8A8, VERSION_W8A8 = 0x616B3838, 1
 HEADER_SIZE = 256
 EXTENSION_MAGIC = 0x31584B41  # "AKX1"
 ARCH_NUMBER = {"llama": 1, "qwen3": 2}
 MAX_EOS_IDS = 8
+MAX_ROW = 65536  # columns of a matrix with one scale a row: 65536 * 127^2 < 2^31
+BLOCK_VALUES = 1 << 24  # quantize this many weights at a time, so that memory stays bounded whatever the matrix
 
 # Struct formats without padding, little-endian. The fields at 0x25 and 0x29 are unaligned, as in llama2.c.
 _HEADER = "<Ii7iBi"  # magic, version, seven dimensions, shared_classifier, group_size
-_EXTENSION = "<IIiiffIfffiii8iffiQQI"
+_EXTENSION = "<IIiiffIfffiii8iffiQQIi"  # up to the checksum and W8A8's activations
 _EXTENSION_OFFSET, _CHECKSUM_OFFSET = 0x40, 0xB0
+
+
+def norm_names(config: Config) -> Iterator[str]:
+    """Step names of the fp32 vectors, in the order of the file."""
+    layers = [f"layers.{i}." for i in range(config.n_layers)]
+    yield from (layer + "attn.norm" for layer in layers)
+    yield from (layer + "ffn.norm" for layer in layers)
+    yield "norm"
+    if config.arch == "qwen3":
+        yield from (layer + "attn.q_norm" for layer in layers)
+        yield from (layer + "attn.k_norm" for layer in layers)
+
+
+def matrix_names(config: Config) -> Iterator[str]:
+    """Step names of the quantized matrices, in the order of the file."""
+    layers = [f"layers.{i}." for i in range(config.n_layers)]
+    yield "embed"
+    for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj",
+                 "ffn.gate_proj", "ffn.down_proj", "ffn.up_proj"):  # fmt: skip
+        yield from (layer + part for layer in layers)
+    if not config.tied:
+        yield "classifier"
 
 
 @dataclass(frozen=True)
@@ -85,8 +111,12 @@ def header(
     group_size: int,
     tokenizer_offset: int,
     tokenizer: bytes,
+    activations: int = 0,
 ) -> bytes:
-    """The 256 bytes in front of the weights, with the checksum over them and the tokenizer section."""
+    """The 256 bytes in front of the weights, with the checksum over them and the tokenizer section.
+
+    group_size 0: one scale a row. activations: 1 if W8A8's activations have static scales, otherwise 0.
+    """
     c, s = config, config.rope_scaling
     head = bytearray(HEADER_SIZE)
     dims = (c.dim, c.hidden_dim, c.n_layers, c.n_heads, c.n_kv_heads, c.vocab_size, c.max_seq_len)
@@ -115,9 +145,66 @@ def header(
         tokenizer_offset,
         len(tokenizer),
         0,
+        activations,
     )
     struct.pack_into("<I", head, _CHECKSUM_OFFSET, zlib.crc32(tokenizer, zlib.crc32(head)))
     return bytes(head)
+
+
+@dataclass(frozen=True)
+class FileHeader:
+    """What a header says about the weights behind it."""
+
+    config: Config
+    group_size: int  # 0: one scale a row
+    activations: int  # W8A8: 0 dynamic, 1 static
+    weights_end: int  # where the tokenizer section begins
+
+
+def read_header(path: Path, magic: int, version: int) -> FileHeader:
+    """The header of a file that `header` wrote. Raises ModelError if it is of another kind or inconsistent."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as f:
+            head = f.read(HEADER_SIZE)
+            if len(head) < HEADER_SIZE:
+                raise ModelError(f"{path}: {size} bytes, too short for a model file")
+            found, found_version, *dims, tied, group_size = struct.unpack_from(_HEADER, head)
+            if (found, found_version) != (magic, version):
+                raise ModelError(
+                    f"{path}: magic 0x{found:08x} version {found_version}, expected 0x{magic:08x} version {version}"
+                )
+            extension = struct.unpack_from(_EXTENSION, head, _EXTENSION_OFFSET)
+            offset, tokenizer_size, checksum, activations = extension[-4:]
+            if offset + tokenizer_size != size or offset < HEADER_SIZE:
+                raise ModelError(f"{path}: {size} bytes, the header says {offset + tokenizer_size}")
+            f.seek(offset)
+            blank = head[:_CHECKSUM_OFFSET] + bytes(4) + head[_CHECKSUM_OFFSET + 4 :]
+            if zlib.crc32(f.read(), zlib.crc32(blank)) != checksum:
+                raise ModelError(f"{path}: the checksum does not hold")
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
+    _, arch, head_dim, _, norm_eps, rope_theta, scaled, *scaling = extension[:11]
+    archs = {number: name for name, number in ARCH_NUMBER.items()}
+    if arch not in archs:
+        raise ModelError(f"{path}: arch is {arch}, expected one of {sorted(archs)}")
+    dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len = dims
+    config = Config(
+        arch=archs[arch],
+        dim=dim,
+        hidden_dim=hidden_dim,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        max_seq_len=max_seq_len,
+        tied=bool(tied),
+        norm_eps=norm_eps,
+        rope_theta=rope_theta,
+        rope_scaling=RopeScaling(*scaling) if scaled else None,
+    )
+    return FileHeader(config, group_size, activations, offset)
 
 
 @contextmanager
@@ -147,7 +234,18 @@ def write_array(f: BinaryIO, values: np.ndarray, dtype: str) -> None:
     f.write(np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<")).data)
 
 
-def check_group_size(checkpoint: Checkpoint, group_size: int) -> None:
+def write_matrix(f: BinaryIO, weight: np.ndarray, group_size: int) -> None:
+    """Codes of the whole matrix (n_out, n_in), then its scales (n_out, n_in / group_size). 0: a group is a row."""
+    rows = max(1, BLOCK_VALUES // weight.shape[1])
+    scales = []
+    for start in range(0, len(weight), rows):
+        block = quantize(weight[start : start + rows], group_size or weight.shape[1])
+        write_array(f, block.codes, "i1")
+        scales.append(block.scales)
+    write_array(f, np.concatenate(scales), "f4")
+
+
+def check_group_size(checkpoint: Checkpoint, group_size: int, option: str = "--group-size") -> None:
     """Refuses a group size that does not divide every row of every matrix; names the largest power of two that does."""
     c = checkpoint.config
     rows = {"hidden_size": c.dim, "intermediate_size": c.hidden_dim, "num_attention_heads * head_dim": c.q_dim}
@@ -155,10 +253,20 @@ def check_group_size(checkpoint: Checkpoint, group_size: int) -> None:
     while all(n % (2 * best) == 0 for n in rows.values()):
         best *= 2
     if group_size < 4 or group_size % 4:
-        raise ModelError(f"--group-size is {group_size}, expected a multiple of 4; {best} would do")
+        raise ModelError(f"{option} is {group_size}, expected a multiple of 4; {best} would do")
     for name, n in rows.items():
         if n % group_size:
             raise ModelError(
-                f"{checkpoint.path / 'config.json'}: {name} is {n}, not a multiple of --group-size {group_size}; "
+                f"{checkpoint.path / 'config.json'}: {name} is {n}, not a multiple of {option} {group_size}; "
                 f"the largest power of two that would do is {best}"
             )
+
+
+def check_rows(checkpoint: Checkpoint) -> None:
+    """Refuses rows that cannot share one scale: no multiple of 4, or so long that a sum of products leaves int32."""
+    c = checkpoint.config
+    rows = {"hidden_size": c.dim, "intermediate_size": c.hidden_dim, "num_attention_heads * head_dim": c.q_dim}
+    for name, n in rows.items():
+        if n % 4 or n > MAX_ROW:
+            path = checkpoint.path / "config.json"
+            raise ModelError(f"{path}: {name} is {n}, expected a multiple of 4, at most {MAX_ROW}")

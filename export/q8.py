@@ -5,11 +5,8 @@ then the classifier if it has its own weights. Rows of q and k (and Qwen3's head
 of halves to adjacent pairs, the order in which runq rotates.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
-import numpy as np
 from tqdm import tqdm
 
 from export.model_file import (
@@ -18,49 +15,16 @@ from export.model_file import (
     VERSION_Q8,
     check_group_size,
     header,
+    matrix_names,
+    norm_names,
     read_generation,
     replacing,
     write_array,
+    write_matrix,
 )
 from export.tokenizer import tokenizer_section
-from golden.checkpoint import Checkpoint, Config
+from golden.checkpoint import Checkpoint
 from golden.forward import load_weight
-from golden.q8 import quantize
-
-BLOCK_VALUES = 1 << 24  # quantize this many weights at a time, so that memory stays bounded whatever the matrix
-
-
-def norm_names(config: Config) -> Iterator[str]:
-    """Step names of the fp32 vectors, in the order of the file."""
-    layers = [f"layers.{i}." for i in range(config.n_layers)]
-    yield from (layer + "attn.norm" for layer in layers)
-    yield from (layer + "ffn.norm" for layer in layers)
-    yield "norm"
-    if config.arch == "qwen3":
-        yield from (layer + "attn.q_norm" for layer in layers)
-        yield from (layer + "attn.k_norm" for layer in layers)
-
-
-def matrix_names(config: Config) -> Iterator[str]:
-    """Step names of the quantized matrices, in the order of the file."""
-    layers = [f"layers.{i}." for i in range(config.n_layers)]
-    yield "embed"
-    for part in ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj",
-                 "ffn.gate_proj", "ffn.down_proj", "ffn.up_proj"):  # fmt: skip
-        yield from (layer + part for layer in layers)
-    if not config.tied:
-        yield "classifier"
-
-
-def write_matrix(f: BinaryIO, weight: np.ndarray, group_size: int) -> None:
-    """Codes of the whole matrix (n_out, n_in), then its scales (n_out, n_in / group_size)."""
-    rows = max(1, BLOCK_VALUES // weight.shape[1])
-    scales = []
-    for start in range(0, len(weight), rows):
-        block = quantize(weight[start : start + rows], group_size)
-        write_array(f, block.codes, "i1")
-        scales.append(block.scales)
-    write_array(f, np.concatenate(scales), "f4")
 
 
 def export_q8(

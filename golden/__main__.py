@@ -2,22 +2,30 @@
 
 import argparse
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 
-from golden.checkpoint import Checkpoint, ModelError
-from golden.forward import Fp32, forward
+from golden.checkpoint import Checkpoint, Config, ModelError
+from golden.forward import Fp32, Scheme, forward
 from golden.make import make
 from golden.perplexity import encode, perplexity
 from golden.q8 import Q8
 from golden.trace import compare, read_trace, replay, summarize
+from golden.w8a8 import W8A8
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def scheme_of(name: str, checkpoint: Checkpoint, group_size: int):  # noqa: ANN201
-    """The scheme object and whether its q and k rows are in adjacent pairs."""
-    return (Fp32(checkpoint), False) if name == "fp32" else (Q8(checkpoint, group_size), True)
+def model_of(path: Path, scheme: str, group_size: int) -> tuple[Config, Scheme, bool]:
+    """Config, scheme and whether q and k rows are in adjacent pairs: of a W8A8 file, or a Hugging Face directory."""
+    if path.is_file():
+        model = W8A8(path)
+        return model.config, model, True
+    checkpoint = Checkpoint(path)
+    if scheme == "fp32":
+        return checkpoint.config, Fp32(checkpoint), False
+    return checkpoint.config, Q8(checkpoint, group_size), True
 
 
 def main() -> int:
@@ -33,17 +41,20 @@ def main() -> int:
     p.add_argument("a", type=Path, help="the reference's trace")
     p.add_argument("b", type=Path, help="the trace to judge")
     p.add_argument("-v", "--verbose", action="store_true", help="list every step")
-    p.add_argument("--model", type=Path, metavar="HF_DIR", help="judge each operation of B alone, from B's own inputs")
-    p.add_argument("--group-size", type=int, default=64)
+    p.add_argument("--model", type=Path, metavar="HF_DIR|W8A8.bin",
+                   help="judge each operation of B alone, from B's own inputs; a directory means Q8")  # fmt: skip
+    p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
 
     p = commands.add_parser("ppl", help="perplexity of a text file")
     p.add_argument("hf_dir", type=Path)
     p.add_argument("text", type=Path)
     p.add_argument("--scheme", choices=("fp32", "q8"), default="fp32")
-    p.add_argument("--group-size", type=int, default=64)
+    p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
+    p.add_argument("--file", type=Path, metavar="W8A8.bin", help="run this file; the directory gives the tokenizer")
     p.add_argument("--ctx", type=int, help="context length (min(4096, the model's))")
 
     args = parser.parse_args()
+    warnings.showwarning = lambda message, *_: print(f"golden: warning: {message}", file=sys.stderr)
     try:
         if args.command == "make":
             make(args.models, args.out)
@@ -52,21 +63,20 @@ def main() -> int:
             a, b = read_trace(args.a), read_trace(args.b)
             reports = compare(a, b)
             if args.model:
-                checkpoint = Checkpoint(args.model)
-                scheme, interleaved = scheme_of("q8", checkpoint, args.group_size)
-
-                def run(tokens, step):  # noqa: ANN001, ANN202
-                    return forward(checkpoint.config, scheme, tokens, step, interleaved)
-
-                reports = replay(run, b)
+                config, scheme, interleaved = model_of(args.model, "q8", args.group_size)
+                reports = replay(partial(forward, config, scheme, interleaved=interleaved), b)
             text, ok = summarize(reports, args.verbose)
             print(text)
             return 0 if ok else 1
-        checkpoint = Checkpoint(args.hf_dir)
-        scheme, interleaved = scheme_of(args.scheme, checkpoint, args.group_size)
+        config, scheme, interleaved = model_of(args.file or args.hf_dir, args.scheme, args.group_size)
+        tokenizer = args.hf_dir / "tokenizer.json"
+        if not tokenizer.is_file():
+            raise ModelError(f"{tokenizer}: no such file")
         ids, bos = encode(args.hf_dir, args.text.read_text(encoding="utf-8"))
-        context = args.ctx or min(4096, checkpoint.config.max_seq_len)
-        logits = partial(forward, checkpoint.config, scheme, interleaved=interleaved)
+        if ids and max(ids) >= config.vocab_size:
+            raise ModelError(f"{tokenizer}: gives id {max(ids)}, the model has {config.vocab_size}")
+        context = args.ctx or min(4096, config.max_seq_len)
+        logits = partial(forward, config, scheme, interleaved=interleaved)
         value, n = perplexity(logits, ids, bos, context)
         print(f"perplexity {value:.4f} over {n} tokens (windows of {context})")
         return 0

@@ -107,13 +107,15 @@ def attention_scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     Query head h reads key head h / (H / G) (Ainslie et al. 2023, arXiv 2305.13245).
     """
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    return (np.einsum("qhd,khd->qhk", q.astype(F64), k.astype(F64)) / np.sqrt(q.shape[-1])).astype(F32)
+    dots = q.astype(F64).transpose(1, 0, 2) @ k.astype(F64).transpose(1, 2, 0)  # (H, n, n)
+    return (dots.transpose(1, 0, 2) / np.sqrt(q.shape[-1])).astype(F32)
 
 
 def attention_mix(probs: np.ndarray, v: np.ndarray) -> np.ndarray:
     """The mean of v under each head's probabilities, (n, H, head_dim) fp32. probs: (n, H, n), v: (n, G, head_dim)."""
     v = np.repeat(v, probs.shape[1] // v.shape[1], axis=1)
-    return np.einsum("qhk,khd->qhd", probs.astype(F64), v.astype(F64)).astype(F32)
+    mix = probs.astype(F64).transpose(1, 0, 2) @ v.astype(F64).transpose(1, 0, 2)  # (H, n, head_dim)
+    return mix.transpose(1, 0, 2).astype(F32)
 
 
 def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
@@ -132,46 +134,57 @@ def ignore(_name: str, value: np.ndarray) -> np.ndarray:
     return value
 
 
+def forward_layer(
+    config: Config,
+    scheme: Scheme,
+    i: int,
+    x: np.ndarray,
+    rotation: tuple[np.ndarray, np.ndarray],
+    step: Step = ignore,
+    interleaved: bool = False,
+) -> np.ndarray:
+    """What layer i makes of x, (n, dim) fp32. rotation: cos and sin of each position, from `rope_table`."""
+    c, n, layer = config, len(x), f"layers.{i}."
+    cos, sin = rotation
+    future = np.triu(np.ones((n, n), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
+
+    h = step(layer + "attn.norm", rmsnorm(x, scheme.vector(layer + "attn.norm"), c.norm_eps))
+    h = scheme.activation(step, layer + "attn.norm", h)
+    q = step(layer + "attn.q_proj", scheme.linear(h, layer + "attn.q_proj"))  # (n, H * head_dim)
+    k = step(layer + "attn.k_proj", scheme.linear(h, layer + "attn.k_proj"))  # (n, G * head_dim)
+    v = step(layer + "attn.v_proj", scheme.linear(h, layer + "attn.v_proj"))  # (n, G * head_dim)
+    q, k, v = (t.reshape(n, -1, c.head_dim) for t in (q, k, v))
+    if c.arch == "qwen3":
+        q = step(layer + "attn.q_norm", rmsnorm(q, scheme.vector(layer + "attn.q_norm"), c.norm_eps))
+        k = step(layer + "attn.k_norm", rmsnorm(k, scheme.vector(layer + "attn.k_norm"), c.norm_eps))
+    q = step(layer + "attn.q_rope", rope(q, cos, sin, interleaved))
+    k = step(layer + "attn.k_rope", rope(k, cos, sin, interleaved))
+    scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n)
+    probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
+    a = step(layer + "attn.mix", attention_mix(probs, v).reshape(n, -1))  # (n, H * head_dim)
+    a = scheme.activation(step, layer + "attn.mix", a)
+    o = step(layer + "attn.o_proj", scheme.linear(a, layer + "attn.o_proj"))  # (n, dim)
+    x = step(layer + "attn.residual", x + o)
+
+    h = step(layer + "ffn.norm", rmsnorm(x, scheme.vector(layer + "ffn.norm"), c.norm_eps))
+    h = scheme.activation(step, layer + "ffn.norm", h)
+    gate = step(layer + "ffn.gate_proj", scheme.linear(h, layer + "ffn.gate_proj"))  # (n, hidden_dim)
+    up = step(layer + "ffn.up_proj", scheme.linear(h, layer + "ffn.up_proj"))  # (n, hidden_dim)
+    s = step(layer + "ffn.swiglu", swiglu(gate, up))
+    s = scheme.activation(step, layer + "ffn.swiglu", s)
+    down = step(layer + "ffn.down_proj", scheme.linear(s, layer + "ffn.down_proj"))  # (n, dim)
+    return step(layer + "ffn.residual", x + down)
+
+
 def forward(
     config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ignore, interleaved: bool = False
 ) -> np.ndarray:
     """Logits (n, vocab_size) fp32 of each token of a sequence that starts at position 0."""
-    c, n = config, len(tokens)
-    cos, sin = rope_table(c, np.arange(n))
-    future = np.triu(np.ones((n, n), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
-
+    rotation = rope_table(config, np.arange(len(tokens)))
     x = step("embed", scheme.embedding(tokens))  # (n, dim)
-    for i in range(c.n_layers):
-        layer = f"layers.{i}."
-
-        h = step(layer + "attn.norm", rmsnorm(x, scheme.vector(layer + "attn.norm"), c.norm_eps))
-        h = scheme.activation(step, layer + "attn.norm", h)
-        q = step(layer + "attn.q_proj", scheme.linear(h, layer + "attn.q_proj"))  # (n, H * head_dim)
-        k = step(layer + "attn.k_proj", scheme.linear(h, layer + "attn.k_proj"))  # (n, G * head_dim)
-        v = step(layer + "attn.v_proj", scheme.linear(h, layer + "attn.v_proj"))  # (n, G * head_dim)
-        q, k, v = (t.reshape(n, -1, c.head_dim) for t in (q, k, v))
-        if c.arch == "qwen3":
-            q = step(layer + "attn.q_norm", rmsnorm(q, scheme.vector(layer + "attn.q_norm"), c.norm_eps))
-            k = step(layer + "attn.k_norm", rmsnorm(k, scheme.vector(layer + "attn.k_norm"), c.norm_eps))
-        q = step(layer + "attn.q_rope", rope(q, cos, sin, interleaved))
-        k = step(layer + "attn.k_rope", rope(k, cos, sin, interleaved))
-        scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n)
-        probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
-        a = step(layer + "attn.mix", attention_mix(probs, v).reshape(n, -1))  # (n, H * head_dim)
-        a = scheme.activation(step, layer + "attn.mix", a)
-        o = step(layer + "attn.o_proj", scheme.linear(a, layer + "attn.o_proj"))  # (n, dim)
-        x = step(layer + "attn.residual", x + o)
-
-        h = step(layer + "ffn.norm", rmsnorm(x, scheme.vector(layer + "ffn.norm"), c.norm_eps))
-        h = scheme.activation(step, layer + "ffn.norm", h)
-        gate = step(layer + "ffn.gate_proj", scheme.linear(h, layer + "ffn.gate_proj"))  # (n, hidden_dim)
-        up = step(layer + "ffn.up_proj", scheme.linear(h, layer + "ffn.up_proj"))  # (n, hidden_dim)
-        s = step(layer + "ffn.swiglu", swiglu(gate, up))
-        s = scheme.activation(step, layer + "ffn.swiglu", s)
-        down = step(layer + "ffn.down_proj", scheme.linear(s, layer + "ffn.down_proj"))  # (n, dim)
-        x = step(layer + "ffn.residual", x + down)
-
-    h = step("norm", rmsnorm(x, scheme.vector("norm"), c.norm_eps))
+    for i in range(config.n_layers):
+        x = forward_layer(config, scheme, i, x, rotation, step, interleaved)
+    h = step("norm", rmsnorm(x, scheme.vector("norm"), config.norm_eps))
     h = scheme.activation(step, "norm", h)
     return step("logits", scheme.linear(h, "classifier"))
 
@@ -224,8 +237,12 @@ class Fp32:
 
     def vector(self, name: str) -> np.ndarray:
         if name not in self._weights:
-            self._weights[name] = load_weight(self._checkpoint, name, self._interleaved)
+            self._weights[name] = self.load(name)
         return self._weights[name]
+
+    def load(self, name: str) -> np.ndarray:
+        """The weight that a step uses."""
+        return load_weight(self._checkpoint, name, self._interleaved)
 
     def embedding(self, tokens: np.ndarray) -> np.ndarray:
         return self.vector("embed")[tokens]

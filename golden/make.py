@@ -3,24 +3,33 @@
 golden/data/ops.safetensors                each operation alone, with inputs that probe its edges
 golden/data/<model>.q8.trace.safetensors   every step of the Q8 forward pass over a prompt
 golden/data/<model>.q8.json                greedy generations, and perplexities of the held-out text
+golden/data/<model>.w8a8[...]              the same for each of W8A8_VARIANTS, calibrated on models/calibration.txt
 
 Running it twice changes no byte.
 """
 
 import json
+import tempfile
+import zlib
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
+from export.w8a8 import export_w8a8
 from golden.checkpoint import Checkpoint, Config, RopeScaling
 from golden.forward import (
     F32,
     Fp32,
+    Scheme,
+    Step,
     attention_mix,
     attention_scores,
     forward,
+    ignore,
     rmsnorm,
     rope,
     rope_frequencies,
@@ -31,14 +40,22 @@ from golden.forward import (
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8, accumulators, dequantize, matmul, quantize
 from golden.trace import Recorder, write_trace
+from golden.w8a8 import W8A8, quantize_static
 
 MODELS = ("tiny-llama", "tiny-qwen3")
+W8A8_VARIANTS = {  # name -> options of the export
+    "w8a8": {},
+    "w8a8-block32": {"block": 32},
+    "w8a8-static": {"static": True},
+}
+CALIBRATION_SAMPLES, CALIBRATION_SEQ_LEN = 16, 256
 PROMPT = "Once"
 NEW_TOKENS = 64
 TRACE_TOKENS = 6
 TRACE_CANDIDATES = 400
 CLEAR_PROMPT_WORDS = 12
 CLEAR_PROMPT_CANDIDATES = 60
+NOISY_RUNS = 8
 
 
 # ----------------------------------------------------------------------------
@@ -115,6 +132,49 @@ def op_vectors() -> dict[str, np.ndarray]:
     gate = np.concatenate([rng.standard_normal(100) * 3, [0.0, -0.0, 88.0, -88.0, 200.0, -200.0]]).astype(F32)
     up = rng.standard_normal(len(gate)).astype(F32)
     out |= {"swiglu.gate": gate, "swiglu.up": up, "swiglu.out": swiglu(gate, up)}
+    return out | w8a8_op_vectors(np.random.default_rng(3))
+
+
+def w8a8_op_vectors(rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """What W8A8 adds: groups as long as a row, and static scales."""
+    out: dict[str, np.ndarray] = {}
+    for n in (64, 384, 2048):
+        x = edge_groups(rng, n)[:, :n].copy()
+        x[6, : n // 2] = 0
+        quantized = quantize(x, n)
+        p = f"quantize.row{n}."
+        out |= {p + "x": x, p + "codes": quantized.codes, p + "scales": quantized.scales}
+        out[p + "dequantized"] = dequantize(quantized)
+
+    for n, m, k in ((2, 5, 384), (3, 17, 2048)):
+        xq = quantize(rng.standard_normal((n, k)).astype(F32), k)
+        wq = quantize(rng.standard_normal((m, k)).astype(F32), k)
+        p = f"matmul.{n}x{m}x{k}g{k}."
+        out |= {p + "x.codes": xq.codes, p + "x.scales": xq.scales, p + "w.codes": wq.codes, p + "w.scales": wq.scales}
+        out |= {p + "accumulators": accumulators(xq, wq), p + "out": matmul(xq, wq)}
+    k = 2048  # the largest accumulators that there are: all codes 127, and the signs mixed
+    signs = np.where(rng.random((2, k)) < 0.5, -1, 1)
+    xq, wq = quantize(np.array([np.ones(k), signs[0]], F32), k), quantize(np.array([np.ones(k), *signs], F32), k)
+    p = f"matmul.2x3x{k}g{k}."
+    out |= {p + "x.codes": xq.codes, p + "x.scales": xq.scales, p + "w.codes": wq.codes, p + "w.scales": wq.scales}
+    out |= {p + "accumulators": accumulators(xq, wq), p + "out": matmul(xq, wq)}
+
+    halves = (np.arange(64) % 32) - 15.5  # ties at scale 1
+    for case, scale in (("one", 1.0), ("tenth", 0.1), ("zero", 0.0), ("tiny", 1e-38), ("two", 2.0)):
+        rows = [
+            rng.standard_normal(64) * scale * 40,
+            halves * scale,
+            np.zeros(64),
+            np.full(64, -0.0),
+            rng.standard_normal(64) * scale * 1e4,  # nearly all far beyond 127 * scale
+            np.where(np.arange(64) % 2, 3e38, -3e38),
+            np.where(np.arange(64) % 2, 127.5, -127.5) * scale,
+            np.arange(64) * 0.0625 * scale,
+        ]
+        x, s = np.array(rows).astype(F32), F32(scale)
+        quantized = quantize_static(x, s)
+        p = f"quantize_static.{case}."
+        out |= {p + "x": x, p + "scale": np.array([s]), p + "codes": quantized.codes}
     return out
 
 
@@ -153,13 +213,37 @@ def generation(logits: Logits, tokenizer: Tokenizer, prompt: str) -> dict:
     return {"prompt": prompt, "prompt_ids": ids, "new_ids": new_ids, "leads": [round(lead, 5) for lead in leads]}
 
 
-def clear_prompt(logits: Logits, tokenizer: Tokenizer, held_out: str) -> str:
-    """Of the first words of many held-out stories, those whose continuation has the largest smallest lead."""
+class Noise:
+    """A step that changes every fp32 result by a few times what another order of additions would."""
+
+    def __init__(self, seed: int):
+        self._rng = np.random.default_rng(seed)
+
+    def __call__(self, name: str, value: np.ndarray) -> np.ndarray:
+        if value.dtype != F32 or name.endswith(".s"):
+            return value
+        return value * (1 + 1e-6 * self._rng.standard_normal(value.shape)).astype(F32)
+
+
+def clear_prompt(config: Config, scheme: Scheme, tokenizer: Tokenizer, held_out: str) -> str:
+    """Of the first words of many held-out stories, those whose continuation has the largest smallest lead.
+
+    Rounding may turn a code over, and behind it logits part by more than they do otherwise. So the continuation also
+    has to be the same in a few runs with noise.
+    """
+
+    def logits(tokens: np.ndarray, step: Step = ignore) -> np.ndarray:
+        return forward(config, scheme, tokens, step, interleaved=True)
+
     best, best_lead = "", 0.0
     for story in held_out.split("\n\n")[:CLEAR_PROMPT_CANDIDATES]:
         prompt = " ".join(story.split()[:CLEAR_PROMPT_WORDS])
-        _, leads = greedy(logits, tokenizer.encode(prompt).ids, NEW_TOKENS, give_up=best_lead)
-        if len(leads) == NEW_TOKENS and min(leads) > best_lead:
+        ids = tokenizer.encode(prompt).ids
+        new_ids, leads = greedy(logits, ids, NEW_TOKENS, give_up=best_lead)
+        if len(leads) < NEW_TOKENS or min(leads) <= best_lead:
+            continue
+        noisy = (greedy(partial(logits, step=Noise(seed)), ids, NEW_TOKENS) for seed in range(NOISY_RUNS))
+        if all(found == new_ids for found, _ in noisy):
             best, best_lead = prompt, min(leads)
     return best
 
@@ -175,11 +259,12 @@ def rounding_margin(tensors: dict[str, np.ndarray]) -> float:
         if name.endswith(".q"):
             x, scales = tensors[name[:-2]], tensors[name[:-2] + ".s"]
             codes = x.reshape(*scales.shape, -1) / np.where(scales > 0, scales, 1)[..., None].astype(np.float64)
+            codes = np.clip(codes, -127, 127)  # beyond a static scale's range nothing changes any more
             smallest = min(smallest, float(np.abs(np.abs(codes - np.floor(codes)) - 0.5).min()))
     return smallest
 
 
-def best_trace(config: Config, scheme: Q8, ids: list[int]) -> tuple[dict[str, np.ndarray], float]:
+def best_trace(config: Config, scheme: Scheme, ids: list[int]) -> tuple[dict[str, np.ndarray], float]:
     """The trace of a short piece of the held-out text, and its margin: of many pieces the one with the largest."""
     best: dict[str, np.ndarray] = {}
     margin = -1.0
@@ -193,41 +278,64 @@ def best_trace(config: Config, scheme: Q8, ids: list[int]) -> tuple[dict[str, np
     return best, margin
 
 
-def make_model_goldens(hf_dir: Path, held_out: Path, out: Path) -> None:
-    """Trace, greedy ids and perplexities of one model in Q8."""
-    name, checkpoint = hf_dir.name, Checkpoint(hf_dir)
-    config, scheme = checkpoint.config, Q8(checkpoint)
+@dataclass(frozen=True)
+class HeldOut:
+    """The held-out text, for one model: as text, as tokens, and its perplexity in fp32."""
 
-    def q8(tokens: np.ndarray) -> np.ndarray:
+    hf_dir: Path
+    text: str
+    ids: list[int]
+    bos: int | None
+    context: int
+    n_scored: int
+    fp32: float
+
+
+def read_held_out(hf_dir: Path, path: Path) -> HeldOut:
+    """The text of the file and what the unquantized model makes of it."""
+    checkpoint, text = Checkpoint(hf_dir), path.read_text(encoding="utf-8")
+    reference = Fp32(checkpoint)
+    ids, bos = encode(hf_dir, text)
+    context = min(4096, checkpoint.config.max_seq_len)
+    value, n = perplexity(lambda tokens: forward(checkpoint.config, reference, tokens), ids, bos, context)
+    return HeldOut(hf_dir, text, ids, bos, context, n, value)
+
+
+def make_scheme_goldens(
+    config: Config, scheme: Scheme, variant: str, held_out: HeldOut, out: Path, more: dict | None = None
+) -> None:
+    """Trace, greedy ids and perplexities of one model in one scheme; `more` goes to the end of the json."""
+    name = f"{held_out.hf_dir.name}.{variant}"
+
+    def logits(tokens: np.ndarray) -> np.ndarray:
         return forward(config, scheme, tokens, interleaved=True)
 
-    def fp32(tokens: np.ndarray) -> np.ndarray:
-        return forward(config, reference, tokens)
-
-    text = held_out.read_text(encoding="utf-8")
-    tokenizer = Tokenizer.from_file(str(hf_dir / "tokenizer.json"))
-    generations = [generation(q8, tokenizer, prompt) for prompt in (PROMPT, clear_prompt(q8, tokenizer, text))]
-
-    ids, bos = encode(hf_dir, text)
-    trace, margin = best_trace(config, scheme, ids)
-    write_trace(out / f"{name}.q8.trace.safetensors", trace)
-
-    reference = Fp32(checkpoint)
-    context = min(4096, config.max_seq_len)
-    fp32_value, n_scored = perplexity(fp32, ids, bos, context)
-    q8_value, _ = perplexity(q8, ids, bos, context)
+    tokenizer = Tokenizer.from_file(str(held_out.hf_dir / "tokenizer.json"))
+    prompts = (PROMPT, clear_prompt(config, scheme, tokenizer, held_out.text))
+    generations = [generation(logits, tokenizer, prompt) for prompt in prompts]
+    trace, margin = best_trace(config, scheme, held_out.ids)
+    write_trace(out / f"{name}.trace.safetensors", trace)
+    value, _ = perplexity(logits, held_out.ids, held_out.bos, held_out.context)
     goldens = {
         "generations": generations,
         "trace_ids": trace["tokens"].tolist(),
         "trace_margin": round(margin, 8),
-        "held_out": {"tokens": n_scored, "fp32": round(fp32_value, 5), "q8": round(q8_value, 5)},
-    }
+        "held_out": {"tokens": held_out.n_scored, "fp32": round(held_out.fp32, 5), variant: round(value, 5)},
+    } | (more or {})
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in goldens.items())
-    (out / f"{name}.q8.json").write_text("{\n" + lines + "\n}\n", encoding="utf-8")
+    (out / f"{name}.json").write_text("{\n" + lines + "\n}\n", encoding="utf-8")
     print(
-        f"{name}: perplexity {fp32_value:.4f} in fp32, {q8_value:.4f} in Q8; "
+        f"{name}: perplexity {held_out.fp32:.4f} in fp32, {value:.4f} quantized; "
         f"smallest leads {[min(g['leads']) for g in generations]}; rounding margin of the trace {margin:.1e}"
     )
+
+
+def export_variant(hf_dir: Path, calibration: Path, variant: str, out: Path) -> None:
+    """The W8A8 file behind the golden vectors of a variant."""
+    export_w8a8(
+        hf_dir, out, calibration, n_samples=CALIBRATION_SAMPLES, seq_len=CALIBRATION_SEQ_LEN, progress=False,
+        **W8A8_VARIANTS[variant],
+    )  # fmt: skip
 
 
 def make(models: Path, out: Path) -> None:
@@ -235,4 +343,12 @@ def make(models: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     save_file({name: np.ascontiguousarray(v) for name, v in op_vectors().items()}, out / "ops.safetensors")
     for name in MODELS:
-        make_model_goldens(models / name, models / "held_out.txt", out)
+        hf_dir = models / name
+        checkpoint, held_out = Checkpoint(hf_dir), read_held_out(hf_dir, models / "held_out.txt")
+        make_scheme_goldens(checkpoint.config, Q8(checkpoint), "q8", held_out, out)
+        for variant in W8A8_VARIANTS:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / "model.bin"
+                export_variant(hf_dir, models / "calibration.txt", variant, file)
+                scheme, crc = W8A8(file), zlib.crc32(file.read_bytes())
+                make_scheme_goldens(scheme.config, scheme, variant, held_out, out, {"file_crc32": crc})

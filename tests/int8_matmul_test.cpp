@@ -154,14 +154,16 @@ std::vector<float> exact_outputs(const Int8Matrix& x, const Int8Matrix& w) {
 // Quantizing
 
 TEST_CASE("quantize: codes and scales are the golden's, bit for bit") {
-    for (const int group_size : {16, 32, 64, 128}) {
-        CAPTURE(group_size);
-        const std::string p = "quantize." + std::to_string(group_size) + ".";
+    // Groups, and whole rows.
+    for (const char* name : {"16", "32", "64", "128", "row64", "row384", "row2048"}) {
+        CAPTURE(name);
+        const std::string p = std::string("quantize.") + name + ".";
+        const int group_size = std::atoi(name + (name[0] == 'r' ? 3 : 0));
         const std::vector<float> x = golden_ops().at(p + "x").f32();
         const std::vector<int8_t> codes = golden_ops().at(p + "codes").i8();
         const std::vector<float> scales = golden_ops().at(p + "scales").f32();
         const int n = static_cast<int>(x.size());
-        REQUIRE(n > 40 * group_size);
+        REQUIRE(n >= 12 * group_size);
         std::vector<int8_t> found_codes(x.size());
         std::vector<float> found_scales(scales.size());
         std::vector<int32_t> sums(scales.size());
@@ -174,6 +176,25 @@ TEST_CASE("quantize: codes and scales are the golden's, bit for bit") {
         CHECK(found_codes == codes);
         CHECK(found_scales == scales);
         CHECK(sums == make_matrix(codes, scales, 1, n, group_size).sums);
+    }
+}
+
+TEST_CASE("quantize: codes under a fixed scale are the golden's, bit for bit") {
+    for (const char* name : {"one", "two", "tenth", "tiny", "zero"}) {
+        CAPTURE(name);
+        const std::string p = std::string("quantize_static.") + name + ".";
+        const std::vector<float> x = golden_ops().at(p + "x").f32(), scale = golden_ops().at(p + "scale").f32();
+        const std::vector<int8_t> codes = golden_ops().at(p + "codes").i8();
+        const int n = static_cast<int>(x.size()), width = 64;
+        std::vector<int8_t> fast(n), portable(n);
+        std::vector<float> scales(n / width);
+        std::vector<int32_t> sums(n / width);
+        quantize(fast.data(), scales.data(), sums.data(), x.data(), n, width, scale.data());
+        CHECK(fast == codes);
+        CHECK(sums == make_matrix(codes, scales, 1, n, width).sums);
+        CHECK(std::count(scales.begin(), scales.end(), scale[0]) == n / width);
+        quantize_portable(portable.data(), scales.data(), x.data(), n, width, scale.data());
+        CHECK(portable == codes);
     }
 }
 
@@ -356,7 +377,7 @@ TEST_CASE("matmul: accumulators and outputs are the golden's") {
             if (takes<Isa>(group_size)) check(Isa::name, products<Isa>);
         });
     }
-    CHECK(cases == 5);
+    CHECK(cases == 8);
 }
 
 // Checks one path on one shape: outputs right, the same bits for any number of threads, for a chunk and for

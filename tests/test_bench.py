@@ -11,15 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.make_model import RandomSource, matrix_shape, write_q8
+from bench.make_model import SCHEMES, RandomSource, matrix_shape, write_model
 from bench.random_checkpoint import MODELS, config_of
 from bench.roofline import roofline, spread_out, ticks
 from bench.run import Work, closing_line, measure, parse_bench, spread, summarize, table, work_of
-from export.q8 import matrix_names
+from export.model_file import HEADER_SIZE, matrix_names, read_header
 from golden.checkpoint import tensor_shapes
+from golden.forward import forward, ignore
+from golden.w8a8 import W8A8
 
 ROOT = Path(__file__).resolve().parent.parent
-RUNQ, LIMITS = ROOT / "runq", ROOT / "build" / "limits"
+LIMITS = ROOT / "build" / "limits"
+PROGRAMS = {"q8": ROOT / "runq", "w8a8": ROOT / "runq_w8a8"}  # by the scheme of the files that they run
+SHAPES = ["llama-3.2-1b", "qwen3-0.6b"]
 
 
 def tiny(name):
@@ -36,59 +40,107 @@ def output(*command):
     return done.stdout
 
 
-def info(path):
-    return dict(re.findall(r"^(\w+) +(.*)$", output(RUNQ, path, "--info"), re.M))
+def info(program, path):
+    return dict(re.findall(r"^(\w+) +(.*)$", output(program, path, "--info"), re.M))
 
 
-@pytest.fixture(scope="module", params=["llama-3.2-1b", "qwen3-0.6b"])
+@pytest.fixture(
+    scope="module",
+    params=[(scheme, shape) for scheme in PROGRAMS for shape in SHAPES],
+    ids=lambda p: "-".join(p),
+)
 def model(request, tmp_path_factory):
-    """(config, path) of a tiny model file."""
-    config = tiny(request.param)
+    """(scheme, config, path) of a tiny model file."""
+    scheme, shape = request.param
+    config = tiny(shape)
     path = tmp_path_factory.mktemp("bench") / "tiny.bin"
-    write_q8(config, path, progress=False)
-    return config, path
+    write_model(config, path, scheme, progress=False)
+    return scheme, config, path
 
 
 # ----------------------------------------------------------------------------
 # Models
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", MODELS)
-def test_shapes_are_those_of_the_checkpoint(name):
+def test_shapes_are_those_of_the_checkpoint(name, scheme):
     c = config_of(name)
     shapes = tensor_shapes(c)
     expected = sum(int(np.prod(s)) for s in shapes.values() if len(s) == 2)
     assert sum(int(np.prod(matrix_shape(c, m))) for m in matrix_names(c)) == expected
-    w = work_of(c)
+    w = work_of(c, scheme)
     assert w.layer_macs + w.classifier_macs == expected  # all five share the classifier with the embedding
-    assert w.layer_bytes + w.classifier_bytes == expected * 17 // 16
+    # Q8: four bytes for each 64 weights. W8A8: four for each row.
+    rows = sum(s[0] for s in shapes.values() if len(s) == 2)
+    extra = {"q8": expected // 16, "w8a8": 4 * rows}[scheme]
+    assert w.layer_bytes + w.classifier_bytes == expected + extra
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_files_are_as_long_as_counted(tmp_path, shape, scheme):
+    config = tiny(shape)
+    write_model(config, tmp_path / "m", scheme, progress=False)
+    w = work_of(config, scheme)
+    size = (tmp_path / "m").stat().st_size
+    assert size == HEADER_SIZE + w.layer_bytes + w.classifier_bytes + norm_bytes(config)
+    storage = SCHEMES[scheme]
+    header = read_header(tmp_path / "m", storage.magic, storage.version)
+    assert (header.group_size, header.activations, header.weights_end) == ({"q8": 64, "w8a8": 0}[scheme], 0, size)
+    assert [getattr(header.config, f) for f in ("arch", "dim", "hidden_dim", "head_dim", "vocab_size", "tied")] == [
+        config.arch, 128, 192, 32, 320, True,
+    ]  # fmt: skip
+
+
+def norm_bytes(config):
+    return (2 * 2 + 1) * 128 * 4 + (2 * 2 * 32 * 4 if config.arch == "qwen3" else 0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_reference_reads_w8a8_and_activations_keep_their_size(tmp_path, shape, tied):
+    config = replace(tiny(shape), tied=tied)
+    write_model(config, tmp_path / "m", "w8a8", progress=False)
+    scheme = W8A8(tmp_path / "m")
+    sizes = {}
+
+    def step(name, value):
+        sizes[name] = float(np.sqrt(np.mean(value.astype(np.float64) ** 2)))
+        return ignore(name, value)
+
+    logits = forward(scheme.config, scheme, np.arange(8), step, interleaved=True)
+    assert logits.shape == (8, 320)
+    assert np.isfinite(logits).all()
+    assert len(set(logits.argmax(axis=-1))) > 1
+    assert all(0.05 < size < 20 for name, size in sizes.items() if name.endswith(("proj", "norm", "residual", "mix")))
 
 
 def test_the_program_reads_the_file_and_counts_as_the_benchmark_does(model):
-    config, path = model
-    said = info(path)
+    scheme, config, path = model
+    said = info(PROGRAMS[scheme], path)
     assert said["arch"] == config.arch
     assert [int(said[f]) for f in ("dim", "n_layers", "head_dim", "vocab_size")] == [128, 2, 32, 320]
     assert said["tokenizer"] == "no"
-    assert int(said["file_bytes"]) == path.stat().st_size == 256 + int(said["weight_bytes"])
-    w = work_of(config)
-    norms = (2 * 2 + 1) * 128 * 4 + (2 * 2 * 32 * 4 if config.arch == "qwen3" else 0)
-    assert int(said["weight_bytes_per_token"]) == w.layer_bytes + w.classifier_bytes + norms
+    assert int(said["file_bytes"]) == path.stat().st_size == HEADER_SIZE + int(said["weight_bytes"])
+    w = work_of(config, scheme)
+    assert int(said["weight_bytes_per_token"]) == w.layer_bytes + w.classifier_bytes + norm_bytes(config)
     assert int(said["kv_bytes_per_position"]) == w.kv_bytes
 
 
 def test_activations_stay_finite(model):
-    _, path = model
-    ids = output(RUNQ, path, "--ids", "1,2,3", "-n", 20, "-t", 0, "--print-ids").strip().split(",")
+    scheme, _, path = model
+    ids = output(PROGRAMS[scheme], path, "--ids", "1,2,3", "-n", 20, "-t", 0, "--print-ids").strip().split(",")
     # Were there a NaN, every token would be the same.
     assert len(ids) == 20
     assert len(set(ids)) > 1
 
 
-def test_a_separate_classifier(tmp_path):
+@pytest.mark.parametrize("scheme", PROGRAMS)
+def test_a_separate_classifier(tmp_path, scheme):
     config = replace(tiny("llama-3.2-1b"), tied=False)
-    write_q8(config, tmp_path / "m", progress=False)
-    assert info(tmp_path / "m")["shared_classifier"] == "no"
+    write_model(config, tmp_path / "m", scheme, progress=False)
+    assert info(PROGRAMS[scheme], tmp_path / "m")["shared_classifier"] == "no"
 
 
 def test_pools_wrap_around(tmp_path):
@@ -122,8 +174,8 @@ def test_limits_refuses_nonsense():
 
 
 def test_what_bench_prints_is_understood(model):
-    _, path = model
-    text = output(RUNQ, path, "--bench", "4,2", "-j", 1)
+    scheme, _, path = model
+    text = output(PROGRAMS[scheme], path, "--bench", "4,2", "-j", 1)
     found = parse_bench(text)
     assert {k: s.tokens for k, s in found.items()} == {"prefill": 4, "decode": 2}
     for s in found.values():
@@ -132,7 +184,7 @@ def test_what_bench_prints_is_understood(model):
         assert s.matmul + s.attention <= s.seconds + 2e-6  # each is rounded
     assert re.search(r"^prefill .*, [\d.]+ GMAC/s, at most \d+ tokens at a time$", text, re.M)
     assert found["prefill"].chunk >= 1
-    assert list(parse_bench(output(RUNQ, path, "--bench", "0,2", "-j", 1))) == ["decode"]
+    assert list(parse_bench(output(PROGRAMS[scheme], path, "--bench", "0,2", "-j", 1))) == ["decode"]
 
 
 BENCH = """\
@@ -191,8 +243,8 @@ def test_figures():
 
 
 def test_table():
-    text = table(machine(), rows("one") + rows("two"), 3)
-    assert text.startswith("A & B <CPU>, 2 threads, kernel avx2\n")
+    text = table("some_program", machine(), rows("one") + rows("two"), 3)
+    assert text.startswith("some_program: A & B <CPU>, 2 threads, kernel avx2\n")
     for line in (
         r"reads +40.0 GB/s \(40.0-40.0\)",
         r"prefill +512 +100.0 +\(100.0-110.0\) +0.4 +2 +100.0 +50 +80.0 +15.0 +5.0 +1.50",
@@ -208,11 +260,11 @@ def test_a_program_that_does_not_say_where_its_time_went():
     text = "".join(line + "\n" for line in BENCH.splitlines() if "took" not in line and "memory" not in line)
     row = summarize("m", "decode", 16, [parse_bench(text)["decode"]], WORK, machine())
     assert "matmul_percent" not in row
-    assert re.search(r" - +- +- +-$", table(machine(), [row], 1), re.M)
+    assert re.search(r" - +- +- +-$", table("p", machine(), [row], 1), re.M)
 
 
 def test_the_whole_measurement(model, tmp_path):
-    config, path = model
+    scheme, config, path = model
     limits = tmp_path / "limits"
     limits.write_text(
         """#!/bin/sh
@@ -221,12 +273,14 @@ def test_the_whole_measurement(model, tmp_path):
     )
     limits.chmod(0o755)
     cases = [(1, 0, ("prefill",)), (8, 2, ("prefill", "decode"))]
-    found, found_rows = measure({"tiny": path}, {"tiny": work_of(config)}, 2, 1, RUNQ, limits, cases)
+    found, found_rows = measure(
+        {"tiny": path}, {"tiny": work_of(config, scheme)}, 2, 1, PROGRAMS[scheme], limits, cases
+    )
     assert found["threads"] == 1
     assert found["read_gb_per_s"] == {"median": 9, "min": 9, "max": 9}
     assert [(r["phase"], r["tokens"]) for r in found_rows] == [("prefill", 1), ("prefill", 8), ("decode", 8)]
     results = json.loads(json.dumps({"machine": found, "rows": found_rows}))
-    assert "decode    8" in table(results["machine"], results["rows"], 2)
+    assert "decode    8" in table("p", results["machine"], results["rows"], 2)
     ElementTree.fromstring(roofline(results))
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from export.model_file import HEADER_SIZE
-from export.q8 import export_q8, matrix_names, norm_names
+from export.model_file import HEADER_SIZE, matrix_names, norm_names
+from export.q8 import export_q8
 from golden.checkpoint import Checkpoint, ModelError
 from golden.forward import load_weight
 from golden.q8 import Q8

@@ -1,4 +1,4 @@
-"""The program as a user runs it: golden ids, traces, perplexity, the one-file form, and thousands of broken files."""
+"""The programs as a user runs them: golden ids, traces, perplexity, the one-file form, thousands of broken files."""
 
 import json
 import os
@@ -16,14 +16,21 @@ from golden.checkpoint import Checkpoint
 from golden.forward import forward
 from golden.q8 import Q8
 from golden.trace import compare, read_trace, replay
+from golden.w8a8 import W8A8
 
 ROOT = Path(__file__).resolve().parent.parent
-MODELS = ["tiny-llama", "tiny-qwen3"]
-BIN = {name: ROOT / "build" / "models" / f"{name}.q8.bin" for name in MODELS}
+SCHEMES = ["q8", "w8a8", "w8a8-block32", "w8a8-static"]
+MODELS = [f"{model}.{scheme}" for model in ("tiny-llama", "tiny-qwen3") for scheme in SCHEMES]
+BIN = {name: ROOT / "build" / "models" / f"{name}.bin" for name in MODELS}
+
+
+def program_of(name):
+    """The program that runs a model's scheme."""
+    return "runq" if name.endswith(".q8") else "runq_w8a8"
 
 
 def golden_json(name):
-    return json.loads((ROOT / "golden" / "data" / f"{name}.q8.json").read_text())
+    return json.loads((ROOT / "golden" / "data" / f"{name}.json").read_text())
 
 
 def clear_generation(name):
@@ -33,8 +40,10 @@ def clear_generation(name):
     return generation
 
 
-def runq(*args, program="./runq", timeout=120, **kwargs):
-    command = [str(ROOT / program), *map(str, args)]
+def runq(path, *args, program=None, timeout=120, **kwargs):
+    """Runs the program of a model file of build/models, or the one named."""
+    program = program or program_of(path.stem)
+    command = [str(ROOT / program), str(path), *map(str, args)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, timeout=timeout, check=False, **kwargs)
 
 
@@ -47,7 +56,7 @@ def test_greedy_ids_from_text_are_the_goldens(name):
     # "Once": the same, as far as no two tokens are so close that the contract lets either win.
     golden = golden_json(name)["generations"][0]
     determined = next((i for i, lead in enumerate(golden["leads"]) if lead < 2e-3), 64)
-    assert determined > 10
+    assert determined > 5
     done = runq(BIN[name], "-i", golden["prompt"], "-t", 0, "-n", 64, "--print-ids")
     ids = [int(i) for i in done.stdout.decode().split(",")]
     assert len(ids) == 64
@@ -57,7 +66,7 @@ def test_greedy_ids_from_text_are_the_goldens(name):
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("threads", [1, 3])
 def test_trace_against_the_golden_trace(tmp_path, name, threads):
-    golden = read_trace(ROOT / "golden" / "data" / f"{name}.q8.trace.safetensors")
+    golden = read_trace(ROOT / "golden" / "data" / f"{name}.trace.safetensors")
     ids = ",".join(map(str, golden["tokens"]))
     # The prompt at once: its tokens are run; the new id is printed but not run.
     runq(BIN[name], "--ids", ids, "-n", 1, "-t", 0, "-j", threads, "--trace", tmp_path / "t", "--print-ids")
@@ -72,53 +81,62 @@ def test_trace_against_the_golden_trace(tmp_path, name, threads):
 def test_a_long_trace_keeps_the_contract_operation_by_operation(tmp_path, name):
     golden = clear_generation(name)
     runq(BIN[name], "-i", golden["prompt"], "-n", 60, "-t", 0, "--trace", tmp_path / "t")
-    checkpoint = Checkpoint(ROOT / "models" / name)
-    scheme = Q8(checkpoint)
+    if program_of(name) == "runq":
+        checkpoint = Checkpoint(ROOT / "models" / name.removesuffix(".q8"))
+        config, scheme = checkpoint.config, Q8(checkpoint)
+    else:
+        scheme = W8A8(BIN[name])
+        config = scheme.config
     trace = read_trace(tmp_path / "t")
-    reports = replay(lambda t, step: forward(checkpoint.config, scheme, t, step, interleaved=True), trace)
+    reports = replay(lambda t, step: forward(config, scheme, t, step, interleaved=True), trace)
     assert len(trace["tokens"]) >= 60
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_perplexity_is_within_a_fifth_of_a_percent_of_fp32(name):
+def test_perplexity_is_near_that_of_fp32(name):
+    """Within 0.2 %; 0.4 % with static scales, which clip what calibration has not seen."""
     golden = golden_json(name)["held_out"]
     done = runq(BIN[name], "--ppl", ROOT / "models" / "held_out.txt")
     words = done.stdout.decode().split()
     assert words[0] == "perplexity"
     assert int(words[3]) == golden["tokens"]
-    assert float(words[1]) == pytest.approx(golden["fp32"], rel=2e-3)
-    assert float(words[1]) == pytest.approx(golden["q8"], rel=5e-4)
+    assert float(words[1]) == pytest.approx(golden["fp32"], rel=4e-3 if name.endswith("static") else 2e-3)
+    assert float(words[1]) == pytest.approx(golden[name.split(".")[1]], rel=5e-4)
 
 
-def test_one_file_form_builds_and_runs(tmp_path):
-    text = (ROOT / "build" / "single" / "runq.cpp").read_text()
+@pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-llama.w8a8"])
+def test_one_file_form_builds_and_runs(tmp_path, name):
+    program = program_of(name)
+    text = (ROOT / "build" / "single" / f"{program}.cpp").read_text()
     assert '#include "' not in text
     # Somewhere else, so that nothing of the repository is found by accident.
-    (tmp_path / "runq.cpp").write_text(text)
+    (tmp_path / f"{program}.cpp").write_text(text)
     compiler = os.environ.get("CXX", "g++")
     subprocess.run(
-        [compiler, "-std=c++20", "-O1", "-fopenmp", "runq.cpp", "-o", "runq", "-lpcre2-8", "-lutf8proc"],
+        [compiler, "-std=c++20", "-O1", "-fopenmp", f"{program}.cpp", "-o", program, "-lpcre2-8", "-lutf8proc"],
         cwd=tmp_path, check=True,
     )  # fmt: skip
-    golden = clear_generation("tiny-llama")
+    golden = clear_generation(name)
     done = subprocess.run(
-        [tmp_path / "runq", BIN["tiny-llama"], "-i", golden["prompt"], "-t", "0", "-n", "64", "--print-ids"],
+        [tmp_path / program, BIN[name], "-i", golden["prompt"], "-t", "0", "-n", "64", "--print-ids"],
         capture_output=True, check=True,
     )  # fmt: skip
     # Built without AVX2, this is also the portable path from end to end.
     assert done.stdout.decode() == ",".join(map(str, golden["new_ids"])) + "\n"
 
 
-def test_build_without_tokenizer(tmp_path):
+@pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-llama.w8a8"])
+def test_build_without_tokenizer(tmp_path, name):
+    program = program_of(name)
     subprocess.run(
-        [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-fopenmp", "-DNO_TOKENIZER", "-I.", "runq.cpp",
-         "-o", tmp_path / "runq"],
+        [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-fopenmp", "-DNO_TOKENIZER", "-I.", f"{program}.cpp",
+         "-o", tmp_path / program],
         cwd=ROOT, check=True,
     )  # fmt: skip
-    golden = clear_generation("tiny-llama")
+    golden = clear_generation(name)
     ids = ",".join(map(str, golden["prompt_ids"]))
-    command = [tmp_path / "runq", BIN["tiny-llama"], "-t", "0", "-n", "8", "--print-ids"]
+    command = [tmp_path / program, BIN[name], "-t", "0", "-n", "8", "--print-ids"]
     done = subprocess.run([*command, "--ids", ids], capture_output=True, check=True)
     assert done.stdout.decode() == ",".join(map(str, golden["new_ids"][:8])) + "\n"
     done = subprocess.run([*command, "-i", "Once"], capture_output=True, check=False)
@@ -179,16 +197,18 @@ def mutate(original, rng):
     return data, note, kind
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["tiny-llama.q8", "tiny-qwen3.q8", "tiny-llama.w8a8-static", "tiny-qwen3.w8a8-block32"]
+)
 def test_broken_files_end_with_one_line_and_never_crash(tmp_path, name):
-    """1,100 broken copies of each model, run under AddressSanitizer and UBSan.
+    """800 broken copies of each model, run under AddressSanitizer and UBSan.
 
     Each has to end with exit code 1 and one line. Only where the checksum was made to fit may a change turn out to be
     harmless (another rope_theta, another merge), and then the program runs as usual.
     """
     original = BIN[name].read_bytes()
     rng = random.Random(17)
-    cases = [mutate(original, rng) for _ in range(1100)]
+    cases = [mutate(original, rng) for _ in range(800)]
     env = os.environ | {"ASAN_OPTIONS": "exitcode=99:allocator_may_return_null=1:max_allocation_size_mb=4000",
                         "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99", "OMP_NUM_THREADS": "1"}  # fmt: skip
 
@@ -200,12 +220,27 @@ def test_broken_files_end_with_one_line_and_never_crash(tmp_path, name):
         path.write_bytes(data)
         try:
             done = runq(
-                path, "-i", "Once <|eot_id|>upon\n", "-n", 2, "-t", 0, "-j", 1, program="build/asan/runq", env=env
+                path,
+                "-i",
+                "Once <|eot_id|>upon\n",
+                "-n",
+                2,
+                "-t",
+                0,
+                "-j",
+                1,
+                program=f"build/asan/{program_of(name)}",
+                env=env,
             )
         finally:
             path.unlink()
         error = done.stderr.decode(errors="replace")
-        if done.returncode == 1 and error.count("\n") == 1 and error.startswith("runq: ") and not done.stdout:
+        if (
+            done.returncode == 1
+            and error.count("\n") == 1
+            and error.startswith(program_of(name) + ": ")
+            and not done.stdout
+        ):
             return "refused", note
         if done.returncode == 0 and kind.startswith("sealed"):
             return "ran", note
@@ -218,26 +253,27 @@ def test_broken_files_end_with_one_line_and_never_crash(tmp_path, name):
     wrong = [r for r in results if r[0] not in ("same", "refused", "ran")]
     assert not wrong, wrong[:3]
     refused = sum(r[0] == "refused" for r in results)
-    assert refused >= 700, f"{refused} refused"
+    assert refused >= 500, f"{refused} refused"
 
 
 def test_a_file_of_llama2_c_runs_on_ids(tmp_path):
     """Version 2 of llama2.c: the same weights, no extension block, no tokenizer."""
-    data = bytearray(BIN["tiny-llama"].read_bytes())
+    data = bytearray(BIN["tiny-llama.q8"].read_bytes())
     offset = struct.unpack_from("<Q", data, 0xA0)[0]
     data[0x40:0x100] = bytes(0xC0)
     (tmp_path / "foreign.bin").write_bytes(data[:offset])
-    golden = clear_generation("tiny-llama")
+    golden = clear_generation("tiny-llama.q8")
     ids = ",".join(map(str, golden["prompt_ids"]))
-    done = runq(tmp_path / "foreign.bin", "--ids", ids, "-t", 0, "-n", 8, "--print-ids")
+    done = runq(tmp_path / "foreign.bin", "--ids", ids, "-t", 0, "-n", 8, "--print-ids", program="runq")
     assert done.returncode == 0
     assert len(done.stdout.decode().split(",")) == 8
-    done = runq(tmp_path / "foreign.bin", "-i", "Once")
+    done = runq(tmp_path / "foreign.bin", "-i", "Once", program="runq")
     assert done.returncode == 2
     assert done.stderr.count(b"\n") == 1
     # The unscaled theta gives other logits; theta is read from the command line too.
     traces = []
     for i, extra in enumerate(([], ["--rope-theta", "10000"])):
-        runq(tmp_path / "foreign.bin", "--ids", "5,6,7,8", "-n", 1, "-t", 0, "--trace", tmp_path / f"t{i}", *extra)
+        ids = ["--ids", "5,6,7,8", "-n", 1, "-t", 0]
+        runq(tmp_path / "foreign.bin", *ids, "--trace", tmp_path / f"t{i}", *extra, program="runq")
         traces.append(read_trace(tmp_path / f"t{i}")["logits"])
     assert np.abs(traces[0] - traces[1]).max() > 1e-4

@@ -1,0 +1,117 @@
+"""Held-out perplexity and recall under each quantization scheme, of models with outlier channels.
+
+    python -m models.compare_schemes [HF_DIR ...] [--plain] [--all-places] [--json FILE]
+
+Without directories, of tiny-llama and tiny-qwen3. Each model first gets outlier channels (models/outliers.py); with
+--plain it stays as it is. What is measured is models/evaluate.py's, by the reference forward pass of golden/:
+
+    fp32                        the weights as they are
+    Q8, groups of 64            weights and activations in groups (golden/q8.py)
+    W8A8, no smoothing          a scale for each row of weights and each token (golden/w8a8.py)
+    W8A8, alpha 0.5 and auto    the same after SmoothQuant, calibrated on models/calibration.txt
+
+Models with outliers and the W8A8 files, made by `python -m export w8a8`, go to a temporary directory.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from golden.checkpoint import Checkpoint, Config, ModelError
+from golden.forward import Fp32, Scheme, forward
+from golden.q8 import Q8
+from golden.w8a8 import W8A8
+from models.evaluate import evaluate_directory
+from models.outliers import copy_with_outliers
+
+HERE = Path(__file__).parent
+CALIBRATION = ["--calib", str(HERE / "calibration.txt"), "--samples", "16", "--seq-len", "256"]
+VARIANTS = {
+    "W8A8, no smoothing": ["--no-smooth"],
+    "W8A8, alpha 0.5": [*CALIBRATION, "--alpha", "0.5"],
+    "W8A8, alpha auto": [*CALIBRATION, "--alpha", "auto"],
+}
+
+
+def export(hf_dir: Path, out: Path, options: list[str]) -> None:
+    """Runs the exporter. Raises ModelError with what it said if it fails."""
+    command = [sys.executable, "-m", "export", "w8a8", hf_dir.resolve(), out, *options, "--quiet"]
+    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ModelError(done.stderr.strip())
+
+
+def schemes(hf_dir: Path, folder: Path) -> Iterator[tuple[str, Config, Scheme]]:
+    """Each scheme with its name; exports go to `folder`."""
+    checkpoint = Checkpoint(hf_dir)
+    yield "fp32", checkpoint.config, Fp32(checkpoint)
+    yield "Q8, groups of 64", checkpoint.config, Q8(checkpoint, 64)
+    for i, (name, options) in enumerate(VARIANTS.items()):
+        out = folder / f"{i}.bin"
+        export(hf_dir, out, options)
+        scheme = W8A8(out)
+        yield name, scheme.config, scheme
+
+
+def compare(hf_dir: Path, folder: Path) -> dict[str, dict]:
+    """models.evaluate's figures by scheme."""
+    figures = {}
+    for name, config, scheme in schemes(hf_dir, folder):
+        interleaved = not isinstance(scheme, Fp32)
+        figures[name] = evaluate_directory(
+            hf_dir, lambda ids, c=config, s=scheme, i=interleaved: forward(c, s, ids, interleaved=i)
+        )
+    return figures
+
+
+def table(title: str, figures: dict[str, dict]) -> str:
+    """Markdown: perplexity, how much more it is than the first scheme's, recall."""
+    lines = [
+        f"| {title} | perplexity | | recall, first token | all tokens | of the reachable |",
+        "|---|---|---|---|---|---|",
+    ]
+    base = next(iter(figures.values()))["perplexity"]
+    for name, f in figures.items():
+        more = "" if not lines[2:] else f"{100 * (f['perplexity'] / base - 1):+.2f} %"
+        recalls = " | ".join(
+            f"{100 * f[key]:.1f} %" for key in ("recall_first_token", "recall_all_tokens", "recall_reachable")
+        )
+        lines.append(f"| {name} | {f['perplexity']:.4f} | {more} | {recalls} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m models.compare_schemes", description=__doc__.splitlines()[0])
+    parser.add_argument("directories", nargs="*", type=Path, metavar="HF_DIR")
+    parser.add_argument("--plain", action="store_true", help="without outliers")
+    parser.add_argument("--all-places", action="store_true", help="outliers also in the inputs of o and down")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    args = parser.parse_args()
+    if args.plain and args.all_places:
+        parser.error("--plain and --all-places exclude each other")
+    results = {}
+    try:
+        for directory in args.directories or [HERE / "tiny-llama", HERE / "tiny-qwen3"]:
+            with tempfile.TemporaryDirectory() as folder:
+                hf_dir = directory
+                if not args.plain:
+                    hf_dir = Path(folder) / "model"
+                    copy_with_outliers(directory, hf_dir, all_places=args.all_places)
+                name = directory.resolve().name
+                results[name] = compare(hf_dir, Path(folder))
+            print(table(name + ("" if args.plain else ", outliers"), results[name]), end="\n\n", flush=True)
+        if args.json:
+            args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    except (ModelError, OSError) as error:
+        print(f"compare_schemes: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
