@@ -183,7 +183,8 @@ TEST_CASE("quantize: codes under a fixed scale are the golden's, bit for bit") {
     for (const char* name : {"one", "two", "tenth", "tiny", "zero"}) {
         CAPTURE(name);
         const std::string p = std::string("quantize_static.") + name + ".";
-        const std::vector<float> x = golden_ops().at(p + "x").f32(), scale = golden_ops().at(p + "scale").f32();
+        const std::vector<float> x = golden_ops().at(p + "x").f32(),
+                                 scale = golden_ops().at(p + "scale").f32();
         const std::vector<int8_t> codes = golden_ops().at(p + "codes").i8();
         const int n = static_cast<int>(x.size()), width = 64;
         std::vector<int8_t> fast(n), portable(n);
