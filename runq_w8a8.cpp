@@ -20,9 +20,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <initializer_list>
-#include <limits>
 #include <memory>
 #include <span>
 #include <stdexcept>

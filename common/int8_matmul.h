@@ -84,7 +84,9 @@ inline void quantize_portable(int8_t* codes, float* scales, const float* x, int 
     for (int g = 0; g < n / group_size; g++) {
         const float* xg = x + g * group_size;
         float amax = 0;
-        for (int i = 0; i < group_size; i++) amax = std::max(amax, std::fabs(xg[i]));
+        if (fixed_scale == nullptr) {
+            for (int i = 0; i < group_size; i++) amax = std::max(amax, std::fabs(xg[i]));
+        }
         const float inv = choose_scale(scales + g, amax, fixed_scale);
         for (int i = 0; i < group_size; i++) {
             const float r = std::nearbyintf(xg[i] * inv);
@@ -106,7 +108,7 @@ inline void quantize_avx2(int8_t* codes, float* scales, const float* x, int n, i
     for (int g = 0; g < n / group_size; g++) {
         const float* xg = x + g * group_size;
         __m256 m = _mm256_setzero_ps();
-        for (int i = 0; i < group_size; i += 8) {
+        for (int i = 0; i < group_size && fixed_scale == nullptr; i += 8) {
             m = _mm256_max_ps(_mm256_and_ps(_mm256_loadu_ps(xg + i), magnitude), m);  // NaN: keeps m
         }
         __m128 h = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));
@@ -138,7 +140,7 @@ inline void quantize_neon(int8_t* codes, float* scales, const float* x, int n, i
     for (int g = 0; g < n / group_size; g++) {
         const float* xg = x + g * group_size;
         float32x4_t m = vdupq_n_f32(0);
-        for (int i = 0; i < group_size; i += 4) {
+        for (int i = 0; i < group_size && fixed_scale == nullptr; i += 4) {
             const float32x4_t magnitude = vabsq_f32(vld1q_f32(xg + i));
             m = vbslq_f32(vcgtq_f32(magnitude, m), magnitude, m);  // NaN: keeps m
         }
@@ -740,7 +742,7 @@ struct Product {
     const Int8Matrix* w;
 };
 
-// Each row of the weights is read once, whatever the number of tokens. `outputs` computes one output.
+// Each row of the weights is read once, whatever the number of tokens. `output` computes one output.
 template <class Dot>
 inline void products_by_rows(const Int8Matrix& x, std::span<const Product> products, Dot output) {
 #pragma omp parallel
