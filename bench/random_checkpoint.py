@@ -12,10 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
-from safetensors.numpy import save_file
-from tqdm import tqdm
 
 from golden.checkpoint import Config, read_config, tensor_shapes
 
@@ -40,6 +37,7 @@ MODELS = {
     "qwen3-0.6b": QWEN3 | shape(1024, 3072, 28, 16, 8) | {"tie_word_embeddings": True},
     "qwen3-1.7b": QWEN3 | shape(2048, 6144, 28, 16, 8) | {"tie_word_embeddings": True},
     "qwen3-4b": QWEN3 | shape(2560, 9728, 36, 32, 8) | {"tie_word_embeddings": True},
+    "qwen3-8b": QWEN3 | shape(4096, 12288, 36, 32, 8) | {"tie_word_embeddings": False},
 }
 
 
@@ -52,6 +50,10 @@ def config_of(name: str) -> Config:
 
 def write_checkpoint(name: str, out: Path) -> None:
     """Writes config.json, two shards of about the same size and their index."""
+    import ml_dtypes  # here, because bench/make_model.py takes the shapes from this module and has numpy alone
+    from safetensors.numpy import save_file
+    from tqdm import tqdm
+
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(MODELS[name], indent=1) + "\n", encoding="utf-8")
     shapes = tensor_shapes(read_config(out))

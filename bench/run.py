@@ -49,21 +49,21 @@ class Work:
     layer_bytes: int  # of these matrices, codes and scales
     classifier_macs: int
     classifier_bytes: int
-    kv_bytes: int  # of one position in the KV cache, all layers, fp32
+    kv_bytes: int  # of one position in the KV cache, all layers
 
 
 def work_of(config: Config, scheme: str) -> Work:
-    """Counted from the shapes of the matrices; a weight is a byte and its share of an fp32 scale."""
+    """Counted from the shapes of the matrices; a weight is its code and its share of what the group has."""
     shapes = {name: matrix_shape(config, name) for name in matrix_names(config)}
     layers = [shape for name, shape in shapes.items() if name.startswith("layers.")]
     table = matrix_shape(config, "classifier")
-    n_bytes = SCHEMES[scheme].n_bytes
+    storage = SCHEMES[scheme]
     return Work(
         layer_macs=sum(n_out * n_in for n_out, n_in in layers),
-        layer_bytes=sum(n_bytes(*shape) for shape in layers),
+        layer_bytes=sum(storage.n_bytes(*shape) for shape in layers),
         classifier_macs=table[0] * table[1],
-        classifier_bytes=n_bytes(*table),
-        kv_bytes=2 * config.n_layers * config.kv_dim * 4,
+        classifier_bytes=storage.table_bytes(*table),
+        kv_bytes=2 * config.n_layers * config.kv_dim * storage.kv_value_bytes,
     )
 
 
@@ -300,7 +300,7 @@ def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["llama-3.2-1b", "qwen3-0.6b"], metavar="MODEL")
-    parser.add_argument("--scheme", choices=SCHEMES, default="q8", help="of the model files (%(default)s)")
+    parser.add_argument("--scheme", choices=("q8", "w8a8"), default="q8", help="of the model files (%(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="rounds (%(default)s)")
     parser.add_argument("--threads", type=int, help="all physical cores")
     parser.add_argument("--program", type=Path, default=Path("runq"), help="one that runs the scheme (%(default)s)")

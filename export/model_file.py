@@ -21,6 +21,7 @@ from golden.q8 import quantize
 
 MAGIC_Q8, VERSION_Q8 = 0x616B3432, 2  # "ak42", llama2.c's version 2
 MAGIC_W8A8, VERSION_W8A8 = 0x616B3838, 1
+MAGIC_AWQ, VERSION_AWQ = 0x616B3438, 5  # "ak48", KuiperLLama's Qwen3 AWQ
 HEADER_SIZE = 256
 EXTENSION_MAGIC = 0x31584B41  # "AKX1"
 ARCH_NUMBER = {"llama": 1, "qwen3": 2}
@@ -32,6 +33,7 @@ BLOCK_VALUES = 1 << 24  # quantize this many weights at a time, so that memory s
 _HEADER = "<Ii7iBi"  # magic, version, seven dimensions, shared_classifier, group_size
 _EXTENSION = "<IIiiffIfffiii8iffiQQIi"  # up to the checksum and W8A8's activations
 _EXTENSION_OFFSET, _CHECKSUM_OFFSET = 0x40, 0xB0
+_AWQ_GROUP_SIZE_OFFSET = 0x29  # AWQ has head_dim where the others have group_size
 
 
 def norm_names(config: Config) -> Iterator[str]:
@@ -54,6 +56,36 @@ def matrix_names(config: Config) -> Iterator[str]:
         yield from (layer + part for layer in layers)
     if not config.tied:
         yield "classifier"
+
+
+def awq_tensors(config: Config, group_size: int) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Name, type and shape of every tensor of an AWQ file, in the order of the file.
+
+    Names are those of steps; matrices of the layers have three parts, NAME.qweight, .qzeros and .scales.
+    """
+    c, layers = config, [f"layers.{i}." for i in range(config.n_layers)]
+    yield from ((layer + "attn.norm", "<f2", (c.dim,)) for layer in layers)
+    yield from ((layer + "ffn.norm", "<f2", (c.dim,)) for layer in layers)
+    yield "norm", "<f2", (c.dim,)
+    yield "embed", "<f2", (c.vocab_size, c.dim)
+    for part, n_in, n_out in (
+        ("attn.q_proj", c.dim, c.q_dim),
+        ("attn.k_proj", c.dim, c.kv_dim),
+        ("attn.v_proj", c.dim, c.kv_dim),
+        ("attn.o_proj", c.q_dim, c.dim),
+        ("ffn.gate_proj", c.dim, c.hidden_dim),
+        ("ffn.down_proj", c.hidden_dim, c.dim),
+        ("ffn.up_proj", c.dim, c.hidden_dim),
+    ):
+        for layer in layers:
+            yield layer + part + ".qweight", "<i4", (n_in, n_out // 8)
+            yield layer + part + ".qzeros", "<i4", (n_in // group_size, n_out // 8)
+            yield layer + part + ".scales", "<f2", (n_in // group_size, n_out)
+    if not c.tied:
+        yield "classifier", "<f2", (c.vocab_size, c.dim)
+    if c.arch == "qwen3":
+        yield from ((layer + "attn.q_norm", "<f2", (c.head_dim,)) for layer in layers)
+        yield from ((layer + "attn.k_norm", "<f2", (c.head_dim,)) for layer in layers)
 
 
 @dataclass(frozen=True)
@@ -120,7 +152,10 @@ def header(
     c, s = config, config.rope_scaling
     head = bytearray(HEADER_SIZE)
     dims = (c.dim, c.hidden_dim, c.n_layers, c.n_heads, c.n_kv_heads, c.vocab_size, c.max_seq_len)
-    struct.pack_into(_HEADER, head, 0, magic, version, *dims, int(c.tied), group_size)
+    at_25 = c.head_dim if magic == MAGIC_AWQ else group_size
+    struct.pack_into(_HEADER, head, 0, magic, version, *dims, int(c.tied), at_25)
+    if magic == MAGIC_AWQ:
+        struct.pack_into("<i", head, _AWQ_GROUP_SIZE_OFFSET, group_size)
     scaling = (0, 0.0, 0.0, 0.0, 0)
     if s is not None:
         scaling = (1, s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_position_embeddings)
@@ -162,7 +197,10 @@ class FileHeader:
 
 
 def read_header(path: Path, magic: int, version: int) -> FileHeader:
-    """The header of a file that `header` wrote. Raises ModelError if it is of another kind or inconsistent."""
+    """The header of a file that `header` wrote. Raises ModelError if it is of another kind or inconsistent.
+
+    An AWQ file without extension block is another program's: a Qwen3 with rope_theta 1e6 and norm_eps 1e-6.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as f:
@@ -175,16 +213,23 @@ def read_header(path: Path, magic: int, version: int) -> FileHeader:
                     f"{path}: magic 0x{found:08x} version {found_version}, expected 0x{magic:08x} version {version}"
                 )
             extension = struct.unpack_from(_EXTENSION, head, _EXTENSION_OFFSET)
-            offset, tokenizer_size, checksum, activations = extension[-4:]
+            foreign = magic == MAGIC_AWQ and extension[0] == 0
+            offset, tokenizer_size, checksum, activations = (size, 0, 0, 0) if foreign else extension[-4:]
             if offset + tokenizer_size != size or offset < HEADER_SIZE:
                 raise ModelError(f"{path}: {size} bytes, the header says {offset + tokenizer_size}")
             f.seek(offset)
             blank = head[:_CHECKSUM_OFFSET] + bytes(4) + head[_CHECKSUM_OFFSET + 4 :]
-            if zlib.crc32(f.read(), zlib.crc32(blank)) != checksum:
+            if not foreign and zlib.crc32(f.read(), zlib.crc32(blank)) != checksum:
                 raise ModelError(f"{path}: the checksum does not hold")
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from None
     _, arch, head_dim, _, norm_eps, rope_theta, scaled, *scaling = extension[:11]
+    if magic == MAGIC_AWQ:
+        at_25, (group_size,) = group_size, struct.unpack_from("<i", head, _AWQ_GROUP_SIZE_OFFSET)
+        if foreign:
+            arch, head_dim, norm_eps, rope_theta, scaled = ARCH_NUMBER["qwen3"], at_25, 1e-6, 1e6, 0
+        elif at_25 != head_dim:
+            raise ModelError(f"{path}: head_dim is {at_25} at 0x25 and {head_dim} at 0x48")
     archs = {number: name for name, number in ARCH_NUMBER.items()}
     if arch not in archs:
         raise ModelError(f"{path}: arch is {arch}, expected one of {sorted(archs)}")

@@ -5,5 +5,5 @@ correctly rounded answer rather than one more order of summation, and the same o
 
     python -m golden make            write the golden vectors to golden/data
     python -m golden diff A B        compare two traces step by step
-    python -m golden ppl HF_DIR TEXT perplexity of a text, in fp32, Q8 or W8A8
+    python -m golden ppl HF_DIR TEXT perplexity of a text, in fp32, Q8, W8A8 or AWQ
 """

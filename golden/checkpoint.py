@@ -2,16 +2,21 @@
 
 Reads `config.json`, and `model.safetensors` or the shards that `model.safetensors.index.json` names. Everything
 the forward pass depends on comes from the file. What the forward pass does not implement is refused by name.
+
+What only needs a `Config`, such as making a model file with random weights on a bare GPU machine, runs with numpy
+alone: safetensors is imported where a checkpoint is opened.
 """
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes  # noqa: F401  (teaches numpy the name "bfloat16")
 import numpy as np
-from safetensors import SafetensorError, safe_open
+
+with suppress(ImportError):
+    import ml_dtypes  # noqa: F401  (teaches numpy the name "bfloat16")
 
 ARCHITECTURES = ("llama", "qwen3")
 
@@ -70,8 +75,11 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_config(hf_dir: Path) -> Config:
-    """`config.json` of a Hugging Face directory. Raises ModelError for anything this project does not run."""
+def read_config(hf_dir: Path, quantized: bool = False) -> Config:
+    """`config.json` of a Hugging Face directory. Raises ModelError for anything this project does not run.
+
+    quantized: the caller has looked at `quantization_config` and can read such weights.
+    """
     path = Path(hf_dir) / "config.json"
     raw = read_json(path)
 
@@ -105,7 +113,7 @@ def read_config(hf_dir: Path) -> Config:
         refuse("layer_types", sorted(set(raw["layer_types"])), "only full_attention is supported")
     if raw.get("hidden_act", "silu") != "silu":
         refuse("hidden_act", raw["hidden_act"], "only silu is supported")
-    if raw.get("quantization_config") is not None:
+    if raw.get("quantization_config") is not None and not quantized:
         method = raw["quantization_config"].get("quant_method")
         refuse("quantization_config.quant_method", method, "expected unquantized weights")
 
@@ -177,19 +185,43 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+FLOATS = ("F32", "F16", "BF16")
+
+
+def awq_tensor_shapes(config: Config, group_size: int) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Names, shapes and types of every tensor of an AutoAWQ checkpoint: three in the place of a layer's matrix."""
+    tensors: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {}
+    for name, shape in tensor_shapes(config).items():
+        if len(shape) == 2 and ".layers." in name:
+            (n_out, n_in), stem = shape, name.removesuffix("weight")
+            tensors[stem + "qweight"] = (n_in, n_out // 8), ("I32",)
+            tensors[stem + "qzeros"] = (n_in // group_size, n_out // 8), ("I32",)
+            tensors[stem + "scales"] = (n_in // group_size, n_out), ("F16",)
+        else:
+            tensors[name] = shape, FLOATS
+    return tensors
+
+
 class Checkpoint:
     """The tensors of a Hugging Face directory, read from disk when asked for.
 
-    Opening checks that every tensor is there with the right shape and a floating-point type, and reads none.
+    Opening checks that every tensor is there with the right shape and type, and reads none. awq_group_size: of an
+    AutoAWQ checkpoint; None: weights are floating-point numbers.
     """
 
-    def __init__(self, hf_dir: Path | str):
+    def __init__(self, hf_dir: Path | str, awq_group_size: int | None = None):
+        from safetensors import SafetensorError
+
         self.path = Path(hf_dir)
         if not self.path.is_dir():
             raise ModelError(f"{self.path}: no such directory")
-        self.config = read_config(self.path)
+        self.config = read_config(self.path, quantized=awq_group_size is not None)
         self._file_of = self._locate()
-        for name, shape in tensor_shapes(self.config).items():
+        if awq_group_size is None:
+            expected = {name: (shape, FLOATS) for name, shape in tensor_shapes(self.config).items()}
+        else:
+            expected = awq_tensor_shapes(self.config, awq_group_size)
+        for name, (shape, types) in expected.items():
             if name not in self._file_of:
                 raise ModelError(f"{self.path}: tensor {name} is missing")
             file = self._file_of[name]
@@ -201,11 +233,14 @@ class Checkpoint:
                 found, dtype = tuple(part.get_shape()), part.get_dtype()
             if found != shape:
                 raise ModelError(f"{file}: tensor {name} has shape {found}, config.json implies {shape}")
-            if dtype not in ("F32", "F16", "BF16"):
-                raise ModelError(f"{file}: tensor {name} has type {dtype}, supported are F32, F16 and BF16")
+            if dtype not in types:
+                supported = " and ".join(", ".join(types).rsplit(", ", 1))
+                raise ModelError(f"{file}: tensor {name} has type {dtype}, supported are {supported}")
 
     @staticmethod
     def _open(file: Path):  # noqa: ANN205  (safetensors does not name its type)
+        from safetensors import SafetensorError, safe_open
+
         try:
             return safe_open(file, framework="numpy")
         except FileNotFoundError:
@@ -225,11 +260,15 @@ class Checkpoint:
         with self._open(single) as f:
             return dict.fromkeys(f.keys(), single)
 
-    def tensor(self, name: str) -> np.ndarray:
-        """One tensor as fp32, finite. The file is opened and closed, so that its pages do not stay resident."""
+    def stored(self, name: str) -> np.ndarray:
+        """One tensor as it is, finite. The file is opened and closed, so that its pages do not stay resident."""
         file = self._file_of[name]
         with self._open(file) as f:
-            value = f.get_tensor(name).astype(np.float32)
+            value = f.get_tensor(name)
         if not np.isfinite(value).all():
             raise ModelError(f"{file}: tensor {name} has values that are not finite")
         return value
+
+    def tensor(self, name: str) -> np.ndarray:
+        """One tensor as fp32, finite."""
+        return self.stored(name).astype(np.float32)

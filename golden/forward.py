@@ -4,8 +4,10 @@ Shapes: n tokens, `dim` the length of a token's vector, H query heads and G key/
 Every operation takes fp32 and returns fp32; inside, it computes in fp64 (see golden/__init__.py).
 
 `forward` is the same for every quantization scheme. What a scheme changes, how an activation is prepared for a
-matrix and how the two are multiplied, comes in as an object with three methods:
+matrix and how the two are multiplied, comes in as an object with these members:
 
+    interleaved                 whether the rows of q and k are in adjacent pairs, see `rope`
+    steps(step)                 -> step, or one that also rounds what the scheme keeps in less than fp32
     embedding(tokens)           -> (n, dim) fp32
     activation(step, name, x)   -> x, in whatever form `linear` takes; records the form's parts as steps
     linear(x, name)             -> (n, n_out) fp32, the product with the weight matrix `name`
@@ -29,6 +31,9 @@ Step = Callable[[str, np.ndarray], np.ndarray]
 class Scheme(Protocol):
     """How weights are stored and multiplied; the module's docstring gives the shapes."""
 
+    interleaved: bool
+
+    def steps(self, step: Step) -> Step: ...
     def embedding(self, tokens: np.ndarray) -> np.ndarray: ...
     def activation(self, step: Step, name: str, x: np.ndarray) -> Any: ...
     def linear(self, x: Any, name: str) -> np.ndarray: ...
@@ -143,7 +148,10 @@ def forward_layer(
     step: Step = ignore,
     interleaved: bool = False,
 ) -> np.ndarray:
-    """What layer i makes of x, (n, dim) fp32. rotation: cos and sin of each position, from `rope_table`."""
+    """What layer i makes of x, (n, dim) fp32. rotation: cos and sin of each position, from `rope_table`.
+
+    step is called as it is, without the scheme's own `steps`.
+    """
     c, n, layer = config, len(x), f"layers.{i}."
     cos, sin = rotation
     future = np.triu(np.ones((n, n), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
@@ -180,7 +188,7 @@ def forward(
     config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ignore, interleaved: bool = False
 ) -> np.ndarray:
     """Logits (n, vocab_size) fp32 of each token of a sequence that starts at position 0."""
-    rotation = rope_table(config, np.arange(len(tokens)))
+    rotation, step = rope_table(config, np.arange(len(tokens))), scheme.steps(step)
     x = step("embed", scheme.embedding(tokens))  # (n, dim)
     for i in range(config.n_layers):
         x = forward_layer(config, scheme, i, x, rotation, step, interleaved)
@@ -232,7 +240,7 @@ class Fp32:
     """No quantization: weights as stored, widened to fp32."""
 
     def __init__(self, checkpoint: Checkpoint, interleaved: bool = False):
-        self._checkpoint, self._interleaved = checkpoint, interleaved
+        self._checkpoint, self.interleaved = checkpoint, interleaved
         self._weights: dict[str, np.ndarray] = {}
 
     def vector(self, name: str) -> np.ndarray:
@@ -242,7 +250,10 @@ class Fp32:
 
     def load(self, name: str) -> np.ndarray:
         """The weight that a step uses."""
-        return load_weight(self._checkpoint, name, self._interleaved)
+        return load_weight(self._checkpoint, name, self.interleaved)
+
+    def steps(self, step: Step) -> Step:
+        return step
 
     def embedding(self, tokens: np.ndarray) -> np.ndarray:
         return self.vector("embed")[tokens]

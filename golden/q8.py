@@ -67,6 +67,8 @@ def matmul(x: Quantized, w: Quantized) -> np.ndarray:
 class Q8:
     """The scheme of runq.cpp, for golden.forward: rows of q and k in adjacent pairs, as the exporter writes them."""
 
+    interleaved = True
+
     def __init__(self, checkpoint: Checkpoint, group_size: int = 64):
         self._checkpoint, self._group_size = checkpoint, group_size
         self._vectors: dict[str, np.ndarray] = {}
@@ -82,6 +84,9 @@ class Q8:
         if name not in self._matrices:
             self._matrices[name] = quantize(load_weight(self._checkpoint, name, interleaved=True), self._group_size)
         return self._matrices[name]
+
+    def steps(self, step: Step) -> Step:
+        return step
 
     def embedding(self, tokens: np.ndarray) -> np.ndarray:
         table = self.matrix("embed")

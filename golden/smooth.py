@@ -19,6 +19,7 @@ s_j = max|X_j|^alpha / max|W_j|^(1 - alpha), the maxima over calibration text an
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -84,33 +85,42 @@ def calibration_samples(hf_dir: Path, config: Config, text: str, n_samples: int,
 
 @dataclass
 class Inputs:
-    """What calibration saw at one place. largest: (width,) fp32, max|x| of each channel; rows: some rows of x, fp32."""
+    """What calibration saw at one place, fp32. largest, mean: (width,), of each channel's |x|; rows: some rows of x."""
 
     largest: np.ndarray
+    mean: np.ndarray
     rows: np.ndarray
 
 
 class Observer:
-    """A step that keeps each channel's maximum, and some rows, of the tensors that quantized matrices read."""
+    """A step that keeps each channel's maximum and mean magnitude, and some rows, of what quantized matrices read."""
 
     def __init__(self) -> None:
         self._largest: dict[str, np.ndarray] = {}
+        self._sum: dict[str, np.ndarray] = {}
+        self._count: dict[str, int] = {}
         self._rows: dict[str, list[np.ndarray]] = {}
         self.picked = np.zeros(0, int)  # which rows of the current sample to keep
 
     def __call__(self, name: str, value: np.ndarray) -> np.ndarray:
         if name == "norm" or name.split(".", 2)[-1] in PLACES:
-            largest = np.abs(value).max(axis=0)
+            magnitude = np.abs(value)
+            largest = magnitude.max(axis=0)
             if not np.isfinite(largest).all():
                 raise ModelError(f"calibration met a value that is not finite at {name}")
             self._largest[name] = np.maximum(self._largest.get(name, F32(0)), largest)
+            self._sum[name] = self._sum.get(name, F64(0)) + magnitude.sum(axis=0, dtype=F64)
+            self._count[name] = self._count.get(name, 0) + len(value)
             self._rows.setdefault(name, []).append(value[self.picked])
         return value
 
     def inputs(self) -> dict[str, Inputs]:
         """What was seen since the last call, by step name."""
-        seen = {name: Inputs(self._largest[name], np.concatenate(self._rows[name])) for name in self._largest}
-        self._largest, self._rows = {}, {}
+        seen = {
+            name: Inputs(largest, (self._sum[name] / self._count[name]).astype(F32), np.concatenate(self._rows[name]))
+            for name, largest in self._largest.items()
+        }
+        self._largest, self._sum, self._count, self._rows = {}, {}, {}, {}
         return seen
 
 
@@ -178,7 +188,7 @@ class Smoothing:
     """Factors and what was chosen, by step name: `layers.0.attn.norm`. A place that is missing is left alone."""
 
     s: dict[str, np.ndarray] = field(default_factory=dict)  # fp32; (kv_dim,) at attn.mix
-    alphas: dict[str, float | None] = field(default_factory=dict)  # None: no smoothing was best
+    alphas: dict[str, float | None] = field(default_factory=dict)  # None: no smoothing was best. AWQ: the ratios
     largest: dict[str, float] = field(default_factory=dict)  # calibrated max|x| after smoothing, "norm" included
 
     def weight(self, config: Config, name: str, weight: np.ndarray) -> np.ndarray:
@@ -206,7 +216,7 @@ class Smoothed(Fp32):
         self._smoothing = smoothing
 
     def load(self, name: str) -> np.ndarray:
-        return load_smoothed(self._checkpoint, name, self._smoothing, self._interleaved)
+        return load_smoothed(self._checkpoint, name, self._smoothing, self.interleaved)
 
 
 def load_smoothed(checkpoint: Checkpoint, name: str, smoothing: Smoothing, interleaved: bool) -> np.ndarray:
@@ -239,11 +249,11 @@ def search(
     weights: list[np.ndarray],
     candidates: list[np.ndarray],
     round_x: Callable[[np.ndarray, np.ndarray], np.ndarray],
-    group_size: int,
+    round_w: Callable[[np.ndarray], np.ndarray],
 ) -> list[float]:
     """For each candidate s, sum |Q(x / s) Q(W s)^T - x W^T|^2 over the rows x (n, k) and the weights (m, k).
 
-    round_x(x / s, s) rounds activations. Products are in fp32, the sum of squares in fp64.
+    round_x(x / s, s) rounds activations, round_w(W s) weights. Products are in fp32, the sum of squares in fp64.
     """
     errors = [0.0] * len(candidates)
     inputs = [round_x(x / s, s) for s in candidates]
@@ -253,7 +263,7 @@ def search(
             chunk = weight[start : start + rows]
             exact = x @ chunk.T
             for i, s in enumerate(candidates):
-                difference = inputs[i] @ rounded(chunk * s, group_size).T - exact
+                difference = inputs[i] @ round_w(chunk * s).T - exact
                 errors[i] += float(np.square(difference, dtype=F64).sum())
     return errors
 
@@ -309,18 +319,18 @@ def choose(
     unsmoothed = np.ones(len(inputs.largest), F32)
     candidates = [unsmoothed, *(spread(config, place, s) for s in tried)]
     with np.errstate(over="ignore", invalid="ignore"):
-        errors = np.array(search(inputs.rows, matrices, candidates, round_x, group_size))
+        errors = np.array(search(inputs.rows, matrices, candidates, round_x, partial(rounded, group_size=group_size)))
     best = int(np.argmin(np.where(np.isfinite(errors), errors, np.inf)))
     return (None, None) if best == 0 else (ALPHAS[best - 1], tried[best - 1])
 
 
-def describe(smoothing: Smoothing, verbose: bool = False) -> Iterator[str]:
+def describe(smoothing: Smoothing, verbose: bool = False, what: str = "alpha") -> Iterator[str]:
     """What was chosen: a line a place with median and range over the layers, or a line a layer and place."""
     for place in PLACES:
         chosen = {name: a for name, a in smoothing.alphas.items() if name.split(".", 2)[-1] == place}
         values = [a for a in chosen.values() if a is not None]
         text = f"median {np.median(values):.2f}, {min(values):.2f} to {max(values):.2f}" if values else "none"
         left = len(chosen) - len(values)
-        yield f"{place:<10} alpha {text}" + (f"; {left} of {len(chosen)} layers not smoothed" if left else "")
+        yield f"{place:<10} {what} {text}" + (f"; {left} of {len(chosen)} layers not smoothed" if left else "")
         if verbose:
             yield from (f"  {name:<22} {'not smoothed' if a is None else f'{a:.2f}'}" for name, a in chosen.items())

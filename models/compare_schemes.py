@@ -9,8 +9,10 @@ Without directories, of tiny-llama and tiny-qwen3. Each model first gets outlier
     Q8, groups of 64            weights and activations in groups (golden/q8.py)
     W8A8, no smoothing          a scale for each row of weights and each token (golden/w8a8.py)
     W8A8, alpha 0.5 and auto    the same after SmoothQuant, calibrated on models/calibration.txt
+    AWQ, plain rounding         int4 weights in groups of 128, activations in fp16 (golden/awq.py)
+    AWQ; AWQ, groups of 64      the same after the search of scales and clipping (golden/awq_search.py)
 
-Models with outliers and the W8A8 files, made by `python -m export w8a8`, go to a temporary directory.
+Models with outliers and the W8A8 and AWQ files, made by `python -m export`, go to a temporary directory.
 """
 
 import argparse
@@ -21,6 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from golden.awq import AWQ
 from golden.checkpoint import Checkpoint, Config, ModelError
 from golden.forward import Fp32, Scheme, forward
 from golden.q8 import Q8
@@ -30,16 +33,19 @@ from models.outliers import copy_with_outliers
 
 HERE = Path(__file__).parent
 CALIBRATION = ["--calib", str(HERE / "calibration.txt"), "--samples", "16", "--seq-len", "256"]
-VARIANTS = {
-    "W8A8, no smoothing": ["--no-smooth"],
-    "W8A8, alpha 0.5": [*CALIBRATION, "--alpha", "0.5"],
-    "W8A8, alpha auto": [*CALIBRATION, "--alpha", "auto"],
+VARIANTS = {  # sub-command and options of the exporter
+    "W8A8, no smoothing": ["w8a8", "--no-smooth"],
+    "W8A8, alpha 0.5": ["w8a8", *CALIBRATION, "--alpha", "0.5"],
+    "W8A8, alpha auto": ["w8a8", *CALIBRATION, "--alpha", "auto"],
+    "AWQ, plain rounding": ["awq", "--rtn"],
+    "AWQ": ["awq", *CALIBRATION],
+    "AWQ, groups of 64": ["awq", *CALIBRATION, "--group-size", "64"],
 }
 
 
 def export(hf_dir: Path, out: Path, options: list[str]) -> None:
-    """Runs the exporter. Raises ModelError with what it said if it fails."""
-    command = [sys.executable, "-m", "export", "w8a8", hf_dir.resolve(), out, *options, "--quiet"]
+    """Runs the exporter with a sub-command and its options. Raises ModelError with what it said if it fails."""
+    command = [sys.executable, "-m", "export", options[0], hf_dir.resolve(), out, *options[1:], "--quiet"]
     done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ModelError(done.stderr.strip())
@@ -53,7 +59,7 @@ def schemes(hf_dir: Path, folder: Path) -> Iterator[tuple[str, Config, Scheme]]:
     for i, (name, options) in enumerate(VARIANTS.items()):
         out = folder / f"{i}.bin"
         export(hf_dir, out, options)
-        scheme = W8A8(out)
+        scheme = AWQ(out) if options[0] == "awq" else W8A8(out)
         yield name, scheme.config, scheme
 
 
@@ -61,9 +67,8 @@ def compare(hf_dir: Path, folder: Path) -> dict[str, dict]:
     """models.evaluate's figures by scheme."""
     figures = {}
     for name, config, scheme in schemes(hf_dir, folder):
-        interleaved = not isinstance(scheme, Fp32)
         figures[name] = evaluate_directory(
-            hf_dir, lambda ids, c=config, s=scheme, i=interleaved: forward(c, s, ids, interleaved=i)
+            hf_dir, lambda ids, c=config, s=scheme: forward(c, s, ids, interleaved=s.interleaved)
         )
     return figures
 

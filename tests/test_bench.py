@@ -16,6 +16,7 @@ from bench.random_checkpoint import MODELS, config_of
 from bench.roofline import roofline, spread_out, ticks
 from bench.run import Work, closing_line, measure, parse_bench, spread, summarize, table, work_of
 from export.model_file import HEADER_SIZE, matrix_names, read_header
+from golden.awq import AWQ
 from golden.checkpoint import tensor_shapes
 from golden.forward import forward, ignore
 from golden.w8a8 import W8A8
@@ -26,11 +27,12 @@ PROGRAMS = {"q8": ROOT / "runq", "w8a8": ROOT / "runq_w8a8"}  # by the scheme of
 SHAPES = ["llama-3.2-1b", "qwen3-0.6b"]
 
 
-def tiny(name):
+def tiny(name, scheme="q8"):
     """A real model's config with every size made small."""
+    hidden_dim = 256 if scheme == "awq" else 192  # AWQ's groups are of 128
     return replace(
-        config_of(name), dim=128, hidden_dim=192, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=320,
-        max_seq_len=64,
+        config_of(name), dim=128, hidden_dim=hidden_dim, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32,
+        vocab_size=320, max_seq_len=64,
     )  # fmt: skip
 
 
@@ -70,46 +72,55 @@ def test_shapes_are_those_of_the_checkpoint(name, scheme):
     expected = sum(int(np.prod(s)) for s in shapes.values() if len(s) == 2)
     assert sum(int(np.prod(matrix_shape(c, m))) for m in matrix_names(c)) == expected
     w = work_of(c, scheme)
-    assert w.layer_macs + w.classifier_macs == expected  # all five share the classifier with the embedding
-    # Q8: four bytes for each 64 weights. W8A8: four for each row.
-    rows = sum(s[0] for s in shapes.values() if len(s) == 2)
-    extra = {"q8": expected // 16, "w8a8": 4 * rows}[scheme]
-    assert w.layer_bytes + w.classifier_bytes == expected + extra
+    table = c.vocab_size * c.dim
+    if not c.tied:  # the embedding is only looked up
+        expected -= table
+    assert w.layer_macs + w.classifier_macs == expected
+    assert w.classifier_macs == table
+    if scheme == "awq":  # four bits and a group's share of a zero point and an fp16 scale; the classifier in fp16
+        assert w.layer_bytes + w.classifier_bytes == (expected - table) * (4 + 20 / 128) / 8 + 2 * table
+    else:  # Q8: four bytes for each 64 weights. W8A8: four for each row.
+        rows = sum(s[0] for s in shapes.values() if len(s) == 2) - (0 if c.tied else c.vocab_size)
+        extra = {"q8": expected // 16, "w8a8": 4 * rows}[scheme]
+        assert w.layer_bytes + w.classifier_bytes == expected + extra
+    assert w.kv_bytes == 2 * c.n_layers * c.kv_dim * (2 if scheme == "awq" else 4)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_files_are_as_long_as_counted(tmp_path, shape, scheme):
-    config = tiny(shape)
+    config = tiny(shape, scheme)
     write_model(config, tmp_path / "m", scheme, progress=False)
     w = work_of(config, scheme)
     size = (tmp_path / "m").stat().st_size
-    assert size == HEADER_SIZE + w.layer_bytes + w.classifier_bytes + norm_bytes(config)
+    assert size == HEADER_SIZE + w.layer_bytes + w.classifier_bytes + norm_bytes(config, 2 if scheme == "awq" else 4)
     storage = SCHEMES[scheme]
     header = read_header(tmp_path / "m", storage.magic, storage.version)
-    assert (header.group_size, header.activations, header.weights_end) == ({"q8": 64, "w8a8": 0}[scheme], 0, size)
+    assert (header.group_size, header.activations, header.weights_end) == (storage.group_size, 0, size)
+    assert storage.group_size == {"q8": 64, "w8a8": 0, "awq": 128}[scheme]
     assert [getattr(header.config, f) for f in ("arch", "dim", "hidden_dim", "head_dim", "vocab_size", "tied")] == [
-        config.arch, 128, 192, 32, 320, True,
+        config.arch, 128, config.hidden_dim, 32, 320, True,
     ]  # fmt: skip
 
 
-def norm_bytes(config):
-    return (2 * 2 + 1) * 128 * 4 + (2 * 2 * 32 * 4 if config.arch == "qwen3" else 0)
+def norm_bytes(config, value=4):
+    return ((2 * 2 + 1) * 128 + (2 * 2 * 32 if config.arch == "qwen3" else 0)) * value
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_reference_reads_w8a8_and_activations_keep_their_size(tmp_path, shape, tied):
-    config = replace(tiny(shape), tied=tied)
-    write_model(config, tmp_path / "m", "w8a8", progress=False)
-    scheme = W8A8(tmp_path / "m")
+@pytest.mark.parametrize(("name", "reader"), [("w8a8", W8A8), ("awq", AWQ)])
+def test_the_reference_reads_the_file_and_activations_keep_their_size(tmp_path, name, reader, shape, tied):
+    config = replace(tiny(shape, name), tied=tied)
+    write_model(config, tmp_path / "m", name, progress=False)
+    scheme = reader(tmp_path / "m")
     sizes = {}
 
     def step(name, value):
         sizes[name] = float(np.sqrt(np.mean(value.astype(np.float64) ** 2)))
         return ignore(name, value)
 
-    logits = forward(scheme.config, scheme, np.arange(8), step, interleaved=True)
+    logits = forward(scheme.config, scheme, np.arange(8), step, interleaved=scheme.interleaved)
     assert logits.shape == (8, 320)
     assert np.isfinite(logits).all()
     assert len(set(logits.argmax(axis=-1))) > 1
@@ -141,6 +152,24 @@ def test_a_separate_classifier(tmp_path, scheme):
     config = replace(tiny("llama-3.2-1b"), tied=False)
     write_model(config, tmp_path / "m", scheme, progress=False)
     assert info(PROGRAMS[scheme], tmp_path / "m")["shared_classifier"] == "no"
+
+
+def test_a_model_is_made_with_numpy_alone(tmp_path):
+    """On a machine that has none of the other packages."""
+    blocked = ["tqdm", "safetensors", "ml_dtypes", "tokenizers", "jinja2"]
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys({blocked}))  # importing None is an ImportError
+from dataclasses import replace
+from pathlib import Path
+from bench.make_model import write_model
+from bench.random_checkpoint import config_of
+config = replace(config_of("qwen3-8b"), dim=128, hidden_dim=256, n_layers=1, n_heads=2, n_kv_heads=1, vocab_size=64)
+write_model(config, Path(sys.argv[1]), "awq")
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "m"], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert AWQ(tmp_path / "m").config.n_layers == 1
 
 
 def test_pools_wrap_around(tmp_path):

@@ -1,0 +1,128 @@
+"""AutoAWQ's checkpoints: a Hugging Face directory with packed int4 matrices, as vLLM and transformers read it.
+
+What is in such a directory beside the tensors of the unquantized model, for each matrix of a layer (golden/awq.py):
+
+    model.layers.0.self_attn.q_proj.qweight   int32, for .weight
+    model.layers.0.self_attn.q_proj.qzeros    int32
+    model.layers.0.self_attn.q_proj.scales    fp16
+
+and in config.json `quantization_config`, with quant_method "awq". The version "gemm" is the packing that golden/awq.py
+describes; others pack in other ways.
+"""
+
+import json
+import math
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from export.model_file import awq_tensors, write_array
+from golden.awq import AWQ, GROUP_SIZES, Packed
+from golden.checkpoint import Config, ModelError, read_json
+from golden.forward import hf_name
+
+COPIED = ("tokenizer*", "generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+          "merges.txt", "chat_template*")  # fmt: skip
+SAFETENSORS_TYPE = {"<f2": "F16", "<i4": "I32"}
+
+
+def read_group_size(hf_dir: Path) -> int | None:
+    """The group size of an AutoAWQ checkpoint, None for unquantized weights. Raises ModelError for other kinds."""
+    path = Path(hf_dir) / "config.json"
+    if not Path(hf_dir).is_dir():
+        raise ModelError(f"{hf_dir}: no such directory")
+    quantization = read_json(path).get("quantization_config")
+    if quantization is None:
+        return None
+    if not isinstance(quantization, dict):
+        raise ModelError(f"{path}: quantization_config is {json.dumps(quantization)}, expected an object")
+
+    def check(field: str, allowed: tuple, default: Any = None) -> Any:
+        value = quantization.get(field, default)
+        known = value.lower() if isinstance(value, str) else value
+        if not any(known == a and type(known) is type(a) for a in allowed):
+            shown = " or ".join(json.dumps(a) for a in allowed)
+            raise ModelError(f"{path}: quantization_config.{field} is {json.dumps(value)}, supported is {shown}")
+        return value
+
+    check("quant_method", ("awq",))
+    check("version", ("gemm",))
+    check("bits", (4,))
+    check("zero_point", (True,))
+    return check("group_size", GROUP_SIZES)
+
+
+def stored_name(config: Config, name: str) -> str:
+    """The name in an AutoAWQ checkpoint of a tensor of a model file."""
+    stem, _, part = name.rpartition(".")
+    if part in Packed._fields:
+        return hf_name(config, stem).removesuffix("weight") + part
+    return hf_name(config, name)
+
+
+def safetensors_header(config: Config, group_size: int) -> Iterator[bytes]:
+    """The header of a safetensors file that has every tensor of a model file, in the same order."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, dtype, shape in awq_tensors(config, group_size):
+        end = position + math.prod(shape) * int(dtype[-1])  # the type's name ends in its bytes
+        entries[stored_name(config, name)] = {
+            "dtype": SAFETENSORS_TYPE[dtype], "shape": shape, "data_offsets": (position, end)
+        }  # fmt: skip
+        position = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    yield struct.pack("<Q", len(text))
+    yield text
+
+
+def check_destination(out: Path) -> None:
+    """Refuses a directory that exists, or that nothing can be written beside."""
+    if out.exists() or out.is_symlink():
+        raise ModelError(f"{out}: exists already")
+    if not out.parent.is_dir():
+        raise ModelError(f"{out}: cannot write: {out.parent} is no directory")
+
+
+def write_directory(source: Path, model_file: Path, out: Path) -> None:
+    """Writes `out`, which must not exist, from a model file and the Hugging Face directory that it was made from.
+
+    The tensors are those of the file, to the bit. They are written one after another, whatever the model's size.
+    """
+    check_destination(out)
+    model = AWQ(model_file)
+    config = read_json(source / "config.json")
+    config["torch_dtype"] = "float16"
+    if "dtype" in config:  # what newer versions of transformers call it
+        config["dtype"] = "float16"
+    config.setdefault(
+        "quantization_config",
+        {
+            "bits": 4,
+            "group_size": model.group_size,
+            "modules_to_not_convert": None,
+            "quant_method": "awq",
+            "version": "gemm",
+            "zero_point": True,
+        },
+    )
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
+    except OSError as error:
+        raise ModelError(f"{out}: cannot write: {error.strerror}") from None
+    try:
+        for file in sorted({file for pattern in COPIED for file in source.glob(pattern) if file.is_file()}):
+            shutil.copyfile(file, temporary / file.name)
+        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        with (temporary / "model.safetensors").open("wb") as f:
+            f.writelines(safetensors_header(model.config, model.group_size))
+            for name, dtype, _ in awq_tensors(model.config, model.group_size):
+                write_array(f, model.tensor(name), dtype)
+        temporary.chmod(source.stat().st_mode | 0o700)
+        temporary.rename(out)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

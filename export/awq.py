@@ -1,0 +1,185 @@
+"""AWQ files for runq_awq: int4 weights in AutoAWQ's packing, norms, embedding and classifier in fp16.
+
+The layout is version 5 of KuiperLLama's `ak48` files: docs/model-files.md. Rows of q and k stay in Hugging Face's
+order: runq_awq rotates halves. How scales are found is in golden/awq_search.py. Each tensor's place in the file is
+known before the first is there, so a layer is calibrated, quantized and written before the next one is read.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from tqdm import tqdm
+
+from export.autoawq import check_destination, read_group_size, stored_name, write_directory
+from export.model_file import (
+    HEADER_SIZE,
+    MAGIC_AWQ,
+    VERSION_AWQ,
+    awq_tensors,
+    check_group_size,
+    header,
+    read_generation,
+    replacing,
+    write_array,
+)
+from export.tokenizer import tokenizer_section
+from export.w8a8 import SEQ_LEN, read_calibration
+from golden.awq import F16, GROUP_SIZES, Packed, pack_matrix
+from golden.awq_search import SEARCH_ROWS, choose_scales, quantize_scaled
+from golden.checkpoint import Checkpoint, ModelError
+from golden.forward import Fp32, hf_name
+from golden.smooth import Inputs, Smoothing, calibration_samples, observe
+
+
+def check_dimensions(checkpoint: Checkpoint, group_size: int, option: str) -> None:
+    """Refuses group sizes other than 64 and 128, and matrices that do not divide into groups and words."""
+    if group_size not in GROUP_SIZES:
+        raise ModelError(f"{option} is {group_size}, expected {' or '.join(map(str, GROUP_SIZES))}")
+    check_group_size(checkpoint, group_size, option)
+    c = checkpoint.config
+    if c.kv_dim % 8:
+        raise ModelError(
+            f"{checkpoint.path / 'config.json'}: num_key_value_heads * head_dim is {c.kv_dim}, not a multiple of 8"
+        )
+
+
+def calibrated(checkpoint: Checkpoint, samples: list[np.ndarray]) -> Iterator[tuple[int, Fp32, dict[str, Inputs]]]:
+    """Each layer's number and weights, and what its places saw: nothing if there are no samples."""
+    if samples:
+        for i, (weights, seen) in enumerate(observe(checkpoint, samples, SEARCH_ROWS)):
+            if i < checkpoint.config.n_layers:
+                yield i, weights, seen
+    else:
+        for i in range(checkpoint.config.n_layers):
+            yield i, Fp32(checkpoint), {}
+
+
+class Writer:
+    """A model file being written: each tensor goes to its place, in any order."""
+
+    def __init__(self, f: BinaryIO, checkpoint: Checkpoint, group_size: int):
+        self._f, self._checkpoint = f, checkpoint
+        self._places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
+        self.end = HEADER_SIZE
+        for name, dtype, shape in awq_tensors(checkpoint.config, group_size):
+            self._places[name] = self.end, dtype, shape
+            self.end += math.prod(shape) * np.dtype(dtype).itemsize
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._places)
+
+    def write(self, name: str, values: np.ndarray) -> None:
+        """Writes one tensor. fp32 becomes fp16; raises ModelError if a value is beyond."""
+        position, dtype, shape = self._places[name]
+        if values.shape != shape:
+            raise ValueError(f"{name} has shape {values.shape}, the file has room for {shape}")
+        if values.dtype.kind == "f" and values.dtype != F16:
+            with np.errstate(over="ignore"):
+                half = values.astype(F16)
+            if not np.isfinite(half).all():
+                raise self.beyond(name, f"a value of {np.abs(values).max():.6g}")
+            values = half
+        self._f.seek(position)
+        write_array(self._f, values, dtype)
+
+    def beyond(self, name: str, what: object) -> ModelError:
+        """The error for a tensor that fp16 cannot hold."""
+        stored = stored_name(self._checkpoint.config, name)
+        return ModelError(f"{self._checkpoint.path}: tensor {stored} comes to {what}, fp16 ends at 65504")
+
+
+def repack(writer: Writer, checkpoint: Checkpoint, progress: bool) -> None:
+    """Writes the tensors of an AutoAWQ checkpoint as they are."""
+    for name in tqdm(writer.names, unit="tensor", disable=not progress):
+        writer.write(name, checkpoint.stored(stored_name(checkpoint.config, name)))
+
+
+def quantize_model(
+    writer: Writer, checkpoint: Checkpoint, samples: list[np.ndarray], group_size: int, progress: bool
+) -> Smoothing:
+    """Quantizes and writes layer by layer, and returns the scales; without samples by plain rounding."""
+    config, found = checkpoint.config, Smoothing()
+    matrices = [name.removesuffix(".qweight") for name in writer.names if name.endswith(".qweight")]
+    with tqdm(total=len(matrices), unit="matrix", disable=not progress) as bar:
+        for i, weights, seen in calibrated(checkpoint, samples):
+            layer = f"layers.{i}."
+            if samples:
+                bar.set_postfix_str(layer + "scales")
+                choose_scales(config, i, seen, weights, group_size, found)
+            for name in (n for n in writer.names if n.startswith(layer) and n.endswith("norm")):
+                writer.write(name, found.weight(config, name, weights.vector(name)))
+            for name in (n for n in matrices if n.startswith(layer)):
+                bar.set_postfix_str(name)
+                weight = found.weight(config, name, weights.vector(name))
+                try:
+                    packed = pack_matrix(quantize_scaled(config, name, weight, seen, found, group_size))
+                except OverflowError as error:
+                    raise writer.beyond(name, error) from None
+                for part, values in zip(Packed._fields, packed, strict=True):
+                    writer.write(f"{name}.{part}", values)
+                bar.update()
+            bar.set_postfix_str("calibrating")
+            del weights, seen  # before the next layer's are read
+    for name in ("norm", "embed", *([] if config.tied else ["classifier"])):
+        writer.write(name, checkpoint.stored(hf_name(config, name)))
+    return found
+
+
+def export_awq(
+    hf_dir: Path,
+    out: Path,
+    calibration: Path | None = None,
+    group_size: int | None = None,
+    n_samples: int = 16,
+    seq_len: int | None = None,
+    rtn: bool = False,
+    hf_out: Path | None = None,
+    with_tokenizer: bool = True,
+    progress: bool = True,
+) -> Smoothing:
+    """Writes `out` and returns the scales that were chosen. Raises ModelError, and writes nothing, if it cannot.
+
+    calibration: a text file. It is needed unless rtn (plain rounding, neither scaling nor clipping), or unless hf_dir
+    is an AutoAWQ checkpoint, whose tensors are copied as they are. group_size: 64 or 128, which is the default.
+    hf_out: a directory that must not exist, for an AutoAWQ checkpoint with the same tensors.
+    """
+    stored = read_group_size(hf_dir)
+    if stored is None and (calibration is None) != rtn:
+        raise ModelError(
+            "--calib and --rtn exclude each other"
+            if rtn
+            else "AWQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)"
+        )
+    if stored is not None:
+        for option, value in (("--calib", calibration), ("--rtn", rtn or None), ("--group-size", group_size)):
+            if value not in (None, stored):
+                raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
+    if hf_out is not None:
+        check_destination(hf_out)
+    checkpoint = Checkpoint(hf_dir, stored)
+    config, group_size = checkpoint.config, stored or (128 if group_size is None else group_size)
+    check_dimensions(checkpoint, group_size, "--group-size" if stored is None else "group_size")
+    generation = read_generation(checkpoint.path, config.vocab_size)
+    tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
+    samples = []
+    if calibration is not None:
+        seq_len = min(SEQ_LEN, config.max_seq_len) if seq_len is None else seq_len
+        samples = calibration_samples(checkpoint.path, config, read_calibration(calibration), n_samples, seq_len)
+
+    with replacing(out) as f:
+        writer, found = Writer(f, checkpoint, group_size), Smoothing()
+        if stored is None:
+            found = quantize_model(writer, checkpoint, samples, group_size, progress)
+        else:
+            repack(writer, checkpoint, progress)
+        f.seek(writer.end)
+        f.write(tokenizer)
+        f.seek(0)
+        f.write(header(config, generation, MAGIC_AWQ, VERSION_AWQ, group_size, writer.end, tokenizer))
+    if hf_out is not None:
+        write_directory(checkpoint.path, out, hf_out)
+    return found

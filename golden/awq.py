@@ -1,0 +1,221 @@
+"""AWQ's storage and products: int4 weights with an fp16 scale and an integer zero point for each group of inputs.
+
+    w16 = fp16((q - z) * s)        q, z in 0..15, s fp16: q - z is exact, the product is rounded once
+
+That fp16 number is the weight, as it is in AutoAWQ's own dequantization: a product that multiplies groups first and
+scales afterwards computes something else. Inputs of products are fp16, too, sums and outputs fp32 (docs/numerics.md).
+
+Eight codes lie in an int32, in AutoAWQ's GEMM order. Matrices are stored (n_in, n_out), transposed against Hugging
+Face's weights, and the eight are neighbours along n_out:
+
+    qweight  (n_in, n_out / 8) int32
+    qzeros   (n_in / group_size, n_out / 8) int32
+    scales   (n_in / group_size, n_out) fp16
+
+How scales are found is in golden/awq_search.py. `AWQ` runs a file that export/awq.py or another program wrote.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from export.model_file import HEADER_SIZE, MAGIC_AWQ, VERSION_AWQ, awq_tensors, read_header
+from golden.checkpoint import ModelError
+from golden.forward import F32, F64, Step
+
+F16 = np.float16
+MAX_CODE = 15
+NIBBLE = (0, 4, 1, 5, 2, 6, 3, 7)  # channel 8c + i is in bits 4 * NIBBLE[i] and up of word c
+GROUP_SIZES = (64, 128)
+
+# Steps whose results go into a product, or into the cache of keys, as fp16. Values go into theirs as fp16 as well, but
+# as the step is the product itself, traces keep its fp32.
+HALF_STEPS = ("attn.norm", "attn.q_rope", "attn.k_rope", "attn.mix", "ffn.norm", "ffn.swiglu", "norm")
+UNRECORDED_STEPS = ("attn.scores", "attn.probs")  # fused attention never has them in memory
+
+
+# ----------------------------------------------------------------------------
+# Codes
+
+
+class Int4(NamedTuple):
+    """A quantized matrix in the orientation of Hugging Face's weights.
+
+    codes: (n_out, n_in) uint8 in 0..15; zeros: (n_out, n_in / group_size) uint8; scales: the same shape, fp16.
+    """
+
+    codes: np.ndarray
+    zeros: np.ndarray
+    scales: np.ndarray
+
+
+def grid(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Scale (fp16) and zero point (fp32, whole, 0..15) of groups whose weights go from low to high.
+
+    scale = fp16((high - low) / 15), zero = clamp(rint(-low / scale), 0, 15), in fp32. The range is widened to include
+    0, so that a group of one sign keeps its large weights, and a constant one is exact. Groups of zeros, or so small
+    that fp16 has no scale for them, have scale 0 and zero point 0: their weights are 0.
+    """
+    low, high = np.minimum(low, F32(0)), np.maximum(high, F32(0))
+    with np.errstate(over="ignore"):
+        scale = ((high - low) / F32(MAX_CODE)).astype(F16)
+    return scale, np.clip(np.rint(-low / divisor(scale)), 0, MAX_CODE)
+
+
+def divisor(scale: np.ndarray) -> np.ndarray:
+    """What weights are divided by: the scale in fp32; infinity for a scale of 0, so that codes are the zero point."""
+    return np.where(scale > 0, scale, np.inf).astype(F32)
+
+
+def steps_from_zero(groups: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> np.ndarray:
+    """code - zero of each weight, whole numbers in fp32: rint(w / scale), clipped to -zero..15 - zero.
+
+    groups: (..., group_size) fp32; scale and zero: (...), from `grid`. The quotient is fp32's, by the fp16 scale that
+    is stored; halves go to even.
+    """
+    out = groups / divisor(scale)[..., None]
+    np.rint(out, out=out)
+    zero = zero[..., None]
+    np.maximum(out, -zero, out=out)
+    return np.minimum(out, MAX_CODE - zero, out=out)
+
+
+def group_range(weight: np.ndarray, group_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest and the largest weight of each group, (n_out, n_in / group_size) each. weight: (n_out, n_in)."""
+    groups = weight.reshape(len(weight), -1, group_size)
+    return groups.min(axis=-1), groups.max(axis=-1)
+
+
+def quantize(weight: np.ndarray, low: np.ndarray, high: np.ndarray) -> Int4:
+    """Rounds a matrix (n_out, n_in) fp32 to int4 on the grids of low to high, (n_out, n_in / group_size) each.
+
+    Weights outside get the nearest code. Raises OverflowError with the largest if fp16 cannot hold them.
+    """
+    scale, zero = grid(low, high)
+    with np.errstate(over="ignore", invalid="ignore"):
+        largest = np.maximum(zero, MAX_CODE - zero) * scale.astype(F32)
+        fits = np.isfinite(largest.astype(F16)).all()
+    if not fits:
+        raise OverflowError(f"weights of {max(high.max(), -low.min()):.6g}")
+    codes = steps_from_zero(weight.reshape(*scale.shape, -1), scale, zero) + zero[..., None]
+    return Int4(codes.astype(np.uint8).reshape(weight.shape), zero.astype(np.uint8), scale)
+
+
+def pack(codes: np.ndarray) -> np.ndarray:
+    """Eight neighbours of a row in an int32: (rows, n) of 0..15 -> (rows, n / 8) int32. n is a multiple of 8."""
+    words = np.zeros((len(codes), codes.shape[1] // 8), np.uint32)
+    for i, nibble in enumerate(NIBBLE):
+        words |= codes[:, i::8].astype(np.uint32) << np.uint32(4 * nibble)
+    return words.view(np.int32)
+
+
+def unpack(words: np.ndarray) -> np.ndarray:
+    """The codes of packed words: (rows, n / 8) int32 -> (rows, n) uint8."""
+    words = np.ascontiguousarray(words).view(np.uint32)
+    codes = np.empty((len(words), words.shape[1] * 8), np.uint8)
+    for i, nibble in enumerate(NIBBLE):
+        codes[:, i::8] = (words >> np.uint32(4 * nibble)) & np.uint32(MAX_CODE)
+    return codes
+
+
+class Packed(NamedTuple):
+    """A matrix as files have it; shapes in the module's docstring."""
+
+    qweight: np.ndarray
+    qzeros: np.ndarray
+    scales: np.ndarray
+
+
+def pack_matrix(matrix: Int4) -> Packed:
+    """Transposes and packs."""
+    return Packed(pack(matrix.codes.T), pack(matrix.zeros.T), np.ascontiguousarray(matrix.scales.T))
+
+
+def dequantize(matrix: Packed) -> np.ndarray:
+    """w16 = fp16((q - z) * s), (n_in, n_out) fp16. The product of two fp16 numbers is exact in fp32."""
+    codes = unpack(matrix.qweight).astype(np.int8)
+    zeros = unpack(matrix.qzeros).astype(np.int8)
+    scales = matrix.scales.astype(F32)
+    groups = codes.reshape(len(scales), -1, codes.shape[1]) - zeros[:, None]  # (groups, group_size, n_out)
+    return (groups * scales[:, None]).astype(F16).reshape(codes.shape)
+
+
+def matmul(x: np.ndarray, w16: np.ndarray) -> np.ndarray:
+    """x @ w16, (n, n_out) fp32: summed in fp64, rounded once. x: (n, n_in) of fp16 values; w16: (n_in, n_out) fp16."""
+    return (x.astype(F64) @ w16.astype(F64)).astype(F32)
+
+
+# ----------------------------------------------------------------------------
+# A model file
+
+
+class AWQ:
+    """The scheme of runq_awq.cu, for golden.forward, from a file (mapped, not read).
+
+    A file without extension block is another program's, and a Qwen3. Raises ModelError if the file is no AWQ file.
+    """
+
+    interleaved = False
+
+    def __init__(self, path: Path | str):
+        path = Path(path)
+        head = read_header(path, MAGIC_AWQ, VERSION_AWQ)
+        self.config, self.group_size = head.config, head.group_size
+        c, size = self.config, self.group_size
+        if size < 8 or any(n % size for n in (c.dim, c.hidden_dim, c.q_dim)) or c.kv_dim % 8:
+            raise ModelError(f"{path}: group_size {size} does not go with these dimensions: {c}")
+        data = np.memmap(path, np.uint8, mode="r")
+        self._tensors: dict[str, np.ndarray] = {}
+        self._w16: dict[str, np.ndarray] = {}
+        position = HEADER_SIZE
+        for name, dtype, shape in awq_tensors(c, size):
+            n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            if position + n_bytes > head.weights_end:
+                raise ModelError(f"{path}: weights end at byte {head.weights_end}, too soon")
+            self._tensors[name] = np.asarray(data[position : position + n_bytes]).view(dtype).reshape(shape)
+            position += n_bytes
+        if position != head.weights_end:
+            raise ModelError(f"{path}: weights end at byte {position}, the header says {head.weights_end}")
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A tensor as it is in the file, by the names of `awq_tensors`."""
+        return self._tensors[name]
+
+    def matrix(self, name: str) -> Packed:
+        """The packed weight matrix of a step."""
+        return Packed(*(self._tensors[f"{name}.{part}"] for part in Packed._fields))
+
+    def vector(self, name: str) -> np.ndarray:
+        return self._tensors[name].astype(F32)
+
+    def weight(self, name: str) -> np.ndarray:
+        """The fp16 weight matrix of a step, (n_in, n_out)."""
+        if name == "classifier":
+            return self._tensors["embed" if self.config.tied else name].T
+        if name not in self._w16:
+            self._w16[name] = dequantize(self.matrix(name))
+        return self._w16[name]
+
+    def steps(self, step: Step) -> Step:
+        """Rounds to fp16 what goes into a product or the cache; see HALF_STEPS and UNRECORDED_STEPS."""
+
+        def rounding(name: str, value: np.ndarray) -> np.ndarray:
+            part = name.split(".", 2)[-1]
+            if part in UNRECORDED_STEPS:
+                return value
+            if part in HALF_STEPS:
+                return step(name, value.astype(F16)).astype(F32)
+            value = step(name, value)
+            return value.astype(F16).astype(F32) if part == "attn.v_proj" else value
+
+        return rounding
+
+    def embedding(self, tokens: np.ndarray) -> np.ndarray:
+        return self._tensors["embed"][tokens].astype(F32)
+
+    def activation(self, _step: Step, _name: str, x: np.ndarray) -> np.ndarray:
+        return x
+
+    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+        return matmul(x, self.weight(name))

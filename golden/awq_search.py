@@ -1,0 +1,146 @@
+"""AWQ's search (Lin et al. 2023, arXiv 2306.00978): which weights matter, the activations tell.
+
+Rounding a weight to int4 costs the output in proportion to the activation that it meets. A few channels of the
+activations are large, and their weights are the ones to protect. As with SmoothQuant (golden/smooth.py) channel j of
+the input is divided by s_j and column j of the weight multiplied by it, and whatever computes the input does the
+division; but here the weights are to be hard, not easy: with a larger s_j, column j takes up more of its group's range
+and loses less of itself.
+
+    s_j = mean|X_j|^ratio / sqrt(largest * smallest of these)
+
+The means are over calibration text. One ratio for each place, of 0, 0.05, ... 0.95, is chosen by trying them: the
+error is that of the outputs of the matrices that read the place, on rows of the calibration text. Ratio 0 is s = 1.
+
+Then each group's range is tried at 1, 0.95, ... 0.5 times its width, by the error of the group's own share of the
+outputs. Weights outside are clipped; the others get a finer grid. q_proj and k_proj are left as they are: their errors
+go through softmax, and what is best for a dot product of its own is not what is best behind it.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from golden.awq import Int4, grid, group_range, quantize, steps_from_zero
+from golden.checkpoint import Config
+from golden.forward import F32, F64, Fp32
+from golden.smooth import CONSUMERS, PLACE_READ_BY, Inputs, Smoothing, search, share, spread
+
+RATIOS = tuple(i / 20 for i in range(20))
+SHRINKS = tuple(1 - i / 20 for i in range(11))
+SEARCH_ROWS = 256  # of calibration text
+SEARCH_OUTPUTS = 1024  # rows of each matrix that a ratio is judged by
+CLIP_ROWS = 512  # rows of a matrix whose groups are tried at a time: they stay in the cache
+UNCLIPPED = ("attn.q_proj", "attn.k_proj")
+
+
+# ----------------------------------------------------------------------------
+# Scales
+
+
+def factors(mean: np.ndarray, ratio: float) -> np.ndarray:
+    """s of each channel, fp32, from mean|x|; 1 for a channel whose input is always 0."""
+    used = mean > 0
+    if not used.any():
+        return np.ones(len(mean), F32)
+    s = np.where(used, mean, 1).astype(F64) ** ratio
+    s /= np.sqrt(s[used].max() * s[used].min())
+    return np.where(used, np.maximum(s, 1e-4), 1).astype(F32)
+
+
+def rounded(weight: np.ndarray, group_size: int) -> np.ndarray:
+    """What a matrix (n_out, n_in) fp32 stands for after plain rounding, before the product is rounded to fp16."""
+    groups = weight.reshape(len(weight), -1, group_size)
+    scale, zero = grid(*group_range(weight, group_size))
+    out = steps_from_zero(groups, scale, zero)
+    out *= scale.astype(F32)[..., None]
+    return out.reshape(weight.shape)
+
+
+def spaced(weight: np.ndarray, n: int) -> np.ndarray:
+    """At most n rows of a matrix, evenly spread."""
+    return weight if len(weight) <= n else weight[np.linspace(0, len(weight) - 1, n).round().astype(int)]
+
+
+def choose_scale(
+    config: Config, name: str, inputs: Inputs, weights: Fp32, group_size: int
+) -> tuple[float, np.ndarray | None]:
+    """Ratio and factors of one place, `layers.N.PLACE`; 0 and None if no scaling is best."""
+    place = name.split(".", 2)[-1]
+    layer = name.removesuffix(place)
+    matrices = [spaced(weights.vector(layer + consumer), SEARCH_OUTPUTS) for consumer in CONSUMERS[place]]
+    mean = share(config, place, inputs.mean)
+    tried = [factors(mean, ratio) for ratio in RATIOS]
+    candidates = [spread(config, place, s) for s in tried]
+    with np.errstate(over="ignore", invalid="ignore"):
+        errors = np.array(
+            search(inputs.rows, matrices, candidates, lambda x, _s: x, partial(rounded, group_size=group_size))
+        )
+    best = int(np.argmin(np.where(np.isfinite(errors), errors, np.inf)))
+    return RATIOS[best], (tried[best] if best else None)
+
+
+# ----------------------------------------------------------------------------
+# Clipping
+
+
+def gram(x: np.ndarray, group_size: int) -> np.ndarray:
+    """X_g^T X_g of each group of columns, (n_in / group_size, group_size, group_size) fp64. x: (n, n_in)."""
+    groups = x.reshape(len(x), -1, group_size).transpose(1, 0, 2).astype(F64)
+    return groups.transpose(0, 2, 1) @ groups
+
+
+def clip(weight: np.ndarray, x: np.ndarray, group_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """The range of each group, (n_out, n_in / group_size) each: the one with the smallest |X_g (Q(w_g) - w_g)|^2.
+
+    weight: (n_out, n_in) fp32; x: (n, n_in), what it is multiplied by. With d = Q(w_g) - w_g the error is
+    d^T (X_g^T X_g) d, whatever the number of rows. It is computed in fp64, so that the choice is the same everywhere.
+    """
+    low, high = group_range(weight, group_size)
+    best_low, best_high = low.copy(), high.copy()
+    groups = weight.reshape(*low.shape, group_size)
+    for g, products in enumerate(gram(x, group_size)):
+        for start in range(0, len(weight), CLIP_ROWS):
+            rows = slice(start, start + CLIP_ROWS)
+            w, smallest = groups[rows, g], np.full(len(groups[rows]), np.inf)
+            for shrink in SHRINKS:
+                trial_low, trial_high = low[rows, g] * F32(shrink), high[rows, g] * F32(shrink)
+                scale, zero = grid(trial_low, trial_high)
+                d = steps_from_zero(w, scale, zero)
+                with np.errstate(over="ignore", invalid="ignore"):  # `quantize` refuses weights beyond fp16
+                    d *= scale.astype(F32)[:, None]
+                    d = (d - w).astype(F64)
+                    error = np.einsum("ij,ij->i", d @ products, d)
+                better = error < smallest
+                smallest[better] = error[better]
+                best_low[rows, g][better], best_high[rows, g][better] = trial_low[better], trial_high[better]
+    return best_low, best_high
+
+
+# ----------------------------------------------------------------------------
+# A layer
+
+
+def choose_scales(
+    config: Config, layer: int, inputs: dict[str, Inputs], weights: Fp32, group_size: int, found: Smoothing
+) -> None:
+    """Adds factors and ratios of the four places of a layer to `found`."""
+    for place in CONSUMERS:
+        name = f"layers.{layer}.{place}"
+        found.alphas[name], s = choose_scale(config, name, inputs[name], weights, group_size)
+        if s is not None:
+            found.s[name] = s
+
+
+def quantize_scaled(
+    config: Config, name: str, weight: np.ndarray, inputs: dict[str, Inputs], found: Smoothing, group_size: int
+) -> Int4:
+    """A scaled matrix, (n_out, n_in) fp32, on the best grids for the inputs that it now has."""
+    part = name.split(".", 2)[-1]
+    if part in UNCLIPPED or not inputs:
+        return quantize(weight, *group_range(weight, group_size))
+    place = PLACE_READ_BY[part]
+    at = name.removesuffix(part) + place
+    x = inputs[at].rows
+    if at in found.s:
+        x = x / spread(config, place, found.s[at])
+    return quantize(weight, *clip(weight, x, group_size))
