@@ -27,29 +27,51 @@ PACKAGES_TEST := doctest-dev nlohmann-json3-dev libsimde-dev
 PACKAGES_ARM  := g++-aarch64-linux-gnu qemu-user
 PACKAGES_LINT := clang clang-format clang-tidy libomp-dev
 
-HEADERS   := $(wildcard common/*.h)
+HEADERS   := $(wildcard common/*.h common/*.cuh)
 VENV      := .venv
 PY        := $(VENV)/bin/python
 EXPORTER  := $(wildcard export/*.py golden/*.py)
 TINY      := tiny-llama tiny-qwen3
 PROGRAMS  := runq runq_w8a8
-TEST_BINS := build/common_test build/int8_simde_test $(PROGRAMS:%=build/%_test)
-TEST_MODELS := $(foreach m,$(TINY),$(foreach s,q8 w8a8 w8a8-block32 w8a8-static,build/models/$m.$s.bin))
-CPP_FILES := $(wildcard *.cpp common/*.h tests/*.cpp tests/*.h bench/*.cpp)
+SIMT      := $(wildcard simt/*.h)
+SIMT_TESTS := simt_test simt_checks_test runq_awq_test runq_awq_checked_test awq_kernels_test
+TEST_BINS := build/common_test build/int8_simde_test $(PROGRAMS:%=build/%_test) $(SIMT_TESTS:%=build/%)
+TEST_MODELS := $(foreach m,$(TINY),$(foreach s,q8 w8a8 w8a8-block32 w8a8-static awq awq-g64,build/models/$m.$s.bin))
+CPP_FILES := $(wildcard *.cpp *.cu common/*.h common/*.cuh simt/*.h simt/*.cpp tests/*.cpp tests/*.h bench/*.cpp bench/*.cu)
 
-.PHONY: all run test test-arm test-cpp test-py test-hf golden single bench lint format help clean
+.PHONY: all run test test-arm test-hf cuda gpu-files gpu-check golden single bench lint format help clean
 .DELETE_ON_ERROR:
 
-all: $(PROGRAMS) model.bin model_w8a8.bin
+all: $(PROGRAMS) runq_awq model.bin model_w8a8.bin model_awq.bin
 
 # ---- build -----------------------------------------------------------------------------------------------------
 runq runq_w8a8: %: %.cpp $(HEADERS) build/flags build/packages
 	$(CXX) $(CXXFLAGS_ALL) $< -o $@ $(LIBS)
 
+# runq_awq is for the GPU where there are nvcc and a GPU, and otherwise for the CPU, through simt/. CUDA=1 and CUDA=0 say
+# which; CUDA_ARCH for which GPU. Without cuBLAS's header it is built without cuBLAS.
+NVCC      ?= nvcc
+CUDA      ?= $(shell command -v $(NVCC) >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
+CUDA_ARCH ?= native
+empty     :=
+comma     := ,
+spaced_to_commas = $(subst $(empty) $(empty),$(comma),$(strip $1))
+NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler $(call spaced_to_commas,-fopenmp -Wall -Wextra $(if $(WERROR),-Werror)) $(filter -D%,$(CXXFLAGS_ALL))
+CUBLAS     = $(shell echo '\#include <cublas_v2.h>' | $(NVCC) -E -x cu - >/dev/null 2>&1 && echo -lcublas)
+# CUDA code looks at the same bytes as uint4 and as half.
+SIMT_FLAGS := $(CXXFLAGS_ALL) -fno-strict-aliasing -Wno-unknown-pragmas
+runq_awq: runq_awq.cu $(HEADERS) $(SIMT) build/flags build/packages
+ifeq ($(CUDA),1)
+	$(NVCC) $(NVCC_FLAGS) -arch=$(CUDA_ARCH) $< -o $@ $(LIBS) $(CUBLAS)
+else
+	$(CXX) $(SIMT_FLAGS) -x c++ $< -o $@ $(LIBS)
+endif
+
 # Another compiler or other flags than last time: build again.
+FLAGS = $(CXX) $(CXXFLAGS_ALL) $(LIBS) CUDA=$(CUDA) $(CUDA_ARCH)
 build/flags: FORCE
 	@mkdir -p build
-	@echo '$(CXX) $(CXXFLAGS_ALL) $(LIBS)' | cmp -s - $@ || echo '$(CXX) $(CXXFLAGS_ALL) $(LIBS)' > $@
+	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 FORCE:
 
 build/packages: tools/install.sh
@@ -72,20 +94,28 @@ model.bin: build/models/tiny-llama.q8.bin
 	cp $< $@
 model_w8a8.bin: build/models/tiny-llama.w8a8.bin
 	cp $< $@
+model_awq.bin: build/models/tiny-llama.awq.bin
+	cp $< $@
 
 build/models/%.q8.bin: $(PY) $(EXPORTER) models/%/model.safetensors models/%/config.json models/%/tokenizer.json
 	@mkdir -p $(@D)
 	$(PY) -m export q8 models/$* $@ --quiet
 
 # The same calibration as for the golden vectors.
-W8A8_EXPORT = @mkdir -p $(@D) && $(PY) -m export w8a8 models/$* $@ --quiet --calib models/calibration.txt --seq-len 256
-W8A8_SOURCE = $(PY) $(EXPORTER) models/calibration.txt models/%/model.safetensors models/%/config.json models/%/tokenizer.json
-build/models/%.w8a8.bin: $(W8A8_SOURCE)
+CALIBRATION := --calib models/calibration.txt --seq-len 256
+W8A8_EXPORT = @mkdir -p $(@D) && $(PY) -m export w8a8 models/$* $@ --quiet $(CALIBRATION)
+AWQ_EXPORT = @mkdir -p $(@D) && $(PY) -m export awq models/$* $@ --quiet $(CALIBRATION)
+CALIBRATED_SOURCE = $(PY) $(EXPORTER) models/calibration.txt models/%/model.safetensors models/%/config.json models/%/tokenizer.json
+build/models/%.w8a8.bin: $(CALIBRATED_SOURCE)
 	$(W8A8_EXPORT)
-build/models/%.w8a8-block32.bin: $(W8A8_SOURCE)
+build/models/%.w8a8-block32.bin: $(CALIBRATED_SOURCE)
 	$(W8A8_EXPORT) --block 32
-build/models/%.w8a8-static.bin: $(W8A8_SOURCE)
+build/models/%.w8a8-static.bin: $(CALIBRATED_SOURCE)
 	$(W8A8_EXPORT) --act static
+build/models/%.awq.bin: $(CALIBRATED_SOURCE)
+	$(AWQ_EXPORT)
+build/models/%.awq-g64.bin: $(CALIBRATED_SOURCE)
+	$(AWQ_EXPORT) --group-size 64
 
 # ---- run -------------------------------------------------------------------------------------------------------
 run: runq model.bin
@@ -97,15 +127,16 @@ build/single/%.cpp: %.cpp $(HEADERS) tools/single.py
 	$(PYTHON) tools/single.py $< > $@
 
 # ---- test ------------------------------------------------------------------------------------------------------
-test: $(TEST_BINS) build/tokenize_tool build/limits $(PROGRAMS:%=build/asan/%) $(PROGRAMS) single $(PY) \
-      model.bin model_w8a8.bin $(TEST_MODELS)
+test: $(TEST_BINS) build/tokenize_tool build/limits $(PROGRAMS:%=build/asan/%) build/asan/runq_awq $(PROGRAMS) runq_awq \
+      single $(PY) model.bin model_w8a8.bin model_awq.bin $(TEST_MODELS)
 	@$(PY) tests/run.py $(TEST_BINS)
 
 build/%_test.o: tests/%_test.cpp $(HEADERS) $(wildcard *.cpp tests/*.h) build/flags build/packages-test
 	$(CXX) $(CXXFLAGS_ALL) -Itests -c $< -o $@
 build/main.o: tests/main.cpp build/flags build/packages-test
 	$(CXX) $(CXXFLAGS_ALL) -c $< -o $@
-build/common_test: build/main.o $(patsubst tests/%.cpp,build/%.o,$(filter-out $(PROGRAMS:%=tests/%_test.cpp) tests/int8_simde_test.cpp,$(wildcard tests/*_test.cpp)))
+OTHER_TESTS := $(PROGRAMS:%=tests/%_test.cpp) $(SIMT_TESTS:%=tests/%.cpp) tests/int8_simde_test.cpp
+build/common_test: build/main.o $(patsubst tests/%.cpp,build/%.o,$(filter-out $(OTHER_TESTS),$(wildcard tests/*_test.cpp)))
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
 # Where VNNI is emulated, whatever the machine has: see the source. A program of its own, as it defines the kernels again.
 build/int8_simde_test.o: CXXFLAGS_ALL := $(filter-out -march=%,$(CXXFLAGS_ALL))
@@ -114,13 +145,81 @@ build/int8_simde_test: build/main.o build/int8_simde_test.o
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
 $(PROGRAMS:%=build/%_test): build/%_test: build/main.o build/%_test.o
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
+
+# Kernels, always through simt/ here. In the checked build the emulator looks at every load and store: simt/checks.cpp.
+AWQ_SOURCES := runq_awq.cu $(HEADERS) $(SIMT)
+CHECKED_FLAGS := $(SIMT_FLAGS) -O1 -g -DCHECKED_BUILD -fsanitize=thread,alignment,bounds $(if $(findstring clang,$(CXX)),,-Wno-tsan)
+build/simt_test.o build/runq_awq_test.o: CXXFLAGS_ALL := $(SIMT_FLAGS)
+$(SIMT_TESTS:%=build/%.o): $(AWQ_SOURCES)
+build/awq_kernels_test.o: bench/awq_kernels.cu
+build/simt_checks_test.o build/awq_kernels_test.o: build/%.o: tests/%.cpp build/flags build/packages-test
+	$(CXX) $(CHECKED_FLAGS) -Itests -c $< -o $@
+build/runq_awq_checked_test.o: tests/runq_awq_test.cpp tests/safetensors.h build/flags build/packages-test
+	$(CXX) $(CHECKED_FLAGS) -Itests -c $< -o $@
+build/checks.o: simt/checks.cpp $(SIMT) build/flags build/packages
+	$(CXX) $(SIMT_FLAGS) -c $< -o $@
+build/simt_test build/runq_awq_test: build/%: build/main.o build/%.o
+	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
+build/simt_checks_test build/runq_awq_checked_test build/awq_kernels_test: build/%: build/main.o build/checks.o build/%.o
+	$(CXX) $(CXXFLAGS_ALL) $^ -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset -o $@ $(LIBS)
+
+# What only a GPU shows, in one report. The machine needs the CUDA toolkit, make and python3 with numpy. What else the
+# tests take comes from build/gpu-files, where it is not installed: `make gpu-files` fills that folder, to be copied along.
+GPU_BINS   := $(addprefix build/gpu/,runq_awq awq_kernels runq_awq_test awq_kernels_test)
+GPU_MODELS := $(foreach m,$(TINY),$(foreach s,awq awq-g64,build/models/$m.$s.bin))
+GPU_FLAGS   = $(filter-out -DNO_TOKENIZER,$(NVCC_FLAGS)) -DNO_TOKENIZER -lineinfo -arch=$(CUDA_ARCH) -Itests \
+              $(if $(wildcard /usr/include/doctest/doctest.h),,-isystem build/gpu-files/include)
+build/gpu/runq_awq: runq_awq.cu $(AWQ_SOURCES)
+	@mkdir -p $(@D)
+	$(NVCC) $(GPU_FLAGS) $< -o $@ $(CUBLAS)
+build/gpu/awq_kernels: bench/awq_kernels.cu $(AWQ_SOURCES)
+	@mkdir -p $(@D)
+	$(NVCC) $(GPU_FLAGS) $< -o $@ $(CUBLAS)
+build/gpu/runq_awq_test build/gpu/awq_kernels_test: build/gpu/%: tests/%.cpp tests/main.cpp tests/safetensors.h bench/awq_kernels.cu $(AWQ_SOURCES)
+	@mkdir -p $(@D)
+	$(NVCC) $(GPU_FLAGS) -x cu tests/main.cpp $< -o $@ $(CUBLAS)
+
+gpu-files: build/packages-test $(GPU_MODELS)
+	@mkdir -p build/gpu-files/include build/gpu-files/models
+	cp -r /usr/include/doctest /usr/include/nlohmann build/gpu-files/include
+	cp $(GPU_MODELS) build/gpu-files/models
+
+# GPU_CHECK='--quick', '--only ladder speed --tune' and so on: python3 -m bench.gpu_check --help
+gpu-check:
+	@$(MAKE) --no-print-directory -j4 $(GPU_BINS)
+	@$(PYTHON) -m bench.gpu_check $(GPU_CHECK)
+
+# Where nvcc is: everything compiles for two generations of GPUs without a warning, and no kernel of this project keeps
+# registers in memory ("spills"). Nothing of it runs here.
+CUDA_CHECKS := $(foreach sm,80 90,build/cuda/runq_awq.sm_$(sm).o build/cuda/awq_kernels.sm_$(sm).o)
+define cuda_check
+@mkdir -p $(@D)
+$(NVCC) $(NVCC_FLAGS) -Werror all-warnings -Xptxas -v -arch=sm_$* -c $< -o $@ 2> $(@:.o=.log) || { cat $(@:.o=.log); exit 1; }
+@! grep -B2 -E '[1-9][0-9]* bytes spill' $(@:.o=.log)
+endef
+build/cuda/runq_awq.sm_%.o: runq_awq.cu $(AWQ_SOURCES)
+	$(cuda_check)
+build/cuda/awq_kernels.sm_%.o: bench/awq_kernels.cu $(AWQ_SOURCES)
+	$(cuda_check)
+ifneq ($(shell command -v $(NVCC)),)
+cuda: $(CUDA_CHECKS)
+	@echo 'runq_awq.cu and bench/awq_kernels.cu compile for sm_80 and sm_90, nothing spills'
+else
+cuda:
+	@echo 'there is no nvcc here: runq_awq.cu was not compiled for a GPU'
+endif
+
 build/tokenize_tool: tests/tokenize_tool.cpp $(HEADERS) build/flags build/packages
 	$(CXX) $(CXXFLAGS_ALL) $< -o $@ $(LIBS)
 
 # The same program under AddressSanitizer and UBSan, for the test that feeds it broken files.
+ASAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 build/asan/%: %.cpp $(HEADERS) build/flags build/packages
 	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS_ALL) -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all $< -o $@ $(LIBS)
+	$(CXX) $(CXXFLAGS_ALL) $(ASAN) $< -o $@ $(LIBS)
+build/asan/%: %.cu $(HEADERS) $(SIMT) build/flags build/packages
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_FLAGS) $(ASAN) -x c++ $< -o $@ $(LIBS)
 
 # The kernels and the forward pass on Arm, once for each level of its instructions, emulated by qemu. On an Arm machine
 # itself: make test-arm ARM_CXX=g++ ARM_RUN= ARM_ARCHS=native
@@ -189,11 +288,16 @@ lint: $(PY) build/packages-test
 	clang-format --dry-run --Werror $(CPP_FILES)
 	$(PY) -m ruff format --check --quiet .
 	$(PY) -m ruff check --quiet .
-	@for cxx in g++ clang++; do for f in *.cpp tests/*.cpp bench/*.cpp; do \
+	@for cxx in g++ clang++; do for f in *.cpp simt/*.cpp tests/*.cpp bench/*.cpp; do \
 	    echo "$$cxx -Wall -Wextra -Wshadow -Werror $$f"; \
-	    $$cxx -std=c++20 -fopenmp -march=$(ARCH) -I. -Itests -Wall -Wextra -Wshadow -Werror -fsyntax-only $$f || exit 1; \
+	    $$cxx -std=c++20 -fopenmp -march=$(ARCH) -I. -Itests -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only $$f || exit 1; \
+	done; done
+	@for cxx in g++ clang++; do for f in *.cu bench/*.cu; do \
+	    echo "$$cxx -Wall -Wextra -Wshadow -Werror $$f"; \
+	    $$cxx -x c++ -std=c++20 -fopenmp -march=$(ARCH) -I. -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only $$f || exit 1; \
 	done; done
 	clang-tidy --quiet --warnings-as-errors='*' $(wildcard *.cpp) -- -std=c++20 -fopenmp -I.
+	clang-tidy --quiet --warnings-as-errors='*' $(wildcard *.cu) -- -x c++ -std=c++20 -fopenmp -I. -Wno-unknown-pragmas
 
 format: $(PY)
 	clang-format -i $(CPP_FILES)
@@ -202,9 +306,11 @@ format: $(PY)
 
 # ---- the rest --------------------------------------------------------------------------------------------------
 help:
-	@echo 'make             build the programs, export the bundled model to model.bin and model_w8a8.bin'
+	@echo 'make             build the programs, export the bundled model to model.bin, model_w8a8.bin, model_awq.bin'
 	@echo 'make run         the same, and print a story'
 	@echo 'make test        set up, build and run every test'
+	@echo 'make cuda        compile runq_awq for two kinds of GPU, where nvcc is'
+	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, in one report (make gpu-files first)'
 	@echo 'make test-arm    the Arm kernels and the forward pass, cross-compiled and run under qemu'
 	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
 	@echo 'make format      put all sources into their format'
@@ -212,9 +318,10 @@ help:
 	@echo 'make test-hf     compare the reference with transformers (PYTHON_HF=python that has torch)'
 	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
 	@echo 'make single      build/single/: each program and its headers in one file'
-	@echo 'make runq        only that program; make runq_w8a8 the other'
+	@echo 'make runq        only that program; likewise runq_w8a8, runq_awq'
 	@echo 'make clean       remove what was built'
 	@echo 'Choices: CXX=clang++  ARCH=x86-64-v3  TOKENIZER=0 (without PCRE2 and utf8proc: ids only)  WERROR=1'
+	@echo '         CUDA=1 CUDA_ARCH=sm_90 (runq_awq for a GPU)  CUDA=0 (for the CPU)'
 
 clean:
-	rm -rf build $(PROGRAMS) model.bin model_w8a8.bin
+	rm -rf build $(PROGRAMS) runq_awq model.bin model_w8a8.bin model_awq.bin

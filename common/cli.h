@@ -63,12 +63,19 @@ struct Model {
     // tokens with all_logits; without, any number.
     std::function<std::span<const float>(std::span<const int> tokens, int pos, bool all_logits)> forward;
     int max_chunk = 64;
+
+    // Of programs that run on a device with its own memory; empty elsewhere.
+    // As forward() for the last token, but the index of the largest logit: the device finds it itself.
+    std::function<int(std::span<const int> tokens, int pos)> forward_greedy;
+    std::function<uint64_t()> device_bytes;    // the most memory that was taken there
+    std::function<double()> device_bandwidth;  // bytes/s it can read; 0 if its memory is this machine's
 };
 
 struct Program {
     const char* name;
     const char* summary;                          // one line for --help
     Model (*load)(const Options&, Trace* trace);  // trace is null unless there is a --trace
+    std::span<const OwnOption> options{};         // that the other programs do not have
 };
 
 // The context that a run uses: --ctx, or by default what the model was made for but at most 4096 positions.
@@ -175,10 +182,22 @@ struct Session {
 
 enum class Stop { end_of_text, steps, context, ctrl_c };
 
-// Runs `tokens` after those held. Returns the logits (vocab_size,) of the last.
-inline std::span<const float> feed(Session& s, std::span<const int> tokens, bool decode) {
+// What comes after tokens that were run.
+struct Next {
+    std::span<const float> logits;  // (vocab_size,), or empty and then
+    int most_probable = -1;
+};
+
+// Runs `tokens` after those held. `greedy`: logits are wanted for nothing but the largest of them.
+inline Next feed(Session& s, std::span<const int> tokens, bool decode, bool greedy) {
     const double start = seconds_now();
-    const std::span<const float> logits = s.model.forward(tokens, static_cast<int>(s.held.size()), false);
+    const int pos = static_cast<int>(s.held.size());
+    Next next;
+    if (greedy && s.model.forward_greedy) {
+        next.most_probable = s.model.forward_greedy(tokens, pos);
+    } else {
+        next.logits = s.model.forward(tokens, pos, false);
+    }
     const double seconds = seconds_now() - start;
     s.held.insert(s.held.end(), tokens.begin(), tokens.end());
     if (decode) {
@@ -191,7 +210,7 @@ inline std::span<const float> feed(Session& s, std::span<const int> tokens, bool
         s.statistics.n_prefill += static_cast<int>(tokens.size());
         s.statistics.prefill_seconds += seconds;
     }
-    return logits;
+    return next;
 }
 
 // Continues `ids` (1 to `context` of them) token by token, each appended to `ids` and handed to `emit`.
@@ -201,20 +220,20 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
     while (same < s.held.size() && same + 1 < ids.size() && s.held[same] == ids[same]) same++;
     s.held.resize(same);
 
-    std::span<const float> logits;
+    Next next;
     while (s.held.size() < ids.size()) {
         if (interrupted) return Stop::ctrl_c;
         // A few chunks at a time, to look for Ctrl-C now and then
         const size_t n = std::min(8 * static_cast<size_t>(s.model.max_chunk), ids.size() - s.held.size());
-        logits = feed(s, std::span(ids).subspan(s.held.size(), n), false);
+        next = feed(s, std::span(ids).subspan(s.held.size(), n), false, s.sampler.greedy());
     }
     const std::vector<int>& eos_ids = s.model.config.eos_ids;
     for (int n_new = 0;; n_new++) {
         if (interrupted) return Stop::ctrl_c;
         if (n_new == s.max_new) return Stop::steps;
         if (ids.size() == static_cast<size_t>(s.context)) return Stop::context;
-        if (n_new > 0) logits = feed(s, std::span(&ids.back(), 1), true);
-        const int id = s.sampler.sample(logits);
+        if (n_new > 0) next = feed(s, std::span(&ids.back(), 1), true, s.sampler.greedy());
+        const int id = next.logits.empty() ? next.most_probable : s.sampler.sample(next.logits);
         ids.push_back(id);
         emit(id);
         if (std::find(eos_ids.begin(), eos_ids.end(), id) != eos_ids.end()) return Stop::end_of_text;
@@ -275,9 +294,11 @@ inline void print_statistics(std::FILE* err, const Session& s, int n_threads, co
     };
     std::string text = format("model     %s, %d layers, dim %d, vocabulary %d; %s; %s\n", arch_name(c.arch),
                               c.n_layers, c.dim, c.vocab_size, m.scheme.c_str(), size(m.file_bytes).c_str());
-    text += format("run       %s, %d thread%s, context %d, peak memory %s\n", m.kernel.c_str(), n_threads,
+    text += format("run       %s, %d thread%s, context %d, peak memory %s", m.kernel.c_str(), n_threads,
                    n_threads == 1 ? "" : "s", s.context,
                    size(t.peak_memory > 0 ? t.peak_memory : peak_memory_bytes()).c_str());
+    if (m.device_bytes) text += ", of the device " + size(m.device_bytes());
+    text += "\n";
     if (!sampling.empty()) text += "sampling  " + sampling + "\n";
     if (t.n_prefill > 0) {
         text += format("prefill   %d tokens in %.2f s, %.1f tokens/s\n", t.n_prefill, t.prefill_seconds,
@@ -554,15 +575,17 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     for (size_t i = 0; i < ids.size(); i++) {
         ids[i] = static_cast<int>((i + 1) * 7919 % static_cast<size_t>(s.model.config.vocab_size));
     }
-    s.model.forward(std::span(ids).first(1), 0, false);  // not timed: brings the file into memory
-
     const auto prompt = std::span<const int>(ids).first(static_cast<size_t>(n_prompt));
+    s.model.forward(std::span(ids).first(1), 0, false);  // not timed: brings the file into memory
+    if (s.model.forward_greedy && n_prompt > 0) {        // and what a device loads and plans at first use
+        for (int i = 0; i < 2; i++) s.model.forward_greedy(prompt, 0);
+    }
     auto phases = [&] { return s.model.phases != nullptr ? *s.model.phases : PhaseSeconds{}; };
     const PhaseSeconds at_start = phases();
-    if (n_prompt > 0) feed(s, prompt, false);
+    if (n_prompt > 0) feed(s, prompt, false, true);
     const PhaseSeconds at_decode = phases();
     for (size_t i = prompt.size(); i < ids.size() && !interrupted; i++) {
-        feed(s, std::span(ids).subspan(i, 1), true);
+        feed(s, std::span(ids).subspan(i, 1), true, true);
     }
     const PhaseSeconds at_end = phases();
     Statistics& t = s.statistics;
@@ -579,10 +602,15 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
         text += "\n";
     }
     if (t.n_decode > 0) {
-        const double rate = per_second(t.decode_bytes, t.decode_seconds), limit = read_bandwidth(o.threads);
+        const double rate = per_second(t.decode_bytes, t.decode_seconds);
+        const double device_limit = s.model.device_bandwidth ? s.model.device_bandwidth() : 0;
+        const double limit = device_limit > 0 ? device_limit : read_bandwidth(o.threads);
         text += format("decode %d tokens: %.2f tokens/s, %.2f GB/s", t.n_decode,
                        per_second(t.n_decode, t.decode_seconds), rate / 1e9);
-        if (limit > 0) {
+        if (device_limit > 0) {
+            text +=
+                format(", %.0f%% of the %.2f GB/s that the device can copy", 100 * rate / limit, limit / 1e9);
+        } else if (limit > 0) {
             text += format(", %.0f%% of the %.2f GB/s that %d threads can read", 100 * rate / limit,
                            limit / 1e9, o.threads);
         }
@@ -650,9 +678,10 @@ inline int run_with_streams(int argc, const char* const* argv, const Program& pr
         return code;
     };
     try {
-        Options options = parse_options(argc, argv);
+        Options options = parse_options(argc, argv, program.options);
         if (options.help) {
-            put(io.out, format(help_text, program.name, program.summary, program.name));
+            put(io.out, format(help_text, program.name, program.summary, program.name,
+                               own_help(program.options).c_str()));
             return 0;
         }
         if (options.version) {

@@ -4,11 +4,13 @@
 // one line names the option and the value.
 #pragma once
 
+#include <algorithm>
 #include <charconv>
 #include <climits>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <map>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -21,7 +23,7 @@
 
 constexpr const char* program_version = "0.1.0";
 
-// 80 columns. %s: the program's name, its summary, its name.
+// 80 columns. %s: the program's name, its summary, its name, what own_help() says.
 constexpr const char* help_text =
     R"(%s: %s
 
@@ -60,7 +62,7 @@ Other
       --rope-theta F    replace the model's RoPE base
   -h, --help            print this and exit
   -V, --version         print the version and exit
-
+%s
 Text goes to standard output; statistics and errors go to standard error.
 Ctrl-C ends a run cleanly, a second one kills it.
 Exit codes: 0 done, 1 bad file or failure, 2 bad usage, 130 ended by Ctrl-C.
@@ -70,6 +72,29 @@ Exit codes: 0 done, 1 bad file or failure, 2 bad usage, 130 ended by Ctrl-C.
 struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
+
+// An option that one program has and the others do not. Its value is one of `choices`, the first by default.
+struct OwnOption {
+    const char* name;  // "--name"
+    std::vector<const char*> choices;
+    const char* help;  // up to 56 columns
+};
+
+// The lines of --help on a program's own options.
+inline std::string own_help(std::span<const OwnOption> own) {
+    std::string text;
+    for (const OwnOption& option : own) {
+        char line[160];
+        std::snprintf(line, sizeof line, "      %-18s%s:\n", option.name, option.help);
+        text += line;
+        std::string choices(24, ' ');
+        for (const char* choice : option.choices)
+            choices += std::string(choice) + (choice == option.choices.front() ? " (default), " : ", ");
+        choices.resize(choices.size() - 2);
+        text += choices + "\n";
+    }
+    return text;
+}
 
 enum class Mode { generate, chat };
 
@@ -100,6 +125,7 @@ struct Options {
     bool print_ids = false;
     std::optional<std::string> trace;  // path
     std::optional<float> rope_theta;
+    std::map<std::string, std::string> own;  // the program's own options, all of them
     bool help = false, version = false;
 };
 
@@ -141,8 +167,9 @@ inline std::vector<int> parse_list(const std::string& option, const std::string&
 }
 
 // Throws UsageError. After -h or -V nothing more is read or checked.
-inline Options parse_options(int argc, const char* const* argv) {
+inline Options parse_options(int argc, const char* const* argv, std::span<const OwnOption> own = {}) {
     Options o;
+    for (const OwnOption& option : own) o.own[option.name] = option.choices.front();
     std::string name;                  // of the option in hand, as it was typed
     std::optional<std::string> glued;  // its value if written --name=value
     int i = 1;
@@ -225,6 +252,17 @@ inline Options parse_options(int argc, const char* const* argv) {
             o.help = true;
         } else if (is("-V", "--version")) {
             o.version = true;
+        } else if (const auto option =
+                       std::find_if(own.begin(), own.end(), [&](auto& x) { return name == x.name; });
+                   option != own.end()) {
+            const std::string text = value();
+            std::string choices;
+            for (const char* choice : option->choices)
+                choices += (choices.empty() ? "" : ", ") + std::string(choice);
+            if (std::find(option->choices.begin(), option->choices.end(), text) == option->choices.end()) {
+                throw UsageError(name + ": '" + text + "' is not one of " + choices);
+            }
+            o.own[name] = text;
         } else {
             throw UsageError("unknown option '" + name + "'");
         }

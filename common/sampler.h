@@ -36,6 +36,9 @@ class Sampler {
     Sampler(float temperature, int top_k, float top_p, uint64_t seed)
         : temperature_(temperature), top_k_(static_cast<size_t>(top_k)), top_p_(top_p), random_(seed) {}
 
+    // Whether sample() always takes the largest logit.
+    bool greedy() const { return temperature_ == 0; }
+
     // logits (vocab_size,) -> token id
     int sample(std::span<const float> logits) {
         const int best = argmax(logits);

@@ -28,8 +28,8 @@ inline std::string step_name(int layer, const char* name) {
 class Trace {
   public:
     // Appends a step's values for n_tokens tokens, each of the given shape: {} one number, {width} a vector,
-    // {n_heads, n_positions} a matrix, whose last dimension may grow from call to call. T is float, int8_t or
-    // int32_t.
+    // {n_heads, n_positions} a matrix, whose last dimension may grow from call to call. T is float, int8_t,
+    // int32_t, or uint16_t for the bits of fp16.
     template <class T>
     void add(const std::string& step, const T* values, size_t n_tokens, std::initializer_list<int> shape) {
         Tensor& t = tensors_[step];
@@ -105,6 +105,7 @@ class Trace {
     static const char* type_name(const float*) { return "F32"; }
     static const char* type_name(const int8_t*) { return "I8"; }
     static const char* type_name(const int32_t*) { return "I32"; }
+    static const char* type_name(const uint16_t*) { return "F16"; }
 
     std::map<std::string, Tensor> tensors_;
 };

@@ -14,20 +14,38 @@
 #include <vector>
 
 struct Tensor {
-    std::string type;        // "F32", "I8", "I32"
+    std::string type;        // "F32", "F16", "I8", "I32"
     std::vector<int> shape;  // outermost first
     std::vector<char> bytes;
 
     template <class T>
     std::vector<T> values() const {
-        if (type != (std::is_same_v<T, float> ? "F32" : sizeof(T) == 1 ? "I8" : "I32")) {
+        const char* expected = std::is_same_v<T, float> ? "F32"
+                               : sizeof(T) == 1         ? "I8"
+                               : sizeof(T) == 2         ? "F16"
+                                                        : "I32";
+        if (type != expected) {
             throw std::runtime_error("tensor is " + type);
         }
         std::vector<T> v(bytes.size() / sizeof(T));
         std::memcpy(v.data(), bytes.data(), bytes.size());
         return v;
     }
-    std::vector<float> f32() const { return values<float>(); }
+    std::vector<uint16_t> f16_bits() const { return values<uint16_t>(); }
+    // Of fp16, too.
+    std::vector<float> f32() const {
+        if (type != "F16") return values<float>();
+        std::vector<float> v;
+        for (const uint16_t bits :
+             f16_bits()) {  // IEEE 754 binary16: sign, 5 bits of exponent, 10 of fraction
+            const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+            const float size = exponent == 31 ? (fraction != 0 ? NAN : INFINITY)
+                               : exponent > 0 ? std::ldexp(float(1024 + fraction), exponent - 25)
+                                              : std::ldexp(float(fraction), -24);
+            v.push_back((bits & 0x8000) != 0 ? -size : size);
+        }
+        return v;
+    }
     std::vector<int8_t> i8() const { return values<int8_t>(); }
     std::vector<int32_t> i32() const { return values<int32_t>(); }
 };

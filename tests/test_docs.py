@@ -259,7 +259,8 @@ def check_command(words: list[str]) -> list[str]:
         names = [w.split("=")[0] for w in words[1:] if "=" in w]
         bad += [f"the Makefile knows no {name}" for name in names if not re.search(rf"\b{name}\b", makefile)]
     elif re.fullmatch(r"\./runq\w*", words[0]):
-        known = (ROOT / "common" / "options.h").read_text(encoding="utf-8")
+        sources = [ROOT / "common" / "options.h", *ROOT.glob(words[0][2:] + ".c*")]  # a program may have its own
+        known = "".join(path.read_text(encoding="utf-8") for path in sources)
         bad += [f"{words[0]} has no option {o}" for o in options if f'"{o}"' not in known]
     elif re.search(r"(^|/)python3?$", words[0]) and "-m" in words:
         words = words[words.index("-m") :]
@@ -368,6 +369,7 @@ FIRST_LINE = (ROOT / "runq.cpp").read_text(encoding="utf-8").splitlines()[0]
         (check_commands, "```sh\nmake run\n```\n", "run~walk"),
         (check_commands, "```sh\nmake CXX=g++\n```\n", "CXX~CXXX"),
         (check_commands, "```sh\n./runq model.bin --trace x.safetensors\n```\n", "--trace~--traces"),
+        (check_commands, "```sh\n./runq_awq model.bin --matmul plain\n```\n", "runq_awq~runq"),
         (check_commands, "```sh\npython -m golden diff a b\n```\n", "diff~differ"),
         (check_commands, "```sh\npython -m golden diff a b --model c\n```\n", "--model ~--modell "),
         (check_commands, "```sh\ncat common/trace.h\n```\n", "trace.h~traces.h"),

@@ -197,18 +197,15 @@ def mutate(original, rng):
     return data, note, kind
 
 
-@pytest.mark.parametrize(
-    "name", ["tiny-llama.q8", "tiny-qwen3.q8", "tiny-llama.w8a8-static", "tiny-qwen3.w8a8-block32"]
-)
-def test_broken_files_end_with_one_line_and_never_crash(tmp_path, name):
-    """800 broken copies of each model, run under AddressSanitizer and UBSan.
+def check_broken_files(tmp_path, path, program, n, least_refused):
+    """n broken copies of a model, run under AddressSanitizer and UBSan.
 
     Each has to end with exit code 1 and one line. Only where the checksum was made to fit may a change turn out to be
     harmless (another rope_theta, another merge), and then the program runs as usual.
     """
-    original = BIN[name].read_bytes()
+    original = path.read_bytes()
     rng = random.Random(17)
-    cases = [mutate(original, rng) for _ in range(800)]
+    cases = [mutate(original, rng) for _ in range(n)]
     env = os.environ | {"ASAN_OPTIONS": "exitcode=99:allocator_may_return_null=1:max_allocation_size_mb=4000",
                         "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99", "OMP_NUM_THREADS": "1"}  # fmt: skip
 
@@ -216,11 +213,11 @@ def test_broken_files_end_with_one_line_and_never_crash(tmp_path, name):
         i, (data, note, kind) = case
         if bytes(data) == original:
             return "same", note
-        path = tmp_path / f"{i}.bin"
-        path.write_bytes(data)
+        broken = tmp_path / f"{i}.bin"
+        broken.write_bytes(data)
         try:
             done = runq(
-                path,
+                broken,
                 "-i",
                 "Once <|eot_id|>upon\n",
                 "-n",
@@ -229,18 +226,13 @@ def test_broken_files_end_with_one_line_and_never_crash(tmp_path, name):
                 0,
                 "-j",
                 1,
-                program=f"build/asan/{program_of(name)}",
+                program=f"build/asan/{program}",
                 env=env,
             )
         finally:
-            path.unlink()
+            broken.unlink()
         error = done.stderr.decode(errors="replace")
-        if (
-            done.returncode == 1
-            and error.count("\n") == 1
-            and error.startswith(program_of(name) + ": ")
-            and not done.stdout
-        ):
+        if done.returncode == 1 and error.count("\n") == 1 and error.startswith(program + ": ") and not done.stdout:
             return "refused", note
         if done.returncode == 0 and kind.startswith("sealed"):
             return "ran", note
@@ -253,7 +245,14 @@ def test_broken_files_end_with_one_line_and_never_crash(tmp_path, name):
     wrong = [r for r in results if r[0] not in ("same", "refused", "ran")]
     assert not wrong, wrong[:3]
     refused = sum(r[0] == "refused" for r in results)
-    assert refused >= 500, f"{refused} refused"
+    assert refused >= least_refused, f"{refused} refused"
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny-llama.q8", "tiny-qwen3.q8", "tiny-llama.w8a8-static", "tiny-qwen3.w8a8-block32"]
+)
+def test_broken_files_end_with_one_line_and_never_crash(tmp_path, name):
+    check_broken_files(tmp_path, BIN[name], program_of(name), n=800, least_refused=500)
 
 
 def test_a_file_of_llama2_c_runs_on_ids(tmp_path):

@@ -1,0 +1,109 @@
+// The CUDA words that a .cu file uses, with or without a GPU. Under nvcc this is CUDA itself; under g++ and
+// clang++ it is the emulator in simt.h. Either way kernels are launched by
+//
+//     launch<kernel>({.grid = 8, .block = 128, .shared_bytes = 4096}, arguments...);
+//
+// because a C++ compiler cannot read kernel<<<8, 128, 4096>>>(arguments...). Instructions that CUDA has no
+// function for are in ptx.h.
+#pragma once
+
+#include <cxxabi.h>
+
+#include <cstddef>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <typeinfo>
+
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#else
+#include "simt.h"
+#endif
+
+struct Launch {
+    dim3 grid, block;         // blocks in the grid, threads in a block
+    size_t shared_bytes = 0;  // dynamic shared memory of a block
+    cudaStream_t stream = nullptr;
+};
+
+namespace simt {
+
+// "kernel<64>" out of "simt::Kernel<&(void kernel<64>(float*, int))>" or "kernel" out of
+// "simt::Kernel<&kernel>", which is how g++ and clang++ name a type.
+template <auto kernel>
+struct Kernel {};
+template <auto kernel>
+std::string kernel_name() {
+    const char* mangled = typeid(Kernel<kernel>).name();
+    char* demangled = abi::__cxa_demangle(mangled, nullptr, nullptr, nullptr);
+    std::string name = demangled != nullptr ? demangled : mangled;
+    std::free(demangled);
+    if (name.find('&') == name.npos) return name;
+    name = name.substr(name.find('&') + 1, name.rfind('>') - name.find('&') - 1);
+    if (!name.starts_with('(') || !name.ends_with("))")) return name;
+    size_t end = name.size() - 1;  // of the name: back from here over the parameters in their parentheses
+    int depth = 0;
+    do {
+        end--;
+        depth += (name[end] == ')') - (name[end] == '(');
+    } while (depth > 0 && end > 0);
+    const size_t begin = name.starts_with("(void ") ? 6 : 1;
+    return name.substr(begin, end - begin);
+}
+
+}  // namespace simt
+
+#ifdef __CUDACC__
+
+// A block's dynamic shared memory.
+template <class T>
+__device__ T* dynamic_shared() {
+    extern __shared__ __align__(128) unsigned char dynamic_shared_memory[];
+    return reinterpret_cast<T*>(dynamic_shared_memory);
+}
+
+// Starts the kernel. Throws std::runtime_error if CUDA refuses.
+template <auto kernel, class... Args>
+void launch(const Launch& how, Args... args) {
+    cudaError_t error = cudaSuccess;
+    // A kernel may have more than 48 KB only after asking for it.
+    static size_t limit = 48 * 1024;
+    if (how.shared_bytes > limit) {
+        error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared_bytes));
+        if (error == cudaSuccess) limit = how.shared_bytes;
+    }
+    if (error == cudaSuccess) {
+        kernel<<<how.grid, how.block, how.shared_bytes, how.stream>>>(args...);
+        error = cudaGetLastError();
+    }
+    if (error != cudaSuccess) {
+        throw std::runtime_error(simt::kernel_name<kernel>() + ": " + cudaGetErrorString(error));
+    }
+}
+
+#else
+
+template <class T>
+T* dynamic_shared() {
+    const simt::Emulating emulating;
+    return reinterpret_cast<T*>(simt::block().dynamic_shared());
+}
+
+// Runs the kernel to its end. Throws std::runtime_error if a check of the emulator fails.
+template <auto kernel, class... Args>
+void launch(const Launch& how, Args... args) {
+    const std::tuple<Args...> stored(args...);
+    simt::run_grid(
+        {.kernel = simt::kernel_name<kernel>(),
+         .grid = how.grid,
+         .block = how.block,
+         .shared_bytes = how.shared_bytes,
+         .call = [](const void* p) { std::apply(kernel, *static_cast<const std::tuple<Args...>*>(p)); },
+         .args = &stored,
+         .args_bytes = sizeof(stored)});
+}
+
+#endif

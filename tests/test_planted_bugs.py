@@ -1,0 +1,116 @@
+"""The checked build of the emulator names mistakes in the real kernels: copies of runq_awq.cu, each with one bug."""
+
+import os
+import re
+import subprocess
+
+import pytest
+
+from tests.test_runq import ROOT
+
+# Name of the copy: what to replace, by what, the kernel to run, and what the emulator has to say.
+BUGS = {
+    "no_bug": ("", "", "gemm", None),
+    "missing_barrier": (
+        "        __syncthreads();                   // so is everyone's",
+        "                                           // so is everyone's",
+        "gemm",
+        r"missing_barrier::awq_gemm<16>, block \(\d,0,0\), thread \d+: .*shared memory.*thread \d+",
+    ),
+    "wait_too_short": (
+        "cp_async_wait<gemm_stages - 2>();",
+        "cp_async_wait<gemm_stages - 1>();",
+        "gemm",
+        r"wait_too_short::awq_gemm<16>, block \(\d,0,0\), thread \d+: .*shared memory",
+    ),
+    "wrong_lane": (
+        "stage.words[k + 2 * t + 9][word]",
+        "stage.words[k + 2 * t + 10][word]",
+        "gemm",
+        r"wrong_lane::awq_gemm<16>, block \(\d,0,0\), thread \d+: ",
+    ),
+    "unequal_lanes": (
+        "mma_m16n8k16(sums[j][p], a, {b.x, b.y});",
+        "if (has_columns) mma_m16n8k16(sums[j][p], a, {b.x, b.y});",
+        "gemv",
+        r"unequal_lanes::awq_gemv<1>, block \(\d,0,0\), thread \d+: mma was never reached by ",
+    ),
+    "beyond_the_end": (
+        "const int word = has_columns ? column / 8 : 0;",
+        "const int word = column / 8;",
+        "gemv",
+        r"beyond_the_end::awq_gemv<1>, block \(\d,0,0\), thread \d+: reads 4 bytes .*",
+    ),
+}
+
+DRIVER = """
+#include <cstdio>
+#include "common/attention.cuh"
+#include "common/cli.h"
+#include "common/device.h"
+#include "common/model_file.h"
+#include "common/trace.h"
+#define RUNQ_NO_MAIN
+{copies}
+// One product of 5 tokens (gemm) or one (gemv), 192 inputs in groups of 64, 72 outputs.
+template <class AwqMatrix, class Products, class Scratch, class Run>
+void attempt(const char* name, Run run) {{
+    DeviceBuffer<uint32_t> qweight(192 * 9), qzeros(3 * 9);
+    DeviceBuffer<half> scales(3 * 72), x(5 * 192);
+    DeviceBuffer<float> out(5 * 72);
+    qweight.clear(), qzeros.clear(), scales.clear(), x.clear();
+    AwqMatrix w{{}};
+    w.qweight = qweight.get(), w.qzeros = qzeros.get(), w.scales = scales.get();
+    w.n_in = 192, w.n_out = 72, w.group_size = 64;
+    try {{
+        run(x.get(), Products{{{{{{w, out.get()}}}}, 1}}, Scratch{{}});
+        std::printf("%s: nothing\\n", name);
+    }} catch (const std::exception& e) {{
+        std::printf("%s: %s\\n", name, e.what());
+    }}
+}}
+int main() {{
+{calls}
+}}
+"""
+START = 'attempt<{n}::AwqMatrix, {n}::Products, {n}::Scratch>("{n}", [](auto x, auto products, auto scratch) {{ '
+CALL = {
+    "gemm": START + "launch<{n}::awq_gemm<16>>({{.grid = 1, .block = {n}::gemm_threads, "
+    ".shared_bytes = {n}::gemm_stages * sizeof({n}::GemmStage<16>)}}, x, 5, products, scratch); }});",
+    "gemv": START
+    + "launch<{n}::awq_gemv<1>>({{.grid = 2, .block = 32 * {n}::gemv_warps}}, x, products, scratch); }});",
+}
+
+
+@pytest.fixture(scope="module")
+def messages(tmp_path_factory):
+    """What each copy's launch ends with, by name. One program has all copies, each in a namespace."""
+    folder = tmp_path_factory.mktemp("planted")
+    source = (ROOT / "runq_awq.cu").read_text()
+    copies = []
+    for name, (old, new, _, _) in BUGS.items():
+        assert name == "no_bug" or source.count(old) == 1, old
+        (folder / f"{name}.cu").write_text(source.replace(old, new) if old else source)
+        copies.append(f'namespace {name} {{\n#include "{folder}/{name}.cu"\n}}')
+    calls = "\n".join(CALL[kernel].format(n=name) for name, (_, _, kernel, _) in BUGS.items())
+    (folder / "driver.cpp").write_text(DRIVER.format(copies="\n".join(copies), calls=calls))
+    compiler = os.environ.get("CXX", "g++")
+    flags = ["-std=c++20", "-O1", "-fopenmp", "-fno-strict-aliasing", "-DNO_TOKENIZER", "-I.", "-w",
+             "-fsanitize=thread,alignment,bounds"]  # fmt: skip
+    subprocess.run([compiler, *flags, "-c", folder / "driver.cpp", "-o", folder / "driver.o"], cwd=ROOT, check=True)
+    subprocess.run(
+        [compiler, "-fopenmp", folder / "driver.o", ROOT / "build" / "checks.o",
+         "-Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset", "-o", folder / "driver"],
+        check=True,
+    )  # fmt: skip
+    done = subprocess.run([folder / "driver"], capture_output=True, check=True, text=True, timeout=60)
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_emulator_names_it(messages, name):
+    expected = BUGS[name][3]
+    if expected is None:
+        assert messages[name] == "nothing"
+    else:
+        assert re.fullmatch(f"simt: {expected}.*", messages[name]), messages[name]

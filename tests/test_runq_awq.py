@@ -1,0 +1,131 @@
+"""runq_awq as a user runs it: golden ids, traces, perplexity, foreign and broken files, --matmul. In the emulator."""
+
+import struct
+from functools import partial
+
+import numpy as np
+import pytest
+
+from golden.awq import AWQ
+from golden.forward import forward
+from golden.perplexity import encode, perplexity
+from golden.trace import compare, read_trace, replay
+from tests.test_runq import ROOT, check_broken_files, golden_json, runq, seal
+
+MODELS = [f"{model}.{scheme}" for model in ("tiny-llama", "tiny-qwen3") for scheme in ("awq", "awq-g64")]
+BIN = {name: ROOT / "build" / "models" / f"{name}.bin" for name in MODELS}
+
+
+def awq(name, *args, **kwargs):
+    return runq(BIN.get(name, name), *args, program="runq_awq", **kwargs)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_ids_from_text_are_the_goldens(name):
+    """The last prompt was chosen for its leads: rounding decides none of its ids."""
+    golden = golden_json(name)["generations"][-1]
+    done = awq(name, "-i", golden["prompt"], "-t", 0, "-n", 64, "--print-ids")
+    assert done.returncode == 0
+    assert done.stdout.decode() == ",".join(map(str, golden["new_ids"])) + "\n"
+    # Drawn from a distribution in which nothing else has a chance: logits come to the host then.
+    done = awq(name, "-i", golden["prompt"], "-t", 1, "-k", 1, "-n", 12, "--print-ids", "--matmul=plain")
+    assert done.stdout.decode() == ",".join(map(str, golden["new_ids"][:12])) + "\n"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_traces(tmp_path, name):
+    golden = read_trace(ROOT / "golden" / "data" / f"{name}.trace.safetensors")
+    ids = ",".join(map(str, golden["tokens"]))
+    awq(name, "--ids", ids, "-n", 1, "-t", 0, "--trace", tmp_path / "t", "--print-ids")
+    reports = compare(golden, read_trace(tmp_path / "t"))
+    assert len(reports) > 60
+    assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+    # A longer run, prompt and then single tokens: each operation from its own inputs.
+    prompt = golden_json(name)["generations"][-1]["prompt"]
+    awq(name, "-i", prompt, "-n", 24, "-t", 0, "--trace", tmp_path / "t")
+    scheme = AWQ(BIN[name])
+    trace = read_trace(tmp_path / "t")
+    reports = replay(partial(forward, scheme.config, scheme), trace)
+    assert len(trace["tokens"]) >= 32
+    assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+
+
+def test_a_wrong_trace_is_found(tmp_path):
+    """The tolerances above are no formality: a thousandth of one key is seen."""
+    name = MODELS[0]
+    awq(name, "-i", "Once upon a time", "-n", 4, "-t", 0, "--trace", tmp_path / "t")
+    scheme, trace = AWQ(BIN[name]), read_trace(tmp_path / "t")
+    trace["layers.1.attn.k_rope"] = (trace["layers.1.attn.k_rope"] * 1.002).astype(np.float16)
+    reports = replay(partial(forward, scheme.config, scheme), trace)
+    assert [r.name for r in reports if not r.ok] == ["layers.1.attn.k_rope"]
+
+
+@pytest.mark.parametrize("name", ["tiny-llama.awq", "tiny-qwen3.awq"])
+def test_perplexity_is_the_references(tmp_path, name):
+    text = (ROOT / "models" / "held_out.txt").read_text()[:1500]
+    (tmp_path / "text").write_text(text)
+    hf_dir = ROOT / "models" / name.split(".")[0]
+    scheme = AWQ(BIN[name])
+    ids, bos = encode(hf_dir, text)
+    value, n = perplexity(partial(forward, scheme.config, scheme), ids, bos, 100)
+    words = awq(name, "--ppl", tmp_path / "text", "-c", 100).stdout.decode().split()
+    assert words[0] == "perplexity"
+    assert int(words[3]) == n
+    assert float(words[1]) == pytest.approx(value, rel=2e-3)
+
+
+def test_a_file_without_extension_runs_on_ids_as_qwen3(tmp_path):
+    """What other programs write: KuiperLLama's version 5."""
+    name = "tiny-qwen3.awq"
+    data = bytearray(BIN[name].read_bytes())
+    offset = struct.unpack_from("<Q", data, 0xA0)[0]
+    data[0x40:0x100] = bytes(0xC0)
+    (tmp_path / "foreign.bin").write_bytes(data[:offset])
+    golden = golden_json(name)["generations"][-1]
+    ids = ",".join(map(str, golden["prompt_ids"]))
+    done = awq(tmp_path / "foreign.bin", "--ids", ids, "-t", 0, "-n", 12, "--print-ids")
+    assert done.stdout.decode() == ",".join(map(str, golden["new_ids"][:12])) + "\n"
+    done = awq(tmp_path / "foreign.bin", "-i", "Once")
+    assert done.returncode == 2
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_info_and_options():
+    done = awq("tiny-llama.awq", "--info")
+    fields = dict(line.split(None, 1) for line in done.stdout.decode().splitlines())
+    assert fields["kernel"] == "emulated on the CPU (simt)"
+    assert fields["group_size"] == "128"
+    assert fields["scheme"] == "AWQ: int4 groups of 128, fp16 activations"
+    done = awq("tiny-llama.awq", "--matmul", "cublas")
+    assert (done.returncode, done.stderr) == (2, b"runq_awq: --matmul: 'cublas' is not one of fused, plain\n")
+    done = runq(BIN["tiny-llama.awq"], "--matmul", "fused", program="runq")
+    assert (done.returncode, done.stderr) == (2, b"runq: unknown option '--matmul'\n")
+    assert b"--matmul" in awq("tiny-llama.awq", "--help").stdout
+    assert b"--matmul" not in runq(BIN["tiny-llama.awq"], "--help", program="runq").stdout
+    done = runq(BIN["tiny-llama.awq"], program="runq")
+    assert done.returncode == 1
+    assert done.stderr.endswith(b"(an AWQ file: use runq_awq)\n")
+    done = awq("tiny-llama.awq", "-i", "Once", "-n", 2, "-c", 40, "-j", 1)
+    assert b"of the device" in done.stderr
+    done = awq("tiny-llama.awq", "--bench", "20,2")
+    assert done.stdout.startswith(b"prefill 20 tokens: ")
+
+
+def test_a_cache_that_does_not_fit_is_refused_with_the_numbers(tmp_path):
+    data = bytearray(BIN["tiny-qwen3.awq"].read_bytes())
+    struct.pack_into("<i", data, 0x20, 1 << 24)  # max_seq_len
+    seal(data)
+    (tmp_path / "long.bin").write_bytes(data)
+    context = (1 << 24) - 1
+    done = awq(tmp_path / "long.bin", "-i", "Once", "-c", context, "-n", 1)
+    if done.returncode == 0:
+        pytest.skip("this machine has memory for it")
+    assert done.returncode == 1
+    text = done.stderr.decode()
+    assert f"a cache of {4 * 2 * 128 * 2 * context / 1e9:.2f} GB for {context} positions (--ctx) do not fit" in text
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["tiny-llama.awq", "tiny-qwen3.awq-g64"])
+def test_broken_files_end_with_one_line_and_never_crash(tmp_path, name):
+    check_broken_files(tmp_path, BIN[name], "runq_awq", n=400, least_refused=250)
