@@ -2,16 +2,23 @@
 
 Each figure has a background of its own, so that it reads the same on a light page and on a dark one.
 
-smoothing.svg shows measured data. They are measured each time it is drawn, which takes a second or two: tiny-llama gets
-outliers (models/outliers.py) and reads models/calibration.txt, as `export w8a8` would have it (golden/smooth.py).
+smoothing.svg and awq-search.svg show measured data. They are measured each time they are drawn, which takes a second or
+two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.txt, as the exporter would have it
+(golden/smooth.py, golden/awq_search.py). awq-fragments.svg and awq-pairs.svg show what docs/fragments.cu says, which is
+compiled with $CXX (g++) and run in the emulator.
 """
 
+import math
+import os
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
 
 INK, QUIET, LINE, PAPER = "#1f2328", "#57606a", "#6e7781", "#fbfbfa"
 FILL = {  # name: (fill, border)
@@ -229,13 +236,11 @@ def int8_product() -> str:
     return s.done()
 
 
-def channel_maxima(layer: int, alpha: float) -> dict[str, Sequence[float]]:
-    """attn.norm's channels in a layer of tiny-llama with outliers: max|x| and max|w|, before and after smoothing."""
-    sys.path.insert(0, str(HERE.parent))
-    import numpy as np
-
+@cache
+def calibrated_layer(layer: int) -> tuple:
+    """Config, weights (golden.forward.Fp32) and inputs by place of a layer of tiny-llama with outliers."""
     from golden.checkpoint import Checkpoint
-    from golden.smooth import CONSUMERS, calibration_samples, factors, observe
+    from golden.smooth import calibration_samples, observe
     from models.outliers import copy_with_outliers
 
     models = HERE.parent / "models"
@@ -245,14 +250,28 @@ def channel_maxima(layer: int, alpha: float) -> dict[str, Sequence[float]]:
         copy_with_outliers(models / "tiny-llama", hf_dir)
         checkpoint = Checkpoint(hf_dir)
         samples = calibration_samples(hf_dir, checkpoint.config, text, n_samples=16, seq_len=256)
-        for i, (weights, seen) in enumerate(observe(checkpoint, samples)):
+        for i, (weights, seen) in enumerate(observe(checkpoint, samples, n_rows=256)):
             if i == layer:
-                x = seen[f"layers.{i}.attn.norm"].largest
-                names = [f"layers.{i}.{consumer}" for consumer in CONSUMERS["attn.norm"]]
-                w = np.max([np.abs(weights.vector(name)).max(axis=0) for name in names], axis=0)
-                s = factors(x, w, alpha)
-                return {"x": x, "w": w, "x / s": x / s, "w * s": w * s}
+                for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+                    weights.vector(f"layers.{i}.attn.{name}")
+                for name in ("gate_proj", "up_proj", "down_proj"):
+                    weights.vector(f"layers.{i}.ffn.{name}")
+                return checkpoint.config, weights, seen
     raise ValueError(f"there is no layer {layer}")
+
+
+def channel_maxima(layer: int, alpha: float) -> dict[str, Sequence[float]]:
+    """attn.norm's channels in a layer of tiny-llama with outliers: max|x| and max|w|, before and after smoothing."""
+    import numpy as np
+
+    from golden.smooth import CONSUMERS, factors
+
+    _, weights, seen = calibrated_layer(layer)
+    x = seen[f"layers.{layer}.attn.norm"].largest
+    names = [f"layers.{layer}.{consumer}" for consumer in CONSUMERS["attn.norm"]]
+    w = np.max([np.abs(weights.vector(name)).max(axis=0) for name in names], axis=0)
+    s = factors(x, w, alpha)
+    return {"x": x, "w": w, "x / s": x / s, "w * s": w * s}
 
 
 def median(values: Sequence[float]) -> float:
@@ -355,11 +374,364 @@ def scaling_units() -> str:
     return s.done()
 
 
+def awq_search() -> str:
+    """The error of each place's outputs at each of the ratios that AWQ tries."""
+    import numpy as np
+
+    from golden.awq_search import RATIOS, factors, rounded
+    from golden.smooth import CONSUMERS, share, spread
+
+    config, weights, seen = calibrated_layer(0)
+    s = Svg(
+        880,
+        400,
+        "The error of a layer's outputs by AWQ's ratio",
+        "Four curves over the ratios 0, 0.05, ... 0.95 for the four inputs of matrices in layer 0 of tiny-llama with "
+        "outliers. Those of attn.norm and ffn.norm, which have outliers, fall to half. The others are flat and rise "
+        "towards the end.",
+    )
+    left, top, width, height, limit = 60, 64, 620, 276, 25
+    s.text(24, 31, "Error of the outputs of layer 0, plain rounding after scaling, %", 15, INK, "start", bold=True)
+    for i in range(6):
+        y = top + height - height * 5 * i / limit
+        s.parts.append(f'<path d="M{left} {y:g} H{left + width}" stroke="{FILL["memory"][0]}"/>')
+        s.text(left - 8, y + 4, f"{5 * i}", 12, QUIET, "end")
+    for i in range(0, 20, 2):
+        s.text(left + width * i / 19, top + height + 20, f"{RATIOS[i]:g}", 12, QUIET)
+    s.text(left + width / 2, top + height + 44, "ratio; 0 is no scaling", 13)
+    colours = (FILL["fp32"][1], FILL["int8"][1], INK, FILL["quantize"][1])
+    for colour, (place, consumers) in zip(colours, CONSUMERS.items(), strict=True):
+        inputs = seen[f"layers.0.{place}"]
+        w = np.concatenate([weights.vector(f"layers.0.{consumer}") for consumer in consumers])
+        x = inputs.rows.astype(float)
+        exact = x @ w.T
+        mean = share(config, place, inputs.mean)
+        errors = []
+        for ratio in RATIOS:
+            scale = spread(config, place, factors(mean, ratio))
+            errors.append(100 * np.linalg.norm(x / scale @ rounded(w * scale, 128).T - exact) / np.linalg.norm(exact))
+        points = [(left + width * i / 19, top + height - height * e / limit) for i, e in enumerate(errors)]
+        path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        s.parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        best = int(np.argmin(errors))
+        s.parts.append(f'<circle cx="{points[best][0]:.1f}" cy="{points[best][1]:.1f}" r="5" fill="{colour}"/>')
+        y = points[-1][1] + {"attn.mix": -8, "ffn.swiglu": 6, "attn.norm": 20}.get(place, 4)
+        s.text(left + width + 12, y, f"{place}, best {RATIOS[best]:g}", 13, colour, "start")
+    return s.done()
+
+
+PAIR = ("fp32", "int8", "quantize", "memory")  # colours of the pairs 0 to 3, and of registers
+
+
+def cell(
+    s: Svg, x: float, y: float, w: float, h: float, kind: str, words: str, size: int = 13, mono: bool = False
+) -> None:
+    """A small box with one line in it."""
+    fill, border = FILL[kind]
+    s.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" fill="{fill}" stroke="{border}"/>')
+    s.text(x + w / 2, y + h / 2 + 0.36 * size, words, size, mono=mono)
+
+
+def awq_nibbles() -> str:
+    """Eight int4 in a word, and what lop3 takes out of it."""
+    from golden.awq import NIBBLE
+
+    s = Svg(
+        880,
+        440,
+        "Eight int4 codes in a 32-bit word",
+        "From bit 31 to bit 0 the nibbles hold the columns 7, 5, 3, 1, 6, 4, 2, 0. The mask 000f000f takes columns 1 "
+        "and 0, which become the fp16 numbers 1024 + q; the mask 00f000f0 takes columns 3 and 2, 16 times as large. "
+        "Shifted right by 8, the same masks take columns 5 and 4, and 7 and 6.",
+    )
+    left, width, height = 152, 86, 34
+    column = {nibble: i for i, nibble in enumerate(NIBBLE)}
+
+    def row(y: float, labels: Sequence[str], shown: Callable[[int], tuple[str, str]]) -> None:
+        for i, label in enumerate(labels):
+            s.text(24, y + 22 + 18 * (i - (len(labels) - 1) / 2), label, 13, INK, "start", mono=True)
+        for place in range(8):
+            words, kind = shown(7 - place)
+            cell(s, left + width * place, y, width, height, kind, words, 14, mono=True)
+        s.parts.append(f'<path d="M{left + 4 * width} {y - 4} v{height + 8}" stroke="{INK}" stroke-width="2.5"/>')
+
+    s.text(left + 2 * width, 32, "high half: odd columns", 14, INK, bold=True)
+    s.text(left + 6 * width, 32, "low half: even columns", 14, INK, bold=True)
+    for place in range(8):
+        bit = 28 - 4 * place
+        s.text(left + width * (place + 0.5), 54, f"bits {bit + 3}..{bit}", 12, QUIET)
+    row(62, ["word"], lambda n: (f"column {column[n]}", PAIR[column[n] // 2]))
+
+    def taken(pair: int) -> Callable[[int], tuple[str, str]]:
+        at = pair % 2  # its nibble in either half, after the shift
+
+        def shown(n: int) -> tuple[str, str]:
+            if n % 4 == at:
+                return f"q{2 * pair + n // 4}", PAIR[pair]
+            return ("0", "id") if n % 4 < 2 else ("64"[3 - n % 4], "id")
+
+        return shown
+
+    for pair in range(4):
+        y = 130 + 76 * pair
+        mask = "0x000f000f" if pair % 2 == 0 else "0x00f000f0"
+        row(y, ["&gt;&gt; 8"] * (pair >= 2) + [f"&amp; {mask}", "| 0x64006400"], taken(pair))
+        factor = "16 * " if pair % 2 else ""
+        for half in (1, 0):
+            x = left + width * (2 if half else 6)
+            s.text(x, y + height + 19, f"fp16: 1024 + {factor}q{2 * pair + half}", 13, QUIET)
+    return s.done()
+
+
+@cache
+def fragments() -> tuple[tuple[str, int, int, int, int, int], ...]:
+    """What docs/fragments.cu prints: what, lane, register, half, row, column."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "fragments"
+        flags = ["-std=c++20", "-fopenmp", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DNO_TOKENIZER", "-I."]
+        command = [*os.environ.get("CXX", "g++").split(), *flags, "-x", "c++", "docs/fragments.cu", "-o", program]
+        subprocess.run(command, cwd=HERE.parent, check=True)
+        printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    return tuple((line.split()[0], *map(int, line.split()[1:])) for line in printed.splitlines())
+
+
+def held(what: str) -> Iterator[tuple[int, int, int, int, int]]:
+    """Lane, register, half, row and column of each element of one kind."""
+    return (found[1:] for found in fragments() if found[0] == what)
+
+
+SHOWN_LANE = 9
+
+
+def fragment(s: Svg, what: str, x: float, y: float, by_columns: bool = False) -> None:
+    """A matrix whose elements bear their lane, in the colour of the register; two in a register are one box."""
+    w, h = 22, 20
+    boxes: dict[tuple, list[tuple[int, int]]] = {}
+    for lane, register, _half, row, column in held(what):
+        if what == "c":
+            register = register // 2 * 2
+        if what != "ldmatrix" or register == 0:
+            boxes.setdefault((lane, register), []).append((row, column))
+    marked = []
+    for (lane, register), places in boxes.items():
+        (row, column), (last_row, last_column) = min(places), max(places)
+        assert (last_row - row, last_column - column) == ((1, 0) if by_columns else (0, 1)), what
+        at = x + w * column, y + h * row, w * (last_column - column + 1), h * (last_row - row + 1)
+        cell(s, *at, PAIR[register // (2 if what == "c" else 1)], str(lane), 11)
+        if lane == SHOWN_LANE:
+            marked.append(at)
+    for left, top, width, height in marked:
+        s.parts.append(
+            f'<rect x="{left:g}" y="{top:g}" width="{width:g}" height="{height:g}" fill="none" stroke="{INK}" '
+            'stroke-width="2.5"/>'
+        )
+    rows, columns = (1 + max(e[i] for e in held(what)) for i in (3, 4))
+    for i in range(rows):
+        s.text(x - 6, y + h * i + 14, str(i), 11, QUIET, "end")
+    for i in range(columns):
+        s.text(x + w * (i + 0.5), y - 6, str(i), 11, QUIET)
+
+
+def registers(s: Svg, x: float, y: float, names: Sequence[str]) -> None:
+    """What the colours stand for."""
+    for i, name in enumerate(names):
+        fill, border = FILL[PAIR[i]]
+        s.parts.append(
+            f'<rect x="{x:g}" y="{y - 11:g}" width="14" height="14" rx="2" fill="{fill}" stroke="{border}"/>'
+        )
+        s.text(x + 20, y, name, 12, INK, "start")
+        x += 34 + 7 * len(name)
+
+
+def awq_fragments() -> str:
+    """Which lane holds which element in mma.m16n8k16 and ldmatrix, as the emulator has it."""
+    s = Svg(
+        880,
+        692,
+        "Which lane holds which element",
+        "Three grids with a lane's number in each element: operand A of mma.m16n8k16, 16 by 16; operand B, 16 by 8; "
+        "the result C, 16 by 8. Colours tell the registers of a lane. Below, the same for an 8 by 8 matrix that "
+        "ldmatrix loads.",
+    )
+    top = 86
+    s.text(40, 30, "A: 16 output columns by 16 inputs", 14, INK, "start", bold=True)
+    registers(s, 40, 54, ("a[0]", "a[1]", "a[2]", "a[3]"))
+    fragment(s, "a", 40, top)
+    s.text(450, 30, "B: 16 inputs by 8 tokens", 14, INK, "start", bold=True)
+    registers(s, 450, 54, ("b[0]", "b[1]"))
+    fragment(s, "b", 450, top, by_columns=True)
+    s.text(416, top + 165, "*", 20)
+    s.text(642, top + 165, "=", 20)
+    s.text(676, 30, "C: columns by tokens", 14, INK, "start", bold=True)
+    registers(s, 676, 54, ("c[0], c[1]", "c[2], c[3]"))
+    fragment(s, "c", 676, top)
+    y = 508
+    s.text(40, y - 32, "ldmatrix: each of four matrices, 8 by 8", 14, INK, "start", bold=True)
+    fragment(s, "ldmatrix", 40, y)
+    for i, line in enumerate(
+        (
+            "Lane 8m + r passes the address of row r of matrix m.",
+            "Every lane gets two neighbours of matrix m in its register m:",
+            "lane 4g + t gets columns 2t and 2t + 1 of row g.",
+            "",
+            "Four such matrices make A: rows 0 to 7 and 8 to 15 of its left half,",
+            "then of its right half. Two make B, which lies in memory column by column:",
+            "a token's inputs side by side, as activations do.",
+        )
+    ):
+        s.text(270, y + 22 + 22 * i, line, 13, INK, "start")
+    s.text(40, 436, "A number is the lane that holds the element. Two elements in one box share a 32-bit register.", 13,
+           QUIET, "start")  # fmt: skip
+    s.text(852, 436, f"Outlined: lane {SHOWN_LANE}, g = {SHOWN_LANE // 4}, t = {SHOWN_LANE % 4}.", 13, QUIET, "end")
+    return s.done()
+
+
+def awq_pairs() -> str:
+    """How four words become operand A in one lane."""
+    weights = [
+        {(r, h): (row, col) for lane, r, h, row, col in held(f"pair{p}") if lane == SHOWN_LANE} for p in range(4)
+    ]
+    inputs = [weights[0][0, 0][0], weights[0][0, 1][0], weights[0][2, 0][0], weights[0][2, 1][0]]
+    first = weights[0][0, 0][1] // 8 * 8
+    s = Svg(
+        880,
+        462,
+        "From four words to operand A",
+        f"Lane {SHOWN_LANE} holds four words, of the inputs {inputs}. prmt puts the low halves of two words together, "
+        "and the high halves. lop3 takes a pair of nibbles out of each of the four results; subtraction and "
+        "multiplication make them weights, a register of operand A each.",
+    )
+    s.text(24, 32, f"Lane {SHOWN_LANE}: g = {SHOWN_LANE // 4}, t = {SHOWN_LANE % 4}; word {SHOWN_LANE // 4}, "
+           f"columns {first} to {first + 7}", 15, INK, "start", bold=True)  # fmt: skip
+    lefts, half = (24, 238, 452, 666), 95
+    evens = " ".join(str(c) for c in range(first + 6, first - 1, -2))
+    odds = " ".join(str(c) for c in range(first + 7, first, -2))
+    for x, k in zip(lefts, inputs, strict=True):
+        s.text(x + half, 66, f"word of input {k}", 13, QUIET)
+        cell(s, x, 76, half, 34, "int8", odds, 12)
+        cell(s, x + half, 76, half, 34, "fp32", evens, 12)
+    names = ("even[0]", "odd[0]", "even[1]", "odd[1]")
+    for i, (x, name) in enumerate(zip(lefts, names, strict=True)):
+        odd, pair = i % 2, i // 2 * 2
+        for j in (1, 0):  # the high half first: from the later input
+            at = x if j else x + half
+            cell(s, at, 190, half, 34, "int8" if odd else "fp32", f"of input {inputs[pair + j]}", 12)
+            source = lefts[pair + j] + (half / 2 if odd else half * 1.5)
+            s.arrow((source, 110), (at + half / 2, 188))
+        s.text(x + half, 242, name, 13, INK, mono=True)
+        s.arrow((x + half, 250), (x + half, 300))
+    s.text(440, 148, "prmt", 14, INK, bold=True)
+    s.text(440, 272, "lop3 with the", 13, INK, bold=True)
+    s.text(440, 290, "mask of pair 0", 13, INK, bold=True)
+    s.text(226, 272, "- zero", 13, INK)
+    s.text(226, 290, "* scale", 13, INK)
+    s.text(654, 272, "- zero", 13, INK)
+    s.text(654, 290, "* scale", 13, INK)
+    for i, x in enumerate(lefts):
+        for h in (1, 0):
+            k, column = weights[0][i, h]
+            at = x if h else x + half
+            cell(s, at, 302, half, 46, "quantize", "", 12)
+            s.text(at + half / 2, 321, f"column {column}", 12)
+            s.text(at + half / 2, 339, f"input {k}", 12)
+        row = SHOWN_LANE // 4 + i % 2 * 8
+        s.text(x + half, 368, f"a[{i}]", 13, INK, mono=True)
+        s.text(x + half, 386, f"row {row} of A", 12, QUIET)
+    others = [sorted({column for _, column in w.values()}) for w in weights[1:]]
+    s.text(24, 420, "The other masks and the shift make three more operands of the same four registers: columns "
+           + ", ".join(f"{a} and {b}" for a, b in others) + ".", 13, INK, "start")  # fmt: skip
+    s.text(24, 442, f"All in rows {SHOWN_LANE // 4} and {SHOWN_LANE // 4 + 8}, so the four results of a lane are its "
+           "word's eight columns.", 13, INK, "start")  # fmt: skip
+    return s.done()
+
+
+# NVIDIA H200 (SXM) datasheet: HBM3e at 4.8 TB/s; fp16 tensor cores 1979 TFLOP/s with sparsity, half of it without.
+H200_BYTES, H200_FLOPS = 4.8e12, 1979e12 / 2
+
+
+def awq_roofline() -> str:
+    """Tokens a second of Qwen3-8B by the number of tokens that go through together."""
+    layer_weights = 36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288)
+    classifier = 151936 * 4096
+    s = Svg(
+        880,
+        500,
+        "Roofline of Qwen3-8B on an H200",
+        "Tokens a second at most, over the number of tokens of a pass, both axes logarithmic. With int4 weights the "
+        "line begins at 989 tokens a second and reaches the limit of the tensor cores at 72 tokens; with fp16 weights "
+        "it begins at 317 and reaches it at 225.",
+    )
+    left, top, width, height = 92, 64, 640, 356
+    low, high, most = 100.0, 200000.0, 2048
+    s.text(24, 31, "Qwen3-8B: what an H200 allows, from its datasheet", 15, INK, "start", bold=True)
+
+    def at(tokens: float, rate: float) -> tuple[float, float]:
+        return (
+            left + width * math.log(tokens) / math.log(most),
+            top + height * (1 - math.log(rate / low) / math.log(high / low)),
+        )
+
+    for rate in (100, 1000, 10000, 100000):
+        y = at(1, rate)[1]
+        s.parts.append(f'<path d="M{left} {y:g} H{left + width}" stroke="{FILL["memory"][0]}"/>')
+        s.text(left - 8, y + 4, f"{rate:,}", 12, QUIET, "end")
+    for tokens in (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048):
+        x = at(tokens, low)[0]
+        s.parts.append(f'<path d="M{x:.1f} {top} V{top + height}" stroke="{FILL["memory"][0]}"/>')
+        s.text(x, top + height + 20, str(tokens), 12, QUIET)
+    s.text(left + width / 2, top + height + 46, "tokens that go through together: one in decode, many in a prompt", 13)
+    s.parts.append(
+        f'<text x="26" y="{top + height / 2:g}" font-size="13" fill="{INK}" text-anchor="middle" '
+        f'transform="rotate(-90 26 {top + height / 2:g})">tokens a second, at most</text>'
+    )
+
+    def seconds(tokens: float, bits: float) -> tuple[float, float]:
+        """Of reading all weights once, and of multiplying. The classifier is fp16 and for one token only."""
+        reading = (layer_weights * bits / 8 + 2 * classifier) / H200_BYTES
+        return reading, 2 * (layer_weights * tokens + classifier) / H200_FLOPS
+
+    for bits, colour, name in (
+        (4 + 4 / 128 + 16 / 128, FILL["int8"][1], "int4"),
+        (16, FILL["fp32"][1], "fp16"),
+    ):
+        reading, _ = seconds(1, bits)
+        crossing = (reading * H200_FLOPS / 2 - classifier) / layer_weights
+        points = [at(1, 1 / reading), at(crossing, crossing / reading)]
+        path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        s.parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+        x, y = points[0]
+        s.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
+        x, y = (points[0][0] + points[1][0]) / 2, (points[0][1] + points[1][1]) / 2
+        angle = math.degrees(math.atan2(points[1][1] - points[0][1], points[1][0] - points[0][0]))
+        s.parts.append(f'<g transform="rotate({angle:.1f} {x:.1f} {y:.1f})">')
+        s.text(x, y - 9, f"{name} weights: {1 / reading:.0f} tokens/s for one token", 13, colour)
+        s.parts.append("</g>")
+        x, y = points[1]
+        s.parts.append(f'<path d="M{x:.1f} {y:.1f} V{top + height}" stroke="{colour}" stroke-dasharray="4 4"/>')
+        s.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
+        s.text(x + 8, top + height - 12, f"{crossing:.0f} tokens", 13, colour, "start")
+    steps = [2 ** (i / 8) for i in range(8 * 11 + 1)]
+    roof = [at(m, m / seconds(m, 16)[1]) for m in steps if m >= 72]
+    path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in roof)
+    s.parts.append(f'<path d="{path}" fill="none" stroke="{INK}" stroke-width="2.5"/>')
+    s.text(at(most, 1)[0], roof[-1][1] - 26, f"tensor cores, {H200_FLOPS / 1e12:.0f} TFLOP/s: "
+           f"{most / seconds(most, 16)[1]:,.0f} tokens/s for {most}", 13, INK, "end")  # fmt: skip
+    s.text(left + width + 12, at(1, 30000)[1], "not counted:", 12, QUIET, "start")
+    for i, line in enumerate(("attention,", "KV cache, and", "all that is not", "a matrix")):
+        s.text(left + width + 12, at(1, 30000)[1] + 17 * (i + 1), line, 12, QUIET, "start")
+    return s.done()
+
+
 FIGURES = {
     "data-flow.svg": data_flow,
     "int8-product.svg": int8_product,
     "smoothing.svg": smoothing,
     "scaling-units.svg": scaling_units,
+    "awq-search.svg": awq_search,
+    "awq-nibbles.svg": awq_nibbles,
+    "awq-fragments.svg": awq_fragments,
+    "awq-pairs.svg": awq_pairs,
+    "awq-roofline.svg": awq_roofline,
 }
 
 
