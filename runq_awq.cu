@@ -16,6 +16,7 @@
 //     make runq_awq model_awq.bin && ./runq_awq model_awq.bin -i "Once upon a time" -n 32
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -47,7 +48,7 @@ struct AwqMatrix {
     const half* scales = nullptr;       // (n_in / group_size, n_out)
     const half* fp16 =
         nullptr;  // (n_in, n_out), the weights themselves; only with --matmul predequant and fp16
-    int n_in = 0, n_out = 0, group_size = 0;
+    int n_in = 0, n_out = 0, group_size = 128;
 };
 
 struct Weights {
@@ -726,12 +727,13 @@ struct Transformer {
 // ----------------------------------------------------------------------------
 // Products, by the kernel that suits the number of tokens
 
-// The number of splits of K that gives every multiprocessor a few blocks.
+// The number of splits of K, at most `most`, that gives every multiprocessor a few blocks and fits the
+// scratch memory.
 inline int splits_for(int n_tiles, int most, size_t tile_values) {
     int n = 1;
-    while (n < most && n < max_splits && n * n_tiles < 4 * device().n_sms) n++;
-    if (n_tiles > max_tiles) return 1;
-    return std::max<int>(1, std::min<size_t>(n, max_partials / (n_tiles * tile_values)));
+    auto more_helps = [&] { return n < most && n < max_splits && n * n_tiles < 4 * device().n_sms; };
+    while (more_helps() && n_tiles <= max_tiles && (n + 1) * n_tiles * tile_values <= max_partials) n++;
+    return n;
 }
 
 inline int count_tiles(const Products& products, int width) {
@@ -742,6 +744,7 @@ inline int count_tiles(const Products& products, int width) {
 
 // The most blocks that can share the inputs of a column: each warp has at least one group.
 inline int most_gemv_splits(const AwqMatrix& w) {
+    assert(w.group_size > 0);
     return (w.n_in / w.group_size + gemv_warps - 1) / gemv_warps;
 }
 
