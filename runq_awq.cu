@@ -1029,7 +1029,7 @@ void run_graph(Transformer& m, int n, bool next) {
         cudaGraphExec_t& graph = m.state.graphs[{n, next}];
         if (graph == nullptr) {
             cudaGraph_t captured = nullptr;
-            check(cudaStreamBeginCapture(device().stream, cudaStreamCaptureModeThreadLocal), "capture");
+            check(cudaStreamBeginCapture(device().stream, cudaStreamCaptureModeRelaxed), "capture");
             run_tokens(m, n, next);
             check(cudaStreamEndCapture(device().stream, &captured), "capture");
             check(cudaGraphInstantiate(&graph, captured, 0), "cudaGraphInstantiate");

@@ -65,6 +65,19 @@ def test_packing_is_autoawqs_order():
     assert [order[n] for n in NIBBLE] == list(range(8))
 
 
+def test_packing_and_weights_are_what_autoawq_itself_makes():
+    """tests/autoawq_fixture.py ran AutoAWQ's own code."""
+    theirs = load_file(FOLDER / "autoawq.safetensors")
+    weight, scales = theirs["weight"], theirs["scales"]
+    zeros = unpack(theirs["qzeros"])
+    steps = weight.T.reshape(len(scales), -1, len(weight)) / scales[:, None].astype(F32)
+    codes = (np.rint(steps) + zeros[:, None]).astype(np.uint8).reshape(weight.T.shape)
+    assert np.array_equal(pack(codes), theirs["qweight"])
+    assert np.array_equal(pack(zeros), theirs["qzeros"])
+    w16 = dequantize(Packed(theirs["qweight"], theirs["qzeros"], scales))
+    assert np.array_equal(w16.view(np.uint16), theirs["dequantized"].view(np.uint16))
+
+
 def test_packing_by_hand():
     """Channels 0..7 with codes 0..7: from the highest nibble, 7 5 3 1 6 4 2 0."""
     assert pack(np.arange(8)[None]).view(np.uint32)[0, 0] == 0x75316420
