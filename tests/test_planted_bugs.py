@@ -43,13 +43,10 @@ BUGS = {
     ),
 }
 
+# The source's own includes come first, so that the copies find their guards set and declare nothing in a namespace.
 DRIVER = """
 #include <cstdio>
-#include "common/attention.cuh"
-#include "common/cli.h"
-#include "common/device.h"
-#include "common/model_file.h"
-#include "common/trace.h"
+{includes}
 #define RUNQ_NO_MAIN
 {copies}
 // One product of 5 tokens (gemm) or one (gemv), 192 inputs in groups of 64, 72 outputs.
@@ -87,13 +84,14 @@ def messages(tmp_path_factory):
     """What each copy's launch ends with, by name. One program has all copies, each in a namespace."""
     folder = tmp_path_factory.mktemp("planted")
     source = (ROOT / "runq_awq.cu").read_text()
+    includes = "\n".join(re.findall(r"^#include .*", source, re.MULTILINE))
     copies = []
     for name, (old, new, _, _) in BUGS.items():
         assert name == "no_bug" or source.count(old) == 1, old
         (folder / f"{name}.cu").write_text(source.replace(old, new) if old else source)
         copies.append(f'namespace {name} {{\n#include "{folder}/{name}.cu"\n}}')
     calls = "\n".join(CALL[kernel].format(n=name) for name, (_, _, kernel, _) in BUGS.items())
-    (folder / "driver.cpp").write_text(DRIVER.format(copies="\n".join(copies), calls=calls))
+    (folder / "driver.cpp").write_text(DRIVER.format(includes=includes, copies="\n".join(copies), calls=calls))
     compiler = os.environ.get("CXX", "g++")
     flags = ["-std=c++20", "-O1", "-fopenmp", "-fno-strict-aliasing", "-DNO_TOKENIZER", "-I.", "-w",
              "-fsanitize=thread,alignment,bounds"]  # fmt: skip
