@@ -49,15 +49,15 @@ runq runq_w8a8: %: %.cpp $(HEADERS) build/flags build/packages
 	$(CXX) $(CXXFLAGS_ALL) $< -o $@ $(LIBS)
 
 # runq_awq is for the GPU where there are nvcc and a GPU, and otherwise for the CPU, through simt/. CUDA=1 and CUDA=0 say
-# which; CUDA_ARCH for which GPU. Without cuBLAS's header it is built without cuBLAS.
-NVCC      ?= nvcc
+# which; CUDA_ARCH for which GPU. Where cuBLAS cannot be found it is built without.
+NVCC      ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
 CUDA      ?= $(shell command -v $(NVCC) >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
 CUDA_ARCH ?= native
 empty     :=
 comma     := ,
 spaced_to_commas = $(subst $(empty) $(empty),$(comma),$(strip $1))
 NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler $(call spaced_to_commas,-fopenmp -Wall -Wextra $(if $(WERROR),-Werror)) $(filter -D%,$(CXXFLAGS_ALL))
-CUBLAS     = $(shell echo '\#include <cublas_v2.h>' | $(NVCC) -E -x cu - >/dev/null 2>&1 && echo -lcublas)
+CUBLAS     = $(eval CUBLAS := $$(shell sh tools/cublas.sh $$(NVCC) $$(PYTHON)))$(CUBLAS)
 # CUDA code looks at the same bytes as uint4 and as half.
 SIMT_FLAGS := $(CXXFLAGS_ALL) -fno-strict-aliasing -Wno-unknown-pragmas
 runq_awq: runq_awq.cu $(HEADERS) $(SIMT) build/flags build/packages
@@ -168,15 +168,17 @@ build/simt_checks_test build/runq_awq_checked_test build/awq_kernels_test: build
 GPU_BINS   := $(addprefix build/gpu/,runq_awq awq_kernels runq_awq_test awq_kernels_test)
 GPU_MODELS := $(foreach m,$(TINY),$(foreach s,awq awq-g64,build/models/$m.$s.bin))
 GPU_FLAGS   = $(filter-out -DNO_TOKENIZER,$(NVCC_FLAGS)) -DNO_TOKENIZER -lineinfo -arch=$(CUDA_ARCH) -Itests \
-              $(if $(wildcard /usr/include/doctest/doctest.h),,-isystem build/gpu-files/include)
-build/gpu/runq_awq: runq_awq.cu $(AWQ_SOURCES)
+              $(if $(and $(wildcard /usr/include/doctest/doctest.h),$(wildcard /usr/include/nlohmann/json.hpp)),,-isystem build/gpu-files/include)
+GPU_BUILD   = $(NVCC) $(GPU_FLAGS) $(CUBLAS) $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)
+build/gpu/flags: FORCE
 	@mkdir -p $(@D)
+	@echo '$(GPU_BUILD)' | cmp -s - $@ || echo '$(GPU_BUILD)' > $@
+$(GPU_BINS): build/gpu/flags
+build/gpu/runq_awq: runq_awq.cu $(AWQ_SOURCES)
 	$(NVCC) $(GPU_FLAGS) $< -o $@ $(CUBLAS)
 build/gpu/awq_kernels: bench/awq_kernels.cu $(AWQ_SOURCES)
-	@mkdir -p $(@D)
 	$(NVCC) $(GPU_FLAGS) $< -o $@ $(CUBLAS)
 build/gpu/runq_awq_test build/gpu/awq_kernels_test: build/gpu/%: tests/%.cpp tests/main.cpp tests/safetensors.h bench/awq_kernels.cu $(AWQ_SOURCES)
-	@mkdir -p $(@D)
 	$(NVCC) $(GPU_FLAGS) -x cu tests/main.cpp $< -o $@ $(CUBLAS)
 
 gpu-files: build/packages-test $(GPU_MODELS)
@@ -194,7 +196,7 @@ gpu-check:
 CUDA_CHECKS := $(foreach sm,80 90,build/cuda/runq_awq.sm_$(sm).o build/cuda/awq_kernels.sm_$(sm).o)
 define cuda_check
 @mkdir -p $(@D)
-$(NVCC) $(NVCC_FLAGS) -Werror all-warnings -Xptxas -v -arch=sm_$* -c $< -o $@ 2> $(@:.o=.log) || { cat $(@:.o=.log); exit 1; }
+$(NVCC) $(NVCC_FLAGS) $(filter-out -l% -L% -Xlinker -rpath%,$(CUBLAS)) -Werror all-warnings -Xptxas -v -arch=sm_$* -c $< -o $@ 2> $(@:.o=.log) || { cat $(@:.o=.log); exit 1; }
 @! grep -B2 -E '[1-9][0-9]* bytes spill' $(@:.o=.log)
 endef
 build/cuda/runq_awq.sm_%.o: runq_awq.cu $(AWQ_SOURCES)

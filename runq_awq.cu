@@ -4,8 +4,8 @@
 // output channel: w = (q - zero) * scale, rounded to fp16 (AWQ: Lin et al. 2023, arXiv 2306.00978).
 // Activations are fp16 where a matrix reads them and in the KV cache, everything between is fp32. A weight
 // becomes a number in the registers of the thread that multiplies by it, two at a time and without a
-// conversion instruction; nothing is ever expanded to fp16 in memory. Tensor cores multiply, with one token
-// as with many. docs/awq.md has the bits.
+// conversion instruction, and is not expanded to fp16 in memory, except one matrix at a time for long
+// prompts. Tensor cores multiply, with one token as with many. docs/awq.md has the bits.
 //
 // The same source compiles for a GPU with nvcc, and for any CPU through simt/, which runs every lane of every
 // warp. That is slow and shows everything: docs/simt.md.
@@ -710,8 +710,12 @@ struct RunState {
     const int* pos() const { return inputs.get(); }
     const int* tokens() const { return inputs.get() + 1; }
 #ifdef __CUDACC__
-    bool warm = false;                                       // something has run
-    std::map<std::pair<int, bool>, cudaGraphExec_t> graphs;  // see run_graph()
+    struct Graph {
+        int n_runs = 0;
+        cudaGraphExec_t graph = nullptr;  // null: not captured
+    };
+    std::map<std::pair<int, bool>, Graph> graphs;  // see run_graph()
+    int n_graphs = 0;                              // captured
 #endif
 };
 
@@ -1021,21 +1025,31 @@ void run_tokens(Transformer& m, int n, bool next) {
 }
 
 // The same, by a graph for each n: the kernels are some hundred, and launching each costs more than some
-// take.
+// take. To make one costs more than it saves once; so the first run of each n goes without, as most prompts'
+// lengths come only once. It is also when CUDA and cuBLAS set up what a graph cannot hold.
 void run_graph(Transformer& m, int n, bool next) {
 #ifdef __CUDACC__
-    // The first time without, as libraries may set up things that a graph cannot hold.
-    if (m.trace == nullptr && std::exchange(m.state.warm, true)) {
-        cudaGraphExec_t& graph = m.state.graphs[{n, next}];
-        if (graph == nullptr) {
-            cudaGraph_t captured = nullptr;
-            check(cudaStreamBeginCapture(device().stream, cudaStreamCaptureModeRelaxed), "capture");
+    constexpr int max_graphs = 16;  // each takes some device memory
+    RunState& s = m.state;
+    RunState::Graph& g = s.graphs[{n, next}];
+    if (m.trace == nullptr && g.n_runs++ > 0 && g.graph == nullptr && s.n_graphs < max_graphs) {
+        cudaGraph_t captured = nullptr;
+        check(cudaStreamBeginCapture(device().stream, cudaStreamCaptureModeRelaxed), "capture");
+        try {
             run_tokens(m, n, next);
-            check(cudaStreamEndCapture(device().stream, &captured), "capture");
-            check(cudaGraphInstantiate(&graph, captured, 0), "cudaGraphInstantiate");
-            check(cudaGraphDestroy(captured), "cudaGraphDestroy");
+        } catch (...) {  // leaves the stream as it was
+            cudaStreamEndCapture(device().stream, &captured);
+            cudaGetLastError();
+            if (captured != nullptr) cudaGraphDestroy(captured);
+            throw;
         }
-        check(cudaGraphLaunch(graph, device().stream), "cudaGraphLaunch");
+        check(cudaStreamEndCapture(device().stream, &captured), "capture");
+        check(cudaGraphInstantiate(&g.graph, captured, 0), "cudaGraphInstantiate");
+        check(cudaGraphDestroy(captured), "cudaGraphDestroy");
+        s.n_graphs++;
+    }
+    if (m.trace == nullptr && g.graph != nullptr) {
+        check(cudaGraphLaunch(g.graph, device().stream), "cudaGraphLaunch");
         return;
     }
 #endif

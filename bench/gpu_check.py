@@ -41,7 +41,6 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "gpu"
 CARRIED = ROOT / "build" / "gpu-files"
 DATA = ROOT / "golden" / "data"
-MATMULS = ("fused", "dequant", "predequant", "fp16", "plain")
 
 # ----------------------------------------------------------------------------
 # Running things
@@ -120,6 +119,22 @@ class Context:
         return max(1.0, min(seconds, self.deadline - time.monotonic()))
 
 
+def tool(name: str) -> str:
+    """A program of the CUDA toolkit: on the PATH, beside nvcc, or where the toolkit is by default."""
+    folders = [os.environ.get("PATH", ""), "/usr/local/cuda/bin"]
+    nvcc = shutil.which(os.environ.get("NVCC", "nvcc"))
+    if nvcc:
+        folders.append(str(Path(nvcc).resolve().parent))
+    return shutil.which(name, path=os.pathsep.join(folders)) or name
+
+
+def matmuls(program: Path, context: Context) -> list[str]:
+    """The values that --matmul takes, which depend on whether the program was built with cuBLAS."""
+    text = run([program, "--help"], context.time_for(10)).out
+    found = re.search(r"--matmul .*\n +(.*)", text)
+    return re.findall(r"[\w-]+", found[1].replace("(default)", "")) if found else ["fused"]
+
+
 def table(heads: list[str], rows: list[list[object]]) -> list[str]:
     """Markdown; all columns but the first to the right."""
     lines = [" | ".join(heads), " | ".join(["---"] + ["---:"] * (len(heads) - 1))]
@@ -139,7 +154,7 @@ def machine(context: Context) -> Result:
     if gpu.code != 0:
         result.failures.append("nvidia-smi shows no device")
         result.details("nvidia-smi", gpu.tail)
-    nvcc = run(["nvcc", "--version"], context.time_for(30))
+    nvcc = run([tool("nvcc"), "--version"], context.time_for(30))
     release = re.search(r"release .*", nvcc.out)
     commit = run(["git", "log", "-1", "--format=%h %cs"], context.time_for(10))
     changed = run(["git", "status", "--porcelain"], context.time_for(10))
@@ -151,7 +166,7 @@ def machine(context: Context) -> Result:
         "device": " / ".join(gpu.out.strip().splitlines()) or "none",
         "nvcc": release[0] if release else "none",
         "processor": f"{cpu[1] if cpu else 'unknown'}, {os.cpu_count()} threads",
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),  # noqa: UP017  (Python 3.10 has no datetime.UTC)
         "commit": at,
         "command": " ".join(["python3 -m bench.gpu_check", *sys.argv[1:]]),
     }
@@ -177,6 +192,8 @@ def doctest_counts(done: Done) -> tuple[int, int]:
 def tests(context: Context) -> Result:
     """The C++ tests on the device."""
     result, rows = Result(), []
+    for name in MODELS:
+        find_model(name)  # the tests look into build/models
     for name in TESTS:
         done = run([BUILD / name, "--no-colors=1"], context.time_for(90))
         passed, failed = doctest_counts(done)
@@ -260,11 +277,13 @@ def models(context: Context) -> Result:
     absent = [path for path in (program, *map(find_model, MODELS)) if not path.exists()]
     if absent:
         return Result([f"{absent[0]} is not there"])
-    cases, commands = [], []
+    cases, commands, matmul_values = [], [], matmuls(program, context)
+    if "dequant" not in matmul_values:
+        result.report.append("The program was built without cuBLAS.")
     for name in MODELS:
         golden = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
         trace = read_safetensors(DATA / f"{name}.trace.safetensors")
-        for matmul in MATMULS:
+        for matmul in matmul_values:
             common = [program, find_model(name), "-t", 0, "--print-ids", "--matmul", matmul]
             for generation in golden["generations"]:
                 cases.append((name, matmul, generation, None))
@@ -272,7 +291,7 @@ def models(context: Context) -> Result:
             path = context.tmp / f"{name}.{matmul}.safetensors"
             cases.append((name, matmul, trace, path))
             commands.append([*common, "-n", 1, "--ids", ",".join(map(str, trace["tokens"])), "--trace", path])
-    rows = {(name, matmul): [name, matmul, [], "-", "-"] for name in MODELS for matmul in MATMULS}
+    rows = {(name, matmul): [name, matmul, [], "-", "-"] for name in MODELS for matmul in matmul_values}
     for (name, matmul, golden, path), done in zip(cases, run_all(commands, context.time_for(60), 4), strict=True):
         row, what = rows[name, matmul], f"{name} --matmul {matmul}"
         if done.code != 0:
@@ -294,7 +313,7 @@ def models(context: Context) -> Result:
         f"largest difference of a trace's logits (at most {LOGIT_TOLERANCE:g}) and of any step, over the largest value."
     )
     cells = [[row[0], row[1], ", ".join(row[2]), row[3], row[4]] for row in rows.values()]
-    result.report[:0] = [text, *table(["model", "--matmul", "ids", "logits", "worst step"], cells)]
+    result.report += [text, *table(["model", "--matmul", "ids", "logits", "worst step"], cells)]
     return result
 
 
@@ -307,11 +326,13 @@ SANITIZED = ("awq_kernels_test", "runq_awq_test")
 SANITIZED_CASES = "--test-case=kernel:*"
 
 
-def sanitizer_findings(tool: str, done: Done) -> str | None:
+def sanitizer_findings(check: str, done: Done) -> str | None:
     """What is wrong, or None."""
-    summary = re.search(TOOLS[tool], done.out + done.err)
+    summary = re.search(TOOLS[check], done.out + done.err)
     if done.code == 124:
         return "did not finish in time"
+    if done.code == 127 or "Device not supported" in done.out + done.err:
+        return "compute-sanitizer is not there, or cannot be used on this machine"
     if summary is None:
         return f"exit code {done.code}, no summary"
     if int(summary[1]) > 0:
@@ -323,18 +344,18 @@ def sanitizer_findings(tool: str, done: Done) -> str | None:
 def sanitizer(context: Context) -> Result:
     """compute-sanitizer over the tests of kernels."""
     result, rows = Result(), []
-    cases = [(tool, name) for name in SANITIZED for tool in TOOLS]
+    cases = [(check, name) for name in SANITIZED for check in TOOLS]
     commands = [
-        ["compute-sanitizer", "--tool", tool, "--print-limit", 10, "--error-exitcode", 9,
+        [tool("compute-sanitizer"), "--tool", check, "--print-limit", 10, "--error-exitcode", 9,
          BUILD / name, "--no-colors=1", SANITIZED_CASES]
-        for tool, name in cases
+        for check, name in cases
     ]  # fmt: skip
-    for (tool, name), done in zip(cases, run_all(commands, context.time_for(100), 4), strict=True):
-        found = sanitizer_findings(tool, done)
-        rows.append([f"{tool} {name}", doctest_counts(done)[0], found or "clean", f"{done.seconds:.1f}"])
+    for (check, name), done in zip(cases, run_all(commands, context.time_for(100), 4), strict=True):
+        found = sanitizer_findings(check, done)
+        rows.append([f"{check} {name}", doctest_counts(done)[0], found or "clean", f"{done.seconds:.1f}"])
         if found:
-            result.failures.append(f"{tool} {name}: {found}")
-            result.details(f"{tool} {name}", done.tail)
+            result.failures.append(f"{check} {name}: {found}")
+            result.details(f"{check} {name}", done.tail)
     result.report[:0] = table(["tool", "tests passed", "found", "s"], rows)
     return result
 
@@ -561,6 +582,7 @@ def speed(context: Context) -> Result:
     result, program = Result(), BUILD / "runq_awq"
     if not program.exists():
         return Result([f"{program} is not there"])
+    modes = [matmul for matmul in SPEED_MATMULS if matmul in matmuls(program, context)]
     for name, shape in SHAPES.items():
         path = context.tmp / f"{name}.awq.bin"
         try:
@@ -569,8 +591,11 @@ def speed(context: Context) -> Result:
             result.report += ["", f"### {name}", "", f"(The file was written in {time.monotonic() - start:.1f} s.)"]
             sizes = {"file_bytes": path.stat().st_size, "kv_cache_bytes": shape.kv_cache_bytes}
             runs = {}
-            for matmul in SPEED_MATMULS:
+            for matmul in modes:
                 for n in PROMPTS:
+                    if time.monotonic() > context.deadline:
+                        result.failures.append(f"{name} --matmul {matmul}, {n} tokens: no time was left")
+                        continue
                     bench = f"{n},{N_DECODE if n == PROMPTS[0] else 0}"
                     done = run([program, path, "--bench", bench, "--matmul", matmul], context.time_for(60))
                     runs[matmul, n] = parse_bench(done.out, done.err)
@@ -605,8 +630,10 @@ class Finished:
     seconds: float
 
 
-def run_steps(names: list[str], context: Context, steps: dict[str, Callable[[Context], Result]]) -> list[Finished]:
-    """Runs them in order, whatever happens."""
+def run_steps(
+    names: list[str], context: Context, steps: dict[str, Callable[[Context], Result]], out: Path | None = None
+) -> list[Finished]:
+    """Runs them in order, whatever happens. The report in `out` grows with each, in case the next is cut off."""
     finished = []
     for name in names:
         print(f"--- {name}", flush=True)
@@ -619,6 +646,8 @@ def run_steps(names: list[str], context: Context, steps: dict[str, Callable[[Con
             except Exception as error:  # a step that breaks is a finding like any other
                 result = Result([f"{type(error).__name__}: {error}"])
         finished.append(Finished(name, result, time.monotonic() - start))
+        if out is not None:
+            out.write_text(format_report(finished), encoding="utf-8")
         for failure in result.failures[:5]:
             print(f"FAILED: {failure}", flush=True)
         if len(result.failures) > 5:
@@ -662,8 +691,7 @@ def main(arguments: list[str] | None = None, steps: dict[str, Callable[[Context]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.tmp) as folder:
         context = Context(time.monotonic() + 60 * args.minutes, Path(folder).resolve(), args.tune)
-        finished = run_steps(names, context, steps)
-    args.out.write_text(format_report(finished), encoding="utf-8")
+        finished = run_steps(names, context, steps, args.out)
     print(f"gpu-check: {verdict(finished)}; report in {args.out}")
     return 1 if any(f.result.failures for f in finished) else 0
 

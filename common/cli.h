@@ -577,8 +577,10 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     }
     const auto prompt = std::span<const int>(ids).first(static_cast<size_t>(n_prompt));
     s.model.forward(std::span(ids).first(1), 0, false);  // not timed: brings the file into memory
-    if (s.model.forward_greedy && n_prompt > 0) {        // and what a device loads and plans at first use
-        for (int i = 0; i < 2; i++) s.model.forward_greedy(prompt, 0);
+    for (int i = 0; s.model.forward_greedy && i < 2;
+         i++) {  // and what a device loads and plans at first uses
+        if (n_generated > 0) s.model.forward_greedy(std::span(ids).first(1), 0);
+        if (n_prompt > 0) s.model.forward_greedy(prompt, 0);
     }
     auto phases = [&] { return s.model.phases != nullptr ? *s.model.phases : PhaseSeconds{}; };
     const PhaseSeconds at_start = phases();

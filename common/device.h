@@ -5,7 +5,7 @@
 #include "simt/cuda.h"
 #include "simt/ptx.h"
 
-#if defined(__CUDACC__) && __has_include(<cublas_v2.h>)
+#if defined(__CUDACC__) && __has_include(<cublas_v2.h>) && !defined(NO_CUBLAS)
 #define HAVE_CUBLAS
 #include <cublas_v2.h>
 #endif
@@ -22,7 +22,9 @@
 // The device
 
 inline void check(cudaError_t error, const char* what) {
-    if (error != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+    if (error == cudaSuccess) return;
+    cudaGetLastError();  // or the next launch would be blamed for it
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
 struct Device {
@@ -134,9 +136,14 @@ void download(T* to, const T* from, size_t n) {
 }
 
 // Bytes a second that the device copies, read and written counted once each; the limit of what it can read.
+// 0 if there is no memory left to measure it with.
 inline double copy_bandwidth() {
 #ifdef __CUDACC__
-    constexpr size_t n = size_t(1) << 30;
+    // A GB, or half of what is free; less than 64 MB would stay in the second-level cache.
+    size_t free = 0, all = 0;
+    check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+    const size_t n = std::min(size_t(1) << 30, free / 4);
+    if (n < size_t(64) << 20) return 0;
     const uint64_t peak = device().peak;
     DeviceBuffer<std::byte> from(n), to(n);
     device().peak = peak;  // not what the model took
@@ -155,7 +162,7 @@ inline double copy_bandwidth() {
     }
     cudaEventDestroy(start);
     cudaEventDestroy(end);
-    return 2.0 * n / (best * 1e-3);
+    return 2.0 * double(n) / (best * 1e-3);
 #else
     return 0;
 #endif
@@ -197,13 +204,13 @@ __device__ inline float block_sum(float x) {
 // last, and then the parts of all n blocks can be read.
 __device__ inline bool is_last(unsigned* ticket, unsigned n) {
     __shared__ bool last;
-    __threadfence();  // this thread's part is out before the block's ticket is
     __syncthreads();
     if (threadIdx.x == 0) {
+        __threadfence();  // what the block has written is out before its ticket is
         last = atomicAdd(ticket, 1u) == n - 1;
         if (last) *ticket = 0;
+        __threadfence();  // and what the others have written is read after
     }
     __syncthreads();
-    __threadfence();
     return last;
 }

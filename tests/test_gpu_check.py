@@ -187,7 +187,9 @@ def test_sanitizer_summaries():
     assert found("memcheck", Done(9, passed + memcheck.format(2), "", 1)) == "2 found"
     assert found("racecheck", Done(9, passed + racecheck.format(1), "", 1)) == "1 found"
     assert "time" in found("racecheck", Done(124, "", "", 90))
-    assert found("memcheck", Done(127, "", "compute-sanitizer: No such file", 0)) == "exit code 127, no summary"
+    assert found("memcheck", Done(1, "", "", 0)) == "exit code 1, no summary"
+    for done in (Done(127, "", "compute-sanitizer: No such file", 0), Done(9, "Error: Device not supported", "", 1)):
+        assert "cannot be used" in found("memcheck", done)
     assert "there were none" in found("memcheck", Done(0, doctest_output(0, 0) + memcheck.format(0), "", 1))
 
 
@@ -247,6 +249,14 @@ def test_a_failing_step_does_not_stop_the_others_and_fails_the_run(tmp_path, cap
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
+def test_the_report_is_there_before_the_last_step_ends(tmp_path):
+    out, seen = tmp_path / "report.md", []
+    steps = {"good": good, "slow": lambda _: seen.append(out.read_text()) or Result()}
+    assert gpu_check.main(["--out", str(out), "--tmp", str(tmp_path)], steps) == 0
+    assert seen[0].startswith("# GPU check: passed, 1 step in ")
+    assert "## slow" in out.read_text()
+
+
 def test_what_there_is_no_time_for_fails(tmp_path):
     out = tmp_path / "report.md"
     assert gpu_check.main(["--out", str(out), "--tmp", str(tmp_path), "--minutes", "0"], {"good": good}) == 1
@@ -269,6 +279,9 @@ def fake(folder, name, text):
 
 GOLDEN_PROGRAM = """
 import json, pathlib, shutil
+if args == ["--help"]:
+    print("      --matmul    how:\\n                  fused (default), dequant, predequant, fp16, plain\\n")
+    sys.exit()
 name, matmul = pathlib.Path(args[0]).stem, args[args.index("--matmul") + 1]
 data = pathlib.Path("golden/data")
 if "--trace" in args:
@@ -312,7 +325,34 @@ def test_steps_with_programs_that_work(context, fakes):
         result = step(context)
         assert result.failures == []
     result = gpu_check.models(context)
-    assert sum("| fused |" in line for line in result.report) == 4
+    for matmul in ("fused", "dequant", "predequant", "fp16", "plain"):
+        assert sum(f"| {matmul} |" in line for line in result.report) == 4
+    assert not any("cuBLAS" in line for line in result.report)
+
+
+def test_models_without_cublas(context, fakes):
+    fake(fakes, "runq_awq", GOLDEN_PROGRAM.replace(", dequant, predequant, fp16", ""))
+    result = gpu_check.models(context)
+    assert result.failures == []
+    assert result.report[0] == "The program was built without cuBLAS."
+    assert sum("| plain |" in line for line in result.report) == 4
+    assert not any("dequant" in line for line in result.report)
+
+
+@needs_program
+def test_values_of_matmul_are_read(context):
+    assert gpu_check.matmuls(PROGRAM, context) == ["fused", "plain"]
+
+
+def test_tests_find_carried_models(context, fakes, monkeypatch, tmp_path):
+    carried = tmp_path / "carried" / "models"
+    carried.mkdir(parents=True)
+    (carried / "tiny-llama.awq.bin").write_bytes(b"model")
+    (tmp_path / "root").mkdir()
+    monkeypatch.setattr(gpu_check, "CARRIED", carried.parent)
+    monkeypatch.setattr(gpu_check, "ROOT", tmp_path / "root")
+    assert gpu_check.tests(context).failures == []
+    assert (tmp_path / "root" / "build" / "models" / "tiny-llama.awq.bin").read_bytes() == b"model"
 
 
 @pytest.mark.parametrize(
