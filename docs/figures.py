@@ -580,7 +580,7 @@ def awq_fragments() -> str:
         )
     ):
         s.text(270, y + 22 + 22 * i, line, 13, INK, "start")
-    s.text(40, 436, "A number is the lane that holds the element. Two elements in one box share a 32-bit register.", 13,
+    s.text(40, 436, "A number is the lane that holds the element. A box is a register in A and B, two in C.", 13,
            QUIET, "start")  # fmt: skip
     s.text(852, 436, f"Outlined: lane {SHOWN_LANE}, g = {SHOWN_LANE // 4}, t = {SHOWN_LANE % 4}.", 13, QUIET, "end")
     return s.done()
