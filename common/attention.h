@@ -127,24 +127,26 @@ inline void softmax(float* x, int n) {
 }
 
 // With few queries, as in decode, keys and values come from memory, which keeps up only if the next lines (of
-// 64 bytes) are already on their way.
-constexpr int prefetch_floats = 512;  // how far ahead
+// 64 bytes) are already on their way. What comes next is not always what lies next: hence a pointer to it.
 template <int n_floats>
 inline void prefetch(const float* p) {
     for (int i = 0; i < n_floats; i += 16) __builtin_prefetch(p + i);
 }
 
 // scores[r][p] = scale * sum over d of q[r][d] * k[d][p], for n_rows queries and a block of keys. Each lane
-// adds up its own key, and a vector of keys is loaded once for all queries. Inlined, g++ 12 would run out of
-// registers.
+// adds up its own key, and a vector of keys is loaded once for all queries. `next` is what is read after k.
+// Inlined, g++ 12 would run out of registers.
 template <int n_rows>
 __attribute__((noinline)) void score_keys(float* scores, size_t stride, const float* const* q, const float* k,
-                                          int head_dim, float scale) {
+                                          const float* next, int head_dim, float scale) {
     Floats sums[n_rows][key_vectors] = {};
-    for (int d = 0; d < head_dim; d++, k += key_block) {
+    for (int d = 0; d < head_dim; d++, k += key_block, next += key_block) {
         Floats keys[key_vectors];
-        for (int i = 0; i < key_vectors; i++) keys[i] = load(k + i * vector_lanes);
-        if (n_rows <= 4) prefetch<key_block>(k + prefetch_floats);
+        for (int i = 0; i < key_vectors; i++) {
+            keys[i] = load(k + i * vector_lanes);
+            if (n_rows > 1) in_register(keys[i]);
+        }
+        if (n_rows <= 4) prefetch<key_block>(next);
         for (int r = 0; r < n_rows; r++) {
             const Floats query = splat(q[r][d]);
             for (int i = 0; i < key_vectors; i++) sums[r][i] += keys[i] * query;
@@ -157,19 +159,22 @@ __attribute__((noinline)) void score_keys(float* scores, size_t stride, const fl
 }
 
 // out[r][d] += sum over n positions of probs[r][t] * v[t][d], for n_rows queries and the elements d of
-// n_vectors vectors.
+// n_vectors vectors. `next` is what is read after v.
 template <int n_rows, int n_vectors>
 __attribute__((noinline)) void mix_vectors(float* const* out, const float* probs, size_t stride,
-                                           const float* v, int n, int head_dim, int d) {
+                                           const float* v, const float* next, int n, int head_dim, int d) {
     Floats sums[n_rows][n_vectors];
     for (int r = 0; r < n_rows; r++) {
         for (int i = 0; i < n_vectors; i++) sums[r][i] = load(out[r] + d + i * vector_lanes);
     }
     for (int t = 0; t < n; t++) {
         Floats values[n_vectors];
-        const float* row = v + size_t(t) * head_dim + d;
-        for (int i = 0; i < n_vectors; i++) values[i] = load(row + i * vector_lanes);
-        if (n_rows <= 4) prefetch<n_vectors * vector_lanes>(row + prefetch_floats);
+        const size_t at = size_t(t) * head_dim + d;
+        for (int i = 0; i < n_vectors; i++) {
+            values[i] = load(v + at + i * vector_lanes);
+            if (n_rows > 1) in_register(values[i]);
+        }
+        if (n_rows <= 4) prefetch<n_vectors * vector_lanes>(next + at);
         for (int r = 0; r < n_rows; r++) {
             const Floats prob = splat(probs[r * stride + t]);
             for (int i = 0; i < n_vectors; i++) sums[r][i] += values[i] * prob;
@@ -180,14 +185,14 @@ __attribute__((noinline)) void mix_vectors(float* const* out, const float* probs
     }
 }
 template <int n_rows>
-inline void mix_values(float* const* out, const float* probs, size_t stride, const float* v, int n,
-                       int head_dim) {
+inline void mix_values(float* const* out, const float* probs, size_t stride, const float* v,
+                       const float* next, int n, int head_dim) {
     constexpr int n_vectors = query_rows / n_rows * key_vectors;  // with few rows, more of a value at once
     int d = 0;
     for (; d + n_vectors * vector_lanes <= head_dim; d += n_vectors * vector_lanes)
-        mix_vectors<n_rows, n_vectors>(out, probs, stride, v, n, head_dim, d);
+        mix_vectors<n_rows, n_vectors>(out, probs, stride, v, next, n, head_dim, d);
     for (; d + vector_lanes <= head_dim; d += vector_lanes)
-        mix_vectors<n_rows, 1>(out, probs, stride, v, n, head_dim, d);
+        mix_vectors<n_rows, 1>(out, probs, stride, v, next, n, head_dim, d);
     for (; d < head_dim; d++) {
         for (int r = 0; r < n_rows; r++) {
             for (int t = 0; t < n; t++) out[r][d] += probs[r * stride + t] * v[size_t(t) * head_dim + d];
@@ -214,8 +219,10 @@ inline void attend(float* const* out, const KvCache& cache, int layer, int head,
     // Scores: a block of keys at a time, which stays in the cache for all queries.
     for (int p = 0; p < n_positions; p += key_block) {
         const float* k = cache.keys(layer, head, p);
+        const float* next = p + key_block < n_positions ? cache.keys(layer, head, p + key_block)
+                                                        : cache.values(layer, head, 0);
         in_tiles(n_rows, [&](int r, auto n) {
-            score_keys<n>(probs + r * stride + p, stride, q + r, k, head_dim, scale);
+            score_keys<n>(probs + r * stride + p, stride, q + r, k, next, head_dim, scale);
         });
     }
 
@@ -232,8 +239,9 @@ inline void attend(float* const* out, const KvCache& cache, int layer, int head,
     constexpr int step = KvCache::page / 2;
     for (int p = 0; p < n_positions; p += step) {
         const float* v = cache.values(layer, head, p);
+        const float* next = p + step < n_positions ? cache.values(layer, head, p + step) : v;
         in_tiles(n_rows, [&](int r, auto n) {
-            mix_values<n>(out + r, probs + r * stride + p, stride, v, std::min(step, n_positions - p),
+            mix_values<n>(out + r, probs + r * stride + p, stride, v, next, std::min(step, n_positions - p),
                           head_dim);
         });
     }

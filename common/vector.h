@@ -24,7 +24,18 @@ inline Floats load(const float* p) {
     return v;
 }
 inline void store(float* p, const Floats& v) { std::memcpy(p, &v, sizeof v); }
-inline Floats splat(float x) { return Floats{} + x; }
+inline Floats splat(float x) {
+    return x - Floats{};
+}  // x - 0 is x, and compilers know it; x + 0 is not, for -0
+
+// Has the compiler keep v in a register. g++ 12 would rather load it again for each use.
+inline void in_register(Floats& v) {
+#if defined(__x86_64__)
+    asm("" : "+v"(v));
+#elif defined(__aarch64__)
+    asm("" : "+w"(v));
+#endif
+}
 inline float add_lanes(const Floats& v) {
     float sum = 0;
     for (int i = 0; i < vector_lanes; i++) sum += v[i];
