@@ -1,1 +1,1 @@
-"""Hugging Face directory -> one model file: python -m export {q8,w8a8} HF_DIR OUT.bin"""
+"""Hugging Face directory -> one model file: python -m export {q8,w8a8,awq} HF_DIR OUT.bin"""

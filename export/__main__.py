@@ -56,7 +56,7 @@ def main() -> int:
     for p in (w8a8, awq):
         p.add_argument("--calib", type=Path, metavar="TEXT",
                        help="a text to calibrate with, of the kind the model is for")  # fmt: skip
-        p.add_argument("--samples", type=int, default=16, metavar="N", help="pieces of the text to calibrate with (16)")
+        p.add_argument("--samples", type=int, metavar="N", help="pieces of the text to calibrate with (16)")
         p.add_argument("--seq-len", type=int, metavar="N", help="tokens in each (min(512, the model's context))")
     p = w8a8
     p.add_argument("--alpha", metavar="X", help="how far outliers move to the weights, 0 to 1, or auto (0.5)")
@@ -79,8 +79,8 @@ def main() -> int:
     except (ModelError, OSError, ValueError) as error:
         print(f"export: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print(f"export: interrupted, {args.out} was not written", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"export: interrupted, {str(interrupt) or f'{args.out} was not written'}", file=sys.stderr)
         return 130
     seconds = time.monotonic() - start
     print(f"{args.out}: {args.out.stat().st_size / 1e6:.1f} MB in {seconds:.1f} s", file=sys.stderr)

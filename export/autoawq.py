@@ -26,6 +26,8 @@ from golden.forward import hf_name
 
 COPIED = ("tokenizer*", "generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
           "merges.txt", "chat_template*")  # fmt: skip
+MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+            "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
 SAFETENSORS_TYPE = {"<f2": "F16", "<i4": "I32"}
 
 
@@ -39,9 +41,12 @@ def read_group_size(hf_dir: Path) -> int | None:
         return None
     if not isinstance(quantization, dict):
         raise ModelError(f"{path}: quantization_config is {json.dumps(quantization)}, expected an object")
+    quantization = {"zero_point": True, **quantization}  # transformers' defaults
+    if quantization.get("version") is None:
+        quantization["version"] = "gemm"
 
-    def check(field: str, allowed: tuple, default: Any = None) -> Any:
-        value = quantization.get(field, default)
+    def check(field: str, allowed: tuple) -> Any:
+        value = quantization.get(field)
         known = value.lower() if isinstance(value, str) else value
         if not any(known == a and type(known) is type(a) for a in allowed):
             shown = " or ".join(json.dumps(a) for a in allowed)
@@ -52,7 +57,18 @@ def read_group_size(hf_dir: Path) -> int | None:
     check("version", ("gemm",))
     check("bits", (4,))
     check("zero_point", (True,))
+    excluded = quantization.get("modules_to_not_convert")
+    if excluded is not None and (not isinstance(excluded, list) or any(map(names_matrices, excluded))):
+        raise ModelError(
+            f"{path}: quantization_config.modules_to_not_convert is {json.dumps(excluded)}, "
+            "supported are names of modules outside the layers"
+        )
     return check("group_size", GROUP_SIZES)
+
+
+def names_matrices(module: object) -> bool:
+    """Whether an entry of modules_to_not_convert, part of a module's name, can be about a layer's matrix."""
+    return not isinstance(module, str) or "layers" in module or any(module in matrix for matrix in MATRICES)
 
 
 def stored_name(config: Config, name: str) -> str:
@@ -93,6 +109,8 @@ def write_directory(source: Path, model_file: Path, out: Path) -> None:
     The tensors are those of the file, to the bit. They are written one after another, whatever the model's size.
     """
     check_destination(out)
+    files = sorted({file for pattern in COPIED for file in source.glob(pattern) if file.is_file()})
+    copied = {file.name: file.read_bytes() for file in files}
     model = AWQ(model_file)
     config = read_json(source / "config.json")
     config["torch_dtype"] = "float16"
@@ -114,8 +132,8 @@ def write_directory(source: Path, model_file: Path, out: Path) -> None:
     except OSError as error:
         raise ModelError(f"{out}: cannot write: {error.strerror}") from None
     try:
-        for file in sorted({file for pattern in COPIED for file in source.glob(pattern) if file.is_file()}):
-            shutil.copyfile(file, temporary / file.name)
+        for name, content in copied.items():
+            (temporary / name).write_bytes(content)
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         with (temporary / "model.safetensors").open("wb") as f:
             f.writelines(safetensors_header(model.config, model.group_size))
@@ -123,6 +141,8 @@ def write_directory(source: Path, model_file: Path, out: Path) -> None:
                 write_array(f, model.tensor(name), dtype)
         temporary.chmod(source.stat().st_mode | 0o700)
         temporary.rename(out)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise ModelError(f"{out}: cannot write: {error.strerror}") from None
         raise

@@ -6,7 +6,6 @@ known before the first is there, so a layer is calibrated, quantized and written
 """
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,35 +25,35 @@ from export.model_file import (
     write_array,
 )
 from export.tokenizer import tokenizer_section
-from export.w8a8 import SEQ_LEN, read_calibration
-from golden.awq import F16, GROUP_SIZES, Packed, pack_matrix
+from export.w8a8 import read_samples
+from golden.awq import F16, GROUP_SIZES, HEAD_DIMS, Packed, fits_half, largest_weights, pack_matrix, unpack
 from golden.awq_search import SEARCH_ROWS, choose_scales, quantize_scaled
 from golden.checkpoint import Checkpoint, ModelError
 from golden.forward import Fp32, hf_name
-from golden.smooth import Inputs, Smoothing, calibration_samples, observe
+from golden.smooth import Inputs, Smoothing, largest_smoothed, observe
 
 
 def check_dimensions(checkpoint: Checkpoint, group_size: int, option: str) -> None:
-    """Refuses group sizes other than 64 and 128, and matrices that do not divide into groups and words."""
+    """Refuses groups and heads of sizes that runq_awq does not run, and matrices that are not whole groups."""
     if group_size not in GROUP_SIZES:
         raise ModelError(f"{option} is {group_size}, expected {' or '.join(map(str, GROUP_SIZES))}")
-    check_group_size(checkpoint, group_size, option)
-    c = checkpoint.config
-    if c.kv_dim % 8:
+    check_group_size(checkpoint, group_size, option, GROUP_SIZES)
+    head_dim = checkpoint.config.head_dim
+    if head_dim not in HEAD_DIMS:
+        *some, last = HEAD_DIMS
         raise ModelError(
-            f"{checkpoint.path / 'config.json'}: num_key_value_heads * head_dim is {c.kv_dim}, not a multiple of 8"
+            f"{checkpoint.path / 'config.json'}: head_dim is {head_dim}, expected {', '.join(map(str, some))} or {last}"
         )
 
 
-def calibrated(checkpoint: Checkpoint, samples: list[np.ndarray]) -> Iterator[tuple[int, Fp32, dict[str, Inputs]]]:
-    """Each layer's number and weights, and what its places saw: nothing if there are no samples."""
-    if samples:
-        for i, (weights, seen) in enumerate(observe(checkpoint, samples, SEARCH_ROWS)):
-            if i < checkpoint.config.n_layers:
-                yield i, weights, seen
-    else:
-        for i in range(checkpoint.config.n_layers):
-            yield i, Fp32(checkpoint), {}
+def check_activations(checkpoint: Checkpoint, largest: dict[str, float]) -> None:
+    """Refuses activations beyond fp16, in which runq_awq keeps them: max|x| by place, as calibration saw them.
+
+    These are the inputs of products. Keys, queries and values, which go into attention as fp16, are not observed.
+    """
+    for place, value in largest.items():
+        if not fits_half(value):
+            raise ModelError(f"{checkpoint.path}: activations of {place} come to {value:.6g}, fp16 ends at 65504")
 
 
 class Writer:
@@ -73,15 +72,15 @@ class Writer:
         return list(self._places)
 
     def write(self, name: str, values: np.ndarray) -> None:
-        """Writes one tensor. fp32 becomes fp16; raises ModelError if a value is beyond."""
+        """Writes one tensor. fp32 and bf16 become fp16; raises ModelError if a value is beyond."""
         position, dtype, shape = self._places[name]
         if values.shape != shape:
             raise ValueError(f"{name} has shape {values.shape}, the file has room for {shape}")
-        if values.dtype.kind == "f" and values.dtype != F16:
+        if dtype == "<f2" and values.dtype != F16:
             with np.errstate(over="ignore"):
                 half = values.astype(F16)
             if not np.isfinite(half).all():
-                raise self.beyond(name, f"a value of {np.abs(values).max():.6g}")
+                raise self.beyond(name, f"a value of {float(np.abs(values).max()):.6g}")
             values = half
         self._f.seek(position)
         write_array(self._f, values, dtype)
@@ -93,9 +92,15 @@ class Writer:
 
 
 def repack(writer: Writer, checkpoint: Checkpoint, progress: bool) -> None:
-    """Writes the tensors of an AutoAWQ checkpoint as they are."""
+    """Writes the tensors of an AutoAWQ checkpoint as they are. Raises ModelError if weights are beyond fp16."""
     for name in tqdm(writer.names, unit="tensor", disable=not progress):
-        writer.write(name, checkpoint.stored(stored_name(checkpoint.config, name)))
+        value = checkpoint.stored(stored_name(checkpoint.config, name))
+        if name.endswith(".scales"):
+            zeros = unpack(checkpoint.stored(stored_name(checkpoint.config, name.removesuffix("scales") + "qzeros")))
+            largest = largest_weights(value, zeros)
+            if not fits_half(largest):
+                raise writer.beyond(name, f"weights of {largest.max():.6g}")
+        writer.write(name, value)
 
 
 def quantize_model(
@@ -104,26 +109,38 @@ def quantize_model(
     """Quantizes and writes layer by layer, and returns the scales; without samples by plain rounding."""
     config, found = checkpoint.config, Smoothing()
     matrices = [name.removesuffix(".qweight") for name in writer.names if name.endswith(".qweight")]
+    layers = observe(checkpoint, samples, SEARCH_ROWS) if samples else None
+
+    def quantize_layer(i: int, weights: Fp32, seen: dict[str, Inputs], bar: tqdm) -> None:
+        layer = f"layers.{i}."
+        if samples:
+            bar.set_postfix_str(layer + "scales")
+            choose_scales(config, i, seen, weights, group_size, found)
+        for name in (n for n in writer.names if n.startswith(layer) and n.endswith("norm")):
+            writer.write(name, found.weight(config, name, weights.vector(name)))
+        for name in (n for n in matrices if n.startswith(layer)):
+            bar.set_postfix_str(name)
+            weight = found.weight(config, name, weights.vector(name))
+            try:
+                packed = pack_matrix(quantize_scaled(config, name, weight, seen, found, group_size))
+            except OverflowError as error:
+                raise writer.beyond(name, error) from None
+            for part, values in zip(Packed._fields, packed, strict=True):
+                writer.write(f"{name}.{part}", values)
+            bar.update()
+        check_activations(checkpoint, found.largest)
+
     with tqdm(total=len(matrices), unit="matrix", disable=not progress) as bar:
-        for i, weights, seen in calibrated(checkpoint, samples):
-            layer = f"layers.{i}."
-            if samples:
-                bar.set_postfix_str(layer + "scales")
-                choose_scales(config, i, seen, weights, group_size, found)
-            for name in (n for n in writer.names if n.startswith(layer) and n.endswith("norm")):
-                writer.write(name, found.weight(config, name, weights.vector(name)))
-            for name in (n for n in matrices if n.startswith(layer)):
-                bar.set_postfix_str(name)
-                weight = found.weight(config, name, weights.vector(name))
-                try:
-                    packed = pack_matrix(quantize_scaled(config, name, weight, seen, found, group_size))
-                except OverflowError as error:
-                    raise writer.beyond(name, error) from None
-                for part, values in zip(Packed._fields, packed, strict=True):
-                    writer.write(f"{name}.{part}", values)
-                bar.update()
-            bar.set_postfix_str("calibrating")
+        for i in range(config.n_layers):
+            if layers:
+                bar.set_postfix_str("calibrating")
+            weights, seen = next(layers) if layers else (Fp32(checkpoint), {})
+            quantize_layer(i, weights, seen, bar)
             del weights, seen  # before the next layer's are read
+    if layers:
+        _, seen = next(layers)
+        found.largest["norm"] = largest_smoothed(config, "norm", seen["norm"].largest, None)
+        check_activations(checkpoint, found.largest)
     for name in ("norm", "embed", *([] if config.tied else ["classifier"])):
         writer.write(name, checkpoint.stored(hf_name(config, name)))
     return found
@@ -134,7 +151,7 @@ def export_awq(
     out: Path,
     calibration: Path | None = None,
     group_size: int | None = None,
-    n_samples: int = 16,
+    n_samples: int | None = None,
     seq_len: int | None = None,
     rtn: bool = False,
     hf_out: Path | None = None,
@@ -145,30 +162,34 @@ def export_awq(
 
     calibration: a text file. It is needed unless rtn (plain rounding, neither scaling nor clipping), or unless hf_dir
     is an AutoAWQ checkpoint, whose tensors are copied as they are. group_size: 64 or 128, which is the default.
-    hf_out: a directory that must not exist, for an AutoAWQ checkpoint with the same tensors.
+    hf_out: a directory that must not exist, for an AutoAWQ checkpoint with the same tensors. It is written when `out`
+    is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """
     stored = read_group_size(hf_dir)
-    if stored is None and (calibration is None) != rtn:
-        raise ModelError(
-            "--calib and --rtn exclude each other"
-            if rtn
-            else "AWQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)"
-        )
-    if stored is not None:
-        for option, value in (("--calib", calibration), ("--rtn", rtn or None), ("--group-size", group_size)):
-            if value not in (None, stored):
-                raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
-    if hf_out is not None:
-        check_destination(hf_out)
     checkpoint = Checkpoint(hf_dir, stored)
+    calibrating = {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}
+    if stored is not None:
+        given = {**calibrating, "--rtn": rtn or None, "--group-size": None if group_size == stored else group_size}
+        for option, value in given.items():
+            if value is not None:
+                raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
+    elif rtn:
+        for option, value in calibrating.items():
+            if value is not None:
+                raise ModelError(f"{option} and --rtn exclude each other")
+    elif calibration is None:
+        raise ModelError("AWQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)")
+    if hf_out is not None:
+        if hf_out.resolve() == out.resolve():
+            raise ModelError(f"{out}: is the model file, --hf-out needs another place")
+        check_destination(hf_out)
     config, group_size = checkpoint.config, stored or (128 if group_size is None else group_size)
     check_dimensions(checkpoint, group_size, "--group-size" if stored is None else "group_size")
     generation = read_generation(checkpoint.path, config.vocab_size)
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
     samples = []
     if calibration is not None:
-        seq_len = min(SEQ_LEN, config.max_seq_len) if seq_len is None else seq_len
-        samples = calibration_samples(checkpoint.path, config, read_calibration(calibration), n_samples, seq_len)
+        samples = read_samples(checkpoint, calibration, n_samples, seq_len)
 
     with replacing(out) as f:
         writer, found = Writer(f, checkpoint, group_size), Smoothing()
@@ -181,5 +202,10 @@ def export_awq(
         f.seek(0)
         f.write(header(config, generation, MAGIC_AWQ, VERSION_AWQ, group_size, writer.end, tokenizer))
     if hf_out is not None:
-        write_directory(checkpoint.path, out, hf_out)
+        try:
+            write_directory(checkpoint.path, out, hf_out)
+        except (ModelError, OSError) as error:
+            raise ModelError(f"{error}; {out} was written") from None
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"{hf_out} was not written, {out} was") from None
     return found

@@ -254,7 +254,10 @@ def read_header(path: Path, magic: int, version: int) -> FileHeader:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that becomes `path` when the block ends well and vanishes when it does not."""
+    """A file that becomes `path` when the block ends well and vanishes when it does not.
+
+    An OSError in the block, such as of a full disk, becomes a ModelError.
+    """
     path = Path(path)
     if path.is_dir():
         raise ModelError(f"{path}: is a directory")
@@ -269,8 +272,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it private
         os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ModelError(f"{path}: cannot write: {error.strerror}") from None
         raise
 
 
@@ -290,8 +295,13 @@ def write_matrix(f: BinaryIO, weight: np.ndarray, group_size: int) -> None:
     write_array(f, np.concatenate(scales), "f4")
 
 
-def check_group_size(checkpoint: Checkpoint, group_size: int, option: str = "--group-size") -> None:
-    """Refuses a group size that does not divide every row of every matrix; names the largest power of two that does."""
+def check_group_size(
+    checkpoint: Checkpoint, group_size: int, option: str = "--group-size", allowed: tuple[int, ...] | None = None
+) -> None:
+    """Refuses a group size that does not divide every row of every matrix.
+
+    Names the largest power of two that does, if it is one of the allowed sizes; None: all are.
+    """
     c = checkpoint.config
     rows = {"hidden_size": c.dim, "intermediate_size": c.hidden_dim, "num_attention_heads * head_dim": c.q_dim}
     best = 1
@@ -299,11 +309,11 @@ def check_group_size(checkpoint: Checkpoint, group_size: int, option: str = "--g
         best *= 2
     if group_size < 4 or group_size % 4:
         raise ModelError(f"{option} is {group_size}, expected a multiple of 4; {best} would do")
+    hint = f"; the largest power of two that would do is {best}" if allowed is None or best in allowed else ""
     for name, n in rows.items():
         if n % group_size:
             raise ModelError(
-                f"{checkpoint.path / 'config.json'}: {name} is {n}, not a multiple of {option} {group_size}; "
-                f"the largest power of two that would do is {best}"
+                f"{checkpoint.path / 'config.json'}: {name} is {n}, not a multiple of {option} {group_size}{hint}"
             )
 
 

@@ -28,7 +28,8 @@ from golden.checkpoint import Checkpoint, ModelError
 from golden.smooth import Smoothing, calibration_samples, find_smoothing, load_smoothed
 from golden.w8a8 import STATIC_PLACES, static_scale
 
-SEQ_LEN = 512  # ids of a calibration sample, if the model's context has room for as many
+N_SAMPLES = 16  # for calibration, unless the caller says how many
+SEQ_LEN = 512  # ids of each, if the model's context has room for as many
 
 
 def parse_alpha(text: str) -> float | str:
@@ -56,12 +57,21 @@ def read_calibration(path: Path) -> str:
         raise ModelError(f"{path}: not UTF-8 at byte {error.start}") from None
 
 
+def read_samples(
+    checkpoint: Checkpoint, calibration: Path, n_samples: int | None, seq_len: int | None
+) -> list[np.ndarray]:
+    """The samples to calibrate with. None: as many as usual, or as long. Raises ModelError."""
+    n_samples = N_SAMPLES if n_samples is None else n_samples
+    seq_len = min(SEQ_LEN, checkpoint.config.max_seq_len) if seq_len is None else seq_len
+    return calibration_samples(checkpoint.path, checkpoint.config, read_calibration(calibration), n_samples, seq_len)
+
+
 def export_w8a8(
     hf_dir: Path,
     out: Path,
     calibration: Path | None = None,
     alpha: float | str | None = 0.5,
-    n_samples: int = 16,
+    n_samples: int | None = None,
     seq_len: int | None = None,
     block: int = 0,
     static: bool = False,
@@ -90,8 +100,7 @@ def export_w8a8(
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
     samples = []
     if calibration is not None and (static or alpha is not None):
-        seq_len = min(SEQ_LEN, config.max_seq_len) if seq_len is None else seq_len
-        samples = calibration_samples(checkpoint.path, config, read_calibration(calibration), n_samples, seq_len)
+        samples = read_samples(checkpoint, calibration, n_samples, seq_len)
     norms, matrices = list(norm_names(config)), list(matrix_names(config))
 
     with replacing(out) as f:

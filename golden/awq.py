@@ -28,6 +28,7 @@ F16 = np.float16
 MAX_CODE = 15
 NIBBLE = (0, 4, 1, 5, 2, 6, 3, 7)  # channel 8c + i is in bits 4 * NIBBLE[i] and up of word c
 GROUP_SIZES = (64, 128)
+HEAD_DIMS = (32, 64, 96, 128)  # runq_awq has attention for these
 
 # Steps whose results go into a product, or into the cache of keys, as fp16. Values go into theirs as fp16 as well, but
 # as the step is the product itself, traces keep its fp32.
@@ -81,6 +82,17 @@ def steps_from_zero(groups: np.ndarray, scale: np.ndarray, zero: np.ndarray) -> 
     return np.minimum(out, MAX_CODE - zero, out=out)
 
 
+def largest_weights(scale: np.ndarray, zero: np.ndarray) -> np.ndarray:
+    """The largest |(q - z) * s| of each group, whatever its codes q, in fp32; infinity for an infinite scale."""
+    return np.maximum(zero, MAX_CODE - zero) * np.abs(scale.astype(F32))
+
+
+def fits_half(values: np.ndarray | float) -> bool:
+    """Whether the values are finite in fp16, which ends at 65504."""
+    with np.errstate(over="ignore"):
+        return bool(np.isfinite(np.asarray(values).astype(F16)).all())
+
+
 def group_range(weight: np.ndarray, group_size: int) -> tuple[np.ndarray, np.ndarray]:
     """The smallest and the largest weight of each group, (n_out, n_in / group_size) each. weight: (n_out, n_in)."""
     groups = weight.reshape(len(weight), -1, group_size)
@@ -93,10 +105,7 @@ def quantize(weight: np.ndarray, low: np.ndarray, high: np.ndarray) -> Int4:
     Weights outside get the nearest code. Raises OverflowError with the largest if fp16 cannot hold them.
     """
     scale, zero = grid(low, high)
-    with np.errstate(over="ignore", invalid="ignore"):
-        largest = np.maximum(zero, MAX_CODE - zero) * scale.astype(F32)
-        fits = np.isfinite(largest.astype(F16)).all()
-    if not fits:
+    if not fits_half(largest_weights(scale, zero)):
         raise OverflowError(f"weights of {max(high.max(), -low.min()):.6g}")
     codes = steps_from_zero(weight.reshape(*scale.shape, -1), scale, zero) + zero[..., None]
     return Int4(codes.astype(np.uint8).reshape(weight.shape), zero.astype(np.uint8), scale)

@@ -23,7 +23,7 @@ import numpy as np
 from golden.awq import Int4, grid, group_range, quantize, steps_from_zero
 from golden.checkpoint import Config
 from golden.forward import F32, F64, Fp32
-from golden.smooth import CONSUMERS, PLACE_READ_BY, Inputs, Smoothing, search, share, spread
+from golden.smooth import CONSUMERS, PLACE_READ_BY, Inputs, Smoothing, largest_smoothed, search, share, spread
 
 RATIOS = tuple(i / 20 for i in range(20))
 SHRINKS = tuple(1 - i / 20 for i in range(11))
@@ -123,12 +123,13 @@ def clip(weight: np.ndarray, x: np.ndarray, group_size: int) -> tuple[np.ndarray
 def choose_scales(
     config: Config, layer: int, inputs: dict[str, Inputs], weights: Fp32, group_size: int, found: Smoothing
 ) -> None:
-    """Adds factors and ratios of the four places of a layer to `found`."""
+    """Adds factors, ratios and largest scaled activations of the four places of a layer to `found`."""
     for place in CONSUMERS:
         name = f"layers.{layer}.{place}"
         found.alphas[name], s = choose_scale(config, name, inputs[name], weights, group_size)
         if s is not None:
             found.s[name] = s
+        found.largest[name] = largest_smoothed(config, place, inputs[name].largest, s)
 
 
 def quantize_scaled(

@@ -8,6 +8,7 @@ alone: safetensors is imported where a checkpoint is opened.
 """
 
 import json
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ with suppress(ImportError):
     import ml_dtypes  # noqa: F401  (teaches numpy the name "bfloat16")
 
 ARCHITECTURES = ("llama", "qwen3")
+LARGEST = float(np.finfo(np.float32).max)  # of the numbers that a model file has room for
 
 
 class ModelError(ValueError):
@@ -99,7 +101,7 @@ def read_config(hf_dir: Path, quantized: bool = False) -> Config:
         value = where.get(field, default)
         if value is None:
             raise ModelError(f"{path}: {field} is missing")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
             refuse(field, value, "expected a positive number")
         return float(value)
 
@@ -109,15 +111,22 @@ def read_config(hf_dir: Path, quantized: bool = False) -> Config:
     for field in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if raw.get(field):
             refuse(field, raw[field], "not supported")
-    if any(kind != "full_attention" for kind in raw.get("layer_types") or []):
-        refuse("layer_types", sorted(set(raw["layer_types"])), "only full_attention is supported")
+    kinds = raw.get("layer_types") or []
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        shown = sorted(set(map(str, kinds))) if isinstance(kinds, list) else kinds
+        refuse("layer_types", shown, "only full_attention is supported")
     if raw.get("hidden_act", "silu") != "silu":
         refuse("hidden_act", raw["hidden_act"], "only silu is supported")
-    if raw.get("quantization_config") is not None and not quantized:
-        method = raw["quantization_config"].get("quant_method")
-        refuse("quantization_config.quant_method", method, "expected unquantized weights")
+    quantization = raw.get("quantization_config")
+    if quantization is not None and not quantized:
+        if not isinstance(quantization, dict):
+            refuse("quantization_config", quantization, "expected an object")
+        refuse("quantization_config.quant_method", quantization.get("quant_method"), "expected unquantized weights")
 
     # transformers 5 writes rope_theta and the scaling into one object, rope_parameters.
+    for field in ("rope_scaling", "rope_parameters"):
+        if not isinstance(raw.get(field) or {}, dict):
+            refuse(field, raw[field], "expected an object")
     rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
     kind = rope.get("rope_type", rope.get("type", "default"))
     scaling = None
@@ -202,11 +211,20 @@ def awq_tensor_shapes(config: Config, group_size: int) -> dict[str, tuple[tuple[
     return tensors
 
 
+def is_left_over(name: str, expected: Container[str]) -> bool:
+    """Whether a tensor changes what a layer or the classifier computes, in a way that this project does not."""
+    if name in expected or not name.startswith(("model.layers.", "lm_head.")):
+        return False
+    # old checkpoints store the frequencies of RoPE, some the classifier though it is the embedding
+    return name != "lm_head.weight" and not name.endswith(".rotary_emb.inv_freq")
+
+
 class Checkpoint:
     """The tensors of a Hugging Face directory, read from disk when asked for.
 
-    Opening checks that every tensor is there with the right shape and type, and reads none. awq_group_size: of an
-    AutoAWQ checkpoint; None: weights are floating-point numbers.
+    Opening checks that every tensor is there with the right shape and type, and that layers and classifier have no
+    others, such as biases; it reads none. awq_group_size: of an AutoAWQ checkpoint; None: weights are floating-point
+    numbers.
     """
 
     def __init__(self, hf_dir: Path | str, awq_group_size: int | None = None):
@@ -221,6 +239,7 @@ class Checkpoint:
             expected = {name: (shape, FLOATS) for name, shape in tensor_shapes(self.config).items()}
         else:
             expected = awq_tensor_shapes(self.config, awq_group_size)
+        self._check_names(expected, awq_group_size is not None)
         for name, (shape, types) in expected.items():
             if name not in self._file_of:
                 raise ModelError(f"{self.path}: tensor {name} is missing")
@@ -236,6 +255,19 @@ class Checkpoint:
             if dtype not in types:
                 supported = " and ".join(", ".join(types).rsplit(", ", 1))
                 raise ModelError(f"{file}: tensor {name} has type {dtype}, supported are {supported}")
+
+    def _check_names(self, expected: Container[str], quantized: bool) -> None:
+        """Refuses tensors that would be left out, quantized ones by what config.json says of them."""
+        left_over = sorted(name for name in self._file_of if is_left_over(name, expected))
+        if not left_over:
+            return
+        packed = next((name for name in left_over if name.endswith(".qweight")), None)
+        if packed is not None and not quantized:
+            raise ModelError(
+                f"{self.path / 'config.json'}: quantization_config is missing, though there is a tensor {packed} "
+                "(older versions of AutoAWQ wrote quant_config.json instead)"
+            )
+        raise ModelError(f"{self._file_of[left_over[0]]}: tensor {left_over[0]} is not supported")
 
     @staticmethod
     def _open(file: Path):  # noqa: ANN205  (safetensors does not name its type)
@@ -255,6 +287,9 @@ class Checkpoint:
             weight_map = read_json(index).get("weight_map")
             if not isinstance(weight_map, dict):
                 raise ModelError(f"{index}: weight_map is missing")
+            for name, file in weight_map.items():
+                if not isinstance(file, str):
+                    raise ModelError(f"{index}: weight_map.{name} is {json.dumps(file)}, expected the name of a file")
             return {name: self.path / file for name, file in weight_map.items()}
         single = self.path / "model.safetensors"
         with self._open(single) as f:

@@ -127,7 +127,7 @@ class Observer:
 def observe(
     checkpoint: Checkpoint, samples: list[np.ndarray], n_rows: int = 0, progress: bool = False
 ) -> Iterator[tuple[Fp32, dict[str, Inputs]]]:
-    """The unquantized forward pass over all samples, one layer's weights in memory at a time.
+    """The unquantized forward pass over all samples, one layer's weights in memory at a time if the caller keeps none.
 
     After each layer: its weights, and what its four places saw. At the end the same for the final norm. n_rows: rows
     to keep of each place, spread evenly over the samples.
@@ -150,6 +150,7 @@ def observe(
                 states[j] = forward_layer(config, weights, i, x, rope_table(config, np.arange(len(x))), observer)
                 bar.update(len(x))
             yield weights, observer.inputs()
+            del weights  # before the next layer's are read
         last = Fp32(checkpoint)
         for j, x in enumerate(states):
             observer.picked = picked[j]
@@ -204,7 +205,7 @@ class Smoothing:
         if columns is not None:
             out *= spread(config, place, columns).astype(F64)
         if np.abs(out).max() > np.finfo(F32).max:
-            raise ModelError(f"smoothing takes {name} beyond fp32; another --alpha, or --no-smooth, may do")
+            raise ModelError(f"smoothing takes {name} beyond fp32")
         return out.astype(F32)
 
 
@@ -221,7 +222,11 @@ class Smoothed(Fp32):
 
 def load_smoothed(checkpoint: Checkpoint, name: str, smoothing: Smoothing, interleaved: bool) -> np.ndarray:
     """The smoothed weight that a step uses, fp32. (Rows of q and k change places, but none of them has a factor.)"""
-    return smoothing.weight(checkpoint.config, name, load_weight(checkpoint, name, interleaved))
+    weight = load_weight(checkpoint, name, interleaved)
+    try:
+        return smoothing.weight(checkpoint.config, name, weight)
+    except ModelError as error:
+        raise ModelError(f"{error}; another --alpha, or --no-smooth, may do") from None
 
 
 # ----------------------------------------------------------------------------

@@ -2,23 +2,30 @@
 goldens and traces, and what is refused."""
 
 import json
+import re
+import resource
 import shutil
 import struct
 import subprocess
 import sys
+import warnings
+import weakref
 import zlib
 from functools import partial
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from export.__main__ import main
 from export.awq import export_awq
 from golden import awq_search, smooth
 from golden.awq import (
     AWQ,
     GROUP_SIZES,
+    HEAD_DIMS,
     NIBBLE,
     Packed,
     dequantize,
@@ -378,9 +385,13 @@ def calibrate(name):
     return checkpoint, calibration_samples(checkpoint.path, checkpoint.config, CALIBRATION.read_text(), 4, 128)
 
 
+def calibration(n_samples, seq_len):
+    """Options of `export_awq`."""
+    return {"calibration": CALIBRATION, "n_samples": n_samples, "seq_len": seq_len}
+
+
 def export_tiny(hf_dir, out, **options):
-    export_awq(hf_dir, out, None if options.get("rtn") else CALIBRATION, n_samples=4, seq_len=128, progress=False,
-               **options)  # fmt: skip
+    export_awq(hf_dir, out, progress=False, **({} if options.get("rtn") else calibration(4, 128)), **options)
     return AWQ(out)
 
 
@@ -425,11 +436,18 @@ def test_scaling_alone_changes_nothing(tmp_path, name):
     plain_logits = forward(checkpoint.config, Fp32(checkpoint), samples[0])
     scaled = forward(checkpoint.config, Smoothed(checkpoint, found), samples[0])
     assert np.abs(scaled - plain_logits).max() <= 1e-4 * np.abs(plain_logits).max()
+    largest = {}
+    for sample in samples:
+        recorder = Recorder()
+        forward(checkpoint.config, Smoothed(checkpoint, found), sample, recorder)
+        largest |= {name: max(largest.get(name, 0), np.abs(recorder.tensors[name]).max()) for name in found.largest}
+    assert len(largest) == 4 * checkpoint.config.n_layers + 1
+    assert found.largest == pytest.approx(largest, rel=1e-5)
     lines = list(describe(found, verbose=True, what="ratio"))
     assert sum(line.split()[:2] == [place, "ratio"] for line in lines for place in PLACES) == 4
 
 
-@pytest.mark.parametrize("name", [*TINY, *FIXTURES])
+@pytest.mark.parametrize("name", [*TINY, *(name for name, c in FIXTURES.items() if c["head_dim"] in HEAD_DIMS)])
 def test_logits_are_those_of_the_dequantized_model(tmp_path, name):
     """The dequantized weights as an ordinary Hugging Face model in fp32: what differs is the fp16 in between."""
     source = (MODELS if name in TINY else FOLDER) / name
@@ -468,8 +486,8 @@ def test_perplexity_with_outliers(tmp_path, name):
     for options in (None, {"rtn": True}, {}, {"group_size": 64}):
         scheme = Fp32(checkpoint)
         if options is not None:
-            export_awq(hf_dir, tmp_path / "m.bin", None if "rtn" in options else CALIBRATION, n_samples=16, seq_len=256,
-                       progress=False, **options)  # fmt: skip
+            options = options if "rtn" in options else options | calibration(16, 256)
+            export_awq(hf_dir, tmp_path / "m.bin", progress=False, **options)
             scheme = AWQ(tmp_path / "m.bin")
         found.append(perplexity(partial(forward, checkpoint.config, scheme), ids, bos, 512)[0])
     fp32, rtn, awq, awq_64 = found
@@ -652,6 +670,18 @@ def test_an_autoawq_checkpoint_goes_through_bit_for_bit(tmp_path, name, group_si
     assert json.loads((tmp_path / "again" / "config.json").read_text()) == config
 
 
+def test_norms_and_tables_in_bf16_become_fp16(tmp_path):
+    hf_dir, _, values = autoawq_checkpoint(tmp_path / "hf")
+    keys = ("model.norm.weight", "model.layers.1.input_layernorm.weight", "model.embed_tokens.weight", "lm_head.weight")
+    changed = {key: values[key].astype(ml_dtypes.bfloat16) for key in keys}
+    changed["model.embed_tokens.weight"][3, :2] = 1e-6, -3e-8  # fp16 has fewer bits for these, and none
+    save_file(values | changed, hf_dir / "model.safetensors")
+    export_awq(hf_dir, tmp_path / "m.bin", with_tokenizer=False, progress=False)
+    scheme = AWQ(tmp_path / "m.bin")
+    for name in ("norm", "layers.1.attn.norm", "embed", "classifier"):
+        assert np.array_equal(scheme.tensor(name), changed[hf_name(scheme.config, name)].astype(F32).astype(F16)), name
+
+
 def test_an_autoawq_checkpoint_in_shards_with_an_fp32_norm(tmp_path):
     hf_dir, _, values = autoawq_checkpoint(tmp_path / "hf")
     export_awq(hf_dir, tmp_path / "one.bin", with_tokenizer=False, progress=False)
@@ -680,6 +710,21 @@ def test_an_autoawq_checkpoint_in_shards_with_an_fp32_norm(tmp_path):
         ({"group_size": 32}, "quantization_config.group_size is 32, supported is 64 or 128"),
         ({"group_size": -1}, "quantization_config.group_size is -1, supported is 64 or 128"),
         ({"group_size": "64"}, 'quantization_config.group_size is "64", supported is 64 or 128'),
+        *(
+            (
+                {"modules_to_not_convert": modules},
+                f"quantization_config.modules_to_not_convert is {json.dumps(modules)}, "
+                "supported are names of modules outside the layers",
+            )
+            for modules in (
+                ["self_attn.k_proj"],
+                ["lm_head", "mlp"],
+                ["model.layers.1.mlp"],
+                ["layers"],
+                [3],
+                "lm_head",
+            )
+        ),
     ],
 )
 def test_other_quantized_checkpoints_are_refused_by_name(tmp_path, changes, text):
@@ -692,15 +737,29 @@ def test_other_quantized_checkpoints_are_refused_by_name(tmp_path, changes, text
     assert [p.name for p in tmp_path.iterdir()] == ["hf"]
 
 
-def test_the_version_may_be_in_capitals(tmp_path):
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": "GEMM"},
+        {"version": None},
+        {"version": ..., "zero_point": ..., "modules_to_not_convert": ...},  # absent
+        {"modules_to_not_convert": ["lm_head"]},
+        {"modules_to_not_convert": ["lm_head", "model.embed_tokens", "model.norm"]},
+        {"modules_to_not_convert": []},
+    ],
+)
+def test_what_the_quantization_config_need_not_say(tmp_path, changes):
     hf_dir, config, _ = autoawq_checkpoint(tmp_path / "hf")
-    config["quantization_config"] |= {"version": "GEMM"}
+    export_awq(hf_dir, tmp_path / "full.bin", with_tokenizer=False, progress=False)
+    changed = config["quantization_config"] | changes
+    config["quantization_config"] = {field: value for field, value in changed.items() if value is not ...}
     (hf_dir / "config.json").write_text(json.dumps(config))
     export_awq(hf_dir, tmp_path / "m.bin", with_tokenizer=False, progress=False)
+    assert (tmp_path / "m.bin").read_bytes() == (tmp_path / "full.bin").read_bytes()
 
 
 def test_broken_autoawq_checkpoints_are_refused(tmp_path):
-    hf_dir, _, values = autoawq_checkpoint(tmp_path / "hf")
+    hf_dir, config, values = autoawq_checkpoint(tmp_path / "hf")
     key = "model.layers.1.mlp.up_proj."
 
     def refused(text, values, **options):
@@ -729,12 +788,46 @@ def test_broken_autoawq_checkpoints_are_refused(tmp_path):
         "tensor model.norm.weight comes to a value of 70000, fp16 ends at 65504",
         values | {"model.norm.weight": np.full(128, 70000, F32)},
     )
+    refused(
+        "tensor model.embed_tokens.weight comes to a value of 99840, fp16 ends at 65504",
+        values | {"model.embed_tokens.weight": np.full((160, 128), 1e5, ml_dtypes.bfloat16)},
+    )
+    scales = values[key + "scales"].copy()
+    scales[1, 5] = 60000
+    refused(f"{hf_dir}: tensor {key}scales comes to weights of ", values | {key + "scales": scales})
+    for extra in (key + "bias", key + "g_idx", key + "weight", "model.layers.2.mlp.up_proj.qweight", "lm_head.qweight"):
+        file = hf_dir / "model.safetensors"
+        refused(f"{file}: tensor {extra} is not supported", values | {extra: np.zeros(8, np.int32)})
+    without = {k: v for k, v in values.items() if k != "lm_head.weight"}
+    refused("tensor lm_head.qweight is not supported", without | {"lm_head.qweight": np.zeros(8, np.int32)})
     refused("is quantized already, --calib would change nothing", values, calibration=CALIBRATION)
+    refused("is quantized already, --samples would change nothing", values, n_samples=64)
+    refused("is quantized already, --seq-len would change nothing", values, seq_len=64)
     refused("is quantized already, --rtn would change nothing", values, rtn=True)
     refused("is quantized already, --group-size would change nothing", values, group_size=128)
     done = run_export("q8", hf_dir, tmp_path / "m.bin")
     assert done.returncode == 1
     assert 'quantization_config.quant_method is "awq": expected unquantized weights' in done.stderr
+    del config["quantization_config"]
+    (hf_dir / "config.json").write_text(json.dumps(config))
+    refused(f"{hf_dir / 'config.json'}: quantization_config is missing, though there is a tensor model.", values)
+
+
+def test_scales_are_judged_with_their_zero_points(tmp_path):
+    """8000 * max(z, 15 - z) is within fp16 for the zero point 8, and beyond for 6."""
+    hf_dir, _, values = autoawq_checkpoint(tmp_path / "hf")
+    key = "model.layers.0.self_attn.v_proj."
+    values[key + "scales"][0, 3] = 8000
+    zeros = unpack(values[key + "qzeros"])
+    for zero in (8, 6):
+        zeros[0, 3] = zero
+        save_file(values | {key + "qzeros": pack(zeros)}, hf_dir / "model.safetensors")
+        if zero == 8:
+            export_awq(hf_dir, tmp_path / "m.bin", with_tokenizer=False, progress=False)
+            assert np.isfinite(AWQ(tmp_path / "m.bin").weight("layers.0.attn.v_proj")).all()
+    with pytest.raises(ModelError) as error:
+        export_awq(hf_dir, tmp_path / "m.bin", with_tokenizer=False, progress=False)
+    assert str(error.value) == f"{hf_dir}: tensor {key}scales comes to weights of 72000, fp16 ends at 65504"
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -797,7 +890,7 @@ def test_the_golden_generation_is_clear(files, name, variant):
     scheme = AWQ(files / f"{name}.{variant}.bin")
     generations = json.loads((DATA / f"{name}.{variant}.json").read_text())["generations"]
     assert len(generations) == 2
-    assert min(generations[1]["leads"]) > 5e-3
+    assert min(generations[1]["leads"]) > 0.01
     for g in generations:
         ids = np.array(g["prompt_ids"] + g["new_ids"])
         assert len(g["new_ids"]) == len(g["leads"]) == 64
@@ -968,6 +1061,8 @@ CALIB = ("--calib", CALIBRATION)
     [
         ((), "AWQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)"),
         ((*CALIB, "--rtn"), "--calib and --rtn exclude each other"),
+        (("--rtn", "--samples", 16), "--samples and --rtn exclude each other"),
+        (("--rtn", "--seq-len", 64), "--seq-len and --rtn exclude each other"),
         ((*CALIB, "--group-size", 32), "--group-size is 32, expected 64 or 128"),
         (("--rtn", "--group-size", 0), "--group-size is 0, expected 64 or 128"),
         ((*CALIB, "--samples", 0), "--samples is 0, expected 1 or more"),
@@ -984,18 +1079,33 @@ def test_options_that_cannot_be_are_one_line_and_write_nothing(tmp_path, options
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_beyond_fp16_are_one_line_after_calibration(tmp_path):
-    """The search goes through such weights without a word, and the end says which tensor it is."""
+@pytest.mark.parametrize(
+    ("factors", "text"),
+    [
+        (
+            {"layers.2.mlp.up_proj": 2.0**30, "layers.2.mlp.down_proj": 2.0**-30},
+            "tensor model.layers.2.mlp.up_proj.weight comes to weights of",
+        ),
+        (
+            {"layers.2.mlp.up_proj": 2.0**14, "layers.2.mlp.down_proj": 2.0**-14},
+            "activations of layers.2.ffn.swiglu come to",
+        ),
+        ({"norm": 2.0**14}, "activations of norm come to"),
+    ],
+)
+def test_models_beyond_fp16_are_one_line_after_calibration(tmp_path, factors, text):
+    """The search goes through such numbers without a word, and the end says where they are. Layers stay the same."""
     hf_dir = shutil.copytree(MODELS / "tiny-llama", tmp_path / "hf")
     weights = load_file(hf_dir / "model.safetensors")
-    for part, factor in (("up_proj", 2.0**30), ("down_proj", 2.0**-30)):
-        key = f"model.layers.2.mlp.{part}.weight"
-        weights[key] = weights[key].astype(F32) * F32(factor)  # the model stays the same
+    for name, factor in factors.items():
+        key = f"model.{name}.weight"
+        weights[key] = weights[key].astype(F32) * F32(factor)
     save_file(weights, hf_dir / "model.safetensors")
     done = run_export("awq", hf_dir, tmp_path / "out.bin", *CALIB, "--samples", 2, "--seq-len", 32, "--quiet")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"export: {hf_dir}: tensor model.layers.2.mlp.up_proj.weight comes to weights of")
-    assert done.stderr.count("\n") == 1
+    line = re.fullmatch(re.escape(f"export: {hf_dir}: {text} ") + r"(\S+), fp16 ends at 65504\n", done.stderr)
+    assert line, done.stderr
+    assert float(line[1]) > 65504
     assert [p.name for p in tmp_path.iterdir()] == ["hf"]
 
 
@@ -1008,9 +1118,26 @@ def test_models_that_cannot_be_are_refused(tmp_path):
         assert not (tmp_path / "out.bin").exists()
 
     refused(tmp_path / "absent", "absent: no such directory")
-    refused(FOLDER / "llama-gqa-tied", "hidden_size is 64, not a multiple of --group-size 128")
+    hint = "; the largest power of two that would do is 64"
+    refused(FOLDER / "llama-gqa-tied", "hidden_size is 64, not a multiple of --group-size 128" + hint)
+    config = FOLDER / "llama-gqa-tied" / "config.json"
+    refused(FOLDER / "llama-gqa-tied", f"{config}: head_dim is 16, expected 32, 64, 96 or 128", group_size=64)
     hf_dir = shutil.copytree(FOLDER / "qwen3-gqa-untied", tmp_path / "hf")
     weights = load_file(hf_dir / "model.safetensors")
+    narrow = dict(weights)
+    for key in weights:
+        if "gate_proj" in key or "up_proj" in key:
+            narrow[key] = weights[key][:96]
+        if "down_proj" in key:
+            narrow[key] = np.ascontiguousarray(weights[key][:, :96])
+    config = hf_dir / "config.json"
+    text = config.read_text()
+    config.write_text(json.dumps(json.loads(text) | {"intermediate_size": 96}))
+    save_file(narrow, hf_dir / "model.safetensors")
+    with pytest.raises(ModelError) as error:
+        export_awq(hf_dir, tmp_path / "out.bin", rtn=True, group_size=64, with_tokenizer=False, progress=False)
+    assert str(error.value) == f"{config}: intermediate_size is 96, not a multiple of --group-size 64"  # 32 is none
+    config.write_text(text)
     for key, value, text in (
         ("layers.1.mlp.up_proj.weight", 1e6, "up_proj.weight comes to weights of 1e+06, fp16 ends at 65504"),
         ("layers.0.input_layernorm.weight", 7e4, "input_layernorm.weight comes to a value of 70000"),
@@ -1023,6 +1150,10 @@ def test_models_that_cannot_be_are_refused(tmp_path):
         changed.flat[3] = value
         save_file(weights | {key: changed}, hf_dir / "model.safetensors")
         refused(hf_dir, text, group_size=64)
+    changed = weights["model.embed_tokens.weight"].astype(ml_dtypes.bfloat16)
+    changed[2, 3] = 1e5
+    save_file(weights | {"model.embed_tokens.weight": changed}, hf_dir / "model.safetensors")
+    refused(hf_dir, "embed_tokens.weight comes to a value of 99840, fp16 ends at 65504", group_size=64)
 
 
 @pytest.mark.parametrize(("where", "function"), [(smooth, "forward_layer"), (awq_search, "quantize")])
@@ -1050,3 +1181,86 @@ def test_only_one_layer_is_in_memory(tmp_path, monkeypatch):
     assert seen == [9, 9, 9, 9]  # seven matrices and two norms
     layers = [name for name in alive if ".layers." in name]
     assert len(layers) == len(set(layers)) == 4 * 9  # each is read once
+
+
+@pytest.mark.parametrize("scheme", ["awq", "w8a8"])
+def test_a_layers_weights_are_gone_before_the_next_ones_are_read(tmp_path, monkeypatch, scheme):
+    loaded = []  # layer and matrix
+    load, layer_of = Fp32.load, lambda name: name.split(".")[1] if name.startswith("layers.") else name
+
+    def watched(self, name):
+        weight = load(self, name)
+        alive = {layer for layer, array in loaded if array() is not None}
+        assert alive <= {layer_of(name)}
+        loaded.append((layer_of(name), weakref.ref(weight)))
+        return weight
+
+    monkeypatch.setattr(Fp32, "load", watched)
+    if scheme == "awq":
+        export_tiny(MODELS / "tiny-llama", tmp_path / "m.bin")
+    else:
+        smooth.find_smoothing(*calibrate("tiny-llama"), "auto")
+    assert [layer for layer, _ in loaded] == ["embed", *sorted("0123" * 9), "norm"]
+
+
+def test_smoothing_is_advised_where_there_is_smoothing():
+    checkpoint = Checkpoint(MODELS / "tiny-llama")
+    found = smooth.Smoothing({"layers.0.attn.norm": np.full(128, 1e-39, F32)})
+    for load, text in (
+        (lambda name: found.weight(checkpoint.config, name, Fp32(checkpoint).vector(name)), ""),
+        (
+            lambda name: smooth.load_smoothed(checkpoint, name, found, False),
+            "; another --alpha, or --no-smooth, may do",
+        ),
+    ):
+        with pytest.raises(ModelError) as error:
+            load("layers.0.attn.norm")
+        assert str(error.value) == "smoothing takes layers.0.attn.norm beyond fp32" + text
+
+
+# ---- two results, of which the second may fail
+
+
+def test_the_directory_cannot_be_the_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for out, hf_out in (("m.bin", "m.bin"), ("m.bin", tmp_path / "m.bin")):
+        with pytest.raises(ModelError) as error:
+            export_awq(MODELS / "tiny-llama", Path(out), rtn=True, hf_out=Path(hf_out), progress=False)
+        assert str(error.value) == "m.bin: is the model file, --hf-out needs another place"
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_says_which_of_the_two_was_not_written(tmp_path, monkeypatch, capsys):
+    out, hf_out = tmp_path / "m.bin", tmp_path / "hf"
+    monkeypatch.setattr("warnings.showwarning", warnings.showwarning)  # `main` has its own
+    monkeypatch.setattr(sys, "argv", ["export", "awq", str(MODELS / "tiny-llama"), str(out), "--rtn", "--quiet",
+                                      "--hf-out", str(hf_out)])  # fmt: skip
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    for where, text in (
+        ("export.awq.quantize_scaled", f"{out} was not written"),
+        ("export.autoawq.write_array", f"{hf_out} was not written, {out} was"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, interrupted)
+            assert main() == 130
+        assert capsys.readouterr().err == f"export: interrupted, {text}\n"
+        assert list(tmp_path.iterdir()) == ([] if "awq.quant" in where else [out])
+    AWQ(out)
+
+
+def test_a_full_disk_while_the_directory_is_written(tmp_path):
+    """Stood in for by a limit on the length of files, between the model file's and that of model.safetensors."""
+    options = ("awq", MODELS / "tiny-llama", tmp_path / "m.bin", "--rtn", "--no-tokenizer", "--quiet")
+    assert run_export(*options).returncode == 0
+    size = (tmp_path / "m.bin").stat().st_size
+    command = [sys.executable, "-m", "export", *map(str, options), "--hf-out", tmp_path / "hf"]
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"export: {tmp_path / 'hf'}: cannot write: File too large; {tmp_path / 'm.bin'} was written\n"
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["m.bin"]

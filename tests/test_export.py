@@ -1,10 +1,12 @@
 """The exporter: what it writes is what the reference quantizes, and what it refuses leaves nothing behind."""
 
 import json
+import resource
 import shutil
 import struct
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +134,20 @@ def test_an_interrupted_export_keeps_the_old_file(tmp_path, monkeypatch):
     monkeypatch.setattr("export.q8.write_matrix", failing)
     with pytest.raises(KeyboardInterrupt):
         export_q8(TINY[0], out, progress=False)
+    assert out.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["out.bin"]
+
+
+@pytest.mark.parametrize("scheme", [("q8",), ("w8a8", "--no-smooth"), ("awq", "--rtn")])
+def test_a_full_disk_is_one_line_and_keeps_the_old_file(tmp_path, scheme):
+    """Stood in for by a limit on the length of files."""
+    out = tmp_path / "out.bin"
+    out.write_bytes(b"old")
+    command = [sys.executable, "-m", "export", scheme[0], TINY[0], out, "--quiet", *scheme[1:]]
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100_000, 100_000))
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=limit)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"export: {out}: cannot write: File too large\n"
     assert out.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["out.bin"]
 

@@ -277,6 +277,12 @@ def config_of(name="llama-gqa-tied", **changes):
         ({"attention_bias": True}, "attention_bias is true: not supported"),
         ({"use_sliding_window": True}, "use_sliding_window is true: not supported"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "only full_attention is supported"),
+        ({"layer_types": 5}, "layer_types is 5: only full_attention is supported"),
+        ({"layer_types": [["a"], 5]}, "only full_attention is supported"),
+        ({"rope_scaling": "x"}, 'rope_scaling is "x": expected an object'),
+        ({"rope_parameters": [1]}, "rope_parameters is [1]: expected an object"),
+        ({"rope_theta": float("inf")}, "rope_theta is Infinity: expected a positive number"),
+        ({"quantization_config": "awq"}, 'quantization_config is "awq": expected an object'),
         ({"hidden_act": "gelu"}, 'hidden_act is "gelu": only silu is supported'),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, 'rope_scaling.rope_type is "yarn"'),
         ({"rope_scaling": {"type": "linear", "factor": 4.0}}, 'rope_scaling.rope_type is "linear"'),
@@ -333,6 +339,31 @@ def test_bad_weights_are_refused(tmp_path):
         json.dumps({"weight_map": dict.fromkeys(weights, "absent.safetensors")})
     )
     refused("absent.safetensors: no such file")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"model.norm.weight": 5}}))
+    refused("index.json: weight_map.model.norm.weight is 5, expected the name of a file")
+
+
+def test_tensors_that_would_be_left_out_are_refused(tmp_path):
+    source = FOLDER / "llama-gqa-tied"
+    weights = load_file(source / "model.safetensors")
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+
+    def opened(*extra):
+        save_file(weights | dict.fromkeys(extra, np.zeros(2, F32)), tmp_path / "model.safetensors")
+        return Checkpoint(tmp_path)
+
+    opened("model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq", "lm_head.weight", "extra")
+    layer = "model.layers.1."
+    for name in (layer + "self_attn.q_proj.bias", layer + "mlp.up_proj.g_idx", "model.layers.2.x", "lm_head.bias"):
+        with pytest.raises(ModelError) as error:
+            opened(name)
+        assert str(error.value) == f"{tmp_path / 'model.safetensors'}: tensor {name} is not supported"
+    with pytest.raises(ModelError) as error:
+        opened(layer + "mlp.up_proj.g_idx", layer + "mlp.up_proj.qweight")
+    assert str(error.value) == (
+        f"{tmp_path / 'config.json'}: quantization_config is missing, though there is a tensor "
+        f"{layer}mlp.up_proj.qweight (older versions of AutoAWQ wrote quant_config.json instead)"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
