@@ -127,7 +127,7 @@ build/single/%.cpp: %.cpp $(HEADERS) tools/single.py
 	$(PYTHON) tools/single.py $< > $@
 
 # ---- test ------------------------------------------------------------------------------------------------------
-test: $(TEST_BINS) build/tokenize_tool build/limits $(PROGRAMS:%=build/asan/%) build/asan/runq_awq $(PROGRAMS) runq_awq \
+test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(PROGRAMS:%=build/asan/%) build/asan/runq_awq $(PROGRAMS) runq_awq \
       single $(PY) model.bin model_w8a8.bin model_awq.bin $(TEST_MODELS)
 	@$(PY) tests/run.py $(TEST_BINS)
 
@@ -281,7 +281,7 @@ bench: $(BENCH_PROGRAM) build/limits $(PY)
 	$(PY) -m bench.run --scheme $(SCHEME) --program $(BENCH_PROGRAM) --models $(MODELS) --runs $(RUNS) \
 	    $(if $(THREADS),--threads $(THREADS)) --json $(BENCH_OUT).json --svg $(BENCH_OUT).svg
 
-build/limits: bench/limits.cpp common/machine.h common/int8_matmul.h build/flags build/packages
+build/limits build/in_turns: build/%: bench/%.cpp common/machine.h common/int8_matmul.h common/attention.h common/vector.h build/flags build/packages
 	$(CXX) $(CXXFLAGS_ALL) $< -o $@
 
 # ---- lint ------------------------------------------------------------------------------------------------------

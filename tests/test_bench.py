@@ -23,6 +23,7 @@ from golden.w8a8 import W8A8
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = ROOT / "build" / "limits"
+IN_TURNS = ROOT / "build" / "in_turns"
 PROGRAMS = {"q8": ROOT / "runq", "w8a8": ROOT / "runq_w8a8"}  # by the scheme of the files that they run
 SHAPES = ["llama-3.2-1b", "qwen3-0.6b"]
 
@@ -200,6 +201,33 @@ def test_limits_refuses_nonsense():
         done = subprocess.run([LIMITS, *arguments], capture_output=True, text=True, check=False)
         assert done.returncode == 2
         assert done.stderr == "usage: limits [THREADS]\n"
+
+
+def test_in_turns():
+    head, *lines = output(IN_TURNS, "tiny", 3, 2).splitlines()
+    assert head == "tiny, 2 threads, medians of 3 rounds (quartiles)"
+    assert [line.split()[0] for line in lines] == ["products", "attention"]
+    # 2 layers of 4 x 128 x 128 (k and v: half) and 3 x 128 x 384 codes, a scale for 64; 2048 keys and values of 2 heads
+    weights = 2 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 128 * 384)
+    sizes = [weights * (1 + 4 / 64), 2 * 2 * 2048 * 2 * 32 * 4]
+    number = r"([\d.]+)"
+    for line, n_bytes in zip(lines, sizes, strict=True):
+        found = re.fullmatch(
+            rf"\w+ +{number} MB +{number} ms, +{number} ms to read it, ratio {number} \({number}-{number}\)", line
+        )
+        assert found, line
+        size, mine, plain, ratio, low, high = map(float, found.groups())
+        assert size == round(n_bytes / 1e6, 1)
+        assert mine > 0
+        assert plain > 0
+        assert low <= ratio <= high
+
+
+def test_in_turns_refuses_nonsense():
+    for arguments in ([], ["gpt-2"], ["tiny", "0"], ["tiny", "1", "0"], ["tiny", "1", "1", "1"]):
+        done = subprocess.run([IN_TURNS, *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 2
+        assert done.stderr == "usage: in_turns llama-3.2-1b|qwen3-0.6b [ROUNDS [THREADS]]\n"
 
 
 def test_what_bench_prints_is_understood(model):

@@ -1,0 +1,165 @@
+// in_turns: what decode costs beside reading the same bytes, on a machine whose speed changes all the time.
+//
+// `make bench` measures the read bandwidth in one second and a program in the next. On a shared machine
+// another one may be twice as fast by then. Here the two take turns in one process, some milliseconds each:
+// plain reading, one token's work, plain reading again, and the work is compared with the two around it.
+//
+//     make build/in_turns && build/in_turns llama-3.2-1b|qwen3-0.6b [ROUNDS [THREADS]]
+
+#include <omp.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "../common/attention.h"
+#include "../common/int8_matmul.h"
+#include "../common/machine.h"
+
+namespace {
+
+struct Shape {
+    const char* name;
+    int dim, hidden_dim, n_layers, n_heads, n_kv_heads, head_dim;
+};
+// From each model's published config.json; the last is for tests.
+constexpr Shape shapes[] = {{"llama-3.2-1b", 2048, 8192, 16, 32, 8, 64},
+                            {"qwen3-0.6b", 1024, 3072, 28, 16, 8, 128},
+                            {"tiny", 128, 384, 2, 4, 2, 32}};
+constexpr int group_size = 64;
+constexpr int context = 2048;
+
+// One token's products with the matrices of all layers, codes and scales lying one behind the other from
+// `memory` on; null: only counts. Returns their bytes. What the weights are makes no difference to the time.
+size_t products(const Shape& s, char* memory) {
+    static std::vector<int8_t> codes(std::max(s.dim, s.hidden_dim), 1);
+    static std::vector<float> scales(codes.size(), 1), out(3 * codes.size());
+    static std::vector<int32_t> sums(codes.size(), group_size);
+    size_t bytes = 0;
+    auto matrix = [&](int n_rows, int n_cols) {
+        Int8Matrix m{nullptr, nullptr, nullptr, n_rows, n_cols, group_size};
+        const size_t n = size_t(n_rows) * n_cols;
+        if (memory != nullptr) m.codes = reinterpret_cast<const int8_t*>(memory + bytes);
+        if (memory != nullptr) m.scales = reinterpret_cast<const float*>(memory + bytes + n);
+        bytes += n + n / group_size * sizeof(float);
+        return m;
+    };
+    auto multiply = [&](int n_in, std::initializer_list<Product> list) {
+        if (memory != nullptr)
+            int8_matmul({codes.data(), scales.data(), sums.data(), 1, n_in, group_size}, list);
+    };
+    const int q_dim = s.n_heads * s.head_dim, kv_dim = s.n_kv_heads * s.head_dim;
+    for (int l = 0; l < s.n_layers; l++) {
+        const Int8Matrix q = matrix(q_dim, s.dim), k = matrix(kv_dim, s.dim), v = matrix(kv_dim, s.dim);
+        const Int8Matrix o = matrix(s.dim, q_dim);
+        const Int8Matrix gate = matrix(s.hidden_dim, s.dim), up = matrix(s.hidden_dim, s.dim);
+        const Int8Matrix down = matrix(s.dim, s.hidden_dim);
+        float *first = out.data(), *second = first + codes.size(), *third = second + codes.size();
+        multiply(s.dim, {{first, &q}, {second, &k}, {third, &v}});
+        multiply(q_dim, {{first, &o}});
+        multiply(s.dim, {{first, &gate}, {second, &up}});
+        multiply(s.hidden_dim, {{first, &down}});
+    }
+    return bytes;
+}
+
+// One token's attention in all layers, the last of `context`. Its threads share out kv heads, as in runq.
+void attention(const Shape& s, const KvCache& cache) {
+    const int n = s.n_heads / s.n_kv_heads;
+    const std::vector<float> query(s.head_dim, 0.01f);
+    for (int l = 0; l < s.n_layers; l++) {
+#pragma omp parallel for schedule(dynamic)
+        for (int head = 0; head < s.n_kv_heads; head++) {
+            static thread_local std::vector<float> probs, mix;
+            probs.resize(size_t(n) * padded(context));
+            mix.resize(size_t(n) * s.head_dim);
+            std::vector<const float*> q(n, query.data());
+            std::vector<float*> out(n);
+            for (int r = 0; r < n; r++) out[r] = mix.data() + size_t(r) * s.head_dim;
+            const std::vector<int> n_seen(n, context);
+            attend(out.data(), cache, l, head, q.data(), n_seen.data(), n, probs.data(), padded(context),
+                   nullptr);
+        }
+    }
+}
+
+// All threads read n_bytes from `memory` on.
+void read(const char* memory, size_t n_bytes, int n_threads) {
+    uint32_t total = 0;
+#pragma omp parallel num_threads(n_threads) reduction(+ : total)
+    {
+        const size_t lines = n_bytes / 64 / omp_get_num_threads();
+        total += sum_words(reinterpret_cast<const uint32_t*>(memory + omp_get_thread_num() * lines * 64),
+                           lines * 16);
+    }
+    volatile uint32_t sink = total;  // the sum must be wanted by someone
+    (void)sink;
+}
+
+template <class Work>
+double seconds_of(Work work) {
+    const double start = seconds_now();
+    work();
+    return seconds_now() - start;
+}
+
+// Of sorted values, the one that a share of the others lies below.
+double quantile(const std::vector<double>& sorted, double share) {
+    return sorted[size_t(share * double(sorted.size() - 1) + 0.5)];
+}
+
+// Times `work`, which reads n_bytes, between two times of plain reading. Prints medians and quartiles.
+template <class Work>
+void compare(const char* name, size_t n_bytes, const char* memory, int n_rounds, int n_threads, Work work) {
+    auto plain = [&] { return seconds_of([&] { read(memory, n_bytes, n_threads); }); };
+    std::vector<double> ratios, seconds, plain_seconds;
+    for (int i = -1; i < n_rounds; i++) {
+        const double before = plain(), mine = seconds_of(work), after = plain();
+        if (i < 0) continue;  // threads, buffers and pages are there from now on
+        ratios.push_back(mine / ((before + after) / 2));
+        seconds.push_back(mine);
+        plain_seconds.push_back((before + after) / 2);
+    }
+    for (auto* v : {&ratios, &seconds, &plain_seconds}) std::sort(v->begin(), v->end());
+    std::printf("%-10s %8.1f MB  %7.3f ms, %7.3f ms to read it, ratio %.2f (%.2f-%.2f)\n", name,
+                double(n_bytes) / 1e6, quantile(seconds, 0.5) * 1e3, quantile(plain_seconds, 0.5) * 1e3,
+                quantile(ratios, 0.5), quantile(ratios, 0.25), quantile(ratios, 0.75));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const std::string name = argc > 1 ? argv[1] : "";
+    const auto* shape =
+        std::find_if(std::begin(shapes), std::end(shapes), [&](auto& s) { return s.name == name; });
+    const int n_rounds = argc > 2 ? std::atoi(argv[2]) : 40;
+    const int n_threads = argc > 3 ? std::atoi(argv[3]) : physical_cores();
+    if (shape == std::end(shapes) || n_rounds < 1 || n_threads < 1 || n_threads > 1024 || argc > 4) {
+        std::fprintf(stderr, "usage: in_turns llama-3.2-1b|qwen3-0.6b [ROUNDS [THREADS]]\n");
+        return 2;
+    }
+    omp_set_dynamic(0);
+    omp_set_num_threads(n_threads);
+    const Shape& s = *shape;
+    const size_t weight_bytes = products(s, nullptr);
+    const size_t cache_bytes = size_t(2) * s.n_layers * context * s.n_kv_heads * s.head_dim * sizeof(float);
+    const LazyMemory memory(std::max(weight_bytes, cache_bytes) / sizeof(float), "the weights");
+    std::fill_n(memory.data(), std::max(weight_bytes, cache_bytes) / sizeof(float), 1.0f);
+    KvCache cache(s.n_layers, s.n_kv_heads, s.head_dim, context);
+    const std::vector<float> row(s.head_dim, 0.01f);
+    for (int pos = 0; pos < context; pos++) {
+        for (int l = 0; l < s.n_layers; l++) {
+            for (int head = 0; head < s.n_kv_heads; head++) cache.keep(l, head, pos, row.data(), row.data());
+        }
+    }
+    char* bytes = reinterpret_cast<char*>(memory.data());
+    std::printf("%s, %d threads, medians of %d rounds (quartiles)\n", s.name, n_threads, n_rounds);
+    compare("products", weight_bytes, bytes, n_rounds, n_threads, [&] { products(s, bytes); });
+    compare("attention", cache_bytes, bytes, n_rounds, n_threads, [&] { attention(s, cache); });
+    return 0;
+}
