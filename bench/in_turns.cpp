@@ -31,17 +31,18 @@ struct Shape {
 constexpr Shape shapes[] = {{"llama-3.2-1b", 2048, 8192, 16, 32, 8, 64},
                             {"qwen3-0.6b", 1024, 3072, 28, 16, 8, 128},
                             {"tiny", 128, 384, 2, 4, 2, 32}};
-constexpr int group_size = 64;
 constexpr int context = 2048;
 
 // One token's products with the matrices of all layers, codes and scales lying one behind the other from
-// `memory` on; null: only counts. Returns their bytes. What the weights are makes no difference to the time.
-size_t products(const Shape& s, char* memory) {
+// `memory` on; null: only counts. A scale for each `group` of columns (Q8) or, if that is 0, for each row
+// (W8A8). Returns the bytes of codes and scales. What the weights are makes no difference to the time.
+size_t products(const Shape& s, char* memory, int group) {
     static std::vector<int8_t> codes(std::max(s.dim, s.hidden_dim), 1);
     static std::vector<float> scales(codes.size(), 1), out(3 * codes.size());
-    static std::vector<int32_t> sums(codes.size(), group_size);
+    static std::vector<int32_t> sums(codes.size(), 64);
     size_t bytes = 0;
     auto matrix = [&](int n_rows, int n_cols) {
+        const int group_size = group > 0 ? group : n_cols;
         Int8Matrix m{nullptr, nullptr, nullptr, n_rows, n_cols, group_size};
         const size_t n = size_t(n_rows) * n_cols;
         if (memory != nullptr) m.codes = reinterpret_cast<const int8_t*>(memory + bytes);
@@ -51,7 +52,7 @@ size_t products(const Shape& s, char* memory) {
     };
     auto multiply = [&](int n_in, std::initializer_list<Product> list) {
         if (memory != nullptr)
-            int8_matmul({codes.data(), scales.data(), sums.data(), 1, n_in, group_size}, list);
+            int8_matmul({codes.data(), scales.data(), sums.data(), 1, n_in, group > 0 ? group : n_in}, list);
     };
     const int q_dim = s.n_heads * s.head_dim, kv_dim = s.n_kv_heads * s.head_dim;
     for (int l = 0; l < s.n_layers; l++) {
@@ -126,7 +127,7 @@ void compare(const char* name, size_t n_bytes, const char* memory, int n_rounds,
         plain_seconds.push_back((before + after) / 2);
     }
     for (auto* v : {&ratios, &seconds, &plain_seconds}) std::sort(v->begin(), v->end());
-    std::printf("%-10s %8.1f MB  %7.3f ms, %7.3f ms to read it, ratio %.2f (%.2f-%.2f)\n", name,
+    std::printf("%-13s %8.1f MB  %7.3f ms, %7.3f ms to read it, ratio %.2f (%.2f-%.2f)\n", name,
                 double(n_bytes) / 1e6, quantile(seconds, 0.5) * 1e3, quantile(plain_seconds, 0.5) * 1e3,
                 quantile(ratios, 0.5), quantile(ratios, 0.25), quantile(ratios, 0.75));
 }
@@ -146,7 +147,7 @@ int main(int argc, char** argv) {
     omp_set_dynamic(0);
     omp_set_num_threads(n_threads);
     const Shape& s = *shape;
-    const size_t weight_bytes = products(s, nullptr);
+    const size_t weight_bytes = products(s, nullptr, 64), row_bytes = products(s, nullptr, 0);
     const size_t cache_bytes = size_t(2) * s.n_layers * context * s.n_kv_heads * s.head_dim * sizeof(float);
     const LazyMemory memory(std::max(weight_bytes, cache_bytes) / sizeof(float), "the weights");
     std::fill_n(memory.data(), std::max(weight_bytes, cache_bytes) / sizeof(float), 1.0f);
@@ -159,7 +160,8 @@ int main(int argc, char** argv) {
     }
     char* bytes = reinterpret_cast<char*>(memory.data());
     std::printf("%s, %d threads, medians of %d rounds (quartiles)\n", s.name, n_threads, n_rounds);
-    compare("products", weight_bytes, bytes, n_rounds, n_threads, [&] { products(s, bytes); });
+    compare("products q8", weight_bytes, bytes, n_rounds, n_threads, [&] { products(s, bytes, 64); });
+    compare("products w8a8", row_bytes, bytes, n_rounds, n_threads, [&] { products(s, bytes, 0); });
     compare("attention", cache_bytes, bytes, n_rounds, n_threads, [&] { attention(s, cache); });
     return 0;
 }

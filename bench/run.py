@@ -5,7 +5,7 @@
 
 The limits come from build/limits: how fast all threads read memory and how many int8 multiply-adds they do. They are
 measured anew before every model of every round, because a machine is not always equally fast; and a run that decodes
-measures the bandwidth once more behind it, and counts against that. The models have random weights
+reads as many bytes between any two tokens, and counts against the average of that. The models have random weights
 (bench/make_model.py). Rounds interleave, so that a slow minute hurts everything alike.
 
 What counts, for prefill and decode alike: each token's multiply-adds in the layers' matrices, and the classifier's
@@ -78,7 +78,7 @@ class Sample:
     attention: float | None
     chunk: int | None  # tokens that go through together in prefill
     memory_gb: float | None
-    read_gb_per_s: float | None = None  # what the program itself measured right after decoding
+    read_gb_per_s: float | None = None  # what the program itself measured between the tokens
 
 
 def parse_bench(text: str) -> dict[str, Sample]:

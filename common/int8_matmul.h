@@ -377,25 +377,26 @@ struct NeonDot : Neon {
 // ----------------------------------------------------------------------------
 // One token: a row of weights at a time
 
-// How far ahead of use the weights are fetched, in bytes. The rows lie one behind the other, so near the end
-// of one this reaches into the next; past the last, a prefetch does nothing.
-constexpr int prefetch_distance = 4096;
+// How far ahead of use the codes of weights are fetched, in bytes, and their scales with them. The rows lie
+// one behind the other, so near the end of one this reaches into the next; past the last, a prefetch does
+// nothing.
+constexpr int prefetch_distance = 6144;
 
-// The accumulator of one group, with what Isa::offset has added still in it. Four vectors go side by side,
-// since an addition waits for the one before it.
+// The accumulator of one group, with what Isa::offset has added still in it. A cache line at a time, each
+// vector of it into an accumulator of its own, since an addition waits for the one before it.
 template <class Isa>
 inline int32_t dot_group(const int8_t* x, const int8_t* w, int n) {
-    constexpr int step = 4 * Isa::lanes;  // bytes of a vector
+    constexpr int line = 64, step = 4 * Isa::lanes;  // bytes, the second of a vector
     typename Isa::Ints acc[4] = {Isa::splat(0), Isa::splat(0), Isa::splat(0), Isa::splat(0)};
+    auto add = [&](int j, int k) {
+        acc[j] = Isa::dot4(acc[j], Isa::flipped(Isa::load(w + k)), Isa::load(x + k));
+    };
     int k = 0;
-    for (; k + 4 * step <= n; k += 4 * step) {
-        for (int line = 0; line < 4 * step; line += 64) __builtin_prefetch(w + k + line + prefetch_distance);
-        for (int j = 0; j < 4; j++) {
-            const int at = k + j * step;
-            acc[j] = Isa::dot4(acc[j], Isa::flipped(Isa::load(w + at)), Isa::load(x + at));
-        }
+    for (; k + line <= n; k += line) {
+        __builtin_prefetch(w + k + prefetch_distance);
+        for (int j = 0; j < line / step; j++) add(j, k + j * step);
     }
-    for (; k < n; k += step) acc[0] = Isa::dot4(acc[0], Isa::flipped(Isa::load(w + k)), Isa::load(x + k));
+    for (; k < n; k += step) add(0, k);
     const Int4 sums = Isa::add_lanes(acc[0], acc[1], acc[2], acc[3]);
     return sums[0] + sums[1] + sums[2] + sums[3];
 }
@@ -408,6 +409,7 @@ inline float dot_row(const Int8Matrix& x, int t, const Int8Matrix& w, int i) {
     const float *xs = x.row_scales(t), *ws = w.row_scales(i);
     const int32_t* x_sums = x.row_sums(t);
     const int group_size = known_group_size > 0 ? known_group_size : w.group_size, n_groups = w.n_groups();
+    const int groups_ahead = prefetch_distance / group_size + 1;
     auto multiply_group = [&](int g) {
         auto acc = Isa::splat(0);
         const size_t begin = size_t(g) * group_size, end = begin + group_size;
@@ -421,6 +423,7 @@ inline float dot_row(const Int8Matrix& x, int t, const Int8Matrix& w, int i) {
     float sum = 0;
     int g = 0;
     for (; g + 4 <= n_groups; g += 4) {
+        __builtin_prefetch(ws + g + groups_ahead);
         const auto a = multiply_group(g), b = multiply_group(g + 1);
         const auto c = multiply_group(g + 2), d = multiply_group(g + 3);
         const Int4 totals = Isa::add_lanes(a, b, c, d) - Isa::offset * load4<Int4>(x_sums + g);
@@ -429,6 +432,7 @@ inline float dot_row(const Int8Matrix& x, int t, const Int8Matrix& w, int i) {
         for (int j = 0; j < 4; j++) sum = std::fma(products[j], scales[j], sum);
     }
     for (; g < n_groups; g++) {  // what is left; or the only one, a group as long as the row
+        __builtin_prefetch(ws + g + groups_ahead);
         const size_t k = size_t(g) * group_size;
         const int32_t total = dot_group<Isa>(xr + k, wr + k, group_size) - Isa::offset * x_sums[g];
         sum = std::fma(static_cast<float>(total), ws[g] * xs[g], sum);
@@ -852,7 +856,11 @@ constexpr int min_tokens_to_pack = 6;
 template <class Isa>
 inline void products(const Int8Matrix& x, std::span<const Product> list) {
     if (x.n_rows < min_tokens_to_pack) {
-        products_by_rows(x, list, x.group_size == 64 ? dot_row<Isa, 64> : dot_row<Isa>);
+        if (x.group_size == 64) {
+            products_by_rows(x, list, [](auto&... row) { return dot_row<Isa, 64>(row...); });
+        } else {
+            products_by_rows(x, list, [](auto&... row) { return dot_row<Isa>(row...); });
+        }
     } else {
         products_by_panels<Isa>(x, list);
     }

@@ -94,46 +94,75 @@ inline uint32_t sum_words(const uint32_t* words, size_t n) {
     return sum[0] + sum[1] + sum[2] + sum[3];
 }
 
-// Bytes per second that `n_threads` threads together read from memory: each sums its own part of a buffer far
-// larger than the caches, best of several passes. 0 if there is no memory for the buffer.
-inline double read_bandwidth(int n_threads) {
-    constexpr size_t part = size_t{1} << 20;  // bytes; the buffer is a whole number of them for each thread
-    const uint64_t available = proc_bytes("/proc/meminfo", "MemAvailable");
-    uint64_t size = uint64_t{1} << 30;
-    if (available > 0) size = std::min(size, available / 4);
-    const size_t parts = std::max<size_t>(1, size / part / static_cast<size_t>(n_threads));
-    const size_t per_thread = parts * part;
-    size = per_thread * static_cast<size_t>(n_threads);
-
-    void* buffer = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (buffer == MAP_FAILED) return 0;
+// Memory that all threads read, each its own part, doing nothing else with it: what any program that has to
+// read its weights is compared with.
+class ReadBuffer {
+  public:
+    // About n_bytes for n_threads threads, but no more than a quarter of the memory that is free.
+    ReadBuffer(uint64_t n_bytes, int n_threads) : n_threads_(n_threads) {
+        constexpr size_t page = 4096;
+        const uint64_t available = proc_bytes("/proc/meminfo", "MemAvailable");
+        if (available > 0) n_bytes = std::min(n_bytes, available / 4);
+        per_thread_ = std::max<size_t>(1, n_bytes / page / static_cast<size_t>(n_threads)) * page;
+        size_ = per_thread_ * static_cast<size_t>(n_threads);
+        void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) {
+            size_ = 0;
+            return;
+        }
+        words_ = static_cast<uint32_t*>(memory);
 #ifdef MADV_HUGEPAGE
-    madvise(buffer, size, MADV_HUGEPAGE);  // fewer page-table walks; a refusal does no harm
+        madvise(memory, size_, MADV_HUGEPAGE);  // fewer page-table walks; a refusal does no harm
 #endif
-    auto* words = static_cast<uint32_t*>(buffer);
-    double best = 0;
-    uint32_t total = 0;
-    for (int pass = -1; pass < 8; pass++) {
+        // Written, so that every page exists, near the thread that will read it.
+        each_part([&](uint32_t* part) -> uint32_t {
+            std::memset(part, 1, per_thread_);
+            return 0;
+        });
+    }
+    ReadBuffer(const ReadBuffer&) = delete;
+    ReadBuffer& operator=(const ReadBuffer&) = delete;
+    ~ReadBuffer() {
+        if (size_ > 0) munmap(words_, size_);
+    }
+
+    // In bytes; 0 if there was no memory.
+    size_t size() const { return size_; }
+
+    // How many seconds it takes to read all of it once.
+    double seconds_to_read() const {
         const double start = seconds_now();
-#pragma omp parallel num_threads(n_threads) reduction(+ : total)
+        each_part([&](const uint32_t* part) { return sum_words(part, per_thread_ / sizeof(uint32_t)); });
+        return seconds_now() - start;
+    }
+
+  private:
+    template <class Work>
+    void each_part(Work work) const {
+        uint32_t total = 0;
+#pragma omp parallel num_threads(n_threads_) reduction(+ : total)
         {
             // A share for each of the threads that there really are: OpenMP may give fewer than asked for.
-            const auto n = static_cast<size_t>(omp_get_num_threads());
-            for (auto t = static_cast<size_t>(omp_get_thread_num()); t < static_cast<size_t>(n_threads);
-                 t += n) {
-                uint32_t* mine = words + t * per_thread / sizeof(uint32_t);
-                // Pass -1 writes, so that every page exists, near the thread that will read it.
-                if (pass < 0) {
-                    std::memset(mine, 1, per_thread);
-                } else {
-                    total += sum_words(mine, per_thread / sizeof(uint32_t));
-                }
+            for (int t = omp_get_thread_num(); t < n_threads_ && size_ > 0; t += omp_get_num_threads()) {
+                total += work(words_ + static_cast<size_t>(t) * per_thread_ / sizeof(uint32_t));
             }
         }
-        if (pass >= 0) best = std::max(best, static_cast<double>(size) / (seconds_now() - start));
+        volatile uint32_t sink = total;  // the sum must be wanted by someone, or the compiler drops the loop
+        (void)sink;
     }
-    volatile uint32_t sink = total;  // the sum must be wanted by someone, or the compiler drops the loop
-    (void)sink;
-    munmap(buffer, size);
+
+    int n_threads_;
+    size_t per_thread_ = 0, size_ = 0;  // bytes
+    uint32_t* words_ = nullptr;
+};
+
+// Bytes per second that `n_threads` threads together read from a buffer far larger than the caches: the best
+// of several passes. 0 if there is no memory for it.
+inline double read_bandwidth(int n_threads) {
+    const ReadBuffer buffer(uint64_t{1} << 30, n_threads);
+    double best = 0;
+    for (int pass = 0; pass < 8; pass++) {
+        best = std::max(best, static_cast<double>(buffer.size()) / buffer.seconds_to_read());
+    }
     return best;
 }

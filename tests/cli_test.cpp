@@ -31,6 +31,7 @@ struct Bigram {
     std::vector<float> table;  // (vocab_size, vocab_size): row t has the logits after token t
     std::vector<Fed> fed;      // every call of forward()
     int raise_at_call = -1;    // the call that also sends this process a SIGINT
+    uint64_t weight_bytes = 1000;
 
     // After token t comes t + 1, and after the last one the first.
     explicit Bigram(int vocab = 8) : vocab_size(vocab), table(static_cast<size_t>(vocab * vocab), 0.0f) {
@@ -50,7 +51,7 @@ struct Bigram {
         m.config.eos_ids = {7};
         m.scheme = "table";
         m.kernel = "lookup";
-        m.weight_bytes_per_token = 1000;
+        m.weight_bytes_per_token = weight_bytes;
         m.kv_bytes_per_position = 10;
         m.max_chunk = 3;
         m.forward = [this, logits = std::vector<float>()](std::span<const int> tokens, int pos,
@@ -948,12 +949,23 @@ TEST_CASE("bench: runs the prompt at once and then a token at a time") {
     }
     CHECK(r.out.starts_with("prefill 5 tokens: "));
     CHECK(r.out.find("\ndecode 2 tokens: ") != std::string::npos);
-    CHECK(r.out.find("GB/s that 2 threads can read\n") != std::string::npos);
+    CHECK(r.out.find("GB/s that 2 threads read between the tokens\n") != std::string::npos);
 
     r = run_cli(table_program, {"m", "--bench", "3,0"});
     CHECK(r.out.find("decode") == std::string::npos);
     r = run_cli(table_program, {"m", "--bench", "0,1"});
     CHECK(r.out.starts_with("decode 1 tokens: "));
+}
+
+TEST_CASE("bench: the memory it reads between the tokens is not the program's") {
+    Bigram table;
+    loaded = &table;
+    table.weight_bytes = uint64_t{1} << 29;
+    const uint64_t before = peak_memory_bytes();
+    const Result r = run_cli(table_program, {"m", "--bench", "1,1"});
+    const size_t at = r.out.find("memory ");
+    REQUIRE(at != std::string::npos);
+    CHECK(std::stod(r.out.substr(at + 7)) * 1e9 < static_cast<double>(before + (1 << 28)));
 }
 
 TEST_CASE("machine: cores, memory and bandwidth are plausible") {
@@ -963,6 +975,12 @@ TEST_CASE("machine: cores, memory and bandwidth are plausible") {
     const double bandwidth = read_bandwidth(1);
     CHECK(bandwidth > 1e8);
     CHECK(bandwidth < 1e13);
+    const ReadBuffer buffer(1000 * 1000, 3);
+    CHECK(buffer.size() % (3 * 4096) == 0);
+    CHECK(buffer.size() <= 1000 * 1000);
+    CHECK(buffer.size() > 1000 * 1000 - 3 * 4096);
+    CHECK(buffer.seconds_to_read() > 0);
+    CHECK(ReadBuffer(0, 2).size() == 2 * 4096);
     std::vector<uint32_t> words(1024);
     uint32_t sum = 0;
     for (size_t i = 0; i < words.size(); i++) sum += words[i] = static_cast<uint32_t>(i * 2654435761u);

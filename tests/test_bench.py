@@ -206,14 +206,18 @@ def test_limits_refuses_nonsense():
 def test_in_turns():
     head, *lines = output(IN_TURNS, "tiny", 3, 2).splitlines()
     assert head == "tiny, 2 threads, medians of 3 rounds (quartiles)"
-    assert [line.split()[0] for line in lines] == ["products", "attention"]
-    # 2 layers of 4 x 128 x 128 (k and v: half) and 3 x 128 x 384 codes, a scale for 64; 2048 keys and values of 2 heads
+    # 2 layers of 4 x 128 x 128 (k and v: half) and 3 x 128 x 384 codes; 2048 keys and values of 2 heads
     weights = 2 * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 128 * 384)
-    sizes = [weights * (1 + 4 / 64), 2 * 2 * 2048 * 2 * 32 * 4]
+    rows = 2 * (128 + 2 * 64 + 128 + 2 * 384 + 128)
+    sizes = {
+        "products q8": weights + weights / 64 * 4,
+        "products w8a8": weights + rows * 4,
+        "attention": 2 * 2 * 2048 * 2 * 32 * 4,
+    }
     number = r"([\d.]+)"
-    for line, n_bytes in zip(lines, sizes, strict=True):
+    for line, (name, n_bytes) in zip(lines, sizes.items(), strict=True):
         found = re.fullmatch(
-            rf"\w+ +{number} MB +{number} ms, +{number} ms to read it, ratio {number} \({number}-{number}\)", line
+            rf"{name} +{number} MB +{number} ms, +{number} ms to read it, ratio {number} \({number}-{number}\)", line
         )
         assert found, line
         size, mine, plain, ratio, low, high = map(float, found.groups())
@@ -246,7 +250,7 @@ def test_what_bench_prints_is_understood(model):
 
 BENCH = """\
 prefill 512 tokens: 100.00 tokens/s, 97.00 GMAC/s, at most 256 tokens at a time
-decode 24 tokens: 20.00 tokens/s, 26.00 GB/s, 95% of the 27.00 GB/s that 2 threads can read
+decode 24 tokens: 20.00 tokens/s, 26.00 GB/s, 95% of the 27.00 GB/s that 2 threads read between the tokens
 prefill took 5.1200 s: matmul 4.0960, attention 0.7680, rest 0.2560
 decode took 1.2000 s: matmul 1.0800, attention 0.0600, rest 0.0600
 memory 1.500 GB at its peak
