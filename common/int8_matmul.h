@@ -552,17 +552,23 @@ inline void pack_tokens(const PackedTokens& to, const Int8Matrix& x, int t) {
     pack_words<Isa::tile_tokens>(to.sums, Isa::tile_tokens, x.row_sums(t), n_groups, n_valid, n_groups, 0);
 }
 
-// Packs rows i .. i + panel_rows - 1 of w, a block's columns from k on. Rows past the last get zeros.
+// Packs rows i .. i + panel_rows - 1 of w: n_cols columns of codes from k on. Rows past the last get zeros.
 template <class Isa>
-inline void pack_panel(const PackedPanel& to, const Int8Matrix& w, int i, int k, const Block& block) {
+inline void pack_codes(uint32_t* to, const Int8Matrix& w, int i, int k, int n_cols) {
     constexpr int n = Isa::lanes, columns = panel_rows<Isa>;
-    const int n_words = block.n_groups * block.group_size / 4, g = k / w.group_size;
     for (int row = 0; row < columns; row += n) {
         const int n_valid = w.n_rows - i - row, first = std::min(i + row, w.n_rows);
-        pack_words<n>(to.codes + row, columns, w.row_codes(first) + k, w.n_cols / 4, n_valid, n_words,
+        pack_words<n>(to + row, columns, w.row_codes(first) + k, w.n_cols / 4, n_valid, n_cols / 4,
                       Isa::flip * 0x01010101u);
-        pack_words<n>(to.scales + row, columns, w.row_scales(first) + g, w.n_groups(), n_valid,
-                      block.n_groups, 0);
+    }
+}
+// The same rows' scales, of all columns.
+template <class Isa>
+inline void pack_scales(float* to, const Int8Matrix& w, int i) {
+    constexpr int n = Isa::lanes, columns = panel_rows<Isa>;
+    for (int row = 0; row < columns; row += n) {
+        const int n_valid = w.n_rows - i - row, first = std::min(i + row, w.n_rows);
+        pack_words<n>(to + row, columns, w.row_scales(first), w.n_groups(), n_valid, w.n_groups(), 0);
     }
 }
 
@@ -662,12 +668,8 @@ inline void pack_tokens<NeonI8mm>(const PackedTokens& to, const Int8Matrix& x, i
                                       n_groups, 0);
 }
 template <>
-inline void pack_panel<NeonI8mm>(const PackedPanel& to, const Int8Matrix& w, int i, int k,
-                                 const Block& block) {
-    constexpr int n = panel_rows<NeonI8mm>;
-    const int n_valid = w.n_rows - i, n_eights = block.n_groups * block.group_size / 8;
-    pack_eights<n>(to.codes, w.row_codes(i) + k, w.n_cols, n_valid, n_eights);
-    pack_words<n>(to.scales, n, w.row_scales(i) + k / w.group_size, w.n_groups(), n_valid, block.n_groups, 0);
+inline void pack_codes<NeonI8mm>(uint32_t* to, const Int8Matrix& w, int i, int k, int n_cols) {
+    pack_eights<panel_rows<NeonI8mm>>(to, w.row_codes(i) + k, w.n_cols, w.n_rows - i, n_cols / 8);
 }
 
 // 2 * n_pairs tokens; those past the last one are zeros. Until the row is complete, `out` holds the 2 x 2
@@ -787,12 +789,14 @@ inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const
     const bool parts = w.n_groups() == 1 && w.n_cols > max_cols;
     const int width = parts ? max_cols : std::max(1, max_cols / w.group_size) * w.group_size;
     const size_t n_blocks = (w.n_cols + width - 1) / width;
+    pack_scales<Isa>(panel.scales, w, i);
     for (size_t b = 0; b < n_blocks; b++) {
         const int k = int(b) * width, n_cols = std::min(width, w.n_cols - k);
         const bool first = b == 0, last = b + 1 == n_blocks;
         const Block block = parts ? Block{1, n_cols, true, last, !first, !last}
                                   : Block{n_cols / w.group_size, w.group_size, first, last};
-        pack_panel<Isa>(panel, w, i, k, block);
+        pack_codes<Isa>(panel.codes, w, i, k, n_cols);
+        const PackedPanel columns{panel.codes, panel.scales + size_t(k / w.group_size) * n_rows};
         for (int tile = 0; tile < n_tiles; tile++) {
             // Meanwhile the next panel comes in, bit by bit.
             prefetch_rows(w, i + n_rows, n_rows, b * n_tiles + tile, n_blocks * n_tiles);
@@ -800,7 +804,7 @@ inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const
             const size_t codes = (size_t(token) * w.n_cols + size_t(k) * Isa::tile_tokens) / 4;
             const size_t group = size_t(token) * w.n_groups() + size_t(k / w.group_size) * Isa::tile_tokens;
             tile_of<Isa>(std::min(Isa::tile_tokens, n_tokens - token), out + size_t(token) * n_rows,
-                         {x.codes + codes, x.scales + group, x.sums + group}, panel, block);
+                         {x.codes + codes, x.scales + group, x.sums + group}, columns, block);
         }
     }
 }
@@ -828,8 +832,7 @@ inline void products_by_panels(const Int8Matrix& x, std::span<const Product> pro
         static thread_local std::vector<uint32_t> codes;
         static thread_local std::vector<float> scales, sums;
         const size_t block_bytes = std::max<size_t>(panel_block_bytes, size_t(n_rows) * x.group_size);
-        const PackedPanel panel{grown(codes, block_bytes / 4),
-                                grown(scales, std::max<size_t>(block_bytes / x.group_size, n_rows))};
+        const PackedPanel panel{grown(codes, block_bytes / 4), grown(scales, size_t(x.n_groups()) * n_rows)};
         // A panel's outputs, collected one token behind the other. The last panel may stick out.
         float* outputs = grown(sums, size_t(n_tiles) * Isa::tile_tokens * n_rows);
         for (const Product& p : products) {
