@@ -80,16 +80,21 @@ def export_w8a8(
 ) -> Smoothing:
     """Writes `out` and returns what calibration chose. Raises ModelError, and writes nothing, for what cannot be done.
 
-    calibration: a text file, needed unless alpha is None (no smoothing) and activations are dynamic.
+    calibration: a text file, needed unless alpha is None (no smoothing) and activations are dynamic, when neither it
+    nor n_samples nor seq_len may be given.
     block: 0 for one scale a row, or 32.
     """
     if block not in (0, 32):
         raise ModelError(f"--block is {block}, expected 0 or 32")
     if static and block:
         raise ModelError(f"--act static has one scale for a whole row, --block {block} has more: use --block 0")
-    if calibration is None and (static or alpha is not None):
+    calibrates = static or alpha is not None
+    if calibrates and calibration is None:
         need = "--act static" if alpha is None else "smoothing"
         raise ModelError(f"{need} needs a text to calibrate with: --calib TEXT")
+    for option, value in {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}.items():
+        if value is not None and not calibrates:
+            raise ModelError(f"{option} would change nothing with --no-smooth and dynamic activations: leave it out")
     checkpoint = Checkpoint(hf_dir)
     config = checkpoint.config
     if block:
@@ -99,7 +104,7 @@ def export_w8a8(
     generation = read_generation(checkpoint.path, config.vocab_size)
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
     samples = []
-    if calibration is not None and (static or alpha is not None):
+    if calibrates:
         samples = read_samples(checkpoint, calibration, n_samples, seq_len)
     norms, matrices = list(norm_names(config)), list(matrix_names(config))
 

@@ -237,12 +237,14 @@ def test_smoothing_evens_out_a_channel(tmp_path):
     tokens = np.array(encode(hf_dir, CALIBRATION.read_text())[0][500:600])
     plain = forward(Checkpoint(hf_dir).config, Fp32(Checkpoint(hf_dir)), tokens)
 
+    calibrated = {"calibration": CALIBRATION, "n_samples": 4, "seq_len": 64}
+
     def error(**options):
-        export_w8a8(hf_dir, tmp_path / "out.bin", CALIBRATION, n_samples=4, seq_len=64, progress=False, **options)
+        export_w8a8(hf_dir, tmp_path / "out.bin", progress=False, **options)
         scheme = W8A8(tmp_path / "out.bin")
         return relative_error(plain, forward(scheme.config, scheme, tokens, interleaved=True))
 
-    unsmoothed, smoothed, auto = error(alpha=None), error(), error(alpha="auto")
+    unsmoothed, smoothed, auto = error(alpha=None), error(**calibrated), error(**calibrated, alpha="auto")
     assert unsmoothed > 5 * smoothed
     assert unsmoothed > 5 * auto
     assert smoothed < 0.1
@@ -586,6 +588,9 @@ CALIB = ("--calib", CALIBRATION)
         ((*CALIB, "--alpha", "nan"), "--alpha is nan, expected 0 to 1, or auto"),
         ((*CALIB, "--alpha", "best"), "--alpha is best, expected 0 to 1, or auto"),
         ((*CALIB, "--alpha", "0.5", "--no-smooth"), "--alpha and --no-smooth exclude each other"),
+        ((*CALIB, "--no-smooth"), "--calib would change nothing with --no-smooth and dynamic activations: leave it out"),
+        (("--no-smooth", "--samples", 4), "--samples would change nothing with --no-smooth and dynamic activations"),
+        (("--no-smooth", "--seq-len", 64), "--seq-len would change nothing with --no-smooth and dynamic activations"),
         ((*CALIB, "--samples", 0), "--samples is 0, expected 1 or more"),
         ((*CALIB, "--seq-len", 1), "--seq-len is 1, expected 2 to the model's 512"),
         ((*CALIB, "--seq-len", 513), "--seq-len is 513, expected 2 to the model's 512"),
