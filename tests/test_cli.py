@@ -361,7 +361,8 @@ def test_bench():
     text = ok(LLAMA, "--bench", "32,16", "-j", 2)
     assert re.fullmatch(
         r"prefill 32 tokens: [\d.]+ tokens/s, [\d.]+ GMAC/s, at most \d+ tokens at a time\n"
-        r"decode 16 tokens: [\d.]+ tokens/s, [\d.]+ GB/s, \d+% of the [\d.]+ GB/s that 2 threads read between the tokens\n"
+        r"decode 16 tokens: [\d.]+ tokens/s, [\d.]+ GB/s, "
+        r"\d+% of the [\d.]+ GB/s that 2 threads read between the tokens\n"
         r"prefill took [\d.]+ s: [^\n]*matmul[^\n]*attention[^\n]*rest[^\n]*\n"
         r"decode took [\d.]+ s: [^\n]*matmul[^\n]*attention[^\n]*rest[^\n]*\n"
         r"memory [\d.]+ GB at its peak\n",

@@ -588,7 +588,7 @@ CALIB = ("--calib", CALIBRATION)
         ((*CALIB, "--alpha", "nan"), "--alpha is nan, expected 0 to 1, or auto"),
         ((*CALIB, "--alpha", "best"), "--alpha is best, expected 0 to 1, or auto"),
         ((*CALIB, "--alpha", "0.5", "--no-smooth"), "--alpha and --no-smooth exclude each other"),
-        ((*CALIB, "--no-smooth"), "--calib would change nothing with --no-smooth and dynamic activations: leave it out"),
+        ((*CALIB, "--no-smooth"), "--calib would change nothing with --no-smooth and dynamic activations"),
         (("--no-smooth", "--samples", 4), "--samples would change nothing with --no-smooth and dynamic activations"),
         (("--no-smooth", "--seq-len", 64), "--seq-len would change nothing with --no-smooth and dynamic activations"),
         ((*CALIB, "--samples", 0), "--samples is 0, expected 1 or more"),
