@@ -63,11 +63,11 @@ class LazyMemory {
     size_t size_ = 0;
 };
 
-// The keys and values of every position so far. Memory grows with the positions used: a page holds 128 of
+// The keys and values of every position so far. Memory grows with the positions used: a page holds 256 of
 // them, of all layers and heads.
 class KvCache {
   public:
-    static constexpr int page = 128;  // positions
+    static constexpr int page = 256;  // positions
 
     KvCache() = default;
     KvCache(int n_layers, int n_kv_heads, int head_dim, int context)
@@ -236,7 +236,8 @@ inline void attend(float* const* out, const KvCache& cache, int layer, int head,
     }
 
     // The weighted sum of the values: some positions at a time, which stay in the cache for all queries.
-    constexpr int step = KvCache::page / 2;
+    constexpr int step = 64;
+    static_assert(KvCache::page % step == 0);
     for (int p = 0; p < n_positions; p += step) {
         const float* v = cache.values(layer, head, p);
         const float* next = p + step < n_positions ? cache.values(layer, head, p + step) : v;

@@ -576,7 +576,11 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
         ids[i] = static_cast<int>((i + 1) * 7919 % static_cast<size_t>(s.model.config.vocab_size));
     }
     const auto prompt = std::span<const int>(ids).first(static_cast<size_t>(n_prompt));
-    s.model.forward(std::span(ids).first(1), 0, false);  // not timed: brings the file into memory
+    // Not timed: brings the file into memory, and the KV cache into being, which grows by pages of some
+    // hundred positions.
+    for (int pos = 0; pos < n && !interrupted; pos += 128) {
+        s.model.forward(std::span(ids).first(1), pos, false);
+    }
     for (int i = 0; s.model.forward_greedy && i < 2;
          i++) {  // and what a device loads and plans at first uses
         if (n_generated > 0) s.model.forward_greedy(std::span(ids).first(1), 0);

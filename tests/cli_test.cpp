@@ -32,6 +32,7 @@ struct Bigram {
     std::vector<Fed> fed;      // every call of forward()
     int raise_at_call = -1;    // the call that also sends this process a SIGINT
     uint64_t weight_bytes = 1000;
+    int context = 64;
 
     // After token t comes t + 1, and after the last one the first.
     explicit Bigram(int vocab = 8) : vocab_size(vocab), table(static_cast<size_t>(vocab * vocab), 0.0f) {
@@ -45,7 +46,7 @@ struct Bigram {
     Model model() {
         Model m;
         m.config.vocab_size = vocab_size;
-        m.config.max_seq_len = 64;
+        m.config.max_seq_len = context;
         m.config.dim = m.config.n_layers = 1;
         m.config.temperature = 0;
         m.config.eos_ids = {7};
@@ -955,6 +956,19 @@ TEST_CASE("bench: runs the prompt at once and then a token at a time") {
     CHECK(r.out.find("decode") == std::string::npos);
     r = run_cli(table_program, {"m", "--bench", "0,1"});
     CHECK(r.out.starts_with("decode 1 tokens: "));
+}
+
+TEST_CASE("bench: one token in each page of the KV cache goes ahead, untimed") {
+    Bigram table;
+    loaded = &table;
+    table.context = 300;
+    const Result r = run_cli(table_program, {"m", "--bench", "298,2"});
+    CHECK(r.code == 0);
+    REQUIRE(table.fed.size() == 6);
+    for (size_t i = 0; i < 3; i++) CHECK(table.fed[i] == Fed{static_cast<int>(i) * 128, {7}, false});
+    CHECK(table.fed[3].pos == 0);
+    CHECK(table.fed[3].tokens.size() == 298);
+    CHECK(table.fed.back().pos == 299);
 }
 
 TEST_CASE("bench: the memory it reads between the tokens is not the program's") {
