@@ -1,8 +1,8 @@
 // in_turns: what decode costs beside reading the same bytes, on a machine whose speed changes all the time.
 //
-// `make bench` measures the read bandwidth in one second and a program in the next. On a shared machine
-// another one may be twice as fast by then. Here the two take turns in one process, some milliseconds each:
-// plain reading, one token's work, plain reading again, and the work is compared with the two around it.
+// `make bench` has the whole program; this has its two parts that read most, each alone: the products of all
+// layers, and attention. Plain reading and one token's work take turns, some milliseconds each, and the work
+// is compared with the reading before and after it.
 //
 //     make build/in_turns && build/in_turns llama-3.2-1b|qwen3-0.6b [ROUNDS [THREADS]]
 
@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
@@ -89,26 +88,6 @@ void attention(const Shape& s, const KvCache& cache) {
     }
 }
 
-// All threads read n_bytes from `memory` on.
-void read(const char* memory, size_t n_bytes, int n_threads) {
-    uint32_t total = 0;
-#pragma omp parallel num_threads(n_threads) reduction(+ : total)
-    {
-        const size_t lines = n_bytes / 64 / omp_get_num_threads();
-        total += sum_words(reinterpret_cast<const uint32_t*>(memory + omp_get_thread_num() * lines * 64),
-                           lines * 16);
-    }
-    volatile uint32_t sink = total;  // the sum must be wanted by someone
-    (void)sink;
-}
-
-template <class Work>
-double seconds_of(Work work) {
-    const double start = seconds_now();
-    work();
-    return seconds_now() - start;
-}
-
 // Of sorted values, the one that a share of the others lies below.
 double quantile(const std::vector<double>& sorted, double share) {
     return sorted[size_t(share * double(sorted.size() - 1) + 0.5)];
@@ -116,18 +95,22 @@ double quantile(const std::vector<double>& sorted, double share) {
 
 // Times `work`, which reads n_bytes, between two times of plain reading. Prints medians and quartiles.
 template <class Work>
-void compare(const char* name, size_t n_bytes, const char* memory, int n_rounds, int n_threads, Work work) {
-    auto plain = [&] { return seconds_of([&] { read(memory, n_bytes, n_threads); }); };
+void compare(const char* name, size_t n_bytes, int n_rounds, int n_threads, Work work) {
+    const ReadBuffer buffer(n_bytes, n_threads);
+    // The buffer is a whole number of pages, and smaller where memory is short.
+    auto plain = [&] { return buffer.seconds_to_read() * double(n_bytes) / double(buffer.size()); };
     std::vector<double> ratios, seconds, plain_seconds;
     for (int i = -1; i < n_rounds; i++) {
-        const double before = plain(), mine = seconds_of(work), after = plain();
+        const double before = plain(), start = seconds_now();
+        work();
+        const double mine = seconds_now() - start, after = plain();
         if (i < 0) continue;  // threads, buffers and pages are there from now on
         ratios.push_back(mine / ((before + after) / 2));
         seconds.push_back(mine);
         plain_seconds.push_back((before + after) / 2);
     }
     for (auto* v : {&ratios, &seconds, &plain_seconds}) std::sort(v->begin(), v->end());
-    std::printf("%-13s %8.1f MB  %7.3f ms, %7.3f ms to read it, ratio %.2f (%.2f-%.2f)\n", name,
+    std::printf("%-13s %8.3f MB  %7.3f ms, %7.3f ms to read it, ratio %.2f (%.2f-%.2f)\n", name,
                 double(n_bytes) / 1e6, quantile(seconds, 0.5) * 1e3, quantile(plain_seconds, 0.5) * 1e3,
                 quantile(ratios, 0.5), quantile(ratios, 0.25), quantile(ratios, 0.75));
 }
@@ -149,8 +132,8 @@ int main(int argc, char** argv) {
     const Shape& s = *shape;
     const size_t weight_bytes = products(s, nullptr, 64), row_bytes = products(s, nullptr, 0);
     const size_t cache_bytes = size_t(2) * s.n_layers * context * s.n_kv_heads * s.head_dim * sizeof(float);
-    const LazyMemory memory(std::max(weight_bytes, cache_bytes) / sizeof(float), "the weights");
-    std::fill_n(memory.data(), std::max(weight_bytes, cache_bytes) / sizeof(float), 1.0f);
+    const LazyMemory memory(weight_bytes / sizeof(float), "the weights");
+    std::fill_n(memory.data(), weight_bytes / sizeof(float), 1.0f);
     KvCache cache(s.n_layers, s.n_kv_heads, s.head_dim, context);
     const std::vector<float> row(s.head_dim, 0.01f);
     for (int pos = 0; pos < context; pos++) {
@@ -160,8 +143,8 @@ int main(int argc, char** argv) {
     }
     char* bytes = reinterpret_cast<char*>(memory.data());
     std::printf("%s, %d threads, medians of %d rounds (quartiles)\n", s.name, n_threads, n_rounds);
-    compare("products q8", weight_bytes, bytes, n_rounds, n_threads, [&] { products(s, bytes, 64); });
-    compare("products w8a8", row_bytes, bytes, n_rounds, n_threads, [&] { products(s, bytes, 0); });
-    compare("attention", cache_bytes, bytes, n_rounds, n_threads, [&] { attention(s, cache); });
+    compare("products q8", weight_bytes, n_rounds, n_threads, [&] { products(s, bytes, 64); });
+    compare("products w8a8", row_bytes, n_rounds, n_threads, [&] { products(s, bytes, 0); });
+    compare("attention", cache_bytes, n_rounds, n_threads, [&] { attention(s, cache); });
     return 0;
 }

@@ -581,8 +581,8 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     for (int pos = 0; pos < n && !interrupted; pos += 128) {
         s.model.forward(std::span(ids).first(1), pos, false);
     }
-    for (int i = 0; s.model.forward_greedy && i < 2;
-         i++) {  // and what a device loads and plans at first uses
+    // Nor what a device loads and plans at first uses.
+    for (int i = 0; s.model.forward_greedy && i < 2; i++) {
         if (n_generated > 0) s.model.forward_greedy(std::span(ids).first(1), 0);
         if (n_prompt > 0) s.model.forward_greedy(prompt, 0);
     }
@@ -593,14 +593,13 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     Statistics& t = s.statistics;
     t.peak_memory = peak_memory_bytes();
     // A machine may be half as fast in the next second, so between any two tokens it reads as many bytes, and
-    // decode's average is compared with the average of that.
-    double limit = s.model.device_bandwidth ? s.model.device_bandwidth() : 0, read_bytes = 0,
-           read_seconds = 0;
-    const bool on_device = limit > 0;
+    // decode's average is compared with the average of that; on a device, with what it can copy.
+    const double device_limit = n_generated > 0 && s.model.device_bandwidth ? s.model.device_bandwidth() : 0;
     std::optional<ReadBuffer> buffer;
-    if (n_generated > 0 && !on_device) {
+    if (n_generated > 0 && device_limit == 0) {
         buffer.emplace(std::min<uint64_t>(s.model.weight_bytes_per_token, 1 << 30), o.threads);
     }
+    double read_bytes = 0, read_seconds = 0;
     for (size_t i = prompt.size(); i < ids.size() && !interrupted; i++) {
         feed(s, std::span(ids).subspan(i, 1), true, true);
         if (!buffer) continue;
@@ -608,8 +607,8 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
         read_bytes += static_cast<double>(buffer->size());
     }
     const PhaseSeconds at_end = phases();
+    const double read_limit = per_second(read_bytes, read_seconds);
     t.peak_memory = std::max(t.peak_memory, peak_memory_bytes() - (buffer ? buffer->size() : 0));
-    if (!on_device) limit = per_second(read_bytes, read_seconds);
     std::string text;
     if (t.n_prefill > 0) {
         const double rate = per_second(t.n_prefill, t.prefill_seconds);
@@ -625,12 +624,12 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
         const double rate = per_second(t.decode_bytes, t.decode_seconds);
         text += format("decode %d tokens: %.2f tokens/s, %.2f GB/s", t.n_decode,
                        per_second(t.n_decode, t.decode_seconds), rate / 1e9);
-        if (on_device) {
-            text +=
-                format(", %.0f%% of the %.2f GB/s that the device can copy", 100 * rate / limit, limit / 1e9);
-        } else if (limit > 0) {
+        if (device_limit > 0) {
+            text += format(", %.0f%% of the %.2f GB/s that the device can copy", 100 * rate / device_limit,
+                           device_limit / 1e9);
+        } else if (read_limit > 0) {
             text += format(", %.0f%% of the %.2f GB/s that %d threads read between the tokens",
-                           100 * rate / limit, limit / 1e9, o.threads);
+                           100 * rate / read_limit, read_limit / 1e9, o.threads);
         }
         text += "\n";
     }

@@ -24,9 +24,8 @@ inline Floats load(const float* p) {
     return v;
 }
 inline void store(float* p, const Floats& v) { std::memcpy(p, &v, sizeof v); }
-inline Floats splat(float x) {
-    return x - Floats{};
-}  // x - 0 is x, and compilers know it; x + 0 is not, for -0
+// x - 0 is x, and compilers know it; x + 0 is not, for -0.
+inline Floats splat(float x) { return x - Floats{}; }
 
 // Has the compiler keep v in a register. g++ 12 would rather load it again for each use.
 inline void in_register(Floats& v) {

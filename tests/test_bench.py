@@ -221,7 +221,7 @@ def test_in_turns():
         )
         assert found, line
         size, mine, plain, ratio, low, high = map(float, found.groups())
-        assert size == round(n_bytes / 1e6, 1)
+        assert size == round(n_bytes / 1e6, 3)
         assert mine > 0
         assert plain > 0
         assert low <= ratio <= high
