@@ -1,12 +1,14 @@
-// runq: Llama 3 and Qwen3 inference in Q8, one file to read from top to bottom.
+// runq: Llama 3 and Qwen3 inference in Q8, to read from top to bottom.
 //
-// Weights are int8 with one fp32 scale for each group of 64 along a row. Before each matrix product the
+// Weights are int8 with one fp32 scale per group of 64 along a row. Before each matrix product the
 // activations are quantized the same way, the product runs in int8 x int8 -> int32 group by group, and
 // everything else (normalization, rotation, softmax, SwiGLU, residuals) is plain fp32. A layer has 4
 // quantizations and 7 products.
 //
-// This file is about the scheme and the forward pass. Model files, tokens, sampling and the command line are
-// in common/; docs/forward-pass.md walks through the same steps with equations and numbers.
+// This file has what is Q8's own: the matrix, quantize and matmul as plain loops, the tensors of a file, and
+// the forward pass. What any scheme needs is in common/: the operations between products and attention
+// (cpu/), model files (model/), the tokenizer (text/), the command line (app/). cpu/ also has the fast forms
+// of the loops here. docs/forward-pass.md walks through the same steps with equations and numbers.
 //
 //     make runq && ./runq model.bin -i "Once upon a time"
 
@@ -15,6 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -22,59 +25,98 @@
 #include <utility>
 #include <vector>
 
-#include "common/attention.h"
-#include "common/cli.h"
-#include "common/int8_matmul.h"
-#include "common/model_file.h"
-#include "common/trace.h"
-#include "common/vector.h"
+#include "common/app/model.h"
+#include "common/app/options.h"
+#include "common/app/trace.h"
+#include "common/cpu/attention.h"
+#include "common/cpu/int8_matmul.h"
+#include "common/cpu/ops.h"
+#include "common/cpu/rows.h"
+#include "common/model/model_file.h"
+#include "common/model/scheme.h"
+#include "common/model/tensors.h"
 
 // ----------------------------------------------------------------------------
-// Weights, in place in the model file
+// Q8: the arithmetic. The loops are the specification; int8_quantize and int8_matmul are the same, fast.
 
-struct Weights {
-    const float* attn_norm = nullptr;   // (n_layers, dim)
-    const float* ffn_norm = nullptr;    // (n_layers, dim)
-    const float* final_norm = nullptr;  // (dim,)
-    const float* q_norm = nullptr;      // (n_layers, head_dim), Qwen3 only
-    const float* k_norm = nullptr;      // (n_layers, head_dim), Qwen3 only
+// Weights in Q8, row by row: value (i, j) is codes[i * n_cols + j] * scales[i * n_groups + j / group_size].
+struct Q8Matrix {
+    const int8_t* codes = nullptr;  // (n_rows, n_cols), each in -127..127
+    const float* scales = nullptr;  // (n_rows, n_groups)
+    int n_rows = 0, n_cols = 0;     // output channels, input channels
+    int group_size = 0;             // divides n_cols
 
-    Int8Matrix embedding;               // (vocab_size, dim)
-    std::vector<Int8Matrix> q_proj;     // n_layers of (n_heads * head_dim, dim)
-    std::vector<Int8Matrix> k_proj;     // n_layers of (n_kv_heads * head_dim, dim)
-    std::vector<Int8Matrix> v_proj;     // n_layers of (n_kv_heads * head_dim, dim)
-    std::vector<Int8Matrix> o_proj;     // n_layers of (dim, n_heads * head_dim)
-    std::vector<Int8Matrix> gate_proj;  // n_layers of (hidden_dim, dim)      w1 in llama2.c
-    std::vector<Int8Matrix> down_proj;  // n_layers of (dim, hidden_dim)      w2
-    std::vector<Int8Matrix> up_proj;    // n_layers of (hidden_dim, dim)      w3
-    Int8Matrix classifier;              // (vocab_size, dim); the embedding itself if the two are tied
+    int n_groups() const { return n_cols / group_size; }
+    Int8Matrix view() const { return {codes, scales, nullptr, n_rows, n_cols, group_size}; }
 };
 
-// Bytes of a quantized matrix in the file: a byte for each code, then four for each group's scale.
-uint64_t matrix_bytes(uint64_t n_rows, uint64_t n_cols, uint64_t group_size) {
-    return n_rows * n_cols + n_rows * (n_cols / group_size) * sizeof(float);
+// codes (group_size,) of x (group_size,): amax = max|x|, code = clamp(x * (127 / amax)) rounded half to even.
+// Returns the scale, amax / 127. Where 127 / amax is not finite (amax 0, or below 3.74e-37), scale and codes
+// are 0. -128 never appears.
+float quantize_group(int8_t* codes, const float* x, int group_size) {
+    float amax = 0;
+    for (int i = 0; i < group_size; i++) amax = std::max(amax, std::fabs(x[i]));
+    float inv = 127.0f / amax;
+    if (!(inv > 0 && inv <= std::numeric_limits<float>::max())) inv = 0;
+    for (int i = 0; i < group_size; i++) {
+        const float r = std::nearbyintf(x[i] * inv);
+        const float low = r > -127.0f ? r : -127.0f;  // in this order, NaN becomes -127 rather than undefined
+        codes[i] = int8_t(low < 127.0f ? low : 127.0f);
+    }
+    return inv > 0 ? amax / 127.0f : 0.0f;
 }
 
-// Bytes of one layer's seven matrices.
-uint64_t layer_matrix_bytes(const ModelConfig& c) {
-    return matrix_bytes(c.q_dim(), c.dim, c.group_size) +         // q_proj
-           2 * matrix_bytes(c.kv_dim(), c.dim, c.group_size) +    // k_proj, v_proj
-           matrix_bytes(c.dim, c.q_dim(), c.group_size) +         // o_proj
-           2 * matrix_bytes(c.hidden_dim, c.dim, c.group_size) +  // gate_proj, up_proj
-           matrix_bytes(c.dim, c.hidden_dim, c.group_size);       // down_proj
+// Quantizes the rows of x: the input of the matrices that follow. out: codes (n_tokens, n_cols) and scales
+// (n_tokens, n_cols / group_size).
+void quantize(Int8Rows& out, const Rows& x, int group_size) {
+    out.resize(x.n_rows, x.n_cols, group_size);
+#pragma omp parallel for schedule(static) if (x.n_rows > 1)
+    for (int t = 0; t < x.n_rows; t++) {
+        int8_t* codes = out.row_codes(t);
+        float* scales = out.row_scales(t);
+        if (int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, group_size)) continue;
+        for (int i = 0; i < x.n_cols; i += group_size)
+            scales[i / group_size] = quantize_group(codes + i, x.row(t) + i, group_size);
+    }
 }
 
-uint64_t norm_bytes(const ModelConfig& c) {
-    const uint64_t n_layers = c.n_layers, dim = c.dim, head_dim = c.head_dim;
-    const uint64_t head_norms = c.arch == Arch::qwen3 ? 2 * n_layers * head_dim : 0;
-    return ((2 * n_layers + 1) * dim + head_norms) * sizeof(float);
+// Row t of x times row i of w: each group is an exact int32 sum, scaled by both scales; the groups are added
+// up in fp32.
+float dot(const Int8Rows& x, int t, const Q8Matrix& w, int i) {
+    const int8_t *x_codes = x.row_codes(t), *w_codes = w.codes + size_t(i) * w.n_cols;
+    const float *x_scales = x.row_scales(t), *w_scales = w.scales + size_t(i) * w.n_groups();
+    float sum = 0;
+    for (int g = 0; g < w.n_groups(); g++) {
+        int32_t acc = 0;
+        for (int k = g * w.group_size; k < (g + 1) * w.group_size; k++)
+            acc += int32_t(x_codes[k]) * int32_t(w_codes[k]);
+        sum += float(acc) * (w_scales[g] * x_scales[g]);
+    }
+    return sum;
 }
 
-// Bytes of all weights that a header implies. Throws if the group size does not divide what it has to.
-uint64_t weight_bytes(const ModelConfig& c) {
+// The products of one input with several matrices: q, k and v; gate and up.
+void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<Q8Matrix>> products) {
+    int8_matmul(x, products, dot);
+}
+
+// One row of the table per token, dequantized. The table as a whole stays int8.
+void embed(Rows& out, const Q8Matrix& table, std::span<const int> tokens) {
+    out.n_rows = int(tokens.size());
+    for (int t = 0; t < out.n_rows; t++) {
+        const int8_t* codes = table.codes + size_t(tokens[t]) * table.n_cols;
+        const float* scales = table.scales + size_t(tokens[t]) * table.n_groups();
+        for (int i = 0; i < out.n_cols; i++) out.row(t)[i] = float(codes[i]) * scales[i / table.group_size];
+    }
+}
+
+// ----------------------------------------------------------------------------
+// The tensors of a file
+
+// Throws if the group size does not divide what it has to.
+void check_config(const ModelConfig& c) {
     auto fail = [](const std::string& what) { throw std::runtime_error(what); };
-    // A multiple of 4 keeps the scales behind the codes aligned; the limit keeps the int32 accumulators
-    // exact.
+    // A multiple of 4 keeps the scales behind the codes aligned; the limit keeps the int32 sums exact.
     if (c.group_size < 4 || c.group_size % 4 != 0 || c.group_size > max_group_size) {
         fail("group_size is " + std::to_string(c.group_size) + ", expected a multiple of 4 up to " +
              std::to_string(max_group_size));
@@ -86,77 +128,74 @@ uint64_t weight_bytes(const ModelConfig& c) {
                  std::to_string(c.group_size));
         }
     }
-    const uint64_t table = matrix_bytes(c.vocab_size, c.dim, c.group_size);
-    return norm_bytes(c) + (c.shared_classifier ? 1 : 2) * table + c.n_layers * layer_matrix_bytes(c);
 }
 
-// The order of the file: norms, embedding, then each projection over all layers, then the classifier if it
-// has its own. llama2.c's version 2, with Qwen3's two head norms added.
-Weights map_weights(const ModelFile& file) {
-    const ModelConfig& c = file.config;
-    const uint64_t n_layers = c.n_layers, dim = c.dim, head_dim = c.head_dim;
-    WeightCursor cursor(file);
-    auto matrix = [&](int n_rows, int n_cols) {
-        Int8Matrix m{nullptr, nullptr, nullptr, n_rows, n_cols, c.group_size};
-        m.codes = cursor.take<int8_t>(uint64_t(n_rows) * n_cols);
-        m.scales = cursor.take<float>(uint64_t(n_rows) * m.n_groups());
-        return m;
-    };
-    auto matrices = [&](int n_rows, int n_cols) {
-        std::vector<Int8Matrix> layers;
-        for (int l = 0; l < c.n_layers; l++) layers.push_back(matrix(n_rows, n_cols));
-        return layers;
-    };
+// Every tensor in the order of the file, which is llama2.c's version 2 with Qwen3's two head norms added. A
+// member is made as it stands here (C++ makes members in the order of their declaration), so the list of
+// names and shapes and the pointers into the file are the same lines.
+struct Weights {
+    TensorList file;
+    ModelConfig c;
 
-    Weights w;
-    w.attn_norm = cursor.take<float>(n_layers * dim);
-    w.ffn_norm = cursor.take<float>(n_layers * dim);
-    w.final_norm = cursor.take<float>(dim);
-    if (c.arch == Arch::qwen3) {
-        w.q_norm = cursor.take<float>(n_layers * head_dim);
-        w.k_norm = cursor.take<float>(n_layers * head_dim);
+    LayerNorms<float> norms = file.layer_norms<float>(c);     // attn, ffn: n_layers of (dim,); last: (dim,)
+    HeadNorms<float> head_norms = file.head_norms<float>(c);  // q, k: n_layers of (head_dim,), Qwen3 only
+
+    Q8Matrix embedding = q8("embed", c.vocab_size, c.dim);
+    std::vector<Q8Matrix> q_proj = q8_layers("attn.q_proj", c.q_dim(), c.dim);
+    std::vector<Q8Matrix> k_proj = q8_layers("attn.k_proj", c.kv_dim(), c.dim);
+    std::vector<Q8Matrix> v_proj = q8_layers("attn.v_proj", c.kv_dim(), c.dim);
+    std::vector<Q8Matrix> o_proj = q8_layers("attn.o_proj", c.dim, c.q_dim());
+    std::vector<Q8Matrix> gate_proj = q8_layers("ffn.gate_proj", c.hidden_dim, c.dim);  // w1 in llama2.c
+    std::vector<Q8Matrix> down_proj = q8_layers("ffn.down_proj", c.dim, c.hidden_dim);  // w2
+    std::vector<Q8Matrix> up_proj = q8_layers("ffn.up_proj", c.hidden_dim, c.dim);      // w3
+    Q8Matrix classifier = c.shared_classifier ? embedding : q8("classifier", c.vocab_size, c.dim);
+
+    // A matrix: its codes, then its scales.
+    Q8Matrix q8(const std::string& name, int n_rows, int n_cols) {
+        const int8_t* codes = file.next<int8_t>(name + ".codes", {n_rows, n_cols});
+        const float* scales = file.next<float>(name + ".scales", {n_rows, n_cols / c.group_size});
+        return {codes, scales, n_rows, n_cols, c.group_size};
     }
-    w.embedding = matrix(c.vocab_size, c.dim);
-    w.q_proj = matrices(c.q_dim(), c.dim);
-    w.k_proj = matrices(c.kv_dim(), c.dim);
-    w.v_proj = matrices(c.kv_dim(), c.dim);
-    w.o_proj = matrices(c.dim, c.q_dim());
-    w.gate_proj = matrices(c.hidden_dim, c.dim);
-    w.down_proj = matrices(c.dim, c.hidden_dim);
-    w.up_proj = matrices(c.hidden_dim, c.dim);
-    w.classifier = c.shared_classifier ? w.embedding : matrix(c.vocab_size, c.dim);
-    return w;
-}
+    std::vector<Q8Matrix> q8_layers(const char* part, int n_rows, int n_cols) {
+        return file.layers(c, part, [&](const std::string& name) { return q8(name, n_rows, n_cols); });
+    }
+};
 
 // ----------------------------------------------------------------------------
 // Everything a run needs besides the weights
 
-constexpr int max_attention_rows = 16;  // queries that share the keys they read
-constexpr int max_chunk = 128;          // tokens of a prompt that go through together
+constexpr int max_chunk = 128;  // tokens of a prompt that go through together
 
 struct RunState {
-    int context = 0;      // positions the KV cache holds
-    PhaseSeconds phases;  // where the time went
+    // A row per token of the chunk.
+    Rows x;         // (max_chunk, dim), the residual stream
+    Rows normed;    // (max_chunk, dim), normalized x
+    Rows q;         // (max_chunk, n_heads * head_dim)
+    Rows k;         // (max_chunk, n_kv_heads * head_dim)
+    Rows v;         // (max_chunk, n_kv_heads * head_dim)
+    Rows attn_out;  // (max_chunk, n_heads * head_dim)
+    Rows proj;      // (max_chunk, dim), the output of o_proj and of down_proj
+    Rows gate;      // (max_chunk, hidden_dim)
+    Rows up;        // (max_chunk, hidden_dim)
+    Rows logits;    // (1 or max_chunk, vocab_size)
 
-    // One row a token of the chunk.
-    std::vector<float> x;          // (max_chunk, dim), the residual stream
-    std::vector<float> h;          // (max_chunk, dim), normalized x; also the output of o_proj and down_proj
-    std::vector<float> q;          // (max_chunk, n_heads * head_dim)
-    std::vector<float> k;          // (max_chunk, n_kv_heads * head_dim)
-    std::vector<float> v;          // (max_chunk, n_kv_heads * head_dim)
-    std::vector<float> mix;        // (max_chunk, n_heads * head_dim), attention's output
-    std::vector<float> gate;       // (max_chunk, hidden_dim)
-    std::vector<float> up;         // (max_chunk, hidden_dim)
-    std::vector<float> rope_cos;   // (max_chunk, head_dim / 2)
-    std::vector<float> rope_sin;   // (max_chunk, head_dim / 2)
-    std::vector<float> rope_freq;  // (head_dim / 2,) radians a position
-    std::vector<float> logits;     // (1 or max_chunk, vocab_size)
+    Int8Rows xq;               // the quantized input of the products that come next
+    RopeAngles angles;         // of the chunk's positions
+    HeadScores scores, probs;  // attention's, if there is a trace
+    KvCache cache;             // keys and values of `context` positions
 
-    std::vector<int8_t> codes;  // (max_chunk, widest input of a matrix), the quantized activations
-    std::vector<float> scales;  // (max_chunk, widest input / group_size)
-    std::vector<int32_t> sums;  // (max_chunk, widest input / group_size), each group's codes added up
-
-    KvCache cache;  // keys and values of `context` positions
+    // Allocates a run's memory; `context` is the number of positions to keep.
+    RunState(const ModelConfig& c, int context, bool traced) {
+        const int n = std::min(max_chunk, context);
+        x = normed = proj = Rows(n, c.dim);
+        q = attn_out = Rows(n, c.q_dim());
+        k = v = Rows(n, c.kv_dim());
+        gate = up = Rows(n, c.hidden_dim);
+        logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
+        angles = RopeAngles(c, n);
+        scores.wanted = probs.wanted = traced;
+        cache = KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
+    }
 };
 
 struct Transformer {
@@ -167,240 +206,55 @@ struct Transformer {
 };
 
 // ----------------------------------------------------------------------------
-// The operations
+// The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
+// which a trace has its result
+// clang-format off
 
-// out = weight * x / sqrt(mean(x^2) + eps), in fp64 and rounded once. It costs nothing beside the matrices,
-// and the result is the same to the bit for any order of summation. That matters here and nowhere else:
-// embedding rows are multiples of a scale and the weights are short numbers, so that many normalized values
-// lie exactly halfway between two codes, and the last bit would decide which.
-void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
-    const double inv = 1.0 / std::sqrt(sum / n + eps);
-    for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
-}
-
-// Radians per position of each pair, theta^(-2i / head_dim), (head_dim / 2,). Llama 3.1 and later stretch the
-// long wavelengths by `factor`, leave the short ones alone and blend in between; this holds at every
-// position, so leaving it out changes every token.
-std::vector<float> rope_frequencies(const ModelConfig& c) {
-    std::vector<float> freq(c.head_dim / 2);
-    for (int i = 0; i < c.head_dim / 2; i++) {
-        double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
-        if (const RopeScaling& s = c.rope_scaling; s.llama3) {
-            const double turns =
-                s.original_max_position_embeddings * f / (2 * M_PI);  // within the original context
-            const double low = s.low_freq_factor, high = s.high_freq_factor;
-            const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-            f = (1 - smooth) * f / s.factor + smooth * f;
-        }
-        freq[i] = static_cast<float>(f);
-    }
-    return freq;
-}
-
-// Rotates the adjacent pairs (2i, 2i + 1) of one head by the angles of its position.
-void rope(float* head, const float* cos, const float* sin, int head_dim) {
-    for (int i = 0; i < head_dim / 2; i++) {
-        const float a = head[2 * i], b = head[2 * i + 1];
-        head[2 * i] = a * cos[i] - b * sin[i];
-        head[2 * i + 1] = a * sin[i] + b * cos[i];
-    }
-}
-
-// out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z))
-void swiglu(float* out, const float* gate, const float* up, int n) {
-    int i = 0;
-    for (; i + vector_lanes <= n; i += vector_lanes) {
-        const Floats z = load(gate + i);
-        store(out + i, z / (1.0f + exp(-z)) * load(up + i));
-    }
-    for (; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
-}
-
-// x (n,) += y
-void add(float* x, const float* y, int n) {
-#pragma omp parallel for simd schedule(static) if (n > 1 << 14)
-    for (int i = 0; i < n; i++) x[i] += y[i];
-}
-
-// ----------------------------------------------------------------------------
-// The forward pass
-
-// Row i of a buffer whose rows are `width` long.
-float* row(std::vector<float>& buffer, size_t i, size_t width) { return buffer.data() + i * width; }
-
-// Puts a step's values under its name into the trace, if there is one: n_tokens values of the given shape.
-// Layer -1 is outside the layers.
-template <class T>
-void record(const Transformer& m, int layer, const char* name, const T* values, int n_tokens,
-            std::initializer_list<int> shape) {
-    if (m.trace != nullptr) m.trace->add(step_name(layer, name), values, n_tokens, shape);
-}
-
-// The same for (n_heads, n) values of one token, in rows `width` apart.
-void record_rows(const Transformer& m, int layer, const char* name, const float* rows, size_t width, int n) {
-    std::vector<float> values;
-    for (int h = 0; h < m.file.config.n_heads; h++)
-        values.insert(values.end(), rows + h * width, rows + h * width + n);
-    record(m, layer, name, values.data(), 1, {m.file.config.n_heads, n});
-}
-
-// Quantizes a chunk's activations (n_tokens, width) into the run state: the input of the matrices that
-// follow.
-Int8Matrix quantize_step(Transformer& m, int layer, const char* name, const float* values, int n_tokens,
-                         int width) {
-    RunState& s = m.state;
-    const Int8Matrix x{s.codes.data(), s.scales.data(), s.sums.data(),
-                       n_tokens,       width,           m.file.config.group_size};
-#pragma omp parallel for schedule(static) if (n_tokens > 1)
-    for (int t = 0; t < n_tokens; t++) {
-        const size_t group = size_t(t) * x.n_groups();
-        quantize(s.codes.data() + size_t(t) * width, s.scales.data() + group, s.sums.data() + group,
-                 values + size_t(t) * width, width, x.group_size);
-    }
-    if (m.trace != nullptr) {
-        m.trace->add(step_name(layer, name) + ".q", x.codes, n_tokens, {width});
-        m.trace->add(step_name(layer, name) + ".s", x.scales, n_tokens, {x.n_groups()});
-    }
-    return x;
-}
-
-// Attention of a chunk: s.q (n_tokens, n_heads * head_dim), rotated, against all positions up to each token's
-// own -> s.mix, same shape. The query heads that share a kv head read the same keys and values, so they go
-// together, and with them those of the next tokens, up to max_attention_rows. Threads share such blocks out.
-void attention(Transformer& m, int layer, int n_tokens, int pos) {
-    const ModelConfig& c = m.file.config;
-    RunState& s = m.state;
-    const double start = seconds_now();
-    const int n_queries = n_tokens * c.heads_per_kv();  // of one kv head: token by token, then head by head
-    const int n_blocks = (n_queries + max_attention_rows - 1) / max_attention_rows;
-    const size_t width = padded(pos + n_tokens);  // of a row of scores
-    const size_t n_traced = m.trace != nullptr ? n_tokens * c.n_heads * width : 0;
-    std::vector<float> all_scores(n_traced), all_probs(n_traced);  // (n_tokens, n_heads, width)
-#pragma omp parallel for schedule(dynamic)
-    for (int i = 0; i < c.n_kv_heads * n_blocks; i++) {
-        const int kv = i / n_blocks, first = i % n_blocks * max_attention_rows;
-        const int n_rows = std::min(max_attention_rows, n_queries - first);
-        const float* q[max_attention_rows];
-        float *mix[max_attention_rows], *scores[max_attention_rows];
-        int n_seen[max_attention_rows], row_of[max_attention_rows];
-        for (int r = 0; r < n_rows; r++) {
-            const int token = (first + r) / c.heads_per_kv(), head = (first + r) % c.heads_per_kv();
-            row_of[r] = token * c.n_heads + kv * c.heads_per_kv() + head;
-            q[r] = row(s.q, row_of[r], c.head_dim);
-            mix[r] = row(s.mix, row_of[r], c.head_dim);
-            if (n_traced > 0) scores[r] = row(all_scores, row_of[r], width);
-            n_seen[r] = pos + token + 1;
-        }
-        static thread_local std::vector<float> buffer;  // stays from call to call
-        float* probs = grown(buffer, size_t(max_attention_rows) * padded(s.context));
-        attend(mix, s.cache, layer, kv, q, n_seen, n_rows, probs, width, n_traced > 0 ? scores : nullptr);
-        if (n_traced > 0) {
-            for (int r = 0; r < n_rows; r++)
-                std::copy_n(probs + r * width, n_seen[r], row(all_probs, row_of[r], width));
-        }
-    }
-    s.phases.attention += seconds_now() - start;
-    for (int t = 0; t < n_tokens && n_traced > 0; t++) {  // a token's matrix is as wide as it sees
-        record_rows(m, layer, "attn.scores", row(all_scores, t * c.n_heads, width), width, pos + t + 1);
-        record_rows(m, layer, "attn.probs", row(all_probs, t * c.n_heads, width), width, pos + t + 1);
-    }
-}
-
-// The products of one quantized input with several matrices.
-void multiply(Transformer& m, const Int8Matrix& x, std::initializer_list<Product> products) {
-    const double start = seconds_now();
-    int8_matmul(x, products);
-    m.state.phases.matmul += seconds_now() - start;
-}
-
-// x (n, dim) += attention of layer l: tokens at positions pos .. pos + n - 1.
-void attention_block(Transformer& m, int l, int n, int pos) {
+// x (n_tokens, dim) += attention of layer l, for tokens at positions pos, pos + 1, ...
+void attention_block(Transformer& m, int l, int pos) {
     const ModelConfig& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
-    const int half = c.head_dim / 2;
+    const Recorder record(m.trace, l);
 
-    // Normalize, quantize, and multiply by three matrices.
-#pragma omp parallel for schedule(static) if (n > 1)
-    for (int t = 0; t < n; t++) {
-        rmsnorm(row(s.h, t, c.dim), row(s.x, t, c.dim), w.attn_norm + size_t(l) * c.dim, c.dim, c.norm_eps);
+    rmsnorm(s.normed, s.x, w.norms.attn[l], c.dim, c.norm_eps);        record("attn.norm", s.normed);
+    quantize(s.xq, s.normed, c.group_size);                            record("attn.norm", s.xq);
+    matmul(s.xq, {{s.q, w.q_proj[l]},                                  // q, k and v read the same input
+                  {s.k, w.k_proj[l]},
+                  {s.v, w.v_proj[l]}});                                record("attn.q_proj", s.q);
+                                                                       record("attn.k_proj", s.k);
+                                                                       record("attn.v_proj", s.v);
+    if (c.arch == Arch::qwen3) {                                       // each head on its own
+        rmsnorm(s.q, s.q, w.head_norms.q[l], c.head_dim, c.norm_eps);  record("attn.q_norm", s.q, c.head_dim);
+        rmsnorm(s.k, s.k, w.head_norms.k[l], c.head_dim, c.norm_eps);  record("attn.k_norm", s.k, c.head_dim);
     }
-    record(m, l, "attn.norm", s.h.data(), n, {c.dim});
-    const Int8Matrix h = quantize_step(m, l, "attn.norm", s.h.data(), n, c.dim);
-    multiply(m, h, {{s.q.data(), &w.q_proj[l]}, {s.k.data(), &w.k_proj[l]}, {s.v.data(), &w.v_proj[l]}});
-    record(m, l, "attn.q_proj", s.q.data(), n, {c.q_dim()});
-    record(m, l, "attn.k_proj", s.k.data(), n, {c.kv_dim()});
-    record(m, l, "attn.v_proj", s.v.data(), n, {c.kv_dim()});
-
-    // Qwen3 normalizes each head of q and k on its own.
-    if (c.arch == Arch::qwen3) {
-        const float* q_norm = w.q_norm + size_t(l) * c.head_dim;
-        const float* k_norm = w.k_norm + size_t(l) * c.head_dim;
-#pragma omp parallel for schedule(static) if (n > 1)
-        for (int i = 0; i < n * c.n_heads; i++) {
-            rmsnorm(row(s.q, i, c.head_dim), row(s.q, i, c.head_dim), q_norm, c.head_dim, c.norm_eps);
-        }
-#pragma omp parallel for schedule(static) if (n > 1)
-        for (int i = 0; i < n * c.n_kv_heads; i++) {
-            rmsnorm(row(s.k, i, c.head_dim), row(s.k, i, c.head_dim), k_norm, c.head_dim, c.norm_eps);
-        }
-        record(m, l, "attn.q_norm", s.q.data(), n, {c.n_heads, c.head_dim});
-        record(m, l, "attn.k_norm", s.k.data(), n, {c.n_kv_heads, c.head_dim});
-    }
-
-    // Rotate q and k by their positions, and keep k and v.
-#pragma omp parallel for schedule(static) if (n > 1)
-    for (int t = 0; t < n; t++) {
-        const float *cos = row(s.rope_cos, t, half), *sin = row(s.rope_sin, t, half);
-        for (int i = 0; i < c.n_heads; i++)
-            rope(row(s.q, t * c.n_heads + i, c.head_dim), cos, sin, c.head_dim);
-        for (int i = 0; i < c.n_kv_heads; i++) {
-            float* k = row(s.k, t * c.n_kv_heads + i, c.head_dim);
-            const float* v = row(s.v, t * c.n_kv_heads + i, c.head_dim);
-            rope(k, cos, sin, c.head_dim);
-            s.cache.keep(l, i, pos + t, k, v);
-        }
-    }
-    record(m, l, "attn.q_rope", s.q.data(), n, {c.n_heads, c.head_dim});
-    record(m, l, "attn.k_rope", s.k.data(), n, {c.n_kv_heads, c.head_dim});
-
-    // Scores, softmax and the weighted sum of values; then back into the residual stream.
-    attention(m, l, n, pos);
-    record(m, l, "attn.mix", s.mix.data(), n, {c.q_dim()});
-    multiply(m, quantize_step(m, l, "attn.mix", s.mix.data(), n, c.q_dim()), {{s.h.data(), &w.o_proj[l]}});
-    record(m, l, "attn.o_proj", s.h.data(), n, {c.dim});
-    add(s.x.data(), s.h.data(), n * c.dim);
-    record(m, l, "attn.residual", s.x.data(), n, {c.dim});
+    rope(s.q, s.angles, c.head_dim);                                   record("attn.q_rope", s.q, c.head_dim);
+    rope(s.k, s.angles, c.head_dim);                                   record("attn.k_rope", s.k, c.head_dim);
+    s.cache.append(l, pos, s.k, s.v);
+    attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);    record("attn.scores", s.scores);
+                                                                       record("attn.probs", s.probs);
+                                                                       record("attn.mix", s.attn_out);
+    quantize(s.xq, s.attn_out, c.group_size);                          record("attn.mix", s.xq);
+    matmul(s.xq, {{s.proj, w.o_proj[l]}});                             record("attn.o_proj", s.proj);
+    add(s.x, s.proj);                                                  record("attn.residual", s.x);
 }
 
-// x (n, dim) += down(silu(gate(h)) * up(h)) of layer l, h the normalized x.
-void feed_forward_block(Transformer& m, int l, int n) {
+// x (n_tokens, dim) += down_proj(silu(gate_proj(normed)) * up_proj(normed)) of layer l.
+void feed_forward_block(Transformer& m, int l) {
     const ModelConfig& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
-#pragma omp parallel for schedule(static) if (n > 1)
-    for (int t = 0; t < n; t++) {
-        rmsnorm(row(s.h, t, c.dim), row(s.x, t, c.dim), w.ffn_norm + size_t(l) * c.dim, c.dim, c.norm_eps);
-    }
-    record(m, l, "ffn.norm", s.h.data(), n, {c.dim});
-    const Int8Matrix h = quantize_step(m, l, "ffn.norm", s.h.data(), n, c.dim);
-    multiply(m, h, {{s.gate.data(), &w.gate_proj[l]}, {s.up.data(), &w.up_proj[l]}});
-    record(m, l, "ffn.gate_proj", s.gate.data(), n, {c.hidden_dim});
-    record(m, l, "ffn.up_proj", s.up.data(), n, {c.hidden_dim});
-#pragma omp parallel for schedule(static) if (n > 1)
-    for (int i = 0; i < n * c.hidden_dim; i += 1024) {
-        const int width = std::min(1024, n * c.hidden_dim - i);
-        swiglu(s.gate.data() + i, s.gate.data() + i, s.up.data() + i, width);
-    }
-    record(m, l, "ffn.swiglu", s.gate.data(), n, {c.hidden_dim});
-    multiply(m, quantize_step(m, l, "ffn.swiglu", s.gate.data(), n, c.hidden_dim),
-             {{s.h.data(), &w.down_proj[l]}});
-    record(m, l, "ffn.down_proj", s.h.data(), n, {c.dim});
-    add(s.x.data(), s.h.data(), n * c.dim);
-    record(m, l, "ffn.residual", s.x.data(), n, {c.dim});
+    const Recorder record(m.trace, l);
+
+    rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);        record("ffn.norm", s.normed);
+    quantize(s.xq, s.normed, c.group_size);                            record("ffn.norm", s.xq);
+    matmul(s.xq, {{s.gate, w.gate_proj[l]},
+                  {s.up, w.up_proj[l]}});                              record("ffn.gate_proj", s.gate);
+                                                                       record("ffn.up_proj", s.up);
+    swiglu(s.gate, s.gate, s.up);                                      record("ffn.swiglu", s.gate);
+    quantize(s.xq, s.gate, c.group_size);                              record("ffn.swiglu", s.xq);
+    matmul(s.xq, {{s.proj, w.down_proj[l]}});                          record("ffn.down_proj", s.proj);
+    add(s.x, s.proj);                                                  record("ffn.residual", s.x);
 }
 
 // Runs a chunk of up to max_chunk tokens, tokens[i] at position pos + i; each attends to every position up to
@@ -410,125 +264,44 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     const ModelConfig& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
-    const int n = static_cast<int>(tokens.size());
+    const int n_tokens = int(tokens.size());
+    const Recorder record(m.trace, -1);
 
-    // The embedding: one row of the table for each token, dequantized. The table as a whole stays int8.
-    for (int t = 0; t < n; t++) {
-        const int8_t* codes = w.embedding.row_codes(tokens[t]);
-        const float* scales = w.embedding.row_scales(tokens[t]);
-        float* x = row(s.x, t, c.dim);
-        for (int i = 0; i < c.dim; i++) x[i] = float(codes[i]) * scales[i / c.group_size];
-    }
-    record(m, -1, "tokens", tokens.data(), n, {});
-    record(m, -1, "embed", s.x.data(), n, {c.dim});
-
-    // The rotation angles of each position, the same in every layer.
-    const int half = c.head_dim / 2;
-    for (int t = 0; t < n; t++) {
-        for (int i = 0; i < half; i++) {
-            const double angle = double(pos + t) * s.rope_freq[i];
-            s.rope_cos[t * half + i] = float(std::cos(angle));
-            s.rope_sin[t * half + i] = float(std::sin(angle));
-        }
-    }
-
+    embed(s.x, w.embedding, tokens);                                   record("tokens", tokens.data(), n_tokens, {});
+                                                                       record("embed", s.x);
+    s.angles.set_positions(pos, n_tokens);
     for (int l = 0; l < c.n_layers; l++) {
-        attention_block(m, l, n, pos);
-        feed_forward_block(m, l, n);
-    }
-
-    // The classifier scores every token of the vocabulary, for the last tokens that were asked for.
-    const int first = n - n_logits;
-    for (int t = first; t < n; t++) {
-        rmsnorm(row(s.h, t, c.dim), row(s.x, t, c.dim), w.final_norm, c.dim, c.norm_eps);
+        attention_block(m, l, pos);
+        feed_forward_block(m, l);
     }
     if (n_logits == 0) return {};
-    float* h = row(s.h, first, c.dim);
-    record(m, -1, "norm", h, n_logits, {c.dim});
-    s.logits.resize(std::max(s.logits.size(), size_t(n_logits) * c.vocab_size));
-    multiply(m, quantize_step(m, -1, "norm", h, n_logits, c.dim), {{s.logits.data(), &w.classifier}});
-    record(m, -1, "logits", s.logits.data(), n_logits, {c.vocab_size});
-    return {s.logits.data(), size_t(n_logits) * c.vocab_size};
+    s.x.keep_last(n_logits);
+    rmsnorm(s.normed, s.x, w.norms.last, c.dim, c.norm_eps);           record("norm", s.normed);
+    quantize(s.xq, s.normed, c.group_size);                            record("norm", s.xq);
+    s.logits.reserve(n_logits);
+    matmul(s.xq, {{s.logits, w.classifier}});                          record("logits", s.logits);
+    return {s.logits.row(0), size_t(n_logits) * c.vocab_size};
 }
+// clang-format on
 
 // ----------------------------------------------------------------------------
 // Loading, and handing the model to the command line
 
-// Allocates a run's memory; `context` is the number of positions to keep.
-RunState make_run_state(const ModelConfig& c, int context) {
-    const size_t chunk = std::min(max_chunk, context), widest = std::max({c.dim, c.q_dim(), c.hidden_dim});
-    RunState s;
-    s.context = context;
-    s.x.resize(chunk * c.dim);
-    s.h.resize(chunk * c.dim);
-    s.q.resize(chunk * c.q_dim());
-    s.k.resize(chunk * c.kv_dim());
-    s.v.resize(chunk * c.kv_dim());
-    s.mix.resize(chunk * c.q_dim());
-    s.gate.resize(chunk * c.hidden_dim);
-    s.up.resize(chunk * c.hidden_dim);
-    s.rope_cos.resize(chunk * c.head_dim / 2);
-    s.rope_sin.resize(chunk * c.head_dim / 2);
-    s.rope_freq = rope_frequencies(c);
-    s.logits.resize(c.vocab_size);  // grows to a chunk's rows when perplexity asks for all of them
-    s.codes.resize(chunk * widest);
-    s.scales.resize(chunk * widest / c.group_size);
-    s.sums.resize(chunk * widest / c.group_size);
-    s.cache = KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
-    return s;
-}
-
 // Opens a Q8 file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Transformer m;
-    m.file = open_model_file(path, magic_q8, version_q8, weight_bytes);
-    if (options.rope_theta) m.file.config.rope_theta = *options.rope_theta;
-    m.weights = map_weights(m.file);
-    m.state = make_run_state(m.file.config, context_length(options, m.file.config));
-    m.trace = trace;
-    return m;
+    return load_cpu<Transformer>(path, scheme_q8, check_config, options, trace);
 }
 
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
-    const ModelConfig& c = m->file.config;
-    Model model;
-    model.config = c;
-    if (!m->file.tokenizer.empty()) {
-        try {
-            model.tokenizer = Tokenizer::load(m->file.tokenizer, c.vocab_size);
-        } catch (const std::runtime_error& e) {
-            throw std::runtime_error(m->file.path + ": " + e.what());
-        }
-    }
-    model.scheme = "Q8: int8, one scale for " + std::to_string(c.group_size) + " weights";
-    model.kernel = int8_kernel_name(c.group_size);
-    model.file_bytes = m->file.map.bytes().size();
-    model.weight_bytes = m->file.weights.size();
-    model.weight_bytes_per_token =
-        c.n_layers * layer_matrix_bytes(c) + norm_bytes(c) + matrix_bytes(c.vocab_size, c.dim, c.group_size);
-    model.macs_per_token =
-        uint64_t(c.n_layers) * c.dim * (2 * c.q_dim() + 2 * c.kv_dim() + 3 * uint64_t(c.hidden_dim));
-    model.phases = &m->state.phases;
-    model.kv_bytes_per_position = uint64_t(2) * c.n_layers * c.kv_dim() * sizeof(float);
-    model.max_chunk = max_chunk;
-    model.forward = [m](std::span<const int> tokens, int pos, bool all_logits) {
-        std::span<const float> logits;
-        while (!tokens.empty()) {
-            const auto chunk = tokens.first(std::min<size_t>(tokens.size(), max_chunk));
-            tokens = tokens.subspan(chunk.size());
-            // A trace has the logits of every token, so that it does not depend on how the tokens were fed.
-            // Otherwise only the last chunk's are wanted.
-            const bool all = all_logits || m->trace != nullptr;
-            logits = forward(*m, chunk, pos, all ? int(chunk.size()) : tokens.empty() ? 1 : 0);
-            pos += int(chunk.size());
-        }
-        return all_logits ? logits : logits.last(m->file.config.vocab_size);
-    };
-    return model;
+    const int group_size = m->file.config.group_size;
+    return cpu_model(m, "Q8: int8, one scale for " + std::to_string(group_size) + " weights",
+                     int8_kernel_name(group_size), max_chunk);
 }
 
 #ifndef RUNQ_NO_MAIN
+#include "common/app/cli.h"
+
 int main(int argc, char** argv) {
     return run_command_line(argc, argv,
                             {"runq", "Llama 3 and Qwen3 in Q8 (int8, one scale a group)", load_model});

@@ -1,28 +1,27 @@
-// runq_awq: Llama 3 and Qwen3 inference in AWQ int4 on a GPU, one file to read from top to bottom.
+// runq_awq: Llama 3 and Qwen3 inference in AWQ int4 on a GPU, to read from top to bottom.
 //
-// Weights are int4 with an integer zero point and an fp16 scale for each group of 128 (or 64) inputs of an
-// output channel: w = (q - zero) * scale, rounded to fp16 (AWQ: Lin et al. 2023, arXiv 2306.00978).
-// Activations are fp16 where a matrix reads them and in the KV cache, everything between is fp32. A weight
-// becomes a number in the registers of the thread that multiplies by it, two at a time and without a
-// conversion instruction, and is not expanded to fp16 in memory, except one matrix at a time for long
-// prompts. Tensor cores multiply, with one token as with many. docs/awq.md has the bits.
+// Weights are int4 with an integer zero point and an fp16 scale per output channel and group of 128 (or 64)
+// input channels: w = (q - zero) * scale, rounded to fp16 (AWQ: Lin et al. 2023, arXiv 2306.00978).
+// Activations are fp16 where a matrix reads them and in the KV cache, and fp32 elsewhere. Weights stay int4
+// in memory. The thread that multiplies by a weight converts it in its registers, two weights at a time and
+// without a conversion instruction; only long prompts expand one matrix at a time to fp16 in memory. Tensor
+// cores multiply, for one token as for many. docs/awq.md has the bits.
 //
-// The same source compiles for a GPU with nvcc, and for any CPU through simt/, which runs every lane of every
-// warp. That is slow and shows everything: docs/simt.md.
+// The same source compiles for a GPU with nvcc, and for any CPU through simt/, an emulator that runs every
+// lane of every warp. That is slow, and it checks everything: docs/simt.md.
 //
-// This file is about the scheme and the forward pass. Model files, tokens, sampling and the command line are
-// in common/; docs/forward-pass.md walks through the same steps with equations and numbers.
+// This file has what is AWQ's own: the matrix, int4 -> fp16, the matrix products from the plain loop to the
+// tensor cores, the tensors of a file, and the forward pass. The rest is in common/: the other operations on
+// a GPU (gpu/), model files (model/), the tokenizer (text/), the command line (app/). docs/forward-pass.md
+// walks through the same steps with equations and numbers.
 //
 //     make runq_awq model_awq.bin && ./runq_awq model_awq.bin -i "Once upon a time" -n 32
 
 #include <algorithm>
 #include <cassert>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <cstring>
-#include <map>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -30,71 +29,76 @@
 #include <utility>
 #include <vector>
 
-#include "common/attention.cuh"
-#include "common/cli.h"
-#include "common/device.h"
-#include "common/model_file.h"
-#include "common/trace.h"
+#include "common/app/device_recorder.h"
+#include "common/app/model.h"
+#include "common/app/options.h"
+#include "common/app/streams.h"
+#include "common/app/trace.h"
+#include "common/gpu/attention.cuh"
+#include "common/gpu/bandwidth.h"
+#include "common/gpu/cublas.h"
+#include "common/gpu/device.h"
+#include "common/gpu/graph.cuh"
+#include "common/gpu/half2.h"
+#include "common/gpu/kv_cache.cuh"
+#include "common/gpu/ops.cuh"
+#include "common/gpu/reduce.cuh"
+#include "common/gpu/rows.cuh"
+#include "common/gpu/weights.h"
+#include "common/model/model_file.h"
+#include "common/model/tensors.h"
+#include "simt/ptx.h"
 
 // ----------------------------------------------------------------------------
-// Weights on the device
+// AWQ: the matrix
 
-// A matrix of n_in rows and n_out columns. A word holds eight columns of a row, in AutoAWQ's order: the even
-// ones in its low half and the odd ones in its high half, four bits each. So column 8c + i is in bits 4 * {0,
-// 4, 1, 5, 2, 6, 3, 7}[i] of word c.
+// A matrix of n_in rows (input channels) and n_out columns (output channels), on the device. A word holds
+// eight columns of a row, in AutoAWQ's order: the even ones in its low half and the odd ones in its high
+// half, four bits each. So column 8c + i is in bits 4 * {0, 4, 1, 5, 2, 6, 3, 7}[i] of word c.
 struct AwqMatrix {
     const uint32_t* qweight = nullptr;  // (n_in, n_out / 8)
     const uint32_t* qzeros = nullptr;   // (n_in / group_size, n_out / 8)
     const half* scales = nullptr;       // (n_in / group_size, n_out)
-    const half* fp16 =
-        nullptr;  // (n_in, n_out), the weights themselves; only with --matmul predequant and fp16
+    // (n_in, n_out), the same weights expanded; only with --matmul predequant and fp16
+    const half* fp16 = nullptr;
     int n_in = 0, n_out = 0, group_size = 128;
+
+    size_t n_weights() const { return size_t(n_in) * size_t(n_out); }
+    size_t n_groups() const { return n_weights() / size_t(group_size); }
+    size_t n_bytes() const {  // quantized
+        return (n_weights() + n_groups()) / 8 * sizeof(uint32_t) + n_groups() * sizeof(half);
+    }
 };
 
-struct Weights {
-    const half* attn_norm = nullptr;   // (n_layers, dim)
-    const half* ffn_norm = nullptr;    // (n_layers, dim)
-    const half* final_norm = nullptr;  // (dim,)
-    const half* q_norm = nullptr;      // (n_layers, head_dim), Qwen3 only
-    const half* k_norm = nullptr;      // (n_layers, head_dim), Qwen3 only
-    const half* embedding = nullptr;   // (vocab_size, dim)
-    const half* classifier = nullptr;  // (vocab_size, dim); the embedding itself if the two are tied
-
-    std::vector<AwqMatrix> q_proj;     // n_layers of (dim, n_heads * head_dim)
-    std::vector<AwqMatrix> k_proj;     // n_layers of (dim, n_kv_heads * head_dim)
-    std::vector<AwqMatrix> v_proj;     // n_layers of (dim, n_kv_heads * head_dim)
-    std::vector<AwqMatrix> o_proj;     // n_layers of (n_heads * head_dim, dim)
-    std::vector<AwqMatrix> gate_proj;  // n_layers of (dim, hidden_dim)      w1 in llama2.c
-    std::vector<AwqMatrix> down_proj;  // n_layers of (hidden_dim, dim)      w2
-    std::vector<AwqMatrix> up_proj;    // n_layers of (dim, hidden_dim)      w3
-};
-
-// One of the products that read the same input. out (n_tokens, n_out) = x * w, or += with `add`.
-struct Product {
+// A product, out (n_tokens, n_out) = x * w, or += with `add`.
+struct AwqProduct {
     AwqMatrix w;
     float* out = nullptr;
     bool add = false;
 };
 
-struct Products {  // of one launch
-    Product of[3];
+// The products of one launch. They read the same x (n_tokens, n_in).
+struct AwqProducts {
+    AwqProduct of[3];
     int n = 0;
 };
 
-// Where blocks that share a tile leave what they have, and count who was there. A tile has a ticket.
+// Split-K partial sums; one arrival counter per tile. Where there are too few tiles (blocks of outputs) to
+// occupy the device, n_splits blocks compute each tile, from different input channels. Each writes its
+// partial sums; the last to arrive adds them up.
 struct Scratch {
-    float* partials = nullptr;    // (n_splits, n_tiles, values of a tile)
-    unsigned* tickets = nullptr;  // (n_tiles,), 0 between launches
+    float* partials = nullptr;     // (n_splits, n_tiles, values of a tile)
+    unsigned* arrivals = nullptr;  // (n_tiles,), 0 between launches; see is_last()
 };
 
 // ----------------------------------------------------------------------------
 // int4 -> fp16, in registers
 //
-// 0x6400 is 1024 in fp16, and its ten bits of mantissa count in ones. So 0x6400 | q is 1024 + q: putting the
-// bits of a nibble there converts it. One lop3, (word & mask) | 0x64006400, does that for two nibbles 16 bits
-// apart; one subtraction takes off the 1024 and the zero point, too, exactly. Nibbles that lie four bits
-// higher count in sixteens, and a multiply-add brings them down: (1024 + 16 q) / 16 - (64 + zero) = q - zero,
-// exact as well. The multiplication by the scale is the only rounding.
+// 0x6400 is 1024 in fp16, and the lowest of its ten mantissa bits is worth 1. So 0x6400 | q is 1024 + q for a
+// nibble q (four bits): setting the bits converts it. One lop3, (word & mask) | 0x64006400, does that for two
+// nibbles 16 bits apart; one subtraction removes 1024 and the zero point, exactly. A nibble four bits higher
+// gives 1024 + 16 q, and one multiply-add removes the factor, too: (1024 + 16 q) / 16 - (64 + zero) = q -
+// zero, also exact. Only the multiplication by the scale rounds.
 
 constexpr unsigned and_or = (0xF0 & 0xCC) | 0xAA;  // lop3's truth table of (a & b) | c: PTX ISA, lop3
 
@@ -105,8 +109,8 @@ __device__ inline half2 with_magic(uint32_t nibbles, int p) {
     return as_half2(lop3<and_or>(p >= 2 ? nibbles >> 8 : nibbles, mask, 0x64006400));
 }
 
-// What turns the nibbles of a word's eight columns into weights, each twice: columns 2p and 2p + 1 are pair
-// p's.
+// Zero points and scales of a word's eight columns, each in both halves of a register. Columns 2p and 2p + 1
+// are pair p.
 struct Columns {
     half2 zero[8];  // 1024 + zero point if the column's pair is even, -(64 + zero point) if it is odd
     half2 scale[8];
@@ -127,8 +131,8 @@ __device__ inline Columns columns_of(uint32_t zeros, uint4 scales) {
     return c;
 }
 
-// Weights of column 2p (odd: 2p + 1) in two rows, from those rows' even (odd) columns in the two halves of a
-// word.
+// The weights of column 2p (2p + 1 if `odd`) in two rows. nibbles: the even (odd) columns of one row in the
+// low half, of the other row in the high half.
 __device__ inline uint32_t dequantize(uint32_t nibbles, int p, int odd, const Columns& c) {
     const half2 q = with_magic(nibbles, p);
     const half2 difference = p % 2 == 0 ? __hsub2(q, c.zero[2 * p + odd])
@@ -136,11 +140,12 @@ __device__ inline uint32_t dequantize(uint32_t nibbles, int p, int odd, const Co
     return as_bits(__hmul2(difference, c.scale[2 * p + odd]));
 }
 
-// The tensor core's operand A, 16 rows by 16 columns of fp16, is here 16 output channels by 16 inputs. Lane
-// 4g + t holds of rows g and g + 8 the columns 2t, 2t + 1, 2t + 8, 2t + 9 (PTX ISA, mma.m16n8k16). It gets
-// them from four words, one for each of these inputs: pair p of a word are its columns 2p and 2p + 1, they
-// become rows g and g + 8. A register wants two inputs of one channel, a word has two channels of one input,
-// so that halves of words change places first: two prmt for sixteen weights.
+// The tensor core's operand A has 16 rows by 16 columns of fp16: here 16 output channels by 16 inputs. Lane
+// 4g + t holds, of rows g and g + 8, the columns 2t, 2t + 1, 2t + 8, 2t + 9 (PTX ISA, mma.m16n8k16). It makes
+// them from four words, one for each of these four inputs: columns 2p and 2p + 1 of a word (pair p) become
+// rows g and g + 8. A register of operand A holds two inputs of one output channel, but half a word holds
+// channels of one input only. So pair_rows() first exchanges halves between two words: four prmt, then all 32
+// weights of the four words are in place.
 struct RowPairs {
     uint32_t even[2], odd[2];  // nibbles of the even (odd) columns in inputs 2t, 2t + 1, and 2t + 8, 2t + 9
 };
@@ -158,12 +163,13 @@ __device__ inline void dequantize(uint32_t (&a)[4], const RowPairs& w, int p, co
     a[3] = dequantize(w.odd[1], p, 1, c);
 }
 
-// Which product a block works on, and which of its tiles of `width` columns.
+// Which product a block computes, and from which of its columns on.
 struct Tile {
     int product = 0, first_column = 0;
 };
 
-__device__ inline Tile find_tile(const Products& products, int block, int width) {
+// Blocks are numbered over all products: each has ceil(n_out / width) tiles of `width` columns.
+__device__ inline Tile find_tile(const AwqProducts& products, int block, int width) {
     Tile tile;
     for (; tile.product < products.n - 1; tile.product++) {
         const int n_tiles = (products.of[tile.product].w.n_out + width - 1) / width;
@@ -175,11 +181,12 @@ __device__ inline Tile find_tile(const Products& products, int block, int width)
 }
 
 // ----------------------------------------------------------------------------
-// Matrix products, the specification: a thread for each output
+// Matrix products, the specification: one thread per output
 
-__global__ void awq_plain(const half* x, int n_tokens, Products products) {
+// grid: (tiles of blockDim.x columns of all products, n_tokens).
+__global__ void awq_reference(const half* x, int n_tokens, AwqProducts products) {
     const Tile tile = find_tile(products, blockIdx.x, blockDim.x);
-    const Product& product = products.of[tile.product];
+    const AwqProduct& product = products.of[tile.product];
     const AwqMatrix& w = product.w;
     const int column = tile.first_column + threadIdx.x, token = blockIdx.y;
     if (column >= w.n_out || token >= n_tokens) return;
@@ -199,15 +206,15 @@ __global__ void awq_plain(const half* x, int n_tokens, Products products) {
 // ----------------------------------------------------------------------------
 // One token: awq_gemv
 //
-// Reading the weights is all that takes time, so each lane reads up to 16 bytes at once, n_words of a row,
-// and a warp up to 128 bytes in each of four rows. Its four warps take different groups of inputs, and so do
-// the blocks that gridDim.y puts on the same columns. The tensor core multiplies by one token and seven
-// columns of nothing: that is still the cheapest way to add up, as the weights come out of dequantize() in
-// just the shape that it reads.
+// The time goes into reading the weights. So each lane loads up to 16 bytes at once, n_words of a row, and a
+// warp up to 128 bytes from each of four rows. The block's four warps take different groups of inputs, as do
+// the gridDim.y blocks that share a tile of columns. The tensor core's operand B has eight columns, of which
+// one is the token and seven are zero. It still is the cheapest way to add up, because dequantize() leaves
+// the weights in operand A's layout.
 
 constexpr int gemv_warps = 4;
 
-// n words in a row, as wide as one load can be.
+// n_words consecutive words, fetched by one load.
 template <int n_words>
 struct Words {
     uint32_t word[n_words];
@@ -233,15 +240,15 @@ __device__ inline Words<n_words> load_words(const uint32_t* p) {
 // of 8 * n_words.
 template <int n_words>
 __global__ void __launch_bounds__(32 * gemv_warps)
-    awq_gemv(const half* x, Products products, Scratch scratch) {
+    awq_gemv(const half* x, AwqProducts products, Scratch scratch) {
     constexpr int width = 64 * n_words;
     const Tile tile = find_tile(products, blockIdx.x, width);
-    const Product& product = products.of[tile.product];
+    const AwqProduct& product = products.of[tile.product];
     const AwqMatrix& w = product.w;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int row_words = w.n_out / 8, column = tile.first_column + 8 * n_words * g;  // the lane's first
     const bool has_columns = column < w.n_out;
-    const int word = has_columns ? column / 8 : 0;  // elsewhere it computes what nobody reads
+    const int word = has_columns ? column / 8 : 0;  // a lane without columns repeats word 0, unused
 
     float sums[n_words][4][4] = {};
     const int n_groups = w.n_in / w.group_size;
@@ -254,8 +261,8 @@ __global__ void __launch_bounds__(32 * gemv_warps)
         }
         const uint32_t* rows = w.qweight + (size_t(group) * w.group_size + 4 * t) * row_words + word;
         const half* inputs = x + size_t(group) * w.group_size + 4 * t;
-        // The order of inputs within an mma is free as long as both operands agree: lane t takes 4t to 4t
-        // + 3.
+        // Both operands may permute the inputs of an mma in the same way: here lane t has inputs 4t to 4t + 3
+        // instead of 2t, 2t + 1, 2t + 8, 2t + 9, so that it loads x by eight bytes.
 #pragma unroll 4
         for (int k = 0; k < w.group_size; k += 16) {
             Words<n_words> row[4];
@@ -274,7 +281,8 @@ __global__ void __launch_bounds__(32 * gemv_warps)
         }
     }
 
-    // Of the result, lane 4g has rows g and g + 8 of column 0: columns 2p and 2p + 1 of its words.
+    // Column 0 of the result is the token's. Lane 4g has its rows g and g + 8: columns 2p and 2p + 1 of its
+    // words.
     __shared__ float parts[gemv_warps][width];
     if (t == 0) {
         for (int j = 0; j < n_words; j++) {
@@ -296,7 +304,7 @@ __global__ void __launch_bounds__(32 * gemv_warps)
             *out = product.add ? *out + sum : sum;
         }
     }
-    if (gridDim.y == 1 || !is_last(scratch.tickets + blockIdx.x, gridDim.y)) return;
+    if (gridDim.y == 1 || !is_last(scratch.arrivals + blockIdx.x, gridDim.y)) return;
     for (int i = threadIdx.x; i < width && tile.first_column + i < w.n_out; i += n_threads) {
         float sum = 0;
         for (unsigned split = 0; split < gridDim.y; split++) {
@@ -310,10 +318,11 @@ __global__ void __launch_bounds__(32 * gemv_warps)
 // ----------------------------------------------------------------------------
 // Several tokens: awq_gemm
 //
-// A block makes a tile of 256 output channels by 16, 32 or 64 tokens, a warp 64 of the channels. 64 inputs at
-// a time go through shared memory, packed weights and all, in a ring of stages that cp.async fills ahead.
-// Weights are operand A, as in awq_gemv, and tokens operand B, which ldmatrix reads as it is. Each weight is
-// dequantized once for all tokens of the tile, straight into the registers that mma reads.
+// A block computes a tile of 256 output channels by 16, 32 or 64 tokens, each of its four warps 64 of the
+// channels. Activations and packed weights of 64 inputs at a time (a stage) go through shared memory, in a
+// ring of four stages that cp.async fills ahead. Weights are operand A, as in awq_gemv; tokens are operand B,
+// which ldmatrix loads. Each weight is dequantized once for all tokens of the tile, into the registers that
+// mma reads.
 
 constexpr int gemm_warps = 4, gemm_threads = 32 * gemm_warps, gemm_columns = 64 * gemm_warps;
 constexpr int gemm_inputs = 64;  // of a stage; a group is a multiple of it
@@ -321,20 +330,20 @@ constexpr int gemm_stages = 4;
 
 template <int tile_tokens>
 struct GemmStage {
-    // Rows are four words longer than they need be, so that the rows that a warp reads at once lie in
-    // different banks: 36 words to a row are 4 banks from row to row for ldmatrix, and 8 from lane t to t + 1
-    // for the words.
+    // Rows are padded by four words, so that the rows that a warp reads at once lie in different banks. With
+    // 36 words per row, consecutive rows are 4 banks apart for ldmatrix, and the words that lanes t and t + 1
+    // read (two rows) are 8 banks apart.
     half x[tile_tokens][gemm_inputs + 8];
     uint32_t words[gemm_inputs][gemm_columns / 8 + 4];
     uint32_t zeros[gemm_columns / 8];
     half scales[gemm_columns];
 };
 
-// Starts the copies of one stage: inputs k to k + gemm_inputs. What lies outside the matrices becomes 0.
+// Starts the copies of one stage: inputs k to k + gemm_inputs. Values outside the matrices become 0.
 template <int tile_tokens>
 __device__ inline void load_stage(GemmStage<tile_tokens>& stage, const half* x, int n_tokens,
                                   const AwqMatrix& w, int first_token, int first_column, int k) {
-    constexpr int x_pieces = gemm_inputs / 8;  // of 16 bytes, to a row
+    constexpr int x_pieces = gemm_inputs / 8;  // of 16 bytes, per row
     for (int i = threadIdx.x; i < tile_tokens * x_pieces; i += gemm_threads) {
         const int token = first_token + i / x_pieces, part = i % x_pieces * 8;
         const bool valid = token < n_tokens;
@@ -355,7 +364,7 @@ __device__ inline void load_stage(GemmStage<tile_tokens>& stage, const half* x, 
             const bool valid = first_word + part < row_words;
             cp_async<16>(&stage.zeros[part], zeros + (valid ? first_word + part : 0), valid);
         }
-    } else {  // rows do not begin at multiples of 16 bytes
+    } else {  // rows that begin at any multiple of 4 bytes
         for (int i = threadIdx.x; i < gemm_inputs * tile_words; i += gemm_threads) {
             const int row = i / tile_words, part = i % tile_words;
             const bool valid = first_word + part < row_words;
@@ -386,8 +395,9 @@ __device__ inline void multiply_stage(float (&sums)[4][tile_tokens / 8][4],
         uint32_t b[tile_tokens / 8][2];
 #pragma unroll
         for (int j = 0; j < tile_tokens / 8; j += 2) {
-            // Lane i gives row i % 8 of matrix i / 8: tokens 8j + ..., inputs k, then k + 8; the next 8
-            // tokens.
+            // Lane i passes the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are tokens 8j to 8j +
+            // 7 by inputs from k and from k + 8 on; matrices 2 and 3 are the next 8 tokens by the same
+            // inputs.
             uint32_t r[4];
             ldmatrix_x4(r, &stage.x[8 * j + lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
             b[j][0] = r[0], b[j][1] = r[1], b[j + 1][0] = r[2], b[j + 1][1] = r[3];
@@ -428,14 +438,14 @@ __device__ inline void store_columns(float* p, const EightColumns& c) {
 // dynamic shared memory: gemm_stages stages.
 template <int tile_tokens>
 __global__ void __launch_bounds__(gemm_threads)
-    awq_gemm(const half* x, int n_tokens, Products products, Scratch scratch) {
+    awq_gemm(const half* x, int n_tokens, AwqProducts products, Scratch scratch) {
     auto* stages = dynamic_shared<GemmStage<tile_tokens>>();
     const Tile tile = find_tile(products, blockIdx.x, gemm_columns);
-    const Product& product = products.of[tile.product];
+    const AwqProduct& product = products.of[tile.product];
     const AwqMatrix& w = product.w;
     const int first_token = blockIdx.y * tile_tokens;
 
-    // The inputs of this block, in stages.
+    // The block's share of the inputs: n stages from stage `first` on.
     const int n_all = w.n_in / gemm_inputs, per_split = (n_all + gridDim.z - 1) / gridDim.z;
     const int first = min(n_all, int(blockIdx.z) * per_split), n = min(n_all, first + per_split) - first;
     auto load = [&](int i) {
@@ -443,7 +453,7 @@ __global__ void __launch_bounds__(gemm_threads)
             load_stage<tile_tokens>(stages[i % gemm_stages], x, n_tokens, w, first_token, tile.first_column,
                                     (first + i) * gemm_inputs);
         }
-        cp_async_commit();  // empty at the end, so that the count of groups holds
+        cp_async_commit();  // past the last stage, too: cp_async_wait counts groups
     };
 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -451,14 +461,14 @@ __global__ void __launch_bounds__(gemm_threads)
     float sums[4][tile_tokens / 8][4] = {};
     for (int i = 0; i < gemm_stages - 1; i++) load(i);
     for (int i = 0; i < n; i++) {
-        cp_async_wait<gemm_stages - 2>();  // this thread's share of stage i is there,
-        __syncthreads();                   // so is everyone's; and everyone is done with stage i - 1,
-        load(i + gemm_stages - 1);         // whose place the next one takes
+        cp_async_wait<gemm_stages - 2>();  // this thread's copies of stage i have landed;
+        __syncthreads();                   // so have all threads', and all have used stage i - 1,
+        load(i + gemm_stages - 1);         // which is overwritten here
         if (warp_has_columns) multiply_stage<tile_tokens>(sums, stages[i % gemm_stages]);
     }
 
-    // Of each 16 by 8 result a lane has rows g and g + 8, which are columns 2p and 2p + 1 of its word, of
-    // tokens 2t and 2t + 1: all in all eight columns in a row.
+    // Of each 16 by 8 result a lane has rows g and g + 8, which are columns 2p and 2p + 1 of its word, for
+    // tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns.
     const int column = tile.first_column + 64 * warp + 8 * g;
     const size_t tile_index = size_t(blockIdx.y) * gridDim.x + blockIdx.x,
                  n_tiles = size_t(gridDim.x) * gridDim.y;
@@ -486,7 +496,7 @@ __global__ void __launch_bounds__(gemm_threads)
             }
         }
     }
-    if (gridDim.z == 1 || !is_last(scratch.tickets + tile_index, gridDim.z)) return;
+    if (gridDim.z == 1 || !is_last(scratch.arrivals + tile_index, gridDim.z)) return;
     for (int j = 0; j < tile_tokens / 8; j++) {
         for (int odd = 0; odd < 2; odd++) {
             const int token = 8 * j + 2 * t + odd;
@@ -498,7 +508,10 @@ __global__ void __launch_bounds__(gemm_threads)
     }
 }
 
-// out (n_in, n_out), the weights as fp16. grid: (words of a row / 256, n_in); a thread has a word.
+// ----------------------------------------------------------------------------
+// Expanding a matrix: awq_dequantize
+
+// out (n_in, n_out), the weights as fp16. grid: (words of a row / 256, n_in); one thread per word.
 __global__ void awq_dequantize(AwqMatrix w, half* out) {
     const int row_words = w.n_out / 8, word = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
     if (word >= row_words) return;
@@ -508,7 +521,7 @@ __global__ void awq_dequantize(AwqMatrix w, half* out) {
                    *reinterpret_cast<const uint4*>(w.scales + size_t(group) * w.n_out + 8 * word));
     const uint32_t nibbles = w.qweight[size_t(row) * row_words + word];
     uint32_t pairs[4];
-    for (int p = 0; p < 4; p++) {  // here both halves of the word stay where they are: columns 2p and 2p + 1
+    for (int p = 0; p < 4; p++) {  // the halves of the word are columns 2p and 2p + 1 of one row
         const half2 even = as_half2(dequantize(nibbles, p, 0, columns)),
                     odd = as_half2(dequantize(nibbles, p, 1, columns));
         pairs[p] = as_bits(__halves2half2(__low2half(even), __high2half(odd)));
@@ -518,220 +531,53 @@ __global__ void awq_dequantize(AwqMatrix w, half* out) {
 }
 
 // ----------------------------------------------------------------------------
-// The other operations
-
-// x (n_tokens, dim) fp32 = rows of the table. grid: n_tokens.
-__global__ void embed(float* x, const half* table, const int* tokens, int dim) {
-    const half* from = table + size_t(tokens[blockIdx.x]) * dim;
-    for (int i = threadIdx.x; i < dim; i += blockDim.x)
-        x[size_t(blockIdx.x) * dim + i] = __half2float(from[i]);
-}
-
-// out = weight * x / sqrt(mean(x^2) + eps), rows of dim. grid: rows.
-__global__ void rmsnorm(half* out, const float* x, const half* weight, int dim, float eps) {
-    x += size_t(blockIdx.x) * dim, out += size_t(blockIdx.x) * dim;
-    float squares = 0;
-    for (int i = threadIdx.x; i < dim; i += blockDim.x) squares = fmaf(x[i], x[i], squares);
-    const float inv = rsqrtf(block_sum(squares) / float(dim) + eps);
-    for (int i = threadIdx.x; i < dim; i += blockDim.x) {
-        out[i] = __float2half(__half2float(weight[i]) * (x[i] * inv));
-    }
-}
-
-// What becomes of q, k and v before attention: Qwen3's norm over each head, the rotation of q and k by their
-// positions, fp16; k and v go into the cache. Pairs to rotate are (i, i + head_dim / 2), as Hugging Face
-// stores them.
-struct Heads {
-    const float *q, *k, *v;       // (n_tokens, heads * head_dim)
-    half* q_out;                  // (n_tokens, n_heads, head_dim)
-    half *keys, *values;          // of this layer: (n_kv_heads, context, head_dim)
-    const half *q_norm, *k_norm;  // (head_dim,), or null
-    const float2* rotations;      // (context, head_dim / 2) cos and sin
-    const int* pos;               // of token 0
-    int n_heads, n_kv_heads, head_dim, context;
-    float eps;
-    float *traced_q, *traced_k;  // the normalized heads, if a trace wants them
-};
-
-// grid: (n_heads + 2 n_kv_heads, n_tokens); block: a warp.
-__global__ void prepare_heads(Heads h) {
-    const int lane = threadIdx.x, half_dim = h.head_dim / 2, token = blockIdx.y, pos = *h.pos + token;
-    const bool is_q = int(blockIdx.x) < h.n_heads, is_v = int(blockIdx.x) >= h.n_heads + h.n_kv_heads;
-    const int head = is_q ? blockIdx.x : (blockIdx.x - h.n_heads) % h.n_kv_heads;
-    const int n_heads = is_q ? h.n_heads : h.n_kv_heads;
-    const float* in = (is_q ? h.q : is_v ? h.v : h.k) + (size_t(token) * n_heads + head) * h.head_dim;
-    const size_t cached = (size_t(head) * h.context + pos) * h.head_dim;
-    if (is_v) {
-        for (int i = lane; i < h.head_dim; i += 32) h.values[cached + i] = __float2half(in[i]);
-        return;
-    }
-    const half* norm = is_q ? h.q_norm : h.k_norm;
-    float inv = 1;
-    if (norm != nullptr) {
-        float squares = 0;
-        for (int i = lane; i < h.head_dim; i += 32) squares = fmaf(in[i], in[i], squares);
-        inv = rsqrtf(warp_sum(squares) / float(h.head_dim) + h.eps);
-    }
-    half* out = is_q ? h.q_out + (size_t(token) * n_heads + head) * h.head_dim : h.keys + cached;
-    float* traced = is_q ? h.traced_q : h.traced_k;
-    if (traced != nullptr) traced += (size_t(token) * n_heads + head) * h.head_dim;
-    for (int i = lane; i < half_dim; i += 32) {
-        float a = in[i], b = in[i + half_dim];
-        if (norm != nullptr) {
-            a = __half2float(norm[i]) * (a * inv);
-            b = __half2float(norm[i + half_dim]) * (b * inv);
-            if (traced != nullptr) traced[i] = a, traced[i + half_dim] = b;
-        }
-        const float2 rotation = h.rotations[size_t(pos) * half_dim + i];
-        out[i] = __float2half(a * rotation.x - b * rotation.y);
-        out[i + half_dim] = __float2half(a * rotation.y + b * rotation.x);
-    }
-}
-
-// out = silu(gate) * up, silu(z) = z / (1 + exp(-z))
-__global__ void swiglu(half* out, const float* gate, const float* up, size_t n) {
-    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = __float2half(gate[i] / (1.0f + expf(-gate[i])) * up[i]);
-}
-
-// x += y. Only where a trace wants to see y: elsewhere products add to x themselves.
-__global__ void add(float* x, const float* y, size_t n) {
-    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) x[i] += y[i];
-}
-
-// out (n_tokens, n_rows) = x (n_tokens, n_in) fp16 by each row of a matrix (n_rows, n_in) fp16: the
-// classifier. A warp has a row. grid: (n_rows / 8, n_tokens); block: 256; n_in a multiple of 8.
-__global__ void fp16_gemv(float* out, const half* x, const half* matrix, int n_rows, int n_in) {
-    const int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;
-    if (row >= n_rows) return;
-    const uint4* w = reinterpret_cast<const uint4*>(matrix + size_t(row) * n_in);
-    const uint4* v = reinterpret_cast<const uint4*>(x + size_t(blockIdx.y) * n_in);
-    float sum = 0;
-    for (int i = lane; i < n_in / 8; i += 32) {
-        const uint4 a = __ldg(w + i), b = __ldg(v + i);
-        const uint32_t aw[4] = {a.x, a.y, a.z, a.w}, bw[4] = {b.x, b.y, b.z, b.w};
-        for (int j = 0; j < 4; j++) {
-            const float2 p = __half22float2(as_half2(aw[j])), q = __half22float2(as_half2(bw[j]));
-            sum = fmaf(p.x, q.x, fmaf(p.y, q.y, sum));
-        }
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) out[size_t(blockIdx.y) * n_rows + row] = sum;
-}
-
-// The first of the largest logits, one block of 1024 threads. NaN is never the largest, as in
-// common/sampler.h.
-__global__ void arg_max(int* best, const float* logits, int n) {
-    __shared__ float values[32];
-    __shared__ int indices[32];
-    float value = -INFINITY;
-    int index = 0x7fffffff;
-    auto take = [&](float v, int i) {
-        if (v > value || (v == value && i < index)) value = v, index = i;
-    };
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        if (logits[i] > -INFINITY) take(logits[i], i);
-    }
-    auto over_warp = [&] {
-        for (int distance = 16; distance > 0; distance /= 2) {
-            const float v = __shfl_xor_sync(0xffffffff, value, distance);
-            const int i = __shfl_xor_sync(0xffffffff, index, distance);
-            take(v, i);
-        }
-    };
-    over_warp();
-    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = value, indices[threadIdx.x / 32] = index;
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    value = threadIdx.x < blockDim.x / 32 ? values[threadIdx.x] : -INFINITY;
-    index = threadIdx.x < blockDim.x / 32 ? indices[threadIdx.x] : 0x7fffffff;
-    over_warp();
-    if (threadIdx.x == 0) *best = index < n ? index : 0;
-}
-
-// ----------------------------------------------------------------------------
-// Everything a run needs besides the weights
-
-// How products are computed. fused is what this program is for; the others are the steps that led there, and
-// what it has to beat: `--matmul`.
-enum class Matmul {
-    fused,       // int4 all the way, but the largest prompts by way of dequant, where that is faster
-    dequant,     // prompts: one matrix to fp16 in a buffer, then cuBLAS
-    predequant,  // prompts: cuBLAS with fp16 weights made at the start; single tokens: int4
-    fp16,        // cuBLAS with fp16 weights for everything
-    plain,       // a loop
-};
-
-// Tokens from which on dequantizing a matrix for cuBLAS is taken to be faster than awq_gemm. Not measured
-// yet: to expand a matrix of 4096 x 4096 and to read it again are 76 MB, at 4 TB/s 19 us. In 19 us tensor
-// cores at 600 TFLOP/s get through 340 tokens; where awq_gemm makes half of what cuBLAS makes, it has lost
-// that time after as many.
-[[maybe_unused]] constexpr int dequantize_from = 384;
-
-#ifdef __CUDACC__
-constexpr int max_chunk = 512;  // tokens of a prompt that go through together
-#else
-constexpr int max_chunk = 64;
-#endif
-constexpr int max_splits = 16;            // blocks that share a tile
-constexpr int max_tiles = 4096;           // of one launch that is split
-constexpr size_t max_partials = 1 << 22;  // values of scratch; launches that would need more are split less
-constexpr int logit_rows = 16;            // tokens whose logits are computed at a time
-
-struct RunState {
-    int context = 0;  // positions the KV cache holds
-    Matmul matmul = Matmul::fused;
-
-    // One row a token of the chunk.
-    DeviceBuffer<float> x;         // (max_chunk, dim), the residual stream
-    DeviceBuffer<half> h;          // (max_chunk, dim), normalized x
-    DeviceBuffer<float> q, k, v;   // (max_chunk, heads * head_dim)
-    DeviceBuffer<half> q_rope;     // (max_chunk, n_heads, head_dim), rotated
-    DeviceBuffer<half> mix;        // (max_chunk, n_heads * head_dim), attention's output
-    DeviceBuffer<float> gate, up;  // (max_chunk, hidden_dim)
-    DeviceBuffer<half> swiglu;     // (max_chunk, hidden_dim)
-    DeviceBuffer<float> logits;    // (logit_rows, vocab_size)
-    DeviceBuffer<int> inputs;      // (1 + max_chunk,), the position of the first token, then the tokens
-    DeviceBuffer<int> best;        // (1,), the most probable token
-
-    DeviceBuffer<float2> rotations;          // (context, head_dim / 2) cos and sin
-    DeviceBuffer<half> keys, values;         // each (n_layers, n_kv_heads, context, head_dim)
-    DeviceBuffer<float> partials;            // max_partials, of split products
-    DeviceBuffer<unsigned> tickets;          // (max_tiles,)
-    DeviceBuffer<float> parts;               // of attention that is split
-    DeviceBuffer<half> dequantized;          // the largest matrix, if prompts are that large
-    DeviceBuffer<float> projected;           // (max_chunk, dim), only for traces
-    DeviceBuffer<float> traced_q, traced_k;  // normalized heads, only for traces
-    int attention_parts = 1;                 // warps that share a single token's keys
-
-    std::vector<float> host_logits;  // (1 or max_chunk, vocab_size)
-
-    const int* pos() const { return inputs.get(); }
-    const int* tokens() const { return inputs.get() + 1; }
-#ifdef __CUDACC__
-    struct Graph {
-        int n_runs = 0;
-        cudaGraphExec_t graph = nullptr;  // null: not captured
-    };
-    std::map<std::pair<int, bool>, Graph> graphs;  // see run_graph()
-    int n_graphs = 0;                              // captured
-#endif
-};
-
-struct Transformer {
-    ModelFile file;
-    DeviceBuffer<std::byte> weight_memory;
-    DeviceBuffer<half> fp16_memory;  // all matrices, only with predequant and fp16
-    Weights weights;
-    RunState state;
-    Trace* trace = nullptr;  // not null: record every step
-};
-
-// ----------------------------------------------------------------------------
 // Products, by the kernel that suits the number of tokens
 
-// The number of splits of K, at most `most`, that gives every multiprocessor a few blocks and fits the
+// How products are computed. `fused` is what this program is for. The others are the steps that led to it,
+// and what it has to beat: --matmul.
+enum class Matmul {
+    fused,       // int4 to the tensor cores; long prompts as `dequant`
+    dequant,     // prompts: one matrix at a time to fp16 in a buffer, then cuBLAS
+    predequant,  // prompts: cuBLAS with fp16 weights made when loading; single tokens: int4
+    fp16,        // cuBLAS with fp16 weights for everything
+    plain,       // awq_reference
+};
+
+// Tokens from which on expanding a matrix for cuBLAS is assumed to be faster than awq_gemm. An estimate, not
+// a measurement: to expand a matrix of 4096 x 4096 and to read it again moves 76 MB, 19 us at 4 TB/s. In 19
+// us tensor cores at 600 TFLOP/s multiply 340 tokens. So if awq_gemm reaches half of cuBLAS's rate, it takes
+// 19 us longer than cuBLAS for 340 tokens, and more for more.
+[[maybe_unused]] constexpr int dequantize_from = 384;
+
+constexpr int max_splits = 16;            // blocks that share a tile
+constexpr int max_tiles = 4096;           // of one launch that is split
+constexpr size_t max_partials = 1 << 22;  // values; launches that would need more are split less
+
+// How products are computed, and the memory that it takes.
+struct MatmulState {
+    Matmul how = Matmul::fused;
+    DeviceBuffer<float> partials{max_partials};
+    DeviceBuffer<unsigned> arrivals{max_tiles};
+    DeviceBuffer<half> dequantized;  // one matrix, see largest_dequantized()
+
+    explicit MatmulState(Matmul chosen = Matmul::fused, size_t dequantized_values = 0)
+        : how(chosen), dequantized(dequantized_values) {
+        arrivals.clear();
+    }
+    Scratch scratch() const { return {partials.get(), arrivals.get()}; }
+};
+
+// Values of the largest matrix, if chunks of `chunk` tokens are computed from expanded matrices; else 0.
+size_t largest_dequantized([[maybe_unused]] const ModelConfig& c, [[maybe_unused]] Matmul how,
+                           [[maybe_unused]] int chunk) {
+#ifdef HAVE_CUBLAS
+    if (how == Matmul::dequant || (how == Matmul::fused && chunk >= dequantize_from))
+        return size_t(c.dim) * std::max(c.hidden_dim, c.q_dim());
+#endif
+    return 0;
+}
+
+// The number of blocks per tile, at most `most`, that gives every multiprocessor a few blocks and fits the
 // scratch memory.
 inline int splits_for(int n_tiles, int most, size_t tile_values) {
     int n = 1;
@@ -740,31 +586,45 @@ inline int splits_for(int n_tiles, int most, size_t tile_values) {
     return n;
 }
 
-inline int count_tiles(const Products& products, int width) {
+inline int count_tiles(const AwqProducts& products, int width) {
     int n = 0;
     for (int i = 0; i < products.n; i++) n += (products.of[i].w.n_out + width - 1) / width;
     return n;
 }
 
-// The most blocks that can share the inputs of a column: each warp has at least one group.
+// The most blocks of awq_gemv that can share a tile: each warp has at least one group.
 inline int most_gemv_splits(const AwqMatrix& w) {
     assert(w.group_size > 0);
     return (w.n_in / w.group_size + gemv_warps - 1) / gemv_warps;
 }
 
-template <int n_words>
-void run_gemv(RunState& s, const half* x, const Products& products) {
-    constexpr int width = 64 * n_words;
-    const int n_tiles = count_tiles(products, width);
-    const int n_splits = splits_for(n_tiles, most_gemv_splits(products.of[0].w), width);
-    launch<awq_gemv<n_words>>(
-        {.grid = dim3(n_tiles, n_splits), .block = 32 * gemv_warps, .stream = device().stream}, x, products,
-        Scratch{s.partials.get(), s.tickets.get()});
+// The most blocks of awq_gemm that can share a tile: each has at least two stages.
+inline int most_gemm_splits(const AwqMatrix& w) { return std::max(1, w.n_in / gemm_inputs / 2); }
+
+inline void run_reference(const half* x, int n_tokens, const AwqProducts& products) {
+    launch<awq_reference>(
+        {.grid = dim3(count_tiles(products, 128), n_tokens), .block = 128, .stream = device().stream}, x,
+        n_tokens, products);
 }
 
-// Words that a lane of awq_gemv loads at once. The wider the better, but rows have to begin at multiples of a
-// load, and there have to be blocks for all multiprocessors.
-inline int gemv_words(const Products& products) {
+template <int n_words>
+void run_gemv(const Scratch& scratch, const half* x, const AwqProducts& products, int n_splits) {
+    launch<awq_gemv<n_words>>({.grid = dim3(count_tiles(products, 64 * n_words), n_splits),
+                               .block = 32 * gemv_warps,
+                               .stream = device().stream},
+                              x, products, scratch);
+}
+
+template <int n_words>
+void run_gemv(const MatmulState& s, const half* x, const AwqProducts& products) {
+    constexpr int width = 64 * n_words;
+    const int most = most_gemv_splits(products.of[0].w);
+    run_gemv<n_words>(s.scratch(), x, products, splits_for(count_tiles(products, width), most, width));
+}
+
+// Words that a lane of awq_gemv loads at once. Wider loads are faster, but need rows that begin at multiples
+// of a load, and leave fewer tiles: there have to be blocks for all multiprocessors.
+inline int gemv_words(const AwqProducts& products) {
     for (const int n_words : {4, 2}) {
         bool fits =
             count_tiles(products, 64 * n_words) * most_gemv_splits(products.of[0].w) >= 2 * device().n_sms;
@@ -775,16 +635,22 @@ inline int gemv_words(const Products& products) {
 }
 
 template <int tile_tokens>
-void run_gemm(RunState& s, const half* x, int n_tokens, const Products& products) {
-    const int n_columns = count_tiles(products, gemm_columns),
-              n_rows = (n_tokens + tile_tokens - 1) / tile_tokens;
-    const int most = std::max(1, products.of[0].w.n_in / gemm_inputs / 2);  // each block at least two stages
-    const int n_splits = splits_for(n_columns * n_rows, most, size_t(tile_tokens) * gemm_columns);
-    launch<awq_gemm<tile_tokens>>({.grid = dim3(n_columns, n_rows, n_splits),
+void run_gemm(const Scratch& scratch, const half* x, int n_tokens, const AwqProducts& products,
+              int n_splits) {
+    const int n_rows = (n_tokens + tile_tokens - 1) / tile_tokens;
+    launch<awq_gemm<tile_tokens>>({.grid = dim3(count_tiles(products, gemm_columns), n_rows, n_splits),
                                    .block = gemm_threads,
                                    .shared_bytes = gemm_stages * sizeof(GemmStage<tile_tokens>),
                                    .stream = device().stream},
-                                  x, n_tokens, products, Scratch{s.partials.get(), s.tickets.get()});
+                                  x, n_tokens, products, scratch);
+}
+
+template <int tile_tokens>
+void run_gemm(const MatmulState& s, const half* x, int n_tokens, const AwqProducts& products) {
+    const int n_tiles = count_tiles(products, gemm_columns) * ((n_tokens + tile_tokens - 1) / tile_tokens);
+    const int n_splits =
+        splits_for(n_tiles, most_gemm_splits(products.of[0].w), size_t(tile_tokens) * gemm_columns);
+    run_gemm<tile_tokens>(s.scratch(), x, n_tokens, products, n_splits);
 }
 
 inline void run_dequantize(const AwqMatrix& w, half* out) {
@@ -792,39 +658,23 @@ inline void run_dequantize(const AwqMatrix& w, half* out) {
         {.grid = dim3((w.n_out / 8 + 255) / 256, w.n_in), .block = 256, .stream = device().stream}, w, out);
 }
 
-#ifdef HAVE_CUBLAS
-// out (n_tokens, n_out) = x (n_tokens, n_in) * w, or += with `add`; w (n_in, n_out), or (n_out, n_in) if
-// transposed. cuBLAS counts columns first: what it sees are the transposes, in the other order.
-inline void run_cublas(const half* x, int n_tokens, const half* w, int n_in, int n_out, float* out, bool add,
-                       bool transposed = false) {
-    const float one = 1, beta = add ? 1 : 0;
-    const cublasStatus_t status =
-        cublasGemmEx(device().cublas, transposed ? CUBLAS_OP_T : CUBLAS_OP_N, CUBLAS_OP_N, n_out, n_tokens,
-                     n_in, &one, w, CUDA_R_16F, transposed ? n_in : n_out, x, CUDA_R_16F, n_in, &beta, out,
-                     CUDA_R_32F, n_out, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-    if (status != CUBLAS_STATUS_SUCCESS)
-        throw std::runtime_error("cublasGemmEx: status " + std::to_string(status));
-}
-#endif
-
-// Products of x (n_tokens, n_in) with matrices that read it.
-inline void multiply(RunState& s, const half* x, int n_tokens, const Products& products) {
+// Products of x (n_tokens, n_in) with the matrices that read it.
+inline void matmul(const MatmulState& s, const half* x, int n_tokens, const AwqProducts& products) {
     const bool one = n_tokens == 1;
-    if (s.matmul == Matmul::plain) {
-        launch<awq_plain>(
-            {.grid = dim3(count_tiles(products, 128), n_tokens), .block = 128, .stream = device().stream}, x,
-            n_tokens, products);
+    if (s.how == Matmul::plain) {
+        run_reference(x, n_tokens, products);
         return;
     }
 #ifdef HAVE_CUBLAS
-    const bool ready = s.matmul == Matmul::fp16 || (s.matmul == Matmul::predequant && !one);
-    const bool now =
-        !one && (s.matmul == Matmul::dequant || (s.matmul == Matmul::fused && n_tokens >= dequantize_from));
-    if (ready || now) {
+    const bool ready = s.how == Matmul::fp16 || (s.how == Matmul::predequant && !one);
+    const bool expand =
+        !one && (s.how == Matmul::dequant || (s.how == Matmul::fused && n_tokens >= dequantize_from));
+    if (ready || expand) {
         for (int i = 0; i < products.n; i++) {
-            const Product& p = products.of[i];
-            if (now) run_dequantize(p.w, s.dequantized.get());
-            run_cublas(x, n_tokens, now ? s.dequantized.get() : p.w.fp16, p.w.n_in, p.w.n_out, p.out, p.add);
+            const AwqProduct& p = products.of[i];
+            if (expand) run_dequantize(p.w, s.dequantized.get());
+            run_cublas(x, n_tokens, expand ? s.dequantized.get() : p.w.fp16, p.w.n_in, p.w.n_out, p.out,
+                       p.add);
         }
         return;
     }
@@ -843,290 +693,39 @@ inline void multiply(RunState& s, const half* x, int n_tokens, const Products& p
     }
 }
 
-// ----------------------------------------------------------------------------
-// The forward pass
+// Where a product goes: out (n_tokens, n_out) = x * w.
+struct Projection {
+    DeviceRows<float>& out;
+    const AwqMatrix& w;
+};
 
-// Puts a step's values (n_tokens, shape), which lie on the device, under its name into the trace, if there is
-// one.
-template <class T>
-void record(const Transformer& m, int layer, const char* name, const T* values, int n_tokens,
-            std::initializer_list<int> shape) {
-    if (m.trace == nullptr) return;
-    size_t n = n_tokens;
-    for (const int size : shape) n *= size;
-    std::vector<T> host(n);
-    download(host.data(), values, n);
-    if constexpr (std::is_same_v<T, half>) {
-        std::vector<uint16_t> bits(n);
-        std::memcpy(bits.data(), host.data(), n * sizeof(half));
-        m.trace->add(step_name(layer, name), bits.data(), n_tokens, shape);
+// The products of one input with several matrices, in one launch: q, k and v; gate and up.
+void matmul(const MatmulState& s, const DeviceRows<half>& x, std::initializer_list<Projection> projections) {
+    AwqProducts products;
+    for (const Projection& p : projections) {
+        p.out.n_rows = x.n_rows;
+        products.of[products.n++] = {p.w, p.out.get(), false};
+    }
+    matmul(s, x.get(), x.n_rows, products);
+}
+
+// x += input * w. The kernel adds to x itself; if `proj` has memory, which only traces need, it gets the
+// product.
+void matmul_add(const MatmulState& s, DeviceRows<float>& x, DeviceRows<float>& proj,
+                const DeviceRows<half>& input, const AwqMatrix& w) {
+    if (proj.is_allocated()) {
+        matmul(s, input, {{proj, w}});
+        add(x, proj);
     } else {
-        m.trace->add(step_name(layer, name), host.data(), n_tokens, shape);
+        matmul(s, input.get(), input.n_rows, {{{w, x.get(), true}}, 1});
     }
-}
-
-// The same for the keys of a layer, which lie in the cache.
-void record_keys(const Transformer& m, int layer, int n_tokens) {
-    if (m.trace == nullptr) return;
-    const ModelConfig& c = m.file.config;
-    const RunState& s = m.state;
-    int pos = 0;
-    download(&pos, s.pos(), 1);
-    DeviceBuffer<half> keys(size_t(n_tokens) * c.kv_dim());
-    for (int t = 0; t < n_tokens; t++) {
-        for (int h = 0; h < c.n_kv_heads; h++) {
-            const size_t row = (size_t(layer) * c.n_kv_heads + h) * s.context + pos + t;
-            check(cudaMemcpyAsync(keys.get() + (size_t(t) * c.n_kv_heads + h) * c.head_dim,
-                                  s.keys.get() + row * c.head_dim, c.head_dim * sizeof(half),
-                                  cudaMemcpyDeviceToDevice, device().stream),
-                  "cudaMemcpy");
-        }
-    }
-    record(m, layer, "attn.k_rope", keys.get(), n_tokens, {c.n_kv_heads, c.head_dim});
-}
-
-// x (n, dim) += input * w.
-void multiply_and_add(Transformer& m, int l, const char* name, const half* input, const AwqMatrix& w, int n) {
-    RunState& s = m.state;
-    if (m.trace == nullptr) {
-        multiply(s, input, n, {{{w, s.x.get(), true}}, 1});
-        return;
-    }
-    multiply(s, input, n, {{{w, s.projected.get(), false}}, 1});
-    record(m, l, name, s.projected.get(), n, {w.n_out});
-    const size_t n_values = size_t(n) * w.n_out;
-    launch<add>({.grid = dim3((n_values + 255) / 256), .block = 256, .stream = device().stream}, s.x.get(),
-                s.projected.get(), n_values);
-}
-
-void run_rmsnorm(const Transformer& m, half* out, const float* x, const half* weight, int n) {
-    const ModelConfig& c = m.file.config;
-    launch<rmsnorm>({.grid = n, .block = 256, .stream = device().stream}, out, x, weight, c.dim, c.norm_eps);
-}
-
-// s.q_rope and the cache of a layer -> s.mix, for tokens at *s.pos and on.
-void run_attention(Transformer& m, int l, int n) {
-    const ModelConfig& c = m.file.config;
-    RunState& s = m.state;
-    const size_t cache = size_t(l) * c.n_kv_heads * s.context * c.head_dim;
-    Attention at{};
-    at.q = s.q_rope.get(), at.out = s.mix.get(), at.pos = s.pos();
-    at.keys = s.keys.get() + cache, at.values = s.values.get() + cache;
-    at.n_tokens = n, at.n_heads = c.n_heads, at.n_kv_heads = c.n_kv_heads, at.context = s.context;
-    at.scale = float(1 / std::sqrt(double(c.head_dim)));
-    at.n_parts = n == 1 ? s.attention_parts : 1;
-    at.parts = s.parts.get(), at.tickets = s.tickets.get();
-    run_attention(at, c.head_dim);
-}
-
-// x (n, dim) += attention of layer l: tokens at positions pos .. pos + n - 1.
-void attention_block(Transformer& m, int l, int n) {
-    const ModelConfig& c = m.file.config;
-    const Weights& w = m.weights;
-    RunState& s = m.state;
-
-    // Normalize, and multiply by three matrices.
-    run_rmsnorm(m, s.h.get(), s.x.get(), w.attn_norm + size_t(l) * c.dim, n);
-    record(m, l, "attn.norm", s.h.get(), n, {c.dim});
-    multiply(s, s.h.get(), n,
-             {{{w.q_proj[l], s.q.get()}, {w.k_proj[l], s.k.get()}, {w.v_proj[l], s.v.get()}}, 3});
-    record(m, l, "attn.q_proj", s.q.get(), n, {c.q_dim()});
-    record(m, l, "attn.k_proj", s.k.get(), n, {c.kv_dim()});
-    record(m, l, "attn.v_proj", s.v.get(), n, {c.kv_dim()});
-
-    // Qwen3 normalizes each head of q and k on its own. Rotate q and k by their positions, and keep k and v.
-    const size_t layer_cache = size_t(c.n_kv_heads) * s.context * c.head_dim;
-    Heads heads{};
-    heads.q = s.q.get(), heads.k = s.k.get(), heads.v = s.v.get(), heads.q_out = s.q_rope.get();
-    heads.keys = s.keys.get() + l * layer_cache, heads.values = s.values.get() + l * layer_cache;
-    if (c.arch == Arch::qwen3) {
-        heads.q_norm = w.q_norm + size_t(l) * c.head_dim;
-        heads.k_norm = w.k_norm + size_t(l) * c.head_dim;
-    }
-    heads.rotations = s.rotations.get(), heads.pos = s.pos();
-    heads.n_heads = c.n_heads, heads.n_kv_heads = c.n_kv_heads;
-    heads.head_dim = c.head_dim, heads.context = s.context, heads.eps = c.norm_eps;
-    heads.traced_q = s.traced_q.get(), heads.traced_k = s.traced_k.get();
-    launch<prepare_heads>(
-        {.grid = dim3(c.n_heads + 2 * c.n_kv_heads, n), .block = 32, .stream = device().stream}, heads);
-    if (c.arch == Arch::qwen3) {
-        record(m, l, "attn.q_norm", s.traced_q.get(), n, {c.n_heads, c.head_dim});
-        record(m, l, "attn.k_norm", s.traced_k.get(), n, {c.n_kv_heads, c.head_dim});
-    }
-    record(m, l, "attn.q_rope", s.q_rope.get(), n, {c.n_heads, c.head_dim});
-    record_keys(m, l, n);
-
-    // Scores, softmax and the weighted sum of values; then back into the residual stream.
-    run_attention(m, l, n);
-    record(m, l, "attn.mix", s.mix.get(), n, {c.q_dim()});
-    multiply_and_add(m, l, "attn.o_proj", s.mix.get(), w.o_proj[l], n);
-    record(m, l, "attn.residual", s.x.get(), n, {c.dim});
-}
-
-// x (n, dim) += down(silu(gate(h)) * up(h)) of layer l, h the normalized x.
-void feed_forward_block(Transformer& m, int l, int n) {
-    const ModelConfig& c = m.file.config;
-    const Weights& w = m.weights;
-    RunState& s = m.state;
-    run_rmsnorm(m, s.h.get(), s.x.get(), w.ffn_norm + size_t(l) * c.dim, n);
-    record(m, l, "ffn.norm", s.h.get(), n, {c.dim});
-    multiply(s, s.h.get(), n, {{{w.gate_proj[l], s.gate.get()}, {w.up_proj[l], s.up.get()}}, 2});
-    record(m, l, "ffn.gate_proj", s.gate.get(), n, {c.hidden_dim});
-    record(m, l, "ffn.up_proj", s.up.get(), n, {c.hidden_dim});
-    const size_t n_values = size_t(n) * c.hidden_dim;
-    launch<swiglu>({.grid = dim3((n_values + 255) / 256), .block = 256, .stream = device().stream},
-                   s.swiglu.get(), s.gate.get(), s.up.get(), n_values);
-    record(m, l, "ffn.swiglu", s.swiglu.get(), n, {c.hidden_dim});
-    multiply_and_add(m, l, "ffn.down_proj", s.swiglu.get(), w.down_proj[l], n);
-    record(m, l, "ffn.residual", s.x.get(), n, {c.dim});
-}
-
-// All layers, for the n tokens in s.inputs. Nothing here depends on their ids or positions, which lie on the
-// device, so that what is launched can be kept as a graph and launched again.
-void run_layers(Transformer& m, int n) {
-    const ModelConfig& c = m.file.config;
-    RunState& s = m.state;
-    // The embedding: one row of the table for each token.
-    launch<embed>({.grid = n, .block = 256, .stream = device().stream}, s.x.get(), m.weights.embedding,
-                  s.tokens(), c.dim);
-    record(m, -1, "tokens", s.tokens(), n, {});
-    record(m, -1, "embed", s.x.get(), n, {c.dim});
-    for (int l = 0; l < c.n_layers; l++) {
-        attention_block(m, l, n);
-        feed_forward_block(m, l, n);
-    }
-}
-
-// The classifier scores every token of the vocabulary: s.logits (n, vocab_size) of the n tokens from `first`
-// on.
-void run_classifier(Transformer& m, int first, int n) {
-    const ModelConfig& c = m.file.config;
-    RunState& s = m.state;
-    run_rmsnorm(m, s.h.get(), s.x.get() + size_t(first) * c.dim, m.weights.final_norm, n);
-    record(m, -1, "norm", s.h.get(), n, {c.dim});
-#ifdef HAVE_CUBLAS
-    if (n > 1) {
-        run_cublas(s.h.get(), n, m.weights.classifier, c.dim, c.vocab_size, s.logits.get(), false, true);
-        return;
-    }
-#endif
-    launch<fp16_gemv>({.grid = dim3((c.vocab_size + 7) / 8, n), .block = 256, .stream = device().stream},
-                      s.logits.get(), s.h.get(), m.weights.classifier, c.vocab_size, c.dim);
-}
-
-// All layers for n tokens; with `next` on to the last one's logits and the most probable next token.
-void run_tokens(Transformer& m, int n, bool next) {
-    RunState& s = m.state;
-    run_layers(m, n);
-    if (!next) return;
-    run_classifier(m, n - 1, 1);
-    launch<arg_max>({.grid = 1, .block = 1024, .stream = device().stream}, s.best.get(), s.logits.get(),
-                    m.file.config.vocab_size);
-}
-
-// The same, by a graph for each n: the kernels are some hundred, and launching each costs more than some
-// take. To make one costs more than it saves once; so the first run of each n goes without, as most prompts'
-// lengths come only once. It is also when CUDA and cuBLAS set up what a graph cannot hold.
-void run_graph(Transformer& m, int n, bool next) {
-#ifdef __CUDACC__
-    constexpr int max_graphs = 16;  // each takes some device memory
-    RunState& s = m.state;
-    RunState::Graph& g = s.graphs[{n, next}];
-    if (m.trace == nullptr && g.n_runs++ > 0 && g.graph == nullptr && s.n_graphs < max_graphs) {
-        cudaGraph_t captured = nullptr;
-        check(cudaStreamBeginCapture(device().stream, cudaStreamCaptureModeRelaxed), "capture");
-        try {
-            run_tokens(m, n, next);
-        } catch (...) {  // leaves the stream as it was
-            cudaStreamEndCapture(device().stream, &captured);
-            cudaGetLastError();
-            if (captured != nullptr) cudaGraphDestroy(captured);
-            throw;
-        }
-        check(cudaStreamEndCapture(device().stream, &captured), "capture");
-        check(cudaGraphInstantiate(&g.graph, captured, 0), "cudaGraphInstantiate");
-        check(cudaGraphDestroy(captured), "cudaGraphDestroy");
-        s.n_graphs++;
-    }
-    if (m.trace == nullptr && g.graph != nullptr) {
-        check(cudaGraphLaunch(g.graph, device().stream), "cudaGraphLaunch");
-        return;
-    }
-#endif
-    run_tokens(m, n, next);
-}
-
-// Puts a chunk's position and ids where run_layers() finds them.
-void set_inputs(RunState& s, std::span<const int> tokens, int pos) {
-    std::vector<int> inputs{pos};
-    inputs.insert(inputs.end(), tokens.begin(), tokens.end());
-    s.inputs.upload(inputs.data(), inputs.size());
-}
-
-// Runs a chunk of up to max_chunk tokens, tokens[i] at position pos + i; each attends to every position up to
-// its own. Returns logits (n_logits, vocab_size), those of the last n_logits tokens: none, one or all.
-// Preconditions: pos + tokens.size() <= context; positions before pos have been run.
-std::span<const float> forward(Transformer& m, std::span<const int> tokens, int pos, int n_logits) {
-    RunState& s = m.state;
-    const int n = static_cast<int>(tokens.size());
-    const size_t vocab_size = m.file.config.vocab_size;
-    set_inputs(s, tokens, pos);
-    s.host_logits.resize(std::max(s.host_logits.size(), n_logits * vocab_size));
-    if (n_logits <= 1) {
-        run_graph(m, n, n_logits == 1);
-        if (n_logits == 1) download(s.host_logits.data(), s.logits.get(), vocab_size);
-    } else {
-        run_layers(m, n);
-        for (int i = 0; i < n_logits; i += logit_rows) {
-            const int n_rows = std::min(logit_rows, n_logits - i);
-            run_classifier(m, n - n_logits + i, n_rows);
-            download(s.host_logits.data() + i * vocab_size, s.logits.get(), n_rows * vocab_size);
-        }
-    }
-    if (m.trace != nullptr) m.trace->add("logits", s.host_logits.data(), n_logits, {int(vocab_size)});
-    return {s.host_logits.data(), n_logits * vocab_size};
-}
-
-// The same for the most probable next token, which is found on the device.
-int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) {
-    RunState& s = m.state;
-    set_inputs(s, tokens, pos);
-    run_graph(m, static_cast<int>(tokens.size()), true);
-    int best = 0;
-    download(&best, s.best.get(), 1);
-    return best;
 }
 
 // ----------------------------------------------------------------------------
-// Loading, and handing the model to the command line
+// The tensors of a file
 
-// Bytes of a quantized matrix in the file.
-uint64_t matrix_bytes(const ModelConfig& c, uint64_t n_in, uint64_t n_out) {
-    const uint64_t n_groups = n_in / c.group_size;
-    return (n_in + n_groups) * (n_out / 8) * sizeof(uint32_t) + n_groups * n_out * sizeof(half);
-}
-
-// Bytes of one layer's seven matrices.
-uint64_t layer_matrix_bytes(const ModelConfig& c) {
-    return matrix_bytes(c, c.dim, c.q_dim()) + 2 * matrix_bytes(c, c.dim, c.kv_dim()) +
-           matrix_bytes(c, c.q_dim(), c.dim) + 2 * matrix_bytes(c, c.dim, c.hidden_dim) +
-           matrix_bytes(c, c.hidden_dim, c.dim);
-}
-
-// Multiply-adds of one token in the layers' matrices, which is also the number of their weights.
-uint64_t macs_per_token(const ModelConfig& c) {
-    return uint64_t(c.n_layers) * c.dim * (2 * c.q_dim() + 2 * c.kv_dim() + 3 * uint64_t(c.hidden_dim));
-}
-
-uint64_t norm_bytes(const ModelConfig& c) {
-    const uint64_t n_layers = c.n_layers, head_norms = c.arch == Arch::qwen3 ? 2 * n_layers * c.head_dim : 0;
-    return ((2 * n_layers + 1) * c.dim + head_norms) * sizeof(half);
-}
-
-uint64_t table_bytes(const ModelConfig& c) { return uint64_t(c.vocab_size) * c.dim * sizeof(half); }
-
-// Bytes of all weights that a header implies. Throws if the kernels cannot run such a model.
-uint64_t weight_bytes(const ModelConfig& c) {
+// Throws if the kernels cannot run such a model.
+void check_config(const ModelConfig& c) {
     auto fail = [](const std::string& what) { throw std::runtime_error(what); };
     if (c.group_size <= 0 || c.group_size % gemm_inputs != 0)
         fail("group_size is " + std::to_string(c.group_size) + ", expected a multiple of " +
@@ -1139,158 +738,253 @@ uint64_t weight_bytes(const ModelConfig& c) {
     }
     if (!has_attention(c.head_dim))
         fail("head_dim is " + std::to_string(c.head_dim) + ", expected 32, 64, 96 or 128");
-    return norm_bytes(c) + (c.shared_classifier ? 1 : 2) * table_bytes(c) +
-           c.n_layers * layer_matrix_bytes(c);
 }
 
-// Copies the weights to the device, each tensor at a multiple of 256 bytes. The order of the file: norms,
-// embedding, each projection over all layers, the classifier if it has its own, and Qwen3's norms of heads at
-// the end.
-void load_weights(Transformer& m) {
-    const ModelConfig& c = m.file.config;
-    Weights& w = m.weights;
-    constexpr size_t alignment = 256;
-    const size_t n_tensors = 21 * size_t(c.n_layers) + 8;
-    m.weight_memory = DeviceBuffer<std::byte>(m.file.weights.size() + n_tensors * alignment);
-    WeightCursor cursor(m.file);
-    size_t end = 0;
-    auto copy = [&](size_t n_bytes) {
-        std::byte* to = m.weight_memory.get() + end;
-        m.weight_memory.upload(cursor.take<std::byte>(n_bytes), n_bytes, end);
-        end = (end + n_bytes + alignment - 1) / alignment * alignment;
-        return to;
-    };
-    auto halves = [&](size_t n) { return reinterpret_cast<const half*>(copy(n * sizeof(half))); };
-    auto words = [&](size_t n) { return reinterpret_cast<const uint32_t*>(copy(n * sizeof(uint32_t))); };
-    auto matrices = [&](int n_in, int n_out) {
-        const size_t n_groups = n_in / c.group_size;
-        std::vector<AwqMatrix> layers;
-        for (int l = 0; l < c.n_layers; l++) {
-            AwqMatrix a{};
-            a.n_in = n_in, a.n_out = n_out, a.group_size = c.group_size;
-            a.qweight = words(size_t(n_in) * (n_out / 8));
-            a.qzeros = words(n_groups * (n_out / 8));
-            a.scales = halves(n_groups * n_out);
-            layers.push_back(a);
+// Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
+// of their declaration), so the list of names and shapes and the pointers into device memory are the same
+// lines.
+struct Weights {
+    TensorList file;
+    ModelConfig c;
+
+    LayerNorms<half> norms = file.layer_norms<half>(c);  // attn, ffn: n_layers of (dim,); last: (dim,)
+    const half* embedding = file.next<half>("embed", {c.vocab_size, c.dim});
+    std::vector<AwqMatrix> q_proj = awq_layers("attn.q_proj", c.dim, c.q_dim());
+    std::vector<AwqMatrix> k_proj = awq_layers("attn.k_proj", c.dim, c.kv_dim());
+    std::vector<AwqMatrix> v_proj = awq_layers("attn.v_proj", c.dim, c.kv_dim());
+    std::vector<AwqMatrix> o_proj = awq_layers("attn.o_proj", c.q_dim(), c.dim);
+    std::vector<AwqMatrix> gate_proj = awq_layers("ffn.gate_proj", c.dim, c.hidden_dim);  // w1 in llama2.c
+    std::vector<AwqMatrix> down_proj = awq_layers("ffn.down_proj", c.hidden_dim, c.dim);  // w2
+    std::vector<AwqMatrix> up_proj = awq_layers("ffn.up_proj", c.dim, c.hidden_dim);      // w3
+    const half* classifier =
+        c.shared_classifier ? embedding : file.next<half>("classifier", {c.vocab_size, c.dim});
+    HeadNorms<half> head_norms = file.head_norms<half>(c);  // q, k: n_layers of (head_dim,), Qwen3 only
+
+    AwqMatrix awq(const std::string& name, int n_in, int n_out) {
+        AwqMatrix m;
+        m.n_in = n_in, m.n_out = n_out, m.group_size = c.group_size;
+        m.qweight = file.next<uint32_t>(name + ".qweight", {n_in, n_out / 8});
+        m.qzeros = file.next<uint32_t>(name + ".qzeros", {n_in / c.group_size, n_out / 8});
+        m.scales = file.next<half>(name + ".scales", {n_in / c.group_size, n_out});
+        return m;
+    }
+    std::vector<AwqMatrix> awq_layers(const char* part, int n_in, int n_out) {
+        return file.layers(c, part, [&](const std::string& name) { return awq(name, n_in, n_out); });
+    }
+    // Those of all layers.
+    std::vector<AwqMatrix*> matrices() {
+        std::vector<AwqMatrix*> all;
+        for (auto* part : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj}) {
+            for (AwqMatrix& m : *part) all.push_back(&m);
         }
-        return layers;
-    };
-    const size_t n_layers = c.n_layers, table = size_t(c.vocab_size) * c.dim;
-    w.attn_norm = halves(n_layers * c.dim);
-    w.ffn_norm = halves(n_layers * c.dim);
-    w.final_norm = halves(c.dim);
-    w.embedding = halves(table);
-    w.q_proj = matrices(c.dim, c.q_dim());
-    w.k_proj = matrices(c.dim, c.kv_dim());
-    w.v_proj = matrices(c.dim, c.kv_dim());
-    w.o_proj = matrices(c.q_dim(), c.dim);
-    w.gate_proj = matrices(c.dim, c.hidden_dim);
-    w.down_proj = matrices(c.hidden_dim, c.dim);
-    w.up_proj = matrices(c.dim, c.hidden_dim);
-    w.classifier = c.shared_classifier ? w.embedding : halves(table);
-    if (c.arch == Arch::qwen3) {
-        w.q_norm = halves(n_layers * c.head_dim);
-        w.k_norm = halves(n_layers * c.head_dim);
+        return all;
     }
-}
+};
 
-// All matrices as fp16, for --matmul predequant and fp16.
-void dequantize_weights(Transformer& m) {
-    Weights& w = m.weights;
-    std::vector<AwqMatrix>* all[] = {&w.q_proj,    &w.k_proj,    &w.v_proj, &w.o_proj,
-                                     &w.gate_proj, &w.down_proj, &w.up_proj};
-    size_t n = 0;
-    for (const auto* layers : all) n += layers->size() * layers->front().n_in * layers->front().n_out;
-    m.fp16_memory = DeviceBuffer<half>(n);
-    half* next = m.fp16_memory.get();
-    for (auto* layers : all) {
-        for (AwqMatrix& matrix : *layers) {
-            run_dequantize(matrix, next);
-            matrix.fp16 = next;
-            next += size_t(matrix.n_in) * matrix.n_out;
-        }
-    }
-    wait_for_device();
-}
+// ----------------------------------------------------------------------------
+// Everything a run needs besides the weights
 
-// Radians per position of each pair, theta^(-2i / head_dim), (head_dim / 2,). Llama 3.1 and later stretch the
-// long wavelengths by `factor`, leave the short ones alone and blend in between; this holds at every
-// position, so leaving it out changes every token.
-std::vector<float> rope_frequencies(const ModelConfig& c) {
-    std::vector<float> freq(c.head_dim / 2);
-    for (int i = 0; i < c.head_dim / 2; i++) {
-        double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
-        if (const RopeScaling& s = c.rope_scaling; s.llama3) {
-            const double turns =
-                s.original_max_position_embeddings * f / (2 * M_PI);  // within the original context
-            const double low = s.low_freq_factor, high = s.high_freq_factor;
-            const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
-            f = (1 - smooth) * f / s.factor + smooth * f;
-        }
-        freq[i] = static_cast<float>(f);
-    }
-    return freq;
-}
-
-// cos and sin of every position and pair.
-std::vector<float2> rotation_table(const ModelConfig& c, int context) {
-    const std::vector<float> freq = rope_frequencies(c);
-    std::vector<float2> table(size_t(context) * freq.size());
-    for (int pos = 0; pos < context; pos++) {
-        for (size_t i = 0; i < freq.size(); i++) {
-            const double angle = double(pos) * freq[i];
-            table[pos * freq.size() + i] = make_float2(float(std::cos(angle)), float(std::sin(angle)));
-        }
-    }
-    return table;
-}
-
-// Allocates a run's memory; `context` is the number of positions to keep.
-RunState make_run_state(const ModelConfig& c, int context, Matmul matmul, bool traced) {
-    const size_t chunk = std::min(max_chunk, context);
-    RunState s;
-    s.context = context, s.matmul = matmul;
-    s.x = DeviceBuffer<float>(chunk * c.dim);
-    s.h = DeviceBuffer<half>(chunk * c.dim);
-    s.q = DeviceBuffer<float>(chunk * c.q_dim());
-    s.k = DeviceBuffer<float>(chunk * c.kv_dim());
-    s.v = DeviceBuffer<float>(chunk * c.kv_dim());
-    s.q_rope = DeviceBuffer<half>(chunk * c.q_dim());
-    s.mix = DeviceBuffer<half>(chunk * c.q_dim());
-    s.gate = DeviceBuffer<float>(chunk * c.hidden_dim);
-    s.up = DeviceBuffer<float>(chunk * c.hidden_dim);
-    s.swiglu = DeviceBuffer<half>(chunk * c.hidden_dim);
-    s.logits = DeviceBuffer<float>(std::min<size_t>(logit_rows, chunk) * c.vocab_size);
-    s.inputs = DeviceBuffer<int>(1 + chunk);
-    s.best = DeviceBuffer<int>(1);
-    const std::vector<float2> rotations = rotation_table(c, context);
-    s.rotations = DeviceBuffer<float2>(rotations.size());
-    s.rotations.upload(rotations.data(), rotations.size());
-    const size_t cache = size_t(c.n_layers) * c.n_kv_heads * context * c.head_dim;
-    s.keys = DeviceBuffer<half>(cache);
-    s.values = DeviceBuffer<half>(cache);
-    s.partials = DeviceBuffer<float>(max_partials);
-    s.tickets = DeviceBuffer<unsigned>(max_tiles);
-    s.tickets.clear();
-    // A warp for every 32 keys is the most that helps; a block has attention_warps.
-    const int row_tiles = (c.heads_per_kv() + 15) / 16;
-    const int blocks =
-        std::min({(context + 127) / 128, 64, 1 + 4 * device().n_sms / (row_tiles * c.n_kv_heads)});
-    s.attention_parts = blocks * attention_warps;
-    s.parts =
-        DeviceBuffer<float>(size_t(row_tiles) * c.n_kv_heads * s.attention_parts * 16 * (c.head_dim + 2));
-#ifdef HAVE_CUBLAS
-    if (matmul == Matmul::dequant || (matmul == Matmul::fused && chunk >= size_t(dequantize_from))) {
-        s.dequantized = DeviceBuffer<half>(size_t(c.dim) * std::max(c.hidden_dim, c.q_dim()));
-    }
+#ifdef __CUDACC__
+constexpr int max_chunk = 512;  // tokens of a prompt that go through together
+#else
+constexpr int max_chunk = 64;
 #endif
-    if (traced) {
-        s.projected = DeviceBuffer<float>(chunk * c.dim);
-        s.traced_q = DeviceBuffer<float>(chunk * c.q_dim());
-        s.traced_k = DeviceBuffer<float>(chunk * c.kv_dim());
+constexpr int logit_rows = 16;  // tokens whose logits are computed at a time
+
+struct RunState {
+    // A row per token of the chunk.
+    DeviceRows<float> x;        // (max_chunk, dim), the residual stream
+    DeviceRows<half> normed;    // (max_chunk, dim), normalized x
+    DeviceRows<float> q;        // (max_chunk, n_heads * head_dim)
+    DeviceRows<float> k;        // (max_chunk, n_kv_heads * head_dim)
+    DeviceRows<float> v;        // (max_chunk, n_kv_heads * head_dim)
+    DeviceRows<half> q_rope;    // (max_chunk, n_heads * head_dim), rotated
+    DeviceRows<half> attn_out;  // (max_chunk, n_heads * head_dim)
+    DeviceRows<float> gate;     // (max_chunk, hidden_dim)
+    DeviceRows<float> up;       // (max_chunk, hidden_dim)
+    DeviceRows<half> hidden;    // (max_chunk, hidden_dim), silu(gate) * up
+    DeviceRows<float> logits;   // (logit_rows, vocab_size)
+    DeviceRows<float> proj;     // (max_chunk, dim), the output of o_proj and down_proj; only for traces
+    DeviceRows<float> q_norm, k_norm;  // as q and k, normalized heads; only for traces
+
+    DeviceBuffer<int> inputs;        // (1 + max_chunk,), the position of the first token, then the tokens
+    DeviceBuffer<int> best;          // (1,), the most probable token
+    DeviceBuffer<float2> rotations;  // (context, head_dim / 2) cos and sin
+    DeviceKvCache cache;             // keys and values of `context` positions
+    MatmulState matmul;              // how products are computed
+    AttentionScratch attention;      // of single tokens
+    std::vector<float> host_logits;  // (1 or max_chunk, vocab_size)
+    Graphs<std::pair<int, bool>> graphs;  // by the arguments of run_step()
+
+    // Allocates a run's memory; `context` is the number of positions to keep.
+    RunState(const ModelConfig& c, int context, Matmul how, bool traced)
+        : rotations(rotation_table(c, context)),
+          cache(c, context),
+          matmul(how, largest_dequantized(c, how, std::min(max_chunk, context))),
+          attention(c.n_kv_heads, c.heads_per_kv(), c.head_dim, context) {
+        const int n = std::min(max_chunk, context);
+        x = DeviceRows<float>(n, c.dim);
+        normed = DeviceRows<half>(n, c.dim);
+        q = DeviceRows<float>(n, c.q_dim());
+        k = DeviceRows<float>(n, c.kv_dim());
+        v = DeviceRows<float>(n, c.kv_dim());
+        q_rope = DeviceRows<half>(n, c.q_dim());
+        attn_out = DeviceRows<half>(n, c.q_dim());
+        gate = DeviceRows<float>(n, c.hidden_dim);
+        up = DeviceRows<float>(n, c.hidden_dim);
+        hidden = DeviceRows<half>(n, c.hidden_dim);
+        logits = DeviceRows<float>(std::min(logit_rows, n), c.vocab_size);
+        proj = DeviceRows<float>(traced ? n : 0, c.dim);
+        q_norm = DeviceRows<float>(traced ? n : 0, c.q_dim());
+        k_norm = DeviceRows<float>(traced ? n : 0, c.kv_dim());
+        inputs = DeviceBuffer<int>(1 + n);
+        best = DeviceBuffer<int>(1);
     }
-    return s;
+
+    const int* pos() const { return inputs.get(); }
+    const int* tokens() const { return inputs.get() + 1; }
+};
+
+struct Transformer {
+    ModelFile file;
+    DeviceBuffer<std::byte> weight_memory;
+    DeviceBuffer<half> fp16_memory;  // all matrices, only with predequant and fp16
+    Weights weights;
+    RunState state;
+    Trace* trace = nullptr;  // not null: record every step
+};
+
+// ----------------------------------------------------------------------------
+// The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
+// which a trace has its result. Token ids and positions lie on the device (s.tokens(), s.pos()), so that the
+// launches of a step do not depend on them and can be captured as a graph.
+// clang-format off
+
+// x (n_tokens, dim) += attention of layer l, for tokens at positions *s.pos(), *s.pos() + 1, ...
+void attention_block(Transformer& m, int l) {
+    const ModelConfig& c = m.file.config;
+    const Weights& w = m.weights;
+    RunState& s = m.state;
+    const DeviceRecorder record(m.trace, l);
+    QkNorms norms;  // none in a Llama
+    if (c.arch == Arch::qwen3) norms = {w.head_norms.q[l], w.head_norms.k[l], c.norm_eps};
+
+    rmsnorm(s.normed, s.x, w.norms.attn[l], c.norm_eps);                   record("attn.norm", s.normed);
+    matmul(s.matmul, s.normed, {{s.q, w.q_proj[l]},                        // q, k and v read the same input
+                                {s.k, w.k_proj[l]},
+                                {s.v, w.v_proj[l]}});                      record("attn.q_proj", s.q);
+                                                                           record("attn.k_proj", s.k);
+                                                                           record("attn.v_proj", s.v);
+    prepare_heads(s.q_rope, s.cache, l, s.q_norm, s.k_norm,                // q_norm, k_norm, RoPE; k and v into
+                  s.q, s.k, s.v, norms, s.rotations, s.pos());             // the cache
+    if (c.arch == Arch::qwen3) {                                           record("attn.q_norm", s.q_norm, c.head_dim);
+                                                                           record("attn.k_norm", s.k_norm, c.head_dim);
+    }
+                                                                           record("attn.q_rope", s.q_rope, c.head_dim);
+                                                                           record("attn.k_rope", s.cache, s.pos(), s.k.n_rows);
+    attention(s.attn_out, s.attention, s.q_rope, s.cache, l, s.pos());     record("attn.mix", s.attn_out);
+    matmul_add(s.matmul, s.x, s.proj, s.attn_out, w.o_proj[l]);            record("attn.o_proj", s.proj);
+                                                                           record("attn.residual", s.x);
 }
+
+// x (n_tokens, dim) += down_proj(silu(gate_proj(normed)) * up_proj(normed)) of layer l.
+void feed_forward_block(Transformer& m, int l) {
+    const ModelConfig& c = m.file.config;
+    const Weights& w = m.weights;
+    RunState& s = m.state;
+    const DeviceRecorder record(m.trace, l);
+
+    rmsnorm(s.normed, s.x, w.norms.ffn[l], c.norm_eps);                    record("ffn.norm", s.normed);
+    matmul(s.matmul, s.normed, {{s.gate, w.gate_proj[l]},
+                                {s.up, w.up_proj[l]}});                    record("ffn.gate_proj", s.gate);
+                                                                           record("ffn.up_proj", s.up);
+    swiglu(s.hidden, s.gate, s.up);                                        record("ffn.swiglu", s.hidden);
+    matmul_add(s.matmul, s.x, s.proj, s.hidden, w.down_proj[l]);           record("ffn.down_proj", s.proj);
+                                                                           record("ffn.residual", s.x);
+}
+
+// x (n_tokens, dim) of the first n_tokens tokens of s.tokens(): the embedding and all layers.
+void run_layers(Transformer& m, int n_tokens) {
+    const ModelConfig& c = m.file.config;
+    RunState& s = m.state;
+    const DeviceRecorder record(m.trace, -1);
+
+    embed(s.x, m.weights.embedding, s.tokens(), n_tokens);                 record("tokens", s.tokens(), n_tokens, {});
+                                                                           record("embed", s.x);
+    for (int l = 0; l < c.n_layers; l++) {
+        attention_block(m, l);
+        feed_forward_block(m, l);
+    }
+}
+
+// logits (n_tokens, vocab_size) of n_tokens rows of x, from `first` on. At most logit_rows.
+void run_classifier(Transformer& m, int first, int n_tokens) {
+    const ModelConfig& c = m.file.config;
+    const Weights& w = m.weights;
+    RunState& s = m.state;
+    const DeviceRecorder record(m.trace, -1);
+
+    rmsnorm(s.normed, s.x.slice(first, n_tokens), w.norms.last, c.norm_eps);  record("norm", s.normed);
+    fp16_matmul(s.logits, s.normed, w.classifier);                            record("logits", s.logits);
+}
+// clang-format on
+
+// All layers for n_tokens tokens; with `next`, also the last one's logits and the most probable next token.
+void run_step(Transformer& m, int n_tokens, bool next) {
+    auto step = [&] {
+        run_layers(m, n_tokens);
+        if (!next) return;
+        run_classifier(m, n_tokens - 1, 1);
+        arg_max(m.state.best, m.state.logits.get(), m.file.config.vocab_size);
+    };
+    if (m.trace != nullptr) {
+        step();
+    } else {
+        m.state.graphs.run({n_tokens, next}, step);
+    }
+}
+
+// Puts a chunk's position and ids where a step finds them.
+void set_inputs(RunState& s, std::span<const int> tokens, int pos) {
+    std::vector<int> inputs{pos};
+    inputs.insert(inputs.end(), tokens.begin(), tokens.end());
+    s.inputs.upload(inputs.data(), inputs.size());
+}
+
+// Runs a chunk of up to max_chunk tokens, tokens[i] at position pos + i; each attends to every position up to
+// its own. Returns logits (n_logits, vocab_size), those of the last n_logits tokens: none, one or all.
+// Preconditions: pos + tokens.size() <= context; positions before pos have been run.
+std::span<const float> forward(Transformer& m, std::span<const int> tokens, int pos, int n_logits) {
+    RunState& s = m.state;
+    const int n_tokens = int(tokens.size());
+    const size_t vocab_size = m.file.config.vocab_size;
+    set_inputs(s, tokens, pos);
+    s.host_logits.resize(std::max(s.host_logits.size(), n_logits * vocab_size));
+    if (n_logits <= 1) {
+        run_step(m, n_tokens, n_logits == 1);
+        if (n_logits == 1) download(s.host_logits.data(), s.logits.get(), vocab_size);
+    } else {
+        run_layers(m, n_tokens);
+        for (int i = 0; i < n_logits; i += logit_rows) {
+            const int n = std::min(logit_rows, n_logits - i);
+            run_classifier(m, n_tokens - n_logits + i, n);
+            download(s.host_logits.data() + i * vocab_size, s.logits.get(), n * vocab_size);
+        }
+    }
+    return {s.host_logits.data(), n_logits * vocab_size};
+}
+
+// The same, but returns the most probable next token, which the device finds itself.
+int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) {
+    set_inputs(m.state, tokens, pos);
+    run_step(m, int(tokens.size()), true);
+    int best = 0;
+    download(&best, m.state.best.get(), 1);
+    return best;
+}
+
+// ----------------------------------------------------------------------------
+// Loading, and handing the model to the command line
 
 const OwnOption own_options[] = {{
     "--matmul",
@@ -1311,14 +1005,18 @@ Matmul matmul_of(const Options& o) {
                                   : Matmul::fused;
 }
 
+// Whether all matrices are expanded when loading.
+bool keeps_fp16(Matmul how) { return how == Matmul::predequant || how == Matmul::fp16; }
+
 // Throws std::runtime_error if weights and cache do not fit the device, before anything is copied.
-void check_device_memory(const ModelConfig& c, int context, Matmul matmul) {
+void check_device_memory(const ModelConfig& c, const TensorList& tensors, int context, Matmul how) {
     device();
-    const double weights = double(weight_bytes(c)),
-                 cache = 2.0 * c.n_layers * c.kv_dim() * context * sizeof(half);
-    double fp16 = 0;
-    if (matmul == Matmul::predequant || matmul == Matmul::fp16)
-        fp16 = double(macs_per_token(c)) * sizeof(half);
+#ifdef HAVE_CUBLAS
+    cublas();  // its workspace takes device memory, too
+#endif
+    const double weights = double(tensors.weight_bytes());
+    const double cache = 2.0 * c.n_layers * c.kv_dim() * context * sizeof(half);
+    const double fp16 = keeps_fp16(how) ? double(c.macs_per_token()) * sizeof(half) : 0;
     size_t free = 0, all = 0;
     check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
     if (weights + cache + fp16 <= double(free)) return;
@@ -1331,65 +1029,61 @@ void check_device_memory(const ModelConfig& c, int context, Matmul matmul) {
     throw std::runtime_error(what);
 }
 
+// All matrices as fp16, for --matmul predequant and fp16.
+DeviceBuffer<half> dequantize_all(Weights& w) {
+    size_t n = 0;
+    for (const AwqMatrix* matrix : w.matrices()) n += matrix->n_weights();
+    DeviceBuffer<half> memory(n);
+    half* next = memory.get();
+    for (AwqMatrix* matrix : w.matrices()) {
+        run_dequantize(*matrix, next);
+        matrix->fp16 = next;
+        next += matrix->n_weights();
+    }
+    wait_for_device();
+    return memory;
+}
+
 // Opens an AWQ file, copies it to the device and allocates a run's memory. Throws std::runtime_error with one
 // line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Transformer m;
-    m.file = open_model_file(path, magic_awq, version_awq, weight_bytes);
-    const ModelConfig& c = m.file.config;
-    if (options.rope_theta) m.file.config.rope_theta = *options.rope_theta;
-    const Matmul matmul = matmul_of(options);
-    const int context = context_length(options, c);
-    m.trace = trace;
+    ModelFile file = open_model_file(path, scheme_awq, check_config);
+    const Weights planned{planned_tensors(), file.config};
+    planned.file.check_end(file);
+    if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
+    const Matmul how = matmul_of(options);
+    const int context = context_length(options, file.config);
     try {
-        check_device_memory(c, context, matmul);
-        load_weights(m);
-        m.state = make_run_state(c, context, matmul, trace != nullptr);
-        if (matmul == Matmul::predequant || matmul == Matmul::fp16) dequantize_weights(m);
+        check_device_memory(file.config, planned.file, context, how);
+        DeviceBuffer<std::byte> memory = upload_weights(file, planned.file);
+        Weights weights{tensors_in(memory), file.config};
+        RunState state(file.config, context, how, trace != nullptr);
+        DeviceBuffer<half> fp16_memory;
+        if (keeps_fp16(how)) fp16_memory = dequantize_all(weights);
+        return {std::move(file),    std::move(memory), std::move(fp16_memory),
+                std::move(weights), std::move(state),  trace};
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
     }
-    return m;
 }
 
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     const ModelConfig& c = m->file.config;
-    Model model;
-    model.config = c;
-    if (!m->file.tokenizer.empty()) {
-        try {
-            model.tokenizer = Tokenizer::load(m->file.tokenizer, c.vocab_size);
-        } catch (const std::runtime_error& e) {
-            throw std::runtime_error(m->file.path + ": " + e.what());
-        }
-    }
+    const Matmul how = m->state.matmul.how;
+    Model model = model_of(m->file, m->weights.file, sizeof(half));
     model.scheme = "AWQ: int4 groups of " + std::to_string(c.group_size) + ", fp16 activations";
     model.kernel = device().name;
-    if (m->state.matmul != Matmul::fused) model.kernel += ", --matmul " + options.own.at("--matmul");
-    model.file_bytes = m->file.map.bytes().size();
-    model.weight_bytes = m->file.weights.size();
-    model.macs_per_token = macs_per_token(c);
-    const bool fp16 = m->state.matmul == Matmul::fp16;
-    const uint64_t layers = fp16 ? model.macs_per_token * sizeof(half) : c.n_layers * layer_matrix_bytes(c);
-    model.weight_bytes_per_token = layers + norm_bytes(c) + table_bytes(c);
-    model.kv_bytes_per_position = uint64_t(2) * c.n_layers * c.kv_dim() * sizeof(half);
+    if (how != Matmul::fused) model.kernel += ", --matmul " + options.own.at("--matmul");
+    if (how == Matmul::fp16) {  // decode reads the expanded matrices
+        for (const AwqMatrix* matrix : m->weights.matrices())
+            model.weight_bytes_per_token += matrix->n_weights() * sizeof(half) - matrix->n_bytes();
+    }
     model.max_chunk = max_chunk;
     model.device_bytes = [] { return device().peak; };
     model.device_bandwidth = copy_bandwidth;
-    model.forward = [m](std::span<const int> tokens, int pos, bool all_logits) {
-        std::span<const float> logits;
-        while (!tokens.empty()) {
-            const auto chunk = tokens.first(std::min<size_t>(tokens.size(), max_chunk));
-            tokens = tokens.subspan(chunk.size());
-            // A trace has the logits of every token, so that it does not depend on how the tokens were fed.
-            // Otherwise only the last chunk's are wanted.
-            const bool all = all_logits || m->trace != nullptr;
-            logits = forward(*m, chunk, pos, all ? int(chunk.size()) : tokens.empty() ? 1 : 0);
-            pos += int(chunk.size());
-        }
-        return all_logits ? logits : logits.last(m->file.config.vocab_size);
-    };
+    model.forward = in_chunks([m](auto... chunk) { return forward(*m, chunk...); }, max_chunk, c.vocab_size,
+                              trace != nullptr);
     if (trace == nullptr) {
         model.forward_greedy = [m](std::span<const int> tokens, int pos) {
             while (tokens.size() > max_chunk) {
@@ -1404,6 +1098,8 @@ Model load_model(const Options& options, Trace* trace) {
 }
 
 #ifndef RUNQ_NO_MAIN
+#include "common/app/cli.h"
+
 int main(int argc, char** argv) {
     return run_command_line(argc, argv,
                             {"runq_awq", "Llama 3 and Qwen3 in AWQ (int4 by fp16)", load_model, own_options});

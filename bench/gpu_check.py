@@ -11,9 +11,9 @@
 
 A step that fails does not keep the next from running; the exit code is 0 if none failed. --quick runs the first three.
 
-It runs on a machine that has the CUDA toolkit and Python with numpy and nothing else, so it imports nothing of this
-repository's. Model files for `models` are taken from build/models, or from build/gpu-files, where `make gpu-files` puts
-what a bare machine lacks.
+It runs on a machine that has the CUDA toolkit and Python with numpy and nothing else, so it imports only what needs no
+other package: bench/make_model.py, formats/ and tests/run.py. Model files for `models` are taken from build/models, or
+from build/gpu-files, where `make gpu-files` puts what a bare machine lacks.
 """
 
 import argparse
@@ -23,19 +23,25 @@ import os
 import re
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
+
+from bench.make_model import POOL_SIZE, write_model
+from bench.random_checkpoint import config_of
+from bench.run import Work, work_of
+from formats.checkpoint import Config
+from formats.model_file import EXTENSION_OFFSET
+from formats.safetensors import read as read_safetensors
+from formats.tensors import HEADER_SIZE
+from tests.run import doctest_counts
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "gpu"
@@ -180,13 +186,10 @@ def machine(context: Context) -> Result:
 TESTS = ("runq_awq_test", "awq_kernels_test")
 
 
-def doctest_counts(done: Done) -> tuple[int, int]:
+def case_counts(done: Done) -> tuple[int, int]:
     """Passed and failed test cases; a program that died, or ran no test at all, has one failed."""
-    summary = re.search(r"test cases:\s*\d+ \|\s*(\d+) passed \|\s*(\d+) failed", done.out)
-    if summary is None:
-        return 0, 1
-    passed, failed = int(summary[1]), int(summary[2])
-    return passed, max(failed, int(done.code != 0 or passed + failed == 0))
+    passed, failed = doctest_counts(done.code, done.out)
+    return passed, failed if passed + failed else 1
 
 
 def tests(context: Context) -> Result:
@@ -196,7 +199,7 @@ def tests(context: Context) -> Result:
         find_model(name)  # the tests look into build/models
     for name in TESTS:
         done = run([BUILD / name, "--no-colors=1"], context.time_for(90))
-        passed, failed = doctest_counts(done)
+        passed, failed = case_counts(done)
         rows.append([name, passed, failed, f"{done.seconds:.1f}"])
         if failed:
             result.failures.append(f"{name}: {failed} failed")
@@ -212,21 +215,6 @@ MODELS = tuple(f"tiny-{model}.{scheme}" for model in ("llama", "qwen3") for sche
 NEW_TOKENS = 64
 CLEAR_LEAD = 2e-2  # two logits may each be off by 1e-2 of the largest: a smaller lead decides nothing
 LOGIT_TOLERANCE = 1e-2
-
-SAFETENSORS_TYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I8": "<i1"}
-
-
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """All tensors of a file: 8 bytes with the length of a JSON header, the header, the data."""
-    data = path.read_bytes()
-    (length,) = struct.unpack_from("<Q", data)
-    tensors = {}
-    for name, t in json.loads(data[8 : 8 + length]).items():
-        if name == "__metadata__":
-            continue
-        begin, end = (8 + length + offset for offset in t["data_offsets"])
-        tensors[name] = np.frombuffer(data[begin:end], SAFETENSORS_TYPES[t["dtype"]]).reshape(t["shape"])
-    return tensors
 
 
 def distance(expected: np.ndarray, found: np.ndarray) -> float:
@@ -337,7 +325,7 @@ def sanitizer_findings(check: str, done: Done) -> str | None:
         return f"exit code {done.code}, no summary"
     if int(summary[1]) > 0:
         return f"{summary[1]} found"
-    _, failed = doctest_counts(done)
+    _, failed = case_counts(done)
     return f"{failed} tests failed, or there were none" if failed else None
 
 
@@ -352,7 +340,7 @@ def sanitizer(context: Context) -> Result:
     ]  # fmt: skip
     for (check, name), done in zip(cases, run_all(commands, context.time_for(100), 4), strict=True):
         found = sanitizer_findings(check, done)
-        rows.append([f"{check} {name}", doctest_counts(done)[0], found or "clean", f"{done.seconds:.1f}"])
+        rows.append([f"{check} {name}", case_counts(done)[0], found or "clean", f"{done.seconds:.1f}"])
         if found:
             result.failures.append(f"{check} {name}: {found}")
             result.details(f"{check} {name}", done.tail)
@@ -384,115 +372,24 @@ def ladder(context: Context) -> Result:
 # speed: model files
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A model's header."""
-
-    arch: str  # llama or qwen3
-    dim: int
-    hidden_dim: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    max_seq_len: int
-    tied: bool
-    group_size: int = 128
-
-    @property
-    def matrices(self) -> list[tuple[int, int]]:
-        """(n_in, n_out) of a layer's matrices, in the order of the file."""
-        q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        d, h = self.dim, self.hidden_dim
-        return [(d, q), (d, kv), (d, kv), (q, d), (d, h), (h, d), (d, h)]
-
-    @property
-    def layer_macs(self) -> int:
-        """Multiply-adds of a token in the matrices of all layers."""
-        return self.n_layers * sum(n_in * n_out for n_in, n_out in self.matrices)
-
-    @property
-    def layer_bytes(self) -> int:
-        """Of the same matrices in int4 with their zero points and scales."""
-        g = self.group_size
-        return self.n_layers * sum(n_in * n_out // 2 + n_in // g * n_out * 5 // 2 for n_in, n_out in self.matrices)
-
-    @property
-    def kv_cache_bytes(self) -> int:
-        """Keys and values in fp16, in the context that the program takes by default."""
-        return 2 * 2 * self.n_layers * self.n_kv_heads * self.head_dim * min(4096, self.max_seq_len)
+SHAPES = {"Qwen3-8B": config_of("qwen3-8b"), "Llama-3.2-1B": config_of("llama-3.2-1b")}
 
 
-# From each model's published config.json.
-SHAPES = {
-    "Qwen3-8B": Shape("qwen3", 4096, 12288, 36, 32, 8, 128, 151936, 40960, tied=False),
-    "Llama-3.2-1B": Shape("llama", 2048, 8192, 16, 32, 8, 64, 128256, 131072, tied=True),
-}
-
-HEADER_SIZE, CHECKSUM_OFFSET = 256, 0xB0
-
-
-def header(s: Shape, weights_end: int) -> bytes:
-    """The 256 bytes in front of the weights: docs/model-files.md. Qwen3 goes without our extension, as others write it.
+def write_random_model(path: Path, config: Config, pool_size: int = POOL_SIZE) -> None:
+    """An AWQ file of that shape. Qwen3 goes without our extension block, as other programs write it.
 
     Llama needs it, as a file without is taken for Qwen3.
     """
-    head = bytearray(HEADER_SIZE)
-    struct.pack_into("<Ii", head, 0, 0x616B3438, 5)  # "ak48", version 5
-    dims = (s.dim, s.hidden_dim, s.n_layers, s.n_heads, s.n_kv_heads, s.vocab_size, s.max_seq_len)
-    struct.pack_into("<7iBii", head, 8, *dims, int(s.tied), s.head_dim, s.group_size)
-    if s.arch == "llama":
-        struct.pack_into("<Iiiiff", head, 0x40, 0x31584B41, 1, s.head_dim, s.group_size, 1e-5, 500000.0)
-        struct.pack_into("<ifffi", head, 0x58, 1, 32.0, 1.0, 4.0, 8192)  # RoPE scaling of type llama3
-        struct.pack_into("<ii", head, 0x6C, -1, 0)  # no bos, no eos
-        struct.pack_into("<ffi", head, 0x94, 0.0, 1.0, 0)  # greedy
-        struct.pack_into("<QQ", head, 0xA0, weights_end, 0)  # no tokenizer
-        struct.pack_into("<I", head, CHECKSUM_OFFSET, zlib.crc32(head))
-    return bytes(head)
+    write_model(config, path, "awq", progress=False, pool_size=pool_size)
+    if config.arch == "qwen3":
+        with path.open("r+b") as f:
+            f.seek(EXTENSION_OFFSET)
+            f.write(bytes(HEADER_SIZE - EXTENSION_OFFSET))
 
 
-class Pool:
-    """Random values that were made once and are read from anywhere: as good here, and far quicker."""
-
-    def __init__(self, values: np.ndarray, rng: np.random.Generator):
-        self.values, self.rng = values, rng
-
-    def write(self, f: BinaryIO, n: int) -> None:
-        """Appends n values."""
-        start = int(self.rng.integers(len(self.values)))
-        while n > 0:
-            part = self.values[start : start + n]
-            f.write(part.data)
-            n, start = n - len(part), 0
-
-
-def write_random_model(path: Path, s: Shape, pool_size: int = 1 << 24, seed: int = 0) -> None:
-    """An AWQ file of that shape. Every token's activations keep the size they have in a trained model."""
-    rng = np.random.default_rng(seed)
-    words = Pool(rng.integers(0, 1 << 32, pool_size, dtype=np.uint32), rng)
-    factors = rng.uniform(0.75, 1.25, max(1, pool_size // 16)).astype(np.float32)
-    # A code less a zero point, both uniform over 0 to 15, has a variance of 42.5; weights of variance 1 / n_in turn
-    # inputs of size 1 into outputs of size 1.
-    scales = {n: Pool((factors / np.sqrt(42.5 * n)).astype("<f2"), rng) for n in {n_in for n_in, _ in s.matrices}}
-    table = Pool((rng.standard_normal(pool_size, np.float32) / np.sqrt(s.dim)).astype("<f2"), rng)
-    with path.open("wb") as f:
-        f.write(bytes(HEADER_SIZE))
-        f.write(np.ones((2 * s.n_layers + 1) * s.dim, "<f2").data)
-        table.write(f, s.vocab_size * s.dim)
-        for n_in, n_out in s.matrices:
-            n_groups = n_in // s.group_size
-            for _ in range(s.n_layers):
-                words.write(f, n_in * n_out // 8)
-                words.write(f, n_groups * n_out // 8)
-                scales[n_in].write(f, n_groups * n_out)
-        if not s.tied:
-            table.write(f, s.vocab_size * s.dim)
-        if s.arch == "qwen3":
-            f.write(np.ones(2 * s.n_layers * s.head_dim, "<f2").data)
-        end = f.tell()
-        f.seek(0)
-        f.write(header(s, end))
+def kv_cache_bytes(config: Config) -> int:
+    """Keys and values in fp16, in the context that the program takes by default."""
+    return work_of(config, "awq").kv_bytes * min(4096, config.max_seq_len)
 
 
 # ----------------------------------------------------------------------------
@@ -532,10 +429,10 @@ def parse_bench(out: str, err: str) -> Bench:
     )
 
 
-def prefill_limit(s: Shape, n_tokens: int, limits: dict) -> float:
+def prefill_limit(work: Work, n_tokens: int, limits: dict) -> float:
     """Tokens/s if every matrix of the layers were read once at the speed of a copy, or multiplied at cuBLAS's."""
-    reading = s.layer_bytes / (limits["copy_gb_per_s"] * 1e9)
-    multiplying = 2 * s.layer_macs * n_tokens / (limits["cublas_tflops"] * 1e12) if limits["cublas_tflops"] else 0
+    reading = work.layer_bytes / (limits["copy_gb_per_s"] * 1e9)
+    multiplying = 2 * work.layer_macs * n_tokens / (limits["cublas_tflops"] * 1e12) if limits["cublas_tflops"] else 0
     return n_tokens / max(reading, multiplying)
 
 
@@ -544,13 +441,15 @@ def cell(value: float | None, pattern: str = "{:.1f}") -> str:
     return "-" if value is None else pattern.format(value)
 
 
-def speed_tables(s: Shape, runs: dict[tuple[str, int], Bench], sizes: dict[str, int], limits: dict | None) -> list[str]:
+def speed_tables(
+    work: Work, runs: dict[tuple[str, int], Bench], sizes: dict[str, int], limits: dict | None
+) -> list[str]:
     """Prefill, decode and memory. runs: by --matmul and prompt; sizes: of the file and of the KV cache, in bytes."""
     rows = []
     for n in PROMPTS:
         fused, fp16 = (runs.get((matmul, n), Bench()).prefill for matmul in ("fused", "fp16"))
         ratio = fused / fp16 if fused and fp16 else None
-        percent = 100 * fused / prefill_limit(s, n, limits) if fused and limits else None
+        percent = 100 * fused / prefill_limit(work, n, limits) if fused and limits else None
         rows.append([n, cell(fused), cell(fp16), cell(ratio, "{:.2f}"), cell(percent, "{:.0f}%")])
     lines = table(["prompt", "fused tokens/s", "fp16 tokens/s", "ratio", "fused, of the limit"], rows)
 
@@ -583,13 +482,13 @@ def speed(context: Context) -> Result:
     if not program.exists():
         return Result([f"{program} is not there"])
     modes = [matmul for matmul in SPEED_MATMULS if matmul in matmuls(program, context)]
-    for name, shape in SHAPES.items():
+    for name, config in SHAPES.items():
         path = context.tmp / f"{name}.awq.bin"
         try:
             start = time.monotonic()
-            write_random_model(path, shape)
+            write_random_model(path, config)
             result.report += ["", f"### {name}", "", f"(The file was written in {time.monotonic() - start:.1f} s.)"]
-            sizes = {"file_bytes": path.stat().st_size, "kv_cache_bytes": shape.kv_cache_bytes}
+            sizes = {"file_bytes": path.stat().st_size, "kv_cache_bytes": kv_cache_bytes(config)}
             runs = {}
             for matmul in modes:
                 for n in PROMPTS:
@@ -602,7 +501,7 @@ def speed(context: Context) -> Result:
                     if done.code != 0 or runs[matmul, n].prefill is None:
                         result.failures.append(f"{name} --bench {bench} --matmul {matmul}: exit code {done.code}")
                         result.details(result.failures[-1], done.tail)
-            result.report += speed_tables(shape, runs, sizes, context.limits)
+            result.report += speed_tables(work_of(config, "awq"), runs, sizes, context.limits)
         finally:
             path.unlink(missing_ok=True)
     return result

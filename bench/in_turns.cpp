@@ -16,9 +16,11 @@
 #include <string>
 #include <vector>
 
-#include "../common/attention.h"
-#include "../common/int8_matmul.h"
-#include "../common/machine.h"
+#include "common/cpu/attention.h"
+#include "common/cpu/int8_matmul.h"
+#include "common/cpu/lazy_memory.h"
+#include "common/cpu/machine.h"
+#include "common/cpu/rows.h"
 
 namespace {
 
@@ -49,9 +51,12 @@ size_t products(const Shape& s, char* memory, int group) {
         bytes += n + n / group_size * sizeof(float);
         return m;
     };
-    auto multiply = [&](int n_in, std::initializer_list<Product> list) {
-        if (memory != nullptr)
-            int8_matmul({codes.data(), scales.data(), sums.data(), 1, n_in, group > 0 ? group : n_in}, list);
+    auto multiply = [&](int n_in, const std::vector<Int8Product>& list) {
+        const Int8Matrix x{codes.data(), scales.data(), sums.data(), 1, n_in, group > 0 ? group : n_in};
+        if (memory != nullptr && !int8_matmul(x, list)) {
+            std::fprintf(stderr, "in_turns: this build has no fast path\n");
+            std::exit(1);
+        }
     };
     const int q_dim = s.n_heads * s.head_dim, kv_dim = s.n_kv_heads * s.head_dim;
     for (int l = 0; l < s.n_layers; l++) {
@@ -60,32 +65,21 @@ size_t products(const Shape& s, char* memory, int group) {
         const Int8Matrix gate = matrix(s.hidden_dim, s.dim), up = matrix(s.hidden_dim, s.dim);
         const Int8Matrix down = matrix(s.dim, s.hidden_dim);
         float *first = out.data(), *second = first + codes.size(), *third = second + codes.size();
-        multiply(s.dim, {{first, &q}, {second, &k}, {third, &v}});
-        multiply(q_dim, {{first, &o}});
-        multiply(s.dim, {{first, &gate}, {second, &up}});
-        multiply(s.hidden_dim, {{first, &down}});
+        multiply(s.dim, {{first, q}, {second, k}, {third, v}});
+        multiply(q_dim, {{first, o}});
+        multiply(s.dim, {{first, gate}, {second, up}});
+        multiply(s.hidden_dim, {{first, down}});
     }
     return bytes;
 }
 
-// One token's attention in all layers, the last of `context`. Its threads share out kv heads, as in runq.
-void attention(const Shape& s, const KvCache& cache) {
-    const int n = s.n_heads / s.n_kv_heads;
-    const std::vector<float> query(s.head_dim, 0.01f);
-    for (int l = 0; l < s.n_layers; l++) {
-#pragma omp parallel for schedule(dynamic)
-        for (int head = 0; head < s.n_kv_heads; head++) {
-            static thread_local std::vector<float> probs, mix;
-            probs.resize(size_t(n) * padded(context));
-            mix.resize(size_t(n) * s.head_dim);
-            std::vector<const float*> q(n, query.data());
-            std::vector<float*> out(n);
-            for (int r = 0; r < n; r++) out[r] = mix.data() + size_t(r) * s.head_dim;
-            const std::vector<int> n_seen(n, context);
-            attend(out.data(), cache, l, head, q.data(), n_seen.data(), n, probs.data(), padded(context),
-                   nullptr);
-        }
-    }
+// One token's attention in all layers, the last of `context`.
+void attend_all_layers(const Shape& s, const KvCache& cache) {
+    Rows query(1, s.n_heads * s.head_dim), out(1, s.n_heads * s.head_dim);
+    std::fill(query.values.begin(), query.values.end(), 0.01f);
+    query.n_rows = 1;
+    HeadScores none;
+    for (int l = 0; l < s.n_layers; l++) attention(out, none, none, query, cache, l, context - 1);
 }
 
 // Of sorted values, the one that a share of the others lies below.
@@ -138,13 +132,14 @@ int main(int argc, char** argv) {
     const std::vector<float> row(s.head_dim, 0.01f);
     for (int pos = 0; pos < context; pos++) {
         for (int l = 0; l < s.n_layers; l++) {
-            for (int head = 0; head < s.n_kv_heads; head++) cache.keep(l, head, pos, row.data(), row.data());
+            for (int head = 0; head < s.n_kv_heads; head++)
+                cache.append(l, head, pos, row.data(), row.data());
         }
     }
     char* bytes = reinterpret_cast<char*>(memory.data());
     std::printf("%s, %d threads, medians of %d rounds (quartiles)\n", s.name, n_threads, n_rounds);
     compare("products q8", weight_bytes, n_rounds, n_threads, [&] { products(s, bytes, 64); });
     compare("products w8a8", row_bytes, n_rounds, n_threads, [&] { products(s, bytes, 0); });
-    compare("attention", cache_bytes, n_rounds, n_threads, [&] { attention(s, cache); });
+    compare("attention", cache_bytes, n_rounds, n_threads, [&] { attend_all_layers(s, cache); });
     return 0;
 }

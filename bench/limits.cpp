@@ -3,7 +3,7 @@
 // A decode step reads every weight once and a prompt multiplies with every weight once a token, so two
 // figures bound every program here: how fast all threads together read memory, and how many int8
 // multiply-adds they do a second. The second is measured with the very operation that the kernels are made
-// of, dot4 of common/int8_matmul.h, in a loop that touches no memory: what a kernel loses to loading, packing
+// of, dot4 of common/cpu/int8.h, in a loop that touches no memory: what a kernel loses to loading, packing
 // and scaling shows as the distance from it.
 //
 //     make build/limits && build/limits [THREADS]
@@ -17,23 +17,25 @@
 #include <cstdlib>
 #include <string>
 
-#include "../common/int8_matmul.h"
-#include "../common/machine.h"
+#include "common/cpu/int8_matmul.h"
+#include "common/cpu/machine.h"
+#include "common/cpu/pin_register.h"
 
 namespace {
 
 constexpr double seconds_per_try = 0.05;
 constexpr int tries = 5;
 
-// The compiler may not know the value from here on, so it can neither drop nor move what made it, nor what
-// uses it. Costs no instruction.
-#ifdef __AVX2__
+#if defined(__AVX2__) || defined(__aarch64__)
+// Uses v, so that the compiler cannot drop what made it. Costs no instruction.
 template <class Vector>
-void opaque(Vector& v) {
-    asm volatile("" : "+v"(v));
+void consume(Vector v) {
+#ifdef __AVX2__
+    asm volatile("" : : "v"(v));
+#else
+    asm volatile("" : : "w"(v));
+#endif
 }
-#elif defined(__aarch64__)
-void opaque(Neon::Ints& v) { asm volatile("" : "+w"(v)); }
 #endif
 
 // Multiply-adds a second of all threads. `work` does some and returns how many, and is called again and
@@ -72,16 +74,18 @@ void multiply_rounds(Multiply multiply) {
     using Ints = typename Isa::Ints;
     Ints w = Isa::splat(0x01020304), x = Isa::splat(0x05060708);
     auto step = [&](Ints & acc) __attribute__((always_inline)) {
-        opaque(x);
+        pin_register(x);
         acc = multiply(acc, w, x);
-        opaque(acc);
+        pin_register(acc);
     };
     // Ten names and not an array, which g++ 12 would keep in memory.
     Ints a = Isa::splat(0), b = a, c = a, d = a, e = a, f = a, g = a, h = a, i = a, j = a;
     for (int round = 0; round < rounds; round++) {
-        opaque(w);
+        pin_register(w);
         step(a), step(b), step(c), step(d), step(e), step(f), step(g), step(h), step(i), step(j);
     }
+    consume(a), consume(b), consume(c), consume(d), consume(e), consume(f), consume(g), consume(h),
+        consume(i), consume(j);
 }
 
 template <class Isa>
@@ -102,17 +106,19 @@ double smmla_rounds() {
 }
 #endif
 
-// The portable loop has no registers of its own to stay in; its operands stay in the first-level cache.
+// The plain loop of runq.cpp and runq_w8a8.cpp, with operands that stay in the first-level cache.
 double portable_rounds() {
     constexpr int n_groups = 64, group_size = 64;
     static int8_t w[n_groups * group_size], x[group_size];
-    uint32_t sum = 0;
+    uint32_t total = 0;
     for (int g = 0; g < n_groups; g++) {
         const int8_t *group = w + size_t{group_size} * g, *token = x;
         asm volatile("" : "+r"(group), "+r"(token) : : "memory");
-        sum += static_cast<uint32_t>(dot_group_portable(token, group, group_size));
+        int32_t sum = 0;
+        for (int k = 0; k < group_size; k++) sum += int32_t{token[k]} * int32_t{group[k]};
+        total += static_cast<uint32_t>(sum);
     }
-    asm volatile("" : : "r"(sum));
+    asm volatile("" : : "r"(total));
     return double{n_groups} * group_size;
 }
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from golden.checkpoint import Config, read_config, tensor_shapes
+from formats.checkpoint import Config, read_config, tensor_shapes
 
 # From each model's published config.json.
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "vocab_size": 128256,

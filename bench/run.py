@@ -23,11 +23,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.make_model import SCHEMES, matrix_shape, write_model
+from bench.make_model import SCHEMES, write_model
 from bench.random_checkpoint import MODELS, config_of
 from bench.roofline import roofline
-from export.model_file import matrix_names
-from golden.checkpoint import Config
+from formats.checkpoint import Config
+from formats.tensors import matrix_shapes
 
 N_DECODE = 24
 # (prompt, tokens generated after it, phases to report)
@@ -53,16 +53,14 @@ class Work:
 
 
 def work_of(config: Config, scheme: str) -> Work:
-    """Counted from the shapes of the matrices; a weight is its code and its share of what the group has."""
-    shapes = {name: matrix_shape(config, name) for name in matrix_names(config)}
-    layers = [shape for name, shape in shapes.items() if name.startswith("layers.")]
-    table = matrix_shape(config, "classifier")
-    storage = SCHEMES[scheme]
+    """Counted from the tensors of a file."""
+    storage, table = SCHEMES[scheme], "embed" if config.tied else "classifier"
+    tensors = storage.tensors(config)
     return Work(
-        layer_macs=sum(n_out * n_in for n_out, n_in in layers),
-        layer_bytes=sum(storage.n_bytes(*shape) for shape in layers),
-        classifier_macs=table[0] * table[1],
-        classifier_bytes=storage.table_bytes(*table),
+        layer_macs=sum(n_out * n_in for name, (n_out, n_in) in matrix_shapes(config) if name.startswith("layers.")),
+        layer_bytes=sum(t.n_bytes for t in tensors if "_proj." in t.name),
+        classifier_macs=config.vocab_size * config.dim,
+        classifier_bytes=sum(t.n_bytes for t in tensors if t.name.split(".")[0] == table),
         kv_bytes=2 * config.n_layers * config.kv_dim * storage.kv_value_bytes,
     )
 

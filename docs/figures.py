@@ -127,7 +127,7 @@ def data_flow() -> str:
     s.parts.append(
         f'<rect x="20" y="100" width="840" height="620" rx="10" fill="none" stroke="{LINE}" stroke-dasharray="6 4"/>'
     )
-    s.text(844, 122, "one layer, 16 times over", 13, QUIET, "end")
+    s.text(844, 122, "one of 16 layers", 13, QUIET, "end")
     s.text(70, 150, "Attention", 15, INK, "start", bold=True)
     s.text(500, 150, "Feed-forward", 15, INK, "start", bold=True)
 
@@ -239,8 +239,8 @@ def int8_product() -> str:
 @cache
 def calibrated_layer(layer: int) -> tuple:
     """Config, weights (golden.forward.Fp32) and inputs by place of a layer of tiny-llama with outliers."""
-    from golden.checkpoint import Checkpoint
-    from golden.smooth import calibration_samples, observe
+    from formats.checkpoint import Checkpoint
+    from golden.calibration import calibration_samples, observe
     from models.outliers import copy_with_outliers
 
     models = HERE.parent / "models"
@@ -264,7 +264,8 @@ def channel_maxima(layer: int, alpha: float) -> dict[str, Sequence[float]]:
     """attn.norm's channels in a layer of tiny-llama with outliers: max|x| and max|w|, before and after smoothing."""
     import numpy as np
 
-    from golden.smooth import CONSUMERS, factors
+    from golden.channel_scaling import CONSUMERS
+    from golden.smooth import factors
 
     _, weights, seen = calibrated_layer(layer)
     x = seen[f"layers.{layer}.attn.norm"].largest
@@ -289,21 +290,21 @@ def smoothing() -> str:
         530,
         "What smoothing does to the channels of attn.norm",
         "Four bar charts over the 128 input channels of q, k and v in layer 0 of tiny-llama with outliers. Before: in "
-        "the activations four channels reach 109 to 154 and all others less than 3; the same four columns of the "
-        "weights are far smaller than the others. After smoothing with alpha 0.5, all channels have maxima of the same "
-        "order, and those of activations and weights are equal.",
+        "the activations four channels reach 109 to 154 and all others less than 3; the weights of the same four "
+        "input channels are far smaller than the others. After smoothing with alpha 0.5, all channels have maxima of "
+        "the same order, and those of activations and weights are equal.",
     )
     colour = {True: FILL["int8"][1], False: FILL["fp32"][1]}
     for x, outlier, name in ((560, True, "outlier channels"), (720, False, "the others")):
         s.parts.append(f'<rect x="{x}" y="18" width="14" height="14" rx="2" fill="{colour[outlier]}"/>')
         s.text(x + 20, 30, name, 13, INK, "start")
-    s.text(40, 31, "Inputs of q, k and v in layer 0: 128 channels", 15, INK, "start", bold=True)
+    s.text(40, 31, "q, k and v in layer 0: 128 input channels", 15, INK, "start", bold=True)
 
     width, height = 384, 150  # of a chart: three to a channel
     charts = [
-        (58, 84, "x", "activations, max|x| of each channel", 160, 40),
+        (58, 84, "x", "activations, max|x| per input channel", 160, 40),
         (486, 84, "x / s", "x / s", 1.5, 0.5),
-        (58, 316, "w", "weights, max|w| of each column", 0.8, 0.2),
+        (58, 316, "w", "weights, max|w| per input channel", 0.8, 0.2),
         (486, 316, "w * s", "w * s", 1.5, 0.5),
     ]
     for left, top, key, name, limit, tick in charts:
@@ -328,7 +329,7 @@ def smoothing() -> str:
         if key.startswith("x"):
             note += f"; the median has code {round(127 * middle / largest)} of 127"
         s.text(left, bottom + 22, note, 12, QUIET, "start")
-    s.text(58, 516, "The axes differ. What counts is how unequal the bars of a chart are.", 13, INK, "start")
+    s.text(58, 516, "The axes differ. What matters is how unequal the bars of one chart are.", 13, INK, "start")
     s.text(870, 516, "Left: before. Right: after, alpha 0.5.", 13, INK, "end")
     return s.done()
 
@@ -346,7 +347,7 @@ def scaling_units() -> str:
     )
     columns = [
         ("W8A8, static", "", "2048 MACs", "int32, 26 bits", "multiply once", 1),
-        ("W8A8, a row", "max of 2048", "2048 MACs", "int32, 26 bits", "multiply twice", 1),
+        ("W8A8, whole rows", "max of 2048", "2048 MACs", "int32, 26 bits", "multiply twice", 1),
         ("Q8, groups of 64", "max of 64", "64 MACs", "int32, 21 bits", "multiply twice, add", 32),
         ("W8A8, blocks of 32", "max of 32", "32 MACs", "int32, 20 bits", "multiply twice, add", 64),
     ]
@@ -356,21 +357,21 @@ def scaling_units() -> str:
         s.text(centre, 66, "x, fp32", 13, QUIET)
         if largest:
             s.arrow((centre, 74), (centre, 94))
-            s.box(left, 96, 180, 44, "fp32", largest, "all of them, before a code")
+            s.box(left, 96, 180, 44, "fp32", largest, "before the first code")
             s.arrow((centre, 140), (centre, 160))
         else:
             s.arrow((centre, 74), (centre, 160))
-        s.box(left, 162, 180, 44, "quantize", "multiply, round", "each value")
+        s.box(left, 162, 180, 44, "quantize", "multiply, round", "per value")
         s.arrow((centre, 206), (centre, 226))
         s.box(left, 228, 180, 54, "int8", macs, bits)
         s.arrow((centre, 282), (centre, 302))
-        s.box(left, 304, 180, 44, "fp32", scaling, "at the foot of a column")
+        s.box(left, 304, 180, 44, "fp32", scaling, "below each output channel")
         if count > 1:  # back to the array for the next group
             s.arrow((left + 180, 326), (left + 192, 326), (left + 192, 255), (left + 182, 255), dashed=True)
         s.arrow((centre, 348), (centre, 372))
         s.text(centre, 390, "output, fp32", 13, QUIET)
-        s.text(centre, 420, f"{count} scaling{'s' * (count > 1)} for 2048 MACs", 13, INK)
-    s.text(440, 442, "One output whose row is 2048 long. MAC: a multiply-and-add of two int8 codes.", 12, QUIET)
+        s.text(centre, 420, f"{count} scaling{'s' * (count > 1)} per 2048 MACs", 13, INK)
+    s.text(440, 442, "For one output, a row of 2048 weights. MAC: one multiply-add of two int8 codes.", 12, QUIET)
     return s.done()
 
 
@@ -379,7 +380,7 @@ def awq_search() -> str:
     import numpy as np
 
     from golden.awq_search import RATIOS, factors, rounded
-    from golden.smooth import CONSUMERS, share, spread
+    from golden.channel_scaling import CONSUMERS, share, spread
 
     config, weights, seen = calibrated_layer(0)
     s = Svg(
@@ -440,12 +441,12 @@ def awq_nibbles() -> str:
         880,
         440,
         "Eight int4 codes in a 32-bit word",
-        "From bit 31 to bit 0 the nibbles hold the columns 7, 5, 3, 1, 6, 4, 2, 0. The mask 000f000f takes columns 1 "
-        "and 0, which become the fp16 numbers 1024 + q; the mask 00f000f0 takes columns 3 and 2, 16 times as large. "
-        "Shifted right by 8, the same masks take columns 5 and 4, and 7 and 6.",
+        "From bit 31 to bit 0 the nibbles hold the output channels 7, 5, 3, 1, 6, 4, 2, 0. The mask 000f000f takes "
+        "channels 1 and 0, which become the fp16 numbers 1024 + q; the mask 00f000f0 takes channels 3 and 2, 16 times "
+        "as large. Shifted right by 8, the same masks take channels 5 and 4, and 7 and 6.",
     )
     left, width, height = 152, 86, 34
-    column = {nibble: i for i, nibble in enumerate(NIBBLE)}
+    channel = {nibble: i for i, nibble in enumerate(NIBBLE)}
 
     def row(y: float, labels: Sequence[str], shown: Callable[[int], tuple[str, str]]) -> None:
         for i, label in enumerate(labels):
@@ -455,12 +456,12 @@ def awq_nibbles() -> str:
             cell(s, left + width * place, y, width, height, kind, words, 14, mono=True)
         s.parts.append(f'<path d="M{left + 4 * width} {y - 4} v{height + 8}" stroke="{INK}" stroke-width="2.5"/>')
 
-    s.text(left + 2 * width, 32, "high half: odd columns", 14, INK, bold=True)
-    s.text(left + 6 * width, 32, "low half: even columns", 14, INK, bold=True)
+    s.text(left + 2 * width, 32, "high half: odd output channels", 14, INK, bold=True)
+    s.text(left + 6 * width, 32, "low half: even output channels", 14, INK, bold=True)
     for place in range(8):
         bit = 28 - 4 * place
         s.text(left + width * (place + 0.5), 54, f"bits {bit + 3}..{bit}", 12, QUIET)
-    row(62, ["word"], lambda n: (f"column {column[n]}", PAIR[column[n] // 2]))
+    row(62, ["word"], lambda n: (f"output {channel[n]}", PAIR[channel[n] // 2]))
 
     def taken(pair: int) -> Callable[[int], tuple[str, str]]:
         at = pair % 2  # its nibble in either half, after the shift
@@ -547,25 +548,25 @@ def awq_fragments() -> str:
     """Which lane holds which element in mma.m16n8k16 and ldmatrix, as the emulator has it."""
     s = Svg(
         880,
-        692,
+        712,
         "Which lane holds which element",
         "Three grids with a lane's number in each element: operand A of mma.m16n8k16, 16 by 16; operand B, 16 by 8; "
         "the result C, 16 by 8. Colours tell the registers of a lane. Below, the same for an 8 by 8 matrix that "
         "ldmatrix loads.",
     )
-    top = 86
-    s.text(40, 30, "A: 16 output columns by 16 inputs", 14, INK, "start", bold=True)
-    registers(s, 40, 54, ("a[0]", "a[1]", "a[2]", "a[3]"))
-    fragment(s, "a", 40, top)
-    s.text(450, 30, "B: 16 inputs by 8 tokens", 14, INK, "start", bold=True)
-    registers(s, 450, 54, ("b[0]", "b[1]"))
-    fragment(s, "b", 450, top, by_columns=True)
+    top = 106
+    for what, x, shape, sides, names in (
+        ("a", 40, "A: 16 by 16", "output channels by input channels", ("a[0]", "a[1]", "a[2]", "a[3]")),
+        ("b", 450, "B: 16 by 8", "input channels by tokens", ("b[0]", "b[1]")),
+        ("c", 676, "C: 16 by 8", "output channels by tokens", ("c[0], c[1]", "c[2], c[3]")),
+    ):
+        s.text(x, 30, shape, 14, INK, "start", bold=True)
+        s.text(x, 50, sides, 13, INK, "start")
+        registers(s, x, 74, names)
+        fragment(s, what, x, top, by_columns=what == "b")
     s.text(416, top + 165, "*", 20)
     s.text(642, top + 165, "=", 20)
-    s.text(676, 30, "C: columns by tokens", 14, INK, "start", bold=True)
-    registers(s, 676, 54, ("c[0], c[1]", "c[2], c[3]"))
-    fragment(s, "c", 676, top)
-    y = 508
+    y = 528
     s.text(40, y - 32, "ldmatrix: each of four matrices, 8 by 8", 14, INK, "start", bold=True)
     fragment(s, "ldmatrix", 40, y)
     for i, line in enumerate(
@@ -576,13 +577,13 @@ def awq_fragments() -> str:
             "",
             "Four such matrices make A: rows 0 to 7 and 8 to 15 of its left half,",
             "then of its right half. Two make B, which lies in memory column by column:",
-            "a token's inputs side by side, as activations do.",
+            "a token's input channels side by side, as activations do.",
         )
     ):
         s.text(270, y + 22 + 22 * i, line, 13, INK, "start")
-    s.text(40, 436, "A number is the lane that holds the element. A box is a register in A and B, two in C.", 13,
+    s.text(40, 456, "A number is the lane that holds the element. A box is a register in A and B, two in C.", 13,
            QUIET, "start")  # fmt: skip
-    s.text(852, 436, f"Outlined: lane {SHOWN_LANE}, g = {SHOWN_LANE // 4}, t = {SHOWN_LANE % 4}.", 13, QUIET, "end")
+    s.text(852, 456, f"Outlined: lane {SHOWN_LANE}, g = {SHOWN_LANE // 4}, t = {SHOWN_LANE % 4}.", 13, QUIET, "end")
     return s.done()
 
 
@@ -597,17 +598,17 @@ def awq_pairs() -> str:
         880,
         462,
         "From four words to operand A",
-        f"Lane {SHOWN_LANE} holds four words, of the inputs {inputs}. prmt puts the low halves of two words together, "
-        "and the high halves. lop3 takes a pair of nibbles out of each of the four results; subtraction and "
-        "multiplication make them weights, a register of operand A each.",
+        f"Lane {SHOWN_LANE} holds four words, of the input channels {inputs}. prmt puts the low halves of two words "
+        "together, and the high halves. lop3 takes a pair of nibbles out of each of the four results; subtraction "
+        "and multiplication make them weights, a register of operand A each.",
     )
     s.text(24, 32, f"Lane {SHOWN_LANE}: g = {SHOWN_LANE // 4}, t = {SHOWN_LANE % 4}; word {SHOWN_LANE // 4}, "
-           f"columns {first} to {first + 7}", 15, INK, "start", bold=True)  # fmt: skip
+           f"output channels {first} to {first + 7}", 15, INK, "start", bold=True)  # fmt: skip
     lefts, half = (24, 238, 452, 666), 95
     evens = " ".join(str(c) for c in range(first + 6, first - 1, -2))
     odds = " ".join(str(c) for c in range(first + 7, first, -2))
     for x, k in zip(lefts, inputs, strict=True):
-        s.text(x + half, 66, f"word of input {k}", 13, QUIET)
+        s.text(x + half, 66, f"word of input channel {k}", 13, QUIET)
         cell(s, x, 76, half, 34, "int8", odds, 12)
         cell(s, x + half, 76, half, 34, "fp32", evens, 12)
     names = ("even[0]", "odd[0]", "even[1]", "odd[1]")
@@ -629,19 +630,19 @@ def awq_pairs() -> str:
     s.text(654, 290, "* scale", 13, INK)
     for i, x in enumerate(lefts):
         for h in (1, 0):
-            k, column = weights[0][i, h]
+            k, channel = weights[0][i, h]
             at = x if h else x + half
             cell(s, at, 302, half, 46, "quantize", "", 12)
-            s.text(at + half / 2, 321, f"column {column}", 12)
+            s.text(at + half / 2, 321, f"output {channel}", 12)
             s.text(at + half / 2, 339, f"input {k}", 12)
         row = SHOWN_LANE // 4 + i % 2 * 8
         s.text(x + half, 368, f"a[{i}]", 13, INK, mono=True)
         s.text(x + half, 386, f"row {row} of A", 12, QUIET)
-    others = [sorted({column for _, column in w.values()}) for w in weights[1:]]
-    s.text(24, 420, "The other masks and the shift make three more operands of the same four registers: columns "
+    others = [sorted({channel for _, channel in w.values()}) for w in weights[1:]]
+    s.text(24, 420, "The other masks and the shift make three more A operands: output channels "
            + ", ".join(f"{a} and {b}" for a, b in others) + ".", 13, INK, "start")  # fmt: skip
-    s.text(24, 442, f"All in rows {SHOWN_LANE // 4} and {SHOWN_LANE // 4 + 8}, so the four results of a lane are its "
-           "word's eight columns.", 13, INK, "start")  # fmt: skip
+    s.text(24, 442, f"All are in rows {SHOWN_LANE // 4} and {SHOWN_LANE // 4 + 8} of A, so the four results of a lane "
+           "are the eight output channels of its word.", 13, INK, "start")  # fmt: skip
     return s.done()
 
 
@@ -650,16 +651,16 @@ H200_BYTES, H200_FLOPS = 4.8e12, 1979e12 / 2
 
 
 def awq_roofline() -> str:
-    """Tokens a second of Qwen3-8B by the number of tokens that go through together."""
+    """Tokens per second of Qwen3-8B by the number of tokens of a pass."""
     layer_weights = 36 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288)
     classifier = 151936 * 4096
     s = Svg(
         880,
         500,
         "Roofline of Qwen3-8B on an H200",
-        "Tokens a second at most, over the number of tokens of a pass, both axes logarithmic. With int4 weights the "
-        "line begins at 989 tokens a second and reaches the limit of the tensor cores at 72 tokens; with fp16 weights "
-        "it begins at 317 and reaches it at 225.",
+        "Tokens per second at most, over the number of tokens per pass, both axes logarithmic. With int4 weights the "
+        "line begins at 989 tokens per second and reaches the limit of the tensor cores at 72 tokens; with fp16 "
+        "weights it begins at 317 and reaches it at 225.",
     )
     left, top, width, height = 92, 64, 640, 356
     low, high, most = 100.0, 200000.0, 2048
@@ -679,10 +680,10 @@ def awq_roofline() -> str:
         x = at(tokens, low)[0]
         s.parts.append(f'<path d="M{x:.1f} {top} V{top + height}" stroke="{FILL["memory"][0]}"/>')
         s.text(x, top + height + 20, str(tokens), 12, QUIET)
-    s.text(left + width / 2, top + height + 46, "tokens that go through together: one in decode, many in a prompt", 13)
+    s.text(left + width / 2, top + height + 46, "tokens per pass: one in decode, many in a prompt", 13)
     s.parts.append(
         f'<text x="26" y="{top + height / 2:g}" font-size="13" fill="{INK}" text-anchor="middle" '
-        f'transform="rotate(-90 26 {top + height / 2:g})">tokens a second, at most</text>'
+        f'transform="rotate(-90 26 {top + height / 2:g})">tokens per second, at most</text>'
     )
 
     def seconds(tokens: float, bits: float) -> tuple[float, float]:

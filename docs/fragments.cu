@@ -1,26 +1,28 @@
-// Asks which lane of a warp holds which element: of what ldmatrix loads, of the three operands of
-// mma.m16n8k16, and of the weights as runq_awq lays them out for it. docs/figures.py draws the answers.
+// Finds out which lane of a warp holds which element: of the matrices that ldmatrix loads, of the three
+// operands of mma.m16n8k16, and of the weights in runq_awq's operand A. docs/figures.py draws the answers.
 //
 //     g++ -std=c++20 -fopenmp -fno-strict-aliasing -DNO_TOKENIZER -I. -x c++ docs/fragments.cu -o fragments
 //     ./fragments [LANE]
 //
-// prints a line for each element, or those of one lane only: what, lane, register, half, row, column. The
-// functions are runq_awq's own. Compiled by nvcc (without -fopenmp and the like), it asks a GPU.
+// prints a line for each element, of all lanes or of one: operand, lane, register, half, row, column. The
+// functions under test are runq_awq's own. Compiled by nvcc (without -fopenmp and the like), it runs on a
+// GPU.
 
 #define RUNQ_NO_MAIN
 #include "../runq_awq.cu"
 
-// What a lane finds in its registers. Each number is a row and a column, 16 * row + column.
+// The contents of a lane's registers. Each number encodes the element that is there, as 16 * row + column
+// unless said otherwise.
 struct Held {
     half ldmatrix[4][2];    // of four 8 x 8 matrices, 64 * matrix + 8 * row + column
     half a[4][2];           // of A, 16 x 16
     half b[2][2];           // of B, 16 x 8
     float c[4];             // of C, 16 x 8
-    bool agree;             // C is where it is, whichever inputs are not 0
+    bool agree;             // every choice of nonzero inputs gives the same c
     half weights[4][4][2];  // operand A made from words: [pair][register][half], 64 * input + column of 64
 };
 
-__device__ inline void keep(half (&two)[2], uint32_t bits) {
+__device__ inline void unpack(half (&two)[2], uint32_t bits) {
     two[0] = __low2half(as_half2(bits)), two[1] = __high2half(as_half2(bits));
 }
 
@@ -30,7 +32,7 @@ __global__ void ask(Held* held) {
     const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
     Held mine;
 
-    // ldmatrix says by its addresses what is where.
+    // Fill shared memory with the numbers; ldmatrix then loads known elements.
     for (int i = lane; i < 4 * 64; i += 32) matrices[i / 64][i / 8 % 8][i % 8] = __float2half(float(i));
     for (int i = lane; i < 256; i += 32) a_rows[i / 16][i % 16] = __float2half(float(i));
     for (int i = lane; i < 128; i += 32)
@@ -38,16 +40,17 @@ __global__ void ask(Held* held) {
     __syncwarp();
     uint32_t r[4], a[4], b[4];
     ldmatrix_x4(r, &matrices[lane / 8][lane % 8][0]);
-    for (int i = 0; i < 4; i++) keep(mine.ldmatrix[i], r[i]);
+    for (int i = 0; i < 4; i++) unpack(mine.ldmatrix[i], r[i]);
 
-    // Operand A: its four quarters, the lower one before the one to the right. B is read by columns.
+    // Operand A is four 8 x 8 matrices: upper left, lower left, upper right, lower right. B is stored by
+    // columns.
     ldmatrix_x4(a, &a_rows[lane % 16][lane / 16 * 8]);
     ldmatrix_x4(b, &b_columns[lane % 8][lane / 8 % 2 * 8]);
-    for (int i = 0; i < 4; i++) keep(mine.a[i], a[i]);
-    for (int i = 0; i < 2; i++) keep(mine.b[i], b[i]);
+    for (int i = 0; i < 4; i++) unpack(mine.a[i], a[i]);
+    for (int i = 0; i < 2; i++) unpack(mine.b[i], b[i]);
 
-    // C: a product that has 16 * row + column in each place, whichever two of the 16 inputs make it. If A and
-    // B were not where mma looks for them, it would be another.
+    // C: a product whose element (row, column) is 16 * row + column, computed from two of the 16 inputs at a
+    // time, in 16 ways. Had ldmatrix put A and B in other registers than mma reads, the results would differ.
     mine.agree = true;
     for (int k = 0; k < 16; k++) {
         __syncwarp();
@@ -70,7 +73,8 @@ __global__ void ask(Held* held) {
         }
     }
 
-    // Weights: words of 16 inputs by 64 columns. A nibble holds a third of a weight's number at a time.
+    // Weights: words of 16 inputs by 64 columns. A number has three hexadecimal digits and a weight only one,
+    // so it takes three passes, one per digit.
     const Columns as_they_are = columns_of(0, make_uint4(0x3c003c00, 0x3c003c00, 0x3c003c00, 0x3c003c00));
     float numbers[4][4][2] = {};
     for (int digit = 0; digit < 3; digit++) {

@@ -11,24 +11,22 @@ describes; others pack in other ways.
 """
 
 import json
-import math
 import shutil
-import struct
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from export.model_file import awq_tensors, write_array
+from formats import safetensors
+from formats.checkpoint import Config, ModelError, read_json
+from formats.model_file import write_array
+from formats.tensors import awq_tensors
 from golden.awq import AWQ, GROUP_SIZES, Packed
-from golden.checkpoint import Config, ModelError, read_json
 from golden.forward import hf_name
 
 COPIED = ("tokenizer*", "generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
           "merges.txt", "chat_template*")  # fmt: skip
 MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
             "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
-SAFETENSORS_TYPE = {"<f2": "F16", "<i4": "I32"}
 
 
 def read_group_size(hf_dir: Path) -> int | None:
@@ -79,22 +77,6 @@ def stored_name(config: Config, name: str) -> str:
     return hf_name(config, name)
 
 
-def safetensors_header(config: Config, group_size: int) -> Iterator[bytes]:
-    """The header of a safetensors file that has every tensor of a model file, in the same order."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    position = 0
-    for name, dtype, shape in awq_tensors(config, group_size):
-        end = position + math.prod(shape) * int(dtype[-1])  # the type's name ends in its bytes
-        entries[stored_name(config, name)] = {
-            "dtype": SAFETENSORS_TYPE[dtype], "shape": shape, "data_offsets": (position, end)
-        }  # fmt: skip
-        position = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text))
-    yield text
-
-
 def check_destination(out: Path) -> None:
     """Refuses a directory that exists, or that nothing can be written beside."""
     if out.exists() or out.is_symlink():
@@ -136,8 +118,9 @@ def write_directory(source: Path, model_file: Path, out: Path) -> None:
             (temporary / name).write_bytes(content)
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         with (temporary / "model.safetensors").open("wb") as f:
-            f.writelines(safetensors_header(model.config, model.group_size))
-            for name, dtype, _ in awq_tensors(model.config, model.group_size):
+            tensors = list(awq_tensors(model.config, model.group_size))
+            f.write(safetensors.header(t._replace(name=stored_name(model.config, t.name)) for t in tensors))
+            for name, dtype, _ in tensors:
                 write_array(f, model.tensor(name), dtype)
         temporary.chmod(source.stat().st_mode | 0o700)
         temporary.rename(out)

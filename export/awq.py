@@ -5,32 +5,51 @@ order: runq_awq rotates halves. How scales are found is in golden/awq_search.py.
 known before the first is there, so a layer is calibrated, quantized and written before the next one is read.
 """
 
-import math
+import argparse
+import sys
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 from tqdm import tqdm
 
+from export.arguments import add_calibration
 from export.autoawq import check_destination, read_group_size, stored_name, write_directory
-from export.model_file import (
-    HEADER_SIZE,
-    MAGIC_AWQ,
-    VERSION_AWQ,
-    awq_tensors,
-    check_group_size,
-    header,
-    read_generation,
-    replacing,
-    write_array,
-)
+from export.checks import check_group_size
 from export.tokenizer import tokenizer_section
-from export.w8a8 import read_samples
+from formats.checkpoint import Checkpoint, ModelError
+from formats.model_file import header, read_generation, replacing, write_array
+from formats.schemes import AWQ_FILE
+from formats.tensors import awq_tensors, weights_end, with_offsets
 from golden.awq import F16, GROUP_SIZES, HEAD_DIMS, Packed, fits_half, largest_weights, pack_matrix, unpack
 from golden.awq_search import SEARCH_ROWS, choose_scales, quantize_scaled
-from golden.checkpoint import Checkpoint, ModelError
+from golden.calibration import Inputs, observe, read_samples
+from golden.channel_scaling import ChannelScaling, describe, largest_scaled
 from golden.forward import Fp32, hf_name
-from golden.smooth import Inputs, Smoothing, largest_smoothed, observe
+
+FORMAT = AWQ_FILE
+HELP = "int4 weights, an fp16 scale and a zero point a group, for runq_awq"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of AWQ."""
+    add_calibration(parser)
+    parser.add_argument("--group-size", type=int, metavar="N", help="weights that share a scale: 64 or 128 (128)")
+    parser.add_argument("--rtn", action="store_true",
+                        help="plain rounding to nearest: no calibration, for comparison")  # fmt: skip
+    parser.add_argument("--hf-out", type=Path, metavar="DIR",
+                        help="also write a Hugging Face directory as AutoAWQ would")  # fmt: skip
+    parser.add_argument("--verbose", action="store_true", help="what was chosen for every layer")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Exports as the command line says."""
+    scaling = export_awq(
+        args.hf_dir, args.out, args.calib, args.group_size, args.samples, args.seq_len, args.rtn, args.hf_out,
+        not args.no_tokenizer, not args.quiet,
+    )  # fmt: skip
+    if scaling.strength and (not args.quiet or args.verbose):
+        print(*describe(scaling, args.verbose, "ratio"), sep="\n", file=sys.stderr)
 
 
 def check_dimensions(checkpoint: Checkpoint, group_size: int, option: str) -> None:
@@ -61,11 +80,9 @@ class Writer:
 
     def __init__(self, f: BinaryIO, checkpoint: Checkpoint, group_size: int):
         self._f, self._checkpoint = f, checkpoint
-        self._places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
-        self.end = HEADER_SIZE
-        for name, dtype, shape in awq_tensors(checkpoint.config, group_size):
-            self._places[name] = self.end, dtype, shape
-            self.end += math.prod(shape) * np.dtype(dtype).itemsize
+        tensors = list(awq_tensors(checkpoint.config, group_size))
+        self._places = {tensor.name: tensor for tensor in with_offsets(tensors)}
+        self.end = weights_end(tensors)
 
     @property
     def names(self) -> list[str]:
@@ -73,7 +90,7 @@ class Writer:
 
     def write(self, name: str, values: np.ndarray) -> None:
         """Writes one tensor. fp32 and bf16 become fp16; raises ModelError if a value is beyond."""
-        position, dtype, shape = self._places[name]
+        _, dtype, shape, position = self._places[name]
         if values.shape != shape:
             raise ValueError(f"{name} has shape {values.shape}, the file has room for {shape}")
         if dtype == "<f2" and values.dtype != F16:
@@ -105,9 +122,9 @@ def repack(writer: Writer, checkpoint: Checkpoint, progress: bool) -> None:
 
 def quantize_model(
     writer: Writer, checkpoint: Checkpoint, samples: list[np.ndarray], group_size: int, progress: bool
-) -> Smoothing:
+) -> ChannelScaling:
     """Quantizes and writes layer by layer, and returns the scales; without samples by plain rounding."""
-    config, found = checkpoint.config, Smoothing()
+    config, found = checkpoint.config, ChannelScaling()
     matrices = [name.removesuffix(".qweight") for name in writer.names if name.endswith(".qweight")]
     layers = observe(checkpoint, samples, SEARCH_ROWS) if samples else None
 
@@ -139,7 +156,7 @@ def quantize_model(
             del weights, seen  # before the next layer's are read
     if layers:
         _, seen = next(layers)
-        found.largest["norm"] = largest_smoothed(config, "norm", seen["norm"].largest, None)
+        found.largest["norm"] = largest_scaled(config, "norm", seen["norm"].largest, None)
         check_activations(checkpoint, found.largest)
     for name in ("norm", "embed", *([] if config.tied else ["classifier"])):
         writer.write(name, checkpoint.stored(hf_name(config, name)))
@@ -157,7 +174,7 @@ def export_awq(
     hf_out: Path | None = None,
     with_tokenizer: bool = True,
     progress: bool = True,
-) -> Smoothing:
+) -> ChannelScaling:
     """Writes `out` and returns the scales that were chosen. Raises ModelError, and writes nothing, if it cannot.
 
     calibration: a text file. It is needed unless rtn (plain rounding, neither scaling nor clipping), or unless hf_dir
@@ -192,7 +209,7 @@ def export_awq(
         samples = read_samples(checkpoint, calibration, n_samples, seq_len)
 
     with replacing(out) as f:
-        writer, found = Writer(f, checkpoint, group_size), Smoothing()
+        writer, found = Writer(f, checkpoint, group_size), ChannelScaling()
         if stored is None:
             found = quantize_model(writer, checkpoint, samples, group_size, progress)
         else:
@@ -200,7 +217,7 @@ def export_awq(
         f.seek(writer.end)
         f.write(tokenizer)
         f.seek(0)
-        f.write(header(config, generation, MAGIC_AWQ, VERSION_AWQ, group_size, writer.end, tokenizer))
+        f.write(header(config, generation, FORMAT, group_size, writer.end, tokenizer))
     if hf_out is not None:
         try:
             write_directory(checkpoint.path, out, hf_out)

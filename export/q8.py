@@ -1,30 +1,35 @@
-"""Q8 files for runq: every matrix as int8 codes with one fp32 scale for each group along a row.
+"""Q8 files for runq: every matrix as int8 codes with one fp32 scale per group along a row.
 
 The order is that of llama2.c's version 2: fp32 norms, then the embedding, then each projection over all layers,
 then the classifier if it has its own weights. Rows of q and k (and Qwen3's head norms) go from Hugging Face's order
 of halves to adjacent pairs, the order in which runq rotates.
 """
 
+import argparse
+from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
-from export.model_file import (
-    HEADER_SIZE,
-    MAGIC_Q8,
-    VERSION_Q8,
-    check_group_size,
-    header,
-    matrix_names,
-    norm_names,
-    read_generation,
-    replacing,
-    write_array,
-    write_matrix,
-)
+from export.checks import check_group_size
+from export.int8 import progress_bar, write_tensors
 from export.tokenizer import tokenizer_section
-from golden.checkpoint import Checkpoint
+from formats.checkpoint import Checkpoint
+from formats.model_file import header, read_generation, replacing
+from formats.schemes import Q8_FILE
+from formats.tensors import q8_tensors, weights_end
 from golden.forward import load_weight
+
+FORMAT = Q8_FILE
+HELP = "int8 weights, one fp32 scale a group, for runq"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that Q8 alone has."""
+    parser.add_argument("--group-size", type=int, default=64, metavar="N", help="weights that share a scale (64)")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Exports as the command line says."""
+    export_q8(args.hf_dir, args.out, args.group_size, not args.no_tokenizer, not args.quiet)
 
 
 def export_q8(
@@ -39,18 +44,10 @@ def export_q8(
     check_group_size(checkpoint, group_size)
     generation = read_generation(checkpoint.path, config.vocab_size)
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
-    norms, matrices = list(norm_names(config)), list(matrix_names(config))
+    tensors = list(q8_tensors(config, group_size))
 
-    with replacing(out) as f, tqdm(total=len(norms) + len(matrices), unit="tensor", disable=not progress) as bar:
-        f.write(bytes(HEADER_SIZE))
-        for name in norms:
-            write_array(f, load_weight(checkpoint, name, interleaved=True), "f4")
-            bar.update()
-        for name in matrices:
-            bar.set_postfix_str(name)
-            write_matrix(f, load_weight(checkpoint, name, interleaved=True), group_size)
-            bar.update()
-        tokenizer_offset = f.tell()
+    with replacing(out) as f, progress_bar(tensors, progress) as bar:
+        write_tensors(f, tensors, partial(load_weight, checkpoint, interleaved=True), group_size, bar)
         f.write(tokenizer)
         f.seek(0)
-        f.write(header(config, generation, MAGIC_Q8, VERSION_Q8, group_size, tokenizer_offset, tokenizer))
+        f.write(header(config, generation, FORMAT, group_size, weights_end(tensors), tokenizer))

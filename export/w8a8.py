@@ -1,35 +1,55 @@
-"""W8A8 files for runq_w8a8: smoothed weights as int8 codes, one fp32 scale a row (or for 32 weights).
+"""W8A8 files for runq_w8a8: smoothed weights as int8 codes, one fp32 scale per row (or per 32 weights).
 
 The order is that of Q8 files, with the static scales of activations, if there are any, behind the norms:
 docs/model-files.md. What smoothing does is in golden/smooth.py.
 """
 
+import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-from export.model_file import (
-    HEADER_SIZE,
-    MAGIC_W8A8,
-    VERSION_W8A8,
-    check_group_size,
-    check_rows,
-    header,
-    matrix_names,
-    norm_names,
-    read_generation,
-    replacing,
-    write_array,
-    write_matrix,
-)
+from export.arguments import add_calibration
+from export.checks import check_group_size, check_rows
+from export.int8 import progress_bar, write_tensors
 from export.tokenizer import tokenizer_section
-from golden.checkpoint import Checkpoint, ModelError
-from golden.smooth import Smoothing, calibration_samples, find_smoothing, load_smoothed
+from formats.checkpoint import Checkpoint, ModelError
+from formats.model_file import header, read_generation, replacing
+from formats.schemes import W8A8_FILE
+from formats.tensors import w8a8_tensors, weights_end
+from golden.calibration import read_samples
+from golden.channel_scaling import ChannelScaling, describe
+from golden.smooth import find_smoothing, load_smoothed
 from golden.w8a8 import STATIC_PLACES, static_scale
 
-N_SAMPLES = 16  # for calibration, unless the caller says how many
-SEQ_LEN = 512  # ids of each, if the model's context has room for as many
+FORMAT = W8A8_FILE
+HELP = "SmoothQuant: int8 weights, one fp32 scale a row, for runq_w8a8"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of W8A8."""
+    add_calibration(parser)
+    parser.add_argument("--alpha", metavar="X", help="how far outliers move to the weights, 0 to 1, or auto (0.5)")
+    parser.add_argument("--no-smooth", action="store_true", help="quantize the weights as they are")
+    parser.add_argument("--block", type=int, default=0, metavar="N",
+                        help="values that share a scale: 32, or 0: a row (0)")  # fmt: skip
+    parser.add_argument("--act", choices=("dynamic", "static"), default="dynamic",
+                        help="scales of activations: each token's own, or one a place from calibration")  # fmt: skip
+    parser.add_argument("--verbose", action="store_true", help="with --alpha auto: what was chosen for every layer")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Exports as the command line says."""
+    if args.no_smooth and args.alpha is not None:
+        raise ModelError("--alpha and --no-smooth exclude each other")
+    alpha = None if args.no_smooth else parse_alpha(args.alpha or "0.5")
+    smoothing = export_w8a8(
+        args.hf_dir, args.out, args.calib, alpha, args.samples, args.seq_len, args.block, args.act == "static",
+        not args.no_tokenizer, not args.quiet,
+    )  # fmt: skip
+    if alpha == "auto" and (not args.quiet or args.verbose):
+        print(*describe(smoothing, args.verbose), sep="\n", file=sys.stderr)
 
 
 def parse_alpha(text: str) -> float | str:
@@ -45,27 +65,6 @@ def parse_alpha(text: str) -> float | str:
     return alpha
 
 
-def read_calibration(path: Path) -> str:
-    """The calibration text. Raises ModelError."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ModelError(f"{path}: no such file") from None
-    except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path}: not UTF-8 at byte {error.start}") from None
-
-
-def read_samples(
-    checkpoint: Checkpoint, calibration: Path, n_samples: int | None, seq_len: int | None
-) -> list[np.ndarray]:
-    """The samples to calibrate with. None: as many as usual, or as long. Raises ModelError."""
-    n_samples = N_SAMPLES if n_samples is None else n_samples
-    seq_len = min(SEQ_LEN, checkpoint.config.max_seq_len) if seq_len is None else seq_len
-    return calibration_samples(checkpoint.path, checkpoint.config, read_calibration(calibration), n_samples, seq_len)
-
-
 def export_w8a8(
     hf_dir: Path,
     out: Path,
@@ -77,12 +76,12 @@ def export_w8a8(
     static: bool = False,
     with_tokenizer: bool = True,
     progress: bool = True,
-) -> Smoothing:
+) -> ChannelScaling:
     """Writes `out` and returns what calibration chose. Raises ModelError, and writes nothing, for what cannot be done.
 
     calibration: a text file, needed unless alpha is None (no smoothing) and activations are dynamic, when neither it
     nor n_samples nor seq_len may be given.
-    block: 0 for one scale a row, or 32.
+    block: 0 for one scale per row, or 32.
     """
     if block not in (0, 32):
         raise ModelError(f"--block is {block}, expected 0 or 32")
@@ -106,24 +105,22 @@ def export_w8a8(
     samples = []
     if calibrates:
         samples = read_samples(checkpoint, calibration, n_samples, seq_len)
-    norms, matrices = list(norm_names(config)), list(matrix_names(config))
+    tensors = list(w8a8_tensors(config, block, static))
 
     with replacing(out) as f:
-        smoothing = find_smoothing(checkpoint, samples, alpha, block, static, progress) if samples else Smoothing()
-        with tqdm(total=len(norms) + len(matrices), unit="tensor", desc="writing", disable=not progress) as bar:
-            f.write(bytes(HEADER_SIZE))
-            for name in norms:
-                write_array(f, load_smoothed(checkpoint, name, smoothing, interleaved=True), "f4")
-                bar.update()
-            if static:
+        smoothing = ChannelScaling()
+        if samples:
+            smoothing = find_smoothing(checkpoint, samples, alpha, block, static, progress)
+
+        def load(name: str) -> np.ndarray:
+            if name == "act_scales":
                 places = [f"layers.{i}.{place}" for i in range(config.n_layers) for place in STATIC_PLACES]
-                write_array(f, np.array([static_scale(smoothing.largest[p]) for p in [*places, "norm"]]), "f4")
-            for name in matrices:
-                bar.set_postfix_str(name)
-                write_matrix(f, load_smoothed(checkpoint, name, smoothing, interleaved=True), block)
-                bar.update()
-        tokenizer_offset = f.tell()
+                return np.array([static_scale(smoothing.largest[p]) for p in [*places, "norm"]])
+            return load_smoothed(checkpoint, name, smoothing, interleaved=True)
+
+        with progress_bar(tensors, progress, "writing") as bar:
+            write_tensors(f, tensors, load, block, bar)
         f.write(tokenizer)
         f.seek(0)
-        f.write(header(config, generation, MAGIC_W8A8, VERSION_W8A8, block, tokenizer_offset, tokenizer, int(static)))
+        f.write(header(config, generation, FORMAT, block, weights_end(tensors), tokenizer, int(static)))
     return smoothing

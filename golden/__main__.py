@@ -6,25 +6,21 @@ import warnings
 from functools import partial
 from pathlib import Path
 
-from export.model_file import MAGIC_AWQ
-from golden.awq import AWQ
-from golden.checkpoint import Checkpoint, Config, ModelError
+from formats.checkpoint import Checkpoint, Config, ModelError
 from golden.forward import Fp32, Scheme, forward
-from golden.make import SCHEMES, make
+from golden.make import make
 from golden.perplexity import encode, perplexity
 from golden.q8 import Q8
+from golden.schemes import SCHEMES, read_file
 from golden.trace import compare, read_trace, replay, summarize
-from golden.w8a8 import W8A8
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def model_of(path: Path, scheme: str, group_size: int) -> tuple[Config, Scheme]:
-    """Config and scheme of a W8A8 or AWQ file, or of a Hugging Face directory."""
+    """Config and scheme of a model file, or of a Hugging Face directory."""
     if path.is_file():
-        with path.open("rb") as f:
-            is_awq = f.read(4) == MAGIC_AWQ.to_bytes(4, "little")
-        model = AWQ(path) if is_awq else W8A8(path)
+        model = read_file(path)
         return model.config, model
     checkpoint = Checkpoint(path)
     return checkpoint.config, Fp32(checkpoint) if scheme == "fp32" else Q8(checkpoint, group_size)
@@ -37,6 +33,7 @@ def main() -> int:
 
     p = commands.add_parser("make", help="write the golden vectors")
     p.add_argument("--models", type=Path, default=ROOT / "models", help="folder of the tiny models")
+    p.add_argument("--files", type=Path, default=ROOT / "build" / "models", help="folder of their exported files")
     p.add_argument("--out", type=Path, default=ROOT / "golden" / "data")
     p.add_argument("--only", choices=SCHEMES, help="the operations, and this scheme's models")
 
@@ -60,14 +57,14 @@ def main() -> int:
     warnings.showwarning = lambda message, *_: print(f"golden: warning: {message}", file=sys.stderr)
     try:
         if args.command == "make":
-            make(args.models, args.out, args.only)
+            make(args.models, args.files, args.out, args.only)
             return 0
         if args.command == "diff":
             a, b = read_trace(args.a), read_trace(args.b)
             reports = compare(a, b)
             if args.model:
                 config, scheme = model_of(args.model, "q8", args.group_size)
-                reports = replay(partial(forward, config, scheme, interleaved=scheme.interleaved), b)
+                reports = replay(partial(forward, config, scheme), b)
             text, ok = summarize(reports, args.verbose)
             print(text)
             return 0 if ok else 1
@@ -79,7 +76,7 @@ def main() -> int:
         if ids and max(ids) >= config.vocab_size:
             raise ModelError(f"{tokenizer}: gives id {max(ids)}, the model has {config.vocab_size}")
         context = args.ctx or min(4096, config.max_seq_len)
-        logits = partial(forward, config, scheme, interleaved=scheme.interleaved)
+        logits = partial(forward, config, scheme)
         value, n = perplexity(logits, ids, bos, context)
         print(f"perplexity {value:.4f} over {n} tokens (windows of {context})")
         return 0

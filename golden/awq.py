@@ -20,8 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from export.model_file import HEADER_SIZE, MAGIC_AWQ, VERSION_AWQ, awq_tensors, read_header
-from golden.checkpoint import ModelError
+from formats.checkpoint import ModelError
+from formats.model_file import map_tensors, read_header
+from formats.schemes import AWQ_FILE
+from formats.tensors import awq_tensors
 from golden.forward import F32, F64, Step
 
 F16 = np.float16
@@ -169,23 +171,13 @@ class AWQ:
 
     def __init__(self, path: Path | str):
         path = Path(path)
-        head = read_header(path, MAGIC_AWQ, VERSION_AWQ)
+        head = read_header(path, AWQ_FILE)
         self.config, self.group_size = head.config, head.group_size
         c, size = self.config, self.group_size
         if size < 8 or any(n % size for n in (c.dim, c.hidden_dim, c.q_dim)) or c.kv_dim % 8:
             raise ModelError(f"{path}: group_size {size} does not go with these dimensions: {c}")
-        data = np.memmap(path, np.uint8, mode="r")
-        self._tensors: dict[str, np.ndarray] = {}
+        self._tensors = map_tensors(path, awq_tensors(c, size), head.weights_end)
         self._w16: dict[str, np.ndarray] = {}
-        position = HEADER_SIZE
-        for name, dtype, shape in awq_tensors(c, size):
-            n_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            if position + n_bytes > head.weights_end:
-                raise ModelError(f"{path}: weights end at byte {head.weights_end}, too soon")
-            self._tensors[name] = np.asarray(data[position : position + n_bytes]).view(dtype).reshape(shape)
-            position += n_bytes
-        if position != head.weights_end:
-            raise ModelError(f"{path}: weights end at byte {position}, the header says {head.weights_end}")
 
     def tensor(self, name: str) -> np.ndarray:
         """A tensor as it is in the file, by the names of `awq_tensors`."""

@@ -2,9 +2,9 @@
 
 Rounding a weight to int4 costs the output in proportion to the activation that it meets. A few channels of the
 activations are large, and their weights are the ones to protect. As with SmoothQuant (golden/smooth.py) channel j of
-the input is divided by s_j and column j of the weight multiplied by it, and whatever computes the input does the
-division; but here the weights are to be hard, not easy: with a larger s_j, column j takes up more of its group's range
-and loses less of itself.
+the input is divided by s_j, and the weights of input channel j are multiplied by it (golden/channel_scaling.py). But
+here the weights are to be hard, not easy: with a larger s_j, the weights of channel j take up more of their group's
+range and lose less of themselves.
 
     s_j = mean|X_j|^ratio / sqrt(largest * smallest of these)
 
@@ -20,10 +20,11 @@ from functools import partial
 
 import numpy as np
 
+from formats.checkpoint import Config
 from golden.awq import Int4, grid, group_range, quantize, steps_from_zero
-from golden.checkpoint import Config
+from golden.calibration import Inputs
+from golden.channel_scaling import CONSUMERS, PLACE_READ_BY, ChannelScaling, largest_scaled, search, share, spread
 from golden.forward import F32, F64, Fp32
-from golden.smooth import CONSUMERS, PLACE_READ_BY, Inputs, Smoothing, largest_smoothed, search, share, spread
 
 RATIOS = tuple(i / 20 for i in range(20))
 SHRINKS = tuple(1 - i / 20 for i in range(11))
@@ -121,19 +122,19 @@ def clip(weight: np.ndarray, x: np.ndarray, group_size: int) -> tuple[np.ndarray
 
 
 def choose_scales(
-    config: Config, layer: int, inputs: dict[str, Inputs], weights: Fp32, group_size: int, found: Smoothing
+    config: Config, layer: int, inputs: dict[str, Inputs], weights: Fp32, group_size: int, found: ChannelScaling
 ) -> None:
     """Adds factors, ratios and largest scaled activations of the four places of a layer to `found`."""
     for place in CONSUMERS:
         name = f"layers.{layer}.{place}"
-        found.alphas[name], s = choose_scale(config, name, inputs[name], weights, group_size)
+        found.strength[name], s = choose_scale(config, name, inputs[name], weights, group_size)
         if s is not None:
             found.s[name] = s
-        found.largest[name] = largest_smoothed(config, place, inputs[name].largest, s)
+        found.largest[name] = largest_scaled(config, place, inputs[name].largest, s)
 
 
 def quantize_scaled(
-    config: Config, name: str, weight: np.ndarray, inputs: dict[str, Inputs], found: Smoothing, group_size: int
+    config: Config, name: str, weight: np.ndarray, inputs: dict[str, Inputs], found: ChannelScaling, group_size: int
 ) -> Int4:
     """A scaled matrix, (n_out, n_in) fp32, on the best grids for the inputs that it now has."""
     part = name.split(".", 2)[-1]

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from golden.checkpoint import Checkpoint, Config
+from formats.checkpoint import Checkpoint, Config
 
 F32, F64 = np.float32, np.float64
 Step = Callable[[str, np.ndarray], np.ndarray]
@@ -139,6 +139,48 @@ def ignore(_name: str, value: np.ndarray) -> np.ndarray:
     return value
 
 
+def attention_block(
+    config: Config, scheme: Scheme, layer: str, x: np.ndarray, rotation: tuple[np.ndarray, np.ndarray], step: Step
+) -> np.ndarray:
+    """x plus what attention adds to it, (n, dim) fp32. layer: the prefix of its steps, `layers.0.`.
+
+    rotation: cos and sin of each position, from `rope_table`.
+    """
+    c, n = config, len(x)
+    cos, sin = rotation
+    future = np.triu(np.ones((n, n), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
+
+    normed = step(layer + "attn.norm", rmsnorm(x, scheme.vector(layer + "attn.norm"), c.norm_eps))
+    xq = scheme.activation(step, layer + "attn.norm", normed)
+    q = step(layer + "attn.q_proj", scheme.linear(xq, layer + "attn.q_proj"))  # (n, H * head_dim)
+    k = step(layer + "attn.k_proj", scheme.linear(xq, layer + "attn.k_proj"))  # (n, G * head_dim)
+    v = step(layer + "attn.v_proj", scheme.linear(xq, layer + "attn.v_proj"))  # (n, G * head_dim)
+    q, k, v = (t.reshape(n, -1, c.head_dim) for t in (q, k, v))
+    if c.arch == "qwen3":
+        q = step(layer + "attn.q_norm", rmsnorm(q, scheme.vector(layer + "attn.q_norm"), c.norm_eps))
+        k = step(layer + "attn.k_norm", rmsnorm(k, scheme.vector(layer + "attn.k_norm"), c.norm_eps))
+    q = step(layer + "attn.q_rope", rope(q, cos, sin, scheme.interleaved))
+    k = step(layer + "attn.k_rope", rope(k, cos, sin, scheme.interleaved))
+    scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n)
+    probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
+    attn_out = step(layer + "attn.mix", attention_mix(probs, v).reshape(n, -1))  # (n, H * head_dim)
+    xq = scheme.activation(step, layer + "attn.mix", attn_out)
+    proj = step(layer + "attn.o_proj", scheme.linear(xq, layer + "attn.o_proj"))  # (n, dim)
+    return step(layer + "attn.residual", x + proj)
+
+
+def feed_forward_block(config: Config, scheme: Scheme, layer: str, x: np.ndarray, step: Step) -> np.ndarray:
+    """x plus what the SwiGLU network adds to it, (n, dim) fp32."""
+    normed = step(layer + "ffn.norm", rmsnorm(x, scheme.vector(layer + "ffn.norm"), config.norm_eps))
+    xq = scheme.activation(step, layer + "ffn.norm", normed)
+    gate = step(layer + "ffn.gate_proj", scheme.linear(xq, layer + "ffn.gate_proj"))  # (n, hidden_dim)
+    up = step(layer + "ffn.up_proj", scheme.linear(xq, layer + "ffn.up_proj"))  # (n, hidden_dim)
+    hidden = step(layer + "ffn.swiglu", swiglu(gate, up))
+    xq = scheme.activation(step, layer + "ffn.swiglu", hidden)
+    proj = step(layer + "ffn.down_proj", scheme.linear(xq, layer + "ffn.down_proj"))  # (n, dim)
+    return step(layer + "ffn.residual", x + proj)
+
+
 def forward_layer(
     config: Config,
     scheme: Scheme,
@@ -146,55 +188,24 @@ def forward_layer(
     x: np.ndarray,
     rotation: tuple[np.ndarray, np.ndarray],
     step: Step = ignore,
-    interleaved: bool = False,
 ) -> np.ndarray:
     """What layer i makes of x, (n, dim) fp32. rotation: cos and sin of each position, from `rope_table`.
 
     step is called as it is, without the scheme's own `steps`.
     """
-    c, n, layer = config, len(x), f"layers.{i}."
-    cos, sin = rotation
-    future = np.triu(np.ones((n, n), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
-
-    h = step(layer + "attn.norm", rmsnorm(x, scheme.vector(layer + "attn.norm"), c.norm_eps))
-    h = scheme.activation(step, layer + "attn.norm", h)
-    q = step(layer + "attn.q_proj", scheme.linear(h, layer + "attn.q_proj"))  # (n, H * head_dim)
-    k = step(layer + "attn.k_proj", scheme.linear(h, layer + "attn.k_proj"))  # (n, G * head_dim)
-    v = step(layer + "attn.v_proj", scheme.linear(h, layer + "attn.v_proj"))  # (n, G * head_dim)
-    q, k, v = (t.reshape(n, -1, c.head_dim) for t in (q, k, v))
-    if c.arch == "qwen3":
-        q = step(layer + "attn.q_norm", rmsnorm(q, scheme.vector(layer + "attn.q_norm"), c.norm_eps))
-        k = step(layer + "attn.k_norm", rmsnorm(k, scheme.vector(layer + "attn.k_norm"), c.norm_eps))
-    q = step(layer + "attn.q_rope", rope(q, cos, sin, interleaved))
-    k = step(layer + "attn.k_rope", rope(k, cos, sin, interleaved))
-    scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n)
-    probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
-    a = step(layer + "attn.mix", attention_mix(probs, v).reshape(n, -1))  # (n, H * head_dim)
-    a = scheme.activation(step, layer + "attn.mix", a)
-    o = step(layer + "attn.o_proj", scheme.linear(a, layer + "attn.o_proj"))  # (n, dim)
-    x = step(layer + "attn.residual", x + o)
-
-    h = step(layer + "ffn.norm", rmsnorm(x, scheme.vector(layer + "ffn.norm"), c.norm_eps))
-    h = scheme.activation(step, layer + "ffn.norm", h)
-    gate = step(layer + "ffn.gate_proj", scheme.linear(h, layer + "ffn.gate_proj"))  # (n, hidden_dim)
-    up = step(layer + "ffn.up_proj", scheme.linear(h, layer + "ffn.up_proj"))  # (n, hidden_dim)
-    s = step(layer + "ffn.swiglu", swiglu(gate, up))
-    s = scheme.activation(step, layer + "ffn.swiglu", s)
-    down = step(layer + "ffn.down_proj", scheme.linear(s, layer + "ffn.down_proj"))  # (n, dim)
-    return step(layer + "ffn.residual", x + down)
+    x = attention_block(config, scheme, f"layers.{i}.", x, rotation, step)
+    return feed_forward_block(config, scheme, f"layers.{i}.", x, step)
 
 
-def forward(
-    config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ignore, interleaved: bool = False
-) -> np.ndarray:
+def forward(config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ignore) -> np.ndarray:
     """Logits (n, vocab_size) fp32 of each token of a sequence that starts at position 0."""
     rotation, step = rope_table(config, np.arange(len(tokens))), scheme.steps(step)
     x = step("embed", scheme.embedding(tokens))  # (n, dim)
     for i in range(config.n_layers):
-        x = forward_layer(config, scheme, i, x, rotation, step, interleaved)
-    h = step("norm", rmsnorm(x, scheme.vector("norm"), config.norm_eps))
-    h = scheme.activation(step, "norm", h)
-    return step("logits", scheme.linear(h, "classifier"))
+        x = forward_layer(config, scheme, i, x, rotation, step)
+    normed = step("norm", rmsnorm(x, scheme.vector("norm"), config.norm_eps))
+    xq = scheme.activation(step, "norm", normed)
+    return step("logits", scheme.linear(xq, "classifier"))
 
 
 # ----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Q8: int8 weights and activations, one fp32 scale for each group of `group_size` along a row.
+"""Q8: int8 weights and activations, one fp32 scale per group of `group_size` along a row.
 
 The numeric contract (docs/numerics.md): codes, scales and the int32 accumulators are exact, the same bits in every
 implementation; only the fp32 sum over groups may be taken in another order.
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from golden.checkpoint import Checkpoint
+from formats.checkpoint import Checkpoint
 from golden.forward import F32, F64, Step, load_weight
 
 

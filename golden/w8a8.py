@@ -1,4 +1,4 @@
-"""W8A8: int8 weights with one fp32 scale a row, int8 activations with one fp32 scale a token.
+"""W8A8: int8 weights with one fp32 scale per row, int8 activations with one fp32 scale per token.
 
 The arithmetic is that of golden.q8 with the whole row as the group, or groups of 32 (`--block 32`). Static
 activations have one scale a place instead, which calibration found (golden.smooth).
@@ -6,13 +6,16 @@ activations have one scale a place instead, which calibration found (golden.smoo
 `W8A8` runs an exported file, so that a trace shows what the codes in that very file give.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from export.model_file import HEADER_SIZE, MAGIC_W8A8, VERSION_W8A8, matrix_names, norm_names, read_header
-from golden.checkpoint import ModelError, tensor_shapes
-from golden.forward import F32, Step, hf_name
+from formats.checkpoint import ModelError
+from formats.model_file import map_tensors, read_header
+from formats.schemes import W8A8_FILE
+from formats.tensors import Tensor, matrix_shapes, norm_shapes, w8a8_tensors
+from golden.forward import F32, Step
 from golden.q8 import Quantized, dequantize, matmul, quantize
 
 STATIC_PLACES = ("attn.norm", "attn.mix", "ffn.norm", "ffn.swiglu")  # the order of a layer's static scales
@@ -35,6 +38,17 @@ def quantize_static(x: np.ndarray, scale: np.float32) -> Quantized:
     return Quantized(codes, np.full((len(x), 1), scale, F32))
 
 
+def check_groups(path: Path, group_size: int, tensors: Iterator[Tensor]) -> Iterator[Tensor]:
+    """The tensors of a file, up to a matrix whose rows are not whole groups: there it raises ModelError."""
+    for tensor in tensors:
+        if tensor.name.endswith(".codes"):
+            columns = tensor.shape[1]
+            if group_size < 0 or columns % (group_size or columns):
+                name = tensor.name.removesuffix(".codes")
+                raise ModelError(f"{path}: group_size {group_size} does not divide {name}'s {columns} columns")
+        yield tensor
+
+
 class W8A8:
     """The scheme of runq_w8a8.cpp, for golden.forward, from a file that export/w8a8.py wrote (mapped, not read).
 
@@ -45,38 +59,22 @@ class W8A8:
 
     def __init__(self, path: Path | str):
         path = Path(path)
-        head = read_header(path, MAGIC_W8A8, VERSION_W8A8)
+        head = read_header(path, W8A8_FILE)
         self.config, self.group_size, self.static = head.config, head.group_size, bool(head.activations)
-        self._data = np.memmap(path, np.uint8, mode="r")
-        self._position, self._end = HEADER_SIZE, head.weights_end
-        self._path = path
-        c, shapes = self.config, tensor_shapes(self.config)
+        c = self.config
+        tensors = w8a8_tensors(c, self.group_size, self.static)
+        found = map_tensors(path, check_groups(path, self.group_size, tensors), head.weights_end)
 
-        self._vectors = {name: self._take(F32, shapes[hf_name(c, name)]) for name in norm_names(c)}
+        self._vectors = {name: found[name] for name, _ in norm_shapes(c)}
         self.activation_scales: dict[str, np.float32] = {}  # by step name, if static
         if self.static:
             places = [f"layers.{i}.{place}" for i in range(c.n_layers) for place in STATIC_PLACES]
-            self.activation_scales = dict(zip([*places, "norm"], self._take(F32, (len(places) + 1,)), strict=True))
-        self._matrices: dict[str, Quantized] = {}
-        for name in matrix_names(c):
-            rows, columns = shapes[hf_name(c, name)]
-            if self.group_size < 0 or columns % (self.group_size or columns):
-                raise ModelError(f"{path}: group_size {self.group_size} does not divide {name}'s {columns} columns")
-            codes = self._take(np.int8, (rows, columns))
-            self._matrices[name] = Quantized(codes, self._take(F32, (rows, columns // (self.group_size or columns))))
-        if self._position != self._end:
-            raise ModelError(f"{path}: weights end at byte {self._position}, the header says {self._end}")
+            self.activation_scales = dict(zip([*places, "norm"], found["act_scales"], strict=True))
+        self._matrices = {
+            name: Quantized(found[name + ".codes"], found[name + ".scales"]) for name, _ in matrix_shapes(c)
+        }
         if c.tied:
             self._matrices["classifier"] = self._matrices["embed"]
-
-    def _take(self, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
-        """The next array of the file."""
-        start, n_bytes = self._position, int(np.prod(shape)) * np.dtype(dtype).itemsize
-        self._position += n_bytes
-        if self._position > self._end:
-            raise ModelError(f"{self._path}: weights end at byte {self._end}, too soon")
-        array = np.asarray(self._data[start : start + n_bytes])
-        return array.view(np.dtype(dtype).newbyteorder("<")).reshape(shape)
 
     def vector(self, name: str) -> np.ndarray:
         return self._vectors[name]

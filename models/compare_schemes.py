@@ -21,13 +21,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from golden.awq import AWQ
-from golden.checkpoint import Checkpoint, Config, ModelError
+from formats.checkpoint import Checkpoint, Config, ModelError
 from golden.forward import Fp32, Scheme, forward
 from golden.q8 import Q8
-from golden.w8a8 import W8A8
+from golden.schemes import read_file
 from models.evaluate import evaluate_directory
 from models.outliers import copy_with_outliers
 
@@ -59,7 +59,7 @@ def schemes(hf_dir: Path, folder: Path) -> Iterator[tuple[str, Config, Scheme]]:
     for i, (name, options) in enumerate(VARIANTS.items()):
         out = folder / f"{i}.bin"
         export(hf_dir, out, options)
-        scheme = AWQ(out) if options[0] == "awq" else W8A8(out)
+        scheme = read_file(out)
         yield name, scheme.config, scheme
 
 
@@ -67,9 +67,7 @@ def compare(hf_dir: Path, folder: Path) -> dict[str, dict]:
     """models.evaluate's figures by scheme."""
     figures = {}
     for name, config, scheme in schemes(hf_dir, folder):
-        figures[name] = evaluate_directory(
-            hf_dir, lambda ids, c=config, s=scheme: forward(c, s, ids, interleaved=s.interleaved)
-        )
+        figures[name] = evaluate_directory(hf_dir, partial(forward, config, scheme))
     return figures
 
 

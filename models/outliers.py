@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from golden.checkpoint import Checkpoint, Config, ModelError, read_json, tensor_shapes
+from formats.checkpoint import Checkpoint, Config, ModelError, read_json, tensor_shapes
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pth", "*.gguf")
 

@@ -1,6 +1,6 @@
 // Runs a grid of blocks: each thread of a block is a fiber, with a stack of its own. The threads of a block
 // take turns on one thread of the CPU, called a CPU thread here: each runs until it has to wait for others,
-// at a barrier or at an operation of its whole warp. OpenMP shares out the blocks over the CPU threads.
+// at a barrier or at an operation of its whole warp. OpenMP distributes the blocks over the CPU threads.
 #pragma once
 
 #include <link.h>
@@ -48,7 +48,7 @@ struct Allocation {
 class Block;
 enum class Access { read, write, atomic };
 
-// What the checked build wants to know. checks.cpp says more.
+// The events that the checked build is told of. checks.cpp implements them.
 class Checks {
   public:
     virtual void allocated(Allocation& a) = 0;
@@ -184,9 +184,9 @@ struct Lane {
     bool ready = false;  // the fiber waits for the next block
     bool returned = false;
     uint3 index;               // threadIdx
-    At at = At::nothing;       // where it waits,
-    uint32_t mask = 0;         // for whom,
-    void* operands = nullptr;  // with what
+    At at = At::nothing;       // the operation that it waits at,
+    uint32_t mask = 0;         // the threads of the warp that have to arrive there,
+    void* operands = nullptr;  // and what it passes to the operation
     std::vector<Copy> copies;  // not waited for yet
     int groups = 0;            // cp.async groups committed
 };
@@ -206,19 +206,19 @@ struct Run {
 // What this CPU thread runs now.
 struct Here {
     Block* block;
-    bool in_kernel;  // rather than in the emulator, which calls below hold off from being checked
+    bool in_kernel;  // false: in the emulator, whose own memory accesses are not checked
 };
 constinit inline thread_local Here here{};
 inline Block& block() { return *here.block; }
 
-// While one of these lives, the emulator runs and not the kernel.
+// As long as one exists, this CPU thread is in the emulator, not in the kernel.
 struct Emulating {
     Emulating() { here.in_kernel = false; }
     ~Emulating() { here.in_kernel = was; }
     const bool was = here.in_kernel;
 };
 
-// A block of threads, and what a CPU thread needs to run one after another.
+// A block of threads, and the memory that a CPU thread reuses to run one block after another.
 class Block {
   public:
     Block() : lanes_(new Lane[max_threads]) {
@@ -288,8 +288,9 @@ class Block {
     char* static_shared() const { return tls_; }  // and other thread_local variables
     size_t static_shared_bytes() const { return tls_bytes_; }
 
-    // Time passes with each barrier. What a thread did before `barrier` comes before what any thread of the
-    // block does now, and what it did before `warp_barrier` before what others of its warp do.
+    // A clock that advances at each barrier. Accesses before the time barrier() happened before whatever any
+    // thread of the block does now; accesses before warp_barrier(warp), before whatever threads of the same
+    // warp do now.
     uint32_t now() const { return now_; }
     uint32_t begin() const { return begin_; }
     uint32_t barrier() const { return barrier_; }
@@ -321,7 +322,7 @@ class Block {
         here.in_kernel = false;
         failure_ = "simt: " + run_->kernel;
         failure_ += ", block " + text(blockIdx) + ", thread " + text(lane) + ": " + what;
-        for (int i = 0; i < n_lanes_; i++) lanes_[i].ready = false;  // their fibers are given up
+        for (int i = 0; i < n_lanes_; i++) lanes_[i].ready = false;  // abandons their fibers
         go_on(main_);
     }
     // "5", or "(1,2,0)" in blocks of more than one dimension.
@@ -379,7 +380,7 @@ class Block {
     }
 
   private:
-    // Passes the turn to the next thread that does not wait, and comes back when this one's operation is
+    // Switches to the next thread that can run. Returns when the operation that this thread waits for is
     // done.
     void wait(At at, uint32_t mask, void* operands) {
         Lane& lane = running();
@@ -431,7 +432,8 @@ class Block {
         lane.ready = true;
     }
 
-    // All wait or have returned. Says who waits for whom, beginning with warps, which a block may wait for.
+    // Every thread waits or has returned. Reports which threads wait for which: operations of a warp first,
+    // because a barrier of the block may wait for them.
     [[noreturn]] void deadlock() {
         int waits = 0;
         while (waits < n_lanes_ && lanes_[waits].at <= At::syncthreads) waits++;

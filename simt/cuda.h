@@ -1,5 +1,5 @@
-// The CUDA words that a .cu file uses, with or without a GPU. Under nvcc this is CUDA itself; under g++ and
-// clang++ it is the emulator in simt.h. Either way kernels are launched by
+// The parts of CUDA that a .cu file uses, with or without a GPU. Under nvcc this is CUDA itself; under g++
+// and clang++ it is the emulator in simt.h. Either way kernels are launched by
 //
 //     launch<kernel>({.grid = 8, .block = 128, .shared_bytes = 4096}, arguments...);
 //
@@ -68,7 +68,7 @@ __device__ T* dynamic_shared() {
 template <auto kernel, class... Args>
 void launch(const Launch& how, Args... args) {
     cudaError_t error = cudaSuccess;
-    // A kernel may have more than 48 KB only after asking for it.
+    // More than 48 KB of dynamic shared memory has to be requested for a kernel before its first launch.
     static size_t limit = 48 * 1024;
     if (how.shared_bytes > limit) {
         error =

@@ -33,7 +33,8 @@ inline uint16_t float_to_half_portable(float f) {
     if (bits < 0x38800000) {  // below 2^-14, in units of 2^-24, as the last place of 0.5 is in fp32
         return sign | uint16_t(std::bit_cast<uint32_t>(std::bit_cast<float>(bits) + 0.5f) - 0x3f000000);
     }
-    // Add half a unit of what will be the last place, or a bit less where that place is even.
+    // Round to nearest even: add half a unit in the last place, or one bit less than that if the last place
+    // is even, and truncate.
     return sign | uint16_t((bits - (112u << 23) + 0xfff + (bits >> 13 & 1)) >> 13);
 }
 
@@ -53,9 +54,9 @@ inline uint16_t float_to_half(float f) {
 }
 
 // a * b + c, rounded once. In fp64 the product is exact. So is the sum, unless it is out of fp16's range or
-// within 2^-30 of c, which it then rounds to anyway. But rounding it to fp32 and then to fp16 would go wrong
-// where the first makes a tie for the second. So it is rounded to odd: what is cut off leaves its mark in the
-// last bit kept (Boldo and Melquiond 2008).
+// within 2^-30 of c, which it then rounds to anyway. Rounding it to fp32 and then to fp16 would be wrong
+// where the first rounding produces a tie for the second. So the sum is first rounded to odd: the last bit
+// kept is set if any bit that is cut off was (Boldo and Melquiond 2008).
 inline uint16_t half_fma(float a, float b, float c) {
     uint64_t bits = std::bit_cast<uint64_t>(double(a) * b + c);
     const uint64_t last = uint64_t(1) << 29;  // of fp32's places

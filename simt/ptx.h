@@ -16,8 +16,8 @@ __device__ __forceinline__ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
     return d;
 }
 
-// Picks four of the eight bytes of a (0 to 3) and b (4 to 7), one by each nibble of the selector. A nibble of
-// 8 and more gives copies of the byte's sign.
+// Four of the eight bytes of a (0 to 3) and b (4 to 7): each nibble of the selector chooses one. A nibble of
+// 8 or more gives eight copies of the chosen byte's sign bit.
 __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
     uint32_t d;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
@@ -139,7 +139,7 @@ inline void cp_async(void* shared, const void* global, size_t bytes, bool valid)
         {static_cast<char*>(shared), valid ? static_cast<const char*>(global) : nullptr, bytes, lane.groups});
 }
 
-// A copy happens as late as it may: when it is waited for.
+// Copies are carried out as late as allowed: when a thread waits for them.
 inline void cp_async_wait(int n) {
     const Emulating emulating;
     Block& b = block();

@@ -1,5 +1,5 @@
 // Attention's kernels, against the golden vectors and against plain loops in double precision.
-#include "common/attention.h"
+#include "common/cpu/attention.h"
 
 #include <doctest/doctest.h>
 
@@ -8,23 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "safetensors.h"
-
-namespace {
-
-const Tensors& golden_ops() {
-    static const Tensors ops = read_safetensors("golden/data/ops.safetensors");
-    return ops;
-}
-
-std::vector<float> random_values(std::mt19937& rng, size_t n) {
-    std::normal_distribution<float> normal;
-    std::vector<float> values(n);
-    for (float& v : values) v = normal(rng);
-    return values;
-}
-
-}  // namespace
+#include "golden.h"
 
 TEST_CASE("exp of a vector") {
     for (float x = -86; x < 87; x += 0.0137f) {
@@ -63,7 +47,7 @@ TEST_CASE("attend: equal to plain loops") {
         };
         for (int pos = 0; pos < context; pos++) {
             for (int i = 0; i < 4; i++) {
-                cache.keep(i / 2, i % 2, pos, &k[at(i / 2, i % 2, pos)], &v[at(i / 2, i % 2, pos)]);
+                cache.append(i / 2, i % 2, pos, &k[at(i / 2, i % 2, pos)], &v[at(i / 2, i % 2, pos)]);
             }
         }
         for (int n_rows = 1; n_rows <= 2 * query_rows + 1; n_rows++) {
@@ -77,41 +61,111 @@ TEST_CASE("attend: equal to plain loops") {
                 std::vector<float> probs(size_t(n_rows) * padded(n_positions), 99.0f);
                 std::vector<const float*> q_rows;
                 std::vector<float*> out_rows, score_rows;
-                std::vector<int> n_seen;
+                std::vector<int> kv_len;
                 for (int r = 0; r < n_rows; r++) {
                     q_rows.push_back(&q[r * head_dim]);
                     out_rows.push_back(&out[r * head_dim]);
                     score_rows.push_back(&scores[r * n_positions]);
-                    n_seen.push_back(n_positions - (n_rows - 1 - r) / 2);
+                    kv_len.push_back(n_positions - (n_rows - 1 - r) / 2);
                 }
-                attend(out_rows.data(), cache, layer, head, q_rows.data(), n_seen.data(), n_rows,
+                attend(out_rows.data(), cache, layer, head, q_rows.data(), kv_len.data(), n_rows,
                        probs.data(), padded(n_positions), score_rows.data());
                 std::vector<float> expected, found_probs, expected_probs, found_scores, expected_scores;
                 for (int r = 0; r < n_rows; r++) {
-                    std::vector<double> weights(n_seen[r]), mix(head_dim);
+                    std::vector<double> weights(kv_len[r]), mix(head_dim);
                     double sum = 0;
-                    for (int p = 0; p < n_seen[r]; p++) {
+                    for (int p = 0; p < kv_len[r]; p++) {
                         double dot = 0;
                         for (int d = 0; d < head_dim; d++)
                             dot += double(q_rows[r][d]) * k[at(layer, head, p) + d];
                         expected_scores.push_back(float(dot / std::sqrt(double(head_dim))));
                         sum += weights[p] = std::exp(dot / std::sqrt(double(head_dim)));
                     }
-                    for (int p = 0; p < n_seen[r]; p++) {
+                    for (int p = 0; p < kv_len[r]; p++) {
                         expected_probs.push_back(float(weights[p] / sum));
                         for (int d = 0; d < head_dim; d++)
                             mix[d] += weights[p] / sum * v[at(layer, head, p) + d];
                     }
                     expected.insert(expected.end(), mix.begin(), mix.end());
                     const float* row = &probs[size_t(r) * padded(n_positions)];
-                    found_probs.insert(found_probs.end(), row, row + n_seen[r]);
-                    found_scores.insert(found_scores.end(), score_rows[r], score_rows[r] + n_seen[r]);
-                    CHECK(std::all_of(row + n_seen[r], row + padded(n_positions),
+                    found_probs.insert(found_probs.end(), row, row + kv_len[r]);
+                    found_scores.insert(found_scores.end(), score_rows[r], score_rows[r] + kv_len[r]);
+                    CHECK(std::all_of(row + kv_len[r], row + padded(n_positions),
                                       [](float x) { return x == 0; }));
                 }
                 CHECK(relative_error(expected, out) < 1e-6);
                 CHECK(relative_error(expected_probs, found_probs) < 1e-6);
                 CHECK(relative_error(expected_scores, found_scores) < 1e-6);
+            }
+        }
+    }
+}
+
+// A chunk: what is in the cache and in Rows, by several tokens at once.
+TEST_CASE("attention: scores, probabilities and the weighted sum of the golden vectors, in chunks") {
+    const int n = 9, d = 32;
+    const std::vector<float> q = golden_ops().at("attention.q").f32(),
+                             k = golden_ops().at("attention.k").f32(),
+                             v = golden_ops().at("attention.v").f32();
+    for (const int at_once : {9, 4, 1}) {  // tokens of a chunk
+        CAPTURE(at_once);
+        KvCache cache(1, 2, d, 20);
+        Rows q_rows(n, 6 * d), k_rows(n, 2 * d), v_rows(n, 2 * d), out(n, 6 * d);
+        std::vector<float> found, found_scores(n * 6 * n), found_probs(n * 6 * n);
+        for (int pos = 0; pos < n; pos += at_once) {
+            const int n_tokens = std::min(at_once, n - pos);
+            q_rows.n_rows = k_rows.n_rows = v_rows.n_rows = n_tokens;
+            std::copy_n(q.begin() + pos * 6 * d, n_tokens * 6 * d, q_rows.row(0));
+            std::copy_n(k.begin() + pos * 2 * d, n_tokens * 2 * d, k_rows.row(0));
+            std::copy_n(v.begin() + pos * 2 * d, n_tokens * 2 * d, v_rows.row(0));
+            cache.append(0, pos, k_rows, v_rows);
+            HeadScores scores, probs;
+            scores.wanted = probs.wanted = true;
+            attention(out, scores, probs, q_rows, cache, 0, pos);
+            REQUIRE(out.n_rows == n_tokens);
+            found.insert(found.end(), out.row(0), out.row(n_tokens));
+            for (int t = 0; t < n_tokens; t++) {
+                for (int head = 0; head < 6; head++) {
+                    const int at = ((pos + t) * 6 + head) * n;
+                    std::copy_n(scores.row(t, head), pos + t + 1, found_scores.begin() + at);
+                    std::copy_n(probs.row(t, head), pos + t + 1, found_probs.begin() + at);
+                }
+            }
+            HeadScores none;
+            const std::vector<float> before = out.values;
+            attention(out, none, none, q_rows, cache, 0, pos);
+            CHECK(out.values == before);
+            CHECK(none.values.empty());
+        }
+        CHECK(relative_error(golden_ops().at("attention.out").f32(), found) < 1e-6);
+        CHECK(relative_error(golden_ops().at("attention.scores").f32(), found_scores) < 1e-6);
+        CHECK(relative_error(golden_ops().at("attention.probs").f32(), found_probs) < 1e-6);
+    }
+}
+
+TEST_CASE("attention: more query heads share a kv head than are computed at once") {
+    const int n = 3, n_heads = 20, d = 8;
+    KvCache cache(1, 1, d, n);
+    Rows q(n, n_heads * d), k(n, d), v(n, d), out(n, n_heads * d);
+    q.n_rows = k.n_rows = v.n_rows = n;
+    for (size_t i = 0; i < q.values.size(); i++) q.values[i] = std::sin(float(i));
+    for (int i = 0; i < n * d; i++) k.values[i] = std::cos(float(i)), v.values[i] = float(i % 7) - 3;
+    cache.append(0, 0, k, v);
+    HeadScores none;
+    attention(out, none, none, q, cache, 0, 0);
+    for (int t = 0; t < n; t++) {
+        for (int h = 0; h < n_heads; h++) {
+            const float* query = q.row(t) + h * d;
+            double weights[n], sum = 0;
+            for (int p = 0; p <= t; p++) {
+                double dot = 0;
+                for (int i = 0; i < d; i++) dot += double(query[i]) * k.row(p)[i];
+                sum += weights[p] = std::exp(dot / std::sqrt(double(d)));
+            }
+            for (int i = 0; i < d; i++) {
+                double expected = 0;
+                for (int p = 0; p <= t; p++) expected += weights[p] / sum * v.row(p)[i];
+                CHECK(out.row(t)[h * d + i] == doctest::Approx(expected).epsilon(1e-5));
             }
         }
     }

@@ -1,11 +1,9 @@
-// The rungs of bench/awq_kernels.cu on small matrices of every kind: all of them against a product in
+// The rungs of bench/awq_kernels.cuh on small matrices of every kind: all of them against a product in
 // float64, and with inputs of which all but one are 0, where each output is a single weight and has to be
 // exact.
-
-#define RUNQ_NO_MAIN
-#include "../bench/awq_kernels.cu"
-
 #include <doctest/doctest.h>
+
+#include "bench/awq_harness.cuh"
 
 namespace {
 
@@ -18,14 +16,14 @@ const std::vector<Problem> small_problems = {
 };
 
 // Gives every token the input 1 at its own place and 0 elsewhere. Returns the places.
-std::vector<int> set_unit_inputs(Ladder& l, int n_tokens, Random& random) {
+std::vector<int> set_unit_inputs(DeviceProblem& d, int n_tokens, Random& random) {
     std::vector<int> places;
-    for (half& x : l.host_x) x = __float2half(0);
+    for (half& x : d.host_x) x = __float2half(0);
     for (int token = 0; token < n_tokens; token++) {
-        places.push_back(int(random() % l.n_in));
-        l.host_x[size_t(token) * l.n_in + places.back()] = __float2half(1);
+        places.push_back(int(random() % d.n_in));
+        d.host_x[size_t(token) * d.n_in + places.back()] = __float2half(1);
     }
-    l.x.upload(l.host_x.data(), l.host_x.size());
+    d.x.upload(d.host_x.data(), d.host_x.size());
     return places;
 }
 
@@ -35,18 +33,18 @@ void check_against_float64(bool cublas) {
     Random random(1);
     for (const Problem& problem : small_problems) {
         for (const int group_size : {128, 64}) {
-            Ladder l = make_ladder(problem, group_size, 40, 0, true, random);
+            DeviceProblem d = make_device_problem(problem, group_size, 40, 0, true, random);
             for (const int n_tokens : {1, 2, 16, 17, 40}) {
-                const std::vector<Sample> samples = sample_outputs(l, n_tokens, 200, random);
+                const std::vector<Sample> samples = sample_outputs(d, n_tokens, 200, random);
                 int n_run = 0;
                 for (const Rung& rung : all_rungs()) {
-                    if (is_cublas(rung) != cublas || !can_run(rung, l, n_tokens)) continue;
+                    if (is_cublas(rung) != cublas || !can_run(rung, d, n_tokens)) continue;
                     n_run++;
                     CAPTURE(problem.name);
                     CAPTURE(group_size);
                     CAPTURE(n_tokens);
                     CAPTURE(rung.name);
-                    const double error = relative_error_of(rung, l, n_tokens, samples);
+                    const double error = relative_error_of(rung, d, n_tokens, samples);
                     // With so few inputs, what tensor cores cut off does not add up to anything.
                     CHECK(error < (rung.result == Result::fp16 ? 1e-3 : 1e-5));
                 }
@@ -59,22 +57,22 @@ void check_against_float64(bool cublas) {
 void check_every_weight(bool cublas) {
     Random random(2);
     for (const Problem& problem : small_problems) {
-        Ladder l = make_ladder(problem, 128, 17, 0, true, random);
+        DeviceProblem d = make_device_problem(problem, 128, 17, 0, true, random);
         for (const int n_tokens : {1, 17}) {
-            const std::vector<int> places = set_unit_inputs(l, n_tokens, random);
+            const std::vector<int> places = set_unit_inputs(d, n_tokens, random);
             std::vector<Sample> all;  // every output is one
-            for (const HostMatrix& m : l.host) {
+            for (const HostMatrix& m : d.host) {
                 for (const int place : places) {
                     for (int column = 0; column < m.n_out; column++)
                         all.push_back({all.size(), m.weight(place, column)});
                 }
             }
             for (const Rung& rung : all_rungs()) {
-                if (is_cublas(rung) != cublas || !can_run(rung, l, n_tokens)) continue;
+                if (is_cublas(rung) != cublas || !can_run(rung, d, n_tokens)) continue;
                 CAPTURE(problem.name);
                 CAPTURE(n_tokens);
                 CAPTURE(rung.name);
-                CHECK(relative_error_of(rung, l, n_tokens, all) == 0);
+                CHECK(relative_error_of(rung, d, n_tokens, all) == 0);
             }
         }
     }
@@ -98,46 +96,48 @@ TEST_CASE("kernel: awq_gemv and awq_gemm with any number of splits, even with mo
     Random random(3);
     const Problem problem{"", "", 640, {320, 64}};
     const int n_tokens = 20;
-    Ladder l = make_ladder(problem, 128, n_tokens, 0, false, random);
-    const std::vector<Sample> one = sample_outputs(l, 1, 384, random),
-                              several = sample_outputs(l, n_tokens, 384, random);
+    DeviceProblem d = make_device_problem(problem, 128, n_tokens, 0, false, random);
+    const std::vector<Sample> one = sample_outputs(d, 1, 384, random),
+                              several = sample_outputs(d, n_tokens, 384, random);
     auto error = [&](int n, const std::vector<Sample>& samples, auto run) {
         const Rung rung{"", Result::fp32, WeightsRead::int4, 1, n, {}, run};
-        return relative_error_of(rung, l, n, samples);
+        return relative_error_of(rung, d, n, samples);
     };
     for (const int n_splits : {1, 2, 5, 16}) {
         CAPTURE(n_splits);
-        using L = Ladder&;
-        using P = const Products&;
-        CHECK(error(1, one, [=](L m, P p, int) { run_gemv_split<1>(m, p, n_splits); }) < 1e-5);
-        CHECK(error(1, one, [=](L m, P p, int) { run_gemv_split<2>(m, p, n_splits); }) < 1e-5);
-        CHECK(error(1, one, [=](L m, P p, int) { run_gemv_split<4>(m, p, n_splits); }) < 1e-5);
-        CHECK(error(n_tokens, several, [=](L m, P p, int n) { run_gemm_split<16>(m, p, n, n_splits); }) <
-              1e-5);
-        CHECK(error(n_tokens, several, [=](L m, P p, int n) { run_gemm_split<32>(m, p, n, n_splits); }) <
-              1e-5);
-        CHECK(error(n_tokens, several, [=](L m, P p, int n) { run_gemm_split<64>(m, p, n, n_splits); }) <
-              1e-5);
+        using S = MatmulState&;
+        using X = const half*;
+        using P = const AwqProducts&;
+        CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<1>(s.scratch(), x, p, n_splits); }) < 1e-5);
+        CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<2>(s.scratch(), x, p, n_splits); }) < 1e-5);
+        CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<4>(s.scratch(), x, p, n_splits); }) < 1e-5);
+        CHECK(error(n_tokens, several,
+                    [=](S s, X x, int n, P p) { run_gemm<16>(s.scratch(), x, n, p, n_splits); }) < 1e-5);
+        CHECK(error(n_tokens, several,
+                    [=](S s, X x, int n, P p) { run_gemm<32>(s.scratch(), x, n, p, n_splits); }) < 1e-5);
+        CHECK(error(n_tokens, several,
+                    [=](S s, X x, int n, P p) { run_gemm<64>(s.scratch(), x, n, p, n_splits); }) < 1e-5);
     }
 }
 
 TEST_CASE("kernel: the ladder notices what is wrong") {
     Random random(4);
-    Ladder l = make_ladder({"", "", 256, {128}}, 128, 18, 0, false, random);
-    const std::vector<Sample> samples = sample_outputs(l, 17, 128, random);
+    DeviceProblem d = make_device_problem({"", "", 256, {128}}, 128, 18, 0, false, random);
+    const std::vector<Sample> samples = sample_outputs(d, 17, 128, random);
     auto error = [&](auto run) {
         const Rung rung{"", Result::fp32, WeightsRead::int4, 1, 17, {}, run};
-        return relative_error_of(rung, l, 17, samples);
+        return relative_error_of(rung, d, 17, samples);
     };
-    using L = Ladder&;
-    using P = const Products&;
-    CHECK(error([](L m, P p, int n) { run_gemm<16>(m.s, m.x.get(), n, p); }) < fp32_tolerance);
+    using S = MatmulState&;
+    using X = const half*;
+    using P = const AwqProducts&;
+    CHECK(error([](S s, X x, int n, P p) { run_gemm<16>(s, x, n, p); }) < fp32_tolerance);
     // A token that is not there, a token too many, wrong zero points.
-    CHECK(std::isinf(error([](L m, P p, int n) { run_gemm<16>(m.s, m.x.get(), n - 1, p); })));
-    CHECK(std::isinf(error([](L m, P p, int n) { run_gemm<16>(m.s, m.x.get(), n + 1, p); })));
-    CHECK(error([](L m, P p, int n) {
-              Products other = p;
+    CHECK(std::isinf(error([](S s, X x, int n, P p) { run_gemm<16>(s, x, n - 1, p); })));
+    CHECK(std::isinf(error([](S s, X x, int n, P p) { run_gemm<16>(s, x, n + 1, p); })));
+    CHECK(error([](S s, X x, int n, P p) {
+              AwqProducts other = p;
               other.of[0].w.qzeros = other.of[0].w.qweight;
-              run_gemm<16>(m.s, m.x.get(), n, other);
+              run_gemm<16>(s, x, n, other);
           }) > 1e-2);
 }

@@ -1,5 +1,5 @@
 // The command line, the sampler, and what the programs do with a model, on a model that is a small table.
-#include "../common/cli.h"
+#include "common/app/cli.h"
 
 #include <doctest/doctest.h>
 
@@ -680,6 +680,19 @@ TEST_CASE("cli: --info names every field and runs nothing") {
     CHECK(fields["weight_bytes_per_token"] == "1000");
     CHECK(fields["kv_cache_bytes"] == "200");
     CHECK(fields["rope_scaling"] == "none");
+    // The tensors, which this model does not have but here.
+    struct WithTensors {
+        static Model load(const Options&, Trace*) {
+            Model m = loaded->model();
+            m.tensors = {{"norm", "F32", {8}, 256, 0, 32},
+                         {"layers.0.attn.q_proj.codes", "I8", {4, 8}, 288, 32, 32}};
+            return m;
+        }
+    };
+    const Result list = run_cli({"runq", "", WithTensors::load}, {"m", "--info", "-c", "20", "-j", "1"});
+    CHECK(list.out == r.out +
+                          "tensor                  norm F32 [8] 256\n"
+                          "tensor                  layers.0.attn.q_proj.codes I8 [4,8] 288\n");
 }
 
 // ----------------------------------------------------------------------------
@@ -747,7 +760,7 @@ Model load_talker(const Options& o, Trace*) {
     Model m = loaded->model();
     m.config.eos_ids = {end};
     m.config.bos_id = bos;
-    m.tokenizer = small_tokenizer(add_bos, with_chat);
+    m.tokenizer = std::make_shared<Tokenizer>(small_tokenizer(add_bos, with_chat));
     context_length(o, m.config);
     return m;
 }

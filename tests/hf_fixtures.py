@@ -54,7 +54,7 @@ def transformers_logits(hf_dir: Path, tokens: np.ndarray) -> np.ndarray:
 
 def random_weights(config: dict, seed: int) -> dict[str, np.ndarray]:
     """fp16 weights large enough that every part of the model matters, norms around 1."""
-    from golden.checkpoint import read_config, tensor_shapes
+    from formats.checkpoint import read_config, tensor_shapes
 
     path = FOLDER / "config.tmp"
     path.mkdir(parents=True, exist_ok=True)

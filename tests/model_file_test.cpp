@@ -1,6 +1,6 @@
-// Model files: every field of the header is checked before anything is read through it. Traces: what is
-// written can be read back. Files are small ones that the tests make themselves.
-#include "common/model_file.h"
+// Model files: every field of the header is checked before anything is read through it, and tensors lie one
+// after another. Files are small ones that the tests make themselves.
+#include "common/model/model_file.h"
 
 #include <doctest/doctest.h>
 
@@ -11,8 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "common/trace.h"
-#include "safetensors.h"
+#include "common/model/tensors.h"
 
 namespace {
 
@@ -36,8 +35,8 @@ struct Bytes {
 
 Bytes good_file() {
     Bytes f;
-    f.set(0x00, magic_q8);
-    f.set(0x04, version_q8);
+    f.set(0x00, scheme_q8.magic);
+    f.set(0x04, scheme_q8.version);
     const std::array dims{64, 128, 2, 4, 2, 100, 256};
     f.set(0x08, dims);
     f.set<uint8_t>(header_offset::shared_classifier, 1);
@@ -74,11 +73,18 @@ std::string write(const Bytes& f, size_t size = SIZE_MAX) {
     return path;
 }
 
+ModelFile open_file(const std::string& path) {
+    return open_model_file(path, scheme_q8, [](const ModelConfig&) {});
+}
+
 // Opens the file; returns what it was refused with, or "" if it was not. The scheme here has 64 bytes of
-// weights.
-std::string refusal(const std::string& path) {
+// weights, or `n`.
+std::string refusal(const std::string& path, int n = 64) {
     try {
-        open_model_file(path, magic_q8, version_q8, [](const ModelConfig&) { return uint64_t{64}; });
+        const ModelFile file = open_file(path);
+        TensorList tensors(file);
+        tensors.next<int8_t>("weights", {n});
+        tensors.check_end(file);
         return "";
     } catch (const std::runtime_error& e) {
         return e.what();
@@ -88,8 +94,7 @@ std::string refusal(const std::string& path) {
 }  // namespace
 
 TEST_CASE("model file: a good header is read as written") {
-    const ModelFile file = open_model_file(write(good_file()), magic_q8, version_q8,
-                                           [](const ModelConfig&) { return uint64_t{64}; });
+    const ModelFile file = open_file(write(good_file()));
     const ModelConfig& c = file.config;
     CHECK(c.arch == Arch::qwen3);
     CHECK(c.dim == 64);
@@ -125,8 +130,7 @@ TEST_CASE("model file: a file of llama2.c, without extension, gets the documente
     Bytes f = good_file();
     std::fill(f.data.begin() + header_offset::extension, f.data.begin() + header_size, 0);
     f.data.resize(header_size + 64);
-    const ModelFile file =
-        open_model_file(write(f), magic_q8, version_q8, [](const ModelConfig&) { return uint64_t{64}; });
+    const ModelFile file = open_file(write(f));
     CHECK(file.config.arch == Arch::llama);
     CHECK(file.config.head_dim == 16);
     CHECK(file.config.rope_theta == 500000);
@@ -149,7 +153,7 @@ TEST_CASE("model file: every bad field is named with its value") {
     };
     const Case cases[] = {
         {0x00, 0x46554747, "magic is 0x46554747, expected 0x616b3432"},
-        {0x00, int(magic_awq), "magic is 0x616b3438, expected 0x616b3432 (an AWQ file: use runq_awq)"},
+        {0x00, int(scheme_awq.magic), "magic is 0x616b3438, expected 0x616b3432 (an AWQ file: use runq_awq)"},
         {0x04, 3, "version is 3, expected 2"},
         {0x08, 0, "dim is 0, expected 1 to 1048576"},
         {0x08, -5, "dim is -5, expected 1 to 1048576"},
@@ -211,12 +215,13 @@ TEST_CASE("model file: a flipped bit in header or tokenizer, and a wrong length,
     CHECK_FALSE(refusal(write(longer)).empty());
 
     // The header's dimensions imply another length than the file's: here the scheme says 63 bytes.
-    try {
-        open_model_file(write(good), magic_q8, version_q8, [](const ModelConfig&) { return uint64_t{63}; });
-        FAIL("not refused");
-    } catch (const std::runtime_error& e) {
-        CHECK(std::string(e.what()) == folder + "model.bin: weights are 64 bytes, but the header implies 63");
-    }
+    for (const int n : {63, 65})
+        CHECK(refusal(write(good), n) ==
+              folder + "model.bin: weights are 64 bytes, but the header implies " + std::to_string(n));
+    // What the program cannot run is refused under the file's name.
+    CHECK_THROWS_WITH(open_model_file(write(good), scheme_q8,
+                                      [](const ModelConfig&) { throw std::runtime_error("not this one"); }),
+                      (folder + "model.bin: not this one").c_str());
     CHECK(refusal(folder + "absent.bin") == folder + "absent.bin: cannot open: No such file or directory");
     CHECK(refusal("/tmp") == "/tmp: not a regular file");
 }
@@ -228,33 +233,39 @@ TEST_CASE("crc32: the check value of zlib and PNG") {
           0xCBF43926);
 }
 
-TEST_CASE("trace: values of several calls are joined along the tokens, and widening rows are padded") {
-    std::filesystem::create_directories(folder);
-    const std::string path = folder + "trace.safetensors";
-    Trace trace;
-    const float first[] = {1, 2, 3, 4};
-    trace.add("x", first, 2, {2});
-    trace.add("x", first + 2, 1, {2});
-    const float scores[] = {1, 2, 3, 4, 5, 6};
-    trace.add(step_name(0, "scores"), scores, 1, {2, 1});      // 2 heads, 1 position
-    trace.add(step_name(0, "scores"), scores + 2, 1, {2, 2});  // 2 heads, 2 positions
-    const int8_t codes[] = {1, -2, 3};
-    trace.add("x.q", codes, 1, {3});
-    const int tokens[] = {5, 6};
-    trace.add("tokens", tokens, 2, {});
-    trace.add("one", first, 1, {1, 2});
-    trace.write(path);
+TEST_CASE("tensors: one after another, each with its place in the file, and none beyond the end") {
+    const ModelFile file = open_file(write(good_file()));  // 2 layers, 64 bytes of weights
+    TensorList list(file);
+    auto at = [&](size_t offset) { return static_cast<const void*>(file.weights.data() + offset); };
+    const std::vector<const float*> norms = list.vectors<float>(file.config, "attn.norm", 3);
+    REQUIRE(norms.size() == 2);
+    CHECK(norms[0] == at(0));
+    CHECK(norms[1] == at(12));
+    CHECK(list.vectors<float>(file.config, "more", 32).size() == 2);  // 256 bytes: beyond 64
+    CHECK(list.next<int8_t>("embed.codes", {4, 8}) == nullptr);
+    REQUIRE(list.all().size() == 5);
+    const TensorInfo &second = list.all()[1], &last = list.all()[4];
+    CHECK(second.name == "layers.1.attn.norm");
+    CHECK(std::string(second.type) == "F32");
+    CHECK(second.shape == std::vector{3});
+    CHECK(second.offset == header_size + 12);
+    CHECK(std::string(last.type) == "I8");
+    CHECK(last.offset == header_size + 24 + 256);
+    CHECK(last.n_bytes == 32);
+    CHECK(list.weight_bytes() == 24 + 256 + 32);
+    ModelConfig c = file.config;
+    CHECK(list.bytes_per_token(c) == 24 + 256 + 32);  // the embedding is the classifier
+    c.shared_classifier = false;
+    CHECK(list.bytes_per_token(c) == 24 + 256);
+    c.arch = Arch::llama;
+    CHECK(list.head_norms<float>(c).q.empty());
 
-    const Tensors t = read_safetensors(path);
-    CHECK(t.size() == 5);
-    CHECK(t.at("x").shape == std::vector<int>{3, 2});
-    CHECK(t.at("x").f32() == std::vector<float>{1, 2, 3, 4, 3, 4});
-    CHECK(t.at("layers.0.scores").shape == std::vector<int>{2, 2, 2});
-    CHECK(t.at("layers.0.scores").f32() == std::vector<float>{1, 0, 2, 0, 3, 4, 5, 6});
-    CHECK(t.at("x.q").i8() == std::vector<int8_t>{1, -2, 3});
-    CHECK(t.at("tokens").shape == std::vector<int>{2});
-    CHECK(t.at("tokens").i32() == std::vector<int32_t>{5, 6});
-    CHECK(t.at("one").shape == std::vector<int>{1, 1, 2});
-    CHECK_THROWS_WITH_AS(trace.write("/no/such/folder/t"),
-                         doctest::Contains("/no/such/folder/t: cannot write"), std::runtime_error);
+    // A copy in which tensors begin at multiples of 16.
+    TensorList copy(file.weights.data(), 64, 16);
+    CHECK(copy.next<float>("a", {3}) == at(0));
+    CHECK(copy.next<int8_t>("b", {17}) == at(16));
+    CHECK(copy.next<int8_t>("c", {16}) == at(48));
+    CHECK(copy.next<int8_t>("d", {1}) == nullptr);
+    CHECK(copy.weight_bytes() == 12 + 17 + 16 + 1);
+    CHECK(copy.all()[2].offset == header_size + 12 + 17);
 }

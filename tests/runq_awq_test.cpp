@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "common/app/sampler.h"
 #include "safetensors.h"
 
 namespace {
@@ -90,71 +91,41 @@ std::vector<float> random_values(std::mt19937& rng, size_t n, float size = 1) {
     return v;
 }
 
-// Memory that split products need, each time with the tickets at 0.
-struct TestScratch {
-    DeviceBuffer<float> partials{max_partials};
-    DeviceBuffer<unsigned> tickets{max_tiles};
-    TestScratch() { tickets.clear(); }
-    operator Scratch() const { return {partials.get(), tickets.get()}; }
-    bool tickets_are_zero() const {
-        for (const unsigned ticket : from_device(tickets)) {
-            if (ticket != 0) return false;
-        }
-        return true;
-    }
-};
+// Whether every arrival counter is 0, as it has to be between launches.
+bool all_zero(const DeviceBuffer<unsigned>& arrivals) {
+    const std::vector<unsigned> counts = from_device(arrivals);
+    return std::all_of(counts.begin(), counts.end(), [](unsigned n) { return n == 0; });
+}
+
+// Rows on the device that hold the values, with n_cols columns.
+template <class T>
+DeviceRows<T> rows_on_device(const std::vector<T>& values, int n_cols) {
+    DeviceRows<T> rows(values.size() / size_t(n_cols), n_cols);
+    rows.n_rows = int(values.size()) / n_cols;
+    rows.values.upload(values.data(), values.size());
+    return rows;
+}
 
 // The product by each kernel that can do it. run(name, launch) is called for every one; the launch fills
 // products.
 template <class Run>
-void for_each_kernel(const half* x, int n_tokens, const Products& products, const Scratch& scratch,
+void for_each_kernel(const half* x, int n_tokens, const AwqProducts& products, const Scratch& scratch,
                      const Run& run) {
-    const auto stream = device().stream;
-    run("plain", [&] {
-        launch<awq_plain>(
-            {.grid = dim3(count_tiles(products, 128), n_tokens), .block = 128, .stream = stream}, x, n_tokens,
-            products);
-    });
+    run("reference", [&] { run_reference(x, n_tokens, products); });
     bool wide = true;
     for (int i = 0; i < products.n; i++) wide = wide && products.of[i].w.n_out % 32 == 0;
     for (const int n_splits : {1, 2, 3}) {
-        const unsigned splits = n_splits;
         const std::string in_parts = ", " + std::to_string(n_splits) + " splits";
         if (n_tokens == 1) {
-            run("gemv<1>" + in_parts, [&] {
-                launch<awq_gemv<1>>({.grid = dim3(count_tiles(products, 64), splits),
-                                     .block = 32 * gemv_warps,
-                                     .stream = stream},
-                                    x, products, scratch);
-            });
+            run("gemv<1>" + in_parts, [&] { run_gemv<1>(scratch, x, products, n_splits); });
             if (wide) {
-                run("gemv<2>" + in_parts, [&] {
-                    launch<awq_gemv<2>>({.grid = dim3(count_tiles(products, 128), splits),
-                                         .block = 32 * gemv_warps,
-                                         .stream = stream},
-                                        x, products, scratch);
-                });
-                run("gemv<4>" + in_parts, [&] {
-                    launch<awq_gemv<4>>({.grid = dim3(count_tiles(products, 256), splits),
-                                         .block = 32 * gemv_warps,
-                                         .stream = stream},
-                                        x, products, scratch);
-                });
+                run("gemv<2>" + in_parts, [&] { run_gemv<2>(scratch, x, products, n_splits); });
+                run("gemv<4>" + in_parts, [&] { run_gemv<4>(scratch, x, products, n_splits); });
             }
         }
-        const auto gemm = [&]<int tile>(std::integral_constant<int, tile>) {
-            run("gemm<" + std::to_string(tile) + ">" + in_parts, [&] {
-                launch<awq_gemm<tile>>(
-                    {.grid = dim3(count_tiles(products, gemm_columns), (n_tokens + tile - 1) / tile, splits),
-                     .block = gemm_threads,
-                     .shared_bytes = gemm_stages * sizeof(GemmStage<tile>),
-                     .stream = stream},
-                    x, n_tokens, products, scratch);
-            });
-        };
-        gemm(std::integral_constant<int, 16>());
-        gemm(std::integral_constant<int, 32>());
-        gemm(std::integral_constant<int, 64>());
+        run("gemm<16>" + in_parts, [&] { run_gemm<16>(scratch, x, n_tokens, products, n_splits); });
+        run("gemm<32>" + in_parts, [&] { run_gemm<32>(scratch, x, n_tokens, products, n_splits); });
+        run("gemm<64>" + in_parts, [&] { run_gemm<64>(scratch, x, n_tokens, products, n_splits); });
     }
 }
 
@@ -177,7 +148,7 @@ TEST_CASE("kernel: every product of the golden vectors, by every kernel") {
     struct Case {
         int n_tokens, n_out, n_in, group_size;
     };
-    const TestScratch scratch;
+    const MatmulState state;
     for (const Case& k :
          {Case{1, 8, 128, 128}, Case{1, 136, 256, 64}, Case{2, 24, 256, 128}, Case{15, 64, 128, 64},
           Case{16, 72, 128, 128}, Case{17, 136, 256, 64}, Case{64, 64, 64, 64}, Case{100, 104, 256, 128}}) {
@@ -189,7 +160,7 @@ TEST_CASE("kernel: every product of the golden vectors, by every kernel") {
         const DeviceBuffer<half> x = on_device(halves(golden_ops().at(p + "x").f32()));
         const std::vector<float> expected = golden_ops().at(p + "out").f32();
         DeviceBuffer<float> out(expected.size());
-        for_each_kernel(x.get(), k.n_tokens, {{{m.matrix, out.get()}}, 1}, scratch,
+        for_each_kernel(x.get(), k.n_tokens, {{{m.matrix, out.get()}}, 1}, state.scratch(),
                         [&](const std::string& kernel, const auto& start) {
                             CAPTURE(p);
                             CAPTURE(kernel);
@@ -198,12 +169,12 @@ TEST_CASE("kernel: every product of the golden vectors, by every kernel") {
                             CHECK(relative_error(expected, from_device(out)) < 1e-5);
                         });
     }
-    CHECK(scratch.tickets_are_zero());
+    CHECK(all_zero(state.arrivals));
 }
 
 TEST_CASE("kernel: several matrices in one launch, several tiles of columns, and adding to what is there") {
     std::mt19937 rng(1);
-    const TestScratch scratch;
+    const MatmulState state;
     for (const int n_tokens : {1, 5, 33}) {
         const int n_in = 192;
         const DeviceMatrix a = random_matrix(rng, n_in, 264, 64), b = random_matrix(rng, n_in, 8, 64),
@@ -211,16 +182,16 @@ TEST_CASE("kernel: several matrices in one launch, several tiles of columns, and
         const DeviceBuffer<half> x = on_device(halves(random_values(rng, size_t(n_tokens) * n_in)));
         const std::vector<float> before = random_values(rng, size_t(n_tokens) * 320);
         DeviceBuffer<float> out_a(size_t(n_tokens) * 264), out_b(size_t(n_tokens) * 8), out_c(before.size());
-        const Products products{
+        const AwqProducts products{
             {{a.matrix, out_a.get()}, {b.matrix, out_b.get()}, {c.matrix, out_c.get(), true}}, 3};
         std::vector<float> expected[3];
-        for_each_kernel(x.get(), n_tokens, products, scratch,
+        for_each_kernel(x.get(), n_tokens, products, state.scratch(),
                         [&](const std::string& kernel, const auto& start) {
                             CAPTURE(n_tokens);
                             CAPTURE(kernel);
                             out_c.upload(before.data(), before.size());
                             start();
-                            if (kernel == "plain") {
+                            if (kernel == "reference") {
                                 expected[0] = from_device(out_a), expected[1] = from_device(out_b),
                                 expected[2] = from_device(out_c);
                                 return;
@@ -230,8 +201,8 @@ TEST_CASE("kernel: several matrices in one launch, several tiles of columns, and
                             CHECK(relative_error(expected[2], from_device(out_c)) < 1e-5);
                         });
         // With rows at multiples of 16 bytes, copies and loads are wide.
-        const Products aligned{{{c.matrix, out_c.get(), true}}, 1};
-        for_each_kernel(x.get(), n_tokens, aligned, scratch,
+        const AwqProducts aligned{{{c.matrix, out_c.get(), true}}, 1};
+        for_each_kernel(x.get(), n_tokens, aligned, state.scratch(),
                         [&](const std::string& kernel, const auto& start) {
                             CAPTURE(n_tokens);
                             CAPTURE(kernel);
@@ -240,10 +211,10 @@ TEST_CASE("kernel: several matrices in one launch, several tiles of columns, and
                             CHECK(relative_error(expected[2], from_device(out_c)) < 1e-5);
                         });
     }
-    CHECK(scratch.tickets_are_zero());
+    CHECK(all_zero(state.arrivals));
 }
 
-TEST_CASE("kernel: the plain product is that of the dequantized matrix, in double") {
+TEST_CASE("kernel: the reference is the product with the dequantized matrix, in double") {
     std::mt19937 rng(2);
     const int n_in = 256, n_out = 40, n_tokens = 3;
     const DeviceMatrix m = random_matrix(rng, n_in, n_out, 128);
@@ -262,15 +233,14 @@ TEST_CASE("kernel: the plain product is that of the dequantized matrix, in doubl
     }
     const DeviceBuffer<half> inputs = on_device(x);
     DeviceBuffer<float> out(expected.size());
-    launch<awq_plain>({.grid = dim3(1, n_tokens), .block = 128, .stream = device().stream}, inputs.get(),
-                      n_tokens, Products{{{m.matrix, out.get()}}, 1});
+    run_reference(inputs.get(), n_tokens, {{{m.matrix, out.get()}}, 1});
     CHECK(relative_error(expected, from_device(out)) < 1e-6);
 }
 
 TEST_CASE("kernel: rmsnorm") {
     const std::vector<float> x = golden_ops().at("rmsnorm.x").f32(),
                              weight = golden_ops().at("rmsnorm.weight").f32();
-    const DeviceBuffer<float> in = on_device(x);
+    const DeviceRows<float> in = rows_on_device(x, 128);
     const DeviceBuffer<half> norm = on_device(halves(weight));
     std::vector<float> rounded = floats(halves(weight)), expected;
     for (int t = 0; t < 3; t++) {
@@ -279,10 +249,14 @@ TEST_CASE("kernel: rmsnorm") {
         for (int i = 0; i < 128; i++)
             expected.push_back(float(rounded[i] * x[t * 128 + i] / std::sqrt(sum / 128 + 1e-5)));
     }
-    DeviceBuffer<half> out(x.size());
-    launch<rmsnorm>({.grid = 3, .block = 256, .stream = device().stream}, out.get(), in.get(), norm.get(),
-                    128, 1e-5f);
-    CHECK(relative_error(expected, floats(from_device(out))) < 5e-4);
+    DeviceRows<half> out(3, 128);
+    rmsnorm(out, in, norm.get(), 1e-5f);
+    CHECK(out.n_rows == 3);
+    CHECK(relative_error(expected, floats(from_device(out.values))) < 5e-4);
+    rmsnorm(out, in.slice(2, 1), norm.get(), 1e-5f);  // into row 0
+    CHECK(out.n_rows == 1);
+    const std::vector<float> rows = floats(from_device(out.values));
+    CHECK(relative_error(std::span(expected).last(128), std::span(rows).first(128)) < 5e-4);
 }
 
 TEST_CASE("kernel: rotation in halves, norms of heads, and the cache") {
@@ -315,21 +289,22 @@ TEST_CASE("kernel: rotation in halves, norms of heads, and the cache") {
                             expected[h * head_dim + i] /= float(std::sqrt(sum / head_dim + 1e-6));
                     }
                 }
-                const DeviceBuffer<float> in = on_device(heads);
+                const DeviceRows<float> in = rows_on_device(heads, n_heads * head_dim);
                 const DeviceBuffer<float2> table = on_device(rotations);
                 const DeviceBuffer<half> ones = on_device(halves(std::vector<float>(head_dim, 1)));
                 const DeviceBuffer<int> pos = on_device(std::vector<int>{1});
-                DeviceBuffer<half> q(heads.size()), keys(2 * heads.size()), values(2 * heads.size());
-                keys.clear(), values.clear();
-                Heads h{};
-                h.q = h.k = h.v = in.get(), h.q_out = q.get(), h.keys = keys.get(), h.values = values.get();
-                if (normalized) h.q_norm = h.k_norm = ones.get();
-                h.rotations = table.get(), h.pos = pos.get(), h.eps = 1e-6f;
-                h.n_heads = h.n_kv_heads = n_heads, h.head_dim = head_dim, h.context = 2;
-                launch<prepare_heads>({.grid = dim3(3 * n_heads, 1), .block = 32, .stream = device().stream},
-                                      h);
-                CHECK(relative_error(expected, floats(from_device(q))) < 5e-4);
-                const std::vector<float> k = floats(from_device(keys)), v = floats(from_device(values));
+                ModelConfig c;
+                c.n_layers = 1, c.n_kv_heads = n_heads, c.head_dim = head_dim;
+                DeviceKvCache cache(c, 2);
+                cache.all_keys.clear(), cache.all_values.clear();
+                DeviceRows<half> q(1, n_heads * head_dim);
+                DeviceRows<float> none;
+                QkNorms norms;
+                if (normalized) norms = {ones.get(), ones.get(), 1e-6f};
+                prepare_heads(q, cache, 0, none, none, in, in, in, norms, table, pos.get());
+                CHECK(relative_error(expected, floats(from_device(q.values))) < 5e-4);
+                const std::vector<float> k = floats(from_device(cache.all_keys)),
+                                         v = floats(from_device(cache.all_values));
                 for (int head = 0; head < n_heads; head++) {
                     const auto part = [&](const std::vector<float>& from, int at) {
                         return std::span(from).subspan(at, head_dim);
@@ -347,22 +322,21 @@ TEST_CASE("kernel: rotation in halves, norms of heads, and the cache") {
 TEST_CASE("kernel: swiglu, embedding, addition") {
     const std::vector<float> gate = golden_ops().at("swiglu.gate").f32(),
                              up = golden_ops().at("swiglu.up").f32();
-    const DeviceBuffer<float> g = on_device(gate), u = on_device(up);
-    DeviceBuffer<half> out(gate.size());
-    launch<swiglu>({.grid = 1, .block = 256, .stream = device().stream}, out.get(), g.get(), u.get(),
-                   gate.size());
-    CHECK(relative_error(golden_ops().at("swiglu.out").f32(), floats(from_device(out))) < 5e-4);
+    const int n = int(gate.size());
+    const DeviceRows<float> g = rows_on_device(gate, n), u = rows_on_device(up, n);
+    DeviceRows<half> out(1, n);
+    swiglu(out, g, u);
+    CHECK(relative_error(golden_ops().at("swiglu.out").f32(), floats(from_device(out.values))) < 5e-4);
 
     const DeviceBuffer<half> table = on_device(halves({1, 2, 3, 4, 5, 6, 7, 8}));
     const DeviceBuffer<int> tokens = on_device(std::vector<int>{3, 0, 3});
-    DeviceBuffer<float> rows(6);
-    launch<embed>({.grid = 3, .block = 32, .stream = device().stream}, rows.get(), table.get(), tokens.get(),
-                  2);
-    CHECK(from_device(rows) == std::vector<float>{7, 8, 1, 2, 7, 8});
+    DeviceRows<float> rows(3, 2);
+    embed(rows, table.get(), tokens.get(), 3);
+    CHECK(from_device(rows.values) == std::vector<float>{7, 8, 1, 2, 7, 8});
 
-    const DeviceBuffer<float> more = on_device(std::vector<float>{1, 1, 2, 2, 3, 3});
-    launch<add>({.grid = 1, .block = 32, .stream = device().stream}, rows.get(), more.get(), size_t(6));
-    CHECK(from_device(rows) == std::vector<float>{8, 9, 3, 4, 10, 11});
+    const DeviceRows<float> more = rows_on_device(std::vector<float>{1, 1, 2, 2, 3, 3}, 2);
+    add(rows, more);
+    CHECK(from_device(rows.values) == std::vector<float>{8, 9, 3, 4, 10, 11});
 }
 
 TEST_CASE("kernel: the classifier") {
@@ -384,6 +358,9 @@ TEST_CASE("kernel: the classifier") {
     launch<fp16_gemv>({.grid = dim3((n_rows + 7) / 8, n_tokens), .block = 256, .stream = device().stream},
                       out.get(), inputs.get(), matrix.get(), n_rows, n_in);
     CHECK(relative_error(expected, from_device(out)) < 1e-6);
+    DeviceRows<float> rows(n_tokens, n_rows);
+    fp16_matmul(rows, rows_on_device(x, n_in), matrix.get());  // the same, or cuBLAS
+    CHECK(relative_error(expected, from_device(rows.values)) < 1e-5);
 }
 
 TEST_CASE("kernel: the largest logit, the first of equals, never NaN") {
@@ -402,7 +379,7 @@ TEST_CASE("kernel: the largest logit, the first of equals, never NaN") {
             }
             const DeviceBuffer<float> in = on_device(logits);
             DeviceBuffer<int> best(1);
-            launch<arg_max>({.grid = 1, .block = 1024, .stream = device().stream}, best.get(), in.get(), n);
+            arg_max(best, in.get(), n);
             CHECK(from_device(best)[0] == argmax(logits));
         }
     }
@@ -429,14 +406,14 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
         const int n_tiles = (k.n_tokens * per_kv + 15) / 16;
         DeviceBuffer<half> out(q.size());
         DeviceBuffer<float> parts(size_t(n_tiles) * k.n_kv_heads * k.n_parts * 16 * (d + 2));
-        DeviceBuffer<unsigned> tickets(size_t(n_tiles) * k.n_kv_heads);
-        tickets.clear();
+        DeviceBuffer<unsigned> arrivals(size_t(n_tiles) * k.n_kv_heads);
+        arrivals.clear();
         Attention at{};
         at.q = q_in.get(), at.keys = k_in.get(), at.values = v_in.get(), at.out = out.get(),
         at.pos = pos.get();
         at.n_tokens = k.n_tokens, at.n_heads = k.n_heads, at.n_kv_heads = k.n_kv_heads, at.context = context;
         at.scale = float(1 / std::sqrt(double(d))), at.n_parts = k.n_parts;
-        at.parts = parts.get(), at.tickets = tickets.get();
+        at.parts = parts.get(), at.arrivals = arrivals.get();
         run_attention(at, d);
         std::vector<float> expected;
         for (int t = 0; t < k.n_tokens; t++) {
@@ -459,7 +436,7 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
             }
         }
         CHECK(relative_error(expected, floats(from_device(out))) < 1e-3);
-        for (const unsigned ticket : from_device(tickets)) CHECK(ticket == 0);
+        CHECK(all_zero(arrivals));
     }
 }
 
@@ -500,17 +477,12 @@ TEST_CASE("fp16: where a value rounds to, on this side and on the device") {
     CHECK(std::memcmp(found.data(), expected.data(), 2 * x.size()) == 0);
     // silu(z) = z for a large z, so that swiglu(z, x / z) rounds what is nearly x: only whole numbers stay
     // exact.
-    const DeviceBuffer<float> gate = on_device(std::vector<float>(x.size(), 128)),
-                              up = on_device([&] {
-                                  std::vector<float> v = x;
-                                  for (float& value : v)
-                                      value /= 128;  // a power of two: exact, but for subnormals
-                                  return v;
-                              }());
-    DeviceBuffer<half> out(x.size());
-    launch<swiglu>({.grid = dim3((x.size() + 255) / 256), .block = 256, .stream = device().stream}, out.get(),
-                   gate.get(), up.get(), x.size());
-    const std::vector<half> rounded = from_device(out);
+    const int n = int(x.size());
+    std::vector<float> divided = x;
+    for (float& value : divided) value /= 128;  // a power of two: exact, but for subnormals
+    DeviceRows<half> out(1, n);
+    swiglu(out, rows_on_device(std::vector<float>(x.size(), 128), n), rows_on_device(divided, n));
+    const std::vector<half> rounded = from_device(out.values);
     for (size_t i = 0; i < x.size(); i++) {
         CAPTURE(x[i]);
         if (std::fabs(x[i]) < 1e-30f && x[i] != 0) continue;
@@ -520,29 +492,84 @@ TEST_CASE("fp16: where a value rounds to, on this side and on the device") {
     }
 }
 
-TEST_CASE("weights: the bytes that a header implies, and sizes that do not fit") {
+TEST_CASE("weights: the tensors that a header implies, and sizes that do not fit") {
     ModelConfig c;  // Qwen3 8B
     c.arch = Arch::qwen3;
     c.dim = 4096, c.hidden_dim = 12288, c.n_layers = 36, c.n_heads = 32, c.n_kv_heads = 8, c.head_dim = 128;
     c.vocab_size = 151936, c.group_size = 128;
     const uint64_t weights = 36ull * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288);
+    const uint64_t norms = 2ull * ((2 * 36 + 1) * 4096 + 2 * 36 * 128), table = 2ull * 151936 * 4096;
+    const auto list = [&] { return Weights{planned_tensors(), c}; };
+    const auto bytes = [&] { return list().file.weight_bytes(); };
     // A group of 128 weights: 64 bytes of codes, half a byte of zero point, 2 of scale.
-    CHECK(weight_bytes(c) ==
-          weights / 128 * 133 / 2 + 2ull * 2 * 151936 * 4096 + 2ull * ((2 * 36 + 1) * 4096 + 2 * 36 * 128));
+    CHECK(bytes() == weights / 128 * 133 / 2 + 2 * table + norms);
+    CHECK(list().file.bytes_per_token(c) == weights / 128 * 133 / 2 + table + norms);
+    uint64_t of_matrices = 0, n_weights = 0;
+    Weights all = list();
+    for (const AwqMatrix* m : all.matrices()) of_matrices += m->n_bytes(), n_weights += m->n_weights();
+    CHECK(of_matrices == weights / 128 * 133 / 2);
+    CHECK(n_weights == weights);
+    CHECK(c.macs_per_token() == weights);
     c.shared_classifier = true;
-    CHECK(weight_bytes(c) ==
-          weights / 128 * 133 / 2 + 2ull * 151936 * 4096 + 2ull * ((2 * 36 + 1) * 4096 + 2 * 36 * 128));
+    CHECK(bytes() == weights / 128 * 133 / 2 + table + norms);
     c.group_size = 64;
-    CHECK(weight_bytes(c) ==
-          weights / 64 * 69 / 2 + 2ull * 151936 * 4096 + 2ull * ((2 * 36 + 1) * 4096 + 2 * 36 * 128));
+    CHECK(bytes() == weights / 64 * 69 / 2 + table + norms);
+    check_config(c);
+
+    // Order, names, types and shapes; in the file one tensor follows the other, on the device each begins at
+    // a multiple of 256 bytes.
+    const std::vector<TensorInfo> tensors = list().file.all();
+    CHECK(tensors.size() == 36 * (2 + 7 * 3 + 2) + 2);
+    CHECK(tensors.front().name == "layers.0.attn.norm");
+    CHECK(tensors[72].name == "norm");
+    CHECK(tensors[73].name == "embed");
+    CHECK(tensors[73].type == std::string("F16"));
+    const TensorInfo& qzeros = tensors[74 + 6 * 36 * 3 + 1];
+    CHECK(qzeros.name == "layers.0.ffn.up_proj.qzeros");
+    CHECK(qzeros.type == std::string("I32"));
+    CHECK(qzeros.shape == std::vector<int>{4096 / 64, 12288 / 8});
+    CHECK(tensors.back().name == "layers.35.attn.k_norm");
+    CHECK(tensors.back().shape == std::vector<int>{128});
+    uint64_t offset = header_size, end = 0;
+    for (const TensorInfo& t : tensors) {
+        CHECK(t.offset == offset);
+        CHECK(t.memory_offset % 256 == 0);
+        CHECK(t.memory_offset >= end);
+        CHECK(t.memory_offset < end + 256);
+        offset += t.n_bytes, end = t.memory_offset + t.n_bytes;
+    }
+
     c.hidden_dim = 12256;
-    CHECK_THROWS_WITH(weight_bytes(c), "hidden_dim is 12256, not a multiple of group_size 64");
+    CHECK_THROWS_WITH(check_config(c), "hidden_dim is 12256, not a multiple of group_size 64");
     c.hidden_dim = 12288, c.group_size = 32;
-    CHECK_THROWS_WITH(weight_bytes(c), "group_size is 32, expected a multiple of 64");
+    CHECK_THROWS_WITH(check_config(c), "group_size is 32, expected a multiple of 64");
     c.group_size = 0;
-    CHECK_THROWS_WITH(weight_bytes(c), "group_size is 0, expected a multiple of 64");
+    CHECK_THROWS_WITH(check_config(c), "group_size is 0, expected a multiple of 64");
     c.group_size = 128, c.head_dim = 80, c.n_heads = 128, c.n_kv_heads = 8;
-    CHECK_THROWS_WITH(weight_bytes(c), "head_dim is 80, expected 32, 64, 96 or 128");
+    CHECK_THROWS_WITH(check_config(c), "head_dim is 80, expected 32, 64, 96 or 128");
+}
+
+TEST_CASE("weights: each tensor's bytes in device memory are those of the file") {
+    for (const char* name : models) {
+        CAPTURE(name);
+        const ModelFile file =
+            open_model_file("build/models/" + std::string(name) + ".bin", scheme_awq, check_config);
+        const Weights planned{planned_tensors(), file.config};
+        const DeviceBuffer<std::byte> memory = upload_weights(file, planned.file);
+        const Weights weights{tensors_in(memory), file.config};
+        const std::vector<std::byte> bytes = from_device(memory);
+        const std::byte* in_file = file.map.bytes().data();
+        for (const TensorInfo& t : weights.file.all()) {
+            CAPTURE(t.name);
+            CHECK(std::memcmp(bytes.data() + t.memory_offset, in_file + t.offset, t.n_bytes) == 0);
+        }
+        const auto* at = reinterpret_cast<const std::byte*>(weights.down_proj.back().scales);
+        const auto is_that = [](const TensorInfo& t) { return t.name == "layers.3.ffn.down_proj.scales"; };
+        const auto found = std::find_if(weights.file.all().begin(), weights.file.all().end(), is_that);
+        REQUIRE(found != weights.file.all().end());
+        CHECK(at == memory.get() + found->memory_offset);
+        CHECK(planned.down_proj.back().scales == nullptr);
+    }
 }
 
 // ----------------------------------------------------------------------------
@@ -590,18 +617,19 @@ TEST_CASE("each layer alone, from the golden's input") {
         const int n = int(tokens.size());
         Transformer m = load(name);
         set_inputs(m.state, tokens, 0);
+        m.state.x.n_rows = n;
         for (int l = 0; l < m.file.config.n_layers; l++) {
             CAPTURE(name);
             CAPTURE(l);
             const std::string before = l == 0 ? "embed" : step_name(l - 1, "ffn.residual");
             std::vector<float> x = golden.at(before).f32();
-            m.state.x.upload(x.data(), x.size());
-            attention_block(m, l, n);
+            m.state.x.values.upload(x.data(), x.size());
+            attention_block(m, l);
             download(x.data(), m.state.x.get(), x.size());
             CHECK(relative_error(golden.at(step_name(l, "attn.residual")).f32(), x) < 1e-3);
             x = golden.at(step_name(l, "attn.residual")).f32();
-            m.state.x.upload(x.data(), x.size());
-            feed_forward_block(m, l, n);
+            m.state.x.values.upload(x.data(), x.size());
+            feed_forward_block(m, l);
             download(x.data(), m.state.x.get(), x.size());
             CHECK(relative_error(golden.at(step_name(l, "ffn.residual")).f32(), x) < 1e-3);
         }

@@ -6,10 +6,110 @@ namespace {
 const char* const models[] = {"tiny-llama.q8", "tiny-qwen3.q8"};
 }
 
+#include "int8_cases.h"
 #include "program_tests.h"
 
 // ----------------------------------------------------------------------------
+// The arithmetic: plain loops against the golden vectors, fast paths against the plain loops
+
+TEST_CASE("quantize: the plain loop gives the golden's codes and scales, bit for bit") {
+    for (const int group_size : {16, 32, 64, 128}) {
+        const std::string p = "quantize." + std::to_string(group_size) + ".";
+        CAPTURE(p);
+        const std::vector<float> x = golden_ops().at(p + "x").f32();
+        std::vector<int8_t> codes(x.size());
+        std::vector<float> scales;
+        for (size_t i = 0; i < x.size(); i += group_size)
+            scales.push_back(quantize_group(&codes[i], &x[i], group_size));
+        CHECK(codes == golden_ops().at(p + "codes").i8());
+        CHECK(scales == golden_ops().at(p + "scales").f32());
+    }
+}
+
+TEST_CASE("quantize: whatever path a group size takes, it gives what the plain loop gives") {
+    std::mt19937 rng(1);
+    for (int trial = 0; trial < 400; trial++) {
+        const int group_sizes[] = {4, 20, 16, 32, 64, 128}, group_size = group_sizes[trial % 6];
+        Rows x(2, 4 * group_size);
+        x.values = awkward_groups(rng, trial, std::max(8, group_size));
+        x.values.resize(8 * size_t(group_size));
+        x.n_rows = 2;
+        Int8Rows found;
+        quantize(found, x, group_size);
+        std::vector<int8_t> codes(x.values.size());
+        std::vector<float> scales;
+        for (size_t i = 0; i < codes.size(); i += group_size)
+            scales.push_back(quantize_group(&codes[i], &x.values[i], group_size));
+        CHECK(found.codes == codes);
+        CHECK(found.scales == scales);
+    }
+}
+
+TEST_CASE("matmul: the plain loop gives the golden's outputs, and any path gives the plain loop's") {
+    int cases = 0;
+    for (const auto& [name, tensor] : golden_ops()) {
+        if (!name.starts_with("matmul.") || !name.ends_with(".accumulators")) continue;
+        cases++;
+        const std::string p = name.substr(0, name.size() - std::string("accumulators").size());
+        CAPTURE(p);
+        const int n = tensor.shape[0], m = tensor.shape[1], n_groups = tensor.shape[2];
+        const std::vector<int8_t> w_codes = golden_ops().at(p + "w.codes").i8();
+        const std::vector<float> w_scales = golden_ops().at(p + "w.scales").f32();
+        const int k = int(w_codes.size()) / m, group_size = k / n_groups;
+        const Q8Matrix w{w_codes.data(), w_scales.data(), m, k, group_size};
+        Int8Rows x;
+        x.resize(n, k, group_size);
+        x.codes = golden_ops().at(p + "x.codes").i8();
+        x.scales = golden_ops().at(p + "x.scales").f32();
+        for (int i = 0; i < n * k; i++) x.sums[i / group_size] += x.codes[i];
+        std::vector<float> plain;
+        for (int t = 0; t < n; t++) {
+            for (int i = 0; i < m; i++) plain.push_back(dot(x, t, w, i));
+        }
+        CHECK(relative_error(golden_ops().at(p + "out").f32(), plain) < 1e-6);
+        Rows a(n, m), b(n, m);
+        matmul(x, {{a, w}, {b, w}});
+        CHECK(a.n_rows == n);
+        CHECK(relative_error(plain, a.values) < 1e-6);
+        CHECK(b.values == a.values);
+    }
+    CHECK(cases == 8);
+}
+
+TEST_CASE("matmul: random matrices, with and without a fast path for their groups") {
+    std::mt19937 rng(2);
+    for (const int group_size : {12, 20, 32, 64, 128}) {
+        for (const int n_tokens : {1, 2, 5, 6, 17}) {
+            CAPTURE(group_size);
+            CAPTURE(n_tokens);
+            const int n_cols = 3 * group_size, n_rows = 37;
+            Rows values(n_tokens, n_cols), out(n_tokens, n_rows);
+            values.values = random_values(rng, values.values.size());
+            values.n_rows = n_tokens;
+            Int8Rows x;
+            quantize(x, values, group_size);
+            const Matrix m = filled_matrix(rng, uniform, true, n_rows, n_cols, group_size);
+            const Q8Matrix w{m.view().codes, m.view().scales, n_rows, n_cols, group_size};
+            std::vector<float> plain;
+            for (int t = 0; t < n_tokens; t++) {
+                for (int i = 0; i < n_rows; i++) plain.push_back(dot(x, t, w, i));
+            }
+            matmul(x, {{out, w}});
+            CHECK(relative_error(plain, out.values) < 1e-6);
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------
 // Files
+
+namespace {
+// Bytes of all weights that a config implies.
+uint64_t weight_bytes(const ModelConfig& c) {
+    check_config(c);
+    return Weights{TensorList(nullptr, 0, 1), c}.file.weight_bytes();
+}
+}  // namespace
 
 TEST_CASE("weights: the bytes that a header implies, and group sizes that do not fit") {
     ModelConfig c;  // Llama 3.2 1B
@@ -23,12 +123,12 @@ TEST_CASE("weights: the bytes that a header implies, and group sizes that do not
     CHECK(weight_bytes(c) ==
           weights + table + (weights + table) / 64 * 4 + ((2 * 16 + 1) * 2048 + head_norms) * sizeof(float));
     c.group_size = 96;
-    CHECK_THROWS_WITH(weight_bytes(c), "dim is 2048, not a multiple of group_size 96");
+    CHECK_THROWS_WITH(check_config(c), "dim is 2048, not a multiple of group_size 96");
     c.group_size = 0;
-    CHECK_THROWS_WITH(weight_bytes(c), "group_size is 0, expected a multiple of 4 up to 65536");
+    CHECK_THROWS_WITH(check_config(c), "group_size is 0, expected a multiple of 4 up to 65536");
     c.group_size = 1 << 17;
-    CHECK_THROWS_WITH(weight_bytes(c), "group_size is 131072, expected a multiple of 4 up to 65536");
+    CHECK_THROWS_WITH(check_config(c), "group_size is 131072, expected a multiple of 4 up to 65536");
     c.group_size = 64;
     c.hidden_dim = 8200;
-    CHECK_THROWS_WITH(weight_bytes(c), "hidden_dim is 8200, not a multiple of group_size 64");
+    CHECK_THROWS_WITH(check_config(c), "hidden_dim is 8200, not a multiple of group_size 64");
 }

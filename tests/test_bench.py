@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.make_model import SCHEMES, RandomSource, matrix_shape, write_model
+from bench.make_model import SCHEMES, RandomSource, write_model
 from bench.random_checkpoint import MODELS, config_of
 from bench.roofline import roofline, spread_out, ticks
 from bench.run import Work, closing_line, measure, parse_bench, spread, summarize, table, work_of
-from export.model_file import HEADER_SIZE, matrix_names, read_header
+from formats.checkpoint import tensor_shapes
+from formats.model_file import read_header
+from formats.tensors import HEADER_SIZE, matrix_shapes
 from golden.awq import AWQ
-from golden.checkpoint import tensor_shapes
 from golden.forward import forward, ignore
 from golden.w8a8 import W8A8
 
@@ -71,7 +72,7 @@ def test_shapes_are_those_of_the_checkpoint(name, scheme):
     c = config_of(name)
     shapes = tensor_shapes(c)
     expected = sum(int(np.prod(s)) for s in shapes.values() if len(s) == 2)
-    assert sum(int(np.prod(matrix_shape(c, m))) for m in matrix_names(c)) == expected
+    assert sum(int(np.prod(shape)) for _, shape in matrix_shapes(c)) == expected
     w = work_of(c, scheme)
     table = c.vocab_size * c.dim
     if not c.tied:  # the embedding is only looked up
@@ -96,7 +97,7 @@ def test_files_are_as_long_as_counted(tmp_path, shape, scheme):
     size = (tmp_path / "m").stat().st_size
     assert size == HEADER_SIZE + w.layer_bytes + w.classifier_bytes + norm_bytes(config, 2 if scheme == "awq" else 4)
     storage = SCHEMES[scheme]
-    header = read_header(tmp_path / "m", storage.magic, storage.version)
+    header = read_header(tmp_path / "m", storage.format)
     assert (header.group_size, header.activations, header.weights_end) == (storage.group_size, 0, size)
     assert storage.group_size == {"q8": 64, "w8a8": 0, "awq": 128}[scheme]
     assert [getattr(header.config, f) for f in ("arch", "dim", "hidden_dim", "head_dim", "vocab_size", "tied")] == [
@@ -121,7 +122,7 @@ def test_the_reference_reads_the_file_and_activations_keep_their_size(tmp_path, 
         sizes[name] = float(np.sqrt(np.mean(value.astype(np.float64) ** 2)))
         return ignore(name, value)
 
-    logits = forward(scheme.config, scheme, np.arange(8), step, interleaved=scheme.interleaved)
+    logits = forward(scheme.config, scheme, np.arange(8), step)
     assert logits.shape == (8, 320)
     assert np.isfinite(logits).all()
     assert len(set(logits.argmax(axis=-1))) > 1

@@ -228,11 +228,22 @@ def check_sessions(document: str) -> list[str]:
 # ----------------------------------------------------------------------------
 # Commands, files and links
 
-FOLDERS = "bench|common|docs|export|golden|models|tests|tools"
+FOLDERS = "bench|common|docs|export|formats|golden|models|tests|tools"
+
+
+@cache
+def makefiles() -> str:
+    """The Makefile and its parts, with the lists of programs in place of their names."""
+    text = "\n".join(p.read_text(encoding="utf-8") for p in [ROOT / "Makefile", *sorted(ROOT.glob("mk/*.mk"))])
+    for name, words in re.findall(r"^(PROGRAMS|CUDA_PROGRAMS) *:= *(.*)$", text, re.M):
+        text = text.replace(f"$({name})", words)
+        for pattern in re.findall(rf"\$\({name}:%=([^)]*)\)", text):
+            text = text.replace(f"$({name}:%={pattern})", " ".join(pattern.replace("%", w) for w in words.split()))
+    return text
 
 
 def make_targets() -> set[str]:
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    makefile = makefiles()
     rules = re.findall(r"^([\w./% -]+):(?!=)", makefile, re.M)
     phony = re.findall(r"^\.PHONY:(.*)$", makefile, re.M)
     return {word for rule in rules + phony for word in rule.split()}
@@ -249,17 +260,27 @@ def commands(script: str) -> Iterator[list[str]]:
                 yield words
 
 
+@cache
+def help_of(module: str, command: str) -> set[str]:
+    """The options of a sub-command, as it lists them itself; empty if there is no such command."""
+    done = subprocess.run([sys.executable, "-m", module, command, "--help"], cwd=ROOT, capture_output=True, text=True)
+    return set(re.findall(r"(?<!\S)--?[\w-]+", done.stdout.replace(",", " "))) if done.returncode == 0 else set()
+
+
 def check_command(words: list[str]) -> list[str]:
     bad = []
     options = {w.split("=")[0] for w in words if re.match(r"--?[a-zA-Z]", w)}
     if words[0] == "make":
         targets = make_targets()
         bad += [f"make has no target {w}" for w in words[1:] if "=" not in w and w[0] != "-" and w not in targets]
-        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+        makefile = makefiles()
         names = [w.split("=")[0] for w in words[1:] if "=" in w]
         bad += [f"the Makefile knows no {name}" for name in names if not re.search(rf"\b{name}\b", makefile)]
     elif re.fullmatch(r"\./runq\w*", words[0]):
-        sources = [ROOT / "common" / "options.h", *ROOT.glob(words[0][2:] + ".c*")]  # a program may have its own
+        sources = [
+            ROOT / "common" / "app" / "options.h",
+            *ROOT.glob(words[0][2:] + ".c*"),
+        ]  # a program may have its own
         known = "".join(path.read_text(encoding="utf-8") for path in sources)
         bad += [f"{words[0]} has no option {o}" for o in options if f'"{o}"' not in known]
     elif re.search(r"(^|/)python3?$", words[0]) and "-m" in words:
@@ -269,11 +290,14 @@ def check_command(words: list[str]) -> list[str]:
         if not file.is_file():
             if words[1] not in ("pytest", "pip", "venv"):
                 bad.append(f"there is no module {words[1]}")
+        elif module.is_dir():
+            known = help_of(words[1], words[2])
+            if not known:
+                bad.append(f"{words[1]} has no command {words[2]}")
+            bad += [f"{words[1]} {words[2]} has no option {o}" for o in options - {"-m"} if o not in known]
         else:
             source = file.read_text(encoding="utf-8")
             bad += [f"{words[1]} has no option {o}" for o in options - {"-m"} if f'"{o}"' not in source]
-            if module.is_dir() and f'"{words[2]}"' not in source:
-                bad.append(f"{words[1]} has no command {words[2]}")
     bad += [f"there is no {w}" for w in words if re.match(rf"({FOLDERS})/", w) and not (ROOT / w).exists()]
     return bad
 
@@ -372,8 +396,8 @@ FIRST_LINE = (ROOT / "runq.cpp").read_text(encoding="utf-8").splitlines()[0]
         (check_commands, "```sh\n./runq_awq model.bin --matmul plain\n```\n", "runq_awq~runq"),
         (check_commands, "```sh\npython -m golden diff a b\n```\n", "diff~differ"),
         (check_commands, "```sh\npython -m golden diff a b --model c\n```\n", "--model ~--modell "),
-        (check_commands, "```sh\ncat common/trace.h\n```\n", "trace.h~traces.h"),
-        (check_files, "in `common/trace.h`", "trace.h~traces.h"),
+        (check_commands, "```sh\ncat common/app/trace.h\n```\n", "trace.h~traces.h"),
+        (check_files, "in `common/app/trace.h`", "trace.h~traces.h"),
         (lambda d: check_links(d, ROOT), "[x](Makefile)", "Makefile~Makefiles"),
         (lambda d: check_links(d, ROOT), "# One two\n[x](#one-two)", "#one-two~#one-three"),
     ],

@@ -4,22 +4,19 @@ import json
 import resource
 import shutil
 import struct
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from export.model_file import HEADER_SIZE, matrix_names, norm_names
 from export.q8 import export_q8
-from golden.checkpoint import Checkpoint, ModelError
+from formats.checkpoint import Checkpoint, ModelError
+from formats.tensors import HEADER_SIZE, matrix_shapes, norm_shapes
 from golden.forward import load_weight
 from golden.q8 import Q8
+from tests.helpers import MODELS, run_export
 
-ROOT = Path(__file__).resolve().parent.parent
-TINY = [ROOT / "models" / "tiny-llama", ROOT / "models" / "tiny-qwen3"]
+TINY = [MODELS / "tiny-llama", MODELS / "tiny-qwen3"]
 
 
 @pytest.mark.parametrize("hf_dir", TINY, ids=lambda p: p.name)
@@ -50,11 +47,11 @@ def test_the_file_holds_what_the_reference_quantizes(tmp_path, hf_dir, group_siz
     assert tokenizer_offset + tokenizer_size == len(data)
 
     position = HEADER_SIZE
-    for name in norm_names(c):
+    for name, _ in norm_shapes(c):
         expected = load_weight(checkpoint, name, interleaved=True).tobytes()
         assert data[position : position + len(expected)] == expected, name
         position += len(expected)
-    for name in matrix_names(c):
+    for name, _ in matrix_shapes(c):
         for part in q8.matrix(name):
             assert data[position : position + part.nbytes] == part.tobytes(), name
             position += part.nbytes
@@ -100,22 +97,17 @@ def test_group_sizes_that_do_not_divide_are_refused(tmp_path, group_size, text):
     assert not list(tmp_path.iterdir())
 
 
-def export(*args):
-    command = [sys.executable, "-m", "export", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
 def test_command_line_gives_one_line_and_leaves_nothing(tmp_path):
-    done = export("q8", tmp_path / "absent", tmp_path / "out.bin")
+    done = run_export("q8", tmp_path / "absent", tmp_path / "out.bin")
     assert done.returncode == 1
     assert done.stderr == f"export: {tmp_path / 'absent'}: no such directory\n"
-    done = export("q8", TINY[0], tmp_path / "no" / "out.bin", "--quiet")
+    done = run_export("q8", TINY[0], tmp_path / "no" / "out.bin", "--quiet")
     assert done.returncode == 1
     assert done.stderr == f"export: {tmp_path / 'no' / 'out.bin'}: cannot write: No such file or directory\n"
-    done = export("q8", TINY[0], tmp_path, "--quiet")
+    done = run_export("q8", TINY[0], tmp_path, "--quiet")
     assert done.stderr == f"export: {tmp_path}: is a directory\n"
     assert not list(tmp_path.iterdir())
-    done = export("q8", TINY[0], tmp_path / "out.bin", "--quiet")
+    done = run_export("q8", TINY[0], tmp_path / "out.bin", "--quiet")
     assert done.returncode == 0
     assert done.stdout == ""
     assert [p.name for p in tmp_path.iterdir()] == ["out.bin"]
@@ -131,7 +123,7 @@ def test_an_interrupted_export_keeps_the_old_file(tmp_path, monkeypatch):
         if len(calls) == 5:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("export.q8.write_matrix", failing)
+    monkeypatch.setattr("export.int8.write_matrix", failing)
     with pytest.raises(KeyboardInterrupt):
         export_q8(TINY[0], out, progress=False)
     assert out.read_bytes() == b"old"
@@ -143,9 +135,8 @@ def test_a_full_disk_is_one_line_and_keeps_the_old_file(tmp_path, scheme):
     """Stood in for by a limit on the length of files."""
     out = tmp_path / "out.bin"
     out.write_bytes(b"old")
-    command = [sys.executable, "-m", "export", scheme[0], TINY[0], out, "--quiet", *scheme[1:]]
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100_000, 100_000))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, preexec_fn=limit)
+    done = run_export(scheme[0], TINY[0], out, "--quiet", *scheme[1:], preexec_fn=limit)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"export: {out}: cannot write: File too large\n"
     assert out.read_bytes() == b"old"

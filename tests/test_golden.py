@@ -1,26 +1,20 @@
 """The numpy reference: against transformers' stored logits, against itself, and what `golden diff` notices."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from golden.checkpoint import Checkpoint, ModelError
-from golden.forward import Fp32, forward, permute_rows, rmsnorm, rope
-from golden.make import op_vectors
+from formats.checkpoint import Checkpoint, ModelError
+from golden.forward import Fp32, forward, load_weight, permute_rows, rmsnorm, rope
+from golden.op_vectors import op_vectors
 from golden.perplexity import perplexity, windows
 from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
 from golden.trace import Recorder, compare, relative_error, replay, step_order
+from tests.helpers import DATA, F32, ROOT, run_golden
 from tests.hf_fixtures import FIXTURES, FOLDER
-
-ROOT = Path(__file__).resolve().parent.parent
-DATA = ROOT / "golden" / "data"
-F32 = np.float32
 
 
 @pytest.mark.parametrize("name", FIXTURES)
@@ -32,14 +26,21 @@ def test_fp32_forward_agrees_with_transformers(name):
     assert np.abs(logits - expected["logits"]).max() <= 1e-4
 
 
+class NotPermuted(Fp32):
+    """Rotates adjacent pairs of rows that are in Hugging Face's order."""
+
+    def load(self, name):
+        return load_weight(self._checkpoint, name, interleaved=False)
+
+
 @pytest.mark.parametrize("name", FIXTURES)
 def test_rotating_adjacent_pairs_of_permuted_rows_is_the_same_rotation(name):
     checkpoint = Checkpoint(FOLDER / name)
     tokens = load_file(FOLDER / name / "expected.safetensors")["tokens"]
     halves = forward(checkpoint.config, Fp32(checkpoint), tokens)
-    pairs = forward(checkpoint.config, Fp32(checkpoint, interleaved=True), tokens, interleaved=True)
+    pairs = forward(checkpoint.config, Fp32(checkpoint, interleaved=True), tokens)
     assert relative_error(halves, pairs) < 1e-6
-    mixed = forward(checkpoint.config, Fp32(checkpoint), tokens, interleaved=True)  # without the permutation
+    mixed = forward(checkpoint.config, NotPermuted(checkpoint, interleaved=True), tokens)
     assert relative_error(halves, mixed) > 1e-2
 
 
@@ -143,7 +144,7 @@ def test_stored_traces_are_what_the_reference_computes(name):
     stored = load_file(DATA / f"{name}.q8.trace.safetensors")
     recorder = Recorder()
     tokens = recorder("tokens", stored["tokens"])
-    forward(checkpoint.config, Q8(checkpoint), tokens, recorder, interleaved=True)
+    forward(checkpoint.config, Q8(checkpoint), tokens, recorder)
     reports = compare(stored, recorder.tensors)
     assert len(reports) > 4 * 20
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
@@ -160,7 +161,7 @@ def a_trace():
 def replayed(trace):
     checkpoint = Checkpoint(ROOT / "models" / "tiny-llama")
     scheme = Q8(checkpoint)
-    return replay(lambda tokens, step: forward(checkpoint.config, scheme, tokens, step, interleaved=True), trace)
+    return replay(lambda tokens, step: forward(checkpoint.config, scheme, tokens, step), trace)
 
 
 def first_bad(reports):
@@ -211,7 +212,7 @@ def test_replay_judges_each_operation_from_the_traces_own_inputs():
         return recorder(name, value * F32(1.001) if name == "layers.1.attn.v_proj" else value)
 
     tokens = recorder("tokens", a_trace()["tokens"])
-    forward(checkpoint.config, Q8(checkpoint), tokens, broken_step, interleaved=True)
+    forward(checkpoint.config, Q8(checkpoint), tokens, broken_step)
     assert [r.name for r in replayed(recorder.tensors) if not r.ok] == ["layers.1.attn.v_proj"]
 
 
@@ -219,27 +220,23 @@ def test_steps_are_listed_in_the_order_of_computation():
     names = sorted(a_trace(), key=step_order)
     recorder = Recorder()
     checkpoint = Checkpoint(ROOT / "models" / "tiny-llama")
-    forward(checkpoint.config, Q8(checkpoint), np.array([1, 2]), recorder, interleaved=True)
+    forward(checkpoint.config, Q8(checkpoint), np.array([1, 2]), recorder)
     assert [n for n in names if n != "tokens"] == list(recorder.tensors)
-
-
-def golden(*args):
-    return subprocess.run([sys.executable, "-m", "golden", *map(str, args)], cwd=ROOT, capture_output=True, text=True)
 
 
 def test_diff_command(tmp_path):
     trace = DATA / "tiny-llama.q8.trace.safetensors"
-    done = golden("diff", trace, trace)
+    done = run_golden("diff", trace, trace)
     assert done.returncode == 0
     assert "within the contract" in done.stdout
     broken = a_trace()
     broken["layers.2.ffn.norm"] = broken["layers.2.ffn.norm"] * F32(1.01)
     save_file(broken, tmp_path / "broken")
-    done = golden("diff", trace, tmp_path / "broken", "--model", ROOT / "models" / "tiny-llama")
+    done = run_golden("diff", trace, tmp_path / "broken", "--model", ROOT / "models" / "tiny-llama")
     assert done.returncode == 1
     assert "the first at layers.2.ffn.norm" in done.stdout
     for bad in (tmp_path / "absent", ROOT / "Makefile"):
-        done = golden("diff", trace, bad)
+        done = run_golden("diff", trace, bad)
         assert done.returncode == 1
         assert done.stderr.startswith(f"golden: {bad}: ")
         assert done.stderr.count("\n") == 1

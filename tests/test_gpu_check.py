@@ -16,8 +16,11 @@ from safetensors.numpy import load_file, save_file
 
 from bench import gpu_check
 from bench.gpu_check import SHAPES, Bench, Context, Done, Result
-from bench.random_checkpoint import config_of
-from export.model_file import MAGIC_AWQ, VERSION_AWQ, awq_tensors, read_header
+from bench.run import work_of
+from formats.model_file import read_header
+from formats.schemes import AWQ_FILE
+from formats.tensors import awq_tensors, weights_end
+from golden.awq import AWQ
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = Path(os.environ.get("RUNQ_AWQ", ROOT / "runq_awq"))
@@ -55,9 +58,9 @@ def test_random_files_load_and_run(tmp_path, name):
     info = dict(re.findall(r"^(\w+) +(.*)$", done.stdout, re.M))
     for field in ("arch", "dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "vocab_size",
                   "max_seq_len", "group_size"):  # fmt: skip
-        assert info[field] == str(getattr(shape, field))
+        assert info[field] == str(getattr(shape, field, 128))  # the last is of groups
     assert info["file_bytes"] == str(path.stat().st_size)
-    assert info["kv_cache_bytes"] == str(shape.kv_cache_bytes)
+    assert info["kv_cache_bytes"] == str(gpu_check.kv_cache_bytes(shape))
     assert info["shared_classifier"] == ("yes" if shape.tied else "no")
     assert info["rope_scaling"].startswith("llama3, factor 32," if shape.arch == "llama" else "none")
     assert (info["norm_eps"], info["rope_theta"]) == (
@@ -88,27 +91,22 @@ def test_bench_output_is_read(tmp_path):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_files_are_what_an_export_writes(tmp_path, name):
-    """The same length, tensor by tensor, and for Llama a header that the exporter's own reader takes."""
-    shape, path = small(name), tmp_path / "model.bin"
-    gpu_check.write_random_model(path, shape, pool_size=5000)
-    like = {"Qwen3-8B": "qwen3-4b", "Llama-3.2-1B": "llama-3.2-1b"}[name]
-    config = replace(config_of(like), **SMALL[name], vocab_size=320, max_seq_len=64, tied=shape.tied)
-    tensors = list(awq_tensors(config, shape.group_size))
-    n_bytes = sum(np.dtype(kind).itemsize * int(np.prod(size)) for _, kind, size in tensors)
-    assert path.stat().st_size == 256 + n_bytes
-    if shape.arch == "llama":
-        read = read_header(path, MAGIC_AWQ, VERSION_AWQ)
-        assert replace(read.config, norm_eps=1e-5) == config
-        assert read.config.norm_eps == pytest.approx(1e-5)
-        assert (read.group_size, read.weights_end) == (shape.group_size, path.stat().st_size)
+    """As long as its tensors, and with a header that the reference reads, as another program's for Qwen3."""
+    config, path = small(name), tmp_path / "model.bin"
+    gpu_check.write_random_model(path, config, pool_size=5000)
+    assert path.stat().st_size == weights_end(awq_tensors(config, 128))
+    read = read_header(path, AWQ_FILE)
+    assert replace(read.config, norm_eps=config.norm_eps) == config
+    assert read.config.norm_eps == pytest.approx(config.norm_eps)
+    assert (read.group_size, read.weights_end) == (128, path.stat().st_size)
+    assert AWQ(path).config == read.config
 
 
 def test_shapes_are_the_published_ones():
-    llama, c = SHAPES["Llama-3.2-1B"], config_of("llama-3.2-1b")
-    for field in ("arch", "dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "vocab_size",
-                  "max_seq_len", "tied"):  # fmt: skip
-        assert getattr(llama, field) == getattr(c, field)
-    qwen = SHAPES["Qwen3-8B"]
+    llama, c = work_of(SHAPES["Llama-3.2-1B"], "awq"), SHAPES["Llama-3.2-1B"]
+    assert (c.arch, c.dim, c.hidden_dim, c.n_layers, c.head_dim, c.tied) == ("llama", 2048, 8192, 16, 64, True)
+    assert llama.layer_macs == 16 * (2048 * (2048 + 512 + 512 + 2048) + 3 * 2048 * 8192)
+    qwen = work_of(SHAPES["Qwen3-8B"], "awq")
     assert qwen.layer_macs == 36 * (4096 * (4096 + 1024 + 1024 + 4096) + 3 * 4096 * 12288)
     # Eight billion parameters with both tables; a decode step reads the layers and one table in fp16.
     assert qwen.layer_macs + 2 * 151936 * 4096 == pytest.approx(8.19e9, rel=1e-3)
@@ -116,9 +114,9 @@ def test_shapes_are_the_published_ones():
 
 
 def test_limit_of_a_prompt():
-    shape, limits = SHAPES["Llama-3.2-1B"], {"copy_gb_per_s": 4000.0, "cublas_tflops": 700.0}
-    assert gpu_check.prefill_limit(shape, 1, limits) == pytest.approx(4e12 / shape.layer_bytes)
-    assert gpu_check.prefill_limit(shape, 4096, limits) == pytest.approx(700e12 / (2 * shape.layer_macs))
+    work, limits = work_of(SHAPES["Llama-3.2-1B"], "awq"), {"copy_gb_per_s": 4000.0, "cublas_tflops": 700.0}
+    assert gpu_check.prefill_limit(work, 1, limits) == pytest.approx(4e12 / work.layer_bytes)
+    assert gpu_check.prefill_limit(work, 4096, limits) == pytest.approx(700e12 / (2 * work.layer_macs))
 
 
 # ---- readers
@@ -170,7 +168,7 @@ def doctest_output(passed, failed):
 
 
 def test_doctest_counts():
-    count = gpu_check.doctest_counts
+    count = gpu_check.case_counts
     assert count(Done(0, doctest_output(7, 0), "", 1)) == (7, 0)
     assert count(Done(1, doctest_output(5, 2), "", 1)) == (5, 2)
     assert count(Done(-11, doctest_output(5, 0), "", 1)) == (5, 1)
@@ -403,16 +401,13 @@ def test_speed_from_end_to_end(context, monkeypatch, tmp_path):
 
 
 def test_speed_tables():
-    shape, limits = SHAPES["Qwen3-8B"], {"copy_gb_per_s": 4000.0, "cublas_tflops": 700.0}
+    config, limits = SHAPES["Qwen3-8B"], {"copy_gb_per_s": 4000.0, "cublas_tflops": 700.0}
+    sizes = {"file_bytes": 6_100_000_000, "kv_cache_bytes": gpu_check.kv_cache_bytes(config)}
     runs = {("fused", n): Bench(prefill=1000.0 * n, device_bytes=7e9) for n in gpu_check.PROMPTS}
     runs |= {("fp16", n): Bench(prefill=500.0 * n) for n in gpu_check.PROMPTS[:3]}
     runs["fused", 16] = Bench(16000.0, 600.0, 2900.0, 67, 7.1e9)
     runs["fp16", 16] = Bench(8000.0, 200.0, 3000.0, 70, 20e9)
-    text = "\n".join(
-        gpu_check.speed_tables(
-            shape, runs, {"file_bytes": 6_100_000_000, "kv_cache_bytes": shape.kv_cache_bytes}, limits
-        )
-    )
+    text = "\n".join(gpu_check.speed_tables(work_of(config, "awq"), runs, sizes, limits))
     assert "| 16 | 16000.0 | 8000.0 | 2.00 |" in text
     assert "| 4096 | 4096000.0 | - | - |" in text
     assert "| fused | 600.0 | 2900.0 | 67% |" in text
@@ -420,17 +415,30 @@ def test_speed_tables():
     assert "leaves 296 MB" in text
 
 
-def test_nothing_but_numpy_is_needed():
-    """No module of this repository, and no package but numpy."""
-    code = (
-        "import sys; sys.path = [p for p in sys.path if 'site-packages' not in p]; import types; "
-        "sys.modules['numpy'] = types.ModuleType('numpy'); sys.modules['numpy'].ndarray = object; "
-        "sys.modules['numpy'].random = types.SimpleNamespace(Generator=object); import bench.gpu_check; "
-        "print(sorted(m for m in sys.modules if m.split('.')[0] in ('golden', 'export', 'bench')))"
-    )
-    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "['bench', 'bench.gpu_check']"
+def test_nothing_but_numpy_is_needed(tmp_path):
+    """A file is made and a trace read where there is no package but numpy, and neither golden/ nor export/."""
+    code = f"""
+import sys
+class OnlyNumpy:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] not in {{"bench", "formats", "numpy", "tests"}} | sys.stdlib_module_names:
+            raise ImportError(f"{{name}} is not there")
+for name in [n for n in sys.modules if n.split(".")[0] not in sys.stdlib_module_names]:
+    sys.modules.pop(name)  # what site-packages brought in
+sys.meta_path.insert(0, OnlyNumpy())
+from dataclasses import replace
+from pathlib import Path
+from bench import gpu_check
+config = replace(gpu_check.SHAPES["Qwen3-8B"], **{SMALL["Qwen3-8B"]}, vocab_size=320)
+gpu_check.write_random_model(Path({str(tmp_path / "m")!r}), config, pool_size=5000)
+trace = gpu_check.read_safetensors(gpu_check.DATA / "tiny-llama.awq.trace.safetensors")
+print(len(trace["tokens"]))
+print(*sorted({{name.split(".")[0] for name in sys.modules}} & {{p.name for p in Path().iterdir()}}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["6", "bench", "formats", "tests"]
+    assert AWQ(tmp_path / "m").config.vocab_size == 320
 
 
 def test_header_without_extension_is_zero_there(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from golden.checkpoint import Checkpoint, ModelError
+from formats.checkpoint import Checkpoint, ModelError
 from golden.forward import F32, Fp32, forward, load_weight
 from models import compare_schemes
 from models.outliers import add_outliers, copy_with_outliers, factors
@@ -205,10 +205,7 @@ def test_schemes_compute_almost_the_same(tmp_path, monkeypatch):
     unsmoothed = {k: v for k, v in compare_schemes.VARIANTS.items() if "--no-smooth" in v}
     monkeypatch.setattr(compare_schemes, "VARIANTS", unsmoothed)
     ids = ids_of(TINY[0], "Once upon a time there was a girl named Mia.")
-    logits = {
-        name: forward(config, scheme, ids, interleaved=not isinstance(scheme, Fp32))
-        for name, config, scheme in compare_schemes.schemes(TINY[0], tmp_path)
-    }
+    logits = {name: forward(config, scheme, ids) for name, config, scheme in compare_schemes.schemes(TINY[0], tmp_path)}
     assert list(logits) == ["fp32", "Q8, groups of 64", "W8A8, no smoothing"]
     for found in logits.values():
         assert np.abs(found - logits["fp32"]).max() < 0.05 * np.abs(logits["fp32"]).max()

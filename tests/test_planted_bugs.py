@@ -12,8 +12,8 @@ from tests.test_runq import ROOT
 BUGS = {
     "no_bug": ("", "", "gemm", None),
     "missing_barrier": (
-        "        __syncthreads();                   // so is everyone's",
-        "                                           // so is everyone's",
+        "        __syncthreads();                   // so have all threads'",
+        "                                           // so have all threads'",
         "gemm",
         r"missing_barrier::awq_gemm<16>, block \(\d,0,0\), thread \d+: .*shared memory.*thread \d+",
     ),
@@ -50,7 +50,7 @@ DRIVER = """
 #define RUNQ_NO_MAIN
 {copies}
 // One product of 5 tokens (gemm) or one (gemv), 192 inputs in groups of 64, 72 outputs.
-template <class AwqMatrix, class Products, class Scratch, class Run>
+template <class AwqMatrix, class AwqProducts, class Scratch, class Run>
 void attempt(const char* name, Run run) {{
     DeviceBuffer<uint32_t> qweight(192 * 9), qzeros(3 * 9);
     DeviceBuffer<half> scales(3 * 72), x(5 * 192);
@@ -60,7 +60,7 @@ void attempt(const char* name, Run run) {{
     w.qweight = qweight.get(), w.qzeros = qzeros.get(), w.scales = scales.get();
     w.n_in = 192, w.n_out = 72, w.group_size = 64;
     try {{
-        run(x.get(), Products{{{{{{w, out.get()}}}}, 1}}, Scratch{{}});
+        run(x.get(), AwqProducts{{{{{{w, out.get()}}}}, 1}}, Scratch{{}});
         std::printf("%s: nothing\\n", name);
     }} catch (const std::exception& e) {{
         std::printf("%s: %s\\n", name, e.what());
@@ -70,7 +70,7 @@ int main() {{
 {calls}
 }}
 """
-START = 'attempt<{n}::AwqMatrix, {n}::Products, {n}::Scratch>("{n}", [](auto x, auto products, auto scratch) {{ '
+START = 'attempt<{n}::AwqMatrix, {n}::AwqProducts, {n}::Scratch>("{n}", [](auto x, auto products, auto scratch) {{ '
 CALL = {
     "gemm": START + "launch<{n}::awq_gemm<16>>({{.grid = 1, .block = {n}::gemm_threads, "
     ".shared_bytes = {n}::gemm_stages * sizeof({n}::GemmStage<16>)}}, x, 5, products, scratch); }});",

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from golden.checkpoint import Checkpoint
+from formats.checkpoint import Checkpoint
 from golden.forward import forward
 from golden.q8 import Q8
 from golden.trace import compare, read_trace, replay
@@ -88,7 +88,7 @@ def test_a_long_trace_keeps_the_contract_operation_by_operation(tmp_path, name):
         scheme = W8A8(BIN[name])
         config = scheme.config
     trace = read_trace(tmp_path / "t")
-    reports = replay(lambda t, step: forward(config, scheme, t, step, interleaved=True), trace)
+    reports = replay(lambda t, step: forward(config, scheme, t, step), trace)
     assert len(trace["tokens"]) >= 60
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
 

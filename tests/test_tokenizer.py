@@ -1,4 +1,4 @@
-"""common/tokenizer.h and export/tokenizer.py against Hugging Face `tokenizers`, id for id.
+"""common/text/ and export/tokenizer.py against Hugging Face `tokenizers`, id for id.
 
 The real Llama 3 vocabulary and the real chat templates are not in the repository. With MODEL_FAMILY_DATA set
 to a folder that holds llama-3.2/tokenizer.model, llama-3.2/chat_template.jinja and qwen3/chat_template.jinja,
@@ -44,16 +44,15 @@ needs_family_data = pytest.mark.skipif(
 def tool() -> Path:
     """build/tokenize_tool, built if it is not there or older than its sources."""
     path = ROOT / "build" / "tokenize_tool"
-    sources = [ROOT / "tests" / "tokenize_tool.cpp", ROOT / "common" / "tokenizer.h"]
+    sources = [ROOT / "tests" / "tokenize_tool.cpp", *(ROOT / "common" / "text").glob("*.h")]
     if path.exists() and path.stat().st_mtime >= max(s.stat().st_mtime for s in sources):
         return path
-    makefile = ROOT / "Makefile"
-    if shutil.which("make") and makefile.exists() and "tokenize_tool" in makefile.read_text():
+    if shutil.which("make"):
         subprocess.run(["make", "build/tokenize_tool"], cwd=ROOT, check=True)
     else:
         path.parent.mkdir(exist_ok=True)
         command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
-        command += [str(sources[0]), "-o", str(path), "-lpcre2-8", "-lutf8proc"]
+        command += [f"-I{ROOT}", str(sources[0]), "-o", str(path), "-lpcre2-8", "-lutf8proc"]
         subprocess.run(command, check=True)
     return path
 
@@ -652,7 +651,7 @@ def test_template_that_is_not_jinja(tmp_path: Path) -> None:
 
 
 def test_speed(pair: Pair, tmp_path: Path) -> None:
-    text = "\n".join(str((ROOT / p).read_text()) for p in ("common/tokenizer.h", "tests/test_tokenizer.py"))
+    text = "\n".join(str((ROOT / p).read_text()) for p in ("common/text/tokenizer.h", "tests/test_tokenizer.py"))
     text = (text * (1 + 4_000_000 // len(text)))[:4_000_000]
     (tmp_path / "text").write_text(text)
     print(f"\n{pair.vocab_size} ids:", pair.run(b"", "--bench", str(tmp_path / "text")).decode().strip())

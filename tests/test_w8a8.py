@@ -3,58 +3,59 @@
 import json
 import shutil
 import struct
-import subprocess
-import sys
 import zlib
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from export.model_file import HEADER_SIZE, matrix_names, norm_names
 from export.w8a8 import export_w8a8
-from golden import smooth
-from golden.checkpoint import Checkpoint, ModelError
-from golden.forward import Fp32, forward
-from golden.make import W8A8_VARIANTS, edge_groups, export_variant, w8a8_op_vectors
-from golden.perplexity import encode, windows
-from golden.q8 import dequantize, quantize
-from golden.smooth import (
-    ALPHAS,
+from formats.checkpoint import Checkpoint, ModelError
+from formats.tensors import HEADER_SIZE, matrix_shapes, norm_shapes
+from golden import calibration as observing
+from golden.calibration import calibration_samples, observe
+from golden.channel_scaling import (
     CONSUMERS,
     DIVIDED_BY,
+    PLACE_READ_BY,
     PLACES,
-    Smoothed,
-    Smoothing,
-    calibration_samples,
+    ChannelScaling,
     describe,
-    factors,
-    find_smoothing,
-    load_smoothed,
-    observe,
-    rounded,
     share,
     spread,
 )
+from golden.forward import Fp32, forward
+from golden.op_vectors import edge_groups, w8a8_op_vectors
+from golden.perplexity import encode, windows
+from golden.q8 import dequantize, quantize
+from golden.smooth import ALPHAS, SEARCH_ROWS, Smoothed, factors, find_smoothing, load_smoothed, rounded
 from golden.trace import Recorder, compare, relative_error, replay, write_trace
 from golden.w8a8 import STATIC_PLACES, W8A8, quantize_static, static_scale
+from tests.helpers import (
+    CALIBRATION,
+    DATA,
+    F32,
+    MODELS,
+    ROOT,
+    TINY,
+    W8A8_VARIANTS,
+    broken,
+    calibrate,
+    calibration,
+    first_bad,
+    golden_files,
+    run_export,
+    run_golden,
+    with_header_field,
+)
 from tests.hf_fixtures import FIXTURES, FOLDER
-
-ROOT = Path(__file__).resolve().parent.parent
-MODELS = ROOT / "models"
-DATA = ROOT / "golden" / "data"
-CALIBRATION = MODELS / "calibration.txt"
-TINY = ("tiny-llama", "tiny-qwen3")
-F32 = np.float32
 
 
 def samples_for(name):
     """The checkpoint and a few short samples: of stories, or of random ids where there is no tokenizer."""
     if name in TINY:
-        checkpoint = Checkpoint(MODELS / name)
-        return checkpoint, calibration_samples(checkpoint.path, checkpoint.config, CALIBRATION.read_text(), 3, 40)
+        return calibrate(name, 3, 40)
     checkpoint = Checkpoint(FOLDER / name)
     rng = np.random.default_rng(7)
     return checkpoint, [rng.integers(0, checkpoint.config.vocab_size, n) for n in (30, 21, 5)]
@@ -171,7 +172,7 @@ def test_factors_come_from_both_maxima_over_all_consumers(name):
                     assert s[channel] == pytest.approx(expected, rel=1e-6)
             else:
                 assert s == pytest.approx(x.astype(float) ** 0.3 / w.astype(float) ** 0.7, rel=1e-6)
-            assert smoothing.alphas[layer + place] == 0.3
+            assert smoothing.strength[layer + place] == 0.3
 
 
 # ---- the smoothed model
@@ -186,22 +187,22 @@ def test_smoothing_changes_nothing_without_quantization(name, alpha):
     plain = forward(checkpoint.config, Fp32(checkpoint), tokens)
     for interleaved in (False, True):
         scheme = Smoothed(checkpoint, smoothing, interleaved)
-        smoothed = forward(checkpoint.config, scheme, tokens, interleaved=interleaved)
+        smoothed = forward(checkpoint.config, scheme, tokens)
         assert np.abs(smoothed - plain).max() <= 1e-4 * np.abs(plain).max()
     for part in (*DIVIDED_BY, *(c for consumers in CONSUMERS.values() for c in consumers)):
         changed = scheme.vector(f"layers.1.{part}")
         assert relative_error(Fp32(checkpoint, interleaved=True).vector(f"layers.1.{part}"), changed) > 0.05, part
 
 
-@pytest.mark.parametrize("part", [*DIVIDED_BY, *smooth.PLACE_READ_BY])
+@pytest.mark.parametrize("part", [*DIVIDED_BY, *PLACE_READ_BY])
 def test_every_folding_is_needed(part, monkeypatch):
     checkpoint, samples = samples_for("llama-gqa-tied")
     smoothing = find_smoothing(checkpoint, samples)
     tokens = samples[0]
     plain = forward(checkpoint.config, Fp32(checkpoint), tokens)
-    original = Smoothing.weight
+    original = ChannelScaling.weight
     monkeypatch.setattr(
-        Smoothing, "weight", lambda self, c, name, w: w if name.endswith(part) else original(self, c, name, w)
+        ChannelScaling, "weight", lambda self, c, name, w: w if name.endswith(part) else original(self, c, name, w)
     )
     smoothed = forward(checkpoint.config, Smoothed(checkpoint, smoothing), tokens)
     assert np.abs(smoothed - plain).max() > 1e-2 * np.abs(plain).max()
@@ -237,12 +238,12 @@ def test_smoothing_evens_out_a_channel(tmp_path):
     tokens = np.array(encode(hf_dir, CALIBRATION.read_text())[0][500:600])
     plain = forward(Checkpoint(hf_dir).config, Fp32(Checkpoint(hf_dir)), tokens)
 
-    calibrated = {"calibration": CALIBRATION, "n_samples": 4, "seq_len": 64}
+    calibrated = calibration(4, 64)
 
     def error(**options):
         export_w8a8(hf_dir, tmp_path / "out.bin", progress=False, **options)
         scheme = W8A8(tmp_path / "out.bin")
-        return relative_error(plain, forward(scheme.config, scheme, tokens, interleaved=True))
+        return relative_error(plain, forward(scheme.config, scheme, tokens))
 
     unsmoothed, smoothed, auto = error(alpha=None), error(**calibrated), error(**calibrated, alpha="auto")
     assert unsmoothed > 5 * smoothed
@@ -267,9 +268,9 @@ def test_auto_takes_the_smallest_error_of_each_place(name, group_size, static):
     checkpoint, samples = samples_for(name)
     config = checkpoint.config
     smoothing = find_smoothing(checkpoint, samples, "auto", group_size, static)
-    assert len(smoothing.alphas) == 4 * config.n_layers
+    assert len(smoothing.strength) == 4 * config.n_layers
     observed = {}
-    for weights, seen in observe(checkpoint, samples, smooth.SEARCH_ROWS):
+    for weights, seen in observe(checkpoint, samples, SEARCH_ROWS):
         observed |= {step: (inputs, weights) for step, inputs in seen.items() if step != "norm"}
     for step, (inputs, weights) in observed.items():
         place = step.split(".", 2)[-1]
@@ -290,7 +291,7 @@ def test_auto_takes_the_smallest_error_of_each_place(name, group_size, static):
 
         errors = {None: error(np.ones(1))}
         errors |= {a: error(spread(config, place, factors(x_max, w_max, a)).astype(float)) for a in ALPHAS}
-        chosen = smoothing.alphas[step]
+        chosen = smoothing.strength[step]
         assert (chosen is None) == (step not in smoothing.s)
         if chosen is not None:
             assert smoothing.s[step] == pytest.approx(factors(x_max, w_max, chosen), rel=1e-6)
@@ -302,11 +303,15 @@ def test_weights_that_smoothing_takes_out_of_range_are_refused():
     checkpoint, _ = samples_for("llama-gqa-tied")
     s = np.full(64, 1e-5, F32)
     with pytest.raises(ModelError, match=r"smoothing takes layers.0.attn.norm beyond fp32"):
-        Smoothing({"layers.0.attn.norm": s}).weight(checkpoint.config, "layers.0.attn.norm", np.full(64, 1e36, F32))
+        ChannelScaling({"layers.0.attn.norm": s}).weight(
+            checkpoint.config, "layers.0.attn.norm", np.full(64, 1e36, F32)
+        )
 
 
 def test_describe():
-    chosen = Smoothing(alphas={"layers.0.attn.norm": 0.5, "layers.1.attn.norm": 0.75, "layers.2.attn.norm": None})
+    chosen = ChannelScaling(
+        strength={"layers.0.attn.norm": 0.5, "layers.1.attn.norm": 0.75, "layers.2.attn.norm": None}
+    )
     assert next(iter(describe(chosen))) == "attn.norm  alpha median 0.62, 0.50 to 0.75; 1 of 3 layers not smoothed"
     assert any("layers.2.attn.norm" in line and "not smoothed" in line for line in describe(chosen, verbose=True))
 
@@ -347,7 +352,7 @@ def test_static_scales_are_the_largest_smoothed_activations(tmp_path):
             assert scale == pytest.approx(largest / 127, rel=1e-5), step
             assert scale == F32(smoothing.largest[step]) / F32(127)
         recorder = Recorder()
-        forward(scheme.config, scheme, samples[0], recorder, interleaved=True)
+        forward(scheme.config, scheme, samples[0], recorder)
         for step, scale in scheme.activation_scales.items():
             assert recorder.tensors[step + ".s"].tolist() == [[float(scale)]] * len(samples[0])
     assert STATIC_PLACES == PLACES
@@ -378,7 +383,7 @@ def test_the_file_holds_the_quantized_smoothed_weights(tmp_path, name, variant):
 
     scheme, position = W8A8(out), HEADER_SIZE
     assert (scheme.group_size, scheme.static) == (block, static)
-    for norm in norm_names(c):
+    for norm, _ in norm_shapes(c):
         expected = load_smoothed(checkpoint, norm, smoothing, interleaved=True)
         assert data[position : position + expected.nbytes] == expected.tobytes(), norm
         assert np.array_equal(scheme.vector(norm), expected)
@@ -387,7 +392,7 @@ def test_the_file_holds_the_quantized_smoothed_weights(tmp_path, name, variant):
         n = 4 * c.n_layers + 1
         assert np.frombuffer(data, "<f4", n, position).tolist() == list(scheme.activation_scales.values())
         position += 4 * n
-    for matrix in matrix_names(c):
+    for matrix, _ in matrix_shapes(c):
         weight = load_smoothed(checkpoint, matrix, smoothing, interleaved=True)
         for part, found in zip(quantize(weight, block or weight.shape[1]), scheme.matrix(matrix), strict=True):
             assert data[position : position + part.nbytes] == part.tobytes(), matrix
@@ -412,13 +417,7 @@ def test_a_file_that_is_no_w8a8_file_is_refused(tmp_path):
         assert str(error.value).startswith(f"{out}: ")
         assert text in str(error.value)
 
-    def header_with(where, value):
-        head = bytearray(data[:256])
-        struct.pack_into("<i", head, where, value)
-        struct.pack_into("<I", head, 0xB0, 0)
-        struct.pack_into("<I", head, 0xB0, zlib.crc32(head))
-        return bytes(head) + data[256:]
-
+    header_with = partial(with_header_field, data)
     refused("too short", data[:100])
     refused("magic 0x616b3432", struct.pack("<I", 0x616B3432) + data[4:])
     refused("checksum", data[:0x10] + b"\5" + data[0x11:])
@@ -436,12 +435,7 @@ def test_a_file_that_is_no_w8a8_file_is_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """The exported file behind each golden trace."""
-    folder = tmp_path_factory.mktemp("w8a8")
-    for name in TINY:
-        for variant in W8A8_VARIANTS:
-            export_variant(MODELS / name, CALIBRATION, variant, folder / f"{name}.{variant}.bin")
-    return folder
+    return golden_files(tmp_path_factory.mktemp("w8a8"), W8A8_VARIANTS)
 
 
 @pytest.mark.parametrize("variant", W8A8_VARIANTS)
@@ -453,11 +447,11 @@ def test_stored_traces_are_what_the_reference_computes(files, name, variant):
     recorder = Recorder()
     tokens = recorder("tokens", stored["tokens"])
     assert tokens.tolist() == golden["trace_ids"]
-    forward(scheme.config, scheme, tokens, recorder, interleaved=True)
+    forward(scheme.config, scheme, tokens, recorder)
     reports = compare(stored, recorder.tensors)
     assert len(reports) > 4 * 20
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
-    assert all(r.ok for r in replay(partial(forward, scheme.config, scheme, interleaved=True), stored))
+    assert all(r.ok for r in replay(partial(forward, scheme.config, scheme), stored))
     assert golden["held_out"][variant] == pytest.approx(golden["held_out"]["fp32"], rel=0.02)
 
 
@@ -472,25 +466,16 @@ def test_stored_op_vectors_cover_rows_and_static_scales():
     assert np.abs(stored["matmul.2x3x2048g2048.accumulators"]).max() == 2048 * 127 * 127
 
 
-def broken(trace, step, change):
-    trace = dict(trace)
-    trace[step] = change(trace[step].copy())
-    return trace
-
-
 @pytest.mark.parametrize("variant", W8A8_VARIANTS)
 def test_diff_names_what_is_wrong(files, variant):
     scheme = W8A8(files / f"tiny-llama.{variant}.bin")
     trace = load_file(DATA / f"tiny-llama.{variant}.trace.safetensors")
 
-    def first_bad(reports):
-        return next((r.name for r in reports if not r.ok), None)
-
     def one_code(codes):
         codes[2, 3] += 1 if codes[2, 3] < 127 else -1
         return codes
 
-    run = partial(forward, scheme.config, scheme, interleaved=True)
+    run = partial(forward, scheme.config, scheme)
     assert first_bad(compare(trace, trace)) is None
     for step, change in [
         ("layers.2.attn.mix.q", one_code),
@@ -502,29 +487,25 @@ def test_diff_names_what_is_wrong(files, variant):
         assert first_bad(replay(run, other)) == step
 
 
-def golden(*args):
-    return subprocess.run([sys.executable, "-m", "golden", *map(str, args)], cwd=ROOT, capture_output=True, text=True)
-
-
 def test_golden_commands_take_a_file(files, tmp_path):
     file, trace = files / "tiny-llama.w8a8.bin", DATA / "tiny-llama.w8a8.trace.safetensors"
-    done = golden("diff", trace, trace, "--model", file)
+    done = run_golden("diff", trace, trace, "--model", file)
     assert (done.returncode, done.stderr) == (0, "")
     assert "within the contract" in done.stdout
-    done = golden("diff", trace, trace, "--model", files / "tiny-llama.w8a8-static.bin")
+    done = run_golden("diff", trace, trace, "--model", files / "tiny-llama.w8a8-static.bin")
     assert done.returncode == 1
     (tmp_path / "text").write_text(CALIBRATION.read_text()[:2000])
     values = []
     for more in ([], ["--file", file], ["--file", files / "tiny-llama.w8a8-static.bin"]):
-        done = golden("ppl", MODELS / "tiny-llama", tmp_path / "text", *more)
+        done = run_golden("ppl", MODELS / "tiny-llama", tmp_path / "text", *more)
         assert done.returncode == 0, done.stderr
         values.append(float(done.stdout.split()[1]))
     assert len(set(values)) == 3
     assert values[1] == pytest.approx(values[0], rel=0.02)
-    done = golden("ppl", FOLDER / "llama-gqa-tied", tmp_path / "text", "--file", file)
+    done = run_golden("ppl", FOLDER / "llama-gqa-tied", tmp_path / "text", "--file", file)
     assert done.stderr == f"golden: {FOLDER / 'llama-gqa-tied' / 'tokenizer.json'}: no such file\n"
     for bad in (ROOT / "Makefile", tmp_path / "absent"):
-        done = golden("diff", trace, trace, "--model", bad)
+        done = run_golden("diff", trace, trace, "--model", bad)
         assert done.returncode == 1
         assert done.stderr.startswith(f"golden: {bad}: ")
         assert done.stderr.count("\n") == 1
@@ -535,19 +516,17 @@ def test_a_trace_of_another_scheme_is_told_apart(files, tmp_path):
     static = load_file(DATA / "tiny-llama.w8a8-static.trace.safetensors")
     scheme, recorder = W8A8(files / "tiny-llama.w8a8.bin"), Recorder()
     recorder("tokens", static["tokens"])
-    forward(scheme.config, scheme, static["tokens"], recorder, interleaved=True)
+    forward(scheme.config, scheme, static["tokens"], recorder)
     write_trace(tmp_path / "dynamic", recorder.tensors)
     trace = DATA / "tiny-llama.w8a8-static.trace.safetensors"
     for a, b in ((trace, tmp_path / "dynamic"), (tmp_path / "dynamic", trace)):
-        assert golden("diff", a, b).returncode == 1
+        assert run_golden("diff", a, b).returncode == 1
 
 
 # ---- the command line
 
 
-def export(*args):
-    command = [sys.executable, "-m", "export", "w8a8", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+export = partial(run_export, "w8a8")
 
 
 def test_command_line(tmp_path):
@@ -656,7 +635,7 @@ def test_an_interrupted_calibration_leaves_the_old_file(tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(smooth, "forward_layer", interrupted)
+    monkeypatch.setattr(observing, "forward_layer", interrupted)
     with pytest.raises(KeyboardInterrupt):
         export_w8a8(MODELS / "tiny-llama", out, CALIBRATION, n_samples=2, seq_len=32, progress=False)
     assert out.read_bytes() == b"old"

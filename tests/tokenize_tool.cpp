@@ -1,4 +1,4 @@
-// What test_tokenizer.py talks to: common/tokenizer.h behind a pipe.
+// What test_tokenizer.py talks to: common/text/tokenizer.h behind a pipe.
 //
 //   tokenize_tool SECTION VOCAB_SIZE [--bos]        strings from stdin -> ids to stdout
 //   tokenize_tool SECTION VOCAB_SIZE --decode       ids from stdin -> bytes to stdout, streamed as characters
@@ -15,7 +15,7 @@
 #include <iostream>
 #include <iterator>
 
-#include "../common/tokenizer.h"
+#include "common/text/tokenizer.h"
 
 namespace {
 

@@ -1,0 +1,127 @@
+// Between a program and its command line: a loaded model, ready to run.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/app/options.h"
+#include "common/app/trace.h"
+#include "common/cpu/clock.h"
+#include "common/model/config.h"
+#include "common/model/model_file.h"
+#include "common/model/tensors.h"
+
+class Tokenizer;  // common/text/tokenizer.h
+
+// What a program hands to the command line: one loaded model, ready to run.
+struct Model {
+    ModelConfig config;
+    std::shared_ptr<const Tokenizer> tokenizer;      // null if the file has none; the command line loads it
+    std::span<const std::byte> tokenizer_section{};  // of the file; empty if another program made it
+    std::string scheme;                              // e.g. "Q8, int8 groups of 64"
+    std::string kernel;                              // the matmul path in use, e.g. "avx2"
+    uint64_t file_bytes = 0;                         // the whole model file
+    uint64_t weight_bytes = 0;                       // the weights in it
+    uint64_t weight_bytes_per_token = 0;             // those that one decode step reads
+    uint64_t kv_bytes_per_position = 0;              // of the KV cache
+    uint64_t macs_per_token = 0;                     // multiply-adds of one token in the layers' matrices
+    std::vector<TensorInfo> tensors;                 // of the file, in its order
+    const PhaseSeconds* phases = nullptr;  // where the time goes; null if the program does not measure it
+    // Runs tokens[i] at position pos + i. Returns logits (n_rows, vocab_size): a row for every token with
+    // all_logits, else one row, the last token's. They are valid until the next call. At most max_chunk
+    // tokens with all_logits; without, any number.
+    std::function<std::span<const float>(std::span<const int> tokens, int pos, bool all_logits)> forward;
+    int max_chunk = 64;
+
+    // Of programs that run on a device with its own memory; empty elsewhere.
+    // As forward() for the last token, but the index of the largest logit: the device finds it itself.
+    std::function<int(std::span<const int> tokens, int pos)> forward_greedy;
+    std::function<uint64_t()> device_bytes;    // the most memory that was taken there
+    std::function<double()> device_bandwidth;  // bytes/s it can read; 0 if its memory is this machine's
+};
+
+struct Program {
+    const char* name;
+    const char* summary;                          // one line for --help
+    Model (*load)(const Options&, Trace* trace);  // trace is null unless there is a --trace
+    std::span<const OwnOption> options{};         // that the other programs do not have
+};
+
+// The context that a run uses: --ctx, or by default what the model was made for but at most 4096 positions.
+inline int context_length(const Options& options, const ModelConfig& config) {
+    if (options.ctx == 0) return std::min(4096, config.max_seq_len);
+    if (options.ctx > config.max_seq_len) {
+        throw UsageError("--ctx: " + std::to_string(options.ctx) + " is more than the model's max_seq_len, " +
+                         std::to_string(config.max_seq_len));
+    }
+    return options.ctx;
+}
+
+// What follows from a file and its tensors, whatever the scheme. kv_value_bytes: of a number in the KV cache.
+inline Model model_of(const ModelFile& file, const TensorList& tensors, uint64_t kv_value_bytes) {
+    const ModelConfig& c = file.config;
+    Model m;
+    m.config = c;
+    m.tokenizer_section = file.tokenizer;
+    m.file_bytes = file.map.bytes().size();
+    m.weight_bytes = tensors.weight_bytes();
+    m.weight_bytes_per_token = tensors.bytes_per_token(c);
+    m.kv_bytes_per_position = 2 * uint64_t(c.n_layers) * uint64_t(c.kv_dim()) * kv_value_bytes;
+    m.macs_per_token = c.macs_per_token();
+    m.tensors = tensors.all();
+    return m;
+}
+
+// A chunk's forward pass: up to max_chunk tokens, tokens[i] at position pos + i. Returns logits (n_logits,
+// vocab_size), those of the last n_logits tokens: none, one or all.
+using ForwardChunk =
+    std::function<std::span<const float>(std::span<const int> tokens, int pos, int n_logits)>;
+
+// Model::forward made of that: any number of tokens, a chunk after the other. A trace has the logits of every
+// token, so that it does not depend on how the tokens were fed. Otherwise only the last chunk's are computed.
+inline auto in_chunks(ForwardChunk forward, int max_chunk, int vocab_size, bool traced) {
+    return [=, forward = std::move(forward)](std::span<const int> tokens, int pos, bool all_logits) {
+        std::span<const float> logits;
+        while (!tokens.empty()) {
+            const auto chunk = tokens.first(std::min(tokens.size(), size_t(max_chunk)));
+            tokens = tokens.subspan(chunk.size());
+            const bool all = all_logits || traced;
+            logits = forward(chunk, pos, all ? int(chunk.size()) : tokens.empty() ? 1 : 0);
+            pos += int(chunk.size());
+        }
+        return all_logits ? logits : logits.last(size_t(vocab_size));
+    };
+}
+
+// What a CPU program loads: a Transformer of its own Weights and RunState. Opens a model file of its scheme
+// and allocates a run's memory. Throws std::runtime_error with one line that names the file.
+template <class Transformer>
+Transformer load_cpu(const std::string& path, const Scheme& scheme, void (*check_config)(const ModelConfig&),
+                     const Options& options, Trace* trace) {
+    ModelFile file = open_model_file(path, scheme, check_config);
+    decltype(Transformer::weights) weights{TensorList(file), file.config};
+    weights.file.check_end(file);
+    if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
+    decltype(Transformer::state) state(file.config, context_length(options, file.config), trace != nullptr);
+    return {std::move(file), std::move(weights), std::move(state), trace};
+}
+
+// That as the command line takes it. `forward` is the program's own.
+template <class Transformer>
+Model cpu_model(std::shared_ptr<Transformer> m, std::string scheme, std::string kernel, int max_chunk) {
+    Model model = model_of(m->file, m->weights.file, sizeof(float));
+    model.scheme = std::move(scheme);
+    model.kernel = std::move(kernel);
+    model.phases = &phase_seconds;
+    model.max_chunk = max_chunk;
+    model.forward = in_chunks([m](auto... chunk) { return forward(*m, chunk...); }, max_chunk,
+                              m->file.config.vocab_size, m->trace != nullptr);
+    return model;
+}

@@ -1,0 +1,140 @@
+// Logits -> the next token.
+//
+// Temperature 0 takes the most probable token. Otherwise, in Hugging Face's order: divide the logits by the
+// temperature, keep the top_k most probable tokens, of those keep the most probable until together they have
+// top_p of the probability, and draw one of what is left.
+//
+// The vocabulary is large (Llama 3: 128256). Both cuts only need to know *which* tokens are in, not their
+// order, so they partition the tokens instead of sorting them. Nothing is allocated after the first token.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <span>
+#include <vector>
+
+// The first of the largest logits. NaN is never the largest; if nothing is larger than -inf, it is token 0.
+inline int argmax(std::span<const float> logits) {
+    size_t best = 0;
+    float best_logit = -std::numeric_limits<float>::infinity();
+    for (size_t i = 0; i < logits.size(); i++) {
+        if (logits[i] > best_logit) {
+            best = i;
+            best_logit = logits[i];
+        }
+    }
+    return static_cast<int>(best);
+}
+
+class Sampler {
+  public:
+    // temperature >= 0; top_k: 0 is off; top_p: 1 is off, and at 0 only the most probable token is left.
+    Sampler(float temperature, int top_k, float top_p, uint64_t seed)
+        : temperature_(temperature), top_k_(static_cast<size_t>(top_k)), top_p_(top_p), random_(seed) {}
+
+    // Whether sample() always takes the largest logit.
+    bool greedy() const { return temperature_ == 0; }
+
+    // logits (vocab_size,) -> token id
+    int sample(std::span<const float> logits) {
+        const int best = argmax(logits);
+        if (temperature_ == 0) return best;
+        const float max = logits[static_cast<size_t>(best)];
+        // +inf wins outright; all NaN or -inf leaves nothing to draw from.
+        if (!std::isfinite(max)) return best;
+
+        // softmax without its division: a token's weight is its probability relative to the best token's
+        const size_t n = logits.size();
+        weights_.resize(n);
+        double total = 0;
+        for (size_t i = 0; i < n; i++) {
+            const float w = std::exp((logits[i] - max) / temperature_);
+            weights_[i] = w >= 0 ? w : 0;  // NaN gets no weight
+            total += weights_[i];
+        }
+        const bool cut_k = top_k_ > 0 && top_k_ < n, cut_p = top_p_ < 1;
+        if (cut_k || cut_p) total = cut(cut_k, cut_p, total);
+
+        // Walking in the order of the ids makes the draw independent of how the cuts shuffled theirs.
+        double r = uniform() * total;
+        size_t last = static_cast<size_t>(best);
+        for (size_t i = 0; i < n; i++) {
+            if (weights_[i] == 0) continue;
+            r -= weights_[i];
+            last = i;
+            if (r < 0) break;
+        }
+        return static_cast<int>(last);
+    }
+
+  private:
+    // Zeroes the weights of the tokens that the two cuts drop. Returns the sum of the others.
+    double cut(bool cut_k, bool cut_p, double total) {
+        const auto before = [this](int a, int b) {  // the more probable first, of equals the lower id
+            const float wa = weights_[static_cast<size_t>(a)], wb = weights_[static_cast<size_t>(b)];
+            return wa != wb ? wa > wb : a < b;
+        };
+        const auto sum = [this](auto from, auto to) {
+            double s = 0;
+            for (auto it = from; it != to; ++it) s += weights_[static_cast<size_t>(*it)];
+            return s;
+        };
+        // Without top_k, a token of less than (1 - top_p) / n cannot be among those that make up top_p: it
+        // and the less probable ones together have less than 1 - top_p. That leaves out nearly the whole
+        // vocabulary.
+        const double least = cut_k ? 0 : (1.0 - top_p_) * total / static_cast<double>(weights_.size());
+        kept_.clear();
+        kept_.reserve(weights_.size());
+        for (size_t i = 0; i < weights_.size(); i++) {
+            if (weights_[i] >= least) kept_.push_back(static_cast<int>(i));
+        }
+        auto end = kept_.end();
+        if (cut_k) {
+            end = kept_.begin() + static_cast<std::ptrdiff_t>(top_k_);
+            std::nth_element(kept_.begin(), end, kept_.end(), before);
+            total = sum(kept_.begin(), end);
+        }
+        if (cut_p) {
+            // The cut lies in (low, high]. Halve that range, the more probable half in front, until it is
+            // one.
+            const double target = top_p_ * total;
+            double mass = 0;  // of [begin, low)
+            auto low = kept_.begin(), high = end;
+            while (high - low > 1) {
+                const auto middle = low + (high - low) / 2;
+                std::nth_element(low, middle, high, before);
+                const double half = sum(low, middle);
+                if (mass + half >= target) {
+                    high = middle;
+                } else {
+                    mass += half;
+                    low = middle;
+                }
+            }
+            end = high;
+        }
+        // What is kept is marked by its sign for a moment, so that one pass zeroes the rest.
+        for (auto it = kept_.begin(); it != end; ++it) weights_[static_cast<size_t>(*it)] *= -1;
+        total = 0;
+        for (float& w : weights_) {
+            w = w < 0 ? -w : 0;
+            total += w;
+        }
+        return total;
+    }
+
+    // [0, 1), the same on every machine: the standard fixes mt19937_64's sequence but not
+    // std::uniform_real_distribution's.
+    double uniform() { return static_cast<double>(random_() >> 11) * 0x1p-53; }
+
+    float temperature_;
+    size_t top_k_;
+    float top_p_;
+    std::mt19937_64 random_;
+    std::vector<float> weights_;  // (vocab_size,)
+    std::vector<int> kept_;       // ids, at most vocab_size
+};

@@ -1,0 +1,93 @@
+// Input, output and Ctrl-C: text goes to standard output, everything else to standard error.
+#pragma once
+
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdarg>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+inline std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+inline std::string format(const char* pattern, ...) {
+    va_list arguments, again;
+    va_start(arguments, pattern);
+    va_copy(again, arguments);
+    std::string text(static_cast<size_t>(std::vsnprintf(nullptr, 0, pattern, arguments)), '\0');
+    std::vsnprintf(text.data(), text.size() + 1, pattern, again);
+    va_end(again);
+    va_end(arguments);
+    return text;
+}
+
+struct Streams {
+    std::FILE *in, *out, *err;  // standard input, output and error, or a test's own
+};
+
+// The reader of our output has gone away: nothing is wrong, and there is no one to tell.
+struct OutputClosed {};
+
+// Writes at once, so that a token shows as soon as it is there and a full disk is noticed. By write() and not
+// through the stream's buffer, because only write() can go on after a signal without losing anything.
+inline void put(std::FILE* out, std::string_view text) {
+    while (!text.empty()) {
+        const ssize_t n = write(fileno(out), text.data(), text.size());
+        if (n >= 0) {
+            text.remove_prefix(static_cast<size_t>(n));
+        } else if (errno == EPIPE) {
+            throw OutputClosed();
+        } else if (errno != EINTR) {
+            throw std::runtime_error(std::string("cannot write the output: ") + std::strerror(errno));
+        }
+    }
+}
+
+// For standard error: when that is closed there is no one to tell, and the run goes on.
+inline void note(std::FILE* err, std::string_view text) {
+    try {
+        put(err, text);
+    } catch (...) {
+        return;
+    }
+}
+
+// The whole file; "-" is standard input.
+inline std::string read_text(const std::string& option, const std::string& path, std::FILE* in) {
+    const bool standard_input = path == "-";
+    std::FILE* file = standard_input ? in : std::fopen(path.c_str(), "rb");
+    std::string text;
+    bool ok = file != nullptr;
+    if (ok) {
+        char buffer[1 << 16];
+        for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, file)) > 0;) text.append(buffer, n);
+        ok = std::ferror(file) == 0;
+    }
+    const int reason = errno;
+    if (file != nullptr && !standard_input) std::fclose(file);
+    if (!ok) throw std::runtime_error(option + ": cannot read '" + path + "': " + std::strerror(reason));
+    return text;
+}
+
+// A line without its end. False at the end of the input, and when Ctrl-C interrupts the wait for it.
+inline bool read_line(std::FILE* in, std::string& line) {
+    line.clear();
+    int c;
+    while ((c = std::getc(in)) != EOF && c != '\n') line.push_back(static_cast<char>(c));
+    if (!line.empty() && line.back() == '\r') line.pop_back();
+    return c == '\n' || (!line.empty() && std::ferror(in) == 0);
+}
+
+inline volatile std::sig_atomic_t interrupted = 0;
+
+// The first Ctrl-C only sets `interrupted`; SA_RESETHAND makes the second one kill. Without SA_RESTART the
+// first also ends a wait for input.
+inline void catch_ctrl_c() {
+    struct sigaction action {};
+    action.sa_handler = [](int) { interrupted = 1; };
+    action.sa_flags = SA_RESETHAND;
+    sigaction(SIGINT, &action, nullptr);
+}

@@ -1,0 +1,153 @@
+// Traces: every intermediate tensor of a run, by step name, written as one safetensors file.
+//
+// A run calls forward() several times: a chunk of the prompt, another chunk, then a token at a time. A step's
+// values are appended along the token axis, so that the trace of a run has the same shape however the tokens
+// were fed. Attention scores widen as the context grows; they are padded with zeros on the right when the
+// file is written.
+//
+// Format: https://huggingface.co/docs/safetensors (8-byte length, JSON header, raw little-endian data).
+#pragma once
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <initializer_list>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/cpu/int8.h"
+#include "common/cpu/rows.h"
+
+// The full name of a step: "layers.3.attn.norm", or "norm" outside the layers (layer -1).
+inline std::string step_name(int layer, const char* name) {
+    return layer < 0 ? name : "layers." + std::to_string(layer) + "." + name;
+}
+
+class Trace {
+  public:
+    // Appends a step's values for n_tokens tokens, each of the given shape: {} one number, {width} a vector,
+    // {n_heads, n_positions} a matrix, whose last dimension may grow from call to call. T is float, int8_t,
+    // int32_t, or uint16_t for the bits of fp16.
+    template <class T>
+    void add(const std::string& step, const T* values, size_t n_tokens, std::initializer_list<int> shape) {
+        Tensor& t = tensors_[step];
+        t.type = type_name(values);
+        t.value_size = sizeof(T);
+        t.n_dims = shape.size();
+        t.n_rows = shape.size() > 1 ? *shape.begin() : 1;
+        const size_t n_cols = shape.size() > 0 ? *(shape.end() - 1) : 1;
+        const size_t n_bytes = t.n_rows * n_cols * sizeof(T);
+        t.width = std::max(t.width, n_cols);
+        for (size_t i = 0; i < n_tokens; i++) {
+            const auto* p = reinterpret_cast<const char*>(values) + i * n_bytes;
+            t.tokens.push_back({n_cols, std::vector<char>(p, p + n_bytes)});
+        }
+    }
+
+    // Writes the file under a temporary name and renames it. Throws std::runtime_error naming the path.
+    void write(const std::string& path) const {
+        std::string header = "{";
+        size_t offset = 0;
+        for (const auto& [step, t] : tensors_) {
+            const size_t n_bytes = t.tokens.size() * t.n_rows * t.width * t.value_size;
+            header += (offset ? ",\"" : "\"") + step + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
+                      std::to_string(t.tokens.size());
+            if (t.n_dims > 1) header += "," + std::to_string(t.n_rows);
+            if (t.n_dims > 0) header += "," + std::to_string(t.width);
+            header += "],\"data_offsets\":[" + std::to_string(offset) + "," +
+                      std::to_string(offset + n_bytes) + "]}";
+            offset += n_bytes;
+        }
+        header += "}";
+        header.resize((header.size() + 7) / 8 * 8, ' ');
+
+        const std::string temporary = path + ".part";
+        std::FILE* f = std::fopen(temporary.c_str(), "wb");
+        if (f == nullptr) throw std::runtime_error(path + ": cannot write: " + std::strerror(errno));
+        const uint64_t header_bytes = header.size();
+        bool ok = std::fwrite(&header_bytes, sizeof header_bytes, 1, f) == 1 &&
+                  std::fwrite(header.data(), 1, header.size(), f) == header.size();
+        for (const auto& [step, t] : tensors_) {
+            const std::vector<char> zeros(t.width * t.value_size);
+            for (const Token& token : t.tokens) {
+                const size_t row_bytes = token.n_cols * t.value_size;
+                for (size_t r = 0; r < t.n_rows; r++) {
+                    ok = ok && std::fwrite(token.bytes.data() + r * row_bytes, 1, row_bytes, f) == row_bytes;
+                    const size_t padding = (t.width - token.n_cols) * t.value_size;
+                    ok = ok && std::fwrite(zeros.data(), 1, padding, f) == padding;
+                }
+            }
+        }
+        ok = std::fclose(f) == 0 && ok;
+        if (!ok || std::rename(temporary.c_str(), path.c_str()) != 0) {
+            const std::string reason = std::strerror(errno);
+            std::remove(temporary.c_str());
+            throw std::runtime_error(path + ": cannot write: " + reason);
+        }
+    }
+
+  private:
+    struct Token {
+        size_t n_cols;
+        std::vector<char> bytes;  // (n_rows, n_cols)
+    };
+    struct Tensor {
+        std::string type;
+        size_t value_size = 0;
+        size_t n_dims = 0;  // of a token's shape
+        size_t n_rows = 1;
+        size_t width = 0;  // the most columns any token has
+        std::vector<Token> tokens;
+    };
+
+    static const char* type_name(const float*) { return "F32"; }
+    static const char* type_name(const int8_t*) { return "I8"; }
+    static const char* type_name(const int32_t*) { return "I32"; }
+    static const char* type_name(const uint16_t*) { return "F16"; }
+
+    std::map<std::string, Tensor> tensors_;
+};
+
+// Records the steps of one layer, or those outside the layers (layer -1), if there is a trace:
+//
+//     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
+class Recorder {
+  public:
+    Recorder(Trace* trace, int layer) : trace_(trace), layer_(layer) {}
+
+    // n_tokens values of the given shape, as Trace::add() has it.
+    template <class T>
+    void operator()(const char* name, const T* values, int n_tokens, std::initializer_list<int> shape) const {
+        if (trace_ != nullptr) trace_->add(step_name(layer_, name), values, size_t(n_tokens), shape);
+    }
+    // (n_tokens, n_cols)
+    void operator()(const char* name, const Rows& x) const { (*this)(name, x.row(0), x.n_rows, {x.n_cols}); }
+    // (n_tokens, heads, head_dim)
+    void operator()(const char* name, const Rows& x, int head_dim) const {
+        (*this)(name, x.row(0), x.n_rows, {x.n_cols / head_dim, head_dim});
+    }
+    // Quantized activations: NAME.q (n_tokens, n_cols) and NAME.s (n_tokens, n_groups).
+    void operator()(const std::string& name, const Int8Rows& x) const {
+        (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {x.n_cols});
+        (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {x.n_groups()});
+    }
+    // A matrix (n_heads, positions) for each token, of the positions that it sees.
+    void operator()(const char* name, const HeadScores& x) const {
+        for (int t = 0; t < x.n_tokens && trace_ != nullptr; t++) {
+            const int n_positions = x.pos + t + 1;
+            std::vector<float> seen;
+            for (int h = 0; h < x.n_heads; h++)
+                seen.insert(seen.end(), x.row(t, h), x.row(t, h) + n_positions);
+            (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
+        }
+    }
+
+  private:
+    Trace* trace_;
+    int layer_;
+};

@@ -1,0 +1,211 @@
+// Attention in fp32 over a cache of keys and values, the same whatever the scheme of the weights.
+//
+// The cost is that of reading the cache. So everything read is used as often as possible before it leaves the
+// registers or the first-level cache again: by all query heads that share a kv head, and in a prompt by
+// several tokens. Scores are never added up across the lanes of a vector, because the keys of neighbouring
+// positions lie side by side, one in each lane.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "common/cpu/clock.h"
+#include "common/cpu/kv_cache.h"
+#include "common/cpu/pin_register.h"
+#include "common/cpu/rows.h"
+#include "common/cpu/scratch.h"
+#include "common/cpu/vector.h"
+
+// Queries that go through together, against key_vectors vectors of keys or of a value's elements: as many
+// sums as the registers hold.
+constexpr int query_rows = vector_lanes == 16 ? 8 : 4;
+
+// exp(x - max) / sum of the same, in place. x has room up to padded(n); there it gets zeros.
+inline void softmax(float* x, int n) {
+    const int end = padded(n);
+    std::fill(x + n, x + end, -std::numeric_limits<float>::infinity());
+    Floats maxima = load(x);
+    for (int i = vector_lanes; i < end; i += vector_lanes)
+        maxima = load(x + i) > maxima ? load(x + i) : maxima;
+    float max = maxima[0];
+    for (int i = 1; i < vector_lanes; i++) max = std::max(max, maxima[i]);
+    Floats sums{};
+    for (int i = 0; i < end; i += vector_lanes) {
+        const Floats e = exp(load(x + i) - max);  // beyond n: e^-87, nothing beside a sum of at least 1
+        store(x + i, e);
+        sums += e;
+    }
+    const float inv = 1.0f / add_lanes(sums);
+    for (int i = 0; i < end; i += vector_lanes) store(x + i, load(x + i) * inv);
+    std::fill(x + n, x + end, 0.0f);
+}
+
+// Prefetches n_floats floats from p on, a cache line (64 bytes) at a time. With few queries, as in decode,
+// keys and values come from memory, which keeps up only if it is asked early. What is read next does not
+// always lie next, so the kernels below take a pointer to it.
+template <int n_floats>
+inline void prefetch(const float* p) {
+    for (int i = 0; i < n_floats; i += 16) __builtin_prefetch(p + i);
+}
+
+// scores[r][p] = scale * sum over d of q[r][d] * k[d][p], for n_rows queries and a block of keys. Each lane
+// adds up its own key, and a vector of keys is loaded once for all queries. `next` is what is read after k.
+// Inlined, g++ 12 would run out of registers.
+template <int n_rows>
+__attribute__((noinline)) void score_keys(float* scores, size_t stride, const float* const* q, const float* k,
+                                          const float* next, int head_dim, float scale) {
+    Floats sums[n_rows][key_vectors] = {};
+    for (int d = 0; d < head_dim; d++, k += key_block, next += key_block) {
+        Floats keys[key_vectors];
+        for (int i = 0; i < key_vectors; i++) {
+            keys[i] = load(k + i * vector_lanes);
+            if (n_rows > 1) pin_register(keys[i]);
+        }
+        if (n_rows <= 4) prefetch<key_block>(next);
+        for (int r = 0; r < n_rows; r++) {
+            const Floats query = splat(q[r][d]);
+            for (int i = 0; i < key_vectors; i++) sums[r][i] += keys[i] * query;
+        }
+    }
+    for (int r = 0; r < n_rows; r++) {
+        for (int i = 0; i < key_vectors; i++)
+            store(scores + r * stride + i * vector_lanes, sums[r][i] * scale);
+    }
+}
+
+// out[r][d] += sum over n positions of probs[r][t] * v[t][d], for n_rows queries and the elements d of
+// n_vectors vectors. `next` is what is read after v.
+template <int n_rows, int n_vectors>
+__attribute__((noinline)) void weigh_vectors(float* const* out, const float* probs, size_t stride,
+                                             const float* v, const float* next, int n, int head_dim, int d) {
+    Floats sums[n_rows][n_vectors];
+    for (int r = 0; r < n_rows; r++) {
+        for (int i = 0; i < n_vectors; i++) sums[r][i] = load(out[r] + d + i * vector_lanes);
+    }
+    for (int t = 0; t < n; t++) {
+        Floats values[n_vectors];
+        const size_t at = size_t(t) * head_dim + d;
+        for (int i = 0; i < n_vectors; i++) {
+            values[i] = load(v + at + i * vector_lanes);
+            if (n_rows > 1) pin_register(values[i]);
+        }
+        if (n_rows <= 4) prefetch<n_vectors * vector_lanes>(next + at);
+        for (int r = 0; r < n_rows; r++) {
+            const Floats prob = splat(probs[r * stride + t]);
+            for (int i = 0; i < n_vectors; i++) sums[r][i] += values[i] * prob;
+        }
+    }
+    for (int r = 0; r < n_rows; r++) {
+        for (int i = 0; i < n_vectors; i++) store(out[r] + d + i * vector_lanes, sums[r][i]);
+    }
+}
+template <int n_rows>
+inline void weigh_values(float* const* out, const float* probs, size_t stride, const float* v,
+                         const float* next, int n, int head_dim) {
+    constexpr int n_vectors = query_rows / n_rows * key_vectors;  // with few rows, more of a value at once
+    int d = 0;
+    for (; d + n_vectors * vector_lanes <= head_dim; d += n_vectors * vector_lanes)
+        weigh_vectors<n_rows, n_vectors>(out, probs, stride, v, next, n, head_dim, d);
+    for (; d + vector_lanes <= head_dim; d += vector_lanes)
+        weigh_vectors<n_rows, 1>(out, probs, stride, v, next, n, head_dim, d);
+    for (; d < head_dim; d++) {
+        for (int r = 0; r < n_rows; r++) {
+            for (int t = 0; t < n; t++) out[r][d] += probs[r * stride + t] * v[size_t(t) * head_dim + d];
+        }
+    }
+}
+
+// Calls use(first, rows) with a compile-time number of rows for n_rows rows, query_rows at a time.
+template <int n = query_rows, class Use>
+inline void in_tiles(int n_rows, Use use, int first = 0) {
+    for (; first + n <= n_rows; first += n) use(first, std::integral_constant<int, n>());
+    if constexpr (n > 1) in_tiles<n - 1>(n_rows, use, first);
+}
+
+// Attention of n_rows queries that share a kv head: q[r] (head_dim,), rotated, against positions
+// 0 .. kv_len[r] - 1 -> out[r] (head_dim,). kv_len does not decrease. `probs` is room for n_rows rows of
+// `stride` floats, at least padded(kv_len[n_rows - 1]); it is left with the probabilities. If `scores` is not
+// null, scores[r] gets kv_len[r] scores, for a trace.
+inline void attend(float* const* out, const KvCache& cache, int layer, int head, const float* const* q,
+                   const int* kv_len, int n_rows, float* probs, size_t stride, float* const* scores) {
+    const int head_dim = cache.head_dim(), n_positions = kv_len[n_rows - 1];
+    const float scale = 1.0f / std::sqrt(float(head_dim));
+
+    // Scores: a block of keys at a time, which stays in the cache for all queries.
+    for (int p = 0; p < n_positions; p += key_block) {
+        const float* k = cache.keys(layer, head, p);
+        const float* next = p + key_block < n_positions ? cache.keys(layer, head, p + key_block)
+                                                        : cache.values(layer, head, 0);
+        in_tiles(n_rows, [&](int r, auto n) {
+            score_keys<n>(probs + r * stride + p, stride, q + r, k, next, head_dim, scale);
+        });
+    }
+
+    // Softmax, over the positions that each query sees. The rest gets probability 0.
+    for (int r = 0; r < n_rows; r++) {
+        float* row = probs + r * stride;
+        if (scores != nullptr) std::copy_n(row, kv_len[r], scores[r]);
+        softmax(row, kv_len[r]);
+        std::fill(row + padded(kv_len[r]), row + padded(n_positions), 0.0f);
+        std::fill_n(out[r], head_dim, 0.0f);
+    }
+
+    // The weighted sum of the values: some positions at a time, which stay in the cache for all queries.
+    constexpr int step = 64;
+    static_assert(KvCache::page % step == 0);
+    for (int p = 0; p < n_positions; p += step) {
+        const float* v = cache.values(layer, head, p);
+        const float* next = p + step < n_positions ? cache.values(layer, head, p + step) : v;
+        in_tiles(n_rows, [&](int r, auto n) {
+            weigh_values<n>(out + r, probs + r * stride + p, stride, v, next, std::min(step, n_positions - p),
+                            head_dim);
+        });
+    }
+}
+
+constexpr int max_attention_rows = 16;  // queries that share the keys they read
+
+// Attention of a chunk: q (n_tokens, n_heads * head_dim), rotated, of tokens at positions pos, pos + 1, ...,
+// each against all positions up to its own -> out, same shape. Their keys and values are in the cache. If
+// `scores` and `probs` are wanted, they get what every head makes of every position.
+//
+// Query heads that share a kv head read the same keys and values, so they go together, and with them those of
+// the next tokens, up to max_attention_rows. Threads take such blocks dynamically.
+inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, const KvCache& cache,
+                      int layer, int pos) {
+    const Stopwatch time(phase_seconds.attention);
+    const int head_dim = cache.head_dim(), n_tokens = q.n_rows;
+    const int n_heads = q.n_cols / head_dim, heads_per_kv = n_heads / cache.n_kv_heads();
+    const int n_queries = n_tokens * heads_per_kv;  // of one kv head: token by token, then head by head
+    const int n_blocks = (n_queries + max_attention_rows - 1) / max_attention_rows;
+    const size_t width = size_t(padded(pos + n_tokens));  // of a row of scores
+    out.n_rows = n_tokens;
+    scores.resize(n_tokens, n_heads, pos, width);
+    probs.resize(n_tokens, n_heads, pos, width);
+#pragma omp parallel for schedule(dynamic)
+    for (int i = 0; i < cache.n_kv_heads() * n_blocks; i++) {
+        const int kv = i / n_blocks, first = i % n_blocks * max_attention_rows;
+        const int n_rows = std::min(max_attention_rows, n_queries - first);
+        const float* q_rows[max_attention_rows];
+        float *out_rows[max_attention_rows], *score_rows[max_attention_rows];
+        int kv_len[max_attention_rows];
+        auto token_of = [&](int r) { return (first + r) / heads_per_kv; };
+        auto head_of = [&](int r) { return kv * heads_per_kv + (first + r) % heads_per_kv; };
+        for (int r = 0; r < n_rows; r++) {
+            q_rows[r] = q.row(token_of(r)) + head_of(r) * head_dim;
+            out_rows[r] = out.row(token_of(r)) + head_of(r) * head_dim;
+            score_rows[r] = scores.row(token_of(r), head_of(r));
+            kv_len[r] = pos + token_of(r) + 1;
+        }
+        static thread_local std::vector<float> buffer;
+        float* all_probs = scratch(buffer, size_t(max_attention_rows) * size_t(padded(cache.context())));
+        attend(out_rows, cache, layer, kv, q_rows, kv_len, n_rows, all_probs, width,
+               scores.wanted ? score_rows : nullptr);
+        for (int r = 0; r < n_rows && probs.wanted; r++)
+            std::copy_n(all_probs + size_t(r) * width, kv_len[r], probs.row(token_of(r), head_of(r)));
+    }
+}

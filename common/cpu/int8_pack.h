@@ -1,0 +1,126 @@
+// Packing: rows of weights, and tokens, side by side, so that one vector holds the same four columns of each.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "common/cpu/int8.h"
+
+// Rows of weights that are packed side by side: a panel.
+template <class Isa>
+constexpr int panel_rows = Isa::lanes* Isa::panel_vectors;
+
+// Turning n vectors of n words into columns takes log2(n) steps. Each makes two vectors of two, and moves a
+// bit of the lane's number into the vector's number: first within quads of words (x86's unpack, Arm's zip),
+// then quads as a whole. In the end vector place<n>(i) holds word i of every row, if row i began as
+// vector place<n>(i).
+template <int n>
+constexpr int place(int i) {
+    const int quad = n == 16 ? i / 4 % 2 * 2 + i / 8 : i / 4;  // of four quads, 1 and 2 change places
+    return i % 4 * (n / 4) + quad;
+}
+template <bool quads, class Words, uint32_t... i>
+inline void transpose_step(Words& low, Words& high, Words a, Words b, std::integer_sequence<uint32_t, i...>) {
+    constexpr uint32_t n = sizeof...(i);
+    // Lane j of `low`, counted on from a's n lanes to b's. `high` is one quad, or half a quad, further on.
+    constexpr auto from = [](uint32_t j) {
+        return quads ? j / 4 * 8 + j % 4 : j / 4 * 4 + j % 4 / 2 + j % 2 * n;
+    };
+    constexpr uint32_t step = quads ? 4 : 2;
+#ifdef __clang__
+    low = __builtin_shufflevector(a, b, from(i)...);
+    high = __builtin_shufflevector(a, b, (from(i) + step)...);
+#else
+    low = __builtin_shuffle(a, b, Words{from(i)...});
+    high = __builtin_shuffle(a, b, Words{(from(i) + step)...});
+#endif
+}
+template <int n, int columns = 1, class Words>
+inline void transpose(Words (&v)[n]) {
+    if constexpr (columns < n) {
+        Words next[n];
+        for (int i = 0; i < n / 2; i++) {
+            transpose_step<(columns >= 4)>(next[2 * i], next[2 * i + 1], v[i], v[i + n / 2],
+                                           std::make_integer_sequence<uint32_t, n>());
+        }
+        transpose<n, 2 * columns>(next);
+        std::copy_n(next, n, v);
+    }
+}
+
+// Turns rows into columns: packed[word * columns + row] = rows[row * stride + word] ^ flip, in words of 4
+// bytes, for n rows (a power of two). Rows from n_valid on, which are not there, count as 0.
+template <int n>
+inline void pack_words(void* packed, int columns, const void* rows, size_t stride, int n_valid, int n_words,
+                       uint32_t flip) {
+    typedef uint32_t Words __attribute__((vector_size(4 * n)));
+    const char* from = static_cast<const char*>(rows);
+    char* to = static_cast<char*>(packed);
+    int word = 0;
+    for (; n_valid >= n && word + n <= n_words; word += n) {
+        Words v[n];
+#pragma GCC unroll 16
+        for (int row = 0; row < n; row++)
+            std::memcpy(&v[place<n>(row)], from + 4 * (row * stride + word), sizeof v[0]);
+        transpose<n>(v);
+#pragma GCC unroll 16
+        for (int i = 0; i < n; i++) {
+            const Words column = v[place<n>(i)] ^ flip;
+            std::memcpy(to + size_t(word + i) * columns * 4, &column, sizeof column);
+        }
+    }
+    for (; word < n_words; word++) {  // the specification, for what is left over
+        for (int row = 0; row < n; row++) {
+            uint32_t value = 0;
+            if (row < n_valid) std::memcpy(&value, from + 4 * (row * stride + word), 4);
+            value ^= flip;
+            std::memcpy(to + 4 * (size_t(word) * columns + row), &value, 4);
+        }
+    }
+}
+
+// What a tile is made of, for some of the columns: activations of tile_tokens tokens, and weights of
+// panel_rows rows, each four columns at a time side by side (eight, and no sums, for NeonI8mm).
+struct PackedTokens {
+    uint32_t* codes;  // [k / 4][token][k % 4]
+    float* scales;    // [group][token]
+    int32_t* sums;    // [group][token]
+};
+struct PackedPanel {
+    uint32_t* codes;  // [k / 4][row][k % 4], flipped
+    float* scales;    // [group][row]
+};
+
+// Packs tokens t .. t + tile_tokens - 1 of x. Those past the last get zeros.
+template <class Isa>
+inline void pack_tokens(const PackedTokens& to, const Int8Matrix& x, int t) {
+    const int n_valid = std::min(Isa::tile_tokens, x.n_rows - t), n_groups = x.n_groups();
+    pack_words<Isa::tile_tokens>(to.codes, Isa::tile_tokens, x.row_codes(t), x.n_cols / 4, n_valid,
+                                 x.n_cols / 4, 0);
+    pack_words<Isa::tile_tokens>(to.scales, Isa::tile_tokens, x.row_scales(t), n_groups, n_valid, n_groups,
+                                 0);
+    pack_words<Isa::tile_tokens>(to.sums, Isa::tile_tokens, x.row_sums(t), n_groups, n_valid, n_groups, 0);
+}
+
+// Packs rows i .. i + panel_rows - 1 of w: n_cols columns of codes from k on. Rows past the last get zeros.
+template <class Isa>
+inline void pack_codes(uint32_t* to, const Int8Matrix& w, int i, int k, int n_cols) {
+    constexpr int n = Isa::lanes, columns = panel_rows<Isa>;
+    for (int row = 0; row < columns; row += n) {
+        const int n_valid = w.n_rows - i - row, first = std::min(i + row, w.n_rows);
+        pack_words<n>(to + row, columns, w.row_codes(first) + k, w.n_cols / 4, n_valid, n_cols / 4,
+                      Isa::flip * 0x01010101u);
+    }
+}
+// The same rows' scales, of all columns.
+template <class Isa>
+inline void pack_scales(float* to, const Int8Matrix& w, int i) {
+    constexpr int n = Isa::lanes, columns = panel_rows<Isa>;
+    for (int row = 0; row < columns; row += n) {
+        const int n_valid = w.n_rows - i - row, first = std::min(i + row, w.n_rows);
+        pack_words<n>(to + row, columns, w.row_scales(first), w.n_groups(), n_valid, w.n_groups(), 0);
+    }
+}

@@ -1,0 +1,185 @@
+// Many tokens: each weight is used again and again, and the speed is that of the multipliers.
+//
+// The weights of some rows, a panel, are packed side by side, so that one vector holds the same four columns
+// of each row; so are the tokens, tile_tokens at a time. A tile is a panel times that many tokens. Four
+// columns of a token are broadcast against a vector of weights, and every lane adds up its own row: no sums
+// across lanes, and one vector of scales serves all rows. A row is added up group by group, with a fused
+// multiply-add each, as in int8_rows.h, so an output is the same to the bit either way.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/cpu/int8.h"
+#include "common/cpu/int8_pack.h"
+#include "common/cpu/pin_register.h"
+#include "common/cpu/scratch.h"
+
+// Bytes of a panel that are worked on at a time: they stay in or near the first-level cache for all tokens.
+constexpr int panel_block_bytes = 1 << 14;
+
+// Which columns a tile works on: n_groups whole groups; or, where a row is a single group, part of it. In the
+// second case the accumulators, and not the fp32 sums, go on from block to block.
+struct Block {
+    int n_groups;
+    int group_size;         // columns of a group, or of the part
+    bool first = true;      // of the row: sums begin with 0
+    bool last = true;       // of the row
+    bool resumes = false;   // the accumulators lie in `out`
+    bool suspends = false;  // and are to be left there
+};
+
+// out[token][row] = what was there (0 in the first block) + n_tokens tokens times a panel. The accumulators
+// of all tokens stay in registers, so a vector of weights is loaded once for n_tokens multiplications.
+// Inlined, g++ 12 would run out of registers.
+template <class Isa, int n_tokens>
+__attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, const Block& block) {
+    constexpr int lanes = Isa::lanes, vectors = Isa::panel_vectors;
+    auto at = [&](int j, int v) { return out + (j * vectors + v) * lanes; };
+    typename Isa::Floats sums[n_tokens][vectors];
+    for (int j = 0; j < n_tokens; j++) {
+        for (int v = 0; v < vectors; v++) sums[j][v] = block.first ? Isa::zero() : Isa::load_floats(at(j, v));
+    }
+    for (int g = 0; g < block.n_groups; g++) {
+        typename Isa::Ints acc[n_tokens][vectors];
+        for (int j = 0; j < n_tokens; j++) {
+            for (int v = 0; v < vectors; v++) acc[j][v] = Isa::splat(-Isa::offset * x.sums[j]);
+        }
+        for (int j = 0; j < n_tokens && block.resumes; j++) {
+            for (int v = 0; v < vectors; v++) acc[j][v] = Isa::load(at(j, v));
+        }
+        for (int k = 0; k < block.group_size; k += 4) {
+            typename Isa::Ints codes[vectors];
+            for (int v = 0; v < vectors; v++) codes[v] = Isa::load(w.codes + v * lanes);
+            for (int j = 0; j < n_tokens; j++) {
+                const auto four = Isa::splat(static_cast<int32_t>(x.codes[j]));
+                for (int v = 0; v < vectors; v++) {
+                    acc[j][v] = Isa::dot4(acc[j][v], codes[v], four);
+                    pin_register(acc[j][v]);
+                }
+            }
+            x.codes += Isa::tile_tokens;
+            w.codes += lanes * vectors;
+        }
+        if (block.suspends) {
+            // Without the request to unroll, g++ 12 would keep acc in memory all the time.
+#pragma GCC unroll 8
+            for (int j = 0; j < n_tokens; j++) {
+#pragma GCC unroll 2
+                for (int v = 0; v < vectors; v++) {
+                    Isa::store(at(j, v), acc[j][v]);
+                }
+            }
+            return;
+        }
+        for (int j = 0; j < n_tokens; j++) {
+            for (int v = 0; v < vectors; v++) {
+                sums[j][v] =
+                    Isa::add_scaled(sums[j][v], acc[j][v], Isa::scales(w.scales + v * lanes, x.scales[j]));
+            }
+        }
+        x.scales += Isa::tile_tokens;
+        x.sums += Isa::tile_tokens;
+        w.scales += lanes * vectors;
+    }
+    for (int j = 0; j < n_tokens; j++) {
+        for (int v = 0; v < vectors; v++) Isa::store(at(j, v), sums[j][v]);
+    }
+}
+
+// The tile for 1 .. tile_tokens tokens.
+template <class Isa, int n = Isa::tile_tokens>
+inline void tile_of(int n_tokens, float* out, const PackedTokens& x, const PackedPanel& w,
+                    const Block& block) {
+    if (n_tokens == n) return tile<Isa, n>(out, x, w, block);
+    if constexpr (n > 1) tile_of<Isa, n - 1>(n_tokens, out, x, w, block);
+}
+
+// Asks for part `part` of `parts` of rows i .. i + n_rows - 1 of w, if they are all there. They lie one
+// behind the other, so this is one stream, and memory is best at that.
+inline void prefetch_rows(const Int8Matrix& w, int i, int n_rows, size_t part, size_t parts) {
+    if (i + n_rows > w.n_rows) return;
+    const size_t n_bytes = size_t(n_rows) * w.n_cols, end = n_bytes * (part + 1) / parts;
+    for (size_t at = n_bytes * part / parts / 64 * 64; at < end; at += 64) {
+        __builtin_prefetch(w.row_codes(i) + at, 0, 2);  // into the second-level cache
+    }
+}
+
+// out[token][row] = rows i .. i + panel_rows - 1 of w times all tokens, a block of columns after the other.
+template <class Isa>
+inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const PackedPanel& panel,
+                          const Int8Matrix& w, int i) {
+    constexpr int n_rows = panel_rows<Isa>;
+    const int n_tiles = (n_tokens + Isa::tile_tokens - 1) / Isa::tile_tokens,
+              max_cols = panel_block_bytes / n_rows;
+    // As many whole groups as fit into a block; or a part, if the row is one long group.
+    const bool parts = w.n_groups() == 1 && w.n_cols > max_cols;
+    const int width = parts ? max_cols : std::max(1, max_cols / w.group_size) * w.group_size;
+    const size_t n_blocks = (w.n_cols + width - 1) / width;
+    pack_scales<Isa>(panel.scales, w, i);
+    for (size_t b = 0; b < n_blocks; b++) {
+        const int k = int(b) * width, n_cols = std::min(width, w.n_cols - k);
+        const bool first = b == 0, last = b + 1 == n_blocks;
+        const Block block = parts ? Block{1, n_cols, true, last, !first, !last}
+                                  : Block{n_cols / w.group_size, w.group_size, first, last};
+        pack_codes<Isa>(panel.codes, w, i, k, n_cols);
+        const PackedPanel columns{panel.codes, panel.scales + size_t(k / w.group_size) * n_rows};
+        for (int tile = 0; tile < n_tiles; tile++) {
+            // The next panel is prefetched meanwhile, a part of it for each tile.
+            prefetch_rows(w, i + n_rows, n_rows, b * n_tiles + tile, n_blocks * n_tiles);
+            const int token = tile * Isa::tile_tokens;
+            const size_t codes = (size_t(token) * w.n_cols + size_t(k) * Isa::tile_tokens) / 4;
+            const size_t group = size_t(token) * w.n_groups() + size_t(k / w.group_size) * Isa::tile_tokens;
+            tile_of<Isa>(std::min(Isa::tile_tokens, n_tokens - token), out + size_t(token) * n_rows,
+                         {x.codes + codes, x.scales + group, x.sums + group}, columns, block);
+        }
+    }
+}
+
+template <class Isa>
+inline void products_by_panels(const Int8Matrix& x, std::span<const Int8Product> list) {
+    constexpr int n_rows = panel_rows<Isa>;
+    const int n_tiles = (x.n_rows + Isa::tile_tokens - 1) / Isa::tile_tokens;
+    const size_t tile_groups = size_t(x.n_groups()) * Isa::tile_tokens,
+                 tile_words = size_t(x.n_cols) / 4 * Isa::tile_tokens;
+    static thread_local std::vector<uint32_t> token_codes;
+    static thread_local std::vector<float> token_scales;
+    static thread_local std::vector<int32_t> token_sums;
+    const PackedTokens tokens{scratch(token_codes, n_tiles * tile_words),
+                              scratch(token_scales, n_tiles * tile_groups),
+                              scratch(token_sums, n_tiles * tile_groups)};
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (int tile = 0; tile < n_tiles; tile++) {
+            pack_tokens<Isa>({tokens.codes + tile * tile_words, tokens.scales + tile * tile_groups,
+                              tokens.sums + tile * tile_groups},
+                             x, tile * Isa::tile_tokens);
+        }
+        static thread_local std::vector<uint32_t> codes;
+        static thread_local std::vector<float> scales, sums;
+        const size_t block_bytes = std::max<size_t>(panel_block_bytes, size_t(n_rows) * x.group_size);
+        const PackedPanel panel{scratch(codes, block_bytes / 4),
+                                scratch(scales, size_t(x.n_groups()) * n_rows)};
+        // A panel's outputs, token after token. The last panel may have rows that the matrix has not.
+        float* outputs = scratch(sums, size_t(n_tiles) * Isa::tile_tokens * n_rows);
+        for (const Int8Product& p : list) {
+            const int n_out = p.w.n_rows, n_panels = (n_out + n_rows - 1) / n_rows;
+            // Guided: threads take many panels in a row, so that they mostly prefetch their own next one, and
+            // one at a time near the end, so that they finish together.
+#pragma omp for schedule(guided) nowait
+            for (int i = 0; i < n_panels; i++) {
+                const int first = i * n_rows, n_valid = std::min(n_rows, n_out - first);
+                panel_product<Isa>(outputs, x.n_rows, tokens, panel, p.w, first);
+                for (int t = 0; t < x.n_rows; t++) {
+                    const float* from = outputs + t * n_rows;
+                    float* to = p.out + size_t(t) * n_out + first;
+                    n_valid == n_rows ? std::copy_n(from, n_rows, to) : std::copy_n(from, n_valid, to);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+// Memory that exists once it is used.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+// Zeroed memory that the system provides as it is first touched, in huge pages where it has them: hardware
+// stops fetching ahead at the end of each page of memory.
+class LazyMemory {
+  public:
+    LazyMemory() = default;
+    // Throws std::runtime_error if the system refuses.
+    LazyMemory(size_t n_floats, const char* what) : size_(n_floats * sizeof(float)) {
+        void* p =
+            mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) {
+            throw std::runtime_error(std::string("not enough memory for ") + what + ": " +
+                                     std::to_string(size_) + " bytes");
+        }
+#ifdef MADV_HUGEPAGE
+        madvise(p, size_, MADV_HUGEPAGE);
+#endif
+        data_ = static_cast<float*>(p);
+    }
+    ~LazyMemory() {
+        if (data_ != nullptr) munmap(data_, size_);
+    }
+    LazyMemory(LazyMemory&& other) noexcept { *this = std::move(other); }
+    LazyMemory& operator=(LazyMemory&& other) noexcept {
+        std::swap(data_, other.data_);
+        std::swap(size_, other.size_);
+        return *this;
+    }
+    float* data() const { return data_; }
+
+  private:
+    float* data_ = nullptr;
+    size_t size_ = 0;
+};

@@ -1,0 +1,51 @@
+// fp32 values of some tokens, a row per token: what the forward pass hands from one operation to the next.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+// (n_rows, n_cols) fp32, one row after another. Memory for max_rows rows is allocated once; operations set
+// n_rows of what they write to the number of tokens that they were given.
+struct Rows {
+    int n_rows = 0, n_cols = 0;
+    std::vector<float> values;  // (max_rows, n_cols)
+
+    Rows() = default;
+    Rows(size_t max_rows, int columns) : n_cols(columns), values(max_rows * size_t(columns)) {}
+
+    float* row(int i) { return values.data() + size_t(i) * size_t(n_cols); }
+    const float* row(int i) const { return values.data() + size_t(i) * size_t(n_cols); }
+
+    // Makes room for at least `rows` rows.
+    void reserve(int rows) {
+        if (values.size() < size_t(rows) * size_t(n_cols)) values.resize(size_t(rows) * size_t(n_cols));
+    }
+
+    // Drops all rows but the last n.
+    void keep_last(int n) {
+        std::copy(row(n_rows - n), row(n_rows), row(0));
+        n_rows = n;
+    }
+};
+
+// What each query head makes of each position, before or after softmax: (n_tokens, n_heads, width), where
+// token t sees the first pos + t + 1 of `width` positions. Only traces want it kept.
+struct HeadScores {
+    bool wanted = false;
+    int n_tokens = 0, n_heads = 0, pos = 0;
+    size_t width = 0;
+    std::vector<float> values;
+
+    // Makes room for the scores of a chunk, if they are wanted.
+    void resize(int tokens, int heads, int first_pos, size_t columns) {
+        n_tokens = tokens, n_heads = heads, pos = first_pos, width = columns;
+        if (wanted) values.assign(size_t(tokens) * size_t(heads) * columns, 0.0f);
+    }
+    // Of query head `head` of token `token`; null if not wanted.
+    float* row(int token, int head) {
+        return wanted ? values.data() + (size_t(token) * size_t(n_heads) + size_t(head)) * width : nullptr;
+    }
+    const float* row(int token, int head) const { return const_cast<HeadScores*>(this)->row(token, head); }
+};

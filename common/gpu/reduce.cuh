@@ -1,0 +1,38 @@
+// Reductions inside kernels: over a warp, over a block, and over the blocks that share a result.
+#pragma once
+
+#include "simt/cuda.h"
+
+__device__ inline float warp_sum(float x) {
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffff, x, distance);
+    return x;
+}
+
+// The sum over a block of up to 1024 threads, the same in every thread and in every run.
+__device__ inline float block_sum(float x) {
+    __shared__ float sums[32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+    x = warp_sum(x);
+    if (lane == 0) sums[warp] = x;
+    __syncthreads();
+    float total = 0;
+    for (int i = 0; i < n_warps; i++) total += sums[i];
+    __syncthreads();  // the next call writes to `sums` again
+    return total;
+}
+
+// Called by each of n blocks once it has written its partial result to memory. Returns true, in all threads,
+// in the block that arrives last: it may read the partial results of all n blocks. *arrivals counts the
+// blocks; it has to be 0 before the launch and is 0 again after it.
+__device__ inline bool is_last(unsigned* arrivals, unsigned n) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();  // the block's partial result is visible before its arrival is
+        last = atomicAdd(arrivals, 1u) == n - 1;
+        if (last) *arrivals = 0;
+        __threadfence();  // the other blocks' partial results are read after this
+    }
+    __syncthreads();
+    return last;
+}

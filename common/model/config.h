@@ -1,0 +1,51 @@
+// The numbers of a model, as its header has them.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+enum class Arch : uint32_t { llama = 1, qwen3 = 2 };
+
+inline const char* arch_name(Arch arch) { return arch == Arch::llama ? "llama" : "qwen3"; }
+
+// Llama 3's rescaling of the RoPE frequencies (config.json: rope_scaling, type "llama3").
+struct RopeScaling {
+    bool llama3 = false;  // false: the frequencies are used as they are
+    float factor = 1;
+    float low_freq_factor = 1;
+    float high_freq_factor = 4;
+    int original_max_position_embeddings = 0;
+};
+
+struct ModelConfig {
+    Arch arch = Arch::llama;
+    int dim = 0;         // length of a token's vector (hidden_size)
+    int hidden_dim = 0;  // length inside the feed-forward block (intermediate_size)
+    int n_layers = 0;
+    int n_heads = 0;                  // query heads
+    int n_kv_heads = 0;               // key/value heads; n_heads / n_kv_heads query heads share one
+    int head_dim = 0;                 // length of one head; n_heads * head_dim need not be dim
+    int vocab_size = 0;               // rows of the embedding and of the classifier
+    int max_seq_len = 0;              // positions the model was made for
+    bool shared_classifier = false;   // the classifier is the embedding (tied)
+    int group_size = 0;               // weights that share one scale; 0: the whole row (W8A8)
+    bool static_activations = false;  // W8A8: one scale per place, from calibration, not one per token
+    float norm_eps = 1e-5f;
+    float rope_theta = 500000;
+    RopeScaling rope_scaling;
+    int bos_id = -1;           // -1: none
+    std::vector<int> eos_ids;  // generation ends at any of these
+    float temperature = 1;     // sampling defaults, from generation_config.json; 0 is greedy
+    float top_p = 0.9f;
+    int top_k = 0;  // 0: off
+
+    int q_dim() const { return n_heads * head_dim; }
+    int kv_dim() const { return n_kv_heads * head_dim; }
+    int heads_per_kv() const { return n_heads / n_kv_heads; }
+
+    // Multiply-adds of one token in the layers' matrices, which is also the number of their weights.
+    uint64_t macs_per_token() const {
+        return uint64_t(n_layers) * uint64_t(dim) *
+               (2 * uint64_t(q_dim()) + 2 * uint64_t(kv_dim()) + 3 * uint64_t(hidden_dim));
+    }
+};

@@ -1,0 +1,17 @@
+// The schemes: what a model file begins with, and the program that runs it. A new scheme adds a row.
+#pragma once
+
+#include <cstdint>
+
+struct Scheme {
+    const char* file;     // as messages call such a file
+    const char* program;  // runs it
+    uint32_t magic;       // a file's first word
+    int version;          // and its second
+};
+
+constexpr Scheme scheme_q8{"a Q8 file", "runq", 0x616b3432, 2};           // "ak42", llama2.c's version 2
+constexpr Scheme scheme_w8a8{"a W8A8 file", "runq_w8a8", 0x616b3838, 1};  // "ak88"
+constexpr Scheme scheme_awq{"an AWQ file", "runq_awq", 0x616b3438, 5};    // "ak48", KuiperLLama's Qwen3 AWQ
+
+constexpr Scheme schemes[] = {scheme_q8, scheme_w8a8, scheme_awq};

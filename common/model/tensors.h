@@ -1,0 +1,130 @@
+// The tensors of a model file, one after another from the end of the header on.
+//
+// Each program names its tensors once, in the order of the file, as the members of its Weights. Making a
+// Weights walks along the file: every tensor gets its pointer and enters the list, from which the file's
+// length, --info and the figures of the command line follow. formats/tensors.py has the same lists in Python.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "common/model/model_file.h"
+
+// The safetensors name of a type that files hold. common/gpu/half2.h adds half.
+template <class T>
+constexpr const char* tensor_type = nullptr;
+template <>
+inline constexpr const char* tensor_type<float> = "F32";
+template <>
+inline constexpr const char* tensor_type<int8_t> = "I8";
+template <>
+inline constexpr const char* tensor_type<uint32_t> = "I32";  // eight 4-bit codes, as AutoAWQ stores them
+
+struct TensorInfo {
+    std::string name;        // of the step that uses it, as in a trace: "layers.0.attn.q_proj.codes"
+    const char* type;        // "F32", ...
+    std::vector<int> shape;  // outermost dimension first
+    uint64_t offset;         // in the file, bytes
+    uint64_t memory_offset;  // from the start of the list's memory, bytes
+    uint64_t n_bytes;
+};
+
+// The norms that every model has: before attention, before the feed-forward block, before the classifier.
+template <class T>
+struct LayerNorms {
+    std::vector<const T*> attn, ffn;  // n_layers of (dim,)
+    const T* last = nullptr;          // (dim,)
+};
+
+// Qwen3's norms over each head of q and of k, n_layers of (head_dim,); none in a Llama.
+template <class T>
+struct HeadNorms {
+    std::vector<const T*> q, k;
+};
+
+class TensorList {
+  public:
+    // Of a file's weights, or of a copy of them in n_bytes of `memory` in which each tensor begins at a
+    // multiple of `alignment` bytes.
+    TensorList(const std::byte* memory, uint64_t n_bytes, uint64_t alignment)
+        : memory_(memory), n_bytes_(n_bytes), alignment_(alignment) {}
+    explicit TensorList(const ModelFile& file) : TensorList(file.weights.data(), file.weights.size(), 1) {}
+
+    // The next tensor of the file, in place; null if the memory ends before it does.
+    template <class T>
+    const T* next(const std::string& name, std::vector<int> shape) {
+        static_assert(tensor_type<T> != nullptr);
+        uint64_t n_bytes = sizeof(T);
+        for (const int n : shape) n_bytes *= uint64_t(n);
+        const bool is_there = end_ <= n_bytes_ && n_bytes <= n_bytes_ - end_;
+        const auto* p = is_there ? reinterpret_cast<const T*>(memory_ + end_) : nullptr;
+        all_.push_back({name, tensor_type<T>, std::move(shape), header_size + weight_bytes_, end_, n_bytes});
+        weight_bytes_ += n_bytes;
+        end_ = (end_ + n_bytes + alignment_ - 1) / alignment_ * alignment_;
+        return p;
+    }
+
+    // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
+    template <class Make>
+    auto layers(const ModelConfig& c, const std::string& name, Make make) {
+        std::vector<decltype(make(name))> found;
+        for (int l = 0; l < c.n_layers; l++)
+            found.push_back(make("layers." + std::to_string(l) + "." + name));
+        return found;
+    }
+
+    // A vector of n values for each layer, n_layers of (n,).
+    template <class T>
+    std::vector<const T*> vectors(const ModelConfig& c, const std::string& name, int n) {
+        return layers(c, name, [&](const std::string& full_name) { return next<T>(full_name, {n}); });
+    }
+
+    // Norms do not change with the scheme but for their type, float or half.
+    template <class T>
+    LayerNorms<T> layer_norms(const ModelConfig& c) {
+        LayerNorms<T> n;
+        n.attn = vectors<T>(c, "attn.norm", c.dim);
+        n.ffn = vectors<T>(c, "ffn.norm", c.dim);
+        n.last = next<T>("norm", {c.dim});
+        return n;
+    }
+    template <class T>
+    HeadNorms<T> head_norms(const ModelConfig& c) {
+        if (c.arch != Arch::qwen3) return {};
+        HeadNorms<T> n;
+        n.q = vectors<T>(c, "attn.q_norm", c.head_dim);
+        n.k = vectors<T>(c, "attn.k_norm", c.head_dim);
+        return n;
+    }
+
+    const std::vector<TensorInfo>& all() const { return all_; }
+    uint64_t weight_bytes() const { return weight_bytes_; }  // in the file
+    uint64_t memory_bytes() const { return end_; }           // with every tensor aligned
+
+    // Bytes that one decode step reads: all, but of an embedding that is not also the classifier only a row.
+    uint64_t bytes_per_token(const ModelConfig& c) const {
+        uint64_t n = weight_bytes_;
+        for (const TensorInfo& t : all_) {
+            if (!c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."))) n -= t.n_bytes;
+        }
+        return n;
+    }
+
+    // Throws std::runtime_error unless the tensors fill the file's weights exactly.
+    void check_end(const ModelFile& file) const {
+        if (file.weights.size() == weight_bytes_) return;
+        throw std::runtime_error(file.path + ": weights are " + std::to_string(file.weights.size()) +
+                                 " bytes, but the header implies " + std::to_string(weight_bytes_));
+    }
+
+  private:
+    const std::byte* memory_;
+    uint64_t n_bytes_, alignment_;
+    uint64_t weight_bytes_ = 0, end_ = 0;
+    std::vector<TensorInfo> all_;
+};

@@ -1,0 +1,184 @@
+// Text to ids: added tokens, the pre-tokenizer's pattern, and byte-pair encoding of each word. Part of
+// tokenizer.h.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <queue>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/text/nfc.h"
+#include "common/text/tokenizer.h"
+#include "common/text/utf8.h"
+
+#ifdef NO_TOKENIZER
+inline std::vector<int> Tokenizer::encode(std::string_view, bool) const {
+    throw std::runtime_error(
+        "tokenizer: built without PCRE2 and utf8proc (TOKENIZER=0), so it takes ids only");
+}
+#else
+inline std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos) const {
+    std::vector<int> ids;
+    if (add_bos && flags_ & kAddBos) ids.push_back(bos_id_);
+    std::string repaired;
+    if (utf8_valid_prefix(text) != text.size()) text = repaired = utf8_replace_invalid(text);
+
+    const auto push = [&](int id) { ids.push_back(id); };
+    const auto encode_normalized = [&](std::string_view s) { encode_text(s, ids); };
+    const auto normalize = [&](std::string_view s) {
+        if (flags_ & kNfc) {
+            const std::string normal = nfc(s);
+            split_added(normalized_tokens_, normal, encode_normalized, push);
+        } else {
+            split_added(normalized_tokens_, s, encode_normalized, push);
+        }
+    };
+    split_added(raw_tokens_, text, normalize, push);
+    return ids;
+}
+
+// Cuts `s` at the added tokens in it: on_text(stretch) for what is between them, on_token(id) for each. Of
+// the tokens that match at one place the longest is taken. This follows `find_matches` of Hugging Face's
+// added_vocabulary.rs, also where that is peculiar: the search goes on behind a token's own text, not behind
+// the white space that `rstrip` takes along, and behind a token that `single_word` turns down.
+template <typename Text, typename Token>
+void Tokenizer::split_added(const AddedTokens& tokens, std::string_view s, Text on_text,
+                            Token on_token) const {
+    size_t done = 0;  // everything before it has been handed out
+    for (size_t i = 0; i < s.size();) {
+        const std::string_view rest = s.substr(i);
+        const AddedToken* found = nullptr;
+        for (const AddedToken& token : tokens[static_cast<uint8_t>(rest[0])]) {
+            if (rest.starts_with(token.text)) {
+                found = &token;
+                break;
+            }
+        }
+        if (!found) {
+            i++;
+            continue;
+        }
+        size_t start = i, stop = i + found->text.size();
+        i = stop;
+        if (found->flags & AddedToken::single_word) {
+            const bool word_before = start > 0 && is_word_char(utf8_last(s.substr(0, start)));
+            const bool word_after = stop < s.size() && is_word_char(s.substr(stop));
+            if (word_before || word_after) continue;
+        }
+        if (found->flags & AddedToken::lstrip) {
+            start = std::max(start - trailing_space(s.substr(0, start), is_white_space), done);
+        }
+        if (found->flags & AddedToken::rstrip) stop += leading_space(s.substr(stop), is_white_space);
+        if (done < start) on_text(s.substr(done, start - done));
+        on_token(found->id);
+        done = stop;
+    }
+    if (done < s.size()) on_text(s.substr(done));
+}
+
+// Whether the first character of `s` may be part of a word (\w of Rust's regular expressions).
+inline bool Tokenizer::is_word_char(std::string_view s) const {
+    const std::string_view character = s.substr(0, utf8_first(s).length);
+    return RegexMatcher(word_pattern_, character).match(0) > 0;
+}
+
+// Splits normalized text by the pattern and encodes each word. What no match covers is a word too ("isolated"
+// in Hugging Face's terms). An empty match also cuts, but one right behind the last match does not count.
+inline void Tokenizer::encode_text(std::string_view s, std::vector<int>& ids) const {
+    if (!has_pattern_) return encode_word(s, ids);
+    RegexMatcher matcher(pattern_, s);
+    size_t start = 0;           // of the stretch not yet encoded
+    bool just_matched = false;  // a match ended at `i`
+    for (size_t i = 0; i < s.size();) {
+        const ptrdiff_t end = matcher.match(i);
+        if (end < 0 || (just_matched && static_cast<size_t>(end) == i)) {
+            i += utf8_first(s.substr(i)).length;
+            just_matched = false;
+            continue;
+        }
+        if (start < i) encode_word(s.substr(start, i - start), ids);
+        if (i < static_cast<size_t>(end)) encode_word(s.substr(i, end - i), ids);
+        start = i = static_cast<size_t>(end);
+        just_matched = true;
+    }
+    if (start < s.size()) encode_word(s.substr(start), ids);
+}
+
+inline void Tokenizer::encode_word(std::string_view word, std::vector<int>& ids) const {
+    if (flags_ & kIgnoreMerges) {
+        if (const int32_t id = words_[word_slot(word)]; id >= 0) return ids.push_back(id);
+    }
+    const size_t start = ids.size();
+    for (const char c : word) {
+        // A byte that no token stands for vanishes, as it does in Hugging Face's BPE without an unk_token.
+        if (const int id = byte_ids_[static_cast<uint8_t>(c)]; id >= 0) ids.push_back(id);
+    }
+    if (ids.size() - start <= kShortWord) {
+        merge_short(ids, start);
+    } else {
+        merge_long(ids, start);
+    }
+}
+
+// Byte-pair encoding of ids[start..]: again and again, of all neighbours that may merge, the pair with the
+// lowest rank does, the leftmost of equals. Takes O(n^2) steps for n ids, in two small arrays.
+inline void Tokenizer::merge_short(std::vector<int>& ids, size_t start) const {
+    std::array<uint32_t, kShortWord> ranks;  // of the merge of i and i + 1
+    int* id = ids.data() + start;
+    size_t n = ids.size() - start;
+    const auto rank_at = [&](size_t i) { return i + 1 < n ? find_merge(id[i], id[i + 1]).rank : kNoRank; };
+    for (size_t i = 0; i < n; i++) ranks[i] = rank_at(i);
+    while (n > 1) {
+        const size_t best = std::min_element(ranks.begin(), ranks.begin() + n) - ranks.begin();
+        if (ranks[best] == kNoRank) break;
+        id[best] = find_merge(id[best], id[best + 1]).merged;
+        std::copy(id + best + 2, id + n, id + best + 1);
+        std::copy(ranks.begin() + best + 2, ranks.begin() + n, ranks.begin() + best + 1);
+        n--;
+        ranks[best] = rank_at(best);
+        if (best > 0) ranks[best - 1] = rank_at(best - 1);
+    }
+    ids.resize(start + n);
+}
+
+// The same in O(n log n): a linked list of ids, and a heap of the merges that were possible when they were
+// pushed. One whose ids have changed since is skipped.
+inline void Tokenizer::merge_long(std::vector<int>& ids, size_t start) const {
+    struct Candidate {
+        uint32_t rank, left, right;  // left and right: positions
+        bool operator<(const Candidate& o) const { return rank != o.rank ? rank > o.rank : left > o.left; }
+    };
+    if (ids.size() - start > UINT32_MAX) throw std::runtime_error("tokenizer: a word of 4 GB");
+    const auto n = static_cast<uint32_t>(ids.size() - start), none = n;
+    int* id = ids.data() + start;  // -1: merged into the one on its left
+    std::vector<uint32_t> next(n), previous(n);
+    std::priority_queue<Candidate> heap;
+    const auto push = [&](uint32_t left, uint32_t right) {
+        if (left == none || right == none) return;
+        if (const uint32_t rank = find_merge(id[left], id[right]).rank; rank != kNoRank) {
+            heap.push({rank, left, right});
+        }
+    };
+    for (uint32_t i = 0; i < n; i++) next[i] = i + 1, previous[i] = i > 0 ? i - 1 : none;
+    for (uint32_t i = 0; i + 1 < n; i++) push(i, i + 1);
+    while (!heap.empty()) {
+        const Candidate c = heap.top();
+        heap.pop();
+        if (id[c.left] < 0 || id[c.right] < 0 || next[c.left] != c.right) continue;
+        const Merge& merge = find_merge(id[c.left], id[c.right]);
+        if (merge.rank != c.rank) continue;
+        id[c.left] = merge.merged;
+        id[c.right] = -1;
+        next[c.left] = next[c.right];
+        if (next[c.left] != none) previous[next[c.left]] = c.left;
+        push(previous[c.left], c.left);
+        push(c.left, next[c.left]);
+    }
+    ids.erase(std::remove(ids.begin() + static_cast<ptrdiff_t>(start), ids.end(), -1), ids.end());
+}
+#endif  // NO_TOKENIZER

@@ -1,0 +1,20 @@
+"""Options of the command line that several exporters have."""
+
+import argparse
+from pathlib import Path
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """What every exporter takes."""
+    parser.add_argument("hf_dir", type=Path, metavar="HF_DIR")
+    parser.add_argument("out", type=Path, metavar="OUT.bin")
+    parser.add_argument("--no-tokenizer", action="store_true", help="leave it out: the file runs on token ids alone")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def add_calibration(parser: argparse.ArgumentParser) -> None:
+    """What exporters take that calibrate on a text."""
+    parser.add_argument("--calib", type=Path, metavar="TEXT",
+                        help="a text to calibrate with, of the kind the model is for")  # fmt: skip
+    parser.add_argument("--samples", type=int, metavar="N", help="pieces of the text to calibrate with (16)")
+    parser.add_argument("--seq-len", type=int, metavar="N", help="tokens in each (min(512, the model's context))")

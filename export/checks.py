@@ -1,0 +1,37 @@
+"""Whether the matrices of a checkpoint have the dimensions that a scheme needs."""
+
+from formats.checkpoint import Checkpoint, ModelError
+
+MAX_ROW = 65536  # input channels of a matrix with one scale per row: 65536 * 127^2 < 2^31
+
+
+def check_group_size(
+    checkpoint: Checkpoint, group_size: int, option: str = "--group-size", allowed: tuple[int, ...] | None = None
+) -> None:
+    """Refuses a group size that does not divide every row of every matrix.
+
+    Names the largest power of two that does, if it is one of the allowed sizes; None: all are.
+    """
+    c = checkpoint.config
+    rows = {"hidden_size": c.dim, "intermediate_size": c.hidden_dim, "num_attention_heads * head_dim": c.q_dim}
+    best = 1
+    while all(n % (2 * best) == 0 for n in rows.values()):
+        best *= 2
+    if group_size < 4 or group_size % 4:
+        raise ModelError(f"{option} is {group_size}, expected a multiple of 4; {best} would do")
+    hint = f"; the largest power of two that would do is {best}" if allowed is None or best in allowed else ""
+    for name, n in rows.items():
+        if n % group_size:
+            raise ModelError(
+                f"{checkpoint.path / 'config.json'}: {name} is {n}, not a multiple of {option} {group_size}{hint}"
+            )
+
+
+def check_rows(checkpoint: Checkpoint) -> None:
+    """Refuses rows that cannot share one scale: no multiple of 4, or so long that a sum of products leaves int32."""
+    c = checkpoint.config
+    rows = {"hidden_size": c.dim, "intermediate_size": c.hidden_dim, "num_attention_heads * head_dim": c.q_dim}
+    for name, n in rows.items():
+        if n % 4 or n > MAX_ROW:
+            path = checkpoint.path / "config.json"
+            raise ModelError(f"{path}: {name} is {n}, expected a multiple of 4, at most {MAX_ROW}")

@@ -1,0 +1,247 @@
+"""Model files: their header, and writing one. docs/model-files.md has the byte layout, formats/tensors.py the weights.
+
+A file is written under a temporary name beside its destination and renamed when it is complete, so that an
+interrupted export leaves nothing that looks finished.
+"""
+
+import os
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from formats.checkpoint import Config, ModelError, RopeScaling, read_json
+from formats.schemes import FileFormat, format_of
+from formats.tensors import HEADER_SIZE, Tensor, with_offsets
+
+EXTENSION_MAGIC, EXTENSION_OFFSET = 0x31584B41, 0x40  # "AKX1"
+ARCH_NUMBER = {"llama": 1, "qwen3": 2}
+MAX_EOS_IDS = 8
+
+# Struct formats without padding, little-endian. The fields at 0x25 and 0x29 are unaligned, as in llama2.c.
+_HEADER = "<Ii7iBi"  # magic, version, seven dimensions, shared_classifier, group_size
+_EXTENSION = "<IIiiffIfffiii8iffiQQIi"  # up to the checksum and W8A8's activations
+_CHECKSUM_OFFSET = 0xB0
+_KUIPER_GROUP_SIZE_OFFSET = 0x29  # head_dim is where the others have group_size
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Ids and sampling defaults, from generation_config.json and config.json."""
+
+    bos_id: int = -1
+    eos_ids: list[int] = field(default_factory=list)
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0  # 1: off
+    top_k: int = 0  # 0: off
+
+
+def read_generation(hf_dir: Path, vocab_size: int) -> Generation:
+    """How the model likes to be sampled, as transformers would: generation_config.json before config.json."""
+    merged = read_json(hf_dir / "config.json")
+    path = hf_dir / "generation_config.json"
+    if path.exists():
+        merged = {**merged, **read_json(path)}
+    else:
+        path = hf_dir / "config.json"
+
+    def token_id(name: str, value: object) -> int:
+        if not isinstance(value, int) or not 0 <= value < vocab_size:
+            raise ModelError(f"{path}: {name} is {value!r}, expected an id below vocab_size {vocab_size}")
+        return value
+
+    def number(name: str, default: float, low: float, high: float) -> float:
+        value = merged.get(name)
+        value = default if value is None else value
+        if not isinstance(value, int | float) or not low <= value <= high:
+            raise ModelError(f"{path}: {name} is {value!r}, expected {low} to {high}")
+        return value
+
+    eos = merged.get("eos_token_id")
+    eos = [] if eos is None else eos if isinstance(eos, list) else [eos]
+    if len(eos) > MAX_EOS_IDS:
+        raise ModelError(f"{path}: eos_token_id has {len(eos)} ids, at most {MAX_EOS_IDS} fit the header")
+    bos = merged.get("bos_token_id")
+    sampled = merged.get("do_sample", False)
+    return Generation(
+        bos_id=-1 if bos is None else token_id("bos_token_id", bos),
+        eos_ids=[token_id("eos_token_id", e) for e in eos],
+        temperature=number("temperature", 1.0, 0.0, 100.0) if sampled else 0.0,
+        top_p=number("top_p", 1.0, 0.0, 1.0),
+        top_k=int(number("top_k", 50 if sampled else 0, 0, 1 << 24)),
+    )
+
+
+def header(
+    config: Config,
+    generation: Generation,
+    file_format: FileFormat,
+    group_size: int,
+    tokenizer_offset: int,
+    tokenizer: bytes,
+    activations: int = 0,
+) -> bytes:
+    """The 256 bytes in front of the weights, with the checksum over them and the tokenizer section.
+
+    group_size 0: one scale per row. activations: 1 if W8A8's activations have static scales, otherwise 0.
+    """
+    c, s = config, config.rope_scaling
+    head = bytearray(HEADER_SIZE)
+    dims = (c.dim, c.hidden_dim, c.n_layers, c.n_heads, c.n_kv_heads, c.vocab_size, c.max_seq_len)
+    at_25 = c.head_dim if file_format.is_kuiper else group_size
+    struct.pack_into(_HEADER, head, 0, file_format.magic, file_format.version, *dims, int(c.tied), at_25)
+    if file_format.is_kuiper:
+        struct.pack_into("<i", head, _KUIPER_GROUP_SIZE_OFFSET, group_size)
+    scaling = (0, 0.0, 0.0, 0.0, 0)
+    if s is not None:
+        scaling = (1, s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_position_embeddings)
+    eos = generation.eos_ids + [0] * (MAX_EOS_IDS - len(generation.eos_ids))
+    struct.pack_into(
+        _EXTENSION,
+        head,
+        EXTENSION_OFFSET,
+        EXTENSION_MAGIC,
+        ARCH_NUMBER[c.arch],
+        c.head_dim,
+        group_size,
+        c.norm_eps,
+        c.rope_theta,
+        *scaling,
+        generation.bos_id,
+        len(generation.eos_ids),
+        *eos,
+        generation.temperature,
+        generation.top_p,
+        generation.top_k,
+        tokenizer_offset,
+        len(tokenizer),
+        0,
+        activations,
+    )
+    struct.pack_into("<I", head, _CHECKSUM_OFFSET, zlib.crc32(tokenizer, zlib.crc32(head)))
+    return bytes(head)
+
+
+@dataclass(frozen=True)
+class FileHeader:
+    """What a header says about the weights behind it."""
+
+    config: Config
+    group_size: int  # 0: one scale per row
+    activations: int  # W8A8: 0 dynamic, 1 static
+    weights_end: int  # where the tokenizer section begins
+
+
+def read_header(path: Path, file_format: FileFormat) -> FileHeader:
+    """The header of a file that `header` wrote. Raises ModelError if it is of another kind or inconsistent.
+
+    An AWQ file without extension block is another program's: a Qwen3 with rope_theta 1e6 and norm_eps 1e-6.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as f:
+            head = f.read(HEADER_SIZE)
+            if len(head) < HEADER_SIZE:
+                raise ModelError(f"{path}: {size} bytes, too short for a model file")
+            found, found_version, *dims, tied, group_size = struct.unpack_from(_HEADER, head)
+            if (found, found_version) != (file_format.magic, file_format.version):
+                raise ModelError(
+                    f"{path}: magic 0x{found:08x} version {found_version}, "
+                    f"expected 0x{file_format.magic:08x} version {file_format.version}"
+                )
+            extension = struct.unpack_from(_EXTENSION, head, EXTENSION_OFFSET)
+            foreign = file_format.is_kuiper and extension[0] == 0
+            offset, tokenizer_size, checksum, activations = (size, 0, 0, 0) if foreign else extension[-4:]
+            if offset + tokenizer_size != size or offset < HEADER_SIZE:
+                raise ModelError(f"{path}: {size} bytes, the header says {offset + tokenizer_size}")
+            f.seek(offset)
+            blank = head[:_CHECKSUM_OFFSET] + bytes(4) + head[_CHECKSUM_OFFSET + 4 :]
+            if not foreign and zlib.crc32(f.read(), zlib.crc32(blank)) != checksum:
+                raise ModelError(f"{path}: the checksum does not hold")
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
+    _, arch, head_dim, _, norm_eps, rope_theta, scaled, *scaling = extension[:11]
+    if file_format.is_kuiper:
+        at_25, (group_size,) = group_size, struct.unpack_from("<i", head, _KUIPER_GROUP_SIZE_OFFSET)
+        if foreign:
+            arch, head_dim, norm_eps, rope_theta, scaled = ARCH_NUMBER["qwen3"], at_25, 1e-6, 1e6, 0
+        elif at_25 != head_dim:
+            raise ModelError(f"{path}: head_dim is {at_25} at 0x25 and {head_dim} at 0x48")
+    archs = {number: name for name, number in ARCH_NUMBER.items()}
+    if arch not in archs:
+        raise ModelError(f"{path}: arch is {arch}, expected one of {sorted(archs)}")
+    dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len = dims
+    config = Config(
+        arch=archs[arch],
+        dim=dim,
+        hidden_dim=hidden_dim,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        max_seq_len=max_seq_len,
+        tied=bool(tied),
+        norm_eps=norm_eps,
+        rope_theta=rope_theta,
+        rope_scaling=RopeScaling(*scaling) if scaled else None,
+    )
+    return FileHeader(config, group_size, activations, offset)
+
+
+def read_format(path: Path) -> FileFormat | None:
+    """The format of a file by its first four bytes; None if they are no model file's. Raises OSError."""
+    with path.open("rb") as f:
+        return format_of(int.from_bytes(f.read(4), "little"))
+
+
+def map_tensors(path: Path, tensors: Iterable[Tensor], weights_end: int) -> dict[str, np.ndarray]:
+    """The tensors of a file by name, mapped and not read. Raises ModelError if they do not end at weights_end."""
+    data = np.memmap(path, np.uint8, mode="r")
+    mapped, position = {}, HEADER_SIZE
+    for tensor in with_offsets(tensors):
+        if tensor.end > weights_end:
+            raise ModelError(f"{path}: weights end at byte {weights_end}, too soon")
+        mapped[tensor.name] = np.asarray(data[tensor.offset : tensor.end]).view(tensor.dtype).reshape(tensor.shape)
+        position = tensor.end
+    if position != weights_end:
+        raise ModelError(f"{path}: weights end at byte {position}, the header says {weights_end}")
+    return mapped
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path` when the block ends well and vanishes when it does not.
+
+    An OSError in the block, such as of a full disk, becomes a ModelError.
+    """
+    path = Path(path)
+    if path.is_dir():
+        raise ModelError(f"{path}: is a directory")
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot write: {error.strerror}") from None
+    try:
+        with os.fdopen(descriptor, "wb") as f:
+            yield f
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it private
+        os.replace(temporary, path)
+    except BaseException as error:
+        Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise ModelError(f"{path}: cannot write: {error.strerror}") from None
+        raise
+
+
+def write_array(f: BinaryIO, values: np.ndarray, dtype: str) -> None:
+    """Appends the values, row by row, little-endian."""
+    f.write(np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<")).data)

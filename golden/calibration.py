@@ -1,0 +1,157 @@
+"""Calibration: what the unquantized model's activations look like on a sample text.
+
+SmoothQuant (golden/smooth.py) and AWQ (golden/awq_search.py) choose their factors from it. A text becomes samples of
+token ids; the forward pass runs over them layer by layer; an `Observer` keeps what quantized matrices read.
+"""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from formats.checkpoint import Checkpoint, Config, ModelError
+from golden.channel_scaling import PLACES
+from golden.forward import F32, F64, Fp32, forward_layer, rmsnorm, rope_table
+from golden.perplexity import encode, windows
+
+N_SAMPLES = 16  # unless the caller says how many
+SEQ_LEN = 512  # ids of each, if the model's context has room for as many
+
+
+# ----------------------------------------------------------------------------
+# Samples
+
+
+def read_text(path: Path) -> str:
+    """The calibration text. Raises ModelError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ModelError(f"{path}: no such file") from None
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: not UTF-8 at byte {error.start}") from None
+
+
+def read_samples(
+    checkpoint: Checkpoint, calibration: Path, n_samples: int | None, seq_len: int | None
+) -> list[np.ndarray]:
+    """The samples to calibrate with. None: as many as usual, or as long. Raises ModelError."""
+    n_samples = N_SAMPLES if n_samples is None else n_samples
+    seq_len = min(SEQ_LEN, checkpoint.config.max_seq_len) if seq_len is None else seq_len
+    return calibration_samples(checkpoint.path, checkpoint.config, read_text(calibration), n_samples, seq_len)
+
+
+def calibration_samples(hf_dir: Path, config: Config, text: str, n_samples: int, seq_len: int) -> list[np.ndarray]:
+    """Up to n_samples pieces of the text, each of at most seq_len ids, the model's first token in front if it has one.
+
+    Raises ModelError if there is no tokenizer or no text; warns if the text is too short for so many.
+    """
+    if n_samples < 1:
+        raise ModelError(f"--samples is {n_samples}, expected 1 or more")
+    if not 2 <= seq_len <= config.max_seq_len:
+        raise ModelError(f"--seq-len is {seq_len}, expected 2 to the model's {config.max_seq_len}")
+    path = Path(hf_dir) / "tokenizer.json"
+    if not path.exists():
+        raise ModelError(f"{path}: no such file, and calibration needs the model's tokenizer")
+    try:
+        ids, bos = encode(hf_dir, text)
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise ModelError(f"{path}: {error}") from None
+    if not ids:
+        raise ModelError("the calibration text is empty")
+    if max(ids) >= config.vocab_size:
+        raise ModelError(f"{path}: gives id {max(ids)}, vocab_size is {config.vocab_size}")
+    samples = list(windows(ids, bos, seq_len))[:n_samples]
+    found = sum(len(sample) for sample in samples)
+    if found < n_samples * seq_len:
+        warnings.warn(
+            f"the calibration text gives {found} ids, {n_samples} samples of {seq_len} would take "
+            f"{n_samples * seq_len}; going on with what there is",
+            stacklevel=2,
+        )
+    return samples
+
+
+# ----------------------------------------------------------------------------
+# What activations look like
+
+
+@dataclass
+class Inputs:
+    """What calibration saw at one place, fp32. largest, mean: (width,), of each channel's |x|; rows: some rows of x."""
+
+    largest: np.ndarray
+    mean: np.ndarray
+    rows: np.ndarray
+
+
+class Observer:
+    """A step that keeps each channel's maximum and mean magnitude, and some rows, of what quantized matrices read."""
+
+    def __init__(self) -> None:
+        self._largest: dict[str, np.ndarray] = {}
+        self._sum: dict[str, np.ndarray] = {}
+        self._count: dict[str, int] = {}
+        self._rows: dict[str, list[np.ndarray]] = {}
+        self.picked = np.zeros(0, int)  # which rows of the current sample to keep
+
+    def __call__(self, name: str, value: np.ndarray) -> np.ndarray:
+        if name == "norm" or name.split(".", 2)[-1] in PLACES:
+            magnitude = np.abs(value)
+            largest = magnitude.max(axis=0)
+            if not np.isfinite(largest).all():
+                raise ModelError(f"calibration met a value that is not finite at {name}")
+            self._largest[name] = np.maximum(self._largest.get(name, F32(0)), largest)
+            self._sum[name] = self._sum.get(name, F64(0)) + magnitude.sum(axis=0, dtype=F64)
+            self._count[name] = self._count.get(name, 0) + len(value)
+            self._rows.setdefault(name, []).append(value[self.picked])
+        return value
+
+    def inputs(self) -> dict[str, Inputs]:
+        """What was seen since the last call, by step name."""
+        seen = {
+            name: Inputs(largest, (self._sum[name] / self._count[name]).astype(F32), np.concatenate(self._rows[name]))
+            for name, largest in self._largest.items()
+        }
+        self._largest, self._sum, self._count, self._rows = {}, {}, {}, {}
+        return seen
+
+
+def observe(
+    checkpoint: Checkpoint, samples: list[np.ndarray], n_rows: int = 0, progress: bool = False
+) -> Iterator[tuple[Fp32, dict[str, Inputs]]]:
+    """The unquantized forward pass over all samples, one layer's weights in memory at a time if the caller keeps none.
+
+    After each layer: its weights, and what its four places saw. At the end the same for the final norm. n_rows: rows
+    to keep of each place, spread evenly over the samples.
+    """
+    config, observer = checkpoint.config, Observer()
+    total = sum(len(sample) for sample in samples)
+    kept = np.unique(np.linspace(0, total - 1, min(n_rows, total)).round().astype(int))
+    starts = np.cumsum([0, *(len(sample) for sample in samples)])
+    picked = [kept[(kept >= a) & (kept < b)] - a for a, b in pairwise(starts)]
+
+    table = Fp32(checkpoint)
+    states = [table.embedding(sample) for sample in samples]
+    del table
+    with tqdm(total=config.n_layers * total, unit="token", unit_scale=True, desc="calibrating",
+              disable=not progress, mininterval=0.5) as bar:  # fmt: skip
+        for i in range(config.n_layers):
+            weights = Fp32(checkpoint)
+            for j, x in enumerate(states):
+                observer.picked = picked[j]
+                states[j] = forward_layer(config, weights, i, x, rope_table(config, np.arange(len(x))), observer)
+                bar.update(len(x))
+            yield weights, observer.inputs()
+            del weights  # before the next layer's are read
+        last = Fp32(checkpoint)
+        for j, x in enumerate(states):
+            observer.picked = picked[j]
+            observer("norm", rmsnorm(x, last.vector("norm"), config.norm_eps))
+        yield last, observer.inputs()

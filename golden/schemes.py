@@ -1,0 +1,46 @@
+"""The schemes that the reference runs: one row each. Their files' formats are in formats/schemes.py."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from formats.checkpoint import Config
+from formats.model_file import read_format
+from formats.schemes import AWQ_FILE, Q8_FILE, W8A8_FILE, FileFormat
+from golden.awq import AWQ
+from golden.forward import Scheme
+from golden.w8a8 import W8A8
+
+
+class FileScheme(Scheme, Protocol):
+    """A scheme that was read from a model file, with the file's config."""
+
+    config: Config
+
+
+@dataclass(frozen=True)
+class Reference:
+    """How the reference gets at a scheme, and which of its model files have golden vectors."""
+
+    format: FileFormat
+    read: Callable[[Path], FileScheme] | None  # a model file; None: from a Hugging Face directory, by golden.q8
+    variants: tuple[str, ...]  # in the names of files: build/models/MODEL.VARIANT.bin
+
+
+SCHEMES = {
+    reference.format.scheme: reference
+    for reference in (
+        Reference(Q8_FILE, None, ("q8",)),
+        Reference(W8A8_FILE, W8A8, ("w8a8", "w8a8-block32", "w8a8-static")),
+        Reference(AWQ_FILE, AWQ, ("awq", "awq-g64")),
+    )
+}
+
+
+def read_file(path: Path) -> FileScheme:
+    """The scheme of a model file, by its magic. Raises ModelError if it has none that can be read here."""
+    file_format = read_format(path)
+    reference = SCHEMES.get(file_format.scheme) if file_format else None
+    read = reference.read if reference else None
+    return (read or W8A8)(path)  # W8A8 refuses what is no model file, or Q8's, and says what it found

@@ -1,0 +1,67 @@
+# Compiling: flags, packages, the programs.
+
+# g++ 12 sees overlaps in std::string's operator+ (GCC bug 105651) and uninitialized registers in the AVX-512 headers
+# (105593) that are not there; passing vectors between functions concerns no ABI, as all of them are inlined.
+WARNINGS := -Wall -Wextra -Wshadow -Wno-psabi $(if $(findstring clang,$(CXX)),,-Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized) $(if $(WERROR),-Werror)
+# Rounding stays exactly as written; only errno and floating-point traps, which nothing here looks at, are given up.
+CXXFLAGS_ALL := -std=c++20 -O3 -march=$(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -I. $(WARNINGS) $(CXXFLAGS)
+ifeq ($(TOKENIZER),0)
+CXXFLAGS_ALL += -DNO_TOKENIZER
+PACKAGES_BUILD := g++
+else
+LIBS := -lpcre2-8 -lutf8proc
+PACKAGES_BUILD := g++ pkg-config libpcre2-dev libutf8proc-dev
+endif
+PACKAGES_TEST := doctest-dev nlohmann-json3-dev libsimde-dev
+PACKAGES_ARM  := g++-aarch64-linux-gnu qemu-user
+PACKAGES_LINT := clang clang-format clang-tidy libomp-dev
+
+# The compiler lists the headers that it read, for each file that it makes: build/deps/FILE.d, read back at the end.
+DEPS = -MMD -MP -MT $@ -MF build/deps/$(subst /,_,$@).d
+DEPS_FOLDER := $(shell mkdir -p build/deps)
+-include $(wildcard build/deps/*.d)
+
+$(PROGRAMS): %: %.cpp build/flags build/packages
+	$(CXX) $(CXXFLAGS_ALL) $(DEPS) $< -o $@ $(LIBS)
+
+# A CUDA program is for the GPU where there are nvcc and a GPU, and otherwise for the CPU, through simt/. CUDA=1 and
+# CUDA=0 say which; CUDA_ARCH for which GPU. Where cuBLAS cannot be found it is built without.
+NVCC      ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
+CUDA      ?= $(shell command -v $(NVCC) >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
+CUDA_ARCH ?= native
+empty     :=
+comma     := ,
+spaced_to_commas = $(subst $(empty) $(empty),$(comma),$(strip $1))
+NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler $(call spaced_to_commas,-fopenmp -Wall -Wextra $(if $(WERROR),-Werror)) $(filter -D%,$(CXXFLAGS_ALL))
+CUBLAS     = $(eval CUBLAS := $$(shell sh tools/cublas.sh $$(NVCC) $$(PYTHON)))$(CUBLAS)
+# CUDA code looks at the same bytes as uint4 and as half.
+SIMT_FLAGS := $(CXXFLAGS_ALL) -fno-strict-aliasing -Wno-unknown-pragmas
+$(CUDA_PROGRAMS): %: %.cu build/flags build/packages
+ifeq ($(CUDA),1)
+	$(NVCC) $(NVCC_FLAGS) -arch=$(CUDA_ARCH) $(DEPS) $< -o $@ $(LIBS) $(CUBLAS)
+else
+	$(CXX) $(SIMT_FLAGS) $(DEPS) -x c++ $< -o $@ $(LIBS)
+endif
+
+# Another compiler or other flags than last time: build again.
+FLAGS = $(CXX) $(CXXFLAGS_ALL) $(LIBS) CUDA=$(CUDA) $(CUDA_ARCH)
+build/flags: FORCE
+	@mkdir -p build
+	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
+FORCE:
+
+build/packages: tools/install.sh
+	@mkdir -p build
+	@CXX="$(CXX)" sh tools/install.sh $(PACKAGES_BUILD)
+	@touch $@
+
+build/packages-test: build/packages
+	@sh tools/install.sh $(PACKAGES_TEST)
+	@touch $@
+
+# Each CPU program and its headers in one file.
+HEADERS := $(wildcard common/*/*.h common/*/*.cuh)
+single: $(PROGRAMS:%=build/single/%.cpp)
+build/single/%.cpp: %.cpp $(HEADERS) tools/single.py
+	@mkdir -p $(@D)
+	$(PYTHON) tools/single.py $< > $@

@@ -1,0 +1,56 @@
+# Tests: doctest programs of C++ and pytest over tests/, run by tests/run.py.
+
+SIMT_TESTS := simt_test simt_checks_test $(CUDA_PROGRAMS:%=%_test) $(CUDA_PROGRAMS:%=%_checked_test) awq_kernels_test
+TEST_BINS  := build/common_test build/int8_simde_test $(PROGRAMS:%=build/%_test) $(SIMT_TESTS:%=build/%)
+
+test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAMS:%=build/asan/%) $(ALL_PROGRAMS) \
+      single $(PY) $(FIRST_MODELS) $(TEST_MODELS)
+	@$(PY) tests/run.py $(TEST_BINS)
+
+build/%_test.o: tests/%_test.cpp build/flags build/packages-test
+	$(CXX) $(CXXFLAGS_ALL) $(DEPS) -Itests -c $< -o $@
+build/main.o: tests/main.cpp build/flags build/packages-test
+	$(CXX) $(CXXFLAGS_ALL) $(DEPS) -c $< -o $@
+
+# What does not depend on the scheme is tested in one program; each program's own source in one of its own.
+OWN_TESTS := $(PROGRAMS:%=tests/%_test.cpp) $(SIMT_TESTS:%=tests/%.cpp) tests/int8_simde_test.cpp
+build/common_test: build/main.o $(patsubst tests/%.cpp,build/%.o,$(filter-out $(OWN_TESTS),$(wildcard tests/*_test.cpp)))
+	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
+$(PROGRAMS:%=build/%_test) build/int8_simde_test: %: build/main.o %.o
+	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
+# Where VNNI is emulated, whatever the machine has: see the source. A program of its own, as it defines the kernels again.
+build/int8_simde_test.o: CXXFLAGS_ALL := $(filter-out -march=%,$(CXXFLAGS_ALL))
+
+# CUDA, always through simt/ here. In the checked build the emulator looks at every load and store: simt/checks.cpp.
+CHECKED_FLAGS := $(SIMT_FLAGS) -O1 -g -DCHECKED_BUILD -fsanitize=thread,alignment,bounds $(if $(findstring clang,$(CXX)),,-Wno-tsan)
+CHECKED_TESTS := simt_checks_test awq_kernels_test $(CUDA_PROGRAMS:%=%_checked_test)
+PLAIN_TESTS   := $(filter-out $(CHECKED_TESTS),$(SIMT_TESTS))
+$(PLAIN_TESTS:%=build/%.o): CXXFLAGS_ALL := $(SIMT_FLAGS)
+build/simt_checks_test.o build/awq_kernels_test.o: build/%.o: tests/%.cpp build/flags build/packages-test
+	$(CXX) $(CHECKED_FLAGS) $(DEPS) -Itests -c $< -o $@
+$(CUDA_PROGRAMS:%=build/%_checked_test.o): build/%_checked_test.o: tests/%_test.cpp build/flags build/packages-test
+	$(CXX) $(CHECKED_FLAGS) $(DEPS) -Itests -c $< -o $@
+build/checks.o: simt/checks.cpp build/flags build/packages
+	$(CXX) $(SIMT_FLAGS) $(DEPS) -c $< -o $@
+$(PLAIN_TESTS:%=build/%): %: build/main.o %.o
+	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
+$(CHECKED_TESTS:%=build/%): %: build/main.o build/checks.o %.o
+	$(CXX) $(CXXFLAGS_ALL) $^ -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset -o $@ $(LIBS)
+
+build/tokenize_tool: tests/tokenize_tool.cpp build/flags build/packages
+	$(CXX) $(CXXFLAGS_ALL) $(DEPS) $< -o $@ $(LIBS)
+
+# The same programs under AddressSanitizer and UBSan, for the tests that feed them broken files.
+ASAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+build/asan/%: %.cpp build/flags build/packages
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS_ALL) $(ASAN) $(DEPS) $< -o $@ $(LIBS)
+build/asan/%: %.cu build/flags build/packages
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) -x c++ $< -o $@ $(LIBS)
+
+# Compares the numpy reference with transformers itself; needs torch and transformers in the Python it is given:
+#     make test-hf PYTHON_HF=/path/to/python
+PYTHON_HF ?= $(PYTHON)
+test-hf:
+	$(PYTHON_HF) -m tests.hf_fixtures check

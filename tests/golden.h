@@ -1,0 +1,21 @@
+// The golden vectors as the tests read them, and inputs that several tests make.
+#pragma once
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "safetensors.h"
+
+// Each operation alone.
+inline const Tensors& golden_ops() {
+    static const Tensors ops = read_safetensors("golden/data/ops.safetensors");
+    return ops;
+}
+
+inline std::vector<float> random_values(std::mt19937& rng, size_t n, float size = 1) {
+    std::normal_distribution<float> normal(0, size);
+    std::vector<float> values(n);
+    for (float& v : values) v = normal(rng);
+    return values;
+}

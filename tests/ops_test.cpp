@@ -1,0 +1,110 @@
+// The operations between matrix products, against the golden vectors.
+#include "common/cpu/ops.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "golden.h"
+
+namespace {
+
+Rows rows_of(const std::vector<float>& values, int n_rows) {
+    Rows rows(n_rows, int(values.size()) / n_rows);
+    rows.values = values;
+    rows.n_rows = n_rows;
+    return rows;
+}
+
+}  // namespace
+
+TEST_CASE("rmsnorm: rows, and runs of a row") {
+    const std::vector<float> weight = golden_ops().at("rmsnorm.weight").f32();
+    for (const auto& [eps, name] :
+         {std::pair{1e-5f, "rmsnorm.out1e-05"}, std::pair{1e-6f, "rmsnorm.out1e-06"}}) {
+        const Rows x = rows_of(golden_ops().at("rmsnorm.x").f32(), 3);
+        Rows out(3, 128);
+        rmsnorm(out, x, weight.data(), 128, eps);
+        CHECK(out.n_rows == 3);
+        CHECK(relative_error(golden_ops().at(name).f32(), out.values) < 1e-6);
+        Rows heads = rows_of(x.values, 1);  // one token with three heads, in place
+        rmsnorm(heads, heads, weight.data(), 128, eps);
+        CHECK(heads.values == out.values);
+    }
+}
+
+TEST_CASE("rope: frequencies with and without llama3 scaling, angles, and the rotation") {
+    struct Case {
+        const char* name;
+        int head_dim;
+        float theta;
+        RopeScaling scaling;
+    };
+    const std::vector<int32_t> positions = golden_ops().at("rope.positions").i32();
+    for (const Case& k :
+         {Case{"plain", 64, 500000, {}}, Case{"llama-3.2-1b", 64, 500000, {true, 32, 1, 4, 8192}},
+          Case{"tiny", 32, 1000000, {true, 8, 1, 4, 128}}}) {
+        const std::string p = std::string("rope.") + k.name + ".";
+        CAPTURE(p);
+        ModelConfig c;
+        c.head_dim = k.head_dim;
+        c.rope_theta = k.theta;
+        c.rope_scaling = k.scaling;
+        CHECK(relative_error(golden_ops().at(p + "frequencies").f32(), rope_frequencies(c)) < 1e-7);
+
+        const int n = int(positions.size()), half = k.head_dim / 2;
+        RopeAngles angles(c, n);
+        std::vector<float> cos, sin, out;
+        const std::vector<float> x = golden_ops().at(p + "x").f32();  // (positions, 2 heads, head_dim)
+        for (int i = 0; i < n; i++) {
+            angles.set_positions(positions[i], 1);
+            cos.insert(cos.end(), angles.cos.row(0), angles.cos.row(0) + half);
+            sin.insert(sin.end(), angles.sin.row(0), angles.sin.row(0) + half);
+            Rows heads = rows_of({x.begin() + i * 4 * half, x.begin() + (i + 1) * 4 * half}, 1);
+            rope(heads, angles, k.head_dim);
+            out.insert(out.end(), heads.values.begin(), heads.values.end());
+        }
+        CHECK(relative_error(golden_ops().at(p + "cos").f32(), cos) < 1e-7);
+        CHECK(relative_error(golden_ops().at(p + "sin").f32(), sin) < 1e-7);
+        CHECK(relative_error(golden_ops().at(p + "out").f32(), out) < 1e-6);
+        // Several tokens at once are each at their own position.
+        Rows two = rows_of(std::vector<float>(4 * size_t(half), 1.0f), 2), one = rows_of(two.values, 2);
+        angles.set_positions(127, 2);
+        rope(two, angles, k.head_dim);
+        for (int t = 0; t < 2; t++) {
+            angles.set_positions(127 + t, 1);
+            rope(one.row(t), angles.cos.row(0), angles.sin.row(0), k.head_dim);
+        }
+        CHECK(two.values == one.values);
+    }
+}
+
+TEST_CASE("swiglu") {
+    const std::vector<float> gate = golden_ops().at("swiglu.gate").f32(),
+                             up = golden_ops().at("swiglu.up").f32();
+    std::vector<float> out(gate.size());
+    swiglu(out.data(), gate.data(), up.data(), int(gate.size()));
+    CHECK(relative_error(golden_ops().at("swiglu.out").f32(), out) < 1e-6);
+    Rows many(1, 2500), all_up(1, 2500);  // more than a thread takes at once
+    many.n_rows = all_up.n_rows = 1;
+    for (int i = 0; i < 2500; i++)
+        many.values[i] = gate[i % gate.size()], all_up.values[i] = up[i % up.size()];
+    swiglu(many, many, all_up);
+    for (int i = 0; i < 2500; i++)
+        CHECK(many.values[i] == doctest::Approx(out[i % out.size()]).epsilon(1e-6));
+}
+
+TEST_CASE("add, and the last rows of a chunk") {
+    Rows x = rows_of({1, 2, 3, 4, 5, 6}, 3);
+    add(x, rows_of({10, 20, 30, 40, 50, 60}, 3));
+    CHECK(x.values == std::vector<float>{11, 22, 33, 44, 55, 66});
+    x.keep_last(2);
+    CHECK(x.n_rows == 2);
+    CHECK(std::vector<float>(x.row(0), x.row(2)) == std::vector<float>{33, 44, 55, 66});
+    x.reserve(5);
+    CHECK(x.values.size() == 10);
+    CHECK(x.row(1)[1] == 66);
+}

@@ -1,0 +1,129 @@
+"""What lies on what, the registries, and each scheme's list of tensors against the files and the programs."""
+
+import ast
+import re
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from bench.make_model import SCHEMES as MADE
+from bench.make_model import write_model
+from bench.random_checkpoint import config_of
+from export.__main__ import EXPORTERS
+from formats.checkpoint import Checkpoint
+from formats.model_file import read_format, read_header
+from formats.schemes import FORMATS, format_of
+from formats.tensors import Tensor, norm_shapes, weights_end, with_offsets
+from golden.schemes import SCHEMES
+from tests.helpers import MODELS, ROOT, TINY, run_golden
+
+VARIANTS = [variant for reference in SCHEMES.values() for variant in reference.variants]
+FILES = [ROOT / "build" / "models" / f"{name}.{variant}.bin" for name in TINY for variant in VARIANTS]
+TYPES = {"<f4": "F32", "<f2": "F16", "<i4": "I32", "|i1": "I8"}
+
+
+# ---- what lies on what
+
+
+def imported(path):
+    """The packages that a module imports, inside functions, too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield path.parent.name if node.level else node.module.split(".")[0]
+
+
+@pytest.mark.parametrize(
+    ("package", "below"), [("formats", set()), ("golden", {"formats"}), ("export", {"formats", "golden"})]
+)
+def test_packages_import_what_lies_below(package, below):
+    ours = {p.parent.name for p in ROOT.glob("*/__init__.py")}
+    modules = list((ROOT / package).rglob("*.py"))
+    assert len(modules) >= 5
+    for path in modules:
+        assert set(imported(path)) & ours <= below | {package}, path
+
+
+def test_every_scheme_has_its_rows():
+    assert list(FORMATS) == list(SCHEMES) == [exporter.FORMAT.scheme for exporter in EXPORTERS]
+    assert len({f.magic for f in FORMATS.values()}) == len(FORMATS)
+    for scheme, file_format in FORMATS.items():
+        assert format_of(file_format.magic) is file_format is SCHEMES[scheme].format
+        assert list(ROOT.glob(f"{file_format.program}.c*"))
+    assert format_of(0) is None
+    exported = re.findall(r"^EXPORT_([\w-]+) *:= *(\w+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert {variant for variant, _ in exported} == set(VARIANTS)
+    for scheme, reference in SCHEMES.items():
+        assert {exporter for variant, exporter in exported if variant in reference.variants} == {scheme}
+
+
+def test_golden_make_says_which_file_is_missing(tmp_path):
+    done = run_golden("make", "--files", tmp_path, "--out", tmp_path / "out", "--only", "awq")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"golden: {tmp_path / 'tiny-llama.awq.bin'}: no such file; `make golden` makes it\n"
+    assert not (tmp_path / "out").exists()
+
+
+# ---- lists of tensors
+
+
+def listed(path):
+    """The tensors of a file with their offsets, and where they end by its header."""
+    file_format = read_format(path)
+    head = read_header(path, file_format)
+    return list(with_offsets(file_format.tensors(head.config, head.group_size, head.activations))), head
+
+
+def test_offsets_follow_each_other():
+    tensors = [Tensor("a", "<f2", (3, 5)), Tensor("b", "|i1", (7,)), Tensor("c", "<i4", (2, 2))]
+    assert [t.n_bytes for t in tensors] == [30, 7, 16]
+    assert [(t.name, t.offset, t.end) for t in with_offsets(tensors)] == [
+        ("a", 256, 286),
+        ("b", 286, 293),
+        ("c", 293, 309),
+    ]
+    assert weights_end(tensors) == 309
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_a_list_fills_its_file(path):
+    tensors, head = listed(path)
+    assert tensors[-1].end == head.weights_end
+    assert len({t.name for t in tensors}) == len(tensors)
+    checkpoint = Checkpoint(MODELS / path.name.split(".")[0])
+    assert {name for name, _ in norm_shapes(checkpoint.config)} <= {t.name for t in tensors}
+    assert ("act_scales" in {t.name for t in tensors}) == ("static" in path.name)
+
+
+def printed(program, path):
+    """Name, type, shape and offset of every tensor that --info prints."""
+    command = [ROOT / program, path, "--info"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return [
+        (name, kind, tuple(map(int, shape.split(","))), int(offset))
+        for name, kind, shape, offset in re.findall(r"^tensor +(\S+) +(\w+) +\[([\d,]+)\] +(\d+)$", done.stdout, re.M)
+    ]
+
+
+def check_list(path):
+    tensors, _ = listed(path)
+    expected = [(t.name, TYPES[t.dtype], t.shape, t.offset) for t in tensors]
+    assert printed(read_format(path).program, path) == expected
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_programs_list_the_same_tensors(path):
+    check_list(path)
+
+
+@pytest.mark.parametrize("shape", ["llama-3.2-1b", "qwen3-0.6b"])
+@pytest.mark.parametrize("scheme", MADE)
+def test_programs_list_the_same_tensors_of_an_untied_model(tmp_path, scheme, shape):
+    config = replace(
+        config_of(shape), dim=128, hidden_dim=256, n_layers=3, n_heads=4, n_kv_heads=2, head_dim=64, vocab_size=320,
+        max_seq_len=64, tied=False,
+    )  # fmt: skip
+    write_model(config, tmp_path / "model.bin", scheme, progress=False, pool_size=5000)
+    check_list(tmp_path / "model.bin")
