@@ -4,8 +4,8 @@
 // quantized, each program says in its Weights (tensors.h). The byte layout is written down in
 // docs/model-files.md and written by formats/model_file.py.
 //
-// Everything is checked before the first value of a tensor is read. Each failure is a std::runtime_error whose text
-// names the file, the field and the value; main() turns it into one line and exit code 1.
+// Everything is checked before the first value of a tensor is read. Each failure is a std::runtime_error
+// whose text names the file, the field and the value; main() turns it into one line and exit code 1.
 #pragma once
 
 #include <array>
