@@ -5,6 +5,9 @@
 #
 # Everything is built into build/, but for the programs and their models. The rules are in mk/.
 
+# No rules but those here and in mk/.
+MAKEFLAGS += --no-builtin-rules
+
 # ---- choices ---------------------------------------------------------------------------------------------------
 CXX       ?= g++
 ARCH      ?= native

@@ -39,6 +39,8 @@ CASES = [
     (2048, N_DECODE, ("prefill", "decode")),
 ]
 PHASES = ("prefill", "decode")
+ROOT = Path(__file__).resolve().parent.parent
+CPU_SCHEMES = tuple(name for name, s in SCHEMES.items() if (ROOT / f"{s.format.program}.cpp").is_file())
 
 
 @dataclass(frozen=True)
@@ -299,7 +301,7 @@ def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m bench.run", description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=["llama-3.2-1b", "qwen3-0.6b"], metavar="MODEL")
-    parser.add_argument("--scheme", choices=("q8", "w8a8"), default="q8", help="of the model files (%(default)s)")
+    parser.add_argument("--scheme", choices=CPU_SCHEMES, default="q8", help="of the model files (%(default)s)")
     parser.add_argument("--runs", type=int, default=3, help="rounds (%(default)s)")
     parser.add_argument("--threads", type=int, help="all physical cores")
     parser.add_argument("--program", type=Path, default=Path("runq"), help="one that runs the scheme (%(default)s)")

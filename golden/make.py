@@ -216,6 +216,7 @@ def make(models: Path, files: Path, out: Path, only: str | None = None) -> None:
         hf_dir = models / name
         held_out = read_held_out(hf_dir, models / "held_out.txt")
         for reference, variant in variants_of(only):
+            print(f"{name}.{variant}: this takes a minute or more", flush=True)
             if reference.read is None:
                 checkpoint = Checkpoint(hf_dir)
                 make_scheme_goldens(checkpoint.config, Q8(checkpoint), variant, held_out, out)

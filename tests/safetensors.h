@@ -54,7 +54,9 @@ using Tensors = std::map<std::string, Tensor>;
 
 inline std::string read_file(const std::string& path) {
     std::ifstream in(path, std::ios::binary);
-    if (!in) throw std::runtime_error(path + ": cannot open (run the tests from the repository's root)");
+    if (!in)
+        throw std::runtime_error(
+            path + ": cannot open (tests run in the repository's root; `make golden` writes golden/data)");
     return {std::istreambuf_iterator<char>(in), {}};
 }
 

@@ -15,18 +15,25 @@ import pytest
 from formats.checkpoint import Checkpoint
 from golden.forward import forward
 from golden.q8 import Q8
+from golden.schemes import SCHEMES
 from golden.trace import compare, read_trace, replay
 from golden.w8a8 import W8A8
 
 ROOT = Path(__file__).resolve().parent.parent
-SCHEMES = ["q8", "w8a8", "w8a8-block32", "w8a8-static"]
-MODELS = [f"{model}.{scheme}" for model in ("tiny-llama", "tiny-qwen3") for scheme in SCHEMES]
+# Every kind of model file of every CPU program, and the program.
+PROGRAM = {
+    variant: reference.format.program
+    for reference in SCHEMES.values()
+    for variant in reference.variants
+    if (ROOT / f"{reference.format.program}.cpp").is_file()
+}
+MODELS = [f"{model}.{variant}" for model in ("tiny-llama", "tiny-qwen3") for variant in PROGRAM]
 BIN = {name: ROOT / "build" / "models" / f"{name}.bin" for name in MODELS}
 
 
 def program_of(name):
     """The program that runs a model's scheme."""
-    return "runq" if name.endswith(".q8") else "runq_w8a8"
+    return PROGRAM[name.rsplit(".", 1)[-1]]
 
 
 def golden_json(name):

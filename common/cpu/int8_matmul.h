@@ -91,16 +91,9 @@ inline bool int8_matmul(const Int8Matrix& x, std::span<const Int8Product> list) 
     return with_best_isa(x.group_size, [&](auto isa) { int8_products<decltype(isa)>(x, list); });
 }
 
-// One of the products that read the same input: out (n_tokens, w.n_rows) = x times w transposed. Matrix is a
-// program's own type; its view() is what the kernels take.
-template <class Matrix>
-struct MatrixProduct {
-    Rows& out;
-    const Matrix& w;
-};
-
 // The products of one input with several matrices: q, k and v; gate and up. By far the most time is spent
-// here. Where there is no fast path, output (t, i) is dot(x, t, w, i), the program's plain loop.
+// here. A matrix's view() is what the kernels take. Where there is no fast path, output (t, i) is dot(x, t,
+// w, i), the program's plain loop.
 template <class Matrix, class Dot>
 inline void int8_matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<Matrix>> products, Dot dot) {
     const Stopwatch time(phase_seconds.matmul);

@@ -30,6 +30,14 @@ struct Rows {
     }
 };
 
+// One of the products that read the same input: out (n_tokens, w.n_rows) = x times w transposed. Matrix is a
+// program's own type, (n_rows, n_cols).
+template <class Matrix>
+struct MatrixProduct {
+    Rows& out;
+    const Matrix& w;
+};
+
 // What each query head makes of each position, before or after softmax: (n_tokens, n_heads, width), where
 // token t sees the first pos + t + 1 of `width` positions. Only traces want it kept.
 struct HeadScores {

@@ -128,11 +128,10 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
         fail("n_heads is " + std::to_string(c.n_heads) + ", not a multiple of n_kv_heads " +
              std::to_string(c.n_kv_heads));
     }
-    const bool awq = scheme.magic == scheme_awq.magic;
-    c.group_size = i32(awq ? header_offset::awq_group_size : header_offset::group_size);
+    c.group_size = i32(scheme.is_kuiper ? header_offset::awq_group_size : header_offset::group_size);
 
     if (const uint32_t ext = u32(header_offset::extension); ext == 0) {  // made by another program
-        if (awq) {
+        if (scheme.is_kuiper) {
             c.arch = Arch::qwen3;
             c.head_dim = i32(header_offset::awq_head_dim);
             c.norm_eps = 1e-6f;
@@ -153,7 +152,7 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
         }
         c.arch = static_cast<Arch>(checked_int("arch", i32(header_offset::arch), 1, 2));
         c.head_dim = i32(header_offset::head_dim);
-        if (awq && i32(header_offset::awq_head_dim) != c.head_dim) {
+        if (scheme.is_kuiper && i32(header_offset::awq_head_dim) != c.head_dim) {
             fail("head_dim is " + std::to_string(i32(header_offset::awq_head_dim)) + " at 0x25 and " +
                  std::to_string(c.head_dim) + " at 0x48");
         }
@@ -185,8 +184,8 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
         c.temperature = checked_float("temperature", f32(header_offset::temperature), 0, 100);
         c.top_p = checked_float("top_p", f32(header_offset::top_p), 0, 1);
         c.top_k = checked_int("top_k", i32(header_offset::top_k), 0, 1 << 24);
-        c.static_activations = checked_int("activations", i32(header_offset::activations), 0,
-                                           scheme.magic == scheme_w8a8.magic ? 1 : 0) != 0;
+        c.static_activations =
+            checked_int("activations", i32(header_offset::activations), 0, scheme.may_be_static ? 1 : 0) != 0;
         for (size_t i = header_offset::reserved; i < header_size; i++) {
             if (file[i] != std::byte{0}) fail("reserved byte at " + std::to_string(i) + " is not 0");
         }

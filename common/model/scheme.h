@@ -8,10 +8,18 @@ struct Scheme {
     const char* program;  // runs it
     uint32_t magic;       // a file's first word
     int version;          // and its second
+    // KuiperLLama's header has head_dim where llama2.c's has group_size, and group_size behind it. Its files
+    // have no extension block, and are Qwen3.
+    bool is_kuiper = false;
+    bool may_be_static = false;  // activations may have scales of their own in the file
 };
 
-constexpr Scheme scheme_q8{"a Q8 file", "runq", 0x616b3432, 2};           // "ak42", llama2.c's version 2
-constexpr Scheme scheme_w8a8{"a W8A8 file", "runq_w8a8", 0x616b3838, 1};  // "ak88"
-constexpr Scheme scheme_awq{"an AWQ file", "runq_awq", 0x616b3438, 5};    // "ak48", KuiperLLama's Qwen3 AWQ
+// "ak42", llama2.c's version 2
+constexpr Scheme scheme_q8{"a Q8 file", "runq", 0x616b3432, 2};
+// "ak88"
+constexpr Scheme scheme_w8a8{"a W8A8 file", "runq_w8a8", 0x616b3838, 1, /*is_kuiper*/ false,
+                             /*may_be_static*/ true};
+// "ak48", KuiperLLama's Qwen3 AWQ
+constexpr Scheme scheme_awq{"an AWQ file", "runq_awq", 0x616b3438, 5, /*is_kuiper*/ true};
 
 constexpr Scheme schemes[] = {scheme_q8, scheme_w8a8, scheme_awq};
