@@ -17,7 +17,7 @@ struct Scheme {
 // "ak42", llama2.c's version 2
 constexpr Scheme scheme_q8{"a Q8 file", "runq", 0x616b3432, 2};
 // "ak88"
-constexpr Scheme scheme_w8a8{"a W8A8 file", "runq_w8a8", 0x616b3838, 1, /*is_kuiper*/ false,
+constexpr Scheme scheme_w8a8{"a W8A8 file",         "runq_w8a8", 0x616b3838, 1, /*is_kuiper*/ false,
                              /*may_be_static*/ true};
 // "ak48", KuiperLLama's Qwen3 AWQ
 constexpr Scheme scheme_awq{"an AWQ file", "runq_awq", 0x616b3438, 5, /*is_kuiper*/ true};
