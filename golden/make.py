@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from formats.checkpoint import Checkpoint, Config, ModelError
@@ -211,7 +210,7 @@ def make(models: Path, files: Path, out: Path, only: str | None = None) -> None:
         if reference.read is not None and not path.is_file():
             raise ModelError(f"{path}: no such file; `make golden` makes it")
     out.mkdir(parents=True, exist_ok=True)
-    save_file({name: np.ascontiguousarray(v) for name, v in op_vectors().items()}, out / "ops.safetensors")
+    op_vectors().save(out / "ops.safetensors")
     for name in MODELS:
         hf_dir = models / name
         held_out = read_held_out(hf_dir, models / "held_out.txt")

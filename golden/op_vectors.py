@@ -1,15 +1,36 @@
-"""Golden vectors of each operation alone, with inputs that probe its edges: golden/data/ops.safetensors."""
+"""Golden vectors of each operation alone, with inputs that probe its edges: golden/data/ops.safetensors.
+
+A case is one call of one operation: inputs, the parameters that are no tensors, and outputs, under the names
+`CASE.INPUT` and `CASE.OUTPUT`. The file carries them all: its metadata has one entry, `cases`, a JSON object that
+says for every case
+
+    op          the operation, "quantize"
+    inputs      names of its input tensors
+    outputs     names of its output tensors, each with what it is held to: 0 for the same values, or the largest
+                relative error by norm
+    and its parameters by their names, such as group_size, eps, or theta.
+
+Cases of AWQ are in golden/op_vectors_awq.py. `golden diff ops.safetensors MINE.safetensors` judges a port's outputs.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from formats.checkpoint import Config, RopeScaling
-from golden.awq import F16, Packed, pack
-from golden.awq import dequantize as dequantize_awq
-from golden.awq import matmul as matmul_awq
+from formats.model_file import Generation, header
+from formats.schemes import Q8_FILE
+from formats.tensors import q8_tensors, weights_end
 from golden.forward import (
     F32,
+    F64,
     attention_mix,
     attention_scores,
+    forward,
     rmsnorm,
     rope,
     rope_frequencies,
@@ -17,11 +38,64 @@ from golden.forward import (
     softmax,
     swiglu,
 )
-from golden.q8 import accumulators, dequantize, matmul, quantize
+from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
+from golden.trace import OP_TOLERANCE, PASS_TOLERANCE
 from golden.w8a8 import quantize_static
 
+EXACT = 0.0
 ROPE_POSITIONS = np.array([0, 1, 2, 127, 128, 511, 4095, 131071])
 TINY_SCALING = RopeScaling(8.0, 1.0, 4.0, 128)  # tiny-llama's
+
+
+class OpVectors:
+    """Cases in the order of their making: every tensor by its full name, and what the metadata says of each case."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, np.ndarray] = {}
+        self.cases: dict[str, dict[str, Any]] = {}
+
+    def add(
+        self,
+        case: str,
+        op: str,
+        inputs: dict[str, np.ndarray],
+        outputs: dict[str, tuple[np.ndarray, float]],
+        **parameters: Any,
+    ) -> None:
+        """One case. outputs: each tensor with its tolerance, `EXACT` or a relative error by norm."""
+        limits = {name: limit for name, (_, limit) in outputs.items()}
+        self.cases[case] = {"op": op, "inputs": list(inputs), "outputs": limits, **parameters}
+        values = inputs | {name: value for name, (value, _) in outputs.items()}
+        self.tensors |= {f"{case}.{name}": np.ascontiguousarray(value) for name, value in values.items()}
+
+    def save(self, path: Path) -> None:
+        """Writes the file; always the same bytes."""
+        save_file(self.tensors, path, {"cases": json.dumps(self.cases)})  # one entry: their order is not defined
+
+
+def read_cases(path: Path) -> dict[str, dict[str, Any]]:
+    """The cases of a file of op vectors, by name; none if it is another kind of file."""
+    with safe_open(path, framework="numpy") as f:
+        return json.loads((f.metadata() or {}).get("cases", "{}"))
+
+
+def op_vectors() -> OpVectors:
+    """Inputs and outputs of every operation."""
+    from golden.op_vectors_awq import add_awq
+
+    vectors = OpVectors()
+    add_quantize(vectors, np.random.default_rng(2))
+    add_matmul(vectors, np.random.default_rng(5))
+    add_fp32_operations(vectors, np.random.default_rng(6))
+    add_attention(vectors, np.random.default_rng(7))
+    add_static(vectors, np.random.default_rng(3))
+    add_awq(vectors, np.random.default_rng(4))
+    add_models(vectors, np.random.default_rng(8))
+    return vectors
+
+
+# ----------------------------------------------------------------------------
+# Quantizing
 
 
 def edge_groups(rng: np.random.Generator, group_size: int) -> np.ndarray:
@@ -44,84 +118,55 @@ def edge_groups(rng: np.random.Generator, group_size: int) -> np.ndarray:
     return np.array(rows, F32)
 
 
-def op_vectors() -> dict[str, np.ndarray]:
-    """Inputs and outputs of every operation, under names `op.case.part`."""
-    rng = np.random.default_rng(2)
-    out: dict[str, np.ndarray] = {}
+def near_ties(inv: np.float32, n: int, rng: np.random.Generator) -> np.ndarray:
+    """n fp32 values whose products with inv, rounded to fp32, are at or beside the middle between two codes.
+
+    Here the roundings decide the code: of the product, of the inverse, and of the half itself.
+    """
+    halves = (rng.integers(0, 126, n) + 0.5) * rng.choice([-1, 1], n)
+    x = (halves / F64(inv)).astype(F32)
+    for _ in range(n):  # one step of fp32 up or down, none for a third of them
+        x = np.where(rng.integers(0, 3 * n, n) < 2, np.nextafter(x, x * rng.choice([-2, 2], n).astype(F32)), x)
+    return x
+
+
+def tie_groups(rng: np.random.Generator, group_size: int, n_groups: int) -> np.ndarray:
+    """Groups all of whose values but the largest are near ties, (n_groups, group_size) fp32."""
+    groups = []
+    for _ in range(n_groups):
+        amax = F32(np.exp(rng.uniform(-6, 6)))
+        x = near_ties(F32(127) / amax, group_size, rng)
+        x[rng.integers(group_size)] = amax
+        groups.append(x)
+    return np.array(groups, F32)
+
+
+def add_quantize(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """int8 codes with a scale per group, and per row."""
+
+    def add(case: str, x: np.ndarray, group_size: int) -> None:
+        q = quantize(x, group_size)
+        outputs = {"codes": (q.codes, EXACT), "scales": (q.scales, EXACT), "dequantized": (dequantize(q), EXACT)}
+        vectors.add(case, "quantize", {"x": x}, outputs, group_size=group_size)
 
     for group_size in (16, 32, 64, 128):
-        x = edge_groups(rng, group_size)
-        quantized = quantize(x, group_size)
-        p = f"quantize.{group_size}."
-        out |= {p + "x": x, p + "codes": quantized.codes, p + "scales": quantized.scales}
-        out[p + "dequantized"] = dequantize(quantized)
-
-    # Tokens x rows x columns; rows and tokens that are no multiple of anything, one group, many groups.
-    for n, m, k, group_size in ((1, 5, 64, 64), (3, 17, 128, 64), (2, 9, 384, 64), (5, 4, 96, 32), (2, 3, 48, 16)):
-        xq = quantize(rng.standard_normal((n, k)).astype(F32), group_size)
-        wq = quantize(rng.standard_normal((m, k)).astype(F32), group_size)
-        p = f"matmul.{n}x{m}x{k}g{group_size}."
-        out |= {p + "x.codes": xq.codes, p + "x.scales": xq.scales, p + "w.codes": wq.codes, p + "w.scales": wq.scales}
-        out |= {p + "accumulators": accumulators(xq, wq), p + "out": matmul(xq, wq)}
-
-    x, weight = rng.standard_normal((3, 128)).astype(F32), rng.standard_normal(128).astype(F32)
-    x[2] *= 1e-4  # so small that eps matters
-    out |= {"rmsnorm.x": x, "rmsnorm.weight": weight}
-    out |= {f"rmsnorm.out{eps}": rmsnorm(x, weight, eps) for eps in (1e-5, 1e-6)}
-
-    plain = rope_config(head_dim=64, rope_theta=500000.0, scaling=None)
-    scaled = rope_config(64, 500000.0, RopeScaling(32.0, 1.0, 4.0, 8192))  # Llama 3.2 1B
-    tiny = rope_config(32, 1000000.0, TINY_SCALING)
-    for name, config in (("plain", plain), ("llama-3.2-1b", scaled), ("tiny", tiny)):
-        cos, sin = rope_table(config, ROPE_POSITIONS)
-        x = rng.standard_normal((len(ROPE_POSITIONS), 2, config.head_dim)).astype(F32)
-        p = f"rope.{name}."
-        out |= {p + "frequencies": rope_frequencies(config), p + "cos": cos, p + "sin": sin, p + "x": x}
-        out[p + "out"] = rope(x, cos, sin, interleaved=True)
-    out["rope.positions"] = ROPE_POSITIONS.astype(np.int32)
-
-    scores = np.stack([rng.standard_normal(77) * 4, np.full(77, -80.0), np.linspace(-100, 100, 77)]).astype(F32)
-    out |= {"softmax.x": scores, "softmax.out": softmax(scores)}
-
-    q, k, v = (rng.standard_normal((9, heads, 32)).astype(F32) for heads in (6, 2, 2))
-    future = np.triu(np.ones((9, 9), bool), k=1)[:, None, :]
-    scores = np.where(future, F32(0), attention_scores(q, k))
-    probs = softmax(np.where(future, F32(-np.inf), scores))
-    out |= {"attention.q": q, "attention.k": k, "attention.v": v, "attention.scores": scores}
-    out |= {"attention.probs": probs, "attention.out": attention_mix(probs, v)}
-
-    gate = np.concatenate([rng.standard_normal(100) * 3, [0.0, -0.0, 88.0, -88.0, 200.0, -200.0]]).astype(F32)
-    up = rng.standard_normal(len(gate)).astype(F32)
-    out |= {"swiglu.gate": gate, "swiglu.up": up, "swiglu.out": swiglu(gate, up)}
-    return out | w8a8_op_vectors(np.random.default_rng(3)) | awq_op_vectors(np.random.default_rng(4))
-
-
-def w8a8_op_vectors(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """What W8A8 adds: groups as long as a row, and static scales."""
-    out: dict[str, np.ndarray] = {}
+        add(f"quantize.{group_size}", edge_groups(rng, group_size), group_size)
     for n in (64, 384, 2048):
         x = edge_groups(rng, n)[:, :n].copy()
         x[6, : n // 2] = 0
-        quantized = quantize(x, n)
-        p = f"quantize.row{n}."
-        out |= {p + "x": x, p + "codes": quantized.codes, p + "scales": quantized.scales}
-        out[p + "dequantized"] = dequantize(quantized)
+        add(f"quantize.row{n}", x, n)
+    add("quantize.ties", tie_groups(rng, 64, 32).reshape(8, -1), 64)
 
-    for n, m, k in ((2, 5, 384), (3, 17, 2048)):
-        xq = quantize(rng.standard_normal((n, k)).astype(F32), k)
-        wq = quantize(rng.standard_normal((m, k)).astype(F32), k)
-        p = f"matmul.{n}x{m}x{k}g{k}."
-        out |= {p + "x.codes": xq.codes, p + "x.scales": xq.scales, p + "w.codes": wq.codes, p + "w.scales": wq.scales}
-        out |= {p + "accumulators": accumulators(xq, wq), p + "out": matmul(xq, wq)}
-    k = 2048  # the largest accumulators that there are: all codes 127, and the signs mixed
-    signs = np.where(rng.random((2, k)) < 0.5, -1, 1)
-    xq, wq = quantize(np.array([np.ones(k), signs[0]], F32), k), quantize(np.array([np.ones(k), *signs], F32), k)
-    p = f"matmul.2x3x{k}g{k}."
-    out |= {p + "x.codes": xq.codes, p + "x.scales": xq.scales, p + "w.codes": wq.codes, p + "w.scales": wq.scales}
-    out |= {p + "accumulators": accumulators(xq, wq), p + "out": matmul(xq, wq)}
 
+def add_static(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """int8 codes under a given scale."""
+    scales = {"one": 1.0, "tenth": 0.1, "zero": 0.0, "tiny": 1e-38, "two": 2.0}
+    # Scales whose inverse is another fp32 number when taken as 127 / (127 * scale).
+    candidates = rng.uniform(0.01, 0.02, 100).astype(F32)
+    others = candidates[F32(127) / (F32(127) * candidates) != F32(1) / candidates][:4]
+    scales |= {f"inverse{i}": scale for i, scale in enumerate(others)}
     halves = (np.arange(64) % 32) - 15.5  # ties at scale 1
-    for case, scale in (("one", 1.0), ("tenth", 0.1), ("zero", 0.0), ("tiny", 1e-38), ("two", 2.0)):
+    for case, scale in scales.items():
         rows = [
             rng.standard_normal(64) * scale * 40,
             halves * scale,
@@ -132,74 +177,130 @@ def w8a8_op_vectors(rng: np.random.Generator) -> dict[str, np.ndarray]:
             np.where(np.arange(64) % 2, 127.5, -127.5) * scale,
             np.arange(64) * 0.0625 * scale,
         ]
+        if case.startswith("inverse"):
+            rows += list(near_ties(F32(1) / F32(scale), 8 * 64, rng).reshape(8, 64))
         x, s = np.array(rows).astype(F32), F32(scale)
-        quantized = quantize_static(x, s)
-        p = f"quantize_static.{case}."
-        out |= {p + "x": x, p + "scale": np.array([s]), p + "codes": quantized.codes}
-    return out
+        codes = quantize_static(x, s).codes
+        inputs = {"x": x, "scale": np.array([s])}
+        vectors.add(f"quantize_static.{case}", "quantize_static", inputs, {"codes": (codes, EXACT)})
 
 
-# M tokens, N outputs, K inputs, group size: one token and many, tiles of 16 just full and just not, narrow outputs,
-# and a single group of inputs.
-AWQ_MATMULS = (
-    (1, 8, 128, 128),
-    (1, 136, 256, 64),
-    (2, 24, 256, 128),
-    (15, 64, 128, 64),
-    (16, 72, 128, 128),
-    (17, 136, 256, 64),
-    (64, 64, 64, 64),
-    (100, 104, 256, 128),
-)
+# ----------------------------------------------------------------------------
+# Products
 
 
-def awq_op_vectors(rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """What AWQ adds: packed int4, fp16 inputs, rotation in halves, and where fp32 becomes fp16."""
-    out: dict[str, np.ndarray] = {}
-    codes = rng.integers(0, 16, (5, 72)).astype(np.int8)
-    out |= {"awq_pack.codes": codes, "awq_pack.packed": pack(codes)}
+def random_matrix(rng: np.random.Generator, n_rows: int, n_cols: int, group_size: int) -> Quantized:
+    """A quantized matrix of normal values."""
+    return quantize(rng.standard_normal((n_rows, n_cols)).astype(F32), group_size)
 
-    # Every code with every zero point and eight scales: column 16 j + z has zero point z and scale j.
-    scales = np.array([1, 0.1, 2**-14, 2**-14 - 2**-24, 2**-24, 3e-6, 0.0, 4364], F16)
-    codes = np.tile(np.arange(64)[:, None] % 16, (1, 128))
-    matrix = Packed(pack(codes), pack(np.arange(128)[None] % 16), np.repeat(scales, 16)[None])
-    out |= {f"awq_dequantize.{part}": value for part, value in matrix._asdict().items()}
-    out["awq_dequantize.w16"] = dequantize_awq(matrix)
 
-    for m, n, k, group_size in AWQ_MATMULS:
-        x = rng.standard_normal((m, k)).astype(F16)
-        matrix = Packed(
-            pack(rng.integers(0, 16, (k, n))),
-            pack(rng.integers(0, 16, (k // group_size, n))),
-            (rng.uniform(0.5, 2, (k // group_size, n)) / 64).astype(F16),
-        )
-        p, w16 = f"awq_matmul.{m}x{n}x{k}g{group_size}.", dequantize_awq(matrix)
-        out |= {p + "x": x, p + "w16": w16, p + "out": matmul_awq(x, w16)}
-        out |= {p + part: value for part, value in matrix._asdict().items()}
+def extreme_matrices(rng: np.random.Generator, n_cols: int, group_size: int) -> tuple[Quantized, Quantized]:
+    """Two tokens and five rows with the largest accumulators of both signs that a group can give.
 
-    for name, config in (("plain", rope_config(128, 1e6, None)), ("tiny", rope_config(32, 500000.0, TINY_SCALING))):
-        cos, sin = rope_table(config, ROPE_POSITIONS)
-        x = rng.standard_normal((len(ROPE_POSITIONS), 2, config.head_dim)).astype(F32)
-        p = f"rope_halves.{name}."
-        out |= {p + "frequencies": rope_frequencies(config), p + "cos": cos, p + "sin": sin, p + "x": x}
-        out[p + "out"] = rope(x, cos, sin, interleaved=False)
-    out["rope_halves.positions"] = ROPE_POSITIONS.astype(np.int32)
+    The last two rows have codes of -128, which files made elsewhere may have: the sign trick of pmaddubsw fails there.
+    """
+    signs = np.where(rng.random(n_cols) < 0.5, -1, 1)
+    x = np.array([np.full(n_cols, 127), 127 * signs])
+    w = np.array([x[0], -x[0], x[1], np.full(n_cols, -128), np.where(signs < 0, -128, 127)])
 
-    for n, n_heads, n_kv_heads, head_dim in ((9, 6, 2, 32), (37, 4, 1, 64)):
-        q, k, v = (rng.standard_normal((n, heads, head_dim)).astype(F16) for heads in (n_heads, n_kv_heads, n_kv_heads))
-        future = np.triu(np.ones((n, n), bool), k=1)[:, None, :]
-        probs = softmax(np.where(future, F32(-np.inf), attention_scores(q, k)))
-        p = f"attention_half.{n}x{n_heads}x{n_kv_heads}x{head_dim}."
-        out |= {p + "q": q, p + "k": k, p + "v": v, p + "out": attention_mix(probs, v).astype(F16)}
+    def scaled(codes: np.ndarray) -> Quantized:
+        return Quantized(codes.astype(np.int8), rng.uniform(0.5, 2, (len(codes), n_cols // group_size)).astype(F32))
 
-    # Between two neighbours of fp16: below, on and above the middle, after even and odd; subnormal, tiny, too large.
-    middles = [1 + 2**-11, 1 + 3 * 2**-11, 2048 + 1, 2050 + 1, 2**-14 - 2**-25, 1.5 * 2**-24, 2**-25, 65520.0]
-    edges = [v for m in middles for v in (np.nextafter(F32(m), F32(0)), F32(m), np.nextafter(F32(m), F32(np.inf)))]
-    edges += [0.0, 65504.0, 65519.0, 1e-10, 1e-40, 1e6, 3e38, *rng.standard_normal(20) * 10.0 ** np.arange(-10, 10)]
-    x = np.array([*edges, *(-F32(v) for v in edges)], F32)
-    with np.errstate(over="ignore"):
-        out |= {"half.x": x, "half.out": x.astype(F16)}
-    return out
+    return scaled(x), scaled(w)
+
+
+def beyond_24_bits(n_cols: int) -> tuple[Quantized, Quantized]:
+    """Accumulators above 2^24 that are no fp32 numbers, under scales of 1: the output is the conversion to fp32."""
+    targets = [2**24 + 1, 2**24 + 3, 2**24 + 5, 2**25 - 1, 2**25 + 2, 2**25 + 3, 2**25 + 6, 2**25 + 10]
+    targets += [-t for t in targets]
+    w = np.zeros((len(targets), n_cols), np.int64)
+    for row, target in zip(w, targets, strict=True):
+        whole, rest = divmod(target, 127)  # of 127s in x; the last two values of x are 1
+        row[:-2] = whole // (n_cols - 2)
+        row[: whole % (n_cols - 2)] += 1
+        row[-2:] = rest // 2, rest - rest // 2
+    x = np.full((1, n_cols), 127, np.int8)
+    x[0, -2:] = 1
+    return Quantized(x, np.ones((1, 1), F32)), Quantized(w.astype(np.int8), np.ones((len(w), 1), F32))
+
+
+def add_matmul(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """int8 products: odd sizes, one group and many, extreme accumulators, and their conversion to fp32."""
+
+    def add(name: str, x: Quantized, w: Quantized, limit: float = OP_TOLERANCE) -> None:
+        inputs = {"x.codes": x.codes, "x.scales": x.scales, "w.codes": w.codes, "w.scales": w.scales}
+        outputs = {"accumulators": (accumulators(x, w), EXACT), "out": (matmul(x, w), limit)}
+        vectors.add(f"matmul.{name}", "matmul", inputs, outputs, group_size=x.group_size)
+
+    # Tokens x rows x columns; rows and tokens that are no multiple of anything, one group, many groups, whole rows.
+    shapes = (
+        (1, 5, 64, 64),
+        (3, 17, 128, 64),
+        (2, 9, 384, 64),
+        (5, 4, 96, 32),
+        (2, 3, 48, 16),
+        (2, 5, 384, 384),
+        (3, 17, 2048, 2048),
+    )
+    for n, m, k, group_size in shapes:
+        name = f"{n}x{m}x{k}g{group_size}"
+        add(name, random_matrix(rng, n, k, group_size), random_matrix(rng, m, k, group_size))
+    for k, group_size in ((128, 32), (256, 64), (2048, 2048), (8192, 8192), (65536, 65536)):
+        add(f"extreme.{k}g{group_size}", *extreme_matrices(rng, k, group_size))
+    add("beyond24bits", *beyond_24_bits(4096), limit=EXACT)
+
+
+# ----------------------------------------------------------------------------
+# The operations between products
+
+
+def add_fp32_operations(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """RMSNorm, RoPE, softmax, SwiGLU and the choice of the most probable token."""
+    for n in (128, 2048):
+        x, weight = rng.standard_normal((3, n)).astype(F32), rng.standard_normal(n).astype(F32)
+        x[1] *= np.exp(rng.uniform(-6, 6, n)).astype(F32)  # a few values that outweigh the rest
+        x[2] *= F32(3e-3)  # so small that eps matters
+        for eps in (1e-5, 1e-6):
+            inputs, out = {"x": x, "weight": weight}, rmsnorm(x, weight, eps)
+            vectors.add(f"rmsnorm.{n}eps{eps:g}", "rmsnorm", inputs, {"out": (out, EXACT)}, eps=eps)
+
+    plain = rope_config(head_dim=64, rope_theta=500000.0, scaling=None)
+    scaled = rope_config(64, 500000.0, RopeScaling(32.0, 1.0, 4.0, 8192))  # Llama 3.2 1B
+    tiny = rope_config(32, 1000000.0, TINY_SCALING)
+    for name, config in (("plain", plain), ("llama-3.2-1b", scaled), ("tiny", tiny)):
+        add_rope(vectors, f"rope.{name}", config, rng, interleaved=True)
+
+    x = np.stack([rng.standard_normal(77) * 4, np.full(77, -80.0), np.linspace(-100, 100, 77)]).astype(F32)
+    vectors.add("softmax", "softmax", {"x": x}, {"out": (softmax(x), OP_TOLERANCE)})
+
+    gate = np.concatenate([rng.standard_normal(100) * 3, [0.0, -0.0, 88.0, -88.0, 200.0, -200.0]]).astype(F32)
+    up = rng.standard_normal(len(gate)).astype(F32)
+    vectors.add("swiglu", "swiglu", {"gate": gate, "up": up}, {"out": (swiglu(gate, up), OP_TOLERANCE)})
+
+    logits = np.round(rng.standard_normal((8, 300)), 1).astype(F32)
+    logits[:4, [7, 40, 128, 299]] = 5.0  # equal ones
+    logits[4] = -1.5
+    logits[5:, 0] = logits[5:, 299] = 6.0
+    ids = logits.argmax(axis=-1).astype(np.int32)  # numpy takes the first of equals
+    vectors.add("argmax", "argmax", {"logits": logits}, {"ids": (ids, EXACT)})
+
+
+def add_rope(vectors: OpVectors, case: str, config: Config, rng: np.random.Generator, interleaved: bool) -> None:
+    """Rotation at ROPE_POSITIONS, with the tables it takes."""
+    cos, sin = rope_table(config, ROPE_POSITIONS)
+    x = rng.standard_normal((len(ROPE_POSITIONS), 2, config.head_dim)).astype(F32)
+    outputs = {
+        "frequencies": (rope_frequencies(config), EXACT),
+        "cos": (cos, OP_TOLERANCE),
+        "sin": (sin, OP_TOLERANCE),
+        "out": (rope(x, cos, sin, interleaved), OP_TOLERANCE),
+    }
+    scaling = config.rope_scaling
+    vectors.add(
+        case, "rope", {"positions": ROPE_POSITIONS.astype(np.int32), "x": x}, outputs,
+        head_dim=config.head_dim, theta=config.rope_theta, scaling=vars(scaling) if scaling else None,
+        pairs="(2i, 2i + 1)" if interleaved else "(i, i + head_dim / 2)",
+    )  # fmt: skip
 
 
 def rope_config(head_dim: int, rope_theta: float, scaling: RopeScaling | None) -> Config:
@@ -208,3 +309,63 @@ def rope_config(head_dim: int, rope_theta: float, scaling: RopeScaling | None) -
         arch="llama", dim=1, hidden_dim=1, n_layers=1, n_heads=1, n_kv_heads=1, head_dim=head_dim, vocab_size=1,
         max_seq_len=1, tied=True, norm_eps=1e-5, rope_theta=rope_theta, rope_scaling=scaling,
     )  # fmt: skip
+
+
+def causal_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, start: int = 0) -> tuple[np.ndarray, ...]:
+    """Scores, probabilities and output of queries at positions start, start + 1, ... over all keys up to their own."""
+    future = np.arange(len(k)) > np.arange(start, start + len(q))[:, None]
+    scores = np.where(future[:, None, :], F32(0), attention_scores(q, k))
+    probs = softmax(np.where(future[:, None, :], F32(-np.inf), scores))
+    return scores, probs, attention_mix(probs, v)
+
+
+def add_attention(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """Grouped-query attention: a prompt from position 0, and one token behind 300 others."""
+    for case, n, start in (("attention", 9, 0), ("attention.decode", 1, 300)):
+        q = rng.standard_normal((n, 6, 32)).astype(F32)
+        k, v = (rng.standard_normal((start + n, 2, 32)).astype(F32) for _ in range(2))
+        values = causal_attention(q, k, v, start)
+        outputs = {name: (value, OP_TOLERANCE) for name, value in zip(("scores", "probs", "out"), values, strict=True)}
+        vectors.add(case, "attention", {"q": q, "k": k, "v": v}, outputs, first_position=start)
+
+
+# ----------------------------------------------------------------------------
+# A whole model
+
+
+class RandomModel:
+    """A checkpoint in memory, with random weights, for `Q8`."""
+
+    def __init__(self, config: Config, rng: np.random.Generator):
+        self.config, self._rng = config, rng
+        self._tensors: dict[str, np.ndarray] = {}
+
+    def tensor(self, name: str) -> np.ndarray:
+        """A tensor by its Hugging Face name, fp32, made when first asked for."""
+        from formats.checkpoint import tensor_shapes
+
+        if name not in self._tensors:
+            self._tensors[name] = self._rng.standard_normal(tensor_shapes(self.config)[name]).astype(F32)
+        return self._tensors[name]
+
+
+def add_models(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """Q8 files of a few kilobytes, as bytes, with the logits of six tokens: where each tensor lies in a file."""
+    for case, arch, tied in (("model.tied", "llama", True), ("model.untied", "qwen3", False)):
+        config = Config(
+            arch=arch, dim=32, hidden_dim=48, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, vocab_size=40,
+            max_seq_len=64, tied=tied, norm_eps=1e-5, rope_theta=10000.0, rope_scaling=None,
+        )  # fmt: skip
+        scheme, group_size = Q8(RandomModel(config, rng), 16), 16
+        tensors, data = list(q8_tensors(config, group_size)), b""
+        for tensor in tensors:
+            name, _, part = tensor.name.rpartition(".")
+            if part in ("codes", "scales"):
+                value = getattr(scheme.matrix(name), part)
+            else:
+                value = scheme.vector(tensor.name)
+            data += np.ascontiguousarray(value, tensor.dtype).tobytes()
+        file = header(config, Generation(), Q8_FILE, group_size, weights_end(tensors), b"") + data
+        tokens = rng.integers(0, config.vocab_size, 6).astype(np.int32)
+        inputs = {"file": np.frombuffer(file, np.uint8), "tokens": tokens}
+        vectors.add(case, "model", inputs, {"logits": (forward(config, scheme, tokens), PASS_TOLERANCE)})

@@ -93,10 +93,16 @@ std::vector<float> exact_outputs(const Int8Matrix& x, const Int8Matrix& w) {
 
 TEST_CASE("quantize: codes and scales are the golden's, bit for bit") {
     // Groups, and whole rows.
-    for (const char* name : {"16", "32", "64", "128", "row64", "row384", "row2048"}) {
+    for (const auto& [name, group_size] : {std::pair{"16", 16},
+                                           {"32", 32},
+                                           {"64", 64},
+                                           {"128", 128},
+                                           {"ties", 64},
+                                           {"row64", 64},
+                                           {"row384", 384},
+                                           {"row2048", 2048}}) {
         CAPTURE(name);
         const std::string p = std::string("quantize.") + name + ".";
-        const int group_size = std::atoi(name + (name[0] == 'r' ? 3 : 0));
         const std::vector<float> x = golden_ops().at(p + "x").f32();
         const std::vector<int8_t> codes = golden_ops().at(p + "codes").i8();
         const std::vector<float> scales = golden_ops().at(p + "scales").f32();
@@ -122,7 +128,8 @@ TEST_CASE("quantize: codes and scales are the golden's, bit for bit") {
 }
 
 TEST_CASE("quantize: codes under a fixed scale are the golden's, bit for bit") {
-    for (const char* name : {"one", "two", "tenth", "tiny", "zero"}) {
+    for (const char* name :
+         {"one", "two", "tenth", "tiny", "zero", "inverse0", "inverse1", "inverse2", "inverse3"}) {
         CAPTURE(name);
         const std::string p = std::string("quantize_static.") + name + ".";
         const std::vector<float> x = golden_ops().at(p + "x").f32(),
@@ -305,7 +312,7 @@ TEST_CASE("matmul: accumulators and outputs are the golden's") {
             if (takes<Isa>(group_size)) check(Isa::name, int8_products<Isa>);
         });
     }
-    CHECK(cases == 8);
+    CHECK(cases == 13);
 }
 
 // Checks one path on one shape: outputs right, the same bits for any number of threads, for a chunk and for

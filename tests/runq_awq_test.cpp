@@ -238,8 +238,8 @@ TEST_CASE("kernel: the reference is the product with the dequantized matrix, in 
 }
 
 TEST_CASE("kernel: rmsnorm") {
-    const std::vector<float> x = golden_ops().at("rmsnorm.x").f32(),
-                             weight = golden_ops().at("rmsnorm.weight").f32();
+    const std::vector<float> x = golden_ops().at("rmsnorm.128eps1e-05.x").f32(),
+                             weight = golden_ops().at("rmsnorm.128eps1e-05.weight").f32();
     const DeviceRows<float> in = rows_on_device(x, 128);
     const DeviceBuffer<half> norm = on_device(halves(weight));
     std::vector<float> rounded = floats(halves(weight)), expected;
@@ -264,7 +264,7 @@ TEST_CASE("kernel: rotation in halves, norms of heads, and the cache") {
         const std::string p = std::string("rope_halves.") + name + ".";
         CAPTURE(p);
         const Tensor& x = golden_ops().at(p + "x");
-        const std::vector<int32_t> positions = golden_ops().at("rope_halves.positions").i32();
+        const std::vector<int32_t> positions = golden_ops().at(p + "positions").i32();
         const std::vector<float> cos = golden_ops().at(p + "cos").f32(),
                                  sin = golden_ops().at(p + "sin").f32();
         const int n_heads = 2, head_dim = x.shape[2], half_dim = head_dim / 2;
@@ -441,11 +441,13 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
 }
 
 TEST_CASE("kernel: attention of the golden vectors, a prompt at once") {
-    for (const std::string p : {"attention_half.9x6x2x32.", "attention_half.37x4x1x64."}) {
+    for (const std::string p :
+         {"attention_half.9x6x2x32.", "attention_half.37x4x1x64.", "attention_half.values.",
+          "attention_half.keys.", "attention_half.queries."}) {
         CAPTURE(p);
         const Tensor &q = golden_ops().at(p + "q"), &k = golden_ops().at(p + "k"),
                      &v = golden_ops().at(p + "v");
-        const int n = q.shape[0], n_kv_heads = k.shape[1], d = q.shape[2];
+        const int n = k.shape[0], n_kv_heads = k.shape[1], d = q.shape[2];
         const auto cache = [&](const Tensor& t) {  // (n, heads, d) -> (heads, n, d)
             const std::vector<float> in = t.f32();
             std::vector<float> out;
@@ -458,12 +460,12 @@ TEST_CASE("kernel: attention of the golden vectors, a prompt at once") {
             return on_device(halves(out));
         };
         const DeviceBuffer<half> q_in = on_device(halves(q.f32())), keys = cache(k), values = cache(v);
-        const DeviceBuffer<int> pos = on_device(std::vector<int>{0});
+        const DeviceBuffer<int> pos = on_device(std::vector<int>{n - q.shape[0]});
         DeviceBuffer<half> out(q_in.size());
         Attention at{};
         at.q = q_in.get(), at.keys = keys.get(), at.values = values.get(), at.out = out.get(),
         at.pos = pos.get();
-        at.n_tokens = at.context = n, at.n_heads = q.shape[1], at.n_kv_heads = n_kv_heads;
+        at.n_tokens = q.shape[0], at.context = n, at.n_heads = q.shape[1], at.n_kv_heads = n_kv_heads;
         at.scale = float(1 / std::sqrt(double(d))), at.n_parts = 1;
         run_attention(at, d);
         CHECK(relative_error(golden_ops().at(p + "out").f32(), floats(from_device(out))) < 1e-3);

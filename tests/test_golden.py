@@ -9,7 +9,6 @@ from safetensors.numpy import load_file, save_file
 
 from formats.checkpoint import Checkpoint, ModelError
 from golden.forward import Fp32, forward, load_weight, permute_rows, rmsnorm, rope
-from golden.op_vectors import op_vectors
 from golden.perplexity import perplexity, windows
 from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
 from golden.trace import Recorder, compare, relative_error, replay, step_order
@@ -126,16 +125,6 @@ def test_accumulators_are_exact_integers():
 
 
 # ---- golden files
-
-
-def test_stored_op_vectors_are_what_the_reference_computes():
-    stored, computed = load_file(DATA / "ops.safetensors"), op_vectors()
-    assert stored.keys() == computed.keys()
-    for name, value in computed.items():
-        if value.dtype == F32 and "codes" not in name and "scales" not in name:
-            assert relative_error(value, stored[name]) < 1e-6, name
-        else:
-            assert np.array_equal(value, stored[name]), name
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3"])

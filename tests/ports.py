@@ -1,0 +1,256 @@
+"""A port of every operation, written from docs/numerics.md and docs/model-files.md alone, and ways to get it wrong.
+
+Each function takes a case's inputs and parameters by name and returns its outputs; none imports anything of golden/.
+"""
+
+import numpy as np
+
+F16, F32, F64 = np.float16, np.float32, np.float64
+
+
+# ---- quantizing
+
+
+def round_codes(x):
+    """Halves to even, within -127..127."""
+    return np.clip(np.rint(x), -127, 127).astype(np.int8)
+
+
+def group_inverses(x, group_size):
+    """Groups of x, their largest magnitudes and the inverses of their scales; 0 where 127 / amax is not finite."""
+    groups = x.reshape(len(x), -1, group_size)
+    amax = np.abs(groups).max(axis=-1)
+    with np.errstate(divide="ignore", over="ignore"):
+        inv = F32(127) / amax
+    return groups, amax, np.where(np.isfinite(inv), inv, F32(0))
+
+
+def quantize(x, group_size, codes_of=lambda groups, inv, _scales: round_codes(groups * inv), scale_of=None):
+    groups, amax, inv = group_inverses(x, group_size)
+    scales = np.where(inv > 0, amax / F32(127), F32(0)).astype(F32)
+    if scale_of is not None:
+        scales = scale_of(scales)
+    codes = codes_of(groups, inv[..., None], scales[..., None]).astype(np.int8)
+    dequantized = (codes * scales[..., None]).astype(F32).reshape(x.shape)
+    return {"codes": codes.reshape(x.shape), "scales": scales, "dequantized": dequantized}
+
+
+def static_inverse(scale):
+    with np.errstate(divide="ignore", over="ignore"):
+        inv = F32(1) / scale[0]
+    return inv if np.isfinite(inv) else F32(0)
+
+
+def quantize_static(x, scale, inverse=static_inverse, product=lambda x, inv: x * inv, rounded=round_codes):
+    with np.errstate(over="ignore"):
+        return {"codes": rounded(product(x, inverse(scale)))}
+
+
+# ---- products
+
+
+def group_sums(x, w, group_size):
+    """The int32 sums of each group, (n, m, groups)."""
+    xg, wg = (t.reshape(len(t), -1, group_size).astype(np.int64) for t in (x, w))
+    return np.stack([xg[:, g] @ wg[:, g].T for g in range(xg.shape[1])], axis=-1)
+
+
+def matmul(inputs, group_size, sums=group_sums, to_float=lambda acc: acc.astype(F32)):
+    acc = sums(inputs["x.codes"], inputs["w.codes"], group_size).astype(np.int32)
+    xs, ws = inputs["x.scales"], inputs["w.scales"]
+    out = np.zeros(acc.shape[:2], F32)
+    for g in range(acc.shape[2]):
+        out += to_float(acc[..., g]) * (xs[:, None, g] * ws[None, :, g])
+    return {"accumulators": acc, "out": out}
+
+
+# ---- between products
+
+
+def rmsnorm(x, weight, eps, precision=F64, sum_precision=F64):
+    eps = precision(F32(eps)) if precision is F64 else F32(eps)
+    mean = (x.astype(sum_precision) ** 2).sum(axis=-1, keepdims=True, dtype=sum_precision) / sum_precision(x.shape[-1])
+    inv = precision(1) / np.sqrt(mean.astype(precision) + eps)
+    return {"out": (weight.astype(precision) * (x.astype(precision) * inv)).astype(F32)}
+
+
+def rmsnorm_with_wide_eps(x, weight, eps):
+    x64 = x.astype(F64)
+    return {"out": (weight * (x64 / np.sqrt((x64**2).mean(axis=-1, keepdims=True) + eps))).astype(F32)}
+
+
+def rope_frequencies(head_dim, theta, scaling):
+    freq = F64(theta) ** (-np.arange(0, head_dim, 2) / head_dim)
+    if scaling:
+        low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
+        turns = scaling["original_max_position_embeddings"] * freq / (2 * np.pi)
+        part = np.clip((turns - low) / (high - low), 0, 1)
+        freq = (1 - part) * freq / factor + part * freq
+    return freq.astype(F32)
+
+
+def wide_angles(positions, freq):
+    return positions[:, None].astype(F64) * freq.astype(F64)
+
+
+def rope(positions, x, head_dim, theta, scaling, pairs, frequencies=rope_frequencies, angles=wide_angles):
+    freq = frequencies(head_dim, theta, scaling)
+    angle = angles(positions, freq)
+    cos, sin = np.cos(angle).astype(F32), np.sin(angle).astype(F32)
+    half = head_dim // 2
+    first, second = (
+        (np.arange(0, head_dim, 2), np.arange(1, head_dim, 2))
+        if pairs == "(2i, 2i + 1)"
+        else (np.arange(half), np.arange(half, head_dim))
+    )
+    a, b, out = x[..., first], x[..., second], np.empty_like(x)
+    out[..., first] = a * cos[:, None] - b * sin[:, None]
+    out[..., second] = a * sin[:, None] + b * cos[:, None]
+    return {"frequencies": freq, "cos": cos, "sin": sin, "out": out}
+
+
+def softmax(x, subtract_largest=True):
+    with np.errstate(over="ignore", invalid="ignore"):
+        e = np.exp(x - x.max(axis=-1, keepdims=True) if subtract_largest else x)
+        return {"out": (e / e.sum(axis=-1, keepdims=True)).astype(F32)}
+
+
+def by_division(head, n_heads, n_kv_heads):
+    return head // (n_heads // n_kv_heads)
+
+
+def attention(q, k, v, first_position, kv_head=by_division):
+    n, n_heads, head_dim = q.shape
+    scores = np.zeros((n, n_heads, len(k)), F32)
+    probs, out = np.zeros_like(scores), np.zeros(q.shape, F32)
+    for t in range(n):
+        seen = first_position + t + 1
+        for h in range(n_heads):
+            g = kv_head(h, n_heads, k.shape[1])
+            scores[t, h, :seen] = k[:seen, g] @ q[t, h] / F32(np.sqrt(head_dim))
+            probs[t, h, :seen] = softmax(scores[t, h, :seen])["out"]
+            out[t, h] = probs[t, h, :seen] @ v[:seen, g]
+    return {"scores": scores, "probs": probs, "out": out}
+
+
+def attention_half(q, k, v, first_position, rounded="qkv"):
+    """Queries, keys and values are rounded to fp16 on their way, and the output."""
+    q, k, v = (
+        t.astype(F16).astype(F32) if name in rounded else t.astype(F32)
+        for name, t in zip("qkv", (q, k, v), strict=True)
+    )
+    return {"out": attention(q, k, v, first_position)["out"].astype(F16)}
+
+
+def swiglu(gate, up):
+    with np.errstate(over="ignore"):
+        return {"out": (gate / (1 + np.exp(-gate)) * up).astype(F32)}
+
+
+def argmax(logits, last=False):
+    n = logits.shape[-1]
+    ids = n - 1 - logits[:, ::-1].argmax(axis=-1) if last else logits.argmax(axis=-1)
+    return {"ids": ids.astype(np.int32)}
+
+
+# ---- AWQ
+
+NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of code i of eight, in fours of bits from the lowest
+
+
+def awq_pack(codes, nibbles=NIBBLES):
+    words = sum(codes[:, i::8].astype(np.uint32) << np.uint32(4 * place) for i, place in enumerate(nibbles))
+    return {"packed": words.astype(np.uint32).view(np.int32)}
+
+
+def awq_unpack(words, nibbles=NIBBLES):
+    parts = [words.view(np.uint32) >> np.uint32(4 * place) & 15 for place in nibbles]
+    return np.stack(parts, axis=-1).reshape(len(words), -1).astype(np.int64)
+
+
+def awq_dequantize(qweight, qzeros, scales, group_size, nibbles=NIBBLES, offset=0, scale_of=lambda s: s):
+    codes, zeros = awq_unpack(qweight, nibbles), awq_unpack(qzeros, nibbles) + offset
+    repeat = np.arange(len(codes)) // group_size
+    with np.errstate(over="ignore"):
+        return {"w16": ((codes - zeros[repeat]) * scale_of(scales.astype(F32))[repeat]).astype(F16)}
+
+
+def awq_matmul(x, qweight, qzeros, scales, group_size):
+    w16 = awq_dequantize(qweight, qzeros, scales, group_size)["w16"]
+    return {"w16": w16, "out": x.astype(F32) @ w16.astype(F32)}
+
+
+def half(x):
+    with np.errstate(over="ignore"):
+        return {"out": x.astype(F16)}
+
+
+# ---- a whole Q8 file
+
+
+def read_header(file):
+    """The fields of a Q8 header that a forward pass needs."""
+
+    def number(offset, dtype="<i4"):
+        return file[offset : offset + np.dtype(dtype).itemsize].view(dtype)[0]
+
+    names = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size")
+    header = {name: int(number(8 + 4 * i)) for i, name in enumerate(names)}
+    header |= {"tied": bool(number(0x24, "u1")), "group_size": int(number(0x25)), "qwen3": number(0x44) == 2}
+    return header | {"head_dim": int(number(0x48)), "eps": number(0x50, "<f4"), "theta": number(0x54, "<f4")}
+
+
+class Tensors:
+    """Takes one tensor after the other from a file's bytes."""
+
+    def __init__(self, file, group_size):
+        self.file, self.at, self.group_size = file, 256, group_size
+
+    def next(self, dtype, *shape):
+        end = self.at + int(np.prod(shape)) * np.dtype(dtype).itemsize
+        value = self.file[self.at : end].copy().view(dtype).reshape(shape)
+        self.at = end
+        return value
+
+    def matrix(self, n_out, n_in):
+        return self.next("i1", n_out, n_in), self.next("<f4", n_out, n_in // self.group_size)
+
+
+def tied_classifier(_tensors, embedding):
+    return embedding
+
+
+def model(file, tokens, classifier=tied_classifier):
+    h = read_header(file)
+    t, n_layers, dim = Tensors(file, h["group_size"]), h["n_layers"], h["dim"]
+    q_dim, kv_dim = h["n_heads"] * h["head_dim"], h["n_kv_heads"] * h["head_dim"]
+    norms = {part: t.next("<f4", n_layers, dim) for part in ("attn", "ffn")} | {"last": t.next("<f4", dim)}
+    if h["qwen3"]:
+        norms |= {part: t.next("<f4", n_layers, h["head_dim"]) for part in "qk"}
+    embedding = t.matrix(h["vocab_size"], dim)
+    shapes = {"q": (q_dim, dim), "k": (kv_dim, dim), "v": (kv_dim, dim), "o": (dim, q_dim)}
+    shapes |= {"gate": (h["hidden_dim"], dim), "down": (dim, h["hidden_dim"]), "up": (h["hidden_dim"], dim)}
+    w = {name: [t.matrix(*shape) for _ in range(n_layers)] for name, shape in shapes.items()}
+    last = classifier(t, embedding) if h["tied"] else t.matrix(h["vocab_size"], dim)
+
+    def linear(x, matrix):
+        q = quantize(x, h["group_size"])
+        inputs = {"x.codes": q["codes"], "x.scales": q["scales"], "w.codes": matrix[0], "w.scales": matrix[1]}
+        return matmul(inputs, h["group_size"])["out"]
+
+    def heads(x, norm, layer):
+        x = x.reshape(len(x), -1, h["head_dim"])
+        if h["qwen3"] and norm:
+            x = rmsnorm(x, norms[norm][layer], h["eps"])["out"]
+        return rope(positions, x, h["head_dim"], h["theta"], None, "(2i, 2i + 1)")["out"] if norm else x
+
+    positions = np.arange(len(tokens))
+    x = embedding[0][tokens] * np.repeat(embedding[1][tokens], h["group_size"], axis=1)
+    for i in range(n_layers):
+        normed = rmsnorm(x, norms["attn"][i], h["eps"])["out"]
+        q, k, v = (heads(linear(normed, w[name][i]), norm, i) for name, norm in (("q", "q"), ("k", "k"), ("v", None)))
+        x = x + linear(attention(q, k, v, 0)["out"].reshape(len(x), -1), w["o"][i])
+        normed = rmsnorm(x, norms["ffn"][i], h["eps"])["out"]
+        hidden = swiglu(linear(normed, w["gate"][i]), linear(normed, w["up"][i]))["out"]
+        x = x + linear(hidden, w["down"][i])
+    return {"logits": linear(rmsnorm(x, norms["last"], h["eps"])["out"], last)}

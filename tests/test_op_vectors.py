@@ -1,0 +1,227 @@
+"""The op vectors: a port written from the pages passes them all, and each known mistake fails one of them."""
+
+from functools import partial
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from golden.op_check import judge_ops
+from golden.op_vectors import op_vectors, read_cases
+from golden.trace import relative_error
+from tests import ports
+from tests.helpers import DATA, F32, F64
+
+OPS = DATA / "ops.safetensors"
+TENSORS, CASES = load_file(OPS), read_cases(OPS)
+
+
+def with_packed_inputs(function):
+    """A product takes its matrices as one argument: their names have dots."""
+
+    def call(**arguments):
+        tensors = {name: value for name, value in arguments.items() if "." in name}
+        return function(tensors, **{name: value for name, value in arguments.items() if "." not in name})
+
+    return call
+
+
+PORT = {
+    "quantize": ports.quantize,
+    "quantize_static": ports.quantize_static,
+    "matmul": with_packed_inputs(ports.matmul),
+    "rmsnorm": ports.rmsnorm,
+    "rope": ports.rope,
+    "softmax": ports.softmax,
+    "attention": ports.attention,
+    "attention_half": ports.attention_half,
+    "swiglu": ports.swiglu,
+    "argmax": ports.argmax,
+    "awq_pack": ports.awq_pack,
+    "awq_dequantize": ports.awq_dequantize,
+    "awq_matmul": ports.awq_matmul,
+    "half": ports.half,
+    "model": ports.model,
+}
+
+
+def outputs_of(port):
+    """What a port makes of every case: from the case's inputs and parameters alone."""
+    found = {}
+    for case, about in CASES.items():
+        inputs = {name: TENSORS[f"{case}.{name}"] for name in about["inputs"]}
+        parameters = {name: value for name, value in about.items() if name not in ("op", "inputs", "outputs")}
+        found |= {f"{case}.{name}": value for name, value in port[about["op"]](**inputs, **parameters).items()}
+    return found
+
+
+def failures(port):
+    reports, missing = judge_ops(CASES, TENSORS, outputs_of(port))
+    assert not missing
+    return [r for r in reports if not r.ok]
+
+
+def test_stored_op_vectors_are_what_the_reference_computes():
+    computed = op_vectors()
+    assert computed.cases == CASES
+    assert TENSORS.keys() == computed.tensors.keys()
+    for name, value in computed.tensors.items():
+        if value.dtype == F32 and "codes" not in name and "scales" not in name:
+            assert relative_error(value, TENSORS[name]) < 1e-6, name
+        else:
+            assert np.array_equal(value, TENSORS[name]), name
+
+
+def test_the_file_is_always_the_same(tmp_path):
+    for name in ("a", "b"):
+        op_vectors().save(tmp_path / name)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_port_written_from_the_pages_passes():
+    assert not failures(PORT)
+
+
+# ---- mistakes
+
+
+def half_away(x):
+    return np.clip(np.copysign(np.floor(np.abs(x) + 0.5), x), -127, 127).astype(np.int8)
+
+
+def wrapping(bits):
+    """Accumulators of so many bits, two's complement."""
+
+    def sums(x, w, group_size):
+        acc = ports.group_sums(x, w, group_size)
+        return (acc + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+
+    return sums
+
+
+def saturating_pairs(x, w, group_size):
+    """pmaddubsw of x + 128 and w: sums of two products saturate at 16 bits; 128 times w's sum is taken off after."""
+    products = (x.astype(np.int64) + 128)[:, None] * w.astype(np.int64)[None]
+    pairs = np.clip(products[..., 0::2] + products[..., 1::2], -(2**15), 2**15 - 1)
+    sums = pairs.reshape(len(x), len(w), -1, group_size // 2).sum(axis=-1)
+    return sums - 128 * w.astype(np.int64).reshape(len(w), -1, group_size).sum(axis=-1)
+
+
+def sign_trick(x, w, group_size):
+    """|x| times w with x's sign, in int8, where -(-128) is -128."""
+    with np.errstate(over="ignore"):
+        signed = np.sign(x)[:, None] * w[None]  # int8
+    products = np.abs(x).astype(np.int64)[:, None] * signed
+    return products.reshape(len(x), len(w), -1, group_size).sum(axis=-1)
+
+
+def truncated(acc):
+    """int32 to fp32 by dropping bits."""
+    magnitude = np.abs(acc.astype(np.int64))
+    drop = np.maximum(np.floor(np.log2(np.maximum(magnitude, 1))).astype(np.int64) - 23, 0)
+    return (np.sign(acc) * (magnitude >> drop << drop)).astype(F32)
+
+
+def bf16(x):
+    return x.astype(ml_dtypes.bfloat16).astype(F32)
+
+
+def adjacent_as_halves(pairs):
+    return "(i, i + head_dim / 2)" if pairs == "(2i, 2i + 1)" else "(2i, 2i + 1)"
+
+
+def matmul_with(**change):
+    return {"matmul": with_packed_inputs(partial(ports.matmul, **change))}
+
+
+def exact_product(groups, inv, _scales):
+    return ports.round_codes(groups.astype(F64) * inv)
+
+
+def quotient(groups, _inv, scales):
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ports.round_codes(np.where(scales > 0, groups / scales, 0))
+
+
+def behind_the_layers(tensors, embedding):
+    """The classifier where an untied one would lie; the file ends there, so it is read from its end."""
+    size = embedding[0].nbytes + embedding[1].nbytes
+    tensors.at = len(tensors.file) - size
+    return tensors.matrix(*embedding[0].shape)
+
+
+def without_scaling(head_dim, theta, _scaling):
+    return ports.rope_frequencies(head_dim, theta, None)
+
+
+def narrow_angles(positions, freq):
+    return positions[:, None].astype(F32) * freq
+
+
+def rope_with(**change):
+    return {"rope": partial(ports.rope, **change)}
+
+
+MISTAKES = {
+    "half away from zero": {
+        "quantize": partial(ports.quantize, codes_of=lambda groups, inv, _: half_away(groups * inv))
+    },
+    "half away from zero, static": {"quantize_static": partial(ports.quantize_static, rounded=half_away)},
+    "x / scale": {"quantize": partial(ports.quantize, codes_of=quotient)},
+    "exact product rounded once": {"quantize": partial(ports.quantize, codes_of=exact_product)},
+    "exact product rounded once, static": {
+        "quantize_static": partial(ports.quantize_static, product=lambda x, inv: x.astype(F64) * inv)
+    },
+    "static inverse 127 / (127 scale)": {
+        "quantize_static": partial(
+            ports.quantize_static,
+            inverse=lambda scale: F32(127) / (F32(127) * scale[0]) if scale[0] > 1e-37 else F32(0),
+        )
+    },
+    "scale rounded to bf16": {"quantize": partial(ports.quantize, scale_of=bf16)},
+    "rmsnorm sum in fp32": {"rmsnorm": partial(ports.rmsnorm, sum_precision=F32)},
+    "rmsnorm all in fp32": {"rmsnorm": partial(ports.rmsnorm, precision=F32)},
+    "eps as fp64 1e-5": {"rmsnorm": ports.rmsnorm_with_wide_eps},
+    "rope angle in fp32": rope_with(angles=narrow_angles),
+    "rope pairs": {"rope": lambda pairs, **rest: ports.rope(pairs=adjacent_as_halves(pairs), **rest)},
+    "no rope scaling": rope_with(frequencies=without_scaling),
+    "awq values not rounded to fp16": {"attention_half": partial(ports.attention_half, rounded="qk")},
+    "awq keys not rounded to fp16": {"attention_half": partial(ports.attention_half, rounded="qv")},
+    "awq queries not rounded to fp16": {"attention_half": partial(ports.attention_half, rounded="kv")},
+    **{f"accumulators of {bits} bits": matmul_with(sums=wrapping(bits)) for bits in (16, 18, 19, 20, 25, 30)},
+    "saturating pairs": matmul_with(sums=saturating_pairs),
+    "a weight code of -128": matmul_with(sums=sign_trick),
+    "int32 to fp32 truncated": matmul_with(to_float=truncated),
+    "softmax without the maximum": {"softmax": partial(ports.softmax, subtract_largest=False)},
+    "kv head by modulo": {
+        "attention": partial(ports.attention, kv_head=lambda head, _n_heads, n_kv_heads: head % n_kv_heads)
+    },
+    "swiglu with gate and up exchanged": {"swiglu": lambda gate, up: ports.swiglu(gate=up, up=gate)},
+    "argmax of the last": {"argmax": partial(ports.argmax, last=True)},
+    "tied classifier at the wrong place": {"model": partial(ports.model, classifier=behind_the_layers)},
+    "nibbles in order": {"awq_pack": partial(ports.awq_pack, nibbles=range(8))},
+    "nibbles in order, unpacking": {"awq_dequantize": partial(ports.awq_dequantize, nibbles=range(8))},
+    "nibbles inverted": {"awq_pack": partial(ports.awq_pack, nibbles=[7 - n for n in ports.NIBBLES])},
+    "zero point off by one": {"awq_dequantize": partial(ports.awq_dequantize, offset=1)},
+    "awq scale rounded to bf16": {"awq_dequantize": partial(ports.awq_dequantize, scale_of=bf16)},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_vectors_catch_a_mistake(mistake):
+    assert failures(PORT | MISTAKES[mistake])
+
+
+def test_every_operation_can_be_got_wrong():
+    assert {op for change in MISTAKES.values() for op in change} == PORT.keys() - {"awq_matmul", "half"}
+    assert {about["op"] for about in CASES.values()} == PORT.keys()
+
+
+def test_wide_accumulators_do():
+    """31 bits are enough for rows of 65,536, and 21 for groups of 64: the vectors demand no more than there can be."""
+    assert not failures(PORT | matmul_with(sums=wrapping(32)))
+    groups_of_64 = [case for case, about in CASES.items() if about.get("group_size") == 64 and about["op"] == "matmul"]
+    largest = max(np.abs(TENSORS[f"{case}.accumulators"]).max() for case in groups_of_64)
+    assert largest == 64 * 127 * 128
+    assert np.abs(TENSORS["matmul.extreme.65536g65536.accumulators"]).max() == 65536 * 127 * 128
