@@ -1,4 +1,4 @@
-"""Command line of the reference: python -m golden {make,diff,ppl}."""
+"""Command line of the reference: python -m golden {make,diff,accept,ppl}."""
 
 import argparse
 import sys
@@ -7,12 +7,15 @@ from functools import partial
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint, Config, ModelError
+from golden.accept import judge_logits
 from golden.forward import Fp32, Scheme, forward
 from golden.make import make
-from golden.perplexity import encode, perplexity
+from golden.op_check import judge_ops
+from golden.op_vectors import read_cases
+from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
 from golden.schemes import SCHEMES, read_file
-from golden.trace import compare, read_trace, replay, summarize
+from golden.trace import compare, read_tolerances, read_trace, replay, summarize
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,6 +29,22 @@ def model_of(path: Path, scheme: str, group_size: int) -> tuple[Config, Scheme]:
     return checkpoint.config, Fp32(checkpoint) if scheme == "fp32" else Q8(checkpoint, group_size)
 
 
+def accept(path: Path, reference: Logits, limit: float) -> int:
+    """Prints how a port's logits do beside the reference's, and returns the exit code."""
+    trace = read_trace(path)
+    try:
+        verdict = judge_logits(reference, trace["tokens"], trace["logits"])
+    except KeyError as error:
+        raise ValueError(f"{path}: has no tensor {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    v, ok = verdict, verdict.loss <= limit
+    print(f"perplexity {v.perplexity:.4f} over {v.n_scored} tokens, the reference's {v.reference:.4f}: {v.loss:+.2%}")
+    print(f"KL divergence {v.kl:.2e} per token, the same most probable token {v.same_top:.1%} of the time")
+    print(f"{'within' if ok else 'above'} the limit of {limit:.2%}")
+    return 0 if ok else 1
+
+
 def main() -> int:
     """Exit code 0, 1 if traces part or a file cannot be read, 2 for a wrong command line."""
     parser = argparse.ArgumentParser(prog="python -m golden", description=__doc__)
@@ -37,13 +56,28 @@ def main() -> int:
     p.add_argument("--out", type=Path, default=ROOT / "golden" / "data")
     p.add_argument("--only", choices=SCHEMES, help="the operations, and this scheme's models")
 
-    p = commands.add_parser("diff", help="compare two traces step by step; exit code 1 if they part")
-    p.add_argument("a", type=Path, help="the reference's trace")
-    p.add_argument("b", type=Path, help="the trace to judge")
+    p = commands.add_parser("diff", help="judge a port's trace, or its outputs of the op vectors, step by step",
+                            epilog="exit code 0: all is within the contract; 1: a step is outside, or there is none; "
+                            "3: what is there is within, but steps are missing")  # fmt: skip
+    p.add_argument("a", type=Path, help="the reference's trace, or golden/data/ops.safetensors")
+    p.add_argument("b", type=Path, help="the port's: the steps or outputs that it has")
     p.add_argument("-v", "--verbose", action="store_true", help="list every step")
     p.add_argument("--model", type=Path, metavar="HF_DIR|FILE.bin",
                    help="judge each operation of B alone, from B's own inputs; a directory means Q8")  # fmt: skip
     p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
+    p.add_argument("--tolerance", action="append", default=[], metavar="STEP=VALUE",
+                   help="a limit of its own for a step (pattern: ffn.swiglu, layers.3.*), relative by norm; "
+                   "for codes the share that may differ")  # fmt: skip
+    p.add_argument("--profile", type=Path, metavar="FILE.json", help="such limits, as a JSON object")
+
+    p = commands.add_parser("accept", help="compare the perplexity of a port's logits with the reference's",
+                            epilog="exit code 0: no more than the limit above the reference's; 1: more")  # fmt: skip
+    p.add_argument("logits", type=Path, metavar="TRACE",
+                   help="safetensors with tokens (n,) or (windows, n) and logits (..., n, vocab_size)")  # fmt: skip
+    p.add_argument("--model", type=Path, required=True, metavar="HF_DIR|FILE.bin", help="a directory means Q8")
+    p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
+    p.add_argument("--limit", type=float, default=0.01, metavar="SHARE",
+                   help="by how much its perplexity may be higher (0.01: a hundredth)")  # fmt: skip
 
     p = commands.add_parser("ppl", help="perplexity of a text file")
     p.add_argument("hf_dir", type=Path)
@@ -60,14 +94,21 @@ def main() -> int:
             make(args.models, args.files, args.out, args.only)
             return 0
         if args.command == "diff":
+            tolerances = read_tolerances(args.profile, args.tolerance)
             a, b = read_trace(args.a), read_trace(args.b)
-            reports = compare(a, b)
-            if args.model:
+            if cases := read_cases(args.a):
+                reports = judge_ops(cases, a, b, tolerances)
+            elif args.model:
                 config, scheme = model_of(args.model, "q8", args.group_size)
-                reports = replay(partial(forward, config, scheme), b)
-            text, ok = summarize(reports, args.verbose)
+                reports = replay(partial(forward, config, scheme), b, tolerances)
+            else:
+                reports = compare(a, b, tolerances)
+            text, code = summarize(reports, args.verbose)
             print(text)
-            return 0 if ok else 1
+            return code
+        if args.command == "accept":
+            config, scheme = model_of(args.model, "q8", args.group_size)
+            return accept(args.logits, partial(forward, config, scheme), args.limit)
         config, scheme = model_of(args.file or args.hf_dir, args.scheme, args.group_size)
         tokenizer = args.hf_dir / "tokenizer.json"
         if not tokenizer.is_file():

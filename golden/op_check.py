@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from golden.trace import StepReport, relative_error
+from golden.trace import THE_CONTRACT, StepReport, Tolerances, missing_step, relative_error
 
 
 def judge_output(name: str, expected: np.ndarray, found: np.ndarray, limit: float) -> StepReport:
@@ -26,20 +26,22 @@ def judge_output(name: str, expected: np.ndarray, found: np.ndarray, limit: floa
 
 
 def judge_ops(
-    cases: dict[str, dict[str, Any]], expected: dict[str, np.ndarray], found: dict[str, np.ndarray]
-) -> tuple[list[StepReport], list[str]]:
-    """Every output that a port has, in the order of the cases, and the names of those that it has not.
+    cases: dict[str, dict[str, Any]],
+    expected: dict[str, np.ndarray],
+    found: dict[str, np.ndarray],
+    tolerances: Tolerances = THE_CONTRACT,
+) -> list[StepReport]:
+    """Every output, in the order of the cases.
 
     Inputs may be there as well; they are not looked at. A tensor of an unknown name is reported as wrong.
     """
-    reports, missing = [], []
+    reports = []
     for case, about in cases.items():
         for output, limit in about["outputs"].items():
             name = f"{case}.{output}"
             if name in found:
-                reports.append(judge_output(name, expected[name], found[name], limit))
+                reports.append(judge_output(name, expected[name], found[name], tolerances.of(name, limit)))
             else:
-                missing.append(name)
+                reports.append(missing_step(name))
     unknown = sorted(found.keys() - expected.keys())
-    reports += [StepReport(name, float("inf"), "no such op vector", ok=False) for name in unknown]
-    return reports, missing
+    return reports + [StepReport(name, float("inf"), "no such op vector", ok=False) for name in unknown]

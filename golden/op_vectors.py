@@ -360,10 +360,8 @@ def add_models(vectors: OpVectors, rng: np.random.Generator) -> None:
         tensors, data = list(q8_tensors(config, group_size)), b""
         for tensor in tensors:
             name, _, part = tensor.name.rpartition(".")
-            if part in ("codes", "scales"):
-                value = getattr(scheme.matrix(name), part)
-            else:
-                value = scheme.vector(tensor.name)
+            matrix = scheme.matrix(name) if part in Quantized._fields else None
+            value = getattr(matrix, part) if matrix else scheme.vector(tensor.name)
             data += np.ascontiguousarray(value, tensor.dtype).tobytes()
         file = header(config, Generation(), Q8_FILE, group_size, weights_end(tensors), b"") + data
         tokens = rng.integers(0, config.vocab_size, 6).astype(np.int32)

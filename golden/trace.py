@@ -15,10 +15,15 @@
 
 With a model, each operation is judged on its own instead: the reference computes every step from B's own inputs,
 so one early rounding does not blur the steps behind it, and a wrong operation is named even if others hide it.
+
+B need not have every step. What it has is judged; where the input of a step is not there, the reference goes on with
+its own. `Tolerances` can give a step a limit of its own, for a port that approximates it on purpose.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +46,68 @@ def op_tolerance(name: str, value: np.ndarray) -> float:
     if value.dtype != np.float16:
         return OP_TOLERANCE
     return HALF_MIX_TOLERANCE if name.endswith("attn.mix") else HALF_TOLERANCE
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """Limits of a port's own, by patterns of step names: `attn.probs`, `layers.3.ffn.*`, `ffn.swiglu.q`.
+
+    The last pattern that matches a step's name, with or without `layers.N.`, counts. The limit is a relative error by
+    norm; of codes, the share that may differ.
+    """
+
+    by_pattern: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, name: str, otherwise: float) -> float:
+        """The limit of a step; `otherwise` if no pattern matches."""
+        short = name.split(".", 2)[-1] if name.startswith("layers.") else name
+        limits = [
+            limit
+            for pattern, limit in self.by_pattern.items()
+            if fnmatchcase(name, pattern) or fnmatchcase(short, pattern)
+        ]
+        return limits[-1] if limits else otherwise
+
+    def has(self, name: str) -> bool:
+        """Whether a step has a limit of its own."""
+        return self.of(name, -1) >= 0
+
+
+THE_CONTRACT = Tolerances()  # no step has a limit of its own
+
+
+def read_tolerances(profile: Path | None, options: Iterable[str]) -> Tolerances:
+    """Limits from a profile, a JSON object of patterns and numbers, and then from options `STEP=VALUE`.
+
+    Raises ValueError naming the file or the option, and the value, if one is no number of 0 or more.
+    """
+    limits: dict[str, float] = {}
+
+    def add(where: str, pattern: str, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise ValueError(f"{where}: {pattern} is {value!r}, expected a number of 0 or more")
+        limits.pop(pattern, None)  # the last one counts
+        limits[pattern] = float(value)
+
+    if profile is not None:
+        try:
+            loaded = json.loads(profile.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{profile}: {error}") from None
+        if not isinstance(loaded, dict):
+            raise ValueError(f"{profile}: expected a JSON object of steps and limits")
+        for pattern, value in loaded.items():
+            add(str(profile), pattern, value)
+    for option in options:
+        pattern, _, text = option.rpartition("=")
+        try:
+            value: object = float(text)
+        except ValueError:
+            value = text
+        if not pattern:
+            raise ValueError(f"--tolerance: {option!r}, expected STEP=VALUE")
+        add("--tolerance", pattern, value)
+    return Tolerances(limits)
 
 
 class Recorder:
@@ -103,6 +170,12 @@ class StepReport:
     error: float  # relative by norm; for codes, the share that differ
     note: str
     ok: bool
+    missing: bool = False
+
+
+def missing_step(name: str) -> StepReport:
+    """A step that the trace to be judged has not."""
+    return StepReport(name, float("inf"), "missing", ok=False, missing=True)
 
 
 def _is_static(scales: np.ndarray) -> bool:
@@ -110,12 +183,16 @@ def _is_static(scales: np.ndarray) -> bool:
     return scales.ndim == 2 and scales.shape[1] == 1 and bool((scales == scales[0, 0]).all())
 
 
-def _compare_codes(name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> StepReport:
-    """Judges `name` (ending in .q) and its scales; see the module's docstring."""
-    base = name[:-2]
+def _own_rounding(
+    name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerances: Tolerances
+) -> StepReport | None:
+    """What is wrong with codes or scales in either trace as roundings of its own values; None if nothing is."""
+    base, static = name[:-2], False
     for which, trace in (("A", a), ("B", b)):
         if base not in trace or base + ".s" not in trace:
-            return StepReport(name, float("inf"), f"{which} has no {base} or no {base}.s", ok=False)
+            if which == "B":
+                return None  # it leaves out what its codes came from
+            return StepReport(name, float("inf"), f"A has no {base} or no {base}.s", ok=False)
         if trace[name].size % max(trace[base + ".s"].size, 1) or not trace[base + ".s"].size:
             return StepReport(name, float("inf"), f"{which}'s scales do not divide its codes", ok=False)
         expected = quantize(trace[base], trace[name].size // trace[base + ".s"].size)
@@ -125,87 +202,122 @@ def _compare_codes(name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray]
         if static:
             expected = quantize_static(trace[base], scales[0, 0])
         wrong = int((expected.codes != trace[name]).sum())
-        if wrong:
-            return StepReport(
-                name, wrong / trace[name].size, f"{which}: {wrong} codes are not its own rounding", ok=False
-            )
-        if not np.array_equal(expected.scales, trace[base + ".s"]):
+        if wrong > tolerances.of(name, 0) * trace[name].size:
+            note = f"{which}: {wrong} codes are not its own rounding"
+            return StepReport(name, wrong / trace[name].size, note, ok=False)
+        error = relative_error(expected.scales, trace[base + ".s"])
+        if not np.array_equal(expected.scales, trace[base + ".s"]) and error > tolerances.of(base + ".s", -1):
             note = f"{which}: scales are not {'the static one of A' if static else 'its own amax / 127'}"
             return StepReport(base + ".s", float("inf"), note, ok=False)
+    return None
+
+
+def _compare_codes(name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerances: Tolerances) -> StepReport:
+    """Judges `name` (ending in .q) and its scales; see the module's docstring."""
+    wrong = _own_rounding(name, a, b, tolerances)
+    if wrong is not None:
+        return wrong
     steps = np.abs(a[name].astype(int) - b[name].astype(int))
     flipped = int((steps != 0).sum())
-    return StepReport(
-        name, flipped / steps.size, f"{flipped} codes rounded the other way" if flipped else "", steps.max() <= 1
-    )
+    share = flipped / steps.size
+    ok = share <= tolerances.of(name, 0) if tolerances.has(name) else steps.max() <= 1
+    return StepReport(name, share, f"{flipped} codes rounded the other way" if flipped else "", bool(ok))
 
 
-def compare(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> list[StepReport]:
+def compare(
+    a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerances: Tolerances = THE_CONTRACT
+) -> list[StepReport]:
     """Every step of the two traces, in the order of computation."""
     reports = []
     behind = 0.0  # the tolerance of what comes behind a value that was rounded the other way
     for name in sorted(a.keys() | b.keys(), key=step_order):
-        if name not in a or name not in b:
-            reports.append(StepReport(name, float("inf"), f"only in {'A' if name in a else 'B'}", ok=False))
+        if name not in b:
+            reports.append(missing_step(name))
+        elif name not in a:
+            reports.append(StepReport(name, float("inf"), "A has no such step", ok=False))
         elif a[name].shape != b[name].shape or a[name].dtype != b[name].dtype:
             shapes = f"{a[name].dtype} {a[name].shape} in A, {b[name].dtype} {b[name].shape} in B"
             reports.append(StepReport(name, float("inf"), shapes, ok=False))
         elif name.endswith(".q"):
-            reports.append(_compare_codes(name, a, b))
+            reports.append(_compare_codes(name, a, b, tolerances))
             behind = max(behind, PASS_TOLERANCE if reports[-1].error > 0 else 0)
         elif a[name].dtype.kind in "iu":
             same = bool(np.array_equal(a[name], b[name]))
             reports.append(StepReport(name, 0.0 if same else float("inf"), "" if same else "differ", same))
         else:
             error = relative_error(a[name], b[name])
-            limit = max(behind, op_tolerance(name, a[name]))
+            limit = tolerances.of(name, max(behind, op_tolerance(name, a[name])))
             reports.append(StepReport(name, error, "" if error <= limit else f"above {limit:g}", error <= limit))
             if a[name].dtype == np.float16 and error > 0:
                 behind = HALF_PASS_TOLERANCE
     return reports
 
 
-def replay(run: Callable[[np.ndarray, Step], object], trace: dict[str, np.ndarray]) -> list[StepReport]:
-    """Every step of one trace against the reference, each computed from the trace's own inputs.
+def replay(
+    run: Callable[[np.ndarray, Step], object], trace: dict[str, np.ndarray], tolerances: Tolerances = THE_CONTRACT
+) -> list[StepReport]:
+    """Every step of a trace against the reference, each computed from the trace's own inputs.
 
     run(tokens, step) is the reference's forward pass. Codes and scales have to be equal, fp32 within 1e-5,
-    fp16 within 5e-4 (attn.mix: 1e-3).
+    fp16 within 5e-4 (attn.mix: 1e-3). Steps that the trace has not go on with the reference's own values.
     """
     reports = []
 
     def step(name: str, value: np.ndarray) -> np.ndarray:
         found = trace.get(name)
-        if found is None or found.shape != value.shape or found.dtype != value.dtype:
-            what = "missing" if found is None else f"{found.dtype} {found.shape}, expected {value.dtype} {value.shape}"
+        if found is None:
+            reports.append(missing_step(name))
+            return value
+        if found.shape != value.shape or found.dtype != value.dtype:
+            what = f"{found.dtype} {found.shape}, expected {value.dtype} {value.shape}"
             reports.append(StepReport(name, float("inf"), what, ok=False))
             return value
         if value.dtype == np.int8 or name.endswith(".s"):
             wrong = int((found != value).sum())
-            reports.append(StepReport(name, wrong / value.size, f"{wrong} differ" if wrong else "exact", wrong == 0))
+            error = relative_error(value, found) if name.endswith(".s") else wrong / value.size
+            ok = wrong == 0 or error <= tolerances.of(name, -1)
+            reports.append(StepReport(name, wrong / value.size, f"{wrong} differ" if wrong else "exact", ok))
         else:
             error = relative_error(value, found)
-            reports.append(StepReport(name, error, "", error <= op_tolerance(name, value)))
+            limit = tolerances.of(name, op_tolerance(name, value))
+            reports.append(StepReport(name, error, "" if error <= limit else f"above {limit:g}", error <= limit))
         return found
 
     if "tokens" not in trace:
         raise ValueError("the trace has no tokens")
     run(trace["tokens"], step)
+    known = {r.name for r in reports} | {"tokens"}
+    reports += [StepReport(name, float("inf"), "no such step", ok=False) for name in sorted(trace.keys() - known)]
     return reports
 
 
-def summarize(reports: list[StepReport], verbose: bool) -> tuple[str, bool]:
-    """A table of the steps (all, or those outside the contract) with a closing line, and whether all are within."""
-    bad = [r for r in reports if not r.ok]
-    lines = [f"{'step':<32} {'error':>9}"]
-    lines += [f"{r.name:<32} {r.error:9.2e} {'  ' if r.ok else '! '}{r.note}" for r in reports if verbose or not r.ok]
-    flips = sum(1 for r in reports if r.name.endswith(".q") and 0 < r.error < 1)
-    worst = max((r for r in reports if not r.name.endswith(".q")), key=lambda r: r.error, default=None)
-    tail = f"; largest error {worst.error:.2e} at {worst.name}" if worst else ""
-    if flips:
-        tail += f"; {flips} steps have codes that rounded the other way"
-    verdict = (
-        f"{len(bad)} of {len(reports)} steps outside the contract, the first at {bad[0].name}"
-        if bad
-        else (f"all {len(reports)} steps within the contract")
-    )
-    shown = lines if (verbose or bad) else []
-    return "\n".join([*shown, verdict + tail]), not bad
+WITHIN, OUTSIDE, INCOMPLETE = 0, 1, 3  # exit codes of a comparison
+
+
+def summarize(reports: list[StepReport], verbose: bool) -> tuple[str, int]:
+    """A table of the steps (all, or those outside the contract) with closing lines, and the exit code.
+
+    INCOMPLETE: what is there is within the contract, but some of it is missing. With nothing there it is OUTSIDE.
+    """
+    judged, missing = [r for r in reports if not r.missing], [r.name for r in reports if r.missing]
+    bad = [r for r in judged if not r.ok]
+    rows = judged if verbose else bad
+    lines = [f"{'step':<32} {'error':>9}"] if rows else []
+    lines += [f"{r.name:<32} {r.error:9.2e} {'  ' if r.ok else '! '}{r.note}" for r in rows]
+    if missing:
+        named = missing if verbose or len(missing) < 5 else [*missing[:2], "...", missing[-1]]
+        lines.append(f"{len(missing)} missing: {', '.join(named)}")
+    verdict = f"all {len(judged)} steps within the contract"
+    if not judged:
+        verdict = "nothing to judge"
+    elif bad:
+        verdict = f"{len(bad)} of {len(judged)} steps outside the contract, the first at {bad[0].name}"
+    elif missing:
+        verdict = f"{len(judged)} of {len(reports)} steps are there, all within the contract"
+    worst = max((r for r in judged if not r.name.endswith(".q")), key=lambda r: r.error, default=None)
+    if worst:
+        verdict += f"; largest error {worst.error:.2e} at {worst.name}"
+    if flips := sum(1 for r in judged if r.name.endswith(".q") and 0 < r.error < 1):
+        verdict += f"; {flips} steps have codes that rounded the other way"
+    code = OUTSIDE if bad or not judged else INCOMPLETE if missing else WITHIN
+    return "\n".join([*lines, verdict]), code

@@ -1,17 +1,23 @@
-"""The op vectors: a port written from the pages passes them all, and each known mistake fails one of them."""
+"""How ports are judged: op vectors that catch each known mistake, parts of traces, and perplexity."""
 
+import json
 from functools import partial
 
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
+from formats.checkpoint import Checkpoint
+from golden.accept import judge_logits
+from golden.forward import forward
 from golden.op_check import judge_ops
 from golden.op_vectors import op_vectors, read_cases
+from golden.perplexity import encode
+from golden.q8 import Q8
 from golden.trace import relative_error
 from tests import ports
-from tests.helpers import DATA, F32, F64
+from tests.helpers import DATA, F32, F64, ROOT, run_golden
 
 OPS = DATA / "ops.safetensors"
 TENSORS, CASES = load_file(OPS), read_cases(OPS)
@@ -57,9 +63,7 @@ def outputs_of(port):
 
 
 def failures(port):
-    reports, missing = judge_ops(CASES, TENSORS, outputs_of(port))
-    assert not missing
-    return [r for r in reports if not r.ok]
+    return [r for r in judge_ops(CASES, TENSORS, outputs_of(port)) if not r.ok]
 
 
 def test_stored_op_vectors_are_what_the_reference_computes():
@@ -225,3 +229,118 @@ def test_wide_accumulators_do():
     largest = max(np.abs(TENSORS[f"{case}.accumulators"]).max() for case in groups_of_64)
     assert largest == 64 * 127 * 128
     assert np.abs(TENSORS["matmul.extreme.65536g65536.accumulators"]).max() == 65536 * 127 * 128
+
+
+# ---- golden diff and golden accept
+
+
+def test_diff_judges_the_outputs_that_a_port_has(tmp_path):
+    mine = {
+        f"swiglu.{name}": value for name, value in PORT["swiglu"](TENSORS["swiglu.gate"], TENSORS["swiglu.up"]).items()
+    }
+    save_file(mine, tmp_path / "mine")
+    done = run_golden("diff", OPS, tmp_path / "mine")
+    assert done.returncode == 3
+    assert "1 of " in done.stdout
+    assert "missing: quantize.16.codes, " in done.stdout
+    save_file(outputs_of(PORT), tmp_path / "mine")
+    assert run_golden("diff", OPS, tmp_path / "mine").returncode == 0
+    save_file({"swiglu.out": mine["swiglu.out"] * F32(1.0001)}, tmp_path / "mine")
+    done = run_golden("diff", OPS, tmp_path / "mine")
+    assert done.returncode == 1
+    assert "the first at swiglu.out" in done.stdout
+    assert run_golden("diff", OPS, tmp_path / "mine", "--tolerance", "swiglu.*=1e-3").returncode == 3
+    save_file({"swiglu.output": mine["swiglu.out"]}, tmp_path / "mine")
+    assert run_golden("diff", OPS, tmp_path / "mine").returncode == 1
+
+
+TRACE = DATA / "tiny-llama.q8.trace.safetensors"
+MODEL = ("--model", ROOT / "models" / "tiny-llama")
+
+
+@pytest.mark.parametrize("how", [(), MODEL])
+def test_diff_of_a_trace_with_three_tensors(tmp_path, how):
+    trace = load_file(TRACE)
+    three = {name: trace[name] for name in ("tokens", "layers.1.attn.q_proj", "layers.2.ffn.norm.q")}
+    save_file(three, tmp_path / "three")
+    done = run_golden("diff", TRACE, tmp_path / "three", *how)
+    assert done.returncode == 3, done.stderr
+    assert f"{len(trace) - 3} missing: embed, layers.0.attn.norm, ..., logits" in done.stdout
+    assert "are there, all within the contract" in done.stdout
+    save_file(three | {"layers.1.attn.q_proj": three["layers.1.attn.q_proj"] * F32(1.001)}, tmp_path / "three")
+    done = run_golden("diff", TRACE, tmp_path / "three", *how)
+    assert done.returncode == 1
+    assert "the first at layers.1.attn.q_proj" in done.stdout
+    save_file({"tokens": trace["tokens"], "layers.9.attn.q_proj": trace["layers.1.attn.q_proj"]}, tmp_path / "three")
+    assert run_golden("diff", TRACE, tmp_path / "three", *how).returncode == 1
+
+
+@pytest.mark.parametrize("how", [(), MODEL])
+def test_a_port_that_approximates_has_limits_of_its_own(tmp_path, how):
+    trace = load_file(TRACE)
+    for name in trace:
+        if name.endswith("ffn.up_proj"):
+            trace[name] = bf16(trace[name])
+    save_file(trace, tmp_path / "mine")
+    (tmp_path / "profile.json").write_text(json.dumps({"ffn.up_proj": 4e-3, "ffn.swiglu*": 5e-3}))
+    assert run_golden("diff", TRACE, tmp_path / "mine", *how).returncode == 1
+    assert run_golden("diff", TRACE, tmp_path / "mine", *how, "--profile", tmp_path / "profile.json").returncode == 0
+    done = run_golden("diff", TRACE, tmp_path / "mine", *how, "--tolerance", "layers.*.ffn.up_proj=1e-4")
+    assert done.returncode == 1
+    assert "the first at layers.0.ffn.up_proj" in done.stdout
+    done = run_golden(
+        "diff",
+        TRACE,
+        tmp_path / "mine",
+        *how,
+        "--profile",
+        tmp_path / "profile.json",
+        "--tolerance",
+        "ffn.up_proj=1e-5",
+    )
+    assert done.returncode == 1  # the option counts
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("x", "--tolerance: 'x', expected STEP=VALUE"),
+        ("a=b", "--tolerance: a is 'b', expected a number of 0 or more"),
+        ("a=-1", "--tolerance: a is -1.0, expected a number of 0 or more"),
+        ("a=nan", "--tolerance: a is nan, expected a number of 0 or more"),
+    ],
+)
+def test_bad_tolerances_are_one_line(option, text):
+    done = run_golden("diff", TRACE, TRACE, "--tolerance", option)
+    assert (done.returncode, done.stderr) == (1, f"golden: {text}\n")
+
+
+def test_accept_compares_perplexities(tmp_path):
+    checkpoint = Checkpoint(ROOT / "models" / "tiny-llama")
+    ids, _ = encode(checkpoint.path, (ROOT / "models" / "held_out.txt").read_text())
+    tokens = np.array(ids[:240], np.int32).reshape(2, 120)
+    logits = np.stack([forward(checkpoint.config, Q8(checkpoint), window) for window in tokens])
+    verdict = judge_logits(partial(forward, checkpoint.config, Q8(checkpoint)), tokens, logits)
+    assert (verdict.n_scored, verdict.loss, verdict.kl, verdict.same_top) == (238, 0, 0, 1)
+
+    def accept(**tensors):
+        save_file(tensors, tmp_path / "mine")
+        return run_golden("accept", tmp_path / "mine", *MODEL)
+
+    done = accept(tokens=tokens, logits=bf16(logits))
+    assert done.returncode == 0, done.stderr
+    assert "over 238 tokens" in done.stdout
+    done = accept(tokens=tokens, logits=logits * F32(0.5))
+    assert done.returncode == 1
+    assert "above the limit of 1.00%" in done.stdout
+    for tensors, text in (
+        ({"tokens": tokens}, "has no tensor 'logits'"),
+        ({"tokens": tokens[0], "logits": logits}, "tokens int32 (120,) do not go with logits"),
+        ({"tokens": tokens[0, :9], "logits": logits[0, :9]}, "tokens: 8 to score, at least 100 are needed"),
+        ({"tokens": tokens, "logits": logits * np.inf}, "not finite"),
+        ({"tokens": tokens, "logits": logits[..., :-1]}, "a vocabulary of 2047, the model has 2048"),
+    ):
+        done = accept(**{name: np.ascontiguousarray(value) for name, value in tensors.items()})
+        assert done.returncode == 1
+        assert text in done.stderr
+        assert done.stderr.count("\n") == 1
