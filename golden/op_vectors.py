@@ -73,7 +73,7 @@ class OpVectors:
         save_file(self.tensors, path, {"cases": json.dumps(self.cases)})  # one entry: their order is not defined
 
 
-def read_cases(path: Path) -> dict[str, dict[str, Any]]:
+def read_cases(path: Path | str) -> dict[str, dict[str, Any]]:
     """The cases of a file of op vectors, by name; none if it is another kind of file."""
     with safe_open(path, framework="numpy") as f:
         return json.loads((f.metadata() or {}).get("cases", "{}"))
