@@ -86,7 +86,14 @@ def roofline(results: dict) -> str:
         parts.append(f'<path d="M{LEFT} {y_of(v):.1f} H{right}" stroke="{GRID}"/>')
         parts.append(text(LEFT - 8, y_of(v) + 4, f"{v:g}", 12, QUIET, "end"))
     parts.append(
-        text((LEFT + right) / 2, HEIGHT - 18, "int8 multiply-adds per byte of weights read", 13, INK, "middle")
+        text(
+            (LEFT + right) / 2,
+            HEIGHT - 18,
+            "int8 multiply-adds per byte read: weights, and in decode the KV cache",
+            13,
+            INK,
+            "middle",
+        )
     )
     middle = (TOP + bottom) / 2
     parts.append(text(22, middle, "GMAC/s", 13, INK, "middle", transform=f"rotate(-90 22 {middle:.0f})"))

@@ -153,7 +153,7 @@ def summarize(model: str, phase: str, context: int, samples: list[Sample], work:
         "percent_of_read": spread(100 * (weights + kv) / s / 1e9 / r for s, r in zip(seconds, read, strict=True)),
         "gmac_per_s": gmac,
         "percent_of_peak": spread(100 * v / peak for v in gmac.values()),
-        "macs_per_byte": macs / weights,
+        "macs_per_byte": macs / (weights + kv),
     }
     if all(s.matmul is not None for s in samples):
         for part in ("matmul", "attention"):

@@ -324,8 +324,14 @@ def smoothing() -> str:
             )
             s.parts.append(f'<path d="{bars}" stroke="{colour[is_outlier]}" stroke-width="2.4"/>')
         s.parts.append(f'<path d="M{left} {bottom} H{left + width}" stroke="{LINE}"/>')
+        if key == "w":  # bars of less than a point's height: pointed at, or they look forgotten
+            for i in outliers:
+                x = left + 3 * i + 1.5
+                s.parts.append(f'<path d="M{x - 3:g} {bottom - 12} h6 l-3 8 z" fill="{colour[True]}"/>')
         largest, middle = max(values), median(values)
         note = f"largest {largest:.3g}, median {middle:.3g}"
+        if key == "w":
+            note += f"; outlier channels at most {max(values[i] for i in outliers):.1g}"
         if key.startswith("x"):
             note += f"; the median has code {round(127 * middle / largest)} of 127"
         s.text(left, bottom + 22, note, 12, QUIET, "start")
@@ -343,7 +349,8 @@ def scaling_units() -> str:
         "Four columns of boxes, from the fp32 activations to one fp32 output of a row 2048 long. W8A8 with static "
         "scales multiplies and rounds each value as it comes, sums the whole row in int32 and scales once. W8A8 with "
         "dynamic scales first needs the maximum of the row. With blocks of 32 the maximum is that of a block, and "
-        "there are 64 accumulators, each scaled and added in fp32. Q8 with groups of 64 does the same 32 times.",
+        "there are 64 accumulators, each scaled and added to the sum so far: a dashed arrow leads it back. Q8 with "
+        "groups of 64 does the same 32 times.",
     )
     columns = [
         ("W8A8, static", "", "2048 MACs", "int32, 26 bits", "multiply once", 1),
@@ -366,8 +373,9 @@ def scaling_units() -> str:
         s.box(left, 228, 180, 54, "int8", macs, bits)
         s.arrow((centre, 282), (centre, 302))
         s.box(left, 304, 180, 44, "fp32", scaling, "below each output channel")
-        if count > 1:  # back to the array for the next group
-            s.arrow((left + 180, 326), (left + 192, 326), (left + 192, 255), (left + 182, 255), dashed=True)
+        if count > 1:  # the sum so far comes back to the addition
+            s.arrow((left + 150, 348), (left + 150, 362), (left + 192, 362), (left + 192, 326), (left + 182, 326),
+                    dashed=True)  # fmt: skip
         s.arrow((centre, 348), (centre, 372))
         s.text(centre, 390, "output, fp32", 13, QUIET)
         s.text(centre, 420, f"{count} scaling{'s' * (count > 1)} per 2048 MACs", 13, INK)
@@ -401,6 +409,7 @@ def awq_search() -> str:
         s.text(left + width * i / 19, top + height + 20, f"{RATIOS[i]:g}", 12, QUIET)
     s.text(left + width / 2, top + height + 44, "ratio; 0 is no scaling", 13)
     colours = (FILL["fp32"][1], FILL["int8"][1], INK, FILL["quantize"][1])
+    ends = []  # of the curves: height, label, colour
     for colour, (place, consumers) in zip(colours, CONSUMERS.items(), strict=True):
         inputs = seen[f"layers.0.{place}"]
         w = np.concatenate([weights.vector(f"layers.0.{consumer}") for consumer in consumers])
@@ -416,8 +425,13 @@ def awq_search() -> str:
         s.parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         best = int(np.argmin(errors))
         s.parts.append(f'<circle cx="{points[best][0]:.1f}" cy="{points[best][1]:.1f}" r="5" fill="{colour}"/>')
-        y = points[-1][1] + {"attn.mix": -8, "ffn.swiglu": 6, "attn.norm": 20}.get(place, 4)
-        s.text(left + width + 12, y, f"{place}, best {RATIOS[best]:g}", 13, colour, "start")
+        ends.append((points[-1][1], f"{place}, best {RATIOS[best]:g}", colour))
+    # Beside the end of each curve, but far enough apart to read; a thin line leads to the curve.
+    label = -math.inf
+    for y, words, colour in sorted(ends):
+        label = max(y, label + 20)
+        s.parts.append(f'<path d="M{left + width + 6} {y:.1f} L{left + width + 28} {label:.1f}" stroke="{colour}"/>')
+        s.text(left + width + 34, label + 4, words, 13, colour, "start")
     return s.done()
 
 
