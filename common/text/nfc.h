@@ -6,11 +6,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "common/text/utf8.h"
 
@@ -39,16 +38,46 @@ inline bool newer_than_unicode_9(char32_t c) {
     return it != ranges.end() && (*it)[0] <= c;
 }
 
-// Appends the NFC form of `s`, valid UTF-8, to `out`, by utf8proc's tables.
+// Appends the NFC form of `s`, valid UTF-8, to `out`, by utf8proc's tables: every character is decomposed,
+// marks that follow each other are sorted by combining class (UAX #15), and what composes is composed.
+// utf8proc_map() does the same, but sorts in quadratic time.
 inline void append_nfc(std::string_view s, std::string& out) {
     if (s.empty()) return;
-    utf8proc_uint8_t* composed = nullptr;
     const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
-    const utf8proc_ssize_t n = utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(s.data()),
-                                            static_cast<utf8proc_ssize_t>(s.size()), &composed, options);
-    const std::unique_ptr<utf8proc_uint8_t, void (*)(void*)> owner(composed, std::free);
-    if (n < 0) throw std::runtime_error(std::string("tokenizer: NFC: ") + utf8proc_errmsg(n));
-    out.append(reinterpret_cast<const char*>(composed), static_cast<size_t>(n));
+    const auto check = [](utf8proc_ssize_t n) {
+        if (n < 0) throw std::runtime_error(std::string("tokenizer: NFC: ") + utf8proc_errmsg(n));
+        return static_cast<size_t>(n);
+    };
+    const auto has_lower_class = [](utf8proc_int32_t a, utf8proc_int32_t b) {
+        return utf8proc_get_property(a)->combining_class < utf8proc_get_property(b)->combining_class;
+    };
+    const auto is_starter = [](utf8proc_int32_t code) {
+        return utf8proc_get_property(code)->combining_class == 0;
+    };
+
+    std::vector<utf8proc_int32_t> codes;
+    codes.reserve(s.size());
+    for (size_t i = 0; i < s.size();) {
+        const Utf8Char c = utf8_first(s.substr(i));
+        std::array<utf8proc_int32_t, 4> parts;  // the longest, of U+1F82 for example
+        const size_t n = check(utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c.code), parts.data(),
+                                                       parts.size(), options, nullptr));
+        if (n > parts.size()) throw std::runtime_error("tokenizer: NFC: a decomposition is too long");
+        codes.insert(codes.end(), parts.begin(), parts.begin() + n);
+        i += c.length;
+    }
+    for (auto run = codes.begin(); run != codes.end();) {
+        const auto end = std::find_if(run, codes.end(), is_starter);
+        if (!std::is_sorted(run, end, has_lower_class)) std::stable_sort(run, end, has_lower_class);
+        run = std::find_if_not(end, codes.end(), is_starter);
+    }
+    codes.resize(
+        check(utf8proc_normalize_utf32(codes.data(), static_cast<utf8proc_ssize_t>(codes.size()), options)));
+    for (const utf8proc_int32_t code : codes) {
+        std::array<utf8proc_uint8_t, 4> bytes;
+        const size_t n = check(utf8proc_encode_char(code, bytes.data()));
+        out.append(reinterpret_cast<const char*>(bytes.data()), n);
+    }
 }
 
 // NFC by the tables of Unicode 9. A character below U+0300 neither changes by itself nor acts on what stands
