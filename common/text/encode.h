@@ -27,18 +27,19 @@ inline std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos) c
     if (add_bos && flags_ & kAddBos) ids.push_back(bos_id_);
     std::string repaired;
     if (utf8_valid_prefix(text) != text.size()) text = repaired = utf8_replace_invalid(text);
+    RegexBudget budget(text.size());
 
     const auto push = [&](int id) { ids.push_back(id); };
-    const auto encode_normalized = [&](std::string_view s) { encode_text(s, ids); };
+    const auto encode_normalized = [&](std::string_view s) { encode_text(s, budget, ids); };
     const auto normalize = [&](std::string_view s) {
         if (flags_ & kNfc) {
             const std::string normal = nfc(s);
-            split_added(normalized_tokens_, normal, encode_normalized, push);
+            split_added(normalized_tokens_, normal, budget, encode_normalized, push);
         } else {
-            split_added(normalized_tokens_, s, encode_normalized, push);
+            split_added(normalized_tokens_, s, budget, encode_normalized, push);
         }
     };
-    split_added(raw_tokens_, text, normalize, push);
+    split_added(raw_tokens_, text, budget, normalize, push);
     return ids;
 }
 
@@ -47,51 +48,51 @@ inline std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos) c
 // added_vocabulary.rs, also where that is peculiar: the search goes on behind a token's own text, not behind
 // the white space that `rstrip` takes along, and behind a token that `single_word` turns down.
 template <typename Text, typename Token>
-void Tokenizer::split_added(const AddedTokens& tokens, std::string_view s, Text on_text,
+void Tokenizer::split_added(const AddedTokens& tokens, std::string_view s, RegexBudget& budget, Text on_text,
                             Token on_token) const {
-    size_t done = 0;  // everything before it has been handed out
-    for (size_t i = 0; i < s.size();) {
-        const std::string_view rest = s.substr(i);
-        const AddedToken* found = nullptr;
-        for (const AddedToken& token : tokens[static_cast<uint8_t>(rest[0])]) {
-            if (rest.starts_with(token.text)) {
-                found = &token;
-                break;
-            }
-        }
-        if (!found) {
-            i++;
-            continue;
-        }
-        size_t start = i, stop = i + found->text.size();
-        i = stop;
-        if (found->flags & AddedToken::single_word) {
-            const bool word_before = start > 0 && is_word_char(utf8_last(s.substr(0, start)));
-            const bool word_after = stop < s.size() && is_word_char(s.substr(stop));
+    size_t done = 0;                          // everything before it has been handed out
+    size_t searched = 0;                      // tokens that start before it are not looked at
+    size_t spaces_start = 0, spaces_end = 0;  // the last white space that `rstrip` has measured
+    const std::vector<AddedTokens::Found> found = tokens.find_backwards(s);
+    for (auto f = found.rbegin(); f != found.rend(); ++f) {
+        if (f->at < searched) continue;
+        const AddedToken& token = *f->token;
+        size_t start = f->at, stop = start + token.size;
+        searched = stop;
+        if (token.flags & AddedToken::single_word) {
+            const bool word_before = start > 0 && is_word_char(utf8_last(s.substr(0, start)), budget);
+            const bool word_after = stop < s.size() && is_word_char(s.substr(stop), budget);
             if (word_before || word_after) continue;
         }
-        if (found->flags & AddedToken::lstrip) {
-            start = std::max(start - trailing_space(s.substr(0, start), is_white_space), done);
+        if (token.flags & AddedToken::lstrip) {
+            start =
+                done < start ? start - trailing_space(s.substr(done, start - done), is_white_space) : done;
         }
-        if (found->flags & AddedToken::rstrip) stop += leading_space(s.substr(stop), is_white_space);
+        if (token.flags & AddedToken::rstrip) {
+            if (stop < spaces_start || stop > spaces_end) {
+                spaces_start = stop;
+                spaces_end = stop + leading_space(s.substr(stop), is_white_space);
+            }
+            stop = spaces_end;
+        }
         if (done < start) on_text(s.substr(done, start - done));
-        on_token(found->id);
+        on_token(token.id);
         done = stop;
     }
     if (done < s.size()) on_text(s.substr(done));
 }
 
 // Whether the first character of `s` may be part of a word (\w of Rust's regular expressions).
-inline bool Tokenizer::is_word_char(std::string_view s) const {
+inline bool Tokenizer::is_word_char(std::string_view s, RegexBudget& budget) const {
     const std::string_view character = s.substr(0, utf8_first(s).length);
-    return RegexMatcher(word_pattern_, character).match(0) > 0;
+    return RegexMatcher(word_pattern_, character, budget).match(0) > 0;
 }
 
 // Splits normalized text by the pattern and encodes each word. What no match covers is a word too ("isolated"
 // in Hugging Face's terms). An empty match also cuts, but one right behind the last match does not count.
-inline void Tokenizer::encode_text(std::string_view s, std::vector<int>& ids) const {
+inline void Tokenizer::encode_text(std::string_view s, RegexBudget& budget, std::vector<int>& ids) const {
     if (!has_pattern_) return encode_word(s, ids);
-    RegexMatcher matcher(pattern_, s);
+    RegexMatcher matcher(pattern_, s, budget);
     size_t start = 0;           // of the stretch not yet encoded
     bool just_matched = false;  // a match ended at `i`
     for (size_t i = 0; i < s.size();) {

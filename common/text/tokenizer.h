@@ -23,7 +23,9 @@
 #include <string_view>
 #include <vector>
 
+#include "common/text/added_tokens.h"
 #include "common/text/chat_template.h"
+#include "common/text/random_hash.h"
 #include "common/text/regex.h"
 
 class Tokenizer {
@@ -58,15 +60,6 @@ class Tokenizer {
     static constexpr uint32_t kNfc = 1, kIgnoreMerges = 2, kAddBos = 4, kHasChat = 8;  // the section's flags
     static constexpr uint8_t kDefined = 1, kWord = 2, kSpecial = 4;                    // a token's flags
 
-    struct AddedToken {
-        enum Flag : uint32_t { special = 1, normalized = 2, lstrip = 4, rstrip = 8, single_word = 16 };
-        int id = 0;
-        uint32_t flags = 0;
-        std::string text;  // what is looked for
-    };
-    // Added tokens by their first byte, longest first.
-    using AddedTokens = std::array<std::vector<AddedToken>, 256>;
-
     static constexpr uint32_t kNoRank = 0xFFFFFFFF;
     static constexpr size_t kShortWord = 48;  // bytes up to which the quadratic merge loop is the faster one
 
@@ -85,7 +78,8 @@ class Tokenizer {
     std::vector<uint32_t> offsets_;     // (vocab_size + 1,) where each token starts in bytes_
     std::vector<uint8_t> token_flags_;  // (vocab_size,)
     std::array<int, 256> byte_ids_;     // the token of each single byte, -1 if there is none
-    std::vector<Merge> merges_;         // open addressing, a power of two of slots
+    RandomHash hash_;
+    std::vector<Merge> merges_;   // open addressing, a power of two of slots
     std::vector<int32_t> words_;  // ids by the hash of their bytes, the same way; only for kIgnoreMerges
     AddedTokens raw_tokens_, normalized_tokens_;  // found before normalizing, and after
 #ifndef NO_TOKENIZER
@@ -93,34 +87,18 @@ class Tokenizer {
 #endif
     bool has_pattern_ = false;
 
-    static size_t hash_pair(int32_t left, int32_t right) {
-        // Fibonacci hashing (Knuth, TAOCP 6.4): the high bits of a product with 2^64 / golden ratio.
-        const uint64_t key =
-            static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
-        return static_cast<size_t>((key ^ key >> 29) * 0x9E3779B97F4A7C15ull >> 24);
-    }
-    static size_t hash_bytes(std::string_view s) {
-        uint64_t h = s.size();
-        for (; s.size() >= 8; s.remove_prefix(8)) {
-            uint64_t eight;
-            std::memcpy(&eight, s.data(), 8);
-            h = (h ^ eight) * 0x9E3779B97F4A7C15ull, h ^= h >> 32;
-        }
-        uint64_t rest = 0;
-        std::memcpy(&rest, s.data(), s.size());
-        h = (h ^ rest) * 0x9E3779B97F4A7C15ull;
-        return static_cast<size_t>(h ^ h >> 32);
-    }
     // The slot of a pair or a word, or else the empty slot where it would go.
     size_t merge_slot(int32_t left, int32_t right) const {
-        size_t slot = hash_pair(left, right) & (merges_.size() - 1);
+        const uint64_t pair =
+            static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
+        size_t slot = hash_(pair) & (merges_.size() - 1);
         while (merges_[slot].left >= 0 && (merges_[slot].left != left || merges_[slot].right != right)) {
             slot = (slot + 1) & (merges_.size() - 1);
         }
         return slot;
     }
     size_t word_slot(std::string_view word) const {
-        size_t slot = hash_bytes(word) & (words_.size() - 1);
+        size_t slot = hash_(word) & (words_.size() - 1);
         while (words_[slot] >= 0 && token_bytes(words_[slot]) != word)
             slot = (slot + 1) & (words_.size() - 1);
         return slot;
@@ -134,13 +112,15 @@ class Tokenizer {
 
     struct SectionReader;
     void read_merges(SectionReader& in, uint32_t n_merges);
+    void read_added(SectionReader& in, uint32_t n_added, bool has_word_pattern);
     void read_chat(std::string_view bytes);
 
 #ifndef NO_TOKENIZER
     template <typename Text, typename Token>
-    void split_added(const AddedTokens& tokens, std::string_view s, Text on_text, Token on_token) const;
-    bool is_word_char(std::string_view character) const;
-    void encode_text(std::string_view s, std::vector<int>& ids) const;
+    void split_added(const AddedTokens& tokens, std::string_view s, RegexBudget& budget, Text on_text,
+                     Token on_token) const;
+    bool is_word_char(std::string_view character, RegexBudget& budget) const;
+    void encode_text(std::string_view s, RegexBudget& budget, std::vector<int>& ids) const;
     void encode_word(std::string_view word, std::vector<int>& ids) const;
     void merge_short(std::vector<int>& ids, size_t start) const;
     void merge_long(std::vector<int>& ids, size_t start) const;

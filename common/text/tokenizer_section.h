@@ -17,6 +17,13 @@
 #include "common/text/tokenizer.h"
 #include "common/text/utf8.h"
 
+// Sizes that no real tokenizer comes near. They bound the work and the memory that a small file can ask for.
+constexpr uint32_t max_token_bytes = 1 << 14;    // printed each time the token is generated
+constexpr uint32_t max_merge_bytes = 1 << 24;    // of all merged tokens, and 256 more for each merge
+constexpr uint32_t max_added_bytes = 1 << 22;    // of all added tokens, for each of which there is a node
+constexpr uint32_t max_pattern_bytes = 1 << 14;  // each takes time at every byte of a text
+constexpr uint32_t max_chat_bytes = 1 << 20;     // repeated in every turn
+
 // A cursor over the section. Every read is checked; numbers are little-endian at any alignment.
 struct Tokenizer::SectionReader {
     std::string_view rest;
@@ -83,6 +90,12 @@ inline Tokenizer Tokenizer::load(std::span<const std::byte> section, int vocab_s
     }
     if (t.offsets_[vocab] != bytes_size) fail("bytes_size", bytes_size, "is not where the last token ends");
 
+    const auto check_size = [&](const char* field, uint32_t value, uint32_t most) {
+        if (value > most) fail(field, value, "is more than " + std::to_string(most));
+    };
+    check_size("pattern_size", pattern_size, max_pattern_bytes);
+    check_size("word_pattern_size", word_pattern_size, max_pattern_bytes);
+    check_size("chat_size", chat_size, max_chat_bytes);
     Reader merges{in.take(12 * uint64_t{n_merges}, "n_merges")};
     Reader added{in.take(8 * uint64_t{n_added}, "n_added")};
     const std::string_view token_flags = in.take(vocab, "vocab_size");
@@ -97,6 +110,10 @@ inline Tokenizer Tokenizer::load(std::span<const std::byte> section, int vocab_s
     for (int id = 0; id < t.vocab_size(); id++) {
         const uint8_t f = t.token_flags_[id];
         const std::string_view bytes = t.token_bytes(id);
+        if (bytes.size() > max_token_bytes) {
+            fail("token " + std::to_string(id) + " of", bytes.size(),
+                 "bytes is longer than " + std::to_string(max_token_bytes));
+        }
         if (f > (kDefined | kWord | kSpecial) || (f != 0 && !(f & kDefined)) ||
             bytes.empty() == ((f & kDefined) != 0)) {
             fail("token_flags[" + std::to_string(id) + "]", f,
@@ -120,38 +137,47 @@ inline Tokenizer Tokenizer::load(std::span<const std::byte> section, int vocab_s
     if (!word_pattern.empty()) t.word_pattern_.compile(word_pattern, "word_pattern");
 #endif
 
-    for (uint32_t i = 0; i < n_added; i++) {
-        const uint32_t id = added.u32("added id"), f = added.u32("added flags");
-        const std::string field = "added[" + std::to_string(i) + "]";
-        if (id >= vocab) fail(field + ".id", id, "is not below " + std::to_string(vocab));
-        if (f > 31) fail(field + ".flags", f, "has unknown bits");
-        if (f & AddedToken::single_word && word_pattern.empty()) {
-            fail(field + ".flags", f, "needs a word_pattern");
-        }
-        AddedToken token{static_cast<int>(id), f, std::string(t.token_bytes(static_cast<int>(id)))};
-        if (token.text.empty()) fail(field + ".id", id, "is a token without text");
-        Reader::check_text(token.text, "added token");
-#ifndef NO_TOKENIZER
-        if (f & AddedToken::normalized && t.flags_ & kNfc) token.text = nfc(token.text);
-#endif
-        AddedTokens& tokens = f & AddedToken::normalized ? t.normalized_tokens_ : t.raw_tokens_;
-        tokens[static_cast<uint8_t>(token.text[0])].push_back(std::move(token));
-    }
-    for (AddedTokens* tokens : {&t.raw_tokens_, &t.normalized_tokens_}) {
-        for (std::vector<AddedToken>& bucket : *tokens) {
-            std::stable_sort(bucket.begin(), bucket.end(), [](const AddedToken& a, const AddedToken& b) {
-                return a.text.size() > b.text.size();
-            });
-        }
-    }
+    t.read_added(added, n_added, !word_pattern.empty());
     if (t.has_chat_) t.read_chat(chat);
     if (!t.has_chat_ && chat_size != 0) fail("chat_size", chat_size, "but the flags say there is no chat");
     return t;
 }
 
+inline void Tokenizer::read_added(SectionReader& in, uint32_t n_added, bool has_word_pattern) {
+    std::vector<std::pair<AddedToken, std::string>> raw, normalized;
+    std::vector<bool> seen(token_flags_.size());
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < n_added; i++) {
+        const uint32_t id = in.u32("added id"), f = in.u32("added flags");
+        const auto fail = [&](const char* field, uint64_t value, const std::string& what) {
+            SectionReader::fail("added[" + std::to_string(i) + "]." + field, value, what);
+        };
+        if (id >= seen.size()) fail("id", id, "is not below " + std::to_string(seen.size()));
+        if (f > 31) fail("flags", f, "has unknown bits");
+        if (f & AddedToken::single_word && !has_word_pattern) fail("flags", f, "needs a word_pattern");
+        std::string text(token_bytes(static_cast<int>(id)));
+        if (text.empty()) fail("id", id, "is a token without text");
+        if (seen[id]) fail("id", id, "is there twice");
+        seen[id] = true;
+        bytes += text.size();
+        if (bytes > max_added_bytes)
+            fail("id", id,
+                 "makes added tokens longer than " + std::to_string(max_added_bytes) + " bytes in all");
+        SectionReader::check_text(text, "added token");
+#ifndef NO_TOKENIZER
+        if (f & AddedToken::normalized && flags_ & kNfc) text = nfc(text);
+#endif
+        (f & AddedToken::normalized ? normalized : raw)
+            .emplace_back(AddedToken{.id = static_cast<int>(id), .flags = f}, std::move(text));
+    }
+    raw_tokens_.build(std::move(raw));
+    normalized_tokens_.build(std::move(normalized));
+}
+
 // Merges are stored by rank, lowest first: left id, right id, id of the result.
 inline void Tokenizer::read_merges(SectionReader& in, uint32_t n_merges) {
     merges_.resize(slots_for(n_merges));
+    uint64_t bytes = 0;  // of the results
     for (uint32_t rank = 0; rank < n_merges; rank++) {
         const auto fail = [&](uint32_t id, const char* what) {
             SectionReader::fail("merges[" + std::to_string(rank) + "]", id, what);
@@ -165,6 +191,8 @@ inline void Tokenizer::read_merges(SectionReader& in, uint32_t n_merges) {
         const std::string_view a = token_bytes(static_cast<int>(left)),
                                b = token_bytes(static_cast<int>(right)),
                                ab = token_bytes(static_cast<int>(merged));
+        bytes += ab.size();
+        if (bytes > max_merge_bytes + 256 * uint64_t{n_merges}) fail(merged, "makes merges too long in all");
         if (ab.size() != a.size() + b.size() || !ab.starts_with(a) || !ab.ends_with(b)) {
             fail(merged, "is not its two parts put together");
         }
