@@ -23,6 +23,10 @@ NFC, IGNORE_MERGES, ADD_BOS, HAS_CHAT = 1, 2, 4, 8
 DEFINED, WORD, SPECIAL = 1, 2, 4
 ADDED_SPECIAL, ADDED_NORMALIZED, ADDED_LSTRIP, ADDED_RSTRIP, ADDED_SINGLE_WORD = 1, 2, 4, 8, 16
 
+# What the programs load at most, in bytes (common/text/tokenizer_section.h): the longest token, all added tokens, the
+# pattern, and all merged tokens with 256 bytes more for each merge.
+MAX_TOKEN, MAX_ADDED, MAX_PATTERN, MAX_MERGED = 1 << 14, 1 << 22, 1 << 14, 1 << 24
+
 # What ByteLevel splits by when `use_regex` is true, written into `tokenizers` itself (it is GPT-2's).
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -69,7 +73,7 @@ _TOKEN = re.compile(
     rf"|(?P<class>\[\^?(?:{_ESCAPE}|[^\[\]\\&^])+\])"
     # Without ff, fi, fl, ss and st, which match one character (a ligature, sharp s) caseless in Oniguruma only.
     r"|(?P<caseless>\(\?i:(?:(?!f[fil]|s[st])[a-z'|])+\)(?![*+{]))"
-    r"|\(\?[:!=]|\((?!\?)|\)(?![*+{])|\{\d+(?:,\d*)?\}(?![+?])|[^\\\[\](){}.^$]",
+    r"|\(\?[:!=]|\((?![?*])|\)(?![*+{])|\{\d{1,3}(?:,\d{0,3})?\}(?![+?])|[^\\\[\](){}.^$]",
     re.ASCII | re.DOTALL,
 )
 
@@ -235,6 +239,21 @@ def _read_merges(model: dict, vocab: dict[str, int], words: set[int], refuse: _R
     return np.array(rows, dtype="<i4").reshape(-1, 3)
 
 
+def _check_sizes(
+    tokens: list[bytes], merges: np.ndarray, added: dict[int, int], pattern: bytes, refuse: _Refusal
+) -> None:
+    """Refuses what is larger than the programs load."""
+    longest = max(range(len(tokens)), key=lambda token_id: len(tokens[token_id]))
+    for field, size, most in (
+        ("added_tokens" if longest in added else "model.vocab", len(tokens[longest]), MAX_TOKEN),
+        ("added_tokens", sum(len(tokens[token_id]) for token_id in added), MAX_ADDED),
+        ("pre_tokenizer.pattern", len(pattern), MAX_PATTERN),
+        ("model.merges", sum(len(tokens[merged]) for merged in merges[:, 2]), MAX_MERGED + 256 * len(merges)),
+    ):
+        if size > most:
+            raise refuse(field, size, f"bytes, expected at most {most}")
+
+
 def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     """The tokenizer section for the tokenizer in `hf_dir`, with `vocab_size` ids (the model's).
 
@@ -285,7 +304,7 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
 
     # Added tokens. `tokenizers` numbers a new one itself, and ignores the number in the file.
     ids = dict(vocab)
-    added: list[tuple[int, int]] = []
+    added: dict[int, int] = {}  # id -> flags; of two entries for an id the later counts
     next_id = len(vocab)
     for i, token in enumerate(tokenizer.get("added_tokens") or []):
         name, token_id, field = token["content"], token["id"], f"added_tokens[{i}]"
@@ -300,7 +319,7 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
             raise refuse(f"{field}.content", name, "is there twice")
         ids[name] = token_id
         tokens[token_id] = name.encode("utf-8")
-        flags[token_id] |= DEFINED | (SPECIAL if token["special"] else 0)
+        flags[token_id] = (flags[token_id] & WORD) | DEFINED | (SPECIAL if token["special"] else 0)
         added_flags = (
             ADDED_SPECIAL * token["special"]
             | ADDED_NORMALIZED * token["normalized"]
@@ -308,12 +327,12 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
             | ADDED_RSTRIP * token["rstrip"]
             | ADDED_SINGLE_WORD * token["single_word"]
         )
-        added.append((token_id, added_flags))
+        added[token_id] = added_flags
 
     if any(step.get("type") != "ByteLevel" for step in _steps(tokenizer.get("decoder"), "decoders")):
         raise refuse("decoder", tokenizer["decoder"])
     pattern = _read_pattern(tokenizer, refuse).encode("utf-8")
-    needs_words = any(added_flags & ADDED_SINGLE_WORD for _, added_flags in added)
+    needs_words = any(added_flags & ADDED_SINGLE_WORD for added_flags in added.values())
     word_pattern = _WORD_PATTERN.encode("utf-8") if needs_words else b""
     bos_id, add_bos = _read_bos(tokenizer, config, ids, refuse)
     chat, reason = chat_section(Path(hf_dir))
@@ -326,13 +345,14 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
         | ADD_BOS * add_bos
         | HAS_CHAT * bool(chat)
     )
+    _check_sizes(tokens, merges, added, pattern, refuse)
     offsets = np.zeros(vocab_size + 1, dtype="<u4")
     offsets[1:] = np.cumsum([len(token) for token in tokens])
     body = b"".join(
         [
             offsets.tobytes(),
             merges.tobytes(),
-            np.array(added, dtype="<u4").tobytes(),
+            np.array([*added.items()], dtype="<u4").tobytes(),
             flags.tobytes(),
             *tokens,
             pattern,
