@@ -87,11 +87,15 @@ class Tokenizer {
 #endif
     bool has_pattern_ = false;
 
-    // The slot of a pair or a word, or else the empty slot where it would go.
-    size_t merge_slot(int32_t left, int32_t right) const {
+    // Where the search for a pair begins.
+    size_t first_slot(int32_t left, int32_t right) const {
         const uint64_t pair =
             static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
-        size_t slot = hash_(pair) & (merges_.size() - 1);
+        return hash_(pair) & (merges_.size() - 1);
+    }
+    // The slot of a pair or a word, or else the empty slot where it would go.
+    size_t merge_slot(int32_t left, int32_t right) const {
+        size_t slot = first_slot(left, right);
         while (merges_[slot].left >= 0 && (merges_[slot].left != left || merges_[slot].right != right)) {
             slot = (slot + 1) & (merges_.size() - 1);
         }

@@ -182,6 +182,15 @@ inline void Tokenizer::read_merges(SectionReader& in, uint32_t n_merges) {
         const auto fail = [&](uint32_t id, const char* what) {
             SectionReader::fail("merges[" + std::to_string(rank) + "]", id, what);
         };
+        // The table does not fit into the caches, so slots are asked for some merges ahead.
+        constexpr size_t ahead = 8 * 12;
+        if (in.rest.size() >= ahead + 12) {
+            const char* later = in.rest.data() + ahead;
+            const uint32_t later_left = SectionReader::read_u32(later),
+                           later_right = SectionReader::read_u32(later + 4);
+            __builtin_prefetch(
+                &merges_[first_slot(static_cast<int>(later_left), static_cast<int>(later_right))]);
+        }
         const uint32_t left = in.u32("merge"), right = in.u32("merge"), merged = in.u32("merge");
         for (const uint32_t id : {left, right, merged}) {
             if (id >= token_flags_.size() || !(token_flags_[id] & kWord)) {
