@@ -311,33 +311,36 @@ def chat_template(source: str, special_tokens: dict[str, str]) -> ChatTemplate:
 
 # ----------------------------------------------------------------------------
 # In a process of its own: a template is a program from elsewhere. Jinja's sandbox keeps it from Python's objects, but
-# not from taking all the time and memory there is. The child reads {"source", "special_tokens"} as JSON from its
-# standard input and writes the pieces as bytes, or, with exit code 1, the reason why there are none.
+# not from taking all the time and memory there is. The child reads {"source", "special_tokens", "limits"} as JSON from
+# its standard input and writes the pieces as bytes, or, with exit code 1, the reason why there are none.
 
-CPU_SECONDS = 20  # Qwen3's template takes half a second
-WALL_SECONDS = 300  # for a machine that has other things to do
-MEMORY = 1 << 30  # bytes, of address space
-MAX_PIECES = 1 << 20  # bytes; Llama 3's are 200
+LIMITS = {
+    "cpu_seconds": 20,  # Qwen3's template takes half a second
+    "wall_seconds": 300,  # for a machine that has other things to do
+    "memory": 1 << 30,  # bytes of address space
+    "pieces": 1 << 20,  # bytes; Llama 3's are 400
+}
 
 
 def child_main() -> int:
-    """The child: sets its limits, then does what the section's heading says."""
+    """The child: limits itself, then does what the section's heading says."""
+    task = json.load(sys.stdin)
+    limits = task["limits"]
     for limit, value in (
-        (resource.RLIMIT_CPU, CPU_SECONDS),
-        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_CPU, limits["cpu_seconds"]),
+        (resource.RLIMIT_AS, limits["memory"]),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(limit, (value, value))
-    task = json.load(sys.stdin)
     try:
         pieces = chat_template(task["source"], task["special_tokens"]).to_bytes()
-        if len(pieces) > MAX_PIECES:
-            raise NotLiteralError(f"the text around messages is {len(pieces)} bytes, expected at most {MAX_PIECES}")
+        if len(pieces) > limits["pieces"]:
+            raise NotLiteralError(f"the pieces are {len(pieces)} bytes, expected at most {limits['pieces']}")
     except (NotLiteralError, jinja2.TemplateError) as error:
         reason = str(error)
     except MemoryError:
-        reason = f"it takes more than {MEMORY >> 20} MB"
+        reason = f"it takes more than {limits['memory'] >> 20} MB"
     except Exception as error:  # whatever Jinja and Python make of a strange template
         reason = f"{type(error).__name__}: {error}"
     else:
@@ -348,22 +351,27 @@ def child_main() -> int:
 
 
 @lru_cache(maxsize=8)
-def _in_child(task: str) -> tuple[bytes, str]:
+def _in_child(task: str, cpu_seconds: float, wall_seconds: float) -> tuple[bytes, str]:
     """What a child process makes of a task: (pieces, "") or (b"", the reason why there are none)."""
     command = [sys.executable, "-m", "export.chat_template"]
-    try:
-        done = subprocess.run(
-            command, input=task.encode(), capture_output=True, timeout=WALL_SECONDS, cwd=ROOT, check=False
-        )
-    except subprocess.TimeoutExpired:  # as for any exception, run() has ended the child
-        return b"", f"it takes more than {WALL_SECONDS} s"
-    if done.returncode == 0:
-        return done.stdout, ""
-    if done.returncode == -signal.SIGXCPU or done.returncode == -signal.SIGKILL:
-        return b"", f"it takes more than {CPU_SECONDS} s of processor time"
-    if done.returncode == 1 and done.stdout:
-        return b"", done.stdout.decode("utf-8")
-    return b"", f"its process ended with code {done.returncode}"
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+    ) as child:
+        try:
+            output, _ = child.communicate(task.encode(), timeout=wall_seconds)
+        except BaseException as error:  # also Ctrl-C: the child must not go on alone
+            child.kill()
+            child.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return b"", f"it takes more than {wall_seconds} s"
+            raise
+    if child.returncode == 0:
+        return output, ""
+    if child.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return b"", f"it takes more than {cpu_seconds} s of processor time"
+    if child.returncode == 1 and output:
+        return b"", output.decode("utf-8")
+    return b"", f"its process ended with code {child.returncode}"
 
 
 def chat_pieces(source: str, special_tokens: dict[str, str]) -> tuple[bytes, str]:
@@ -371,7 +379,8 @@ def chat_pieces(source: str, special_tokens: dict[str, str]) -> tuple[bytes, str
 
     A child process does it, with limits on time and memory.
     """
-    pieces, reason = _in_child(json.dumps({"source": source, "special_tokens": special_tokens}))
+    task = json.dumps({"source": source, "special_tokens": special_tokens, "limits": LIMITS})
+    pieces, reason = _in_child(task, LIMITS["cpu_seconds"], LIMITS["wall_seconds"])
     return pieces, one_line(reason.replace("\n", " "))
 
 

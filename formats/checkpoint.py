@@ -94,10 +94,10 @@ def _read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
             rope.refuse("high_freq_factor", "must be above low_freq_factor")
     elif kind != "default":
         raise ModelError(f"{fields.path}: {rope.inside}rope_type is {shown(kind)}: supported are default and llama3")
-    for place in (rope, fields):
-        part = place.values.get("partial_rotary_factor")
-        if part is not None and (not is_number(part) or part != 1):
-            place.refuse("partial_rotary_factor", "not supported")
+    place = rope if "partial_rotary_factor" in rope.values else fields
+    part = place.values.get("partial_rotary_factor")
+    if part is not None and (not is_number(part) or part != 1):
+        place.refuse("partial_rotary_factor", "not supported")
     theta = (rope if "rope_theta" in rope.values else fields).number("rope_theta", LIMITS["rope_theta"], 10000.0)
     return theta, found
 

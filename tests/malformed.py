@@ -92,28 +92,32 @@ def small_model(source: Path, out: Path) -> Path:
 # Fields
 
 MISSING = object()
-WRONG = [MISSING, None, True, False, 0, 1, -1, 7, 1.5, 1e-60, 2**24 + 1, 2**31, 2**64, 10**400, float("nan"),
-         float("inf"), "", "false", "\ud800", "\x1b[2J", [], [1], [[]], ["x", "x"], {}, {"content": 1},
-         {"x": {"x": []}}]  # fmt: skip
+WRONG = [MISSING, None, True, 0, -1, 1.5, 2**31, 10**400, float("nan"), "", "x", "\ud800", [], [1], [["x", "x"]], {},
+         {"x": [1]}]  # fmt: skip
+NUMBERS = [1, 2**24 + 1, 2**64, 1e-60, 1e60, float("inf"), False, "1"]  # also in config files
+CONFIGS = ("config.json", "generation_config.json")
 # Fields that the bundled models do not have.
 ABSENT = {
     "config.json": ("rope_parameters", "layer_types", "quantization_config", "use_sliding_window",
-                    "partial_rotary_factor", "do_sample", "top_k"),
-    "generation_config.json": (),
+                    "partial_rotary_factor"),
     "tokenizer_config.json": ("unk_token",),
-    "tokenizer.json": (),
-    "model.safetensors.index.json": (),
 }  # fmt: skip
-SAMPLED = 2  # of the entries of a vocabulary, of merges, and of a map of weights
+# Fields that nobody here reads: one wrong value each.
+UNREAD = ("architectures", "attention_dropout", "initializer_range", "torch_dtype", "use_cache", "pad_token_id",
+          "version", "truncation", "padding", "pair", "trim_offsets", "type_id", "tokens", "fuse_unk", "add_bos_token",
+          "clean_up_tokenization_spaces", "model_input_names", "model_max_length", "tokenizer_class")  # fmt: skip
+SAMPLED = 1  # of the entries at both ends of a long list or object
 
 
 def paths(value: Any, path: tuple = ()) -> Iterator[tuple]:
     """The path of every value inside a JSON value; of long lists and objects the first and the last few."""
     items = list(value.items()) if isinstance(value, dict) else list(enumerate(value)) if type(value) is list else []
-    if len(items) > 16:
+    if len(items) > 3 and (type(value) is list or len(items) > 30):
         items = items[:SAMPLED] + items[-SAMPLED:]
     for key, inner in items:
         yield (*path, key)
+        if key in UNREAD:
+            continue
         yield from paths(inner, (*path, key))
 
 
@@ -130,15 +134,15 @@ def replaced(value: Any, path: tuple, new: Any) -> Any:
 
 
 def field_cases(directory: Path) -> Iterator[Case]:
-    """Each field of each JSON file replaced by each of WRONG."""
-    for file, absent in ABSENT.items():
+    """Each field of each JSON file replaced by each wrong value."""
+    for file in sorted(path.name for path in directory.glob("*.json")):
         value = json.loads((directory / file).read_text())
+        absent = ABSENT.get(file, ())
         for path in [*paths(value), *((name,) for name in absent)]:
-            for wrong in WRONG:
-                if wrong is MISSING and path[0] in absent:
-                    continue
-                text = json.dumps(replaced(value, path, wrong))
-                name = "missing" if wrong is MISSING else json.dumps(wrong)[:30]
+            wrong = [[1]] if path[-1] in UNREAD else [*WRONG, *(NUMBERS if file in CONFIGS else [])]
+            for new in wrong[1:] if path[0] in absent else wrong:
+                name = "missing" if new is MISSING else json.dumps(new)[:30]
+                text = json.dumps(replaced(value, path, new))
                 yield Case(f"{file}: {'.'.join(map(str, path))}: {name}", file, text.encode())
 
 
