@@ -21,7 +21,8 @@ import numpy as np
 
 from bench.random_checkpoint import MODELS, config_of
 from formats.checkpoint import Config
-from formats.model_file import Generation, header, replacing, write_array
+from formats.files import replacing
+from formats.model_file import Generation, header, write_array
 from formats.schemes import AWQ_FILE, Q8_FILE, W8A8_FILE, FileFormat
 from formats.tensors import HEADER_SIZE, Tensor, weights_end
 

@@ -1,20 +1,46 @@
 """Command line of the exporters: python -m export {q8,w8a8,awq} HF_DIR OUT.bin"""
 
 import argparse
+import signal
 import sys
 import time
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from export import awq, q8, w8a8
 from export.arguments import add_common
-from formats.checkpoint import ModelError
+from formats.errors import one_line
 
 # Modules with FORMAT, HELP, add_arguments(parser) and run(args), in the order of --help.
 EXPORTERS = (q8, w8a8, awq)
+FAILED, INTERRUPTED, TERMINATED = 1, 130, 143  # exit codes; shells give the last two for SIGINT and SIGTERM
 
 
-def main() -> int:
-    """Exit code 0, 1 for what cannot be exported, 2 for a wrong command line."""
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: ends an export as Ctrl-C does."""
+
+
+def _terminate(_number: int, _frame: object) -> None:
+    raise Terminated
+
+
+@contextmanager
+def termination() -> Iterator[None]:
+    """In this block SIGTERM and SIGHUP raise Terminated, so that nothing half-written stays; nohup's choice holds."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, _terminate)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, 1 for what cannot be exported, 2 for a wrong command line. argv: without the program's name."""
     parser = argparse.ArgumentParser(
         prog="python -m export", description="Turn a Hugging Face directory into one model file."
     )
@@ -24,20 +50,22 @@ def main() -> int:
         add_common(p)
         exporter.add_arguments(p)
         p.set_defaults(run=exporter.run)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
 
     start = time.monotonic()
-    warnings.showwarning = lambda message, *_: print(f"export: warning: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_: print(f"export: warning: {one_line(message)}", file=sys.stderr)
     try:
-        args.run(args)
-    except (ModelError, OSError, ValueError) as error:
-        print(f"export: {error}", file=sys.stderr)
-        return 1
+        with termination():
+            args.run(args)
+    except (OSError, ValueError, MemoryError, RecursionError) as error:  # ModelError is a ValueError
+        print(f"export: {one_line(error)}", file=sys.stderr)
+        return FAILED
     except KeyboardInterrupt as interrupt:
-        print(f"export: interrupted, {str(interrupt) or f'{args.out} was not written'}", file=sys.stderr)
-        return 130
+        how, code = ("terminated", TERMINATED) if isinstance(interrupt, Terminated) else ("interrupted", INTERRUPTED)
+        print(f"export: {how}, {one_line(interrupt) or f'{args.out} was not written'}", file=sys.stderr)
+        return code
     seconds = time.monotonic() - start
-    print(f"{args.out}: {args.out.stat().st_size / 1e6:.1f} MB in {seconds:.1f} s", file=sys.stderr)
+    print(f"{one_line(args.out)}: {args.out.stat().st_size / 1e6:.1f} MB in {seconds:.1f} s", file=sys.stderr)
     return 0
 
 

@@ -11,13 +11,13 @@ describes; others pack in other ways.
 """
 
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from formats import safetensors
-from formats.checkpoint import Config, ModelError, read_json
+from formats.checkpoint import Config, ModelError
+from formats.errors import shown
+from formats.files import new_directory, read_json
 from formats.model_file import write_array
 from formats.tensors import awq_tensors
 from golden.awq import AWQ, GROUP_SIZES, Packed
@@ -38,7 +38,7 @@ def read_group_size(hf_dir: Path) -> int | None:
     if quantization is None:
         return None
     if not isinstance(quantization, dict):
-        raise ModelError(f"{path}: quantization_config is {json.dumps(quantization)}, expected an object")
+        raise ModelError(f"{path}: quantization_config is {shown(quantization)}, expected an object")
     quantization = {"zero_point": True, **quantization}  # transformers' defaults
     if quantization.get("version") is None:
         quantization["version"] = "gemm"
@@ -47,8 +47,8 @@ def read_group_size(hf_dir: Path) -> int | None:
         value = quantization.get(field)
         known = value.lower() if isinstance(value, str) else value
         if not any(known == a and type(known) is type(a) for a in allowed):
-            shown = " or ".join(json.dumps(a) for a in allowed)
-            raise ModelError(f"{path}: quantization_config.{field} is {json.dumps(value)}, supported is {shown}")
+            supported = " or ".join(map(shown, allowed))
+            raise ModelError(f"{path}: quantization_config.{field} is {shown(value)}, supported is {supported}")
         return value
 
     check("quant_method", ("awq",))
@@ -58,7 +58,7 @@ def read_group_size(hf_dir: Path) -> int | None:
     excluded = quantization.get("modules_to_not_convert")
     if excluded is not None and (not isinstance(excluded, list) or any(map(names_matrices, excluded))):
         raise ModelError(
-            f"{path}: quantization_config.modules_to_not_convert is {json.dumps(excluded)}, "
+            f"{path}: quantization_config.modules_to_not_convert is {shown(excluded)}, "
             "supported are names of modules outside the layers"
         )
     return check("group_size", GROUP_SIZES)
@@ -95,6 +95,8 @@ def write_directory(source: Path, model_file: Path, out: Path) -> None:
     copied = {file.name: file.read_bytes() for file in files}
     model = AWQ(model_file)
     config = read_json(source / "config.json")
+    if config.get("tie_word_embeddings", False) != model.config.tied:  # lm_head.weight was another matrix: Checkpoint
+        config["tie_word_embeddings"] = model.config.tied
     config["torch_dtype"] = "float16"
     if "dtype" in config:  # what newer versions of transformers call it
         config["dtype"] = "float16"
@@ -109,11 +111,7 @@ def write_directory(source: Path, model_file: Path, out: Path) -> None:
             "zero_point": True,
         },
     )
-    try:
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
-    except OSError as error:
-        raise ModelError(f"{out}: cannot write: {error.strerror}") from None
-    try:
+    with new_directory(out) as temporary:
         for name, content in copied.items():
             (temporary / name).write_bytes(content)
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -123,9 +121,3 @@ def write_directory(source: Path, model_file: Path, out: Path) -> None:
             for name, dtype, _ in tensors:
                 write_array(f, model.tensor(name), dtype)
         temporary.chmod(source.stat().st_mode | 0o700)
-        temporary.rename(out)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise ModelError(f"{out}: cannot write: {error.strerror}") from None
-        raise

@@ -15,10 +15,11 @@ from tqdm import tqdm
 
 from export.arguments import add_calibration
 from export.autoawq import check_destination, read_group_size, stored_name, write_directory
-from export.checks import check_group_size
 from export.tokenizer import tokenizer_section
-from formats.checkpoint import Checkpoint, ModelError
-from formats.model_file import header, read_generation, replacing, write_array
+from formats.checkpoint import Checkpoint, ModelError, input_files
+from formats.dimensions import check_group_size
+from formats.files import replacing
+from formats.model_file import header, read_generation, write_array
 from formats.schemes import AWQ_FILE
 from formats.tensors import awq_tensors, weights_end, with_offsets
 from golden.awq import F16, GROUP_SIZES, HEAD_DIMS, Packed, fits_half, largest_weights, pack_matrix, unpack
@@ -208,7 +209,7 @@ def export_awq(
     if calibration is not None:
         samples = read_samples(checkpoint, calibration, n_samples, seq_len)
 
-    with replacing(out) as f:
+    with replacing(out, input_files(hf_dir, calibration)) as f:
         writer, found = Writer(f, checkpoint, group_size), ChannelScaling()
         if stored is None:
             found = quantize_model(writer, checkpoint, samples, group_size, progress)
@@ -223,6 +224,6 @@ def export_awq(
             write_directory(checkpoint.path, out, hf_out)
         except (ModelError, OSError) as error:
             raise ModelError(f"{error}; {out} was written") from None
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"{hf_out} was not written, {out} was") from None
+        except KeyboardInterrupt as interrupt:
+            raise type(interrupt)(f"{hf_out} was not written, {out} was") from None
     return found

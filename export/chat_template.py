@@ -8,8 +8,13 @@ common/tokenizer.h mirrors) must equal the rendered ones. A template that fails 
 
 import itertools
 import json
+import resource
+import signal
 import struct
+import subprocess
+import sys
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +22,10 @@ import jinja2
 import jinja2.ext
 import jinja2.sandbox
 
+from formats.errors import ModelError, one_line, shown
+from formats.files import read_text
+
+ROOT = Path(__file__).resolve().parent.parent
 TRIM_SYSTEM, TRIM_USER, TRIM_ASSISTANT, THINK_BLOCKS, LATE_SYSTEM, TURNS_ONLY, STRIP_ANSWER = 1, 2, 4, 8, 16, 32, 64
 
 Message = dict[str, str]  # {"role": .., "content": ..}
@@ -100,6 +109,8 @@ class Renderer:
                 enable_thinking=think,
                 **self.special_tokens,
             )
+        except MemoryError:
+            raise
         except Exception:  # raise_exception(), or whatever Python makes of an unexpected conversation
             return None
 
@@ -298,33 +309,123 @@ def chat_template(source: str, special_tokens: dict[str, str]) -> ChatTemplate:
     return chat
 
 
-def _find_source(hf_dir: Path) -> tuple[str | None, dict[str, Any]]:
-    """(template or None, tokenizer_config.json). A file of its own goes before tokenizer_config.json."""
-    config_path = hf_dir / "tokenizer_config.json"
-    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
-    path = hf_dir / "chat_template.jinja"
+# ----------------------------------------------------------------------------
+# In a process of its own: a template is a program from elsewhere. Jinja's sandbox keeps it from Python's objects, but
+# not from taking all the time and memory there is. The child reads {"source", "special_tokens", "limits"} as JSON from
+# its standard input and writes the pieces as bytes, or, with exit code 1, the reason why there are none.
+
+LIMITS = {
+    "cpu_seconds": 20,  # Qwen3's template takes half a second
+    "wall_seconds": 300,  # for a machine that has other things to do
+    "memory": 1 << 30,  # bytes of address space
+    "pieces": 1 << 20,  # bytes; Llama 3's are 400
+}
+
+
+def child_main() -> int:
+    """The child: limits itself, then does what the section's heading says."""
+    task = json.load(sys.stdin)
+    limits = task["limits"]
+    for limit, value in (
+        (resource.RLIMIT_CPU, limits["cpu_seconds"]),
+        (resource.RLIMIT_AS, limits["memory"]),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(limit, (value, value))
+    try:
+        pieces = chat_template(task["source"], task["special_tokens"]).to_bytes()
+        if len(pieces) > limits["pieces"]:
+            raise NotLiteralError(f"the pieces are {len(pieces)} bytes, expected at most {limits['pieces']}")
+    except (NotLiteralError, jinja2.TemplateError) as error:
+        reason = str(error)
+    except MemoryError:
+        reason = f"it takes more than {limits['memory'] >> 20} MB"
+    except Exception as error:  # whatever Jinja and Python make of a strange template
+        reason = f"{type(error).__name__}: {error}"
+    else:
+        sys.stdout.buffer.write(pieces)
+        return 0
+    sys.stdout.buffer.write(reason[:1000].encode("utf-8", "backslashreplace"))
+    return 1
+
+
+@lru_cache(maxsize=8)
+def _in_child(task: str, cpu_seconds: float, wall_seconds: float) -> tuple[bytes, str]:
+    """What a child process makes of a task: (pieces, "") or (b"", the reason why there are none)."""
+    command = [sys.executable, "-m", "export.chat_template"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+    ) as child:
+        try:
+            output, _ = child.communicate(task.encode(), timeout=wall_seconds)
+        except BaseException as error:  # also Ctrl-C: the child must not go on alone
+            child.kill()
+            child.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                return b"", f"it takes more than {wall_seconds} s"
+            raise
+    if child.returncode == 0:
+        return output, ""
+    if child.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
+        return b"", f"it takes more than {cpu_seconds} s of processor time"
+    if child.returncode == 1 and output:
+        return b"", output.decode("utf-8")
+    return b"", f"its process ended with code {child.returncode}"
+
+
+def chat_pieces(source: str, special_tokens: dict[str, str]) -> tuple[bytes, str]:
+    """(the chat part of a tokenizer section, "") for a template, or (b"", the reason why there is none, in one line).
+
+    A child process does it, with limits on time and memory.
+    """
+    task = json.dumps({"source": source, "special_tokens": special_tokens, "limits": LIMITS})
+    pieces, reason = _in_child(task, LIMITS["cpu_seconds"], LIMITS["wall_seconds"])
+    return pieces, one_line(reason.replace("\n", " "))
+
+
+# ----------------------------------------------------------------------------
+# A Hugging Face directory
+
+
+def _find_source(hf_dir: Path, config: dict[str, Any]) -> str | None:
+    """The template, or None. A file of its own goes before tokenizer_config.json."""
+    path, config_path = hf_dir / "chat_template.jinja", hf_dir / "tokenizer_config.json"
     if path.exists():
-        return path.read_text(encoding="utf-8"), config
+        return read_text(path)
     source = config.get("chat_template")
     if isinstance(source, list):  # [{"name": .., "template": ..}, ..]
-        source = {t["name"]: t["template"] for t in source}.get("default")
-    return source, config
+        if not all(isinstance(t, dict) and isinstance(t.get("name"), str) for t in source):
+            raise ModelError(f"{config_path}: chat_template is {shown(source)}, expected names with templates")
+        source = {t["name"]: t.get("template") for t in source}.get("default")
+    if not isinstance(source, str | None):
+        raise ModelError(f"{config_path}: chat_template is {shown(source)}, expected a text")
+    return source
 
 
-def chat_section(hf_dir: Path) -> tuple[bytes, str]:
-    """(chat part of the tokenizer section, "") for the template in `hf_dir`.
+def token_text(config: dict[str, Any], field: str, path: Path) -> str | None:
+    """A special token of tokenizer_config.json, the file `path`: a text, or an object with its content; None: none."""
+    token = config.get(field)
+    text = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(text, str) and token is not None:
+        raise ModelError(f"{path}: {field} is {shown(token)}, expected a text or an object with content")
+    return text
 
-    Without a template: (b"", ""). With one that is not literal: (b"", the reason, in one line).
+
+def chat_section(hf_dir: Path, config: dict[str, Any]) -> tuple[bytes, str]:
+    """(chat part of the tokenizer section, "") for the template in `hf_dir` or in `config`, its tokenizer_config.json.
+
+    Without a template: (b"", ""). With one that is not literal: (b"", the reason, in one line). Raises ModelError for
+    files that cannot be read.
     """
-    source, config = _find_source(hf_dir)
+    source = _find_source(hf_dir, config)
     if not source:
         return b"", ""
-    special = {}
-    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        token = config.get(name)
-        if token:
-            special[name] = token["content"] if isinstance(token, dict) else token
-    try:
-        return chat_template(source, special).to_bytes(), ""
-    except (NotLiteralError, jinja2.TemplateError) as error:
-        return b"", f"{hf_dir}: no chat template exported: {error}".replace("\n", " ")
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    special = {name: token_text(config, name, hf_dir / "tokenizer_config.json") for name in names}
+    pieces, reason = chat_pieces(source, {name: text for name, text in special.items() if text})
+    return pieces, reason and f"{hf_dir}: no chat template exported: {reason}"
+
+
+if __name__ == "__main__":
+    sys.exit(child_main())

@@ -9,11 +9,12 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from export.checks import check_group_size
 from export.int8 import progress_bar, write_tensors
 from export.tokenizer import tokenizer_section
-from formats.checkpoint import Checkpoint
-from formats.model_file import header, read_generation, replacing
+from formats.checkpoint import Checkpoint, input_files
+from formats.dimensions import check_group_size
+from formats.files import replacing
+from formats.model_file import header, read_generation
 from formats.schemes import Q8_FILE
 from formats.tensors import q8_tensors, weights_end
 from golden.forward import load_weight
@@ -46,7 +47,7 @@ def export_q8(
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
     tensors = list(q8_tensors(config, group_size))
 
-    with replacing(out) as f, progress_bar(tensors, progress) as bar:
+    with replacing(out, input_files(hf_dir)) as f, progress_bar(tensors, progress) as bar:
         write_tensors(f, tensors, partial(load_weight, checkpoint, interleaved=True), group_size, bar)
         f.write(tokenizer)
         f.seek(0)

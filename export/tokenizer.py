@@ -6,7 +6,6 @@ common/tokenizer.h loads; docs/tokenizer.md gives its byte layout. A section sta
 the value.
 """
 
-import json
 import re
 import struct
 import warnings
@@ -14,7 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
-from .chat_template import chat_section
+from export.chat_template import chat_section, token_text
+from export.tokenizer_json import check_types
+from formats.errors import shown
+from formats.files import read_json
 
 MAGIC = 0x6E6B6F74  # "tokn"
 VERSION = 1
@@ -89,26 +91,77 @@ def _expand(escape: str, pattern: str, in_class: bool) -> str:
     return members if in_class else f"[{'^' * inverse}{members}]"
 
 
+# What PCRE2 compiles of it, as configured by default: groups nested up to 250, counts up to 65535, and 64 KB of
+# compiled code, of which a class takes less than 48 bytes and twice its length, another token less than 16 and that.
+MAX_NESTING, MAX_COUNT, MAX_COMPILED, CLASS_SIZE, TOKEN_SIZE = 250, 65535, 65000, 48, 16
+_MEMBER = re.compile(rf"{_ESCAPE}|.", re.ASCII | re.DOTALL)
+_CONTROL_ESCAPES = {"\\r": "\r", "\\n": "\n", "\\t": "\t", "\\f": "\f"}
+
+
+def _check_class(text: str) -> None:
+    """Refuses a character class with a range that has no or the wrong ends, or that PCRE2 takes for a POSIX class."""
+    members = _MEMBER.findall(text.removeprefix("[").removeprefix("^")[:-1])
+    if len(text) > 3 and text[1] == text[-2] and text[1] in ":.=":
+        raise ValueError(f"{text} is not supported")
+    i = 0
+    while i < len(members):
+        if i + 2 < len(members) and members[i + 1] == "-":
+            ends = [_CONTROL_ESCAPES.get(m, m[-1]) for m in (members[i], members[i + 2])]
+            if any(m[0] == "\\" and m[1] in "sSpP" for m in (members[i], members[i + 2])) or ends[0] > ends[1]:
+                raise ValueError(f"{''.join(members[i : i + 3])} in {text} is no range")
+            i += 3
+        elif members[i] == "-" and 0 < i < len(members) - 1:
+            raise ValueError(f"'-' in the middle of {text} is not supported")
+        else:
+            i += 1
+
+
+def _check_quantifier(text: str, before: str) -> None:
+    """Refuses a quantifier that stands behind another or behind nothing, or whose counts are not in order.
+
+    before: the token in front, "?+*" also for one of them with a suffix.
+    """
+    if text[0] == "{":
+        low, _, high = text[1:-1].partition(",")
+        if int(low) > MAX_COUNT or (high and not int(low) <= int(high) <= MAX_COUNT):
+            raise ValueError(f"{text} is not supported")
+    if before in ("", "(", "(?:", "(?=", "(?!", "|", "*", "+", "?", "?+*") or before[0] == "{":
+        raise ValueError(f"there is nothing for {text} to repeat")
+
+
 def pcre2_pattern(pattern: str) -> str:
     """Translates a pattern from Oniguruma, which ``tokenizers`` uses, to PCRE2 with the same matches.
 
-    ValueError for a construct that is not in _TOKEN.
+    ValueError for a construct that is not in _TOKEN, or that PCRE2 does not compile.
     """
-    out, at, depth = [], 0, 0
+    out, at, depth, before, size = [], 0, 0, "", 0
     while at < len(pattern):
         token = _TOKEN.match(pattern, at)
         if token is None:
             raise ValueError(f"{pattern[at : at + 4]!r} at character {at} of {pattern!r} is not supported")
         text = token[0]
         depth += (text[0] == "(" and not token["caseless"]) - (text == ")")
-        if depth < 0:
+        if depth < 0 or depth > MAX_NESTING:
             break
+        if text[0] in "*+?{":
+            is_suffix = before in ("*", "+", "?") and text in ("+", "?")
+            if not is_suffix:
+                _check_quantifier(text, before)
+            before = "?+*" if is_suffix else text
+        else:
+            before = text
         if token["escape"]:
             text = _expand(text, pattern, in_class=False)
         elif token["class"]:
+            _check_class(text)
             text = re.sub(_ESCAPE, lambda m: _expand(m[0], pattern, in_class=True), text, flags=re.ASCII)
         out.append(text)
         at = token.end()
+        size += (CLASS_SIZE if text[0] == "[" else TOKEN_SIZE) + 2 * len(text.encode("utf-8", "surrogatepass"))
+    if size > MAX_COMPILED:
+        raise ValueError(f"a pattern of {len(pattern)} characters is too long")
+    if depth > MAX_NESTING:
+        raise ValueError(f"groups are nested more than {MAX_NESTING} deep")
     if depth != 0:
         raise ValueError(f"unbalanced parentheses in {pattern!r}")
     return "".join(out)
@@ -132,10 +185,7 @@ class _Refusal:
         self.path = path
 
     def __call__(self, field: str, value: object, why: str = "is not supported") -> ValueError:
-        text = json.dumps(value, ensure_ascii=False, default=str)
-        if len(text) > 200:
-            text = text[:200] + "..."
-        return ValueError(f"{self.path}: {field}: {text} {why}")
+        return ValueError(f"{self.path}: {field}: {shown(value)} {why}")
 
 
 def _steps(component: dict | None, key: str) -> list[dict]:
@@ -188,8 +238,7 @@ def _read_nfc(tokenizer: dict, refuse: _Refusal) -> bool:
 
 def _read_bos(tokenizer: dict, config: dict, ids: dict[str, int], refuse: _Refusal) -> tuple[int, bool]:
     """(id of the BOS token or -1, whether encoding puts it first)."""
-    bos = config.get("bos_token")
-    bos = bos["content"] if isinstance(bos, dict) else bos
+    bos = token_text(config, "bos_token", refuse.path.with_name("tokenizer_config.json"))
     bos_id = ids.get(bos, -1) if bos else -1
     add_bos = False
     for step in _steps(tokenizer.get("post_processor"), "processors"):
@@ -262,14 +311,12 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     """
     path = Path(hf_dir) / "tokenizer.json"
     refuse = _Refusal(path)
-    try:
-        tokenizer = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ValueError(f"{path}: missing; only tokenizers in this form can be exported") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {error}") from None
+    if not path.exists():
+        raise ValueError(f"{path}: missing; only tokenizers in this form can be exported")
+    tokenizer = read_json(path)
+    check_types(tokenizer, refuse)
     config_path = Path(hf_dir) / "tokenizer_config.json"
-    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
+    config = read_json(config_path) if config_path.exists() else {}
 
     # Tokens of the model: their names spell bytes in GPT-2's alphabet. A name with other characters is nothing
     # that text can turn into.
@@ -335,7 +382,9 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     needs_words = any(added_flags & ADDED_SINGLE_WORD for added_flags in added.values())
     word_pattern = _WORD_PATTERN.encode("utf-8") if needs_words else b""
     bos_id, add_bos = _read_bos(tokenizer, config, ids, refuse)
-    chat, reason = chat_section(Path(hf_dir))
+    if not (0 if add_bos else -1) <= bos_id < vocab_size:
+        raise refuse("post_processor.special_tokens.ids", bos_id, f"is not below the model's vocab_size, {vocab_size}")
+    chat, reason = chat_section(Path(hf_dir), config)
     if reason:
         warnings.warn(reason, stacklevel=2)
 
@@ -360,6 +409,8 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
             chat,
         ]
     )
+    if 48 + len(body) >= 1 << 32:
+        raise ValueError(f"{path}: takes {48 + len(body)} bytes in a model file, expected less than 4 GiB")
     header = struct.pack(
         "<IIIIIiIIIIII",
         MAGIC,

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from export.arguments import add_calibration
-from export.checks import check_group_size, check_rows
 from export.int8 import progress_bar, write_tensors
 from export.tokenizer import tokenizer_section
-from formats.checkpoint import Checkpoint, ModelError
-from formats.model_file import header, read_generation, replacing
+from formats.checkpoint import Checkpoint, ModelError, input_files
+from formats.dimensions import check_group_size, check_rows
+from formats.files import replacing
+from formats.model_file import header, read_generation
 from formats.schemes import W8A8_FILE
 from formats.tensors import w8a8_tensors, weights_end
 from golden.calibration import read_samples
@@ -107,7 +108,7 @@ def export_w8a8(
         samples = read_samples(checkpoint, calibration, n_samples, seq_len)
     tensors = list(w8a8_tensors(config, block, static))
 
-    with replacing(out) as f:
+    with replacing(out, input_files(hf_dir, calibration)) as f:
         smoothing = ChannelScaling()
         if samples:
             smoothing = find_smoothing(checkpoint, samples, alpha, block, static, progress)

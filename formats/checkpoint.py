@@ -7,24 +7,26 @@ What only needs a `Config`, such as making a model file with random weights on a
 alone: safetensors is imported where a checkpoint is opened.
 """
 
-import json
 from collections.abc import Container
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
+
+from formats.errors import ModelError, shown
+from formats.fields import Fields, is_number
+from formats.files import check_file, read_json
+from formats.limits import LIMITS
 
 with suppress(ImportError):
     import ml_dtypes  # noqa: F401  (teaches numpy the name "bfloat16")
 
 ARCHITECTURES = ("llama", "qwen3")
-LARGEST = float(np.finfo(np.float32).max)  # of the numbers that a model file has room for
 
-
-class ModelError(ValueError):
-    """The directory holds something that cannot be used; the text names the file, the field and the value."""
+# What a directory's files are called that an export reads, or copies.
+INPUTS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 
 @dataclass(frozen=True)
@@ -64,17 +66,40 @@ class Config:
         return self.n_kv_heads * self.head_dim
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelError if there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path}: {error}") from None
-    if not isinstance(value, dict):
-        raise ModelError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
+def _read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
+    """(rope_theta, its rescaling), from the fields of config.json.
+
+    transformers 4 writes rope_theta and rope_scaling, transformers 5 both into one object, rope_parameters. Where a
+    config has both objects, rope_scaling replaces the other, unless it is empty; what is then missing comes from the
+    fields outside (transformers 5.23, convert_rope_params_to_dict of modeling_rope_utils.py).
+    """
+    scaling, parameters = fields.object("rope_scaling"), fields.object("rope_parameters")
+    rope = scaling if scaling.values else parameters
+
+    for field, value in rope.values.items():
+        if isinstance(value, dict):  # one object for each type of layer
+            rope.refuse(field, "not supported")
+    kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+    found = None
+    if kind == "llama3":
+        found = RopeScaling(
+            factor=rope.number("factor", LIMITS["rope_scaling factor"]),
+            low_freq_factor=rope.number("low_freq_factor", LIMITS["low_freq_factor"]),
+            high_freq_factor=rope.number("high_freq_factor", LIMITS["high_freq_factor"]),
+            original_max_position_embeddings=rope.whole(
+                "original_max_position_embeddings", LIMITS["original_max_position_embeddings"]
+            ),
+        )
+        if not np.float32(found.high_freq_factor) > np.float32(found.low_freq_factor):
+            rope.refuse("high_freq_factor", "must be above low_freq_factor")
+    elif kind != "default":
+        raise ModelError(f"{fields.path}: {rope.inside}rope_type is {shown(kind)}: supported are default and llama3")
+    place = rope if "partial_rotary_factor" in rope.values else fields
+    part = place.values.get("partial_rotary_factor")
+    if part is not None and (not is_number(part) or part != 1):
+        place.refuse("partial_rotary_factor", "not supported")
+    theta = (rope if "rope_theta" in rope.values else fields).number("rope_theta", LIMITS["rope_theta"], 10000.0)
+    return theta, found
 
 
 def read_config(hf_dir: Path, quantized: bool = False) -> Config:
@@ -83,90 +108,43 @@ def read_config(hf_dir: Path, quantized: bool = False) -> Config:
     quantized: the caller has looked at `quantization_config` and can read such weights.
     """
     path = Path(hf_dir) / "config.json"
-    raw = read_json(path)
-
-    def refuse(field: str, value: object, why: str) -> None:
-        raise ModelError(f"{path}: {field} is {json.dumps(value)}: {why}")
-
-    def integer(field: str, default: int | None = None) -> int:
-        value = raw.get(field)
-        value = default if value is None else value
-        if value is None:
-            raise ModelError(f"{path}: {field} is missing")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            refuse(field, value, "expected a positive whole number")
-        return value
-
-    def number(where: dict, field: str, default: float | None = None) -> float:
-        value = where.get(field, default)
-        if value is None:
-            raise ModelError(f"{path}: {field} is missing")
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= LARGEST:
-            refuse(field, value, "expected a positive number")
-        return float(value)
-
-    arch = raw.get("model_type")
+    raw = Fields(path, read_json(path))
+    arch = raw.values.get("model_type")
     if arch not in ARCHITECTURES:
-        refuse("model_type", arch, f"supported are {' and '.join(ARCHITECTURES)}")
+        raw.refuse("model_type", f"supported are {' and '.join(ARCHITECTURES)}")
     for field in ("attention_bias", "mlp_bias", "use_sliding_window"):
-        if raw.get(field):
-            refuse(field, raw[field], "not supported")
-    kinds = raw.get("layer_types") or []
-    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        shown = sorted(set(map(str, kinds))) if isinstance(kinds, list) else kinds
-        refuse("layer_types", shown, "only full_attention is supported")
-    if raw.get("hidden_act", "silu") != "silu":
-        refuse("hidden_act", raw["hidden_act"], "only silu is supported")
-    quantization = raw.get("quantization_config")
-    if quantization is not None and not quantized:
-        if not isinstance(quantization, dict):
-            refuse("quantization_config", quantization, "expected an object")
-        refuse("quantization_config.quant_method", quantization.get("quant_method"), "expected unquantized weights")
+        if raw.flag(field):
+            raw.refuse(field, "not supported")
+    kinds = raw.values.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
+        different = sorted({k if isinstance(k, str) else shown(k) for k in kinds}) if isinstance(kinds, list) else kinds
+        raw.refuse("layer_types", "only full_attention is supported", different)
+    if raw.values.get("hidden_act", "silu") != "silu":
+        raw.refuse("hidden_act", "only silu is supported")
+    if raw.values.get("quantization_config") is not None and not quantized:
+        raw.object("quantization_config").refuse("quant_method", "expected unquantized weights")
+    rope_theta, rope_scaling = _read_rope(raw)
 
-    # transformers 5 writes rope_theta and the scaling into one object, rope_parameters.
-    for field in ("rope_scaling", "rope_parameters"):
-        if not isinstance(raw.get(field) or {}, dict):
-            refuse(field, raw[field], "expected an object")
-    rope = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    scaling = None
-    if kind == "llama3":
-        scaling = RopeScaling(
-            factor=number(rope, "factor"),
-            low_freq_factor=number(rope, "low_freq_factor"),
-            high_freq_factor=number(rope, "high_freq_factor"),
-            original_max_position_embeddings=int(number(rope, "original_max_position_embeddings")),
-        )
-        if not scaling.high_freq_factor > scaling.low_freq_factor:
-            refuse("rope_scaling.high_freq_factor", scaling.high_freq_factor, "must be above low_freq_factor")
-    elif kind != "default":
-        refuse("rope_scaling.rope_type", kind, "supported are default and llama3")
-    if rope.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-        refuse("partial_rotary_factor", rope.get("partial_rotary_factor"), "not supported")
-
-    dim, n_heads = integer("hidden_size"), integer("num_attention_heads")
-    head_dim = integer("head_dim", dim // n_heads if arch == "llama" else 128)
+    dim, n_heads = raw.whole("hidden_size", LIMITS["dim"]), raw.whole("num_attention_heads", LIMITS["n_heads"])
     config = Config(
         arch=arch,
         dim=dim,
-        hidden_dim=integer("intermediate_size"),
-        n_layers=integer("num_hidden_layers"),
+        hidden_dim=raw.whole("intermediate_size", LIMITS["hidden_dim"]),
+        n_layers=raw.whole("num_hidden_layers", LIMITS["n_layers"]),
         n_heads=n_heads,
-        n_kv_heads=integer("num_key_value_heads", n_heads),
-        head_dim=head_dim,
-        vocab_size=integer("vocab_size"),
-        max_seq_len=integer("max_position_embeddings"),
-        tied=bool(raw.get("tie_word_embeddings", False)),
-        norm_eps=number(raw, "rms_norm_eps", 1e-6),
-        rope_theta=number(
-            {"rope_theta": raw.get("rope_theta"), **rope} if "rope_theta" in rope else raw, "rope_theta", 10000.0
-        ),
-        rope_scaling=scaling,
+        n_kv_heads=raw.whole("num_key_value_heads", LIMITS["n_kv_heads"], n_heads),
+        head_dim=raw.whole("head_dim", LIMITS["head_dim"], dim // n_heads if arch == "llama" else 128),
+        vocab_size=raw.whole("vocab_size", LIMITS["vocab_size"]),
+        max_seq_len=raw.whole("max_position_embeddings", LIMITS["max_seq_len"]),
+        tied=raw.flag("tie_word_embeddings"),
+        norm_eps=raw.number("rms_norm_eps", LIMITS["norm_eps"], 1e-6),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
     )
     if config.n_heads % config.n_kv_heads:
-        refuse("num_key_value_heads", config.n_kv_heads, f"does not divide num_attention_heads {config.n_heads}")
+        raw.refuse("num_key_value_heads", f"does not divide num_attention_heads {config.n_heads}")
     if config.head_dim % 2:
-        refuse("head_dim", config.head_dim, "RoPE needs an even number")
+        raw.refuse("head_dim", "RoPE needs an even number", config.head_dim)
     return config
 
 
@@ -195,6 +173,8 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
 
 
 FLOATS = ("F32", "F16", "BF16")
+EMBEDDING, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight"
+COMPARED_VALUES = 1 << 24  # of two matrices at a time
 
 
 def awq_tensor_shapes(config: Config, group_size: int) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
@@ -219,42 +199,89 @@ def is_left_over(name: str, expected: Container[str]) -> bool:
     return name != "lm_head.weight" and not name.endswith(".rotary_emb.inv_freq")
 
 
+def input_files(source: Path, text: Path | None = None) -> list[Path]:
+    """The files that an export of a directory (or of a single file) reads or copies; text: it is calibrated on that."""
+    source = Path(source)
+    files = [file for pattern in INPUTS for file in source.glob(pattern)] if source.is_dir() else [source]
+    return files if text is None else [*files, Path(text)]
+
+
+def is_inside(file: str) -> bool:
+    """Whether a name of an index stays in its directory; links that lie there may lead anywhere."""
+    path = PurePath(file)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in file
+
+
 class Checkpoint:
     """The tensors of a Hugging Face directory, read from disk when asked for.
 
     Opening checks that every tensor is there with the right shape and type, and that layers and classifier have no
-    others, such as biases; it reads none. awq_group_size: of an AutoAWQ checkpoint; None: weights are floating-point
-    numbers.
+    others, such as biases. It reads none, unless there is a classifier beside `tie_word_embeddings: true`: if the two
+    matrices differ in any bit, the model is not tied, as in transformers 5.23 (tie_weights of modeling_utils.py).
+    awq_group_size: of an AutoAWQ checkpoint; None: weights are floating-point numbers.
     """
 
     def __init__(self, hf_dir: Path | str, awq_group_size: int | None = None):
-        from safetensors import SafetensorError
-
         self.path = Path(hf_dir)
         if not self.path.is_dir():
             raise ModelError(f"{self.path}: no such directory")
         self.config = read_config(self.path, quantized=awq_group_size is not None)
         self._file_of = self._locate()
-        if awq_group_size is None:
-            expected = {name: (shape, FLOATS) for name, shape in tensor_shapes(self.config).items()}
-        else:
-            expected = awq_tensor_shapes(self.config, awq_group_size)
+        if self.config.tied and CLASSIFIER in self._file_of:
+            self._check_tensors({EMBEDDING: ((self.config.vocab_size, self.config.dim), FLOATS)})
+            if self._differ(EMBEDDING, CLASSIFIER):
+                self.config = replace(self.config, tied=False)
+        expected = self._shapes(awq_group_size)
         self._check_names(expected, awq_group_size is not None)
-        for name, (shape, types) in expected.items():
+        self._check_tensors(expected)
+
+    def _shapes(self, awq_group_size: int | None) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+        """Shape and types of every tensor that the directory has to have."""
+        if awq_group_size is not None:
+            return awq_tensor_shapes(self.config, awq_group_size)
+        return {name: (shape, FLOATS) for name, shape in tensor_shapes(self.config).items()}
+
+    def _check_tensors(self, expected: dict[str, tuple[tuple[int, ...], tuple[str, ...]]]) -> None:
+        """Refuses tensors that are missing or have another shape or type. Each file is opened once."""
+        names_of: dict[Path, list[str]] = {}
+        for name in expected:
             if name not in self._file_of:
                 raise ModelError(f"{self.path}: tensor {name} is missing")
-            file = self._file_of[name]
+            names_of.setdefault(self._file_of[name], []).append(name)
+        for file, names in names_of.items():
             with self._open(file) as f:
-                try:
-                    part = f.get_slice(name)
-                except SafetensorError:
-                    raise ModelError(f"{file}: tensor {name} is missing, though the index names it here") from None
-                found, dtype = tuple(part.get_shape()), part.get_dtype()
-            if found != shape:
-                raise ModelError(f"{file}: tensor {name} has shape {found}, config.json implies {shape}")
-            if dtype not in types:
-                supported = " and ".join(", ".join(types).rsplit(", ", 1))
-                raise ModelError(f"{file}: tensor {name} has type {dtype}, supported are {supported}")
+                for name in names:
+                    self._check_tensor(file, name, self._part(f, file, name), *expected[name])
+
+    @staticmethod
+    def _check_tensor(file: Path, name: str, part: Any, shape: tuple[int, ...], types: tuple[str, ...]) -> None:
+        found, dtype = tuple(part.get_shape()), part.get_dtype()
+        if found != shape:
+            raise ModelError(f"{file}: tensor {name} has shape {found}, config.json implies {shape}")
+        if dtype not in types:
+            supported = " and ".join(", ".join(types).rsplit(", ", 1))
+            raise ModelError(f"{file}: tensor {name} has type {dtype}, supported are {supported}")
+
+    @staticmethod
+    def _part(f: Any, file: Path, name: str) -> Any:
+        """A tensor of an open file, not read."""
+        from safetensors import SafetensorError
+
+        try:
+            return f.get_slice(name)
+        except SafetensorError:
+            raise ModelError(f"{file}: tensor {name} is missing, though the index names it here") from None
+
+    def _differ(self, a: str, b: str) -> bool:
+        """Whether two matrices differ in shape, type or any bit. A block of rows of each is in memory at a time."""
+        with self._open(self._file_of[a]) as f, self._open(self._file_of[b]) as g:
+            parts = self._part(f, self._file_of[a], a), self._part(g, self._file_of[b], b)
+            shape, other = (tuple(part.get_shape()) for part in parts)
+            if shape != other or parts[0].get_dtype() != parts[1].get_dtype():
+                return True
+            rows = max(1, COMPARED_VALUES // shape[1])
+            blocks = [slice(i, min(i + rows, shape[0])) for i in range(0, shape[0], rows)]
+            return any(parts[0][block].tobytes() != parts[1][block].tobytes() for block in blocks)
 
     def _check_names(self, expected: Container[str], quantized: bool) -> None:
         """Refuses tensors that would be left out, quantized ones by what config.json says of them."""
@@ -270,13 +297,13 @@ class Checkpoint:
         raise ModelError(f"{self._file_of[left_over[0]]}: tensor {left_over[0]} is not supported")
 
     @staticmethod
-    def _open(file: Path):  # noqa: ANN205  (safetensors does not name its type)
+    def _open(file: Path) -> Any:
+        """An open safetensors file; its type has no name there."""
         from safetensors import SafetensorError, safe_open
 
+        check_file(file)
         try:
             return safe_open(file, framework="numpy")
-        except FileNotFoundError:
-            raise ModelError(f"{file}: no such file") from None
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file}: {error}") from None
 
@@ -284,12 +311,15 @@ class Checkpoint:
         """Which file holds each tensor."""
         index = self.path / "model.safetensors.index.json"
         if index.exists():
-            weight_map = read_json(index).get("weight_map")
-            if not isinstance(weight_map, dict):
+            fields = Fields(index, read_json(index))
+            if fields.values.get("weight_map") is None:
                 raise ModelError(f"{index}: weight_map is missing")
+            weight_map = fields.object("weight_map").values
             for name, file in weight_map.items():
                 if not isinstance(file, str):
-                    raise ModelError(f"{index}: weight_map.{name} is {json.dumps(file)}, expected the name of a file")
+                    raise ModelError(f"{index}: weight_map.{name} is {shown(file)}, expected the name of a file")
+                if not is_inside(file):
+                    raise ModelError(f"{index}: weight_map.{name} is {shown(file)}, expected a file of this directory")
             return {name: self.path / file for name, file in weight_map.items()}
         single = self.path / "model.safetensors"
         with self._open(single) as f:

@@ -1,28 +1,28 @@
 """Model files: their header, and writing one. docs/model-files.md has the byte layout, formats/tensors.py the weights.
 
-A file is written under a temporary name beside its destination and renamed when it is complete, so that an
-interrupted export leaves nothing that looks finished.
+formats/files.py opens the file that is written, so that an interrupted export leaves nothing that looks finished.
 """
 
-import os
 import struct
-import tempfile
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NoReturn
 
 import numpy as np
 
-from formats.checkpoint import Config, ModelError, RopeScaling, read_json
+from formats.checkpoint import Config, RopeScaling
+from formats.errors import ModelError, shown
+from formats.fields import is_number, is_whole
+from formats.files import read_json
+from formats.limits import LIMITS
 from formats.schemes import FileFormat, format_of
 from formats.tensors import HEADER_SIZE, Tensor, with_offsets
 
 EXTENSION_MAGIC, EXTENSION_OFFSET = 0x31584B41, 0x40  # "AKX1"
 ARCH_NUMBER = {"llama": 1, "qwen3": 2}
-MAX_EOS_IDS = 8
+MAX_EOS_IDS = int(LIMITS["n_eos"].high)
 
 # Struct formats without padding, little-endian. The fields at 0x25 and 0x29 are unaligned, as in llama2.c.
 _HEADER = "<Ii7iBi"  # magic, version, seven dimensions, shared_classifier, group_size
@@ -44,23 +44,26 @@ class Generation:
 
 def read_generation(hf_dir: Path, vocab_size: int) -> Generation:
     """How the model likes to be sampled, as transformers would: generation_config.json before config.json."""
-    merged = read_json(hf_dir / "config.json")
-    path = hf_dir / "generation_config.json"
-    if path.exists():
-        merged = {**merged, **read_json(path)}
-    else:
-        path = hf_dir / "config.json"
+    path = config_path = hf_dir / "config.json"
+    own, merged = {}, read_json(config_path)
+    if (hf_dir / "generation_config.json").exists():
+        path = hf_dir / "generation_config.json"
+        own = read_json(path)
+        merged = {**merged, **own}
+
+    def refuse(name: str, value: object, expected: str) -> NoReturn:
+        raise ModelError(f"{path if name in own else config_path}: {name} is {shown(value)}, expected {expected}")
 
     def token_id(name: str, value: object) -> int:
-        if not isinstance(value, int) or not 0 <= value < vocab_size:
-            raise ModelError(f"{path}: {name} is {value!r}, expected an id below vocab_size {vocab_size}")
+        if not is_whole(value) or not 0 <= value < vocab_size:
+            refuse(name, value, f"an id below vocab_size {vocab_size}")
         return value
 
-    def number(name: str, default: float, low: float, high: float) -> float:
+    def number(name: str, default: float) -> float:
         value = merged.get(name)
         value = default if value is None else value
-        if not isinstance(value, int | float) or not low <= value <= high:
-            raise ModelError(f"{path}: {name} is {value!r}, expected {low} to {high}")
+        if not is_number(value) or not LIMITS[name].holds(value):
+            refuse(name, value, str(LIMITS[name]))
         return value
 
     eos = merged.get("eos_token_id")
@@ -68,13 +71,18 @@ def read_generation(hf_dir: Path, vocab_size: int) -> Generation:
     if len(eos) > MAX_EOS_IDS:
         raise ModelError(f"{path}: eos_token_id has {len(eos)} ids, at most {MAX_EOS_IDS} fit the header")
     bos = merged.get("bos_token_id")
-    sampled = merged.get("do_sample", False)
+    sampled = merged.get("do_sample")
+    if not isinstance(sampled, bool | None):
+        refuse("do_sample", sampled, "true or false")
+    top_k = number("top_k", 50 if sampled else 0)
+    if not is_whole(top_k):
+        refuse("top_k", top_k, "a whole number")
     return Generation(
         bos_id=-1 if bos is None else token_id("bos_token_id", bos),
         eos_ids=[token_id("eos_token_id", e) for e in eos],
-        temperature=number("temperature", 1.0, 0.0, 100.0) if sampled else 0.0,
-        top_p=number("top_p", 1.0, 0.0, 1.0),
-        top_k=int(number("top_k", 50 if sampled else 0, 0, 1 << 24)),
+        temperature=number("temperature", 1.0) if sampled else 0.0,
+        top_p=number("top_p", 1.0),
+        top_k=top_k,
     )
 
 
@@ -192,7 +200,41 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
         rope_theta=rope_theta,
         rope_scaling=RopeScaling(*scaling) if scaled else None,
     )
+    check_ranges(path, config)
     return FileHeader(config, group_size, activations, offset)
+
+
+def check_ranges(path: Path, config: Config) -> None:
+    """Refuses numbers of a header that no program runs. Raises ModelError."""
+    c, s = config, config.rope_scaling
+    fields = {
+        "dim": c.dim,
+        "hidden_dim": c.hidden_dim,
+        "n_layers": c.n_layers,
+        "n_heads": c.n_heads,
+        "n_kv_heads": c.n_kv_heads,
+        "vocab_size": c.vocab_size,
+        "max_seq_len": c.max_seq_len,
+        "head_dim": c.head_dim,
+        "norm_eps": c.norm_eps,
+        "rope_theta": c.rope_theta,
+    }
+    if s is not None:
+        fields |= {
+            "rope_scaling factor": s.factor,
+            "low_freq_factor": s.low_freq_factor,
+            "high_freq_factor": s.high_freq_factor,
+            "original_max_position_embeddings": s.original_max_position_embeddings,
+        }
+    for name, value in fields.items():
+        if not LIMITS[name].holds(value):
+            raise ModelError(f"{path}: {name} is {value}, expected {LIMITS[name]}")
+    if c.n_heads % c.n_kv_heads:
+        raise ModelError(f"{path}: n_heads is {c.n_heads}, not a multiple of n_kv_heads {c.n_kv_heads}")
+    if c.head_dim % 2:
+        raise ModelError(f"{path}: head_dim is {c.head_dim}, RoPE needs an even number")
+    if s is not None and not s.high_freq_factor > s.low_freq_factor:
+        raise ModelError(f"{path}: high_freq_factor is not above low_freq_factor")
 
 
 def read_format(path: Path) -> FileFormat | None:
@@ -213,33 +255,6 @@ def map_tensors(path: Path, tensors: Iterable[Tensor], weights_end: int) -> dict
     if position != weights_end:
         raise ModelError(f"{path}: weights end at byte {position}, the header says {weights_end}")
     return mapped
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that becomes `path` when the block ends well and vanishes when it does not.
-
-    An OSError in the block, such as of a full disk, becomes a ModelError.
-    """
-    path = Path(path)
-    if path.is_dir():
-        raise ModelError(f"{path}: is a directory")
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    except OSError as error:
-        raise ModelError(f"{path}: cannot write: {error.strerror}") from None
-    try:
-        with os.fdopen(descriptor, "wb") as f:
-            yield f
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it private
-        os.replace(temporary, path)
-    except BaseException as error:
-        Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise ModelError(f"{path}: cannot write: {error.strerror}") from None
-        raise
 
 
 def write_array(f: BinaryIO, values: np.ndarray, dtype: str) -> None:

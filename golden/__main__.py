@@ -3,11 +3,15 @@
 import argparse
 import sys
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from formats.checkpoint import Checkpoint, Config, ModelError
+from formats.checkpoint import Checkpoint, Config
+from formats.dimensions import check_group_size
+from formats.errors import ModelError, one_line
 from golden.accept import judge_logits
+from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
 from golden.make import make
 from golden.op_check import judge_ops
@@ -15,7 +19,7 @@ from golden.op_vectors import read_cases
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
 from golden.schemes import SCHEMES, read_file
-from golden.trace import compare, read_tolerances, read_trace, replay, summarize
+from golden.trace import check_tokens, compare, read_tolerances, read_trace, replay, summarize
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -26,16 +30,23 @@ def model_of(path: Path, scheme: str, group_size: int) -> tuple[Config, Scheme]:
         model = read_file(path)
         return model.config, model
     checkpoint = Checkpoint(path)
-    return checkpoint.config, Fp32(checkpoint) if scheme == "fp32" else Q8(checkpoint, group_size)
+    if scheme == "fp32":
+        return checkpoint.config, Fp32(checkpoint)
+    check_group_size(checkpoint, group_size)
+    return checkpoint.config, Q8(checkpoint, group_size)
 
 
-def accept(path: Path, reference: Logits, limit: float) -> int:
+def accept(path: Path, config: Config, reference: Logits, limit: float) -> int:
     """Prints how a port's logits do beside the reference's, and returns the exit code."""
     trace = read_trace(path)
     try:
+        if "tokens" in trace:
+            check_tokens(path, trace, config, (1, 2))
         verdict = judge_logits(reference, trace["tokens"], trace["logits"])
     except KeyError as error:
         raise ValueError(f"{path}: has no tensor {error}") from None
+    except ModelError:
+        raise
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     v, ok = verdict, verdict.loss <= limit
@@ -45,8 +56,8 @@ def accept(path: Path, reference: Logits, limit: float) -> int:
     return 0 if ok else 1
 
 
-def main() -> int:
-    """Exit code 0, 1 if traces part or a file cannot be read, 2 for a wrong command line."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, 1 if traces part or a file cannot be read, 2 for a wrong command line. argv: without the name."""
     parser = argparse.ArgumentParser(prog="python -m golden", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -87,8 +98,8 @@ def main() -> int:
     p.add_argument("--file", type=Path, metavar="FILE.bin", help="run this file; the directory gives the tokenizer")
     p.add_argument("--ctx", type=int, help="context length (min(4096, the model's))")
 
-    args = parser.parse_args()
-    warnings.showwarning = lambda message, *_: print(f"golden: warning: {message}", file=sys.stderr)
+    args = parser.parse_args(argv)
+    warnings.showwarning = lambda message, *_: print(f"golden: warning: {one_line(message)}", file=sys.stderr)
     try:
         if args.command == "make":
             make(args.models, args.files, args.out, args.only)
@@ -100,6 +111,7 @@ def main() -> int:
                 reports = judge_ops(cases, a, b, tolerances)
             elif args.model:
                 config, scheme = model_of(args.model, "q8", args.group_size)
+                check_tokens(args.b, b, config)
                 reports = replay(partial(forward, config, scheme), b, tolerances)
             else:
                 reports = compare(a, b, tolerances)
@@ -108,22 +120,28 @@ def main() -> int:
             return code
         if args.command == "accept":
             config, scheme = model_of(args.model, "q8", args.group_size)
-            return accept(args.logits, partial(forward, config, scheme), args.limit)
+            return accept(args.logits, config, partial(forward, config, scheme), args.limit)
         config, scheme = model_of(args.file or args.hf_dir, args.scheme, args.group_size)
         tokenizer = args.hf_dir / "tokenizer.json"
         if not tokenizer.is_file():
             raise ModelError(f"{tokenizer}: no such file")
-        ids, bos = encode(args.hf_dir, args.text.read_text(encoding="utf-8"))
-        if ids and max(ids) >= config.vocab_size:
-            raise ModelError(f"{tokenizer}: gives id {max(ids)}, the model has {config.vocab_size}")
-        context = args.ctx or min(4096, config.max_seq_len)
+        ids, bos = encode(args.hf_dir, read_text(args.text))
+        largest = max([*ids, *([] if bos is None else [bos])], default=0)
+        if largest >= config.vocab_size:
+            raise ModelError(f"{tokenizer}: gives id {largest}, the model has {config.vocab_size}")
+        context = min(4096, config.max_seq_len) if args.ctx is None else args.ctx
+        if not 2 <= context <= config.max_seq_len:
+            raise ModelError(f"--ctx is {context}, expected 2 to the model's {config.max_seq_len}")
         logits = partial(forward, config, scheme)
         value, n = perplexity(logits, ids, bos, context)
         print(f"perplexity {value:.4f} over {n} tokens (windows of {context})")
         return 0
-    except (ModelError, ValueError, OSError) as error:
-        print(f"golden: {error}", file=sys.stderr)
+    except (ValueError, OSError, MemoryError, RecursionError) as error:  # ModelError is a ValueError
+        print(f"golden: {one_line(error)}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("golden: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

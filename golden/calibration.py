@@ -59,14 +59,12 @@ def calibration_samples(hf_dir: Path, config: Config, text: str, n_samples: int,
     path = Path(hf_dir) / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{path}: no such file, and calibration needs the model's tokenizer")
-    try:
-        ids, bos = encode(hf_dir, text)
-    except Exception as error:  # tokenizers raises nothing more specific
-        raise ModelError(f"{path}: {error}") from None
+    ids, bos = encode(hf_dir, text)
     if not ids:
         raise ModelError("the calibration text is empty")
-    if max(ids) >= config.vocab_size:
-        raise ModelError(f"{path}: gives id {max(ids)}, vocab_size is {config.vocab_size}")
+    largest = max(ids) if bos is None else max(*ids, bos)
+    if largest >= config.vocab_size:
+        raise ModelError(f"{path}: gives id {largest}, vocab_size is {config.vocab_size}")
     samples = list(windows(ids, bos, seq_len))[:n_samples]
     found = sum(len(sample) for sample in samples)
     if found < n_samples * seq_len:

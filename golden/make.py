@@ -21,6 +21,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from formats.checkpoint import Checkpoint, Config, ModelError
+from formats.files import replacing
 from golden.awq import AWQ
 from golden.forward import F32, Fp32, Scheme, Step, forward
 from golden.op_vectors import op_vectors
@@ -187,7 +188,8 @@ def make_scheme_goldens(
         "held_out": {"tokens": held_out.n_scored, "fp32": round(held_out.fp32, 5), variant: round(value, 5)},
     } | (more or {})
     lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(value)}" for key, value in goldens.items())
-    (out / f"{name}.json").write_text("{\n" + lines + "\n}\n", encoding="utf-8")
+    with replacing(out / f"{name}.json") as f:
+        f.write(("{\n" + lines + "\n}\n").encode())
     print(
         f"{name}: perplexity {held_out.fp32:.4f} in fp32, {value:.4f} quantized; "
         f"smallest leads {[min(g['leads']) for g in generations]}"

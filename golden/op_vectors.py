@@ -19,9 +19,12 @@ from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from formats.checkpoint import Config, RopeScaling
+from formats.errors import ModelError, shown
+from formats.fields import is_number
+from formats.files import replacing
 from formats.model_file import Generation, header
 from formats.schemes import Q8_FILE
 from formats.tensors import q8_tensors, weights_end
@@ -70,13 +73,25 @@ class OpVectors:
 
     def save(self, path: Path) -> None:
         """Writes the file; always the same bytes."""
-        save_file(self.tensors, path, {"cases": json.dumps(self.cases)})  # one entry: their order is not defined
+        with replacing(path) as f:
+            f.write(save(self.tensors, {"cases": json.dumps(self.cases)}))  # one entry: their order is not defined
 
 
 def read_cases(path: Path | str) -> dict[str, dict[str, Any]]:
-    """The cases of a file of op vectors, by name; none if it is another kind of file."""
+    """The cases of a file of op vectors, by name; none if it is another kind of file. Raises ModelError."""
     with safe_open(path, framework="numpy") as f:
-        return json.loads((f.metadata() or {}).get("cases", "{}"))
+        text, tensors = (f.metadata() or {}).get("cases", "{}"), set(f.keys())
+    try:
+        cases = json.loads(text)
+        limits = {
+            f"{name}.{output}": limit for name, case in cases.items() for output, limit in case["outputs"].items()
+        }
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
+        raise ModelError(f"{path}: its metadata has cases, but not in the form of op vectors") from None
+    for name, limit in limits.items():
+        if name not in tensors or not is_number(limit):
+            raise ModelError(f"{path}: cases: {name} is {shown(limit)}, expected a limit for a tensor of the file")
+    return cases
 
 
 def op_vectors() -> OpVectors:

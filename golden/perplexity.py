@@ -5,20 +5,54 @@ context; if the model has such a token, each window begins with it (and holds on
 token that has a predecessor in its window is scored. Perplexity is exp(mean negative log-likelihood).
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from formats.errors import ModelError
+from formats.files import check_file
+
 Logits = Callable[[np.ndarray], np.ndarray]  # token ids (n,) -> logits (n, vocab_size)
 
 
+@contextmanager
+def _errors_of_tokenizers(path: Path) -> Iterator[None]:
+    """Whatever goes wrong in this block as a ModelError about the file.
+
+    `tokenizers` raises plain Exceptions, and on some files it panics: a BaseException, after a report of many lines on
+    the standard error, which goes nowhere here.
+    """
+    sys.stderr.flush()
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise ModelError(f"{path}: {error}") from None
+        raise
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
+
+
 def encode(hf_dir: Path, text: str) -> tuple[list[int], int | None]:
-    """Ids of the text without special tokens added, and the id that the tokenizer puts in front of a text."""
-    tokenizer = Tokenizer.from_file(str(Path(hf_dir) / "tokenizer.json"))
-    in_front = tokenizer.encode("", add_special_tokens=True).ids
-    return tokenizer.encode(text, add_special_tokens=False).ids, in_front[0] if in_front else None
+    """Ids of the text without special tokens added, and the id that the tokenizer puts in front of a text.
+
+    Raises ModelError if the tokenizer cannot be read.
+    """
+    path = Path(hf_dir) / "tokenizer.json"
+    check_file(path)
+    with _errors_of_tokenizers(path):
+        tokenizer = Tokenizer.from_file(str(path))
+        in_front = tokenizer.encode("", add_special_tokens=True).ids
+        return tokenizer.encode(text, add_special_tokens=False).ids, in_front[0] if in_front else None
 
 
 def windows(ids: list[int], bos: int | None, context: int) -> Iterator[np.ndarray]:

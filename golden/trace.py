@@ -21,15 +21,20 @@ its own. `Tolerances` can give a step a limit of its own, for a port that approx
 """
 
 import json
+import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
+from formats.checkpoint import Config
+from formats.errors import ModelError
+from formats.files import check_file, replacing
 from golden.forward import Step
 from golden.q8 import quantize
 from golden.w8a8 import quantize_static
@@ -84,7 +89,7 @@ def read_tolerances(profile: Path | None, options: Iterable[str]) -> Tolerances:
     limits: dict[str, float] = {}
 
     def add(where: str, pattern: str, value: object) -> None:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
             raise ValueError(f"{where}: {pattern} is {value!r}, expected a number of 0 or more")
         limits.pop(pattern, None)  # the last one counts
         limits[pattern] = float(value)
@@ -123,17 +128,43 @@ class Recorder:
 
 def write_trace(path: Path, tensors: dict[str, np.ndarray]) -> None:
     """Writes a trace; safetensors sorts by type and name, the order of steps is rebuilt from the names."""
-    save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, path)
+    with replacing(path) as f:
+        f.write(save({name: np.ascontiguousarray(value) for name, value in tensors.items()}))
+
+
+TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 
 
 def read_trace(path: Path) -> dict[str, np.ndarray]:
-    """Reads a trace. Raises ValueError naming the file if it is none."""
+    """Reads a trace. Raises ModelError naming the file if it is none."""
+    check_file(path)
     try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: no such file") from None
+        with safe_open(path, framework="numpy") as f:
+            for name in f.keys():  # noqa: SIM118  (no dict)
+                if f.get_slice(name).get_dtype() not in TYPES:
+                    kind = f.get_slice(name).get_dtype()
+                    raise ModelError(f"{path}: tensor {name} has type {kind}, expected one of {', '.join(TYPES)}")
+            return {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path}: not a safetensors file: {error}") from None
+        raise ModelError(f"{path}: not a safetensors file: {error}") from None
+
+
+def check_tokens(path: Path, trace: dict[str, np.ndarray], config: Config, dimensions: tuple[int, ...] = (1,)) -> None:
+    """Refuses a trace whose tokens a model cannot have run on. Raises ModelError.
+
+    dimensions: how many they may have; the last is a sequence.
+    """
+    tokens = trace.get("tokens")
+    if tokens is None:
+        raise ModelError(f"{path}: the trace has no tokens")
+    if tokens.ndim not in dimensions or tokens.dtype.kind not in "iu":
+        raise ModelError(f"{path}: tokens are {tokens.dtype} {tokens.shape}, expected a list of whole numbers")
+    if not tokens.size or tokens.shape[-1] > config.max_seq_len:
+        found = f"{tokens.shape[-1]} tokens" if tokens.size else "no tokens"
+        raise ModelError(f"{path}: {found}, expected 1 to the model's context, {config.max_seq_len}")
+    wrong = tokens[(tokens < 0) | (tokens >= config.vocab_size)]
+    if wrong.size:
+        raise ModelError(f"{path}: token {wrong[0]} is no id below the model's vocab_size, {config.vocab_size}")
 
 
 _ORDER = [
@@ -143,12 +174,15 @@ _ORDER = [
 ]  # fmt: skip
 
 
+_LAYER_STEP = re.compile(r"layers\.(\d{1,5})\.(.+)", re.ASCII | re.DOTALL)
+
+
 def step_order(name: str) -> tuple[int, int, str]:
     """Sort key that puts step names in the order of computation: codes and scales after their tensor."""
     base, part = (name[:-2], name[-1]) if name.endswith((".q", ".s")) else (name, "")
-    if base.startswith("layers."):
-        _, layer, step = base.split(".", 2)
-        return 2 + int(layer), _ORDER.index(step) if step in _ORDER else len(_ORDER), part
+    if found := _LAYER_STEP.fullmatch(base):
+        layer, step = int(found[1]), found[2]
+        return 2 + layer, _ORDER.index(step) if step in _ORDER else len(_ORDER), part
     outside = {"tokens": 0, "embed": 1, "norm": 1 << 30, "logits": (1 << 30) + 1}
     return outside.get(base, 1 << 31), 0, part
 
@@ -195,7 +229,14 @@ def _own_rounding(
             return StepReport(name, float("inf"), f"A has no {base} or no {base}.s", ok=False)
         if trace[name].size % max(trace[base + ".s"].size, 1) or not trace[base + ".s"].size:
             return StepReport(name, float("inf"), f"{which}'s scales do not divide its codes", ok=False)
-        expected = quantize(trace[base], trace[name].size // trace[base + ".s"].size)
+        value, codes = trace[base], trace[name]
+        if value.dtype != np.float32 or codes.dtype != np.int8 or value.ndim != 2 or value.shape != codes.shape:
+            what = f"{which}: {codes.dtype} {codes.shape} of {value.dtype} {value.shape}, expected int8 of float32"
+            return StepReport(name, float("inf"), what, ok=False)
+        group_size = codes.size // trace[base + ".s"].size
+        if codes.shape[1] % group_size:
+            return StepReport(name, float("inf"), f"{which}'s scales do not divide its codes", ok=False)
+        expected = quantize(value, group_size)
         if which == "A":
             scales = trace[base + ".s"]
             static = _is_static(scales) and not np.array_equal(expected.scales, scales)
@@ -238,6 +279,8 @@ def compare(
         elif a[name].shape != b[name].shape or a[name].dtype != b[name].dtype:
             shapes = f"{a[name].dtype} {a[name].shape} in A, {b[name].dtype} {b[name].shape} in B"
             reports.append(StepReport(name, float("inf"), shapes, ok=False))
+        elif not a[name].size:
+            reports.append(StepReport(name, float("inf"), "no values", ok=False))
         elif name.endswith(".q"):
             reports.append(_compare_codes(name, a, b, tolerances))
             behind = max(behind, PASS_TOLERANCE if reports[-1].error > 0 else 0)
@@ -258,6 +301,7 @@ def replay(
 ) -> list[StepReport]:
     """Every step of a trace against the reference, each computed from the trace's own inputs.
 
+    trace: with tokens that the model has (`check_tokens`).
     run(tokens, step) is the reference's forward pass. Codes and scales have to be equal, fp32 within 1e-5,
     fp16 within 5e-4 (attn.mix: 1e-3). Steps that the trace has not go on with the reference's own values.
     """
@@ -283,8 +327,6 @@ def replay(
             reports.append(StepReport(name, error, "" if error <= limit else f"above {limit:g}", error <= limit))
         return found
 
-    if "tokens" not in trace:
-        raise ValueError("the trace has no tokens")
     run(trace["tokens"], step)
     known = {r.name for r in reports} | {"tokens"}
     reports += [StepReport(name, float("inf"), "no such step", ok=False) for name in sorted(trace.keys() - known)]
@@ -300,7 +342,7 @@ def summarize(reports: list[StepReport], verbose: bool) -> tuple[str, int]:
     INCOMPLETE: what is there is within the contract, but some of it is missing. With nothing there it is OUTSIDE.
     """
     judged, missing = [r for r in reports if not r.missing], [r.name for r in reports if r.missing]
-    bad = [r for r in judged if not r.ok]
+    bad, computed = [r for r in judged if not r.ok], [r for r in judged if r.name != "tokens"]
     rows = judged if verbose else bad
     lines = [f"{'step':<32} {'error':>9}"] if rows else []
     lines += [f"{r.name:<32} {r.error:9.2e} {'  ' if r.ok else '! '}{r.note}" for r in rows]
@@ -308,7 +350,7 @@ def summarize(reports: list[StepReport], verbose: bool) -> tuple[str, int]:
         named = missing if verbose or len(missing) < 5 else [*missing[:2], "...", missing[-1]]
         lines.append(f"{len(missing)} missing: {', '.join(named)}")
     verdict = f"all {len(judged)} steps within the contract"
-    if not judged:
+    if not computed:
         verdict = "nothing to judge"
     elif bad:
         verdict = f"{len(bad)} of {len(judged)} steps outside the contract, the first at {bad[0].name}"
@@ -319,5 +361,5 @@ def summarize(reports: list[StepReport], verbose: bool) -> tuple[str, int]:
         verdict += f"; largest error {worst.error:.2e} at {worst.name}"
     if flips := sum(1 for r in judged if r.name.endswith(".q") and 0 < r.error < 1):
         verdict += f"; {flips} steps have codes that rounded the other way"
-    code = OUTSIDE if bad or not judged else INCOMPLETE if missing else WITHIN
+    code = OUTSIDE if bad or not computed else INCOMPLETE if missing else WITHIN
     return "\n".join([*lines, verdict]), code

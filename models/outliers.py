@@ -22,13 +22,13 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from formats.checkpoint import Checkpoint, Config, ModelError, read_json, tensor_shapes
+from formats.checkpoint import Checkpoint, Config, ModelError, tensor_shapes
+from formats.files import new_directory, read_json
 
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pth", "*.gguf")
 
@@ -95,11 +95,7 @@ def copy_with_outliers(
 
     weights = {name: checkpoint.tensor(name) for name in tensor_shapes(c)}
     add_outliers(weights, c, channels, low, high, seed, all_places)
-    try:
-        temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
-    except OSError as error:
-        raise ModelError(f"{out}: cannot write: {error.strerror}") from None
-    try:
+    with new_directory(out) as temporary:
         for file in sorted(source.iterdir()):
             if file.is_file() and file.name != "config.json" and not any(file.match(p) for p in WEIGHTS):
                 shutil.copyfile(file, temporary / file.name)
@@ -107,10 +103,6 @@ def copy_with_outliers(
         save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
         (temporary / "model.safetensors").chmod((temporary / "config.json").stat().st_mode)  # both are made private
         temporary.chmod(source.stat().st_mode | 0o700)
-        temporary.rename(out)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
 
 
 def main() -> int:

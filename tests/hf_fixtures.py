@@ -5,11 +5,13 @@
 
 Each fixture is a Hugging Face directory (config.json, model.safetensors) with expected.safetensors beside it: token
 ids and the fp32 logits under eager attention. Together they exercise GQA and MHA, tied and untied classifiers,
-head_dim other than dim / n_heads, and llama3 RoPE scaling past original_max_position_embeddings.
+head_dim other than dim / n_heads, llama3 RoPE scaling past original_max_position_embeddings, and a config that
+contradicts itself and its weights.
 """
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +40,12 @@ FIXTURES = {
     "llama-scaled-rope": SMALL | LLAMA | heads(4, 2, 32, tied=True) | {"rope_scaling": LLAMA3},
     "qwen3-gqa-untied": SMALL | QWEN3 | heads(4, 2, 32, tied=False),
     "qwen3-mha-tied": SMALL | QWEN3 | heads(2, 2, 64, tied=True),
-}
+    # rope_scaling replaces all of rope_parameters; tied, it says, but OWN_CLASSIFIER has another classifier.
+    "llama-contradictory": SMALL | LLAMA | heads(4, 2, 16, tied=True)
+    | {"num_hidden_layers": 1, "rope_scaling": LLAMA3, "rope_theta": 20000.0,
+       "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
+}  # fmt: skip
+OWN_CLASSIFIER = ("llama-contradictory",)
 N_TOKENS = 48  # three times the original context of the scaled fixture
 
 
@@ -52,14 +59,18 @@ def transformers_logits(hf_dir: Path, tokens: np.ndarray) -> np.ndarray:
         return model(torch.tensor(tokens[None].astype(np.int64))).logits[0].numpy()
 
 
-def random_weights(config: dict, seed: int) -> dict[str, np.ndarray]:
-    """fp16 weights large enough that every part of the model matters, norms around 1."""
+def random_weights(config: dict, seed: int, own_classifier: bool) -> dict[str, np.ndarray]:
+    """fp16 weights large enough that every part of the model matters, norms around 1.
+
+    own_classifier: there is one even if the config says that it is the embedding.
+    """
     from formats.checkpoint import read_config, tensor_shapes
 
     path = FOLDER / "config.tmp"
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
-    shapes = tensor_shapes(read_config(path))
+    parsed = read_config(path)
+    shapes = tensor_shapes(replace(parsed, tied=parsed.tied and not own_classifier))
     (path / "config.json").unlink()
     path.rmdir()
     rng = np.random.default_rng(seed)
@@ -81,7 +92,11 @@ def main() -> int:
         if command == "write":
             hf_dir.mkdir(parents=True, exist_ok=True)
             (hf_dir / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-            save_file(random_weights(config, seed), hf_dir / "model.safetensors", metadata={"format": "pt"})
+            save_file(
+                random_weights(config, seed, name in OWN_CLASSIFIER),
+                hf_dir / "model.safetensors",
+                metadata={"format": "pt"},
+            )
             tokens = np.random.default_rng(seed).integers(0, config["vocab_size"], N_TOKENS).astype(np.int32)
             save_file(
                 {"tokens": tokens, "logits": transformers_logits(hf_dir, tokens)}, hf_dir / "expected.safetensors"

@@ -335,7 +335,10 @@ def test_tensors_that_would_be_left_out_are_refused(tmp_path):
     (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
 
     def opened(*extra):
-        save_file(weights | dict.fromkeys(extra, np.zeros(2, F32)), tmp_path / "model.safetensors")
+        values = {name: np.zeros(2, F32) for name in extra}
+        if "lm_head.weight" in extra:
+            values["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        save_file(weights | values, tmp_path / "model.safetensors")
         return Checkpoint(tmp_path)
 
     opened("model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq", "lm_head.weight", "extra")

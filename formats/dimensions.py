@@ -1,8 +1,8 @@
 """Whether the matrices of a checkpoint have the dimensions that a scheme needs."""
 
-from formats.checkpoint import Checkpoint, ModelError
-
-MAX_ROW = 65536  # input channels of a matrix with one scale per row: 65536 * 127^2 < 2^31
+from formats.checkpoint import Checkpoint
+from formats.errors import ModelError
+from formats.limits import MAX_GROUP_SIZE
 
 
 def check_group_size(
@@ -17,9 +17,13 @@ def check_group_size(
     best = 1
     while all(n % (2 * best) == 0 for n in rows.values()):
         best *= 2
-    if group_size < 4 or group_size % 4:
-        raise ModelError(f"{option} is {group_size}, expected a multiple of 4; {best} would do")
-    hint = f"; the largest power of two that would do is {best}" if allowed is None or best in allowed else ""
+    best = min(best, MAX_GROUP_SIZE)
+    if group_size < 4 or group_size % 4 or group_size > MAX_GROUP_SIZE:
+        most = f" up to {MAX_GROUP_SIZE}" if group_size > MAX_GROUP_SIZE else ""
+        would_do = f"; {best} would do" if best >= 4 else ""
+        raise ModelError(f"{option} is {group_size}, expected a multiple of 4{most}{would_do}")
+    possible = best >= 4 and (allowed is None or best in allowed)
+    hint = f"; the largest power of two that would do is {best}" if possible else ""
     for name, n in rows.items():
         if n % group_size:
             raise ModelError(
@@ -32,6 +36,6 @@ def check_rows(checkpoint: Checkpoint) -> None:
     c = checkpoint.config
     rows = {"hidden_size": c.dim, "intermediate_size": c.hidden_dim, "num_attention_heads * head_dim": c.q_dim}
     for name, n in rows.items():
-        if n % 4 or n > MAX_ROW:
+        if n % 4 or n > MAX_GROUP_SIZE:
             path = checkpoint.path / "config.json"
-            raise ModelError(f"{path}: {name} is {n}, expected a multiple of 4, at most {MAX_ROW}")
+            raise ModelError(f"{path}: {name} is {n}, expected a multiple of 4, at most {MAX_GROUP_SIZE}")
