@@ -281,11 +281,32 @@ def _read_merges(model: dict, vocab: dict[str, int], words: set[int], refuse: _R
     return np.array(rows, dtype="<i4").reshape(-1, 3)
 
 
+def _only_in_config(config: dict, added: list[dict]) -> list[str]:
+    """Names that `transformers` makes added tokens because tokenizer_config.json says so and not tokenizer.json.
+
+    Those that both name, but with other flags in tokenizer_config.json, which then count, are among them.
+    """
+    flags = ("lstrip", "rstrip", "single_word", "normalized")
+    in_tokenizer = {token["content"]: [token[f] for f in flags] for token in added}
+    tokens = [config.get(f"{kind}_token") for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")]
+    for field in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
+        several = config.get(field) or []
+        tokens += several.values() if isinstance(several, dict) else several
+    names = [token.get("content") if isinstance(token, dict) else token for token in tokens]
+    decoder = config.get("added_tokens_decoder") or {}
+    names = [name for name in names if name and name not in in_tokenizer]
+    for token in decoder.values():
+        theirs = in_tokenizer.get(token["content"])
+        if theirs is not None and theirs != [token.get(f, ours) for f, ours in zip(flags, theirs, strict=True)]:
+            names.append(token["content"])
+    return list(dict.fromkeys(names))
+
+
 def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     """The tokenizer section for the tokenizer in `hf_dir`, with `vocab_size` ids (the model's).
 
     ValueError if tokenizer.json holds anything that the section cannot say. A chat template that is not made
-    of literal pieces is left out, with a warning.
+    of literal pieces is left out, with a warning. So are tokens that only tokenizer_config.json has.
     """
     path = Path(hf_dir) / "tokenizer.json"
     refuse = _Refusal(path)
@@ -362,6 +383,13 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     needs_words = any(added_flags & ADDED_SINGLE_WORD for _, added_flags in added)
     word_pattern = _WORD_PATTERN.encode("utf-8") if needs_words else b""
     bos_id, add_bos = _read_bos(tokenizer, config, ids, refuse)
+    if names := _only_in_config(config, tokenizer.get("added_tokens") or []):
+        listed = ", ".join(json.dumps(name, ensure_ascii=False) for name in names[:5]) + ", ..." * (len(names) > 5)
+        warnings.warn(
+            f"{config_path}: not followed, unlike in transformers: tokens that {path.name} lacks or has with other "
+            f"flags: {listed}",
+            stacklevel=2,
+        )
     chat, reason = chat_section(Path(hf_dir))
     if reason:
         warnings.warn(reason, stacklevel=2)

@@ -439,6 +439,14 @@ def test_every_short_string(name: str, tool: Path, tmp_path: Path) -> None:
         pair.check([t.encode() for t in texts])
 
 
+@pytest.mark.parametrize("name", ["smollm2", "deepseek-v3", "deepseek-coder", "o200k"])
+def test_long_runs_by_real_pre_tokenizers(name: str, tool: Path, tmp_path: Path) -> None:
+    runs = [" ", "\n", "a", "A", "\u01c5", "\u4e2d", "1", ".", "$", "\u0301", "'", "\0", " a", "1 ", "a1"]
+    texts = [(run * 30_000 + end).encode() for run in runs for end in ("", "x", " \n")]
+    hf = real_pre_tokenizer(name, paired=set("".join(CLASSES).encode()))
+    Pair(save(hf, tmp_path), tmp_path, tool).check(texts)
+
+
 def test_one_pattern_that_does_what_two_steps_do(tool: Path, tmp_path: Path) -> None:
     """SmolLM2's two steps as one pattern: digits alone, and blanks in front of a digit all in one word."""
     composed = GPT2_PATTERN.replace(r" ?\p{N}+", r"\p{N}").replace(r"\s+(?!\S)", r"\s+(?=\p{N})|\s+(?!\S)")
@@ -594,6 +602,34 @@ def test_refusals(changes: dict, field: str, value: str, tmp_path: Path) -> None
     message = str(error.value)
     assert message.startswith(f"{tmp_path / 'tokenizer.json'}: ")
     assert field in message and value in message and "\n" not in message
+
+
+def test_tokens_of_tokenizer_config_alone_are_named(tmp_path: Path) -> None:
+    write_json(tmp_path, small_json())
+    flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+
+    def warned(**config: object) -> str:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tokenizer_section(tmp_path, 300)
+        return " ".join(str(w.message) for w in caught)
+
+    assert warned(bos_token="<s>", eos_token=None, added_tokens_decoder={"259": {"content": "<s>"} | flags}) == ""
+    assert warned(bos_token={"content": "<s>"} | flags, additional_special_tokens=[]) == ""
+    only_here = {
+        "pad_token": "<pad>",
+        "additional_special_tokens": ["<a>"],
+        "added_tokens_decoder": {
+            "259": {"content": "<s>"} | flags | {"lstrip": True},
+            "260": {"content": "<b>"} | flags,
+        },
+    }
+    expected = (
+        f"{tmp_path / 'tokenizer_config.json'}: not followed, unlike in transformers: tokens that tokenizer.json lacks"
+    )
+    assert warned(**only_here) == f'{expected} or has with other flags: "<pad>", "<a>", "<b>", "<s>"'
+    assert warned(extra_special_tokens={str(i): f"<{i}>" for i in range(9)}).endswith('"<4>", ...')
 
 
 def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
@@ -768,7 +804,10 @@ def test_named_templates_and_generation_blocks(tmp_path: Path) -> None:
         CHATML.replace("{{ m.content }}", "{{ m.content }}{{ loop.index }}"),
         CHATML.replace("{{ m.content }}", "{{ m.content | replace('\\n', ' ') }}"),
         CHATML.replace("{{ m.content }}", "{{ m.content | tojson }}"),
-        CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[-1].lstrip() }}"),
+        CHATML.replace(
+            "{{ m.content }}",
+            "{{ m.content.split('</think>')[-1].lstrip() if '</think>' in m.content else m.content }}",
+        ),
         CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[0] }}"),
         "{{ raise_exception('no') }}",
     ],
