@@ -76,7 +76,7 @@ std::string chat_bytes(uint32_t flags, const std::vector<std::string>& pieces) {
 }
 
 // A step of the pre-tokenizer as a section with steps_flag has it.
-std::string step_bytes(uint32_t flags, const std::string& pattern) {
+[[maybe_unused]] std::string step_bytes(uint32_t flags, const std::string& pattern) {
     std::string out;
     Section::put(out, flags);
     Section::put(out, static_cast<uint32_t>(pattern.size()));
