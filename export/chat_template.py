@@ -27,6 +27,7 @@ from formats.files import read_text
 
 ROOT = Path(__file__).resolve().parent.parent
 TRIM_SYSTEM, TRIM_USER, TRIM_ASSISTANT, THINK_BLOCKS, LATE_SYSTEM, TURNS_ONLY, STRIP_ANSWER = 1, 2, 4, 8, 16, 32, 64
+DROP_THOUGHTS = 128
 
 Message = dict[str, str]  # {"role": .., "content": ..}
 
@@ -137,6 +138,9 @@ def compose(chat: ChatTemplate, messages: list[Message], generation_prompt: bool
     out = "" if messages[0]["role"] == "system" else chat.no_system
     for i, message in enumerate(messages):
         role, content = message["role"], message["content"]
+        if role == "assistant" and chat.flags & DROP_THOUGHTS and "</think>" in content:
+            content = content.split("</think>")[-1]
+            content = content.lstrip("\n") if chat.flags & STRIP_ANSWER else content
         if chat.flags & {"system": TRIM_SYSTEM, "user": TRIM_USER, "assistant": TRIM_ASSISTANT}[role]:
             content = content.strip()
         if role == "system" and i == 0:
@@ -206,7 +210,7 @@ def find_pieces(render: Renderer) -> ChatTemplate:
     chat.system_prefix, system_to_user, _ = _between(render([system, user]), s, u)
     chat.system_suffix = _without(system_to_user, suffix=chat.user_prefix)
     late = render([user, system, user2])
-    if late is not None and s in late:
+    if late is not None and u in late and s in late.split(u)[1]:  # not moved to the front
         _, user_to_system, late_to_user, _ = _between(late, u, s, u2)
         chat.late_system_prefix = _without(user_to_system, prefix=chat.user_suffix)
         chat.late_system_suffix = _without(late_to_user, suffix=chat.user_prefix)
@@ -225,7 +229,11 @@ def find_pieces(render: Renderer) -> ChatTemplate:
             chat.flags |= flag
 
     thinking = _message("assistant", f"<think>\nSENTINEL-five\n</think>\n\n{a}")
-    if "SENTINEL-five" not in (render([user, thinking, user2]) or ""):
+    if "SENTINEL-five" not in (render([user, thinking]) or ""):
+        chat.flags |= DROP_THOUGHTS
+        if f"\n\n{a}" not in (render([user, thinking]) or ""):
+            chat.flags |= STRIP_ANSWER
+    elif "SENTINEL-five" not in (render([user, thinking, user2]) or ""):
         chat.flags |= THINK_BLOCKS
         _, to_thoughts, chat.think_close, _ = _between(render([user, thinking]), u, "SENTINEL-five", a)
         chat.think_open = _without(to_thoughts, prefix=chat.user_suffix + chat.assistant_prefix)
@@ -256,6 +264,7 @@ def _conversations() -> list[list[Message]]:
             "<think></think>short",
             "no opening tag</think>\n\n\nrest\n",
             "\n<think>\n\n a \n\n</think> b </think>\nc",
+            "<think>t</think> \n\tspaces in front ",
             "<think>unfinished",
             "\n\nplain",
             "",

@@ -6,6 +6,7 @@ common/tokenizer.h loads; docs/tokenizer.md gives its byte layout. A section sta
 the value.
 """
 
+import json
 import re
 import struct
 import warnings
@@ -21,8 +22,10 @@ from formats.files import read_json
 MAGIC = 0x6E6B6F74  # "tokn"
 VERSION = 1
 # flags of the section, of a token, of an added token
-NFC, IGNORE_MERGES, ADD_BOS, HAS_CHAT = 1, 2, 4, 8
+NFC, IGNORE_MERGES, ADD_BOS, HAS_CHAT, STEPS = 1, 2, 4, 8, 16
 DEFINED, WORD, SPECIAL = 1, 2, 4
+DROP_GAPS = 1  # of a step
+MAX_STEPS = 16
 ADDED_SPECIAL, ADDED_NORMALIZED, ADDED_LSTRIP, ADDED_RSTRIP, ADDED_SINGLE_WORD = 1, 2, 4, 8, 16
 
 # What the programs load at most, in bytes (common/text/tokenizer_section.h): the longest token, all added tokens, the
@@ -31,6 +34,10 @@ MAX_TOKEN, MAX_ADDED, MAX_PATTERN, MAX_MERGED = 1 << 14, 1 << 22, 1 << 14, 1 << 
 
 # What ByteLevel splits by when `use_regex` is true, written into `tokenizers` itself (it is GPT-2's).
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+# What Digits splits by, by individual_digits: Rust's char::is_numeric, which in `tokenizers` 0.23 is \p{N} of Unicode
+# 17. Matching what is between, too, moves no cut and leaves one match per piece instead of an attempt per character.
+_NUMERIC = r"\p{N}" + "\U00011de0-\U00011de9\U00016ff4-\U00016ff6"
+DIGITS_PATTERN = {True: f"[{_NUMERIC}]|[^{_NUMERIC}]+", False: f"[{_NUMERIC}]+|[^{_NUMERIC}]+"}
 
 # White_Space, which is what \s means to Oniguruma; PCRE2's \s has U+180E besides.
 _SPACE = r"\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}"
@@ -48,6 +55,17 @@ _NEWER = {
     "1e4ec-1e4ef 1e5ee-1e5ef",
     "Nd": "10d40-10d49 116d0-116e3 11bf0-11bf9 11f50-11f59 16130-16139 16d70-16d79 1ccf0-1ccf9 1e4f0-1e4f9 1e5f1-1e5fa",
     "No": "1d2c0-1d2d3",
+    "P": "1b4e-1b4f 1b7f 10d6e 113d4-113d5 113d7-113d8 11b00-11b09 11be1 11f43-11f4f 16d6d-16d6f 1e5ff",
+    "S": "2427-2429 2ffc-2fff 31e4-31e5 31ef 10d8e-10d8f 1cc00-1ccef 1cd00-1ceb3 1f6dc 1f774-1f776 1f77b-1f77f 1f7d9 "
+    "1f8b2-1f8bb 1f8c0-1f8c1 1fa75-1fa77 1fa87-1fa89 1fa8f 1faad-1faaf 1fabb-1fabf 1fac6 1face-1facf 1fada-1fadc "
+    "1fadf 1fae8-1fae9 1faf7-1faf8 1fbcb-1fbef",
+    # The parts of "L"; there is no newer Lt.
+    "Lu": "1c89 a7cb-a7cc a7da a7dc 10d50-10d65",
+    "Ll": "1c8a a7cd a7db 10d70-10d85 1df25-1df2a",
+    "Lm": "10d4e 10d6f 16d40-16d42 16d6b-16d6c 1e030-1e06d 1e4eb",
+    "Lo": "105c0-105f3 10d4a-10d4d 10d4f 10ec2-10ec4 1123f-11240 11380-11389 1138b 1138e 11390-113b5 113b7 113d1 "
+    "113d3 11bc0-11be0 11f02 11f04-11f10 11f12-11f33 1342f 13441-13446 13460-143fa 16100-1611d 16d43-16d6a 18cff "
+    "1b132 1b155 1e4d0-1e4ea 1e5d0-1e5ed 1e5f0 2b739 2ebf0-2ee5d 31350-323af",
 }
 
 
@@ -57,11 +75,8 @@ def _newer(*categories: str) -> str:
     return "".join("-".join(rf"\x{{{end}}}" for end in r.split("-")) for r in ranges)
 
 
-_PROPERTIES = {
-    "L": r"\p{L}" + _newer("L"),
-    "M": r"\p{M}" + _newer("M"),
-    "N": r"\p{N}" + _newer("Nd", "No"),
-}
+_PROPERTIES = {name: rf"\p{{{name}}}" + _newer(name) for name in ("L", "M", "P", "S", "Lu", "Ll", "Lm", "Lo")}
+_PROPERTIES |= {"N": r"\p{N}" + _newer("Nd", "No"), "Lt": r"\p{Lt}"}
 # \w of Rust's regex crate, by which single_word tokens are told from parts of words.
 _WORD_PATTERN = r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}" + _newer("L", "M", "Nd") + "]"
 
@@ -72,7 +87,7 @@ _WORD_PATTERN = r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}" + _newer("L"
 _ESCAPE = r"\\[pP]\{\w+\}|\\[sSrntf]|\\[^\w\s]"
 _TOKEN = re.compile(
     rf"(?P<escape>{_ESCAPE})"
-    rf"|(?P<class>\[\^?(?:{_ESCAPE}|[^\[\]\\&^])+\])"
+    rf"|(?P<class>\[\^?+(?:{_ESCAPE}|[^\[\]\\&]|&(?!&))+\])"
     # Without ff, fi, fl, ss and st, which match one character (a ligature, sharp s) caseless in Oniguruma only.
     r"|(?P<caseless>\(\?i:(?:(?!f[fil]|s[st])[a-z'|])+\)(?![*+{]))"
     r"|\(\?[:!=]|\((?![?*])|\)(?![*+{])|\{\d{1,3}(?:,\d{0,3})?\}(?![+?])|[^\\\[\](){}.^$]",
@@ -197,35 +212,67 @@ def _steps(component: dict | None, key: str) -> list[dict]:
     return [component]
 
 
-def _read_pattern(tokenizer: dict, refuse: _Refusal) -> str:
-    """The regular expression of `pre_tokenizer`, which must be [Split] + ByteLevel, for PCRE2."""
+def _split_pattern(step: dict, refuse: _Refusal) -> tuple[str, int]:
+    """(pattern as `tokenizers` matches it, flags) of a Split.
+
+    Of behaviors, those that byte-level tokenizers use: matches and what is between them (Isolated), or matches alone
+    (Removed, inverted: what is *not* a match goes).
+    """
+    behavior, invert = step.get("behavior"), bool(step.get("invert"))
+    if behavior != "Isolated" and (behavior, invert) != ("Removed", True):
+        raise refuse("pre_tokenizer.behavior", behavior)
+    if behavior == "Isolated" and invert:
+        raise refuse("pre_tokenizer.invert", step["invert"])
+    pattern = step.get("pattern")
+    if not isinstance(pattern, dict) or set(pattern) != {"Regex"}:
+        raise refuse("pre_tokenizer.pattern", pattern)
+    return pattern["Regex"], DROP_GAPS if invert else 0
+
+
+def _read_steps(tokenizer: dict, refuse: _Refusal) -> list[tuple[str, int]]:
+    """(pattern for PCRE2, flags) of each step of `pre_tokenizer` that cuts text. The last step is ByteLevel.
+
+    A step gets each piece that the one before it left, and sees nothing around it.
+    """
     component = tokenizer.get("pre_tokenizer")
     steps = _steps(component, "pretokenizers")
     if not steps or steps[-1].get("type") != "ByteLevel":
         raise refuse("pre_tokenizer", component, "does not end in ByteLevel")
-    patterns = []
-    for step in steps[:-1]:
-        if step.get("type") != "Split":
-            raise refuse("pre_tokenizer.type", step.get("type"))
-        if step.get("behavior") != "Isolated":
-            raise refuse("pre_tokenizer.behavior", step.get("behavior"))
-        if step.get("invert"):
-            raise refuse("pre_tokenizer.invert", step["invert"])
-        if set(step["pattern"]) != {"Regex"}:
-            raise refuse("pre_tokenizer.pattern", step["pattern"])
-        patterns.append(step["pattern"]["Regex"])
-    if steps[-1].get("add_prefix_space"):
-        raise refuse("pre_tokenizer.add_prefix_space", True)
-    if steps[-1].get("use_regex", True):
-        patterns.append(GPT2_PATTERN)
-    if len(patterns) > 1:
-        raise refuse("pre_tokenizer", component, "splits by more than one pattern")
-    if not patterns:
-        return ""
-    try:
-        return pcre2_pattern(patterns[0])
-    except ValueError as error:
-        raise refuse("pre_tokenizer.pattern", patterns[0], f"cannot be translated: {error}") from None
+    found = []
+    for i, step in enumerate(steps):
+        kind = step.get("type")
+        if kind == "Split":
+            found.append(_split_pattern(step, refuse))
+        elif kind == "Digits":
+            found.append((DIGITS_PATTERN[bool(step.get("individual_digits"))], 0))
+        elif kind != "ByteLevel":
+            raise refuse("pre_tokenizer.type", kind)
+        elif i + 1 < len(steps):
+            after = steps[i + 1].get("type")
+            raise refuse("pre_tokenizer.type", after, "is not supported behind ByteLevel, where it cuts bytes")
+        elif step.get("add_prefix_space"):
+            raise refuse("pre_tokenizer.add_prefix_space", True)
+        elif step.get("use_regex", True):
+            found.append((GPT2_PATTERN, 0))
+    if len(found) > MAX_STEPS:
+        raise refuse("pre_tokenizer", component, f"has more than {MAX_STEPS} steps")
+    translated = []
+    for pattern, flags in found:
+        try:
+            translated.append((pcre2_pattern(pattern), flags))
+        except ValueError as error:
+            raise refuse("pre_tokenizer.pattern", pattern, f"cannot be translated: {error}") from None
+    return translated
+
+
+def _step_bytes(steps: list[tuple[str, int]]) -> tuple[bytes, int]:
+    """(pattern of the section, its flag): one plain pattern as it is, or else every step with flags and length."""
+    if not steps:
+        return b"", 0
+    if len(steps) == 1 and steps[0][1] == 0:
+        return steps[0][0].encode("utf-8"), 0
+    encoded = [(pattern.encode("utf-8"), flags) for pattern, flags in steps]
+    return b"".join(struct.pack("<II", flags, len(pattern)) + pattern for pattern, flags in encoded), STEPS
 
 
 def _read_nfc(tokenizer: dict, refuse: _Refusal) -> bool:
@@ -303,11 +350,32 @@ def _check_sizes(
             raise refuse(field, size, f"bytes, expected at most {most}")
 
 
+def _only_in_config(config: dict, added: list[dict]) -> list[str]:
+    """Names that `transformers` makes added tokens because tokenizer_config.json says so and not tokenizer.json.
+
+    Those that both name, but with other flags in tokenizer_config.json, which then count, are among them.
+    """
+    flags = ("lstrip", "rstrip", "single_word", "normalized")
+    in_tokenizer = {token["content"]: [token[f] for f in flags] for token in added}
+    tokens = [config.get(f"{kind}_token") for kind in ("bos", "eos", "unk", "pad", "sep", "cls", "mask")]
+    for field in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
+        several = config.get(field) or []
+        tokens += several.values() if isinstance(several, dict) else several
+    names = [token.get("content") if isinstance(token, dict) else token for token in tokens]
+    decoder = config.get("added_tokens_decoder") or {}
+    names = [name for name in names if name and name not in in_tokenizer]
+    for token in decoder.values():
+        theirs = in_tokenizer.get(token["content"])
+        if theirs is not None and theirs != [token.get(f, ours) for f, ours in zip(flags, theirs, strict=True)]:
+            names.append(token["content"])
+    return list(dict.fromkeys(names))
+
+
 def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     """The tokenizer section for the tokenizer in `hf_dir`, with `vocab_size` ids (the model's).
 
     ValueError if tokenizer.json holds anything that the section cannot say. A chat template that is not made
-    of literal pieces is left out, with a warning.
+    of literal pieces is left out, with a warning. So are tokens that only tokenizer_config.json has.
     """
     path = Path(hf_dir) / "tokenizer.json"
     refuse = _Refusal(path)
@@ -378,12 +446,19 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
 
     if any(step.get("type") != "ByteLevel" for step in _steps(tokenizer.get("decoder"), "decoders")):
         raise refuse("decoder", tokenizer["decoder"])
-    pattern = _read_pattern(tokenizer, refuse).encode("utf-8")
+    pattern, steps_flag = _step_bytes(_read_steps(tokenizer, refuse))
     needs_words = any(added_flags & ADDED_SINGLE_WORD for added_flags in added.values())
     word_pattern = _WORD_PATTERN.encode("utf-8") if needs_words else b""
     bos_id, add_bos = _read_bos(tokenizer, config, ids, refuse)
     if not (0 if add_bos else -1) <= bos_id < vocab_size:
         raise refuse("post_processor.special_tokens.ids", bos_id, f"is not below the model's vocab_size, {vocab_size}")
+    if names := _only_in_config(config, tokenizer.get("added_tokens") or []):
+        listed = ", ".join(json.dumps(name, ensure_ascii=False) for name in names[:5]) + ", ..." * (len(names) > 5)
+        warnings.warn(
+            f"{config_path}: not followed, unlike in transformers: tokens that {path.name} lacks or has with other "
+            f"flags: {listed}",
+            stacklevel=2,
+        )
     chat, reason = chat_section(Path(hf_dir), config)
     if reason:
         warnings.warn(reason, stacklevel=2)
@@ -393,6 +468,7 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
         | IGNORE_MERGES * bool(model.get("ignore_merges"))
         | ADD_BOS * add_bos
         | HAS_CHAT * bool(chat)
+        | steps_flag
     )
     _check_sizes(tokens, merges, added, pattern, refuse)
     offsets = np.zeros(vocab_size + 1, dtype="<u4")

@@ -50,5 +50,7 @@ LIMITS = {
     "temperature": Range(0.0, 100.0),
     "top_p": Range(0.0, 1.0),
     "top_k": Range(0, 1 << 24),
+    "min_p": Range(0.0, 1.0),
+    "repetition_penalty": Range(0.01, 100.0),
 }
 MAX_GROUP_SIZE = 1 << 16  # weights under one scale: a sum of 65536 products of two codes, 127^2 each, is below 2^31

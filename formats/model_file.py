@@ -3,7 +3,9 @@
 formats/files.py opens the file that is written, so that an interrupted export leaves nothing that looks finished.
 """
 
+import json
 import struct
+import warnings
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -26,9 +28,37 @@ MAX_EOS_IDS = int(LIMITS["n_eos"].high)
 
 # Struct formats without padding, little-endian. The fields at 0x25 and 0x29 are unaligned, as in llama2.c.
 _HEADER = "<Ii7iBi"  # magic, version, seven dimensions, shared_classifier, group_size
-_EXTENSION = "<IIiiffIfffiii8iffiQQIi"  # up to the checksum and W8A8's activations
+_EXTENSION = "<IIiiffIfffiii8iffiQQIiff"  # up to repetition_penalty
 _CHECKSUM_OFFSET = 0xB0
 _KUIPER_GROUP_SIZE_OFFSET = 0x29  # head_dim is where the others have group_size
+
+# Fields of generation_config.json that change what transformers generates and that no program here follows, with
+# the value at which each is off, besides null, false and empty lists.
+_NOT_FOLLOWED_WHEN_DRAWING = {"top_h": None, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0}
+_NOT_FOLLOWED = {
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "constraints": None,
+    "force_words_ids": None,
+    "penalty_alpha": 0,
+    "dola_layers": None,
+    "guidance_scale": 1,
+    "sequence_bias": None,
+    "encoder_repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "stop_strings": None,
+    "token_healing": None,
+    "watermarking_config": None,
+}
 
 
 @dataclass(frozen=True)
@@ -40,10 +70,15 @@ class Generation:
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0  # 1: off
     top_k: int = 0  # 0: off
+    min_p: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0  # 1: off
 
 
 def read_generation(hf_dir: Path, vocab_size: int) -> Generation:
-    """How the model likes to be sampled, as transformers would: generation_config.json before config.json."""
+    """How the model likes to be sampled, as transformers would: generation_config.json before config.json.
+
+    Raises ModelError for a value out of range. Warns, in one line, of fields that it does not follow.
+    """
     path = config_path = hf_dir / "config.json"
     own, merged = {}, read_json(config_path)
     if (hf_dir / "generation_config.json").exists():
@@ -77,12 +112,23 @@ def read_generation(hf_dir: Path, vocab_size: int) -> Generation:
     top_k = number("top_k", 50 if sampled else 0)
     if not is_whole(top_k):
         refuse("top_k", top_k, "a whole number")
+    ignored = [
+        f"{name} {json.dumps(value)}"
+        for name, off in (_NOT_FOLLOWED | (_NOT_FOLLOWED_WHEN_DRAWING if sampled else {})).items()
+        if not ((value := merged.get(name)) is None or value is False or value in ([], {}, off))
+    ]
+    if ignored:
+        text = ", ".join(ignored)
+        text = text if len(text) <= 300 else text[:300] + "..."
+        warnings.warn(f"{path}: not followed, unlike in transformers: {text}", stacklevel=3)
     return Generation(
         bos_id=-1 if bos is None else token_id("bos_token_id", bos),
         eos_ids=[token_id("eos_token_id", e) for e in eos],
         temperature=number("temperature", 1.0) if sampled else 0.0,
         top_p=number("top_p", 1.0),
         top_k=top_k,
+        min_p=number("min_p", 0.0),
+        repetition_penalty=number("repetition_penalty", 1.0),
     )
 
 
@@ -131,6 +177,8 @@ def header(
         len(tokenizer),
         0,
         activations,
+        generation.min_p,
+        0.0 if generation.repetition_penalty == 1 else generation.repetition_penalty,
     )
     struct.pack_into("<I", head, _CHECKSUM_OFFSET, zlib.crc32(tokenizer, zlib.crc32(head)))
     return bytes(head)
@@ -165,7 +213,7 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
                 )
             extension = struct.unpack_from(_EXTENSION, head, EXTENSION_OFFSET)
             foreign = file_format.is_kuiper and extension[0] == 0
-            offset, tokenizer_size, checksum, activations = (size, 0, 0, 0) if foreign else extension[-4:]
+            offset, tokenizer_size, checksum, activations = (size, 0, 0, 0) if foreign else extension[-6:-2]
             if offset + tokenizer_size != size or offset < HEADER_SIZE:
                 raise ModelError(f"{path}: {size} bytes, the header says {offset + tokenizer_size}")
             f.seek(offset)

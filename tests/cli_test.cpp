@@ -11,6 +11,8 @@
 #include <string>
 #include <vector>
 
+#include "safetensors.h"
+
 namespace {
 
 constexpr float inf = std::numeric_limits<float>::infinity();
@@ -136,6 +138,8 @@ TEST_CASE("cli: defaults") {
     CHECK(!o.temp);
     CHECK(!o.top_k);
     CHECK(!o.top_p);
+    CHECK(!o.min_p);
+    CHECK(!o.repetition_penalty);
     CHECK(!o.seed);
     CHECK(o.threads == 0);
     CHECK(!o.print_ids);
@@ -169,6 +173,8 @@ TEST_CASE("cli: every option, short, long and with an equals sign") {
         CHECK(o.threads == 2);
     }
     CHECK(options_of({"m", "-f", "p.txt"}).file == "p.txt");
+    CHECK(options_of({"m", "--min-p", "0.05"}).min_p == 0.05f);
+    CHECK(options_of({"m", "--repetition-penalty=1.1"}).repetition_penalty == 1.1f);
     CHECK(options_of({"m", "--ids", "3"}).ids == std::vector<int>{3});
     CHECK(options_of({"m", "--ids=1,2, 3"}).ids == std::vector<int>{1, 2, 3});
     CHECK(options_of({"m", "--prompt="}).prompt == "");
@@ -229,6 +235,9 @@ TEST_CASE("cli: every bad command line is exit code 2 and one line, before the m
         {{"m", "-n", "2147483648"}, both("-n: '2147483648'", steps)},
         {{"m", "--steps=1.5"}, both("--steps: '1.5'", steps)},
         {{"m", "-c", "0"}, "-c: '0' is not a whole number from 1 to 2147483647"},
+        {{"m", "--min-p"}, "--min-p: needs a value"},
+        {{"m", "--min-p", "1.5"}, "--min-p: '1.5' is not a number from 0 to 1"},
+        {{"m", "--repetition-penalty", "0"}, "--repetition-penalty: '0' is not a number from 0.01 to 100"},
         {{"m", "-t", "hot"}, both("-t: 'hot'", temp)},
         {{"m", "-t", "-0.1"}, both("-t: '-0.1'", temp)},
         {{"m", "-t", "100.5"}, both("-t: '100.5'", temp)},
@@ -343,10 +352,12 @@ TEST_CASE("cli: help and version") {
     for (size_t begin = 0, end; (end = r.out.find('\n', begin)) != std::string::npos; begin = end + 1) {
         CHECK(end - begin <= 80);
     }
-    for (const char* option :
-         {"--prompt", "--file",    "--ids",       "--mode",  "--steps",      "--ctx",  "--system",
-          "--think",  "--temp",    "--top-k",     "--top-p", "--seed",       "--info", "--ppl",
-          "--bench",  "--threads", "--print-ids", "--trace", "--rope-theta", "--help", "--version"}) {
+    for (const char* option : {"--prompt",     "--file",    "--ids",       "--mode",
+                               "--steps",      "--ctx",     "--system",    "--think",
+                               "--temp",       "--top-k",   "--top-p",     "--seed",
+                               "--info",       "--ppl",     "--min-p",     "--repetition-penalty",
+                               "--bench",      "--threads", "--print-ids", "--trace",
+                               "--rope-theta", "--help",    "--version"}) {
         CAPTURE(option);
         CHECK(r.out.find(option) != std::string::npos);
     }
@@ -495,6 +506,56 @@ TEST_CASE("sampler: the cuts agree with a sort on a large vocabulary") {
     }
 }
 
+TEST_CASE("sampler: penalty, temperature and cuts as the logits processors of transformers") {
+    const Tensors t = read_safetensors("tests/hf/sampling.safetensors");  // tests/sampling_fixture.py
+    const std::vector<float> all_settings = t.at("settings").f32(), all_logits = t.at("logits").f32(),
+                             all_probabilities = t.at("probabilities").f32();
+    const std::vector<int> all_seen = t.at("seen").i32();
+    const auto n_rows = static_cast<size_t>(t.at("seen").shape[0]);
+    const auto row = [&](const auto& values, size_t i) {
+        return std::span(values).subspan(i * values.size() / n_rows, values.size() / n_rows);
+    };
+    REQUIRE(n_rows == 39);
+    for (size_t i = 0; i < n_rows; i++) {
+        CAPTURE(i);
+        const auto set = row(all_settings, i), logits = row(all_logits, i), p = row(all_probabilities, i);
+        Sampler s(set[0], static_cast<int>(set[1]), set[2], 7, set[3], set[4]);
+        const int id = s.sample(logits, row(all_seen, i));
+        REQUIRE((id >= 0 && id < static_cast<int>(p.size())));
+        CHECK(p[static_cast<size_t>(id)] > 0);
+        if (set[0] == 0) continue;  // greedy: one token has all the probability
+        const std::span<const float> w = s.weights();
+        double total = 0;
+        for (const float x : w) total += x;
+        REQUIRE(w.size() == p.size());
+        for (size_t k = 0; k < w.size(); k++) {
+            CHECK((w[k] > 0) == (p[k] > 0));
+            CHECK(w[k] / total == doctest::Approx(p[k]).epsilon(1e-5));
+        }
+    }
+}
+
+TEST_CASE("sampler: a penalty moves each token once, and an infinite logit stays one") {
+    const std::vector<float> logits = {4, 3, -1, -2, inf, -inf};
+    const auto best_of = [&](std::vector<float> values, std::vector<int> seen, float penalty) {
+        Sampler s(0, 0, 1, 1, 0, penalty);
+        CHECK_FALSE(s.greedy());
+        return s.sample(values, seen);
+    };
+    CHECK(best_of({4, 3}, {0}, 1.25f) == 0);        // 3.2
+    CHECK(best_of({4, 3}, {0, 0, 0}, 1.25f) == 0);  // and not 2.048
+    CHECK(best_of({4, 3}, {0}, 1.5f) == 1);         // 2.67
+    CHECK(best_of({-1, -1.4f}, {0}, 1.5f) == 1);    // -1.5
+    CHECK(best_of({-1, -0.8f}, {0}, 0.5f) == 0);    // -0.5
+    CHECK(best_of({0, -0.1f}, {0, 1}, 1.5f) == 0);  // 0 stays
+    CHECK(best_of(logits, {4, 5}, 2) == 4);
+    CHECK(best_of({qnan, -inf, -5}, {0, 1, 2}, 2) == 2);
+    CHECK(best_of({4, 3}, {}, 1.5f) == 0);
+    CHECK(Sampler(0, 0, 1, 1).greedy());
+    CHECK(Sampler(0, 0, 1, 1, 0.5f).greedy());
+    CHECK_FALSE(Sampler(1, 0, 1, 1).greedy());
+}
+
 TEST_CASE("sampler: the seed fixes the sequence") {
     const std::vector<float> logits(1000, 0.0f);
     Sampler a(1, 0, 1, 42), b(1, 0, 1, 42), c(1, 0, 1, 43);
@@ -515,7 +576,7 @@ TEST_CASE("sampler: the seed fixes the sequence") {
 TEST_CASE("sampler: NaN and infinities never draw anything impossible") {
     for (const auto& [k, p] :
          {std::pair(0, 1.0f), std::pair(2, 1.0f), std::pair(0, 0.9f), std::pair(3, 0.5f)}) {
-        Sampler s(1, k, p, 3);
+        Sampler s(1, k, p, 3, 0.01f);
         for (int i = 0; i < 200; i++) {
             CHECK(s.sample(std::vector<float>{qnan, qnan, qnan}) == 0);
             CHECK(s.sample(std::vector<float>{-inf, -inf}) == 0);
@@ -612,6 +673,27 @@ TEST_CASE("generate: what the KV cache holds is not run again") {
     }
 }
 
+TEST_CASE(
+    "generate: a penalty counts what was generated and the prompt, and no device picks the token then") {
+    for (const float penalty : {1.0f, 2.0f}) {
+        Bigram table;  // 5 for the next token, else 0
+        for (int t = 0; t < 7; t++) table.row(t)[6] = 3;
+        Model model = table.model();
+        int picked = 0;
+        model.forward_greedy = [&](std::span<const int> tokens, int pos) {
+            picked++;
+            return argmax(model.forward(tokens, pos, false));
+        };
+        Session s{model, Sampler(0, 0, 1, 0, 0, penalty), 64};
+        std::vector<int> ids = {3, 0, 1};
+        generate(s, ids, [](int) {});
+        CHECK((picked > 0) == (penalty == 1));
+        // With it, 3 is no longer worth 5 but 2.5 when 2 is the last token.
+        CHECK(ids == (penalty == 1 ? std::vector<int>{3, 0, 1, 2, 3, 4, 5, 6, 7}
+                                   : std::vector<int>{3, 0, 1, 2, 6, 7}));
+    }
+}
+
 TEST_CASE("generate: the first Ctrl-C ends it between two tokens, with the statistics and exit code 130") {
     Bigram table;
     loaded = &table;
@@ -635,7 +717,12 @@ TEST_CASE("cli: ids in, ids out, and the statistics") {
     CHECK(r.err.find("decode    2 tokens") != std::string::npos);
 
     r = run_cli(table_program, {"m", "--ids", "3,4", "-t", "0.7", "-k", "2", "-p", "0.5", "-s", "99"});
-    CHECK(r.err.find("temperature 0.7, top-k 2, top-p 0.5, seed 99") != std::string::npos);
+    CHECK(r.err.find("temperature 0.7, top-k 2, top-p 0.5, seed 99\n") != std::string::npos);
+    r = run_cli(table_program, {"m", "--ids", "3,4", "-t", "0.7", "-s", "99", "--min-p", "0.1",
+                                "--repetition-penalty", "1.25"});
+    CHECK(r.err.find("seed 99, min-p 0.1, repetition penalty 1.25\n") != std::string::npos);
+    r = run_cli(table_program, {"m", "--ids", "3,4", "--min-p", "0.1", "--repetition-penalty", "100"});
+    CHECK(r.err.find("the most probable token each time, repetition penalty 100\n") != std::string::npos);
 }
 
 TEST_CASE("cli: without a prompt generation starts from the BOS alone") {
@@ -654,6 +741,36 @@ TEST_CASE("cli: without a prompt generation starts from the BOS alone") {
         CHECK(r.code == 0);
         CHECK(r.out == "5,6,7\n");
     }
+}
+
+TEST_CASE("cli: min_p and the penalty are the model's unless given; --info names them where they are set") {
+    struct Asking {
+        static Model load(const Options&, Trace*) {
+            Model m = loaded->model();
+            m.config.min_p = 0.05f;
+            m.config.repetition_penalty = 1.1f;
+            return m;
+        }
+    };
+    Bigram table;
+    loaded = &table;
+    const Program asking = {"runq", "", Asking::load};
+    CHECK(run_cli(asking, {"m", "--info"})
+              .out.find("min_p                   0.05\nrepetition_penalty      1.1\n") != std::string::npos);
+    const std::string plain = run_cli(table_program, {"m", "--info"}).out;
+    CHECK(plain.find("min_p") == std::string::npos);
+    CHECK(plain.find("repetition_penalty") == std::string::npos);
+    const auto sampling = [&](std::vector<const char*> options) {
+        options.insert(options.begin(), {"m", "--ids", "3", "-s", "9"});
+        const std::string err = run_cli(asking, options).err;
+        const size_t begin = err.find("sampling  ") + 10;
+        return err.substr(begin, err.find('\n', begin) - begin);
+    };
+    CHECK(sampling({}) == "temperature 0, the most probable token each time, repetition penalty 1.1");
+    CHECK(sampling({"-t", "1", "-p", "1"}) ==
+          "temperature 1, top-k 0, top-p 1, seed 9, min-p 0.05, repetition penalty 1.1");
+    CHECK(sampling({"-t", "1", "-p", "1", "--min-p", "0", "--repetition-penalty", "1"}) ==
+          "temperature 1, top-k 0, top-p 1, seed 9");
 }
 
 TEST_CASE("cli: --info names every field and runs nothing") {

@@ -119,11 +119,20 @@ TEST_CASE("model file: a good header is read as written") {
     CHECK(c.temperature == 0.6f);
     CHECK(c.top_p == 0.9f);
     CHECK(c.top_k == 20);
+    CHECK(c.min_p == 0);
+    CHECK(c.repetition_penalty == 1);
     CHECK(c.q_dim() == 128);
     CHECK(c.kv_dim() == 64);
     CHECK(c.heads_per_kv() == 2);
     CHECK(file.weights.size() == 64);
     CHECK(file.tokenizer.size() == 10);
+
+    Bytes f = good_file();
+    f.set(header_offset::min_p, 0.05f);
+    f.set(header_offset::repetition_penalty, 1.1f);
+    f.seal();
+    CHECK(open_file(write(f)).config.min_p == 0.05f);
+    CHECK(open_file(write(f)).config.repetition_penalty == 1.1f);
 }
 
 TEST_CASE("model file: a file of llama2.c, without extension, gets the documented defaults") {
@@ -183,7 +192,11 @@ TEST_CASE("model file: every bad field is named with its value") {
         {header_offset::top_p, 0x40000000, "top_p is 2, expected 0 to 1"},
         {header_offset::top_k, -1, "top_k is -1, expected 0 to 16777216"},
         {header_offset::activations, 1, "activations is 1, expected 0 to 0"},
-        {header_offset::reserved + 8, 1, "reserved byte at 192 is not 0"},
+        {header_offset::min_p, 0x40000000, "min_p is 2, expected 0 to 1"},
+        {header_offset::repetition_penalty, 0x7fc00000, "repetition_penalty is nan, expected 0.01 to 100"},
+        {header_offset::repetition_penalty, 0x38000000,
+         "repetition_penalty is 3.05176e-05, expected 0.01 to 100"},
+        {header_offset::reserved, 1, "reserved byte at 192 is not 0"},
         {header_offset::tokenizer_offset, 8, "file is 330 bytes, but its tokenizer section is 10 bytes at 8"},
         {header_offset::tokenizer_size, 11,
          "file is 330 bytes, but its tokenizer section is 11 bytes at 320"},

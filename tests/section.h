@@ -8,8 +8,9 @@
 
 namespace section {
 
-constexpr uint32_t nfc_flag = 1, ignore_merges_flag = 2, add_bos_flag = 4, chat_flag = 8;  // of the section
-constexpr uint8_t defined = 1, word = 2, special = 4;                                      // of a token
+// of the section
+constexpr uint32_t nfc_flag = 1, ignore_merges_flag = 2, add_bos_flag = 4, chat_flag = 8, steps_flag = 16;
+constexpr uint8_t defined = 1, word = 2, special = 4;  // of a token
 
 }  // namespace section
 
@@ -67,4 +68,12 @@ inline std::string chat_bytes(uint32_t flags, const std::vector<std::string>& pi
         out += p;
     }
     return out;
+}
+
+// A step of the pre-tokenizer as a section with steps_flag has it.
+inline std::string step_bytes(uint32_t flags, const std::string& pattern) {
+    std::string out;
+    Section::put(out, flags);
+    Section::put(out, static_cast<uint32_t>(pattern.size()));
+    return out + pattern;
 }

@@ -252,8 +252,20 @@ def test_cutting_to_one_token_is_greedy():
     greedy = ok(*args, "-t", 0)
     assert ok(*args, "-t", 1, "-k", 1) == greedy
     assert ok(*args, "-t", 1, "-p", 0) == greedy
+    assert ok(*args, "-t", 1, "-k", 0, "-p", 1, "--min-p", 1) == greedy
+    assert ok(*args, "-t", 0, "--repetition-penalty", 1) == greedy
     assert ok(*args, "-t", 0, "-j", 2) == greedy
     assert ok(*args, "-t", 0, "-j", 1) == greedy
+
+
+def test_a_repetition_penalty_holds_for_temperature_0_too():
+    args = [LLAMA, "-i", STORY, "-n", 60, "-t", 0, "--print-ids"]
+
+    def repeats(*options):
+        ids = ok(*args, *options).split(",")
+        return len(ids) - len(set(ids))
+
+    assert repeats("--repetition-penalty", 100) < repeats("--repetition-penalty", 1.3) < repeats()
 
 
 @pytest.mark.parametrize("model", [LLAMA, QWEN3])

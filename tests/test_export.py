@@ -61,23 +61,49 @@ def test_the_file_holds_what_the_reference_quantizes(tmp_path, hf_dir, group_siz
 def test_sampling_defaults_and_ids_come_from_generation_config(tmp_path):
     hf_dir = shutil.copytree(TINY[0], tmp_path / "hf")
     for generation, expected in [
-        ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}, (0.7, 0.8, 20)),
-        ({"do_sample": True, "temperature": 0.7}, (0.7, 1.0, 50)),  # transformers' own default for top_k
-        ({"do_sample": False, "temperature": 0.7}, (0.0, 1.0, 0)),
-        ({}, (0.0, 1.0, 0)),
+        ({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20}, (0.7, 0.8, 20, 0.0, 0.0)),
+        ({"do_sample": True, "temperature": 0.7}, (0.7, 1.0, 50, 0.0, 0.0)),  # transformers' own default for top_k
+        ({"do_sample": False, "temperature": 0.7}, (0.0, 1.0, 0, 0.0, 0.0)),
+        ({}, (0.0, 1.0, 0, 0.0, 0.0)),
+        ({"do_sample": True, "min_p": 0.05, "repetition_penalty": 1.1}, (1.0, 1.0, 50, 0.05, 1.1)),
+        ({"repetition_penalty": 1.0, "min_p": None}, (0.0, 1.0, 0, 0.0, 0.0)),
     ]:
         ids = {"bos_token_id": 3, "eos_token_id": [5, 9]}
         (hf_dir / "generation_config.json").write_text(json.dumps(generation | ids))
         export_q8(hf_dir, tmp_path / "out.bin", progress=False)
         data = (tmp_path / "out.bin").read_bytes()
         temperature, top_p, top_k = struct.unpack_from("<ffi", data, 0x94)
-        assert (round(temperature, 5), round(top_p, 5), top_k) == expected
+        min_p, penalty = struct.unpack_from("<ff", data, 0xB8)
+        assert (round(temperature, 5), round(top_p, 5), top_k, round(min_p, 5), round(penalty, 5)) == expected
         assert struct.unpack_from("<iiii", data, 0x6C) == (3, 2, 5, 9)
     (hf_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": 4000}))
     with pytest.raises(
         ModelError, match=r"generation_config.json: eos_token_id is 4000, expected an id below vocab_size"
     ):
         export_q8(hf_dir, tmp_path / "out.bin", progress=False)
+
+
+def test_what_generation_config_asks_for_and_no_program_does_is_named(tmp_path):
+    hf_dir = shutil.copytree(TINY[0], tmp_path / "hf")
+
+    def export(**generation):
+        (hf_dir / "generation_config.json").write_text(json.dumps(generation))
+        return run_export("q8", hf_dir, tmp_path / "out.bin", "--quiet")
+
+    off = {"typical_p": 1.0, "no_repeat_ngram_size": 0, "num_beams": 1, "suppress_tokens": None, "stop_strings": []}
+    assert "warning" not in export(do_sample=True, **off).stderr
+    done = export(do_sample=True, typical_p=0.9, no_repeat_ngram_size=3, forced_bos_token_id=0, bad_words_ids=[[1]])
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[0] == (
+        f"export: warning: {hf_dir / 'generation_config.json'}: not followed, unlike in transformers: "
+        "no_repeat_ngram_size 3, bad_words_ids [[1]], forced_bos_token_id 0, typical_p 0.9"
+    )
+    assert "warning" not in export(do_sample=False, typical_p=0.9).stderr  # counts only when tokens are drawn
+    assert len(export(suppress_tokens=list(range(2000))).stderr.splitlines()[0]) < 500 + len(str(tmp_path))
+    for field, value in [("repetition_penalty", 0), ("repetition_penalty", "1.1"), ("min_p", 1.5)]:
+        done = export(**{field: value})
+        assert done.returncode == 1
+        assert f"generation_config.json: {field} is {value!r}, expected" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ the tests that need them run as well.
 
 import base64
 import functools
+import itertools
 import json
 import os
 import random
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import unicodedata
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -23,13 +25,68 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from export.chat_template import TURNS_ONLY, NotLiteralError, Renderer, chat_template  # noqa: E402
+from export.chat_template import (  # noqa: E402
+    DROP_THOUGHTS,
+    STRIP_ANSWER,
+    TRIM_ASSISTANT,
+    TURNS_ONLY,
+    NotLiteralError,
+    Renderer,
+    chat_template,
+)
 from export.tokenizer import GPT2_PATTERN, pcre2_pattern, tokenizer_section  # noqa: E402
 
 CONTRACTIONS_AND_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
 REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LLAMA_PATTERN = CONTRACTIONS_AND_LETTERS + r"\p{N}{1,3}" + REST
 QWEN_PATTERN = CONTRACTIONS_AND_LETTERS + r"\p{N}" + REST
+
+LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+GPT2_LEVEL = LEVEL | {"use_regex": True}
+
+
+def split(pattern: str | dict, behavior: str = "Isolated", invert: bool = False) -> dict:
+    regex = pattern if isinstance(pattern, dict) else {"Regex": pattern}
+    return {"type": "Split", "pattern": regex, "behavior": behavior, "invert": invert}
+
+
+def digits(individual: bool) -> dict:
+    return {"type": "Digits", "individual_digits": individual}
+
+
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+O200K_WORDS = "|".join(
+    rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}{upper}{LOWER}{lower}(?i:'s|'t|'re|'ve|'m|'ll|'d)?" for upper, lower in ("*+", "+*")
+)
+# The `pre_tokenizer` of real models, as the steps of a Sequence.
+REAL_PRE_TOKENIZERS = {
+    "llama-3": [split(LLAMA_PATTERN), LEVEL],
+    "qwen3": [split(QWEN_PATTERN), LEVEL],
+    "gpt-2": [GPT2_LEVEL],
+    "smollm2": [digits(True), GPT2_LEVEL],  # StarCoder2, Granite code, Command R, too
+    "digits-together": [digits(False), GPT2_LEVEL],
+    "phi-4": [split(LLAMA_PATTERN, "Removed", invert=True), LEVEL],  # and others made of a tiktoken vocabulary
+    "deepseek-v3": [
+        split(r"\p{N}{1,3}"),
+        split("[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"),
+        split(
+            r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+            r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
+        LEVEL,
+    ],
+    "deepseek-coder": [
+        split("[\r\n]"),
+        split(r"\s?\p{L}+"),
+        split(r"\s?\p{P}+"),
+        split("[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"),
+        digits(True),
+        LEVEL,
+    ],
+    "o200k": [split(O200K_WORDS + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"), LEVEL],
+    "qwen3.5": [split(QWEN_PATTERN.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"\s\p{L}", r"\s\p{L}\p{M}")), LEVEL],
+    "gaps-dropped": [split(r"\p{L}+| \p{N}", "Removed", invert=True), split("[aeiou]"), LEVEL],
+}
 
 FAMILY_DATA = os.environ.get("MODEL_FAMILY_DATA")
 needs_family_data = pytest.mark.skipif(
@@ -141,11 +198,14 @@ def byte_level(tokenizer: Tokenizer, pattern: str | None) -> Tokenizer:
     return tokenizer
 
 
-def pairs_tokenizer(pattern: str | None) -> Tokenizer:
-    """Every pair of bytes is a token, made by a merge. The ids show where the text was cut."""
+def pairs_tokenizer(pattern: str | None, seed: int = 1, paired: Iterable[int] = range(256)) -> Tokenizer:
+    """Every pair of bytes (those in `paired`) is a token, made by a merge. The ids show where the text was cut.
+
+    Not every cut: bc may not merge in abcd, cut in the middle or not. In another order of the merges it does.
+    """
     vocab = {name: b for b, name in enumerate(NAMES)}
-    merges = [(a, b) for a in NAMES for b in NAMES]
-    random.Random(1).shuffle(merges)
+    merges = [(NAMES[a], NAMES[b]) for a in paired for b in paired]
+    random.Random(seed).shuffle(merges)
     vocab |= {a + b: 256 + i for i, (a, b) in enumerate(merges)}
     return byte_level(Tokenizer(models.BPE(vocab=vocab, merges=merges)), pattern)
 
@@ -362,17 +422,64 @@ def joined(texts: list[str], n: int = 32) -> list[bytes]:
     return ["\n".join(texts[i : i + n]).encode() for i in range(0, len(texts), n)]
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen", "gpt2"])
+def real_pre_tokenizer(name: str, seed: int = 1, paired: Iterable[int] = range(256)) -> Tokenizer:
+    data = json.loads(pairs_tokenizer(None, seed, paired).to_str())
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": REAL_PRE_TOKENIZERS[name]}
+    return Tokenizer.from_str(json.dumps(data))
+
+
+@pytest.mark.parametrize("name", ["llama-3", "qwen3", "gpt-2", "smollm2", "deepseek-v3", "o200k"])
 def test_every_code_point(name: str, tool: Path, tmp_path: Path) -> None:
     """Each code point among letters, digits, spaces and marks is split and normalized as in `tokenizers`."""
-    hf = pairs_tokenizer({"llama": LLAMA_PATTERN, "qwen": QWEN_PATTERN, "gpt2": GPT2_PATTERN}[name])
-    if name == "qwen":
+    hf = real_pre_tokenizer(name)
+    if name == "qwen3":
         hf.normalizer = normalizers.NFC()
         # Marks of low and high combining class on both sides show the class of the character between.
         texts = [f"a\u0334{c}\u0301 e\u0345{c}\u0334{unicodedata.normalize('NFD', c)}" for c in code_points()]
     else:
         texts = [f"a{c}1{c} {c}\n{c}'{c}.{c}{c} " for c in code_points()]
     Pair(save(hf, tmp_path), tmp_path, tool).check(joined(texts))
+
+
+# One character or more of each kind that a pre-tokenizer can tell apart.
+CLASSES = [
+    *["a", "s", "S", "\u00e9", "\u4e2d", "\u01c5", "\u02b0"],  # letters: ASCII, accented, other, title case, modifier
+    *["1", "\u0663", "\u00bd", "\u2167"],  # Nd (ASCII and not), No, Nl
+    *[" ", "\n", "\r", "\t", "\u00a0", "\u0085", "\u180e"],  # the last is no space to Oniguruma
+    *["'", ".", "$", "\u3002", "\U0001f44d"],  # punctuation, symbols
+    *["\u0301", "\u200d", "\0"],  # a mark, a format character, a control character
+]
+
+
+@pytest.mark.parametrize("name", REAL_PRE_TOKENIZERS)
+def test_every_short_string(name: str, tool: Path, tmp_path: Path) -> None:
+    """All strings of up to 3 characters of every kind, of 4 of the kinds that patterns look for; random longer ones."""
+    texts = ["".join(t) for n in range(4) for t in itertools.product(CLASSES, repeat=n)]
+    texts += ["".join(t) for t in itertools.product("as\u4e2d1 \n'.", repeat=4)]
+    rng = random.Random(8)
+    texts += ["".join(rng.choices([*CLASSES, *" as1"], k=rng.randrange(5, 16))) for _ in range(3000)]
+    for seed in (1, 2):
+        work = tmp_path / str(seed)
+        hf = real_pre_tokenizer(name, seed, set("".join(CLASSES).encode()))
+        pair = Pair(save(hf, work), work, tool)
+        pair.check([t.encode() for t in texts])
+
+
+@pytest.mark.parametrize("name", ["smollm2", "deepseek-v3", "deepseek-coder", "o200k"])
+def test_long_runs_by_real_pre_tokenizers(name: str, tool: Path, tmp_path: Path) -> None:
+    runs = [" ", "\n", "a", "A", "\u01c5", "\u4e2d", "1", ".", "$", "\u0301", "'", "\0", " a", "1 ", "a1"]
+    texts = [(run * 30_000 + end).encode() for run in runs for end in ("", "x", " \n")]
+    hf = real_pre_tokenizer(name, paired=set("".join(CLASSES).encode()))
+    Pair(save(hf, tmp_path), tmp_path, tool).check(texts)
+
+
+def test_one_pattern_that_does_what_two_steps_do(tool: Path, tmp_path: Path) -> None:
+    """SmolLM2's two steps as one pattern: digits alone, and blanks in front of a digit all in one word."""
+    composed = GPT2_PATTERN.replace(r" ?\p{N}+", r"\p{N}").replace(r"\s+(?!\S)", r"\s+(?=\p{N})|\s+(?!\S)")
+    two = Pair(save(real_pre_tokenizer("smollm2"), tmp_path / "two"), tmp_path / "two", tool)
+    one = Pair(save(pairs_tokenizer(composed), tmp_path / "one"), tmp_path / "one", tool)
+    texts = ["".join(t).encode() for n in range(4) for t in itertools.product(CLASSES, repeat=n)]
+    assert one.encode(texts) == two.encode(texts)
 
 
 def test_canonical_pairs(tool: Path, tmp_path: Path) -> None:
@@ -477,8 +584,6 @@ def test_forms(changes: dict, tool: Path, tmp_path: Path) -> None:
     pair.check([text, *random_strings(1, 300, ["hello", "hell", "<s>"])], bos=True)
 
 
-SPLIT = {"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": False}
-LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 PATTERN = "pre_tokenizer__pretokenizers__0__pattern__Regex"
 REFUSED = [
     ({"model__type": "WordPiece"}, "model.type", "WordPiece"),
@@ -496,9 +601,13 @@ REFUSED = [
     ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}}, "normalizer.type", "Lowercase"),
     ({"pre_tokenizer": None}, "pre_tokenizer", "null"),
     ({"pre_tokenizer": {"type": "Whitespace"}}, "pre_tokenizer", "Whitespace"),
-    ({"pre_tokenizer__pretokenizers": [{"type": "Digits"}, LEVEL]}, "pre_tokenizer.type", "Digits"),
-    ({"pre_tokenizer__pretokenizers": [SPLIT, SPLIT, LEVEL]}, "pre_tokenizer", "more than one"),
+    ({"pre_tokenizer__pretokenizers": [{"type": "Punctuation"}, LEVEL]}, "pre_tokenizer.type", "Punctuation"),
+    ({"pre_tokenizer__pretokenizers": [GPT2_LEVEL, digits(True), LEVEL]}, "pre_tokenizer.type", "Digits"),
+    ({"pre_tokenizer__pretokenizers": [GPT2_LEVEL, digits(True)]}, "pre_tokenizer", "does not end in ByteLevel"),
+    ({"pre_tokenizer__pretokenizers": [split("a")] * 17 + [LEVEL]}, "pre_tokenizer", "more than 16 steps"),
+    ({"pre_tokenizer__pretokenizers": [split("a"), split(r"\d"), LEVEL]}, "pre_tokenizer.pattern", r"\\d"),
     ({"pre_tokenizer__pretokenizers__0__behavior": "Removed"}, "pre_tokenizer.behavior", "Removed"),
+    ({"pre_tokenizer__pretokenizers__0__behavior": "Contiguous"}, "pre_tokenizer.behavior", "Contiguous"),
     ({"pre_tokenizer__pretokenizers__0__invert": True}, "pre_tokenizer.invert", "true"),
     ({"pre_tokenizer__pretokenizers__0__pattern": {"String": " "}}, "pre_tokenizer.pattern", "String"),
     ({"pre_tokenizer__pretokenizers__1__add_prefix_space": True}, "pre_tokenizer.add_prefix_space", "true"),
@@ -538,6 +647,34 @@ def test_refusals(changes: dict, field: str, value: str, tmp_path: Path) -> None
     assert field in message and value in message and "\n" not in message
 
 
+def test_tokens_of_tokenizer_config_alone_are_named(tmp_path: Path) -> None:
+    write_json(tmp_path, small_json())
+    flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False, "special": True}
+
+    def warned(**config: object) -> str:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tokenizer_section(tmp_path, 300)
+        return " ".join(str(w.message) for w in caught)
+
+    assert warned(bos_token="<s>", eos_token=None, added_tokens_decoder={"259": {"content": "<s>"} | flags}) == ""
+    assert warned(bos_token={"content": "<s>"} | flags, additional_special_tokens=[]) == ""
+    only_here = {
+        "pad_token": "<pad>",
+        "additional_special_tokens": ["<a>"],
+        "added_tokens_decoder": {
+            "259": {"content": "<s>"} | flags | {"lstrip": True},
+            "260": {"content": "<b>"} | flags,
+        },
+    }
+    expected = (
+        f"{tmp_path / 'tokenizer_config.json'}: not followed, unlike in transformers: tokens that tokenizer.json lacks"
+    )
+    assert warned(**only_here) == f'{expected} or has with other flags: "<pad>", "<a>", "<b>", "<s>"'
+    assert warned(extra_special_tokens={str(i): f"<{i}>" for i in range(9)}).endswith('"<4>", ...')
+
+
 def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"tokenizer\.json: missing"):
         tokenizer_section(tmp_path, 300)
@@ -546,7 +683,20 @@ def test_missing_and_broken_files_are_refused(tmp_path: Path) -> None:
         tokenizer_section(tmp_path, 300)
 
 
-PATTERNS_REFUSED = [r"\d", r"\w", r"\h", r"\v", r"\x41", r"\p{Lu}", r"\p{^L}", r"[\S]", r"[a[b]]", "[a&&b]", "[]a]"]
+PATTERNS_REFUSED = [
+    r"\d",
+    r"\w",
+    r"\h",
+    r"\v",
+    r"\x41",
+    r"\p{Han}",
+    r"\p{^L}",
+    r"[\S]",
+    r"[a[b]]",
+    "[a&&b]",
+    "[]a]",
+    "[^]",
+]
 PATTERNS_REFUSED += ["(a+)+", "(a|b){2}", "(?<n>a)", "(?i)a", "(?i:ss)", "(?i:é)", "(?i:s+)", ".", "^a", "a$"]
 PATTERNS_REFUSED += ["a{2}+", "a{2}?", "a{,2}", "a{1000}", "(*F)", "(a", "a)", "[a"]
 
@@ -618,6 +768,7 @@ def test_chat(pair: Pair) -> None:
 
 
 @needs_family_data
+@pytest.mark.filterwarnings("ignore:.*not followed")  # the small tokenizer lacks these models' BOS token
 @pytest.mark.parametrize("family", ["llama-3.2", "qwen3"])
 def test_real_chat_templates(family: str, tool: Path, tmp_path: Path) -> None:
     source = (Path(FAMILY_DATA) / family / "chat_template.jinja").read_text()
@@ -626,6 +777,37 @@ def test_real_chat_templates(family: str, tool: Path, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(source)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<|begin_of_text|>"}}))
     check_chat(Pair(tmp_path, tmp_path, tool), source, {"bos_token": "<|begin_of_text|>"})
+
+
+# The rules of DeepSeek-R1's distillations: the system message comes first wherever it was said, without a mark, and an
+# answer is what follows its thoughts, in every turn.
+R1_RULES = """{% set found = namespace(system='') %}
+{% for m in messages if m.role == 'system' %}{% set found.system = m.content %}{% endfor %}
+{{- bos_token ~ found.system -}}
+{% for m in messages %}
+{%- if m.role == 'user' %}{{ '<U>' ~ m.content }}{% endif %}
+{%- if m.role == 'assistant' %}{{ '<A>' ~ m.content.split('</think>')[-1] AFTER ~ '<end>' }}{% endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<A><think>\\n' }}{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("after", "flags"),
+    [
+        ("", TURNS_ONLY | DROP_THOUGHTS),
+        ("| trim", TURNS_ONLY | DROP_THOUGHTS | STRIP_ANSWER | TRIM_ASSISTANT),
+        (".lstrip('\\n') if '</think>' in m.content else m.content", TURNS_ONLY | DROP_THOUGHTS | STRIP_ANSWER),
+    ],
+)
+def test_thoughts_dropped_from_every_answer(after: str, flags: int, tool: Path, tmp_path: Path) -> None:
+    source = R1_RULES.replace("m.content.split('</think>')[-1] AFTER", f"(m.content.split('</think>')[-1] {after})")
+    chat = chat_template(source, {"bos_token": "<s>"})
+    assert chat.flags == flags
+    assert (chat.no_system, chat.system_prefix, chat.generate) == ("<s>", "<s>", "<A><think>\n")
+    write_json(tmp_path, small_json())
+    (tmp_path / "chat_template.jinja").write_text(source)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    check_chat(Pair(tmp_path, tmp_path, tool), source, {"bos_token": "<s>"})
 
 
 CHATML = (
@@ -666,6 +848,11 @@ def test_named_templates_and_generation_blocks(tmp_path: Path) -> None:
         CHATML.replace("{{ m.content }}", "{{ m.content }}{{ loop.index }}"),
         CHATML.replace("{{ m.content }}", "{{ m.content | replace('\\n', ' ') }}"),
         CHATML.replace("{{ m.content }}", "{{ m.content | tojson }}"),
+        CHATML.replace(
+            "{{ m.content }}",
+            "{{ m.content.split('</think>')[-1].lstrip() if '</think>' in m.content else m.content }}",
+        ),
+        CHATML.replace("{{ m.content }}", "{{ m.content.split('</think>')[0] }}"),
         "{{ raise_exception('no') }}",
     ],
 )

@@ -190,6 +190,13 @@ TEST_CASE("chat: the pieces, thoughts of earlier answers left out") {
     }
     CHECK(strict.render_chat(std::vector{system, user, bot, user}, true, false) ==
           "<sys>s</sys><user>u</user><bot>a</bot><user>u</user>");
+    s.chat[0] = static_cast<char>(128);  // an answer is what follows its last </think>
+    const std::vector<ChatMessage> thoughts{{"user", "u"}, {"assistant", "t</think>t</think>\n a "}};
+    CHECK(load(s).render_chat(thoughts, true, false) == "<none><user>u</user><bot>\n a </bot>");
+    s.chat[0] = static_cast<char>(128 | 64);
+    CHECK(load(s).render_chat(thoughts, true, false) == "<none><user>u</user><bot> a </bot>");
+    s.chat[0] = static_cast<char>(128 | 4);
+    CHECK(load(s).render_chat(thoughts, true, false) == "<none><user>u</user><bot>a</bot>");
     s.flags &= ~chat_flag;
     s.chat.clear();
     CHECK_FALSE(load(s).has_chat());
@@ -220,6 +227,48 @@ TEST_CASE("encode: merges by rank, added tokens, BOS") {
     s.merges.clear();
     CHECK(load(s).encode("hello hell helloo", false) ==
           Ids{hello, ' ', hell, ' ', 'h', 'e', 'l', 'l', 'o', 'o'});
+}
+
+TEST_CASE("encode: each step cuts the pieces that the one before it left, and sees nothing around them") {
+    Section s;
+    for (int b = 0; b < 256; b++) s.add(std::string(1, static_cast<char>(b)), defined | word);
+    const auto merge = [&](const std::string& both) {
+        const auto left = static_cast<uint8_t>(both[0]), right = static_cast<uint8_t>(both[1]);
+        s.merges.push_back({left, right, s.add(both, defined | word)});
+        return static_cast<int>(s.merges.back()[2]);
+    };
+    const int ab = merge("ab"), bc = merge("bc"), cd = merge("cd");
+    const auto ids = [&](const std::string& text) { return load(s).encode(text, false); };
+    using Ids = std::vector<int>;
+    s.flags = steps_flag;
+    CHECK(ids("abcd") == Ids{ab, cd});  // no step at all
+    s.pattern = step_bytes(0, "a");
+    CHECK(ids("abcd") == Ids{'a', bc, 'd'});
+    s.pattern = step_bytes(0, "a") + step_bytes(0, "(?<!a)b");  // nothing is in front of b in "bcd"
+    CHECK(ids("abcd") == Ids{'a', 'b', cd});
+    s.pattern = step_bytes(0, "d") + step_bytes(0, "b(?!c$)");
+    CHECK(ids("abcd") == Ids{ab, 'c', 'd'});
+    s.pattern = step_bytes(1, "[bc]");  // what no match covers is dropped
+    CHECK(ids("abcd") == Ids{'b', 'c'});
+    s.pattern = step_bytes(1, "bc|d+") + step_bytes(0, "c");
+    CHECK(ids("abcdda") == Ids{'b', 'c', 'd', 'd'});
+    CHECK(ids("a") == Ids{});
+
+    const std::string a = step_bytes(0, "a");
+    std::string many;
+    for (int i = 0; i < 16; i++) many += a;
+    s.pattern = many;
+    CHECK(ids("abcd") == Ids{'a', bc, 'd'});
+    const auto error = [&](const std::string& pattern) {
+        s.pattern = pattern;
+        return error_of(s);
+    };
+    CHECK(error(many + a) == "tokenizer: pattern_size 153 holds more than 16 steps");
+    CHECK(error(step_bytes(2, "a")) == "tokenizer: pattern flags 2 has unknown bits");
+    CHECK(error(a.substr(0, 8)) == "tokenizer: pattern of 1 bytes, but only 0 are left");
+    CHECK(error(a + "x") == "tokenizer: pattern flags 4 bytes, but only 1 are left");
+    CHECK(error(step_bytes(0, "\xFF")) == "tokenizer: pattern byte 0 is not valid UTF-8");
+    CHECK(error(step_bytes(0, "a(")).starts_with("tokenizer: pattern does not compile at byte 2"));
 }
 
 TEST_CASE("encode: the heap for long words merges as the loop for short ones") {
@@ -354,7 +403,7 @@ TEST_CASE("errors name the field and the value") {
         return error_of(s);
     };
     CHECK(with([](Section&) {}).empty());
-    CHECK(with([](Section& s) { s.flags = 16; }) == "tokenizer: flags 16 has unknown bits");
+    CHECK(with([](Section& s) { s.flags = 32; }) == "tokenizer: flags 32 has unknown bits");
     CHECK(with([](Section& s) { s.bos_id = 1000; }) == "tokenizer: bos_id 1000 is not an id");
     CHECK(with([](Section& s) { s.bos_id = 0xFFFFFFFF; }) ==
           "tokenizer: flags 13 asks for BOS without a bos_id");

@@ -62,15 +62,21 @@ inline int run(Options o, const Program& program, const Streams& io) {
 #endif
 
     const float temp = o.temp.value_or(c.temperature), top_p = o.top_p.value_or(c.top_p);
+    const float min_p = o.min_p.value_or(c.min_p),
+                repetition_penalty = o.repetition_penalty.value_or(c.repetition_penalty);
     const int top_k = o.top_k.value_or(c.top_k);
     const uint64_t seed = o.seed.value_or(static_cast<uint64_t>(
         std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1)));
-    Session s{model, Sampler(temp, top_k, top_p, seed), context};
+    Session s{model, Sampler(temp, top_k, top_p, seed, min_p, repetition_penalty), context};
     if (o.steps > 0) s.max_new = o.steps;
     std::string sampling =
         temp == 0 ? "temperature 0, the most probable token each time"
                   : format("temperature %g, top-k %d, top-p %g, seed %llu", static_cast<double>(temp), top_k,
                            static_cast<double>(top_p), static_cast<unsigned long long>(seed));
+    if (min_p > 0 && temp != 0) sampling += format(", min-p %g", static_cast<double>(min_p));
+    if (repetition_penalty != 1) {
+        sampling += format(", repetition penalty %g", static_cast<double>(repetition_penalty));
+    }
     if (o.ppl || o.bench) sampling.clear();
 
     catch_ctrl_c();  // not before: reading and loading just die

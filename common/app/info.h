@@ -51,6 +51,10 @@ inline void print_info(std::FILE* out, const Model& m, const Options& o, int con
     line("temperature", format("%g", static_cast<double>(c.temperature)));
     integer("top_k", c.top_k);
     line("top_p", format("%g", static_cast<double>(c.top_p)));
+    if (c.min_p > 0) line("min_p", format("%g", static_cast<double>(c.min_p)));
+    if (c.repetition_penalty != 1) {
+        line("repetition_penalty", format("%g", static_cast<double>(c.repetition_penalty)));
+    }
     line("tokenizer", m.tokenizer ? "yes" : "no");
     line("chat_template", m.tokenizer && m.tokenizer->has_chat() ? "yes" : "no");
     integer("context", context);

@@ -48,6 +48,11 @@ Sampling (defaults: the model's generation_config)
   -t, --temp F          temperature, 0 to 100; 0 takes the most probable token
   -k, --top-k N         only the N most probable tokens; 0: all
   -p, --top-p F         only the most probable tokens, up to probability F
+      --min-p F         only tokens with F times the best one's probability
+      --repetition-penalty F
+                        make tokens of the prompt and the output so far less
+                        likely: divide their logits by F, or multiply
+                        negative ones; 1: off
   -s, --seed N          random seed (default: from the clock)
 
 Instead of generating
@@ -113,9 +118,9 @@ struct Options {
     int ctx = 0;                        // 0: the default; see context_length() in cli.h
     std::optional<std::string> system;  // chat
     bool think = true;                  // chat
-    std::optional<float> temp;          // these three: the model's if not given
+    std::optional<float> temp;          // these five: the model's if not given
     std::optional<int> top_k;
-    std::optional<float> top_p;
+    std::optional<float> top_p, min_p, repetition_penalty;
     std::optional<uint64_t> seed;  // from the clock if not given
     // At most one of these three is there.
     bool info = false;
@@ -227,6 +232,10 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
             o.top_k = whole(0, INT_MAX);
         } else if (is("-p", "--top-p")) {
             o.top_p = real(0, 1);
+        } else if (is("", "--min-p")) {
+            o.min_p = real(0, 1);
+        } else if (is("", "--repetition-penalty")) {
+            o.repetition_penalty = real(0.01, 100);
         } else if (is("-s", "--seed")) {
             o.seed = parse_number<uint64_t>(name, value(), 0, std::numeric_limits<uint64_t>::max());
         } else if (is("", "--info")) {

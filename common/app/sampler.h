@@ -1,8 +1,10 @@
 // Logits -> the next token.
 //
-// Temperature 0 takes the most probable token. Otherwise, in Hugging Face's order: divide the logits by the
-// temperature, keep the top_k most probable tokens, of those keep the most probable until together they have
-// top_p of the probability, and draw one of what is left.
+// In Hugging Face's order: the repetition penalty makes the logits of tokens seen so far smaller. Temperature
+// 0 then takes the most probable token. Otherwise, divide the logits by the temperature, keep the top_k most
+// probable tokens, of those keep the most probable until together they have top_p of the probability, of
+// those keep the ones with at least min_p times the probability of the most probable, and draw one of what is
+// left.
 //
 // The vocabulary is large (Llama 3: 128256). Both cuts only need to know *which* tokens are in, not their
 // order, so they partition the tokens instead of sorting them. Nothing is allocated after the first token.
@@ -32,15 +34,24 @@ inline int argmax(std::span<const float> logits) {
 
 class Sampler {
   public:
-    // temperature >= 0; top_k: 0 is off; top_p: 1 is off, and at 0 only the most probable token is left.
-    Sampler(float temperature, int top_k, float top_p, uint64_t seed)
-        : temperature_(temperature), top_k_(static_cast<size_t>(top_k)), top_p_(top_p), random_(seed) {}
+    // temperature >= 0; top_k: 0 is off; top_p: 1 is off, and at 0 only the most probable token is left;
+    // min_p: 0 is off; repetition_penalty > 0: 1 is off.
+    Sampler(float temperature, int top_k, float top_p, uint64_t seed, float min_p = 0,
+            float repetition_penalty = 1)
+        : temperature_(temperature),
+          top_k_(static_cast<size_t>(top_k)),
+          top_p_(top_p),
+          min_p_(min_p),
+          repetition_penalty_(repetition_penalty),
+          random_(seed) {}
 
     // Whether sample() always takes the largest logit.
-    bool greedy() const { return temperature_ == 0; }
+    bool greedy() const { return temperature_ == 0 && repetition_penalty_ == 1; }
 
-    // logits (vocab_size,) -> token id
-    int sample(std::span<const float> logits) {
+    // logits (vocab_size,) -> token id. `seen`: the ids of the prompt and what was generated so far, each
+    // below vocab_size.
+    int sample(std::span<const float> logits, std::span<const int> seen = {}) {
+        if (repetition_penalty_ != 1) logits = penalized(logits, seen);
         const int best = argmax(logits);
         if (temperature_ == 0) return best;
         const float max = logits[static_cast<size_t>(best)];
@@ -58,6 +69,10 @@ class Sampler {
         }
         const bool cut_k = top_k_ > 0 && top_k_ < n, cut_p = top_p_ < 1;
         if (cut_k || cut_p) total = cut(cut_k, cut_p, total);
+        if (min_p_ > 0) {  // the best token's weight is 1
+            total = 0;
+            for (float& w : weights_) total += w = w < min_p_ ? 0 : w;
+        }
 
         // Walking in the order of the ids makes the draw independent of how the cuts shuffled theirs.
         double r = uniform() * total;
@@ -71,7 +86,23 @@ class Sampler {
         return static_cast<int>(last);
     }
 
+    // What the last draw, if there was one, drew by: (vocab_size,) probabilities up to a factor, 0 for tokens
+    // that were cut.
+    std::span<const float> weights() const { return weights_; }
+
   private:
+    // The logits with those of the tokens in `seen`, each once, divided by the penalty where they are
+    // positive and multiplied by it elsewhere.
+    std::span<const float> penalized(std::span<const float> logits, std::span<const int> seen) {
+        penalized_.assign(logits.begin(), logits.end());
+        for (const int id : seen) {
+            const float logit = logits[static_cast<size_t>(id)];
+            penalized_[static_cast<size_t>(id)] =
+                logit < 0 ? logit * repetition_penalty_ : logit / repetition_penalty_;
+        }
+        return penalized_;
+    }
+
     // Zeroes the weights of the tokens that the two cuts drop. Returns the sum of the others.
     double cut(bool cut_k, bool cut_p, double total) {
         const auto before = [this](int a, int b) {  // the more probable first, of equals the lower id
@@ -133,8 +164,8 @@ class Sampler {
 
     float temperature_;
     size_t top_k_;
-    float top_p_;
+    float top_p_, min_p_, repetition_penalty_;
     std::mt19937_64 random_;
-    std::vector<float> weights_;  // (vocab_size,)
-    std::vector<int> kept_;       // ids, at most vocab_size
+    std::vector<float> weights_, penalized_;  // (vocab_size,)
+    std::vector<int> kept_;                   // ids, at most vocab_size
 };

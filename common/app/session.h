@@ -87,7 +87,7 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
         if (n_new == s.max_new) return Stop::steps;
         if (ids.size() == static_cast<size_t>(s.context)) return Stop::context;
         if (n_new > 0) next = feed(s, std::span(&ids.back(), 1), true, s.sampler.greedy());
-        const int id = next.logits.empty() ? next.most_probable : s.sampler.sample(next.logits);
+        const int id = next.logits.empty() ? next.most_probable : s.sampler.sample(next.logits, ids);
         ids.push_back(id);
         emit(id);
         if (std::find(eos_ids.begin(), eos_ids.end(), id) != eos_ids.end()) return Stop::end_of_text;

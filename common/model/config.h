@@ -37,7 +37,9 @@ struct ModelConfig {
     std::vector<int> eos_ids;  // generation ends at any of these
     float temperature = 1;     // sampling defaults, from generation_config.json; 0 is greedy
     float top_p = 0.9f;
-    int top_k = 0;  // 0: off
+    int top_k = 0;                 // 0: off
+    float min_p = 0;               // 0: off
+    float repetition_penalty = 1;  // 1: off
 
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }

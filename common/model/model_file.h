@@ -60,7 +60,8 @@ constexpr size_t dims = 0x08, shared_classifier = 0x24, group_size = 0x25, awq_h
 constexpr size_t extension = 0x40, arch = 0x44, head_dim = 0x48, ext_group_size = 0x4C, norm_eps = 0x50,
                  rope_theta = 0x54, rope_scaling = 0x58, bos_id = 0x6C, n_eos = 0x70, eos_ids = 0x74,
                  temperature = 0x94, top_p = 0x98, top_k = 0x9C, tokenizer_offset = 0xA0,
-                 tokenizer_size = 0xA8, checksum = 0xB0, activations = 0xB4, reserved = 0xB8;
+                 tokenizer_size = 0xA8, checksum = 0xB0, activations = 0xB4, min_p = 0xB8,
+                 repetition_penalty = 0xBC, reserved = 0xC0;
 }  // namespace header_offset
 
 // Reads and checks the header of `file`, everything but the length of the weights. `scheme` is
@@ -184,6 +185,11 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
         c.temperature = checked_float("temperature", f32(header_offset::temperature), 0, 100);
         c.top_p = checked_float("top_p", f32(header_offset::top_p), 0, 1);
         c.top_k = checked_int("top_k", i32(header_offset::top_k), 0, 1 << 24);
+        c.min_p = checked_float("min_p", f32(header_offset::min_p), 0, 1);
+        if (u32(header_offset::repetition_penalty) != 0) {
+            c.repetition_penalty =
+                checked_float("repetition_penalty", f32(header_offset::repetition_penalty), 0.01f, 100);
+        }
         c.static_activations =
             checked_int("activations", i32(header_offset::activations), 0, scheme.may_be_static ? 1 : 0) != 0;
         for (size_t i = header_offset::reserved; i < header_size; i++) {

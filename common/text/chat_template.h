@@ -26,7 +26,10 @@ struct ChatTemplate {
         think_blocks = 8,  // <think>..</think> of earlier answers is dropped (Qwen3)
         late_system = 16,  // a system message may come after the first message
         turns_only = 32,   // only for [system,] user, assistant, user, ...
-        strip_answer = 64  // think_blocks: newlines in front of the last answer are dropped (Qwen3)
+        // Newlines in front of an answer are dropped: in front of the last one (think_blocks, Qwen3), or
+        // where thoughts are (drop_thoughts).
+        strip_answer = 64,
+        drop_thoughts = 128  // an answer is what follows its last </think> (DeepSeek-R1's distillations)
     };
     uint32_t flags = 0;
     // What stands before the first message when that is not a system message.
@@ -98,7 +101,13 @@ inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessa
             out.append(chat.user_prefix).append(content(has(ChatTemplate::trim_user)));
             out.append(chat.user_suffix);
         } else if (role == "assistant") {
-            std::string_view answer = content(has(ChatTemplate::trim_assistant)), thoughts;
+            std::string_view answer = text, thoughts;
+            const size_t thought_end = text.rfind("</think>");
+            if (has(ChatTemplate::drop_thoughts) && thought_end != std::string::npos) {
+                answer =
+                    trim_newlines(answer.substr(thought_end + 8), has(ChatTemplate::strip_answer), false);
+            }
+            if (has(ChatTemplate::trim_assistant)) answer = chat_trim(answer);
             if (has(ChatTemplate::think_blocks)) {
                 // "<think>\nthoughts\n</think>\n\nanswer", with text that has no </think> all answer.
                 const std::string_view whole = answer;

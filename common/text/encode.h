@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <queue>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -88,26 +89,41 @@ inline bool Tokenizer::is_word_char(std::string_view s, RegexBudget& budget) con
     return RegexMatcher(word_pattern_, character, budget).match(0) > 0;
 }
 
-// Splits normalized text by the pattern and encodes each word. What no match covers is a word too ("isolated"
-// in Hugging Face's terms). An empty match also cuts, but one right behind the last match does not count.
+// Splits normalized text into words, as the steps of the pre-tokenizer say, and encodes each.
 inline void Tokenizer::encode_text(std::string_view s, RegexBudget& budget, std::vector<int>& ids) const {
-    if (!has_pattern_) return encode_word(s, ids);
-    RegexMatcher matcher(pattern_, s, budget);
-    size_t start = 0;           // of the stretch not yet encoded
+    std::vector<RegexMatcher> matchers;  // one per step, for all its pieces
+    matchers.reserve(steps_.size());
+    for (const SplitStep& step : steps_) matchers.emplace_back(step.pattern, s, budget);
+    split(s, 0, matchers, ids);
+}
+
+// Cuts a piece of text at the matches of the step's pattern; each part goes on to the next step, and what the
+// last one leaves is a word. What no match covers is a part too ("isolated" in Hugging Face's terms), unless
+// the step drops it. An empty match also cuts, but one right behind the last match does not count.
+inline void Tokenizer::split(std::string_view piece, size_t step, std::span<RegexMatcher> matchers,
+                             std::vector<int>& ids) const {
+    if (step == steps_.size()) return encode_word(piece, ids);
+    RegexMatcher& matcher = matchers[step];
+    matcher.text = piece;  // the pattern sees no more than the piece
+    const bool keep_gaps = !(steps_[step].flags & SplitStep::kDropGaps);
+    const auto part = [&](size_t from, size_t to) {
+        if (from < to) split(piece.substr(from, to - from), step + 1, matchers, ids);
+    };
+    size_t start = 0;           // of the text not yet handed on
     bool just_matched = false;  // a match ended at `i`
-    for (size_t i = 0; i < s.size();) {
+    for (size_t i = 0; i < piece.size();) {
         const ptrdiff_t end = matcher.match(i);
         if (end < 0 || (just_matched && static_cast<size_t>(end) == i)) {
-            i += utf8_first(s.substr(i)).length;
+            i += utf8_first(piece.substr(i)).length;
             just_matched = false;
             continue;
         }
-        if (start < i) encode_word(s.substr(start, i - start), ids);
-        if (i < static_cast<size_t>(end)) encode_word(s.substr(i, end - i), ids);
+        if (keep_gaps) part(start, i);
+        part(i, static_cast<size_t>(end));
         start = i = static_cast<size_t>(end);
         just_matched = true;
     }
-    if (start < s.size()) encode_word(s.substr(start), ids);
+    if (keep_gaps) part(start, piece.size());
 }
 
 inline void Tokenizer::encode_word(std::string_view word, std::vector<int>& ids) const {

@@ -57,8 +57,19 @@ class Tokenizer {
     int bos_id() const { return bos_id_; }  // -1: none
 
   private:
-    static constexpr uint32_t kNfc = 1, kIgnoreMerges = 2, kAddBos = 4, kHasChat = 8;  // the section's flags
-    static constexpr uint8_t kDefined = 1, kWord = 2, kSpecial = 4;                    // a token's flags
+    // the section's flags
+    static constexpr uint32_t kNfc = 1, kIgnoreMerges = 2, kAddBos = 4, kHasChat = 8, kSteps = 16;
+    static constexpr uint8_t kDefined = 1, kWord = 2, kSpecial = 4;  // a token's flags
+
+    // A step of the pre-tokenizer: cuts a piece of text at the matches of a pattern.
+    struct SplitStep {
+        static constexpr uint32_t kDropGaps = 1;  // what no match covers is dropped
+        static constexpr size_t kMost = 16;       // steps; DeepSeek's tokenizers have up to 5
+        uint32_t flags = 0;
+#ifndef NO_TOKENIZER
+        AnchoredRegex pattern;
+#endif
+    };
 
     static constexpr uint32_t kNoRank = 0xFFFFFFFF;
     static constexpr size_t kShortWord = 48;  // bytes up to which the quadratic merge loop is the faster one
@@ -82,10 +93,10 @@ class Tokenizer {
     std::vector<Merge> merges_;   // open addressing, a power of two of slots
     std::vector<int32_t> words_;  // ids by the hash of their bytes, the same way; only for kIgnoreMerges
     AddedTokens raw_tokens_, normalized_tokens_;  // found before normalizing, and after
+    std::vector<SplitStep> steps_;
 #ifndef NO_TOKENIZER
-    AnchoredRegex pattern_, word_pattern_;
+    AnchoredRegex word_pattern_;
 #endif
-    bool has_pattern_ = false;
 
     // Where the search for a pair begins.
     size_t first_slot(int32_t left, int32_t right) const {
@@ -117,6 +128,7 @@ class Tokenizer {
     struct SectionReader;
     void read_merges(SectionReader& in, uint32_t n_merges);
     void read_added(SectionReader& in, uint32_t n_added, bool has_word_pattern);
+    void read_steps(std::string_view bytes);
     void read_chat(std::string_view bytes);
 
 #ifndef NO_TOKENIZER
@@ -125,6 +137,8 @@ class Tokenizer {
                      Token on_token) const;
     bool is_word_char(std::string_view character, RegexBudget& budget) const;
     void encode_text(std::string_view s, RegexBudget& budget, std::vector<int>& ids) const;
+    void split(std::string_view piece, size_t step, std::span<RegexMatcher> matchers,
+               std::vector<int>& ids) const;
     void encode_word(std::string_view word, std::vector<int>& ids) const;
     void merge_short(std::vector<int>& ids, size_t start) const;
     void merge_long(std::vector<int>& ids, size_t start) const;

@@ -67,7 +67,8 @@ inline Tokenizer Tokenizer::load(std::span<const std::byte> section, int vocab_s
         fail("vocab_size", vocab, "is not the model's " + std::to_string(vocab_size));
     }
     t.flags_ = in.u32("flags");
-    if (t.flags_ > (kNfc | kIgnoreMerges | kAddBos | kHasChat)) fail("flags", t.flags_, "has unknown bits");
+    if (t.flags_ > (kNfc | kIgnoreMerges | kAddBos | kHasChat | kSteps))
+        fail("flags", t.flags_, "has unknown bits");
     t.has_chat_ = t.flags_ & kHasChat;
     const uint32_t bos_id = in.u32("bos_id");
     if (bos_id != 0xFFFFFFFF && bos_id >= vocab) fail("bos_id", bos_id, "is not an id");
@@ -129,11 +130,9 @@ inline Tokenizer Tokenizer::load(std::span<const std::byte> section, int vocab_s
         }
     }
 
-    Reader::check_text(pattern, "pattern");
+    t.read_steps(pattern);
     Reader::check_text(word_pattern, "word_pattern");
-    t.has_pattern_ = !pattern.empty();
 #ifndef NO_TOKENIZER
-    if (!pattern.empty()) t.pattern_.compile(pattern, "pattern");
     if (!word_pattern.empty()) t.word_pattern_.compile(word_pattern, "word_pattern");
 #endif
 
@@ -211,10 +210,36 @@ inline void Tokenizer::read_merges(SectionReader& in, uint32_t n_merges) {
     }
 }
 
+// Steps are stored in the order in which they cut: flags, length of the pattern, the pattern. Without kSteps
+// the bytes are the one step's pattern, and if there are none text is not cut.
+inline void Tokenizer::read_steps(std::string_view bytes) {
+    SectionReader in{bytes};
+    const auto add = [&](uint32_t flags, std::string_view pattern) {
+        SectionReader::check_text(pattern, "pattern");
+        SplitStep& step = steps_.emplace_back();
+        step.flags = flags;
+#ifndef NO_TOKENIZER
+        step.pattern.compile(pattern, "pattern");
+#endif
+    };
+    if (!(flags_ & kSteps)) {
+        if (!bytes.empty()) add(0, bytes);
+        return;
+    }
+    while (!in.rest.empty()) {
+        if (steps_.size() == SplitStep::kMost) {
+            SectionReader::fail("pattern_size", bytes.size(), "holds more than 16 steps");
+        }
+        const uint32_t flags = in.u32("pattern flags");
+        if (flags > SplitStep::kDropGaps) SectionReader::fail("pattern flags", flags, "has unknown bits");
+        add(flags, in.take(in.u32("pattern"), "pattern of"));
+    }
+}
+
 inline void Tokenizer::read_chat(std::string_view bytes) {
     SectionReader in{bytes};
     chat_.flags = in.u32("chat.flags");
-    if (chat_.flags > 127) SectionReader::fail("chat.flags", chat_.flags, "has unknown bits");
+    if (chat_.flags > 255) SectionReader::fail("chat.flags", chat_.flags, "has unknown bits");
     for (std::string* piece : chat_.pieces()) {
         *piece = in.take(in.u32("chat literal"), "chat literal of");
         SectionReader::check_text(*piece, "chat literal");
