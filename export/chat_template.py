@@ -298,25 +298,23 @@ def chat_template(source: str, special_tokens: dict[str, str]) -> ChatTemplate:
     return chat
 
 
-def _find_source(hf_dir: Path) -> tuple[str | None, dict[str, Any]]:
-    """(template or None, tokenizer_config.json). A file of its own goes before tokenizer_config.json."""
-    config_path = hf_dir / "tokenizer_config.json"
-    config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
+def _find_source(hf_dir: Path, config: dict[str, Any]) -> str | None:
+    """The template, or None. A file of its own goes before tokenizer_config.json."""
     path = hf_dir / "chat_template.jinja"
     if path.exists():
-        return path.read_text(encoding="utf-8"), config
+        return path.read_text(encoding="utf-8")
     source = config.get("chat_template")
     if isinstance(source, list):  # [{"name": .., "template": ..}, ..]
         source = {t["name"]: t["template"] for t in source}.get("default")
-    return source, config
+    return source
 
 
-def chat_section(hf_dir: Path) -> tuple[bytes, str]:
-    """(chat part of the tokenizer section, "") for the template in `hf_dir`.
+def chat_section(hf_dir: Path, config: dict[str, Any]) -> tuple[bytes, str]:
+    """(chat part of the tokenizer section, "") for the template in `hf_dir` or in `config`, its tokenizer_config.json.
 
     Without a template: (b"", ""). With one that is not literal: (b"", the reason, in one line).
     """
-    source, config = _find_source(hf_dir)
+    source = _find_source(hf_dir, config)
     if not source:
         return b"", ""
     special = {}

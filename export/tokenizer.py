@@ -1,9 +1,9 @@
 """Hugging Face tokenizer -> tokenizer section of a model file.
 
-Reads ``tokenizer.json`` (and the chat template, see chat_template.py) and writes the compact form that
-common/tokenizer.h loads; docs/tokenizer.md gives its byte layout. A section stands for exactly the ids that
-``tokenizers`` computes: what it cannot say is refused with a ValueError that names the file, the field and
-the value.
+Reads ``tokenizer.json``, or what formats/gguf_tokenizer.py makes of a GGUF file, and the chat template (see
+chat_template.py), and writes the compact form that common/tokenizer.h loads; docs/tokenizer.md gives its byte
+layout. A section stands for exactly the ids that ``tokenizers`` computes: what it cannot say is refused with a
+ValueError that names the file, the field and the value.
 """
 
 import json
@@ -13,6 +13,9 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+
+from formats.gguf_tokenizer import TokenizerFiles
+from formats.source import is_gguf, open_gguf
 
 from .chat_template import chat_section
 
@@ -254,22 +257,30 @@ def _check_sizes(
             raise refuse(field, size, f"bytes, expected at most {most}")
 
 
-def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
-    """The tokenizer section for the tokenizer in `hf_dir`, with `vocab_size` ids (the model's).
-
-    ValueError if tokenizer.json holds anything that the section cannot say. A chat template that is not made
-    of literal pieces is left out, with a warning.
-    """
-    path = Path(hf_dir) / "tokenizer.json"
-    refuse = _Refusal(path)
+def read_files(source: Path) -> TokenizerFiles:
+    """tokenizer.json and tokenizer_config.json of a directory, or what a GGUF file says in their place."""
+    if is_gguf(source):
+        return open_gguf(source).tokenizer_files()
+    path = source / "tokenizer.json"
     try:
         tokenizer = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: missing; only tokenizers in this form can be exported") from None
     except ValueError as error:
         raise ValueError(f"{path}: not JSON: {error}") from None
-    config_path = Path(hf_dir) / "tokenizer_config.json"
+    config_path = source / "tokenizer_config.json"
     config = json.loads(config_path.read_text(encoding="utf-8")) if config_path.exists() else {}
+    return TokenizerFiles(path, tokenizer, config)
+
+
+def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
+    """The tokenizer section for the tokenizer in `hf_dir` (or a GGUF file), with `vocab_size` ids (the model's).
+
+    ValueError if tokenizer.json holds anything that the section cannot say. A chat template that is not made
+    of literal pieces is left out, with a warning.
+    """
+    files = read_files(Path(hf_dir))
+    tokenizer, config, refuse = files.tokenizer, files.config, _Refusal(files.path)
 
     # Tokens of the model: their names spell bytes in GPT-2's alphabet. A name with other characters is nothing
     # that text can turn into.
@@ -335,7 +346,7 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     needs_words = any(added_flags & ADDED_SINGLE_WORD for added_flags in added.values())
     word_pattern = _WORD_PATTERN.encode("utf-8") if needs_words else b""
     bos_id, add_bos = _read_bos(tokenizer, config, ids, refuse)
-    chat, reason = chat_section(Path(hf_dir))
+    chat, reason = chat_section(Path(hf_dir), config)
     if reason:
         warnings.warn(reason, stacklevel=2)
 

@@ -6,7 +6,8 @@ import warnings
 from functools import partial
 from pathlib import Path
 
-from formats.checkpoint import Checkpoint, Config, ModelError
+from formats.checkpoint import Config, ModelError
+from formats.source import is_gguf, open_model
 from golden.accept import judge_logits
 from golden.forward import Fp32, Scheme, forward
 from golden.make import make
@@ -21,11 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def model_of(path: Path, scheme: str, group_size: int) -> tuple[Config, Scheme]:
-    """Config and scheme of a model file, or of a Hugging Face directory."""
-    if path.is_file():
+    """Config and scheme of a model file, or of a Hugging Face directory or GGUF file."""
+    if path.is_file() and path.suffix != ".gguf":
         model = read_file(path)
         return model.config, model
-    checkpoint = Checkpoint(path)
+    checkpoint = open_model(path)
     return checkpoint.config, Fp32(checkpoint) if scheme == "fp32" else Q8(checkpoint, group_size)
 
 
@@ -62,8 +63,8 @@ def main() -> int:
     p.add_argument("a", type=Path, help="the reference's trace, or golden/data/ops.safetensors")
     p.add_argument("b", type=Path, help="the port's: the steps or outputs that it has")
     p.add_argument("-v", "--verbose", action="store_true", help="list every step")
-    p.add_argument("--model", type=Path, metavar="HF_DIR|FILE.bin",
-                   help="judge each operation of B alone, from B's own inputs; a directory means Q8")  # fmt: skip
+    p.add_argument("--model", type=Path, metavar="MODEL|FILE.bin",
+                   help="judge each operation of B alone, from B's own inputs; a MODEL means Q8")  # fmt: skip
     p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
     p.add_argument("--tolerance", action="append", default=[], metavar="STEP=VALUE",
                    help="a limit of its own for a step (pattern: ffn.swiglu, layers.3.*), relative by norm; "
@@ -74,17 +75,17 @@ def main() -> int:
                             epilog="exit code 0: no more than the limit above the reference's; 1: more")  # fmt: skip
     p.add_argument("logits", type=Path, metavar="TRACE",
                    help="safetensors with tokens (n,) or (windows, n) and logits (..., n, vocab_size)")  # fmt: skip
-    p.add_argument("--model", type=Path, required=True, metavar="HF_DIR|FILE.bin", help="a directory means Q8")
+    p.add_argument("--model", type=Path, required=True, metavar="MODEL|FILE.bin", help="a MODEL means Q8")
     p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
     p.add_argument("--limit", type=float, default=0.01, metavar="SHARE",
                    help="by how much its perplexity may be higher (0.01: a hundredth)")  # fmt: skip
 
     p = commands.add_parser("ppl", help="perplexity of a text file")
-    p.add_argument("hf_dir", type=Path)
+    p.add_argument("hf_dir", type=Path, metavar="MODEL", help="a Hugging Face directory or a GGUF file")
     p.add_argument("text", type=Path)
     p.add_argument("--scheme", choices=("fp32", "q8"), default="fp32")
     p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
-    p.add_argument("--file", type=Path, metavar="FILE.bin", help="run this file; the directory gives the tokenizer")
+    p.add_argument("--file", type=Path, metavar="FILE.bin", help="run this file; MODEL gives the tokenizer")
     p.add_argument("--ctx", type=int, help="context length (min(4096, the model's))")
 
     args = parser.parse_args()
@@ -110,7 +111,7 @@ def main() -> int:
             config, scheme = model_of(args.model, "q8", args.group_size)
             return accept(args.logits, partial(forward, config, scheme), args.limit)
         config, scheme = model_of(args.file or args.hf_dir, args.scheme, args.group_size)
-        tokenizer = args.hf_dir / "tokenizer.json"
+        tokenizer = args.hf_dir if is_gguf(args.hf_dir) else args.hf_dir / "tokenizer.json"
         if not tokenizer.is_file():
             raise ModelError(f"{tokenizer}: no such file")
         ids, bos = encode(args.hf_dir, args.text.read_text(encoding="utf-8"))

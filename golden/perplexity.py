@@ -5,18 +5,28 @@ context; if the model has such a token, each window begins with it (and holds on
 token that has a predecessor in its window is scored. Perplexity is exp(mean negative log-likelihood).
 """
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from formats.source import is_gguf, open_gguf
+
 Logits = Callable[[np.ndarray], np.ndarray]  # token ids (n,) -> logits (n, vocab_size)
+
+
+def load_tokenizer(source: Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face directory or a GGUF file."""
+    if is_gguf(source):
+        return Tokenizer.from_str(json.dumps(open_gguf(source).tokenizer_files().tokenizer))
+    return Tokenizer.from_file(str(Path(source) / "tokenizer.json"))
 
 
 def encode(hf_dir: Path, text: str) -> tuple[list[int], int | None]:
     """Ids of the text without special tokens added, and the id that the tokenizer puts in front of a text."""
-    tokenizer = Tokenizer.from_file(str(Path(hf_dir) / "tokenizer.json"))
+    tokenizer = load_tokenizer(hf_dir)
     in_front = tokenizer.encode("", add_special_tokens=True).ids
     return tokenizer.encode(text, add_special_tokens=False).ids, in_front[0] if in_front else None
 
