@@ -1,4 +1,4 @@
-"""Command line of the reference: python -m golden {make,diff,accept,ppl}."""
+"""Command line of the reference: python -m golden {make,real,diff,accept,ppl}."""
 
 import argparse
 import sys
@@ -15,6 +15,7 @@ from golden.op_check import judge_ops
 from golden.op_vectors import read_cases
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
+from golden.real import make_real
 from golden.schemes import SCHEMES, read_file
 from golden.trace import compare, read_tolerances, read_trace, replay, summarize
 
@@ -57,6 +58,11 @@ def main() -> int:
     p.add_argument("--out", type=Path, default=ROOT / "golden" / "data")
     p.add_argument("--only", choices=SCHEMES, help="the operations, and this scheme's models")
 
+    p = commands.add_parser("real", help="write the goldens of a real model (make smollm2 first)")
+    p.add_argument("--files", type=Path, default=ROOT / "build" / "models", help="folder of its files")
+    p.add_argument("--out", type=Path, default=ROOT / "golden" / "real")
+    p.add_argument("--only", metavar="VARIANT", help="one of them, such as q8 or w8a8-block32")
+
     p = commands.add_parser("diff", help="judge a port's trace, or its outputs of the op vectors, step by step",
                             epilog="exit code 0: all is within the contract; 1: a step is outside, or there is none; "
                             "3: what is there is within, but steps are missing")  # fmt: skip
@@ -93,6 +99,9 @@ def main() -> int:
     try:
         if args.command == "make":
             make(args.models, args.files, args.out, args.only)
+            return 0
+        if args.command == "real":
+            make_real(args.files, args.out, args.only)
             return 0
         if args.command == "diff":
             tolerances = read_tolerances(args.profile, args.tolerance)
