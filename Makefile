@@ -1,5 +1,6 @@
 # make            build the programs and export the bundled model for each
 # make run        the same, and print a story
+# make chat       fetch a real model and talk to it
 # make test       set up, build and run every test
 # make help       all targets
 #
@@ -41,7 +42,7 @@ ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
 FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
-include mk/build.mk mk/models.mk mk/test.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk
+include mk/build.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk
 
 run: runq model.bin
 	./runq model.bin -i "Once upon a time"
@@ -52,6 +53,8 @@ clean:
 help:
 	@echo 'make             build the programs, export the bundled model to $(FIRST_MODELS)'
 	@echo 'make run         the same, and print a story'
+	@echo 'make chat        fetch a real model (SmolLM2-135M-Instruct, 93 MB) and talk to it'
+	@echo 'make smollm2     the same model as a file of every scheme'
 	@echo 'make test        set up, build and run every test'
 	@echo 'make cuda        compile runq_awq for two kinds of GPU, where nvcc is'
 	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, in one report (make gpu-files first)'

@@ -1,4 +1,4 @@
-"""Command line of the exporters: python -m export {q8,w8a8,awq} HF_DIR OUT.bin"""
+"""Command line of the exporters: python -m export {q8,w8a8,awq} MODEL OUT.bin"""
 
 import argparse
 import signal
@@ -42,7 +42,7 @@ def termination() -> Iterator[None]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit code 0, 1 for what cannot be exported, 2 for a wrong command line. argv: without the program's name."""
     parser = argparse.ArgumentParser(
-        prog="python -m export", description="Turn a Hugging Face directory into one model file."
+        prog="python -m export", description="Turn a Hugging Face directory or a GGUF file into one model file."
     )
     schemes = parser.add_subparsers(dest="scheme", required=True)
     for exporter in EXPORTERS:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """What every exporter takes."""
-    parser.add_argument("hf_dir", type=Path, metavar="HF_DIR")
+    parser.add_argument("hf_dir", type=Path, metavar="MODEL",
+                        help="a Hugging Face directory, or a GGUF file (docs/gguf.md)")  # fmt: skip
     parser.add_argument("out", type=Path, metavar="OUT.bin")
     parser.add_argument("--no-tokenizer", action="store_true", help="leave it out: the file runs on token ids alone")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")

@@ -16,11 +16,12 @@ from tqdm import tqdm
 from export.arguments import add_calibration
 from export.autoawq import check_destination, read_group_size, stored_name, write_directory
 from export.tokenizer import tokenizer_section
-from formats.checkpoint import Checkpoint, ModelError, input_files
+from formats.checkpoint import ModelError, input_files
 from formats.dimensions import check_group_size
 from formats.files import replacing
-from formats.model_file import header, read_generation, write_array
+from formats.model_file import header, write_array
 from formats.schemes import AWQ_FILE
+from formats.source import Source, generation_of, is_gguf, open_model
 from formats.tensors import awq_tensors, weights_end, with_offsets
 from golden.awq import F16, GROUP_SIZES, HEAD_DIMS, Packed, fits_half, largest_weights, pack_matrix, unpack
 from golden.awq_search import SEARCH_ROWS, choose_scales, quantize_scaled
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
         print(*describe(scaling, args.verbose, "ratio"), sep="\n", file=sys.stderr)
 
 
-def check_dimensions(checkpoint: Checkpoint, group_size: int, option: str) -> None:
+def check_dimensions(checkpoint: Source, group_size: int, option: str) -> None:
     """Refuses groups and heads of sizes that runq_awq does not run, and matrices that are not whole groups."""
     if group_size not in GROUP_SIZES:
         raise ModelError(f"{option} is {group_size}, expected {' or '.join(map(str, GROUP_SIZES))}")
@@ -62,11 +63,11 @@ def check_dimensions(checkpoint: Checkpoint, group_size: int, option: str) -> No
     if head_dim not in HEAD_DIMS:
         *some, last = HEAD_DIMS
         raise ModelError(
-            f"{checkpoint.path / 'config.json'}: head_dim is {head_dim}, expected {', '.join(map(str, some))} or {last}"
+            f"{checkpoint.config_path}: head_dim is {head_dim}, expected {', '.join(map(str, some))} or {last}"
         )
 
 
-def check_activations(checkpoint: Checkpoint, largest: dict[str, float]) -> None:
+def check_activations(checkpoint: Source, largest: dict[str, float]) -> None:
     """Refuses activations beyond fp16, in which runq_awq keeps them: max|x| by place, as calibration saw them.
 
     These are the inputs of products. Keys, queries and values, which go into attention as fp16, are not observed.
@@ -79,7 +80,7 @@ def check_activations(checkpoint: Checkpoint, largest: dict[str, float]) -> None
 class Writer:
     """A model file being written: each tensor goes to its place, in any order."""
 
-    def __init__(self, f: BinaryIO, checkpoint: Checkpoint, group_size: int):
+    def __init__(self, f: BinaryIO, checkpoint: Source, group_size: int):
         self._f, self._checkpoint = f, checkpoint
         tensors = list(awq_tensors(checkpoint.config, group_size))
         self._places = {tensor.name: tensor for tensor in with_offsets(tensors)}
@@ -109,7 +110,7 @@ class Writer:
         return ModelError(f"{self._checkpoint.path}: tensor {stored} comes to {what}, fp16 ends at 65504")
 
 
-def repack(writer: Writer, checkpoint: Checkpoint, progress: bool) -> None:
+def repack(writer: Writer, checkpoint: Source, progress: bool) -> None:
     """Writes the tensors of an AutoAWQ checkpoint as they are. Raises ModelError if weights are beyond fp16."""
     for name in tqdm(writer.names, unit="tensor", disable=not progress):
         value = checkpoint.stored(stored_name(checkpoint.config, name))
@@ -122,7 +123,7 @@ def repack(writer: Writer, checkpoint: Checkpoint, progress: bool) -> None:
 
 
 def quantize_model(
-    writer: Writer, checkpoint: Checkpoint, samples: list[np.ndarray], group_size: int, progress: bool
+    writer: Writer, checkpoint: Source, samples: list[np.ndarray], group_size: int, progress: bool
 ) -> ChannelScaling:
     """Quantizes and writes layer by layer, and returns the scales; without samples by plain rounding."""
     config, found = checkpoint.config, ChannelScaling()
@@ -183,8 +184,8 @@ def export_awq(
     hf_out: a directory that must not exist, for an AutoAWQ checkpoint with the same tensors. It is written when `out`
     is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """
-    stored = read_group_size(hf_dir)
-    checkpoint = Checkpoint(hf_dir, stored)
+    stored = None if is_gguf(hf_dir) else read_group_size(hf_dir)
+    checkpoint = open_model(hf_dir, stored)
     calibrating = {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}
     if stored is not None:
         given = {**calibrating, "--rtn": rtn or None, "--group-size": None if group_size == stored else group_size}
@@ -200,10 +201,12 @@ def export_awq(
     if hf_out is not None:
         if hf_out.resolve() == out.resolve():
             raise ModelError(f"{out}: is the model file, --hf-out needs another place")
+        if is_gguf(hf_dir):
+            raise ModelError(f"{hf_dir}: --hf-out takes files of a Hugging Face directory along, this is a GGUF file")
         check_destination(hf_out)
     config, group_size = checkpoint.config, stored or (128 if group_size is None else group_size)
     check_dimensions(checkpoint, group_size, "--group-size" if stored is None else "group_size")
-    generation = read_generation(checkpoint.path, config.vocab_size)
+    generation = generation_of(checkpoint)
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
     samples = []
     if calibration is not None:

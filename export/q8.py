@@ -11,11 +11,12 @@ from pathlib import Path
 
 from export.int8 import progress_bar, write_tensors
 from export.tokenizer import tokenizer_section
-from formats.checkpoint import Checkpoint, input_files
+from formats.checkpoint import input_files
 from formats.dimensions import check_group_size
 from formats.files import replacing
-from formats.model_file import header, read_generation
+from formats.model_file import header
 from formats.schemes import Q8_FILE
+from formats.source import generation_of, open_model
 from formats.tensors import q8_tensors, weights_end
 from golden.forward import load_weight
 
@@ -40,10 +41,10 @@ def export_q8(
 
     A file without a tokenizer runs on token ids alone.
     """
-    checkpoint = Checkpoint(hf_dir)
+    checkpoint = open_model(hf_dir)
     config = checkpoint.config
     check_group_size(checkpoint, group_size)
-    generation = read_generation(checkpoint.path, config.vocab_size)
+    generation = generation_of(checkpoint)
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
     tensors = list(q8_tensors(config, group_size))
 

@@ -1,9 +1,9 @@
 """Hugging Face tokenizer -> tokenizer section of a model file.
 
-Reads ``tokenizer.json`` (and the chat template, see chat_template.py) and writes the compact form that
-common/tokenizer.h loads; docs/tokenizer.md gives its byte layout. A section stands for exactly the ids that
-``tokenizers`` computes: what it cannot say is refused with a ValueError that names the file, the field and
-the value.
+Reads ``tokenizer.json``, or what formats/gguf_tokenizer.py makes of a GGUF file, and the chat template (see
+chat_template.py), and writes the compact form that common/tokenizer.h loads; docs/tokenizer.md gives its byte
+layout. A section stands for exactly the ids that ``tokenizers`` computes: what it cannot say is refused with a
+ValueError that names the file, the field and the value.
 """
 
 import json
@@ -18,6 +18,8 @@ from export.chat_template import chat_section, token_text
 from export.tokenizer_json import check_types
 from formats.errors import shown
 from formats.files import read_json
+from formats.gguf_tokenizer import TokenizerFiles
+from formats.source import is_gguf, open_gguf
 
 MAGIC = 0x6E6B6F74  # "tokn"
 VERSION = 1
@@ -371,20 +373,27 @@ def _only_in_config(config: dict, added: list[dict]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def read_files(source: Path) -> TokenizerFiles:
+    """tokenizer.json and tokenizer_config.json of a directory, or what a GGUF file says in their place."""
+    if is_gguf(source):
+        return open_gguf(source).tokenizer_files()
+    path, config_path = source / "tokenizer.json", source / "tokenizer_config.json"
+    if not path.exists():
+        raise ValueError(f"{path}: missing; only tokenizers in this form can be exported")
+    return TokenizerFiles(path, read_json(path), read_json(config_path) if config_path.exists() else {})
+
+
 def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
-    """The tokenizer section for the tokenizer in `hf_dir`, with `vocab_size` ids (the model's).
+    """The tokenizer section for the tokenizer in `hf_dir` (or a GGUF file), with `vocab_size` ids (the model's).
 
     ValueError if tokenizer.json holds anything that the section cannot say. A chat template that is not made
     of literal pieces is left out, with a warning. So are tokens that only tokenizer_config.json has.
     """
-    path = Path(hf_dir) / "tokenizer.json"
+    files = read_files(Path(hf_dir))
+    path, tokenizer, config = files.path, files.tokenizer, files.config
     refuse = _Refusal(path)
-    if not path.exists():
-        raise ValueError(f"{path}: missing; only tokenizers in this form can be exported")
-    tokenizer = read_json(path)
+    config_path = path.with_name("tokenizer_config.json")
     check_types(tokenizer, refuse)
-    config_path = Path(hf_dir) / "tokenizer_config.json"
-    config = read_json(config_path) if config_path.exists() else {}
 
     # Tokens of the model: their names spell bytes in GPT-2's alphabet. A name with other characters is nothing
     # that text can turn into.

@@ -13,11 +13,12 @@ import numpy as np
 from export.arguments import add_calibration
 from export.int8 import progress_bar, write_tensors
 from export.tokenizer import tokenizer_section
-from formats.checkpoint import Checkpoint, ModelError, input_files
+from formats.checkpoint import ModelError, input_files
 from formats.dimensions import check_group_size, check_rows
 from formats.files import replacing
-from formats.model_file import header, read_generation
+from formats.model_file import header
 from formats.schemes import W8A8_FILE
+from formats.source import generation_of, open_model
 from formats.tensors import w8a8_tensors, weights_end
 from golden.calibration import read_samples
 from golden.channel_scaling import ChannelScaling, describe
@@ -95,13 +96,13 @@ def export_w8a8(
     for option, value in {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}.items():
         if value is not None and not calibrates:
             raise ModelError(f"{option} would change nothing with --no-smooth and dynamic activations: leave it out")
-    checkpoint = Checkpoint(hf_dir)
+    checkpoint = open_model(hf_dir)
     config = checkpoint.config
     if block:
         check_group_size(checkpoint, block, "--block")
     else:
         check_rows(checkpoint)
-    generation = read_generation(checkpoint.path, config.vocab_size)
+    generation = generation_of(checkpoint)
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
     samples = []
     if calibrates:

@@ -223,6 +223,7 @@ class Checkpoint:
 
     def __init__(self, hf_dir: Path | str, awq_group_size: int | None = None):
         self.path = Path(hf_dir)
+        self.config_path = self.path / "config.json"
         if not self.path.is_dir():
             raise ModelError(f"{self.path}: no such directory")
         self.config = read_config(self.path, quantized=awq_group_size is not None)

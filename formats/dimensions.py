@@ -1,12 +1,12 @@
 """Whether the matrices of a checkpoint have the dimensions that a scheme needs."""
 
-from formats.checkpoint import Checkpoint
 from formats.errors import ModelError
 from formats.limits import MAX_GROUP_SIZE
+from formats.source import Source
 
 
 def check_group_size(
-    checkpoint: Checkpoint, group_size: int, option: str = "--group-size", allowed: tuple[int, ...] | None = None
+    checkpoint: Source, group_size: int, option: str = "--group-size", allowed: tuple[int, ...] | None = None
 ) -> None:
     """Refuses a group size that does not divide every row of every matrix.
 
@@ -26,16 +26,15 @@ def check_group_size(
     hint = f"; the largest power of two that would do is {best}" if possible else ""
     for name, n in rows.items():
         if n % group_size:
-            raise ModelError(
-                f"{checkpoint.path / 'config.json'}: {name} is {n}, not a multiple of {option} {group_size}{hint}"
-            )
+            raise ModelError(f"{checkpoint.config_path}: {name} is {n}, not a multiple of {option} {group_size}{hint}")
 
 
-def check_rows(checkpoint: Checkpoint) -> None:
+def check_rows(checkpoint: Source) -> None:
     """Refuses rows that cannot share one scale: no multiple of 4, or so long that a sum of products leaves int32."""
     c = checkpoint.config
     rows = {"hidden_size": c.dim, "intermediate_size": c.hidden_dim, "num_attention_heads * head_dim": c.q_dim}
     for name, n in rows.items():
         if n % 4 or n > MAX_GROUP_SIZE:
-            path = checkpoint.path / "config.json"
-            raise ModelError(f"{path}: {name} is {n}, expected a multiple of 4, at most {MAX_GROUP_SIZE}")
+            raise ModelError(
+                f"{checkpoint.config_path}: {name} is {n}, expected a multiple of 4, at most {MAX_GROUP_SIZE}"
+            )

@@ -1,4 +1,4 @@
-"""Command line of the reference: python -m golden {make,diff,accept,ppl}."""
+"""Command line of the reference: python -m golden {make,real,diff,accept,ppl}."""
 
 import argparse
 import sys
@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from formats.checkpoint import Checkpoint, Config
+from formats.checkpoint import Config
 from formats.dimensions import check_group_size
 from formats.errors import ModelError, one_line
+from formats.source import is_gguf, open_model
 from golden.accept import judge_logits
 from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
@@ -18,6 +19,7 @@ from golden.op_check import judge_ops
 from golden.op_vectors import read_cases
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
+from golden.real import make_real
 from golden.schemes import SCHEMES, read_file
 from golden.trace import check_tokens, compare, read_tolerances, read_trace, replay, summarize
 
@@ -25,11 +27,11 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def model_of(path: Path, scheme: str, group_size: int) -> tuple[Config, Scheme]:
-    """Config and scheme of a model file, or of a Hugging Face directory."""
-    if path.is_file():
+    """Config and scheme of a model file, or of a Hugging Face directory or GGUF file."""
+    if path.is_file() and path.suffix != ".gguf":
         model = read_file(path)
         return model.config, model
-    checkpoint = Checkpoint(path)
+    checkpoint = open_model(path)
     if scheme == "fp32":
         return checkpoint.config, Fp32(checkpoint)
     check_group_size(checkpoint, group_size)
@@ -67,14 +69,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--out", type=Path, default=ROOT / "golden" / "data")
     p.add_argument("--only", choices=SCHEMES, help="the operations, and this scheme's models")
 
+    p = commands.add_parser("real", help="write the goldens of a real model (make smollm2 first)")
+    p.add_argument("--files", type=Path, default=ROOT / "build" / "models", help="folder of its files")
+    p.add_argument("--out", type=Path, default=ROOT / "golden" / "real")
+    p.add_argument("--only", metavar="VARIANT", help="one of them, such as q8 or w8a8-block32")
+
     p = commands.add_parser("diff", help="judge a port's trace, or its outputs of the op vectors, step by step",
                             epilog="exit code 0: all is within the contract; 1: a step is outside, or there is none; "
                             "3: what is there is within, but steps are missing")  # fmt: skip
     p.add_argument("a", type=Path, help="the reference's trace, or golden/data/ops.safetensors")
     p.add_argument("b", type=Path, help="the port's: the steps or outputs that it has")
     p.add_argument("-v", "--verbose", action="store_true", help="list every step")
-    p.add_argument("--model", type=Path, metavar="HF_DIR|FILE.bin",
-                   help="judge each operation of B alone, from B's own inputs; a directory means Q8")  # fmt: skip
+    p.add_argument("--model", type=Path, metavar="MODEL|FILE.bin",
+                   help="judge each operation of B alone, from B's own inputs; a MODEL means Q8")  # fmt: skip
     p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
     p.add_argument("--tolerance", action="append", default=[], metavar="STEP=VALUE",
                    help="a limit of its own for a step (pattern: ffn.swiglu, layers.3.*), relative by norm; "
@@ -85,17 +92,17 @@ def main(argv: Sequence[str] | None = None) -> int:
                             epilog="exit code 0: no more than the limit above the reference's; 1: more")  # fmt: skip
     p.add_argument("logits", type=Path, metavar="TRACE",
                    help="safetensors with tokens (n,) or (windows, n) and logits (..., n, vocab_size)")  # fmt: skip
-    p.add_argument("--model", type=Path, required=True, metavar="HF_DIR|FILE.bin", help="a directory means Q8")
+    p.add_argument("--model", type=Path, required=True, metavar="MODEL|FILE.bin", help="a MODEL means Q8")
     p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
     p.add_argument("--limit", type=float, default=0.01, metavar="SHARE",
                    help="by how much its perplexity may be higher (0.01: a hundredth)")  # fmt: skip
 
     p = commands.add_parser("ppl", help="perplexity of a text file")
-    p.add_argument("hf_dir", type=Path)
+    p.add_argument("hf_dir", type=Path, metavar="MODEL", help="a Hugging Face directory or a GGUF file")
     p.add_argument("text", type=Path)
     p.add_argument("--scheme", choices=("fp32", "q8"), default="fp32")
     p.add_argument("--group-size", type=int, default=64, help="of Q8 (64)")
-    p.add_argument("--file", type=Path, metavar="FILE.bin", help="run this file; the directory gives the tokenizer")
+    p.add_argument("--file", type=Path, metavar="FILE.bin", help="run this file; MODEL gives the tokenizer")
     p.add_argument("--ctx", type=int, help="context length (min(4096, the model's))")
 
     args = parser.parse_args(argv)
@@ -103,6 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.command == "make":
             make(args.models, args.files, args.out, args.only)
+            return 0
+        if args.command == "real":
+            make_real(args.files, args.out, args.only)
             return 0
         if args.command == "diff":
             tolerances = read_tolerances(args.profile, args.tolerance)
@@ -122,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             config, scheme = model_of(args.model, "q8", args.group_size)
             return accept(args.logits, config, partial(forward, config, scheme), args.limit)
         config, scheme = model_of(args.file or args.hf_dir, args.scheme, args.group_size)
-        tokenizer = args.hf_dir / "tokenizer.json"
+        tokenizer = args.hf_dir if is_gguf(args.hf_dir) else args.hf_dir / "tokenizer.json"
         if not tokenizer.is_file():
             raise ModelError(f"{tokenizer}: no such file")
         ids, bos = encode(args.hf_dir, read_text(args.text))

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from formats.checkpoint import Checkpoint, Config, ModelError
+from formats.checkpoint import Config, ModelError
+from formats.source import Source, is_gguf
 from golden.channel_scaling import PLACES
 from golden.forward import F32, F64, Fp32, forward_layer, rmsnorm, rope_table
 from golden.perplexity import encode, windows
@@ -38,9 +39,7 @@ def read_text(path: Path) -> str:
         raise ModelError(f"{path}: not UTF-8 at byte {error.start}") from None
 
 
-def read_samples(
-    checkpoint: Checkpoint, calibration: Path, n_samples: int | None, seq_len: int | None
-) -> list[np.ndarray]:
+def read_samples(checkpoint: Source, calibration: Path, n_samples: int | None, seq_len: int | None) -> list[np.ndarray]:
     """The samples to calibrate with. None: as many as usual, or as long. Raises ModelError."""
     n_samples = N_SAMPLES if n_samples is None else n_samples
     seq_len = min(SEQ_LEN, checkpoint.config.max_seq_len) if seq_len is None else seq_len
@@ -56,7 +55,7 @@ def calibration_samples(hf_dir: Path, config: Config, text: str, n_samples: int,
         raise ModelError(f"--samples is {n_samples}, expected 1 or more")
     if not 2 <= seq_len <= config.max_seq_len:
         raise ModelError(f"--seq-len is {seq_len}, expected 2 to the model's {config.max_seq_len}")
-    path = Path(hf_dir) / "tokenizer.json"
+    path = Path(hf_dir) if is_gguf(hf_dir) else Path(hf_dir) / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{path}: no such file, and calibration needs the model's tokenizer")
     ids, bos = encode(hf_dir, text)
@@ -122,7 +121,7 @@ class Observer:
 
 
 def observe(
-    checkpoint: Checkpoint, samples: list[np.ndarray], n_rows: int = 0, progress: bool = False
+    checkpoint: Source, samples: list[np.ndarray], n_rows: int = 0, progress: bool = False
 ) -> Iterator[tuple[Fp32, dict[str, Inputs]]]:
     """The unquantized forward pass over all samples, one layer's weights in memory at a time if the caller keeps none.
 

@@ -22,7 +22,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from formats.checkpoint import Checkpoint, Config
+from formats.checkpoint import Config
+from formats.source import Source
 
 F32, F64 = np.float32, np.float64
 Step = Callable[[str, np.ndarray], np.ndarray]
@@ -239,7 +240,7 @@ def hf_name(config: Config, step_name: str) -> str:
     return f"model.layers.{layer}.{_HF_NAME[part]}.weight"
 
 
-def load_weight(checkpoint: Checkpoint, step_name: str, interleaved: bool) -> np.ndarray:
+def load_weight(checkpoint: Source, step_name: str, interleaved: bool) -> np.ndarray:
     """The weight that a step uses, fp32; with `interleaved`, q's and k's rows in the order of adjacent pairs."""
     weight = checkpoint.tensor(hf_name(checkpoint.config, step_name))
     if interleaved and step_name.split(".", 2)[-1] in ROTATED:
@@ -250,7 +251,7 @@ def load_weight(checkpoint: Checkpoint, step_name: str, interleaved: bool) -> np
 class Fp32:
     """No quantization: weights as stored, widened to fp32."""
 
-    def __init__(self, checkpoint: Checkpoint, interleaved: bool = False):
+    def __init__(self, checkpoint: Source, interleaved: bool = False):
         self._checkpoint, self.interleaved = checkpoint, interleaved
         self._weights: dict[str, np.ndarray] = {}
 

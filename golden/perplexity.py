@@ -5,6 +5,7 @@ context; if the model has such a token, each window begins with it (and holds on
 token that has a predecessor in its window is scored. Perplexity is exp(mean negative log-likelihood).
 """
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 
 from formats.errors import ModelError
 from formats.files import check_file
+from formats.source import is_gguf, open_gguf
 
 Logits = Callable[[np.ndarray], np.ndarray]  # token ids (n,) -> logits (n, vocab_size)
 
@@ -42,15 +44,25 @@ def _errors_of_tokenizers(path: Path) -> Iterator[None]:
         os.close(nowhere)
 
 
+def load_tokenizer(source: Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face directory or a GGUF file. Raises ModelError if it cannot be read."""
+    if is_gguf(source):
+        files = open_gguf(source).tokenizer_files()
+        with _errors_of_tokenizers(files.path):
+            return Tokenizer.from_str(json.dumps(files.tokenizer))
+    path = Path(source) / "tokenizer.json"
+    check_file(path)
+    with _errors_of_tokenizers(path):
+        return Tokenizer.from_file(str(path))
+
+
 def encode(hf_dir: Path, text: str) -> tuple[list[int], int | None]:
     """Ids of the text without special tokens added, and the id that the tokenizer puts in front of a text.
 
     Raises ModelError if the tokenizer cannot be read.
     """
-    path = Path(hf_dir) / "tokenizer.json"
-    check_file(path)
-    with _errors_of_tokenizers(path):
-        tokenizer = Tokenizer.from_file(str(path))
+    tokenizer = load_tokenizer(hf_dir)
+    with _errors_of_tokenizers(Path(hf_dir)):
         in_front = tokenizer.encode("", add_special_tokens=True).ids
         return tokenizer.encode(text, add_special_tokens=False).ids, in_front[0] if in_front else None
 

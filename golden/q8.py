@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from formats.checkpoint import Checkpoint
+from formats.source import Source
 from golden.forward import F32, F64, Step, load_weight
 
 
@@ -69,7 +69,7 @@ class Q8:
 
     interleaved = True
 
-    def __init__(self, checkpoint: Checkpoint, group_size: int = 64):
+    def __init__(self, checkpoint: Source, group_size: int = 64):
         self._checkpoint, self._group_size = checkpoint, group_size
         self._vectors: dict[str, np.ndarray] = {}
         self._matrices: dict[str, Quantized] = {}

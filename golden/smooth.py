@@ -13,7 +13,8 @@ from functools import partial
 
 import numpy as np
 
-from formats.checkpoint import Checkpoint, Config, ModelError
+from formats.checkpoint import Config, ModelError
+from formats.source import Source
 from golden.calibration import Inputs, observe
 from golden.channel_scaling import CONSUMERS, ChannelScaling, largest_scaled, search, share, spread
 from golden.forward import F32, F64, Fp32, load_weight
@@ -39,7 +40,7 @@ def factors(x_max: np.ndarray, w_max: np.ndarray, alpha: float) -> np.ndarray:
 class Smoothed(Fp32):
     """The smoothed model without quantization: up to rounding, it computes what the model itself does."""
 
-    def __init__(self, checkpoint: Checkpoint, smoothing: ChannelScaling, interleaved: bool = False):
+    def __init__(self, checkpoint: Source, smoothing: ChannelScaling, interleaved: bool = False):
         super().__init__(checkpoint, interleaved)
         self._smoothing = smoothing
 
@@ -47,7 +48,7 @@ class Smoothed(Fp32):
         return load_smoothed(self._checkpoint, name, self._smoothing, self.interleaved)
 
 
-def load_smoothed(checkpoint: Checkpoint, name: str, smoothing: ChannelScaling, interleaved: bool) -> np.ndarray:
+def load_smoothed(checkpoint: Source, name: str, smoothing: ChannelScaling, interleaved: bool) -> np.ndarray:
     """The smoothed weight that a step uses, fp32. (Rows of q and k change places, but none of them has a factor.)"""
     weight = load_weight(checkpoint, name, interleaved)
     try:
@@ -77,7 +78,7 @@ def rounded(x: np.ndarray, group_size: int) -> np.ndarray:
 
 
 def find_smoothing(
-    checkpoint: Checkpoint,
+    checkpoint: Source,
     samples: list[np.ndarray],
     alpha: float | str | None = 0.5,
     group_size: int = 0,

@@ -7,6 +7,7 @@ import array
 import fcntl
 import json
 import os
+import pty
 import re
 import signal
 import struct
@@ -414,6 +415,29 @@ def test_chat_answers_every_line(chat):
     assert ok(*chat, "-n", 30, "-i", "Tell me a story.", stdin=b"Who are you?").encode() == result.stdout
     assert len(ok(*chat, "--print-ids", "-i", "Hello", stdin=b"").splitlines()) == 1
     assert ok(*chat, stdin=b"") == ""
+
+
+def test_chat_on_a_terminal(chat):
+    """A hint, a marker in front of each line to type, and statistics on a line of their own."""
+    ours, theirs = pty.openpty()
+    command = [str(RUNQ), *map(str, chat), "-n", "5"]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT)
+    os.close(theirs)
+    shown, lines = b"", [b"Hello\n", b"\n", b"\x04"]
+    while True:
+        try:
+            shown += os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        if lines and shown.endswith(b"> "):
+            line = lines.pop(0)
+            os.write(ours, line)
+    os.close(ours)
+    assert process.wait(60) == 0
+    text = shown.replace(b"\r", b"").decode()
+    assert text.startswith("Type a message. Ctrl-D ends the conversation.\n> Hello\n")
+    assert text.count("\n> ") == 3
+    assert re.search(r"\n> \n> \n(model|run) +", text)
 
 
 def test_chat_options_reach_the_prompt(chat):

@@ -22,6 +22,8 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
     if (!tokenizer.has_chat()) throw UsageError("--mode chat: this file has no chat template");
     const bool terminal = isatty(fileno(io.in)) == 1;
 
+    if (terminal) note(io.err, "Type a message. Ctrl-D ends the conversation.\n");
+
     std::vector<ChatMessage> messages;
     if (o.system) messages.push_back({"system", *o.system});
     while (true) {
@@ -30,7 +32,10 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
             user = *std::exchange(first, std::nullopt);
         } else {
             if (terminal) note(io.err, "> ");
-            if (!read_line(io.in, user)) break;
+            if (!read_line(io.in, user)) {
+                if (terminal) note(io.err, "\n");  // what is printed next does not stand behind the marker
+                break;
+            }
             if (user.empty()) continue;
         }
         const bool opening = messages.size() == (o.system ? 1 : 0);

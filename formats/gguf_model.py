@@ -1,0 +1,263 @@
+"""A model in a GGUF file, as `formats.checkpoint.Checkpoint` has it: config, and tensors by Hugging Face's names.
+
+llama.cpp rotates adjacent pairs in models of architecture `llama`, and halves in `qwen3`. So its converter reorders the
+rows of Llama's q and k, each head's from halves (i, i + head_dim / 2) to pairs (2i, 2i + 1), and leaves Qwen3's alone.
+Here they come back in Hugging Face's order, halves, in which exporters and the reference expect them.
+
+Llama 3's rescaling of RoPE is in the file as a divisor for each frequency, `rope_freqs.weight`, which `rope_scaling`
+takes back to the numbers of config.json.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from formats.checkpoint import ARCHITECTURES, Config, ModelError, RopeScaling, tensor_shapes
+from formats.gguf_file import TYPES, GGUFFiles, Metadata
+from formats.gguf_tokenizer import TokenizerFiles, tokenizer_files
+from formats.limits import LIMITS
+from formats.model_file import MAX_EOS_IDS, Generation
+
+# Hugging Face's name of each tensor, without what stands in front of and behind it.
+_OUTSIDE_LAYERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_IN_LAYERS = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+ROPE_FREQS = "rope_freqs.weight"
+# What a model may have beyond the forward pass implemented here, and the value of each that changes nothing.
+_UNSUPPORTED = {
+    "attention.sliding_window": 0,
+    "attention.scale": 0,
+    "attention.clamp_kqv": 0,
+    "attention.max_alibi_bias": 0,
+    "attention.causal": True,
+    "attn_logit_softcapping": 0,
+    "final_logit_softcapping": 0,
+    "embedding_scale": 1,
+    "residual_scale": 1,
+    "logit_scale": 1,
+    "expert_count": 0,
+    "use_parallel_residual": False,
+    "rope.scale_linear": 1,
+}
+ROPE_TOLERANCE = 1e-5  # of a frequency, relative: the converter computes in fp32
+
+
+def gguf_name(hf_name: str) -> str:
+    """llama.cpp's name of a tensor: `model.layers.0.mlp.up_proj.weight` -> `blk.0.ffn_up.weight`."""
+    stem = hf_name.removesuffix(".weight")
+    if stem in _OUTSIDE_LAYERS:
+        return f"{_OUTSIDE_LAYERS[stem]}.weight"
+    _, _, layer, part = stem.split(".", 3)
+    return f"blk.{layer}.{_IN_LAYERS[part]}.weight"
+
+
+def pairs_to_halves(weight: np.ndarray, head_dim: int) -> np.ndarray:
+    """Reorders each head's rows from adjacent pairs (2i, 2i + 1) to halves (i, i + head_dim / 2).
+
+    weight: (heads * head_dim, dim) of a q or k projection.
+    """
+    rows = weight.reshape(-1, head_dim // 2, 2, weight.shape[1])
+    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(weight.shape)
+
+
+# ----------------------------------------------------------------------------
+# RoPE's rescaling
+
+
+def rope_divisors(scaling: RopeScaling, freq: np.ndarray) -> np.ndarray:
+    """What llama3's rescaling divides each frequency by, (head_dim / 2,) fp64. freq: before rescaling, fp64."""
+    s = scaling
+    turns = s.original_max_position_embeddings * freq / (2 * np.pi)
+    smooth = np.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0, 1)
+    return 1 / ((1 - smooth) / s.factor + smooth)
+
+
+def find_rope_scaling(divisors: np.ndarray, head_dim: int, theta: float) -> RopeScaling | None:
+    """The numbers of config.json that give these divisors of frequencies; None if there are none that do.
+
+    Between the frequencies that stay and those that are divided by `factor`, the multiplier 1 / divisor is
+    (1 - s) / factor + s, with s = (turns - low) / (high - low) and turns = context * frequency / (2 pi). That is a
+    straight line over the frequency. It fixes high / low and context / low, so low is taken as 1, as Llama 3 has it
+    (another low with the others in proportion is the same rescaling).
+    """
+    d = divisors.astype(np.float64)
+    freq = theta ** (-np.arange(0, head_dim, 2) / head_dim)
+    factor = round(float(d.max()), 4)
+    if factor <= 1:
+        return None
+    s = (1 / d - 1 / factor) / (1 - 1 / factor)
+    between = (s > 1e-5) & (s < 1 - 1e-5)
+    if not between.any():
+        return None
+    highs = [4.0]  # Llama 3's; one point between does not say
+    if between.sum() > 1:
+        at_zero = np.polyfit(freq[between], s[between], 1)[1]  # -low / (high - low)
+        highs = [round(float(1 - 1 / at_zero), 2)] if at_zero < 0 else []
+    for high in highs:
+        context = np.median(2 * np.pi * (1 + s[between] * (high - 1)) / freq[between])
+        scaling = RopeScaling(factor, 1.0, high, round(float(context)))
+        if high > 1 and np.allclose(rope_divisors(scaling, freq), d, rtol=ROPE_TOLERANCE, atol=0):
+            return scaling
+    return None
+
+
+# ----------------------------------------------------------------------------
+# Metadata
+
+
+def read_config(files: GGUFFiles) -> Config:
+    """The config that the metadata gives. Raises ModelError for anything this project does not run."""
+    m = files.metadata
+    arch = m.text("general.architecture")
+    if arch not in ARCHITECTURES:
+        raise m.refuse("general.architecture", f"supported are {' and '.join(ARCHITECTURES)}")
+    for field, harmless in _UNSUPPORTED.items():
+        key = f"{arch}.{field}"
+        if key in m and m.value(key) != harmless:
+            raise m.refuse(key, "not supported")
+
+    dim, n_heads = m.integer(f"{arch}.embedding_length"), m.integer(f"{arch}.attention.head_count")
+    n_kv_heads = m.integer(f"{arch}.attention.head_count_kv", n_heads)
+    head_dim = m.integer(f"{arch}.attention.key_length", max(1, dim // n_heads))
+    for field in ("attention.value_length", "rope.dimension_count"):
+        if m.integer(f"{arch}.{field}", head_dim) != head_dim:
+            raise m.refuse(f"{arch}.{field}", f"expected {head_dim}, the length of a head")
+    if n_heads % n_kv_heads:
+        raise m.refuse(f"{arch}.attention.head_count_kv", f"does not divide the {n_heads} query heads")
+    if head_dim % 2:
+        raise m.refuse(f"{arch}.attention.key_length", f"heads of {head_dim} values, RoPE needs an even number")
+    embedding = files.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelError(f"{m.path}: tensor token_embd.weight is missing")
+    vocab_size = embedding.shape[0]
+    if m.integer(f"{arch}.vocab_size", vocab_size) != vocab_size:
+        raise m.refuse(f"{arch}.vocab_size", f"token_embd.weight has {vocab_size} rows")
+    theta = m.number(f"{arch}.rope.freq_base", 10000.0)
+    eps = m.number(f"{arch}.attention.layer_norm_rms_epsilon")
+    for key, value in ((f"{arch}.rope.freq_base", theta), (f"{arch}.attention.layer_norm_rms_epsilon", eps)):
+        if value == 0:
+            raise m.refuse(key, "expected a positive number")
+    config = Config(
+        arch=arch,
+        dim=dim,
+        hidden_dim=m.integer(f"{arch}.feed_forward_length"),
+        n_layers=m.integer(f"{arch}.block_count", most=65535),
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        vocab_size=vocab_size,
+        max_seq_len=m.integer(f"{arch}.context_length"),
+        tied="output.weight" not in files.tensors,
+        norm_eps=eps,
+        rope_theta=theta,
+        rope_scaling=read_rope_scaling(files, arch, head_dim, theta),
+    )
+    for field, value in vars(config).items():
+        if field in LIMITS and not LIMITS[field].holds(value):
+            raise ModelError(f"{m.path}: {field} is {value}, expected {LIMITS[field]}")
+    return config
+
+
+def read_rope_scaling(files: GGUFFiles, arch: str, head_dim: int, theta: float) -> RopeScaling | None:
+    """Llama 3's rescaling, if the file has one. Raises ModelError for every other kind."""
+    m = files.metadata
+    key = f"{arch}.rope.scaling.type"
+    kind = m.text(key, "none")
+    if kind not in ("none", "llama3"):
+        raise m.refuse(key, "supported are none and, by rope_freqs.weight, llama3")
+    tensor = files.tensors.get(ROPE_FREQS)
+    if tensor is None:
+        if kind == "llama3":
+            raise m.refuse(key, f"tensor {ROPE_FREQS} is missing")
+        if m.number(f"{arch}.rope.scaling.factor", 1.0) not in (0.0, 1.0):
+            raise m.refuse(f"{arch}.rope.scaling.factor", "without rope.scaling.type it is not known what to scale")
+        return None
+    where = f"{tensor.file}: tensor {ROPE_FREQS}"
+    if tensor.shape != (head_dim // 2,) or tensor.type != "F32":
+        raise ModelError(
+            f"{where} has type {tensor.type} and shape {tensor.shape}, expected F32 and {(head_dim // 2,)}"
+        )
+    divisors = files.read(ROPE_FREQS)
+    if (divisors == 1).all():
+        return None
+    scaling = find_rope_scaling(divisors, head_dim, theta)
+    if scaling is None:
+        raise ModelError(f"{where} does not hold the factors of a rescaling of type llama3, others are not supported")
+    return scaling
+
+
+def read_generation(m: Metadata, vocab_size: int) -> Generation:
+    """Ids that end a text, and how the model likes to be sampled (greedy, unless general.sampling says otherwise)."""
+
+    def token_id(kind: str) -> int:
+        return m.integer(f"tokenizer.ggml.{kind}_token_id", -1, least=0, most=vocab_size - 1)
+
+    ends = dict.fromkeys(token_id(kind) for kind in ("eos", "eot", "eom"))
+    keys = {name: f"general.sampling.{name}" for name in ("temp", "top_p", "top_k")}
+    sampled = any(key in m for key in keys.values())
+    return Generation(
+        bos_id=token_id("bos"),
+        eos_ids=[i for i in ends if i >= 0][:MAX_EOS_IDS],
+        temperature=m.number(keys["temp"], 1.0, most=100.0) if sampled else 0.0,
+        top_p=m.number(keys["top_p"], 1.0, most=1.0),
+        top_k=m.integer(keys["top_k"], 50 if sampled else 0, least=0, most=1 << 24),
+    )
+
+
+# ----------------------------------------------------------------------------
+# The model
+
+
+class GGUFModel:
+    """The config and tensors of a GGUF file, read and dequantized when asked for.
+
+    Opening checks that every tensor is there with the right shape and a type that can be read, and that there are no
+    others, such as biases; it reads none but the few numbers of rope_freqs.weight.
+    """
+
+    def __init__(self, path: Path | str):
+        self.path = self.config_path = Path(path)
+        self._files = GGUFFiles(self.path)
+        self.metadata = self._files.metadata
+        self.config = read_config(self._files)
+        self.generation = read_generation(self.metadata, self.config.vocab_size)
+        self._check_tensors()
+
+    def _check_tensors(self) -> None:
+        expected = {gguf_name(name): shape for name, shape in tensor_shapes(self.config).items()}
+        tensors = self._files.tensors
+        for name, shape in expected.items():
+            if name not in tensors:
+                raise ModelError(f"{self.path}: tensor {name} is missing")
+            found = tensors[name]
+            if found.type not in TYPES:
+                raise ModelError(f"{found.file}: tensor {name} has type {found.type}, supported are {', '.join(TYPES)}")
+            if found.shape != shape:
+                raise ModelError(f"{found.file}: tensor {name} has shape {found.shape}, the metadata implies {shape}")
+        others = sorted(tensors.keys() - expected.keys() - {ROPE_FREQS})
+        if others:
+            raise ModelError(f"{tensors[others[0]].file}: tensor {others[0]} is not supported")
+
+    def tokenizer_files(self) -> TokenizerFiles:
+        """What tokenizer.json and tokenizer_config.json would say. Raises ModelError."""
+        return tokenizer_files(self.metadata, self.config.vocab_size)
+
+    def tensor(self, name: str) -> np.ndarray:
+        """One tensor as fp32, finite, by Hugging Face's name and in Hugging Face's order of rows."""
+        value = self._files.read(gguf_name(name))
+        if self.config.arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            return pairs_to_halves(value, self.config.head_dim)
+        return value
+
+    stored = tensor  # the unquantized values as they are, which for a checkpoint may be fp16 or bf16

@@ -1,0 +1,48 @@
+"""A model to export or to run in fp32, whatever its form: a Hugging Face directory or a GGUF file."""
+
+from functools import lru_cache
+from pathlib import Path
+
+from formats.checkpoint import Checkpoint, ModelError
+from formats.gguf_model import GGUFModel
+from formats.model_file import Generation, read_generation
+
+Source = Checkpoint | GGUFModel
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether a path can only be meant as a GGUF file, not as a directory. Raises ModelError if it can be neither."""
+    path = Path(path)
+    if path.is_dir():
+        files = [] if (path / "config.json").exists() else sorted(path.glob("*.gguf"))
+        if files:
+            raise ModelError(f"{path}: no config.json, but GGUF files: give one of them, such as {files[0]}")
+        return False
+    if path.exists() and not path.is_file():
+        raise ModelError(f"{path}: neither a directory nor a regular file")
+    if not path.exists() and path.suffix == ".gguf":
+        raise ModelError(f"{path}: no such file")
+    return path.exists()
+
+
+@lru_cache(maxsize=1)
+def _open_gguf(path: Path, _size: int, _mtime_ns: int) -> GGUFModel:
+    return GGUFModel(path)
+
+
+def open_gguf(path: Path) -> GGUFModel:
+    """The model in a GGUF file. Kept until another is opened, as reading a large vocabulary takes seconds."""
+    status = Path(path).stat()
+    return _open_gguf(Path(path), status.st_size, status.st_mtime_ns)
+
+
+def open_model(path: Path, awq_group_size: int | None = None) -> Source:
+    """The model at a path. Raises ModelError. awq_group_size: of an AutoAWQ checkpoint."""
+    return open_gguf(path) if is_gguf(path) else Checkpoint(path, awq_group_size)
+
+
+def generation_of(source: Source) -> Generation:
+    """Ids and sampling defaults of a model. Raises ModelError."""
+    if isinstance(source, GGUFModel):
+        return source.generation
+    return read_generation(source.path, source.config.vocab_size)

