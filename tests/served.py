@@ -1,15 +1,21 @@
 """What engines compute from a directory of `export w8a8 --hf-out`: the W8A8 model file with their rules.
 
+    python -m tests.served     held-out perplexity of both tiny models under each rule, as Markdown
+
 They differ from runq_w8a8 in two points. Embedding and classifier are those of the unquantized model, and activations
 are rounded as the engine rounds them; docs/serving.md compares the rules.
 """
 
+import sys
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 from formats.checkpoint import Checkpoint
-from golden.forward import F32, F64, Step, hf_name
+from golden.forward import F32, F64, Fp32, Scheme, Step, forward, hf_name
+from golden.perplexity import encode, perplexity
 from golden.q8 import dequantize, quantize
 from golden.w8a8 import W8A8, quantize_static
 
@@ -63,3 +69,33 @@ class Served:
     def linear(self, x: np.ndarray, name: str) -> np.ndarray:
         weight = self._table(name) if name == "classifier" else dequantize(self._model.matrix(name))
         return (x.astype(F64) @ weight.astype(F64).T).astype(F32)
+
+
+def main() -> int:
+    """See the module's docstring. Takes the model files of `make test`."""
+    root = Path(__file__).resolve().parent.parent
+    text = (root / "models" / "held_out.txt").read_text(encoding="utf-8")
+    figures: dict[str, list[float]] = {}
+
+    def measure(name: str, scheme: Scheme) -> None:
+        ids, bos = encode(checkpoint.path, text)
+        found, _ = perplexity(partial(forward, config, scheme), ids, bos, config.max_seq_len)
+        figures.setdefault(name, []).append(found)
+
+    for model in ("tiny-llama", "tiny-qwen3"):
+        checkpoint = Checkpoint(root / "models" / model)
+        config = checkpoint.config
+        measure("fp32", Fp32(checkpoint))
+        for kind, variant in (("dynamic", "w8a8"), ("static", "w8a8-static")):
+            file = W8A8(root / "build" / "models" / f"{model}.{variant}.bin")
+            measure(f"{kind}, runq_w8a8", file)
+            for rule, rounding in (("runq_w8a8", as_runq), ("compressed-tensors", as_compressed_tensors)):
+                measure(f"{kind}, served, rounded as by {rule}", Served(file, checkpoint, rounding))
+    print("| held-out perplexity | `tiny-llama` | `tiny-qwen3` |", "|---|---|---|", sep="\n")
+    for name, (llama, qwen3) in figures.items():
+        print(f"| {name} | {llama:.5f} | {qwen3:.5f} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
