@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WINDOW = 1024  # tokens that are seen at a time, if the model's context has room for as many
 ROWS = 128  # of the logits that are turned into probabilities at a time
 
-# Name in the table -> the exporter's sub-command and options; CALIB stands for the text.
+# Name in the table -> the exporter's sub-command and options; TEXT stands for the text to calibrate with.
 CALIB = ("--calib", "TEXT")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "Q8, groups of 32": ("q8", "--group-size", "32"),
@@ -112,10 +112,9 @@ def n_parameters(config: Config) -> int:
     return sum(math.prod(shape) for shape in tensor_shapes(config).values())
 
 
-def export(model: Path, out: Path, options: Sequence[str], text: Path) -> None:
+def export(model: Path, out: Path, options: Sequence[str]) -> None:
     """Runs the exporter with a sub-command and its options. Raises ModelError with what it said if it fails."""
-    arguments = [str(text) if option == "TEXT" else option for option in options[1:]]
-    command = [sys.executable, "-m", "export", options[0], model.resolve(), out, *arguments, "--quiet"]
+    command = [sys.executable, "-m", "export", options[0], model.resolve(), out, *options[1:], "--quiet"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ModelError(done.stderr.strip().removeprefix("export: "))
@@ -142,7 +141,7 @@ def candidates(
         for i, (name, options) in enumerate(bar):
             bar.set_postfix_str(name)
             out = folder / f"{i}.bin"
-            export(model, out, options, text)
+            export(model, out, [str(text) if option == "TEXT" else option for option in options])
             head = read_header(out, read_format(out))
             scheme = Q8(checkpoint, head.group_size) if options[0] == "q8" else read_file(out)
             bits = 8 * (head.weights_end - HEADER_SIZE) / n

@@ -142,7 +142,7 @@ def test_sizes_of_files(tmp_path):
 
 def test_an_export_that_fails_says_why(tmp_path):
     with pytest.raises(ModelError) as error:
-        quality.export(LLAMA, tmp_path / "m.bin", ["w8a8", "--calib", "TEXT"], tmp_path / "absent")
+        list(candidates(LLAMA, {"W8A8": ("w8a8", *quality.CALIB)}, tmp_path / "absent", tmp_path, progress=False))
     assert str(error.value) == f"{tmp_path / 'absent'}: no such file"
 
 
