@@ -10,7 +10,6 @@ and in config.json `quantization_config`, with quant_method "awq". The version "
 describes; others pack in other ways.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 

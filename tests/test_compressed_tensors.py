@@ -198,3 +198,13 @@ def test_command_line(tmp_path):
     assert "model.layers.3.mlp.down_proj.input_scale" in load_file(tmp_path / "hf" / "model.safetensors")
     with pytest.raises(ModelError, match="exists already"):
         export_w8a8(MODELS / "tiny-llama", tmp_path / "m.bin", alpha=None, hf_out=tmp_path / "hf", progress=False)
+
+
+def test_a_classifier_that_config_calls_tied_and_is_not(tmp_path):
+    """The exporter takes the classifier's own weights; to an engine config.json has to say so."""
+    source = FOLDER / "llama-contradictory"
+    assert json.loads((source / "config.json").read_text())["tie_word_embeddings"]
+    export_w8a8(source, tmp_path / "m.bin", alpha=None, hf_out=tmp_path / "hf", with_tokenizer=False, progress=False)
+    assert not json.loads((tmp_path / "hf" / "config.json").read_text())["tie_word_embeddings"]
+    classifier = load_file(tmp_path / "hf" / "model.safetensors")["lm_head.weight"]
+    assert np.array_equal(classifier, load_file(source / "model.safetensors")["lm_head.weight"])
