@@ -10,21 +10,17 @@ and in config.json `quantization_config`, with quant_method "awq". The version "
 describes; others pack in other ways.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
-from formats import safetensors
+from export.hf_directory import read_source_config, write_directory
 from formats.checkpoint import Config, ModelError
 from formats.errors import shown
-from formats.files import new_directory, read_json
-from formats.model_file import write_array
+from formats.files import read_json
 from formats.tensors import awq_tensors
 from golden.awq import AWQ, GROUP_SIZES, Packed
 from golden.forward import hf_name
 
-COPIED = ("tokenizer*", "generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-          "merges.txt", "chat_template*")  # fmt: skip
 MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
             "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
 
@@ -77,26 +73,13 @@ def stored_name(config: Config, name: str) -> str:
     return hf_name(config, name)
 
 
-def check_destination(out: Path) -> None:
-    """Refuses a directory that exists, or that nothing can be written beside."""
-    if out.exists() or out.is_symlink():
-        raise ModelError(f"{out}: exists already")
-    if not out.parent.is_dir():
-        raise ModelError(f"{out}: cannot write: {out.parent} is no directory")
+def write_autoawq(source: Path, model_file: Path, hf_out: Path) -> None:
+    """Writes `hf_out`, which must not exist, from a model file and the Hugging Face directory that it was made from.
 
-
-def write_directory(source: Path, model_file: Path, out: Path) -> None:
-    """Writes `out`, which must not exist, from a model file and the Hugging Face directory that it was made from.
-
-    The tensors are those of the file, to the bit. They are written one after another, whatever the model's size.
+    The tensors are those of the file, to the bit.
     """
-    check_destination(out)
-    files = sorted({file for pattern in COPIED for file in source.glob(pattern) if file.is_file()})
-    copied = {file.name: file.read_bytes() for file in files}
     model = AWQ(model_file)
-    config = read_json(source / "config.json")
-    if config.get("tie_word_embeddings", False) != model.config.tied:  # lm_head.weight was another matrix: Checkpoint
-        config["tie_word_embeddings"] = model.config.tied
+    config = read_source_config(source, model.config.tied)
     config["torch_dtype"] = "float16"
     if "dtype" in config:  # what newer versions of transformers call it
         config["dtype"] = "float16"
@@ -111,13 +94,7 @@ def write_directory(source: Path, model_file: Path, out: Path) -> None:
             "zero_point": True,
         },
     )
-    with new_directory(out) as temporary:
-        for name, content in copied.items():
-            (temporary / name).write_bytes(content)
-        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        with (temporary / "model.safetensors").open("wb") as f:
-            tensors = list(awq_tensors(model.config, model.group_size))
-            f.write(safetensors.header(t._replace(name=stored_name(model.config, t.name)) for t in tensors))
-            for name, dtype, _ in tensors:
-                write_array(f, model.tensor(name), dtype)
-        temporary.chmod(source.stat().st_mode | 0o700)
+    tensors = list(awq_tensors(model.config, model.group_size))
+    names = {stored_name(model.config, tensor.name): tensor.name for tensor in tensors}
+    stored = [tensor._replace(name=name) for name, tensor in zip(names, tensors, strict=True)]
+    write_directory(source, hf_out, config, stored, lambda name: model.tensor(names[name]))

@@ -14,7 +14,8 @@ import numpy as np
 from tqdm import tqdm
 
 from export.arguments import add_calibration
-from export.autoawq import check_destination, read_group_size, stored_name, write_directory
+from export.autoawq import read_group_size, stored_name, write_autoawq
+from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.tokenizer import tokenizer_section
 from formats.checkpoint import ModelError, input_files
 from formats.dimensions import check_group_size
@@ -39,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group-size", type=int, metavar="N", help="weights that share a scale: 64 or 128 (128)")
     parser.add_argument("--rtn", action="store_true",
                         help="plain rounding to nearest: no calibration, for comparison")  # fmt: skip
-    parser.add_argument("--hf-out", type=Path, metavar="DIR",
-                        help="also write a Hugging Face directory as AutoAWQ would")  # fmt: skip
+    add_hf_out(parser, "AutoAWQ would")
     parser.add_argument("--verbose", action="store_true", help="what was chosen for every layer")
 
 
@@ -199,11 +199,7 @@ def export_awq(
     elif calibration is None:
         raise ModelError("AWQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)")
     if hf_out is not None:
-        if hf_out.resolve() == out.resolve():
-            raise ModelError(f"{out}: is the model file, --hf-out needs another place")
-        if is_gguf(hf_dir):
-            raise ModelError(f"{hf_dir}: --hf-out takes files of a Hugging Face directory along, this is a GGUF file")
-        check_destination(hf_out)
+        check_destination(hf_out, out, hf_dir)
     config, group_size = checkpoint.config, stored or (128 if group_size is None else group_size)
     check_dimensions(checkpoint, group_size, "--group-size" if stored is None else "group_size")
     generation = generation_of(checkpoint)
@@ -223,10 +219,6 @@ def export_awq(
         f.seek(0)
         f.write(header(config, generation, FORMAT, group_size, writer.end, tokenizer))
     if hf_out is not None:
-        try:
-            write_directory(checkpoint.path, out, hf_out)
-        except (ModelError, OSError) as error:
-            raise ModelError(f"{error}; {out} was written") from None
-        except KeyboardInterrupt as interrupt:
-            raise type(interrupt)(f"{hf_out} was not written, {out} was") from None
+        with after_model_file(hf_out, out):
+            write_autoawq(checkpoint.path, out, hf_out)
     return found

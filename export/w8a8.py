@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from export.arguments import add_calibration
+from export.compressed_tensors import write_compressed_tensors
+from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.int8 import progress_bar, write_tensors
 from export.tokenizer import tokenizer_section
 from formats.checkpoint import ModelError, input_files
@@ -38,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="values that share a scale: 32, or 0: a row (0)")  # fmt: skip
     parser.add_argument("--act", choices=("dynamic", "static"), default="dynamic",
                         help="scales of activations: each token's own, or one a place from calibration")  # fmt: skip
+    add_hf_out(parser, "compressed-tensors would")
     parser.add_argument("--verbose", action="store_true", help="with --alpha auto: what was chosen for every layer")
 
 
@@ -48,7 +51,7 @@ def run(args: argparse.Namespace) -> None:
     alpha = None if args.no_smooth else parse_alpha(args.alpha or "0.5")
     smoothing = export_w8a8(
         args.hf_dir, args.out, args.calib, alpha, args.samples, args.seq_len, args.block, args.act == "static",
-        not args.no_tokenizer, not args.quiet,
+        args.hf_out, not args.no_tokenizer, not args.quiet,
     )  # fmt: skip
     if alpha == "auto" and (not args.quiet or args.verbose):
         print(*describe(smoothing, args.verbose), sep="\n", file=sys.stderr)
@@ -76,6 +79,7 @@ def export_w8a8(
     seq_len: int | None = None,
     block: int = 0,
     static: bool = False,
+    hf_out: Path | None = None,
     with_tokenizer: bool = True,
     progress: bool = True,
 ) -> ChannelScaling:
@@ -84,11 +88,17 @@ def export_w8a8(
     calibration: a text file, needed unless alpha is None (no smoothing) and activations are dynamic, when neither it
     nor n_samples nor seq_len may be given.
     block: 0 for one scale per row, or 32.
+    hf_out: a directory that must not exist, for a compressed-tensors checkpoint; not with blocks. It is written when
+    `out` is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """
     if block not in (0, 32):
         raise ModelError(f"--block is {block}, expected 0 or 32")
     if static and block:
         raise ModelError(f"--act static has one scale for a whole row, --block {block} has more: use --block 0")
+    if hf_out is not None:
+        if block:
+            raise ModelError(f"--hf-out has one scale for a whole row, --block {block} has more: use --block 0")
+        check_destination(hf_out, out, hf_dir)
     calibrates = static or alpha is not None
     if calibrates and calibration is None:
         need = "--act static" if alpha is None else "smoothing"
@@ -125,4 +135,7 @@ def export_w8a8(
         f.write(tokenizer)
         f.seek(0)
         f.write(header(config, generation, FORMAT, block, weights_end(tensors), tokenizer, int(static)))
+    if hf_out is not None:
+        with after_model_file(hf_out, out):
+            write_compressed_tensors(checkpoint, out, hf_out)
     return smoothing

@@ -307,4 +307,5 @@ def map_tensors(path: Path, tensors: Iterable[Tensor], weights_end: int) -> dict
 
 def write_array(f: BinaryIO, values: np.ndarray, dtype: str) -> None:
     """Appends the values, row by row, little-endian."""
-    f.write(np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<")).data)
+    values = np.ascontiguousarray(values, dtype=np.dtype(dtype).newbyteorder("<"))
+    f.write(values.reshape(-1).view(np.uint8).data)  # bfloat16 has no buffer of its own

@@ -14,7 +14,8 @@ import numpy as np
 
 from formats.tensors import Tensor, with_offsets
 
-TYPES = {"F32": "<f4", "F16": "<f2", "I32": "<i4", "I8": "|i1"}  # by numpy's names; others are not read
+# By numpy's names, "bfloat16" where ml_dtypes is there; others are not read.
+TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "bfloat16", "I32": "<i4", "I8": "|i1"}
 
 
 def read(path: Path) -> dict[str, np.ndarray]:

@@ -28,7 +28,7 @@ class Tensor(NamedTuple):
     """One tensor of a model file."""
 
     name: str
-    dtype: str  # numpy's: "<f4", "<f2", "<i4" or "|i1"
+    dtype: str  # numpy's: "<f4", "<f2", "<i4" or "|i1"; outside model files also "bfloat16"
     shape: tuple[int, ...]
 
     @property

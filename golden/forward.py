@@ -101,6 +101,13 @@ def permute_rows(weight: np.ndarray, head_dim: int) -> np.ndarray:
     return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(weight.shape)
 
 
+def unpermute_rows(weight: np.ndarray, head_dim: int) -> np.ndarray:
+    """The inverse of `permute_rows`: each head's rows from adjacent pairs (2i, 2i + 1) to halves."""
+    heads = weight.shape[0] // head_dim
+    rows = weight.reshape(heads, head_dim // 2, 2, *weight.shape[1:])
+    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(weight.shape)
+
+
 def softmax(scores: np.ndarray) -> np.ndarray:
     """exp(s - max) / sum(exp(s - max)) over the last axis; -inf gives 0."""
     e = np.exp(scores.astype(F64) - scores.max(axis=-1, keepdims=True))

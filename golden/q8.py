@@ -58,10 +58,19 @@ def accumulators(x: Quantized, w: Quantized) -> np.ndarray:
     return np.matmul(xg.astype(exact), wg.astype(exact)).transpose(1, 2, 0).astype(np.int32)
 
 
+MATMUL_VALUES = 1 << 24  # accumulators that `matmul` makes at a time, so that memory stays bounded whatever the matrix
+
+
 def matmul(x: Quantized, w: Quantized) -> np.ndarray:
     """x @ w.T of two quantized matrices, (n, m) fp32: sum over groups of accumulator * w scale * x scale."""
-    acc = accumulators(x, w).astype(F64)
-    return np.einsum("nmg,mg,ng->nm", acc, w.scales.astype(F64), x.scales.astype(F64)).astype(F32)
+    out = np.empty((len(x.codes), len(w.codes)), F32)
+    rows = max(1, MATMUL_VALUES // max(1, w.scales.size))
+    for start in range(0, len(out), rows):
+        part = Quantized(x.codes[start : start + rows], x.scales[start : start + rows])
+        acc = accumulators(part, w).astype(F64)
+        scales = w.scales.astype(F64), part.scales.astype(F64)
+        out[start : start + rows] = np.einsum("nmg,mg,ng->nm", acc, *scales).astype(F32)
+    return out
 
 
 class Q8:

@@ -49,8 +49,10 @@ build/asan/%: %.cu build/flags build/packages
 	@mkdir -p $(@D)
 	$(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) -x c++ $< -o $@ $(LIBS)
 
-# Compares the numpy reference with transformers itself; needs torch and transformers in the Python it is given:
+# Compares the numpy reference with transformers itself, and what --hf-out writes with the libraries that load it. Needs
+# torch, transformers, compressed-tensors, ml_dtypes (and gptqmodel for AWQ) in the Python it is given:
 #     make test-hf PYTHON_HF=/path/to/python
 PYTHON_HF ?= $(PYTHON)
 test-hf:
 	$(PYTHON_HF) -m tests.hf_fixtures check
+	$(PYTHON_HF) -m tests.hf_out_check

@@ -1,9 +1,11 @@
 """Held-out perplexity and recall under each quantization scheme, of models with outlier channels.
 
     python -m models.compare_schemes [HF_DIR ...] [--plain] [--all-places] [--json FILE]
+    python -m models.compare_schemes MODEL --text TEXT [--tokens N] [--window N] [--json FILE]
 
-Without directories, of tiny-llama and tiny-qwen3. Each model first gets outlier channels (models/outliers.py); with
---plain it stays as it is. What is measured is models/evaluate.py's, by the reference forward pass of golden/:
+The first is for the tiny models, the second for a real one. Without directories, of tiny-llama and tiny-qwen3. Each
+model first gets outlier channels (models/outliers.py); with --plain it stays as it is. What is measured is
+models/evaluate.py's, by the reference forward pass of golden/:
 
     fp32                        the weights as they are
     Q8, groups of 64            weights and activations in groups (golden/q8.py)
@@ -13,21 +15,27 @@ Without directories, of tiny-llama and tiny-qwen3. Each model first gets outlier
     AWQ; AWQ, groups of 64      the same after the search of scales and clipping (golden/awq_search.py)
 
 Models with outliers and the W8A8 and AWQ files, made by `python -m export`, go to a temporary directory.
+
+With --text, all schemes and their variants on a model as it is: calibrated on the first half of the text, measured on
+up to N tokens of the second, in windows of N. Sizes, perplexity and the divergence from the unquantized model are
+models/quality.py's. The files of all variants together need some ten times the room of the model in int8.
 """
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from formats.checkpoint import Checkpoint, Config, ModelError
+from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
 from golden.q8 import Q8
 from golden.schemes import read_file
+from models import quality
 from models.evaluate import evaluate_directory
 from models.outliers import copy_with_outliers
 
@@ -43,14 +51,6 @@ VARIANTS = {  # sub-command and options of the exporter
 }
 
 
-def export(hf_dir: Path, out: Path, options: list[str]) -> None:
-    """Runs the exporter with a sub-command and its options. Raises ModelError with what it said if it fails."""
-    command = [sys.executable, "-m", "export", options[0], hf_dir.resolve(), out, *options[1:], "--quiet"]
-    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ModelError(done.stderr.strip())
-
-
 def schemes(hf_dir: Path, folder: Path) -> Iterator[tuple[str, Config, Scheme]]:
     """Each scheme with its name; exports go to `folder`."""
     checkpoint = Checkpoint(hf_dir)
@@ -58,7 +58,7 @@ def schemes(hf_dir: Path, folder: Path) -> Iterator[tuple[str, Config, Scheme]]:
     yield "Q8, groups of 64", checkpoint.config, Q8(checkpoint, 64)
     for i, (name, options) in enumerate(VARIANTS.items()):
         out = folder / f"{i}.bin"
-        export(hf_dir, out, options)
+        quality.export(hf_dir, out, options)
         scheme = read_file(out)
         yield name, scheme.config, scheme
 
@@ -87,6 +87,22 @@ def table(title: str, figures: dict[str, dict]) -> str:
     return "\n".join(lines)
 
 
+def compare_real(args: argparse.Namespace) -> int:
+    """With --text."""
+    (model,) = args.directories
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = quality.compare(model, read_text(args.text), Path(folder), args.tokens, args.window, not args.quiet)
+        print(quality.table(found.rows))
+        print(f"\n{found.model}: {found.tokens} tokens in windows of {found.window}")
+        if args.json:
+            args.json.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+    except (ModelError, OSError) as error:
+        print(f"compare_schemes: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m models.compare_schemes", description=__doc__.splitlines()[0])
@@ -94,9 +110,18 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="without outliers")
     parser.add_argument("--all-places", action="store_true", help="outliers also in the inputs of o and down")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
+    real = parser.add_argument_group("for a real model")
+    real.add_argument("--text", type=Path, metavar="TEXT", help="a text to calibrate on and to measure with")
+    real.add_argument("--tokens", type=int, default=20000, metavar="N", help="how many to measure on (20000)")
+    real.add_argument("--window", type=int, metavar="N", help="tokens that are seen at a time (1024)")
+    real.add_argument("--quiet", action="store_true", help="no progress bar")
     args = parser.parse_args()
     if args.plain and args.all_places:
         parser.error("--plain and --all-places exclude each other")
+    if args.text and (args.plain or args.all_places or len(args.directories) != 1):
+        parser.error("--text goes with one model, and without outliers")
+    if args.text:
+        return compare_real(args)
     results = {}
     try:
         for directory in args.directories or [HERE / "tiny-llama", HERE / "tiny-qwen3"]:

@@ -2,22 +2,17 @@
 
 import json
 import re
-import resource
 import shutil
 import struct
-import sys
-import warnings
 import weakref
 import zlib
 from functools import partial
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from export.__main__ import main
 from export.awq import export_awq
 from formats.checkpoint import Checkpoint, ModelError
 from golden import awq_search, smooth
@@ -187,8 +182,6 @@ CALIB = ("--calib", CALIBRATION)
         ((*CALIB, "--samples", 0), "--samples is 0, expected 1 or more"),
         ((*CALIB, "--seq-len", 513), "--seq-len is 513, expected 2 to the model's 512"),
         (("--calib", "absent.txt"), "absent.txt: no such file"),
-        (("--rtn", "--hf-out", "models"), "models: exists already"),
-        (("--rtn", "--hf-out", "absent/hf"), "absent/hf: cannot write: absent is no directory"),
     ],
 )
 def test_options_that_cannot_be_are_one_line_and_write_nothing(tmp_path, options, text):
@@ -335,50 +328,3 @@ def test_smoothing_is_advised_where_there_is_smoothing():
         with pytest.raises(ModelError) as error:
             load("layers.0.attn.norm")
         assert str(error.value) == "smoothing takes layers.0.attn.norm beyond fp32" + text
-
-
-# ---- two results, of which the second may fail
-
-
-def test_the_directory_cannot_be_the_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for out, hf_out in (("m.bin", "m.bin"), ("m.bin", tmp_path / "m.bin")):
-        with pytest.raises(ModelError) as error:
-            export_awq(MODELS / "tiny-llama", Path(out), rtn=True, hf_out=Path(hf_out), progress=False)
-        assert str(error.value) == "m.bin: is the model file, --hf-out needs another place"
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_interrupt_says_which_of_the_two_was_not_written(tmp_path, monkeypatch, capsys):
-    out, hf_out = tmp_path / "m.bin", tmp_path / "hf"
-    monkeypatch.setattr("warnings.showwarning", warnings.showwarning)  # `main` has its own
-    monkeypatch.setattr(sys, "argv", ["export", "awq", str(MODELS / "tiny-llama"), str(out), "--rtn", "--quiet",
-                                      "--hf-out", str(hf_out)])  # fmt: skip
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    for where, text in (
-        ("export.awq.quantize_scaled", f"{out} was not written"),
-        ("export.autoawq.write_array", f"{hf_out} was not written, {out} was"),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(where, interrupted)
-            assert main() == 130
-        assert capsys.readouterr().err == f"export: interrupted, {text}\n"
-        assert list(tmp_path.iterdir()) == ([] if "awq.quant" in where else [out])
-    AWQ(out)
-
-
-def test_a_full_disk_while_the_directory_is_written(tmp_path):
-    """Stood in for by a limit on the length of files, between the model file's and that of model.safetensors."""
-    options = ("awq", MODELS / "tiny-llama", tmp_path / "m.bin", "--rtn", "--no-tokenizer", "--quiet")
-    assert run_export(*options).returncode == 0
-    size = (tmp_path / "m.bin").stat().st_size
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
-    done = run_export(*options, "--hf-out", tmp_path / "hf", preexec_fn=limit)
-    assert done.returncode == 1
-    assert done.stderr == (
-        f"export: {tmp_path / 'hf'}: cannot write: File too large; {tmp_path / 'm.bin'} was written\n"
-    )
-    assert [p.name for p in tmp_path.iterdir()] == ["m.bin"]

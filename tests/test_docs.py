@@ -288,7 +288,7 @@ def check_command(words: list[str]) -> list[str]:
         module = ROOT / words[1].replace(".", "/")
         file = module / "__main__.py" if module.is_dir() else module.with_suffix(".py")
         if not file.is_file():
-            if words[1] not in ("pytest", "pip", "venv"):
+            if words[1] not in ("pytest", "pip", "venv", "sglang.launch_server"):
                 bad.append(f"there is no module {words[1]}")
         elif module.is_dir():
             known = help_of(words[1], words[2])

@@ -124,6 +124,20 @@ def test_accumulators_are_exact_integers():
     assert relative_error(dequantize(x) @ dequantize(w).T, matmul(x, w)) < 1e-6
 
 
+@pytest.mark.parametrize("group_size", [32, 64, 384])
+def test_matmul_has_the_same_bits_in_parts(monkeypatch, group_size):
+    rng = np.random.default_rng(3)
+    x, w = (quantize(rng.standard_normal((n, 384), np.float32), group_size) for n in (7, 50))
+    acc, scales = accumulators(x, w).astype(np.float64), (w.scales.astype(np.float64), x.scales.astype(np.float64))
+    whole = np.einsum("nmg,mg,ng->nm", acc, *scales).astype(np.float32)
+    sizes = []
+    monkeypatch.setattr("golden.q8.accumulators", lambda x, w: sizes.append(len(x.codes)) or accumulators(x, w))
+    for rows in (100, 3, 2, 1):
+        monkeypatch.setattr("golden.q8.MATMUL_VALUES", rows * w.scales.size)
+        assert matmul(x, w).tobytes() == whole.tobytes()
+    assert sizes == [7, 3, 3, 1, 2, 2, 2, 1, *[1] * 7]
+
+
 # ---- golden files
 
 

@@ -1,0 +1,88 @@
+"""Hugging Face directories that exporters write beside a model file: what is the same in all formats of --hf-out.
+
+Such a directory has the configuration and the tokenizer's files of the model that was exported, and its own tensors.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from formats import safetensors
+from formats.errors import ModelError
+from formats.files import new_directory, read_json
+from formats.model_file import write_array
+from formats.source import is_gguf
+from formats.tensors import Tensor
+
+COPIED = ("tokenizer*", "generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+          "merges.txt", "chat_template*")  # fmt: skip
+
+
+def add_hf_out(parser: argparse.ArgumentParser, what: str) -> None:
+    """The option --hf-out. what: whose format the directory is in."""
+    parser.add_argument("--hf-out", type=Path, metavar="DIR", help=f"also write a Hugging Face directory as {what}")
+
+
+def check_destination(hf_out: Path, model_file: Path | None = None, source: Path | None = None) -> None:
+    """Refuses a directory that exists, that nothing can be written beside, or that is the model file.
+
+    Also a source that is a GGUF file.
+    """
+    if source is not None and is_gguf(source):
+        raise ModelError(f"{source}: --hf-out takes files of a Hugging Face directory along, this is a GGUF file")
+    if model_file is not None and hf_out.resolve() == model_file.resolve():
+        raise ModelError(f"{model_file}: is the model file, --hf-out needs another place")
+    if hf_out.exists() or hf_out.is_symlink():
+        raise ModelError(f"{hf_out}: exists already")
+    if not hf_out.parent.is_dir():
+        raise ModelError(f"{hf_out}: cannot write: {hf_out.parent} is no directory")
+
+
+@contextmanager
+def after_model_file(hf_out: Path, model_file: Path) -> Iterator[None]:
+    """While `hf_out` is written: an error or interrupt also says that the model file is there, which stays."""
+    try:
+        yield
+    except (ModelError, OSError) as error:
+        raise ModelError(f"{error}; {model_file} was written") from None
+    except KeyboardInterrupt as interrupt:
+        raise type(interrupt)(f"{hf_out} was not written, {model_file} was") from None
+
+
+def read_source_config(source: Path, tied: bool) -> dict[str, Any]:
+    """config.json of the model that was exported. tied: whether the classifier is the embedding in the model file."""
+    config = read_json(source / "config.json")
+    if config.get("tie_word_embeddings", False) != tied:  # lm_head.weight was another matrix: Checkpoint
+        config["tie_word_embeddings"] = tied
+    return config
+
+
+def write_directory(
+    source: Path, hf_out: Path, config: dict[str, Any], tensors: Sequence[Tensor], load: Callable[[str], np.ndarray]
+) -> None:
+    """Writes `hf_out`, which must not exist. It appears when it is complete, or not at all; raises ModelError.
+
+    source: the Hugging Face directory of the model, for the tokenizer's files. config: for config.json. tensors: those
+    of model.safetensors, in Hugging Face's names; load(name) gives the values of one, and is asked once for each, so
+    that only one is in memory.
+    """
+    check_destination(hf_out)
+    files = sorted({file for pattern in COPIED for file in source.glob(pattern) if file.is_file()})
+    copied = {file.name: file.read_bytes() for file in files}
+    with new_directory(hf_out) as temporary:
+        for name, content in copied.items():
+            (temporary / name).write_bytes(content)
+        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        with (temporary / "model.safetensors").open("wb") as f:
+            f.write(safetensors.header(tensors))
+            for tensor in tensors:
+                values = load(tensor.name)
+                if values.shape != tensor.shape:
+                    raise ValueError(f"{tensor.name} has shape {values.shape}, listed is {tensor.shape}")
+                write_array(f, values, tensor.dtype)
+        temporary.chmod(source.stat().st_mode | 0o700)

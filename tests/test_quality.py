@@ -1,0 +1,204 @@
+"""models/quality.py: the figures by hand, the schemes in fp32 against the reference, the command line."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from formats.checkpoint import Checkpoint, ModelError
+from golden.awq import AWQ
+from golden.forward import Fp32, forward
+from golden.perplexity import encode, perplexity
+from golden.q8 import Q8
+from golden.trace import relative_error
+from golden.w8a8 import W8A8
+from models import compare_schemes, quality
+from models.quality import Candidate, InFp32, Row, Totals, candidates, group_fits, halves, log_probabilities, measure
+from tests.helpers import CALIBRATION, MODELS, TINY, export_variant
+
+LLAMA = MODELS / "tiny-llama"
+TEXT = "One day Mia went to the mill.\n\nThere she met Tom.\n\nThey went home together."
+
+
+# ---- figures
+
+
+def test_figures_by_hand():
+    """Two scored tokens: q is 1/2, 1/4, 1/4 where p is 1/4, 1/4, 1/2; then both are 1/2, 1/4, 1/4."""
+    p = np.log(np.array([[0.25, 0.25, 0.5], [0.5, 0.25, 0.25], [0, 0, 0]], np.float32) + 1e-30)
+    q = np.log(np.array([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25], [0, 0, 0]], np.float32) + 1e-30) + 3  # any constant
+    totals = Totals()
+    totals.add(np.array([0, 0, 1]), log_probabilities(p), q)
+    found, kl, same = totals.figures()
+    assert found == pytest.approx(np.exp((np.log(2) + np.log(4)) / 2), rel=1e-6)
+    assert kl == pytest.approx((0.25 * np.log(0.5) + 0.5 * np.log(2)) / 2, rel=1e-5)
+    assert same == 0.5
+
+
+def test_parts_make_no_difference(monkeypatch):
+    rng = np.random.default_rng(0)
+    ids, p, q = rng.integers(0, 50, 40), *rng.standard_normal((2, 40, 50), np.float32)
+    whole, parts = Totals(), Totals()
+    whole.add(ids, log_probabilities(p), q)
+    monkeypatch.setattr(quality, "ROWS", 7)
+    parts.add(ids[:20], log_probabilities(p[:20]), q[:20])
+    parts.add(ids[19:], log_probabilities(p[19:]), q[19:])
+    assert parts.figures() == pytest.approx(whole.figures(), rel=1e-12)
+    assert 0 < whole.figures()[1] < 2
+
+
+def test_fp32_has_the_perplexity_of_golden_and_no_divergence():
+    checkpoint = Checkpoint(LLAMA)
+    text = CALIBRATION.read_text()[:3000]
+    samples = quality.pieces(LLAMA, checkpoint.config, text, 64, 300)
+    assert [len(ids) for ids in samples] == [64, 64, 64, 64, 49]  # a window scores one token less than it has
+    reference = Candidate("fp32", InFp32(Fp32(checkpoint)), 32, 4.2)
+    again = Candidate("fp32, exactly", Fp32(checkpoint), 32, 4.2)
+    first, second = measure(checkpoint.config, reference, [again], samples, progress=False)
+    ids, bos = encode(LLAMA, text)
+    scored = ids[: 4 * 63 + 48]
+    expected, n = perplexity(lambda window: forward(checkpoint.config, Fp32(checkpoint), window), scored, bos, 64)
+    assert n == 300
+    assert first.perplexity == pytest.approx(expected, rel=1e-5)
+    assert second.perplexity == pytest.approx(expected, rel=1e-6)
+    assert abs(first.kl_divergence) < 1e-7
+    assert abs(second.kl_divergence) < 1e-6
+    assert first.same_top_token == 1
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_products_in_fp32_are_the_schemes(tmp_path, name):
+    """Until the first code that rounds the other way: layer 0's first product, and the logits within the contract."""
+    checkpoint, tokens = Checkpoint(MODELS / name), np.arange(100, 108)
+    schemes = [Q8(checkpoint, 32)]
+    for variant, reader in (("w8a8-static", W8A8), ("w8a8-block32", W8A8), ("awq-g64", AWQ)):
+        export_variant(name, variant, tmp_path / f"{variant}.bin")
+        schemes.append(reader(tmp_path / f"{variant}.bin"))
+    for scheme in schemes:
+        seen = [], []
+        for steps, each in zip(seen, (scheme, InFp32(scheme)), strict=True):
+            logits = forward(checkpoint.config, each, tokens, lambda step, v, s=steps: s.append((step, v)) or v)
+            steps.append(logits)
+        first, second = (dict(s[:-1]) for s in seen)
+        assert relative_error(first["layers.0.attn.v_proj"], second["layers.0.attn.v_proj"]) < 1e-5
+        assert relative_error(seen[0][-1], seen[1][-1]) < 0.02
+        assert list(first) == list(second)
+
+
+# ---- the text, and which variants there are
+
+
+def test_halves():
+    assert halves(TEXT) == (TEXT[:51], "They went home together.")
+    assert halves("ab") == ("a", "b")
+    assert halves("no paragraph in this one") == ("no paragraph", " in this one")
+    assert halves("a\n\nb") == ("a\n", "\nb")  # never an empty half
+
+
+def test_pieces_end_with_the_text_and_are_checked():
+    config = Checkpoint(LLAMA).config
+    ids, bos = encode(LLAMA, TEXT)
+    (piece,) = quality.pieces(LLAMA, config, TEXT, 512, 10**6)
+    assert piece.tolist() == [bos, *ids]
+    for window, n_tokens, complaint in (
+        (1, 10, "--window is 1, expected 2 to the model's 512"),
+        (513, 10, "--window is 513, expected 2 to the model's 512"),
+        (64, 0, "--tokens is 0, expected 1 or more"),
+    ):
+        with pytest.raises(ModelError) as error:
+            quality.pieces(LLAMA, config, TEXT, window, n_tokens)
+        assert str(error.value) == complaint
+    with pytest.raises(ModelError, match="no token to score"):
+        quality.pieces(MODELS / "tiny-qwen3", config, "a", 64, 10)
+
+
+def test_groups_that_do_not_divide_are_left_out():
+    config = Checkpoint(LLAMA).config  # 128, 384
+    assert group_fits(config, ("q8", "--group-size", "128"))
+    assert not group_fits(config, ("q8", "--group-size", "256"))
+    assert not group_fits(config, ("w8a8", "--block", "96"))
+    assert group_fits(config, ("w8a8", "--no-smooth"))
+    assert group_fits(config, ("awq", "--rtn"))
+    narrow = Checkpoint(MODELS.parent / "tests" / "hf" / "llama-gqa-tied").config  # 64
+    assert not group_fits(narrow, ("awq", "--rtn"))
+    assert group_fits(narrow, ("awq", "--rtn", "--group-size", "64"))
+
+
+def test_sizes_of_files(tmp_path):
+    (tmp_path / "text").write_text(TEXT)
+    variants = {"Q8": ("q8", "--group-size", "64"), "none": ("q8", "--group-size", "256"), "AWQ": ("awq", "--rtn")}
+    found = list(candidates(MODELS / "tiny-qwen3", variants, tmp_path / "text", tmp_path, progress=False))
+    assert [c.name for c in found] == ["Q8", "AWQ"]
+    sizes = [(tmp_path / f"{i}.bin").stat().st_size / 1e6 for i in range(2)]
+    assert [c.megabytes for c in found] == sizes
+    n = quality.n_parameters(Checkpoint(MODELS / "tiny-qwen3").config)
+    assert n == 2 * 2048 * 128 + 4 * (2 * 128 * 256 + 2 * 128 * 128 + 3 * 128 * 384 + 2 * 128 + 2 * 64) + 128
+    norms = 4 * (2 * 128 + 2 * 64) + 128
+    assert found[0].bits == pytest.approx(((n - norms) * (8 + 32 / 64) + norms * 32) / n)
+    tables = 2 * 2048 * 128 + norms
+    assert found[1].bits == pytest.approx(((n - tables) * (4 + 20 / 128) + tables * 16) / n)
+
+
+def test_an_export_that_fails_says_why(tmp_path):
+    with pytest.raises(ModelError) as error:
+        list(candidates(LLAMA, {"W8A8": ("w8a8", *quality.CALIB)}, tmp_path / "absent", tmp_path, progress=False))
+    assert str(error.value) == f"{tmp_path / 'absent'}: no such file"
+
+
+# ---- the command line
+
+
+def run(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["compare_schemes", *map(str, arguments)])
+    try:
+        code = compare_schemes.main()
+    except SystemExit as stopped:
+        code = stopped.code
+    done = capsys.readouterr()
+    return code, done.out, done.err
+
+
+def test_command_line(tmp_path, monkeypatch, capsys):
+    variants = {"Q8": ("q8", "--group-size", "64"), "static": ("w8a8", "--act", "static", *quality.CALIB)}
+    monkeypatch.setattr(quality, "VARIANTS", variants)
+    code, out, err = run(monkeypatch, capsys, LLAMA, "--text", MODELS / "held_out.txt", "--tokens", 300, "--window",
+                         100, "--quiet", "--json", tmp_path / "q.json")  # fmt: skip
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert [line.split(" | ")[0] for line in lines[2:5]] == ["| fp32", "| Q8", "| static"]
+    assert lines[-1] == "tiny-llama: 300 tokens in windows of 100"
+    found = json.loads((tmp_path / "q.json").read_text())
+    assert (found["model"], found["tokens"], found["window"]) == ("tiny-llama", 300, 100)
+    fp32, q8, static = (Row(**row) for row in found["rows"])
+    assert (fp32.bits_per_weight, fp32.same_top_token) == (32, 1)
+    assert 1.2 < fp32.perplexity < 2
+    assert 1e-5 < q8.kl_divergence < static.kl_divergence < 0.05
+    assert 0.9 < static.same_top_token <= 1
+
+
+def test_the_table():
+    rows = [Row("fp32", 32, 538.06, 10, 0, 1), Row("Q8", 8.5, 143.36, 10.1, 0.0075, 0.97)]
+    assert quality.table(rows).splitlines()[2:] == [
+        "| fp32 | 32.00 | 538.1 | 10.000 |  |  |  |",
+        "| Q8 | 8.50 | 143.4 | 10.100 | +1.00 % | 0.00750 | 97.00 % |",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("--text", "x"), 2, "--text goes with one model, and without outliers"),
+        ((LLAMA, LLAMA, "--text", "x"), 2, "--text goes with one model, and without outliers"),
+        ((LLAMA, "--plain", "--text", "x"), 2, "--text goes with one model, and without outliers"),
+        ((LLAMA, "--text", "absent.txt"), 1, "compare_schemes: absent.txt: no such file\n"),
+        ((LLAMA, "--text", CALIBRATION, "--tokens", "0"), 1, "compare_schemes: --tokens is 0, expected 1 or more\n"),
+        ((LLAMA, "--text", CALIBRATION, "--window", "1"), 1, "compare_schemes: --window is 1, expected 2 to"),
+        (("absent", "--text", CALIBRATION), 1, "compare_schemes: absent: no such directory\n"),
+    ],
+)
+def test_what_cannot_be_measured(monkeypatch, capsys, arguments, code, complaint):
+    found, out, err = run(monkeypatch, capsys, *arguments)
+    assert (found, out) == (code, "")
+    assert complaint in err
+    assert err.count("\n") == 1 or code == 2
