@@ -8,6 +8,7 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <tuple>
 
@@ -133,10 +134,16 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t n, cudaMem
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t n, cudaStream_t = nullptr) {
     return cudaMemset(p, value, n);
 }
+// Free is what the machine has available, MemAvailable of /proc/meminfo: what is unused (MemFree) is little
+// on a machine that has read many files, and their pages can be dropped.
 inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
     *free = page * size_t(sysconf(_SC_AVPHYS_PAGES));
     *total = page * size_t(sysconf(_SC_PHYS_PAGES));
+    std::ifstream meminfo("/proc/meminfo");
+    for (std::string line; std::getline(meminfo, line);) {
+        if (line.starts_with("MemAvailable:")) *free = size_t(std::stoull(line.substr(13))) * 1024;
+    }
     return cudaSuccess;
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }  // launch() throws

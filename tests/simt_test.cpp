@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cmath>
+#include <fstream>
 #include <limits>
 #include <random>
 #include <string>
@@ -543,6 +544,20 @@ TEST_CASE("grids and blocks of three dimensions; arguments become the kernel's t
     const Device<unsigned> counts(n_x * n_y * n_z, 1000u);
     launch<count>({.grid = dim3(3, 2, 5), .block = dim3(4, 3, 2)}, counts.p, size_t(n_x), n_y, 500L);
     for (unsigned c : counts.host()) REQUIRE(c == 1000 + 500 + 30 + 3);
+}
+
+TEST_CASE("free memory of the device is what the machine has available, not only what is unused") {
+    size_t free = 0, total = 0;
+    REQUIRE(cudaMemGetInfo(&free, &total) == cudaSuccess);
+    size_t available = 0, all = 0, value = 0;
+    std::ifstream meminfo("/proc/meminfo");
+    for (std::string field; meminfo >> field >> value; std::getline(meminfo, field)) {
+        if (field == "MemAvailable:") available = value * 1024;
+        if (field == "MemTotal:") all = value * 1024;
+    }
+    CHECK(total == all);
+    // Other processes take and give some between the two looks.
+    CHECK(double(free) == doctest::Approx(double(available)).epsilon(0.05));
 }
 
 TEST_CASE("memory of the device") {

@@ -1,4 +1,4 @@
-// What this machine has and what it is doing: cores, memory, the time, and how fast it can read memory.
+// What this process can use of the machine, cores and memory, and how fast the memory can be read.
 //
 // A decode step reads every weight once, so tokens/s can never exceed read bandwidth / bytes of weights. That
 // is why the programs measure the bandwidth themselves, with the same threads and in the same run.
@@ -10,6 +10,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -19,6 +20,7 @@
 #include <thread>
 #include <utility>
 
+#include "common/cpu/cgroup.h"
 #include "common/cpu/clock.h"
 
 // The number after `field` in a /proc file of lines like "VmHWM:   1234 kB", in bytes; 0 if it is not there.
@@ -41,6 +43,14 @@ inline uint64_t peak_memory_bytes() {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+}
+
+// Bytes of memory that this process can still take without another giving some up: what the machine has
+// available, or what is left to a container if that is less. Files in memory that can be dropped count as
+// available. no_limit if the system does not say. `root`: see cgroup.h.
+inline uint64_t available_memory(const std::string& root = "") {
+    const uint64_t machine = proc_bytes((root + "/proc/meminfo").c_str(), "MemAvailable");
+    return std::min(machine > 0 ? machine : no_limit, cgroup_memory_left(root));
 }
 
 // Physical cores among the CPUs that this process may run on. Two hardware threads of one core share its load
@@ -73,6 +83,15 @@ inline int physical_cores() {
     return std::clamp(static_cast<int>(n), 1, 1024);
 }
 
+// Threads where the command line names none: a physical core each, but no more than the processors' time that
+// a container is granted, rounded down. One thread too many and the kernel stops some of them for the rest of
+// each period (100 ms) once the quota is used up, while the others spend it waiting for them at the end of
+// the loop that they share.
+inline int default_threads(const std::string& root = "") {
+    const double quota = std::floor(cgroup_cpu_quota(root));
+    return static_cast<int>(std::clamp(quota, 1.0, static_cast<double>(physical_cores())));
+}
+
 // Adds up n 32-bit words (n a multiple of 16), a cache line at a time into four sums that do not wait for
 // each other, with a prefetch 4 KB ahead: fast enough that the loads are all it waits for.
 inline uint32_t sum_words(const uint32_t* words, size_t n) {
@@ -95,11 +114,10 @@ inline uint32_t sum_words(const uint32_t* words, size_t n) {
 // read its weights is compared with.
 class ReadBuffer {
   public:
-    // About n_bytes for n_threads threads, but no more than a quarter of the memory that is free.
+    // About n_bytes for n_threads threads, but no more than a quarter of the memory that is available.
     ReadBuffer(uint64_t n_bytes, int n_threads) : n_threads_(n_threads) {
         constexpr size_t page = 4096;
-        const uint64_t available = proc_bytes("/proc/meminfo", "MemAvailable");
-        if (available > 0) n_bytes = std::min(n_bytes, available / 4);
+        n_bytes = std::min(n_bytes, available_memory() / 4);
         per_thread_ = std::max<size_t>(1, n_bytes / page / static_cast<size_t>(n_threads)) * page;
         size_ = per_thread_ * static_cast<size_t>(n_threads);
         void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -1,0 +1,167 @@
+// What this process can use of the machine. Control groups are folders of files that the tests write.
+#include "common/cpu/machine.h"
+
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+// A root with a /proc and a /sys of its own.
+class FakeRoot {
+  public:
+    explicit FakeRoot(const char* name)
+        : path_(std::filesystem::temp_directory_path() / "runq_machine_test" / name) {
+        std::filesystem::remove_all(path_);
+    }
+    void write(const std::string& path, const std::string& text) const {
+        std::filesystem::create_directories((path_ / path).parent_path());
+        std::ofstream(path_ / path) << text;
+    }
+    std::string path() const { return path_; }
+
+  private:
+    std::filesystem::path path_;
+};
+
+constexpr uint64_t MiB = 1 << 20;
+
+// A machine with 1000 MiB available and version 2 of cgroups, its process in /outer/inner.
+FakeRoot version_2(const char* name) {
+    FakeRoot root(name);
+    root.write("proc/meminfo", "MemTotal: 4096000 kB\nMemFree: 10240 kB\nMemAvailable: 1024000 kB\n");
+    root.write("proc/self/cgroup", "0::/outer/inner\n");
+    root.write("proc/self/mountinfo",
+               "25 30 0:23 / /sys rw,nosuid shared:7 - sysfs sysfs rw\n"
+               "31 25 0:27 / /sys/fs/cgroup rw,nosuid shared:9 master:2 - cgroup2 cgroup2 rw,nsdelegate\n");
+    return root;
+}
+
+void group(const FakeRoot& root, const std::string& path, const std::string& max, uint64_t current,
+           uint64_t inactive_file = 0, uint64_t active_file = 0, const std::string& high = "max") {
+    const std::string at = "sys/fs/cgroup" + path + "/";
+    root.write(at + "memory.max", max + "\n");
+    root.write(at + "memory.high", high + "\n");
+    root.write(at + "memory.current", std::to_string(current) + "\n");
+    root.write(at + "memory.stat", "anon 1\nfile 2\ninactive_file " + std::to_string(inactive_file) +
+                                       "\nactive_file " + std::to_string(active_file) + "\nslab 3\n");
+}
+
+}  // namespace
+
+TEST_CASE("available memory: the machine's, without control groups or with ones that limit nothing") {
+    FakeRoot root("none");
+    CHECK(available_memory(root.path()) == no_limit);  // a system that does not say
+    root.write("proc/meminfo", "MemTotal: 4096000 kB\nMemFree: 10240 kB\nMemAvailable: 1024000 kB\n");
+    CHECK(available_memory(root.path()) == 1000 * MiB);
+    const FakeRoot free = version_2("free");
+    CHECK(available_memory(free.path()) == 1000 * MiB);
+    group(free, "/outer/inner", "max", 50 * MiB);
+    group(free, "/outer", std::to_string(5000 * MiB), 50 * MiB);
+    CHECK(available_memory(free.path()) == 1000 * MiB);
+}
+
+TEST_CASE("available memory: the smallest that the groups on the way leave") {
+    const FakeRoot root = version_2("nested");
+    group(root, "/outer/inner", std::to_string(300 * MiB), 100 * MiB);
+    CHECK(available_memory(root.path()) == 200 * MiB);
+    group(root, "/outer", std::to_string(500 * MiB), 450 * MiB);
+    CHECK(available_memory(root.path()) == 50 * MiB);
+    group(root, "/other", std::to_string(1 * MiB), 1 * MiB);  // not on the way
+    CHECK(available_memory(root.path()) == 50 * MiB);
+    // memory.high, above which the kernel holds processes up.
+    group(root, "/outer", "max", 450 * MiB, 0, 0, std::to_string(460 * MiB));
+    CHECK(available_memory(root.path()) == 10 * MiB);
+    // More used than allowed: the limit was lowered.
+    group(root, "/outer", std::to_string(100 * MiB), 450 * MiB);
+    CHECK(available_memory(root.path()) == 0);
+}
+
+TEST_CASE("available memory: pages of files do not count as used") {
+    const FakeRoot root = version_2("cache");
+    group(root, "/outer/inner", std::to_string(300 * MiB), 290 * MiB, 150 * MiB, 50 * MiB);
+    CHECK(available_memory(root.path()) == 210 * MiB);
+}
+
+TEST_CASE("available memory: version 1, and a container that sees its own group as the root") {
+    FakeRoot root("version_1");
+    root.write("proc/meminfo", "MemAvailable: 1024000 kB\n");
+    root.write("proc/self/cgroup",
+               "9:name=systemd:/\n4:memory:/docker/abc/job\n2:cpu,cpuacct:/docker/abc\n0::/\n");
+    root.write(
+        "proc/self/mountinfo",
+        "35 31 0:32 /docker/abc /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+        "32 31 0:29 /docker/abc /sys/fs/cgroup/cpu,cpuacct rw,relatime - cgroup cgroup rw,cpu,cpuacct\n");
+    const std::string memory = "sys/fs/cgroup/memory/";
+    root.write(memory + "memory.limit_in_bytes", std::to_string(256 * MiB) + "\n");
+    root.write(memory + "memory.usage_in_bytes", std::to_string(200 * MiB) + "\n");
+    root.write(memory + "memory.stat", "inactive_file 0\nactive_file 0\ntotal_inactive_file " +
+                                           std::to_string(20 * MiB) + "\ntotal_active_file 0\n");
+    CHECK(available_memory(root.path()) == 76 * MiB);
+    root.write(memory + "job/memory.limit_in_bytes", std::to_string(64 * MiB) + "\n");
+    root.write(memory + "job/memory.usage_in_bytes", std::to_string(60 * MiB) + "\n");
+    CHECK(available_memory(root.path()) == 4 * MiB);
+    root.write(memory + "job/memory.limit_in_bytes", "9223372036854771712\n");  // none
+    CHECK(available_memory(root.path()) == 76 * MiB);
+    // A group that cannot be seen from inside: what is mounted is the closest.
+    root.write("proc/self/cgroup", "4:memory:/elsewhere\n");
+    CHECK(available_memory(root.path()) == 76 * MiB);
+    root.write("proc/self/cgroup", "4:memory:/docker/abcdef\n");
+    CHECK(available_memory(root.path()) == 76 * MiB);
+
+    const std::string cpu = "sys/fs/cgroup/cpu,cpuacct/";
+    root.write("proc/self/cgroup", "2:cpu,cpuacct:/docker/abc\n");
+    root.write(cpu + "cpu.cfs_period_us", "100000\n");
+    root.write(cpu + "cpu.cfs_quota_us", "-1\n");
+    CHECK(cgroup_cpu_quota(root.path()) == std::numeric_limits<double>::infinity());
+    root.write(cpu + "cpu.cfs_quota_us", "150000\n");
+    CHECK(cgroup_cpu_quota(root.path()) == 1.5);
+}
+
+TEST_CASE("threads: the physical cores, no more than a CPU quota feeds, at least one") {
+    const FakeRoot root = version_2("quota");
+    auto set = [&](const char* outer, const char* inner) {
+        root.write("sys/fs/cgroup/outer/cpu.max", outer);
+        root.write("sys/fs/cgroup/outer/inner/cpu.max", inner);
+    };
+    CHECK(default_threads(root.path()) == physical_cores());
+    set("max 100000\n", "max 100000\n");
+    CHECK(default_threads(root.path()) == physical_cores());
+    set("6400000 100000\n", "10000000 10000\n");
+    CHECK(cgroup_cpu_quota(root.path()) == 64);
+    CHECK(default_threads(root.path()) == std::min(64, physical_cores()));
+    set("150000 100000\n", "max 100000\n");
+    CHECK(cgroup_cpu_quota(root.path()) == 1.5);
+    CHECK(default_threads(root.path()) == 1);
+    set("290000 100000\n", "max 100000\n");
+    CHECK(default_threads(root.path()) == std::min(2, physical_cores()));
+    set("400000 100000\n", "20000 100000\n");
+    CHECK(default_threads(root.path()) == 1);
+    CHECK(default_threads() >= 1);
+    CHECK(default_threads() <= physical_cores());
+}
+
+TEST_CASE("machine: cores, memory and bandwidth are plausible") {
+    CHECK(physical_cores() >= 1);
+    CHECK(physical_cores() <= static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
+    CHECK(peak_memory_bytes() > 1000 * 1000);
+    CHECK(available_memory() > 1000 * 1000);
+    CHECK(available_memory() <= proc_bytes("/proc/meminfo", "MemTotal"));
+    const double bandwidth = read_bandwidth(1);
+    CHECK(bandwidth > 1e8);
+    CHECK(bandwidth < 1e13);
+    const ReadBuffer buffer(1000 * 1000, 3);
+    CHECK(buffer.size() % (3 * 4096) == 0);
+    CHECK(buffer.size() <= 1000 * 1000);
+    CHECK(buffer.size() > 1000 * 1000 - 3 * 4096);
+    CHECK(buffer.seconds_to_read() > 0);
+    CHECK(ReadBuffer(0, 2).size() == 2 * 4096);
+    std::vector<uint32_t> words(1024);
+    uint32_t sum = 0;
+    for (size_t i = 0; i < words.size(); i++) sum += words[i] = static_cast<uint32_t>(i * 2654435761u);
+    CHECK(sum_words(words.data(), words.size()) == sum);
+}
