@@ -9,17 +9,14 @@
 #pragma once
 
 #include <algorithm>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
-#include <cstring>
 #include <initializer_list>
 #include <map>
-#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "common/app/new_file.h"
 #include "common/cpu/int8.h"
 #include "common/cpu/rows.h"
 
@@ -49,8 +46,12 @@ class Trace {
         }
     }
 
-    // Writes the file under a temporary name and renames it. Throws std::runtime_error naming the path.
+    // Throws std::runtime_error naming the path.
     void write(const std::string& path) const {
+        NewFile file(path);
+        write(file);
+    }
+    void write(NewFile& file) const {
         std::string header = "{";
         size_t offset = 0;
         for (const auto& [step, t] : tensors_) {
@@ -66,29 +67,20 @@ class Trace {
         header += "}";
         header.resize((header.size() + 7) / 8 * 8, ' ');
 
-        const std::string temporary = path + ".part";
-        std::FILE* f = std::fopen(temporary.c_str(), "wb");
-        if (f == nullptr) throw std::runtime_error(path + ": cannot write: " + std::strerror(errno));
         const uint64_t header_bytes = header.size();
-        bool ok = std::fwrite(&header_bytes, sizeof header_bytes, 1, f) == 1 &&
-                  std::fwrite(header.data(), 1, header.size(), f) == header.size();
+        file.write(&header_bytes, sizeof header_bytes);
+        file.write(header.data(), header.size());
         for (const auto& [step, t] : tensors_) {
             const std::vector<char> zeros(t.width * t.value_size);
             for (const Token& token : t.tokens) {
                 const size_t row_bytes = token.n_cols * t.value_size;
                 for (size_t r = 0; r < t.n_rows; r++) {
-                    ok = ok && std::fwrite(token.bytes.data() + r * row_bytes, 1, row_bytes, f) == row_bytes;
-                    const size_t padding = (t.width - token.n_cols) * t.value_size;
-                    ok = ok && std::fwrite(zeros.data(), 1, padding, f) == padding;
+                    file.write(token.bytes.data() + r * row_bytes, row_bytes);
+                    file.write(zeros.data(), (t.width - token.n_cols) * t.value_size);
                 }
             }
         }
-        ok = std::fclose(f) == 0 && ok;
-        if (!ok || std::rename(temporary.c_str(), path.c_str()) != 0) {
-            const std::string reason = std::strerror(errno);
-            std::remove(temporary.c_str());
-            throw std::runtime_error(path + ": cannot write: " + reason);
-        }
+        file.commit();
     }
 
   private:
