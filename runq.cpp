@@ -289,7 +289,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 
 // Opens a Q8 file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    return load_cpu<Transformer>(path, scheme_q8, check_config, options, trace);
+    return load_cpu<Transformer>(path, scheme_q8, check_config, max_chunk, options, trace);
 }
 
 Model load_model(const Options& options, Trace* trace) {

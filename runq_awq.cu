@@ -30,10 +30,12 @@
 #include <vector>
 
 #include "common/app/device_recorder.h"
+#include "common/app/memory.h"
 #include "common/app/model.h"
 #include "common/app/options.h"
 #include "common/app/streams.h"
 #include "common/app/trace.h"
+#include "common/cpu/machine.h"
 #include "common/gpu/attention.cuh"
 #include "common/gpu/bandwidth.h"
 #include "common/gpu/cublas.h"
@@ -809,7 +811,7 @@ struct RunState {
 
     DeviceBuffer<int> inputs;        // (1 + max_chunk,), the position of the first token, then the tokens
     DeviceBuffer<int> best;          // (1,), the most probable token
-    DeviceBuffer<float2> rotations;  // (context, head_dim / 2) cos and sin
+    RotationTable rotations;         // (context, head_dim / 2) cos and sin
     DeviceKvCache cache;             // keys and values of `context` positions
     MatmulState matmul;              // how products are computed
     AttentionScratch attention;      // of single tokens
@@ -818,7 +820,7 @@ struct RunState {
 
     // Allocates a run's memory; `context` is the number of positions to keep.
     RunState(const ModelConfig& c, int context, Matmul how, bool traced)
-        : rotations(rotation_table(c, context)),
+        : rotations(c, context),
           cache(c, context),
           matmul(how, largest_dequantized(c, how, std::min(max_chunk, context))),
           attention(c.n_kv_heads, c.heads_per_kv(), c.head_dim, context) {
@@ -946,6 +948,7 @@ void run_step(Transformer& m, int n_tokens, bool next) {
 
 // Puts a chunk's position and ids where a step finds them.
 void set_inputs(RunState& s, std::span<const int> tokens, int pos) {
+    s.rotations.reach(pos + int(tokens.size()));
     std::vector<int> inputs{pos};
     inputs.insert(inputs.end(), tokens.begin(), tokens.end());
     s.inputs.upload(inputs.data(), inputs.size());
@@ -1008,25 +1011,48 @@ Matmul matmul_of(const Options& o) {
 // Whether all matrices are expanded when loading.
 bool keeps_fp16(Matmul how) { return how == Matmul::predequant || how == Matmul::fp16; }
 
-// Throws std::runtime_error if weights and cache do not fit the device, before anything is copied.
-void check_device_memory(const ModelConfig& c, const TensorList& tensors, int context, Matmul how) {
+// The device memory that load_transformer() allocates.
+std::vector<MemoryPart> device_memory(const ModelConfig& c, const TensorList& tensors, int context,
+                                      Matmul how, bool traced) {
+    const uint64_t n = uint64_t(std::min(max_chunk, context)), f32 = sizeof(float), f16 = sizeof(half);
+    const uint64_t dim = uint64_t(c.dim), q = uint64_t(c.q_dim()), kv = uint64_t(c.kv_dim()),
+                   hidden = uint64_t(c.hidden_dim), n_logits = std::min(uint64_t(logit_rows), n);
+    uint64_t chunk = n * (dim * (f32 + f16) + q * (f32 + 2 * f16) + 2 * kv * f32 + hidden * (2 * f32 + f16));
+    if (traced) chunk += n * (dim + q + kv) * f32;
+    const uint64_t scratch = max_partials * f32 + max_tiles * sizeof(unsigned) +
+                             largest_dequantized(c, how, int(n)) * f16 + (2 + n) * sizeof(int) +
+                             AttentionScratch::bytes(c.n_kv_heads, c.heads_per_kv(), c.head_dim, context);
+    const char* advice = "a smaller --ctx takes less";
+    return {{"the weights", tensors.memory_bytes()},
+            {"the weights as fp16 (--matmul)", keeps_fp16(how) ? c.macs_per_token() * f16 : 0},
+            kv_part(0, context, kv_bytes(c, f16), advice),
+            {"RoPE", RotationTable::n_values(c, context) * sizeof(float2), advice},
+            {"a chunk of " + std::to_string(n) + " tokens", chunk},
+            logits_part(n_logits, c.vocab_size),
+            {"products and attention", scratch}};
+}
+
+// Throws std::runtime_error if a run's memory is not there, on the device or on the host, before any of it is
+// allocated.
+void check_run_memory(const ModelFile& file, const TensorList& tensors, const Options& o, int context,
+                      bool traced) {
+    const uint64_t n_logits = o.ppl || traced ? uint64_t(std::min(max_chunk, context)) : 1;
+    std::vector<MemoryPart> on_host = {logits_part(n_logits, file.config.vocab_size),
+                                       {"the tokenizer", file.tokenizer.size()}};
     device();
 #ifdef HAVE_CUBLAS
     cublas();  // its workspace takes device memory, too
 #endif
-    const double weights = double(tensors.weight_bytes());
-    const double cache = 2.0 * c.n_layers * c.kv_dim() * context * sizeof(half);
-    const double fp16 = keeps_fp16(how) ? double(c.macs_per_token()) * sizeof(half) : 0;
+    const std::vector<MemoryPart> on_device =
+        device_memory(file.config, tensors, context, matmul_of(o), traced);
+#ifdef __CUDACC__
     size_t free = 0, all = 0;
     check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
-    if (weights + cache + fp16 <= double(free)) return;
-    std::string what = format("weights of %.2f GB", weights / 1e9);
-    if (fp16 > 0) what += format(", again as fp16 %.2f GB,", fp16 / 1e9);
-    what += format(
-        " and a cache of %.2f GB for %d positions (--ctx) do not fit: %.2f GB of %.2f GB of device memory "
-        "are free",
-        cache / 1e9, context, double(free) / 1e9, double(all) / 1e9);
-    throw std::runtime_error(what);
+    check_memory(on_device, free, "device memory");
+#else
+    on_host.insert(on_host.end(), on_device.begin(), on_device.end());  // the emulator's is the host's
+#endif
+    check_memory(on_host, available_memory());
 }
 
 // All matrices as fp16, for --matmul predequant and fp16.
@@ -1054,7 +1080,7 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
     const Matmul how = matmul_of(options);
     const int context = context_length(options, file.config);
     try {
-        check_device_memory(file.config, planned.file, context, how);
+        check_run_memory(file, planned.file, options, context, trace != nullptr);
         DeviceBuffer<std::byte> memory = upload_weights(file, planned.file);
         Weights weights{tensors_in(memory), file.config};
         RunState state(file.config, context, how, trace != nullptr);
@@ -1082,15 +1108,11 @@ Model load_model(const Options& options, Trace* trace) {
     model.max_chunk = max_chunk;
     model.device_bytes = [] { return device().peak; };
     model.device_bandwidth = copy_bandwidth;
-    model.forward = in_chunks([m](auto... chunk) { return forward(*m, chunk...); }, max_chunk, c.vocab_size,
-                              trace != nullptr);
+    const ForwardChunk chunk = [m](auto... arguments) { return forward(*m, arguments...); };
+    model.forward = in_chunks(chunk, max_chunk, c.vocab_size, trace != nullptr);
+    model.prefill = without_logits(chunk, trace != nullptr);
     if (trace == nullptr) {
         model.forward_greedy = [m](std::span<const int> tokens, int pos) {
-            while (tokens.size() > max_chunk) {
-                forward(*m, tokens.first(max_chunk), pos, 0);
-                tokens = tokens.subspan(max_chunk);
-                pos += max_chunk;
-            }
             return forward_greedy(*m, tokens, pos);
         };
     }

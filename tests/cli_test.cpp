@@ -12,107 +12,12 @@
 #include <vector>
 
 #include "safetensors.h"
+#include "table_model.h"
 
 namespace {
 
 constexpr float inf = std::numeric_limits<float>::infinity();
 constexpr float qnan = std::numeric_limits<float>::quiet_NaN();
-
-// ----------------------------------------------------------------------------
-// A model whose next token depends on the last one alone
-
-struct Fed {
-    int pos;
-    std::vector<int> tokens;
-    bool all_logits;
-    bool operator==(const Fed&) const = default;
-};
-
-struct Bigram {
-    int vocab_size;
-    std::vector<float> table;  // (vocab_size, vocab_size): row t has the logits after token t
-    std::vector<Fed> fed;      // every call of forward()
-    int raise_at_call = -1;    // the call that also sends this process a SIGINT
-    uint64_t weight_bytes = 1000;
-    int context = 64;
-
-    // After token t comes t + 1, and after the last one the first.
-    explicit Bigram(int vocab = 8) : vocab_size(vocab), table(static_cast<size_t>(vocab * vocab), 0.0f) {
-        for (int t = 0; t < vocab; t++) row(t)[static_cast<size_t>((t + 1) % vocab)] = 5;
-    }
-    std::span<float> row(int t) {
-        const auto n = static_cast<size_t>(vocab_size);
-        return std::span(table).subspan(static_cast<size_t>(t) * n, n);
-    }
-
-    Model model() {
-        Model m;
-        m.config.vocab_size = vocab_size;
-        m.config.max_seq_len = context;
-        m.config.dim = m.config.n_layers = 1;
-        m.config.temperature = 0;
-        m.config.eos_ids = {7};
-        m.scheme = "table";
-        m.kernel = "lookup";
-        m.weight_bytes_per_token = weight_bytes;
-        m.kv_bytes_per_position = 10;
-        m.max_chunk = 3;
-        m.forward = [this, logits = std::vector<float>()](std::span<const int> tokens, int pos,
-                                                          bool all_logits) mutable {
-            if (static_cast<int>(fed.size()) == raise_at_call) std::raise(SIGINT);
-            fed.push_back({pos, {tokens.begin(), tokens.end()}, all_logits});
-            logits.clear();
-            for (const int t : all_logits ? tokens : tokens.last(1)) {
-                logits.insert(logits.end(), row(t).begin(), row(t).end());
-            }
-            return std::span<const float>(logits);
-        };
-        return m;
-    }
-};
-
-Session greedy_session(const Model& model, int context = 64) {
-    return Session{model, Sampler(0, 0, 1, 0), context};
-}
-
-// ----------------------------------------------------------------------------
-// Running the whole command line, with files for the three streams
-
-struct Result {
-    int code;
-    std::string out, err;
-};
-
-std::string contents(std::FILE* file) {
-    std::string text;
-    std::rewind(file);
-    for (int c; (c = std::getc(file)) != EOF;) text.push_back(static_cast<char>(c));
-    std::fclose(file);
-    return text;
-}
-
-Result run_cli(const Program& program, std::vector<const char*> arguments, const std::string& input = "") {
-    const Streams io{std::tmpfile(), std::tmpfile(), std::tmpfile()};
-    std::fwrite(input.data(), 1, input.size(), io.in);
-    std::rewind(io.in);
-    arguments.insert(arguments.begin(), "runq");
-    interrupted = 0;
-    const int code = run_with_streams(static_cast<int>(arguments.size()), arguments.data(), program, io);
-    interrupted = 0;
-    std::fclose(io.in);
-    return {code, contents(io.out), contents(io.err)};
-}
-
-Bigram* loaded = nullptr;  // what the next load gives; a Program's load is a plain function
-
-const Program table_program = {"runq", "a table", [](const Options& o, Trace*) {
-                                   Model m = loaded->model();
-                                   context_length(o, m.config);
-                                   return m;
-                               }};
-const Program no_program = {"runq", "loads nothing", [](const Options&, Trace*) -> Model {
-                                throw std::runtime_error("the model was opened");
-                            }};
 
 Options options_of(std::vector<const char*> arguments) {
     arguments.insert(arguments.begin(), "runq");
@@ -207,7 +112,7 @@ TEST_CASE("cli: every bad command line is exit code 2 and one line, before the m
         {{"m", "-n5"}, "unknown option '-n5'"},
         {{"m", "--"}, "unknown option '--'"},
         {{"m", "--nonsense=1"}, "unknown option '--nonsense'"},
-        {{"m", "--a\nb"}, "unknown option '--a?b'"},
+        {{"m", "--a\nb"}, "unknown option '--a\\x0ab'"},
         {{"m", "--info=1"}, "--info: takes no value, got '1'"},
         {{"m", "--print-ids="}, "--print-ids: takes no value, got ''"},
         {{"m", "-i"}, "-i: needs a value"},
@@ -615,9 +520,9 @@ TEST_CASE("generate: the prompt goes in pieces, then one token at a time, up to 
     Session t = greedy_session(model);
     t.max_new = 1;
     CHECK(generate(t, long_prompt, [](int) {}) == Stop::steps);
-    REQUIRE(table.fed.size() == 2);  // 24 = 8 chunks, and the rest
-    CHECK(table.fed[0].tokens.size() == 24);
-    CHECK(table.fed[1] == Fed{24, std::vector<int>(6, 1), false});
+    REQUIRE(table.fed.size() == 10);  // chunks of 3
+    for (size_t i = 0; i < 10; i++)
+        CHECK(table.fed[i] == Fed{static_cast<int>(3 * i), std::vector<int>(3, 1), false});
 }
 
 TEST_CASE("generate: stops at its number of tokens and at the end of the context") {
@@ -821,8 +726,12 @@ const std::vector<std::string> names = {"<b>", "<u>", "<a>", "<e>",  "<s>",     
                                         "b",   "c",   "d",   "\xC3", "<think>", "</think>"};
 enum : int { bos, user, assistant, end, sys, a, b, c, d, half, think, unthink };  // \xC3: half a character
 
+// What it does to a conversation: no template, one that writes pieces around each message, one that does not.
+enum class Chat { none, pieces, empty };
+
 // The section as docs/tokenizer.md lays it out.
-Tokenizer small_tokenizer(bool add_bos, bool with_chat) {
+Tokenizer small_tokenizer(bool add_bos, Chat kind) {
+    const bool with_chat = kind != Chat::none;
     std::string bytes, flags, offsets, added, chat;
     auto u32 = [](std::string& to, size_t value) {
         for (int i = 0; i < 4; i++) to.push_back(static_cast<char>(value >> (8 * i)));
@@ -841,8 +750,9 @@ Tokenizer small_tokenizer(bool add_bos, bool with_chat) {
         u32(chat, 8);  // thoughts are dropped
         for (const char* piece : {"<b>", "<b><s>", "<e>", "", "", "<u>", "<e>", "<a>", "<e>", "<a>",
                                   "<a><think></think>", "<think>", "</think>"}) {
-            u32(chat, std::strlen(piece));
-            chat += piece;
+            const std::string text = kind == Chat::empty ? "" : piece;
+            u32(chat, text.size());
+            chat += text;
         }
     }
     std::string header;
@@ -859,6 +769,7 @@ Tokenizer small_tokenizer(bool add_bos, bool with_chat) {
 // Answers with a thought, c, and then d.
 struct Talker : Bigram {
     Talker() : Bigram(static_cast<int>(names.size())) {
+        max_chunk = 64;
         std::fill(table.begin(), table.end(), 0.0f);
         for (const auto& [from, to] : {std::pair(assistant, think),
                                        {think, c},
@@ -872,16 +783,16 @@ struct Talker : Bigram {
     }
 };
 
-template <bool add_bos, bool with_chat>
+template <bool add_bos, Chat chat>
 Model load_talker(const Options& o, Trace*) {
     Model m = loaded->model();
     m.config.eos_ids = {end};
     m.config.bos_id = bos;
-    m.tokenizer = std::make_shared<Tokenizer>(small_tokenizer(add_bos, with_chat));
+    m.tokenizer = std::make_shared<Tokenizer>(small_tokenizer(add_bos, chat));
     context_length(o, m.config);
     return m;
 }
-const Program talker = {"runq", "", load_talker<true, true>};
+const Program talker = {"runq", "", load_talker<true, Chat::pieces>};
 
 }  // namespace
 
@@ -974,9 +885,34 @@ TEST_CASE("chat mode: a full context ends the conversation with one line") {
 TEST_CASE("chat mode: needs a template") {
     Talker model;
     loaded = &model;
-    const Result r = run_cli({"runq", "", load_talker<true, false>}, {"m", "-m", "chat"}, "a\n");
+    const Result r = run_cli({"runq", "", load_talker<true, Chat::none>}, {"m", "-m", "chat"}, "a\n");
     CHECK(r.code == 2);
     CHECK(r.err == "runq: --mode chat: this file has no chat template\n");
+}
+
+TEST_CASE("chat mode: a conversation that gives no tokens is refused, and nothing is run") {
+    Talker model;
+    loaded = &model;
+    const Program empty = {"runq", "", load_talker<true, Chat::empty>};
+    const Result r = run_cli(empty, {"m", "-m", "chat", "--print-ids"}, "x\n");  // no token has this letter
+    CHECK(r.code == 2);
+    CHECK(r.out == "");
+    CHECK(r.err ==
+          "runq: --mode chat: the prompt is empty, and this model has no token to begin a text with\n");
+    CHECK(model.fed.empty());
+    CHECK(run_cli(empty, {"m", "-m", "chat", "-n", "1", "--print-ids"}, "b\n").code == 0);
+}
+
+TEST_CASE("generate: takes 1 to `context` tokens") {
+    Bigram table;
+    const Model model = table.model();
+    Session s = greedy_session(model, 4);
+    std::vector<int> none, five(5, 1);
+    CHECK_THROWS_WITH_AS(generate(s, none, [](int) {}), "generate: 0 tokens to go on from, expected 1 to 4",
+                         std::invalid_argument);
+    CHECK_THROWS_WITH_AS(generate(s, five, [](int) {}), "generate: 5 tokens to go on from, expected 1 to 4",
+                         std::invalid_argument);
+    CHECK(table.fed.empty());
 }
 
 TEST_CASE("--ppl: one line, and a BOS before every window only if the tokenizer puts it there") {
@@ -996,7 +932,7 @@ TEST_CASE("--ppl: one line, and a BOS before every window only if the tokenizer 
                            std::exp((even + miss + even + even + miss + miss + even) / 7)),
                     std::vector<int>{bos, a, b}));
     // abcd abc: three and two scored
-    CHECK(first_window({"runq", "", load_talker<false, true>}) ==
+    CHECK(first_window({"runq", "", load_talker<false, Chat::pieces>}) ==
           std::pair(format("perplexity %.4f over 5 tokens (windows of 4)\n",
                            std::exp((miss + even + miss + miss + even) / 5)),
                     std::vector<int>{a, b, c}));
@@ -1066,6 +1002,7 @@ TEST_CASE("perplexity: large logits neither overflow nor vanish") {
 
 TEST_CASE("bench: runs the prompt at once and then a token at a time") {
     Bigram table;
+    table.max_chunk = 8;
     loaded = &table;
     Result r = run_cli(table_program, {"m", "--bench", "5,2", "-j", "2"});
     CHECK(r.code == 0);
@@ -1091,7 +1028,7 @@ TEST_CASE("bench: runs the prompt at once and then a token at a time") {
 TEST_CASE("bench: one token in each page of the KV cache goes ahead, untimed") {
     Bigram table;
     loaded = &table;
-    table.context = 300;
+    table.context = table.max_chunk = 300;
     const Result r = run_cli(table_program, {"m", "--bench", "298,2"});
     CHECK(r.code == 0);
     REQUIRE(table.fed.size() == 6);
@@ -1110,23 +1047,4 @@ TEST_CASE("bench: the memory it reads between the tokens is not the program's") 
     const size_t at = r.out.find("memory ");
     REQUIRE(at != std::string::npos);
     CHECK(std::stod(r.out.substr(at + 7)) * 1e9 < static_cast<double>(before + (1 << 28)));
-}
-
-TEST_CASE("machine: cores, memory and bandwidth are plausible") {
-    CHECK(physical_cores() >= 1);
-    CHECK(physical_cores() <= static_cast<int>(std::max(1u, std::thread::hardware_concurrency())));
-    CHECK(peak_memory_bytes() > 1000 * 1000);
-    const double bandwidth = read_bandwidth(1);
-    CHECK(bandwidth > 1e8);
-    CHECK(bandwidth < 1e13);
-    const ReadBuffer buffer(1000 * 1000, 3);
-    CHECK(buffer.size() % (3 * 4096) == 0);
-    CHECK(buffer.size() <= 1000 * 1000);
-    CHECK(buffer.size() > 1000 * 1000 - 3 * 4096);
-    CHECK(buffer.seconds_to_read() > 0);
-    CHECK(ReadBuffer(0, 2).size() == 2 * 4096);
-    std::vector<uint32_t> words(1024);
-    uint32_t sum = 0;
-    for (size_t i = 0; i < words.size(); i++) sum += words[i] = static_cast<uint32_t>(i * 2654435761u);
-    CHECK(sum_words(words.data(), words.size()) == sum);
 }

@@ -3,7 +3,9 @@
 #include "common/model/model_file.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "common/cpu/cgroup.h"
 #include "common/model/tensors.h"
 
 namespace {
@@ -237,6 +240,82 @@ TEST_CASE("model file: a flipped bit in header or tokenizer, and a wrong length,
                       (folder + "model.bin: not this one").c_str());
     CHECK(refusal(folder + "absent.bin") == folder + "absent.bin: cannot open: No such file or directory");
     CHECK(refusal("/tmp") == "/tmp: not a regular file");
+}
+
+TEST_CASE("model file: a FIFO is refused and not waited for, a pointer of Git LFS is called one") {
+    std::filesystem::create_directories(folder);
+    const std::string fifo = folder + "fifo.bin";
+    std::filesystem::remove(fifo);
+    REQUIRE(mkfifo(fifo.c_str(), 0600) == 0);
+    CHECK(refusal(fifo) == fifo + ": not a regular file");
+    const std::string pointer = folder + "pointer.bin";
+    std::ofstream(pointer) << "version https://git-lfs.github.com/spec/v1\noid sha256:"
+                           << std::string(64, '7') << "\nsize 1234567\n";
+    CHECK(refusal(pointer) ==
+          pointer + ": a Git LFS pointer, which stands for the file; `git lfs pull` fetches the file itself");
+}
+
+namespace {
+
+// Bytes of the file that lie in the page cache.
+size_t cached_bytes(const std::string& path) {
+    const MappedFile file(path);
+    const size_t page = size_t(sysconf(_SC_PAGESIZE));
+    std::vector<unsigned char> there(file.bytes().size() / page + 1);
+    REQUIRE(mincore(const_cast<std::byte*>(file.bytes().data()), file.bytes().size(), there.data()) == 0);
+    size_t n = 0;
+    for (const unsigned char x : there) n += (x & 1) * page;
+    return n;
+}
+
+}  // namespace
+
+TEST_CASE("model file: of a file that is no model only the beginning is read") {
+    const std::string path = write(good_file());
+    std::filesystem::resize_file(path, size_t(300) << 20);  // a hole
+    CHECK(refusal(path).find("but its tokenizer section is") != std::string::npos);
+    std::ofstream(path, std::ios::binary | std::ios::in) << "GGUF";
+    CHECK(refusal(path).find("magic is 0x46554747") != std::string::npos);
+    CHECK(cached_bytes(path) < size_t(16) << 20);
+    std::filesystem::remove(path);
+}
+
+TEST_CASE("mapped file: copied into huge pages if it is large and half of the available memory holds it") {
+    const std::string path = write(good_file());
+    std::filesystem::resize_file(path, min_bytes_to_copy);
+    const std::vector<std::byte> begin = [&] {
+        const MappedFile file(path);
+        return std::vector(file.bytes().begin(), file.bytes().begin() + 400);
+    }();
+    auto mapped_with = [&](uint64_t available) {
+        MappedFile file(path);
+        CHECK(file.is_mapped());
+        CHECK(mapped_range.begin == file.bytes().data());
+        file.copy_into_huge_pages(available);
+        CHECK(file.bytes().size() == min_bytes_to_copy);
+        CHECK(std::equal(begin.begin(), begin.end(), file.bytes().begin()));
+        CHECK((mapped_range.begin == file.bytes().data()) == file.is_mapped());
+        return file.is_mapped();
+    };
+    CHECK(mapped_with(2 * min_bytes_to_copy - 1));
+    CHECK_FALSE(mapped_with(2 * min_bytes_to_copy));
+    CHECK_FALSE(mapped_with(no_limit));
+    std::filesystem::resize_file(path, min_bytes_to_copy - 1);
+    MappedFile small(path);
+    small.copy_into_huge_pages(no_limit);
+    CHECK(small.is_mapped());
+    CHECK(mapped_range.size == small.bytes().size());
+    { const MappedFile gone = std::move(small); }
+    CHECK(mapped_range.begin == nullptr);
+
+    // A ModelFile's spans move along.
+    Bytes f = good_file();
+    ModelFile model = open_file(write(f));
+    const std::vector tokenizer(model.tokenizer.begin(), model.tokenizer.end());
+    model.copy_into_huge_pages(no_limit);
+    CHECK(model.weights.data() == model.map.bytes().data() + header_size);
+    CHECK(std::equal(tokenizer.begin(), tokenizer.end(), model.tokenizer.begin(), model.tokenizer.end()));
+    std::filesystem::remove(path);
 }
 
 TEST_CASE("crc32: the check value of zlib and PNG") {

@@ -52,6 +52,35 @@ std::vector<int> greedy(Transformer& m, const std::vector<int>& prompt, int n, i
 
 }  // namespace
 
+TEST_CASE("memory: what is asked for before loading is what a run then takes") {
+    for (const char* name : models) {
+        const Tensors golden = golden_trace(name);
+        const std::vector<int> tokens = golden.at("tokens").i32();
+        for (const bool all_logits : {false, true}) {
+            CAPTURE(name);
+            CAPTURE(all_logits);
+            Options options;
+            if (all_logits) options.ppl = "text";
+            options.ids = tokens;
+            Transformer m = load(name);
+            const int n = int(tokens.size()), context = context_length(options, m.file.config);
+            uint64_t counted = 0, taken = m.file.tokenizer.size();
+            for (const MemoryPart& part : cpu_memory(m.file, options, context, max_chunk))
+                counted += part.bytes;
+            forward(m, tokens, 0, all_logits ? n : 1);
+            RunState& s = m.state;
+            for (const Rows* rows : {&s.x, &s.normed, &s.q, &s.k, &s.v, &s.attn_out, &s.proj, &s.gate, &s.up})
+                taken += rows->values.size() * sizeof(float);
+            // Of a whole chunk, as the rest has.
+            const uint64_t n_logits = all_logits ? uint64_t(max_chunk) : 1;
+            taken += n_logits * uint64_t(m.file.config.vocab_size) * sizeof(float);
+            taken += s.xq.codes.size() / size_t(n) * size_t(max_chunk);
+            taken += kv_bytes(m.file.config, sizeof(float)) * uint64_t(n);
+            CHECK(counted == taken);
+        }
+    }
+}
+
 // ----------------------------------------------------------------------------
 // Layers and whole passes
 

@@ -574,6 +574,47 @@ TEST_CASE("weights: each tensor's bytes in device memory are those of the file")
     }
 }
 
+TEST_CASE("memory: what is asked for before loading is what the device then holds") {
+    for (const char* name : models) {
+        for (const bool traced : {false, true}) {
+            for (const int ctx : {7, 300}) {
+                CAPTURE(name);
+                CAPTURE(traced);
+                CAPTURE(ctx);
+                Options options;
+                options.own["--matmul"] = "fused";
+                options.ctx = ctx;
+                Trace trace;
+                const uint64_t before = device().allocated;
+                const Transformer m = load_transformer("build/models/" + std::string(name) + ".bin", options,
+                                                       traced ? &trace : nullptr);
+                uint64_t counted = 0;
+                for (const MemoryPart& part :
+                     device_memory(m.file.config, m.weights.file, ctx, Matmul::fused, traced))
+                    counted += part.bytes;
+                CHECK(counted == device().allocated - before);
+            }
+        }
+    }
+}
+
+TEST_CASE("rotations: computed as positions are used, the same as all at once") {
+    ModelConfig c;
+    c.head_dim = 32;
+    RotationTable little(c, 10000), all(c, 10000);
+    const DeviceBuffer<float2>&a = little, &b = all;
+    CHECK(a.size() == 10000 * 16);
+    all.reach(10000);
+    for (const int end : {1, 4096, 4097, 4000, 10000}) little.reach(end);
+    const std::vector<float2> x = from_device(a), y = from_device(b);
+    CHECK(std::memcmp(x.data(), y.data(), x.size() * sizeof(float2)) == 0);
+    const std::vector<float> frequencies = rope_frequencies(c);
+    const Rotation last = rotation(9999, frequencies[15]), first = rotation(0, frequencies[3]);
+    CHECK(x.back().x == last.cos);
+    CHECK(x.back().y == last.sin);
+    CHECK(x[3].x == first.cos);
+}
+
 // ----------------------------------------------------------------------------
 // Layers and whole passes
 

@@ -122,7 +122,9 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_numbers(tmp_path):
         pytest.skip("this machine has memory for it")
     assert done.returncode == 1
     text = done.stderr.decode()
-    assert f"a cache of {4 * 2 * 128 * 2 * context / 1e9:.2f} GB for {context} positions (--ctx) do not fit" in text
+    cache = 4 * 2 * 128 * 2 * context / 1e9
+    assert f": {cache:.2f} GB for the keys and values of positions 0 to {context - 1}, " in text
+    assert text.endswith("; a smaller --ctx takes less\n")
     assert text.count("\n") == 1
 
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/app/session.h"
+#include "common/app/signals.h"
 #include "common/app/streams.h"
 #include "common/cpu/clock.h"
 #include "common/cpu/machine.h"
@@ -35,6 +36,7 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
         ids[i] = static_cast<int>((i + 1) * 7919 % static_cast<size_t>(s.model.config.vocab_size));
     }
     const auto prompt = std::span<const int>(ids).first(static_cast<size_t>(n_prompt));
+    make_kv_room(s, ids.size());
     // Not timed: this reads the file into memory and touches every page of the KV cache (256 positions).
     for (int pos = 0; pos < n && !interrupted; pos += 128) {
         s.model.forward(std::span(ids).first(1), pos, false);
@@ -42,25 +44,27 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     // Not timed either: at its first runs a device loads kernels and captures graphs.
     for (int i = 0; s.model.forward_greedy && i < 2; i++) {
         if (n_generated > 0) s.model.forward_greedy(std::span(ids).first(1), 0);
-        if (n_prompt > 0) s.model.forward_greedy(prompt, 0);
+        Session first{s.model, s.sampler, s.context};
+        if (n_prompt > 0) prefill(first, prompt, true);
     }
     auto phases = [&] { return s.model.phases != nullptr ? *s.model.phases : PhaseSeconds{}; };
     const PhaseSeconds at_start = phases();
-    if (n_prompt > 0) feed(s, prompt, false, true);
+    if (n_prompt > 0) prefill(s, prompt, true);
     const PhaseSeconds at_decode = phases();
     Statistics& t = s.statistics;
     t.peak_memory = peak_memory_bytes();
     // The memory bus of a shared machine may be half as fast in the next second. So between any two tokens
     // all threads read as many bytes as a token does, and decode's average is compared with that average; on
     // a device, with what it can copy.
-    const double device_limit = n_generated > 0 && s.model.device_bandwidth ? s.model.device_bandwidth() : 0;
+    const bool decodes = n_generated > 0 && !interrupted;
+    const double device_limit = decodes && s.model.device_bandwidth ? s.model.device_bandwidth() : 0;
     std::optional<ReadBuffer> buffer;
-    if (n_generated > 0 && device_limit == 0) {
+    if (decodes && device_limit == 0) {
         buffer.emplace(std::min<uint64_t>(s.model.weight_bytes_per_token, 1 << 30), o.threads);
     }
     double read_bytes = 0, read_seconds = 0;
     for (size_t i = prompt.size(); i < ids.size() && !interrupted; i++) {
-        feed(s, std::span(ids).subspan(i, 1), true, true);
+        feed(s, std::span(ids).subspan(i, 1), Feed::decode, true);
         if (!buffer) continue;
         read_seconds += buffer->seconds_to_read();
         read_bytes += static_cast<double>(buffer->size());

@@ -1,8 +1,6 @@
 // Chat mode: a turn for each line of the user's.
 #pragma once
 
-#include <unistd.h>
-
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -11,6 +9,7 @@
 
 #include "common/app/generate.h"
 #include "common/app/session.h"
+#include "common/app/signals.h"
 #include "common/app/streams.h"
 #include "common/text/tokenizer.h"
 
@@ -20,7 +19,7 @@
 inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> first, const Streams& io) {
     const Tokenizer& tokenizer = need_tokenizer(s.model, "--mode chat");
     if (!tokenizer.has_chat()) throw UsageError("--mode chat: this file has no chat template");
-    const bool terminal = isatty(fileno(io.in)) == 1;
+    const bool terminal = is_terminal(io.in);
 
     if (terminal) note(io.err, "Type a message. Ctrl-D ends the conversation.\n");
 
@@ -41,7 +40,8 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
         const bool opening = messages.size() == (o.system ? 1 : 0);
         messages.push_back({"user", user});
         std::vector<int> ids = tokenizer.encode(tokenizer.render_chat(messages, o.think, true), false);
-        if (opening) check_fits("--mode chat", ids.size(), s.context);
+        // A turn that is not the first may find the context full; but some of its tokens have to be there.
+        if (opening || ids.empty()) check_prompt("--mode chat", ids.size(), s.context);
         Stop stop = Stop::context;
         if (ids.size() < static_cast<size_t>(s.context)) {
             std::string answer;

@@ -22,12 +22,15 @@
 #include "common/app/generate.h"
 #include "common/app/info.h"
 #include "common/app/model.h"
+#include "common/app/new_file.h"
 #include "common/app/options.h"
 #include "common/app/perplexity.h"
 #include "common/app/session.h"
+#include "common/app/signals.h"
 #include "common/app/streams.h"
 #include "common/app/trace.h"
 #include "common/cpu/machine.h"
+#include "common/text/printable.h"
 #include "common/text/tokenizer.h"
 
 // The tokenizer of the model's file, if it has one. Throws std::runtime_error with the file's name if the
@@ -44,9 +47,19 @@ inline void load_tokenizer(Model& model, const std::string& path) {
 
 // Throws whatever goes wrong. Returns the exit code.
 inline int run(Options o, const Program& program, const Streams& io) {
+    std::optional<NewFile>
+        trace_file;  // opened now: a path that cannot be written is not found out after a run
+    if (o.trace) {
+        for (const auto& input : {std::optional(o.model_path), o.file}) {
+            if (input && same_file(*o.trace, *input))
+                throw UsageError("--trace: '" + *o.trace + "' would replace the file that is read, '" +
+                                 *input + "'");
+        }
+        trace_file.emplace(*o.trace);
+    }
     std::optional<std::string> text;
     if (!o.info && !o.ppl && !o.bench) text = prompt_text(o, io.in);  // before loading, which may take longer
-    if (o.threads == 0) o.threads = physical_cores();
+    if (o.threads == 0) o.threads = default_threads();
     omp_set_num_threads(o.threads);
     Trace trace;
     Model model = program.load(o, o.trace ? &trace : nullptr);
@@ -84,19 +97,16 @@ inline int run(Options o, const Program& program, const Streams& io) {
                       : o.bench              ? run_bench(s, o, io)
                       : o.mode == Mode::chat ? run_chat(s, o, text, io)
                                              : run_generate(s, o, text, io);
-    if (o.trace) trace.write(*o.trace);
+    if (trace_file) trace.write(*trace_file);
     print_statistics(io.err, s, o.threads, sampling);
     return stop == Stop::ctrl_c ? 130 : 0;
 }
 
 // As run_command_line(), with streams of the caller's.
 inline int run_with_streams(int argc, const char* const* argv, const Program& program, const Streams& io) {
-    auto fail = [&](std::string message, int code) {
-        for (char& ch : message) {
-            if (static_cast<unsigned char>(ch) < ' ')
-                ch = '?';  // a name may hold a line break; an error is one line
-        }
-        note(io.err, std::string(program.name) + ": " + message + "\n");
+    auto fail = [&](const std::string& message, int code) {
+        // A name may hold a line break; an error is one line.
+        note(io.err, std::string(program.name) + ": " + printable(message) + "\n");
         return code;
     };
     try {
@@ -126,5 +136,6 @@ inline int run_with_streams(int argc, const char* const* argv, const Program& pr
 
 // All of a program's main(). Returns the exit code; every error is one line on standard error.
 inline int run_command_line(int argc, const char* const* argv, const Program& program) {
+    catch_bus_errors(program.name);
     return run_with_streams(argc, argv, program, {stdin, stdout, stderr});
 }

@@ -30,7 +30,11 @@ inline const Tokenizer& need_tokenizer(const Model& m, const std::string& option
 #endif
 }
 
-inline void check_fits(const std::string& option, size_t n_tokens, int context) {
+// Throws UsageError unless there is something to go on from, and room for it.
+inline void check_prompt(const std::string& option, size_t n_tokens, int context) {
+    if (n_tokens == 0) {
+        throw UsageError(option + ": the prompt is empty, and this model has no token to begin a text with");
+    }
     if (n_tokens > static_cast<size_t>(context)) {
         throw UsageError(option + ": the prompt is " + std::to_string(n_tokens) +
                          " tokens long, the context only " + std::to_string(context));
@@ -56,10 +60,7 @@ inline std::vector<int> prompt_ids(const Model& m, const Options& o, const std::
     } else if (c.bos_id >= 0) {
         ids = {c.bos_id};
     }
-    if (ids.empty()) {
-        throw UsageError(option + ": the prompt is empty, and this model has no token to begin a text with");
-    }
-    check_fits(option, ids.size(), context);
+    check_prompt(option, ids.size(), context);
     return ids;
 }
 
@@ -70,7 +71,7 @@ inline Stop run_generate(Session& s, const Options& o, const std::optional<std::
     if (printer.prints_text()) {
         if (text) {
             Utf8Stream whole;  // a prompt that is not valid UTF-8 shows as the model gets to see it
-            put(io.out, whole.push(*text));
+            put_foreign(io.out, whole.push(*text));
             put(io.out, whole.flush());
         } else {
             for (const int id : ids) printer.token(id);

@@ -71,5 +71,5 @@ inline void print_info(std::FILE* out, const Model& m, const Options& o, int con
         }
         line("tensor", t.name + " " + t.type + " [" + shape + "] " + std::to_string(t.offset));
     }
-    put(out, text);
+    put_foreign(out, text);  // a file's name may hold anything
 }

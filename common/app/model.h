@@ -11,9 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "common/app/memory.h"
 #include "common/app/options.h"
 #include "common/app/trace.h"
 #include "common/cpu/clock.h"
+#include "common/cpu/machine.h"
 #include "common/model/config.h"
 #include "common/model/model_file.h"
 #include "common/model/tensors.h"
@@ -39,9 +41,13 @@ struct Model {
     // tokens with all_logits; without, any number.
     std::function<std::span<const float>(std::span<const int> tokens, int pos, bool all_logits)> forward;
     int max_chunk = 64;
+    // Runs up to max_chunk tokens of a prompt that goes on, without logits. Empty: forward() does it.
+    std::function<void(std::span<const int> tokens, int pos)> prefill;
+    int kv_page = 0;  // positions for which the KV cache takes memory at a time; 0: it has all of it already
 
     // Of programs that run on a device with its own memory; empty elsewhere.
-    // As forward() for the last token, but the index of the largest logit: the device finds it itself.
+    // As forward() for the last of up to max_chunk tokens, but the index of the largest logit: the device
+    // finds it itself.
     std::function<int(std::span<const int> tokens, int pos)> forward_greedy;
     std::function<uint64_t()> device_bytes;    // the most memory that was taken there
     std::function<double()> device_bandwidth;  // bytes/s it can read; 0 if its memory is this machine's
@@ -64,6 +70,11 @@ inline int context_length(const Options& options, const ModelConfig& config) {
     return options.ctx;
 }
 
+// Bytes of the KV cache for a position, whose numbers take value_bytes each.
+inline uint64_t kv_bytes(const ModelConfig& c, uint64_t value_bytes) {
+    return 2 * uint64_t(c.n_layers) * uint64_t(c.kv_dim()) * value_bytes;
+}
+
 // What follows from a file and its tensors, whatever the scheme. kv_value_bytes: of a number in the KV cache.
 inline Model model_of(const ModelFile& file, const TensorList& tensors, uint64_t kv_value_bytes) {
     const ModelConfig& c = file.config;
@@ -73,7 +84,7 @@ inline Model model_of(const ModelFile& file, const TensorList& tensors, uint64_t
     m.file_bytes = file.map.bytes().size();
     m.weight_bytes = tensors.weight_bytes();
     m.weight_bytes_per_token = tensors.bytes_per_token(c);
-    m.kv_bytes_per_position = 2 * uint64_t(c.n_layers) * uint64_t(c.kv_dim()) * kv_value_bytes;
+    m.kv_bytes_per_position = kv_bytes(c, kv_value_bytes);
     m.macs_per_token = c.macs_per_token();
     m.tensors = tensors.all();
     return m;
@@ -100,17 +111,58 @@ inline auto in_chunks(ForwardChunk forward, int max_chunk, int vocab_size, bool 
     };
 }
 
-// What a CPU program loads: a Transformer of its own Weights and RunState. Opens a model file of its scheme
-// and allocates a run's memory. Throws std::runtime_error with one line that names the file.
+// The same without logits; but a trace has the logits of every token.
+inline auto without_logits(ForwardChunk forward, bool traced) {
+    return [=, forward = std::move(forward)](std::span<const int> chunk, int pos) {
+        forward(chunk, pos, traced ? int(chunk.size()) : 0);
+    };
+}
+
+// The positions that a run is sure to use, as far as its options tell, up to `context`.
+inline int sure_positions(const Options& o, int context) {
+    const uint64_t n = o.bench ? uint64_t(o.bench->n_prompt) + uint64_t(o.bench->n_generated)
+                       : o.ids ? o.ids->size()
+                               : 1;
+    return int(std::clamp<uint64_t>(n, 1, uint64_t(context)));
+}
+
+// The memory that a CPU program's run cannot do without, in chunks of up to max_chunk tokens.
+inline std::vector<MemoryPart> cpu_memory(const ModelFile& file, const Options& o, int context,
+                                          int max_chunk) {
+    const ModelConfig& c = file.config;
+    const uint64_t n = uint64_t(std::min(max_chunk, context)), n_logits = o.ppl || o.trace ? n : 1;
+    // A RunState's rows in fp32, and the longest of them in int8.
+    const uint64_t values =
+        3 * uint64_t(c.dim) + 2 * uint64_t(c.q_dim()) + 2 * uint64_t(c.kv_dim()) + 2 * uint64_t(c.hidden_dim);
+    const int longest = std::max({c.dim, c.q_dim(), c.hidden_dim});
+    return {{"a chunk of " + std::to_string(n) + " tokens", n * (values * sizeof(float) + uint64_t(longest))},
+            logits_part(n_logits, c.vocab_size),
+            kv_part(0, sure_positions(o, context), kv_bytes(c, sizeof(float)), "fewer tokens take less"),
+            {"the tokenizer", file.tokenizer.size()}};
+}
+
+// What a CPU program loads: a Transformer of its own Weights and RunState, for chunks of up to max_chunk
+// tokens. Opens a model file of its scheme and allocates a run's memory. Throws std::runtime_error with one
+// line that names the file. Nothing but the header and the tokenizer section is read before everything has
+// been checked.
 template <class Transformer>
 Transformer load_cpu(const std::string& path, const Scheme& scheme, void (*check_config)(const ModelConfig&),
-                     const Options& options, Trace* trace) {
+                     int max_chunk, const Options& options, Trace* trace) {
+    using Weights = decltype(Transformer::weights);
     ModelFile file = open_model_file(path, scheme, check_config);
-    decltype(Transformer::weights) weights{TensorList(file), file.config};
-    weights.file.check_end(file);
+    Weights{TensorList(nullptr, 0, 1), file.config}.file.check_end(file);
     if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
-    decltype(Transformer::state) state(file.config, context_length(options, file.config), trace != nullptr);
-    return {std::move(file), std::move(weights), std::move(state), trace};
+    const int context = context_length(options, file.config);
+    const uint64_t available = available_memory();
+    try {
+        check_memory(cpu_memory(file, options, context, max_chunk), available);
+        if (!options.info) file.copy_into_huge_pages(available);
+        Weights weights{TensorList(file), file.config};
+        decltype(Transformer::state) state(file.config, context, trace != nullptr);
+        return {std::move(file), std::move(weights), std::move(state), trace};
+    } catch (const std::runtime_error& e) {
+        throw std::runtime_error(path + ": " + e.what());
+    }
 }
 
 // That as the command line takes it. `forward` is the program's own.
@@ -121,7 +173,9 @@ Model cpu_model(std::shared_ptr<Transformer> m, std::string scheme, std::string 
     model.kernel = std::move(kernel);
     model.phases = &phase_seconds;
     model.max_chunk = max_chunk;
-    model.forward = in_chunks([m](auto... chunk) { return forward(*m, chunk...); }, max_chunk,
-                              m->file.config.vocab_size, m->trace != nullptr);
+    model.kv_page = decltype(m->state.cache)::page;
+    const ForwardChunk chunk = [m](auto... arguments) { return forward(*m, arguments...); };
+    model.forward = in_chunks(chunk, max_chunk, m->file.config.vocab_size, m->trace != nullptr);
+    model.prefill = without_logits(chunk, m->trace != nullptr);
     return model;
 }

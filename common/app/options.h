@@ -61,7 +61,8 @@ Instead of generating
       --bench P,N       time a prompt of P tokens and N generated ones
 
 Other
-  -j, --threads N       threads, 1 to 1024 (default: all physical cores)
+  -j, --threads N       threads, 1 to 1024 (default: all physical cores, in a
+                        container no more than its CPU quota)
       --print-ids       print token ids instead of text
       --trace PATH      write every intermediate tensor to a safetensors file
       --rope-theta F    replace the model's RoPE base
@@ -126,7 +127,7 @@ struct Options {
     bool info = false;
     std::optional<std::string> ppl;  // path
     std::optional<BenchSize> bench;
-    int threads = 0;  // 0: all physical cores; run_command_line() puts their number here
+    int threads = 0;  // 0: default_threads(), which run_command_line() puts here
     bool print_ids = false;
     std::optional<std::string> trace;  // path
     std::optional<float> rope_theta;

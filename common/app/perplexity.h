@@ -1,8 +1,6 @@
 // --ppl: perplexity of a text, over the same windows as golden/perplexity.py.
 #pragma once
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -14,6 +12,7 @@
 
 #include "common/app/generate.h"
 #include "common/app/session.h"
+#include "common/app/signals.h"
 #include "common/app/streams.h"
 
 struct Perplexity {
@@ -67,7 +66,8 @@ inline Stop run_perplexity(Session& s, const Options& o, const Streams& io) {
     const std::string text = read_text("--ppl", *o.ppl, io.in);
     const std::vector<int> ids = tokenizer.encode(text, false);
     const int bos_id = tokenizer.encode("", true).empty() ? -1 : s.model.config.bos_id;
-    const bool terminal = isatty(fileno(io.err)) == 1;
+    const bool terminal = is_terminal(io.err);
+    make_kv_room(s, std::min(ids.size(), static_cast<size_t>(s.context)));
     const double start = seconds_now();
     const Perplexity p = perplexity(s.model, ids, bos_id, s.context, [&](size_t n) {
         if (terminal) note(io.err, format("\r%zu of %zu tokens", n, ids.size()));

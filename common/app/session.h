@@ -7,11 +7,14 @@
 #include <cstdio>
 #include <functional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "common/app/memory.h"
 #include "common/app/model.h"
 #include "common/app/sampler.h"
+#include "common/app/signals.h"
 #include "common/app/streams.h"
 #include "common/cpu/machine.h"
 #include "common/text/tokenizer.h"
@@ -31,6 +34,7 @@ struct Session {
     int context = 0;          // positions
     int max_new = INT_MAX;    // tokens generated in one go
     std::vector<int> held{};  // the tokens whose keys and values are in the KV cache, from position 0 on
+    size_t kv_room = 0;       // positions that the KV cache has memory for; see make_kv_room()
     Statistics statistics{};
 };
 
@@ -42,19 +46,25 @@ struct Next {
     int most_probable = -1;
 };
 
-// Runs `tokens` after those held. `greedy`: logits are wanted for nothing but the largest of them.
-inline Next feed(Session& s, std::span<const int> tokens, bool decode, bool greedy) {
+// What tokens are fed for: a prompt that goes on behind them, its end, or decoding.
+enum class Feed { prompt, prompt_end, decode };
+
+// Runs up to max_chunk `tokens` after those held. `greedy`: logits are wanted for nothing but the largest of
+// them. Of a prompt that goes on they are not wanted at all.
+inline Next feed(Session& s, std::span<const int> tokens, Feed what, bool greedy) {
     const double start = seconds_now();
     const int pos = static_cast<int>(s.held.size());
     Next next;
-    if (greedy && s.model.forward_greedy) {
+    if (what == Feed::prompt && s.model.prefill) {
+        s.model.prefill(tokens, pos);
+    } else if (greedy && s.model.forward_greedy) {
         next.most_probable = s.model.forward_greedy(tokens, pos);
     } else {
         next.logits = s.model.forward(tokens, pos, false);
     }
     const double seconds = seconds_now() - start;
     s.held.insert(s.held.end(), tokens.begin(), tokens.end());
-    if (decode) {
+    if (what == Feed::decode) {
         s.statistics.n_decode++;
         s.statistics.decode_seconds += seconds;
         s.statistics.decode_bytes +=
@@ -67,26 +77,53 @@ inline Next feed(Session& s, std::span<const int> tokens, bool decode, bool gree
     return next;
 }
 
+// Before positions up to n_positions - 1 are used for the first time: throws std::runtime_error if there is
+// no memory for their keys and values, of which the kernel would only say "Killed".
+inline void make_kv_room(Session& s, size_t n_positions) {
+    const auto page = static_cast<size_t>(s.model.kv_page);
+    if (page == 0 || n_positions <= s.kv_room) return;
+    const size_t end = (n_positions + page - 1) / page * page;
+    check_memory({kv_part(static_cast<int64_t>(s.kv_room), static_cast<int64_t>(end),
+                          s.model.kv_bytes_per_position, "fewer tokens take less")},
+                 available_memory());
+    s.kv_room = end;
+}
+
+// Runs the rest of a prompt after the tokens held, a chunk at a time, to look for Ctrl-C before each. Returns
+// what comes after its last token, or nothing if Ctrl-C came.
+inline Next prefill(Session& s, std::span<const int> rest, bool greedy) {
+    make_kv_room(s, s.held.size() + rest.size());
+    const auto chunk = static_cast<size_t>(s.model.max_chunk);
+    while (!interrupted) {
+        if (rest.size() <= chunk) return feed(s, rest, Feed::prompt_end, greedy);
+        feed(s, rest.first(chunk), Feed::prompt, greedy);
+        rest = rest.subspan(chunk);
+    }
+    return {};
+}
+
 // Continues `ids` (1 to `context` of them) token by token, each appended to `ids` and handed to `emit`.
-// What the KV cache already holds of `ids` is not run again.
+// What the KV cache already holds of `ids` is not run again. Throws std::invalid_argument for any other
+// number of ids.
 inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void(int)>& emit) {
+    if (ids.empty() || ids.size() > static_cast<size_t>(s.context)) {
+        throw std::invalid_argument(
+            format("generate: %zu tokens to go on from, expected 1 to %d", ids.size(), s.context));
+    }
     size_t same = 0;  // the last token always runs, for its logits
     while (same < s.held.size() && same + 1 < ids.size() && s.held[same] == ids[same]) same++;
     s.held.resize(same);
 
-    Next next;
-    while (s.held.size() < ids.size()) {
-        if (interrupted) return Stop::ctrl_c;
-        // A few chunks at a time, to look for Ctrl-C now and then
-        const size_t n = std::min(8 * static_cast<size_t>(s.model.max_chunk), ids.size() - s.held.size());
-        next = feed(s, std::span(ids).subspan(s.held.size(), n), false, s.sampler.greedy());
-    }
+    Next next = prefill(s, std::span(ids).subspan(same), s.sampler.greedy());
     const std::vector<int>& eos_ids = s.model.config.eos_ids;
     for (int n_new = 0;; n_new++) {
         if (interrupted) return Stop::ctrl_c;
         if (n_new == s.max_new) return Stop::steps;
         if (ids.size() == static_cast<size_t>(s.context)) return Stop::context;
-        if (n_new > 0) next = feed(s, std::span(&ids.back(), 1), true, s.sampler.greedy());
+        if (n_new > 0) {
+            make_kv_room(s, ids.size());
+            next = feed(s, std::span(&ids.back(), 1), Feed::decode, s.sampler.greedy());
+        }
         const int id = next.logits.empty() ? next.most_probable : s.sampler.sample(next.logits, ids);
         ids.push_back(id);
         emit(id);
@@ -106,7 +143,7 @@ class TokenPrinter {
         if (tokenizer_ == nullptr) {
             put(out_, (n_ids_++ > 0 ? "," : "") + std::to_string(id));
         } else if (!tokenizer_->is_special(id)) {
-            put(out_, utf8_.push(tokenizer_->token_bytes(id)));
+            put_foreign(out_, utf8_.push(tokenizer_->token_bytes(id)));
         }
     }
     void end() { put(out_, utf8_.flush() + "\n"); }
@@ -125,16 +162,13 @@ inline void print_statistics(std::FILE* err, const Session& s, int n_threads, co
     const Model& m = s.model;
     const ModelConfig& c = m.config;
     const Statistics& t = s.statistics;
-    auto size = [](uint64_t bytes) {
-        const auto b = static_cast<double>(bytes);
-        return bytes < 1000000000 ? format("%.1f MB", b / 1e6) : format("%.2f GB", b / 1e9);
-    };
-    std::string text = format("model     %s, %d layers, dim %d, vocabulary %d; %s; %s\n", arch_name(c.arch),
-                              c.n_layers, c.dim, c.vocab_size, m.scheme.c_str(), size(m.file_bytes).c_str());
+    std::string text =
+        format("model     %s, %d layers, dim %d, vocabulary %d; %s; %s\n", arch_name(c.arch), c.n_layers,
+               c.dim, c.vocab_size, m.scheme.c_str(), size_text(m.file_bytes).c_str());
     text += format("run       %s, %d thread%s, context %d, peak memory %s", m.kernel.c_str(), n_threads,
                    n_threads == 1 ? "" : "s", s.context,
-                   size(t.peak_memory > 0 ? t.peak_memory : peak_memory_bytes()).c_str());
-    if (m.device_bytes) text += ", of the device " + size(m.device_bytes());
+                   size_text(t.peak_memory > 0 ? t.peak_memory : peak_memory_bytes()).c_str());
+    if (m.device_bytes) text += ", of the device " + size_text(m.device_bytes());
     text += "\n";
     if (!sampling.empty()) text += "sampling  " + sampling + "\n";
     if (t.n_prefill > 0) {

@@ -1,16 +1,17 @@
-// Input, output and Ctrl-C: text goes to standard output, everything else to standard error.
+// Input and output: text goes to standard output, everything else to standard error.
 #pragma once
 
 #include <unistd.h>
 
 #include <cerrno>
-#include <csignal>
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+
+#include "common/text/printable.h"
 
 inline std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
 inline std::string format(const char* pattern, ...) {
@@ -46,6 +47,14 @@ inline void put(std::FILE* out, std::string_view text) {
     }
 }
 
+inline bool is_terminal(std::FILE* file) { return isatty(fileno(file)) == 1; }
+
+// As put(), for text that this program has not made up itself. A terminal gets no control characters but line
+// breaks and tabs; files and pipes get every byte as it is.
+inline void put_foreign(std::FILE* out, std::string_view text) {
+    put(out, is_terminal(out) ? printable(text, "\n\t") : text);
+}
+
 // For standard error: when that is closed there is no one to tell, and the run goes on.
 inline void note(std::FILE* err, std::string_view text) {
     try {
@@ -79,15 +88,4 @@ inline bool read_line(std::FILE* in, std::string& line) {
     while ((c = std::getc(in)) != EOF && c != '\n') line.push_back(static_cast<char>(c));
     if (!line.empty() && line.back() == '\r') line.pop_back();
     return c == '\n' || (!line.empty() && std::ferror(in) == 0);
-}
-
-inline volatile std::sig_atomic_t interrupted = 0;
-
-// The first Ctrl-C only sets `interrupted`; SA_RESETHAND makes the second one kill. Without SA_RESTART the
-// first also ends a wait for input.
-inline void catch_ctrl_c() {
-    struct sigaction action {};
-    action.sa_handler = [](int) { interrupted = 1; };
-    action.sa_flags = SA_RESETHAND;
-    sigaction(SIGINT, &action, nullptr);
 }

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -202,7 +203,9 @@ inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Ro
             kv_len[r] = pos + token_of(r) + 1;
         }
         static thread_local std::vector<float> buffer;
-        float* all_probs = scratch(buffer, size_t(max_attention_rows) * size_t(padded(cache.context())));
+        // Rounded up to a power of two, so that it does not grow with every token, but for the context's end.
+        const size_t room = std::min(std::bit_ceil(width), size_t(padded(cache.context())));
+        float* all_probs = scratch(buffer, max_attention_rows * room);
         attend(out_rows, cache, layer, kv, q_rows, kv_len, n_rows, all_probs, width,
                scores.wanted ? score_rows : nullptr);
         for (int r = 0; r < n_rows && probs.wanted; r++)

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
 
 #include "common/cpu/lazy_memory.h"
 #include "common/cpu/rows.h"
@@ -26,8 +27,9 @@ class KvCache {
         : n_layers_(n_layers), n_kv_heads_(n_kv_heads), head_dim_(head_dim), context_(context) {
         const size_t pages = (size_t(context) + page - 1) / page;
         const size_t size = pages * page * n_layers * n_kv_heads * head_dim;
-        keys_ = LazyMemory(size, "the key cache");
-        values_ = LazyMemory(size, "the value cache");
+        const std::string positions = std::to_string(context) + " positions (--ctx)";
+        keys_ = LazyMemory(size, "the keys of " + positions);
+        values_ = LazyMemory(size, "the values of " + positions);
     }
 
     int n_kv_heads() const { return n_kv_heads_; }

@@ -14,12 +14,12 @@ class LazyMemory {
   public:
     LazyMemory() = default;
     // Throws std::runtime_error if the system refuses.
-    LazyMemory(size_t n_floats, const char* what) : size_(n_floats * sizeof(float)) {
+    LazyMemory(size_t n_floats, const std::string& what) : size_(n_floats * sizeof(float)) {
         void* p =
             mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) {
-            throw std::runtime_error(std::string("not enough memory for ") + what + ": " +
-                                     std::to_string(size_) + " bytes");
+            throw std::runtime_error("not enough memory for " + what + ": " + std::to_string(size_) +
+                                     " bytes");
         }
 #ifdef MADV_HUGEPAGE
         madvise(p, size_, MADV_HUGEPAGE);

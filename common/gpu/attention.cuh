@@ -217,22 +217,35 @@ inline void run_attention(const Attention& at, int head_dim) {
 
 // Memory for a single token's attention, whose keys are split among n_parts warps.
 struct AttentionScratch {
-    int n_parts = 1;
+    int n_parts;
     DeviceBuffer<float> parts;
     DeviceBuffer<unsigned> arrivals;
 
     // n_kv_heads key heads with heads_per_kv query heads each, over up to `context` positions.
-    AttentionScratch(int n_kv_heads, int heads_per_kv, int head_dim, int context) {
-        // More warps than one for every 32 keys do not help; a block has attention_warps.
-        const int n_tiles = (heads_per_kv + attention_rows - 1) / attention_rows * n_kv_heads;
-        const int keys_per_block = attention_warps * attention_keys;
-        const int n_blocks =
-            std::min({(context + keys_per_block - 1) / keys_per_block, 64, 1 + 4 * device().n_sms / n_tiles});
-        n_parts = n_blocks * attention_warps;
-        parts =
-            DeviceBuffer<float>(size_t(n_tiles) * size_t(n_parts) * attention_rows * size_t(head_dim + 2));
-        arrivals = DeviceBuffer<unsigned>(size_t(n_tiles));
+    AttentionScratch(int n_kv_heads, int heads_per_kv, int head_dim, int context)
+        : n_parts(count_parts(n_kv_heads, heads_per_kv, context)),
+          parts(n_values(n_kv_heads, heads_per_kv, head_dim, context)),
+          arrivals(size_t(count_tiles(n_kv_heads, heads_per_kv))) {
         arrivals.clear();
+    }
+    static uint64_t bytes(int n_kv_heads, int heads_per_kv, int head_dim, int context) {
+        return n_values(n_kv_heads, heads_per_kv, head_dim, context) * sizeof(float) +
+               size_t(count_tiles(n_kv_heads, heads_per_kv)) * sizeof(unsigned);
+    }
+
+  private:
+    static int count_tiles(int n_kv_heads, int heads_per_kv) {
+        return (heads_per_kv + attention_rows - 1) / attention_rows * n_kv_heads;
+    }
+    // More warps than one for every 32 keys do not help; a block has attention_warps.
+    static int count_parts(int n_kv_heads, int heads_per_kv, int context) {
+        const int keys_per_block = attention_warps * attention_keys;
+        return attention_warps * std::min({(context + keys_per_block - 1) / keys_per_block, 64,
+                                           1 + 4 * device().n_sms / count_tiles(n_kv_heads, heads_per_kv)});
+    }
+    static size_t n_values(int n_kv_heads, int heads_per_kv, int head_dim, int context) {
+        return size_t(count_tiles(n_kv_heads, heads_per_kv)) *
+               size_t(count_parts(n_kv_heads, heads_per_kv, context)) * attention_rows * size_t(head_dim + 2);
     }
 };
 

@@ -3,6 +3,7 @@
 // all tokens of a chunk and launches the kernel that stands before it.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -133,21 +134,39 @@ inline void prepare_heads(DeviceRows<half>& q_rope, DeviceKvCache& cache, int la
         {.grid = dim3(h.n_heads + 2 * h.n_kv_heads, q.n_rows), .block = 32, .stream = device().stream}, h);
 }
 
-// cos and sin of every position and pair, (context, head_dim / 2), on the device.
-inline DeviceBuffer<float2> rotation_table(const ModelConfig& c, int context) {
-    const std::vector<float> frequencies = rope_frequencies(c);
-    std::vector<float2> table;
-    table.reserve(size_t(context) * frequencies.size());
-    for (int pos = 0; pos < context; pos++) {
-        for (const float frequency : frequencies) {
-            const Rotation r = rotation(pos, frequency);
-            table.push_back(make_float2(r.cos, r.sin));
-        }
+// cos and sin of every position and pair, (context, head_dim / 2), on the device. They are computed as a run
+// comes to its positions, some thousand at a time: those of a long context would take seconds.
+class RotationTable {
+  public:
+    RotationTable(const ModelConfig& c, int context)
+        : context_(context), frequencies_(rope_frequencies(c)), table_(n_values(c, context)) {}
+    static size_t n_values(const ModelConfig& c, int context) {
+        return size_t(context) * size_t(c.head_dim / 2);
     }
-    DeviceBuffer<float2> on_device(table.size());
-    on_device.upload(table.data(), table.size());
-    return on_device;
-}
+
+    // Before positions up to end - 1 are used.
+    void reach(int end) {
+        if (end <= n_ready_) return;
+        constexpr int step = 4096;
+        const int first = n_ready_;
+        n_ready_ = std::min(context_, (end + step - 1) / step * step);
+        std::vector<float2> rows;
+        rows.reserve(size_t(n_ready_ - first) * frequencies_.size());
+        for (int pos = first; pos < n_ready_; pos++) {
+            for (const float frequency : frequencies_) {
+                const Rotation r = rotation(pos, frequency);
+                rows.push_back(make_float2(r.cos, r.sin));
+            }
+        }
+        table_.upload(rows.data(), rows.size(), size_t(first) * frequencies_.size());
+    }
+    operator const DeviceBuffer<float2>&() const { return table_; }
+
+  private:
+    int context_, n_ready_ = 0;       // positions
+    std::vector<float> frequencies_;  // (head_dim / 2,)
+    DeviceBuffer<float2> table_;
+};
 
 // ----------------------------------------------------------------------------
 // SwiGLU (Shazeer 2020, arXiv 2002.05202) and the residual sum

@@ -1,5 +1,6 @@
-// A whole file in memory, for reading. A small one is mapped. A large one is read into huge pages, if it
-// takes no more than half of the machine's memory: a mapped file lies in pages of 4 KB, and at each of their
+// A whole file in memory, for reading. It is mapped, so that what is read of it comes from the disk then, and
+// can be dropped again where memory is short. A large file is then copied into huge pages, if it takes no
+// more than half of the memory that is available: a mapped file lies in pages of 4 KB, and at each of their
 // ends the hardware stops fetching ahead, which costs decode a fifth of its speed (docs/performance.md).
 #pragma once
 
@@ -10,75 +11,97 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
-constexpr size_t min_bytes_to_read = size_t(64) << 20;
+#include "common/text/printable.h"
+
+constexpr size_t min_bytes_to_copy = size_t(64) << 20;
+
+// Where the file lies that was mapped last, and its name. A file that gets shorter while it is mapped raises
+// SIGBUS at the first read behind its new end; common/app/signals.h says so then.
+struct MappedRange {
+    const std::byte* begin = nullptr;
+    size_t size = 0;
+    std::string path;  // for an error line
+};
+inline MappedRange mapped_range;
 
 class MappedFile {
   public:
     MappedFile() = default;
 
-    // Throws std::runtime_error "PATH: cannot open: reason".
+    // Maps the file and reads nothing of it. Throws std::runtime_error "PATH: cannot open: reason" or "PATH:
+    // not a regular file".
     explicit MappedFile(const std::string& path) {
-        const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-        if (fd < 0) throw std::runtime_error(path + ": cannot open: " + std::strerror(errno));
+        // Without O_NONBLOCK a FIFO would keep this waiting for a writer.
+        fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+        if (fd_ < 0) throw std::runtime_error(path + ": cannot open: " + std::strerror(errno));
         struct stat info {};
-        if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
-            close(fd);
+        if (fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
+            close(fd_);
             throw std::runtime_error(path + ": not a regular file");
         }
         size_ = static_cast<size_t>(info.st_size);
-        if (size_ > 0) {
-            void* p = read_into_huge_pages(fd);
-            if (p == MAP_FAILED) p = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (size_ == 0) return;
+        void* p = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd_, 0);
+        if (p == MAP_FAILED) {
             const int reason = errno;
-            close(fd);
-            if (p == MAP_FAILED) throw std::runtime_error(path + ": cannot map: " + std::strerror(reason));
-            data_ = static_cast<const std::byte*>(p);
-        } else {
-            close(fd);
+            close(fd_);
+            throw std::runtime_error(path + ": cannot map: " + std::strerror(reason));
         }
+        data_ = static_cast<const std::byte*>(p);
+        mapped_range = {data_, size_, printable(path)};
     }
 
-    ~MappedFile() {
-        if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+    // Puts a copy in huge pages in place of the mapping, where that pays. `available`: bytes of memory.
+    // bytes() is another span then.
+    void copy_into_huge_pages(uint64_t available) {
+        if (!is_mapped() || size_ < min_bytes_to_copy || size_ > available / 2) return;
+        void* p = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (p == MAP_FAILED) return;
+        // Where it is refused, the pages are small and all else is the same.
+        madvise(p, size_, MADV_HUGEPAGE);
+        for (size_t at = 0; at < size_;) {
+            const ssize_t n = pread(fd_, static_cast<char*>(p) + at, size_ - at, static_cast<off_t>(at));
+            if (n <= 0) {
+                munmap(p, size_);
+                return;
+            }
+            at += static_cast<size_t>(n);
+        }
+        release();
+        data_ = static_cast<const std::byte*>(p);
     }
-    MappedFile(MappedFile&& other) noexcept
-        : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+    ~MappedFile() { release(); }
+    MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
     MappedFile& operator=(MappedFile&& other) noexcept {
         std::swap(data_, other.data_);
         std::swap(size_, other.size_);
+        std::swap(fd_, other.fd_);
         return *this;
     }
     MappedFile(const MappedFile&) = delete;
     MappedFile& operator=(const MappedFile&) = delete;
 
     std::span<const std::byte> bytes() const { return {data_, size_}; }
+    bool is_mapped() const { return fd_ >= 0; }  // not copied
 
   private:
-    // The file's bytes in anonymous memory, or MAP_FAILED where mapping is the better or the only way.
-    void* read_into_huge_pages(int fd) const {
-        const size_t memory = size_t(sysconf(_SC_PHYS_PAGES)) * size_t(sysconf(_SC_PAGESIZE));
-        if (size_ < min_bytes_to_read || size_ > memory / 2) return MAP_FAILED;
-        void* p = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED) return p;
-        madvise(p, size_,
-                MADV_HUGEPAGE);  // where it is refused, the pages are small and all else is the same
-        for (size_t at = 0; at < size_;) {
-            const ssize_t n = pread(fd, static_cast<char*>(p) + at, size_ - at, static_cast<off_t>(at));
-            if (n <= 0) {
-                munmap(p, size_);
-                return MAP_FAILED;
-            }
-            at += static_cast<size_t>(n);
-        }
-        return p;
+    void release() {
+        if (mapped_range.begin == data_) mapped_range = {};
+        if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
+        if (fd_ >= 0) close(fd_);
+        data_ = nullptr;
+        fd_ = -1;
     }
 
     const std::byte* data_ = nullptr;
     size_t size_ = 0;
+    int fd_ = -1;  // open as long as the file is mapped
 };

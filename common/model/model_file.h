@@ -18,6 +18,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "common/model/config.h"
 #include "common/model/mapped_file.h"
@@ -35,6 +36,14 @@ struct ModelFile {
     ModelConfig config;
     std::span<const std::byte> weights;    // between the header and the tokenizer section
     std::span<const std::byte> tokenizer;  // empty in files made by other programs
+
+    // Copies the file into huge pages where that pays. `available`: bytes of memory. The spans move, so this
+    // comes before pointers are made of them; and after everything that can be refused by the header alone.
+    void copy_into_huge_pages(uint64_t available) {
+        map.copy_into_huge_pages(available);
+        weights = map.bytes().subspan(header_size, weights.size());
+        tokenizer = map.bytes().subspan(header_size + weights.size());
+    }
 };
 
 // CRC-32 as in zlib and PNG (polynomial 0xEDB88320, reflected), continued from `crc`.
@@ -69,6 +78,11 @@ constexpr size_t extension = 0x40, arch = 0x44, head_dim = 0x48, ext_group_size 
 inline ModelConfig read_header(const std::string& path, std::span<const std::byte> file,
                                const Scheme& scheme) {
     auto fail = [&](const std::string& what) -> void { throw std::runtime_error(path + ": " + what); };
+    // https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+    if (constexpr std::string_view lfs = "version https://git-lfs";
+        file.size() >= lfs.size() && std::memcmp(file.data(), lfs.data(), lfs.size()) == 0) {
+        fail("a Git LFS pointer, which stands for the file; `git lfs pull` fetches the file itself");
+    }
     if (file.size() < header_size) {
         fail("file is " + std::to_string(file.size()) + " bytes, shorter than the 256-byte header");
     }
@@ -218,8 +232,9 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
     return c;
 }
 
-// Opens a model file and checks its header. `check_config` throws a text without the path if the asking
-// program cannot run such a model. The length of the weights is checked by TensorList::check_end.
+// Opens a model file and checks its header, which with the tokenizer section is all that is read of it here.
+// `check_config` throws a text without the path if the asking program cannot run such a model. The length of
+// the weights is checked by TensorList::check_end.
 inline ModelFile open_model_file(const std::string& path, const Scheme& scheme,
                                  void (*check_config)(const ModelConfig&)) {
     ModelFile file;

@@ -1,0 +1,31 @@
+// What is said when a run's memory is not there.
+#include "common/app/memory.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+TEST_CASE("memory: refused with the sum, what is available, the largest parts and what makes them smaller") {
+    const std::vector<MemoryPart> parts = {{"a", 5000000000},
+                                           {"b", 0},
+                                           kv_part(0, 300, 100000000, "a smaller --ctx takes less"),
+                                           {"d", 700000000},
+                                           {"e", 7}};
+    check_memory(parts, 35700000007);
+    CHECK_THROWS_WITH_AS(
+        check_memory(parts, 35700000006),
+        "needs 35.70 GB of memory, 35.70 GB are available: 30.00 GB for the keys and values of "
+        "positions 0 to 299, 5.00 GB for a, 700.0 MB for d; a smaller --ctx takes less",
+        std::runtime_error);
+    CHECK_THROWS_WITH_AS(check_memory({{"the logits", 2000000}}, 1000000, "device memory"),
+                         "needs 2.0 MB of device memory, 1.0 MB are available: 2.0 MB for the logits",
+                         std::runtime_error);
+    check_memory(parts, no_limit);
+    // Small parts are left out.
+    CHECK_THROWS_WITH_AS(check_memory({{"little", 9000000}, logits_part(1, 250000000)}, 0),
+                         "needs 1.01 GB of memory, 0.0 MB are available: 1.00 GB for the logits",
+                         std::runtime_error);
+    CHECK(logits_part(3, 5).what == "the logits of 3 tokens");
+    CHECK(logits_part(3, 5).bytes == 60);
+}

@@ -1,0 +1,45 @@
+// What a terminal gets to see, and what files and pipes get.
+#include "common/app/streams.h"
+
+#include <doctest/doctest.h>
+#include <pty.h>
+
+#include <string>
+
+TEST_CASE("printable: control characters are spelled out, all else stays") {
+    CHECK(printable("") == "");
+    CHECK(printable("naïve 漢字 🙂 \\ ~") == "naïve 漢字 🙂 \\ ~");
+    CHECK(printable("a\x1b[31mb") == "a\\x1b[31mb");
+    CHECK(printable(std::string("\0\x01\x1f\x7f", 4)) == "\\x00\\x01\\x1f\\x7f");
+    CHECK(printable("line\nbreak\ttab\r") == "line\\x0abreak\\x09tab\\x0d");
+    CHECK(printable("line\nbreak\ttab\r", "\n\t") == "line\nbreak\ttab\\x0d");
+    // C1: U+0080 to U+009F, as two bytes of UTF-8 and as bytes that are none.
+    CHECK(printable("\xC2\x80 \xC2\x9B \xC2\x9F \xC2\xA0") == "\\x80 \\x9b \\x9f \xC2\xA0");
+    CHECK(printable("\x9B[31m \xC2 \xFF") == "\\x9b[31m \\xc2 \\xff");
+    CHECK(printable("\xE2\x82") == "\\xe2\\x82");
+    CHECK(printable("\xC3\x9B \xE2\x80\x9B") == "\xC3\x9B \xE2\x80\x9B");  // 9B as a part of a character
+    CHECK(printable("\xC2\x85", "\n\t\x85") == "\\x85");
+}
+
+TEST_CASE("foreign text: a terminal obeys line breaks and tabs only, files get every byte") {
+    const std::string text =
+        "a\x1b]0;title\x07\xC2\x9B"
+        "1m\tb\n";
+    std::FILE* file = std::tmpfile();
+    put_foreign(file, text);
+    std::rewind(file);
+    std::string got(100, '\0');
+    got.resize(std::fread(got.data(), 1, got.size(), file));
+    std::fclose(file);
+    CHECK(got == text);
+
+    int master = -1, slave = -1;
+    REQUIRE(openpty(&master, &slave, nullptr, nullptr, nullptr) == 0);
+    std::FILE* terminal = fdopen(slave, "w");
+    put_foreign(terminal, text);
+    got.assign(100, '\0');
+    got.resize(size_t(read(master, got.data(), got.size())));
+    CHECK(got == "a\\x1b]0;title\\x07\\x9b1m\tb\r\n");  // the terminal itself adds the \r
+    std::fclose(terminal);
+    close(master);
+}

@@ -1,0 +1,331 @@
+"""What hostile files, small memory, signals and terminals do to the programs: one clear line, and nothing worse.
+
+The control groups of containers are in tests/machine_test.cpp, on folders that stand for them.
+"""
+
+import json
+import os
+import pty
+import re
+import resource
+import signal
+import struct
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from formats.checkpoint import Config
+from formats.model_file import Generation, header
+from formats.schemes import FORMATS
+from formats.tensors import weights_end
+from tests.helpers import ROOT
+from tests.test_cli import waiting_to_write
+from tests.test_runq import seal
+
+FORMAT = {f.program: f for f in FORMATS.values()}
+PROGRAMS = list(FORMAT)
+TINY = {f.program: ROOT / "build" / "models" / f"tiny-llama.{f.scheme}.bin" for f in FORMATS.values()}
+LLAMA = TINY["runq"]
+MAX_CONTEXT = 1 << 24
+
+
+def run(program, *args, stdin=b"", timeout=300, **kwargs):
+    """A program's run: its streams as bytes."""
+    command = [ROOT / program, *(a if isinstance(a, bytes) else str(a) for a in args), "-j", "1"]
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=timeout, check=False, **kwargs)
+
+
+def run_measured(tmp_path, program, *args):
+    """A run, and the most memory that it ever had, in bytes."""
+    with (tmp_path / "out").open("w+b") as out, (tmp_path / "err").open("w+b") as err:
+        command = [ROOT / program, *map(str, args), "-j", "1"]
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
+        end = threading.Timer(300, process.kill)
+        end.start()
+        _, status, usage = os.wait4(process.pid, 0)
+        end.cancel()
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0), err.seek(0)
+        done = subprocess.CompletedProcess(command, process.returncode, out.read(), err.read())
+        return done, usage.ru_maxrss * 1024
+
+
+def refused(done, code):
+    """The one line of an error, with nothing printed before it."""
+    assert done.returncode == code, (done.returncode, done.stderr)
+    assert done.stdout == b""
+    text = done.stderr.decode()
+    assert text.count("\n") == 1, text
+    assert text.endswith("\n"), text
+    return text
+
+
+def write_model(path, program, **dims):
+    """A model file of zeros, without a tokenizer."""
+    file_format = FORMAT[program]
+    group_size = {"runq": 4, "runq_w8a8": 0, "runq_awq": 64}[program]
+    small = {"runq_awq": {"dim": 64, "hidden_dim": 64, "head_dim": 32, "n_heads": 2}}.get(
+        program, {"dim": 4, "hidden_dim": 4, "head_dim": 2, "n_heads": 2}
+    )
+    config = Config(
+        arch="llama", n_layers=1, n_kv_heads=1, vocab_size=8, max_seq_len=MAX_CONTEXT, tied=True,
+        norm_eps=1e-5, rope_theta=1e4, rope_scaling=None, **small,
+    )  # fmt: skip
+    config = Config(**(vars(config) | dims))
+    end = weights_end(file_format.tensors(config, group_size, 0))
+    path.write_bytes(header(config, Generation(temperature=0.0), file_format, group_size, end, b""))
+    os.truncate(path, end)
+    return path
+
+
+# ----------------------------------------------------------------------------
+# Memory
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_small_file_takes_little_memory_whatever_its_header_says(tmp_path, program):
+    """A context of 16 million positions in a file of some KB: memory comes as positions are used."""
+    path = write_model(tmp_path / "small.bin", program)
+    assert path.stat().st_size < (1 << 14)
+    args = [path, "-c", MAX_CONTEXT, "--ids", "1,2,3", "-n", 3, "--print-ids"]
+    done, memory = run_measured(tmp_path, program, *args)
+    if done.returncode:
+        assert re.search(r"needs [\d.]+ GB of memory, [\d.]+ [GM]B are available", refused(done, 1))
+    else:
+        assert len(done.stdout.split(b",")) == 3
+    assert memory < 300e6
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_no_machine_has_is_refused_with_the_numbers(tmp_path, program):
+    path = write_model(tmp_path / "deep.bin", program, n_layers=256, n_heads=256, n_kv_heads=256)
+    assert path.stat().st_size < 1 << 30
+    sizes = [path, "-c", MAX_CONTEXT, "--bench", f"{MAX_CONTEXT - 1},1"]
+    done, memory = run_measured(tmp_path, program, *sizes)
+    line = refused(done, 1)
+    assert line.startswith(f"{program}: {path}: needs ")
+    number = r"([\d.]+) GB"
+    needed, available, cache = re.search(
+        rf"needs {number} of memory, {number} are available: {number} for the keys and values of positions 0 to "
+        rf"{MAX_CONTEXT - 1}, .*; .* takes? less\n",
+        line,
+    ).groups()
+    assert float(needed) >= float(cache) > 1000 > float(available)
+    assert memory < 300e6
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_large_file_that_is_no_model_is_not_read(tmp_path, program):
+    path = tmp_path / "large.bin"
+    path.write_bytes(b"GGUF")
+    os.truncate(path, 6 << 30)
+    done, memory = run_measured(tmp_path, program, path, "--ids", "1")
+    assert "magic is 0x46554747" in refused(done, 1)
+    assert memory < 300e6
+
+
+def test_a_model_of_the_wrong_length_is_not_read(tmp_path):
+    """A good header, and 6 GB more of weights than it implies."""
+    path = write_model(tmp_path / "long.bin", "runq")
+    data = bytearray(path.read_bytes())
+    (offset,) = struct.unpack_from("<Q", data, 0xA0)
+    struct.pack_into("<Q", data, 0xA0, offset + (6 << 30))
+    seal(data)
+    path.write_bytes(data)
+    os.truncate(path, offset + (6 << 30))
+    done, memory = run_measured(tmp_path, "runq", path, "--ids", "1")
+    assert f"weights are {offset - 256 + (6 << 30)} bytes, but the header implies {offset - 256}" in refused(done, 1)
+    assert memory < 300e6
+
+
+def test_an_address_space_that_is_too_small_is_one_line(tmp_path):
+    """ulimit -v: what the system refuses, it refuses in one line with the file's name."""
+    path = write_model(tmp_path / "small.bin", "runq", head_dim=64)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))  # noqa: E731
+    line = refused(run("runq", path, "--ids", "1", "-c", 1 << 24, preexec_fn=limit), 1)
+    assert f"{path}: not enough memory for the keys of 16777216 positions (--ctx)" in line
+
+
+# ----------------------------------------------------------------------------
+# Files
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_fifo_as_a_model_is_refused_and_not_waited_for(tmp_path, program):
+    os.mkfifo(tmp_path / "fifo")
+    assert "fifo: not a regular file" in refused(run(program, tmp_path / "fifo", "--ids", "1"), 1)
+
+
+def test_a_fifo_as_a_prompt_is_read(tmp_path):
+    os.mkfifo(tmp_path / "prompt")
+    writer = threading.Thread(target=lambda: (tmp_path / "prompt").write_text("Once upon"))
+    writer.start()
+    done = run("runq", LLAMA, "-f", tmp_path / "prompt", "-n", 1, "-t", 0)
+    writer.join()
+    assert done.stdout.startswith(b"Once upon")
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_pointer_of_git_lfs_is_named(tmp_path, program):
+    path = tmp_path / "model.bin"
+    path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1162285\n")
+    assert f"{path}: a Git LFS pointer" in refused(run(program, path, "--ids", "1"), 1)
+
+
+@pytest.mark.parametrize("program", ["runq", "runq_w8a8"])
+def test_a_model_that_is_cut_off_during_a_run(tmp_path, program):
+    path = tmp_path / "model.bin"
+    path.write_bytes(TINY[program].read_bytes())
+    process, pipe = waiting_to_write(path, "--ids", "5,6,7", "-n", 0, "-j", 1, "--print-ids", program=program)
+    os.truncate(path, 4096)
+    with os.fdopen(pipe, "rb") as out:
+        out.read()
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert errors == f"{program}: {path}: the file has become shorter during the run\n".encode()
+
+
+def test_another_bus_error_kills_as_ever(tmp_path):
+    process, pipe = waiting_to_write(LLAMA, "--ids", "5,6,7", "-n", 0, "-j", 1, "--print-ids")
+    process.send_signal(signal.SIGBUS)
+    _, errors = process.communicate(timeout=300)
+    os.close(pipe)
+    assert process.returncode == -signal.SIGBUS
+    assert errors == b""
+
+
+# ----------------------------------------------------------------------------
+# --trace
+
+
+def test_a_trace_replaces_regular_files_only(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("/dev/null")
+    for path, reason in [
+        ("/dev/null", "not a regular file"),
+        (tmp_path / "link", "not a regular file"),
+        (tmp_path / "fifo", "not a regular file"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "none" / "x", "No such file or directory"),
+    ]:
+        line = refused(run("runq", LLAMA, "--ids", "5", "-n", 1, "--trace", path), 1)  # before the run
+        assert line == f"runq: {path}: cannot write: {reason}\n"
+    assert Path("/dev/null").is_char_device()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fifo", "link"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_trace_does_not_replace_what_is_read(tmp_path, program):
+    model = tmp_path / "model.bin"
+    model.write_bytes(TINY[program].read_bytes())
+    (tmp_path / "link").symlink_to(model)
+    (tmp_path / "hard").hardlink_to(model)
+    for name in ("model.bin", "./model.bin", "link", "hard"):
+        done = run(program, model, "--ids", "5", "-n", 1, "--trace", f"{tmp_path}/{name}")
+        assert f"--trace: '{tmp_path}/{name}' would replace the file that is read, '{model}'" in refused(done, 2)
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("Once")
+    assert "would replace" in refused(run(program, model, "-f", prompt, "-n", 1, "--trace", prompt), 2)
+    assert model.read_bytes() == TINY[program].read_bytes()
+    assert prompt.read_text() == "Once"
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_ended_leaves_no_half_trace(tmp_path, kind):
+    path = tmp_path / "trace"
+    process, pipe = waiting_to_write(LLAMA, "--ids", "5,6", "-n", 0, "-j", 1, "--print-ids", "--trace", path)
+    process.send_signal(kind)
+    time.sleep(0.1)
+    with os.fdopen(pipe, "rb") as out:
+        out.read()
+    process.communicate(timeout=300)
+    if kind == signal.SIGINT:  # ends cleanly: the trace is that of the tokens so far
+        assert process.returncode == 130
+        assert list(tmp_path.iterdir()) == [path]
+    else:
+        assert process.returncode == -kind
+        assert list(tmp_path.iterdir()) == []
+
+
+# ----------------------------------------------------------------------------
+# Signals, chat, terminals
+
+
+def test_ctrl_c_in_a_prompt_is_heard_after_a_chunk():
+    """In the emulator a chunk of 64 tokens takes long enough to be sure that the signal comes within the prompt."""
+    ids = ",".join(["7"] * 500)
+    command = [ROOT / "runq_awq", TINY["runq_awq"], "--ids", ids, "-n", "1", "-j", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:  # until it catches SIGINT, which is just before the prompt runs
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        if int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) & (1 << (signal.SIGINT - 1)):
+            break
+        time.sleep(0.001)
+    process.send_signal(signal.SIGINT)
+    _, statistics = process.communicate(timeout=300)
+    assert process.returncode == 130
+    prefilled = re.search(rb"prefill   (\d+) tokens", statistics)
+    assert prefilled is None or int(prefilled[1]) < 500
+
+
+def test_a_chat_without_a_token_is_refused(tmp_path):
+    """All pieces of the template are empty, and it trims messages: a blank one gives no tokens."""
+    data = bytearray(LLAMA.read_bytes())
+    (start,) = struct.unpack_from("<Q", data, 0xA0)
+    section = data[start:]
+    (chat_size,) = struct.unpack_from("<I", section, 40)
+    assert len(section) == struct.unpack_from("<I", section, 8)[0]
+    empty = struct.pack("<14I", 2, *[0] * 13)
+    section = section[:-chat_size] + empty
+    struct.pack_into("<I", section, 8, len(section))
+    struct.pack_into("<I", section, 40, len(empty))
+    data[start:] = section
+    struct.pack_into("<Q", data, 0xA8, len(section))
+    seal(data)
+    path = tmp_path / "model.bin"
+    path.write_bytes(data)
+    line = refused(run("runq", path, "-m", "chat", "--print-ids", stdin=b"  \n"), 2)
+    assert line.startswith("runq: --mode chat: the prompt is empty")
+    assert run("runq", path, "-m", "chat", "-n", 2, "--print-ids", stdin=b"hi\n").returncode == 0
+
+
+def on_a_terminal(*args):
+    """What runq writes to a terminal."""
+    ours, its = pty.openpty()
+    process = subprocess.Popen([ROOT / "runq", *args, "-j", "1"], stdout=its, stderr=subprocess.PIPE)
+    os.close(its)
+    shown = b""
+    try:
+        while part := os.read(ours, 1 << 16):
+            shown += part
+    except OSError:  # the other end was closed
+        pass
+    os.close(ours)
+    process.communicate(timeout=300)
+    assert process.returncode == 0
+    return shown.replace(b"\r\n", b"\n")
+
+
+def test_a_terminal_does_not_obey_what_a_model_says():
+    prompt = b"\x1b]0;title\x07 \x1b[2J\x7f\xc2\x9b1m\tin\nline"
+    args = [LLAMA, "-i", prompt, "-n", "1", "-t", "0"]
+    safe = rb"\x1b]0;title\x07 \x1b[2J\x7f\x9b1m" + b"\tin\nline"
+    assert on_a_terminal(*args).startswith(safe)
+    assert run("runq", *args).stdout.startswith(prompt)
+    # The same as tokens, as generated ones are printed.
+    vocabulary = json.loads((ROOT / "models/tiny-llama/tokenizer.json").read_text())["model"]["vocab"]
+    escape = vocabulary[chr(256 + 0x1B)]  # as byte-level BPE writes the byte 1B
+    assert on_a_terminal(LLAMA, "--ids", str(escape), "-n", "1", "-t", "0").startswith(rb"\x1b")
+
+
+def test_an_error_line_has_no_control_characters(tmp_path):
+    name = b"a\x1b[31m\n\x7f\xc2\x9b\x9b\xc3\xa9"
+    done = run("runq", os.fsencode(tmp_path) + b"/" + name)
+    assert done.stderr == (
+        b"runq: " + os.fsencode(tmp_path) + rb"/a\x1b[31m\x0a\x7f\x9b\x9b" + b"\xc3\xa9: cannot open: "
+        b"No such file or directory\n"
+    )
