@@ -47,8 +47,8 @@ inline void load_tokenizer(Model& model, const std::string& path) {
 
 // Throws whatever goes wrong. Returns the exit code.
 inline int run(Options o, const Program& program, const Streams& io) {
-    std::optional<NewFile>
-        trace_file;  // opened now: a path that cannot be written is not found out after a run
+    // Opened before anything runs, not after: a path that cannot be written is noticed now.
+    std::optional<NewFile> trace_file;
     if (o.trace) {
         for (const auto& input : {std::optional(o.model_path), o.file}) {
             if (input && same_file(*o.trace, *input))
