@@ -461,6 +461,9 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     bos_id, add_bos = _read_bos(tokenizer, config, ids, refuse)
     if not (0 if add_bos else -1) <= bos_id < vocab_size:
         raise refuse("post_processor.special_tokens.ids", bos_id, f"is not below the model's vocab_size, {vocab_size}")
+    chat, reason = chat_section(Path(hf_dir), config)
+    if reason:
+        warnings.warn(reason, stacklevel=2)
     if names := _only_in_config(config, tokenizer.get("added_tokens") or []):
         listed = ", ".join(json.dumps(name, ensure_ascii=False) for name in names[:5]) + ", ..." * (len(names) > 5)
         warnings.warn(
@@ -468,9 +471,6 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
             f"flags: {listed}",
             stacklevel=2,
         )
-    chat, reason = chat_section(Path(hf_dir), config)
-    if reason:
-        warnings.warn(reason, stacklevel=2)
 
     section_flags = (
         NFC * _read_nfc(tokenizer, refuse)

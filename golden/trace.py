@@ -135,9 +135,9 @@ def write_trace(path: Path, tensors: dict[str, np.ndarray]) -> None:
 TYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8")
 
 
-def read_trace(path: Path) -> dict[str, np.ndarray]:
+def read_trace(path: Path | str) -> dict[str, np.ndarray]:
     """Reads a trace. Raises ModelError naming the file if it is none."""
-    check_file(path)
+    check_file(Path(path))
     try:
         with safe_open(path, framework="numpy") as f:
             for name in f.keys():  # noqa: SIM118  (no dict)

@@ -103,7 +103,7 @@ def test_what_generation_config_asks_for_and_no_program_does_is_named(tmp_path):
     for field, value in [("repetition_penalty", 0), ("repetition_penalty", "1.1"), ("min_p", 1.5)]:
         done = export(**{field: value})
         assert done.returncode == 1
-        assert f"generation_config.json: {field} is {value!r}, expected" in done.stderr
+        assert f"generation_config.json: {field} is {json.dumps(value)}, expected" in done.stderr
 
 
 @pytest.mark.parametrize(
