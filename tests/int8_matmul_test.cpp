@@ -101,8 +101,8 @@ TEST_CASE("quantize: codes and scales are the golden's, bit for bit") {
                                            {"row64", 64},
                                            {"row384", 384},
                                            {"row2048", 2048}}) {
-        CAPTURE(name);
         const std::string p = std::string("quantize.") + name + ".";
+        CAPTURE(p);
         const std::vector<float> x = golden_ops().at(p + "x").f32();
         const std::vector<int8_t> codes = golden_ops().at(p + "codes").i8();
         const std::vector<float> scales = golden_ops().at(p + "scales").f32();
