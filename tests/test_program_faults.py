@@ -11,6 +11,7 @@ import resource
 import signal
 import struct
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -39,18 +40,19 @@ def run(program, *args, stdin=b"", timeout=300, **kwargs):
 
 
 def run_measured(tmp_path, program, *args):
-    """A run, and the most memory that it ever had, in bytes."""
-    with (tmp_path / "out").open("w+b") as out, (tmp_path / "err").open("w+b") as err:
-        command = [ROOT / program, *map(str, args), "-j", "1"]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err)
-        end = threading.Timer(300, process.kill)
-        end.start()
-        _, status, usage = os.wait4(process.pid, 0)
-        end.cancel()
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0), err.seek(0)
-        done = subprocess.CompletedProcess(command, process.returncode, out.read(), err.read())
-        return done, usage.ru_maxrss * 1024
+    """A run, and the most memory that it ever had, in bytes.
+
+    A small process starts it and waits: what a process has used counts for what it becomes, and this one is large.
+    """
+    wait = (
+        "import os, resource, subprocess, sys\n"
+        "code = subprocess.call(sys.argv[2:])\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, file=open(sys.argv[1], 'w'))\n"
+        "sys.exit(code if code >= 0 else 128 - code)\n"
+    )
+    command = [sys.executable, "-S", "-c", wait, tmp_path / "kib", ROOT / program, *map(str, args), "-j", "1"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
+    return done, int((tmp_path / "kib").read_text()) * 1024
 
 
 def refused(done, code):
@@ -110,7 +112,7 @@ def test_what_no_machine_has_is_refused_with_the_numbers(tmp_path, program):
     number = r"([\d.]+) GB"
     needed, available, cache = re.search(
         rf"needs {number} of memory, {number} are available: {number} for the keys and values of positions 0 to "
-        rf"{MAX_CONTEXT - 1}, .*; .* takes? less\n",
+        rf"{MAX_CONTEXT - 1}(?:, .*)?; .* takes? less\n",
         line,
     ).groups()
     assert float(needed) >= float(cache) > 1000 > float(available)
