@@ -70,14 +70,13 @@ float quantize_group(int8_t* codes, const float* x, int group_size) {
 // (n_tokens, n_cols / group_size).
 void quantize(Int8Rows& out, const Rows& x, int group_size) {
     out.resize(x.n_rows, x.n_cols, group_size);
-#pragma omp parallel for schedule(static) if (x.n_rows > 1)
-    for (int t = 0; t < x.n_rows; t++) {
+    for_each_row(x.n_rows, [&](int t) {
         int8_t* codes = out.row_codes(t);
         float* scales = out.row_scales(t);
-        if (int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, group_size)) continue;
+        if (int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, group_size)) return;
         for (int i = 0; i < x.n_cols; i += group_size)
             scales[i / group_size] = quantize_group(codes + i, x.row(t) + i, group_size);
-    }
+    });
 }
 
 // Row t of x times row i of w: each group is an exact int32 sum, scaled by both scales; the groups are added

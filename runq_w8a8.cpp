@@ -88,15 +88,14 @@ float quantize_block(int8_t* codes, const float* x, int n, const float* static_s
 void quantize(Int8Rows& out, const Rows& x, int group_size, const float* static_scale) {
     const int block = block_of(group_size, x.n_cols);
     out.resize(x.n_rows, x.n_cols, block);
-#pragma omp parallel for schedule(static) if (x.n_rows > 1)
-    for (int t = 0; t < x.n_rows; t++) {
+    for_each_row(x.n_rows, [&](int t) {
         if (int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t), x.n_cols, block,
                           static_scale))
-            continue;
+            return;
         for (int b = 0; b < out.n_groups(); b++)
             out.row_scales(t)[b] =
                 quantize_block(out.row_codes(t) + b * block, x.row(t) + b * block, block, static_scale);
-    }
+    });
 }
 
 // Row t of x times row i of w: an exact int32 sum, scaled once by the token's scale and the row's. With

@@ -39,11 +39,10 @@ class KvCache {
     // Appends k and v (n_tokens, n_kv_heads * head_dim) of one layer, of tokens at positions pos, pos + 1,
     // ...
     void append(int layer, int pos, const Rows& k, const Rows& v) {
-#pragma omp parallel for schedule(static) if (k.n_rows > 1)
-        for (int t = 0; t < k.n_rows; t++) {
+        for_each_row(k.n_rows, [&](int t) {
             for (int h = 0; h < n_kv_heads_; h++)
                 append(layer, h, pos + t, k.row(t) + h * head_dim_, v.row(t) + h * head_dim_);
-        }
+        });
     }
 
     // Appends k and v (head_dim,) of one position and kv head.

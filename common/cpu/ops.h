@@ -30,10 +30,9 @@ inline void rmsnorm(float* out, const float* x, const float* weight, int n, floa
 // be x.
 inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float eps) {
     out.n_rows = x.n_rows;
-#pragma omp parallel for schedule(static) if (x.n_rows > 1)
-    for (int t = 0; t < x.n_rows; t++) {
+    for_each_row(x.n_rows, [&](int t) {
         for (int i = 0; i < x.n_cols; i += n) rmsnorm(out.row(t) + i, x.row(t) + i, weight, n, eps);
-    }
+    });
 }
 
 // cos and sin of the rotation angles of a chunk's positions, the same in every layer.
@@ -71,11 +70,10 @@ inline void rope(float* head, const float* cos, const float* sin, int head_dim) 
 
 // The same for every head of every token, in place. x: (n_tokens, heads * head_dim).
 inline void rope(Rows& x, const RopeAngles& angles, int head_dim) {
-#pragma omp parallel for schedule(static) if (x.n_rows > 1)
-    for (int t = 0; t < x.n_rows; t++) {
+    for_each_row(x.n_rows, [&](int t) {
         for (int i = 0; i < x.n_cols; i += head_dim)
             rope(x.row(t) + i, angles.cos.row(t), angles.sin.row(t), head_dim);
-    }
+    });
 }
 
 // out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202)
@@ -90,18 +88,13 @@ inline void swiglu(float* out, const float* gate, const float* up, int n) {
 
 // The same for all tokens. out may be gate.
 inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
-    const int n = gate.n_rows * gate.n_cols;
     out.n_rows = gate.n_rows;
-#pragma omp parallel for schedule(static) if (gate.n_rows > 1)
-    for (int i = 0; i < n; i += 1024)
-        swiglu(out.row(0) + i, gate.row(0) + i, up.row(0) + i, std::min(1024, n - i));
+    for_each_row(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });
 }
 
 // x += y
 inline void add(Rows& x, const Rows& y) {
-    const int n = x.n_rows * x.n_cols;
-    float* to = x.row(0);
-    const float* from = y.row(0);
-#pragma omp parallel for simd schedule(static) if (n > 1 << 14)
-    for (int i = 0; i < n; i++) to[i] += from[i];
+    for_each_row(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] += y.row(t)[i];
+    });
 }

@@ -30,6 +30,15 @@ struct Rows {
     }
 };
 
+// Calls f(i) for each i below n, shared among the threads. One call needs no team: in decode, where every
+// step has one row, starting and ending a team of one would cost more than many of the steps.
+template <class F>
+inline void for_each_row(int n, F f) {
+    if (n == 1) return f(0);
+#pragma omp parallel for schedule(static)
+    for (int i = 0; i < n; i++) f(i);
+}
+
 // One of the products that read the same input: out (n_tokens, w.n_rows) = x times w transposed. Matrix is a
 // program's own type, (n_rows, n_cols).
 template <class Matrix>
