@@ -220,9 +220,9 @@ void attention_block(Transformer& m, int l, int pos) {
     quantize(s.xq, s.normed, c.group_size);                            record("attn.norm", s.xq);
     matmul(s.xq, {{s.q, w.q_proj[l]},                                  // q, k and v read the same input
                   {s.k, w.k_proj[l]},
-                  {s.v, w.v_proj[l]}});                                record("attn.q_proj", s.q);
-                                                                       record("attn.k_proj", s.k);
-                                                                       record("attn.v_proj", s.v);
+                  {s.v, w.v_proj[l]}});                                record("attn.q_proj", s.q, s.xq, w.q_proj[l]);
+                                                                       record("attn.k_proj", s.k, s.xq, w.k_proj[l]);
+                                                                       record("attn.v_proj", s.v, s.xq, w.v_proj[l]);
     if (c.arch == Arch::qwen3) {                                       // each head on its own
         rmsnorm(s.q, s.q, w.head_norms.q[l], c.head_dim, c.norm_eps);  record("attn.q_norm", s.q, c.head_dim);
         rmsnorm(s.k, s.k, w.head_norms.k[l], c.head_dim, c.norm_eps);  record("attn.k_norm", s.k, c.head_dim);
@@ -234,7 +234,7 @@ void attention_block(Transformer& m, int l, int pos) {
                                                                        record("attn.probs", s.probs);
                                                                        record("attn.mix", s.attn_out);
     quantize(s.xq, s.attn_out, c.group_size);                          record("attn.mix", s.xq);
-    matmul(s.xq, {{s.proj, w.o_proj[l]}});                             record("attn.o_proj", s.proj);
+    matmul(s.xq, {{s.proj, w.o_proj[l]}});                             record("attn.o_proj", s.proj, s.xq, w.o_proj[l]);
     add(s.x, s.proj);                                                  record("attn.residual", s.x);
 }
 
@@ -248,11 +248,11 @@ void feed_forward_block(Transformer& m, int l) {
     rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);        record("ffn.norm", s.normed);
     quantize(s.xq, s.normed, c.group_size);                            record("ffn.norm", s.xq);
     matmul(s.xq, {{s.gate, w.gate_proj[l]},
-                  {s.up, w.up_proj[l]}});                              record("ffn.gate_proj", s.gate);
-                                                                       record("ffn.up_proj", s.up);
+                  {s.up, w.up_proj[l]}});                              record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
+                                                                       record("ffn.up_proj", s.up, s.xq, w.up_proj[l]);
     swiglu(s.gate, s.gate, s.up);                                      record("ffn.swiglu", s.gate);
     quantize(s.xq, s.gate, c.group_size);                              record("ffn.swiglu", s.xq);
-    matmul(s.xq, {{s.proj, w.down_proj[l]}});                          record("ffn.down_proj", s.proj);
+    matmul(s.xq, {{s.proj, w.down_proj[l]}});                          record("ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
     add(s.x, s.proj);                                                  record("ffn.residual", s.x);
 }
 

@@ -14,14 +14,14 @@ from formats.source import is_gguf, open_model
 from golden.accept import judge_logits
 from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
-from golden.make import make
+from golden.make import MODELS, make
 from golden.op_check import judge_ops
 from golden.op_vectors import read_cases
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
 from golden.real import make_real
 from golden.schemes import SCHEMES, read_file
-from golden.trace import check_tokens, compare, read_tolerances, read_trace, replay, summarize
+from golden.trace import check_positions, check_tokens, compare, read_tolerances, read_trace, replay, summarize
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--files", type=Path, default=ROOT / "build" / "models", help="folder of their exported files")
     p.add_argument("--out", type=Path, default=ROOT / "golden" / "data")
     p.add_argument("--only", choices=SCHEMES, help="the operations, and this scheme's models")
+    p.add_argument("--model", choices=MODELS, help="this model alone")
+    p.add_argument("--traces", action="store_true", help="no greedy generations and perplexities, which take long")
 
     p = commands.add_parser("real", help="write the goldens of a real model (make smollm2 first)")
     p.add_argument("--files", type=Path, default=ROOT / "build" / "models", help="folder of its files")
@@ -109,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     warnings.showwarning = lambda message, *_: print(f"golden: warning: {one_line(message)}", file=sys.stderr)
     try:
         if args.command == "make":
-            make(args.models, args.files, args.out, args.only)
+            make(args.models, args.files, args.out, args.only, args.model, args.traces)
             return 0
         if args.command == "real":
             make_real(args.files, args.out, args.only)
@@ -117,6 +119,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.command == "diff":
             tolerances = read_tolerances(args.profile, args.tolerance)
             a, b = read_trace(args.a), read_trace(args.b)
+            check_positions(args.a, a)
+            check_positions(args.b, b)
             if cases := read_cases(args.a):
                 reports = judge_ops(cases, a, b, tolerances)
             elif args.model:

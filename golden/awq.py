@@ -24,7 +24,7 @@ from formats.checkpoint import ModelError
 from formats.model_file import map_tensors, read_header
 from formats.schemes import AWQ_FILE
 from formats.tensors import awq_tensors
-from golden.forward import F32, F64, Step
+from golden.forward import F32, F64, Step, ignore
 
 F16 = np.float16
 MAX_CODE = 15
@@ -218,5 +218,5 @@ class AWQ:
     def activation(self, _step: Step, _name: str, x: np.ndarray) -> np.ndarray:
         return x
 
-    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+    def linear(self, x: np.ndarray, name: str, _step: Step = ignore) -> np.ndarray:
         return matmul(x, self.weight(name))

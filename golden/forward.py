@@ -10,7 +10,8 @@ matrix and how the two are multiplied, comes in as an object with these members:
     steps(step)                 -> step, or one that also rounds what the scheme keeps in less than fp32
     embedding(tokens)           -> (n, dim) fp32
     activation(step, name, x)   -> x, in whatever form `linear` takes; records the form's parts as steps
-    linear(x, name)             -> (n, n_out) fp32, the product with the weight matrix `name`
+    linear(x, name, step)       -> (n, n_out) fp32, the product with the weight matrix `name`; may record what it
+                                adds up as steps, see golden.q8.ACCUMULATOR_LAYER
     vector(name)                -> a norm's weight, fp32
 
 `step(name, value)` is called with the result of every operation and returns the value to go on with: a trace
@@ -37,7 +38,7 @@ class Scheme(Protocol):
     def steps(self, step: Step) -> Step: ...
     def embedding(self, tokens: np.ndarray) -> np.ndarray: ...
     def activation(self, step: Step, name: str, x: np.ndarray) -> Any: ...
-    def linear(self, x: Any, name: str) -> np.ndarray: ...
+    def linear(self, x: Any, name: str, step: Step) -> np.ndarray: ...
     def vector(self, name: str) -> np.ndarray: ...
 
 
@@ -147,6 +148,11 @@ def ignore(_name: str, value: np.ndarray) -> np.ndarray:
     return value
 
 
+def product(scheme: Scheme, step: Step, x: Any, name: str) -> np.ndarray:
+    """x times the weight matrix of a step, (n, n_out) fp32, recorded under its name."""
+    return step(name, scheme.linear(x, name, step))
+
+
 def attention_block(
     config: Config, scheme: Scheme, layer: str, x: np.ndarray, rotation: tuple[np.ndarray, np.ndarray], step: Step
 ) -> np.ndarray:
@@ -160,9 +166,9 @@ def attention_block(
 
     normed = step(layer + "attn.norm", rmsnorm(x, scheme.vector(layer + "attn.norm"), c.norm_eps))
     xq = scheme.activation(step, layer + "attn.norm", normed)
-    q = step(layer + "attn.q_proj", scheme.linear(xq, layer + "attn.q_proj"))  # (n, H * head_dim)
-    k = step(layer + "attn.k_proj", scheme.linear(xq, layer + "attn.k_proj"))  # (n, G * head_dim)
-    v = step(layer + "attn.v_proj", scheme.linear(xq, layer + "attn.v_proj"))  # (n, G * head_dim)
+    q = product(scheme, step, xq, layer + "attn.q_proj")  # (n, H * head_dim)
+    k = product(scheme, step, xq, layer + "attn.k_proj")  # (n, G * head_dim)
+    v = product(scheme, step, xq, layer + "attn.v_proj")  # (n, G * head_dim)
     q, k, v = (t.reshape(n, -1, c.head_dim) for t in (q, k, v))
     if c.arch == "qwen3":
         q = step(layer + "attn.q_norm", rmsnorm(q, scheme.vector(layer + "attn.q_norm"), c.norm_eps))
@@ -173,7 +179,7 @@ def attention_block(
     probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
     attn_out = step(layer + "attn.mix", attention_mix(probs, v).reshape(n, -1))  # (n, H * head_dim)
     xq = scheme.activation(step, layer + "attn.mix", attn_out)
-    proj = step(layer + "attn.o_proj", scheme.linear(xq, layer + "attn.o_proj"))  # (n, dim)
+    proj = product(scheme, step, xq, layer + "attn.o_proj")  # (n, dim)
     return step(layer + "attn.residual", x + proj)
 
 
@@ -181,11 +187,11 @@ def feed_forward_block(config: Config, scheme: Scheme, layer: str, x: np.ndarray
     """x plus what the SwiGLU network adds to it, (n, dim) fp32."""
     normed = step(layer + "ffn.norm", rmsnorm(x, scheme.vector(layer + "ffn.norm"), config.norm_eps))
     xq = scheme.activation(step, layer + "ffn.norm", normed)
-    gate = step(layer + "ffn.gate_proj", scheme.linear(xq, layer + "ffn.gate_proj"))  # (n, hidden_dim)
-    up = step(layer + "ffn.up_proj", scheme.linear(xq, layer + "ffn.up_proj"))  # (n, hidden_dim)
+    gate = product(scheme, step, xq, layer + "ffn.gate_proj")  # (n, hidden_dim)
+    up = product(scheme, step, xq, layer + "ffn.up_proj")  # (n, hidden_dim)
     hidden = step(layer + "ffn.swiglu", swiglu(gate, up))
     xq = scheme.activation(step, layer + "ffn.swiglu", hidden)
-    proj = step(layer + "ffn.down_proj", scheme.linear(xq, layer + "ffn.down_proj"))  # (n, dim)
+    proj = product(scheme, step, xq, layer + "ffn.down_proj")  # (n, dim)
     return step(layer + "ffn.residual", x + proj)
 
 
@@ -213,7 +219,7 @@ def forward(config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ign
         x = forward_layer(config, scheme, i, x, rotation, step)
     normed = step("norm", rmsnorm(x, scheme.vector("norm"), config.norm_eps))
     xq = scheme.activation(step, "norm", normed)
-    return step("logits", scheme.linear(xq, "classifier"))
+    return step("logits", scheme.linear(xq, "classifier", step))
 
 
 # ----------------------------------------------------------------------------
@@ -280,5 +286,5 @@ class Fp32:
     def activation(self, _step: Step, _name: str, x: np.ndarray) -> np.ndarray:
         return x
 
-    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+    def linear(self, x: np.ndarray, name: str, _step: Step = ignore) -> np.ndarray:
         return (x.astype(F64) @ self.vector(name).astype(F64).T).astype(F32)

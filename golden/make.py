@@ -2,6 +2,7 @@
 
 golden/data/ops.safetensors                each operation alone (golden/op_vectors.py)
 golden/data/<model>.q8.trace.safetensors   every step of the Q8 forward pass over a prompt
+golden/data/tiny-llama.q8.decode.trace.safetensors   one late token of a text, behind keys and values of the others
 golden/data/<model>.q8.json                greedy generations, and perplexities of the held-out text
 golden/data/<model>.w8a8[...]              the same for each variant of W8A8, from build/models/<model>.w8a8[...].bin
 golden/data/<model>.awq[...]               and of AWQ
@@ -28,13 +29,19 @@ from golden.op_vectors import op_vectors
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
 from golden.schemes import SCHEMES, Reference
-from golden.trace import Recorder, write_trace
+from golden.trace import Recorder, at_positions, write_trace
 
 MODELS = ("tiny-llama", "tiny-qwen3")
 PROMPT = "Once"
 NEW_TOKENS = 64
 TRACE_TOKENS = 6
 TRACE_CANDIDATES = 400
+# A decode step far into a text: beyond a page of the KV cache (256), two chunks of a prompt (128) and, in tiny-llama,
+# the context from before RoPE's scaling (128).
+DECODE_POSITION = 300
+DECODE_CANDIDATES = 24
+DECODE_MODEL = "tiny-llama"
+DECODE_VARIANTS = ("q8", "w8a8", "awq")
 CLEAR_PROMPT_WORDS = (12,)
 AWQ_CLEAR_PROMPT_WORDS = (12, 24, 32)  # logits in fp16 vary more, so more prompts are tried for a clearer one
 CLEAR_PROMPT_CANDIDATES = 60
@@ -143,6 +150,26 @@ def best_trace(config: Config, scheme: Scheme, ids: list[int]) -> tuple[dict[str
     return best, margin
 
 
+def decode_trace(config: Config, scheme: Scheme, ids: list[int]) -> dict[str, np.ndarray]:
+    """The trace of position DECODE_POSITION of a piece of the held-out text, with the keys and values before it.
+
+    Of some pieces it is the one whose codes at that position are farthest from boundaries.
+    """
+    best: dict[str, np.ndarray] = {}
+    margin = -1.0
+    for i in range(DECODE_CANDIDATES):
+        start = i * (len(ids) - DECODE_POSITION - 1) // DECODE_CANDIDATES
+        recorder = Recorder()
+        tokens = recorder("tokens", np.array(ids[start : start + DECODE_POSITION + 1], np.int32))
+        forward(config, scheme, tokens, recorder)
+        trace = at_positions(recorder.tensors, [DECODE_POSITION])
+        if (found := rounding_margin(trace)) > margin:
+            best, margin = trace, found
+        if np.isinf(margin):  # there are no codes
+            break
+    return best
+
+
 @dataclass(frozen=True)
 class HeldOut:
     """The held-out text, for one model: as text, as tokens, and its perplexity in fp32."""
@@ -166,10 +193,22 @@ def read_held_out(hf_dir: Path, path: Path) -> HeldOut:
     return HeldOut(hf_dir, text, ids, bos, context, n, value)
 
 
+def make_traces(
+    config: Config, scheme: Scheme, name: str, ids: list[int], out: Path
+) -> tuple[dict[str, np.ndarray], float]:
+    """Writes the trace of a few tokens, which is returned with its margin, and a late decode step's if there is one."""
+    trace, margin = best_trace(config, scheme, ids)
+    write_trace(out / f"{name}.trace.safetensors", trace)
+    model, variant = name.split(".")
+    if model == DECODE_MODEL and variant in DECODE_VARIANTS:
+        write_trace(out / f"{name}.decode.trace.safetensors", decode_trace(config, scheme, ids))
+    return trace, margin
+
+
 def make_scheme_goldens(
     config: Config, scheme: Scheme, variant: str, held_out: HeldOut, out: Path, more: dict | None = None
 ) -> None:
-    """Trace, greedy ids and perplexities of one model in one scheme; `more` goes to the end of the json."""
+    """Traces, greedy ids and perplexities of one model in one scheme; `more` goes to the end of the json."""
     name = f"{held_out.hf_dir.name}.{variant}"
 
     def logits(tokens: np.ndarray) -> np.ndarray:
@@ -178,8 +217,7 @@ def make_scheme_goldens(
     tokenizer = Tokenizer.from_file(str(held_out.hf_dir / "tokenizer.json"))
     prompts = (PROMPT, clear_prompt(config, scheme, tokenizer, held_out.text))
     generations = [generation(logits, tokenizer, prompt) for prompt in prompts]
-    trace, margin = best_trace(config, scheme, held_out.ids)
-    write_trace(out / f"{name}.trace.safetensors", trace)
+    trace, margin = make_traces(config, scheme, name, held_out.ids, out)
     value, _ = perplexity(logits, held_out.ids, held_out.bos, held_out.context)
     goldens = {
         "generations": generations,
@@ -202,26 +240,36 @@ def variants_of(only: str | None) -> list[tuple[Reference, str]]:
     return [(r, variant) for scheme, r in SCHEMES.items() if only in (None, scheme) for variant in r.variants]
 
 
-def make(models: Path, files: Path, out: Path, only: str | None = None) -> None:
+def make(
+    models: Path, files: Path, out: Path, only: str | None = None, model: str | None = None, traces: bool = False
+) -> None:
     """Writes all golden vectors into the folder `out`; with `only`, those of the operations and of one scheme.
+
+    model: of this one alone. traces: no greedy generations and perplexities, which take most of the time.
 
     files: the folder of the exported model files. Raises ModelError, before anything is written, if one is missing.
     """
-    for name, (reference, variant) in product(MODELS, variants_of(only)):
+    names = [name for name in MODELS if model in (None, name)]
+    for name, (reference, variant) in product(names, variants_of(only)):
         path = files / f"{name}.{variant}.bin"
         if reference.read is not None and not path.is_file():
             raise ModelError(f"{path}: no such file; `make golden` makes it")
     out.mkdir(parents=True, exist_ok=True)
     op_vectors().save(out / "ops.safetensors")
-    for name in MODELS:
-        hf_dir = models / name
-        held_out = read_held_out(hf_dir, models / "held_out.txt")
+    for name in names:
+        hf_dir, text = models / name, models / "held_out.txt"
+        held_out = None if traces else read_held_out(hf_dir, text)
         for reference, variant in variants_of(only):
-            print(f"{name}.{variant}: this takes a minute or more", flush=True)
+            file, more = files / f"{name}.{variant}.bin", {}
             if reference.read is None:
                 checkpoint = Checkpoint(hf_dir)
-                make_scheme_goldens(checkpoint.config, Q8(checkpoint), variant, held_out, out)
+                config, scheme = checkpoint.config, Q8(checkpoint)
             else:
-                file = files / f"{name}.{variant}.bin"
-                scheme, crc = reference.read(file), zlib.crc32(file.read_bytes())
-                make_scheme_goldens(scheme.config, scheme, variant, held_out, out, {"file_crc32": crc})
+                scheme, more = reference.read(file), {"file_crc32": zlib.crc32(file.read_bytes())}
+                config = scheme.config
+            if held_out is None:
+                ids, _ = encode(hf_dir, text.read_text(encoding="utf-8"))
+                make_traces(config, scheme, f"{name}.{variant}", ids, out)
+            else:
+                print(f"{name}.{variant}: this takes a minute or more", flush=True)
+                make_scheme_goldens(config, scheme, variant, held_out, out, more)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.source import Source
-from golden.forward import F32, F64, Step, load_weight
+from golden.forward import F32, F64, Step, ignore, load_weight
 
 
 class Quantized(NamedTuple):
@@ -58,6 +58,12 @@ def accumulators(x: Quantized, w: Quantized) -> np.ndarray:
     return np.matmul(xg.astype(exact), wg.astype(exact)).transpose(1, 2, 0).astype(np.int32)
 
 
+def scaled_sum(acc: np.ndarray, x: Quantized, w: Quantized) -> np.ndarray:
+    """Sum over groups of accumulator * w scale * x scale, (n, m) fp32. acc: (n, m, groups)."""
+    scales = w.scales.astype(F64), x.scales.astype(F64)
+    return np.einsum("nmg,mg,ng->nm", acc.astype(F64), *scales).astype(F32)
+
+
 MATMUL_VALUES = 1 << 24  # accumulators that `matmul` makes at a time, so that memory stays bounded whatever the matrix
 
 
@@ -67,10 +73,18 @@ def matmul(x: Quantized, w: Quantized) -> np.ndarray:
     rows = max(1, MATMUL_VALUES // max(1, w.scales.size))
     for start in range(0, len(out), rows):
         part = Quantized(x.codes[start : start + rows], x.scales[start : start + rows])
-        acc = accumulators(part, w).astype(F64)
-        scales = w.scales.astype(F64), part.scales.astype(F64)
-        out[start : start + rows] = np.einsum("nmg,mg,ng->nm", acc, *scales).astype(F32)
+        out[start : start + rows] = scaled_sum(accumulators(part, w), part, w)
     return out
+
+
+ACCUMULATOR_LAYER = 1  # traces have the accumulators of its products; common/app/trace.h says the same
+
+
+def traced_matmul(x: Quantized, w: Quantized, name: str, step: Step) -> np.ndarray:
+    """`matmul`, (n, m) fp32. In ACCUMULATOR_LAYER the accumulators are the step `name`.acc, if steps are recorded."""
+    if step is ignore or not name.startswith(f"layers.{ACCUMULATOR_LAYER}."):
+        return matmul(x, w)
+    return scaled_sum(step(name + ".acc", accumulators(x, w)), x, w)
 
 
 class Q8:
@@ -105,5 +119,5 @@ class Q8:
         quantized = quantize(x, self._group_size)
         return Quantized(step(name + ".q", quantized.codes), step(name + ".s", quantized.scales))
 
-    def linear(self, x: Quantized, name: str) -> np.ndarray:
-        return matmul(x, self.matrix(name))
+    def linear(self, x: Quantized, name: str, step: Step = ignore) -> np.ndarray:
+        return traced_matmul(x, self.matrix(name), name, step)

@@ -12,9 +12,16 @@
 - fp16 tensors (AWQ): within 5e-4, half the distance between neighbours, because a value near the middle of two may
   go to either; attn.mix within 1e-3, because attention may round its probabilities to fp16, too. Once an fp16
   tensor differs at all, everything after it is held to 1e-2.
+- accumulators (`.acc`, int32): equal in every token whose codes are.
 
 With a model, each operation is judged on its own instead: the reference computes every step from B's own inputs,
 so one early rounding does not blur the steps behind it, and a wrong operation is named even if others hide it.
+
+A trace may be of some positions only, those in its tensor `positions`. Each step then has a row for each of them, but
+for what attention reads of earlier tokens, `attn.k_rope` and `attn.v_proj`: these have a row for every token. Among
+hundreds of tokens some have a code that rounds the other way, and in every token behind them a few more do. So those
+earlier rows are held to 5e-2; if they differ by more than one operation may, everything behind them as well. With a
+model this is so for the earlier rows alone.
 
 B need not have every step. What it has is judged; where the input of a step is not there, the reference goes on with
 its own. `Tolerances` can give a step a limit of its own, for a port that approximates it on purpose.
@@ -44,6 +51,7 @@ PASS_TOLERANCE = 1e-3  # a whole int8 pass
 HALF_TOLERANCE = 5e-4  # one operation whose result is rounded to fp16: about 2^-11
 HALF_MIX_TOLERANCE = 1e-3  # attention, where probabilities may be rounded as well
 HALF_PASS_TOLERANCE = 1e-2  # a whole pass with fp16 between the operations
+PAST_TOLERANCE = 5e-2  # keys and values of hundreds of tokens, in some of which codes rounded the other way
 
 
 def op_tolerance(name: str, value: np.ndarray) -> float:
@@ -115,6 +123,25 @@ def read_tolerances(profile: Path | None, options: Iterable[str]) -> Tolerances:
     return Tolerances(limits)
 
 
+CACHED = ("attn.k_rope", "attn.v_proj")  # what attention reads of earlier tokens: traces have them of all tokens
+
+
+def is_cached(name: str) -> bool:
+    """Whether a step has a row for every token, even in a trace of some positions."""
+    return name == "tokens" or name.endswith(CACHED)
+
+
+def positions_of(trace: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The positions whose steps a trace has, (rows,); all unless it names them. It has tokens."""
+    return trace["positions"] if "positions" in trace else np.arange(len(trace["tokens"]))
+
+
+def at_positions(tensors: Mapping[str, np.ndarray], positions: Iterable[int]) -> dict[str, np.ndarray]:
+    """Of the trace of a whole run, what a trace of some positions has."""
+    rows = np.array(list(positions), np.int32)
+    return {name: value if is_cached(name) else value[rows] for name, value in tensors.items()} | {"positions": rows}
+
+
 class Recorder:
     """A step function that keeps every value, in the order of computation."""
 
@@ -165,6 +192,20 @@ def check_tokens(path: Path, trace: dict[str, np.ndarray], config: Config, dimen
     wrong = tokens[(tokens < 0) | (tokens >= config.vocab_size)]
     if wrong.size:
         raise ModelError(f"{path}: token {wrong[0]} is no id below the model's vocab_size, {config.vocab_size}")
+    check_positions(path, trace)
+
+
+def check_positions(path: Path, trace: dict[str, np.ndarray]) -> None:
+    """Refuses a trace whose positions, if it names them, are not some of its tokens', in order. Raises ModelError."""
+    if "positions" not in trace:
+        return
+    positions, tokens = trace["positions"], trace.get("tokens")
+    if tokens is None or tokens.ndim != 1:
+        raise ModelError(f"{path}: the trace has positions and no tokens (n,)")
+    if positions.ndim != 1 or positions.dtype.kind not in "iu" or not positions.size:
+        raise ModelError(f"{path}: positions are {positions.dtype} {positions.shape}, expected a list of whole numbers")
+    if positions.min() < 0 or positions.max() >= len(tokens) or (np.diff(positions.astype(np.int64)) <= 0).any():
+        raise ModelError(f"{path}: positions are not ascending numbers from 0 to {len(tokens) - 1}")
 
 
 _ORDER = [
@@ -177,13 +218,17 @@ _ORDER = [
 _LAYER_STEP = re.compile(r"layers\.(\d{1,5})\.(.+)", re.ASCII | re.DOTALL)
 
 
-def step_order(name: str) -> tuple[int, int, str]:
-    """Sort key that puts step names in the order of computation: codes and scales after their tensor."""
-    base, part = (name[:-2], name[-1]) if name.endswith((".q", ".s")) else (name, "")
+def step_order(name: str) -> tuple[int, int, int]:
+    """Sort key that puts step names in the order of computation: codes and scales after their tensor, and before it
+    the accumulators that it was made of."""
+    base, part = name, 1
+    for suffix, place in ((".acc", 0), (".q", 2), (".s", 3)):
+        if name.endswith(suffix):
+            base, part = name.removesuffix(suffix), place
     if found := _LAYER_STEP.fullmatch(base):
         layer, step = int(found[1]), found[2]
         return 2 + layer, _ORDER.index(step) if step in _ORDER else len(_ORDER), part
-    outside = {"tokens": 0, "embed": 1, "norm": 1 << 30, "logits": (1 << 30) + 1}
+    outside = {"tokens": -1, "positions": 0, "embed": 1, "norm": 1 << 30, "logits": (1 << 30) + 1}
     return outside.get(base, 1 << 31), 0, part
 
 
@@ -253,16 +298,40 @@ def _own_rounding(
     return None
 
 
-def _compare_codes(name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerances: Tolerances) -> StepReport:
-    """Judges `name` (ending in .q) and its scales; see the module's docstring."""
+def _compare_codes(
+    name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerances: Tolerances, behind: float
+) -> StepReport:
+    """Judges `name` (ending in .q) and its scales; see the module's docstring. behind: as in `compare`."""
     wrong = _own_rounding(name, a, b, tolerances)
     if wrong is not None:
         return wrong
     steps = np.abs(a[name].astype(int) - b[name].astype(int))
     flipped = int((steps != 0).sum())
     share = flipped / steps.size
-    ok = share <= tolerances.of(name, 0) if tolerances.has(name) else steps.max() <= 1
+    ok = share <= tolerances.of(name, 0) if tolerances.has(name) else steps.max() <= 1 or behind >= PAST_TOLERANCE
     return StepReport(name, share, f"{flipped} codes rounded the other way" if flipped else "", bool(ok))
+
+
+_INPUT = {  # of each product, in a layer
+    "attn.q_proj": "attn.norm", "attn.k_proj": "attn.norm", "attn.v_proj": "attn.norm", "attn.o_proj": "attn.mix",
+    "ffn.gate_proj": "ffn.norm", "ffn.up_proj": "ffn.norm", "ffn.down_proj": "ffn.swiglu",
+}  # fmt: skip
+
+
+def _compare_accumulators(
+    name: str, a: dict[str, np.ndarray], b: dict[str, np.ndarray], tolerances: Tolerances
+) -> StepReport:
+    """Judges `name` (ending in .acc): equal, but for tokens whose codes are not."""
+    found = _LAYER_STEP.fullmatch(name.removesuffix(".acc"))
+    codes = f"layers.{found[1]}.{_INPUT[found[2]]}.q" if found and found[2] in _INPUT else ""
+    differ = (a[name] != b[name]).reshape(len(a[name]), -1).any(axis=1)  # by token
+    if codes in a and codes in b and a[codes].shape == b[codes].shape and len(a[codes]) == len(differ):
+        excused = (a[codes] != b[codes]).reshape(len(differ), -1).any(axis=1)
+    else:
+        excused = np.zeros_like(differ)
+    wrong = int((a[name] != b[name])[~excused].sum())
+    note = f"{wrong} differ" if wrong else f"of other codes in {int(differ.sum())} tokens" if differ.any() else ""
+    return StepReport(name, wrong / a[name].size, note, wrong <= tolerances.of(name, 0) * a[name].size)
 
 
 def compare(
@@ -271,6 +340,10 @@ def compare(
     """Every step of the two traces, in the order of computation."""
     reports = []
     behind = 0.0  # the tolerance of what comes behind a value that was rounded the other way
+    # Rows of earlier tokens, in a trace of some positions. Both have the same, or the shapes do not fit.
+    past = np.ones(len(a["tokens"]), bool) if "positions" in a else np.zeros(0, bool)
+    if past.size:
+        past[a["positions"]] = False
     for name in sorted(a.keys() | b.keys(), key=step_order):
         if name not in b:
             reports.append(missing_step(name))
@@ -282,18 +355,32 @@ def compare(
         elif not a[name].size:
             reports.append(StepReport(name, float("inf"), "no values", ok=False))
         elif name.endswith(".q"):
-            reports.append(_compare_codes(name, a, b, tolerances))
+            reports.append(_compare_codes(name, a, b, tolerances, behind))
             behind = max(behind, PASS_TOLERANCE if reports[-1].error > 0 else 0)
+        elif name.endswith(".acc") and a[name].dtype.kind == "i" and a[name].ndim > 1:
+            reports.append(_compare_accumulators(name, a, b, tolerances))
         elif a[name].dtype.kind in "iu":
             same = bool(np.array_equal(a[name], b[name]))
             reports.append(StepReport(name, 0.0 if same else float("inf"), "" if same else "differ", same))
         else:
-            error = relative_error(a[name], b[name])
-            limit = tolerances.of(name, max(behind, op_tolerance(name, a[name])))
+            value, other = a[name], b[name]
+            if name.endswith(CACHED) and len(value) == len(past):
+                reports += _compare_past(name, value[past], other[past], tolerances.of(name, PAST_TOLERANCE))
+                if relative_error(value[past], other[past]) > op_tolerance(name, value):
+                    behind = PAST_TOLERANCE
+                value, other = value[~past], other[~past]
+            error = relative_error(value, other)
+            limit = tolerances.of(name, max(behind, op_tolerance(name, value)))
             reports.append(StepReport(name, error, "" if error <= limit else f"above {limit:g}", error <= limit))
-            if a[name].dtype == np.float16 and error > 0:
-                behind = HALF_PASS_TOLERANCE
+            if value.dtype == np.float16 and error > 0:
+                behind = max(behind, HALF_PASS_TOLERANCE)
     return reports
+
+
+def _compare_past(name: str, a: np.ndarray, b: np.ndarray, limit: float) -> list[StepReport]:
+    """What is wrong with the rows of earlier tokens: one report, or none if nothing is."""
+    error = relative_error(a, b)
+    return [] if error <= limit else [StepReport(name, error, f"in earlier tokens above {limit:g}", ok=False)]
 
 
 def replay(
@@ -306,9 +393,22 @@ def replay(
     fp16 within 5e-4 (attn.mix: 1e-3). Steps that the trace has not go on with the reference's own values.
     """
     reports = []
+    rows = positions_of(trace)
+    past = np.delete(np.arange(len(trace["tokens"])), rows)
 
     def step(name: str, value: np.ndarray) -> np.ndarray:
-        found = trace.get(name)
+        if not len(past):
+            return judge(name, value)
+        if name not in trace or not is_cached(name) or trace[name].shape != value.shape:
+            mine = value.copy()
+            mine[rows] = judge(name, value[rows])
+            return mine
+        reports.extend(_compare_past(name, value[past], trace[name][past], tolerances.of(name, PAST_TOLERANCE)))
+        judge(name, value[rows], trace[name][rows])
+        return trace[name]
+
+    def judge(name: str, value: np.ndarray, found: np.ndarray | None = None) -> np.ndarray:
+        found = trace.get(name) if found is None else found
         if found is None:
             reports.append(missing_step(name))
             return value
@@ -316,7 +416,7 @@ def replay(
             what = f"{found.dtype} {found.shape}, expected {value.dtype} {value.shape}"
             reports.append(StepReport(name, float("inf"), what, ok=False))
             return value
-        if value.dtype == np.int8 or name.endswith(".s"):
+        if value.dtype.kind == "i" or name.endswith(".s"):
             wrong = int((found != value).sum())
             error = relative_error(value, found) if name.endswith(".s") else wrong / value.size
             ok = wrong == 0 or error <= tolerances.of(name, -1)
@@ -328,7 +428,7 @@ def replay(
         return found
 
     run(trace["tokens"], step)
-    known = {r.name for r in reports} | {"tokens"}
+    known = {r.name for r in reports} | {"tokens", "positions"}
     reports += [StepReport(name, float("inf"), "no such step", ok=False) for name in sorted(trace.keys() - known)]
     return reports
 

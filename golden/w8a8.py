@@ -15,8 +15,8 @@ from formats.checkpoint import ModelError
 from formats.model_file import map_tensors, read_header
 from formats.schemes import W8A8_FILE
 from formats.tensors import Tensor, matrix_shapes, norm_shapes, w8a8_tensors
-from golden.forward import F32, Step
-from golden.q8 import Quantized, dequantize, matmul, quantize
+from golden.forward import F32, Step, ignore
+from golden.q8 import Quantized, dequantize, quantize, traced_matmul
 
 STATIC_PLACES = ("attn.norm", "attn.mix", "ffn.norm", "ffn.swiglu")  # the order of a layer's static scales
 
@@ -97,5 +97,5 @@ class W8A8:
             quantized = quantize(x, self.group_size or x.shape[-1])
         return Quantized(step(name + ".q", quantized.codes), step(name + ".s", quantized.scales))
 
-    def linear(self, x: Quantized, name: str) -> np.ndarray:
-        return matmul(x, self.matrix(name))
+    def linear(self, x: Quantized, name: str, step: Step = ignore) -> np.ndarray:
+        return traced_matmul(x, self.matrix(name), name, step)

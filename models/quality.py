@@ -83,7 +83,7 @@ class InFp32:
         prepared = self._scheme.activation(step, name, x)
         return q8.dequantize(prepared) if isinstance(prepared, Quantized) else prepared
 
-    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+    def linear(self, x: np.ndarray, name: str, _step: Step) -> np.ndarray:
         return x @ self._weight(name).T
 
     def _weight(self, name: str) -> np.ndarray:

@@ -89,6 +89,7 @@ TEST_CASE("cli: every option, short, long and with an equals sign") {
     CHECK(options_of({"m", "--info"}).info);
     CHECK(options_of({"m", "--ppl", "t"}).ppl == "t");
     CHECK(options_of({"m", "--trace", "t"}).trace == "t");
+    CHECK(options_of({"m", "--trace", "t", "--trace-from", "300"}).trace_from == 300);
     CHECK(options_of({"m", "--bench", "128,0"}).bench->n_prompt == 128);
     CHECK(options_of({"m", "--bench", "0,64"}).bench->n_generated == 64);
     CHECK(options_of({"m", "--rope-theta", "1e6"}).rope_theta == 1e6f);
@@ -132,6 +133,8 @@ TEST_CASE("cli: every bad command line is exit code 2 and one line, before the m
         {{"m", "--ppl"}, "--ppl: needs a value"},
         {{"m", "--bench"}, "--bench: needs a value"},
         {{"m", "--trace"}, "--trace: needs a value"},
+        {{"m", "--trace-from", "1"}, "--trace-from: has no meaning without --trace"},
+        {{"m", "--trace", "t", "--trace-from", "-1"}, "--trace-from: '-1' is not a whole number from 0"},
         {{"m", "--rope-theta"}, "--rope-theta: needs a value"},
         {{"m", "-n", "5x"}, both("-n: '5x'", steps)},
         {{"m", "-n", ""}, both("-n: ''", steps)},

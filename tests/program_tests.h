@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 #include <omp.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "golden.h"
@@ -138,6 +139,52 @@ TEST_CASE("every step of the trace: codes equal, values within the contract, how
             }
         }
     }
+}
+
+TEST_CASE("a late decode step behind the golden's keys and values: codes equal, values within the contract") {
+    int n_found = 0;
+    for (const char* name : models) {
+        const std::string late = std::string(name) + ".decode";
+        if (!std::filesystem::exists("golden/data/" + late + ".trace.safetensors")) continue;
+        n_found++;
+        CAPTURE(name);
+        const Tensors golden = golden_trace(late);
+        const std::vector<int> tokens = golden.at("tokens").i32();
+        const int pos = int(tokens.size()) - 1;
+        Trace trace;
+        Transformer m = load(name, &trace);
+        const ModelConfig& c = m.file.config;
+        for (int l = 0; l < c.n_layers; l++) {
+            Rows k(size_t(pos), c.kv_dim()), v = k;
+            k.n_rows = v.n_rows = pos;
+            std::copy_n(golden.at(step_name(l, "attn.k_rope")).f32().begin(), k.values.size(), k.row(0));
+            std::copy_n(golden.at(step_name(l, "attn.v_proj")).f32().begin(), v.values.size(), v.row(0));
+            m.state.cache.append(l, 0, k, v);
+        }
+        forward(m, std::span(tokens).last(1), pos, 1);
+        const std::string path = "build/" + late + ".test.trace.safetensors";
+        trace.write(path);
+        const Tensors found = read_safetensors(path);
+        CHECK(found.size() + 1 == golden.size());  // all but the position
+        for (const auto& item : found) {
+            const std::string& step = item.first;
+            const Tensor& mine = item.second;
+            CAPTURE(step);
+            REQUIRE(golden.contains(step));
+            const Tensor& expected = golden.at(step);
+            if (mine.type == "F32") {
+                const std::vector<float> all = expected.f32(), values = mine.f32();
+                REQUIRE(all.size() == values.size() * (expected.shape[0] == 1 ? 1 : tokens.size()));
+                const std::vector<float> last(all.end() - std::ptrdiff_t(values.size()), all.end());
+                CHECK(relative_error(last, values) < 1e-5);
+            } else if (step == "tokens") {
+                CHECK(mine.i32()[0] == tokens.back());
+            } else {
+                CHECK(mine.bytes == expected.bytes);
+            }
+        }
+    }
+    CHECK(n_found >= 1);
 }
 
 TEST_CASE("logits do not depend on threads or chunks, and are the golden's") {

@@ -66,7 +66,7 @@ class Served:
     def activation(self, _step: Step, name: str, x: np.ndarray) -> np.ndarray:
         return x if name == "norm" else self._rounding(x, self._model.activation_scales.get(name))
 
-    def linear(self, x: np.ndarray, name: str) -> np.ndarray:
+    def linear(self, x: np.ndarray, name: str, _step: Step) -> np.ndarray:
         weight = self._table(name) if name == "classifier" else dequantize(self._model.matrix(name))
         return (x.astype(F64) @ weight.astype(F64).T).astype(F32)
 

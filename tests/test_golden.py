@@ -1,5 +1,6 @@
 """The numpy reference: against transformers' stored logits, against itself, and what `golden diff` notices."""
 
+import dataclasses
 import json
 
 import ml_dtypes
@@ -11,7 +12,7 @@ from formats.checkpoint import Checkpoint, ModelError
 from golden.forward import Fp32, forward, load_weight, permute_rows, rmsnorm, rope
 from golden.perplexity import perplexity, windows
 from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
-from golden.trace import Recorder, compare, relative_error, replay, step_order
+from golden.trace import Recorder, Tolerances, at_positions, compare, relative_error, replay, step_order
 from tests.helpers import DATA, F32, ROOT, run_golden
 from tests.hf_fixtures import FIXTURES, FOLDER
 
@@ -184,6 +185,7 @@ def test_diff_finds_nothing_between_equal_traces():
         ("layers.3.ffn.swiglu.s", lambda x: x * F32(1.000001)),
         ("logits", lambda x: np.where(x > 0, np.nan, x).astype(F32)),
         ("layers.1.attn.probs", lambda x: np.ascontiguousarray(x[:, ::-1])),
+        ("layers.1.ffn.down_proj.acc", lambda x: x + (np.arange(x.size).reshape(x.shape) == 7).astype(np.int32)),
         ("tokens", lambda x: x + 1),
     ],
 )
@@ -194,6 +196,134 @@ def test_diff_names_the_first_step_that_is_wrong(step, change):
     assert found in (step, step.removesuffix(".s") + ".q", step.removesuffix(".q") + ".s"), found
     if step != "tokens":
         assert first_bad(replayed(broken)) == step
+
+
+def test_accumulators_may_differ_where_codes_do():
+    """A token's sums are excused by its own codes: not by other tokens', and not by those of another input."""
+    step = "layers.1.ffn.down_proj.acc"
+
+    def judged(token, codes):
+        other = a_trace()
+        other[step] = other[step].copy()
+        other[step][2] += 1
+        other[codes] = other[codes].copy()
+        other[codes][token, 0] ^= 1
+        return next(r for r in compare(a_trace(), other) if r.name == step)
+
+    assert judged(2, "layers.1.ffn.swiglu.q").ok
+    assert not judged(3, "layers.1.ffn.swiglu.q").ok
+    assert not judged(2, "layers.1.ffn.norm.q").ok
+    other = a_trace()
+    other[step] = other[step] + (np.arange(other[step].size).reshape(other[step].shape) == 7).astype(np.int32)
+    assert first_bad(compare(a_trace(), other, Tolerances({step: 0.01}))) is None
+
+
+def test_accumulators_are_of_one_layer_and_add_up_to_the_products():
+    trace = a_trace()
+    matrices = Q8(Checkpoint(ROOT / "models" / "tiny-llama"))
+    inputs = {"q_proj": "attn.norm", "k_proj": "attn.norm", "v_proj": "attn.norm", "o_proj": "attn.mix"}
+    inputs |= {"gate_proj": "ffn.norm", "up_proj": "ffn.norm", "down_proj": "ffn.swiglu"}
+    steps = sorted(name for name in trace if name.endswith(".acc"))
+    assert len(steps) == 7
+    for step in steps:
+        _, layer, block, name, _ = step.split(".")
+        assert layer == "1"
+        base = f"layers.1.{inputs[name]}"
+        x, w = Quantized(trace[base + ".q"], trace[base + ".s"]), matrices.matrix(f"layers.1.{block}.{name}")
+        assert np.array_equal(trace[step], accumulators(x, w))
+        out = (trace[step] * (x.scales[:, None].astype(np.float64) * w.scales[None])).sum(axis=-1)
+        assert relative_error(trace[f"layers.1.{block}.{name}"], out.astype(F32)) < 1e-6
+
+
+# ---- a late decode step
+
+
+def a_late_trace():
+    return load_file(DATA / "tiny-llama.q8.decode.trace.safetensors")
+
+
+def test_the_late_trace_is_behind_a_page_chunks_and_the_original_context():
+    trace, config = a_late_trace(), Checkpoint(ROOT / "models" / "tiny-llama").config
+    (position,) = trace["positions"]
+    assert position == len(trace["tokens"]) - 1
+    assert position > 256 + 32  # beyond a page of the KV cache (common/cpu/kv_cache.h) and a block of keys
+    assert position > 2 * 128  # and two chunks of a prompt
+    assert position > 2 * config.rope_scaling.original_max_position_embeddings
+    assert trace["layers.0.attn.probs"].shape == (1, config.n_heads, position + 1)
+    assert trace["layers.0.attn.k_rope"].shape[0] == position + 1
+    assert trace["layers.1.attn.q_proj.acc"].shape[0] == 1
+
+
+def test_late_steps_are_judged_from_the_traces_own_keys_and_values():
+    """With the model everything at the position is exact, and only its past may be off a little."""
+    assert first_bad(replayed(a_late_trace())) is None
+    past = a_late_trace()
+    step = "layers.2.attn.v_proj"
+    past[step] = past[step] * np.where(np.arange(301) < 300, F32(1.03), F32(1))[:, None]
+    reports = replayed(past)  # what attention makes of it is another mix, and not the stored one
+    assert first_bad(reports) == "layers.2.attn.mix"
+    past[step] = past[step] * np.where(np.arange(301) < 300, F32(1.2), F32(1))[:, None]
+    assert first_bad(replayed(past)) == step
+    for step, change in [
+        ("layers.3.attn.k_rope", lambda x: x * np.where(np.arange(len(x)) == 300, F32(1.001), F32(1))[:, None, None]),
+        ("layers.1.attn.scores", lambda x: x + (np.arange(x.size).reshape(x.shape) == 290) * F32(0.01)),
+        ("layers.1.ffn.up_proj.acc", lambda x: x + (np.arange(x.size).reshape(x.shape) == 7).astype(np.int32)),
+        ("norm.q", lambda x: x + (np.arange(x.size).reshape(x.shape) == 7).astype(np.int8)),
+    ]:
+        broken = a_late_trace()
+        broken[step] = change(broken[step])
+        assert first_bad(replayed(broken)) == step
+
+
+def test_late_traces_side_by_side():
+    """Equal keys and values: held to one operation. Others: to 5e-2, and what comes behind as well."""
+    assert first_bad(compare(a_late_trace(), a_late_trace())) is None
+    broken = a_late_trace()
+    broken["layers.2.ffn.down_proj"] = broken["layers.2.ffn.down_proj"] * F32(1.0001)
+    assert first_bad(compare(a_late_trace(), broken)) == "layers.2.ffn.down_proj"
+    step = "layers.0.attn.v_proj"
+    broken[step] = broken[step] * np.where(np.arange(301) < 300, F32(1.001), F32(1))[:, None]
+    assert first_bad(compare(a_late_trace(), broken)) is None
+    broken[step] = broken[step] * np.where(np.arange(301) < 300, F32(1.1), F32(1))[:, None]
+    assert first_bad(compare(a_late_trace(), broken)) == step
+
+
+def test_a_port_without_rope_scaling_shows_late():
+    """The keys' and queries' angles, behind the original context."""
+    checkpoint = Checkpoint(ROOT / "models" / "tiny-llama")
+    config = dataclasses.replace(checkpoint.config, rope_scaling=None)
+    trace, recorder = a_late_trace(), Recorder()
+    recorder("tokens", trace["tokens"])
+    forward(config, Q8(checkpoint), trace["tokens"], recorder)
+    wrong = at_positions(recorder.tensors, trace["positions"])
+    assert first_bad(compare(trace, wrong)) == "layers.0.attn.q_rope"
+    assert first_bad(replayed(wrong)) == "layers.0.attn.q_rope"
+
+
+@pytest.mark.parametrize(
+    ("positions", "text"),
+    [
+        ([5, 4], "positions are not ascending numbers from 0 to 5"),
+        ([4, 6], "positions are not ascending numbers from 0 to 5"),
+        ([-1], "positions are not ascending numbers from 0 to 5"),
+        ([], "expected a list of whole numbers"),
+        ([1.0], "positions are float64 (1,), expected a list of whole numbers"),
+    ],
+)
+def test_positions_are_checked(tmp_path, positions, text):
+    save_file(a_trace() | {"positions": np.array(positions)}, tmp_path / "t")
+    for a, b in ((DATA / "tiny-llama.q8.trace.safetensors", tmp_path / "t"), (tmp_path / "t", tmp_path / "t")):
+        done = run_golden("diff", a, b)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith(f"golden: {tmp_path / 't'}: ")
+        assert text in done.stderr
+
+
+def test_golden_data_stays_small():
+    assert sum(path.stat().st_size for path in DATA.iterdir()) < 10e6
+
+
+# ---- golden diff names what is wrong
 
 
 def test_diff_names_missing_steps_and_wrong_shapes():

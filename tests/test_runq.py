@@ -84,18 +84,34 @@ def test_trace_against_the_golden_trace(tmp_path, name, threads):
     assert not any(r.error for r in reports if r.name.endswith(".q"))
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_long_trace_keeps_the_contract_operation_by_operation(tmp_path, name):
-    golden = clear_generation(name)
-    runq(BIN[name], "-i", golden["prompt"], "-n", 60, "-t", 0, "--trace", tmp_path / "t")
+@pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-llama.w8a8"])
+def test_a_late_decode_step(tmp_path, name):
+    golden = read_trace(ROOT / "golden" / "data" / f"{name}.decode.trace.safetensors")
+    ids, position = ",".join(map(str, golden["tokens"])), golden["positions"][0]
+    runq(BIN[name], "--ids", ids, "-n", 1, "-t", 0, "--trace", tmp_path / "t", "--trace-from", position, "--print-ids")
+    found = read_trace(tmp_path / "t")
+    for reports in (compare(golden, found), replayed(name, found)):
+        assert len(reports) > 80
+        assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+
+
+def replayed(name, trace):
+    """A trace against the reference, operation by operation."""
     if program_of(name) == "runq":
         checkpoint = Checkpoint(ROOT / "models" / name.removesuffix(".q8"))
         config, scheme = checkpoint.config, Q8(checkpoint)
     else:
         scheme = W8A8(BIN[name])
         config = scheme.config
+    return replay(lambda t, step: forward(config, scheme, t, step), trace)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_long_trace_keeps_the_contract_operation_by_operation(tmp_path, name):
+    golden = clear_generation(name)
+    runq(BIN[name], "-i", golden["prompt"], "-n", 60, "-t", 0, "--trace", tmp_path / "t")
     trace = read_trace(tmp_path / "t")
-    reports = replay(lambda t, step: forward(config, scheme, t, step), trace)
+    reports = replayed(name, trace)
     assert len(trace["tokens"]) >= 60
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
 

@@ -50,6 +50,17 @@ def test_traces(tmp_path, name):
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
 
 
+def test_a_late_decode_step(tmp_path):
+    name = "tiny-llama.awq"
+    golden = read_trace(ROOT / "golden" / "data" / f"{name}.decode.trace.safetensors")
+    ids, position = ",".join(map(str, golden["tokens"])), golden["positions"][0]
+    awq(name, "--ids", ids, "-n", 1, "-t", 0, "--trace", tmp_path / "t", "--trace-from", position, "--print-ids")
+    found, scheme = read_trace(tmp_path / "t"), AWQ(BIN[name])
+    for reports in (compare(golden, found), replay(partial(forward, scheme.config, scheme), found)):
+        assert len(reports) > 60
+        assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+
+
 def test_a_wrong_trace_is_found(tmp_path):
     """The tolerances above are no formality: a thousandth of one key is seen."""
     name = MODELS[0]

@@ -44,6 +44,60 @@ TEST_CASE("trace: values of several calls are joined along the tokens, and widen
                          doctest::Contains("/no/such/folder/t: cannot write"), std::runtime_error);
 }
 
+TEST_CASE("trace: from a position on, but tokens, keys and values from the first") {
+    std::filesystem::create_directories(folder);
+    const std::string path = folder + "late.safetensors";
+    Trace trace(3);
+    const int tokens[] = {5, 6, 7, 8, 9};
+    const float x[] = {0, 1, 2, 3, 4};
+    CHECK(trace.n_tokens() == 0);
+    for (const size_t first : {size_t(0), size_t(2)}) {  // a chunk of two, and one of three
+        const size_t n = first == 0 ? 2 : 3;
+        trace.add("tokens", tokens + first, n, {});
+        for (const char* step : {"attn.k_rope", "attn.v_proj", "attn.q_rope"})
+            trace.add(step_name(0, step), x + first, n, {1});
+        CHECK(trace.keeps_next("layers.0.attn.q_rope") == (first == 2));
+    }
+    CHECK(trace.n_tokens() == 5);
+    trace.write(path);
+    const Tensors t = read_safetensors(path);
+    CHECK(t.size() == 5);
+    CHECK(t.at("tokens").i32() == std::vector<int32_t>{5, 6, 7, 8, 9});
+    CHECK(t.at("positions").shape == std::vector<int>{2});
+    CHECK(t.at("positions").i32() == std::vector<int32_t>{3, 4});
+    CHECK(t.at("layers.0.attn.k_rope").f32() == std::vector<float>{0, 1, 2, 3, 4});
+    CHECK(t.at("layers.0.attn.v_proj").f32() == std::vector<float>{0, 1, 2, 3, 4});
+    CHECK(t.at("layers.0.attn.q_rope").f32() == std::vector<float>{3, 4});
+}
+
+TEST_CASE("recorder: accumulators of one layer's products") {
+    std::filesystem::create_directories(folder);
+    const std::string path = folder + "accumulators.safetensors";
+    struct Matrix {
+        const int8_t* codes;
+        const float* scales;
+        Int8Matrix view() const { return {codes, scales, nullptr, 3, 4, 2}; }
+    };
+    const int8_t codes[] = {1, 2, 3, 4, -128, 127, 0, 1, 0, 0, 0, -1};
+    const float scales[6] = {};
+    Int8Rows x;
+    x.resize(2, 4, 2);
+    x.codes = {1, 10, 100, -100, 127, -127, 0, 2};
+    Rows out(2, 3);
+    out.n_rows = 2;
+    Trace trace;
+    for (const int layer : {0, accumulator_layer}) {
+        const Recorder record(&trace, layer);
+        record("ffn.up_proj", out, x, Matrix{codes, scales});
+    }
+    trace.write(path);
+    const Tensors t = read_safetensors(path);
+    CHECK(t.size() == 3);
+    CHECK(t.at("layers.1.ffn.up_proj.acc").shape == std::vector<int>{2, 3, 2});
+    CHECK(t.at("layers.1.ffn.up_proj.acc").i32() ==
+          std::vector<int32_t>{21, -100, 1142, -100, 0, 100, -127, 8, -32385, 2, 0, -2});
+}
+
 TEST_CASE("recorder: names, shapes, quantized rows and what each token sees") {
     std::filesystem::create_directories(folder);
     const std::string path = folder + "recorder.safetensors";

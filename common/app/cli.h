@@ -61,7 +61,7 @@ inline int run(Options o, const Program& program, const Streams& io) {
     if (!o.info && !o.ppl && !o.bench) text = prompt_text(o, io.in);  // before loading, which may take longer
     if (o.threads == 0) o.threads = default_threads();
     omp_set_num_threads(o.threads);
-    Trace trace;
+    Trace trace(o.trace_from.value_or(0));
     Model model = program.load(o, o.trace ? &trace : nullptr);
     const ModelConfig& c = model.config;
     const int context = context_length(o, c);
@@ -97,6 +97,10 @@ inline int run(Options o, const Program& program, const Streams& io) {
                       : o.bench              ? run_bench(s, o, io)
                       : o.mode == Mode::chat ? run_chat(s, o, text, io)
                                              : run_generate(s, o, text, io);
+    if (o.trace_from && size_t(*o.trace_from) >= trace.n_tokens()) {
+        throw UsageError("--trace-from: " + std::to_string(*o.trace_from) +
+                         " is no position of this run, which has " + std::to_string(trace.n_tokens()));
+    }
     if (trace_file) trace.write(*trace_file);
     print_statistics(io.err, s, o.threads, sampling);
     return stop == Stop::ctrl_c ? 130 : 0;

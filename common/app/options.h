@@ -65,6 +65,8 @@ Other
                         container no more than its CPU quota)
       --print-ids       print token ids instead of text
       --trace PATH      write every intermediate tensor to a safetensors file
+      --trace-from POS  of these only those of positions POS and up, but
+                        tokens, keys and values of all
       --rope-theta F    replace the model's RoPE base
   -h, --help            print this and exit
   -V, --version         print the version and exit
@@ -130,6 +132,7 @@ struct Options {
     int threads = 0;  // 0: default_threads(), which run_command_line() puts here
     bool print_ids = false;
     std::optional<std::string> trace;  // path
+    std::optional<int> trace_from;     // position
     std::optional<float> rope_theta;
     std::map<std::string, std::string> own;  // the program's own options, all of them
     bool help = false, version = false;
@@ -256,6 +259,8 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
             o.print_ids = true;
         } else if (is("", "--trace")) {
             o.trace = value();
+        } else if (is("", "--trace-from")) {
+            o.trace_from = whole(0, INT_MAX);
         } else if (is("", "--rope-theta")) {
             o.rope_theta = real(1, 1e12);
         } else if (is("-h", "--help")) {
@@ -303,5 +308,6 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     if (o.trace && task != nullptr) {
         throw UsageError(std::string("--trace: cannot be used together with ") + task);
     }
+    if (o.trace_from && !o.trace) throw UsageError("--trace-from: has no meaning without --trace");
     return o;
 }

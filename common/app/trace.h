@@ -5,6 +5,9 @@
 // were fed. Attention scores widen as the context grows; they are padded with zeros on the right when the
 // file is written.
 //
+// A trace may begin at a later position. It then has a tensor `positions`, and only steps of these; but
+// tokens, keys and values are those of all positions, because attention reads them.
+//
 // Format: https://huggingface.co/docs/safetensors (8-byte length, JSON header, raw little-endian data).
 #pragma once
 
@@ -25,8 +28,14 @@ inline std::string step_name(int layer, const char* name) {
     return layer < 0 ? name : "layers." + std::to_string(layer) + "." + name;
 }
 
+// The layer of which a trace has the accumulators of each product; golden/q8.py says the same.
+constexpr int accumulator_layer = 1;
+
 class Trace {
   public:
+    // first_position: the first whose steps are kept.
+    explicit Trace(int first_position = 0) : first_position_(size_t(first_position)) {}
+
     // Appends a step's values for n_tokens tokens, each of the given shape: {} one number, {width} a vector,
     // {n_heads, n_positions} a matrix, whose last dimension may grow from call to call. T is float, int8_t,
     // int32_t, or uint16_t for the bits of fp16.
@@ -40,10 +49,24 @@ class Trace {
         const size_t n_cols = shape.size() > 0 ? *(shape.end() - 1) : 1;
         const size_t n_bytes = t.n_rows * n_cols * sizeof(T);
         t.width = std::max(t.width, n_cols);
+        const bool of_all =
+            step == "tokens" || step.ends_with("attn.k_rope") || step.ends_with("attn.v_proj");
         for (size_t i = 0; i < n_tokens; i++) {
+            const size_t position = t.n_seen++;
+            if (position < first_position_ && !of_all) continue;
             const auto* p = reinterpret_cast<const char*>(values) + i * n_bytes;
             t.tokens.push_back({n_cols, std::vector<char>(p, p + n_bytes)});
         }
+        if (step == "tokens" && first_position_ > 0) add_positions(t.n_seen - n_tokens, t.n_seen);
+    }
+
+    // Whether the next token's values of a step will be kept.
+    bool keeps_next(const std::string& step) { return tensors_[step].n_seen >= first_position_; }
+
+    // Tokens that were run, whether their steps are kept or not.
+    size_t n_tokens() const {
+        const auto tokens = tensors_.find("tokens");
+        return tokens == tensors_.end() ? 0 : tokens->second.n_seen;
     }
 
     // Throws std::runtime_error naming the path.
@@ -93,15 +116,28 @@ class Trace {
         size_t value_size = 0;
         size_t n_dims = 0;  // of a token's shape
         size_t n_rows = 1;
-        size_t width = 0;  // the most columns any token has
+        size_t width = 0;   // the most columns any token has
+        size_t n_seen = 0;  // tokens, kept or not
         std::vector<Token> tokens;
     };
+
+    // The kept ones of positions begin .. end - 1, as steps `positions`.
+    void add_positions(size_t begin, size_t end) {
+        Tensor& t = tensors_["positions"];
+        t.type = "I32", t.value_size = sizeof(int32_t), t.width = 1;
+        for (size_t i = std::max(begin, first_position_); i < end; i++) {
+            const auto position = int32_t(i);
+            const auto* p = reinterpret_cast<const char*>(&position);
+            t.tokens.push_back({1, std::vector<char>(p, p + sizeof position)});
+        }
+    }
 
     static const char* type_name(const float*) { return "F32"; }
     static const char* type_name(const int8_t*) { return "I8"; }
     static const char* type_name(const int32_t*) { return "I32"; }
     static const char* type_name(const uint16_t*) { return "F16"; }
 
+    size_t first_position_;
     std::map<std::string, Tensor> tensors_;
 };
 
@@ -127,6 +163,27 @@ class Recorder {
     void operator()(const std::string& name, const Int8Rows& x) const {
         (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {x.n_cols});
         (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {x.n_groups()});
+    }
+    // A product: out (n_tokens, w.n_rows) under its name, and in accumulator_layer as NAME.acc (n_tokens,
+    // w.n_rows, n_groups) the int32 sum of each group of x times the same of each row of w, by a plain loop:
+    // kernels keep none.
+    template <class Matrix>
+    void operator()(const char* name, const Rows& out, const Int8Rows& x, const Matrix& w) const {
+        (*this)(name, out);
+        if (trace_ == nullptr || layer_ != accumulator_layer) return;
+        const Int8Matrix matrix = w.view();
+        const std::string step = step_name(layer_, name) + ".acc";
+        const int n_groups = x.n_groups();
+        std::vector<int32_t> sums(size_t(matrix.n_rows) * size_t(n_groups));
+        for (int t = 0; t < x.n_rows; t++) {
+            for (size_t i = 0; i < sums.size() && trace_->keeps_next(step); i++) {
+                const int row = int(i) / n_groups, first = int(i) % n_groups * x.group_size;
+                sums[i] = 0;
+                for (int k = first; k < first + x.group_size; k++)
+                    sums[i] += int32_t(x.row_codes(t)[k]) * int32_t(matrix.row_codes(row)[k]);
+            }
+            trace_->add(step, sums.data(), 1, {matrix.n_rows, n_groups});
+        }
     }
     // A matrix (n_heads, positions) for each token, of the positions that it sees.
     void operator()(const char* name, const HeadScores& x) const {
