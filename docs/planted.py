@@ -1,9 +1,9 @@
-"""Writes the trace of a port of runq with a planted bug, for the exercises of docs/README.md.
+"""Writes the trace of a port of runq with a planted bug, for docs/numerics.md and the exercises of docs/README.md.
 
-    python -m docs.planted NUMBER OUT.safetensors
+    python -m docs.planted BUG OUT.safetensors
 
-NUMBER is 1 to 4. The model is models/tiny-llama in Q8, the tokens are those of its golden trace. `golden diff` finds
-out what is wrong. (Whoever wants to do the exercise reads no further.)
+BUG is `example`, or 1 to 4 for the exercises. The model is models/tiny-llama in Q8, the tokens are those of its golden
+trace. `golden diff` finds out what is wrong. (Whoever wants to do the exercise reads no further.)
 """
 
 import sys
@@ -43,32 +43,37 @@ def scales_of_the_next_group(self: Q8, x: Quantized, name: str) -> np.ndarray:
     return matmul(x, Quantized(w.codes, np.roll(w.scales, -1, axis=1)) if name.endswith("down_proj") else w)
 
 
+def up_proj_too_large(self: Q8, x: Quantized, name: str) -> np.ndarray:
+    """Products, that of layer 1's up_proj a hundredth too large."""
+    return matmul(x, self.matrix(name)) * np.float32(1.01 if name == "layers.1.ffn.up_proj" else 1)
+
+
 forward_rope_table, forward_swiglu = forward.rope_table, forward.swiglu
-BUGS: list[tuple[object, str, Callable]] = [
-    (forward, "rope_table", from_position_1),
-    (forward, "attention_scores", heads_in_turn),
-    (forward, "swiglu", gated_the_other_way),
-    (Q8, "linear", scales_of_the_next_group),
-]
+BUGS: dict[str, tuple[object, str, Callable]] = {
+    "example": (Q8, "linear", up_proj_too_large),
+    "1": (forward, "rope_table", from_position_1),
+    "2": (forward, "attention_scores", heads_in_turn),
+    "3": (forward, "swiglu", gated_the_other_way),
+    "4": (Q8, "linear", scales_of_the_next_group),
+}
 
 
-def planted(number: int) -> dict[str, np.ndarray]:
-    """The trace of a port with bug `number`, 1 to 4: step names and values."""
+def planted(bug: str) -> dict[str, np.ndarray]:
+    """The trace of a port with one of BUGS: step names and values."""
     tokens = read_trace(ROOT / "golden" / "data" / "tiny-llama.q8.trace.safetensors")["tokens"]
     checkpoint, recorder = Checkpoint(ROOT / "models" / "tiny-llama"), Recorder()
-    owner, name, bug = BUGS[number - 1]
-    with patch.object(owner, name, bug):
+    owner, name, wrong = BUGS[bug]
+    with patch.object(owner, name, wrong):
         forward.forward(checkpoint.config, Q8(checkpoint), tokens, recorder)
     return {"tokens": tokens, **recorder.tensors}
 
 
 def main() -> int:
     """Exit code 2 if the command line is wrong."""
-    numbers = [str(i + 1) for i in range(len(BUGS))]
-    if len(sys.argv) != 3 or sys.argv[1] not in numbers:
-        print(f"usage: python -m docs.planted {'|'.join(numbers)} OUT.safetensors", file=sys.stderr)
+    if len(sys.argv) != 3 or sys.argv[1] not in BUGS:
+        print(f"usage: python -m docs.planted {'|'.join(BUGS)} OUT.safetensors", file=sys.stderr)
         return 2
-    write_trace(Path(sys.argv[2]), planted(int(sys.argv[1])))
+    write_trace(Path(sys.argv[2]), planted(sys.argv[1]))
     return 0
 
 
