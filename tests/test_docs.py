@@ -432,10 +432,26 @@ def test_glossary_has_the_names_of_hugging_face():
         assert hf_name(config, step).removeprefix("model.layers.0.") == found[name] + ".weight"
 
 
+def test_the_way_through_the_pages_has_every_page():
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", read(Path("docs/README.md"))))
+    assert linked == {path.name for path in DOCUMENTS if path.parent.name == "docs"} - {"README.md"}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=str)
 def test_links(path: Path):
     complaints = check_links(read(path), (ROOT / path).parent)
     assert not complaints, "\n".join([f"{path}:", *complaints])
+
+
+def test_links_of_sources():
+    """Pages and their headings that comments name: `docs/page.md`, `docs/page.md#heading`."""
+    for source in sources():
+        if source != Path(__file__).resolve():
+            for page, anchor in re.findall(
+                r"(?<![\w/])(docs/[\w-]+\.md)(?:#([\w-]+))?", source.read_text(encoding="utf-8")
+            ):
+                assert (ROOT / page).is_file(), f"{source}: {page}"
+                assert not anchor or anchor in anchors(read(Path(page))), f"{source}: {page}#{anchor}"
 
 
 def test_figures(tmp_path: Path):
