@@ -4,8 +4,8 @@ Each figure has a background of its own, so that it reads the same on a light pa
 
 smoothing.svg and awq-search.svg show measured data. They are measured each time they are drawn, which takes a second or
 two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.txt, as the exporter would have it
-(golden/smooth.py, golden/awq_search.py). awq-fragments.svg and awq-pairs.svg show what docs/fragments.cu says, which is
-compiled with $CXX (g++) and run in the emulator.
+(golden/smooth.py, golden/awq_search.py). awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what
+docs/fragments.cu says, which is compiled with $CXX (g++) and run in the emulator.
 """
 
 import math
@@ -525,8 +525,7 @@ def fragment(s: Svg, what: str, x: float, y: float, by_columns: bool = False) ->
     for lane, register, _half, row, column in held(what):
         if what == "c":
             register = register // 2 * 2
-        if what != "ldmatrix" or register == 0:
-            boxes.setdefault((lane, register), []).append((row, column))
+        boxes.setdefault((lane, register), []).append((row, column))
     marked = []
     for (lane, register), places in boxes.items():
         (row, column), (last_row, last_column) = min(places), max(places)
@@ -559,14 +558,13 @@ def registers(s: Svg, x: float, y: float, names: Sequence[str]) -> None:
 
 
 def awq_fragments() -> str:
-    """Which lane holds which element in mma.m16n8k16 and ldmatrix, as the emulator has it."""
+    """Which lane holds which element in mma.m16n8k16, as the emulator has it."""
     s = Svg(
         880,
-        712,
+        476,
         "Which lane holds which element",
         "Three grids with a lane's number in each element: operand A of mma.m16n8k16, 16 by 16; operand B, 16 by 8; "
-        "the result C, 16 by 8. Colours tell the registers of a lane. Below, the same for an 8 by 8 matrix that "
-        "ldmatrix loads.",
+        "the result C, 16 by 8. Colours tell the registers of a lane.",
     )
     top = 106
     for what, x, shape, sides, names in (
@@ -580,21 +578,6 @@ def awq_fragments() -> str:
         fragment(s, what, x, top, by_columns=what == "b")
     s.text(416, top + 165, "*", 20)
     s.text(642, top + 165, "=", 20)
-    y = 528
-    s.text(40, y - 32, "ldmatrix: each of four matrices, 8 by 8", 14, INK, "start", bold=True)
-    fragment(s, "ldmatrix", 40, y)
-    for i, line in enumerate(
-        (
-            "Lane 8m + r passes the address of row r of matrix m.",
-            "Every lane gets two neighbours of matrix m in its register m:",
-            "lane 4g + t gets columns 2t and 2t + 1 of row g.",
-            "",
-            "Four such matrices make A: rows 0 to 7 and 8 to 15 of its left half,",
-            "then of its right half. Two make B, which lies in memory column by column:",
-            "a token's input channels side by side, as activations do.",
-        )
-    ):
-        s.text(270, y + 22 + 22 * i, line, 13, INK, "start")
     s.text(40, 456, "A number is the lane that holds the element. A box is a register in A and B, two in C.", 13,
            QUIET, "start")  # fmt: skip
     s.text(852, 456, f"Outlined: lane {SHOWN_LANE}, g = {SHOWN_LANE // 4}, t = {SHOWN_LANE % 4}.", 13, QUIET, "end")
@@ -657,6 +640,211 @@ def awq_pairs() -> str:
            + ", ".join(f"{a} and {b}" for a, b in others) + ".", 13, INK, "start")  # fmt: skip
     s.text(24, 442, f"All are in rows {SHOWN_LANE // 4} and {SHOWN_LANE // 4 + 8} of A, so the four results of a lane "
            "are the eight output channels of its word.", 13, INK, "start")  # fmt: skip
+    return s.done()
+
+
+def outline(s: Svg, x: float, y: float, w: float, h: float) -> None:
+    """A heavy frame around what a figure follows."""
+    s.parts.append(
+        f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" fill="none" stroke="{INK}" stroke-width="2.5"/>'
+    )
+
+
+def ldmatrix() -> str:
+    """What the lanes of a warp pass to ldmatrix and what they get, as the emulator has it."""
+    s = Svg(
+        880,
+        420,
+        "ldmatrix: addresses in, fragments out",
+        "Four matrices of 8 rows, each row eight fp16 numbers in shared memory. Beside each row is the lane that "
+        "passes its address: lanes 0 to 7 for matrix 0, 8 to 15 for matrix 1, and so on. In each pair of neighbouring "
+        f"elements is the lane that gets it: lane 4g + t gets pair t of row g, from every matrix. Lane {SHOWN_LANE} "
+        "gets the outlined pairs, matrix m in its register m.",
+    )
+    s.text(24, 32, "One ldmatrix.x4: a warp loads four matrices of 8 by 8 fp16 from shared memory", 15, INK, "start",
+           bold=True)  # fmt: skip
+    w, h, top = 34, 24, 96
+    receiver = {(register, row, column): lane for lane, register, _half, row, column in held("ldmatrix")}
+    for m in range(4):
+        left = 62 + 208 * m
+        s.text(left + 2 * w, 62, f"matrix {m}", 14, INK, bold=True)
+        for t in range(4):
+            s.text(left + w * (t + 0.5), 86, f"{2 * t}, {2 * t + 1}", 11, QUIET)
+        for row in range(8):
+            s.text(left - 8, top + h * row + 16, str(8 * m + row), 12, INK, "end", bold=True)
+            for t in range(4):
+                lane = receiver[m, row, 2 * t]
+                assert lane == receiver[m, row, 2 * t + 1]
+                cell(s, left + w * t, top + h * row, w, h, PAIR[m], str(lane), 12)
+        for t in range(4):
+            for row in range(8):
+                if receiver[m, row, 2 * t] == SHOWN_LANE:
+                    outline(s, left + w * t, top + h * row, w, h)
+        s.arrow((left + 2 * w, top + 8 * h + 4), (left + 2 * w, top + 8 * h + 28))
+        cell(s, left, top + 8 * h + 30, 4 * w, 30, PAIR[m], f"r[{m}] of every lane", 13)
+    y = top + 8 * h + 86
+    s.text(24, y, "Bold, beside a row: the lane that passes its address, 8m + r.", 13, INK, "start")
+    s.text(856, y, f"Outlined: what lane {SHOWN_LANE} gets, row {SHOWN_LANE // 4}, pair {SHOWN_LANE % 4}.", 13, INK,
+           "end")  # fmt: skip
+    s.text(24, y + 22, "In a pair of elements: the lane that gets it, two fp16 in a register of 32 bits. "
+           "Lane 4g + t gets pair t of row g.", 13, INK, "start")  # fmt: skip
+    return s.done()
+
+
+def prefill_decode() -> str:
+    """A prompt of 300 tokens and three new ones: passes over the weights, and what limits each."""
+    s = Svg(
+        880,
+        372,
+        "Prefill and decode",
+        "A prompt of 300 tokens goes through the layers in three passes, of 128, 128 and 44 tokens; each new token is "
+        "a pass of its own. Every pass reads all weights of the layers once. In a pass of 128 tokens each byte of "
+        "weights is used for 120 multiplications, and multipliers set the speed; in decode for 0.94, and memory does.",
+    )
+    s.text(24, 32, "A prompt of 300 tokens, then new ones", 15, INK, "start", bold=True)
+    passes = [(40, 180, "128 tokens", "int8"), (228, 180, "128 tokens", "int8"), (416, 104, "44 tokens", "int8"),
+              (570, 40, "1", "quantize"), (644, 40, "1", "quantize"), (718, 40, "1", "quantize")]  # fmt: skip
+    s.text(40, 66, "tokens of a pass", 12, QUIET, "start")
+    for x, w, words, kind in passes:
+        cell(s, x, 76, w, 34, kind, words, 13)
+        s.arrow((x + w / 2, 112), (x + w / 2, 134))
+        cell(s, x + w / 2 - 33, 136, 66, 44, "memory", "", 12)
+        s.text(x + w / 2, 154, "all" if words == "128 tokens" else "layers,", 12)
+        s.text(x + w / 2, 170, "layers" if words == "128 tokens" else "classifier", 12)
+    s.text(790, 98, ". . .", 16, QUIET)
+    s.text(790, 162, ". . .", 16, QUIET)
+    for x in (468, 590, 664):  # the logits of the last token choose the next token
+        s.arrow((x, 182), (x, 206), (x + (61 if x == 468 else 37), 206), tip=False)
+        to = {468: 590, 590: 664, 664: 738}[x]
+        middle = x + (61 if x == 468 else 37)
+        s.arrow((middle, 206), (middle, 93), (to - 22, 93))
+    s.text(548, 226, "the logits of the last token choose the next one", 12, QUIET)
+    for x, w, name, lines, kind in (
+        (40, 400, "prefill", ("a weight is read once for 128 tokens:", "128 / 1.0625 = 120 MACs per byte",
+                              "limit: how fast the machine multiplies"), "int8"),
+        (460, 380, "decode", ("a weight is read for one token:", "1 / 1.0625 = 0.94 MACs per byte",
+                              "limit: how fast memory delivers the weights"), "quantize"),
+    ):  # fmt: skip
+        fill, border = FILL[kind]
+        s.parts.append(f'<rect x="{x}" y="248" width="{w}" height="104" rx="5" fill="{fill}" stroke="{border}"/>')
+        s.text(x + w / 2, 272, name, 14, INK, bold=True)
+        for i, line in enumerate(lines):
+            s.text(x + w / 2, 296 + 20 * i, line, 13, INK)
+    return s.done()
+
+
+def kv_cache() -> str:
+    """Where keys and values lie: KV pages, layers, heads; keys side by side, values one by one."""
+    s = Svg(
+        880,
+        540,
+        "The layout of the KV cache",
+        "A KV page of 256 positions holds all layers, and each layer all key/value heads. For one head, keys lie in "
+        "key blocks of 32 positions: first the first element of all 32, then the second. Values lie position by "
+        "position.",
+    )
+    s.text(24, 32, "Keys, and likewise values, in memory: from left to right (Llama 3.2 1B)", 15, INK, "start",
+           bold=True)  # fmt: skip
+
+    def bar(y: float, left: float, width: float, names: Sequence[str], note: str, kinds: Sequence[str]) -> None:
+        s.text(24, y + 21, note, 13, INK, "start")
+        w = width / len(names)
+        for i, (name, kind) in enumerate(zip(names, kinds, strict=True)):
+            cell(s, left + w * i, y, w, 32, kind, name, 13)
+
+    def zoom(x0: float, x1: float, y: float, to0: float, to1: float, to_y: float) -> None:
+        for x, to in ((x0, to0), (x1, to1)):
+            s.parts.append(f'<path d="M{x:g} {y:g} L{to:g} {to_y:g}" stroke="{LINE}" stroke-dasharray="4 3"/>')
+
+    left, width = 130, 726
+    bar(52, left, width, ("positions 0 .. 255", "256 .. 511", "512 .. 767: not used yet"), "KV pages",
+        ("fp32", "fp32", "id"))  # fmt: skip
+    zoom(left, left + width / 3, 84, left, left + width, 106)
+    bar(106, left, width, ("layer 0", "layer 1", "layer 2", ". . .", "layer 15"), "layers", ("fp32",) * 5)
+    zoom(left, left + width / 5, 138, left, left + width, 160)
+    bar(160, left, width, ("head 0", "head 1", "head 2", ". . .", "head 7"), "kv heads", ("fp32",) * 5)
+
+    def grid(x: float, title: str, rows: Sequence[str], columns: Sequence[str], use: Sequence[str]) -> None:
+        w, h, top = 58, 26, 296
+        s.text(x, 244, title, 14, INK, "start", bold=True)
+        for j, name in enumerate(columns):
+            s.text(x + 74 + w * (j + 0.5), top - 8, name, 12, QUIET)
+        for i, name in enumerate(rows):
+            s.text(x + 66, top + h * i + 18, name, 12, QUIET, "end")
+            for j in range(len(columns)):
+                dots = columns[j] == ". . ." or rows[i] == ". . ."
+                cell(s, x + 74 + w * j, top + h * i, w, h, "fp32" if i != 1 else "int8", ". . ." if dots else "", 12)
+        outline(s, x + 74, top + h, w * len(columns), h)
+        for i, line in enumerate(use):
+            s.text(x, top + h * len(rows) + 30 + 20 * i, line, 13, INK, "start")
+
+    zoom(left, left + width / 5, 192, 24, 856, 222)
+    grid(24, "keys of a head: 8 key blocks like this", ("d = 0", "d = 1", "d = 2", ". . .", "d = 63"),
+         ("pos 0", "pos 1", "pos 2", ". . .", "pos 31"),
+         ("Outlined: 32 consecutive numbers, two vectors.", "score[pos] += q[d] * keys[d][pos]:",
+          "a lane adds up the score of its position."))  # fmt: skip
+    grid(464, "values of a head: 256 positions", ("pos 0", "pos 1", "pos 2", ". . .", "pos 255"),
+         ("d = 0", "d = 1", "d = 2", ". . .", "d = 63"),
+         ("Outlined: 64 consecutive numbers, four vectors.", "out[d] += prob[pos] * values[pos][d]:",
+          "a lane adds up its element of the output."))  # fmt: skip
+    s.text(24, 524, "Grids are in memory row by row. No sum goes across the lanes of a vector. Vectors of 16 fp32 "
+           "(AVX-512).", 12, QUIET, "start")  # fmt: skip
+    return s.done()
+
+
+def panels() -> str:
+    """From rows of weights to a panel, and a panel times eight tokens: a tile."""
+    s = Svg(
+        880,
+        630,
+        "A panel and a tile",
+        "Eight rows of weights, cut into words of four codes. Packed, the first words of all rows form the first "
+        "vector of the panel, the second words the second vector. Below the panel, a grid of accumulators: a row per "
+        "token, a lane per row of weights. The word of a token, broadcast to all lanes, times the vector of the panel "
+        "is added to the token's row.",
+    )
+    w, h, kinds = 47, 24, ("int8", "quantize", "fp32", "memory")
+    left, right, top = 74, 466, 90
+    s.text(24, 34, "8 rows of weights, as in the file", 15, INK, "start", bold=True)
+    s.text(right, 34, "packed: a panel, one vector per line", 15, INK, "start", bold=True)
+    for k, name in enumerate(("0..3", "4..7", "8..11", "12..15")):
+        s.text(left + w * (k + 0.5), top - 10, name, 12, QUIET)
+        s.text(right - 10, top + (h + 6) * k + 17, name, 12, QUIET, "end")
+        for i in range(8):
+            cell(s, left + w * k, top + h * i, w, h, kinds[k], "", 12)
+            cell(s, right + w * i, top + (h + 6) * k, w, h, kinds[k], f"row {i}", 12)
+    for i in range(8):
+        s.text(left - 8, top + h * i + 17, f"row {i}", 12, QUIET, "end")
+        s.text(left + w * 4 + 20, top + h * i + 17, ". . .", 13, QUIET)
+    s.text(left + w * 2, top - 30, "columns; a box is a word: four codes", 12, QUIET)
+    s.text(right + w * 4, top - 14, "lanes", 12, QUIET)
+    s.text(right + w * 4, top + (h + 6) * 4 + 14, ". . .", 14, QUIET)
+    s.arrow((left + w * 4 + 44, top + 50), (right - 52, top + 50))
+    s.text((left + w * 4 + right) / 2 - 4, top + 40, "transpose", 12, QUIET)
+
+    y = 330
+    s.text(24, y - 14, "8 tokens, packed column by column", 15, INK, "start", bold=True)
+    s.text(right, y - 14, "tile: accumulators, in registers", 15, INK, "start", bold=True)
+    for j in range(8):
+        s.text(left - 8, y + h * j + 17, f"token {j}" if j else "token 0", 12, QUIET, "end")
+        for k in range(4):
+            cell(s, left + w * k, y + h * j, w, h, kinds[k], "", 12)
+        for i in range(8):
+            cell(s, right + w * i, y + h * j, w, h, "id", "int32", 11)
+    for k, name in enumerate(("0..3", "4..7", "8..11", "12..15")):
+        s.text(left + w * (k + 0.5), y + h * 8 + 16, name, 12, QUIET)
+    outline(s, left, y + h * 2, w, h)
+    outline(s, right, top, w * 8, h)
+    outline(s, right, y + h * 2, w * 8, h)
+    s.arrow((left + w * 4 + 10, y + h * 2.5), (right - 4, y + h * 2.5))
+    s.text((left + w * 4 + right) / 2 + 4, y + h * 2.5 - 8, "to every lane", 12, QUIET)
+    for i, line in enumerate((
+        "Outlined, one dot4: the word of token 2, in every lane, times the first vector of the panel, lane by lane,",
+        "added to the accumulators of token 2. The vector of the panel is loaded once for all 8 tokens.",
+    )):  # fmt: skip
+        s.text(24, y + h * 8 + 46 + 20 * i, line, 13, INK, "start")
+    s.text(24, y + h * 8 + 88, "These vectors have 8 lanes. With AVX-512 there are 16, and a panel is two vectors.",
+           12, QUIET, "start")  # fmt: skip
     return s.done()
 
 
@@ -747,6 +935,10 @@ FIGURES = {
     "awq-fragments.svg": awq_fragments,
     "awq-pairs.svg": awq_pairs,
     "awq-roofline.svg": awq_roofline,
+    "ldmatrix.svg": ldmatrix,
+    "prefill-decode.svg": prefill_decode,
+    "kv-cache.svg": kv_cache,
+    "panels.svg": panels,
 }
 
 

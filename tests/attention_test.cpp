@@ -32,6 +32,25 @@ TEST_CASE("softmax") {
     }
 }
 
+// What attention is: one query (head_dim,) against the keys and values of its kv head, (kv_len, head_dim)
+// each -> scores and probs (kv_len,), out (head_dim,). docs/forward-pass.md shows it.
+void plain_attention(double* out, double* scores, double* probs, const float* q, const float* k,
+                     const float* v, int kv_len, int head_dim) {
+    for (int t = 0; t < kv_len; t++) {
+        scores[t] = 0;
+        for (int d = 0; d < head_dim; d++) scores[t] += double(q[d]) * k[t * head_dim + d];
+        scores[t] /= std::sqrt(double(head_dim));
+    }
+    const double largest = *std::max_element(scores, scores + kv_len);
+    double sum = 0;
+    for (int t = 0; t < kv_len; t++) sum += probs[t] = std::exp(scores[t] - largest);
+    for (int t = 0; t < kv_len; t++) probs[t] /= sum;
+    for (int d = 0; d < head_dim; d++) {
+        out[d] = 0;
+        for (int t = 0; t < kv_len; t++) out[d] += probs[t] * v[t * head_dim + d];
+    }
+}
+
 // Positions over more than one page of the cache, head sizes that are no multiple of a vector, every number
 // of queries, each seeing its own number of positions; two layers and two kv heads, so that a wrong offset
 // shows.
@@ -72,20 +91,11 @@ TEST_CASE("attend: equal to plain loops") {
                        probs.data(), padded(n_positions), score_rows.data());
                 std::vector<float> expected, found_probs, expected_probs, found_scores, expected_scores;
                 for (int r = 0; r < n_rows; r++) {
-                    std::vector<double> weights(kv_len[r]), mix(head_dim);
-                    double sum = 0;
-                    for (int p = 0; p < kv_len[r]; p++) {
-                        double dot = 0;
-                        for (int d = 0; d < head_dim; d++)
-                            dot += double(q_rows[r][d]) * k[at(layer, head, p) + d];
-                        expected_scores.push_back(float(dot / std::sqrt(double(head_dim))));
-                        sum += weights[p] = std::exp(dot / std::sqrt(double(head_dim)));
-                    }
-                    for (int p = 0; p < kv_len[r]; p++) {
-                        expected_probs.push_back(float(weights[p] / sum));
-                        for (int d = 0; d < head_dim; d++)
-                            mix[d] += weights[p] / sum * v[at(layer, head, p) + d];
-                    }
+                    std::vector<double> plain_scores(kv_len[r]), plain_probs(kv_len[r]), mix(head_dim);
+                    plain_attention(mix.data(), plain_scores.data(), plain_probs.data(), q_rows[r],
+                                    &k[at(layer, head, 0)], &v[at(layer, head, 0)], kv_len[r], head_dim);
+                    expected_scores.insert(expected_scores.end(), plain_scores.begin(), plain_scores.end());
+                    expected_probs.insert(expected_probs.end(), plain_probs.begin(), plain_probs.end());
                     expected.insert(expected.end(), mix.begin(), mix.end());
                     const float* row = &probs[size_t(r) * padded(n_positions)];
                     found_probs.insert(found_probs.end(), row, row + kv_len[r]);

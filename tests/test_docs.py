@@ -11,7 +11,8 @@ In the documents, a comment in front of a fenced block says where the block come
     <!-- output: COMMAND -->                    what the command prints; a line `...` stands for any lines
 
 Blocks marked `pycon` are Python sessions and are run, those of one document in one namespace. In blocks marked `sh`
-the targets, options, modules and files have to exist. So do the ends of relative links, and files named in `code`.
+the targets, options, modules and files have to exist. So do the ends of relative links, and files, functions, types
+and variables named in `code`.
 """
 
 import doctest
@@ -27,6 +28,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+
+from formats.checkpoint import Checkpoint
+from formats.tensors import matrix_shapes
+from golden.forward import hf_name
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [Path("README.md"), *sorted(p.relative_to(ROOT) for p in (ROOT / "docs").glob("*.md"))]
@@ -228,7 +233,7 @@ def check_sessions(document: str) -> list[str]:
 # ----------------------------------------------------------------------------
 # Commands, files and links
 
-FOLDERS = "bench|common|docs|export|formats|golden|models|tests|tools"
+FOLDERS = "bench|common|docs|export|formats|golden|mk|models|simt|tests|tools"
 
 
 @cache
@@ -312,10 +317,54 @@ def check_commands(document: str) -> list[str]:
     ]
 
 
+SOURCES = (".c", ".cpp", ".cu", ".cuh", ".h", ".mk", ".py", ".toml")
+
+
+@cache
+def sources() -> list[Path]:
+    """Sources of the repository."""
+    found = [*ROOT.iterdir(), *(path for folder in FOLDERS.split("|") for path in (ROOT / folder).rglob("*"))]
+    return [path for path in found if path.suffix in SOURCES or path.name == "Makefile"]
+
+
 def check_files(document: str) -> list[str]:
-    """Files that the text names as `folder/file`."""
-    named = set(re.findall(rf"`((?:{FOLDERS})/[\w./-]+\.\w+)`", prose(document)))
-    return [f"there is no {name}" for name in sorted(named) if not (ROOT / name).exists()]
+    """Files that the text names as `folder/file`, and sources that it names as `file`."""
+    text = prose(document)
+    named = set(re.findall(rf"`((?:{FOLDERS})/[\w./-]+\.\w+)`", text))
+    bad = [f"there is no {name}" for name in sorted(named) if not (ROOT / name).exists()]
+    alone = set(re.findall(r"`([\w.-]+)`", text))
+    return bad + [
+        f"there is no source {name}"
+        for name in sorted(alone)
+        if Path(name).suffix in SOURCES and name not in {path.name for path in sources()} | NOT_OURS
+    ]
+
+
+# What the pages name of other programs: llama2.c, transformers, vLLM; and contributing.md's example.
+NOT_OURS = {
+    *("runq.c", "token_embedding_table", "rms_att_weight", "rms_ffn_weight", "rms_final_weight"),
+    *("key_cache", "value_cache", "past_key_values", "hidden_states", "attn_weights", "apply_rotary_pos_emb"),
+    *("dynamic_scaled_int8_quant", "static_scaled_int8_quant", "runq_f32"),
+}
+
+
+@cache
+def source_words() -> frozenset[str]:
+    """Every identifier of the sources, this file's excepted."""
+    texts = (path.read_text(encoding="utf-8") for path in sources() if path != Path(__file__).resolve())
+    return frozenset(word for text in [makefiles(), *texts] for word in re.findall(r"[A-Za-z_]\w*", text))
+
+
+def check_names(document: str) -> list[str]:
+    """Functions, types and variables that the text names: `f()`, `with_underscore`, `CamelCase`, `Type.member`."""
+    looks_like_one = re.compile(r"[a-z]\w*\(\)|\w*[A-Za-z]_\w+(?:\(\))?|(?:[A-Z]+[a-z0-9]+){2,}|[A-Z]\w*\.[a-z]\w*")
+    named = {name for name in re.findall(r"`([\w.()]+)`", prose(document)) if looks_like_one.fullmatch(name)}
+    words = {word: name for name in named for word in re.findall(r"\w+", name)}
+    return [
+        f"the sources have no {word}, of `{words[word]}`"
+        for word in sorted(words)
+        if word not in source_words() and word not in NOT_OURS
+    ]
 
 
 def anchors(document: str) -> set[str]:
@@ -351,6 +400,7 @@ CHECKS = [
     check_sessions,
     check_commands,
     check_files,
+    check_names,
 ]
 
 
@@ -365,10 +415,43 @@ def test_document(path: Path, check):
     assert not complaints, "\n".join([f"{path}:", *complaints])
 
 
+def test_glossary_has_the_names_of_hugging_face():
+    """Where a row names one step that has a weight, its second cell is the weight's name in a checkpoint."""
+    config = Checkpoint(ROOT / "models" / "tiny-qwen3").config  # it has head norms, and its own classifier
+    found = {}
+    for row in re.findall(r"^\|(.*)\|$", read(Path("docs/README.md")), re.M):
+        cells = [re.findall(r"`([^`]+)`", cell) for cell in re.split(r" *(?<!\\)\| *", row)]
+        if len(cells) == 4 and len(cells[1]) == len(cells[2]) == 1:
+            found[cells[2][0]] = cells[1][0]
+    matrices = {name.removeprefix("layers.0.") for name, _ in matrix_shapes(config) if not name.startswith("layers.1")}
+    weights = {"attn.norm", "ffn.norm", "norm", "attn.q_norm", "attn.k_norm", *matrices}
+    weights = {name for name in weights if not name.startswith("layers.")}
+    assert weights <= found.keys()
+    for name in weights:
+        step = f"layers.0.{name}" if name.startswith(("attn.", "ffn.")) else name
+        assert hf_name(config, step).removeprefix("model.layers.0.") == found[name] + ".weight"
+
+
+def test_the_way_through_the_pages_has_every_page():
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", read(Path("docs/README.md"))))
+    assert linked == {path.name for path in DOCUMENTS if path.parent.name == "docs"} - {"README.md"}
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=str)
 def test_links(path: Path):
     complaints = check_links(read(path), (ROOT / path).parent)
     assert not complaints, "\n".join([f"{path}:", *complaints])
+
+
+def test_links_of_sources():
+    """Pages and their headings that comments name: `docs/page.md`, `docs/page.md#heading`."""
+    for source in sources():
+        if source != Path(__file__).resolve():
+            for page, anchor in re.findall(
+                r"(?<![\w/])(docs/[\w-]+\.md)(?:#([\w-]+))?", source.read_text(encoding="utf-8")
+            ):
+                assert (ROOT / page).is_file(), f"{source}: {page}"
+                assert not anchor or anchor in anchors(read(Path(page))), f"{source}: {page}#{anchor}"
 
 
 def test_figures(tmp_path: Path):
@@ -398,6 +481,10 @@ FIRST_LINE = (ROOT / "runq.cpp").read_text(encoding="utf-8").splitlines()[0]
         (check_commands, "```sh\npython -m golden diff a b --model c\n```\n", "--model ~--modell "),
         (check_commands, "```sh\ncat common/app/trace.h\n```\n", "trace.h~traces.h"),
         (check_files, "in `common/app/trace.h`", "trace.h~traces.h"),
+        (check_files, "in `trace.h`", "trace.h~traces.h"),
+        (check_names, "`with_best_isa`", "best~worst"),
+        (check_names, "`attend()`", "attend~attended"),
+        (check_names, "`Int8Matrix.sums`", "Int8~Int9"),
         (lambda d: check_links(d, ROOT), "[x](Makefile)", "Makefile~Makefiles"),
         (lambda d: check_links(d, ROOT), "# One two\n[x](#one-two)", "#one-two~#one-three"),
     ],
