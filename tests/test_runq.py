@@ -7,6 +7,7 @@ import struct
 import subprocess
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,8 @@ from golden.q8 import Q8
 from golden.schemes import SCHEMES
 from golden.trace import compare, read_trace, replay
 from golden.w8a8 import W8A8
+from models.agreement import disagreements
+from models.stories import stories
 
 ROOT = Path(__file__).resolve().parent.parent
 # Every kind of model file of every CPU program, and the program.
@@ -68,6 +71,22 @@ def test_greedy_ids_from_text_are_the_goldens(name):
     ids = [int(i) for i in done.stdout.decode().split(",")]
     assert len(ids) == 64
     assert ids[:determined] == golden["new_ids"][:determined]
+
+
+@pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-qwen3.q8"])
+def test_names_and_pronouns_agree_in_stories(name):
+    """As `make run` tells them, with ten seeds."""
+    for seed in range(1, 11):
+        story = runq(BIN[name], "-i", "Once upon a time", "-s", seed).stdout.decode()
+        assert len(story) > 200
+        assert [place for one in story.split("\n\n") for place in disagreements(one)] == [], story
+
+
+def test_an_empty_prompt_begins_a_story():
+    beginnings = {tuple(story.text.split()[:3]) for story in islice(stories(30), 2000)}
+    for seed in range(1, 11):
+        story = runq(BIN["tiny-llama.q8"], "-i", "", "-n", 12, "-s", seed).stdout.decode()
+        assert tuple(story.split()[:3]) in beginnings, story
 
 
 @pytest.mark.parametrize("name", MODELS)
