@@ -137,6 +137,15 @@ def test_tokens_that_no_model_has_run(tmp_path, model, good, run, name):
     refused(run("accept", tmp_path / "bad", "--model", model, *GROUP), text)
 
 
+def test_a_trace_with_nothing_to_judge_does_not_pass(tmp_path, model, good, run):
+    for name, tensors in (("empty", {}), ("tokens", {"tokens": good["tokens"]})):
+        save_file(tensors, tmp_path / name)
+        code, out, err = run("diff", tmp_path / name, tmp_path / name)
+        assert (code, "nothing to judge" in out, err) == (1, True, "")
+    code, out, err = run("diff", tmp_path / "tokens", tmp_path / "tokens", "--model", model, *GROUP)
+    assert (code, "nothing to judge" in out, err) == (1, True, "")
+
+
 @pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "bool"])
 def test_types_that_no_step_has(tmp_path, model, good, run, kind):
     dtype = bool if kind == "bool" else getattr(ml_dtypes, kind)
