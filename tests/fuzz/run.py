@@ -44,15 +44,15 @@ def digest(log: str) -> str:
     return "\n".join([what[0], *(f"    {frame}" for frame in dict.fromkeys(frames))])
 
 
-def fuzz(name: str, seconds: int) -> bool:
-    """Runs one harness and prints what came of it. Returns whether it survived every input."""
+def fuzz(name: str, seconds: int, timeout: int) -> bool:
+    """Runs one harness and prints what came of it. Returns whether it survived every input, each in `timeout` s."""
     found, stored, crashes = BUILD / name, STORED / name, BUILD / "crashes"
     for folder in (found, stored, crashes):
         folder.mkdir(parents=True, exist_ok=True)
     before = {path.name for path in crashes.iterdir()}
     command = [BUILD / "bin" / name, f"-max_total_time={seconds}", f"-max_len={longest(name)}", "-len_control=0",
-               "-timeout=60", "-rss_limit_mb=2048", "-print_final_stats=1", f"-artifact_prefix={crashes}/{name}-",
-               found, stored]  # fmt: skip
+               f"-timeout={timeout}", "-rss_limit_mb=2048", "-print_final_stats=1",
+               f"-artifact_prefix={crashes}/{name}-", found, stored]  # fmt: skip
     done = subprocess.run([str(word) for word in command], capture_output=True, check=False)
     log = done.stderr.decode(errors="replace")
     executions = re.search(r"stat::number_of_executed_units: (\d+)", log)
@@ -96,6 +96,7 @@ def merge(name: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--timeout", type=int, default=60, help="seconds that an input may take (60)")
     parser.add_argument("--merge", action="store_true")
     parser.add_argument("names", nargs="+", metavar="NAME")
     args = parser.parse_args()
@@ -103,7 +104,7 @@ def main() -> int:
         for name in args.names:
             merge(name)
         return 0
-    survived = [fuzz(name, args.seconds) for name in args.names]
+    survived = [fuzz(name, args.seconds, args.timeout) for name in args.names]
     return 0 if all(survived) else 1
 
 
