@@ -18,6 +18,7 @@ import numpy as np
 from formats.errors import ModelError, shown
 from formats.fields import Fields, is_number
 from formats.files import check_file, read_json
+from formats.gguf_file import parts_of
 from formats.limits import LIMITS
 
 with suppress(ImportError):
@@ -200,9 +201,12 @@ def is_left_over(name: str, expected: Container[str]) -> bool:
 
 
 def input_files(source: Path, text: Path | None = None) -> list[Path]:
-    """The files that an export of a directory (or of a single file) reads or copies; text: it is calibrated on that."""
+    """The files that an export of a directory (or of a GGUF file) reads or copies; text: it is calibrated on that.
+
+    Raises ModelError if parts of a split GGUF file are missing.
+    """
     source = Path(source)
-    files = [file for pattern in INPUTS for file in source.glob(pattern)] if source.is_dir() else [source]
+    files = [file for pattern in INPUTS for file in source.glob(pattern)] if source.is_dir() else parts_of(source)
     return files if text is None else [*files, Path(text)]
 
 

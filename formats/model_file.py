@@ -17,7 +17,7 @@ import numpy as np
 from formats.checkpoint import Config, RopeScaling
 from formats.errors import ModelError, shown
 from formats.fields import is_number, is_whole
-from formats.files import read_json
+from formats.files import check_file, read_json
 from formats.limits import LIMITS
 from formats.schemes import FileFormat, format_of
 from formats.tensors import HEADER_SIZE, Tensor, with_offsets
@@ -199,8 +199,8 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
 
     An AWQ file without extension block is another program's: a Qwen3 with rope_theta 1e6 and norm_eps 1e-6.
     """
+    size = check_file(path)
     try:
-        size = path.stat().st_size
         with path.open("rb") as f:
             head = f.read(HEADER_SIZE)
             if len(head) < HEADER_SIZE:

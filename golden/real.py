@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from formats.checkpoint import Config, ModelError
+from formats.files import replacing
 from formats.source import open_gguf
 from golden.forward import Fp32, Scheme, forward
 from golden.perplexity import Logits, load_tokenizer
@@ -124,5 +125,6 @@ def make_real(files: Path, out: Path, only: str | None = None) -> None:
         lines.append(' "generations": [\n  ' + ",\n  ".join(map(json.dumps, generations)) + "\n ]")
         lines.append(f' "norms": {json.dumps(found)}')
         path = out / f"{MODEL}.{variant}.json"
-        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        with replacing(path) as f:
+            f.write(("{\n" + ",\n".join(lines) + "\n}\n").encode())
         print(f"{path.name}: smallest leads {[min(g['leads']) for g in generations]}", flush=True)

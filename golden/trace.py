@@ -40,7 +40,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from formats.checkpoint import Config
-from formats.errors import ModelError
+from formats.errors import ModelError, one_line
 from formats.files import check_file, replacing
 from golden.forward import Step
 from golden.q8 import quantize
@@ -462,4 +462,4 @@ def summarize(reports: list[StepReport], verbose: bool) -> tuple[str, int]:
     if flips := sum(1 for r in judged if r.name.endswith(".q") and 0 < r.error < 1):
         verdict += f"; {flips} steps have codes that rounded the other way"
     code = OUTSIDE if bad or not computed else INCOMPLETE if missing else WITHIN
-    return "\n".join([*lines, verdict]), code
+    return "\n".join(one_line(line) for line in [*lines, verdict]), code

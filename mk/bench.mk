@@ -10,4 +10,4 @@ bench: $(BENCH_PROGRAM) build/limits $(PY)
 	    $(if $(THREADS),--threads $(THREADS)) --json $(BENCH_OUT).json --svg $(BENCH_OUT).svg
 
 build/limits build/in_turns: build/%: bench/%.cpp build/flags build/packages
-	$(CXX) $(CXXFLAGS_ALL) $(DEPS) $< -o $@
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $< -o $@
