@@ -1,6 +1,7 @@
-"""Command line of the reference: python -m golden {make,real,diff,accept,ppl}."""
+"""Command line of the reference: python -m golden {make,real,diff,accept,hex,ppl}."""
 
 import argparse
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from formats.source import is_gguf, open_model
 from golden.accept import judge_logits
 from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
+from golden.hex_files import FORMATS, write_text
 from golden.make import MODELS, make
 from golden.op_check import judge_ops
 from golden.op_vectors import read_cases
@@ -99,6 +101,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--limit", type=float, default=0.01, metavar="SHARE",
                    help="by how much its perplexity may be higher (0.01: a hundredth)")  # fmt: skip
 
+    p = commands.add_parser("hex", help="write tensors as text for hardware: $readmemh, memory files, a C header")
+    p.add_argument("names", nargs="+", metavar="NAME", help="a tensor, or a pattern: quantize.64.*, layers.1.*.acc")
+    p.add_argument("--file", type=Path, default=ROOT / "golden" / "data" / "ops.safetensors",
+                   help="op vectors, a trace or a model file (golden/data/ops.safetensors)")  # fmt: skip
+    p.add_argument("--format", choices=FORMATS, default="hex")
+    p.add_argument("--lanes", type=int, default=1, help="values in a word (1)")
+    p.add_argument("--tile", metavar="RxC", help="a matrix tile by tile, such as 64x64")
+    p.add_argument("--out", type=Path, metavar="DIR", help="a file for each tensor, and a manifest; otherwise printed")
+
     p = commands.add_parser("ppl", help="perplexity of a text file")
     p.add_argument("hf_dir", type=Path, metavar="MODEL", help="a Hugging Face directory or a GGUF file")
     p.add_argument("text", type=Path)
@@ -115,6 +126,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if args.command == "real":
             make_real(args.files, args.out, args.only)
+            return 0
+        if args.command == "hex":
+            tiles = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", args.tile or "1x1", re.ASCII)
+            if tiles is None or not 1 <= args.lanes <= 1024:
+                wrong = f"--lanes: {args.lanes} is not 1 to 1024" if tiles else f"--tile: {args.tile!r}, expected RxC"
+                parser.error(wrong)
+            size = (int(tiles[1]), int(tiles[2])) if args.tile else None
+            sys.stdout.write(write_text(args.file, args.names, args.format, args.lanes, size, args.out))
             return 0
         if args.command == "diff":
             tolerances = read_tolerances(args.profile, args.tolerance)
