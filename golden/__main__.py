@@ -1,7 +1,8 @@
-"""Command line of the reference: python -m golden {make,real,diff,accept,ppl}."""
+"""Command line of the reference: python -m golden {make,real,diff,accept,hex,ppl}."""
 
 import argparse
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from formats.source import is_gguf, open_model
 from golden.accept import judge_logits
 from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
+from golden.hex_files import FORMATS, write_text
 from golden.make import MODELS, make
 from golden.op_check import judge_ops
 from golden.op_vectors import read_cases
@@ -103,6 +105,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--limit", type=float, default=0.01, metavar="SHARE",
                    help="by how much its perplexity may be higher (0.01: a hundredth)")  # fmt: skip
 
+    p = commands.add_parser("hex", help="write tensors as text for hardware: $readmemh, memory files, a C header")
+    p.add_argument("names", nargs="+", metavar="NAME", help="a tensor, or a pattern: quantize.64.*, layers.1.*.acc")
+    p.add_argument("--file", type=Path, default=ROOT / "golden" / "data" / "ops.safetensors",
+                   help="op vectors, a trace or a model file (golden/data/ops.safetensors)")  # fmt: skip
+    p.add_argument("--format", choices=FORMATS, default="hex")
+    p.add_argument("--lanes", type=int, default=1, help="values in a word (1)")
+    p.add_argument("--tile", metavar="RxC", help="a matrix tile by tile, such as 64x64")
+    p.add_argument("--out", type=Path, metavar="DIR", help="a file for each tensor, and a manifest; otherwise printed")
+
     p = commands.add_parser("ppl", help="perplexity of a text file")
     p.add_argument("hf_dir", type=Path, metavar="MODEL", help="a Hugging Face directory or a GGUF file")
     p.add_argument("text", type=Path)
@@ -111,7 +122,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--file", type=Path, metavar="FILE.bin", help="run this file; MODEL gives the tokenizer")
     p.add_argument("--ctx", type=int, help="context length (min(4096, the model's))")
 
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.command == "hex":
+        tile = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", args.tile or "1x1", re.ASCII)
+        if tile is None:
+            parser.error(f"--tile: {args.tile!r}, expected RxC")
+        if not 1 <= args.lanes <= 1024:
+            parser.error(f"--lanes: {args.lanes} is not 1 to 1024")
+        args.tile = (int(tile[1]), int(tile[2])) if args.tile else None
+    return args
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,6 +140,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.command == "real":
         make_real(args.files, args.out, args.only)
+        return 0
+    if args.command == "hex":
+        sys.stdout.write(write_text(args.file, args.names, args.format, args.lanes, args.tile, args.out))
         return 0
     if args.command == "diff":
         tolerances = read_tolerances(args.profile, args.tolerance)
