@@ -5,24 +5,24 @@
 transformers reads and dequantizes the file by code of its own. Compared are: fp32 logits with golden.forward's; the
 perplexity of a text; chat prompts, id by id, with apply_chat_template; and ten greedy continuations of 60 ids with each
 program's, up to the first id that differs (not with --quick). A program that is emulated on a CPU would take an hour:
-there the scheme's reference says what it would choose behind each prefix.
+there, and for fp32, the reference says what it would choose behind each prefix.
 """
 
 import json
 import os
 import subprocess
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from formats.source import open_gguf
-from golden.forward import Fp32, forward
+from golden.forward import Fp32, Scheme, forward
 from golden.perplexity import encode, load_tokenizer, perplexity
-from golden.q8 import Q8
 from golden.real import CHAT, QUESTIONS
-from golden.schemes import SCHEMES, Reference
+from golden.schemes import SCHEMES
 from models.smollm2 import documentation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,10 +121,14 @@ def check_chat() -> bool:
     return good
 
 
-def agreement_of_reference(reference: Reference, file: Path, prompt: list[int], theirs: list[int]) -> int:
+def agreement_of_program(program: str, file: Path, prompt: list[int], theirs: list[int]) -> int:
+    """Of the program's own continuation."""
+    return agreement(program_ids(program, file, prompt), theirs)
+
+
+def agreement_of_reference(scheme: Scheme, prompt: list[int], theirs: list[int]) -> int:
     """What `agreement` is for the reference's own continuation, from one forward pass over theirs."""
-    scheme = Q8(open_gguf(GGUF)) if reference.read is None else reference.read(file)
-    logits = forward(scheme.config, scheme, np.array(prompt + theirs[:-1]))
+    logits = forward(open_gguf(GGUF).config, scheme, np.array(prompt + theirs[:-1]))
     return agreement(logits[len(prompt) - 1 :].argmax(axis=-1).tolist(), theirs)
 
 
@@ -134,20 +138,22 @@ def compare_greedy() -> dict[str, list[int]]:
     prompts = [tokenizer.encode(prompt).ids for prompt in TEN]
     theirs = [transformers_greedy(ids) for ids in prompts]
     found = {"length": [len(ids) for ids in theirs]}
+
+    def compare(variant: str, agree: Callable[[list[int], list[int]], int]) -> None:
+        found[variant] = [agree(ids, expected) for ids, expected in zip(prompts, theirs, strict=True)]
+        print(f"greedy, {variant}: {found[variant]} of {found['length']} ids agree", flush=True)
+
+    compare("fp32", partial(agreement_of_reference, Fp32(open_gguf(GGUF))))
     for reference in SCHEMES.values():
         program = reference.format.program
-        emulated = not (ROOT / f"{program}.cpp").is_file()
         for variant in reference.variants:
             file = FILES / f"smollm2.{variant}.bin"
             if not file.is_file():
                 continue
-            found[variant] = [
-                agreement_of_reference(reference, file, ids, expected)
-                if emulated
-                else agreement(program_ids(program, file, ids), expected)
-                for ids, expected in zip(prompts, theirs, strict=True)
-            ]
-            print(f"greedy, {variant}: {found[variant]} of {found['length']} ids agree", flush=True)
+            if (ROOT / f"{program}.cpp").is_file():
+                compare(variant, partial(agreement_of_program, program, file))
+            else:
+                compare(variant, partial(agreement_of_reference, reference.read(file)))
     return found
 
 
