@@ -128,7 +128,7 @@ def quantize_model(
     """Quantizes and writes layer by layer, and returns the scales; without samples by plain rounding."""
     config, found = checkpoint.config, ChannelScaling()
     matrices = [name.removesuffix(".qweight") for name in writer.names if name.endswith(".qweight")]
-    layers = observe(checkpoint, samples, SEARCH_ROWS) if samples else None
+    layers = observe(checkpoint, samples, SEARCH_ROWS, with_products=True) if samples else None
 
     def quantize_layer(i: int, weights: Fp32, seen: dict[str, Inputs], bar: tqdm) -> None:
         layer = f"layers.{i}."

@@ -2,7 +2,7 @@
 
     python -m models.compare_schemes [HF_DIR ...] [--plain] [--all-places] [--json FILE]
     python -m models.compare_schemes MODEL --text TEXT [--tokens N] [--window N] [--keep FOLDER] [--bench P,N]
-                                     [--json FILE]
+                                     [--json FILE] [--page FILE]
 
 The first is for the tiny models, the second for a real one. Without directories, of tiny-llama and tiny-qwen3. Each
 model first gets outlier channels (models/outliers.py); with --plain it stays as it is. What is measured is
@@ -21,7 +21,8 @@ With --text, all schemes and their variants on a model as it is, a directory or 
 of the text, measured on up to N tokens of the second, in windows of N. Sizes, perplexity and the divergence from the
 unquantized model are models/quality.py's. With --keep FOLDER, model files and figures stay there, some ten times the
 room of the model in int8, and what is there is not measured again. --bench measures the speed of each file anew, by its
-program: P tokens of a prompt, N generated ones. Programs that are emulated here have none.
+program: P tokens of a prompt, N generated ones. Programs that are emulated here have none. --page puts the table into
+a page of Markdown that has one.
 """
 
 import argparse
@@ -105,7 +106,10 @@ def compare_real(args: argparse.Namespace) -> int:
             print(f"Groups do not divide the rows of the model: {'; '.join(found.left_out)}")
         if args.json:
             args.json.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
-    except (ModelError, OSError) as error:
+        if args.page:
+            page = quality.put_table(args.page.read_text(encoding="utf-8"), found.rows)
+            args.page.write_text(page, encoding="utf-8")
+    except (ModelError, OSError, ValueError) as error:
         print(f"compare_schemes: {error}", file=sys.stderr)
         return 1
     return 0
@@ -131,6 +135,7 @@ def main() -> int:
     real.add_argument("--window", type=int, metavar="N", help="tokens that are seen at a time (1024)")
     real.add_argument("--keep", type=Path, metavar="FOLDER", help="where model files and figures stay")
     real.add_argument("--bench", type=bench_sizes, metavar="P,N", help="measure speed: P tokens of prompt, N generated")
+    real.add_argument("--page", type=Path, metavar="FILE", help="a page of Markdown to put the table in")
     real.add_argument("--quiet", action="store_true", help="no progress bar")
     args = parser.parse_args()
     if args.plain and args.all_places:

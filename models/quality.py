@@ -484,3 +484,17 @@ def table(rows: Sequence[Row]) -> str:
             line += "".join(f" {speed:.0f} |" if speed else "  |" for speed in (row.prefill, row.decode))
         lines.append(line)
     return "\n".join(lines)
+
+
+def put_table(page: str, rows: Sequence[Row]) -> str:
+    """A page of Markdown with `table(rows)` for its first table of schemes. Raises ValueError if there is none."""
+    found = re.search(r"^\| scheme \|.*\n(?:\|.*\n)*", page, re.M)
+    if not found:
+        raise ValueError("no table that begins with `| scheme |`")
+    return page[: found.start()] + table(rows) + "\n" + page[found.end() :]
+
+
+def read_comparison(path: Path) -> Comparison:
+    """What `compare_schemes --json` wrote."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return Comparison(**found | {"rows": [Row(**row) for row in found["rows"]]})

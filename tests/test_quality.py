@@ -16,7 +16,7 @@ from golden.trace import relative_error
 from golden.w8a8 import W8A8
 from models import compare_schemes, quality
 from models.quality import Candidate, InFp32, Row, Totals, candidates, group_fits, halves, log_probabilities, measure
-from tests.helpers import CALIBRATION, MODELS, TINY, export_variant
+from tests.helpers import CALIBRATION, MODELS, ROOT, TINY, export_variant
 
 LLAMA = MODELS / "tiny-llama"
 TEXT = "One day Mia went to the mill.\n\nThere she met Tom.\n\nThey went home together."
@@ -268,6 +268,21 @@ def test_the_table_has_speeds_where_there_are_any():
         "| fp32 | 32.00 | 538.1 | 10.000 |  |  |  |  |  |",
         "| Q8 | 8.50 | 143.4 | 10.100 | +1.00 % | 0.00750 | 97.00 % | 812 | 100 |",
     ]
+
+
+def test_the_table_goes_into_a_page():
+    rows = [Row("fp32", 32, 538.06, 10, 0, 1)]
+    page = "# Quality\n\n| a |\n|---|\n| b |\n\n| scheme | old |\n|---|---|\n| x | y |\n\nText.\n"
+    found = quality.put_table(page, rows)
+    assert found == page.replace("| scheme | old |\n|---|---|\n| x | y |", quality.table(rows))
+    assert quality.put_table(found, rows) == found
+    with pytest.raises(ValueError, match="no table"):
+        quality.put_table("Text.\n", rows)
+
+
+def test_the_page_has_the_measured_table():
+    page, measured = (ROOT / "docs" / name for name in ("quality.md", "quality.json"))
+    assert quality.put_table(page.read_text(), quality.read_comparison(measured).rows) == page.read_text()
 
 
 def test_the_table():
