@@ -131,6 +131,16 @@ def clip(
     return best_low, best_high
 
 
+def error_of_outputs(weight: np.ndarray, matrix: Int4, products: np.ndarray, s: np.ndarray | None = None) -> float:
+    """|X (Q(w) - w)| / |X w| of all outputs on the calibration text, by norm. Arguments as of `clip`."""
+    unscale = 1 if s is None else 1 / s.astype(F64)
+    steps = matrix.codes.reshape(*matrix.zeros.shape, -1) - matrix.zeros[..., None].astype(F32)
+    d = ((steps * matrix.scales[..., None].astype(F32)).reshape(weight.shape) - weight) * unscale
+    w = weight * unscale
+    error, size = (float(np.einsum("ij,ij->", t @ products, t)) for t in (d, w))
+    return float(np.sqrt(max(error, 0) / size)) if size > 0 else 0.0
+
+
 # ----------------------------------------------------------------------------
 # A layer
 
@@ -150,11 +160,14 @@ def choose_scales(
 def quantize_scaled(
     config: Config, name: str, weight: np.ndarray, inputs: dict[str, Inputs], found: ChannelScaling, group_size: int
 ) -> Int4:
-    """A scaled matrix, (n_out, n_in) fp32, on the best grids for the inputs that it now has."""
+    """A scaled matrix, (n_out, n_in) fp32, on the best grids for its inputs. `found` gets the error of its outputs."""
     part = name.split(".", 2)[-1]
     if not inputs:
         return quantize(weight, *group_range(weight, group_size))
     place = PLACE_READ_BY[part]
     at = name.removesuffix(part) + place
     s = spread(config, place, found.s[at]) if at in found.s else None
-    return quantize(weight, *clip(weight, inputs[at].products, group_size, s))
+    products = inputs[at].products
+    matrix = quantize(weight, *clip(weight, products, group_size, s))
+    found.errors[name] = error_of_outputs(weight, matrix, products, s)
+    return matrix

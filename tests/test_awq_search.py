@@ -10,9 +10,9 @@ from safetensors.numpy import save_file
 from export.awq import export_awq
 from formats.checkpoint import Checkpoint, tensor_shapes
 from golden.awq import AWQ, GROUP_SIZES, HEAD_DIMS, group_range, quantize
-from golden.awq_search import RATIOS, SHRINKS, SWEEPS, choose_scale, clip, factors, rounded, spaced
+from golden.awq_search import RATIOS, SHRINKS, SWEEPS, choose_scale, clip, error_of_outputs, factors, rounded, spaced
 from golden.calibration import Inputs, calibration_samples, observe
-from golden.channel_scaling import CONSUMERS, PLACES, describe, share, spread
+from golden.channel_scaling import CONSUMERS, PLACE_READ_BY, PLACES, describe, describe_errors, share, spread
 from golden.forward import Fp32, forward, hf_name
 from golden.perplexity import encode, perplexity
 from golden.smooth import Smoothed
@@ -201,6 +201,18 @@ def test_each_group_gets_the_range_that_is_best_for_its_row(group_size, scaled):
         assert ranges == list(zip(low[row], high[row], strict=True))
 
 
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_error_of_outputs_is_that_on_the_text(scaled):
+    rng = np.random.default_rng(13)
+    weight, x = rng.standard_normal((24, 128)).astype(F32), rng.standard_normal((90, 128))
+    s = rng.uniform(0.5, 2, 128).astype(F32) if scaled else None
+    matrix = plain_int4(weight if s is None else weight * s, 64)
+    stands = stands_for(matrix).astype(F64) / (1 if s is None else s)
+    found = error_of_outputs(weight if s is None else weight * s, matrix, x.T @ x, s)
+    assert found == pytest.approx(relative_error(x @ weight.T, x @ stands.T), rel=2e-3)  # fp16 weights in `stands`
+    assert error_of_outputs(np.zeros_like(weight), matrix, x.T @ x) == 0
+
+
 # ---- whole layers and models
 
 
@@ -252,6 +264,10 @@ def test_scaling_alone_changes_nothing(tmp_path, name):
         largest |= {name: max(largest.get(name, 0), np.abs(recorder.tensors[name]).max()) for name in found.largest}
     assert len(largest) == 4 * checkpoint.config.n_layers + 1
     assert found.largest == pytest.approx(largest, rel=1e-5)
+    assert found.errors.keys() == {f"layers.{i}.{c}" for i in range(checkpoint.config.n_layers) for c in PLACE_READ_BY}
+    assert all(0.005 < error < 0.2 for error in found.errors.values())
+    lines = list(describe_errors(found, verbose=True))
+    assert len(lines) == len(PLACE_READ_BY) * (1 + checkpoint.config.n_layers)
     lines = list(describe(found, verbose=True, what="ratio"))
     assert sum(line.split()[:2] == [place, "ratio"] for line in lines for place in PLACES) == 4
 
