@@ -1,4 +1,4 @@
-"""Draws the figures of the documentation as SVG: python docs/figures.py [FOLDER]
+"""Draws the figures of the documentation as SVG: python docs/figures.py [FOLDER [FIGURE ...]]
 
 Each figure has a background of its own, so that it reads the same on a light page and on a dark one.
 
@@ -943,10 +943,10 @@ FIGURES = {
 
 
 def main() -> None:
-    """Writes every figure into the folder named on the command line, or else beside this file."""
+    """Writes every figure, or those named, into the folder named on the command line, or else beside this file."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE
-    for name, draw in FIGURES.items():
-        (folder / name).write_text(draw(), encoding="utf-8")
+    for name in sys.argv[2:] or FIGURES:
+        (folder / name).write_text(FIGURES[name](), encoding="utf-8")
 
 
 if __name__ == "__main__":

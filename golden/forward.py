@@ -28,6 +28,7 @@ from formats.source import Source
 
 F32, F64 = np.float32, np.float64
 Step = Callable[[str, np.ndarray], np.ndarray]
+Attend = Callable[[Step, str, np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # as `attention`
 
 
 class Scheme(Protocol):
@@ -153,16 +154,29 @@ def product(scheme: Scheme, step: Step, x: Any, name: str) -> np.ndarray:
     return step(name, scheme.linear(x, name, step))
 
 
+def attention(step: Step, layer: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Causal attention, (n, H, head_dim) fp32. q: (n, H, head_dim); k and v: (n, G, head_dim)."""
+    future = np.triu(np.ones((len(q), len(q)), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
+    scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n)
+    probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
+    return attention_mix(probs, v)
+
+
 def attention_block(
-    config: Config, scheme: Scheme, layer: str, x: np.ndarray, rotation: tuple[np.ndarray, np.ndarray], step: Step
+    config: Config,
+    scheme: Scheme,
+    layer: str,
+    x: np.ndarray,
+    rotation: tuple[np.ndarray, np.ndarray],
+    step: Step,
+    attend: Attend = attention,
 ) -> np.ndarray:
     """x plus what attention adds to it, (n, dim) fp32. layer: the prefix of its steps, `layers.0.`.
 
-    rotation: cos and sin of each position, from `rope_table`.
+    rotation: cos and sin of each position, from `rope_table`. attend: another way to compute `attention`.
     """
     c, n = config, len(x)
     cos, sin = rotation
-    future = np.triu(np.ones((n, n), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
 
     normed = step(layer + "attn.norm", rmsnorm(x, scheme.vector(layer + "attn.norm"), c.norm_eps))
     xq = scheme.activation(step, layer + "attn.norm", normed)
@@ -175,9 +189,7 @@ def attention_block(
         k = step(layer + "attn.k_norm", rmsnorm(k, scheme.vector(layer + "attn.k_norm"), c.norm_eps))
     q = step(layer + "attn.q_rope", rope(q, cos, sin, scheme.interleaved))
     k = step(layer + "attn.k_rope", rope(k, cos, sin, scheme.interleaved))
-    scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n)
-    probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
-    attn_out = step(layer + "attn.mix", attention_mix(probs, v).reshape(n, -1))  # (n, H * head_dim)
+    attn_out = step(layer + "attn.mix", attend(step, layer, q, k, v).reshape(n, -1))  # (n, H * head_dim)
     xq = scheme.activation(step, layer + "attn.mix", attn_out)
     proj = product(scheme, step, xq, layer + "attn.o_proj")  # (n, dim)
     return step(layer + "attn.residual", x + proj)
@@ -202,12 +214,13 @@ def forward_layer(
     x: np.ndarray,
     rotation: tuple[np.ndarray, np.ndarray],
     step: Step = ignore,
+    attend: Attend = attention,
 ) -> np.ndarray:
-    """What layer i makes of x, (n, dim) fp32. rotation: cos and sin of each position, from `rope_table`.
+    """What layer i makes of x, (n, dim) fp32. rotation and attend: as of `attention_block`.
 
     step is called as it is, without the scheme's own `steps`.
     """
-    x = attention_block(config, scheme, f"layers.{i}.", x, rotation, step)
+    x = attention_block(config, scheme, f"layers.{i}.", x, rotation, step, attend)
     return feed_forward_block(config, scheme, f"layers.{i}.", x, step)
 
 
@@ -272,6 +285,10 @@ class Fp32:
         if name not in self._weights:
             self._weights[name] = self.load(name)
         return self._weights[name]
+
+    def dense(self, name: str) -> np.ndarray:
+        """A matrix, (n_out, n_in) fp32."""
+        return self.vector(name)
 
     def load(self, name: str) -> np.ndarray:
         """The weight that a step uses."""

@@ -108,6 +108,10 @@ class Q8:
             self._matrices[name] = quantize(load_weight(self._checkpoint, name, interleaved=True), self._group_size)
         return self._matrices[name]
 
+    def dense(self, name: str) -> np.ndarray:
+        """What a matrix stands for, (n_out, n_in) fp32."""
+        return dequantize(self.matrix(name))
+
     def steps(self, step: Step) -> Step:
         return step
 
