@@ -22,7 +22,7 @@ from export.hf_gptq import Repacker, check_expressible, read_packing, write_gptq
 from export.tokenizer import tokenizer_section
 from formats.checkpoint import Config, ModelError, input_files
 from formats.files import replacing
-from formats.gptq import GptqLayout, gptq_tensors
+from formats.gptq import GptqLayout, MatrixFormat, gptq_tensors
 from formats.model_file import header, write_array
 from formats.schemes import GPTQ_FILE
 from formats.source import Source, generation_of, is_gguf, open_model
@@ -31,7 +31,7 @@ from golden.calibration import read_samples
 from golden.forward import load_weight
 from golden.gptq import Matrix, pack_matrix
 from golden.gptq_calibration import quantize_model
-from golden.gptq_quantize import Curvature, curvature, quantize_matrix, round_best, round_matrix
+from golden.gptq_quantize import Curvature, column_order, curvature, quantize_matrix, round_best, round_matrix
 
 FORMAT = GPTQ_FILE
 HELP = "GPTQ: 8, 4 and 2 bits by component, for runq_gptq"
@@ -43,7 +43,7 @@ class Options(NamedTuple):
 
     rtn: bool = False  # plain rounding, no calibration
     symmetric: bool = False  # at 4 bits: zero point 8
-    act_order: bool = False
+    act_order: bool = True  # groups and columns with large inputs go first
     first_zero: int = 0  # the smallest zero point at 4 bits
 
 
@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="weights that share a scale at 4 bits: 32, 64, 128 (128, or 64)")  # fmt: skip
     parser.add_argument("--sparse", choices=("2:4",), help="two of each four weights of layers at 4 bits are zero")
     parser.add_argument("--sym", action="store_true", help="zero point 8 at 4 bits")
-    parser.add_argument("--act-order", action="store_true", help="channels with large activations are rounded first")
+    parser.add_argument("--act-order", action=argparse.BooleanOptionalAction, default=True,
+                        help="groups and channels with large activations are rounded first (they are)")  # fmt: skip
     parser.add_argument("--rtn", action="store_true",
                         help="plain rounding to nearest: no calibration, for comparison")  # fmt: skip
     add_hf_out(parser, "GPTQModel would")
@@ -111,14 +112,15 @@ class Quantizer:
     def __init__(self, path: Path, layout: GptqLayout, options: Options):
         self._path, self._layout, self._options = path, layout, options
         self._hessian: np.ndarray | None = None  # of the last place, so that q, k and v share its factors
-        self._curvature: dict[bool, Curvature] = {}
+        self._curvature: dict[MatrixFormat, Curvature] = {}
 
-    def _factors(self, hessian: np.ndarray, act_order: bool) -> Curvature:
+    def _factors(self, hessian: np.ndarray, form: MatrixFormat) -> Curvature:
         if self._hessian is not hessian:
             self._hessian, self._curvature = hessian, {}
-        if act_order not in self._curvature:
-            self._curvature[act_order] = curvature(hessian, act_order)
-        return self._curvature[act_order]
+        if form not in self._curvature:
+            order = column_order(np.diag(hessian), form) if self._options.act_order else None
+            self._curvature[form] = curvature(hessian, order)
+        return self._curvature[form]
 
     def _named(self, name: str, weight: np.ndarray, quantize: object) -> Matrix:
         try:
@@ -129,11 +131,8 @@ class Quantizer:
     def calibrated(self, name: str, weight: np.ndarray, hessian: np.ndarray) -> Matrix:
         """By GPTQ. weight: (n_out, n_in) fp32; hessian: (n_in, n_in) fp64."""
         form, o = self._layout.of(name), self._options
-        act_order = o.act_order and not form.sparse
-        inputs = self._factors(hessian, act_order)
-        return self._named(
-            name, weight, lambda rows: quantize_matrix(rows, inputs, form, o.symmetric, o.first_zero, act_order)
-        )
+        inputs = self._factors(hessian, form)
+        return self._named(name, weight, lambda rows: quantize_matrix(rows, inputs, form, o.symmetric, o.first_zero))
 
     def rounded(self, name: str, weight: np.ndarray, importance: np.ndarray | None = None) -> Matrix:
         """By rounding to nearest; on searched grids unless the options say plain."""
@@ -216,7 +215,7 @@ def export_gptq(
     if packed:
         given = {
             "--calib": calibration, "--samples": n_samples, "--seq-len": seq_len, "--rtn": options.rtn,
-            "--sym": options.symmetric, "--act-order": options.act_order, "--group": group, "--sparse": sparse,
+            "--sym": options.symmetric, "--group": group, "--sparse": sparse,
             "--bits attn": (bits or {}).get("attn"), "--bits ffn": (bits or {}).get("ffn"),
         }  # fmt: skip
         for option, value in given.items():
@@ -224,7 +223,7 @@ def export_gptq(
                 raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
     elif options.rtn:
         given = {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}
-        for option, value in {**given, "--act-order": options.act_order or None}.items():
+        for option, value in given.items():
             if value is not None:
                 raise ModelError(f"{option} and --rtn exclude each other")
     elif calibration is None:
@@ -246,8 +245,6 @@ def export_gptq(
         layout = choose_layout(config, bits, group, sparse)
     if hf_out is not None:
         check_expressible(layout, repacked=packed is not None)
-    if options.act_order and all(f.sparse for f in layout.formats[1:8]):
-        raise ModelError("--act-order would change nothing: 2:4 sparsity goes through columns in their order")
     generation = generation_of(checkpoint)
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
     samples = []
