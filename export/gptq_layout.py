@@ -94,15 +94,22 @@ def component(name: str) -> str:
     return "orders" if name.endswith(".order") else "norms"
 
 
+def component_sizes(config: Config, layout: GptqLayout) -> dict[str, tuple[int, int]]:
+    """Weights and bytes of each component of a file, in the order of the file; norms and orders have no weights."""
+    n_bytes: dict[str, int] = {}
+    for tensor in gptq_tensors(config, layout):
+        n_bytes[component(tensor.name)] = n_bytes.get(component(tensor.name), 0) + tensor.n_bytes
+    n_weights = dict.fromkeys(n_bytes, 0)
+    for name, shape in matrix_shapes(config):
+        n_weights[component(name)] += math.prod(shape)
+    return {what: (n_weights[what], size) for what, size in n_bytes.items()}
+
+
 def describe_sizes(config: Config, layout: GptqLayout) -> Iterator[str]:
     """A line per component: how it is stored, its weights, their bits each with scales and zero points, and MB."""
-    sizes: dict[str, int] = {}
-    for tensor in gptq_tensors(config, layout):
-        sizes[component(tensor.name)] = sizes.get(component(tensor.name), 0) + tensor.n_bytes
-    weights: dict[str, int] = {}
-    stored: dict[str, list[str]] = {}
-    for name, shape in matrix_shapes(config):
-        weights[component(name)] = weights.get(component(name), 0) + math.prod(shape)
+    sizes = component_sizes(config, layout)
+    stored: dict[str, list[str]] = {"norms": ["fp32"], "orders": ["int32"]}
+    for name, _ in matrix_shapes(config):
         form = str(layout.of(name)) + (", also the classifier" if name == "embed" and config.tied else "")
         if form not in stored.setdefault(component(name), []):
             stored[component(name)].append(form)
@@ -113,8 +120,6 @@ def describe_sizes(config: Config, layout: GptqLayout) -> Iterator[str]:
         return f"{what:<12} {millions} {bits} {n_bytes / 1e6:9.2f}  {how}".rstrip()
 
     yield f"{'':<12} {'M':>8} {'bits':>6} {'MB':>9}"
-    for what, n_bytes in sizes.items():
-        yield line(
-            what, weights.get(what, 0), n_bytes, "; ".join(stored.get(what, ["fp32" if what == "norms" else "int32"]))
-        )
-    yield line("total", sum(weights.values()), sum(sizes.values()), "")
+    for what, (n_weights, n_bytes) in sizes.items():
+        yield line(what, n_weights, n_bytes, "; ".join(stored[what]))
+    yield line("total", *map(sum, zip(*sizes.values(), strict=True)), "")
