@@ -219,12 +219,14 @@ _LAYER_STEP = re.compile(r"layers\.(\d{1,5})\.(.+)", re.ASCII | re.DOTALL)
 
 
 def step_order(name: str) -> tuple[int, int, int]:
-    """Sort key that puts step names in the order of computation: codes and scales after their tensor, and before it
-    the accumulators that it was made of."""
+    """Sort key that puts step names in the order of computation: accumulators before the tensor that is made of them;
+    gathered values, codes and scales after it."""
     base, part = name, 1
-    for suffix, place in ((".acc", 0), (".q", 2), (".s", 3)):
+    for suffix, place in ((".acc", 0), (".q", 3), (".s", 4)):
         if name.endswith(suffix):
             base, part = name.removesuffix(suffix), place
+    if base.endswith(".gathered"):
+        base, part = base.removesuffix(".gathered"), max(part, 2)
     if found := _LAYER_STEP.fullmatch(base):
         layer, step = int(found[1]), found[2]
         return 2 + layer, _ORDER.index(step) if step in _ORDER else len(_ORDER), part
