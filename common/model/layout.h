@@ -30,7 +30,10 @@ inline std::string format_text(const MatrixFormat& f) {
 }
 
 // The kinds of matrices, in the order of the header; formats/gptq.py has the same list.
-enum MatrixKind { embed, q_proj, k_proj, v_proj, o_proj, gate_proj, down_proj, up_proj, classifier, n_kinds };
+namespace kind {
+enum Index { embed, q_proj, k_proj, v_proj, o_proj, gate_proj, down_proj, up_proj, classifier };
+}  // namespace kind
+constexpr int n_kinds = 9;
 constexpr const char* kind_names[n_kinds] = {"embed",     "q_proj",    "k_proj",  "v_proj",    "o_proj",
                                              "gate_proj", "down_proj", "up_proj", "classifier"};
 
