@@ -33,6 +33,10 @@ EXPORT_w8a8-block32  := w8a8 $(CALIBRATION) --block 32
 EXPORT_w8a8-static   := w8a8 $(CALIBRATION) --act static
 EXPORT_awq           := awq $(CALIBRATION)
 EXPORT_awq-g64       := awq $(CALIBRATION) --group-size 64
+EXPORT_gptq-w8       := gptq $(CALIBRATION) --bits 8
+EXPORT_gptq-w4       := gptq $(CALIBRATION) --bits 4 --group 64
+EXPORT_gptq-ladder   := gptq $(CALIBRATION)
+EXPORT_gptq-sparse   := gptq $(CALIBRATION) --bits embed=8,attn=4,ffn=4 --sparse 2:4
 
 # ---- the usual targets -----------------------------------------------------------------------------------------
 .PHONY: all run test test-arm test-hf cuda gpu-files gpu-check golden single bench lint format help clean

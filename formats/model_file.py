@@ -18,6 +18,7 @@ from formats.checkpoint import Config, RopeScaling
 from formats.errors import ModelError, shown
 from formats.fields import is_number, is_whole
 from formats.files import read_json
+from formats.gptq import N_BYTES, GptqLayout, pack_layout, unpack_layout
 from formats.limits import LIMITS
 from formats.schemes import FileFormat, format_of
 from formats.tensors import HEADER_SIZE, Tensor, with_offsets
@@ -30,6 +31,7 @@ MAX_EOS_IDS = int(LIMITS["n_eos"].high)
 _HEADER = "<Ii7iBi"  # magic, version, seven dimensions, shared_classifier, group_size
 _EXTENSION = "<IIiiffIfffiii8iffiQQIiff"  # up to repetition_penalty
 _CHECKSUM_OFFSET = 0xB0
+_LAYOUT_OFFSET = 0xC0
 _KUIPER_GROUP_SIZE_OFFSET = 0x29  # head_dim is where the others have group_size
 
 # Fields of generation_config.json that change what transformers generates and that no program here follows, with
@@ -140,10 +142,12 @@ def header(
     tokenizer_offset: int,
     tokenizer: bytes,
     activations: int = 0,
+    layout: GptqLayout | None = None,
 ) -> bytes:
     """The 256 bytes in front of the weights, with the checksum over them and the tokenizer section.
 
-    group_size 0: one scale per row. activations: 1 if W8A8's activations have static scales, otherwise 0.
+    group_size 0: one scale per row. activations: 1 if W8A8's activations have static scales, otherwise 0. layout: how
+    each kind of matrix is stored, of a GPTQ file.
     """
     c, s = config, config.rope_scaling
     head = bytearray(HEADER_SIZE)
@@ -180,6 +184,8 @@ def header(
         generation.min_p,
         0.0 if generation.repetition_penalty == 1 else generation.repetition_penalty,
     )
+    if layout is not None:
+        head[_LAYOUT_OFFSET : _LAYOUT_OFFSET + N_BYTES] = pack_layout(layout)
     struct.pack_into("<I", head, _CHECKSUM_OFFSET, zlib.crc32(tokenizer, zlib.crc32(head)))
     return bytes(head)
 
@@ -192,6 +198,14 @@ class FileHeader:
     group_size: int  # 0: one scale per row
     activations: int  # W8A8: 0 dynamic, 1 static
     weights_end: int  # where the tokenizer section begins
+    file_format: FileFormat
+    layout: GptqLayout | None = None  # of a GPTQ file
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors of the file, in order."""
+        if self.layout is not None:
+            return list(self.file_format.tensors(self.config, self.layout))
+        return list(self.file_format.tensors(self.config, self.group_size, self.activations))
 
 
 def read_header(path: Path, file_format: FileFormat) -> FileHeader:
@@ -249,7 +263,10 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
         rope_scaling=RopeScaling(*scaling) if scaled else None,
     )
     check_ranges(path, config)
-    return FileHeader(config, group_size, activations, offset)
+    layout = None
+    if file_format.has_layout:
+        layout = unpack_layout(path, head[_LAYOUT_OFFSET : _LAYOUT_OFFSET + N_BYTES], config, group_size)
+    return FileHeader(config, group_size, activations, offset, file_format, layout)
 
 
 def check_ranges(path: Path, config: Config) -> None:
@@ -291,11 +308,11 @@ def read_format(path: Path) -> FileFormat | None:
         return format_of(int.from_bytes(f.read(4), "little"))
 
 
-def map_tensors(path: Path, tensors: Iterable[Tensor], weights_end: int) -> dict[str, np.ndarray]:
+def map_tensors(path: Path, tensors: Iterable[Tensor], weights_end: int, alignment: int = 1) -> dict[str, np.ndarray]:
     """The tensors of a file by name, mapped and not read. Raises ModelError if they do not end at weights_end."""
     data = np.memmap(path, np.uint8, mode="r")
     mapped, position = {}, HEADER_SIZE
-    for tensor in with_offsets(tensors):
+    for tensor in with_offsets(tensors, alignment=alignment):
         if tensor.end > weights_end:
             raise ModelError(f"{path}: weights end at byte {weights_end}, too soon")
         mapped[tensor.name] = np.asarray(data[tensor.offset : tensor.end]).view(tensor.dtype).reshape(tensor.shape)
