@@ -9,6 +9,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -97,13 +98,17 @@ inline void unpack_columns(uint8_t* to, const LowbitMatrix& w, int i, int k, int
         for (int j = 0; j < n; j++) to[j] = from[j] ^ flip;
     } else if (w.mask != nullptr) {
         const uint8_t *codes = w.row_codes(i) + k / 4, *mask = w.row_mask(i) + k / 8;
-        for (int j = 0; j < n; j += 256) {
-            uint8_t kept[128];
-            unpack_codes<4>(kept, codes + j / 4, std::min(256, n - j) / 2);
-            for (int b = 0; b < std::min(256, n - j); b += 64)
-                expand_sparse(to + j + b, kept + b / 2, mask + (j + b) / 8,
-                              uint8_t(w.zero(i, (k + j + b) / w.group)));
+        const int shift = std::countr_zero(unsigned(w.group));
+        auto zero = [&](int j) { return uint8_t(w.zero(i, (k + j) >> shift)); };
+        int j = 0;
+        for (; j + 256 <= n; j += 256) {
+            const uint8_t fills[4] = {zero(j), zero(j + 64), zero(j + 128), zero(j + 192)};
+            expand_sparse_block(to + j, codes + j / 4, mask + j / 8, fills);
         }
+        uint8_t kept[128];
+        unpack_codes<4>(kept, codes + j / 4, (n - j) / 2);
+        for (int b = 0; j + b < n; b += 64)
+            expand_sparse(to + j + b, kept + b / 2, mask + (j + b) / 8, zero(j + b));
     } else if (w.bits == 4) {
         unpack_codes<4>(to, w.row_codes(i) + k / 2, n);
     } else {

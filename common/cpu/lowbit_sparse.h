@@ -53,3 +53,25 @@ inline void expand_sparse(uint8_t* to, const uint8_t* codes, const uint8_t* mask
     }
 #endif
 }
+
+// to (256,): the columns of a whole block of 128 codes of 4 bits, by 64 with fills of their own.
+inline void expand_sparse_block(uint8_t* to, const uint8_t* block, const uint8_t* mask,
+                                const uint8_t (&fills)[4]) {
+#if defined(__AVX512VBMI2__) && !defined(RUNQ_SIMDE)
+    const __m512i bytes = _mm512_loadu_si512(block), low_half = _mm512_set1_epi8(15);
+    const __m512i low = _mm512_and_si512(bytes, low_half),
+                  high = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), low_half);
+    const __m512i kept[4] = {low, _mm512_shuffle_i64x2(low, low, 0xee), high,
+                             _mm512_shuffle_i64x2(high, high, 0xee)};
+    for (int g = 0; g < 4; g++) {
+        uint64_t ones;
+        std::memcpy(&ones, mask + 8 * g, sizeof ones);
+        const __m512i filled = _mm512_set1_epi8(char(fills[g]));
+        _mm512_storeu_si512(to + 64 * g, _mm512_mask_expand_epi8(filled, ones, kept[g]));
+    }
+#else
+    uint8_t kept[128];
+    for (int j = 0; j < 64; j++) kept[j] = block[j] & 15, kept[64 + j] = block[j] >> 4;
+    for (int g = 0; g < 4; g++) expand_sparse(to + 64 * g, kept + 32 * g, mask + 8 * g, fills[g]);
+#endif
+}
