@@ -17,7 +17,7 @@ from export.arguments import add_calibration
 from export.autoawq import read_group_size, stored_name, write_autoawq
 from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.tokenizer import tokenizer_section
-from formats.checkpoint import ModelError, input_files
+from formats.checkpoint import ModelError, Packing, input_files
 from formats.dimensions import check_group_size
 from formats.files import replacing
 from formats.model_file import header, write_array
@@ -185,7 +185,7 @@ def export_awq(
     is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """
     stored = None if is_gguf(hf_dir) else read_group_size(hf_dir)
-    checkpoint = open_model(hf_dir, stored)
+    checkpoint = open_model(hf_dir, None if stored is None else Packing("awq", 4, stored))
     calibrating = {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}
     if stored is not None:
         given = {**calibrating, "--rtn": rtn or None, "--group-size": None if group_size == stored else group_size}

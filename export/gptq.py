@@ -17,19 +17,21 @@ from tqdm import tqdm
 
 from export.arguments import add_calibration
 from export.gptq_layout import check_dimensions, choose_layout, describe_sizes, parse_bits
+from export.hf_directory import add_hf_out, after_model_file, check_destination
+from export.hf_gptq import Repacker, check_expressible, read_packing, write_gptq_checkpoint
 from export.tokenizer import tokenizer_section
 from formats.checkpoint import Config, ModelError, input_files
 from formats.files import replacing
-from formats.gptq import GptqLayout, gptq_tensors
+from formats.gptq import GptqLayout, MatrixFormat, gptq_tensors
 from formats.model_file import header, write_array
 from formats.schemes import GPTQ_FILE
-from formats.source import Source, generation_of, open_model
+from formats.source import Source, generation_of, is_gguf, open_model
 from formats.tensors import matrix_shapes, norm_shapes, weights_end, with_offsets
 from golden.calibration import read_samples
 from golden.forward import load_weight
 from golden.gptq import Matrix, pack_matrix
 from golden.gptq_calibration import quantize_model
-from golden.gptq_quantize import Curvature, curvature, quantize_matrix, round_best, round_matrix
+from golden.gptq_quantize import Curvature, column_order, curvature, quantize_matrix, round_best, round_matrix
 
 FORMAT = GPTQ_FILE
 HELP = "GPTQ: 8, 4 and 2 bits by component, for runq_gptq"
@@ -41,7 +43,7 @@ class Options(NamedTuple):
 
     rtn: bool = False  # plain rounding, no calibration
     symmetric: bool = False  # at 4 bits: zero point 8
-    act_order: bool = False
+    act_order: bool = True  # groups and columns with large inputs go first
     first_zero: int = 0  # the smallest zero point at 4 bits
 
 
@@ -51,12 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bits", metavar="BITS",
                         help="2, 4 or 8 for all, or by place (embed=8,attn=4,ffn=2,classifier=4)")  # fmt: skip
     parser.add_argument("--group", type=int, metavar="N",
-                        help="weights that share a scale at 4 bits: 32, 64 or 128 (128, or 64 if rows want it)")  # fmt: skip
+                        help="weights that share a scale at 4 bits: 32, 64, 128 (128, or 64)")  # fmt: skip
     parser.add_argument("--sparse", choices=("2:4",), help="two of each four weights of layers at 4 bits are zero")
     parser.add_argument("--sym", action="store_true", help="zero point 8 at 4 bits")
-    parser.add_argument("--act-order", action="store_true", help="channels with large activations are rounded first")
+    parser.add_argument("--act-order", action=argparse.BooleanOptionalAction, default=True,
+                        help="groups and channels with large activations are rounded first (they are)")  # fmt: skip
     parser.add_argument("--rtn", action="store_true",
                         help="plain rounding to nearest: no calibration, for comparison")  # fmt: skip
+    add_hf_out(parser, "GPTQModel would")
     parser.add_argument("--untie", action="store_true",
                         help="where the embedding is the classifier, store the classifier on its own, too")  # fmt: skip
 
@@ -65,8 +69,8 @@ def run(args: argparse.Namespace) -> None:
     """Exports as the command line says."""
     config, layout = export_gptq(
         args.hf_dir, args.out, args.calib, args.samples, args.seq_len, parse_bits(args.bits), args.group,
-        args.sparse is not None, Options(args.rtn, args.sym, args.act_order), args.untie,
-        not args.no_tokenizer, not args.quiet,
+        args.sparse is not None, Options(args.rtn, args.sym, args.act_order, int(args.hf_out is not None)), args.untie,
+        args.hf_out, not args.no_tokenizer, not args.quiet,
     )  # fmt: skip
     if not args.quiet:
         print(*describe_sizes(config, layout), sep="\n", file=sys.stderr)
@@ -108,14 +112,15 @@ class Quantizer:
     def __init__(self, path: Path, layout: GptqLayout, options: Options):
         self._path, self._layout, self._options = path, layout, options
         self._hessian: np.ndarray | None = None  # of the last place, so that q, k and v share its factors
-        self._curvature: dict[bool, Curvature] = {}
+        self._curvature: dict[MatrixFormat, Curvature] = {}
 
-    def _factors(self, hessian: np.ndarray, act_order: bool) -> Curvature:
+    def _factors(self, hessian: np.ndarray, form: MatrixFormat) -> Curvature:
         if self._hessian is not hessian:
             self._hessian, self._curvature = hessian, {}
-        if act_order not in self._curvature:
-            self._curvature[act_order] = curvature(hessian, act_order)
-        return self._curvature[act_order]
+        if form not in self._curvature:
+            order = column_order(np.diag(hessian), form) if self._options.act_order else None
+            self._curvature[form] = curvature(hessian, order)
+        return self._curvature[form]
 
     def _named(self, name: str, weight: np.ndarray, quantize: object) -> Matrix:
         try:
@@ -126,11 +131,8 @@ class Quantizer:
     def calibrated(self, name: str, weight: np.ndarray, hessian: np.ndarray) -> Matrix:
         """By GPTQ. weight: (n_out, n_in) fp32; hessian: (n_in, n_in) fp64."""
         form, o = self._layout.of(name), self._options
-        act_order = o.act_order and not form.sparse
-        inputs = self._factors(hessian, act_order)
-        return self._named(
-            name, weight, lambda rows: quantize_matrix(rows, inputs, form, o.symmetric, o.first_zero, act_order)
-        )
+        inputs = self._factors(hessian, form)
+        return self._named(name, weight, lambda rows: quantize_matrix(rows, inputs, form, o.symmetric, o.first_zero))
 
     def rounded(self, name: str, weight: np.ndarray, importance: np.ndarray | None = None) -> Matrix:
         """By rounding to nearest; on searched grids unless the options say plain."""
@@ -172,6 +174,18 @@ def write_quantized(
         put("embed", quantizer.rounded("embed", load("embed"), np.diag(hessian) if config.tied else None))
 
 
+def write_repacked(writer: Writer, checkpoint: Source, repacker: Repacker, progress: bool) -> None:
+    """Writes the matrices of a quantized checkpoint, code for code; embedding and classifier are rounded."""
+    quantizer = Quantizer(checkpoint.path, writer.layout, Options())
+    for place, order in repacker.orders.items():
+        writer.write(place + ".order", order)
+    for name, _ in tqdm(list(matrix_shapes(writer.config)), unit="matrix", disable=not progress):
+        if name.startswith("layers."):
+            writer.write_matrix(name, repacker.matrix(name))
+        else:
+            writer.write_matrix(name, quantizer.rounded(name, load_weight(checkpoint, name, interleaved=True)))
+
+
 def export_gptq(
     hf_dir: Path,
     out: Path,
@@ -183,17 +197,33 @@ def export_gptq(
     sparse: bool = False,
     options: Options = Options(),  # noqa: B008  (a tuple)
     untie: bool = False,
+    hf_out: Path | None = None,
     with_tokenizer: bool = True,
     progress: bool = True,
 ) -> tuple[Config, GptqLayout]:
     """Writes `out`, and returns what its header says. Raises ModelError, and writes nothing, for what cannot be done.
 
-    calibration: a text file, needed unless options.rtn. bits: by place, LADDER's for those that are missing.
+    calibration: a text file, needed unless options.rtn, or unless hf_dir is quantized already (GPTQ, AutoAWQ): its
+    matrices are repacked code for code. bits: by place, LADDER's for those that are missing. hf_out: a directory that
+    must not exist, for a GPTQ checkpoint; options.first_zero is 1 then. It is written when `out` is in its place, which
+    then stays; the error or the KeyboardInterrupt says so.
     """
-    checkpoint = open_model(hf_dir)
-    if options.rtn:
+    packed = None if is_gguf(hf_dir) else read_packing(hf_dir)
+    checkpoint = open_model(hf_dir, packed and packed[0])
+    if hf_out is not None:
+        check_destination(hf_out, out, hf_dir)
+    if packed:
+        given = {
+            "--calib": calibration, "--samples": n_samples, "--seq-len": seq_len, "--rtn": options.rtn,
+            "--sym": options.symmetric, "--group": group, "--sparse": sparse,
+            "--bits attn": (bits or {}).get("attn"), "--bits ffn": (bits or {}).get("ffn"),
+        }  # fmt: skip
+        for option, value in given.items():
+            if value:
+                raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
+    elif options.rtn:
         given = {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}
-        for option, value in {**given, "--act-order": options.act_order or None}.items():
+        for option, value in given.items():
             if value is not None:
                 raise ModelError(f"{option} and --rtn exclude each other")
     elif calibration is None:
@@ -205,23 +235,35 @@ def export_gptq(
     if untie:
         config = replace(config, tied=False)
     if config.tied and bits.get("classifier", bits.get("embed", 8)) != bits.get("embed", 8):
-        raise ModelError("--bits: the classifier is the embedding, and has its bits; --untie stores it on its own")
-    layout = choose_layout(config, bits, group, sparse)
-    if options.act_order and all(f.sparse for f in layout.formats[1:8]):
-        raise ModelError("--act-order would change nothing: 2:4 sparsity goes through columns in their order")
+        raise ModelError("--bits: the classifier is the embedding and has its bits; --untie stores it on its own")
+    repacker = None
+    if packed:
+        repacker = Repacker(checkpoint, *packed)
+        bits = {"embed": 8, "classifier": 8} | bits
+        layout = choose_layout(config, bits, None, False).with_layers(repacker.form, repacker.has_order)
+    else:
+        layout = choose_layout(config, bits, group, sparse)
+    if hf_out is not None:
+        check_expressible(layout, repacked=packed is not None)
     generation = generation_of(checkpoint)
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
     samples = []
-    if not options.rtn:
+    if calibration is not None:
         samples = read_samples(checkpoint, calibration, n_samples, seq_len)
 
     with replacing(out, input_files(hf_dir, calibration)) as f:
         writer = Writer(f, config, layout)
         for name, _ in norm_shapes(config):
             writer.write(name, load_weight(checkpoint, name, interleaved=True))
-        write_quantized(writer, checkpoint, samples, options, progress)
+        if repacker:
+            write_repacked(writer, checkpoint, repacker, progress)
+        else:
+            write_quantized(writer, checkpoint, samples, options, progress)
         f.seek(writer.end)
         f.write(tokenizer)
         f.seek(0)
         f.write(header(config, generation, FORMAT, layout.activation_group, writer.end, tokenizer, layout=layout))
+    if hf_out is not None:
+        with after_model_file(hf_out, out):
+            write_gptq_checkpoint(checkpoint, out, hf_out, options.symmetric)
     return config, layout

@@ -147,18 +147,21 @@ class GPTQ:
     def vector(self, name: str) -> np.ndarray:
         return self._vectors[name]
 
-    def _stored(self, name: str) -> str:
+    def _name(self, name: str) -> str:
         return "embed" if name == "classifier" and self.config.tied else name
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
         """The tensors of a step's matrix as they are in the file, by their parts' names."""
-        start = self._stored(name) + "."
-        found = {tensor.removeprefix(start): v for tensor, v in self._tensors.items() if tensor.startswith(start)}
-        return found
+        start = self._name(name) + "."
+        return {tensor.removeprefix(start): v for tensor, v in self._tensors.items() if tensor.startswith(start)}
 
-    def matrix(self, name: str) -> Matrix:
+    def stored(self, name: str) -> Matrix:
         """The unpacked matrix of a step."""
-        return unpack_matrix(self.tensors(name), self.layout.of(self._stored(name)))
+        return unpack_matrix(self.tensors(name), self.layout.of(self._name(name)))
+
+    def matrix(self, name: str) -> Quantized:
+        """The expanded weight matrix of a step, codes (n_out, n_in)."""
+        return expand(self.stored(name), self.group_size)
 
     def steps(self, step: Step) -> Step:
         return step
@@ -175,7 +178,7 @@ class GPTQ:
         return Quantized(step(name + ".q", quantized.codes), step(name + ".s", quantized.scales))
 
     def linear(self, x: Quantized, name: str) -> np.ndarray:
-        name = self._stored(name)
+        name = self._name(name)
         if name not in self._expanded:
-            self._expanded[name] = expand(self.matrix(name), self.group_size)
+            self._expanded[name] = self.matrix(name)
         return matmul(x, self._expanded[name])

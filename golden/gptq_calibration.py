@@ -38,7 +38,7 @@ class _ReachedError(Exception):
 
 
 def _hessian_until(place: str, run: Callable[[np.ndarray, Step], object], states: list[np.ndarray]) -> np.ndarray:
-    """H = X^T X, (n_in, n_in) fp64, of what a place reads in all samples. run(x, step): the block that has the place."""
+    """H = X^T X, (n_in, n_in) fp64, of what a place reads in all samples. run(x, step): its block."""
     total: np.ndarray | None = None
 
     def step(name: str, value: np.ndarray) -> np.ndarray:

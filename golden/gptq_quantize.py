@@ -3,15 +3,18 @@
 A matrix W (n_out, n_in) meets inputs X (tokens, n_in). What rounding costs the output is |X (W - Q)^T|^2, and with
 H = X^T X that is the sum of d H d^T over the rows d of W - Q. Columns are rounded from first to last. With U the upper
 Cholesky factor of the inverse of H, H^-1 = U^T U, column i costs e^2 with e = (w_i - q_i) / U_ii, and the columns j
-behind it take over what they can: w_j -= e U_ij. H gets 1 % of its mean diagonal added, so that it has an inverse.
+behind it take over what they can: w_j -= e U_ij. H gets 5 % of its mean diagonal added: it has an
+inverse then, and is less a matter of the very tokens that were seen.
 
 2:4 sparsity (SparseGPT, Frantar and Alistarh 2023, arXiv 2301.00774) is the same with zeros for values: of four
 neighbours the two with the smallest w^2 / U_ii^2 become 0, and the others make up for them, too.
 
 Scales and zero points of a group are chosen when its first column comes (golden/gptq_grid.py), for the weights as they
-are then, with importance 1 / U_ii^2. With `act_order` the columns whose inputs are largest go first, while most columns
-are left to make up for them. Groups stay contiguous in the file, and a program knows nothing of it: all grids are
-chosen beforehand, for the weights as they were, with importance H_ii.
+are then, with importance 1 / U_ii^2.
+
+Columns whose inputs are large should go first, while many are left to make up for them. `column_order` takes whole
+groups in the order of their inputs' size, and columns by size within each. So groups are contiguous in the file, a
+program knows nothing of the order, and a grid is still chosen for the weights as they have become.
 """
 
 from typing import NamedTuple
@@ -23,34 +26,47 @@ from golden.forward import F32, F64
 from golden.gptq import F16, Matrix
 from golden.gptq_grid import Grid, best_codes, best_grid, plain_codes, plain_grid, row_scales, to_codes, to_values
 
-DAMPING = 0.01  # of the mean of H's diagonal
+DAMPING = 0.05  # of the mean of H's diagonal
 BLOCK = 128  # columns whose updates of the columns behind them are made at once
 
 
 class Curvature(NamedTuple):
     """What GPTQ knows of the inputs of a place.
 
-    order: (n_in,), the column that comes k-th; factor: (n_in, n_in) fp64, U of the reordered H; diagonal: (n_in,) fp64
-    of H, not reordered.
+    order: (n_in,), the column that comes k-th; factor: (n_in, n_in) fp64, U of the reordered H.
     """
 
     order: np.ndarray
     factor: np.ndarray
-    diagonal: np.ndarray
 
 
-def curvature(hessian: np.ndarray, act_order: bool = False, damping: float = DAMPING) -> Curvature:
-    """Dampens H, (n_in, n_in) fp64, and factors its inverse. Channels whose input is always 0 count as uncorrelated."""
+def column_order(diagonal: np.ndarray, form: MatrixFormat) -> np.ndarray:
+    """Groups by the size of their inputs, and columns within each; fours of the sparse form stay in order.
+
+    diagonal: (n_in,) of H. Returns (n_in,), the column that comes k-th.
+    """
+    size = form.group or len(diagonal)
+    groups = diagonal.reshape(-1, size)
+    first = np.argsort(-groups.sum(axis=1), kind="stable")
+    within = np.argsort(-groups[first], axis=1, kind="stable")
+    return (first[:, None] * size + (np.arange(size) if form.sparse else within)).ravel()
+
+
+def curvature(hessian: np.ndarray, order: np.ndarray | None = None) -> Curvature:
+    """Dampens H, (n_in, n_in) fp64, and factors its inverse. Channels whose input is always 0 count as uncorrelated.
+
+    order: from `column_order`; None: as they are.
+    """
     h = hessian.copy()
     diagonal = np.diag(h).copy()
     unused = diagonal == 0
     h[unused, unused] = 1
-    order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(len(h))
+    order = np.arange(len(h)) if order is None else order
     h = h[np.ix_(order, order)]
     mean = diagonal.mean()
-    h[np.diag_indices_from(h)] += damping * (mean if mean > 0 else 1)
+    h[np.diag_indices_from(h)] += DAMPING * (mean if mean > 0 else 1)
     inverse = np.linalg.inv(h)
-    return Curvature(order, np.linalg.cholesky((inverse + inverse.T) / 2).T.copy(), diagonal)
+    return Curvature(order, np.linalg.cholesky((inverse + inverse.T) / 2).T.copy())
 
 
 class Grids:
@@ -150,36 +166,24 @@ def _round(
 
 
 def quantize_matrix(
-    weight: np.ndarray,
-    inputs: Curvature,
-    form: MatrixFormat,
-    symmetric: bool = False,
-    first_zero: int = 0,
-    act_order: bool = False,
+    weight: np.ndarray, inputs: Curvature, form: MatrixFormat, symmetric: bool = False, first_zero: int = 0
 ) -> Matrix:
     """GPTQ of a matrix, (n_out, n_in) fp32. Raises OverflowError if fp16 cannot hold a scale.
 
-    act_order: whether `inputs` has an order other than the matrix's; not with the sparse form, whose fours are
-    neighbours.
+    inputs: of H, in no order or in that of `column_order` for this format.
     """
-    if act_order and form.sparse:
-        raise ValueError("2:4 sparsity takes four neighbours at a time: no act_order")
     w = weight[:, inputs.order].T.astype(F64)  # (n_in, n_out): a column is a row here
     u, n_in = inputs.factor, len(w)
     own = np.diag(u)
     importance = 1 / np.square(own)
     grids = Grids(weight, form, symmetric, first_zero, search=True)
-    if act_order:
-        for g in range(grids.scales.shape[1]):
-            at = slice(g * grids.size, (g + 1) * grids.size)
-            grids.set(g, weight[:, at], np.maximum(inputs.diagonal[at], inputs.diagonal.mean() * DAMPING))
     codes, kept = np.empty((n_in, len(weight))), np.ones((n_in, len(weight)), bool) if form.sparse else None
     for start in range(0, n_in, BLOCK):
         end = min(start + BLOCK, n_in)
         errors = np.empty((end - start, len(weight)))
         for i in range(start, end):
             group = inputs.order[i] // grids.size
-            if not grids.is_set(group):  # columns are in order, and all of the group's are up to date
+            if not grids.is_set(group):  # the group's columns are the next, and all are up to date
                 at = slice(i, i + grids.size)
                 likely = largest_two((np.square(w[at]) * importance[at, None]).T) if form.sparse else None
                 grids.set(group, w[at].T, importance[at], likely)

@@ -5,6 +5,7 @@ golden/data/<model>.q8.trace.safetensors   every step of the Q8 forward pass ove
 golden/data/<model>.q8.json                greedy generations, and perplexities of the held-out text
 golden/data/<model>.w8a8[...]              the same for each variant of W8A8, from build/models/<model>.w8a8[...].bin
 golden/data/<model>.awq[...]               and of AWQ
+golden/data/<model>.gptq-...               and of GPTQ, with shorter traces
 
 The files are calibrated on models/calibration.txt: the Makefile has the options. Running it twice changes no byte.
 """
@@ -127,14 +128,16 @@ def rounding_margin(tensors: dict[str, np.ndarray]) -> float:
     return smallest
 
 
-def best_trace(config: Config, scheme: Scheme, ids: list[int]) -> tuple[dict[str, np.ndarray], float]:
+def best_trace(
+    config: Config, scheme: Scheme, ids: list[int], n_tokens: int = TRACE_TOKENS
+) -> tuple[dict[str, np.ndarray], float]:
     """The trace of a short piece of the held-out text, and its margin: of many pieces the one with the largest."""
     best: dict[str, np.ndarray] = {}
     margin = -1.0
     for i in range(TRACE_CANDIDATES):
-        start = i * (len(ids) - TRACE_TOKENS) // TRACE_CANDIDATES
+        start = i * (len(ids) - n_tokens) // TRACE_CANDIDATES
         recorder = Recorder()
-        tokens = recorder("tokens", np.array(ids[start : start + TRACE_TOKENS], np.int32))
+        tokens = recorder("tokens", np.array(ids[start : start + n_tokens], np.int32))
         forward(config, scheme, tokens, recorder)
         if (found := rounding_margin(recorder.tensors)) > margin:
             best, margin = recorder.tensors, found
@@ -167,7 +170,13 @@ def read_held_out(hf_dir: Path, path: Path) -> HeldOut:
 
 
 def make_scheme_goldens(
-    config: Config, scheme: Scheme, variant: str, held_out: HeldOut, out: Path, more: dict | None = None
+    config: Config,
+    scheme: Scheme,
+    variant: str,
+    held_out: HeldOut,
+    out: Path,
+    more: dict | None = None,
+    trace_tokens: int = TRACE_TOKENS,
 ) -> None:
     """Trace, greedy ids and perplexities of one model in one scheme; `more` goes to the end of the json."""
     name = f"{held_out.hf_dir.name}.{variant}"
@@ -178,7 +187,7 @@ def make_scheme_goldens(
     tokenizer = Tokenizer.from_file(str(held_out.hf_dir / "tokenizer.json"))
     prompts = (PROMPT, clear_prompt(config, scheme, tokenizer, held_out.text))
     generations = [generation(logits, tokenizer, prompt) for prompt in prompts]
-    trace, margin = best_trace(config, scheme, held_out.ids)
+    trace, margin = best_trace(config, scheme, held_out.ids, trace_tokens)
     write_trace(out / f"{name}.trace.safetensors", trace)
     value, _ = perplexity(logits, held_out.ids, held_out.bos, held_out.context)
     goldens = {
@@ -224,4 +233,5 @@ def make(models: Path, files: Path, out: Path, only: str | None = None) -> None:
             else:
                 file = files / f"{name}.{variant}.bin"
                 scheme, crc = reference.read(file), zlib.crc32(file.read_bytes())
-                make_scheme_goldens(scheme.config, scheme, variant, held_out, out, {"file_crc32": crc})
+                tokens = reference.trace_tokens or TRACE_TOKENS
+                make_scheme_goldens(scheme.config, scheme, variant, held_out, out, {"file_crc32": crc}, tokens)

@@ -27,6 +27,7 @@ class Reference:
     format: FileFormat
     read: Callable[[Path], FileScheme] | None  # a model file; None: from a Hugging Face directory, by golden.q8
     variants: tuple[str, ...]  # in the names of files: build/models/MODEL.VARIANT.bin
+    trace_tokens: int | None = None  # of its golden traces; None: as many as usual
 
 
 SCHEMES = {
@@ -35,7 +36,7 @@ SCHEMES = {
         Reference(Q8_FILE, None, ("q8",)),
         Reference(W8A8_FILE, W8A8, ("w8a8", "w8a8-block32", "w8a8-static")),
         Reference(AWQ_FILE, AWQ, ("awq", "awq-g64")),
-        Reference(GPTQ_FILE, GPTQ, ("gptq-w8", "gptq-w4", "gptq-ladder", "gptq-sparse")),
+        Reference(GPTQ_FILE, GPTQ, ("gptq-w8", "gptq-w4", "gptq-ladder", "gptq-sparse"), trace_tokens=3),
     )
 }
 

@@ -178,8 +178,10 @@ _LAYER_STEP = re.compile(r"layers\.(\d{1,5})\.(.+)", re.ASCII | re.DOTALL)
 
 
 def step_order(name: str) -> tuple[int, int, str]:
-    """Sort key that puts step names in the order of computation: codes and scales after their tensor."""
+    """Sort key that puts step names in the order of computation: gathered values, codes, scales after their tensor."""
     base, part = (name[:-2], name[-1]) if name.endswith((".q", ".s")) else (name, "")
+    if base.endswith(".gathered"):
+        base, part = base.removesuffix(".gathered"), "g" + part
     if found := _LAYER_STEP.fullmatch(base):
         layer, step = int(found[1]), found[2]
         return 2 + layer, _ORDER.index(step) if step in _ORDER else len(_ORDER), part

@@ -20,7 +20,7 @@ from tests.helpers import MODELS, ROOT, TINY, run_golden
 
 VARIANTS = [variant for reference in SCHEMES.values() for variant in reference.variants]
 FILES = [ROOT / "build" / "models" / f"{name}.{variant}.bin" for name in TINY for variant in VARIANTS]
-TYPES = {"<f4": "F32", "<f2": "F16", "<i4": "I32", "|i1": "I8"}
+TYPES = {"<f4": "F32", "<f2": "F16", "<i4": "I32", "|i1": "I8", "|u1": "U8"}
 
 
 # ---- what lies on what
@@ -73,7 +73,7 @@ def listed(path):
     """The tensors of a file with their offsets, and where they end by its header."""
     file_format = read_format(path)
     head = read_header(path, file_format)
-    return list(with_offsets(file_format.tensors(head.config, head.group_size, head.activations))), head
+    return list(with_offsets(head.tensors(), alignment=file_format.alignment)), head
 
 
 def test_offsets_follow_each_other():
@@ -85,6 +85,8 @@ def test_offsets_follow_each_other():
         ("c", 293, 309),
     ]
     assert weights_end(tensors) == 309
+    assert [(t.offset, t.end) for t in with_offsets(tensors, alignment=64)] == [(256, 286), (320, 327), (384, 400)]
+    assert weights_end(tensors, 64) == 400
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

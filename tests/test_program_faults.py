@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from formats.checkpoint import Config
-from formats.model_file import Generation, header
+from formats.gptq import GptqLayout, MatrixFormat
+from formats.model_file import FileHeader, Generation, header
 from formats.schemes import FORMATS
 from formats.tensors import weights_end
 from tests.helpers import ROOT
@@ -68,17 +69,19 @@ def refused(done, code):
 def write_model(path, program, **dims):
     """A model file of zeros, without a tokenizer."""
     file_format = FORMAT[program]
-    group_size = {"runq": 4, "runq_w8a8": 0, "runq_awq": 64}[program]
-    small = {"runq_awq": {"dim": 64, "hidden_dim": 64, "head_dim": 32, "n_heads": 2}}.get(
-        program, {"dim": 4, "hidden_dim": 4, "head_dim": 2, "n_heads": 2}
-    )
+    group_size = {"runq": 4, "runq_w8a8": 0, "runq_awq": 64, "runq_gptq": 64}[program]
+    small = {"dim": 4, "hidden_dim": 4, "head_dim": 2, "n_heads": 2}
+    if group_size == 64:
+        small = {"dim": 64, "hidden_dim": 64, "head_dim": 32, "n_heads": 2}
     config = Config(
         arch="llama", n_layers=1, n_kv_heads=1, vocab_size=8, max_seq_len=MAX_CONTEXT, tied=True,
         norm_eps=1e-5, rope_theta=1e4, rope_scaling=None, **small,
     )  # fmt: skip
     config = Config(**(vars(config) | dims))
-    end = weights_end(file_format.tensors(config, group_size, 0))
-    path.write_bytes(header(config, Generation(temperature=0.0), file_format, group_size, end, b""))
+    layout = GptqLayout((MatrixFormat(8),) * 9) if file_format.has_layout else None
+    tensors = FileHeader(config, group_size, 0, 0, file_format, layout).tensors()
+    end = weights_end(tensors, file_format.alignment)
+    path.write_bytes(header(config, Generation(temperature=0.0), file_format, group_size, end, b"", layout=layout))
     os.truncate(path, end)
     return path
 
