@@ -104,25 +104,25 @@ float quantize_group(int8_t* codes, const float* x, int group_size) {
     return inv > 0 ? amax / 127.0f : 0.0f;
 }
 
+// Value k of a row of x is channel order[k] of it, (n_cols,), for matrices whose columns are sorted by group.
+void gather(Rows& out, const Rows& x, const int32_t* order) {
+    out.n_rows = x.n_rows, out.n_cols = x.n_cols;
+    for (int t = 0; t < x.n_rows; t++) {
+        for (int k = 0; k < x.n_cols; k++) out.row(t)[k] = x.row(t)[order[k]];
+    }
+}
+
 // Quantizes the rows of x: the input of the matrices that follow. out: codes (n_tokens, n_cols) and scales
-// (n_tokens, n_cols / group_size). If `order` is not null, value k of a row is taken from channel order[k]:
-// the columns of such matrices are sorted by group.
-void quantize(Int8Rows& out, const Rows& x, int group_size, const int32_t* order) {
+// (n_tokens, n_cols / group_size).
+void quantize(Int8Rows& out, const Rows& x, int group_size) {
     out.resize(x.n_rows, x.n_cols, group_size);
 #pragma omp parallel for schedule(static) if (x.n_rows > 1)
     for (int t = 0; t < x.n_rows; t++) {
-        static thread_local std::vector<float> gathered;
-        const float* values = x.row(t);
-        if (order != nullptr) {
-            gathered.resize(size_t(x.n_cols));
-            for (int k = 0; k < x.n_cols; k++) gathered[k] = values[order[k]];
-            values = gathered.data();
-        }
         int8_t* codes = out.row_codes(t);
         float* scales = out.row_scales(t);
-        if (int8_quantize(codes, scales, out.row_sums(t), values, x.n_cols, group_size)) continue;
+        if (int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, group_size)) continue;
         for (int i = 0; i < x.n_cols; i += group_size)
-            scales[i / group_size] = quantize_group(codes + i, values + i, group_size);
+            scales[i / group_size] = quantize_group(codes + i, x.row(t) + i, group_size);
     }
 }
 
@@ -270,6 +270,28 @@ struct Weights {
     }
 };
 
+// Throws if an order has not every channel once: gathering would read what is not there.
+void check_orders(const Weights& w, const std::string& path) {
+    if (!w.c.layout.has_order) return;
+    auto check = [&](const std::vector<const int32_t*>& orders, const char* place, int n) {
+        for (size_t l = 0; l < orders.size(); l++) {
+            std::vector<bool> seen(size_t(n), false);
+            for (int k = 0; k < n; k++) {
+                const int32_t channel = orders[l][k];
+                if (channel < 0 || channel >= n || seen[size_t(channel)]) {
+                    throw std::runtime_error(path + ": layers." + std::to_string(l) + "." + place +
+                                             ".order does not have every channel once");
+                }
+                seen[size_t(channel)] = true;
+            }
+        }
+    };
+    check(w.attn_norm_order, "attn.norm", w.c.dim);
+    check(w.attn_mix_order, "attn.mix", w.c.q_dim());
+    check(w.ffn_norm_order, "ffn.norm", w.c.dim);
+    check(w.ffn_swiglu_order, "ffn.swiglu", w.c.hidden_dim);
+}
+
 // ----------------------------------------------------------------------------
 // Everything a run needs besides the weights
 
@@ -288,6 +310,8 @@ struct RunState {
     Rows up;        // (max_chunk, hidden_dim)
     Rows logits;    // (1 or max_chunk, vocab_size)
 
+    Rows gathered;  // (max_chunk, the longest), of a file with orders
+
     Int8Rows xq;               // the quantized input of the products that come next
     RopeAngles angles;         // of the chunk's positions
     HeadScores scores, probs;  // attention's, if there is a trace
@@ -300,6 +324,7 @@ struct RunState {
         q = attn_out = Rows(n, c.q_dim());
         k = v = Rows(n, c.kv_dim());
         gate = up = Rows(n, c.hidden_dim);
+        if (c.layout.has_order) gathered = Rows(n, std::max({c.dim, c.q_dim(), c.hidden_dim}));
         logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = traced;
@@ -314,6 +339,19 @@ struct Transformer {
     Trace* trace = nullptr;  // not null: record every step
 };
 
+// Quantizes x into s.xq; gathered before, where there is an order. Records both under the name of x.
+void quantize_input(RunState& s, const Rows& x, int group_size, const int32_t* order, const Recorder& record,
+                    const std::string& name) {
+    if (order == nullptr) {
+        quantize(s.xq, x, group_size);
+        return record(name, s.xq);
+    }
+    gather(s.gathered, x, order);
+    record((name + ".gathered").c_str(), s.gathered);
+    quantize(s.xq, s.gathered, group_size);
+    record(name + ".gathered", s.xq);
+}
+
 // ----------------------------------------------------------------------------
 // The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
 // which a trace has its result
@@ -327,7 +365,7 @@ void attention_block(Transformer& m, int l, int pos) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.attn[l], c.dim, c.norm_eps);        record("attn.norm", s.normed);
-    quantize(s.xq, s.normed, c.group_size, w.attn_norm_order[l]);      record("attn.norm", s.xq);
+    quantize_input(s, s.normed, c.group_size, w.attn_norm_order[l], record, "attn.norm");
     matmul(s.xq, {{s.q, w.q_proj[l]},                                  // q, k and v read the same input
                   {s.k, w.k_proj[l]},
                   {s.v, w.v_proj[l]}});                                record("attn.q_proj", s.q);
@@ -343,7 +381,7 @@ void attention_block(Transformer& m, int l, int pos) {
     attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);    record("attn.scores", s.scores);
                                                                        record("attn.probs", s.probs);
                                                                        record("attn.mix", s.attn_out);
-    quantize(s.xq, s.attn_out, c.group_size, w.attn_mix_order[l]);     record("attn.mix", s.xq);
+    quantize_input(s, s.attn_out, c.group_size, w.attn_mix_order[l], record, "attn.mix");
     matmul(s.xq, {{s.proj, w.o_proj[l]}});                             record("attn.o_proj", s.proj);
     add(s.x, s.proj);                                                  record("attn.residual", s.x);
 }
@@ -356,12 +394,12 @@ void feed_forward_block(Transformer& m, int l) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);        record("ffn.norm", s.normed);
-    quantize(s.xq, s.normed, c.group_size, w.ffn_norm_order[l]);       record("ffn.norm", s.xq);
+    quantize_input(s, s.normed, c.group_size, w.ffn_norm_order[l], record, "ffn.norm");
     matmul(s.xq, {{s.gate, w.gate_proj[l]},
                   {s.up, w.up_proj[l]}});                              record("ffn.gate_proj", s.gate);
                                                                        record("ffn.up_proj", s.up);
     swiglu(s.gate, s.gate, s.up);                                      record("ffn.swiglu", s.gate);
-    quantize(s.xq, s.gate, c.group_size, w.ffn_swiglu_order[l]);       record("ffn.swiglu", s.xq);
+    quantize_input(s, s.gate, c.group_size, w.ffn_swiglu_order[l], record, "ffn.swiglu");
     matmul(s.xq, {{s.proj, w.down_proj[l]}});                          record("ffn.down_proj", s.proj);
     add(s.x, s.proj);                                                  record("ffn.residual", s.x);
 }
@@ -386,7 +424,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     if (n_logits == 0) return {};
     s.x.keep_last(n_logits);
     rmsnorm(s.normed, s.x, w.norms.last, c.dim, c.norm_eps);           record("norm", s.normed);
-    quantize(s.xq, s.normed, c.group_size, nullptr);                   record("norm", s.xq);
+    quantize(s.xq, s.normed, c.group_size);                            record("norm", s.xq);
     s.logits.reserve(n_logits);
     matmul(s.xq, {{s.logits, w.classifier}});                          record("logits", s.logits);
     return {s.logits.row(0), size_t(n_logits) * c.vocab_size};
@@ -399,7 +437,9 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // Opens a GPTQ file and allocates a run's memory. Throws std::runtime_error with one line that names the
 // file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    return load_cpu<Transformer>(path, scheme_gptq, check_config, max_chunk, options, trace);
+    Transformer m = load_cpu<Transformer>(path, scheme_gptq, check_config, max_chunk, options, trace);
+    check_orders(m.weights, path);
+    return m;
 }
 
 // The components of a model, with their formats and sizes.

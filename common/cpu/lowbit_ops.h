@@ -2,7 +2,6 @@
 //
 //   takes_bytes        dot takes any unsigned byte; otherwise codes up to 127
 //   dot(acc, w, x)     acc[lane] += w[lane][0..3] . x[lane][0..3], w unsigned
-//   fused(sum, a, b)   sum + a * b, rounded once, of four lanes
 #pragma once
 
 #include "common/cpu/int8_avx512.h"
@@ -19,9 +18,6 @@ struct LowbitOps<Avx2> {
     static __m256i dot(__m256i acc, __m256i w, __m256i x) {
         const __m256i pairs = _mm256_maddubs_epi16(w, x);  // 2 * 15 * 127 at most
         return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
-    }
-    static Float4 fused(Float4 sum, Float4 a, Float4 b) {
-        return Float4(_mm_fmadd_ps(__m128(a), __m128(b), __m128(sum)));
     }
 };
 template <class Isa>
@@ -45,7 +41,6 @@ template <class Isa>
 struct NeonOps {
     static constexpr bool takes_bytes = false;
     static int32x4_t dot(int32x4_t acc, int32x4_t w, int32x4_t x) { return Isa::dot4(acc, w, x); }
-    static Float4 fused(Float4 sum, Float4 a, Float4 b) { return vfmaq_f32(sum, a, b); }
 };
 template <>
 struct LowbitOps<Neon> : NeonOps<Neon> {};
