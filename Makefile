@@ -21,7 +21,7 @@ endif
 # ---- what there is ---------------------------------------------------------------------------------------------
 # A program NAME.cpp or NAME.cu: runq for the scheme q8, runq_SCHEME for any other. Its model for a first try is
 # model.bin, or model_SCHEME.bin.
-PROGRAMS      := runq runq_w8a8
+PROGRAMS      := runq runq_w8a8 runq_gptq
 CUDA_PROGRAMS := runq_awq
 TINY          := tiny-llama tiny-qwen3
 

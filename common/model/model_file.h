@@ -36,6 +36,7 @@ struct ModelFile {
     ModelConfig config;
     std::span<const std::byte> weights;    // between the header and the tokenizer section
     std::span<const std::byte> tokenizer;  // empty in files made by other programs
+    int alignment = 1;                     // of each tensor, the scheme's
 
     // Copies the file into huge pages where that pays. `available`: bytes of memory. The spans move, so this
     // comes before pointers are made of them; and after everything that can be refused by the header alone.
@@ -71,6 +72,8 @@ constexpr size_t extension = 0x40, arch = 0x44, head_dim = 0x48, ext_group_size 
                  temperature = 0x94, top_p = 0x98, top_k = 0x9C, tokenizer_offset = 0xA0,
                  tokenizer_size = 0xA8, checksum = 0xB0, activations = 0xB4, min_p = 0xB8,
                  repetition_penalty = 0xBC, reserved = 0xC0;
+// In a file with a layout.
+constexpr size_t formats = 0xC0, has_order = 0xE4, reserved_behind_layout = 0xE5;
 }  // namespace header_offset
 
 // Reads and checks the header of `file`, everything but the length of the weights. `scheme` is
@@ -206,7 +209,14 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
         }
         c.static_activations =
             checked_int("activations", i32(header_offset::activations), 0, scheme.may_be_static ? 1 : 0) != 0;
-        for (size_t i = header_offset::reserved; i < header_size; i++) {
+        if (scheme.has_layout) {
+            std::memcpy(c.layout.formats.data(), file.data() + header_offset::formats,
+                        sizeof c.layout.formats);
+            c.layout.has_order =
+                checked_int("has_order", static_cast<uint8_t>(file[header_offset::has_order]), 0, 1) != 0;
+        }
+        for (size_t i = scheme.has_layout ? header_offset::reserved_behind_layout : header_offset::reserved;
+             i < header_size; i++) {
             if (file[i] != std::byte{0}) fail("reserved byte at " + std::to_string(i) + " is not 0");
         }
         const uint64_t offset = u64(header_offset::tokenizer_offset),
@@ -239,6 +249,7 @@ inline ModelFile open_model_file(const std::string& path, const Scheme& scheme,
                                  void (*check_config)(const ModelConfig&)) {
     ModelFile file;
     file.path = path;
+    file.alignment = scheme.alignment;
     file.map = MappedFile(path);
     const std::span<const std::byte> bytes = file.map.bytes();
     file.config = read_header(path, bytes, scheme);
