@@ -116,14 +116,13 @@ void gather(Rows& out, const Rows& x, const int32_t* order) {
 // (n_tokens, n_cols / group_size).
 void quantize(Int8Rows& out, const Rows& x, int group_size) {
     out.resize(x.n_rows, x.n_cols, group_size);
-#pragma omp parallel for schedule(static) if (x.n_rows > 1)
-    for (int t = 0; t < x.n_rows; t++) {
+    for_each_row(x.n_rows, [&](int t) {
         int8_t* codes = out.row_codes(t);
         float* scales = out.row_scales(t);
-        if (int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, group_size)) continue;
+        if (int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, group_size)) return;
         for (int i = 0; i < x.n_cols; i += group_size)
             scales[i / group_size] = quantize_group(codes + i, x.row(t) + i, group_size);
-    }
+    });
 }
 
 // Row t of x times an expanded row: each group is an exact int32 sum, scaled by both scales; the groups are
@@ -156,6 +155,21 @@ void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<LowbitMatrix>
         }
     }
 }
+
+// What a trace's accumulators are made of: the codes of a matrix, expanded when they are asked for.
+struct ExpandedCodes {
+    const LowbitMatrix& w;
+    mutable std::vector<int8_t> codes;  // (n_rows, n_cols)
+
+    Int8Matrix view() const {
+        codes.clear();
+        for (int i = 0; i < w.n_rows; i++) {
+            const ExpandedRow row = expand(w, i);
+            codes.insert(codes.end(), row.codes.begin(), row.codes.end());
+        }
+        return {codes.data(), nullptr, nullptr, w.n_rows, w.n_cols, w.group_size};
+    }
+};
 
 // One row of the table per token, dequantized. The table as a whole stays as it is.
 void embed(Rows& out, const LowbitMatrix& table, std::span<const int> tokens) {
@@ -368,9 +382,9 @@ void attention_block(Transformer& m, int l, int pos) {
     quantize_input(s, s.normed, c.group_size, w.attn_norm_order[l], record, "attn.norm");
     matmul(s.xq, {{s.q, w.q_proj[l]},                                  // q, k and v read the same input
                   {s.k, w.k_proj[l]},
-                  {s.v, w.v_proj[l]}});                                record("attn.q_proj", s.q);
-                                                                       record("attn.k_proj", s.k);
-                                                                       record("attn.v_proj", s.v);
+                  {s.v, w.v_proj[l]}});                                record("attn.q_proj", s.q, s.xq, ExpandedCodes{w.q_proj[l], {}});
+                                                                       record("attn.k_proj", s.k, s.xq, ExpandedCodes{w.k_proj[l], {}});
+                                                                       record("attn.v_proj", s.v, s.xq, ExpandedCodes{w.v_proj[l], {}});
     if (c.arch == Arch::qwen3) {                                       // each head on its own
         rmsnorm(s.q, s.q, w.head_norms.q[l], c.head_dim, c.norm_eps);  record("attn.q_norm", s.q, c.head_dim);
         rmsnorm(s.k, s.k, w.head_norms.k[l], c.head_dim, c.norm_eps);  record("attn.k_norm", s.k, c.head_dim);
@@ -382,7 +396,7 @@ void attention_block(Transformer& m, int l, int pos) {
                                                                        record("attn.probs", s.probs);
                                                                        record("attn.mix", s.attn_out);
     quantize_input(s, s.attn_out, c.group_size, w.attn_mix_order[l], record, "attn.mix");
-    matmul(s.xq, {{s.proj, w.o_proj[l]}});                             record("attn.o_proj", s.proj);
+    matmul(s.xq, {{s.proj, w.o_proj[l]}});                             record("attn.o_proj", s.proj, s.xq, ExpandedCodes{w.o_proj[l], {}});
     add(s.x, s.proj);                                                  record("attn.residual", s.x);
 }
 
@@ -396,11 +410,11 @@ void feed_forward_block(Transformer& m, int l) {
     rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);        record("ffn.norm", s.normed);
     quantize_input(s, s.normed, c.group_size, w.ffn_norm_order[l], record, "ffn.norm");
     matmul(s.xq, {{s.gate, w.gate_proj[l]},
-                  {s.up, w.up_proj[l]}});                              record("ffn.gate_proj", s.gate);
-                                                                       record("ffn.up_proj", s.up);
+                  {s.up, w.up_proj[l]}});                              record("ffn.gate_proj", s.gate, s.xq, ExpandedCodes{w.gate_proj[l], {}});
+                                                                       record("ffn.up_proj", s.up, s.xq, ExpandedCodes{w.up_proj[l], {}});
     swiglu(s.gate, s.gate, s.up);                                      record("ffn.swiglu", s.gate);
     quantize_input(s, s.gate, c.group_size, w.ffn_swiglu_order[l], record, "ffn.swiglu");
-    matmul(s.xq, {{s.proj, w.down_proj[l]}});                          record("ffn.down_proj", s.proj);
+    matmul(s.xq, {{s.proj, w.down_proj[l]}});                          record("ffn.down_proj", s.proj, s.xq, ExpandedCodes{w.down_proj[l], {}});
     add(s.x, s.proj);                                                  record("ffn.residual", s.x);
 }
 
