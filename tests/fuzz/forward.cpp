@@ -1,5 +1,5 @@
 // Fuzzes the forward pass of the program PROGRAM. The input is the choices that a small model is made by, and
-// then the ids that it runs, in chunks of any sizes.
+// then the sizes of the chunks in which it runs ids.
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/model_bytes.h"
 #include "tests/fuzz/program.h"
@@ -95,7 +95,11 @@ void fuzz_forward(FuzzBytes bytes) {
     const Model m = load_model(o, is_traced ? &trace : nullptr);
 
     std::vector<int> ids(size_t(o.ctx));
-    for (int& id : ids) id = choices.number(0, c.vocab_size - 1);
+    auto state = uint32_t(choices.number(0, 255));
+    for (int& id : ids) {
+        state = state * 1664525 + 1013904223;
+        id = int((state >> 8) % uint32_t(c.vocab_size));
+    }
     Logits seen(c, ids.size(), tame);
     // In chunks, now and then going back to an earlier position, as chat does.
     const bool is_emulated = scheme_of_program().is_kuiper;  // by simt, which takes its time

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.fuzz.run import longest
+
 ROOT = Path(__file__).resolve().parents[2]
 N_RUNS = 200_000  # executions within which the bug has to be found
 
@@ -73,7 +75,7 @@ def test_it_finds_the_bug(tmp_path, name):
 
     corpus = tmp_path / "corpus"
     shutil.copytree(ROOT / "tests" / "fuzz" / "corpus" / name, corpus)
-    limits = (f"-runs={N_RUNS}", "-max_total_time=900", "-timeout=60")
+    limits = (f"-runs={N_RUNS}", "-max_total_time=900", "-timeout=60", f"-max_len={longest(name)}", "-len_control=0")
     done = subprocess.run(
         [tmp_path / "harness", *limits, "-seed=1", f"-artifact_prefix={tmp_path}/", corpus],
         cwd=ROOT, capture_output=True, check=False,
