@@ -266,6 +266,7 @@ def add_matmul(vectors: OpVectors, rng: np.random.Generator) -> None:
     for k, group_size in ((128, 32), (256, 64), (2048, 2048), (8192, 8192), (65536, 65536)):
         add(f"extreme.{k}g{group_size}", *extreme_matrices(rng, k, group_size))
     add("beyond24bits", *beyond_24_bits(4096), limit=EXACT)
+    add("16x64x64g64", random_matrix(rng, 16, 64, 64), random_matrix(rng, 64, 64, 64))  # a tile of an array
 
 
 # ----------------------------------------------------------------------------
