@@ -190,10 +190,11 @@ def test_only_what_is_missing_is_measured(tmp_path, monkeypatch):
     assert second[2].kl_divergence > 0
     compare(["Q8", "AWQ"], n_tokens=201)
     assert ran == ["forward"] * 3
-    compare(["Q8", "AWQ"], text=text[:-1] + "Tom")
+    calibration, measured = halves(text)
+    compare(["Q8", "AWQ"], text=calibration + "#" + measured[1:])
     assert ran == ["forward"] * 3
     compare(["Q8", "AWQ"], text="A" + text)
-    assert ran == ["export", *["forward"] * 3]  # the calibration text is another, which Q8 does not see
+    assert ran == ["export", "forward"]  # the calibration text is another, which Q8 does not see
     (file,) = tmp_path.glob("q8.*.bin")
     file.unlink()
     assert compare(["Q8"]) == first
