@@ -36,7 +36,7 @@ SCHEMES = {
         Reference(Q8_FILE, None, ("q8",)),
         Reference(W8A8_FILE, W8A8, ("w8a8", "w8a8-block32", "w8a8-static")),
         Reference(AWQ_FILE, AWQ, ("awq", "awq-g64")),
-        Reference(GPTQ_FILE, GPTQ, ("gptq-w8", "gptq-w4", "gptq-ladder", "gptq-sparse"), trace_tokens=3),
+        Reference(GPTQ_FILE, GPTQ, ("gptq-w8", "gptq-w4", "gptq-ladder", "gptq-sparse"), trace_tokens=2),
     )
 }
 
