@@ -115,9 +115,9 @@ class TensorList {
 
     // Bytes that one decode step reads: all, but of an embedding that is not also the classifier only a row.
     uint64_t bytes_per_token(const ModelConfig& c) const {
-        uint64_t n = weight_bytes_;
+        uint64_t n = 0;
         for (const TensorInfo& t : all_) {
-            if (!c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."))) n -= t.n_bytes;
+            if (c.shared_classifier || (t.name != "embed" && !t.name.starts_with("embed."))) n += t.n_bytes;
         }
         return n;
     }
