@@ -66,7 +66,9 @@ def by_definition(m, weight, hessian, order, sparse=False):
 def test_four_by_four_by_hand():
     """The example of docs/gptq.md."""
     hessian = np.array([[4, 2, 0, 0], [2, 4, 2, 0], [0, 2, 4, 2], [0, 0, 2, 4]], F64)
-    weight = np.array([[1.4, 0.4, -1.5, 0.3], [3.0, -0.4, 0.4, 0.4], [0.0, 0.0, 0.0, 0.0], [-1.5, 1.5, -1.4, 1.4]], F32)
+    weight = np.array(
+        [[1.4, 0.4, -1.5, 0.3], [0.6, 0.6, 0.6, 0.6], [2.4, -1.4, 0.4, 0.4], [-0.4, 1.4, -0.6, -1.4]], F32
+    )
     inputs = curvature(hessian)
     assert np.allclose(inputs.factor.T @ inputs.factor, np.linalg.inv(hessian + 0.2 * np.eye(4)))
     m = quantize_matrix(weight, inputs, MatrixFormat(2))
