@@ -128,7 +128,8 @@ struct Line {
                         } else {
                             constexpr int mask = (1 << bits) - 1;
                             const int l = left(part), down = part * bits - l;
-                            const Pairs codes = (word >> uint16_t(down)) & uint16_t((mask << l) * 0x0101);
+                            const uint16_t shift = uint16_t(down), keep = uint16_t((mask << l) * 0x0101);
+                            const Pairs codes = (word >> shift) & keep;
                             a = LowbitOps<Isa>::dot(a, Ints(codes), Isa::splat(four));
                         }
                         pin_register(a);
