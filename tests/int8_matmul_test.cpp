@@ -289,7 +289,7 @@ TEST_CASE("matmul: accumulators and outputs are the golden's") {
             if (takes<Isa>(group_size)) check(Isa::name, int8_products<Isa>);
         });
     }
-    CHECK(cases == 13);
+    CHECK(cases == 14);
 }
 
 // Checks one path on one shape: outputs right, the same bits for any number of threads, for a chunk and for
