@@ -228,7 +228,7 @@ def gptq_expand(codes, bits, group, sparse, two_level, group_size, scales=None, 
     return {"w.codes": w.astype(np.int8), "w.scales": np.repeat(scale, size // group_size, axis=1).astype(F32)}
 
 
-def gptq_gather(x, order, group_size, gathered=lambda x, order: x[:, order]):
+def gptq_gather(x, order, group_size, gathered=lambda x, order: np.ascontiguousarray(x[:, order])):
     out = gathered(x, order)
     q = quantize(out, group_size)
     return {"gathered": out, "codes": q["codes"], "scales": q["scales"]}

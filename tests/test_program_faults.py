@@ -29,7 +29,10 @@ from tests.test_runq import seal
 
 FORMAT = {f.program: f for f in FORMATS.values()}
 PROGRAMS = list(FORMAT)
-TINY = {f.program: ROOT / "build" / "models" / f"tiny-llama.{f.scheme}.bin" for f in FORMATS.values()}
+VARIANT = {"gptq": "gptq-w4"}  # that stands for a scheme; usually the one of its name
+TINY = {
+    f.program: ROOT / "build" / "models" / f"tiny-llama.{VARIANT.get(f.scheme, f.scheme)}.bin" for f in FORMATS.values()
+}
 LLAMA = TINY["runq"]
 MAX_CONTEXT = 1 << 24
 
@@ -94,7 +97,7 @@ def write_model(path, program, **dims):
 def test_a_small_file_takes_little_memory_whatever_its_header_says(tmp_path, program):
     """A context of 16 million positions in a file of some KB: memory comes as positions are used."""
     path = write_model(tmp_path / "small.bin", program)
-    assert path.stat().st_size < (1 << 14)
+    assert path.stat().st_size < (1 << 15)
     args = [path, "-c", MAX_CONTEXT, "--ids", "1,2,3", "-n", 3, "--print-ids"]
     done, memory = run_measured(tmp_path, program, *args)
     if done.returncode:

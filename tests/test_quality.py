@@ -84,7 +84,7 @@ def test_products_in_fp32_are_the_schemes(tmp_path, name):
         first, second = (dict(s[:-1]) for s in seen)
         assert relative_error(first["layers.0.attn.v_proj"], second["layers.0.attn.v_proj"]) < 1e-5
         assert relative_error(seen[0][-1], seen[1][-1]) < 0.02
-        assert list(first) == list(second)
+        assert [step for step in first if not step.endswith(".acc")] == list(second)  # fp32 has no accumulators
 
 
 # ---- the text, and which variants there are
