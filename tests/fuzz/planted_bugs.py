@@ -75,12 +75,12 @@ def test_it_finds_the_bug(tmp_path, name):
 
     corpus = tmp_path / "corpus"
     shutil.copytree(ROOT / "tests" / "fuzz" / "corpus" / name, corpus)
-    limits = (f"-runs={N_RUNS}", "-max_total_time=900", "-timeout=60", f"-max_len={longest(name)}", "-len_control=0")
+    # A loaded machine is no find: no limit of time for an input that it comes to.
+    limits = (f"-runs={N_RUNS}", "-max_total_time=900", "-timeout=1200", f"-max_len={longest(name)}", "-len_control=0")
     done = subprocess.run(
         [tmp_path / "harness", *limits, "-seed=1", f"-artifact_prefix={tmp_path}/", corpus],
         cwd=ROOT, capture_output=True, check=False,
     )  # fmt: skip
     log = done.stderr.decode(errors="replace")
     assert done.returncode != 0, f"no find: {log[-1000:]}"
-    found = [p for kind in ("crash", "timeout") for p in tmp_path.glob(f"{kind}-*")]
-    assert found, log[-1000:]
+    assert list(tmp_path.glob("crash-*")), log[-1000:]
