@@ -34,10 +34,12 @@ BUGS = {
     "load_runq": NO_LIMIT_OF_BOS,
     "load_runq_w8a8": NO_LIMIT_OF_BOS,
     "load_runq_awq": NO_LIMIT_OF_BOS,
+    "load_runq_gptq": NO_LIMIT_OF_BOS,
+    "forward_runq_gptq": ONE_PAGE_SHORT,
     "forward_runq": ONE_PAGE_SHORT,
     "forward_runq_w8a8": ONE_PAGE_SHORT,
-    "forward_runq_awq": ("runq_awq.cu", "const int word = has_columns ? column / 8 : 0;",
-                         "const int word = column / 8;"),
+    "forward_runq_awq": ("common/gpu/kv_cache.cuh", "all_values(c.n_layers * layer_size())",
+                         "all_values(c.n_layers * layer_size() - 1)"),
 }  # fmt: skip
 
 
