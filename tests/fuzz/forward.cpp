@@ -6,7 +6,7 @@
 
 namespace {
 
-// A model that check_config takes, of a few KB (AWQ: of some 100 KB).
+// A model that check_config takes, of a few KB (AWQ, GPTQ: of some 100 KB).
 ModelConfig choose_config(Choices& choices) {
     ModelConfig c = smallest_config();
     c.arch = choices.one_of({Arch::llama, Arch::qwen3});
@@ -30,6 +30,17 @@ ModelConfig choose_config(Choices& choices) {
         while (c.q_dim() % c.group_size != 0) c.n_kv_heads++, c.n_heads = c.n_kv_heads * heads_per_kv;
         c.dim = c.group_size * choices.number(1, 2);
         c.hidden_dim = c.group_size * choices.number(1, 2);
+    } else if (scheme_of_program().has_layout) {
+        for (MatrixFormat& f : c.layout.formats)
+            f = matrix_formats[size_t(choices.number(0, int(matrix_formats.size()) - 1))];
+        if (c.shared_classifier) c.layout.formats[kind::classifier] = c.layout.formats[kind::embed];
+        c.layout.has_order = choices.yes();
+        c.group_size = group_size_of(c.layout);
+        c.head_dim = choices.one_of({32, 64, 96});
+        const int heads_per_kv = c.heads_per_kv();
+        while (c.q_dim() % 128 != 0) c.n_kv_heads++, c.n_heads = c.n_kv_heads * heads_per_kv;
+        c.dim = 128 * choices.number(1, 2);
+        c.hidden_dim = 128 * choices.number(1, 2);
     } else {
         c.group_size = program == "runq" ? choices.one_of({4, 8, 12, 32, 64}) : choices.one_of({0, 32});
         const int unit = std::max(4, c.group_size);
@@ -82,13 +93,16 @@ void fuzz_forward(FuzzBytes bytes) {
     const ModelConfig c = choose_config(choices);
     const uint32_t seed = uint32_t(choices.number(0, 255));
     std::vector<uint8_t> weights = tame_weights(weight_bytes(c), seed);
+    put_orders_and_masks(weights, c);
     const bool tame = !choices.yes();
+    if (c.layout.has_order && !tame) return;  // a wrong order is refused when loading
     for (size_t i = 0; i < weights.size() && !tame; i += 97) weights[i] = uint8_t(choices.number(0, 255));
     file.write(model_bytes(c, weights, {}));
 
     Options o;
     o.model_path = file.path();
-    o.ctx = choices.number(1, choices.number(0, 3) == 3 ? 300 : 20);
+    // Short, or somewhat longer than the KV cache's page of 256 positions.
+    o.ctx = choices.number(0, 3) == 3 ? choices.number(250, 300) : choices.number(1, 20);
     o.own["--matmul"] = choices.one_of({"fused", "plain"});
     Trace trace;
     const bool is_traced = choices.yes();

@@ -91,12 +91,18 @@ struct Parts {
 Parts smallest_file() {
     const ModelConfig c = smallest_config();
     const std::string section = smallest_section().bytes();
-    return Parts(model_bytes(c, tame_weights(weight_bytes(c), 1),
-                             {reinterpret_cast<const uint8_t*>(section.data()), section.size()}));
+    std::vector<uint8_t> weights = tame_weights(weight_bytes(c), 1);
+    put_orders_and_masks(weights, c);
+    return Parts(model_bytes(c, weights, {reinterpret_cast<const uint8_t*>(section.data()), section.size()}));
 }
 
 // One number of the header becomes another that fits there more often than chance would have it.
 void change_field(Header& h, uint32_t random) {
+    if (scheme_of_program().has_layout && random % 3 == 0) {
+        const uint32_t which = random / 3 % (n_kinds + 1), format = random / 64 % matrix_formats.size();
+        if (which == n_kinds) return h.set(header_offset::has_order, uint8_t(random / 64 % 2));
+        return h.set(header_offset::formats + which * sizeof(MatrixFormat), matrix_formats[format]);
+    }
     constexpr std::array<size_t, 28> fields{0x00, 0x04, 0x08, 0x0C, 0x10, 0x14, 0x18, 0x1C, 0x20, 0x24,
                                             0x25, 0x29, 0x40, 0x44, 0x48, 0x4C, 0x50, 0x54, 0x58, 0x5C,
                                             0x6C, 0x70, 0x74, 0x94, 0x9C, 0xB4, 0xB8, 0xBC};
@@ -115,7 +121,9 @@ void agree(Header& h) {
     h.set(header_offset::ext_group_size,
           h.get<int>(scheme.is_kuiper ? header_offset::awq_group_size : header_offset::group_size));
     if (scheme.is_kuiper) h.set(header_offset::head_dim, h.get<int>(header_offset::awq_head_dim));
-    std::fill(h.bytes.begin() + header_offset::reserved, h.bytes.end(), uint8_t(0));
+    const size_t reserved =
+        scheme.has_layout ? header_offset::reserved_behind_layout : header_offset::reserved;
+    std::fill(h.bytes.begin() + ptrdiff_t(reserved), h.bytes.end(), uint8_t(0));
 }
 
 // The weights get the length that the header implies; none, where the program refuses the header, so that
@@ -124,9 +132,9 @@ void fit_weights(Parts& file, size_t longest) {
     Parts alone = file;
     alone.header.seal(0, {});
     size_t n = 0;
+    ModelConfig c;
     try {
-        const ModelConfig c =
-            read_header("", std::as_bytes(std::span(alone.header.bytes)), scheme_of_program());
+        c = read_header("", std::as_bytes(std::span(alone.header.bytes)), scheme_of_program());
         check_config(c);
         if (c.n_layers <= 8) n = weight_bytes(c);
         if (n > longest) n = 0;
@@ -137,6 +145,7 @@ void fit_weights(Parts& file, size_t longest) {
     const size_t n_old = std::min(n, file.weights.size());
     file.weights.resize(n_old);
     file.weights.insert(file.weights.end(), more.begin() + ptrdiff_t(n_old), more.end());
+    if (n_old < n) put_orders_and_masks(file.weights, c);
 }
 
 }  // namespace

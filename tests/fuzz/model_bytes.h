@@ -88,15 +88,22 @@ inline Header header_of(const ModelConfig& c) {
     h.set(header_offset::top_p, c.top_p);
     h.set(header_offset::top_k, c.top_k);
     h.set(header_offset::activations, int(c.static_activations));
+    if (scheme.has_layout) {
+        std::memcpy(h.bytes.data() + header_offset::formats, c.layout.formats.data(),
+                    sizeof c.layout.formats);
+        h.set(header_offset::has_order, uint8_t(c.layout.has_order));
+    }
     h.set(header_offset::min_p, c.min_p);
     h.set(header_offset::repetition_penalty, c.repetition_penalty);
     return h;
 }
 
-// How many bytes of weights follow such a header.
-inline size_t weight_bytes(const ModelConfig& c) {
-    return Weights{TensorList(nullptr, 0, 1), c}.file.weight_bytes();
+// The tensors that follow such a header.
+inline TensorList tensors_of(const ModelConfig& c) {
+    const auto alignment = uint64_t(scheme_of_program().alignment);
+    return Weights{TensorList(nullptr, 0, alignment, alignment), c}.file;
 }
+inline size_t weight_bytes(const ModelConfig& c) { return tensors_of(c).weight_bytes(); }
 
 inline std::vector<uint8_t> model_bytes(const ModelConfig& c, FuzzBytes weights, FuzzBytes section) {
     Header h = header_of(c);
@@ -107,20 +114,45 @@ inline std::vector<uint8_t> model_bytes(const ModelConfig& c, FuzzBytes weights,
     return file;
 }
 
+// The formats that GPTQ's matrices may have.
+constexpr std::array<MatrixFormat, 15> matrix_formats{{{4, 0, 64},
+                                                       {2, 0, 0},
+                                                       {2, 0, 32},
+                                                       {2, 0, 64},
+                                                       {2, 0, 128},
+                                                       {4, 0, 0},
+                                                       {4, 0, 32},
+                                                       {4, 0, 128},
+                                                       {8, 0, 0},
+                                                       {8, 0, 32},
+                                                       {8, 0, 64},
+                                                       {8, 0, 128},
+                                                       {4, 1, 64},
+                                                       {4, 1, 128},
+                                                       {2, 2, 64}}};
+
+// The group size of the activations, which follows from those of the matrices.
+inline int group_size_of(const Layout& layout) {
+    const auto is_32 = [](const MatrixFormat& f) { return f.group == 32; };
+    return std::any_of(layout.formats.begin(), layout.formats.end(), is_32) ? 32 : 64;
+}
+
 // The smallest model that the program runs.
 inline ModelConfig smallest_config() {
-    const bool is_awq = scheme_of_program().is_kuiper;
+    const bool has_layout = scheme_of_program().has_layout;
+    const bool is_wide = has_layout || scheme_of_program().is_kuiper;
     ModelConfig c;
     c.arch = Arch::qwen3;
-    c.dim = c.hidden_dim = is_awq ? 64 : 8;
+    c.dim = c.hidden_dim = is_wide ? 64 : 8;
     c.n_layers = 1;
     c.n_heads = 2;
     c.n_kv_heads = 1;
-    c.head_dim = is_awq ? 32 : 4;
+    c.head_dim = is_wide ? 32 : 4;
     c.vocab_size = 12;
     c.max_seq_len = 32;
     c.shared_classifier = true;
-    c.group_size = is_awq ? 64 : std::string_view(scheme_of_program().program) == "runq" ? 4 : 0;
+    if (has_layout) c.layout.formats.fill(matrix_formats[0]);
+    c.group_size = is_wide ? 64 : std::string_view(scheme_of_program().program) == "runq" ? 4 : 0;
     c.rope_scaling.original_max_position_embeddings = 16;
     c.bos_id = 10;
     c.eos_ids = {11};
@@ -152,4 +184,23 @@ inline std::vector<uint8_t> tame_weights(size_t n, uint32_t seed) {
         bytes.insert(bytes.end(), some.begin() + ptrdiff_t(at), some.begin() + ptrdiff_t(at + count));
     }
     return bytes;
+}
+
+// Makes what has to be of a form be so: an order has every channel once, a mask two of each four columns.
+inline void put_orders_and_masks(std::vector<uint8_t>& weights, const ModelConfig& c) {
+    constexpr std::array<uint8_t, 6> two_of_four{0x3, 0x5, 0x6, 0x9, 0xA, 0xC};
+    const TensorList list = tensors_of(c);
+    for (const TensorInfo& t : list.all()) {
+        uint8_t* const at = weights.data() + t.offset - header_size;
+        if (t.name.ends_with(".order")) {
+            const auto n = int(t.n_bytes / sizeof(int32_t));
+            for (int i = 0; i < n; i++) {
+                const int32_t channel = n - 1 - i;
+                std::memcpy(at + size_t(i) * sizeof channel, &channel, sizeof channel);
+            }
+        } else if (t.name.ends_with(".mask")) {
+            for (size_t i = 0; i < t.n_bytes; i++)
+                at[i] = uint8_t(two_of_four[at[i] % 6] | two_of_four[at[i] / 6 % 6] << 4);
+        }
+    }
 }

@@ -34,10 +34,12 @@ BUGS = {
     "load_runq": NO_LIMIT_OF_BOS,
     "load_runq_w8a8": NO_LIMIT_OF_BOS,
     "load_runq_awq": NO_LIMIT_OF_BOS,
+    "load_runq_gptq": NO_LIMIT_OF_BOS,
+    "forward_runq_gptq": ONE_PAGE_SHORT,
     "forward_runq": ONE_PAGE_SHORT,
     "forward_runq_w8a8": ONE_PAGE_SHORT,
-    "forward_runq_awq": ("runq_awq.cu", "const int word = has_columns ? column / 8 : 0;",
-                         "const int word = column / 8;"),
+    "forward_runq_awq": ("common/gpu/kv_cache.cuh", "all_values(c.n_layers * layer_size())",
+                         "all_values(c.n_layers * layer_size() - 1)"),
 }  # fmt: skip
 
 
@@ -75,12 +77,12 @@ def test_it_finds_the_bug(tmp_path, name):
 
     corpus = tmp_path / "corpus"
     shutil.copytree(ROOT / "tests" / "fuzz" / "corpus" / name, corpus)
-    limits = (f"-runs={N_RUNS}", "-max_total_time=900", "-timeout=60", f"-max_len={longest(name)}", "-len_control=0")
+    # A loaded machine is no find: no limit of time for an input that it comes to.
+    limits = (f"-runs={N_RUNS}", "-max_total_time=900", "-timeout=1200", f"-max_len={longest(name)}", "-len_control=0")
     done = subprocess.run(
         [tmp_path / "harness", *limits, "-seed=1", f"-artifact_prefix={tmp_path}/", corpus],
         cwd=ROOT, capture_output=True, check=False,
     )  # fmt: skip
     log = done.stderr.decode(errors="replace")
     assert done.returncode != 0, f"no find: {log[-1000:]}"
-    found = [p for kind in ("crash", "timeout") for p in tmp_path.glob(f"{kind}-*")]
-    assert found, log[-1000:]
+    assert list(tmp_path.glob("crash-*")), log[-1000:]

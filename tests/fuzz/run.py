@@ -21,7 +21,7 @@ BUILD = Path("build/fuzz")
 STORED_BYTES = 150_000  # of a harness at most; where the fewest inputs are more than that, the smallest of them stay
 # Bytes of an input at most, where libFuzzer's own limit, a little above the longest input of the corpus, is too low.
 LONGEST = {"encode": 4096, "section_raw": 4096, "section_built": 1024, "chat": 1024, "options": 512}
-LONGEST_OF_PROGRAMS = {"load_runq_awq": 32768, "load": 8192, "forward": 512}
+LONGEST_OF_PROGRAMS = {"load_runq_awq": 32768, "load_runq_gptq": 32768, "load": 8192, "forward": 512}
 
 
 def longest(name: str) -> int:
