@@ -394,6 +394,7 @@ def test_roofline(tmp_path):
 def test_labels_do_not_lie_on_each_other():
     """Decode at a long context reads the KV cache, too: it stands to the left of the others, at nearly their height."""
     places = [("one", "prefill 1", 0.94, 38.5), ("two", "prefill 1", 0.94, 39.1)]
+    places += [("one", "prefill 128", 96, 517), ("two", "prefill 128", 90, 402)]
     places += [("one", "decode 16", 0.94, 39.6), ("one", "decode 512", 0.92, 41.0), ("one", "decode 2048", 0.85, 38.1)]
     places += [("two", "decode 16", 0.93, 37.2), ("two", "decode 512", 0.79, 33.0), ("two", "decode 2048", 0.54, 23.0)]
     close = [
