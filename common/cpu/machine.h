@@ -93,7 +93,7 @@ inline int default_threads(const std::string& root = "") {
 }
 
 // Adds up n 32-bit words (n a multiple of 16), a cache line at a time into four sums that do not wait for
-// each other, with a prefetch 4 KB ahead: fast enough that the loads are all it waits for.
+// each other, with a prefetch 4 KiB ahead: fast enough that the loads are all it waits for.
 inline uint32_t sum_words(const uint32_t* words, size_t n) {
     typedef uint32_t Vector __attribute__((vector_size(16)));
     static_assert(4 * sizeof(Vector) == 64);

@@ -1,6 +1,6 @@
 // A whole file in memory, for reading. It is mapped, so that what is read of it comes from the disk then, and
 // can be dropped again where memory is short. A large file is then copied into huge pages, if it takes no
-// more than half of the memory that is available: a mapped file lies in pages of 4 KB, and at each of their
+// more than half of the memory that is available: a mapped file lies in pages of 4 KiB, and at each of their
 // ends the hardware stops fetching ahead, which costs decode a fifth of its speed (docs/performance.md).
 #pragma once
 

@@ -170,7 +170,7 @@ inline void Tokenizer::merge_long(std::vector<int>& ids, size_t start) const {
         uint32_t rank, left, right;  // left and right: positions
         bool operator<(const Candidate& o) const { return rank != o.rank ? rank > o.rank : left > o.left; }
     };
-    if (ids.size() - start > UINT32_MAX) throw std::runtime_error("tokenizer: a word of 4 GB");
+    if (ids.size() - start > UINT32_MAX) throw std::runtime_error("tokenizer: a word of 4 GiB");
     const auto n = static_cast<uint32_t>(ids.size() - start), none = n;
     int* id = ids.data() + start;  // -1: merged into the one on its left
     std::vector<uint32_t> next(n), previous(n);
