@@ -12,7 +12,7 @@
 // weights. 0 if there is too little free memory to measure it with, and in the emulator.
 inline double copy_bandwidth() {
 #ifdef __CUDACC__
-    // A GB, or half of what is free; less than 64 MB would stay in the second-level cache.
+    // A GiB, or half of what is free; less than 64 MiB would stay in the second-level cache.
     size_t free = 0, all = 0;
     check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
     const size_t n = std::min(size_t(1) << 30, free / 4);

@@ -16,7 +16,7 @@
 // Opened at first use, on the device's stream. Throws std::runtime_error if that fails.
 inline cublasHandle_t cublas() {
     static const cublasHandle_t opened = [] {
-        // A workspace of our own: without one, cuBLAS would allocate while a graph is captured. 32 MB is its
+        // A workspace of our own: without one, cuBLAS would allocate while a graph is captured. 32 MiB is its
         // own choice on Hopper (cuBLAS manual, cublasSetWorkspace).
         constexpr size_t n_bytes = size_t(32) << 20;
         Device& d = device();
