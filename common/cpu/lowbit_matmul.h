@@ -38,13 +38,14 @@ inline void prefetch_rows(const LowbitMatrix& w, int i, int n_rows, size_t part,
     if (i + n_rows <= w.n_rows) prefetch_part(w.row_codes(i), size_t(n_rows) * w.n_code_bytes(), part, parts);
 }
 
-// With fewer tokens than this, packing the weights costs more than it saves.
-constexpr int min_tokens_to_pack = 6;
+// So many tokens at most go by rows: turning the rows of w again for every four tokens still costs less than
+// expanding them for a panel. Rows that have no whole lines of codes are expanded either way.
+inline int max_tokens_of(const LowbitMatrix& w) { return w.bits < 8 && w.mask == nullptr ? 24 : 5; }
 
 // The products of x with several matrices, by one instruction set.
 template <class Isa>
 inline void lowbit_products(const Int8Matrix& x, std::span<const LowbitProduct> list) {
-    if (x.n_rows < min_tokens_to_pack) {
+    if (std::ranges::all_of(list, [&](const LowbitProduct& p) { return x.n_rows <= max_tokens_of(p.w); })) {
         lowbit_by_rows<Isa>(x, list);
     } else {
         products_by_panels<Isa>(x, list);
