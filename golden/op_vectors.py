@@ -10,7 +10,8 @@ says for every case
                 relative error by norm
     and its parameters by their names, such as group_size, eps, or theta.
 
-Cases of AWQ are in golden/op_vectors_awq.py. `golden diff ops.safetensors MINE.safetensors` judges a port's outputs.
+Cases of AWQ are in golden/op_vectors_awq.py, those of mixtures of experts in golden/op_vectors_moe.py.
+`golden diff ops.safetensors MINE.safetensors` judges a port's outputs.
 """
 
 import json
@@ -97,6 +98,7 @@ def read_cases(path: Path | str) -> dict[str, dict[str, Any]]:
 def op_vectors() -> OpVectors:
     """Inputs and outputs of every operation."""
     from golden.op_vectors_awq import add_awq
+    from golden.op_vectors_moe import add_moe
 
     vectors = OpVectors()
     add_quantize(vectors, np.random.default_rng(2))
@@ -106,6 +108,7 @@ def op_vectors() -> OpVectors:
     add_static(vectors, np.random.default_rng(3))
     add_awq(vectors, np.random.default_rng(4))
     add_models(vectors, np.random.default_rng(8))
+    add_moe(vectors, np.random.default_rng(9))
     return vectors
 
 
