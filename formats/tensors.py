@@ -75,7 +75,7 @@ def layer_norm_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def head_norm_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of Qwen3's norms of queries and keys; none for other models."""
-    for part in ("attn.q_norm", "attn.k_norm") if config.arch == "qwen3" else ():
+    for part in ("attn.q_norm", "attn.k_norm") if config.has_head_norms else ():
         for i in range(config.n_layers):
             yield f"layers.{i}.{part}", (config.head_dim,)
 

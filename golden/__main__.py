@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from formats.checkpoint import Config
+from formats.checkpoint import DENSE, SPARSE, Config
 from formats.dimensions import check_group_size
 from formats.errors import ModelError, one_line
 from formats.source import is_gguf, open_model
@@ -31,7 +31,7 @@ def model_of(path: Path, scheme: str, group_size: int) -> tuple[Config, Scheme]:
     if path.is_file() and path.suffix != ".gguf":
         model = read_file(path)
         return model.config, model
-    checkpoint = open_model(path)
+    checkpoint = open_model(path, archs=(*DENSE, *SPARSE) if scheme == "fp32" else DENSE)
     if scheme == "fp32":
         return checkpoint.config, Fp32(checkpoint)
     check_group_size(checkpoint, group_size)

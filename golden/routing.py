@@ -1,8 +1,10 @@
 """Which experts a token goes to, and with what weight: the router of Qwen3-MoE."""
 
+from collections.abc import Callable
+
 import numpy as np
 
-from golden.forward import F32, F64
+F32, F64 = np.float32, np.float64
 
 
 def router_logits(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
@@ -33,3 +35,18 @@ def combine(outputs: np.ndarray, chosen: np.ndarray, weights: np.ndarray) -> np.
     n, k = chosen.shape
     terms = outputs.reshape(n, k, -1).astype(F64) * weights[..., None]
     return np.take_along_axis(terms, np.argsort(chosen, axis=-1)[..., None], axis=1).sum(axis=1).astype(F32)
+
+
+def by_expert(experts: np.ndarray, matmul: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
+    """Rows of products, each with its expert's matrix, (len(experts), n_out) fp32.
+
+    experts: (rows,), which expert each row goes to. matmul(e, at): the products of the rows `at` with expert e's.
+    """
+    out = np.empty((0, 0), F32)
+    for expert in np.unique(experts):
+        at = np.flatnonzero(experts == expert)
+        product = matmul(int(expert), at)
+        if not out.size:
+            out = np.empty((len(experts), product.shape[1]), F32)
+        out[at] = product
+    return out

@@ -211,7 +211,8 @@ def check_positions(path: Path, trace: dict[str, np.ndarray]) -> None:
 _ORDER = [
     "attn.norm", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.q_norm", "attn.k_norm", "attn.q_rope",
     "attn.k_rope", "attn.scores", "attn.probs", "attn.mix", "attn.o_proj", "attn.residual",
-    "ffn.norm", "ffn.gate_proj", "ffn.up_proj", "ffn.swiglu", "ffn.down_proj", "ffn.residual",
+    "ffn.norm", "ffn.gate_proj", "ffn.up_proj", "ffn.swiglu", "ffn.down_proj", "moe.router", "moe.experts",
+    "moe.weights", "moe.gate_up_proj", "moe.swiglu", "moe.down_proj", "moe.mix", "ffn.residual",
 ]  # fmt: skip
 
 
@@ -416,7 +417,7 @@ def replay(
             what = f"{found.dtype} {found.shape}, expected {value.dtype} {value.shape}"
             reports.append(StepReport(name, float("inf"), what, ok=False))
             return value
-        if value.dtype.kind == "i" or name.endswith(".s"):
+        if value.dtype.kind in "iu" or name.endswith(".s"):
             wrong = int((found != value).sum())
             error = relative_error(value, found) if name.endswith(".s") else wrong / value.size
             ok = wrong == 0 or error <= tolerances.of(name, -1)
