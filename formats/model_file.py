@@ -19,17 +19,19 @@ from formats.errors import ModelError, shown
 from formats.fields import is_number, is_whole
 from formats.files import read_json
 from formats.limits import LIMITS
+from formats.moe import MoeLayout
 from formats.schemes import FileFormat, format_of
 from formats.tensors import HEADER_SIZE, Tensor, with_offsets
 
 EXTENSION_MAGIC, EXTENSION_OFFSET = 0x31584B41, 0x40  # "AKX1"
-ARCH_NUMBER = {"llama": 1, "qwen3": 2}
+ARCH_NUMBER = {"llama": 1, "qwen3": 2, "qwen3_moe": 3}
 MAX_EOS_IDS = int(LIMITS["n_eos"].high)
 
 # Struct formats without padding, little-endian. The fields at 0x25 and 0x29 are unaligned, as in llama2.c.
 _HEADER = "<Ii7iBi"  # magic, version, seven dimensions, shared_classifier, group_size
 _EXTENSION = "<IIiiffIfffiii8iffiQQIiff"  # up to repetition_penalty
 _CHECKSUM_OFFSET = 0xB0
+_OWN_OFFSET = 0xC0  # fields of the scheme's own, to the end of the header
 _KUIPER_GROUP_SIZE_OFFSET = 0x29  # head_dim is where the others have group_size
 
 # Fields of generation_config.json that change what transformers generates and that no program here follows, with
@@ -140,10 +142,12 @@ def header(
     tokenizer_offset: int,
     tokenizer: bytes,
     activations: int = 0,
+    own: bytes = b"",
 ) -> bytes:
     """The 256 bytes in front of the weights, with the checksum over them and the tokenizer section.
 
-    group_size 0: one scale per row. activations: 1 if W8A8's activations have static scales, otherwise 0.
+    group_size 0: one scale per row. activations: 1 if W8A8's activations have static scales, otherwise 0. own: the
+    scheme's own fields, from 0xC0 on.
     """
     c, s = config, config.rope_scaling
     head = bytearray(HEADER_SIZE)
@@ -180,6 +184,7 @@ def header(
         generation.min_p,
         0.0 if generation.repetition_penalty == 1 else generation.repetition_penalty,
     )
+    head[_OWN_OFFSET : _OWN_OFFSET + len(own)] = own
     struct.pack_into("<I", head, _CHECKSUM_OFFSET, zlib.crc32(tokenizer, zlib.crc32(head)))
     return bytes(head)
 
@@ -192,6 +197,7 @@ class FileHeader:
     group_size: int  # 0: one scale per row
     activations: int  # W8A8: 0 dynamic, 1 static
     weights_end: int  # where the tokenizer section begins
+    layout: MoeLayout | None = None  # of a MoE file
 
 
 def read_header(path: Path, file_format: FileFormat) -> FileHeader:
@@ -229,7 +235,7 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
             arch, head_dim, norm_eps, rope_theta, scaled = ARCH_NUMBER["qwen3"], at_25, 1e-6, 1e6, 0
         elif at_25 != head_dim:
             raise ModelError(f"{path}: head_dim is {at_25} at 0x25 and {head_dim} at 0x48")
-    archs = {number: name for name, number in ARCH_NUMBER.items()}
+    archs = {number: name for name, number in ARCH_NUMBER.items() if name in file_format.archs}
     if arch not in archs:
         raise ModelError(f"{path}: arch is {arch}, expected one of {sorted(archs)}")
     dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len = dims
@@ -249,7 +255,10 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
         rope_scaling=RopeScaling(*scaling) if scaled else None,
     )
     check_ranges(path, config)
-    return FileHeader(config, group_size, activations, offset)
+    layout = None
+    if file_format.read_layout is not None:
+        config, layout = file_format.read_layout(path, head[_OWN_OFFSET:], config)
+    return FileHeader(config, group_size, activations, offset, layout)
 
 
 def check_ranges(path: Path, config: Config) -> None:
@@ -291,11 +300,11 @@ def read_format(path: Path) -> FileFormat | None:
         return format_of(int.from_bytes(f.read(4), "little"))
 
 
-def map_tensors(path: Path, tensors: Iterable[Tensor], weights_end: int) -> dict[str, np.ndarray]:
+def map_tensors(path: Path, tensors: Iterable[Tensor], weights_end: int, alignment: int = 1) -> dict[str, np.ndarray]:
     """The tensors of a file by name, mapped and not read. Raises ModelError if they do not end at weights_end."""
     data = np.memmap(path, np.uint8, mode="r")
     mapped, position = {}, HEADER_SIZE
-    for tensor in with_offsets(tensors):
+    for tensor in with_offsets(tensors, alignment=alignment):
         if tensor.end > weights_end:
             raise ModelError(f"{path}: weights end at byte {weights_end}, too soon")
         mapped[tensor.name] = np.asarray(data[tensor.offset : tensor.end]).view(tensor.dtype).reshape(tensor.shape)

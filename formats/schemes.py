@@ -1,13 +1,15 @@
 """The quantization schemes that have a model file: one row each.
 
-A new scheme is a row here, beside its list of tensors in formats/tensors.py; a module in the registry of
-export/__main__.py; and a row in golden/schemes.py.
+A new scheme is a row here, beside its list of tensors in formats/tensors.py (MoE's: formats/moe.py); a module in the
+registry of export/__main__.py; and a row in golden/schemes.py.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
-from formats.checkpoint import Config
+from formats.checkpoint import DENSE, SPARSE, Config
+from formats.moe import ALIGNMENT, MoeLayout, moe_tensors, read_layout
 from formats.tensors import Tensor, awq_tensors, q8_tensors, w8a8_tensors
 
 
@@ -19,10 +21,16 @@ class FileFormat:
     program: str  # that runs such files
     magic: int
     version: int
-    tensors: Callable[[Config, int, int], Iterator[Tensor]]  # of config, group_size and the header's `activations`
+    # Of config, group_size and the header's `activations`; of config and layout where there is `read_layout`.
+    tensors: Callable[..., Iterator[Tensor]]
     # KuiperLLama's header has head_dim where llama2.c's has group_size, and group_size behind it. Its files have no
     # extension block, and are Qwen3.
     is_kuiper: bool = False
+    alignment: int = 1  # bytes: every tensor begins at a multiple of it
+    archs: tuple[str, ...] = DENSE  # of the models that it takes
+    # Fields of its own in the header: of path, the header's bytes from 0xC0 on and config, the config with what they
+    # add to it, and a layout.
+    read_layout: Callable[[Path, bytes, Config], tuple[Config, MoeLayout]] | None = None
 
 
 Q8_FILE = FileFormat("q8", "runq", 0x616B3432, 2, lambda c, g, _: q8_tensors(c, g))  # "ak42", llama2.c's version 2
@@ -30,7 +38,10 @@ W8A8_FILE = FileFormat("w8a8", "runq_w8a8", 0x616B3838, 1, lambda c, g, a: w8a8_
 AWQ_FILE = FileFormat(  # "ak48", KuiperLLama's Qwen3 AWQ
     "awq", "runq_awq", 0x616B3438, 5, lambda c, g, _: awq_tensors(c, g), is_kuiper=True
 )
-FORMATS = {f.scheme: f for f in (Q8_FILE, W8A8_FILE, AWQ_FILE)}
+MOE_FILE = FileFormat(  # "akme"
+    "moe", "runq_moe", 0x616B6D65, 1, moe_tensors, alignment=ALIGNMENT, archs=SPARSE, read_layout=read_layout
+)
+FORMATS = {f.scheme: f for f in (Q8_FILE, W8A8_FILE, AWQ_FILE, MOE_FILE)}
 
 
 def format_of(magic: int) -> FileFormat | None:

@@ -1,7 +1,8 @@
 """Every tensor of a model file, in the order of the file: one function per scheme.
 
 Sizes, offsets, exporters, readers and benchmarks all come from these lists, and a test holds them equal to what the
-programs print with --info. The first tensor begins behind the header, at byte 256; nothing lies between two of them.
+programs print with --info. The first tensor begins behind the header, at byte 256. Each follows the one before, at the
+next multiple of the scheme's alignment (formats/schemes.py); bytes in between are 0. MoE's list is in formats/moe.py.
 
 Names are those of the steps that use the tensors (golden/forward.py). A quantized matrix is several tensors:
 
@@ -28,7 +29,7 @@ class Tensor(NamedTuple):
     """One tensor of a model file."""
 
     name: str
-    dtype: str  # numpy's: "<f4", "<f2", "<i4" or "|i1"; outside model files also "bfloat16"
+    dtype: str  # numpy's: "<f4", "<f2", "<i4", "|i1" or "|u1"; outside model files also "bfloat16"
     shape: tuple[int, ...]
 
     @property
@@ -49,16 +50,20 @@ class FileTensor(NamedTuple):
         return self.offset + Tensor(self.name, self.dtype, self.shape).n_bytes
 
 
-def with_offsets(tensors: Iterable[Tensor], start: int = HEADER_SIZE) -> Iterator[FileTensor]:
-    """The same tensors with their offsets, one behind the other from byte `start`."""
+def with_offsets(tensors: Iterable[Tensor], start: int = HEADER_SIZE, alignment: int = 1) -> Iterator[FileTensor]:
+    """The same tensors with their offsets, one behind the other from byte `start`, each at a multiple of alignment."""
     for tensor in tensors:
+        start += -start % alignment
         yield FileTensor(*tensor, offset=start)
         start += tensor.n_bytes
 
 
-def weights_end(tensors: Iterable[Tensor]) -> int:
+def weights_end(tensors: Iterable[Tensor], alignment: int = 1) -> int:
     """The byte behind the last tensor, where the tokenizer section begins."""
-    return HEADER_SIZE + sum(tensor.n_bytes for tensor in tensors)
+    end = HEADER_SIZE
+    for tensor in with_offsets(tensors, alignment=alignment):
+        end = tensor.end
+    return end
 
 
 # ----------------------------------------------------------------------------
@@ -87,7 +92,10 @@ def norm_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def matrix_shapes(config: Config) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Name and shape (n_out, n_in) of every matrix: embedding, each projection over all layers, classifier."""
+    """Name and shape (n_out, n_in) of every matrix: embedding, each projection over all layers, classifier.
+
+    Layers with experts have no feed-forward matrices of this kind (formats/moe.py).
+    """
     c = config
     yield "embed", (c.vocab_size, c.dim)
     for part, shape in (
@@ -100,7 +108,8 @@ def matrix_shapes(config: Config) -> Iterator[tuple[str, tuple[int, int]]]:
         ("ffn.up_proj", (c.hidden_dim, c.dim)),
     ):
         for i in range(c.n_layers):
-            yield f"layers.{i}.{part}", shape
+            if part.startswith("attn.") or not c.has_experts(i):
+                yield f"layers.{i}.{part}", shape
     if not c.tied:
         yield "classifier", (c.vocab_size, c.dim)
 

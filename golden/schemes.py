@@ -7,9 +7,10 @@ from typing import Protocol
 
 from formats.checkpoint import Config
 from formats.model_file import read_format
-from formats.schemes import AWQ_FILE, Q8_FILE, W8A8_FILE, FileFormat
+from formats.schemes import AWQ_FILE, MOE_FILE, Q8_FILE, W8A8_FILE, FileFormat
 from golden.awq import AWQ
 from golden.forward import Scheme
+from golden.moe import MoE
 from golden.w8a8 import W8A8
 
 
@@ -34,6 +35,7 @@ SCHEMES = {
         Reference(Q8_FILE, None, ("q8",)),
         Reference(W8A8_FILE, W8A8, ("w8a8", "w8a8-block32", "w8a8-static")),
         Reference(AWQ_FILE, AWQ, ("awq", "awq-g64")),
+        Reference(MOE_FILE, MoE, ()),
     )
 }
 
