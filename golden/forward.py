@@ -16,9 +16,10 @@ matrix and how the two are multiplied, comes in as an object with these members:
 
 and, for models with mixtures of experts,
 
-    expert_activation(step, name, x)        -> x, in whatever form `expert_linear` takes; records its parts as steps
-    expert_linear(x, rows, experts, name)   -> (len(rows), n_out) fp32: row rows[i] of x times the matrix `name` of
-                                               the expert experts[i]
+    expert_activation(step, name, x)    -> x, (n, n_in) or (n, k, n_in), in whatever form `expert_linear` takes, as
+                                           rows; records its parts as steps
+    expert_linear(x, rows, experts, name) -> (n, k, n_out) fp32: row rows[t, r] of x times the matrix `name` of the
+                                           expert experts[t, r]
 
 `step(name, value)` is called with the result of every operation and returns the value to go on with: a trace
 records it, `golden diff --model` puts another program's value in its place.
@@ -211,7 +212,7 @@ def feed_forward_block(config: Config, scheme: Scheme, layer: str, x: np.ndarray
 
 
 def moe_block(config: Config, scheme: MoeScheme, layer: str, x: np.ndarray, step: Step) -> np.ndarray:
-    """x plus what its experts add to it, (n, dim) fp32. Rows of the experts' steps: token by token, best expert first.
+    """x plus what its experts add to it, (n, dim) fp32. In the experts' steps each token's best expert stands first.
 
     E experts, k of them active for each token (Fedus et al. 2021, arXiv 2101.03961; as in Qwen3-MoE).
     """
@@ -221,14 +222,15 @@ def moe_block(config: Config, scheme: MoeScheme, layer: str, x: np.ndarray, step
     chosen, weights = route(logits, config.moe.n_active, config.moe.norm_topk_prob)
     chosen = step(layer + "moe.experts", chosen)  # (n, k) int32
     weights = step(layer + "moe.weights", weights)  # (n, k)
-    expert, token = chosen.ravel(), np.repeat(np.arange(len(x)), chosen.shape[1])
+    pair = np.arange(chosen.size).reshape(chosen.shape)  # of a token and one of its experts
+    token = pair // chosen.shape[1]
     xq = scheme.expert_activation(step, layer + "ffn.norm", normed)
-    gate_up = scheme.expert_linear(xq, token, expert, layer + "moe.gate_up_proj")
-    gate_up = step(layer + "moe.gate_up_proj", gate_up)  # (n * k, 2 * moe.hidden_dim)
-    hidden = step(layer + "moe.swiglu", swiglu(*np.split(gate_up, 2, axis=-1)))  # (n * k, moe.hidden_dim)
+    gate_up = scheme.expert_linear(xq, token, chosen, layer + "moe.gate_up_proj")
+    gate_up = step(layer + "moe.gate_up_proj", gate_up)  # (n, k, 2 * moe.hidden_dim)
+    hidden = step(layer + "moe.swiglu", swiglu(*np.split(gate_up, 2, axis=-1)))  # (n, k, moe.hidden_dim)
     xq = scheme.expert_activation(step, layer + "moe.swiglu", hidden)
-    down = scheme.expert_linear(xq, np.arange(len(expert)), expert, layer + "moe.down_proj")
-    down = step(layer + "moe.down_proj", down)  # (n * k, dim)
+    down = scheme.expert_linear(xq, pair, chosen, layer + "moe.down_proj")
+    down = step(layer + "moe.down_proj", down)  # (n, k, dim)
     mix = step(layer + "moe.mix", combine(down, chosen, weights))  # (n, dim)
     return step(layer + "ffn.residual", x + mix)
 
@@ -344,10 +346,10 @@ class Fp32:
         return self.linear_with(x, self.vector(name))
 
     def expert_activation(self, _step: Step, _name: str, x: np.ndarray) -> np.ndarray:
-        return x
+        return x.reshape(-1, x.shape[-1])
 
     def expert_linear(self, x: np.ndarray, rows: np.ndarray, experts: np.ndarray, name: str) -> np.ndarray:
-        return by_expert(experts, lambda e, at: self.linear_with(x[rows[at]], load_expert(self.vector, name, e)))
+        return by_expert(rows, experts, lambda r, e: self.linear_with(x[r], load_expert(self.vector, name, e)))
 
     @staticmethod
     def linear_with(x: np.ndarray, weight: np.ndarray) -> np.ndarray:

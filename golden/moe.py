@@ -77,13 +77,14 @@ class MoE:
         return traced_matmul(x, self.matrix(name), name, step)
 
     def expert_activation(self, step: Step, name: str, x: np.ndarray) -> Quantized | MX:
-        if self.layout.format != "mxfp8":
-            return self.activation(step, name, x)
-        quantized = quantize_mx(x, self.layout.group)
-        return MX(step(name + ".q", quantized.codes), step(name + ".s", quantized.scales))
+        rows = x.reshape(-1, x.shape[-1])
+        found = quantize_mx(rows, self.layout.group) if self.layout.format == "mxfp8" else quantize(rows, x.shape[-1])
+        codes = step(name + ".q", found.codes.reshape(x.shape))
+        scales = step(name + ".s", found.scales.reshape(*x.shape[:-1], -1))
+        return found._replace(codes=codes.reshape(rows.shape), scales=scales.reshape(len(rows), -1))
 
     def expert_linear(self, x: Quantized | MX, rows: np.ndarray, experts: np.ndarray, name: str) -> np.ndarray:
-        def matmul(expert: int, at: np.ndarray) -> np.ndarray:
-            return expert_matmul(rows_of(x, rows[at]), self.experts(name, slice(expert, expert + 1)), 0)
+        def matmul(chosen: np.ndarray, expert: int) -> np.ndarray:
+            return expert_matmul(rows_of(x, chosen), self.experts(name, slice(expert, expert + 1)), 0)
 
-        return by_expert(experts, matmul)
+        return by_expert(rows, experts, matmul)

@@ -28,25 +28,21 @@ def route(logits: np.ndarray, n_active: int, normalize: bool) -> tuple[np.ndarra
 
 
 def combine(outputs: np.ndarray, chosen: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The weighted sum of each token's experts, (n, dim) fp32. outputs: (n * k, dim), row t * k + r of expert r of t.
+    """The weighted sum of each token's experts, (n, dim) fp32. outputs: (n, k, dim).
 
     Experts are added in the order of their indices, whatever their weights.
     """
-    n, k = chosen.shape
-    terms = outputs.reshape(n, k, -1).astype(F64) * weights[..., None]
+    terms = outputs.astype(F64) * weights[..., None]
     return np.take_along_axis(terms, np.argsort(chosen, axis=-1)[..., None], axis=1).sum(axis=1).astype(F32)
 
 
-def by_expert(experts: np.ndarray, matmul: Callable[[int, np.ndarray], np.ndarray]) -> np.ndarray:
-    """Rows of products, each with its expert's matrix, (len(experts), n_out) fp32.
+def by_expert(rows: np.ndarray, experts: np.ndarray, matmul: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
+    """Products of rows, each with its expert's matrix, (n, k, n_out) fp32.
 
-    experts: (rows,), which expert each row goes to. matmul(e, at): the products of the rows `at` with expert e's.
+    rows, experts: (n, k), which row goes to which expert. matmul(rows, e): (len(rows), n_out), with expert e's matrix.
     """
-    out = np.empty((0, 0), F32)
-    for expert in np.unique(experts):
-        at = np.flatnonzero(experts == expert)
-        product = matmul(int(expert), at)
-        if not out.size:
-            out = np.empty((len(experts), product.shape[1]), F32)
-        out[at] = product
+    products = {int(e): matmul(rows[experts == e], int(e)) for e in np.unique(experts)}
+    out = np.empty((*experts.shape, next(iter(products.values())).shape[1]), F32)
+    for expert, product in products.items():
+        out[experts == expert] = product
     return out

@@ -25,7 +25,7 @@ from golden.mx import MX
 from golden.q8 import Quantized
 from golden.routing import combine
 from golden.smooth import Smoothed
-from golden.trace import Recorder, replay, step_order
+from golden.trace import Recorder, compare, replay, step_order
 from tests.helpers import MODELS
 from tests.hf_fixtures import FOLDER, MOE_FIXTURES
 
@@ -117,7 +117,7 @@ def test_steps_stand_in_the_order_of_computation():
     names = list(recorder.tensors)
     assert names == sorted(names, key=step_order)
     assert recorder.tensors["layers.0.moe.experts"].shape == (4, 3)
-    assert recorder.tensors["layers.0.moe.gate_up_proj"].shape == (12, 32)
+    assert recorder.tensors["layers.0.moe.gate_up_proj"].shape == (4, 3, 32)
     assert "layers.1.moe.router" not in names
     assert "layers.1.ffn.swiglu" in names
 
@@ -125,11 +125,11 @@ def test_steps_stand_in_the_order_of_computation():
 def test_experts_are_added_by_index():
     """Whatever order their weights have: the sum is the same to the bit."""
     rng = np.random.default_rng(0)
-    outputs, weights = rng.standard_normal((4, 8)).astype(np.float32), rng.random((1, 4)).astype(np.float32)
+    outputs, weights = rng.standard_normal((1, 4, 8)).astype(np.float32), rng.random((1, 4)).astype(np.float32)
     chosen = np.array([[6, 1, 7, 3]])
     order = [2, 0, 3, 1]
     assert np.array_equal(
-        combine(outputs, chosen, weights), combine(outputs[order], chosen[:, order], weights[:, order])
+        combine(outputs, chosen, weights), combine(outputs[:, order], chosen[:, order], weights[:, order])
     )
 
 
@@ -210,8 +210,8 @@ def test_the_steps_are_the_fused_operator_of_the_sorted_rows(model, tmp_path, la
     x = kind(t["layers.0.ffn.norm.q"][token[order]], t["layers.0.ffn.norm.s"][token[order]])
     counts = np.bincount(expert, minlength=5)
     out = grouped_matmul_swiglu_quant(x, scheme.experts("layers.0.moe.gate_up_proj"), counts, "count")
-    assert np.array_equal(out.codes, t["layers.0.moe.swiglu.q"][order])
-    assert np.array_equal(out.scales, t["layers.0.moe.swiglu.s"][order])
+    assert np.array_equal(out.codes, t["layers.0.moe.swiglu.q"].reshape(36, -1)[order])
+    assert np.array_equal(out.scales, t["layers.0.moe.swiglu.s"].reshape(36, -1)[order])
 
 
 def test_experts_of_a_file_are_the_quantized_weights(model, tmp_path):
@@ -326,9 +326,10 @@ def test_a_table_of_dense_layers_with_other_bytes_is_refused(model, tmp_path):
         MoE(path)
 
 
-def test_replay_judges_a_trace_of_a_file(model, tmp_path):
-    """`golden diff --model`: a wrong operation of the experts is named."""
-    scheme, recorder = MoE(exported(model, tmp_path / "m.bin", LAYOUTS[3])), Recorder()
+@pytest.mark.parametrize("layout", LAYOUTS[::3], ids=lambda layout: layout.format)
+def test_traces_of_a_file_are_judged(model, tmp_path, layout):
+    """`golden diff`, with a model and without: a wrong operation of the experts is named."""
+    scheme, recorder = MoE(exported(model, tmp_path / "m.bin", layout)), Recorder()
     recorder("tokens", np.arange(3, 9))
     forward(scheme.config, scheme, np.arange(3, 9), recorder)
     trace = recorder.tensors
@@ -341,5 +342,8 @@ def test_replay_judges_a_trace_of_a_file(model, tmp_path):
     assert bad(mix=trace["layers.2.moe.mix"] * 1.001)[:1] == ["layers.2.moe.mix"]
     assert bad(experts=trace["layers.2.moe.experts"][:, ::-1])[0] == "layers.2.moe.experts"
     flipped = trace["layers.2.moe.swiglu.q"].copy()
-    flipped[0, 0] ^= 1
+    flipped[0, 0, 0] ^= 1
     assert bad(**{"swiglu.q": flipped})[0] == "layers.2.moe.swiglu.q"
+    assert all(r.ok for r in compare(trace, trace))
+    wrong = [r for r in compare(trace, trace | {"layers.2.moe.swiglu.q": flipped}) if not r.ok]
+    assert [(r.name, r.note) for r in wrong] == [("layers.2.moe.swiglu.q", "B: 1 codes are not its own rounding")]
