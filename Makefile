@@ -23,6 +23,7 @@ endif
 # model.bin, or model_SCHEME.bin.
 PROGRAMS      := runq runq_w8a8
 CUDA_PROGRAMS := runq_awq
+MOE_PROGRAMS  := runq_moe
 TINY          := tiny-llama tiny-qwen3
 
 # The model files that tests and golden vectors take, build/models/MODEL.NAME.bin: the exporter's scheme and options.

@@ -21,7 +21,7 @@ DEPS = -MMD -MP -MT $@ -MF build/deps/$(subst /,_,$@).d
 DEPS_FOLDER := $(shell mkdir -p build/deps)
 -include $(wildcard build/deps/*.d)
 
-$(PROGRAMS): %: %.cpp build/flags build/packages
+$(PROGRAMS) $(MOE_PROGRAMS): %: %.cpp build/flags build/packages
 	$(CXX) $(CXXFLAGS_ALL) $(DEPS) $< -o $@ $(LIBS)
 
 # A CUDA program is for the GPU where there are nvcc and a GPU, and otherwise for the CPU, through simt/. CUDA=1 and

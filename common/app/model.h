@@ -150,7 +150,8 @@ Transformer load_cpu(const std::string& path, const Scheme& scheme, void (*check
                      int max_chunk, const Options& options, Trace* trace) {
     using Weights = decltype(Transformer::weights);
     ModelFile file = open_model_file(path, scheme, check_config);
-    Weights{TensorList(nullptr, 0, 1), file.config}.file.check_end(file);
+    const auto alignment = uint64_t(scheme.alignment);
+    Weights{TensorList(nullptr, 0, alignment, alignment), file.config}.file.check_end(file);
     if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
     const int context = context_length(options, file.config);
     const uint64_t available = available_memory();

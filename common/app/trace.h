@@ -38,7 +38,7 @@ class Trace {
 
     // Appends a step's values for n_tokens tokens, each of the given shape: {} one number, {width} a vector,
     // {n_heads, n_positions} a matrix, whose last dimension may grow from call to call. T is float, int8_t,
-    // int32_t, or uint16_t for the bits of fp16.
+    // uint8_t, int32_t, or uint16_t for the bits of fp16.
     template <class T>
     void add(const std::string& step, const T* values, size_t n_tokens, std::initializer_list<int> shape) {
         Tensor& t = tensors_[step];
@@ -136,6 +136,7 @@ class Trace {
     static const char* type_name(const int8_t*) { return "I8"; }
     static const char* type_name(const int32_t*) { return "I32"; }
     static const char* type_name(const uint16_t*) { return "F16"; }
+    static const char* type_name(const uint8_t*) { return "U8"; }
 
     size_t first_position_;
     std::map<std::string, Tensor> tensors_;

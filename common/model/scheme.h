@@ -12,6 +12,8 @@ struct Scheme {
     // have no extension block, and are Qwen3.
     bool is_kuiper = false;
     bool may_be_static = false;  // activations may have scales of their own in the file
+    bool has_experts = false;    // a mixture of experts: the header has ModelConfig::moe
+    int alignment = 1;           // bytes: every tensor begins at a multiple of it
 };
 
 // "ak42", llama2.c's version 2
@@ -22,4 +24,10 @@ constexpr Scheme scheme_w8a8{"a W8A8 file",         "runq_w8a8", 0x616b3838, 1, 
 // "ak48", KuiperLLama's Qwen3 AWQ
 constexpr Scheme scheme_awq{"an AWQ file", "runq_awq", 0x616b3438, 5, /*is_kuiper*/ true};
 
-constexpr Scheme schemes[] = {scheme_q8, scheme_w8a8, scheme_awq};
+// "akme"
+constexpr Scheme scheme_moe{"a MoE file",         "runq_moe",
+                            0x616b6d65,           1,
+                            /*is_kuiper*/ false,  /*may_be_static*/ false,
+                            /*has_experts*/ true, /*alignment*/ 64};
+
+constexpr Scheme schemes[] = {scheme_q8, scheme_w8a8, scheme_awq, scheme_moe};

@@ -15,13 +15,17 @@
 
 #include "common/model/model_file.h"
 
-// The safetensors name of a type that files hold. common/gpu/half2.h adds half.
+// The safetensors name of a type that files hold. common/gpu/half2.h adds half, common/cpu/half.h Half.
 template <class T>
 constexpr const char* tensor_type = nullptr;
 template <>
 inline constexpr const char* tensor_type<float> = "F32";
 template <>
 inline constexpr const char* tensor_type<int8_t> = "I8";
+template <>
+inline constexpr const char* tensor_type<uint8_t> = "U8";
+template <>
+inline constexpr const char* tensor_type<int32_t> = "I32";
 template <>
 inline constexpr const char* tensor_type<uint32_t> = "I32";  // eight 4-bit codes, as AutoAWQ stores them
 
@@ -50,10 +54,12 @@ struct HeadNorms {
 class TensorList {
   public:
     // Of a file's weights, or of a copy of them in n_bytes of `memory` in which each tensor begins at a
-    // multiple of `alignment` bytes.
-    TensorList(const std::byte* memory, uint64_t n_bytes, uint64_t alignment)
-        : memory_(memory), n_bytes_(n_bytes), alignment_(alignment) {}
-    explicit TensorList(const ModelFile& file) : TensorList(file.weights.data(), file.weights.size(), 1) {}
+    // multiple of `alignment` bytes; in the file it is one of file_alignment.
+    TensorList(const std::byte* memory, uint64_t n_bytes, uint64_t alignment, uint64_t file_alignment = 1)
+        : memory_(memory), n_bytes_(n_bytes), alignment_(alignment), file_alignment_(file_alignment) {}
+    explicit TensorList(const ModelFile& file)
+        : TensorList(file.weights.data(), file.weights.size(), uint64_t(file.alignment),
+                     uint64_t(file.alignment)) {}
 
     // The next tensor of the file, in place; null if the memory ends before it does.
     template <class T>
@@ -61,11 +67,12 @@ class TensorList {
         static_assert(tensor_type<T> != nullptr);
         uint64_t n_bytes = sizeof(T);
         for (const int n : shape) n_bytes *= uint64_t(n);
+        const uint64_t in_file = next_multiple(weight_bytes_, file_alignment_);
         const bool is_there = end_ <= n_bytes_ && n_bytes <= n_bytes_ - end_;
         const auto* p = is_there ? reinterpret_cast<const T*>(memory_ + end_) : nullptr;
-        all_.push_back({name, tensor_type<T>, std::move(shape), header_size + weight_bytes_, end_, n_bytes});
-        weight_bytes_ += n_bytes;
-        end_ = (end_ + n_bytes + alignment_ - 1) / alignment_ * alignment_;
+        all_.push_back({name, tensor_type<T>, std::move(shape), header_size + in_file, end_, n_bytes});
+        weight_bytes_ = in_file + n_bytes;
+        end_ = next_multiple(end_ + n_bytes, alignment_);
         return p;
     }
 
@@ -95,7 +102,7 @@ class TensorList {
     }
     template <class T>
     HeadNorms<T> head_norms(const ModelConfig& c) {
-        if (c.arch != Arch::qwen3) return {};
+        if (!c.has_head_norms()) return {};
         HeadNorms<T> n;
         n.q = vectors<T>(c, "attn.q_norm", c.head_dim);
         n.k = vectors<T>(c, "attn.k_norm", c.head_dim);
@@ -103,14 +110,18 @@ class TensorList {
     }
 
     const std::vector<TensorInfo>& all() const { return all_; }
-    uint64_t weight_bytes() const { return weight_bytes_; }  // in the file
+    uint64_t weight_bytes() const { return weight_bytes_; }  // in the file, with what alignment leaves free
     uint64_t memory_bytes() const { return end_; }           // with every tensor aligned
 
-    // Bytes that one decode step reads: all, but of an embedding that is not also the classifier only a row.
+    // Bytes that one decode step reads: all, but of an embedding that is not also the classifier only a row,
+    // and of experts the active ones.
     uint64_t bytes_per_token(const ModelConfig& c) const {
         uint64_t n = weight_bytes_;
         for (const TensorInfo& t : all_) {
             if (!c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."))) n -= t.n_bytes;
+            // Of all experts, (n_experts, ...), the active ones.
+            if (t.name.find(".moe.") != std::string::npos && !t.name.ends_with("router"))
+                n -= t.n_bytes / uint64_t(c.moe.n_experts) * uint64_t(c.moe.n_experts - c.moe.n_active);
         }
         return n;
     }
@@ -123,8 +134,10 @@ class TensorList {
     }
 
   private:
+    static uint64_t next_multiple(uint64_t n, uint64_t of) { return (n + of - 1) / of * of; }
+
     const std::byte* memory_;
-    uint64_t n_bytes_, alignment_;
+    uint64_t n_bytes_, alignment_, file_alignment_;
     uint64_t weight_bytes_ = 0, end_ = 0;
     std::vector<TensorInfo> all_;
 };

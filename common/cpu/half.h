@@ -1,0 +1,57 @@
+// Half: fp16 as model files hold it, on a CPU. It is only ever widened to fp32, which is exact.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "common/cpu/int8.h"
+#include "common/model/tensors.h"
+
+#if defined(__F16C__) && !defined(RUNQ_SIMDE)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+struct Half {
+    uint16_t bits;
+};
+template <>
+inline constexpr const char* tensor_type<Half> = "F16";
+
+// IEEE 754 binary16: a sign, 5 bits of exponent, 10 of fraction. The specification of `widen` below.
+inline float to_float(Half h) {
+    // As fp32 the exponent's bias is 127 in place of 15; multiplying by 2^112 also makes subnormals right.
+    constexpr float by_2_112 = 0x1p112f;
+    uint32_t bits = uint32_t(h.bits & 0x7fff) << 13;
+    float magnitude;
+    std::memcpy(&magnitude, &bits, sizeof bits);
+    magnitude *= by_2_112;
+    std::memcpy(&bits, &magnitude, sizeof bits);
+    if ((h.bits & 0x7c00) == 0x7c00) bits |= 0x7f800000;  // infinity, NaN
+    bits |= uint32_t(h.bits & 0x8000) << 16;
+    std::memcpy(&magnitude, &bits, sizeof bits);
+    return magnitude;
+}
+
+// Four lanes of fp32.
+inline Float4 widen4(const Half* from) {
+#if defined(__F16C__) && !defined(RUNQ_SIMDE)
+    return Float4(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__aarch64__)
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits)));
+#else
+    return Float4{to_float(from[0]), to_float(from[1]), to_float(from[2]), to_float(from[3])};
+#endif
+}
+
+// n values of `from` in fp32.
+inline void widen(float* to, const Half* from, size_t n) {
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4) {
+        const Float4 four = widen4(from + i);
+        std::memcpy(to + i, &four, sizeof four);
+    }
+    for (; i < n; i++) to[i] = to_float(from[i]);
+}
