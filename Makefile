@@ -21,7 +21,7 @@ endif
 # ---- what there is ---------------------------------------------------------------------------------------------
 # A program NAME.cpp or NAME.cu: runq for the scheme q8, runq_SCHEME for any other. Its model for a first try is
 # model.bin, or model_SCHEME.bin.
-PROGRAMS      := runq runq_w8a8
+PROGRAMS      := runq runq_w8a8 runq_gptq
 CUDA_PROGRAMS := runq_awq
 MOE_PROGRAMS  := runq_moe
 TINY          := tiny-llama tiny-qwen3
@@ -34,6 +34,10 @@ EXPORT_w8a8-block32  := w8a8 $(CALIBRATION) --block 32
 EXPORT_w8a8-static   := w8a8 $(CALIBRATION) --act static
 EXPORT_awq           := awq $(CALIBRATION)
 EXPORT_awq-g64       := awq $(CALIBRATION) --group-size 64
+EXPORT_gptq-w8       := gptq $(CALIBRATION) --bits 8
+EXPORT_gptq-w4       := gptq $(CALIBRATION) --bits 4 --group 64
+EXPORT_gptq-ladder   := gptq $(CALIBRATION)
+EXPORT_gptq-sparse   := gptq $(CALIBRATION) --bits embed=8,attn=4,ffn=4 --sparse 2:4
 
 # ---- the usual targets -----------------------------------------------------------------------------------------
 .PHONY: all run test test-arm test-hf cuda gpu-files gpu-check golden single bench lint format help clean
@@ -43,7 +47,7 @@ ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
 FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
-include mk/build.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk
+include mk/build.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk
 
 run: runq model.bin
 	./runq model.bin -i "Once upon a time"
@@ -60,6 +64,7 @@ help:
 	@echo 'make cuda        compile runq_awq for two kinds of GPU, where nvcc is'
 	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, in one report (make gpu-files first)'
 	@echo 'make test-arm    the Arm kernels and the forward pass, cross-compiled and run under qemu'
+	@echo 'make fuzz        look for inputs that crash, with libFuzzer (SECONDS=60 for each harness, FUZZ="encode chat")'
 	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
 	@echo 'make format      put all sources into their format'
 	@echo 'make golden      write golden/data anew from the numpy reference'

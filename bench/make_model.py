@@ -1,6 +1,6 @@
 """A model file of a real model's shape with random weights, written directly as codes and scales.
 
-    python -m bench.make_model --like llama-3.2-1b [--scheme q8 | w8a8 | awq] OUT.bin
+    python -m bench.make_model --like llama-3.2-1b [--scheme q8 | w8a8 | awq | gptq | gptq-4 | gptq-2 | ...] OUT.bin
 
 For measuring speed without downloading or quantizing anything. There is no tokenizer: such a file runs with --ids
 and --bench. Scales are such that activations keep the size they have in a trained model; the time taken does not
@@ -22,13 +22,15 @@ import numpy as np
 from bench.random_checkpoint import MODELS, config_of
 from formats.checkpoint import Config
 from formats.files import replacing
+from formats.gptq import GptqLayout, MatrixFormat, pack_layout
 from formats.model_file import Generation, header, write_array
-from formats.schemes import AWQ_FILE, Q8_FILE, W8A8_FILE, FileFormat
+from formats.schemes import AWQ_FILE, GPTQ_FILE, Q8_FILE, W8A8_FILE, FileFormat
 from formats.tensors import HEADER_SIZE, Tensor, weights_end
 
 POOL_SIZE = 1 << 24  # random values are made once and then read from anywhere: as good here, and far quicker
 CODE_DEVIATION = 50  # of int8 codes: in a group of 64 normal values the largest, code 127, is at about 2.5
 INT4_DEVIATION = math.sqrt((16**2 - 1) / 12)  # of codes that are all equally frequent
+LADDER_DEVIATION = 8 * 5 * math.sqrt((4**2 - 1) / 12)  # of 2-bit codes in fifths, times the mean of the scales' codes
 
 
 @dataclass(frozen=True)
@@ -36,18 +38,35 @@ class Storage:
     """The kind of file that is made of a scheme."""
 
     format: FileFormat
-    group_size: int  # weights that share a scale; 0: a whole row
+    group_size: int  # weights that share a scale, of GPTQ activations; 0: a whole row
     kv_value_bytes: int = 4  # in the KV cache
+    layout: GptqLayout | None = None  # of a GPTQ file
 
     def tensors(self, config: Config) -> list[Tensor]:
         """What such a file holds, in order."""
+        if self.layout is not None:
+            return list(self.format.tensors(config, self.layout))
         return list(self.format.tensors(config, self.group_size, 0))
+
+
+BYTES, NIBBLES, SPARSE = MatrixFormat(8), MatrixFormat(4, 128), MatrixFormat(4, 128, sparse=True)
+PAIRS = MatrixFormat(2, 64, two_level=True)
+
+
+def gptq(embed: MatrixFormat, attention: MatrixFormat, feed_forward: MatrixFormat, classifier: MatrixFormat) -> Storage:
+    """A GPTQ file with these formats."""
+    return Storage(GPTQ_FILE, 64, layout=GptqLayout((embed, *[attention] * 4, *[feed_forward] * 3, classifier)))
 
 
 SCHEMES = {
     "q8": Storage(Q8_FILE, 64),
     "w8a8": Storage(W8A8_FILE, 0),  # activations: a scale for each token, as it comes
     "awq": Storage(AWQ_FILE, 128, kv_value_bytes=2),
+    "gptq": gptq(BYTES, NIBBLES, PAIRS, BYTES),  # the exporter's ladder, of a tied model
+    "gptq-8": gptq(BYTES, BYTES, BYTES, BYTES),
+    "gptq-4": gptq(NIBBLES, NIBBLES, NIBBLES, NIBBLES),
+    "gptq-2": gptq(PAIRS, PAIRS, PAIRS, PAIRS),
+    "gptq-sparse": gptq(NIBBLES, SPARSE, SPARSE, NIBBLES),
 }
 
 
@@ -63,6 +82,10 @@ class RandomSource:
         self.words = int4.integers(-(2**31), 2**31, size // 16, np.int32)  # eight codes each, all equally frequent
         self.zeros = (self.words & 0x11111111) + 0x77777777  # 7 or 8, so that weights are 0 on average
         self.zeros = self.zeros.astype(np.uint32).view(np.int32)
+        levels = int4.integers(1, 16, size // 16, np.uint8)  # scales of two levels; their mean is 8
+        self.levels = levels | int4.integers(7, 9, size // 16, np.uint8) << np.uint8(4)  # and zero points
+        pairs = np.array([0b0011, 0b0101, 0b1001, 0b0110, 0b1010, 0b1100], np.uint8)  # two of four weights
+        self.mask = int4.choice(pairs, size // 16) | int4.choice(pairs, size // 16) << np.uint8(4)
 
     def write(self, f, pool: np.ndarray, n: int) -> None:  # noqa: ANN001  (any binary file)
         """Appends n values of a pool, starting anywhere in it."""
@@ -96,14 +119,31 @@ def progress_bar(total: int, shown: bool) -> Any:
     return Silent()
 
 
-def write_weights(f: BinaryIO, tensors: Iterable[Tensor], source: RandomSource, bar: Any) -> None:
-    """Every tensor of a file. Weights of variance 1 / n_in turn inputs of size 1 into outputs of size 1."""
+def write_weights(f: BinaryIO, tensors: Iterable[Tensor], alignment: int, source: RandomSource, bar: Any) -> None:
+    """Every tensor of a file, each at a multiple of `alignment`.
+
+    Weights of variance 1 / n_in turn inputs of size 1 into outputs of size 1.
+    """
+    position = HEADER_SIZE
     for tensor in tensors:
         dtype, shape, part = tensor.dtype, tensor.shape, tensor.name.rsplit(".", 1)[-1]
         n = math.prod(shape)
-        if part == "codes":
+        f.write(bytes(-position % alignment))
+        position += -position % alignment + tensor.n_bytes
+        if part == "codes" and dtype == "|i1":
             n_in, deviation = shape[1], CODE_DEVIATION
             source.write(f, source.codes, n)
+        elif part == "codes":
+            n_in, deviation = 2 * shape[1], INT4_DEVIATION  # two codes to a byte
+            source.write(f, source.words.view(np.uint8), n)
+        elif part == "mask":
+            source.write(f, source.mask, n)
+        elif part == "groups":
+            source.write(f, source.levels, n)
+        elif part == "zeros":
+            source.write(f, source.zeros.view(np.uint8), n)
+        elif part == "row_scales":
+            source.write(f, source.factors * np.float32(1 / (LADDER_DEVIATION * math.sqrt(2 * n_in))), n)
         elif part == "qweight":
             n_in, deviation = shape[0], INT4_DEVIATION
             source.write(f, source.words, n)
@@ -125,10 +165,12 @@ def write_model(
     """Writes what `python -m export` writes for the scheme, with random numbers and no tokenizer."""
     source, storage = RandomSource(pool_size), SCHEMES[scheme]
     tensors = storage.tensors(config)
-    end = weights_end(tensors)
+    end = weights_end(tensors, storage.format.alignment)
     with replacing(out) as f, progress_bar(end - HEADER_SIZE, progress) as bar:
-        f.write(header(config, Generation(temperature=0.0), storage.format, storage.group_size, end, b""))
-        write_weights(f, tensors, source, bar)
+        generation = Generation(temperature=0.0)
+        own = pack_layout(storage.layout) if storage.layout is not None else b""
+        f.write(header(config, generation, storage.format, storage.group_size, end, b"", own=own))
+        write_weights(f, tensors, storage.format.alignment, source, bar)
 
 
 def main() -> int:

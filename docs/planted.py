@@ -15,7 +15,7 @@ import numpy as np
 
 from formats.checkpoint import Checkpoint
 from golden import forward
-from golden.q8 import Q8, Quantized, matmul
+from golden.q8 import Q8, Quantized, traced_matmul
 from golden.trace import Recorder, read_trace, write_trace
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,15 +37,17 @@ def gated_the_other_way(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return forward_swiglu(up, gate)
 
 
-def scales_of_the_next_group(self: Q8, x: Quantized, name: str) -> np.ndarray:
+def scales_of_the_next_group(self: Q8, x: Quantized, name: str, step: forward.Step) -> np.ndarray:
     """Products in which the weights of down_proj have the scales of the group behind theirs."""
     w = self.matrix(name)
-    return matmul(x, Quantized(w.codes, np.roll(w.scales, -1, axis=1)) if name.endswith("down_proj") else w)
+    wrong = Quantized(w.codes, np.roll(w.scales, -1, axis=1)) if name.endswith("down_proj") else w
+    return traced_matmul(x, wrong, name, step)
 
 
-def up_proj_too_large(self: Q8, x: Quantized, name: str) -> np.ndarray:
+def up_proj_too_large(self: Q8, x: Quantized, name: str, step: forward.Step) -> np.ndarray:
     """Products, that of layer 1's up_proj a hundredth too large."""
-    return matmul(x, self.matrix(name)) * np.float32(1.01 if name == "layers.1.ffn.up_proj" else 1)
+    out = traced_matmul(x, self.matrix(name), name, step)
+    return out * np.float32(1.01 if name == "layers.1.ffn.up_proj" else 1)
 
 
 forward_rope_table, forward_swiglu = forward.rope_table, forward.swiglu

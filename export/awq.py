@@ -17,7 +17,7 @@ from export.arguments import add_calibration
 from export.autoawq import read_group_size, stored_name, write_autoawq
 from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.tokenizer import tokenizer_section
-from formats.checkpoint import ModelError, input_files
+from formats.checkpoint import ModelError, Packing, input_files
 from formats.dimensions import check_group_size
 from formats.files import replacing
 from formats.model_file import header, write_array
@@ -27,7 +27,7 @@ from formats.tensors import awq_tensors, weights_end, with_offsets
 from golden.awq import F16, GROUP_SIZES, HEAD_DIMS, Packed, fits_half, largest_weights, pack_matrix, unpack
 from golden.awq_search import SEARCH_ROWS, choose_scales, quantize_scaled
 from golden.calibration import Inputs, observe, read_samples
-from golden.channel_scaling import ChannelScaling, describe, largest_scaled
+from golden.channel_scaling import ChannelScaling, describe, describe_errors, largest_scaled
 from golden.forward import Fp32, hf_name
 
 FORMAT = AWQ_FILE
@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rtn", action="store_true",
                         help="plain rounding to nearest: no calibration, for comparison")  # fmt: skip
     add_hf_out(parser, "AutoAWQ would")
-    parser.add_argument("--verbose", action="store_true", help="what was chosen for every layer")
+    parser.add_argument(
+        "--verbose", action="store_true", help="what was chosen for every layer, and the error of every matrix"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -51,7 +53,12 @@ def run(args: argparse.Namespace) -> None:
         not args.no_tokenizer, not args.quiet,
     )  # fmt: skip
     if scaling.strength and (not args.quiet or args.verbose):
-        print(*describe(scaling, args.verbose, "ratio"), sep="\n", file=sys.stderr)
+        print(
+            *describe(scaling, args.verbose, "ratio"),
+            *describe_errors(scaling, args.verbose),
+            sep="\n",
+            file=sys.stderr,
+        )
 
 
 def check_dimensions(checkpoint: Source, group_size: int, option: str) -> None:
@@ -128,7 +135,7 @@ def quantize_model(
     """Quantizes and writes layer by layer, and returns the scales; without samples by plain rounding."""
     config, found = checkpoint.config, ChannelScaling()
     matrices = [name.removesuffix(".qweight") for name in writer.names if name.endswith(".qweight")]
-    layers = observe(checkpoint, samples, SEARCH_ROWS) if samples else None
+    layers = observe(checkpoint, samples, SEARCH_ROWS, with_products=True) if samples else None
 
     def quantize_layer(i: int, weights: Fp32, seen: dict[str, Inputs], bar: tqdm) -> None:
         layer = f"layers.{i}."
@@ -185,7 +192,7 @@ def export_awq(
     is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """
     stored = None if is_gguf(hf_dir) else read_group_size(hf_dir)
-    checkpoint = open_model(hf_dir, stored)
+    checkpoint = open_model(hf_dir, None if stored is None else Packing("awq", 4, stored))
     calibrating = {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}
     if stored is not None:
         given = {**calibrating, "--rtn": rtn or None, "--group-size": None if group_size == stored else group_size}

@@ -7,17 +7,18 @@ What only needs a `Config`, such as making a model file with random weights on a
 alone: safetensors is imported where a checkpoint is opened.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from formats.errors import ModelError, shown
 from formats.fields import Fields, is_number, is_whole
 from formats.files import check_file, read_json
+from formats.gguf_file import parts_of
 from formats.limits import LIMITS
 
 with suppress(ImportError):
@@ -229,15 +230,37 @@ EMBEDDING, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight"
 COMPARED_VALUES = 1 << 24  # of two matrices at a time
 
 
-def awq_tensor_shapes(config: Config, group_size: int) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
-    """Names, shapes and types of every tensor of an AutoAWQ checkpoint: three in the place of a layer's matrix."""
-    tensors: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {}
+Expected = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]  # names of tensors -> shape, and types that are read
+
+
+class Packing(NamedTuple):
+    """How a quantized checkpoint stores the matrices of its layers: codes in int32 words, several in each."""
+
+    method: str  # "awq", AutoAWQ's, or "gptq"
+    bits: int
+    group_size: int  # weights that share a scale; 0: a row
+
+    def parts(self, n_out: int, n_in: int) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...], bool]]:
+        """Name, shape, types, and whether it has to be there, of each tensor in the place of a matrix."""
+        per_word, n_groups = 32 // self.bits, n_in // (self.group_size or n_in)
+        awq = self.method == "awq"
+        yield "qweight", (n_in, n_out // per_word) if awq else (n_in // per_word, n_out), ("I32",), True
+        yield "qzeros", (n_groups, n_out // per_word), ("I32",), True
+        yield "scales", (n_groups, n_out), ("F16",), True
+        if not awq:
+            yield "g_idx", (n_in,), ("I32",), False
+            yield "bias", (n_out,), FLOATS, False  # of zeros: older versions of AutoGPTQ wrote them
+
+
+def packed_tensor_shapes(config: Config, packing: Packing, found: Container[str]) -> Expected:
+    """Every tensor of a quantized checkpoint; of those that it may leave out, the ones that were found."""
+    tensors: Expected = {}
     for name, shape in tensor_shapes(config).items():
         if len(shape) == 2 and ".layers." in name:
-            (n_out, n_in), stem = shape, name.removesuffix("weight")
-            tensors[stem + "qweight"] = (n_in, n_out // 8), ("I32",)
-            tensors[stem + "qzeros"] = (n_in // group_size, n_out // 8), ("I32",)
-            tensors[stem + "scales"] = (n_in // group_size, n_out), ("F16",)
+            stem = name.removesuffix("weight")
+            for part, part_shape, types, needed in packing.parts(*shape):
+                if needed or stem + part in found:
+                    tensors[stem + part] = part_shape, types
         else:
             tensors[name] = shape, FLOATS
     return tensors
@@ -252,9 +275,12 @@ def is_left_over(name: str, expected: Container[str]) -> bool:
 
 
 def input_files(source: Path, text: Path | None = None) -> list[Path]:
-    """The files that an export of a directory (or of a single file) reads or copies; text: it is calibrated on that."""
+    """The files that an export of a directory (or of a GGUF file) reads or copies; text: it is calibrated on that.
+
+    Raises ModelError if parts of a split GGUF file are missing.
+    """
     source = Path(source)
-    files = [file for pattern in INPUTS for file in source.glob(pattern)] if source.is_dir() else [source]
+    files = [file for pattern in INPUTS for file in source.glob(pattern)] if source.is_dir() else parts_of(source)
     return files if text is None else [*files, Path(text)]
 
 
@@ -270,32 +296,36 @@ class Checkpoint:
     Opening checks that every tensor is there with the right shape and type, and that layers and classifier have no
     others, such as biases. It reads none, unless there is a classifier beside `tie_word_embeddings: true`: if the two
     matrices differ in any bit, the model is not tied, as in transformers 5.23 (tie_weights of modeling_utils.py).
-    awq_group_size: of an AutoAWQ checkpoint; None: weights are floating-point numbers. archs: architectures that the
-    caller runs; others are refused.
+    packing: of a quantized checkpoint; None: weights are floating-point numbers. archs: architectures that the caller
+    runs; others are refused.
     """
 
-    def __init__(self, hf_dir: Path | str, awq_group_size: int | None = None, archs: tuple[str, ...] = DENSE):
+    def __init__(self, hf_dir: Path | str, packing: Packing | None = None, archs: tuple[str, ...] = DENSE):
         self.path = Path(hf_dir)
         self.config_path = self.path / "config.json"
         if not self.path.is_dir():
             raise ModelError(f"{self.path}: no such directory")
-        self.config = read_config(self.path, quantized=awq_group_size is not None, archs=archs)
+        self.config = read_config(self.path, quantized=packing is not None, archs=archs)
         self._file_of = self._locate()
         if self.config.tied and CLASSIFIER in self._file_of:
             self._check_tensors({EMBEDDING: ((self.config.vocab_size, self.config.dim), FLOATS)})
             if self._differ(EMBEDDING, CLASSIFIER):
                 self.config = replace(self.config, tied=False)
-        expected = self._shapes(awq_group_size)
-        self._check_names(expected, awq_group_size is not None)
+        expected = self._shapes(packing)
+        self._check_names(expected, packing is not None)
         self._check_tensors(expected)
 
-    def _shapes(self, awq_group_size: int | None) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of this name."""
+        return name in self._file_of
+
+    def _shapes(self, packing: Packing | None) -> Expected:
         """Shape and types of every tensor that the directory has to have."""
-        if awq_group_size is not None:
-            return awq_tensor_shapes(self.config, awq_group_size)
+        if packing is not None:
+            return packed_tensor_shapes(self.config, packing, self._file_of)
         return {name: (shape, FLOATS) for name, shape in tensor_shapes(self.config).items()}
 
-    def _check_tensors(self, expected: dict[str, tuple[tuple[int, ...], tuple[str, ...]]]) -> None:
+    def _check_tensors(self, expected: Expected) -> None:
         """Refuses tensors that are missing or have another shape or type. Each file is opened once."""
         names_of: dict[Path, list[str]] = {}
         for name in expected:

@@ -8,6 +8,7 @@ Llama 3's rescaling of RoPE is in the file as a divisor for each frequency, `rop
 takes back to the numbers of config.json.
 """
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,7 @@ def find_rope_scaling(divisors: np.ndarray, head_dim: int, theta: float) -> Rope
     d = divisors.astype(np.float64)
     freq = theta ** (-np.arange(0, head_dim, 2) / head_dim)
     factor = round(float(d.max()), 4)
-    if factor <= 1:
+    if factor <= 1 or not (d > 0).all():
         return None
     s = (1 / d - 1 / factor) / (1 - 1 / factor)
     between = (s > 1e-5) & (s < 1 - 1e-5)
@@ -102,7 +103,8 @@ def find_rope_scaling(divisors: np.ndarray, head_dim: int, theta: float) -> Rope
         return None
     highs = [4.0]  # Llama 3's; one point between does not say
     if between.sum() > 1:
-        at_zero = np.polyfit(freq[between], s[between], 1)[1]  # -low / (high - low)
+        with warnings.catch_warnings(action="ignore", category=np.exceptions.RankWarning):  # all frequencies alike
+            at_zero = np.polyfit(freq[between], s[between], 1)[1]  # -low / (high - low)
         highs = [round(float(1 - 1 / at_zero), 2)] if at_zero < 0 else []
     for high in highs:
         context = np.median(2 * np.pi * (1 + s[between] * (high - 1)) / freq[between])
@@ -194,6 +196,10 @@ def read_rope_scaling(files: GGUFFiles, arch: str, head_dim: int, theta: float) 
     scaling = find_rope_scaling(divisors, head_dim, theta)
     if scaling is None:
         raise ModelError(f"{where} does not hold the factors of a rescaling of type llama3, others are not supported")
+    for field, value in vars(scaling).items():
+        limit = LIMITS["rope_scaling factor" if field == "factor" else field]
+        if not limit.holds(value):
+            raise ModelError(f"{where} is a rescaling whose {field} is {value}, expected {limit}")
     return scaling
 
 

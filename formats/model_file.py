@@ -17,10 +17,9 @@ import numpy as np
 from formats.checkpoint import Config, RopeScaling
 from formats.errors import ModelError, shown
 from formats.fields import is_number, is_whole
-from formats.files import read_json
+from formats.files import check_file, read_json
 from formats.limits import LIMITS
-from formats.moe import MoeLayout
-from formats.schemes import FileFormat, format_of
+from formats.schemes import FileFormat, Layout, format_of
 from formats.tensors import HEADER_SIZE, Tensor, with_offsets
 
 EXTENSION_MAGIC, EXTENSION_OFFSET = 0x31584B41, 0x40  # "AKX1"
@@ -197,7 +196,14 @@ class FileHeader:
     group_size: int  # 0: one scale per row
     activations: int  # W8A8: 0 dynamic, 1 static
     weights_end: int  # where the tokenizer section begins
-    layout: MoeLayout | None = None  # of a MoE file
+    file_format: FileFormat
+    layout: Layout | None = None  # what the scheme's own fields say
+
+    def tensors(self) -> list[Tensor]:
+        """The tensors of the file, in order."""
+        if self.layout is not None:
+            return list(self.file_format.tensors(self.config, self.layout))
+        return list(self.file_format.tensors(self.config, self.group_size, self.activations))
 
 
 def read_header(path: Path, file_format: FileFormat) -> FileHeader:
@@ -205,8 +211,8 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
 
     An AWQ file without extension block is another program's: a Qwen3 with rope_theta 1e6 and norm_eps 1e-6.
     """
+    size = check_file(path)
     try:
-        size = path.stat().st_size
         with path.open("rb") as f:
             head = f.read(HEADER_SIZE)
             if len(head) < HEADER_SIZE:
@@ -257,8 +263,8 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
     check_ranges(path, config)
     layout = None
     if file_format.read_layout is not None:
-        config, layout = file_format.read_layout(path, head[_OWN_OFFSET:], config)
-    return FileHeader(config, group_size, activations, offset, layout)
+        config, layout = file_format.read_layout(path, head[_OWN_OFFSET:], config, group_size)
+    return FileHeader(config, group_size, activations, offset, file_format, layout)
 
 
 def check_ranges(path: Path, config: Config) -> None:

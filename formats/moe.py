@@ -60,7 +60,7 @@ def pack_layout(config: Config, layout: MoeLayout) -> bytes:
     return _FIELDS.pack(number, m.n_experts, m.n_active, m.hidden_dim, m.norm_topk_prob, layout.group)
 
 
-def read_layout(path: Path, own: bytes, config: Config) -> tuple[Config, MoeLayout]:
+def read_layout(path: Path, own: bytes, config: Config, _group_size: int) -> tuple[Config, MoeLayout]:
     """The layout that a header says, and the config with its experts. Raises ModelError for what no program runs.
 
     own: the header's bytes from 0xC0 on. Which layers are dense stands behind the header.

@@ -1,16 +1,18 @@
 """The quantization schemes that have a model file: one row each.
 
-A new scheme is a row here, beside its list of tensors in formats/tensors.py (MoE's: formats/moe.py); a module in the
-registry of export/__main__.py; and a row in golden/schemes.py.
+A new scheme is a row here, beside its list of tensors in formats/tensors.py (GPTQ's: formats/gptq.py, MoE's:
+formats/moe.py); a module in the registry of export/__main__.py; and a row in golden/schemes.py.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from formats import gptq, moe
 from formats.checkpoint import DENSE, SPARSE, Config
-from formats.moe import ALIGNMENT, MoeLayout, moe_tensors, read_layout
 from formats.tensors import Tensor, awq_tensors, q8_tensors, w8a8_tensors
+
+Layout = gptq.GptqLayout | moe.MoeLayout  # what a scheme's own fields in the header say
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,9 @@ class FileFormat:
     is_kuiper: bool = False
     alignment: int = 1  # bytes: every tensor begins at a multiple of it
     archs: tuple[str, ...] = DENSE  # of the models that it takes
-    # Fields of its own in the header: of path, the header's bytes from 0xC0 on and config, the config with what they
-    # add to it, and a layout.
-    read_layout: Callable[[Path, bytes, Config], tuple[Config, MoeLayout]] | None = None
+    # Fields of its own in the header: of path, the header's bytes from 0xC0 on, config and group_size, the config with
+    # what they add to it, and a layout.
+    read_layout: Callable[[Path, bytes, Config, int], tuple[Config, Layout]] | None = None
 
 
 Q8_FILE = FileFormat("q8", "runq", 0x616B3432, 2, lambda c, g, _: q8_tensors(c, g))  # "ak42", llama2.c's version 2
@@ -38,10 +40,20 @@ W8A8_FILE = FileFormat("w8a8", "runq_w8a8", 0x616B3838, 1, lambda c, g, a: w8a8_
 AWQ_FILE = FileFormat(  # "ak48", KuiperLLama's Qwen3 AWQ
     "awq", "runq_awq", 0x616B3438, 5, lambda c, g, _: awq_tensors(c, g), is_kuiper=True
 )
-MOE_FILE = FileFormat(  # "akme"
-    "moe", "runq_moe", 0x616B6D65, 1, moe_tensors, alignment=ALIGNMENT, archs=SPARSE, read_layout=read_layout
+GPTQ_FILE = FileFormat(  # "akgp"
+    "gptq", "runq_gptq", 0x616B6770, 1, gptq.gptq_tensors, alignment=gptq.ALIGNMENT, read_layout=gptq.read_layout
 )
-FORMATS = {f.scheme: f for f in (Q8_FILE, W8A8_FILE, AWQ_FILE, MOE_FILE)}
+MOE_FILE = FileFormat(  # "akme"
+    "moe",
+    "runq_moe",
+    0x616B6D65,
+    1,
+    moe.moe_tensors,
+    alignment=moe.ALIGNMENT,
+    archs=SPARSE,
+    read_layout=moe.read_layout,
+)
+FORMATS = {f.scheme: f for f in (Q8_FILE, W8A8_FILE, AWQ_FILE, GPTQ_FILE, MOE_FILE)}
 
 
 def format_of(magic: int) -> FileFormat | None:

@@ -2,7 +2,8 @@
 
 Sizes, offsets, exporters, readers and benchmarks all come from these lists, and a test holds them equal to what the
 programs print with --info. The first tensor begins behind the header, at byte 256. Each follows the one before, at the
-next multiple of the scheme's alignment (formats/schemes.py); bytes in between are 0. MoE's list is in formats/moe.py.
+next multiple of the scheme's alignment (formats/schemes.py); bytes in between are 0. GPTQ's list is in formats/gptq.py,
+MoE's in formats/moe.py.
 
 Names are those of the steps that use the tensors (golden/forward.py). A quantized matrix is several tensors:
 

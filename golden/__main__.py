@@ -1,11 +1,16 @@
-"""Command line of the reference: python -m golden {make,real,diff,accept,ppl}."""
+"""Command line of the reference: python -m golden {make,real,diff,accept,hex,ppl}."""
 
 import argparse
+import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from formats.checkpoint import DENSE, SPARSE, Config
 from formats.dimensions import check_group_size
@@ -14,6 +19,7 @@ from formats.source import is_gguf, open_model
 from golden.accept import judge_logits
 from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
+from golden.hex_files import FORMATS, write_text
 from golden.make import MODELS, make
 from golden.op_check import judge_ops
 from golden.op_vectors import read_cases
@@ -58,8 +64,8 @@ def accept(path: Path, config: Config, reference: Logits, limit: float) -> int:
     return 0 if ok else 1
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0, 1 if traces part or a file cannot be read, 2 for a wrong command line. argv: without the name."""
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line. Exits with 2 if it is wrong."""
     parser = argparse.ArgumentParser(prog="python -m golden", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -99,6 +105,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--limit", type=float, default=0.01, metavar="SHARE",
                    help="by how much its perplexity may be higher (0.01: a hundredth)")  # fmt: skip
 
+    p = commands.add_parser("hex", help="write tensors as text for hardware: $readmemh, memory files, a C header")
+    p.add_argument("names", nargs="+", metavar="NAME", help="a tensor, or a pattern: quantize.64.*, layers.1.*.acc")
+    p.add_argument("--file", type=Path, default=ROOT / "golden" / "data" / "ops.safetensors",
+                   help="op vectors, a trace or a model file (golden/data/ops.safetensors)")  # fmt: skip
+    p.add_argument("--format", choices=FORMATS, default="hex")
+    p.add_argument("--lanes", type=int, default=1, help="values in a word (1)")
+    p.add_argument("--tile", metavar="RxC", help="a matrix tile by tile, such as 64x64")
+    p.add_argument("--out", type=Path, metavar="DIR", help="a file for each tensor, and a manifest; otherwise printed")
+
     p = commands.add_parser("ppl", help="perplexity of a text file")
     p.add_argument("hf_dir", type=Path, metavar="MODEL", help="a Hugging Face directory or a GGUF file")
     p.add_argument("text", type=Path)
@@ -108,20 +123,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--ctx", type=int, help="context length (min(4096, the model's))")
 
     args = parser.parse_args(argv)
-    warnings.showwarning = lambda message, *_: print(f"golden: warning: {one_line(message)}", file=sys.stderr)
-    try:
-        if args.command == "make":
-            make(args.models, args.files, args.out, args.only, args.model, args.traces)
-            return 0
-        if args.command == "real":
-            make_real(args.files, args.out, args.only)
-            return 0
-        if args.command == "diff":
-            tolerances = read_tolerances(args.profile, args.tolerance)
-            a, b = read_trace(args.a), read_trace(args.b)
-            check_positions(args.a, a)
-            check_positions(args.b, b)
-            if cases := read_cases(args.a):
+    if args.command == "hex":
+        tile = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", args.tile or "1x1", re.ASCII)
+        if tile is None:
+            parser.error(f"--tile: {args.tile!r}, expected RxC")
+        if not 1 <= args.lanes <= 1024:
+            parser.error(f"--lanes: {args.lanes} is not 1 to 1024")
+        args.tile = (int(tile[1]), int(tile[2])) if args.tile else None
+    return args
+
+
+def run(args: argparse.Namespace) -> int:
+    """Does what the command line says and returns the exit code. Raises what is wrong with a file."""
+    if args.command == "make":
+        make(args.models, args.files, args.out, args.only, args.model, args.traces)
+        return 0
+    if args.command == "real":
+        make_real(args.files, args.out, args.only)
+        return 0
+    if args.command == "hex":
+        sys.stdout.write(write_text(args.file, args.names, args.format, args.lanes, args.tile, args.out))
+        return 0
+    if args.command == "diff":
+        tolerances = read_tolerances(args.profile, args.tolerance)
+        a, b = read_trace(args.a), read_trace(args.b)
+        check_positions(args.a, a)
+        check_positions(args.b, b)
+        cases = read_cases(args.a)
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):  # what comes of bad values is in the report
+            if cases:
                 reports = judge_ops(cases, a, b, tolerances)
             elif args.model:
                 config, scheme = model_of(args.model, "q8", args.group_size)
@@ -129,29 +159,50 @@ def main(argv: Sequence[str] | None = None) -> int:
                 reports = replay(partial(forward, config, scheme), b, tolerances)
             else:
                 reports = compare(a, b, tolerances)
-            text, code = summarize(reports, args.verbose)
-            print(text)
-            return code
-        if args.command == "accept":
-            config, scheme = model_of(args.model, "q8", args.group_size)
-            return accept(args.logits, config, partial(forward, config, scheme), args.limit)
-        config, scheme = model_of(args.file or args.hf_dir, args.scheme, args.group_size)
-        tokenizer = args.hf_dir if is_gguf(args.hf_dir) else args.hf_dir / "tokenizer.json"
-        if not tokenizer.is_file():
-            raise ModelError(f"{tokenizer}: no such file")
-        ids, bos = encode(args.hf_dir, read_text(args.text))
-        largest = max([*ids, *([] if bos is None else [bos])], default=0)
-        if largest >= config.vocab_size:
-            raise ModelError(f"{tokenizer}: gives id {largest}, the model has {config.vocab_size}")
-        context = min(4096, config.max_seq_len) if args.ctx is None else args.ctx
-        if not 2 <= context <= config.max_seq_len:
-            raise ModelError(f"--ctx is {context}, expected 2 to the model's {config.max_seq_len}")
-        logits = partial(forward, config, scheme)
-        value, n = perplexity(logits, ids, bos, context)
-        print(f"perplexity {value:.4f} over {n} tokens (windows of {context})")
-        return 0
+        text, code = summarize(reports, args.verbose)
+        print(text)
+        return code
+    if args.command == "accept":
+        config, scheme = model_of(args.model, "q8", args.group_size)
+        return accept(args.logits, config, partial(forward, config, scheme), args.limit)
+    config, scheme = model_of(args.file or args.hf_dir, args.scheme, args.group_size)
+    tokenizer = args.hf_dir if is_gguf(args.hf_dir) else args.hf_dir / "tokenizer.json"
+    if not tokenizer.is_file():
+        raise ModelError(f"{tokenizer}: no such file")
+    ids, bos = encode(args.hf_dir, read_text(args.text))
+    largest = max([*ids, *([] if bos is None else [bos])], default=0)
+    if largest >= config.vocab_size:
+        raise ModelError(f"{tokenizer}: gives id {largest}, the model has {config.vocab_size}")
+    context = min(4096, config.max_seq_len) if args.ctx is None else args.ctx
+    if not 2 <= context <= config.max_seq_len:
+        raise ModelError(f"--ctx is {context}, expected 2 to the model's {config.max_seq_len}")
+    logits = partial(forward, config, scheme)
+    value, n = perplexity(logits, ids, bos, context)
+    print(f"perplexity {value:.4f} over {n} tokens (windows of {context})")
+    return 0
+
+
+def flush_output() -> None:
+    """Writes what has been printed. If that fails, drops it, as Python itself would try again, and raises OSError."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0, 1 if traces part or a file cannot be read, 2 for a wrong command line. argv: without the name."""
+    args = parse_arguments(argv)
+    warnings.showwarning = lambda message, *_: print(f"golden: warning: {one_line(message)}", file=sys.stderr)
+    try:
+        code = run(args)
+        flush_output()
+        return code
     except (ValueError, OSError, MemoryError, RecursionError) as error:  # ModelError is a ValueError
         print(f"golden: {one_line(error)}", file=sys.stderr)
+        with suppress(OSError):
+            flush_output()
         return 1
     except KeyboardInterrupt:
         print("golden: interrupted", file=sys.stderr)

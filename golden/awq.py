@@ -198,6 +198,11 @@ class AWQ:
             self._w16[name] = dequantize(self.matrix(name))
         return self._w16[name]
 
+    def dense(self, name: str) -> np.ndarray:
+        """What a matrix stands for, (n_out, n_in) fp32. Nothing is kept, unlike `weight`."""
+        half = self.weight(name) if name == "classifier" else dequantize(self.matrix(name))
+        return half.T.astype(F32)
+
     def steps(self, step: Step) -> Step:
         """Rounds to fp16 what goes into a product or the cache; see HALF_STEPS and UNRECORDED_STEPS."""
 

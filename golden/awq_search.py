@@ -11,9 +11,9 @@ range and lose less of themselves.
 The means are over calibration text. One ratio for each place, of 0, 0.05, ... 0.95, is chosen by trying them: the
 error is that of the outputs of the matrices that read the place, on rows of the calibration text. Ratio 0 is s = 1.
 
-Then each group's range is tried at 1, 0.95, ... 0.5 times its width, by the error of the group's own share of the
-outputs. Weights outside are clipped; the others get a finer grid. q_proj and k_proj are left as they are: their errors
-go through softmax, and what is best for a dot product of its own is not what is best behind it.
+Then each group's range is tried at 1, 0.95, ... 0.5 times its width, and shrunk at one end more than at the other.
+Weights outside are clipped; the others get a finer grid. What counts is the error of the outputs on the whole
+calibration text, that of the other groups of the row included: errors of groups may cancel.
 """
 
 from functools import partial
@@ -27,11 +27,12 @@ from golden.channel_scaling import CONSUMERS, PLACE_READ_BY, ChannelScaling, lar
 from golden.forward import F32, F64, Fp32
 
 RATIOS = tuple(i / 20 for i in range(20))
-SHRINKS = tuple(1 - i / 20 for i in range(11))
+EVENLY = tuple((1 - i / 20, 1 - i / 20) for i in range(11))
+SHRINKS = (*EVENLY, *((1 - i / 10, 1 - j / 10) for i in range(5) for j in range(5) if i != j))  # of low and of high
+SWEEPS = 2
 SEARCH_ROWS = 256  # of calibration text
 SEARCH_OUTPUTS = 1024  # rows of each matrix that a ratio is judged by
 CLIP_ROWS = 512  # rows of a matrix whose groups are tried at a time: they stay in the cache
-UNCLIPPED = ("attn.q_proj", "attn.k_proj")
 
 
 # ----------------------------------------------------------------------------
@@ -84,37 +85,60 @@ def choose_scale(
 # Clipping
 
 
-def gram(x: np.ndarray, group_size: int) -> np.ndarray:
-    """X_g^T X_g of each group of columns, (n_in / group_size, group_size, group_size) fp64. x: (n, n_in)."""
-    groups = x.reshape(len(x), -1, group_size).transpose(1, 0, 2).astype(F64)
-    return groups.transpose(0, 2, 1) @ groups
+def clip(
+    weight: np.ndarray, products: np.ndarray, group_size: int, s: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """The range of each group, (n_out, n_in / group_size) each: low and high shrunk by one of SHRINKS.
 
-
-def clip(weight: np.ndarray, x: np.ndarray, group_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The range of each group, (n_out, n_in / group_size) each: the one with the smallest |X_g (Q(w_g) - w_g)|^2.
-
-    weight: (n_out, n_in) fp32; x: (n, n_in), what it is multiplied by. With d = Q(w_g) - w_g the error is
-    d^T (X_g^T X_g) d, whatever the number of rows. It is computed in fp64, so that the choice is the same everywhere.
+    weight: (n_out, n_in) fp32, scaled by s, (n_in,), if there is one; products: X^T X, (n_in, n_in) fp64, of the inputs
+    before scaling. With d = (Q(w) - w) / s the squared error of a row's outputs is d X^T X d^T, however many tokens
+    there were. Each range in turn is the one with the smallest error of the whole row, all other groups as they are, so
+    that the errors of groups make up for each other; SWEEPS times through the row. It is computed in fp64, so that the
+    choice is the same everywhere.
     """
     low, high = group_range(weight, group_size)
     best_low, best_high = low.copy(), high.copy()
-    groups = weight.reshape(*low.shape, group_size)
-    for g, products in enumerate(gram(x, group_size)):
-        for start in range(0, len(weight), CLIP_ROWS):
-            rows = slice(start, start + CLIP_ROWS)
-            w, smallest = groups[rows, g], np.full(len(groups[rows]), np.inf)
-            for shrink in SHRINKS:
-                trial_low, trial_high = low[rows, g] * F32(shrink), high[rows, g] * F32(shrink)
-                scale, zero = grid(trial_low, trial_high)
-                d = steps_from_zero(w, scale, zero)
-                with np.errstate(over="ignore", invalid="ignore"):  # `quantize` refuses weights beyond fp16
-                    d *= scale.astype(F32)[:, None]
-                    d = (d - w).astype(F64)
-                    error = np.einsum("ij,ij->i", d @ products, d)
+    unscale = np.ones(weight.shape[1]) if s is None else 1 / s.astype(F64)
+    for start in range(0, len(weight), CLIP_ROWS):
+        rows = slice(start, start + CLIP_ROWS)
+        groups = weight[rows].reshape(*low[rows].shape, group_size)
+
+        def loss(g: int, low: np.ndarray, high: np.ndarray, groups: np.ndarray = groups) -> np.ndarray:
+            """d of a group's weights on the grids of low to high, (rows, group_size) fp64."""
+            scale, zero = grid(low, high)
+            d = steps_from_zero(groups[:, g], scale, zero)
+            with np.errstate(over="ignore", invalid="ignore"):  # `quantize` refuses weights beyond fp16
+                d *= scale.astype(F32)[:, None]
+                return (d - groups[:, g]) * unscale[g * group_size : (g + 1) * group_size]
+
+        n_groups = groups.shape[1]
+        d = np.concatenate([loss(g, low[rows, g], high[rows, g]) for g in range(n_groups)], axis=1)
+        for g in list(range(n_groups)) * SWEEPS:
+            columns = slice(g * group_size, (g + 1) * group_size)
+            own = products[columns, columns]
+            with np.errstate(over="ignore", invalid="ignore"):
+                others = 2 * (d @ products[columns].T - d[:, columns] @ own)
+            smallest, best = np.full(len(d), np.inf), d[:, columns].copy()
+            for shrink_low, shrink_high in SHRINKS:
+                trial_low, trial_high = low[rows, g] * F32(shrink_low), high[rows, g] * F32(shrink_high)
+                trial = loss(g, trial_low, trial_high)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    error = np.einsum("ij,ij->i", trial @ own + others, trial)
                 better = error < smallest
-                smallest[better] = error[better]
+                smallest[better], best[better] = error[better], trial[better]
                 best_low[rows, g][better], best_high[rows, g][better] = trial_low[better], trial_high[better]
+            d[:, columns] = best
     return best_low, best_high
+
+
+def error_of_outputs(weight: np.ndarray, matrix: Int4, products: np.ndarray, s: np.ndarray | None = None) -> float:
+    """|X (Q(w) - w)| / |X w| of all outputs on the calibration text, by norm. Arguments as of `clip`."""
+    unscale = 1 if s is None else 1 / s.astype(F64)
+    steps = matrix.codes.reshape(*matrix.zeros.shape, -1) - matrix.zeros[..., None].astype(F32)
+    d = ((steps * matrix.scales[..., None].astype(F32)).reshape(weight.shape) - weight) * unscale
+    w = weight * unscale
+    error, size = (float(np.einsum("ij,ij->", t @ products, t)) for t in (d, w))
+    return float(np.sqrt(max(error, 0) / size)) if size > 0 else 0.0
 
 
 # ----------------------------------------------------------------------------
@@ -136,13 +160,14 @@ def choose_scales(
 def quantize_scaled(
     config: Config, name: str, weight: np.ndarray, inputs: dict[str, Inputs], found: ChannelScaling, group_size: int
 ) -> Int4:
-    """A scaled matrix, (n_out, n_in) fp32, on the best grids for the inputs that it now has."""
+    """A scaled matrix, (n_out, n_in) fp32, on the best grids for its inputs. `found` gets the error of its outputs."""
     part = name.split(".", 2)[-1]
-    if part in UNCLIPPED or not inputs:
+    if not inputs:
         return quantize(weight, *group_range(weight, group_size))
     place = PLACE_READ_BY[part]
     at = name.removesuffix(part) + place
-    x = inputs[at].rows
-    if at in found.s:
-        x = x / spread(config, place, found.s[at])
-    return quantize(weight, *clip(weight, x, group_size))
+    s = spread(config, place, found.s[at]) if at in found.s else None
+    products = inputs[at].products
+    matrix = quantize(weight, *clip(weight, products, group_size, s))
+    found.errors[name] = error_of_outputs(weight, matrix, products, s)
+    return matrix

@@ -81,17 +81,27 @@ def calibration_samples(hf_dir: Path, config: Config, text: str, n_samples: int,
 
 @dataclass
 class Inputs:
-    """What calibration saw at one place, fp32. largest, mean: (width,), of each channel's |x|; rows: some rows of x."""
+    """What calibration saw at one place.
+
+    largest, mean: (width,) fp32, of each channel's |x|; rows: some rows of x, fp32; products: X^T X of all rows,
+    (width, width) fp64, if it was asked for.
+    """
 
     largest: np.ndarray
     mean: np.ndarray
     rows: np.ndarray
+    products: np.ndarray | None = None
 
 
 class Observer:
-    """A step that keeps each channel's maximum and mean magnitude, and some rows, of what quantized matrices read."""
+    """A step that keeps of what quantized matrices read each channel's maximum and mean magnitude, and some rows.
 
-    def __init__(self) -> None:
+    with_products: and X^T X, but for the classifier's input, which no scheme searches for.
+    """
+
+    def __init__(self, with_products: bool = False) -> None:
+        self._with_products = with_products
+        self._products: dict[str, np.ndarray] = {}
         self._largest: dict[str, np.ndarray] = {}
         self._sum: dict[str, np.ndarray] = {}
         self._count: dict[str, int] = {}
@@ -108,27 +118,39 @@ class Observer:
             self._sum[name] = self._sum.get(name, F64(0)) + magnitude.sum(axis=0, dtype=F64)
             self._count[name] = self._count.get(name, 0) + len(value)
             self._rows.setdefault(name, []).append(value[self.picked])
+            if self._with_products and name != "norm":
+                x = value.astype(F64)
+                self._products[name] = self._products.get(name, F64(0)) + x.T @ x
         return value
 
     def inputs(self) -> dict[str, Inputs]:
         """What was seen since the last call, by step name."""
         seen = {
-            name: Inputs(largest, (self._sum[name] / self._count[name]).astype(F32), np.concatenate(self._rows[name]))
+            name: Inputs(
+                largest,
+                (self._sum[name] / self._count[name]).astype(F32),
+                np.concatenate(self._rows[name]),
+                self._products.get(name),
+            )
             for name, largest in self._largest.items()
         }
-        self._largest, self._sum, self._count, self._rows = {}, {}, {}, {}
+        self._largest, self._sum, self._count, self._rows, self._products = {}, {}, {}, {}, {}
         return seen
 
 
 def observe(
-    checkpoint: Source, samples: list[np.ndarray], n_rows: int = 0, progress: bool = False
+    checkpoint: Source,
+    samples: list[np.ndarray],
+    n_rows: int = 0,
+    progress: bool = False,
+    with_products: bool = False,
 ) -> Iterator[tuple[Fp32, dict[str, Inputs]]]:
     """The unquantized forward pass over all samples, one layer's weights in memory at a time if the caller keeps none.
 
     After each layer: its weights, and what its four places saw. At the end the same for the final norm. n_rows: rows
-    to keep of each place, spread evenly over the samples.
+    to keep of each place, spread evenly over the samples. with_products: as of `Observer`.
     """
-    config, observer = checkpoint.config, Observer()
+    config, observer = checkpoint.config, Observer(with_products)
     total = sum(len(sample) for sample in samples)
     kept = np.unique(np.linspace(0, total - 1, min(n_rows, total)).round().astype(int))
     starts = np.cumsum([0, *(len(sample) for sample in samples)])

@@ -81,6 +81,8 @@ class ChannelScaling:
     # What the factors were made with: SmoothQuant's alpha, None where no smoothing was best; AWQ's ratio.
     strength: dict[str, float | None] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)  # calibrated max|x| after scaling, "norm" included
+    # AWQ: of each quantized matrix's outputs on the calibration text, by norm, as a share of the outputs.
+    errors: dict[str, float] = field(default_factory=dict)
 
     def weight(self, config: Config, name: str, weight: np.ndarray) -> np.ndarray:
         """The scaled weight of a step, fp32: weight / (s of output channels) * (s of input channels), in fp64."""
@@ -142,3 +144,14 @@ def describe(scaling: ChannelScaling, verbose: bool = False, what: str = "alpha"
         yield f"{place:<10} {what} {text}" + (f"; {left} of {len(chosen)} layers not smoothed" if left else "")
         if verbose:
             yield from (f"  {name:<22} {'not smoothed' if a is None else f'{a:.2f}'}" for name, a in chosen.items())
+
+
+def describe_errors(scaling: ChannelScaling, verbose: bool = False) -> Iterator[str]:
+    """The errors of outputs: a line per kind of matrix with median and range over the layers, or one per matrix."""
+    for part in PLACE_READ_BY:
+        found = {name: error for name, error in scaling.errors.items() if name.split(".", 2)[-1] == part}
+        if found:
+            percent = [100 * error for error in found.values()]
+            yield f"{part:<14} error median {np.median(percent):.2f} %, {min(percent):.2f} to {max(percent):.2f}"
+        if verbose:
+            yield from (f"  {name:<22} {100 * error:.2f} %" for name, error in found.items())

@@ -18,8 +18,8 @@ and, for models with mixtures of experts,
 
     expert_activation(step, name, x)    -> x, (n, n_in) or (n, k, n_in), in whatever form `expert_linear` takes, as
                                            rows; records its parts as steps
-    expert_linear(x, rows, experts, name) -> (n, k, n_out) fp32: row rows[t, r] of x times the matrix `name` of the
-                                           expert experts[t, r]
+    expert_linear(x, rows, experts, name, step) -> (n, k, n_out) fp32: row rows[t, r] of x times the matrix `name` of
+                                           the expert experts[t, r]; steps as of `linear`
 
 `step(name, value)` is called with the result of every operation and returns the value to go on with: a trace
 records it, `golden diff --model` puts another program's value in its place.
@@ -37,6 +37,7 @@ from golden.routing import by_expert, combine, route, router_logits
 
 F32, F64 = np.float32, np.float64
 Step = Callable[[str, np.ndarray], np.ndarray]
+Attend = Callable[[Step, str, np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # as `attention`
 
 
 class Scheme(Protocol):
@@ -55,7 +56,7 @@ class MoeScheme(Scheme, Protocol):
     """A scheme that also has experts."""
 
     def expert_activation(self, step: Step, name: str, x: np.ndarray) -> Any: ...
-    def expert_linear(self, x: Any, rows: np.ndarray, experts: np.ndarray, name: str) -> np.ndarray: ...
+    def expert_linear(self, x: Any, rows: np.ndarray, experts: np.ndarray, name: str, step: Step) -> np.ndarray: ...
 
 
 # ----------------------------------------------------------------------------
@@ -169,16 +170,29 @@ def product(scheme: Scheme, step: Step, x: Any, name: str) -> np.ndarray:
     return step(name, scheme.linear(x, name, step))
 
 
+def attention(step: Step, layer: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Causal attention, (n, H, head_dim) fp32. q: (n, H, head_dim); k and v: (n, G, head_dim)."""
+    future = np.triu(np.ones((len(q), len(q)), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
+    scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n)
+    probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
+    return attention_mix(probs, v)
+
+
 def attention_block(
-    config: Config, scheme: Scheme, layer: str, x: np.ndarray, rotation: tuple[np.ndarray, np.ndarray], step: Step
+    config: Config,
+    scheme: Scheme,
+    layer: str,
+    x: np.ndarray,
+    rotation: tuple[np.ndarray, np.ndarray],
+    step: Step,
+    attend: Attend = attention,
 ) -> np.ndarray:
     """x plus what attention adds to it, (n, dim) fp32. layer: the prefix of its steps, `layers.0.`.
 
-    rotation: cos and sin of each position, from `rope_table`.
+    rotation: cos and sin of each position, from `rope_table`. attend: another way to compute `attention`.
     """
     c, n = config, len(x)
     cos, sin = rotation
-    future = np.triu(np.ones((n, n), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
 
     normed = step(layer + "attn.norm", rmsnorm(x, scheme.vector(layer + "attn.norm"), c.norm_eps))
     xq = scheme.activation(step, layer + "attn.norm", normed)
@@ -191,9 +205,7 @@ def attention_block(
         k = step(layer + "attn.k_norm", rmsnorm(k, scheme.vector(layer + "attn.k_norm"), c.norm_eps))
     q = step(layer + "attn.q_rope", rope(q, cos, sin, scheme.interleaved))
     k = step(layer + "attn.k_rope", rope(k, cos, sin, scheme.interleaved))
-    scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n)
-    probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
-    attn_out = step(layer + "attn.mix", attention_mix(probs, v).reshape(n, -1))  # (n, H * head_dim)
+    attn_out = step(layer + "attn.mix", attend(step, layer, q, k, v).reshape(n, -1))  # (n, H * head_dim)
     xq = scheme.activation(step, layer + "attn.mix", attn_out)
     proj = product(scheme, step, xq, layer + "attn.o_proj")  # (n, dim)
     return step(layer + "attn.residual", x + proj)
@@ -225,11 +237,11 @@ def moe_block(config: Config, scheme: MoeScheme, layer: str, x: np.ndarray, step
     pair = np.arange(chosen.size).reshape(chosen.shape)  # of a token and one of its experts
     token = pair // chosen.shape[1]
     xq = scheme.expert_activation(step, layer + "ffn.norm", normed)
-    gate_up = scheme.expert_linear(xq, token, chosen, layer + "moe.gate_up_proj")
+    gate_up = scheme.expert_linear(xq, token, chosen, layer + "moe.gate_up_proj", step)
     gate_up = step(layer + "moe.gate_up_proj", gate_up)  # (n, k, 2 * moe.hidden_dim)
     hidden = step(layer + "moe.swiglu", swiglu(*np.split(gate_up, 2, axis=-1)))  # (n, k, moe.hidden_dim)
     xq = scheme.expert_activation(step, layer + "moe.swiglu", hidden)
-    down = scheme.expert_linear(xq, pair, chosen, layer + "moe.down_proj")
+    down = scheme.expert_linear(xq, pair, chosen, layer + "moe.down_proj", step)
     down = step(layer + "moe.down_proj", down)  # (n, k, dim)
     mix = step(layer + "moe.mix", combine(down, chosen, weights))  # (n, dim)
     return step(layer + "ffn.residual", x + mix)
@@ -242,12 +254,13 @@ def forward_layer(
     x: np.ndarray,
     rotation: tuple[np.ndarray, np.ndarray],
     step: Step = ignore,
+    attend: Attend = attention,
 ) -> np.ndarray:
-    """What layer i makes of x, (n, dim) fp32. rotation: cos and sin of each position, from `rope_table`.
+    """What layer i makes of x, (n, dim) fp32. rotation and attend: as of `attention_block`.
 
     step is called as it is, without the scheme's own `steps`.
     """
-    x = attention_block(config, scheme, f"layers.{i}.", x, rotation, step)
+    x = attention_block(config, scheme, f"layers.{i}.", x, rotation, step, attend)
     block = moe_block if config.has_experts(i) else feed_forward_block
     return block(config, scheme, f"layers.{i}.", x, step)
 
@@ -329,6 +342,10 @@ class Fp32:
             self._weights[name] = self.load(name)
         return self._weights[name]
 
+    def dense(self, name: str) -> np.ndarray:
+        """A matrix, (n_out, n_in) fp32."""
+        return self.vector(name)
+
     def load(self, name: str) -> np.ndarray:
         """The weight that a step uses."""
         return load_weight(self._checkpoint, name, self.interleaved)
@@ -348,7 +365,7 @@ class Fp32:
     def expert_activation(self, _step: Step, _name: str, x: np.ndarray) -> np.ndarray:
         return x.reshape(-1, x.shape[-1])
 
-    def expert_linear(self, x: np.ndarray, rows: np.ndarray, experts: np.ndarray, name: str) -> np.ndarray:
+    def expert_linear(self, x: np.ndarray, rows: np.ndarray, experts: np.ndarray, name: str, _step: Step) -> np.ndarray:
         return by_expert(rows, experts, lambda r, e: self.linear_with(x[r], load_expert(self.vector, name, e)))
 
     @staticmethod

@@ -183,14 +183,24 @@ def expert_matmul(x: Quantized | MX, weight: Experts, expert: int, path: str = "
         w = MX(weight.codes[expert], weight.scales[expert], weight.element)
         with np.errstate(over="ignore", invalid="ignore"):
             return (dequantize_mx(x) @ dequantize_mx(w).T + 0.0).astype(F32)
+    if isinstance(weight, Int8Experts) or path == "direct":
+        return scaled_sums(expert_sums(x, weight, expert), x, weight, expert)
     codes, scales = weight.codes[expert], weight.scales[expert].astype(F64)
-    if isinstance(weight, Int8Experts):
-        product = group_sums(x.codes, codes, 1)[..., 0] * scales
-    elif path == "direct":
-        product = np.einsum("mng,ng->mn", group_sums(x.codes, codes, scales.shape[1]).astype(F64), scales)
-    else:
-        high, low = (group_sums(part, codes, scales.shape[1]).astype(F64) for part in msd_split(x.codes))
-        product = np.einsum("mng,ng->mn", 16 * high + low, scales) + weight.assist[expert]
+    high, low = (group_sums(part, codes, scales.shape[1]).astype(F64) for part in msd_split(x.codes))
+    product = np.einsum("mng,ng->mn", 16 * high + low, scales) + weight.assist[expert]
+    with np.errstate(over="ignore"):
+        return (product * x.scales.astype(F64)).astype(F32)
+
+
+def expert_sums(x: Quantized, weight: Int8Experts | Int4Experts, expert: int) -> np.ndarray:
+    """The accumulators of `expert_matmul`, (M, N, G) int32: `group_sums`, before any scale. A8W8 has one group."""
+    return group_sums(x.codes, weight.codes[expert], 1 if isinstance(weight, Int8Experts) else weight.scales.shape[2])
+
+
+def scaled_sums(sums: np.ndarray, x: Quantized, weight: Int8Experts | Int4Experts, expert: int) -> np.ndarray:
+    """Sum over groups of sums * weight scale, times x scale, (M, N) fp32. sums: (M, N, G)."""
+    scales = weight.scales[expert].astype(F64).reshape(sums.shape[1:])
+    product = np.einsum("mng,ng->mn", sums.astype(F64), scales)
     with np.errstate(over="ignore"):
         return (product * x.scales.astype(F64)).astype(F32)
 

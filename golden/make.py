@@ -6,6 +6,7 @@ golden/data/tiny-llama.q8.decode.trace.safetensors   one late token of a text, b
 golden/data/<model>.q8.json                greedy generations, and perplexities of the held-out text
 golden/data/<model>.w8a8[...]              the same for each variant of W8A8, from build/models/<model>.w8a8[...].bin
 golden/data/<model>.awq[...]               and of AWQ
+golden/data/<model>.gptq-...               and of GPTQ, with shorter traces
 
 The files are calibrated on models/calibration.txt: the Makefile has the options. Running it twice changes no byte.
 """
@@ -41,7 +42,7 @@ TRACE_CANDIDATES = 400
 DECODE_POSITION = 300
 DECODE_CANDIDATES = 24
 DECODE_MODEL = "tiny-llama"
-DECODE_VARIANTS = ("q8", "w8a8", "awq")
+DECODE_VARIANTS = ("q8", "awq")
 CLEAR_PROMPT_WORDS = (12,)
 AWQ_CLEAR_PROMPT_WORDS = (12, 24, 32)  # logits in fp16 vary more, so more prompts are tried for a clearer one
 CLEAR_PROMPT_CANDIDATES = 60
@@ -134,14 +135,16 @@ def rounding_margin(tensors: dict[str, np.ndarray]) -> float:
     return smallest
 
 
-def best_trace(config: Config, scheme: Scheme, ids: list[int]) -> tuple[dict[str, np.ndarray], float]:
+def best_trace(
+    config: Config, scheme: Scheme, ids: list[int], n_tokens: int = TRACE_TOKENS
+) -> tuple[dict[str, np.ndarray], float]:
     """The trace of a short piece of the held-out text, and its margin: of many pieces the one with the largest."""
     best: dict[str, np.ndarray] = {}
     margin = -1.0
     for i in range(TRACE_CANDIDATES):
-        start = i * (len(ids) - TRACE_TOKENS) // TRACE_CANDIDATES
+        start = i * (len(ids) - n_tokens) // TRACE_CANDIDATES
         recorder = Recorder()
-        tokens = recorder("tokens", np.array(ids[start : start + TRACE_TOKENS], np.int32))
+        tokens = recorder("tokens", np.array(ids[start : start + n_tokens], np.int32))
         forward(config, scheme, tokens, recorder)
         if (found := rounding_margin(recorder.tensors)) > margin:
             best, margin = recorder.tensors, found
@@ -194,10 +197,10 @@ def read_held_out(hf_dir: Path, path: Path) -> HeldOut:
 
 
 def make_traces(
-    config: Config, scheme: Scheme, name: str, ids: list[int], out: Path
+    config: Config, scheme: Scheme, name: str, ids: list[int], out: Path, n_tokens: int
 ) -> tuple[dict[str, np.ndarray], float]:
     """Writes the trace of a few tokens, which is returned with its margin, and a late decode step's if there is one."""
-    trace, margin = best_trace(config, scheme, ids)
+    trace, margin = best_trace(config, scheme, ids, n_tokens)
     write_trace(out / f"{name}.trace.safetensors", trace)
     model, variant = name.split(".")
     if model == DECODE_MODEL and variant in DECODE_VARIANTS:
@@ -206,7 +209,13 @@ def make_traces(
 
 
 def make_scheme_goldens(
-    config: Config, scheme: Scheme, variant: str, held_out: HeldOut, out: Path, more: dict | None = None
+    config: Config,
+    scheme: Scheme,
+    variant: str,
+    held_out: HeldOut,
+    out: Path,
+    more: dict | None = None,
+    trace_tokens: int = TRACE_TOKENS,
 ) -> None:
     """Traces, greedy ids and perplexities of one model in one scheme; `more` goes to the end of the json."""
     name = f"{held_out.hf_dir.name}.{variant}"
@@ -217,7 +226,7 @@ def make_scheme_goldens(
     tokenizer = Tokenizer.from_file(str(held_out.hf_dir / "tokenizer.json"))
     prompts = (PROMPT, clear_prompt(config, scheme, tokenizer, held_out.text))
     generations = [generation(logits, tokenizer, prompt) for prompt in prompts]
-    trace, margin = make_traces(config, scheme, name, held_out.ids, out)
+    trace, margin = make_traces(config, scheme, name, held_out.ids, out, trace_tokens)
     value, _ = perplexity(logits, held_out.ids, held_out.bos, held_out.context)
     goldens = {
         "generations": generations,
@@ -267,9 +276,10 @@ def make(
             else:
                 scheme, more = reference.read(file), {"file_crc32": zlib.crc32(file.read_bytes())}
                 config = scheme.config
+            tokens = reference.trace_tokens or TRACE_TOKENS
             if held_out is None:
                 ids, _ = encode(hf_dir, text.read_text(encoding="utf-8"))
-                make_traces(config, scheme, f"{name}.{variant}", ids, out)
+                make_traces(config, scheme, f"{name}.{variant}", ids, out, tokens)
             else:
                 print(f"{name}.{variant}: this takes a minute or more", flush=True)
-                make_scheme_goldens(config, scheme, variant, held_out, out, more)
+                make_scheme_goldens(config, scheme, variant, held_out, out, more, tokens)

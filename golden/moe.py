@@ -10,13 +10,13 @@ import numpy as np
 
 from formats.low_bits import unpack_codes
 from formats.model_file import map_tensors, read_header
-from formats.moe import expert_shapes, moe_tensors, router_shapes
+from formats.moe import MoeLayout, expert_shapes, router_shapes
 from formats.schemes import MOE_FILE
 from formats.tensors import matrix_shapes, norm_shapes
 from golden.forward import F32, Step, ignore
-from golden.grouped import Experts, Int4Experts, Int8Experts, expert_matmul, rows_of
+from golden.grouped import Experts, Int4Experts, Int8Experts, expert_matmul, expert_sums, rows_of, scaled_sums
 from golden.mx import MX, quantize_mx
-from golden.q8 import Quantized, dequantize, quantize, traced_matmul
+from golden.q8 import Quantized, dequantize, has_accumulators, quantize, traced_matmul
 from golden.routing import by_expert
 
 
@@ -31,10 +31,10 @@ class MoE:
     def __init__(self, path: Path | str):
         path = Path(path)
         head = read_header(path, MOE_FILE)
-        assert head.layout is not None
+        assert isinstance(head.layout, MoeLayout)
         self.config, self.layout = head.config, head.layout
         c = self.config
-        found = map_tensors(path, moe_tensors(c, self.layout), head.weights_end, MOE_FILE.alignment)
+        found = map_tensors(path, head.tensors(), head.weights_end, MOE_FILE.alignment)
         self._vectors = {name: found[name] for name, _ in (*norm_shapes(c), *router_shapes(c))}
         self._matrices = {
             name: Quantized(found[f"{name}.codes"], found[f"{name}.scales"]) for name, _ in matrix_shapes(c)
@@ -83,8 +83,17 @@ class MoE:
         scales = step(name + ".s", found.scales.reshape(*x.shape[:-1], -1))
         return found._replace(codes=codes.reshape(rows.shape), scales=scales.reshape(len(rows), -1))
 
-    def expert_linear(self, x: Quantized | MX, rows: np.ndarray, experts: np.ndarray, name: str) -> np.ndarray:
-        def matmul(chosen: np.ndarray, expert: int) -> np.ndarray:
-            return expert_matmul(rows_of(x, chosen), self.experts(name, slice(expert, expert + 1)), 0)
+    def expert_linear(
+        self, x: Quantized | MX, rows: np.ndarray, experts: np.ndarray, name: str, step: Step = ignore
+    ) -> np.ndarray:
+        def one(expert: int) -> Experts:
+            return self.experts(name, slice(expert, expert + 1))
 
-        return by_expert(rows, experts, matmul)
+        if isinstance(x, MX) or not has_accumulators(name, step):
+            return by_expert(rows, experts, lambda chosen, e: expert_matmul(rows_of(x, chosen), one(e), 0))
+        sums = by_expert(rows, experts, lambda chosen, e: expert_sums(rows_of(x, chosen), one(e), 0))
+        sums = step(name + ".acc", sums)  # (n, k, n_out, groups)
+        flat, pairs = sums.reshape(-1, *sums.shape[2:]), np.arange(rows.size).reshape(rows.shape)
+        return by_expert(
+            pairs, experts, lambda chosen, e: scaled_sums(flat[chosen], rows_of(x, rows.flat[chosen]), one(e), 0)
+        )

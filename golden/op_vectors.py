@@ -10,8 +10,8 @@ says for every case
                 relative error by norm
     and its parameters by their names, such as group_size, eps, or theta.
 
-Cases of AWQ are in golden/op_vectors_awq.py, those of mixtures of experts in golden/op_vectors_moe.py.
-`golden diff ops.safetensors MINE.safetensors` judges a port's outputs.
+Cases of AWQ are in golden/op_vectors_awq.py, GPTQ's in golden/op_vectors_gptq.py, those of mixtures of experts in
+golden/op_vectors_moe.py. `golden diff ops.safetensors MINE.safetensors` judges a port's outputs.
 """
 
 import json
@@ -98,6 +98,7 @@ def read_cases(path: Path | str) -> dict[str, dict[str, Any]]:
 def op_vectors() -> OpVectors:
     """Inputs and outputs of every operation."""
     from golden.op_vectors_awq import add_awq
+    from golden.op_vectors_gptq import add_gptq
     from golden.op_vectors_moe import add_moe
 
     vectors = OpVectors()
@@ -108,7 +109,8 @@ def op_vectors() -> OpVectors:
     add_static(vectors, np.random.default_rng(3))
     add_awq(vectors, np.random.default_rng(4))
     add_models(vectors, np.random.default_rng(8))
-    add_moe(vectors, np.random.default_rng(9))
+    add_gptq(vectors, np.random.default_rng(9))
+    add_moe(vectors, np.random.default_rng(10))
     return vectors
 
 
@@ -266,6 +268,7 @@ def add_matmul(vectors: OpVectors, rng: np.random.Generator) -> None:
     for k, group_size in ((128, 32), (256, 64), (2048, 2048), (8192, 8192), (65536, 65536)):
         add(f"extreme.{k}g{group_size}", *extreme_matrices(rng, k, group_size))
     add("beyond24bits", *beyond_24_bits(4096), limit=EXACT)
+    add("16x64x64g64", random_matrix(rng, 16, 64, 64), random_matrix(rng, 64, 64, 64))  # a tile of an array
 
 
 # ----------------------------------------------------------------------------

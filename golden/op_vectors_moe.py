@@ -27,7 +27,7 @@ from golden.q8 import Quantized
 from golden.routing import route
 from golden.trace import OP_TOLERANCE
 
-M, E, K, N = 7, 4, 64, 64  # rows, experts, input channels, output channels of most cases
+M, E, K, N = 7, 4, 64, 64  # rows, experts, input channels, output channels where operands are not smaller
 ENDS = np.array([0, 3, 3, 6], np.int32)  # of each expert's rows: two experts without rows, and a row of nobody
 NOISE, NOISY_RUNS = 3e-6, 8  # of a row's largest value: more than another order of additions changes
 UNTOUCHED = 0x55  # the bytes of `out` before the call
@@ -50,8 +50,8 @@ def add_moe(vectors: OpVectors, rng: np.random.Generator) -> None:
 
 
 def mx_edges(rng: np.random.Generator, block: int, element: Element) -> np.ndarray:
-    """Rows of four blocks that probe the quantizer, fp32."""
-    n = 4 * block
+    """Rows of 128 values that probe the quantizer, fp32."""
+    n = 128
     i = np.arange(n)
     step = 2.0**-element.mantissa_bits
     largest = np.where(i % block == 1, element.largest, 0)  # scale 1
@@ -187,7 +187,7 @@ def until_clear(add: Callable[[], bool]) -> None:
         pass
 
 
-def int8_rows(rng: np.random.Generator, m: int = M, k: int = K) -> Quantized:
+def int8_rows(rng: np.random.Generator, m: int = M, k: int = K // 2) -> Quantized:
     """Tokens with a scale each, codes down to -128."""
     return Quantized(rng.integers(-128, 128, (m, k)).astype(np.int8), rng.uniform(0.5, 2, (m, 1)).astype(F32) / 64)
 
@@ -195,7 +195,7 @@ def int8_rows(rng: np.random.Generator, m: int = M, k: int = K) -> Quantized:
 def add_int8(vectors: OpVectors, rng: np.random.Generator) -> None:
     """A8W8."""
 
-    def experts(n_experts: int = E, n: int = N, k: int = K) -> Int8Experts:
+    def experts(n_experts: int = E, n: int = N // 2, k: int = K // 2) -> Int8Experts:
         scales = rng.uniform(0.5, 2, (n_experts, n)).astype(F32) / 256
         return Int8Experts(rng.integers(-127, 128, (n_experts, n, k)).astype(np.int8), scales)
 
@@ -203,8 +203,8 @@ def add_int8(vectors: OpVectors, rng: np.random.Generator) -> None:
         x, weight = int8_rows(rng), experts()
         x.codes[0], x.codes[1] = 0, -128  # a token of zeros: scale 0, codes 0
         x.codes[2, 5:] = 0
-        weight.codes[1, :3], weight.codes[1, 33] = -128, 0
-        weight.scales[3, [8, 40]] = 50  # one output that outweighs the rest
+        weight.codes[1, :3], weight.codes[1, 17] = -128, 0
+        weight.scales[3, [8, 24]] = 50  # one output that outweighs the rest
         return add_case(vectors, "edges", x, weight)
 
     counts = np.diff(ENDS, prepend=0).astype(np.int32)
@@ -228,19 +228,19 @@ def add_int4(vectors: OpVectors, rng: np.random.Generator) -> None:
     """A8W4: a scale per output channel, or per group of 32 along K."""
 
     def experts(n_groups: int) -> Int4Experts:
-        codes = rng.integers(-8, 8, (E, N, K)).astype(np.int8)
-        scales = rng.uniform(0.5, 2, (E, N, n_groups)).astype(F32) / 16
+        codes = rng.integers(-8, 8, (E, N // 2, K)).astype(np.int8)
+        scales = rng.uniform(0.5, 2, (E, N // 2, n_groups)).astype(F32) / 16
         return Int4Experts(codes, scales, assist_matrix(codes, scales))
 
     def edges() -> bool:
-        x, weight = int8_rows(rng), experts(2)
+        x, weight = int8_rows(rng, k=K), experts(2)
         x.codes[0], x.codes[1], x.codes[2] = 0, -128, 127
-        weight.codes[1, : N // 4], weight.codes[1, N // 2 : 3 * N // 4] = -8, 7
+        weight.codes[1, : N // 8], weight.codes[1, N // 4 : 3 * N // 8] = -8, 7
         weight.scales[3, 5, 1] = 0
         return add_case(vectors, "edges", x, weight._replace(assist=assist_matrix(weight.codes, weight.scales)))
 
-    until_clear(lambda: add_case(vectors, "channel", int8_rows(rng), experts(1)))
-    until_clear(lambda: add_case(vectors, "groups", int8_rows(rng), experts(2)))
+    until_clear(lambda: add_case(vectors, "channel", int8_rows(rng, k=K), experts(1)))
+    until_clear(lambda: add_case(vectors, "groups", int8_rows(rng, k=K), experts(2)))
     until_clear(edges)
 
 
@@ -261,7 +261,7 @@ def add_mxfp8(vectors: OpVectors, rng: np.random.Generator) -> None:
         weight.codes[3, 6] = 0x80
         return add_case(vectors, "edges", x, weight, element="e4m3", block=32)
 
-    for element, block, k, n in ((E4M3, 32, K, N), (E5M2, 32, K, N), (E4M3, 64, 128, 128)):
+    for element, block, k, n in ((E4M3, 32, K, N), (E5M2, 32, K // 2, N), (E4M3, 64, K, 2 * N)):
 
         def add(element: Element = element, block: int = block, k: int = k, n: int = n) -> bool:
             x, weight = operands(element, block, k, n)

@@ -13,6 +13,7 @@ chosen. Every id is the reference's own.
 """
 
 import json
+import os
 import subprocess
 import zlib
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from formats.checkpoint import Config, ModelError
+from formats.files import replacing
 from formats.source import open_gguf
 from golden.forward import Fp32, Scheme, forward
 from golden.perplexity import Logits, load_tokenizer
@@ -68,7 +70,8 @@ def program_guess(reference: Reference, file: Path) -> Guess:
 
     def guess(ids: list[int], n: int) -> list[int]:
         command = [program, file, "--ids", ",".join(map(str, ids)), "-n", n, "-t", "0", "--print-ids"]
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}  # threads that spin starve a loaded machine
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
             raise ModelError(f"{program.name}: {done.stderr.strip()}")
         return [int(i) for i in done.stdout.split(",")]
@@ -124,5 +127,6 @@ def make_real(files: Path, out: Path, only: str | None = None) -> None:
         lines.append(' "generations": [\n  ' + ",\n  ".join(map(json.dumps, generations)) + "\n ]")
         lines.append(f' "norms": {json.dumps(found)}')
         path = out / f"{MODEL}.{variant}.json"
-        path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        with replacing(path) as f:
+            f.write(("{\n" + ",\n".join(lines) + "\n}\n").encode())
         print(f"{path.name}: smallest leads {[min(g['leads']) for g in generations]}", flush=True)

@@ -37,12 +37,13 @@ def combine(outputs: np.ndarray, chosen: np.ndarray, weights: np.ndarray) -> np.
 
 
 def by_expert(rows: np.ndarray, experts: np.ndarray, matmul: Callable[[np.ndarray, int], np.ndarray]) -> np.ndarray:
-    """Products of rows, each with its expert's matrix, (n, k, n_out) fp32.
+    """Products of rows, each with its expert's matrix, (n, k, ...).
 
-    rows, experts: (n, k), which row goes to which expert. matmul(rows, e): (len(rows), n_out), with expert e's matrix.
+    rows, experts: (n, k), which row goes to which expert. matmul(rows, e): (len(rows), ...), with expert e's matrix.
     """
     products = {int(e): matmul(rows[experts == e], int(e)) for e in np.unique(experts)}
-    out = np.empty((*experts.shape, next(iter(products.values())).shape[1]), F32)
+    first = next(iter(products.values()))
+    out = np.empty((*experts.shape, *first.shape[1:]), first.dtype)
     for expert, product in products.items():
         out[experts == expert] = product
     return out

@@ -7,9 +7,10 @@ from typing import Protocol
 
 from formats.checkpoint import Config
 from formats.model_file import read_format
-from formats.schemes import AWQ_FILE, MOE_FILE, Q8_FILE, W8A8_FILE, FileFormat
+from formats.schemes import AWQ_FILE, GPTQ_FILE, MOE_FILE, Q8_FILE, W8A8_FILE, FileFormat
 from golden.awq import AWQ
 from golden.forward import Scheme
+from golden.gptq import GPTQ
 from golden.moe import MoE
 from golden.w8a8 import W8A8
 
@@ -27,6 +28,7 @@ class Reference:
     format: FileFormat
     read: Callable[[Path], FileScheme] | None  # a model file; None: from a Hugging Face directory, by golden.q8
     variants: tuple[str, ...]  # in the names of files: build/models/MODEL.VARIANT.bin
+    trace_tokens: int | None = None  # of its golden traces; None: as many as usual
 
 
 SCHEMES = {
@@ -35,6 +37,7 @@ SCHEMES = {
         Reference(Q8_FILE, None, ("q8",)),
         Reference(W8A8_FILE, W8A8, ("w8a8", "w8a8-block32", "w8a8-static")),
         Reference(AWQ_FILE, AWQ, ("awq", "awq-g64")),
+        Reference(GPTQ_FILE, GPTQ, ("gptq-w8", "gptq-w4", "gptq-ladder", "gptq-sparse"), trace_tokens=2),
         Reference(MOE_FILE, MoE, ()),
     )
 }

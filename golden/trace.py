@@ -40,7 +40,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from formats.checkpoint import Config
-from formats.errors import ModelError
+from formats.errors import ModelError, one_line
 from formats.files import check_file, replacing
 from golden.forward import Step
 from golden.mx import quantize_mx
@@ -221,12 +221,14 @@ _LAYER_STEP = re.compile(r"layers\.(\d{1,5})\.(.+)", re.ASCII | re.DOTALL)
 
 
 def step_order(name: str) -> tuple[int, int, int]:
-    """Sort key that puts step names in the order of computation: codes and scales after their tensor, and before it
-    the accumulators that it was made of."""
+    """Sort key that puts step names in the order of computation: accumulators before the tensor that is made of them;
+    gathered values, codes and scales after it."""
     base, part = name, 1
-    for suffix, place in ((".acc", 0), (".q", 2), (".s", 3)):
+    for suffix, place in ((".acc", 0), (".q", 3), (".s", 4)):
         if name.endswith(suffix):
             base, part = name.removesuffix(suffix), place
+    if base.endswith(".gathered"):
+        base, part = base.removesuffix(".gathered"), max(part, 2)
     if found := _LAYER_STEP.fullmatch(base):
         layer, step = int(found[1]), found[2]
         return 2 + layer, _ORDER.index(step) if step in _ORDER else len(_ORDER), part
@@ -323,6 +325,7 @@ def _compare_codes(
 _INPUT = {  # of each product, in a layer
     "attn.q_proj": "attn.norm", "attn.k_proj": "attn.norm", "attn.v_proj": "attn.norm", "attn.o_proj": "attn.mix",
     "ffn.gate_proj": "ffn.norm", "ffn.up_proj": "ffn.norm", "ffn.down_proj": "ffn.swiglu",
+    "moe.gate_up_proj": "ffn.norm", "moe.down_proj": "moe.swiglu",
 }  # fmt: skip
 
 
@@ -470,4 +473,4 @@ def summarize(reports: list[StepReport], verbose: bool) -> tuple[str, int]:
     if flips := sum(1 for r in judged if r.name.endswith(".q") and 0 < r.error < 1):
         verdict += f"; {flips} steps have codes that rounded the other way"
     code = OUTSIDE if bad or not computed else INCOMPLETE if missing else WITHIN
-    return "\n".join([*lines, verdict]), code
+    return "\n".join(one_line(line) for line in [*lines, verdict]), code

@@ -83,6 +83,10 @@ class W8A8:
         """The quantized weight matrix of a step, codes (n_out, n_in)."""
         return self._matrices[name]
 
+    def dense(self, name: str) -> np.ndarray:
+        """What a matrix stands for, (n_out, n_in) fp32."""
+        return dequantize(self.matrix(name))
+
     def steps(self, step: Step) -> Step:
         return step
 

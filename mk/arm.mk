@@ -1,7 +1,7 @@
 # The kernels and the forward pass on Arm, once for each level of its instructions, emulated by qemu. On an Arm machine
 # itself: make test-arm ARM_CXX=g++ ARM_RUN= ARM_ARCHS=native
 #
-# A program for another Arm machine, compiled here (runq_w8a8 in the same way):
+# A program for another Arm machine, compiled here (runq_w8a8 and runq_gptq in the same way):
 #     Linux       make runq CXX=aarch64-linux-gnu-g++ ARCH=armv8.2-a+dotprod TOKENIZER=0 CXXFLAGS=-static
 #     Android     make runq CXX=$NDK/toolchains/llvm/prebuilt/linux-x86_64/bin/aarch64-linux-android29-clang++ \
 #                     ARCH=armv8.2-a+dotprod TOKENIZER=0 CXXFLAGS=-static-openmp
@@ -16,7 +16,7 @@ ARM_FLAGS := -std=c++20 -O2 -fopenmp -fno-math-errno -fno-trapping-math -DNO_TOK
              -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -idirafter /usr/include
 
 # The kernels in one test program, each program's source in one of its own.
-ARM_KERNELS := tests/int8_matmul_test.cpp tests/attention_test.cpp tests/ops_test.cpp
+ARM_KERNELS := tests/int8_matmul_test.cpp tests/lowbit_matmul_test.cpp tests/attention_test.cpp tests/ops_test.cpp
 ARM_TESTS   := $(foreach a,$(ARM_ARCHS),build/arm/$a/kernels_test $(PROGRAMS:%=build/arm/$a/%_test))
 ARM_SOURCES := $(HEADERS) $(wildcard *.cpp tests/*.h) tests/main.cpp build/packages-arm
 build/packages-arm: build/packages-test

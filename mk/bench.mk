@@ -3,11 +3,12 @@ MODELS  ?= llama-3.2-1b qwen3-0.6b
 RUNS    ?= 3
 THREADS ?=
 SCHEME  ?= q8
-BENCH_PROGRAM := $(if $(filter q8,$(SCHEME)),runq,runq_$(SCHEME))
+# Of a scheme, and of one of its variants: gptq-4.
+BENCH_PROGRAM := $(if $(filter q8,$(SCHEME)),runq,runq_$(firstword $(subst -, ,$(SCHEME))))
 BENCH_OUT := build/bench/results.$(SCHEME)
 bench: $(BENCH_PROGRAM) build/limits $(PY)
 	$(PY) -m bench.run --scheme $(SCHEME) --program $(BENCH_PROGRAM) --models $(MODELS) --runs $(RUNS) \
 	    $(if $(THREADS),--threads $(THREADS)) --json $(BENCH_OUT).json --svg $(BENCH_OUT).svg
 
 build/limits build/in_turns: build/%: bench/%.cpp build/flags build/packages
-	$(CXX) $(CXXFLAGS_ALL) $(DEPS) $< -o $@
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $< -o $@

@@ -5,6 +5,9 @@
 WARNINGS := -Wall -Wextra -Wshadow -Wno-psabi $(if $(findstring clang,$(CXX)),,-Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized) $(if $(WERROR),-Werror)
 # Rounding stays exactly as written; only errno and floating-point traps, which nothing here looks at, are given up.
 CXXFLAGS_ALL := -std=c++20 -O3 -march=$(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -I. $(WARNINGS) $(CXXFLAGS)
+# Of the programs that people run: a mistake stops the program before it can be used. The sanitizers see more, and
+# have no need of it.
+HARDENING := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong -Wl,-z,relro,-z,now
 ifeq ($(TOKENIZER),0)
 CXXFLAGS_ALL += -DNO_TOKENIZER
 PACKAGES_BUILD := g++
@@ -21,8 +24,8 @@ DEPS = -MMD -MP -MT $@ -MF build/deps/$(subst /,_,$@).d
 DEPS_FOLDER := $(shell mkdir -p build/deps)
 -include $(wildcard build/deps/*.d)
 
-$(PROGRAMS) $(MOE_PROGRAMS): %: %.cpp build/flags build/packages
-	$(CXX) $(CXXFLAGS_ALL) $(DEPS) $< -o $@ $(LIBS)
+$(PROGRAMS): %: %.cpp build/flags build/packages
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $< -o $@ $(LIBS)
 
 # A CUDA program is for the GPU where there are nvcc and a GPU, and otherwise for the CPU, through simt/. CUDA=1 and
 # CUDA=0 say which; CUDA_ARCH for which GPU. Where cuBLAS cannot be found it is built without.
@@ -40,11 +43,11 @@ $(CUDA_PROGRAMS): %: %.cu build/flags build/packages
 ifeq ($(CUDA),1)
 	$(NVCC) $(NVCC_FLAGS) -arch=$(CUDA_ARCH) $(DEPS) $< -o $@ $(LIBS) $(CUBLAS)
 else
-	$(CXX) $(SIMT_FLAGS) $(DEPS) -x c++ $< -o $@ $(LIBS)
+	$(CXX) $(SIMT_FLAGS) $(HARDENING) $(DEPS) -x c++ $< -o $@ $(LIBS)
 endif
 
 # Another compiler or other flags than last time: build again.
-FLAGS = $(CXX) $(CXXFLAGS_ALL) $(LIBS) CUDA=$(CUDA) $(CUDA_ARCH)
+FLAGS = $(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(LIBS) CUDA=$(CUDA) $(CUDA_ARCH)
 build/flags: FORCE
 	@mkdir -p build
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@

@@ -24,6 +24,8 @@ model.bin: build/models/tiny-llama.q8.bin
 	cp $< $@
 model_%.bin: build/models/tiny-llama.%.bin
 	cp $< $@
+model_gptq.bin: build/models/tiny-llama.gptq-ladder.bin
+	cp $< $@
 
 golden: $(PY) $(TEST_MODELS)
 	$(PY) -m golden make

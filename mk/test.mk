@@ -22,7 +22,7 @@ $(PROGRAMS:%=build/%_test) build/int8_simde_test: %: build/main.o %.o
 build/int8_simde_test.o: CXXFLAGS_ALL := $(filter-out -march=%,$(CXXFLAGS_ALL))
 
 # CUDA, always through simt/ here. In the checked build the emulator looks at every load and store: simt/checks.cpp.
-CHECKED_FLAGS := $(SIMT_FLAGS) -O1 -g -DCHECKED_BUILD -fsanitize=thread,alignment,bounds $(if $(findstring clang,$(CXX)),,-Wno-tsan)
+CHECKED_FLAGS := $(SIMT_FLAGS) -O1 -g -DCHECKED_BUILD -D_GLIBCXX_ASSERTIONS -fsanitize=thread,alignment,bounds $(if $(findstring clang,$(CXX)),,-Wno-tsan)
 CHECKED_TESTS := simt_checks_test awq_kernels_test $(CUDA_PROGRAMS:%=%_checked_test)
 PLAIN_TESTS   := $(filter-out $(CHECKED_TESTS),$(SIMT_TESTS))
 $(PLAIN_TESTS:%=build/%.o): CXXFLAGS_ALL := $(SIMT_FLAGS)
@@ -41,7 +41,7 @@ build/tokenize_tool: tests/tokenize_tool.cpp build/flags build/packages
 	$(CXX) $(CXXFLAGS_ALL) $(DEPS) $< -o $@ $(LIBS)
 
 # The same programs under AddressSanitizer and UBSan, for the tests that feed them broken files.
-ASAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
+ASAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 build/asan/%: %.cpp build/flags build/packages
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_ALL) $(ASAN) $(DEPS) $< -o $@ $(LIBS)

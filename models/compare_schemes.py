@@ -1,7 +1,8 @@
 """Held-out perplexity and recall under each quantization scheme, of models with outlier channels.
 
     python -m models.compare_schemes [HF_DIR ...] [--plain] [--all-places] [--json FILE]
-    python -m models.compare_schemes MODEL --text TEXT [--tokens N] [--window N] [--json FILE]
+    python -m models.compare_schemes MODEL --text TEXT [--tokens N] [--window N] [--keep FOLDER] [--bench P,N]
+                                     [--json FILE] [--page FILE]
 
 The first is for the tiny models, the second for a real one. Without directories, of tiny-llama and tiny-qwen3. Each
 model first gets outlier channels (models/outliers.py); with --plain it stays as it is. What is measured is
@@ -16,13 +17,17 @@ models/evaluate.py's, by the reference forward pass of golden/:
 
 Models with outliers and the W8A8 and AWQ files, made by `python -m export`, go to a temporary directory.
 
-With --text, all schemes and their variants on a model as it is: calibrated on the first half of the text, measured on
-up to N tokens of the second, in windows of N. Sizes, perplexity and the divergence from the unquantized model are
-models/quality.py's. The files of all variants together need some ten times the room of the model in int8.
+With --text, all schemes and their variants on a model as it is, a directory or a GGUF file: calibrated on the first
+of the text, measured on up to N tokens of the second, in windows of N. Sizes, perplexity and the divergence from the
+unquantized model are models/quality.py's. With --keep FOLDER, model files and figures stay there, some ten times the
+room of the model in int8, and what is there is not measured again. --bench measures the speed of each file anew, by its
+program: P tokens of a prompt, N generated ones. Programs that are emulated here have none. --page puts the table into
+a page of Markdown that has one.
 """
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -91,22 +96,36 @@ def compare_real(args: argparse.Namespace) -> int:
     """With --text."""
     (model,) = args.directories
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            found = quality.compare(model, read_text(args.text), Path(folder), args.tokens, args.window, not args.quiet)
+        text = read_text(args.text)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = args.keep or Path(temporary)
+            found = quality.compare(model, text, folder, args.tokens, args.window, args.bench, not args.quiet)
         print(quality.table(found.rows))
         print(f"\n{found.model}: {found.tokens} tokens in windows of {found.window}")
+        if found.left_out:
+            print(f"Groups do not divide the rows of the model: {'; '.join(found.left_out)}")
         if args.json:
             args.json.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
-    except (ModelError, OSError) as error:
+        if args.page:
+            page = quality.put_table(args.page.read_text(encoding="utf-8"), found.rows)
+            args.page.write_text(page, encoding="utf-8")
+    except (ModelError, OSError, ValueError) as error:
         print(f"compare_schemes: {error}", file=sys.stderr)
         return 1
     return 0
 
 
+def bench_sizes(text: str) -> str:
+    """`P,N` as it is. Raises ArgumentTypeError."""
+    if not re.fullmatch(r"[0-9]+,[0-9]+", text):
+        raise argparse.ArgumentTypeError(f"{text}, expected P,N")
+    return text
+
+
 def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m models.compare_schemes", description=__doc__.splitlines()[0])
-    parser.add_argument("directories", nargs="*", type=Path, metavar="HF_DIR")
+    parser.add_argument("directories", nargs="*", type=Path, metavar="MODEL")
     parser.add_argument("--plain", action="store_true", help="without outliers")
     parser.add_argument("--all-places", action="store_true", help="outliers also in the inputs of o and down")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures")
@@ -114,12 +133,17 @@ def main() -> int:
     real.add_argument("--text", type=Path, metavar="TEXT", help="a text to calibrate on and to measure with")
     real.add_argument("--tokens", type=int, default=20000, metavar="N", help="how many to measure on (20000)")
     real.add_argument("--window", type=int, metavar="N", help="tokens that are seen at a time (1024)")
+    real.add_argument("--keep", type=Path, metavar="FOLDER", help="where model files and figures stay")
+    real.add_argument("--bench", type=bench_sizes, metavar="P,N", help="measure speed: P tokens of prompt, N generated")
+    real.add_argument("--page", type=Path, metavar="FILE", help="a page of Markdown to put the table in")
     real.add_argument("--quiet", action="store_true", help="no progress bar")
     args = parser.parse_args()
     if args.plain and args.all_places:
         parser.error("--plain and --all-places exclude each other")
     if args.text and (args.plain or args.all_places or len(args.directories) != 1):
         parser.error("--text goes with one model, and without outliers")
+    if not args.text and (args.keep or args.bench):
+        parser.error("--keep and --bench go with --text")
     if args.text:
         return compare_real(args)
     results = {}

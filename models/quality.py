@@ -9,26 +9,38 @@ A model's figures, over the tokens of a text that have a predecessor in their wi
 
 Perplexity can fall by luck where a model's own mistakes are blurred; KL divergence cannot.
 
-The text's first half is for calibration, its second half for measuring. All schemes run on one window before the next
-begins, so that the logits of two models are in memory, and no more.
+The text's first half is for calibration, its second half for measuring. A scheme first runs over all windows, layer by
+layer, as far as the input of the classifier, (tokens, dim). Logits are (tokens, vocab_size), far too many to keep: they
+are computed last, a window at a time, the unquantized model's first and then each scheme's.
+
+A folder that is kept holds the model files, those inputs, and the figures. What is there is not computed again, so a
+new row costs its own time only, and a run that was interrupted goes on. Names and keys say what a thing was made from:
+the model, the text, the exporter's options, and for figures the bytes of the model file. Not the exporter's code: after
+a change of it, remove the files that it made.
 """
 
+import json
 import math
+import re
+import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from tqdm import tqdm
 
-from formats.checkpoint import Checkpoint, Config, ModelError, tensor_shapes
+from formats.checkpoint import Config, ModelError, tensor_shapes
+from formats.files import replacing
 from formats.model_file import read_format, read_header
+from formats.source import Source, is_gguf, open_model
 from formats.tensors import HEADER_SIZE
-from golden import awq, q8
-from golden.awq import AWQ
-from golden.forward import F32, F64, Fp32, Scheme, Step, forward
+from golden import q8
+from golden.forward import F32, F64, Fp32, Scheme, Step, forward_layer, ignore, rmsnorm, rope_table
 from golden.perplexity import encode, windows
 from golden.q8 import Q8, Quantized
 from golden.schemes import read_file
@@ -36,8 +48,11 @@ from golden.schemes import read_file
 ROOT = Path(__file__).resolve().parent.parent
 WINDOW = 1024  # tokens that are seen at a time, if the model's context has room for as many
 ROWS = 128  # of the logits that are turned into probabilities at a time
+QUERIES = 256  # whose scores are in memory at a time
+BENCH_RUNS = 3  # of which the middle one counts
 
-# Name in the table -> the exporter's sub-command and options; TEXT stands for the text to calibrate with.
+# The rows of the table; a new scheme adds its own. Name -> the exporter's sub-command and options. TEXT stands for the
+# text to calibrate with.
 CALIB = ("--calib", "TEXT")
 VARIANTS: dict[str, tuple[str, ...]] = {
     "Q8, groups of 32": ("q8", "--group-size", "32"),
@@ -48,8 +63,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "W8A8, alpha auto": ("w8a8", *CALIB, "--alpha", "auto"),
     "W8A8, static": ("w8a8", *CALIB, "--act", "static"),
     "W8A8, blocks of 32": ("w8a8", *CALIB, "--block", "32"),
-    "AWQ, plain rounding": ("awq", "--rtn"),
-    "AWQ": ("awq", *CALIB),
+    "AWQ, plain rounding, groups of 128": ("awq", "--rtn", "--group-size", "128"),
+    "AWQ, groups of 128": ("awq", *CALIB, "--group-size", "128"),
     "AWQ, plain rounding, groups of 64": ("awq", "--rtn", "--group-size", "64"),
     "AWQ, groups of 64": ("awq", *CALIB, "--group-size", "64"),
 }
@@ -59,16 +74,24 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 # Schemes
 
 
+class DenseScheme(Scheme, Protocol):
+    """A scheme that can say what its weights stand for."""
+
+    def dense(self, name: str) -> np.ndarray: ...
+
+
 class InFp32:
     """A scheme whose products are fp32 products of what codes and scales stand for.
 
     The reference's own are in fp64 and one for each group. These differ by about 1e-6, far less than the figures
-    here, and take a fraction of the time. Codes are the scheme's own.
+    here, and take a fraction of the time. Codes are the scheme's own. The matrices of one layer are kept, `layers.N` or
+    `classifier`, until another is asked for.
     """
 
-    def __init__(self, scheme: Scheme):
+    def __init__(self, scheme: DenseScheme):
         self._scheme = scheme
         self.interleaved = scheme.interleaved
+        self._layer, self._matrices = "", {}
 
     def steps(self, step: Step) -> Step:
         return self._scheme.steps(step)
@@ -84,17 +107,70 @@ class InFp32:
         return q8.dequantize(prepared) if isinstance(prepared, Quantized) else prepared
 
     def linear(self, x: np.ndarray, name: str, _step: Step) -> np.ndarray:
-        return x @ self._weight(name).T
+        layer = ".".join(name.split(".")[:2])
+        if layer != self._layer:
+            self._layer, self._matrices = layer, {}
+        if name not in self._matrices:
+            self._matrices[name] = self._scheme.dense(name)
+        return x @ self._matrices[name].T
 
-    def _weight(self, name: str) -> np.ndarray:
-        """(n_out, n_in) fp32."""
-        scheme = self._scheme
-        if isinstance(scheme, Fp32):
-            return scheme.vector(name)
-        if isinstance(scheme, AWQ):  # its own `weight` would keep every matrix
-            plain = name == "classifier"
-            return (scheme.weight(name) if plain else awq.dequantize(scheme.matrix(name))).astype(F32).T
-        return q8.dequantize(scheme.matrix(name))
+
+def attention_in_fp32(_step: Step, _layer: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """`golden.forward.attention` in fp32, without what lies in the future and without recording steps."""
+    n, n_heads, head_dim = q.shape
+    out = np.empty(q.shape, F32)
+    for h in range(n_heads):
+        keys, values = (np.ascontiguousarray(t[:, h // (n_heads // t.shape[1])]) for t in (k, v))
+        queries = q[:, h] * F32(head_dim**-0.5)
+        for start in range(0, n, QUERIES):
+            end = min(start + QUERIES, n)
+            scores = queries[start:end] @ keys[:end].T
+            scores[:, start:][np.triu(np.ones((end - start, end - start), bool), k=1)] = -np.inf
+            scores -= scores.max(axis=-1, keepdims=True)
+            np.exp(scores, out=scores)
+            out[start:end, h] = scores @ values[:end] / scores.sum(axis=-1, keepdims=True)
+    return out
+
+
+def classifier_inputs(
+    config: Config, scheme: Scheme, samples: Sequence[np.ndarray], advance: Callable[[int], object]
+) -> np.ndarray:
+    """What the last norm gives, of all samples, (tokens, dim) fp32. advance: told of tokens that went through a layer.
+
+    The weights of a layer serve all samples, one after another.
+    """
+    step = scheme.steps(ignore)
+    states = [step("embed", scheme.embedding(ids)) for ids in samples]
+    for i in range(config.n_layers):
+        for j, x in enumerate(states):
+            rotation = rope_table(config, np.arange(len(x)))
+            states[j] = forward_layer(config, scheme, i, x, rotation, step, attention_in_fp32)
+            advance(len(x))
+    norm = scheme.vector("norm")
+    return np.concatenate([step("norm", rmsnorm(x, norm, config.norm_eps)) for x in states])
+
+
+def logits_of(scheme: Scheme, normed: np.ndarray) -> np.ndarray:
+    """The classifier's, (n, vocab_size) fp32, of some rows of `classifier_inputs`."""
+    return scheme.linear(scheme.activation(ignore, "norm", normed), "classifier", ignore)
+
+
+def n_parameters(config: Config) -> int:
+    """Weights of the model; a classifier that is the embedding counts once."""
+    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
+
+
+def group_fits(config: Config, options: Sequence[str]) -> bool:
+    """Whether the groups of a variant divide the rows of the model."""
+    size = 1
+    for option in ("--group-size", "--block"):
+        if option in options:
+            size = int(options[options.index(option) + 1])
+    return all(n % size == 0 for n in (config.dim, config.hidden_dim, config.q_dim))
+
+
+# ----------------------------------------------------------------------------
+# Model files
 
 
 @dataclass
@@ -105,11 +181,33 @@ class Candidate:
     scheme: Scheme
     bits: float  # of the file, for each parameter: scales and norms included, header and tokenizer not
     megabytes: float  # of the file
+    crc32: int  # of the file's bytes; of the model's, unquantized
+    file: Path | None = None  # None: the unquantized model
 
 
-def n_parameters(config: Config) -> int:
-    """Weights of the model; a classifier that is the embedding counts once."""
-    return sum(math.prod(shape) for shape in tensor_shapes(config).values())
+def crc32_of(*things: object) -> int:
+    """Of the bytes of files, and of what other things print."""
+    crc = 0
+    for thing in things:
+        if isinstance(thing, Path):
+            with thing.open("rb") as f:
+                while block := f.read(1 << 24):
+                    crc = zlib.crc32(block, crc)
+        else:
+            crc = zlib.crc32(repr(thing).encode(), crc)
+    return crc
+
+
+def crc32_of_model(model: Path) -> int:
+    """Of a GGUF file, or of the files of a directory that have to do with the model."""
+    if is_gguf(model):
+        return crc32_of(model)
+    return crc32_of(*sorted(p for p in model.iterdir() if p.suffix in (".json", ".safetensors")))
+
+
+def slug(name: str) -> str:
+    """A row's name as the beginning of a file's: `AWQ, groups of 64` -> `awq-groups-of-64`."""
+    return re.sub("[^a-z0-9.]+", "-", name.lower())
 
 
 def export(model: Path, out: Path, options: Sequence[str]) -> None:
@@ -120,32 +218,23 @@ def export(model: Path, out: Path, options: Sequence[str]) -> None:
         raise ModelError(done.stderr.strip().removeprefix("export: "))
 
 
-def group_fits(config: Config, options: Sequence[str]) -> bool:
-    """Whether the groups of a variant divide the rows of the model."""
-    size = 0
-    for option in ("--group-size", "--block"):
-        if option in options:
-            size = int(options[options.index(option) + 1])
-    size = size or (128 if options[0] == "awq" else 1)
-    return all(n % size == 0 for n in (config.dim, config.hidden_dim, config.q_dim))
-
-
 def candidates(
-    model: Path, variants: dict[str, tuple[str, ...]], text: Path, folder: Path, progress: bool
+    model: Source, variants: dict[str, tuple[str, ...]], text: Path, folder: Path, progress: bool
 ) -> Iterator[Candidate]:
-    """Exports each variant whose groups fit to `folder`, and reads it back."""
-    checkpoint = Checkpoint(model)
-    config, n = checkpoint.config, n_parameters(checkpoint.config)
+    """Exports each variant whose groups fit to `folder`, unless it is there, and reads it back."""
+    config, n, crc = model.config, n_parameters(model.config), crc32_of_model(model.path)
     chosen = {name: options for name, options in variants.items() if group_fits(config, options)}
     with tqdm(chosen.items(), desc="exporting", unit="scheme", disable=not progress) as bar:
-        for i, (name, options) in enumerate(bar):
+        for name, options in bar:
             bar.set_postfix_str(name)
-            out = folder / f"{i}.bin"
-            export(model, out, [str(text) if option == "TEXT" else option for option in options])
+            key = crc32_of(crc, options, *([text] if "TEXT" in options else []))
+            out = folder / f"{slug(name)}.{key:08x}.bin"
+            if not out.exists():
+                export(model.path, out, [str(text.resolve()) if option == "TEXT" else option for option in options])
             head = read_header(out, read_format(out))
-            scheme = Q8(checkpoint, head.group_size) if options[0] == "q8" else read_file(out)
+            scheme = Q8(model, head.group_size) if options[0] == "q8" else read_file(out)
             bits = 8 * (head.weights_end - HEADER_SIZE) / n
-            yield Candidate(name, InFp32(scheme), bits, out.stat().st_size / 1e6)
+            yield Candidate(name, InFp32(scheme), bits, out.stat().st_size / 1e6, crc32_of(out), out)
 
 
 # ----------------------------------------------------------------------------
@@ -181,6 +270,15 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
     return out
 
 
+@dataclass
+class Figures:
+    """What is in the table of a scheme's predictions."""
+
+    perplexity: float
+    kl_divergence: float
+    same_top_token: float
+
+
 class Totals:
     """What is known of each scored token so far."""
 
@@ -195,32 +293,10 @@ class Totals:
             kl = (np.exp(p) * (p - q)).sum(axis=-1)
             self._tokens.append(np.array([nll, kl, p.argmax(axis=-1) == q.argmax(axis=-1)]))
 
-    def figures(self) -> tuple[float, float, float]:
-        """Perplexity, mean KL divergence, share of equal top tokens."""
+    def figures(self) -> Figures:
+        """Means over all tokens."""
         nll, kl, same = np.concatenate(self._tokens, axis=1).mean(axis=1)
-        return float(np.exp(nll)), float(kl), float(same)
-
-
-@dataclass
-class Row:
-    """A line of the table."""
-
-    name: str
-    bits_per_weight: float
-    megabytes: float
-    perplexity: float
-    kl_divergence: float
-    same_top_token: float
-
-
-@dataclass
-class Comparison:
-    """All that was measured."""
-
-    model: str
-    tokens: int  # scored
-    window: int
-    rows: list[Row]
+        return Figures(float(np.exp(nll)), float(kl), float(same))
 
 
 def pieces(model: Path, config: Config, text: str, window: int, n_tokens: int) -> list[np.ndarray]:
@@ -243,61 +319,182 @@ def pieces(model: Path, config: Config, text: str, window: int, n_tokens: int) -
     return found
 
 
+class Kept:
+    """Figures in a folder, `figures.json`. Written anew with every figure that is added."""
+
+    def __init__(self, folder: Path):
+        self._path = folder / "figures.json"
+        self._found = {}
+        if self._path.exists():
+            try:
+                self._found = json.loads(self._path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ModelError(f"{self._path}: {error}; remove it to measure again") from None
+
+    def get(self, what: str, key: int) -> dict | None:
+        return self._found.get(f"{what} {key:08x}")
+
+    def put(self, what: str, key: int, value: dict) -> None:
+        self._found[f"{what} {key:08x}"] = value
+        with replacing(self._path) as f:
+            f.write((json.dumps(self._found, indent=1) + "\n").encode())
+
+
 def measure(
-    config: Config, reference: Candidate, others: Sequence[Candidate], samples: Sequence[np.ndarray], progress: bool
-) -> list[Row]:
-    """The figures of each candidate, the unquantized model first."""
-    totals = [Totals() for _ in range(1 + len(others))]
+    config: Config,
+    reference: Candidate,
+    others: Sequence[Candidate],
+    samples: Sequence[np.ndarray],
+    folder: Path,
+    progress: bool,
+) -> list[Figures]:
+    """The figures of each candidate, the unquantized model first. What the folder has is not measured again."""
+    kept, text = Kept(folder), crc32_of([ids.tolist() for ids in samples])
+    every = [reference, *others]
+    keys = [crc32_of(candidate.crc32, reference.crc32, text) for candidate in every]
+    missing = [i for i, key in enumerate(keys) if kept.get("quality", key) is None]
+    needed = sorted({0, *missing}) if missing else []
     n_tokens = sum(len(ids) for ids in samples)
-    with tqdm(
-        total=n_tokens * len(totals), unit="token", unit_scale=True, desc="measuring", disable=not progress
-    ) as bar:
-        for ids in samples:
-            log_p = np.zeros(0)
-            for candidate, total in zip([reference, *others], totals, strict=True):
-                bar.set_postfix_str(candidate.name)
-                logits = forward(config, candidate.scheme, ids)
-                if candidate is reference:
-                    log_p = log_probabilities(logits)
-                total.add(ids, log_p, logits)
-                del logits  # before the next scheme's are there
-                bar.update(len(ids))
-    return [
-        Row(candidate.name, candidate.bits, candidate.megabytes, *total.figures())
-        for candidate, total in zip([reference, *others], totals, strict=True)
-    ]
+    inputs: dict[int, np.ndarray] = {}
+    with tqdm(total=n_tokens * len(needed), unit="token", unit_scale=True, desc="layers", disable=not progress) as bar:
+        for i in needed:
+            bar.set_postfix_str(every[i].name)
+            path = folder / f"{slug(every[i].name)}.{keys[i]:08x}.npy"
+            if path.exists():
+                inputs[i] = np.load(path)
+                bar.update(n_tokens)
+                continue
+            inputs[i] = classifier_inputs(config, every[i].scheme, samples, lambda n: bar.update(n / config.n_layers))
+            with replacing(path) as f:
+                np.save(f, inputs[i])
+    totals = {i: Totals() for i in missing}
+    start = 0
+    for ids in tqdm(samples, unit="window", desc="logits", disable=not progress or not missing):
+        rows = slice(start, start + len(ids))
+        start = rows.stop
+        log_p = log_probabilities(logits_of(reference.scheme, inputs[0][rows])) if missing else None
+        for i in missing:
+            totals[i].add(ids, log_p, logits_of(every[i].scheme, inputs[i][rows]))
+    for i in missing:
+        kept.put("quality", keys[i], vars(totals[i].figures()))
+    return [Figures(**kept.get("quality", key)) for key in keys]
+
+
+def bench(file: Path, sizes: str) -> dict[str, float]:
+    """Tokens/s of prefill and decode, by `--bench` of the file's program: the median of some runs.
+
+    Empty if that program is emulated here. Raises ModelError if it is not built.
+    """
+    program = ROOT / read_format(file).program
+    if not program.with_suffix(".cpp").is_file():
+        return {}
+    found: dict[str, list[float]] = {"prefill": [], "decode": []}
+    for _ in range(BENCH_RUNS):
+        try:
+            done = subprocess.run([program, file, "--bench", sizes], capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise ModelError(f"{program}: {error.strerror} (make {program.name})") from None
+        if done.returncode:
+            raise ModelError(f"{program.name}: {done.stderr.strip()}")
+        for phase, rates in found.items():
+            rates.extend(map(float, re.findall(rf"^{phase} \d+ tokens: ([\d.]+) tokens/s", done.stdout, re.M)))
+    return {phase: statistics.median(rates) for phase, rates in found.items() if rates}
+
+
+# ----------------------------------------------------------------------------
+# The table
+
+
+@dataclass
+class Row:
+    """A line of the table. Speed is None where it was not measured."""
+
+    name: str
+    bits_per_weight: float
+    megabytes: float
+    perplexity: float
+    kl_divergence: float
+    same_top_token: float
+    prefill: float | None = None  # tokens/s
+    decode: float | None = None
+
+
+@dataclass
+class Comparison:
+    """All that was measured."""
+
+    model: str
+    tokens: int  # scored
+    window: int
+    left_out: list[str]  # variants whose groups do not divide the model's rows
+    rows: list[Row]
 
 
 def compare(
-    model: Path, text: str, folder: Path, n_tokens: int = 20000, window: int | None = None, progress: bool = True
+    model: Path,
+    text: str,
+    folder: Path,
+    n_tokens: int = 20000,
+    window: int | None = None,
+    bench_sizes: str | None = None,
+    progress: bool = True,
 ) -> Comparison:
     """Every variant on a model. window: tokens that are seen at a time; None: 1024, or the context if that is less.
 
-    The model files of all variants go to `folder`. Raises ModelError.
+    folder: holds the model files and what was measured before; see the module's docstring. bench_sizes: `P,N`, to
+    measure speed; without it, speed is what the folder has. Raises ModelError.
     """
-    checkpoint = Checkpoint(model)
-    config = checkpoint.config
+    source = open_model(model)
+    config = source.config
     first, second = halves(text)
     window = min(WINDOW, config.max_seq_len) if window is None else window
     samples = pieces(model, config, second, window, n_tokens)
+    folder.mkdir(parents=True, exist_ok=True)
     calibration = folder / "calibration.txt"
     calibration.write_text(first, encoding="utf-8")
-    reference = Candidate("fp32", InFp32(Fp32(checkpoint)), 32, 4 * n_parameters(config) / 1e6)
-    others = list(candidates(model, VARIANTS, calibration, folder, progress))
-    rows = measure(config, reference, others, samples, progress)
-    return Comparison(model.resolve().name, sum(len(ids) - 1 for ids in samples), window, rows)
+    size = n_parameters(config)
+    reference = Candidate("fp32", InFp32(Fp32(source)), 32, 4 * size / 1e6, crc32_of_model(model))
+    others = list(candidates(source, VARIANTS, calibration, folder, progress))
+    figures = measure(config, reference, others, samples, folder, progress)
+    kept, rows = Kept(folder), []
+    for candidate, found in zip([reference, *others], figures, strict=True):
+        if bench_sizes and candidate.file:
+            kept.put("speed", candidate.crc32, bench(candidate.file, bench_sizes))
+        speed = kept.get("speed", candidate.crc32) or {}
+        rows.append(Row(candidate.name, candidate.bits, candidate.megabytes, **vars(found), **speed))
+    left_out = [name for name, options in VARIANTS.items() if not group_fits(config, options)]
+    return Comparison(model.resolve().name, sum(len(ids) - 1 for ids in samples), window, left_out, rows)
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as Markdown. The columns are those of `Row`, and how much larger the perplexity is than the first's."""
+    speeds = any(row.prefill or row.decode for row in rows)
     lines = [
-        "| scheme | bits per weight | MB | perplexity | | KL divergence, nats | same top token |",
-        "|---|---|---|---|---|---|---|",
+        "| scheme | bits per weight | MB | perplexity | | KL divergence, nats | same top token |"
+        + " prefill, tokens/s | decode, tokens/s |" * speeds,
+        "|---|---|---|---|---|---|---|" + "---|---|" * speeds,
     ]
     for row in rows:
         more = f"{100 * (row.perplexity / rows[0].perplexity - 1):+.2f} %" if row is not rows[0] else ""
         kl = f"{row.kl_divergence:.5f}" if row is not rows[0] else ""
         same = f"{100 * row.same_top_token:.2f} %" if row is not rows[0] else ""
         size = f"{row.bits_per_weight:.2f} | {row.megabytes:.1f}"
-        lines.append(f"| {row.name} | {size} | {row.perplexity:.3f} | {more} | {kl} | {same} |")
+        line = f"| {row.name} | {size} | {row.perplexity:.3f} | {more} | {kl} | {same} |"
+        if speeds:
+            line += "".join(f" {speed:.0f} |" if speed else "  |" for speed in (row.prefill, row.decode))
+        lines.append(line)
     return "\n".join(lines)
+
+
+def put_table(page: str, rows: Sequence[Row]) -> str:
+    """A page of Markdown with `table(rows)` for its first table of schemes. Raises ValueError if there is none."""
+    found = re.search(r"^\| scheme \|.*\n(?:\|.*\n)*", page, re.M)
+    if not found:
+        raise ValueError("no table that begins with `| scheme |`")
+    return page[: found.start()] + table(rows) + "\n" + page[found.end() :]
+
+
+def read_comparison(path: Path) -> Comparison:
+    """What `compare_schemes --json` wrote."""
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return Comparison(**found | {"rows": [Row(**row) for row in found["rows"]]})

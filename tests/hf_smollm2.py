@@ -4,19 +4,22 @@
 
 transformers reads and dequantizes the file by code of its own. Compared are: fp32 logits with golden.forward's; the
 perplexity of a text; chat prompts, id by id, with apply_chat_template; and ten greedy continuations of 60 ids with each
-program's, up to the first id that differs (not with --quick).
+program's, up to the first id that differs (not with --quick). A program that is emulated on a CPU would take an hour:
+there, and for fp32, the reference says what it would choose behind each prefix.
 """
 
 import json
+import os
 import subprocess
 import sys
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
 from formats.source import open_gguf
-from golden.forward import Fp32, forward
+from golden.forward import Fp32, Scheme, forward
 from golden.perplexity import encode, load_tokenizer, perplexity
 from golden.real import CHAT, QUESTIONS
 from golden.schemes import SCHEMES
@@ -39,7 +42,7 @@ def model():
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
     return AutoModelForCausalLM.from_pretrained(
         FILES, gguf_file=GGUF.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -65,7 +68,8 @@ def transformers_greedy(ids: list[int]) -> list[int]:
 
 def program_ids(program: str, file: Path, ids: list[int]) -> list[int]:
     command = [ROOT / program, file, "--ids", ",".join(map(str, ids)), "-n", N_TOKENS, "-t", "0", "--print-ids"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True, env=environment)
     return [int(i) for i in done.stdout.split(",")]
 
 
@@ -117,19 +121,39 @@ def check_chat() -> bool:
     return good
 
 
+def agreement_of_program(program: str, file: Path, prompt: list[int], theirs: list[int]) -> int:
+    """Of the program's own continuation."""
+    return agreement(program_ids(program, file, prompt), theirs)
+
+
+def agreement_of_reference(scheme: Scheme, prompt: list[int], theirs: list[int]) -> int:
+    """What `agreement` is for the reference's own continuation, from one forward pass over theirs."""
+    logits = forward(open_gguf(GGUF).config, scheme, np.array(prompt + theirs[:-1]))
+    return agreement(logits[len(prompt) - 1 :].argmax(axis=-1).tolist(), theirs)
+
+
 def compare_greedy() -> dict[str, list[int]]:
     """By variant, how many ids of each continuation agree; for `length`, how many transformers wrote."""
     tokenizer = load_tokenizer(GGUF)
     prompts = [tokenizer.encode(prompt).ids for prompt in TEN]
     theirs = [transformers_greedy(ids) for ids in prompts]
     found = {"length": [len(ids) for ids in theirs]}
+
+    def compare(variant: str, agree: Callable[[list[int], list[int]], int]) -> None:
+        found[variant] = [agree(ids, expected) for ids, expected in zip(prompts, theirs, strict=True)]
+        print(f"greedy, {variant}: {found[variant]} of {found['length']} ids agree", flush=True)
+
+    compare("fp32", partial(agreement_of_reference, Fp32(open_gguf(GGUF))))
     for reference in SCHEMES.values():
+        program = reference.format.program
         for variant in reference.variants:
             file = FILES / f"smollm2.{variant}.bin"
-            if file.is_file():
-                ours = [program_ids(reference.format.program, file, ids) for ids in prompts]
-                found[variant] = [agreement(a, b) for a, b in zip(ours, theirs, strict=True)]
-                print(f"greedy, {variant}: {found[variant]} of {found['length']} ids agree", flush=True)
+            if not file.is_file():
+                continue
+            if (ROOT / f"{program}.cpp").is_file():
+                compare(variant, partial(agreement_of_program, program, file))
+            else:
+                compare(variant, partial(agreement_of_reference, reference.read(file)))
     return found
 
 

@@ -1,10 +1,16 @@
-// What is said when a run's memory is not there.
+// What is said when a run's memory is not there, and what happens at the end of what is.
 #include "common/app/memory.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <string>
 #include <vector>
+
+#include "common/cpu/lazy_memory.h"
 
 TEST_CASE("memory: refused with the sum, what is available, the largest parts and what makes them smaller") {
     const std::vector<MemoryPart> parts = {{"a", 5000000000},
@@ -28,4 +34,31 @@ TEST_CASE("memory: refused with the sum, what is available, the largest parts an
                          std::runtime_error);
     CHECK(logits_part(3, 5).what == "the logits of 3 tokens");
     CHECK(logits_part(3, 5).bytes == 60);
+}
+
+TEST_CASE("lazy memory: all of it can be used, and nothing behind it") {
+    const size_t page = size_t(sysconf(_SC_PAGESIZE)) / sizeof(float);
+    for (const size_t n : {size_t(1), page, 3 * page - 5, 600 * page}) {
+        CAPTURE(n);
+        const size_t end = (n + page - 1) / page * page;
+        const LazyMemory memory(n, "a test");
+        CHECK(memory.data()[0] == 0);
+        memory.data()[n - 1] = 1;
+        for (const bool writes : {false, true}) {
+            const pid_t child = fork();
+            REQUIRE(child >= 0);
+            if (child == 0) {
+                std::signal(SIGSEGV, SIG_DFL);  // doctest reports it otherwise
+                const rlimit none{0, 0};
+                setrlimit(RLIMIT_CORE, &none);
+                volatile float* behind = memory.data() + end;
+                if (writes) *behind = 1;
+                _exit(*behind == 0 ? 0 : 1);
+            }
+            int status = 0;
+            REQUIRE(waitpid(child, &status, 0) == child);
+            CHECK(WIFSIGNALED(status));
+            CHECK(WTERMSIG(status) == SIGSEGV);
+        }
+    }
 }

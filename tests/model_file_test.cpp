@@ -360,4 +360,47 @@ TEST_CASE("tensors: one after another, each with its place in the file, and none
     CHECK(copy.next<int8_t>("d", {1}) == nullptr);
     CHECK(copy.weight_bytes() == 12 + 17 + 16 + 1);
     CHECK(copy.all()[2].offset == header_size + 12 + 17);
+
+    // A file in which they do.
+    TensorList aligned(file.weights.data(), 64, 16, 16);
+    CHECK(aligned.next<float>("a", {3}) == at(0));
+    CHECK(aligned.next<uint8_t>("b", {17}) == at(16));
+    CHECK(aligned.next<int32_t>("c", {4}) == at(48));
+    CHECK(aligned.all()[1].offset == header_size + 16);
+    CHECK(aligned.all()[2].offset == header_size + 48);
+    CHECK(aligned.all()[2].memory_offset == 48);
+    CHECK(aligned.weight_bytes() == 64);
+    aligned.next<int8_t>("d", {1});
+    CHECK(aligned.weight_bytes() == 65);  // nothing behind the last one
+}
+
+TEST_CASE("model file: the layout of a GPTQ file is read as written, and is reserved in the others") {
+    Bytes f = good_file();
+    f.set(0x00, scheme_gptq.magic);
+    f.set(0x04, scheme_gptq.version);
+    for (uint8_t i = 0; i < n_kinds; i++) {
+        f.set(header_offset::formats + 4 * i, std::array<uint8_t, 4>{2, i, uint8_t(64 + i), 1});
+    }
+    f.set<uint8_t>(header_offset::has_order, 1);
+    f.seal();
+    auto open = [](const Bytes& bytes, const Scheme& scheme) {
+        return open_model_file(write(bytes), scheme, [](const ModelConfig&) {});
+    };
+    const ModelFile file = open(f, scheme_gptq);
+    for (int i = 0; i < n_kinds; i++) {
+        const MatrixFormat& found = file.config.layout.formats[i];
+        CHECK(int(found.bits) == 2);
+        CHECK(int(found.flags) == i);
+        CHECK(int(found.group) == 256 + 64 + i);
+    }
+    CHECK(file.config.layout.has_order);
+    CHECK(file.alignment == 64);
+    CHECK(open(good_file(), scheme_q8).alignment == 1);
+    f.set<uint8_t>(header_offset::has_order, 2);
+    f.seal();
+    CHECK_THROWS_WITH(open(f, scheme_gptq), (folder + "model.bin: has_order is 2, expected 0 to 1").c_str());
+    f.set<uint8_t>(header_offset::has_order, 0);
+    f.set<uint8_t>(header_offset::reserved_behind_layout, 1);
+    f.seal();
+    CHECK_THROWS_WITH(open(f, scheme_gptq), (folder + "model.bin: reserved byte at 229 is not 0").c_str());
 }

@@ -185,6 +185,55 @@ def half(x):
         return {"out": x.astype(F16)}
 
 
+# ---- GPTQ
+
+
+def gptq_unpack(packed, bits):
+    """Codes of a row: blocks of 64 bytes, then one of 32 and one of 16; byte j has codes j, j + B, ... of its block."""
+    codes, at = [], 0
+    while at < packed.shape[1]:
+        size = next(size for size in (64, 32, 16) if packed.shape[1] - at >= size)
+        block = packed[:, at : at + size]
+        codes += [block >> shift & 2**bits - 1 for shift in range(0, 8, bits)]
+        at += size
+    return np.concatenate(codes, axis=1).astype(np.int64)
+
+
+def low_half_first(packed, n):
+    return np.stack([packed & 15, packed >> 4], axis=-1).reshape(len(packed), -1)[:, :n].astype(np.int64)
+
+
+def lowest_bit_first(mask):
+    return np.stack([mask >> i & 1 for i in range(8)], axis=-1).reshape(len(mask), -1).astype(bool)
+
+
+def gptq_expand(codes, bits, group, sparse, two_level, group_size, scales=None, zeros=None, groups=None,
+                row_scales=None, mask=None, unpacked=gptq_unpack, halves=low_half_first, bit_order=lowest_bit_first,
+                steps=5, scale_of=lambda s, row: s.astype(F32) * row):  # fmt: skip
+    w = codes.astype(np.int64) if bits == 8 else unpacked(codes, bits)
+    if sparse:
+        kept = bit_order(mask)
+        stored, w = w, np.zeros(kept.shape, np.int64)
+        w[kept] = stored.ravel()
+    size = group or w.shape[1]
+    if two_level:
+        s, z = groups & 15, (groups >> 4).astype(np.int64)
+        w, scale = steps * w - np.repeat(z, size, axis=1), scale_of(s, row_scales[:, None])
+    else:
+        scale = scales.astype(F32).reshape(len(w), -1)
+        if bits < 8:
+            w = w - np.repeat(halves(zeros, scale.shape[1]), size, axis=1)
+    if sparse:
+        w[~kept] = 0
+    return {"w.codes": w.astype(np.int8), "w.scales": np.repeat(scale, size // group_size, axis=1).astype(F32)}
+
+
+def gptq_gather(x, order, group_size, gathered=lambda x, order: np.ascontiguousarray(x[:, order])):
+    out = gathered(x, order)
+    q = quantize(out, group_size)
+    return {"gathered": out, "codes": q["codes"], "scales": q["scales"]}
+
+
 # ---- a whole Q8 file
 
 

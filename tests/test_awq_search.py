@@ -10,9 +10,9 @@ from safetensors.numpy import save_file
 from export.awq import export_awq
 from formats.checkpoint import Checkpoint, tensor_shapes
 from golden.awq import AWQ, GROUP_SIZES, HEAD_DIMS, group_range, quantize
-from golden.awq_search import RATIOS, SHRINKS, choose_scale, clip, factors, rounded, spaced
+from golden.awq_search import RATIOS, SHRINKS, SWEEPS, choose_scale, clip, error_of_outputs, factors, rounded, spaced
 from golden.calibration import Inputs, calibration_samples, observe
-from golden.channel_scaling import CONSUMERS, PLACES, describe, share, spread
+from golden.channel_scaling import CONSUMERS, PLACE_READ_BY, PLACES, describe, describe_errors, share, spread
 from golden.forward import Fp32, forward, hf_name
 from golden.perplexity import encode, perplexity
 from golden.smooth import Smoothed
@@ -43,7 +43,8 @@ def test_factors_by_hand():
     assert factors(mean * 100, 0.5) == pytest.approx(factors(mean, 0.5))
     assert factors(np.zeros(3, F32), 0.5).tolist() == [1, 1, 1]
     assert (RATIOS[0], RATIOS[-1], len(RATIOS)) == (0, 0.95, 20)
-    assert (SHRINKS[0], SHRINKS[-1]) == (1, 0.5)
+    assert SHRINKS[0] == (1, 1)
+    assert len(set(SHRINKS)) == len(SHRINKS) == 31
 
 
 def test_means_are_those_of_the_plain_forward_pass():
@@ -51,9 +52,14 @@ def test_means_are_those_of_the_plain_forward_pass():
     rng = np.random.default_rng(7)
     samples = [rng.integers(0, checkpoint.config.vocab_size, n) for n in (30, 21, 5)]
     found = {}
-    for _, seen in observe(checkpoint, samples, 10**6):
+    for _, seen in observe(checkpoint, samples, 10**6, with_products=True):
         found |= seen
     for name, inputs in found.items():
+        if name == "norm":
+            assert inputs.products is None
+        else:
+            rows = inputs.rows.astype(F64)
+            assert inputs.products == pytest.approx(rows.T @ rows, rel=1e-9, abs=1e-12)
         assert inputs.mean == pytest.approx(np.abs(inputs.rows).mean(axis=0, dtype=F64), rel=1e-6), name
         assert inputs.mean.dtype == F32
 
@@ -156,41 +162,55 @@ def test_clipping_gives_up_weights_that_hardly_matter():
     weight[:, 5], weight[:, 90] = 2, -2
     x = rng.standard_normal((256, 128)).astype(F32)
     x[:, [5, 90]] *= 1e-3
-    low, high = clip(weight, x, 128)
+    low, high = clip(weight, x.T.astype(F64) @ x, 128)
     assert (high <= 1.2).all()
     assert (low >= -1.2).all()
     error = relative_error(x @ weight.T, x @ stands_for(quantize(weight, low, high)).T.astype(F64))
     assert error < 0.7 * output_error(x, weight, 128)
     x[:, [5, 90]] *= 1e4  # now they are what counts
-    low, high = clip(weight, x, 128)
+    low, high = clip(weight, x.T.astype(F64) @ x, 128)
     assert (high > 1.9).all()
 
 
+@pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
-def test_each_group_gets_its_best_range(group_size):
+def test_each_group_gets_the_range_that_is_best_for_its_row(group_size, scaled):
+    """Group by group, twice through the row, by the error of its outputs with everything else as it is."""
     rng = np.random.default_rng(12)
-    weight = (rng.standard_normal((600, 128)) * rng.standard_exponential((600, 128))).astype(F32)  # long tails
-    x = rng.standard_normal((100, 128)).astype(F32)
-    low, high = clip(weight, x, group_size)
+    weight = (rng.standard_normal((600, 256)) * rng.standard_exponential((600, 256))).astype(F32)  # long tails
+    x = (rng.standard_normal((100, 256)) + rng.standard_normal(256)).astype(F32)
+    s = rng.uniform(0.5, 2, 256).astype(F32) if scaled else np.ones(256, F32)
+    weight *= s
+    low, high = clip(weight, x.T.astype(F64) @ x, group_size, s if scaled else None)
     full_low, full_high = group_range(weight, group_size)
-    share_of_range = high / full_high
-    assert 0.5 <= share_of_range.min() < 0.85
-    assert share_of_range.max() == 1
-    assert np.allclose(low / full_low, share_of_range)
+    assert 0.5 <= (high / full_high).min() < 0.85
+    assert (high / full_high).max() == 1
+    assert not np.allclose(low / full_low, high / full_high)
+
+    def error(row, ranges):
+        q = quantize(weight[row : row + 1], *(np.array([ends], F32) for ends in zip(*ranges, strict=True)))
+        stands = ((q.codes.reshape(*q.zeros.shape, -1) - q.zeros[..., None].astype(F64)) * q.scales[..., None]).ravel()
+        return float((((x / s.astype(F64)) @ (stands - weight[row])) ** 2).sum())
+
     for row in (0, 299, 511, 512, 599):
-        for g in range(128 // group_size):
-            columns = slice(g * group_size, (g + 1) * group_size)
-            w, errors = weight[row : row + 1, columns], []
-            for shrink in SHRINKS:
-                q = quantize(
-                    w,
-                    full_low[row : row + 1, g : g + 1] * F32(shrink),
-                    full_high[row : row + 1, g : g + 1] * F32(shrink),
-                )
-                d = (q.codes.astype(F64) - q.zeros) * q.scales.astype(F64) - w
-                errors.append(float(((x[:, columns] @ d.T) ** 2).sum()))
-            best = SHRINKS[int(np.argmin(errors))]
-            assert share_of_range[row, g] == pytest.approx(best), (row, g)
+        ranges = list(zip(full_low[row], full_high[row], strict=True))
+        for g in list(range(len(ranges))) * SWEEPS:
+            trials = [(full_low[row, g] * F32(a), full_high[row, g] * F32(b)) for a, b in SHRINKS]
+            ranges[g] = min(trials, key=lambda trial: error(row, [*ranges[:g], trial, *ranges[g + 1 :]]))
+        assert error(row, ranges) == pytest.approx(error(row, list(zip(low[row], high[row], strict=True))), rel=1e-9)
+        assert ranges == list(zip(low[row], high[row], strict=True))
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_error_of_outputs_is_that_on_the_text(scaled):
+    rng = np.random.default_rng(13)
+    weight, x = rng.standard_normal((24, 128)).astype(F32), rng.standard_normal((90, 128))
+    s = rng.uniform(0.5, 2, 128).astype(F32) if scaled else None
+    matrix = plain_int4(weight if s is None else weight * s, 64)
+    stands = stands_for(matrix).astype(F64) / (1 if s is None else s)
+    found = error_of_outputs(weight if s is None else weight * s, matrix, x.T @ x, s)
+    assert found == pytest.approx(relative_error(x @ weight.T, x @ stands.T), rel=2e-3)  # fp16 weights in `stands`
+    assert error_of_outputs(np.zeros_like(weight), matrix, x.T @ x) == 0
 
 
 # ---- whole layers and models
@@ -244,6 +264,10 @@ def test_scaling_alone_changes_nothing(tmp_path, name):
         largest |= {name: max(largest.get(name, 0), np.abs(recorder.tensors[name]).max()) for name in found.largest}
     assert len(largest) == 4 * checkpoint.config.n_layers + 1
     assert found.largest == pytest.approx(largest, rel=1e-5)
+    assert found.errors.keys() == {f"layers.{i}.{c}" for i in range(checkpoint.config.n_layers) for c in PLACE_READ_BY}
+    assert all(0.005 < error < 0.2 for error in found.errors.values())
+    lines = list(describe_errors(found, verbose=True))
+    assert len(lines) == len(PLACE_READ_BY) * (1 + checkpoint.config.n_layers)
     lines = list(describe(found, verbose=True, what="ratio"))
     assert sum(line.split()[:2] == [place, "ratio"] for line in lines for place in PLACES) == 4
 

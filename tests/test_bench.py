@@ -17,21 +17,26 @@ from bench.roofline import roofline, spread_out, ticks
 from bench.run import Work, closing_line, measure, parse_bench, spread, summarize, table, work_of
 from formats.checkpoint import tensor_shapes
 from formats.model_file import read_header
-from formats.tensors import HEADER_SIZE, matrix_shapes
+from formats.tensors import HEADER_SIZE, matrix_shapes, weights_end
 from golden.awq import AWQ
 from golden.forward import forward, ignore
+from golden.gptq import GPTQ
 from golden.w8a8 import W8A8
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = ROOT / "build" / "limits"
 IN_TURNS = ROOT / "build" / "in_turns"
-PROGRAMS = {"q8": ROOT / "runq", "w8a8": ROOT / "runq_w8a8"}  # by the scheme of the files that they run
+PROGRAMS = {
+    "q8": ROOT / "runq",
+    "w8a8": ROOT / "runq_w8a8",
+    "gptq": ROOT / "runq_gptq",
+}  # by the scheme of the files that they run
 SHAPES = ["llama-3.2-1b", "qwen3-0.6b"]
 
 
 def tiny(name, scheme="q8"):
     """A real model's config with every size made small."""
-    hidden_dim = 256 if scheme == "awq" else 192  # AWQ's groups are of 128
+    hidden_dim = 256 if scheme == "awq" or scheme.startswith("gptq") else 192  # these have groups of 128
     return replace(
         config_of(name), dim=128, hidden_dim=hidden_dim, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=32,
         vocab_size=320, max_seq_len=64,
@@ -56,7 +61,7 @@ def info(program, path):
 def model(request, tmp_path_factory):
     """(scheme, config, path) of a tiny model file."""
     scheme, shape = request.param
-    config = tiny(shape)
+    config = tiny(shape, scheme)
     path = tmp_path_factory.mktemp("bench") / "tiny.bin"
     write_model(config, path, scheme, progress=False)
     return scheme, config, path
@@ -81,11 +86,31 @@ def test_shapes_are_those_of_the_checkpoint(name, scheme):
     assert w.classifier_macs == table
     if scheme == "awq":  # four bits and a group's share of a zero point and an fp16 scale; the classifier in fp16
         assert w.layer_bytes + w.classifier_bytes == (expected - table) * (4 + 20 / 128) / 8 + 2 * table
+    elif scheme.startswith("gptq"):
+        assert w.layer_bytes + w.classifier_bytes == gptq_bytes(c, scheme)
     else:  # Q8: four bytes for each 64 weights. W8A8: four for each row.
         rows = sum(s[0] for s in shapes.values() if len(s) == 2) - (0 if c.tied else c.vocab_size)
         extra = {"q8": expected // 16, "w8a8": 4 * rows}[scheme]
         assert w.layer_bytes + w.classifier_bytes == expected + extra
     assert w.kv_bytes == 2 * c.n_layers * c.kv_dim * (2 if scheme == "awq" else 4)
+
+
+def gptq_bytes(c, scheme):
+    """Of all matrices but an embedding that is only looked up: bits per weight, and bytes per row."""
+    eight, four, two, sparse = (8, 4), (4 + 20 / 128, 0), (2 + 8 / 64, 4), (3 + 20 / 128, 0)
+    table, attention, feed_forward = {
+        "gptq": (eight, four, two),
+        "gptq-8": (eight, eight, eight),
+        "gptq-4": (four, four, four),
+        "gptq-2": (two, two, two),
+        "gptq-sparse": (four, sparse, sparse),
+    }[scheme]
+    total = 0
+    for name, (n_out, n_in) in matrix_shapes(c):
+        if name != "embed" or c.tied:
+            bits, row = attention if ".attn." in name else feed_forward if ".ffn." in name else table
+            total += n_out * (n_in * bits / 8 + row)
+    return total
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -95,11 +120,13 @@ def test_files_are_as_long_as_counted(tmp_path, shape, scheme):
     write_model(config, tmp_path / "m", scheme, progress=False)
     w = work_of(config, scheme)
     size = (tmp_path / "m").stat().st_size
-    assert size == HEADER_SIZE + w.layer_bytes + w.classifier_bytes + norm_bytes(config, 2 if scheme == "awq" else 4)
     storage = SCHEMES[scheme]
+    gaps = size - (HEADER_SIZE + w.layer_bytes + w.classifier_bytes + norm_bytes(config, 2 if scheme == "awq" else 4))
+    assert 0 <= gaps < len(storage.tensors(config)) * storage.format.alignment  # none if that is 1
+    assert size == weights_end(storage.tensors(config), storage.format.alignment)
     header = read_header(tmp_path / "m", storage.format)
     assert (header.group_size, header.activations, header.weights_end) == (storage.group_size, 0, size)
-    assert storage.group_size == {"q8": 64, "w8a8": 0, "awq": 128}[scheme]
+    assert storage.group_size == {"q8": 64, "w8a8": 0, "awq": 128}.get(scheme, 64)
     assert [getattr(header.config, f) for f in ("arch", "dim", "hidden_dim", "head_dim", "vocab_size", "tied")] == [
         config.arch, 128, config.hidden_dim, 32, 320, True,
     ]  # fmt: skip
@@ -111,7 +138,7 @@ def norm_bytes(config, value=4):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("name", "reader"), [("w8a8", W8A8), ("awq", AWQ)])
+@pytest.mark.parametrize(("name", "reader"), [("w8a8", W8A8), ("awq", AWQ), ("gptq", GPTQ), ("gptq-sparse", GPTQ)])
 def test_the_reference_reads_the_file_and_activations_keep_their_size(tmp_path, name, reader, shape, tied):
     config = replace(tiny(shape, name), tied=tied)
     write_model(config, tmp_path / "m", name, progress=False)
@@ -151,7 +178,7 @@ def test_activations_stay_finite(model):
 
 @pytest.mark.parametrize("scheme", PROGRAMS)
 def test_a_separate_classifier(tmp_path, scheme):
-    config = replace(tiny("llama-3.2-1b"), tied=False)
+    config = replace(tiny("llama-3.2-1b", scheme), tied=False)
     write_model(config, tmp_path / "m", scheme, progress=False)
     assert info(PROGRAMS[scheme], tmp_path / "m")["shared_classifier"] == "no"
 

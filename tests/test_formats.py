@@ -2,9 +2,11 @@
 
 import ast
 import re
+import struct
 import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from bench.make_model import SCHEMES as MADE
@@ -12,15 +14,17 @@ from bench.make_model import write_model
 from bench.random_checkpoint import config_of
 from export.__main__ import EXPORTERS
 from formats.checkpoint import Checkpoint
+from formats.limits import LIMITS
 from formats.model_file import read_format, read_header
 from formats.schemes import FORMATS, format_of
 from formats.tensors import Tensor, norm_shapes, weights_end, with_offsets
 from golden.schemes import SCHEMES
 from tests.helpers import MODELS, ROOT, TINY, run_golden
+from tests.test_runq import seal
 
 VARIANTS = [variant for reference in SCHEMES.values() for variant in reference.variants]
 FILES = [ROOT / "build" / "models" / f"{name}.{variant}.bin" for name in TINY for variant in VARIANTS]
-TYPES = {"<f4": "F32", "<f2": "F16", "<i4": "I32", "|i1": "I8"}
+TYPES = {"<f4": "F32", "<f2": "F16", "<i4": "I32", "|i1": "I8", "|u1": "U8"}
 
 
 # ---- what lies on what
@@ -66,6 +70,42 @@ def test_golden_make_says_which_file_is_missing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+# ---- ranges
+
+# Where the header has them (docs/model-files.md).
+OFFSETS = {
+    "dim": 0x08, "hidden_dim": 0x0C, "n_layers": 0x10, "n_heads": 0x14, "n_kv_heads": 0x18, "vocab_size": 0x1C,
+    "max_seq_len": 0x20, "head_dim": 0x48, "norm_eps": 0x50, "rope_theta": 0x54, "rope_scaling factor": 0x5C,
+    "low_freq_factor": 0x60, "high_freq_factor": 0x64, "original_max_position_embeddings": 0x68, "n_eos": 0x70,
+    "temperature": 0x94, "top_p": 0x98, "top_k": 0x9C, "min_p": 0xB8, "repetition_penalty": 0xBC,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", LIMITS)
+def test_ranges_are_those_of_the_programs(tmp_path, field):
+    """A number beyond each end is refused with the range; at the ends something else may be wrong, but not that."""
+    good = bytearray(FILES[0].read_bytes())
+    struct.pack_into("<ifffi", good, 0x58, 1, 8, 1, 4, 8192)
+    if field == "n_kv_heads":  # which is at most n_heads
+        struct.pack_into("<i", good, 0x14, LIMITS["n_heads"].high)
+    low, high = LIMITS[field]
+    whole = isinstance(low, int)
+    beyond = (low - 1, high + 1) if whole else (np.nextafter(np.float32(end), np.float32(d)) for end, d in
+                                                ((low, -np.inf), (high, np.inf)))  # fmt: skip
+    for value, is_out in ((low, False), (high, False), *((v, True) for v in beyond)):
+        data = bytearray(good)
+        struct.pack_into("<i" if whole else "<f", data, OFFSETS[field], value)
+        seal(data)
+        path = tmp_path / "model.bin"
+        path.write_bytes(data)
+        done = subprocess.run([ROOT / "runq", path, "--info"], capture_output=True, text=True, check=False)
+        is_refused = (
+            re.search(rf": {field} is \S+, expected {re.escape(str(LIMITS[field]))}\n", done.stderr) is not None
+        )
+        assert is_refused == is_out, (value, done.stderr)
+        assert LIMITS[field].holds(value) != is_out
+
+
 # ---- lists of tensors
 
 
@@ -73,7 +113,7 @@ def listed(path):
     """The tensors of a file with their offsets, and where they end by its header."""
     file_format = read_format(path)
     head = read_header(path, file_format)
-    return list(with_offsets(file_format.tensors(head.config, head.group_size, head.activations))), head
+    return list(with_offsets(head.tensors(), alignment=file_format.alignment)), head
 
 
 def test_offsets_follow_each_other():
@@ -85,6 +125,8 @@ def test_offsets_follow_each_other():
         ("c", 293, 309),
     ]
     assert weights_end(tensors) == 309
+    assert [(t.offset, t.end) for t in with_offsets(tensors, alignment=64)] == [(256, 286), (320, 327), (384, 400)]
+    assert weights_end(tensors, 64) == 400
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

@@ -14,7 +14,7 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer, pre_tokenizers
 
-from models import evaluate, stories
+from models import agreement, evaluate, stories
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "models"
@@ -44,9 +44,9 @@ def test_the_same_seed_gives_the_same_text_whatever_the_hash_seed():
 
 
 def test_held_out_files_come_from_the_generator():
-    text, references = stories.held_out()
+    text, marks = stories.held_out()
     assert (MODELS / "held_out.txt").read_bytes() == text.encode()
-    assert json.loads((MODELS / "held_out.json").read_text()) == [list(r) for r in references]
+    assert evaluate.read_marks() == marks
     assert 60_000 <= len(text) < 61_500
 
 
@@ -70,12 +70,37 @@ def test_training_documents_leave_out_the_held_out_seed():
 
 def test_references_name_something_that_came_before():
     for story in told(11, 500):
-        assert story.references
-        assert list(story.references) == sorted(story.references)
-        for start, end in story.references:
+        assert story.marks.references
+        assert list(story.marks.references) == sorted(story.marks.references)
+        for start, end in story.marks.references:
             word = story.text[start:end]
             assert re.search(rf"\b{re.escape(word)}\b", story.text[:start]), (word, story.text)
             assert not story.text[start - 1].isalnum() and not story.text[end].isalnum()
+
+
+def test_pronouns_are_about_somebody_named_before():
+    for story in told(15, 500):
+        text, marks = story.text, story.marks
+        named = {m[0] for m in re.finditer(r"\w+", text)} & {*stories.GIRLS, *stories.BOYS}
+        for start, end, name in marks.pronouns:
+            female = text[start:end].lower() in ("she", "her", "girl")
+            assert female or text[start:end].lower() in ("he", "his", "him", "boy"), text[start:end]
+            assert name in (stories.GIRLS if female else stories.BOYS)
+            assert re.search(rf"\b{name}\b", text[:start]), (name, text)
+        for start, end in marks.introductions:
+            assert text[start:end] in named and not re.search(rf"\b{text[start:end]}\b", text[:start])
+        # No gendered word is left out, but those that announce a name, and those of the elders in no story.
+        gendered = {m.span() for m in re.finditer(r"\b([Ss]he|[Hh]e|[Hh]is|[Hh]er|him)\b", text)}
+        assert gendered <= {p[:2] for p in marks.pronouns}, text
+
+
+def test_marks_move_with_their_text():
+    told_here = told(16, 3)
+    text, marks = stories.collection(told_here)
+    assert len(marks.pronouns) == sum(len(s.marks.pronouns) for s in told_here)
+    for kind in ("references", "pronouns", "introductions"):
+        moved = [text[m[0] : m[1]] for m in getattr(marks, kind)]
+        assert moved == [s.text[m[0] : m[1]] for s in told_here for m in getattr(s.marks, kind)]
 
 
 def test_grammar():
@@ -138,6 +163,60 @@ def test_conversations():
 
 
 # ----------------------------------------------------------------------------
+# Agreement of what a model has written
+
+OTHER = {"he": "she", "she": "he", "his": "her", "him": "her", "her": "his", "girl": "boy", "boy": "girl"}
+
+
+def test_stories_of_the_generator_agree():
+    for story in told(17, 100):
+        assert agreement.disagreements(story.text) == []
+
+
+def test_every_pronoun_of_the_wrong_gender_is_found():
+    for story in told(18, 20):
+        for start, end, _ in story.marks.pronouns:
+            right = story.text[start:end]
+            wrong = OTHER[right.lower()]
+            wrong = wrong.capitalize() if right[0].isupper() else wrong
+            assert agreement.disagreements(story.text[:start] + wrong + story.text[end:]), story.text[:end]
+
+
+def test_a_name_of_the_wrong_gender_is_found():
+    for story in told(19, 40):
+        for start, end in story.marks.introductions:
+            wrong = next(n for n in (stories.BOYS if story.text[start:end] in stories.GIRLS else stories.GIRLS))
+            changed = re.sub(rf"\b{story.text[start:end]}\b", wrong, story.text)
+            assert agreement.disagreements(changed), changed
+
+
+@pytest.mark.parametrize(
+    ("story", "found"),
+    [
+        ("Once there was a girl named Mia. She had a red kite.", []),
+        ("Once there was a girl named Zack.", ["Once there was a girl named Zack."]),
+        ("Once there was a girl named Mia. He laughed.", ["He laughed."]),
+        ("Once there were two friends, Mia and Tom. He laughed.", []),  # made up: nobody knows who
+        ("Mia and Tom saw a boy named Eva.", ["Mia and Tom saw a boy named Eva."]),
+        ("Mia told Tom a story. Mia told his aunt everything.", ["Mia told his aunt everything."]),
+        ("The sun was shining.", []),
+    ],
+)
+def test_disagreements(story: str, found: list[str]):
+    assert agreement.disagreements(story) == found
+
+
+def test_agreement_reads_standard_input():
+    command = [sys.executable, "-m", "models.agreement"]
+    text = "Once there was a girl named Zack.\n\nOnce there was a girl named Mia.\n"
+    done = subprocess.run(command, cwd=ROOT, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == "Once there was a girl named Zack.\n1 of 2 stories disagree\n"
+    done = subprocess.run(command, cwd=ROOT, input=text.split("\n\n")[1], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "0 of 1 stories disagree\n")
+
+
+# ----------------------------------------------------------------------------
 # Evaluation
 
 
@@ -155,10 +234,12 @@ def test_score_of_a_model_that_guesses(bos: int | None, scored: list[bool]):
         fed.append(list(ids))
         return np.zeros((len(ids), 16))
 
-    nll, top = evaluate.score(uniform, np.arange(10) % 5, context=3, bos=bos)
+    nll, top, kept = evaluate.score(uniform, np.arange(10) % 5, context=3, bos=bos, keep=[0, 1, 9])
     assert np.array_equal(~np.isnan(nll), scored)
     assert np.allclose(nll[scored], np.log(16))
     assert np.array_equal(top >= 0, scored)
+    assert sorted(kept) == [i for i in (0, 1, 9) if scored[i]]
+    assert all(np.allclose(row, -np.log(16)) and row.shape == (16,) for row in kept.values())
     assert all(len(ids) <= 3 and (bos is None or ids[0] == bos) for ids in fed)
 
 
@@ -173,10 +254,27 @@ def test_evaluation_of_an_oracle(name: str):
 
     figures = evaluate.evaluate_directory(MODELS / name, oracle)
     assert figures["perplexity"] == pytest.approx(1.0)
-    assert figures["references"] == len(json.loads((MODELS / "held_out.json").read_text()))
+    assert figures["references"] == len(evaluate.read_marks().references)
     assert figures["recall_first_token"] > 0.995  # without BOS, the first token of a window is not predicted
     assert figures["recall_all_tokens"] > 0.995
     assert 0.9 < figures["reachable"] <= 1
+    assert figures["agreement"] == 1
+    assert figures["names_agree"] > 0.999
+    assert 0.9 * len(evaluate.read_marks().pronouns) < figures["pronouns"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_evaluation_of_a_model_without_genders(name: str):
+    """A forward pass that always prefers "she", "her" and "girl", and all names alike."""
+    tokenizer = Tokenizer.from_file(str(MODELS / name / "tokenizer.json"))
+    female = [f"{space}{w}" for w in ("she", "her", "girl", "She", "Her") for space in ("", " ")]
+    logits = np.zeros(2048)
+    logits[[tokenizer.encode(w, add_special_tokens=False).ids[0] for w in female]] = 1.0
+    figures = evaluate.evaluate_directory(MODELS / name, lambda ids: np.tile(logits, (len(ids), 1)))
+    text, marks = (MODELS / "held_out.txt").read_text(), evaluate.read_marks()
+    share = np.mean([text[s:e].lower() in ("she", "her", "girl") for s, e, _ in marks.pronouns])
+    assert figures["agreement"] == pytest.approx(share, abs=0.02)
+    assert figures["names_agree"] == pytest.approx(0.5, abs=0.05)
 
 
 # ----------------------------------------------------------------------------

@@ -48,6 +48,8 @@ PORT = {
     "awq_dequantize": ports.awq_dequantize,
     "awq_matmul": ports.awq_matmul,
     "half": ports.half,
+    "gptq_expand": ports.gptq_expand,
+    "gptq_gather": ports.gptq_gather,
     "model": ports.model,
     "mx_values": ports_moe.mx_values,
     "mx_quantize": ports_moe.mx_quantize,
@@ -217,6 +219,24 @@ GROUPED_MISTAKES = {
     "halves interleaved": {"act": interleaved_halves},
     "rows of nobody overwritten": {"touch_rest": True},
 }
+
+
+def expand_with(**change):
+    return {"gptq_expand": partial(ports.gptq_expand, **change)}
+
+
+def neighbours_in_a_byte(packed, bits):
+    parts = [packed >> shift & 2**bits - 1 for shift in range(0, 8, bits)]
+    return np.stack(parts, axis=-1).reshape(len(packed), -1).astype(np.int64)
+
+
+def blocks_of_64_alone(packed, bits):
+    """What is left at the end of a row as one block, whatever its size."""
+    blocks = [packed[:, at : at + 64] for at in range(0, packed.shape[1], 64)]
+    codes = [block >> shift & 2**bits - 1 for block in blocks for shift in range(0, 8, bits)]
+    return np.concatenate(codes, axis=1).astype(np.int64)
+
+
 MISTAKES = {
     "half away from zero": {
         "quantize": partial(ports.quantize, codes_of=lambda groups, inv, _: half_away(groups * inv))
@@ -288,6 +308,20 @@ MISTAKES = {
     "router: experts by fp32 probability": {"route": partial(ports_moe.route, by_probability=True)},
     "router: softmax over the chosen alone": {"route": partial(ports_moe.route, scores=softmax_of_the_chosen)},
     "awq scale rounded to bf16": {"awq_dequantize": partial(ports.awq_dequantize, scale_of=bf16)},
+    "gptq codes of neighbours in a byte": expand_with(unpacked=neighbours_in_a_byte),
+    "gptq without the smaller blocks": expand_with(unpacked=blocks_of_64_alone),
+    "gptq zero points high half first": expand_with(
+        halves=lambda packed, n: ports.low_half_first(packed >> 4 | packed << 4, n)
+    ),
+    "gptq mask from the highest bit": expand_with(bit_order=lambda mask: np.unpackbits(mask, axis=1).astype(bool)),
+    "two-level zero point in whole codes": expand_with(steps=1),
+    "two-level scale rounded to bf16": expand_with(scale_of=lambda s, row: bf16(s.astype(F32) * row)),
+    "two-level row scale in fp16": expand_with(scale_of=lambda s, row: s.astype(F32) * row.astype(np.float16)),
+    "two-level scale codes from 1": expand_with(scale_of=lambda s, row: (s + 1).astype(F32) * row),
+    "gathered by the inverse": {
+        "gptq_gather": partial(ports.gptq_gather, gathered=lambda x, order: x[:, np.argsort(order)])
+    },
+    "not gathered": {"gptq_gather": partial(ports.gptq_gather, gathered=lambda x, _order: x)},
 }
 
 

@@ -19,8 +19,9 @@ from pathlib import Path
 import pytest
 
 from formats.checkpoint import Config
-from formats.model_file import Generation, header
-from formats.schemes import FORMATS
+from formats.gptq import GptqLayout, MatrixFormat, pack_layout
+from formats.model_file import FileHeader, Generation, header
+from formats.schemes import FORMATS, GPTQ_FILE
 from formats.tensors import weights_end
 from tests.helpers import ROOT
 from tests.test_cli import waiting_to_write
@@ -28,7 +29,10 @@ from tests.test_runq import seal
 
 FORMAT = {f.program: f for f in FORMATS.values()}
 PROGRAMS = [program for program in FORMAT if program != "runq_moe"]  # which has no bundled model: test_runq_moe.py
-TINY = {f.program: ROOT / "build" / "models" / f"tiny-llama.{f.scheme}.bin" for f in FORMATS.values()}
+VARIANT = {"gptq": "gptq-w4"}  # that stands for a scheme; usually the one of its name
+TINY = {
+    f.program: ROOT / "build" / "models" / f"tiny-llama.{VARIANT.get(f.scheme, f.scheme)}.bin" for f in FORMATS.values()
+}
 LLAMA = TINY["runq"]
 MAX_CONTEXT = 1 << 24
 
@@ -68,17 +72,20 @@ def refused(done, code):
 def write_model(path, program, **dims):
     """A model file of zeros, without a tokenizer."""
     file_format = FORMAT[program]
-    group_size = {"runq": 4, "runq_w8a8": 0, "runq_awq": 64}[program]
-    small = {"runq_awq": {"dim": 64, "hidden_dim": 64, "head_dim": 32, "n_heads": 2}}.get(
-        program, {"dim": 4, "hidden_dim": 4, "head_dim": 2, "n_heads": 2}
-    )
+    group_size = {"runq": 4, "runq_w8a8": 0, "runq_awq": 64, "runq_gptq": 64}[program]
+    small = {"dim": 4, "hidden_dim": 4, "head_dim": 2, "n_heads": 2}
+    if group_size == 64:
+        small = {"dim": 64, "hidden_dim": 64, "head_dim": 32, "n_heads": 2}
     config = Config(
         arch="llama", n_layers=1, n_kv_heads=1, vocab_size=8, max_seq_len=MAX_CONTEXT, tied=True,
         norm_eps=1e-5, rope_theta=1e4, rope_scaling=None, **small,
     )  # fmt: skip
     config = Config(**(vars(config) | dims))
-    end = weights_end(file_format.tensors(config, group_size, 0))
-    path.write_bytes(header(config, Generation(temperature=0.0), file_format, group_size, end, b""))
+    layout = GptqLayout((MatrixFormat(8),) * 9) if file_format is GPTQ_FILE else None
+    own = pack_layout(layout) if layout is not None else b""
+    tensors = FileHeader(config, group_size, 0, 0, file_format, layout).tensors()
+    end = weights_end(tensors, file_format.alignment)
+    path.write_bytes(header(config, Generation(temperature=0.0), file_format, group_size, end, b"", own=own))
     os.truncate(path, end)
     return path
 
@@ -91,7 +98,7 @@ def write_model(path, program, **dims):
 def test_a_small_file_takes_little_memory_whatever_its_header_says(tmp_path, program):
     """A context of 16 million positions in a file of some KB: memory comes as positions are used."""
     path = write_model(tmp_path / "small.bin", program)
-    assert path.stat().st_size < (1 << 14)
+    assert path.stat().st_size < (1 << 15)
     args = [path, "-c", MAX_CONTEXT, "--ids", "1,2,3", "-n", 3, "--print-ids"]
     done, memory = run_measured(tmp_path, program, *args)
     if done.returncode:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from formats.checkpoint import Checkpoint, ModelError
+from formats.schemes import AWQ_FILE
 from golden.awq import AWQ
-from golden.forward import Fp32, forward
+from golden.forward import Fp32, attention, forward, ignore
 from golden.perplexity import encode, perplexity
 from golden.q8 import Q8
 from golden.trace import relative_error
@@ -30,10 +31,10 @@ def test_figures_by_hand():
     q = np.log(np.array([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25], [0, 0, 0]], np.float32) + 1e-30) + 3  # any constant
     totals = Totals()
     totals.add(np.array([0, 0, 1]), log_probabilities(p), q)
-    found, kl, same = totals.figures()
-    assert found == pytest.approx(np.exp((np.log(2) + np.log(4)) / 2), rel=1e-6)
-    assert kl == pytest.approx((0.25 * np.log(0.5) + 0.5 * np.log(2)) / 2, rel=1e-5)
-    assert same == 0.5
+    found = totals.figures()
+    assert found.perplexity == pytest.approx(np.exp((np.log(2) + np.log(4)) / 2), rel=1e-6)
+    assert found.kl_divergence == pytest.approx((0.25 * np.log(0.5) + 0.5 * np.log(2)) / 2, rel=1e-5)
+    assert found.same_top_token == 0.5
 
 
 def test_parts_make_no_difference(monkeypatch):
@@ -44,18 +45,18 @@ def test_parts_make_no_difference(monkeypatch):
     monkeypatch.setattr(quality, "ROWS", 7)
     parts.add(ids[:20], log_probabilities(p[:20]), q[:20])
     parts.add(ids[19:], log_probabilities(p[19:]), q[19:])
-    assert parts.figures() == pytest.approx(whole.figures(), rel=1e-12)
-    assert 0 < whole.figures()[1] < 2
+    assert vars(parts.figures()) == pytest.approx(vars(whole.figures()), rel=1e-12)
+    assert 0 < whole.figures().kl_divergence < 2
 
 
-def test_fp32_has_the_perplexity_of_golden_and_no_divergence():
+def test_fp32_has_the_perplexity_of_golden_and_no_divergence(tmp_path):
     checkpoint = Checkpoint(LLAMA)
     text = CALIBRATION.read_text()[:3000]
     samples = quality.pieces(LLAMA, checkpoint.config, text, 64, 300)
     assert [len(ids) for ids in samples] == [64, 64, 64, 64, 49]  # a window scores one token less than it has
-    reference = Candidate("fp32", InFp32(Fp32(checkpoint)), 32, 4.2)
-    again = Candidate("fp32, exactly", Fp32(checkpoint), 32, 4.2)
-    first, second = measure(checkpoint.config, reference, [again], samples, progress=False)
+    reference = Candidate("fp32", InFp32(Fp32(checkpoint)), 32, 4.2, 1)
+    again = Candidate("fp32, exactly", Fp32(checkpoint), 32, 4.2, 2)
+    first, second = measure(checkpoint.config, reference, [again], samples, tmp_path, progress=False)
     ids, bos = encode(LLAMA, text)
     scored = ids[: 4 * 63 + 48]
     expected, n = perplexity(lambda window: forward(checkpoint.config, Fp32(checkpoint), window), scored, bos, 64)
@@ -83,7 +84,7 @@ def test_products_in_fp32_are_the_schemes(tmp_path, name):
         first, second = (dict(s[:-1]) for s in seen)
         assert relative_error(first["layers.0.attn.v_proj"], second["layers.0.attn.v_proj"]) < 1e-5
         assert relative_error(seen[0][-1], seen[1][-1]) < 0.02
-        assert list(first) == list(second)
+        assert [step for step in first if not step.endswith(".acc")] == list(second)  # fp32 has no accumulators
 
 
 # ---- the text, and which variants there are
@@ -119,19 +120,19 @@ def test_groups_that_do_not_divide_are_left_out():
     assert not group_fits(config, ("q8", "--group-size", "256"))
     assert not group_fits(config, ("w8a8", "--block", "96"))
     assert group_fits(config, ("w8a8", "--no-smooth"))
-    assert group_fits(config, ("awq", "--rtn"))
+    assert group_fits(config, ("awq", "--rtn", "--group-size", "128"))
     narrow = Checkpoint(MODELS.parent / "tests" / "hf" / "llama-gqa-tied").config  # 64
-    assert not group_fits(narrow, ("awq", "--rtn"))
+    assert not group_fits(narrow, ("awq", "--rtn", "--group-size", "128"))
     assert group_fits(narrow, ("awq", "--rtn", "--group-size", "64"))
 
 
 def test_sizes_of_files(tmp_path):
     (tmp_path / "text").write_text(TEXT)
     variants = {"Q8": ("q8", "--group-size", "64"), "none": ("q8", "--group-size", "256"), "AWQ": ("awq", "--rtn")}
-    found = list(candidates(MODELS / "tiny-qwen3", variants, tmp_path / "text", tmp_path, progress=False))
+    source = Checkpoint(MODELS / "tiny-qwen3")
+    found = list(candidates(source, variants, tmp_path / "text", tmp_path, progress=False))
     assert [c.name for c in found] == ["Q8", "AWQ"]
-    sizes = [(tmp_path / f"{i}.bin").stat().st_size / 1e6 for i in range(2)]
-    assert [c.megabytes for c in found] == sizes
+    assert [c.megabytes for c in found] == [c.file.stat().st_size / 1e6 for c in found]
     n = quality.n_parameters(Checkpoint(MODELS / "tiny-qwen3").config)
     assert n == 2 * 2048 * 128 + 4 * (2 * 128 * 256 + 2 * 128 * 128 + 3 * 128 * 384 + 2 * 128 + 2 * 64) + 128
     norms = 4 * (2 * 128 + 2 * 64) + 128
@@ -142,8 +143,90 @@ def test_sizes_of_files(tmp_path):
 
 def test_an_export_that_fails_says_why(tmp_path):
     with pytest.raises(ModelError) as error:
-        list(candidates(LLAMA, {"W8A8": ("w8a8", *quality.CALIB)}, tmp_path / "absent", tmp_path, progress=False))
-    assert str(error.value) == f"{tmp_path / 'absent'}: no such file"
+        list(candidates(Checkpoint(LLAMA), {"W8A8": ("w8a8", "--alpha", "2")}, tmp_path, tmp_path, progress=False))
+    assert str(error.value) == "--alpha is 2, expected 0 to 1, or auto"
+
+
+# ---- what is kept
+
+
+def test_attention_in_fp32_is_attention(monkeypatch):
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((70, heads, 16), np.float32) for heads in (6, 2, 2))
+    exact = attention(ignore, "", q, k, v)
+    for queries in (1, 32, 256):
+        monkeypatch.setattr(quality, "QUERIES", queries)
+        assert relative_error(exact, quality.attention_in_fp32(ignore, "", q, k, v)) < 1e-6
+
+
+def test_only_what_is_missing_is_measured(tmp_path, monkeypatch):
+    """A new row costs its own export and forward pass; other tokens, another text or another file cost everything."""
+    text, ran = (MODELS / "held_out.txt").read_text()[:6000], []
+
+    def count(config, scheme, samples, advance, original=quality.classifier_inputs):
+        ran.append("forward")
+        return original(config, scheme, samples, advance)
+
+    def count_export(model, out, options, original=quality.export):
+        ran.append("export")
+        original(model, out, options)
+
+    monkeypatch.setattr(quality, "classifier_inputs", count)
+    monkeypatch.setattr(quality, "export", count_export)
+    variants = {"Q8": ("q8", "--group-size", "64"), "AWQ": ("awq", *quality.CALIB, "--samples", "2", "--seq-len", "64")}
+
+    def compare(names, n_tokens=200, text=text):
+        ran.clear()
+        monkeypatch.setattr(quality, "VARIANTS", {name: variants[name] for name in names})
+        return quality.compare(LLAMA, text, tmp_path, n_tokens, 100, progress=False).rows
+
+    first = compare(["Q8"])
+    assert ran == ["export", "forward", "forward"]
+    assert compare(["Q8"]) == first
+    assert ran == []
+    second = compare(["Q8", "AWQ"])
+    assert ran == ["export", "forward"]
+    assert second[:2] == first
+    assert second[2].kl_divergence > 0
+    compare(["Q8", "AWQ"], n_tokens=201)
+    assert ran == ["forward"] * 3
+    calibration, measured = halves(text)
+    compare(["Q8", "AWQ"], text=calibration + "#" + measured[1:])
+    assert ran == ["forward"] * 3
+    compare(["Q8", "AWQ"], text="A" + text)
+    assert ran == ["export", "forward"]  # the calibration text is another, which Q8 does not see
+    (file,) = tmp_path.glob("q8.*.bin")
+    file.unlink()
+    assert compare(["Q8"]) == first
+    assert ran == ["export"]
+
+
+def test_figures_that_cannot_be_read(tmp_path):
+    (tmp_path / "figures.json").write_text("{")
+    with pytest.raises(ModelError, match=r"figures\.json: .*; remove it to measure again"):
+        quality.compare(LLAMA, TEXT, tmp_path, 5, 16, progress=False)
+
+
+def test_speed_is_the_median_of_the_programs_own(tmp_path, monkeypatch):
+    file = tmp_path / "m.bin"
+    quality.export(LLAMA, file, ("q8", "--group-size", "64"))
+    for name in ("runq", "runq_awq"):
+        program = tmp_path / name
+        program.write_text(
+            '#!/bin/sh\necho x >> "$0.n"; n=$(wc -l < "$0.n")\n[ "$2 $3" = "--bench 8,4" ] || exit 2\n'
+            'echo "prefill 8 tokens: ${n}00.50 tokens/s, 3 GMAC/s"; echo "decode 4 tokens: ${n}0.25 tokens/s"\n'
+        )
+        program.chmod(0o755)
+    (tmp_path / "runq.cpp").touch()
+    monkeypatch.setattr(quality, "ROOT", tmp_path)
+    assert quality.bench(file, "8,4") == {"prefill": 200.5, "decode": 20.25}
+    with pytest.raises(ModelError, match="runq: "):
+        quality.bench(file, "8,5")
+    (tmp_path / "runq").unlink()
+    with pytest.raises(ModelError, match=r"No such file or directory \(make runq\)"):
+        quality.bench(file, "8,4")
+    monkeypatch.setattr(quality, "read_format", lambda _: AWQ_FILE)
+    assert quality.bench(file, "8,4") == {}
 
 
 # ---- the command line
@@ -177,6 +260,27 @@ def test_command_line(tmp_path, monkeypatch, capsys):
     assert 0.9 < static.same_top_token <= 1
 
 
+def test_the_table_has_speeds_where_there_are_any():
+    rows = [Row("fp32", 32, 538.06, 10, 0, 1), Row("Q8", 8.5, 143.36, 10.1, 0.0075, 0.97, 812.4, 99.6)]
+    head, line, *rest = quality.table(rows).splitlines()
+    assert head.endswith("| same top token | prefill, tokens/s | decode, tokens/s |")
+    assert line.count("|") == head.count("|") == 10
+    assert rest == [
+        "| fp32 | 32.00 | 538.1 | 10.000 |  |  |  |  |  |",
+        "| Q8 | 8.50 | 143.4 | 10.100 | +1.00 % | 0.00750 | 97.00 % | 812 | 100 |",
+    ]
+
+
+def test_the_table_goes_into_a_page():
+    rows = [Row("fp32", 32, 538.06, 10, 0, 1)]
+    page = "# Quality\n\n| a |\n|---|\n| b |\n\n| scheme | old |\n|---|---|\n| x | y |\n\nText.\n"
+    found = quality.put_table(page, rows)
+    assert found == page.replace("| scheme | old |\n|---|---|\n| x | y |", quality.table(rows))
+    assert quality.put_table(found, rows) == found
+    with pytest.raises(ValueError, match="no table"):
+        quality.put_table("Text.\n", rows)
+
+
 def test_the_table():
     rows = [Row("fp32", 32, 538.06, 10, 0, 1), Row("Q8", 8.5, 143.36, 10.1, 0.0075, 0.97)]
     assert quality.table(rows).splitlines()[2:] == [
@@ -188,6 +292,8 @@ def test_the_table():
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
+        ((LLAMA, "--keep", "x"), 2, "--keep and --bench go with --text"),
+        ((LLAMA, "--text", CALIBRATION, "--bench", "8"), 2, "argument --bench: 8, expected P,N"),
         (("--text", "x"), 2, "--text goes with one model, and without outliers"),
         ((LLAMA, LLAMA, "--text", "x"), 2, "--text goes with one model, and without outliers"),
         ((LLAMA, "--plain", "--text", "x"), 2, "--text goes with one model, and without outliers"),

@@ -427,7 +427,7 @@ def test_a_file_that_is_no_w8a8_file_is_refused(tmp_path):
     refused("weights end at byte", header_with(0x10, 3))
     refused("too soon", header_with(0xB4, 1))  # static scales that are not there
     refused("does not divide", header_with(0x25, 48))
-    with pytest.raises(ModelError, match=r"absent: No such file"):
+    with pytest.raises(ModelError, match=r"absent: no such file"):
         W8A8(tmp_path / "absent")
 
 

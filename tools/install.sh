@@ -14,6 +14,10 @@ for package in "$@"; do
     libutf8proc-dev) pkg-config --exists libutf8proc 2>/dev/null || missing="$missing $package" ;;
     doctest-dev) [ -e /usr/include/doctest/doctest.h ] || missing="$missing $package" ;;
     nlohmann-json3-dev) [ -e /usr/include/nlohmann/json.hpp ] || missing="$missing $package" ;;
+    libclang-rt-dev)  # libFuzzer and the sanitizers, in a package of the version of clang that is there
+        echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' |
+            clang++ -fsanitize=fuzzer,address -x c++ - -o /dev/null >/dev/null 2>&1 ||
+            missing="$missing libclang-rt-$(clang -dumpversion | cut -d. -f1)-dev" ;;
     python3-venv) python3 -c 'import venv, ensurepip' 2>/dev/null || missing="$missing python3 $package" ;;
     *) dpkg -s "$package" >/dev/null 2>&1 || missing="$missing $package" ;;
     esac

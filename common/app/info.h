@@ -35,6 +35,7 @@ inline void print_info(std::FILE* out, const Model& m, const Options& o, int con
     integer("max_seq_len", c.max_seq_len);
     line("shared_classifier", c.shared_classifier ? "yes" : "no");
     line("group_size", c.group_size > 0 ? std::to_string(c.group_size) : "whole rows");
+    for (const OwnField& field : m.own_fields) line(field.name, field.value);
     line("norm_eps", format("%g", static_cast<double>(c.norm_eps)));
     line("rope_theta", format("%.9g", static_cast<double>(c.rope_theta)));
     const RopeScaling& r = c.rope_scaling;

@@ -22,6 +22,12 @@
 
 class Tokenizer;  // common/text/tokenizer.h
 
+// A line of --info.
+struct OwnField {
+    const char* name;
+    std::string value;
+};
+
 // What a program hands to the command line: one loaded model, ready to run.
 struct Model {
     ModelConfig config;
@@ -35,6 +41,7 @@ struct Model {
     uint64_t kv_bytes_per_position = 0;              // of the KV cache
     uint64_t macs_per_token = 0;                     // multiply-adds of one token in the layers' matrices
     std::vector<TensorInfo> tensors;                 // of the file, in its order
+    std::vector<OwnField> own_fields{};              // of --info, that only this scheme has
     const PhaseSeconds* phases = nullptr;  // where the time goes; null if the program does not measure it
     // Runs tokens[i] at position pos + i. Returns logits (n_rows, vocab_size): a row for every token with
     // all_logits, else one row, the last token's. They are valid until the next call. At most max_chunk

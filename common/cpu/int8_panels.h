@@ -98,20 +98,25 @@ inline void tile_of(int n_tokens, float* out, const PackedTokens& x, const Packe
     if constexpr (n > 1) tile_of<Isa, n - 1>(n_tokens, out, x, w, block);
 }
 
-// Asks for part `part` of `parts` of rows i .. i + n_rows - 1 of w, if they are all there. They lie one
-// behind the other, so this is one stream, and memory is best at that.
-inline void prefetch_rows(const Int8Matrix& w, int i, int n_rows, size_t part, size_t parts) {
-    if (i + n_rows > w.n_rows) return;
-    const size_t n_bytes = size_t(n_rows) * w.n_cols, end = n_bytes * (part + 1) / parts;
+// Asks for part `part` of `parts` of n_bytes: one stream, and memory is best at that.
+inline void prefetch_part(const void* from, size_t n_bytes, size_t part, size_t parts) {
+    const char* bytes = static_cast<const char*>(from);
+    const size_t end = n_bytes * (part + 1) / parts;
     for (size_t at = n_bytes * part / parts / 64 * 64; at < end; at += 64) {
-        __builtin_prefetch(w.row_codes(i) + at, 0, 2);  // into the second-level cache
+        __builtin_prefetch(bytes + at, 0, 2);  // into the second-level cache
     }
+}
+// The same of rows i .. i + n_rows - 1 of w, if they are all there. They lie one behind the other.
+inline void prefetch_rows(const Int8Matrix& w, int i, int n_rows, size_t part, size_t parts) {
+    if (i + n_rows <= w.n_rows) prefetch_part(w.row_codes(i), size_t(n_rows) * w.n_cols, part, parts);
 }
 
 // out[token][row] = rows i .. i + panel_rows - 1 of w times all tokens, a block of columns after the other.
-template <class Isa>
+// W has Int8Matrix's n_rows, n_cols, group_size and n_groups(), and functions of its own to pack and prefetch
+// its rows.
+template <class Isa, class W>
 inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const PackedPanel& panel,
-                          const Int8Matrix& w, int i) {
+                          const W& w, int i) {
     constexpr int n_rows = panel_rows<Isa>;
     const int n_tiles = (n_tokens + Isa::tile_tokens - 1) / Isa::tile_tokens,
               max_cols = panel_block_bytes / n_rows;
@@ -139,8 +144,8 @@ inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const
     }
 }
 
-template <class Isa>
-inline void products_by_panels(const Int8Matrix& x, std::span<const Int8Product> list) {
+template <class Isa, class Product = Int8Product>
+inline void products_by_panels(const Int8Matrix& x, std::span<const Product> list) {
     constexpr int n_rows = panel_rows<Isa>;
     const int n_tiles = (x.n_rows + Isa::tile_tokens - 1) / Isa::tile_tokens;
     const size_t tile_groups = size_t(x.n_groups()) * Isa::tile_tokens,
@@ -166,7 +171,7 @@ inline void products_by_panels(const Int8Matrix& x, std::span<const Int8Product>
                                 scratch(scales, size_t(x.n_groups()) * n_rows)};
         // A panel's outputs, token after token. The last panel may have rows that the matrix has not.
         float* outputs = scratch(sums, size_t(n_tiles) * Isa::tile_tokens * n_rows);
-        for (const Int8Product& p : list) {
+        for (const Product& p : list) {
             const int n_out = p.w.n_rows, n_panels = (n_out + n_rows - 1) / n_rows;
             // Guided: threads take many panels in a row, so that they mostly prefetch their own next one, and
             // one at a time near the end, so that they finish together.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <stdexcept>
@@ -9,20 +10,25 @@
 #include <utility>
 
 // Zeroed memory that the system provides as it is first touched, in huge pages where it has them: hardware
-// stops fetching ahead at the end of each page of memory.
+// stops fetching ahead at the end of each page of memory. The page behind it is nobody's: an index that runs
+// over the end ends the program and changes nothing.
 class LazyMemory {
   public:
     LazyMemory() = default;
     // Throws std::runtime_error if the system refuses.
-    LazyMemory(size_t n_floats, const std::string& what) : size_(n_floats * sizeof(float)) {
+    LazyMemory(size_t n_floats, const std::string& what) {
+        const size_t page = size_t(sysconf(_SC_PAGESIZE)), n_bytes = n_floats * sizeof(float);
+        const size_t used = (n_bytes + page - 1) / page * page;
+        size_ = used + page;
         void* p =
             mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) {
-            throw std::runtime_error("not enough memory for " + what + ": " + std::to_string(size_) +
+            throw std::runtime_error("not enough memory for " + what + ": " + std::to_string(n_bytes) +
                                      " bytes");
         }
+        mprotect(static_cast<char*>(p) + used, page, PROT_NONE);
 #ifdef MADV_HUGEPAGE
-        madvise(p, size_, MADV_HUGEPAGE);
+        madvise(p, used, MADV_HUGEPAGE);
 #endif
         data_ = static_cast<float*>(p);
     }
@@ -39,5 +45,5 @@ class LazyMemory {
 
   private:
     float* data_ = nullptr;
-    size_t size_ = 0;
+    size_t size_ = 0;  // bytes that are mapped
 };

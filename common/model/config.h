@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/model/layout.h"
+
 enum class Arch : uint32_t { llama = 1, qwen3 = 2, qwen3_moe = 3 };
 
 inline const char* arch_name(Arch arch) {
@@ -46,6 +48,7 @@ struct ModelConfig {
     bool shared_classifier = false;   // the classifier is the embedding (tied)
     int group_size = 0;               // weights that share one scale; 0: the whole row (W8A8)
     bool static_activations = false;  // W8A8: one scale per place, from calibration, not one per token
+    Layout layout;                    // GPTQ: how each kind of matrix is stored
     float norm_eps = 1e-5f;
     float rope_theta = 500000;
     RopeScaling rope_scaling;

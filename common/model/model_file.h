@@ -72,7 +72,9 @@ constexpr size_t extension = 0x40, arch = 0x44, head_dim = 0x48, ext_group_size 
                  temperature = 0x94, top_p = 0x98, top_k = 0x9C, tokenizer_offset = 0xA0,
                  tokenizer_size = 0xA8, checksum = 0xB0, activations = 0xB4, min_p = 0xB8,
                  repetition_penalty = 0xBC, reserved = 0xC0;
-// In a MoE file.
+// In a file with a layout (GPTQ).
+constexpr size_t formats = 0xC0, has_order = 0xE4, reserved_behind_layout = 0xE5;
+// In a file with experts (MoE).
 constexpr size_t expert_format = 0xC0, n_experts = 0xC4, n_active = 0xC8, moe_hidden_dim = 0xCC,
                  norm_topk_prob = 0xD0, expert_group = 0xD4, reserved_behind_experts = 0xD8;
 }  // namespace header_offset
@@ -211,6 +213,14 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
         }
         c.static_activations =
             checked_int("activations", i32(header_offset::activations), 0, scheme.may_be_static ? 1 : 0) != 0;
+        size_t reserved = header_offset::reserved;
+        if (scheme.has_layout) {
+            std::memcpy(c.layout.formats.data(), file.data() + header_offset::formats,
+                        sizeof c.layout.formats);
+            c.layout.has_order =
+                checked_int("has_order", static_cast<uint8_t>(file[header_offset::has_order]), 0, 1) != 0;
+            reserved = header_offset::reserved_behind_layout;
+        }
         if (scheme.has_experts) {
             MoeConfig& m = c.moe;
             m.format = ExpertFormat(checked_int("format", i32(header_offset::expert_format), 0, 2));
@@ -224,8 +234,9 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
             for (int l = 0; l < c.n_layers; l++)
                 m.is_dense.push_back(uint8_t(
                     checked_int("dense_layers", static_cast<uint8_t>(file[header_size + size_t(l)]), 0, 1)));
+            reserved = header_offset::reserved_behind_experts;
         }
-        for (size_t i = scheme.has_experts ? header_offset::reserved_behind_experts : header_offset::reserved;
+        for (size_t i = reserved;
              i < header_size; i++) {
             if (file[i] != std::byte{0}) fail("reserved byte at " + std::to_string(i) + " is not 0");
         }

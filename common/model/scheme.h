@@ -12,6 +12,7 @@ struct Scheme {
     // have no extension block, and are Qwen3.
     bool is_kuiper = false;
     bool may_be_static = false;  // activations may have scales of their own in the file
+    bool has_layout = false;     // the header says how each kind of matrix is stored (layout.h)
     bool has_experts = false;    // a mixture of experts: the header has ModelConfig::moe
     int alignment = 1;           // bytes: every tensor begins at a multiple of it
 };
@@ -23,11 +24,20 @@ constexpr Scheme scheme_w8a8{"a W8A8 file",         "runq_w8a8", 0x616b3838, 1, 
                              /*may_be_static*/ true};
 // "ak48", KuiperLLama's Qwen3 AWQ
 constexpr Scheme scheme_awq{"an AWQ file", "runq_awq", 0x616b3438, 5, /*is_kuiper*/ true};
+// "akgp"
+constexpr Scheme scheme_gptq{"a GPTQ file",           "runq_gptq", 0x616b6770, 1,
+                             /*is_kuiper*/ false,
+                             /*may_be_static*/ false,
+                             /*has_layout*/ true,
+                             /*has_experts*/ false,
+                             /*alignment*/ 64};
 
 // "akme"
-constexpr Scheme scheme_moe{"a MoE file",         "runq_moe",
-                            0x616b6d65,           1,
-                            /*is_kuiper*/ false,  /*may_be_static*/ false,
-                            /*has_experts*/ true, /*alignment*/ 64};
+constexpr Scheme scheme_moe{"a MoE file",          "runq_moe", 0x616b6d65, 1,
+                            /*is_kuiper*/ false,
+                            /*may_be_static*/ false,
+                            /*has_layout*/ false,
+                            /*has_experts*/ true,
+                            /*alignment*/ 64};
 
-constexpr Scheme schemes[] = {scheme_q8, scheme_w8a8, scheme_awq, scheme_moe};
+constexpr Scheme schemes[] = {scheme_q8, scheme_w8a8, scheme_awq, scheme_gptq, scheme_moe};

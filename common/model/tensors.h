@@ -116,12 +116,12 @@ class TensorList {
     // Bytes that one decode step reads: all, but of an embedding that is not also the classifier only a row,
     // and of experts the active ones.
     uint64_t bytes_per_token(const ModelConfig& c) const {
-        uint64_t n = weight_bytes_;
+        uint64_t n = 0;
         for (const TensorInfo& t : all_) {
-            if (!c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."))) n -= t.n_bytes;
-            // Of all experts, (n_experts, ...), the active ones.
-            if (t.name.find(".moe.") != std::string::npos && !t.name.ends_with("router"))
-                n -= t.n_bytes / uint64_t(c.moe.n_experts) * uint64_t(c.moe.n_experts - c.moe.n_active);
+            if (!c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."))) continue;
+            // Of all experts, (n_experts, ...), the active ones; the router is read whole.
+            const bool of_experts = t.name.find(".moe.") != std::string::npos && !t.name.ends_with("router");
+            n += of_experts ? t.n_bytes / uint64_t(c.moe.n_experts) * uint64_t(c.moe.n_active) : t.n_bytes;
         }
         return n;
     }

@@ -1,0 +1,150 @@
+// Matrices of 2, 4 and 8 bits, and their rows as int8 codes with a scale for each group of activations: what
+// Q8 has, so that the int8 kernels multiply them. docs/gptq.md has the formats.
+//
+// A row of 2- or 4-bit codes is cut into blocks of 64 bytes, what is left at its end into a block of 32, then
+// of 16. In a block of B bytes, byte j holds codes j, j + B, j + 2B, ... from its lowest bits up.
+//
+// The plain loops of runq_gptq.cpp specify all this; tests/lowbit_matmul_test.cpp holds it equal to the same
+// arithmetic written down once more.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "common/cpu/half.h"
+#include "common/cpu/int8.h"
+#include "common/cpu/lowbit_sparse.h"
+#include "common/cpu/vector.h"
+
+// A matrix of a GPTQ file. Of the pointers a format has some; the others are null.
+//
+//   8 bits           weight = code * scale
+//   4 bits, 2 bits   weight = (code - zero) * scale
+//   two levels       weight = (5 * code - high nibble) * (low nibble * row_scale)
+//   2:4 sparse       weight = (code - zero) * scale where the mask has a 1, otherwise 0
+struct LowbitMatrix {
+    const uint8_t* codes = nullptr;  // (n_rows, n_code_bytes()); 8 bits: signed
+    const uint8_t* mask = nullptr;  // (n_rows, n_cols / 8), bit k % 8 of byte k / 8 for column k; sparse only
+    const Half* scales = nullptr;   // (n_rows, n_scales())
+    const uint8_t* zeros = nullptr;     // (n_rows, n_zero_bytes()), two in a byte, the first in the low half
+    const uint8_t* levels = nullptr;    // (n_rows, n_scales()), two levels only
+    const float* row_scales = nullptr;  // (n_rows,), two levels, or 8 bits without groups
+    int bits = 0;
+    int n_rows = 0, n_cols = 0;  // output channels, input channels; n_cols is a multiple of 64
+    int group = 0;               // columns that share a scale, a multiple of group_size
+    int group_size = 0;          // activations that share a scale, 32 or 64
+
+    int n_groups() const { return n_cols / group_size; }
+    int n_scales() const { return n_cols / group; }
+    int n_codes() const { return mask != nullptr ? n_cols / 2 : n_cols; }
+    size_t n_code_bytes() const { return size_t(n_codes()) * bits / 8; }
+    size_t n_zero_bytes() const { return size_t(n_scales() + 1) / 2; }
+    const uint8_t* row_codes(int i) const { return codes + size_t(i) * n_code_bytes(); }
+    const uint8_t* row_mask(int i) const { return mask + size_t(i) * n_cols / 8; }
+    const Half* row_halfs(int i) const { return scales + size_t(i) * n_scales(); }
+    const uint8_t* row_zeros(int i) const { return zeros + size_t(i) * n_zero_bytes(); }
+    const uint8_t* row_levels(int i) const { return levels + size_t(i) * n_scales(); }
+
+    // What is taken off the codes of row i's group s; off five times the codes with two levels.
+    int zero(int i, int s) const {
+        if (levels != nullptr) return row_levels(i)[s] >> 4;
+        return zeros != nullptr ? row_zeros(i)[s / 2] >> s % 2 * 4 & 15 : 0;
+    }
+    // The scale of row i's group s.
+    float scale(int i, int s) const {
+        if (levels != nullptr) return float(row_levels(i)[s] & 15) * row_scales[i];
+        return scales != nullptr ? to_float(row_halfs(i)[s]) : row_scales[i];
+    }
+};
+
+// out (x.n_rows, w.n_rows) fp32 = x times w transposed.
+struct LowbitProduct {
+    float* out;
+    LowbitMatrix w;
+};
+
+// Bytes as wide as the machine's registers.
+typedef uint8_t Bytes __attribute__((vector_size(4 * vector_lanes)));
+typedef uint16_t Words16 __attribute__((vector_size(4 * vector_lanes)));
+// Codes of 2 or 4 bits, one to a byte: n codes of `from`, which begins with a block.
+template <int bits>
+inline void unpack_codes(uint8_t* to, const uint8_t* from, int n) {
+    constexpr int per_byte = 8 / bits, mask = (1 << bits) - 1;
+    for (int block = 64; block >= 16; block /= 2) {
+        for (; n >= block * per_byte; n -= block * per_byte, from += block, to += block * per_byte) {
+            for (int i = 0; i < per_byte; i++) {
+                constexpr int width = sizeof(Bytes);
+                int j = 0;
+                for (; j + width <= block; j += width) {
+                    Words16 v;  // a shift of words is one instruction, and what it brings in is masked
+                    std::memcpy(&v, from + j, sizeof v);
+                    const Bytes codes = Bytes(v >> uint16_t(i * bits)) & uint8_t(mask);
+                    std::memcpy(to + i * block + j, &codes, sizeof codes);
+                }
+                for (; j < block; j++) to[i * block + j] = from[j] >> i * bits & mask;
+            }
+        }
+    }
+}
+
+// Columns k .. k + n - 1 of row i, one to a byte: codes of 8 bits xor-ed with `flip`, others as they are
+// stored. Where a sparse row has none, its group's zero point. k is a multiple of 256, n of 64.
+inline void unpack_columns(uint8_t* to, const LowbitMatrix& w, int i, int k, int n, uint8_t flip) {
+    if (w.bits == 8) {
+        const uint8_t* from = w.row_codes(i) + k;
+        for (int j = 0; j < n; j++) to[j] = from[j] ^ flip;
+    } else if (w.mask != nullptr) {
+        const uint8_t *codes = w.row_codes(i) + k / 4, *mask = w.row_mask(i) + k / 8;
+        const int shift = std::countr_zero(unsigned(w.group));
+        auto zero = [&](int j) { return uint8_t(w.zero(i, (k + j) >> shift)); };
+        int j = 0;
+        for (; j + 256 <= n; j += 256) {
+            const uint8_t fills[4] = {zero(j), zero(j + 64), zero(j + 128), zero(j + 192)};
+            expand_sparse_block(to + j, codes + j / 4, mask + j / 8, fills);
+        }
+        uint8_t kept[128];
+        unpack_codes<4>(kept, codes + j / 4, (n - j) / 2);
+        for (int b = 0; j + b < n; b += 64)
+            expand_sparse(to + j + b, kept + b / 2, mask + (j + b) / 8, zero(j + b));
+    } else if (w.bits == 4) {
+        unpack_codes<4>(to, w.row_codes(i) + k / 2, n);
+    } else {
+        unpack_codes<2>(to, w.row_codes(i) + k / 4, n);
+    }
+}
+
+// The same columns as the int8 codes that are multiplied.
+inline void expand_columns(int8_t* to, const LowbitMatrix& w, int i, int k, int n) {
+    unpack_columns(reinterpret_cast<uint8_t*>(to), w, i, k, n, 0);
+    if (w.bits == 8) return;
+    const uint8_t multiple = w.levels != nullptr ? 5 : 1;
+    auto finish = [&](auto width, int8_t* p, uint8_t zero) {
+        typedef uint8_t Some __attribute__((vector_size(decltype(width)::value)));
+        Some codes;
+        std::memcpy(&codes, p, sizeof codes);
+        const Some result = (multiple == 5 ? codes + (codes << 2) : codes) - zero;
+        std::memcpy(p, &result, sizeof result);
+    };
+    for (int end = 0, j = 0; j < n;) {
+        const int s = (k + j) / w.group;
+        const auto zero = uint8_t(w.zero(i, s));
+        end = std::min(n, (s + 1) * w.group - k);
+        for (; j + int(sizeof(Bytes)) <= end; j += sizeof(Bytes))
+            finish(std::integral_constant<int, sizeof(Bytes)>(), to + j, zero);
+        for (; j < end; j += 16) finish(std::integral_constant<int, 16>(), to + j, zero);
+    }
+}
+
+// The scales of row i, one for each group of activations: (n_groups(),).
+inline void expand_scales(float* to, const LowbitMatrix& w, int i) {
+    const int n_scales = w.n_scales(), times = w.group / w.group_size;
+    if (w.scales != nullptr) {
+        widen(to, w.row_halfs(i), size_t(n_scales));
+    } else {
+        for (int s = 0; s < n_scales; s++) to[s] = w.scale(i, s);
+    }
+    for (int s = n_scales; s-- > 0 && times > 1;) std::fill_n(to + s * times, times, to[s]);
+}

@@ -1,0 +1,260 @@
+// Low-bit weights times one token, or a few: the weights stream past once, and the speed is that of memory.
+//
+// As many rows go together as a vector has lanes. 64 bytes of each are turned into columns (int8_pack.h)
+// while several codes still share a byte: so this costs least where there are most codes. A vector then holds
+// the same columns of each row. A mask takes the codes of one group out of it, the activations of that group
+// are broadcast against them, and every lane adds up its own row. What the zero point has added to the sum is
+// the zero point times the sum of the activations' codes, and is taken off.
+//
+// As in int8_panels.h a group is one exact int32, and the groups of a row are added with a fused multiply-add
+// each. So an output is the same to the bit either way.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "common/cpu/int8_pack.h"
+#include "common/cpu/int8_rows.h"
+#include "common/cpu/lowbit.h"
+#include "common/cpu/lowbit_ops.h"
+
+// Rows of weights that are multiplied together, first, first + 1, ... Those past the last repeat it.
+template <class Isa>
+struct RowBlock {
+    int first;
+    float* scales;     // [s][row], s a group of weights; with two levels [row], the row's
+    int32_t* zeros;    // [s][row], what is taken off each code; not with two levels
+    uint32_t* levels;  // [s / 4][row], four groups' bytes, with two levels
+};
+
+inline int row_of(const LowbitMatrix& w, int i) { return std::min(i, w.n_rows - 1); }
+
+// [i][row] = bytes 4 * i and on of each row's n_bytes of `table`, 0 past their end.
+template <class Isa>
+inline void gather_words(uint32_t* to, const LowbitMatrix& w, int first, const uint8_t* table,
+                         size_t n_bytes) {
+    constexpr int n = Isa::lanes;
+    const uint8_t* from[n];
+    for (int r = 0; r < n; r++) from[r] = table + row_of(w, first + r) * n_bytes;
+    size_t at = 0;
+    for (; at + 4 <= n_bytes; at += 4, to += n) {
+#pragma GCC unroll 16
+        for (int r = 0; r < n; r++) std::memcpy(to + r, from[r] + at, 4);
+    }
+    if (at == n_bytes) return;
+    std::fill_n(to, n, 0u);
+    for (int r = 0; r < n; r++) std::memcpy(to + r, from[r] + at, n_bytes - at);
+}
+
+// Fills in the tables of a block. `offset`: what is added to codes of 8 bits before they are multiplied.
+template <class Isa>
+inline void make_tables(const RowBlock<Isa>& block, const LowbitMatrix& w, int offset) {
+    constexpr int n = Isa::lanes;
+    typedef uint32_t Words __attribute__((vector_size(4 * n)));
+    const int n_scales = w.n_scales();
+    if (w.scales != nullptr) {
+        static thread_local std::vector<float> buffer;
+        float* widened = scratch(buffer, size_t(n) * n_scales);
+        for (int r = 0; r < n; r++)
+            widen(widened + r * n_scales, w.row_halfs(row_of(w, block.first + r)), size_t(n_scales));
+        pack_words<n>(block.scales, n, widened, size_t(n_scales), n, n_scales, 0);
+    } else {
+        for (int r = 0; r < n; r++) block.scales[r] = w.row_scales[row_of(w, block.first + r)];
+    }
+    if (w.levels != nullptr)
+        return gather_words<Isa>(block.levels, w, block.first, w.levels, size_t(n_scales));
+    if (w.zeros == nullptr) return void(std::fill_n(block.zeros, size_t(n_scales) * n, offset));
+    gather_words<Isa>(block.levels, w, block.first, w.zeros, w.n_zero_bytes());
+    for (int s = 0; s < n_scales; s += 8) {
+        Words v;
+        std::memcpy(&v, block.levels + s / 8 * n, sizeof v);
+        for (int j = s; j < std::min(s + 8, n_scales); j++, v >>= 4) {
+            const Words zeros = v & 15;
+            std::memcpy(block.zeros + j * n, &zeros, sizeof zeros);
+        }
+    }
+}
+
+// What a kernel is compiled for.
+template <int bits_, bool is_sparse_, bool two_level_, int group_size_>
+struct LowbitFormat {
+    static constexpr int bits = bits_, group_size = group_size_;  // of activations
+    static constexpr bool is_sparse = is_sparse_, two_level = two_level_;
+};
+
+// The sums of the groups of one line: 64 bytes of each row, which hold 64 * 8 / bits columns, as a block of
+// the file does. The sum of group g is left as 2^left(g) times what it is. x: the line's columns.
+template <class Isa, int bits, int group_size>
+struct Line {
+    static constexpr int per_byte = 8 / bits, columns = 64 * per_byte, n_groups = columns / group_size;
+    using Ints = typename Isa::Ints;
+
+    // Where dot takes any byte, codes stay where they are in it.
+    static constexpr int left(int part) { return LowbitOps<Isa>::takes_bytes && bits < 8 ? part * bits : 0; }
+
+    // from(r) is where the line begins in row r. is_signed: codes of 8 bits.
+    template <bool is_signed, class From>
+    static void multiply(Ints (&sums)[n_groups], const int8_t* x, From from) {
+        constexpr int n = Isa::lanes, bytes = 4 * n, group_bytes = group_size < 64 ? group_size : 64;
+        typedef uint32_t Words __attribute__((vector_size(4 * n)));
+        typedef uint16_t Pairs __attribute__((vector_size(4 * n)));
+        // An addition waits for the one before it: with few parts, several accumulators for each.
+        constexpr int n_accumulators = 4 / per_byte;  // of 16 registers, or of 32
+        for (int b = 0; b < 64; b += group_bytes) {
+            Ints acc[per_byte][n_accumulators];
+            for (auto& part : acc) {
+                for (Ints& a : part) a = Isa::splat(0);
+            }
+            for (int byte = b; byte < b + group_bytes; byte += bytes) {
+                Words v[n];
+#pragma GCC unroll 16
+                for (int r = 0; r < n; r++) std::memcpy(&v[place<n>(r)], from(r) + byte, sizeof v[0]);
+                transpose<n>(v);
+#pragma GCC unroll 16
+                for (int i = 0; i < n; i++) {
+#pragma GCC unroll 4
+                    for (int part = 0; part < per_byte; part++) {
+                        int32_t four;
+                        std::memcpy(&four, x + part * 64 + byte + 4 * i, sizeof four);
+                        const Pairs word = Pairs(v[place<n>(i)]);
+                        Ints& a = acc[part][i % n_accumulators];
+                        if constexpr (is_signed) {
+                            a = Isa::dot4(a, Isa::flipped(Ints(word)), Isa::splat(four));
+                        } else {
+                            constexpr int mask = (1 << bits) - 1;
+                            const int l = left(part), down = part * bits - l;
+                            const uint16_t shift = uint16_t(down), keep = uint16_t((mask << l) * 0x0101);
+                            const Pairs codes = (word >> shift) & keep;
+                            a = LowbitOps<Isa>::dot(a, Ints(codes), Isa::splat(four));
+                        }
+                        pin_register(a);
+                    }
+                }
+            }
+            typedef int32_t Whole __attribute__((vector_size(4 * n)));
+            for (int part = 0; part < per_byte; part++) {
+                Whole sum = Whole(acc[part][0]);
+                for (int j = 1; j < n_accumulators; j++) sum += Whole(acc[part][j]);
+                sums[part * (64 / group_bytes) + b / group_bytes] = Ints(sum >> left(part));
+            }
+        }
+    }
+};
+
+// sums += the groups of a line; x_scales and x_sums are theirs, the first is group g.
+template <class Isa, class Format, int n_groups>
+inline void add_groups(typename Isa::Floats& sums, const typename Isa::Ints (&groups)[n_groups],
+                       const RowBlock<Isa>& block, const float* x_scales, const int32_t* x_sums, int g,
+                       int scale_shift) {
+    typedef int32_t Whole __attribute__((vector_size(4 * Isa::lanes)));
+    constexpr int lanes = Isa::lanes;
+#pragma GCC unroll 8
+    for (int j = 0; j < n_groups; j++) {
+        const float x_scale = x_scales[g + j];
+        Whole total = Whole(groups[j]), v;
+        if constexpr (Format::two_level) {
+            std::memcpy(&v, block.levels + (g + j) / 4 * lanes, sizeof v);
+            v >>= (n_groups == 4 ? j : (g + j) % 4) * 8;  // four groups begin with the word
+            total += (total << 2) - (v >> 4 & 15) * x_sums[g + j];
+            const auto scales =
+                Isa::add_scaled(Isa::zero(), typename Isa::Ints(v & 15), Isa::load_floats(block.scales));
+            sums = Isa::add_scaled(sums, typename Isa::Ints(total), scales * x_scale);
+        } else {
+            const size_t row = size_t((g + j) >> scale_shift) * lanes;
+            std::memcpy(&v, block.zeros + row, sizeof v);
+            total -= v * x_sums[g + j];
+            sums = Isa::add_scaled(sums, typename Isa::Ints(total), Isa::scales(block.scales + row, x_scale));
+        }
+    }
+}
+
+// out[r] = row block.first + r of w times token t of x.
+template <class Isa, class Format>
+__attribute__((noinline)) void multiply_rows(float* out, const Int8Matrix& x, int t, const LowbitMatrix& w,
+                                             const RowBlock<Isa>& block) {
+    constexpr int n = Isa::lanes, group_size = Format::group_size;
+    using Packed = Line<Isa, Format::bits, group_size>;
+    using Unpacked = Line<Isa, 8, group_size>;
+    const int8_t* x_codes = x.row_codes(t);
+    const float* x_scales = x.row_scales(t);
+    const int32_t* x_sums = x.row_sums(t);
+    // A weight group is 1, 2 or 4 groups of activations, or the whole row.
+    const int scale_shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group / group_size));
+    const size_t row_bytes = w.n_code_bytes();
+    typename Isa::Floats sums = Isa::zero();
+    int k = 0;
+    if (!Format::is_sparse && block.first + n <= w.n_rows) {
+        const uint8_t* line = w.row_codes(block.first);
+        for (; k + Packed::columns <= w.n_cols; k += Packed::columns, line += 64) {
+            // The next block lies behind this one. It is fetched as one stream, in the time of as many lines.
+            const uint8_t* next = w.row_codes(block.first + n) + size_t(k / Packed::columns) * 64 * n;
+            for (int r = 0; r < n; r++) __builtin_prefetch(next + 64 * r, 0, 2);
+            typename Isa::Ints groups[Packed::n_groups];
+            Packed::template multiply<Format::bits == 8>(groups, x_codes + k,
+                                                         [&](int r) { return line + r * row_bytes; });
+            add_groups<Isa, Format>(sums, groups, block, x_scales, x_sums, k / group_size, scale_shift);
+        }
+    }
+    // What is left of a row, and sparse rows: a byte for each code, 256 columns at a time.
+    constexpr int width = 256;
+    alignas(64) uint8_t bytes[n][width];
+    for (; k < w.n_cols; k += width) {
+        const int n_cols = std::min(width, w.n_cols - k);
+        for (int r = 0; r < n; r++) {
+            unpack_columns(bytes[r], w, row_of(w, block.first + r), k, n_cols, 0);
+        }
+        for (int j = 0; j < n_cols; j += 64) {
+            typename Isa::Ints groups[Unpacked::n_groups];
+            Unpacked::template multiply<Format::bits == 8>(groups, x_codes + k + j,
+                                                           [&](int r) { return bytes[r] + j; });
+            add_groups<Isa, Format>(sums, groups, block, x_scales, x_sums, (k + j) / group_size, scale_shift);
+        }
+    }
+    Isa::store(out, sums);
+}
+
+// multiply_rows for a matrix of w's format.
+template <class Isa, int group_size>
+inline auto kernel_of(const LowbitMatrix& w) {
+    if (w.bits == 8) return multiply_rows<Isa, LowbitFormat<8, false, false, group_size>>;
+    if (w.mask != nullptr) return multiply_rows<Isa, LowbitFormat<4, true, false, group_size>>;
+    if (w.bits == 4) return multiply_rows<Isa, LowbitFormat<4, false, false, group_size>>;
+    if (w.levels != nullptr) return multiply_rows<Isa, LowbitFormat<2, false, true, group_size>>;
+    return multiply_rows<Isa, LowbitFormat<2, false, false, group_size>>;
+}
+
+// Each row of the weights is read from memory once, whatever the number of tokens.
+template <class Isa>
+inline void lowbit_by_rows(const Int8Matrix& x, std::span<const LowbitProduct> list) {
+    constexpr int n = Isa::lanes;
+#pragma omp parallel
+    for (const LowbitProduct& p : list) {
+        static thread_local std::vector<float> scales;
+        static thread_local std::vector<int32_t> zeros;
+        static thread_local std::vector<uint32_t> words;
+        const size_t table = size_t(n) * p.w.n_scales();
+        RowBlock<Isa> block{0, scratch(scales, table), scratch(zeros, table), scratch(words, table)};
+        auto* multiply = kernel_of<Isa, 64>(p.w);
+        if constexpr (4 * n <= 32) {
+            if (x.group_size == 32) multiply = kernel_of<Isa, 32>(p.w);
+        }
+        const int n_rows = p.w.n_rows;
+#pragma omp for schedule(static) nowait
+        for (int i = 0; i < n_rows; i += n) {
+            // The last block may begin within the one before it.
+            block.first = std::max(0, std::min(i, n_rows - n));
+            make_tables(block, p.w, p.w.bits == 8 ? Isa::offset : 0);
+            for (int t = 0; t < x.n_rows; t++) {
+                float out[n];
+                multiply(out, x, t, p.w, block);
+                std::copy(out + (i - block.first), out + (std::min(i + n, n_rows) - block.first),
+                          p.out + size_t(t) * n_rows + i);
+            }
+        }
+    }
+}

@@ -1,0 +1,271 @@
+"""GPTQ files for runq_gptq: a ladder of 8, 4 and 2 bits, dense or 2:4 sparse.
+
+The layout is in formats/gptq.py and docs/model-files.md, the formats are in golden/gptq.py, the quantizer is in
+golden/gptq_quantize.py. Rows of q and k (and Qwen3's head norms) are in adjacent pairs, as in Q8 files. Each tensor's
+place in the file is known before the first is there, so matrices are written as soon as they are quantized.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from export.arguments import add_calibration
+from export.gptq_layout import check_dimensions, choose_layout, describe_sizes, parse_bits
+from export.hf_directory import add_hf_out, after_model_file, check_destination
+from export.hf_gptq import Repacker, check_expressible, read_packing, write_gptq_checkpoint
+from export.tokenizer import tokenizer_section
+from formats.checkpoint import Config, ModelError, input_files
+from formats.files import replacing
+from formats.gptq import GptqLayout, MatrixFormat, gptq_tensors, pack_layout
+from formats.model_file import header, write_array
+from formats.schemes import GPTQ_FILE
+from formats.source import Source, generation_of, is_gguf, open_model
+from formats.tensors import matrix_shapes, norm_shapes, weights_end, with_offsets
+from golden.calibration import read_samples
+from golden.forward import load_weight
+from golden.gptq import Matrix, pack_matrix
+from golden.gptq_calibration import quantize_model
+from golden.gptq_quantize import Curvature, column_order, curvature, quantize_matrix, round_best, round_matrix
+
+FORMAT = GPTQ_FILE
+HELP = "GPTQ: 8, 4 and 2 bits by component, for runq_gptq"
+ROWS = 1 << 13  # of a matrix that are quantized at a time, so that memory stays bounded
+
+
+class Options(NamedTuple):
+    """How weights are quantized."""
+
+    rtn: bool = False  # plain rounding, no calibration
+    symmetric: bool = False  # at 4 bits: zero point 8
+    act_order: bool = True  # groups and columns with large inputs go first
+    first_zero: int = 0  # the smallest zero point at 4 bits
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of GPTQ."""
+    add_calibration(parser)
+    parser.add_argument("--bits", metavar="BITS",
+                        help="2, 4 or 8 for all, or by place (embed=8,attn=4,ffn=2,classifier=4)")  # fmt: skip
+    parser.add_argument("--group", type=int, metavar="N",
+                        help="weights that share a scale at 4 bits: 32, 64, 128 (128, or 64)")  # fmt: skip
+    parser.add_argument("--sparse", choices=("2:4",), help="two of each four weights of layers at 4 bits are zero")
+    parser.add_argument("--sym", action="store_true", help="zero point 8 at 4 bits")
+    parser.add_argument("--act-order", action=argparse.BooleanOptionalAction, default=True,
+                        help="groups and channels with large activations are rounded first (they are)")  # fmt: skip
+    parser.add_argument("--rtn", action="store_true",
+                        help="plain rounding to nearest: no calibration, for comparison")  # fmt: skip
+    add_hf_out(parser, "GPTQModel would")
+    parser.add_argument("--untie", action="store_true",
+                        help="where the embedding is the classifier, store the classifier on its own, too")  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> None:
+    """Exports as the command line says."""
+    config, layout = export_gptq(
+        args.hf_dir, args.out, args.calib, args.samples, args.seq_len, parse_bits(args.bits), args.group,
+        args.sparse is not None, Options(args.rtn, args.sym, args.act_order, int(args.hf_out is not None)), args.untie,
+        args.hf_out, not args.no_tokenizer, not args.quiet,
+    )  # fmt: skip
+    if not args.quiet:
+        print(*describe_sizes(config, layout), sep="\n", file=sys.stderr)
+
+
+class Writer:
+    """A model file being written: each tensor goes to its place, in any order."""
+
+    def __init__(self, f: BinaryIO, config: Config, layout: GptqLayout):
+        self._f, self.config, self.layout = f, config, layout
+        tensors = list(gptq_tensors(config, layout))
+        self._places = {tensor.name: tensor for tensor in with_offsets(tensors, alignment=FORMAT.alignment)}
+        self.end = weights_end(tensors, FORMAT.alignment)
+
+    def write(self, name: str, values: np.ndarray) -> None:
+        """Writes one tensor."""
+        _, dtype, shape, position = self._places[name]
+        if values.shape != shape:
+            raise ValueError(f"{name} has shape {values.shape}, the file has room for {shape}")
+        self._f.seek(position)
+        write_array(self._f, values, dtype)
+
+    def write_matrix(self, name: str, matrix: Matrix) -> None:
+        """Writes the tensors of a matrix."""
+        for part, values in pack_matrix(matrix).items():
+            self.write(f"{name}.{part}", values)
+
+
+def by_rows(weight: np.ndarray, quantize: object) -> Matrix:
+    """What quantize(rows) makes of a matrix, a few thousand rows at a time. Rows do not depend on each other."""
+    parts = [quantize(weight[start : start + ROWS]) for start in range(0, len(weight), ROWS)]
+    joined = [None if column[0] is None else np.concatenate(column) for column in list(zip(*parts, strict=True))[1:]]
+    return Matrix(parts[0].form, *joined)
+
+
+class Quantizer:
+    """Quantizes the matrices of one model as the options say, and names the matrix that fp16 cannot hold."""
+
+    def __init__(self, path: Path, layout: GptqLayout, options: Options):
+        self._path, self._layout, self._options = path, layout, options
+        self._hessian: np.ndarray | None = None  # of the last place, so that q, k and v share its factors
+        self._curvature: dict[MatrixFormat, Curvature] = {}
+
+    def _factors(self, hessian: np.ndarray, form: MatrixFormat) -> Curvature:
+        if self._hessian is not hessian:
+            self._hessian, self._curvature = hessian, {}
+        if form not in self._curvature:
+            order = column_order(np.diag(hessian), form) if self._options.act_order else None
+            self._curvature[form] = curvature(hessian, order)
+        return self._curvature[form]
+
+    def _named(self, name: str, weight: np.ndarray, quantize: object) -> Matrix:
+        try:
+            return by_rows(weight, quantize)
+        except OverflowError as error:
+            raise ModelError(f"{self._path}: {name} has {error}") from None
+
+    def calibrated(self, name: str, weight: np.ndarray, hessian: np.ndarray) -> Matrix:
+        """By GPTQ. weight: (n_out, n_in) fp32; hessian: (n_in, n_in) fp64."""
+        form, o = self._layout.of(name), self._options
+        inputs = self._factors(hessian, form)
+        return self._named(name, weight, lambda rows: quantize_matrix(rows, inputs, form, o.symmetric, o.first_zero))
+
+    def rounded(self, name: str, weight: np.ndarray, importance: np.ndarray | None = None) -> Matrix:
+        """By rounding to nearest; on searched grids unless the options say plain."""
+        form, o = self._layout.of(name), self._options
+        if o.rtn:
+            return self._named(name, weight, lambda rows: round_matrix(rows, form, o.symmetric, o.first_zero))
+        return self._named(name, weight, lambda rows: round_best(rows, form, importance, o.symmetric, o.first_zero))
+
+
+def write_quantized(
+    writer: Writer, checkpoint: Source, samples: Sequence[np.ndarray], options: Options, progress: bool
+) -> None:
+    """Quantizes and writes every matrix; by plain rounding without samples."""
+    config, layout = writer.config, writer.layout
+    quantizer = Quantizer(checkpoint.path, layout, options)
+    names = [name for name, _ in matrix_shapes(config)]
+    with tqdm(total=len(names), unit="matrix", disable=not progress) as bar:
+
+        def put(name: str, matrix: Matrix) -> None:
+            writer.write_matrix(name, matrix)
+            bar.set_postfix_str(name)
+            bar.update()
+
+        def load(name: str) -> np.ndarray:
+            return load_weight(checkpoint, name, interleaved=True)
+
+        if not samples:
+            for name in names:
+                put(name, quantizer.rounded(name, load(name)))
+            return
+        hessian = None
+        for name, found in quantize_model(checkpoint, config, list(samples), quantizer.calibrated):
+            if name == "norm":
+                hessian = found
+            else:
+                put(name, found)
+        if "classifier" in names:
+            put("classifier", quantizer.calibrated("classifier", load("classifier"), hessian))
+        put("embed", quantizer.rounded("embed", load("embed"), np.diag(hessian) if config.tied else None))
+
+
+def write_repacked(writer: Writer, checkpoint: Source, repacker: Repacker, progress: bool) -> None:
+    """Writes the matrices of a quantized checkpoint, code for code; embedding and classifier are rounded."""
+    quantizer = Quantizer(checkpoint.path, writer.layout, Options())
+    for place, order in repacker.orders.items():
+        writer.write(place + ".order", order)
+    for name, _ in tqdm(list(matrix_shapes(writer.config)), unit="matrix", disable=not progress):
+        if name.startswith("layers."):
+            writer.write_matrix(name, repacker.matrix(name))
+        else:
+            writer.write_matrix(name, quantizer.rounded(name, load_weight(checkpoint, name, interleaved=True)))
+
+
+def export_gptq(
+    hf_dir: Path,
+    out: Path,
+    calibration: Path | None = None,
+    n_samples: int | None = None,
+    seq_len: int | None = None,
+    bits: dict[str, int] | None = None,
+    group: int | None = None,
+    sparse: bool = False,
+    options: Options = Options(),  # noqa: B008  (a tuple)
+    untie: bool = False,
+    hf_out: Path | None = None,
+    with_tokenizer: bool = True,
+    progress: bool = True,
+) -> tuple[Config, GptqLayout]:
+    """Writes `out`, and returns what its header says. Raises ModelError, and writes nothing, for what cannot be done.
+
+    calibration: a text file, needed unless options.rtn, or unless hf_dir is quantized already (GPTQ, AutoAWQ): its
+    matrices are repacked code for code. bits: by place, LADDER's for those that are missing. hf_out: a directory that
+    must not exist, for a GPTQ checkpoint; options.first_zero is 1 then. It is written when `out` is in its place, which
+    then stays; the error or the KeyboardInterrupt says so.
+    """
+    packed = None if is_gguf(hf_dir) else read_packing(hf_dir)
+    checkpoint = open_model(hf_dir, packed and packed[0])
+    if hf_out is not None:
+        check_destination(hf_out, out, hf_dir)
+    if packed:
+        given = {
+            "--calib": calibration, "--samples": n_samples, "--seq-len": seq_len, "--rtn": options.rtn,
+            "--sym": options.symmetric, "--group": group, "--sparse": sparse,
+            "--bits attn": (bits or {}).get("attn"), "--bits ffn": (bits or {}).get("ffn"),
+        }  # fmt: skip
+        for option, value in given.items():
+            if value:
+                raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
+    elif options.rtn:
+        given = {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}
+        for option, value in given.items():
+            if value is not None:
+                raise ModelError(f"{option} and --rtn exclude each other")
+    elif calibration is None:
+        raise ModelError("GPTQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)")
+    config, bits = checkpoint.config, bits or {}
+    check_dimensions(checkpoint)
+    if untie and not config.tied:
+        raise ModelError(f"{hf_dir}: its classifier is a matrix of its own, --untie would change nothing: leave it out")
+    if untie:
+        config = replace(config, tied=False)
+    if config.tied and bits.get("classifier", bits.get("embed", 8)) != bits.get("embed", 8):
+        raise ModelError("--bits: the classifier is the embedding and has its bits; --untie stores it on its own")
+    repacker = None
+    if packed:
+        repacker = Repacker(checkpoint, *packed)
+        bits = {"embed": 8, "classifier": 8} | bits
+        layout = choose_layout(config, bits, None, False).with_layers(repacker.form, repacker.has_order)
+    else:
+        layout = choose_layout(config, bits, group, sparse)
+    if hf_out is not None:
+        check_expressible(layout, repacked=packed is not None)
+    generation = generation_of(checkpoint)
+    tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
+    samples = []
+    if calibration is not None:
+        samples = read_samples(checkpoint, calibration, n_samples, seq_len)
+
+    with replacing(out, input_files(hf_dir, calibration)) as f:
+        writer = Writer(f, config, layout)
+        for name, _ in norm_shapes(config):
+            writer.write(name, load_weight(checkpoint, name, interleaved=True))
+        if repacker:
+            write_repacked(writer, checkpoint, repacker, progress)
+        else:
+            write_quantized(writer, checkpoint, samples, options, progress)
+        f.seek(writer.end)
+        f.write(tokenizer)
+        f.seek(0)
+        f.write(
+            header(config, generation, FORMAT, layout.activation_group, writer.end, tokenizer, own=pack_layout(layout))
+        )
+    if hf_out is not None:
+        with after_model_file(hf_out, out):
+            write_gptq_checkpoint(checkpoint, out, hf_out, options.symmetric)
+    return config, layout

@@ -1,0 +1,285 @@
+"""Quantized checkpoints of Hugging Face into a GPTQ file, code for code, and such a file into a GPTQ checkpoint.
+
+A GPTQ checkpoint (`quant_method: gptq`; AutoGPTQ, GPTQModel) has for each matrix of a layer, with k codes in a word:
+
+    qweight  int32 (n_in / k, n_out)       k neighbours along n_in, the first in the lowest bits
+    qzeros   int32 (n_groups, n_out / k)   k neighbours along n_out; zero - 1 in `checkpoint_format: gptq` (the usual
+                                           one), zero in gptq_v2
+    scales   fp16 (n_groups, n_out)
+    g_idx    int32 (n_in,)                 the group of each input: i // group_size, unless quantized with desc_act
+
+With desc_act a group's inputs are scattered. Here they are gathered: codes go into the order of their groups, and the
+file has that order, by which the program gathers activations. AutoAWQ's packing is golden/awq.py's.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from export.hf_directory import read_source_config, write_directory
+from formats.checkpoint import Checkpoint, ModelError, Packing
+from formats.errors import shown
+from formats.files import read_json
+from formats.gptq import ORDER_PLACES, ROW_UNIT, GptqLayout, MatrixFormat
+from formats.tensors import Tensor, matrix_shapes, norm_shapes
+from golden import awq
+from golden.channel_scaling import CONSUMERS
+from golden.forward import F32, hf_name, permute_rows, unpermute_rows
+from golden.gptq import F16, GPTQ, Matrix
+
+BITS = (2, 4, 8)
+GROUPS = (32, 64, 128)
+ROTATED = ("attn.q_proj", "attn.k_proj")
+
+
+# ----------------------------------------------------------------------------
+# Words
+
+
+def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
+    """32 / bits neighbours of a column in an int32, the first lowest: (n, m) -> (n * bits / 32, m) int32."""
+    k = 32 // bits
+    words = np.zeros((len(codes) // k, codes.shape[1]), np.uint32)
+    for i in range(k):
+        words |= codes[i::k].astype(np.uint32) << np.uint32(bits * i)
+    return words.view(np.int32)
+
+
+def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
+    """The codes of packed words: (n, m) int32 -> (n * 32 / bits, m) uint8."""
+    k, words = 32 // bits, np.ascontiguousarray(words).view(np.uint32)
+    codes = np.empty((len(words) * k, words.shape[1]), np.uint8)
+    for i in range(k):
+        codes[i::k] = words >> np.uint32(bits * i) & np.uint32((1 << bits) - 1)
+    return codes
+
+
+# ----------------------------------------------------------------------------
+# In
+
+
+def read_packing(hf_dir: Path) -> tuple[Packing, int] | None:
+    """How a checkpoint is quantized, and what to add to its stored zero points; None for unquantized weights.
+
+    Raises ModelError for kinds that cannot be repacked.
+    """
+    path = Path(hf_dir) / "config.json"
+    if not Path(hf_dir).is_dir():
+        raise ModelError(f"{hf_dir}: no such directory")
+    found = read_json(path).get("quantization_config")
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: quantization_config is {shown(found)}, expected an object")
+
+    def check(field: str, allowed: tuple, default: Any = None) -> Any:
+        value = found.get(field)
+        value = default if value is None else value
+        known = value.lower() if isinstance(value, str) else value
+        if not any(known == a and type(known) is type(a) for a in allowed):
+            supported = " or ".join(map(shown, allowed))
+            raise ModelError(f"{path}: quantization_config.{field} is {shown(value)}, supported is {supported}")
+        return known
+
+    method = check("quant_method", ("gptq", "awq"))
+    if method == "awq":
+        check("version", ("gemm",), "gemm")
+        check("zero_point", (True,), True)
+        return Packing("awq", check("bits", (4,)), check("group_size", GROUPS)), 0
+    convention = check("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    check("pack_dtype", ("int32",), "int32")
+    check("lm_head", (False,), False)
+    if found.get("dynamic"):
+        raise ModelError(f"{path}: quantization_config.dynamic is {shown(found['dynamic'])}, not supported")
+    bits, group = check("bits", BITS), check("group_size", (*GROUPS, -1))
+    return Packing("gptq", bits, max(group, 0)), 1 if convention == "gptq" else 0
+
+
+class Repacker:
+    """The matrices of a quantized checkpoint, as a GPTQ file has them."""
+
+    def __init__(self, checkpoint: Checkpoint, packing: Packing, added: int):
+        self._checkpoint, self._packing, self._added = checkpoint, packing, added
+        self._config = checkpoint.config
+        self._group = packing.group_size
+        for field, n in {"hidden_size": self._config.dim, "intermediate_size": self._config.hidden_dim}.items():
+            if n % ROW_UNIT or n % (self._group or n):
+                multiple = max(ROW_UNIT, self._group)
+                raise ModelError(f"{checkpoint.config_path}: {field} is {n}, expected a multiple of {multiple}")
+        self.form = MatrixFormat(packing.bits, self._group)
+        layers = [f"layers.{i}." for i in range(self._config.n_layers)]
+        found = {layer + place: self._order_of(layer, place) for layer in layers for place in ORDER_PLACES}
+        self.has_order = any(order is not None for order in found.values())
+        self.orders: dict[str, np.ndarray] = {}  # by place, int32; empty if no place has one
+        if self.has_order:
+            for place, order in found.items():
+                n = getattr(self._config, ORDER_PLACES[place.split(".", 2)[-1]])
+                self.orders[place] = np.arange(n, dtype=np.int32) if order is None else order
+
+    def _stored(self, name: str, part: str) -> str:
+        return hf_name(self._config, name).removesuffix("weight") + part
+
+    def _refuse(self, name: str, part: str, what: str) -> ModelError:
+        return ModelError(f"{self._checkpoint.path}: tensor {self._stored(name, part)} {what}")
+
+    def _groups_of(self, name: str) -> np.ndarray | None:
+        """g_idx of a matrix; None where groups are neighbours."""
+        stored = self._stored(name, "g_idx")
+        if not self._checkpoint.has(stored):
+            return None
+        groups = self._checkpoint.stored(stored)
+        size = self._group or len(groups)
+        if np.array_equal(groups, np.arange(len(groups)) // size):
+            return None
+        if not np.array_equal(np.sort(groups), np.arange(len(groups)) // size):
+            raise self._refuse(name, "g_idx", f"does not have {size} inputs in each group")
+        return groups
+
+    def _order_of(self, layer: str, place: str) -> np.ndarray | None:
+        """In which order the inputs of a place are gathered, int32; None: as they are."""
+        groups = {consumer: self._groups_of(layer + consumer) for consumer in CONSUMERS[place]}
+        first, *others = groups
+        for other in others:
+            a, b = groups[first], groups[other]
+            if (a is None) != (b is None) or (a is not None and not np.array_equal(a, b)):
+                raise self._refuse(layer + other, "g_idx", f"differs from that of {first}, which reads the same inputs")
+        return None if groups[first] is None else np.argsort(groups[first], kind="stable").astype(np.int32)
+
+    def matrix(self, name: str) -> Matrix:
+        """A matrix of a layer, its columns gathered. Raises ModelError for what a GPTQ file cannot hold."""
+        qweight, qzeros, scales = (
+            self._checkpoint.stored(self._stored(name, part)) for part in ("qweight", "qzeros", "scales")
+        )
+        bits = self._packing.bits
+        if self._packing.method == "awq":
+            codes, zeros = awq.unpack(qweight).T, awq.unpack(qzeros).T.astype(np.int16)
+        else:
+            codes, zeros = unpack_words(qweight, bits).T, unpack_words(qzeros.T, bits).astype(np.int16)
+            zeros = zeros + self._added
+            bias = self._stored(name, "bias")
+            if self._checkpoint.has(bias) and self._checkpoint.stored(bias).any():
+                raise self._refuse(name, "bias", "is not zero: not supported")
+        if (scales < 0).any():
+            raise self._refuse(name, "scales", f"has {scales.min()}, expected no negative values")
+        part = name.split(".", 2)[-1]
+        place = next(place for place, consumers in CONSUMERS.items() if part in consumers)
+        order = self.orders.get(name.removesuffix(part) + place)
+        if order is not None:
+            codes = codes[:, order]
+        scales = scales.T
+        if part in ROTATED:
+            codes, zeros, scales = (permute_rows(a, self._config.head_dim) for a in (codes, zeros, scales))
+        if bits == 8:
+            steps = codes.reshape(*zeros.shape, -1).astype(np.int16) - zeros[..., None]
+            if steps.min() < -128 or steps.max() > 127:
+                raise self._refuse(name, "qzeros", "puts codes beyond int8: not supported")
+            kind = F16 if self._group else F32
+            return Matrix(self.form, steps.reshape(codes.shape).astype(np.int8), np.ascontiguousarray(scales, kind))
+        if zeros.max() >= 1 << bits:
+            raise self._refuse(name, "qzeros", f"has a zero point of {zeros.max()}, above the largest code")
+        return Matrix(self.form, np.ascontiguousarray(codes), np.ascontiguousarray(scales, F16), zeros.astype(np.uint8))
+
+
+# ----------------------------------------------------------------------------
+# Out
+
+
+def check_expressible(layout: GptqLayout, repacked: bool = False) -> MatrixFormat:
+    """The format that all matrices of the layers have. Raises ModelError if a GPTQ checkpoint cannot express it.
+
+    repacked: scales are those of a checkpoint, hence fp16 numbers, also where the file has fp32.
+    """
+    formats = sorted(set(layout.formats[1:8]))
+    if len(formats) > 1:
+        two = f"{formats[0]}; {formats[1]}"
+        raise ModelError(f"--hf-out: a GPTQ checkpoint has one format for all layers, here are {two}")
+    (form,) = formats
+    if form.two_level:
+        raise ModelError(f"--hf-out: a GPTQ checkpoint cannot express {form}")
+    if form.bits == 8 and not form.group and not repacked:
+        raise ModelError("--hf-out: a GPTQ checkpoint has fp16 scales, 8 bits per row has fp32's: give --group")
+    return form
+
+
+def write_gptq_checkpoint(source: Checkpoint, model_file: Path, hf_out: Path, symmetric: bool) -> None:
+    """Writes `hf_out`, which must not exist, from a model file and the Hugging Face directory that it was made from.
+
+    Codes, zero points and scales are those of the file, embedding, norms and classifier the source's. symmetric: all
+    zero points are the middle code.
+    """
+    model = GPTQ(model_file)
+    form = check_expressible(model.layout, repacked=True)
+    config = read_source_config(source.path, model.config.tied)
+    config["quantization_config"] = {
+        "bits": form.bits,
+        "checkpoint_format": "gptq",
+        "desc_act": model.layout.has_order,
+        "group_size": form.group or -1,
+        "lm_head": False,
+        "quant_method": "gptq",
+        "sym": symmetric or form.bits == 8,
+    }
+    tensors, loads = [], {}
+    for name, _ in norm_shapes(model.config):
+        add_unquantized(source, hf_name(model.config, name), hf_name(source.config, name), tensors, loads)
+    for name, (n_out, n_in) in matrix_shapes(model.config):
+        stored = hf_name(model.config, name)
+        if not name.startswith("layers."):
+            add_unquantized(source, stored, hf_name(source.config, name), tensors, loads)
+            continue
+        shapes = {part: shape for part, shape, _, _ in Packing("gptq", form.bits, form.group).parts(n_out, n_in)}
+        del shapes["bias"]
+        for part, shape in shapes.items():
+            full = stored.removesuffix("weight") + part
+            tensors.append(Tensor(full, "<f2" if part == "scales" else "<i4", shape))
+            loads[full] = (name, part)
+    cache: dict[str, dict[str, np.ndarray]] = {}
+
+    def load(full: str) -> np.ndarray:
+        name, part = loads[full]
+        if not part:
+            return source.stored(name)
+        if name not in cache:  # a matrix's tensors are asked for one after the other
+            cache.clear()
+            cache[name] = dict(to_words(model, name))
+        return cache[name][part]
+
+    write_directory(source.path, hf_out, config, tensors, load)
+
+
+def add_unquantized(source: Checkpoint, name: str, of: str, tensors: list[Tensor], loads: dict) -> None:
+    """Lists a tensor that is the source's own, in its type; a classifier that was the embedding is stored again."""
+    value = source.stored(of)
+    kind = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}[str(value.dtype)]
+    tensors.append(Tensor(name, kind, value.shape))
+    loads[name] = (of, "")
+
+
+def to_words(model: GPTQ, name: str) -> Iterator[tuple[str, np.ndarray]]:
+    """The tensors of a matrix in a GPTQ checkpoint, by their parts' names."""
+    m, config = model.stored(name), model.config
+    bits, part = m.form.bits, name.split(".", 2)[-1]
+    codes, scales = m.codes, m.scales.astype(F16)
+    if not np.array_equal(scales, m.scales):
+        raise ModelError(f"--hf-out: {name} has scales that are no fp16 numbers")
+    if bits == 8:
+        zeros = np.full(scales.shape, 128, np.uint8)
+        codes = (codes.astype(np.int16) + 128).astype(np.uint8)
+    else:
+        zeros = m.zeros
+    if m.kept is not None:  # a weight that is not kept has the zero point's code
+        codes = np.where(m.kept, codes, np.repeat(zeros, m.form.group, axis=1))
+    if not zeros.all():
+        raise ModelError(f"--hf-out: {name} has zero points of 0, which a GPTQ checkpoint cannot express")
+    if part in ROTATED:
+        codes, scales, zeros = (unpermute_rows(a, config.head_dim) for a in (codes, scales, zeros))
+    n_in = codes.shape[1]
+    place = next(place for place, consumers in CONSUMERS.items() if part in consumers)
+    order = model.orders.get(name.removesuffix(part) + place, np.arange(n_in))
+    back = np.argsort(order)
+    yield "qweight", pack_words(codes[:, back].T, bits)
+    yield "qzeros", np.ascontiguousarray(pack_words(zeros - np.uint8(1), bits).T)
+    yield "scales", np.ascontiguousarray(scales.T)
+    yield "g_idx", (back // (m.form.group or n_in)).astype(np.int32)

@@ -1,0 +1,145 @@
+"""GPTQ files: each kind of matrix has its own bits and groups. The entries of the header, and the list of tensors.
+
+Nine entries of four bytes at 0xC0 of the header say how matrices are stored, in the order of `KINDS`; the byte behind
+them whether activations are gathered before they are quantized. golden/gptq.py says what the tensors of a matrix mean:
+
+    8 bits, a row's scale   NAME.codes int8 (n_out, n_in); NAME.scales fp32 (n_out,)
+    8 bits, groups          NAME.codes int8 (n_out, n_in); NAME.scales fp16 (n_out, n_groups)
+    4 bits, 2 bits          NAME.codes uint8 (n_out, n_in * bits / 8), in the order of formats/low_bits.py;
+                            NAME.scales fp16 (n_out, n_groups); NAME.zeros uint8 (n_out, ceil(n_groups / 2)), the
+                            first in the low half
+    2 bits in two levels    NAME.codes uint8 (n_out, n_in / 4); NAME.groups uint8 (n_out, n_groups): the scale's code in
+                            the low half, the zero point's in the high; NAME.row_scales fp32 (n_out,)
+    4 bits, 2:4 sparse      NAME.mask uint8 (n_out, n_in / 8): bit k % 8 of byte k / 8 says that weight k is kept;
+                            NAME.codes uint8 (n_out, n_in / 4) of the kept ones; scales and zeros as above
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from formats.checkpoint import Config
+from formats.errors import ModelError
+from formats.tensors import Tensor, matrix_shapes, norm_shapes
+
+KINDS = ("embed", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "up_proj", "classifier")
+ALIGNMENT = 64  # bytes: every tensor begins at a multiple, so that a row of codes can be read in aligned vectors
+ROW_UNIT = 64  # every row is a multiple of it
+ACTIVATION_GROUPS = (32, 64)
+# The places whose activations may be gathered, with the width of each in a Config; the order of a file.
+ORDER_PLACES = {"attn.norm": "dim", "attn.mix": "q_dim", "ffn.norm": "dim", "ffn.swiglu": "hidden_dim"}
+
+SPARSE, TWO_LEVEL = 1, 2  # flags of an entry
+_ENTRY = struct.Struct("<BBH")
+
+
+class MatrixFormat(NamedTuple):
+    """How a matrix is stored. group: weights along a row that share a scale; 0: a whole row."""
+
+    bits: int
+    group: int = 0
+    sparse: bool = False  # two of each four weights are zero and not stored
+    two_level: bool = False  # scales and zero points of groups are 4-bit codes under one fp32 scale per row
+
+    def __str__(self) -> str:
+        """As messages and --info have it: "4 bits in groups of 64, 2:4 sparse"."""
+        groups = f"{self.bits} bits in groups of {self.group}" if self.group else f"{self.bits} bits per row"
+        return groups + (", two-level" if self.two_level else "") + (", 2:4 sparse" if self.sparse else "")
+
+
+# Every format that a program runs. Groups of 32, and 2 bits in one level, are for checkpoints made elsewhere.
+FORMATS = frozenset(
+    {MatrixFormat(8, group) for group in (0, 32, 64, 128)}
+    | {MatrixFormat(4, group) for group in (0, 32, 64, 128)}
+    | {MatrixFormat(2, group) for group in (0, 32, 64, 128)}
+    | {MatrixFormat(2, 64, two_level=True)}
+    | {MatrixFormat(4, group, sparse=True) for group in (64, 128)}
+)
+
+
+class GptqLayout(NamedTuple):
+    """What the header of a GPTQ file says about its matrices: one format for each of KINDS."""
+
+    formats: tuple[MatrixFormat, ...]
+    has_order: bool = False
+
+    def of(self, name: str) -> MatrixFormat:
+        """The format of a matrix by its step name, such as `layers.0.attn.q_proj`."""
+        return self.formats[KINDS.index(name.rsplit(".", 1)[-1])]
+
+    def with_layers(self, form: MatrixFormat, has_order: bool) -> "GptqLayout":
+        """The same, but for one format in all layers, and whether there are orders."""
+        return GptqLayout((self.formats[0], *[form] * (len(KINDS) - 2), self.formats[-1]), has_order)
+
+    @property
+    def activation_group(self) -> int:
+        """The activations that share a scale: 64, or 32 where a weight group is as short."""
+        return 32 if any(f.group == 32 for f in self.formats) else 64
+
+
+N_BYTES = len(KINDS) * _ENTRY.size + 1  # in the header
+
+
+def pack_layout(layout: GptqLayout) -> bytes:
+    """The bytes of the header from 0xC0 on."""
+    entries = [_ENTRY.pack(f.bits, SPARSE * f.sparse + TWO_LEVEL * f.two_level, f.group) for f in layout.formats]
+    return b"".join(entries) + bytes([layout.has_order])
+
+
+def read_layout(path: Path, own: bytes, config: Config, group_size: int) -> tuple[Config, GptqLayout]:
+    """The layout that a header says, and the config as it is. own: the header's bytes from 0xC0 on.
+
+    Raises ModelError, naming path and field, for what no program runs.
+    """
+    raw = own[:N_BYTES]
+    formats = []
+    for kind, (bits, flags, group) in zip(KINDS, _ENTRY.iter_unpack(raw[: N_BYTES - 1]), strict=True):
+        found = MatrixFormat(bits, group, bool(flags & SPARSE), bool(flags & TWO_LEVEL))
+        if found not in FORMATS or flags & ~(SPARSE | TWO_LEVEL):
+            raise ModelError(f"{path}: {kind} has bits {bits}, flags {flags}, group {group}: not supported")
+        formats.append(found)
+    if config.tied and formats[0] != formats[-1]:
+        raise ModelError(f"{path}: the classifier is the embedding, but its format is {formats[-1]}, not {formats[0]}")
+    if raw[N_BYTES - 1] > 1:
+        raise ModelError(f"{path}: has_order is {raw[N_BYTES - 1]}, expected 0 or 1")
+    layout = GptqLayout(tuple(formats), bool(raw[N_BYTES - 1]))
+    if group_size != layout.activation_group:
+        raise ModelError(f"{path}: group_size is {group_size}, expected {layout.activation_group}")
+    for name, (_, n_in) in matrix_shapes(config):
+        if n_in % ROW_UNIT or n_in % (layout.of(name).group or n_in):
+            of = f"groups of {layout.of(name).group}" if n_in % ROW_UNIT == 0 else f"a multiple of {ROW_UNIT}"
+            raise ModelError(f"{path}: {name} has {n_in} columns, expected {of}")
+    return config, layout
+
+
+def matrix_tensors(name: str, n_out: int, n_in: int, form: MatrixFormat) -> Iterator[Tensor]:
+    """The tensors of one matrix."""
+    n_groups = n_in // (form.group or n_in)
+    if form.sparse:
+        yield Tensor(f"{name}.mask", "|u1", (n_out, n_in // 8))
+    if form.bits == 8:
+        yield Tensor(f"{name}.codes", "|i1", (n_out, n_in))
+    else:
+        n_codes = n_in // 2 if form.sparse else n_in
+        yield Tensor(f"{name}.codes", "|u1", (n_out, n_codes * form.bits // 8))
+    if form.two_level:
+        yield Tensor(f"{name}.groups", "|u1", (n_out, n_groups))
+        yield Tensor(f"{name}.row_scales", "<f4", (n_out,))
+    elif form.bits == 8 and not form.group:
+        yield Tensor(f"{name}.scales", "<f4", (n_out,))
+    else:
+        yield Tensor(f"{name}.scales", "<f2", (n_out, n_groups))
+    if form.bits < 8 and not form.two_level:
+        yield Tensor(f"{name}.zeros", "|u1", (n_out, (n_groups + 1) // 2))
+
+
+def gptq_tensors(config: Config, layout: GptqLayout) -> Iterator[Tensor]:
+    """Norms, orders of gathered activations if there are any, then matrices, all in the order of Q8 files."""
+    for name, shape in norm_shapes(config):
+        yield Tensor(name, "<f4", shape)
+    for place, width in ORDER_PLACES.items() if layout.has_order else ():
+        for i in range(config.n_layers):
+            yield Tensor(f"layers.{i}.{place}.order", "<i4", (getattr(config, width),))
+    for name, (n_out, n_in) in matrix_shapes(config):
+        yield from matrix_tensors(name, n_out, n_in, layout.of(name))

@@ -1,0 +1,103 @@
+"""GPTQ of a whole model: every place's inputs come from the layers before it as they are quantized already.
+
+The calibration text goes through the model layer by layer. In a layer, the four places come one after the other: the
+inputs of q, k and v; those of o, with the quantized q, k and v; those of gate and up; those of down. So each matrix is
+quantized for the inputs that it will have. One layer's weights are in memory at a time.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from formats.checkpoint import Config, ModelError
+from formats.source import Source
+from golden.channel_scaling import CONSUMERS
+from golden.forward import (
+    F64,
+    Fp32,
+    Step,
+    attention_block,
+    feed_forward_block,
+    ignore,
+    rmsnorm,
+    rope_table,
+)
+from golden.gptq import Matrix, stands_for
+
+
+class Partly(Fp32):
+    """Weights as stored, but for those that are quantized already."""
+
+    def replace(self, name: str, weight: np.ndarray) -> None:
+        """From here on the matrix is what its quantized form stands for, (n_out, n_in) fp32."""
+        self._weights[name] = weight
+
+
+class _ReachedError(Exception):
+    """A pass has come to the place that is looked at."""
+
+
+def _hessian_until(place: str, run: Callable[[np.ndarray, Step], object], states: list[np.ndarray]) -> np.ndarray:
+    """H = X^T X, (n_in, n_in) fp64, of what a place reads in all samples. run(x, step): its block."""
+    total: np.ndarray | None = None
+
+    def step(name: str, value: np.ndarray) -> np.ndarray:
+        nonlocal total
+        if name != place:
+            return value
+        if not np.isfinite(value).all():
+            raise ModelError(f"calibration met a value that is not finite at {name}")
+        x = value.astype(F64)
+        total = x.T @ x if total is None else total + x.T @ x
+        raise _ReachedError
+
+    for x in states:
+        try:
+            run(x, step)
+        except _ReachedError:
+            continue
+    if total is None:
+        raise ValueError(f"no sample reached {place}")
+    return total
+
+
+Quantize = Callable[[str, np.ndarray, np.ndarray], Matrix]
+
+
+def quantize_model(
+    checkpoint: Source, config: Config, samples: list[np.ndarray], quantize: Quantize
+) -> Iterator[tuple[str, Matrix]]:
+    """Every matrix of the layers, by step name, quantized; at the end `norm` with H of the classifier's inputs.
+
+    samples: token ids. quantize(name, weight (n_out, n_in) fp32, H (n_in, n_in) fp64) -> Matrix. config: of the file.
+    The last pair's second member is H, an array.
+    """
+    table = Fp32(checkpoint, interleaved=True)
+    states = [table.embedding(sample) for sample in samples]
+    del table
+    for i in range(config.n_layers):
+        layer, weights = f"layers.{i}.", Partly(checkpoint, interleaved=True)
+
+        def attend(x: np.ndarray, step: Step, layer: str = layer, weights: Partly = weights) -> np.ndarray:
+            rotation = rope_table(config, np.arange(len(x)))
+            return attention_block(config, weights, layer, x, rotation, step)
+
+        def feed_forward(x: np.ndarray, step: Step, layer: str = layer, weights: Partly = weights) -> np.ndarray:
+            return feed_forward_block(config, weights, layer, x, step)
+
+        for block, places in ((attend, ("attn.norm", "attn.mix")), (feed_forward, ("ffn.norm", "ffn.swiglu"))):
+            for place in places:
+                hessian = _hessian_until(layer + place, block, states)
+                for consumer in CONSUMERS[place]:
+                    matrix = quantize(layer + consumer, weights.vector(layer + consumer), hessian)
+                    weights.replace(layer + consumer, stands_for(matrix))
+                    yield layer + consumer, matrix
+            for j, x in enumerate(states):
+                states[j] = block(x, ignore)
+        del weights  # before the next layer's are read
+    last = Fp32(checkpoint)
+    total = np.zeros((config.dim, config.dim))
+    for x in states:
+        normed = rmsnorm(x, last.vector("norm"), config.norm_eps).astype(F64)
+        total += normed.T @ normed
+    yield "norm", total

@@ -1,0 +1,190 @@
+"""Grids of the low-bit formats: which values a group of weights may take, and which grid suits it best.
+
+A weight with code c stands for scale * (step * c - zero): step is 1, or 5 in the two-level form, whose zero points lie
+between codes. `plain_grid` takes a group's range, as rounding to nearest does. `best_grid` tries narrower ranges (all
+256 pairs of codes in the two-level form) and takes the one with the smallest sum of importance * (rounded - w)^2.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from formats.gptq import MatrixFormat
+from golden.forward import F32, F64
+from golden.gptq import F16, ZERO_STEPS
+
+SHRINKS = tuple(1 - i / 40 for i in range(21))  # of a group's range: 1, 0.975, ... 0.5
+LEVELS = 16  # of the two-level form's scales and zero points
+TRIED_VALUES = 1 << 16  # weights that are tried at a time: they stay in the cache
+
+
+class Grid(NamedTuple):
+    """One group of each row: scale (rows,) fp32, zero (rows,) whole numbers in fp32, in the steps of the format."""
+
+    scale: np.ndarray
+    zero: np.ndarray
+
+
+def code_range(form: MatrixFormat) -> tuple[int, int]:
+    """The smallest and the largest code."""
+    return (-127, 127) if form.bits == 8 else (0, 2**form.bits - 1)
+
+
+def step_of(form: MatrixFormat) -> int:
+    """How many steps of the zero point there are from one code to the next."""
+    return ZERO_STEPS if form.two_level else 1
+
+
+def to_codes(w: np.ndarray, grid: Grid, form: MatrixFormat) -> np.ndarray:
+    """The nearest code of each weight, whole numbers in w's type. w: (rows,) or (rows, n)."""
+    shape = (-1,) + (1,) * (w.ndim - 1)
+    scale, zero = (v.astype(w.dtype).reshape(shape) for v in grid)
+    codes = w / np.where(scale > 0, scale, np.inf)
+    codes += zero
+    if form.two_level:
+        codes /= ZERO_STEPS
+    return np.clip(np.rint(codes, out=codes), *code_range(form), out=codes)
+
+
+def to_values(codes: np.ndarray, grid: Grid, form: MatrixFormat) -> np.ndarray:
+    """What codes stand for, in their type."""
+    shape = (-1,) + (1,) * (codes.ndim - 1)
+    scale, zero = (v.astype(codes.dtype).reshape(shape) for v in grid)
+    return (step_of(form) * codes - zero) * scale
+
+
+# ----------------------------------------------------------------------------
+# Choosing one
+
+
+def as_stored(scale: np.ndarray, form: MatrixFormat) -> np.ndarray:
+    """A scale as the file has it, fp32: rounded to fp16, unless it is an 8-bit row's. Raises OverflowError."""
+    if form.bits == 8 and not form.group:
+        return scale.astype(F32)
+    with np.errstate(over="ignore"):
+        half = scale.astype(F16)
+    if not np.isfinite(half).all():
+        raise OverflowError(f"a scale of {scale.max():.6g}, fp16 ends at 65504")
+    return half.astype(F32)
+
+
+def range_grid(low: np.ndarray, high: np.ndarray, form: MatrixFormat, symmetric: bool, first_zero: int) -> Grid:
+    """The grid of groups whose weights go from low to high, each (rows,) fp32; the range is widened to include 0.
+
+    symmetric: the zero point is the middle code. first_zero: the smallest zero point that may be used.
+    """
+    low, high = np.minimum(low, F32(0)), np.maximum(high, F32(0))
+    if form.bits == 8:
+        return Grid(as_stored(np.maximum(high, -low) / F32(127), form), np.zeros_like(low))
+    top = code_range(form)[1]
+    if symmetric:
+        scale = as_stored(np.maximum(high, -low) * F32(2 / top), form)
+        return Grid(scale, np.full_like(low, (top + 1) // 2))
+    scale = as_stored((high - low) / F32(top), form)
+    return Grid(scale, np.clip(np.rint(-low / np.where(scale > 0, scale, np.inf)), first_zero, top).astype(F32))
+
+
+def group_ends(w: np.ndarray, kept: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest and the largest weight of each row, of those that are kept; 0 if that is beyond."""
+    w = w if kept is None else np.where(kept, w, 0)
+    return w.min(axis=1).astype(F32), w.max(axis=1).astype(F32)
+
+
+def plain_grid(
+    w: np.ndarray, form: MatrixFormat, symmetric: bool, first_zero: int = 0, kept: np.ndarray | None = None
+) -> Grid:
+    """The grid of the whole range of each row of w, (rows, n)."""
+    return range_grid(*group_ends(w, kept), form, symmetric, first_zero)
+
+
+def error_of(w: np.ndarray, importance: np.ndarray, grid: Grid, form: MatrixFormat) -> np.ndarray:
+    """The sum of importance * (rounded - w)^2 of each row, fp64. w: (rows, n) fp32; importance: the same or (n,)."""
+    d = to_values(to_codes(w, grid, form), grid, form)
+    d -= w
+    squares = np.square(d, dtype=F64)
+    return squares @ importance if importance.ndim == 1 else (squares * importance).sum(axis=1)
+
+
+def best_grid(
+    w: np.ndarray,
+    importance: np.ndarray,
+    form: MatrixFormat,
+    symmetric: bool,
+    first_zero: int = 0,
+    kept: np.ndarray | None = None,
+) -> Grid:
+    """The best of SHRINKS for each row. w: (rows, n) fp32; importance: (n,) or (rows, n), 0 where not kept."""
+    low, high = group_ends(w, kept)
+    best, smallest = range_grid(low, high, form, symmetric, first_zero), np.full(len(w), np.inf)
+    rows = max(1, TRIED_VALUES // w.shape[1])
+    for start in range(0, len(w), rows):
+        at = slice(start, start + rows)
+        weight = importance if importance.ndim == 1 else importance[at]
+        for shrink in SHRINKS:
+            grid = range_grid(low[at] * F32(shrink), high[at] * F32(shrink), form, symmetric, first_zero)
+            error = error_of(w[at], weight, grid, form)
+            better = error < smallest[at]
+            smallest[at][better] = error[better]
+            for chosen, tried in zip(best, grid, strict=True):
+                chosen[at][better] = tried[better]
+    return best
+
+
+# ----------------------------------------------------------------------------
+# Two levels
+
+
+def row_scales(weight: np.ndarray, form: MatrixFormat, shrink: float = 1.0) -> np.ndarray:
+    """The fp32 scale of each row, under which its widest group has scale code 15: (n_out,). weight: (n_out, n_in)."""
+    groups = weight.reshape(len(weight), -1, form.group).astype(F32)
+    low, high = np.minimum(groups.min(axis=2), 0), np.maximum(groups.max(axis=2), 0)
+    widest = ((high - low) * F32(shrink)).max(axis=1)
+    return (widest / F32(ZERO_STEPS * code_range(form)[1] * (LEVELS - 1))).astype(F32)
+
+
+def plain_codes(w: np.ndarray, row_scale: np.ndarray, form: MatrixFormat) -> tuple[np.ndarray, np.ndarray]:
+    """Scale and zero point codes, (rows,) each, for the whole range of a group of each row: w is (rows, group)."""
+    low, high = (np.minimum(w.min(axis=1), 0), np.maximum(w.max(axis=1), 0))
+    unit = np.where(row_scale > 0, row_scale, np.inf).astype(F32)
+    s = np.clip(np.rint((high - low) / F32(ZERO_STEPS * code_range(form)[1]) / unit), 1, LEVELS - 1)
+    return s.astype(F32), np.clip(np.rint(-low / (s * unit)), 0, LEVELS - 1).astype(F32)
+
+
+def best_codes(
+    w: np.ndarray, importance: np.ndarray, row_scale: np.ndarray, form: MatrixFormat
+) -> tuple[np.ndarray, np.ndarray]:
+    """The best scale and zero point codes of a group of each row, of all pairs; w: (rows, group), importance: (group,).
+
+    Scale code 0 makes all weights of a group 0.
+    """
+    w = w.astype(F32)
+    s_best, z_best = np.zeros(len(w), F32), np.zeros(len(w), F32)
+    smallest = (np.square(w) * importance).sum(axis=1, dtype=F64)  # of scale code 0
+    rows = max(1, TRIED_VALUES // w.shape[1])
+    top = F32(code_range(form)[1])
+    for start in range(0, len(w), rows):
+        at = slice(start, start + rows)
+        t, squares = np.empty(w[at].shape, F32), np.empty(w[at].shape, F64)
+        for s in range(1, LEVELS):
+            scale = row_scale[at] * F32(s)
+            units = w[at] / np.where(scale > 0, scale, np.inf).astype(F32)[:, None]
+            for z in range(LEVELS):
+                np.add(units, F32(z), out=t)
+                t *= F32(1 / ZERO_STEPS)
+                np.rint(t, out=t)
+                np.clip(t, F32(0), top, out=t)
+                t *= F32(ZERO_STEPS)
+                t -= F32(z)
+                t -= units
+                np.square(t, out=squares, dtype=F64)
+                error = (squares @ importance) * np.square(scale, dtype=F64)
+                better = error < smallest[at]
+                smallest[at][better], s_best[at][better], z_best[at][better] = error[better], s, z
+    return s_best, z_best
+
+
+def groups_of(n_in: int, form: MatrixFormat) -> Iterator[slice]:
+    """The columns of each group."""
+    size = form.group or n_in
+    return (slice(start, start + size) for start in range(0, n_in, size))

@@ -1,0 +1,67 @@
+"""Golden vectors of GPTQ's operations, for golden/op_vectors.py: matrices of a file expanded, activations gathered."""
+
+import numpy as np
+
+from formats.gptq import MatrixFormat
+from golden.forward import F32
+from golden.gptq import F16, Matrix, expand, gather, pack_matrix
+from golden.op_vectors import EXACT, OpVectors
+from golden.q8 import quantize
+
+# Rows and columns: of whole blocks of 64 bytes and of each kind of rest. 448 codes of 2 bits are 64 + 32 + 16 bytes.
+EXPANDED = (
+    (MatrixFormat(8), 3, 64),
+    (MatrixFormat(8, 64), 3, 192),
+    (MatrixFormat(4), 3, 192),
+    (MatrixFormat(4, 32), 3, 96 + 32),
+    (MatrixFormat(4, 64), 5, 576),
+    (MatrixFormat(4, 128), 3, 384),
+    (MatrixFormat(2), 3, 64),
+    (MatrixFormat(2, 64), 3, 576),
+    (MatrixFormat(2, 64, two_level=True), 5, 576),
+    (MatrixFormat(2, 64, two_level=True), 3, 448),
+    (MatrixFormat(2, 64, two_level=True), 16, 1024),
+    (MatrixFormat(4, 64, sparse=True), 5, 576),
+    (MatrixFormat(4, 64, sparse=True), 3, 448),
+    (MatrixFormat(4, 128, sparse=True), 3, 384),
+)
+SCALES = (1, 0.1, 2**-14, 2**-14 - 2**-24, 2**-24, 3e-6, 0.0, 4364)  # fp16: some are subnormal
+
+
+def random_matrix(rng: np.random.Generator, form: MatrixFormat, n_out: int, n_in: int) -> Matrix:
+    """Codes, scales and zero points of every value that they may have."""
+    shape = n_out, n_in // (form.group or n_in)
+    if form.bits == 8:
+        scales = rng.uniform(1e-4, 1, shape).astype(F16 if form.group else F32)
+        return Matrix(form, rng.integers(-128, 128, (n_out, n_in)).astype(np.int8), scales)
+    codes = rng.integers(0, 2**form.bits, (n_out, n_in)).astype(np.uint8)
+    if form.two_level:
+        s, z = (rng.permutation(np.arange(shape[0] * shape[1]) % 16).reshape(shape).astype(np.uint8) for _ in range(2))
+        return Matrix(form, codes, s, z, rng.uniform(1e-4, 1, n_out).astype(F32))
+    kept = None
+    if form.sparse:
+        kept = np.argsort(rng.random((n_out, n_in // 4, 4)), axis=2).reshape(n_out, n_in) < 2
+        codes[~kept] = 0
+    scales = np.resize(np.array(SCALES, F16), shape)
+    return Matrix(form, codes, scales, rng.integers(0, 2**form.bits, shape).astype(np.uint8), kept=kept)
+
+
+def add_gptq(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """All cases of GPTQ."""
+    for form, n_out, n_in in EXPANDED:
+        m = random_matrix(rng, form, n_out, n_in)
+        group_size = 32 if form.group == 32 else 64
+        expanded = expand(m, group_size)
+        outputs = {"w.codes": (expanded.codes, EXACT), "w.scales": (expanded.scales, EXACT)}
+        kind = ("w2x" if form.two_level else f"w{form.bits}") + ("s" if form.sparse else "")
+        vectors.add(
+            f"gptq_expand.{kind}g{form.group}.{n_in}", "gptq_expand", pack_matrix(m), outputs, bits=form.bits,
+            group=form.group, sparse=form.sparse, two_level=form.two_level, group_size=group_size,
+        )  # fmt: skip
+
+    x = (rng.standard_normal((3, 192)) * np.exp(rng.uniform(-4, 4, 192))).astype(F32)
+    order = rng.permutation(192).astype(np.int32)
+    gathered = gather(x, order)
+    q = quantize(gathered, 64)
+    outputs = {"gathered": (gathered, EXACT), "codes": (q.codes, EXACT), "scales": (q.scales, EXACT)}
+    vectors.add("gptq_gather", "gptq_gather", {"x": x, "order": order}, outputs, group_size=64)

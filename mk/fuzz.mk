@@ -1,0 +1,62 @@
+# Fuzzing with libFuzzer under AddressSanitizer and UBSan: docs/contributing.md.
+#
+#     make fuzz                                     every harness for a minute
+#     make fuzz SECONDS=600 FUZZ="encode load_runq" these two, ten minutes each
+#     make test-fuzz                                each harness finds a bug that is planted for it
+#     make fuzz-corpus                              what the stored inputs do not reach yet goes into tests/fuzz/corpus
+FUZZ_COMMON := $(filter-out replay load forward,$(patsubst tests/fuzz/%.cpp,%,$(wildcard tests/fuzz/*.cpp)))
+# model_bytes.h makes no GPTQ files.
+FUZZ_ALL    := $(FUZZ_COMMON) $(foreach p,$(filter-out runq_gptq,$(ALL_PROGRAMS)),load_$p forward_$p)
+FUZZ        ?= $(FUZZ_ALL)
+SECONDS     ?= 60
+FUZZ_CXX    ?= clang++
+
+FUZZ_FLAGS := -std=c++20 -O1 -g -march=$(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -fno-strict-aliasing -I. \
+              -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Wno-psabi -Wno-pass-failed $(if $(WERROR),-Werror) \
+              -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
+FUZZ_BINS  := $(FUZZ:%=build/fuzz/bin/%)
+FUZZ_LIBS  := -lpcre2-8 -lutf8proc
+# The tokenizers that are fuzzed with text.
+FUZZ_MODELS := $(TINY:%=build/models/%.q8.bin)
+source_of    = $(wildcard $1.cpp $1.cu)
+
+.PHONY: fuzz fuzz-corpus test-fuzz
+fuzz: $(FUZZ_BINS) $(FUZZ_MODELS)
+	@$(PYTHON) tests/fuzz/run.py --seconds $(SECONDS) $(FUZZ)
+fuzz-corpus: $(FUZZ_BINS) $(FUZZ_MODELS)
+	@$(PYTHON) tests/fuzz/run.py --merge $(FUZZ)
+test-fuzz: $(PY) build/packages-fuzz $(FUZZ_MODELS)
+	@FUZZ="$(FUZZ)" FUZZ_ALL="$(FUZZ_ALL)" FUZZ_COMPILE="$(FUZZ_CXX) $(FUZZ_FLAGS) $(FUZZ_LIBS)" $(PY) -m pytest -q tests/fuzz/planted_bugs.py
+
+$(FUZZ_COMMON:%=build/fuzz/bin/%): build/fuzz/bin/%: tests/fuzz/%.cpp build/packages-fuzz build/fuzz/flags
+	@mkdir -p $(@D)
+	$(FUZZ_CXX) $(FUZZ_FLAGS) $(DEPS) $< -o $@ $(FUZZ_LIBS)
+build/fuzz/bin/load_%: tests/fuzz/load.cpp build/packages-fuzz build/fuzz/flags
+	@mkdir -p $(@D)
+	$(FUZZ_CXX) $(FUZZ_FLAGS) $(DEPS) -DPROGRAM='"$(call source_of,$*)"' $< -o $@ $(FUZZ_LIBS)
+build/fuzz/bin/forward_%: tests/fuzz/forward.cpp build/packages-fuzz build/fuzz/flags
+	@mkdir -p $(@D)
+	$(FUZZ_CXX) $(FUZZ_FLAGS) $(DEPS) -DPROGRAM='"$(call source_of,$*)"' $< -o $@ $(FUZZ_LIBS)
+
+build/fuzz/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(FUZZ_CXX) $(FUZZ_FLAGS)' | cmp -s - $@ || echo '$(FUZZ_CXX) $(FUZZ_FLAGS)' > $@
+
+# clang first: which package has its libFuzzer depends on its version.
+build/packages-fuzz: build/packages
+	@sh tools/install.sh clang libomp-dev
+	@sh tools/install.sh libclang-rt-dev
+	@touch $@
+
+# The stored inputs, without libFuzzer and with the usual compiler: a program for the harnesses of common/, and one for
+# each program's. Part of make test. Inputs are small: compiling is what takes time.
+REPLAYS := build/fuzz/replay $(ALL_PROGRAMS:%=build/fuzz/replay_%)
+ifneq ($(TOKENIZER),0)
+test: $(REPLAYS)
+endif
+build/fuzz/replay: tests/fuzz/replay.cpp build/flags build/packages
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_FLAGS) $(ASAN) -O0 $(DEPS) $< -o $@ $(LIBS)
+build/fuzz/replay_%: tests/fuzz/replay.cpp build/flags build/packages
+	@mkdir -p $(@D)
+	$(CXX) $(SIMT_FLAGS) $(ASAN) -O0 $(DEPS) -DPROGRAM='"$(call source_of,$*)"' $< -o $@ $(LIBS)

@@ -1,0 +1,498 @@
+// runq_gptq: Llama 3 and Qwen3 inference in 2, 4 and 8 bits, to read from top to bottom.
+//
+// Each kind of matrix has its own format: codes of 2, 4 or 8 bits with a scale and a zero point for each
+// group of weights along a row, and possibly two of each four weights left out. All of them expand to what
+// Q8 has (runq.cpp): int8 codes, and one fp32 scale for each group of activations. So the arithmetic is Q8's:
+// activations are quantized to int8 in groups of 64, each group of a product is an exact int32 sum, and the
+// groups are added up in fp32. How the weights came to their codes (GPTQ, Frantar et al. 2022, arXiv
+// 2210.17323) makes no difference here.
+//
+// This file has what is the scheme's own: the matrix, expanding it and multiplying by it as plain loops, the
+// tensors of a file, and the forward pass. What any scheme needs is in common/, and so are the fast forms of
+// the loops here, which multiply the codes as they lie in the file (common/cpu/lowbit_rows.h) or expand them
+// as they go (lowbit_matmul.h). docs/gptq.md has the formats with pictures and numbers.
+//
+//     make runq_gptq && ./runq_gptq model_gptq.bin -i "Once upon a time"
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/app/memory.h"
+#include "common/app/model.h"
+#include "common/app/options.h"
+#include "common/app/trace.h"
+#include "common/cpu/attention.h"
+#include "common/cpu/half.h"
+#include "common/cpu/lowbit_matmul.h"
+#include "common/cpu/ops.h"
+#include "common/cpu/rows.h"
+#include "common/model/layout.h"
+#include "common/model/model_file.h"
+#include "common/model/scheme.h"
+#include "common/model/tensors.h"
+
+// ----------------------------------------------------------------------------
+// The arithmetic. The loops are the specification; int8_quantize and lowbit_matmul are the same, fast.
+// LowbitMatrix (common/cpu/lowbit.h) is a matrix as the file has it.
+
+// The codes of a row, one to a byte. A row is cut into blocks of 64 bytes, what is left into one of 32, then
+// one of 16; in a block of B bytes, byte j holds codes j, j + B, j + 2B, ... from its lowest bits up.
+std::vector<uint8_t> unpack_row(const uint8_t* bytes, int n_codes, int bits) {
+    std::vector<uint8_t> codes;
+    int n_bytes = n_codes * bits / 8;
+    for (int block = 64; block >= 16; block /= 2) {
+        for (; n_bytes >= block; n_bytes -= block, bytes += block) {
+            for (int shift = 0; shift < 8; shift += bits) {
+                for (int j = 0; j < block; j++)
+                    codes.push_back(uint8_t(bytes[j] >> shift & ((1 << bits) - 1)));
+            }
+        }
+    }
+    return codes;
+}
+
+// A row as Q8 has it: value k is codes[k] * scales[k / group_size], group_size the activations'.
+struct ExpandedRow {
+    std::vector<int8_t> codes;  // (n_cols,)
+    std::vector<float> scales;  // (n_cols / group_size,)
+};
+
+ExpandedRow expand(const LowbitMatrix& w, int i) {
+    const std::vector<uint8_t> stored = unpack_row(w.row_codes(i), w.n_codes(), w.bits);
+    ExpandedRow row;
+    size_t next = 0;  // of the stored codes
+    for (int k = 0; k < w.n_cols; k++) {
+        const int group = k / w.group;
+        if (w.mask != nullptr && (w.row_mask(i)[k / 8] >> k % 8 & 1) == 0) {
+            row.codes.push_back(0);  // one of the two in each four that are not stored
+        } else if (w.bits == 8) {
+            row.codes.push_back(int8_t(stored[next++]));
+        } else {
+            const int times =
+                w.levels != nullptr ? 5 : 1;  // with two levels zero points are fifths of a code
+            const int code = next < stored.size() ? stored[next++] : 0;  // a foreign mask may ask for more
+            row.codes.push_back(int8_t(times * code - w.zero(i, group)));
+        }
+        if (k % w.group_size == 0) row.scales.push_back(w.scale(i, group));
+    }
+    return row;
+}
+
+// codes (group_size,) of x (group_size,): amax = max|x|, code = clamp(x * (127 / amax)) rounded half to even.
+// Returns the scale, amax / 127. Where 127 / amax is not finite (amax 0, or below 3.74e-37), scale and codes
+// are 0. -128 never appears.
+float quantize_group(int8_t* codes, const float* x, int group_size) {
+    float amax = 0;
+    for (int i = 0; i < group_size; i++) amax = std::max(amax, std::fabs(x[i]));
+    float inv = 127.0f / amax;
+    if (!(inv > 0 && inv <= std::numeric_limits<float>::max())) inv = 0;
+    for (int i = 0; i < group_size; i++) {
+        const float r = std::nearbyintf(x[i] * inv);
+        const float low = r > -127.0f ? r : -127.0f;  // in this order, NaN becomes -127 rather than undefined
+        codes[i] = int8_t(low < 127.0f ? low : 127.0f);
+    }
+    return inv > 0 ? amax / 127.0f : 0.0f;
+}
+
+// Value k of a row of x is channel order[k] of it, (n_cols,), for matrices whose columns are sorted by group.
+void gather(Rows& out, const Rows& x, const int32_t* order) {
+    out.n_rows = x.n_rows, out.n_cols = x.n_cols;
+    for (int t = 0; t < x.n_rows; t++) {
+        for (int k = 0; k < x.n_cols; k++) out.row(t)[k] = x.row(t)[order[k]];
+    }
+}
+
+// Quantizes the rows of x: the input of the matrices that follow. out: codes (n_tokens, n_cols) and scales
+// (n_tokens, n_cols / group_size).
+void quantize(Int8Rows& out, const Rows& x, int group_size) {
+    out.resize(x.n_rows, x.n_cols, group_size);
+    for_each_row(x.n_rows, [&](int t) {
+        int8_t* codes = out.row_codes(t);
+        float* scales = out.row_scales(t);
+        if (int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, group_size)) return;
+        for (int i = 0; i < x.n_cols; i += group_size)
+            scales[i / group_size] = quantize_group(codes + i, x.row(t) + i, group_size);
+    });
+}
+
+// Row t of x times an expanded row: each group is an exact int32 sum, scaled by both scales; the groups are
+// added up in fp32.
+float dot(const Int8Rows& x, int t, const ExpandedRow& w) {
+    float sum = 0;
+    for (int g = 0; g < x.n_groups(); g++) {
+        int32_t acc = 0;
+        for (int k = g * x.group_size; k < (g + 1) * x.group_size; k++)
+            acc += int32_t(x.row_codes(t)[k]) * int32_t(w.codes[k]);
+        sum += float(acc) * (w.scales[g] * x.row_scales(t)[g]);
+    }
+    return sum;
+}
+
+// The products of one input with several matrices: q, k and v; gate and up.
+void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<LowbitMatrix>> products) {
+    const Stopwatch time(phase_seconds.matmul);
+    std::vector<LowbitProduct> list;
+    for (const MatrixProduct<LowbitMatrix>& p : products) {
+        p.out.n_rows = x.n_rows;
+        list.push_back({p.out.row(0), p.w});
+    }
+    if (lowbit_matmul(x.view(), list)) return;
+    for (const MatrixProduct<LowbitMatrix>& p : products) {
+#pragma omp parallel for schedule(static)
+        for (int i = 0; i < p.w.n_rows; i++) {
+            const ExpandedRow row = expand(p.w, i);
+            for (int t = 0; t < x.n_rows; t++) p.out.row(t)[i] = dot(x, t, row);
+        }
+    }
+}
+
+// What a trace's accumulators are made of: the codes of a matrix, expanded when they are asked for.
+struct ExpandedCodes {
+    const LowbitMatrix& w;
+    mutable std::vector<int8_t> codes;  // (n_rows, n_cols)
+
+    Int8Matrix view() const {
+        codes.clear();
+        for (int i = 0; i < w.n_rows; i++) {
+            const ExpandedRow row = expand(w, i);
+            codes.insert(codes.end(), row.codes.begin(), row.codes.end());
+        }
+        return {codes.data(), nullptr, nullptr, w.n_rows, w.n_cols, w.group_size};
+    }
+};
+
+// One row of the table per token, dequantized. The table as a whole stays as it is.
+void embed(Rows& out, const LowbitMatrix& table, std::span<const int> tokens) {
+    out.n_rows = int(tokens.size());
+    for (int t = 0; t < out.n_rows; t++) {
+        const ExpandedRow row = expand(table, tokens[t]);
+        for (int k = 0; k < out.n_cols; k++)
+            out.row(t)[k] = float(row.codes[k]) * row.scales[k / table.group_size];
+    }
+}
+
+// ----------------------------------------------------------------------------
+// The tensors of a file
+
+// The columns of a kind of matrix.
+int columns(const ModelConfig& c, int which) {
+    return which == kind::o_proj ? c.q_dim() : which == kind::down_proj ? c.hidden_dim : c.dim;
+}
+
+// Throws for a format that there is not, and for groups that do not divide what they have to.
+void check_config(const ModelConfig& c) {
+    auto fail = [](const std::string& what) { throw std::runtime_error(what); };
+    int smallest = 64;
+    for (int which = 0; which < n_kinds; which++) {
+        const MatrixFormat& f = c.layout.formats[which];
+        const bool plain = f.flags == 0 && (f.group == 0 || f.group == 32 || f.group == 64 || f.group == 128);
+        const bool known = plain ? f.bits == 2 || f.bits == 4 || f.bits == 8
+                           : f.flags == MatrixFormat::sparse_flag
+                               ? f.bits == 4 && (f.group == 64 || f.group == 128)
+                               : f.flags == MatrixFormat::two_level_flag && f.bits == 2 && f.group == 64;
+        if (!known) {
+            fail("the format of " + std::string(kind_names[which]) + " is bits " + std::to_string(f.bits) +
+                 ", flags " + std::to_string(f.flags) + ", group " + std::to_string(f.group) +
+                 ", which is none");
+        }
+        const int n = columns(c, which), multiple = f.group == 128 ? 128 : 64;
+        if (n % multiple != 0) {
+            fail(std::string(kind_names[which]) + " has " + std::to_string(n) +
+                 " columns, not a multiple of " + std::to_string(multiple));
+        }
+        if (f.group == 32) smallest = 32;
+    }
+    if (c.shared_classifier && !(c.layout.formats[kind::classifier] == c.layout.formats[kind::embed])) {
+        fail("the classifier is the embedding, but its format is " +
+             format_text(c.layout.formats[kind::classifier]) + ", not " +
+             format_text(c.layout.formats[kind::embed]));
+    }
+    if (c.group_size != smallest) {
+        fail("group_size is " + std::to_string(c.group_size) + ", expected " + std::to_string(smallest) +
+             ", the activations'");
+    }
+}
+
+// Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
+// of their declaration), so the list of names and shapes and the pointers into the file are the same lines.
+struct Weights {
+    TensorList file;
+    ModelConfig c;
+
+    LayerNorms<float> norms = file.layer_norms<float>(c);     // attn, ffn: n_layers of (dim,); last: (dim,)
+    HeadNorms<float> head_norms = file.head_norms<float>(c);  // q, k: n_layers of (head_dim,), Qwen3 only
+
+    // Which channel each column of the matrices that follow is for, n_layers of (n_cols,); null if they are
+    // in order.
+    std::vector<const int32_t*> attn_norm_order = orders("attn.norm.order", c.dim);
+    std::vector<const int32_t*> attn_mix_order = orders("attn.mix.order", c.q_dim());
+    std::vector<const int32_t*> ffn_norm_order = orders("ffn.norm.order", c.dim);
+    std::vector<const int32_t*> ffn_swiglu_order = orders("ffn.swiglu.order", c.hidden_dim);
+
+    LowbitMatrix embedding = matrix("embed", kind::embed, c.vocab_size);
+    std::vector<LowbitMatrix> q_proj = layers("attn.q_proj", kind::q_proj, c.q_dim());
+    std::vector<LowbitMatrix> k_proj = layers("attn.k_proj", kind::k_proj, c.kv_dim());
+    std::vector<LowbitMatrix> v_proj = layers("attn.v_proj", kind::v_proj, c.kv_dim());
+    std::vector<LowbitMatrix> o_proj = layers("attn.o_proj", kind::o_proj, c.dim);
+    std::vector<LowbitMatrix> gate_proj = layers("ffn.gate_proj", kind::gate_proj, c.hidden_dim);
+    std::vector<LowbitMatrix> down_proj = layers("ffn.down_proj", kind::down_proj, c.dim);
+    std::vector<LowbitMatrix> up_proj = layers("ffn.up_proj", kind::up_proj, c.hidden_dim);
+    LowbitMatrix classifier =
+        c.shared_classifier ? embedding : matrix("classifier", kind::classifier, c.vocab_size);
+
+    std::vector<const int32_t*> orders(const char* part, int n) {
+        if (!c.layout.has_order) return std::vector<const int32_t*>(size_t(c.n_layers));
+        return file.vectors<int32_t>(c, part, n);
+    }
+    // A matrix: the mask of a sparse one, its codes, then what its groups have.
+    LowbitMatrix matrix(const std::string& name, kind::Index which, int n_rows) {
+        const MatrixFormat& f = c.layout.formats[which];
+        LowbitMatrix m;
+        m.bits = f.bits, m.n_rows = n_rows, m.n_cols = columns(c, which);
+        m.group = f.group > 0 ? f.group : m.n_cols, m.group_size = c.group_size;
+        const int n_scales = m.n_scales();
+        if (f.sparse()) m.mask = file.next<uint8_t>(name + ".mask", {n_rows, m.n_cols / 8});
+        const int n_codes = f.sparse() ? m.n_cols / 2 : m.n_cols;
+        if (f.bits == 8) {
+            m.codes = reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", {n_rows, n_codes}));
+        } else {
+            m.codes = file.next<uint8_t>(name + ".codes", {n_rows, n_codes * f.bits / 8});
+        }
+        if (f.two_level()) {
+            m.levels = file.next<uint8_t>(name + ".groups", {n_rows, n_scales});
+            m.row_scales = file.next<float>(name + ".row_scales", {n_rows});
+        } else if (f.bits == 8 && f.group == 0) {
+            m.row_scales = file.next<float>(name + ".scales", {n_rows});
+        } else {
+            m.scales = file.next<Half>(name + ".scales", {n_rows, n_scales});
+            if (f.bits < 8) m.zeros = file.next<uint8_t>(name + ".zeros", {n_rows, (n_scales + 1) / 2});
+        }
+        return m;
+    }
+    std::vector<LowbitMatrix> layers(const char* part, kind::Index which, int n_rows) {
+        return file.layers(c, part, [&](const std::string& name) { return matrix(name, which, n_rows); });
+    }
+};
+
+// Throws if an order has not every channel once: gathering would read what is not there.
+void check_orders(const Weights& w, const std::string& path) {
+    if (!w.c.layout.has_order) return;
+    auto check = [&](const std::vector<const int32_t*>& orders, const char* place, int n) {
+        for (size_t l = 0; l < orders.size(); l++) {
+            std::vector<bool> seen(size_t(n), false);
+            for (int k = 0; k < n; k++) {
+                const int32_t channel = orders[l][k];
+                if (channel < 0 || channel >= n || seen[size_t(channel)]) {
+                    throw std::runtime_error(path + ": layers." + std::to_string(l) + "." + place +
+                                             ".order does not have every channel once");
+                }
+                seen[size_t(channel)] = true;
+            }
+        }
+    };
+    check(w.attn_norm_order, "attn.norm", w.c.dim);
+    check(w.attn_mix_order, "attn.mix", w.c.q_dim());
+    check(w.ffn_norm_order, "ffn.norm", w.c.dim);
+    check(w.ffn_swiglu_order, "ffn.swiglu", w.c.hidden_dim);
+}
+
+// ----------------------------------------------------------------------------
+// Everything a run needs besides the weights
+
+constexpr int max_chunk = 128;  // tokens of a prompt that go through together
+
+struct RunState {
+    // A row per token of the chunk.
+    Rows x;         // (max_chunk, dim), the residual stream
+    Rows normed;    // (max_chunk, dim), normalized x
+    Rows q;         // (max_chunk, n_heads * head_dim)
+    Rows k;         // (max_chunk, n_kv_heads * head_dim)
+    Rows v;         // (max_chunk, n_kv_heads * head_dim)
+    Rows attn_out;  // (max_chunk, n_heads * head_dim)
+    Rows proj;      // (max_chunk, dim), the output of o_proj and of down_proj
+    Rows gate;      // (max_chunk, hidden_dim)
+    Rows up;        // (max_chunk, hidden_dim)
+    Rows logits;    // (1 or max_chunk, vocab_size)
+
+    Rows gathered;  // (max_chunk, the longest), of a file with orders
+
+    Int8Rows xq;               // the quantized input of the products that come next
+    RopeAngles angles;         // of the chunk's positions
+    HeadScores scores, probs;  // attention's, if there is a trace
+    KvCache cache;             // keys and values of `context` positions
+
+    // Allocates a run's memory; `context` is the number of positions to keep.
+    RunState(const ModelConfig& c, int context, bool traced) {
+        const int n = std::min(max_chunk, context);
+        x = normed = proj = Rows(n, c.dim);
+        q = attn_out = Rows(n, c.q_dim());
+        k = v = Rows(n, c.kv_dim());
+        gate = up = Rows(n, c.hidden_dim);
+        if (c.layout.has_order) gathered = Rows(n, std::max({c.dim, c.q_dim(), c.hidden_dim}));
+        logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
+        angles = RopeAngles(c, n);
+        scores.wanted = probs.wanted = traced;
+        cache = KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
+    }
+};
+
+struct Transformer {
+    ModelFile file;
+    Weights weights;
+    RunState state;
+    Trace* trace = nullptr;  // not null: record every step
+};
+
+// Quantizes x into s.xq; gathered before, where there is an order. Records both under the name of x.
+void quantize_input(RunState& s, const Rows& x, int group_size, const int32_t* order, const Recorder& record,
+                    const std::string& name) {
+    if (order == nullptr) {
+        quantize(s.xq, x, group_size);
+        return record(name, s.xq);
+    }
+    gather(s.gathered, x, order);
+    record((name + ".gathered").c_str(), s.gathered);
+    quantize(s.xq, s.gathered, group_size);
+    record(name + ".gathered", s.xq);
+}
+
+// ----------------------------------------------------------------------------
+// The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
+// which a trace has its result
+// clang-format off
+
+// x (n_tokens, dim) += attention of layer l, for tokens at positions pos, pos + 1, ...
+void attention_block(Transformer& m, int l, int pos) {
+    const ModelConfig& c = m.file.config;
+    const Weights& w = m.weights;
+    RunState& s = m.state;
+    const Recorder record(m.trace, l);
+
+    rmsnorm(s.normed, s.x, w.norms.attn[l], c.dim, c.norm_eps);        record("attn.norm", s.normed);
+    quantize_input(s, s.normed, c.group_size, w.attn_norm_order[l], record, "attn.norm");
+    matmul(s.xq, {{s.q, w.q_proj[l]},                                  // q, k and v read the same input
+                  {s.k, w.k_proj[l]},
+                  {s.v, w.v_proj[l]}});                                record("attn.q_proj", s.q, s.xq, ExpandedCodes{w.q_proj[l], {}});
+                                                                       record("attn.k_proj", s.k, s.xq, ExpandedCodes{w.k_proj[l], {}});
+                                                                       record("attn.v_proj", s.v, s.xq, ExpandedCodes{w.v_proj[l], {}});
+    if (c.arch == Arch::qwen3) {                                       // each head on its own
+        rmsnorm(s.q, s.q, w.head_norms.q[l], c.head_dim, c.norm_eps);  record("attn.q_norm", s.q, c.head_dim);
+        rmsnorm(s.k, s.k, w.head_norms.k[l], c.head_dim, c.norm_eps);  record("attn.k_norm", s.k, c.head_dim);
+    }
+    rope(s.q, s.angles, c.head_dim);                                   record("attn.q_rope", s.q, c.head_dim);
+    rope(s.k, s.angles, c.head_dim);                                   record("attn.k_rope", s.k, c.head_dim);
+    s.cache.append(l, pos, s.k, s.v);
+    attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);    record("attn.scores", s.scores);
+                                                                       record("attn.probs", s.probs);
+                                                                       record("attn.mix", s.attn_out);
+    quantize_input(s, s.attn_out, c.group_size, w.attn_mix_order[l], record, "attn.mix");
+    matmul(s.xq, {{s.proj, w.o_proj[l]}});                             record("attn.o_proj", s.proj, s.xq, ExpandedCodes{w.o_proj[l], {}});
+    add(s.x, s.proj);                                                  record("attn.residual", s.x);
+}
+
+// x (n_tokens, dim) += down_proj(silu(gate_proj(normed)) * up_proj(normed)) of layer l.
+void feed_forward_block(Transformer& m, int l) {
+    const ModelConfig& c = m.file.config;
+    const Weights& w = m.weights;
+    RunState& s = m.state;
+    const Recorder record(m.trace, l);
+
+    rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);        record("ffn.norm", s.normed);
+    quantize_input(s, s.normed, c.group_size, w.ffn_norm_order[l], record, "ffn.norm");
+    matmul(s.xq, {{s.gate, w.gate_proj[l]},
+                  {s.up, w.up_proj[l]}});                              record("ffn.gate_proj", s.gate, s.xq, ExpandedCodes{w.gate_proj[l], {}});
+                                                                       record("ffn.up_proj", s.up, s.xq, ExpandedCodes{w.up_proj[l], {}});
+    swiglu(s.gate, s.gate, s.up);                                      record("ffn.swiglu", s.gate);
+    quantize_input(s, s.gate, c.group_size, w.ffn_swiglu_order[l], record, "ffn.swiglu");
+    matmul(s.xq, {{s.proj, w.down_proj[l]}});                          record("ffn.down_proj", s.proj, s.xq, ExpandedCodes{w.down_proj[l], {}});
+    add(s.x, s.proj);                                                  record("ffn.residual", s.x);
+}
+
+// Runs a chunk of up to max_chunk tokens, tokens[i] at position pos + i; each attends to every position up to
+// its own. Returns logits (n_logits, vocab_size), those of the last n_logits tokens: none, one or all.
+// Preconditions: pos + tokens.size() <= context; positions before pos have been run.
+std::span<const float> forward(Transformer& m, std::span<const int> tokens, int pos, int n_logits) {
+    const ModelConfig& c = m.file.config;
+    const Weights& w = m.weights;
+    RunState& s = m.state;
+    const int n_tokens = int(tokens.size());
+    const Recorder record(m.trace, -1);
+
+    embed(s.x, w.embedding, tokens);                                   record("tokens", tokens.data(), n_tokens, {});
+                                                                       record("embed", s.x);
+    s.angles.set_positions(pos, n_tokens);
+    for (int l = 0; l < c.n_layers; l++) {
+        attention_block(m, l, pos);
+        feed_forward_block(m, l);
+    }
+    if (n_logits == 0) return {};
+    s.x.keep_last(n_logits);
+    rmsnorm(s.normed, s.x, w.norms.last, c.dim, c.norm_eps);           record("norm", s.normed);
+    quantize(s.xq, s.normed, c.group_size);                            record("norm", s.xq);
+    s.logits.reserve(n_logits);
+    matmul(s.xq, {{s.logits, w.classifier}});                          record("logits", s.logits);
+    return {s.logits.row(0), size_t(n_logits) * c.vocab_size};
+}
+// clang-format on
+
+// ----------------------------------------------------------------------------
+// Loading, and handing the model to the command line
+
+// Opens a GPTQ file and allocates a run's memory. Throws std::runtime_error with one line that names the
+// file.
+Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
+    Transformer m = load_cpu<Transformer>(path, scheme_gptq, check_config, max_chunk, options, trace);
+    check_orders(m.weights, path);
+    return m;
+}
+
+// The components of a model, with their formats and sizes.
+std::vector<OwnField> components(const ModelConfig& c, const TensorList& file) {
+    std::vector<OwnField> fields;
+    for (int which = 0; which < n_kinds; which++) {
+        const std::string name = kind_names[which];
+        if (which == kind::classifier && c.shared_classifier) {
+            fields.push_back({"format", name + ": the embedding"});
+            continue;
+        }
+        uint64_t n_bytes = 0, n_weights = 0;
+        for (const TensorInfo& t : file.all()) {
+            const std::string matrix = t.name.substr(0, t.name.rfind('.'));
+            if (matrix != name && !matrix.ends_with("." + name)) continue;
+            n_bytes += t.n_bytes;
+            if (t.name.ends_with(".codes")) n_weights += uint64_t(t.shape[0]) * uint64_t(columns(c, which));
+        }
+        fields.push_back(
+            {"format", format("%s: %s, %s, %.3f bits per weight", name.c_str(),
+                              format_text(c.layout.formats[which]).c_str(), size_text(n_bytes).c_str(),
+                              8 * double(n_bytes) / double(n_weights))});
+    }
+    return fields;
+}
+
+Model load_model(const Options& options, Trace* trace) {
+    auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
+    const ModelConfig& c = m->file.config;
+    Model model = cpu_model(m, "GPTQ: 2, 4 and 8 bits", int8_kernel_name(c.group_size), max_chunk);
+    model.own_fields = components(c, m->weights.file);
+    return model;
+}
+
+#ifndef RUNQ_NO_MAIN
+#include "common/app/cli.h"
+
+int main(int argc, char** argv) {
+    return run_command_line(argc, argv,
+                            {"runq_gptq", "Llama 3 and Qwen3 in 2, 4 and 8 bits (GPTQ)", load_model});
+}
+#endif

@@ -1,0 +1,139 @@
+// Fuzzes the forward pass of the program PROGRAM. The input is the choices that a small model is made by, and
+// then the sizes of the chunks in which it runs ids.
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/model_bytes.h"
+#include "tests/fuzz/program.h"
+
+namespace {
+
+// A model that check_config takes, of a few KB (AWQ, GPTQ: of some 100 KB).
+ModelConfig choose_config(Choices& choices) {
+    ModelConfig c = smallest_config();
+    c.arch = choices.one_of({Arch::llama, Arch::qwen3});
+    c.n_layers = choices.number(1, 2);
+    c.n_kv_heads = choices.number(1, 3);
+    c.n_heads = c.n_kv_heads * choices.number(1, 3);
+    c.vocab_size = choices.number(1, 40);
+    c.max_seq_len = 600;
+    c.bos_id = -1;
+    c.eos_ids.clear();
+    c.shared_classifier = choices.yes();
+    c.rope_scaling.llama3 = choices.yes();
+    c.rope_theta = choices.one_of({1.0f, 1e4f, 1e12f});
+    c.norm_eps = choices.one_of({1e-5f, 0.0f, 1.0f});
+    const std::string_view program = scheme_of_program().program;
+    if (program == "runq_awq") {
+        c.group_size = choices.one_of({64, 128});
+        c.head_dim = choices.one_of({32, 64, 96, 128});
+        // Heads until they fill whole groups.
+        const int heads_per_kv = c.heads_per_kv();
+        while (c.q_dim() % c.group_size != 0) c.n_kv_heads++, c.n_heads = c.n_kv_heads * heads_per_kv;
+        c.dim = c.group_size * choices.number(1, 2);
+        c.hidden_dim = c.group_size * choices.number(1, 2);
+    } else if (scheme_of_program().has_layout) {
+        for (MatrixFormat& f : c.layout.formats)
+            f = matrix_formats[size_t(choices.number(0, int(matrix_formats.size()) - 1))];
+        if (c.shared_classifier) c.layout.formats[kind::classifier] = c.layout.formats[kind::embed];
+        c.layout.has_order = choices.yes();
+        c.group_size = group_size_of(c.layout);
+        c.head_dim = choices.one_of({32, 64, 96});
+        const int heads_per_kv = c.heads_per_kv();
+        while (c.q_dim() % 128 != 0) c.n_kv_heads++, c.n_heads = c.n_kv_heads * heads_per_kv;
+        c.dim = 128 * choices.number(1, 2);
+        c.hidden_dim = 128 * choices.number(1, 2);
+    } else {
+        c.group_size = program == "runq" ? choices.one_of({4, 8, 12, 32, 64}) : choices.one_of({0, 32});
+        const int unit = std::max(4, c.group_size);
+        c.head_dim = 2 * choices.number(1, 40);
+        const int heads_per_kv = c.heads_per_kv();
+        while (c.q_dim() % unit != 0) c.n_kv_heads++, c.n_heads = c.n_kv_heads * heads_per_kv;
+        c.dim = unit * choices.number(1, 6);
+        c.hidden_dim = unit * choices.number(1, 6);
+        c.static_activations = program == "runq_w8a8" && c.group_size == 0 && choices.yes();
+    }
+    return c;
+}
+
+// The logits of every position, which do not depend on how its tokens were fed: on a CPU not in one bit.
+class Logits {
+  public:
+    Logits(const ModelConfig& c, size_t n_positions, bool tame)
+        : of_(n_positions),
+          n_vocab_(size_t(c.vocab_size)),
+          are_finite_(tame && c.norm_eps > 0),
+          are_exact_(tame && !scheme_of_program().is_kuiper) {}
+
+    // Those of the last positions before `end`.
+    void add(std::span<const float> logits, int end) {
+        expect(!logits.empty() && logits.size() % n_vocab_ == 0, "there is a logit for each token");
+        const size_t n = logits.size() / n_vocab_;
+        for (size_t i = 0; i < n; i++) {
+            const std::span<const float> row = logits.subspan(i * n_vocab_, n_vocab_);
+            std::vector<float>& before = of_[size_t(end) - n + i];
+            if (are_finite_) {
+                expect(std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); }),
+                       "sound weights give finite logits");
+            }
+            if (are_exact_ && !before.empty()) {
+                expect(std::equal(row.begin(), row.end(), before.begin()), "chunks change no logit");
+            }
+            before.assign(row.begin(), row.end());
+        }
+    }
+
+  private:
+    std::vector<std::vector<float>> of_;  // by position; empty if not seen yet
+    size_t n_vocab_;
+    bool are_finite_, are_exact_;
+};
+
+void fuzz_forward(FuzzBytes bytes) {
+    static MemoryFile file;
+    Choices choices(bytes);
+    const ModelConfig c = choose_config(choices);
+    const uint32_t seed = uint32_t(choices.number(0, 255));
+    std::vector<uint8_t> weights = tame_weights(weight_bytes(c), seed);
+    put_orders_and_masks(weights, c);
+    const bool tame = !choices.yes();
+    if (c.layout.has_order && !tame) return;  // a wrong order is refused when loading
+    for (size_t i = 0; i < weights.size() && !tame; i += 97) weights[i] = uint8_t(choices.number(0, 255));
+    file.write(model_bytes(c, weights, {}));
+
+    Options o;
+    o.model_path = file.path();
+    // Short, or somewhat longer than the KV cache's page of 256 positions.
+    o.ctx = choices.number(0, 3) == 3 ? choices.number(250, 300) : choices.number(1, 20);
+    o.own["--matmul"] = choices.one_of({"fused", "plain"});
+    Trace trace;
+    const bool is_traced = choices.yes();
+    const Model m = load_model(o, is_traced ? &trace : nullptr);
+
+    std::vector<int> ids(size_t(o.ctx));
+    auto state = uint32_t(choices.number(0, 255));
+    for (int& id : ids) {
+        state = state * 1664525 + 1013904223;
+        id = int((state >> 8) % uint32_t(c.vocab_size));
+    }
+    Logits seen(c, ids.size(), tame);
+    // In chunks, now and then going back to an earlier position, as chat does.
+    const bool is_emulated = scheme_of_program().is_kuiper;  // by simt, which takes its time
+    const int most_chunks = is_emulated ? 2 : 6, most_again = is_emulated ? 2 : 8;
+    int reached = 0;
+    for (int pos = 0, chunks = 0; pos < o.ctx && chunks < most_chunks; chunks++) {
+        const bool all_logits = choices.yes();
+        const int n = choices.number(1, std::min(o.ctx - pos, all_logits ? m.max_chunk : o.ctx));
+        const auto tokens = std::span(ids).subspan(size_t(pos), size_t(n));
+        seen.add(m.forward(tokens, pos, all_logits), pos + n);
+        pos += n;
+        reached = std::max(reached, pos);
+        if (choices.number(0, 3) == 3) pos = choices.number(0, pos);
+    }
+    // And the first of them again, one at a time.
+    for (int pos = 0; pos < std::min(reached, most_again); pos++) {
+        seen.add(m.forward(std::span(&ids[size_t(pos)], 1), pos, false), pos + 1);
+    }
+}
+
+}  // namespace
+
+FUZZ_TARGET(fuzz_forward)

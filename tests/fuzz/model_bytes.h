@@ -1,0 +1,206 @@
+// Small model files for the program that a harness is about.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/model/model_file.h"
+#include "common/model/tensors.h"
+#include "tests/fuzz/fuzz.h"
+#include "tests/fuzz/program.h"
+#include "tests/section.h"
+
+// Of the file PROGRAM.
+inline const Scheme& scheme_of_program() {
+    for (const Scheme& s : schemes) {
+        if (std::string_view(PROGRAM).starts_with(std::string(s.program) + ".")) return s;
+    }
+    std::abort();
+}
+
+// The numbers of a header, at their offsets (docs/model-files.md).
+struct Header {
+    std::vector<uint8_t> bytes = std::vector<uint8_t>(header_size);
+
+    template <class T>
+    void set(size_t offset, T value) {
+        std::memcpy(bytes.data() + offset, &value, sizeof value);
+    }
+    template <class T>
+    T get(size_t offset) const {
+        T value;
+        std::memcpy(&value, bytes.data() + offset, sizeof value);
+        return value;
+    }
+    bool has_extension() const { return get<uint32_t>(header_offset::extension) != 0; }
+
+    // Puts checksum, and offset and size of the section in order.
+    void seal(size_t n_weight_bytes, FuzzBytes section) {
+        set<uint64_t>(header_offset::tokenizer_offset, header_size + n_weight_bytes);
+        set<uint64_t>(header_offset::tokenizer_size, section.size());
+        set<uint32_t>(header_offset::checksum, 0);
+        set(header_offset::checksum, crc32(std::as_bytes(section), crc32(std::as_bytes(std::span(bytes)))));
+    }
+};
+
+inline Header header_of(const ModelConfig& c) {
+    const Scheme& scheme = scheme_of_program();
+    Header h;
+    h.set(0x00, scheme.magic);
+    h.set(0x04, scheme.version);
+    size_t at = header_offset::dims;
+    for (const int n :
+         {c.dim, c.hidden_dim, c.n_layers, c.n_heads, c.n_kv_heads, c.vocab_size, c.max_seq_len}) {
+        h.set(at, n);
+        at += sizeof n;
+    }
+    h.set(header_offset::shared_classifier, uint8_t(c.shared_classifier));
+    if (scheme.is_kuiper) {
+        h.set(header_offset::awq_head_dim, c.head_dim);
+        h.set(header_offset::awq_group_size, c.group_size);
+    } else {
+        h.set(header_offset::group_size, c.group_size);
+    }
+    h.set(header_offset::extension, extension_magic);
+    h.set(header_offset::arch, c.arch);
+    h.set(header_offset::head_dim, c.head_dim);
+    h.set(header_offset::ext_group_size, c.group_size);
+    h.set(header_offset::norm_eps, c.norm_eps);
+    h.set(header_offset::rope_theta, c.rope_theta);
+    h.set(header_offset::rope_scaling, int(c.rope_scaling.llama3));
+    h.set(header_offset::rope_scaling + 4, c.rope_scaling.factor);
+    h.set(header_offset::rope_scaling + 8, c.rope_scaling.low_freq_factor);
+    h.set(header_offset::rope_scaling + 12, c.rope_scaling.high_freq_factor);
+    h.set(header_offset::rope_scaling + 16, c.rope_scaling.original_max_position_embeddings);
+    h.set(header_offset::bos_id, c.bos_id);
+    h.set(header_offset::n_eos, int(c.eos_ids.size()));
+    for (size_t i = 0; i < c.eos_ids.size(); i++) h.set(header_offset::eos_ids + 4 * i, c.eos_ids[i]);
+    h.set(header_offset::temperature, c.temperature);
+    h.set(header_offset::top_p, c.top_p);
+    h.set(header_offset::top_k, c.top_k);
+    h.set(header_offset::activations, int(c.static_activations));
+    if (scheme.has_layout) {
+        std::memcpy(h.bytes.data() + header_offset::formats, c.layout.formats.data(),
+                    sizeof c.layout.formats);
+        h.set(header_offset::has_order, uint8_t(c.layout.has_order));
+    }
+    h.set(header_offset::min_p, c.min_p);
+    h.set(header_offset::repetition_penalty, c.repetition_penalty);
+    return h;
+}
+
+// The tensors that follow such a header.
+inline TensorList tensors_of(const ModelConfig& c) {
+    const auto alignment = uint64_t(scheme_of_program().alignment);
+    return Weights{TensorList(nullptr, 0, alignment, alignment), c}.file;
+}
+inline size_t weight_bytes(const ModelConfig& c) { return tensors_of(c).weight_bytes(); }
+
+inline std::vector<uint8_t> model_bytes(const ModelConfig& c, FuzzBytes weights, FuzzBytes section) {
+    Header h = header_of(c);
+    h.seal(weights.size(), section);
+    std::vector<uint8_t> file = h.bytes;
+    file.insert(file.end(), weights.begin(), weights.end());
+    file.insert(file.end(), section.begin(), section.end());
+    return file;
+}
+
+// The formats that GPTQ's matrices may have.
+constexpr std::array<MatrixFormat, 15> matrix_formats{{{4, 0, 64},
+                                                       {2, 0, 0},
+                                                       {2, 0, 32},
+                                                       {2, 0, 64},
+                                                       {2, 0, 128},
+                                                       {4, 0, 0},
+                                                       {4, 0, 32},
+                                                       {4, 0, 128},
+                                                       {8, 0, 0},
+                                                       {8, 0, 32},
+                                                       {8, 0, 64},
+                                                       {8, 0, 128},
+                                                       {4, 1, 64},
+                                                       {4, 1, 128},
+                                                       {2, 2, 64}}};
+
+// The group size of the activations, which follows from those of the matrices.
+inline int group_size_of(const Layout& layout) {
+    const auto is_32 = [](const MatrixFormat& f) { return f.group == 32; };
+    return std::any_of(layout.formats.begin(), layout.formats.end(), is_32) ? 32 : 64;
+}
+
+// The smallest model that the program runs.
+inline ModelConfig smallest_config() {
+    const bool has_layout = scheme_of_program().has_layout;
+    const bool is_wide = has_layout || scheme_of_program().is_kuiper;
+    ModelConfig c;
+    c.arch = Arch::qwen3;
+    c.dim = c.hidden_dim = is_wide ? 64 : 8;
+    c.n_layers = 1;
+    c.n_heads = 2;
+    c.n_kv_heads = 1;
+    c.head_dim = is_wide ? 32 : 4;
+    c.vocab_size = 12;
+    c.max_seq_len = 32;
+    c.shared_classifier = true;
+    if (has_layout) c.layout.formats.fill(matrix_formats[0]);
+    c.group_size = is_wide ? 64 : std::string_view(scheme_of_program().program) == "runq" ? 4 : 0;
+    c.rope_scaling.original_max_position_embeddings = 16;
+    c.bos_id = 10;
+    c.eos_ids = {11};
+    return c;
+}
+
+// Weights that are sound whatever they are read as: fp32 from 2^-15 to 2^-7, fp16 from 2^-7 to 1, int8 but
+// -128, any int4.
+inline std::vector<uint8_t> tame_weights(size_t n, uint32_t seed) {
+    static const std::vector<uint8_t> some = [] {
+        std::vector<uint8_t> bytes(1 << 18);
+        uint32_t state = 1;
+        for (size_t i = 0; i < bytes.size(); i += 4) {
+            state = state * 1664525 + 1013904223;
+            const auto any = [&](int shift) {
+                return uint8_t((state >> shift) % 256 == 0x80 ? 0 : state >> shift);
+            };
+            bytes[i] = any(24);
+            bytes[i + 1] = uint8_t(0x20 + (state >> 16) % 8);
+            bytes[i + 2] = any(19);
+            bytes[i + 3] = uint8_t(0x38 + (state >> 14) % 4);
+        }
+        return bytes;
+    }();
+    std::vector<uint8_t> bytes;
+    bytes.reserve(n);
+    for (size_t at = seed % 256 * 4; bytes.size() < n; at = 0) {
+        const size_t count = std::min(n - bytes.size(), some.size() - at);
+        bytes.insert(bytes.end(), some.begin() + ptrdiff_t(at), some.begin() + ptrdiff_t(at + count));
+    }
+    return bytes;
+}
+
+// Makes what has to be of a form be so: an order has every channel once, a mask two of each four columns.
+inline void put_orders_and_masks(std::vector<uint8_t>& weights, const ModelConfig& c) {
+    constexpr std::array<uint8_t, 6> two_of_four{0x3, 0x5, 0x6, 0x9, 0xA, 0xC};
+    const TensorList list = tensors_of(c);
+    for (const TensorInfo& t : list.all()) {
+        uint8_t* const at = weights.data() + t.offset - header_size;
+        if (t.name.ends_with(".order")) {
+            const auto n = int(t.n_bytes / sizeof(int32_t));
+            for (int i = 0; i < n; i++) {
+                const int32_t channel = n - 1 - i;
+                std::memcpy(at + size_t(i) * sizeof channel, &channel, sizeof channel);
+            }
+        } else if (t.name.ends_with(".mask")) {
+            for (size_t i = 0; i < t.n_bytes; i++)
+                at[i] = uint8_t(two_of_four[at[i] % 6] | two_of_four[at[i] / 6 % 6] << 4);
+        }
+    }
+}

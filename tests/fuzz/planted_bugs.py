@@ -1,0 +1,88 @@
+"""Each harness finds, from its stored inputs, a bug that is planted in a copy of what it is about.
+
+Run by `make test-fuzz`, as every harness has to be compiled with clang once more: FUZZ names the harnesses, and
+FUZZ_COMPILE is the compiler with its flags and libraries.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.run import longest
+
+ROOT = Path(__file__).resolve().parents[2]
+N_RUNS = 200_000  # executions within which the bug has to be found
+
+# A file, and what to replace in it by what.
+NO_LIMIT_OF_BOS = ("common/model/model_file.h", "i32(header_offset::bos_id), -1, c.vocab_size - 1)",
+                   "i32(header_offset::bos_id), -1, 1 << 24)")  # fmt: skip
+ONE_PAGE_SHORT = (
+    "common/cpu/kv_cache.h",
+    "(size_t(context) + page - 1) / page;",
+    "1 + (size_t(context) - 1) / (2 * page);",
+)
+BUGS = {
+    "chat": ("common/text/chat_template.h", "while (left && !s.empty() && ", "while (left && "),
+    "encode": ("common/text/encode.h", "if (next[c.left] != none) previous", "previous"),
+    "options": ("common/app/options.h", "if (i + 1 >= argc) throw", "if (i >= argc) throw"),
+    "section_built": ("common/text/encode.h", "start > 0 && is_word_char", "is_word_char"),
+    "section_raw": ("common/text/tokenizer_section.h", "id >= token_flags_.size() ||", "id > token_flags_.size() ||"),
+    "load_runq": NO_LIMIT_OF_BOS,
+    "load_runq_w8a8": NO_LIMIT_OF_BOS,
+    "load_runq_awq": NO_LIMIT_OF_BOS,
+    "load_runq_gptq": NO_LIMIT_OF_BOS,
+    "forward_runq_gptq": ONE_PAGE_SHORT,
+    "forward_runq": ONE_PAGE_SHORT,
+    "forward_runq_w8a8": ONE_PAGE_SHORT,
+    "forward_runq_awq": ("common/gpu/kv_cache.cuh", "all_values(c.n_layers * layer_size())",
+                         "all_values(c.n_layers * layer_size() - 1)"),
+}  # fmt: skip
+
+
+def copy_sources(folder: Path) -> None:
+    """What a harness is compiled from."""
+    for file in ROOT.glob("runq*.c*"):
+        shutil.copy(file, folder)
+    for name in ("common", "simt", "tests/fuzz"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("corpus"))
+    shutil.copy(ROOT / "tests" / "section.h", folder / "tests")
+
+
+def test_every_harness_has_a_bug_planted():
+    harnesses = re.findall(r"\w+", os.environ["FUZZ_ALL"])
+    assert sorted(harnesses) == sorted(BUGS)
+
+
+@pytest.mark.parametrize("name", os.environ["FUZZ"].split())
+def test_it_finds_the_bug(tmp_path, name):
+    path, old, new = BUGS[name]
+    copy_sources(tmp_path)
+    source = (tmp_path / path).read_text()
+    assert source.count(old) == 1, old
+    (tmp_path / path).write_text(source.replace(old, new))
+
+    kind, _, program = name.partition("_runq")
+    words = os.environ["FUZZ_COMPILE"].split()
+    if program or kind in ("load", "forward"):
+        program = next(p.name for p in ROOT.glob(f"runq{program}.c*"))
+        words.append(f'-DPROGRAM="{program}"')
+    else:
+        kind = name
+    compiler, *flags = words
+    subprocess.run([compiler, f"tests/fuzz/{kind}.cpp", *flags, "-o", "harness"], cwd=tmp_path, check=True)
+
+    corpus = tmp_path / "corpus"
+    shutil.copytree(ROOT / "tests" / "fuzz" / "corpus" / name, corpus)
+    # A loaded machine is no find: no limit of time for an input that it comes to.
+    limits = (f"-runs={N_RUNS}", "-max_total_time=900", "-timeout=1200", f"-max_len={longest(name)}", "-len_control=0")
+    done = subprocess.run(
+        [tmp_path / "harness", *limits, "-seed=1", f"-artifact_prefix={tmp_path}/", corpus],
+        cwd=ROOT, capture_output=True, check=False,
+    )  # fmt: skip
+    log = done.stderr.decode(errors="replace")
+    assert done.returncode != 0, f"no find: {log[-1000:]}"
+    assert list(tmp_path.glob("crash-*")), log[-1000:]

@@ -1,0 +1,60 @@
+// Calls harnesses on inputs that lie in files, without libFuzzer: what `make test` does with the inputs of
+// tests/fuzz/corpus. With PROGRAM it has the two harnesses of that program, otherwise those of common/.
+//
+//   replay NAME FILE...
+#define FUZZ_REPLAY
+#ifdef PROGRAM
+#include "tests/fuzz/forward.cpp"
+#include "tests/fuzz/load.cpp"
+#else
+#include "tests/fuzz/chat.cpp"
+#include "tests/fuzz/encode.cpp"
+#include "tests/fuzz/options.cpp"
+#include "tests/fuzz/section_built.cpp"
+#include "tests/fuzz/section_raw.cpp"
+#endif
+
+#include <fstream>
+#include <iterator>
+
+namespace {
+
+struct Harness {
+    const char* name;
+    void (*run)(FuzzBytes);
+};
+
+const Harness harnesses[] = {
+#ifdef PROGRAM
+    {"load", fuzz_load},
+    {"forward", fuzz_forward},
+#else
+    {"chat", fuzz_chat},
+    {"encode", fuzz_encode},
+    {"options", fuzz_options},
+    {"section_built", fuzz_section_built},
+    {"section_raw", fuzz_section_raw},
+#endif
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    if (argc < 3) {
+        std::fprintf(stderr, "usage: %s HARNESS FILE...\n", argv[0]);
+        return 2;
+    }
+    for (const Harness& harness : harnesses) {
+        if (!std::string_view(argv[1]).starts_with(harness.name)) continue;
+        for (int i = 2; i < argc; i++) {
+            std::ifstream file(argv[i], std::ios::binary);
+            expect(file.is_open(), argv[i]);
+            const std::vector<uint8_t> bytes{std::istreambuf_iterator<char>(file), {}};
+            std::fprintf(stderr, "%s\n", argv[i]);  // the last one that is named did it
+            harness.run(bytes);
+        }
+        return 0;
+    }
+    std::fprintf(stderr, "%s: there is no harness '%s' in this program\n", argv[0], argv[1]);
+    return 2;
+}

@@ -1,0 +1,115 @@
+"""Runs harnesses that are built with libFuzzer, one after the other.
+
+    python tests/fuzz/run.py --seconds 60 NAME...    looks for inputs that a harness does not survive
+    python tests/fuzz/run.py --merge NAME...         takes over what was found into tests/fuzz/corpus
+
+A harness NAME is build/fuzz/bin/NAME. It starts from the inputs in tests/fuzz/corpus/NAME and keeps those that reach
+something new in build/fuzz/NAME. An input that it does not survive stays in build/fuzz/crashes; the exit code is
+then 1. Needs nothing but Python.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+STORED = Path("tests/fuzz/corpus")
+BUILD = Path("build/fuzz")
+STORED_BYTES = 150_000  # of a harness at most; where the fewest inputs are more than that, the smallest of them stay
+# Bytes of an input at most, where libFuzzer's own limit, a little above the longest input of the corpus, is too low.
+LONGEST = {"encode": 4096, "section_raw": 4096, "section_built": 1024, "chat": 1024, "options": 512}
+LONGEST_OF_PROGRAMS = {"load_runq_awq": 32768, "load_runq_gptq": 32768, "load": 8192, "forward": 512}
+
+
+def longest(name: str) -> int:
+    """Bytes of an input at most."""
+    return LONGEST.get(name) or next(n for prefix, n in LONGEST_OF_PROGRAMS.items() if name.startswith(prefix))
+
+
+def count(folder: Path) -> int:
+    return sum(1 for _ in folder.iterdir())
+
+
+def digest(log: str) -> str:
+    """What went wrong, and where in this project."""
+    what = re.search(
+        r"^(expected: |.*(ERROR:|runtime error:|terminate called|Assertion)).*(\n  what\(\):.*)?", log, re.M
+    )
+    frames = re.findall(rf"^ +#\d+ .* {re.escape(str(ROOT))}/(?:\./)?(\S+?:\d+)", log, re.M)
+    if what is None:
+        return log[-2000:]
+    return "\n".join([what[0], *(f"    {frame}" for frame in dict.fromkeys(frames))])
+
+
+def fuzz(name: str, seconds: int, timeout: int) -> bool:
+    """Runs one harness and prints what came of it. Returns whether it survived every input, each in `timeout` s."""
+    found, stored, crashes = BUILD / name, STORED / name, BUILD / "crashes"
+    for folder in (found, stored, crashes):
+        folder.mkdir(parents=True, exist_ok=True)
+    before = {path.name for path in crashes.iterdir()}
+    command = [BUILD / "bin" / name, f"-max_total_time={seconds}", f"-max_len={longest(name)}", "-len_control=0",
+               f"-timeout={timeout}", "-rss_limit_mb=2048", "-print_final_stats=1",
+               f"-artifact_prefix={crashes}/{name}-", found, stored]  # fmt: skip
+    done = subprocess.run([str(word) for word in command], capture_output=True, check=False)
+    log = done.stderr.decode(errors="replace")
+    executions = re.search(r"stat::number_of_executed_units: (\d+)", log)
+    rate = re.search(r"stat::average_exec_per_sec: +(\d+)", log)
+    coverage = re.findall(r"cov: (\d+)", log)
+    print(
+        f"{name}: {executions[1] if executions else '?'} executions, {rate[1] if rate else '?'} a second, "
+        f"coverage {coverage[-1] if coverage else '?'}, {count(found)} inputs beside {count(stored)} stored ones",
+        flush=True,
+    )
+    if done.returncode == 0:
+        return True
+    print(digest(log))
+    for path in sorted(crashes.iterdir()):
+        if path.name not in before:
+            print(f"{name}: to run it again: build/fuzz/bin/{name} {path}")
+    return False
+
+
+def merge(name: str) -> None:
+    """Replaces the stored inputs by the fewest, of those stored and found, that reach all that they reach."""
+    new = BUILD / "merged"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    sources = [folder for folder in (STORED / name, BUILD / name) if folder.is_dir()]
+    # Edges alone: how often each was passed would keep five times as many inputs.
+    command = [BUILD / "bin" / name, "-merge=1", "-use_counters=0", f"-max_len={longest(name)}", new, *sources]
+    subprocess.run([str(word) for word in command], check=True, capture_output=True)
+    (STORED / name).mkdir(parents=True, exist_ok=True)
+    for path in (STORED / name).iterdir():
+        path.unlink()
+    total = 0
+    for path in sorted(new.iterdir(), key=lambda path: path.stat().st_size):
+        total += path.stat().st_size
+        if total <= STORED_BYTES:
+            path.rename(STORED / name / path.name[:12])
+    sizes = [path.stat().st_size for path in (STORED / name).iterdir()]
+    print(f"{name}: {len(sizes)} inputs, {sum(sizes)} bytes", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--timeout", type=int, default=60, help="seconds that an input may take (60)")
+    parser.add_argument("--merge", action="store_true")
+    parser.add_argument("names", nargs="+", metavar="NAME")
+    args = parser.parse_args()
+    if args.merge:
+        for name in args.names:
+            merge(name)
+        return 0
+    survived = [fuzz(name, args.seconds, args.timeout) for name in args.names]
+    return 0 if all(survived) else 1
+
+
+if __name__ == "__main__":
+    import os
+
+    os.chdir(ROOT)
+    sys.exit(main())

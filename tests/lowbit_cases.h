@@ -1,0 +1,121 @@
+// Matrices of 2, 4 and 8 bits to test with: made from codes and zero points, and packed by rules of their
+// own.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "common/cpu/lowbit.h"
+#include "common/model/layout.h"
+
+// A matrix with its memory, and what it expands to.
+struct LowbitCase {
+    std::vector<uint8_t> codes, mask, zeros, levels;
+    std::vector<Half> scales;
+    std::vector<float> row_scales;
+    std::vector<int8_t> expanded;        // (n_rows, n_cols)
+    std::vector<float> expanded_scales;  // (n_rows, n_cols / group_size)
+    LowbitMatrix shape;
+
+    LowbitMatrix view() const {
+        auto or_null = [](const auto& v) { return v.empty() ? nullptr : v.data(); };
+        LowbitMatrix m = shape;
+        m.codes = codes.data(), m.mask = or_null(mask), m.scales = or_null(scales);
+        m.zeros = or_null(zeros), m.levels = or_null(levels), m.row_scales = or_null(row_scales);
+        return m;
+    }
+    Int8Matrix expanded_view() const {
+        return {expanded.data(), expanded_scales.data(), nullptr,
+                shape.n_rows,    shape.n_cols,           shape.group_size};
+    }
+};
+
+// Every format that a program runs.
+inline std::vector<MatrixFormat> all_formats() {
+    std::vector<MatrixFormat> all;
+    for (const uint8_t bits : {8, 4, 2}) {
+        for (const uint16_t group : {0, 32, 64, 128}) all.push_back({bits, 0, group});
+    }
+    all.push_back({2, MatrixFormat::two_level_flag, 64});
+    all.push_back({4, MatrixFormat::sparse_flag, 64});
+    all.push_back({4, MatrixFormat::sparse_flag, 128});
+    return all;
+}
+
+// The byte of a row in which code k of n lies, and the lowest of its bits.
+inline std::pair<int, int> place_of(int k, int n, int bits) {
+    const int per_byte = 8 / bits;
+    int start = 0, block = 64;
+    while (true) {
+        while (n - start < block * per_byte) block /= 2;
+        if (k < start + block * per_byte) break;
+        start += block * per_byte;
+    }
+    return {start / per_byte + (k - start) % block, (k - start) / block * bits};
+}
+
+enum class LowbitFill { uniform, largest, smallest };  // of each code times -1, 0 or 1
+
+// `exact`: scales are small whole numbers, so that outputs are integers.
+inline LowbitCase make_lowbit(std::mt19937& rng, const MatrixFormat& f, int group_size, int n_rows,
+                              int n_cols, LowbitFill fill, bool exact) {
+    auto below = [&](int n) { return int(rng() % unsigned(n)); };
+    LowbitCase m;
+    LowbitMatrix& s = m.shape;
+    s.bits = f.bits, s.n_rows = n_rows, s.n_cols = n_cols, s.group_size = group_size;
+    s.group = f.group > 0 ? f.group : n_cols;
+    const int n_groups = n_cols / s.group, n_codes = f.sparse() ? n_cols / 2 : n_cols;
+    const int row_bytes = n_codes * f.bits / 8, largest = (1 << f.bits) - 1;
+    m.codes.resize(size_t(n_rows) * row_bytes);
+    if (f.sparse()) m.mask.resize(size_t(n_rows) * n_cols / 8);
+    const bool has_zeros = f.bits < 8 && !f.two_level();
+    if (has_zeros) m.zeros.resize(size_t(n_rows) * ((n_groups + 1) / 2));
+    for (int i = 0; i < n_rows; i++) {
+        std::vector<int> zero;
+        std::vector<float> scale;
+        const float row_scale = exact ? float(1 + below(2)) : 1e-4f * float(1 + below(1000));
+        if (f.two_level() || (f.bits == 8 && f.group == 0)) m.row_scales.push_back(row_scale);
+        for (int g = 0; g < n_groups; g++) {
+            const int top = f.two_level() ? 15 : largest;
+            const int extremes[] = {below(top + 1), 0, top};
+            zero.push_back(f.bits == 8 ? 0 : extremes[int(fill)]);
+            if (f.two_level()) {
+                const int level = exact ? below(3) : below(16);
+                m.levels.push_back(uint8_t(level | zero.back() << 4));
+                scale.push_back(float(level) * row_scale);
+            } else if (f.bits == 8 && f.group == 0) {
+                scale.push_back(row_scale);
+            } else {
+                // 0.5, 1, 2; or anything from 2^-11 on
+                const auto bits = uint16_t(exact ? 0x3800 + 0x400 * below(3) : 0x1000 + below(0x1000));
+                m.scales.push_back({bits});
+                scale.push_back(std::ldexp(1.0f + float(bits & 1023) / 1024, (bits >> 10) - 15));
+            }
+            if (has_zeros)
+                m.zeros[size_t(i) * ((n_groups + 1) / 2) + g / 2] |= uint8_t(zero.back() << g % 2 * 4);
+        }
+        for (int k = 0; k < n_cols; k += group_size) m.expanded_scales.push_back(scale[k / s.group]);
+        int n_kept = 0;
+        for (int k = 0; k < n_cols; k++) {
+            static const std::pair<int, int> pairs[] = {{0, 1}, {0, 2}, {0, 3}, {1, 2}, {1, 3}, {2, 3}};
+            static std::pair<int, int> kept;
+            if (k % 4 == 0) kept = pairs[below(6)];
+            if (f.sparse()) {
+                if (k % 4 != kept.first && k % 4 != kept.second) {
+                    m.expanded.push_back(0);
+                    continue;
+                }
+                m.mask[(size_t(i) * n_cols + k) / 8] |= uint8_t(1 << k % 8);
+            }
+            const int extremes[] = {below(largest + 1), largest, 0};
+            const int code = f.bits == 8 ? extremes[int(fill)] - 128 : extremes[int(fill)];
+            const auto [byte, shift] = place_of(f.sparse() ? n_kept++ : k, n_codes, f.bits);
+            m.codes[size_t(i) * row_bytes + byte] |= uint8_t((code & largest) << shift);
+            m.expanded.push_back(int8_t((f.two_level() ? 5 : 1) * code - zero[k / s.group]));
+        }
+    }
+    return m;
+}

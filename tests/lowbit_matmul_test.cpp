@@ -1,0 +1,214 @@
+// The low-bit kernels: every path of this build against plain arithmetic, for every format and shape.
+// int8_simde_test.cpp compiles the same cases with emulated intrinsics.
+#include "common/cpu/lowbit_matmul.h"
+
+#include <doctest/doctest.h>
+#include <omp.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "int8_cases.h"
+#include "int8_isas.h"
+#include "lowbit_cases.h"
+
+namespace {
+
+// Columns of which a row has whole blocks of 64 bytes, halves, quarters, and several of them.
+constexpr int widths[] = {64, 128, 192, 256, 320, 384, 448, 576, 1024, 1216};
+
+// The activations' group that goes with a format: a weight group is a whole number of them.
+std::vector<int> group_sizes(const MatrixFormat& f) {
+    if (f.group == 32) return {32};
+    if (f.flags != 0) return {64};
+    return {32, 64};
+}
+
+constexpr float unwritten = 1e30f;
+
+// x times w as `multiply` computes it. Checks that nothing is written behind the last output.
+template <class Multiply>
+std::vector<float> outputs(const Int8Matrix& x, const LowbitMatrix& w, Multiply multiply) {
+    std::vector<float> out(size_t(x.n_rows) * w.n_rows + 8, unwritten);
+    const std::vector<LowbitProduct> list = {{out.data(), w}};
+    multiply(x, list);
+    CHECK(std::count(out.end() - 8, out.end(), unwritten) == 8);
+    out.resize(out.size() - 8);
+    return out;
+}
+
+// Calls check(name, multiply) for each instruction set that takes such groups, by rows and by panels.
+template <class Check>
+void for_each_path(int group_size, Check check) {
+    for_each_isa([&](auto isa) {
+        using Isa = decltype(isa);
+        if (group_size % (4 * Isa::lanes) != 0) return;
+        check(std::string(Isa::name) + " rows", lowbit_by_rows<Isa>);
+        check(std::string(Isa::name) + " panels", products_by_panels<Isa, LowbitProduct>);
+    });
+    if (int8_kernel_name(group_size) != std::string("portable")) {
+        check("lowbit_matmul", [](const Int8Matrix& x, const std::vector<LowbitProduct>& list) {
+            REQUIRE(lowbit_matmul(x, list));
+        });
+    }
+}
+
+// The outputs summed in double precision from exact accumulators.
+std::vector<float> exact_outputs(const Int8Matrix& x, const LowbitCase& w) {
+    const Int8Matrix e = w.expanded_view();
+    std::vector<float> out;
+    for (int t = 0; t < x.n_rows; t++) {
+        for (int i = 0; i < e.n_rows; i++) {
+            double sum = 0;
+            for (int g = 0; g < e.n_groups(); g++) {
+                const int k = g * e.group_size;
+                sum += double(reference_accumulator(x.row_codes(t) + k, e.row_codes(i) + k, e.group_size)) *
+                       x.row_scales(t)[g] * e.row_scales(i)[g];
+            }
+            out.push_back(float(sum));
+        }
+    }
+    return out;
+}
+
+}  // namespace
+
+TEST_CASE("half: all of them, as fp32") {
+    for (int bits = 0; bits < 1 << 16; bits++) {
+        const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+        float expected = exponent == 31  ? (fraction != 0 ? std::numeric_limits<float>::quiet_NaN()
+                                                          : std::numeric_limits<float>::infinity())
+                         : exponent == 0 ? std::ldexp(float(fraction), -24)
+                                         : std::ldexp(float(1024 + fraction), exponent - 25);
+        if (bits >> 15 != 0) expected = -expected;
+        const Half four[4] = {{uint16_t(bits)}, {0}, {uint16_t(bits)}, {0x3c00}};
+        const float one = to_float(four[0]);
+        float wide[4];
+        widen(wide, four, 4);
+        const bool same = std::isnan(expected) ? std::isnan(one) && std::isnan(wide[2])
+                                               : one == expected && wide[2] == expected &&
+                                                     std::signbit(one) == std::signbit(expected);
+        CHECK_MESSAGE(same, bits);
+        CHECK(wide[3] == 1);
+    }
+}
+
+TEST_CASE("expand: codes and scales of every format, whole rows and parts of them") {
+    std::mt19937 rng(1);
+    for (const MatrixFormat& f : all_formats()) {
+        for (const int n_cols : widths) {
+            if (f.group > 0 && n_cols % f.group != 0) continue;
+            for (const int group_size : group_sizes(f)) {
+                CAPTURE(format_text(f));
+                CAPTURE(n_cols);
+                CAPTURE(group_size);
+                const LowbitCase m = make_lowbit(rng, f, group_size, 3, n_cols, LowbitFill::uniform, false);
+                for (int i = 0; i < 3; i++) {
+                    const int8_t* expected = m.expanded.data() + i * n_cols;
+                    std::vector<int8_t> found(size_t(n_cols) + 1, 99);
+                    expand_columns(found.data(), m.view(), i, 0, n_cols);
+                    CHECK(std::equal(expected, expected + n_cols, found.data()));
+                    CHECK(found.back() == 99);
+                    for (int k = 256; k < n_cols; k += 256) {
+                        const int n = std::min(512, n_cols - k);
+                        found.assign(size_t(n) + 1, 99);
+                        expand_columns(found.data(), m.view(), i, k, n);
+                        CHECK(std::equal(expected + k, expected + k + n, found.data()));
+                        CHECK(found.back() == 99);
+                    }
+                    const int n_groups = n_cols / group_size;
+                    std::vector<float> scales(n_groups);
+                    expand_scales(scales.data(), m.view(), i);
+                    CHECK(std::equal(scales.begin(), scales.end(), m.expanded_scales.data() + i * n_groups));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("expand: a sparse row whose mask has too many or too few ones reads nothing else") {
+    std::mt19937 rng(2);
+    LowbitCase m =
+        make_lowbit(rng, {4, MatrixFormat::sparse_flag, 64}, 64, 1, 320, LowbitFill::uniform, false);
+    for (const uint8_t bits : {0xff, 0x00, 0x0f, 0x81}) {
+        std::fill(m.mask.begin(), m.mask.end(), bits);
+        std::vector<int8_t> found(320);
+        expand_columns(found.data(), m.view(), 0, 0, 320);
+        for (const int8_t code : found) CHECK(std::abs(code) <= 15);
+    }
+}
+
+// With scales that are small whole numbers and halves an output is exact, and so is each accumulator.
+TEST_CASE("accumulators: every path gives the exact int32 for random and extreme codes of every format") {
+    std::mt19937 rng(3);
+    for (const MatrixFormat& f : all_formats()) {
+        for (const int n_cols : widths) {
+            if (f.group > 0 && n_cols % f.group != 0) continue;
+            for (const int group_size : group_sizes(f)) {
+                for (const LowbitFill fill :
+                     {LowbitFill::uniform, LowbitFill::largest, LowbitFill::smallest}) {
+                    for (const Fill x_fill : {uniform, all_127, all_minus_127}) {
+                        if ((fill == LowbitFill::uniform) != (x_fill == uniform)) continue;
+                        const int n_tokens = n_cols % 3 + 1, n_rows = 3 + n_cols / 64 % 7;
+                        const LowbitCase w = make_lowbit(rng, f, group_size, n_rows, n_cols, fill, true);
+                        const Matrix x = filled_matrix(rng, x_fill, false, n_tokens, n_cols, group_size);
+                        const std::vector<float> exact = exact_outputs(x.view(), w);
+                        for_each_path(group_size, [&](const std::string& path, auto multiply) {
+                            CAPTURE(path);
+                            CAPTURE(format_text(f));
+                            CAPTURE(n_cols);
+                            CAPTURE(group_size);
+                            CAPTURE(int(fill));
+                            CAPTURE(int(x_fill));
+                            CHECK(outputs(x.view(), w.view(), multiply) == exact);
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("matmul: right, and the same bits by rows and by panels, for any number of threads and tokens") {
+    std::mt19937 rng(4);
+    const int threads = omp_get_max_threads();
+    for (const MatrixFormat& f : all_formats()) {
+        for (const int n_cols : {128, 576, 1024, 2176}) {
+            if (f.group > 0 && n_cols % f.group != 0) continue;
+            for (const int group_size : group_sizes(f)) {
+                const int n_tokens = 11, n_rows = 37;
+                CAPTURE(format_text(f));
+                CAPTURE(n_cols);
+                CAPTURE(group_size);
+                const LowbitCase w =
+                    make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, false);
+                const Matrix x = filled_matrix(rng, uniform, true, n_tokens, n_cols, group_size);
+                const std::vector<float> exact = exact_outputs(x.view(), w);
+                std::vector<float> reference;
+                for_each_path(group_size, [&](const std::string& path, auto multiply) {
+                    CAPTURE(path);
+                    for (const int j : {1, 3}) {
+                        omp_set_num_threads(j);
+                        const std::vector<float> all = outputs(x.view(), w.view(), multiply);
+                        CHECK(relative_error(exact, all) < 1e-6);
+                        if (reference.empty()) reference = all;
+                        CHECK(all == reference);
+                        for (const int n : {1, 4}) {
+                            const std::vector<float> some = outputs(x.view(2, n), w.view(), multiply);
+                            CHECK(std::equal(some.begin(), some.end(), all.begin() + 2 * n_rows));
+                        }
+                    }
+                    omp_set_num_threads(threads);
+                });
+            }
+        }
+    }
+}
+
+TEST_CASE("matmul: groups of activations that fill no vector have no fast path") {
+    const Matrix x = make_matrix(std::vector<int8_t>(64), std::vector<float>(4), 1, 64, 16);
+    CHECK_FALSE(lowbit_matmul(x.view(), {}));
+}

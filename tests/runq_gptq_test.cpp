@@ -1,0 +1,201 @@
+// runq_gptq.cpp itself: the tests of any program, its loops against the golden vectors and against the fast
+// paths, and the files it takes.
+#define RUNQ_NO_MAIN
+#include "../runq_gptq.cpp"
+
+namespace {
+const char* const models[] = {"tiny-llama.gptq-w8",     "tiny-llama.gptq-w4",    "tiny-llama.gptq-ladder",
+                              "tiny-llama.gptq-sparse", "tiny-qwen3.gptq-w8",    "tiny-qwen3.gptq-w4",
+                              "tiny-qwen3.gptq-ladder", "tiny-qwen3.gptq-sparse"};
+}
+
+#include "int8_cases.h"
+#include "lowbit_cases.h"
+#include "program_tests.h"
+
+// ----------------------------------------------------------------------------
+// The arithmetic: plain loops against the golden vectors, fast paths against the plain loops
+
+TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do the fast ones") {
+    int cases = 0;
+    for (const auto& [name, tensor] : golden_ops()) {
+        if (!name.starts_with("gptq_expand.") || !name.ends_with(".w.codes")) continue;
+        cases++;
+        const std::string p = name.substr(0, name.size() - std::string("w.codes").size());
+        CAPTURE(p);
+        auto bytes = [&](const char* part) -> const char* {
+            const auto found = golden_ops().find(p + part);
+            return found == golden_ops().end() ? nullptr : found->second.bytes.data();
+        };
+        // "gptq_expand.w4sg64.576.": bits, "x" two levels or "s" sparse, the group, the columns
+        LowbitMatrix w;
+        w.bits = p[std::string("gptq_expand.w").size()] - '0';
+        w.n_rows = tensor.shape[0], w.n_cols = tensor.shape[1];
+        const int group = std::stoi(p.substr(p.find('g', p.find('w')) + 1));
+        w.group = group > 0 ? group : w.n_cols, w.group_size = group == 32 ? 32 : 64;
+        w.codes = reinterpret_cast<const uint8_t*>(bytes("codes"));
+        w.mask = reinterpret_cast<const uint8_t*>(bytes("mask"));
+        w.zeros = reinterpret_cast<const uint8_t*>(bytes("zeros"));
+        w.levels = reinterpret_cast<const uint8_t*>(bytes("groups"));
+        w.row_scales = reinterpret_cast<const float*>(bytes("row_scales"));
+        if (w.levels == nullptr) {
+            if (w.bits == 8 && group == 0) {
+                w.row_scales = reinterpret_cast<const float*>(bytes("scales"));
+            } else {
+                w.scales = reinterpret_cast<const Half*>(bytes("scales"));
+            }
+        }
+        const std::vector<int8_t> codes = tensor.i8();
+        const std::vector<float> scales = golden_ops().at(p + "w.scales").f32();
+        std::vector<int8_t> plain, fast(codes.size());
+        std::vector<float> plain_scales, fast_scales(scales.size());
+        for (int i = 0; i < w.n_rows; i++) {
+            const ExpandedRow row = expand(w, i);
+            plain.insert(plain.end(), row.codes.begin(), row.codes.end());
+            plain_scales.insert(plain_scales.end(), row.scales.begin(), row.scales.end());
+            expand_columns(fast.data() + size_t(i) * w.n_cols, w, i, 0, w.n_cols);
+            expand_scales(fast_scales.data() + size_t(i) * w.n_groups(), w, i);
+        }
+        CHECK(plain == codes);
+        CHECK(plain_scales == scales);
+        CHECK(fast == codes);
+        CHECK(fast_scales == scales);
+    }
+    CHECK(cases == 14);
+}
+
+TEST_CASE("gather and quantize: the golden's values, codes and scales, bit for bit") {
+    const std::vector<float> values = golden_ops().at("gptq_gather.x").f32();
+    const std::vector<int> order = golden_ops().at("gptq_gather.order").i32();
+    Rows x(3, 192), gathered(3, 256);
+    x.values = values, x.n_rows = 3;
+    gather(gathered, x, order.data());
+    const std::vector<float> expected = golden_ops().at("gptq_gather.gathered").f32();
+    CHECK(std::equal(expected.begin(), expected.end(), gathered.values.begin()));
+    Int8Rows found;
+    quantize(found, gathered, 64);
+    CHECK(found.codes == golden_ops().at("gptq_gather.codes").i8());
+    CHECK(found.scales == golden_ops().at("gptq_gather.scales").f32());
+}
+
+TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
+    std::mt19937 rng(2);
+    for (const MatrixFormat& f : all_formats()) {
+        for (const int n_tokens : {1, 3, 17}) {
+            CAPTURE(format_text(f));
+            CAPTURE(n_tokens);
+            const int n_cols = 384, n_rows = 21, group_size = f.group == 32 ? 32 : 64;
+            Rows values(size_t(n_tokens), n_cols), out(size_t(n_tokens), n_rows),
+                again(size_t(n_tokens), n_rows);
+            values.values = random_values(rng, values.values.size());
+            values.n_rows = n_tokens;
+            Int8Rows x;
+            quantize(x, values, group_size);
+            const LowbitCase m = make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, false);
+            const LowbitMatrix w = m.view();
+            std::vector<float> plain;
+            for (int t = 0; t < n_tokens; t++) {
+                for (int i = 0; i < n_rows; i++) plain.push_back(dot(x, t, expand(w, i)));
+            }
+            matmul(x, {{out, w}, {again, w}});
+            CHECK(out.n_rows == n_tokens);
+            CHECK(relative_error(plain, out.values) < 1e-6);
+            CHECK(again.values == out.values);
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------
+// Files
+
+namespace {
+
+constexpr MatrixFormat bytes{8, 0, 0}, nibbles{4, 0, 128}, ladder{2, MatrixFormat::two_level_flag, 64},
+    sparse{4, MatrixFormat::sparse_flag, 128};
+
+// Llama 3.2 1B.
+ModelConfig large(const MatrixFormat& embedding, const MatrixFormat& attention,
+                  const MatrixFormat& feed_forward) {
+    ModelConfig c;
+    c.dim = 2048, c.hidden_dim = 8192, c.n_layers = 16, c.n_heads = 32, c.n_kv_heads = 8, c.head_dim = 64;
+    c.vocab_size = 128256, c.shared_classifier = true, c.group_size = 64;
+    c.layout.formats.fill(attention);
+    for (const int which : {kind::gate_proj, kind::down_proj, kind::up_proj})
+        c.layout.formats[which] = feed_forward;
+    c.layout.formats[kind::embed] = c.layout.formats[kind::classifier] = embedding;
+    return c;
+}
+
+uint64_t weight_bytes(const ModelConfig& c) {
+    check_config(c);
+    return Weights{TensorList(nullptr, 0, 64, 64), c}.file.weight_bytes();
+}
+
+}  // namespace
+
+TEST_CASE("weights: the bytes that a header implies") {
+    const uint64_t table = 128256ull * 2048, norms = (2 * 16 + 1) * 2048 * 4;
+    const uint64_t attention = 16ull * (2 * 2048 * 2048 + 2 * 512 * 2048), ffn = 16ull * 3 * 8192 * 2048;
+    // Bits of a weight; rows of 2-bit codes have four bytes more.
+    const double nibble_bits = 4 + 20.0 / 128, ladder_bits = 2 + 8.0 / 64, sparse_bits = 3 + 20.0 / 128;
+    CHECK(weight_bytes(large(nibbles, nibbles, nibbles)) ==
+          norms + uint64_t(double(table + attention + ffn) * nibble_bits / 8));
+    CHECK(weight_bytes(large(bytes, nibbles, ladder)) ==
+          norms + table + 4 * 128256 + uint64_t(double(attention) * nibble_bits / 8) +
+              uint64_t(double(ffn) * ladder_bits / 8) + 16ull * (2 * 8192 + 2048) * 4);
+    CHECK(weight_bytes(large(bytes, sparse, sparse)) ==
+          norms + table + 4 * 128256 + uint64_t(double(attention + ffn) * sparse_bits / 8));
+}
+
+TEST_CASE("weights: formats that there are not, and what does not fit") {
+    auto refused = [](auto change, const char* why) {
+        ModelConfig c = large(nibbles, nibbles, ladder);
+        change(c);
+        CHECK_THROWS_WITH(check_config(c), why);
+    };
+    auto with = [](int which, const MatrixFormat& f) {
+        return [=](ModelConfig& c) { c.layout.formats[which] = f; };
+    };
+    refused(with(kind::q_proj, {}), "the format of q_proj is bits 0, flags 0, group 0, which is none");
+    refused(with(kind::o_proj, {3, 0, 64}),
+            "the format of o_proj is bits 3, flags 0, group 64, which is none");
+    refused(with(kind::up_proj, {4, 0, 96}),
+            "the format of up_proj is bits 4, flags 0, group 96, which is none");
+    refused(with(kind::up_proj, {4, 2, 64}),
+            "the format of up_proj is bits 4, flags 2, group 64, which is none");
+    refused(with(kind::up_proj, {2, 1, 64}),
+            "the format of up_proj is bits 2, flags 1, group 64, which is none");
+    refused(with(kind::up_proj, {4, 1, 32}),
+            "the format of up_proj is bits 4, flags 1, group 32, which is none");
+    refused(with(kind::up_proj, {2, 4, 64}),
+            "the format of up_proj is bits 2, flags 4, group 64, which is none");
+    refused(with(kind::classifier, bytes),
+            "the classifier is the embedding, but its format is 8 bits per row, not 4 bits in groups of 128");
+    refused(with(kind::k_proj, {4, 0, 32}), "group_size is 64, expected 32, the activations'");
+    refused([](ModelConfig& c) { c.group_size = 32; }, "group_size is 32, expected 64, the activations'");
+    refused([](ModelConfig& c) { c.hidden_dim = 8224; }, "down_proj has 8224 columns, not a multiple of 64");
+    refused([](ModelConfig& c) { c.dim = 2112; }, "embed has 2112 columns, not a multiple of 128");
+}
+
+TEST_CASE("weights: an order has every channel once, or is refused by its name") {
+    ModelConfig c = large(bytes, nibbles, ladder);
+    c.layout.has_order = true, c.n_layers = 2;
+    Weights w{TensorList(nullptr, 0, 64, 64), c};
+    std::vector<int32_t> order(8192);
+    auto reset = [&](size_t n) {
+        for (size_t k = 0; k < n; k++) order[k] = int32_t(n - 1 - k);
+    };
+    std::vector<int32_t> narrow(2048);
+    for (size_t k = 0; k < 2048; k++) narrow[k] = int32_t(k);
+    for (auto* orders : {&w.attn_norm_order, &w.attn_mix_order, &w.ffn_norm_order})
+        orders->assign(2, narrow.data());
+    w.ffn_swiglu_order.assign(2, order.data());
+    reset(8192);
+    CHECK_NOTHROW(check_orders(w, "file"));
+    for (const int32_t wrong : {-1, 8192, 1 << 30, 5}) {
+        reset(8192);
+        order[77] = wrong;
+        CHECK_THROWS_WITH(check_orders(w, "file"),
+                          "file: layers.0.ffn.swiglu.order does not have every channel once");
+    }
+}

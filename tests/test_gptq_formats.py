@@ -1,0 +1,192 @@
+"""GPTQ files: the order of codes, the header's formats, and what a matrix expands to."""
+
+import struct
+import zlib
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.gptq import Options, export_gptq
+from formats.errors import ModelError
+from formats.gptq import FORMATS, KINDS, GptqLayout, MatrixFormat, matrix_tensors, pack_layout, read_layout
+from formats.low_bits import code_order, pack_codes, pack_mask, pack_nibbles, unpack_codes, unpack_mask, unpack_nibbles
+from formats.model_file import read_header
+from formats.schemes import GPTQ_FILE
+from formats.tensors import with_offsets
+from golden.gptq import GPTQ, Matrix, expand, pack_matrix, stands_for, unpack_matrix
+from golden.gptq_quantize import round_matrix
+from golden.op_vectors import rope_config
+from tests.helpers import F16, F32, MODELS
+from tests.malformed import small_model
+
+ALL = sorted(FORMATS)
+
+
+def test_full_blocks_hold_groups_of_64_a_shift_apart():
+    codes = np.arange(256).reshape(1, 256) // 16  # 0..15
+    packed = pack_codes(codes.astype(np.uint8), 4)
+    for start, block in ((0, packed[:, :64]), (128, packed[:, 64:])):
+        assert np.array_equal(block & 15, codes[:, start : start + 64])
+        assert np.array_equal(block >> 4, codes[:, start + 64 : start + 128])
+    two = pack_codes((codes % 4).astype(np.uint8), 2)
+    for i in range(4):
+        assert np.array_equal(two >> (2 * i) & 3, codes[:, 64 * i : 64 * i + 64] % 4)
+
+
+def test_the_end_of_a_row_goes_into_smaller_blocks():
+    # 576 codes of 4 bits: four blocks of 64 bytes, then one of 32. Byte 256 + j has codes 512 + j and 544 + j.
+    order = code_order(576, 4)
+    assert order[256].tolist() == [512, 544]
+    assert order[287].tolist() == [543, 575]
+    # 576 codes of 2 bits: two blocks of 64 bytes, then one of 16.
+    order = code_order(576, 2)
+    assert order[128].tolist() == [512, 528, 544, 560]
+    for n, bits in ((576, 4), (576, 2), (64, 2), (64, 4), (1472, 2)):
+        assert np.array_equal(np.sort(code_order(n, bits).ravel()), np.arange(n))
+    with pytest.raises(ValueError, match="a row of 8 bytes"):
+        code_order(32, 2)
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("n", [64, 128, 192, 576, 1536])
+def test_codes_come_back(bits, n):
+    codes = np.random.default_rng(n).integers(0, 2**bits, (5, n)).astype(np.uint8)
+    packed = pack_codes(codes, bits)
+    assert packed.shape == (5, n * bits // 8)
+    assert np.array_equal(unpack_codes(packed, bits), codes)
+
+
+def test_nibbles_and_masks_have_the_first_value_lowest():
+    assert pack_nibbles(np.array([[1, 2, 3]])).tolist() == [[0x21, 0x03]]
+    assert unpack_nibbles(np.array([[0x21, 0x03]], np.uint8), 3).tolist() == [[1, 2, 3]]
+    kept = np.array([[1, 1, 0, 0, 0, 1, 0, 1]], bool)
+    assert pack_mask(kept).tolist() == [[0b10100011]]
+    assert np.array_equal(unpack_mask(pack_mask(kept)), kept)
+
+
+@pytest.mark.parametrize("form", ALL, ids=str)
+def test_a_matrix_comes_back_from_its_tensors(form):
+    weight = np.random.default_rng(0).standard_normal((6, 384)).astype(F32)
+    m = round_matrix(weight, form)
+    parts = pack_matrix(m)
+    expected = {t.name.removeprefix("m."): (np.dtype(t.dtype), t.shape) for t in matrix_tensors("m", 6, 384, form)}
+    assert {name: (v.dtype, v.shape) for name, v in parts.items()} == expected
+    for a, b in zip(m[1:], unpack_matrix(parts, form)[1:], strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or np.array_equal(a, b)
+
+
+def test_every_format_by_hand():
+    """One row of 64, as each format has it, weight by weight."""
+    codes = np.arange(64, dtype=np.uint8)[None] % 16
+    scale = np.array([[0.5, 0.25]], F16)
+    zeros = np.array([[3, 15]], np.uint8)
+    four = expand(Matrix(MatrixFormat(4, 32), codes, scale, zeros), 32)
+    assert four.codes.tolist() == [[k % 16 - (3 if k < 32 else 15) for k in range(64)]]
+    assert four.scales.tolist() == [[0.5, 0.25]]
+
+    s, z = np.array([[7]], np.uint8), np.array([[9]], np.uint8)
+    ladder = Matrix(MatrixFormat(2, 64, two_level=True), codes % 4, s, z, np.array([0.1], F32))
+    found = expand(ladder, 64)
+    assert found.codes.tolist() == [[5 * (k % 4) - 9 for k in range(64)]]
+    assert found.scales[0, 0] == F32(7) * F32(0.1)
+    assert stands_for(ladder)[0, 3] == F32(5 * 3 - 9) * (F32(7) * F32(0.1))
+
+    kept = np.tile([True, False, False, True], 16)[None]
+    sparse = expand(Matrix(MatrixFormat(4, 64, sparse=True), codes, scale[:, :1], zeros[:, :1], kept=kept), 64)
+    assert sparse.codes.tolist() == [[k % 16 - 3 if k % 4 in (0, 3) else 0 for k in range(64)]]
+
+    eight = expand(Matrix(MatrixFormat(8), codes.astype(np.int8), np.array([[0.1]], F32)), 32)
+    assert eight.codes.tolist() == codes.tolist()
+    assert eight.scales.tolist() == [[F32(0.1), F32(0.1)]]
+
+
+# ---- the header
+
+
+def config(**changes):
+    return replace(rope_config(64, 1e4, None), dim=128, hidden_dim=192, n_heads=2, vocab_size=8, **changes)
+
+
+def test_formats_come_back_from_the_header():
+    layout = GptqLayout((MatrixFormat(8), MatrixFormat(4, 128), *[MatrixFormat(4, 64)] * 3,
+                         *[MatrixFormat(2, 64, two_level=True)] * 3, MatrixFormat(8)))  # fmt: skip
+    raw = pack_layout(layout)
+    assert len(raw) == 37
+    assert raw[:8] == struct.pack("<BBHBBH", 8, 0, 0, 4, 0, 128)
+    assert raw[20:24] == struct.pack("<BBH", 2, 2, 64)
+    assert read_layout(Path("x"), raw, config(), 64) == (config(), layout)
+    ordered = read_layout(Path("x"), raw[:-1] + b"\1", config(), 64)
+    assert ordered == (config(), layout._replace(has_order=True))
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "group_size", "says"),
+    [
+        (4, 3, 64, "q_proj has bits 3, flags 0, group 64: not supported"),
+        (5, 4, 64, "q_proj has bits 4, flags 4, group 64: not supported"),
+        (5, 2, 64, "q_proj has bits 4, flags 2, group 64: not supported"),
+        (6, 65, 64, "q_proj has bits 4, flags 0, group 65: not supported"),
+        (0, 4, 64, "embed has bits 4, flags 0, group 0"),
+        (36, 2, 64, "has_order is 2, expected 0 or 1"),
+        (24, 4, 32, "group_size is 32, expected 64"),
+        (26, 128, 64, "layers.0.ffn.down_proj has 192 columns, expected groups of 128"),
+    ],
+)
+def test_other_formats_are_refused_by_name(at, value, group_size, says):
+    raw = bytearray(pack_layout(GptqLayout((MatrixFormat(8), *[MatrixFormat(4, 64)] * 7, MatrixFormat(8)))))
+    raw[at] = value
+    if at == 0:  # valid of its own, but the classifier's entry differs
+        says = "the classifier is the embedding, but its format is 8 bits per row, not 4 bits per row"
+    with pytest.raises(ModelError) as error:
+        read_layout(Path("x"), bytes(raw), config(), group_size)
+    assert str(error.value).endswith(says) or says in str(error.value)
+
+
+def test_tensors_lie_at_multiples_of_64_and_zeros_between(tmp_path):
+    path = tmp_path / "m.bin"
+    small = small_model(MODELS / "tiny-llama", tmp_path / "small")  # vocabulary and rows of any number
+    export_gptq(small, path, options=Options(rtn=True), progress=False)
+    head, data = read_header(path, GPTQ_FILE), path.read_bytes()
+    assert head.layout.of("layers.0.ffn.up_proj").two_level
+    tensors = list(with_offsets(head.tensors(), alignment=64))
+    assert all(t.offset % 64 == 0 for t in tensors)
+    assert tensors[-1].end == head.weights_end
+    gaps = [data[a.end : b.offset] for a, b in pairwise(tensors)]
+    assert max(map(len, gaps)) > 0
+    assert all(not any(gap) for gap in gaps)
+
+
+def rewritten(data, at, value):
+    """A file with one byte of its header changed, the checksum made to hold."""
+    offset, size = struct.unpack_from("<QQ", data, 0xA0)
+    head = bytearray(data[:256])
+    head[at] = value
+    head[0xB0:0xB4] = bytes(4)
+    struct.pack_into("<I", head, 0xB0, zlib.crc32(data[offset : offset + size], zlib.crc32(head)))
+    return bytes(head) + data[256:]
+
+
+def test_a_file_with_another_format_is_refused(tmp_path):
+    path = tmp_path / "m.bin"
+    export_gptq(MODELS / "tiny-llama", path, options=Options(rtn=True), progress=False)
+    data = path.read_bytes()
+    for at, value, says in (
+        (0xC4, 3, "q_proj has bits 3"),
+        (0xE4, 7, "has_order is 7"),
+        (0xE4, 1, "too soon"),
+        (0xC4, 8, "q_proj has 128 columns|weights end at"),
+    ):
+        path.write_bytes(rewritten(data, at, value))
+        with pytest.raises(ModelError, match=says):
+            GPTQ(path)
+
+
+def test_kinds_are_those_of_the_list_of_matrices():
+    layout = GptqLayout((MatrixFormat(8),) * 9)
+    names = [t.name for t in GPTQ_FILE.tensors(replace(config(), tied=False), layout)]
+    kinds = list(dict.fromkeys(name.split(".")[-2] for name in names if name.endswith(".codes")))
+    assert kinds == list(KINDS)
