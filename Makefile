@@ -60,6 +60,7 @@ help:
 	@echo 'make run         the same, and print a story'
 	@echo 'make chat        fetch a real model (SmolLM2-135M-Instruct, 93 MB) and talk to it'
 	@echo 'make smollm2     the same model as a file of every scheme'
+	@echo 'make quality     how much each scheme loses on that model: docs/quality.md'
 	@echo 'make test        set up, build and run every test'
 	@echo 'make cuda        compile runq_awq for two kinds of GPU, where nvcc is'
 	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, in one report (make gpu-files first)'

@@ -6,8 +6,11 @@ smoothing.svg and awq-search.svg show measured data. They are measured each time
 two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.txt, as the exporter would have it
 (golden/smooth.py, golden/awq_search.py). awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what
 docs/fragments.cu says, which is compiled with $CXX (g++) and run in the emulator.
+(golden/smooth.py, golden/awq_search.py). awq-fragments.svg and awq-pairs.svg show what docs/fragments.cu says, which is
+compiled with $CXX (g++) and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures.
 """
 
+import json
 import math
 import os
 import subprocess
@@ -972,6 +975,58 @@ def gptq_ladder() -> str:
     return s.done()
 
 
+def quality() -> str:
+    """Size and divergence of every scheme of docs/quality.json but the unquantized one."""
+    found = json.loads((HERE / "quality.json").read_text(encoding="utf-8"))
+    rows = [row for row in found["rows"] if row["kl_divergence"] > 0]
+    s = Svg(
+        880,
+        500,
+        "Quality against size",
+        "Mean KL divergence from fp32 on a logarithmic axis over the size of the model file: "
+        + "; ".join(f"{r['name']} {r['megabytes']:.0f} MB, {r['kl_divergence']:.4f}" for r in rows)
+        + ".",
+    )
+    left, top, width, height = 84, 66, 560, 364
+    sizes, losses = ([r[key] for r in rows] for key in ("megabytes", "kl_divergence"))
+    first, last = 20 * math.floor(min(sizes) / 20), 20 * math.ceil(max(sizes) / 20)
+    low, high = math.log10(min(losses) / 1.3), math.log10(max(losses) * 1.3)
+
+    def at(megabytes: float, loss: float) -> tuple[float, float]:
+        return (
+            left + width * (megabytes - first) / (last - first),
+            top + height * (high - math.log10(loss)) / (high - low),
+        )
+
+    s.text(24, 31, "SmolLM2-135M-Instruct: what is lost, and the size of the file", 15, INK, "start", bold=True)
+    for tick in (digit * 10.0**power for power in range(-5, 2) for digit in (1, 2, 5)):
+        if low <= math.log10(tick) <= high:
+            y = at(first, tick)[1]
+            s.parts.append(f'<path d="M{left} {y:.1f} H{left + width}" stroke="{FILL["memory"][0]}"/>')
+            s.text(left - 8, y + 4, f"{tick:g}", 12, QUIET, "end")
+    for size in range(first, last + 1, 20):
+        x = at(size, 1)[0]
+        s.parts.append(f'<path d="M{x:.1f} {top} V{top + height}" stroke="{FILL["memory"][0]}"/>')
+        s.text(x, top + height + 20, str(size), 12, QUIET)
+    s.text(left + width / 2, top + height + 46, "model file, MB", 13)
+    s.text(24, 52, "mean KL divergence from fp32, nats per token; lower is better", 12, QUIET, "start")
+
+    families = list(dict.fromkeys(row["name"].split(",")[0].split()[0] for row in rows))
+    colours = dict(zip(families, (FILL["fp32"][1], FILL["int8"][1], INK, "#2f855a", "#8250df"), strict=False))
+    columns: dict[int, float] = {}  # how far down the labels beside points of about one size reach
+    for row in sorted(rows, key=lambda r: -r["kl_divergence"]):
+        x, y = at(row["megabytes"], row["kl_divergence"])
+        colour = colours[row["name"].split(",")[0].split()[0]]
+        column = round(x / 40)
+        near = [columns[c] for c in (column - 1, column, column + 1) if c in columns]
+        label = max([y, *(reach + 17 for reach in near)])
+        columns[column] = label
+        s.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
+        s.parts.append(f'<path d="M{x + 6:.1f} {y:.1f} L{x + 16:.1f} {label:.1f}" stroke="{colour}"/>')
+        s.text(x + 20, label + 4, row["name"], 12, colour, "start")
+    return s.done()
+
+
 FIGURES = {
     "data-flow.svg": data_flow,
     "int8-product.svg": int8_product,
@@ -987,6 +1042,7 @@ FIGURES = {
     "kv-cache.svg": kv_cache,
     "panels.svg": panels,
     "gptq-ladder.svg": gptq_ladder,
+    "quality.svg": quality,
 }
 
 

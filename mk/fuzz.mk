@@ -5,8 +5,7 @@
 #     make test-fuzz                                each harness finds a bug that is planted for it
 #     make fuzz-corpus                              what the stored inputs do not reach yet goes into tests/fuzz/corpus
 FUZZ_COMMON := $(filter-out replay load forward,$(patsubst tests/fuzz/%.cpp,%,$(wildcard tests/fuzz/*.cpp)))
-# model_bytes.h makes no GPTQ files.
-FUZZ_ALL    := $(FUZZ_COMMON) $(foreach p,$(filter-out runq_gptq,$(ALL_PROGRAMS)),load_$p forward_$p)
+FUZZ_ALL    := $(FUZZ_COMMON) $(foreach p,$(ALL_PROGRAMS),load_$p forward_$p)
 FUZZ        ?= $(FUZZ_ALL)
 SECONDS     ?= 60
 FUZZ_CXX    ?= clang++

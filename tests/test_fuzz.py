@@ -13,8 +13,7 @@ HARNESSES = sorted(folder.name for folder in CORPUS.iterdir())
 
 def test_every_harness_has_inputs():
     sources = {path.stem for path in (ROOT / "tests" / "fuzz").glob("*.cpp")} - {"replay"}
-    # model_bytes.h makes no GPTQ files.
-    programs = [path.stem for path in sorted(ROOT.glob("runq*.c*")) if path.stem != "runq_gptq"]
+    programs = [path.stem for path in sorted(ROOT.glob("runq*.c*"))]
     of_programs = {f"{harness}_{program}" for harness in ("load", "forward") for program in programs}
     assert set(HARNESSES) == sources - {"load", "forward"} | of_programs
 

@@ -16,7 +16,7 @@ from golden.trace import relative_error
 from golden.w8a8 import W8A8
 from models import compare_schemes, quality
 from models.quality import Candidate, InFp32, Row, Totals, candidates, group_fits, halves, log_probabilities, measure
-from tests.helpers import CALIBRATION, MODELS, TINY, export_variant
+from tests.helpers import CALIBRATION, MODELS, ROOT, TINY, export_variant
 
 LLAMA = MODELS / "tiny-llama"
 TEXT = "One day Mia went to the mill.\n\nThere she met Tom.\n\nThey went home together."
@@ -279,6 +279,11 @@ def test_the_table_goes_into_a_page():
     assert quality.put_table(found, rows) == found
     with pytest.raises(ValueError, match="no table"):
         quality.put_table("Text.\n", rows)
+
+
+def test_the_page_has_the_measured_table():
+    page, measured = (ROOT / "docs" / name for name in ("quality.md", "quality.json"))
+    assert quality.put_table(page.read_text(), quality.read_comparison(measured).rows) == page.read_text()
 
 
 def test_the_table():
