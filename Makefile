@@ -21,10 +21,10 @@ endif
 # ---- what there is ---------------------------------------------------------------------------------------------
 # A program NAME.cpp or NAME.cu: runq for the scheme q8, runq_SCHEME for any other. Its model for a first try is
 # model.bin, or model_SCHEME.bin.
-PROGRAMS      := runq runq_w8a8 runq_gptq
+PROGRAMS      := runq runq_w8a8 runq_gptq runq_moe
 CUDA_PROGRAMS := runq_awq
-MOE_PROGRAMS  := runq_moe
 TINY          := tiny-llama tiny-qwen3
+TINY_MOE      := tiny-qwen3-moe
 
 # The model files that tests and golden vectors take, build/models/MODEL.NAME.bin: the exporter's scheme and options.
 CALIBRATION          := --calib models/calibration.txt --seq-len 256
@@ -44,7 +44,8 @@ EXPORT_gptq-sparse   := gptq $(CALIBRATION) --bits embed=8,attn=4,ffn=4 --sparse
 .DELETE_ON_ERROR:
 
 ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
-FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
+# A program has a model for a first try if it has one of those below models/.
+FIRST_MODELS := $(patsubst runq%,model%.bin,$(filter-out $(if $(wildcard models/$(TINY_MOE)),,runq_moe),$(ALL_PROGRAMS)))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
 include mk/build.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk

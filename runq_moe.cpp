@@ -34,6 +34,7 @@
 #include "common/cpu/attention.h"
 #include "common/cpu/half.h"
 #include "common/cpu/int8_matmul.h"
+#include "common/cpu/lowbit_matmul.h"
 #include "common/cpu/ops.h"
 #include "common/cpu/rows.h"
 #include "common/model/model_file.h"
@@ -115,6 +116,13 @@ float e4m3_value(uint8_t code) {
     return code & 0x80 ? -value : value;
 }
 
+// Of all codes.
+const std::array<float, 256> e4m3_values = [] {
+    std::array<float, 256> all;
+    for (int code = 0; code < 256; code++) all[code] = e4m3_value(uint8_t(code));
+    return all;
+}();
+
 // The element nearest to x, halves to even; beyond the largest the largest; 0x7f for NaN.
 uint8_t e4m3_code(float x) {
     if (std::isnan(x)) return 0x7f;
@@ -146,41 +154,96 @@ uint8_t quantize_mx_block(uint8_t* codes, const float* x, int n) {
 // ----------------------------------------------------------------------------
 // Experts
 
-// What experts read, rows of either kind: int8 with a scale per row, or MXFP8.
-struct ExpertInput {
-    Int8Rows int8;
+// What experts read: rows of int8 with a scale each, or of MXFP8.
+struct ExpertRows {
+    Int8Rows int8;  // A8W4: a row's scale stands once for each group of weights, as the fast kernels want it
     std::vector<uint8_t> codes, scales;  // MXFP8: (n_rows, n_cols), (n_rows, n_cols / block)
+    std::vector<float> values;           // MXFP8: (n_rows, n_cols), what codes mean, without the scales
     int n_rows = 0, n_cols = 0, block = 0;
 
-    void resize(int rows, int columns, const MoeConfig& moe) {
-        n_rows = rows, n_cols = columns, block = moe.group;
-        if (moe.format != ExpertFormat::mxfp8) return int8.resize(rows, columns, columns);
-        codes.resize(size_t(rows) * columns);
-        scales.resize(size_t(rows) * (columns / block));
-    }
+    void resize(int rows, int columns, const MoeConfig& moe);
+    bool is_mx() const { return block > 0; }
+    int n_blocks() const { return n_cols / block; }
+    uint8_t* row_codes(int t) { return codes.data() + size_t(t) * n_cols; }
+    const uint8_t* row_codes(int t) const { return codes.data() + size_t(t) * n_cols; }
+    float* row_values(int t) { return values.data() + size_t(t) * n_cols; }
+    const float* row_values(int t) const { return values.data() + size_t(t) * n_cols; }
+    uint8_t* row_scales(int t) { return scales.data() + size_t(t) * n_blocks(); }
+    const uint8_t* row_scales(int t) const { return scales.data() + size_t(t) * n_blocks(); }
 };
 
-// One matrix of all experts of a layer, in the file's format.
+// The columns that go through the fast kernels under one scale of each side.
+int kernel_group(const MoeConfig& moe, int n_cols) {
+    if (moe.format == ExpertFormat::a8w8 || n_cols % 32 != 0) return n_cols;
+    return moe.group == 32 || n_cols % 64 != 0 ? 32 : 64;
+}
+
+void ExpertRows::resize(int rows, int columns, const MoeConfig& moe) {
+    n_rows = rows, n_cols = columns, block = moe.format == ExpertFormat::mxfp8 ? moe.group : 0;
+    if (!is_mx()) return int8.resize(rows, columns, kernel_group(moe, columns));
+    scratch(codes, size_t(rows) * columns);
+    scratch(values, size_t(rows) * columns);
+    scratch(scales, size_t(rows) * n_blocks());
+}
+
+// One matrix of all experts of a layer, in the file's format. Rows of all experts are counted through.
 struct ExpertMatrix {
     const int8_t* int8_codes = nullptr;  // A8W8: (n_experts, n_rows, n_cols)
     const uint8_t* codes = nullptr;      // MXFP8: the same; A8W4: (n_experts, n_rows, n_cols / 2)
     const float* row_scales = nullptr;   // A8W8, and A8W4 without groups: (n_experts, n_rows)
     const Half* group_scales = nullptr;  // A8W4: (n_experts, n_rows, n_cols / group)
     const uint8_t* mx_scales = nullptr;  // MXFP8: (n_experts, n_rows, n_cols / group)
-    const float* assist = nullptr;  // A8W4: (n_experts, n_rows), for int4 by int4 hardware; not read here
-    int n_rows = 0, n_cols = 0, group = 0;
+    const float* assist = nullptr;   // A8W4: (n_experts, n_rows), for int4 by int4 hardware; not read here
+    const uint8_t* zeros = nullptr;  // A8W4: 8 for each group of a matrix's rows, two in a byte
+    int n_rows = 0, n_cols = 0, group = 0;  // group: columns that share a scale
+
+    int n_groups() const { return n_cols / group; }
+    bool is_mx() const { return mx_scales != nullptr; }
 };
 
-// Row t of x, quantized: the input of expert products.
-void quantize_row(ExpertInput& out, int t, const float* x, const MoeConfig& moe) {
+// x (n_cols,) becomes row t of `out`.
+void quantize_row(ExpertRows& out, int t, const float* x) {
     const int n = out.n_cols;
-    if (moe.format != ExpertFormat::mxfp8) {
-        out.int8.row_scales(t)[0] = quantize_row(out.int8.row_codes(t), x, n);
+    if (out.is_mx()) {
+        for (int b = 0; b < out.n_blocks(); b++)
+            out.row_scales(t)[b] =
+                quantize_mx_block(out.row_codes(t) + b * out.block, x + b * out.block, out.block);
+        for (int k = 0; k < n; k++) out.row_values(t)[k] = e4m3_values[out.row_codes(t)[k]];
         return;
     }
-    for (int b = 0; b < n / out.block; b++)
-        out.scales[size_t(t) * (n / out.block) + b] =
-            quantize_mx_block(out.codes.data() + size_t(t) * n + b * out.block, x + b * out.block, out.block);
+    int8_t* codes = out.int8.row_codes(t);
+    float scale;
+    int32_t sum;
+    if (!int8_quantize(codes, &scale, &sum, x, n, n)) scale = quantize_row(codes, x, n);
+    for (int g = 0; g < out.int8.n_groups(); g++) {
+        const int8_t* group = codes + g * out.int8.group_size;
+        out.int8.row_scales(t)[g] = scale;
+        out.int8.row_sums(t)[g] = std::accumulate(group, group + out.int8.group_size, 0);
+    }
+}
+
+// All rows of x.
+void quantize(ExpertRows& out, const Rows& x, const MoeConfig& moe) {
+    out.resize(x.n_rows, x.n_cols, moe);
+    for_each_row(x.n_rows, [&](int t) { quantize_row(out, t, x.row(t)); });
+}
+
+// Row i of `out` becomes row rows[i] of x.
+void gather(ExpertRows& out, const ExpertRows& x, std::span<const int> rows, const MoeConfig& moe) {
+    out.resize(int(rows.size()), x.n_cols, moe);
+    for (int i = 0; i < out.n_rows; i++) {
+        const int from = rows[size_t(i)];
+        if (x.is_mx()) {
+            std::copy_n(x.row_codes(from), x.n_cols, out.row_codes(i));
+            std::copy_n(x.row_values(from), x.n_cols, out.row_values(i));
+            std::copy_n(x.row_scales(from), x.n_blocks(), out.row_scales(i));
+            continue;
+        }
+        const size_t at = size_t(from) * x.int8.n_groups();
+        std::copy_n(x.int8.row_codes(from), x.n_cols, out.int8.row_codes(i));
+        std::copy_n(x.int8.row_scales(from), x.int8.n_groups(), out.int8.row_scales(i));
+        std::copy_n(x.int8.sums.data() + at, x.int8.n_groups(), out.int8.row_sums(i));
+    }
 }
 
 // int4 codes -8..7 of n values, from n / 2 bytes in the order of formats/low_bits.py: blocks of 64 bytes,
@@ -195,121 +258,251 @@ void unpack_int4(int8_t* codes, const uint8_t* bytes, int n) {
             }
 }
 
-// Row t of x times row i of expert e's matrix. `row` is room for n_cols codes.
-float expert_dot(const ExpertInput& x, int t, const ExpertMatrix& w, int e, int i, ExpertFormat format,
-                 std::span<int8_t> row) {
-    const size_t at = size_t(e) * w.n_rows + i;  // of the row, among those of all experts
-    const int n = w.n_cols, group = w.group > 0 ? w.group : n, n_groups = n / group;
-    if (format == ExpertFormat::a8w8)
-        return float(dot(x.int8.row_codes(t), w.int8_codes + at * n, n)) *
-               (w.row_scales[at] * x.int8.row_scales(t)[0]);
-    if (format == ExpertFormat::a8w4) {
-        unpack_int4(row.data(), w.codes + at * (n / 2), n);
-        float sum = 0;
-        for (int g = 0; g < n_groups; g++) {
-            const float scale = w.group > 0 ? to_float(w.group_scales[at * n_groups + g]) : w.row_scales[at];
-            sum += float(dot(x.int8.row_codes(t) + g * group, row.data() + g * group, group)) * scale;
-        }
-        return sum * x.int8.row_scales(t)[0];
+// Row i of expert e, as one row of x meets it.
+struct ExpertRow {
+    std::vector<int8_t> codes;           // int8 or int4
+    std::vector<float> scales;           // (n_groups,), of these
+    std::vector<float> values;           // MXFP8: what the elements mean, without the scales
+    const uint8_t* mx_scales = nullptr;  // (n_groups,)
+};
+
+void load_row(ExpertRow& row, const ExpertMatrix& w, int e, int i) {
+    const size_t at = size_t(e) * w.n_rows + i, n = size_t(w.n_cols);
+    if (w.is_mx()) {
+        row.values.resize(n);
+        for (size_t k = 0; k < n; k++) row.values[k] = e4m3_values[w.codes[at * n + k]];
+        row.mx_scales = w.mx_scales + at * w.n_groups();
+        return;
     }
-    static const std::array<float, 256> values = [] {
-        std::array<float, 256> all;
-        for (int code = 0; code < 256; code++) all[code] = e4m3_value(uint8_t(code));
-        return all;
-    }();
+    row.codes.resize(n);
+    if (w.int8_codes != nullptr)
+        std::copy_n(w.int8_codes + at * n, n, row.codes.data());
+    else
+        unpack_int4(row.codes.data(), w.codes + at * (n / 2), w.n_cols);
+    row.scales.resize(size_t(w.n_groups()));
+    for (int g = 0; g < w.n_groups(); g++)
+        row.scales[g] =
+            w.row_scales != nullptr ? w.row_scales[at] : to_float(w.group_scales[at * w.n_groups() + g]);
+}
+
+// Row t of x times such a row: exact int32 sums of groups, scaled and added up in fp32; then x's scale.
+float dot(const ExpertRows& x, int t, const ExpertRow& w, int group) {
     float out = 0;
-    for (int g = 0; g < n_groups; g++) {
-        const uint8_t *x_codes = x.codes.data() + size_t(t) * n + g * group,
-                      *w_codes = w.codes + at * n + g * group;
-        const int x_scale = x.scales[size_t(t) * n_groups + g], w_scale = w.mx_scales[at * n_groups + g];
+    if (!x.is_mx()) {
+        for (size_t g = 0; g < w.scales.size(); g++)
+            out +=
+                float(dot(x.int8.row_codes(t) + g * group, w.codes.data() + g * group, group)) * w.scales[g];
+        return out * x.int8.row_scales(t)[0];
+    }
+    for (int g = 0; g < x.n_blocks(); g++) {
+        const int x_scale = x.row_scales(t)[g], w_scale = w.mx_scales[g];
         if (x_scale == scale_nan || w_scale == scale_nan) return std::numeric_limits<float>::quiet_NaN();
         float sum = 0;  // products of two elements are exact
-        for (int k = 0; k < group; k++) sum += values[x_codes[k]] * values[w_codes[k]];
+        const float *a = x.row_values(t) + g * group, *b = w.values.data() + g * group;
+#pragma omp simd reduction(+ : sum)
+        for (int k = 0; k < group; k++) sum += a[k] * b[k];
         out += std::ldexp(sum, x_scale + w_scale - 2 * scale_bias);
     }
     return out;
 }
 
-// Which experts each token of a chunk goes to. A pair is a token and one of its experts: t * k + r.
-struct Routing {
-    std::vector<int32_t> experts;  // (n_tokens, k), the best first
-    std::vector<float> weights;    // (n_tokens, k)
-    std::vector<int> by_expert;    // all pairs, sorted by expert
+// out (x.n_rows, w.n_rows) = x times the matrix of one expert, transposed.
+struct ExpertProduct {
+    float* out;
+    const ExpertMatrix& w;
+    int expert;
 };
+
+// The same by the fast kernels of the other programs; false, and nothing written, if there is none. int4 is
+// GPTQ's matrix with zero points of 8.
+bool fast_matmul(const ExpertRows& x, std::span<const ExpertProduct> list) {
+    std::vector<Int8Product> int8;
+    std::vector<LowbitProduct> int4;
+    for (const ExpertProduct& p : list) {
+        const ExpertMatrix& w = p.w;
+        const size_t row = size_t(p.expert) * w.n_rows, n = size_t(w.n_cols);
+        if (w.int8_codes != nullptr) {
+            int8.push_back(
+                {p.out, {w.int8_codes + row * n, w.row_scales + row, nullptr, w.n_rows, w.n_cols, w.n_cols}});
+        } else if (w.group_scales != nullptr && w.n_cols % 64 == 0) {
+            LowbitMatrix m;
+            m.codes = w.codes + row * (n / 2), m.scales = w.group_scales + row * w.n_groups();
+            m.zeros = w.zeros, m.bits = 4, m.n_rows = w.n_rows, m.n_cols = w.n_cols;
+            m.group = w.group, m.group_size = x.int8.group_size;
+            int4.push_back({p.out, m});
+        } else {
+            return false;
+        }
+    }
+    return int4.empty() ? int8_matmul(x.int8.view(), int8) : lowbit_matmul(x.int8.view(), int4);
+}
+
+// The same as plain loops.
+void plain_matmul(const ExpertRows& x, const ExpertProduct& p) {
+#pragma omp parallel
+    {
+        ExpertRow row;
+#pragma omp for schedule(static)
+        for (int i = 0; i < p.w.n_rows; i++) {
+            load_row(row, p.w, p.expert, i);
+            for (int t = 0; t < x.n_rows; t++) p.out[size_t(t) * p.w.n_rows + i] = dot(x, t, row, p.w.group);
+        }
+    }
+}
+
+// The products of x with matrices of experts.
+void matmul(const ExpertRows& x, std::span<const ExpertProduct> list) {
+    const Stopwatch time(phase_seconds.matmul);
+    if (fast_matmul(x, list)) return;
+    for (const ExpertProduct& p : list) plain_matmul(x, p);
+}
+
+// ----------------------------------------------------------------------------
+// Routing: which experts each token goes to
+
+// A pair is a token and one of its k experts: t * k + r, r = 0 the best.
+struct Routing {
+    std::vector<int32_t> experts;  // (n_tokens, k)
+    std::vector<float> weights;    // (n_tokens, k)
+    std::vector<int> by_expert;    // all pairs, sorted by expert: the rows of what experts compute
+    std::vector<int> row_of;       // (n_tokens, k), where a pair is in by_expert
+};
+
+// logits (n_tokens, n_experts) = x times the router (n_experts, dim) transposed, added up in fp64.
+void router_logits(Rows& logits, const Rows& x, const float* router) {
+    logits.n_rows = x.n_rows;
+    for_each_row(x.n_rows, [&](int t) {
+        for (int e = 0; e < logits.n_cols; e++) {
+            const float* w = router + size_t(e) * x.n_cols;
+            double sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (int i = 0; i < x.n_cols; i++) sum += double(x.row(t)[i]) * double(w[i]);
+            logits.row(t)[e] = float(sum);
+        }
+    });
+}
 
 // The k largest of a token's logits (n_experts,), of equal ones the lowest index, and their softmax over all.
 void route(int32_t* experts, float* weights, const float* logits, const MoeConfig& moe) {
     std::vector<int32_t> all(size_t(moe.n_experts));
     std::iota(all.begin(), all.end(), 0);
-    std::stable_sort(all.begin(), all.end(), [&](int a, int b) { return logits[a] > logits[b]; });
+    std::partial_sort(all.begin(), all.begin() + moe.n_active, all.end(),
+                      [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
     std::copy_n(all.begin(), moe.n_active, experts);
+    const int n_summed = moe.norm_topk_prob ? moe.n_active : moe.n_experts;
     double sum = 0;
-    for (int e = 0; e < moe.n_experts; e++) {
-        const double p = std::exp(double(logits[e]) - double(logits[all[0]]));
-        const bool is_active = std::find(experts, experts + moe.n_active, e) != experts + moe.n_active;
-        if (is_active || !moe.norm_topk_prob) sum += p;
-    }
+    for (int i = 0; i < n_summed; i++) sum += std::exp(double(logits[all[i]]) - double(logits[all[0]]));
     for (int r = 0; r < moe.n_active; r++)
         weights[r] = float(std::exp(double(logits[experts[r]]) - double(logits[all[0]])) / sum);
 }
 
-// The fused operator (golden/grouped.py): for each pair, sorted by expert, row pair / k of x times the
-// expert's gate and up, silu(gate) * up, quantized into row `pair` of out. What lies between stays in one
-// row's buffer; `product` (n_pairs, 2 hidden) and `hidden` (n_pairs, hidden) keep it for a trace, if not
-// null.
-void grouped_matmul_swiglu_quant(ExpertInput& out, const ExpertInput& x, const ExpertMatrix& w,
-                                 const Routing& routing, const MoeConfig& moe, Rows* product, Rows* hidden) {
-    const int n_pairs = int(routing.by_expert.size()), half = w.n_rows / 2;
-    out.resize(n_pairs, half, moe);
-#pragma omp parallel
-    {
-        std::vector<float> row(size_t(w.n_rows));
-        std::vector<int8_t> codes(size_t(w.n_cols));
-#pragma omp for schedule(static)
-        for (int i = 0; i < n_pairs; i++) {
-            const int pair = routing.by_expert[size_t(i)];
-            for (int j = 0; j < w.n_rows; j++)
-                row[size_t(j)] = expert_dot(x, pair / moe.n_active, w, routing.experts[size_t(pair)], j,
-                                            moe.format, codes);
-            if (product != nullptr) std::copy(row.begin(), row.end(), product->row(pair));
-            swiglu(row.data(), row.data(), row.data() + half, half);
-            if (hidden != nullptr) std::copy_n(row.begin(), half, hidden->row(pair));
-            quantize_row(out, pair, row.data(), moe);
-        }
+// The same for all tokens.
+void route(Routing& out, const Rows& logits, const MoeConfig& moe) {
+    const auto k = size_t(moe.n_active), n_pairs = size_t(logits.n_rows) * k;
+    out.experts.resize(n_pairs), out.weights.resize(n_pairs);
+    out.by_expert.resize(n_pairs), out.row_of.resize(n_pairs);
+    for (int t = 0; t < logits.n_rows; t++)
+        route(&out.experts[size_t(t) * k], &out.weights[size_t(t) * k], logits.row(t), moe);
+    std::iota(out.by_expert.begin(), out.by_expert.end(), 0);
+    std::stable_sort(out.by_expert.begin(), out.by_expert.end(),
+                     [&](int a, int b) { return out.experts[size_t(a)] < out.experts[size_t(b)]; });
+    for (size_t row = 0; row < n_pairs; row++) out.row_of[size_t(out.by_expert[row])] = int(row);
+}
+
+// Calls use(expert, first, n) for each expert that has rows: first, first + 1, ... of by_expert.
+template <class Use>
+void for_each_expert(const Routing& routing, Use use) {
+    const auto n_pairs = int(routing.by_expert.size());
+    for (int first = 0, end = 0; first < n_pairs; first = end) {
+        const int32_t expert = routing.experts[size_t(routing.by_expert[size_t(first)])];
+        while (end < n_pairs && routing.experts[size_t(routing.by_expert[size_t(end)])] == expert) end++;
+        use(expert, first, end - first);
     }
 }
 
-// down (n_pairs, dim) = row `pair` of x times the down projection of the pair's expert.
-void grouped_matmul(Rows& down, const ExpertInput& x, const ExpertMatrix& w, const Routing& routing,
-                    const MoeConfig& moe) {
-    down.n_rows = int(routing.by_expert.size());
-#pragma omp parallel
-    {
-        std::vector<int8_t> codes(size_t(w.n_cols));
-#pragma omp for schedule(static)
-        for (int i = 0; i < down.n_rows; i++) {
-            const int pair = routing.by_expert[size_t(i)];
-            for (int j = 0; j < w.n_rows; j++)
-                down.row(pair)[j] =
-                    expert_dot(x, pair, w, routing.experts[size_t(pair)], j, moe.format, codes);
-        }
+// ----------------------------------------------------------------------------
+// What experts compute: a row for each pair, sorted by expert
+
+// Room for what one expert, or one token, has in hand.
+struct Workspace {
+    ExpertRows x;
+    Rows product;
+    std::vector<int> rows;
+};
+
+// Calls use(first, product) for the rows of each expert: `product` (n, w.n_rows) is the rows of x times the
+// expert's matrix, those of pairs first, first + 1, ... of by_expert. of_tokens: x has a row for each token;
+// otherwise it has one for each pair, sorted. One token's experts all read one row and go together.
+template <class Use>
+void expert_products(Workspace& space, const ExpertRows& x, bool of_tokens, const ExpertMatrix& w,
+                     const Routing& routing, const MoeConfig& moe, Use use) {
+    const int k = moe.n_active;
+    space.product.n_cols = w.n_rows;
+    if (of_tokens && x.n_rows == 1) {
+        space.product.reserve(k), space.product.n_rows = k;
+        std::vector<ExpertProduct> list;
+        for_each_expert(routing, [&](int expert, int first, int) {
+            list.push_back({space.product.row(first), w, expert});
+        });
+        matmul(x, list);
+        return use(0, space.product);
     }
+    for_each_expert(routing, [&](int expert, int first, int n) {
+        space.rows.resize(size_t(n));
+        for (int i = 0; i < n; i++)
+            space.rows[size_t(i)] = of_tokens ? routing.by_expert[size_t(first + i)] / k : first + i;
+        gather(space.x, x, space.rows, moe);
+        space.product.reserve(n), space.product.n_rows = n;
+        const ExpertProduct product{space.product.row(0), w, expert};
+        matmul(space.x, {&product, 1});
+        use(first, space.product);
+    });
 }
 
-// out (n_tokens, dim) = the sum of each token's experts' outputs times their weights, in rising order of
-// index.
+// out (n_pairs, w.n_rows) = the rows of x, each times its expert's matrix.
+void grouped_matmul(Rows& out, Workspace& space, const ExpertRows& x, bool of_tokens, const ExpertMatrix& w,
+                    const Routing& routing, const MoeConfig& moe) {
+    out.n_rows = int(routing.by_expert.size());
+    expert_products(space, x, of_tokens, w, routing, moe, [&](int first, const Rows& product) {
+        std::copy(product.row(0), product.row(product.n_rows), out.row(first));
+    });
+}
+
+// out (n_pairs, n) = silu(first half) * second half of each row of x (n_pairs, 2 n).
+void swiglu(Rows& out, const Rows& x) {
+    out.n_rows = x.n_rows;
+    for_each_row(x.n_rows, [&](int i) { swiglu(out.row(i), x.row(i), x.row(i) + out.n_cols, out.n_cols); });
+}
+
+// The fused operator (golden/grouped.py): the three steps above, matmul, swiglu and quantize, for one
+// expert's rows after another. fp32 results of one expert are all that there is at a time, and stay in the
+// cache.
+void grouped_matmul_swiglu_quant(ExpertRows& out, Workspace& space, const ExpertRows& x,
+                                 const ExpertMatrix& w, const Routing& routing, const MoeConfig& moe) {
+    const int half = w.n_rows / 2;
+    out.resize(int(routing.by_expert.size()), half, moe);
+    expert_products(space, x, true, w, routing, moe, [&](int first, Rows& product) {
+        for_each_row(product.n_rows, [&](int i) {
+            swiglu(product.row(i), product.row(i), product.row(i) + half, half);
+            quantize_row(out, first + i, product.row(i));
+        });
+    });
+}
+
+// out (n_tokens, dim) = the sum of each token's experts' outputs (n_pairs, dim) times their weights, in
+// rising order of index.
 void combine(Rows& out, const Rows& down, const Routing& routing, int k) {
     out.n_rows = down.n_rows / k;
     for_each_row(out.n_rows, [&](int t) {
         const auto first = size_t(t) * size_t(k);
-        std::vector<int> order(size_t(k), 0);
-        std::iota(order.begin(), order.end(), 0);
-        std::sort(order.begin(), order.end(),
-                  [&](int a, int b) { return routing.experts[first + a] < routing.experts[first + b]; });
+        std::vector<size_t> pairs(size_t(k), 0);
+        std::iota(pairs.begin(), pairs.end(), first);
+        std::sort(pairs.begin(), pairs.end(),
+                  [&](size_t a, size_t b) { return routing.experts[a] < routing.experts[b]; });
         std::fill_n(out.row(t), out.n_cols, 0.0f);
-        for (const int r : order)
+        for (const size_t pair : pairs)
             for (int i = 0; i < out.n_cols; i++)
-                out.row(t)[i] += routing.weights[first + r] * down.row(int(first) + r)[i];
+                out.row(t)[i] += routing.weights[pair] * down.row(routing.row_of[pair])[i];
     });
 }
 
@@ -361,6 +554,10 @@ struct Weights {
     std::vector<W8A8Matrix> down_proj = w8a8_layers("ffn.down_proj", c.dim, c.hidden_dim);
     std::vector<W8A8Matrix> up_proj = w8a8_layers("ffn.up_proj", c.hidden_dim, c.dim);
     W8A8Matrix classifier = c.shared_classifier ? embedding : w8a8("classifier", c.vocab_size, c.dim);
+    // Zero points of int4 codes, as many as the largest matrix of an expert has groups.
+    std::vector<uint8_t> eights = std::vector<uint8_t>(
+        size_t(std::max(2 * c.moe.hidden_dim, c.dim)) * size_t(std::max(c.dim, c.moe.hidden_dim) / 64 + 1),
+        0x88);
     std::vector<ExpertMatrix> gate_up{};   // of each layer with experts: (n_experts, 2 * moe.hidden_dim, dim)
     std::vector<ExpertMatrix> down{};      // (n_experts, dim, moe.hidden_dim)
     bool experts_listed = list_experts();  // layer by layer, gate_up and down of each together
@@ -387,9 +584,9 @@ struct Weights {
         return found;
     }
     ExpertMatrix experts(const std::string& name, int n_rows, int n_cols) {
-        const int e = c.moe.n_experts, group = c.moe.group;
+        const int e = c.moe.n_experts, group = c.moe.group > 0 ? c.moe.group : n_cols;
         ExpertMatrix w;
-        w.n_rows = n_rows, w.n_cols = n_cols, w.group = group;
+        w.n_rows = n_rows, w.n_cols = n_cols, w.group = group, w.zeros = eights.data();
         if (c.moe.format == ExpertFormat::a8w8) {
             w.int8_codes = file.next<int8_t>(name + ".codes", {e, n_rows, n_cols});
             w.row_scales = file.next<float>(name + ".scales", {e, n_rows});
@@ -398,7 +595,7 @@ struct Weights {
             w.mx_scales = file.next<uint8_t>(name + ".scales", {e, n_rows, n_cols / group});
         } else {
             w.codes = file.next<uint8_t>(name + ".codes", {e, n_rows, n_cols / 2});
-            if (group > 0)
+            if (c.moe.group > 0)
                 w.group_scales = file.next<Half>(name + ".scales", {e, n_rows, n_cols / group});
             else
                 w.row_scales = file.next<float>(name + ".scales", {e, n_rows});
@@ -420,7 +617,7 @@ struct Weights {
 // ----------------------------------------------------------------------------
 // Everything a run needs besides the weights
 
-constexpr int max_chunk = 128;  // tokens of a prompt that go through together
+constexpr int max_chunk = 512;  // tokens of a prompt that go through together: each expert gets a few of them
 
 struct RunState {
     // A row per token of the chunk.
@@ -435,13 +632,14 @@ struct RunState {
     Rows up;        // (max_chunk, hidden_dim)
     Rows router;    // (max_chunk, n_experts)
     Rows down;      // (max_chunk * n_active, dim), a row per pair of token and expert
-    Rows gate_up;   // (max_chunk * n_active, 2 * moe.hidden_dim), if there is a trace
-    Rows hidden;    // (max_chunk * n_active, moe.hidden_dim), if there is a trace
+    Rows gate_up;   // (max_chunk * n_active, 2 * moe.hidden_dim), if experts are not fused
+    Rows hidden;    // (max_chunk * n_active, moe.hidden_dim), if experts are not fused
     Rows logits;    // (1 or max_chunk, vocab_size)
 
-    Int8Rows xq;                          // the quantized input of the products that come next
-    ExpertInput expert_x, expert_hidden;  // and of experts
+    Int8Rows xq;                         // the quantized input of the products that come next
+    ExpertRows expert_x, expert_hidden;  // and of experts: a row per token, a row per pair
     Routing routing;
+    Workspace workspace;
     RopeAngles angles;         // of the chunk's positions
     HeadScores scores, probs;  // attention's, if there is a trace
     KvCache cache;             // keys and values of `context` positions
@@ -455,9 +653,8 @@ struct RunState {
         gate = up = Rows(n, c.hidden_dim);
         router = Rows(n, c.moe.n_experts);
         down = Rows(size_t(n) * c.moe.n_active, c.dim);
-        const size_t kept = traced ? size_t(n) * c.moe.n_active : 0;
-        gate_up = Rows(kept, 2 * c.moe.hidden_dim);
-        hidden = Rows(kept, c.moe.hidden_dim);
+        gate_up = Rows(0, 2 * c.moe.hidden_dim);  // these two grow if they are needed
+        hidden = Rows(0, c.moe.hidden_dim);
         logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = traced;
@@ -470,55 +667,71 @@ struct Transformer {
     Weights weights;
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
+    bool fused = true;       // experts by the fused operator, or step by step, which gives the same bits
 };
 
 // ----------------------------------------------------------------------------
-// Routing and experts of a chunk
+// What a trace has of experts: a row per pair, the best expert of each token first
 
-// logits (n_tokens, n_experts) = x times the router transposed, in fp64.
-void router_logits(Rows& logits, const Rows& x, const float* router) {
-    logits.n_rows = x.n_rows;
-    for_each_row(x.n_rows, [&](int t) {
-        for (int e = 0; e < logits.n_cols; e++) {
-            double sum = 0;
-            for (int i = 0; i < x.n_cols; i++)
-                sum += double(x.row(t)[i]) * double(router[size_t(e) * x.n_cols + i]);
-            logits.row(t)[e] = float(sum);
-        }
-    });
+template <class T>
+void record_pairs(const Recorder& record, const std::string& name, const T* sorted, int n_cols,
+                  const Routing& routing, int k) {
+    std::vector<T> values;
+    for (const int row : routing.row_of)
+        values.insert(values.end(), sorted + size_t(row) * n_cols, sorted + size_t(row + 1) * n_cols);
+    record(name.c_str(), values.data(), int(routing.row_of.size()) / k, {k, n_cols});
 }
 
-void route(Routing& out, const Rows& logits, const MoeConfig& moe) {
-    const auto n_pairs = size_t(logits.n_rows) * size_t(moe.n_active);
-    out.experts.resize(n_pairs), out.weights.resize(n_pairs), out.by_expert.resize(n_pairs);
-    for (int t = 0; t < logits.n_rows; t++)
-        route(&out.experts[size_t(t) * moe.n_active], &out.weights[size_t(t) * moe.n_active], logits.row(t),
-              moe);
-    std::iota(out.by_expert.begin(), out.by_expert.end(), 0);
-    std::stable_sort(out.by_expert.begin(), out.by_expert.end(),
-                     [&](int a, int b) { return out.experts[size_t(a)] < out.experts[size_t(b)]; });
+void record_pairs(const Recorder& record, const char* name, const Rows& x, const Routing& routing, int k) {
+    if (record) record_pairs(record, name, x.row(0), x.n_cols, routing, k);
 }
 
-// All rows of x, quantized as experts take them.
-void quantize(ExpertInput& out, const Rows& x, const MoeConfig& moe) {
-    out.resize(x.n_rows, x.n_cols, moe);
-    for_each_row(x.n_rows, [&](int t) { quantize_row(out, t, x.row(t), moe); });
-}
-
-// Records codes and scales of experts' input, of `per_token` rows for each token: 0, one and no dimension for
-// it.
-void record_input(const Recorder& record, const std::string& name, const ExpertInput& x, int per_token) {
-    auto put = [&](const std::string& step, const auto* values, int n_cols) {
-        if (per_token == 0) return record(step.c_str(), values, x.n_rows, {n_cols});
-        record(step.c_str(), values, x.n_rows / per_token, {per_token, n_cols});
-    };
-    if (x.block == 0 || x.codes.empty()) {
-        put(name + ".q", x.int8.codes.data(), x.n_cols);
-        put(name + ".s", x.int8.scales.data(), 1);
-    } else {
-        put(name + ".q", x.codes.data(), x.n_cols);
-        put(name + ".s", x.scales.data(), x.n_cols / x.block);
+// Codes and scales, NAME.q and NAME.s, of a row per token.
+void record_input(const Recorder& record, const std::string& name, const ExpertRows& x) {
+    if (!record) return;
+    if (x.is_mx()) {
+        record((name + ".q").c_str(), x.codes.data(), x.n_rows, {x.n_cols});
+        record((name + ".s").c_str(), x.scales.data(), x.n_rows, {x.n_blocks()});
+        return;
     }
+    std::vector<float> scales;
+    for (int t = 0; t < x.n_rows; t++) scales.push_back(x.int8.row_scales(t)[0]);
+    record((name + ".q").c_str(), x.int8.codes.data(), x.n_rows, {x.n_cols});
+    record((name + ".s").c_str(), scales.data(), x.n_rows, {1});
+}
+
+// Of a row per pair.
+void record_pairs(const Recorder& record, const std::string& name, const ExpertRows& x,
+                  const Routing& routing, int k) {
+    if (!record) return;
+    if (x.is_mx()) {
+        record_pairs(record, name + ".q", x.codes.data(), x.n_cols, routing, k);
+        record_pairs(record, name + ".s", x.scales.data(), x.n_blocks(), routing, k);
+        return;
+    }
+    std::vector<float> scales;
+    for (int i = 0; i < x.n_rows; i++) scales.push_back(x.int8.row_scales(i)[0]);
+    record_pairs(record, name + ".q", x.int8.codes.data(), x.n_cols, routing, k);
+    record_pairs(record, name + ".s", scales.data(), 1, routing, k);
+}
+
+// In accumulator_layer, NAME.acc (n_tokens, k, w.n_rows, n_groups): the int32 sums of each pair's groups, by
+// the plain loop. MXFP8 has none.
+void record_sums(const Recorder& record, const std::string& name, const ExpertRows& x, bool of_tokens,
+                 const ExpertMatrix& w, const Routing& routing, int k) {
+    if (!record || record.layer() != accumulator_layer || x.is_mx()) return;
+    std::vector<int32_t> sums;
+    ExpertRow row;
+    for (size_t pair = 0; pair < routing.experts.size(); pair++) {
+        const int8_t* codes = x.int8.row_codes(of_tokens ? int(pair) / k : routing.row_of[pair]);
+        for (int i = 0; i < w.n_rows; i++) {
+            load_row(row, w, routing.experts[pair], i);
+            for (int first = 0; first < w.n_cols; first += w.group)
+                sums.push_back(dot(codes + first, row.codes.data() + first, w.group));
+        }
+    }
+    record((name + ".acc").c_str(), sums.data(), int(routing.experts.size()) / k,
+           {k, w.n_rows, w.n_groups()});
 }
 
 // ----------------------------------------------------------------------------
@@ -556,7 +769,7 @@ void attention_block(Transformer& m, int l, int pos) {
 }
 
 // x (n_tokens, dim) += down_proj(silu(gate_proj(normed)) * up_proj(normed)) of layer l.
-void feed_forward_block(Transformer& m, int l) {
+void dense_block(Transformer& m, int l) {
     const ModelConfig& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
@@ -579,22 +792,34 @@ void moe_block(Transformer& m, int l) {
     const Weights& w = m.weights;
     RunState& s = m.state;
     const Recorder record(m.trace, l);
-    const bool traced = m.trace != nullptr;
-    const int n = s.x.n_rows, k = c.moe.n_active;
+    const MoeConfig& moe = c.moe;
+    const int n = s.x.n_rows, k = moe.n_active;
 
     rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim, c.norm_eps);           record("ffn.norm", s.normed);
     router_logits(s.router, s.normed, w.router[l]);                      record("moe.router", s.router);
-    route(s.routing, s.router, c.moe);                                   record("moe.experts", s.routing.experts.data(), n, {k});
+    route(s.routing, s.router, moe);                                     record("moe.experts", s.routing.experts.data(), n, {k});
                                                                          record("moe.weights", s.routing.weights.data(), n, {k});
-    quantize(s.expert_x, s.normed, c.moe);                               record_input(record, "ffn.norm", s.expert_x, 0);
-    grouped_matmul_swiglu_quant(s.expert_hidden, s.expert_x, w.gate_up[l], s.routing, c.moe,
-                                traced ? &s.gate_up : nullptr,           // the fused operator keeps neither
-                                traced ? &s.hidden : nullptr);           record("moe.gate_up_proj", s.gate_up.row(0), n, {k, s.gate_up.n_cols});
-                                                                         record("moe.swiglu", s.hidden.row(0), n, {k, s.hidden.n_cols});
-                                                                         record_input(record, "moe.swiglu", s.expert_hidden, k);
-    grouped_matmul(s.down, s.expert_hidden, w.down[l], s.routing, c.moe); record("moe.down_proj", s.down.row(0), n, {k, c.dim});
+    quantize(s.expert_x, s.normed, moe);                                 record_input(record, "ffn.norm", s.expert_x);
+    if (m.fused && !m.trace) {
+        grouped_matmul_swiglu_quant(s.expert_hidden, s.workspace, s.expert_x, w.gate_up[l], s.routing, moe);
+    } else {                                                             // the same, and every step is kept
+        s.gate_up.reserve(n * k), s.hidden.reserve(n * k);
+        grouped_matmul(s.gate_up, s.workspace, s.expert_x, true, w.gate_up[l], s.routing, moe);
+                                                                         record_sums(record, "moe.gate_up_proj", s.expert_x, true, w.gate_up[l], s.routing, k);
+                                                                         record_pairs(record, "moe.gate_up_proj", s.gate_up, s.routing, k);
+        swiglu(s.hidden, s.gate_up);                                     record_pairs(record, "moe.swiglu", s.hidden, s.routing, k);
+        quantize(s.expert_hidden, s.hidden, moe);                        record_pairs(record, std::string("moe.swiglu"), s.expert_hidden, s.routing, k);
+    }
+    grouped_matmul(s.down, s.workspace, s.expert_hidden, false, w.down[l], s.routing, moe);
+                                                                         record_sums(record, "moe.down_proj", s.expert_hidden, false, w.down[l], s.routing, k);
+                                                                         record_pairs(record, "moe.down_proj", s.down, s.routing, k);
     combine(s.proj, s.down, s.routing, k);                               record("moe.mix", s.proj);
     add(s.x, s.proj);                                                    record("ffn.residual", s.x);
+}
+
+// x (n_tokens, dim) += what the feed-forward block of layer l makes of it, dense or a mixture of experts.
+void feed_forward_block(Transformer& m, int l) {
+    m.file.config.has_experts(l) ? moe_block(m, l) : dense_block(m, l);
 }
 
 // Runs a chunk of up to max_chunk tokens, tokens[i] at position pos + i; each attends to every position up to
@@ -612,7 +837,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     s.angles.set_positions(pos, n_tokens);
     for (int l = 0; l < c.n_layers; l++) {
         attention_block(m, l, pos);
-        c.has_experts(l) ? moe_block(m, l) : feed_forward_block(m, l);
+        feed_forward_block(m, l);
     }
     if (n_logits == 0) return {};
     s.x.keep_last(n_logits);
@@ -634,6 +859,7 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
 
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
+    m->fused = !options.own.contains("--no-fuse");
     const MoeConfig& moe = m->file.config.moe;
     const std::string experts =
         std::to_string(moe.n_active) + " of " + std::to_string(moe.n_experts) + " experts in ";
@@ -644,11 +870,13 @@ Model load_model(const Options& options, Trace* trace) {
                      int8_kernel_name(m->file.config.dim), max_chunk);
 }
 
+const OwnOption own_options[] = {{"--no-fuse", {}, "experts step by step, without the fused operator"}};
+
 #ifndef RUNQ_NO_MAIN
 #include "common/app/cli.h"
 
 int main(int argc, char** argv) {
-    return run_command_line(argc, argv,
-                            {"runq_moe", "Qwen3-MoE with experts in A8W8, A8W4 or MXFP8", load_model});
+    return run_command_line(
+        argc, argv, {"runq_moe", "Qwen3-MoE with experts in A8W8, A8W4 or MXFP8", load_model, own_options});
 }
 #endif

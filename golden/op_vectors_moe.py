@@ -229,7 +229,9 @@ def add_int4(vectors: OpVectors, rng: np.random.Generator) -> None:
 
     def experts(n_groups: int) -> Int4Experts:
         codes = rng.integers(-8, 8, (E, N // 2, K)).astype(np.int8)
-        scales = rng.uniform(0.5, 2, (E, N // 2, n_groups)).astype(F32) / 16
+        scales = (
+            (rng.uniform(0.5, 2, (E, N // 2, n_groups)) / 16).astype(np.float16 if n_groups > 1 else F32).astype(F32)
+        )
         return Int4Experts(codes, scales, assist_matrix(codes, scales))
 
     def edges() -> bool:
