@@ -38,14 +38,16 @@ EXPORT_gptq-w8       := gptq $(CALIBRATION) --bits 8
 EXPORT_gptq-w4       := gptq $(CALIBRATION) --bits 4 --group 64
 EXPORT_gptq-ladder   := gptq $(CALIBRATION)
 EXPORT_gptq-sparse   := gptq $(CALIBRATION) --bits embed=8,attn=4,ffn=4 --sparse 2:4
+EXPORT_moe-a8w8      := moe $(CALIBRATION) --format a8w8
+EXPORT_moe-a8w4      := moe $(CALIBRATION) --format a8w4
+EXPORT_moe-mxfp8     := moe $(CALIBRATION) --format mxfp8
 
 # ---- the usual targets -----------------------------------------------------------------------------------------
 .PHONY: all run test test-arm test-hf cuda gpu-files gpu-check golden single bench lint format help clean
 .DELETE_ON_ERROR:
 
 ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
-# A program has a model for a first try if it has one of those below models/.
-FIRST_MODELS := $(patsubst runq%,model%.bin,$(filter-out $(if $(wildcard models/$(TINY_MOE)),,runq_moe),$(ALL_PROGRAMS)))
+FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
 include mk/build.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk

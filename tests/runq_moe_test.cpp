@@ -1,15 +1,17 @@
-// runq_moe.cpp itself: its loops against the golden vectors and against the fast paths, the fused operator
-// against its steps, and the files it takes.
+// runq_moe.cpp itself: the tests of any program, its loops against the golden vectors and against the fast
+// paths, the fused operator against its steps, and the files it takes.
 #define RUNQ_NO_MAIN
 #include "../runq_moe.cpp"
 
-#include <doctest/doctest.h>
-#include <omp.h>
+namespace {
+const char* const models[] = {"tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4",
+                              "tiny-qwen3-moe.moe-mxfp8"};
+}
 
 #include <set>
 
-#include "golden.h"
 #include "int8_cases.h"
+#include "program_tests.h"
 
 namespace {
 

@@ -16,7 +16,7 @@ import pytest
 from formats.checkpoint import Checkpoint
 from golden.forward import forward
 from golden.q8 import Q8
-from golden.schemes import SCHEMES, read_file
+from golden.schemes import SCHEMES, goldens, read_file
 from golden.trace import compare, read_trace, replay
 from models.agreement import disagreements
 from models.stories import stories
@@ -29,7 +29,7 @@ PROGRAM = {
     for variant in reference.variants
     if (ROOT / f"{reference.format.program}.cpp").is_file()
 }
-MODELS = [f"{model}.{variant}" for model in ("tiny-llama", "tiny-qwen3") for variant in PROGRAM]
+MODELS = [f"{model}.{variant}" for model, variant, _ in goldens() if variant in PROGRAM]
 BIN = {name: ROOT / "build" / "models" / f"{name}.bin" for name in MODELS}
 
 

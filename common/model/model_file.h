@@ -236,8 +236,7 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
                     checked_int("dense_layers", static_cast<uint8_t>(file[header_size + size_t(l)]), 0, 1)));
             reserved = header_offset::reserved_behind_experts;
         }
-        for (size_t i = reserved;
-             i < header_size; i++) {
+        for (size_t i = reserved; i < header_size; i++) {
             if (file[i] != std::byte{0}) fail("reserved byte at " + std::to_string(i) + " is not 0");
         }
         const uint64_t offset = u64(header_offset::tokenizer_offset),

@@ -33,7 +33,10 @@ constexpr Scheme scheme_gptq{"a GPTQ file",           "runq_gptq", 0x616b6770, 1
                              /*alignment*/ 64};
 
 // "akme"
-constexpr Scheme scheme_moe{"a MoE file",          "runq_moe", 0x616b6d65, 1,
+constexpr Scheme scheme_moe{"a MoE file",
+                            "runq_moe",
+                            0x616b6d65,
+                            1,
                             /*is_kuiper*/ false,
                             /*may_be_static*/ false,
                             /*has_layout*/ false,
