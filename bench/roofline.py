@@ -17,7 +17,7 @@ LEFT, RIGHT, TOP, BOTTOM = 76, 250, 64, 64
 INK, QUIET, GRID, PAPER, LIMIT = "#1f2328", "#57606a", "#e3e6ea", "#fbfbfa", "#8a5a00"
 COLOURS = ("#2563b0", "#c2410c", "#15803d", "#9333a8", "#b91c5c")
 FONT = "font-family=\"Helvetica, Arial, 'DejaVu Sans', sans-serif\""
-LABEL_HEIGHT = 15
+LABEL_HEIGHT, LABEL_WIDTH = 15, 95
 
 
 def ticks(low: float, high: float) -> list[float]:
@@ -109,13 +109,13 @@ def roofline(results: dict) -> str:
     parts.append(text(xm, ym, f"reads {bandwidth:.1f} GB/s", 13, LIMIT, "middle", transform=turn))
     parts.append(text(right, y1 - 8, f"multiplies {peak:.0f} GMAC/s", 13, LIMIT, "end"))
 
-    # Points; labels beside them, those of points that stand close together in a column that is spread out.
+    # Points; labels beside them. Points so close that a label would reach the next have theirs in one column.
     models = list(dict.fromkeys(row["model"] for row in rows))
     points = [(x_of(row["macs_per_byte"]), y_of(row["gmac_per_s"]["median"]), row) for row in rows]
     points.sort(key=lambda p: p[0])
     columns: list[list[tuple[float, float, dict]]] = []
     for point in points:
-        if columns and point[0] - columns[-1][-1][0] < 25:
+        if columns and point[0] - columns[-1][-1][0] < LABEL_WIDTH:
             columns[-1].append(point)
         else:
             columns.append([point])

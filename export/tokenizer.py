@@ -108,7 +108,7 @@ def _expand(escape: str, pattern: str, in_class: bool) -> str:
     return members if in_class else f"[{'^' * inverse}{members}]"
 
 
-# What PCRE2 compiles of it, as configured by default: groups nested up to 250, counts up to 65535, and 64 KB of
+# What PCRE2 compiles of it, as configured by default: groups nested up to 250, counts up to 65535, and 64 KiB of
 # compiled code, of which a class takes less than 48 bytes and twice its length, another token less than 16 and that.
 MAX_NESTING, MAX_COUNT, MAX_COMPILED, CLASS_SIZE, TOKEN_SIZE = 250, 65535, 65000, 48, 16
 _MEMBER = re.compile(rf"{_ESCAPE}|.", re.ASCII | re.DOTALL)

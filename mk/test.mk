@@ -19,7 +19,7 @@ build/common_test: build/main.o $(patsubst tests/%.cpp,build/%.o,$(filter-out $(
 $(PROGRAMS:%=build/%_test) build/int8_simde_test: %: build/main.o %.o
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
 # Where VNNI is emulated, whatever the machine has: see the source. A program of its own, as it defines the kernels again.
-build/int8_simde_test.o: CXXFLAGS_ALL := $(filter-out -march=%,$(CXXFLAGS_ALL))
+build/int8_simde_test.o: CXXFLAGS_ALL := $(filter-out -march=% -O%,$(CXXFLAGS_ALL)) -O1
 
 # CUDA, always through simt/ here. In the checked build the emulator looks at every load and store: simt/checks.cpp.
 CHECKED_FLAGS := $(SIMT_FLAGS) -O1 -g -DCHECKED_BUILD -D_GLIBCXX_ASSERTIONS -fsanitize=thread,alignment,bounds $(if $(findstring clang,$(CXX)),,-Wno-tsan)

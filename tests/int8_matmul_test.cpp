@@ -214,7 +214,8 @@ TEST_CASE("accumulators: every path gives the exact int32 for random and extreme
         int n_tokens, n_rows, group_size, n_groups;
     };
     const Shape shapes[] = {{1, 1, 64, 1},   {1, 17, 1024, 1}, {5, 3, 32, 3},    {7, 40, 64, 3},
-                            {13, 9, 192, 1}, {6, 11, 128, 3},  {17, 16, 256, 3}, {11, 23, 1024, 1}};
+                            {13, 9, 192, 1}, {6, 11, 128, 3},  {17, 16, 256, 3}, {11, 23, 1024, 1},
+                            {2, 40, 64, 4},  {3, 19, 32, 2},   {4, 33, 64, 1},   {12, 18, 256, 2}};
     std::mt19937 rng(3);
     for (const Shape& s : shapes) {
         for (const Fill x_fill : activation_fills) {

@@ -1,5 +1,6 @@
 """The benchmark's parts on tiny models and on figures made up here. No test looks at how fast anything is."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -388,6 +389,26 @@ def test_roofline(tmp_path):
     (tmp_path / "results.json").write_text(json.dumps(results))
     output(sys.executable, "-m", "bench.roofline", tmp_path / "results.json", tmp_path / "out.svg")
     assert (tmp_path / "out.svg").read_text() == roofline(results)
+
+
+def test_labels_do_not_lie_on_each_other():
+    """Decode at a long context reads the KV cache, too: it stands to the left of the others, at nearly their height."""
+    places = [("one", "prefill 1", 0.94, 38.5), ("two", "prefill 1", 0.94, 39.1)]
+    places += [("one", "prefill 128", 96, 517), ("two", "prefill 128", 90, 402)]
+    places += [("one", "decode 16", 0.94, 39.6), ("one", "decode 512", 0.92, 41.0), ("one", "decode 2048", 0.85, 38.1)]
+    places += [("two", "decode 16", 0.93, 37.2), ("two", "decode 512", 0.79, 33.0), ("two", "decode 2048", 0.54, 23.0)]
+    close = [
+        {"model": model, "phase": label.split()[0], "tokens": label.split()[1], "macs_per_byte": x,
+         "gmac_per_s": {"median": y}}
+        for model, label, x, y in places
+    ]  # fmt: skip
+    limits = machine() | {"read_gb_per_s": {"median": 51.0}, "peak_gmac_per_s": {"median": 981.4}}
+    svg = ElementTree.fromstring(roofline({"machine": limits, "rows": close}))
+    labels = [e for e in svg.iter("{http://www.w3.org/2000/svg}text") if re.fullmatch(r"[a-z]+ \d+", e.text)]
+    corners = [(float(e.get("x")), float(e.get("y")), 7 * len(e.text)) for e in labels]
+    assert len(corners) == len(places)
+    for (x, y, width), (x2, y2, width2) in itertools.combinations(corners, 2):
+        assert x + width <= x2 or x2 + width2 <= x or abs(y - y2) >= 12
 
 
 def test_ticks():

@@ -1,10 +1,14 @@
 """The quantizer: GPTQ against its definition, grids against trying everything, and models against plain rounding."""
 
+import re
+
 import numpy as np
 import pytest
 
 from export.gptq import Options, export_gptq
+from formats.checkpoint import Checkpoint
 from formats.gptq import FORMATS, MatrixFormat
+from golden.channel_scaling import CONSUMERS
 from golden.forward import forward
 from golden.gptq import GPTQ, expand, stands_for
 from golden.gptq_grid import Grid, best_codes, best_grid, row_scales, to_codes, to_values
@@ -18,6 +22,7 @@ from golden.gptq_quantize import (
     round_matrix,
 )
 from golden.perplexity import encode, perplexity
+from models import gptq_errors
 from tests.helpers import F32, F64, MODELS, calibration
 
 ALL = sorted(FORMATS)
@@ -190,3 +195,67 @@ def test_models_lose_less_than_by_rounding(tmp_path, name):
         return perplexity(lambda tokens: forward(model.config, model, tokens), ids, bos, 256)[0]
 
     assert measured(Options(), **calibration(4, 128)) < 0.75 * measured(Options(rtn=True))
+
+
+# ---- models/gptq_errors.py
+
+
+def test_the_error_of_outputs_by_hand():
+    rng = np.random.default_rng(3)
+    x, w, rounded = rng.standard_normal((50, 8)), rng.standard_normal((3, 8)), rng.integers(-2, 3, (3, 8))
+    expected = np.sum((x @ (w - rounded).T) ** 2) / np.sum((x @ w.T) ** 2)
+    assert gptq_errors.relative_error(w, rounded, x.T @ x) == pytest.approx(expected)
+
+
+def test_what_each_part_of_gptq_is_worth(monkeypatch, capsys):
+    form = MatrixFormat(4, 64)
+    monkeypatch.setattr(gptq_errors, "FORMS", (form,))
+    arguments = [str(MODELS / "tiny-llama"), str(HELD_OUT), "--tokens", "1024"]
+    monkeypatch.setattr("sys.argv", ["gptq_errors", *arguments])
+    assert gptq_errors.main() == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert re.split(r"  +", head) == ["percent", *gptq_errors.WAYS]
+    expected = [f"4 bits {name.split('.')[1]}" for names in CONSUMERS.values() for name in names]
+    assert [re.split(r"  +", line)[0] for line in lines] == expected
+    nearest, searched, in_order, by_size = np.array([line.split()[3:] for line in lines], float).T
+    assert (searched < nearest).all()
+    assert (in_order < searched).all()
+    assert by_size.sum() < in_order.sum()
+    assert (by_size > 0.1).all()  # of text that it has not seen; percent
+    assert (nearest < 3).all()
+
+
+def test_the_halves_are_not_one(monkeypatch):
+    """What is measured on is not what was calibrated on, and damping comes through."""
+    checkpoint = Checkpoint(MODELS / "tiny-llama")
+    monkeypatch.setattr(gptq_errors, "FORMS", (MatrixFormat(4, 64),))
+    monkeypatch.setattr(gptq_errors, "CONSUMERS", {"attn.mix": ("attn.o_proj",)})
+    ids = np.array(encode(checkpoint.path, HELD_OUT.read_text(encoding="utf-8")[:6000])[0])
+    one, other = [ids[:200]], [ids[200:400]]
+    way = "GPTQ in order"
+    seen, unseen, stiff = (
+        gptq_errors.errors(checkpoint, halves, 1, damping)["4 bits", "attn.o_proj"][way]
+        for halves, damping in (([one, one], 0.01), ([one, other], 0.01), ([one, one], 10.0))
+    )
+    assert seen < 0.8 * unseen
+    assert seen < 0.8 * stiff
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["nowhere", str(HELD_OUT)], 1, "gptq_errors: nowhere: "),
+        ([str(MODELS / "tiny-llama"), "nowhere"], 1, "gptq_errors: nowhere: no such file"),
+        ([str(MODELS / "tiny-llama"), str(HELD_OUT), "--layer", "4"], 1, "--layer 4: "),
+        ([str(MODELS / "tiny-llama"), str(HELD_OUT), "--damping", "0"], 2, "--damping above 0"),
+    ],
+)
+def test_errors_that_cannot_be_measured(monkeypatch, capsys, arguments, code, complaint):
+    monkeypatch.setattr("sys.argv", ["gptq_errors", *arguments])
+    try:
+        found = gptq_errors.main()
+    except SystemExit as error:
+        found = error.code
+    err = capsys.readouterr().err
+    assert found == code
+    assert complaint in err

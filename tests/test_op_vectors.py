@@ -113,6 +113,16 @@ def wrapping(bits):
     return sums
 
 
+def clipping(group, low, high):
+    """Sums of groups of this size that stop at low and high; all others are right."""
+
+    def sums(x, w, group_size):
+        acc = ports.group_sums(x, w, group_size)
+        return np.clip(acc, low, high) if group_size == group else acc
+
+    return sums
+
+
 def saturating_pairs(x, w, group_size):
     """pmaddubsw of x + 128 and w: sums of two products saturate at 16 bits; 128 times w's sum is taken off after."""
     products = (x.astype(np.int64) + 128)[:, None] * w.astype(np.int64)[None]
@@ -237,6 +247,8 @@ def blocks_of_64_alone(packed, bits):
     return np.concatenate(codes, axis=1).astype(np.int64)
 
 
+BITS_TOO_FEW = {32: 19, 64: 20, 2048: 25, 8192: 27, 65536: 30}  # of an accumulator, by the length of its group
+
 MISTAKES = {
     "half away from zero": {
         "quantize": partial(ports.quantize, codes_of=lambda groups, inv, _: half_away(groups * inv))
@@ -264,6 +276,13 @@ MISTAKES = {
     "awq keys not rounded to fp16": {"attention_half": partial(ports.attention_half, rounded="qv")},
     "awq queries not rounded to fp16": {"attention_half": partial(ports.attention_half, rounded="kv")},
     **{f"accumulators of {bits} bits": matmul_with(sums=wrapping(bits)) for bits in (16, 18, 19, 20, 25, 30)},
+    **{
+        f"{bits} bits for sums of {group}, {side} ones": matmul_with(
+            sums=clipping(group, -limit if side == "negative" else -np.inf, limit if side == "positive" else np.inf)
+        )
+        for group, bits in BITS_TOO_FEW.items()
+        for side, limit in (("positive", 2 ** (bits - 1) - 1), ("negative", 2 ** (bits - 1)))
+    },
     "saturating pairs": matmul_with(sums=saturating_pairs),
     "a weight code of -128": matmul_with(sums=sign_trick),
     "int32 to fp32 truncated": matmul_with(to_float=truncated),
@@ -338,6 +357,8 @@ def test_every_operation_can_be_got_wrong():
 def test_wide_accumulators_do():
     """31 bits are enough for rows of 65,536, and 21 for groups of 64: the vectors demand no more than there can be."""
     assert not failures(PORT | matmul_with(sums=wrapping(32)))
+    for group, bits in BITS_TOO_FEW.items():  # one more than too few
+        assert not failures(PORT | matmul_with(sums=clipping(group, -(2**bits), 2**bits - 1)))
     groups_of_64 = [case for case, about in CASES.items() if about.get("group_size") == 64 and about["op"] == "matmul"]
     largest = max(np.abs(TENSORS[f"{case}.accumulators"]).max() for case in groups_of_64)
     assert largest == 64 * 127 * 128

@@ -15,6 +15,7 @@
 // [k / 8][row or token][k % 8], so that a vector is a 2 x 8 block.
 struct NeonI8mm : NeonDot {
     static constexpr const char* name = "neon-i8mm";
+    static constexpr int few_tokens = 4;
 };
 
 // The same as pack_words in words of 8 bytes.

@@ -5,12 +5,14 @@
 // (-march).
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <span>
 #include <vector>
 
 #include "common/cpu/clock.h"
 #include "common/cpu/int8_avx512.h"
+#include "common/cpu/int8_few.h"
 #include "common/cpu/int8_i8mm.h"
 #include "common/cpu/int8_neon.h"
 #include "common/cpu/int8_panels.h"
@@ -67,21 +69,16 @@ inline bool int8_quantize([[maybe_unused]] int8_t* codes, [[maybe_unused]] float
     return true;
 }
 
-// With fewer tokens than this, packing the weights costs more than it saves.
-constexpr int min_tokens_to_pack = 6;
-
 // The products of x with several matrices, by one instruction set.
 template <class Isa>
 inline void int8_products(const Int8Matrix& x, std::span<const Int8Product> list) {
-    if (x.n_rows < min_tokens_to_pack) {
-        if (x.group_size == 64) {
-            products_by_rows(x, list, [](auto&... row) { return dot_row<Isa, 64>(row...); });
-        } else {
-            products_by_rows(x, list, [](auto&... row) { return dot_row<Isa>(row...); });
-        }
-    } else {
-        products_by_panels<Isa>(x, list);
-    }
+    const bool blocks =
+        std::ranges::all_of(list, [](const Int8Product& p) { return p.w.n_rows >= Isa::lanes; });
+    if (x.n_rows > few_tokens<Isa>) return products_by_panels<Isa>(x, list);
+    if (x.n_rows > 1 && blocks) return products_of_few<Isa>(x, list);
+    if (x.group_size == 64)
+        return products_by_rows(x, list, [](auto&... row) { return dot_row<Isa, 64>(row...); });
+    products_by_rows(x, list, [](auto&... row) { return dot_row<Isa>(row...); });
 }
 
 // The products of x with several matrices that have its n_cols and group_size. Every output is computed with

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/cpu/int8.h"
+#include "common/cpu/unroll.h"
 
 // Rows of weights that are packed side by side: a panel.
 template <class Isa>
@@ -62,11 +63,11 @@ inline void pack_words(void* packed, int columns, const void* rows, size_t strid
     int word = 0;
     for (; n_valid >= n && word + n <= n_words; word += n) {
         Words v[n];
-#pragma GCC unroll 16
+        UNROLL(16)
         for (int row = 0; row < n; row++)
             std::memcpy(&v[place<n>(row)], from + 4 * (row * stride + word), sizeof v[0]);
         transpose<n>(v);
-#pragma GCC unroll 16
+        UNROLL(16)
         for (int i = 0; i < n; i++) {
             const Words column = v[place<n>(i)] ^ flip;
             std::memcpy(to + size_t(word + i) * columns * 4, &column, sizeof column);

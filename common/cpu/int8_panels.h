@@ -17,6 +17,7 @@
 #include "common/cpu/int8_pack.h"
 #include "common/cpu/pin_register.h"
 #include "common/cpu/scratch.h"
+#include "common/cpu/unroll.h"
 
 // Bytes of a panel that are worked on at a time: they stay in or near the first-level cache for all tokens.
 constexpr int panel_block_bytes = 1 << 14;
@@ -66,9 +67,9 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, c
         }
         if (block.suspends) {
             // Without the request to unroll, g++ 12 would keep acc in memory all the time.
-#pragma GCC unroll 8
+            UNROLL(8)
             for (int j = 0; j < n_tokens; j++) {
-#pragma GCC unroll 2
+                UNROLL(2)
                 for (int v = 0; v < vectors; v++) {
                     Isa::store(at(j, v), acc[j][v]);
                 }

@@ -38,6 +38,9 @@ inline void prefetch_rows(const LowbitMatrix& w, int i, int n_rows, size_t part,
     if (i + n_rows <= w.n_rows) prefetch_part(w.row_codes(i), size_t(n_rows) * w.n_code_bytes(), part, parts);
 }
 
+// With fewer tokens than this, packing the weights costs more than it saves.
+constexpr int min_tokens_to_pack = 6;
+
 // The products of x with several matrices, by one instruction set.
 template <class Isa>
 inline void lowbit_products(const Int8Matrix& x, std::span<const LowbitProduct> list) {

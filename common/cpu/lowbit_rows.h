@@ -22,6 +22,7 @@
 #include "common/cpu/int8_rows.h"
 #include "common/cpu/lowbit.h"
 #include "common/cpu/lowbit_ops.h"
+#include "common/cpu/unroll.h"
 
 // Rows of weights that are multiplied together, first, first + 1, ... Those past the last repeat it.
 template <class Isa>
@@ -43,7 +44,7 @@ inline void gather_words(uint32_t* to, const LowbitMatrix& w, int first, const u
     for (int r = 0; r < n; r++) from[r] = table + row_of(w, first + r) * n_bytes;
     size_t at = 0;
     for (; at + 4 <= n_bytes; at += 4, to += n) {
-#pragma GCC unroll 16
+        UNROLL(16)
         for (int r = 0; r < n; r++) std::memcpy(to + r, from[r] + at, 4);
     }
     if (at == n_bytes) return;
@@ -88,8 +89,8 @@ struct LowbitFormat {
 };
 
 // The sums of the groups of one line: 64 bytes of each row, which hold 64 * 8 / bits columns, as a block of
-// the file does. The sum of group g is left as 2^left(g) times what it is. x: the line's columns.
-template <class Isa, int bits, int group_size>
+// the file does.
+template <class Isa, int bits, int group_size, int n_tokens>
 struct Line {
     static constexpr int per_byte = 8 / bits, columns = 64 * per_byte, n_groups = columns / group_size;
     using Ints = typename Isa::Ints;
@@ -97,96 +98,131 @@ struct Line {
     // Where dot takes any byte, codes stay where they are in it.
     static constexpr int left(int part) { return LowbitOps<Isa>::takes_bytes && bits < 8 ? part * bits : 0; }
 
-    // from(r) is where the line begins in row r. is_signed: codes of 8 bits.
+    using Sums = Ints[n_tokens][n_groups];
+
+    // from(r) is where the line begins in row r, x[t] + k where its columns begin in token t. is_signed:
+    // codes of 8 bits.
     template <bool is_signed, class From>
-    static void multiply(Ints (&sums)[n_groups], const int8_t* x, From from) {
+    static void multiply(Sums& sums, const int8_t* const (&x)[n_tokens], int k, From from) {
         constexpr int n = Isa::lanes, bytes = 4 * n, group_bytes = group_size < 64 ? group_size : 64;
         typedef uint32_t Words __attribute__((vector_size(4 * n)));
         typedef uint16_t Pairs __attribute__((vector_size(4 * n)));
-        // An addition waits for the one before it: with few parts, several accumulators for each.
-        constexpr int n_accumulators = 4 / per_byte;  // of 16 registers, or of 32
+        // An addition waits for the one before it: with few sums at a time, several accumulators for each.
+        constexpr int n_sums = per_byte * n_tokens, n_accumulators = n_sums < 4 ? 4 / n_sums : 1;
         for (int b = 0; b < 64; b += group_bytes) {
-            Ints acc[per_byte][n_accumulators];
+            Ints acc[per_byte][n_tokens][n_accumulators];
             for (auto& part : acc) {
-                for (Ints& a : part) a = Isa::splat(0);
+                for (auto& token : part) {
+                    for (Ints& a : token) a = Isa::splat(0);
+                }
             }
             for (int byte = b; byte < b + group_bytes; byte += bytes) {
                 Words v[n];
-#pragma GCC unroll 16
+                UNROLL(16)
                 for (int r = 0; r < n; r++) std::memcpy(&v[place<n>(r)], from(r) + byte, sizeof v[0]);
                 transpose<n>(v);
-#pragma GCC unroll 16
+                UNROLL(16)
                 for (int i = 0; i < n; i++) {
-#pragma GCC unroll 4
+                    UNROLL(4)
                     for (int part = 0; part < per_byte; part++) {
-                        int32_t four;
-                        std::memcpy(&four, x + part * 64 + byte + 4 * i, sizeof four);
-                        const Pairs word = Pairs(v[place<n>(i)]);
-                        Ints& a = acc[part][i % n_accumulators];
+                        Pairs codes = Pairs(v[place<n>(i)]);
                         if constexpr (is_signed) {
-                            a = Isa::dot4(a, Isa::flipped(Ints(word)), Isa::splat(four));
+                            codes = Pairs(Isa::flipped(Ints(codes)));
                         } else {
                             constexpr int mask = (1 << bits) - 1;
                             const int l = left(part), down = part * bits - l;
                             const uint16_t shift = uint16_t(down), keep = uint16_t((mask << l) * 0x0101);
-                            const Pairs codes = (word >> shift) & keep;
-                            a = LowbitOps<Isa>::dot(a, Ints(codes), Isa::splat(four));
+                            codes = (codes >> shift) & keep;
                         }
-                        pin_register(a);
+                        UNROLL(4)
+                        for (int t = 0; t < n_tokens; t++) {
+                            int32_t four;
+                            std::memcpy(&four, x[t] + k + part * 64 + byte + 4 * i, sizeof four);
+                            Ints& a = acc[part][t][i % n_accumulators];
+                            if constexpr (is_signed) {
+                                a = Isa::dot4(a, Ints(codes), Isa::splat(four));
+                            } else {
+                                a = LowbitOps<Isa>::dot(a, Ints(codes), Isa::splat(four));
+                            }
+                            pin_register(a);
+                        }
                     }
                 }
             }
             typedef int32_t Whole __attribute__((vector_size(4 * n)));
             for (int part = 0; part < per_byte; part++) {
-                Whole sum = Whole(acc[part][0]);
-                for (int j = 1; j < n_accumulators; j++) sum += Whole(acc[part][j]);
-                sums[part * (64 / group_bytes) + b / group_bytes] = Ints(sum >> left(part));
+                for (int t = 0; t < n_tokens; t++) {
+                    Whole sum = Whole(acc[part][t][0]);
+                    for (int j = 1; j < n_accumulators; j++) sum += Whole(acc[part][t][j]);
+                    sums[t][part * (64 / group_bytes) + b / group_bytes] = Ints(sum >> left(part));
+                }
             }
         }
     }
 };
 
-// sums += the groups of a line; x_scales and x_sums are theirs, the first is group g.
-template <class Isa, class Format, int n_groups>
-inline void add_groups(typename Isa::Floats& sums, const typename Isa::Ints (&groups)[n_groups],
-                       const RowBlock<Isa>& block, const float* x_scales, const int32_t* x_sums, int g,
-                       int scale_shift) {
+// Some tokens of x, by row pointers.
+template <int n_tokens>
+struct TokenRows {
+    const int8_t* codes[n_tokens];
+    const float* scales[n_tokens];
+    const int32_t* sums[n_tokens];
+
+    TokenRows(const Int8Matrix& x, int first) {
+        for (int t = 0; t < n_tokens; t++) {
+            codes[t] = x.row_codes(first + t);
+            scales[t] = x.row_scales(first + t);
+            sums[t] = x.row_sums(first + t);
+        }
+    }
+};
+
+// sums[t] += the groups of a line times token t, of which the first is group g.
+template <class Isa, class Format, int n_tokens, int n_groups>
+inline void add_groups(typename Isa::Floats (&sums)[n_tokens],
+                       const typename Isa::Ints (&groups)[n_tokens][n_groups], const RowBlock<Isa>& block,
+                       const TokenRows<n_tokens>& x, int g, int scale_shift) {
     typedef int32_t Whole __attribute__((vector_size(4 * Isa::lanes)));
     constexpr int lanes = Isa::lanes;
-#pragma GCC unroll 8
+    UNROLL(8)
     for (int j = 0; j < n_groups; j++) {
-        const float x_scale = x_scales[g + j];
-        Whole total = Whole(groups[j]), v;
+        Whole v;
         if constexpr (Format::two_level) {
             std::memcpy(&v, block.levels + (g + j) / 4 * lanes, sizeof v);
             v >>= (n_groups == 4 ? j : (g + j) % 4) * 8;  // four groups begin with the word
-            total += (total << 2) - (v >> 4 & 15) * x_sums[g + j];
+            const Whole zeros = v >> 4 & 15;
             const auto scales =
                 Isa::add_scaled(Isa::zero(), typename Isa::Ints(v & 15), Isa::load_floats(block.scales));
-            sums = Isa::add_scaled(sums, typename Isa::Ints(total), scales * x_scale);
+            for (int t = 0; t < n_tokens; t++) {
+                Whole total = Whole(groups[t][j]);
+                total += (total << 2) - zeros * x.sums[t][g + j];
+                sums[t] = Isa::add_scaled(sums[t], typename Isa::Ints(total), scales * x.scales[t][g + j]);
+            }
         } else {
             const size_t row = size_t((g + j) >> scale_shift) * lanes;
             std::memcpy(&v, block.zeros + row, sizeof v);
-            total -= v * x_sums[g + j];
-            sums = Isa::add_scaled(sums, typename Isa::Ints(total), Isa::scales(block.scales + row, x_scale));
+            for (int t = 0; t < n_tokens; t++) {
+                const Whole total = Whole(groups[t][j]) - v * x.sums[t][g + j];
+                sums[t] = Isa::add_scaled(sums[t], typename Isa::Ints(total),
+                                          Isa::scales(block.scales + row, x.scales[t][g + j]));
+            }
         }
     }
 }
 
-// out[r] = row block.first + r of w times token t of x.
-template <class Isa, class Format>
-__attribute__((noinline)) void multiply_rows(float* out, const Int8Matrix& x, int t, const LowbitMatrix& w,
-                                             const RowBlock<Isa>& block) {
+// out[t * Isa::lanes + r] = row block.first + r of w times token first_token + t of x.
+template <class Isa, class Format, int n_tokens>
+__attribute__((noinline)) void multiply_rows(float* out, const Int8Matrix& x, int first_token,
+                                             const LowbitMatrix& w, const RowBlock<Isa>& block) {
     constexpr int n = Isa::lanes, group_size = Format::group_size;
-    using Packed = Line<Isa, Format::bits, group_size>;
-    using Unpacked = Line<Isa, 8, group_size>;
-    const int8_t* x_codes = x.row_codes(t);
-    const float* x_scales = x.row_scales(t);
-    const int32_t* x_sums = x.row_sums(t);
+    using Packed = Line<Isa, Format::bits, group_size, n_tokens>;
+    using Unpacked = Line<Isa, 8, group_size, n_tokens>;
+    const TokenRows<n_tokens> tokens(x, first_token);
     // A weight group is 1, 2 or 4 groups of activations, or the whole row.
     const int scale_shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group / group_size));
     const size_t row_bytes = w.n_code_bytes();
-    typename Isa::Floats sums = Isa::zero();
+    typename Isa::Floats sums[n_tokens];
+    for (auto& sum : sums) sum = Isa::zero();
     int k = 0;
     if (!Format::is_sparse && block.first + n <= w.n_rows) {
         const uint8_t* line = w.row_codes(block.first);
@@ -194,10 +230,10 @@ __attribute__((noinline)) void multiply_rows(float* out, const Int8Matrix& x, in
             // The next block lies behind this one. It is fetched as one stream, in the time of as many lines.
             const uint8_t* next = w.row_codes(block.first + n) + size_t(k / Packed::columns) * 64 * n;
             for (int r = 0; r < n; r++) __builtin_prefetch(next + 64 * r, 0, 2);
-            typename Isa::Ints groups[Packed::n_groups];
-            Packed::template multiply<Format::bits == 8>(groups, x_codes + k,
+            typename Packed::Sums groups;
+            Packed::template multiply<Format::bits == 8>(groups, tokens.codes, k,
                                                          [&](int r) { return line + r * row_bytes; });
-            add_groups<Isa, Format>(sums, groups, block, x_scales, x_sums, k / group_size, scale_shift);
+            add_groups<Isa, Format>(sums, groups, block, tokens, k / group_size, scale_shift);
         }
     }
     // What is left of a row, and sparse rows: a byte for each code, 256 columns at a time.
@@ -209,26 +245,35 @@ __attribute__((noinline)) void multiply_rows(float* out, const Int8Matrix& x, in
             unpack_columns(bytes[r], w, row_of(w, block.first + r), k, n_cols, 0);
         }
         for (int j = 0; j < n_cols; j += 64) {
-            typename Isa::Ints groups[Unpacked::n_groups];
-            Unpacked::template multiply<Format::bits == 8>(groups, x_codes + k + j,
+            typename Unpacked::Sums groups;
+            Unpacked::template multiply<Format::bits == 8>(groups, tokens.codes, k + j,
                                                            [&](int r) { return bytes[r] + j; });
-            add_groups<Isa, Format>(sums, groups, block, x_scales, x_sums, (k + j) / group_size, scale_shift);
+            add_groups<Isa, Format>(sums, groups, block, tokens, (k + j) / group_size, scale_shift);
         }
     }
-    Isa::store(out, sums);
+    for (int t = 0; t < n_tokens; t++) Isa::store(out + t * n, sums[t]);
 }
 
-// multiply_rows for a matrix of w's format.
+// The kernels of a matrix's format, for 1, 2 or 4 tokens.
+constexpr int max_tokens_by_rows = 4;
+template <class Isa>
+using RowsKernel = void (*)(float* out, const Int8Matrix& x, int first_token, const LowbitMatrix& w,
+                            const RowBlock<Isa>& block);
+template <class Isa, class Format>
+inline RowsKernel<Isa> kernel_for(int n_tokens) {
+    if (n_tokens == 1) return multiply_rows<Isa, Format, 1>;
+    return n_tokens == 2 ? multiply_rows<Isa, Format, 2> : multiply_rows<Isa, Format, 4>;
+}
 template <class Isa, int group_size>
-inline auto kernel_of(const LowbitMatrix& w) {
-    if (w.bits == 8) return multiply_rows<Isa, LowbitFormat<8, false, false, group_size>>;
-    if (w.mask != nullptr) return multiply_rows<Isa, LowbitFormat<4, true, false, group_size>>;
-    if (w.bits == 4) return multiply_rows<Isa, LowbitFormat<4, false, false, group_size>>;
-    if (w.levels != nullptr) return multiply_rows<Isa, LowbitFormat<2, false, true, group_size>>;
-    return multiply_rows<Isa, LowbitFormat<2, false, false, group_size>>;
+inline RowsKernel<Isa> kernel_of(const LowbitMatrix& w, int n_tokens) {
+    if (w.bits == 8) return kernel_for<Isa, LowbitFormat<8, false, false, group_size>>(n_tokens);
+    if (w.mask != nullptr) return kernel_for<Isa, LowbitFormat<4, true, false, group_size>>(n_tokens);
+    if (w.bits == 4) return kernel_for<Isa, LowbitFormat<4, false, false, group_size>>(n_tokens);
+    if (w.levels != nullptr) return kernel_for<Isa, LowbitFormat<2, false, true, group_size>>(n_tokens);
+    return kernel_for<Isa, LowbitFormat<2, false, false, group_size>>(n_tokens);
 }
 
-// Each row of the weights is read from memory once, whatever the number of tokens.
+// Each row of the weights is read from memory once, whatever the number of tokens, and turned once for four.
 template <class Isa>
 inline void lowbit_by_rows(const Int8Matrix& x, std::span<const LowbitProduct> list) {
     constexpr int n = Isa::lanes;
@@ -239,21 +284,25 @@ inline void lowbit_by_rows(const Int8Matrix& x, std::span<const LowbitProduct> l
         static thread_local std::vector<uint32_t> words;
         const size_t table = size_t(n) * p.w.n_scales();
         RowBlock<Isa> block{0, scratch(scales, table), scratch(zeros, table), scratch(words, table)};
-        auto* multiply = kernel_of<Isa, 64>(p.w);
-        if constexpr (4 * n <= 32) {
-            if (x.group_size == 32) multiply = kernel_of<Isa, 32>(p.w);
-        }
         const int n_rows = p.w.n_rows;
 #pragma omp for schedule(static) nowait
         for (int i = 0; i < n_rows; i += n) {
             // The last block may begin within the one before it.
             block.first = std::max(0, std::min(i, n_rows - n));
             make_tables(block, p.w, p.w.bits == 8 ? Isa::offset : 0);
-            for (int t = 0; t < x.n_rows; t++) {
-                float out[n];
+            for (int t = 0, n_tokens; t < x.n_rows; t += n_tokens) {
+                n_tokens =
+                    x.n_rows - t >= max_tokens_by_rows ? max_tokens_by_rows : std::min(2, x.n_rows - t);
+                auto* multiply = kernel_of<Isa, 64>(p.w, n_tokens);
+                if constexpr (4 * n <= 32) {
+                    if (x.group_size == 32) multiply = kernel_of<Isa, 32>(p.w, n_tokens);
+                }
+                float out[max_tokens_by_rows * n];
                 multiply(out, x, t, p.w, block);
-                std::copy(out + (i - block.first), out + (std::min(i + n, n_rows) - block.first),
-                          p.out + size_t(t) * n_rows + i);
+                for (int j = 0; j < n_tokens; j++) {
+                    const float* from = out + j * n - block.first;
+                    std::copy(from + i, from + std::min(i + n, n_rows), p.out + size_t(t + j) * n_rows + i);
+                }
             }
         }
     }

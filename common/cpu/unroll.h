@@ -1,0 +1,11 @@
+// UNROLL(n) before a loop: all of its n passes one after the other. Without it, g++ would keep an array of
+// vectors that the loop goes through in memory. Not where instructions are emulated: that would take the
+// compiler minutes.
+#pragma once
+
+#ifdef RUNQ_SIMDE
+#define UNROLL(n)
+#else
+#define UNROLL_PRAGMA(text) _Pragma(#text)
+#define UNROLL(n) UNROLL_PRAGMA(GCC unroll n)
+#endif
