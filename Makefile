@@ -21,9 +21,10 @@ endif
 # ---- what there is ---------------------------------------------------------------------------------------------
 # A program NAME.cpp or NAME.cu: runq for the scheme q8, runq_SCHEME for any other. Its model for a first try is
 # model.bin, or model_SCHEME.bin.
-PROGRAMS      := runq runq_w8a8 runq_gptq
+PROGRAMS      := runq runq_w8a8 runq_gptq runq_moe
 CUDA_PROGRAMS := runq_awq
 TINY          := tiny-llama tiny-qwen3
+TINY_MOE      := tiny-qwen3-moe
 
 # The model files that tests and golden vectors take, build/models/MODEL.NAME.bin: the exporter's scheme and options.
 CALIBRATION          := --calib models/calibration.txt --seq-len 256
@@ -37,6 +38,9 @@ EXPORT_gptq-w8       := gptq $(CALIBRATION) --bits 8
 EXPORT_gptq-w4       := gptq $(CALIBRATION) --bits 4 --group 64
 EXPORT_gptq-ladder   := gptq $(CALIBRATION)
 EXPORT_gptq-sparse   := gptq $(CALIBRATION) --bits embed=8,attn=4,ffn=4 --sparse 2:4
+EXPORT_moe-a8w8      := moe $(CALIBRATION) --format a8w8
+EXPORT_moe-a8w4      := moe $(CALIBRATION) --format a8w4
+EXPORT_moe-mxfp8     := moe $(CALIBRATION) --format mxfp8
 
 # ---- the usual targets -----------------------------------------------------------------------------------------
 .PHONY: all run test test-arm test-hf cuda gpu-files gpu-check golden single bench lint format help clean
