@@ -81,11 +81,13 @@ struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// An option that one program has and the others do not. Its value is one of `choices`, the first by default.
+// An option that one program has and the others do not. Its value is one of `choices`, the first by default;
+// or, where `others` says what --help calls them, anything else, which the program then checks.
 struct OwnOption {
     const char* name;  // "--name"
     std::vector<const char*> choices;
     const char* help;  // up to 56 columns
+    const char* others = nullptr;
 };
 
 // The lines of --help on a program's own options.
@@ -99,6 +101,7 @@ inline std::string own_help(std::span<const OwnOption> own) {
         for (const char* choice : option.choices)
             choices += std::string(choice) + (choice == option.choices.front() ? " (default), " : ", ");
         choices.resize(choices.size() - 2);
+        if (option.others != nullptr) choices += std::string(", ") + option.others;
         text += choices + "\n";
     }
     return text;
@@ -274,7 +277,8 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
             std::string choices;
             for (const char* choice : option->choices)
                 choices += (choices.empty() ? "" : ", ") + std::string(choice);
-            if (std::find(option->choices.begin(), option->choices.end(), text) == option->choices.end()) {
+            if (option->others == nullptr &&
+                std::find(option->choices.begin(), option->choices.end(), text) == option->choices.end()) {
                 throw UsageError(name + ": '" + text + "' is not one of " + choices);
             }
             o.own[name] = text;
