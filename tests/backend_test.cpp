@@ -19,16 +19,17 @@ const std::filesystem::path folder = "build/portable/x86_64/backends";
 const std::filesystem::path folder = "build/portable/aarch64/backends";
 #endif
 
-// An open back end with what it was given, all released at the end.
+// An open back end, and the memory that it gave.
 struct Opened {
     const QuantGemmBackend* api;
     void* context = nullptr;
     std::vector<void*> memory;
 
     explicit Opened(const QuantGemmBackend* a) : api(a) { REQUIRE(api->open(&context) == QUANT_GEMM_OK); }
-    ~Opened() {
+    ~Opened() { api->close(context); }
+    void release() {
         for (void* m : memory) api->release(context, m);
-        api->close(context);
+        memory.clear();
     }
     void* allocate(size_t n_bytes) {
         void* m = nullptr;
@@ -73,24 +74,24 @@ struct Opened {
 constexpr float unwritten = 1e30f;
 
 // x times w, twice in one call. Checks that both are the same and that nothing is written behind them.
-std::vector<float> outputs(const QuantGemmBackend* api, const Int8Matrix& x, const LowbitMatrix& w) {
-    Opened b(api);
+std::vector<float> outputs(Opened& b, const Int8Matrix& x, const LowbitMatrix& w) {
     const size_t n = size_t(x.n_rows * w.n_rows);
     const std::vector<float> before(n + 8, unwritten);
     QuantGemmProduct list[2];
     for (QuantGemmProduct& p : list) p = {b.upload(before.data(), before.size()), b.upload(w)};
     const QuantGemmRows rows = b.upload(x);
-    const int32_t status = api->multiply(b.context, &rows, list, 2);
-    CHECK_MESSAGE(status == QUANT_GEMM_OK, api->error_text());
+    const int32_t status = b.api->multiply(b.context, &rows, list, 2);
+    CHECK_MESSAGE(status == QUANT_GEMM_OK, b.api->error_text());
     std::vector<float> out = b.download<float>(list[0].out, n + 8);
     CHECK(out == b.download<float>(list[1].out, n + 8));
     CHECK(std::count(out.end() - 8, out.end(), unwritten) == 8);
+    b.release();
     out.resize(n);
     return out;
 }
 
-// Calls check(api) for each back end that runs here. `emulated` ones take fewer cases: they are slow.
-void for_each_backend(const std::function<void(const QuantGemmBackend*)>& check) {
+// Calls check(back end) for each that runs here.
+void for_each_backend(const std::function<void(Opened&)>& check) {
     int n = 0;
     for (const std::string& name : backend_names(folder)) {
         const QuantGemmBackend* api = load_backend(folder / ("quant_gemm_" + name + ".so"));
@@ -100,25 +101,26 @@ void for_each_backend(const std::function<void(const QuantGemmBackend*)>& check)
             continue;
         }
         CAPTURE(name);
-        check(api);
+        Opened opened(api);
+        check(opened);
         n++;
     }
     CHECK(n >= 2);
 }
-bool is_slow(const QuantGemmBackend* api) { return std::string(api->name).starts_with("emulated"); }
+bool is_slow(const Opened& b) { return std::string(b.api->name).starts_with("emulated"); }
 
 }  // namespace
 
 // With scales that are small whole numbers and halves an output is exact, and so is each accumulator.
 TEST_CASE("back ends: the accumulators of every format are exact, for few tokens and many") {
-    for_each_backend([](const QuantGemmBackend* api) {
+    for_each_backend([](Opened& b) {
         std::mt19937 rng(3);
         for (const MatrixFormat& f : all_formats()) {
             for (const int n_cols : {64, 192, 320, 448, 1152}) {
                 if (f.group > 0 && n_cols % f.group != 0) continue;
                 for (const int group_size : group_sizes(f)) {
                     for (const int n_tokens : {1, 3, 9, 70}) {
-                        if (is_slow(api) && n_cols > 448) continue;
+                        if (is_slow(b) && n_cols > 448) continue;
                         const auto fill = LowbitFill(n_tokens % 3);
                         const Fill x_fill = fill == LowbitFill::uniform ? uniform : all_minus_127;
                         const int n_rows = n_tokens == 70 ? 133 : 3 + n_cols / 64 % 7;
@@ -128,7 +130,7 @@ TEST_CASE("back ends: the accumulators of every format are exact, for few tokens
                         CAPTURE(n_cols);
                         CAPTURE(group_size);
                         CAPTURE(n_tokens);
-                        CHECK(outputs(api, x.view(), w.view()) == exact_outputs(x.view(), w));
+                        CHECK(outputs(b, x.view(), w.view()) == exact_outputs(x.view(), w));
                     }
                 }
             }
@@ -137,7 +139,7 @@ TEST_CASE("back ends: the accumulators of every format are exact, for few tokens
 }
 
 TEST_CASE("back ends: outputs with any scales are close") {
-    for_each_backend([](const QuantGemmBackend* api) {
+    for_each_backend([](Opened& b) {
         std::mt19937 rng(4);
         for (const MatrixFormat& f : all_formats()) {
             const int n_cols = 576 + 64 * (f.group == 128), group_size = group_sizes(f).back();
@@ -146,16 +148,15 @@ TEST_CASE("back ends: outputs with any scales are close") {
                 CAPTURE(n_tokens);
                 const LowbitCase w = make_lowbit(rng, f, group_size, 37, n_cols, LowbitFill::uniform, false);
                 const Matrix x = filled_matrix(rng, uniform, true, n_tokens, n_cols, group_size);
-                CHECK(relative_error(exact_outputs(x.view(), w), outputs(api, x.view(), w.view())) < 1e-6);
+                CHECK(relative_error(exact_outputs(x.view(), w), outputs(b, x.view(), w.view())) < 1e-6);
             }
         }
     });
 }
 
 TEST_CASE("back ends: codes, scales and sums of activations are those of the plain loop, bit for bit") {
-    for_each_backend([](const QuantGemmBackend* api) {
+    for_each_backend([](Opened& b) {
         std::mt19937 rng(5);
-        Opened b(api);
         for (int trial = 0; trial < 140; trial++) {
             const int group_size = trial % 2 ? 32 : 64, n = 8 * group_size;
             CAPTURE(trial);
@@ -165,7 +166,7 @@ TEST_CASE("back ends: codes, scales and sums of activations are those of the pla
             reference_quantize(codes.data(), scales.data(), x.data(), n, group_size);
             const QuantGemmRows rows = {
                 b.allocate(x.size()), b.allocate(32), b.allocate(32), 2, n / 2, group_size};
-            REQUIRE(api->quantize(b.context, &rows, b.upload(x.data(), x.size())) == QUANT_GEMM_OK);
+            REQUIRE(b.api->quantize(b.context, &rows, b.upload(x.data(), x.size())) == QUANT_GEMM_OK);
             CHECK(b.download<int8_t>(rows.codes, x.size()) == codes);
             CHECK(b.download<float>(rows.scales, 8) == scales);
             CHECK(b.download<int32_t>(rows.sums, 8) == make_matrix(codes, scales, 2, n / 2, group_size).sums);

@@ -184,7 +184,6 @@ __global__ void multiply_rows(QuantGemmMatrix w, QuantGemmRows x, int t0, float*
     if (i >= w.n_rows) return;
     const int per_group = x.group_size / 16;
     float sums[n_tokens] = {};
-#pragma unroll 4
     for (int first = 0; first < w.n_cols; first += 16 * lanes) {
         const int k = first + 16 * lane;
         const bool there = k < w.n_cols;
@@ -391,7 +390,8 @@ void by_rows(const QuantGemmMatrix& w, const QuantGemmRows& x, float* out) {
     for (; t < x.n_rows; t++) launch<multiply_rows<F, lanes, 1>>(how, w, x, t, out);
 }
 template <class F>
-void multiply_matrix(int warp_lanes, const QuantGemmMatrix& w, const QuantGemmRows& x, float* out) {
+void multiply_matrix([[maybe_unused]] int warp_lanes, const QuantGemmMatrix& w, const QuantGemmRows& x,
+                     float* out) {
     if (x.n_rows > most_tokens_by_rows) {
         const dim3 grid(unsigned(w.n_rows + tile_size - 1) / tile_size,
                         unsigned(x.n_rows + tile_size - 1) / tile_size);
