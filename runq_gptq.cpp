@@ -523,7 +523,8 @@ Model load_model(const Options& options, Trace* trace) {
         note(stderr, "runq_gptq: " + printable(line) + "\n");
     });
     m->state.xq.backend = m->backend.get();
-    const std::string kernel = m->backend ? m->backend->name() : int8_kernel_name(c.group_size);
+    const std::string kernel =
+        m->backend ? "back end " + std::string(m->backend->name()) : int8_kernel_name(c.group_size);
     Model model = cpu_model(m, "GPTQ: 2, 4 and 8 bits", kernel, max_chunk);
     model.own_fields = components(c, m->weights.file);
     return model;

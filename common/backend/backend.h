@@ -75,6 +75,7 @@ class Backend {
     // Uploads a matrix, which multiply() then takes. w's memory has to stay.
     void add(const LowbitMatrix& w) {
         QuantGemmMatrix m = to_c(w);
+        check("matrix", api_->accepts(context_, &m));
         const size_t n_scales = size_t(w.n_rows) * size_t(w.n_scales());
         to_device(m.codes, size_t(w.n_rows) * w.n_code_bytes());
         to_device(m.mask, size_t(w.n_rows) * size_t(w.n_cols) / 8);

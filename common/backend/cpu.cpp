@@ -68,6 +68,12 @@ int32_t open(void** context) {
 }
 void close(void*) {}
 
+int32_t accepts(void*, const QuantGemmMatrix* w) {
+    return w->group_size == 32 || w->group_size == 64
+               ? QUANT_GEMM_OK
+               : fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");
+}
+
 int32_t allocate(void*, void** memory, size_t n_bytes) {
     *memory = std::malloc(n_bytes);
     return *memory != nullptr || n_bytes == 0 ? QUANT_GEMM_OK : fail(QUANT_GEMM_NO_MEMORY, "out of memory");
@@ -79,9 +85,8 @@ int32_t copy(void*, void* to, const void* from, size_t n_bytes) {
 }
 
 int32_t quantize(void*, const QuantGemmRows* rows, const void* x) {
-    return cpu_quantize(*rows, static_cast<const float*>(x))
-               ? QUANT_GEMM_OK
-               : fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");
+    cpu_quantize(*rows, static_cast<const float*>(x));
+    return QUANT_GEMM_OK;
 }
 int32_t multiply(void*, const QuantGemmRows* x, const QuantGemmProduct* products, int32_t n_products) {
     return cpu_multiply(*x, products, n_products) ? QUANT_GEMM_OK
@@ -89,9 +94,9 @@ int32_t multiply(void*, const QuantGemmRows* x, const QuantGemmProduct* products
 }
 const char* error_text() { return latest_error; }
 
-constexpr QuantGemmBackend backend = {QUANT_GEMM_VERSION, 1,       NAME(BACKEND), rank, open,     close,
-                                      allocate,           release, copy,          copy, quantize, multiply,
-                                      error_text};
+constexpr QuantGemmBackend backend = {
+    QUANT_GEMM_VERSION, 1,       NAME(BACKEND), rank, open,     close,    accepts,
+    allocate,           release, copy,          copy, quantize, multiply, error_text};
 
 }  // namespace
 

@@ -51,9 +51,8 @@ void multiply_plainly(const Int8Matrix& x, const LowbitProduct& p) {
 
 }  // namespace
 
-bool cpu_quantize(const QuantGemmRows& rows, const float* x) noexcept {
+void cpu_quantize(const QuantGemmRows& rows, const float* x) noexcept {
     const int n = rows.n_cols, size = rows.group_size, n_groups = n / size;
-    if (size != 32 && size != 64) return false;
     for_each_row(rows.n_rows, [&](int t) {
         auto* codes = static_cast<int8_t*>(rows.codes) + size_t(t) * n;
         auto* scales = static_cast<float*>(rows.scales) + size_t(t) * n_groups;
@@ -63,7 +62,6 @@ bool cpu_quantize(const QuantGemmRows& rows, const float* x) noexcept {
         for (int g = 0; g < n_groups; g++)
             quantize_group(codes + g * size, scales + g, sums + g, from + g * size, size);
     });
-    return true;
 }
 
 bool cpu_multiply(const QuantGemmRows& x, const QuantGemmProduct* products, int n_products) noexcept try {

@@ -4,6 +4,6 @@
 
 #include "common/backend/quant_gemm.h"
 
-// As the functions of QuantGemmBackend. False: groups that are not of 32 or 64; no memory.
-bool cpu_quantize(const QuantGemmRows& rows, const float* x) noexcept;
+// As the functions of QuantGemmBackend, for groups of 32 or 64 activations. False: no memory.
+void cpu_quantize(const QuantGemmRows& rows, const float* x) noexcept;
 bool cpu_multiply(const QuantGemmRows& x, const QuantGemmProduct* products, int n_products) noexcept;

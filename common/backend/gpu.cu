@@ -348,6 +348,12 @@ void close(void* context) {
     delete c;
 }
 
+int32_t accepts(void*, const QuantGemmMatrix* w) {
+    return w->group_size == 32 || w->group_size == 64
+               ? QUANT_GEMM_OK
+               : fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");
+}
+
 int32_t allocate(void* context, void** memory, size_t n_bytes) {
     return guarded([&] {
         const int32_t status = status_of(cudaMalloc(memory, n_bytes));
@@ -367,8 +373,6 @@ int32_t download(void*, void* to, const void* from, size_t n_bytes) {
 }
 
 int32_t quantize(void*, const QuantGemmRows* rows, const void* x) {
-    if (rows->group_size != 32 && rows->group_size != 64)
-        return fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");
     return guarded([&]() -> int32_t {
         const int n_groups = rows->n_rows * (rows->n_cols / rows->group_size);
         const unsigned n_blocks = unsigned(n_groups * 8 + quantize_threads - 1) / quantize_threads;
@@ -421,9 +425,9 @@ int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* 
 
 const char* error_text() { return latest_error; }
 
-constexpr QuantGemmBackend backend = {QUANT_GEMM_VERSION, 0,       backend_name, rank,     open,     close,
-                                      allocate,           release, upload,       download, quantize, multiply,
-                                      error_text};
+constexpr QuantGemmBackend backend = {
+    QUANT_GEMM_VERSION, 0,       backend_name, rank,     open,     close,    accepts,
+    allocate,           release, upload,       download, quantize, multiply, error_text};
 
 }  // namespace
 

@@ -240,6 +240,12 @@ int32_t open(void** context) {
 void close(void* context) { delete static_cast<Context*>(context); }
 
 // Addresses are cl_mem.
+int32_t accepts(void*, const QuantGemmMatrix* w) {
+    return w->group_size == 32 || w->group_size == 64
+               ? QUANT_GEMM_OK
+               : fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");
+}
+
 int32_t allocate(void* context, void** memory, size_t n_bytes) {
     return guarded([&]() -> int32_t {
         auto* c = static_cast<Context*>(context);
@@ -288,8 +294,6 @@ class Arguments {
 };
 
 int32_t quantize(void* context, const QuantGemmRows* rows, const void* x) {
-    if (rows->group_size != 32 && rows->group_size != 64)
-        return fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");
     auto* c = static_cast<Context*>(context);
     Arguments a(c->quantize);
     for (const void* address : {x, static_cast<const void*>(rows->codes),
@@ -330,9 +334,9 @@ int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* 
 
 const char* error_text() { return latest_error; }
 
-constexpr QuantGemmBackend backend = {QUANT_GEMM_VERSION, 0,       "opencl", rank,     open,     close,
-                                      allocate,           release, upload,   download, quantize, multiply,
-                                      error_text};
+constexpr QuantGemmBackend backend = {
+    QUANT_GEMM_VERSION, 0,       "opencl", rank,     open,     close,    accepts,
+    allocate,           release, upload,   download, quantize, multiply, error_text};
 
 }  // namespace
 

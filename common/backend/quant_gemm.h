@@ -77,6 +77,10 @@ typedef struct QuantGemmBackend {
     int32_t (*open)(void** context); /* what the other functions take */
     void (*close)(void* context);    /* memory that was not released goes with it */
 
+    /* Asked for each matrix, with addresses of the program's, before anything is uploaded. Whether multiply()
+       takes its format: QUANT_GEMM_UNSUPPORTED if not. */
+    int32_t (*accepts)(void* context, const QuantGemmMatrix* w);
+
     int32_t (*allocate)(void* context, void** memory, size_t n_bytes); /* for any type; contents undefined */
     void (*release)(void* context, void* memory);
     int32_t (*upload)(void* context, void* to, const void* from, size_t n_bytes); /* `from`: the program's */
