@@ -30,7 +30,7 @@ ANY_CPU       = $(filter-out -march=%,$(CXXFLAGS_ALL)) $(ISA_portable)
 BACKEND_FLAGS = $(filter-out -march=%,$(CXXFLAGS_ALL)) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden
 BACKEND_LINK  = -shared -Wl,--version-script=common/backend/exports -Wl,-z,relro,-z,now,-z,defs
 
-# Beside those on CPUs: opencl, where its headers are.
+# Beside those on CPUs: opencl, where its headers are (make build/packages-opencl).
 BACKENDS ?= $(if $(wildcard /usr/include/CL/cl.h),$(if $(findstring $(MACHINE),$(shell uname -m)),opencl))
 .PHONY: portable
 portable: $(PORTABLE)/runq_gptq $(foreach b,$(CPU_BACKENDS) $(BACKENDS),$(call BACKEND_PATH,$b))
@@ -67,8 +67,8 @@ HIP_FLAGS := -x hip -std=c++20 -O3 -I. -fPIC -fvisibility=hidden -Wall -Wextra -
 $(call BACKEND_PATH,hip): common/backend/gpu.cu $(HEADERS) $(wildcard simt/*.h) build/packages-hip
 	@mkdir -p $(@D)
 	$(HIPCC) $(HIP_FLAGS) $(BACKEND_LINK) $< -o $@
-build/packages-hip:
-	@sh tools/install.sh $(PACKAGES_HIP)
+build/packages-hip build/packages-opencl: build/packages-%: build/packages
+	@sh tools/install.sh $(if $(filter hip,$*),$(PACKAGES_HIP),$(PACKAGES_OPENCL))
 	@touch $@
 
 # For tests: the source of the GPUs' back ends on a CPU, with warps of 32 and of 64 threads.

@@ -70,7 +70,7 @@ def test_the_goldens_ids(backend, model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_goldens_ids_emulated(model):
-    assert_golden(4, model, "--backend", "emulated")
+    assert_golden(8, model, "--backend", "emulated")
 
 
 def test_the_goldens_ids_emulated_with_warps_of_64():

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "common/app/options.h"
-#include "common/backend/lowbit.h"
+#include "common/backend/matrix.h"
 #include "common/backend/quant_gemm.h"
 #include "common/cpu/int8.h"
 #include "common/cpu/rows.h"

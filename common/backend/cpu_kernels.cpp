@@ -5,7 +5,7 @@
 #include <new>
 #include <vector>
 
-#include "common/backend/lowbit.h"
+#include "common/backend/matrix.h"
 #include "common/cpu/lowbit_matmul.h"
 
 namespace {
