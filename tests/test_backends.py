@@ -202,6 +202,12 @@ def test_a_name_of_none(folder):
     assert done.stderr == expected
 
 
+def test_help_says_that_other_names_are_taken():
+    text = run("--help").stdout
+    assert "      --backend " in text
+    assert "auto (default), builtin, or a NAME\n" in text
+
+
 def test_without_back_ends_the_programs_own_kernels_run(tmp_path):
     assert not kernel(folder=tmp_path).startswith("back end")
     assert_golden(12, LADDER, folder=tmp_path)

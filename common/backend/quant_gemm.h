@@ -7,9 +7,10 @@
    arithmetic. Where they are ordinary memory (host_memory), any address of the program's will do, and nothing
    has to be uploaded.
 
-   One thread at a time calls a back end. Calls take effect in their order; all may return before their work
-   is done, but for download, which waits for whatever came before. No exception and no signal leaves them. A
-   function that can fail returns a QuantGemmStatus; 0 is success. */
+   One thread at a time calls a back end. Calls take effect in their order. quantize and multiply may return
+   before their work is done; download waits for it, and upload has read its source when it returns. Where
+   there is nothing to download (host_memory), everything is done on return. No exception leaves a function.
+   One that can fail returns a QuantGemmStatus; 0 is success. */
 #ifndef QUANT_GEMM_H
 #define QUANT_GEMM_H
 
