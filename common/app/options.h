@@ -82,11 +82,13 @@ struct UsageError : std::runtime_error {
 };
 
 // An option that one program has and the others do not. Its value is one of `choices`, the first by default;
-// without choices it takes no value.
+// or, where `others` says what --help calls them, anything else, which the program then checks. Without
+// choices it takes no value.
 struct OwnOption {
     const char* name;  // "--name"
     std::vector<const char*> choices;
     const char* help;  // up to 56 columns
+    const char* others = nullptr;
 };
 
 // The lines of --help on a program's own options.
@@ -104,6 +106,7 @@ inline std::string own_help(std::span<const OwnOption> own) {
         for (const char* choice : option.choices)
             choices += std::string(choice) + (choice == option.choices.front() ? " (default), " : ", ");
         choices.resize(choices.size() - 2);
+        if (option.others != nullptr) choices += std::string(", ") + option.others;
         text += choices + "\n";
     }
     return text;
@@ -283,8 +286,8 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
                 std::string choices;
                 for (const char* choice : option->choices)
                     choices += (choices.empty() ? "" : ", ") + std::string(choice);
-                if (std::find(option->choices.begin(), option->choices.end(), text) ==
-                    option->choices.end()) {
+                if (option->others == nullptr && std::find(option->choices.begin(), option->choices.end(),
+                                                           text) == option->choices.end()) {
                     throw UsageError(name + ": '" + text + "' is not one of " + choices);
                 }
                 o.own[name] = text;
