@@ -21,9 +21,10 @@ endif
 # ---- what there is ---------------------------------------------------------------------------------------------
 # A program NAME.cpp or NAME.cu: runq for the scheme q8, runq_SCHEME for any other. Its model for a first try is
 # model.bin, or model_SCHEME.bin.
-PROGRAMS      := runq runq_w8a8 runq_gptq
+PROGRAMS      := runq runq_w8a8 runq_gptq runq_moe
 CUDA_PROGRAMS := runq_awq
 TINY          := tiny-llama tiny-qwen3
+TINY_MOE      := tiny-qwen3-moe
 
 # The model files that tests and golden vectors take, build/models/MODEL.NAME.bin: the exporter's scheme and options.
 CALIBRATION          := --calib models/calibration.txt --seq-len 256
@@ -37,16 +38,19 @@ EXPORT_gptq-w8       := gptq $(CALIBRATION) --bits 8
 EXPORT_gptq-w4       := gptq $(CALIBRATION) --bits 4 --group 64
 EXPORT_gptq-ladder   := gptq $(CALIBRATION)
 EXPORT_gptq-sparse   := gptq $(CALIBRATION) --bits embed=8,attn=4,ffn=4 --sparse 2:4
+EXPORT_moe-a8w8      := moe $(CALIBRATION) --format a8w8
+EXPORT_moe-a8w4      := moe $(CALIBRATION) --format a8w4
+EXPORT_moe-mxfp8     := moe $(CALIBRATION) --format mxfp8
 
 # ---- the usual targets -----------------------------------------------------------------------------------------
-.PHONY: all run test test-arm test-hf cuda gpu-files gpu-check golden single bench lint format help clean
+.PHONY: all run test test-arm test-hf cuda hip gpu-files gpu-check golden single bench lint format help clean
 .DELETE_ON_ERROR:
 
 ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
 FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
-include mk/build.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk
+include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk
 
 run: runq model.bin
 	./runq model.bin -i "Once upon a time"
@@ -61,7 +65,9 @@ help:
 	@echo 'make smollm2     the same model as a file of every scheme'
 	@echo 'make quality     how much each scheme loses on that model: docs/quality.md'
 	@echo 'make test        set up, build and run every test'
-	@echo 'make cuda        compile runq_awq for two kinds of GPU, where nvcc is'
+	@echo 'make portable    build/portable: runq_gptq for any processor, and its back ends (BACKENDS="opencl cuda hip")'
+	@echo 'make cuda        compile what runs on NVIDIA GPUs for two kinds of them, where nvcc is'
+	@echo 'make hip         compile the back end for AMD GPUs, for two kinds of them'
 	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, in one report (make gpu-files first)'
 	@echo 'make test-arm    the Arm kernels and the forward pass, cross-compiled and run under qemu'
 	@echo 'make fuzz        look for inputs that crash, with libFuzzer (SECONDS=60 for each harness, FUZZ="encode chat")'

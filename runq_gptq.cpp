@@ -10,7 +10,9 @@
 // This file has what is the scheme's own: the matrix, expanding it and multiplying by it as plain loops, the
 // tensors of a file, and the forward pass. What any scheme needs is in common/, and so are the fast forms of
 // the loops here, which multiply the codes as they lie in the file (common/cpu/lowbit_rows.h) or expand them
-// as they go (lowbit_matmul.h). docs/gptq.md has the formats with pictures and numbers.
+// as they go (lowbit_matmul.h). docs/gptq.md has the formats with pictures and numbers. What quantizes and
+// multiplies can also be a shared library that is chosen at run time, for another CPU or a GPU (--backend,
+// docs/backends.md).
 //
 //     make runq_gptq && ./runq_gptq model_gptq.bin -i "Once upon a time"
 
@@ -30,7 +32,9 @@
 #include "common/app/memory.h"
 #include "common/app/model.h"
 #include "common/app/options.h"
+#include "common/app/streams.h"
 #include "common/app/trace.h"
+#include "common/backend/backend.h"
 #include "common/cpu/attention.h"
 #include "common/cpu/half.h"
 #include "common/cpu/lowbit_matmul.h"
@@ -154,6 +158,23 @@ void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<LowbitMatrix>
             for (int t = 0; t < x.n_rows; t++) p.out.row(t)[i] = dot(x, t, row);
         }
     }
+}
+
+// Quantized activations, and the back end that makes and multiplies them; null: the functions above do.
+struct Activations : Int8Rows {
+    Backend* backend = nullptr;
+    bool traced = false;  // codes and scales are wanted here, too, if the back end has memory of its own
+};
+
+void quantize(Activations& out, const Rows& x, int group_size) {
+    if (out.backend == nullptr) return quantize(static_cast<Int8Rows&>(out), x, group_size);
+    out.backend->quantize(out, x, group_size, out.traced);
+}
+
+void matmul(const Activations& x, std::initializer_list<MatrixProduct<LowbitMatrix>> products) {
+    if (x.backend == nullptr) return matmul(static_cast<const Int8Rows&>(x), products);
+    const Stopwatch time(phase_seconds.matmul);
+    x.backend->multiply(products);
 }
 
 // What a trace's accumulators are made of: the codes of a matrix, expanded when they are asked for.
@@ -326,7 +347,7 @@ struct RunState {
 
     Rows gathered;  // (max_chunk, the longest), of a file with orders
 
-    Int8Rows xq;               // the quantized input of the products that come next
+    Activations xq;            // the quantized input of the products that come next
     RopeAngles angles;         // of the chunk's positions
     HeadScores scores, probs;  // attention's, if there is a trace
     KvCache cache;             // keys and values of `context` positions
@@ -341,7 +362,7 @@ struct RunState {
         if (c.layout.has_order) gathered = Rows(n, std::max({c.dim, c.q_dim(), c.hidden_dim}));
         logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
         angles = RopeAngles(c, n);
-        scores.wanted = probs.wanted = traced;
+        scores.wanted = probs.wanted = xq.traced = traced;
         cache = KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
     }
 };
@@ -350,7 +371,8 @@ struct Transformer {
     ModelFile file;
     Weights weights;
     RunState state;
-    Trace* trace = nullptr;  // not null: record every step
+    Trace* trace = nullptr;                      // not null: record every step
+    std::unique_ptr<Backend> backend = nullptr;  // null: the program's own kernels
 };
 
 // Quantizes x into s.xq; gathered before, where there is an order. Records both under the name of x.
@@ -456,6 +478,16 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
     return m;
 }
 
+// The matrices that are multiplied: all but the embedding, unless it is the classifier, too.
+std::vector<const LowbitMatrix*> multiplied(const Weights& w) {
+    std::vector<const LowbitMatrix*> all{&w.classifier};
+    for (const auto* layers :
+         {&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj, &w.gate_proj, &w.down_proj, &w.up_proj}) {
+        for (const LowbitMatrix& m : *layers) all.push_back(&m);
+    }
+    return all;
+}
+
 // The components of a model, with their formats and sizes.
 std::vector<OwnField> components(const ModelConfig& c, const TensorList& file) {
     std::vector<OwnField> fields;
@@ -480,10 +512,20 @@ std::vector<OwnField> components(const ModelConfig& c, const TensorList& file) {
     return fields;
 }
 
+const OwnOption own_options[] = {
+    {"--backend", {"auto", "builtin"}, "what quantizes and multiplies (docs/backends.md)", "or a NAME"}};
+
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     const ModelConfig& c = m->file.config;
-    Model model = cpu_model(m, "GPTQ: 2, 4 and 8 bits", int8_kernel_name(c.group_size), max_chunk);
+    const auto matrices = options.info ? std::vector<const LowbitMatrix*>{} : multiplied(m->weights);
+    m->backend = open_backend(options.own.at("--backend"), matrices, [](const std::string& line) {
+        note(stderr, "runq_gptq: " + printable(line) + "\n");
+    });
+    m->state.xq.backend = m->backend.get();
+    const std::string kernel =
+        m->backend ? "back end " + std::string(m->backend->name()) : int8_kernel_name(c.group_size);
+    Model model = cpu_model(m, "GPTQ: 2, 4 and 8 bits", kernel, max_chunk);
     model.own_fields = components(c, m->weights.file);
     return model;
 }
@@ -492,7 +534,7 @@ Model load_model(const Options& options, Trace* trace) {
 #include "common/app/cli.h"
 
 int main(int argc, char** argv) {
-    return run_command_line(argc, argv,
-                            {"runq_gptq", "Llama 3 and Qwen3 in 2, 4 and 8 bits (GPTQ)", load_model});
+    return run_command_line(
+        argc, argv, {"runq_gptq", "Llama 3 and Qwen3 in 2, 4 and 8 bits (GPTQ)", load_model, own_options});
 }
 #endif

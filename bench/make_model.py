@@ -22,7 +22,7 @@ import numpy as np
 from bench.random_checkpoint import MODELS, config_of
 from formats.checkpoint import Config
 from formats.files import replacing
-from formats.gptq import GptqLayout, MatrixFormat
+from formats.gptq import GptqLayout, MatrixFormat, pack_layout
 from formats.model_file import Generation, header, write_array
 from formats.schemes import AWQ_FILE, GPTQ_FILE, Q8_FILE, W8A8_FILE, FileFormat
 from formats.tensors import HEADER_SIZE, Tensor, weights_end
@@ -168,7 +168,8 @@ def write_model(
     end = weights_end(tensors, storage.format.alignment)
     with replacing(out) as f, progress_bar(end - HEADER_SIZE, progress) as bar:
         generation = Generation(temperature=0.0)
-        f.write(header(config, generation, storage.format, storage.group_size, end, b"", layout=storage.layout))
+        own = pack_layout(storage.layout) if storage.layout is not None else b""
+        f.write(header(config, generation, storage.format, storage.group_size, end, b"", own=own))
         write_weights(f, tensors, storage.format.alignment, source, bar)
 
 

@@ -1,4 +1,4 @@
-"""Command line of the exporters: python -m export {q8,w8a8,awq,gptq} MODEL OUT.bin"""
+"""Command line of the exporters: python -m export {q8,w8a8,awq,gptq,moe} MODEL OUT.bin"""
 
 import argparse
 import signal
@@ -8,12 +8,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from export import awq, gptq, q8, w8a8
+from export import awq, gptq, moe, q8, w8a8
 from export.arguments import add_common
 from formats.errors import one_line
 
 # Modules with FORMAT, HELP, add_arguments(parser) and run(args), in the order of --help.
-EXPORTERS = (q8, w8a8, awq, gptq)
+EXPORTERS = (q8, w8a8, awq, gptq, moe)
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143  # exit codes; shells give the last two for SIGINT and SIGTERM
 
 

@@ -22,7 +22,7 @@ from export.hf_gptq import Repacker, check_expressible, read_packing, write_gptq
 from export.tokenizer import tokenizer_section
 from formats.checkpoint import Config, ModelError, input_files
 from formats.files import replacing
-from formats.gptq import GptqLayout, MatrixFormat, gptq_tensors
+from formats.gptq import GptqLayout, MatrixFormat, gptq_tensors, pack_layout
 from formats.model_file import header, write_array
 from formats.schemes import GPTQ_FILE
 from formats.source import Source, generation_of, is_gguf, open_model
@@ -262,7 +262,9 @@ def export_gptq(
         f.seek(writer.end)
         f.write(tokenizer)
         f.seek(0)
-        f.write(header(config, generation, FORMAT, layout.activation_group, writer.end, tokenizer, layout=layout))
+        f.write(
+            header(config, generation, FORMAT, layout.activation_group, writer.end, tokenizer, own=pack_layout(layout))
+        )
     if hf_out is not None:
         with after_model_file(hf_out, out):
             write_gptq_checkpoint(checkpoint, out, hf_out, options.symmetric)

@@ -13,15 +13,20 @@ from golden.q8 import quantize
 BLOCK_VALUES = 1 << 24  # quantize this many weights at a time, so that memory stays bounded whatever the matrix
 
 
-def write_matrix(f: BinaryIO, weight: np.ndarray, group_size: int) -> None:
-    """Codes of the whole matrix (n_out, n_in), then its scales (n_out, n_in / group_size). 0: a group is a row."""
+def write_codes(f: BinaryIO, weight: np.ndarray, group_size: int) -> np.ndarray:
+    """Appends the codes of a whole matrix (n_out, n_in); its scales (n_out, n_in / group_size). 0: a group is a row."""
     rows = max(1, BLOCK_VALUES // weight.shape[1])
     scales = []
     for start in range(0, len(weight), rows):
         block = quantize(weight[start : start + rows], group_size or weight.shape[1])
         write_array(f, block.codes, "i1")
         scales.append(block.scales)
-    write_array(f, np.concatenate(scales), "f4")
+    return np.concatenate(scales)
+
+
+def write_matrix(f: BinaryIO, weight: np.ndarray, group_size: int) -> None:
+    """Appends codes and scales of a whole matrix, as `write_codes`."""
+    write_array(f, write_codes(f, weight, group_size), "f4")
 
 
 def progress_bar(tensors: Sequence[Tensor], shown: bool, desc: str | None = None) -> tqdm:

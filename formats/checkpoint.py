@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from formats.errors import ModelError, shown
-from formats.fields import Fields, is_number
+from formats.fields import Fields, is_number, is_whole
 from formats.files import check_file, read_json
 from formats.gguf_file import parts_of
 from formats.limits import LIMITS
@@ -24,7 +24,8 @@ from formats.limits import LIMITS
 with suppress(ImportError):
     import ml_dtypes  # noqa: F401  (teaches numpy the name "bfloat16")
 
-ARCHITECTURES = ("llama", "qwen3")
+DENSE = ("llama", "qwen3")
+SPARSE = ("qwen3_moe",)  # some layers are mixtures of experts
 
 # What a directory's files are called that an export reads, or copies.
 INPUTS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
@@ -41,12 +42,23 @@ class RopeScaling:
 
 
 @dataclass(frozen=True)
+class Moe:
+    """The mixtures of experts of a `qwen3_moe` model: how many experts a layer has, and what each of them is."""
+
+    n_experts: int
+    n_active: int  # experts that a token goes to
+    hidden_dim: int  # length inside an expert
+    norm_topk_prob: bool  # weights of the active experts are divided by their sum
+    dense_layers: tuple[int, ...] = ()  # in rising order: layers without experts, with a feed-forward block as in qwen3
+
+
+@dataclass(frozen=True)
 class Config:
     """The numbers of `config.json`, under the names that the programs use."""
 
-    arch: str  # "llama" or "qwen3"
+    arch: str  # "llama", "qwen3" or "qwen3_moe"
     dim: int
-    hidden_dim: int
+    hidden_dim: int  # of the feed-forward block; in qwen3_moe of dense layers only
     n_layers: int
     n_heads: int
     n_kv_heads: int
@@ -57,6 +69,16 @@ class Config:
     norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None
+    moe: Moe | None = None  # of qwen3_moe
+
+    @property
+    def has_head_norms(self) -> bool:
+        """Whether queries and keys are normalized, each head on its own."""
+        return self.arch in ("qwen3", "qwen3_moe")
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether a layer's feed-forward block is a mixture of experts."""
+        return self.moe is not None and layer not in self.moe.dense_layers
 
     @property
     def q_dim(self) -> int:
@@ -103,16 +125,39 @@ def _read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     return theta, found
 
 
-def read_config(hf_dir: Path, quantized: bool = False) -> Config:
+def _read_moe(fields: Fields, n_layers: int) -> Moe:
+    """The fields of qwen3_moe. A layer i is dense if mlp_only_layers has it, or i + 1 is no multiple of the step."""
+    name = "num_experts"
+    if name not in fields.values and "num_local_experts" in fields.values:  # transformers 5 knows both
+        name = "num_local_experts"
+    n_experts = fields.whole(name, LIMITS["n_experts"])
+    n_active = fields.whole("num_experts_per_tok", LIMITS["n_active"])
+    if n_active > n_experts:
+        fields.refuse("num_experts_per_tok", f"there are {n_experts} experts")
+    step = fields.whole("decoder_sparse_step", LIMITS["n_layers"], 1)
+    listed = fields.values.get("mlp_only_layers") or []
+    if not isinstance(listed, list) or not all(is_whole(i) and 0 <= i < n_layers for i in listed):
+        fields.refuse("mlp_only_layers", f"expected a list of layers, 0 to {n_layers - 1}")
+    return Moe(
+        n_experts=n_experts,
+        n_active=n_active,
+        hidden_dim=fields.whole("moe_intermediate_size", LIMITS["moe_hidden_dim"]),
+        norm_topk_prob=fields.flag("norm_topk_prob"),
+        dense_layers=tuple(i for i in range(n_layers) if i in listed or (i + 1) % step),
+    )
+
+
+def read_config(hf_dir: Path, quantized: bool = False, archs: tuple[str, ...] = DENSE) -> Config:
     """`config.json` of a Hugging Face directory. Raises ModelError for anything this project does not run.
 
-    quantized: the caller has looked at `quantization_config` and can read such weights.
+    quantized: the caller has looked at `quantization_config` and can read such weights. archs: those the caller runs.
     """
     path = Path(hf_dir) / "config.json"
     raw = Fields(path, read_json(path))
     arch = raw.values.get("model_type")
-    if arch not in ARCHITECTURES:
-        raw.refuse("model_type", f"supported are {' and '.join(ARCHITECTURES)}")
+    if arch not in archs:
+        of_moe = "; python -m export moe takes it" if arch in SPARSE else ""
+        raw.refuse("model_type", f"supported {'is' if len(archs) == 1 else 'are'} {' and '.join(archs)}{of_moe}")
     for field in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if raw.flag(field):
             raw.refuse(field, "not supported")
@@ -127,20 +172,22 @@ def read_config(hf_dir: Path, quantized: bool = False) -> Config:
     rope_theta, rope_scaling = _read_rope(raw)
 
     dim, n_heads = raw.whole("hidden_size", LIMITS["dim"]), raw.whole("num_attention_heads", LIMITS["n_heads"])
+    n_layers = raw.whole("num_hidden_layers", LIMITS["n_layers"])
     config = Config(
         arch=arch,
         dim=dim,
         hidden_dim=raw.whole("intermediate_size", LIMITS["hidden_dim"]),
-        n_layers=raw.whole("num_hidden_layers", LIMITS["n_layers"]),
+        n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=raw.whole("num_key_value_heads", LIMITS["n_kv_heads"], n_heads),
-        head_dim=raw.whole("head_dim", LIMITS["head_dim"], dim // n_heads if arch == "llama" else 128),
+        head_dim=raw.whole("head_dim", LIMITS["head_dim"], 128 if arch == "qwen3" else dim // n_heads),
         vocab_size=raw.whole("vocab_size", LIMITS["vocab_size"]),
         max_seq_len=raw.whole("max_position_embeddings", LIMITS["max_seq_len"]),
         tied=raw.flag("tie_word_embeddings"),
         norm_eps=raw.number("rms_norm_eps", LIMITS["norm_eps"], 1e-6),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
+        moe=_read_moe(raw, n_layers) if arch in SPARSE else None,
     )
     if config.n_heads % config.n_kv_heads:
         raw.refuse("num_key_value_heads", f"does not divide num_attention_heads {config.n_heads}")
@@ -160,13 +207,18 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
         shapes[p + "self_attn.k_proj.weight"] = (c.kv_dim, c.dim)
         shapes[p + "self_attn.v_proj.weight"] = (c.kv_dim, c.dim)
         shapes[p + "self_attn.o_proj.weight"] = (c.dim, c.q_dim)
-        if c.arch == "qwen3":
+        if c.has_head_norms:
             shapes[p + "self_attn.q_norm.weight"] = (c.head_dim,)
             shapes[p + "self_attn.k_norm.weight"] = (c.head_dim,)
         shapes[p + "post_attention_layernorm.weight"] = (c.dim,)
-        shapes[p + "mlp.gate_proj.weight"] = (c.hidden_dim, c.dim)
-        shapes[p + "mlp.up_proj.weight"] = (c.hidden_dim, c.dim)
-        shapes[p + "mlp.down_proj.weight"] = (c.dim, c.hidden_dim)
+        width, blocks = c.hidden_dim, ["mlp."]
+        if c.moe is not None and c.has_experts(i):
+            shapes[p + "mlp.gate.weight"] = (c.moe.n_experts, c.dim)  # the router
+            width, blocks = c.moe.hidden_dim, [f"mlp.experts.{e}." for e in range(c.moe.n_experts)]
+        for block in blocks:
+            shapes[p + block + "gate_proj.weight"] = (width, c.dim)
+            shapes[p + block + "up_proj.weight"] = (width, c.dim)
+            shapes[p + block + "down_proj.weight"] = (c.dim, width)
     shapes["model.norm.weight"] = (c.dim,)
     if not c.tied:
         shapes["lm_head.weight"] = (c.vocab_size, c.dim)
@@ -244,15 +296,16 @@ class Checkpoint:
     Opening checks that every tensor is there with the right shape and type, and that layers and classifier have no
     others, such as biases. It reads none, unless there is a classifier beside `tie_word_embeddings: true`: if the two
     matrices differ in any bit, the model is not tied, as in transformers 5.23 (tie_weights of modeling_utils.py).
-    packing: of a quantized checkpoint; None: weights are floating-point numbers.
+    packing: of a quantized checkpoint; None: weights are floating-point numbers. archs: architectures that the caller
+    runs; others are refused.
     """
 
-    def __init__(self, hf_dir: Path | str, packing: Packing | None = None):
+    def __init__(self, hf_dir: Path | str, packing: Packing | None = None, archs: tuple[str, ...] = DENSE):
         self.path = Path(hf_dir)
         self.config_path = self.path / "config.json"
         if not self.path.is_dir():
             raise ModelError(f"{self.path}: no such directory")
-        self.config = read_config(self.path, quantized=packing is not None)
+        self.config = read_config(self.path, quantized=packing is not None, archs=archs)
         self._file_of = self._locate()
         if self.config.tied and CLASSIFIER in self._file_of:
             self._check_tensors({EMBEDDING: ((self.config.vocab_size, self.config.dim), FLOATS)})

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.checkpoint import ARCHITECTURES, Config, ModelError, RopeScaling, tensor_shapes
+from formats.checkpoint import DENSE, Config, ModelError, RopeScaling, tensor_shapes
 from formats.gguf_file import TYPES, GGUFFiles, Metadata
 from formats.gguf_tokenizer import TokenizerFiles, tokenizer_files
 from formats.limits import LIMITS
@@ -122,8 +122,8 @@ def read_config(files: GGUFFiles) -> Config:
     """The config that the metadata gives. Raises ModelError for anything this project does not run."""
     m = files.metadata
     arch = m.text("general.architecture")
-    if arch not in ARCHITECTURES:
-        raise m.refuse("general.architecture", f"supported are {' and '.join(ARCHITECTURES)}")
+    if arch not in DENSE:
+        raise m.refuse("general.architecture", f"supported are {' and '.join(DENSE)}")
     for field, harmless in _UNSUPPORTED.items():
         key = f"{arch}.{field}"
         if key in m and m.value(key) != harmless:

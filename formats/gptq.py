@@ -16,6 +16,7 @@ them whether activations are gathered before they are quantized. golden/gptq.py 
 
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 from formats.checkpoint import Config
@@ -86,8 +87,12 @@ def pack_layout(layout: GptqLayout) -> bytes:
     return b"".join(entries) + bytes([layout.has_order])
 
 
-def unpack_layout(path: object, raw: bytes, config: Config, group_size: int) -> GptqLayout:
-    """The layout that a header says. Raises ModelError, naming path and field, for what no program runs."""
+def read_layout(path: Path, own: bytes, config: Config, group_size: int) -> tuple[Config, GptqLayout]:
+    """The layout that a header says, and the config as it is. own: the header's bytes from 0xC0 on.
+
+    Raises ModelError, naming path and field, for what no program runs.
+    """
+    raw = own[:N_BYTES]
     formats = []
     for kind, (bits, flags, group) in zip(KINDS, _ENTRY.iter_unpack(raw[: N_BYTES - 1]), strict=True):
         found = MatrixFormat(bits, group, bool(flags & SPARSE), bool(flags & TWO_LEVEL))
@@ -105,7 +110,7 @@ def unpack_layout(path: object, raw: bytes, config: Config, group_size: int) -> 
         if n_in % ROW_UNIT or n_in % (layout.of(name).group or n_in):
             of = f"groups of {layout.of(name).group}" if n_in % ROW_UNIT == 0 else f"a multiple of {ROW_UNIT}"
             raise ModelError(f"{path}: {name} has {n_in} columns, expected {of}")
-    return layout
+    return config, layout
 
 
 def matrix_tensors(name: str, n_out: int, n_in: int, form: MatrixFormat) -> Iterator[Tensor]:

@@ -46,6 +46,9 @@ LIMITS = {
     "low_freq_factor": Range(1e-6, 1e6),
     "high_freq_factor": Range(1e-6, 1e6),  # and above low_freq_factor
     "original_max_position_embeddings": Range(1, 1 << 24),
+    "n_experts": Range(1, 1 << 10),
+    "n_active": Range(1, 1 << 10),  # and at most n_experts
+    "moe_hidden_dim": Range(1, 5120),  # half of what the operator has for N (golden/grouped.py)
     "n_eos": Range(0, 8),
     "temperature": Range(0.0, 100.0),
     "top_p": Range(0.0, 1.0),

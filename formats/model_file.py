@@ -18,20 +18,19 @@ from formats.checkpoint import Config, RopeScaling
 from formats.errors import ModelError, shown
 from formats.fields import is_number, is_whole
 from formats.files import check_file, read_json
-from formats.gptq import N_BYTES, GptqLayout, pack_layout, unpack_layout
 from formats.limits import LIMITS
-from formats.schemes import FileFormat, format_of
+from formats.schemes import FileFormat, Layout, format_of
 from formats.tensors import HEADER_SIZE, Tensor, with_offsets
 
 EXTENSION_MAGIC, EXTENSION_OFFSET = 0x31584B41, 0x40  # "AKX1"
-ARCH_NUMBER = {"llama": 1, "qwen3": 2}
+ARCH_NUMBER = {"llama": 1, "qwen3": 2, "qwen3_moe": 3}
 MAX_EOS_IDS = int(LIMITS["n_eos"].high)
 
 # Struct formats without padding, little-endian. The fields at 0x25 and 0x29 are unaligned, as in llama2.c.
 _HEADER = "<Ii7iBi"  # magic, version, seven dimensions, shared_classifier, group_size
 _EXTENSION = "<IIiiffIfffiii8iffiQQIiff"  # up to repetition_penalty
 _CHECKSUM_OFFSET = 0xB0
-_LAYOUT_OFFSET = 0xC0
+_OWN_OFFSET = 0xC0  # fields of the scheme's own, to the end of the header
 _KUIPER_GROUP_SIZE_OFFSET = 0x29  # head_dim is where the others have group_size
 
 # Fields of generation_config.json that change what transformers generates and that no program here follows, with
@@ -142,12 +141,12 @@ def header(
     tokenizer_offset: int,
     tokenizer: bytes,
     activations: int = 0,
-    layout: GptqLayout | None = None,
+    own: bytes = b"",
 ) -> bytes:
     """The 256 bytes in front of the weights, with the checksum over them and the tokenizer section.
 
-    group_size 0: one scale per row. activations: 1 if W8A8's activations have static scales, otherwise 0. layout: how
-    each kind of matrix is stored, of a GPTQ file.
+    group_size 0: one scale per row. activations: 1 if W8A8's activations have static scales, otherwise 0. own: the
+    scheme's own fields, from 0xC0 on.
     """
     c, s = config, config.rope_scaling
     head = bytearray(HEADER_SIZE)
@@ -184,8 +183,7 @@ def header(
         generation.min_p,
         0.0 if generation.repetition_penalty == 1 else generation.repetition_penalty,
     )
-    if layout is not None:
-        head[_LAYOUT_OFFSET : _LAYOUT_OFFSET + N_BYTES] = pack_layout(layout)
+    head[_OWN_OFFSET : _OWN_OFFSET + len(own)] = own
     struct.pack_into("<I", head, _CHECKSUM_OFFSET, zlib.crc32(tokenizer, zlib.crc32(head)))
     return bytes(head)
 
@@ -199,7 +197,7 @@ class FileHeader:
     activations: int  # W8A8: 0 dynamic, 1 static
     weights_end: int  # where the tokenizer section begins
     file_format: FileFormat
-    layout: GptqLayout | None = None  # of a GPTQ file
+    layout: Layout | None = None  # what the scheme's own fields say
 
     def tensors(self) -> list[Tensor]:
         """The tensors of the file, in order."""
@@ -243,7 +241,7 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
             arch, head_dim, norm_eps, rope_theta, scaled = ARCH_NUMBER["qwen3"], at_25, 1e-6, 1e6, 0
         elif at_25 != head_dim:
             raise ModelError(f"{path}: head_dim is {at_25} at 0x25 and {head_dim} at 0x48")
-    archs = {number: name for name, number in ARCH_NUMBER.items()}
+    archs = {number: name for name, number in ARCH_NUMBER.items() if name in file_format.archs}
     if arch not in archs:
         raise ModelError(f"{path}: arch is {arch}, expected one of {sorted(archs)}")
     dim, hidden_dim, n_layers, n_heads, n_kv_heads, vocab_size, max_seq_len = dims
@@ -264,8 +262,8 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
     )
     check_ranges(path, config)
     layout = None
-    if file_format.has_layout:
-        layout = unpack_layout(path, head[_LAYOUT_OFFSET : _LAYOUT_OFFSET + N_BYTES], config, group_size)
+    if file_format.read_layout is not None:
+        config, layout = file_format.read_layout(path, head[_OWN_OFFSET:], config, group_size)
     return FileHeader(config, group_size, activations, offset, file_format, layout)
 
 

@@ -2,7 +2,8 @@
 
 Sizes, offsets, exporters, readers and benchmarks all come from these lists, and a test holds them equal to what the
 programs print with --info. The first tensor begins behind the header, at byte 256. Each follows the one before, at the
-next multiple of the scheme's alignment (formats/schemes.py); bytes in between are 0. GPTQ's list is in formats/gptq.py.
+next multiple of the scheme's alignment (formats/schemes.py); bytes in between are 0. GPTQ's list is in formats/gptq.py,
+MoE's in formats/moe.py.
 
 Names are those of the steps that use the tensors (golden/forward.py). A quantized matrix is several tensors:
 
@@ -80,7 +81,7 @@ def layer_norm_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def head_norm_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of Qwen3's norms of queries and keys; none for other models."""
-    for part in ("attn.q_norm", "attn.k_norm") if config.arch == "qwen3" else ():
+    for part in ("attn.q_norm", "attn.k_norm") if config.has_head_norms else ():
         for i in range(config.n_layers):
             yield f"layers.{i}.{part}", (config.head_dim,)
 
@@ -92,7 +93,10 @@ def norm_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def matrix_shapes(config: Config) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Name and shape (n_out, n_in) of every matrix: embedding, each projection over all layers, classifier."""
+    """Name and shape (n_out, n_in) of every matrix: embedding, each projection over all layers, classifier.
+
+    Layers with experts have no feed-forward matrices of this kind (formats/moe.py).
+    """
     c = config
     yield "embed", (c.vocab_size, c.dim)
     for part, shape in (
@@ -105,7 +109,8 @@ def matrix_shapes(config: Config) -> Iterator[tuple[str, tuple[int, int]]]:
         ("ffn.up_proj", (c.hidden_dim, c.dim)),
     ):
         for i in range(c.n_layers):
-            yield f"layers.{i}.{part}", shape
+            if part.startswith("attn.") or not c.has_experts(i):
+                yield f"layers.{i}.{part}", shape
     if not c.tied:
         yield "classifier", (c.vocab_size, c.dim)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.checkpoint import Config
+from formats.checkpoint import DENSE, SPARSE, Config
 from formats.dimensions import check_group_size
 from formats.errors import ModelError, one_line
 from formats.source import is_gguf, open_model
@@ -20,13 +20,13 @@ from golden.accept import judge_logits
 from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
 from golden.hex_files import FORMATS, write_text
-from golden.make import MODELS, make
+from golden.make import make
 from golden.op_check import judge_ops
 from golden.op_vectors import read_cases
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
 from golden.real import make_real
-from golden.schemes import SCHEMES, read_file
+from golden.schemes import DENSE_MODELS, MOE_MODELS, SCHEMES, read_file
 from golden.trace import check_positions, check_tokens, compare, read_tolerances, read_trace, replay, summarize
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +37,7 @@ def model_of(path: Path, scheme: str, group_size: int) -> tuple[Config, Scheme]:
     if path.is_file() and path.suffix != ".gguf":
         model = read_file(path)
         return model.config, model
-    checkpoint = open_model(path)
+    checkpoint = open_model(path, archs=(*DENSE, *SPARSE) if scheme == "fp32" else DENSE)
     if scheme == "fp32":
         return checkpoint.config, Fp32(checkpoint)
     check_group_size(checkpoint, group_size)
@@ -74,7 +74,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--files", type=Path, default=ROOT / "build" / "models", help="folder of their exported files")
     p.add_argument("--out", type=Path, default=ROOT / "golden" / "data")
     p.add_argument("--only", choices=SCHEMES, help="the operations, and this scheme's models")
-    p.add_argument("--model", choices=MODELS, help="this model alone")
+    p.add_argument("--model", choices=(*DENSE_MODELS, *MOE_MODELS), help="this model alone")
     p.add_argument("--traces", action="store_true", help="no greedy generations and perplexities, which take long")
 
     p = commands.add_parser("real", help="write the goldens of a real model (make smollm2 first)")

@@ -10,7 +10,8 @@ by it. The division costs nothing at run time: it is folded into whatever comput
     ffn.swiglu   up_proj's rows         down_proj              U[j, :] / s[j],  W[:, j] * s[j]
 
 attn.mix mixes rows of v, so its channels can be scaled; with GQA the query heads that share a kv head share its s.
-swiglu is linear in `up`. The classifier's input is left alone.
+swiglu is linear in `up`. The classifier's input is left alone. In a layer with experts, all of them and the router
+read ffn.norm; what they compute inside is left alone.
 
 The two schemes differ in how they choose s.
 """
@@ -32,6 +33,23 @@ CONSUMERS = {
 PLACES = tuple(CONSUMERS)
 PLACE_READ_BY = {consumer: place for place, consumers in CONSUMERS.items() for consumer in consumers}
 DIVIDED_BY = {"attn.norm": "attn.norm", "attn.v_proj": "attn.mix", "ffn.norm": "ffn.norm", "ffn.up_proj": "ffn.swiglu"}
+
+
+def consumers(config: Config, name: str) -> list[str]:
+    """The step names of the matrices that are quantized and read a place, such as `layers.0.attn.norm`."""
+    _, layer, place = name.split(".", 2)
+    if place == "ffn.norm" and config.moe is not None and config.has_experts(int(layer)):
+        experts = range(config.moe.n_experts)
+        return [f"layers.{layer}.moe.{e}.{part}" for e in experts for part in ("gate_proj", "up_proj")]
+    return [f"layers.{layer}.{part}" for part in CONSUMERS[place]]
+
+
+def place_read_by(part: str) -> str:
+    """The place that a matrix reads, such as `attn.norm` for `attn.q_proj`; empty where it is not scaled."""
+    if part.startswith("moe."):  # a router, or an expert's matrix
+        return "" if part.endswith("down_proj") else "ffn.norm"
+    return PLACE_READ_BY.get(part, "")
+
 
 CHUNK_VALUES = 1 << 18  # weights that are rounded at a time: they stay in the cache
 
@@ -69,7 +87,7 @@ class ChannelScaling:
     def weight(self, config: Config, name: str, weight: np.ndarray) -> np.ndarray:
         """The scaled weight of a step, fp32: weight / (s of output channels) * (s of input channels), in fp64."""
         part = name.split(".", 2)[-1]
-        layer, place = name.removesuffix(part), PLACE_READ_BY.get(part, "")
+        layer, place = name.removesuffix(part), place_read_by(part)
         outputs, inputs = self.s.get(layer + DIVIDED_BY.get(part, "-")), self.s.get(layer + place)
         if outputs is None and inputs is None:
             return weight

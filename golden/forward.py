@@ -1,4 +1,4 @@
-"""The forward pass of Llama 3 and Qwen3 in numpy, one line an operation.
+"""The forward pass of Llama 3, Qwen3 and Qwen3-MoE in numpy, one line an operation.
 
 Shapes: n tokens, `dim` the length of a token's vector, H query heads and G key/value heads of `head_dim` each.
 Every operation takes fp32 and returns fp32; inside, it computes in fp64 (see golden/__init__.py).
@@ -12,12 +12,20 @@ matrix and how the two are multiplied, comes in as an object with these members:
     activation(step, name, x)   -> x, in whatever form `linear` takes; records the form's parts as steps
     linear(x, name, step)       -> (n, n_out) fp32, the product with the weight matrix `name`; may record what it
                                 adds up as steps, see golden.q8.ACCUMULATOR_LAYER
-    vector(name)                -> a norm's weight, fp32
+    vector(name)                -> a norm's or a router's weight, fp32
+
+and, for models with mixtures of experts,
+
+    expert_activation(step, name, x)    -> x, (n, n_in) or (n, k, n_in), in whatever form `expert_linear` takes, as
+                                           rows; records its parts as steps
+    expert_linear(x, rows, experts, name, step) -> (n, k, n_out) fp32: row rows[t, r] of x times the matrix `name` of
+                                           the expert experts[t, r]; steps as of `linear`
 
 `step(name, value)` is called with the result of every operation and returns the value to go on with: a trace
 records it, `golden diff --model` puts another program's value in its place.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -25,6 +33,7 @@ import numpy as np
 
 from formats.checkpoint import Config
 from formats.source import Source
+from golden.routing import by_expert, combine, route, router_logits
 
 F32, F64 = np.float32, np.float64
 Step = Callable[[str, np.ndarray], np.ndarray]
@@ -41,6 +50,13 @@ class Scheme(Protocol):
     def activation(self, step: Step, name: str, x: np.ndarray) -> Any: ...
     def linear(self, x: Any, name: str, step: Step) -> np.ndarray: ...
     def vector(self, name: str) -> np.ndarray: ...
+
+
+class MoeScheme(Scheme, Protocol):
+    """A scheme that also has experts."""
+
+    def expert_activation(self, step: Step, name: str, x: np.ndarray) -> Any: ...
+    def expert_linear(self, x: Any, rows: np.ndarray, experts: np.ndarray, name: str, step: Step) -> np.ndarray: ...
 
 
 # ----------------------------------------------------------------------------
@@ -184,7 +200,7 @@ def attention_block(
     k = product(scheme, step, xq, layer + "attn.k_proj")  # (n, G * head_dim)
     v = product(scheme, step, xq, layer + "attn.v_proj")  # (n, G * head_dim)
     q, k, v = (t.reshape(n, -1, c.head_dim) for t in (q, k, v))
-    if c.arch == "qwen3":
+    if c.has_head_norms:
         q = step(layer + "attn.q_norm", rmsnorm(q, scheme.vector(layer + "attn.q_norm"), c.norm_eps))
         k = step(layer + "attn.k_norm", rmsnorm(k, scheme.vector(layer + "attn.k_norm"), c.norm_eps))
     q = step(layer + "attn.q_rope", rope(q, cos, sin, scheme.interleaved))
@@ -207,6 +223,30 @@ def feed_forward_block(config: Config, scheme: Scheme, layer: str, x: np.ndarray
     return step(layer + "ffn.residual", x + proj)
 
 
+def moe_block(config: Config, scheme: MoeScheme, layer: str, x: np.ndarray, step: Step) -> np.ndarray:
+    """x plus what its experts add to it, (n, dim) fp32. In the experts' steps each token's best expert stands first.
+
+    E experts, k of them active for each token (Fedus et al. 2021, arXiv 2101.03961; as in Qwen3-MoE).
+    """
+    assert config.moe is not None
+    normed = step(layer + "ffn.norm", rmsnorm(x, scheme.vector(layer + "ffn.norm"), config.norm_eps))
+    logits = step(layer + "moe.router", router_logits(normed, scheme.vector(layer + "moe.router")))  # (n, E)
+    chosen, weights = route(logits, config.moe.n_active, config.moe.norm_topk_prob)
+    chosen = step(layer + "moe.experts", chosen)  # (n, k) int32
+    weights = step(layer + "moe.weights", weights)  # (n, k)
+    pair = np.arange(chosen.size).reshape(chosen.shape)  # of a token and one of its experts
+    token = pair // chosen.shape[1]
+    xq = scheme.expert_activation(step, layer + "ffn.norm", normed)
+    gate_up = scheme.expert_linear(xq, token, chosen, layer + "moe.gate_up_proj", step)
+    gate_up = step(layer + "moe.gate_up_proj", gate_up)  # (n, k, 2 * moe.hidden_dim)
+    hidden = step(layer + "moe.swiglu", swiglu(*np.split(gate_up, 2, axis=-1)))  # (n, k, moe.hidden_dim)
+    xq = scheme.expert_activation(step, layer + "moe.swiglu", hidden)
+    down = scheme.expert_linear(xq, pair, chosen, layer + "moe.down_proj", step)
+    down = step(layer + "moe.down_proj", down)  # (n, k, dim)
+    mix = step(layer + "moe.mix", combine(down, chosen, weights))  # (n, dim)
+    return step(layer + "ffn.residual", x + mix)
+
+
 def forward_layer(
     config: Config,
     scheme: Scheme,
@@ -221,7 +261,8 @@ def forward_layer(
     step is called as it is, without the scheme's own `steps`.
     """
     x = attention_block(config, scheme, f"layers.{i}.", x, rotation, step, attend)
-    return feed_forward_block(config, scheme, f"layers.{i}.", x, step)
+    block = moe_block if config.has_experts(i) else feed_forward_block
+    return block(config, scheme, f"layers.{i}.", x, step)
 
 
 def forward(config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ignore) -> np.ndarray:
@@ -250,12 +291,17 @@ _HF_NAME = {
     "ffn.gate_proj": "mlp.gate_proj",
     "ffn.up_proj": "mlp.up_proj",
     "ffn.down_proj": "mlp.down_proj",
+    "moe.router": "mlp.gate",
 }
+_EXPERT = re.compile(r"moe\.(\d+)\.(\w+)", re.ASCII)
 ROTATED = ("attn.q_proj", "attn.k_proj", "attn.q_norm", "attn.k_norm")
 
 
 def hf_name(config: Config, step_name: str) -> str:
-    """The Hugging Face name of the weight that a step uses: `layers.0.attn.q_proj` -> `model.layers.0....weight`."""
+    """The Hugging Face name of the weight that a step uses: `layers.0.attn.q_proj` -> `model.layers.0....weight`.
+
+    An expert's are called `layers.0.moe.5.gate_proj`, with its number.
+    """
     if step_name == "embed" or (step_name == "classifier" and config.tied):
         return "model.embed_tokens.weight"
     if step_name == "classifier":
@@ -263,6 +309,8 @@ def hf_name(config: Config, step_name: str) -> str:
     if step_name == "norm":
         return "model.norm.weight"
     _, layer, part = step_name.split(".", 2)
+    if (found := _EXPERT.fullmatch(part)) is not None:
+        return f"model.layers.{layer}.mlp.experts.{found[1]}.{found[2]}.weight"
     return f"model.layers.{layer}.{_HF_NAME[part]}.weight"
 
 
@@ -272,6 +320,14 @@ def load_weight(checkpoint: Source, step_name: str, interleaved: bool) -> np.nda
     if interleaved and step_name.split(".", 2)[-1] in ROTATED:
         weight = permute_rows(weight, checkpoint.config.head_dim)
     return weight
+
+
+def load_expert(load: Callable[[str], np.ndarray], name: str, expert: int) -> np.ndarray:
+    """The matrix of one expert: of gate_up_proj (2 * moe.hidden_dim, dim), gate's rows before up's. load: by step."""
+    layer, part = name.rsplit(".", 1)
+    if part == "gate_up_proj":
+        return np.concatenate([load(f"{layer}.{expert}.{half}_proj") for half in ("gate", "up")])
+    return load(f"{layer}.{expert}.{part}")
 
 
 class Fp32:
@@ -304,4 +360,15 @@ class Fp32:
         return x
 
     def linear(self, x: np.ndarray, name: str, _step: Step = ignore) -> np.ndarray:
-        return (x.astype(F64) @ self.vector(name).astype(F64).T).astype(F32)
+        return self.linear_with(x, self.vector(name))
+
+    def expert_activation(self, _step: Step, _name: str, x: np.ndarray) -> np.ndarray:
+        return x.reshape(-1, x.shape[-1])
+
+    def expert_linear(self, x: np.ndarray, rows: np.ndarray, experts: np.ndarray, name: str, _step: Step) -> np.ndarray:
+        return by_expert(rows, experts, lambda r, e: self.linear_with(x[r], load_expert(self.vector, name, e)))
+
+    @staticmethod
+    def linear_with(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """x @ weight.T, (n, n_out) fp32."""
+        return (x.astype(F64) @ weight.astype(F64).T).astype(F32)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.errors import ModelError
-from formats.gptq import ORDER_PLACES, MatrixFormat
+from formats.gptq import ORDER_PLACES, GptqLayout, MatrixFormat
 from formats.low_bits import pack_codes, pack_mask, pack_nibbles, unpack_codes, unpack_mask, unpack_nibbles
 from formats.model_file import map_tensors, read_header
 from formats.schemes import GPTQ_FILE
@@ -127,6 +127,7 @@ class GPTQ:
     def __init__(self, path: Path | str):
         path = Path(path)
         head = read_header(path, GPTQ_FILE)
+        assert isinstance(head.layout, GptqLayout)
         self.config, self.group_size, self.layout = head.config, head.group_size, head.layout
         self._tensors = map_tensors(path, head.tensors(), head.weights_end, GPTQ_FILE.alignment)
         self._vectors = {name: self._tensors[name] for name, _ in norm_shapes(self.config)}

@@ -5,8 +5,9 @@ golden/data/<model>.q8.trace.safetensors   every step of the Q8 forward pass ove
 golden/data/tiny-llama.q8.decode.trace.safetensors   one late token of a text, behind keys and values of the others
 golden/data/<model>.q8.json                greedy generations, and perplexities of the held-out text
 golden/data/<model>.w8a8[...]              the same for each variant of W8A8, from build/models/<model>.w8a8[...].bin
-golden/data/<model>.awq[...]               and of AWQ
+golden/data/<model>.awq[...]               and of AWQ; with groups of 64 shorter traces
 golden/data/<model>.gptq-...               and of GPTQ, with shorter traces
+golden/data/tiny-qwen3-moe.moe-...         and of MoE, with shorter traces
 
 The files are calibrated on models/calibration.txt: the Makefile has the options. Running it twice changes no byte.
 """
@@ -15,27 +16,27 @@ import json
 import zlib
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from formats.checkpoint import Checkpoint, Config, ModelError
+from formats.checkpoint import DENSE, SPARSE, Checkpoint, Config, ModelError
 from formats.files import replacing
 from golden.awq import AWQ
 from golden.forward import F32, Fp32, Scheme, Step, forward
+from golden.mx import E4M3, SCALE_BIAS, element_values
 from golden.op_vectors import op_vectors
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
-from golden.schemes import SCHEMES, Reference
+from golden.schemes import goldens
 from golden.trace import Recorder, at_positions, write_trace
 
-MODELS = ("tiny-llama", "tiny-qwen3")
 PROMPT = "Once"
 NEW_TOKENS = 64
-TRACE_TOKENS = 6
+TRACE_TOKENS, SHORT_TRACE_TOKENS = 6, 2
 TRACE_CANDIDATES = 400
 # A decode step far into a text: beyond a page of the KV cache (256), two chunks of a prompt (128) and, in tiny-llama,
 # the context from before RoPE's scaling (128).
@@ -129,10 +130,34 @@ def rounding_margin(tensors: dict[str, np.ndarray]) -> float:
     for name in tensors:
         if name.endswith(".q"):
             x, scales = tensors[name[:-2]], tensors[name[:-2] + ".s"]
+            if scales.dtype == np.uint8:
+                smallest = min(smallest, mx_margin(x, scales))
+                continue
             codes = x.reshape(*scales.shape, -1) / np.where(scales > 0, scales, 1)[..., None].astype(np.float64)
             codes = np.clip(codes, -127, 127)  # beyond a static scale's range nothing changes any more
             smallest = min(smallest, float(np.abs(np.abs(codes - np.floor(codes)) - 0.5).min()))
     return smallest
+
+
+def mx_margin(x: np.ndarray, scales: np.ndarray) -> float:
+    """`rounding_margin` of MXFP8: how near a value comes to where its code or its block's scale changes.
+
+    In units of the block's largest value / 127, so that one of 3e-5 is as safe as with int8. x: (..., n) fp32;
+    scales: (..., n / block).
+    """
+    values = element_values(E4M3)
+    finite = np.unique(values[np.isfinite(values)]).astype(np.float64)
+    edges = (finite[1:] + finite[:-1]) / 2
+    blocks = x.reshape(*scales.shape, -1).astype(np.float64)
+    amax = np.abs(blocks).max(axis=-1)
+    used = amax > 0
+    blocks, amax = blocks[used], amax[used]
+    scaled = blocks / np.exp2(scales[used].astype(np.float64) - SCALE_BIAS)[:, None]
+    above = np.clip(np.searchsorted(edges, scaled), 1, len(edges) - 1)
+    near = np.minimum(np.abs(scaled - edges[above]), np.abs(scaled - edges[above - 1])).min(axis=1)
+    top = np.abs(scaled).max(axis=1)  # 2^emax to 2^(emax + 1), where log2 is whole
+    to_power = np.minimum(top - 2.0**E4M3.emax, 2.0 ** (E4M3.emax + 1) - top)
+    return float((np.minimum(near, to_power) / top * 127).min(initial=np.inf))
 
 
 def best_trace(
@@ -188,7 +213,7 @@ class HeldOut:
 
 def read_held_out(hf_dir: Path, path: Path) -> HeldOut:
     """The text of the file and what the unquantized model makes of it."""
-    checkpoint, text = Checkpoint(hf_dir), path.read_text(encoding="utf-8")
+    checkpoint, text = Checkpoint(hf_dir, archs=(*DENSE, *SPARSE)), path.read_text(encoding="utf-8")
     reference = Fp32(checkpoint)
     ids, bos = encode(hf_dir, text)
     context = min(4096, checkpoint.config.max_seq_len)
@@ -244,11 +269,6 @@ def make_scheme_goldens(
     )
 
 
-def variants_of(only: str | None) -> list[tuple[Reference, str]]:
-    """The variants that golden vectors are made of: of all schemes, or of one."""
-    return [(r, variant) for scheme, r in SCHEMES.items() if only in (None, scheme) for variant in r.variants]
-
-
 def make(
     models: Path, files: Path, out: Path, only: str | None = None, model: str | None = None, traces: bool = False
 ) -> None:
@@ -258,17 +278,17 @@ def make(
 
     files: the folder of the exported model files. Raises ModelError, before anything is written, if one is missing.
     """
-    names = [name for name in MODELS if model in (None, name)]
-    for name, (reference, variant) in product(names, variants_of(only)):
+    chosen = list(goldens(only, model))
+    for name, variant, reference in chosen:
         path = files / f"{name}.{variant}.bin"
         if reference.read is not None and not path.is_file():
             raise ModelError(f"{path}: no such file; `make golden` makes it")
     out.mkdir(parents=True, exist_ok=True)
     op_vectors().save(out / "ops.safetensors")
-    for name in names:
+    for name, of_model in groupby(chosen, key=lambda golden: golden[0]):
         hf_dir, text = models / name, models / "held_out.txt"
         held_out = None if traces else read_held_out(hf_dir, text)
-        for reference, variant in variants_of(only):
+        for _, variant, reference in of_model:
             file, more = files / f"{name}.{variant}.bin", {}
             if reference.read is None:
                 checkpoint = Checkpoint(hf_dir)
@@ -276,7 +296,7 @@ def make(
             else:
                 scheme, more = reference.read(file), {"file_crc32": zlib.crc32(file.read_bytes())}
                 config = scheme.config
-            tokens = reference.trace_tokens or TRACE_TOKENS
+            tokens = SHORT_TRACE_TOKENS if variant in reference.short_traces else TRACE_TOKENS
             if held_out is None:
                 ids, _ = encode(hf_dir, text.read_text(encoding="utf-8"))
                 make_traces(config, scheme, f"{name}.{variant}", ids, out, tokens)

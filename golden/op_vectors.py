@@ -10,8 +10,8 @@ says for every case
                 relative error by norm
     and its parameters by their names, such as group_size, eps, or theta.
 
-Cases of AWQ are in golden/op_vectors_awq.py, GPTQ's in golden/op_vectors_gptq.py. `golden diff ops.safetensors
-MINE.safetensors` judges a port's outputs.
+Cases of AWQ are in golden/op_vectors_awq.py, GPTQ's in golden/op_vectors_gptq.py, those of mixtures of experts in
+golden/op_vectors_moe.py. `golden diff ops.safetensors MINE.safetensors` judges a port's outputs.
 """
 
 import json
@@ -99,6 +99,7 @@ def op_vectors() -> OpVectors:
     """Inputs and outputs of every operation."""
     from golden.op_vectors_awq import add_awq
     from golden.op_vectors_gptq import add_gptq
+    from golden.op_vectors_moe import add_moe
 
     vectors = OpVectors()
     add_quantize(vectors, np.random.default_rng(2))
@@ -109,6 +110,7 @@ def op_vectors() -> OpVectors:
     add_awq(vectors, np.random.default_rng(4))
     add_models(vectors, np.random.default_rng(8))
     add_gptq(vectors, np.random.default_rng(9))
+    add_moe(vectors, np.random.default_rng(10))
     return vectors
 
 

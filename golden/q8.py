@@ -80,9 +80,14 @@ def matmul(x: Quantized, w: Quantized) -> np.ndarray:
 ACCUMULATOR_LAYER = 1  # traces have the accumulators of its products; common/app/trace.h says the same
 
 
+def has_accumulators(name: str, step: Step) -> bool:
+    """Whether the accumulators of the product `name` are a step: in ACCUMULATOR_LAYER, if steps are recorded."""
+    return step is not ignore and name.startswith(f"layers.{ACCUMULATOR_LAYER}.")
+
+
 def traced_matmul(x: Quantized, w: Quantized, name: str, step: Step) -> np.ndarray:
     """`matmul`, (n, m) fp32. In ACCUMULATOR_LAYER the accumulators are the step `name`.acc, if steps are recorded."""
-    if step is ignore or not name.startswith(f"layers.{ACCUMULATOR_LAYER}."):
+    if not has_accumulators(name, step):
         return matmul(x, w)
     return scaled_sum(step(name + ".acc", accumulators(x, w)), x, w)
 

@@ -1,16 +1,17 @@
 """The schemes that the reference runs: one row each. Their files' formats are in formats/schemes.py."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from formats.checkpoint import Config
 from formats.model_file import read_format
-from formats.schemes import AWQ_FILE, GPTQ_FILE, Q8_FILE, W8A8_FILE, FileFormat
+from formats.schemes import AWQ_FILE, GPTQ_FILE, MOE_FILE, Q8_FILE, W8A8_FILE, FileFormat
 from golden.awq import AWQ
 from golden.forward import Scheme
 from golden.gptq import GPTQ
+from golden.moe import MoE
 from golden.w8a8 import W8A8
 
 
@@ -20,6 +21,11 @@ class FileScheme(Scheme, Protocol):
     config: Config
 
 
+DENSE_MODELS, MOE_MODELS = ("tiny-llama", "tiny-qwen3"), ("tiny-qwen3-moe",)  # below models/
+GPTQ_VARIANTS = ("gptq-w8", "gptq-w4", "gptq-ladder", "gptq-sparse")
+MOE_VARIANTS = ("moe-a8w8", "moe-a8w4", "moe-mxfp8")
+
+
 @dataclass(frozen=True)
 class Reference:
     """How the reference gets at a scheme, and which of its model files have golden vectors."""
@@ -27,7 +33,8 @@ class Reference:
     format: FileFormat
     read: Callable[[Path], FileScheme] | None  # a model file; None: from a Hugging Face directory, by golden.q8
     variants: tuple[str, ...]  # in the names of files: build/models/MODEL.VARIANT.bin
-    trace_tokens: int | None = None  # of its golden traces; None: as many as usual
+    short_traces: tuple[str, ...] = ()  # the variants whose golden traces have two tokens
+    models: tuple[str, ...] = DENSE_MODELS  # of which there are golden vectors
 
 
 SCHEMES = {
@@ -35,10 +42,19 @@ SCHEMES = {
     for reference in (
         Reference(Q8_FILE, None, ("q8",)),
         Reference(W8A8_FILE, W8A8, ("w8a8", "w8a8-block32", "w8a8-static")),
-        Reference(AWQ_FILE, AWQ, ("awq", "awq-g64")),
-        Reference(GPTQ_FILE, GPTQ, ("gptq-w8", "gptq-w4", "gptq-ladder", "gptq-sparse"), trace_tokens=2),
+        Reference(AWQ_FILE, AWQ, ("awq", "awq-g64"), short_traces=("awq-g64",)),
+        Reference(GPTQ_FILE, GPTQ, GPTQ_VARIANTS, short_traces=GPTQ_VARIANTS),
+        Reference(MOE_FILE, MoE, MOE_VARIANTS, short_traces=MOE_VARIANTS, models=MOE_MODELS),
     )
 }
+
+
+def goldens(only: str | None = None, model: str | None = None) -> Iterator[tuple[str, str, Reference]]:
+    """Model, variant and reference of all that has golden vectors: of all schemes, or one; of all models, or one."""
+    for name in (*DENSE_MODELS, *MOE_MODELS):
+        for scheme, reference in SCHEMES.items():
+            if only in (None, scheme) and model in (None, name) and name in reference.models:
+                yield from ((name, variant, reference) for variant in reference.variants)
 
 
 def read_file(path: Path) -> FileScheme:

@@ -16,7 +16,7 @@ import numpy as np
 from formats.checkpoint import Config, ModelError
 from formats.source import Source
 from golden.calibration import Inputs, observe
-from golden.channel_scaling import CONSUMERS, ChannelScaling, largest_scaled, search, share, spread
+from golden.channel_scaling import ChannelScaling, consumers, largest_scaled, search, share, spread
 from golden.forward import F32, F64, Fp32, load_weight
 from golden.q8 import dequantize
 from golden.w8a8 import quantize_static, static_scale
@@ -107,8 +107,7 @@ def choose(
     config: Config, name: str, inputs: Inputs, weights: Fp32, alpha: float | str, group_size: int, static: bool
 ) -> tuple[float | None, np.ndarray | None]:
     """Alpha and factors of one place; None, None if no smoothing is best. Arguments as of `find_smoothing`."""
-    layer, place = name.removesuffix(name.split(".", 2)[-1]), name.split(".", 2)[-1]
-    matrices = [weights.vector(layer + consumer) for consumer in CONSUMERS[place]]
+    place, matrices = name.split(".", 2)[-1], [weights.vector(consumer) for consumer in consumers(config, name)]
     w_max = share(config, place, np.max([np.maximum(w.max(axis=0), -w.min(axis=0)) for w in matrices], axis=0))
     x_max = share(config, place, inputs.largest)
     if alpha != "auto":

@@ -43,6 +43,7 @@ from formats.checkpoint import Config
 from formats.errors import ModelError, one_line
 from formats.files import check_file, replacing
 from golden.forward import Step
+from golden.mx import quantize_mx
 from golden.q8 import quantize
 from golden.w8a8 import quantize_static
 
@@ -211,7 +212,8 @@ def check_positions(path: Path, trace: dict[str, np.ndarray]) -> None:
 _ORDER = [
     "attn.norm", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.q_norm", "attn.k_norm", "attn.q_rope",
     "attn.k_rope", "attn.scores", "attn.probs", "attn.mix", "attn.o_proj", "attn.residual",
-    "ffn.norm", "ffn.gate_proj", "ffn.up_proj", "ffn.swiglu", "ffn.down_proj", "ffn.residual",
+    "ffn.norm", "ffn.gate_proj", "ffn.up_proj", "ffn.swiglu", "ffn.down_proj", "moe.router", "moe.experts",
+    "moe.weights", "moe.gate_up_proj", "moe.swiglu", "moe.down_proj", "moe.mix", "ffn.residual",
 ]  # fmt: skip
 
 
@@ -276,19 +278,25 @@ def _own_rounding(
             return StepReport(name, float("inf"), f"A has no {base} or no {base}.s", ok=False)
         if trace[name].size % max(trace[base + ".s"].size, 1) or not trace[base + ".s"].size:
             return StepReport(name, float("inf"), f"{which}'s scales do not divide its codes", ok=False)
-        value, codes = trace[base], trace[name]
-        if value.dtype != np.float32 or codes.dtype != np.int8 or value.ndim != 2 or value.shape != codes.shape:
+        value, codes, is_mx = trace[base], trace[name], trace[name].dtype == np.uint8
+        types = value.dtype == np.float32 and (is_mx or codes.dtype == np.int8)
+        if not types or value.ndim not in (2, 3) or value.shape != codes.shape:
             what = f"{which}: {codes.dtype} {codes.shape} of {value.dtype} {value.shape}, expected int8 of float32"
             return StepReport(name, float("inf"), what, ok=False)
         group_size = codes.size // trace[base + ".s"].size
-        if codes.shape[1] % group_size:
+        if codes.shape[-1] % group_size:
             return StepReport(name, float("inf"), f"{which}'s scales do not divide its codes", ok=False)
-        expected = quantize(value, group_size)
+        scales = trace[base + ".s"]
+        rows = value.reshape(-1, value.shape[-1])  # of experts' steps there are some a token
+        expected = quantize_mx(rows, group_size) if is_mx else quantize(rows, group_size)
+        expected = expected._replace(
+            codes=expected.codes.reshape(codes.shape), scales=expected.scales.reshape(*codes.shape[:-1], -1)
+        )
         if which == "A":
-            scales = trace[base + ".s"]
-            static = _is_static(scales) and not np.array_equal(expected.scales, scales)
+            static = not is_mx and _is_static(scales) and not np.array_equal(expected.scales, scales)
+            static_scale = scales[0, 0] if static else None
         if static:
-            expected = quantize_static(trace[base], scales[0, 0])
+            expected = quantize_static(value, static_scale)
         wrong = int((expected.codes != trace[name]).sum())
         if wrong > tolerances.of(name, 0) * trace[name].size:
             note = f"{which}: {wrong} codes are not its own rounding"
@@ -317,6 +325,7 @@ def _compare_codes(
 _INPUT = {  # of each product, in a layer
     "attn.q_proj": "attn.norm", "attn.k_proj": "attn.norm", "attn.v_proj": "attn.norm", "attn.o_proj": "attn.mix",
     "ffn.gate_proj": "ffn.norm", "ffn.up_proj": "ffn.norm", "ffn.down_proj": "ffn.swiglu",
+    "moe.gate_up_proj": "ffn.norm", "moe.down_proj": "moe.swiglu",
 }  # fmt: skip
 
 
@@ -418,7 +427,7 @@ def replay(
             what = f"{found.dtype} {found.shape}, expected {value.dtype} {value.shape}"
             reports.append(StepReport(name, float("inf"), what, ok=False))
             return value
-        if value.dtype.kind == "i" or name.endswith(".s"):
+        if value.dtype.kind in "iu" or name.endswith(".s"):
             wrong = int((found != value).sum())
             error = relative_error(value, found) if name.endswith(".s") else wrong / value.size
             ok = wrong == 0 or error <= tolerances.of(name, -1)

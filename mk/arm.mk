@@ -6,6 +6,7 @@
 #     Android     make runq CXX=$NDK/toolchains/llvm/prebuilt/linux-x86_64/bin/aarch64-linux-android29-clang++ \
 #                     ARCH=armv8.2-a+dotprod TOKENIZER=0 CXXFLAGS=-static-openmp
 #                 adb push runq model.bin /data/local/tmp
+# A static runq_gptq loads no back ends (docs/backends.md); the linker warns of that.
 # Without TOKENIZER=0, PCRE2 and utf8proc have to be there for that machine. Cores with i8mm (Armv8.6: Neoverse V1 and
 # N2, Cortex-X2 and A710, and later) take ARCH=armv8.6-a, older ones without dotprod ARCH=armv8-a.
 ARM_CXX   ?= aarch64-linux-gnu-g++

@@ -17,6 +17,8 @@ PACKAGES_BUILD := g++ pkg-config libpcre2-dev libutf8proc-dev
 endif
 PACKAGES_TEST := doctest-dev nlohmann-json3-dev libsimde-dev
 PACKAGES_ARM  := g++-aarch64-linux-gnu qemu-user
+PACKAGES_OPENCL := pocl-opencl-icd ocl-icd-opencl-dev
+PACKAGES_HIP  := hipcc libamdhip64-dev rocm-device-libs
 PACKAGES_LINT := clang clang-format clang-tidy libomp-dev
 
 # The compiler lists the headers that it read, for each file that it makes: build/deps/FILE.d, read back at the end.

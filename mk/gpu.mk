@@ -11,7 +11,7 @@ build/gpu/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(GPU_BUILD)' | cmp -s - $@ || echo '$(GPU_BUILD)' > $@
 # nvcc builds few files here, so each depends on everything that it could read.
-CUDA_SOURCES := $(wildcard *.cu bench/*.cu bench/*.cuh common/*/*.h common/*/*.cuh simt/*.h)
+CUDA_SOURCES := $(wildcard *.cu common/backend/*.cu bench/*.cu bench/*.cuh common/*/*.h common/*/*.cuh simt/*.h)
 $(GPU_BINS): $(CUDA_SOURCES) build/gpu/flags
 build/gpu/runq_awq: runq_awq.cu
 	$(NVCC) $(GPU_FLAGS) $< -o $@ $(CUBLAS)
@@ -32,7 +32,7 @@ gpu-check:
 
 # Where nvcc is: everything compiles for two generations of GPUs without a warning, and no kernel of this project keeps
 # registers in memory ("spills"). Nothing of it runs here.
-CUDA_CHECKS := $(foreach sm,80 90,build/cuda/runq_awq.sm_$(sm).o build/cuda/awq_kernels.sm_$(sm).o)
+CUDA_CHECKS := $(foreach sm,80 90,build/cuda/runq_awq.sm_$(sm).o build/cuda/awq_kernels.sm_$(sm).o build/cuda/backend.sm_$(sm).o)
 define cuda_check
 @mkdir -p $(@D)
 $(NVCC) $(NVCC_FLAGS) $(filter-out -l% -L% -Xlinker -rpath%,$(CUBLAS)) -Werror all-warnings -Xptxas -v -arch=sm_$* -c $< -o $@ 2> $(@:.o=.log) || { cat $(@:.o=.log); exit 1; }
@@ -42,10 +42,16 @@ build/cuda/runq_awq.sm_%.o: runq_awq.cu $(CUDA_SOURCES)
 	$(cuda_check)
 build/cuda/awq_kernels.sm_%.o: bench/awq_kernels.cu $(CUDA_SOURCES)
 	$(cuda_check)
+build/cuda/backend.sm_%.o: common/backend/gpu.cu $(CUDA_SOURCES)
+	$(cuda_check)
 ifneq ($(shell command -v $(NVCC)),)
 cuda: $(CUDA_CHECKS)
-	@echo 'runq_awq.cu and bench/awq_kernels.cu compile for sm_80 and sm_90, nothing spills'
+	@echo 'runq_awq.cu, bench/awq_kernels.cu and common/backend/gpu.cu compile for sm_80 and sm_90, nothing spills'
 else
 cuda:
-	@echo 'there is no nvcc here: runq_awq.cu was not compiled for a GPU'
+	@echo 'there is no nvcc here: nothing was compiled for a GPU'
 endif
+
+# The same of the back end for AMD's GPUs.
+hip: $(call BACKEND_PATH,hip)
+	@echo 'common/backend/gpu.cu compiles for $(HIP_ARCHS)'

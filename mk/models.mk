@@ -12,7 +12,10 @@ $(PY): requirements.txt
 	@touch $@
 
 VARIANTS    := $(patsubst EXPORT_%,%,$(filter EXPORT_%,$(.VARIABLES)))
-TEST_MODELS := $(foreach model,$(TINY),$(VARIANTS:%=build/models/$(model).%.bin))
+# Those of MoE are made of the model that has experts, all others of the other models.
+MOE_VARIANTS := $(filter moe-%,$(VARIANTS))
+TEST_MODELS  := $(foreach model,$(TINY),$(patsubst %,build/models/$(model).%.bin,$(filter-out $(MOE_VARIANTS),$(VARIANTS)))) \
+                $(MOE_VARIANTS:%=build/models/$(TINY_MOE).%.bin)
 define export_rule
 build/models/%.$1.bin: $$(PY) $$(EXPORTER) models/calibration.txt models/%/model.safetensors models/%/config.json models/%/tokenizer.json
 	@mkdir -p $$(@D)
@@ -25,6 +28,9 @@ model.bin: build/models/tiny-llama.q8.bin
 model_%.bin: build/models/tiny-llama.%.bin
 	cp $< $@
 model_gptq.bin: build/models/tiny-llama.gptq-ladder.bin
+	cp $< $@
+
+model_moe.bin: build/models/$(TINY_MOE).moe-a8w8.bin
 	cp $< $@
 
 golden: $(PY) $(TEST_MODELS)

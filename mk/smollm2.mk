@@ -2,7 +2,7 @@
 
 SMOLLM2 := build/models/smollm2
 # Its rows are no whole groups of 128. Of GPTQ, whose calibration takes minutes, one file.
-SMOLLM2_VARIANTS    := $(filter-out awq gptq-w8 gptq-ladder gptq-sparse,$(VARIANTS))
+SMOLLM2_VARIANTS    := $(filter-out awq gptq-w8 gptq-ladder gptq-sparse moe-%,$(VARIANTS))
 SMOLLM2_FILES       := $(SMOLLM2_VARIANTS:%=$(SMOLLM2).%.bin)
 SMOLLM2_CALIBRATION := --calib $(SMOLLM2).txt --samples 8 --seq-len 256
 

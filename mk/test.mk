@@ -1,8 +1,9 @@
 # Tests: doctest programs of C++ and pytest over tests/, run by tests/run.py.
 
-SIMT_TESTS := simt_test simt_checks_test $(CUDA_PROGRAMS:%=%_test) $(CUDA_PROGRAMS:%=%_checked_test) awq_kernels_test
+SIMT_TESTS := simt_test simt_checks_test $(CUDA_PROGRAMS:%=%_test) $(CUDA_PROGRAMS:%=%_checked_test) awq_kernels_test backend_gpu_test
 TEST_BINS  := build/common_test build/int8_simde_test $(PROGRAMS:%=build/%_test) $(SIMT_TESTS:%=build/%)
 
+test: portable $(call BACKEND_PATH,emulated) $(call BACKEND_PATH,emulated64)
 test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAMS:%=build/asan/%) $(ALL_PROGRAMS) \
       single $(PY) $(FIRST_MODELS) $(TEST_MODELS)
 	@$(PY) tests/run.py $(TEST_BINS)
@@ -23,10 +24,10 @@ build/int8_simde_test.o: CXXFLAGS_ALL := $(filter-out -march=% -O%,$(CXXFLAGS_AL
 
 # CUDA, always through simt/ here. In the checked build the emulator looks at every load and store: simt/checks.cpp.
 CHECKED_FLAGS := $(SIMT_FLAGS) -O1 -g -DCHECKED_BUILD -D_GLIBCXX_ASSERTIONS -fsanitize=thread,alignment,bounds $(if $(findstring clang,$(CXX)),,-Wno-tsan)
-CHECKED_TESTS := simt_checks_test awq_kernels_test $(CUDA_PROGRAMS:%=%_checked_test)
+CHECKED_TESTS := simt_checks_test awq_kernels_test backend_gpu_test $(CUDA_PROGRAMS:%=%_checked_test)
 PLAIN_TESTS   := $(filter-out $(CHECKED_TESTS),$(SIMT_TESTS))
 $(PLAIN_TESTS:%=build/%.o): CXXFLAGS_ALL := $(SIMT_FLAGS)
-build/simt_checks_test.o build/awq_kernels_test.o: build/%.o: tests/%.cpp build/flags build/packages-test
+build/simt_checks_test.o build/awq_kernels_test.o build/backend_gpu_test.o: build/%.o: tests/%.cpp build/flags build/packages-test
 	$(CXX) $(CHECKED_FLAGS) $(DEPS) -Itests -c $< -o $@
 $(CUDA_PROGRAMS:%=build/%_checked_test.o): build/%_checked_test.o: tests/%_test.cpp build/flags build/packages-test
 	$(CXX) $(CHECKED_FLAGS) $(DEPS) -Itests -c $< -o $@

@@ -3,10 +3,12 @@
     pip install torch transformers tokenizers safetensors jinja2
     python -m models.train tiny-llama            # about half an hour on one core
     python -m models.train tiny-qwen3
+    python -m models.train tiny-qwen3-moe --steps 1000
 
 Everything comes from models/stories.py and fixed seeds: the tokenizer is trained on the stories,
-then the model, with transformers' own LlamaForCausalLM and Qwen3ForCausalLM. That makes these
-models an independent check of our forward pass: nothing here was written by the people who wrote it.
+then the model, with transformers' own LlamaForCausalLM, Qwen3ForCausalLM and Qwen3MoeForCausalLM.
+That makes these models an independent check of our forward pass: nothing here was written by the
+people who wrote it.
 
 The directory appears all at once: it is written under another name and moved into place.
 """
@@ -34,7 +36,10 @@ from transformers import (
     PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeMLP, load_balancing_loss_func
 
 from models import evaluate, stories
 from models.stories import Marks, Message
@@ -113,6 +118,8 @@ FAMILIES = {
         "chat_template": QWEN_CHAT,
     },
 }
+FAMILIES["tiny-qwen3-moe"] = FAMILIES["tiny-qwen3"]
+QWEN = ("tiny-qwen3", "tiny-qwen3-moe")
 
 # ----------------------------------------------------------------------------
 # Tokenizer
@@ -135,7 +142,7 @@ def train_tokenizer(name: str, n_documents: int) -> Tokenizer:
     family = FAMILIES[name]
     added = family["special"] + family["plain"]
     tokenizer = Tokenizer(models.BPE(ignore_merges=name == "tiny-llama"))
-    if name == "tiny-qwen3":
+    if name in QWEN:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -213,7 +220,7 @@ def encode_chat(name: str, tokenizer: Tokenizer, messages: Sequence[Message], th
     that is the template's doing or the prompt's, never the model's choice.
     """
     shown = [{"role": m.role, "content": m.content} for m in messages]
-    if name == "tiny-qwen3":
+    if name in QWEN:
         shown[-1]["reasoning_content"] = messages[-1].thought if thinking else ""
     template = jinja2.Environment().from_string(FAMILIES[name]["chat_template"])
     text = template.render(messages=shown, bos_token=FAMILIES[name]["bos"])
@@ -222,7 +229,7 @@ def encode_chat(name: str, tokenizer: Tokenizer, messages: Sequence[Message], th
         at = text.index(m.content, at)
         marks += m.marks.shifted(at)
     encoded = encode_text(tokenizer, text, marks, bos=False)
-    if name == "tiny-qwen3":
+    if name in QWEN:
         turn = tokenizer.encode("<|im_start|>assistant\n").ids
         empty = tokenizer.encode("<think>\n\n</think>\n\n").ids
         for i in range(len(turn), len(encoded.ids)):
@@ -300,6 +307,25 @@ def packed_batches(documents: Iterator[Encoded], n_tokens: int, length: int, bos
 # Model
 
 
+class Experts(torch.nn.ModuleList):
+    """The experts of a layer as one module each, in the place of transformers' stacked tensors.
+
+    The checkpoint then has a matrix for each projection of each expert, as Qwen publishes it, and Muon takes them one
+    by one. `forward` is what transformers' Qwen3MoeExperts computes, under the same arguments.
+    """
+
+    def __init__(self, config: Qwen3MoeConfig):
+        super().__init__(Qwen3MoeMLP(config, config.moe_intermediate_size) for _ in range(config.num_experts))
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """x: (n, dim); chosen and weights: (n, k)."""
+        out = torch.zeros_like(x)
+        for i, expert in enumerate(self):
+            token, rank = torch.where(chosen == i)
+            out = out.index_add(0, token, (expert(x[token]) * weights[token, rank, None]).to(out.dtype))
+        return out
+
+
 def build_model(name: str, tokenizer: Tokenizer) -> PreTrainedModel:
     """Make the untrained model."""
     family = FAMILIES[name]
@@ -334,15 +360,28 @@ def build_model(name: str, tokenizer: Tokenizer) -> PreTrainedModel:
             tie_word_embeddings=True,
         )
         return LlamaForCausalLM(config)
-    config = Qwen3Config(
+    common |= {
+        "eos_token_id": eos[0],
+        "head_dim": 64,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0},
+        "tie_word_embeddings": False,
+    }
+    if name == "tiny-qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**common))
+    config = Qwen3MoeConfig(
         **common,
-        eos_token_id=eos[0],
-        head_dim=64,
-        rms_norm_eps=1e-6,
-        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
-        tie_word_embeddings=False,
+        moe_intermediate_size=128,
+        num_experts=8,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        mlp_only_layers=[0],
+        router_aux_loss_coef=0.01,
     )
-    return Qwen3ForCausalLM(config)
+    model = Qwen3MoeForCausalLM(config)
+    for layer in model.model.layers[1:]:
+        layer.mlp.experts = Experts(config)
+    return model
 
 
 def classic_config(model: PreTrainedModel) -> dict:
@@ -378,7 +417,11 @@ def classic_config(model: PreTrainedModel) -> dict:
         "use_cache": True,
         "vocab_size": c.vocab_size,
     }
-    if c.model_type == "qwen3":
+    if c.model_type == "qwen3_moe":
+        names = ("decoder_sparse_step", "mlp_only_layers", "moe_intermediate_size", "norm_topk_prob", "num_experts",
+                 "num_experts_per_tok", "router_aux_loss_coef")  # fmt: skip
+        config |= {name: getattr(c, name) for name in names}
+    if c.model_type != "llama":
         del config["mlp_bias"]
         config |= {"max_window_layers": c.num_hidden_layers, "sliding_window": None, "use_sliding_window": False}
     return config
@@ -453,7 +496,11 @@ def train(name: str, steps: int, tokens_per_batch: int, out: Path, log_every: in
     print(f"{sum(p.numel() for p in model.parameters())} parameters", flush=True)
 
     # Muon for the matrices between the embeddings, AdamW for the rest.
-    inner = {key: p for key, p in model.named_parameters() if p.dim() == 2 and "layers." in key}
+    inner = {
+        key: p
+        for key, p in model.named_parameters()
+        if p.dim() == 2 and "layers." in key and not key.endswith("mlp.gate.weight")  # routers have a row an expert
+    }
     rest = [p for key, p in model.named_parameters() if key not in inner]
     muon = torch.optim.Muon(inner.values(), lr=0.02, weight_decay=0.01, momentum=0.95)
     adamw = torch.optim.AdamW(rest, lr=3e-3, weight_decay=0.0, betas=(0.9, 0.98), fused=True)
@@ -475,6 +522,7 @@ def train(name: str, steps: int, tokens_per_batch: int, out: Path, log_every: in
     bos = model.config.bos_token_id
     singles = single_batches(documents, tokens_per_batch, longest=CONTEXT // 2)
     packed = packed_batches(documents, tokens_per_batch, CONTEXT, bos)
+    routed = {"output_router_logits": True} if name == "tiny-qwen3-moe" else {}
     mean, seen = 0.0, 0
     for step in range(steps):
         for group, peak in groups:
@@ -483,12 +531,20 @@ def train(name: str, steps: int, tokens_per_batch: int, out: Path, log_every: in
         target = kinds[:, 1:].flatten()
         weight = torch.tensor([0.0, 1.0, emphasis(step)])[target]
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            hidden = model.model(input_ids=x, use_cache=False).last_hidden_state  # (rows, length, dim)
+            output = model.model(input_ids=x, use_cache=False, **routed)
+            hidden = output.last_hidden_state  # (rows, length, dim)
             logits = model.lm_head(hidden[:, :-1])  # (rows, length - 1, vocab)
         nll = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1).float(), x[:, 1:].flatten(), reduction="none"
         )  # (rows * (length - 1))
-        ((nll * weight).sum() / weight.sum()).backward()
+        loss = (nll * weight).sum() / weight.sum()
+        if routed:  # Switch Transformers (Fedus et al. 2021, arXiv 2101.03961), equations 4 to 6, with their factor
+            c = model.config
+            balance = load_balancing_loss_func(
+                output.router_logits, c.num_experts, c.num_experts_per_tok, kinds != SILENT
+            )
+            loss = loss + c.router_aux_loss_coef * balance
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         muon.step()
         adamw.step()

@@ -118,7 +118,21 @@ inline Memory memory;
 // ----------------------------------------------------------------------------
 // Running a grid
 
-constexpr int warp_size = 32;
+// CUDA's warp; or, with SIMT_WARP_SIZE=64, AMD's wavefront on GCN and CDNA.
+#ifndef SIMT_WARP_SIZE
+#define SIMT_WARP_SIZE 32
+#endif
+constexpr int warp_size = SIMT_WARP_SIZE;
+template <int size>
+struct MaskOf {
+    using Type = uint32_t;
+};
+template <>
+struct MaskOf<64> {
+    using Type = uint64_t;
+};
+using Mask = MaskOf<warp_size>::Type;  // a bit for each thread of a warp
+constexpr Mask all_lanes = ~Mask{0};
 constexpr int max_threads = 1024;                // in a block
 constexpr size_t max_shared_bytes = 227 * 1024;  // in a block, on sm_90
 constexpr size_t stack_bytes = 64 * 1024;        // of a fiber
@@ -185,7 +199,7 @@ struct Lane {
     bool returned = false;
     uint3 index;               // threadIdx
     At at = At::nothing;       // the operation that it waits at,
-    uint32_t mask = 0;         // the threads of the warp that have to arrive there,
+    Mask mask = 0;             // the threads of the warp that have to arrive there,
     void* operands = nullptr;  // and what it passes to the operation
     std::vector<Copy> copies;  // not waited for yet
     int groups = 0;            // cp.async groups committed
@@ -342,12 +356,12 @@ class Block {
     // Waits until all threads of the warp that `mask` names are here. The last to come calls
     // compute(operands of each lane, nullptr for those not named).
     template <class Operands, class Compute>
-    void sync_warp(At at, uint32_t mask, Operands& mine, Compute compute) {
+    void sync_warp(At at, Mask mask, Operands& mine, Compute compute) {
         const Emulating emulating;
         const int warp = lane_ / warp_size, first = warp * warp_size,
                   n = std::min(n_lanes_ - first, warp_size);
-        const uint32_t bit = 1u << (lane_ - first);
-        mask &= ~0u >> (warp_size - n);
+        const Mask bit = Mask{1} << (lane_ - first);
+        mask &= all_lanes >> (warp_size - n);
         if (!(mask & bit)) fail(name(at) + " with a mask that leaves out the thread itself");
         Operands* operands[warp_size] = {};
         bool complete = ((waiting_[warp] | bit) & mask) == mask;
@@ -376,13 +390,13 @@ class Block {
         const int first = lane_ / warp_size * warp_size;
         if (n_lanes_ - first < warp_size)
             fail(name(at) + " needs 32 threads, and the warp has " + std::to_string(n_lanes_ - first));
-        sync_warp(at, ~0u, mine, compute);
+        sync_warp(at, all_lanes, mine, compute);
     }
 
   private:
     // Switches to the next thread that can run. Returns when the operation that this thread waits for is
     // done.
-    void wait(At at, uint32_t mask, void* operands) {
+    void wait(At at, Mask mask, void* operands) {
         Lane& lane = running();
         lane.at = at;
         lane.mask = mask;
@@ -470,8 +484,8 @@ class Block {
     char *stacks_, *shared_, *tls_ = nullptr;
     size_t tls_bytes_ = 0, latest_ = 0;
     int n_lanes_ = 0, n_running_ = 0, n_at_barrier_ = 0;
-    int lane_ = 0;                                    // the running thread
-    uint32_t waiting_[max_threads / warp_size] = {};  // a bit for each thread that waits for its warp
+    int lane_ = 0;                                // the running thread
+    Mask waiting_[max_threads / warp_size] = {};  // a bit for each thread that waits for its warp
     uint32_t now_ = 0, begin_ = 0, barrier_ = 0, warp_barrier_[max_threads / warp_size] = {};
     std::string failure_;
 };

@@ -1,5 +1,6 @@
-// The parts of CUDA that a .cu file uses, with or without a GPU. Under nvcc this is CUDA itself; under g++
-// and clang++ it is the emulator in simt.h. Either way kernels are launched by
+// The parts of CUDA that a .cu file uses, with or without a GPU. Under nvcc this is CUDA itself; under hipcc
+// it is HIP under CUDA's names, hip.h; under g++ and clang++ it is the emulator in simt.h. Either way kernels
+// are launched by
 //
 //     launch<kernel>({.grid = 8, .block = 128, .shared_bytes = 4096}, arguments...);
 //
@@ -18,6 +19,8 @@
 #ifdef __CUDACC__
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#elif defined(__HIPCC__)
+#include "hip.h"
 #else
 #include "simt.h"
 #endif
@@ -55,7 +58,7 @@ std::string kernel_name() {
 
 }  // namespace simt
 
-#ifdef __CUDACC__
+#if defined(__CUDACC__) || defined(__HIPCC__)
 
 // A block's dynamic shared memory.
 template <class T>
@@ -71,8 +74,8 @@ void launch(const Launch& how, Args... args) {
     // More than 48 KB of dynamic shared memory has to be requested for a kernel before its first launch.
     static size_t limit = 48 * 1024;
     if (how.shared_bytes > limit) {
-        error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared_bytes));
+        error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared_bytes));
         if (error == cudaSuccess) limit = how.shared_bytes;
     }
     if (error == cudaSuccess) {

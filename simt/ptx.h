@@ -53,6 +53,15 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// c (16 x 8, int32) += a (16 x 32, int8) * b (32 x 8, int8), each spread over the warp.
+__device__ __forceinline__ void mma_m16n8k32(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 // Begins to copy 4, 8 or 16 bytes into shared memory; zeros, reading nothing, if not valid.
 template <int bytes>
 __device__ __forceinline__ void cp_async(void* shared, const void* global, bool valid) {
@@ -198,6 +207,30 @@ inline void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (
         for (int lane = 0; lane < 32; lane++) {
             const int g = lane / 4, t = lane % 4;
             for (int i = 0; i < 4; i++) lanes[lane]->c[i] = C[g + i / 2 * 8][2 * t + i % 2];
+        }
+    });
+}
+
+// The fragments are those of "Matrix Fragments for mma.m16n8k32". With g = lane / 4 and t = lane % 4, a[0]
+// holds row g, columns 4 t to 4 t + 3 of A; a[1] the same of row g + 8; a[2] and a[3] columns 4 t + 16 and on
+// of the same rows. b[0] holds rows 4 t to 4 t + 3 of B, column g; b[1] rows 4 t + 16 and on. c as for
+// m16n8k16.
+inline void mma_m16n8k32(int (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    struct {
+        int (&c)[4];
+        const uint32_t (&a)[4], (&b)[2];
+    } mine{c, a, b};
+    simt::block().sync_whole_warp(simt::At::mma, mine, [](auto* const* lanes) {
+        for (int lane = 0; lane < 32; lane++) {
+            for (int i = 0; i < 4; i++) {
+                const int row = lane / 4 + i / 2 * 8, col = 2 * (lane % 4) + i % 2;
+                for (int t = 0; t < 4; t++) {  // the lanes that hold the row's and the column's 32 numbers
+                    const auto &from = *lanes[row % 8 * 4 + t], &to = *lanes[col * 4 + t];
+                    int& sum = lanes[lane]->c[i];
+                    sum = __dp4a(int(from.a[row / 8]), int(to.b[0]), sum);
+                    sum = __dp4a(int(from.a[row / 8 + 2]), int(to.b[1]), sum);
+                }
+            }
         }
     });
 }

@@ -88,6 +88,11 @@ inline int __float_as_int(float f) { return std::bit_cast<int>(f); }
 inline float __uint_as_float(unsigned u) { return std::bit_cast<float>(u); }
 inline float __int_as_float(int i) { return std::bit_cast<float>(i); }
 inline float __fdividef(float a, float b) { return a / b; }
+// c + the products of the four int8 of a with those of b.
+inline int __dp4a(int a, int b, int c) {
+    for (int i = 0; i < 4; i++) c += int(int8_t(unsigned(a) >> 8 * i)) * int(int8_t(unsigned(b) >> 8 * i));
+    return c;
+}
 inline int __float2int_rn(float f) { return int(rintf(f)); }
 // C libraries declare functions of these names, some of them with another meaning.
 #define __expf(x) expf(x)
@@ -163,7 +168,7 @@ inline const char* cudaGetErrorString(cudaError_t error) {
 // What the threads of a block or of a warp do together
 
 inline void __syncthreads() { simt::block().sync_threads(); }
-inline void __syncwarp(unsigned mask = ~0u) {
+inline void __syncwarp(simt::Mask mask = simt::all_lanes) {
     int none = 0;
     simt::block().sync_warp(simt::At::syncwarp, mask, none, [](int* const*) {});
 }
@@ -178,7 +183,7 @@ namespace simt {
 // Each thread gets the value of the thread that from(its own number) names in its group of `width` threads,
 // or keeps its own where the group has none of that number.
 template <class T, class From>
-T shuffle(At at, unsigned mask, T value, int width, From from) {
+T shuffle(At at, Mask mask, T value, int width, From from) {
     static_assert(sizeof(T) == 4);
     const Emulating emulating;
     const int lane = block().lane() % warp_size, group = lane / width * width, source = from(lane - group);
@@ -203,15 +208,15 @@ T shuffle(At at, unsigned mask, T value, int width, From from) {
 }  // namespace simt
 
 template <class T>
-T __shfl_sync(unsigned mask, T value, int source, int width = simt::warp_size) {
+T __shfl_sync(simt::Mask mask, T value, int source, int width = simt::warp_size) {
     return simt::shuffle(simt::At::shfl, mask, value, width, [=](int) { return source & (width - 1); });
 }
 template <class T>
-T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = simt::warp_size) {
+T __shfl_xor_sync(simt::Mask mask, T value, int lane_mask, int width = simt::warp_size) {
     return simt::shuffle(simt::At::shfl_xor, mask, value, width, [=](int lane) { return lane ^ lane_mask; });
 }
 template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = simt::warp_size) {
+T __shfl_down_sync(simt::Mask mask, T value, unsigned delta, int width = simt::warp_size) {
     return simt::shuffle(simt::At::shfl_down, mask, value, width,
                          [=](int lane) { return lane + int(delta); });
 }
@@ -219,14 +224,14 @@ T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = simt::war
 namespace simt {
 
 // A bit for each thread whose predicate holds.
-inline unsigned votes(At at, unsigned mask, bool predicate) {
+inline Mask votes(At at, Mask mask, bool predicate) {
     struct {
         bool predicate;
-        unsigned result;
+        Mask result;
     } mine{predicate, 0};
     block().sync_warp(at, mask, mine, [](auto* const* lanes) {
-        unsigned result = 0;
-        for (int i = 0; i < warp_size; i++) result |= unsigned(lanes[i] && lanes[i]->predicate) << i;
+        Mask result = 0;
+        for (int i = 0; i < warp_size; i++) result |= Mask(lanes[i] && lanes[i]->predicate) << i;
         for (int i = 0; i < warp_size; i++) {
             if (lanes[i]) lanes[i]->result = result;
         }
@@ -236,10 +241,10 @@ inline unsigned votes(At at, unsigned mask, bool predicate) {
 
 }  // namespace simt
 
-inline unsigned __ballot_sync(unsigned mask, int predicate) {
+inline simt::Mask __ballot_sync(simt::Mask mask, int predicate) {
     return simt::votes(simt::At::ballot, mask, predicate != 0);
 }
-inline int __any_sync(unsigned mask, int predicate) {
+inline int __any_sync(simt::Mask mask, int predicate) {
     return simt::votes(simt::At::any, mask, predicate != 0) != 0;
 }
 

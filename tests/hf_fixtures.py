@@ -1,12 +1,13 @@
 """Random small models and what Hugging Face `transformers` computes for them: the oracle of the forward pass.
 
-    python -m tests.hf_fixtures write    make tests/hf/ anew (needs torch and transformers)
-    python -m tests.hf_fixtures check    compute the logits again and compare with the stored ones
+    python -m tests.hf_fixtures write [NAME...]    make tests/hf/ anew, or some of it (needs torch and transformers)
+    python -m tests.hf_fixtures check [NAME...]    compute the logits again and compare with the stored ones
 
 Each fixture is a Hugging Face directory (config.json, model.safetensors) with expected.safetensors beside it: token
 ids and the fp32 logits under eager attention. Together they exercise GQA and MHA, tied and untied classifiers,
 head_dim other than dim / n_heads, llama3 RoPE scaling past original_max_position_embeddings, and a config that
-contradicts itself and its weights.
+contradicts itself and its weights. MOE_FIXTURES are mixtures of experts: one expert active, all of them, some with
+equal logits, dense layers by list and by step, weights normalized or not.
 """
 
 import json
@@ -45,6 +46,30 @@ FIXTURES = {
     | {"num_hidden_layers": 1, "rope_scaling": LLAMA3, "rope_theta": 20000.0,
        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
 }  # fmt: skip
+MOE = {"model_type": "qwen3_moe", "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_size": 32,
+       "intermediate_size": 64, "num_hidden_layers": 2, "vocab_size": 96, "max_position_embeddings": 128,
+       "decoder_sparse_step": 1, "mlp_only_layers": []}  # fmt: skip
+
+
+def experts(n: int, active: int, hidden: int, normalize: bool) -> dict:
+    """The experts' fields of a config."""
+    return {"num_experts": n, "num_experts_per_tok": active, "moe_intermediate_size": hidden,
+            "norm_topk_prob": normalize}  # fmt: skip
+
+
+MOE_FIXTURES = {
+    "qwen3-moe-2-of-8": MOE | heads(4, 2, 16, tied=False) | experts(8, 2, 24, True),
+    "qwen3-moe-one-active": MOE | heads(2, 2, 16, tied=True) | experts(6, 1, 16, False),
+    "qwen3-moe-all-active": MOE | heads(4, 1, 8, tied=True) | experts(4, 4, 16, True),
+    "qwen3-moe-listed-dense": MOE | heads(4, 2, 8, tied=False) | experts(5, 3, 16, False)
+    | {"num_hidden_layers": 3, "mlp_only_layers": [1]},
+    "qwen3-moe-every-second": MOE | heads(4, 2, 8, tied=True) | experts(4, 2, 16, True)
+    | {"num_hidden_layers": 4, "decoder_sparse_step": 2},
+    "qwen3-moe-ties": MOE | heads(4, 2, 8, tied=True) | experts(8, 3, 16, True),
+}  # fmt: skip
+# Experts 5 and 6 have the routers' rows of 1 and 2, so that logits are equal, and their weights: which of equals
+# torch.topk takes is not defined; here all are right. The op vectors have ties with one right answer.
+TIED_EXPERTS = ("qwen3-moe-ties",)
 OWN_CLASSIFIER = ("llama-contradictory",)
 N_TOKENS = 48  # three times the original context of the scaled fixture
 
@@ -64,12 +89,12 @@ def random_weights(config: dict, seed: int, own_classifier: bool) -> dict[str, n
 
     own_classifier: there is one even if the config says that it is the embedding.
     """
-    from formats.checkpoint import read_config, tensor_shapes
+    from formats.checkpoint import DENSE, SPARSE, read_config, tensor_shapes
 
     path = FOLDER / "config.tmp"
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
-    parsed = read_config(path)
+    parsed = read_config(path, archs=(*DENSE, *SPARSE))
     shapes = tensor_shapes(replace(parsed, tied=parsed.tied and not own_classifier))
     (path / "config.json").unlink()
     path.rmdir()
@@ -82,21 +107,25 @@ def random_weights(config: dict, seed: int, own_classifier: bool) -> dict[str, n
 
 
 def main() -> int:
-    command = sys.argv[1] if len(sys.argv) == 2 else ""
+    command, names = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("", [])
     if command not in ("write", "check"):
         print(__doc__)
         return 2
     worst = 0.0
-    for seed, (name, config) in enumerate(FIXTURES.items()):
+    for seed, (name, config) in enumerate((FIXTURES | MOE_FIXTURES).items()):
+        if names and name not in names:
+            continue
         hf_dir = FOLDER / name
         if command == "write":
             hf_dir.mkdir(parents=True, exist_ok=True)
             (hf_dir / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-            save_file(
-                random_weights(config, seed, name in OWN_CLASSIFIER),
-                hf_dir / "model.safetensors",
-                metadata={"format": "pt"},
-            )
+            weights = random_weights(config, seed, name in OWN_CLASSIFIER)
+            for key in weights if name in TIED_EXPERTS else ():
+                if key.endswith("mlp.gate.weight"):
+                    weights[key][5:7] = weights[key][1:3]
+                for one, other in (("5", "1"), ("6", "2")):
+                    weights[key] = weights[key.replace(f".experts.{one}.", f".experts.{other}.")]
+            save_file(weights, hf_dir / "model.safetensors", metadata={"format": "pt"})
             tokens = np.random.default_rng(seed).integers(0, config["vocab_size"], N_TOKENS).astype(np.int32)
             save_file(
                 {"tokens": tokens, "logits": transformers_logits(hf_dir, tokens)}, hf_dir / "expected.safetensors"

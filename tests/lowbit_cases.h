@@ -10,6 +10,7 @@
 
 #include "common/cpu/lowbit.h"
 #include "common/model/layout.h"
+#include "int8_cases.h"
 
 // A matrix with its memory, and what it expands to.
 struct LowbitCase {
@@ -118,4 +119,29 @@ inline LowbitCase make_lowbit(std::mt19937& rng, const MatrixFormat& f, int grou
         }
     }
     return m;
+}
+
+// The activations' group that goes with a format: a weight group is a whole number of them.
+inline std::vector<int> group_sizes(const MatrixFormat& f) {
+    if (f.group == 32) return {32};
+    if (f.flags != 0) return {64};
+    return {32, 64};
+}
+
+// The outputs summed in double precision from exact accumulators.
+inline std::vector<float> exact_outputs(const Int8Matrix& x, const LowbitCase& w) {
+    const Int8Matrix e = w.expanded_view();
+    std::vector<float> out;
+    for (int t = 0; t < x.n_rows; t++) {
+        for (int i = 0; i < e.n_rows; i++) {
+            double sum = 0;
+            for (int g = 0; g < e.n_groups(); g++) {
+                const int k = g * e.group_size;
+                sum += double(reference_accumulator(x.row_codes(t) + k, e.row_codes(i) + k, e.group_size)) *
+                       x.row_scales(t)[g] * e.row_scales(i)[g];
+            }
+            out.push_back(float(sum));
+        }
+    }
+    return out;
 }

@@ -20,13 +20,6 @@ namespace {
 // Columns of which a row has whole blocks of 64 bytes, halves, quarters, and several of them.
 constexpr int widths[] = {64, 128, 192, 256, 320, 384, 448, 576, 1024, 1216};
 
-// The activations' group that goes with a format: a weight group is a whole number of them.
-std::vector<int> group_sizes(const MatrixFormat& f) {
-    if (f.group == 32) return {32};
-    if (f.flags != 0) return {64};
-    return {32, 64};
-}
-
 constexpr float unwritten = 1e30f;
 
 // x times w as `multiply` computes it. Checks that nothing is written behind the last output.
@@ -54,24 +47,6 @@ void for_each_path(int group_size, Check check) {
             REQUIRE(lowbit_matmul(x, list));
         });
     }
-}
-
-// The outputs summed in double precision from exact accumulators.
-std::vector<float> exact_outputs(const Int8Matrix& x, const LowbitCase& w) {
-    const Int8Matrix e = w.expanded_view();
-    std::vector<float> out;
-    for (int t = 0; t < x.n_rows; t++) {
-        for (int i = 0; i < e.n_rows; i++) {
-            double sum = 0;
-            for (int g = 0; g < e.n_groups(); g++) {
-                const int k = g * e.group_size;
-                sum += double(reference_accumulator(x.row_codes(t) + k, e.row_codes(i) + k, e.group_size)) *
-                       x.row_scales(t)[g] * e.row_scales(i)[g];
-            }
-            out.push_back(float(sum));
-        }
-    }
-    return out;
 }
 
 }  // namespace

@@ -51,6 +51,20 @@ std::vector<int> greedy(Transformer& m, const std::vector<int>& prompt, int n, i
     return ids;
 }
 
+// What a chunk of mixtures of experts takes besides, if there are any: fp32 rows of a whole chunk, and codes
+// (of MXFP8 with their values) of the n tokens that were run.
+template <class State>
+uint64_t expert_bytes(const State& s, [[maybe_unused]] int n, [[maybe_unused]] int chunk) {
+    if constexpr (requires { s.expert_x; }) {
+        uint64_t of_tokens = 0;
+        for (const auto* x : {&s.expert_x, &s.expert_hidden})
+            of_tokens += x->int8.codes.size() + x->codes.size() + x->values.size() * sizeof(float);
+        return (s.router.values.size() + s.down.values.size()) * sizeof(float) +
+               of_tokens / size_t(n) * chunk;
+    }
+    return 0;
+}
+
 }  // namespace
 
 TEST_CASE("memory: what is asked for before loading is what a run then takes") {
@@ -73,9 +87,11 @@ TEST_CASE("memory: what is asked for before loading is what a run then takes") {
             for (const Rows* rows : {&s.x, &s.normed, &s.q, &s.k, &s.v, &s.attn_out, &s.proj, &s.gate, &s.up})
                 taken += rows->values.size() * sizeof(float);
             // Of a whole chunk, as the rest has.
-            const uint64_t n_logits = all_logits ? uint64_t(max_chunk) : 1;
+            const int chunk = std::min(max_chunk, context);
+            const uint64_t n_logits = all_logits ? uint64_t(chunk) : 1;
             taken += n_logits * uint64_t(m.file.config.vocab_size) * sizeof(float);
-            taken += s.xq.codes.size() / size_t(n) * size_t(max_chunk);
+            taken += s.xq.codes.size() / size_t(n) * size_t(chunk);
+            taken += expert_bytes(s, n, chunk);
             taken += kv_bytes(m.file.config, sizeof(float)) * uint64_t(n);
             CHECK(counted == taken);
         }

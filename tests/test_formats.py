@@ -13,17 +13,17 @@ from bench.make_model import SCHEMES as MADE
 from bench.make_model import write_model
 from bench.random_checkpoint import config_of
 from export.__main__ import EXPORTERS
-from formats.checkpoint import Checkpoint
+from formats.checkpoint import DENSE, SPARSE, Checkpoint
 from formats.limits import LIMITS
 from formats.model_file import read_format, read_header
 from formats.schemes import FORMATS, format_of
 from formats.tensors import Tensor, norm_shapes, weights_end, with_offsets
-from golden.schemes import SCHEMES
-from tests.helpers import MODELS, ROOT, TINY, run_golden
+from golden.schemes import SCHEMES, goldens
+from tests.helpers import MODELS, ROOT, run_golden
 from tests.test_runq import seal
 
 VARIANTS = [variant for reference in SCHEMES.values() for variant in reference.variants]
-FILES = [ROOT / "build" / "models" / f"{name}.{variant}.bin" for name in TINY for variant in VARIANTS]
+FILES = [ROOT / "build" / "models" / f"{name}.{variant}.bin" for name, variant, _ in goldens()]
 TYPES = {"<f4": "F32", "<f2": "F16", "<i4": "I32", "|i1": "I8", "|u1": "U8"}
 
 
@@ -134,7 +134,7 @@ def test_a_list_fills_its_file(path):
     tensors, head = listed(path)
     assert tensors[-1].end == head.weights_end
     assert len({t.name for t in tensors}) == len(tensors)
-    checkpoint = Checkpoint(MODELS / path.name.split(".")[0])
+    checkpoint = Checkpoint(MODELS / path.name.split(".")[0], archs=(*DENSE, *SPARSE))
     assert {name for name, _ in norm_shapes(checkpoint.config)} <= {t.name for t in tensors}
     assert ("act_scales" in {t.name for t in tensors}) == ("static" in path.name)
 

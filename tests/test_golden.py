@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from formats.checkpoint import Checkpoint, ModelError
+from formats.checkpoint import DENSE, SPARSE, Checkpoint, ModelError
 from golden.forward import Fp32, forward, load_weight, permute_rows, rmsnorm, rope
 from golden.perplexity import perplexity, windows
 from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
 from golden.trace import Recorder, Tolerances, at_positions, compare, relative_error, replay, step_order
 from tests.helpers import DATA, F32, ROOT, run_golden
-from tests.hf_fixtures import FIXTURES, FOLDER
+from tests.hf_fixtures import FIXTURES, FOLDER, MOE_FIXTURES
 
 
-@pytest.mark.parametrize("name", FIXTURES)
+@pytest.mark.parametrize("name", FIXTURES | MOE_FIXTURES)
 def test_fp32_forward_agrees_with_transformers(name):
-    checkpoint = Checkpoint(FOLDER / name)
+    checkpoint = Checkpoint(FOLDER / name, archs=(*DENSE, *SPARSE))
     expected = load_file(FOLDER / name / "expected.safetensors")
     logits = forward(checkpoint.config, Fp32(checkpoint), expected["tokens"])
     assert np.abs(expected["logits"]).max() > 1  # the tolerance below means something
@@ -51,12 +51,15 @@ def test_every_part_of_the_config_matters(tmp_path):
         ("llama-gqa-tied", "rope_theta", 10000.0),
         ("llama-gqa-tied", "rms_norm_eps", 1e-2),
         ("qwen3-gqa-untied", "rope_theta", 500000.0),
+        ("qwen3-moe-2-of-8", "norm_topk_prob", False),
+        ("qwen3-moe-2-of-8", "num_experts_per_tok", 1),
+        ("qwen3-moe-listed-dense", "norm_topk_prob", True),
     ]:
         source = FOLDER / name
         config = json.loads((source / "config.json").read_text()) | {field: value}
         (tmp_path / "config.json").write_text(json.dumps(config))
         (tmp_path / "model.safetensors").write_bytes((source / "model.safetensors").read_bytes())
-        checkpoint = Checkpoint(tmp_path)
+        checkpoint = Checkpoint(tmp_path, archs=(*DENSE, *SPARSE))
         expected = load_file(source / "expected.safetensors")
         logits = forward(checkpoint.config, Fp32(checkpoint), expected["tokens"])
         assert np.abs(logits - expected["logits"]).max() > 1e-3, (name, field)

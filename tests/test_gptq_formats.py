@@ -4,13 +4,14 @@ import struct
 import zlib
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from export.gptq import Options, export_gptq
 from formats.errors import ModelError
-from formats.gptq import FORMATS, KINDS, GptqLayout, MatrixFormat, matrix_tensors, pack_layout, unpack_layout
+from formats.gptq import FORMATS, KINDS, GptqLayout, MatrixFormat, matrix_tensors, pack_layout, read_layout
 from formats.low_bits import code_order, pack_codes, pack_mask, pack_nibbles, unpack_codes, unpack_mask, unpack_nibbles
 from formats.model_file import read_header
 from formats.schemes import GPTQ_FILE
@@ -117,8 +118,9 @@ def test_formats_come_back_from_the_header():
     assert len(raw) == 37
     assert raw[:8] == struct.pack("<BBHBBH", 8, 0, 0, 4, 0, 128)
     assert raw[20:24] == struct.pack("<BBH", 2, 2, 64)
-    assert unpack_layout("x", raw, config(), 64) == layout
-    assert unpack_layout("x", raw[:-1] + b"\1", config(), 64) == layout._replace(has_order=True)
+    assert read_layout(Path("x"), raw, config(), 64) == (config(), layout)
+    ordered = read_layout(Path("x"), raw[:-1] + b"\1", config(), 64)
+    assert ordered == (config(), layout._replace(has_order=True))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_other_formats_are_refused_by_name(at, value, group_size, says):
     if at == 0:  # valid of its own, but the classifier's entry differs
         says = "the classifier is the embedding, but its format is 8 bits per row, not 4 bits per row"
     with pytest.raises(ModelError) as error:
-        unpack_layout("x", bytes(raw), config(), group_size)
+        read_layout(Path("x"), bytes(raw), config(), group_size)
     assert str(error.value).endswith(says) or says in str(error.value)
 
 

@@ -14,14 +14,17 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from formats.checkpoint import Config
+from formats import gptq, moe
+from formats.checkpoint import Config, Moe
 from formats.gptq import GptqLayout, MatrixFormat
 from formats.model_file import FileHeader, Generation, header
-from formats.schemes import FORMATS
+from formats.moe import MoeLayout
+from formats.schemes import FORMATS, GPTQ_FILE, MOE_FILE
 from formats.tensors import weights_end
 from tests.helpers import ROOT
 from tests.test_cli import waiting_to_write
@@ -29,9 +32,10 @@ from tests.test_runq import seal
 
 FORMAT = {f.program: f for f in FORMATS.values()}
 PROGRAMS = list(FORMAT)
-VARIANT = {"gptq": "gptq-w4"}  # that stands for a scheme; usually the one of its name
+VARIANT = {"gptq": "tiny-llama.gptq-w4", "moe": "tiny-qwen3-moe.moe-a8w8"}  # that stands for a scheme; or tiny-llama's
 TINY = {
-    f.program: ROOT / "build" / "models" / f"tiny-llama.{VARIANT.get(f.scheme, f.scheme)}.bin" for f in FORMATS.values()
+    f.program: ROOT / "build" / "models" / f"{VARIANT.get(f.scheme, f'tiny-llama.{f.scheme}')}.bin"
+    for f in FORMATS.values()
 }
 LLAMA = TINY["runq"]
 MAX_CONTEXT = 1 << 24
@@ -72,7 +76,7 @@ def refused(done, code):
 def write_model(path, program, **dims):
     """A model file of zeros, without a tokenizer."""
     file_format = FORMAT[program]
-    group_size = {"runq": 4, "runq_w8a8": 0, "runq_awq": 64, "runq_gptq": 64}[program]
+    group_size = {"runq": 4, "runq_w8a8": 0, "runq_awq": 64, "runq_gptq": 64, "runq_moe": 0}[program]
     small = {"dim": 4, "hidden_dim": 4, "head_dim": 2, "n_heads": 2}
     if group_size == 64:
         small = {"dim": 64, "hidden_dim": 64, "head_dim": 32, "n_heads": 2}
@@ -80,11 +84,16 @@ def write_model(path, program, **dims):
         arch="llama", n_layers=1, n_kv_heads=1, vocab_size=8, max_seq_len=MAX_CONTEXT, tied=True,
         norm_eps=1e-5, rope_theta=1e4, rope_scaling=None, **small,
     )  # fmt: skip
-    config = Config(**(vars(config) | dims))
-    layout = GptqLayout((MatrixFormat(8),) * 9) if file_format.has_layout else None
+    config, layout, own = Config(**(vars(config) | dims)), None, b""
+    if file_format is GPTQ_FILE:
+        layout = GptqLayout((MatrixFormat(8),) * 9)
+        own = gptq.pack_layout(layout)
+    elif file_format is MOE_FILE:
+        config, layout = replace(config, arch="qwen3_moe", moe=Moe(2, 1, 4, True, ())), MoeLayout("a8w8", 0)
+        own = moe.pack_layout(config, layout)
     tensors = FileHeader(config, group_size, 0, 0, file_format, layout).tensors()
     end = weights_end(tensors, file_format.alignment)
-    path.write_bytes(header(config, Generation(temperature=0.0), file_format, group_size, end, b"", layout=layout))
+    path.write_bytes(header(config, Generation(temperature=0.0), file_format, group_size, end, b"", own=own))
     os.truncate(path, end)
     return path
 

@@ -16,7 +16,7 @@ import pytest
 from formats.checkpoint import Checkpoint
 from golden.forward import forward
 from golden.q8 import Q8
-from golden.schemes import SCHEMES, read_file
+from golden.schemes import SCHEMES, goldens, read_file
 from golden.trace import compare, read_trace, replay
 from models.agreement import disagreements
 from models.stories import stories
@@ -29,7 +29,7 @@ PROGRAM = {
     for variant in reference.variants
     if (ROOT / f"{reference.format.program}.cpp").is_file()
 }
-MODELS = [f"{model}.{variant}" for model in ("tiny-llama", "tiny-qwen3") for variant in PROGRAM]
+MODELS = [f"{model}.{variant}" for model, variant, _ in goldens() if variant in PROGRAM]
 BIN = {name: ROOT / "build" / "models" / f"{name}.bin" for name in MODELS}
 
 
@@ -141,13 +141,18 @@ def test_a_long_trace_keeps_the_contract_operation_by_operation(tmp_path, name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_perplexity_is_near_that_of_fp32(name):
-    """Within 0.2 %; 0.4 % with static scales, which clip what calibration has not seen. Fewer bits cost more."""
+    """Within 0.2 %; 0.4 % with static scales, which clip what calibration has not seen; 0.5 % with experts in int4.
+
+    GPTQ's fewer bits cost more.
+    """
     golden = golden_json(name)["held_out"]
     done = runq(BIN[name], "--ppl", ROOT / "models" / "held_out.txt")
     words = done.stdout.decode().split()
     assert words[0] == "perplexity"
     assert int(words[3]) == golden["tokens"]
-    if not name.endswith(("gptq-w4", "gptq-ladder", "gptq-sparse")):
+    if name.endswith("moe-a8w4"):
+        assert float(words[1]) == pytest.approx(golden["fp32"], rel=5e-3)
+    elif not name.endswith(("gptq-w4", "gptq-ladder", "gptq-sparse")):
         assert float(words[1]) == pytest.approx(golden["fp32"], rel=4e-3 if name.endswith("static") else 2e-3)
     assert float(words[1]) == pytest.approx(golden[name.split(".")[1]], rel=5e-4)
 

@@ -142,7 +142,14 @@ inline std::vector<MemoryPart> cpu_memory(const ModelFile& file, const Options& 
     const uint64_t values =
         3 * uint64_t(c.dim) + 2 * uint64_t(c.q_dim()) + 2 * uint64_t(c.kv_dim()) + 2 * uint64_t(c.hidden_dim);
     const int longest = std::max({c.dim, c.q_dim(), c.hidden_dim});
-    return {{"a chunk of " + std::to_string(n) + " tokens", n * (values * sizeof(float) + uint64_t(longest))},
+    // Of experts logits and outputs in fp32, and what goes in in codes; of MXFP8 with their values.
+    const uint64_t k = uint64_t(c.moe.n_active), e = uint64_t(c.moe.n_experts);
+    const uint64_t of_code = c.moe.format == ExpertFormat::mxfp8 ? 1 + sizeof(float) : 1;
+    const uint64_t experts = e == 0 ? 0
+                                    : (e + k * uint64_t(c.dim)) * sizeof(float) +
+                                          (uint64_t(c.dim) + k * uint64_t(c.moe.hidden_dim)) * of_code;
+    return {{"a chunk of " + std::to_string(n) + " tokens",
+             n * (values * sizeof(float) + uint64_t(longest) + experts)},
             logits_part(n_logits, c.vocab_size),
             kv_part(0, sure_positions(o, context), kv_bytes(c, sizeof(float)), "fewer tokens take less"),
             {"the tokenizer", file.tokenizer.size()}};

@@ -81,11 +81,14 @@ struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// An option that one program has and the others do not. Its value is one of `choices`, the first by default.
+// An option that one program has and the others do not. Its value is one of `choices`, the first by default;
+// or, where `others` says what --help calls them, anything else, which the program then checks. Without
+// choices it takes no value.
 struct OwnOption {
     const char* name;  // "--name"
     std::vector<const char*> choices;
     const char* help;  // up to 56 columns
+    const char* others = nullptr;
 };
 
 // The lines of --help on a program's own options.
@@ -95,10 +98,15 @@ inline std::string own_help(std::span<const OwnOption> own) {
         char line[160];
         std::snprintf(line, sizeof line, "      %-18s%s:\n", option.name, option.help);
         text += line;
+        if (option.choices.empty()) {
+            text.replace(text.size() - 2, 1, "");  // no colon
+            continue;
+        }
         std::string choices(24, ' ');
         for (const char* choice : option.choices)
             choices += std::string(choice) + (choice == option.choices.front() ? " (default), " : ", ");
         choices.resize(choices.size() - 2);
+        if (option.others != nullptr) choices += std::string(", ") + option.others;
         text += choices + "\n";
     }
     return text;
@@ -134,7 +142,7 @@ struct Options {
     std::optional<std::string> trace;  // path
     std::optional<int> trace_from;     // position
     std::optional<float> rope_theta;
-    std::map<std::string, std::string> own;  // the program's own options, all of them
+    std::map<std::string, std::string> own;  // the program's own options; those without a value if given
     bool help = false, version = false;
 };
 
@@ -178,7 +186,8 @@ inline std::vector<int> parse_list(const std::string& option, const std::string&
 // Throws UsageError. After -h or -V nothing more is read or checked.
 inline Options parse_options(int argc, const char* const* argv, std::span<const OwnOption> own = {}) {
     Options o;
-    for (const OwnOption& option : own) o.own[option.name] = option.choices.front();
+    for (const OwnOption& option : own)
+        if (!option.choices.empty()) o.own[option.name] = option.choices.front();
     std::string name;                  // of the option in hand, as it was typed
     std::optional<std::string> glued;  // its value if written --name=value
     int i = 1;
@@ -270,14 +279,19 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
         } else if (const auto option =
                        std::find_if(own.begin(), own.end(), [&](auto& x) { return name == x.name; });
                    option != own.end()) {
-            const std::string text = value();
-            std::string choices;
-            for (const char* choice : option->choices)
-                choices += (choices.empty() ? "" : ", ") + std::string(choice);
-            if (std::find(option->choices.begin(), option->choices.end(), text) == option->choices.end()) {
-                throw UsageError(name + ": '" + text + "' is not one of " + choices);
+            if (option->choices.empty()) {
+                o.own[name] = "";
+            } else {
+                const std::string text = value();
+                std::string choices;
+                for (const char* choice : option->choices)
+                    choices += (choices.empty() ? "" : ", ") + std::string(choice);
+                if (option->others == nullptr && std::find(option->choices.begin(), option->choices.end(),
+                                                           text) == option->choices.end()) {
+                    throw UsageError(name + ": '" + text + "' is not one of " + choices);
+                }
+                o.own[name] = text;
             }
-            o.own[name] = text;
         } else {
             throw UsageError("unknown option '" + name + "'");
         }

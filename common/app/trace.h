@@ -37,15 +37,17 @@ class Trace {
     explicit Trace(int first_position = 0) : first_position_(size_t(first_position)) {}
 
     // Appends a step's values for n_tokens tokens, each of the given shape: {} one number, {width} a vector,
-    // {n_heads, n_positions} a matrix, whose last dimension may grow from call to call. T is float, int8_t,
-    // int32_t, or uint16_t for the bits of fp16.
+    // {n_heads, n_positions} a matrix, and so on; the last dimension may grow from call to call. T is float,
+    // int8_t, uint8_t, int32_t, or uint16_t for the bits of fp16.
     template <class T>
     void add(const std::string& step, const T* values, size_t n_tokens, std::initializer_list<int> shape) {
         Tensor& t = tensors_[step];
         t.type = type_name(values);
         t.value_size = sizeof(T);
         t.n_dims = shape.size();
-        t.n_rows = shape.size() > 1 ? *shape.begin() : 1;
+        t.outer.assign(shape.begin(), shape.size() > 0 ? shape.end() - 1 : shape.end());
+        t.n_rows = 1;
+        for (const int n : t.outer) t.n_rows *= size_t(n);
         const size_t n_cols = shape.size() > 0 ? *(shape.end() - 1) : 1;
         const size_t n_bytes = t.n_rows * n_cols * sizeof(T);
         t.width = std::max(t.width, n_cols);
@@ -81,7 +83,7 @@ class Trace {
             const size_t n_bytes = t.tokens.size() * t.n_rows * t.width * t.value_size;
             header += (offset ? ",\"" : "\"") + step + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
                       std::to_string(t.tokens.size());
-            if (t.n_dims > 1) header += "," + std::to_string(t.n_rows);
+            for (const int n : t.outer) header += "," + std::to_string(n);
             if (t.n_dims > 0) header += "," + std::to_string(t.width);
             header += "],\"data_offsets\":[" + std::to_string(offset) + "," +
                       std::to_string(offset + n_bytes) + "]}";
@@ -114,10 +116,11 @@ class Trace {
     struct Tensor {
         std::string type;
         size_t value_size = 0;
-        size_t n_dims = 0;  // of a token's shape
-        size_t n_rows = 1;
-        size_t width = 0;   // the most columns any token has
-        size_t n_seen = 0;  // tokens, kept or not
+        size_t n_dims = 0;       // of a token's shape
+        std::vector<int> outer;  // its dimensions but the last
+        size_t n_rows = 1;       // their product
+        size_t width = 0;        // the most columns any token has
+        size_t n_seen = 0;       // tokens, kept or not
         std::vector<Token> tokens;
     };
 
@@ -136,6 +139,7 @@ class Trace {
     static const char* type_name(const int8_t*) { return "I8"; }
     static const char* type_name(const int32_t*) { return "I32"; }
     static const char* type_name(const uint16_t*) { return "F16"; }
+    static const char* type_name(const uint8_t*) { return "U8"; }
 
     size_t first_position_;
     std::map<std::string, Tensor> tensors_;
@@ -147,6 +151,9 @@ class Trace {
 class Recorder {
   public:
     Recorder(Trace* trace, int layer) : trace_(trace), layer_(layer) {}
+
+    explicit operator bool() const { return trace_ != nullptr; }
+    int layer() const { return layer_; }
 
     // n_tokens values of the given shape, as Trace::add() has it.
     template <class T>

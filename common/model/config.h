@@ -6,9 +6,11 @@
 
 #include "common/model/layout.h"
 
-enum class Arch : uint32_t { llama = 1, qwen3 = 2 };
+enum class Arch : uint32_t { llama = 1, qwen3 = 2, qwen3_moe = 3 };
 
-inline const char* arch_name(Arch arch) { return arch == Arch::llama ? "llama" : "qwen3"; }
+inline const char* arch_name(Arch arch) {
+    return arch == Arch::llama ? "llama" : arch == Arch::qwen3 ? "qwen3" : "qwen3_moe";
+}
 
 // Llama 3's rescaling of the RoPE frequencies (config.json: rope_scaling, type "llama3").
 struct RopeScaling {
@@ -17,6 +19,20 @@ struct RopeScaling {
     float low_freq_factor = 1;
     float high_freq_factor = 4;
     int original_max_position_embeddings = 0;
+};
+
+// How the experts of a MoE file are stored; docs/moe.md.
+enum class ExpertFormat : uint32_t { a8w8 = 0, a8w4 = 1, mxfp8 = 2 };
+
+// The mixtures of experts of a qwen3_moe model.
+struct MoeConfig {
+    ExpertFormat format = ExpertFormat::a8w8;
+    int n_experts = 0;              // of each layer that has any
+    int n_active = 0;               // experts that a token goes to
+    int hidden_dim = 0;             // length inside an expert (moe_intermediate_size)
+    bool norm_topk_prob = false;    // weights of the active experts are divided by their sum
+    int group = 0;                  // weights of an expert's row that share a scale; 0: the whole row
+    std::vector<uint8_t> is_dense;  // (n_layers,), 1: no experts
 };
 
 struct ModelConfig {
@@ -36,6 +52,7 @@ struct ModelConfig {
     float norm_eps = 1e-5f;
     float rope_theta = 500000;
     RopeScaling rope_scaling;
+    MoeConfig moe;             // of qwen3_moe
     int bos_id = -1;           // -1: none
     std::vector<int> eos_ids;  // generation ends at any of these
     float temperature = 1;     // sampling defaults, from generation_config.json; 0 is greedy
@@ -44,13 +61,22 @@ struct ModelConfig {
     float min_p = 0;               // 0: off
     float repetition_penalty = 1;  // 1: off
 
+    // Whether queries and keys are normalized, each head on its own.
+    bool has_head_norms() const { return arch != Arch::llama; }
+    // Whether the feed-forward block of layer l is a mixture of experts.
+    bool has_experts(int l) const { return moe.n_experts > 0 && moe.is_dense[size_t(l)] == 0; }
+
     int q_dim() const { return n_heads * head_dim; }
     int kv_dim() const { return n_kv_heads * head_dim; }
     int heads_per_kv() const { return n_heads / n_kv_heads; }
 
-    // Multiply-adds of one token in the layers' matrices, which is also the number of their weights.
+    // Multiply-adds of one token in the layers' matrices, of the active experts alone.
     uint64_t macs_per_token() const {
-        return uint64_t(n_layers) * uint64_t(dim) *
-               (2 * uint64_t(q_dim()) + 2 * uint64_t(kv_dim()) + 3 * uint64_t(hidden_dim));
+        uint64_t width = 0;  // of all layers' feed-forward blocks
+        for (int l = 0; l < n_layers; l++)
+            width +=
+                has_experts(l) ? uint64_t(moe.n_active) * uint64_t(moe.hidden_dim) : uint64_t(hidden_dim);
+        return uint64_t(dim) *
+               (uint64_t(n_layers) * (2 * uint64_t(q_dim()) + 2 * uint64_t(kv_dim())) + 3 * width);
     }
 };

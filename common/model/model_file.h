@@ -72,8 +72,11 @@ constexpr size_t extension = 0x40, arch = 0x44, head_dim = 0x48, ext_group_size 
                  temperature = 0x94, top_p = 0x98, top_k = 0x9C, tokenizer_offset = 0xA0,
                  tokenizer_size = 0xA8, checksum = 0xB0, activations = 0xB4, min_p = 0xB8,
                  repetition_penalty = 0xBC, reserved = 0xC0;
-// In a file with a layout.
+// In a file with a layout (GPTQ).
 constexpr size_t formats = 0xC0, has_order = 0xE4, reserved_behind_layout = 0xE5;
+// In a file with experts (MoE).
+constexpr size_t expert_format = 0xC0, n_experts = 0xC4, n_active = 0xC8, moe_hidden_dim = 0xCC,
+                 norm_topk_prob = 0xD0, expert_group = 0xD4, reserved_behind_experts = 0xD8;
 }  // namespace header_offset
 
 // Reads and checks the header of `file`, everything but the length of the weights. `scheme` is
@@ -168,7 +171,8 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
                           extension_magic);
             fail(text);
         }
-        c.arch = static_cast<Arch>(checked_int("arch", i32(header_offset::arch), 1, 2));
+        c.arch = static_cast<Arch>(checked_int("arch", i32(header_offset::arch), scheme.has_experts ? 3 : 1,
+                                               scheme.has_experts ? 3 : 2));
         c.head_dim = i32(header_offset::head_dim);
         if (scheme.is_kuiper && i32(header_offset::awq_head_dim) != c.head_dim) {
             fail("head_dim is " + std::to_string(i32(header_offset::awq_head_dim)) + " at 0x25 and " +
@@ -209,14 +213,30 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
         }
         c.static_activations =
             checked_int("activations", i32(header_offset::activations), 0, scheme.may_be_static ? 1 : 0) != 0;
+        size_t reserved = header_offset::reserved;
         if (scheme.has_layout) {
             std::memcpy(c.layout.formats.data(), file.data() + header_offset::formats,
                         sizeof c.layout.formats);
             c.layout.has_order =
                 checked_int("has_order", static_cast<uint8_t>(file[header_offset::has_order]), 0, 1) != 0;
+            reserved = header_offset::reserved_behind_layout;
         }
-        for (size_t i = scheme.has_layout ? header_offset::reserved_behind_layout : header_offset::reserved;
-             i < header_size; i++) {
+        if (scheme.has_experts) {
+            MoeConfig& m = c.moe;
+            m.format = ExpertFormat(checked_int("format", i32(header_offset::expert_format), 0, 2));
+            m.n_experts = checked_int("n_experts", i32(header_offset::n_experts), 1, 1 << 10);
+            m.n_active = checked_int("n_active", i32(header_offset::n_active), 1, m.n_experts);
+            m.hidden_dim = checked_int("moe_hidden_dim", i32(header_offset::moe_hidden_dim), 1, 5120);
+            m.norm_topk_prob = checked_int("norm_topk_prob", i32(header_offset::norm_topk_prob), 0, 1) != 0;
+            m.group = checked_int("group", i32(header_offset::expert_group), 0, 1024);
+            // The table of dense layers is the first tensor: the others follow from it.
+            if (file.size() < header_size + size_t(c.n_layers)) fail("dense_layers ends too soon");
+            for (int l = 0; l < c.n_layers; l++)
+                m.is_dense.push_back(uint8_t(
+                    checked_int("dense_layers", static_cast<uint8_t>(file[header_size + size_t(l)]), 0, 1)));
+            reserved = header_offset::reserved_behind_experts;
+        }
+        for (size_t i = reserved; i < header_size; i++) {
             if (file[i] != std::byte{0}) fail("reserved byte at " + std::to_string(i) + " is not 0");
         }
         const uint64_t offset = u64(header_offset::tokenizer_offset),

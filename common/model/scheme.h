@@ -13,6 +13,7 @@ struct Scheme {
     bool is_kuiper = false;
     bool may_be_static = false;  // activations may have scales of their own in the file
     bool has_layout = false;     // the header says how each kind of matrix is stored (layout.h)
+    bool has_experts = false;    // a mixture of experts: the header has ModelConfig::moe
     int alignment = 1;           // bytes: every tensor begins at a multiple of it
 };
 
@@ -28,6 +29,18 @@ constexpr Scheme scheme_gptq{"a GPTQ file",           "runq_gptq", 0x616b6770, 1
                              /*is_kuiper*/ false,
                              /*may_be_static*/ false,
                              /*has_layout*/ true,
+                             /*has_experts*/ false,
                              /*alignment*/ 64};
 
-constexpr Scheme schemes[] = {scheme_q8, scheme_w8a8, scheme_awq, scheme_gptq};
+// "akme"
+constexpr Scheme scheme_moe{"a MoE file",
+                            "runq_moe",
+                            0x616b6d65,
+                            1,
+                            /*is_kuiper*/ false,
+                            /*may_be_static*/ false,
+                            /*has_layout*/ false,
+                            /*has_experts*/ true,
+                            /*alignment*/ 64};
+
+constexpr Scheme schemes[] = {scheme_q8, scheme_w8a8, scheme_awq, scheme_gptq, scheme_moe};

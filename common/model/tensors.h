@@ -102,7 +102,7 @@ class TensorList {
     }
     template <class T>
     HeadNorms<T> head_norms(const ModelConfig& c) {
-        if (c.arch != Arch::qwen3) return {};
+        if (!c.has_head_norms()) return {};
         HeadNorms<T> n;
         n.q = vectors<T>(c, "attn.q_norm", c.head_dim);
         n.k = vectors<T>(c, "attn.k_norm", c.head_dim);
@@ -113,11 +113,15 @@ class TensorList {
     uint64_t weight_bytes() const { return weight_bytes_; }  // in the file, with what alignment leaves free
     uint64_t memory_bytes() const { return end_; }           // with every tensor aligned
 
-    // Bytes that one decode step reads: all, but of an embedding that is not also the classifier only a row.
+    // Bytes that one decode step reads: all, but of an embedding that is not also the classifier only a row,
+    // and of experts the active ones.
     uint64_t bytes_per_token(const ModelConfig& c) const {
         uint64_t n = 0;
         for (const TensorInfo& t : all_) {
-            if (c.shared_classifier || (t.name != "embed" && !t.name.starts_with("embed."))) n += t.n_bytes;
+            if (!c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."))) continue;
+            // Of all experts, (n_experts, ...), the active ones; the router is read whole.
+            const bool of_experts = t.name.find(".moe.") != std::string::npos && !t.name.ends_with("router");
+            n += of_experts ? t.n_bytes / uint64_t(c.moe.n_experts) * uint64_t(c.moe.n_active) : t.n_bytes;
         }
         return n;
     }

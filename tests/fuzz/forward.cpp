@@ -41,6 +41,24 @@ ModelConfig choose_config(Choices& choices) {
         while (c.q_dim() % 128 != 0) c.n_kv_heads++, c.n_heads = c.n_kv_heads * heads_per_kv;
         c.dim = 128 * choices.number(1, 2);
         c.hidden_dim = 128 * choices.number(1, 2);
+    } else if (scheme_of_program().has_experts) {
+        c.arch = Arch::qwen3_moe;
+        MoeConfig& m = c.moe;
+        m.format = choices.one_of({ExpertFormat::a8w8, ExpertFormat::a8w4, ExpertFormat::mxfp8});
+        m.group = m.format == ExpertFormat::a8w8   ? 0
+                  : m.format == ExpertFormat::a8w4 ? choices.one_of({64, 0, 32, 128})
+                                                   : choices.one_of({32, 64, 96});
+        m.n_experts = choices.number(1, 5);
+        m.n_active = choices.number(1, m.n_experts);
+        m.norm_topk_prob = choices.yes();
+        for (int l = 0; l < c.n_layers; l++) m.is_dense.push_back(choices.yes());
+        const int unit = m.format == ExpertFormat::a8w4 ? std::max(m.group, 32) : std::max(m.group, 4);
+        const int most = std::max(1, 96 / unit);
+        m.hidden_dim = unit * choices.number(1, most);
+        c.dim = unit * choices.number(1, most);
+        c.hidden_dim = 4 * choices.number(1, 20);
+        c.group_size = 0;
+        c.head_dim = 4 * choices.number(1, 8);
     } else {
         c.group_size = program == "runq" ? choices.one_of({4, 8, 12, 32, 64}) : choices.one_of({0, 32});
         const int unit = std::max(4, c.group_size);
@@ -93,10 +111,11 @@ void fuzz_forward(FuzzBytes bytes) {
     const ModelConfig c = choose_config(choices);
     const uint32_t seed = uint32_t(choices.number(0, 255));
     std::vector<uint8_t> weights = tame_weights(weight_bytes(c), seed);
-    put_orders_and_masks(weights, c);
+    put_in_form(weights, c);
     const bool tame = !choices.yes();
     if (c.layout.has_order && !tame) return;  // a wrong order is refused when loading
     for (size_t i = 0; i < weights.size() && !tame; i += 97) weights[i] = uint8_t(choices.number(0, 255));
+    put_dense_layers(weights, c);
     file.write(model_bytes(c, weights, {}));
 
     Options o;
@@ -104,6 +123,7 @@ void fuzz_forward(FuzzBytes bytes) {
     // Short, or somewhat longer than the KV cache's page of 256 positions.
     o.ctx = choices.number(0, 3) == 3 ? choices.number(250, 300) : choices.number(1, 20);
     o.own["--matmul"] = choices.one_of({"fused", "plain"});
+    if (scheme_of_program().has_experts && choices.yes()) o.own["--no-fuse"] = "";
     Trace trace;
     const bool is_traced = choices.yes();
     const Model m = load_model(o, is_traced ? &trace : nullptr);

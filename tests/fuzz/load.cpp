@@ -92,7 +92,7 @@ Parts smallest_file() {
     const ModelConfig c = smallest_config();
     const std::string section = smallest_section().bytes();
     std::vector<uint8_t> weights = tame_weights(weight_bytes(c), 1);
-    put_orders_and_masks(weights, c);
+    put_in_form(weights, c);
     return Parts(model_bytes(c, weights, {reinterpret_cast<const uint8_t*>(section.data()), section.size()}));
 }
 
@@ -102,6 +102,13 @@ void change_field(Header& h, uint32_t random) {
         const uint32_t which = random / 3 % (n_kinds + 1), format = random / 64 % matrix_formats.size();
         if (which == n_kinds) return h.set(header_offset::has_order, uint8_t(random / 64 % 2));
         return h.set(header_offset::formats + which * sizeof(MatrixFormat), matrix_formats[format]);
+    }
+    if (scheme_of_program().has_experts && random % 3 == 0) {
+        constexpr std::array<size_t, 6> own{header_offset::expert_format,  header_offset::n_experts,
+                                            header_offset::n_active,       header_offset::moe_hidden_dim,
+                                            header_offset::norm_topk_prob, header_offset::expert_group};
+        constexpr std::array<int, 9> numbers{0, 1, 2, 3, 4, 32, 64, 128, 1 << 10};
+        return h.set(own[random / 3 % own.size()], numbers[random / 64 % numbers.size()]);
     }
     constexpr std::array<size_t, 28> fields{0x00, 0x04, 0x08, 0x0C, 0x10, 0x14, 0x18, 0x1C, 0x20, 0x24,
                                             0x25, 0x29, 0x40, 0x44, 0x48, 0x4C, 0x50, 0x54, 0x58, 0x5C,
@@ -121,8 +128,9 @@ void agree(Header& h) {
     h.set(header_offset::ext_group_size,
           h.get<int>(scheme.is_kuiper ? header_offset::awq_group_size : header_offset::group_size));
     if (scheme.is_kuiper) h.set(header_offset::head_dim, h.get<int>(header_offset::awq_head_dim));
-    const size_t reserved =
-        scheme.has_layout ? header_offset::reserved_behind_layout : header_offset::reserved;
+    const size_t reserved = scheme.has_layout    ? header_offset::reserved_behind_layout
+                            : scheme.has_experts ? header_offset::reserved_behind_experts
+                                                 : header_offset::reserved;
     std::fill(h.bytes.begin() + ptrdiff_t(reserved), h.bytes.end(), uint8_t(0));
 }
 
@@ -130,11 +138,16 @@ void agree(Header& h) {
 // such inputs stay small.
 void fit_weights(Parts& file, size_t longest) {
     Parts alone = file;
-    alone.header.seal(0, {});
+    // Which layers have experts is in the first bytes of the weights.
+    const size_t n_first = scheme_of_program().has_experts ? 8 : 0;
+    file.weights.resize(std::max(file.weights.size(), n_first));
+    alone.header.seal(n_first, {});
     size_t n = 0;
     ModelConfig c;
     try {
-        c = read_header("", std::as_bytes(std::span(alone.header.bytes)), scheme_of_program());
+        std::vector<uint8_t> bytes = alone.header.bytes;
+        bytes.insert(bytes.end(), file.weights.begin(), file.weights.begin() + ptrdiff_t(n_first));
+        c = read_header("", std::as_bytes(std::span(bytes)), scheme_of_program());
         check_config(c);
         if (c.n_layers <= 8) n = weight_bytes(c);
         if (n > longest) n = 0;
@@ -145,7 +158,7 @@ void fit_weights(Parts& file, size_t longest) {
     const size_t n_old = std::min(n, file.weights.size());
     file.weights.resize(n_old);
     file.weights.insert(file.weights.end(), more.begin() + ptrdiff_t(n_old), more.end());
-    if (n_old < n) put_orders_and_masks(file.weights, c);
+    if (n_old < n) put_in_form(file.weights, c);
 }
 
 }  // namespace

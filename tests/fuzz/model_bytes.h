@@ -93,6 +93,14 @@ inline Header header_of(const ModelConfig& c) {
                     sizeof c.layout.formats);
         h.set(header_offset::has_order, uint8_t(c.layout.has_order));
     }
+    if (scheme.has_experts) {
+        h.set(header_offset::expert_format, c.moe.format);
+        h.set(header_offset::n_experts, c.moe.n_experts);
+        h.set(header_offset::n_active, c.moe.n_active);
+        h.set(header_offset::moe_hidden_dim, c.moe.hidden_dim);
+        h.set(header_offset::norm_topk_prob, int(c.moe.norm_topk_prob));
+        h.set(header_offset::expert_group, c.moe.group);
+    }
     h.set(header_offset::min_p, c.min_p);
     h.set(header_offset::repetition_penalty, c.repetition_penalty);
     return h;
@@ -153,6 +161,11 @@ inline ModelConfig smallest_config() {
     c.shared_classifier = true;
     if (has_layout) c.layout.formats.fill(matrix_formats[0]);
     c.group_size = is_wide ? 64 : std::string_view(scheme_of_program().program) == "runq" ? 4 : 0;
+    if (scheme_of_program().has_experts) {
+        c.arch = Arch::qwen3_moe;
+        c.moe.n_experts = 2, c.moe.n_active = 1, c.moe.hidden_dim = 4;
+        c.moe.is_dense.assign(1, 0);
+    }
     c.rope_scaling.original_max_position_embeddings = 16;
     c.bos_id = 10;
     c.eos_ids = {11};
@@ -186,8 +199,17 @@ inline std::vector<uint8_t> tame_weights(size_t n, uint32_t seed) {
     return bytes;
 }
 
-// Makes what has to be of a form be so: an order has every channel once, a mask two of each four columns.
-inline void put_orders_and_masks(std::vector<uint8_t>& weights, const ModelConfig& c) {
+// Which layers are dense, at the beginning of the weights.
+inline void put_dense_layers(std::vector<uint8_t>& weights, const ModelConfig& c) {
+    if (scheme_of_program().has_experts)
+        std::copy(c.moe.is_dense.begin(), c.moe.is_dense.end(), weights.begin());
+}
+
+// Makes what has to be of a form be so: an order has every channel once, a mask two of each four columns;
+// MXFP8 has numbers of a size.
+inline void put_in_form(std::vector<uint8_t>& weights, const ModelConfig& c) {
+    put_dense_layers(weights, c);
+    const bool is_mx = scheme_of_program().has_experts && c.moe.format == ExpertFormat::mxfp8;
     constexpr std::array<uint8_t, 6> two_of_four{0x3, 0x5, 0x6, 0x9, 0xA, 0xC};
     const TensorList list = tensors_of(c);
     for (const TensorInfo& t : list.all()) {
@@ -201,6 +223,10 @@ inline void put_orders_and_masks(std::vector<uint8_t>& weights, const ModelConfi
         } else if (t.name.ends_with(".mask")) {
             for (size_t i = 0; i < t.n_bytes; i++)
                 at[i] = uint8_t(two_of_four[at[i] % 6] | two_of_four[at[i] / 6 % 6] << 4);
+        } else if (is_mx && t.name.find(".moe.") != std::string::npos && !t.name.ends_with("router")) {
+            const bool are_scales = t.name.ends_with(".scales");
+            for (size_t i = 0; i < t.n_bytes; i++)
+                at[i] = are_scales ? uint8_t(118 + at[i] % 8) : (at[i] & 0x7f) == 0x7f ? uint8_t(0) : at[i];
         }
     }
 }

@@ -1,0 +1,214 @@
+// Back ends as a program uses them: found, opened, given the model's matrices, and then asked for products.
+// quant_gemm.h is the interface to them.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <filesystem>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/app/options.h"
+#include "common/backend/matrix.h"
+#include "common/backend/quant_gemm.h"
+#include "common/cpu/int8.h"
+#include "common/cpu/rows.h"
+
+// Where back ends are looked for: in $RUNQ_BACKENDS, or else in the folder `backends` beside the program.
+inline std::filesystem::path backend_folder() {
+    if (const char* folder = std::getenv("RUNQ_BACKENDS"); folder != nullptr) return folder;
+    std::error_code error;
+    return std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "backends";
+}
+
+// The names of those that are there, of files quant_gemm_NAME.so, sorted.
+inline std::vector<std::string> backend_names(const std::filesystem::path& folder) {
+    const std::string prefix = "quant_gemm_", suffix = ".so";
+    std::vector<std::string> names;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+        const std::string file = entry.path().filename();
+        if (file.size() <= prefix.size() + suffix.size()) continue;
+        if (!file.starts_with(prefix) || !file.ends_with(suffix)) continue;
+        names.push_back(file.substr(prefix.size(), file.size() - prefix.size() - suffix.size()));
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+// The functions of a back end. It stays loaded until the process ends, because its threads' memory does.
+// Throws std::runtime_error if there is none in the file, or one for another version of the interface.
+inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
+    void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (library == nullptr) throw std::runtime_error(dlerror());
+    void* symbol = dlsym(library, "quant_gemm_backend");
+    if (symbol == nullptr) throw std::runtime_error(file.string() + " has no function quant_gemm_backend");
+    const auto* api = reinterpret_cast<decltype(&quant_gemm_backend)>(symbol)();
+    if (api == nullptr || api->version != QUANT_GEMM_VERSION) {
+        throw std::runtime_error(file.string() + " is for version " +
+                                 std::to_string(api != nullptr ? api->version : 0) +
+                                 " of the interface, this program for " + std::to_string(QUANT_GEMM_VERSION));
+    }
+    return api;
+}
+
+// An open back end, the matrices that it was given, and its memory for activations. Each function throws
+// std::runtime_error with the back end's own text if it fails.
+class Backend {
+  public:
+    explicit Backend(const QuantGemmBackend* api) : api_(api) { check("open", api->open(&context_)); }
+    ~Backend() { api_->close(context_); }
+    Backend(const Backend&) = delete;
+    Backend& operator=(const Backend&) = delete;
+
+    const char* name() const { return api_->name; }
+
+    // Uploads a matrix, which multiply() then takes. w's memory has to stay.
+    void add(const LowbitMatrix& w) {
+        QuantGemmMatrix m = to_c(w);
+        check("matrix", api_->accepts(context_, &m));
+        const size_t n_scales = size_t(w.n_rows) * size_t(w.n_scales());
+        to_device(m.codes, size_t(w.n_rows) * w.n_code_bytes());
+        to_device(m.mask, size_t(w.n_rows) * size_t(w.n_cols) / 8);
+        to_device(m.scales, n_scales * sizeof(Half));
+        to_device(m.zeros, size_t(w.n_rows) * w.n_zero_bytes());
+        to_device(m.levels, n_scales);
+        to_device(m.row_scales, size_t(w.n_rows) * sizeof(float));
+        matrices_[w.codes] = m;
+    }
+
+    // Quantizes the rows of x in groups of group_size: the input of the products that come next. Where the
+    // memory is the back end's own, `out` gets the codes and scales only if they are to be kept.
+    void quantize(Int8Rows& out, const Rows& x, int group_size, bool keep) {
+        out.resize(x.n_rows, x.n_cols, group_size);
+        const size_t n_codes = size_t(x.n_rows) * size_t(x.n_cols), n_groups = n_codes / size_t(group_size);
+        rows_ = {out.codes.data(), out.scales.data(), out.sums.data(), x.n_rows, x.n_cols, group_size};
+        const void* from = x.row(0);
+        if (api_->host_memory == 0) {
+            rows_.codes = codes_.room(*this, n_codes);
+            rows_.scales = scales_.room(*this, n_groups * sizeof(float));
+            rows_.sums = sums_.room(*this, n_groups * sizeof(int32_t));
+            void* to = x_.room(*this, n_codes * sizeof(float));
+            check("upload", api_->upload(context_, to, from, n_codes * sizeof(float)));
+            from = to;
+        }
+        check("quantize", api_->quantize(context_, &rows_, from));
+        if (api_->host_memory != 0 || !keep) return;
+        download(out.codes.data(), rows_.codes, n_codes);
+        download(out.scales.data(), rows_.scales, n_groups * sizeof(float));
+        download(out.sums.data(), rows_.sums, n_groups * sizeof(int32_t));
+    }
+
+    // The products of the rows that quantize() made last with some of the matrices.
+    void multiply(std::initializer_list<MatrixProduct<LowbitMatrix>> products) {
+        std::vector<QuantGemmProduct> list;
+        outputs_.resize(std::max(outputs_.size(), products.size()));
+        auto bytes = [&](const auto& p) { return size_t(rows_.n_rows) * size_t(p.w.n_rows) * sizeof(float); };
+        for (const auto& p : products) {
+            p.out.n_rows = rows_.n_rows;
+            void* to = p.out.row(0);
+            if (api_->host_memory == 0) to = outputs_[list.size()].room(*this, bytes(p));
+            list.push_back({to, matrices_.at(p.w.codes)});
+        }
+        check("multiply", api_->multiply(context_, &rows_, list.data(), int32_t(list.size())));
+        size_t i = 0;
+        for (const auto& p : products) {
+            if (api_->host_memory == 0) download(p.out.row(0), list[i++].out, bytes(p));
+        }
+    }
+
+  private:
+    // Device memory that grows if it has to.
+    struct Room {
+        void* memory = nullptr;
+        size_t size = 0;
+        void* room(Backend& b, size_t n_bytes) {
+            if (n_bytes <= size) return memory;
+            if (memory != nullptr) b.api_->release(b.context_, memory);
+            memory = nullptr, size = 0;
+            b.check("allocate", b.api_->allocate(b.context_, &memory, n_bytes));
+            size = n_bytes;
+            return memory;
+        }
+    };
+
+    void check(const char* what, int32_t status) {
+        if (status == QUANT_GEMM_OK) return;
+        throw std::runtime_error("back end " + std::string(name()) + ", " + what + ": " + api_->error_text() +
+                                 " (code " + std::to_string(status) + ")");
+    }
+    void download(void* to, const void* from, size_t n_bytes) {
+        check("download", api_->download(context_, to, from, n_bytes));
+    }
+    // Replaces the address of host memory, if it is one, by one of a copy on the device.
+    void to_device(const void*& address, size_t n_bytes) {
+        if (address == nullptr || api_->host_memory != 0) return;
+        void* memory = nullptr;
+        check("allocate", api_->allocate(context_, &memory, n_bytes));
+        check("upload", api_->upload(context_, memory, address, n_bytes));
+        address = memory;
+    }
+
+    const QuantGemmBackend* api_;
+    void* context_ = nullptr;
+    std::map<const uint8_t*, QuantGemmMatrix> matrices_;  // by their codes in this process
+    QuantGemmRows rows_{};                                // what quantize() made last
+    Room x_, codes_, scales_, sums_;
+    std::vector<Room> outputs_;
+};
+
+// The back end that --backend asks for, given all matrices: by name; `auto`, the one that runs best here; or
+// `builtin`, none (null), and the program's own kernels run. What fails is reported through warn(one line)
+// with `auto`, and the next best is tried; by name, std::runtime_error says it. A name of no file is a
+// UsageError.
+template <class Warn>
+std::unique_ptr<Backend> open_backend(const std::string& choice,
+                                      std::span<const LowbitMatrix* const> matrices, Warn warn) {
+    if (choice == "builtin") return nullptr;
+    const std::filesystem::path folder = backend_folder();
+    const std::vector<std::string> names = backend_names(folder);
+    auto load = [&](const std::string& name) {
+        return load_backend(folder / ("quant_gemm_" + name + ".so"));
+    };
+    auto open = [&](const QuantGemmBackend* api) {
+        auto backend = std::make_unique<Backend>(api);
+        for (const LowbitMatrix* w : matrices) backend->add(*w);
+        return backend;
+    };
+    if (choice != "auto") {
+        if (std::find(names.begin(), names.end(), choice) == names.end()) {
+            std::string list;
+            for (const std::string& name : names) list += ", " + name;
+            throw UsageError("--backend: '" + choice + "' is not one of auto, builtin" + list +
+                             " (those in " + folder.string() + ")");
+        }
+        return open(load(choice));
+    }
+    std::vector<const QuantGemmBackend*> usable;
+    for (const std::string& name : names) {
+        try {
+            const QuantGemmBackend* api = load(name);
+            if (api->rank() > 1) usable.push_back(api);
+        } catch (const std::runtime_error& e) {
+            warn(std::string(e.what()) + "; it is left out");
+        }
+    }
+    std::stable_sort(usable.begin(), usable.end(), [](auto* a, auto* b) { return a->rank() > b->rank(); });
+    for (const QuantGemmBackend* api : usable) {
+        try {
+            return open(api);
+        } catch (const std::runtime_error& e) {
+            warn(std::string(e.what()) + "; the next one is used");
+        }
+    }
+    return nullptr;
+}

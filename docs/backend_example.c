@@ -1,0 +1,74 @@
+// A back end in plain loops, for matrices of 8 bits with a scale per row: see docs/backends.md.
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/backend/quant_gemm.h"
+
+static const char* latest_error = "no error";
+static const char* error_text(void) { return latest_error; }
+static int32_t fail(QuantGemmStatus status, const char* why) { return latest_error = why, status; }
+
+static int32_t rank(void) { return 1; }  // runs anywhere, but only by name
+static int32_t open_it(void** context) { return *context = NULL, QUANT_GEMM_OK; }
+static void close_it(void* context) { (void)context; }
+static int32_t accepts(void* context, const QuantGemmMatrix* w) {
+    (void)context;
+    if (w->bits == 8 && w->row_scales != NULL) return QUANT_GEMM_OK;
+    return fail(QUANT_GEMM_UNSUPPORTED, "a matrix is not of 8 bits with a scale per row");
+}
+
+// Memory is the program's own, so that it needs none of these; but they have to be there.
+static int32_t allocate(void* context, void** memory, size_t n_bytes) {
+    (void)context, *memory = malloc(n_bytes);
+    return *memory != NULL || n_bytes == 0 ? QUANT_GEMM_OK : fail(QUANT_GEMM_NO_MEMORY, "out of memory");
+}
+static void release(void* context, void* memory) { (void)context, free(memory); }
+static int32_t copy(void* context, void* to, const void* from, size_t n_bytes) {
+    return (void)context, memcpy(to, from, n_bytes), QUANT_GEMM_OK;
+}
+
+static int32_t quantize(void* context, const QuantGemmRows* rows, const void* values) {
+    const int size = rows->group_size, n_groups = rows->n_rows * (rows->n_cols / size);
+    for (int g = 0; g < n_groups; g++) {
+        const float* x = (const float*)values + (size_t)g * size;
+        int8_t* codes = (int8_t*)rows->codes + (size_t)g * size;
+        float amax = 0;
+        for (int i = 0; i < size; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
+        const float ratio = 127 / amax, inv = isfinite(ratio) ? ratio : 0;
+        int32_t sum = 0;
+        for (int i = 0; i < size; i++) {
+            const float r = nearbyintf(x[i] * inv), low = r > -127 ? r : -127;
+            sum += codes[i] = (int8_t)(low < 127 ? low : 127);
+        }
+        ((float*)rows->scales)[g] = inv > 0 ? amax / 127 : 0, ((int32_t*)rows->sums)[g] = sum;
+    }
+    return (void)context, QUANT_GEMM_OK;
+}
+
+static int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* list,
+                        int32_t n_products) {
+    const int n_cols = x->n_cols, size = x->group_size, n_groups = n_cols / size;
+    for (const QuantGemmProduct* p = list; p < list + n_products; p++) {
+        for (int t = 0; t < x->n_rows; t++) {
+            for (int i = 0; i < p->w.n_rows; i++) {
+                const int8_t* xc = (const int8_t*)x->codes + (size_t)t * n_cols;
+                const int8_t* wc = (const int8_t*)p->w.codes + (size_t)i * n_cols;
+                float sum = 0;
+                for (int g = 0; g < n_groups; g++) {
+                    int32_t acc = 0;
+                    for (int k = g * size; k < (g + 1) * size; k++) acc += xc[k] * wc[k];
+                    const float x_scale = ((const float*)x->scales)[(size_t)t * n_groups + g];
+                    sum += (float)acc * (((const float*)p->w.row_scales)[i] * x_scale);
+                }
+                ((float*)p->out)[(size_t)t * p->w.n_rows + i] = sum;
+            }
+        }
+    }
+    return (void)context, QUANT_GEMM_OK;
+}
+
+static const QuantGemmBackend backend = {
+    QUANT_GEMM_VERSION, 1,       "example", rank, open_it,  close_it, accepts,
+    allocate,           release, copy,      copy, quantize, multiply, error_text};
+const QuantGemmBackend* quant_gemm_backend(void) { return &backend; }

@@ -1,0 +1,182 @@
+"""MoE files for runq_moe: Qwen3-MoE with its experts in A8W8, A8W4 or MXFP8, all else as in W8A8 with a scale per row.
+
+docs/model-files.md has the layout. Experts are read, quantized and written one at a time. Smoothing (golden/smooth.py)
+is that of W8A8 where it costs nothing at run time: around attention, in dense layers, and, with A8W8 experts, at the
+input that router and experts share. 4-bit weights and MXFP8 do without it there: it would move what is hard to quantize
+into weights that have fewer codes, or between values that have exponents of their own.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from tqdm import tqdm
+
+from export.arguments import add_calibration
+from export.int8 import progress_bar, write_codes
+from export.tokenizer import tokenizer_section
+from export.w8a8 import parse_alpha
+from formats.checkpoint import SPARSE, Config, ModelError, input_files
+from formats.dimensions import check_rows
+from formats.files import replacing
+from formats.low_bits import pack_codes
+from formats.model_file import header, write_array
+from formats.moe import (
+    DENSE_LAYERS,
+    EXPERT_FORMATS,
+    MoeLayout,
+    check_layout,
+    moe_tensors,
+    pack_layout,
+)
+from formats.schemes import MOE_FILE
+from formats.source import generation_of, is_gguf, open_model
+from formats.tensors import HEADER_SIZE, Tensor, weights_end, with_offsets
+from golden.calibration import read_samples
+from golden.channel_scaling import ChannelScaling, describe
+from golden.forward import load_expert
+from golden.grouped import assist_matrix
+from golden.int4 import quantize_int4
+from golden.mx import quantize_mx
+from golden.q8 import quantize
+from golden.smooth import find_smoothing, load_smoothed
+
+FORMAT = MOE_FILE
+HELP = "Qwen3-MoE: experts in int8, int4 or MXFP8, all else int8, for runq_moe"
+DEFAULT_GROUP = {"a8w8": 0, "a8w4": 64, "mxfp8": 32}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of MoE."""
+    parser.add_argument("--format", choices=EXPERT_FORMATS, default="a8w8", help="of the experts (a8w8)")
+    parser.add_argument("--group", type=int, metavar="N",
+                        help="weights of an expert's row that share a scale; 0: all (a8w4: 64, mxfp8: 32)")  # fmt: skip
+    add_calibration(parser)
+    parser.add_argument("--alpha", metavar="X", help="how far outliers move to the weights, 0 to 1 (0.5)")
+    parser.add_argument("--no-smooth", action="store_true", help="quantize the weights as they are")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Exports as the command line says."""
+    if args.no_smooth and args.alpha is not None:
+        raise ModelError("--alpha and --no-smooth exclude each other")
+    alpha = None if args.no_smooth else parse_alpha(args.alpha or "0.5")
+    group = DEFAULT_GROUP[args.format] if args.group is None else args.group
+    smoothing = export_moe(
+        args.hf_dir, args.out, MoeLayout(args.format, group), args.calib, alpha, args.samples, args.seq_len,
+        not args.no_tokenizer, not args.quiet,
+    )  # fmt: skip
+    if smoothing.strength and not args.quiet:
+        print(*describe(smoothing), sep="\n", file=sys.stderr)
+
+
+def export_moe(
+    hf_dir: Path,
+    out: Path,
+    layout: MoeLayout,
+    calibration: Path | None = None,
+    alpha: float | str | None = 0.5,
+    n_samples: int | None = None,
+    seq_len: int | None = None,
+    with_tokenizer: bool = True,
+    progress: bool = True,
+) -> ChannelScaling:
+    """Writes `out` and returns what calibration chose. Raises ModelError, and writes nothing, for what cannot be done.
+
+    calibration: a text file, needed unless alpha is None (no smoothing), when neither it nor n_samples nor seq_len may
+    be given.
+    """
+    if alpha == "auto":
+        raise ModelError("--alpha is auto, which moe has not: expected 0 to 1")
+    if alpha is not None and calibration is None:
+        raise ModelError("smoothing needs a text to calibrate with: --calib TEXT")
+    for option, value in {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}.items():
+        if value is not None and alpha is None:
+            raise ModelError(f"{option} would change nothing with --no-smooth: leave it out")
+    if is_gguf(hf_dir):
+        raise ModelError(f"{hf_dir}: moe takes Hugging Face directories, this is a GGUF file")
+    checkpoint = open_model(hf_dir, archs=SPARSE)
+    config = checkpoint.config
+    check_rows(checkpoint)
+    check_layout(checkpoint.config_path, config, layout, "--group")
+    generation = generation_of(checkpoint)
+    tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
+    samples = [] if alpha is None else read_samples(checkpoint, calibration, n_samples, seq_len)
+    tensors = list(moe_tensors(config, layout))
+    end = weights_end(tensors, FORMAT.alignment)
+
+    with replacing(out, input_files(hf_dir, calibration)) as f:
+        smoothing = ChannelScaling()
+        if samples:
+            smoothing = find_smoothing(checkpoint, samples, alpha, progress=progress)
+            drop_experts(config, layout, smoothing)
+        load = partial(load_smoothed, checkpoint, smoothing=smoothing, interleaved=True)
+        with progress_bar(tensors, progress, "writing") as bar:
+            write_moe(f, tensors, load, config, layout, bar)
+        f.write(tokenizer)
+        f.seek(0)
+        f.write(header(config, generation, FORMAT, 0, end, tokenizer, own=pack_layout(config, layout)))
+    return smoothing
+
+
+def drop_experts(config: Config, layout: MoeLayout, smoothing: ChannelScaling) -> None:
+    """Takes the factors of the experts' input out, unless experts are int8."""
+    if layout.format != "a8w8":
+        for i in range(config.n_layers):
+            if config.has_experts(i):
+                smoothing.s.pop(f"layers.{i}.ffn.norm", None)
+                smoothing.strength.pop(f"layers.{i}.ffn.norm", None)
+
+
+def quantized_expert(weight: np.ndarray, layout: MoeLayout) -> Iterator[np.ndarray]:
+    """What a file has of one expert's matrix (n_out, n_in) fp32: codes, scales, and of a8w4 the assist matrix's row."""
+    if layout.format == "a8w8":
+        codes, scales = quantize(weight, weight.shape[1])
+        yield from (codes, scales[:, 0])
+    elif layout.format == "mxfp8":
+        yield from quantize_mx(weight, layout.group)[:2]
+    else:
+        codes, scales = quantize_int4(weight, layout.group)
+        yield pack_codes((codes + np.int8(8)).astype(np.uint8), 4)
+        yield scales if layout.group else scales[:, 0]
+        yield assist_matrix(codes[None], scales[None])[0]
+
+
+def write_moe(
+    f: BinaryIO,
+    tensors: list[Tensor],
+    load: Callable[[str], np.ndarray],
+    config: Config,
+    layout: MoeLayout,
+    bar: tqdm,
+) -> None:
+    """Writes every tensor at its place, behind room for the header. load(name): the values of a weight, fp32."""
+    assert config.moe is not None
+    f.write(bytes(HEADER_SIZE))
+    waiting: dict[str, np.ndarray] = {}  # what a matrix has besides its codes
+    for tensor in with_offsets(tensors, alignment=FORMAT.alignment):
+        f.write(bytes(tensor.offset - f.tell()))
+        stem, _, part = tensor.name.rpartition(".")
+        if tensor.name == DENSE_LAYERS:
+            f.write(bytes(not config.has_experts(i) for i in range(config.n_layers)))
+        elif part != "codes":
+            values = waiting.pop(tensor.name) if tensor.name in waiting else load(tensor.name)
+            write_array(f, values.reshape(tensor.shape), tensor.dtype)
+        elif ".moe." in stem:
+            bar.set_postfix_str(stem)
+            others: list[list[np.ndarray]] = []
+            for expert in range(config.moe.n_experts):
+                codes, *rest = quantized_expert(load_expert(load, stem, expert), layout)
+                write_array(f, codes, tensor.dtype)
+                others.append(rest)
+            for name, values in zip(("scales", "assist"), zip(*others, strict=True), strict=False):
+                waiting[f"{stem}.{name}"] = np.stack(values)
+        else:
+            bar.set_postfix_str(stem)
+            waiting[f"{stem}.scales"] = write_codes(f, load(stem), 0)
+        if part not in ("scales", "assist"):
+            bar.update()

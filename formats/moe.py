@@ -1,0 +1,136 @@
+"""MoE files: what the header says of the experts, and the list of tensors.
+
+Attention, dense feed-forward layers, embedding and classifier are those of W8A8, with a scale per row. The matrices of
+a layer's experts lie one behind the other: gate and up of an expert are one matrix (2 * moe_hidden_dim, dim), gate's
+rows first, which the fused operator (golden/grouped.py) takes as it lies. NAME is layers.I.moe.gate_up_proj with
+(n_out, n_in) = (2 * moe_hidden_dim, dim), or layers.I.moe.down_proj with (dim, moe_hidden_dim); E experts:
+
+    a8w8    NAME.codes int8 (E, n_out, n_in); NAME.scales fp32 (E, n_out)
+    a8w4    NAME.codes uint8 (E, n_out, n_in / 2): code + 8, 0 to 15, in the order of formats/low_bits.py;
+            NAME.scales fp16 (E, n_out, n_in / group), or fp32 (E, n_out) if a row is a group;
+            NAME.assist fp32 (E, n_out): 8 * sum of the row's weights (golden/grouped.py, assist_matrix)
+    mxfp8   NAME.codes uint8 (E, n_out, n_in): E4M3; NAME.scales uint8 (E, n_out, n_in / group): E8M0
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from formats.checkpoint import Config, Moe
+from formats.errors import ModelError
+from formats.limits import LIMITS
+from formats.tensors import HEADER_SIZE, Tensor, int8_matrices, norm_shapes
+
+EXPERT_FORMATS = ("a8w8", "a8w4", "mxfp8")  # by their numbers in the header
+GROUPS = {"a8w8": (0,), "a8w4": (0, 32, 64, 128), "mxfp8": tuple(range(32, 1025, 32))}  # 0: a row
+INT4_UNIT = 32  # codes of a row are a multiple of it: whole blocks of formats/low_bits.py
+ALIGNMENT = 64  # bytes: every tensor begins at a multiple, so that rows can be read in aligned vectors
+DENSE_LAYERS = "dense_layers"  # the first tensor: uint8 (n_layers,), 1 where a layer has no experts
+
+_FIELDS = struct.Struct("<6i")  # format, n_experts, n_active, moe_hidden_dim, norm_topk_prob, group
+
+
+class MoeLayout(NamedTuple):
+    """How the experts of a file are stored."""
+
+    format: str  # of EXPERT_FORMATS
+    group: int  # weights along a row that share a scale; 0: a whole row. Of mxfp8, activations as well
+
+
+def check_layout(where: object, config: Config, layout: MoeLayout, name: str = "group") -> None:
+    """Refuses groups that a format has not, or that rows are no multiple of. Raises ModelError, naming `where`."""
+    assert config.moe is not None
+    allowed = GROUPS[layout.format]
+    if layout.group not in allowed:
+        expected = "a multiple of 32 up to 1024" if layout.format == "mxfp8" else " or ".join(map(str, allowed))
+        raise ModelError(f"{where}: {name} is {layout.group}, {layout.format} has {expected}")
+    unit = max(layout.group, INT4_UNIT) if layout.format == "a8w4" else layout.group or 4
+    for what, n in (("hidden_size", config.dim), ("moe_intermediate_size", config.moe.hidden_dim)):
+        if n % unit:
+            raise ModelError(f"{where}: {what} is {n}, {layout.format} takes a multiple of {unit} here")
+
+
+def pack_layout(config: Config, layout: MoeLayout) -> bytes:
+    """The bytes of the header from 0xC0 on."""
+    m = config.moe
+    assert m is not None
+    number = EXPERT_FORMATS.index(layout.format)
+    return _FIELDS.pack(number, m.n_experts, m.n_active, m.hidden_dim, m.norm_topk_prob, layout.group)
+
+
+def read_layout(path: Path, own: bytes, config: Config, _group_size: int) -> tuple[Config, MoeLayout]:
+    """The layout that a header says, and the config with its experts. Raises ModelError for what no program runs.
+
+    own: the header's bytes from 0xC0 on. Which layers are dense stands behind the header.
+    """
+    number, n_experts, n_active, hidden_dim, normalize, group = _FIELDS.unpack_from(own)
+    if any(own[_FIELDS.size :]):
+        raise ModelError(f"{path}: a reserved byte of the header is not 0")
+    for name, value in (("n_experts", n_experts), ("n_active", n_active), ("moe_hidden_dim", hidden_dim)):
+        if not LIMITS[name].holds(value):
+            raise ModelError(f"{path}: {name} is {value}, expected {LIMITS[name]}")
+    if n_active > n_experts:
+        raise ModelError(f"{path}: n_active is {n_active}, there are {n_experts} experts")
+    if not 0 <= number < len(EXPERT_FORMATS):
+        raise ModelError(f"{path}: format is {number}, expected 0 to {len(EXPERT_FORMATS) - 1}")
+    if normalize not in (0, 1):
+        raise ModelError(f"{path}: norm_topk_prob is {normalize}, expected 0 or 1")
+    with path.open("rb") as f:
+        f.seek(HEADER_SIZE)
+        table = f.read(config.n_layers)
+    if len(table) < config.n_layers or any(flag > 1 for flag in table):
+        raise ModelError(f"{path}: {DENSE_LAYERS} has other bytes than 0 and 1, or ends too soon")
+    moe = Moe(n_experts, n_active, hidden_dim, bool(normalize), tuple(i for i, flag in enumerate(table) if flag))
+    config, layout = replace(config, moe=moe), MoeLayout(EXPERT_FORMATS[number], group)
+    check_layout(path, config, layout)
+    return config, layout
+
+
+def router_shapes(config: Config) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Name and shape of every router."""
+    assert config.moe is not None
+    for i in range(config.n_layers):
+        if config.has_experts(i):
+            yield f"layers.{i}.moe.router", (config.moe.n_experts, config.dim)
+
+
+def expert_shapes(config: Config) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """Name and shape (E, n_out, n_in) of the experts' matrices, layer by layer."""
+    assert config.moe is not None
+    e, hidden = config.moe.n_experts, config.moe.hidden_dim
+    for i in range(config.n_layers):
+        if config.has_experts(i):
+            yield f"layers.{i}.moe.gate_up_proj", (e, 2 * hidden, config.dim)
+            yield f"layers.{i}.moe.down_proj", (e, config.dim, hidden)
+
+
+def expert_tensors(name: str, shape: tuple[int, int, int], layout: MoeLayout) -> Iterator[Tensor]:
+    """The tensors of one matrix of all experts."""
+    e, n_out, n_in = shape
+    if layout.format == "a8w8":
+        yield Tensor(f"{name}.codes", "|i1", shape)
+        yield Tensor(f"{name}.scales", "<f4", (e, n_out))
+    elif layout.format == "mxfp8":
+        yield Tensor(f"{name}.codes", "|u1", shape)
+        yield Tensor(f"{name}.scales", "|u1", (e, n_out, n_in // layout.group))
+    else:
+        yield Tensor(f"{name}.codes", "|u1", (e, n_out, n_in // 2))
+        if layout.group:
+            yield Tensor(f"{name}.scales", "<f2", (e, n_out, n_in // layout.group))
+        else:
+            yield Tensor(f"{name}.scales", "<f4", (e, n_out))
+        yield Tensor(f"{name}.assist", "<f4", (e, n_out))
+
+
+def moe_tensors(config: Config, layout: MoeLayout) -> Iterator[Tensor]:
+    """Which layers are dense, norms, routers, matrices as in W8A8, then the experts."""
+    yield Tensor(DENSE_LAYERS, "|u1", (config.n_layers,))
+    for name, shape in norm_shapes(config):
+        yield Tensor(name, "<f4", shape)
+    for name, matrix in router_shapes(config):
+        yield Tensor(name, "<f4", matrix)
+    yield from int8_matrices(config, 0)
+    for name, matrices in expert_shapes(config):
+        yield from expert_tensors(name, matrices, layout)

@@ -1,0 +1,99 @@
+"""MoE: experts in A8W8, A8W4 or MXFP8, all other matrices in W8A8 with a scale per row.
+
+`MoE` runs an exported file. Its experts are those of golden/grouped.py: what the fused operator computes for rows
+sorted by expert, the forward pass here computes step by step, so that a trace has what lies between.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from formats.low_bits import unpack_codes
+from formats.model_file import map_tensors, read_header
+from formats.moe import MoeLayout, expert_shapes, router_shapes
+from formats.schemes import MOE_FILE
+from formats.tensors import matrix_shapes, norm_shapes
+from golden.forward import F32, Step, ignore
+from golden.grouped import Experts, Int4Experts, Int8Experts, expert_matmul, expert_sums, rows_of, scaled_sums
+from golden.mx import MX, quantize_mx
+from golden.q8 import Quantized, dequantize, has_accumulators, quantize, traced_matmul
+from golden.routing import by_expert
+
+
+class MoE:
+    """The scheme of runq_moe.cpp, for golden.forward, from a file that export/moe.py wrote (mapped, not read).
+
+    Rows of q and k are in adjacent pairs. Raises ModelError if the file is no MoE file.
+    """
+
+    interleaved = True
+
+    def __init__(self, path: Path | str):
+        path = Path(path)
+        head = read_header(path, MOE_FILE)
+        assert isinstance(head.layout, MoeLayout)
+        self.config, self.layout = head.config, head.layout
+        c = self.config
+        found = map_tensors(path, head.tensors(), head.weights_end, MOE_FILE.alignment)
+        self._vectors = {name: found[name] for name, _ in (*norm_shapes(c), *router_shapes(c))}
+        self._matrices = {
+            name: Quantized(found[f"{name}.codes"], found[f"{name}.scales"]) for name, _ in matrix_shapes(c)
+        }
+        if c.tied:
+            self._matrices["classifier"] = self._matrices["embed"]
+        parts = ("codes", "scales", "assist") if self.layout.format == "a8w4" else ("codes", "scales")
+        self._experts = {name: [found[f"{name}.{part}"] for part in parts] for name, _ in expert_shapes(c)}
+
+    def vector(self, name: str) -> np.ndarray:
+        return self._vectors[name]
+
+    def matrix(self, name: str) -> Quantized:
+        """The quantized weight matrix of a step, codes (n_out, n_in)."""
+        return self._matrices[name]
+
+    def experts(self, name: str, chosen: slice = slice(None)) -> Experts:
+        """The matrices of a step's experts, all or some, as the operator takes them."""
+        codes, scales, *assist = (part[chosen] for part in self._experts[name])
+        if self.layout.format == "a8w8":
+            return Int8Experts(codes, scales)
+        if self.layout.format == "mxfp8":
+            return MX(codes, scales)
+        e, n_out, n_bytes = codes.shape
+        unpacked = unpack_codes(codes.reshape(e * n_out, n_bytes), 4).astype(np.int8) - np.int8(8)
+        return Int4Experts(unpacked.reshape(e, n_out, -1), scales.astype(F32).reshape(e, n_out, -1), *assist)
+
+    def steps(self, step: Step) -> Step:
+        return step
+
+    def embedding(self, tokens: np.ndarray) -> np.ndarray:
+        table = self.matrix("embed")
+        return dequantize(Quantized(table.codes[tokens], table.scales[tokens]))
+
+    def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized:
+        quantized = quantize(x, x.shape[-1])
+        return Quantized(step(name + ".q", quantized.codes), step(name + ".s", quantized.scales))
+
+    def linear(self, x: Quantized, name: str, step: Step = ignore) -> np.ndarray:
+        return traced_matmul(x, self.matrix(name), name, step)
+
+    def expert_activation(self, step: Step, name: str, x: np.ndarray) -> Quantized | MX:
+        rows = x.reshape(-1, x.shape[-1])
+        found = quantize_mx(rows, self.layout.group) if self.layout.format == "mxfp8" else quantize(rows, x.shape[-1])
+        codes = step(name + ".q", found.codes.reshape(x.shape))
+        scales = step(name + ".s", found.scales.reshape(*x.shape[:-1], -1))
+        return found._replace(codes=codes.reshape(rows.shape), scales=scales.reshape(len(rows), -1))
+
+    def expert_linear(
+        self, x: Quantized | MX, rows: np.ndarray, experts: np.ndarray, name: str, step: Step = ignore
+    ) -> np.ndarray:
+        def one(expert: int) -> Experts:
+            return self.experts(name, slice(expert, expert + 1))
+
+        if isinstance(x, MX) or not has_accumulators(name, step):
+            return by_expert(rows, experts, lambda chosen, e: expert_matmul(rows_of(x, chosen), one(e), 0))
+        sums = by_expert(rows, experts, lambda chosen, e: expert_sums(rows_of(x, chosen), one(e), 0))
+        sums = step(name + ".acc", sums)  # (n, k, n_out, groups)
+        flat, pairs = sums.reshape(-1, *sums.shape[2:]), np.arange(rows.size).reshape(rows.shape)
+        return by_expert(
+            pairs, experts, lambda chosen, e: scaled_sums(flat[chosen], rows_of(x, rows.flat[chosen]), one(e), 0)
+        )

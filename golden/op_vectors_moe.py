@@ -1,0 +1,284 @@
+"""Golden vectors of what a mixture of experts adds: MXFP8, the router's choice, the fused operator in each format."""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+
+from golden.forward import F32, F64, swiglu
+from golden.grouped import (
+    Experts,
+    Int4Experts,
+    Int8Experts,
+    assist_matrix,
+    empty_like,
+    expert_matmul,
+    group_starts,
+    grouped_matmul_swiglu_quant,
+    int4_sums,
+    msd_split,
+    quantize_like,
+    rows_of,
+)
+from golden.mx import E4M3, E5M2, MX, SCALE_BIAS, SCALE_NAN, Element, element_values, encode_elements, quantize_mx
+from golden.op_vectors import EXACT, OpVectors
+from golden.q8 import Quantized
+from golden.routing import route
+from golden.trace import OP_TOLERANCE
+
+M, E, K, N = 7, 4, 64, 64  # rows, experts, input channels, output channels where operands are not smaller
+ENDS = np.array([0, 3, 3, 6], np.int32)  # of each expert's rows: two experts without rows, and a row of nobody
+NOISE, NOISY_RUNS = 3e-6, 8  # of a row's largest value: more than another order of additions changes
+UNTOUCHED = 0x55  # the bytes of `out` before the call
+
+
+def add_moe(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """All cases of the mixture of experts."""
+    add_mx(vectors, rng)
+    add_route(vectors, rng)
+    codes = np.arange(-128, 128).astype(np.int8)
+    high, low = msd_split(codes)
+    vectors.add("msd_split", "msd_split", {"codes": codes}, {"high": (high, EXACT), "low": (low, EXACT)})
+    add_int8(vectors, rng)
+    add_int4(vectors, rng)
+    add_mxfp8(vectors, rng)
+
+
+# ----------------------------------------------------------------------------
+# MXFP8
+
+
+def mx_edges(rng: np.random.Generator, block: int, element: Element) -> np.ndarray:
+    """Rows of 128 values that probe the quantizer, fp32."""
+    n = 128
+    i = np.arange(n)
+    step = 2.0**-element.mantissa_bits
+    largest = np.where(i % block == 1, element.largest, 0)  # scale 1
+    values = element_values(element)
+    finite = np.sort(values[np.isfinite(values)]).astype(F64)
+    middles = np.resize((finite[1:] + finite[:-1]) / 2, n)
+    ties = np.where(i % block == 1, element.largest, middles)
+    edge = element.largest * np.linspace(0.98, 1.142, n)  # the largest element, and as far as the scale stays the same
+    rows = [
+        rng.standard_normal(n),
+        rng.standard_normal(n) * np.exp2(rng.uniform(-30, 30, n)),
+        np.zeros(n),
+        np.full(n, -0.0),
+        ties,
+        np.nextafter(ties.astype(F32), F32(np.inf)),
+        np.nextafter(ties.astype(F32), F32(-np.inf)),
+        np.where(i % 2, edge, -edge),
+        np.where(i % block == 3, 3e38, rng.standard_normal(n)),  # one huge value
+        np.where(i // block == 1, 0.0, rng.standard_normal(n)),  # one block of zeros
+        largest
+        + np.where(i % block > 1, (1 + step * (i % 16) / 2) * 2.0 ** (1 - element.bias - i % 5), 0),  # subnormal
+        rng.standard_normal(n) * 1e-38,  # the scale reaches its smallest
+        rng.standard_normal(n) * 1e-42,
+        np.exp2(i % 16 - 8.0),  # powers of two: log2 is whole
+        np.nextafter(np.exp2(i // block + 3.0).astype(F32), F32(0)),  # and just below
+        np.where(i % block == 5, np.inf, rng.standard_normal(n)),
+        np.where(i == block, np.nan, rng.standard_normal(n)),
+    ]
+    return np.array(rows).astype(F32)
+
+
+def add_mx(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """What elements and scales mean, and quantizing."""
+    for element in (E4M3, E5M2):
+        codes = np.arange(256, dtype=np.uint8)
+        values = element_values(element)
+        finite = np.isfinite(values)
+        outputs = {"values": (values[finite], EXACT)}
+        vectors.add(f"mx_values.{element.name}", "mx_values", {"codes": codes[finite]}, outputs, element=element.name)
+        for block in (32, 64):
+            x = mx_edges(rng, block, element)
+            mx = quantize_mx(x, block, element)
+            outputs = {"codes": (mx.codes, EXACT), "scales": (mx.scales, EXACT)}
+            name = f"mx_quantize.{element.name}b{block}"
+            vectors.add(name, "mx_quantize", {"x": x}, outputs, element=element.name, block=block)
+
+
+# ----------------------------------------------------------------------------
+# The router's choice
+
+
+def add_route(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """The best of the router's logits and their weights: ties, all experts, one expert."""
+    logits = rng.standard_normal((6, 16)).astype(F32)
+    logits[1, [2, 5, 11]] = 4.0  # equal ones, all chosen
+    logits[2, [1, 3, 9, 14]] = logits[2].max() + 1  # more equal ones than are chosen, where three are
+    logits[3] = 0.25
+    logits[4] = np.where(np.arange(16) % 2, -90.0, 90.0)  # half of the probabilities are 0 in fp32
+    logits[5] = np.arange(16) * 2.0**-24  # their probabilities are equal in fp32, the logits are not
+    for n_active in (1, 3, 16):
+        for normalize in (False, True):
+            chosen, weights = route(logits, n_active, normalize)
+            outputs = {"experts": (chosen, EXACT), "weights": (weights, OP_TOLERANCE)}
+            name = f"route.{n_active}{'n' if normalize else ''}"
+            vectors.add(name, "route", {"logits": logits}, outputs, n_active=n_active, norm_topk_prob=normalize)
+
+
+# ----------------------------------------------------------------------------
+# The operator
+
+
+def is_clear(product: np.ndarray, x: Quantized | MX) -> bool:
+    """Whether results stay the same codes under noise as large as another order of additions makes, and larger."""
+    rng, half = np.random.default_rng(0), product.shape[1] // 2
+    size = NOISE * np.abs(product).max(axis=1, keepdims=True, initial=0) * (product != 0)
+
+    def codes(values: np.ndarray) -> np.ndarray:
+        return quantize_like(swiglu(values[:, :half], values[:, half:]), x).codes
+
+    with np.errstate(invalid="ignore"):
+        noisy = ((product + size * rng.standard_normal(product.shape)).astype(F32) for _ in range(NOISY_RUNS))
+        return all(np.array_equal(codes(values), codes(product)) for values in noisy)
+
+
+def add_case(
+    vectors: OpVectors,
+    case: str,
+    x: Quantized | MX,
+    weight: Experts,
+    group_list: np.ndarray = ENDS,
+    kind: str = "cumsum",
+    exact: bool = False,
+    **parameters: object,
+) -> bool:
+    """One call of the operator, with its fp32 results before they are quantized, unless some of them are no numbers.
+
+    exact: fp32 arithmetic gives the same in any order, so results may lie in the middle of two codes. Otherwise, if
+    one comes near it, nothing is added and the answer is False.
+    """
+    starts, n = group_starts(group_list, kind, len(weight.codes), len(x.codes)), weight.codes.shape[1]
+    product, sums = np.zeros((starts[-1], n), F32), []
+    for i, (start, end) in enumerate(pairwise(starts)):
+        product[start:end] = expert_matmul(rows_of(x, slice(start, end)), weight, i)
+        if isinstance(weight, Int4Experts):
+            sums.append(int4_sums(x.codes[start:end], weight.codes[i], weight.scales.shape[2]))
+    if not exact and not is_clear(product, x):
+        return False
+
+    before = empty_like(x, n // 2)
+    for array in before[:2]:
+        array.view(np.uint8)[...] = UNTOUCHED
+    out = before._replace(codes=before.codes.copy(), scales=before.scales.copy())
+    grouped_matmul_swiglu_quant(x, weight, group_list, kind, out)
+    inputs = {"x.codes": x.codes, "x.scales": x.scales, "weight.codes": weight.codes, "weight.scales": weight.scales}
+    inputs |= {"group_list": group_list, "before.codes": before.codes, "before.scales": before.scales}
+    outputs = {
+        "out.codes": (out.codes, EXACT),
+        "out.scales": (out.scales, EXACT if isinstance(x, MX) or exact else OP_TOLERANCE),
+    }
+    if np.isfinite(product).all():
+        hidden = swiglu(product[:, : n // 2], product[:, n // 2 :])
+        outputs |= {"product": (product, OP_TOLERANCE), "hidden": (hidden, OP_TOLERANCE)}
+    if isinstance(weight, Int4Experts):
+        outputs |= {"sums": (np.concatenate(sums), EXACT), "assist": (weight.assist, OP_TOLERANCE)}
+    op = {Int8Experts: "grouped_a8w8", Int4Experts: "grouped_a8w4", MX: "grouped_mxfp8"}[type(weight)]
+    vectors.add(f"{op}.{case}", op, inputs, outputs, group_list_type=kind, **parameters)
+    return True
+
+
+def until_clear(add: Callable[[], bool]) -> None:
+    """Calls `add`, which draws its operands anew each time, until it has added a case."""
+    while not add():
+        pass
+
+
+def int8_rows(rng: np.random.Generator, m: int = M, k: int = K // 2) -> Quantized:
+    """Tokens with a scale each, codes down to -128."""
+    return Quantized(rng.integers(-128, 128, (m, k)).astype(np.int8), rng.uniform(0.5, 2, (m, 1)).astype(F32) / 64)
+
+
+def add_int8(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """A8W8."""
+
+    def experts(n_experts: int = E, n: int = N // 2, k: int = K // 2) -> Int8Experts:
+        scales = rng.uniform(0.5, 2, (n_experts, n)).astype(F32) / 256
+        return Int8Experts(rng.integers(-127, 128, (n_experts, n, k)).astype(np.int8), scales)
+
+    def edges() -> bool:
+        x, weight = int8_rows(rng), experts()
+        x.codes[0], x.codes[1] = 0, -128  # a token of zeros: scale 0, codes 0
+        x.codes[2, 5:] = 0
+        weight.codes[1, :3], weight.codes[1, 17] = -128, 0
+        weight.scales[3, [8, 24]] = 50  # one output that outweighs the rest
+        return add_case(vectors, "edges", x, weight)
+
+    counts = np.diff(ENDS, prepend=0).astype(np.int32)
+    until_clear(lambda: add_case(vectors, "cumsum", int8_rows(rng), experts()))
+    until_clear(lambda: add_case(vectors, "count", int8_rows(rng), experts(), counts, "count"))
+    ends = np.array([2, 2, 5], np.int32)
+    until_clear(lambda: add_case(vectors, "odd", int8_rows(rng, 5, 33), experts(3, 22, 33), ends))
+    until_clear(edges)
+
+    # First half 64, which swish leaves as it is; second half 127 and odd halves: all that is quantized is k / 2.
+    x, w = np.zeros((4, K), np.int8), np.zeros((N, K), np.int8)
+    x[:, 0], x[:, 1], x[:, 2] = 64, [1, -1, 1, -1], [1, -1, 1, -1]
+    w[: N // 2, 0] = 2
+    w[N // 2 :, 1] = np.arange(N // 2) * 2 - N // 2 + 1
+    w[N // 2, 1:3] = 127
+    operands = Quantized(x, np.ones((4, 1), F32)), Int8Experts(w[None], np.full((1, N), 0.5, F32))
+    add_case(vectors, "ties", *operands, np.array([4], np.int32), exact=True)
+
+
+def add_int4(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """A8W4: a scale per output channel, or per group of 32 along K."""
+
+    def experts(n_groups: int) -> Int4Experts:
+        codes = rng.integers(-8, 8, (E, N // 2, K)).astype(np.int8)
+        scales = (
+            (rng.uniform(0.5, 2, (E, N // 2, n_groups)) / 16).astype(np.float16 if n_groups > 1 else F32).astype(F32)
+        )
+        return Int4Experts(codes, scales, assist_matrix(codes, scales))
+
+    def edges() -> bool:
+        x, weight = int8_rows(rng, k=K), experts(2)
+        x.codes[0], x.codes[1], x.codes[2] = 0, -128, 127
+        weight.codes[1, : N // 8], weight.codes[1, N // 4 : 3 * N // 8] = -8, 7
+        weight.scales[3, 5, 1] = 0
+        return add_case(vectors, "edges", x, weight._replace(assist=assist_matrix(weight.codes, weight.scales)))
+
+    until_clear(lambda: add_case(vectors, "channel", int8_rows(rng, k=K), experts(1)))
+    until_clear(lambda: add_case(vectors, "groups", int8_rows(rng, k=K), experts(2)))
+    until_clear(edges)
+
+
+def add_mxfp8(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """MXFP8: both elements, blocks of 32 and 64."""
+
+    def operands(element: Element, block: int, k: int, n: int) -> tuple[MX, MX]:
+        x = quantize_mx(rng.standard_normal((M, k)).astype(F32) * F32(3), block, element)
+        w = quantize_mx(rng.standard_normal((E * n, k)).astype(F32) * F32(0.2), block, element)
+        return x, MX(w.codes.reshape(E, n, k), w.scales.reshape(E, n, -1), element)
+
+    def edges() -> bool:
+        x, weight = operands(E4M3, 32, K, N)
+        x.codes[0], x.scales[0] = 0x80, 0  # a token of zeros
+        x.codes[1, 3], x.scales[1, 0] = 0x7E, 140  # one huge value
+        x.scales[3, 1] = SCALE_NAN  # no number, nor is any result of this token
+        weight.scales[3, 5, 0] = 0  # 2^-127: nothing beside the other block
+        weight.codes[3, 6] = 0x80
+        return add_case(vectors, "edges", x, weight, element="e4m3", block=32)
+
+    for element, block, k, n in ((E4M3, 32, K, N), (E5M2, 32, K // 2, N), (E4M3, 64, K, 2 * N)):
+
+        def add(element: Element = element, block: int = block, k: int = k, n: int = n) -> bool:
+            x, weight = operands(element, block, k, n)
+            return add_case(vectors, f"{element.name}b{block}", x, weight, element=element.name, block=block)
+
+        until_clear(add)
+    until_clear(edges)
+
+    # First half 128; second half 17 to 31, in the middle of two elements, the last of them beyond the largest.
+    x, w = np.zeros((4, K), F32), np.zeros((N, K), F32)
+    x[:, 0], x[:, 1], x[:, 2] = 64, [1, -1, 1, -1], [1, -1, 1, -1]
+    w[: N // 2, 0] = 2
+    w[N // 2 : 3 * N // 4, 1] = 16
+    w[N // 2 :, 2] = np.arange(N // 2) % 8 * 2 + 1
+    ones = partial(np.full, fill_value=SCALE_BIAS, dtype=np.uint8)
+    tokens = MX(encode_elements(x, E4M3), ones((4, K // 32)))
+    weight = MX(encode_elements(w, E4M3)[None], ones((1, N, K // 32)))
+    add_case(vectors, "ties", tokens, weight, np.array([4], np.int32), exact=True, element="e4m3", block=32)

@@ -1,0 +1,113 @@
+// Every back end that runs on this machine, through the C interface, against plain arithmetic.
+#include "common/backend/backend.h"
+
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backend_cases.h"
+
+namespace {
+
+#ifdef __x86_64__
+const std::filesystem::path folder = "build/portable/x86_64/backends";
+#else
+const std::filesystem::path folder = "build/portable/aarch64/backends";
+#endif
+
+// Calls check(back end) for each that runs here.
+void for_each_backend(const std::function<void(Opened&)>& check) {
+    int n = 0;
+    for (const std::string& name : backend_names(folder)) {
+        const QuantGemmBackend* api = load_backend(folder / ("quant_gemm_" + name + ".so"));
+        CHECK(api->name == name);
+        if (api->rank() == 0) {
+            MESSAGE(name << " does not run here and is not tested");
+            continue;
+        }
+        CAPTURE(name);
+        Opened opened(api);
+        check(opened);
+        n++;
+    }
+    CHECK(n >= 2);
+}
+bool is_slow(const Opened& b) { return std::string(b.api->name).starts_with("emulated"); }
+
+}  // namespace
+
+// With scales that are small whole numbers and halves an output is exact, and so is each accumulator.
+TEST_CASE("back ends: the accumulators of every format are exact, for few tokens and many") {
+    for_each_backend([](Opened& b) {
+        std::mt19937 rng(3);
+        for (const MatrixFormat& f : all_formats()) {
+            for (const int n_cols : {64, 192, 320, 448, 1152}) {
+                if (f.group > 0 && n_cols % f.group != 0) continue;
+                for (const int group_size : group_sizes(f)) {
+                    for (const int n_tokens : {1, 3, 9, 70}) {
+                        if (is_slow(b) && n_cols > 448) continue;
+                        const auto fill = LowbitFill(n_tokens % 3);
+                        const Fill x_fill = fill == LowbitFill::uniform ? uniform : all_minus_127;
+                        const int n_rows = n_tokens == 70 ? 133 : 3 + n_cols / 64 % 7;
+                        const LowbitCase w = make_lowbit(rng, f, group_size, n_rows, n_cols, fill, true);
+                        const Matrix x = filled_matrix(rng, x_fill, false, n_tokens, n_cols, group_size);
+                        CAPTURE(format_text(f));
+                        CAPTURE(n_cols);
+                        CAPTURE(group_size);
+                        CAPTURE(n_tokens);
+                        if (!accepts(b, w.view())) continue;
+                        CHECK(outputs(b, x.view(), w.view()) == exact_outputs(x.view(), w));
+                    }
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("back ends: outputs with any scales are close") {
+    for_each_backend([](Opened& b) {
+        std::mt19937 rng(4);
+        for (const MatrixFormat& f : all_formats()) {
+            const int n_cols = 576 + 64 * (f.group == 128), group_size = group_sizes(f).back();
+            for (const int n_tokens : {1, 17}) {
+                CAPTURE(format_text(f));
+                CAPTURE(n_tokens);
+                const LowbitCase w = make_lowbit(rng, f, group_size, 37, n_cols, LowbitFill::uniform, false);
+                const Matrix x = filled_matrix(rng, uniform, true, n_tokens, n_cols, group_size);
+                if (!accepts(b, w.view())) continue;
+                CHECK(relative_error(exact_outputs(x.view(), w), outputs(b, x.view(), w.view())) < 1e-6);
+            }
+        }
+    });
+}
+
+TEST_CASE("back ends: codes, scales and sums of activations are those of the plain loop, bit for bit") {
+    for_each_backend([](Opened& b) {
+        std::mt19937 rng(5);
+        for (int trial = 0; trial < 140; trial++) {
+            const int group_size = trial % 2 ? 32 : 64, n = 8 * group_size;
+            CAPTURE(trial);
+            const std::vector<float> x = awkward_groups(rng, trial, group_size);
+            std::vector<int8_t> codes(x.size());
+            std::vector<float> scales(8);
+            reference_quantize(codes.data(), scales.data(), x.data(), n, group_size);
+            const QuantGemmRows rows = {
+                b.allocate(x.size()), b.allocate(32), b.allocate(32), 2, n / 2, group_size};
+            REQUIRE(b.api->quantize(b.context, &rows, b.upload(x.data(), x.size())) == QUANT_GEMM_OK);
+            CHECK(b.download<int8_t>(rows.codes, x.size()) == codes);
+            CHECK(b.download<float>(rows.scales, 8) == scales);
+            CHECK(b.download<int32_t>(rows.sums, 8) == make_matrix(codes, scales, 2, n / 2, group_size).sums);
+        }
+    });
+}
+
+TEST_CASE("back ends: the loader refuses what is none") {
+    CHECK_THROWS_WITH(load_backend("/nowhere/quant_gemm_x.so"),
+                      doctest::Contains("/nowhere/quant_gemm_x.so: cannot open shared object file"));
+    auto none = [](const std::string&) { FAIL("no warning expected"); };
+    CHECK(open_backend("builtin", {}, none) == nullptr);
+    CHECK_THROWS_AS(open_backend("no such thing", {}, none), UsageError);
+}

@@ -1,0 +1,198 @@
+"""A port of what mixtures of experts add, written from docs/moe.md alone, and ways to get it wrong.
+
+As in tests/ports.py, each function takes a case's inputs and parameters by name; none imports anything of golden/.
+"""
+
+import math
+
+import numpy as np
+
+from tests.ports import quantize, swiglu
+
+F32, F64 = np.float32, np.float64
+FORMATS = {"e4m3": (4, 3, 7, 448.0, 8), "e5m2": (5, 2, 15, 57344.0, 15)}  # exponent, mantissa, bias, largest, emax
+
+
+# ---- MXFP8
+
+
+def mx_value(code, element):
+    """What one element means; NaN and infinities are left to the caller."""
+    _, mantissa_bits, bias, _, _ = FORMATS[element]
+    sign, exponent, mantissa = code >> 7, code >> mantissa_bits & (1 << 7 - mantissa_bits) - 1, code & (
+        (1 << mantissa_bits) - 1
+    )  # fmt: skip
+    if exponent:
+        value = math.ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits)
+    else:
+        value = math.ldexp(mantissa, 1 - bias - mantissa_bits)
+    return -value if sign else value
+
+
+def mx_values(codes, element):
+    return {"values": np.array([mx_value(int(code), element) for code in codes], F32)}
+
+
+def half_to_even(x):
+    return round(x)
+
+
+def mx_encode(value, element, rounded=half_to_even, subnormals=True):
+    """The element nearest to a value, saturating."""
+    _, mantissa_bits, bias, largest, _ = FORMATS[element]
+    sign = 128 if math.copysign(1, value) < 0 else 0
+    if math.isnan(value):
+        return 127
+    magnitude = min(abs(value), largest)
+    if magnitude == 0:
+        return sign
+    exponent = max(math.frexp(magnitude)[1] - 1, 1 - bias)
+    steps = rounded(math.ldexp(magnitude, mantissa_bits - exponent))  # 8 to 16, or less where it is subnormal
+    if steps < 1 << mantissa_bits and not subnormals:
+        return sign
+    code = steps + (exponent + bias - 1 << mantissa_bits)
+    return sign | min(code, 126 if element == "e4m3" else 123)
+
+
+def floor_log2(amax):
+    return math.frexp(amax)[1] - 1
+
+
+def mx_quantize(x, element, block, log2=floor_log2, encode=mx_encode, nan_scale=255):
+    rows, n = x.shape
+    codes, scales = np.zeros((rows, n), np.uint8), np.zeros((rows, n // block), np.uint8)
+    for row in range(rows):
+        for b in range(n // block):
+            values = [float(v) for v in x[row, b * block : (b + 1) * block]]
+            amax = max(abs(v) for v in values)
+            if any(math.isnan(v) for v in values):
+                scales[row, b] = nan_scale
+                zeros = [math.copysign(0, v) if not math.isnan(v) else v for v in values]
+                codes[row, b * block : (b + 1) * block] = [encode(v, element) for v in zeros]
+                continue
+            exponent = -127 if amax == 0 else max((128 if math.isinf(amax) else log2(amax)) - FORMATS[element][4], -127)
+            scales[row, b] = exponent + 127
+            codes[row, b * block : (b + 1) * block] = [
+                encode(v if math.isinf(v) else math.ldexp(v, -exponent), element) for v in values
+            ]
+    return {"codes": codes, "scales": scales}
+
+
+def mx_dequantize(codes, scales, element, block):
+    table = np.array([mx_value(code, element) for code in range(256)])
+    powers = np.where(scales == 255, np.nan, 2.0 ** (scales.astype(F64) - 127))
+    return table[codes] * np.repeat(powers, block, axis=-1)
+
+
+# ---- the router
+
+
+def best_first(row):
+    """Indices by falling value, the lowest of equals first."""
+    return sorted(range(len(row)), key=lambda i: (-row[i], i))
+
+
+def route(logits, n_active, norm_topk_prob, order=best_first, by_probability=False, scores=None):
+    experts, weights = np.zeros((len(logits), n_active), np.int32), np.zeros((len(logits), n_active), F32)
+    for t, row in enumerate(logits):
+        e = np.exp(row - row.max())
+        probs = (e / e.sum()).astype(F32)
+        experts[t] = order(probs if by_probability else row)[:n_active]
+        if scores is not None:
+            probs = scores(row, experts[t])
+        weights[t] = probs[experts[t]]
+        if norm_topk_prob:
+            weights[t] /= weights[t].sum()
+    return {"experts": experts, "weights": weights}
+
+
+# ---- the operator
+
+
+def msd_split(codes):
+    wide = codes.astype(int)
+    return {"high": np.floor_divide(wide, 16).astype(np.int8), "low": (wide % 16 - 8).astype(np.int8)}
+
+
+def ends_of(group_list, group_list_type):
+    return np.cumsum(group_list) if group_list_type == "count" else group_list
+
+
+def gate_first(product):
+    half = product.shape[1] // 2
+    return swiglu(gate=product[:, :half], up=product[:, half:])["out"]
+
+
+def grouped(tensors, group_list_type, product_of, quantized, ends=ends_of, act=gate_first, touch_rest=False):
+    """Every expert's rows; product_of(rows, expert) is fp32, quantized(values) codes and scales."""
+    codes, scales = tensors["before.codes"].copy(), tensors["before.scales"].copy()
+    n, start, products = tensors["weight.codes"].shape[1], 0, []
+    for expert, end in enumerate(ends(tensors["group_list"], group_list_type)):
+        if end > start:
+            products.append(product_of(slice(start, end), expert))
+            found = quantized(act(products[-1]))
+            codes[start:end], scales[start:end] = found["codes"], found["scales"]
+        start = max(start, end)
+    if touch_rest:
+        codes[start:], scales[start:] = 0, 0
+    product = np.concatenate(products) if products else np.zeros((0, n), F32)
+    outputs = {"out.codes": codes, "out.scales": scales}
+    if np.isfinite(product).all():
+        outputs |= {"product": product, "hidden": act(product)}
+    return outputs
+
+
+def by_row(values, rounded=quantize):
+    return rounded(values, group_size=values.shape[1])
+
+
+def grouped_a8w8(tensors, group_list_type, quantized=by_row, **change):
+    x, scale = tensors["x.codes"].astype(np.int64), tensors["x.scales"]
+
+    def product_of(rows, expert):
+        sums = x[rows] @ tensors["weight.codes"][expert].T.astype(np.int64)
+        return sums.astype(F32) * (scale[rows] * tensors["weight.scales"][expert])
+
+    return grouped(tensors, group_list_type, product_of, quantized, **change)
+
+
+def by_split(x, w):
+    """int8 times int4 as two products of int4 and int4: no operand leaves -8..7."""
+    parts = msd_split(x)
+    high, low = (parts[name].astype(np.int64) @ w.T for name in ("high", "low"))
+    return 16 * high + low + 8 * w.sum(axis=1)
+
+
+def directly(x, w):
+    return x.astype(np.int64) @ w.T
+
+
+def grouped_a8w4(tensors, group_list_type, sums_of=by_split, quantized=by_row, **change):
+    x, w, scales = tensors["x.codes"], tensors["weight.codes"].astype(np.int64), tensors["weight.scales"]
+    n_groups, all_sums = scales.shape[2], []
+    size = x.shape[1] // n_groups
+
+    def product_of(rows, expert):
+        parts = [slice(g * size, (g + 1) * size) for g in range(n_groups)]
+        sums = np.stack([sums_of(x[rows, part], w[expert][:, part]) for part in parts], axis=-1).astype(np.int32)
+        all_sums.append(sums)
+        return (sums.astype(F32) * scales[expert]).sum(axis=-1) * tensors["x.scales"][rows]
+
+    outputs = grouped(tensors, group_list_type, product_of, quantized, **change)
+    group_sums = w.reshape(*scales.shape, size).sum(axis=-1)
+    assist = (8 * group_sums * scales).sum(axis=-1).astype(F32)
+    return outputs | {"sums": np.concatenate(all_sums), "assist": assist}
+
+
+def grouped_mxfp8(tensors, group_list_type, element, block, quantized=mx_quantize, **change):
+    x = mx_dequantize(tensors["x.codes"], tensors["x.scales"], element, block)
+    w = mx_dequantize(tensors["weight.codes"], tensors["weight.scales"], element, block)
+
+    def product_of(rows, expert):
+        return (x[rows] @ w[expert].T + 0.0).astype(F32)
+
+    def codes_and_scales(values):
+        return quantized(values, element, block)
+
+    with np.errstate(invalid="ignore"):
+        return grouped(tensors, group_list_type, product_of, codes_and_scales, **change)

@@ -1,0 +1,420 @@
+// runq_moe.cpp itself: the tests of any program, its loops against the golden vectors and against the fast
+// paths, the fused operator against its steps, and the files it takes.
+#define RUNQ_NO_MAIN
+#include "../runq_moe.cpp"
+
+namespace {
+const char* const models[] = {"tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4",
+                              "tiny-qwen3-moe.moe-mxfp8"};
+}
+
+#include <set>
+
+#include "int8_cases.h"
+#include "program_tests.h"
+
+namespace {
+
+std::vector<uint8_t> bytes_of(const Tensor& t) {
+    return std::vector<uint8_t>(t.bytes.begin(), t.bytes.end());
+}
+
+MoeConfig moe_config(ExpertFormat format, int group, int n_experts, int n_active, int hidden_dim) {
+    MoeConfig c;
+    c.format = format, c.group = group, c.n_experts = n_experts, c.n_active = n_active;
+    c.hidden_dim = hidden_dim;
+    return c;
+}
+
+// One matrix of all experts, with its memory.
+struct ExpertCase {
+    std::vector<int8_t> int8_codes;
+    std::vector<uint8_t> codes, mx_scales, eights;
+    std::vector<float> row_scales;
+    std::vector<Half> group_scales;
+    int n_rows = 0, n_cols = 0, group = 0;
+
+    ExpertMatrix view() const {
+        ExpertMatrix w;
+        if (!int8_codes.empty()) w.int8_codes = int8_codes.data();
+        if (!codes.empty()) w.codes = codes.data();
+        if (!mx_scales.empty()) w.mx_scales = mx_scales.data();
+        if (!row_scales.empty()) w.row_scales = row_scales.data();
+        if (!group_scales.empty()) w.group_scales = group_scales.data();
+        w.zeros = eights.data(), w.n_rows = n_rows, w.n_cols = n_cols, w.group = group;
+        return w;
+    }
+};
+
+// int4 codes -8..7 of a row, two in a byte: the inverse of unpack_int4.
+void pack_int4(std::vector<uint8_t>& out, std::span<const int8_t> row) {
+    size_t at = 0;
+    for (const size_t size : {64, 32, 16})
+        for (; row.size() - at >= 2 * size; at += 2 * size)
+            for (size_t j = 0; j < size; j++)
+                out.push_back(uint8_t((row[at + j] + 8) | (row[at + j + size] + 8) << 4));
+}
+
+// The fp16 number that x is.
+Half half_of(float x) {
+    for (uint32_t bits = 0; bits < 0x7c00; bits++)
+        if (to_float(Half{uint16_t(bits)}) == x) return {uint16_t(bits)};
+    FAIL("no fp16 number");
+    return {};
+}
+
+// Random experts: any codes, scales about 1.
+ExpertCase random_experts(std::mt19937& rng, const MoeConfig& moe, int n_rows, int n_cols) {
+    ExpertCase w;
+    w.n_rows = n_rows, w.n_cols = n_cols, w.group = moe.group > 0 ? moe.group : n_cols;
+    const size_t n = size_t(moe.n_experts) * n_rows * n_cols, n_groups = n / w.group;
+    w.eights.assign(n_groups, 0x88);
+    for (size_t i = 0; i < n; i++) {
+        if (moe.format == ExpertFormat::a8w8) w.int8_codes.push_back(int8_t(int(rng() % 255) - 127));
+        if (moe.format == ExpertFormat::mxfp8) w.codes.push_back(uint8_t(rng() % 0x7e | rng() % 2 << 7));
+        if (moe.format == ExpertFormat::a8w4 && i % 2 == 0) w.codes.push_back(uint8_t(rng()));
+    }
+    for (size_t i = 0; i < n_groups; i++) {
+        if (moe.format == ExpertFormat::mxfp8)
+            w.mx_scales.push_back(uint8_t(124 + rng() % 6));
+        else if (moe.group == 0)
+            w.row_scales.push_back(float(1 + rng() % 7) / 4);
+        else
+            w.group_scales.push_back({uint16_t(0x3800 + rng() % 0x800)});
+    }
+    return w;
+}
+
+// As `route` makes them: each token's experts, all different.
+Routing random_routing(std::mt19937& rng, int n_tokens, const MoeConfig& moe) {
+    Rows logits(size_t(n_tokens), moe.n_experts);
+    logits.values = random_values(rng, logits.values.size());
+    logits.n_rows = n_tokens;
+    Routing routing;
+    route(routing, logits, moe);
+    return routing;
+}
+
+// Rows sorted by expert, as the golden's group list has them: a token goes to one expert.
+Routing routing_of(const std::vector<int>& ends) {
+    Routing r;
+    for (int e = 0, row = 0; e < int(ends.size()); e++)
+        for (; row < ends[size_t(e)]; row++) {
+            r.experts.push_back(e), r.weights.push_back(1);
+            r.by_expert.push_back(row), r.row_of.push_back(row);
+        }
+    return r;
+}
+
+const MoeConfig all_formats[] = {
+    moe_config(ExpertFormat::a8w8, 0, 5, 2, 64),    moe_config(ExpertFormat::a8w4, 0, 5, 2, 64),
+    moe_config(ExpertFormat::a8w4, 32, 5, 2, 64),   moe_config(ExpertFormat::a8w4, 64, 5, 2, 64),
+    moe_config(ExpertFormat::a8w4, 128, 5, 2, 128), moe_config(ExpertFormat::mxfp8, 32, 5, 2, 64),
+    moe_config(ExpertFormat::mxfp8, 64, 5, 2, 64),
+};
+
+}  // namespace
+
+// ----------------------------------------------------------------------------
+// The arithmetic: plain loops against the golden vectors, fast paths against the plain loops
+
+TEST_CASE("mxfp8: elements mean what the golden's do, and are quantized alike, bit for bit") {
+    const std::vector<uint8_t> codes = bytes_of(golden_ops().at("mx_values.e4m3.codes"));
+    const std::vector<float> values = golden_ops().at("mx_values.e4m3.values").f32();
+    for (size_t i = 0; i < codes.size(); i++) {
+        CHECK(e4m3_value(codes[i]) == values[i]);
+        CHECK(e4m3_values[codes[i]] == values[i]);
+        CHECK(e4m3_code(values[i]) == codes[i]);
+    }
+    for (const int block : {32, 64}) {
+        const std::string p = "mx_quantize.e4m3b" + std::to_string(block) + ".";
+        const std::vector<float> x = golden_ops().at(p + "x").f32();
+        std::vector<uint8_t> found(x.size()), scales;
+        for (size_t i = 0; i < x.size(); i += size_t(block))
+            scales.push_back(quantize_mx_block(&found[i], &x[i], block));
+        CHECK(found == bytes_of(golden_ops().at(p + "codes")));
+        CHECK(scales == bytes_of(golden_ops().at(p + "scales")));
+    }
+}
+
+TEST_CASE("quantize: the plain loop gives the golden's codes and scales, and a row of experts the same") {
+    for (const int n : {64, 384, 2048}) {
+        const std::string p = "quantize.row" + std::to_string(n) + ".";
+        CAPTURE(p);
+        const std::vector<float> x = golden_ops().at(p + "x").f32();
+        const int n_rows = int(x.size()) / n;
+        for (const MoeConfig& moe : {all_formats[0], all_formats[2], all_formats[3]}) {
+            ExpertRows rows;
+            rows.resize(n_rows, n, moe);
+            std::vector<int8_t> codes(x.size());
+            std::vector<float> scales, found;
+            for (int t = 0; t < n_rows; t++) {
+                scales.push_back(quantize_row(&codes[size_t(t) * n], &x[size_t(t) * n], n));
+                quantize_row(rows, t, &x[size_t(t) * n]);
+                const float* of_row = rows.int8.row_scales(t);
+                CHECK(std::all_of(of_row, of_row + rows.int8.n_groups(),
+                                  [&](float s) { return s == of_row[0]; }));
+                found.push_back(of_row[0]);
+            }
+            CHECK(codes == golden_ops().at(p + "codes").i8());
+            CHECK(scales == golden_ops().at(p + "scales").f32());
+            CHECK(std::equal(codes.begin(), codes.end(), rows.int8.codes.begin()));
+            CHECK(found == scales);
+        }
+    }
+}
+
+TEST_CASE("route: the golden's experts, and their weights") {
+    int cases = 0;
+    for (const auto& [name, tensor] : golden_ops()) {
+        if (!name.starts_with("route.") || !name.ends_with(".logits")) continue;
+        cases++;
+        const std::string p = name.substr(0, name.size() - std::string("logits").size());
+        CAPTURE(p);
+        const Tensor& experts = golden_ops().at(p + "experts");
+        Rows logits(size_t(tensor.shape[0]), tensor.shape[1]);
+        logits.values = tensor.f32(), logits.n_rows = tensor.shape[0];
+        MoeConfig moe = moe_config(ExpertFormat::a8w8, 0, tensor.shape[1], experts.shape[1], 64);
+        moe.norm_topk_prob = p.find('n') != std::string::npos;
+        Routing found;
+        route(found, logits, moe);
+        CHECK(found.experts == experts.i32());
+        CHECK(relative_error(golden_ops().at(p + "weights").f32(), found.weights) < 1e-6);
+        for (size_t i = 0; i < found.by_expert.size(); i++) {
+            CHECK(found.row_of[size_t(found.by_expert[i])] == int(i));
+            if (i == 0) continue;
+            const int before = found.by_expert[i - 1], pair = found.by_expert[i];
+            const auto key = [&](int j) { return std::pair(found.experts[size_t(j)], j); };
+            CHECK(key(before) < key(pair));
+        }
+    }
+    CHECK(cases == 6);
+}
+
+TEST_CASE("the fused operator: products, codes and scales of the golden") {
+    std::set<std::string> formats;
+    for (const auto& [name, tensor] : golden_ops()) {
+        if (!name.starts_with("grouped_") || !name.ends_with(".weight.codes")) continue;
+        const std::string p = name.substr(0, name.size() - std::string("weight.codes").size());
+        if (p.find("e5m2") != std::string::npos) continue;  // runs in the reference alone
+        const std::string format = p.substr(8, p.find('.') - 8);
+        CAPTURE(p);
+        auto at = [&](const char* part) -> const Tensor& { return golden_ops().at(p + part); };
+        const int n_experts = tensor.shape[0], n_rows = tensor.shape[1], n_cols = tensor.shape[2];
+        const Tensor &x = at("x.codes"), &scales = at("weight.scales");
+        std::vector<int> ends = at("group_list").i32();
+        if (p == "grouped_a8w8.count.")
+            for (size_t e = 1; e < ends.size(); e++) ends[e] += ends[e - 1];
+        if (ends.back() > x.shape[0] || n_cols % 4 != 0) continue;
+
+        ExpertCase w;
+        w.n_rows = n_rows, w.n_cols = n_cols, w.eights.assign(size_t(n_rows) * n_cols, 0x88);
+        MoeConfig moe = moe_config(ExpertFormat::a8w8, 0, n_experts, 1, n_rows / 2);
+        const int group = n_cols / (scales.shape.size() == 3 ? scales.shape[2] : 1);
+        if (format == "mxfp8") {
+            moe.format = ExpertFormat::mxfp8, moe.group = w.group = group;
+            w.codes = bytes_of(tensor), w.mx_scales = bytes_of(scales);
+        } else if (format == "a8w8") {
+            w.int8_codes = tensor.i8(), w.row_scales = scales.f32(), w.group = n_cols;
+        } else {
+            moe.format = ExpertFormat::a8w4, moe.group = group == n_cols ? 0 : group, w.group = group;
+            const std::vector<int8_t> codes = tensor.i8();
+            for (size_t i = 0; i < codes.size(); i += size_t(n_cols))
+                pack_int4(w.codes, std::span(codes).subspan(i, size_t(n_cols)));
+            if (moe.group == 0)
+                w.row_scales = scales.f32();
+            else
+                for (const float s : scales.f32()) w.group_scales.push_back(half_of(s));
+        }
+        const int n = ends.back();  // rows behind the last expert's are nobody's
+        ExpertRows rows, out;
+        rows.resize(n, n_cols, moe);
+        bool is_ours = true;  // our quantizer gives no -128, which some kernels would not take
+        if (format == "mxfp8") {
+            rows.codes = bytes_of(x), rows.scales = bytes_of(at("x.scales"));
+            for (size_t i = 0; i < rows.values.size(); i++) rows.values[i] = e4m3_values[rows.codes[i]];
+        } else {
+            const std::vector<int8_t> codes = x.i8();
+            for (int t = 0; t < n; t++) {
+                std::copy_n(&codes[size_t(t) * n_cols], n_cols, rows.int8.row_codes(t));
+                for (int g = 0; g < rows.int8.n_groups(); g++) {
+                    const int8_t* of_group = rows.int8.row_codes(t) + g * rows.int8.group_size;
+                    rows.int8.row_scales(t)[g] = at("x.scales").f32()[size_t(t)];
+                    rows.int8.row_sums(t)[g] = std::accumulate(of_group, of_group + rows.int8.group_size, 0);
+                }
+            }
+            is_ours = std::find(codes.begin(), codes.end(), -128) == codes.end();
+        }
+        const Routing routing = routing_of(ends);
+        const ExpertMatrix view = w.view();
+        if (golden_ops().contains(p + "product")) {
+            const std::vector<float> expected = at("product").f32();
+            Rows found(size_t(n), n_rows);
+            for (int t = 0; t < n; t++) {
+                ExpertRows row;
+                gather(row, rows, std::span(&routing.by_expert[size_t(t)], 1), moe);
+                plain_matmul(row, {found.row(t), view, routing.experts[size_t(t)]});
+            }
+            CHECK(relative_error(expected, found.values) < 1e-6);
+        }
+        if (!is_ours) continue;
+        formats.insert(format);
+        Workspace space;
+        grouped_matmul_swiglu_quant(out, space, rows, view, routing, moe);
+        if (format == "mxfp8") {
+            const std::vector<uint8_t> codes = bytes_of(at("out.codes")),
+                                       expected = bytes_of(at("out.scales"));
+            for (int t = 0; t < n; t++) {
+                CHECK(std::equal(out.row_codes(t), out.row_codes(t) + out.n_cols,
+                                 &codes[size_t(t) * out.n_cols]));
+                CHECK(std::equal(out.row_scales(t), out.row_scales(t) + out.n_blocks(),
+                                 &expected[size_t(t) * out.n_blocks()]));
+            }
+        } else {
+            const std::vector<int8_t> codes = at("out.codes").i8();
+            CHECK(std::equal(out.int8.codes.begin(), out.int8.codes.begin() + n * out.n_cols, codes.begin()));
+            for (int t = 0; t < n; t++)
+                CHECK(out.int8.row_scales(t)[0] ==
+                      doctest::Approx(at("out.scales").f32()[size_t(t)]).epsilon(1e-5));
+        }
+    }
+    CHECK(formats == std::set<std::string>{"a8w8", "a8w4", "mxfp8"});
+}
+
+TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same in any company") {
+    std::mt19937 rng(3);
+    for (const MoeConfig& moe : all_formats) {
+        for (const int n_cols : {128, 384}) {
+            CAPTURE(int(moe.format));
+            CAPTURE(moe.group);
+            CAPTURE(n_cols);
+            const int n_tokens = 9, n_rows = 21, expert = 3;
+            const ExpertCase experts = random_experts(rng, moe, n_rows, n_cols);
+            const ExpertMatrix w = experts.view();
+            Rows values(n_tokens, n_cols), plain(n_tokens, n_rows), found = plain, one = plain;
+            values.values = random_values(rng, values.values.size());
+            values.n_rows = n_tokens;
+            ExpertRows x, row;
+            quantize(x, values, moe);
+            plain_matmul(x, {plain.row(0), w, expert});
+            const ExpertProduct product{found.row(0), w, expert};
+            matmul(x, {&product, 1});
+            CHECK(relative_error(plain.values, found.values) < 1e-6);
+            for (int t = 0; t < n_tokens; t++) {
+                gather(row, x, std::span(&t, 1), moe);
+                const ExpertProduct alone{one.row(t), w, expert};
+                matmul(row, {&alone, 1});
+            }
+            CHECK(one.values == found.values);
+        }
+    }
+}
+
+TEST_CASE(
+    "the fused operator and its steps: the same codes and scales, one token or many, however many threads") {
+    std::mt19937 rng(4);
+    const int threads = omp_get_max_threads();
+    for (const MoeConfig& moe : all_formats) {
+        const int n_tokens = 13, n_cols = 128, half = moe.hidden_dim, k = moe.n_active;
+        CAPTURE(int(moe.format));
+        CAPTURE(moe.group);
+        const ExpertCase experts = random_experts(rng, moe, 2 * half, n_cols);
+        const ExpertMatrix w = experts.view();
+        const Routing routing = random_routing(rng, n_tokens, moe);
+        Rows values(n_tokens, n_cols), gate_up(size_t(n_tokens * k), 2 * half),
+            hidden(size_t(n_tokens * k), half);
+        values.values = random_values(rng, values.values.size(), 0.01f);
+        values.n_rows = n_tokens;
+        ExpertRows x, steps, fused, alone;
+        Workspace space;
+        quantize(x, values, moe);
+        grouped_matmul(gate_up, space, x, true, w, routing, moe);
+        swiglu(hidden, gate_up);
+        quantize(steps, hidden, moe);
+        for (const int j : {1, 2, 3}) {
+            omp_set_num_threads(j);
+            grouped_matmul_swiglu_quant(fused, space, x, w, routing, moe);
+            CHECK(fused.n_rows == n_tokens * k);
+            CHECK(fused.codes == steps.codes);
+            CHECK(fused.scales == steps.scales);
+            CHECK(fused.int8.codes == steps.int8.codes);
+            CHECK(fused.int8.scales == steps.int8.scales);
+            CHECK(fused.int8.sums == steps.int8.sums);
+        }
+        omp_set_num_threads(threads);
+        for (int t = 0; t < n_tokens; t++) {
+            ExpertRows row;
+            gather(row, x, std::span(&t, 1), moe);
+            Routing of_token;
+            of_token.experts.assign(&routing.experts[size_t(t * k)], &routing.experts[size_t(t * k)] + k);
+            of_token.by_expert = {0, 1}, of_token.row_of = {0, 1};
+            if (of_token.experts[0] > of_token.experts[1]) of_token.by_expert = of_token.row_of = {1, 0};
+            grouped_matmul_swiglu_quant(alone, space, row, w, of_token, moe);
+            for (int r = 0; r < k; r++) {
+                const int mine = of_token.row_of[size_t(r)], theirs = routing.row_of[size_t(t * k + r)];
+                if (alone.is_mx()) {
+                    CHECK(std::equal(alone.row_codes(mine), alone.row_codes(mine) + half,
+                                     steps.row_codes(theirs)));
+                } else {
+                    CHECK(std::equal(alone.int8.row_codes(mine), alone.int8.row_codes(mine) + half,
+                                     steps.int8.row_codes(theirs)));
+                }
+            }
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------
+// Files
+
+namespace {
+
+// Qwen3-30B-A3B.
+ModelConfig large(ExpertFormat format, int group) {
+    ModelConfig c;
+    c.arch = Arch::qwen3_moe;
+    c.dim = 2048, c.hidden_dim = 6144, c.n_layers = 48, c.n_heads = 32, c.n_kv_heads = 4, c.head_dim = 128;
+    c.vocab_size = 151936, c.group_size = 0;
+    c.moe = moe_config(format, group, 128, 8, 768);
+    c.moe.is_dense.assign(48, 0);
+    return c;
+}
+
+TensorList tensors(const ModelConfig& c) {
+    check_config(c);
+    return Weights{TensorList(nullptr, 0, 64, 64), c}.file;
+}
+
+}  // namespace
+
+TEST_CASE("weights: the bytes that a header implies, and those that a token reads") {
+    const uint64_t n = 48ull * 128 * 3 * 768 * 2048;  // weights of experts
+    const uint64_t rows = 48ull * 128 * (2 * 768 + 2048);
+    const ModelConfig c = large(ExpertFormat::a8w8, 0);
+    const uint64_t rest = tensors(c).weight_bytes() - n - 4 * rows;
+    CHECK(tensors(large(ExpertFormat::a8w4, 64)).weight_bytes() == rest + n / 2 + n / 64 * 2 + 4 * rows);
+    CHECK(tensors(large(ExpertFormat::a8w4, 0)).weight_bytes() == rest + n / 2 + 8 * rows);
+    CHECK(tensors(large(ExpertFormat::mxfp8, 32)).weight_bytes() == rest + n + n / 32);
+    // Of an expert in sixteen, and of the embedding a row; nothing of what alignment leaves free, which is 16
+    // bytes behind the table of dense layers.
+    CHECK(tensors(c).bytes_per_token(c) == rest - 16 - 151936ull * (2048 + 4) + (n + 4 * rows) / 16);
+}
+
+TEST_CASE("weights: formats that there are not, and what does not fit") {
+    auto refused = [](ExpertFormat format, int group, auto change, const char* why) {
+        ModelConfig c = large(format, group);
+        change(c);
+        CHECK_THROWS_WITH(check_config(c), why);
+    };
+    auto same = [](ModelConfig&) {};
+    refused(ExpertFormat::a8w8, 32, same, "group is 32, which the experts' format has not");
+    refused(ExpertFormat::a8w4, 96, same, "group is 96, which the experts' format has not");
+    refused(ExpertFormat::mxfp8, 0, same, "group is 0, which the experts' format has not");
+    refused(ExpertFormat::mxfp8, 512, same, "moe_hidden_dim is 768, not a multiple of 512");
+    refused(
+        ExpertFormat::a8w8, 0, [](ModelConfig& c) { c.group_size = 64; },
+        "group_size is 64, expected 0 (whole rows)");
+    refused(
+        ExpertFormat::a8w8, 0, [](ModelConfig& c) { c.dim = 2046; },
+        "dim is 2046, expected a multiple of 4, at most 65536");
+}

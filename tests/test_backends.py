@@ -1,0 +1,232 @@
+"""Back ends of runq_gptq: each gives the golden's ids, the best one for a processor is taken, broken ones are not."""
+
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from golden.trace import compare, read_trace
+from tests.helpers import DATA, ROOT
+
+PORTABLE = ROOT / "build" / "portable"
+HERE = PORTABLE / platform.machine()
+MODELS = [f"{model}.gptq-{kind}" for model in ("tiny-llama", "tiny-qwen3") for kind in ("w8", "w4", "ladder", "sparse")]
+LADDER = "tiny-llama.gptq-ladder"
+X86 = platform.machine() == "x86_64"
+CPU_BACKENDS = ("portable", "avx2", "avxvnni", "avx512vnni") if X86 else ("neon", "dotprod", "i8mm")
+
+
+def run(*args, model=LADDER, program=HERE / "runq_gptq", emulator=(), folder=None):
+    """Runs the program on a model; back ends are those beside it, or in a folder."""
+    command = [*emulator, program, ROOT / "build" / "models" / f"{model}.bin", *args]
+    env = os.environ | {"OMP_WAIT_POLICY": "passive"} | ({"RUNQ_BACKENDS": str(folder)} if folder else {})
+    return subprocess.run([*map(str, command)], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
+def golden_run(n, model):
+    """Options that generate n ids after the golden's last prompt, and these ids."""
+    generation = json.loads((DATA / f"{model}.json").read_text())["generations"][-1]
+    assert min(generation["leads"][:n]) > 2e-3
+    ids = ",".join(map(str, generation["prompt_ids"]))
+    return ("--ids", ids, "-t", 0, "-n", n, "--print-ids"), generation["new_ids"][:n]
+
+
+def assert_golden(n, model, *args, **where):
+    options, expected = golden_run(n, model)
+    done = run(*options, *args, model=model, **where)
+    assert done.returncode == 0, done.stderr
+    assert [int(i) for i in done.stdout.split(",")] == expected
+    return done
+
+
+def kernel(**where):
+    """The back end that the program takes, as --info says."""
+    done = run("--info", **where)
+    assert done.returncode == 0, done.stderr
+    return re.search(r"^kernel +(.*)$", done.stdout, re.M)[1]
+
+
+def needs(backend):
+    """Skips where a back end, or what it runs on, is not there."""
+    if not (HERE / "backends" / f"quant_gemm_{backend}.so").exists():
+        pytest.skip(f"there is no back end {backend}: make portable builds it where it can")
+    done = run("--info", "--backend", backend)
+    if done.returncode == 1 and "(code 1)" in done.stderr:  # QUANT_GEMM_NO_DEVICE
+        pytest.skip(done.stderr.strip())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("backend", [*CPU_BACKENDS, "opencl", "builtin"])
+def test_the_goldens_ids(backend, model):
+    if backend != "builtin":
+        needs(backend)
+    assert_golden(12, model, "--backend", backend)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_goldens_ids_emulated(model):
+    assert_golden(8, model, "--backend", "emulated")
+
+
+def test_the_goldens_ids_emulated_with_warps_of_64():
+    assert_golden(2, LADDER, "--backend", "emulated64")
+
+
+def test_a_trace_of_a_back_end_with_memory_of_its_own_has_the_activations(tmp_path):
+    golden = read_trace(DATA / f"{LADDER}.trace.safetensors")
+    ids = ",".join(map(str, golden["tokens"]))
+    run("--ids", ids, "-n", 1, "-t", 0, "--trace", tmp_path / "t", "--print-ids", "--backend", "emulated")
+    reports = compare(golden, read_trace(tmp_path / "t"))
+    assert len(reports) > 80
+    assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+
+
+# ----------------------------------------------------------------------------
+# Choosing one
+
+
+@pytest.mark.skipif(not X86, reason="reads the flags of an x86 processor")
+def test_auto_takes_the_best_for_this_processor():
+    flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[1].split()
+    best = "portable"
+    for name, needed in (
+        ("avx2", "avx2 fma f16c"),
+        ("avxvnni", "avx2 avx_vnni"),
+        ("avx512vnni", "avx512_vnni avx512vl"),
+    ):
+        if set(needed.split()) <= set(flags):
+            best = name
+    assert kernel() == f"back end {best}"
+    assert kernel(program=ROOT / "runq_gptq") != f"back end {best}"  # has no folder of back ends beside it
+
+
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="there is no qemu-x86_64 here")
+@pytest.mark.skipif(not X86, reason="needs libraries of x86")
+@pytest.mark.parametrize(("processor", "best"), [("Nehalem", "portable"), ("Haswell", "avx2"), ("EPYC-Rome", "avx2")])
+def test_one_binary_on_other_x86_processors(processor, best):
+    emulator = ("qemu-x86_64", "-cpu", processor)
+    assert kernel(emulator=emulator) == f"back end {best}"
+    assert_golden(4, LADDER, emulator=emulator)
+
+
+@pytest.mark.skipif(shutil.which("qemu-aarch64") is None, reason="there is no qemu-aarch64 here")
+@pytest.mark.skipif(not (PORTABLE / "aarch64" / "runq_gptq").exists(), reason="make portable for aarch64 did not run")
+@pytest.mark.parametrize(("processor", "best"), [("cortex-a72", "neon"), ("neoverse-n1", "dotprod"), ("max", "i8mm")])
+def test_one_binary_on_arm_processors(processor, best):
+    emulator = ("qemu-aarch64", "-cpu", processor, "-L", "/usr/aarch64-linux-gnu")
+    where = {"emulator": emulator, "program": PORTABLE / "aarch64" / "runq_gptq"}
+    where["folder"] = PORTABLE / "aarch64" / "backends"  # under qemu, /proc/self/exe may be qemu
+    assert kernel(**where) == f"back end {best}"
+    assert_golden(4, LADDER, **where)
+
+
+# ----------------------------------------------------------------------------
+# Files that are no back ends, and back ends that fail
+
+EXAMPLE = (ROOT / "docs" / "backend_example.c").read_text()
+BROKEN = {
+    "version": ((("QUANT_GEMM_VERSION", "99"),), "is for version 99 of the interface, this program for 1"),
+    "nothing": ((("quant_gemm_backend(void)", "other(void)"),), "has no function quant_gemm_backend"),
+    "memory": (
+        (("return *context = NULL, QUANT_GEMM_OK", '(void)context; return fail(QUANT_GEMM_NO_MEMORY, "no room")'),),
+        "back end example, open: no room (code 2)",
+    ),
+    "format": ((), "back end example, matrix: a matrix is not of 8 bits with a scale per row (code 3)"),
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the back ends for CPUs."""
+    for backend in CPU_BACKENDS:
+        (tmp_path / f"quant_gemm_{backend}.so").symlink_to(HERE / "backends" / f"quant_gemm_{backend}.so")
+    return tmp_path
+
+
+def compile_example(folder, changes=()):
+    """The example of docs/backends.md, with some words changed. It is the best one in the folder."""
+    text = EXAMPLE
+    for old, new in ((" return 1; ", " return 1000; "), *changes):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    (folder / "example.c").write_text(text)
+    library = folder / "quant_gemm_example.so"
+    warnings = ("-std=c11", "-pedantic", "-Wall", "-Wextra", "-Werror")
+    command = ["gcc", *warnings, "-O2", "-fPIC", "-shared", "-I", ROOT, folder / "example.c", "-o", library, "-lm"]
+    subprocess.run([*map(str, command)], check=True)
+
+
+def test_the_example_runs(folder):
+    compile_example(folder)
+    assert kernel(folder=folder) == "back end example"
+    for model in ("tiny-llama.gptq-w8", "tiny-qwen3.gptq-w8"):
+        done = assert_golden(12, model, folder=folder)
+        assert re.search(r"^run +back end example,", done.stderr, re.M)
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_one_that_fails_is_left_out_with_a_line_and_an_error_by_name(folder, what):
+    changes, why = BROKEN[what]
+    compile_example(folder, changes)
+    done = assert_golden(4, LADDER, folder=folder)
+    lines = [line for line in done.stderr.splitlines() if line.startswith("runq_gptq: ")]
+    assert len(lines) == 1
+    assert why in lines[0]
+    assert re.search(r"^run +back end (?!example)", done.stderr, re.M)
+    done = run("--ids", 1, "-n", 1, "--backend", "example", folder=folder)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert why in done.stderr
+
+
+def test_a_file_that_is_no_library(folder):
+    (folder / "quant_gemm_text.so").write_text("not a library")
+    done = assert_golden(4, LADDER, folder=folder)
+    assert [line for line in done.stderr.splitlines() if "quant_gemm_text.so: " in line and "left out" in line]
+    done = run("--ids", 1, "-n", 1, "--backend", "text", folder=folder)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_name_of_none(folder):
+    done = run("--ids", 1, "--backend", "nothing", folder=folder)
+    assert done.returncode == 2
+    names = ", ".join(sorted(CPU_BACKENDS))
+    expected = f"runq_gptq: --backend: 'nothing' is not one of auto, builtin, {names} (those in {folder})\n"
+    assert done.stderr == expected
+
+
+def test_help_says_that_other_names_are_taken():
+    text = run("--help").stdout
+    assert "      --backend " in text
+    assert "auto (default), builtin, or a NAME\n" in text
+
+
+def test_without_back_ends_the_programs_own_kernels_run(tmp_path):
+    assert not kernel(folder=tmp_path).startswith("back end")
+    assert_golden(12, LADDER, folder=tmp_path)
+
+
+# ----------------------------------------------------------------------------
+# The files themselves
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_a_library_shows_one_function_and_shares_the_programs_openmp(backend):
+    library = HERE / "backends" / f"quant_gemm_{backend}.so"
+
+    def lines(*command):
+        return subprocess.run([*map(str, command)], capture_output=True, check=True, text=True).stdout.splitlines()
+
+    assert [line.split()[-1] for line in lines("nm", "-D", "--defined-only", library)] == ["quant_gemm_backend"]
+    runtimes = set()
+    for file in (library, HERE / "runq_gptq"):
+        needed = re.findall(r"\[(.*)\]", "\n".join(s for s in lines("readelf", "-d", file) if "(NEEDED)" in s))
+        runtimes |= {name for name in needed if re.match(r"lib(g|i)?omp", name)}
+    assert len(runtimes) == 1

@@ -1,0 +1,106 @@
+"""runq_moe on small models with random weights, one for each format of experts, against the reference."""
+
+import shutil
+import subprocess
+from functools import partial
+
+import numpy as np
+import pytest
+
+from formats.model_file import read_header
+from formats.moe import moe_tensors
+from formats.schemes import MOE_FILE
+from formats.tensors import with_offsets
+from golden.forward import forward
+from golden.moe import MoE
+from golden.trace import Recorder, compare, read_trace, replay
+from tests.helpers import ROOT
+from tests.test_moe import LAYOUTS, exported, small_model, with_header
+
+PROGRAM = ROOT / "runq_moe"
+IDS = [3, 17, 40, 8, 90, 11, 5, 60, 33, 2]
+TYPES = {"<f4": "F32", "<f2": "F16", "|i1": "I8", "|u1": "U8"}
+
+
+def run(file, *options):
+    return subprocess.run([PROGRAM, file, *map(str, options)], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A file of each layout, of one model; one of its three layers is dense."""
+    folder = tmp_path_factory.mktemp("runq_moe")
+    model = small_model(folder / "model")
+    return [exported(model, folder / f"{layout.format}-{layout.group}.bin", layout) for layout in LAYOUTS]
+
+
+@pytest.mark.parametrize("which", range(len(LAYOUTS)), ids=[f"{f}-{g}" for f, g in LAYOUTS])
+def test_every_step_is_within_the_contract(files, tmp_path, which):
+    """Each from the program's own inputs, and the whole pass; nothing is missing."""
+    done = run(files[which], "--ids", ",".join(map(str, IDS)), "-n", 1, "--trace", tmp_path / "trace")
+    assert done.returncode == 0, done.stderr
+    scheme, found, recorder = MoE(files[which]), read_trace(tmp_path / "trace"), Recorder()
+    reports = replay(partial(forward, scheme.config, scheme), found)
+    assert len(reports) > 90
+    assert [r for r in reports if not r.ok] == []
+    recorder("tokens", np.array(IDS, np.int32))
+    forward(scheme.config, scheme, np.array(IDS), recorder)
+    assert [r for r in compare(recorder.tensors, found) if not r.ok] == []
+
+
+@pytest.mark.parametrize("which", range(len(LAYOUTS)), ids=[f"{f}-{g}" for f, g in LAYOUTS])
+def test_threads_and_chunks_change_nothing(files, which):
+    """A prompt in one go, and the same ids one by one behind its first token."""
+    prompt = ",".join(map(str, IDS))
+    one, two = (
+        run(files[which], "--ids", prompt, "-n", 12, "-t", 0, "--print-ids", "-j", j).stdout.strip() for j in (1, 2)
+    )
+    assert one == two
+    new = [int(i) for i in one.split(",")]
+    longer = run(files[which], "--ids", f"{prompt},{','.join(map(str, new[:5]))}", "-n", 7, "-t", 0, "--print-ids")
+    assert [int(i) for i in longer.stdout.strip().split(",")] == new[5:]
+
+
+@pytest.mark.parametrize("which", range(len(LAYOUTS)), ids=[f"{f}-{g}" for f, g in LAYOUTS])
+def test_it_lists_the_tensors_of_formats_moe(files, which):
+    head = read_header(files[which], MOE_FILE)
+    lines = [
+        line.split(None, 1)[1] for line in run(files[which], "--info").stdout.splitlines() if line[:7] == "tensor "
+    ]
+    assert lines == [
+        f"{t.name} {TYPES[t.dtype]} [{','.join(map(str, t.shape))}] {t.offset}"
+        for t in with_offsets(moe_tensors(head.config, head.layout), alignment=MOE_FILE.alignment)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "text"),
+    [
+        (0x44, 2, "arch is 2, expected 3 to 3"),
+        (0x4C, 4, "group_size is 0 in the header and 4 at 0x4c"),
+        (0xC0, 3, "format is 3, expected 0 to 2"),
+        (0xC4, 0, "n_experts is 0, expected 1 to 1024"),
+        (0xC8, 6, "n_active is 6, expected 1 to 5"),
+        (0xCC, 5121, "moe_hidden_dim is 5121, expected 1 to 5120"),
+        (0xD0, 2, "norm_topk_prob is 2, expected 0 to 1"),
+        (0xD4, 32, "group is 32, which the experts' format has not"),
+        (0xD8, 1, "reserved byte at 216 is not 0"),
+        (0xC4, 4, "but the header implies"),
+    ],
+)
+def test_headers_that_it_cannot_run_are_refused_in_one_line(files, tmp_path, offset, value, text):
+    path = with_header(shutil.copy(files[0], tmp_path / "m.bin"), offset, value)
+    done = run(path, "--ids", "1", "-n", 1)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert text in done.stderr
+    assert str(path) in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_other_programs_refuse_its_files_and_it_theirs(files):
+    done = run(ROOT / "build" / "models" / "tiny-llama.w8a8.bin", "--ids", "1", "-n", 1)
+    assert done.returncode == 1
+    assert "a W8A8 file" in done.stderr
+    done = subprocess.run([ROOT / "runq_w8a8", files[0]], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "runq_moe" in done.stderr
