@@ -78,16 +78,20 @@ OFFSETS = {
     "max_seq_len": 0x20, "head_dim": 0x48, "norm_eps": 0x50, "rope_theta": 0x54, "rope_scaling factor": 0x5C,
     "low_freq_factor": 0x60, "high_freq_factor": 0x64, "original_max_position_embeddings": 0x68, "n_eos": 0x70,
     "temperature": 0x94, "top_p": 0x98, "top_k": 0x9C, "min_p": 0xB8, "repetition_penalty": 0xBC,
+    "n_experts": 0xC4, "n_active": 0xC8, "moe_hidden_dim": 0xCC,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("field", LIMITS)
 def test_ranges_are_those_of_the_programs(tmp_path, field):
     """A number beyond each end is refused with the range; at the ends something else may be wrong, but not that."""
-    good = bytearray(FILES[0].read_bytes())
+    of_experts = OFFSETS[field] >= 0xC0
+    good = bytearray((FILES[-1] if of_experts else FILES[0]).read_bytes())
     struct.pack_into("<ifffi", good, 0x58, 1, 8, 1, 4, 8192)
     if field == "n_kv_heads":  # which is at most n_heads
         struct.pack_into("<i", good, 0x14, LIMITS["n_heads"].high)
+    if field == "n_active":  # and this at most n_experts
+        struct.pack_into("<i", good, OFFSETS["n_experts"], LIMITS["n_experts"].high)
     low, high = LIMITS[field]
     whole = isinstance(low, int)
     beyond = (low - 1, high + 1) if whole else (np.nextafter(np.float32(end), np.float32(d)) for end, d in
@@ -98,7 +102,8 @@ def test_ranges_are_those_of_the_programs(tmp_path, field):
         seal(data)
         path = tmp_path / "model.bin"
         path.write_bytes(data)
-        done = subprocess.run([ROOT / "runq", path, "--info"], capture_output=True, text=True, check=False)
+        program = ROOT / ("runq_moe" if of_experts else "runq")
+        done = subprocess.run([program, path, "--info"], capture_output=True, text=True, check=False)
         is_refused = (
             re.search(rf": {field} is \S+, expected {re.escape(str(LIMITS[field]))}\n", done.stderr) is not None
         )
