@@ -3,11 +3,14 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
+#include <climits>
 #include <cmath>
 #include <csignal>
 #include <limits>
 #include <map>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -178,6 +181,8 @@ TEST_CASE("cli: every bad command line is exit code 2 and one line, before the m
         {{"m", "--bench", "1,-2"}, both("--bench: '1,-2'", list)},
         {{"m", "-i", "a", "-f", "b"}, "--file: cannot be used together with --prompt"},
         {{"m", "-i", "", "-f", "b"}, "--file: cannot be used together with --prompt"},
+        {{"m", "--lookup", "1", "--trace", "a"}, "--trace: cannot be used together with --lookup"},
+        {{"m", "--lookup", "1025"}, "--lookup: '1025' is not a whole number from 0 to 1024"},
         {{"m", "--ids", "1", "-i", "a"}, "--ids: cannot be used together with --prompt"},
         {{"m", "--ids", "1", "-f", "a"}, "--ids: cannot be used together with --file"},
         {{"m", "--info", "--bench", "1,1"}, "--bench: cannot be used together with --info"},
@@ -550,6 +555,78 @@ TEST_CASE("generate: stops at its number of tokens and at the end of the context
     ids = {0, 1, 2};
     CHECK(generate(u, ids, [](int) {}) == Stop::context);
     CHECK(ids.size() == 3);
+}
+
+TEST_CASE("lookup: what followed the last three tokens, or two, at the last place where they stood before") {
+    const std::vector<int> ids = {1, 2, 3, 4, 9, 2, 3, 5, 6, 7, 1, 2, 3};
+    CHECK(Lookup(8).guess(ids, 8) == std::vector<int>{4, 9});  // 1 2 3, not 2 3; two at first
+    CHECK(Lookup(1).guess(ids, 8) == std::vector<int>{4});
+    CHECK(Lookup(8).guess(ids, 1) == std::vector<int>{4});
+    CHECK(Lookup(8).guess(ids, 0).empty());
+    CHECK(Lookup(0).guess(ids, 8).empty());
+    CHECK(Lookup(8).guess(std::span(ids).subspan(1), 8) == std::vector<int>{5, 6});  // 2 3, the last of two
+    CHECK(Lookup(8).guess(std::vector<int>{1, 2}, 8).empty());
+    CHECK(Lookup(8).guess(std::vector<int>{4, 4, 4}, 8) == std::vector<int>{4});  // no further than the text
+
+    Lookup lookup(7);
+    const std::vector<int> cycle = {1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7, 8, 9};
+    auto length = [&] { return lookup.guess(cycle, 99).size(); };
+    lookup.judge(2, 2);
+    CHECK(length() == 4);
+    lookup.judge(4, 4);
+    CHECK(length() == 7);
+    lookup.judge(3, 7);
+    CHECK(length() == 3);
+    lookup.judge(0, 3);
+    CHECK(length() == 1);
+    lookup.judge(1, 1);
+    CHECK(length() == 2);
+}
+
+TEST_CASE("lookup: the same text in fewer passes, greedy and drawn") {
+    std::mt19937 rng(12);
+    for (int round = 0; round < 200; round++) {
+        Bigram table(5);
+        for (float& logit : table.table) logit = float(rng() % 1000) / 300;
+        table.context = 40, table.max_chunk = 6;
+        const float temperature = round % 2 == 0 ? 0.0f : 0.3f, penalty = round % 3 == 0 ? 1.1f : 1.0f;
+        const int max_new = round % 5 == 0 ? INT_MAX : 1 + round % 30, eos = round % 7 == 0 ? round % 5 : -1;
+        std::vector<std::vector<int>> texts;
+        std::vector<size_t> passes;
+        for (const int most : {0, 1, 3, 9}) {
+            table.fed.clear();
+            Model model = table.model();
+            model.config.eos_ids = {eos};
+            Session s{model, Sampler(temperature, 0, 1, uint64_t(round), 0, penalty), 40, max_new,
+                      Lookup(most)};
+            std::vector<int> ids = {1, 2, 3}, emitted;
+            generate(s, ids, [&](int id) { emitted.push_back(id); });
+            CHECK(std::equal(emitted.begin(), emitted.end(), ids.begin() + 3, ids.end()));
+            // The KV cache has what the text has.
+            REQUIRE(s.held.size() < ids.size() + 1);
+            CHECK(std::equal(s.held.begin(), s.held.end(), ids.begin()));
+            CHECK(s.statistics.n_passes + 1 == int(table.fed.size()));
+            CHECK(s.statistics.n_decode >= s.statistics.n_passes);
+            std::vector<int> cache;
+            for (const Fed& fed : table.fed) {  // each pass goes on behind what the text has
+                const auto pos = static_cast<size_t>(fed.pos);
+                REQUIRE(pos <= cache.size());
+                REQUIRE(pos + fed.tokens.size() <= 40);
+                cache.resize(pos);
+                CHECK(std::equal(cache.begin(), cache.end(), ids.begin()));
+                CHECK(fed.tokens[0] == ids[pos]);
+                cache.insert(cache.end(), fed.tokens.begin(), fed.tokens.end());
+            }
+            texts.push_back(ids);
+            passes.push_back(table.fed.size());
+        }
+        for (size_t i = 1; i < texts.size(); i++) {
+            CHECK(texts[i] == texts[0]);
+            CHECK(passes[i] <= passes[0]);
+        }
+        // Greedy and without a penalty, this text goes round in a circle of at most five tokens.
+        if (temperature == 0 && penalty == 1 && texts[0].size() == 40) CHECK(passes[3] < passes[0] * 3 / 4);
+    }
 }
 
 TEST_CASE("generate: what the KV cache holds is not run again") {

@@ -82,6 +82,7 @@ inline int run(Options o, const Program& program, const Streams& io) {
         std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1)));
     Session s{model, Sampler(temp, top_k, top_p, seed, min_p, repetition_penalty), context};
     if (o.steps > 0) s.max_new = o.steps;
+    s.lookup = Lookup(o.lookup);
     std::string sampling =
         temp == 0 ? "temperature 0, the most probable token each time"
                   : format("temperature %g, top-k %d, top-p %g, seed %llu", static_cast<double>(temp), top_k,

@@ -54,6 +54,9 @@ Sampling (defaults: the model's generation_config)
                         likely: divide their logits by F, or multiply
                         negative ones; 1: off
   -s, --seed N          random seed (default: from the clock)
+      --lookup N        guess up to N tokens from where the last ones stood
+                        before and run them in one pass: the same text,
+                        sooner where it repeats itself (default 0)
 
 Instead of generating
       --info            print the model's header and sizes
@@ -133,6 +136,7 @@ struct Options {
     std::optional<int> top_k;
     std::optional<float> top_p, min_p, repetition_penalty;
     std::optional<uint64_t> seed;  // from the clock if not given
+    int lookup = 0;                // tokens of a guess
     // At most one of these three is there.
     bool info = false;
     std::optional<std::string> ppl;  // path
@@ -251,6 +255,8 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
             o.repetition_penalty = real(0.01, 100);
         } else if (is("-s", "--seed")) {
             o.seed = parse_number<uint64_t>(name, value(), 0, std::numeric_limits<uint64_t>::max());
+        } else if (is("", "--lookup")) {
+            o.lookup = whole(0, 1024);
         } else if (is("", "--info")) {
             o.info = true;
         } else if (is("", "--ppl")) {
@@ -322,6 +328,7 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     if (o.trace && task != nullptr) {
         throw UsageError(std::string("--trace: cannot be used together with ") + task);
     }
+    if (o.trace && o.lookup > 0) throw UsageError("--trace: cannot be used together with --lookup");
     if (o.trace_from && !o.trace) throw UsageError("--trace-from: has no meaning without --trace");
     return o;
 }

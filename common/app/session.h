@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "common/app/lookup.h"
 #include "common/app/memory.h"
 #include "common/app/model.h"
 #include "common/app/sampler.h"
@@ -22,7 +23,8 @@
 struct Statistics {
     int n_prefill = 0;  // tokens
     double prefill_seconds = 0;
-    int n_decode = 0;  // tokens run one at a time: one less than are generated, as the last is not run
+    int n_decode = 0;  // generated tokens that were run: one less than are generated, as the last is not
+    int n_passes = 0;  // that they took: as many, unless some were guessed right
     double decode_seconds = 0;
     uint64_t peak_memory = 0;  // bytes; 0: ask when the statistics are printed
     double decode_bytes = 0;   // read from memory: weights, and the keys and values of all earlier positions
@@ -31,8 +33,9 @@ struct Statistics {
 struct Session {
     const Model& model;
     Sampler sampler;
-    int context = 0;          // positions
-    int max_new = INT_MAX;    // tokens generated in one go
+    int context = 0;        // positions
+    int max_new = INT_MAX;  // tokens generated in one go
+    Lookup lookup{};
     std::vector<int> held{};  // the tokens whose keys and values are in the KV cache, from position 0 on
     size_t kv_room = 0;       // positions that the KV cache has memory for; see make_kv_room()
     Statistics statistics{};
@@ -40,32 +43,37 @@ struct Session {
 
 enum class Stop { end_of_text, steps, context, ctrl_c };
 
-// What comes after tokens that were run.
+// What comes after tokens that were run: after the last, or, of a guess, after each.
 struct Next {
-    std::span<const float> logits;  // (vocab_size,), or empty and then
-    int most_probable = -1;
+    std::span<const float> logits;  // (n, vocab_size), or empty and then
+    int most_probable = -1;         // after the last
 };
 
 // What tokens are fed for: a prompt that goes on behind them, its end, or decoding.
 enum class Feed { prompt, prompt_end, decode };
 
 // Runs up to max_chunk `tokens` after those held. `greedy`: logits are wanted for nothing but the largest of
-// them. Of a prompt that goes on they are not wanted at all.
+// them. Of a prompt that goes on they are not wanted at all. In decoding, tokens after the first are a guess:
+// logits are those after each, and whether they are held is for the caller to say.
 inline Next feed(Session& s, std::span<const int> tokens, Feed what, bool greedy) {
     const double start = seconds_now();
     const int pos = static_cast<int>(s.held.size());
     Next next;
     if (what == Feed::prompt && s.model.prefill) {
         s.model.prefill(tokens, pos);
+    } else if (what == Feed::decode && tokens.size() > 1) {
+        next.logits = s.model.forward(tokens, pos, true);
     } else if (greedy && s.model.forward_greedy) {
         next.most_probable = s.model.forward_greedy(tokens, pos);
     } else {
         next.logits = s.model.forward(tokens, pos, false);
     }
     const double seconds = seconds_now() - start;
-    s.held.insert(s.held.end(), tokens.begin(), tokens.end());
+    const auto held = what == Feed::decode ? tokens.first(1) : tokens;
+    s.held.insert(s.held.end(), held.begin(), held.end());
     if (what == Feed::decode) {
         s.statistics.n_decode++;
+        s.statistics.n_passes++;
         s.statistics.decode_seconds += seconds;
         s.statistics.decode_bytes +=
             static_cast<double>(s.model.weight_bytes_per_token) +
@@ -115,19 +123,36 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
     s.held.resize(same);
 
     Next next = prefill(s, std::span(ids).subspan(same), s.sampler.greedy());
+    const auto vocab_size = static_cast<size_t>(s.model.config.vocab_size);
     const std::vector<int>& eos_ids = s.model.config.eos_ids;
+    std::vector<int> run;  // in the last pass: an id, and what was guessed to follow it
+    size_t n_right = 0;    // of the guess
+    bool is_known = true;  // whether that pass has said what comes after the last id
     for (int n_new = 0;; n_new++) {
         if (interrupted) return Stop::ctrl_c;
         if (n_new == s.max_new) return Stop::steps;
         if (ids.size() == static_cast<size_t>(s.context)) return Stop::context;
-        if (n_new > 0) {
-            make_kv_room(s, ids.size());
-            next = feed(s, std::span(&ids.back(), 1), Feed::decode, s.sampler.greedy());
+        if (!is_known) {
+            if (run.size() > 1) s.lookup.judge(n_right, run.size() - 1);
+            const size_t room = std::min(static_cast<size_t>(s.max_new - n_new), s.context - ids.size()) - 1;
+            run = s.lookup.guess(ids, std::min(room, static_cast<size_t>(s.model.max_chunk) - 1));
+            run.insert(run.begin(), ids.back());
+            make_kv_room(s, ids.size() + run.size() - 1);
+            next = feed(s, run, Feed::decode, s.sampler.greedy());
+            n_right = 0;
         }
-        const int id = next.logits.empty() ? next.most_probable : s.sampler.sample(next.logits, ids);
+        const auto logits =
+            next.logits.empty() ? next.logits : next.logits.subspan(n_right * vocab_size, vocab_size);
+        const int id = logits.empty() ? next.most_probable : s.sampler.sample(logits, ids);
         ids.push_back(id);
         emit(id);
         if (std::find(eos_ids.begin(), eos_ids.end(), id) != eos_ids.end()) return Stop::end_of_text;
+        is_known = n_right + 1 < run.size() && run[n_right + 1] == id;
+        if (is_known) {  // it was run
+            n_right++;
+            s.held.push_back(id);
+            s.statistics.n_decode++;
+        }
     }
 }
 
@@ -176,9 +201,11 @@ inline void print_statistics(std::FILE* err, const Session& s, int n_threads, co
                        per_second(t.n_prefill, t.prefill_seconds));
     }
     if (t.n_decode > 0) {
-        text += format("decode    %d tokens in %.2f s, %.1f tokens/s, %.1f GB/s\n", t.n_decode,
+        text += format("decode    %d tokens in %.2f s, %.1f tokens/s, %.1f GB/s", t.n_decode,
                        t.decode_seconds, per_second(t.n_decode, t.decode_seconds),
                        per_second(t.decode_bytes, t.decode_seconds) / 1e9);
+        if (t.n_passes < t.n_decode) text += format(", %.2f tokens a pass", double(t.n_decode) / t.n_passes);
+        text += "\n";
     }
     note(err, text);
 }
