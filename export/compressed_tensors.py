@@ -6,13 +6,15 @@ What is in such a directory beside the norms and the tables, for each matrix of 
     model.layers.0.self_attn.q_proj.weight_scale  fp32 (n_out, 1)
     model.layers.0.self_attn.q_proj.input_scale   fp32 (1,), with static scales only
 
-and in config.json `quantization_config`: the format "int-quantized" of the package compressed-tensors.
+An expert's matrices are model.layers.0.mlp.experts.5.gate_proj, up_proj and down_proj. In config.json,
+`quantization_config` has the format "int-quantized" of the package compressed-tensors.
 
-Weights are symmetric with a scale per row, activations symmetric with a scale per token or one per tensor. Embedding
-and classifier are those of the unquantized model: engines quantize neither. Smoothing is in the norms and weights.
+Weights are symmetric with a scale per row, activations symmetric with a scale per token or one per tensor. Embedding,
+classifier and routers are not quantized: engines do not either. The first two are those of the unquantized model.
+Smoothing is in the norms, weights and routers.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,20 @@ import numpy as np
 
 from export.hf_directory import read_source_config, write_directory
 from formats.checkpoint import Checkpoint, Config
+from formats.moe import expert_shapes, router_shapes
 from formats.tensors import Tensor, matrix_shapes, norm_shapes
 from golden.channel_scaling import PLACE_READ_BY
 from golden.forward import F32, ROTATED, hf_name, unpermute_rows
+from golden.grouped import Int8Experts
+from golden.moe import MoE
 from golden.w8a8 import W8A8
 
 
-def quantization_config(static: bool) -> dict[str, Any]:
-    """What config.json says of the quantization, in fields that compressed-tensors has had since 0.9."""
+def quantization_config(static: bool, unquantized: Sequence[str] = ()) -> dict[str, Any]:
+    """What config.json says of the quantization, in fields that compressed-tensors has had since 0.9.
+
+    unquantized: modules that stay as they are, besides the classifier: routers.
+    """
     int8 = {"num_bits": 8, "type": "int", "symmetric": True, "group_size": None}
     activations = {"strategy": "tensor", "dynamic": False} if static else {"strategy": "token", "dynamic": True}
     group = {
@@ -42,7 +50,7 @@ def quantization_config(static: bool) -> dict[str, Any]:
         "format": "int-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
+        "ignore": ["lm_head", *unquantized],
         "kv_cache_scheme": None,
         "global_compression_ratio": None,
     }
@@ -63,8 +71,11 @@ def type_name(values: np.ndarray) -> str:
     return "bfloat16" if values.dtype.name == "bfloat16" else values.dtype.str
 
 
-def contents(model: W8A8, checkpoint: Checkpoint) -> Iterator[tuple[Tensor, Callable[[], np.ndarray]]]:
-    """Every tensor of the directory, in Hugging Face's names, and what gives its values."""
+Content = tuple[Tensor, Callable[[], np.ndarray]]  # a tensor, and what gives its values
+
+
+def contents(model: W8A8 | MoE, checkpoint: Checkpoint) -> Iterator[Content]:
+    """Every tensor of the directory, in Hugging Face's names. Of MoE, experts are int8."""
     c = model.config
     for name, shape in norm_shapes(c):
         yield Tensor(hf_name(c, name), "<f4", shape), partial(in_halves, c, name, model.vector(name))
@@ -76,19 +87,43 @@ def contents(model: W8A8, checkpoint: Checkpoint) -> Iterator[tuple[Tensor, Call
         codes, scales = model.matrix(name)
         yield Tensor(weight, "|i1", shape), partial(in_halves, c, name, codes)
         yield Tensor(f"{weight}_scale", "<f4", (shape[0], 1)), partial(in_halves, c, name, nonzero(scales))
-        if model.static:
+        if isinstance(model, W8A8) and model.static:
             scale = nonzero(model.activation_scales[name.removesuffix(part) + PLACE_READ_BY[part]]).reshape(1)
             yield Tensor(weight.removesuffix("weight") + "input_scale", "<f4", (1,)), scale.copy
+    if isinstance(model, MoE):
+        yield from expert_contents(model)
+
+
+def expert_contents(model: MoE) -> Iterator[Content]:
+    """Routers, and the matrices of each expert: gate and up, which lie in one in the model file, are two."""
+    c = model.config
+    for name, shape in router_shapes(c):
+        yield Tensor(hf_name(c, name), "<f4", shape), partial(model.vector, name)
+    for name, (n_experts, n_out, n_in) in expert_shapes(c):
+        layer, part = name.rsplit(".", 1)
+        halves = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+        rows = n_out // len(halves)
+        for expert in range(n_experts):
+            weights = model.experts(name, slice(expert, expert + 1))
+            assert isinstance(weights, Int8Experts)
+            for i, half in enumerate(halves):
+                codes, scales = (values[0, i * rows : (i + 1) * rows] for values in weights)
+                weight = hf_name(c, f"{layer}.{expert}.{half}")
+                yield Tensor(weight, "|i1", (rows, n_in)), partial(np.asarray, codes)
+                yield Tensor(f"{weight}_scale", "<f4", (rows, 1)), partial(np.reshape, nonzero(scales), (rows, 1))
 
 
 def write_compressed_tensors(checkpoint: Checkpoint, model_file: Path, hf_out: Path) -> None:
-    """Writes `hf_out`, which must not exist, from a model file with whole rows and what it was made from.
+    """Writes `hf_out`, which must not exist, from a model file and the Hugging Face directory that it was made from.
 
-    Codes and scales are those of the file, to the bit; rows of q and k are in Hugging Face's order.
+    The model file is W8A8 with whole rows, or MoE with int8 experts. Codes and scales are those of the file, to the
+    bit; rows of q and k are in Hugging Face's order.
     """
-    model = W8A8(model_file)
+    model = W8A8(model_file) if checkpoint.config.moe is None else MoE(model_file)
+    routers = [] if isinstance(model, W8A8) else [name for name, _ in router_shapes(model.config)]
+    modules = [hf_name(model.config, name).removesuffix(".weight") for name in routers]
     config = read_source_config(checkpoint.path, model.config.tied)
-    config["quantization_config"] = quantization_config(model.static)
+    config["quantization_config"] = quantization_config(isinstance(model, W8A8) and model.static, modules)
     tensors, loads = zip(*contents(model, checkpoint), strict=True)
     load = {tensor.name: values for tensor, values in zip(tensors, loads, strict=True)}
     write_directory(checkpoint.path, hf_out, config, tensors, lambda name: load[name]())

@@ -17,6 +17,8 @@ import numpy as np
 from tqdm import tqdm
 
 from export.arguments import add_calibration
+from export.compressed_tensors import write_compressed_tensors
+from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.int8 import progress_bar, write_codes
 from export.tokenizer import tokenizer_section
 from export.w8a8 import parse_alpha
@@ -58,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_calibration(parser)
     parser.add_argument("--alpha", metavar="X", help="how far outliers move to the weights, 0 to 1 (0.5)")
     parser.add_argument("--no-smooth", action="store_true", help="quantize the weights as they are")
+    add_hf_out(parser, "compressed-tensors would, with --format a8w8")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -68,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     group = DEFAULT_GROUP[args.format] if args.group is None else args.group
     smoothing = export_moe(
         args.hf_dir, args.out, MoeLayout(args.format, group), args.calib, alpha, args.samples, args.seq_len,
-        not args.no_tokenizer, not args.quiet,
+        args.hf_out, not args.no_tokenizer, not args.quiet,
     )  # fmt: skip
     if smoothing.strength and not args.quiet:
         print(*describe(smoothing), sep="\n", file=sys.stderr)
@@ -82,6 +85,7 @@ def export_moe(
     alpha: float | str | None = 0.5,
     n_samples: int | None = None,
     seq_len: int | None = None,
+    hf_out: Path | None = None,
     with_tokenizer: bool = True,
     progress: bool = True,
 ) -> ChannelScaling:
@@ -89,6 +93,8 @@ def export_moe(
 
     calibration: a text file, needed unless alpha is None (no smoothing), when neither it nor n_samples nor seq_len may
     be given.
+    hf_out: a directory that must not exist, for a compressed-tensors checkpoint; with a8w8 alone. It is written when
+    `out` is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """
     if alpha == "auto":
         raise ModelError("--alpha is auto, which moe has not: expected 0 to 1")
@@ -97,6 +103,10 @@ def export_moe(
     for option, value in {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}.items():
         if value is not None and alpha is None:
             raise ModelError(f"{option} would change nothing with --no-smooth: leave it out")
+    if hf_out is not None:
+        if layout.format != "a8w8":
+            raise ModelError(f"--hf-out has int8 experts, --format {layout.format} has others: use --format a8w8")
+        check_destination(hf_out, out, hf_dir)
     if is_gguf(hf_dir):
         raise ModelError(f"{hf_dir}: moe takes Hugging Face directories, this is a GGUF file")
     checkpoint = open_model(hf_dir, archs=SPARSE)
@@ -120,6 +130,9 @@ def export_moe(
         f.write(tokenizer)
         f.seek(0)
         f.write(header(config, generation, FORMAT, 0, end, tokenizer, own=pack_layout(config, layout)))
+    if hf_out is not None:
+        with after_model_file(hf_out, out):
+            write_compressed_tensors(checkpoint, out, hf_out)
     return smoothing
 
 

@@ -3,11 +3,14 @@
     python -m tests.hf_out_check
 
 Needs torch, transformers and compressed-tensors; for AWQ also gptqmodel, without which that part is left out. Both
-tiny models are exported, W8A8 with dynamic and with static scales, AWQ in groups of 64 and 128. For each directory:
+tiny models are exported, W8A8 with dynamic and with static scales, AWQ in groups of 64 and 128; the mixture of experts
+in A8W8. For each directory:
 
     matrices   each quantized matrix of the loaded model, over the texts below. W8A8: its outputs against the product
                that the reference computes from the same inputs by compressed-tensors' rule (tests/served.py), relative
                by norm. AWQ: its weights, dequantized by gptqmodel's own code, have to be the reference's to the bit.
+               A8W8: transformers does not load int8 experts. compressed-tensors itself dequantizes each module, by what
+               config.json says of it, and transformers loads the result, an unquantized Qwen3-MoE.
     logits     the largest difference over the largest logit, the median of the tokens' largest, and the share of
                tokens with the same most probable successor; against the reference with the library's rule, and
                against the program's own arithmetic
@@ -16,6 +19,8 @@ A code that rounds the other way (docs/numerics.md) changes logits, not the matr
 the same inputs. So these decide; for logits there are bounds that a misplaced row or factor would exceed.
 """
 
+import json
+import shutil
 import sys
 import tempfile
 import warnings
@@ -27,15 +32,18 @@ import numpy as np
 
 from export.awq import export_awq
 from export.compressed_tensors import in_halves
+from export.moe import export_moe
 from export.w8a8 import export_w8a8
-from formats.checkpoint import Checkpoint, Config
+from formats.checkpoint import SPARSE, Checkpoint, Config
+from formats.moe import MoeLayout
 from golden.awq import AWQ, dequantize
 from golden.channel_scaling import PLACE_READ_BY
 from golden.forward import F64, Scheme, forward, hf_name
+from golden.moe import MoE
 from golden.q8 import dequantize as dequantize_int8
 from golden.trace import relative_error
 from golden.w8a8 import W8A8
-from tests.served import Served, as_compressed_tensors
+from tests.served import Served, as_compressed_tensors, unrounded
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 TINY = ("tiny-llama", "tiny-qwen3")
@@ -44,6 +52,7 @@ N_TEXTS, N_TOKENS = 5, 200  # beginnings of held-out stories
 CLOSE = 1e-5  # of a product, by norm
 FLIPS, SAME = 0.1, 0.95  # of logits where codes may round the other way; share of equal top tokens
 HALF = 1e-2  # of logits where values are rounded to fp16
+EXACT = 1e-4  # of logits where nothing is rounded but to fp32
 
 
 def texts(hf_dir: Path) -> list[np.ndarray]:
@@ -178,10 +187,69 @@ def check_awq(name: str, group_size: int, folder: Path) -> bool:
     return equal == len(steps) and figures["the reference"].largest <= HALF
 
 
+def decompress(hf_dir: Path, out: Path) -> int:
+    """Writes what compressed-tensors makes of a directory, without quantization; returns the number of int8 matrices.
+
+    A module is quantized if it has a scale; that compressed-tensors would say so too is checked.
+    """
+    import torch
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+    from compressed_tensors.utils import is_match
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(hf_dir, out)
+    config = json.loads((out / "config.json").read_text())
+    found = QuantizationConfig.model_validate(config.pop("quantization_config"))
+    (out / "config.json").write_text(json.dumps(config))
+    (scheme,) = found.config_groups.values()
+    compressor = BaseCompressor.get_value_from_registry(found.format)
+    tensors, plain, n_int8 = load_file(hf_dir / "model.safetensors"), {}, 0
+    for name in [name for name in tensors if name.endswith(".weight")]:
+        module = name.removesuffix(".weight")
+        parts = {
+            part: tensors[f"{module}.{part}"] for part in ("weight", "weight_scale") if f"{module}.{part}" in tensors
+        }
+        linear = torch.nn.Linear(1, 1) if name.endswith(("_proj.weight", ".gate.weight", "lm_head.weight")) else None
+        if (linear is not None and is_match(module, linear, scheme.targets, found.ignore)) != (len(parts) == 2):
+            raise ValueError(f"{name} has {sorted(parts)}, not what quantization_config says")
+        n_int8 += len(parts) == 2
+        plain[name] = compressor.decompress(parts, scheme)["weight"] if len(parts) == 2 else parts["weight"]
+    save_file(plain, out / "model.safetensors")
+    return n_int8
+
+
+def check_moe(name: str, layout: MoeLayout, folder: Path) -> bool:
+    """Whether a compressed-tensors directory of a mixture of experts is what the reference says."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    source, hf_dir = MODELS / name, folder / "hf"
+    export_moe(source, folder / "m.bin", layout, alpha=0.5, **CALIBRATION, hf_out=hf_dir, progress=False)
+    n_int8 = decompress(hf_dir, folder / "plain")
+    model = AutoModelForCausalLM.from_pretrained(folder / "plain", dtype=torch.float32, attn_implementation="eager")
+    reference, checkpoint, samples = MoE(folder / "m.bin"), Checkpoint(source, archs=SPARSE), texts(hf_dir)
+    config = reference.config
+    logits, _ = logits_and_products(model.eval(), samples, [])
+    figures = {
+        "the reference with activations as they are": compare(
+            logits, Served(reference, checkpoint, unrounded), config, samples
+        ),
+        "runq_moe's arithmetic": compare(logits, reference, config, samples),
+    }
+    report(f"{name}, A8W8", f"{n_int8} matrices in int8", figures)
+    exact, by_program = figures.values()
+    assert config.moe is not None
+    sparse = sum(config.has_experts(i) for i in range(config.n_layers))
+    expected = 4 * config.n_layers + 3 * (config.n_layers - sparse + sparse * config.moe.n_experts)
+    return n_int8 == expected and exact.largest <= EXACT and by_program.same >= SAME
+
+
 def main() -> int:
     """See the module's docstring. Exit code 1 if something is not as it should be."""
     warnings.simplefilter("ignore")
     checks = [(check_w8a8, name, static) for name in TINY for static in (False, True)]
+    checks.append((check_moe, "tiny-qwen3-moe", MoeLayout("a8w8", 0)))
     if find_spec("gptqmodel"):
         checks += [(check_awq, name, group_size) for name in TINY for group_size in (64, 128)]
     else:

@@ -1,9 +1,9 @@
-"""What engines compute from a directory of `export w8a8 --hf-out`: the W8A8 model file with their rules.
+"""What engines compute from a directory of `export w8a8 --hf-out` or `export moe --hf-out`: the file with their rules.
 
     python -m tests.served     held-out perplexity of both tiny models under each rule, as Markdown
 
-They differ from runq_w8a8 in two points. Embedding and classifier are those of the unquantized model, and activations
-are rounded as the engine rounds them; docs/serving.md compares the rules.
+They differ from runq_w8a8 and runq_moe in two points. Embedding and classifier are those of the unquantized model, and
+activations are rounded as the engine rounds them; docs/serving.md compares the rules.
 """
 
 import sys
@@ -15,8 +15,10 @@ import numpy as np
 
 from formats.checkpoint import Checkpoint
 from golden.forward import F32, F64, Fp32, Scheme, Step, forward, hf_name
+from golden.moe import MoE
 from golden.perplexity import encode, perplexity
 from golden.q8 import dequantize, quantize
+from golden.routing import by_expert
 from golden.w8a8 import W8A8, quantize_static
 
 # x (n, k) fp32 and its static scale, None if each token has its own -> what its codes stand for, (n, k) fp32
@@ -44,12 +46,13 @@ def unrounded(x: np.ndarray, _scale: np.float32 | None) -> np.ndarray:
 
 
 class Served:
-    """The scheme for golden.forward, from the model file that was written beside the directory."""
+    """The scheme for golden.forward, from the model file that was written beside the directory. Experts are int8."""
 
     interleaved = True
 
-    def __init__(self, model: W8A8, checkpoint: Checkpoint, rounding: Rounding):
+    def __init__(self, model: W8A8 | MoE, checkpoint: Checkpoint, rounding: Rounding):
         self._model, self._checkpoint, self._rounding = model, checkpoint, rounding
+        self._static = model.activation_scales if isinstance(model, W8A8) else {}
 
     def _table(self, name: str) -> np.ndarray:
         return self._checkpoint.tensor(hf_name(self._model.config, name))
@@ -64,11 +67,22 @@ class Served:
         return self._table("embed")[tokens]
 
     def activation(self, _step: Step, name: str, x: np.ndarray) -> np.ndarray:
-        return x if name == "norm" else self._rounding(x, self._model.activation_scales.get(name))
+        return x if name == "norm" else self._rounding(x, self._static.get(name))
 
     def linear(self, x: np.ndarray, name: str, _step: Step) -> np.ndarray:
         weight = self._table(name) if name == "classifier" else dequantize(self._model.matrix(name))
         return (x.astype(F64) @ weight.astype(F64).T).astype(F32)
+
+    def expert_activation(self, _step: Step, _name: str, x: np.ndarray) -> np.ndarray:
+        return self._rounding(x.reshape(-1, x.shape[-1]), None)
+
+    def expert_linear(self, x: np.ndarray, rows: np.ndarray, experts: np.ndarray, name: str, _step: Step) -> np.ndarray:
+        def product(chosen: np.ndarray, expert: int) -> np.ndarray:
+            codes, scales = self._model.experts(name, slice(expert, expert + 1))
+            weight = codes[0].astype(F64) * scales[0][:, None]
+            return (x[chosen].astype(F64) @ weight.T).astype(F32)
+
+        return by_expert(rows, experts, product)
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from export.moe import export_moe
 from formats.checkpoint import DENSE, SPARSE, Checkpoint, ModelError, read_config, tensor_shapes
@@ -17,7 +17,7 @@ from formats.model_file import read_header
 from formats.moe import MoeLayout, moe_tensors
 from formats.schemes import MOE_FILE
 from formats.tensors import with_offsets
-from golden.forward import Fp32, forward
+from golden.forward import Fp32, forward, hf_name
 from golden.grouped import assist_matrix, grouped_matmul_swiglu_quant
 from golden.int4 import quantize_int4
 from golden.moe import MoE
@@ -25,9 +25,10 @@ from golden.mx import MX
 from golden.q8 import Quantized
 from golden.routing import combine
 from golden.smooth import Smoothed
-from golden.trace import Recorder, compare, replay, step_order
-from tests.helpers import MODELS
+from golden.trace import Recorder, compare, relative_error, replay, step_order
+from tests.helpers import MODELS, run_export
 from tests.hf_fixtures import FOLDER, MOE_FIXTURES
+from tests.served import Served, unrounded
 
 MODEL = FOLDER / "qwen3-moe-2-of-8"
 
@@ -229,17 +230,22 @@ def test_experts_of_a_file_are_the_quantized_weights(model, tmp_path):
     assert np.array_equal(weight.assist, assist_matrix(weight.codes, weight.scales))
 
 
-def test_smoothing_changes_nothing_but_the_rounding(model, tmp_path):
-    """The smoothed model without quantization is the model; experts are smoothed with int8 alone."""
-    shutil.copytree(model, tmp_path / "model")
+def with_tokenizer(folder):
+    """A small model with a tokenizer, and a text to calibrate it with."""
+    model = small_model(folder / "model", vocab_size=2048)
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(MODELS / "tiny-qwen3" / name, tmp_path / "model" / name)
-    model = small_model(tmp_path / "model", vocab_size=2048)
-    (tmp_path / "text").write_text(TEXT * 20)
+        shutil.copy(MODELS / "tiny-qwen3" / name, model / name)
+    (folder / "text").write_text(TEXT * 20)
+    return model, folder / "text"
+
+
+def test_smoothing_changes_nothing_but_the_rounding(tmp_path):
+    """The smoothed model without quantization is the model; experts are smoothed with int8 alone."""
+    model, text = with_tokenizer(tmp_path)
     checkpoint, tokens = Checkpoint(model, archs=SPARSE), np.arange(2, 22)
     exact = forward(checkpoint.config, Fp32(checkpoint), tokens)
     for layout, smoothed in ((LAYOUTS[0], True), (LAYOUTS[2], False)):
-        found = export_moe(model, tmp_path / "m.bin", layout, tmp_path / "text", 0.5, 2, 64, progress=False)
+        found = export_moe(model, tmp_path / "m.bin", layout, text, 0.5, 2, 64, progress=False)
         assert ("layers.0.ffn.norm" in found.s) == smoothed
         assert "layers.1.ffn.norm" in found.s  # a dense layer
         assert "layers.1.ffn.swiglu" in found.s
@@ -282,6 +288,74 @@ def test_layouts_that_do_not_fit_are_refused_before_anything_is_written(tmp_path
         exported(model, tmp_path / "m.bin", layout)
     assert text in str(error.value)
     assert not (tmp_path / "m.bin").exists()
+
+
+# ---- Hugging Face directories
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A model, its smoothed A8W8 file, and the directory beside it."""
+    folder = tmp_path_factory.mktemp("served")
+    model, text = with_tokenizer(folder)
+    export_moe(model, folder / "m.bin", LAYOUTS[0], text, 0.5, 2, 64, folder / "hf", progress=False)
+    return model, MoE(folder / "m.bin"), folder / "hf"
+
+
+def test_a_directory_has_the_codes_of_the_file(served):
+    """Of each expert under its own name, gate and up apart; routers are as in the file, smoothed and not quantized."""
+    source, file, hf_dir = served
+    tensors, layers = load_file(hf_dir / "model.safetensors"), [0, 2]
+    assert tensors.keys() > load_file(source / "model-1-of-2.safetensors").keys()
+    for layer in layers:
+        router = tensors[f"model.layers.{layer}.mlp.gate.weight"]
+        assert router.dtype == np.float32
+        assert np.array_equal(router, file.vector(f"layers.{layer}.moe.router"))
+        assert not np.array_equal(
+            router, Checkpoint(source, archs=SPARSE).tensor(f"model.layers.{layer}.mlp.gate.weight")
+        )
+        gate_up, down = (file.experts(f"layers.{layer}.moe.{part}_proj") for part in ("gate_up", "down"))
+        for e in range(5):
+            for part, values, rows in (
+                ("gate", gate_up, slice(0, 32)), ("up", gate_up, slice(32, 64)), ("down", down, slice(0, 64)),
+            ):  # fmt: skip
+                name = f"model.layers.{layer}.mlp.experts.{e}.{part}_proj.weight"
+                codes, scales = tensors[name], tensors[f"{name}_scale"]
+                assert (codes.dtype, scales.dtype, scales.shape) == (np.int8, np.float32, (len(codes), 1))
+                assert np.array_equal(codes, values.codes[e, rows]), name
+                assert np.array_equal(scales[:, 0], values.scales[e, rows]), name
+    codes, _ = file.matrix("layers.1.ffn.up_proj")  # of the dense layer
+    assert np.array_equal(tensors["model.layers.1.mlp.up_proj.weight"], codes)
+    assert tensors[hf_name(file.config, "classifier")].dtype == np.float32
+    config = json.loads((hf_dir / "config.json").read_text())["quantization_config"]
+    assert config["ignore"] == ["lm_head", *(f"model.layers.{layer}.mlp.gate" for layer in layers)]
+
+
+def test_a_directory_dequantized_is_the_model(served, tmp_path):
+    source, file, hf_dir = served
+    tensors = load_file(hf_dir / "model.safetensors")
+    scaled = {key: v * tensors[f"{key}_scale"] if v.dtype == np.int8 else v for key, v in tensors.items()}
+    save_file({key: v for key, v in scaled.items() if not key.endswith("_scale")}, tmp_path / "model.safetensors")
+    config = json.loads((hf_dir / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint, tokens = Checkpoint(tmp_path, archs=SPARSE), np.arange(2, 22)
+    found = forward(checkpoint.config, Fp32(checkpoint), tokens)
+    original = Checkpoint(source, archs=SPARSE)
+    expected = forward(file.config, Served(file, original, unrounded), tokens)
+    assert relative_error(expected, found) < 1e-5
+    assert relative_error(forward(original.config, Fp32(original), tokens), found) > 1e-4  # it is quantized
+
+
+def test_a_directory_has_int8_experts(model, tmp_path):
+    done = run_export("moe", model, tmp_path / "m.bin", "--no-smooth", "--format", "mxfp8", "--no-tokenizer",
+                      "--hf-out", tmp_path / "hf")  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "export: --hf-out has int8 experts, --format mxfp8 has others: use --format a8w8\n"
+    assert not list(tmp_path.iterdir())
+
+
+# ---- headers
 
 
 def with_header(path, offset, value):
