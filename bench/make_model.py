@@ -1,6 +1,7 @@
 """A model file of a real model's shape with random weights, written directly as codes and scales.
 
     python -m bench.make_model --like llama-3.2-1b [--scheme q8 | w8a8 | awq | gptq | gptq-4 | gptq-2 | ...] OUT.bin
+    python -m bench.make_model --like qwen3-30b-a3b --scheme a8w8 | a8w4 [--layers N] OUT.bin
 
 For measuring speed without downloading or quantizing anything. There is no tokenizer: such a file runs with --ids
 and --bench. Scales are such that activations keep the size they have in a trained model; the time taken does not
@@ -19,12 +20,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from bench.random_checkpoint import MODELS, config_of
+from bench.random_checkpoint import MIXTURES, MODELS, config_of
+from formats import gptq as gptq_format
+from formats import moe
 from formats.checkpoint import Config
 from formats.files import replacing
-from formats.gptq import GptqLayout, MatrixFormat, pack_layout
+from formats.gptq import GptqLayout, MatrixFormat
+from formats.limits import LIMITS
 from formats.model_file import Generation, header, write_array
-from formats.schemes import AWQ_FILE, GPTQ_FILE, Q8_FILE, W8A8_FILE, FileFormat
+from formats.moe import MoeLayout
+from formats.schemes import AWQ_FILE, GPTQ_FILE, MOE_FILE, Q8_FILE, W8A8_FILE, FileFormat, Layout
 from formats.tensors import HEADER_SIZE, Tensor, weights_end
 
 POOL_SIZE = 1 << 24  # random values are made once and then read from anywhere: as good here, and far quicker
@@ -40,13 +45,19 @@ class Storage:
     format: FileFormat
     group_size: int  # weights that share a scale, of GPTQ activations; 0: a whole row
     kv_value_bytes: int = 4  # in the KV cache
-    layout: GptqLayout | None = None  # of a GPTQ file
+    layout: Layout | None = None  # of a GPTQ or MoE file
 
     def tensors(self, config: Config) -> list[Tensor]:
         """What such a file holds, in order."""
         if self.layout is not None:
             return list(self.format.tensors(config, self.layout))
         return list(self.format.tensors(config, self.group_size, 0))
+
+    def own_fields(self, config: Config) -> bytes:
+        """What the header of such a file has of its own."""
+        if isinstance(self.layout, MoeLayout):
+            return moe.pack_layout(config, self.layout)
+        return b"" if self.layout is None else gptq_format.pack_layout(self.layout)
 
 
 BYTES, NIBBLES, SPARSE = MatrixFormat(8), MatrixFormat(4, 128), MatrixFormat(4, 128, sparse=True)
@@ -68,6 +79,19 @@ SCHEMES = {
     "gptq-2": gptq(PAIRS, PAIRS, PAIRS, PAIRS),
     "gptq-sparse": gptq(NIBBLES, SPARSE, SPARSE, NIBBLES),
 }
+MOE_SCHEMES = {  # of mixtures of experts
+    "a8w8": Storage(MOE_FILE, 0, layout=MoeLayout("a8w8", 0)),
+    "a8w4": Storage(MOE_FILE, 0, layout=MoeLayout("a8w4", 64)),
+}
+
+
+def storage_of(config: Config, scheme: str) -> Storage:
+    """How a scheme stores a model. Raises ValueError for a scheme of the other kind of model."""
+    schemes = SCHEMES if config.moe is None else MOE_SCHEMES
+    if scheme not in schemes:
+        kind = "a model without experts" if config.moe is None else "a mixture of experts"
+        raise ValueError(f"--scheme is {scheme}, {kind} has {', '.join(schemes)}")
+    return schemes[scheme]
 
 
 class RandomSource:
@@ -119,7 +143,9 @@ def progress_bar(total: int, shown: bool) -> Any:
     return Silent()
 
 
-def write_weights(f: BinaryIO, tensors: Iterable[Tensor], alignment: int, source: RandomSource, bar: Any) -> None:
+def write_weights(
+    f: BinaryIO, config: Config, tensors: Iterable[Tensor], alignment: int, source: RandomSource, bar: Any
+) -> None:
     """Every tensor of a file, each at a multiple of `alignment`.
 
     Weights of variance 1 / n_in turn inputs of size 1 into outputs of size 1.
@@ -131,10 +157,10 @@ def write_weights(f: BinaryIO, tensors: Iterable[Tensor], alignment: int, source
         f.write(bytes(-position % alignment))
         position += -position % alignment + tensor.n_bytes
         if part == "codes" and dtype == "|i1":
-            n_in, deviation = shape[1], CODE_DEVIATION
+            n_in, deviation = shape[-1], CODE_DEVIATION
             source.write(f, source.codes, n)
         elif part == "codes":
-            n_in, deviation = 2 * shape[1], INT4_DEVIATION  # two codes to a byte
+            n_in, deviation = 2 * shape[-1], INT4_DEVIATION  # two codes to a byte
             source.write(f, source.words.view(np.uint8), n)
         elif part == "mask":
             source.write(f, source.mask, n)
@@ -151,7 +177,11 @@ def write_weights(f: BinaryIO, tensors: Iterable[Tensor], alignment: int, source
             source.write(f, source.zeros, n)
         elif part == "scales":  # behind the codes that they belong to
             source.write(f, (source.factors * (1 / (deviation * math.sqrt(n_in)))).astype(dtype), n)
-        elif part in ("embed", "classifier"):
+        elif part == moe.DENSE_LAYERS:
+            f.write(bytes(not config.has_experts(i) for i in range(config.n_layers)))
+        elif part == "assist":  # for hardware; the program does not read it
+            f.write(bytes(tensor.n_bytes))
+        elif part in ("embed", "classifier", "router"):
             table = source.codes * np.float32(1 / (CODE_DEVIATION * math.sqrt(shape[1])))
             source.write(f, table.astype(dtype), n)
         else:
@@ -163,25 +193,35 @@ def write_model(
     config: Config, out: Path, scheme: str = "q8", progress: bool = True, pool_size: int = POOL_SIZE
 ) -> None:
     """Writes what `python -m export` writes for the scheme, with random numbers and no tokenizer."""
-    source, storage = RandomSource(pool_size), SCHEMES[scheme]
+    source, storage = RandomSource(pool_size), storage_of(config, scheme)
     tensors = storage.tensors(config)
     end = weights_end(tensors, storage.format.alignment)
     with replacing(out) as f, progress_bar(end - HEADER_SIZE, progress) as bar:
         generation = Generation(temperature=0.0)
-        own = pack_layout(storage.layout) if storage.layout is not None else b""
+        own = storage.own_fields(config)
         f.write(header(config, generation, storage.format, storage.group_size, end, b"", own=own))
-        write_weights(f, tensors, storage.format.alignment, source, bar)
+        write_weights(f, config, tensors, storage.format.alignment, source, bar)
 
 
 def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m bench.make_model", description=__doc__.splitlines()[0])
-    parser.add_argument("--like", choices=MODELS, required=True, help="the model whose shape it has")
-    parser.add_argument("--scheme", choices=SCHEMES, default="q8", help="how the weights are stored (%(default)s)")
+    parser.add_argument("--like", choices=MODELS | MIXTURES, required=True, help="the model whose shape it has")
+    parser.add_argument("--scheme", choices=SCHEMES | MOE_SCHEMES,
+                        help="how the weights are stored (q8; of mixtures of experts a8w8)")  # fmt: skip
+    parser.add_argument("--layers", type=int, metavar="N", help="how many it has, if not as many as the model")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
-    write_model(config_of(args.like), args.out, args.scheme, not args.quiet)
+    if args.layers is not None and not LIMITS["n_layers"].holds(args.layers):
+        parser.error(f"--layers is {args.layers}, expected {LIMITS['n_layers']}")
+    config = config_of(args.like, args.layers)
+    scheme = args.scheme or ("q8" if config.moe is None else "a8w8")
+    try:
+        storage_of(config, scheme)
+    except ValueError as error:
+        parser.error(str(error))
+    write_model(config, args.out, scheme, not args.quiet)
     return 0
 
 

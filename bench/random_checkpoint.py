@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.checkpoint import Config, read_config, tensor_shapes
+from formats.checkpoint import DENSE, SPARSE, Config, read_config, tensor_shapes
 
 # From each model's published config.json.
 LLAMA = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "vocab_size": 128256,
@@ -41,11 +41,19 @@ MODELS = {
 }
 
 
-def config_of(name: str) -> Config:
-    """The config of one of MODELS, read as an export would read it."""
+MIXTURES = {  # of experts; of these, bench/make_model.py makes files
+    "qwen3-30b-a3b": QWEN3 | shape(2048, 6144, 48, 32, 4) | {
+        "model_type": "qwen3_moe", "tie_word_embeddings": False, "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+}  # fmt: skip
+
+
+def config_of(name: str, layers: int | None = None) -> Config:
+    """The config of one of MODELS or MIXTURES, read as an export would read it. layers: how many, if not all."""
+    config = (MODELS | MIXTURES)[name] | ({} if layers is None else {"num_hidden_layers": layers})
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODELS[name]), encoding="utf-8")
-        return read_config(Path(folder))
+        (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        return read_config(Path(folder), archs=(*DENSE, *SPARSE))
 
 
 def write_checkpoint(name: str, out: Path) -> None:

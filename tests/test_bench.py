@@ -12,16 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.make_model import SCHEMES, RandomSource, write_model
+from bench.make_model import MOE_SCHEMES, SCHEMES, RandomSource, write_model
 from bench.random_checkpoint import MODELS, config_of
 from bench.roofline import roofline, spread_out, ticks
 from bench.run import Work, closing_line, measure, parse_bench, spread, summarize, table, work_of
-from formats.checkpoint import tensor_shapes
+from formats.checkpoint import Moe, tensor_shapes
 from formats.model_file import read_header
 from formats.tensors import HEADER_SIZE, matrix_shapes, weights_end
 from golden.awq import AWQ
 from golden.forward import forward, ignore
 from golden.gptq import GPTQ
+from golden.moe import MoE
 from golden.w8a8 import W8A8
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -182,6 +183,54 @@ def test_a_separate_classifier(tmp_path, scheme):
     config = replace(tiny("llama-3.2-1b", scheme), tied=False)
     write_model(config, tmp_path / "m", scheme, progress=False)
     assert info(PROGRAMS[scheme], tmp_path / "m")["shared_classifier"] == "no"
+
+
+@pytest.mark.parametrize("scheme", MOE_SCHEMES)
+def test_a_mixture_of_experts(tmp_path, scheme):
+    """The program reads it, and counts of the experts the active ones: an eighth here."""
+    found = config_of("qwen3-30b-a3b", layers=3)
+    assert (found.n_layers, found.q_dim, found.kv_dim, found.moe) == (3, 4096, 512, Moe(128, 8, 768, True, ()))
+    moe = replace(found.moe, n_experts=16, n_active=2, hidden_dim=64, dense_layers=(1,))
+    config = replace(found, dim=128, hidden_dim=192, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=320,
+                     max_seq_len=64, moe=moe)  # fmt: skip
+    write_model(config, tmp_path / "m", scheme, progress=False, pool_size=1 << 20)
+    said = info(ROOT / "runq_moe", tmp_path / "m")
+    assert int(said["file_bytes"]) == (tmp_path / "m").stat().st_size
+    read = MoE(tmp_path / "m")
+    assert read.config.moe == moe
+
+    expert = 3 * 128 * 64  # weights
+    # a8w8: fp32 scales of 256 rows. a8w4: fp16 scales of groups of 64, and as many fp32 sums as rows.
+    expert_bytes = {"a8w8": expert + 4 * 256, "a8w4": expert // 2 + expert // 64 * 2 + 4 * 256}[scheme]
+    attention = 3 * (2 * 128 * 128 + 2 * 64 * 128 + 4 * (2 * 128 + 2 * 64))
+    dense = 3 * 128 * 192 + 4 * (2 * 192 + 128)
+    classifier, norms = 320 * 128 + 4 * 320, 4 * ((2 * 3 + 1) * 128 + 2 * 3 * 32)
+    table = 3  # bytes that say which layers are dense
+    of_experts = 2 * (2 * expert_bytes + 4 * 16 * 128)  # and routers
+    assert int(said["weight_bytes_per_token"]) == attention + dense + classifier + norms + table + of_experts
+
+    sizes = {}
+
+    def step(name, value):
+        sizes[name] = float(np.sqrt(np.mean(value.astype(np.float64) ** 2)))
+        return ignore(name, value)
+
+    logits = forward(read.config, read, np.arange(8), step)
+    assert np.isfinite(logits).all()
+    assert all(0.05 < sizes[f"layers.2.moe.{step}"] < 20 for step in ("router", "gate_up_proj", "down_proj", "mix"))
+
+
+def test_schemes_of_the_other_kind_of_model_are_refused(tmp_path):
+    for options, text in (
+        (("--like", "qwen3-30b-a3b", "--scheme", "q8"), "--scheme is q8, a mixture of experts has a8w8, a8w4"),
+        (("--like", "qwen3-0.6b", "--scheme", "a8w4"), "--scheme is a8w4, a model without experts has q8, w8a8"),
+        (("--like", "qwen3-0.6b", "--layers", "0"), "--layers is 0, expected 1 to 4096"),
+    ):
+        done = subprocess.run([sys.executable, "-m", "bench.make_model", *options, tmp_path / "m"],
+                              capture_output=True, text=True, check=False, cwd=ROOT)  # fmt: skip
+        assert done.returncode == 2
+        assert text in done.stderr
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_model_is_made_with_numpy_alone(tmp_path):
