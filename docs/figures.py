@@ -4,10 +4,9 @@ Each figure has a background of its own, so that it reads the same on a light pa
 
 smoothing.svg and awq-search.svg show measured data. They are measured each time they are drawn, which takes a second or
 two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.txt, as the exporter would have it
-(golden/smooth.py, golden/awq_search.py). awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what
-docs/fragments.cu says, which is compiled with $CXX (g++) and run in the emulator.
-(golden/smooth.py, golden/awq_search.py). awq-fragments.svg and awq-pairs.svg show what docs/fragments.cu says, which is
-compiled with $CXX (g++) and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures.
+(golden/smooth.py, golden/awq_search.py). moe-routing.svg is what the reference traces of tiny-qwen3-moe, unquantized.
+awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what docs/fragments.cu says, which is compiled with $CXX (g++)
+and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures.
 """
 
 import json
@@ -975,6 +974,60 @@ def gptq_ladder() -> str:
     return s.done()
 
 
+def moe_routing() -> str:
+    """Which experts take which tokens of a held-out story, and with what weights."""
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    from formats.checkpoint import SPARSE, Checkpoint
+    from golden.forward import Fp32, forward
+    from golden.trace import Recorder
+
+    model, n_tokens, size = HERE.parent / "models" / "tiny-qwen3-moe", 30, 18
+    tokenizer, recorder = Tokenizer.from_file(str(model / "tokenizer.json")), Recorder()
+    story = (HERE.parent / "models" / "held_out.txt").read_text(encoding="utf-8").split("\n\n")[0]
+    ids = tokenizer.encode(story).ids[:n_tokens]
+    checkpoint = Checkpoint(model, archs=SPARSE)
+    config = checkpoint.config
+    forward(config, Fp32(checkpoint), np.array(ids), recorder)
+    layers = [i for i in range(config.n_layers) if config.has_experts(i)]
+    n_experts = config.moe.n_experts if config.moe else 0
+
+    left, top, block = 150, 96, size * n_experts + 36
+    height = top + n_tokens * size + 64
+    s = Svg(left + len(layers) * block + 4, height, "Which experts take which word",
+            "Tokens of a story are rows, the experts of each layer columns; each token has two filled cells in each "
+            "layer, the darker the larger the expert's weight.")  # fmt: skip
+    s.text(20, 34, "Which expert takes which word", 17, anchor="start", bold=True)
+    for row, token in enumerate(ids):
+        word = tokenizer.decode([token]).strip() or "\u21b5"
+        word = word.replace("&", "&amp;").replace("<", "&lt;")
+        s.text(left - 14, top + row * size + 13, word, 13, anchor="end")
+    for column, layer in enumerate(layers):
+        x = left + column * block
+        s.text(x + size * n_experts / 2, top - 26, f"layer {layer}", 13, bold=True)
+        chosen, weights = (recorder.tensors[f"layers.{layer}.moe.{part}"] for part in ("experts", "weights"))
+        for expert in range(n_experts):
+            s.text(x + (expert + 0.5) * size, top - 8, str(expert), 11, QUIET)
+            taken = int((chosen == expert).sum())
+            s.text(x + (expert + 0.5) * size, top + n_tokens * size + 16, str(taken), 11, QUIET)
+        for row in range(n_tokens):
+            of_token = dict(zip(chosen[row].tolist(), weights[row].tolist(), strict=True))
+            for expert in range(n_experts):
+                weight = of_token.get(expert, 0.0)
+                fill = f'fill="{FILL["int8"][1]}" fill-opacity="{weight:.2f}"' if weight else 'fill="none"'
+                s.parts.append(
+                    f'<rect x="{x + expert * size}" y="{top + row * size}" width="{size}" height="{size}" {fill} '
+                    f'stroke="#d0d7de"/>'
+                )
+    s.text(left - 14, top - 8, "expert", 11, QUIET, anchor="end")
+    s.text(left - 14, top + n_tokens * size + 16, "tokens taken", 11, QUIET, anchor="end")
+    s.text(
+        20, height - 18, "Layers that are not here are dense. Full colour is a weight of 1.", 12, QUIET, anchor="start"
+    )
+    return s.done()
+
+
 def quality() -> str:
     """Size and divergence of every scheme of docs/quality.json but the unquantized one."""
     found = json.loads((HERE / "quality.json").read_text(encoding="utf-8"))
@@ -1042,6 +1095,7 @@ FIGURES = {
     "kv-cache.svg": kv_cache,
     "panels.svg": panels,
     "gptq-ladder.svg": gptq_ladder,
+    "moe-routing.svg": moe_routing,
     "quality.svg": quality,
 }
 
