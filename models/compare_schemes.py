@@ -15,6 +15,9 @@ models/evaluate.py's, by the reference forward pass of golden/:
     AWQ, plain rounding         int4 weights in groups of 128, activations in fp16 (golden/awq.py)
     AWQ; AWQ, groups of 64      the same after the search of scales and clipping (golden/awq_search.py)
 
+Of a mixture of experts, which gets no outliers (--plain), fp32 and what `python -m export moe` makes of it: A8W8, A8W4
+in groups of 64, MXFP8 in blocks of 32 (golden/moe.py).
+
 Models with outliers and the W8A8 and AWQ files, made by `python -m export`, go to a temporary directory.
 
 With --text, all schemes and their variants on a model as it is, a directory or a GGUF file: calibrated on the first
@@ -35,7 +38,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from formats.checkpoint import Checkpoint, Config, ModelError
+from formats.checkpoint import DENSE, SPARSE, Checkpoint, Config, ModelError
 from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
 from golden.q8 import Q8
@@ -55,13 +58,21 @@ VARIANTS = {  # sub-command and options of the exporter
     "AWQ, groups of 64": ["awq", *CALIBRATION, "--group-size", "64"],
 }
 
+MOE_VARIANTS = {
+    "A8W8": ["moe", *CALIBRATION, "--format", "a8w8"],
+    "A8W4, groups of 64": ["moe", *CALIBRATION, "--format", "a8w4"],
+    "MXFP8, blocks of 32": ["moe", *CALIBRATION, "--format", "mxfp8"],
+}
+
 
 def schemes(hf_dir: Path, folder: Path) -> Iterator[tuple[str, Config, Scheme]]:
     """Each scheme with its name; exports go to `folder`."""
-    checkpoint = Checkpoint(hf_dir)
+    checkpoint = Checkpoint(hf_dir, archs=(*DENSE, *SPARSE))
+    is_dense = checkpoint.config.moe is None
     yield "fp32", checkpoint.config, Fp32(checkpoint)
-    yield "Q8, groups of 64", checkpoint.config, Q8(checkpoint, 64)
-    for i, (name, options) in enumerate(VARIANTS.items()):
+    if is_dense:
+        yield "Q8, groups of 64", checkpoint.config, Q8(checkpoint, 64)
+    for i, (name, options) in enumerate((VARIANTS if is_dense else MOE_VARIANTS).items()):
         out = folder / f"{i}.bin"
         quality.export(hf_dir, out, options)
         scheme = read_file(out)

@@ -26,6 +26,7 @@ from golden.q8 import Quantized
 from golden.routing import combine
 from golden.smooth import Smoothed
 from golden.trace import Recorder, compare, relative_error, replay, step_order
+from models import compare_schemes
 from tests.helpers import MODELS, run_export
 from tests.hf_fixtures import FOLDER, MOE_FIXTURES
 from tests.served import Served, unrounded
@@ -353,6 +354,23 @@ def test_a_directory_has_int8_experts(model, tmp_path):
     assert done.returncode == 1
     assert done.stderr == "export: --hf-out has int8 experts, --format mxfp8 has others: use --format a8w8\n"
     assert not list(tmp_path.iterdir())
+
+
+# ---- comparing the formats
+
+
+def test_compare_schemes_has_a_row_for_each_format(tmp_path, monkeypatch):
+    unsmoothed = {k: [v[0], "--no-smooth", *v[-2:]] for k, v in compare_schemes.MOE_VARIANTS.items()}
+    monkeypatch.setattr(compare_schemes, "MOE_VARIANTS", unsmoothed)
+    (name, config, exact), *rows = compare_schemes.schemes(MODELS / "tiny-qwen3-moe", tmp_path)
+    assert (name, type(exact)) == ("fp32", Fp32)
+    assert [(name, *scheme.layout) for name, _, scheme in rows] == [
+        ("A8W8", "a8w8", 0), ("A8W4, groups of 64", "a8w4", 64), ("MXFP8, blocks of 32", "mxfp8", 32)
+    ]  # fmt: skip
+    tokens = np.arange(2, 10)
+    expected = forward(config, exact, tokens)
+    errors = [relative_error(expected, forward(c, scheme, tokens)) for _, c, scheme in rows]
+    assert 1e-3 < errors[0] < errors[1] < 0.6
 
 
 # ---- headers
