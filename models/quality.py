@@ -68,6 +68,18 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "AWQ, plain rounding, groups of 64": ("awq", "--rtn", "--group-size", "64"),
     "AWQ, groups of 64": ("awq", *CALIB, "--group-size", "64"),
 }
+GPTQ_VARIANTS = {
+    "8 bits": ("--bits", "8"),
+    "4 bits, groups of 64": ("--bits", "4", "--group", "64"),
+    "4 bits, embedding 8": ("--bits", "embed=8,attn=4,ffn=4", "--group", "64"),
+    "4 bits in feed-forward, 8 elsewhere": ("--bits", "embed=8,attn=8,ffn=4", "--group", "64"),
+    "4 bits and 2:4, embedding 8": ("--bits", "embed=8,attn=4,ffn=4", "--group", "64", "--sparse", "2:4"),
+    "ladder of 8, 4 and 2 bits": (),
+    "2 bits": ("--bits", "2"),
+}
+for what, options in GPTQ_VARIANTS.items():
+    VARIANTS[f"Plain rounding, {what}"] = ("gptq", "--rtn", *options)
+    VARIANTS[f"GPTQ, {what}"] = ("gptq", *CALIB, *options)
 
 
 # ----------------------------------------------------------------------------
@@ -163,7 +175,7 @@ def n_parameters(config: Config) -> int:
 def group_fits(config: Config, options: Sequence[str]) -> bool:
     """Whether the groups of a variant divide the rows of the model."""
     size = 1
-    for option in ("--group-size", "--block"):
+    for option in ("--group-size", "--group", "--block"):
         if option in options:
             size = int(options[options.index(option) + 1])
     return all(n % size == 0 for n in (config.dim, config.hidden_dim, config.q_dim))
@@ -475,11 +487,12 @@ def table(rows: Sequence[Row]) -> str:
         "|---|---|---|---|---|---|---|" + "---|---|" * speeds,
     ]
     for row in rows:
-        more = f"{100 * (row.perplexity / rows[0].perplexity - 1):+.2f} %" if row is not rows[0] else ""
+        times = row.perplexity / rows[0].perplexity
+        more = "" if row is rows[0] else f"{100 * (times - 1):+.2f} %" if times < 10 else f"{times:,.0f} times"
         kl = f"{row.kl_divergence:.5f}" if row is not rows[0] else ""
         same = f"{100 * row.same_top_token:.2f} %" if row is not rows[0] else ""
         size = f"{row.bits_per_weight:.2f} | {row.megabytes:.1f}"
-        line = f"| {row.name} | {size} | {row.perplexity:.3f} | {more} | {kl} | {same} |"
+        line = f"| {row.name} | {size} | {row.perplexity:{'.3f' if times < 10 else ',.0f'}} | {more} | {kl} | {same} |"
         if speeds:
             line += "".join(f" {speed:.0f} |" if speed else "  |" for speed in (row.prefill, row.decode))
         lines.append(line)
