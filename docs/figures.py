@@ -1033,14 +1033,14 @@ def quality() -> str:
     found = json.loads((HERE / "quality.json").read_text(encoding="utf-8"))
     rows = [row for row in found["rows"] if row["kl_divergence"] > 0]
     s = Svg(
-        880,
+        920,
         500,
         "Quality against size",
         "Mean KL divergence from fp32 on a logarithmic axis over the size of the model file: "
         + "; ".join(f"{r['name']} {r['megabytes']:.0f} MB, {r['kl_divergence']:.4f}" for r in rows)
         + ".",
     )
-    left, top, width, height = 84, 66, 560, 364
+    left, top, width, height = 84, 66, 436, 364
     sizes, losses = ([r[key] for r in rows] for key in ("megabytes", "kl_divergence"))
     first, last = 20 * math.floor(min(sizes) / 20), 20 * math.ceil(max(sizes) / 20)
     low, high = math.log10(min(losses) / 1.3), math.log10(max(losses) * 1.3)
@@ -1066,17 +1066,24 @@ def quality() -> str:
 
     families = list(dict.fromkeys(row["name"].split(",")[0].split()[0] for row in rows))
     colours = dict(zip(families, (FILL["fp32"][1], FILL["int8"][1], INK, "#2f855a", "#8250df"), strict=False))
-    columns: dict[int, float] = {}  # how far down the labels beside points of about one size reach
-    for row in sorted(rows, key=lambda r: -r["kl_divergence"]):
+    columns: dict[int, float] = {}  # how far down the numbers beside points of about one size reach
+    for number, row in enumerate(sorted(rows, key=lambda r: -r["kl_divergence"]), 1):
         x, y = at(row["megabytes"], row["kl_divergence"])
         colour = colours[row["name"].split(",")[0].split()[0]]
-        column = round(x / 40)
-        near = [columns[c] for c in (column - 1, column, column + 1) if c in columns]
-        label = max([y, *(reach + 17 for reach in near)])
-        columns[column] = label
-        s.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"/>')
-        s.parts.append(f'<path d="M{x + 6:.1f} {y:.1f} L{x + 16:.1f} {label:.1f}" stroke="{colour}"/>')
-        s.text(x + 20, label + 4, row["name"], 12, colour, "start")
+        others = (at(r["megabytes"], r["kl_divergence"]) for r in rows if r is not row)
+        if any(0 < to - x < 32 and abs(down - y) < 12 for to, down in others):  # there the number goes to the left
+            label, end, away, anchor = y, x - 11, -5, "end"
+        else:
+            column = round(x / 20)
+            near = [columns[c] for c in (column - 1, column, column + 1) if c in columns]
+            label = columns[column] = max([y, *(reach + 13 for reach in near)])
+            end, away, anchor = x + 11, 5, "start"
+        s.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}"/>')
+        s.parts.append(f'<path d="M{x + away:.1f} {y:.1f} L{end:.1f} {label:.1f}" stroke="{colour}"/>')
+        s.text(end + away / 2.5, label + 4, str(number), 11, colour, anchor, bold=True)
+        line = top + 4 + 17 * (number - 1)
+        s.text(left + width + 54, line + 4, str(number), 12, colour, "end", bold=True)
+        s.text(left + width + 62, line + 4, row["name"], 12, colour, "start")
     return s.done()
 
 
