@@ -617,7 +617,9 @@ def test_an_interrupted_export_takes_the_renderer_along(model, tmp_path, number,
     _, stderr = parent.communicate(timeout=60)
     assert (parent.returncode, stderr.count("\n")) == (code, 1)
     with pytest.raises(ProcessLookupError):
-        os.killpg(parent.pid, 0)
+        for _ in range(200):  # a child that was killed is in its group until init has noticed
+            os.killpg(parent.pid, 0)
+            time.sleep(0.05)
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 

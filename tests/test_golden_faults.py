@@ -26,6 +26,7 @@ from formats.checkpoint import Checkpoint
 from golden.forward import forward
 from golden.op_vectors import OpVectors
 from golden.q8 import Q8
+from golden.schemes import SCHEMES
 from golden.trace import Recorder
 from tests.gguf_fixture import write_gguf
 from tests.helpers import DATA, F32, MODELS, ROOT
@@ -294,7 +295,7 @@ def few_vectors(monkeypatch):
         return v
 
     monkeypatch.setattr(golden.make, "op_vectors", vectors)
-    monkeypatch.setattr(golden.make, "variants_of", lambda _: [])
+    monkeypatch.setattr(golden.make, "goldens", lambda *_: [])
 
 
 def test_make_with_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, few_vectors, run):
@@ -305,9 +306,10 @@ def test_make_with_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch, few_ve
     assert (tmp_path / "ops.safetensors").read_bytes() == b"old"
 
 
-def test_make_without_models_or_a_folder(tmp_path, few_vectors, run):
+def test_make_without_models_or_a_folder(tmp_path, monkeypatch, few_vectors, run):
     (tmp_path / "file").write_bytes(b"")
     refused(run("make", "--out", tmp_path / "file"), "file")
+    monkeypatch.setattr(golden.make, "goldens", lambda *_: [("tiny-llama", "q8", SCHEMES["q8"])])
     refused(run("make", "--out", tmp_path / "out", "--models", tmp_path / "none"), "none/tiny-llama: no such directory")
 
 

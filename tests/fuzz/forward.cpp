@@ -123,6 +123,7 @@ void fuzz_forward(FuzzBytes bytes) {
     // Short, or somewhat longer than the KV cache's page of 256 positions.
     o.ctx = choices.number(0, 3) == 3 ? choices.number(250, 300) : choices.number(1, 20);
     o.own["--matmul"] = choices.one_of({"fused", "plain"});
+    o.own["--backend"] = "builtin";
     if (scheme_of_program().has_experts && choices.yes()) o.own["--no-fuse"] = "";
     Trace trace;
     const bool is_traced = choices.yes();

@@ -31,6 +31,7 @@ void open_and_run(const std::string& path) {
     o.model_path = path;
     o.ctx = 1;
     o.own["--matmul"] = "fused";
+    o.own["--backend"] = "builtin";
     Model m = load_model(o, nullptr);
     const PoisonedTail guard(m.tokenizer_section.data() + m.tokenizer_section.size());
     load_tokenizer(m, path);
