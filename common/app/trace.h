@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -77,19 +78,20 @@ class Trace {
         write(file);
     }
     void write(NewFile& file) const {
-        std::string header = "{";
+        std::ostringstream json;
+        json << '{';
         size_t offset = 0;
         for (const auto& [step, t] : tensors_) {
             const size_t n_bytes = t.tokens.size() * t.n_rows * t.width * t.value_size;
-            header += (offset ? ",\"" : "\"") + step + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
-                      std::to_string(t.tokens.size());
-            for (const int n : t.outer) header += "," + std::to_string(n);
-            if (t.n_dims > 0) header += "," + std::to_string(t.width);
-            header += "],\"data_offsets\":[" + std::to_string(offset) + "," +
-                      std::to_string(offset + n_bytes) + "]}";
+            json << (offset ? ",\"" : "\"") << step << "\":{\"dtype\":\"" << t.type << "\",\"shape\":["
+                 << t.tokens.size();
+            for (const int n : t.outer) json << ',' << n;
+            if (t.n_dims > 0) json << ',' << t.width;
+            json << "],\"data_offsets\":[" << offset << ',' << offset + n_bytes << "]}";
             offset += n_bytes;
         }
-        header += "}";
+        json << '}';
+        std::string header = json.str();
         header.resize((header.size() + 7) / 8 * 8, ' ');
 
         const uint64_t header_bytes = header.size();
