@@ -449,8 +449,10 @@ void expert_products(Workspace& space, const ExpertRows& x, bool of_tokens, cons
     }
     for_each_expert(routing, [&](int expert, int first, int n) {
         space.rows.resize(size_t(n));
-        for (int i = 0; i < n; i++)
-            space.rows[size_t(i)] = of_tokens ? routing.by_expert[size_t(first + i)] / k : first + i;
+        for (int i = 0; i < n; i++) {
+            const int slot = first + i;
+            space.rows[size_t(i)] = of_tokens ? routing.by_expert[size_t(slot)] / k : slot;
+        }
         gather(space.x, x, space.rows, moe);
         space.product.reserve(n), space.product.n_rows = n;
         const ExpertProduct product{space.product.row(0), w, expert};
