@@ -49,6 +49,17 @@ inline Float4 widen4(const Half* from) {
 // n values of `from` in fp32.
 inline void widen(float* to, const Half* from, size_t n) {
     size_t i = 0;
+#if defined(__AVX512F__) && !defined(RUNQ_SIMDE)
+    for (; i + 16 <= n; i += 16) {
+        const __m256i halfs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+        _mm512_storeu_ps(to + i, _mm512_cvtph_ps(halfs));
+    }
+#elif defined(__F16C__) && !defined(RUNQ_SIMDE)
+    for (; i + 8 <= n; i += 8) {
+        const __m128i halfs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(halfs));
+    }
+#endif
     for (; i + 4 <= n; i += 4) {
         const Float4 four = widen4(from + i);
         std::memcpy(to + i, &four, sizeof four);

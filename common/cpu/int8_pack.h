@@ -39,16 +39,40 @@ inline void transpose_step(Words& low, Words& high, Words a, Words b, std::integ
     high = __builtin_shuffle(a, b, Words{(from(i) + step)...});
 #endif
 }
+// Always inlined: called, it would pass its vectors through memory.
 template <int n, int columns = 1, class Words>
-inline void transpose(Words (&v)[n]) {
+__attribute__((always_inline)) inline void transpose(Words (&v)[n]) {
     if constexpr (columns < n) {
         Words next[n];
+        UNROLL(8)
         for (int i = 0; i < n / 2; i++) {
             transpose_step<(columns >= 4)>(next[2 * i], next[2 * i + 1], v[i], v[i + n / 2],
                                            std::make_integer_sequence<uint32_t, n>());
         }
         transpose<n, 2 * columns>(next);
-        std::copy_n(next, n, v);
+        UNROLL(16)
+        for (int i = 0; i < n; i++) v[i] = next[i];
+    }
+}
+
+// The same of quads alone: m vectors of m quads each, of which number quad_place<m>(i) is row i; then it is
+// quad i of every row.
+template <int m>
+constexpr int quad_place(int i) {
+    return m == 4 ? i % 2 * 2 + i / 2 : i;
+}
+template <int m, int quads = 1, class Words>
+__attribute__((always_inline)) inline void transpose_quads(Words (&v)[m]) {
+    if constexpr (quads < m) {
+        Words next[m];
+        UNROLL(2)
+        for (int i = 0; i < m / 2; i++) {
+            transpose_step<true>(next[2 * i], next[2 * i + 1], v[i], v[i + m / 2],
+                                 std::make_integer_sequence<uint32_t, 4 * m>());
+        }
+        transpose_quads<m, 2 * quads>(next);
+        UNROLL(4)
+        for (int i = 0; i < m; i++) v[i] = next[i];
     }
 }
 

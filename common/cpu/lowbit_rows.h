@@ -40,9 +40,14 @@ template <class Isa>
 inline void gather_words(uint32_t* to, const LowbitMatrix& w, int first, const uint8_t* table,
                          size_t n_bytes) {
     constexpr int n = Isa::lanes;
+    size_t at = 0;
+    if (n_bytes % 16 == 0 && first + n <= w.n_rows) {  // by squares of four rows and four words
+        for (int r = 0; r < n; r += 4)
+            pack_words<4>(to + r, n, table + (first + r) * n_bytes, n_bytes / 4, 4, int(n_bytes / 4), 0);
+        return;
+    }
     const uint8_t* from[n];
     for (int r = 0; r < n; r++) from[r] = table + row_of(w, first + r) * n_bytes;
-    size_t at = 0;
     for (; at + 4 <= n_bytes; at += 4, to += n) {
         UNROLL(16)
         for (int r = 0; r < n; r++) std::memcpy(to + r, from[r] + at, 4);
@@ -99,64 +104,119 @@ struct Line {
     static constexpr int left(int part) { return LowbitOps<Isa>::takes_bytes && bits < 8 ? part * bits : 0; }
 
     using Sums = Ints[n_tokens][n_groups];
+    static constexpr int n = Isa::lanes, bytes = 4 * n, group_bytes = group_size < 64 ? group_size : 64;
+    typedef uint32_t Words __attribute__((vector_size(bytes)));
+    typedef int32_t Whole __attribute__((vector_size(bytes)));
+    typedef uint16_t Pairs __attribute__((vector_size(bytes)));
 
-    // from(r) is where the line begins in row r, x[t] + k where its columns begin in token t. is_signed:
-    // codes of 8 bits.
+    // The codes of one part of each byte, times their activations. is_signed: codes of 8 bits.
+    template <bool is_signed>
+    static Ints add_product(Ints acc, Words v, int part, Ints x) {
+        if constexpr (is_signed) return Isa::dot4(acc, Isa::flipped(Ints(v)), x);
+        const int l = left(part);
+        const auto shift = uint16_t(part * bits - l), keep = uint16_t((((1 << bits) - 1) << l) * 0x0101);
+        return LowbitOps<Isa>::dot(acc, Ints(Pairs(v) >> shift & keep), x);
+    }
+
+    // from(r) is where the line begins in row r, x[t] + k where its columns begin in token t.
     template <bool is_signed, class From>
     static void multiply(Sums& sums, const int8_t* const (&x)[n_tokens], int k, From from) {
-        constexpr int n = Isa::lanes, bytes = 4 * n, group_bytes = group_size < 64 ? group_size : 64;
-        typedef uint32_t Words __attribute__((vector_size(4 * n)));
-        typedef uint16_t Pairs __attribute__((vector_size(4 * n)));
-        // An addition waits for the one before it: with few sums at a time, several accumulators for each.
-        constexpr int n_sums = per_byte * n_tokens, n_accumulators = n_sums < 4 ? 4 / n_sums : 1;
         for (int b = 0; b < 64; b += group_bytes) {
-            Ints acc[per_byte][n_tokens][n_accumulators];
-            for (auto& part : acc) {
-                for (auto& token : part) {
-                    for (Ints& a : token) a = Isa::splat(0);
+            Ints parts[per_byte][n_tokens];
+            if constexpr (n_tokens == 1) {
+                by_quads<is_signed>(parts, x[0] + k, b, from);
+            } else {
+                by_words<is_signed>(parts, x, k, b, from);
+            }
+            for (int part = 0; part < per_byte; part++) {
+                for (int t = 0; t < n_tokens; t++) {
+                    const Whole sum = Whole(parts[part][t]) >> left(part);
+                    sums[t][part * (64 / group_bytes) + b / group_bytes] = Ints(sum);
                 }
             }
-            for (int byte = b; byte < b + group_bytes; byte += bytes) {
-                Words v[n];
-                UNROLL(16)
-                for (int r = 0; r < n; r++) std::memcpy(&v[place<n>(r)], from(r) + byte, sizeof v[0]);
-                transpose<n>(v);
-                UNROLL(16)
-                for (int i = 0; i < n; i++) {
+        }
+    }
+
+    // Bytes b and on of each row, turned: a vector holds one word of each row.
+    template <bool is_signed, class From>
+    static void by_words(Ints (&sums)[per_byte][n_tokens], const int8_t* const (&x)[n_tokens], int k, int b,
+                         From from) {
+        // An addition waits for the one before it: with few sums at a time, several accumulators for each.
+        constexpr int n_sums = per_byte * n_tokens, n_accumulators = n_sums < 4 ? 4 / n_sums : 1;
+        Ints acc[per_byte][n_tokens][n_accumulators];
+        for (auto& part : acc) {
+            for (auto& token : part) {
+                for (Ints& a : token) a = Isa::splat(0);
+            }
+        }
+        for (int byte = b; byte < b + group_bytes; byte += bytes) {
+            Words v[n];
+            UNROLL(16)
+            for (int r = 0; r < n; r++) std::memcpy(&v[place<n>(r)], from(r) + byte, sizeof v[0]);
+            transpose<n>(v);
+            UNROLL(16)
+            for (int i = 0; i < n; i++) {
+                UNROLL(4)
+                for (int part = 0; part < per_byte; part++) {
                     UNROLL(4)
-                    for (int part = 0; part < per_byte; part++) {
-                        Pairs codes = Pairs(v[place<n>(i)]);
-                        if constexpr (is_signed) {
-                            codes = Pairs(Isa::flipped(Ints(codes)));
-                        } else {
-                            constexpr int mask = (1 << bits) - 1;
-                            const int l = left(part), down = part * bits - l;
-                            const uint16_t shift = uint16_t(down), keep = uint16_t((mask << l) * 0x0101);
-                            codes = (codes >> shift) & keep;
-                        }
-                        UNROLL(4)
-                        for (int t = 0; t < n_tokens; t++) {
-                            int32_t four;
-                            std::memcpy(&four, x[t] + k + part * 64 + byte + 4 * i, sizeof four);
-                            Ints& a = acc[part][t][i % n_accumulators];
-                            if constexpr (is_signed) {
-                                a = Isa::dot4(a, Ints(codes), Isa::splat(four));
-                            } else {
-                                a = LowbitOps<Isa>::dot(a, Ints(codes), Isa::splat(four));
-                            }
-                            pin_register(a);
-                        }
+                    for (int t = 0; t < n_tokens; t++) {
+                        int32_t four;
+                        std::memcpy(&four, x[t] + k + part * 64 + byte + 4 * i, sizeof four);
+                        Ints& a = acc[part][t][i % n_accumulators];
+                        a = add_product<is_signed>(a, v[place<n>(i)], part, Isa::splat(four));
+                        pin_register(a);
                     }
                 }
             }
-            typedef int32_t Whole __attribute__((vector_size(4 * n)));
-            for (int part = 0; part < per_byte; part++) {
-                for (int t = 0; t < n_tokens; t++) {
-                    Whole sum = Whole(acc[part][t][0]);
-                    for (int j = 1; j < n_accumulators; j++) sum += Whole(acc[part][t][j]);
-                    sums[t][part * (64 / group_bytes) + b / group_bytes] = Ints(sum >> left(part));
+        }
+        for (int part = 0; part < per_byte; part++) {
+            for (int t = 0; t < n_tokens; t++) {
+                Whole sum = Whole(acc[part][t][0]);
+                for (int j = 1; j < n_accumulators; j++) sum += Whole(acc[part][t][j]);
+                sums[part][t] = Ints(sum);
+            }
+        }
+    }
+
+    // The same for one token, with half the turning: quads of words from n / 4 rows, four times. A lane then
+    // holds a fourth of its row's sum, and only sums are turned further.
+    template <bool is_signed, class From>
+    static void by_quads(Ints (&sums)[per_byte][1], const int8_t* x, int b, From from) {
+        Whole fourths[4][per_byte];
+        UNROLL(4)
+        for (int i = 0; i < 4; i++) {  // rows i, i + 4, ...
+            Ints acc[per_byte];
+            for (Ints& a : acc) a = Isa::splat(0);
+            UNROLL(4)
+            for (int byte = b; byte < b + group_bytes; byte += bytes) {
+                constexpr int m = n / 4;
+                Words v[m];
+                UNROLL(4)
+                for (int q = 0; q < m; q++)
+                    std::memcpy(&v[quad_place<m>(q)], from(i + 4 * q) + byte, sizeof v[0]);
+                transpose_quads<m>(v);
+                UNROLL(4)
+                for (int q = 0; q < m; q++) {
+                    UNROLL(4)
+                    for (int part = 0; part < per_byte; part++) {
+                        Ints four = LowbitOps<Isa>::quads(x + part * 64 + byte + 16 * q);
+                        pin_register(four);  // not kept for the next rows
+                        acc[part] = add_product<is_signed>(acc[part], v[quad_place<m>(q)], part, four);
+                        pin_register(acc[part]);
+                    }
                 }
             }
+            for (int part = 0; part < per_byte; part++) fourths[quad_place<4>(i)][part] = Whole(acc[part]);
+        }
+        auto add = [](Whole one, Whole other) {
+            Whole low, high;
+            transpose_step<false>(low, high, one, other, std::make_integer_sequence<uint32_t, n>());
+            return low + high;
+        };
+        UNROLL(4)
+        for (int part = 0; part < per_byte; part++) {
+            const Whole halves = add(fourths[0][part], fourths[1][part]);
+            sums[part][0] = Ints(add(halves, add(fourths[2][part], fourths[3][part])));
         }
     }
 };
