@@ -76,6 +76,16 @@ __attribute__((always_inline)) inline void transpose_quads(Words (&v)[m]) {
     }
 }
 
+// Half of the way from vectors whose quads are to be added up to these sums: half of a's, then half of b's.
+// From four vectors, lane 4 * q + i of add_pairs(add_pairs(v[0], v[2]), add_pairs(v[1], v[3])) is the sum of
+// quad q of v[i].
+template <class Vector>
+inline Vector add_pairs(Vector a, Vector b) {
+    Vector low, high;
+    transpose_step<false>(low, high, a, b, std::make_integer_sequence<uint32_t, sizeof(Vector) / 4>());
+    return low + high;
+}
+
 // Turns rows into columns: packed[word * columns + row] = rows[row * stride + word] ^ flip, in words of 4
 // bytes, for n rows (a power of two). Rows from n_valid on, which are not there, count as 0.
 template <int n>
@@ -97,7 +107,17 @@ inline void pack_words(void* packed, int columns, const void* rows, size_t strid
             std::memcpy(to + size_t(word + i) * columns * 4, &column, sizeof column);
         }
     }
-    for (; word < n_words; word++) {  // the specification, for what is left over
+    if constexpr (n > 4) {  // what is left over by smaller squares
+        const int n_more = (n_words - word) / 4 * 4;
+        if (n_valid >= n && n_more > 0) {
+            for (int row = 0; row < n; row += 4) {
+                pack_words<4>(to + 4 * (size_t(word) * columns + row), columns,
+                              from + 4 * (row * stride + word), stride, 4, n_more, flip);
+            }
+            word += n_more;
+        }
+    }
+    for (; word < n_words; word++) {  // the specification, for the rest
         for (int row = 0; row < n; row++) {
             uint32_t value = 0;
             if (row < n_valid) std::memcpy(&value, from + 4 * (row * stride + word), 4);

@@ -69,11 +69,34 @@ struct LowbitProduct {
 // Bytes as wide as the machine's registers.
 typedef uint8_t Bytes __attribute__((vector_size(4 * vector_lanes)));
 typedef uint16_t Words16 __attribute__((vector_size(4 * vector_lanes)));
+#if defined(__AVX512BW__) && !defined(RUNQ_SIMDE)
+// The 64 codes of a block of 16 or 32 bytes: each part of the register shifts its own copy of the block.
+template <int bits>
+inline void store_codes(uint8_t* to, const uint8_t* from) {
+    __m512i copies, shifts;
+    if constexpr (bits == 4) {
+        copies = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+        shifts = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
+    } else {
+        copies = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+        shifts = _mm512_set_epi64(0x0006000600060006, 0x0006000600060006, 0x0004000400040004,
+                                  0x0004000400040004, 0x0002000200020002, 0x0002000200020002, 0, 0);
+    }
+    const __m512i codes = _mm512_srlv_epi16(copies, shifts);
+    _mm512_storeu_si512(to, _mm512_and_si512(codes, _mm512_set1_epi8((1 << bits) - 1)));
+}
+#endif
 // Codes of 2 or 4 bits, one to a byte: n codes of `from`, which begins with a block.
 template <int bits>
 inline void unpack_codes(uint8_t* to, const uint8_t* from, int n) {
     constexpr int per_byte = 8 / bits, mask = (1 << bits) - 1;
     for (int block = 64; block >= 16; block /= 2) {
+#if defined(__AVX512BW__) && !defined(RUNQ_SIMDE)
+        if (block * per_byte == 64) {  // codes for one register, of which all have to be stored at once
+            for (; n >= 64; n -= 64, from += block, to += 64) store_codes<bits>(to, from);
+            continue;
+        }
+#endif
         for (; n >= block * per_byte; n -= block * per_byte, from += block, to += block * per_byte) {
             for (int i = 0; i < per_byte; i++) {
                 constexpr int width = sizeof(Bytes);

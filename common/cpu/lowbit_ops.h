@@ -2,7 +2,6 @@
 //
 //   takes_bytes        dot takes any unsigned byte; otherwise codes up to 127
 //   dot(acc, w, x)     acc[lane] += w[lane][0..3] . x[lane][0..3], w unsigned
-//   quads(x)           16 bytes, as often as they fit
 #pragma once
 
 #include "common/cpu/int8_avx512.h"
@@ -20,9 +19,6 @@ struct LowbitOps<Avx2> {
         const __m256i pairs = _mm256_maddubs_epi16(w, x);  // 2 * 15 * 127 at most
         return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
     }
-    static __m256i quads(const int8_t* x) {
-        return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
-    }
 };
 template <class Isa>
 struct VnniOps : LowbitOps<Avx2> {
@@ -37,11 +33,7 @@ struct LowbitOps<AvxVnni> : VnniOps<AvxVnni> {};
 #endif
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 template <>
-struct LowbitOps<Avx512Vnni> : VnniOps<Avx512Vnni> {
-    static __m512i quads(const int8_t* x) {
-        return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
-    }
-};
+struct LowbitOps<Avx512Vnni> : VnniOps<Avx512Vnni> {};
 #endif
 
 #ifdef __aarch64__
@@ -49,7 +41,6 @@ template <class Isa>
 struct NeonOps {
     static constexpr bool takes_bytes = false;
     static int32x4_t dot(int32x4_t acc, int32x4_t w, int32x4_t x) { return Isa::dot4(acc, w, x); }
-    static int32x4_t quads(const int8_t* x) { return vreinterpretq_s32_s8(vld1q_s8(x)); }
 };
 template <>
 struct LowbitOps<Neon> : NeonOps<Neon> {};

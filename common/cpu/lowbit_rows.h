@@ -54,7 +54,9 @@ inline void gather_words(uint32_t* to, const LowbitMatrix& w, int first, const u
     }
     if (at == n_bytes) return;
     std::fill_n(to, n, 0u);
-    for (int r = 0; r < n; r++) std::memcpy(to + r, from[r] + at, n_bytes - at);
+    for (size_t b = at; b < n_bytes; b++) {
+        for (int r = 0; r < n; r++) to[r] |= uint32_t{from[r][b]} << 8 * (b - at);
+    }
 }
 
 // Fills in the tables of a block. `offset`: what is added to codes of 8 bits before they are multiplied.
@@ -199,25 +201,19 @@ struct Line {
                 for (int q = 0; q < m; q++) {
                     UNROLL(4)
                     for (int part = 0; part < per_byte; part++) {
-                        Ints four = LowbitOps<Isa>::quads(x + part * 64 + byte + 16 * q);
+                        Ints four = Isa::quads(x + part * 64 + byte + 16 * q);
                         pin_register(four);  // not kept for the next rows
                         acc[part] = add_product<is_signed>(acc[part], v[quad_place<m>(q)], part, four);
                         pin_register(acc[part]);
                     }
                 }
             }
-            for (int part = 0; part < per_byte; part++) fourths[quad_place<4>(i)][part] = Whole(acc[part]);
+            for (int part = 0; part < per_byte; part++) fourths[i][part] = Whole(acc[part]);
         }
-        auto add = [](Whole one, Whole other) {
-            Whole low, high;
-            transpose_step<false>(low, high, one, other, std::make_integer_sequence<uint32_t, n>());
-            return low + high;
-        };
         UNROLL(4)
-        for (int part = 0; part < per_byte; part++) {
-            const Whole halves = add(fourths[0][part], fourths[1][part]);
-            sums[part][0] = Ints(add(halves, add(fourths[2][part], fourths[3][part])));
-        }
+        for (int part = 0; part < per_byte; part++)
+            sums[part][0] = Ints(add_pairs(add_pairs(fourths[0][part], fourths[2][part]),
+                                           add_pairs(fourths[1][part], fourths[3][part])));
     }
 };
 
@@ -302,7 +298,12 @@ __attribute__((noinline)) void multiply_rows(float* out, const Int8Matrix& x, in
     for (; k < w.n_cols; k += width) {
         const int n_cols = std::min(width, w.n_cols - k);
         for (int r = 0; r < n; r++) {
-            unpack_columns(bytes[r], w, row_of(w, block.first + r), k, n_cols, 0);
+            const int row = row_of(w, block.first + r);
+            if constexpr (Format::is_sparse || Format::bits == 8) {
+                unpack_columns(bytes[r], w, row, k, n_cols, 0);
+            } else {
+                unpack_codes<Format::bits>(bytes[r], w.row_codes(row) + k * Format::bits / 8, n_cols);
+            }
         }
         for (int j = 0; j < n_cols; j += 64) {
             typename Unpacked::Sums groups;
