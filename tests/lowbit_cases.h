@@ -124,7 +124,6 @@ inline LowbitCase make_lowbit(std::mt19937& rng, const MatrixFormat& f, int grou
 // The activations' group that goes with a format: a weight group is a whole number of them.
 inline std::vector<int> group_sizes(const MatrixFormat& f) {
     if (f.group == 32) return {32};
-    if (f.flags != 0) return {64};
     return {32, 64};
 }
 

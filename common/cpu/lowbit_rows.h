@@ -244,8 +244,10 @@ inline void add_groups(typename Isa::Floats (&sums)[n_tokens],
     for (int j = 0; j < n_groups; j++) {
         Whole v;
         if constexpr (Format::two_level) {
-            std::memcpy(&v, block.levels + (g + j) / 4 * lanes, sizeof v);
-            v >>= (n_groups == 4 ? j : (g + j) % 4) * 8;  // four groups begin with the word
+            constexpr int times = 64 / Format::group_size;  // groups of activations in one of weights
+            const int s = (g + j) / times;
+            std::memcpy(&v, block.levels + s / 4 * lanes, sizeof v);
+            v >>= (n_groups == 4 * times ? j / times : s % 4) * 8;  // four groups begin with the word
             const Whole zeros = v >> 4 & 15;
             const auto scales =
                 Isa::add_scaled(Isa::zero(), typename Isa::Ints(v & 15), Isa::load_floats(block.scales));
