@@ -33,6 +33,9 @@ N_DECODE = 24
 # (prompt, tokens generated after it, phases to report)
 CASES = [
     (1, 0, ("prefill",)),
+    (2, 0, ("prefill",)),
+    (4, 0, ("prefill",)),
+    (8, 0, ("prefill",)),
     (16, N_DECODE, ("prefill", "decode")),
     (128, 0, ("prefill",)),
     (512, N_DECODE, ("prefill", "decode")),

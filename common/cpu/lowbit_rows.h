@@ -65,6 +65,14 @@ inline void make_tables(const RowBlock<Isa>& block, const LowbitMatrix& w, int o
     constexpr int n = Isa::lanes;
     typedef uint32_t Words __attribute__((vector_size(4 * n)));
     const int n_scales = w.n_scales();
+    // The next block's lie behind this one's.
+    auto prefetch_next = [&](const void* table, size_t row_bytes) {
+        const char* next = static_cast<const char*>(table) + (block.first + n) * row_bytes;
+        for (size_t b = 0; b < n * row_bytes && table != nullptr; b += 64) __builtin_prefetch(next + b, 0, 2);
+    };
+    prefetch_next(w.scales, n_scales * sizeof(Half));
+    prefetch_next(w.zeros, w.n_zero_bytes());
+    prefetch_next(w.levels, size_t(n_scales));
     if (w.scales != nullptr) {
         static thread_local std::vector<float> buffer;
         float* widened = scratch(buffer, size_t(n) * n_scales);
