@@ -173,12 +173,13 @@ template <class Isa>
 constexpr int few_tokens = Isa::few_tokens;
 #endif
 
-// multiply_few for an even number of tokens.
+// multiply_few for one token, or an even number.
 template <class Isa>
 using FewKernel = void (*)(float* out, const FewTokens& x, const Int8Matrix& w, int first,
                            const float* w_scales);
 template <class Isa, int n = few_tokens<Isa>>
 inline FewKernel<Isa> kernel_of_few(int n_tokens, int group_size) {
+    if (n_tokens == 1) return group_size == 64 ? multiply_few<Isa, 1, 64> : multiply_few<Isa, 1, 0>;
     if (n_tokens == n) return group_size == 64 ? multiply_few<Isa, n, 64> : multiply_few<Isa, n, 0>;
     if constexpr (n > 2) return kernel_of_few<Isa, n - 2>(n_tokens, group_size);
     return nullptr;
@@ -191,7 +192,7 @@ template <class Isa>
 inline void products_of_few(const Int8Matrix& x, std::span<const Int8Product> list) {
     constexpr int n = Isa::lanes;
     const int n_groups = x.n_groups(), n_chunks = (x.n_rows + few_tokens<Isa> - 1) / few_tokens<Isa>;
-    const int n_tokens = (x.n_rows + 2 * n_chunks - 1) / (2 * n_chunks) * 2;
+    const int n_tokens = x.n_rows == 1 ? 1 : (x.n_rows + 2 * n_chunks - 1) / (2 * n_chunks) * 2;
     static thread_local std::vector<int8_t> token_codes;
     static thread_local std::vector<float> token_scales;
     static thread_local std::vector<int32_t> token_sums;

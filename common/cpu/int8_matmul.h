@@ -75,7 +75,8 @@ inline void int8_products(const Int8Matrix& x, std::span<const Int8Product> list
     const bool blocks =
         std::ranges::all_of(list, [](const Int8Product& p) { return p.w.n_rows >= Isa::lanes; });
     if (x.n_rows > 2 * few_tokens<Isa>) return products_by_panels<Isa>(x, list);
-    if (x.n_rows > 1 && blocks) return products_of_few<Isa>(x, list);
+    // One token goes row by row where a row has many groups: their sums are added up with fewer instructions.
+    if (blocks && (x.n_rows > 1 || x.n_groups() == 1)) return products_of_few<Isa>(x, list);
     if (x.group_size == 64)
         return products_by_rows(x, list, [](auto&... row) { return dot_row<Isa, 64>(row...); });
     products_by_rows(x, list, [](auto&... row) { return dot_row<Isa>(row...); });
