@@ -67,8 +67,9 @@ inline void make_tables(const RowBlock<Isa>& block, const LowbitMatrix& w, int o
     const int n_scales = w.n_scales();
     // The next block's lie behind this one's.
     auto prefetch_next = [&](const void* table, size_t row_bytes) {
+        if (table == nullptr) return;
         const char* next = static_cast<const char*>(table) + (block.first + n) * row_bytes;
-        for (size_t b = 0; b < n * row_bytes && table != nullptr; b += 64) __builtin_prefetch(next + b, 0, 2);
+        for (size_t b = 0; b < n * row_bytes; b += 64) __builtin_prefetch(next + b, 0, 2);
     };
     prefetch_next(w.scales, n_scales * sizeof(Half));
     prefetch_next(w.zeros, w.n_zero_bytes());
