@@ -2,7 +2,7 @@
 
     python -m bench.roofline RESULTS.json OUT.svg     from what `python -m bench.run --json` wrote
 
-Across: how many multiply-adds a byte of weights is used for once it has been read. Up: how many were done a second. A
+Across: multiply-adds per byte read, of weights and in decode of the KV cache. Up: how many were done a second. A
 program can be no higher than bandwidth x intensity, on the left, and the peak of the multiplying instructions, on the
 right. The drawing has a background of its own, so that it reads the same on a light page and on a dark one.
 """
