@@ -51,7 +51,8 @@ build/asan/%: %.cu build/flags build/packages
 	$(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) -x c++ $< -o $@ $(LIBS)
 
 # Compares the numpy reference with transformers itself, and what --hf-out writes with the libraries that load it. Needs
-# torch, transformers, compressed-tensors, ml_dtypes (and gptqmodel for AWQ) in the Python it is given:
+# torch, transformers, compressed-tensors, ml_dtypes (and gptqmodel for AWQ, gptqmodel and optimum for GPTQ) in the
+# Python it is given:
 #     make test-hf PYTHON_HF=/path/to/python
 PYTHON_HF ?= $(PYTHON)
 test-hf:

@@ -2,13 +2,14 @@
 
     python -m tests.hf_out_check
 
-Needs torch, transformers and compressed-tensors; for AWQ also gptqmodel, without which that part is left out. Both
-tiny models are exported, W8A8 with dynamic and with static scales, AWQ in groups of 64 and 128; the mixture of experts
-in A8W8. For each directory:
+Needs torch, transformers and compressed-tensors; for AWQ also gptqmodel, for GPTQ also gptqmodel and optimum, without
+which these parts are left out. Both tiny models are exported, W8A8 with dynamic and with static scales, AWQ in groups
+of 64 and 128, GPTQ with 4 bits in groups of 64; the mixture of experts in A8W8. For each directory:
 
     matrices   each quantized matrix of the loaded model, over the texts below. W8A8: its outputs against the product
                that the reference computes from the same inputs by compressed-tensors' rule (tests/served.py), relative
-               by norm. AWQ: its weights, dequantized by gptqmodel's own code, have to be the reference's to the bit.
+               by norm. AWQ and GPTQ: its weights, dequantized by gptqmodel's own code, have to be the reference's to
+               the bit, as fp16.
                A8W8: transformers does not load int8 experts. compressed-tensors itself dequantizes each module, by what
                config.json says of it, and transformers loads the result, an unquantized Qwen3-MoE.
     logits     the largest difference over the largest logit, the median of the tokens' largest, and the share of
@@ -32,6 +33,7 @@ import numpy as np
 
 from export.awq import export_awq
 from export.compressed_tensors import in_halves
+from export.gptq import Options, export_gptq
 from export.moe import export_moe
 from export.w8a8 import export_w8a8
 from formats.checkpoint import SPARSE, Checkpoint, Config
@@ -39,6 +41,7 @@ from formats.moe import MoeLayout
 from golden.awq import AWQ, dequantize
 from golden.channel_scaling import PLACE_READ_BY
 from golden.forward import F64, Scheme, forward, hf_name
+from golden.gptq import GPTQ, stands_for
 from golden.moe import MoE
 from golden.q8 import dequantize as dequantize_int8
 from golden.trace import relative_error
@@ -52,6 +55,7 @@ N_TEXTS, N_TOKENS = 5, 200  # beginnings of held-out stories
 CLOSE = 1e-5  # of a product, by norm
 FLIPS, SAME = 0.1, 0.95  # of logits where codes may round the other way; share of equal top tokens
 HALF = 1e-2  # of logits where values are rounded to fp16
+GROUP = 64  # of GPTQ
 EXACT = 1e-4  # of logits where nothing is rounded but to fp32
 
 
@@ -187,6 +191,32 @@ def check_awq(name: str, group_size: int, folder: Path) -> bool:
     return equal == len(steps) and figures["the reference"].largest <= HALF
 
 
+def check_gptq(name: str, bits: int, folder: Path) -> bool:
+    """Whether a GPTQ directory is what the reference says. An engine does not round activations, runq_gptq does."""
+    source, hf_dir = MODELS / name, folder / "hf"
+    export_gptq(
+        source, folder / "m.bin", **CALIBRATION, bits={"attn": bits, "ffn": bits}, group=GROUP,
+        options=Options(first_zero=1), hf_out=hf_dir, progress=False,
+    )  # fmt: skip
+    reference, samples, model = GPTQ(folder / "m.bin"), texts(hf_dir), load(hf_dir, backend="gptq_torch")
+    config, equal = reference.config, 0
+    steps = {hf_name(config, step).removesuffix(".weight"): step for step in layer_matrices(config)}
+    for module, step in steps.items():
+        weight = model.get_submodule(module).dequantize_weight().T.contiguous().numpy()
+        expected = in_halves(config, step, stands_for(reference.stored(step))).astype(np.float16)
+        equal += weight.tobytes() == expected.tobytes()
+    logits, _ = logits_and_products(model, samples, [])
+    figures = {
+        "the reference with activations as they are": compare(
+            logits, Served(reference, Checkpoint(source), unrounded), config, samples
+        ),
+        "runq_gptq's arithmetic": compare(logits, reference, config, samples),
+    }
+    report(f"{name}, GPTQ, {bits} bits", f"{equal} of {len(steps)} matrices equal to the bit", figures)
+    half, by_program = figures.values()
+    return equal == len(steps) and half.largest <= HALF and by_program.same >= SAME
+
+
 def decompress(hf_dir: Path, out: Path) -> int:
     """Writes what compressed-tensors makes of a directory, without quantization; returns the number of int8 matrices.
 
@@ -254,6 +284,10 @@ def main() -> int:
         checks += [(check_awq, name, group_size) for name in TINY for group_size in (64, 128)]
     else:
         print("AWQ is left out: there is no gptqmodel")
+    if find_spec("gptqmodel") and find_spec("optimum"):
+        checks += [(check_gptq, name, 4) for name in TINY]
+    else:
+        print("GPTQ is left out: there is no gptqmodel or no optimum")
     right = True
     for check, name, variant in checks:
         with tempfile.TemporaryDirectory() as folder:

@@ -15,6 +15,7 @@ import numpy as np
 
 from formats.checkpoint import Checkpoint
 from golden.forward import F32, F64, Fp32, Scheme, Step, forward, hf_name
+from golden.gptq import GPTQ
 from golden.moe import MoE
 from golden.perplexity import encode, perplexity
 from golden.q8 import dequantize, quantize
@@ -50,7 +51,7 @@ class Served:
 
     interleaved = True
 
-    def __init__(self, model: W8A8 | MoE, checkpoint: Checkpoint, rounding: Rounding):
+    def __init__(self, model: W8A8 | MoE | GPTQ, checkpoint: Checkpoint, rounding: Rounding):
         self._model, self._checkpoint, self._rounding = model, checkpoint, rounding
         self._static = model.activation_scales if isinstance(model, W8A8) else {}
 
