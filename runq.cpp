@@ -184,7 +184,7 @@ struct RunState {
     KvCache cache;             // keys and values of `context` positions
 
     // Allocates a run's memory; `context` is the number of positions to keep.
-    RunState(const ModelConfig& c, int context, bool traced) {
+    RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
         x = normed = proj = Rows(n, c.dim);
         q = attn_out = Rows(n, c.q_dim());
@@ -193,7 +193,7 @@ struct RunState {
         logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = traced;
-        cache = KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
+        cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
     }
 };
 
@@ -291,6 +291,8 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
     return load_cpu<Transformer>(path, scheme_q8, check_config, max_chunk, options, trace);
 }
 
+const OwnOption own_options[] = {kv_option};
+
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     const int group_size = m->file.config.group_size;
@@ -302,7 +304,7 @@ Model load_model(const Options& options, Trace* trace) {
 #include "common/app/cli.h"
 
 int main(int argc, char** argv) {
-    return run_command_line(argc, argv,
-                            {"runq", "Llama 3 and Qwen3 in Q8 (int8, one scale a group)", load_model});
+    return run_command_line(
+        argc, argv, {"runq", "Llama 3 and Qwen3 in Q8 (int8, one scale a group)", load_model, own_options});
 }
 #endif

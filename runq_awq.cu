@@ -1025,7 +1025,7 @@ std::vector<MemoryPart> device_memory(const ModelConfig& c, const TensorList& te
     const char* advice = "a smaller --ctx takes less";
     return {{"the weights", tensors.memory_bytes()},
             {"the weights as fp16 (--matmul)", keeps_fp16(how) ? c.macs_per_token() * f16 : 0},
-            kv_part(0, context, kv_bytes(c, f16), advice),
+            kv_part(0, context, kv_bytes(c, KvFormat::f16), advice),
             {"RoPE", RotationTable::n_values(c, context) * sizeof(float2), advice},
             {"a chunk of " + std::to_string(n) + " tokens", chunk},
             logits_part(n_logits, c.vocab_size),
@@ -1097,7 +1097,7 @@ Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     const ModelConfig& c = m->file.config;
     const Matmul how = m->state.matmul.how;
-    Model model = model_of(m->file, m->weights.file, sizeof(half));
+    Model model = model_of(m->file, m->weights.file, KvFormat::f16);
     model.scheme = "AWQ: int4 groups of " + std::to_string(c.group_size) + ", fp16 activations";
     model.kernel = device().name;
     if (how != Matmul::fused) model.kernel += ", --matmul " + options.own.at("--matmul");

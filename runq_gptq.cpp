@@ -353,7 +353,7 @@ struct RunState {
     KvCache cache;             // keys and values of `context` positions
 
     // Allocates a run's memory; `context` is the number of positions to keep.
-    RunState(const ModelConfig& c, int context, bool traced) {
+    RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
         x = normed = proj = Rows(n, c.dim);
         q = attn_out = Rows(n, c.q_dim());
@@ -363,7 +363,7 @@ struct RunState {
         logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = xq.traced = traced;
-        cache = KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
+        cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
     }
 };
 
@@ -513,6 +513,7 @@ std::vector<OwnField> components(const ModelConfig& c, const TensorList& file) {
 }
 
 const OwnOption own_options[] = {
+    kv_option,
     {"--backend", {"auto", "builtin"}, "what quantizes and multiplies (docs/backends.md)", "or a NAME"}};
 
 Model load_model(const Options& options, Trace* trace) {

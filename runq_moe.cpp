@@ -647,7 +647,7 @@ struct RunState {
     KvCache cache;             // keys and values of `context` positions
 
     // Allocates a run's memory; `context` is the number of positions to keep.
-    RunState(const ModelConfig& c, int context, bool traced) {
+    RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
         x = normed = proj = Rows(n, c.dim);
         q = attn_out = Rows(n, c.q_dim());
@@ -660,7 +660,7 @@ struct RunState {
         logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = traced;
-        cache = KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
+        cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
     }
 };
 
@@ -872,7 +872,8 @@ Model load_model(const Options& options, Trace* trace) {
                      int8_kernel_name(m->file.config.dim), max_chunk);
 }
 
-const OwnOption own_options[] = {{"--no-fuse", {}, "experts step by step, without the fused operator"}};
+const OwnOption own_options[] = {kv_option,
+                                 {"--no-fuse", {}, "experts step by step, without the fused operator"}};
 
 #ifndef RUNQ_NO_MAIN
 #include "common/app/cli.h"

@@ -34,6 +34,7 @@
 #include "common/app/options.h"
 #include "common/app/trace.h"
 #include "common/cpu/attention.h"
+#include "common/cpu/attention_int8.h"
 #include "common/cpu/int8_matmul.h"
 #include "common/cpu/ops.h"
 #include "common/cpu/rows.h"
@@ -198,6 +199,12 @@ struct Weights {
 
 constexpr int max_chunk = 128;  // tokens of a prompt that go through together
 
+// Whether attention multiplies in int8: --attn.
+bool attention_in_int8(const Options& options) {
+    const auto given = options.own.find("--attn");
+    return given != options.own.end() && given->second == "int8";
+}
+
 struct RunState {
     // A row per token of the chunk.
     Rows x;         // (max_chunk, dim), the residual stream
@@ -216,8 +223,14 @@ struct RunState {
     HeadScores scores, probs;  // attention's, if there is a trace
     KvCache cache;             // keys and values of `context` positions
 
+    // With --attn int8, in place of that cache:
+    bool int8_attention = false;
+    Int8Rows qq, kq, vq;       // q, k and v quantized, a group for each head
+    HeadWeights attn_weights;  // probabilities times the scales of values, if there is a trace
+    Int8KvCache int8_cache;
+
     // Allocates a run's memory; `context` is the number of positions to keep.
-    RunState(const ModelConfig& c, int context, bool traced) {
+    RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
         x = normed = proj = Rows(n, c.dim);
         q = attn_out = Rows(n, c.q_dim());
@@ -225,8 +238,13 @@ struct RunState {
         gate = up = Rows(n, c.hidden_dim);
         logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
         angles = RopeAngles(c, n);
-        scores.wanted = probs.wanted = traced;
-        cache = KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
+        scores.wanted = probs.wanted = attn_weights.values.wanted = traced;
+        int8_attention = attention_in_int8(options);
+        if (int8_attention) {
+            int8_cache = Int8KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
+        } else {
+            cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
+        }
     }
 };
 
@@ -262,8 +280,19 @@ void attention_block(Transformer& m, int l, int pos) {
     }
     rope(s.q, s.angles, c.head_dim);                                     record("attn.q_rope", s.q, c.head_dim);
     rope(s.k, s.angles, c.head_dim);                                     record("attn.k_rope", s.k, c.head_dim);
-    s.cache.append(l, pos, s.k, s.v);
-    attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);      record("attn.scores", s.scores);
+    if (s.int8_attention) {
+        quantize(s.qq, s.q, c.head_dim, nullptr);                        record("attn.q_rope", s.qq, c.head_dim);
+        quantize(s.kq, s.k, c.head_dim, nullptr);                        record("attn.k_rope", s.kq, c.head_dim);
+        quantize(s.vq, s.v, c.head_dim, nullptr);                        record("attn.v_proj", s.vq);
+        s.int8_cache.append(l, pos, s.kq, s.vq);
+        attention_int8(s.attn_out, s.scores, s.probs, s.attn_weights,
+                       s.qq, s.int8_cache, l, pos);                      record("attn.weights", s.attn_weights.values,
+                                                                                s.attn_weights.codes, s.attn_weights.scales);
+    } else {
+        s.cache.append(l, pos, s.k, s.v);
+        attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);
+    }
+                                                                         record("attn.scores", s.scores);
                                                                          record("attn.probs", s.probs);
                                                                          record("attn.mix", s.attn_out);
     quantize(s.xq, s.attn_out, c.group_size, w.act_scale(l, attn_mix));  record("attn.mix", s.xq);
@@ -325,14 +354,25 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
     return load_cpu<Transformer>(path, scheme_w8a8, check_config, max_chunk, options, trace);
 }
 
+const OwnOption own_options[] = {
+    kv_option, {"--attn", {"fp32", "int8"}, "products of attention; int8: so is the cache"}};
+
 Model load_model(const Options& options, Trace* trace) {
+    if (attention_in_int8(options) && options.own.at(kv_option.name) != "f32")
+        throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     const ModelConfig& c = m->file.config;
     std::string scheme = c.group_size == 0 ? "W8A8: int8, one scale a row; activations one a "
                                            : "W8A8: int8, one scale for 32 weights; activations one for ";
     scheme += c.static_activations ? "place (static)" : c.group_size == 0 ? "token" : "32 values";
+    if (m->state.int8_attention) scheme += "; attention in int8";
     // Rows of different lengths may take different paths: the name is that of the model's width.
-    return cpu_model(m, scheme, int8_kernel_name(block_of(c.group_size, c.dim)), max_chunk);
+    Model model = cpu_model(m, scheme, int8_kernel_name(block_of(c.group_size, c.dim)), max_chunk);
+    if (m->state.int8_attention) {
+        model.kv_bytes_per_position = kv_bytes(c, KvFormat::q8);
+        model.fill_cache = [m](int n) { m->state.int8_cache.fill(n); };
+    }
+    return model;
 }
 
 #ifndef RUNQ_NO_MAIN
@@ -340,6 +380,7 @@ Model load_model(const Options& options, Trace* trace) {
 
 int main(int argc, char** argv) {
     return run_command_line(
-        argc, argv, {"runq_w8a8", "Llama 3 and Qwen3 in SmoothQuant W8A8 (int8 by int8)", load_model});
+        argc, argv,
+        {"runq_w8a8", "Llama 3 and Qwen3 in SmoothQuant W8A8 (int8 by int8)", load_model, own_options});
 }
 #endif

@@ -126,9 +126,9 @@ int main(int argc, char** argv) {
     const Shape& s = *shape;
     const size_t weight_bytes = products(s, nullptr, 64), row_bytes = products(s, nullptr, 0);
     const size_t cache_bytes = size_t(2) * s.n_layers * context * s.n_kv_heads * s.head_dim * sizeof(float);
-    const LazyMemory memory(weight_bytes / sizeof(float), "the weights");
-    std::fill_n(memory.data(), weight_bytes / sizeof(float), 1.0f);
-    KvCache cache(s.n_layers, s.n_kv_heads, s.head_dim, context);
+    const LazyMemory memory(weight_bytes, "the weights");
+    std::fill_n(memory.as<float>(), weight_bytes / sizeof(float), 1.0f);
+    KvCache cache(KvFormat::f32, s.n_layers, s.n_kv_heads, s.head_dim, context);
     const std::vector<float> row(s.head_dim, 0.01f);
     for (int pos = 0; pos < context; pos++) {
         for (int l = 0; l < s.n_layers; l++) {
@@ -136,7 +136,7 @@ int main(int argc, char** argv) {
                 cache.append(l, head, pos, row.data(), row.data());
         }
     }
-    char* bytes = reinterpret_cast<char*>(memory.data());
+    char* bytes = reinterpret_cast<char*>(memory.as<float>());
     std::printf("%s, %d threads, medians of %d rounds (quartiles)\n", s.name, n_threads, n_rounds);
     compare("products q8", weight_bytes, n_rounds, n_threads, [&] { products(s, bytes, 64); });
     compare("products w8a8", row_bytes, n_rounds, n_threads, [&] { products(s, bytes, 0); });

@@ -17,6 +17,7 @@ from formats.dimensions import check_group_size
 from formats.errors import ModelError, one_line
 from formats.source import is_gguf, open_model
 from golden.accept import judge_logits
+from golden.attention_int8 import attention_int8
 from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
 from golden.hex_files import FORMATS, write_text
@@ -28,12 +29,19 @@ from golden.q8 import Q8
 from golden.real import make_real
 from golden.schemes import DENSE_MODELS, MOE_MODELS, SCHEMES, read_file
 from golden.trace import check_positions, check_tokens, compare, read_tolerances, read_trace, replay, summarize
+from golden.w8a8 import W8A8
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def model_of(path: Path, scheme: str, group_size: int) -> tuple[Config, Scheme]:
-    """Config and scheme of a model file, or of a Hugging Face directory or GGUF file."""
+def model_of(path: Path, scheme: str, group_size: int, attn: str = "fp32") -> tuple[Config, Scheme]:
+    """Config and scheme of a model file, or of a Hugging Face directory or GGUF file.
+
+    attn: "fp32", or "int8", which a W8A8 file alone can have.
+    """
+    if attn == "int8":
+        model = W8A8(path, attention_int8)
+        return model.config, model
     if path.is_file() and path.suffix != ".gguf":
         model = read_file(path)
         return model.config, model
@@ -122,6 +130,10 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--file", type=Path, metavar="FILE.bin", help="run this file; MODEL gives the tokenizer")
     p.add_argument("--ctx", type=int, help="context length (min(4096, the model's))")
 
+    for name in ("diff", "accept", "ppl"):
+        commands.choices[name].add_argument("--attn", choices=("fp32", "int8"), default="fp32",
+                                            help="of a W8A8 file: how attention multiplies (fp32)")  # fmt: skip
+
     args = parser.parse_args(argv)
     if args.command == "hex":
         tile = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", args.tile or "1x1", re.ASCII)
@@ -154,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
             if cases:
                 reports = judge_ops(cases, a, b, tolerances)
             elif args.model:
-                config, scheme = model_of(args.model, "q8", args.group_size)
+                config, scheme = model_of(args.model, "q8", args.group_size, args.attn)
                 check_tokens(args.b, b, config)
                 reports = replay(partial(forward, config, scheme), b, tolerances)
             else:
@@ -163,9 +175,9 @@ def run(args: argparse.Namespace) -> int:
         print(text)
         return code
     if args.command == "accept":
-        config, scheme = model_of(args.model, "q8", args.group_size)
+        config, scheme = model_of(args.model, "q8", args.group_size, args.attn)
         return accept(args.logits, config, partial(forward, config, scheme), args.limit)
-    config, scheme = model_of(args.file or args.hf_dir, args.scheme, args.group_size)
+    config, scheme = model_of(args.file or args.hf_dir, args.scheme, args.group_size, args.attn)
     tokenizer = args.hf_dir if is_gguf(args.hf_dir) else args.hf_dir / "tokenizer.json"
     if not tokenizer.is_file():
         raise ModelError(f"{tokenizer}: no such file")

@@ -21,6 +21,8 @@ and, for models with mixtures of experts,
     expert_linear(x, rows, experts, name, step) -> (n, k, n_out) fp32: row rows[t, r] of x times the matrix `name` of
                                            the expert experts[t, r]; steps as of `linear`
 
+A scheme that computes attention its own way has `attend`, in the place of `attention` below.
+
 `step(name, value)` is called with the result of every operation and returns the value to go on with: a trace
 records it, `golden diff --model` puts another program's value in its place.
 """
@@ -268,9 +270,10 @@ def forward_layer(
 def forward(config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ignore) -> np.ndarray:
     """Logits (n, vocab_size) fp32 of each token of a sequence that starts at position 0."""
     rotation, step = rope_table(config, np.arange(len(tokens))), scheme.steps(step)
+    attend: Attend = getattr(scheme, "attend", attention)
     x = step("embed", scheme.embedding(tokens))  # (n, dim)
     for i in range(config.n_layers):
-        x = forward_layer(config, scheme, i, x, rotation, step)
+        x = forward_layer(config, scheme, i, x, rotation, step, attend)
     normed = step("norm", rmsnorm(x, scheme.vector("norm"), config.norm_eps))
     xq = scheme.activation(step, "norm", normed)
     return step("logits", scheme.linear(xq, "classifier", step))

@@ -5,6 +5,7 @@ golden/data/<model>.q8.trace.safetensors   every step of the Q8 forward pass ove
 golden/data/tiny-llama.q8.decode.trace.safetensors   one late token of a text, behind keys and values of the others
 golden/data/<model>.q8.json                greedy generations, and perplexities of the held-out text
 golden/data/<model>.w8a8[...]              the same for each variant of W8A8, from build/models/<model>.w8a8[...].bin
+golden/data/<model>.w8a8-attn8             that of w8a8 with attention in int8, with shorter traces
 golden/data/<model>.awq[...]               and of AWQ; with groups of 64 shorter traces
 golden/data/<model>.gptq-...               and of GPTQ, with shorter traces
 golden/data/tiny-qwen3-moe.moe-...         and of MoE, with shorter traces
@@ -14,6 +15,7 @@ The files are calibrated on models/calibration.txt: the Makefile has the options
 
 import json
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
@@ -25,14 +27,16 @@ from tokenizers import Tokenizer
 
 from formats.checkpoint import DENSE, SPARSE, Checkpoint, Config, ModelError
 from formats.files import replacing
+from golden.attention_int8 import attention_int8
 from golden.awq import AWQ
 from golden.forward import F32, Fp32, Scheme, Step, forward
 from golden.mx import E4M3, SCALE_BIAS, element_values
 from golden.op_vectors import op_vectors
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
-from golden.schemes import goldens
+from golden.schemes import Reference, goldens
 from golden.trace import Recorder, at_positions, write_trace
+from golden.w8a8 import W8A8
 
 PROMPT = "Once"
 NEW_TOKENS = 64
@@ -44,6 +48,7 @@ DECODE_POSITION = 300
 DECODE_CANDIDATES = 24
 DECODE_MODEL = "tiny-llama"
 DECODE_VARIANTS = ("q8", "awq")
+INT8_ATTENTION = "w8a8-attn8"  # the file of w8a8, with attention in int8
 CLEAR_PROMPT_WORDS = (12,)
 AWQ_CLEAR_PROMPT_WORDS = (12, 24, 32)  # logits in fp16 vary more, so more prompts are tried for a clearer one
 CLEAR_PROMPT_CANDIDATES = 60
@@ -269,6 +274,20 @@ def make_scheme_goldens(
     )
 
 
+def schemes_of(
+    hf_dir: Path, file: Path, variant: str, reference: Reference, tokens: int
+) -> Iterator[tuple[str, Config, Scheme, int]]:
+    """What golden vectors are made of a model file: their name, config, scheme, and the length of a trace."""
+    if reference.read is None:
+        checkpoint = Checkpoint(hf_dir)
+        yield variant, checkpoint.config, Q8(checkpoint), tokens
+        return
+    scheme = reference.read(file)
+    yield variant, scheme.config, scheme, tokens
+    if variant == "w8a8":
+        yield INT8_ATTENTION, scheme.config, W8A8(file, attention_int8), SHORT_TRACE_TOKENS
+
+
 def make(
     models: Path, files: Path, out: Path, only: str | None = None, model: str | None = None, traces: bool = False
 ) -> None:
@@ -289,17 +308,13 @@ def make(
         hf_dir, text = models / name, models / "held_out.txt"
         held_out = None if traces else read_held_out(hf_dir, text)
         for _, variant, reference in of_model:
-            file, more = files / f"{name}.{variant}.bin", {}
-            if reference.read is None:
-                checkpoint = Checkpoint(hf_dir)
-                config, scheme = checkpoint.config, Q8(checkpoint)
-            else:
-                scheme, more = reference.read(file), {"file_crc32": zlib.crc32(file.read_bytes())}
-                config = scheme.config
+            file = files / f"{name}.{variant}.bin"
             tokens = SHORT_TRACE_TOKENS if variant in reference.short_traces else TRACE_TOKENS
-            if held_out is None:
-                ids, _ = encode(hf_dir, text.read_text(encoding="utf-8"))
-                make_traces(config, scheme, f"{name}.{variant}", ids, out, tokens)
-            else:
-                print(f"{name}.{variant}: this takes a minute or more", flush=True)
-                make_scheme_goldens(config, scheme, variant, held_out, out, more, tokens)
+            for part, config, scheme, n_tokens in schemes_of(hf_dir, file, variant, reference, tokens):
+                if held_out is None:
+                    ids, _ = encode(hf_dir, text.read_text(encoding="utf-8"))
+                    make_traces(config, scheme, f"{name}.{part}", ids, out, n_tokens)
+                else:
+                    print(f"{name}.{part}: this takes a minute or more", flush=True)
+                    more = {"file_crc32": zlib.crc32(file.read_bytes())} if reference.read is not None else {}
+                    make_scheme_goldens(config, scheme, part, held_out, out, more, n_tokens)

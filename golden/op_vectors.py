@@ -29,6 +29,7 @@ from formats.files import replacing
 from formats.model_file import Generation, header
 from formats.schemes import Q8_FILE
 from formats.tensors import q8_tensors, weights_end
+from golden.attention_int8 import mix_sums, quantized_weights, score_sums, scores_of, weights_of
 from golden.forward import (
     F32,
     F64,
@@ -111,6 +112,7 @@ def op_vectors() -> OpVectors:
     add_models(vectors, np.random.default_rng(8))
     add_gptq(vectors, np.random.default_rng(9))
     add_moe(vectors, np.random.default_rng(10))
+    add_attention_int8(vectors, np.random.default_rng(11))
     return vectors
 
 
@@ -348,6 +350,35 @@ def add_attention(vectors: OpVectors, rng: np.random.Generator) -> None:
         values = causal_attention(q, k, v, start)
         outputs = {name: (value, OP_TOLERANCE) for name, value in zip(("scores", "probs", "out"), values, strict=True)}
         vectors.add(case, "attention", {"q": q, "k": k, "v": v}, outputs, first_position=start)
+
+
+def add_attention_int8(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """Both products of attention in int8: of codes of queries and keys, and of probabilities and codes of values."""
+    for case, n, start, head_dim in (
+        ("attention_int8", 9, 0, 32), ("attention_int8.decode", 1, 300, 32), ("attention_int8.odd", 3, 5, 20)
+    ):  # fmt: skip
+        q = quantize(rng.standard_normal((n, 6 * head_dim)).astype(F32), head_dim)
+        k, v = (quantize(rng.standard_normal((start + n, 2 * head_dim)).astype(F32), head_dim) for _ in range(2))
+        qc, kc, vc = (x.codes.reshape(len(x.codes), -1, head_dim) for x in (q, k, v))
+        extreme = np.where(np.arange(start + n) % 3 == 0, 127, -127).astype(np.int8)
+        kc[:, 1], vc[:, 1] = extreme[:, None], -extreme[:, None]  # the second head's sums are as large as can be
+        qc[:, 3:] = 127
+        future = np.arange(start + n) > np.arange(start, start + n)[:, None]
+        sums = np.where(future[:, None], 0, score_sums(qc, kc)).astype(np.int32)
+        scores = scores_of(sums, q.scales, k.scales, head_dim)
+        inputs = {"q_codes": qc, "q_scales": q.scales, "k_codes": kc, "k_scales": k.scales}
+        outputs = {"sums": (sums, EXACT), "scores": (scores, OP_TOLERANCE)}
+        vectors.add(case + ".scores", "attention_int8_scores", inputs, outputs, first_position=start)
+
+        probs = softmax(np.where(future[:, None], F32(-np.inf), scores / scores.std()))
+        codes, scales = quantized_weights(weights_of(probs, v.scales))
+        sums = mix_sums(codes, vc)
+        outputs = {
+            "weight_codes": (codes, EXACT), "weight_scales": (scales[..., 0], EXACT), "sums": (sums, EXACT),
+            "out": ((sums * scales.astype(F64)).astype(F32), OP_TOLERANCE),
+        }  # fmt: skip
+        inputs = {"probs": probs, "v_codes": vc, "v_scales": v.scales}
+        vectors.add(case + ".mix", "attention_int8_mix", inputs, outputs, first_position=start)
 
 
 # ----------------------------------------------------------------------------

@@ -41,7 +41,7 @@ SCHEMES = {
     reference.format.scheme: reference
     for reference in (
         Reference(Q8_FILE, None, ("q8",)),
-        Reference(W8A8_FILE, W8A8, ("w8a8", "w8a8-block32", "w8a8-static")),
+        Reference(W8A8_FILE, W8A8, ("w8a8", "w8a8-block32", "w8a8-static"), short_traces=("w8a8-static",)),
         Reference(AWQ_FILE, AWQ, ("awq", "awq-g64"), short_traces=("awq-g64",)),
         Reference(GPTQ_FILE, GPTQ, GPTQ_VARIANTS, short_traces=GPTQ_VARIANTS),
         Reference(MOE_FILE, MoE, MOE_VARIANTS, short_traces=MOE_VARIANTS, models=MOE_MODELS),

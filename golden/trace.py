@@ -211,7 +211,7 @@ def check_positions(path: Path, trace: dict[str, np.ndarray]) -> None:
 
 _ORDER = [
     "attn.norm", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.q_norm", "attn.k_norm", "attn.q_rope",
-    "attn.k_rope", "attn.scores", "attn.probs", "attn.mix", "attn.o_proj", "attn.residual",
+    "attn.k_rope", "attn.scores", "attn.probs", "attn.weights", "attn.mix", "attn.o_proj", "attn.residual",
     "ffn.norm", "ffn.gate_proj", "ffn.up_proj", "ffn.swiglu", "ffn.down_proj", "moe.router", "moe.experts",
     "moe.weights", "moe.gate_up_proj", "moe.swiglu", "moe.down_proj", "moe.mix", "ffn.residual",
 ]  # fmt: skip

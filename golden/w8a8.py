@@ -15,7 +15,7 @@ from formats.checkpoint import ModelError
 from formats.model_file import map_tensors, read_header
 from formats.schemes import W8A8_FILE
 from formats.tensors import Tensor, matrix_shapes, norm_shapes, w8a8_tensors
-from golden.forward import F32, Step, ignore
+from golden.forward import F32, Attend, Step, attention, ignore
 from golden.q8 import Quantized, dequantize, quantize, traced_matmul
 
 STATIC_PLACES = ("attn.norm", "attn.mix", "ffn.norm", "ffn.swiglu")  # the order of a layer's static scales
@@ -52,13 +52,14 @@ def check_groups(path: Path, group_size: int, tensors: Iterator[Tensor]) -> Iter
 class W8A8:
     """The scheme of runq_w8a8.cpp, for golden.forward, from a file that export/w8a8.py wrote (mapped, not read).
 
-    Rows of q and k are in adjacent pairs. Raises ModelError if the file is no W8A8 file.
+    Rows of q and k are in adjacent pairs. attend: `attention`, or golden.attention_int8's. Raises ModelError if the
+    file is no W8A8 file.
     """
 
     interleaved = True
 
-    def __init__(self, path: Path | str):
-        path = Path(path)
+    def __init__(self, path: Path | str, attend: Attend = attention):
+        path, self.attend = Path(path), attend
         head = read_header(path, W8A8_FILE)
         self.config, self.group_size, self.static = head.config, head.group_size, bool(head.activations)
         c = self.config

@@ -51,14 +51,30 @@ void plain_attention(double* out, double* scores, double* probs, const float* q,
     }
 }
 
+// What a cache of this format keeps of x, heads of head_dim numbers each: by plain loops.
+std::vector<float> kept(KvFormat format, const std::vector<float>& x, int head_dim) {
+    std::vector<float> values = x;
+    for (size_t head = 0; head < x.size() && format == KvFormat::q8; head += head_dim) {
+        float amax = 0;
+        for (int d = 0; d < head_dim; d++) amax = std::max(amax, std::fabs(x[head + d]));
+        for (int d = 0; d < head_dim; d++)
+            values[head + d] = std::nearbyintf(x[head + d] * (127 / amax)) * (amax / 127);
+    }
+    for (float& value : values) {
+        if (format == KvFormat::f16) value = to_float(round_to_half(value));
+    }
+    return values;
+}
+
 // Positions over more than one page of the cache, head sizes that are no multiple of a vector, every number
 // of queries, each seeing its own number of positions; two layers and two kv heads, so that a wrong offset
 // shows.
-TEST_CASE("attend: equal to plain loops") {
+template <class T>
+void check_attend(KvFormat format) {
     const int n_layers = 2, n_kv_heads = 2, context = 2 * KvCache::page + 37;
     std::mt19937 rng(1);
     for (const int head_dim : {8, 20, 64, 128}) {
-        KvCache cache(n_layers, n_kv_heads, head_dim, context);
+        KvCache cache(format, n_layers, n_kv_heads, head_dim, context);
         const std::vector<float> k = random_values(rng, size_t(4) * context * head_dim),
                                  v = random_values(rng, size_t(4) * context * head_dim);
         auto at = [&](int layer, int head, int pos) {
@@ -69,7 +85,8 @@ TEST_CASE("attend: equal to plain loops") {
                 cache.append(i / 2, i % 2, pos, &k[at(i / 2, i % 2, pos)], &v[at(i / 2, i % 2, pos)]);
             }
         }
-        for (int n_rows = 1; n_rows <= 2 * query_rows + 1; n_rows++) {
+        const std::vector<float> k_kept = kept(format, k, head_dim), v_kept = kept(format, v, head_dim);
+        for (int n_rows = 1; n_rows <= max_attention_rows; n_rows++) {
             for (const int n_positions : {17, 65, KvCache::page, context}) {
                 CAPTURE(head_dim);
                 CAPTURE(n_rows);
@@ -87,13 +104,14 @@ TEST_CASE("attend: equal to plain loops") {
                     score_rows.push_back(&scores[r * n_positions]);
                     kv_len.push_back(n_positions - (n_rows - 1 - r) / 2);
                 }
-                attend(out_rows.data(), cache, layer, head, q_rows.data(), kv_len.data(), n_rows,
-                       probs.data(), padded(n_positions), score_rows.data());
+                attend<T>(out_rows.data(), cache, layer, head, q_rows.data(), kv_len.data(), n_rows,
+                          probs.data(), padded(n_positions), score_rows.data());
                 std::vector<float> expected, found_probs, expected_probs, found_scores, expected_scores;
                 for (int r = 0; r < n_rows; r++) {
                     std::vector<double> plain_scores(kv_len[r]), plain_probs(kv_len[r]), mix(head_dim);
                     plain_attention(mix.data(), plain_scores.data(), plain_probs.data(), q_rows[r],
-                                    &k[at(layer, head, 0)], &v[at(layer, head, 0)], kv_len[r], head_dim);
+                                    &k_kept[at(layer, head, 0)], &v_kept[at(layer, head, 0)], kv_len[r],
+                                    head_dim);
                     expected_scores.insert(expected_scores.end(), plain_scores.begin(), plain_scores.end());
                     expected_probs.insert(expected_probs.end(), plain_probs.begin(), plain_probs.end());
                     expected.insert(expected.end(), mix.begin(), mix.end());
@@ -111,6 +129,49 @@ TEST_CASE("attend: equal to plain loops") {
     }
 }
 
+TEST_CASE("attend: equal to plain loops on what each format keeps") {
+    check_attend<float>(KvFormat::f32);
+    check_attend<Half>(KvFormat::f16);
+    check_attend<int8_t>(KvFormat::q8);
+}
+
+TEST_CASE("kv cache: a head of zeros, NaN") {
+    for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::q8}) {
+        KvCache cache(format, 1, 1, 8, 40);
+        const std::vector<float> zeros(8, 0.0f), ones(8, 1.0f);
+        cache.append(0, 0, 0, zeros.data(), zeros.data());
+        cache.append(0, 0, 1, zeros.data(), ones.data());
+        HeadScores none;
+        Rows q(1, 8), out(1, 8);
+        q.n_rows = 1;
+        std::fill(q.values.begin(), q.values.end(), 3.0f);
+        attention(out, none, none, q, cache, 0, 1);
+        for (const float x : out.values) CHECK(x == doctest::Approx(0.5));
+    }
+    // NaN becomes -127, as everywhere else; and -0.5 lies halfway between two codes.
+    KvCache cache(KvFormat::q8, 1, 1, 4, 40);
+    const float odd[] = {std::nanf(""), 1.0f, -0.5f, 0.0f};
+    cache.append(0, 0, 0, odd, odd);
+    const int8_t* codes = cache.values<int8_t>(0, 0, 0);
+    CHECK(std::vector<int>(codes, codes + 4) == std::vector<int>{-127, 127, -64, 0});
+    CHECK(cache.value_scales(0, 0, 0)[0] == 1.0f / 127);
+}
+
+TEST_CASE("kv cache: made-up numbers are there for every position") {
+    for (const KvFormat format : {KvFormat::f32, KvFormat::f16, KvFormat::q8}) {
+        KvCache cache(format, 2, 2, 32, 300);
+        cache.fill(300);
+        with_kv_type(format, [&](auto number) {
+            for (int i = 0; i < 4; i++) {
+                for (const int pos : {0, 299}) {
+                    const auto* v = cache.values<decltype(number)>(i / 2, i % 2, pos);
+                    CHECK(std::any_of(v, v + 32, [](auto x) { return to_float(x) != 0; }));
+                }
+            }
+        });
+    }
+}
+
 // A chunk: what is in the cache and in Rows, by several tokens at once.
 TEST_CASE("attention: scores, probabilities and the weighted sum of the golden vectors, in chunks") {
     const int n = 9, d = 32;
@@ -119,7 +180,7 @@ TEST_CASE("attention: scores, probabilities and the weighted sum of the golden v
                              v = golden_ops().at("attention.v").f32();
     for (const int at_once : {9, 4, 1}) {  // tokens of a chunk
         CAPTURE(at_once);
-        KvCache cache(1, 2, d, 20);
+        KvCache cache(KvFormat::f32, 1, 2, d, 20);
         Rows q_rows(n, 6 * d), k_rows(n, 2 * d), v_rows(n, 2 * d), out(n, 6 * d);
         std::vector<float> found, found_scores(n * 6 * n), found_probs(n * 6 * n);
         for (int pos = 0; pos < n; pos += at_once) {
@@ -155,7 +216,7 @@ TEST_CASE("attention: scores, probabilities and the weighted sum of the golden v
 
 TEST_CASE("attention: more query heads share a kv head than are computed at once") {
     const int n = 3, n_heads = 20, d = 8;
-    KvCache cache(1, 1, d, n);
+    KvCache cache(KvFormat::f32, 1, 1, d, n);
     Rows q(n, n_heads * d), k(n, d), v(n, d), out(n, n_heads * d);
     q.n_rows = k.n_rows = v.n_rows = n;
     for (size_t i = 0; i < q.values.size(); i++) q.values[i] = std::sin(float(i));

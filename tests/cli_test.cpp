@@ -105,7 +105,7 @@ TEST_CASE("cli: every option, short, long and with an equals sign") {
 TEST_CASE("cli: every bad command line is exit code 2 and one line, before the model is opened") {
     const char *steps = " is not a whole number from 0 to 2147483647",
                *temp = " is not a number from 0 to 100", *list = " is not a list of whole numbers like 1,2,3",
-               *bench = " is not P,N: two whole numbers, not both 0";
+               *bench = " is not P,N or P,N,D: whole numbers, P and N not both 0";
     auto both = [](const char* a, const char* b) { return std::string(a) + b; };
     const std::vector<std::pair<std::vector<const char*>, std::string>> table = {
         {{}, "no model file given; -h shows how to use this program"},
@@ -177,7 +177,7 @@ TEST_CASE("cli: every bad command line is exit code 2 and one line, before the m
         {{"m", "--ids", "99999999999"}, both("--ids: '99999999999'", list)},
         {{"m", "--bench", "5"}, both("--bench: '5'", bench)},
         {{"m", "--bench", "0,0"}, both("--bench: '0,0'", bench)},
-        {{"m", "--bench", "1,2,3"}, both("--bench: '1,2,3'", bench)},
+        {{"m", "--bench", "1,2,3,4"}, both("--bench: '1,2,3,4'", bench)},
         {{"m", "--bench", "1,-2"}, both("--bench: '1,-2'", list)},
         {{"m", "-i", "a", "-f", "b"}, "--file: cannot be used together with --prompt"},
         {{"m", "-i", "", "-f", "b"}, "--file: cannot be used together with --prompt"},

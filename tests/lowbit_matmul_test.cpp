@@ -71,6 +71,39 @@ TEST_CASE("half: all of them, as fp32") {
     }
 }
 
+// Each half, the points halfway to the next one, and what lies beside these; and any other bits.
+TEST_CASE("half: rounded to nearest even, alike by the plain loop and by the instruction") {
+    auto check = [](float x, uint16_t expected) {
+        CAPTURE(x);
+        for (const int sign : {0, 0x8000}) {
+            const float signed_x = sign != 0 ? -x : x;
+            CHECK(round_to_half(signed_x).bits == (expected | sign));
+            CHECK(to_half(signed_x).bits == (expected | sign));
+        }
+    };
+    for (int bits = 0; bits < 0x7c00; bits++) {
+        const float here = to_float(Half{uint16_t(bits)});
+        const float next = bits == 0x7bff ? 65536.0f : to_float(Half{uint16_t(bits + 1)});
+        const float middle = here + (next - here) / 2;  // exact
+        check(here, uint16_t(bits));
+        check(middle, uint16_t(bits + bits % 2));
+        check(std::nextafter(middle, 0.0f), uint16_t(bits));
+        check(std::nextafter(middle, next), uint16_t(bits + 1));
+    }
+    check(std::numeric_limits<float>::infinity(), 0x7c00);
+    check(std::numeric_limits<float>::max(), 0x7c00);
+    std::mt19937 rng(3);
+    for (int i = 0; i < 100000; i++) {
+        const uint32_t bits = rng();
+        float x;
+        std::memcpy(&x, &bits, sizeof x);
+        if (!std::isnan(x)) CHECK(round_to_half(x).bits == to_half(x).bits);
+    }
+    for (const Half nan :
+         {round_to_half(std::nanf("")), to_half(std::nanf("")), round_to_half(-std::nanf(""))})
+        CHECK(std::isnan(to_float(nan)));
+}
+
 TEST_CASE("expand: codes and scales of every format, whole rows and parts of them") {
     std::mt19937 rng(1);
     for (const MatrixFormat& f : all_formats()) {

@@ -41,9 +41,9 @@ TEST_CASE("lazy memory: all of it can be used, and nothing behind it") {
     for (const size_t n : {size_t(1), page, 3 * page - 5, 600 * page}) {
         CAPTURE(n);
         const size_t end = (n + page - 1) / page * page;
-        const LazyMemory memory(n, "a test");
-        CHECK(memory.data()[0] == 0);
-        memory.data()[n - 1] = 1;
+        const LazyMemory memory(n * sizeof(float), "a test");
+        CHECK(memory.as<float>()[0] == 0);
+        memory.as<float>()[n - 1] = 1;
         for (const bool writes : {false, true}) {
             const pid_t child = fork();
             REQUIRE(child >= 0);
@@ -51,7 +51,7 @@ TEST_CASE("lazy memory: all of it can be used, and nothing behind it") {
                 std::signal(SIGSEGV, SIG_DFL);  // doctest reports it otherwise
                 const rlimit none{0, 0};
                 setrlimit(RLIMIT_CORE, &none);
-                volatile float* behind = memory.data() + end;
+                volatile float* behind = memory.as<float>() + end;
                 if (writes) *behind = 1;
                 _exit(*behind == 0 ? 0 : 1);
             }

@@ -133,6 +133,40 @@ def attention(q, k, v, first_position, kv_head=by_division):
     return {"scores": scores, "probs": probs, "out": out}
 
 
+def attention_int8_scores(q_codes, q_scales, k_codes, k_scales, first_position, kv_head=by_division):
+    n, n_heads, head_dim = q_codes.shape
+    sums = np.zeros((n, n_heads, len(k_codes)), np.int32)
+    scores = np.zeros(sums.shape, F32)
+    for t in range(n):
+        seen = first_position + t + 1
+        for h in range(n_heads):
+            g = kv_head(h, n_heads, k_codes.shape[1])
+            sums[t, h, :seen] = k_codes[:seen, g].astype(np.int32) @ q_codes[t, h].astype(np.int32)
+            factor = F32(q_scales[t, h] * F32(1 / np.sqrt(head_dim)))
+            scores[t, h, :seen] = sums[t, h, :seen].astype(F32) * (factor * k_scales[:seen, g])
+    return {"sums": sums, "scores": scores}
+
+
+def weight_by_scale(probs, scales):
+    return probs * scales
+
+
+def attention_int8_mix(probs, v_codes, v_scales, first_position, weight=weight_by_scale, rounded=round_codes):
+    n, n_heads, _ = probs.shape
+    sums = np.zeros((n, n_heads, v_codes.shape[2]), np.int32)
+    codes, scales, out = np.zeros(probs.shape, np.int8), np.zeros((n, n_heads), F32), np.zeros(sums.shape, F32)
+    for t in range(n):
+        seen = first_position + t + 1
+        for h in range(n_heads):
+            g = by_division(h, n_heads, v_codes.shape[1])
+            weights = weight(probs[t, h, :seen], v_scales[:seen, g])
+            amax = weights.max()
+            codes[t, h, :seen], scales[t, h] = rounded(weights * (F32(127) / amax)), amax / F32(127)
+            sums[t, h] = codes[t, h, :seen].astype(np.int32) @ v_codes[:seen, g].astype(np.int32)
+            out[t, h] = sums[t, h].astype(F32) * scales[t, h]
+    return {"weight_codes": codes, "weight_scales": scales, "sums": sums, "out": out}
+
+
 def attention_half(q, k, v, first_position, rounded="qkv"):
     """Queries, keys and values are rounded to fp16 on their way, and the output."""
     q, k, v = (

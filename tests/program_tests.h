@@ -92,7 +92,7 @@ TEST_CASE("memory: what is asked for before loading is what a run then takes") {
             taken += n_logits * uint64_t(m.file.config.vocab_size) * sizeof(float);
             taken += s.xq.codes.size() / size_t(n) * size_t(chunk);
             taken += expert_bytes(s, n, chunk);
-            taken += kv_bytes(m.file.config, sizeof(float)) * uint64_t(n);
+            taken += kv_bytes(m.file.config, KvFormat::f32) * uint64_t(n);
             CHECK(counted == taken);
         }
     }

@@ -110,6 +110,9 @@ def foreign(tmp_path_factory):
         (["MODEL", "--ids", "1,2048"], "2048 is outside the vocabulary, 0 to 2047"),
         (["MODEL", "--bench", "10"], "'10'"),
         (["MODEL", "--bench", "0,0"], "'0,0'"),
+        (["MODEL", "--bench", "1,2,3,4"], "'1,2,3,4'"),
+        (["MODEL", "--bench", "8,4,501"], "8 + 4 tokens behind 501 do not fit in the context of 512"),
+        (["MODEL", "--kv", "int4"], "--kv: 'int4' is not one of f32, f16, q8"),
         (["MODEL", "--bench", "500,13"], "500 + 13 tokens do not fit in the context of 512"),
         (["MODEL", "--print-ids=1"], "--print-ids"),
         (["MODEL", "-i", "x", "-f", "y"], "--file: cannot be used together with --prompt"),
@@ -383,6 +386,21 @@ def test_bench():
     )
     assert "decode" not in ok(LLAMA, "--bench", "512,0")
     assert "prefill" not in ok(LLAMA, "--bench=0,4")
+
+
+@pytest.mark.parametrize("kv", ["f32", "q8"])
+def test_bench_behind_made_up_positions(kv):
+    """Decode reads their keys and values: what it counts for a token grows by as much."""
+
+    def decode(depth):
+        text = ok(LLAMA, "--kv", kv, "--bench", f"0,8,{depth}")
+        rate = re.search(r"^decode 8 tokens: ([\d.]+) tokens/s, ([\d.]+) GB/s", text, re.M)
+        return float(rate[2]) / float(rate[1]) * 1e9
+
+    per_position = int(
+        dict(line.split(maxsplit=1) for line in ok(LLAMA, "--kv", kv, "--info").splitlines())["kv_bytes_per_position"]
+    )
+    assert decode(500) - decode(0) == pytest.approx(500 * per_position, rel=0.05)
 
 
 # ----------------------------------------------------------------------------

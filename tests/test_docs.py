@@ -284,8 +284,9 @@ def check_command(words: list[str]) -> list[str]:
     elif re.fullmatch(r"\./runq\w*", words[0]):
         sources = [
             ROOT / "common" / "app" / "options.h",
+            ROOT / "common" / "app" / "model.h",
             *ROOT.glob(words[0][2:] + ".c*"),
-        ]  # a program may have its own
+        ]  # programs on a CPU, and each of them, may have their own
         known = "".join(path.read_text(encoding="utf-8") for path in sources)
         bad += [f"{words[0]} has no option {o}" for o in options if f'"{o}"' not in known]
     elif re.search(r"(^|/)python3?$", words[0]) and "-m" in words:
@@ -344,7 +345,7 @@ def check_files(document: str) -> list[str]:
 NOT_OURS = {
     *("runq.c", "token_embedding_table", "rms_att_weight", "rms_ffn_weight", "rms_final_weight"),
     *("key_cache", "value_cache", "past_key_values", "hidden_states", "attn_weights", "apply_rotary_pos_emb"),
-    *("dynamic_scaled_int8_quant", "static_scaled_int8_quant", "runq_f32"),
+    *("dynamic_scaled_int8_quant", "static_scaled_int8_quant", "runq_f32", "GOMP_SPINCOUNT"),
 }
 
 

@@ -42,6 +42,8 @@ PORT = {
     "softmax": ports.softmax,
     "attention": ports.attention,
     "attention_half": ports.attention_half,
+    "attention_int8_scores": ports.attention_int8_scores,
+    "attention_int8_mix": ports.attention_int8_mix,
     "swiglu": ports.swiglu,
     "argmax": ports.argmax,
     "awq_pack": ports.awq_pack,
@@ -289,6 +291,17 @@ MISTAKES = {
     "softmax without the maximum": {"softmax": partial(ports.softmax, subtract_largest=False)},
     "kv head by modulo": {
         "attention": partial(ports.attention, kv_head=lambda head, _n_heads, n_kv_heads: head % n_kv_heads)
+    },
+    "int8 kv head by modulo": {
+        "attention_int8_scores": partial(
+            ports.attention_int8_scores, kv_head=lambda head, _n_heads, n_kv_heads: head % n_kv_heads
+        )
+    },
+    "int8 probabilities without the value's scale": {
+        "attention_int8_mix": partial(ports.attention_int8_mix, weight=lambda probs, _scales: probs)
+    },
+    "int8 probabilities of 8 bits without a sign": {
+        "attention_int8_mix": partial(ports.attention_int8_mix, rounded=lambda x: ports.round_codes(x * F32(0.5)))
     },
     "swiglu with gate and up exchanged": {"swiglu": lambda gate, up: ports.swiglu(gate=up, up=gate)},
     "argmax of the last": {"argmax": partial(ports.argmax, last=True)},

@@ -7,6 +7,7 @@ import struct
 import subprocess
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import numpy as np
 import pytest
 
 from formats.checkpoint import Checkpoint
+from golden.attention_int8 import attention_int8
 from golden.forward import forward
 from golden.q8 import Q8
 from golden.schemes import SCHEMES, goldens, read_file
 from golden.trace import compare, read_trace, replay
+from golden.w8a8 import W8A8
 from models.agreement import disagreements
 from models.stories import stories
 
@@ -167,6 +170,83 @@ def test_perplexity_is_near_that_of_fp32(name):
     elif not name.endswith(("gptq-w4", "gptq-ladder", "gptq-sparse")):
         assert float(words[1]) == pytest.approx(golden["fp32"], rel=4e-3 if name.endswith("static") else 2e-3)
     assert float(words[1]) == pytest.approx(golden[name.split(".")[1]], rel=5e-4)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+def test_attention_in_int8_keeps_the_contract_operation_by_operation(tmp_path, model):
+    """A text of 300 tokens, in chunks; and the golden's trace, ids and perplexity."""
+    path, name = BIN[f"{model}.w8a8"], f"{model}.w8a8-attn8"
+    scheme = W8A8(path, attention_int8)
+    text = (ROOT / "models" / "held_out.txt").read_text().split("\n\n")
+    (tmp_path / "prompt").write_text("\n\n".join(text[:5])[:900])
+    runq(path, "--attn", "int8", "-f", tmp_path / "prompt", "-n", 1, "--trace", tmp_path / "t")
+    trace = read_trace(tmp_path / "t")
+    assert len(trace["tokens"]) > 150
+    reports = replay(partial(forward, scheme.config, scheme), trace)
+    assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+    assert {"layers.0.attn.weights.q", "layers.0.attn.q_rope.q", "layers.3.attn.v_proj.s"} <= trace.keys()
+
+    golden = read_trace(ROOT / "golden" / "data" / f"{name}.trace.safetensors")
+    ids = ",".join(map(str, golden["tokens"]))
+    for threads in (1, 3):
+        runq(path, "--attn", "int8", "--ids", ids, "-n", 1, "-t", 0, "-j", threads, "--trace", tmp_path / "t")
+        reports = compare(golden, read_trace(tmp_path / "t"))
+        assert len(reports) > 80
+        assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+
+    generation = golden_json(name)["generations"][-1]
+    done = runq(path, "--attn", "int8", "-i", generation["prompt"], "-t", 0, "-n", 64, "--print-ids")
+    n = determined(generation)
+    assert n > 20
+    assert [int(i) for i in done.stdout.decode().split(",")][:n] == generation["new_ids"][:n]
+    held_out = golden_json(name)["held_out"]
+    done = runq(path, "--attn", "int8", "--ppl", ROOT / "models" / "held_out.txt")
+    assert float(done.stdout.decode().split()[1]) == pytest.approx(held_out["w8a8-attn8"], rel=5e-4)
+    assert held_out["w8a8-attn8"] == pytest.approx(golden_json(f"{model}.w8a8")["held_out"]["w8a8"], rel=5e-3)
+
+
+@pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
+def test_attention_in_int8_does_not_depend_on_chunks_and_threads(model):
+    """A story at once, guessed at, and on other numbers of threads: the same ids."""
+    args = [BIN[f"{model}.w8a8"], "--attn", "int8", "-i", "Once upon a time", "-t", 0, "-n", 250, "--print-ids"]
+    ids = runq(*args, "-j", 1).stdout
+    assert ids.count(b",") > 100
+    assert runq(*args, "-j", 3).stdout == ids
+    assert runq(*args, "-j", 2, "--lookup", 6).stdout == ids
+
+
+KV_BITS = {"f32": 32, "f16": 16, "q8": 8}
+
+
+@pytest.mark.parametrize("kv", KV_BITS)
+@pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-qwen3.w8a8", "tiny-llama.gptq-w4", "tiny-qwen3-moe.moe-a8w8"])
+def test_formats_of_the_kv_cache(name, kv):
+    """Perplexity over windows of the whole context, against a cache in fp32; and the bytes of a position."""
+    golden = golden_json(name)["held_out"]
+    done = runq(BIN[name], "--kv", kv, "--ppl", ROOT / "models" / "held_out.txt")
+    limit = {"f32": 5e-4, "f16": 7e-4, "q8": 5e-3}[kv]
+    assert float(done.stdout.decode().split()[1]) == pytest.approx(golden[name.split(".")[1]], rel=limit)
+
+    info = dict(line.split(maxsplit=1) for line in runq(BIN[name], "--kv", kv, "--info").stdout.decode().splitlines())
+    head_dim = int(info["head_dim"])
+    heads = 2 * int(info["n_layers"]) * int(info["n_kv_heads"])
+    scale = 4 if kv == "q8" else 0
+    assert int(info["kv_bytes_per_position"]) == heads * (head_dim * KV_BITS[kv] // 8 + scale)
+
+
+@pytest.mark.parametrize("kv", KV_BITS)
+def test_a_format_of_the_kv_cache_gives_the_same_ids_for_any_chunks_and_threads(kv):
+    args = [BIN["tiny-llama.q8"], "--kv", kv, "-i", "Once upon a time", "-t", 0, "-n", 250, "--print-ids"]
+    ids = runq(*args, "-j", 1).stdout
+    assert ids.count(b",") > 100
+    assert runq(*args, "-j", 3).stdout == ids
+    assert runq(*args, "-j", 2, "--lookup", 6).stdout == ids
+
+
+def test_attention_in_int8_has_a_cache_of_its_own():
+    refused = runq(BIN["tiny-llama.w8a8"], "--attn", "int8", "--kv", "f16", "-n", 1)
+    assert refused.returncode == 2
+    assert b"--kv: has no meaning with --attn int8" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-llama.w8a8"])

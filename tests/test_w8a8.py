@@ -472,7 +472,7 @@ def test_diff_names_what_is_wrong(files, variant):
     trace = load_file(DATA / f"tiny-llama.{variant}.trace.safetensors")
 
     def one_code(codes):
-        codes[2, 3] += 1 if codes[2, 3] < 127 else -1
+        codes[1, 3] += 1 if codes[1, 3] < 127 else -1
         return codes
 
     run = partial(forward, scheme.config, scheme)

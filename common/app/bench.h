@@ -24,18 +24,19 @@ inline std::string time_split(const char* what, double seconds, const PhaseSecon
 }
 
 inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
-    const auto [n_prompt, n_generated] = *o.bench;
-    const int64_t n = int64_t{n_prompt} + n_generated;
+    const auto [n_prompt, n_generated, depth] = *o.bench;
+    const int64_t n = int64_t{n_prompt} + n_generated + depth;
     if (n > s.context) {
-        throw UsageError(format("--bench: %d + %d tokens do not fit in the context of %d", n_prompt,
-                                n_generated, s.context));
+        throw UsageError(format("--bench: %d + %d tokens%s do not fit in the context of %d", n_prompt,
+                                n_generated, depth > 0 ? format(" behind %d", depth).c_str() : "",
+                                s.context));
     }
     // Which tokens they are makes no difference to the time; these are spread over the vocabulary.
     std::vector<int> ids(static_cast<size_t>(n));
     for (size_t i = 0; i < ids.size(); i++) {
         ids[i] = static_cast<int>((i + 1) * 7919 % static_cast<size_t>(s.model.config.vocab_size));
     }
-    const auto prompt = std::span<const int>(ids).first(static_cast<size_t>(n_prompt));
+    const auto prompt = std::span<const int>(ids).subspan(size_t(depth), size_t(n_prompt));
     make_kv_room(s, ids.size());
     // Not timed: this reads the file into memory and touches every page of the KV cache (256 positions).
     for (int pos = 0; pos < n && !interrupted; pos += 128) {
@@ -48,6 +49,11 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
         if (n_prompt > 0) prefill(first, prompt, true);
     }
     auto phases = [&] { return s.model.phases != nullptr ? *s.model.phases : PhaseSeconds{}; };
+    // What stands before the prompt: where it would take long to run, numbers that take as long to read.
+    if (depth > 0 && s.model.fill_cache) s.model.fill_cache(depth);
+    if (depth > 0 && !s.model.fill_cache) prefill(s, std::span(ids).first(size_t(depth)), true);
+    s.held.assign(ids.begin(), ids.begin() + depth);
+    s.statistics = {};
     const PhaseSeconds at_start = phases();
     if (n_prompt > 0) prefill(s, prompt, true);
     const PhaseSeconds at_decode = phases();
@@ -63,7 +69,7 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
         buffer.emplace(std::min<uint64_t>(s.model.weight_bytes_per_token, 1 << 30), o.threads);
     }
     double read_bytes = 0, read_seconds = 0;
-    for (size_t i = prompt.size(); i < ids.size() && !interrupted; i++) {
+    for (size_t i = size_t(depth + n_prompt); i < ids.size() && !interrupted; i++) {
         feed(s, std::span(ids).subspan(i, 1), Feed::decode, true);
         if (!buffer) continue;
         read_seconds += buffer->seconds_to_read();

@@ -59,7 +59,8 @@ inline int run(Options o, const Program& program, const Streams& io) {
     }
     std::optional<std::string> text;
     if (!o.info && !o.ppl && !o.bench) text = prompt_text(o, io.in);  // before loading, which may take longer
-    if (o.threads == 0) o.threads = default_threads();
+    const bool any_threads = o.threads == 0;
+    if (any_threads) o.threads = default_threads();
     omp_set_num_threads(o.threads);
     Trace trace(o.trace_from.value_or(0));
     Model model = program.load(o, o.trace ? &trace : nullptr);
@@ -83,6 +84,7 @@ inline int run(Options o, const Program& program, const Streams& io) {
     Session s{model, Sampler(temp, top_k, top_p, seed, min_p, repetition_penalty), context};
     if (o.steps > 0) s.max_new = o.steps;
     s.lookup = Lookup(o.lookup);
+    if (any_threads) s.crowding.begin(o.threads);
     std::string sampling =
         temp == 0 ? "temperature 0, the most probable token each time"
                   : format("temperature %g, top-k %d, top-p %g, seed %llu", static_cast<double>(temp), top_k,

@@ -15,6 +15,7 @@
 #include "common/app/options.h"
 #include "common/app/trace.h"
 #include "common/cpu/clock.h"
+#include "common/cpu/kv_cache.h"
 #include "common/cpu/machine.h"
 #include "common/model/config.h"
 #include "common/model/model_file.h"
@@ -50,6 +51,9 @@ struct Model {
     int max_chunk = 64;
     // Runs up to max_chunk tokens of a prompt that goes on, without logits. Empty: forward() does it.
     std::function<void(std::span<const int> tokens, int pos)> prefill;
+    // Puts made-up keys and values of positions 0 .. n - 1 into the cache. Empty: the program has to run
+    // them.
+    std::function<void(int n)> fill_cache;
     int kv_page = 0;  // positions for which the KV cache takes memory at a time; 0: it has all of it already
 
     // Of programs that run on a device with its own memory; empty elsewhere.
@@ -77,13 +81,22 @@ inline int context_length(const Options& options, const ModelConfig& config) {
     return options.ctx;
 }
 
-// Bytes of the KV cache for a position, whose numbers take value_bytes each.
-inline uint64_t kv_bytes(const ModelConfig& c, uint64_t value_bytes) {
-    return 2 * uint64_t(c.n_layers) * uint64_t(c.kv_dim()) * value_bytes;
+// The option of programs that run on a CPU.
+inline const OwnOption kv_option = {"--kv", {"f32", "f16", "q8"}, "numbers of the KV cache"};
+inline KvFormat kv_format(const Options& options) {
+    const auto given = options.own.find(kv_option.name), attention = options.own.find("--attn");
+    if (attention != options.own.end() && attention->second == "int8") return KvFormat::q8;
+    const std::string name = given == options.own.end() ? "f32" : given->second;
+    return name == "q8" ? KvFormat::q8 : name == "f16" ? KvFormat::f16 : KvFormat::f32;
 }
 
-// What follows from a file and its tensors, whatever the scheme. kv_value_bytes: of a number in the KV cache.
-inline Model model_of(const ModelFile& file, const TensorList& tensors, uint64_t kv_value_bytes) {
+// Bytes of the KV cache for a position.
+inline uint64_t kv_bytes(const ModelConfig& c, KvFormat format) {
+    return 2 * uint64_t(c.n_layers) * uint64_t(c.n_kv_heads) * kv_head_bytes(format, c.head_dim);
+}
+
+// What follows from a file and its tensors, whatever the scheme. kv: how the KV cache keeps a number.
+inline Model model_of(const ModelFile& file, const TensorList& tensors, KvFormat kv) {
     const ModelConfig& c = file.config;
     Model m;
     m.config = c;
@@ -91,7 +104,7 @@ inline Model model_of(const ModelFile& file, const TensorList& tensors, uint64_t
     m.file_bytes = file.map.bytes().size();
     m.weight_bytes = tensors.weight_bytes();
     m.weight_bytes_per_token = tensors.bytes_per_token(c);
-    m.kv_bytes_per_position = kv_bytes(c, kv_value_bytes);
+    m.kv_bytes_per_position = kv_bytes(c, kv);
     m.macs_per_token = c.macs_per_token();
     m.tensors = tensors.all();
     return m;
@@ -127,9 +140,10 @@ inline auto without_logits(ForwardChunk forward, bool traced) {
 
 // The positions that a run is sure to use, as far as its options tell, up to `context`.
 inline int sure_positions(const Options& o, int context) {
-    const uint64_t n = o.bench ? uint64_t(o.bench->n_prompt) + uint64_t(o.bench->n_generated)
-                       : o.ids ? o.ids->size()
-                               : 1;
+    const uint64_t n =
+        o.bench ? uint64_t(o.bench->n_prompt) + uint64_t(o.bench->n_generated) + uint64_t(o.bench->depth)
+        : o.ids ? o.ids->size()
+                : 1;
     return int(std::clamp<uint64_t>(n, 1, uint64_t(context)));
 }
 
@@ -151,7 +165,7 @@ inline std::vector<MemoryPart> cpu_memory(const ModelFile& file, const Options& 
     return {{"a chunk of " + std::to_string(n) + " tokens",
              n * (values * sizeof(float) + uint64_t(longest) + experts)},
             logits_part(n_logits, c.vocab_size),
-            kv_part(0, sure_positions(o, context), kv_bytes(c, sizeof(float)), "fewer tokens take less"),
+            kv_part(0, sure_positions(o, context), kv_bytes(c, kv_format(o)), "fewer tokens take less"),
             {"the tokenizer", file.tokenizer.size()}};
 }
 
@@ -173,7 +187,7 @@ Transformer load_cpu(const std::string& path, const Scheme& scheme, void (*check
         check_memory(cpu_memory(file, options, context, max_chunk), available);
         if (!options.info) file.copy_into_huge_pages(available);
         Weights weights{TensorList(file), file.config};
-        decltype(Transformer::state) state(file.config, context, trace != nullptr);
+        decltype(Transformer::state) state(file.config, options, context, trace != nullptr);
         return {std::move(file), std::move(weights), std::move(state), trace};
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
@@ -183,11 +197,12 @@ Transformer load_cpu(const std::string& path, const Scheme& scheme, void (*check
 // That as the command line takes it. `forward` is the program's own.
 template <class Transformer>
 Model cpu_model(std::shared_ptr<Transformer> m, std::string scheme, std::string kernel, int max_chunk) {
-    Model model = model_of(m->file, m->weights.file, sizeof(float));
+    Model model = model_of(m->file, m->weights.file, m->state.cache.format());
     model.scheme = std::move(scheme);
     model.kernel = std::move(kernel);
     model.phases = &phase_seconds;
     model.max_chunk = max_chunk;
+    model.fill_cache = [m](int n) { m->state.cache.fill(n); };
     model.kv_page = decltype(m->state.cache)::page;
     const ForwardChunk chunk = [m](auto... arguments) { return forward(*m, arguments...); };
     model.forward = in_chunks(chunk, max_chunk, m->file.config.vocab_size, m->trace != nullptr);

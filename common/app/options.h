@@ -61,11 +61,13 @@ Sampling (defaults: the model's generation_config)
 Instead of generating
       --info            print the model's header and sizes
       --ppl PATH        perplexity of a text file
-      --bench P,N       time a prompt of P tokens and N generated ones
+      --bench P,N[,D]   time a prompt of P tokens and N generated ones, behind D
+                        positions that are made up (default 0)
 
 Other
   -j, --threads N       threads, 1 to 1024 (default: all physical cores, in a
-                        container no more than its CPU quota)
+                        container no more than its CPU quota; fewer while
+                        other programs want them)
       --print-ids       print token ids instead of text
       --trace PATH      write every intermediate tensor to a safetensors file
       --trace-from POS  of these only those of positions POS and up, but
@@ -119,6 +121,7 @@ enum class Mode { generate, chat };
 
 struct BenchSize {
     int n_prompt = 0, n_generated = 0;  // tokens
+    int depth = 0;                      // positions before them
 };
 
 struct Options {
@@ -264,10 +267,11 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
         } else if (is("", "--bench")) {
             const std::string text = value();
             const std::vector<int> sizes = parse_list(name, text);
-            if (sizes.size() != 2 || (sizes[0] == 0 && sizes[1] == 0)) {
-                throw UsageError(name + ": '" + text + "' is not P,N: two whole numbers, not both 0");
+            if (sizes.size() < 2 || sizes.size() > 3 || (sizes[0] == 0 && sizes[1] == 0)) {
+                throw UsageError(name + ": '" + text +
+                                 "' is not P,N or P,N,D: whole numbers, P and N not both 0");
             }
-            o.bench = BenchSize{sizes[0], sizes[1]};
+            o.bench = BenchSize{sizes[0], sizes[1], sizes.size() == 3 ? sizes[2] : 0};
         } else if (is("-j", "--threads")) {
             o.threads = whole(1, 1024);
         } else if (is("", "--print-ids")) {

@@ -173,6 +173,12 @@ class Recorder {
         (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {x.n_cols});
         (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {x.n_groups()});
     }
+    // The same of heads: NAME.q (n_tokens, heads, head_dim) and NAME.s (n_tokens, heads, 1).
+    void operator()(const std::string& name, const Int8Rows& x, int head_dim) const {
+        const int n_heads = x.n_cols / head_dim;
+        (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {n_heads, head_dim});
+        (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {n_heads, 1});
+    }
     // A product: out (n_tokens, w.n_rows) under its name, and in accumulator_layer as NAME.acc (n_tokens,
     // w.n_rows, n_groups) the int32 sum of each group of x times the same of each row of w, by a plain loop:
     // kernels keep none.
@@ -203,6 +209,21 @@ class Recorder {
                 seen.insert(seen.end(), x.row(t, h), x.row(t, h) + n_positions);
             (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
         }
+    }
+    // Their codes, of `width` positions for each head: NAME.q, and NAME.s (n_tokens, n_heads, 1).
+    void operator()(const std::string& name, const HeadScores& x, const std::vector<int8_t>& codes,
+                    const std::vector<float>& scales) const {
+        (*this)(name.c_str(), x);
+        for (int t = 0; t < x.n_tokens && trace_ != nullptr; t++) {
+            const int n_positions = x.pos + t + 1;
+            std::vector<int8_t> seen;
+            for (int h = 0; h < x.n_heads; h++) {
+                const int8_t* row = codes.data() + (size_t(t) * size_t(x.n_heads) + size_t(h)) * x.width;
+                seen.insert(seen.end(), row, row + n_positions);
+            }
+            (*this)((name + ".q").c_str(), seen.data(), 1, {x.n_heads, n_positions});
+        }
+        if (trace_ != nullptr) (*this)((name + ".s").c_str(), scales.data(), x.n_tokens, {x.n_heads, 1});
     }
 
   private:

@@ -1,4 +1,4 @@
-// Half: fp16 as model files hold it, on a CPU. It is only ever widened to fp32, which is exact.
+// Half: fp16 as model files hold it, and a KV cache may, on a CPU. Widening it to fp32 is exact.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "common/cpu/int8.h"
+#include "common/cpu/vector.h"
 #include "common/model/tensors.h"
 
 #if defined(__F16C__) && !defined(RUNQ_SIMDE)
@@ -33,6 +34,37 @@ inline float to_float(Half h) {
     bits |= uint32_t(h.bits & 0x8000) << 16;
     std::memcpy(&magnitude, &bits, sizeof bits);
     return magnitude;
+}
+
+// x rounded to nearest even; from 65520 on that is infinity. The specification of `to_half` below.
+inline Half round_to_half(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const auto sign = uint16_t(bits >> 16 & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return {uint16_t(sign | 0x7e00 | (bits >> 13 & 0x1ff))};  // NaN
+    if (bits <
+        0x38800000) {  // below 2^-14, a subnormal: fp32 numbers around 0.5 are 2^-24 apart, as these are
+        float shifted;
+        std::memcpy(&shifted, &bits, sizeof bits);
+        shifted += 0.5f;
+        std::memcpy(&bits, &shifted, sizeof bits);
+        return {uint16_t(sign | (bits - 0x3f000000))};
+    }
+    bits +=
+        0xfff + (bits >> 13 & 1);  // half of the last place that is kept, less a bit if that place is even
+    const uint32_t rounded = (bits >> 13) - (112u << 10);  // the exponent's bias is 15, not 127
+    return {uint16_t(sign | (rounded < 0x7c00 ? rounded : 0x7c00))};
+}
+
+inline Half to_half(float x) {
+#if defined(__F16C__) && !defined(RUNQ_SIMDE)
+    return {_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)};
+#elif defined(__aarch64__)
+    return {vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0)};
+#else
+    return round_to_half(x);
+#endif
 }
 
 // Four lanes of fp32.
@@ -65,4 +97,15 @@ inline void widen(float* to, const Half* from, size_t n) {
         std::memcpy(to + i, &four, sizeof four);
     }
     for (; i < n; i++) to[i] = to_float(from[i]);
+}
+
+// A vector of them in fp32.
+inline Floats load(const Half* from) {
+#if defined(__AVX512F__) && !defined(RUNQ_SIMDE)
+    return Floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#else
+    Floats v;
+    widen(reinterpret_cast<float*>(&v), from, vector_lanes);
+    return v;
+#endif
 }

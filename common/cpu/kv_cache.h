@@ -1,10 +1,16 @@
-// The KV cache in fp32, in the order in which attention reads it.
+// The KV cache, in the order in which attention reads it.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <string>
+#include <type_traits>
+#include <vector>
 
+#include "common/cpu/half.h"
+#include "common/cpu/int8.h"
 #include "common/cpu/lazy_memory.h"
 #include "common/cpu/rows.h"
 #include "common/cpu/vector.h"
@@ -16,6 +22,28 @@ constexpr int key_block = key_vectors * vector_lanes;
 // n, up to the next multiple of a block of keys.
 constexpr int padded(int n) { return (n + key_block - 1) / key_block * key_block; }
 
+// How a number is kept:
+//   f32   as it is
+//   f16   as fp16, rounded to nearest even (IEEE 754; above 65519 that is infinity)
+//   q8    as int8, the head_dim numbers of a position and head under one fp32 scale, as Q8's activations are
+enum class KvFormat { f32, f16, q8 };
+
+// Bytes of the keys, or of the values, of one position and kv head.
+inline size_t kv_head_bytes(KvFormat format, int head_dim) {
+    const auto n = size_t(head_dim);
+    return format == KvFormat::f32   ? n * sizeof(float)
+           : format == KvFormat::f16 ? n * sizeof(Half)
+                                     : n * sizeof(int8_t) + sizeof(float);
+}
+
+// Calls use(T{}) with the type of the numbers.
+template <class Use>
+inline void with_kv_type(KvFormat format, Use use) {
+    if (format == KvFormat::f32) return use(float{});
+    if (format == KvFormat::f16) return use(Half{});
+    use(int8_t{});
+}
+
 // The keys and values of every position so far. Memory grows with the positions used: a page holds those of
 // 256 positions, of all layers and heads.
 class KvCache {
@@ -23,15 +51,24 @@ class KvCache {
     static constexpr int page = 256;  // positions
 
     KvCache() = default;
-    KvCache(int n_layers, int n_kv_heads, int head_dim, int context)
-        : n_layers_(n_layers), n_kv_heads_(n_kv_heads), head_dim_(head_dim), context_(context) {
-        const size_t pages = (size_t(context) + page - 1) / page;
-        const size_t size = pages * page * n_layers * n_kv_heads * head_dim;
+    KvCache(KvFormat format, int n_layers, int n_kv_heads, int head_dim, int context)
+        : format_(format),
+          n_layers_(n_layers),
+          n_kv_heads_(n_kv_heads),
+          head_dim_(head_dim),
+          context_(context) {
+        const size_t heads = (size_t(context) + page - 1) / page * page * n_layers * n_kv_heads;
         const std::string positions = std::to_string(context) + " positions (--ctx)";
-        keys_ = LazyMemory(size, "the keys of " + positions);
-        values_ = LazyMemory(size, "the values of " + positions);
+        with_kv_type(format, [&](auto number) {
+            keys_ = LazyMemory(heads * head_dim * sizeof number, "the keys of " + positions);
+            values_ = LazyMemory(heads * head_dim * sizeof number, "the values of " + positions);
+        });
+        if (format != KvFormat::q8) return;
+        key_scales_ = LazyMemory(heads * sizeof(float), "the scales of keys of " + positions);
+        value_scales_ = LazyMemory(heads * sizeof(float), "the scales of values of " + positions);
     }
 
+    KvFormat format() const { return format_; }
     int n_kv_heads() const { return n_kv_heads_; }
     int head_dim() const { return head_dim_; }
     int context() const { return context_; }  // positions
@@ -48,25 +85,78 @@ class KvCache {
     // Appends k and v (head_dim,) of one position and kv head.
     void append(int layer, int head, int pos, const float* k, const float* v) {
         const int lane = pos % key_block;
-        float* keys = keys_.data() + at(layer, head, pos - lane);
-        for (int d = 0; d < head_dim_; d++) keys[d * key_block + lane] = k[d];
-        std::copy(v, v + head_dim_, values_.data() + at(layer, head, pos));
+        with_kv_type(format_, [&](auto number) {
+            using T = decltype(number);
+            T* keys = keys_.as<T>() + head_at(layer, head, pos - lane) * head_dim_ + lane;
+            T* values = values_.as<T>() + head_at(layer, head, pos) * head_dim_;
+            put(keys, key_block, k, const_cast<float*>(key_scales(layer, head, pos)));
+            put(values, 1, v, const_cast<float*>(value_scales(layer, head, pos)));
+        });
     }
 
-    // Keys of positions pos .. pos + key_block - 1, [head_dim][key_block]; pos is a multiple of key_block.
-    const float* keys(int layer, int head, int pos) const { return keys_.data() + at(layer, head, pos); }
+    // Made-up keys and values of all layers for positions 0 .. n - 1: what is read when speed is measured.
+    void fill(int n) {
+        std::vector<float> row(size_t(head_dim_) + 97);
+        for (size_t i = 0; i < row.size(); i++) row[i] = float(i * 7919 % 101) / 50 - 1;
+#pragma omp parallel for schedule(static)
+        for (int pos = 0; pos < n; pos++) {
+            for (int i = 0; i < n_layers_ * n_kv_heads_; i++) {
+                const float* from = row.data() + (pos + i) % 97;
+                append(i / n_kv_heads_, i % n_kv_heads_, pos, from, from);
+            }
+        }
+    }
 
+    // Keys of positions pos .. pos + key_block - 1, [head_dim][key_block]; pos is a multiple of key_block. T
+    // is the format's type.
+    template <class T>
+    const T* keys(int layer, int head, int pos) const {
+        return keys_.as<const T>() + head_at(layer, head, pos) * head_dim_;
+    }
     // Values from position pos to the end of its page, [position][head_dim].
-    const float* values(int layer, int head, int pos) const { return values_.data() + at(layer, head, pos); }
+    template <class T>
+    const T* values(int layer, int head, int pos) const {
+        return values_.as<const T>() + head_at(layer, head, pos) * head_dim_;
+    }
+    // Their scales, from position pos to the end of its page; null unless the format is q8.
+    const float* key_scales(int layer, int head, int pos) const {
+        return format_ == KvFormat::q8 ? key_scales_.as<const float>() + head_at(layer, head, pos) : nullptr;
+    }
+    const float* value_scales(int layer, int head, int pos) const {
+        return format_ == KvFormat::q8 ? value_scales_.as<const float>() + head_at(layer, head, pos)
+                                       : nullptr;
+    }
 
   private:
-    size_t at(int layer, int head, int pos) const {
+    // The number of a position and head, in the order in which they lie.
+    size_t head_at(int layer, int head, int pos) const {
         const size_t block = (size_t(pos / page) * n_layers_ + layer) * n_kv_heads_ + head;
-        return (block * page + pos % page) * head_dim_;
+        return block * page + pos % page;
     }
 
+    // to[i * stride] = x[i], in T, for head_dim numbers. *scale is written if T is int8.
+    template <class T>
+    void put(T* to, size_t stride, const float* x, [[maybe_unused]] float* scale) {
+        if constexpr (std::is_same_v<T, float>) {
+            for (int i = 0; i < head_dim_; i++) to[i * stride] = x[i];
+        } else if constexpr (std::is_same_v<T, Half>) {
+            for (int i = 0; i < head_dim_; i++) to[i * stride] = to_half(x[i]);
+        } else {
+            float amax = 0;
+            for (int i = 0; i < head_dim_; i++) amax = std::max(amax, std::fabs(x[i]));
+            const float inv = choose_scale(scale, amax, nullptr);
+            for (int i = 0; i < head_dim_; i++) {
+                const float r = std::nearbyintf(x[i] * inv);
+                const float low = r > -127.0f ? r : -127.0f;  // in this order, NaN becomes -127
+                to[i * stride] = int8_t(low < 127.0f ? low : 127.0f);
+            }
+        }
+    }
+
+    KvFormat format_ = KvFormat::f32;
     int n_layers_ = 0, n_kv_heads_ = 0, head_dim_ = 0, context_ = 0;
     LazyMemory keys_;    // [page][layer][kv head][position / key_block][head_dim][position % key_block]
     LazyMemory values_;  // [page][layer][kv head][position][head_dim]
+    LazyMemory key_scales_, value_scales_;  // [page][layer][kv head][position], of q8
 };
 static_assert(KvCache::page % key_block == 0);

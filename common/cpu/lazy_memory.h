@@ -16,8 +16,8 @@ class LazyMemory {
   public:
     LazyMemory() = default;
     // Throws std::runtime_error if the system refuses.
-    LazyMemory(size_t n_floats, const std::string& what) {
-        const size_t page = size_t(sysconf(_SC_PAGESIZE)), n_bytes = n_floats * sizeof(float);
+    LazyMemory(size_t n_bytes, const std::string& what) {
+        const size_t page = size_t(sysconf(_SC_PAGESIZE));
         const size_t used = (n_bytes + page - 1) / page * page;
         size_ = used + page;
         void* p =
@@ -30,7 +30,7 @@ class LazyMemory {
 #ifdef MADV_HUGEPAGE
         madvise(p, used, MADV_HUGEPAGE);
 #endif
-        data_ = static_cast<float*>(p);
+        data_ = p;
     }
     ~LazyMemory() {
         if (data_ != nullptr) munmap(data_, size_);
@@ -41,9 +41,12 @@ class LazyMemory {
         std::swap(size_, other.size_);
         return *this;
     }
-    float* data() const { return data_; }
+    template <class T>
+    T* as() const {
+        return static_cast<T*>(data_);
+    }
 
   private:
-    float* data_ = nullptr;
+    void* data_ = nullptr;
     size_t size_ = 0;  // bytes that are mapped
 };

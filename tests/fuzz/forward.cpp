@@ -124,6 +124,8 @@ void fuzz_forward(FuzzBytes bytes) {
     o.ctx = choices.number(0, 3) == 3 ? choices.number(250, 300) : choices.number(1, 20);
     o.own["--matmul"] = choices.one_of({"fused", "plain"});
     o.own["--backend"] = "builtin";
+    o.own["--kv"] = choices.one_of({"f32", "f16", "q8"});
+    if (choices.yes()) o.own["--kv"] = "f32", o.own["--attn"] = "int8";  // of runq_w8a8; others do not look
     if (scheme_of_program().has_experts && choices.yes()) o.own["--no-fuse"] = "";
     Trace trace;
     const bool is_traced = choices.yes();

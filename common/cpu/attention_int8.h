@@ -1,0 +1,430 @@
+// Attention whose two products are int8 by int8, with exact int32 sums: what is left for a machine that has
+// only int8 multipliers (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438, section 5: "INT8 batched matrix
+// multiply").
+//
+// For a query and the keys and values of its kv head, each quantized as W8A8's activations are, the head_dim
+// numbers of a position under one scale:
+//
+//     scores[t] = float(sum over d of q.codes[d] * k.codes[t][d]) * ((q.scale / sqrt(head_dim)) * k.scale[t])
+//     probs     = softmax(scores)
+//     weights[t] = probs[t] * v.scale[t]              quantized: codes, and one scale for the query
+//     out[d]    = float(sum over t of weights.codes[t] * v.codes[t][d]) * weights.scale
+//
+// Both sums run over lanes that each have their own position, or their own d, so that four neighbouring codes
+// of what is summed over lie side by side: the instructions are those of int8_panels.h.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "common/cpu/attention.h"
+#include "common/cpu/clock.h"
+#include "common/cpu/int8.h"
+#include "common/cpu/int8_matmul.h"
+#include "common/cpu/int8_pack.h"
+#include "common/cpu/kv_cache.h"
+#include "common/cpu/lazy_memory.h"
+#include "common/cpu/pin_register.h"
+#include "common/cpu/rows.h"
+#include "common/cpu/scratch.h"
+#include "common/cpu/unroll.h"
+
+// The operations of an instruction set (int8.h) in plain C++, where this build has none.
+struct PlainInt8 {
+    static constexpr int lanes = 4, offset = 0;
+    static constexpr uint8_t flip = 0;
+    using Ints = Int4;
+    using Floats = Float4;
+    static Ints splat(int32_t v) { return Ints{v, v, v, v}; }
+    static Ints load(const void* p) { return load4<Ints>(static_cast<const int32_t*>(p)); }
+    static Ints dot4(Ints acc, Ints w, Ints x) {
+        int8_t a[16], b[16];
+        std::memcpy(a, &w, sizeof a);
+        std::memcpy(b, &x, sizeof b);
+        for (int i = 0; i < 16; i++) acc[i / 4] += int32_t(a[i]) * int32_t(b[i]);
+        return acc;
+    }
+    static Floats zero() { return Floats{}; }
+    static Floats scales(const float* w_scales, float x_scale) { return load4<Floats>(w_scales) * x_scale; }
+    static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
+        return sums + __builtin_convertvector(acc, Floats) * scales;
+    }
+    static void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+};
+
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+using AttentionIsa = Avx512Vnni;
+#elif defined(__AVXVNNI__)
+using AttentionIsa = AvxVnni;
+#elif defined(__AVX2__)
+using AttentionIsa = Avx2;
+#elif defined(__ARM_FEATURE_DOTPROD)
+using AttentionIsa = NeonDot;
+#elif defined(__aarch64__)
+using AttentionIsa = Neon;
+#else
+using AttentionIsa = PlainInt8;
+#endif
+
+// Codes and scales of every position's keys and values so far, as the kernels below read them. Codes are
+// flipped as the instruction set wants weights to be. Memory grows with the positions used, as in KvCache.
+template <class Isa>
+class Int8KvCacheOf {
+  public:
+    static constexpr int page = KvCache::page;        // positions
+    static constexpr int key_block = 2 * Isa::lanes;  // positions whose keys lie side by side
+    static_assert(page % key_block == 0);
+    // A sum of this many products of codes stays within int32: 133144 * 127 * 127 < 2^31.
+    static constexpr int max_context = 133144;
+
+    Int8KvCacheOf() = default;
+    // Throws std::runtime_error for a context beyond max_context.
+    Int8KvCacheOf(int n_layers, int n_kv_heads, int head_dim, int context)
+        : n_layers_(n_layers), n_kv_heads_(n_kv_heads), head_dim_(head_dim), context_(context) {
+        if (context > max_context) {
+            throw std::runtime_error("--attn int8: the context is " + std::to_string(context) +
+                                     ", expected at most " + std::to_string(max_context) +
+                                     ", so that sums stay within int32 (--ctx)");
+        }
+        const size_t heads = (size_t(context) + page - 1) / page * page * n_layers * n_kv_heads;
+        const std::string positions = std::to_string(context) + " positions (--ctx)";
+        keys_ = LazyMemory(heads * key_bytes(), "the keys of " + positions);
+        values_ = LazyMemory(heads * value_bytes(), "the values of " + positions);
+        key_scales_ = LazyMemory(heads * sizeof(float), "the scales of keys of " + positions);
+        value_scales_ = LazyMemory(heads * sizeof(float), "the scales of values of " + positions);
+    }
+
+    int n_kv_heads() const { return n_kv_heads_; }
+    int head_dim() const { return head_dim_; }
+    int context() const { return context_; }  // positions
+    // Of a position and head, padded to whole groups of four codes, or to whole vectors.
+    int key_bytes() const { return (head_dim_ + 3) / 4 * 4; }
+    int value_bytes() const { return (head_dim_ + Isa::lanes - 1) / Isa::lanes * Isa::lanes; }
+
+    // Appends k and v of one layer, of tokens at positions pos, pos + 1, ...: n_kv_heads groups of head_dim
+    // codes for each token.
+    void append(int layer, int pos, const Int8Rows& k, const Int8Rows& v) {
+        for_each_row(k.n_rows, [&](int t) {
+            for (int h = 0; h < n_kv_heads_; h++) {
+                append(layer, h, pos + t, k.row_codes(t) + h * head_dim_, k.row_scales(t)[h],
+                       v.row_codes(t) + h * head_dim_, v.row_scales(t)[h]);
+            }
+        });
+    }
+    // Appends codes of k and v (head_dim,) and their scales, of one position and kv head.
+    void append(int layer, int head, int pos, const int8_t* k, float k_scale, const int8_t* v,
+                float v_scale) {
+        const int lane = pos % key_block;
+        auto* keys = keys_.as<uint8_t>() + head_at(layer, head, pos - lane) * key_bytes() + 4 * lane;
+        auto* values = values_.as<uint8_t>() + head_at(layer, head, pos - pos % 4) * value_bytes() + pos % 4;
+        for (int d = 0; d < head_dim_; d++) {
+            keys[d / 4 * 4 * key_block + d % 4] = uint8_t(k[d]) ^ Isa::flip;
+            values[4 * d] = uint8_t(v[d]) ^ Isa::flip;
+        }
+        key_scales_.as<float>()[head_at(layer, head, pos)] = k_scale;
+        value_scales_.as<float>()[head_at(layer, head, pos)] = v_scale;
+    }
+    // As KvCache::fill().
+    void fill(int n) {
+        std::vector<int8_t> row(size_t(head_dim_) + 97);
+        for (size_t i = 0; i < row.size(); i++) row[i] = int8_t(i * 7919 % 255 - 127);
+#pragma omp parallel for schedule(static)
+        for (int pos = 0; pos < n; pos++) {
+            for (int i = 0; i < n_layers_ * n_kv_heads_; i++) {
+                const int8_t* from = row.data() + (pos + i) % 97;
+                append(i / n_kv_heads_, i % n_kv_heads_, pos, from, 0.01f, from, 0.01f);
+            }
+        }
+    }
+
+    // Keys of positions pos .. pos + key_block - 1, [d / 4][position][d % 4]; pos is a multiple of key_block.
+    const uint8_t* keys(int layer, int head, int pos) const {
+        return keys_.as<const uint8_t>() + head_at(layer, head, pos) * key_bytes();
+    }
+    // Values from position pos, a multiple of 4, to the end of its page: [position / 4][d][position % 4].
+    const uint8_t* values(int layer, int head, int pos) const {
+        return values_.as<const uint8_t>() + head_at(layer, head, pos) * value_bytes();
+    }
+    // From position pos to the end of its page.
+    const float* key_scales(int layer, int head, int pos) const {
+        return key_scales_.as<const float>() + head_at(layer, head, pos);
+    }
+    const float* value_scales(int layer, int head, int pos) const {
+        return value_scales_.as<const float>() + head_at(layer, head, pos);
+    }
+
+  private:
+    // The number of a position and head, in the order in which they lie.
+    size_t head_at(int layer, int head, int pos) const {
+        const size_t block = (size_t(pos / page) * n_layers_ + layer) * n_kv_heads_ + head;
+        return block * page + pos % page;
+    }
+
+    int n_layers_ = 0, n_kv_heads_ = 0, head_dim_ = 0, context_ = 0;
+    LazyMemory keys_, values_, key_scales_, value_scales_;  // [page][layer][kv head] of what is said above
+};
+
+using Int8KvCache = Int8KvCacheOf<AttentionIsa>;
+
+// Queries that go through together against two vectors of keys: as many sums as the registers hold.
+template <class Isa>
+constexpr int int8_query_rows = Isa::lanes == 16 ? 8 : 4;
+
+// Codes of up to max_attention_rows queries, or of their weights of positions, as the kernels below read
+// them: [row / query_rows][quad][row % query_rows][4]; with the factor of each and the sum of its codes.
+template <class Isa>
+struct Int8Queries {
+    const int8_t* codes;
+    size_t tile_bytes;  // of int8_query_rows rows
+    float scale[max_attention_rows];
+    int32_t sum[max_attention_rows];
+
+    const int8_t* tile(int row) const { return codes + row / int8_query_rows<Isa> * tile_bytes; }
+};
+
+// Packs n_rows rows of n_quads quads that lie `stride` bytes apart.
+template <class Isa>
+inline void pack_queries(Int8Queries<Isa>& to, int8_t* memory, const int8_t* rows, size_t stride, int n_rows,
+                         int n_quads) {
+    constexpr int n = int8_query_rows<Isa>;
+    to.codes = memory;
+    to.tile_bytes = size_t(4) * n * n_quads;
+    for (int r = 0; r < n_rows; r += n) {
+        pack_words<n>(memory + r / n * to.tile_bytes, n, rows + r * stride, stride / 4, n_rows - r, n_quads,
+                      0);
+    }
+}
+
+// sums[r][i] += n quads of row r of x times the n_vectors vectors of w that lie quad_bytes apart for each
+// quad. `next` is what is read after w.
+template <class Isa, int n_rows, int n_vectors>
+__attribute__((always_inline)) inline void add_quads(typename Isa::Ints (&sums)[n_rows][n_vectors],
+                                                     const int8_t* x, const uint8_t* w, size_t quad_bytes,
+                                                     int n, const uint8_t* next) {
+    for (int i = 0; i < n; i++, x += 4 * int8_query_rows<Isa>, w += quad_bytes, next += quad_bytes) {
+        typename Isa::Ints codes[n_vectors];
+        UNROLL(16)
+        for (int v = 0; v < n_vectors; v++) {
+            codes[v] = Isa::load(w + v * 4 * Isa::lanes);
+            pin_register(codes[v]);
+        }
+        if (n_rows <= 4) prefetch<n_vectors * 4 * Isa::lanes>(next);
+        UNROLL(8)
+        for (int r = 0; r < n_rows; r++) {
+            int32_t four;
+            std::memcpy(&four, x + 4 * r, sizeof four);
+            const auto query = Isa::splat(four);
+            UNROLL(16)
+            for (int v = 0; v < n_vectors; v++) {
+                sums[r][v] = Isa::dot4(sums[r][v], codes[v], query);
+                pin_register(sums[r][v]);
+            }
+        }
+    }
+}
+
+// What sums start from, so that they are right in the end although codes are flipped. It may pass the end of
+// int32, as the sums on their way do, and come back.
+template <class Isa>
+inline int32_t start_of_sum(int32_t sum_of_codes) {
+    return int32_t(0u - uint32_t(Isa::offset) * uint32_t(sum_of_codes));
+}
+
+// scores[r][p] of n_rows queries, from the first-th on, and a block of keys; see the top.
+template <class Isa, int n_rows>
+__attribute__((noinline)) void score_keys_int8(float* scores, size_t stride, const Int8Queries<Isa>& q,
+                                               int first, const uint8_t* k, const uint8_t* next,
+                                               const float* key_scales, int n_quads) {
+    typename Isa::Ints sums[n_rows][2];
+    UNROLL(8)
+    for (int r = 0; r < n_rows; r++)
+        sums[r][0] = sums[r][1] = Isa::splat(start_of_sum<Isa>(q.sum[first + r]));
+    add_quads<Isa, n_rows, 2>(sums, q.tile(first), k, 8 * Isa::lanes, n_quads, next);
+    UNROLL(8)
+    for (int r = 0; r < n_rows; r++) {
+        UNROLL(2)
+        for (int v = 0; v < 2; v++) {
+            const auto scales = Isa::scales(key_scales + v * Isa::lanes, q.scale[first + r]);
+            Isa::store(scores + r * stride + v * Isa::lanes,
+                       Isa::add_scaled(Isa::zero(), sums[r][v], scales));
+        }
+    }
+}
+
+// sums[r][d] += n quads of positions of the weights times values, for the n_vectors vectors from d on. sums:
+// (n_rows, width).
+template <class Isa, int n_rows, int n_vectors>
+__attribute__((noinline)) void weigh_vectors_int8(int32_t* sums, int width, const int8_t* weights,
+                                                  const uint8_t* v, const uint8_t* next, int n_quads, int d) {
+    typename Isa::Ints acc[n_rows][n_vectors];
+    UNROLL(8)
+    for (int r = 0; r < n_rows; r++) {
+        UNROLL(8)
+        for (int i = 0; i < n_vectors; i++) acc[r][i] = Isa::load(sums + r * width + d + i * Isa::lanes);
+    }
+    add_quads<Isa, n_rows, n_vectors>(acc, weights, v + 4 * d, 4 * size_t(width), n_quads, next + 4 * d);
+    UNROLL(8)
+    for (int r = 0; r < n_rows; r++) {
+        UNROLL(8)
+        for (int i = 0; i < n_vectors; i++)
+            std::memcpy(sums + r * width + d + i * Isa::lanes, &acc[r][i], sizeof acc[r][i]);
+    }
+}
+template <class Isa, int n_rows,
+          int n_vectors = n_rows <= int8_query_rows<Isa> / 4   ? 8
+                          : n_rows <= int8_query_rows<Isa> / 2 ? 4
+                                                               : 2>
+inline void weigh_values_int8(int32_t* sums, int width, const int8_t* weights, const uint8_t* v,
+                              const uint8_t* next, int n_quads, int d = 0) {
+    constexpr int n = n_vectors * Isa::lanes;
+    for (; d + n <= width; d += n)
+        weigh_vectors_int8<Isa, n_rows, n_vectors>(sums, width, weights, v, next, n_quads, d);
+    if constexpr (n_vectors > 1)
+        weigh_values_int8<Isa, n_rows, n_vectors / 2>(sums, width, weights, v, next, n_quads, d);
+}
+
+// codes (n,) of x (n,) under one scale, which is returned, as W8A8 quantizes a row; *sum is that of the
+// codes. n is a multiple of 32.
+inline float quantize_row(int8_t* codes, int32_t* sum, const float* x, int n) {
+    float scale;
+    if (int8_quantize(codes, &scale, sum, x, n, n)) return scale;
+    float amax = 0;
+    for (int i = 0; i < n; i++) amax = std::max(amax, std::fabs(x[i]));
+    const float inv = choose_scale(&scale, amax, nullptr);
+    *sum = 0;
+    for (int i = 0; i < n; i++) {
+        const float whole = std::nearbyintf(x[i] * inv);
+        codes[i] = int8_t(std::min(127.0f, whole > -127.0f ? whole : -127.0f));
+        *sum += codes[i];
+    }
+    return scale;
+}
+
+// Every head's weights of each position, and their codes and scales: (n_tokens, n_heads, width), the scales
+// (n_tokens, n_heads). Only traces want them kept.
+struct HeadWeights {
+    HeadScores values;
+    std::vector<int8_t> codes;
+    std::vector<float> scales;
+
+    void resize(int tokens, int heads, int first_pos, size_t columns) {
+        values.resize(tokens, heads, first_pos, columns);
+        codes.assign(values.values.size(), 0);
+        scales.assign(values.wanted ? size_t(tokens) * size_t(heads) : 0, 0.0f);
+    }
+    // Of query head `head` of token `token`.
+    void keep(int token, int head, const float* x, const int8_t* row, float scale, int n_positions) {
+        const size_t at = size_t(token) * size_t(values.n_heads) + size_t(head);
+        std::copy_n(x, n_positions, values.row(token, head));
+        std::copy_n(row, n_positions, codes.data() + at * values.width);
+        scales[at] = scale;
+    }
+};
+
+// Attention of a chunk, as attention() in attention.h, in int8: q (n_tokens, n_heads groups of head_dim
+// codes), rotated, quantized.
+template <class Isa>
+inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, HeadWeights& weights,
+                           const Int8Rows& q, const Int8KvCacheOf<Isa>& cache, int layer, int pos) {
+    const Stopwatch time(phase_seconds.attention);
+    const int head_dim = cache.head_dim(), n_tokens = q.n_rows;
+    const int n_heads = q.n_cols / head_dim, heads_per_kv = n_heads / cache.n_kv_heads();
+    const int n_queries = n_tokens * heads_per_kv;  // of one kv head: token by token, then head by head
+    const int n_blocks = (n_queries + max_attention_rows - 1) / max_attention_rows;
+    const size_t width = (size_t(pos) + n_tokens + 31) / 32 * 32;  // of a row of scores
+    using Cache = Int8KvCacheOf<Isa>;
+    static_assert(32 % Cache::key_block == 0 && 32 % ::key_block == 0);
+    const float inv_sqrt = 1.0f / std::sqrt(float(head_dim));
+    const int n_quads = cache.key_bytes() / 4, value_width = cache.value_bytes();
+    out.n_rows = n_tokens;
+    scores.resize(n_tokens, n_heads, pos, width);
+    probs.resize(n_tokens, n_heads, pos, width);
+    weights.resize(n_tokens, n_heads, pos, width);
+#pragma omp parallel for schedule(dynamic)
+    for (int i = 0; i < cache.n_kv_heads() * n_blocks; i++) {
+        const int kv = i / n_blocks, first = i % n_blocks * max_attention_rows;
+        const int n_rows = std::min(max_attention_rows, n_queries - first);
+        auto token_of = [&](int r) { return (first + r) / heads_per_kv; };
+        auto head_of = [&](int r) { return kv * heads_per_kv + (first + r) % heads_per_kv; };
+        auto seen_by = [&](int r) { return pos + token_of(r) + 1; };  // positions
+        const int n_positions = seen_by(n_rows - 1);
+        // Rounded up to a power of two, so that they do not grow with every token.
+        const size_t room = max_attention_rows * std::bit_ceil(width);
+        static thread_local std::vector<float> row_memory;
+        static thread_local std::vector<int8_t> code_memory, packed_memory, query_memory;
+        static thread_local std::vector<int32_t> sum_memory;
+        float* rows = scratch(row_memory, room);
+        int8_t *codes = scratch(code_memory, room), *packed = scratch(packed_memory, room);
+
+        // Queries, padded to whole quads.
+        Int8Queries<Isa> queries, weighing;
+        const size_t q_stride = size_t(cache.key_bytes());
+        int8_t* q_codes = scratch(query_memory, 2 * max_attention_rows * q_stride);
+        for (int r = 0; r < n_rows; r++) {
+            const int8_t* from = q.row_codes(token_of(r)) + head_of(r) * head_dim;
+            int8_t* to = q_codes + r * q_stride;
+            std::fill_n(std::copy_n(from, head_dim, to), q_stride - head_dim, int8_t(0));
+            queries.scale[r] = q.row_scales(token_of(r))[head_of(r)] * inv_sqrt;
+            queries.sum[r] = 0;
+            for (int d = 0; d < head_dim; d++) queries.sum[r] += from[d];
+        }
+        pack_queries(queries, q_codes + max_attention_rows * q_stride, q_codes, q_stride, n_rows, n_quads);
+
+        // Scores: a block of keys at a time, which stays in the cache for all queries.
+        for (int p = 0; p < n_positions; p += Cache::key_block) {
+            const int after = p + Cache::key_block;
+            const uint8_t* next =
+                after < n_positions ? cache.keys(layer, kv, after) : cache.values(layer, kv, 0);
+            in_tiles<int8_query_rows<Isa>>(n_rows, [&](int r, auto n) {
+                score_keys_int8<Isa, n>(rows + r * width + p, width, queries, r, cache.keys(layer, kv, p),
+                                        next, cache.key_scales(layer, kv, p), n_quads);
+            });
+        }
+
+        // Softmax over the positions that each query sees, times the values' scales, quantized.
+        for (int r = 0; r < n_rows; r++) {
+            float* row = rows + r * width;
+            const int seen = seen_by(r), end = (n_positions + 31) / 32 * 32;
+            if (scores.wanted) std::copy_n(row, seen, scores.row(token_of(r), head_of(r)));
+            softmax(row, seen);
+            if (probs.wanted) std::copy_n(row, seen, probs.row(token_of(r), head_of(r)));
+            for (int p = 0; p < seen; p += Cache::page) {
+                const float* value_scales = cache.value_scales(layer, kv, p);
+                for (int t = 0; t < std::min(Cache::page, seen - p); t++) row[p + t] *= value_scales[t];
+            }
+            std::fill(row + seen, row + end, 0.0f);
+            int8_t* row_codes = codes + r * width;
+            weighing.scale[r] = quantize_row(row_codes, &weighing.sum[r], row, end);
+            if (weights.values.wanted) {
+                weights.keep(token_of(r), head_of(r), row, row_codes, weighing.scale[r], seen);
+            }
+        }
+
+        // The weighted sum of the values, a page at a time.
+        pack_queries(weighing, packed, codes, width, n_rows, (n_positions + 3) / 4);
+        int32_t* sums = scratch(sum_memory, size_t(max_attention_rows) * value_width);
+        for (int r = 0; r < n_rows; r++)
+            std::fill_n(sums + r * value_width, value_width, start_of_sum<Isa>(weighing.sum[r]));
+        constexpr int step = Cache::page;
+        for (int p = 0; p < n_positions; p += step) {
+            const uint8_t* v = cache.values(layer, kv, p);
+            const uint8_t* next = p + step < n_positions ? cache.values(layer, kv, p + step) : v;
+            in_tiles<int8_query_rows<Isa>>(n_rows, [&](int r, auto n) {
+                weigh_values_int8<Isa, n>(sums + r * value_width, value_width,
+                                          weighing.tile(r) + p * int8_query_rows<Isa>, v, next,
+                                          (std::min(step, n_positions - p) + 3) / 4);
+            });
+        }
+        for (int r = 0; r < n_rows; r++) {
+            float* to = out.row(token_of(r)) + head_of(r) * head_dim;
+            for (int d = 0; d < head_dim; d++) to[d] = float(sums[r * value_width + d]) * weighing.scale[r];
+        }
+    }
+}
