@@ -69,7 +69,7 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
         buffer.emplace(std::min<uint64_t>(s.model.weight_bytes_per_token, 1 << 30), o.threads);
     }
     double read_bytes = 0, read_seconds = 0;
-    for (size_t i = size_t(depth + n_prompt); i < ids.size() && !interrupted; i++) {
+    for (size_t i = size_t(depth) + size_t(n_prompt); i < ids.size() && !interrupted; i++) {
         feed(s, std::span(ids).subspan(i, 1), Feed::decode, true);
         if (!buffer) continue;
         read_seconds += buffer->seconds_to_read();
