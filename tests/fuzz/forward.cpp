@@ -128,7 +128,7 @@ void fuzz_forward(FuzzBytes bytes) {
     if (choices.yes()) o.own["--kv"] = "f32", o.own["--attn"] = "int8";  // without it: --kv q8
     if (scheme_of_program().has_experts && choices.yes()) o.own["--no-fuse"] = "";
     Trace trace;
-    const bool is_traced = choices.yes();
+    const bool is_traced = choices.yes() && o.ctx <= 20;  // instrumented, 300 positions take a minute
     const Model m = load_model(o, is_traced ? &trace : nullptr);
 
     std::vector<int> ids(size_t(o.ctx));
