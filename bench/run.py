@@ -30,8 +30,9 @@ from formats.checkpoint import Config
 from formats.tensors import matrix_shapes
 
 N_DECODE = 24
-# (prompt, tokens generated after it, phases to report)
-CASES = [
+# (prompt, tokens generated after it, phases to report), and how many positions that are made up stand before
+Case = tuple[int, int, tuple[str, ...]] | tuple[int, int, tuple[str, ...], int]
+CASES: list[Case] = [
     (1, 0, ("prefill",)),
     (2, 0, ("prefill",)),
     (4, 0, ("prefill",)),
@@ -40,6 +41,8 @@ CASES = [
     (128, 0, ("prefill",)),
     (512, N_DECODE, ("prefill", "decode")),
     (2048, N_DECODE, ("prefill", "decode")),
+    (0, N_DECODE, ("decode",), 8192),
+    (0, N_DECODE, ("decode",), 32768),
 ]
 PHASES = ("prefill", "decode")
 ROOT = Path(__file__).resolve().parent.parent
@@ -275,7 +278,7 @@ def measure(
     threads: int | None,
     program: Path,
     limits_program: Path,
-    cases: list[tuple[int, int, tuple[str, ...]]] = CASES,
+    cases: list[Case] = CASES,
 ) -> tuple[dict, list[dict]]:
     """Runs everything. Returns the machine's limits and the rows of the table."""
     limits: list[dict] = []
@@ -283,12 +286,14 @@ def measure(
     for run in range(runs):
         for model, file in files.items():
             limits.append(json.loads(output_of([limits_program, *([threads] if threads else [])])))
-            for n_prompt, n_new, phases in cases:
-                print(f"\r\033[Kround {run + 1} of {runs}: {model} {n_prompt},{n_new}", end="", file=sys.stderr)
-                command = [program, file, "--bench", f"{n_prompt},{n_new}", "--ctx", n_prompt + max(n_new, 1)]
+            for n_prompt, n_new, phases, *more in cases:
+                before = more[0] if more else 0
+                sizes, context = f"{n_prompt},{n_new},{before}", n_prompt + before
+                print(f"\r\033[Kround {run + 1} of {runs}: {model} {sizes}", end="", file=sys.stderr)
+                command = [program, file, "--bench", sizes, "--ctx", context + max(n_new, 1)]
                 found = parse_bench(output_of([*command, "--threads", limits[0]["threads"]]))
                 for phase in phases:
-                    samples.setdefault((model, phase, n_prompt), []).append(found[phase])
+                    samples.setdefault((model, phase, context), []).append(found[phase])
     print("\r\033[K", end="", file=sys.stderr)
     machine = {"cpu": cpu_name(), **machine_limits(limits)}
     rows = [

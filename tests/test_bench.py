@@ -411,13 +411,16 @@ def test_the_whole_measurement(model, tmp_path):
         """
     )
     limits.chmod(0o755)
-    cases = [(1, 0, ("prefill",)), (8, 2, ("prefill", "decode"))]
+    cases = [(1, 0, ("prefill",)), (8, 2, ("prefill", "decode")), (0, 2, ("decode",), 20)]
     found, found_rows = measure(
         {"tiny": path}, {"tiny": work_of(config, scheme)}, 2, 1, PROGRAMS[scheme], limits, cases
     )
     assert found["threads"] == 1
     assert found["read_gb_per_s"] == {"median": 9, "min": 9, "max": 9}
-    assert [(r["phase"], r["tokens"]) for r in found_rows] == [("prefill", 1), ("prefill", 8), ("decode", 8)]
+    assert [(r["phase"], r["tokens"]) for r in found_rows] == [
+        *(("prefill", 1), ("prefill", 8)),
+        *(("decode", 8), ("decode", 20)),
+    ]
     results = json.loads(json.dumps({"machine": found, "rows": found_rows}))
     assert "decode    8" in table("p", results["machine"], results["rows"], 2)
     ElementTree.fromstring(roofline(results))
