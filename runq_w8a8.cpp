@@ -351,7 +351,9 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // Opens a W8A8 file and allocates a run's memory. Throws std::runtime_error with one line that names the
 // file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    return load_cpu<Transformer>(path, scheme_w8a8, check_config, max_chunk, options, trace);
+    Options o = options;
+    if (attention_in_int8(o)) o.own[kv_option.name] = "q8";  // the bytes that its cache takes
+    return load_cpu<Transformer>(path, scheme_w8a8, check_config, max_chunk, o, trace);
 }
 
 const OwnOption own_options[] = {

@@ -84,8 +84,7 @@ inline int context_length(const Options& options, const ModelConfig& config) {
 // The option of programs that run on a CPU.
 inline const OwnOption kv_option = {"--kv", {"f32", "f16", "q8"}, "numbers of the KV cache"};
 inline KvFormat kv_format(const Options& options) {
-    const auto given = options.own.find(kv_option.name), attention = options.own.find("--attn");
-    if (attention != options.own.end() && attention->second == "int8") return KvFormat::q8;
+    const auto given = options.own.find(kv_option.name);
     const std::string name = given == options.own.end() ? "f32" : given->second;
     return name == "q8" ? KvFormat::q8 : name == "f16" ? KvFormat::f16 : KvFormat::f32;
 }

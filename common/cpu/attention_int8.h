@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -295,15 +296,8 @@ inline void weigh_values_int8(int32_t* sums, int width, const int8_t* weights, c
 inline float quantize_row(int8_t* codes, int32_t* sum, const float* x, int n) {
     float scale;
     if (int8_quantize(codes, &scale, sum, x, n, n)) return scale;
-    float amax = 0;
-    for (int i = 0; i < n; i++) amax = std::max(amax, std::fabs(x[i]));
-    const float inv = choose_scale(&scale, amax, nullptr);
-    *sum = 0;
-    for (int i = 0; i < n; i++) {
-        const float whole = std::nearbyintf(x[i] * inv);
-        codes[i] = int8_t(std::min(127.0f, whole > -127.0f ? whole : -127.0f));
-        *sum += codes[i];
-    }
+    scale = quantize_values(codes, 1, x, n);
+    *sum = std::accumulate(codes, codes + n, 0);
     return scale;
 }
 

@@ -19,6 +19,8 @@
 //   acc[lane] * scales[lane], rounded once (a fused multiply-add)
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -91,6 +93,20 @@ inline float choose_scale(float* scale, float amax, const float* fixed_scale) {
     const bool usable = inv <= largest && inv > 0;  // NaN compares false
     *scale = usable ? amax / 127.0f : 0.0f;
     return usable ? inv : 0.0f;
+}
+
+// to[i * stride] = the code of x[i], for n values under one scale, which is returned: as the programs' plain
+// loops.
+inline float quantize_values(int8_t* to, size_t stride, const float* x, int n) {
+    float amax = 0, scale;
+    for (int i = 0; i < n; i++) amax = std::max(amax, std::fabs(x[i]));
+    const float inv = choose_scale(&scale, amax, nullptr);
+    for (int i = 0; i < n; i++) {
+        const float whole = std::nearbyintf(x[i] * inv);
+        const float low = whole > -127.0f ? whole : -127.0f;  // in this order, NaN becomes -127
+        to[i * stride] = int8_t(std::min(127.0f, low));
+    }
+    return scale;
 }
 
 // Four lanes, in any instruction set (GCC manual, "Using Vector Instructions through Built-in Functions").

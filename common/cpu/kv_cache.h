@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -142,14 +141,7 @@ class KvCache {
         } else if constexpr (std::is_same_v<T, Half>) {
             for (int i = 0; i < head_dim_; i++) to[i * stride] = to_half(x[i]);
         } else {
-            float amax = 0;
-            for (int i = 0; i < head_dim_; i++) amax = std::max(amax, std::fabs(x[i]));
-            const float inv = choose_scale(scale, amax, nullptr);
-            for (int i = 0; i < head_dim_; i++) {
-                const float r = std::nearbyintf(x[i] * inv);
-                const float low = r > -127.0f ? r : -127.0f;  // in this order, NaN becomes -127
-                to[i * stride] = int8_t(low < 127.0f ? low : 127.0f);
-            }
+            *scale = quantize_values(to, stride, x, head_dim_);
         }
     }
 

@@ -125,7 +125,7 @@ void fuzz_forward(FuzzBytes bytes) {
     o.own["--matmul"] = choices.one_of({"fused", "plain"});
     o.own["--backend"] = "builtin";
     o.own["--kv"] = choices.one_of({"f32", "f16", "q8"});
-    if (choices.yes()) o.own["--kv"] = "f32", o.own["--attn"] = "int8";  // without it: --kv q8
+    if (choices.yes()) o.own["--kv"] = "f32", o.own["--attn"] = "int8";  // of runq_w8a8; others do not look
     if (scheme_of_program().has_experts && choices.yes()) o.own["--no-fuse"] = "";
     Trace trace;
     const bool is_traced = choices.yes() && o.ctx <= 20;  // instrumented, 300 positions take a minute
