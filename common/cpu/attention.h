@@ -69,8 +69,8 @@ inline Floats load(const int8_t* p) {
     return Floats(
         _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)))));
 #else
-    typedef int8_t Bytes __attribute__((vector_size(vector_lanes)));
-    Bytes v;
+    typedef int8_t Codes __attribute__((vector_size(vector_lanes)));
+    Codes v;
     std::memcpy(&v, p, sizeof v);
     return __builtin_convertvector(__builtin_convertvector(v, Int32s), Floats);
 #endif

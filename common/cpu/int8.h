@@ -8,15 +8,16 @@
 // the few operations that dot_row (int8_rows.h) and tile (int8_panels.h) are made of. A lane is one int32 of
 // a vector, and the four int8 in its place.
 //
-//   lanes            int32 lanes of a vector
-//   panel_vectors    vectors that hold a panel's rows; two where that leaves registers enough
-//   tile_tokens      tokens whose accumulators, for a panel's rows, fit into the registers; a power of two
-//   few_tokens       an even number: so many tokens' accumulators fit into the registers beside rows being
-//   turned flip             codes of w are xor-ed with it before they are multiplied offset           xor-ing
-//   adds this to each code of w, so offset * sum(x) is taken off each accumulator quads(x)         16 bytes
-//   of x, as often as they fit dot4(acc, w, x)  acc[lane] += w[lane][0..3] . x[lane][0..3], exact, bytes of w
-//   flipped add_lanes        the sums of the lanes of four vectors, exact add_scaled       sums[lane] +=
-//   acc[lane] * scales[lane], rounded once (a fused multiply-add)
+//   lanes             int32 lanes of a vector
+//   panel_vectors     vectors that hold a panel's rows; two where that leaves registers enough
+//   tile_tokens       tokens whose accumulators, for a panel's rows, fit into the registers; a power of two
+//   few_tokens        tokens whose accumulators fit in beside rows that are being turned; an even number
+//   flip              codes of w are xor-ed with it before they are multiplied
+//   offset            xor-ing adds this to each code of w, so offset * sum(x) is taken off each accumulator
+//   quads(x)          16 bytes of x, as often as they fit
+//   dot4(acc, w, x)   acc[lane] += w[lane][0..3] . x[lane][0..3], exact, bytes of w flipped
+//   add_lanes(a, ..)  the sums of the lanes of four vectors, exact
+//   add_scaled(s, ..) sums[lane] += acc[lane] * scales[lane], rounded once (a fused multiply-add)
 #pragma once
 
 #include <algorithm>

@@ -47,7 +47,8 @@ inline void pack_codes<NeonI8mm>(uint32_t* to, const Int8Matrix& w, int i, int k
 // 2 * n_pairs tokens; those past the last one are zeros. Until the row is complete, `out` holds the 2 x 2
 // blocks as they are, and then out[token][row].
 template <int n_pairs>
-inline void tile_i8mm(float* out, PackedTokens x, PackedPanel w, const Block& block) {
+inline void tile_i8mm(float* out, PackedTokens x, PackedPanel w, const Block& block, Ahead& next) {
+    Ahead ahead = next;  // a copy, so that it stays in registers
     // [pair][i]: rows 2i and 2i + 1 of the panel times the pair's two tokens, as smmla leaves them:
     // (row 0, token 0), (row 0, token 1), (row 1, token 0), (row 1, token 1).
     constexpr int n_rows = panel_rows<NeonI8mm>, row_pairs = n_rows / 2;
@@ -67,6 +68,8 @@ inline void tile_i8mm(float* out, PackedTokens x, PackedPanel w, const Block& bl
         }
         for (int k = 0; k < block.group_size;
              k += 8, x_codes += 8 * NeonI8mm::tile_tokens, w_codes += 8 * n_rows) {
+            ahead.prefetch();  // twice: for eight columns
+            ahead.prefetch();
             int8x16_t rows[row_pairs];
             for (int i = 0; i < row_pairs; i++) rows[i] = vld1q_s8(w_codes + 16 * i);
             for (int j = 0; j < n_pairs; j++) {
@@ -88,6 +91,7 @@ inline void tile_i8mm(float* out, PackedTokens x, PackedPanel w, const Block& bl
             }
         }
     }
+    next = ahead;
     if (block.suspends) return;
     for (int j = 0; j < n_pairs; j++) {
         for (int i = 0; i < row_pairs; i++) {
@@ -102,11 +106,11 @@ inline void tile_i8mm(float* out, PackedTokens x, PackedPanel w, const Block& bl
 }
 template <>
 inline void tile_of<NeonI8mm>(int n_tokens, float* out, const PackedTokens& x, const PackedPanel& w,
-                              const Block& block) {
+                              const Block& block, Ahead& next) {
     auto* pairs = n_tokens > 6   ? tile_i8mm<4>
                   : n_tokens > 4 ? tile_i8mm<3>
                   : n_tokens > 2 ? tile_i8mm<2>
                                  : tile_i8mm<1>;
-    pairs(out, x, w, block);
+    pairs(out, x, w, block, next);
 }
 #endif

@@ -74,7 +74,10 @@ template <class Isa>
 inline void int8_products(const Int8Matrix& x, std::span<const Int8Product> list) {
     const bool blocks =
         std::ranges::all_of(list, [](const Int8Product& p) { return p.w.n_rows >= Isa::lanes; });
-    if (x.n_rows > 2 * few_tokens<Isa>) return products_by_panels<Isa>(x, list);
+    // Panels, once there are tokens enough to fill two tiles. With a single group in a row, or small tiles,
+    // turning a block of rows twice is faster a little longer.
+    const bool one_chunk = x.n_groups() > 1 && Isa::tile_tokens >= 8;
+    if (x.n_rows > few_tokens<Isa> * (one_chunk ? 1 : 2)) return products_by_panels<Isa>(x, list);
     // One token goes row by row where a row has many groups: their sums are added up with fewer instructions.
     if (blocks && (x.n_rows > 1 || x.n_groups() == 1)) return products_of_few<Isa>(x, list);
     if (x.group_size == 64)

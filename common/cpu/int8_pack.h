@@ -132,7 +132,8 @@ inline void pack_words(void* packed, int columns, const void* rows, size_t strid
 struct PackedTokens {
     uint32_t* codes;  // [k / 4][token][k % 4]
     float* scales;    // [group][token]
-    int32_t* sums;    // [group][token]
+    int32_t*
+        starts;  // [group][token], what an accumulator starts with: -offset * the sum of the group's codes
 };
 struct PackedPanel {
     uint32_t* codes;  // [k / 4][row][k % 4], flipped
@@ -147,7 +148,8 @@ inline void pack_tokens(const PackedTokens& to, const Int8Matrix& x, int t) {
                                  x.n_cols / 4, 0);
     pack_words<Isa::tile_tokens>(to.scales, Isa::tile_tokens, x.row_scales(t), n_groups, n_valid, n_groups,
                                  0);
-    pack_words<Isa::tile_tokens>(to.sums, Isa::tile_tokens, x.row_sums(t), n_groups, n_valid, n_groups, 0);
+    pack_words<Isa::tile_tokens>(to.starts, Isa::tile_tokens, x.row_sums(t), n_groups, n_valid, n_groups, 0);
+    for (int i = 0; i < n_groups * Isa::tile_tokens; i++) to.starts[i] *= -Isa::offset;
 }
 
 // Packs rows i .. i + panel_rows - 1 of w: n_cols columns of codes from k on. Rows past the last get zeros.

@@ -34,11 +34,28 @@ struct Block {
     bool suspends = false;  // and are to be left there
 };
 
+// Memory that is asked for while something else is worked on, a little with every four columns: asked for all
+// at once, it would hold up the loads of the work itself.
+struct Ahead {
+    const char* at;
+    size_t step;  // bytes
+
+    // n_bytes from `from` on, for n_columns columns.
+    Ahead(const void* from, size_t n_bytes, size_t n_columns)
+        : at(static_cast<const char*>(from)), step((4 * n_bytes + n_columns - 1) / n_columns) {}
+    void prefetch() {
+        __builtin_prefetch(at, 0, 2);  // into the second-level cache
+        at += step;
+    }
+};
+
 // out[token][row] = what was there (0 in the first block) + n_tokens tokens times a panel. The accumulators
 // of all tokens stay in registers, so a vector of weights is loaded once for n_tokens multiplications.
 // Inlined, g++ 12 would run out of registers.
 template <class Isa, int n_tokens>
-__attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, const Block& block) {
+__attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, const Block& block,
+                                    Ahead& next) {
+    Ahead ahead = next;  // a copy, so that it stays in registers
     constexpr int lanes = Isa::lanes, vectors = Isa::panel_vectors;
     auto at = [&](int j, int v) { return out + (j * vectors + v) * lanes; };
     typename Isa::Floats sums[n_tokens][vectors];
@@ -48,12 +65,13 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, c
     for (int g = 0; g < block.n_groups; g++) {
         typename Isa::Ints acc[n_tokens][vectors];
         for (int j = 0; j < n_tokens; j++) {
-            for (int v = 0; v < vectors; v++) acc[j][v] = Isa::splat(-Isa::offset * x.sums[j]);
+            for (int v = 0; v < vectors; v++) acc[j][v] = Isa::splat(x.starts[j]);
         }
         for (int j = 0; j < n_tokens && block.resumes; j++) {
             for (int v = 0; v < vectors; v++) acc[j][v] = Isa::load(at(j, v));
         }
         for (int k = 0; k < block.group_size; k += 4) {
+            ahead.prefetch();
             typename Isa::Ints codes[vectors];
             for (int v = 0; v < vectors; v++) codes[v] = Isa::load(w.codes + v * lanes);
             for (int j = 0; j < n_tokens; j++) {
@@ -67,6 +85,7 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, c
             w.codes += lanes * vectors;
         }
         if (block.suspends) {
+            next = ahead;
             // Without the request to unroll, g++ 12 would keep acc in memory all the time.
             UNROLL(8)
             for (int j = 0; j < n_tokens; j++) {
@@ -84,9 +103,10 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, c
             }
         }
         x.scales += Isa::tile_tokens;
-        x.sums += Isa::tile_tokens;
+        x.starts += Isa::tile_tokens;
         w.scales += lanes * vectors;
     }
+    next = ahead;
     for (int j = 0; j < n_tokens; j++) {
         for (int v = 0; v < vectors; v++) Isa::store(at(j, v), sums[j][v]);
     }
@@ -94,34 +114,28 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, c
 
 // The tile for 1 .. tile_tokens tokens.
 template <class Isa, int n = Isa::tile_tokens>
-inline void tile_of(int n_tokens, float* out, const PackedTokens& x, const PackedPanel& w,
-                    const Block& block) {
-    if (n_tokens == n) return tile<Isa, n>(out, x, w, block);
-    if constexpr (n > 1) tile_of<Isa, n - 1>(n_tokens, out, x, w, block);
+inline void tile_of(int n_tokens, float* out, const PackedTokens& x, const PackedPanel& w, const Block& block,
+                    Ahead& next) {
+    if (n_tokens == n) return tile<Isa, n>(out, x, w, block, next);
+    if constexpr (n > 1) tile_of<Isa, n - 1>(n_tokens, out, x, w, block, next);
 }
 
-// Asks for part `part` of `parts` of n_bytes: one stream, and memory is best at that.
-inline void prefetch_part(const void* from, size_t n_bytes, size_t part, size_t parts) {
-    const char* bytes = static_cast<const char*>(from);
-    const size_t end = n_bytes * (part + 1) / parts;
-    for (size_t at = n_bytes * part / parts / 64 * 64; at < end; at += 64) {
-        __builtin_prefetch(bytes + at, 0, 2);  // into the second-level cache
-    }
-}
-// The same of rows i .. i + n_rows - 1 of w, if they are all there. They lie one behind the other.
-inline void prefetch_rows(const Int8Matrix& w, int i, int n_rows, size_t part, size_t parts) {
-    if (i + n_rows <= w.n_rows) prefetch_part(w.row_codes(i), size_t(n_rows) * w.n_cols, part, parts);
-}
+// Bytes of a row's codes.
+inline size_t bytes_of_row(const Int8Matrix& w) { return size_t(w.n_cols); }
 
 // out[token][row] = rows i .. i + panel_rows - 1 of w times all tokens, a block of columns after the other.
-// W has Int8Matrix's n_rows, n_cols, group_size and n_groups(), and functions of its own to pack and prefetch
-// its rows.
+// W has Int8Matrix's n_rows, n_cols, group_size, n_groups() and row_codes(), and functions of its own for the
+// bytes of a row and to pack its rows.
 template <class Isa, class W>
 inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const PackedPanel& panel,
                           const W& w, int i) {
     constexpr int n_rows = panel_rows<Isa>;
     const int n_tiles = (n_tokens + Isa::tile_tokens - 1) / Isa::tile_tokens,
               max_cols = panel_block_bytes / n_rows;
+    // The next panel is one stream; at the end of the matrix, nothing new.
+    const bool has_next = i + 2 * n_rows <= w.n_rows;
+    Ahead next(w.row_codes(has_next ? i + n_rows : i), has_next ? n_rows * bytes_of_row(w) : 0,
+               size_t(n_tiles) * w.n_cols);
     // As many whole groups as fit into a block; or a part, if the row is one long group.
     const bool parts = w.n_groups() == 1 && w.n_cols > max_cols;
     const int width = parts ? max_cols : std::max(1, max_cols / w.group_size) * w.group_size;
@@ -135,13 +149,11 @@ inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const
         pack_codes<Isa>(panel.codes, w, i, k, n_cols);
         const PackedPanel columns{panel.codes, panel.scales + size_t(k / w.group_size) * n_rows};
         for (int tile = 0; tile < n_tiles; tile++) {
-            // The next panel is prefetched meanwhile, a part of it for each tile.
-            prefetch_rows(w, i + n_rows, n_rows, b * n_tiles + tile, n_blocks * n_tiles);
             const int token = tile * Isa::tile_tokens;
             const size_t codes = (size_t(token) * w.n_cols + size_t(k) * Isa::tile_tokens) / 4;
             const size_t group = size_t(token) * w.n_groups() + size_t(k / w.group_size) * Isa::tile_tokens;
             tile_of<Isa>(std::min(Isa::tile_tokens, n_tokens - token), out + size_t(token) * n_rows,
-                         {x.codes + codes, x.scales + group, x.sums + group}, columns, block);
+                         {x.codes + codes, x.scales + group, x.starts + group}, columns, block, next);
         }
     }
 }
@@ -154,16 +166,16 @@ inline void products_by_panels(const Int8Matrix& x, std::span<const Product> lis
                  tile_words = size_t(x.n_cols) / 4 * Isa::tile_tokens;
     static thread_local std::vector<uint32_t> token_codes;
     static thread_local std::vector<float> token_scales;
-    static thread_local std::vector<int32_t> token_sums;
+    static thread_local std::vector<int32_t> token_starts;
     const PackedTokens tokens{scratch(token_codes, n_tiles * tile_words),
                               scratch(token_scales, n_tiles * tile_groups),
-                              scratch(token_sums, n_tiles * tile_groups)};
+                              scratch(token_starts, n_tiles * tile_groups)};
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
         for (int tile = 0; tile < n_tiles; tile++) {
             pack_tokens<Isa>({tokens.codes + tile * tile_words, tokens.scales + tile * tile_groups,
-                              tokens.sums + tile * tile_groups},
+                              tokens.starts + tile * tile_groups},
                              x, tile * Isa::tile_tokens);
         }
         static thread_local std::vector<uint32_t> codes;

@@ -113,6 +113,23 @@ inline void unpack_codes(uint8_t* to, const uint8_t* from, int n) {
     }
 }
 
+// Columns k .. k + n - 1 of row i of a sparse matrix, one to a byte. Where the row has none, zero(j) for the
+// 64 columns from k + j on. k is a multiple of 256, n of 64.
+template <class Zero>
+inline void unpack_sparse(uint8_t* to, const LowbitMatrix& w, int i, int k, int n, Zero zero) {
+    const uint8_t *codes = w.row_codes(i) + k / 4, *mask = w.row_mask(i) + k / 8;
+    int j = 0;
+    for (; j + 256 <= n; j += 256) {
+        const uint8_t fills[4] = {zero(j), zero(j + 64), zero(j + 128), zero(j + 192)};
+        expand_sparse_block(to + j, codes + j / 4, mask + j / 8, fills);
+    }
+    if (j == n) return;
+    uint8_t kept[128];
+    unpack_codes<4>(kept, codes + j / 4, (n - j) / 2);
+    for (int b = 0; j + b < n; b += 64)
+        expand_sparse(to + j + b, kept + b / 2, mask + (j + b) / 8, zero(j + b));
+}
+
 // Columns k .. k + n - 1 of row i, one to a byte: codes of 8 bits xor-ed with `flip`, others as they are
 // stored. Where a sparse row has none, its group's zero point. k is a multiple of 256, n of 64.
 inline void unpack_columns(uint8_t* to, const LowbitMatrix& w, int i, int k, int n, uint8_t flip) {
@@ -120,18 +137,12 @@ inline void unpack_columns(uint8_t* to, const LowbitMatrix& w, int i, int k, int
         const uint8_t* from = w.row_codes(i) + k;
         for (int j = 0; j < n; j++) to[j] = from[j] ^ flip;
     } else if (w.mask != nullptr) {
-        const uint8_t *codes = w.row_codes(i) + k / 4, *mask = w.row_mask(i) + k / 8;
-        const int shift = std::countr_zero(unsigned(w.group));
-        auto zero = [&](int j) { return uint8_t(w.zero(i, (k + j) >> shift)); };
-        int j = 0;
-        for (; j + 256 <= n; j += 256) {
-            const uint8_t fills[4] = {zero(j), zero(j + 64), zero(j + 128), zero(j + 192)};
-            expand_sparse_block(to + j, codes + j / 4, mask + j / 8, fills);
-        }
-        uint8_t kept[128];
-        unpack_codes<4>(kept, codes + j / 4, (n - j) / 2);
-        for (int b = 0; j + b < n; b += 64)
-            expand_sparse(to + j + b, kept + b / 2, mask + (j + b) / 8, zero(j + b));
+        const uint8_t* zeros = w.zeros != nullptr ? w.row_zeros(i) : nullptr;
+        const int shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group));
+        unpack_sparse(to, w, i, k, n, [&](int j) {
+            const int s = (k + j) >> shift;
+            return uint8_t(zeros != nullptr ? zeros[s / 2] >> s % 2 * 4 & 15 : 0);
+        });
     } else if (w.bits == 4) {
         unpack_codes<4>(to, w.row_codes(i) + k / 2, n);
     } else {

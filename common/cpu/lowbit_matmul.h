@@ -34,13 +34,11 @@ inline void pack_scales(float* to, const LowbitMatrix& w, int i) {
     for (int r = 0; r < n; r++) expand_scales(rows + size_t(r) * w.n_groups(), w, i + r);
     pack_scales<Isa>(to, Int8Matrix{nullptr, rows, nullptr, n, w.n_cols, w.group_size}, 0);
 }
-inline void prefetch_rows(const LowbitMatrix& w, int i, int n_rows, size_t part, size_t parts) {
-    if (i + n_rows <= w.n_rows) prefetch_part(w.row_codes(i), size_t(n_rows) * w.n_code_bytes(), part, parts);
-}
+inline size_t bytes_of_row(const LowbitMatrix& w) { return w.n_code_bytes(); }
 
-// So many tokens at most go by rows: turning the rows of w again for every four tokens still costs less than
-// expanding them for a panel. Rows that have no whole lines of codes are expanded either way.
-inline int max_tokens_of(const LowbitMatrix& w) { return w.bits < 8 && w.mask == nullptr ? 24 : 5; }
+// So many tokens at most go by rows: turning the rows of w again for the next few tokens still costs less
+// than expanding them for a panel. Sparse rows are expanded either way.
+inline int max_tokens_of(const LowbitMatrix& w) { return w.bits < 8 && w.mask == nullptr ? 24 : 12; }
 
 // The products of x with several matrices, by one instruction set.
 template <class Isa>

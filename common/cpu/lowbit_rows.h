@@ -169,7 +169,7 @@ struct Line {
             for (int i = 0; i < n; i++) {
                 UNROLL(4)
                 for (int part = 0; part < per_byte; part++) {
-                    UNROLL(4)
+                    UNROLL(8)
                     for (int t = 0; t < n_tokens; t++) {
                         int32_t four;
                         std::memcpy(&four, x[t] + k + part * 64 + byte + 4 * i, sizeof four);
@@ -277,6 +277,11 @@ inline void add_groups(typename Isa::Floats (&sums)[n_tokens],
     }
 }
 
+// Asks for n_bytes from `from` on, into the second-level cache.
+inline void prefetch_lines(const uint8_t* from, size_t n_bytes) {
+    for (size_t b = 0; b < n_bytes; b += 64) __builtin_prefetch(from + b, 0, 2);
+}
+
 // out[t * Isa::lanes + r] = row block.first + r of w times token first_token + t of x.
 template <class Isa, class Format, int n_tokens>
 __attribute__((noinline)) void multiply_rows(float* out, const Int8Matrix& x, int first_token,
@@ -296,7 +301,7 @@ __attribute__((noinline)) void multiply_rows(float* out, const Int8Matrix& x, in
         for (; k + Packed::columns <= w.n_cols; k += Packed::columns, line += 64) {
             // The next block lies behind this one. It is fetched as one stream, in the time of as many lines.
             const uint8_t* next = w.row_codes(block.first + n) + size_t(k / Packed::columns) * 64 * n;
-            for (int r = 0; r < n; r++) __builtin_prefetch(next + 64 * r, 0, 2);
+            prefetch_lines(next, 64 * n);
             typename Packed::Sums groups;
             Packed::template multiply<Format::bits == 8>(groups, tokens.codes, k,
                                                          [&](int r) { return line + r * row_bytes; });
@@ -308,9 +313,17 @@ __attribute__((noinline)) void multiply_rows(float* out, const Int8Matrix& x, in
     alignas(64) uint8_t bytes[n][width];
     for (; k < w.n_cols; k += width) {
         const int n_cols = std::min(width, w.n_cols - k);
+        if (Format::is_sparse && block.first + 2 * n <= w.n_rows) {  // two streams here
+            prefetch_lines(w.row_codes(block.first + n) + size_t(k) / 4 * n, size_t(n_cols) / 4 * n);
+            prefetch_lines(w.row_mask(block.first + n) + size_t(k) / 8 * n, size_t(n_cols) / 8 * n);
+        }
         for (int r = 0; r < n; r++) {
             const int row = row_of(w, block.first + r);
-            if constexpr (Format::is_sparse || Format::bits == 8) {
+            if constexpr (Format::is_sparse) {
+                unpack_sparse(bytes[r], w, row, k, n_cols, [&](int j) {
+                    return uint8_t(block.zeros[(unsigned(k + j) / group_size >> scale_shift) * n + r]);
+                });
+            } else if constexpr (Format::bits == 8) {
                 unpack_columns(bytes[r], w, row, k, n_cols, 0);
             } else {
                 unpack_codes<Format::bits>(bytes[r], w.row_codes(row) + k * Format::bits / 8, n_cols);
@@ -326,15 +339,23 @@ __attribute__((noinline)) void multiply_rows(float* out, const Int8Matrix& x, in
     for (int t = 0; t < n_tokens; t++) Isa::store(out + t * n, sums[t]);
 }
 
-// The kernels of a matrix's format, for 1, 2 or 4 tokens.
-constexpr int max_tokens_by_rows = 4;
+// So many tokens share what is in registers. Their accumulators, one for each code of a byte, have to fit in.
+template <class Isa>
+constexpr int tokens_by_rows(int bits) {
+    return Isa::lanes == 16 && bits >= 4 ? 8 : 4;
+}
+
+// The kernels of a matrix's format, for 1, 2, 4 and perhaps 8 tokens.
 template <class Isa>
 using RowsKernel = void (*)(float* out, const Int8Matrix& x, int first_token, const LowbitMatrix& w,
                             const RowBlock<Isa>& block);
 template <class Isa, class Format>
 inline RowsKernel<Isa> kernel_for(int n_tokens) {
-    if (n_tokens == 1) return multiply_rows<Isa, Format, 1>;
-    return n_tokens == 2 ? multiply_rows<Isa, Format, 2> : multiply_rows<Isa, Format, 4>;
+    if constexpr (tokens_by_rows<Isa>(Format::bits) == 8) {
+        if (n_tokens == 8) return multiply_rows<Isa, Format, 8>;
+    }
+    if (n_tokens == 4) return multiply_rows<Isa, Format, 4>;
+    return n_tokens == 2 ? multiply_rows<Isa, Format, 2> : multiply_rows<Isa, Format, 1>;
 }
 template <class Isa, int group_size>
 inline RowsKernel<Isa> kernel_of(const LowbitMatrix& w, int n_tokens) {
@@ -345,7 +366,8 @@ inline RowsKernel<Isa> kernel_of(const LowbitMatrix& w, int n_tokens) {
     return kernel_for<Isa, LowbitFormat<2, false, false, group_size>>(n_tokens);
 }
 
-// Each row of the weights is read from memory once, whatever the number of tokens, and turned once for four.
+// Each row of the weights is read from memory once, whatever the number of tokens, and turned once for as
+// many as share the registers.
 template <class Isa>
 inline void lowbit_by_rows(const Int8Matrix& x, std::span<const LowbitProduct> list) {
     constexpr int n = Isa::lanes;
@@ -363,13 +385,13 @@ inline void lowbit_by_rows(const Int8Matrix& x, std::span<const LowbitProduct> l
             block.first = std::max(0, std::min(i, n_rows - n));
             make_tables(block, p.w, p.w.bits == 8 ? Isa::offset : 0);
             for (int t = 0, n_tokens; t < x.n_rows; t += n_tokens) {
-                n_tokens =
-                    x.n_rows - t >= max_tokens_by_rows ? max_tokens_by_rows : std::min(2, x.n_rows - t);
+                n_tokens = tokens_by_rows<Isa>(p.w.bits);
+                while (n_tokens > x.n_rows - t) n_tokens /= 2;
                 auto* multiply = kernel_of<Isa, 64>(p.w, n_tokens);
                 if constexpr (4 * n <= 32) {
                     if (x.group_size == 32) multiply = kernel_of<Isa, 32>(p.w, n_tokens);
                 }
-                float out[max_tokens_by_rows * n];
+                float out[8 * n];
                 multiply(out, x, t, p.w, block);
                 for (int j = 0; j < n_tokens; j++) {
                     const float* from = out + j * n - block.first;
