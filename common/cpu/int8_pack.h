@@ -132,8 +132,7 @@ inline void pack_words(void* packed, int columns, const void* rows, size_t strid
 struct PackedTokens {
     uint32_t* codes;  // [k / 4][token][k % 4]
     float* scales;    // [group][token]
-    int32_t*
-        starts;  // [group][token], what an accumulator starts with: -offset * the sum of the group's codes
+    int32_t* starts;  // [group][token], where an accumulator starts: -offset * the sum of the group's codes
 };
 struct PackedPanel {
     uint32_t* codes;  // [k / 4][row][k % 4], flipped
