@@ -45,9 +45,10 @@ struct Q8Matrix {
     const float* scales = nullptr;  // (n_rows, n_groups)
     int n_rows = 0, n_cols = 0;     // output channels, input channels
     int group_size = 0;             // divides n_cols
+    bool packed = false;            // turned for the kernels; never where dot() is used
 
     int n_groups() const { return n_cols / group_size; }
-    Int8Matrix view() const { return {codes, scales, nullptr, n_rows, n_cols, group_size}; }
+    Int8Matrix view() const { return {codes, scales, nullptr, n_rows, n_cols, group_size, packed}; }
 };
 
 // codes (group_size,) of x (group_size,): amax = max|x|, code = clamp(x * (127 / amax)) rounded half to even.
@@ -102,9 +103,10 @@ void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<Q8Matrix>> pr
 // One row of the table per token, dequantized. The table as a whole stays int8.
 void embed(Rows& out, const Q8Matrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
+    std::vector<int8_t> codes(size_t(table.n_cols));
+    std::vector<float> scales(size_t(table.n_groups()));
     for (int t = 0; t < out.n_rows; t++) {
-        const int8_t* codes = table.codes + size_t(tokens[t]) * table.n_cols;
-        const float* scales = table.scales + size_t(tokens[t]) * table.n_groups();
+        int8_row(codes.data(), scales.data(), table.view(), tokens[t]);
         for (int i = 0; i < out.n_cols; i++) out.row(t)[i] = float(codes[i]) * scales[i / table.group_size];
     }
 }
@@ -154,6 +156,13 @@ struct Weights {
         const int8_t* codes = file.next<int8_t>(name + ".codes", {n_rows, n_cols});
         const float* scales = file.next<float>(name + ".scales", {n_rows, n_cols / c.group_size});
         return {codes, scales, n_rows, n_cols, c.group_size};
+    }
+    // Packs the matrices for the kernels, in the file's memory, which has to be a copy.
+    void pack() {
+        for (auto* layers : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
+            for (Q8Matrix& m : *layers) m.packed = int8_pack(m.view());
+        classifier.packed = int8_pack(classifier.view());
+        embedding.packed = c.shared_classifier && classifier.packed;
     }
     std::vector<Q8Matrix> q8_layers(const char* part, int n_rows, int n_cols) {
         return file.layers(c, part, [&](const std::string& name) { return q8(name, n_rows, n_cols); });

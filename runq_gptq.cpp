@@ -271,6 +271,7 @@ struct Weights {
     LowbitMatrix classifier =
         c.shared_classifier ? embedding : matrix("classifier", kind::classifier, c.vocab_size);
 
+    void pack() {}
     std::vector<const int32_t*> orders(const char* part, int n) {
         if (!c.layout.has_order) return std::vector<const int32_t*>(size_t(c.n_layers));
         return file.vectors<int32_t>(c, part, n);

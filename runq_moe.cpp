@@ -50,7 +50,9 @@ struct W8A8Matrix {
     const float* scales = nullptr;  // (n_rows,)
     int n_rows = 0, n_cols = 0;     // output channels, input channels
 
-    Int8Matrix view() const { return {codes, scales, nullptr, n_rows, n_cols, n_cols}; }
+    bool packed = false;            // turned for the kernels; never where dot() is used
+
+    Int8Matrix view() const { return {codes, scales, nullptr, n_rows, n_cols, n_cols, packed}; }
 };
 
 // codes (n,) of x (n,) under one scale, which is returned: max|x| / 127. Codes are x / scale rounded half to
@@ -95,10 +97,12 @@ void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<W8A8Matrix>> 
 // One row of the table per token, dequantized.
 void embed(Rows& out, const W8A8Matrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
-    for (int t = 0; t < out.n_rows; t++)
-        for (int i = 0; i < out.n_cols; i++)
-            out.row(t)[i] =
-                float(table.codes[size_t(tokens[t]) * table.n_cols + i]) * table.scales[size_t(tokens[t])];
+    std::vector<int8_t> codes(size_t(table.n_cols));
+    float scale;
+    for (int t = 0; t < out.n_rows; t++) {
+        int8_row(codes.data(), &scale, table.view(), tokens[t]);
+        for (int i = 0; i < out.n_cols; i++) out.row(t)[i] = float(codes[i]) * scale;
+    }
 }
 
 // ----------------------------------------------------------------------------
@@ -193,12 +197,18 @@ struct ExpertMatrix {
     const float* row_scales = nullptr;   // A8W8, and A8W4 without groups: (n_experts, n_rows)
     const Half* group_scales = nullptr;  // A8W4: (n_experts, n_rows, n_cols / group)
     const uint8_t* mx_scales = nullptr;  // MXFP8: (n_experts, n_rows, n_cols / group)
+    bool packed = false;             // turned for the kernels, each expert by itself
     const float* assist = nullptr;   // A8W4: (n_experts, n_rows), for int4 by int4 hardware; not read here
     const uint8_t* zeros = nullptr;  // A8W4: 8 for each group of a matrix's rows, two in a byte
     int n_rows = 0, n_cols = 0, group = 0;  // group: columns that share a scale
 
     int n_groups() const { return n_cols / group; }
     bool is_mx() const { return mx_scales != nullptr; }
+    // The matrix of expert e, of A8W8.
+    Int8Matrix int8(int e) const {
+        const size_t row = size_t(e) * n_rows;
+        return {int8_codes + row * n_cols, row_scales + row, nullptr, n_rows, n_cols, n_cols, packed};
+    }
 };
 
 // x (n_cols,) becomes row t of `out`.
@@ -274,12 +284,9 @@ void load_row(ExpertRow& row, const ExpertMatrix& w, int e, int i) {
         row.mx_scales = w.mx_scales + at * w.n_groups();
         return;
     }
-    row.codes.resize(n);
-    if (w.int8_codes != nullptr)
-        std::copy_n(w.int8_codes + at * n, n, row.codes.data());
-    else
-        unpack_int4(row.codes.data(), w.codes + at * (n / 2), w.n_cols);
-    row.scales.resize(size_t(w.n_groups()));
+    row.codes.resize(n), row.scales.resize(size_t(w.n_groups()));
+    if (w.int8_codes != nullptr) return int8_row(row.codes.data(), row.scales.data(), w.int8(e), i);
+    unpack_int4(row.codes.data(), w.codes + at * (n / 2), w.n_cols);
     for (int g = 0; g < w.n_groups(); g++)
         row.scales[g] =
             w.row_scales != nullptr ? w.row_scales[at] : to_float(w.group_scales[at * w.n_groups() + g]);
@@ -322,8 +329,7 @@ bool fast_matmul(const ExpertRows& x, std::span<const ExpertProduct> list) {
         const ExpertMatrix& w = p.w;
         const size_t row = size_t(p.expert) * w.n_rows, n = size_t(w.n_cols);
         if (w.int8_codes != nullptr) {
-            int8.push_back(
-                {p.out, {w.int8_codes + row * n, w.row_scales + row, nullptr, w.n_rows, w.n_cols, w.n_cols}});
+            int8.push_back({p.out, w.int8(p.expert)});
         } else if (w.group_scales != nullptr && w.n_cols % 64 == 0) {
             LowbitMatrix m;
             m.codes = w.codes + row * (n / 2), m.scales = w.group_scales + row * w.n_groups();
@@ -604,6 +610,21 @@ struct Weights {
             w.assist = file.next<float>(name + ".assist", {e, n_rows});
         }
         return w;
+    }
+    // Packs the matrices for the kernels, in the file's memory, which has to be a copy.
+    void pack() {
+        for (auto* layers : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
+            for (W8A8Matrix& m : *layers) m.packed = m.codes != nullptr && int8_pack(m.view());
+        classifier.packed = int8_pack(classifier.view());
+        embedding.packed = c.shared_classifier && classifier.packed;
+        for (auto* layers : {&gate_up, &down}) {
+            for (ExpertMatrix& m : *layers) {
+                if (m.int8_codes == nullptr) continue;
+                bool packed = true;
+                for (int e = 0; e < c.moe.n_experts; e++) packed = int8_pack(m.int8(e));
+                m.packed = packed;
+            }
+        }
     }
     bool list_experts() {
         gate_up.resize(size_t(c.n_layers)), down.resize(size_t(c.n_layers));

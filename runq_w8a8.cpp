@@ -51,9 +51,10 @@ struct W8A8Matrix {
     const float* scales = nullptr;  // (n_rows, n_blocks)
     int n_rows = 0, n_cols = 0;     // output channels, input channels
     int block = 0;                  // values under one scale: n_cols or 32
+    bool packed = false;            // turned for the kernels; never where dot() is used
 
     int n_blocks() const { return n_cols / block; }  // per row
-    Int8Matrix view() const { return {codes, scales, nullptr, n_rows, n_cols, block}; }
+    Int8Matrix view() const { return {codes, scales, nullptr, n_rows, n_cols, block, packed}; }
 };
 
 // Values under one scale in rows of n_cols, given a header's group_size.
@@ -121,12 +122,11 @@ void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<W8A8Matrix>> 
 // One row of the table per token, dequantized. The table as a whole stays int8.
 void embed(Rows& out, const W8A8Matrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
+    std::vector<int8_t> codes(size_t(table.n_cols));
+    std::vector<float> scales(size_t(table.n_blocks()));
     for (int t = 0; t < out.n_rows; t++) {
-        const size_t row = tokens[t];
-        for (int i = 0; i < out.n_cols; i++) {
-            const float scale = table.scales[row * table.n_blocks() + i / table.block];
-            out.row(t)[i] = float(table.codes[row * table.n_cols + i]) * scale;
-        }
+        int8_row(codes.data(), scales.data(), table.view(), tokens[t]);
+        for (int i = 0; i < out.n_cols; i++) out.row(t)[i] = float(codes[i]) * scales[i / table.block];
     }
 }
 
@@ -187,6 +187,13 @@ struct Weights {
     }
     std::vector<W8A8Matrix> w8a8_layers(const char* part, int n_rows, int n_cols) {
         return file.layers(c, part, [&](const std::string& name) { return w8a8(name, n_rows, n_cols); });
+    }
+    // Packs the matrices for the kernels, in the file's memory, which has to be a copy.
+    void pack() {
+        for (auto* layers : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
+            for (W8A8Matrix& m : *layers) m.packed = int8_pack(m.view());
+        classifier.packed = int8_pack(classifier.view());
+        embedding.packed = c.shared_classifier && classifier.packed;
     }
     // The static scale of a place; null if activations get their own. Layer n_layers is the classifier.
     const float* act_scale(int layer, int place) const {

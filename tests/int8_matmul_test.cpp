@@ -10,6 +10,7 @@
 #include <limits>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "int8_cases.h"
@@ -45,6 +46,32 @@ std::vector<std::vector<float>> outputs(const Int8Matrix& x, const std::vector<I
 
 // What int8_matmul chooses.
 void best_path(const Int8Matrix& x, const std::vector<Int8Product>& list) { REQUIRE(int8_matmul(x, list)); }
+
+// A copy of a matrix, packed.
+template <class Isa>
+struct PackedCopy {
+    std::vector<int8_t> codes;
+    std::vector<float> scales;
+    Int8Matrix w;
+
+    explicit PackedCopy(const Int8Matrix& from) : w(from) {
+        codes.assign(w.codes, w.codes + size_t(w.n_rows) * w.n_cols);
+        scales.assign(w.scales, w.scales + size_t(w.n_rows) * w.n_groups());
+        w.codes = codes.data(), w.scales = scales.data();
+        pack_in_place<Isa>(w);
+        w.packed = true;
+    }
+};
+
+// The products with copies that are packed.
+template <class Isa>
+void packed_products(const Int8Matrix& x, const std::vector<Int8Product>& list) {
+    std::vector<PackedCopy<Isa>> copies;
+    std::vector<Int8Product> packed;
+    for (const Int8Product& p : list) copies.emplace_back(p.w);
+    for (size_t i = 0; i < list.size(); i++) packed.push_back({list[i].out, copies[i].w});
+    int8_products<Isa>(x, packed);
+}
 
 // The same outputs summed in double precision, from exact accumulators.
 std::vector<float> exact_outputs(const Int8Matrix& x, const Int8Matrix& w) {
@@ -246,6 +273,7 @@ TEST_CASE("accumulators: every path gives the exact int32 for random and extreme
                     using Isa = decltype(isa);
                     if (!takes<Isa>(s.group_size)) return;
                     check(Isa::name, int8_products<Isa>);
+                    check(Isa::name, packed_products<Isa>);
                     check(Isa::name, products_by_panels<Isa>);  // with few tokens too
                     check(Isa::name, [](const Int8Matrix& in, const std::vector<Int8Product>& list) {
                         products_by_rows(in, list, dot_row<Isa>);  // and by rows with many
@@ -287,7 +315,9 @@ TEST_CASE("matmul: accumulators and outputs are the golden's") {
         if (int8_kernel_name(group_size) != std::string("portable")) check("int8_matmul", best_path);
         for_each_isa([&](auto isa) {
             using Isa = decltype(isa);
-            if (takes<Isa>(group_size)) check(Isa::name, int8_products<Isa>);
+            if (!takes<Isa>(group_size)) return;
+            check(Isa::name, int8_products<Isa>);
+            check(Isa::name, packed_products<Isa>);
         });
     }
     CHECK(cases == 14);
@@ -341,7 +371,9 @@ TEST_CASE("matmul: right, and the same bits for any number of threads, tokens an
         for_each_isa([&](auto isa) {
             using Isa = decltype(isa);
             CAPTURE(Isa::name);
-            if (takes<Isa>(s.group_size)) check_path(x, w, int8_products<Isa>);
+            if (!takes<Isa>(s.group_size)) return;
+            check_path(x, w, int8_products<Isa>);
+            check_path(x, w, packed_products<Isa>);
         });
         if (int8_kernel_name(s.group_size) != std::string("portable")) check_path(x, w, best_path);
     }
@@ -359,7 +391,7 @@ TEST_CASE("matmul: every number of rows and tokens up to 40") {
         for (int n = 1; n <= 40; n++) {
             for (int m = 1; m <= 40; m++) {
                 const std::vector<float> out = outputs(x.view(0, n), {w.view(0, m)}, int8_products<Isa>)[0];
-                bool same = true;
+                bool same = out == outputs(x.view(0, n), {w.view(0, m)}, packed_products<Isa>)[0];
                 for (int t = 0; t < n; t++) {
                     same &= std::equal(&out[t * m], &out[t * m] + m, &all[t * 40]);
                 }
@@ -367,6 +399,41 @@ TEST_CASE("matmul: every number of rows and tokens up to 40") {
             }
         }
     });
+}
+
+TEST_CASE("packing: each row is there to be copied, and lies elsewhere") {
+    std::mt19937 rng(8);
+    for (const auto& [n_rows, n_cols, group_size] :
+         {std::tuple{1, 64, 64}, {7, 128, 32}, {32, 192, 64}, {70, 256, 256}, {96, 64, 32}}) {
+        CAPTURE(n_rows);
+        const Matrix w = filled_matrix(rng, uniform, true, n_rows, n_cols, group_size);
+        std::vector<int8_t> codes(w.n_cols);
+        std::vector<float> scales(w.view().n_groups());
+        auto check = [&](int i) {
+            CHECK(std::equal(codes.begin(), codes.end(), w.view().row_codes(i)));
+            CHECK(std::equal(scales.begin(), scales.end(), w.view().row_scales(i)));
+        };
+        for_each_isa([&](auto isa) {
+            using Isa = decltype(isa);
+            if (!takes<Isa>(w.group_size)) return;
+            CAPTURE(Isa::name);
+            const PackedCopy<Isa> copy(w.view());
+            const bool same = std::equal(copy.codes.begin(), copy.codes.end(), w.view().codes);
+            CHECK(same == (w.n_rows < panel_rows<Isa>));
+            for (int i = 0; i < w.n_rows; i++) {
+                copy_row<Isa>(codes.data(), scales.data(), copy.w, i);
+                check(i);
+            }
+        });
+        Matrix best = w;
+        Int8Matrix view = best.view();
+        view.packed = int8_pack(view);
+        CHECK(view.packed == (int8_kernel_name(w.group_size) != std::string("portable")));
+        for (int i = 0; i < w.n_rows; i++) {
+            int8_row(codes.data(), scales.data(), view, i);
+            check(i);
+        }
+    }
 }
 
 TEST_CASE("matmul: groups that fill no vector have no fast path") {

@@ -186,6 +186,7 @@ Transformer load_cpu(const std::string& path, const Scheme& scheme, void (*check
         check_memory(cpu_memory(file, options, context, max_chunk), available);
         if (!options.info) file.copy_into_huge_pages(available);
         Weights weights{TensorList(file), file.config};
+        if (!options.info && !file.map.is_mapped()) weights.pack();
         decltype(Transformer::state) state(file.config, options, context, trace != nullptr);
         return {std::move(file), std::move(weights), std::move(state), trace};
     } catch (const std::runtime_error& e) {

@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "common/app/new_file.h"
-#include "common/cpu/int8.h"
+#include "common/cpu/int8_matmul.h"
 #include "common/cpu/rows.h"
 
 // The full name of a step: "layers.3.attn.norm", or "norm" outside the layers (layer -1).
@@ -189,13 +189,17 @@ class Recorder {
         const Int8Matrix matrix = w.view();
         const std::string step = step_name(layer_, name) + ".acc";
         const int n_groups = x.n_groups();
+        std::vector<int8_t> codes(size_t(matrix.n_cols));
+        std::vector<float> scales;
+        scales.resize(size_t(n_groups));
         std::vector<int32_t> sums(size_t(matrix.n_rows) * size_t(n_groups));
         for (int t = 0; t < x.n_rows; t++) {
             for (size_t i = 0; i < sums.size() && trace_->keeps_next(step); i++) {
                 const int row = int(i) / n_groups, first = int(i) % n_groups * x.group_size;
                 sums[i] = 0;
+                if (i % size_t(n_groups) == 0) int8_row(codes.data(), scales.data(), matrix, row);
                 for (int k = first; k < first + x.group_size; k++)
-                    sums[i] += int32_t(x.row_codes(t)[k]) * int32_t(matrix.row_codes(row)[k]);
+                    sums[i] += int32_t(x.row_codes(t)[k]) * int32_t(codes[size_t(k)]);
             }
             trace_->add(step, sums.data(), 1, {matrix.n_rows, n_groups});
         }

@@ -11,7 +11,6 @@
 //   lanes             int32 lanes of a vector
 //   panel_vectors     vectors that hold a panel's rows; two where that leaves registers enough
 //   tile_tokens       tokens whose accumulators, for a panel's rows, fit into the registers; a power of two
-//   few_tokens        tokens whose accumulators fit in beside rows that are being turned; an even number
 //   flip              codes of w are xor-ed with it before they are multiplied
 //   offset            xor-ing adds this to each code of w, so offset * sum(x) is taken off each accumulator
 //   quads(x)          16 bytes of x, as often as they fit
@@ -34,14 +33,16 @@
 constexpr int max_group_size = 1 << 16;
 
 // A quantized matrix, row by row. Value (i, j) is codes[i * n_cols + j] * scales[i * n_groups + j /
-// group_size].
+// group_size]. Of packed weights row_codes(i) and row_scales(i) are where the panel begins whose first row is
+// i.
 struct Int8Matrix {
     const int8_t* codes = nullptr;  // (n_rows, n_cols), each in -127..127
     const float* scales = nullptr;  // (n_rows, n_groups)
     const int32_t* sums = nullptr;  // (n_rows, n_groups), the sum of each group's codes; activations only
     int n_rows = 0;
     int n_cols = 0;
-    int group_size = 1;  // divides n_cols
+    int group_size = 1;   // divides n_cols
+    bool packed = false;  // weights only: in panels (int8_pack.h)
 
     int n_groups() const { return n_cols / group_size; }
     const int8_t* row_codes(int i) const { return codes + size_t(i) * n_cols; }

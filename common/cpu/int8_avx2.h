@@ -49,7 +49,7 @@ inline void quantize_avx2(int8_t* codes, float* scales, const float* x, int n, i
 // stays below, because a code of x is never -128.
 struct Avx2 {
     static constexpr const char* name = "avx2";
-    static constexpr int lanes = 8, panel_vectors = 1, tile_tokens = 4, few_tokens = 8, offset = 0;
+    static constexpr int lanes = 8, panel_vectors = 1, tile_tokens = 4, offset = 0;
     static constexpr uint8_t flip = 0;
     using Ints = __m256i;
     using Floats = __m256;
@@ -89,7 +89,7 @@ struct Avx2 {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
 struct AvxVnni : Avx2 {
     static constexpr const char* name = "avx-vnni";
-    static constexpr int tile_tokens = 8, few_tokens = 12, offset = 128;
+    static constexpr int tile_tokens = 8, offset = 128;
     static constexpr uint8_t flip = 0x80;
     static Ints flipped(Ints w) { return _mm256_xor_si256(w, _mm256_set1_epi8(static_cast<char>(flip))); }
     static Ints dot4(Ints acc, Ints w, Ints x) {

@@ -8,7 +8,7 @@
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
 struct Avx512Vnni {
     static constexpr const char* name = "avx512-vnni";
-    static constexpr int lanes = 16, panel_vectors = 2, tile_tokens = 8, few_tokens = 12, offset = 128;
+    static constexpr int lanes = 16, panel_vectors = 2, tile_tokens = 8, offset = 128;
     static constexpr uint8_t flip = 0x80;
     using Ints = __m512i;
     using Floats = __m512;

@@ -15,7 +15,6 @@
 // [k / 8][row or token][k % 8], so that a vector is a 2 x 8 block.
 struct NeonI8mm : NeonDot {
     static constexpr const char* name = "neon-i8mm";
-    static constexpr int few_tokens = 4;
 };
 
 // The same as pack_words in words of 8 bytes.
@@ -32,6 +31,11 @@ inline void pack_eights(void* packed, const int8_t* rows, size_t stride, int n_v
         }
     }
 }
+// Pairs of tokens, always.
+template <>
+constexpr int tile_width<NeonI8mm>(int) {
+    return NeonI8mm::tile_tokens;
+}
 template <>
 inline void pack_tokens<NeonI8mm>(const PackedTokens& to, const Int8Matrix& x, int t) {
     const int n_valid = std::min(NeonI8mm::tile_tokens, x.n_rows - t), n_groups = x.n_groups();
@@ -42,6 +46,11 @@ inline void pack_tokens<NeonI8mm>(const PackedTokens& to, const Int8Matrix& x, i
 template <>
 inline void pack_codes<NeonI8mm>(uint32_t* to, const Int8Matrix& w, int i, int k, int n_cols) {
     pack_eights<panel_rows<NeonI8mm>>(to, w.row_codes(i) + k, w.n_cols, w.n_rows - i, n_cols / 8);
+}
+
+template <>
+constexpr size_t packed_place<NeonI8mm>(int row, int k) {
+    return (size_t(k / 8) * panel_rows<NeonI8mm> + row) * 8 + k % 8;
 }
 
 // 2 * n_pairs tokens; those past the last one are zeros. Until the row is complete, `out` holds the 2 x 2

@@ -12,7 +12,6 @@
 
 #include "common/cpu/clock.h"
 #include "common/cpu/int8_avx512.h"
-#include "common/cpu/int8_few.h"
 #include "common/cpu/int8_i8mm.h"
 #include "common/cpu/int8_neon.h"
 #include "common/cpu/int8_panels.h"
@@ -69,17 +68,28 @@ inline bool int8_quantize([[maybe_unused]] int8_t* codes, [[maybe_unused]] float
     return true;
 }
 
+// Packs weights in their own memory, which nobody else reads or writes, so that products read them as one
+// stream (int8_pack.h). Returns what `packed` is from then on: false, and nothing has changed, if there is no
+// path for the group size.
+inline bool int8_pack(const Int8Matrix& w) {
+    return with_best_isa(w.group_size, [&](auto isa) { pack_in_place<decltype(isa)>(w); });
+}
+
+// Copies row i of w, packed or not: codes (n_cols,), scales (n_groups,).
+inline void int8_row(int8_t* codes, float* scales, const Int8Matrix& w, int i) {
+    if (with_best_isa(w.group_size, [&](auto isa) { copy_row<decltype(isa)>(codes, scales, w, i); })) return;
+    std::copy_n(w.row_codes(i), w.n_cols, codes);
+    std::copy_n(w.row_scales(i), w.n_groups(), scales);
+}
+
+// Of weights that are not packed, so many tokens at most go by rows; more are worth packing them for.
+constexpr int max_tokens_by_rows = 4;
+
 // The products of x with several matrices, by one instruction set.
 template <class Isa>
 inline void int8_products(const Int8Matrix& x, std::span<const Int8Product> list) {
-    const bool blocks =
-        std::ranges::all_of(list, [](const Int8Product& p) { return p.w.n_rows >= Isa::lanes; });
-    // Panels, once there are tokens enough to fill two tiles. With a single group in a row, or small tiles,
-    // turning a block of rows twice is faster a little longer.
-    const bool one_chunk = x.n_groups() > 1 && Isa::tile_tokens >= 8;
-    if (x.n_rows > few_tokens<Isa> * (one_chunk ? 1 : 2)) return products_by_panels<Isa>(x, list);
-    // One token goes row by row where a row has many groups: their sums are added up with fewer instructions.
-    if (blocks && (x.n_rows > 1 || x.n_groups() == 1)) return products_of_few<Isa>(x, list);
+    const bool packed = std::ranges::any_of(list, [](const Int8Product& p) { return p.w.packed; });
+    if (packed || x.n_rows > max_tokens_by_rows) return products_by_panels<Isa>(x, list);
     if (x.group_size == 64)
         return products_by_rows(x, list, [](auto&... row) { return dot_row<Isa, 64>(row...); });
     products_by_rows(x, list, [](auto&... row) { return dot_row<Isa>(row...); });

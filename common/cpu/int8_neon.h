@@ -43,7 +43,7 @@ inline void quantize_neon(int8_t* codes, float* scales, const float* x, int n, i
 // two of them, so that a token's four codes, once loaded, serve twice.
 struct Neon {
     static constexpr const char* name = "neon";
-    static constexpr int lanes = 4, panel_vectors = 2, tile_tokens = 8, few_tokens = 8, offset = 0;
+    static constexpr int lanes = 4, panel_vectors = 2, tile_tokens = 8, offset = 0;
     static constexpr uint8_t flip = 0;
     using Ints = int32x4_t;
     using Floats = float32x4_t;

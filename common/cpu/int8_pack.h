@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 #include "common/cpu/int8.h"
 #include "common/cpu/unroll.h"
@@ -133,22 +134,39 @@ struct PackedTokens {
     uint32_t* codes;  // [k / 4][token][k % 4]
     float* scales;    // [group][token]
     int32_t* starts;  // [group][token], where an accumulator starts: -offset * the sum of the group's codes
+    int width;        // tokens side by side, at most tile_tokens
 };
 struct PackedPanel {
-    uint32_t* codes;  // [k / 4][row][k % 4], flipped
-    float* scales;    // [group][row]
+    const uint32_t* codes = nullptr;  // [k / 4][row][k % 4], flipped
+    const float* scales = nullptr;    // [group][row]
 };
 
-// Packs tokens t .. t + tile_tokens - 1 of x. Those past the last get zeros.
+// Tokens that lie side by side: tiles of the same size.
+template <class Isa>
+constexpr int tile_width(int n_tokens) {
+    const int n_tiles = (n_tokens + Isa::tile_tokens - 1) / Isa::tile_tokens;
+    return (n_tokens + n_tiles - 1) / n_tiles;
+}
+// Packs tokens t .. t + to.width - 1 of x. Those past the last get zeros.
 template <class Isa>
 inline void pack_tokens(const PackedTokens& to, const Int8Matrix& x, int t) {
-    const int n_valid = std::min(Isa::tile_tokens, x.n_rows - t), n_groups = x.n_groups();
-    pack_words<Isa::tile_tokens>(to.codes, Isa::tile_tokens, x.row_codes(t), x.n_cols / 4, n_valid,
-                                 x.n_cols / 4, 0);
-    pack_words<Isa::tile_tokens>(to.scales, Isa::tile_tokens, x.row_scales(t), n_groups, n_valid, n_groups,
-                                 0);
-    pack_words<Isa::tile_tokens>(to.starts, Isa::tile_tokens, x.row_sums(t), n_groups, n_valid, n_groups, 0);
-    for (int i = 0; i < n_groups * Isa::tile_tokens; i++) to.starts[i] *= -Isa::offset;
+    const int n_valid = std::min(to.width, x.n_rows - t), n_groups = x.n_groups();
+    auto pack = [&](auto* packed, const auto* rows, int n_words) {
+        if (to.width == Isa::tile_tokens)
+            return pack_words<Isa::tile_tokens>(packed, to.width, rows, n_words, n_valid, n_words, 0);
+        const auto* from = reinterpret_cast<const char*>(rows);
+        for (int j = 0; j < to.width; j++) {
+            for (int word = 0; word < n_words; word++) {
+                auto* place = packed + size_t(word) * to.width + j;
+                *place = 0;
+                if (j < n_valid) std::memcpy(place, from + 4 * (size_t(j) * n_words + word), 4);
+            }
+        }
+    };
+    pack(to.codes, x.row_codes(t), x.n_cols / 4);
+    pack(to.scales, x.row_scales(t), n_groups);
+    pack(to.starts, x.row_sums(t), n_groups);
+    for (int i = 0; i < n_groups * to.width; i++) to.starts[i] *= -Isa::offset;
 }
 
 // Packs rows i .. i + panel_rows - 1 of w: n_cols columns of codes from k on. Rows past the last get zeros.
@@ -169,4 +187,58 @@ inline void pack_scales(float* to, const Int8Matrix& w, int i) {
         const int n_valid = w.n_rows - i - row, first = std::min(i + row, w.n_rows);
         pack_words<n>(to + row, columns, w.row_scales(first), w.n_groups(), n_valid, w.n_groups(), 0);
     }
+}
+
+// ----------------------------------------------------------------------------
+// Weights that are packed once, when a model is loaded, where they lie: whole panels, one behind the other,
+// each in the place of its rows. They are then read as one stream, and no row is turned again. Rows that fill
+// no panel, the last ones, stay as they are.
+
+// Where column k of a panel's row lies in its codes, in bytes.
+template <class Isa>
+constexpr size_t packed_place(int row, int k) {
+    return (size_t(k / 4) * panel_rows<Isa> + row) * 4 + k % 4;
+}
+
+// The panel that begins with row i, if it is packed; otherwise null.
+template <class Isa>
+inline PackedPanel packed_panel(const Int8Matrix& w, int i) {
+    if (!w.packed || i + panel_rows < Isa >> w.n_rows) return {};
+    return {reinterpret_cast<const uint32_t*>(w.row_codes(i)), w.row_scales(i)};
+}
+
+// Packs w in its own memory, codes and scales, which nobody else reads or writes. From then on w.packed has
+// to be true.
+template <class Isa>
+inline void pack_in_place(const Int8Matrix& w) {
+    constexpr int n = panel_rows<Isa>;
+    const size_t n_codes = size_t(n) * w.n_cols, n_scales = size_t(n) * w.n_groups();
+#pragma omp parallel
+    {
+        std::vector<uint32_t> codes(n_codes / 4);
+        std::vector<float> scales(n_scales);
+#pragma omp for schedule(static)
+        for (int panel = 0; panel < w.n_rows / n; panel++) {
+            pack_codes<Isa>(codes.data(), w, panel * n, 0, w.n_cols);
+            pack_scales<Isa>(scales.data(), w, panel * n);
+            std::memcpy(const_cast<int8_t*>(w.row_codes(panel * n)), codes.data(), n_codes);
+            std::copy_n(scales.data(), n_scales, const_cast<float*>(w.row_scales(panel * n)));
+        }
+    }
+}
+
+// Copies row i of w, packed or not: codes (n_cols,), scales (n_groups,).
+template <class Isa>
+inline void copy_row(int8_t* codes, float* scales, const Int8Matrix& w, int i) {
+    constexpr int n = panel_rows<Isa>;
+    const int row = i % n;
+    const PackedPanel panel = packed_panel<Isa>(w, i - row);
+    if (panel.codes == nullptr) {
+        std::copy_n(w.row_codes(i), w.n_cols, codes);
+        std::copy_n(w.row_scales(i), w.n_groups(), scales);
+        return;
+    }
+    const auto* from = reinterpret_cast<const uint8_t*>(panel.codes);
+    for (int k = 0; k < w.n_cols; k++) codes[k] = int8_t(from[packed_place<Isa>(row, k)] ^ Isa::flip);
+    for (int g = 0; g < w.n_groups(); g++) scales[g] = panel.scales[size_t(g) * n + row];
 }

@@ -43,8 +43,9 @@ struct Ahead {
     // n_bytes from `from` on, for n_columns columns.
     Ahead(const void* from, size_t n_bytes, size_t n_columns)
         : at(static_cast<const char*>(from)), step((4 * n_bytes + n_columns - 1) / n_columns) {}
-    void prefetch() {
-        __builtin_prefetch(at, 0, 2);  // into the second-level cache
+    // Into the second-level cache, so many lines of 64 bytes.
+    void prefetch(int n_lines = 1) {
+        for (int i = 0; i < n_lines; i++) __builtin_prefetch(at + 64 * i, 0, 2);
         at += step;
     }
 };
@@ -57,6 +58,8 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, c
                                     Ahead& next) {
     Ahead ahead = next;  // a copy, so that it stays in registers
     constexpr int lanes = Isa::lanes, vectors = Isa::panel_vectors;
+    // A token or two read a panel as fast as it comes, and the hardware fetches a good part of it by itself.
+    constexpr int n_lines = n_tokens < 4 ? 1 : (4 * lanes * vectors + 63) / 64;
     auto at = [&](int j, int v) { return out + (j * vectors + v) * lanes; };
     typename Isa::Floats sums[n_tokens][vectors];
     for (int j = 0; j < n_tokens; j++) {
@@ -70,8 +73,9 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, c
         for (int j = 0; j < n_tokens && block.resumes; j++) {
             for (int v = 0; v < vectors; v++) acc[j][v] = Isa::load(at(j, v));
         }
+        UNROLL(4)
         for (int k = 0; k < block.group_size; k += 4) {
-            ahead.prefetch();
+            ahead.prefetch(n_lines);
             typename Isa::Ints codes[vectors];
             for (int v = 0; v < vectors; v++) codes[v] = Isa::load(w.codes + v * lanes);
             for (int j = 0; j < n_tokens; j++) {
@@ -81,7 +85,7 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, c
                     pin_register(acc[j][v]);
                 }
             }
-            x.codes += Isa::tile_tokens;
+            x.codes += x.width;
             w.codes += lanes * vectors;
         }
         if (block.suspends) {
@@ -102,8 +106,8 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, c
                     Isa::add_scaled(sums[j][v], acc[j][v], Isa::scales(w.scales + v * lanes, x.scales[j]));
             }
         }
-        x.scales += Isa::tile_tokens;
-        x.starts += Isa::tile_tokens;
+        x.scales += x.width;
+        x.starts += x.width;
         w.scales += lanes * vectors;
     }
     next = ahead;
@@ -123,15 +127,23 @@ inline void tile_of(int n_tokens, float* out, const PackedTokens& x, const Packe
 // Bytes of a row's codes.
 inline size_t bytes_of_row(const Int8Matrix& w) { return size_t(w.n_cols); }
 
+// Where a panel is packed that is not packed yet: codes of some columns, and scales of whole rows.
+struct PanelMemory {
+    uint32_t* codes;
+    float* scales;
+};
+
 // out[token][row] = rows i .. i + panel_rows - 1 of w times all tokens, a block of columns after the other.
 // W has Int8Matrix's n_rows, n_cols, group_size, n_groups() and row_codes(), and functions of its own for the
-// bytes of a row and to pack its rows.
+// bytes of a row, for a panel that is packed, and to pack one that is not.
 template <class Isa, class W>
-inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const PackedPanel& panel,
+inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const PanelMemory& memory,
                           const W& w, int i) {
     constexpr int n_rows = panel_rows<Isa>;
-    const int n_tiles = (n_tokens + Isa::tile_tokens - 1) / Isa::tile_tokens,
-              max_cols = panel_block_bytes / n_rows;
+    const PackedPanel packed = packed_panel<Isa>(w, i);
+    const int n_tiles = (n_tokens + x.width - 1) / x.width;
+    // A packed panel that is read once needs no blocks.
+    const int max_cols = packed.codes != nullptr && n_tiles == 1 ? w.n_cols : panel_block_bytes / n_rows;
     // The next panel is one stream; at the end of the matrix, nothing new.
     const bool has_next = i + 2 * n_rows <= w.n_rows;
     Ahead next(w.row_codes(has_next ? i + n_rows : i), has_next ? n_rows * bytes_of_row(w) : 0,
@@ -140,20 +152,27 @@ inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const
     const bool parts = w.n_groups() == 1 && w.n_cols > max_cols;
     const int width = parts ? max_cols : std::max(1, max_cols / w.group_size) * w.group_size;
     const size_t n_blocks = (w.n_cols + width - 1) / width;
-    pack_scales<Isa>(panel.scales, w, i);
+    if (packed.codes == nullptr) pack_scales<Isa>(memory.scales, w, i);
     for (size_t b = 0; b < n_blocks; b++) {
         const int k = int(b) * width, n_cols = std::min(width, w.n_cols - k);
         const bool first = b == 0, last = b + 1 == n_blocks;
         const Block block = parts ? Block{1, n_cols, true, last, !first, !last}
                                   : Block{n_cols / w.group_size, w.group_size, first, last};
-        pack_codes<Isa>(panel.codes, w, i, k, n_cols);
-        const PackedPanel columns{panel.codes, panel.scales + size_t(k / w.group_size) * n_rows};
+        PackedPanel columns = packed;
+        if (packed.codes != nullptr) {
+            columns.codes += size_t(k) / 4 * n_rows;
+        } else {
+            pack_codes<Isa>(memory.codes, w, i, k, n_cols);
+            columns = {memory.codes, memory.scales};
+        }
+        columns.scales += size_t(k / w.group_size) * n_rows;
         for (int tile = 0; tile < n_tiles; tile++) {
-            const int token = tile * Isa::tile_tokens;
-            const size_t codes = (size_t(token) * w.n_cols + size_t(k) * Isa::tile_tokens) / 4;
-            const size_t group = size_t(token) * w.n_groups() + size_t(k / w.group_size) * Isa::tile_tokens;
-            tile_of<Isa>(std::min(Isa::tile_tokens, n_tokens - token), out + size_t(token) * n_rows,
-                         {x.codes + codes, x.scales + group, x.starts + group}, columns, block, next);
+            const int token = tile * x.width;
+            const size_t codes = (size_t(token) * w.n_cols + size_t(k) * x.width) / 4;
+            const size_t group = size_t(token) * w.n_groups() + size_t(k / w.group_size) * x.width;
+            tile_of<Isa>(std::min(x.width, n_tokens - token), out + size_t(token) * n_rows,
+                         {x.codes + codes, x.scales + group, x.starts + group, x.width}, columns, block,
+                         next);
         }
     }
 }
@@ -161,38 +180,38 @@ inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const
 template <class Isa, class Product = Int8Product>
 inline void products_by_panels(const Int8Matrix& x, std::span<const Product> list) {
     constexpr int n_rows = panel_rows<Isa>;
-    const int n_tiles = (x.n_rows + Isa::tile_tokens - 1) / Isa::tile_tokens;
-    const size_t tile_groups = size_t(x.n_groups()) * Isa::tile_tokens,
-                 tile_words = size_t(x.n_cols) / 4 * Isa::tile_tokens;
+    const int width = tile_width<Isa>(x.n_rows), n_tiles = (x.n_rows + width - 1) / width;
+    const size_t tile_groups = size_t(x.n_groups()) * width, tile_words = size_t(x.n_cols) / 4 * width;
     static thread_local std::vector<uint32_t> token_codes;
     static thread_local std::vector<float> token_scales;
     static thread_local std::vector<int32_t> token_starts;
     const PackedTokens tokens{scratch(token_codes, n_tiles * tile_words),
                               scratch(token_scales, n_tiles * tile_groups),
-                              scratch(token_starts, n_tiles * tile_groups)};
+                              scratch(token_starts, n_tiles * tile_groups), width};
+    auto pack = [&](int tile) {
+        pack_tokens<Isa>({tokens.codes + tile * tile_words, tokens.scales + tile * tile_groups,
+                          tokens.starts + tile * tile_groups, width},
+                         x, tile * width);
+    };
+    if (n_tiles == 1) pack(0);  // threads need not meet for that
 #pragma omp parallel
     {
+        if (n_tiles > 1) {
 #pragma omp for schedule(static)
-        for (int tile = 0; tile < n_tiles; tile++) {
-            pack_tokens<Isa>({tokens.codes + tile * tile_words, tokens.scales + tile * tile_groups,
-                              tokens.starts + tile * tile_groups},
-                             x, tile * Isa::tile_tokens);
+            for (int tile = 0; tile < n_tiles; tile++) pack(tile);
         }
         static thread_local std::vector<uint32_t> codes;
         static thread_local std::vector<float> scales, sums;
         const size_t block_bytes = std::max<size_t>(panel_block_bytes, size_t(n_rows) * x.group_size);
-        const PackedPanel panel{scratch(codes, block_bytes / 4),
-                                scratch(scales, size_t(x.n_groups()) * n_rows)};
+        const PanelMemory memory{scratch(codes, block_bytes / 4),
+                                 scratch(scales, size_t(x.n_groups()) * n_rows)};
         // A panel's outputs, token after token. The last panel may have rows that the matrix has not.
-        float* outputs = scratch(sums, size_t(n_tiles) * Isa::tile_tokens * n_rows);
+        float* outputs = scratch(sums, size_t(n_tiles) * width * n_rows);
         for (const Product& p : list) {
             const int n_out = p.w.n_rows, n_panels = (n_out + n_rows - 1) / n_rows;
-            // Guided: threads take many panels in a row, so that they mostly prefetch their own next one, and
-            // one at a time near the end, so that they finish together.
-#pragma omp for schedule(guided) nowait
-            for (int i = 0; i < n_panels; i++) {
+            auto multiply = [&](int i) {
                 const int first = i * n_rows, n_valid = std::min(n_rows, n_out - first);
-                panel_product<Isa>(outputs, x.n_rows, tokens, panel, p.w, first);
+                panel_product<Isa>(outputs, x.n_rows, tokens, memory, p.w, first);
                 for (int t = 0; t < x.n_rows; t++) {
                     const float* from = outputs + t * n_rows;
                     float* to = p.out + size_t(t) * n_out + first;
@@ -202,6 +221,16 @@ inline void products_by_panels(const Int8Matrix& x, std::span<const Product> lis
                         std::copy_n(from, n_valid, to);
                     }
                 }
+            };
+            // Few tokens wait for memory: one stream for each thread. Many: threads take many panels in a
+            // row, so that they mostly prefetch their own next one, and one at a time near the end, so that
+            // they finish together.
+            if (n_tiles <= 2) {
+#pragma omp for schedule(static) nowait
+                for (int i = 0; i < n_panels; i++) multiply(i);
+            } else {
+#pragma omp for schedule(guided) nowait
+                for (int i = 0; i < n_panels; i++) multiply(i);
             }
         }
     }

@@ -34,6 +34,10 @@ inline void pack_scales(float* to, const LowbitMatrix& w, int i) {
     for (int r = 0; r < n; r++) expand_scales(rows + size_t(r) * w.n_groups(), w, i + r);
     pack_scales<Isa>(to, Int8Matrix{nullptr, rows, nullptr, n, w.n_cols, w.group_size}, 0);
 }
+template <class Isa>
+inline PackedPanel packed_panel(const LowbitMatrix&, int) {
+    return {};
+}
 inline size_t bytes_of_row(const LowbitMatrix& w) { return w.n_code_bytes(); }
 
 // So many tokens at most go by rows: turning the rows of w again for the next few tokens still costs less

@@ -1,7 +1,8 @@
-// A whole file in memory, for reading. It is mapped, so that what is read of it comes from the disk then, and
-// can be dropped again where memory is short. A large file is then copied into huge pages, if it takes no
-// more than half of the memory that is available: a mapped file lies in pages of 4 KiB, and at each of their
-// ends the hardware stops fetching ahead, which costs decode a fifth of its speed (docs/performance.md).
+// A whole file in memory. It is mapped, so that what is read of it comes from the disk then, and can be
+// dropped again where memory is short. It is then copied into huge pages, if it takes no more than three
+// quarters of the memory that is available: a mapped file lies in pages of 4 KiB, and at each of their ends
+// the hardware stops fetching ahead, which costs decode a fifth of its speed (docs/performance.md). And
+// weights in a copy can be packed for the kernels (common/cpu/int8_pack.h).
 #pragma once
 
 #include <fcntl.h>
@@ -19,8 +20,6 @@
 #include <utility>
 
 #include "common/text/printable.h"
-
-constexpr size_t min_bytes_to_copy = size_t(64) << 20;
 
 // Where the file lies that was mapped last, and its name. A file that gets shorter while it is mapped raises
 // SIGBUS at the first read behind its new end; common/app/signals.h says so then.
@@ -58,10 +57,10 @@ class MappedFile {
         mapped_range = {data_, size_, printable(path)};
     }
 
-    // Puts a copy in huge pages in place of the mapping, where that pays. `available`: bytes of memory.
+    // Puts a copy in huge pages in place of the mapping, if it fits. `available`: bytes of memory.
     // bytes() is another span then.
     void copy_into_huge_pages(uint64_t available) {
-        if (!is_mapped() || size_ < min_bytes_to_copy || size_ > available / 2) return;
+        if (!is_mapped() || size_ == 0 || size_ > available - available / 4) return;
         void* p = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (p == MAP_FAILED) return;
         // Where it is refused, the pages are small and all else is the same.
