@@ -297,10 +297,12 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 
 // Opens a Q8 file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    return load_cpu<Transformer>(path, scheme_q8, check_config, max_chunk, options, trace);
+    Transformer m = load_cpu<Transformer>(path, scheme_q8, check_config, max_chunk, options, trace);
+    if (m.file.is_copied()) m.weights.pack();
+    return m;
 }
 
-const OwnOption own_options[] = {kv_option};
+const OwnOption own_options[] = {kv_option, mmap_option};
 
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));

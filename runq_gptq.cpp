@@ -9,10 +9,10 @@
 //
 // This file has what is the scheme's own: the matrix, expanding it and multiplying by it as plain loops, the
 // tensors of a file, and the forward pass. What any scheme needs is in common/, and so are the fast forms of
-// the loops here, which multiply the codes as they lie in the file (common/cpu/lowbit_rows.h) or expand them
-// as they go (lowbit_matmul.h). docs/gptq.md has the formats with pictures and numbers. What quantizes and
-// multiplies can also be a shared library that is chosen at run time, for another CPU or a GPU (--backend,
-// docs/backends.md).
+// the loops here, which multiply codes of 2 and 4 bits as they are (common/cpu/lowbit_blocks.h) or expand
+// them as they go (lowbit_matmul.h). docs/gptq.md has the formats with pictures and numbers. What quantizes
+// and multiplies can also be a shared library that is chosen at run time, for another CPU or a GPU
+// (--backend, docs/backends.md).
 //
 //     make runq_gptq && ./runq_gptq model_gptq.bin -i "Once upon a time"
 
@@ -129,6 +129,16 @@ void quantize(Int8Rows& out, const Rows& x, int group_size) {
     });
 }
 
+// The same of a matrix that may be packed (common/cpu/lowbit_pack.h), where rows do not lie one after
+// another.
+ExpandedRow load_row(const LowbitMatrix& w, int i) {
+    if (!w.packed) return expand(w, i);
+    ExpandedRow row{std::vector<int8_t>(size_t(w.n_cols)), std::vector<float>(size_t(w.n_groups()))};
+    expand_columns(row.codes.data(), w, i, 0, w.n_cols);
+    expand_scales(row.scales.data(), w, i);
+    return row;
+}
+
 // Row t of x times an expanded row: each group is an exact int32 sum, scaled by both scales; the groups are
 // added up in fp32.
 float dot(const Int8Rows& x, int t, const ExpandedRow& w) {
@@ -185,7 +195,7 @@ struct ExpandedCodes {
     Int8Matrix view() const {
         codes.clear();
         for (int i = 0; i < w.n_rows; i++) {
-            const ExpandedRow row = expand(w, i);
+            const ExpandedRow row = load_row(w, i);
             codes.insert(codes.end(), row.codes.begin(), row.codes.end());
         }
         return {codes.data(), nullptr, nullptr, w.n_rows, w.n_cols, w.group_size};
@@ -196,7 +206,7 @@ struct ExpandedCodes {
 void embed(Rows& out, const LowbitMatrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
     for (int t = 0; t < out.n_rows; t++) {
-        const ExpandedRow row = expand(table, tokens[t]);
+        const ExpandedRow row = load_row(table, tokens[t]);
         for (int k = 0; k < out.n_cols; k++)
             out.row(t)[k] = float(row.codes[k]) * row.scales[k / table.group_size];
     }
@@ -271,7 +281,6 @@ struct Weights {
     LowbitMatrix classifier =
         c.shared_classifier ? embedding : matrix("classifier", kind::classifier, c.vocab_size);
 
-    void pack() {}
     std::vector<const int32_t*> orders(const char* part, int n) {
         if (!c.layout.has_order) return std::vector<const int32_t*>(size_t(c.n_layers));
         return file.vectors<int32_t>(c, part, n);
@@ -480,11 +489,11 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
 }
 
 // The matrices that are multiplied: all but the embedding, unless it is the classifier, too.
-std::vector<const LowbitMatrix*> multiplied(const Weights& w) {
-    std::vector<const LowbitMatrix*> all{&w.classifier};
-    for (const auto* layers :
+std::vector<LowbitMatrix*> multiplied(Weights& w) {
+    std::vector<LowbitMatrix*> all{&w.classifier};
+    for (auto* layers :
          {&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj, &w.gate_proj, &w.down_proj, &w.up_proj}) {
-        for (const LowbitMatrix& m : *layers) all.push_back(&m);
+        for (LowbitMatrix& m : *layers) all.push_back(&m);
     }
     return all;
 }
@@ -515,15 +524,22 @@ std::vector<OwnField> components(const ModelConfig& c, const TensorList& file) {
 
 const OwnOption own_options[] = {
     kv_option,
+    mmap_option,
     {"--backend", {"auto", "builtin"}, "what quantizes and multiplies (docs/backends.md)", "or a NAME"}};
 
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     const ModelConfig& c = m->file.config;
-    const auto matrices = options.info ? std::vector<const LowbitMatrix*>{} : multiplied(m->weights);
-    m->backend = open_backend(options.own.at("--backend"), matrices, [](const std::string& line) {
+    // Matrices are packed for the kernels in the file's memory, which has to be a copy.
+    const auto matrices = options.info ? std::vector<LowbitMatrix*>{} : multiplied(m->weights);
+    const bool may_pack = m->file.is_copied();
+    m->backend = open_backend(options.own.at("--backend"), matrices, may_pack, [](const std::string& line) {
         note(stderr, "runq_gptq: " + printable(line) + "\n");
     });
+    if (m->backend == nullptr && may_pack) {
+        for (LowbitMatrix* w : matrices) w->packed = lowbit_pack(*w);
+    }
+    m->weights.embedding.packed = c.shared_classifier && m->weights.classifier.packed;
     m->state.xq.backend = m->backend.get();
     const std::string kernel =
         m->backend ? "back end " + std::string(m->backend->name()) : int8_kernel_name(c.group_size);

@@ -50,7 +50,7 @@ struct W8A8Matrix {
     const float* scales = nullptr;  // (n_rows,)
     int n_rows = 0, n_cols = 0;     // output channels, input channels
 
-    bool packed = false;            // turned for the kernels; never where dot() is used
+    bool packed = false;  // turned for the kernels; never where dot() is used
 
     Int8Matrix view() const { return {codes, scales, nullptr, n_rows, n_cols, n_cols, packed}; }
 };
@@ -197,7 +197,7 @@ struct ExpertMatrix {
     const float* row_scales = nullptr;   // A8W8, and A8W4 without groups: (n_experts, n_rows)
     const Half* group_scales = nullptr;  // A8W4: (n_experts, n_rows, n_cols / group)
     const uint8_t* mx_scales = nullptr;  // MXFP8: (n_experts, n_rows, n_cols / group)
-    bool packed = false;             // turned for the kernels, each expert by itself
+    bool packed = false;                 // turned for the kernels, each expert by itself
     const float* assist = nullptr;   // A8W4: (n_experts, n_rows), for int4 by int4 hardware; not read here
     const uint8_t* zeros = nullptr;  // A8W4: 8 for each group of a matrix's rows, two in a byte
     int n_rows = 0, n_cols = 0, group = 0;  // group: columns that share a scale
@@ -208,6 +208,16 @@ struct ExpertMatrix {
     Int8Matrix int8(int e) const {
         const size_t row = size_t(e) * n_rows;
         return {int8_codes + row * n_cols, row_scales + row, nullptr, n_rows, n_cols, n_cols, packed};
+    }
+    bool is_fast_int4() const { return group_scales != nullptr && n_cols % 64 == 0; }
+    // That of A8W4 in groups, for activations in groups of group_size: GPTQ's matrix with zero points of 8.
+    LowbitMatrix int4(int e, int group_size) const {
+        const size_t row = size_t(e) * n_rows;
+        LowbitMatrix m;
+        m.codes = codes + row * (size_t(n_cols) / 2), m.scales = group_scales + row * n_groups();
+        m.zeros = zeros, m.bits = 4, m.n_rows = n_rows, m.n_cols = n_cols;
+        m.group = group, m.group_size = group_size, m.packed = packed;
+        return m;
     }
 };
 
@@ -286,6 +296,11 @@ void load_row(ExpertRow& row, const ExpertMatrix& w, int e, int i) {
     }
     row.codes.resize(n), row.scales.resize(size_t(w.n_groups()));
     if (w.int8_codes != nullptr) return int8_row(row.codes.data(), row.scales.data(), w.int8(e), i);
+    if (w.packed) {
+        const LowbitMatrix m = w.int4(e, w.group);
+        expand_scales(row.scales.data(), m, i);
+        return expand_columns(row.codes.data(), m, i, 0, w.n_cols);
+    }
     unpack_int4(row.codes.data(), w.codes + at * (n / 2), w.n_cols);
     for (int g = 0; g < w.n_groups(); g++)
         row.scales[g] =
@@ -320,22 +335,16 @@ struct ExpertProduct {
     int expert;
 };
 
-// The same by the fast kernels of the other programs; false, and nothing written, if there is none. int4 is
-// GPTQ's matrix with zero points of 8.
+// The same by the fast kernels of the other programs; false, and nothing written, if there is none.
 bool fast_matmul(const ExpertRows& x, std::span<const ExpertProduct> list) {
     std::vector<Int8Product> int8;
     std::vector<LowbitProduct> int4;
     for (const ExpertProduct& p : list) {
         const ExpertMatrix& w = p.w;
-        const size_t row = size_t(p.expert) * w.n_rows, n = size_t(w.n_cols);
         if (w.int8_codes != nullptr) {
             int8.push_back({p.out, w.int8(p.expert)});
-        } else if (w.group_scales != nullptr && w.n_cols % 64 == 0) {
-            LowbitMatrix m;
-            m.codes = w.codes + row * (n / 2), m.scales = w.group_scales + row * w.n_groups();
-            m.zeros = w.zeros, m.bits = 4, m.n_rows = w.n_rows, m.n_cols = w.n_cols;
-            m.group = w.group, m.group_size = x.int8.group_size;
-            int4.push_back({p.out, m});
+        } else if (w.is_fast_int4()) {
+            int4.push_back({p.out, w.int4(p.expert, x.int8.group_size)});
         } else {
             return false;
         }
@@ -617,14 +626,20 @@ struct Weights {
             for (W8A8Matrix& m : *layers) m.packed = m.codes != nullptr && int8_pack(m.view());
         classifier.packed = int8_pack(classifier.view());
         embedding.packed = c.shared_classifier && classifier.packed;
-        for (auto* layers : {&gate_up, &down}) {
-            for (ExpertMatrix& m : *layers) {
-                if (m.int8_codes == nullptr) continue;
-                bool packed = true;
-                for (int e = 0; e < c.moe.n_experts; e++) packed = int8_pack(m.int8(e));
-                m.packed = packed;
+        for (auto* layers : {&gate_up, &down})
+            for (ExpertMatrix& m : *layers) pack(m);
+    }
+    void pack(ExpertMatrix& m) const {
+        bool packed = false;
+        for (int e = 0; e < c.moe.n_experts; e++) {
+            if (m.int8_codes != nullptr) packed = int8_pack(m.int8(e));
+            if (m.is_fast_int4()) {
+                LowbitMatrix w = m.int4(e, kernel_group(c.moe, m.n_cols));
+                w.zeros = nullptr;  // alike for all
+                packed = lowbit_pack(w);
             }
         }
+        m.packed = packed;
     }
     bool list_experts() {
         gate_up.resize(size_t(c.n_layers)), down.resize(size_t(c.n_layers));
@@ -877,7 +892,9 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 
 // Opens a MoE file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    return load_cpu<Transformer>(path, scheme_moe, check_config, max_chunk, options, trace);
+    Transformer m = load_cpu<Transformer>(path, scheme_moe, check_config, max_chunk, options, trace);
+    if (m.file.is_copied()) m.weights.pack();
+    return m;
 }
 
 Model load_model(const Options& options, Trace* trace) {
@@ -893,8 +910,8 @@ Model load_model(const Options& options, Trace* trace) {
                      int8_kernel_name(m->file.config.dim), max_chunk);
 }
 
-const OwnOption own_options[] = {kv_option,
-                                 {"--no-fuse", {}, "experts step by step, without the fused operator"}};
+const OwnOption own_options[] = {
+    kv_option, mmap_option, {"--no-fuse", {}, "experts step by step, without the fused operator"}};
 
 #ifndef RUNQ_NO_MAIN
 #include "common/app/cli.h"

@@ -360,11 +360,13 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
     Options o = options;
     if (attention_in_int8(o)) o.own[kv_option.name] = "q8";  // the bytes that its cache takes
-    return load_cpu<Transformer>(path, scheme_w8a8, check_config, max_chunk, o, trace);
+    Transformer m = load_cpu<Transformer>(path, scheme_w8a8, check_config, max_chunk, o, trace);
+    if (m.file.is_copied()) m.weights.pack();
+    return m;
 }
 
 const OwnOption own_options[] = {
-    kv_option, {"--attn", {"fp32", "int8"}, "products of attention; int8: so is the cache"}};
+    kv_option, {"--attn", {"fp32", "int8"}, "products of attention; int8: so is the cache"}, mmap_option};
 
 Model load_model(const Options& options, Trace* trace) {
     if (attention_in_int8(options) && options.own.at(kv_option.name) != "f32")

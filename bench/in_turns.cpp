@@ -36,7 +36,8 @@ constexpr int context = 2048;
 
 // One token's products with the matrices of all layers, codes and scales lying one behind the other from
 // `memory` on; null: only counts. A scale for each `group` of columns (Q8) or, if that is 0, for each row
-// (W8A8). Returns the bytes of codes and scales. What the weights are makes no difference to the time.
+// (W8A8). They count as packed. Returns the bytes of codes and scales. What the weights are makes no
+// difference to the time.
 size_t products(const Shape& s, char* memory, int group) {
     static std::vector<int8_t> codes(std::max(s.dim, s.hidden_dim), 1);
     static std::vector<float> scales(codes.size(), 1), out(3 * codes.size());
@@ -44,7 +45,7 @@ size_t products(const Shape& s, char* memory, int group) {
     size_t bytes = 0;
     auto matrix = [&](int n_rows, int n_cols) {
         const int group_size = group > 0 ? group : n_cols;
-        Int8Matrix m{nullptr, nullptr, nullptr, n_rows, n_cols, group_size};
+        Int8Matrix m{nullptr, nullptr, nullptr, n_rows, n_cols, group_size, true};
         const size_t n = size_t(n_rows) * n_cols;
         if (memory != nullptr) m.codes = reinterpret_cast<const int8_t*>(memory + bytes);
         if (memory != nullptr) m.scales = reinterpret_cast<const float*>(memory + bytes + n);

@@ -14,6 +14,7 @@ static int32_t open_it(void** context) { return *context = NULL, QUANT_GEMM_OK; 
 static void close_it(void* context) { (void)context; }
 static int32_t accepts(void* context, const QuantGemmMatrix* w) {
     (void)context;
+    if (w->packed) return fail(QUANT_GEMM_UNSUPPORTED, "a matrix is packed");
     if (w->bits == 8 && w->row_scales != NULL) return QUANT_GEMM_OK;
     return fail(QUANT_GEMM_UNSUPPORTED, "a matrix is not of 8 bits with a scale per row");
 }

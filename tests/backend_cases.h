@@ -75,6 +75,16 @@ inline bool accepts(const Opened& b, const LowbitMatrix& w) {
     return status == QUANT_GEMM_OK;
 }
 
+// Whether it wants them packed: those for CPUs do, but not the plain loops.
+inline bool wants_packed(const Opened& b, const LowbitMatrix& w) {
+    QuantGemmMatrix m = to_c(w);
+    m.packed = 1;
+    const std::string name = b.api->name;
+    const bool expected = b.api->host_memory != 0 && name != "portable" && name != "example";
+    CHECK((b.api->accepts(b.context, &m) == QUANT_GEMM_OK) == expected);
+    return expected && w.mask == nullptr;
+}
+
 // x times w, twice in one call. Checks that both are the same and that nothing is written behind them.
 inline std::vector<float> outputs(Opened& b, const Int8Matrix& x, const LowbitMatrix& w) {
     const size_t n = size_t(x.n_rows * w.n_rows);

@@ -25,7 +25,15 @@ simde__m512 fused_512(simde__m512 a, simde__m512 b, simde__m512 c) {
     return simde_mm512_loadu_ps(cv);
 }
 
-// And these two it does not have.
+// And these it does not have.
+simde__m512i to_int32_512(simde__m128i bytes) {
+    uint8_t from[16];
+    int32_t to[16];
+    simde_mm_storeu_si128(reinterpret_cast<simde__m128i*>(from), bytes);
+    for (int i = 0; i < 16; i++) to[i] = from[i];
+    return simde_mm512_loadu_si512(to);
+}
+
 simde__m512 to_floats_512(simde__m512i v) {
     int32_t lanes[16];
     float values[16];
@@ -48,6 +56,7 @@ int32_t add_lanes_512(simde__m512i v) {
 #define _mm256_fmadd_ps fused_256
 #define _mm512_fmadd_ps fused_512
 #define _mm512_cvtepi32_ps to_floats_512
+#define _mm512_cvtepu8_epi32 to_int32_512
 #define _mm512_reduce_add_epi32 add_lanes_512
 
 // Now the kernels may believe that this is a machine with AVX-512 VNNI.

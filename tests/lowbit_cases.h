@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/cpu/lowbit.h"
+#include "common/cpu/lowbit_pack.h"
 #include "common/model/layout.h"
 #include "int8_cases.h"
 
@@ -31,6 +32,25 @@ struct LowbitCase {
     Int8Matrix expanded_view() const {
         return {expanded.data(), expanded_scales.data(), nullptr,
                 shape.n_rows,    shape.n_cols,           shape.group_size};
+    }
+};
+
+// A copy of a matrix's memory, packed.
+struct PackedLowbit {
+    std::vector<uint8_t> codes, zeros, levels;
+    std::vector<Half> scales;
+    LowbitMatrix w;
+
+    explicit PackedLowbit(const LowbitMatrix& from) : w(from) {
+        auto copy = [](auto& to, auto*& p, size_t n) {
+            if (p != nullptr) to.assign(p, p + n), p = to.data();
+        };
+        const auto n = size_t(w.n_rows), n_scales = n * size_t(w.n_scales());
+        copy(codes, w.codes, n * w.n_code_bytes());
+        copy(scales, w.scales, n_scales);
+        copy(zeros, w.zeros, n * w.n_zero_bytes());
+        copy(levels, w.levels, n_scales);
+        if (w.mask == nullptr) pack_in_place(w), w.packed = true;
     }
 };
 

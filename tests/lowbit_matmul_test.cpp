@@ -33,19 +33,37 @@ std::vector<float> outputs(const Int8Matrix& x, const LowbitMatrix& w, Multiply 
     return out;
 }
 
-// Calls check(name, multiply) for each instruction set that takes such groups, by rows and by panels.
+// `multiply` with copies that are packed.
+template <class Multiply>
+auto with_packed(Multiply multiply) {
+    return [=](const Int8Matrix& x, const std::vector<LowbitProduct>& list) {
+        std::vector<PackedLowbit> copies;
+        std::vector<LowbitProduct> packed;
+        for (const LowbitProduct& p : list) copies.emplace_back(p.w);
+        for (size_t i = 0; i < list.size(); i++) packed.push_back({list[i].out, copies[i].w});
+        multiply(x, packed);
+    };
+}
+
+// Calls check(name, multiply) for each instruction set that takes such groups, by rows, row blocks and
+// panels.
 template <class Check>
 void for_each_path(int group_size, Check check) {
     for_each_isa([&](auto isa) {
         using Isa = decltype(isa);
         if (group_size % (4 * Isa::lanes) != 0) return;
-        check(std::string(Isa::name) + " rows", lowbit_by_rows<Isa>);
-        check(std::string(Isa::name) + " panels", products_by_panels<Isa, LowbitProduct>);
+        const std::string name = Isa::name;
+        check(name + " rows", lowbit_of_few<Isa>);
+        check(name + " row blocks", with_packed(lowbit_of_few<Isa>));
+        check(name + " panels", products_by_panels<Isa, LowbitProduct>);
+        check(name + " panels of row blocks", with_packed(products_by_panels<Isa, LowbitProduct>));
     });
     if (int8_kernel_name(group_size) != std::string("portable")) {
-        check("lowbit_matmul", [](const Int8Matrix& x, const std::vector<LowbitProduct>& list) {
+        auto best = [](const Int8Matrix& x, const std::vector<LowbitProduct>& list) {
             REQUIRE(lowbit_matmul(x, list));
-        });
+        };
+        check("lowbit_matmul", best);
+        check("lowbit_matmul, packed", with_packed(best));
     }
 }
 
@@ -113,23 +131,26 @@ TEST_CASE("expand: codes and scales of every format, whole rows and parts of the
                 CAPTURE(format_text(f));
                 CAPTURE(n_cols);
                 CAPTURE(group_size);
-                const LowbitCase m = make_lowbit(rng, f, group_size, 3, n_cols, LowbitFill::uniform, false);
-                for (int i = 0; i < 3; i++) {
+                const LowbitCase m = make_lowbit(rng, f, group_size, 18, n_cols, LowbitFill::uniform, false);
+                const PackedLowbit packed(m.view());  // a row block, and two rows
+                for (int row = 0; row < 36; row++) {
+                    const int i = row / 2;
+                    const LowbitMatrix w = row % 2 == 0 ? m.view() : packed.w;
                     const int8_t* expected = m.expanded.data() + i * n_cols;
                     std::vector<int8_t> found(size_t(n_cols) + 1, 99);
-                    expand_columns(found.data(), m.view(), i, 0, n_cols);
+                    expand_columns(found.data(), w, i, 0, n_cols);
                     CHECK(std::equal(expected, expected + n_cols, found.data()));
                     CHECK(found.back() == 99);
                     for (int k = 256; k < n_cols; k += 256) {
                         const int n = std::min(512, n_cols - k);
                         found.assign(size_t(n) + 1, 99);
-                        expand_columns(found.data(), m.view(), i, k, n);
+                        expand_columns(found.data(), w, i, k, n);
                         CHECK(std::equal(expected + k, expected + k + n, found.data()));
                         CHECK(found.back() == 99);
                     }
                     const int n_groups = n_cols / group_size;
                     std::vector<float> scales(n_groups);
-                    expand_scales(scales.data(), m.view(), i);
+                    expand_scales(scales.data(), w, i);
                     CHECK(std::equal(scales.begin(), scales.end(), m.expanded_scales.data() + i * n_groups));
                 }
             }
@@ -160,7 +181,7 @@ TEST_CASE("accumulators: every path gives the exact int32 for random and extreme
                      {LowbitFill::uniform, LowbitFill::largest, LowbitFill::smallest}) {
                     for (const Fill x_fill : {uniform, all_127, all_minus_127}) {
                         if ((fill == LowbitFill::uniform) != (x_fill == uniform)) continue;
-                        const int n_tokens = n_cols % 3 + 1, n_rows = 3 + n_cols / 64 % 7;
+                        const int n_tokens = n_cols % 3 + 1, n_rows = 13 + n_cols / 64 % 7;
                         const LowbitCase w = make_lowbit(rng, f, group_size, n_rows, n_cols, fill, true);
                         const Matrix x = filled_matrix(rng, x_fill, false, n_tokens, n_cols, group_size);
                         const std::vector<float> exact = exact_outputs(x.view(), w);

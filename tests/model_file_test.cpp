@@ -280,9 +280,10 @@ TEST_CASE("model file: of a file that is no model only the beginning is read") {
     std::filesystem::remove(path);
 }
 
-TEST_CASE("mapped file: copied into huge pages if it is large and half of the available memory holds it") {
+TEST_CASE("mapped file: copied into huge pages if three quarters of the available memory hold it") {
     const std::string path = write(good_file());
-    std::filesystem::resize_file(path, min_bytes_to_copy);
+    constexpr size_t size = size_t(3) << 20;
+    std::filesystem::resize_file(path, size);
     const std::vector<std::byte> begin = [&] {
         const MappedFile file(path);
         return std::vector(file.bytes().begin(), file.bytes().begin() + 400);
@@ -292,21 +293,22 @@ TEST_CASE("mapped file: copied into huge pages if it is large and half of the av
         CHECK(file.is_mapped());
         CHECK(mapped_range.begin == file.bytes().data());
         file.copy_into_huge_pages(available);
-        CHECK(file.bytes().size() == min_bytes_to_copy);
+        CHECK(file.bytes().size() == size);
         CHECK(std::equal(begin.begin(), begin.end(), file.bytes().begin()));
         CHECK((mapped_range.begin == file.bytes().data()) == file.is_mapped());
         return file.is_mapped();
     };
-    CHECK(mapped_with(2 * min_bytes_to_copy - 1));
-    CHECK_FALSE(mapped_with(2 * min_bytes_to_copy));
+    CHECK(mapped_with(size * 4 / 3 - 2));
+    CHECK_FALSE(mapped_with(size * 4 / 3));
     CHECK_FALSE(mapped_with(no_limit));
-    std::filesystem::resize_file(path, min_bytes_to_copy - 1);
-    MappedFile small(path);
-    small.copy_into_huge_pages(no_limit);
-    CHECK(small.is_mapped());
-    CHECK(mapped_range.size == small.bytes().size());
-    { const MappedFile gone = std::move(small); }
+    MappedFile file(path);
+    CHECK(mapped_range.size == file.bytes().size());
+    { const MappedFile gone = std::move(file); }
     CHECK(mapped_range.begin == nullptr);
+    std::filesystem::resize_file(path, 0);
+    MappedFile empty(path);
+    empty.copy_into_huge_pages(no_limit);
+    CHECK(empty.bytes().empty());
 
     // A ModelFile's spans move along.
     Bytes f = good_file();

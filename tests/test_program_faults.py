@@ -196,7 +196,8 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path, program):
 def test_a_model_that_is_cut_off_during_a_run(tmp_path, program):
     path = tmp_path / "model.bin"
     path.write_bytes(TINY[program].read_bytes())
-    process, pipe = waiting_to_write(path, "--ids", "5,6,7", "-n", 0, "-j", 1, "--print-ids", program=program)
+    arguments = ("--mmap", "--ids", "5,6,7", "-n", 0, "-j", 1, "--print-ids")
+    process, pipe = waiting_to_write(path, *arguments, program=program)
     os.truncate(path, 4096)
     with os.fdopen(pipe, "rb") as out:
         out.read()

@@ -122,6 +122,18 @@ def test_trace_against_the_golden_trace(tmp_path, name, threads):
     assert not any(r.error for r in reports if r.name.endswith(".q"))
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_a_mapped_file_gives_the_same_trace(tmp_path, name):
+    """To the bit, in a prompt and in a token after it: weights are packed, or not."""
+    args = [BIN[name], "-i", "Once upon a time", "-n", 2, "-t", 0, "--trace", tmp_path / "packed", "--trace-from", 0]
+    runq(*args)
+    args[args.index(tmp_path / "packed")] = tmp_path / "mapped"
+    runq(*args, "--mmap")
+    packed, mapped = read_trace(tmp_path / "packed"), read_trace(tmp_path / "mapped")
+    assert packed.keys() == mapped.keys() and len(packed) > 80
+    assert not [key for key in packed if not np.array_equal(packed[key], mapped[key], equal_nan=True)]
+
+
 @pytest.mark.parametrize("name", ["tiny-llama.q8"])
 def test_a_late_decode_step(tmp_path, name):
     golden = read_trace(ROOT / "golden" / "data" / f"{name}.decode.trace.safetensors")

@@ -83,6 +83,9 @@ inline int context_length(const Options& options, const ModelConfig& config) {
 
 // The option of programs that run on a CPU.
 inline const OwnOption kv_option = {"--kv", {"f32", "f16", "q8"}, "numbers of the KV cache"};
+// Without a copy there is nothing to pack, and products take longer; but processes share the file's memory.
+inline const OwnOption mmap_option = {
+    "--mmap", {}, "weights are read where the file lies: slower, but no copy"};
 inline KvFormat kv_format(const Options& options) {
     const auto given = options.own.find(kv_option.name);
     const std::string name = given == options.own.end() ? "f32" : given->second;
@@ -184,9 +187,8 @@ Transformer load_cpu(const std::string& path, const Scheme& scheme, void (*check
     const uint64_t available = available_memory();
     try {
         check_memory(cpu_memory(file, options, context, max_chunk), available);
-        if (!options.info) file.copy_into_huge_pages(available);
+        if (!options.info && !options.own.contains(mmap_option.name)) file.copy_into_huge_pages(available);
         Weights weights{TensorList(file), file.config};
-        if (!options.info && !file.map.is_mapped()) weights.pack();
         decltype(Transformer::state) state(file.config, options, context, trace != nullptr);
         return {std::move(file), std::move(weights), std::move(state), trace};
     } catch (const std::runtime_error& e) {

@@ -190,14 +190,12 @@ class Recorder {
         const std::string step = step_name(layer_, name) + ".acc";
         const int n_groups = x.n_groups();
         std::vector<int8_t> codes(size_t(matrix.n_cols));
-        std::vector<float> scales;
-        scales.resize(size_t(n_groups));
         std::vector<int32_t> sums(size_t(matrix.n_rows) * size_t(n_groups));
         for (int t = 0; t < x.n_rows; t++) {
             for (size_t i = 0; i < sums.size() && trace_->keeps_next(step); i++) {
                 const int row = int(i) / n_groups, first = int(i) % n_groups * x.group_size;
                 sums[i] = 0;
-                if (i % size_t(n_groups) == 0) int8_row(codes.data(), scales.data(), matrix, row);
+                if (i % size_t(n_groups) == 0) int8_row(codes.data(), nullptr, matrix, row);
                 for (int k = first; k < first + x.group_size; k++)
                     sums[i] += int32_t(x.row_codes(t)[k]) * int32_t(codes[size_t(k)]);
             }

@@ -21,6 +21,7 @@
 #include "common/backend/matrix.h"
 #include "common/backend/quant_gemm.h"
 #include "common/cpu/int8.h"
+#include "common/cpu/lowbit_pack.h"
 #include "common/cpu/rows.h"
 
 // Where back ends are looked for: in $RUNQ_BACKENDS, or else in the folder `backends` beside the program.
@@ -72,10 +73,23 @@ class Backend {
 
     const char* name() const { return api_->name; }
 
-    // Uploads a matrix, which multiply() then takes. w's memory has to stay.
+    // Whether w is to be packed for it. Throws if it does not multiply w at all.
+    bool wants_packed(const LowbitMatrix& w) {
+        QuantGemmMatrix m = to_c(w);
+        m.packed = 1;
+        if (api_->host_memory != 0 && w.mask == nullptr && api_->accepts(context_, &m) == QUANT_GEMM_OK)
+            return true;
+        check_format(w);
+        return false;
+    }
+    void check_format(const LowbitMatrix& w) {
+        const QuantGemmMatrix m = to_c(w);
+        check("matrix", api_->accepts(context_, &m));
+    }
+
+    // Uploads a matrix of a format that it multiplies. w's memory has to stay.
     void add(const LowbitMatrix& w) {
         QuantGemmMatrix m = to_c(w);
-        check("matrix", api_->accepts(context_, &m));
         const size_t n_scales = size_t(w.n_rows) * size_t(w.n_scales());
         to_device(m.codes, size_t(w.n_rows) * w.n_code_bytes());
         to_device(m.mask, size_t(w.n_rows) * size_t(w.n_cols) / 8);
@@ -166,13 +180,13 @@ class Backend {
     std::vector<Room> outputs_;
 };
 
-// The back end that --backend asks for, given all matrices: by name; `auto`, the one that runs best here; or
-// `builtin`, none (null), and the program's own kernels run. What fails is reported through warn(one line)
-// with `auto`, and the next best is tried; by name, std::runtime_error says it. A name of no file is a
-// UsageError.
+// The back end that --backend asks for, given all matrices, which it may pack: by name; `auto`, the one that
+// runs best here; or `builtin`, none (null), and the program's own kernels run. What fails is reported
+// through warn(one line) with `auto`, and the next best is tried; by name, std::runtime_error says it. A name
+// of no file is a UsageError.
 template <class Warn>
-std::unique_ptr<Backend> open_backend(const std::string& choice,
-                                      std::span<const LowbitMatrix* const> matrices, Warn warn) {
+std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<LowbitMatrix* const> matrices,
+                                      bool may_pack, Warn warn) {
     if (choice == "builtin") return nullptr;
     const std::filesystem::path folder = backend_folder();
     const std::vector<std::string> names = backend_names(folder);
@@ -181,6 +195,15 @@ std::unique_ptr<Backend> open_backend(const std::string& choice,
     };
     auto open = [&](const QuantGemmBackend* api) {
         auto backend = std::make_unique<Backend>(api);
+        std::vector<LowbitMatrix*> to_pack;
+        for (LowbitMatrix* w : matrices) {
+            if (!may_pack) {
+                backend->check_format(*w);
+            } else if (backend->wants_packed(*w)) {
+                to_pack.push_back(w);
+            }
+        }
+        for (LowbitMatrix* w : to_pack) pack_in_place(*w), w->packed = true;
         for (const LowbitMatrix* w : matrices) backend->add(*w);
         return backend;
     };

@@ -69,6 +69,8 @@ int32_t open(void** context) {
 void close(void*) {}
 
 int32_t accepts(void*, const QuantGemmMatrix* w) {
+    if (w->packed != 0 && level == portable)
+        return fail(QUANT_GEMM_UNSUPPORTED, "plain loops read a matrix row by row");
     return w->group_size == 32 || w->group_size == 64
                ? QUANT_GEMM_OK
                : fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");

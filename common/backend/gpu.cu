@@ -349,6 +349,7 @@ void close(void* context) {
 }
 
 int32_t accepts(void*, const QuantGemmMatrix* w) {
+    if (w->packed != 0) return fail(QUANT_GEMM_UNSUPPORTED, "matrices have to be as in a file");
     return w->group_size == 32 || w->group_size == 64
                ? QUANT_GEMM_OK
                : fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");

@@ -5,8 +5,8 @@
 #include "common/cpu/lowbit.h"
 
 inline QuantGemmMatrix to_c(const LowbitMatrix& w) {
-    return {w.codes, w.mask,   w.scales, w.zeros, w.levels,    w.row_scales,
-            w.bits,  w.n_rows, w.n_cols, w.group, w.group_size};
+    return {w.codes, w.mask,   w.scales, w.zeros, w.levels,     w.row_scales,
+            w.bits,  w.n_rows, w.n_cols, w.group, w.group_size, w.packed ? 1 : 0};
 }
 
 // Of a matrix in this process's own memory.
@@ -16,6 +16,6 @@ inline LowbitMatrix from_c(const QuantGemmMatrix& w) {
     m.scales = static_cast<const Half*>(w.scales), m.row_scales = static_cast<const float*>(w.row_scales);
     m.zeros = static_cast<const uint8_t*>(w.zeros), m.levels = static_cast<const uint8_t*>(w.levels);
     m.bits = w.bits, m.n_rows = w.n_rows, m.n_cols = w.n_cols;
-    m.group = w.group, m.group_size = w.group_size;
+    m.group = w.group, m.group_size = w.group_size, m.packed = w.packed != 0;
     return m;
 }

@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define QUANT_GEMM_VERSION 1 /* of this file; a program takes no back end of another */
+#define QUANT_GEMM_VERSION 2 /* of this file; a program takes no back end of another */
 
 typedef enum QuantGemmStatus {
     QUANT_GEMM_OK = 0,
@@ -35,7 +35,11 @@ typedef enum QuantGemmStatus {
        two levels       (5 * code - high nibble of levels) * (low nibble of levels * row_scale)
        2:4 sparse       (code - zero) * scale where the mask has a 1, otherwise 0
 
-   Of the addresses a format has some; the others are null. */
+   Of the addresses a format has some; the others are null.
+
+   Packed, which a 2:4 sparse matrix never is, the rows are in blocks of 16. A block lies where its rows did.
+   Value j of its row i, with n values a row, is at [j][i] and no longer at [i][j]: of the codes, in words of
+   4 bytes; and of scales, zeros and levels. The last rows, fewer than 16, are as in the file. */
 typedef struct QuantGemmMatrix {
     const void* codes;  /* (n_rows, n_cols * bits / 8) bytes, half as many if sparse; 8 bits: int8 */
     const void* mask;   /* (n_rows, n_cols / 8) bytes, bit k % 8 of byte k / 8; 2:4 sparse only */
@@ -47,6 +51,7 @@ typedef struct QuantGemmMatrix {
     int32_t n_rows, n_cols; /* n_cols is a multiple of 64 */
     int32_t group;          /* columns that share a scale: 32, 64, 128 or n_cols, a multiple of group_size */
     int32_t group_size;     /* activations that share a scale: 32 or 64 */
+    int32_t packed;         /* 1: in blocks of rows, 0: as in the file */
 } QuantGemmMatrix;
 
 /* Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size]. */
@@ -79,7 +84,8 @@ typedef struct QuantGemmBackend {
     void (*close)(void* context);    /* memory that was not released goes with it */
 
     /* Asked for each matrix, with addresses of the program's, before anything is uploaded. Whether multiply()
-       takes its format: QUANT_GEMM_UNSUPPORTED if not. */
+       takes its format: QUANT_GEMM_UNSUPPORTED if not. Where addresses are the program's own, it may ask with
+       `packed` first, and packs the matrix if the answer is yes; if not, it asks again without. */
     int32_t (*accepts)(void* context, const QuantGemmMatrix* w);
 
     int32_t (*allocate)(void* context, void** memory, size_t n_bytes); /* for any type; contents undefined */

@@ -13,7 +13,6 @@
 //   tile_tokens       tokens whose accumulators, for a panel's rows, fit into the registers; a power of two
 //   flip              codes of w are xor-ed with it before they are multiplied
 //   offset            xor-ing adds this to each code of w, so offset * sum(x) is taken off each accumulator
-//   quads(x)          16 bytes of x, as often as they fit
 //   dot4(acc, w, x)   acc[lane] += w[lane][0..3] . x[lane][0..3], exact, bytes of w flipped
 //   add_lanes(a, ..)  the sums of the lanes of four vectors, exact
 //   add_scaled(s, ..) sums[lane] += acc[lane] * scales[lane], rounded once (a fused multiply-add)

@@ -56,9 +56,6 @@ struct Avx2 {
 
     static Ints splat(int32_t v) { return _mm256_set1_epi32(v); }
     static Ints load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-    static Ints quads(const void* p) {
-        return _mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-    }
     static Ints flipped(Ints w) { return w; }
     static Ints dot4(Ints acc, Ints w, Ints x) {
         const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));

@@ -15,9 +15,6 @@ struct Avx512Vnni {
 
     static Ints splat(int32_t v) { return _mm512_set1_epi32(v); }
     static Ints load(const void* p) { return _mm512_loadu_si512(p); }
-    static Ints quads(const void* p) {
-        return _mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-    }
     static Ints flipped(Ints w) { return _mm512_xor_si512(w, _mm512_set1_epi8(static_cast<char>(flip))); }
     static Ints dot4(Ints acc, Ints w, Ints x) { return _mm512_dpbusd_epi32(acc, w, x); }
     static Int4 add_lanes(Ints a, Ints b, Ints c, Ints d) {

@@ -75,11 +75,11 @@ inline bool int8_pack(const Int8Matrix& w) {
     return with_best_isa(w.group_size, [&](auto isa) { pack_in_place<decltype(isa)>(w); });
 }
 
-// Copies row i of w, packed or not: codes (n_cols,), scales (n_groups,).
+// Copies row i of w, packed or not: codes (n_cols,), and scales (n_groups,) unless that is null.
 inline void int8_row(int8_t* codes, float* scales, const Int8Matrix& w, int i) {
     if (with_best_isa(w.group_size, [&](auto isa) { copy_row<decltype(isa)>(codes, scales, w, i); })) return;
     std::copy_n(w.row_codes(i), w.n_cols, codes);
-    std::copy_n(w.row_scales(i), w.n_groups(), scales);
+    if (scales != nullptr) std::copy_n(w.row_scales(i), w.n_groups(), scales);
 }
 
 // Of weights that are not packed, so many tokens at most go by rows; more are worth packing them for.

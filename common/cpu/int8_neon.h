@@ -50,7 +50,6 @@ struct Neon {
 
     static Ints splat(int32_t v) { return vdupq_n_s32(v); }
     static Ints load(const void* p) { return vreinterpretq_s32_s8(vld1q_s8(static_cast<const int8_t*>(p))); }
-    static Ints quads(const void* p) { return load(p); }
     static Ints flipped(Ints w) { return w; }
     // Armv8.0: products in int16 (smull), two neighbours added in int16 (addp), two of these in int32
     // (sadalp). As with AVX2, two products stay within int16: 2 * 127 * 128 = 32512.

@@ -56,37 +56,6 @@ __attribute__((always_inline)) inline void transpose(Words (&v)[n]) {
     }
 }
 
-// The same of quads alone: m vectors of m quads each, of which number quad_place<m>(i) is row i; then it is
-// quad i of every row.
-template <int m>
-constexpr int quad_place(int i) {
-    return m == 4 ? i % 2 * 2 + i / 2 : i;
-}
-template <int m, int quads = 1, class Words>
-__attribute__((always_inline)) inline void transpose_quads(Words (&v)[m]) {
-    if constexpr (quads < m) {
-        Words next[m];
-        UNROLL(2)
-        for (int i = 0; i < m / 2; i++) {
-            transpose_step<true>(next[2 * i], next[2 * i + 1], v[i], v[i + m / 2],
-                                 std::make_integer_sequence<uint32_t, 4 * m>());
-        }
-        transpose_quads<m, 2 * quads>(next);
-        UNROLL(4)
-        for (int i = 0; i < m; i++) v[i] = next[i];
-    }
-}
-
-// Half of the way from vectors whose quads are to be added up to these sums: half of a's, then half of b's.
-// From four vectors, lane 4 * q + i of add_pairs(add_pairs(v[0], v[2]), add_pairs(v[1], v[3])) is the sum of
-// quad q of v[i].
-template <class Vector>
-inline Vector add_pairs(Vector a, Vector b) {
-    Vector low, high;
-    transpose_step<false>(low, high, a, b, std::make_integer_sequence<uint32_t, sizeof(Vector) / 4>());
-    return low + high;
-}
-
 // Turns rows into columns: packed[word * columns + row] = rows[row * stride + word] ^ flip, in words of 4
 // bytes, for n rows (a power of two). Rows from n_valid on, which are not there, count as 0.
 template <int n>
@@ -227,18 +196,18 @@ inline void pack_in_place(const Int8Matrix& w) {
     }
 }
 
-// Copies row i of w, packed or not: codes (n_cols,), scales (n_groups,).
+// Copies row i of w, packed or not: codes (n_cols,), and scales (n_groups,) unless that is null.
 template <class Isa>
 inline void copy_row(int8_t* codes, float* scales, const Int8Matrix& w, int i) {
     constexpr int n = panel_rows<Isa>;
-    const int row = i % n;
+    const int row = i % n, n_scales = scales != nullptr ? w.n_groups() : 0;
     const PackedPanel panel = packed_panel<Isa>(w, i - row);
     if (panel.codes == nullptr) {
         std::copy_n(w.row_codes(i), w.n_cols, codes);
-        std::copy_n(w.row_scales(i), w.n_groups(), scales);
+        if (n_scales > 0) std::copy_n(w.row_scales(i), n_scales, scales);
         return;
     }
     const auto* from = reinterpret_cast<const uint8_t*>(panel.codes);
     for (int k = 0; k < w.n_cols; k++) codes[k] = int8_t(from[packed_place<Isa>(row, k)] ^ Isa::flip);
-    for (int g = 0; g < w.n_groups(); g++) scales[g] = panel.scales[size_t(g) * n + row];
+    for (int g = 0; g < n_scales; g++) scales[g] = panel.scales[size_t(g) * n + row];
 }

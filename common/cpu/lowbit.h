@@ -13,11 +13,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "common/cpu/half.h"
 #include "common/cpu/int8.h"
 #include "common/cpu/lowbit_sparse.h"
 #include "common/cpu/vector.h"
+
+// Rows that are packed together.
+constexpr int row_block = 16;
 
 // A matrix of a GPTQ file. Of the pointers a format has some; the others are null.
 //
@@ -36,6 +40,7 @@ struct LowbitMatrix {
     int n_rows = 0, n_cols = 0;  // output channels, input channels; n_cols is a multiple of 64
     int group = 0;               // columns that share a scale, a multiple of group_size
     int group_size = 0;          // activations that share a scale, 32 or 64
+    bool packed = false;  // in row blocks (lowbit_pack.h), where row_codes(i) and so on are of the first row
 
     int n_groups() const { return n_cols / group_size; }
     int n_scales() const { return n_cols / group; }
@@ -47,16 +52,25 @@ struct LowbitMatrix {
     const Half* row_halfs(int i) const { return scales + size_t(i) * n_scales(); }
     const uint8_t* row_zeros(int i) const { return zeros + size_t(i) * n_zero_bytes(); }
     const uint8_t* row_levels(int i) const { return levels + size_t(i) * n_scales(); }
+    // Whether row i lies in a row block.
+    bool in_block(int i) const { return packed && i < n_rows / row_block * row_block; }
+    // Value j of row i in one of the tables, which has n values a row.
+    template <class T>
+    const T& at(const T* table, int i, size_t n, size_t j) const {
+        if (!in_block(i)) return table[size_t(i) * n + j];
+        return table[size_t(i / row_block * row_block) * n + j * row_block + size_t(i % row_block)];
+    }
 
     // What is taken off the codes of row i's group s; off five times the codes with two levels.
     int zero(int i, int s) const {
-        if (levels != nullptr) return row_levels(i)[s] >> 4;
-        return zeros != nullptr ? row_zeros(i)[s / 2] >> s % 2 * 4 & 15 : 0;
+        if (levels != nullptr) return at(levels, i, size_t(n_scales()), size_t(s)) >> 4;
+        return zeros != nullptr ? at(zeros, i, n_zero_bytes(), size_t(s / 2)) >> s % 2 * 4 & 15 : 0;
     }
     // The scale of row i's group s.
     float scale(int i, int s) const {
-        if (levels != nullptr) return float(row_levels(i)[s] & 15) * row_scales[i];
-        return scales != nullptr ? to_float(row_halfs(i)[s]) : row_scales[i];
+        const auto n = size_t(n_scales()), j = size_t(s);
+        if (levels != nullptr) return float(at(levels, i, n, j) & 15) * row_scales[i];
+        return scales != nullptr ? to_float(at(scales, i, n, j)) : row_scales[i];
     }
 };
 
@@ -130,12 +144,21 @@ inline void unpack_sparse(uint8_t* to, const LowbitMatrix& w, int i, int k, int 
         expand_sparse(to + j + b, kept + b / 2, mask + (j + b) / 8, zero(j + b));
 }
 
-// Columns k .. k + n - 1 of row i, one to a byte: codes of 8 bits xor-ed with `flip`, others as they are
-// stored. Where a sparse row has none, its group's zero point. k is a multiple of 256, n of 64.
-inline void unpack_columns(uint8_t* to, const LowbitMatrix& w, int i, int k, int n, uint8_t flip) {
+// n bytes of row i's codes, from byte b on: where they lie, or a copy, if the row is in a block.
+inline const uint8_t* code_bytes(const LowbitMatrix& w, int i, int b, int n) {
+    if (!w.in_block(i)) return w.row_codes(i) + b;
+    static thread_local std::vector<uint32_t> copy;
+    const auto* words = reinterpret_cast<const uint32_t*>(w.codes);
+    uint32_t* to = scratch(copy, size_t(n) / 4);
+    for (int j = 0; j < n / 4; j++) to[j] = w.at(words, i, w.n_code_bytes() / 4, size_t(b) / 4 + size_t(j));
+    return reinterpret_cast<const uint8_t*>(to);
+}
+
+// Columns k .. k + n - 1 of row i, one to a byte, as they are stored. Where a sparse row has none, its
+// group's zero point. k is a multiple of 256, n of 64.
+inline void unpack_columns(uint8_t* to, const LowbitMatrix& w, int i, int k, int n) {
     if (w.bits == 8) {
-        const uint8_t* from = w.row_codes(i) + k;
-        for (int j = 0; j < n; j++) to[j] = from[j] ^ flip;
+        std::memcpy(to, code_bytes(w, i, k, n), size_t(n));
     } else if (w.mask != nullptr) {
         const uint8_t* zeros = w.zeros != nullptr ? w.row_zeros(i) : nullptr;
         const int shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group));
@@ -144,15 +167,15 @@ inline void unpack_columns(uint8_t* to, const LowbitMatrix& w, int i, int k, int
             return uint8_t(zeros != nullptr ? zeros[s / 2] >> s % 2 * 4 & 15 : 0);
         });
     } else if (w.bits == 4) {
-        unpack_codes<4>(to, w.row_codes(i) + k / 2, n);
+        unpack_codes<4>(to, code_bytes(w, i, k / 2, n / 2), n);
     } else {
-        unpack_codes<2>(to, w.row_codes(i) + k / 4, n);
+        unpack_codes<2>(to, code_bytes(w, i, k / 4, n / 4), n);
     }
 }
 
 // The same columns as the int8 codes that are multiplied.
 inline void expand_columns(int8_t* to, const LowbitMatrix& w, int i, int k, int n) {
-    unpack_columns(reinterpret_cast<uint8_t*>(to), w, i, k, n, 0);
+    unpack_columns(reinterpret_cast<uint8_t*>(to), w, i, k, n);
     if (w.bits == 8) return;
     const uint8_t multiple = w.levels != nullptr ? 5 : 1;
     auto finish = [&](auto width, int8_t* p, uint8_t zero) {
@@ -175,7 +198,7 @@ inline void expand_columns(int8_t* to, const LowbitMatrix& w, int i, int k, int 
 // The scales of row i, one for each group of activations: (n_groups(),).
 inline void expand_scales(float* to, const LowbitMatrix& w, int i) {
     const int n_scales = w.n_scales(), times = w.group / w.group_size;
-    if (w.scales != nullptr) {
+    if (w.scales != nullptr && !w.in_block(i)) {
         widen(to, w.row_halfs(i), size_t(n_scales));
     } else {
         for (int s = 0; s < n_scales; s++) to[s] = w.scale(i, s);

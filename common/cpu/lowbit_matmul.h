@@ -6,10 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "common/cpu/int8_matmul.h"
 #include "common/cpu/lowbit.h"
+#include "common/cpu/lowbit_blocks.h"
+#include "common/cpu/lowbit_pack.h"
 #include "common/cpu/lowbit_rows.h"
 
 // Rows i .. i + n_rows - 1 of w, as far as they are there.
@@ -21,7 +24,13 @@ inline int valid_rows(const LowbitMatrix& w, int i, int n_rows) {
 template <class Isa>
 inline void pack_codes(uint32_t* to, const LowbitMatrix& w, int i, int k, int n_cols) {
     static thread_local std::vector<int8_t> expanded;
-    const int n = valid_rows(w, i, panel_rows<Isa>);
+    constexpr int n_rows = panel_rows<Isa>;
+    if (packs_blocks<Isa> && w.in_block(i + n_rows - 1)) {
+        for (int r = 0; r < n_rows; r += Isa::lanes)
+            pack_block_codes<Isa>(to + r, n_rows, w, i + r, k, n_cols);
+        return;
+    }
+    const int n = valid_rows(w, i, n_rows);
     int8_t* rows = scratch(expanded, size_t(n) * n_cols);
     for (int r = 0; r < n; r++) expand_columns(rows + size_t(r) * n_cols, w, i + r, k, n_cols);
     pack_codes<Isa>(to, Int8Matrix{rows, nullptr, nullptr, n, n_cols, w.group_size}, 0, 0, n_cols);
@@ -29,26 +38,54 @@ inline void pack_codes(uint32_t* to, const LowbitMatrix& w, int i, int k, int n_
 template <class Isa>
 inline void pack_scales(float* to, const LowbitMatrix& w, int i) {
     static thread_local std::vector<float> expanded;
-    const int n = valid_rows(w, i, panel_rows<Isa>);
+    constexpr int n_rows = panel_rows<Isa>;
+    if (w.in_block(i + n_rows - 1)) {
+        const int times = w.group / w.group_size;
+        for (int r = 0; r < n_rows; r += Isa::lanes) {
+            const BlockGroups<Isa> groups(w, i + r);
+            for (int g = 0; g < w.n_groups(); g++) Isa::store(to + g * n_rows + r, groups.scale(g / times));
+        }
+        return;
+    }
+    const int n = valid_rows(w, i, n_rows);
     float* rows = scratch(expanded, size_t(n) * w.n_groups());
     for (int r = 0; r < n; r++) expand_scales(rows + size_t(r) * w.n_groups(), w, i + r);
     pack_scales<Isa>(to, Int8Matrix{nullptr, rows, nullptr, n, w.n_cols, w.group_size}, 0);
 }
+// A panel of int8 codes is made anew each time.
 template <class Isa>
 inline PackedPanel packed_panel(const LowbitMatrix&, int) {
     return {};
 }
 inline size_t bytes_of_row(const LowbitMatrix& w) { return w.n_code_bytes(); }
 
-// So many tokens at most go by rows: turning the rows of w again for the next few tokens still costs less
-// than expanding them for a panel. Sparse rows are expanded either way.
-inline int max_tokens_of(const LowbitMatrix& w) { return w.bits < 8 && w.mask == nullptr ? 24 : 12; }
+// Packs weights in their own memory, which nobody else reads or writes, so that products read them as one
+// stream (lowbit_pack.h). Returns what `packed` is from then on: false, and nothing has changed, for a sparse
+// matrix, and if this build has no fast path.
+inline bool lowbit_pack(const LowbitMatrix& w) {
+    if (w.mask != nullptr || int8_kernel_name(w.group_size) == std::string_view("portable")) return false;
+    pack_in_place(w);
+    return true;
+}
+
+// So many tokens at most are multiplied by codes as they are; more are worth expanding them to int8.
+inline int max_tokens_of(const LowbitMatrix& w) { return w.packed ? 32 : 4; }
+
+// The products of few tokens.
+template <class Isa>
+inline void lowbit_of_few(const Int8Matrix& x, std::span<const LowbitProduct> list) {
+#pragma omp parallel
+    for (const LowbitProduct& p : list) {
+        if (p.w.packed) multiply_blocks<Isa>(x, p);
+        multiply_rows<Isa>(x, p, p.w.packed ? p.w.n_rows / row_block * row_block : 0);
+    }
+}
 
 // The products of x with several matrices, by one instruction set.
 template <class Isa>
 inline void lowbit_products(const Int8Matrix& x, std::span<const LowbitProduct> list) {
     if (std::ranges::all_of(list, [&](const LowbitProduct& p) { return x.n_rows <= max_tokens_of(p.w); })) {
-        lowbit_by_rows<Isa>(x, list);
+        lowbit_of_few<Isa>(x, list);
     } else {
         products_by_panels<Isa>(x, list);
     }

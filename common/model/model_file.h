@@ -40,6 +40,7 @@ struct ModelFile {
 
     // Copies the file into huge pages where that pays. `available`: bytes of memory. The spans move, so this
     // comes before pointers are made of them; and after everything that can be refused by the header alone.
+    bool is_copied() const { return !map.is_mapped(); }
     void copy_into_huge_pages(uint64_t available) {
         map.copy_into_huge_pages(available);
         weights = map.bytes().subspan(header_size, weights.size());

@@ -1,0 +1,252 @@
+// Packed low-bit weights (lowbit_pack.h) times one token, or a few: the weights stream past once, and the
+// speed is that of memory.
+//
+// A vector holds a word of each of some rows, with codes of several groups in each of its bytes. A mask takes
+// the codes of one group out of it, the activations of that group are broadcast against them, and every lane
+// adds up its own row. What the zero point has added to the sum is the zero point times the sum of the
+// activations' codes, and is taken off.
+//
+// As in int8_panels.h a group is one exact int32, and the groups of a row are added with a fused multiply-add
+// each. So an output is the same to the bit either way.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "common/cpu/lowbit_ops.h"
+#include "common/cpu/lowbit_pack.h"
+#include "common/cpu/lowbit_rows.h"
+#include "common/cpu/pin_register.h"
+#include "common/cpu/unroll.h"
+
+// Some tokens of x, by row pointers.
+template <int n_tokens>
+struct TokenRows {
+    const int8_t* codes[n_tokens];
+    const float* scales[n_tokens];
+    const int32_t* sums[n_tokens];
+
+    TokenRows(const Int8Matrix& x, int first) {
+        for (int t = 0; t < n_tokens; t++) {
+            codes[t] = x.row_codes(first + t);
+            scales[t] = x.row_scales(first + t);
+            sums[t] = x.row_sums(first + t);
+        }
+    }
+};
+
+// What a kernel is compiled for: n_tokens, and n_vectors times as many rows as Isa has lanes.
+template <class Isa_, int bits_, bool two_level_, int group_size_, int n_tokens_, int n_vectors_>
+struct BlockShape {
+    using Isa = Isa_;
+    using Ints = typename Isa::Ints;
+    static constexpr int bits = bits_, group_size = group_size_;  // of activations
+    static constexpr int per_byte = 8 / bits, n_tokens = n_tokens_, n_vectors = n_vectors_;
+    static constexpr bool two_level = two_level_;
+    typedef uint32_t Words __attribute__((vector_size(4 * Isa::lanes)));
+    typedef uint16_t Pairs __attribute__((vector_size(4 * Isa::lanes)));
+    typedef int32_t Whole __attribute__((vector_size(4 * Isa::lanes)));
+
+    // Where dot takes any byte, codes stay where they are in it, and their sum is so many bits too high.
+    static constexpr int left(int part) { return LowbitOps<Isa>::takes_bytes && bits < 8 ? part * bits : 0; }
+
+    // acc + the codes of one part of each byte times their activations. Codes of 8 bits are signed.
+    static Ints add_product(Ints acc, Words v, int part, Ints x) {
+        if constexpr (bits == 8) return Isa::dot4(acc, Isa::flipped(Ints(v)), x);
+        const int l = left(part);
+        const auto shift = uint16_t(part * bits - l), keep = uint16_t((((1 << bits) - 1) << l) * 0x0101);
+        return LowbitOps<Isa>::dot(acc, Ints(Pairs(v) >> shift & keep), x);
+    }
+};
+
+// The groups of activations that one block of a row holds: `bytes` of each row, 64, or at its end 32 or 16.
+template <class S, int bytes>
+struct LineGroups {
+    static constexpr int columns = bytes * S::per_byte, n_groups = columns / S::group_size;
+    // A part of each byte has the codes of `bytes` columns: of a group, of several, or of a part of one.
+    static constexpr int run = std::min(bytes, S::group_size);
+    typename S::Whole totals[n_groups][S::n_tokens][S::n_vectors];
+
+    // `lines`: the words of these rows, row_block apart; k: the first column.
+    __attribute__((always_inline)) void multiply(const uint8_t*& lines, const TokenRows<S::n_tokens>& x,
+                                                 int k, const uint8_t*& next) {
+        using Isa = typename S::Isa;
+        constexpr int T = S::n_tokens, V = S::n_vectors;
+        for (int begin = 0; begin < bytes; begin += run) {
+            typename S::Ints acc[S::per_byte][T][V];
+            UNROLL(4)
+            for (int part = 0; part < S::per_byte; part++) {
+                UNROLL(8)
+                for (int t = 0; t < T; t++) {
+                    UNROLL(4)
+                    for (int i = 0; i < V; i++) acc[part][t][i] = Isa::splat(0);
+                }
+            }
+            UNROLL(16)
+            for (int b = begin; b < begin + run; b += 4, lines += 4 * row_block) {
+                if constexpr (T >= 4) {
+                    __builtin_prefetch(next, 0, 2);
+                    next += 4 * row_block;
+                }
+                typename S::Words v[V];
+                UNROLL(4)
+                for (int i = 0; i < V; i++) std::memcpy(&v[i], lines + 4 * Isa::lanes * i, sizeof v[i]);
+                UNROLL(4)
+                for (int part = 0; part < S::per_byte; part++) {
+                    UNROLL(8)
+                    for (int t = 0; t < T; t++) {
+                        int32_t four;
+                        std::memcpy(&four, x.codes[t] + k + part * bytes + b, sizeof four);
+                        UNROLL(4)
+                        for (int i = 0; i < V; i++) {
+                            acc[part][t][i] = S::add_product(acc[part][t][i], v[i], part, Isa::splat(four));
+                            pin_register(acc[part][t][i]);
+                        }
+                    }
+                }
+            }
+            UNROLL(4)
+            for (int part = 0; part < S::per_byte; part++) {
+                const int column = part * bytes + begin, group = column / S::group_size;
+                UNROLL(8)
+                for (int t = 0; t < T; t++) {
+                    UNROLL(4)
+                    for (int i = 0; i < V; i++) {
+                        const auto sum = typename S::Whole(acc[part][t][i]) >> S::left(part);
+                        auto& total = totals[group][t][i];
+                        total = column % S::group_size == 0 ? sum : total + sum;
+                    }
+                }
+            }
+        }
+    }
+
+    // sums[t] += the groups times token t's scales; the first is group g of the row.
+    __attribute__((always_inline)) void add_to(
+        typename S::Isa::Floats (&sums)[S::n_tokens][S::n_vectors],
+        const std::array<BlockGroups<typename S::Isa>, S::n_vectors>& groups, const TokenRows<S::n_tokens>& x,
+        int g, int scale_shift) const {
+        using Isa = typename S::Isa;
+        UNROLL(8)
+        for (int j = 0; j < n_groups; j++, g++) {
+            const int s = g >> scale_shift;
+            UNROLL(4)
+            for (int i = 0; i < S::n_vectors; i++) {
+                const auto scale = groups[i].scale(s);
+                const auto zero = S::bits == 8 ? typename S::Whole{} + Isa::offset : groups[i].zero(s);
+                UNROLL(8)
+                for (int t = 0; t < S::n_tokens; t++) {
+                    typename S::Whole total = totals[j][t][i];
+                    if constexpr (S::two_level) total += total << 2;
+                    if constexpr (S::bits < 8 || Isa::offset != 0) total -= zero * x.sums[t][g];
+                    sums[t][i] =
+                        Isa::add_scaled(sums[t][i], typename Isa::Ints(total), scale * x.scales[t][g]);
+                }
+            }
+        }
+    }
+};
+
+// out[t * row_block + r] = row i + r of w times token first_token + t of x. The rows are in one block.
+template <class S>
+__attribute__((noinline)) void multiply_block(float* out, const Int8Matrix& x, int first_token,
+                                              const LowbitMatrix& w, int i) {
+    using Isa = typename S::Isa;
+    constexpr int T = S::n_tokens, V = S::n_vectors;
+    const TokenRows<T> tokens(x, first_token);
+    // A weight group is 1, 2 or 4 groups of activations, or the whole row.
+    const int scale_shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group / S::group_size));
+    const int first = i / row_block * row_block;
+    const uint8_t* lines = w.row_codes(first) + 4 * (i - first);
+    // The next block lies behind this one.
+    const uint8_t* next = w.row_codes(first + 2 * row_block <= w.n_rows ? first + row_block : first);
+    const auto groups = [&]<size_t... v>(std::index_sequence<v...>) {
+        return std::array<BlockGroups<Isa>, V>{BlockGroups<Isa>(w, i + int(v) * Isa::lanes)...};
+    }
+    (std::make_index_sequence<V>());
+    typename Isa::Floats sums[T][V];
+    for (auto& token : sums) {
+        for (auto& sum : token) sum = Isa::zero();
+    }
+    int k = 0;
+    auto multiply = [&](auto bytes) {
+        using Groups = LineGroups<S, decltype(bytes)::value>;
+        if constexpr (Groups::columns % S::group_size == 0) {
+            for (; k + Groups::columns <= w.n_cols; k += Groups::columns) {
+                Groups line;
+                line.multiply(lines, tokens, k, next);
+                line.add_to(sums, groups, tokens, k / S::group_size, scale_shift);
+            }
+        }
+    };
+    multiply(std::integral_constant<int, 64>());
+    multiply(std::integral_constant<int, 32>());
+    multiply(std::integral_constant<int, 16>());
+    for (int t = 0; t < T; t++) {
+        for (int j = 0; j < V; j++) Isa::store(out + t * row_block + j * Isa::lanes, sums[t][j]);
+    }
+}
+
+// So many tokens share what is in registers. Their accumulators, one for each code of a byte, have to fit in.
+template <class Isa>
+constexpr int tokens_of_block(int bits) {
+    return Isa::lanes == 16 && bits >= 4 ? 8 : 4;
+}
+
+// All rows of a block times n_tokens tokens, 1, 2, 4 or 8. One token leaves registers for more vectors of
+// rows.
+template <class Isa, int bits, bool two_level, int group_size, int n_tokens>
+inline void multiply_whole_block(float* out, const Int8Matrix& x, int first_token, const LowbitMatrix& w,
+                                 int i) {
+    constexpr int n_vectors = n_tokens == 1 ? std::min(row_block / Isa::lanes, Isa::lanes == 8 ? 2 : 4) : 1;
+    for (int row = 0; row < row_block; row += n_vectors * Isa::lanes) {
+        multiply_block<BlockShape<Isa, bits, two_level, group_size, n_tokens, n_vectors>>(
+            out + row, x, first_token, w, i + row);
+    }
+}
+template <class Isa>
+using BlockKernel = void (*)(float* out, const Int8Matrix& x, int first_token, const LowbitMatrix& w, int i);
+template <class Isa, int bits, bool two_level, int group_size>
+inline BlockKernel<Isa> block_kernel_for(int n_tokens) {
+    if constexpr (tokens_of_block<Isa>(bits) == 8) {
+        if (n_tokens == 8) return multiply_whole_block<Isa, bits, two_level, group_size, 8>;
+    }
+    if (n_tokens == 4) return multiply_whole_block<Isa, bits, two_level, group_size, 4>;
+    if (n_tokens == 2) return multiply_whole_block<Isa, bits, two_level, group_size, 2>;
+    return multiply_whole_block<Isa, bits, two_level, group_size, 1>;
+}
+template <class Isa, int group_size>
+inline BlockKernel<Isa> block_kernel(const LowbitMatrix& w, int n_tokens) {
+    if (w.bits == 8) return block_kernel_for<Isa, 8, false, group_size>(n_tokens);
+    if (w.bits == 4) return block_kernel_for<Isa, 4, false, group_size>(n_tokens);
+    if (w.levels != nullptr) return block_kernel_for<Isa, 2, true, group_size>(n_tokens);
+    return block_kernel_for<Isa, 2, false, group_size>(n_tokens);
+}
+
+// The row blocks of p.w times x, by the threads of a parallel region.
+template <class Isa>
+inline void multiply_blocks(const Int8Matrix& x, const LowbitProduct& p) {
+    const int n_rows = p.w.n_rows;
+#pragma omp for schedule(static) nowait
+    for (int block = 0; block < n_rows / row_block; block++) {
+        const int i = block * row_block;
+        for (int t = 0, n_tokens; t < x.n_rows; t += n_tokens) {
+            n_tokens = tokens_of_block<Isa>(p.w.bits);
+            while (n_tokens > x.n_rows - t) n_tokens /= 2;
+            auto* multiply = block_kernel<Isa, 64>(p.w, n_tokens);
+            if constexpr (4 * Isa::lanes <= 32) {
+                if (x.group_size == 32) multiply = block_kernel<Isa, 32>(p.w, n_tokens);
+            }
+            float out[8 * row_block];
+            multiply(out, x, t, p.w, i);
+            for (int j = 0; j < n_tokens; j++)
+                std::copy_n(out + j * row_block, row_block, p.out + size_t(t + j) * n_rows + i);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+// Low-bit weights packed when a model is loaded, in the place of its rows.
+//
+// 16 rows make a row block. In it, all that rows have lies side by side, row next to row: words of 4 bytes of
+// the codes (with all the codes that share these bytes), scales, zero points, levels. Table t of a block,
+// which had t[row][i], has t[i][row]. So 64 bytes hold one word of each row, whatever the instruction set,
+// and a block is one stream of memory. The last rows, fewer than 16, stay as they are, and so do sparse
+// matrices.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "common/cpu/int8_pack.h"
+#include "common/cpu/lowbit.h"
+#include "common/cpu/lowbit_ops.h"
+#include "common/cpu/unroll.h"
+
+// Turns a block's table of n values a row, in place. `copy` has room for it.
+template <class T>
+inline void turn_table(const T* table, size_t n, std::vector<uint8_t>& copy) {
+    if (table == nullptr) return;
+    auto* to = const_cast<T*>(table);
+    const auto* from = reinterpret_cast<const T*>(scratch(copy, row_block * n * sizeof(T)));
+    std::memcpy(copy.data(), table, row_block * n * sizeof(T));
+    if constexpr (sizeof(T) == 4) {
+        for (int r = 0; r < row_block; r += 4)
+            pack_words<4>(to + r, row_block, from + r * n, n, 4, int(n), 0);
+    } else {
+        for (size_t i = 0; i < n; i++) {
+            for (int r = 0; r < row_block; r++) to[i * row_block + r] = from[r * n + i];
+        }
+    }
+}
+
+// Packs w in its own memory, which nobody else reads or writes; from then on w.packed has to be true. Not for
+// sparse matrices.
+inline void pack_in_place(const LowbitMatrix& w) {
+#pragma omp parallel
+    {
+        std::vector<uint8_t> copy;
+#pragma omp for schedule(static)
+        for (int i = 0; i < w.n_rows / row_block; i++) {
+            const int row = i * row_block;
+            turn_table(reinterpret_cast<const uint32_t*>(w.row_codes(row)), w.n_code_bytes() / 4, copy);
+            if (w.scales != nullptr) turn_table(w.row_halfs(row), size_t(w.n_scales()), copy);
+            if (w.zeros != nullptr) turn_table(w.row_zeros(row), w.n_zero_bytes(), copy);
+            if (w.levels != nullptr) turn_table(w.row_levels(row), size_t(w.n_scales()), copy);
+        }
+    }
+}
+
+// What the groups of some neighbouring rows of a block have, as many as Isa has lanes: scales, and what is
+// taken off the codes.
+template <class Isa>
+struct BlockGroups {
+    static constexpr int lanes = Isa::lanes;
+    typedef int32_t Whole __attribute__((vector_size(4 * lanes)));
+
+    // The tables of the block, from the first of these rows on.
+    const Half* scales = nullptr;
+    const uint8_t *zeros = nullptr, *levels = nullptr;
+    const float* row_scales = nullptr;
+
+    // Rows i, i + 1, ..., which are in a block of w.
+    BlockGroups(const LowbitMatrix& w, int i) {
+        const int first = i / row_block * row_block, row = i - first;
+        if (w.scales != nullptr) scales = w.row_halfs(first) + row;
+        if (w.zeros != nullptr) zeros = w.row_zeros(first) + row;
+        if (w.levels != nullptr) levels = w.row_levels(first) + row;
+        if (w.row_scales != nullptr) row_scales = w.row_scales + i;
+    }
+
+    static Whole bytes(const uint8_t* from) { return Whole(LowbitOps<Isa>::widened(from)); }
+    // Of group s: off the codes; with two levels, off five times the codes.
+    Whole zero(int s) const {
+        if (levels != nullptr) return bytes(levels + s * row_block) >> 4;
+        return zeros != nullptr ? bytes(zeros + s / 2 * row_block) >> s % 2 * 4 & 15 : Whole{};
+    }
+    typename Isa::Floats scale(int s) const {
+        if (levels != nullptr) {
+            const Whole level = bytes(levels + s * row_block) & 15;
+            return Isa::add_scaled(Isa::zero(), typename Isa::Ints(level), Isa::load_floats(row_scales));
+        }
+        if (scales == nullptr) return Isa::load_floats(row_scales);
+        float wide[lanes];
+        widen(wide, scales + s * row_block, lanes);
+        return Isa::load_floats(wide);
+    }
+};
+
+// Whether panels have words of four columns, as blocks have them; NeonI8mm's have eight.
+template <class Isa>
+constexpr bool packs_blocks = packed_place<Isa>(1, 0) == 4;
+
+// As pack_codes of int8_pack.h, of rows i and on that are in a block: n_cols columns from k on, a multiple of
+// 256.
+template <class Isa>
+inline void pack_block_codes(uint32_t* to, int to_columns, const LowbitMatrix& w, int i, int k, int n_cols) {
+    constexpr int lanes = Isa::lanes;
+    typedef uint32_t Words __attribute__((vector_size(4 * lanes)));
+    const int first = i / row_block * row_block, bits = w.bits, per_byte = 8 / bits;
+    const uint8_t* from = w.row_codes(first) + (size_t(k) / per_byte * row_block + 4 * (i - first));
+    // In each byte of a word: what is kept of the codes, and the group's zero point.
+    const uint32_t keep = (0xffu >> (8 - bits)) * 0x01010101u, times = w.levels != nullptr ? 5 : 1;
+    static thread_local std::vector<uint32_t> table;
+    const BlockGroups<Isa> groups(w, i);
+    const int first_group = k / w.group, n_groups = (k + n_cols - 1) / w.group - first_group + 1;
+    uint32_t* zeros = scratch(table, size_t(n_groups) * lanes);
+    for (int s = 0; s < n_groups; s++) {
+        const Words four = Words(groups.zero(first_group + s)) * 0x01010101u;
+        std::memcpy(zeros + s * lanes, &four, sizeof four);
+    }
+    typedef uint8_t Codes __attribute__((vector_size(4 * lanes)));
+    for (int column = 0, block = 64; column < n_cols; block /= 2) {
+        for (; column + block * per_byte <= n_cols; column += block * per_byte) {
+            for (int b = 0; b < block; b += 4, from += 4 * row_block) {
+                Words word;
+                std::memcpy(&word, from, sizeof word);
+                for (int part = 0; part < per_byte; part++) {
+                    const int at = column + part * block + b;
+                    Codes zero, code = Codes(word >> uint32_t(part * bits) & keep);
+                    std::memcpy(&zero, zeros + ((k + at) / w.group - first_group) * lanes, sizeof zero);
+                    if (times == 5) code += code << 2;
+                    code = (code - zero) ^ uint8_t(Isa::flip);
+                    std::memcpy(to + size_t(at) / 4 * to_columns, &code, sizeof code);
+                }
+            }
+        }
+    }
+}
