@@ -127,15 +127,33 @@ inline void unpack_codes(uint8_t* to, const uint8_t* from, int n) {
     }
 }
 
-// Columns k .. k + n - 1 of row i of a sparse matrix, one to a byte. Where the row has none, zero(j) for the
-// 64 columns from k + j on. k is a multiple of 256, n of 64.
-template <class Zero>
-inline void unpack_sparse(uint8_t* to, const LowbitMatrix& w, int i, int k, int n, Zero zero) {
+// The zero points of row i, as LowbitMatrix::zero has them.
+struct RowZeros {
+    const uint8_t* bytes = nullptr;  // of its first groups
+    size_t step;                     // to the next ones
+    bool two_level;
+
+    RowZeros(const LowbitMatrix& w, int i)
+        : step(w.in_block(i) ? row_block : 1), two_level(w.levels != nullptr) {
+        if (two_level) bytes = &w.at(w.levels, i, size_t(w.n_scales()), 0);
+        if (w.zeros != nullptr) bytes = &w.at(w.zeros, i, w.n_zero_bytes(), 0);
+    }
+    uint8_t operator[](int s) const {
+        if (bytes == nullptr) return 0;
+        return two_level ? bytes[size_t(s) * step] >> 4 : bytes[size_t(s / 2) * step] >> s % 2 * 4 & 15;
+    }
+};
+
+// Columns k .. k + n - 1 of row i of a sparse matrix as int8 codes. k is a multiple of 256, n of 64.
+inline void expand_sparse_columns(int8_t* to, const LowbitMatrix& w, int i, int k, int n) {
     const uint8_t *codes = w.row_codes(i) + k / 4, *mask = w.row_mask(i) + k / 8;
+    const RowZeros zeros(w, i);
+    const int shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group));
+    auto zero = [&](int j) { return zeros[(k + j) >> shift]; };
     int j = 0;
     for (; j + 256 <= n; j += 256) {
-        const uint8_t fills[4] = {zero(j), zero(j + 64), zero(j + 128), zero(j + 192)};
-        expand_sparse_block(to + j, codes + j / 4, mask + j / 8, fills);
+        const uint8_t of_groups[4] = {zero(j), zero(j + 64), zero(j + 128), zero(j + 192)};
+        expand_sparse_block(to + j, codes + j / 4, mask + j / 8, of_groups);
     }
     if (j == n) return;
     uint8_t kept[128];
@@ -154,29 +172,16 @@ inline const uint8_t* code_bytes(const LowbitMatrix& w, int i, int b, int n) {
     return reinterpret_cast<const uint8_t*>(to);
 }
 
-// Columns k .. k + n - 1 of row i, one to a byte, as they are stored. Where a sparse row has none, its
-// group's zero point. k is a multiple of 256, n of 64.
-inline void unpack_columns(uint8_t* to, const LowbitMatrix& w, int i, int k, int n) {
-    if (w.bits == 8) {
-        std::memcpy(to, code_bytes(w, i, k, n), size_t(n));
-    } else if (w.mask != nullptr) {
-        const uint8_t* zeros = w.zeros != nullptr ? w.row_zeros(i) : nullptr;
-        const int shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group));
-        unpack_sparse(to, w, i, k, n, [&](int j) {
-            const int s = (k + j) >> shift;
-            return uint8_t(zeros != nullptr ? zeros[s / 2] >> s % 2 * 4 & 15 : 0);
-        });
-    } else if (w.bits == 4) {
-        unpack_codes<4>(to, code_bytes(w, i, k / 2, n / 2), n);
-    } else {
-        unpack_codes<2>(to, code_bytes(w, i, k / 4, n / 4), n);
-    }
-}
-
-// The same columns as the int8 codes that are multiplied.
+// Columns k .. k + n - 1 of row i as the int8 codes that are multiplied. k is a multiple of 256, n of 64.
 inline void expand_columns(int8_t* to, const LowbitMatrix& w, int i, int k, int n) {
-    unpack_columns(reinterpret_cast<uint8_t*>(to), w, i, k, n);
-    if (w.bits == 8) return;
+    if (w.mask != nullptr) return expand_sparse_columns(to, w, i, k, n);
+    auto* stored = reinterpret_cast<uint8_t*>(to);
+    if (w.bits == 8) return void(std::memcpy(stored, code_bytes(w, i, k, n), size_t(n)));
+    if (w.bits == 4) {
+        unpack_codes<4>(stored, code_bytes(w, i, k / 2, n / 2), n);
+    } else {
+        unpack_codes<2>(stored, code_bytes(w, i, k / 4, n / 4), n);
+    }
     const uint8_t multiple = w.levels != nullptr ? 5 : 1;
     auto finish = [&](auto width, int8_t* p, uint8_t zero) {
         typedef uint8_t Some __attribute__((vector_size(decltype(width)::value)));
@@ -185,10 +190,10 @@ inline void expand_columns(int8_t* to, const LowbitMatrix& w, int i, int k, int 
         const Some result = (multiple == 5 ? codes + (codes << 2) : codes) - zero;
         std::memcpy(p, &result, sizeof result);
     };
-    for (int end = 0, j = 0; j < n;) {
-        const int s = (k + j) / w.group;
-        const auto zero = uint8_t(w.zero(i, s));
-        end = std::min(n, (s + 1) * w.group - k);
+    const RowZeros zeros(w, i);
+    for (int s = k / w.group, j = 0; j < n; s++) {
+        const uint8_t zero = zeros[s];
+        const int end = std::min(n, (s + 1) * w.group - k);
         for (; j + int(sizeof(Bytes)) <= end; j += sizeof(Bytes))
             finish(std::integral_constant<int, sizeof(Bytes)>(), to + j, zero);
         for (; j < end; j += 16) finish(std::integral_constant<int, 16>(), to + j, zero);

@@ -12,15 +12,15 @@
 // Rows first .. end - 1 of p.w times x, by the threads of a parallel region.
 template <class Isa>
 inline void multiply_rows(const Int8Matrix& x, const LowbitProduct& p, int first) {
-    static thread_local std::vector<int8_t> codes;
-    static thread_local std::vector<float> scales;
+    static thread_local std::vector<int8_t> code_memory;
+    static thread_local std::vector<float> scale_memory;
     const LowbitMatrix& w = p.w;
-    const Int8Matrix row{scratch(codes, size_t(w.n_cols)),
-                         scratch(scales, size_t(w.n_groups())),
-                         nullptr,
-                         1,
-                         w.n_cols,
-                         w.group_size};
+    const int n_cols = w.n_cols;
+    // At the beginning of a cache line, so that no store goes into two.
+    int8_t* codes = scratch(code_memory, size_t(n_cols) + 63);
+    codes += -reinterpret_cast<uintptr_t>(codes) % 64;
+    float* scales = scratch(scale_memory, size_t(w.n_groups()));
+    const Int8Matrix row{codes, scales, nullptr, 1, n_cols, w.group_size};
 #pragma omp for schedule(static) nowait
     for (int i = first; i < w.n_rows; i++) {
         // The next rows follow as one stream, or two.
@@ -28,9 +28,9 @@ inline void multiply_rows(const Int8Matrix& x, const LowbitProduct& p, int first
             for (size_t b = 0; b < n; b += 64) __builtin_prefetch(from + prefetch_distance + b);
         };
         prefetch(w.row_codes(i), w.n_code_bytes());
-        if (w.mask != nullptr) prefetch(w.row_mask(i), size_t(w.n_cols) / 8);
-        expand_columns(codes.data(), w, i, 0, w.n_cols);
-        expand_scales(scales.data(), w, i);
+        if (w.mask != nullptr) prefetch(w.row_mask(i), size_t(n_cols) / 8);
+        expand_columns(codes, w, i, 0, n_cols);
+        expand_scales(scales, w, i);
         for (int t = 0; t < x.n_rows; t++) {
             const float out =
                 w.group_size == 64 ? dot_row<Isa, 64>(x, t, row, 0) : dot_row<Isa>(x, t, row, 0);
