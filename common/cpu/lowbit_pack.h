@@ -7,7 +7,7 @@
 // matrices.
 #pragma once
 
-#include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -97,17 +97,19 @@ constexpr bool packs_blocks = packed_place<Isa>(1, 0) == 4;
 
 // As pack_codes of int8_pack.h, of rows i and on that are in a block: n_cols columns from k on, a multiple of
 // 256.
-template <class Isa>
+template <class Isa, int bits>
 inline void pack_block_codes(uint32_t* to, int to_columns, const LowbitMatrix& w, int i, int k, int n_cols) {
-    constexpr int lanes = Isa::lanes;
+    constexpr int lanes = Isa::lanes, per_byte = 8 / bits;
     typedef uint32_t Words __attribute__((vector_size(4 * lanes)));
-    const int first = i / row_block * row_block, bits = w.bits, per_byte = 8 / bits;
+    const int first = i / row_block * row_block;
     const uint8_t* from = w.row_codes(first) + (size_t(k) / per_byte * row_block + 4 * (i - first));
     // In each byte of a word: what is kept of the codes, and the group's zero point.
-    const uint32_t keep = (0xffu >> (8 - bits)) * 0x01010101u, times = w.levels != nullptr ? 5 : 1;
+    constexpr uint32_t keep = (0xffu >> (8 - bits)) * 0x01010101u;
+    const bool two_level = w.levels != nullptr;
     static thread_local std::vector<uint32_t> table;
     const BlockGroups<Isa> groups(w, i);
-    const int first_group = k / w.group, n_groups = (k + n_cols - 1) / w.group - first_group + 1;
+    const int shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group));
+    const int first_group = k >> shift, n_groups = ((k + n_cols - 1) >> shift) - first_group + 1;
     uint32_t* zeros = scratch(table, size_t(n_groups) * lanes);
     for (int s = 0; s < n_groups; s++) {
         const Words four = Words(groups.zero(first_group + s)) * 0x01010101u;
@@ -119,15 +121,22 @@ inline void pack_block_codes(uint32_t* to, int to_columns, const LowbitMatrix& w
             for (int b = 0; b < block; b += 4, from += 4 * row_block) {
                 Words word;
                 std::memcpy(&word, from, sizeof word);
+                UNROLL(4)
                 for (int part = 0; part < per_byte; part++) {
                     const int at = column + part * block + b;
                     Codes zero, code = Codes(word >> uint32_t(part * bits) & keep);
-                    std::memcpy(&zero, zeros + ((k + at) / w.group - first_group) * lanes, sizeof zero);
-                    if (times == 5) code += code << 2;
+                    std::memcpy(&zero, zeros + (((k + at) >> shift) - first_group) * lanes, sizeof zero);
+                    if (two_level) code += code << 2;
                     code = (code - zero) ^ uint8_t(Isa::flip);
                     std::memcpy(to + size_t(at) / 4 * to_columns, &code, sizeof code);
                 }
             }
         }
     }
+}
+template <class Isa>
+inline void pack_block_codes(uint32_t* to, int to_columns, const LowbitMatrix& w, int i, int k, int n_cols) {
+    if (w.bits == 8) return pack_block_codes<Isa, 8>(to, to_columns, w, i, k, n_cols);
+    if (w.bits == 4) return pack_block_codes<Isa, 4>(to, to_columns, w, i, k, n_cols);
+    pack_block_codes<Isa, 2>(to, to_columns, w, i, k, n_cols);
 }
