@@ -296,7 +296,7 @@ void load_row(ExpertRow& row, const ExpertMatrix& w, int e, int i) {
     }
     row.codes.resize(n), row.scales.resize(size_t(w.n_groups()));
     if (w.int8_codes != nullptr) return int8_row(row.codes.data(), row.scales.data(), w.int8(e), i);
-    if (w.packed) {
+    if (w.packed && w.is_fast_int4()) {
         const LowbitMatrix m = w.int4(e, w.group);
         expand_scales(row.scales.data(), m, i);
         return expand_columns(row.codes.data(), m, i, 0, w.n_cols);

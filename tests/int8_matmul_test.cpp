@@ -405,8 +405,8 @@ TEST_CASE("packing: each row is there to be copied, and lies elsewhere") {
     std::mt19937 rng(8);
     for (const auto& [n_rows, n_cols, group_size] :
          {std::tuple{1, 64, 64}, {7, 128, 32}, {32, 192, 64}, {70, 256, 256}, {96, 64, 32}}) {
-        CAPTURE(n_rows);
         const Matrix w = filled_matrix(rng, uniform, true, n_rows, n_cols, group_size);
+        CAPTURE(w.n_rows);
         std::vector<int8_t> codes(w.n_cols);
         std::vector<float> scales(w.view().n_groups());
         auto check = [&](int i) {

@@ -7,6 +7,8 @@
 // multiply-add each, as in int8_rows.h, so an output is the same to the bit either way.
 #pragma once
 
+#include <omp.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -181,15 +183,15 @@ template <class Isa, class Product = Int8Product>
 inline void products_by_panels(const Int8Matrix& x, std::span<const Product> list) {
     constexpr int n_rows = panel_rows<Isa>;
     const int width = tile_width<Isa>(x.n_rows), n_tiles = (x.n_rows + width - 1) / width;
-    const size_t tile_groups = size_t(x.n_groups()) * width, tile_words = size_t(x.n_cols) / 4 * width;
+    const size_t tile_groups = size_t(x.n_groups()) * width, tile_codes = size_t(x.n_cols) / 4 * width;
     static thread_local std::vector<uint32_t> token_codes;
     static thread_local std::vector<float> token_scales;
     static thread_local std::vector<int32_t> token_starts;
-    const PackedTokens tokens{scratch(token_codes, n_tiles * tile_words),
+    const PackedTokens tokens{scratch(token_codes, n_tiles * tile_codes),
                               scratch(token_scales, n_tiles * tile_groups),
                               scratch(token_starts, n_tiles * tile_groups), width};
     auto pack = [&](int tile) {
-        pack_tokens<Isa>({tokens.codes + tile * tile_words, tokens.scales + tile * tile_groups,
+        pack_tokens<Isa>({tokens.codes + tile * tile_codes, tokens.scales + tile * tile_groups,
                           tokens.starts + tile * tile_groups, width},
                          x, tile * width);
     };
@@ -222,15 +224,14 @@ inline void products_by_panels(const Int8Matrix& x, std::span<const Product> lis
                     }
                 }
             };
-            // Few tokens wait for memory: one stream for each thread. Many: threads take many panels in a
-            // row, so that they mostly prefetch their own next one, and one at a time near the end, so that
-            // they finish together.
-            if (n_tiles <= 2) {
-#pragma omp for schedule(static) nowait
-                for (int i = 0; i < n_panels; i++) multiply(i);
-            } else {
+            // Few tokens wait for memory: one stream for each thread. Many, guided: threads take many panels
+            // in a row, so that they mostly prefetch their own next one, and one at a time near the end, so
+            // that they finish together.
+            const int n_parts = n_tiles <= 2 ? omp_get_num_threads() : n_panels;
 #pragma omp for schedule(guided) nowait
-                for (int i = 0; i < n_panels; i++) multiply(i);
+            for (int part = 0; part < n_parts; part++) {
+                auto begin = [&](int64_t nth) { return int(nth * n_panels / n_parts); };
+                for (int i = begin(part); i < begin(part + 1); i++) multiply(i);
             }
         }
     }
