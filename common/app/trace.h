@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "common/app/new_file.h"
-#include "common/cpu/int8_matmul.h"
+#include "common/cpu/int8.h"
 #include "common/cpu/rows.h"
 
 // The full name of a step: "layers.3.attn.norm", or "norm" outside the layers (layer -1).
@@ -186,7 +186,7 @@ class Recorder {
     void operator()(const char* name, const Rows& out, const Int8Rows& x, const Matrix& w) const {
         (*this)(name, out);
         if (trace_ == nullptr || layer_ != accumulator_layer) return;
-        const Int8Matrix matrix = w.view();
+        const auto matrix = w.view();  // an Int8Matrix
         const std::string step = step_name(layer_, name) + ".acc";
         const int n_groups = x.n_groups();
         std::vector<int8_t> codes(size_t(matrix.n_cols));
@@ -195,6 +195,7 @@ class Recorder {
             for (size_t i = 0; i < sums.size() && trace_->keeps_next(step); i++) {
                 const int row = int(i) / n_groups, first = int(i) % n_groups * x.group_size;
                 sums[i] = 0;
+                // Of int8_matmul.h, which every program has that multiplies such matrices.
                 if (i % size_t(n_groups) == 0) int8_row(codes.data(), nullptr, matrix, row);
                 for (int k = first; k < first + x.group_size; k++)
                     sums[i] += int32_t(x.row_codes(t)[k]) * int32_t(codes[size_t(k)]);
