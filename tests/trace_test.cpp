@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "common/cpu/int8_matmul.h"
 #include "safetensors.h"
 
 namespace {
