@@ -84,8 +84,7 @@ inline int context_length(const Options& options, const ModelConfig& config) {
 // The option of programs that run on a CPU.
 inline const OwnOption kv_option = {"--kv", {"f32", "f16", "q8"}, "numbers of the KV cache"};
 // Without a copy there is nothing to pack, and products take longer; but processes share the file's memory.
-inline const OwnOption mmap_option = {
-    "--mmap", {}, "weights are read where the file lies: slower, no copy"};
+inline const OwnOption mmap_option = {"--mmap", {}, "weights are read where the file lies: slower, no copy"};
 inline KvFormat kv_format(const Options& options) {
     const auto given = options.own.find(kv_option.name);
     const std::string name = given == options.own.end() ? "f32" : given->second;
