@@ -1,4 +1,5 @@
-// Many tokens: each weight is used again and again, and the speed is that of the multipliers.
+// Weights in panels, times any number of tokens. With one token the speed is that of memory, with many, which
+// use each weight again and again, that of the multipliers.
 //
 // The weights of some rows, a panel, are packed side by side, so that one vector holds the same four columns
 // of each row; so are the tokens, tile_tokens at a time. A tile is a panel times that many tokens. Four

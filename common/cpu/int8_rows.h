@@ -1,4 +1,5 @@
-// One token, or a few: the weights stream past once, a row at a time, and the speed is that of memory.
+// Weights that are not packed, times one token or a few: they stream past once, a row at a time, and the
+// speed is that of memory.
 #pragma once
 
 #include <cmath>

@@ -9,7 +9,7 @@
 #include "common/cpu/int8_rows.h"
 #include "common/cpu/lowbit.h"
 
-// Rows first .. end - 1 of p.w times x, by the threads of a parallel region.
+// The rows of p.w from `first` on times x, by the threads of a parallel region.
 template <class Isa>
 inline void multiply_rows(const Int8Matrix& x, const LowbitProduct& p, int first) {
     static thread_local std::vector<int8_t> code_memory;

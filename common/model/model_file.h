@@ -38,9 +38,10 @@ struct ModelFile {
     std::span<const std::byte> tokenizer;  // empty in files made by other programs
     int alignment = 1;                     // of each tensor, the scheme's
 
-    // Copies the file into huge pages where that pays. `available`: bytes of memory. The spans move, so this
-    // comes before pointers are made of them; and after everything that can be refused by the header alone.
+    // Whether the weights lie in a copy of their own, which may be written.
     bool is_copied() const { return !map.is_mapped(); }
+    // Copies the file into huge pages if it fits. `available`: bytes of memory. The spans move, so this
+    // comes before pointers are made of them; and after everything that can be refused by the header alone.
     void copy_into_huge_pages(uint64_t available) {
         map.copy_into_huge_pages(available);
         weights = map.bytes().subspan(header_size, weights.size());
