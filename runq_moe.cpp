@@ -18,6 +18,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <limits>
 #include <memory>
@@ -25,6 +26,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,6 +39,8 @@
 #include "common/cpu/lowbit_matmul.h"
 #include "common/cpu/ops.h"
 #include "common/cpu/rows.h"
+#include "common/cpu/unroll.h"
+#include "common/cpu/vector.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
@@ -383,18 +387,65 @@ struct Routing {
     std::vector<int> row_of;       // (n_tokens, k), where a pair is in by_expert
 };
 
+// The sum of n products, in fp64: so many lanes add up one column in so many, and then one another.
+typedef double Doubles __attribute__((vector_size(4 * vector_lanes)));
+constexpr int double_lanes = vector_lanes / 2;
+
+// out[t][e] = that of row t of x and row e of w, for so many rows of each; rows of x and w have n columns,
+// those of out n_out. The sums stay in registers, so a row is read and widened once for several products.
+template <int n_tokens, int n_experts>
+void router_tile(float* out, int n_out, const float* x, const float* w, int n) {
+    typedef float HalfFloats __attribute__((vector_size(2 * vector_lanes)));
+    auto widen = [](const float* p) {
+        HalfFloats v;
+        std::memcpy(&v, p, sizeof v);
+        return __builtin_convertvector(v, Doubles);
+    };
+    Doubles sums[n_tokens][n_experts] = {};
+    const int end = n / double_lanes * double_lanes;
+    for (int i = 0; i < end; i += double_lanes) {
+        Doubles tokens[n_tokens];
+        UNROLL(4)
+        for (int t = 0; t < n_tokens; t++) tokens[t] = widen(x + size_t(t) * n + i);
+        UNROLL(4)
+        for (int e = 0; e < n_experts; e++) {
+            const Doubles weights = widen(w + size_t(e) * n + i);
+            UNROLL(4)
+            for (int t = 0; t < n_tokens; t++) sums[t][e] += tokens[t] * weights;
+        }
+    }
+    for (int t = 0; t < n_tokens; t++) {
+        for (int e = 0; e < n_experts; e++) {
+            double sum = 0;
+            for (int lane = 0; lane < double_lanes; lane++) sum += sums[t][e][lane];
+            for (int i = end; i < n; i++) sum += double(x[size_t(t) * n + i]) * double(w[size_t(e) * n + i]);
+            out[t * n_out + e] = float(sum);
+        }
+    }
+}
+
 // logits (n_tokens, n_experts) = x times the router (n_experts, dim) transposed, added up in fp64.
 void router_logits(Rows& logits, const Rows& x, const float* router) {
+    constexpr int max_tokens = vector_lanes == 16 ? 4 : 2, max_experts = 4;  // as registers allow
+    const int n = x.n_cols, n_experts = logits.n_cols;
     logits.n_rows = x.n_rows;
-    for_each_row(x.n_rows, [&](int t) {
-        for (int e = 0; e < logits.n_cols; e++) {
-            const float* w = router + size_t(e) * x.n_cols;
-            double sum = 0;
-#pragma omp simd reduction(+ : sum)
-            for (int i = 0; i < x.n_cols; i++) sum += double(x.row(t)[i]) * double(w[i]);
-            logits.row(t)[e] = float(sum);
+    auto tile = [&](int t, int e, auto n_t, auto n_e) {
+        router_tile<n_t(), n_e()>(logits.row(t) + e, n_experts, x.row(t), router + size_t(e) * n, n);
+    };
+    auto experts = [&](int t, auto n_t, int e) {
+        if (e + max_experts <= n_experts) return tile(t, e, n_t, std::integral_constant<int, max_experts>());
+        for (; e < n_experts; e++) tile(t, e, n_t, std::integral_constant<int, 1>());
+    };
+#pragma omp parallel for collapse(2) schedule(static)
+    for (int first = 0; first < x.n_rows; first += max_tokens) {
+        for (int e = 0; e < n_experts; e += max_experts) {
+            if (first + max_tokens <= x.n_rows) {
+                experts(first, std::integral_constant<int, max_tokens>(), e);
+            } else {
+                for (int t = first; t < x.n_rows; t++) experts(t, std::integral_constant<int, 1>(), e);
+            }
         }
-    });
+    }
 }
 
 // The k largest of a token's logits (n_experts,), of equal ones the lowest index, and their softmax over all.

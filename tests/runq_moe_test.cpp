@@ -164,6 +164,36 @@ TEST_CASE("quantize: the plain loop gives the golden's codes and scales, and a r
     }
 }
 
+TEST_CASE("router_logits: the fp64 sums rounded once, each token's the same in any company") {
+    std::mt19937 rng(9);
+    for (const int n_cols : {4, 12, 64, 100, 2048}) {
+        for (const int n_experts : {1, 3, 4, 9}) {
+            const int n_tokens = 9;
+            CAPTURE(n_cols);
+            CAPTURE(n_experts);
+            Rows x(n_tokens, n_cols), found(n_tokens, n_experts), one(1, n_cols), alone(1, n_experts);
+            x.values = random_values(rng, x.values.size()), x.n_rows = n_tokens, one.n_rows = 1;
+            const std::vector<float> w = random_values(rng, size_t(n_experts) * n_cols);
+            router_logits(found, x, w.data());
+            CHECK(found.n_rows == n_tokens);
+            for (int t = 0; t < n_tokens; t++) {
+                for (int e = 0; e < n_experts; e++) {
+                    double sum = 0, size = 0;
+                    for (int i = 0; i < n_cols; i++) {
+                        const double product = double(x.row(t)[i]) * double(w[size_t(e) * n_cols + i]);
+                        sum += product, size += std::fabs(product);
+                    }
+                    // Half a unit in the last place of fp32, and what the order of the sum makes in fp64.
+                    CHECK(std::fabs(found.row(t)[e] - sum) <= std::fabs(sum) * 0x1p-24 + size * 0x1p-40);
+                }
+                std::copy_n(x.row(t), n_cols, one.row(0));
+                router_logits(alone, one, w.data());
+                CHECK(std::equal(alone.row(0), alone.row(1), found.row(t)));
+            }
+        }
+    }
+}
+
 TEST_CASE("route: the golden's experts, and their weights") {
     int cases = 0;
     for (const auto& [name, tensor] : golden_ops()) {
