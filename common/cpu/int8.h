@@ -28,6 +28,11 @@
 
 #include "common/cpu/scratch.h"
 
+// How far ahead of use weights that are read once are asked for, in bytes. Rows, panels and row blocks lie
+// one behind the other, so near the end of one this reaches into the next; past the last, a prefetch does
+// nothing.
+constexpr int prefetch_distance = 8192;
+
 // A sum of this many products of codes stays within int32: 2^16 * 127 * 128 < 2^31.
 constexpr int max_group_size = 1 << 16;
 

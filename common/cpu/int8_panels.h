@@ -41,14 +41,16 @@ struct Block {
 // at once, it would hold up the loads of the work itself.
 struct Ahead {
     const char* at;
-    size_t step;  // bytes
+    size_t step;        // bytes
+    bool once = false;  // what is asked for will be read once, and soon
 
     // n_bytes from `from` on, for n_columns columns.
     Ahead(const void* from, size_t n_bytes, size_t n_columns)
         : at(static_cast<const char*>(from)), step((4 * n_bytes + n_columns - 1) / n_columns) {}
-    // Into the second-level cache, so many lines of 64 bytes.
-    void prefetch(int n_lines = 1) {
-        for (int i = 0; i < n_lines; i++) __builtin_prefetch(at + 64 * i, 0, 2);
+    // So many lines of 64 bytes: into the second-level cache, or past it, if they will be read once.
+    template <int n_lines = 1, bool once = false>
+    void prefetch() {
+        for (int i = 0; i < n_lines; i++) __builtin_prefetch(at + 64 * i, 0, once ? 0 : 2);
         at += step;
     }
 };
@@ -56,13 +58,12 @@ struct Ahead {
 // out[token][row] = what was there (0 in the first block) + n_tokens tokens times a panel. The accumulators
 // of all tokens stay in registers, so a vector of weights is loaded once for n_tokens multiplications.
 // Inlined, g++ 12 would run out of registers.
-template <class Isa, int n_tokens>
+template <class Isa, int n_tokens, bool once>
 __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, const Block& block,
                                     Ahead& next) {
     Ahead ahead = next;  // a copy, so that it stays in registers
     constexpr int lanes = Isa::lanes, vectors = Isa::panel_vectors;
-    // A token or two read a panel as fast as it comes, and the hardware fetches a good part of it by itself.
-    constexpr int n_lines = n_tokens < 4 ? 1 : (4 * lanes * vectors + 63) / 64;
+    constexpr int n_lines = once ? (4 * lanes * vectors + 63) / 64 : 1;
     auto at = [&](int j, int v) { return out + (j * vectors + v) * lanes; };
     typename Isa::Floats sums[n_tokens][vectors];
     for (int j = 0; j < n_tokens; j++) {
@@ -78,7 +79,7 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, c
         }
         UNROLL(4)
         for (int k = 0; k < block.group_size; k += 4) {
-            ahead.prefetch(n_lines);
+            ahead.prefetch<n_lines, once>();
             typename Isa::Ints codes[vectors];
             for (int v = 0; v < vectors; v++) codes[v] = Isa::load(w.codes + v * lanes);
             for (int j = 0; j < n_tokens; j++) {
@@ -123,7 +124,10 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, c
 template <class Isa, int n = Isa::tile_tokens>
 inline void tile_of(int n_tokens, float* out, const PackedTokens& x, const PackedPanel& w, const Block& block,
                     Ahead& next) {
-    if (n_tokens == n) return tile<Isa, n>(out, x, w, block, next);
+    if (n_tokens == n) {
+        if (next.once) return tile<Isa, n, true>(out, x, w, block, next);
+        return tile<Isa, n, false>(out, x, w, block, next);
+    }
     if constexpr (n > 1) tile_of<Isa, n - 1>(n_tokens, out, x, w, block, next);
 }
 
@@ -147,10 +151,16 @@ inline void panel_product(float* out, int n_tokens, const PackedTokens& x, const
     const int n_tiles = (n_tokens + x.width - 1) / x.width;
     // A packed panel that is read once needs no blocks.
     const int max_cols = packed.codes != nullptr && n_tiles == 1 ? w.n_cols : panel_block_bytes / n_rows;
-    // The next panel is one stream; at the end of the matrix, nothing new.
+    // Panels are one stream. A tile that reads it alone asks for what comes a little later; tiles that read a
+    // panel in turns, all together for the next one, and at the end of the matrix for nothing new.
     const bool has_next = i + 2 * n_rows <= w.n_rows;
     Ahead next(w.row_codes(has_next ? i + n_rows : i), has_next ? n_rows * bytes_of_row(w) : 0,
                size_t(n_tiles) * w.n_cols);
+    if (packed.codes != nullptr && n_tiles == 1) {
+        next = Ahead(reinterpret_cast<const char*>(packed.codes) + prefetch_distance,
+                     size_t(n_rows) * w.n_cols, size_t(w.n_cols));
+        next.once = true;
+    }
     // As many whole groups as fit into a block; or a part, if the row is one long group.
     const bool parts = w.n_groups() == 1 && w.n_cols > max_cols;
     const int width = parts ? max_cols : std::max(1, max_cols / w.group_size) * w.group_size;

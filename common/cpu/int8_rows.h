@@ -9,11 +9,6 @@
 
 #include "common/cpu/int8.h"
 
-// How far ahead of use the codes of weights are fetched, in bytes, and their scales with them. The rows lie
-// one behind the other, so near the end of one this reaches into the next; past the last, a prefetch does
-// nothing.
-constexpr int prefetch_distance = 6144;
-
 // The accumulator of one group, with what Isa::offset has added still in it. A cache line at a time, each
 // vector of it into an accumulator of its own, since an addition waits for the one before it.
 template <class Isa>

@@ -75,7 +75,7 @@ struct LineGroups {
 
     // `lines`: the words of these rows, row_block apart; k: the first column.
     __attribute__((always_inline)) void multiply(const uint8_t*& lines, const TokenRows<S::n_tokens>& x,
-                                                 int k, const uint8_t*& next) {
+                                                 int k) {
         using Isa = typename S::Isa;
         constexpr int T = S::n_tokens, V = S::n_vectors;
         for (int begin = 0; begin < bytes; begin += run) {
@@ -90,13 +90,13 @@ struct LineGroups {
             }
             UNROLL(16)
             for (int b = begin; b < begin + run; b += 4, lines += 4 * row_block) {
-                if constexpr (T >= 4) {
-                    __builtin_prefetch(next, 0, 2);
-                    next += 4 * row_block;
-                }
+                __builtin_prefetch(lines + prefetch_distance, 0, 0);  // each word is read once
                 typename S::Words v[V];
                 UNROLL(4)
-                for (int i = 0; i < V; i++) std::memcpy(&v[i], lines + 4 * Isa::lanes * i, sizeof v[i]);
+                for (int i = 0; i < V; i++) {
+                    std::memcpy(&v[i], lines + 4 * Isa::lanes * i, sizeof v[i]);
+                    pin_register(v[i]);  // its codes are taken out of it one after the other
+                }
                 UNROLL(4)
                 for (int part = 0; part < S::per_byte; part++) {
                     UNROLL(8)
@@ -164,8 +164,6 @@ __attribute__((noinline)) void multiply_block(float* out, const Int8Matrix& x, i
     const int scale_shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group / S::group_size));
     const int first = i / row_block * row_block;
     const uint8_t* lines = w.row_codes(first) + 4 * (i - first);
-    // The next block lies behind this one.
-    const uint8_t* next = w.row_codes(first + 2 * row_block <= w.n_rows ? first + row_block : first);
     const auto groups = [&]<size_t... v>(std::index_sequence<v...>) {
         return std::array<BlockGroups<Isa>, V>{BlockGroups<Isa>(w, i + int(v) * Isa::lanes)...};
     }
@@ -180,7 +178,7 @@ __attribute__((noinline)) void multiply_block(float* out, const Int8Matrix& x, i
         if constexpr (Groups::columns % S::group_size == 0) {
             for (; k + Groups::columns <= w.n_cols; k += Groups::columns) {
                 Groups line;
-                line.multiply(lines, tokens, k, next);
+                line.multiply(lines, tokens, k);
                 line.add_to(sums, groups, tokens, k / S::group_size, scale_shift);
             }
         }
