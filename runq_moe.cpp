@@ -387,12 +387,13 @@ struct Routing {
     std::vector<int> row_of;       // (n_tokens, k), where a pair is in by_expert
 };
 
-// The sum of n products, in fp64: so many lanes add up one column in so many, and then one another.
+// A vector of doubles, as wide as the machine's registers.
 typedef double Doubles __attribute__((vector_size(4 * vector_lanes)));
 constexpr int double_lanes = vector_lanes / 2;
 
-// out[t][e] = that of row t of x and row e of w, for so many rows of each; rows of x and w have n columns,
-// those of out n_out. The sums stay in registers, so a row is read and widened once for several products.
+// out[t][e] = sum over i of x[t][i] * w[e][i], in fp64 and rounded once: x (n_tokens, n), w (n_experts, n),
+// rows of out n_out apart. Each lane adds up every double_lanes-th column, whatever n_tokens and n_experts
+// are. All sums stay in registers, so that a number is read and widened once for several products.
 template <int n_tokens, int n_experts>
 void router_tile(float* out, int n_out, const float* x, const float* w, int n) {
     typedef float HalfFloats __attribute__((vector_size(2 * vector_lanes)));

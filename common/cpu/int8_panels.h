@@ -48,16 +48,16 @@ struct Ahead {
     Ahead(const void* from, size_t n_bytes, size_t n_columns)
         : at(static_cast<const char*>(from)), step((4 * n_bytes + n_columns - 1) / n_columns) {}
     // So many lines of 64 bytes: into the second-level cache, or past it, if they will be read once.
-    template <int n_lines = 1, bool once = false>
+    template <int n_lines = 1, bool read_once = false>
     void prefetch() {
-        for (int i = 0; i < n_lines; i++) __builtin_prefetch(at + 64 * i, 0, once ? 0 : 2);
+        for (int i = 0; i < n_lines; i++) __builtin_prefetch(at + 64 * i, 0, read_once ? 0 : 2);
         at += step;
     }
 };
 
 // out[token][row] = what was there (0 in the first block) + n_tokens tokens times a panel. The accumulators
-// of all tokens stay in registers, so a vector of weights is loaded once for n_tokens multiplications.
-// Inlined, g++ 12 would run out of registers.
+// of all tokens stay in registers, so a vector of weights is loaded once for n_tokens multiplications. once:
+// no other tile reads the panel. Inlined, g++ 12 would run out of registers.
 template <class Isa, int n_tokens, bool once>
 __attribute__((noinline)) void tile(float* out, PackedTokens x, PackedPanel w, const Block& block,
                                     Ahead& next) {
