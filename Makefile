@@ -41,6 +41,7 @@ EXPORT_gptq-sparse   := gptq $(CALIBRATION) --bits embed=8,attn=4,ffn=4 --sparse
 EXPORT_moe-a8w8      := moe $(CALIBRATION) --format a8w8
 EXPORT_moe-a8w4      := moe $(CALIBRATION) --format a8w4
 EXPORT_moe-mxfp8     := moe $(CALIBRATION) --format mxfp8
+EXPORT_moe-a8w4-pure := moe --format a8w4 --pure
 
 # ---- the usual targets -----------------------------------------------------------------------------------------
 .PHONY: all run test test-arm test-hf cuda hip gpu-files gpu-check golden single bench lint format help clean

@@ -4,8 +4,8 @@
 // takes rows sorted by expert, multiplies each by its expert's gate and up, puts the first half through
 // swish, multiplies by the second half and quantizes the product: nothing in between is written to memory.
 // Experts are in A8W8 (int8 by int8), A8W4 (int8 by int4) or MXFP8 (blocks of 8-bit floats under one power of
-// two), as the file says. Attention, dense layers, embedding and classifier are W8A8 with a scale per row, as
-// in runq_w8a8.cpp. docs/moe.md tells the whole story.
+// two), as the file says. Attention, dense layers, embedding and classifier are in A8W8, or as experts are.
+// docs/moe.md tells the whole story.
 //
 // This file has what is its own: matrices, quantizers, products and the operator as plain loops, the tensors
 // of a file, and the forward pass. The rest is in common/, as runq.cpp says.
@@ -46,18 +46,7 @@
 #include "common/model/tensors.h"
 
 // ----------------------------------------------------------------------------
-// W8A8, a scale per row: attention, dense layers, embedding, classifier
-
-// Row i is codes[i] * scales[i].
-struct W8A8Matrix {
-    const int8_t* codes = nullptr;  // (n_rows, n_cols)
-    const float* scales = nullptr;  // (n_rows,)
-    int n_rows = 0, n_cols = 0;     // output channels, input channels
-
-    bool packed = false;  // turned for the kernels; never where dot() is used
-
-    Int8Matrix view() const { return {codes, scales, nullptr, n_rows, n_cols, n_cols, packed}; }
-};
+// int8 with a scale per row
 
 // codes (n,) of x (n,) under one scale, which is returned: max|x| / 127. Codes are x / scale rounded half to
 // even. Both are 0 where 127 / max|x| is not finite.
@@ -73,40 +62,11 @@ float quantize_row(int8_t* codes, const float* x, int n) {
     return inv > 0 ? largest / 127.0f : 0.0f;
 }
 
-// Quantizes the rows of x, a scale for each: the input of the matrices that follow.
-void quantize(Int8Rows& out, const Rows& x) {
-    out.resize(x.n_rows, x.n_cols, x.n_cols);
-    for_each_row(x.n_rows, [&](int t) {
-        if (!int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t), x.n_cols, x.n_cols,
-                           nullptr))
-            out.row_scales(t)[0] = quantize_row(out.row_codes(t), x.row(t), x.n_cols);
-    });
-}
-
 // The exact sum of n products.
 int32_t dot(const int8_t* x, const int8_t* w, int n) {
     int32_t sum = 0;
     for (int k = 0; k < n; k++) sum += int32_t(x[k]) * int32_t(w[k]);
     return sum;
-}
-
-// The products of one input with several matrices: q, k and v; gate and up.
-void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<W8A8Matrix>> products) {
-    int8_matmul(x, products, [](const Int8Rows& rows, int t, const W8A8Matrix& w, int i) {
-        const int32_t sum = dot(rows.row_codes(t), w.codes + size_t(i) * w.n_cols, w.n_cols);
-        return float(sum) * (w.scales[i] * rows.row_scales(t)[0]);
-    });
-}
-
-// One row of the table per token, dequantized.
-void embed(Rows& out, const W8A8Matrix& table, std::span<const int> tokens) {
-    out.n_rows = int(tokens.size());
-    std::vector<int8_t> codes(size_t(table.n_cols));
-    float scale;
-    for (int t = 0; t < out.n_rows; t++) {
-        int8_row(codes.data(), &scale, table.view(), tokens[t]);
-        for (int i = 0; i < out.n_cols; i++) out.row(t)[i] = float(codes[i]) * scale;
-    }
 }
 
 // ----------------------------------------------------------------------------
@@ -160,18 +120,20 @@ uint8_t quantize_mx_block(uint8_t* codes, const float* x, int n) {
 }
 
 // ----------------------------------------------------------------------------
-// Experts
+// Matrices, and the rows that they are multiplied by
 
-// What experts read: rows of int8 with a scale each, or of MXFP8.
-struct ExpertRows {
+// What a matrix reads: rows of int8 with a scale each, or of MXFP8.
+struct InputRows {
+    WeightFormat of;  // the matrix's format
     Int8Rows int8;  // A8W4: a row's scale stands once for each group of weights, as the fast kernels want it
-    std::vector<uint8_t> codes, scales;  // MXFP8: (n_rows, n_cols), (n_rows, n_cols / block)
+    std::vector<uint8_t> codes, scales;  // MXFP8: (n_rows, n_cols), (n_rows, n_cols / group)
     std::vector<float> values;           // MXFP8: (n_rows, n_cols), what codes mean, without the scales
-    int n_rows = 0, n_cols = 0, block = 0;
+    int n_rows = 0, n_cols = 0;
 
-    void resize(int rows, int columns, const MoeConfig& moe);
-    bool is_mx() const { return block > 0; }
-    int n_blocks() const { return n_cols / block; }
+    void resize(int rows, int columns, const WeightFormat& format);
+    bool is_mx() const { return of.kind == WeightKind::mxfp8; }
+    int block() const { return of.group; }
+    int n_blocks() const { return n_cols / block(); }
     uint8_t* row_codes(int t) { return codes.data() + size_t(t) * n_cols; }
     const uint8_t* row_codes(int t) const { return codes.data() + size_t(t) * n_cols; }
     float* row_values(int t) { return values.data() + size_t(t) * n_cols; }
@@ -181,30 +143,30 @@ struct ExpertRows {
 };
 
 // The columns that go through the fast kernels under one scale of each side.
-int kernel_group(const MoeConfig& moe, int n_cols) {
-    if (moe.format == ExpertFormat::a8w8 || n_cols % 32 != 0) return n_cols;
-    return moe.group == 32 || n_cols % 64 != 0 ? 32 : 64;
+int kernel_group(const WeightFormat& format, int n_cols) {
+    if (format.kind == WeightKind::a8w8 || n_cols % 32 != 0) return n_cols;
+    return format.group == 32 || n_cols % 64 != 0 ? 32 : 64;
 }
 
-void ExpertRows::resize(int rows, int columns, const MoeConfig& moe) {
-    n_rows = rows, n_cols = columns, block = moe.format == ExpertFormat::mxfp8 ? moe.group : 0;
-    if (!is_mx()) return int8.resize(rows, columns, kernel_group(moe, columns));
+void InputRows::resize(int rows, int columns, const WeightFormat& format) {
+    of = format, n_rows = rows, n_cols = columns;
+    if (!is_mx()) return int8.resize(rows, columns, kernel_group(format, columns));
     scratch(codes, size_t(rows) * columns);
     scratch(values, size_t(rows) * columns);
     scratch(scales, size_t(rows) * n_blocks());
 }
 
-// One matrix of all experts of a layer, in the file's format. Rows of all experts are counted through.
-struct ExpertMatrix {
+// One matrix of all experts of a layer, whose rows are counted through; or another matrix, as if there were
+// one expert.
+struct MoeMatrix {
     const int8_t* int8_codes = nullptr;  // A8W8: (n_experts, n_rows, n_cols)
     const uint8_t* codes = nullptr;      // MXFP8: the same; A8W4: (n_experts, n_rows, n_cols / 2)
     const float* row_scales = nullptr;   // A8W8, and A8W4 without groups: (n_experts, n_rows)
     const Half* group_scales = nullptr;  // A8W4: (n_experts, n_rows, n_cols / group)
     const uint8_t* mx_scales = nullptr;  // MXFP8: (n_experts, n_rows, n_cols / group)
-    bool packed = false;                 // turned for the kernels, each expert by itself
-    const float* assist = nullptr;   // A8W4: (n_experts, n_rows), for int4 by int4 hardware; not read here
-    const uint8_t* zeros = nullptr;  // A8W4: 8 for each group of a matrix's rows, two in a byte
-    int n_rows = 0, n_cols = 0, group = 0;  // group: columns that share a scale
+    const float* assist = nullptr;  // A8W4: (n_experts, n_rows), for int4 by int4 hardware; not read here
+    int n_experts = 1, n_rows = 0, n_cols = 0, group = 0;  // group: columns that share a scale
+    bool packed = false;                                   // turned for the kernels, each expert by itself
 
     int n_groups() const { return n_cols / group; }
     bool is_mx() const { return mx_scales != nullptr; }
@@ -219,19 +181,19 @@ struct ExpertMatrix {
         const size_t row = size_t(e) * n_rows;
         LowbitMatrix m;
         m.codes = codes + row * (size_t(n_cols) / 2), m.scales = group_scales + row * n_groups();
-        m.zeros = zeros, m.bits = 4, m.n_rows = n_rows, m.n_cols = n_cols;
+        m.zero_point = 8, m.bits = 4, m.n_rows = n_rows, m.n_cols = n_cols;
         m.group = group, m.group_size = group_size, m.packed = packed;
         return m;
     }
 };
 
 // x (n_cols,) becomes row t of `out`.
-void quantize_row(ExpertRows& out, int t, const float* x) {
+void quantize_row(InputRows& out, int t, const float* x) {
     const int n = out.n_cols;
     if (out.is_mx()) {
         for (int b = 0; b < out.n_blocks(); b++)
             out.row_scales(t)[b] =
-                quantize_mx_block(out.row_codes(t) + b * out.block, x + b * out.block, out.block);
+                quantize_mx_block(out.row_codes(t) + b * out.block(), x + b * out.block(), out.block());
         for (int k = 0; k < n; k++) out.row_values(t)[k] = e4m3_values[out.row_codes(t)[k]];
         return;
     }
@@ -246,15 +208,15 @@ void quantize_row(ExpertRows& out, int t, const float* x) {
     }
 }
 
-// All rows of x.
-void quantize(ExpertRows& out, const Rows& x, const MoeConfig& moe) {
-    out.resize(x.n_rows, x.n_cols, moe);
+// All rows of x, for matrices of a format: the input of the products that follow.
+void quantize(InputRows& out, const Rows& x, const WeightFormat& format) {
+    out.resize(x.n_rows, x.n_cols, format);
     for_each_row(x.n_rows, [&](int t) { quantize_row(out, t, x.row(t)); });
 }
 
 // Row i of `out` becomes row rows[i] of x.
-void gather(ExpertRows& out, const ExpertRows& x, std::span<const int> rows, const MoeConfig& moe) {
-    out.resize(int(rows.size()), x.n_cols, moe);
+void gather(InputRows& out, const InputRows& x, std::span<const int> rows) {
+    out.resize(int(rows.size()), x.n_cols, x.of);
     for (int i = 0; i < out.n_rows; i++) {
         const int from = rows[size_t(i)];
         if (x.is_mx()) {
@@ -282,15 +244,24 @@ void unpack_int4(int8_t* codes, const uint8_t* bytes, int n) {
             }
 }
 
-// Row i of expert e, as one row of x meets it.
-struct ExpertRow {
+// A row of a matrix, as one row of x meets it.
+struct MatrixRow {
     std::vector<int8_t> codes;           // int8 or int4
     std::vector<float> scales;           // (n_groups,), of these
     std::vector<float> values;           // MXFP8: what the elements mean, without the scales
     const uint8_t* mx_scales = nullptr;  // (n_groups,)
+
+    // What column i means, in groups of so many columns.
+    float value(int i, int group) const {
+        if (mx_scales == nullptr) return float(codes[size_t(i)]) * scales[size_t(i / group)];
+        const int scale = mx_scales[i / group];
+        return scale == scale_nan ? std::numeric_limits<float>::quiet_NaN()
+                                  : std::ldexp(values[size_t(i)], scale - scale_bias);
+    }
 };
 
-void load_row(ExpertRow& row, const ExpertMatrix& w, int e, int i) {
+// Row i of expert e.
+void load_row(MatrixRow& row, const MoeMatrix& w, int e, int i) {
     const size_t at = size_t(e) * w.n_rows + i, n = size_t(w.n_cols);
     if (w.is_mx()) {
         row.values.resize(n);
@@ -312,7 +283,7 @@ void load_row(ExpertRow& row, const ExpertMatrix& w, int e, int i) {
 }
 
 // Row t of x times such a row: exact int32 sums of groups, scaled and added up in fp32; then x's scale.
-float dot(const ExpertRows& x, int t, const ExpertRow& w, int group) {
+float dot(const InputRows& x, int t, const MatrixRow& w, int group) {
     float out = 0;
     if (!x.is_mx()) {
         for (size_t g = 0; g < w.scales.size(); g++)
@@ -332,19 +303,19 @@ float dot(const ExpertRows& x, int t, const ExpertRow& w, int group) {
     return out;
 }
 
-// out (x.n_rows, w.n_rows) = x times the matrix of one expert, transposed.
-struct ExpertProduct {
+// out (x.n_rows, w.n_rows) = x times the matrix of one expert, or the only one, transposed.
+struct Product {
     float* out;
-    const ExpertMatrix& w;
-    int expert;
+    const MoeMatrix& w;
+    int expert = 0;
 };
 
 // The same by the fast kernels of the other programs; false, and nothing written, if there is none.
-bool fast_matmul(const ExpertRows& x, std::span<const ExpertProduct> list) {
+bool fast_matmul(const InputRows& x, std::span<const Product> list) {
     std::vector<Int8Product> int8;
     std::vector<LowbitProduct> int4;
-    for (const ExpertProduct& p : list) {
-        const ExpertMatrix& w = p.w;
+    for (const Product& p : list) {
+        const MoeMatrix& w = p.w;
         if (w.int8_codes != nullptr) {
             int8.push_back({p.out, w.int8(p.expert)});
         } else if (w.is_fast_int4()) {
@@ -357,10 +328,10 @@ bool fast_matmul(const ExpertRows& x, std::span<const ExpertProduct> list) {
 }
 
 // The same as plain loops.
-void plain_matmul(const ExpertRows& x, const ExpertProduct& p) {
+void plain_matmul(const InputRows& x, const Product& p) {
 #pragma omp parallel
     {
-        ExpertRow row;
+        MatrixRow row;
 #pragma omp for schedule(static)
         for (int i = 0; i < p.w.n_rows; i++) {
             load_row(row, p.w, p.expert, i);
@@ -369,11 +340,29 @@ void plain_matmul(const ExpertRows& x, const ExpertProduct& p) {
     }
 }
 
-// The products of x with matrices of experts.
-void matmul(const ExpertRows& x, std::span<const ExpertProduct> list) {
+// The products of one input with several matrices: of experts, or q, k and v.
+void matmul(const InputRows& x, std::span<const Product> list) {
     const Stopwatch time(phase_seconds.matmul);
     if (fast_matmul(x, list)) return;
-    for (const ExpertProduct& p : list) plain_matmul(x, p);
+    for (const Product& p : list) plain_matmul(x, p);
+}
+void matmul(const InputRows& x, std::initializer_list<MatrixProduct<MoeMatrix>> products) {
+    std::vector<Product> list;
+    for (const MatrixProduct<MoeMatrix>& p : products) {
+        p.out.n_rows = x.n_rows;
+        list.push_back({p.out.row(0), p.w});
+    }
+    matmul(x, list);
+}
+
+// One row of the table per token, dequantized.
+void embed(Rows& out, const MoeMatrix& table, std::span<const int> tokens) {
+    out.n_rows = int(tokens.size());
+    MatrixRow row;
+    for (int t = 0; t < out.n_rows; t++) {
+        load_row(row, table, 0, tokens[t]);
+        for (int i = 0; i < out.n_cols; i++) out.row(t)[i] = row.value(i, table.group);
+    }
 }
 
 // ----------------------------------------------------------------------------
@@ -492,7 +481,7 @@ void for_each_expert(const Routing& routing, Use use) {
 
 // Room for what one expert, or one token, has in hand.
 struct Workspace {
-    ExpertRows x;
+    InputRows x;
     Rows product;
     std::vector<int> rows;
 };
@@ -501,13 +490,13 @@ struct Workspace {
 // expert's matrix, those of pairs first, first + 1, ... of by_expert. of_tokens: x has a row for each token;
 // otherwise it has one for each pair, sorted. One token's experts all read one row and go together.
 template <class Use>
-void expert_products(Workspace& space, const ExpertRows& x, bool of_tokens, const ExpertMatrix& w,
+void expert_products(Workspace& space, const InputRows& x, bool of_tokens, const MoeMatrix& w,
                      const Routing& routing, const MoeConfig& moe, Use use) {
     const int k = moe.n_active;
     space.product.n_cols = w.n_rows;
     if (of_tokens && x.n_rows == 1) {
         space.product.reserve(k), space.product.n_rows = k;
-        std::vector<ExpertProduct> list;
+        std::vector<Product> list;
         for_each_expert(routing, [&](int expert, int first, int) {
             list.push_back({space.product.row(first), w, expert});
         });
@@ -520,16 +509,16 @@ void expert_products(Workspace& space, const ExpertRows& x, bool of_tokens, cons
             const int slot = first + i;
             space.rows[size_t(i)] = of_tokens ? routing.by_expert[size_t(slot)] / k : slot;
         }
-        gather(space.x, x, space.rows, moe);
+        gather(space.x, x, space.rows);
         space.product.reserve(n), space.product.n_rows = n;
-        const ExpertProduct product{space.product.row(0), w, expert};
+        const Product product{space.product.row(0), w, expert};
         matmul(space.x, {&product, 1});
         use(first, space.product);
     });
 }
 
 // out (n_pairs, w.n_rows) = the rows of x, each times its expert's matrix.
-void grouped_matmul(Rows& out, Workspace& space, const ExpertRows& x, bool of_tokens, const ExpertMatrix& w,
+void grouped_matmul(Rows& out, Workspace& space, const InputRows& x, bool of_tokens, const MoeMatrix& w,
                     const Routing& routing, const MoeConfig& moe) {
     out.n_rows = int(routing.by_expert.size());
     expert_products(space, x, of_tokens, w, routing, moe, [&](int first, const Rows& product) {
@@ -546,10 +535,10 @@ void swiglu(Rows& out, const Rows& x) {
 // The fused operator (golden/grouped.py): the three steps above, matmul, swiglu and quantize, for one
 // expert's rows after another. fp32 results of one expert are all that there is at a time, and stay in the
 // cache.
-void grouped_matmul_swiglu_quant(ExpertRows& out, Workspace& space, const ExpertRows& x,
-                                 const ExpertMatrix& w, const Routing& routing, const MoeConfig& moe) {
+void grouped_matmul_swiglu_quant(InputRows& out, Workspace& space, const InputRows& x, const MoeMatrix& w,
+                                 const Routing& routing, const MoeConfig& moe) {
     const int half = w.n_rows / 2;
-    out.resize(int(routing.by_expert.size()), half, moe);
+    out.resize(int(routing.by_expert.size()), half, x.of);
     expert_products(space, x, true, w, routing, moe, [&](int first, Rows& product) {
         for_each_row(product.n_rows, [&](int i) {
             swiglu(product.row(i), product.row(i), product.row(i) + half, half);
@@ -589,14 +578,17 @@ void check_config(const ModelConfig& c) {
             fail(std::string(name) + " is " + std::to_string(n) + ", expected a multiple of 4, at most " +
                  std::to_string(max_group_size));
     }
-    const MoeConfig& m = c.moe;
-    const bool fits = m.format == ExpertFormat::a8w8 ? m.group == 0
-                      : m.format == ExpertFormat::a8w4
-                          ? m.group == 0 || m.group == 32 || m.group == 64 || m.group == 128
-                          : m.group > 0 && m.group % 32 == 0;
-    if (!fits) fail("group is " + std::to_string(m.group) + ", which the experts' format has not");
-    const int unit = m.format == ExpertFormat::a8w4 ? std::max(m.group, 32) : std::max(m.group, 4);
-    for (const auto& [name, n] : {std::pair{"dim", c.dim}, std::pair{"moe_hidden_dim", m.hidden_dim}}) {
+    const auto [kind, group] = c.moe.experts;
+    const bool fits = kind == WeightKind::a8w8   ? group == 0
+                      : kind == WeightKind::a8w4 ? group == 0 || group == 32 || group == 64 || group == 128
+                                                 : group > 0 && group % 32 == 0;
+    if (!fits) fail("group is " + std::to_string(group) + ", which the experts' format has not");
+    if (c.moe.pure && kind == WeightKind::a8w8) fail("pure is 1, but all of A8W8 is int8: expected 0");
+    const int unit = std::max(group, kind == WeightKind::a8w4 ? 32 : 4);
+    std::vector<std::pair<const char*, int>> widths{{"dim", c.dim}, {"moe_hidden_dim", c.moe.hidden_dim}};
+    if (c.moe.pure)
+        widths.insert(widths.end(), {{"hidden_dim", c.hidden_dim}, {"n_heads * head_dim", c.q_dim()}});
+    for (const auto& [name, n] : widths) {
         if (n % unit != 0)
             fail(std::string(name) + " is " + std::to_string(n) + ", not a multiple of " +
                  std::to_string(unit));
@@ -614,21 +606,17 @@ struct Weights {
     HeadNorms<float> head_norms = file.head_norms<float>(c);  // q, k: n_layers of (head_dim,)
     std::vector<const float*> router = routers();             // of each layer with experts: (n_experts, dim)
 
-    W8A8Matrix embedding = w8a8("embed", c.vocab_size, c.dim);
-    std::vector<W8A8Matrix> q_proj = w8a8_layers("attn.q_proj", c.q_dim(), c.dim);
-    std::vector<W8A8Matrix> k_proj = w8a8_layers("attn.k_proj", c.kv_dim(), c.dim);
-    std::vector<W8A8Matrix> v_proj = w8a8_layers("attn.v_proj", c.kv_dim(), c.dim);
-    std::vector<W8A8Matrix> o_proj = w8a8_layers("attn.o_proj", c.dim, c.q_dim());
-    std::vector<W8A8Matrix> gate_proj = w8a8_layers("ffn.gate_proj", c.hidden_dim, c.dim);  // of dense layers
-    std::vector<W8A8Matrix> down_proj = w8a8_layers("ffn.down_proj", c.dim, c.hidden_dim);
-    std::vector<W8A8Matrix> up_proj = w8a8_layers("ffn.up_proj", c.hidden_dim, c.dim);
-    W8A8Matrix classifier = c.shared_classifier ? embedding : w8a8("classifier", c.vocab_size, c.dim);
-    // Zero points of int4 codes, as many as the largest matrix of an expert has groups.
-    std::vector<uint8_t> eights = std::vector<uint8_t>(
-        size_t(std::max(2 * c.moe.hidden_dim, c.dim)) * size_t(std::max(c.dim, c.moe.hidden_dim) / 64 + 1),
-        0x88);
-    std::vector<ExpertMatrix> gate_up{};   // of each layer with experts: (n_experts, 2 * moe.hidden_dim, dim)
-    std::vector<ExpertMatrix> down{};      // (n_experts, dim, moe.hidden_dim)
+    MoeMatrix embedding = other("embed", c.vocab_size, c.dim);
+    std::vector<MoeMatrix> q_proj = others("attn.q_proj", c.q_dim(), c.dim);
+    std::vector<MoeMatrix> k_proj = others("attn.k_proj", c.kv_dim(), c.dim);
+    std::vector<MoeMatrix> v_proj = others("attn.v_proj", c.kv_dim(), c.dim);
+    std::vector<MoeMatrix> o_proj = others("attn.o_proj", c.dim, c.q_dim());
+    std::vector<MoeMatrix> gate_proj = others("ffn.gate_proj", c.hidden_dim, c.dim);  // of dense layers
+    std::vector<MoeMatrix> down_proj = others("ffn.down_proj", c.dim, c.hidden_dim);
+    std::vector<MoeMatrix> up_proj = others("ffn.up_proj", c.hidden_dim, c.dim);
+    MoeMatrix classifier = c.shared_classifier ? embedding : other("classifier", c.vocab_size, c.dim);
+    std::vector<MoeMatrix> gate_up{};  // of each layer with experts: 2 * moe.hidden_dim rows of dim columns
+    std::vector<MoeMatrix> down{};     // dim rows of moe.hidden_dim columns
     bool experts_listed = list_experts();  // layer by layer, gate_up and down of each together
 
     static std::string layer_name(int l, const char* part) {
@@ -641,55 +629,58 @@ struct Weights {
                 found[l] = file.next<float>(layer_name(l, "moe.router"), {c.moe.n_experts, c.dim});
         return found;
     }
-    // A matrix: its codes, then its scales.
-    W8A8Matrix w8a8(const std::string& name, int n_rows, int n_cols) {
-        const int8_t* codes = file.next<int8_t>(name + ".codes", {n_rows, n_cols});
-        return {codes, file.next<float>(name + ".scales", {n_rows, 1}), n_rows, n_cols};
-    }
-    std::vector<W8A8Matrix> w8a8_layers(const char* part, int n_rows, int n_cols) {
-        std::vector<W8A8Matrix> found(size_t(c.n_layers), W8A8Matrix{});
-        for (int l = 0; l < c.n_layers; l++)
-            if (part[0] == 'a' || !c.has_experts(l)) found[l] = w8a8(layer_name(l, part), n_rows, n_cols);
-        return found;
-    }
-    ExpertMatrix experts(const std::string& name, int n_rows, int n_cols) {
-        const int e = c.moe.n_experts, group = c.moe.group > 0 ? c.moe.group : n_cols;
-        ExpertMatrix w;
-        w.n_rows = n_rows, w.n_cols = n_cols, w.group = group, w.zeros = eights.data();
-        if (c.moe.format == ExpertFormat::a8w8) {
-            w.int8_codes = file.next<int8_t>(name + ".codes", {e, n_rows, n_cols});
-            w.row_scales = file.next<float>(name + ".scales", {e, n_rows});
-        } else if (c.moe.format == ExpertFormat::mxfp8) {
-            w.codes = file.next<uint8_t>(name + ".codes", {e, n_rows, n_cols});
-            w.mx_scales = file.next<uint8_t>(name + ".scales", {e, n_rows, n_cols / group});
+    // The matrices of n_experts experts, or, if that is 0, another one: codes, then scales.
+    MoeMatrix matrix(const std::string& name, const WeightFormat& format, int n_experts, int n_rows,
+                     int n_cols) {
+        MoeMatrix w;
+        w.n_experts = std::max(1, n_experts), w.n_rows = n_rows, w.n_cols = n_cols;
+        w.group = format.group > 0 ? format.group : n_cols;
+        auto shape = [&](std::initializer_list<int> behind_rows) {
+            std::vector<int> all{n_experts, n_rows};
+            if (n_experts == 0) all.erase(all.begin());
+            all.insert(all.end(), behind_rows);
+            return all;
+        };
+        if (format.kind == WeightKind::a8w8) {
+            w.int8_codes = file.next<int8_t>(name + ".codes", shape({n_cols}));
+            w.row_scales = file.next<float>(name + ".scales", n_experts > 0 ? shape({}) : shape({1}));
+        } else if (format.kind == WeightKind::mxfp8) {
+            w.codes = file.next<uint8_t>(name + ".codes", shape({n_cols}));
+            w.mx_scales = file.next<uint8_t>(name + ".scales", shape({w.n_groups()}));
         } else {
-            w.codes = file.next<uint8_t>(name + ".codes", {e, n_rows, n_cols / 2});
-            if (c.moe.group > 0)
-                w.group_scales = file.next<Half>(name + ".scales", {e, n_rows, n_cols / group});
+            w.codes = file.next<uint8_t>(name + ".codes", shape({n_cols / 2}));
+            if (format.group > 0)
+                w.group_scales = file.next<Half>(name + ".scales", shape({w.n_groups()}));
             else
-                w.row_scales = file.next<float>(name + ".scales", {e, n_rows});
-            w.assist = file.next<float>(name + ".assist", {e, n_rows});
+                w.row_scales = file.next<float>(name + ".scales", shape({}));
+            w.assist = file.next<float>(name + ".assist", shape({}));
         }
         return w;
+    }
+    // A matrix that is no expert's, and those of all layers.
+    MoeMatrix other(const std::string& name, int n_rows, int n_cols) {
+        return matrix(name, c.moe.others(), 0, n_rows, n_cols);
+    }
+    std::vector<MoeMatrix> others(const char* part, int n_rows, int n_cols) {
+        std::vector<MoeMatrix> found(size_t(c.n_layers), MoeMatrix{});
+        for (int l = 0; l < c.n_layers; l++)
+            if (part[0] == 'a' || !c.has_experts(l)) found[l] = other(layer_name(l, part), n_rows, n_cols);
+        return found;
     }
     // Packs the matrices for the kernels, in the file's memory, which has to be a copy.
     void pack() {
         for (auto* layers : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
-            for (W8A8Matrix& m : *layers) m.packed = m.codes != nullptr && int8_pack(m.view());
-        classifier.packed = int8_pack(classifier.view());
+            for (MoeMatrix& m : *layers) pack(m, c.moe.others());
+        pack(classifier, c.moe.others());
         embedding.packed = c.shared_classifier && classifier.packed;
         for (auto* layers : {&gate_up, &down})
-            for (ExpertMatrix& m : *layers) pack(m);
+            for (MoeMatrix& m : *layers) pack(m, c.moe.experts);
     }
-    void pack(ExpertMatrix& m) const {
+    static void pack(MoeMatrix& m, const WeightFormat& format) {
         bool packed = false;
-        for (int e = 0; e < c.moe.n_experts; e++) {
+        for (int e = 0; e < m.n_experts && m.n_rows > 0; e++) {
             if (m.int8_codes != nullptr) packed = int8_pack(m.int8(e));
-            if (m.is_fast_int4()) {
-                LowbitMatrix w = m.int4(e, kernel_group(c.moe, m.n_cols));
-                w.zeros = nullptr;  // alike for all
-                packed = lowbit_pack(w);
-            }
+            if (m.is_fast_int4()) packed = lowbit_pack(m.int4(e, kernel_group(format, m.n_cols)));
         }
         m.packed = packed;
     }
@@ -697,8 +688,11 @@ struct Weights {
         gate_up.resize(size_t(c.n_layers)), down.resize(size_t(c.n_layers));
         for (int l = 0; l < c.n_layers; l++) {
             if (!c.has_experts(l)) continue;
-            gate_up[l] = experts(layer_name(l, "moe.gate_up_proj"), 2 * c.moe.hidden_dim, c.dim);
-            down[l] = experts(layer_name(l, "moe.down_proj"), c.dim, c.moe.hidden_dim);
+            auto experts = [&](const char* part, int n_rows, int n_cols) {
+                return matrix(layer_name(l, part), c.moe.experts, c.moe.n_experts, n_rows, n_cols);
+            };
+            gate_up[l] = experts("moe.gate_up_proj", 2 * c.moe.hidden_dim, c.dim);
+            down[l] = experts("moe.down_proj", c.dim, c.moe.hidden_dim);
         }
         return true;
     }
@@ -726,8 +720,8 @@ struct RunState {
     Rows hidden;    // (max_chunk * n_active, moe.hidden_dim), if experts are not fused
     Rows logits;    // (1 or max_chunk, vocab_size)
 
-    Int8Rows xq;                         // the quantized input of the products that come next
-    ExpertRows expert_x, expert_hidden;  // and of experts: a row per token, a row per pair
+    InputRows xq;             // the quantized input of the products that come next, a row per token
+    InputRows expert_hidden;  // and of experts' second product, a row per pair
     Routing routing;
     Workspace workspace;
     RopeAngles angles;         // of the chunk's positions
@@ -777,7 +771,7 @@ void record_pairs(const Recorder& record, const char* name, const Rows& x, const
 }
 
 // Codes and scales, NAME.q and NAME.s, of a row per token.
-void record_input(const Recorder& record, const std::string& name, const ExpertRows& x) {
+void record_input(const Recorder& record, const std::string& name, const InputRows& x) {
     if (!record) return;
     if (x.is_mx()) {
         record((name + ".q").c_str(), x.codes.data(), x.n_rows, {x.n_cols});
@@ -791,8 +785,8 @@ void record_input(const Recorder& record, const std::string& name, const ExpertR
 }
 
 // Of a row per pair.
-void record_pairs(const Recorder& record, const std::string& name, const ExpertRows& x,
-                  const Routing& routing, int k) {
+void record_pairs(const Recorder& record, const std::string& name, const InputRows& x, const Routing& routing,
+                  int k) {
     if (!record) return;
     if (x.is_mx()) {
         record_pairs(record, name + ".q", x.codes.data(), x.n_cols, routing, k);
@@ -805,23 +799,41 @@ void record_pairs(const Recorder& record, const std::string& name, const ExpertR
     record_pairs(record, name + ".s", scales.data(), 1, routing, k);
 }
 
-// In accumulator_layer, NAME.acc (n_tokens, k, w.n_rows, n_groups): the int32 sums of each pair's groups, by
-// the plain loop. MXFP8 has none.
-void record_sums(const Recorder& record, const std::string& name, const ExpertRows& x, bool of_tokens,
-                 const ExpertMatrix& w, const Routing& routing, int k) {
-    if (!record || record.layer() != accumulator_layer || x.is_mx()) return;
-    std::vector<int32_t> sums;
-    ExpertRow row;
-    for (size_t pair = 0; pair < routing.experts.size(); pair++) {
-        const int8_t* codes = x.int8.row_codes(of_tokens ? int(pair) / k : routing.row_of[pair]);
-        for (int i = 0; i < w.n_rows; i++) {
-            load_row(row, w, routing.experts[pair], i);
-            for (int first = 0; first < w.n_cols; first += w.group)
-                sums.push_back(dot(codes + first, row.codes.data() + first, w.group));
-        }
+// The int32 sums of each group of row t of x times the same of each row of w, which has n_groups in a row, by
+// the plain loop: sums (w.n_rows, n_groups).
+void append_sums(std::vector<int32_t>& sums, const InputRows& x, int t, const MoeMatrix& w, int expert) {
+    MatrixRow row;
+    for (int i = 0; i < w.n_rows; i++) {
+        load_row(row, w, expert, i);
+        for (int first = 0; first < w.n_cols; first += w.group)
+            sums.push_back(dot(x.int8.row_codes(t) + first, row.codes.data() + first, w.group));
     }
+}
+
+// Whether a product's sums are recorded: in one layer, and MXFP8 has none.
+bool records_sums(const Recorder& record, const InputRows& x) {
+    return record && record.layer() == accumulator_layer && !x.is_mx();
+}
+
+// Experts' sums as NAME.acc (n_tokens, k, w.n_rows, n_groups).
+void record_sums(const Recorder& record, const std::string& name, const InputRows& x, bool of_tokens,
+                 const MoeMatrix& w, const Routing& routing, int k) {
+    if (!records_sums(record, x)) return;
+    std::vector<int32_t> sums;
+    for (size_t pair = 0; pair < routing.experts.size(); pair++)
+        append_sums(sums, x, of_tokens ? int(pair) / k : routing.row_of[pair], w, routing.experts[pair]);
     record((name + ".acc").c_str(), sums.data(), int(routing.experts.size()) / k,
            {k, w.n_rows, w.n_groups()});
+}
+
+// Another product, and its sums as NAME.acc (n_tokens, w.n_rows, n_groups).
+void record_product(const Recorder& record, const std::string& name, const Rows& out, const InputRows& x,
+                    const MoeMatrix& w) {
+    record(name.c_str(), out);
+    if (!records_sums(record, x)) return;
+    std::vector<int32_t> sums;
+    for (int t = 0; t < x.n_rows; t++) append_sums(sums, x, t, w, 0);
+    record((name + ".acc").c_str(), sums.data(), x.n_rows, {w.n_rows, w.n_groups()});
 }
 
 // ----------------------------------------------------------------------------
@@ -837,12 +849,12 @@ void attention_block(Transformer& m, int l, int pos) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.attn[l], c.dim, c.norm_eps);          record("attn.norm", s.normed);
-    quantize(s.xq, s.normed);   record("attn.norm", s.xq);
+    quantize(s.xq, s.normed, c.moe.others());                            record_input(record, "attn.norm", s.xq);
     matmul(s.xq, {{s.q, w.q_proj[l]},                                    // q, k and v read the same input
                   {s.k, w.k_proj[l]},
-                  {s.v, w.v_proj[l]}});                                  record("attn.q_proj", s.q, s.xq, w.q_proj[l]);
-                                                                         record("attn.k_proj", s.k, s.xq, w.k_proj[l]);
-                                                                         record("attn.v_proj", s.v, s.xq, w.v_proj[l]);
+                  {s.v, w.v_proj[l]}});                                  record_product(record, "attn.q_proj", s.q, s.xq, w.q_proj[l]);
+                                                                         record_product(record, "attn.k_proj", s.k, s.xq, w.k_proj[l]);
+                                                                         record_product(record, "attn.v_proj", s.v, s.xq, w.v_proj[l]);
     if (c.has_head_norms()) {                                            // each head on its own
         rmsnorm(s.q, s.q, w.head_norms.q[l], c.head_dim, c.norm_eps);    record("attn.q_norm", s.q, c.head_dim);
         rmsnorm(s.k, s.k, w.head_norms.k[l], c.head_dim, c.norm_eps);    record("attn.k_norm", s.k, c.head_dim);
@@ -853,8 +865,8 @@ void attention_block(Transformer& m, int l, int pos) {
     attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);      record("attn.scores", s.scores);
                                                                          record("attn.probs", s.probs);
                                                                          record("attn.mix", s.attn_out);
-    quantize(s.xq, s.attn_out);  record("attn.mix", s.xq);
-    matmul(s.xq, {{s.proj, w.o_proj[l]}});                               record("attn.o_proj", s.proj, s.xq, w.o_proj[l]);
+    quantize(s.xq, s.attn_out, c.moe.others());                          record_input(record, "attn.mix", s.xq);
+    matmul(s.xq, {{s.proj, w.o_proj[l]}});                               record_product(record, "attn.o_proj", s.proj, s.xq, w.o_proj[l]);
     add(s.x, s.proj);                                                    record("attn.residual", s.x);
 }
 
@@ -866,13 +878,13 @@ void dense_block(Transformer& m, int l) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);          record("ffn.norm", s.normed);
-    quantize(s.xq, s.normed);    record("ffn.norm", s.xq);
+    quantize(s.xq, s.normed, c.moe.others());                            record_input(record, "ffn.norm", s.xq);
     matmul(s.xq, {{s.gate, w.gate_proj[l]},
-                  {s.up, w.up_proj[l]}});                                record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
-                                                                         record("ffn.up_proj", s.up, s.xq, w.up_proj[l]);
+                  {s.up, w.up_proj[l]}});                                record_product(record, "ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
+                                                                         record_product(record, "ffn.up_proj", s.up, s.xq, w.up_proj[l]);
     swiglu(s.gate, s.gate, s.up);                                        record("ffn.swiglu", s.gate);
-    quantize(s.xq, s.gate);    record("ffn.swiglu", s.xq);
-    matmul(s.xq, {{s.proj, w.down_proj[l]}});                            record("ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
+    quantize(s.xq, s.gate, c.moe.others());                              record_input(record, "ffn.swiglu", s.xq);
+    matmul(s.xq, {{s.proj, w.down_proj[l]}});                            record_product(record, "ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
     add(s.x, s.proj);                                                    record("ffn.residual", s.x);
 }
 
@@ -889,16 +901,16 @@ void moe_block(Transformer& m, int l) {
     router_logits(s.router, s.normed, w.router[l]);                      record("moe.router", s.router);
     route(s.routing, s.router, moe);                                     record("moe.experts", s.routing.experts.data(), n, {k});
                                                                          record("moe.weights", s.routing.weights.data(), n, {k});
-    quantize(s.expert_x, s.normed, moe);                                 record_input(record, "ffn.norm", s.expert_x);
+    quantize(s.xq, s.normed, moe.experts);                                record_input(record, "ffn.norm", s.xq);
     if (m.fused && !m.trace) {
-        grouped_matmul_swiglu_quant(s.expert_hidden, s.workspace, s.expert_x, w.gate_up[l], s.routing, moe);
+        grouped_matmul_swiglu_quant(s.expert_hidden, s.workspace, s.xq, w.gate_up[l], s.routing, moe);
     } else {                                                             // the same, and every step is kept
         s.gate_up.reserve(n * k), s.hidden.reserve(n * k);
-        grouped_matmul(s.gate_up, s.workspace, s.expert_x, true, w.gate_up[l], s.routing, moe);
-                                                                         record_sums(record, "moe.gate_up_proj", s.expert_x, true, w.gate_up[l], s.routing, k);
+        grouped_matmul(s.gate_up, s.workspace, s.xq, true, w.gate_up[l], s.routing, moe);
+                                                                         record_sums(record, "moe.gate_up_proj", s.xq, true, w.gate_up[l], s.routing, k);
                                                                          record_pairs(record, "moe.gate_up_proj", s.gate_up, s.routing, k);
         swiglu(s.hidden, s.gate_up);                                     record_pairs(record, "moe.swiglu", s.hidden, s.routing, k);
-        quantize(s.expert_hidden, s.hidden, moe);                        record_pairs(record, std::string("moe.swiglu"), s.expert_hidden, s.routing, k);
+        quantize(s.expert_hidden, s.hidden, moe.experts);                        record_pairs(record, std::string("moe.swiglu"), s.expert_hidden, s.routing, k);
     }
     grouped_matmul(s.down, s.workspace, s.expert_hidden, false, w.down[l], s.routing, moe);
                                                                          record_sums(record, "moe.down_proj", s.expert_hidden, false, w.down[l], s.routing, k);
@@ -932,7 +944,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     if (n_logits == 0) return {};
     s.x.keep_last(n_logits);
     rmsnorm(s.normed, s.x, w.norms.last, c.dim, c.norm_eps);             record("norm", s.normed);
-    quantize(s.xq, s.normed);  record("norm", s.xq);
+    quantize(s.xq, s.normed, c.moe.others());                            record_input(record, "norm", s.xq);
     s.logits.reserve(n_logits);
     matmul(s.xq, {{s.logits, w.classifier}});                            record("logits", s.logits);
     return {s.logits.row(0), size_t(n_logits) * c.vocab_size};
@@ -955,10 +967,12 @@ Model load_model(const Options& options, Trace* trace) {
     const MoeConfig& moe = m->file.config.moe;
     const std::string experts =
         std::to_string(moe.n_active) + " of " + std::to_string(moe.n_experts) + " experts in ";
-    const std::string groups =
-        moe.group > 0 ? ", groups of " + std::to_string(moe.group) : ", one scale a row";
+    const int group = moe.experts.group;
+    const std::string groups = group > 0 ? ", groups of " + std::to_string(group) : ", one scale a row";
     const char* const names[] = {"A8W8", "A8W4", "MXFP8"};
-    return cpu_model(m, experts + names[int(moe.format)] + groups + "; all else W8A8, one scale a row",
+    return cpu_model(m,
+                     experts + names[int(moe.experts.kind)] + groups +
+                         (moe.pure ? "; all else the same" : "; all else W8A8, one scale a row"),
                      int8_kernel_name(m->file.config.dim), max_chunk);
 }
 

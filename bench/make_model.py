@@ -1,7 +1,7 @@
 """A model file of a real model's shape with random weights, written directly as codes and scales.
 
     python -m bench.make_model --like llama-3.2-1b [--scheme q8 | w8a8 | awq | gptq | gptq-4 | gptq-2 | ...] OUT.bin
-    python -m bench.make_model --like qwen3-30b-a3b --scheme a8w8 | a8w4 [--layers N] OUT.bin
+    python -m bench.make_model --like qwen3-30b-a3b --scheme a8w8 | a8w4 | a8w4-pure [--layers N] OUT.bin
 
 For measuring speed without downloading or quantizing anything. There is no tokenizer: such a file runs with --ids
 and --bench. Scales are such that activations keep the size they have in a trained model; the time taken does not
@@ -82,6 +82,7 @@ SCHEMES = {
 MOE_SCHEMES = {  # of mixtures of experts
     "a8w8": Storage(MOE_FILE, 0, layout=MoeLayout("a8w8", 0)),
     "a8w4": Storage(MOE_FILE, 0, layout=MoeLayout("a8w4", 64)),
+    "a8w4-pure": Storage(MOE_FILE, 0, layout=MoeLayout("a8w4", 64, pure=True)),
 }
 
 

@@ -1,14 +1,14 @@
-"""MoE files for runq_moe: Qwen3-MoE with its experts in A8W8, A8W4 or MXFP8, all else as in W8A8 with a scale per row.
+"""MoE files for runq_moe: Qwen3-MoE with its experts in A8W8, A8W4 or MXFP8, all else in A8W8 or, pure, the same.
 
 docs/model-files.md has the layout. Experts are read, quantized and written one at a time. Smoothing (golden/smooth.py)
 is that of W8A8 where it costs nothing at run time: around attention, in dense layers, and, with A8W8 experts, at the
 input that router and experts share. 4-bit weights and MXFP8 do without it there: it would move what is hard to quantize
-into weights that have fewer codes, or between values that have exponents of their own.
+into weights that have fewer codes, or between values that have exponents of their own. Nor has a pure file any.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from export.arguments import add_calibration
 from export.compressed_tensors import write_compressed_tensors
 from export.hf_directory import add_hf_out, after_model_file, check_destination
-from export.int8 import progress_bar, write_codes
+from export.int8 import BLOCK_VALUES, progress_bar
 from export.tokenizer import tokenizer_section
 from export.w8a8 import parse_alpha
 from formats.checkpoint import SPARSE, Config, ModelError, input_files
@@ -48,7 +48,8 @@ from golden.q8 import quantize
 from golden.smooth import find_smoothing, load_smoothed
 
 FORMAT = MOE_FILE
-HELP = "Qwen3-MoE: experts in int8, int4 or MXFP8, all else int8, for runq_moe"
+HELP = "Qwen3-MoE: experts in int8, int4 or MXFP8, all else int8 or the same, for runq_moe"
+OTHERS = MoeLayout("a8w8", 0)  # how all matrices but the experts' are stored, unless a file is pure
 DEFAULT_GROUP = {"a8w8": 0, "a8w4": 64, "mxfp8": 32}
 
 
@@ -57,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=EXPERT_FORMATS, default="a8w8", help="of the experts (a8w8)")
     parser.add_argument("--group", type=int, metavar="N",
                         help="weights of an expert's row that share a scale; 0: all (a8w4: 64, mxfp8: 32)")  # fmt: skip
+    parser.add_argument(
+        "--pure", action="store_true", help="all other matrices as the experts, too (a8w8 everywhere else)"
+    )
     add_calibration(parser)
     parser.add_argument("--alpha", metavar="X", help="how far outliers move to the weights, 0 to 1 (0.5)")
     parser.add_argument("--no-smooth", action="store_true", help="quantize the weights as they are")
@@ -67,10 +71,12 @@ def run(args: argparse.Namespace) -> None:
     """Exports as the command line says."""
     if args.no_smooth and args.alpha is not None:
         raise ModelError("--alpha and --no-smooth exclude each other")
-    alpha = None if args.no_smooth else parse_alpha(args.alpha or "0.5")
+    if args.pure and args.alpha is not None:
+        raise ModelError("--alpha would change nothing with --pure: leave it out")
+    alpha = None if args.no_smooth or args.pure else parse_alpha(args.alpha or "0.5")
     group = DEFAULT_GROUP[args.format] if args.group is None else args.group
     smoothing = export_moe(
-        args.hf_dir, args.out, MoeLayout(args.format, group), args.calib, alpha, args.samples, args.seq_len,
+        args.hf_dir, args.out, MoeLayout(args.format, group, args.pure), args.calib, alpha, args.samples, args.seq_len,
         args.hf_out, not args.no_tokenizer, not args.quiet,
     )  # fmt: skip
     if smoothing.strength and not args.quiet:
@@ -96,13 +102,17 @@ def export_moe(
     hf_out: a directory that must not exist, for a compressed-tensors checkpoint; with a8w8 alone. It is written when
     `out` is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """
+    if layout.pure and layout.format == "a8w8":
+        raise ModelError("--pure would change nothing with --format a8w8, which is int8 everywhere: leave it out")
     if alpha == "auto":
         raise ModelError("--alpha is auto, which moe has not: expected 0 to 1")
     if alpha is not None and calibration is None:
         raise ModelError("smoothing needs a text to calibrate with: --calib TEXT")
     for option, value in {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}.items():
         if value is not None and alpha is None:
-            raise ModelError(f"{option} would change nothing with --no-smooth: leave it out")
+            raise ModelError(
+                f"{option} would change nothing with {'--pure' if layout.pure else '--no-smooth'}: leave it out"
+            )
     if hf_out is not None:
         if layout.format != "a8w8":
             raise ModelError(f"--hf-out has int8 experts, --format {layout.format} has others: use --format a8w8")
@@ -145,8 +155,8 @@ def drop_experts(config: Config, layout: MoeLayout, smoothing: ChannelScaling) -
                 smoothing.strength.pop(f"layers.{i}.ffn.norm", None)
 
 
-def quantized_expert(weight: np.ndarray, layout: MoeLayout) -> Iterator[np.ndarray]:
-    """What a file has of one expert's matrix (n_out, n_in) fp32: codes, scales, and of a8w4 the assist matrix's row."""
+def quantized_rows(weight: np.ndarray, layout: MoeLayout) -> Iterator[np.ndarray]:
+    """What a file has of rows (n, n_in) fp32 of a matrix: codes, scales, and of a8w4 the assist matrix's part."""
     if layout.format == "a8w8":
         codes, scales = quantize(weight, weight.shape[1])
         yield from (codes, scales[:, 0])
@@ -157,6 +167,21 @@ def quantized_expert(weight: np.ndarray, layout: MoeLayout) -> Iterator[np.ndarr
         yield pack_codes((codes + np.int8(8)).astype(np.uint8), 4)
         yield scales if layout.group else scales[:, 0]
         yield assist_matrix(codes[None], scales[None])[0]
+
+
+def write_stored(f: BinaryIO, weights: Iterable[np.ndarray], layout: MoeLayout) -> dict[str, np.ndarray]:
+    """Appends the codes of matrices (n_out, n_in) fp32, one behind the other; what else a file has of them."""
+    others: list[list[np.ndarray]] = []
+    for weight in weights:
+        rows = max(1, BLOCK_VALUES // weight.shape[1])
+        for start in range(0, len(weight), rows):
+            codes, *rest = quantized_rows(weight[start : start + rows], layout)
+            write_array(f, codes, codes.dtype.str)
+            others.append(rest)
+    return {
+        name: np.concatenate(parts)
+        for name, parts in zip(("scales", "assist"), zip(*others, strict=True), strict=False)
+    }
 
 
 def write_moe(
@@ -179,17 +204,11 @@ def write_moe(
         elif part != "codes":
             values = waiting.pop(tensor.name) if tensor.name in waiting else load(tensor.name)
             write_array(f, values.reshape(tensor.shape), tensor.dtype)
-        elif ".moe." in stem:
-            bar.set_postfix_str(stem)
-            others: list[list[np.ndarray]] = []
-            for expert in range(config.moe.n_experts):
-                codes, *rest = quantized_expert(load_expert(load, stem, expert), layout)
-                write_array(f, codes, tensor.dtype)
-                others.append(rest)
-            for name, values in zip(("scales", "assist"), zip(*others, strict=True), strict=False):
-                waiting[f"{stem}.{name}"] = np.stack(values)
         else:
             bar.set_postfix_str(stem)
-            waiting[f"{stem}.scales"] = write_codes(f, load(stem), 0)
+            experts = (load_expert(load, stem, expert) for expert in range(config.moe.n_experts))
+            weights = experts if ".moe." in stem else (load(stem) for _ in range(1))
+            how = layout if ".moe." in stem or layout.pure else OTHERS
+            waiting |= {f"{stem}.{name}": values for name, values in write_stored(f, weights, how).items()}
         if part not in ("scales", "assist"):
             bar.update()

@@ -1,15 +1,18 @@
 """MoE files: what the header says of the experts, and the list of tensors.
 
-Attention, dense feed-forward layers, embedding and classifier are those of W8A8, with a scale per row. The matrices of
-a layer's experts lie one behind the other: gate and up of an expert are one matrix (2 * moe_hidden_dim, dim), gate's
-rows first, which the fused operator (golden/grouped.py) takes as it lies. NAME is layers.I.moe.gate_up_proj with
-(n_out, n_in) = (2 * moe_hidden_dim, dim), or layers.I.moe.down_proj with (dim, moe_hidden_dim); E experts:
+Attention, dense feed-forward layers, embedding and classifier are those of W8A8, with a scale per row, or, in a pure
+file, stored as experts are. The matrices of a layer's experts lie one behind the other: gate and up of an expert are
+one matrix (2 * moe_hidden_dim, dim), gate's rows first, which the fused operator (golden/grouped.py) takes as it lies.
+NAME is layers.I.moe.gate_up_proj with (n_out, n_in) = (2 * moe_hidden_dim, dim), or layers.I.moe.down_proj with
+(dim, moe_hidden_dim); E experts:
 
     a8w8    NAME.codes int8 (E, n_out, n_in); NAME.scales fp32 (E, n_out)
     a8w4    NAME.codes uint8 (E, n_out, n_in / 2): code + 8, 0 to 15, in the order of formats/low_bits.py;
             NAME.scales fp16 (E, n_out, n_in / group), or fp32 (E, n_out) if a row is a group;
             NAME.assist fp32 (E, n_out): 8 * sum of the row's weights (golden/grouped.py, assist_matrix)
     mxfp8   NAME.codes uint8 (E, n_out, n_in): E4M3; NAME.scales uint8 (E, n_out, n_in / group): E8M0
+
+Other matrices have no E, and are as a8w8 says, with scales (n_out, 1), unless the file is pure.
 """
 
 import struct
@@ -21,7 +24,7 @@ from typing import NamedTuple
 from formats.checkpoint import Config, Moe
 from formats.errors import ModelError
 from formats.limits import LIMITS
-from formats.tensors import HEADER_SIZE, Tensor, int8_matrices, norm_shapes
+from formats.tensors import HEADER_SIZE, Tensor, int8_matrices, matrix_shapes, norm_shapes
 
 EXPERT_FORMATS = ("a8w8", "a8w4", "mxfp8")  # by their numbers in the header
 GROUPS = {"a8w8": (0,), "a8w4": (0, 32, 64, 128), "mxfp8": tuple(range(32, 1025, 32))}  # 0: a row
@@ -29,25 +32,34 @@ INT4_UNIT = 32  # codes of a row are a multiple of it: whole blocks of formats/l
 ALIGNMENT = 64  # bytes: every tensor begins at a multiple, so that rows can be read in aligned vectors
 DENSE_LAYERS = "dense_layers"  # the first tensor: uint8 (n_layers,), 1 where a layer has no experts
 
-_FIELDS = struct.Struct("<6i")  # format, n_experts, n_active, moe_hidden_dim, norm_topk_prob, group
+_FIELDS = struct.Struct("<7i")  # format, n_experts, n_active, moe_hidden_dim, norm_topk_prob, group, pure
 
 
 class MoeLayout(NamedTuple):
-    """How the experts of a file are stored."""
+    """How the matrices of a file are stored."""
 
-    format: str  # of EXPERT_FORMATS
+    format: str  # of the experts, one of EXPERT_FORMATS
     group: int  # weights along a row that share a scale; 0: a whole row. Of mxfp8, activations as well
+    pure: bool = False  # all other matrices are stored like that, too; never of a8w8, which has no other way
 
 
 def check_layout(where: object, config: Config, layout: MoeLayout, name: str = "group") -> None:
-    """Refuses groups that a format has not, or that rows are no multiple of. Raises ModelError, naming `where`."""
+    """Refuses groups that a format has not, or that rows are no multiple of. Raises ModelError, naming `where`.
+
+    name: what the group is called there.
+    """
     assert config.moe is not None
     allowed = GROUPS[layout.format]
     if layout.group not in allowed:
         expected = "a multiple of 32 up to 1024" if layout.format == "mxfp8" else " or ".join(map(str, allowed))
         raise ModelError(f"{where}: {name} is {layout.group}, {layout.format} has {expected}")
+    if layout.pure and layout.format == "a8w8":
+        raise ModelError(f"{where}: pure is 1, but all of a8w8 is int8: expected 0")
     unit = max(layout.group, INT4_UNIT) if layout.format == "a8w4" else layout.group or 4
-    for what, n in (("hidden_size", config.dim), ("moe_intermediate_size", config.moe.hidden_dim)):
+    widths = {"hidden_size": config.dim, "moe_intermediate_size": config.moe.hidden_dim}
+    if layout.pure:
+        widths |= {"intermediate_size": config.hidden_dim, "num_attention_heads * head_dim": config.q_dim}
+    for what, n in widths.items():
         if n % unit:
             raise ModelError(f"{where}: {what} is {n}, {layout.format} takes a multiple of {unit} here")
 
@@ -57,7 +69,7 @@ def pack_layout(config: Config, layout: MoeLayout) -> bytes:
     m = config.moe
     assert m is not None
     number = EXPERT_FORMATS.index(layout.format)
-    return _FIELDS.pack(number, m.n_experts, m.n_active, m.hidden_dim, m.norm_topk_prob, layout.group)
+    return _FIELDS.pack(number, m.n_experts, m.n_active, m.hidden_dim, m.norm_topk_prob, layout.group, layout.pure)
 
 
 def read_layout(path: Path, own: bytes, config: Config, _group_size: int) -> tuple[Config, MoeLayout]:
@@ -65,7 +77,7 @@ def read_layout(path: Path, own: bytes, config: Config, _group_size: int) -> tup
 
     own: the header's bytes from 0xC0 on. Which layers are dense stands behind the header.
     """
-    number, n_experts, n_active, hidden_dim, normalize, group = _FIELDS.unpack_from(own)
+    number, n_experts, n_active, hidden_dim, normalize, group, pure = _FIELDS.unpack_from(own)
     if any(own[_FIELDS.size :]):
         raise ModelError(f"{path}: a reserved byte of the header is not 0")
     for name, value in (("n_experts", n_experts), ("n_active", n_active), ("moe_hidden_dim", hidden_dim)):
@@ -75,15 +87,16 @@ def read_layout(path: Path, own: bytes, config: Config, _group_size: int) -> tup
         raise ModelError(f"{path}: n_active is {n_active}, there are {n_experts} experts")
     if not 0 <= number < len(EXPERT_FORMATS):
         raise ModelError(f"{path}: format is {number}, expected 0 to {len(EXPERT_FORMATS) - 1}")
-    if normalize not in (0, 1):
-        raise ModelError(f"{path}: norm_topk_prob is {normalize}, expected 0 or 1")
+    for name, value in (("norm_topk_prob", normalize), ("pure", pure)):
+        if value not in (0, 1):
+            raise ModelError(f"{path}: {name} is {value}, expected 0 or 1")
     with path.open("rb") as f:
         f.seek(HEADER_SIZE)
         table = f.read(config.n_layers)
     if len(table) < config.n_layers or any(flag > 1 for flag in table):
         raise ModelError(f"{path}: {DENSE_LAYERS} has other bytes than 0 and 1, or ends too soon")
     moe = Moe(n_experts, n_active, hidden_dim, bool(normalize), tuple(i for i, flag in enumerate(table) if flag))
-    config, layout = replace(config, moe=moe), MoeLayout(EXPERT_FORMATS[number], group)
+    config, layout = replace(config, moe=moe), MoeLayout(EXPERT_FORMATS[number], group, bool(pure))
     check_layout(path, config, layout)
     return config, layout
 
@@ -106,31 +119,35 @@ def expert_shapes(config: Config) -> Iterator[tuple[str, tuple[int, int, int]]]:
             yield f"layers.{i}.moe.down_proj", (e, config.dim, hidden)
 
 
-def expert_tensors(name: str, shape: tuple[int, int, int], layout: MoeLayout) -> Iterator[Tensor]:
-    """The tensors of one matrix of all experts."""
-    e, n_out, n_in = shape
+def stored_tensors(name: str, shape: tuple[int, ...], layout: MoeLayout) -> Iterator[Tensor]:
+    """The tensors of one matrix of all experts (E, n_out, n_in), or, of a pure file, of another (n_out, n_in)."""
+    *rows, n_in = shape
     if layout.format == "a8w8":
         yield Tensor(f"{name}.codes", "|i1", shape)
-        yield Tensor(f"{name}.scales", "<f4", (e, n_out))
+        yield Tensor(f"{name}.scales", "<f4", tuple(rows))
     elif layout.format == "mxfp8":
         yield Tensor(f"{name}.codes", "|u1", shape)
-        yield Tensor(f"{name}.scales", "|u1", (e, n_out, n_in // layout.group))
+        yield Tensor(f"{name}.scales", "|u1", (*rows, n_in // layout.group))
     else:
-        yield Tensor(f"{name}.codes", "|u1", (e, n_out, n_in // 2))
+        yield Tensor(f"{name}.codes", "|u1", (*rows, n_in // 2))
         if layout.group:
-            yield Tensor(f"{name}.scales", "<f2", (e, n_out, n_in // layout.group))
+            yield Tensor(f"{name}.scales", "<f2", (*rows, n_in // layout.group))
         else:
-            yield Tensor(f"{name}.scales", "<f4", (e, n_out))
-        yield Tensor(f"{name}.assist", "<f4", (e, n_out))
+            yield Tensor(f"{name}.scales", "<f4", tuple(rows))
+        yield Tensor(f"{name}.assist", "<f4", tuple(rows))
 
 
 def moe_tensors(config: Config, layout: MoeLayout) -> Iterator[Tensor]:
-    """Which layers are dense, norms, routers, matrices as in W8A8, then the experts."""
+    """Which layers are dense, norms, routers, all matrices but the experts', then these."""
     yield Tensor(DENSE_LAYERS, "|u1", (config.n_layers,))
     for name, shape in norm_shapes(config):
         yield Tensor(name, "<f4", shape)
     for name, matrix in router_shapes(config):
         yield Tensor(name, "<f4", matrix)
-    yield from int8_matrices(config, 0)
+    if layout.pure:
+        for name, matrix in matrix_shapes(config):
+            yield from stored_tensors(name, matrix, layout)
+    else:
+        yield from int8_matrices(config, 0)
     for name, matrices in expert_shapes(config):
-        yield from expert_tensors(name, matrices, layout)
+        yield from stored_tensors(name, matrices, layout)

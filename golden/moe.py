@@ -1,9 +1,10 @@
-"""MoE: experts in A8W8, A8W4 or MXFP8, all other matrices in W8A8 with a scale per row.
+"""MoE: experts in A8W8, A8W4 or MXFP8, all other matrices in W8A8 with a scale per row, or as experts are.
 
 `MoE` runs an exported file. Its experts are those of golden/grouped.py: what the fused operator computes for rows
 sorted by expert, the forward pass here computes step by step, so that a trace has what lies between.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from formats.schemes import MOE_FILE
 from formats.tensors import matrix_shapes, norm_shapes
 from golden.forward import F32, Step, ignore
 from golden.grouped import Experts, Int4Experts, Int8Experts, expert_matmul, expert_sums, rows_of, scaled_sums
-from golden.mx import MX, quantize_mx
+from golden.mx import MX, dequantize_mx, quantize_mx
 from golden.q8 import Quantized, dequantize, has_accumulators, quantize, traced_matmul
 from golden.routing import by_expert
 
@@ -36,24 +37,31 @@ class MoE:
         c = self.config
         found = map_tensors(path, head.tensors(), head.weights_end, MOE_FILE.alignment)
         self._vectors = {name: found[name] for name, _ in (*norm_shapes(c), *router_shapes(c))}
-        self._matrices = {
-            name: Quantized(found[f"{name}.codes"], found[f"{name}.scales"]) for name, _ in matrix_shapes(c)
-        }
-        if c.tied:
-            self._matrices["classifier"] = self._matrices["embed"]
         parts = ("codes", "scales", "assist") if self.layout.format == "a8w4" else ("codes", "scales")
         self._experts = {name: [found[f"{name}.{part}"] for part in parts] for name, _ in expert_shapes(c)}
+        self._matrices: dict[str, Quantized] = {}
+        for name, _ in matrix_shapes(c):
+            if self.layout.pure:  # as if there were one expert
+                self._experts[name] = [found[f"{name}.{part}"][None] for part in parts]
+            else:
+                self._matrices[name] = Quantized(found[f"{name}.codes"], found[f"{name}.scales"])
+        if c.tied:
+            known = self._experts if self.layout.pure else self._matrices
+            known["classifier"] = known["embed"]
 
     def vector(self, name: str) -> np.ndarray:
         return self._vectors[name]
 
     def matrix(self, name: str) -> Quantized:
-        """The quantized weight matrix of a step, codes (n_out, n_in)."""
+        """The quantized weight matrix of a step that no expert does, codes (n_out, n_in). Not of a pure file."""
         return self._matrices[name]
 
     def experts(self, name: str, chosen: slice = slice(None)) -> Experts:
-        """The matrices of a step's experts, all or some, as the operator takes them."""
-        codes, scales, *assist = (part[chosen] for part in self._experts[name])
+        """The matrices of a step's experts, all or some, as the operator takes them; of a pure file any matrix."""
+        return self._as_experts([part[chosen] for part in self._experts[name]])
+
+    def _as_experts(self, parts: Sequence[np.ndarray]) -> Experts:
+        codes, scales, *assist = parts
         if self.layout.format == "a8w8":
             return Int8Experts(codes, scales)
         if self.layout.format == "mxfp8":
@@ -66,15 +74,27 @@ class MoE:
         return step
 
     def embedding(self, tokens: np.ndarray) -> np.ndarray:
-        table = self.matrix("embed")
-        return dequantize(Quantized(table.codes[tokens], table.scales[tokens]))
+        if not self.layout.pure:
+            table = self.matrix("embed")
+            return dequantize(Quantized(table.codes[tokens], table.scales[tokens]))
+        table = self._as_experts([part[:, tokens] for part in self._experts["embed"]])
+        if isinstance(table, MX):
+            return dequantize_mx(table)[0].astype(F32)
+        return dequantize(Quantized(table.codes[0], table.scales[0].reshape(len(tokens), -1)))
 
-    def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized:
+    def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized | MX:
+        if self.layout.pure:
+            return self.expert_activation(step, name, x)
         quantized = quantize(x, x.shape[-1])
         return Quantized(step(name + ".q", quantized.codes), step(name + ".s", quantized.scales))
 
-    def linear(self, x: Quantized, name: str, step: Step = ignore) -> np.ndarray:
-        return traced_matmul(x, self.matrix(name), name, step)
+    def linear(self, x: Quantized | MX, name: str, step: Step = ignore) -> np.ndarray:
+        if not self.layout.pure:
+            return traced_matmul(x, self.matrix(name), name, step)
+        weight = self.experts(name)
+        if isinstance(x, MX) or not has_accumulators(name, step):
+            return expert_matmul(x, weight, 0)
+        return scaled_sums(step(name + ".acc", expert_sums(x, weight, 0)), x, weight, 0)
 
     def expert_activation(self, step: Step, name: str, x: np.ndarray) -> Quantized | MX:
         rows = x.reshape(-1, x.shape[-1])

@@ -23,7 +23,7 @@ class FileScheme(Scheme, Protocol):
 
 DENSE_MODELS, MOE_MODELS = ("tiny-llama", "tiny-qwen3"), ("tiny-qwen3-moe",)  # below models/
 GPTQ_VARIANTS = ("gptq-w8", "gptq-w4", "gptq-ladder", "gptq-sparse")
-MOE_VARIANTS = ("moe-a8w8", "moe-a8w4", "moe-mxfp8")
+MOE_VARIANTS = ("moe-a8w8", "moe-a8w4", "moe-a8w4-pure", "moe-mxfp8")
 
 
 @dataclass(frozen=True)

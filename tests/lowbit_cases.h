@@ -37,7 +37,7 @@ struct LowbitCase {
 
 // A copy of a matrix's memory, packed.
 struct PackedLowbit {
-    std::vector<uint8_t> codes, zeros, levels;
+    std::vector<uint8_t> codes, mask, zeros, levels;
     std::vector<Half> scales;
     LowbitMatrix w;
 
@@ -47,10 +47,11 @@ struct PackedLowbit {
         };
         const auto n = size_t(w.n_rows), n_scales = n * size_t(w.n_scales());
         copy(codes, w.codes, n * w.n_code_bytes());
+        copy(mask, w.mask, n * w.n_mask_bytes());
         copy(scales, w.scales, n_scales);
         copy(zeros, w.zeros, n * w.n_zero_bytes());
         copy(levels, w.levels, n_scales);
-        if (w.mask == nullptr) pack_in_place(w), w.packed = true;
+        pack_in_place(w), w.packed = true;
     }
 };
 

@@ -237,6 +237,43 @@ TEST_CASE("matmul: right, and the same bits by rows and by panels, for any numbe
     }
 }
 
+TEST_CASE("matmul: one zero point for all is a table of it, by every path") {
+    std::mt19937 rng(6);
+    for (const int group : {32, 64, 128}) {
+        LowbitCase m = make_lowbit(rng, {4, 0, uint16_t(group)}, std::min(group, 64), 21, 384,
+                                   LowbitFill::uniform, false);
+        std::fill(m.zeros.begin(), m.zeros.end(), uint8_t(0x88));
+        LowbitMatrix same = m.view();
+        same.zeros = nullptr, same.zero_point = 8;
+        const int size = m.shape.group_size;
+        const Matrix x = filled_matrix(rng, uniform, true, 9, 384, size);
+        CHECK(same.zero(20, 384 / group - 1) == 8);
+        for_each_path(size, [&](const std::string& path, auto multiply) {
+            CAPTURE(path);
+            CAPTURE(group);
+            for (const int n : {1, 9})
+                CHECK(outputs(x.view(0, n), same, multiply) == outputs(x.view(0, n), m.view(), multiply));
+        });
+    }
+}
+
+TEST_CASE("pack: a mask that does not keep two of each four stays as it is") {
+    if (int8_kernel_name(64) == std::string("portable")) return;
+    std::mt19937 rng(7);
+    for (const uint8_t bits : {0x13, 0xf3, 0x30, 0x37}) {
+        LowbitCase m =
+            make_lowbit(rng, {4, MatrixFormat::sparse_flag, 64}, 64, 16, 128, LowbitFill::uniform, false);
+        m.mask.back() = bits;
+        const LowbitCase before = m;
+        CHECK_FALSE(lowbit_pack(m.view()));
+        CHECK(m.codes == before.codes);
+        CHECK(m.mask == before.mask);
+        m.mask.back() = 0x5a;
+        CHECK(lowbit_pack(m.view()));
+        CHECK(m.codes != before.codes);
+    }
+}
+
 TEST_CASE("matmul: groups of activations that fill no vector have no fast path") {
     const Matrix x = make_matrix(std::vector<int8_t>(64), std::vector<float>(4), 1, 64, 16);
     CHECK_FALSE(lowbit_matmul(x.view(), {}));

@@ -51,17 +51,24 @@ std::vector<int> greedy(Transformer& m, const std::vector<int>& prompt, int n, i
     return ids;
 }
 
-// What a chunk of mixtures of experts takes besides, if there are any: fp32 rows of a whole chunk, and codes
-// (of MXFP8 with their values) of the n tokens that were run.
+// The codes of products' inputs; of a mixture of experts, of MXFP8 with their values.
 template <class State>
-uint64_t expert_bytes(const State& s, [[maybe_unused]] int n, [[maybe_unused]] int chunk) {
-    if constexpr (requires { s.expert_x; }) {
-        uint64_t of_tokens = 0;
-        for (const auto* x : {&s.expert_x, &s.expert_hidden})
-            of_tokens += x->int8.codes.size() + x->codes.size() + x->values.size() * sizeof(float);
-        return (s.router.values.size() + s.down.values.size()) * sizeof(float) +
-               of_tokens / size_t(n) * chunk;
+uint64_t input_bytes(const State& s) {
+    if constexpr (requires { s.expert_hidden; }) {
+        uint64_t n = 0;
+        for (const auto* x : {&s.xq, &s.expert_hidden})
+            n += x->int8.codes.size() + x->codes.size() + x->values.size() * sizeof(float);
+        return n;
+    } else {
+        return s.xq.codes.size();
     }
+}
+
+// The experts' logits and outputs.
+template <class State>
+uint64_t expert_bytes(const State& s) {
+    if constexpr (requires { s.expert_hidden; })
+        return (s.router.values.size() + s.down.values.size()) * sizeof(float);
     return 0;
 }
 
@@ -90,8 +97,7 @@ TEST_CASE("memory: what is asked for before loading is what a run then takes") {
             const int chunk = std::min(max_chunk, context);
             const uint64_t n_logits = all_logits ? uint64_t(chunk) : 1;
             taken += n_logits * uint64_t(m.file.config.vocab_size) * sizeof(float);
-            taken += s.xq.codes.size() / size_t(n) * size_t(chunk);
-            taken += expert_bytes(s, n, chunk);
+            taken += input_bytes(s) / size_t(n) * size_t(chunk) + expert_bytes(s);
             taken += kv_bytes(m.file.config, KvFormat::f32) * uint64_t(n);
             CHECK(counted == taken);
         }

@@ -5,7 +5,7 @@
 
 namespace {
 const char* const models[] = {"tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4",
-                              "tiny-qwen3-moe.moe-mxfp8"};
+                              "tiny-qwen3-moe.moe-a8w4-pure", "tiny-qwen3-moe.moe-mxfp8"};
 }
 
 #include <set>
@@ -19,9 +19,9 @@ std::vector<uint8_t> bytes_of(const Tensor& t) {
     return std::vector<uint8_t>(t.bytes.begin(), t.bytes.end());
 }
 
-MoeConfig moe_config(ExpertFormat format, int group, int n_experts, int n_active, int hidden_dim) {
+MoeConfig moe_config(WeightKind kind, int group, int n_experts, int n_active, int hidden_dim) {
     MoeConfig c;
-    c.format = format, c.group = group, c.n_experts = n_experts, c.n_active = n_active;
+    c.experts = {kind, group}, c.n_experts = n_experts, c.n_active = n_active;
     c.hidden_dim = hidden_dim;
     return c;
 }
@@ -29,19 +29,19 @@ MoeConfig moe_config(ExpertFormat format, int group, int n_experts, int n_active
 // One matrix of all experts, with its memory.
 struct ExpertCase {
     std::vector<int8_t> int8_codes;
-    std::vector<uint8_t> codes, mx_scales, eights;
+    std::vector<uint8_t> codes, mx_scales;
     std::vector<float> row_scales;
     std::vector<Half> group_scales;
     int n_rows = 0, n_cols = 0, group = 0;
 
-    ExpertMatrix view() const {
-        ExpertMatrix w;
+    MoeMatrix view() const {
+        MoeMatrix w;
         if (!int8_codes.empty()) w.int8_codes = int8_codes.data();
         if (!codes.empty()) w.codes = codes.data();
         if (!mx_scales.empty()) w.mx_scales = mx_scales.data();
         if (!row_scales.empty()) w.row_scales = row_scales.data();
         if (!group_scales.empty()) w.group_scales = group_scales.data();
-        w.zeros = eights.data(), w.n_rows = n_rows, w.n_cols = n_cols, w.group = group;
+        w.n_rows = n_rows, w.n_cols = n_cols, w.group = group;
         return w;
     }
 };
@@ -66,18 +66,17 @@ Half half_of(float x) {
 // Random experts: any codes, scales about 1.
 ExpertCase random_experts(std::mt19937& rng, const MoeConfig& moe, int n_rows, int n_cols) {
     ExpertCase w;
-    w.n_rows = n_rows, w.n_cols = n_cols, w.group = moe.group > 0 ? moe.group : n_cols;
+    w.n_rows = n_rows, w.n_cols = n_cols, w.group = moe.experts.group > 0 ? moe.experts.group : n_cols;
     const size_t n = size_t(moe.n_experts) * n_rows * n_cols, n_groups = n / w.group;
-    w.eights.assign(n_groups, 0x88);
     for (size_t i = 0; i < n; i++) {
-        if (moe.format == ExpertFormat::a8w8) w.int8_codes.push_back(int8_t(int(rng() % 255) - 127));
-        if (moe.format == ExpertFormat::mxfp8) w.codes.push_back(uint8_t(rng() % 0x7e | rng() % 2 << 7));
-        if (moe.format == ExpertFormat::a8w4 && i % 2 == 0) w.codes.push_back(uint8_t(rng()));
+        if (moe.experts.kind == WeightKind::a8w8) w.int8_codes.push_back(int8_t(int(rng() % 255) - 127));
+        if (moe.experts.kind == WeightKind::mxfp8) w.codes.push_back(uint8_t(rng() % 0x7e | rng() % 2 << 7));
+        if (moe.experts.kind == WeightKind::a8w4 && i % 2 == 0) w.codes.push_back(uint8_t(rng()));
     }
     for (size_t i = 0; i < n_groups; i++) {
-        if (moe.format == ExpertFormat::mxfp8)
+        if (moe.experts.kind == WeightKind::mxfp8)
             w.mx_scales.push_back(uint8_t(124 + rng() % 6));
-        else if (moe.group == 0)
+        else if (moe.experts.group == 0)
             w.row_scales.push_back(float(1 + rng() % 7) / 4);
         else
             w.group_scales.push_back({uint16_t(0x3800 + rng() % 0x800)});
@@ -107,10 +106,10 @@ Routing routing_of(const std::vector<int>& ends) {
 }
 
 const MoeConfig all_formats[] = {
-    moe_config(ExpertFormat::a8w8, 0, 5, 2, 64),    moe_config(ExpertFormat::a8w4, 0, 5, 2, 64),
-    moe_config(ExpertFormat::a8w4, 32, 5, 2, 64),   moe_config(ExpertFormat::a8w4, 64, 5, 2, 64),
-    moe_config(ExpertFormat::a8w4, 128, 5, 2, 128), moe_config(ExpertFormat::mxfp8, 32, 5, 2, 64),
-    moe_config(ExpertFormat::mxfp8, 64, 5, 2, 64),
+    moe_config(WeightKind::a8w8, 0, 5, 2, 64),    moe_config(WeightKind::a8w4, 0, 5, 2, 64),
+    moe_config(WeightKind::a8w4, 32, 5, 2, 64),   moe_config(WeightKind::a8w4, 64, 5, 2, 64),
+    moe_config(WeightKind::a8w4, 128, 5, 2, 128), moe_config(WeightKind::mxfp8, 32, 5, 2, 64),
+    moe_config(WeightKind::mxfp8, 64, 5, 2, 64),
 };
 
 }  // namespace
@@ -144,8 +143,8 @@ TEST_CASE("quantize: the plain loop gives the golden's codes and scales, and a r
         const std::vector<float> x = golden_ops().at(p + "x").f32();
         const int n_rows = int(x.size()) / n;
         for (const MoeConfig& moe : {all_formats[0], all_formats[2], all_formats[3]}) {
-            ExpertRows rows;
-            rows.resize(n_rows, n, moe);
+            InputRows rows;
+            rows.resize(n_rows, n, moe.experts);
             std::vector<int8_t> codes(x.size());
             std::vector<float> scales, found;
             for (int t = 0; t < n_rows; t++) {
@@ -204,7 +203,7 @@ TEST_CASE("route: the golden's experts, and their weights") {
         const Tensor& experts = golden_ops().at(p + "experts");
         Rows logits(size_t(tensor.shape[0]), tensor.shape[1]);
         logits.values = tensor.f32(), logits.n_rows = tensor.shape[0];
-        MoeConfig moe = moe_config(ExpertFormat::a8w8, 0, tensor.shape[1], experts.shape[1], 64);
+        MoeConfig moe = moe_config(WeightKind::a8w8, 0, tensor.shape[1], experts.shape[1], 64);
         moe.norm_topk_prob = p.find('n') != std::string::npos;
         Routing found;
         route(found, logits, moe);
@@ -238,27 +237,28 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
         if (ends.back() > x.shape[0] || n_cols % 4 != 0) continue;
 
         ExpertCase w;
-        w.n_rows = n_rows, w.n_cols = n_cols, w.eights.assign(size_t(n_rows) * n_cols, 0x88);
-        MoeConfig moe = moe_config(ExpertFormat::a8w8, 0, n_experts, 1, n_rows / 2);
+        w.n_rows = n_rows, w.n_cols = n_cols;
+        MoeConfig moe = moe_config(WeightKind::a8w8, 0, n_experts, 1, n_rows / 2);
         const int group = n_cols / (scales.shape.size() == 3 ? scales.shape[2] : 1);
         if (format == "mxfp8") {
-            moe.format = ExpertFormat::mxfp8, moe.group = w.group = group;
+            moe.experts.kind = WeightKind::mxfp8, moe.experts.group = w.group = group;
             w.codes = bytes_of(tensor), w.mx_scales = bytes_of(scales);
         } else if (format == "a8w8") {
             w.int8_codes = tensor.i8(), w.row_scales = scales.f32(), w.group = n_cols;
         } else {
-            moe.format = ExpertFormat::a8w4, moe.group = group == n_cols ? 0 : group, w.group = group;
+            moe.experts.kind = WeightKind::a8w4, moe.experts.group = group == n_cols ? 0 : group,
+            w.group = group;
             const std::vector<int8_t> codes = tensor.i8();
             for (size_t i = 0; i < codes.size(); i += size_t(n_cols))
                 pack_int4(w.codes, std::span(codes).subspan(i, size_t(n_cols)));
-            if (moe.group == 0)
+            if (moe.experts.group == 0)
                 w.row_scales = scales.f32();
             else
                 for (const float s : scales.f32()) w.group_scales.push_back(half_of(s));
         }
         const int n = ends.back();  // rows behind the last expert's are nobody's
-        ExpertRows rows, out;
-        rows.resize(n, n_cols, moe);
+        InputRows rows, out;
+        rows.resize(n, n_cols, moe.experts);
         bool is_ours = true;  // our quantizer gives no -128, which some kernels would not take
         if (format == "mxfp8") {
             rows.codes = bytes_of(x), rows.scales = bytes_of(at("x.scales"));
@@ -276,13 +276,13 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
             is_ours = std::find(codes.begin(), codes.end(), -128) == codes.end();
         }
         const Routing routing = routing_of(ends);
-        const ExpertMatrix view = w.view();
+        const MoeMatrix view = w.view();
         if (golden_ops().contains(p + "product")) {
             const std::vector<float> expected = at("product").f32();
             Rows found(size_t(n), n_rows);
             for (int t = 0; t < n; t++) {
-                ExpertRows row;
-                gather(row, rows, std::span(&routing.by_expert[size_t(t)], 1), moe);
+                InputRows row;
+                gather(row, rows, std::span(&routing.by_expert[size_t(t)], 1));
                 plain_matmul(row, {found.row(t), view, routing.experts[size_t(t)]});
             }
             CHECK(relative_error(expected, found.values) < 1e-6);
@@ -315,28 +315,60 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
     std::mt19937 rng(3);
     for (const MoeConfig& moe : all_formats) {
         for (const int n_cols : {128, 384}) {
-            CAPTURE(int(moe.format));
-            CAPTURE(moe.group);
+            CAPTURE(int(moe.experts.kind));
+            CAPTURE(moe.experts.group);
             CAPTURE(n_cols);
             const int n_tokens = 9, n_rows = 21, expert = 3;
             const ExpertCase experts = random_experts(rng, moe, n_rows, n_cols);
-            const ExpertMatrix w = experts.view();
+            const MoeMatrix w = experts.view();
             Rows values(n_tokens, n_cols), plain(n_tokens, n_rows), found = plain, one = plain;
             values.values = random_values(rng, values.values.size());
             values.n_rows = n_tokens;
-            ExpertRows x, row;
-            quantize(x, values, moe);
+            InputRows x, row;
+            quantize(x, values, moe.experts);
             plain_matmul(x, {plain.row(0), w, expert});
-            const ExpertProduct product{found.row(0), w, expert};
+            const Product product{found.row(0), w, expert};
             matmul(x, {&product, 1});
             CHECK(relative_error(plain.values, found.values) < 1e-6);
             for (int t = 0; t < n_tokens; t++) {
-                gather(row, x, std::span(&t, 1), moe);
-                const ExpertProduct alone{one.row(t), w, expert};
+                gather(row, x, std::span(&t, 1));
+                const Product alone{one.row(t), w, expert};
                 matmul(row, {&alone, 1});
             }
             CHECK(one.values == found.values);
         }
+    }
+}
+
+TEST_CASE("embed: code times scale in every format, and the same of a packed table") {
+    std::mt19937 rng(5);
+    for (MoeConfig moe : all_formats) {
+        const WeightKind kind = moe.experts.kind;
+        CAPTURE(int(kind));
+        CAPTURE(moe.experts.group);
+        moe.n_experts = 1;
+        const int n_rows = 37, n_cols = 128;
+        const ExpertCase c = random_experts(rng, moe, n_rows, n_cols);
+        auto value = [&](size_t row, size_t i) {
+            const size_t at = row * n_cols + i, s = at / size_t(c.group);
+            if (kind == WeightKind::a8w8) return float(c.int8_codes[at]) * c.row_scales[row];
+            if (kind == WeightKind::mxfp8)
+                return e4m3_values[c.codes[at]] * std::ldexp(1.0f, c.mx_scales[s] - scale_bias);
+            const int byte = c.codes[row * 64 + i % 64];  // of 128 codes, the first 64 are in the low halves
+            const float scale = c.row_scales.empty() ? to_float(c.group_scales[s]) : c.row_scales[row];
+            return float((i < 64 ? byte & 15 : byte >> 4) - 8) * scale;
+        };
+        MoeMatrix table = c.view();
+        const std::vector<int> tokens{36, 0, 17, 3};
+        Rows found(tokens.size(), n_cols), packed = found;
+        embed(found, table, tokens);
+        CHECK(found.n_rows == 4);
+        for (int t = 0; t < found.n_rows; t++)
+            for (int i = 0; i < n_cols; i++)
+                CHECK(found.row(t)[i] == value(size_t(tokens[size_t(t)]), size_t(i)));
+        Weights::pack(table, moe.experts);
+        embed(packed, table, tokens);
+        CHECK(packed.values == found.values);
     }
 }
 
@@ -346,21 +378,21 @@ TEST_CASE(
     const int threads = omp_get_max_threads();
     for (const MoeConfig& moe : all_formats) {
         const int n_tokens = 13, n_cols = 128, half = moe.hidden_dim, k = moe.n_active;
-        CAPTURE(int(moe.format));
-        CAPTURE(moe.group);
+        CAPTURE(int(moe.experts.kind));
+        CAPTURE(moe.experts.group);
         const ExpertCase experts = random_experts(rng, moe, 2 * half, n_cols);
-        const ExpertMatrix w = experts.view();
+        const MoeMatrix w = experts.view();
         const Routing routing = random_routing(rng, n_tokens, moe);
         Rows values(n_tokens, n_cols), gate_up(size_t(n_tokens * k), 2 * half),
             hidden(size_t(n_tokens * k), half);
         values.values = random_values(rng, values.values.size(), 0.01f);
         values.n_rows = n_tokens;
-        ExpertRows x, steps, fused, alone;
+        InputRows x, steps, fused, alone;
         Workspace space;
-        quantize(x, values, moe);
+        quantize(x, values, moe.experts);
         grouped_matmul(gate_up, space, x, true, w, routing, moe);
         swiglu(hidden, gate_up);
-        quantize(steps, hidden, moe);
+        quantize(steps, hidden, moe.experts);
         for (const int j : {1, 2, 3}) {
             omp_set_num_threads(j);
             grouped_matmul_swiglu_quant(fused, space, x, w, routing, moe);
@@ -373,8 +405,8 @@ TEST_CASE(
         }
         omp_set_num_threads(threads);
         for (int t = 0; t < n_tokens; t++) {
-            ExpertRows row;
-            gather(row, x, std::span(&t, 1), moe);
+            InputRows row;
+            gather(row, x, std::span(&t, 1));
             Routing of_token;
             of_token.experts.assign(&routing.experts[size_t(t * k)], &routing.experts[size_t(t * k)] + k);
             of_token.by_expert = {0, 1}, of_token.row_of = {0, 1};
@@ -400,12 +432,12 @@ TEST_CASE(
 namespace {
 
 // Qwen3-30B-A3B.
-ModelConfig large(ExpertFormat format, int group) {
+ModelConfig large(WeightKind kind, int group) {
     ModelConfig c;
     c.arch = Arch::qwen3_moe;
     c.dim = 2048, c.hidden_dim = 6144, c.n_layers = 48, c.n_heads = 32, c.n_kv_heads = 4, c.head_dim = 128;
     c.vocab_size = 151936, c.group_size = 0;
-    c.moe = moe_config(format, group, 128, 8, 768);
+    c.moe = moe_config(kind, group, 128, 8, 768);
     c.moe.is_dense.assign(48, 0);
     return c;
 }
@@ -420,31 +452,50 @@ TensorList tensors(const ModelConfig& c) {
 TEST_CASE("weights: the bytes that a header implies, and those that a token reads") {
     const uint64_t n = 48ull * 128 * 3 * 768 * 2048;  // weights of experts
     const uint64_t rows = 48ull * 128 * (2 * 768 + 2048);
-    const ModelConfig c = large(ExpertFormat::a8w8, 0);
+    const ModelConfig c = large(WeightKind::a8w8, 0);
     const uint64_t rest = tensors(c).weight_bytes() - n - 4 * rows;
-    CHECK(tensors(large(ExpertFormat::a8w4, 64)).weight_bytes() == rest + n / 2 + n / 64 * 2 + 4 * rows);
-    CHECK(tensors(large(ExpertFormat::a8w4, 0)).weight_bytes() == rest + n / 2 + 8 * rows);
-    CHECK(tensors(large(ExpertFormat::mxfp8, 32)).weight_bytes() == rest + n + n / 32);
+    CHECK(tensors(large(WeightKind::a8w4, 64)).weight_bytes() == rest + n / 2 + n / 64 * 2 + 4 * rows);
+    CHECK(tensors(large(WeightKind::a8w4, 0)).weight_bytes() == rest + n / 2 + 8 * rows);
+    CHECK(tensors(large(WeightKind::mxfp8, 32)).weight_bytes() == rest + n + n / 32);
+    // With all matrices in 4 bits, scales of rows give way to the assist matrix.
+    const uint64_t others = 48ull * 2048 * (2 * 4096 + 2 * 512) + 2ull * 151936 * 2048;
+    ModelConfig pure = large(WeightKind::a8w4, 64);
+    pure.moe.pure = true;
+    CHECK(tensors(pure).weight_bytes() ==
+          tensors(large(WeightKind::a8w4, 64)).weight_bytes() - others + others / 2 + others / 64 * 2);
     // Of an expert in sixteen, and of the embedding a row; nothing of what alignment leaves free, which is 16
     // bytes behind the table of dense layers.
     CHECK(tensors(c).bytes_per_token(c) == rest - 16 - 151936ull * (2048 + 4) + (n + 4 * rows) / 16);
+    // And nothing of the assist matrix, which is for other hardware.
+    const uint64_t read = others - 151936ull * 2048 + n / 16,
+                   rows_of_others = 48ull * (2048 + 4096 + 2 * 512);
+    CHECK(tensors(pure).bytes_per_token(pure) ==
+          read / 2 + read / 64 * 2 + rest - 16 - others - 4 * (rows_of_others + 2 * 151936));
 }
 
 TEST_CASE("weights: formats that there are not, and what does not fit") {
-    auto refused = [](ExpertFormat format, int group, auto change, const char* why) {
-        ModelConfig c = large(format, group);
+    auto refused = [](WeightKind kind, int group, auto change, const char* why) {
+        ModelConfig c = large(kind, group);
         change(c);
         CHECK_THROWS_WITH(check_config(c), why);
     };
     auto same = [](ModelConfig&) {};
-    refused(ExpertFormat::a8w8, 32, same, "group is 32, which the experts' format has not");
-    refused(ExpertFormat::a8w4, 96, same, "group is 96, which the experts' format has not");
-    refused(ExpertFormat::mxfp8, 0, same, "group is 0, which the experts' format has not");
-    refused(ExpertFormat::mxfp8, 512, same, "moe_hidden_dim is 768, not a multiple of 512");
+    refused(WeightKind::a8w8, 32, same, "group is 32, which the experts' format has not");
+    refused(WeightKind::a8w4, 96, same, "group is 96, which the experts' format has not");
+    refused(WeightKind::mxfp8, 0, same, "group is 0, which the experts' format has not");
+    refused(WeightKind::mxfp8, 512, same, "moe_hidden_dim is 768, not a multiple of 512");
+    auto pure = [](ModelConfig& c) { c.moe.pure = true; };
+    refused(WeightKind::a8w8, 0, pure, "pure is 1, but all of A8W8 is int8: expected 0");
     refused(
-        ExpertFormat::a8w8, 0, [](ModelConfig& c) { c.group_size = 64; },
+        WeightKind::mxfp8, 256, [](ModelConfig& c) { c.moe.pure = true, c.hidden_dim = 1152; },
+        "hidden_dim is 1152, not a multiple of 256");
+    refused(
+        WeightKind::a8w4, 128, [](ModelConfig& c) { c.moe.pure = true, c.head_dim = 94; },
+        "n_heads * head_dim is 3008, not a multiple of 128");
+    refused(
+        WeightKind::a8w8, 0, [](ModelConfig& c) { c.group_size = 64; },
         "group_size is 64, expected 0 (whole rows)");
     refused(
-        ExpertFormat::a8w8, 0, [](ModelConfig& c) { c.dim = 2046; },
+        WeightKind::a8w8, 0, [](ModelConfig& c) { c.dim = 2046; },
         "dim is 2046, expected a multiple of 4, at most 65536");
 }

@@ -200,11 +200,16 @@ def test_a_mixture_of_experts(tmp_path, scheme):
     assert read.config.moe == moe
 
     expert = 3 * 128 * 64  # weights
-    # a8w8: fp32 scales of 256 rows. a8w4: fp16 scales of groups of 64, and as many fp32 sums as rows.
-    expert_bytes = {"a8w8": expert + 4 * 256, "a8w4": expert // 2 + expert // 64 * 2 + 4 * 256}[scheme]
-    attention = 3 * (2 * 128 * 128 + 2 * 64 * 128 + 4 * (2 * 128 + 2 * 64))
-    dense = 3 * 128 * 192 + 4 * (2 * 192 + 128)
-    classifier, norms = 320 * 128 + 4 * 320, 4 * ((2 * 3 + 1) * 128 + 2 * 3 * 32)
+    # a8w8: fp32 scales of 256 rows. a8w4: fp16 scales of groups of 64; the assist matrix is not read.
+    expert_bytes = {"a8w8": expert + 4 * 256, "a8w4": expert // 2 + expert // 64 * 2}[scheme[:4]]
+
+    def others(rows: int, columns: int) -> int:
+        n = rows * columns
+        return n // 2 + n // 64 * 2 if scheme.endswith("-pure") else n + 4 * rows
+
+    attention = 3 * (2 * others(128, 128) + 2 * others(64, 128))
+    dense = 2 * others(192, 128) + others(128, 192)
+    classifier, norms = others(320, 128), 4 * ((2 * 3 + 1) * 128 + 2 * 3 * 32)
     table = 3  # bytes that say which layers are dense
     of_experts = 2 * (2 * expert_bytes + 4 * 16 * 128)  # and routers
     assert int(said["weight_bytes_per_token"]) == attention + dense + classifier + norms + table + of_experts
@@ -222,7 +227,10 @@ def test_a_mixture_of_experts(tmp_path, scheme):
 
 def test_schemes_of_the_other_kind_of_model_are_refused(tmp_path):
     for options, text in (
-        (("--like", "qwen3-30b-a3b", "--scheme", "q8"), "--scheme is q8, a mixture of experts has a8w8, a8w4"),
+        (
+            ("--like", "qwen3-30b-a3b", "--scheme", "q8"),
+            "--scheme is q8, a mixture of experts has a8w8, a8w4, a8w4-pure",
+        ),
         (("--like", "qwen3-0.6b", "--scheme", "a8w4"), "--scheme is a8w4, a model without experts has q8, w8a8"),
         (("--like", "qwen3-0.6b", "--layers", "0"), "--layers is 0, expected 1 to 4096"),
     ):

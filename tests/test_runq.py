@@ -168,7 +168,8 @@ def test_a_long_trace_keeps_the_contract_operation_by_operation(tmp_path, name):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_perplexity_is_near_that_of_fp32(name):
-    """Within 0.2 %; 0.4 % with static scales, which clip what calibration has not seen; 0.5 % with experts in int4.
+    """Within 0.2 %; 0.4 % with static scales, which clip what calibration has not seen; with int4 experts 0.5 %,
+    with all else in int4, too, 2.5 %.
 
     GPTQ's fewer bits cost more.
     """
@@ -177,8 +178,8 @@ def test_perplexity_is_near_that_of_fp32(name):
     words = done.stdout.decode().split()
     assert words[0] == "perplexity"
     assert int(words[3]) == golden["tokens"]
-    if name.endswith("moe-a8w4"):
-        assert float(words[1]) == pytest.approx(golden["fp32"], rel=5e-3)
+    if "moe-a8w4" in name:
+        assert float(words[1]) == pytest.approx(golden["fp32"], rel=25e-3 if name.endswith("pure") else 5e-3)
     elif not name.endswith(("gptq-w4", "gptq-ladder", "gptq-sparse")):
         assert float(words[1]) == pytest.approx(golden["fp32"], rel=4e-3 if name.endswith("static") else 2e-3)
     assert float(words[1]) == pytest.approx(golden[name.split(".")[1]], rel=5e-4)

@@ -15,7 +15,7 @@ from golden.forward import forward
 from golden.moe import MoE
 from golden.trace import Recorder, compare, read_trace, replay
 from tests.helpers import ROOT
-from tests.test_moe import LAYOUTS, exported, small_model, with_header
+from tests.test_moe import LAYOUTS, exported, layout_name, small_model, with_header
 
 PROGRAM = ROOT / "runq_moe"
 IDS = [3, 17, 40, 8, 90, 11, 5, 60, 33, 2]
@@ -31,10 +31,10 @@ def files(tmp_path_factory):
     """A file of each layout, of one model; one of its three layers is dense."""
     folder = tmp_path_factory.mktemp("runq_moe")
     model = small_model(folder / "model")
-    return [exported(model, folder / f"{layout.format}-{layout.group}.bin", layout) for layout in LAYOUTS]
+    return [exported(model, folder / f"{layout_name(layout)}.bin", layout) for layout in LAYOUTS]
 
 
-@pytest.mark.parametrize("which", range(len(LAYOUTS)), ids=[f"{f}-{g}" for f, g in LAYOUTS])
+@pytest.mark.parametrize("which", range(len(LAYOUTS)), ids=map(layout_name, LAYOUTS))
 def test_every_step_is_within_the_contract(files, tmp_path, which):
     """Each from the program's own inputs, and the whole pass; nothing is missing."""
     done = run(files[which], "--ids", ",".join(map(str, IDS)), "-n", 1, "--trace", tmp_path / "trace")
@@ -48,7 +48,7 @@ def test_every_step_is_within_the_contract(files, tmp_path, which):
     assert [r for r in compare(recorder.tensors, found) if not r.ok] == []
 
 
-@pytest.mark.parametrize("which", range(len(LAYOUTS)), ids=[f"{f}-{g}" for f, g in LAYOUTS])
+@pytest.mark.parametrize("which", range(len(LAYOUTS)), ids=map(layout_name, LAYOUTS))
 def test_threads_and_chunks_change_nothing(files, which):
     """A prompt in one go, and the same ids one by one behind its first token."""
     prompt = ",".join(map(str, IDS))
@@ -61,7 +61,7 @@ def test_threads_and_chunks_change_nothing(files, which):
     assert [int(i) for i in longer.stdout.strip().split(",")] == new[5:]
 
 
-@pytest.mark.parametrize("which", range(len(LAYOUTS)), ids=[f"{f}-{g}" for f, g in LAYOUTS])
+@pytest.mark.parametrize("which", range(len(LAYOUTS)), ids=map(layout_name, LAYOUTS))
 def test_it_lists_the_tensors_of_formats_moe(files, which):
     head = read_header(files[which], MOE_FILE)
     lines = [
@@ -84,7 +84,9 @@ def test_it_lists_the_tensors_of_formats_moe(files, which):
         (0xCC, 5121, "moe_hidden_dim is 5121, expected 1 to 5120"),
         (0xD0, 2, "norm_topk_prob is 2, expected 0 to 1"),
         (0xD4, 32, "group is 32, which the experts' format has not"),
-        (0xD8, 1, "reserved byte at 216 is not 0"),
+        (0xD8, 2, "pure is 2, expected 0 to 1"),
+        (0xD8, 1, "pure is 1, but all of A8W8 is int8: expected 0"),
+        (0xDC, 1, "reserved byte at 220 is not 0"),
         (0xC4, 4, "but the header implies"),
     ],
 )

@@ -153,21 +153,24 @@ inline std::vector<MemoryPart> cpu_memory(const ModelFile& file, const Options& 
                                           int max_chunk) {
     const ModelConfig& c = file.config;
     const uint64_t n = uint64_t(std::min(max_chunk, context)), n_logits = o.ppl || o.trace ? n : 1;
-    // A RunState's rows in fp32, and the longest of them in int8.
+    // A RunState's rows in fp32.
     const uint64_t values =
         3 * uint64_t(c.dim) + 2 * uint64_t(c.q_dim()) + 2 * uint64_t(c.kv_dim()) + 2 * uint64_t(c.hidden_dim);
-    const int longest = std::max({c.dim, c.q_dim(), c.hidden_dim});
-    // Of experts logits and outputs in fp32, and what goes in in codes; of MXFP8 with their values.
+    // The quantized input of one product at a time, int8, or MXFP8 with its values; of a mixture of experts
+    // one for each of both, and what their second product reads.
+    auto of_code = [](const WeightFormat& f) { return f.kind == WeightKind::mxfp8 ? 1 + sizeof(float) : 1; };
+    const WeightFormat experts = c.moe.experts, others = c.moe.others();
     const uint64_t k = uint64_t(c.moe.n_active), e = uint64_t(c.moe.n_experts);
-    const uint64_t of_code = c.moe.format == ExpertFormat::mxfp8 ? 1 + sizeof(float) : 1;
-    const uint64_t experts = e == 0 ? 0
-                                    : (e + k * uint64_t(c.dim)) * sizeof(float) +
-                                          (uint64_t(c.dim) + k * uint64_t(c.moe.hidden_dim)) * of_code;
-    return {{"a chunk of " + std::to_string(n) + " tokens",
-             n * (values * sizeof(float) + uint64_t(longest) + experts)},
-            logits_part(n_logits, c.vocab_size),
-            kv_part(0, sure_positions(o, context), kv_bytes(c, kv_format(o)), "fewer tokens take less"),
-            {"the tokenizer", file.tokenizer.size()}};
+    uint64_t inputs = uint64_t(std::max({c.dim, c.q_dim(), c.hidden_dim})) * of_code(others);
+    if (experts.kind == WeightKind::mxfp8 && !c.moe.pure) inputs += uint64_t(c.dim) * of_code(experts);
+    inputs += k * uint64_t(c.moe.hidden_dim) * of_code(experts);
+    // Of experts logits and outputs in fp32.
+    const uint64_t of_experts = e == 0 ? 0 : (e + k * uint64_t(c.dim)) * sizeof(float);
+    return {
+        {"a chunk of " + std::to_string(n) + " tokens", n * (values * sizeof(float) + inputs + of_experts)},
+        logits_part(n_logits, c.vocab_size),
+        kv_part(0, sure_positions(o, context), kv_bytes(c, kv_format(o)), "fewer tokens take less"),
+        {"the tokenizer", file.tokenizer.size()}};
 }
 
 // What a CPU program loads: a Transformer of its own Weights and RunState, for chunks of up to max_chunk

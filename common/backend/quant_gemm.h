@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define QUANT_GEMM_VERSION 2 /* of this file; a program takes no back end of another */
+#define QUANT_GEMM_VERSION 3 /* of this file; a program takes no back end of another */
 
 typedef enum QuantGemmStatus {
     QUANT_GEMM_OK = 0,
@@ -37,9 +37,10 @@ typedef enum QuantGemmStatus {
 
    Of the addresses a format has some; the others are null.
 
-   Packed, which a 2:4 sparse matrix never is, the rows are in blocks of 16. A block lies where its rows did.
-   Value j of its row i, with n values a row, is at [j][i] and no longer at [i][j]: of the codes, in words of
-   4 bytes; and of scales, zeros and levels. The last rows, fewer than 16, are as in the file. */
+   Packed, the rows are in blocks of 16. A block lies where its rows did. Value j of its row i, with n values
+   a row, is at [j][i] and no longer at [i][j]: of the codes and the mask, in words of 4 bytes; and of scales,
+   zeros and levels. The last rows, fewer than 16, are as in the file. A packed mask keeps two of each four
+   columns. */
 typedef struct QuantGemmMatrix {
     const void* codes;  /* (n_rows, n_cols * bits / 8) bytes, half as many if sparse; 8 bits: int8 */
     const void* mask;   /* (n_rows, n_cols / 8) bytes, bit k % 8 of byte k / 8; 2:4 sparse only */

@@ -34,6 +34,7 @@ struct LowbitMatrix {
     const uint8_t* mask = nullptr;  // (n_rows, n_cols / 8), bit k % 8 of byte k / 8 for column k; sparse only
     const Half* scales = nullptr;   // (n_rows, n_scales())
     const uint8_t* zeros = nullptr;     // (n_rows, n_zero_bytes()), two in a byte, the first in the low half
+    int zero_point = 0;                 // of all groups, where `zeros` is null
     const uint8_t* levels = nullptr;    // (n_rows, n_scales()), two levels only
     const float* row_scales = nullptr;  // (n_rows,), two levels, or 8 bits without groups
     int bits = 0;
@@ -46,9 +47,10 @@ struct LowbitMatrix {
     int n_scales() const { return n_cols / group; }
     int n_codes() const { return mask != nullptr ? n_cols / 2 : n_cols; }
     size_t n_code_bytes() const { return size_t(n_codes()) * bits / 8; }
+    size_t n_mask_bytes() const { return size_t(n_cols) / 8; }
     size_t n_zero_bytes() const { return size_t(n_scales() + 1) / 2; }
     const uint8_t* row_codes(int i) const { return codes + size_t(i) * n_code_bytes(); }
-    const uint8_t* row_mask(int i) const { return mask + size_t(i) * n_cols / 8; }
+    const uint8_t* row_mask(int i) const { return mask + size_t(i) * n_mask_bytes(); }
     const Half* row_halfs(int i) const { return scales + size_t(i) * n_scales(); }
     const uint8_t* row_zeros(int i) const { return zeros + size_t(i) * n_zero_bytes(); }
     const uint8_t* row_levels(int i) const { return levels + size_t(i) * n_scales(); }
@@ -64,7 +66,7 @@ struct LowbitMatrix {
     // What is taken off the codes of row i's group s; off five times the codes with two levels.
     int zero(int i, int s) const {
         if (levels != nullptr) return at(levels, i, size_t(n_scales()), size_t(s)) >> 4;
-        return zeros != nullptr ? at(zeros, i, n_zero_bytes(), size_t(s / 2)) >> s % 2 * 4 & 15 : 0;
+        return zeros != nullptr ? at(zeros, i, n_zero_bytes(), size_t(s / 2)) >> s % 2 * 4 & 15 : zero_point;
     }
     // The scale of row i's group s.
     float scale(int i, int s) const {
@@ -131,22 +133,42 @@ inline void unpack_codes(uint8_t* to, const uint8_t* from, int n) {
 struct RowZeros {
     const uint8_t* bytes = nullptr;  // of its first groups
     size_t step;                     // to the next ones
+    uint8_t same;                    // that of all groups, if `bytes` is null
     bool two_level;
 
     RowZeros(const LowbitMatrix& w, int i)
-        : step(w.in_block(i) ? row_block : 1), two_level(w.levels != nullptr) {
+        : step(w.in_block(i) ? row_block : 1), same(uint8_t(w.zero_point)), two_level(w.levels != nullptr) {
         if (two_level) bytes = &w.at(w.levels, i, size_t(w.n_scales()), 0);
         if (w.zeros != nullptr) bytes = &w.at(w.zeros, i, w.n_zero_bytes(), 0);
     }
     uint8_t operator[](int s) const {
-        if (bytes == nullptr) return 0;
+        if (bytes == nullptr) return same;
         return two_level ? bytes[size_t(s) * step] >> 4 : bytes[size_t(s / 2) * step] >> s % 2 * 4 & 15;
     }
 };
 
+// n bytes of row i in a table of codes or masks, which has row_bytes of each row, from byte b on: where they
+// lie, or, if the row is in a block, in `copy`.
+inline const uint8_t* table_bytes(const LowbitMatrix& w, const uint8_t* table, int i, size_t row_bytes, int b,
+                                  int n, std::vector<uint32_t>& copy) {
+    if (!w.in_block(i)) return table + size_t(i) * row_bytes + b;
+    const auto* words = reinterpret_cast<const uint32_t*>(table);
+    uint32_t* to = scratch(copy, size_t(n) / 4);
+    for (int j = 0; j < n / 4; j++) to[j] = w.at(words, i, row_bytes / 4, size_t(b) / 4 + size_t(j));
+    return reinterpret_cast<const uint8_t*>(to);
+}
+inline const uint8_t* code_bytes(const LowbitMatrix& w, int i, int b, int n) {
+    static thread_local std::vector<uint32_t> copy;
+    return table_bytes(w, w.codes, i, w.n_code_bytes(), b, n, copy);
+}
+inline const uint8_t* mask_bytes(const LowbitMatrix& w, int i, int b, int n) {
+    static thread_local std::vector<uint32_t> copy;
+    return table_bytes(w, w.mask, i, w.n_mask_bytes(), b, n, copy);
+}
+
 // Columns k .. k + n - 1 of row i of a sparse matrix as int8 codes. k is a multiple of 256, n of 64.
 inline void expand_sparse_columns(int8_t* to, const LowbitMatrix& w, int i, int k, int n) {
-    const uint8_t *codes = w.row_codes(i) + k / 4, *mask = w.row_mask(i) + k / 8;
+    const uint8_t *codes = code_bytes(w, i, k / 4, n / 4), *mask = mask_bytes(w, i, k / 8, n / 8);
     const RowZeros zeros(w, i);
     const int shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group));
     auto zero = [&](int j) { return zeros[(k + j) >> shift]; };
@@ -160,16 +182,6 @@ inline void expand_sparse_columns(int8_t* to, const LowbitMatrix& w, int i, int 
     unpack_codes<4>(kept, codes + j / 4, (n - j) / 2);
     for (int b = 0; j + b < n; b += 64)
         expand_sparse(to + j + b, kept + b / 2, mask + (j + b) / 8, zero(j + b));
-}
-
-// n bytes of row i's codes, from byte b on: where they lie, or a copy, if the row is in a block.
-inline const uint8_t* code_bytes(const LowbitMatrix& w, int i, int b, int n) {
-    if (!w.in_block(i)) return w.row_codes(i) + b;
-    static thread_local std::vector<uint32_t> copy;
-    const auto* words = reinterpret_cast<const uint32_t*>(w.codes);
-    uint32_t* to = scratch(copy, size_t(n) / 4);
-    for (int j = 0; j < n / 4; j++) to[j] = w.at(words, i, w.n_code_bytes() / 4, size_t(b) / 4 + size_t(j));
-    return reinterpret_cast<const uint8_t*>(to);
 }
 
 // Columns k .. k + n - 1 of row i as the int8 codes that are multiplied. k is a multiple of 256, n of 64.

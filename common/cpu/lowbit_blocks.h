@@ -6,6 +6,9 @@
 // adds up its own row. What the zero point has added to the sum is the zero point times the sum of the
 // activations' codes, and is taken off.
 //
+// Of a 2:4 sparse row two codes stand for four columns. The zero point is taken off them first, and a shuffle
+// puts them where the row's mask has ones, between zeros; from there on they are int8 weights.
+//
 // As in int8_panels.h a group is one exact int32, and the groups of a row are added with a fused multiply-add
 // each. So an output is the same to the bit either way.
 #pragma once
@@ -41,20 +44,25 @@ struct TokenRows {
     }
 };
 
+enum class WeightForm { dense, two_level, sparse };
+
 // What a kernel is compiled for: n_tokens, and n_vectors times as many rows as Isa has lanes.
-template <class Isa_, int bits_, bool two_level_, int group_size_, int n_tokens_, int n_vectors_>
+template <class Isa_, int bits_, WeightForm form_, int group_size_, int n_tokens_, int n_vectors_>
 struct BlockShape {
     using Isa = Isa_;
     using Ints = typename Isa::Ints;
     static constexpr int bits = bits_, group_size = group_size_;  // of activations
     static constexpr int per_byte = 8 / bits, n_tokens = n_tokens_, n_vectors = n_vectors_;
-    static constexpr bool two_level = two_level_;
+    static constexpr bool two_level = form_ == WeightForm::two_level, sparse = form_ == WeightForm::sparse;
+    static constexpr bool has_int8 = bits == 8 || sparse;  // signed weights are multiplied, not codes
+    static constexpr int step = sparse ? 2 : 1;            // columns for each code
     typedef uint32_t Words __attribute__((vector_size(4 * Isa::lanes)));
     typedef uint16_t Pairs __attribute__((vector_size(4 * Isa::lanes)));
     typedef int32_t Whole __attribute__((vector_size(4 * Isa::lanes)));
+    typedef uint8_t Codes __attribute__((vector_size(4 * Isa::lanes)));
 
     // Where dot takes any byte, codes stay where they are in it, and their sum is so many bits too high.
-    static constexpr int left(int part) { return LowbitOps<Isa>::takes_bytes && bits < 8 ? part * bits : 0; }
+    static constexpr int left(int part) { return LowbitOps<Isa>::takes_bytes && !has_int8 ? part * bits : 0; }
 
     // acc + the codes of one part of each byte times their activations. Codes of 8 bits are signed.
     static Ints add_product(Ints acc, Words v, int part, Ints x) {
@@ -63,20 +71,68 @@ struct BlockShape {
         const auto shift = uint16_t(part * bits - l), keep = uint16_t((((1 << bits) - 1) << l) * 0x0101);
         return LowbitOps<Isa>::dot(acc, Ints(Pairs(v) >> shift & keep), x);
     }
+
+    // The codes of one part of each byte, less the zero points, of which each byte of `zeros` has one.
+    static Ints less_zeros(Words v, int part, Words zeros) {
+        const Pairs codes = Pairs(v) >> uint16_t(part * bits) & uint16_t(0x0f0f);
+        return Ints(Codes(codes) - Codes(zeros));
+    }
+    // The weights of four columns: of such codes the first or the last two, where the lowest bits of `masks`
+    // have ones.
+    static Ints sparse_weights(Ints codes, Words masks, int pair) {
+        return Isa::flipped(LowbitOps<Isa>::placed(codes, LowbitOps<Isa>::sparse_places(Ints(masks)), pair));
+    }
 };
 
 // The groups of activations that one block of a row holds: `bytes` of each row, 64, or at its end 32 or 16.
 template <class S, int bytes>
 struct LineGroups {
-    static constexpr int columns = bytes * S::per_byte, n_groups = columns / S::group_size;
-    // A part of each byte has the codes of `bytes` columns: of a group, of several, or of a part of one.
-    static constexpr int run = std::min(bytes, S::group_size);
+    static constexpr int columns = bytes * S::per_byte * S::step, n_groups = columns / S::group_size;
+    // A part of each byte has `bytes` codes: of a group, of several, or of a part of one.
+    static constexpr int run = std::min(bytes, S::group_size / S::step);
+    using Isa = typename S::Isa;
+    using Groups = std::array<BlockGroups<Isa>, S::n_vectors>;
     typename S::Whole totals[n_groups][S::n_tokens][S::n_vectors];
 
-    // `lines`: the words of these rows, row_block apart; k: the first column.
-    __attribute__((always_inline)) void multiply(const uint8_t*& lines, const TokenRows<S::n_tokens>& x,
-                                                 int k) {
-        using Isa = typename S::Isa;
+    // acc += one word of each row, of a 2:4 sparse matrix: codes b .. b + 3 of a run that begins with column
+    // k, of each part. `masks` are the run's.
+    __attribute__((always_inline)) static void add_sparse(
+        typename S::Ints (&acc)[S::per_byte][S::n_tokens][S::n_vectors],
+        const typename S::Words (&v)[S::n_vectors],
+        const typename S::Words (&zeros)[S::per_byte][S::n_vectors], const uint8_t* masks,
+        const TokenRows<S::n_tokens>& x, int k, int b) {
+        constexpr int T = S::n_tokens, V = S::n_vectors;
+        UNROLL(4)
+        for (int part = 0; part < S::per_byte; part++) {
+            typename S::Ints codes[V], weights[V];
+            UNROLL(4)
+            for (int i = 0; i < V; i++) codes[i] = S::less_zeros(v[i], part, zeros[part][i]);
+            UNROLL(2)
+            for (int pair = 0; pair < 2; pair++) {
+                const int column = 2 * (part * bytes + b) + 4 * pair;
+                UNROLL(4)
+                for (int i = 0; i < V; i++) {
+                    const auto mask = mask_words<Isa>(masks + 4 * Isa::lanes * i, unsigned(column));
+                    weights[i] = S::sparse_weights(codes[i], typename S::Words(mask), pair);
+                }
+                UNROLL(8)
+                for (int t = 0; t < T; t++) {
+                    int32_t four;
+                    std::memcpy(&four, x.codes[t] + k + column, sizeof four);
+                    UNROLL(4)
+                    for (int i = 0; i < V; i++) {
+                        acc[part][t][i] = Isa::dot4(acc[part][t][i], weights[i], Isa::splat(four));
+                        pin_register(acc[part][t][i]);
+                    }
+                }
+            }
+        }
+    }
+
+    // `lines`: the words of these rows, row_block apart, and `masks` of all columns; k: the first column.
+    __attribute__((always_inline)) void multiply(const uint8_t*& lines, const uint8_t* masks,
+                                                 const Groups& groups, int scale_shift,
+                                                 const TokenRows<S::n_tokens>& x, int k) {
         constexpr int T = S::n_tokens, V = S::n_vectors;
         for (int begin = 0; begin < bytes; begin += run) {
             typename S::Ints acc[S::per_byte][T][V];
@@ -88,6 +144,18 @@ struct LineGroups {
                     for (int i = 0; i < V; i++) acc[part][t][i] = Isa::splat(0);
                 }
             }
+            typename S::Words zeros[S::per_byte][V];
+            const uint8_t* of_run = masks;
+            if constexpr (S::sparse) {
+                of_run += size_t(k + 2 * begin) / 8 * row_block;
+                __builtin_prefetch(of_run + prefetch_distance / 2, 0, 0);
+                for (int part = 0; part < S::per_byte; part++) {
+                    const int group = (k + S::step * (part * bytes + begin)) / S::group_size;
+                    for (int i = 0; i < V; i++)
+                        zeros[part][i] =
+                            typename S::Words(groups[i].zero(group >> scale_shift)) * 0x01010101u;
+                }
+            }
             UNROLL(16)
             for (int b = begin; b < begin + run; b += 4, lines += 4 * row_block) {
                 __builtin_prefetch(lines + prefetch_distance, 0, 0);  // each word is read once
@@ -96,6 +164,10 @@ struct LineGroups {
                 for (int i = 0; i < V; i++) {
                     std::memcpy(&v[i], lines + 4 * Isa::lanes * i, sizeof v[i]);
                     pin_register(v[i]);  // its codes are taken out of it one after the other
+                }
+                if constexpr (S::sparse) {
+                    add_sparse(acc, v, zeros, of_run, x, k + 2 * begin, b - begin);
+                    continue;
                 }
                 UNROLL(4)
                 for (int part = 0; part < S::per_byte; part++) {
@@ -113,7 +185,7 @@ struct LineGroups {
             }
             UNROLL(4)
             for (int part = 0; part < S::per_byte; part++) {
-                const int column = part * bytes + begin, group = column / S::group_size;
+                const int column = S::step * (part * bytes + begin), group = column / S::group_size;
                 UNROLL(8)
                 for (int t = 0; t < T; t++) {
                     UNROLL(4)
@@ -128,23 +200,21 @@ struct LineGroups {
     }
 
     // sums[t] += the groups times token t's scales; the first is group g of the row.
-    __attribute__((always_inline)) void add_to(
-        typename S::Isa::Floats (&sums)[S::n_tokens][S::n_vectors],
-        const std::array<BlockGroups<typename S::Isa>, S::n_vectors>& groups, const TokenRows<S::n_tokens>& x,
-        int g, int scale_shift) const {
-        using Isa = typename S::Isa;
+    __attribute__((always_inline)) void add_to(typename Isa::Floats (&sums)[S::n_tokens][S::n_vectors],
+                                               const Groups& groups, const TokenRows<S::n_tokens>& x, int g,
+                                               int scale_shift) const {
         UNROLL(8)
         for (int j = 0; j < n_groups; j++, g++) {
             const int s = g >> scale_shift;
             UNROLL(4)
             for (int i = 0; i < S::n_vectors; i++) {
                 const auto scale = groups[i].scale(s);
-                const auto zero = S::bits == 8 ? typename S::Whole{} + Isa::offset : groups[i].zero(s);
+                const auto zero = S::has_int8 ? typename S::Whole{} + Isa::offset : groups[i].zero(s);
                 UNROLL(8)
                 for (int t = 0; t < S::n_tokens; t++) {
                     typename S::Whole total = totals[j][t][i];
                     if constexpr (S::two_level) total += total << 2;
-                    if constexpr (S::bits < 8 || Isa::offset != 0) total -= zero * x.sums[t][g];
+                    if constexpr (!S::has_int8 || Isa::offset != 0) total -= zero * x.sums[t][g];
                     sums[t][i] =
                         Isa::add_scaled(sums[t][i], typename Isa::Ints(total), scale * x.scales[t][g]);
                 }
@@ -164,6 +234,7 @@ __attribute__((noinline)) void multiply_block(float* out, const Int8Matrix& x, i
     const int scale_shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group / S::group_size));
     const int first = i / row_block * row_block;
     const uint8_t* lines = w.row_codes(first) + 4 * (i - first);
+    const uint8_t* masks = S::sparse ? w.row_mask(first) + 4 * (i - first) : nullptr;
     const auto groups = [&]<size_t... v>(std::index_sequence<v...>) {
         return std::array<BlockGroups<Isa>, V>{BlockGroups<Isa>(w, i + int(v) * Isa::lanes)...};
     }
@@ -178,7 +249,7 @@ __attribute__((noinline)) void multiply_block(float* out, const Int8Matrix& x, i
         if constexpr (Groups::columns % S::group_size == 0) {
             for (; k + Groups::columns <= w.n_cols; k += Groups::columns) {
                 Groups line;
-                line.multiply(lines, tokens, k);
+                line.multiply(lines, masks, groups, scale_shift, tokens, k);
                 line.add_to(sums, groups, tokens, k / S::group_size, scale_shift);
             }
         }
@@ -199,32 +270,34 @@ constexpr int tokens_of_block(int bits) {
 
 // All rows of a block times n_tokens tokens, 1, 2, 4 or 8. One token leaves registers for more vectors of
 // rows.
-template <class Isa, int bits, bool two_level, int group_size, int n_tokens>
+template <class Isa, int bits, WeightForm form, int group_size, int n_tokens>
 inline void multiply_whole_block(float* out, const Int8Matrix& x, int first_token, const LowbitMatrix& w,
                                  int i) {
     constexpr int n_vectors = n_tokens == 1 ? std::min(row_block / Isa::lanes, Isa::lanes == 8 ? 2 : 4) : 1;
     for (int row = 0; row < row_block; row += n_vectors * Isa::lanes) {
-        multiply_block<BlockShape<Isa, bits, two_level, group_size, n_tokens, n_vectors>>(
-            out + row, x, first_token, w, i + row);
+        multiply_block<BlockShape<Isa, bits, form, group_size, n_tokens, n_vectors>>(out + row, x,
+                                                                                     first_token, w, i + row);
     }
 }
 template <class Isa>
 using BlockKernel = void (*)(float* out, const Int8Matrix& x, int first_token, const LowbitMatrix& w, int i);
-template <class Isa, int bits, bool two_level, int group_size>
+template <class Isa, int bits, WeightForm form, int group_size>
 inline BlockKernel<Isa> block_kernel_for(int n_tokens) {
     if constexpr (tokens_of_block<Isa>(bits) == 8) {
-        if (n_tokens == 8) return multiply_whole_block<Isa, bits, two_level, group_size, 8>;
+        if (n_tokens == 8) return multiply_whole_block<Isa, bits, form, group_size, 8>;
     }
-    if (n_tokens == 4) return multiply_whole_block<Isa, bits, two_level, group_size, 4>;
-    if (n_tokens == 2) return multiply_whole_block<Isa, bits, two_level, group_size, 2>;
-    return multiply_whole_block<Isa, bits, two_level, group_size, 1>;
+    if (n_tokens == 4) return multiply_whole_block<Isa, bits, form, group_size, 4>;
+    if (n_tokens == 2) return multiply_whole_block<Isa, bits, form, group_size, 2>;
+    return multiply_whole_block<Isa, bits, form, group_size, 1>;
 }
 template <class Isa, int group_size>
 inline BlockKernel<Isa> block_kernel(const LowbitMatrix& w, int n_tokens) {
-    if (w.bits == 8) return block_kernel_for<Isa, 8, false, group_size>(n_tokens);
-    if (w.bits == 4) return block_kernel_for<Isa, 4, false, group_size>(n_tokens);
-    if (w.levels != nullptr) return block_kernel_for<Isa, 2, true, group_size>(n_tokens);
-    return block_kernel_for<Isa, 2, false, group_size>(n_tokens);
+    using enum WeightForm;
+    if (w.mask != nullptr) return block_kernel_for<Isa, 4, sparse, group_size>(n_tokens);
+    if (w.bits == 8) return block_kernel_for<Isa, 8, dense, group_size>(n_tokens);
+    if (w.bits == 4) return block_kernel_for<Isa, 4, dense, group_size>(n_tokens);
+    if (w.levels != nullptr) return block_kernel_for<Isa, 2, two_level, group_size>(n_tokens);
+    return block_kernel_for<Isa, 2, dense, group_size>(n_tokens);
 }
 
 // The row blocks of p.w times x, by the threads of a parallel region.

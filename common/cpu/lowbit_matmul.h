@@ -60,10 +60,10 @@ inline PackedPanel packed_panel(const LowbitMatrix&, int) {
 inline size_t bytes_of_row(const LowbitMatrix& w) { return w.n_code_bytes(); }
 
 // Packs weights in their own memory, which nobody else reads or writes, so that products read them as one
-// stream (lowbit_pack.h). Returns what `packed` is from then on: false, and nothing has changed, for a sparse
-// matrix, and if this build has no fast path.
+// stream (lowbit_pack.h). Returns what `packed` is from then on: false, and nothing has changed, for a mask
+// that does not keep two of each four, and if this build has no fast path.
 inline bool lowbit_pack(const LowbitMatrix& w) {
-    if (w.mask != nullptr || int8_kernel_name(w.group_size) == std::string_view("portable")) return false;
+    if (int8_kernel_name(w.group_size) == std::string_view("portable") || !is_two_of_four(w)) return false;
     pack_in_place(w);
     return true;
 }

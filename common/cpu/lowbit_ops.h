@@ -3,7 +3,15 @@
 //   takes_bytes        dot takes any unsigned byte; otherwise codes up to 127
 //   dot(acc, w, x)     acc[lane] += w[lane][0..3] . x[lane][0..3], w unsigned
 //   widened(p)         as many bytes as there are lanes, unsigned, as int32
+//   sparse_places(m)   in the lowest 4 bits of each lane of m, the mask of four columns: for each of them,
+//   which
+//                      of two codes it takes, 0 or 1, or a byte of which `placed` makes 0
+//   placed(c, p, pair) in each lane, the first (pair 0) or last two bytes of c, put where sparse_places has
+//   them
 #pragma once
+
+#include <array>
+#include <cstdint>
 
 #include "common/cpu/int8_avx512.h"
 #include "common/cpu/int8_i8mm.h"
@@ -11,6 +19,19 @@
 
 template <class Isa>
 struct LowbitOps;
+
+// Where four columns take their codes from, by the lowest three bits of their mask, of which no two masks
+// with two ones have the same: a byte for each column.
+constexpr std::array<uint32_t, 8> sparse_places_of = [] {
+    std::array<uint32_t, 8> table{};
+    table.fill(0x80808080);  // of other masks
+    for (const unsigned mask : {0b0011u, 0b0101u, 0b0110u, 0b1001u, 0b1010u, 0b1100u}) {
+        uint32_t places = 0, rank = 0;
+        for (unsigned k = 0; k < 4; k++) places |= ((mask >> k & 1) != 0 ? rank++ : 0x80) << 8 * k;
+        table[mask & 7] = places;
+    }
+    return table;
+}();
 
 #ifdef __AVX2__
 template <>
@@ -22,6 +43,18 @@ struct LowbitOps<Avx2> {
     static __m256i dot(__m256i acc, __m256i w, __m256i x) {
         const __m256i pairs = _mm256_maddubs_epi16(w, x);  // 2 * 15 * 127 at most
         return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    static __m256i sparse_places(__m256i masks) {
+        const auto* table = reinterpret_cast<const __m256i*>(sparse_places_of.data());
+        return _mm256_permutevar8x32_epi32(_mm256_loadu_si256(table), masks);
+    }
+    static __m256i placed(__m256i codes, __m256i places, int pair) {
+        // A shuffle looks codes up by their place in a half of the register.
+        const int first = pair * 0x02020202;
+        const __m256i lanes =
+            _mm256_setr_epi32(first, first + 0x04040404, first + 0x08080808, first + 0x0c0c0c0c, first,
+                              first + 0x04040404, first + 0x08080808, first + 0x0c0c0c0c);
+        return _mm256_shuffle_epi8(codes, _mm256_or_si256(places, lanes));
     }
 };
 template <class Isa>
@@ -41,6 +74,16 @@ struct LowbitOps<Avx512Vnni> : VnniOps<Avx512Vnni> {
     static __m512i widened(const uint8_t* p) {
         return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     }
+    static __m512i sparse_places(__m512i masks) {
+        const auto* half = reinterpret_cast<const __m256i*>(sparse_places_of.data());
+        return _mm512_permutexvar_epi32(masks, _mm512_broadcast_i64x4(_mm256_loadu_si256(half)));
+    }
+    static __m512i placed(__m512i codes, __m512i places, int pair) {
+        const int first = pair * 0x02020202;
+        const __m512i lanes =
+            _mm512_set4_epi32(first + 0x0c0c0c0c, first + 0x08080808, first + 0x04040404, first);
+        return _mm512_shuffle_epi8(codes, _mm512_or_si512(places, lanes));
+    }
 };
 #endif
 
@@ -55,6 +98,19 @@ struct NeonOps {
         return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(pairs)));
     }
     static int32x4_t dot(int32x4_t acc, int32x4_t w, int32x4_t x) { return Isa::dot4(acc, w, x); }
+    static int32x4_t sparse_places(int32x4_t masks) {
+        const auto* table = reinterpret_cast<const uint8_t*>(sparse_places_of.data());
+        const uint32x4_t entry = vandq_u32(vreinterpretq_u32_s32(masks), vdupq_n_u32(7));
+        const uint32x4_t bytes = vmlaq_n_u32(vdupq_n_u32(0x03020100), entry, 0x04040404);
+        const uint8x16x2_t both = {vld1q_u8(table), vld1q_u8(table + 16)};
+        return vreinterpretq_s32_u8(vqtbl2q_u8(both, vreinterpretq_u8_u32(bytes)));
+    }
+    static int32x4_t placed(int32x4_t codes, int32x4_t places, int pair) {
+        const uint32x4_t in_register = {0, 0x04040404, 0x08080808, 0x0c0c0c0c};
+        const uint32x4_t lanes = vaddq_u32(in_register, vdupq_n_u32(uint32_t(pair) * 0x02020202));
+        const uint32x4_t from = vorrq_u32(vreinterpretq_u32_s32(places), lanes);
+        return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(codes), vreinterpretq_u8_u32(from)));
+    }
 };
 template <>
 struct LowbitOps<Neon> : NeonOps<Neon> {};

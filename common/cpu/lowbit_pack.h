@@ -1,10 +1,10 @@
 // Low-bit weights packed when a model is loaded, in the place of its rows.
 //
 // 16 rows make a row block. In it, all that rows have lies side by side, row next to row: words of 4 bytes of
-// the codes (with all the codes that share these bytes), scales, zero points, levels. Table t of a block,
-// which had t[row][i], has t[i][row]. So 64 bytes hold one word of each row, whatever the instruction set,
-// and a block is one stream of memory. The last rows, fewer than 16, stay as they are, and so do sparse
-// matrices.
+// the codes (with all the codes that share these bytes) and of the mask, scales, zero points, levels. Table t
+// of a block, which had t[row][i], has t[i][row]. So 64 bytes hold one word of each row, whatever the
+// instruction set, and a block is one stream of memory, or two with a mask. The last rows, fewer than 16,
+// stay as they are.
 #pragma once
 
 #include <bit>
@@ -35,8 +35,20 @@ inline void turn_table(const T* table, size_t n, std::vector<uint8_t>& copy) {
     }
 }
 
-// Packs w in its own memory, which nobody else reads or writes; from then on w.packed has to be true. Not for
-// sparse matrices.
+// Whether a mask keeps two of each four columns; true without a mask. What a row is with another mask depends
+// on all of the row, so such a matrix is not packed.
+inline bool is_two_of_four(const LowbitMatrix& w) {
+    if (w.mask == nullptr) return true;
+    const auto n = ptrdiff_t(size_t(w.n_rows) * w.n_mask_bytes());
+    int good = 1;
+#pragma omp parallel for reduction(& : good)
+    for (ptrdiff_t i = 0; i < n; i++)
+        good &= std::popcount(unsigned(w.mask[i] & 15)) == 2 && std::popcount(unsigned(w.mask[i] >> 4)) == 2;
+    return good != 0;
+}
+
+// Packs w in its own memory, which nobody else reads or writes; from then on w.packed has to be true.
+// Precondition: is_two_of_four(w).
 inline void pack_in_place(const LowbitMatrix& w) {
 #pragma omp parallel
     {
@@ -45,6 +57,8 @@ inline void pack_in_place(const LowbitMatrix& w) {
         for (int i = 0; i < w.n_rows / row_block; i++) {
             const int row = i * row_block;
             turn_table(reinterpret_cast<const uint32_t*>(w.row_codes(row)), w.n_code_bytes() / 4, copy);
+            if (w.mask != nullptr)
+                turn_table(reinterpret_cast<const uint32_t*>(w.row_mask(row)), w.n_mask_bytes() / 4, copy);
             if (w.scales != nullptr) turn_table(w.row_halfs(row), size_t(w.n_scales()), copy);
             if (w.zeros != nullptr) turn_table(w.row_zeros(row), w.n_zero_bytes(), copy);
             if (w.levels != nullptr) turn_table(w.row_levels(row), size_t(w.n_scales()), copy);
@@ -63,9 +77,11 @@ struct BlockGroups {
     const Half* scales = nullptr;
     const uint8_t *zeros = nullptr, *levels = nullptr;
     const float* row_scales = nullptr;
+    int zero_point;
 
-    // Rows i, i + 1, ..., which are in a block of w.
-    BlockGroups(const LowbitMatrix& w, int i) {
+    // Rows i, i + 1, ..., which are in a block of w. Inlined, so that products have the pointers in
+    // registers.
+    __attribute__((always_inline)) BlockGroups(const LowbitMatrix& w, int i) : zero_point(w.zero_point) {
         const int first = i / row_block * row_block, row = i - first;
         if (w.scales != nullptr) scales = w.row_halfs(first) + row;
         if (w.zeros != nullptr) zeros = w.row_zeros(first) + row;
@@ -77,7 +93,7 @@ struct BlockGroups {
     // Of group s: off the codes; with two levels, off five times the codes.
     Whole zero(int s) const {
         if (levels != nullptr) return bytes(levels + s * row_block) >> 4;
-        return zeros != nullptr ? bytes(zeros + s / 2 * row_block) >> s % 2 * 4 & 15 : Whole{};
+        return zeros != nullptr ? bytes(zeros + s / 2 * row_block) >> s % 2 * 4 & 15 : Whole{} + zero_point;
     }
     typename Isa::Floats scale(int s) const {
         if (levels != nullptr) {
@@ -95,16 +111,29 @@ struct BlockGroups {
 template <class Isa>
 constexpr bool packs_blocks = packed_place<Isa>(1, 0) == 4;
 
+// Words of masks, each 32 columns of one of some rows of a block, shifted so that the lowest bits are column
+// k's.
+template <class Isa>
+inline typename Isa::Ints mask_words(const uint8_t* masks, unsigned k) {
+    typedef uint32_t Words __attribute__((vector_size(4 * Isa::lanes)));
+    Words words;
+    std::memcpy(&words, masks + size_t(k / 32 * 4 * row_block), sizeof words);
+    return typename Isa::Ints(words >> k % 32);
+}
+
 // As pack_codes of int8_pack.h, of rows i and on that are in a block: n_cols columns from k on, a multiple of
 // 256.
-template <class Isa, int bits>
+template <class Isa, int bits, bool sparse>
 inline void pack_block_codes(uint32_t* to, int to_columns, const LowbitMatrix& w, int i, int k, int n_cols) {
     constexpr int lanes = Isa::lanes, per_byte = 8 / bits;
+    constexpr int step = sparse ? 2 : 1;  // columns for each code
     typedef uint32_t Words __attribute__((vector_size(4 * lanes)));
     const int first = i / row_block * row_block;
-    const uint8_t* from = w.row_codes(first) + (size_t(k) / per_byte * row_block + 4 * (i - first));
+    const uint8_t* from = w.row_codes(first) + (size_t(k) / (per_byte * step) * row_block + 4 * (i - first));
     // In each byte of a word: what is kept of the codes, and the group's zero point.
     constexpr uint32_t keep = (0xffu >> (8 - bits)) * 0x01010101u;
+    using Ops = LowbitOps<Isa>;
+    const uint8_t* masks = sparse ? w.row_mask(first) + 4 * (i - first) : nullptr;
     const bool two_level = w.levels != nullptr;
     static thread_local std::vector<uint32_t> table;
     const BlockGroups<Isa> groups(w, i);
@@ -117,18 +146,27 @@ inline void pack_block_codes(uint32_t* to, int to_columns, const LowbitMatrix& w
     }
     typedef uint8_t Codes __attribute__((vector_size(4 * lanes)));
     for (int column = 0, block = 64; column < n_cols; block /= 2) {
-        for (; column + block * per_byte <= n_cols; column += block * per_byte) {
+        for (; column + block * per_byte * step <= n_cols; column += block * per_byte * step) {
             for (int b = 0; b < block; b += 4, from += 4 * row_block) {
                 Words word;
                 std::memcpy(&word, from, sizeof word);
                 UNROLL(4)
                 for (int part = 0; part < per_byte; part++) {
-                    const int at = column + part * block + b;
+                    const int at = column + step * (part * block + b);
                     Codes zero, code = Codes(word >> uint32_t(part * bits) & keep);
                     std::memcpy(&zero, zeros + (((k + at) >> shift) - first_group) * lanes, sizeof zero);
                     if (two_level) code += code << 2;
-                    code = (code - zero) ^ uint8_t(Isa::flip);
-                    std::memcpy(to + size_t(at) / 4 * to_columns, &code, sizeof code);
+                    code -= zero;
+                    for (int pair = 0; pair < step; pair++) {
+                        auto result = typename Isa::Ints(code);
+                        if constexpr (sparse) {
+                            const auto c = unsigned(k + at + 4 * pair);
+                            const auto places = Ops::sparse_places(mask_words<Isa>(masks, c));
+                            result = Ops::placed(result, places, pair);
+                        }
+                        result = Isa::flipped(result);
+                        std::memcpy(to + size_t(at / 4 + pair) * to_columns, &result, sizeof result);
+                    }
                 }
             }
         }
@@ -136,7 +174,8 @@ inline void pack_block_codes(uint32_t* to, int to_columns, const LowbitMatrix& w
 }
 template <class Isa>
 inline void pack_block_codes(uint32_t* to, int to_columns, const LowbitMatrix& w, int i, int k, int n_cols) {
-    if (w.bits == 8) return pack_block_codes<Isa, 8>(to, to_columns, w, i, k, n_cols);
-    if (w.bits == 4) return pack_block_codes<Isa, 4>(to, to_columns, w, i, k, n_cols);
-    pack_block_codes<Isa, 2>(to, to_columns, w, i, k, n_cols);
+    if (w.mask != nullptr) return pack_block_codes<Isa, 4, true>(to, to_columns, w, i, k, n_cols);
+    if (w.bits == 8) return pack_block_codes<Isa, 8, false>(to, to_columns, w, i, k, n_cols);
+    if (w.bits == 4) return pack_block_codes<Isa, 4, false>(to, to_columns, w, i, k, n_cols);
+    pack_block_codes<Isa, 2, false>(to, to_columns, w, i, k, n_cols);
 }

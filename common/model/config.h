@@ -21,18 +21,24 @@ struct RopeScaling {
     int original_max_position_embeddings = 0;
 };
 
-// How the experts of a MoE file are stored; docs/moe.md.
-enum class ExpertFormat : uint32_t { a8w8 = 0, a8w4 = 1, mxfp8 = 2 };
+// How matrices of a MoE file are stored; docs/moe.md.
+enum class WeightKind : uint32_t { a8w8 = 0, a8w4 = 1, mxfp8 = 2 };
+struct WeightFormat {
+    WeightKind kind = WeightKind::a8w8;
+    int group = 0;  // weights of a row that share a scale; 0: the whole row
+};
 
 // The mixtures of experts of a qwen3_moe model.
 struct MoeConfig {
-    ExpertFormat format = ExpertFormat::a8w8;
+    WeightFormat experts;
+    bool pure = false;              // all other matrices are stored as experts are, not in A8W8
     int n_experts = 0;              // of each layer that has any
     int n_active = 0;               // experts that a token goes to
     int hidden_dim = 0;             // length inside an expert (moe_intermediate_size)
     bool norm_topk_prob = false;    // weights of the active experts are divided by their sum
-    int group = 0;                  // weights of an expert's row that share a scale; 0: the whole row
     std::vector<uint8_t> is_dense;  // (n_layers,), 1: no experts
+
+    WeightFormat others() const { return pure ? experts : WeightFormat{}; }
 };
 
 struct ModelConfig {

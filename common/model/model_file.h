@@ -78,7 +78,7 @@ constexpr size_t extension = 0x40, arch = 0x44, head_dim = 0x48, ext_group_size 
 constexpr size_t formats = 0xC0, has_order = 0xE4, reserved_behind_layout = 0xE5;
 // In a file with experts (MoE).
 constexpr size_t expert_format = 0xC0, n_experts = 0xC4, n_active = 0xC8, moe_hidden_dim = 0xCC,
-                 norm_topk_prob = 0xD0, expert_group = 0xD4, reserved_behind_experts = 0xD8;
+                 norm_topk_prob = 0xD0, expert_group = 0xD4, pure = 0xD8, reserved_behind_experts = 0xDC;
 }  // namespace header_offset
 
 // Reads and checks the header of `file`, everything but the length of the weights. `scheme` is
@@ -225,12 +225,13 @@ inline ModelConfig read_header(const std::string& path, std::span<const std::byt
         }
         if (scheme.has_experts) {
             MoeConfig& m = c.moe;
-            m.format = ExpertFormat(checked_int("format", i32(header_offset::expert_format), 0, 2));
+            m.experts.kind = WeightKind(checked_int("format", i32(header_offset::expert_format), 0, 2));
             m.n_experts = checked_int("n_experts", i32(header_offset::n_experts), 1, 1 << 10);
             m.n_active = checked_int("n_active", i32(header_offset::n_active), 1, m.n_experts);
             m.hidden_dim = checked_int("moe_hidden_dim", i32(header_offset::moe_hidden_dim), 1, 5120);
             m.norm_topk_prob = checked_int("norm_topk_prob", i32(header_offset::norm_topk_prob), 0, 1) != 0;
-            m.group = checked_int("group", i32(header_offset::expert_group), 0, 1024);
+            m.experts.group = checked_int("group", i32(header_offset::expert_group), 0, 1024);
+            m.pure = checked_int("pure", i32(header_offset::pure), 0, 1) != 0;
             // The table of dense layers is the first tensor: the others follow from it.
             if (file.size() < header_size + size_t(c.n_layers)) fail("dense_layers ends too soon");
             for (int l = 0; l < c.n_layers; l++)

@@ -114,10 +114,11 @@ class TensorList {
     uint64_t memory_bytes() const { return end_; }           // with every tensor aligned
 
     // Bytes that one decode step reads: all, but of an embedding that is not also the classifier only a row,
-    // and of experts the active ones.
+    // of experts the active ones, and of A8W4's assist matrices, which are for other hardware, none.
     uint64_t bytes_per_token(const ModelConfig& c) const {
         uint64_t n = 0;
         for (const TensorInfo& t : all_) {
+            if (t.name.ends_with(".assist")) continue;
             if (!c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."))) continue;
             // Of all experts, (n_experts, ...), the active ones; the router is read whole.
             const bool of_experts = t.name.find(".moe.") != std::string::npos && !t.name.ends_with("router");

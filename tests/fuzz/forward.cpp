@@ -44,21 +44,23 @@ ModelConfig choose_config(Choices& choices) {
     } else if (scheme_of_program().has_experts) {
         c.arch = Arch::qwen3_moe;
         MoeConfig& m = c.moe;
-        m.format = choices.one_of({ExpertFormat::a8w8, ExpertFormat::a8w4, ExpertFormat::mxfp8});
-        m.group = m.format == ExpertFormat::a8w8   ? 0
-                  : m.format == ExpertFormat::a8w4 ? choices.one_of({64, 0, 32, 128})
-                                                   : choices.one_of({32, 64, 96});
+        auto& [kind, group] = m.experts;
+        kind = choices.one_of({WeightKind::a8w8, WeightKind::a8w4, WeightKind::mxfp8});
+        group = kind == WeightKind::a8w8   ? 0
+                : kind == WeightKind::a8w4 ? choices.one_of({64, 0, 32, 128})
+                                           : choices.one_of({32, 64, 96});
+        m.pure = kind != WeightKind::a8w8 && choices.yes();
         m.n_experts = choices.number(1, 5);
         m.n_active = choices.number(1, m.n_experts);
         m.norm_topk_prob = choices.yes();
         for (int l = 0; l < c.n_layers; l++) m.is_dense.push_back(choices.yes());
-        const int unit = m.format == ExpertFormat::a8w4 ? std::max(m.group, 32) : std::max(m.group, 4);
+        const int unit = std::max(group, kind == WeightKind::a8w4 ? 32 : 4);
         const int most = std::max(1, 96 / unit);
         m.hidden_dim = unit * choices.number(1, most);
         c.dim = unit * choices.number(1, most);
-        c.hidden_dim = 4 * choices.number(1, 20);
+        c.hidden_dim = m.pure ? unit * choices.number(1, most) : 4 * choices.number(1, 20);
         c.group_size = 0;
-        c.head_dim = 4 * choices.number(1, 8);
+        c.head_dim = m.pure ? unit : 4 * choices.number(1, 8);
     } else {
         c.group_size = program == "runq" ? choices.one_of({4, 8, 12, 32, 64}) : choices.one_of({0, 32});
         const int unit = std::max(4, c.group_size);

@@ -105,9 +105,13 @@ void change_field(Header& h, uint32_t random) {
         return h.set(header_offset::formats + which * sizeof(MatrixFormat), matrix_formats[format]);
     }
     if (scheme_of_program().has_experts && random % 3 == 0) {
-        constexpr std::array<size_t, 6> own{header_offset::expert_format,  header_offset::n_experts,
-                                            header_offset::n_active,       header_offset::moe_hidden_dim,
-                                            header_offset::norm_topk_prob, header_offset::expert_group};
+        constexpr std::array<size_t, 7> own{header_offset::expert_format,
+                                            header_offset::n_experts,
+                                            header_offset::n_active,
+                                            header_offset::moe_hidden_dim,
+                                            header_offset::norm_topk_prob,
+                                            header_offset::expert_group,
+                                            header_offset::pure};
         constexpr std::array<int, 9> numbers{0, 1, 2, 3, 4, 32, 64, 128, 1 << 10};
         return h.set(own[random / 3 % own.size()], numbers[random / 64 % numbers.size()]);
     }

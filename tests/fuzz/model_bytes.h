@@ -94,12 +94,13 @@ inline Header header_of(const ModelConfig& c) {
         h.set(header_offset::has_order, uint8_t(c.layout.has_order));
     }
     if (scheme.has_experts) {
-        h.set(header_offset::expert_format, c.moe.format);
+        h.set(header_offset::expert_format, c.moe.experts.kind);
         h.set(header_offset::n_experts, c.moe.n_experts);
         h.set(header_offset::n_active, c.moe.n_active);
         h.set(header_offset::moe_hidden_dim, c.moe.hidden_dim);
         h.set(header_offset::norm_topk_prob, int(c.moe.norm_topk_prob));
-        h.set(header_offset::expert_group, c.moe.group);
+        h.set(header_offset::expert_group, c.moe.experts.group);
+        h.set(header_offset::pure, int(c.moe.pure));
     }
     h.set(header_offset::min_p, c.min_p);
     h.set(header_offset::repetition_penalty, c.repetition_penalty);
@@ -209,7 +210,7 @@ inline void put_dense_layers(std::vector<uint8_t>& weights, const ModelConfig& c
 // MXFP8 has numbers of a size.
 inline void put_in_form(std::vector<uint8_t>& weights, const ModelConfig& c) {
     put_dense_layers(weights, c);
-    const bool is_mx = scheme_of_program().has_experts && c.moe.format == ExpertFormat::mxfp8;
+    const bool is_mx = scheme_of_program().has_experts && c.moe.experts.kind == WeightKind::mxfp8;
     constexpr std::array<uint8_t, 6> two_of_four{0x3, 0x5, 0x6, 0x9, 0xA, 0xC};
     const TensorList list = tensors_of(c);
     for (const TensorInfo& t : list.all()) {
@@ -223,7 +224,7 @@ inline void put_in_form(std::vector<uint8_t>& weights, const ModelConfig& c) {
         } else if (t.name.ends_with(".mask")) {
             for (size_t i = 0; i < t.n_bytes; i++)
                 at[i] = uint8_t(two_of_four[at[i] % 6] | two_of_four[at[i] / 6 % 6] << 4);
-        } else if (is_mx && t.name.find(".moe.") != std::string::npos && !t.name.ends_with("router")) {
+        } else if (is_mx && t.name.find('.') != std::string::npos && std::string_view(t.type) == "U8") {
             const bool are_scales = t.name.ends_with(".scales");
             for (size_t i = 0; i < t.n_bytes; i++)
                 at[i] = are_scales ? uint8_t(118 + at[i] % 8) : (at[i] & 0x7f) == 0x7f ? uint8_t(0) : at[i];
