@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group", type=int, metavar="N",
                         help="weights of an expert's row that share a scale; 0: all (a8w4: 64, mxfp8: 32)")  # fmt: skip
     parser.add_argument(
-        "--pure", action="store_true", help="all other matrices as the experts, too (a8w8 everywhere else)"
+        "--pure", action="store_true", help="all other matrices as the experts, too; without it they are a8w8"
     )
     add_calibration(parser)
     parser.add_argument("--alpha", metavar="X", help="how far outliers move to the weights, 0 to 1 (0.5)")
