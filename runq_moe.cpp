@@ -251,7 +251,7 @@ struct MatrixRow {
     std::vector<float> values;           // MXFP8: what the elements mean, without the scales
     const uint8_t* mx_scales = nullptr;  // (n_groups,)
 
-    // What column i means, in groups of so many columns.
+    // What column i means; so many columns share a scale.
     float value(int i, int group) const {
         if (mx_scales == nullptr) return float(codes[size_t(i)]) * scales[size_t(i / group)];
         const int scale = mx_scales[i / group];
@@ -282,10 +282,14 @@ void load_row(MatrixRow& row, const MoeMatrix& w, int e, int i) {
             w.row_scales != nullptr ? w.row_scales[at] : to_float(w.group_scales[at * w.n_groups() + g]);
 }
 
-// Row t of x times such a row: exact int32 sums of groups, scaled and added up in fp32; then x's scale.
+// Row t of x times such a row: exact int32 sums of groups, scaled and added up in fp32; then x's scale. If
+// the row is one group, both scales are multiplied first.
 float dot(const InputRows& x, int t, const MatrixRow& w, int group) {
     float out = 0;
     if (!x.is_mx()) {
+        if (w.scales.size() == 1)
+            return float(dot(x.int8.row_codes(t), w.codes.data(), group)) *
+                   (w.scales[0] * x.int8.row_scales(t)[0]);
         for (size_t g = 0; g < w.scales.size(); g++)
             out +=
                 float(dot(x.int8.row_codes(t) + g * group, w.codes.data() + g * group, group)) * w.scales[g];
@@ -586,8 +590,10 @@ void check_config(const ModelConfig& c) {
     if (c.moe.pure && kind == WeightKind::a8w8) fail("pure is 1, but all of A8W8 is int8: expected 0");
     const int unit = std::max(group, kind == WeightKind::a8w4 ? 32 : 4);
     std::vector<std::pair<const char*, int>> widths{{"dim", c.dim}, {"moe_hidden_dim", c.moe.hidden_dim}};
-    if (c.moe.pure)
-        widths.insert(widths.end(), {{"hidden_dim", c.hidden_dim}, {"n_heads * head_dim", c.q_dim()}});
+    const auto& is_dense = c.moe.is_dense;
+    const bool any_dense = std::find(is_dense.begin(), is_dense.end(), 1) != is_dense.end();
+    if (c.moe.pure) widths.push_back({"n_heads * head_dim", c.q_dim()});
+    if (c.moe.pure && any_dense) widths.push_back({"hidden_dim", c.hidden_dim});
     for (const auto& [name, n] : widths) {
         if (n % unit != 0)
             fail(std::string(name) + " is " + std::to_string(n) + ", not a multiple of " +
@@ -799,8 +805,8 @@ void record_pairs(const Recorder& record, const std::string& name, const InputRo
     record_pairs(record, name + ".s", scales.data(), 1, routing, k);
 }
 
-// The int32 sums of each group of row t of x times the same of each row of w, which has n_groups in a row, by
-// the plain loop: sums (w.n_rows, n_groups).
+// Appends, for each row of w and each group of its columns, the int32 sum of row t of x times that group, by
+// the plain loop.
 void append_sums(std::vector<int32_t>& sums, const InputRows& x, int t, const MoeMatrix& w, int expert) {
     MatrixRow row;
     for (int i = 0; i < w.n_rows; i++) {
@@ -810,30 +816,41 @@ void append_sums(std::vector<int32_t>& sums, const InputRows& x, int t, const Mo
     }
 }
 
-// Whether a product's sums are recorded: in one layer, and MXFP8 has none.
-bool records_sums(const Recorder& record, const InputRows& x) {
-    return record && record.layer() == accumulator_layer && !x.is_mx();
+// In accumulator_layer, NAME.acc: for each token the sums that append(sums, token) makes, as many as `shape`
+// has. MXFP8 has none.
+template <class Append>
+void record_sums(const Recorder& record, const std::string& name, const InputRows& x, int n_tokens,
+                 std::initializer_list<int> shape, Append append) {
+    if (!record || record.layer() != accumulator_layer || x.is_mx()) return;
+    const std::string step = name + ".acc";
+    std::vector<int32_t> sums;
+    for (int t = 0; t < n_tokens; t++) {
+        sums.clear();
+        if (record.keeps_next(step)) append(sums, t);
+        size_t n = 1;
+        for (const int length : shape) n *= size_t(length);
+        sums.resize(n);
+        record(step.c_str(), sums.data(), 1, shape);
+    }
 }
 
-// Experts' sums as NAME.acc (n_tokens, k, w.n_rows, n_groups).
+// Of experts' products, each token's k: (n_tokens, k, w.n_rows, n_groups).
 void record_sums(const Recorder& record, const std::string& name, const InputRows& x, bool of_tokens,
                  const MoeMatrix& w, const Routing& routing, int k) {
-    if (!records_sums(record, x)) return;
-    std::vector<int32_t> sums;
-    for (size_t pair = 0; pair < routing.experts.size(); pair++)
-        append_sums(sums, x, of_tokens ? int(pair) / k : routing.row_of[pair], w, routing.experts[pair]);
-    record((name + ".acc").c_str(), sums.data(), int(routing.experts.size()) / k,
-           {k, w.n_rows, w.n_groups()});
+    const int n_tokens = int(routing.experts.size()) / k;
+    record_sums(record, name, x, n_tokens, {k, w.n_rows, w.n_groups()},
+                [&](std::vector<int32_t>& sums, int t) {
+                    for (size_t pair = size_t(t * k); pair < size_t((t + 1) * k); pair++)
+                        append_sums(sums, x, of_tokens ? t : routing.row_of[pair], w, routing.experts[pair]);
+                });
 }
 
-// Another product, and its sums as NAME.acc (n_tokens, w.n_rows, n_groups).
+// Another product, and its sums (n_tokens, w.n_rows, n_groups).
 void record_product(const Recorder& record, const std::string& name, const Rows& out, const InputRows& x,
                     const MoeMatrix& w) {
     record(name.c_str(), out);
-    if (!records_sums(record, x)) return;
-    std::vector<int32_t> sums;
-    for (int t = 0; t < x.n_rows; t++) append_sums(sums, x, t, w, 0);
-    record((name + ".acc").c_str(), sums.data(), x.n_rows, {w.n_rows, w.n_groups()});
+    record_sums(record, name, x, x.n_rows, {w.n_rows, w.n_groups()},
+                [&](std::vector<int32_t>& sums, int t) { append_sums(sums, x, t, w, 0); });
 }
 
 // ----------------------------------------------------------------------------
@@ -961,6 +978,14 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
     return m;
 }
 
+// What multiplies all matrices but the experts'.
+const char* kernel_name(const ModelConfig& c) {
+    const WeightFormat format = c.moe.others();
+    const bool is_plain = format.kind == WeightKind::mxfp8 ||
+                          (format.kind == WeightKind::a8w4 && (format.group == 0 || c.dim % 64 != 0));
+    return is_plain ? "portable" : int8_kernel_name(kernel_group(format, c.dim));
+}
+
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     m->fused = !options.own.contains("--no-fuse");
@@ -973,7 +998,7 @@ Model load_model(const Options& options, Trace* trace) {
     return cpu_model(m,
                      experts + names[int(moe.experts.kind)] + groups +
                          (moe.pure ? "; all else the same" : "; all else W8A8, one scale a row"),
-                     int8_kernel_name(m->file.config.dim), max_chunk);
+                     kernel_name(m->file.config), max_chunk);
 }
 
 const OwnOption own_options[] = {

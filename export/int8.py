@@ -31,7 +31,7 @@ def write_matrix(f: BinaryIO, weight: np.ndarray, group_size: int) -> None:
 
 def progress_bar(tensors: Sequence[Tensor], shown: bool, desc: str | None = None) -> tqdm:
     """One that counts matrices and vectors."""
-    total = sum(not tensor.name.endswith(".scales") for tensor in tensors)
+    total = sum(not tensor.name.endswith((".scales", ".assist")) for tensor in tensors)
     return tqdm(total=total, unit="tensor", desc=desc, disable=not shown)
 
 

@@ -1,4 +1,4 @@
-"""MoE files for runq_moe: Qwen3-MoE with its experts in A8W8, A8W4 or MXFP8, all else in A8W8 or, pure, the same.
+"""MoE files for runq_moe: Qwen3-MoE with its experts in A8W8, A8W4 or MXFP8, all else int8, or as experts.
 
 docs/model-files.md has the layout. Experts are read, quantized and written one at a time. Smoothing (golden/smooth.py)
 is that of W8A8 where it costs nothing at run time: around attention, in dense layers, and, with A8W8 experts, at the
@@ -48,7 +48,7 @@ from golden.q8 import quantize
 from golden.smooth import find_smoothing, load_smoothed
 
 FORMAT = MOE_FILE
-HELP = "Qwen3-MoE: experts in int8, int4 or MXFP8, all else int8 or the same, for runq_moe"
+HELP = "Qwen3-MoE: experts in int8, int4 or MXFP8, all else int8 or as they are, for runq_moe"
 OTHERS = MoeLayout("a8w8", 0)  # how all matrices but the experts' are stored, unless a file is pure
 DEFAULT_GROUP = {"a8w8": 0, "a8w4": 64, "mxfp8": 32}
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of MoE."""
     parser.add_argument("--format", choices=EXPERT_FORMATS, default="a8w8", help="of the experts (a8w8)")
     parser.add_argument("--group", type=int, metavar="N",
-                        help="weights of an expert's row that share a scale; 0: all (a8w4: 64, mxfp8: 32)")  # fmt: skip
+                        help="weights of a row that share a scale; 0: all (a8w4: 64, mxfp8: 32)")  # fmt: skip
     parser.add_argument(
         "--pure", action="store_true", help="all other matrices as the experts, too; without it they are a8w8"
     )
@@ -71,8 +71,9 @@ def run(args: argparse.Namespace) -> None:
     """Exports as the command line says."""
     if args.no_smooth and args.alpha is not None:
         raise ModelError("--alpha and --no-smooth exclude each other")
-    if args.pure and args.alpha is not None:
-        raise ModelError("--alpha would change nothing with --pure: leave it out")
+    for option, given in (("--alpha", args.alpha is not None), ("--no-smooth", args.no_smooth)):
+        if args.pure and given:
+            raise ModelError(f"{option} would change nothing with --pure: leave it out")
     alpha = None if args.no_smooth or args.pure else parse_alpha(args.alpha or "0.5")
     group = DEFAULT_GROUP[args.format] if args.group is None else args.group
     smoothing = export_moe(

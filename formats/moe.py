@@ -58,7 +58,9 @@ def check_layout(where: object, config: Config, layout: MoeLayout, name: str = "
     unit = max(layout.group, INT4_UNIT) if layout.format == "a8w4" else layout.group or 4
     widths = {"hidden_size": config.dim, "moe_intermediate_size": config.moe.hidden_dim}
     if layout.pure:
-        widths |= {"intermediate_size": config.hidden_dim, "num_attention_heads * head_dim": config.q_dim}
+        widths["num_attention_heads * head_dim"] = config.q_dim
+    if layout.pure and config.moe.dense_layers:
+        widths["intermediate_size"] = config.hidden_dim
     for what, n in widths.items():
         if n % unit:
             raise ModelError(f"{where}: {what} is {n}, {layout.format} takes a multiple of {unit} here")

@@ -487,7 +487,8 @@ TEST_CASE("weights: formats that there are not, and what does not fit") {
     auto pure = [](ModelConfig& c) { c.moe.pure = true; };
     refused(WeightKind::a8w8, 0, pure, "pure is 1, but all of A8W8 is int8: expected 0");
     refused(
-        WeightKind::mxfp8, 256, [](ModelConfig& c) { c.moe.pure = true, c.hidden_dim = 1152; },
+        WeightKind::mxfp8, 256,
+        [](ModelConfig& c) { c.moe.pure = true, c.hidden_dim = 1152, c.moe.is_dense[7] = 1; },
         "hidden_dim is 1152, not a multiple of 256");
     refused(
         WeightKind::a8w4, 128, [](ModelConfig& c) { c.moe.pure = true, c.head_dim = 94; },

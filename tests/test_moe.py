@@ -362,11 +362,18 @@ def test_a_directory_dequantized_is_the_model(served, tmp_path):
     assert relative_error(forward(original.config, Fp32(original), tokens), found) > 1e-4  # it is quantized
 
 
+def test_a_pure_file_without_dense_layers_takes_any_width_of_them(tmp_path):
+    model = small_model(tmp_path / "model", intermediate_size=48, mlp_only_layers=[])
+    scheme = MoE(exported(model, tmp_path / "m.bin", MoeLayout("mxfp8", 32, pure=True)))
+    assert scheme.config.hidden_dim == 48
+
+
 def test_pure_files_are_not_smoothed(model, tmp_path):
     for option, said in (
         (("--calib", "text"), "--calib"),
         (("--alpha", "0.4"), "--alpha"),
         (("--samples", 2), "--samples"),
+        (("--no-smooth",), "--no-smooth"),
     ):
         done = run_export("moe", model, tmp_path / "m.bin", "--format", "a8w4", "--group", 32, "--pure", *option)
         assert done.returncode == 1

@@ -1,5 +1,6 @@
 """runq_moe on small models with random weights, one for each format of experts, against the reference."""
 
+import re
 import shutil
 import subprocess
 from functools import partial
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from formats.model_file import read_header
-from formats.moe import moe_tensors
+from formats.moe import MoeLayout, moe_tensors
 from formats.schemes import MOE_FILE
 from formats.tensors import with_offsets
 from golden.forward import forward
@@ -71,6 +72,16 @@ def test_it_lists_the_tensors_of_formats_moe(files, which):
         f"{t.name} {TYPES[t.dtype]} [{','.join(map(str, t.shape))}] {t.offset}"
         for t in with_offsets(moe_tensors(head.config, head.layout), alignment=MOE_FILE.alignment)
     ]
+
+
+def test_it_names_the_kernel_of_all_but_the_experts(files):
+    def kernel(layout):
+        done = run(files[LAYOUTS.index(layout)], "--ids", "1", "-n", 1)
+        return re.search(r"^run +([^,]+),", done.stderr, re.M)[1]
+
+    assert kernel(MoeLayout("mxfp8", 32)) == kernel(MoeLayout("a8w8", 0))
+    for layout in (MoeLayout("mxfp8", 32, pure=True), MoeLayout("a8w4", 0, pure=True)):  # plain loops
+        assert kernel(layout) == "portable"
 
 
 @pytest.mark.parametrize(

@@ -156,8 +156,8 @@ inline std::vector<MemoryPart> cpu_memory(const ModelFile& file, const Options& 
     // A RunState's rows in fp32.
     const uint64_t values =
         3 * uint64_t(c.dim) + 2 * uint64_t(c.q_dim()) + 2 * uint64_t(c.kv_dim()) + 2 * uint64_t(c.hidden_dim);
-    // The quantized input of one product at a time, int8, or MXFP8 with its values; of a mixture of experts
-    // one for each of both, and what their second product reads.
+    // Codes of one product's input, of MXFP8 with their values. If experts are MXFP8 and all else int8, an
+    // input of each kind; and what the experts' second product reads.
     auto of_code = [](const WeightFormat& f) { return f.kind == WeightKind::mxfp8 ? 1 + sizeof(float) : 1; };
     const WeightFormat experts = c.moe.experts, others = c.moe.others();
     const uint64_t k = uint64_t(c.moe.n_active), e = uint64_t(c.moe.n_experts);

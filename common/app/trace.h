@@ -156,6 +156,10 @@ class Recorder {
 
     explicit operator bool() const { return trace_ != nullptr; }
     int layer() const { return layer_; }
+    // Whether the next token's values of a step will be kept, if there is a trace.
+    bool keeps_next(const std::string& name) const {
+        return trace_ != nullptr && trace_->keeps_next(step_name(layer_, name.c_str()));
+    }
 
     // n_tokens values of the given shape, as Trace::add() has it.
     template <class T>

@@ -77,7 +77,7 @@ class Backend {
     bool wants_packed(const LowbitMatrix& w) {
         QuantGemmMatrix m = to_c(w);
         m.packed = 1;
-        if (api_->host_memory != 0 && is_two_of_four(w) && api_->accepts(context_, &m) == QUANT_GEMM_OK)
+        if (api_->host_memory != 0 && api_->accepts(context_, &m) == QUANT_GEMM_OK && is_two_of_four(w))
             return true;
         check_format(w);
         return false;

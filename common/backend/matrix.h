@@ -4,6 +4,7 @@
 #include "common/backend/quant_gemm.h"
 #include "common/cpu/lowbit.h"
 
+// Precondition: w has a table of zero points, or none are taken off (zero_point is 0).
 inline QuantGemmMatrix to_c(const LowbitMatrix& w) {
     return {w.codes, w.mask,   w.scales, w.zeros, w.levels,     w.row_scales,
             w.bits,  w.n_rows, w.n_cols, w.group, w.group_size, w.packed ? 1 : 0};

@@ -3,11 +3,11 @@
 //   takes_bytes        dot takes any unsigned byte; otherwise codes up to 127
 //   dot(acc, w, x)     acc[lane] += w[lane][0..3] . x[lane][0..3], w unsigned
 //   widened(p)         as many bytes as there are lanes, unsigned, as int32
-//   sparse_places(m)   in the lowest 4 bits of each lane of m, the mask of four columns: for each of them,
-//   which
-//                      of two codes it takes, 0 or 1, or a byte of which `placed` makes 0
-//   placed(c, p, pair) in each lane, the first (pair 0) or last two bytes of c, put where sparse_places has
-//   them
+//   sparse_places(m)   for the mask of four columns in the lowest 4 bits of each lane, a byte for each
+//   column:
+//                      0 or 1, which of two codes it takes, or 0x80, none
+//   placed(c, p, pair) the first (pair 0) or last two bytes of each lane of c, put where p = sparse_places(m)
+//                      has them, between zeros
 #pragma once
 
 #include <array>
@@ -20,8 +20,8 @@
 template <class Isa>
 struct LowbitOps;
 
-// Where four columns take their codes from, by the lowest three bits of their mask, of which no two masks
-// with two ones have the same: a byte for each column.
+// For each of the six masks with two ones: a byte per column, 0 for the first code, 1 for the second, 0x80
+// for none. Found by the mask's lowest three bits, which tell the six apart.
 constexpr std::array<uint32_t, 8> sparse_places_of = [] {
     std::array<uint32_t, 8> table{};
     table.fill(0x80808080);  // of other masks
