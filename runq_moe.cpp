@@ -840,7 +840,8 @@ void record_sums(const Recorder& record, const std::string& name, const InputRow
     const int n_tokens = int(routing.experts.size()) / k;
     record_sums(record, name, x, n_tokens, {k, w.n_rows, w.n_groups()},
                 [&](std::vector<int32_t>& sums, int t) {
-                    for (size_t pair = size_t(t * k); pair < size_t((t + 1) * k); pair++)
+                    const size_t first = size_t(t) * size_t(k);
+                    for (size_t pair = first; pair < first + size_t(k); pair++)
                         append_sums(sums, x, of_tokens ? t : routing.row_of[pair], w, routing.experts[pair]);
                 });
 }
