@@ -148,7 +148,6 @@ struct LineGroups {
             const uint8_t* of_run = masks;
             if constexpr (S::sparse) {
                 of_run += size_t(k + 2 * begin) / 8 * row_block;
-                __builtin_prefetch(of_run + prefetch_distance / 2, 0, 0);
                 for (int part = 0; part < S::per_byte; part++) {
                     const int group = (k + S::step * (part * bytes + begin)) / S::group_size;
                     for (int i = 0; i < V; i++)
@@ -166,6 +165,9 @@ struct LineGroups {
                     pin_register(v[i]);  // its codes are taken out of it one after the other
                 }
                 if constexpr (S::sparse) {
+                    if (b % 8 == 0)  // a line of masks goes with two of codes
+                        __builtin_prefetch(masks + size_t(k) / 8 * row_block + 8 * b + prefetch_distance / 2,
+                                           0, 0);
                     add_sparse(acc, v, zeros, of_run, x, k + 2 * begin, b - begin);
                     continue;
                 }
