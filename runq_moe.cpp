@@ -919,7 +919,7 @@ void moe_block(Transformer& m, int l) {
     router_logits(s.router, s.normed, w.router[l]);                      record("moe.router", s.router);
     route(s.routing, s.router, moe);                                     record("moe.experts", s.routing.experts.data(), n, {k});
                                                                          record("moe.weights", s.routing.weights.data(), n, {k});
-    quantize(s.xq, s.normed, moe.experts);                                record_input(record, "ffn.norm", s.xq);
+    quantize(s.xq, s.normed, moe.experts);                               record_input(record, "ffn.norm", s.xq);
     if (m.fused && !m.trace) {
         grouped_matmul_swiglu_quant(s.expert_hidden, s.workspace, s.xq, w.gate_up[l], s.routing, moe);
     } else {                                                             // the same, and every step is kept
@@ -928,7 +928,7 @@ void moe_block(Transformer& m, int l) {
                                                                          record_sums(record, "moe.gate_up_proj", s.xq, true, w.gate_up[l], s.routing, k);
                                                                          record_pairs(record, "moe.gate_up_proj", s.gate_up, s.routing, k);
         swiglu(s.hidden, s.gate_up);                                     record_pairs(record, "moe.swiglu", s.hidden, s.routing, k);
-        quantize(s.expert_hidden, s.hidden, moe.experts);                        record_pairs(record, std::string("moe.swiglu"), s.expert_hidden, s.routing, k);
+        quantize(s.expert_hidden, s.hidden, moe.experts);                record_pairs(record, std::string("moe.swiglu"), s.expert_hidden, s.routing, k);
     }
     grouped_matmul(s.down, s.workspace, s.expert_hidden, false, w.down[l], s.routing, moe);
                                                                          record_sums(record, "moe.down_proj", s.expert_hidden, false, w.down[l], s.routing, k);

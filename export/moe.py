@@ -48,7 +48,7 @@ from golden.q8 import quantize
 from golden.smooth import find_smoothing, load_smoothed
 
 FORMAT = MOE_FILE
-HELP = "Qwen3-MoE: experts in int8, int4 or MXFP8, all else int8 or as they are, for runq_moe"
+HELP = "Qwen3-MoE: experts in int8, int4 or MXFP8, all else int8 or the same, for runq_moe"
 OTHERS = MoeLayout("a8w8", 0)  # how all matrices but the experts' are stored, unless a file is pure
 DEFAULT_GROUP = {"a8w8": 0, "a8w4": 64, "mxfp8": 32}
 
@@ -208,7 +208,7 @@ def write_moe(
         else:
             bar.set_postfix_str(stem)
             experts = (load_expert(load, stem, expert) for expert in range(config.moe.n_experts))
-            weights = experts if ".moe." in stem else (load(stem) for _ in range(1))
+            weights = experts if ".moe." in stem else [load(stem)]
             how = layout if ".moe." in stem or layout.pure else OTHERS
             waiting |= {f"{stem}.{name}": values for name, values in write_stored(f, weights, how).items()}
         if part not in ("scales", "assist"):

@@ -3,9 +3,8 @@
 //   takes_bytes        dot takes any unsigned byte; otherwise codes up to 127
 //   dot(acc, w, x)     acc[lane] += w[lane][0..3] . x[lane][0..3], w unsigned
 //   widened(p)         as many bytes as there are lanes, unsigned, as int32
-//   sparse_places(m)   for the mask of four columns in the lowest 4 bits of each lane, a byte for each
-//   column:
-//                      0 or 1, which of two codes it takes, or 0x80, none
+//   sparse_places(m)   the lowest 4 bits of each lane of m are the mask of four columns; a byte for each of
+//                      them: 0 or 1, which of two codes it takes, or 0x80, none
 //   placed(c, p, pair) the first (pair 0) or last two bytes of each lane of c, put where p = sparse_places(m)
 //                      has them, between zeros
 #pragma once
