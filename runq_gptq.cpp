@@ -162,11 +162,10 @@ void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<LowbitMatrix>
     }
     if (lowbit_matmul(x.view(), list)) return;
     for (const MatrixProduct<LowbitMatrix>& p : products) {
-#pragma omp parallel for schedule(static)
-        for (int i = 0; i < p.w.n_rows; i++) {
+        parallel_for(p.w.n_rows, [&](int i) {
             const ExpandedRow row = expand(p.w, i);
             for (int t = 0; t < x.n_rows; t++) p.out.row(t)[i] = dot(x, t, row);
-        }
+        });
     }
 }
 

@@ -333,15 +333,13 @@ bool fast_matmul(const InputRows& x, std::span<const Product> list) {
 
 // The same as plain loops.
 void plain_matmul(const InputRows& x, const Product& p) {
-#pragma omp parallel
-    {
+    parallel_ranges(p.w.n_rows, [&](int begin, int end) {
         MatrixRow row;
-#pragma omp for schedule(static)
-        for (int i = 0; i < p.w.n_rows; i++) {
+        for (int i = begin; i < end; i++) {
             load_row(row, p.w, p.expert, i);
             for (int t = 0; t < x.n_rows; t++) p.out[size_t(t) * p.w.n_rows + i] = dot(x, t, row, p.w.group);
         }
-    }
+    });
 }
 
 // The products of one input with several matrices: of experts, or q, k and v.
@@ -430,16 +428,15 @@ void router_logits(Rows& logits, const Rows& x, const float* router) {
         if (e + max_experts <= n_experts) return tile(t, e, n_t, std::integral_constant<int, max_experts>());
         for (; e < n_experts; e++) tile(t, e, n_t, std::integral_constant<int, 1>());
     };
-#pragma omp parallel for collapse(2) schedule(static)
-    for (int first = 0; first < x.n_rows; first += max_tokens) {
-        for (int e = 0; e < n_experts; e += max_experts) {
-            if (first + max_tokens <= x.n_rows) {
-                experts(first, std::integral_constant<int, max_tokens>(), e);
-            } else {
-                for (int t = first; t < x.n_rows; t++) experts(t, std::integral_constant<int, 1>(), e);
-            }
+    const int n_tiles = (n_experts + max_experts - 1) / max_experts;  // of experts
+    parallel_for((x.n_rows + max_tokens - 1) / max_tokens * n_tiles, [&](int i) {
+        const int first = i / n_tiles * max_tokens, e = i % n_tiles * max_experts;
+        if (first + max_tokens <= x.n_rows) {
+            experts(first, std::integral_constant<int, max_tokens>(), e);
+        } else {
+            for (int t = first; t < x.n_rows; t++) experts(t, std::integral_constant<int, 1>(), e);
         }
-    }
+    });
 }
 
 // The k largest of a token's logits (n_experts,), of equal ones the lowest index, and their softmax over all.

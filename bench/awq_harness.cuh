@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bench/awq_kernels.cuh"
+#include "common/os/threads.h"
 
 // ----------------------------------------------------------------------------
 // What is multiplied
@@ -211,15 +212,14 @@ inline std::vector<Sample> sample_outputs(const DeviceProblem& d, int n_tokens, 
         first += size_t(n_tokens) * n_out;
     }
     const int n = int(places.size());
-#pragma omp parallel for schedule(static)
-    for (int i = 0; i < n; i++) {
+    parallel_for(n, [&](int i) {
         const Place& p = places[i];
         const half* x = d.host_x.data() + size_t(p.token) * d.n_in;
         double sum = 0;
         for (int k = 0; k < d.n_in; k++)
             sum += double(__half2float(x[k])) * d.host[p.product].weight(k, p.column);
         samples[i].value = sum;
-    }
+    });
     return samples;
 }
 
@@ -251,7 +251,6 @@ inline double relative_error_of(const Rung& rung, DeviceProblem& d, int n_tokens
     const half* halves = reinterpret_cast<const half*>(values.data());
     auto value = [&](size_t i) { return is_half ? __half2float(halves[i]) : values[i]; };
     int64_t n_bad = 0;
-#pragma omp parallel for schedule(static) reduction(+ : n_bad)
     for (size_t i = 0; i < n + behind; i++) n_bad += std::isfinite(value(i)) != (i < n);
     if (n_bad > 0) return INFINITY;
     double difference = 0, norm = 0;

@@ -6,8 +6,6 @@
 //
 //     make build/in_turns && build/in_turns llama-3.2-1b|qwen3-0.6b [ROUNDS [THREADS]]
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -21,6 +19,7 @@
 #include "common/cpu/lazy_memory.h"
 #include "common/cpu/machine.h"
 #include "common/cpu/rows.h"
+#include "common/os/threads.h"
 
 namespace {
 
@@ -122,8 +121,7 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "usage: in_turns llama-3.2-1b|qwen3-0.6b [ROUNDS [THREADS]]\n");
         return 2;
     }
-    omp_set_dynamic(0);
-    omp_set_num_threads(n_threads);
+    threads().resize(n_threads);
     const Shape& s = *shape;
     const size_t weight_bytes = products(s, nullptr, 64), row_bytes = products(s, nullptr, 0);
     const size_t cache_bytes = size_t(2) * s.n_layers * context * s.n_kv_heads * s.head_dim * sizeof(float);

@@ -8,18 +8,21 @@
 //
 //     make build/limits && build/limits [THREADS]
 
-#include <omp.h>
-
 #include <algorithm>
+#include <barrier>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "common/cpu/int8_matmul.h"
 #include "common/cpu/machine.h"
 #include "common/cpu/pin_register.h"
+#include "common/os/threads.h"
 
 namespace {
 
@@ -44,19 +47,23 @@ template <class Work>
 double per_second(int n_threads, Work work) {
     double best = 0;
     for (int i = 0; i < tries; i++) {
-        double rate = 0;
-#pragma omp parallel num_threads(n_threads) reduction(+ : rate)
-        {
-#pragma omp barrier
-            const double start = seconds_now();
-            double done = 0, seconds = 0;
-            while (seconds < seconds_per_try) {
-                done += work();
-                seconds = seconds_now() - start;
-            }
-            rate += done / seconds;
+        std::vector<double> rates(static_cast<size_t>(n_threads));
+        std::barrier begin(n_threads);
+        std::vector<std::jthread> team;
+        for (double& rate : rates) {
+            team.emplace_back([&] {
+                begin.arrive_and_wait();
+                const double start = seconds_now();
+                double done = 0, seconds = 0;
+                while (seconds < seconds_per_try) {
+                    done += work();
+                    seconds = seconds_now() - start;
+                }
+                rate = done / seconds;
+            });
         }
-        best = std::max(best, rate);
+        team.clear();  // waits for all
+        best = std::max(best, std::accumulate(rates.begin(), rates.end(), 0.0));
     }
     return best;
 }
@@ -130,7 +137,7 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "usage: limits [THREADS]\n");
         return 2;
     }
-    omp_set_dynamic(0);
+    threads().resize(n_threads);
     const double bandwidth = read_bandwidth(n_threads);
 
     std::string peaks;

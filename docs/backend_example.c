@@ -10,7 +10,10 @@ static const char* error_text(void) { return latest_error; }
 static int32_t fail(QuantGemmStatus status, const char* why) { return latest_error = why, status; }
 
 static int32_t rank(void) { return 1; }  // runs anywhere, but only by name
-static int32_t open_it(void** context) { return *context = NULL, QUANT_GEMM_OK; }
+static int32_t open_it(void** context, QuantGemmRunLoop run_loop) {
+    (void)run_loop;  // one thread will do
+    return *context = NULL, QUANT_GEMM_OK;
+}
 static void close_it(void* context) { (void)context; }
 static int32_t accepts(void* context, const QuantGemmMatrix* w) {
     (void)context;

@@ -1,11 +1,11 @@
 // Finds out which lane of a warp holds which element: of the matrices that ldmatrix loads, of the three
 // operands of mma.m16n8k16, and of the weights in runq_awq's operand A. docs/figures.py draws the answers.
 //
-//     g++ -std=c++20 -fopenmp -fno-strict-aliasing -DNO_TOKENIZER -I. -x c++ docs/fragments.cu -o fragments
+//     g++ -std=c++20 -fopenmp-simd -pthread -fno-strict-aliasing -DNO_TOKENIZER -I. -x c++ docs/fragments.cu -o fragments
 //     ./fragments [LANE]
 //
 // prints a line for each element, of all lanes or of one: operand, lane, register, half, row, column. The
-// functions under test are runq_awq's own. Compiled by nvcc (without -fopenmp and the like), it runs on a
+// functions under test are runq_awq's own. Compiled by nvcc (without -pthread and the like), it runs on a
 // GPU.
 
 #define RUNQ_NO_MAIN

@@ -13,7 +13,6 @@ chosen. Every id is the reference's own.
 """
 
 import json
-import os
 import subprocess
 import zlib
 from collections.abc import Callable, Iterator
@@ -70,8 +69,7 @@ def program_guess(reference: Reference, file: Path) -> Guess:
 
     def guess(ids: list[int], n: int) -> list[int]:
         command = [program, file, "--ids", ",".join(map(str, ids)), "-n", n, "-t", "0", "--print-ids"]
-        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}  # threads that spin starve a loaded machine
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
         if done.returncode:
             raise ModelError(f"{program.name}: {done.stderr.strip()}")
         return [int(i) for i in done.stdout.split(",")]

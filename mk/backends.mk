@@ -46,7 +46,7 @@ $(OBJECTS)/$1.kernels.o: common/backend/cpu_kernels.cpp $(OBJECTS)/flags
 	$$(CXX) $$(BACKEND_FLAGS) $(ISA_$1) $$(DEPS) -c $$< -o $$@
 $(call BACKEND_PATH,$1): $(OBJECTS)/$1.entry.o $(OBJECTS)/$1.kernels.o common/backend/exports
 	@mkdir -p $$(@D)
-	$$(CXX) -fopenmp $$(BACKEND_LINK) $$(filter %.o,$$^) -o $$@
+	$$(CXX) -pthread $$(BACKEND_LINK) $$(filter %.o,$$^) -o $$@
 endef
 $(foreach b,$(CPU_BACKENDS),$(eval $(call cpu_backend,$b)))
 

@@ -4,7 +4,7 @@
 # (105593) that are not there; passing vectors between functions concerns no ABI, as all of them are inlined.
 WARNINGS := -Wall -Wextra -Wshadow -Wno-psabi $(if $(findstring clang,$(CXX)),,-Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized) $(if $(WERROR),-Werror)
 # Rounding stays exactly as written; only errno and floating-point traps, which nothing here looks at, are given up.
-CXXFLAGS_ALL := -std=c++20 -O3 -march=$(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -I. $(WARNINGS) $(CXXFLAGS)
+CXXFLAGS_ALL := -std=c++20 -O3 -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -I. $(WARNINGS) $(CXXFLAGS)
 # Of the programs that people run: a mistake stops the program before it can be used. The sanitizers see more, and
 # have no need of it.
 HARDENING := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong -Wl,-z,relro,-z,now
@@ -19,7 +19,7 @@ PACKAGES_TEST := doctest-dev nlohmann-json3-dev libsimde-dev
 PACKAGES_ARM  := g++-aarch64-linux-gnu qemu-user
 PACKAGES_OPENCL := pocl-opencl-icd ocl-icd-opencl-dev
 PACKAGES_HIP  := hipcc libamdhip64-dev rocm-device-libs
-PACKAGES_LINT := clang clang-format clang-tidy libomp-dev
+PACKAGES_LINT := clang clang-format clang-tidy
 
 # The compiler lists the headers that it read, for each file that it makes: build/deps/FILE.d, read back at the end.
 DEPS = -MMD -MP -MT $@ -MF build/deps/$(subst /,_,$@).d
@@ -37,7 +37,7 @@ CUDA_ARCH ?= native
 empty     :=
 comma     := ,
 spaced_to_commas = $(subst $(empty) $(empty),$(comma),$(strip $1))
-NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler $(call spaced_to_commas,-fopenmp -Wall -Wextra $(if $(WERROR),-Werror)) $(filter -D%,$(CXXFLAGS_ALL))
+NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler $(call spaced_to_commas,-fopenmp-simd -pthread -Wall -Wextra $(if $(WERROR),-Werror)) $(filter -D%,$(CXXFLAGS_ALL))
 CUBLAS     = $(eval CUBLAS := $$(shell sh tools/cublas.sh $$(NVCC) $$(PYTHON)))$(CUBLAS)
 # CUDA code looks at the same bytes as uint4 and as half.
 SIMT_FLAGS := $(CXXFLAGS_ALL) -fno-strict-aliasing -Wno-unknown-pragmas

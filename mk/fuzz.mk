@@ -10,7 +10,7 @@ FUZZ        ?= $(FUZZ_ALL)
 SECONDS     ?= 60
 FUZZ_CXX    ?= clang++
 
-FUZZ_FLAGS := -std=c++20 -O1 -g -march=$(ARCH) -fopenmp -fno-math-errno -fno-trapping-math -fno-strict-aliasing -I. \
+FUZZ_FLAGS := -std=c++20 -O1 -g -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -fno-strict-aliasing -I. \
               -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Wno-psabi -Wno-pass-failed $(if $(WERROR),-Werror) \
               -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 FUZZ_BINS  := $(FUZZ:%=build/fuzz/bin/%)
@@ -43,7 +43,7 @@ build/fuzz/flags: FORCE
 
 # clang first: which package has its libFuzzer depends on its version.
 build/packages-fuzz: build/packages
-	@sh tools/install.sh clang libomp-dev
+	@sh tools/install.sh clang
 	@sh tools/install.sh libclang-rt-dev
 	@touch $@
 

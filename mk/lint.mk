@@ -19,12 +19,12 @@ lint-format: $(PY) build/packages-lint
 lint-g++ lint-clang++: lint-%: build/packages-lint
 	@for f in *.cpp $(BACKEND_FILES) simt/*.cpp tests/*.cpp tests/fuzz/*.cpp bench/*.cpp *.cu bench/*.cu; do \
 	    echo "$* -Wall -Wextra -Wshadow -Werror $$f"; \
-	    $* -x c++ -std=c++20 -fopenmp -march=$(ARCH) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only $$f || exit 1; \
+	    $* -x c++ -std=c++20 -fopenmp-simd -march=$(ARCH) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only $$f || exit 1; \
 	done
 
 lint-tidy: build/packages-lint
-	clang-tidy --quiet --warnings-as-errors='*' $(wildcard *.cpp) -- -std=c++20 -fopenmp -I.
-	clang-tidy --quiet --warnings-as-errors='*' $(wildcard *.cu) -- -x c++ -std=c++20 -fopenmp -I. -Wno-unknown-pragmas
+	clang-tidy --quiet --warnings-as-errors='*' $(wildcard *.cpp) -- -std=c++20 -fopenmp-simd -I.
+	clang-tidy --quiet --warnings-as-errors='*' $(wildcard *.cu) -- -x c++ -std=c++20 -fopenmp-simd -I. -Wno-unknown-pragmas
 
 format: $(PY)
 	clang-format -i $(CPP_FILES)

@@ -1,6 +1,6 @@
 // Runs a grid of blocks: each thread of a block is a fiber, with a stack of its own. The threads of a block
 // take turns on one thread of the CPU, called a CPU thread here: each runs until it has to wait for others,
-// at a barrier or at an operation of its whole warp. OpenMP distributes the blocks over the CPU threads.
+// at a barrier or at an operation of its whole warp. CPU threads take blocks dynamically.
 #pragma once
 
 #include <link.h>
@@ -20,6 +20,8 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "common/os/threads.h"
 
 struct uint3 {
     unsigned x, y, z;
@@ -500,18 +502,17 @@ inline void run_grid(const Run& run) {
     std::mutex mutex;
     std::string failure;
     std::atomic<bool> failed = false;
-#pragma omp parallel for schedule(dynamic)
-    for (long i = 0; i < n; i++) {
-        if (failed) continue;
+    parallel_for(n, [&](long i) {
+        if (failed) return;
         thread_local Block of_this_thread;
         const std::string what =
             of_this_thread.run(run, {unsigned(i % run.grid.x), unsigned(i / run.grid.x % run.grid.y),
                                      unsigned(i / run.grid.x / run.grid.y)});
-        if (what.empty()) continue;
+        if (what.empty()) return;
         const std::lock_guard lock(mutex);
         if (!failed) failure = what;
         failed = true;
-    }
+    });
     if (failed) throw std::runtime_error(failure);
 }
 

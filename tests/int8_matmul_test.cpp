@@ -3,7 +3,6 @@
 #include "common/cpu/int8_matmul.h"
 
 #include <doctest/doctest.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -327,11 +326,11 @@ TEST_CASE("matmul: accumulators and outputs are the golden's") {
 // its tokens one at a time, and for one matrix and several at once.
 template <class Multiply>
 void check_path(const Matrix& x, const std::vector<Int8Matrix>& w, Multiply multiply) {
-    const int n = x.n_rows, threads = omp_get_max_threads();
+    const int n = x.n_rows, n_threads = threads().size();
     std::vector<std::vector<float>> reference;
     for (const int j : {1, 2, 3}) {
         CAPTURE(j);
-        omp_set_num_threads(j);
+        threads().resize(j);
         const std::vector<std::vector<float>> out = outputs(x.view(), w, multiply);
         if (reference.empty()) reference = out;
         CHECK(out == reference);
@@ -342,7 +341,7 @@ void check_path(const Matrix& x, const std::vector<Int8Matrix>& w, Multiply mult
             }
         }
     }
-    omp_set_num_threads(threads);
+    threads().resize(n_threads);
     for (size_t i = 0; i < w.size(); i++) {
         CHECK(outputs(x.view(), {w[i]}, multiply)[0] == reference[i]);
         CHECK(relative_error(exact_outputs(x.view(), w[i]), reference[i]) < 1e-6);

@@ -3,7 +3,6 @@
 #include "common/cpu/lowbit_matmul.h"
 
 #include <doctest/doctest.h>
-#include <omp.h>
 
 #include <cmath>
 #include <limits>
@@ -203,7 +202,7 @@ TEST_CASE("accumulators: every path gives the exact int32 for random and extreme
 
 TEST_CASE("matmul: right, and the same bits by rows and by panels, for any number of threads and tokens") {
     std::mt19937 rng(4);
-    const int threads = omp_get_max_threads();
+    const int n_threads = threads().size();
     for (const MatrixFormat& f : all_formats()) {
         for (const int n_cols : {128, 576, 1024, 2176}) {
             if (f.group > 0 && n_cols % f.group != 0) continue;
@@ -220,7 +219,7 @@ TEST_CASE("matmul: right, and the same bits by rows and by panels, for any numbe
                 for_each_path(group_size, [&](const std::string& path, auto multiply) {
                     CAPTURE(path);
                     for (const int j : {1, 3}) {
-                        omp_set_num_threads(j);
+                        threads().resize(j);
                         const std::vector<float> all = outputs(x.view(), w.view(), multiply);
                         CHECK(relative_error(exact, all) < 1e-6);
                         if (reference.empty()) reference = all;
@@ -230,7 +229,7 @@ TEST_CASE("matmul: right, and the same bits by rows and by panels, for any numbe
                             CHECK(std::equal(some.begin(), some.end(), all.begin() + 2 * n_rows));
                         }
                     }
-                    omp_set_num_threads(threads);
+                    threads().resize(n_threads);
                 });
             }
         }

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <doctest/doctest.h>
-#include <omp.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -216,20 +215,20 @@ TEST_CASE("logits do not depend on threads or chunks, and are the golden's") {
         const nlohmann::json golden = golden_json(name)["generations"][0];
         std::vector<int> tokens = golden["prompt_ids"];
         tokens.insert(tokens.end(), golden["new_ids"].begin(), golden["new_ids"].end());
-        const int threads = omp_get_max_threads();
+        const int n_threads = threads().size();
         std::vector<float> reference;
         for (const int j : {1, 2, 3}) {
             for (const int chunk : {64, 7, 1}) {
                 CAPTURE(j);
                 CAPTURE(chunk);
-                omp_set_num_threads(j);
+                threads().resize(j);
                 Transformer m = load(name);
                 const std::vector<float> logits = run(m, tokens, chunk);
                 if (reference.empty()) reference = logits;
                 CHECK(logits == reference);
             }
         }
-        omp_set_num_threads(threads);
+        threads().resize(n_threads);
 
         const Tensors trace = golden_trace(name);
         const std::vector<float> expected = trace.at("logits").f32();
@@ -258,20 +257,20 @@ TEST_CASE("greedy generation gives the golden's 64 ids") {
             REQUIRE(expected.size() == 64);
             REQUIRE(n > 0);
             all_determined += n == 64;
-            const int threads = omp_get_max_threads();
+            const int n_threads = threads().size();
             for (const int j : {1, 2, 3}) {
                 for (const int chunk : {64, 1}) {
                     CAPTURE(name);
                     CAPTURE(generation["prompt"]);
                     CAPTURE(j);
                     CAPTURE(chunk);
-                    omp_set_num_threads(j);
+                    threads().resize(j);
                     Transformer m = load(name);
                     const std::vector<int> ids = greedy(m, prompt, 64, chunk);
                     CHECK(std::equal(ids.begin(), ids.begin() + n, expected.begin()));
                 }
             }
-            omp_set_num_threads(threads);
+            threads().resize(n_threads);
         }
         // tests/test_runq.py says why.
         if (std::string(name) != "tiny-llama.w8a8-static") CHECK(all_determined >= 1);

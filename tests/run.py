@@ -5,7 +5,6 @@
 A test is a doctest test case or a pytest test. The exit code is 0 only if something ran and nothing failed.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -45,8 +44,6 @@ def pytest_counts(code: int, report: Path) -> tuple[int, int, int]:
 
 
 def main() -> int:
-    # Threads that spin while they wait are slow beyond measure where another process has the cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     passed = failed = 0
     for binary in sys.argv[1:]:
         print(f"--- {binary}", flush=True)

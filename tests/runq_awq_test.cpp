@@ -6,7 +6,6 @@
 #include "../runq_awq.cu"
 
 #include <doctest/doctest.h>
-#include <omp.h>
 
 #include <nlohmann/json.hpp>
 #include <random>
@@ -726,12 +725,12 @@ TEST_CASE("logits do not depend on threads, and hardly on chunks") {
             nlohmann::json::parse(read_file("golden/data/" + std::string(name) + ".json"))["generations"][0];
         std::vector<int> tokens = golden["prompt_ids"];
         tokens.insert(tokens.end(), golden["new_ids"].begin(), golden["new_ids"].end());
-        const int threads = omp_get_max_threads();
+        const int n_threads = threads().size();
         Transformer m = load(name);
         const std::vector<float> reference = run(m, tokens, 64);
-        omp_set_num_threads(threads + 1);
+        threads().resize(n_threads + 1);
         CHECK(run(m, tokens, 64) == reference);
-        omp_set_num_threads(threads);
+        threads().resize(n_threads);
         CHECK(largest_difference(reference, run(m, tokens, 20)) < 1e-2);
     }
 }

@@ -375,7 +375,7 @@ TEST_CASE("embed: code times scale in every format, and the same of a packed tab
 TEST_CASE(
     "the fused operator and its steps: the same codes and scales, one token or many, however many threads") {
     std::mt19937 rng(4);
-    const int threads = omp_get_max_threads();
+    const int n_threads = threads().size();
     for (const MoeConfig& moe : all_formats) {
         const int n_tokens = 13, n_cols = 128, half = moe.hidden_dim, k = moe.n_active;
         CAPTURE(int(moe.experts.kind));
@@ -394,7 +394,7 @@ TEST_CASE(
         swiglu(hidden, gate_up);
         quantize(steps, hidden, moe.experts);
         for (const int j : {1, 2, 3}) {
-            omp_set_num_threads(j);
+            threads().resize(j);
             grouped_matmul_swiglu_quant(fused, space, x, w, routing, moe);
             CHECK(fused.n_rows == n_tokens * k);
             CHECK(fused.codes == steps.codes);
@@ -403,7 +403,7 @@ TEST_CASE(
             CHECK(fused.int8.scales == steps.int8.scales);
             CHECK(fused.int8.sums == steps.int8.sums);
         }
-        omp_set_num_threads(threads);
+        threads().resize(n_threads);
         for (int t = 0; t < n_tokens; t++) {
             InputRows row;
             gather(row, x, std::span(&t, 1));

@@ -151,7 +151,7 @@ def check_ids(document: str) -> list[str]:
 def output_text(command: str) -> str:
     """Standard output of a command line, run in the repository's root with this Python in front."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "OMP_WAIT_POLICY": "passive"}  # a busy machine shall not take minutes
+    environment = os.environ | {"PATH": path}
     run = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
         cwd=ROOT,

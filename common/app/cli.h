@@ -5,8 +5,6 @@
 // and an exit code, in run_command_line().
 #pragma once
 
-#include <omp.h>
-
 #include <chrono>
 #include <exception>
 #include <memory>
@@ -30,6 +28,7 @@
 #include "common/app/streams.h"
 #include "common/app/trace.h"
 #include "common/cpu/machine.h"
+#include "common/os/threads.h"
 #include "common/text/printable.h"
 #include "common/text/tokenizer.h"
 
@@ -59,9 +58,9 @@ inline int run(Options o, const Program& program, const Streams& io) {
     }
     std::optional<std::string> text;
     if (!o.info && !o.ppl && !o.bench) text = prompt_text(o, io.in);  // before loading, which may take longer
-    const bool any_threads = o.threads == 0;
-    if (any_threads) o.threads = default_threads();
-    omp_set_num_threads(o.threads);
+    if (o.threads == 0) o.threads = default_threads();
+    threads().resize(o.threads);
+    threads().make_room();
     Trace trace(o.trace_from.value_or(0));
     Model model = program.load(o, o.trace ? &trace : nullptr);
     const ModelConfig& c = model.config;
@@ -84,7 +83,6 @@ inline int run(Options o, const Program& program, const Streams& io) {
     Session s{model, Sampler(temp, top_k, top_p, seed, min_p, repetition_penalty), context};
     if (o.steps > 0) s.max_new = o.steps;
     s.lookup = Lookup(o.lookup);
-    if (any_threads) s.crowding.begin(o.threads);
     std::string sampling =
         temp == 0 ? "temperature 0, the most probable token each time"
                   : format("temperature %g, top-k %d, top-p %g, seed %llu", static_cast<double>(temp), top_k,

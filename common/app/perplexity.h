@@ -14,6 +14,7 @@
 #include "common/app/session.h"
 #include "common/app/signals.h"
 #include "common/app/streams.h"
+#include "common/os/threads.h"
 
 struct Perplexity {
     double nll = 0;  // negative log-likelihood, summed over the scored tokens
@@ -49,10 +50,9 @@ inline Perplexity perplexity(const Model& m, std::span<const int> ids, int bos_i
             nll.resize(std::min(static_cast<size_t>(m.max_chunk), window.size() - 1 - i));
             const std::span<const float> logits =  // (n, vocab_size)
                 m.forward(std::span(window).subspan(i, nll.size()), static_cast<int>(i), true);
-#pragma omp parallel for schedule(static)
-            for (size_t k = 0; k < nll.size(); k++) {
+            parallel_for(int64_t(nll.size()), [&](size_t k) {
                 nll[k] = negative_log_likelihood(logits.subspan(k * vocab, vocab), window[i + k + 1]);
-            }
+            });
             for (const double x : nll) result.nll += x;  // here, so that the threads do not change the sum
             result.n_scored += nll.size();
             progress(begin + i + nll.size() + 1 - bos);

@@ -17,7 +17,6 @@
 #include "common/app/sampler.h"
 #include "common/app/signals.h"
 #include "common/app/streams.h"
-#include "common/cpu/crowding.h"
 #include "common/cpu/machine.h"
 #include "common/text/tokenizer.h"
 
@@ -40,7 +39,6 @@ struct Session {
     std::vector<int> held{};  // the tokens whose keys and values are in the KV cache, from position 0 on
     size_t kv_room = 0;       // positions that the KV cache has memory for; see make_kv_room()
     Statistics statistics{};
-    Crowding crowding{};
 };
 
 enum class Stop { end_of_text, steps, context, ctrl_c };
@@ -58,7 +56,6 @@ enum class Feed { prompt, prompt_end, decode };
 // them. Of a prompt that goes on they are not wanted at all. In decoding, tokens after the first are a guess:
 // logits are those after each, and whether they are held is for the caller to say.
 inline Next feed(Session& s, std::span<const int> tokens, Feed what, bool greedy) {
-    s.crowding.look();
     const double start = seconds_now();
     const int pos = static_cast<int>(s.held.size());
     Next next;

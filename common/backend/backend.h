@@ -23,6 +23,7 @@
 #include "common/cpu/int8.h"
 #include "common/cpu/lowbit_pack.h"
 #include "common/cpu/rows.h"
+#include "common/os/threads.h"
 
 // Where back ends are looked for: in $RUNQ_BACKENDS, or else in the folder `backends` beside the program.
 inline std::filesystem::path backend_folder() {
@@ -66,7 +67,9 @@ inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
 // std::runtime_error with the back end's own text if it fails.
 class Backend {
   public:
-    explicit Backend(const QuantGemmBackend* api) : api_(api) { check("open", api->open(&context_)); }
+    explicit Backend(const QuantGemmBackend* api) : api_(api) {
+        check("open", api->open(&context_, run_loop));
+    }
     ~Backend() { api_->close(context_); }
     Backend(const Backend&) = delete;
     Backend& operator=(const Backend&) = delete;

@@ -62,9 +62,11 @@ int32_t rank() {
     return supported() ? ranks[level] : 0;
 }
 
-int32_t open(void** context) {
+int32_t open(void** context, QuantGemmRunLoop run_loop) {
     *context = nullptr;
-    return supported() ? QUANT_GEMM_OK : fail(QUANT_GEMM_NO_DEVICE, "this processor lacks its instructions");
+    if (!supported()) return fail(QUANT_GEMM_NO_DEVICE, "this processor lacks its instructions");
+    cpu_open(run_loop);
+    return QUANT_GEMM_OK;
 }
 void close(void*) {}
 

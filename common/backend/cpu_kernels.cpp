@@ -27,12 +27,10 @@ void quantize_group(int8_t* codes, float* scale, int32_t* sum, const float* x, i
 // And what lowbit_matmul does: each row is expanded once, and multiplied by all tokens.
 void multiply_plainly(const Int8Matrix& x, const LowbitProduct& p) {
     const int n_groups = x.n_groups(), size = x.group_size;
-#pragma omp parallel
-    {
+    parallel_ranges(p.w.n_rows, [&](int begin, int end) {
         std::vector<int8_t> codes(size_t(x.n_cols));
         std::vector<float> scales(size_t(x.n_groups()));
-#pragma omp for schedule(static)
-        for (int i = 0; i < p.w.n_rows; i++) {
+        for (int i = begin; i < end; i++) {
             expand_columns(codes.data(), p.w, i, 0, x.n_cols);
             expand_scales(scales.data(), p.w, i);
             for (int t = 0; t < x.n_rows; t++) {
@@ -46,10 +44,12 @@ void multiply_plainly(const Int8Matrix& x, const LowbitProduct& p) {
                 p.out[size_t(t) * p.w.n_rows + i] = sum;
             }
         }
-    }
+    });
 }
 
 }  // namespace
+
+void cpu_open(QuantGemmRunLoop loop) noexcept { run_loop = loop; }
 
 void cpu_quantize(const QuantGemmRows& rows, const float* x) noexcept {
     const int n = rows.n_cols, size = rows.group_size, n_groups = n / size;

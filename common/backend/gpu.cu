@@ -328,7 +328,7 @@ int32_t rank() {
     return cudaGetDeviceCount(&n) == cudaSuccess && n > 0 ? backend_rank : 0;
 }
 
-int32_t open(void** context) {
+int32_t open(void** context, [[maybe_unused]] QuantGemmRunLoop loop) {
     return guarded([&]() -> int32_t {
         if (rank() == 0) return fail(QUANT_GEMM_NO_DEVICE, "there is no such GPU, or no driver for it");
         auto* c = new Context;
@@ -337,6 +337,7 @@ int32_t open(void** context) {
         if (hipGetDeviceProperties(&device, 0) == hipSuccess) c->warp_lanes = device.warpSize;
 #elif !defined(__CUDACC__)
         c->warp_lanes = simt::warp_size;
+        run_loop = loop;
 #endif
         *context = c;
         return QUANT_GEMM_OK;

@@ -225,7 +225,7 @@ int32_t open_device(Context& c) {
     if (e == CL_SUCCESS) c.quantize = clCreateKernel(c.program, "quantize", &e);
     return status_of(e);
 }
-int32_t open(void** context) {
+int32_t open(void** context, QuantGemmRunLoop) {
     return guarded([&]() -> int32_t {
         auto* c = new Context;
         const int32_t status = open_device(*c);

@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define QUANT_GEMM_VERSION 3 /* of this file; a program takes no back end of another */
+#define QUANT_GEMM_VERSION 4 /* of this file; a program takes no back end of another */
 
 typedef enum QuantGemmStatus {
     QUANT_GEMM_OK = 0,
@@ -71,6 +71,13 @@ typedef struct QuantGemmProduct {
     QuantGemmMatrix w;
 } QuantGemmProduct;
 
+/* Items begin .. end - 1 of a loop. */
+typedef void (*QuantGemmLoopBody)(void* argument, int64_t begin, int64_t end);
+
+/* Calls body for runs of items that together are 0 .. n - 1, in the program's threads, and returns when all
+   are done. */
+typedef void (*QuantGemmRunLoop)(int64_t n, QuantGemmLoopBody body, void* argument);
+
 typedef struct QuantGemmBackend {
     uint32_t version;     /* QUANT_GEMM_VERSION, first in every version */
     uint32_t host_memory; /* 1: addresses are the program's own */
@@ -81,8 +88,10 @@ typedef struct QuantGemmBackend {
        instruction that may not be there. */
     int32_t (*rank)(void);
 
-    int32_t (*open)(void** context); /* what the other functions take */
-    void (*close)(void* context);    /* memory that was not released goes with it */
+    /* *context is what the other functions take. run_loop: the program's threads, for a back end that needs
+       some; valid as long as the program. */
+    int32_t (*open)(void** context, QuantGemmRunLoop run_loop);
+    void (*close)(void* context); /* memory that was not released goes with it */
 
     /* Asked for each matrix, with addresses of the program's, before anything is uploaded. Whether multiply()
        takes its format: QUANT_GEMM_UNSUPPORTED if not. Where addresses are the program's own, it may ask with

@@ -24,6 +24,7 @@
 #include "common/cpu/rows.h"
 #include "common/cpu/scratch.h"
 #include "common/cpu/vector.h"
+#include "common/os/threads.h"
 
 // Queries that go through together, against key_vectors vectors of keys or of a value's elements: as many
 // sums as the registers hold.
@@ -225,8 +226,7 @@ inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Ro
     out.n_rows = n_tokens;
     scores.resize(n_tokens, n_heads, pos, width);
     probs.resize(n_tokens, n_heads, pos, width);
-#pragma omp parallel for schedule(dynamic)
-    for (int i = 0; i < cache.n_kv_heads() * n_blocks; i++) {
+    parallel_for(cache.n_kv_heads() * n_blocks, [&](int i) {
         const int kv = i / n_blocks, first = i % n_blocks * max_attention_rows;
         const int n_rows = std::min(max_attention_rows, n_queries - first);
         const float* q_rows[max_attention_rows];
@@ -250,5 +250,5 @@ inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Ro
         });
         for (int r = 0; r < n_rows && probs.wanted; r++)
             std::copy_n(all_probs + size_t(r) * width, kv_len[r], probs.row(token_of(r), head_of(r)));
-    }
+    });
 }

@@ -136,13 +136,12 @@ class Int8KvCacheOf {
     void fill(int n) {
         std::vector<int8_t> row(size_t(head_dim_) + 97);
         for (size_t i = 0; i < row.size(); i++) row[i] = int8_t(i * 7919 % 255 - 127);
-#pragma omp parallel for schedule(static)
-        for (int pos = 0; pos < n; pos++) {
+        parallel_for(n, [&](int pos) {
             for (int i = 0; i < n_layers_ * n_kv_heads_; i++) {
                 const int8_t* from = row.data() + (pos + i) % 97;
                 append(i / n_kv_heads_, i % n_kv_heads_, pos, from, 0.01f, from, 0.01f);
             }
-        }
+        });
     }
 
     // Keys of positions pos .. pos + key_block - 1, [d / 4][position][d % 4]; pos is a multiple of key_block.
@@ -341,8 +340,7 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
     scores.resize(n_tokens, n_heads, pos, width);
     probs.resize(n_tokens, n_heads, pos, width);
     weights.resize(n_tokens, n_heads, pos, width);
-#pragma omp parallel for schedule(dynamic)
-    for (int i = 0; i < cache.n_kv_heads() * n_blocks; i++) {
+    parallel_for(cache.n_kv_heads() * n_blocks, [&](int i) {
         const int kv = i / n_blocks, first = i % n_blocks * max_attention_rows;
         const int n_rows = std::min(max_attention_rows, n_queries - first);
         auto token_of = [&](int r) { return (first + r) / heads_per_kv; };
@@ -420,5 +418,5 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
             float* to = out.row(token_of(r)) + head_of(r) * head_dim;
             for (int d = 0; d < head_dim; d++) to[d] = float(sums[r * value_width + d]) * weighing.scale[r];
         }
-    }
+    });
 }

@@ -17,6 +17,7 @@
 #include "common/cpu/int8_panels.h"
 #include "common/cpu/int8_rows.h"
 #include "common/cpu/rows.h"
+#include "common/os/threads.h"
 
 // Calls use(Isa{}) with the best instruction set for groups of this size. False if there is none.
 template <class Use>
@@ -115,9 +116,8 @@ inline void int8_matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<M
     }
     if (int8_matmul(x.view(), list)) return;
     for (const MatrixProduct<Matrix>& p : products) {
-#pragma omp parallel for schedule(static)
-        for (int i = 0; i < p.w.n_rows; i++) {
+        parallel_for(p.w.n_rows, [&](int i) {
             for (int t = 0; t < x.n_rows; t++) p.out.row(t)[i] = dot(x, t, p.w, i);
-        }
+        });
     }
 }

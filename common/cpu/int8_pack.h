@@ -182,18 +182,16 @@ template <class Isa>
 inline void pack_in_place(const Int8Matrix& w) {
     constexpr int n = panel_rows<Isa>;
     const size_t n_codes = size_t(n) * w.n_cols, n_scales = size_t(n) * w.n_groups();
-#pragma omp parallel
-    {
+    parallel_ranges(w.n_rows / n, [&](int begin, int end) {
         std::vector<uint32_t> codes(n_codes / 4);
         std::vector<float> scales(n_scales);
-#pragma omp for schedule(static)
-        for (int panel = 0; panel < w.n_rows / n; panel++) {
+        for (int panel = begin; panel < end; panel++) {
             pack_codes<Isa>(codes.data(), w, panel * n, 0, w.n_cols);
             pack_scales<Isa>(scales.data(), w, panel * n);
             std::memcpy(const_cast<int8_t*>(w.row_codes(panel * n)), codes.data(), n_codes);
             std::copy_n(scales.data(), n_scales, const_cast<float*>(w.row_scales(panel * n)));
         }
-    }
+    });
 }
 
 // Copies row i of w, packed or not: codes (n_cols,), and scales (n_groups,) unless that is null.

@@ -8,8 +8,6 @@
 // multiply-add each, as in int8_rows.h, so an output is the same to the bit either way.
 #pragma once
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +20,7 @@
 #include "common/cpu/pin_register.h"
 #include "common/cpu/scratch.h"
 #include "common/cpu/unroll.h"
+#include "common/os/threads.h"
 
 // Bytes of a panel that are worked on at a time: they stay in or near the first-level cache for all tokens.
 constexpr int panel_block_bytes = 1 << 14;
@@ -207,12 +206,10 @@ inline void products_by_panels(const Int8Matrix& x, std::span<const Product> lis
                          x, tile * width);
     };
     if (n_tiles == 1) pack(0);  // threads need not meet for that
-#pragma omp parallel
-    {
-        if (n_tiles > 1) {
-#pragma omp for schedule(static)
-            for (int tile = 0; tile < n_tiles; tile++) pack(tile);
-        }
+    if (n_tiles > 1) parallel_for(n_tiles, pack);
+    auto n_panels = [](const Product& p) { return (p.w.n_rows + n_rows - 1) / n_rows; };
+    // Threads take panels in long runs, one stream for each, and few at a time near the end.
+    parallel_lists(list, n_panels, [&](const Product& p, int begin, int end) {
         static thread_local std::vector<uint32_t> codes;
         static thread_local std::vector<float> scales, sums;
         const size_t block_bytes = std::max<size_t>(panel_block_bytes, size_t(n_rows) * x.group_size);
@@ -220,30 +217,18 @@ inline void products_by_panels(const Int8Matrix& x, std::span<const Product> lis
                                  scratch(scales, size_t(x.n_groups()) * n_rows)};
         // A panel's outputs, token after token. The last panel may have rows that the matrix has not.
         float* outputs = scratch(sums, size_t(n_tiles) * width * n_rows);
-        for (const Product& p : list) {
-            const int n_out = p.w.n_rows, n_panels = (n_out + n_rows - 1) / n_rows;
-            auto multiply = [&](int i) {
-                const int first = i * n_rows, n_valid = std::min(n_rows, n_out - first);
-                panel_product<Isa>(outputs, x.n_rows, tokens, memory, p.w, first);
-                for (int t = 0; t < x.n_rows; t++) {
-                    const float* from = outputs + t * n_rows;
-                    float* to = p.out + size_t(t) * n_out + first;
-                    if (n_valid == n_rows) {
-                        std::memcpy(to, from, n_rows * sizeof(float));  // a few stores, no call
-                    } else {
-                        std::copy_n(from, n_valid, to);
-                    }
+        for (int i = begin; i < end; i++) {
+            const int n_out = p.w.n_rows, first = i * n_rows, n_valid = std::min(n_rows, n_out - first);
+            panel_product<Isa>(outputs, x.n_rows, tokens, memory, p.w, first);
+            for (int t = 0; t < x.n_rows; t++) {
+                const float* from = outputs + t * n_rows;
+                float* to = p.out + size_t(t) * n_out + first;
+                if (n_valid == n_rows) {
+                    std::memcpy(to, from, n_rows * sizeof(float));  // a few stores, no call
+                } else {
+                    std::copy_n(from, n_valid, to);
                 }
-            };
-            // Few tokens wait for memory: one stream for each thread. Many, guided: threads take many panels
-            // in a row, so that they mostly prefetch their own next one, and one at a time near the end, so
-            // that they finish together.
-            const int n_parts = n_tiles <= 2 ? omp_get_num_threads() : n_panels;
-#pragma omp for schedule(guided) nowait
-            for (int part = 0; part < n_parts; part++) {
-                auto begin = [&](int64_t nth) { return int(nth * n_panels / n_parts); };
-                for (int i = begin(part); i < begin(part + 1); i++) multiply(i);
             }
         }
-    }
+    });
 }

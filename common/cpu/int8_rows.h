@@ -8,6 +8,7 @@
 #include <span>
 
 #include "common/cpu/int8.h"
+#include "common/os/threads.h"
 
 // The accumulator of one group, with what Isa::offset has added still in it. A cache line at a time, each
 // vector of it into an accumulator of its own, since an addition waits for the one before it.
@@ -70,12 +71,10 @@ inline float dot_row(const Int8Matrix& x, int t, const Int8Matrix& w, int i) {
 // Each row of the weights is read once, whatever the number of tokens. `output` computes one output.
 template <class Dot>
 inline void products_by_rows(const Int8Matrix& x, std::span<const Int8Product> list, Dot output) {
-#pragma omp parallel
-    for (const Int8Product& p : list) {
-        const int n_rows = p.w.n_rows;
-#pragma omp for schedule(static) nowait
-        for (int i = 0; i < n_rows; i++) {
-            for (int t = 0; t < x.n_rows; t++) p.out[size_t(t) * n_rows + i] = output(x, t, p.w, i);
+    auto n_rows = [](const Int8Product& p) { return p.w.n_rows; };
+    parallel_lists(list, n_rows, [&](const Int8Product& p, int begin, int end) {
+        for (int i = begin; i < end; i++) {
+            for (int t = 0; t < x.n_rows; t++) p.out[size_t(t) * p.w.n_rows + i] = output(x, t, p.w, i);
         }
-    }
+    });
 }

@@ -97,13 +97,12 @@ class KvCache {
     void fill(int n) {
         std::vector<float> row(size_t(head_dim_) + 97);
         for (size_t i = 0; i < row.size(); i++) row[i] = float(i * 7919 % 101) / 50 - 1;
-#pragma omp parallel for schedule(static)
-        for (int pos = 0; pos < n; pos++) {
+        parallel_for(n, [&](int pos) {
             for (int i = 0; i < n_layers_ * n_kv_heads_; i++) {
                 const float* from = row.data() + (pos + i) % 97;
                 append(i / n_kv_heads_, i % n_kv_heads_, pos, from, from);
             }
-        }
+        });
     }
 
     // Keys of positions pos .. pos + key_block - 1, [head_dim][key_block]; pos is a multiple of key_block. T

@@ -302,12 +302,11 @@ inline BlockKernel<Isa> block_kernel(const LowbitMatrix& w, int n_tokens) {
     return block_kernel_for<Isa, 2, dense, group_size>(n_tokens);
 }
 
-// The row blocks of p.w times x, by the threads of a parallel region.
+// Row blocks begin .. end - 1 of p.w, which are packed, times x.
 template <class Isa>
-inline void multiply_blocks(const Int8Matrix& x, const LowbitProduct& p) {
+inline void multiply_blocks(const Int8Matrix& x, const LowbitProduct& p, int begin, int end) {
     const int n_rows = p.w.n_rows;
-#pragma omp for schedule(static) nowait
-    for (int block = 0; block < n_rows / row_block; block++) {
+    for (int block = begin; block < end; block++) {
         const int i = block * row_block;
         for (int t = 0, n_tokens; t < x.n_rows; t += n_tokens) {
             n_tokens = tokens_of_block<Isa>(p.w.bits);

@@ -14,6 +14,7 @@
 #include "common/cpu/lowbit_blocks.h"
 #include "common/cpu/lowbit_pack.h"
 #include "common/cpu/lowbit_rows.h"
+#include "common/os/threads.h"
 
 // Rows i .. i + n_rows - 1 of w, as far as they are there.
 inline int valid_rows(const LowbitMatrix& w, int i, int n_rows) {
@@ -74,11 +75,12 @@ inline int max_tokens_of(const LowbitMatrix& w) { return w.packed ? 32 : 4; }
 // The products of few tokens.
 template <class Isa>
 inline void lowbit_of_few(const Int8Matrix& x, std::span<const LowbitProduct> list) {
-#pragma omp parallel
-    for (const LowbitProduct& p : list) {
-        if (p.w.packed) multiply_blocks<Isa>(x, p);
-        multiply_rows<Isa>(x, p, p.w.packed ? p.w.n_rows / row_block * row_block : 0);
-    }
+    auto n_blocks = [](const LowbitProduct& p) { return (p.w.n_rows + row_block - 1) / row_block; };
+    parallel_lists(list, n_blocks, [&](const LowbitProduct& p, int begin, int end) {
+        const int n_packed = p.w.packed ? std::clamp(p.w.n_rows / row_block, begin, end) : begin;
+        multiply_blocks<Isa>(x, p, begin, n_packed);
+        multiply_rows<Isa>(x, p, n_packed * row_block, std::min(end * row_block, p.w.n_rows));
+    });
 }
 
 // The products of x with several matrices, by one instruction set.

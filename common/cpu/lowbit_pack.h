@@ -39,22 +39,23 @@ inline void turn_table(const T* table, size_t n, std::vector<uint8_t>& copy) {
 // on all of the row, so such a matrix is not packed.
 inline bool is_two_of_four(const LowbitMatrix& w) {
     if (w.mask == nullptr) return true;
-    const auto n = ptrdiff_t(size_t(w.n_rows) * w.n_mask_bytes());
-    int good = 1;
-#pragma omp parallel for reduction(& : good)
-    for (ptrdiff_t i = 0; i < n; i++)
-        good &= std::popcount(unsigned(w.mask[i] & 15)) == 2 && std::popcount(unsigned(w.mask[i] >> 4)) == 2;
-    return good != 0;
+    std::atomic<bool> good = true;
+    parallel_ranges(int64_t(size_t(w.n_rows) * w.n_mask_bytes()), [&](size_t begin, size_t end) {
+        int all = 1;
+        for (size_t i = begin; i < end; i++)
+            all &=
+                std::popcount(unsigned(w.mask[i] & 15)) == 2 && std::popcount(unsigned(w.mask[i] >> 4)) == 2;
+        if (all == 0) good = false;
+    });
+    return good;
 }
 
 // Packs w in its own memory, which nobody else reads or writes; from then on w.packed has to be true.
 // Precondition: is_two_of_four(w).
 inline void pack_in_place(const LowbitMatrix& w) {
-#pragma omp parallel
-    {
+    parallel_ranges(w.n_rows / row_block, [&](int begin, int end) {
         std::vector<uint8_t> copy;
-#pragma omp for schedule(static)
-        for (int i = 0; i < w.n_rows / row_block; i++) {
+        for (int i = begin; i < end; i++) {
             const int row = i * row_block;
             turn_table(reinterpret_cast<const uint32_t*>(w.row_codes(row)), w.n_code_bytes() / 4, copy);
             if (w.mask != nullptr)
@@ -63,7 +64,7 @@ inline void pack_in_place(const LowbitMatrix& w) {
             if (w.zeros != nullptr) turn_table(w.row_zeros(row), w.n_zero_bytes(), copy);
             if (w.levels != nullptr) turn_table(w.row_levels(row), size_t(w.n_scales()), copy);
         }
-    }
+    });
 }
 
 // What the groups of some neighbouring rows of a block have, as many as Isa has lanes: scales, and what is

@@ -9,9 +9,9 @@
 #include "common/cpu/int8_rows.h"
 #include "common/cpu/lowbit.h"
 
-// The rows of p.w from `first` on times x, by the threads of a parallel region.
+// Rows begin .. end - 1 of p.w times x.
 template <class Isa>
-inline void multiply_rows(const Int8Matrix& x, const LowbitProduct& p, int first) {
+inline void multiply_rows(const Int8Matrix& x, const LowbitProduct& p, int begin, int end) {
     static thread_local std::vector<int8_t> code_memory;
     static thread_local std::vector<float> scale_memory;
     const LowbitMatrix& w = p.w;
@@ -21,8 +21,7 @@ inline void multiply_rows(const Int8Matrix& x, const LowbitProduct& p, int first
     codes += -reinterpret_cast<uintptr_t>(codes) % 64;
     float* scales = scratch(scale_memory, size_t(w.n_groups()));
     const Int8Matrix row{codes, scales, nullptr, 1, n_cols, w.group_size};
-#pragma omp for schedule(static) nowait
-    for (int i = first; i < w.n_rows; i++) {
+    for (int i = begin; i < end; i++) {
         // The next rows follow as one stream, or two.
         auto prefetch = [](const uint8_t* from, size_t n) {
             for (size_t b = 0; b < n; b += 64) __builtin_prefetch(from + prefetch_distance + b);

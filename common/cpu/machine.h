@@ -4,12 +4,12 @@
 // is why the programs measure the bandwidth themselves, with the same threads and in the same run.
 #pragma once
 
-#include <omp.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +22,7 @@
 
 #include "common/cpu/cgroup.h"
 #include "common/cpu/clock.h"
+#include "common/os/threads.h"
 
 // The number after `field` in a /proc file of lines like "VmHWM:   1234 kB", in bytes; 0 if it is not there.
 inline uint64_t proc_bytes(const char* path, const char* field) {
@@ -154,14 +155,10 @@ class ReadBuffer {
   private:
     template <class Work>
     void each_part(Work work) const {
-        uint32_t total = 0;
-#pragma omp parallel num_threads(n_threads_) reduction(+ : total)
-        {
-            // A share for each of the threads that there really are: OpenMP may give fewer than asked for.
-            for (int t = omp_get_thread_num(); t < n_threads_ && size_ > 0; t += omp_get_num_threads()) {
-                total += work(words_ + static_cast<size_t>(t) * per_thread_ / sizeof(uint32_t));
-            }
-        }
+        std::atomic<uint32_t> total = 0;
+        parallel_for(size_ > 0 ? n_threads_ : 0, [&](int t) {
+            total += work(words_ + static_cast<size_t>(t) * per_thread_ / sizeof(uint32_t));
+        });
         volatile uint32_t sink = total;  // uses the sum; without a use the compiler drops the loop
         (void)sink;
     }

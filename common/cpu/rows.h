@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/os/threads.h"
+
 // (n_rows, n_cols) fp32, one row after another. Memory for max_rows rows is allocated once; operations set
 // n_rows of what they write to the number of tokens that they were given.
 struct Rows {
@@ -30,13 +32,12 @@ struct Rows {
     }
 };
 
-// Calls f(i) for each i below n, shared among the threads. One call needs no team: in decode, where every
-// step has one row, starting and ending a team of one would cost more than many of the steps.
+// Calls f(i) for each i below n, in all threads. One call needs no others: in decode, where every step has
+// one row, meeting would cost more than many of the steps.
 template <class F>
 inline void for_each_row(int n, F f) {
     if (n == 1) return f(0);
-#pragma omp parallel for schedule(static)
-    for (int i = 0; i < n; i++) f(i);
+    parallel_for(n, f);
 }
 
 // One of the products that read the same input: out (n_tokens, w.n_rows) = x times w transposed. Matrix is a

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <fcntl.h>
-#include <omp.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -37,7 +36,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 #endif
 
 // One thread: inputs are too small for more, and runs are the same each time.
-inline const bool is_single_threaded = (omp_set_num_threads(1), true);
+inline const bool is_single_threaded = (threads().resize(1), true);
 
 // What has to hold whatever the input is.
 inline void expect(bool holds, const char* what) {

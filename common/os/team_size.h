@@ -1,0 +1,79 @@
+// How many threads share a loop: fewer while other programs want the cores.
+//
+// Where a thread shares its core with another program, it stands still for some milliseconds whenever it is
+// not its turn, and whoever needs its part of the loop waits. One thread fewer is then faster, although it
+// does all the work: on two cores beside a busy process, two threads that always wait for each other are
+// several times slower than one (docs/performance.md). So each loop is judged by what it took, and by what
+// it would have taken with one thread fewer. Results do not depend on the number of threads.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+
+#include "common/cpu/clock.h"
+
+// The number of threads on this machine, of all programs, that run or wait for a core; 0 if the system does
+// not say. The fourth field of /proc/loadavg is RUNNING/ALL (man 5 proc_loadavg).
+inline int runnable_threads() {
+    int running = 0;
+    if (std::FILE* file = std::fopen("/proc/loadavg", "r"); file != nullptr) {
+        if (std::fscanf(file, "%*f %*f %*f %d/", &running) != 1) running = 0;
+        std::fclose(file);
+    }
+    return running;
+}
+
+class TeamSize {
+  public:
+    // At most n threads, and for now no more than there are cores for.
+    void reset(int n, int free_cores, double now) {
+        most_ = n, size_ = std::clamp(free_cores, 1, n);
+        balance_ = 0, pause_ = shortest_pause;
+        shrunk_at_ = now, try_at_ = now + pause_;
+    }
+
+    int size() const { return size_; }
+
+    // Before a loop. free_cores() tells how many cores there are for these threads, as far as is known; it is
+    // called only where that matters.
+    template <class FreeCores>
+    void grow(double now, FreeCores free_cores) {
+        if (size_ == most_ || now < try_at_) return;
+        // Whoever has a core may be so modest that a thread is worth it all the same: tried now and then.
+        if (now < shrunk_at_ + longest_pause && free_cores() <= size_) {
+            try_at_ = now + shortest_pause;
+            return;
+        }
+        size_++, balance_ = 0;
+        try_at_ = shrunk_at_ = now;
+    }
+
+    // After a loop of n items that took `seconds` and ended `now`. The calling thread did own_items of them
+    // in own_seconds, and then waited for the others.
+    void judge(int64_t n, int64_t own_items, double own_seconds, double seconds, double now) {
+        if (size_ == 1 || own_items == 0) return;
+        // Had there been one thread fewer, each as fast as this one.
+        const double fewer = own_seconds / double(own_items) * double(n) / (size_ - 1);
+        const double gain = fewer - seconds;
+        // Threads that wait for memory together gain less than that, so a gain counts half.
+        balance_ = std::min(balance_ + (gain > 0 ? gain / 2 : gain), most_credit);
+        if (balance_ == most_credit) pause_ = shortest_pause;
+        if (balance_ > -most_loss) return;
+        size_--, balance_ = 0;
+        shrunk_at_ = now, try_at_ = now + pause_;
+        pause_ = std::min(4 * pause_, longest_pause);
+    }
+
+  private:
+    // In seconds. Every thread is stopped now and then, for which there is credit after loops that went well;
+    // one that shares its core has used it up soon.
+    static constexpr double most_credit = 5e-3, most_loss = 0.5e-3;
+    // From one thread fewer until one more is tried.
+    static constexpr double shortest_pause = 0.05, longest_pause = 2;
+
+    int most_ = 1, size_ = 1;
+    double balance_ = 0;  // seconds that the last thread has saved lately
+    double pause_ = shortest_pause;
+    double shrunk_at_ = 0, try_at_ = 0;
+};
