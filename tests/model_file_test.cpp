@@ -164,7 +164,7 @@ TEST_CASE("model file: every bad field is named with its value") {
         const char* text;
     };
     const Case cases[] = {
-        {0x00, 0x46554747, "magic is 0x46554747, expected 0x616b3432"},
+        {0x00, 0x46554746, "magic is 0x46554746, expected 0x616b3432"},
         {0x00, int(scheme_awq.magic), "magic is 0x616b3438, expected 0x616b3432 (an AWQ file: use runq_awq)"},
         {0x04, 3, "version is 3, expected 2"},
         {0x08, 0, "dim is 0, expected 1 to 1048576"},
@@ -239,7 +239,7 @@ TEST_CASE("model file: a flipped bit in header or tokenizer, and a wrong length,
                                       [](const ModelConfig&) { throw std::runtime_error("not this one"); }),
                       (folder + "model.bin: not this one").c_str());
     CHECK(refusal(folder + "absent.bin") == folder + "absent.bin: cannot open: No such file or directory");
-    CHECK(refusal("/tmp") == "/tmp: not a regular file");
+    CHECK(refusal("/dev") == "/dev: is a directory, expected a model file");
 }
 
 TEST_CASE("model file: a FIFO is refused and not waited for, a pointer of Git LFS is called one") {
@@ -253,6 +253,47 @@ TEST_CASE("model file: a FIFO is refused and not waited for, a pointer of Git LF
                            << std::string(64, '7') << "\nsize 1234567\n";
     CHECK(refusal(pointer) ==
           pointer + ": a Git LFS pointer, which stands for the file; `git lfs pull` fetches the file itself");
+}
+
+TEST_CASE("model file: what else people have is named, with the command that makes a model file of it") {
+    std::filesystem::create_directories(folder + "hf it's");
+    auto refusal_of = [](const std::string& path, const std::string& content) {
+        std::ofstream(path, std::ios::binary) << content;
+        return refusal(path);
+    };
+    const std::string export_q8 = ".venv/bin/python -m export q8 ", gguf = folder + "a.gguf";
+    for (const size_t size : {0u, 4u, 1000u}) {  // also shorter than a header
+        CHECK(refusal_of(gguf, "GGUF" + std::string(size, '\3')) ==
+              gguf + ": is a GGUF file; make a model file of it: " + export_q8 + gguf + " model.bin");
+    }
+    const std::string hf = folder + "hf it's", word = "'" + folder + "hf it'\\''s'";
+    std::filesystem::remove(hf + "/config.json");
+    CHECK(refusal(hf) == hf + ": is a directory, expected a model file");
+    std::ofstream(hf + "/config.json") << "{}";
+    CHECK(refusal(hf) ==
+          hf + ": is a Hugging Face directory; make a model file of it: " + export_q8 + word + " model.bin");
+
+    const std::string tensors = hf + "/model.safetensors", header("\x02\0\0\0\0\0\0\0{}", 10);
+    const std::string is_safetensors =
+        tensors + ": is a safetensors file; make a model file of its directory: " + export_q8 + word +
+        " model.bin";
+    CHECK(refusal_of(tensors, header) == is_safetensors);
+    CHECK(refusal_of(tensors, header + std::string(1000, '\0')) == is_safetensors);
+    CHECK(refusal_of(tensors, header.substr(0, 9)) ==
+          tensors + ": file is 9 bytes, shorter than the 256-byte header");
+    const std::string zip = folder + "pytorch_model.bin";
+    CHECK(refusal_of(zip, "PK\x03\x04" + std::string(1000, '\0')) ==
+          zip +
+              ": is a ZIP file, such as PyTorch writes; the exporter reads safetensors or GGUF: download "
+              "those");
+
+    const std::string scheme[] = {"q8", "w8a8 --calib text.txt", "awq --calib text.txt",
+                                  "gptq --calib text.txt", "moe --calib text.txt"};
+    for (size_t i = 0; i < std::size(schemes); i++) {
+        CHECK(export_command("m.gguf", schemes[i]) ==
+              ".venv/bin/python -m export " + scheme[i] + " m.gguf model.bin");
+    }
+    CHECK(export_command("", schemes[0]) == export_q8 + "'' model.bin");
 }
 
 namespace {
@@ -275,7 +316,7 @@ TEST_CASE("model file: of a file that is no model only the beginning is read") {
     std::filesystem::resize_file(path, size_t(300) << 20);  // a hole
     CHECK(refusal(path).find("but its tokenizer section is") != std::string::npos);
     std::ofstream(path, std::ios::binary | std::ios::in) << "GGUF";
-    CHECK(refusal(path).find("magic is 0x46554747") != std::string::npos);
+    CHECK(refusal(path).find("is a GGUF file") != std::string::npos);
     CHECK(cached_bytes(path) < size_t(16) << 20);
     std::filesystem::remove(path);
 }

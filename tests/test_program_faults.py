@@ -140,7 +140,7 @@ def test_a_large_file_that_is_no_model_is_not_read(tmp_path, program):
     path.write_bytes(b"GGUF")
     os.truncate(path, 6 << 30)
     done, memory = run_measured(tmp_path, program, path, "--ids", "1")
-    assert "magic is 0x46554747" in refused(done, 1)
+    assert "is a GGUF file; make a model file of it: .venv/bin/python -m export" in refused(done, 1)
     assert memory < 300e6
 
 

@@ -18,10 +18,10 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 
 #include "common/model/config.h"
 #include "common/model/mapped_file.h"
+#include "common/model/other_file.h"
 #include "common/model/scheme.h"
 
 static_assert(std::endian::native == std::endian::little, "model files are little-endian and read in place");
@@ -86,11 +86,7 @@ constexpr size_t expert_format = 0xC0, n_experts = 0xC4, n_active = 0xC8, moe_hi
 inline ModelConfig read_header(const std::string& path, std::span<const std::byte> file,
                                const Scheme& scheme) {
     auto fail = [&](const std::string& what) -> void { throw std::runtime_error(path + ": " + what); };
-    // https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
-    if (constexpr std::string_view lfs = "version https://git-lfs";
-        file.size() >= lfs.size() && std::memcmp(file.data(), lfs.data(), lfs.size()) == 0) {
-        fail("a Git LFS pointer, which stands for the file; `git lfs pull` fetches the file itself");
-    }
+    if (const std::string other = describe_other_file(path, file, scheme); !other.empty()) fail(other);
     if (file.size() < header_size) {
         fail("file is " + std::to_string(file.size()) + " bytes, shorter than the 256-byte header");
     }
@@ -273,6 +269,9 @@ inline ModelFile open_model_file(const std::string& path, const Scheme& scheme,
     ModelFile file;
     file.path = path;
     file.alignment = scheme.alignment;
+    if (const std::string other = describe_directory(path, scheme); !other.empty()) {
+        throw std::runtime_error(path + ": " + other);
+    }
     file.map = MappedFile(path);
     const std::span<const std::byte> bytes = file.map.bytes();
     file.config = read_header(path, bytes, scheme);

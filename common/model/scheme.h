@@ -4,10 +4,11 @@
 #include <cstdint>
 
 struct Scheme {
-    const char* file;     // as messages call such a file
-    const char* program;  // runs it
-    uint32_t magic;       // a file's first word
-    int version;          // and its second
+    const char* file;      // as messages call such a file
+    const char* program;   // runs it
+    const char* exporter;  // makes it: the arguments of python -m export
+    uint32_t magic;        // a file's first word
+    int version;           // and its second
     // KuiperLLama's header has head_dim where llama2.c's has group_size, and group_size behind it. Its files
     // have no extension block, and are Qwen3.
     bool is_kuiper = false;
@@ -18,14 +19,16 @@ struct Scheme {
 };
 
 // "ak42", llama2.c's version 2
-constexpr Scheme scheme_q8{"a Q8 file", "runq", 0x616b3432, 2};
+constexpr Scheme scheme_q8{"a Q8 file", "runq", "q8", 0x616b3432, 2};
 // "ak88"
-constexpr Scheme scheme_w8a8{"a W8A8 file",         "runq_w8a8", 0x616b3838, 1, /*is_kuiper*/ false,
+constexpr Scheme scheme_w8a8{"a W8A8 file",         "runq_w8a8", "w8a8 --calib text.txt", 0x616b3838, 1,
+                             /*is_kuiper*/ false,
                              /*may_be_static*/ true};
 // "ak48", KuiperLLama's Qwen3 AWQ
-constexpr Scheme scheme_awq{"an AWQ file", "runq_awq", 0x616b3438, 5, /*is_kuiper*/ true};
+constexpr Scheme scheme_awq{"an AWQ file", "runq_awq", "awq --calib text.txt",
+                            0x616b3438,    5,          /*is_kuiper*/ true};
 // "akgp"
-constexpr Scheme scheme_gptq{"a GPTQ file",           "runq_gptq", 0x616b6770, 1,
+constexpr Scheme scheme_gptq{"a GPTQ file",           "runq_gptq", "gptq --calib text.txt", 0x616b6770, 1,
                              /*is_kuiper*/ false,
                              /*may_be_static*/ false,
                              /*has_layout*/ true,
@@ -35,6 +38,7 @@ constexpr Scheme scheme_gptq{"a GPTQ file",           "runq_gptq", 0x616b6770, 1
 // "akme"
 constexpr Scheme scheme_moe{"a MoE file",
                             "runq_moe",
+                            "moe --calib text.txt",
                             0x616b6d65,
                             1,
                             /*is_kuiper*/ false,
