@@ -201,6 +201,51 @@ TEST_CASE("cli: every bad command line is exit code 2 and one line, before the m
     }
 }
 
+TEST_CASE("cli: an unknown option is answered with the one that is meant") {
+    const OwnOption own[] = {{"--kv", {"f32", "q8"}, "how keys and values are stored"}};
+    const std::map<std::string, std::string> meant = {
+        {"--tmep", "--temp"},
+        {"-temp", "--temp"},
+        {"--tmp", "--temp"},
+        {"--temperature", "--temp"},
+        {"--promt=x", "--prompt"},
+        {"--sed", "--seed"},
+        {"--top_k", "--top-k"},
+        {"--topp", "--top-p"},
+        {"--theads", "--threads"},
+        {"--print-id", "--print-ids"},
+        {"--vk", "--kv"},
+        {"--repetition", "--repetition-penalty"},
+        {"--trace-form", "--trace-from"},
+        {"--hlep", "--help"},
+        // nothing is near
+        {"--gpu", ""},
+        {"-z", ""},
+        {"-n5", ""},
+        {"--", ""},
+        {"---", ""},
+        {"--kb9", ""},
+        {"--frobnicate", ""},
+        {"--n-predict", ""},
+        {"--a\xff", ""},
+    };
+    for (const auto& [typed, name] : meant) {
+        CAPTURE(typed);
+        const std::string option = typed.substr(0, typed.find('='));
+        const std::string line =
+            "unknown option '" + option + "'" + (name.empty() ? "" : "; did you mean '" + name + "'?");
+        const std::array arguments = {"runq", "m", typed.c_str()};
+        CHECK_THROWS_WITH_AS(parse_options(arguments.size(), arguments.data(), own), line.c_str(),
+                             UsageError);
+    }
+    CHECK(suggestion(std::string(100000, 'a'), own).empty());  // at once
+    CHECK(edit_distance("temp", "temp") == 0);
+    CHECK(edit_distance("tmep", "temp") == 1);
+    CHECK(edit_distance("", "temp") == 4);
+    CHECK(edit_distance("temp", "") == 4);
+    CHECK(edit_distance("kitten", "sitting") == 3);
+}
+
 TEST_CASE("cli: what a model makes wrong is exit code 2 and one line too") {
     Bigram table;
     loaded = &table;

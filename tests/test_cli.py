@@ -86,6 +86,7 @@ def foreign(tmp_path_factory):
         ([], "no model file"),
         (["MODEL", "--frobnicate"], "--frobnicate"),
         (["MODEL", "-z"], "-z"),
+        (["MODEL", "--tmep", "0"], "unknown option '--tmep'; did you mean '--temp'?"),
         (["MODEL", "another.bin"], "another.bin"),
         (["MODEL", "-n"], "-n: needs a value"),
         (["MODEL", "-i", "x", "--steps"], "--steps: needs a value"),
@@ -146,7 +147,7 @@ def test_bad_files(tmp_path):
         for args in (["-i", "x"], ["--info"], ["-m", "chat"]):
             assert str(path) in refused(run(path, *args), 1)
     assert "cannot open" in refused(run(tmp_path / "missing.bin"), 1)
-    assert "not a regular file" in refused(run(tmp_path), 1)
+    assert "is a directory, expected a model file" in refused(run(tmp_path), 1)
     assert r"a\x0ab" in refused(run(tmp_path / "a\nb"), 1)
 
 

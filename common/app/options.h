@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -190,6 +191,46 @@ inline std::vector<int> parse_list(const std::string& option, const std::string&
     }
 }
 
+// Letters to insert, remove, replace or swap with their neighbour to get from a to b (the Damerau-Levenshtein
+// distance, no letter touched twice).
+inline int edit_distance(std::string_view a, std::string_view b) {
+    std::vector<int> before, above(b.size() + 1), row(b.size() + 1);  // of a's prefixes i - 2, i - 1 and i
+    std::iota(above.begin(), above.end(), 0);
+    for (size_t i = 1; i <= a.size(); i++) {
+        row[0] = int(i);
+        for (size_t j = 1; j <= b.size(); j++) {
+            row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1])});
+            const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
+            if (swapped) row[j] = std::min(row[j], before[j - 2] + 1);
+        }
+        before = std::exchange(above, row);
+    }
+    return above.back();
+}
+
+// "; did you mean '--temp'?" for an option that is none: the nearest of those in --help, or of one that it
+// begins with or is the beginning of. Empty if none is near.
+inline std::string suggestion(const std::string& typed, std::span<const OwnOption> own) {
+    constexpr size_t longest = 32;  // letters of a name that is compared
+    if (typed.size() > longest) return "";
+    const std::string help = help_text + own_help(own);
+    // Two letters of three are no likeness.
+    const size_t n_letters = typed.size() - std::min(typed.find_first_not_of('-'), typed.size());
+    int least = n_letters < 4 ? 2 : 3;
+    std::string nearest;
+    for (size_t at = help.find(" --"); at != std::string::npos; at = help.find(" --", at + 1)) {
+        const size_t end = help.find_first_not_of("abcdefghijklmnopqrstuvwxyz-", at + 1);
+        const std::string name = help.substr(at + 1, end - at - 1);
+        const bool is_beginning =
+            std::min(typed.size(), name.size()) >= 6 && (typed.starts_with(name) || name.starts_with(typed));
+        const int distance = is_beginning ? 2 : edit_distance(typed, name);
+        if (distance >= least) continue;
+        least = distance;
+        nearest = name;
+    }
+    return nearest.empty() ? "" : "; did you mean '" + nearest + "'?";
+}
+
 // Throws UsageError. After -h or -V nothing more is read or checked.
 inline Options parse_options(int argc, const char* const* argv, std::span<const OwnOption> own = {}) {
     Options o;
@@ -303,7 +344,7 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
                 o.own[name] = text;
             }
         } else {
-            throw UsageError("unknown option '" + name + "'");
+            throw UsageError("unknown option '" + name + "'" + suggestion(name, own));
         }
         if (glued) throw UsageError(name + ": takes no value, got '" + *glued + "'");
         if (o.help || o.version) return o;
