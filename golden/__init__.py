@@ -7,3 +7,7 @@ correctly rounded answer rather than one more order of summation, and the same o
     python -m golden diff A B        compare two traces step by step
     python -m golden ppl HF_DIR TEXT perplexity of a text, in fp32, Q8, W8A8 or AWQ
 """
+
+from formats.interpreter import check
+
+check("golden")

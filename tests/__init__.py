@@ -1,1 +1,5 @@
 """The tests, and what makes their fixtures."""
+
+from formats.interpreter import check
+
+check("tests")
