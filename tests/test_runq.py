@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 import zlib
@@ -281,6 +282,29 @@ def test_one_file_form_builds_and_runs(tmp_path, name):
     )  # fmt: skip
     # Built without AVX2, this is also the portable path from end to end.
     assert done.stdout.decode() == ",".join(map(str, golden["new_ids"])) + "\n"
+
+
+def compile_line(source):
+    """The command in a comment at the beginning of a file that was made by tools/single.py."""
+    lines = source.read_text().split("\n\n")[0].splitlines()
+    assert all(line.startswith("//") for line in lines)
+    (command,) = [line.removeprefix("//").strip() for line in lines if line.startswith("//     ")]
+    return command
+
+
+def test_one_file_form_is_compiled_by_its_first_lines(tmp_path):
+    """The very line, with nothing but the file in its directory; those of the other programs differ in the name."""
+    source = ROOT / "build" / "single" / "runq.cpp"
+    shutil.copy(source, tmp_path)
+    subprocess.run(compile_line(source), shell=True, cwd=tmp_path, check=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["runq", "runq.cpp"]
+    golden = clear_generation("tiny-llama.q8")
+    args = [BIN["tiny-llama.q8"], "-i", golden["prompt"], "-t", "0", "-n", "64", "--print-ids"]
+    done = subprocess.run(["./runq", *args], cwd=tmp_path, capture_output=True, check=True)
+    assert done.stdout.decode() == ",".join(map(str, golden["new_ids"])) + "\n"
+    for other in ("runq_w8a8", "runq_gptq", "runq_moe"):
+        line = compile_line(ROOT / "build" / "single" / f"{other}.cpp")
+        assert line == compile_line(source).replace("runq.cpp -o runq ", f"{other}.cpp -o {other} ")
 
 
 @pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-llama.w8a8"])

@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+# Stands in the folded file, where a test takes it from: its flags are those of mk/build.mk.
+COMPILE = (
+    "g++ -std=c++20 -O3 -march=native -fopenmp -fno-math-errno -fno-trapping-math {0}.cpp -o {0} -lpcre2-8 -lutf8proc"
+)
 INCLUDE = re.compile(r'\s*#include "([^"]+)"')
 
 
@@ -27,12 +31,26 @@ def fold(path: Path, seen: set[Path]) -> list[str]:
     return lines
 
 
+def how_to_compile(name: str) -> list[str]:
+    """The comment that a folded file begins with."""
+    return [
+        f"// {name}.cpp and all its headers in one file, made by tools/single.py. To compile it:",
+        "//",
+        f"//     {COMPILE.format(name)}",
+        "//",
+        "// Debian's packages for that are g++, libpcre2-dev and libutf8proc-dev. With -DNO_TOKENIZER in place of the",
+        "// two libraries g++ is enough; such a program takes and prints token ids.",
+        "",
+    ]
+
+
 def main() -> int:
     """Prints the folded source."""
     if len(sys.argv) != 2:
         print(__doc__, file=sys.stderr)
         return 2
-    print("\n".join(fold(Path(sys.argv[1]).resolve(), set())))
+    path = Path(sys.argv[1]).resolve()
+    print("\n".join(how_to_compile(path.stem) + fold(path, set())))
     return 0
 
 
