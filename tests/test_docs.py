@@ -12,7 +12,7 @@ In the documents, a comment in front of a fenced block says where the block come
 
 Blocks marked `pycon` are Python sessions and are run, those of one document in one namespace. In blocks marked `sh`
 the targets, options, modules and files have to exist. So do the ends of relative links, and files, functions, types
-and variables named in `code`.
+and variables named in `code`. A table whose columns begin with `program` and `lines` has the lengths of the sources.
 """
 
 import doctest
@@ -389,6 +389,28 @@ def check_links(document: str, folder: Path) -> list[str]:
     return bad
 
 
+PROGRAMS_TABLE = re.compile(r"^\| program \| lines \|.*\n(?:\|.*\n)+", re.M)
+PROGRAM_LINES = re.compile(r"^\| `(?P<program>\w+)` \| (?P<lines>[\d,]+) \|", re.M)
+
+
+def lengths(document: str) -> list[tuple[re.Match, str]]:
+    """The rows of tables of programs with their lengths, and what each length is."""
+    rows = []
+    for table in PROGRAMS_TABLE.finditer(document):
+        for row in PROGRAM_LINES.finditer(document, *table.span()):
+            (source,) = (path for end in ("cpp", "cu") if (path := ROOT / f"{row['program']}.{end}").is_file())
+            rows.append((row, f"{source.read_text(encoding='utf-8').count(chr(10)):,}"))
+    return rows
+
+
+def check_lengths(document: str) -> list[str]:
+    return [
+        f"{row['program']} has {length} lines, not {row['lines']}"
+        for row, length in lengths(document)
+        if row["lines"] != length
+    ]
+
+
 # ----------------------------------------------------------------------------
 # The tests
 
@@ -402,6 +424,7 @@ CHECKS = [
     check_commands,
     check_files,
     check_names,
+    check_lengths,
 ]
 
 
@@ -444,6 +467,11 @@ def test_links(path: Path):
     assert not complaints, "\n".join([f"{path}:", *complaints])
 
 
+def test_every_program_has_its_length_in_the_readme():
+    programs = {path.stem for path in ROOT.glob("runq*.c*")}
+    assert programs == {row["program"] for row, _ in lengths(read(Path("README.md")))}
+
+
 def test_links_of_sources():
     """Pages and their headings that comments name: `docs/page.md`, `docs/page.md#heading`."""
     for source in sources():
@@ -463,6 +491,7 @@ def test_figures(tmp_path: Path):
 
 # Each of these drifts has to be noticed.
 FIRST_LINE = (ROOT / "runq.cpp").read_text(encoding="utf-8").splitlines()[0]
+N_LINES = len((ROOT / "runq.cpp").read_text(encoding="utf-8").splitlines())
 
 
 @pytest.mark.parametrize(
@@ -483,6 +512,7 @@ FIRST_LINE = (ROOT / "runq.cpp").read_text(encoding="utf-8").splitlines()[0]
         (check_commands, "```sh\ncat common/app/trace.h\n```\n", "trace.h~traces.h"),
         (check_files, "in `common/app/trace.h`", "trace.h~traces.h"),
         (check_files, "in `trace.h`", "trace.h~traces.h"),
+        (check_lengths, f"| program | lines |\n|---|---|\n| `runq` | {N_LINES} |\n", f"{N_LINES}~{N_LINES + 1}"),
         (check_names, "`with_best_isa`", "best~worst"),
         (check_names, "`attend()`", "attend~attended"),
         (check_names, "`Int8Matrix.sums`", "Int8~Int9"),
@@ -516,6 +546,7 @@ def updated(document: str) -> str:
     for block, command in sourced(document, "output"):
         if not matches(block.text, printed := output_text(command)):
             edits.append((block.start, block.end, refreshed(block.text, printed)))
+    edits += [(*row.span("lines"), length) for row, length in lengths(document)]
     for block, example, got in run_sessions(document):
         lines = block.text.splitlines(keepends=True)
         first = example.lineno + example.source.count("\n")
