@@ -725,6 +725,27 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("generate: a penalty with a window counts the last of the new tokens alone") {
+    using Ids = std::vector<int>;
+    Bigram table;  // 0 and 1 follow each other by 5 to 3
+    table.row(1)[2] = 0;
+    table.row(1)[0] = 5;
+    table.row(0)[6] = table.row(1)[6] = 3;
+    const Model model = table.model();
+    const std::vector<std::pair<std::optional<size_t>, Ids>> cases = {
+        {std::nullopt, {0, 1, 6, 7}},  // 0 is in the prompt
+        {64, {0, 1, 0, 6, 7}},         // 1 was said two tokens ago
+        {2, {0, 1, 0, 6, 7}},         {1, {0, 1, 0, 1, 0, 1, 0}}, {0, {0, 1, 0, 1, 0, 1, 0}},
+    };
+    for (const auto& [window, expected] : cases) {
+        Session s{model, Sampler(0, 0, 1, 0, 0, 2), 64, 6};
+        s.penalty_window = window;
+        Ids ids = {0};
+        generate(s, ids, [](int) {});
+        CHECK(ids == expected);
+    }
+}
+
 TEST_CASE("generate: the first Ctrl-C ends it between two tokens, with the statistics and exit code 130") {
     Bigram table;
     loaded = &table;
@@ -985,6 +1006,49 @@ TEST_CASE("chat mode: every turn runs only what has changed") {
     r = run_cli(talker, {"m", "-m", "chat", "-n", "2", "--print-ids"}, "a\nb\n");
     CHECK(r.out == "10,7\n10,7\n");
     CHECK(prompts()[1] == Fed{6, {c, end, user, b, end, assistant}, false});
+}
+
+TEST_CASE("chat mode: draws if neither the user nor the file asks for a temperature") {
+    static ModelConfig file;
+    struct Asking {
+        static Model load(const Options& o, Trace* trace) {
+            Model m = load_talker<true, Chat::pieces>(o, trace);
+            m.config.temperature = file.temperature;
+            m.config.top_p = file.top_p;
+            m.config.top_k = file.top_k;
+            m.config.repetition_penalty = file.repetition_penalty;
+            return m;
+        }
+    };
+    Talker model;
+    loaded = &model;
+    const auto sampling = [&](std::vector<const char*> options) {
+        options.insert(options.begin(), {"m", "-i", "a", "-n", "1", "-s", "9"});
+        const std::string err = run_cli({"runq", "", Asking::load}, options).err;
+        const size_t begin = err.find("sampling  ") + 10;
+        return err.substr(begin, err.find('\n', begin) - begin);
+    };
+    const std::string defaults =
+        format("-t %g -p %g and a penalty of %g", static_cast<double>(chat_temperature),
+               static_cast<double>(chat_top_p), static_cast<double>(chat_repetition_penalty));
+    CHECK(std::string(help_text).find(defaults) != std::string::npos);
+    const std::string greedy = "temperature 0, the most probable token each time";
+    file.temperature = 0;
+    file.top_p = 1;
+    CHECK(sampling({"-m", "chat"}) ==
+          "temperature 0.7, top-k 0, top-p 0.9, seed 9, repetition penalty 1.1 within 64 tokens");
+    CHECK(sampling({}) == greedy);
+    CHECK(sampling({"-m", "chat", "-t", "0"}) == greedy);
+    CHECK(sampling({"-m", "chat", "-t", "0.5"}) == "temperature 0.5, top-k 0, top-p 1, seed 9");
+    CHECK(sampling({"-m", "chat", "-k", "5", "-p", "1", "--repetition-penalty", "1"}) ==
+          "temperature 0.7, top-k 5, top-p 1, seed 9");
+    file.top_p = 0.5f;
+    file.top_k = 7;
+    file.repetition_penalty = 1.3f;
+    CHECK(sampling({"-m", "chat"}) == "temperature 0.7, top-k 7, top-p 0.5, seed 9, repetition penalty 1.3");
+    file.temperature = 0.6f;
+    file.repetition_penalty = 1;
+    CHECK(sampling({"-m", "chat"}) == "temperature 0.6, top-k 7, top-p 0.5, seed 9");
 }
 
 TEST_CASE("chat mode: a full context ends the conversation with one line") {

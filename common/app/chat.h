@@ -1,6 +1,7 @@
 // Chat mode: a turn for each line of the user's.
 #pragma once
 
+#include <cstddef>
 #include <cstdio>
 #include <optional>
 #include <string>
@@ -8,10 +9,31 @@
 #include <vector>
 
 #include "common/app/generate.h"
+#include "common/app/options.h"
 #include "common/app/session.h"
 #include "common/app/signals.h"
 #include "common/app/streams.h"
+#include "common/model/config.h"
 #include "common/text/tokenizer.h"
+
+// In chat, greedy is no good default: a small model that always takes its most probable token soon repeats
+// itself without end. So where neither the user nor the file asks for a temperature, chat draws by these;
+// what either of them does say of the others holds. The penalty is for the last tokens of the answer alone.
+// One for everything since the beginning also grows with a long answer until it is no language any more, and
+// it makes the token that ends an answer less likely, which templates put behind each turn
+// (docs/real-model.md).
+constexpr float chat_temperature = 0.7f, chat_top_p = 0.9f, chat_repetition_penalty = 1.1f;
+constexpr size_t chat_penalty_window = 64;
+
+// Returns the penalty's window, if the penalty is chat's.
+inline std::optional<size_t> set_chat_sampling(Options& o, const ModelConfig& c) {
+    if (o.mode != Mode::chat || o.temp || c.temperature != 0) return std::nullopt;
+    o.temp = chat_temperature;
+    if (!o.top_p && c.top_p == 1) o.top_p = chat_top_p;
+    if (o.repetition_penalty || c.repetition_penalty != 1) return std::nullopt;
+    o.repetition_penalty = chat_repetition_penalty;
+    return chat_penalty_window;
+}
 
 // A turn renders the whole conversation anew and runs what differs from the KV cache. That is usually just
 // the turn itself, but not always: Qwen3's template drops the thoughts of earlier turns, so what followed

@@ -74,6 +74,7 @@ inline int run(Options o, const Program& program, const Streams& io) {
     model.tokenizer.reset();  // it could still decode, but such a program takes and prints ids
 #endif
 
+    const std::optional<size_t> penalty_window = set_chat_sampling(o, c);
     const float temp = o.temp.value_or(c.temperature), top_p = o.top_p.value_or(c.top_p);
     const float min_p = o.min_p.value_or(c.min_p),
                 repetition_penalty = o.repetition_penalty.value_or(c.repetition_penalty);
@@ -82,6 +83,7 @@ inline int run(Options o, const Program& program, const Streams& io) {
         std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1)));
     Session s{model, Sampler(temp, top_k, top_p, seed, min_p, repetition_penalty), context};
     if (o.steps > 0) s.max_new = o.steps;
+    s.penalty_window = penalty_window;
     s.lookup = Lookup(o.lookup);
     std::string sampling =
         temp == 0 ? "temperature 0, the most probable token each time"
@@ -90,6 +92,7 @@ inline int run(Options o, const Program& program, const Streams& io) {
     if (min_p > 0 && temp != 0) sampling += format(", min-p %g", static_cast<double>(min_p));
     if (repetition_penalty != 1) {
         sampling += format(", repetition penalty %g", static_cast<double>(repetition_penalty));
+        if (penalty_window) sampling += format(" within %zu tokens", *penalty_window);
     }
     if (o.ppl || o.bench) sampling.clear();
 

@@ -45,7 +45,8 @@ Generation
   -y, --system TEXT     chat: system prompt
   -r, --think 0|1       chat: Qwen3's thinking (default 1)
 
-Sampling (defaults: the model's generation_config)
+Sampling (defaults: the model's generation_config; in chat, where that asks for
+no temperature: -t 0.7 -p 0.9 and a penalty of 1.1 for the answer's last tokens)
   -t, --temp F          temperature, 0 to 100; 0 takes the most probable token
   -k, --top-k N         only the N most probable tokens; 0: all
   -p, --top-p F         only the most probable tokens, up to probability F

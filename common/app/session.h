@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -36,6 +37,8 @@ struct Session {
     int context = 0;        // positions
     int max_new = INT_MAX;  // tokens generated in one go
     Lookup lookup{};
+    // What the sampler's repetition penalty counts: all tokens, or of the new ones the last so many.
+    std::optional<size_t> penalty_window{};
     std::vector<int> held{};  // the tokens whose keys and values are in the KV cache, from position 0 on
     size_t kv_room = 0;       // positions that the KV cache has memory for; see make_kv_room()
     Statistics statistics{};
@@ -118,6 +121,11 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
         throw std::invalid_argument(
             format("generate: %zu tokens to go on from, expected 1 to %d", ids.size(), s.context));
     }
+    const size_t n_prompt = ids.size();
+    const auto penalized = [&]() -> std::span<const int> {
+        if (!s.penalty_window) return ids;
+        return std::span(ids).last(std::min(ids.size() - n_prompt, *s.penalty_window));
+    };
     size_t same = 0;  // the last token always runs, for its logits
     while (same < s.held.size() && same + 1 < ids.size() && s.held[same] == ids[same]) same++;
     s.held.resize(same);
@@ -143,7 +151,7 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
         }
         const auto logits =
             next.logits.empty() ? next.logits : next.logits.subspan(n_right * vocab_size, vocab_size);
-        const int id = logits.empty() ? next.most_probable : s.sampler.sample(logits, ids);
+        const int id = logits.empty() ? next.most_probable : s.sampler.sample(logits, penalized());
         ids.push_back(id);
         emit(id);
         if (std::find(eos_ids.begin(), eos_ids.end(), id) != eos_ids.end()) return Stop::end_of_text;
