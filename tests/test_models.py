@@ -1,5 +1,6 @@
 """The story generator, the held-out stories, the evaluation, and the files of the two tiny models."""
 
+import io
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer, pre_tokenizers
 
-from models import agreement, evaluate, stories
+from models import agreement, chat_loops, evaluate, stories
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "models"
@@ -451,3 +452,23 @@ def test_figures(name: str):
     assert figures["recall_first_token"] > 0.9
     assert figures["recall_reachable"] > 0.97
     assert figures["perplexity"] < 5
+
+
+# ----------------------------------------------------------------------------
+# Chats that do not end
+
+
+def test_a_loop_is_noticed_when_it_closes():
+    line = list(range(10))
+    ids = [50, *line * 9]
+    seen, loops = chat_loops.until_loop(ids)
+    assert loops
+    assert seen == ids[: 1 + 7 * 10 + 8]  # the first eight tokens for the eighth time
+    assert chat_loops.until_loop(ids[: len(seen) - 1]) == (ids[: len(seen) - 1], False)
+    assert chat_loops.until_loop([7] * 14) == ([7] * 14, False)
+    assert chat_loops.until_loop([7] * 99) == ([7] * 15, True)
+
+
+def test_ids_are_read_as_they_are_printed():
+    assert list(chat_loops.printed_ids(io.StringIO("1,23,456\n"))) == [1, 23, 456]
+    assert list(chat_loops.printed_ids(io.StringIO("\n"))) == []
