@@ -44,7 +44,7 @@ EXPORT_moe-mxfp8     := moe $(CALIBRATION) --format mxfp8
 EXPORT_moe-a8w4-pure := moe --format a8w4 --pure
 
 # ---- the usual targets -----------------------------------------------------------------------------------------
-.PHONY: all run test test-arm test-hf cuda hip gpu-files gpu-check golden single bench lint format help clean
+.PHONY: all run test test-arm test-hf test-models test-pages cuda hip gpu-files gpu-check golden single bench lint format help clean
 .DELETE_ON_ERROR:
 
 ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
@@ -66,6 +66,7 @@ help:
 	@echo 'make smollm2     the same model as a file of every scheme'
 	@echo 'make quality     how much each scheme loses on that model: docs/quality.md'
 	@echo 'make test        set up, build and run every test'
+	@echo 'make test-pages  type the commands of README.md and docs/ in a fresh clone (docs/contributing.md)'
 	@echo 'make portable    build/portable: runq_gptq for any processor, and its back ends (BACKENDS="opencl cuda hip")'
 	@echo 'make cuda        compile what runs on NVIDIA GPUs for two kinds of them, where nvcc is'
 	@echo 'make hip         compile the back end for AMD GPUs, for two kinds of them'

@@ -50,7 +50,8 @@ $(call BACKEND_PATH,$1): $(OBJECTS)/$1.entry.o $(OBJECTS)/$1.kernels.o common/ba
 endef
 $(foreach b,$(CPU_BACKENDS),$(eval $(call cpu_backend,$b)))
 
-$(call BACKEND_PATH,opencl): common/backend/opencl.cpp common/backend/exports $(OBJECTS)/flags
+$(call BACKEND_PATH,opencl): common/backend/opencl.cpp common/backend/exports $(OBJECTS)/flags \
+    $(if $(wildcard /usr/include/CL/cl.h),,build/packages-opencl)
 	@mkdir -p $(@D)
 	$(CXX) $(BACKEND_FLAGS) $(BACKEND_LINK) $(DEPS) $< -o $@ -lOpenCL
 

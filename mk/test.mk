@@ -53,8 +53,21 @@ build/asan/%: %.cu build/flags build/packages
 # Compares the numpy reference with transformers itself, and what --hf-out writes with the libraries that load it. Needs
 # torch, transformers, compressed-tensors, ml_dtypes (and gptqmodel for AWQ, gptqmodel and optimum for GPTQ) in the
 # Python it is given:
-#     make test-hf PYTHON_HF=/path/to/python
+#     python3 -m venv .venv-torch
+#     .venv-torch/bin/pip install -r requirements.txt torch transformers compressed-tensors
+#     make test-hf PYTHON_HF=.venv-torch/bin/python
 PYTHON_HF ?= $(PYTHON)
 test-hf:
+	@$(PYTHON_HF) -m formats.packages numpy safetensors torch transformers compressed_tensors
 	$(PYTHON_HF) -m tests.hf_fixtures check
 	$(PYTHON_HF) -m tests.hf_out_check
+
+# The model files that tests and golden vectors take.
+test-models: $(PY) $(TEST_MODELS)
+
+# The commands of the pages in a fresh clone of what is committed, after `make`, but for those that need more than some
+# minutes: docs/contributing.md. PAGES_HAVE=minutes,network: what there is; PAGES="README.md docs/q8.md": these alone.
+PAGES      ?=
+PAGES_HAVE ?= minutes
+test-pages: $(PY)
+	@$(PY) -m tests.pages --have $(PAGES_HAVE) $(PAGES)

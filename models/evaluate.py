@@ -1,6 +1,6 @@
 """Held-out perplexity, recall and agreement of a model, whatever computes its logits.
 
-    python -m models.evaluate models/tiny-llama --torch
+    .venv-torch/bin/python -m models.evaluate models/tiny-llama --torch      (models/README.md)
 
 *Perplexity*, as `runq --ppl` measures it: the whole file is tokenized as one text without BOS and
 cut into consecutive windows; a window is the context C long, or C - 1 ids behind a BOS where the
@@ -34,6 +34,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from formats.packages import need
 from models import stories
 
 HERE = Path(__file__).parent
@@ -192,6 +193,7 @@ def evaluate_directory(
 
 def torch_forward(directory: Path) -> Forward:
     """Load the stored weights into the fp32 forward pass of transformers."""
+    need("torch", "transformers")
     import torch
     from transformers import AutoModelForCausalLM
 

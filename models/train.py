@@ -1,9 +1,10 @@
 """Trains a tiny model on generated stories and writes it in Hugging Face format.
 
-    pip install torch transformers tokenizers safetensors jinja2
-    python -m models.train tiny-llama            # about half an hour on one core
-    python -m models.train tiny-qwen3
-    python -m models.train tiny-qwen3-moe --steps 1000
+    python3 -m venv .venv-torch
+    .venv-torch/bin/pip install -r requirements.txt torch transformers
+    .venv-torch/bin/python -m models.train tiny-llama            # about half an hour on one core
+    .venv-torch/bin/python -m models.train tiny-qwen3
+    .venv-torch/bin/python -m models.train tiny-qwen3-moe --steps 1000
 
 Everything comes from models/stories.py and fixed seeds: the tokenizer is trained on the stories,
 then the model, with transformers' own LlamaForCausalLM, Qwen3ForCausalLM and Qwen3MoeForCausalLM.
@@ -25,6 +26,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from formats.packages import need
+
+if __name__ == "__main__":
+    need("jinja2", "tokenizers", "torch", "transformers")
 
 import jinja2
 import torch

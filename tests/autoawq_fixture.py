@@ -13,6 +13,11 @@ import sys
 import types
 from pathlib import Path
 
+from formats.packages import need
+
+if __name__ == "__main__":
+    need("numpy", "torch", "accelerate")
+
 import numpy as np
 from safetensors.numpy import save_file
 

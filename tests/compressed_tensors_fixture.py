@@ -11,6 +11,11 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
+from formats.packages import need
+
+if __name__ == "__main__":
+    need("torch", "compressed_tensors")
+
 OUT = Path(__file__).parent / "hf" / "compressed_tensors.json"
 
 

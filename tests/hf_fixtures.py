@@ -15,6 +15,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from formats.packages import need
+
+if __name__ == "__main__":
+    need("numpy", "safetensors", "torch", "transformers")
+
 import numpy as np
 from safetensors.numpy import load_file, save_file
 

@@ -29,6 +29,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from formats.packages import need
+
+if __name__ == "__main__":
+    need("numpy", "torch", "transformers", "compressed_tensors")
+
 import numpy as np
 
 from export.awq import export_awq

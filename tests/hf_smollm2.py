@@ -16,6 +16,11 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
+from formats.packages import need
+
+if __name__ == "__main__":
+    need("numpy", "gguf", "torch", "transformers")
+
 import numpy as np
 
 from formats.source import open_gguf

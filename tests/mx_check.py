@@ -9,6 +9,11 @@ divides by 2^-126 ("manually adjust the fp scale"), so that its elements are hal
 
 import sys
 
+from formats.packages import need
+
+if __name__ == "__main__":
+    need("numpy", "torch", "torchao")
+
 import numpy as np
 
 from golden.forward import F32

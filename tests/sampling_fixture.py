@@ -14,6 +14,11 @@
 import sys
 from pathlib import Path
 
+from formats.packages import need
+
+if __name__ == "__main__":
+    need("numpy", "torch", "transformers")
+
 import numpy as np
 from safetensors.numpy import load_file, save_file
 

@@ -86,23 +86,30 @@ class Served:
         return by_expert(rows, experts, product)
 
 
-def main() -> int:
-    """See the module's docstring. Takes the model files of `make test`."""
-    root = Path(__file__).resolve().parent.parent
-    text = (root / "models" / "held_out.txt").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parent.parent
+MODELS = ("tiny-llama", "tiny-qwen3")
+VARIANTS = {"dynamic": "w8a8", "static": "w8a8-static"}
+
+
+def main(files: Path = ROOT / "build" / "models") -> int:
+    """See the module's docstring. Takes the files of `make test-models`."""
+    text = (ROOT / "models" / "held_out.txt").read_text(encoding="utf-8")
     figures: dict[str, list[float]] = {}
+    names = [f"{model}.{variant}.bin" for model in MODELS for variant in VARIANTS.values()]
+    if missing := [name for name in names if not (files / name).is_file()]:
+        sys.exit(f"{files} has no {', '.join(missing)}. Please type: make test-models")
 
     def measure(name: str, scheme: Scheme) -> None:
         ids, bos = encode(checkpoint.path, text)
         found, _ = perplexity(partial(forward, config, scheme), ids, bos, config.max_seq_len)
         figures.setdefault(name, []).append(found)
 
-    for model in ("tiny-llama", "tiny-qwen3"):
-        checkpoint = Checkpoint(root / "models" / model)
+    for model in MODELS:
+        checkpoint = Checkpoint(ROOT / "models" / model)
         config = checkpoint.config
         measure("fp32", Fp32(checkpoint))
-        for kind, variant in (("dynamic", "w8a8"), ("static", "w8a8-static")):
-            file = W8A8(root / "build" / "models" / f"{model}.{variant}.bin")
+        for kind, variant in VARIANTS.items():
+            file = W8A8(files / f"{model}.{variant}.bin")
             measure(f"{kind}, runq_w8a8", file)
             for rule, rounding in (("runq_w8a8", as_runq), ("compressed-tensors", as_compressed_tensors)):
                 measure(f"{kind}, served, rounded as by {rule}", Served(file, checkpoint, rounding))
