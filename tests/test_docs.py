@@ -1,4 +1,4 @@
-"""Holds README.md and docs/*.md to the code and to the golden vectors.
+"""Holds README.md, docs/*.md and models/README.md to the code and to the golden vectors.
 
     python -m tests.test_docs --update    writes the numbers anew, from golden/data and the code
 
@@ -13,6 +13,7 @@ In the documents, a comment in front of a fenced block says where the block come
 Blocks marked `pycon` are Python sessions and are run, those of one document in one namespace. In blocks marked `sh`
 the targets, options, modules and files have to exist. So do the ends of relative links, and files, functions, types
 and variables named in `code`. A table whose columns begin with `program` and `lines` has the lengths of the sources.
+tests/pages.py runs the blocks marked `sh`.
 """
 
 import doctest
@@ -34,7 +35,10 @@ from formats.tensors import matrix_shapes
 from golden.forward import hf_name
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = [Path("README.md"), *sorted(p.relative_to(ROOT) for p in (ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *map(Path, ("README.md", "models/README.md")),
+    *sorted(p.relative_to(ROOT) for p in ROOT.glob("docs/*.md")),
+]
 N_VALUES = 6  # of a row in a trace block
 
 
@@ -88,7 +92,7 @@ def check_comments(document: str) -> list[str]:
     bad = [
         f"line {b.line}: a block of {b.language} without an excerpt comment"
         for b in blocks(document)
-        if b.language in ("cpp", "python") and not b.source.startswith("excerpt:")
+        if b.language in ("cpp", "python") and not b.source.startswith(("excerpt:", "needs: torch"))
     ]
     if meant != sum(1 for kind in ("excerpt", "trace", "ids", "output") for _ in sourced(document, kind)):
         bad.append("a comment with excerpt, trace, ids or output stands before no block")
@@ -251,7 +255,10 @@ def make_targets() -> set[str]:
     makefile = makefiles()
     rules = re.findall(r"^([\w./% -]+):(?!=)", makefile, re.M)
     phony = re.findall(r"^\.PHONY:(.*)$", makefile, re.M)
-    return {word for rule in rules + phony for word in rule.split()}
+    variants = re.findall(r"^EXPORT_([\w-]+) *:=", makefile, re.M)
+    models = re.findall(r"^TINY\w* *:= *(.*)$", makefile, re.M)
+    exported = {f"build/models/{name}.{v}.bin" for names in models for name in names.split() for v in variants}
+    return {word for rule in rules + phony for word in rule.split()} | exported
 
 
 def commands(script: str) -> Iterator[list[str]]:
@@ -505,6 +512,7 @@ N_LINES = len((ROOT / "runq.cpp").read_text(encoding="utf-8").splitlines())
         (check_outputs, "<!-- output: printf 'a\\nb\\nc\\n' -->\n```text\na\n...\nc\n```\n", "\na\n~\nz\n"),
         (check_commands, "```sh\nmake run\n```\n", "run~walk"),
         (check_commands, "```sh\nmake CXX=g++\n```\n", "CXX~CXXX"),
+        (check_commands, "```sh\nmake build/models/tiny-llama.gptq-w8.bin\n```\n", "w8~w9"),
         (check_commands, "```sh\n./runq model.bin --trace x.safetensors\n```\n", "--trace~--traces"),
         (check_commands, "```sh\n./runq_awq model.bin --matmul plain\n```\n", "runq_awq~runq"),
         (check_commands, "```sh\npython -m golden diff a b\n```\n", "diff~differ"),
