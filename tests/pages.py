@@ -170,7 +170,7 @@ def main() -> int:
             (folder / ".venv").symlink_to(clone / ".venv")
             document = (folder / page).read_text(encoding="utf-8")
             tests = [f"'tests/test_docs.py::test_document[{page}-{check}]'" for check in ("outputs", "sessions")]
-            document += f"```sh\n.venv/bin/python -m pytest -q {' '.join(tests)}\n```\n"
+            document += f"<!-- needs: minutes -->\n```sh\n.venv/bin/python -m pytest -q {' '.join(tests)}\n```\n"
             print(page, flush=True)
             for where, complaint, seconds in run_page(document, folder, have, 3600):
                 print(f"  {seconds:6.1f} s  {where}" + (f"\n  FAILED: {complaint}" if complaint else ""), flush=True)
