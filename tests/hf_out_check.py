@@ -32,7 +32,7 @@ from typing import NamedTuple
 from formats.packages import need
 
 if __name__ == "__main__":
-    need("numpy", "torch", "transformers", "compressed_tensors")
+    need("numpy", "ml_dtypes", "jinja2", "tokenizers", "torch", "transformers", "compressed_tensors")
 
 import numpy as np
 
