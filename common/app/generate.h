@@ -21,12 +21,12 @@ inline std::optional<std::string> prompt_text(const Options& o, std::FILE* in) {
     return text;
 }
 
-inline const Tokenizer& need_tokenizer(const Model& m, const std::string& option) {
+inline const Tokenizer& need_tokenizer(const Model& m, const char* option) {
     if (m.tokenizer) return *m.tokenizer;
 #ifdef NO_TOKENIZER
-    throw UsageError(option + ": this program was built without a tokenizer: use --ids");
+    throw UsageError(format("%s: this program was built without a tokenizer: use --ids", option));
 #else
-    throw UsageError(option + ": this file has no tokenizer: use --ids");
+    throw UsageError(format("%s: this file has no tokenizer: use --ids", option));
 #endif
 }
 
@@ -56,7 +56,7 @@ inline std::vector<int> prompt_ids(const Model& m, const Options& o, const std::
             }
         }
     } else if (text && !text->empty()) {
-        ids = need_tokenizer(m, option).encode(*text, true);
+        ids = need_tokenizer(m, option.c_str()).encode(*text, true);
     } else if (c.bos_id >= 0) {
         ids = {c.bos_id};
     }

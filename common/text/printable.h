@@ -1,7 +1,6 @@
 // Text for a terminal, which obeys control characters: a model's token or a file's name may hold any.
 #pragma once
 
-#include <cstdio>
 #include <string>
 #include <string_view>
 
@@ -13,9 +12,8 @@
 inline std::string printable(std::string_view text, std::string_view kept = "") {
     std::string out;
     auto spell = [&](unsigned code) {
-        char escape[8];
-        std::snprintf(escape, sizeof escape, "\\x%02x", code & 0xFF);
-        out += escape;
+        const char* const digits = "0123456789abcdef";
+        out += {'\\', 'x', digits[code >> 4 & 0xF], digits[code & 0xF]};
     };
     while (!text.empty()) {
         const Utf8Char c = utf8_first(text);
