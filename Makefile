@@ -51,7 +51,7 @@ ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
 FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
-include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk
+include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk
 
 run: runq model.bin
 	./runq model.bin -i "Once upon a time"
@@ -67,6 +67,7 @@ help:
 	@echo 'make quality     how much each scheme loses on that model: docs/quality.md'
 	@echo 'make test        set up, build and run every test'
 	@echo 'make test-pages  type the commands of README.md and docs/ in a fresh clone (docs/contributing.md)'
+	@echo 'make test-fresh  what README says first, on new Debian systems (needs root and debootstrap; SUITES=bookworm)'
 	@echo 'make portable    build/portable: runq_gptq for any processor, and its back ends (BACKENDS="opencl cuda hip")'
 	@echo 'make cuda        compile what runs on NVIDIA GPUs for two kinds of them, where nvcc is'
 	@echo 'make hip         compile the back end for AMD GPUs, for two kinds of them'

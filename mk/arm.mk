@@ -22,7 +22,7 @@ ARM_KERNELS := tests/int8_matmul_test.cpp tests/lowbit_matmul_test.cpp tests/att
 ARM_TESTS   := $(foreach a,$(ARM_ARCHS),build/arm/$a/kernels_test $(PROGRAMS:%=build/arm/$a/%_test))
 ARM_SOURCES := $(HEADERS) $(wildcard *.cpp tests/*.h) tests/main.cpp build/packages-arm
 build/packages-arm: build/packages-test
-	@sh tools/install.sh $(PACKAGES_ARM)
+	@$(call install,$(PACKAGES_ARM))
 	@touch $@
 define arm_rules
 build/arm/$1/kernels_test: $(ARM_KERNELS) $(ARM_SOURCES)

@@ -4,7 +4,8 @@
 #                         libraries of which it takes the best one. Copied as a whole, the folder runs elsewhere.
 #     make portable BACKENDS="opencl cuda hip"                 these as well: what is for GPUs
 #     make portable CXX=aarch64-linux-gnu-g++ TOKENIZER=0      the same for another machine
-MACHINE  := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine 2>/dev/null)))
+# Of a compiler that is not installed yet, by its name.
+MACHINE  := $(firstword $(subst -, ,$(shell $(CXX) -dumpmachine 2>/dev/null) $(filter %-g++,$(CXX)) $(shell uname -m)))
 PORTABLE := build/portable/$(MACHINE)
 OBJECTS  := build/backends/$(MACHINE)
 BACKEND_PATH = $(PORTABLE)/backends/quant_gemm_$1.so
@@ -69,7 +70,7 @@ $(call BACKEND_PATH,hip): common/backend/gpu.cu $(HEADERS) $(wildcard simt/*.h) 
 	@mkdir -p $(@D)
 	$(HIPCC) $(HIP_FLAGS) $(BACKEND_LINK) $< -o $@
 build/packages-hip build/packages-opencl: build/packages-%: build/packages
-	@sh tools/install.sh $(if $(filter hip,$*),$(PACKAGES_HIP),$(PACKAGES_OPENCL))
+	@$(call install,$(if $(filter hip,$*),$(PACKAGES_HIP),$(PACKAGES_OPENCL)))
 	@touch $@
 
 # For tests: the source of the GPUs' back ends on a CPU, with warps of 32 and of 64 threads.
@@ -81,6 +82,6 @@ $(call BACKEND_PATH,emulated64): common/backend/gpu.cu common/backend/exports $(
 	@mkdir -p $(@D)
 	$(CXX) $(EMULATED_FLAGS) -DSIMT_WARP_SIZE=64 $(DEPS) -x c++ $< -o $@
 
-$(OBJECTS)/flags: FORCE
+$(OBJECTS)/flags: FORCE | build/packages
 	@mkdir -p $(@D)
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@

@@ -6,7 +6,7 @@ SCHEME  ?= q8
 # Of a scheme, and of one of its variants: gptq-4.
 BENCH_PROGRAM := $(if $(filter q8,$(SCHEME)),runq,runq_$(firstword $(subst -, ,$(SCHEME))))
 BENCH_OUT := build/bench/results.$(SCHEME)
-bench: $(BENCH_PROGRAM) build/limits $(PY)
+bench: $(BENCH_PROGRAM) build/limits $(VENV_READY)
 	$(PY) -m bench.run --scheme $(SCHEME) --program $(BENCH_PROGRAM) --models $(MODELS) --runs $(RUNS) \
 	    $(if $(THREADS),--threads $(THREADS)) --json $(BENCH_OUT).json --svg $(BENCH_OUT).svg
 

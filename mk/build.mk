@@ -8,18 +8,20 @@ CXXFLAGS_ALL := -std=c++20 -O3 -march=$(ARCH) -fopenmp-simd -pthread -fno-math-e
 # Of the programs that people run: a mistake stops the program before it can be used. The sanitizers see more, and
 # have no need of it.
 HARDENING := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong -Wl,-z,relro,-z,now
+PACKAGES_BUILD := g++ $(if $(filter -fopenmp,$(CXXFLAGS_ALL)),$(patsubst clang++%,libomp%-dev,$(filter clang++%,$(CXX))))
 ifeq ($(TOKENIZER),0)
 CXXFLAGS_ALL += -DNO_TOKENIZER
-PACKAGES_BUILD := g++
 else
 LIBS := -lpcre2-8 -lutf8proc
-PACKAGES_BUILD := g++ pkg-config libpcre2-dev libutf8proc-dev
+PACKAGES_BUILD += pkg-config libpcre2-dev libutf8proc-dev
 endif
+PACKAGES_PYTHON := python3-venv
 PACKAGES_TEST := doctest-dev nlohmann-json3-dev libsimde-dev
 PACKAGES_ARM  := g++-aarch64-linux-gnu qemu-user
 PACKAGES_OPENCL := pocl-opencl-icd ocl-icd-opencl-dev
 PACKAGES_HIP  := hipcc libamdhip64-dev rocm-device-libs
 PACKAGES_LINT := clang clang-format clang-tidy
+PACKAGES_FUZZ := clang libclang-rt-dev
 
 # The compiler lists the headers that it read, for each file that it makes: build/deps/FILE.d, read back at the end.
 DEPS = -MMD -MP -MT $@ -MF build/deps/$(subst /,_,$@).d
@@ -55,13 +57,25 @@ build/flags: FORCE
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 FORCE:
 
-build/packages: tools/install.sh
+# Packages are asked for when the first rule needs some, and then for everything that the goals take, so that a person
+# without the right to install them types one line. A goal that is not in this list is asked about rule by rule.
+NEEDS_HERE = $(sort $(foreach goal,$(or $(MAKECMDGOALS),all),$(NEEDS_$(goal))))
+$(foreach goal,all run chat smollm2 bench quality test-real,$(eval NEEDS_$(goal) := BUILD PYTHON))
+$(foreach goal,test gpu-files,$(eval NEEDS_$(goal) := BUILD PYTHON TEST))
+$(foreach goal,fuzz fuzz-corpus test-fuzz,$(eval NEEDS_$(goal) := BUILD PYTHON FUZZ))
+$(foreach goal,lint lint-format lint-g++ lint-clang++ lint-tidy,$(eval NEEDS_$(goal) := BUILD PYTHON TEST LINT))
+NEEDS_test-arm := BUILD PYTHON TEST ARM
+NEEDS_hip      := BUILD HIP
+install = CXX='$(CXX)' PYTHON='$(PYTHON)' sh tools/install.sh $(sort $1 $(foreach needs,$(NEEDS_HERE),$(PACKAGES_$(needs))))
+
+# Another compiler than before, or a tokenizer after all: ask again. The lines are those that were asked for.
+build/packages: FORCE
 	@mkdir -p build
-	@CXX="$(CXX)" sh tools/install.sh $(PACKAGES_BUILD)
-	@touch $@
+	@grep -qxF '$(CXX) $(PACKAGES_BUILD)' $@ 2>/dev/null || \
+	    { $(call install,$(PACKAGES_BUILD)) && echo '$(CXX) $(PACKAGES_BUILD)' >> $@; }
 
 build/packages-test: build/packages
-	@sh tools/install.sh $(PACKAGES_TEST)
+	@$(call install,$(PACKAGES_TEST))
 	@touch $@
 
 # Each CPU program and its headers in one file.

@@ -24,7 +24,7 @@ fuzz: $(FUZZ_BINS) $(FUZZ_MODELS)
 	@$(PYTHON) tests/fuzz/run.py --seconds $(SECONDS) $(FUZZ)
 fuzz-corpus: $(FUZZ_BINS) $(FUZZ_MODELS)
 	@$(PYTHON) tests/fuzz/run.py --merge $(FUZZ)
-test-fuzz: $(PY) build/packages-fuzz $(FUZZ_MODELS)
+test-fuzz: $(VENV_READY) build/packages-fuzz $(FUZZ_MODELS)
 	@FUZZ="$(FUZZ)" FUZZ_ALL="$(FUZZ_ALL)" FUZZ_COMPILE="$(FUZZ_CXX) $(FUZZ_FLAGS) $(FUZZ_LIBS)" $(PY) -m pytest -q tests/fuzz/planted_bugs.py
 
 $(FUZZ_COMMON:%=build/fuzz/bin/%): build/fuzz/bin/%: tests/fuzz/%.cpp build/packages-fuzz build/fuzz/flags
@@ -41,10 +41,8 @@ build/fuzz/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(FUZZ_CXX) $(FUZZ_FLAGS)' | cmp -s - $@ || echo '$(FUZZ_CXX) $(FUZZ_FLAGS)' > $@
 
-# clang first: which package has its libFuzzer depends on its version.
 build/packages-fuzz: build/packages
-	@sh tools/install.sh clang
-	@sh tools/install.sh libclang-rt-dev
+	@$(call install,$(PACKAGES_FUZZ))
 	@touch $@
 
 # The stored inputs, without libFuzzer and with the usual compiler: a program for the harnesses of common/, and one for

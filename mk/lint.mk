@@ -8,10 +8,10 @@ BACKEND_FILES := $(filter-out $(if $(filter opencl,$(BACKENDS)),,%/opencl.cpp),$
 lint: lint-format lint-g++ lint-clang++ lint-tidy
 
 build/packages-lint: build/packages-test
-	@sh tools/install.sh $(PACKAGES_LINT)
+	@$(call install,$(PACKAGES_LINT))
 	@touch $@
 
-lint-format: $(PY) build/packages-lint
+lint-format: $(VENV_READY) build/packages-lint
 	clang-format --dry-run --Werror $(CPP_FILES)
 	$(PY) -m ruff format --check --quiet .
 	$(PY) -m ruff check --quiet .
@@ -26,7 +26,7 @@ lint-tidy: build/packages-lint
 	clang-tidy --quiet --warnings-as-errors='*' $(wildcard *.cpp) -- -std=c++20 -fopenmp-simd -I.
 	clang-tidy --quiet --warnings-as-errors='*' $(wildcard *.cu) -- -x c++ -std=c++20 -fopenmp-simd -I. -Wno-unknown-pragmas
 
-format: $(PY)
+format: $(VENV_READY)
 	clang-format -i $(CPP_FILES)
 	$(PY) -m ruff format --quiet .
 	$(PY) -m ruff check --quiet --fix .

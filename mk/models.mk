@@ -1,15 +1,17 @@
 # Python's environment, and the model files that the exporter makes of the bundled models.
 
-VENV     := .venv
-PY       := $(VENV)/bin/python
-EXPORTER := $(wildcard export/*.py golden/*.py formats/*.py)
+# PY is called; VENV_READY is what rules depend on. PY is a link to a program of the system, whose time says nothing and
+# is not ours to change.
+VENV       := .venv
+PY         := $(VENV)/bin/python
+VENV_READY := $(VENV)/ready
+EXPORTER   := $(wildcard export/*.py golden/*.py formats/*.py)
 
-$(PY): requirements.txt
-	@sh tools/install.sh python3-venv
+$(VENV_READY): requirements.txt $(if $(filter BUILD,$(NEEDS_HERE)),| build/packages)
+	@$(call install,$(PACKAGES_PYTHON))
 	@echo "setting up $(VENV)" >&2
-	@$(PYTHON) -m venv $(VENV)
-	@$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	@touch $@
+	@PYTHON='$(PYTHON)' sh tools/venv.sh $(VENV) '$(MAKECMDGOALS)'
+$(PY): $(VENV_READY) ;
 
 VARIANTS    := $(patsubst EXPORT_%,%,$(filter EXPORT_%,$(.VARIABLES)))
 # Those of MoE are made of the model that has experts, all others of the other models.
@@ -17,7 +19,7 @@ MOE_VARIANTS := $(filter moe-%,$(VARIANTS))
 TEST_MODELS  := $(foreach model,$(TINY),$(patsubst %,build/models/$(model).%.bin,$(filter-out $(MOE_VARIANTS),$(VARIANTS)))) \
                 $(MOE_VARIANTS:%=build/models/$(TINY_MOE).%.bin)
 define export_rule
-build/models/%.$1.bin: $$(PY) $$(EXPORTER) models/calibration.txt models/%/model.safetensors models/%/config.json models/%/tokenizer.json
+build/models/%.$1.bin: $$(VENV_READY) $$(EXPORTER) models/calibration.txt models/%/model.safetensors models/%/config.json models/%/tokenizer.json
 	@mkdir -p $$(@D)
 	@$$(PY) -m export $(firstword $(EXPORT_$1)) models/$$* $$@ --quiet $(wordlist 2,99,$(EXPORT_$1))
 endef
@@ -33,5 +35,5 @@ model_gptq.bin: build/models/tiny-llama.gptq-ladder.bin
 model_moe.bin: build/models/$(TINY_MOE).moe-a8w8.bin
 	cp $< $@
 
-golden: $(PY) $(TEST_MODELS)
+golden: $(VENV_READY) $(TEST_MODELS)
 	$(PY) -m golden make

@@ -12,9 +12,9 @@ smollm2: $(SMOLLM2_FILES)
 chat: runq $(SMOLLM2).q8.bin
 	@./runq $(SMOLLM2).q8.bin -m chat
 
-$(SMOLLM2).gguf: | $(PY)
+$(SMOLLM2).gguf: | $(VENV_READY)
 	@$(PY) -m models.smollm2 fetch $@
-$(SMOLLM2).txt: | $(PY)
+$(SMOLLM2).txt: | $(VENV_READY)
 	@$(PY) -m models.smollm2 text $@
 define smollm2_rule
 $(SMOLLM2).$1.bin: $(SMOLLM2).gguf $(if $(findstring --calib,$(EXPORT_$1)),$(SMOLLM2).txt) $$(EXPORTER)
@@ -29,7 +29,7 @@ quality: $(SMOLLM2).gguf $(SMOLLM2).manual.txt $(PROGRAMS)
 	@$(PY) -m models.compare_schemes $(SMOLLM2).gguf --text $(SMOLLM2).manual.txt --keep build/quality \
 	    --bench $(QUALITY_BENCH) --json docs/quality.json --page docs/quality.md
 	@$(PY) docs/figures.py docs quality.svg
-$(SMOLLM2).manual.txt: | $(PY)
+$(SMOLLM2).manual.txt: | $(VENV_READY)
 	@$(PY) -m models.smollm2 manual $@
 
 # Every program against golden/real, and against transformers where there is a Python with torch and gguf:

@@ -5,7 +5,7 @@ TEST_BINS  := build/common_test build/int8_simde_test $(PROGRAMS:%=build/%_test)
 
 test: portable $(call BACKEND_PATH,emulated) $(call BACKEND_PATH,emulated64)
 test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAMS:%=build/asan/%) $(ALL_PROGRAMS) \
-      single $(PY) $(FIRST_MODELS) $(TEST_MODELS)
+      single $(VENV_READY) $(FIRST_MODELS) $(TEST_MODELS)
 	@$(PY) tests/run.py $(TEST_BINS)
 
 build/%_test.o: tests/%_test.cpp build/flags build/packages-test
