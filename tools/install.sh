@@ -15,8 +15,8 @@ compiler_package() {
     case "$1" in
     */*) ;;
     c++) echo g++ ;;
-    g++*) echo "$1" ;;
-    clang++*) echo "clang${1#clang++}" ;;
+    g++ | g++-[0-9]*) echo "$1" ;;
+    clang++ | clang++-[0-9]*) echo "clang${1#clang++}" ;;
     *-linux-gnu*-g++) echo "g++-${1%-g++}" | tr _ - ;;
     *-linux-gnu*-g++-*) echo "g++-${1##*-}-${1%-g++-*}" | tr _ - ;;
     esac
