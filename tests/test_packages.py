@@ -1,0 +1,273 @@
+"""What a person reads who lacks packages, a compiler, Python or a network: tools/*.sh, and what make hands to them.
+
+The scripts run with commands of this test in the place of apt-get, sudo, python3 and so on. make test-fresh is the
+same on real systems.
+"""
+
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from tests.helpers import ROOT
+
+COREUTILS = ("sh", "cat", "cp", "env", "grep", "head", "ls", "mkdir", "sed", "tail", "touch", "tr", "true")
+
+# A Python of some version, with or without ensurepip, whose pip prints a file of the test.
+PYTHON = """
+case "$*" in
+-V) echo Python 3.{minor}.1 ;;
+*"import sys, pip"*) {pip} ;;
+*ensurepip*) [ {minor} -ge 11 ] && {ensurepip} ;;
+*version_info*) [ {minor} -ge 11 ] ;;
+"-m venv --clear "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
+"-m pip install "*) cat "{log}" >&2; [ ! -s "{log}" ] ;;
+*) exit 9 ;;
+esac
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A machine that has the commands of this test, and a way to run a script of tools/ on it."""
+    return Machine(tmp_path)
+
+
+class Machine:
+    def __init__(self, folder):
+        self.folder, self.bin = folder, folder / "bin"
+        self.bin.mkdir()
+        (folder / "pip.txt").touch()
+        (folder / "requirements.txt").touch()
+        (folder / "tools").symlink_to(ROOT / "tools")
+        for name in COREUTILS:
+            (self.bin / name).symlink_to(shutil.which(name))
+        self.has("id", "echo 1000")
+        self.has("apt-get", "exit 100")
+        self.has("dpkg", "exit 1")
+        self.knows()
+
+    def has(self, name, script="exit 0"):
+        path = self.bin / name
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    def has_python(self, name, minor, ensurepip="true", pip="false"):
+        self.has(name, PYTHON.format(minor=minor, ensurepip=ensurepip, pip=pip, log=self.folder / "pip.txt"))
+
+    def knows(self, *packages):
+        """Those that apt can find."""
+        self.has("apt-cache", f'case " {" ".join(packages)} " in *" $2 "*) echo "Package: $2" ;; *) exit 100 ;; esac')
+
+    def runs(self, script, *arguments, **variables):
+        return subprocess.run(
+            [self.bin / "sh", f"tools/{script}", *arguments],
+            cwd=self.folder,
+            env={"PATH": str(self.bin), **variables},
+            capture_output=True,
+            text=True,
+        )
+
+    def says(self, script, *arguments, **variables):
+        """The one line that a script fails with. Whether apt has lists depends on this machine."""
+        done = self.runs(script, *arguments, **variables)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.endswith("\n")
+        assert done.stderr.count("\n") == 1
+        return re.sub(r"(sudo )?apt-get update && ", "", done.stderr[:-1])
+
+
+def test_a_user_without_sudo_is_given_a_line_for_root(machine):
+    machine.has_python("python3", 11, ensurepip="false")
+    machine.knows("g++", "python3-venv")
+    line = machine.says("install.sh", "g++", "pkg-config", "libpcre2-dev", "python3-venv", "libsimde-dev")
+    assert line == (
+        "packages are missing; please type as root: "
+        "apt-get install -y g++ pkg-config libpcre2-dev python3-venv libsimde-dev"
+    )
+
+
+def test_a_user_whom_sudo_refuses_is_given_a_line_with_it(machine):
+    machine.has("sudo", "echo 'sudo: a password is required' >&2; exit 1")
+    line = machine.says("install.sh", "pkg-config")
+    assert line == "packages are missing; please type: sudo apt-get install -y pkg-config"
+
+
+def test_root_is_given_a_line_without_sudo_when_apt_fails(machine):
+    machine.has("id", "echo 0")
+    machine.has("sudo")
+    machine.has("apt-get", "echo 'E: Unable to locate package pkg-config' >&2; echo 'E: more' >&2; exit 100")
+    done = machine.runs("install.sh", "pkg-config")
+    first, line = done.stderr.splitlines()
+    assert first == "installing: pkg-config"
+    assert line.startswith("apt-get: E: Unable to locate package pkg-config; please type: apt-get ")
+    assert line.endswith("apt-get install -y pkg-config")
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("user", ["root", "sudo"])
+def test_packages_are_installed_where_that_is_allowed(machine, user):
+    log = machine.folder / "apt.txt"
+    machine.has("apt-get", f'echo "$DEBIAN_FRONTEND apt-get $*" >> {log}')
+    machine.has("id", f"echo {0 if user == 'root' else 1000}")
+    if user == "sudo":
+        machine.has("sudo", f'echo "sudo $*" >> {log}; exec "$@"')
+    done = machine.runs("install.sh", "pkg-config", "libsimde-dev")
+    assert (done.returncode, done.stderr) == (0, "installing: pkg-config libsimde-dev\n")
+    lines = log.read_text().splitlines()
+    assert lines[-1].startswith("noninteractive apt-get install -y ")
+    assert lines[-1].endswith(" pkg-config libsimde-dev")
+    assert (lines[0] == "sudo true") == (user == "sudo")
+
+
+def test_nothing_is_asked_for_that_is_there(machine):
+    machine.has("g++")
+    machine.has("pkg-config")
+    machine.has_python("python3", 13)
+    done = machine.runs("install.sh", "g++", "pkg-config", "libpcre2-dev", "libutf8proc-dev", "python3-venv")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "package"),
+    [
+        ("g++", "g++"),
+        ("c++", "g++"),
+        ("g++-14", "g++-14"),
+        ("clang++", "clang"),
+        ("clang++-19", "clang-19"),
+        ("aarch64-linux-gnu-g++", "g++-aarch64-linux-gnu"),
+        ("arm-linux-gnueabihf-g++-12", "g++-12-arm-linux-gnueabihf"),
+        ("x86_64-linux-gnu-g++", "g++-x86-64-linux-gnu"),
+        ("ccache g++ -m64", "g++"),
+    ],
+)
+def test_the_package_of_a_compiler(machine, compiler, package):
+    machine.has("ccache")
+    machine.knows(package)
+    line = machine.says("install.sh", "g++", CXX=compiler)
+    assert line == f"packages are missing; please type as root: apt-get install -y {package}"
+
+
+@pytest.mark.parametrize("compiler", ["clangg++", "g+++", "/opt/llvm/bin/clang++", "aarch64-gnu-g++"])
+def test_a_compiler_that_is_in_no_package(machine, compiler):
+    line = machine.says("install.sh", "pkg-config", "g++", CXX=compiler)
+    assert line == f"the compiler '{compiler}' is not found (CXX={compiler})"
+
+
+def test_the_runtime_of_a_clang_that_is_not_there_yet(machine):
+    machine.has("apt-cache", "echo '  Depends: clang-19'")
+    line = machine.says("install.sh", "clang", "libclang-rt-dev")
+    assert line.endswith("apt-get install -y clang libclang-rt-19-dev")
+
+
+def test_another_python_does_where_python3_is_too_old(machine):
+    machine.has_python("python3", 10)
+    machine.has_python("python3.12", 12, ensurepip="false")
+    machine.has_python("python3.11", 11)
+    done = machine.runs("python.sh")
+    assert (done.returncode, done.stdout) == (0, "python3.11\n")
+
+
+def test_another_python_is_asked_for_where_python3_is_too_old(machine):
+    machine.has_python("python3", 10)
+    machine.knows("python3-venv", "python3.11-venv")
+    line = machine.says("install.sh", "python3-venv")
+    assert line == "packages are missing; please type as root: apt-get install -y python3.11-venv"
+
+
+@pytest.mark.parametrize("python", ["python3", "/usr/bin/python3.10"])
+def test_python_is_too_old(machine, python):
+    machine.has_python("python3", 10)
+    machine.knows("python3-venv")
+    if python != "python3":
+        python = str(machine.bin / "python3")
+    line = machine.says("install.sh", "python3-venv", PYTHON=python)
+    assert line == (
+        f"Python 3.11 or newer is needed, and {python} is Python 3.10.1; "
+        "with another, type: make PYTHON=/path/to/python3.11"
+    )
+
+
+@pytest.mark.parametrize(
+    ("python", "line"),
+    [
+        ("pyhton3", "PYTHON=pyhton3 is not found"),
+        ("own", "PYTHON=own has no modules venv and ensurepip"),
+        ("python3.12", "packages are missing; please type as root: apt-get install -y python3.12-venv"),
+    ],
+)
+def test_a_python_that_was_named(machine, python, line):
+    machine.has_python("python3", 11)
+    machine.has_python("own", 11, ensurepip="false")
+    machine.knows("python3-venv", "python3.12-venv")
+    assert machine.says("install.sh", "python3-venv", PYTHON=python) == line
+
+
+RETRY = """\
+WARNING: Retrying (Retry(total={})) after connection broken by 'NewConnectionError('<urllib3 object at 0x7f>: \
+Failed to establish a new connection: [Errno -3] Temporary failure in name resolution')': /simple/numpy/
+"""
+NO_VERSION = "ERROR: Could not find a version that satisfies the requirement numpy==9 (from versions: {})"
+
+
+@pytest.mark.parametrize(
+    ("printed", "line"),
+    [
+        (
+            RETRY.format(4) + RETRY.format(3) + NO_VERSION.format("none") + "\nERROR: No matching distribution\n",
+            "pip reaches no package index ([Errno -3] Temporary failure in name resolution); "
+            "once there is a network, type: make run",
+        ),
+        (
+            NO_VERSION.format("1, 2") + "\nERROR: No matching distribution found for numpy==9\n",
+            f"pip cannot install requirements.txt: {NO_VERSION.format('1, 2')} (all of it: .venv/pip.log)",
+        ),
+        (
+            "Traceback:\nOSError: disk\n",
+            "pip cannot install requirements.txt: OSError: disk (all of it: .venv/pip.log)",
+        ),
+    ],
+)
+def test_an_environment_without_its_packages_is_not_ready(machine, printed, line):
+    machine.has_python("python3", 11)
+    (machine.folder / "pip.txt").write_text(printed)
+    assert machine.says("venv.sh", ".venv", "run") == line
+    assert (machine.folder / ".venv/bin/python").exists()
+    assert not (machine.folder / ".venv/ready").exists()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_environment_is_made_anew_where_it_is_not_whole(machine, whole):
+    machine.has_python("python3", 11)
+    own = machine.folder / ".venv/bin"
+    own.mkdir(parents=True)
+    machine.has_python("python", 11, pip="true" if whole else "false")
+    (machine.bin / "python").rename(own / "python")
+    before = (own / "python").read_text() + "# from before\n"
+    (own / "python").write_text(before)
+    done = machine.runs("venv.sh", ".venv", "")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (machine.folder / ".venv/ready").exists()
+    assert ((own / "python").read_text() == before) == whole
+
+
+def make(tree, *arguments):
+    command = ["make", "--no-print-directory", "-n", *arguments]
+    return subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True).stdout
+
+
+def test_a_goal_asks_for_all_its_packages_at_once(tmp_path):
+    """On a new copy of the tree; what is asked for later is in the first request."""
+    for entry in ROOT.iterdir():
+        if entry.name not in ("build", ".venv"):
+            (tmp_path / entry.name).symlink_to(entry)
+    goals = re.findall(r"^NEEDS_(\S+) :=", make(tmp_path, "-p", "help"), re.M)
+    assert {"all", "run", "test", "lint", "test-arm", "test-fuzz"} <= set(goals)
+    for goal in goals:
+        requests = [set(line.split()) for line in re.findall(r"tools/install\.sh ([^&|;\n]*)", make(tmp_path, goal))]
+        assert requests, goal
+        assert not set().union(*requests) - requests[0], goal
+        assert not (tmp_path / "build/packages").exists()
