@@ -184,6 +184,7 @@ def unpack(suite: str, mirror: str, name: str) -> Path:
     archive = base(suite, mirror)
     system = WORK / f"{suite}-{name}"
     remove(system)
+    system.with_suffix(".log").unlink(missing_ok=True)
     (system / TREE).mkdir(parents=True)
     run("tar", "-C", system, "--numeric-owner", "-xf", archive)
     files = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
@@ -229,7 +230,7 @@ def contents(system: Path) -> dict[str, tuple[int, ...]]:
 
 
 def typed(system: Path, command: str, user: str = USER, network: bool = True) -> subprocess.CompletedProcess[str]:
-    """A command in the tree. It warns of nothing, and changes nothing outside unless it is to install packages."""
+    """A command in the tree. It warns of nothing, and changes nothing outside unless it installs packages."""
     before = contents(system)
     done = inside(system, command, user, network, f"/{TREE}")
     with system.with_suffix(".log").open("a") as log:
