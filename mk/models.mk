@@ -7,7 +7,8 @@ PY         := $(VENV)/bin/python
 VENV_READY := $(VENV)/ready
 EXPORTER   := $(wildcard export/*.py golden/*.py formats/*.py)
 
-$(VENV_READY): requirements.txt $(if $(filter BUILD,$(NEEDS_HERE)),| build/packages)
+# The link leads nowhere when the system has got another Python: set up again.
+$(VENV_READY): requirements.txt $(shell test -x $(PY) || echo FORCE) $(if $(filter BUILD,$(NEEDS_HERE)),| build/packages)
 	@$(call install,$(PACKAGES_PYTHON))
 	@echo "setting up $(VENV)" >&2
 	@PYTHON='$(PYTHON)' sh tools/venv.sh $(VENV) '$(MAKECMDGOALS)'

@@ -259,15 +259,29 @@ def make(tree, *arguments):
     return subprocess.run(command, cwd=tree, check=True, capture_output=True, text=True).stdout
 
 
-def test_a_goal_asks_for_all_its_packages_at_once(tmp_path):
-    """On a new copy of the tree; what is asked for later is in the first request."""
+@pytest.fixture
+def tree(tmp_path):
+    """A new copy of the repository, nothing built."""
     for entry in ROOT.iterdir():
         if entry.name not in ("build", ".venv"):
             (tmp_path / entry.name).symlink_to(entry)
-    goals = re.findall(r"^NEEDS_(\S+) :=", make(tmp_path, "-p", "help"), re.M)
+    return tmp_path
+
+
+def test_a_goal_asks_for_all_its_packages_at_once(tree):
+    """What is asked for later is in the first request."""
+    goals = re.findall(r"^NEEDS_(\S+) :=", make(tree, "-p", "help"), re.M)
     assert {"all", "run", "test", "lint", "test-arm", "test-fuzz"} <= set(goals)
     for goal in goals:
-        requests = [set(line.split()) for line in re.findall(r"tools/install\.sh ([^&|;\n]*)", make(tmp_path, goal))]
+        requests = [set(line.split()) for line in re.findall(r"tools/install\.sh ([^&|;\n]*)", make(tree, goal))]
         assert requests, goal
         assert not set().union(*requests) - requests[0], goal
-        assert not (tmp_path / "build/packages").exists()
+        assert not (tree / "build/packages").exists()
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_environment_whose_python_has_gone_is_set_up_again(tree, there):
+    (tree / ".venv/bin").mkdir(parents=True)
+    (tree / ".venv/bin/python").symlink_to(shutil.which("sh") if there else "gone")
+    (tree / ".venv/ready").touch()
+    assert ("tools/venv.sh" in make(tree, ".venv/ready")) != there
