@@ -505,7 +505,7 @@ def fragments() -> tuple[tuple[str, int, int, int, int, int], ...]:
     """What docs/fragments.cu prints: what, lane, register, half, row, column."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "fragments"
-        flags = ["-std=c++20", "-fopenmp-simd", "-pthread", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DNO_TOKENIZER", "-I."]
+        flags = ["-std=c++20", "-pthread", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DNO_TOKENIZER", "-I."]
         command = [*os.environ.get("CXX", "g++").split(), *flags, "-x", "c++", "docs/fragments.cu", "-o", program]
         subprocess.run(command, cwd=HERE.parent, check=True)
         printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout

@@ -8,7 +8,7 @@ CXXFLAGS_ALL := -std=c++20 -O3 -march=$(ARCH) -fopenmp-simd -pthread -fno-math-e
 # Of the programs that people run: a mistake stops the program before it can be used. The sanitizers see more, and
 # have no need of it.
 HARDENING := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong -Wl,-z,relro,-z,now
-PACKAGES_BUILD := g++ $(if $(filter -fopenmp,$(CXXFLAGS_ALL)),$(patsubst clang++%,libomp%-dev,$(filter clang++%,$(CXX))))
+PACKAGES_BUILD := g++
 ifeq ($(TOKENIZER),0)
 CXXFLAGS_ALL += -DNO_TOKENIZER
 else

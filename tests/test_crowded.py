@@ -5,6 +5,7 @@ import statistics
 import subprocess
 
 import pytest
+
 from tests.helpers import ROOT
 
 LIMIT = 0.020  # seconds; threads that wait for each other's turn take 0.5 to 1.2

@@ -272,7 +272,7 @@ def test_one_file_form_builds_and_runs(tmp_path, name):
     (tmp_path / f"{program}.cpp").write_text(text)
     compiler = os.environ.get("CXX", "g++")
     subprocess.run(
-        [compiler, "-std=c++20", "-O1", "-fopenmp-simd", "-pthread", f"{program}.cpp", "-o", program, "-lpcre2-8", "-lutf8proc"],
+        [compiler, "-std=c++20", "-O1", "-pthread", f"{program}.cpp", "-o", program, "-lpcre2-8", "-lutf8proc"],
         cwd=tmp_path, check=True,
     )  # fmt: skip
     golden = clear_generation(name)
@@ -311,7 +311,7 @@ def test_one_file_form_is_compiled_by_its_first_lines(tmp_path):
 def test_build_without_tokenizer(tmp_path, name):
     program = program_of(name)
     subprocess.run(
-        [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-fopenmp-simd", "-pthread", "-DNO_TOKENIZER", "-I.", f"{program}.cpp",
+        [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-pthread", "-DNO_TOKENIZER", "-I.", f"{program}.cpp",
          "-o", tmp_path / program],
         cwd=ROOT, check=True,
     )  # fmt: skip

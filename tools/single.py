@@ -10,7 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Stands in the folded file, where a test takes it from: its flags are those of mk/build.mk.
 COMPILE = (
-    "g++ -std=c++20 -O3 -march=native -fopenmp -fno-math-errno -fno-trapping-math {0}.cpp -o {0} -lpcre2-8 -lutf8proc"
+    "g++ -std=c++20 -O3 -march=native -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math {0}.cpp -o {0} "
+    "-lpcre2-8 -lutf8proc"
 )
 INCLUDE = re.compile(r'\s*#include "([^"]+)"')
 

@@ -22,6 +22,8 @@
 #include <string>
 #include <string_view>
 
+#include "common/os/threads.h"
+
 using FuzzBytes = std::span<const uint8_t>;
 
 #ifdef FUZZ_REPLAY
