@@ -117,7 +117,7 @@ void loop(TeamSize& team, double& now, double late) {
 TEST_CASE("team: a thread that shares its core goes at once, and is tried again later and later") {
     TeamSize team;
     double now = 100;
-    team.reset(2, any_cores, now);
+    team.reset(2, 1, now);
     auto grows_after = [&](double seconds) {
         team.grow(now + seconds * 0.9, [] { return any_cores; });
         CHECK(team.size() == 1);
@@ -125,6 +125,7 @@ TEST_CASE("team: a thread that shares its core goes at once, and is tried again 
         team.grow(now, [] { return any_cores; });
         return team.size() == 2;
     };
+    CHECK(grows_after(0.05));
     for (const double pause : {0.05, 0.2, 0.8, 2.0, 2.0}) {
         CHECK(team.size() == 2);
         loop(team, now, 0.003);

@@ -29,7 +29,7 @@ class TeamSize {
     // At most n threads, and for now no more than there are cores for.
     void reset(int n, int free_cores, double now) {
         most_ = n, size_ = std::clamp(free_cores, 1, n);
-        balance_ = 0, pause_ = shortest_pause;
+        balance_ = size_ == n ? most_credit : 0, pause_ = shortest_pause;
         shrunk_at_ = now, try_at_ = now + pause_;
     }
 

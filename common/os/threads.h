@@ -41,29 +41,21 @@ class ThreadPool {
     // within a loop.
     void resize(int n_threads) {
         stop();
-        n_threads = std::clamp(n_threads, 1, max_threads);
-        parts_ = std::make_unique<Part[]>(static_cast<size_t>(n_threads));
-        quit_ = false;
-        try {
-            for (int t = 1; t < n_threads; t++) helpers_.emplace_back([this, t] { help(t); });
-        } catch (const std::system_error&) {
-        }
-        team_.reset(size(), size(), seconds_now());
-        set_team(size());
+        size_ = std::clamp(n_threads, 1, max_threads);
+        team_.reset(size_, size_, seconds_now());
     }
     // From now on fewer of them share a loop while other programs want the cores.
     void make_room() {
         makes_room_ = true;
-        team_.reset(size(), free_cores(1), seconds_now());
-        set_team(team_.size());
+        team_.reset(size_, free_cores(1), seconds_now());
     }
-    int size() const { return static_cast<int>(helpers_.size()) + 1; }
+    int size() const { return size_; }
 
     // Calls body(argument, begin, end) for runs of items that together are 0 .. n - 1, and returns when all
     // are done.
     void run(int64_t n, LoopBody body, void* argument) {
         if (n <= 0) return;
-        if (n == 1 || size() == 1 || is_busy_.exchange(true, std::memory_order_acquire))
+        if (n == 1 || size_ == 1 || is_busy_.exchange(true, std::memory_order_acquire))
             return body(argument, 0, n);
         n_ = n, body_ = body, argument_ = argument;
         run_shared();
@@ -73,8 +65,7 @@ class ThreadPool {
   private:
     static constexpr int max_threads = 1024;
     static constexpr double spin_seconds = 50e-6;
-    static constexpr size_t line =
-        64;  // bytes. Threads that write into different lines do not disturb others
+    static constexpr size_t line = 64;  // bytes of a cache line: threads do not write into each other's
 
     // What is left of one thread's part of the loop.
     struct alignas(line) Part {
@@ -82,7 +73,21 @@ class ThreadPool {
         int64_t end = 0;
     };
 
+    // Helpers begin with the first loop, so that whoever has none takes no threads.
+    void start() {
+        parts_ = std::make_unique<Part[]>(static_cast<size_t>(size_));
+        quit_ = false;
+        set_team(team_.size());
+        try {
+            for (int t = 1; t < size_; t++) helpers_.emplace_back([this, t] { help(t); });
+        } catch (const std::system_error&) {
+            size_ = static_cast<int>(helpers_.size()) + 1;
+            team_.reset(size_, team_.size(), seconds_now());
+        }
+    }
+
     void run_shared() {
+        if (parts_ == nullptr) start();
         if (makes_room_) team_.grow(seconds_now(), [&] { return free_cores(team_.size()); });
         if (team_.size() != team_size_) set_team(team_.size());
         n_parts_ = team_.size();
@@ -176,10 +181,12 @@ class ThreadPool {
         turn_.notify_all();
         for (std::thread& helper : helpers_) helper.join();
         helpers_.clear();
+        parts_.reset();
     }
 
+    int size_ = 1;
     std::vector<std::thread> helpers_;
-    std::unique_ptr<Part[]> parts_;  // one for each thread
+    std::unique_ptr<Part[]> parts_;  // one for each thread; null before the first loop
     TeamSize team_;
     bool makes_room_ = false;
     std::atomic<bool> is_busy_ = false, quit_ = false;
