@@ -352,7 +352,7 @@ def check_files(document: str) -> list[str]:
 NOT_OURS = {
     *("runq.c", "token_embedding_table", "rms_att_weight", "rms_ffn_weight", "rms_final_weight"),
     *("key_cache", "value_cache", "past_key_values", "hidden_states", "attn_weights", "apply_rotary_pos_emb"),
-    *("dynamic_scaled_int8_quant", "static_scaled_int8_quant", "runq_f32", "GOMP_SPINCOUNT"),
+    *("dynamic_scaled_int8_quant", "static_scaled_int8_quant", "runq_f32"),
 }
 
 
