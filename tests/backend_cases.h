@@ -18,7 +18,9 @@ struct Opened {
     void* context = nullptr;
     std::vector<void*> memory;
 
-    explicit Opened(const QuantGemmBackend* a) : api(a) { REQUIRE(api->open(&context, run_loop) == QUANT_GEMM_OK); }
+    explicit Opened(const QuantGemmBackend* a) : api(a) {
+        REQUIRE(api->open(&context, run_loop) == QUANT_GEMM_OK);
+    }
     ~Opened() { api->close(context); }
     void release() {
         for (void* m : memory) api->release(context, m);
