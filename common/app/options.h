@@ -67,9 +67,9 @@ Instead of generating
                         positions that are made up (default 0)
 
 Other
-  -j, --threads N       threads, 1 to 1024 (default: all physical cores, in a
-                        container no more than its CPU quota; fewer while
-                        other programs want them)
+  -j, --threads N       threads, 1 to 1024; fewer while other programs want the
+                        cores (default: all physical cores, in a container no
+                        more than its CPU quota)
       --print-ids       print token ids instead of text
       --trace PATH      write every intermediate tensor to a safetensors file
       --trace-from POS  of these only those of positions POS and up, but
