@@ -7,11 +7,12 @@
 // at a time, fewer and fewer. A thread that is done goes on with what is left of the others' parts: one that
 // comes late, or that the system has stopped, is waited for only if it has something in hand.
 //
-// A thread that has nothing to do looks again and again, for some ten microseconds, whether there is another
-// loop, as there nearly always is, and then sleeps (std::atomic::wait). A loop within a loop runs in its own
+// A thread that has nothing to do looks again and again, for 50 microseconds, whether there is another loop,
+// as there nearly always is, and then sleeps (std::atomic::wait). A loop within a loop runs in its own
 // thread.
 #pragma once
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -86,7 +87,7 @@ class ThreadPool {
         }
     }
 
-    void run_shared() {
+    void run_shared() noexcept {
         if (parts_ == nullptr) start();
         if (makes_room_) team_.grow(seconds_now(), [&] { return free_cores(team_.size()); });
         if (team_.size() != team_size_) set_team(team_.size());
@@ -127,13 +128,13 @@ class ThreadPool {
 
     // What helper t does until the pool ends.
     void help(int t) {
-        uint32_t seen = 0;
-        while (!quit_) {
+        // `turn` is read before quit_: whoever ends the pool changes it after quit_, so this does not sleep
+        // then.
+        for (uint32_t turn, seen = 0; turn = turn_.load(), !quit_;) {
             if (const int n = team_size_.load(); t >= n) {
                 team_size_.wait(n);  // not needed now
                 continue;
             }
-            const uint32_t turn = turn_.load();
             if (turn == seen || turn % 2 == 0) {
                 wait_while(turn_, turn);
                 continue;
@@ -168,10 +169,17 @@ class ThreadPool {
         team_size_.notify_all();
     }
 
-    // How many cores there are for this pool's threads, of which n_awake run now.
+    // How many cores there are for this pool's threads, of which n_awake run now. max_threads if nobody
+    // knows: what runs on the whole machine says nothing of the cores of a process that has only some of
+    // them.
     static int free_cores(int n_awake) {
+#ifdef __linux__
         const int running = runnable_threads(), online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-        return running > 0 && online > 0 ? online - (running - n_awake) : max_threads;
+        cpu_set_t ours;
+        if (running > 0 && sched_getaffinity(0, sizeof ours, &ours) == 0 && CPU_COUNT(&ours) == online)
+            return online - (running - n_awake);
+#endif
+        return max_threads;
     }
 
     void stop() {
