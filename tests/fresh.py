@@ -305,6 +305,8 @@ def obstacle() -> str | None:
         return f"there is no {KEYRING} (package debian-archive-keyring)"
     if subprocess.run(["unshare", "--mount", "--pid", "--net", "--fork", "true"], capture_output=True).returncode:
         return "mounts in a name space of its own are not allowed"
+    if subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, check=False).returncode:
+        return "this is no git repository with a commit"
     return None
 
 

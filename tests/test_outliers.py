@@ -240,7 +240,7 @@ def test_calibration_text_comes_from_the_generator():
         for line in (ROOT / "models" / "README.md").read_text().splitlines()
         if line.endswith("> models/calibration.txt")
     )
-    assert command[:3] == ["python", "-m", "models.stories"]
+    assert command[:3] == [".venv/bin/python", "-m", "models.stories"]
     done = subprocess.run([sys.executable, *command[1:-2]], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout == (ROOT / "models" / "calibration.txt").read_bytes()
 
