@@ -5,6 +5,7 @@
 A test is a doctest test case or a pytest test. The exit code is 0 only if something ran and nothing failed.
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -44,6 +45,8 @@ def pytest_counts(code: int, report: Path) -> tuple[int, int, int]:
 
 
 def main() -> int:
+    for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # tests that call make do not speak to the one that called this
+        os.environ.pop(name, None)
     passed = failed = 0
     for binary in sys.argv[1:]:
         print(f"--- {binary}", flush=True)
