@@ -62,7 +62,9 @@ has_lists || line="${typed}apt-get update && $line"
 # shellcheck disable=SC2086  (lists of words)
 if ${sudo}true 2>/dev/null; then
     echo "installing:$missing" >&2
-    install="${sudo}env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends$missing"
+    # Another rule of a parallel make, or another program, may be at it: apt waits.
+    options="-y -qq -o DPkg::Lock::Timeout=600 --no-install-recommends"
+    install="${sudo}env DEBIAN_FRONTEND=noninteractive apt-get install $options$missing"
     $install >/dev/null 2>&1 && exit 0
     ${sudo}apt-get update -qq >/dev/null 2>&1 || true
     error=$($install 2>&1 >/dev/null) && exit 0
