@@ -229,7 +229,8 @@ TEST_CASE("cli: an unknown option is answered with the one that is meant") {
         {"--n-predict", ""},
         {"--a\xff", ""},
     };
-    for (const auto& [typed, name] : meant) {
+    for (const auto& row : meant) {
+        const std::string typed = row.first, name = row.second;
         CAPTURE(typed);
         const std::string option = typed.substr(0, typed.find('='));
         const std::string line =
