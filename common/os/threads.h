@@ -192,20 +192,21 @@ class ThreadPool {
         parts_.reset();
     }
 
+    // What helpers look at, and what they need when it changes: the loop, written while no helper is inside.
+    alignas(line) std::atomic<uint32_t> turn_ =
+        0;  // goes up by one when a loop begins, and when it is closed
     int size_ = 1;
-    std::vector<std::thread> helpers_;
     std::unique_ptr<Part[]> parts_;  // one for each thread; null before the first loop
-    TeamSize team_;
-    bool makes_room_ = false;
-    std::atomic<bool> is_busy_ = false, quit_ = false;
-    // The loop, and among how many it is shared: written while no helper is inside.
     int64_t n_ = 0;
     LoopBody body_ = nullptr;
     void* argument_ = nullptr;
-    int n_parts_ = 1;
-    alignas(line) std::atomic<uint32_t> turn_ =
-        0;                                         // goes up by one when a loop begins, and when it is closed
+    std::vector<std::thread> helpers_;
+    // What helpers write, and what nobody waits for.
     alignas(line) std::atomic<int> n_inside_ = 0;  // helpers that may be at work
+    int n_parts_ = 1;                              // among how many the loop is shared
+    TeamSize team_;
+    bool makes_room_ = false;
+    std::atomic<bool> is_busy_ = false, quit_ = false;
     alignas(line) std::atomic<int> team_size_ = 1;  // helpers from this one on have nothing to do
 };
 
