@@ -71,10 +71,10 @@ TEST_CASE("threads: a helper that stands still keeps what it has in hand and not
         for (int time = 0; time < 2; time++) {
             std::atomic<int> late_runs = 0, n = 0;
             auto body = [&](int64_t begin, int64_t end) {
-                n += int(end - begin);
                 const auto us = std::chrono::microseconds(std::this_thread::get_id() == here ? 200 : 200000);
                 if (std::this_thread::get_id() != here) late_runs++;
                 std::this_thread::sleep_for(us);
+                n += int(end - begin);  // the loop does not end before that
             };
             pool.run(
                 100,
@@ -138,6 +138,20 @@ TEST_CASE("team: a thread that shares its core goes at once, and is tried again 
     loop(team, now, 0.004);
     CHECK(team.size() == 1);
     CHECK(grows_after(0.05));
+}
+
+TEST_CASE("team: that the calling thread stood still is no merit of the others") {
+    TeamSize team;
+    double now = 0;
+    team.reset(2, 1, now);
+    now = 0.06;
+    team.grow(now, [] { return any_cores; });
+    now += 0.004;
+    team.judge(200, 10, 0.004, 0.004, now);
+    loop(team, now, 0.003);
+    CHECK(team.size() == 2);
+    loop(team, now, 0.003);
+    CHECK(team.size() == 1);
 }
 
 TEST_CASE("team: what happens now and then on every machine changes nothing") {

@@ -128,8 +128,7 @@ class ThreadPool {
 
     // What helper t does until the pool ends.
     void help(int t) {
-        // `turn` is read before quit_: whoever ends the pool changes it after quit_, so this does not sleep
-        // then.
+        // Who ends the pool writes quit_ and then turn_. Read the other way round, no end is slept through.
         for (uint32_t turn, seen = 0; turn = turn_.load(), !quit_;) {
             if (const int n = team_size_.load(); t >= n) {
                 team_size_.wait(n);  // not needed now
@@ -192,16 +191,16 @@ class ThreadPool {
         parts_.reset();
     }
 
-    // What helpers look at, and what they need when it changes: the loop, written while no helper is inside.
-    alignas(line) std::atomic<uint32_t> turn_ =
-        0;  // goes up by one when a loop begins, and when it is closed
+    // Helpers wait for turn_, which goes up by one when a loop begins and when it is closed. The loop lies
+    // beside it, and is written while no helper is inside.
+    alignas(line) std::atomic<uint32_t> turn_ = 0;
     int size_ = 1;
     std::unique_ptr<Part[]> parts_;  // one for each thread; null before the first loop
     int64_t n_ = 0;
     LoopBody body_ = nullptr;
     void* argument_ = nullptr;
     std::vector<std::thread> helpers_;
-    // What helpers write, and what nobody waits for.
+    // The calling thread waits for n_inside_. What lies beside it changes between loops.
     alignas(line) std::atomic<int> n_inside_ = 0;  // helpers that may be at work
     int n_parts_ = 1;                              // among how many the loop is shared
     TeamSize team_;
