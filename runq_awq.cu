@@ -35,7 +35,6 @@
 #include "common/app/options.h"
 #include "common/app/streams.h"
 #include "common/app/trace.h"
-#include "common/cpu/machine.h"
 #include "common/gpu/attention.cuh"
 #include "common/gpu/bandwidth.h"
 #include "common/gpu/cublas.h"
@@ -49,6 +48,7 @@
 #include "common/gpu/weights.h"
 #include "common/model/model_file.h"
 #include "common/model/tensors.h"
+#include "common/os/machine.h"
 #include "simt/ptx.h"
 
 // ----------------------------------------------------------------------------

@@ -16,9 +16,9 @@
 
 #include "common/cpu/attention.h"
 #include "common/cpu/int8_matmul.h"
-#include "common/cpu/lazy_memory.h"
-#include "common/cpu/machine.h"
 #include "common/cpu/rows.h"
+#include "common/os/lazy_memory.h"
+#include "common/os/machine.h"
 #include "common/os/threads.h"
 
 namespace {

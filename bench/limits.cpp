@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "common/cpu/int8_matmul.h"
-#include "common/cpu/machine.h"
 #include "common/cpu/pin_register.h"
+#include "common/os/machine.h"
 #include "common/os/threads.h"
 
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "common/cpu/lazy_memory.h"
+#include "common/os/lazy_memory.h"
 
 TEST_CASE("memory: refused with the sum, what is available, the largest parts and what makes them smaller") {
     const std::vector<MemoryPart> parts = {{"a", 5000000000},

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "common/cpu/cgroup.h"
 #include "common/model/tensors.h"
+#include "common/os/cgroup.h"
 
 namespace {
 

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "common/app/session.h"
-#include "common/app/signals.h"
 #include "common/app/streams.h"
-#include "common/cpu/clock.h"
-#include "common/cpu/machine.h"
+#include "common/os/clock.h"
+#include "common/os/machine.h"
+#include "common/os/signals.h"
 
 // The line that says where `seconds` went, given what the program had counted before and after them.
 inline std::string time_split(const char* what, double seconds, const PhaseSeconds& before,

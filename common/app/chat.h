@@ -11,9 +11,9 @@
 #include "common/app/generate.h"
 #include "common/app/options.h"
 #include "common/app/session.h"
-#include "common/app/signals.h"
 #include "common/app/streams.h"
 #include "common/model/config.h"
+#include "common/os/signals.h"
 #include "common/text/tokenizer.h"
 
 // In chat, greedy is no good default: a small model that always takes its most probable token soon repeats

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "common/app/streams.h"
-#include "common/cpu/machine.h"
+#include "common/os/machine.h"
 
 // "12.3 MB", "4.56 GB"
 inline std::string size_text(uint64_t bytes) {

@@ -14,12 +14,12 @@
 #include "common/app/memory.h"
 #include "common/app/options.h"
 #include "common/app/trace.h"
-#include "common/cpu/clock.h"
 #include "common/cpu/kv_cache.h"
-#include "common/cpu/machine.h"
 #include "common/model/config.h"
 #include "common/model/model_file.h"
 #include "common/model/tensors.h"
+#include "common/os/clock.h"
+#include "common/os/machine.h"
 
 class Tokenizer;  // common/text/tokenizer.h
 

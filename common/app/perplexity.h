@@ -12,8 +12,8 @@
 
 #include "common/app/generate.h"
 #include "common/app/session.h"
-#include "common/app/signals.h"
 #include "common/app/streams.h"
+#include "common/os/signals.h"
 #include "common/os/threads.h"
 
 struct Perplexity {

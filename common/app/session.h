@@ -16,9 +16,9 @@
 #include "common/app/memory.h"
 #include "common/app/model.h"
 #include "common/app/sampler.h"
-#include "common/app/signals.h"
 #include "common/app/streams.h"
-#include "common/cpu/machine.h"
+#include "common/os/machine.h"
+#include "common/os/signals.h"
 #include "common/text/tokenizer.h"
 
 struct Statistics {

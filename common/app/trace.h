@@ -20,9 +20,9 @@
 #include <string>
 #include <vector>
 
-#include "common/app/new_file.h"
 #include "common/cpu/int8.h"
 #include "common/cpu/rows.h"
+#include "common/os/new_file.h"
 
 // The full name of a step: "layers.3.attn.norm", or "norm" outside the layers (layer -1).
 inline std::string step_name(int layer, const char* name) {

@@ -17,13 +17,13 @@
 #include <type_traits>
 #include <vector>
 
-#include "common/cpu/clock.h"
 #include "common/cpu/half.h"
 #include "common/cpu/kv_cache.h"
 #include "common/cpu/pin_register.h"
 #include "common/cpu/rows.h"
 #include "common/cpu/scratch.h"
 #include "common/cpu/vector.h"
+#include "common/os/clock.h"
 #include "common/os/threads.h"
 
 // Queries that go through together, against key_vectors vectors of keys or of a value's elements: as many

@@ -26,16 +26,16 @@
 #include <vector>
 
 #include "common/cpu/attention.h"
-#include "common/cpu/clock.h"
 #include "common/cpu/int8.h"
 #include "common/cpu/int8_matmul.h"
 #include "common/cpu/int8_pack.h"
 #include "common/cpu/kv_cache.h"
-#include "common/cpu/lazy_memory.h"
 #include "common/cpu/pin_register.h"
 #include "common/cpu/rows.h"
 #include "common/cpu/scratch.h"
 #include "common/cpu/unroll.h"
+#include "common/os/clock.h"
+#include "common/os/lazy_memory.h"
 
 // The operations of an instruction set (int8.h) in plain C++, where this build has none.
 struct PlainInt8 {

@@ -10,13 +10,13 @@
 #include <span>
 #include <vector>
 
-#include "common/cpu/clock.h"
 #include "common/cpu/int8_avx512.h"
 #include "common/cpu/int8_i8mm.h"
 #include "common/cpu/int8_neon.h"
 #include "common/cpu/int8_panels.h"
 #include "common/cpu/int8_rows.h"
 #include "common/cpu/rows.h"
+#include "common/os/clock.h"
 #include "common/os/threads.h"
 
 // Calls use(Isa{}) with the best instruction set for groups of this size. False if there is none.

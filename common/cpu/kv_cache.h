@@ -10,9 +10,9 @@
 
 #include "common/cpu/half.h"
 #include "common/cpu/int8.h"
-#include "common/cpu/lazy_memory.h"
 #include "common/cpu/rows.h"
 #include "common/cpu/vector.h"
+#include "common/os/lazy_memory.h"
 
 // Positions whose keys lie side by side, one in each lane of this many vectors.
 constexpr int key_vectors = vector_lanes == 4 ? 4 : 2;

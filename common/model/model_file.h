@@ -20,9 +20,10 @@
 #include <string>
 
 #include "common/model/config.h"
-#include "common/model/mapped_file.h"
 #include "common/model/other_file.h"
 #include "common/model/scheme.h"
+#include "common/os/mapped_file.h"
+#include "common/text/printable.h"
 
 static_assert(std::endian::native == std::endian::little, "model files are little-endian and read in place");
 
@@ -272,7 +273,7 @@ inline ModelFile open_model_file(const std::string& path, const Scheme& scheme,
     if (const std::string other = describe_directory(path, scheme); !other.empty()) {
         throw std::runtime_error(path + ": " + other);
     }
-    file.map = MappedFile(path);
+    file.map = MappedFile(path, printable(path));
     const std::span<const std::byte> bytes = file.map.bytes();
     file.config = read_header(path, bytes, scheme);
     try {

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <cstdio>
 
-#include "common/cpu/clock.h"
+#include "common/os/clock.h"
 
 // The number of threads on this machine, of all programs, that run or wait for a core; 0 if the system does
 // not say. The fourth field of /proc/loadavg is RUNNING/ALL (man 5 proc_loadavg).

@@ -25,7 +25,7 @@
 #include <thread>
 #include <vector>
 
-#include "common/cpu/clock.h"
+#include "common/os/clock.h"
 #include "common/os/team_size.h"
 
 // Items begin .. end - 1 of a loop. Must not throw.

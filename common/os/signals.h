@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string_view>
 
-#include "common/model/mapped_file.h"
+#include "common/os/mapped_file.h"
 
 inline volatile std::sig_atomic_t interrupted = 0;
 

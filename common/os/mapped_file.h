@@ -19,10 +19,8 @@
 #include <string>
 #include <utility>
 
-#include "common/text/printable.h"
-
 // Where the file lies that was mapped last, and its name. A file that gets shorter while it is mapped raises
-// SIGBUS at the first read behind its new end; common/app/signals.h says so then.
+// SIGBUS at the first read behind its new end; signals.h says so then.
 struct MappedRange {
     const std::byte* begin = nullptr;
     size_t size = 0;
@@ -36,7 +34,8 @@ class MappedFile {
 
     // Maps the file and reads nothing of it. Throws std::runtime_error "PATH: cannot open: reason" or "PATH:
     // not a regular file".
-    explicit MappedFile(const std::string& path) {
+    // `shown` is the path as an error line may have it.
+    MappedFile(const std::string& path, const std::string& shown) {
         // Without O_NONBLOCK a FIFO would keep this waiting for a writer.
         fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
         if (fd_ < 0) throw std::runtime_error(path + ": cannot open: " + std::strerror(errno));
@@ -54,7 +53,7 @@ class MappedFile {
             throw std::runtime_error(path + ": cannot map: " + std::strerror(reason));
         }
         data_ = static_cast<const std::byte*>(p);
-        mapped_range = {data_, size_, printable(path)};
+        mapped_range = {data_, size_, shown};
     }
 
     // Puts a copy in huge pages in place of the mapping, if it fits. `available`: bytes of memory.

@@ -20,8 +20,8 @@
 #include <thread>
 #include <utility>
 
-#include "common/cpu/cgroup.h"
-#include "common/cpu/clock.h"
+#include "common/os/cgroup.h"
+#include "common/os/clock.h"
 #include "common/os/threads.h"
 
 // The number after `field` in a /proc file of lines like "VmHWM:   1234 kB", in bytes; 0 if it is not there.
