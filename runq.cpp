@@ -29,26 +29,28 @@
 #include "common/app/options.h"
 #include "common/app/trace.h"
 #include "common/cpu/attention.h"
-#include "common/cpu/int8_matmul.h"
 #include "common/cpu/ops.h"
+#include "common/cpu/quant_matmul.h"
 #include "common/cpu/rows.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
+#include "common/os/clock.h"
+#include "common/os/threads.h"
 
 // ----------------------------------------------------------------------------
-// Q8: the arithmetic. The loops are the specification; int8_quantize and int8_matmul are the same, fast.
+// Q8: the arithmetic. The loops are the specification; int8_quantize and quant_matmul are the same, fast.
 
 // Weights in Q8, row by row: value (i, j) is codes[i * n_cols + j] * scales[i * n_groups + j / group_size].
 struct Q8Matrix {
-    const int8_t* codes = nullptr;  // (n_rows, n_cols), each in -127..127
-    const float* scales = nullptr;  // (n_rows, n_groups)
-    int n_rows = 0, n_cols = 0;     // output channels, input channels
-    int group_size = 0;             // divides n_cols
-    bool packed = false;            // turned for the kernels; never where dot() is used
+    const int8_t* codes = nullptr;         // (n_rows, n_cols), each in -127..127
+    const float* scales = nullptr;         // (n_rows, n_groups)
+    int n_rows = 0, n_cols = 0;            // output channels, input channels
+    int group_size = 0;                    // divides n_cols
+    const PackedMatrix* packed = nullptr;  // the same weights as the kernels read them fastest, or null
 
     int n_groups() const { return n_cols / group_size; }
-    Int8Matrix view() const { return {codes, scales, nullptr, n_rows, n_cols, group_size, packed}; }
+    QuantMatrix view() const { return int8_matrix(codes, scales, n_rows, n_cols, group_size); }
 };
 
 // codes (group_size,) of x (group_size,): amax = max|x|, code = clamp(x * (127 / amax)) rounded half to even.
@@ -95,18 +97,24 @@ float dot(const Int8Rows& x, int t, const Q8Matrix& w, int i) {
     return sum;
 }
 
-// The products of one input with several matrices: q, k and v; gate and up.
+// The products of one input with several matrices: q, k and v; gate and up. By far the most time is spent
+// here.
 void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<Q8Matrix>> products) {
-    int8_matmul(x, products, dot);
+    const Stopwatch time(phase_seconds.matmul);
+    if (quant_matmul(x, products)) return;
+    for (const MatrixProduct<Q8Matrix>& p : products) {
+        parallel_for(p.w.n_rows, [&](int i) {
+            for (int t = 0; t < x.n_rows; t++) p.out.row(t)[i] = dot(x, t, p.w, i);
+        });
+    }
 }
 
 // One row of the table per token, dequantized. The table as a whole stays int8.
 void embed(Rows& out, const Q8Matrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
-    std::vector<int8_t> codes(size_t(table.n_cols));
-    std::vector<float> scales(size_t(table.n_groups()));
     for (int t = 0; t < out.n_rows; t++) {
-        int8_row(codes.data(), scales.data(), table.view(), tokens[t]);
+        const int8_t* codes = table.codes + size_t(tokens[t]) * table.n_cols;
+        const float* scales = table.scales + size_t(tokens[t]) * table.n_groups();
         for (int i = 0; i < out.n_cols; i++) out.row(t)[i] = float(codes[i]) * scales[i / table.group_size];
     }
 }
@@ -157,15 +165,14 @@ struct Weights {
         const float* scales = file.next<float>(name + ".scales", {n_rows, n_cols / c.group_size});
         return {codes, scales, n_rows, n_cols, c.group_size};
     }
-    // Packs the matrices for the kernels, in the file's memory, which has to be a copy.
-    void pack() {
-        for (auto* layers : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
-            for (Q8Matrix& m : *layers) m.packed = int8_pack(m.view());
-        classifier.packed = int8_pack(classifier.view());
-        embedding.packed = c.shared_classifier && classifier.packed;
-    }
     std::vector<Q8Matrix> q8_layers(const char* part, int n_rows, int n_cols) {
         return file.layers(c, part, [&](const std::string& name) { return q8(name, n_rows, n_cols); });
+    }
+    // Packs the matrices that are multiplied for the kernels.
+    void pack(PackedMatrices& packed) {
+        for (auto* layers : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
+            for (Q8Matrix& m : *layers) m.packed = packed.add(m.view());
+        classifier.packed = packed.add(classifier.view());
     }
 };
 
@@ -209,6 +216,7 @@ struct RunState {
 struct Transformer {
     ModelFile file;
     Weights weights;
+    PackedMatrices packed;
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
 };
@@ -298,7 +306,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // Opens a Q8 file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
     Transformer m = load_cpu<Transformer>(path, scheme_q8, check_config, max_chunk, options, trace);
-    if (m.file.is_copied()) m.weights.pack();
+    if (packs_weights(m.file, options)) m.weights.pack(m.packed);
     return m;
 }
 

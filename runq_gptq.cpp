@@ -9,10 +9,10 @@
 //
 // This file has what is the scheme's own: the matrix, expanding it and multiplying by it as plain loops, the
 // tensors of a file, and the forward pass. What any scheme needs is in common/, and so are the fast forms of
-// the loops here, which multiply codes of 2 and 4 bits as they are (common/cpu/lowbit_blocks.h) or expand
-// them as they go (lowbit_matmul.h). docs/gptq.md has the formats with pictures and numbers. What quantizes
-// and multiplies can also be a shared library that is chosen at run time, for another CPU or a GPU
-// (--backend, docs/backends.md).
+// the loops here, which multiply codes of 2 and 4 bits as they are (common/cpu/lowbit_kernel.h) or expand
+// them on the way (tile_kernel.h). docs/gptq.md has the formats with pictures and numbers. What quantizes and
+// multiplies can also be a shared library that is chosen at run time, for another CPU or a GPU (--backend,
+// docs/backends.md).
 //
 //     make runq_gptq && ./runq_gptq model_gptq.bin -i "Once upon a time"
 
@@ -37,17 +37,68 @@
 #include "common/backend/backend.h"
 #include "common/cpu/attention.h"
 #include "common/cpu/half.h"
-#include "common/cpu/lowbit_matmul.h"
 #include "common/cpu/ops.h"
+#include "common/cpu/quant_matmul.h"
 #include "common/cpu/rows.h"
 #include "common/model/layout.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
+#include "common/os/clock.h"
+#include "common/os/threads.h"
 
 // ----------------------------------------------------------------------------
-// The arithmetic. The loops are the specification; int8_quantize and lowbit_matmul are the same, fast.
-// LowbitMatrix (common/cpu/lowbit.h) is a matrix as the file has it.
+// The arithmetic. The loops are the specification; int8_quantize and quant_matmul are the same, fast.
+
+// A matrix of a GPTQ file. Of the tables a format has some; the others are null.
+//
+//   8 bits           weight = code * scale
+//   4 bits, 2 bits   weight = (code - zero) * scale
+//   two levels       weight = (5 * code - high nibble of level) * (low nibble of level * row_scale)
+//   2:4 sparse       weight = (code - zero) * scale where the mask has a 1, otherwise 0
+struct GptqMatrix {
+    MatrixFormat format;
+    const uint8_t* codes = nullptr;  // (n_rows, n_codes() * bits / 8); 8 bits: signed
+    const uint8_t* mask = nullptr;  // (n_rows, n_cols / 8), bit k % 8 of byte k / 8 for column k; sparse only
+    const Half* scales = nullptr;   // (n_rows, n_scales())
+    const uint8_t* zeros =
+        nullptr;  // (n_rows, (n_scales() + 1) / 2), two in a byte, the first in the low half
+    const uint8_t* levels = nullptr;       // (n_rows, n_scales()), two levels only
+    const float* row_scales = nullptr;     // (n_rows,), two levels, or 8 bits without groups
+    int n_rows = 0, n_cols = 0;            // output channels, input channels; n_cols is a multiple of 64
+    int group = 0;                         // columns that share a scale, a multiple of group_size
+    int group_size = 0;                    // activations that share a scale, 32 or 64
+    const PackedMatrix* packed = nullptr;  // the same weights as the kernels read them fastest, or null
+    const void* loaded = nullptr;          // and as the back end has them, if there is one
+
+    int n_scales() const { return n_cols / group; }
+    int n_codes() const { return format.sparse() ? n_cols / 2 : n_cols; }
+
+    // What is taken off the codes of row i's group s; with two levels, off five times the codes.
+    int zero(int i, int s) const {
+        if (format.two_level()) return levels[size_t(i) * n_scales() + s] >> 4;
+        return zeros[size_t(i) * ((n_scales() + 1) / 2) + s / 2] >> s % 2 * 4 & 15;
+    }
+    // The scale of row i's group s.
+    float scale(int i, int s) const {
+        const size_t at = size_t(i) * n_scales() + s;
+        if (format.two_level()) return float(levels[at] & 15) * row_scales[i];
+        return scales != nullptr ? to_float(scales[at]) : row_scales[i];
+    }
+    QuantMatrix view() const {
+        QuantMatrix m{};
+        m.codes = codes, m.mask = mask, m.zeros = zeros, m.levels = levels;
+        m.kind = format.sparse()      ? QUANT_GEMM_SPARSE
+                 : format.two_level() ? QUANT_GEMM_TWO_LEVEL
+                 : format.bits == 8   ? QUANT_GEMM_SIGNED
+                                      : QUANT_GEMM_UNSIGNED;
+        m.scale_type = scales != nullptr ? QUANT_GEMM_GROUP_FP16 : QUANT_GEMM_ROW_FP32;
+        m.scales = scales != nullptr ? static_cast<const void*>(scales) : row_scales;
+        m.bits = format.bits, m.n_rows = n_rows, m.n_cols = n_cols, m.group = group,
+        m.group_size = group_size;
+        return m;
+    }
+};
 
 // The codes of a row, one to a byte. A row is cut into blocks of 64 bytes, what is left into one of 32, then
 // one of 16; in a block of B bytes, byte j holds codes j, j + B, j + 2B, ... from its lowest bits up.
@@ -71,19 +122,20 @@ struct ExpandedRow {
     std::vector<float> scales;  // (n_cols / group_size,)
 };
 
-ExpandedRow expand(const LowbitMatrix& w, int i) {
-    const std::vector<uint8_t> stored = unpack_row(w.row_codes(i), w.n_codes(), w.bits);
+ExpandedRow expand(const GptqMatrix& w, int i) {
+    const size_t row_bytes = size_t(w.n_codes()) * w.format.bits / 8;
+    const std::vector<uint8_t> stored = unpack_row(w.codes + i * row_bytes, w.n_codes(), w.format.bits);
+    const uint8_t* mask = w.mask + size_t(i) * w.n_cols / 8;
+    const int times = w.format.two_level() ? 5 : 1;  // with two levels zero points are fifths of a code
     ExpandedRow row;
     size_t next = 0;  // of the stored codes
     for (int k = 0; k < w.n_cols; k++) {
         const int group = k / w.group;
-        if (w.mask != nullptr && (w.row_mask(i)[k / 8] >> k % 8 & 1) == 0) {
+        if (w.format.sparse() && (mask[k / 8] >> k % 8 & 1) == 0) {
             row.codes.push_back(0);  // one of the two in each four that are not stored
-        } else if (w.bits == 8) {
+        } else if (w.format.bits == 8) {
             row.codes.push_back(int8_t(stored[next++]));
         } else {
-            const int times =
-                w.levels != nullptr ? 5 : 1;  // with two levels zero points are fifths of a code
             const int code = next < stored.size() ? stored[next++] : 0;  // a foreign mask may ask for more
             row.codes.push_back(int8_t(times * code - w.zero(i, group)));
         }
@@ -129,16 +181,6 @@ void quantize(Int8Rows& out, const Rows& x, int group_size) {
     });
 }
 
-// The same of a matrix that may be packed (common/cpu/lowbit_pack.h), where rows do not lie one after
-// another.
-ExpandedRow load_row(const LowbitMatrix& w, int i) {
-    if (!w.packed) return expand(w, i);
-    ExpandedRow row{std::vector<int8_t>(size_t(w.n_cols)), std::vector<float>(size_t(w.n_groups()))};
-    expand_columns(row.codes.data(), w, i, 0, w.n_cols);
-    expand_scales(row.scales.data(), w, i);
-    return row;
-}
-
 // Row t of x times an expanded row: each group is an exact int32 sum, scaled by both scales; the groups are
 // added up in fp32.
 float dot(const Int8Rows& x, int t, const ExpandedRow& w) {
@@ -152,16 +194,12 @@ float dot(const Int8Rows& x, int t, const ExpandedRow& w) {
     return sum;
 }
 
-// The products of one input with several matrices: q, k and v; gate and up.
-void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<LowbitMatrix>> products) {
+// The products of one input with several matrices: q, k and v; gate and up. By far the most time is spent
+// here.
+void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<GptqMatrix>> products) {
     const Stopwatch time(phase_seconds.matmul);
-    std::vector<LowbitProduct> list;
-    for (const MatrixProduct<LowbitMatrix>& p : products) {
-        p.out.n_rows = x.n_rows;
-        list.push_back({p.out.row(0), p.w});
-    }
-    if (lowbit_matmul(x.view(), list)) return;
-    for (const MatrixProduct<LowbitMatrix>& p : products) {
+    if (quant_matmul(x, products)) return;
+    for (const MatrixProduct<GptqMatrix>& p : products) {
         parallel_for(p.w.n_rows, [&](int i) {
             const ExpandedRow row = expand(p.w, i);
             for (int t = 0; t < x.n_rows; t++) p.out.row(t)[i] = dot(x, t, row);
@@ -169,46 +207,14 @@ void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<LowbitMatrix>
     }
 }
 
-// Quantized activations, and the back end that makes and multiplies them; null: the functions above do.
-struct Activations : Int8Rows {
-    Backend* backend = nullptr;
-    bool traced = false;  // codes and scales are wanted here, too, if the back end has memory of its own
-};
-
-void quantize(Activations& out, const Rows& x, int group_size) {
-    if (out.backend == nullptr) return quantize(static_cast<Int8Rows&>(out), x, group_size);
-    out.backend->quantize(out, x, group_size, out.traced);
-}
-
-void matmul(const Activations& x, std::initializer_list<MatrixProduct<LowbitMatrix>> products) {
-    if (x.backend == nullptr) return matmul(static_cast<const Int8Rows&>(x), products);
-    const Stopwatch time(phase_seconds.matmul);
-    x.backend->multiply(products);
-}
-
-// What a trace's accumulators are made of: the codes of a matrix, expanded when they are asked for.
-struct ExpandedCodes {
-    const LowbitMatrix& w;
-    mutable std::vector<int8_t> codes;  // (n_rows, n_cols)
-
-    Int8Matrix view() const {
-        codes.clear();
-        for (int i = 0; i < w.n_rows; i++) {
-            const ExpandedRow row = load_row(w, i);
-            codes.insert(codes.end(), row.codes.begin(), row.codes.end());
-        }
-        return {codes.data(), nullptr, nullptr, w.n_rows, w.n_cols, w.group_size};
-    }
-};
-
 // One row of the table per token, dequantized. The table as a whole stays as it is.
-void embed(Rows& out, const LowbitMatrix& table, std::span<const int> tokens) {
+void embed(Rows& out, const GptqMatrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
-    for (int t = 0; t < out.n_rows; t++) {
-        const ExpandedRow row = load_row(table, tokens[t]);
+    for_each_row(out.n_rows, [&](int t) {
+        const ExpandedRow row = expand(table, tokens[t]);
         for (int k = 0; k < out.n_cols; k++)
             out.row(t)[k] = float(row.codes[k]) * row.scales[k / table.group_size];
-    }
+    });
 }
 
 // ----------------------------------------------------------------------------
@@ -269,15 +275,15 @@ struct Weights {
     std::vector<const int32_t*> ffn_norm_order = orders("ffn.norm.order", c.dim);
     std::vector<const int32_t*> ffn_swiglu_order = orders("ffn.swiglu.order", c.hidden_dim);
 
-    LowbitMatrix embedding = matrix("embed", kind::embed, c.vocab_size);
-    std::vector<LowbitMatrix> q_proj = layers("attn.q_proj", kind::q_proj, c.q_dim());
-    std::vector<LowbitMatrix> k_proj = layers("attn.k_proj", kind::k_proj, c.kv_dim());
-    std::vector<LowbitMatrix> v_proj = layers("attn.v_proj", kind::v_proj, c.kv_dim());
-    std::vector<LowbitMatrix> o_proj = layers("attn.o_proj", kind::o_proj, c.dim);
-    std::vector<LowbitMatrix> gate_proj = layers("ffn.gate_proj", kind::gate_proj, c.hidden_dim);
-    std::vector<LowbitMatrix> down_proj = layers("ffn.down_proj", kind::down_proj, c.dim);
-    std::vector<LowbitMatrix> up_proj = layers("ffn.up_proj", kind::up_proj, c.hidden_dim);
-    LowbitMatrix classifier =
+    GptqMatrix embedding = matrix("embed", kind::embed, c.vocab_size);
+    std::vector<GptqMatrix> q_proj = layers("attn.q_proj", kind::q_proj, c.q_dim());
+    std::vector<GptqMatrix> k_proj = layers("attn.k_proj", kind::k_proj, c.kv_dim());
+    std::vector<GptqMatrix> v_proj = layers("attn.v_proj", kind::v_proj, c.kv_dim());
+    std::vector<GptqMatrix> o_proj = layers("attn.o_proj", kind::o_proj, c.dim);
+    std::vector<GptqMatrix> gate_proj = layers("ffn.gate_proj", kind::gate_proj, c.hidden_dim);
+    std::vector<GptqMatrix> down_proj = layers("ffn.down_proj", kind::down_proj, c.dim);
+    std::vector<GptqMatrix> up_proj = layers("ffn.up_proj", kind::up_proj, c.hidden_dim);
+    GptqMatrix classifier =
         c.shared_classifier ? embedding : matrix("classifier", kind::classifier, c.vocab_size);
 
     std::vector<const int32_t*> orders(const char* part, int n) {
@@ -285,18 +291,18 @@ struct Weights {
         return file.vectors<int32_t>(c, part, n);
     }
     // A matrix: the mask of a sparse one, its codes, then what its groups have.
-    LowbitMatrix matrix(const std::string& name, kind::Index which, int n_rows) {
+    GptqMatrix matrix(const std::string& name, kind::Index which, int n_rows) {
         const MatrixFormat& f = c.layout.formats[which];
-        LowbitMatrix m;
-        m.bits = f.bits, m.n_rows = n_rows, m.n_cols = columns(c, which);
+        GptqMatrix m;
+        m.format = f, m.n_rows = n_rows, m.n_cols = columns(c, which);
         m.group = f.group > 0 ? f.group : m.n_cols, m.group_size = c.group_size;
         const int n_scales = m.n_scales();
         if (f.sparse()) m.mask = file.next<uint8_t>(name + ".mask", {n_rows, m.n_cols / 8});
-        const int n_codes = f.sparse() ? m.n_cols / 2 : m.n_cols;
         if (f.bits == 8) {
-            m.codes = reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", {n_rows, n_codes}));
+            m.codes =
+                reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", {n_rows, m.n_cols}));
         } else {
-            m.codes = file.next<uint8_t>(name + ".codes", {n_rows, n_codes * f.bits / 8});
+            m.codes = file.next<uint8_t>(name + ".codes", {n_rows, m.n_codes() * f.bits / 8});
         }
         if (f.two_level()) {
             m.levels = file.next<uint8_t>(name + ".groups", {n_rows, n_scales});
@@ -309,7 +315,7 @@ struct Weights {
         }
         return m;
     }
-    std::vector<LowbitMatrix> layers(const char* part, kind::Index which, int n_rows) {
+    std::vector<GptqMatrix> layers(const char* part, kind::Index which, int n_rows) {
         return file.layers(c, part, [&](const std::string& name) { return matrix(name, which, n_rows); });
     }
 };
@@ -356,7 +362,7 @@ struct RunState {
 
     Rows gathered;  // (max_chunk, the longest), of a file with orders
 
-    Activations xq;            // the quantized input of the products that come next
+    Int8Rows xq;               // the quantized input of the products that come next
     RopeAngles angles;         // of the chunk's positions
     HeadScores scores, probs;  // attention's, if there is a trace
     KvCache cache;             // keys and values of `context` positions
@@ -371,7 +377,7 @@ struct RunState {
         if (c.layout.has_order) gathered = Rows(n, std::max({c.dim, c.q_dim(), c.hidden_dim}));
         logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
         angles = RopeAngles(c, n);
-        scores.wanted = probs.wanted = xq.traced = traced;
+        scores.wanted = probs.wanted = traced;
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
     }
 };
@@ -379,21 +385,35 @@ struct RunState {
 struct Transformer {
     ModelFile file;
     Weights weights;
+    PackedMatrices packed;
     RunState state;
     Trace* trace = nullptr;                      // not null: record every step
     std::unique_ptr<Backend> backend = nullptr;  // null: the program's own kernels
 };
 
-// Quantizes x into s.xq; gathered before, where there is an order. Records both under the name of x.
-void quantize_input(RunState& s, const Rows& x, int group_size, const int32_t* order, const Recorder& record,
+// Quantizes x into the input of the products that follow, and multiplies it: by the back end, or as above.
+void quantize(Transformer& m, const Rows& x) {
+    const int group_size = m.file.config.group_size;
+    if (m.backend == nullptr) return quantize(m.state.xq, x, group_size);
+    m.backend->quantize(m.state.xq, x, group_size, m.trace != nullptr);
+}
+void matmul(Transformer& m, std::initializer_list<MatrixProduct<GptqMatrix>> products) {
+    if (m.backend == nullptr) return matmul(m.state.xq, products);
+    const Stopwatch time(phase_seconds.matmul);
+    m.backend->multiply(products);
+}
+
+// Quantizes x; gathered before, where there is an order. Records both under the name of x.
+void quantize_input(Transformer& m, const Rows& x, const int32_t* order, const Recorder& record,
                     const std::string& name) {
+    RunState& s = m.state;
     if (order == nullptr) {
-        quantize(s.xq, x, group_size);
+        quantize(m, x);
         return record(name, s.xq);
     }
     gather(s.gathered, x, order);
     record((name + ".gathered").c_str(), s.gathered);
-    quantize(s.xq, s.gathered, group_size);
+    quantize(m, s.gathered);
     record(name + ".gathered", s.xq);
 }
 
@@ -410,12 +430,12 @@ void attention_block(Transformer& m, int l, int pos) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.attn[l], c.dim, c.norm_eps);        record("attn.norm", s.normed);
-    quantize_input(s, s.normed, c.group_size, w.attn_norm_order[l], record, "attn.norm");
-    matmul(s.xq, {{s.q, w.q_proj[l]},                                  // q, k and v read the same input
-                  {s.k, w.k_proj[l]},
-                  {s.v, w.v_proj[l]}});                                record("attn.q_proj", s.q, s.xq, ExpandedCodes{w.q_proj[l], {}});
-                                                                       record("attn.k_proj", s.k, s.xq, ExpandedCodes{w.k_proj[l], {}});
-                                                                       record("attn.v_proj", s.v, s.xq, ExpandedCodes{w.v_proj[l], {}});
+    quantize_input(m, s.normed, w.attn_norm_order[l], record, "attn.norm");
+    matmul(m, {{s.q, w.q_proj[l]},                                     // q, k and v read the same input
+               {s.k, w.k_proj[l]},
+               {s.v, w.v_proj[l]}});                                   record("attn.q_proj", s.q, s.xq, w.q_proj[l]);
+                                                                       record("attn.k_proj", s.k, s.xq, w.k_proj[l]);
+                                                                       record("attn.v_proj", s.v, s.xq, w.v_proj[l]);
     if (c.arch == Arch::qwen3) {                                       // each head on its own
         rmsnorm(s.q, s.q, w.head_norms.q[l], c.head_dim, c.norm_eps);  record("attn.q_norm", s.q, c.head_dim);
         rmsnorm(s.k, s.k, w.head_norms.k[l], c.head_dim, c.norm_eps);  record("attn.k_norm", s.k, c.head_dim);
@@ -426,8 +446,8 @@ void attention_block(Transformer& m, int l, int pos) {
     attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);    record("attn.scores", s.scores);
                                                                        record("attn.probs", s.probs);
                                                                        record("attn.mix", s.attn_out);
-    quantize_input(s, s.attn_out, c.group_size, w.attn_mix_order[l], record, "attn.mix");
-    matmul(s.xq, {{s.proj, w.o_proj[l]}});                             record("attn.o_proj", s.proj, s.xq, ExpandedCodes{w.o_proj[l], {}});
+    quantize_input(m, s.attn_out, w.attn_mix_order[l], record, "attn.mix");
+    matmul(m, {{s.proj, w.o_proj[l]}});                                record("attn.o_proj", s.proj, s.xq, w.o_proj[l]);
     add(s.x, s.proj);                                                  record("attn.residual", s.x);
 }
 
@@ -439,13 +459,13 @@ void feed_forward_block(Transformer& m, int l) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);        record("ffn.norm", s.normed);
-    quantize_input(s, s.normed, c.group_size, w.ffn_norm_order[l], record, "ffn.norm");
-    matmul(s.xq, {{s.gate, w.gate_proj[l]},
-                  {s.up, w.up_proj[l]}});                              record("ffn.gate_proj", s.gate, s.xq, ExpandedCodes{w.gate_proj[l], {}});
-                                                                       record("ffn.up_proj", s.up, s.xq, ExpandedCodes{w.up_proj[l], {}});
+    quantize_input(m, s.normed, w.ffn_norm_order[l], record, "ffn.norm");
+    matmul(m, {{s.gate, w.gate_proj[l]},
+               {s.up, w.up_proj[l]}});                                 record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
+                                                                       record("ffn.up_proj", s.up, s.xq, w.up_proj[l]);
     swiglu(s.gate, s.gate, s.up);                                      record("ffn.swiglu", s.gate);
-    quantize_input(s, s.gate, c.group_size, w.ffn_swiglu_order[l], record, "ffn.swiglu");
-    matmul(s.xq, {{s.proj, w.down_proj[l]}});                          record("ffn.down_proj", s.proj, s.xq, ExpandedCodes{w.down_proj[l], {}});
+    quantize_input(m, s.gate, w.ffn_swiglu_order[l], record, "ffn.swiglu");
+    matmul(m, {{s.proj, w.down_proj[l]}});                             record("ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
     add(s.x, s.proj);                                                  record("ffn.residual", s.x);
 }
 
@@ -469,9 +489,9 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     if (n_logits == 0) return {};
     s.x.keep_last(n_logits);
     rmsnorm(s.normed, s.x, w.norms.last, c.dim, c.norm_eps);           record("norm", s.normed);
-    quantize(s.xq, s.normed, c.group_size);                            record("norm", s.xq);
+    quantize(m, s.normed);                                             record("norm", s.xq);
     s.logits.reserve(n_logits);
-    matmul(s.xq, {{s.logits, w.classifier}});                          record("logits", s.logits);
+    matmul(m, {{s.logits, w.classifier}});                             record("logits", s.logits);
     return {s.logits.row(0), size_t(n_logits) * c.vocab_size};
 }
 // clang-format on
@@ -488,11 +508,11 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
 }
 
 // The matrices that are multiplied: all but the embedding, unless it is the classifier, too.
-std::vector<LowbitMatrix*> multiplied(Weights& w) {
-    std::vector<LowbitMatrix*> all{&w.classifier};
+std::vector<GptqMatrix*> multiplied(Weights& w) {
+    std::vector<GptqMatrix*> all{&w.classifier};
     for (auto* layers :
          {&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj, &w.gate_proj, &w.down_proj, &w.up_proj}) {
-        for (LowbitMatrix& m : *layers) all.push_back(&m);
+        for (GptqMatrix& m : *layers) all.push_back(&m);
     }
     return all;
 }
@@ -529,17 +549,15 @@ const OwnOption own_options[] = {
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     const ModelConfig& c = m->file.config;
-    // Matrices are packed for the kernels in the file's memory, which has to be a copy.
-    const auto matrices = options.info ? std::vector<LowbitMatrix*>{} : multiplied(m->weights);
-    const bool may_pack = m->file.is_copied();
-    m->backend = open_backend(options.own.at("--backend"), matrices, may_pack, [](const std::string& line) {
-        note(stderr, "runq_gptq: " + printable(line) + "\n");
-    });
-    if (m->backend == nullptr && may_pack) {
-        for (LowbitMatrix* w : matrices) w->packed = lowbit_pack(*w);
+    if (!options.info) {
+        const std::vector<GptqMatrix*> matrices = multiplied(m->weights);
+        const bool packs = packs_weights(m->file, options);
+        m->backend = open_backend<GptqMatrix>(
+            options.own.at("--backend"), matrices, !packs,
+            [](const std::string& line) { note(stderr, "runq_gptq: " + printable(line) + "\n"); });
+        for (GptqMatrix* w : matrices)
+            if (m->backend == nullptr && packs) w->packed = m->packed.add(w->view());
     }
-    m->weights.embedding.packed = c.shared_classifier && m->weights.classifier.packed;
-    m->state.xq.backend = m->backend.get();
     const std::string kernel =
         m->backend ? "back end " + std::string(m->backend->name()) : int8_kernel_name(c.group_size);
     Model model = cpu_model(m, "GPTQ: 2, 4 and 8 bits", kernel, max_chunk);

@@ -26,7 +26,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -34,16 +33,16 @@
 #include "common/app/options.h"
 #include "common/app/trace.h"
 #include "common/cpu/attention.h"
+#include "common/cpu/fp64_matmul.h"
 #include "common/cpu/half.h"
-#include "common/cpu/int8_matmul.h"
-#include "common/cpu/lowbit_matmul.h"
 #include "common/cpu/ops.h"
+#include "common/cpu/quant_matmul.h"
 #include "common/cpu/rows.h"
-#include "common/cpu/unroll.h"
-#include "common/cpu/vector.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
+#include "common/os/clock.h"
+#include "common/os/threads.h"
 
 // ----------------------------------------------------------------------------
 // int8 with a scale per row
@@ -156,33 +155,36 @@ void InputRows::resize(int rows, int columns, const WeightFormat& format) {
     scratch(scales, size_t(rows) * n_blocks());
 }
 
-// One matrix of all experts of a layer, whose rows are counted through; or another matrix, as if there were
-// one expert.
+// One matrix of all experts of a layer, one expert behind the other; or another matrix, as if there were one
+// expert.
 struct MoeMatrix {
-    const int8_t* int8_codes = nullptr;  // A8W8: (n_experts, n_rows, n_cols)
-    const uint8_t* codes = nullptr;      // MXFP8: the same; A8W4: (n_experts, n_rows, n_cols / 2)
+    WeightFormat format;
+    const uint8_t* codes = nullptr;      // (n_experts, n_rows, n_cols); A8W8: int8; A8W4: (..., n_cols / 2)
     const float* row_scales = nullptr;   // A8W8, and A8W4 without groups: (n_experts, n_rows)
-    const Half* group_scales = nullptr;  // A8W4: (n_experts, n_rows, n_cols / group)
+    const Half* group_scales = nullptr;  // A8W4 in groups: (n_experts, n_rows, n_cols / group)
     const uint8_t* mx_scales = nullptr;  // MXFP8: (n_experts, n_rows, n_cols / group)
-    const float* assist = nullptr;  // A8W4: (n_experts, n_rows), for int4 by int4 hardware; not read here
+    const float* assist = nullptr;       // A8W4: (n_experts, n_rows), see dot_by_digits
     int n_experts = 1, n_rows = 0, n_cols = 0, group = 0;  // group: columns that share a scale
-    bool packed = false;                                   // turned for the kernels, each expert by itself
+    std::vector<const PackedMatrix*>
+        packed{};  // each expert's matrix as the kernels read it fastest, or empty
 
     int n_groups() const { return n_cols / group; }
-    bool is_mx() const { return mx_scales != nullptr; }
-    // The matrix of expert e, of A8W8.
-    Int8Matrix int8(int e) const {
-        const size_t row = size_t(e) * n_rows;
-        return {int8_codes + row * n_cols, row_scales + row, nullptr, n_rows, n_cols, n_cols, packed};
+    // Whether the kernels multiply it: A8W8, and A8W4 in groups.
+    bool has_kernel() const {
+        return format.kind == WeightKind::a8w8 ||
+               (format.kind == WeightKind::a8w4 && format.group > 0 && n_cols % 64 == 0);
     }
-    bool is_fast_int4() const { return group_scales != nullptr && n_cols % 64 == 0; }
-    // That of A8W4 in groups, for activations in groups of group_size: GPTQ's matrix with zero points of 8.
-    LowbitMatrix int4(int e, int group_size) const {
-        const size_t row = size_t(e) * n_rows;
-        LowbitMatrix m;
-        m.codes = codes + row * (size_t(n_cols) / 2), m.scales = group_scales + row * n_groups();
-        m.zero_point = 8, m.bits = 4, m.n_rows = n_rows, m.n_cols = n_cols;
-        m.group = group, m.group_size = group_size, m.packed = packed;
+    // The matrix of expert e as the kernels know it: int4 codes are 8 too large.
+    QuantMatrix view(int e = 0) const {
+        const size_t row = size_t(e) * n_rows, n = size_t(n_cols);
+        if (format.kind == WeightKind::a8w8) {
+            const auto* int8_codes = reinterpret_cast<const int8_t*>(codes + row * n);
+            return int8_matrix(int8_codes, row_scales + row, n_rows, n_cols, n_cols);
+        }
+        QuantMatrix m{};
+        m.codes = codes + row * (n / 2), m.scales = group_scales + row * n_groups(), m.zero_point = 8;
+        m.kind = QUANT_GEMM_UNSIGNED, m.scale_type = QUANT_GEMM_GROUP_FP16, m.bits = 4;
+        m.n_rows = n_rows, m.n_cols = n_cols, m.group = group, m.group_size = kernel_group(format, n_cols);
         return m;
     }
 };
@@ -263,20 +265,18 @@ struct MatrixRow {
 // Row i of expert e.
 void load_row(MatrixRow& row, const MoeMatrix& w, int e, int i) {
     const size_t at = size_t(e) * w.n_rows + i, n = size_t(w.n_cols);
-    if (w.is_mx()) {
+    if (w.format.kind == WeightKind::mxfp8) {
         row.values.resize(n);
         for (size_t k = 0; k < n; k++) row.values[k] = e4m3_values[w.codes[at * n + k]];
         row.mx_scales = w.mx_scales + at * w.n_groups();
         return;
     }
     row.codes.resize(n), row.scales.resize(size_t(w.n_groups()));
-    if (w.int8_codes != nullptr) return int8_row(row.codes.data(), row.scales.data(), w.int8(e), i);
-    if (w.packed && w.is_fast_int4()) {
-        const LowbitMatrix m = w.int4(e, w.group);
-        expand_scales(row.scales.data(), m, i);
-        return expand_columns(row.codes.data(), m, i, 0, w.n_cols);
+    if (w.format.kind == WeightKind::a8w8) {
+        std::memcpy(row.codes.data(), w.codes + at * n, n);
+    } else {
+        unpack_int4(row.codes.data(), w.codes + at * (n / 2), w.n_cols);
     }
-    unpack_int4(row.codes.data(), w.codes + at * (n / 2), w.n_cols);
     for (int g = 0; g < w.n_groups(); g++)
         row.scales[g] =
             w.row_scales != nullptr ? w.row_scales[at] : to_float(w.group_scales[at * w.n_groups() + g]);
@@ -307,6 +307,22 @@ float dot(const InputRows& x, int t, const MatrixRow& w, int group) {
     return out;
 }
 
+// A8W4 as hardware computes it that multiplies int4 by int4: a code of x is 16 * high + low + 8, two digits
+// in -8..7 each (MSD, the most significant digit first). The eights add the same to every product with a row,
+// 8 * sum(scale * w): `assist`, which the file has, so that they cost one addition.
+float dot_by_digits(const InputRows& x, int t, const MatrixRow& w, int group, float assist) {
+    float out = 0;
+    for (size_t g = 0; g < w.scales.size(); g++) {
+        int32_t high_sum = 0, low_sum = 0;
+        for (size_t k = g * group; k < (g + 1) * group; k++) {
+            const int code = x.int8.row_codes(t)[k], high = code >> 4, low = (code & 15) - 8;
+            high_sum += high * w.codes[k], low_sum += low * w.codes[k];
+        }
+        out += float(16 * high_sum + low_sum) * w.scales[g];
+    }
+    return (out + assist) * x.int8.row_scales(t)[0];
+}
+
 // out (x.n_rows, w.n_rows) = x times the matrix of one expert, or the only one, transposed.
 struct Product {
     float* out;
@@ -314,21 +330,14 @@ struct Product {
     int expert = 0;
 };
 
-// The same by the fast kernels of the other programs; false, and nothing written, if there is none.
-bool fast_matmul(const InputRows& x, std::span<const Product> list) {
-    std::vector<Int8Product> int8;
-    std::vector<LowbitProduct> int4;
-    for (const Product& p : list) {
-        const MoeMatrix& w = p.w;
-        if (w.int8_codes != nullptr) {
-            int8.push_back({p.out, w.int8(p.expert)});
-        } else if (w.is_fast_int4()) {
-            int4.push_back({p.out, w.int4(p.expert, x.int8.group_size)});
-        } else {
-            return false;
-        }
+// The same by the kernels in common/cpu/; false, and nothing written, if there is none.
+bool fast_matmul(const InputRows& x, std::span<const Product> products) {
+    std::vector<QuantProduct> list;
+    for (const Product& p : products) {
+        if (!p.w.has_kernel()) return false;
+        list.push_back({p.out, p.w.view(p.expert), p.w.packed.empty() ? nullptr : p.w.packed[p.expert]});
     }
-    return int4.empty() ? int8_matmul(x.int8.view(), int8) : lowbit_matmul(x.int8.view(), int4);
+    return quant_matmul(x.int8.view(), list);
 }
 
 // The same as plain loops.
@@ -377,67 +386,6 @@ struct Routing {
     std::vector<int> by_expert;    // all pairs, sorted by expert: the rows of what experts compute
     std::vector<int> row_of;       // (n_tokens, k), where a pair is in by_expert
 };
-
-// A vector of doubles, as wide as the machine's registers.
-typedef double Doubles __attribute__((vector_size(4 * vector_lanes)));
-constexpr int double_lanes = vector_lanes / 2;
-
-// out[t][e] = sum over i of x[t][i] * w[e][i], in fp64 and rounded once: x (n_tokens, n), w (n_experts, n),
-// rows of out n_out apart. Each lane adds up every double_lanes-th column, whatever n_tokens and n_experts
-// are. All sums stay in registers, so that a number is read and widened once for several products.
-template <int n_tokens, int n_experts>
-void router_tile(float* out, int n_out, const float* x, const float* w, int n) {
-    typedef float HalfFloats __attribute__((vector_size(2 * vector_lanes)));
-    auto widen = [](const float* p) {
-        HalfFloats v;
-        std::memcpy(&v, p, sizeof v);
-        return __builtin_convertvector(v, Doubles);
-    };
-    Doubles sums[n_tokens][n_experts] = {};
-    const int end = n / double_lanes * double_lanes;
-    for (int i = 0; i < end; i += double_lanes) {
-        Doubles tokens[n_tokens];
-        UNROLL(4)
-        for (int t = 0; t < n_tokens; t++) tokens[t] = widen(x + size_t(t) * n + i);
-        UNROLL(4)
-        for (int e = 0; e < n_experts; e++) {
-            const Doubles weights = widen(w + size_t(e) * n + i);
-            UNROLL(4)
-            for (int t = 0; t < n_tokens; t++) sums[t][e] += tokens[t] * weights;
-        }
-    }
-    for (int t = 0; t < n_tokens; t++) {
-        for (int e = 0; e < n_experts; e++) {
-            double sum = 0;
-            for (int lane = 0; lane < double_lanes; lane++) sum += sums[t][e][lane];
-            for (int i = end; i < n; i++) sum += double(x[size_t(t) * n + i]) * double(w[size_t(e) * n + i]);
-            out[t * n_out + e] = float(sum);
-        }
-    }
-}
-
-// logits (n_tokens, n_experts) = x times the router (n_experts, dim) transposed, added up in fp64.
-void router_logits(Rows& logits, const Rows& x, const float* router) {
-    constexpr int max_tokens = vector_lanes == 16 ? 4 : 2, max_experts = 4;  // as registers allow
-    const int n = x.n_cols, n_experts = logits.n_cols;
-    logits.n_rows = x.n_rows;
-    auto tile = [&](int t, int e, auto n_t, auto n_e) {
-        router_tile<n_t(), n_e()>(logits.row(t) + e, n_experts, x.row(t), router + size_t(e) * n, n);
-    };
-    auto experts = [&](int t, auto n_t, int e) {
-        if (e + max_experts <= n_experts) return tile(t, e, n_t, std::integral_constant<int, max_experts>());
-        for (; e < n_experts; e++) tile(t, e, n_t, std::integral_constant<int, 1>());
-    };
-    const int n_tiles = (n_experts + max_experts - 1) / max_experts;  // of experts
-    parallel_for((x.n_rows + max_tokens - 1) / max_tokens * n_tiles, [&](int i) {
-        const int first = i / n_tiles * max_tokens, e = i % n_tiles * max_experts;
-        if (first + max_tokens <= x.n_rows) {
-            experts(first, std::integral_constant<int, max_tokens>(), e);
-        } else {
-            for (int t = first; t < x.n_rows; t++) experts(t, std::integral_constant<int, 1>(), e);
-        }
-    });
-}
 
 // The k largest of a token's logits (n_experts,), of equal ones the lowest index, and their softmax over all.
 void route(int32_t* experts, float* weights, const float* logits, const MoeConfig& moe) {
@@ -636,7 +584,7 @@ struct Weights {
     MoeMatrix matrix(const std::string& name, const WeightFormat& format, int n_experts, int n_rows,
                      int n_cols) {
         MoeMatrix w;
-        w.n_experts = std::max(1, n_experts), w.n_rows = n_rows, w.n_cols = n_cols;
+        w.format = format, w.n_experts = std::max(1, n_experts), w.n_rows = n_rows, w.n_cols = n_cols;
         w.group = format.group > 0 ? format.group : n_cols;
         auto shape = [&](std::initializer_list<int> behind_rows) {
             std::vector<int> all{n_experts, n_rows};
@@ -645,7 +593,7 @@ struct Weights {
             return all;
         };
         if (format.kind == WeightKind::a8w8) {
-            w.int8_codes = file.next<int8_t>(name + ".codes", shape({n_cols}));
+            w.codes = reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", shape({n_cols})));
             w.row_scales = file.next<float>(name + ".scales", n_experts > 0 ? shape({}) : shape({1}));
         } else if (format.kind == WeightKind::mxfp8) {
             w.codes = file.next<uint8_t>(name + ".codes", shape({n_cols}));
@@ -670,22 +618,16 @@ struct Weights {
             if (part[0] == 'a' || !c.has_experts(l)) found[l] = other(layer_name(l, part), n_rows, n_cols);
         return found;
     }
-    // Packs the matrices for the kernels, in the file's memory, which has to be a copy.
-    void pack() {
-        for (auto* layers : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
-            for (MoeMatrix& m : *layers) pack(m, c.moe.others());
-        pack(classifier, c.moe.others());
-        embedding.packed = c.shared_classifier && classifier.packed;
-        for (auto* layers : {&gate_up, &down})
-            for (MoeMatrix& m : *layers) pack(m, c.moe.experts);
-    }
-    static void pack(MoeMatrix& m, const WeightFormat& format) {
-        bool packed = false;
-        for (int e = 0; e < m.n_experts && m.n_rows > 0; e++) {
-            if (m.int8_codes != nullptr) packed = int8_pack(m.int8(e));
-            if (m.is_fast_int4()) packed = lowbit_pack(m.int4(e, kernel_group(format, m.n_cols)));
-        }
-        m.packed = packed;
+    // Packs the matrices that are multiplied for the kernels.
+    void pack(PackedMatrices& packed) {
+        auto pack_all = [&](MoeMatrix& m) {
+            for (int e = 0; e < m.n_experts && m.n_rows > 0 && m.has_kernel(); e++)
+                m.packed.push_back(packed.add(m.view(e)));
+        };
+        for (auto* layers :
+             {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj, &gate_up, &down})
+            for (MoeMatrix& m : *layers) pack_all(m);
+        pack_all(classifier);
     }
     bool list_experts() {
         gate_up.resize(size_t(c.n_layers)), down.resize(size_t(c.n_layers));
@@ -752,6 +694,7 @@ struct RunState {
 struct Transformer {
     ModelFile file;
     Weights weights;
+    PackedMatrices packed;
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
     bool fused = true;       // experts by the fused operator, or step by step, which gives the same bits
@@ -913,7 +856,7 @@ void moe_block(Transformer& m, int l) {
     const int n = s.x.n_rows, k = moe.n_active;
 
     rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim, c.norm_eps);           record("ffn.norm", s.normed);
-    router_logits(s.router, s.normed, w.router[l]);                      record("moe.router", s.router);
+    fp64_matmul(s.router, s.normed, w.router[l]);                        record("moe.router", s.router);
     route(s.routing, s.router, moe);                                     record("moe.experts", s.routing.experts.data(), n, {k});
                                                                          record("moe.weights", s.routing.weights.data(), n, {k});
     quantize(s.xq, s.normed, moe.experts);                               record_input(record, "ffn.norm", s.xq);
@@ -972,7 +915,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // Opens a MoE file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
     Transformer m = load_cpu<Transformer>(path, scheme_moe, check_config, max_chunk, options, trace);
-    if (m.file.is_copied()) m.weights.pack();
+    if (packs_weights(m.file, options)) m.weights.pack(m.packed);
     return m;
 }
 

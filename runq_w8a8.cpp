@@ -35,26 +35,28 @@
 #include "common/app/trace.h"
 #include "common/cpu/attention.h"
 #include "common/cpu/attention_int8.h"
-#include "common/cpu/int8_matmul.h"
 #include "common/cpu/ops.h"
+#include "common/cpu/quant_matmul.h"
 #include "common/cpu/rows.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
+#include "common/os/clock.h"
+#include "common/os/threads.h"
 
 // ----------------------------------------------------------------------------
-// W8A8: the arithmetic. The loops are the specification; int8_quantize and int8_matmul are the same, fast.
+// W8A8: the arithmetic. The loops are the specification; int8_quantize and quant_matmul are the same, fast.
 
 // Weights in W8A8: row i is codes[i] * scales[i]; or, in blocks of 32 columns, each block has a scale.
 struct W8A8Matrix {
-    const int8_t* codes = nullptr;  // (n_rows, n_cols), each in -127..127
-    const float* scales = nullptr;  // (n_rows, n_blocks)
-    int n_rows = 0, n_cols = 0;     // output channels, input channels
-    int block = 0;                  // values under one scale: n_cols or 32
-    bool packed = false;            // turned for the kernels; never where dot() is used
+    const int8_t* codes = nullptr;         // (n_rows, n_cols), each in -127..127
+    const float* scales = nullptr;         // (n_rows, n_blocks)
+    int n_rows = 0, n_cols = 0;            // output channels, input channels
+    int block = 0;                         // values under one scale: n_cols or 32
+    const PackedMatrix* packed = nullptr;  // the same weights as the kernels read them fastest, or null
 
     int n_blocks() const { return n_cols / block; }  // per row
-    Int8Matrix view() const { return {codes, scales, nullptr, n_rows, n_cols, block, packed}; }
+    QuantMatrix view() const { return int8_matrix(codes, scales, n_rows, n_cols, block); }
 };
 
 // Values under one scale in rows of n_cols, given a header's group_size.
@@ -114,18 +116,24 @@ float dot(const Int8Rows& x, int t, const W8A8Matrix& w, int i) {
     return out;
 }
 
-// The products of one input with several matrices: q, k and v; gate and up.
+// The products of one input with several matrices: q, k and v; gate and up. By far the most time is spent
+// here.
 void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<W8A8Matrix>> products) {
-    int8_matmul(x, products, dot);
+    const Stopwatch time(phase_seconds.matmul);
+    if (quant_matmul(x, products)) return;
+    for (const MatrixProduct<W8A8Matrix>& p : products) {
+        parallel_for(p.w.n_rows, [&](int i) {
+            for (int t = 0; t < x.n_rows; t++) p.out.row(t)[i] = dot(x, t, p.w, i);
+        });
+    }
 }
 
 // One row of the table per token, dequantized. The table as a whole stays int8.
 void embed(Rows& out, const W8A8Matrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
-    std::vector<int8_t> codes(size_t(table.n_cols));
-    std::vector<float> scales(size_t(table.n_blocks()));
     for (int t = 0; t < out.n_rows; t++) {
-        int8_row(codes.data(), scales.data(), table.view(), tokens[t]);
+        const int8_t* codes = table.codes + size_t(tokens[t]) * table.n_cols;
+        const float* scales = table.scales + size_t(tokens[t]) * table.n_blocks();
         for (int i = 0; i < out.n_cols; i++) out.row(t)[i] = float(codes[i]) * scales[i / table.block];
     }
 }
@@ -188,12 +196,11 @@ struct Weights {
     std::vector<W8A8Matrix> w8a8_layers(const char* part, int n_rows, int n_cols) {
         return file.layers(c, part, [&](const std::string& name) { return w8a8(name, n_rows, n_cols); });
     }
-    // Packs the matrices for the kernels, in the file's memory, which has to be a copy.
-    void pack() {
+    // Packs the matrices that are multiplied for the kernels.
+    void pack(PackedMatrices& packed) {
         for (auto* layers : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
-            for (W8A8Matrix& m : *layers) m.packed = int8_pack(m.view());
-        classifier.packed = int8_pack(classifier.view());
-        embedding.packed = c.shared_classifier && classifier.packed;
+            for (W8A8Matrix& m : *layers) m.packed = packed.add(m.view());
+        classifier.packed = packed.add(classifier.view());
     }
     // The static scale of a place; null if activations get their own. Layer n_layers is the classifier.
     const float* act_scale(int layer, int place) const {
@@ -258,6 +265,7 @@ struct RunState {
 struct Transformer {
     ModelFile file;
     Weights weights;
+    PackedMatrices packed;
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
 };
@@ -361,7 +369,7 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
     Options o = options;
     if (attention_in_int8(o)) o.own[kv_option.name] = "q8";  // the bytes that its cache takes
     Transformer m = load_cpu<Transformer>(path, scheme_w8a8, check_config, max_chunk, o, trace);
-    if (m.file.is_copied()) m.weights.pack();
+    if (packs_weights(m.file, options)) m.weights.pack(m.packed);
     return m;
 }
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "common/cpu/attention.h"
-#include "common/cpu/int8_matmul.h"
+#include "common/cpu/quant_matmul.h"
 #include "common/cpu/rows.h"
 #include "common/os/lazy_memory.h"
 #include "common/os/machine.h"
@@ -33,45 +33,58 @@ constexpr Shape shapes[] = {{"llama-3.2-1b", 2048, 8192, 16, 32, 8, 64},
                             {"tiny", 128, 384, 2, 4, 2, 32}};
 constexpr int context = 2048;
 
-// One token's products with the matrices of all layers, codes and scales lying one behind the other from
-// `memory` on; null: only counts. A scale for each `group` of columns (Q8) or, if that is 0, for each row
-// (W8A8). They count as packed. Returns the bytes of codes and scales. What the weights are makes no
-// difference to the time.
-size_t products(const Shape& s, char* memory, int group) {
-    static std::vector<int8_t> codes(std::max(s.dim, s.hidden_dim), 1);
-    static std::vector<float> scales(codes.size(), 1), out(3 * codes.size());
-    static std::vector<int32_t> sums(codes.size(), 64);
-    size_t bytes = 0;
-    auto matrix = [&](int n_rows, int n_cols) {
-        const int group_size = group > 0 ? group : n_cols;
-        Int8Matrix m{nullptr, nullptr, nullptr, n_rows, n_cols, group_size, true};
-        const size_t n = size_t(n_rows) * n_cols;
-        if (memory != nullptr) m.codes = reinterpret_cast<const int8_t*>(memory + bytes);
-        if (memory != nullptr) m.scales = reinterpret_cast<const float*>(memory + bytes + n);
-        bytes += n + n / group_size * sizeof(float);
-        return m;
-    };
-    auto multiply = [&](int n_in, const std::vector<Int8Product>& list) {
-        const Int8Matrix x{codes.data(), scales.data(), sums.data(), 1, n_in, group > 0 ? group : n_in};
-        if (memory != nullptr && !int8_matmul(x, list)) {
-            std::fprintf(stderr, "in_turns: this build has no fast path\n");
-            std::exit(1);
+// The matrices of all layers, packed, and one token's products with them. A scale for each `group` of columns
+// (Q8) or, if that is 0, for each row (W8A8). What the weights are makes no difference to the time: they are
+// zeros.
+class Products {
+  public:
+    Products(const Shape& s, int group) : group_(group) {
+        const size_t largest = size_t(s.dim) * size_t(std::max(s.hidden_dim, s.n_heads * s.head_dim));
+        const LazyMemory zeros(largest * sizeof(float), "zeros");
+        auto matrix = [&](int n_rows, int n_cols) {
+            const int size = group > 0 ? group : n_cols;
+            n_bytes_ += size_t(n_rows) * n_cols + size_t(n_rows) * (n_cols / size) * sizeof(float);
+            const QuantMatrix w = int8_matrix(zeros.as<int8_t>(), zeros.as<float>(), n_rows, n_cols, size);
+            const PackedMatrix* packed = memory_.add(w);
+            if (packed == nullptr) {
+                std::fprintf(stderr, "in_turns: this build has no fast path\n");
+                std::exit(1);
+            }
+            outputs_.resize(std::max(outputs_.size(), size_t(3) * n_rows));
+            return QuantProduct{nullptr, w, packed};
+        };
+        const int q_dim = s.n_heads * s.head_dim, kv_dim = s.n_kv_heads * s.head_dim;
+        for (int l = 0; l < s.n_layers; l++) {
+            lists_.push_back({matrix(q_dim, s.dim), matrix(kv_dim, s.dim), matrix(kv_dim, s.dim)});
+            lists_.push_back({matrix(s.dim, q_dim)});
+            lists_.push_back({matrix(s.hidden_dim, s.dim), matrix(s.hidden_dim, s.dim)});
+            lists_.push_back({matrix(s.dim, s.hidden_dim)});
         }
-    };
-    const int q_dim = s.n_heads * s.head_dim, kv_dim = s.n_kv_heads * s.head_dim;
-    for (int l = 0; l < s.n_layers; l++) {
-        const Int8Matrix q = matrix(q_dim, s.dim), k = matrix(kv_dim, s.dim), v = matrix(kv_dim, s.dim);
-        const Int8Matrix o = matrix(s.dim, q_dim);
-        const Int8Matrix gate = matrix(s.hidden_dim, s.dim), up = matrix(s.hidden_dim, s.dim);
-        const Int8Matrix down = matrix(s.dim, s.hidden_dim);
-        float *first = out.data(), *second = first + codes.size(), *third = second + codes.size();
-        multiply(s.dim, {{first, q}, {second, k}, {third, v}});
-        multiply(q_dim, {{first, o}});
-        multiply(s.dim, {{first, gate}, {second, up}});
-        multiply(s.hidden_dim, {{first, down}});
+        for (auto& list : lists_) {
+            float* out = outputs_.data();
+            for (QuantProduct& p : list) p.out = out, out += p.w.n_rows;
+        }
+        codes_.assign(outputs_.size(), 1), scales_.assign(outputs_.size(), 1.0f),
+            sums_.assign(outputs_.size(), 64);
     }
-    return bytes;
-}
+
+    size_t n_bytes() const { return n_bytes_; }  // of codes and scales
+    void multiply() const {
+        for (const auto& list : lists_) {
+            const int n = list[0].w.n_cols;
+            quant_matmul({codes_.data(), scales_.data(), sums_.data(), 1, n, group_ > 0 ? group_ : n}, list);
+        }
+    }
+
+  private:
+    int group_;
+    size_t n_bytes_ = 0;
+    PackedMatrices memory_;
+    std::vector<std::vector<QuantProduct>> lists_;  // that read the same input
+    std::vector<int8_t> codes_;
+    std::vector<float> scales_, outputs_;
+    std::vector<int32_t> sums_;
+};
 
 // One token's attention in all layers, the last of `context`.
 void attend_all_layers(const Shape& s, const KvCache& cache) {
@@ -123,10 +136,8 @@ int main(int argc, char** argv) {
     }
     threads().resize(n_threads);
     const Shape& s = *shape;
-    const size_t weight_bytes = products(s, nullptr, 64), row_bytes = products(s, nullptr, 0);
+    const Products q8(s, 64), w8a8(s, 0);
     const size_t cache_bytes = size_t(2) * s.n_layers * context * s.n_kv_heads * s.head_dim * sizeof(float);
-    const LazyMemory memory(weight_bytes, "the weights");
-    std::fill_n(memory.as<float>(), weight_bytes / sizeof(float), 1.0f);
     KvCache cache(KvFormat::f32, s.n_layers, s.n_kv_heads, s.head_dim, context);
     const std::vector<float> row(s.head_dim, 0.01f);
     for (int pos = 0; pos < context; pos++) {
@@ -135,10 +146,9 @@ int main(int argc, char** argv) {
                 cache.append(l, head, pos, row.data(), row.data());
         }
     }
-    char* bytes = reinterpret_cast<char*>(memory.as<float>());
     std::printf("%s, %d threads, medians of %d rounds (quartiles)\n", s.name, n_threads, n_rounds);
-    compare("products q8", weight_bytes, n_rounds, n_threads, [&] { products(s, bytes, 64); });
-    compare("products w8a8", row_bytes, n_rounds, n_threads, [&] { products(s, bytes, 0); });
+    compare("products q8", q8.n_bytes(), n_rounds, n_threads, [&] { q8.multiply(); });
+    compare("products w8a8", w8a8.n_bytes(), n_rounds, n_threads, [&] { w8a8.multiply(); });
     compare("attention", cache_bytes, n_rounds, n_threads, [&] { attend_all_layers(s, cache); });
     return 0;
 }

@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "common/cpu/int8_matmul.h"
+#include "common/cpu/instructions.h"
 #include "common/cpu/pin_register.h"
 #include "common/os/machine.h"
 #include "common/os/threads.h"

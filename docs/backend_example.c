@@ -10,16 +10,30 @@ static const char* error_text(void) { return latest_error; }
 static int32_t fail(QuantGemmStatus status, const char* why) { return latest_error = why, status; }
 
 static int32_t rank(void) { return 1; }  // runs anywhere, but only by name
+// Matrices that were loaded, each behind the one before it; the context is the first, which is none.
+typedef struct Loaded {
+    QuantGemmMatrix w;
+    struct Loaded* next;
+} Loaded;
 static int32_t open_it(void** context, QuantGemmRunLoop run_loop) {
     (void)run_loop;  // one thread will do
-    return *context = NULL, QUANT_GEMM_OK;
+    *context = calloc(1, sizeof(Loaded));
+    return *context != NULL ? QUANT_GEMM_OK : fail(QUANT_GEMM_NO_MEMORY, "out of memory");
 }
-static void close_it(void* context) { (void)context; }
+static void close_it(void* context) {
+    for (Loaded *m = context, *next; m != NULL; m = next) next = m->next, free(m);
+}
 static int32_t accepts(void* context, const QuantGemmMatrix* w) {
     (void)context;
-    if (w->packed) return fail(QUANT_GEMM_UNSUPPORTED, "a matrix is packed");
-    if (w->bits == 8 && w->row_scales != NULL) return QUANT_GEMM_OK;
+    if (w->bits == 8 && w->scale_type == QUANT_GEMM_ROW_FP32) return QUANT_GEMM_OK;
     return fail(QUANT_GEMM_UNSUPPORTED, "a matrix is not of 8 bits with a scale per row");
+}
+// A matrix is read where it lies: what is kept of it is its description.
+static int32_t load(void* context, const QuantGemmMatrix* w, int32_t in_place, void** matrix) {
+    Loaded *first = context, *m = malloc(sizeof *m);
+    if (m == NULL) return fail(QUANT_GEMM_NO_MEMORY, "out of memory");
+    m->w = *w, m->next = first->next, first->next = m, *matrix = &m->w;
+    return (void)in_place, QUANT_GEMM_OK;
 }
 
 // Memory is the program's own, so that it needs none of these; but they have to be there.
@@ -32,11 +46,11 @@ static int32_t copy(void* context, void* to, const void* from, size_t n_bytes) {
     return (void)context, memcpy(to, from, n_bytes), QUANT_GEMM_OK;
 }
 
-static int32_t quantize(void* context, const QuantGemmRows* rows, const void* values) {
+static int32_t quantize(void* context, const QuantGemmRows* rows, const float* values) {
     const int size = rows->group_size, n_groups = rows->n_rows * (rows->n_cols / size);
     for (int g = 0; g < n_groups; g++) {
-        const float* x = (const float*)values + (size_t)g * size;
-        int8_t* codes = (int8_t*)rows->codes + (size_t)g * size;
+        const float* x = values + (size_t)g * size;
+        int8_t* codes = rows->codes + (size_t)g * size;
         float amax = 0;
         for (int i = 0; i < size; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
         const float ratio = 127 / amax, inv = isfinite(ratio) ? ratio : 0;
@@ -45,7 +59,7 @@ static int32_t quantize(void* context, const QuantGemmRows* rows, const void* va
             const float r = nearbyintf(x[i] * inv), low = r > -127 ? r : -127;
             sum += codes[i] = (int8_t)(low < 127 ? low : 127);
         }
-        ((float*)rows->scales)[g] = inv > 0 ? amax / 127 : 0, ((int32_t*)rows->sums)[g] = sum;
+        rows->scales[g] = inv > 0 ? amax / 127 : 0, rows->sums[g] = sum;
     }
     return (void)context, QUANT_GEMM_OK;
 }
@@ -54,18 +68,18 @@ static int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmPr
                         int32_t n_products) {
     const int n_cols = x->n_cols, size = x->group_size, n_groups = n_cols / size;
     for (const QuantGemmProduct* p = list; p < list + n_products; p++) {
+        const QuantGemmMatrix* w = p->matrix;
         for (int t = 0; t < x->n_rows; t++) {
-            for (int i = 0; i < p->w.n_rows; i++) {
-                const int8_t* xc = (const int8_t*)x->codes + (size_t)t * n_cols;
-                const int8_t* wc = (const int8_t*)p->w.codes + (size_t)i * n_cols;
+            for (int i = 0; i < w->n_rows; i++) {
+                const int8_t* xc = x->codes + (size_t)t * n_cols;
+                const int8_t* wc = (const int8_t*)w->codes + (size_t)i * n_cols;
                 float sum = 0;
                 for (int g = 0; g < n_groups; g++) {
                     int32_t acc = 0;
                     for (int k = g * size; k < (g + 1) * size; k++) acc += xc[k] * wc[k];
-                    const float x_scale = ((const float*)x->scales)[(size_t)t * n_groups + g];
-                    sum += (float)acc * (((const float*)p->w.row_scales)[i] * x_scale);
+                    sum += (float)acc * (((const float*)w->scales)[i] * x->scales[(size_t)t * n_groups + g]);
                 }
-                ((float*)p->out)[(size_t)t * p->w.n_rows + i] = sum;
+                p->out[(size_t)t * w->n_rows + i] = sum;
             }
         }
     }
@@ -73,6 +87,6 @@ static int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmPr
 }
 
 static const QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 1,       "example", rank, open_it,  close_it, accepts,
+    QUANT_GEMM_VERSION, 1,       "example", rank, open_it,  close_it, accepts,   load,
     allocate,           release, copy,      copy, quantize, multiply, error_text};
 const QuantGemmBackend* quant_gemm_backend(void) { return &backend; }

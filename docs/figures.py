@@ -794,21 +794,21 @@ def kv_cache() -> str:
     return s.done()
 
 
-def panels() -> str:
-    """From rows of weights to a panel, and a panel times eight tokens: a tile."""
+def blocks() -> str:
+    """From rows of weights to a block, and a block times eight tokens: a tile."""
     s = Svg(
         880,
         630,
-        "A panel and a tile",
+        "A block and a tile",
         "Eight rows of weights, cut into words of four codes. Packed, the first words of all rows form the first "
-        "vector of the panel, the second words the second vector. Below the panel, a grid of accumulators: a row per "
-        "token, a lane per row of weights. The word of a token, broadcast to all lanes, times the vector of the panel "
+        "vector of the block, the second words the second vector. Below the block, a grid of accumulators: a row per "
+        "token, a lane per row of weights. The word of a token, broadcast to all lanes, times the vector of the block "
         "is added to the token's row.",
     )
     w, h, kinds = 47, 24, ("int8", "quantize", "fp32", "memory")
     left, right, top = 74, 466, 90
     s.text(24, 34, "8 rows of weights, as in the file", 15, INK, "start", bold=True)
-    s.text(right, 34, "packed: a panel, one vector per line", 15, INK, "start", bold=True)
+    s.text(right, 34, "packed: a block, one vector per line", 15, INK, "start", bold=True)
     for k, name in enumerate(("0..3", "4..7", "8..11", "12..15")):
         s.text(left + w * (k + 0.5), top - 10, name, 12, QUIET)
         s.text(right - 10, top + (h + 6) * k + 17, name, 12, QUIET, "end")
@@ -841,11 +841,11 @@ def panels() -> str:
     s.arrow((left + w * 4 + 10, y + h * 2.5), (right - 4, y + h * 2.5))
     s.text((left + w * 4 + right) / 2 + 4, y + h * 2.5 - 8, "to every lane", 12, QUIET)
     for i, line in enumerate((
-        "Outlined, one dot4: the word of token 2, in every lane, times the first vector of the panel, lane by lane,",
-        "added to the accumulators of token 2. The vector of the panel is loaded once for all 8 tokens.",
+        "Outlined, one dot4: the word of token 2, in every lane, times the first vector of the block, lane by lane,",
+        "added to the accumulators of token 2. The vector of the block is loaded once for all 8 tokens.",
     )):  # fmt: skip
         s.text(24, y + h * 8 + 46 + 20 * i, line, 13, INK, "start")
-    s.text(24, y + h * 8 + 88, "These vectors have 8 lanes. With AVX-512 there are 16, and a panel is two vectors.",
+    s.text(24, y + h * 8 + 88, "These vectors have 8 lanes. With AVX-512 there are 16, and a block is two vectors.",
            12, QUIET, "start")  # fmt: skip
     return s.done()
 
@@ -1100,7 +1100,7 @@ FIGURES = {
     "ldmatrix.svg": ldmatrix,
     "prefill-decode.svg": prefill_decode,
     "kv-cache.svg": kv_cache,
-    "panels.svg": panels,
+    "blocks.svg": blocks,
     "gptq-ladder.svg": gptq_ladder,
     "moe-routing.svg": moe_routing,
     "quality.svg": quality,

@@ -17,7 +17,7 @@ ARM_FLAGS := -std=c++20 -O2 -fopenmp-simd -pthread -fno-math-errno -fno-trapping
              -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -idirafter /usr/include
 
 # The kernels in one test program, each program's source in one of its own.
-ARM_KERNELS := tests/int8_matmul_test.cpp tests/lowbit_matmul_test.cpp tests/attention_test.cpp tests/attention_int8_test.cpp \
+ARM_KERNELS := tests/quant_matmul_test.cpp tests/lowbit_matmul_test.cpp tests/attention_test.cpp tests/attention_int8_test.cpp \
                tests/ops_test.cpp
 ARM_TESTS   := $(foreach a,$(ARM_ARCHS),build/arm/$a/kernels_test $(PROGRAMS:%=build/arm/$a/%_test))
 ARM_SOURCES := $(HEADERS) $(wildcard *.cpp tests/*.h) tests/main.cpp build/packages-arm

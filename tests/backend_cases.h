@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "common/backend/matrix.h"
 #include "common/backend/quant_gemm.h"
 #include "int8_cases.h"
 #include "lowbit_cases.h"
@@ -44,22 +43,17 @@ struct Opened {
         REQUIRE(api->download(context, to.data(), from, n * sizeof(T)) == QUANT_GEMM_OK);
         return to;
     }
-    QuantGemmMatrix upload(const LowbitMatrix& w) {
-        QuantGemmMatrix m = to_c(w);
-        const size_t n_scales = size_t(w.n_rows * w.n_scales());
-        m.codes = upload(w.codes, size_t(w.n_rows) * w.n_code_bytes());
-        m.mask = upload(w.mask, size_t(w.n_rows * w.n_cols / 8));
-        m.scales = upload(w.scales, n_scales);
-        m.zeros = upload(w.zeros, size_t(w.n_rows) * w.n_zero_bytes());
-        m.levels = upload(w.levels, n_scales);
-        m.row_scales = upload(w.row_scales, size_t(w.n_rows));
-        return m;
+    // w as multiply() takes it; in place, where addresses are the program's.
+    const void* load(const QuantMatrix& w, bool in_place) {
+        void* matrix = nullptr;
+        CHECK_MESSAGE(api->load(context, &w, in_place ? 1 : 0, &matrix) == QUANT_GEMM_OK, api->error_text());
+        return matrix;
     }
-    QuantGemmRows upload(const Int8Matrix& x) {
-        const size_t n_groups = size_t(x.n_rows * x.n_groups());
-        return {upload(x.codes, size_t(x.n_rows * x.n_cols)),
-                upload(x.scales, n_groups),
-                upload(x.sums, n_groups),
+    QuantGemmRows upload(const QuantRows& x) {
+        const size_t n = size_t(x.n_rows) * size_t(n_groups(x));
+        return {static_cast<int8_t*>(upload(x.codes, size_t(x.n_rows * x.n_cols))),
+                static_cast<float*>(upload(x.scales, n)),
+                static_cast<int32_t*>(upload(x.sums, n)),
                 x.n_rows,
                 x.n_cols,
                 x.group_size};
@@ -69,30 +63,21 @@ struct Opened {
 constexpr float unwritten_output = 1e30f;
 
 // Whether it multiplies such matrices. The example in docs/ does not take all formats.
-inline bool accepts(const Opened& b, const LowbitMatrix& w) {
-    const QuantGemmMatrix m = to_c(w);
-    const int32_t status = b.api->accepts(b.context, &m);
+inline bool accepts(const Opened& b, const QuantMatrix& w) {
+    const int32_t status = b.api->accepts(b.context, &w);
     CHECK((status == QUANT_GEMM_OK || status == QUANT_GEMM_UNSUPPORTED));
     CHECK((status == QUANT_GEMM_OK || std::string(b.api->name) == "example"));
     return status == QUANT_GEMM_OK;
 }
 
-// Whether it wants them packed: those for CPUs do, but not the plain loops.
-inline bool wants_packed(const Opened& b, const LowbitMatrix& w) {
-    QuantGemmMatrix m = to_c(w);
-    m.packed = 1;
-    const std::string name = b.api->name;
-    const bool expected = b.api->host_memory != 0 && name != "portable" && name != "example";
-    CHECK((b.api->accepts(b.context, &m) == QUANT_GEMM_OK) == expected);
-    return expected;
-}
-
 // x times w, twice in one call. Checks that both are the same and that nothing is written behind them.
-inline std::vector<float> outputs(Opened& b, const Int8Matrix& x, const LowbitMatrix& w) {
+inline std::vector<float> outputs(Opened& b, const QuantRows& x, const QuantMatrix& w,
+                                  bool in_place = false) {
     const size_t n = size_t(x.n_rows * w.n_rows);
     const std::vector<float> before(n + 8, unwritten_output);
     QuantGemmProduct list[2];
-    for (QuantGemmProduct& p : list) p = {b.upload(before.data(), before.size()), b.upload(w)};
+    for (QuantGemmProduct& p : list)
+        p = {static_cast<float*>(b.upload(before.data(), before.size())), b.load(w, in_place)};
     const QuantGemmRows rows = b.upload(x);
     const int32_t status = b.api->multiply(b.context, &rows, list, 2);
     CHECK_MESSAGE(status == QUANT_GEMM_OK, b.api->error_text());

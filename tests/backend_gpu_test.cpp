@@ -24,16 +24,38 @@ TEST_CASE("the kernels of the GPU's back end: every access is inside, no two thr
                     const LowbitCase w =
                         make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, true);
                     const Matrix x = filled_matrix(rng, uniform, false, n_tokens, n_cols, group_size);
-                    CHECK(outputs(b, x.view(), w.view()) == exact_outputs(x.view(), w));
+                    CHECK(outputs(b, x.rows(), w.view()) == exact_outputs(x.rows(), w));
                 }
             }
         }
     }
     const std::vector<float> x = random_values(rng, 3 * 192);
-    const QuantGemmRows rows = {b.allocate(3 * 192), b.allocate(72), b.allocate(72), 3, 192, 32};
-    CHECK(b.api->quantize(b.context, &rows, b.upload(x.data(), x.size())) == QUANT_GEMM_OK);
+    const QuantGemmRows rows = {static_cast<int8_t*>(b.allocate(3 * 192)),
+                                static_cast<float*>(b.allocate(72)),
+                                static_cast<int32_t*>(b.allocate(72)),
+                                3,
+                                192,
+                                32};
+    const auto* values = static_cast<const float*>(b.upload(x.data(), x.size()));
+    CHECK(b.api->quantize(b.context, &rows, values) == QUANT_GEMM_OK);
     std::vector<int8_t> codes(x.size());
     std::vector<float> scales(18);
     reference_quantize(codes.data(), scales.data(), x.data(), 3 * 192, 32);
     CHECK(b.download<int8_t>(rows.codes, x.size()) == codes);
+}
+
+TEST_CASE("back ends with memory of their own: what no GPTQ file has is refused") {
+    Opened b(quant_gemm_backend());
+    auto refused = [&](QuantMatrix w) { return b.api->accepts(b.context, &w) == QUANT_GEMM_UNSUPPORTED; };
+    std::mt19937 rng(7);
+    const LowbitCase nibbles = make_lowbit(rng, {4, 0, 64}, 64, 3, 64, LowbitFill::uniform, true);
+    QuantMatrix w = nibbles.view();
+    CHECK_FALSE(refused(w));
+    w.zeros = nullptr, w.zero_point = 8;
+    CHECK(refused(w));
+    w = nibbles.view(), w.scale_type = QUANT_GEMM_ROW_FP32;
+    CHECK(refused(w));
+    w = nibbles.view(), w.group_size = 16;
+    CHECK(refused(w));
+    CHECK(refused(filled_matrix(rng, uniform, false, 3, 64, 64).weights()));
 }

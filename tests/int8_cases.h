@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "common/cpu/int8.h"
+#include "common/cpu/quant_matrix.h"
 #include "golden.h"
 
 // codes and scales of x (n,), groups of group_size; under fixed_scale if that is not null.
@@ -52,16 +52,20 @@ struct Matrix {
     std::vector<int32_t> sums;
     int n_rows, n_cols, group_size;
 
-    Int8Matrix view(int first, int n) const {
-        const int n_groups = n_cols / group_size;
-        return {codes.data() + 1 + first * n_cols,
-                scales.data() + first * n_groups,
-                sums.data() + first * n_groups,
-                n,
-                n_cols,
-                group_size};
+    int n_groups() const { return n_cols / group_size; }
+    const int8_t* row_codes(int i) const { return codes.data() + 1 + size_t(i) * n_cols; }
+    const float* row_scales(int i) const { return scales.data() + size_t(i) * n_groups(); }
+
+    // n rows from `first` on, as activations and as weights.
+    QuantRows rows(int first, int n) const {
+        const int32_t* first_sums = sums.data() + size_t(first) * n_groups();
+        return {row_codes(first), row_scales(first), first_sums, n, n_cols, group_size};
     }
-    Int8Matrix view() const { return view(0, n_rows); }
+    QuantRows rows() const { return rows(0, n_rows); }
+    QuantMatrix weights(int first, int n) const {
+        return int8_matrix(row_codes(first), row_scales(first), n, n_cols, group_size);
+    }
+    QuantMatrix weights() const { return weights(0, n_rows); }
 };
 
 inline Matrix make_matrix(const std::vector<int8_t>& codes, const std::vector<float>& scales, int n_rows,

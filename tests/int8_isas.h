@@ -1,11 +1,11 @@
 // The instruction sets that this build has.
 #pragma once
 
-#include "common/cpu/int8_matmul.h"
+#include "common/cpu/instructions.h"
 
 namespace {
 
-// Calls check(Isa{}) for each instruction set that this build has, the ones int8_matmul would not choose
+// Calls check(Isa{}) for each instruction set that this build has, the ones quant_matmul would not choose
 // included.
 template <class Check>
 void for_each_isa([[maybe_unused]] Check check) {

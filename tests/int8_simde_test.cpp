@@ -1,6 +1,6 @@
-// The cases of int8_matmul_test.cpp and lowbit_matmul_test.cpp with the x86 intrinsics that the machine lacks
-// emulated by SIMDe, in place of <immintrin.h>. Compiled without -march, so that none of AVX2, AVX-512 and
-// VNNI is the machine's own.
+// The cases of quant_matmul_test.cpp and lowbit_matmul_test.cpp with the x86 intrinsics that the machine
+// lacks emulated by SIMDe, in place of <immintrin.h>. Compiled without -march, so that none of AVX2, AVX-512
+// and VNNI is the machine's own.
 #define SIMDE_ENABLE_NATIVE_ALIASES
 #include <simde/x86/avx512.h>
 #include <simde/x86/fma.h>
@@ -65,5 +65,5 @@ int32_t add_lanes_512(simde__m512i v) {
 #define __AVX512BW__ 1
 #define __AVX512VL__ 1
 #define __AVX512VNNI__ 1
-#include "int8_matmul_test.cpp"
 #include "lowbit_matmul_test.cpp"
+#include "quant_matmul_test.cpp"

@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/cpu/lowbit.h"
-#include "common/cpu/lowbit_pack.h"
+#include "common/cpu/quant_matrix.h"
 #include "common/model/layout.h"
 #include "int8_cases.h"
 
@@ -20,38 +19,14 @@ struct LowbitCase {
     std::vector<float> row_scales;
     std::vector<int8_t> expanded;        // (n_rows, n_cols)
     std::vector<float> expanded_scales;  // (n_rows, n_cols / group_size)
-    LowbitMatrix shape;
+    QuantMatrix shape{};                 // without the addresses
 
-    LowbitMatrix view() const {
+    QuantMatrix view() const {
         auto or_null = [](const auto& v) { return v.empty() ? nullptr : v.data(); };
-        LowbitMatrix m = shape;
-        m.codes = codes.data(), m.mask = or_null(mask), m.scales = or_null(scales);
-        m.zeros = or_null(zeros), m.levels = or_null(levels), m.row_scales = or_null(row_scales);
+        QuantMatrix m = shape;
+        m.codes = codes.data(), m.mask = or_null(mask), m.zeros = or_null(zeros), m.levels = or_null(levels);
+        m.scales = scales.empty() ? static_cast<const void*>(row_scales.data()) : scales.data();
         return m;
-    }
-    Int8Matrix expanded_view() const {
-        return {expanded.data(), expanded_scales.data(), nullptr,
-                shape.n_rows,    shape.n_cols,           shape.group_size};
-    }
-};
-
-// A copy of a matrix's memory, packed.
-struct PackedLowbit {
-    std::vector<uint8_t> codes, mask, zeros, levels;
-    std::vector<Half> scales;
-    LowbitMatrix w;
-
-    explicit PackedLowbit(const LowbitMatrix& from) : w(from) {
-        auto copy = [](auto& to, auto*& p, size_t n) {
-            if (p != nullptr) to.assign(p, p + n), p = to.data();
-        };
-        const auto n = size_t(w.n_rows), n_scales = n * size_t(w.n_scales());
-        copy(codes, w.codes, n * w.n_code_bytes());
-        copy(mask, w.mask, n * w.n_mask_bytes());
-        copy(scales, w.scales, n_scales);
-        copy(zeros, w.zeros, n * w.n_zero_bytes());
-        copy(levels, w.levels, n_scales);
-        pack_in_place(w), w.packed = true;
     }
 };
 
@@ -86,7 +61,13 @@ inline LowbitCase make_lowbit(std::mt19937& rng, const MatrixFormat& f, int grou
                               int n_cols, LowbitFill fill, bool exact) {
     auto below = [&](int n) { return int(rng() % unsigned(n)); };
     LowbitCase m;
-    LowbitMatrix& s = m.shape;
+    QuantMatrix& s = m.shape;
+    s.kind = f.sparse()      ? QUANT_GEMM_SPARSE
+             : f.two_level() ? QUANT_GEMM_TWO_LEVEL
+             : f.bits == 8   ? QUANT_GEMM_SIGNED
+                             : QUANT_GEMM_UNSIGNED;
+    const bool per_row = f.two_level() || (f.bits == 8 && f.group == 0);
+    s.scale_type = per_row ? QUANT_GEMM_ROW_FP32 : QUANT_GEMM_GROUP_FP16;
     s.bits = f.bits, s.n_rows = n_rows, s.n_cols = n_cols, s.group_size = group_size;
     s.group = f.group > 0 ? f.group : n_cols;
     const int n_groups = n_cols / s.group, n_codes = f.sparse() ? n_cols / 2 : n_cols;
@@ -99,7 +80,7 @@ inline LowbitCase make_lowbit(std::mt19937& rng, const MatrixFormat& f, int grou
         std::vector<int> zero;
         std::vector<float> scale;
         const float row_scale = exact ? float(1 + below(2)) : 1e-4f * float(1 + below(1000));
-        if (f.two_level() || (f.bits == 8 && f.group == 0)) m.row_scales.push_back(row_scale);
+        if (per_row) m.row_scales.push_back(row_scale);
         for (int g = 0; g < n_groups; g++) {
             const int top = f.two_level() ? 15 : largest;
             const int extremes[] = {below(top + 1), 0, top};
@@ -149,16 +130,17 @@ inline std::vector<int> group_sizes(const MatrixFormat& f) {
 }
 
 // The outputs summed in double precision from exact accumulators.
-inline std::vector<float> exact_outputs(const Int8Matrix& x, const LowbitCase& w) {
-    const Int8Matrix e = w.expanded_view();
+inline std::vector<float> exact_outputs(const QuantRows& x, const LowbitCase& w) {
+    const int n_rows = w.shape.n_rows, n_cols = w.shape.n_cols, size = w.shape.group_size,
+              groups = n_cols / size;
     std::vector<float> out;
     for (int t = 0; t < x.n_rows; t++) {
-        for (int i = 0; i < e.n_rows; i++) {
+        for (int i = 0; i < n_rows; i++) {
             double sum = 0;
-            for (int g = 0; g < e.n_groups(); g++) {
-                const int k = g * e.group_size;
-                sum += double(reference_accumulator(x.row_codes(t) + k, e.row_codes(i) + k, e.group_size)) *
-                       x.row_scales(t)[g] * e.row_scales(i)[g];
+            for (int g = 0; g < groups; g++) {
+                const int8_t* codes = &w.expanded[size_t(i) * n_cols + size_t(g * size)];
+                sum += double(reference_accumulator(row_codes(x, t) + g * size, codes, size)) *
+                       row_scales(x, t)[g] * w.expanded_scales[size_t(i) * groups + g];
             }
             out.push_back(float(sum));
         }

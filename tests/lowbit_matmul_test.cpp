@@ -1,6 +1,6 @@
 // The low-bit kernels: every path of this build against plain arithmetic, for every format and shape.
 // int8_simde_test.cpp compiles the same cases with emulated intrinsics.
-#include "common/cpu/lowbit_matmul.h"
+#include "common/cpu/quant_matmul.h"
 
 #include <doctest/doctest.h>
 
@@ -23,46 +23,52 @@ constexpr float unwritten = 1e30f;
 
 // x times w as `multiply` computes it. Checks that nothing is written behind the last output.
 template <class Multiply>
-std::vector<float> outputs(const Int8Matrix& x, const LowbitMatrix& w, Multiply multiply) {
+std::vector<float> lowbit_outputs(const QuantRows& x, const QuantMatrix& w, Multiply multiply) {
     std::vector<float> out(size_t(x.n_rows) * w.n_rows + 8, unwritten);
-    const std::vector<LowbitProduct> list = {{out.data(), w}};
-    multiply(x, list);
+    multiply(x, {{out.data(), w, nullptr}});
     CHECK(std::count(out.end() - 8, out.end(), unwritten) == 8);
     out.resize(out.size() - 8);
     return out;
 }
 
-// `multiply` with copies that are packed.
-template <class Multiply>
-auto with_packed(Multiply multiply) {
-    return [=](const Int8Matrix& x, const std::vector<LowbitProduct>& list) {
-        std::vector<PackedLowbit> copies;
-        std::vector<LowbitProduct> packed;
-        for (const LowbitProduct& p : list) copies.emplace_back(p.w);
-        for (size_t i = 0; i < list.size(); i++) packed.push_back({list[i].out, copies[i].w});
-        multiply(x, packed);
-    };
-}
+using Products = std::vector<QuantProduct>;
 
-// Calls check(name, multiply) for each instruction set that takes such groups, by rows, row blocks and
-// panels.
+// Calls check(name, multiply) for each instruction set that takes such groups, by every path, of matrices as
+// they are and packed.
 template <class Check>
-void for_each_path(int group_size, Check check) {
+void for_each_lowbit_path(int group_size, Check check) {
     for_each_isa([&](auto isa) {
         using Isa = decltype(isa);
         if (group_size % (4 * Isa::lanes) != 0) return;
         const std::string name = Isa::name;
-        check(name + " rows", lowbit_of_few<Isa>);
-        check(name + " row blocks", with_packed(lowbit_of_few<Isa>));
-        check(name + " panels", products_by_panels<Isa, LowbitProduct>);
-        check(name + " panels of row blocks", with_packed(products_by_panels<Isa, LowbitProduct>));
+        auto by = [](Path path) {
+            return [=](const QuantRows& x, const Products& list) {
+                multiply_by<Isa>(x, list, [=](const QuantProduct& p, int) {
+                    // Int8 has no blocks but those of tiles.
+                    return path == Path::blocks && p.w.bits == 8 ? Path::tiles : path;
+                });
+            };
+        };
+        auto packed_by = [=](Path path) {
+            return [=](const QuantRows& x, Products list) {
+                PackedMatrices memory;
+                for (QuantProduct& p : list) p.packed = memory.add<Isa>(p.w);
+                by(path)(x, list);
+            };
+        };
+        check(name + " rows", by(Path::rows));
+        check(name + " tiles", by(Path::tiles));
+        check(name + " packed, blocks", packed_by(Path::blocks));
+        check(name + " packed, tiles", packed_by(Path::tiles));
     });
     if (int8_kernel_name(group_size) != std::string("portable")) {
-        auto best = [](const Int8Matrix& x, const std::vector<LowbitProduct>& list) {
-            REQUIRE(lowbit_matmul(x, list));
-        };
-        check("lowbit_matmul", best);
-        check("lowbit_matmul, packed", with_packed(best));
+        check("quant_matmul",
+              [](const QuantRows& x, const Products& list) { REQUIRE(quant_matmul(x, list)); });
+        check("quant_matmul, packed", [](const QuantRows& x, Products list) {
+            PackedMatrices memory;
+            for (QuantProduct& p : list) p.packed = memory.add(p.w);
+            REQUIRE(quant_matmul(x, list));
+        });
     }
 }
 
@@ -131,10 +137,8 @@ TEST_CASE("expand: codes and scales of every format, whole rows and parts of the
                 CAPTURE(n_cols);
                 CAPTURE(group_size);
                 const LowbitCase m = make_lowbit(rng, f, group_size, 18, n_cols, LowbitFill::uniform, false);
-                const PackedLowbit packed(m.view());  // a row block, and two rows
-                for (int row = 0; row < 36; row++) {
-                    const int i = row / 2;
-                    const LowbitMatrix w = row % 2 == 0 ? m.view() : packed.w;
+                const QuantMatrix w = m.view();
+                for (int i = 0; i < 18; i++) {
                     const int8_t* expected = m.expanded.data() + i * n_cols;
                     std::vector<int8_t> found(size_t(n_cols) + 1, 99);
                     expand_columns(found.data(), w, i, 0, n_cols);
@@ -183,15 +187,15 @@ TEST_CASE("accumulators: every path gives the exact int32 for random and extreme
                         const int n_tokens = n_cols % 3 + 1, n_rows = 13 + n_cols / 64 % 7;
                         const LowbitCase w = make_lowbit(rng, f, group_size, n_rows, n_cols, fill, true);
                         const Matrix x = filled_matrix(rng, x_fill, false, n_tokens, n_cols, group_size);
-                        const std::vector<float> exact = exact_outputs(x.view(), w);
-                        for_each_path(group_size, [&](const std::string& path, auto multiply) {
+                        const std::vector<float> exact = exact_outputs(x.rows(), w);
+                        for_each_lowbit_path(group_size, [&](const std::string& path, auto multiply) {
                             CAPTURE(path);
                             CAPTURE(format_text(f));
                             CAPTURE(n_cols);
                             CAPTURE(group_size);
                             CAPTURE(int(fill));
                             CAPTURE(int(x_fill));
-                            CHECK(outputs(x.view(), w.view(), multiply) == exact);
+                            CHECK(lowbit_outputs(x.rows(), w.view(), multiply) == exact);
                         });
                     }
                 }
@@ -214,18 +218,18 @@ TEST_CASE("matmul: right, and the same bits by rows and by panels, for any numbe
                 const LowbitCase w =
                     make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, false);
                 const Matrix x = filled_matrix(rng, uniform, true, n_tokens, n_cols, group_size);
-                const std::vector<float> exact = exact_outputs(x.view(), w);
+                const std::vector<float> exact = exact_outputs(x.rows(), w);
                 std::vector<float> reference;
-                for_each_path(group_size, [&](const std::string& path, auto multiply) {
+                for_each_lowbit_path(group_size, [&](const std::string& path, auto multiply) {
                     CAPTURE(path);
                     for (const int j : {1, 3}) {
                         threads().resize(j);
-                        const std::vector<float> all = outputs(x.view(), w.view(), multiply);
+                        const std::vector<float> all = lowbit_outputs(x.rows(), w.view(), multiply);
                         CHECK(relative_error(exact, all) < 1e-6);
                         if (reference.empty()) reference = all;
                         CHECK(all == reference);
                         for (const int n : {1, 4}) {
-                            const std::vector<float> some = outputs(x.view(2, n), w.view(), multiply);
+                            const std::vector<float> some = lowbit_outputs(x.rows(2, n), w.view(), multiply);
                             CHECK(std::equal(some.begin(), some.end(), all.begin() + 2 * n_rows));
                         }
                     }
@@ -242,38 +246,36 @@ TEST_CASE("matmul: one zero point for all is a table of it, by every path") {
         LowbitCase m = make_lowbit(rng, {4, 0, uint16_t(group)}, std::min(group, 64), 21, 384,
                                    LowbitFill::uniform, false);
         std::fill(m.zeros.begin(), m.zeros.end(), uint8_t(0x88));
-        LowbitMatrix same = m.view();
+        QuantMatrix same = m.view();
         same.zeros = nullptr, same.zero_point = 8;
         const int size = m.shape.group_size;
         const Matrix x = filled_matrix(rng, uniform, true, 9, 384, size);
-        CHECK(same.zero(20, 384 / group - 1) == 8);
-        for_each_path(size, [&](const std::string& path, auto multiply) {
+        CHECK(weight_zero(same, 20, 384 / group - 1) == 8);
+        for_each_lowbit_path(size, [&](const std::string& path, auto multiply) {
             CAPTURE(path);
             CAPTURE(group);
             for (const int n : {1, 9})
-                CHECK(outputs(x.view(0, n), same, multiply) == outputs(x.view(0, n), m.view(), multiply));
+                CHECK(lowbit_outputs(x.rows(0, n), same, multiply) ==
+                      lowbit_outputs(x.rows(0, n), m.view(), multiply));
         });
     }
 }
 
-TEST_CASE("pack: a mask that does not keep two of each four stays as it is") {
+TEST_CASE("packed: not a mask that does not keep two of each four") {
     if (int8_kernel_name(64) == std::string("portable")) return;
     std::mt19937 rng(7);
     for (const uint8_t bits : {0x13, 0xf3, 0x30, 0x37}) {
         LowbitCase m =
             make_lowbit(rng, {4, MatrixFormat::sparse_flag, 64}, 64, 16, 128, LowbitFill::uniform, false);
+        PackedMatrices memory;
         m.mask.back() = bits;
-        const LowbitCase before = m;
-        CHECK_FALSE(lowbit_pack(m.view()));
-        CHECK(m.codes == before.codes);
-        CHECK(m.mask == before.mask);
+        CHECK(memory.add(m.view()) == nullptr);
         m.mask.back() = 0x5a;
-        CHECK(lowbit_pack(m.view()));
-        CHECK(m.codes != before.codes);
+        CHECK(memory.add(m.view()) != nullptr);
     }
 }
 
 TEST_CASE("matmul: groups of activations that fill no vector have no fast path") {
     const Matrix x = make_matrix(std::vector<int8_t>(64), std::vector<float>(4), 1, 64, 16);
-    CHECK_FALSE(lowbit_matmul(x.view(), {}));
+    CHECK_FALSE(quant_matmul(x.rows(), std::span<const QuantProduct>()));
 }

@@ -300,7 +300,7 @@ namespace {
 
 // Bytes of the file that lie in the page cache.
 size_t cached_bytes(const std::string& path) {
-    const MappedFile file(path);
+    const MappedFile file(path, path);
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
     std::vector<unsigned char> there(file.bytes().size() / page + 1);
     REQUIRE(mincore(const_cast<std::byte*>(file.bytes().data()), file.bytes().size(), there.data()) == 0);
@@ -321,43 +321,24 @@ TEST_CASE("model file: of a file that is no model only the beginning is read") {
     std::filesystem::remove(path);
 }
 
-TEST_CASE("mapped file: copied into huge pages if three quarters of the available memory hold it") {
+TEST_CASE("mapped file: known as the one that is mapped, until it goes; its pages can be given back") {
     const std::string path = write(good_file());
     constexpr size_t size = size_t(3) << 20;
     std::filesystem::resize_file(path, size);
-    const std::vector<std::byte> begin = [&] {
-        const MappedFile file(path);
-        return std::vector(file.bytes().begin(), file.bytes().begin() + 400);
-    }();
-    auto mapped_with = [&](uint64_t available) {
-        MappedFile file(path);
-        CHECK(file.is_mapped());
-        CHECK(mapped_range.begin == file.bytes().data());
-        file.copy_into_huge_pages(available);
-        CHECK(file.bytes().size() == size);
-        CHECK(std::equal(begin.begin(), begin.end(), file.bytes().begin()));
-        CHECK((mapped_range.begin == file.bytes().data()) == file.is_mapped());
-        return file.is_mapped();
-    };
-    CHECK(mapped_with(size * 4 / 3 - 2));
-    CHECK_FALSE(mapped_with(size * 4 / 3));
-    CHECK_FALSE(mapped_with(no_limit));
-    MappedFile file(path);
-    CHECK(mapped_range.size == file.bytes().size());
+    MappedFile file(path, "its name");
+    CHECK(mapped_range.begin == file.bytes().data());
+    CHECK(mapped_range.size == size);
+    CHECK(mapped_range.path == "its name");
+    const std::vector begin(file.bytes().begin(), file.bytes().begin() + 400);
+    drop_mapped(file.bytes().data() + 100, size - 200);
+    CHECK(std::equal(begin.begin(), begin.end(), file.bytes().begin()));
+    std::vector<char> own(size, 7);
+    drop_mapped(own.data(), own.size());  // none of the file's: stays as it is
+    CHECK(std::count(own.begin(), own.end(), 7) == ptrdiff_t(size));
     { const MappedFile gone = std::move(file); }
     CHECK(mapped_range.begin == nullptr);
     std::filesystem::resize_file(path, 0);
-    MappedFile empty(path);
-    empty.copy_into_huge_pages(no_limit);
-    CHECK(empty.bytes().empty());
-
-    // A ModelFile's spans move along.
-    Bytes f = good_file();
-    ModelFile model = open_file(write(f));
-    const std::vector tokenizer(model.tokenizer.begin(), model.tokenizer.end());
-    model.copy_into_huge_pages(no_limit);
-    CHECK(model.weights.data() == model.map.bytes().data() + header_size);
-    CHECK(std::equal(tokenizer.begin(), tokenizer.end(), model.tokenizer.begin(), model.tokenizer.end()));
+    CHECK(MappedFile(path, "").bytes().empty());
     std::filesystem::remove(path);
 }
 

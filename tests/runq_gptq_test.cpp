@@ -28,8 +28,8 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
             return found == golden_ops().end() ? nullptr : found->second.bytes.data();
         };
         // "gptq_expand.w4sg64.576.": bits, "x" two levels or "s" sparse, the group, the columns
-        LowbitMatrix w;
-        w.bits = p[std::string("gptq_expand.w").size()] - '0';
+        GptqMatrix w;
+        w.format.bits = uint8_t(p[std::string("gptq_expand.w").size()] - '0');
         w.n_rows = tensor.shape[0], w.n_cols = tensor.shape[1];
         const int group = std::stoi(p.substr(p.find('g', p.find('w')) + 1));
         w.group = group > 0 ? group : w.n_cols, w.group_size = group == 32 ? 32 : 64;
@@ -38,12 +38,13 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
         w.zeros = reinterpret_cast<const uint8_t*>(bytes("zeros"));
         w.levels = reinterpret_cast<const uint8_t*>(bytes("groups"));
         w.row_scales = reinterpret_cast<const float*>(bytes("row_scales"));
-        if (w.levels == nullptr) {
-            if (w.bits == 8 && group == 0) {
-                w.row_scales = reinterpret_cast<const float*>(bytes("scales"));
-            } else {
-                w.scales = reinterpret_cast<const Half*>(bytes("scales"));
-            }
+        if (w.mask != nullptr) w.format.flags = MatrixFormat::sparse_flag;
+        if (w.levels != nullptr) {
+            w.format.flags = MatrixFormat::two_level_flag;
+        } else if (w.format.bits == 8 && group == 0) {
+            w.row_scales = reinterpret_cast<const float*>(bytes("scales"));
+        } else {
+            w.scales = reinterpret_cast<const Half*>(bytes("scales"));
         }
         const std::vector<int8_t> codes = tensor.i8();
         const std::vector<float> scales = golden_ops().at(p + "w.scales").f32();
@@ -53,8 +54,8 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
             const ExpandedRow row = expand(w, i);
             plain.insert(plain.end(), row.codes.begin(), row.codes.end());
             plain_scales.insert(plain_scales.end(), row.scales.begin(), row.scales.end());
-            expand_columns(fast.data() + size_t(i) * w.n_cols, w, i, 0, w.n_cols);
-            expand_scales(fast_scales.data() + size_t(i) * w.n_groups(), w, i);
+            expand_columns(fast.data() + size_t(i) * w.n_cols, w.view(), i, 0, w.n_cols);
+            expand_scales(fast_scales.data() + size_t(i) * (w.n_cols / w.group_size), w.view(), i);
         }
         CHECK(plain == codes);
         CHECK(plain_scales == scales);
@@ -78,6 +79,25 @@ TEST_CASE("gather and quantize: the golden's values, codes and scales, bit for b
     CHECK(found.scales == golden_ops().at("gptq_gather.scales").f32());
 }
 
+namespace {
+// The same matrix as the program has it.
+GptqMatrix gptq_matrix(const LowbitCase& m, const MatrixFormat& f) {
+    auto or_null = [](const auto& v) { return v.empty() ? nullptr : v.data(); };
+    const QuantMatrix& s = m.shape;
+    return {f,
+            m.codes.data(),
+            or_null(m.mask),
+            or_null(m.scales),
+            or_null(m.zeros),
+            or_null(m.levels),
+            or_null(m.row_scales),
+            s.n_rows,
+            s.n_cols,
+            s.group,
+            s.group_size};
+}
+}  // namespace
+
 TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
     std::mt19937 rng(2);
     for (const MatrixFormat& f : all_formats()) {
@@ -92,7 +112,7 @@ TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
             Int8Rows x;
             quantize(x, values, group_size);
             const LowbitCase m = make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, false);
-            const LowbitMatrix w = m.view();
+            GptqMatrix w = gptq_matrix(m, f);
             std::vector<float> plain;
             for (int t = 0; t < n_tokens; t++) {
                 for (int i = 0; i < n_rows; i++) plain.push_back(dot(x, t, expand(w, i)));
@@ -100,6 +120,10 @@ TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
             matmul(x, {{out, w}, {again, w}});
             CHECK(out.n_rows == n_tokens);
             CHECK(relative_error(plain, out.values) < 1e-6);
+            CHECK(again.values == out.values);
+            PackedMatrices packed;
+            w.packed = packed.add(w.view());
+            matmul(x, {{again, w}});
             CHECK(again.values == out.values);
         }
     }

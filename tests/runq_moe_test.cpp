@@ -28,7 +28,7 @@ MoeConfig moe_config(WeightKind kind, int group, int n_experts, int n_active, in
 
 // One matrix of all experts, with its memory.
 struct ExpertCase {
-    std::vector<int8_t> int8_codes;
+    WeightFormat format;
     std::vector<uint8_t> codes, mx_scales;
     std::vector<float> row_scales;
     std::vector<Half> group_scales;
@@ -36,8 +36,7 @@ struct ExpertCase {
 
     MoeMatrix view() const {
         MoeMatrix w;
-        if (!int8_codes.empty()) w.int8_codes = int8_codes.data();
-        if (!codes.empty()) w.codes = codes.data();
+        w.format = format, w.codes = codes.data();
         if (!mx_scales.empty()) w.mx_scales = mx_scales.data();
         if (!row_scales.empty()) w.row_scales = row_scales.data();
         if (!group_scales.empty()) w.group_scales = group_scales.data();
@@ -66,10 +65,11 @@ Half half_of(float x) {
 // Random experts: any codes, scales about 1.
 ExpertCase random_experts(std::mt19937& rng, const MoeConfig& moe, int n_rows, int n_cols) {
     ExpertCase w;
-    w.n_rows = n_rows, w.n_cols = n_cols, w.group = moe.experts.group > 0 ? moe.experts.group : n_cols;
+    w.format = moe.experts, w.n_rows = n_rows, w.n_cols = n_cols,
+    w.group = moe.experts.group > 0 ? moe.experts.group : n_cols;
     const size_t n = size_t(moe.n_experts) * n_rows * n_cols, n_groups = n / w.group;
     for (size_t i = 0; i < n; i++) {
-        if (moe.experts.kind == WeightKind::a8w8) w.int8_codes.push_back(int8_t(int(rng() % 255) - 127));
+        if (moe.experts.kind == WeightKind::a8w8) w.codes.push_back(uint8_t(int(rng() % 255) - 127));
         if (moe.experts.kind == WeightKind::mxfp8) w.codes.push_back(uint8_t(rng() % 0x7e | rng() % 2 << 7));
         if (moe.experts.kind == WeightKind::a8w4 && i % 2 == 0) w.codes.push_back(uint8_t(rng()));
     }
@@ -163,7 +163,7 @@ TEST_CASE("quantize: the plain loop gives the golden's codes and scales, and a r
     }
 }
 
-TEST_CASE("router_logits: the fp64 sums rounded once, each token's the same in any company") {
+TEST_CASE("fp64_matmul: the fp64 sums rounded once, each token's the same in any company") {
     std::mt19937 rng(9);
     for (const int n_cols : {4, 12, 64, 100, 2048}) {
         for (const int n_experts : {1, 3, 4, 9}) {
@@ -173,7 +173,7 @@ TEST_CASE("router_logits: the fp64 sums rounded once, each token's the same in a
             Rows x(n_tokens, n_cols), found(n_tokens, n_experts), one(1, n_cols), alone(1, n_experts);
             x.values = random_values(rng, x.values.size()), x.n_rows = n_tokens, one.n_rows = 1;
             const std::vector<float> w = random_values(rng, size_t(n_experts) * n_cols);
-            router_logits(found, x, w.data());
+            fp64_matmul(found, x, w.data());
             CHECK(found.n_rows == n_tokens);
             for (int t = 0; t < n_tokens; t++) {
                 for (int e = 0; e < n_experts; e++) {
@@ -186,7 +186,7 @@ TEST_CASE("router_logits: the fp64 sums rounded once, each token's the same in a
                     CHECK(std::fabs(found.row(t)[e] - sum) <= std::fabs(sum) * 0x1p-24 + size * 0x1p-40);
                 }
                 std::copy_n(x.row(t), n_cols, one.row(0));
-                router_logits(alone, one, w.data());
+                fp64_matmul(alone, one, w.data());
                 CHECK(std::equal(alone.row(0), alone.row(1), found.row(t)));
             }
         }
@@ -244,7 +244,7 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
             moe.experts.kind = WeightKind::mxfp8, moe.experts.group = w.group = group;
             w.codes = bytes_of(tensor), w.mx_scales = bytes_of(scales);
         } else if (format == "a8w8") {
-            w.int8_codes = tensor.i8(), w.row_scales = scales.f32(), w.group = n_cols;
+            w.codes = bytes_of(tensor), w.row_scales = scales.f32(), w.group = n_cols;
         } else {
             moe.experts.kind = WeightKind::a8w4, moe.experts.group = group == n_cols ? 0 : group,
             w.group = group;
@@ -276,6 +276,7 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
             is_ours = std::find(codes.begin(), codes.end(), -128) == codes.end();
         }
         const Routing routing = routing_of(ends);
+        w.format = moe.experts;
         const MoeMatrix view = w.view();
         if (golden_ops().contains(p + "product")) {
             const std::vector<float> expected = at("product").f32();
@@ -336,11 +337,47 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
                 matmul(row, {&alone, 1});
             }
             CHECK(one.values == found.values);
+            MoeMatrix packed = w;
+            PackedMatrices memory;
+            for (int e = 0; e < moe.n_experts && w.has_kernel(); e++)
+                packed.packed.push_back(memory.add(w.view(e)));
+            const Product again{one.row(0), packed, expert};
+            matmul(x, {&again, 1});
+            CHECK(one.values == found.values);
         }
     }
 }
 
-TEST_CASE("embed: code times scale in every format, and the same of a packed table") {
+TEST_CASE("a8w4: int4 by int4, digit by digit, gives what int8 by int4 gives") {
+    std::mt19937 rng(6);
+    for (const MoeConfig& moe : all_formats) {
+        if (moe.experts.kind != WeightKind::a8w4) continue;
+        CAPTURE(moe.experts.group);
+        const int n_cols = 384, n_rows = 21;
+        const ExpertCase experts = random_experts(rng, moe, n_rows, n_cols);
+        Rows values(3, n_cols);
+        values.values = random_values(rng, values.values.size());
+        values.n_rows = 3;
+        InputRows x;
+        quantize(x, values, moe.experts);
+        const int8_t extremes[] = {-128, 127, -1, 0};
+        std::copy_n(extremes, 4, x.int8.row_codes(2));
+        std::vector<float> direct, by_digits;
+        MatrixRow row;
+        for (int i = 0; i < n_rows; i++) {
+            load_row(row, experts.view(), 1, i);
+            double sum = 0;
+            for (int k = 0; k < n_cols; k++) sum += double(row.codes[k]) * row.scales[k / experts.group];
+            for (int t = 0; t < 3; t++) {
+                direct.push_back(dot(x, t, row, experts.group));
+                by_digits.push_back(dot_by_digits(x, t, row, experts.group, float(8 * sum)));
+            }
+        }
+        CHECK(relative_error(direct, by_digits) < 1e-5);
+    }
+}
+
+TEST_CASE("embed: code times scale in every format") {
     std::mt19937 rng(5);
     for (MoeConfig moe : all_formats) {
         const WeightKind kind = moe.experts.kind;
@@ -351,24 +388,21 @@ TEST_CASE("embed: code times scale in every format, and the same of a packed tab
         const ExpertCase c = random_experts(rng, moe, n_rows, n_cols);
         auto value = [&](size_t row, size_t i) {
             const size_t at = row * n_cols + i, s = at / size_t(c.group);
-            if (kind == WeightKind::a8w8) return float(c.int8_codes[at]) * c.row_scales[row];
+            if (kind == WeightKind::a8w8) return float(int8_t(c.codes[at])) * c.row_scales[row];
             if (kind == WeightKind::mxfp8)
                 return e4m3_values[c.codes[at]] * std::ldexp(1.0f, c.mx_scales[s] - scale_bias);
             const int byte = c.codes[row * 64 + i % 64];  // of 128 codes, the first 64 are in the low halves
             const float scale = c.row_scales.empty() ? to_float(c.group_scales[s]) : c.row_scales[row];
             return float((i < 64 ? byte & 15 : byte >> 4) - 8) * scale;
         };
-        MoeMatrix table = c.view();
+        const MoeMatrix table = c.view();
         const std::vector<int> tokens{36, 0, 17, 3};
-        Rows found(tokens.size(), n_cols), packed = found;
+        Rows found(tokens.size(), n_cols);
         embed(found, table, tokens);
         CHECK(found.n_rows == 4);
         for (int t = 0; t < found.n_rows; t++)
             for (int i = 0; i < n_cols; i++)
                 CHECK(found.row(t)[i] == value(size_t(tokens[size_t(t)]), size_t(i)));
-        Weights::pack(table, moe.experts);
-        embed(packed, table, tokens);
-        CHECK(packed.values == found.values);
     }
 }
 

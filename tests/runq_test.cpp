@@ -89,7 +89,7 @@ TEST_CASE("matmul: random matrices, with and without a fast path for their group
             Int8Rows x;
             quantize(x, values, group_size);
             const Matrix m = filled_matrix(rng, uniform, true, n_rows, n_cols, group_size);
-            const Q8Matrix w{m.view().codes, m.view().scales, n_rows, n_cols, group_size};
+            const Q8Matrix w{m.row_codes(0), m.row_scales(0), n_rows, n_cols, group_size};
             std::vector<float> plain;
             for (int t = 0; t < n_tokens; t++) {
                 for (int i = 0; i < n_rows; i++) plain.push_back(dot(x, t, w, i));

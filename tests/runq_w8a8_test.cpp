@@ -73,7 +73,7 @@ TEST_CASE("matmul: one scale per row or per block; any path gives the plain loop
                 Int8Rows x;
                 quantize(x, values, group_size, nullptr);
                 const Matrix m = filled_matrix(rng, uniform, true, n_rows, n_cols, block);
-                const W8A8Matrix w{m.view().codes, m.view().scales, n_rows, n_cols, block};
+                const W8A8Matrix w{m.row_codes(0), m.row_scales(0), n_rows, n_cols, block};
                 std::vector<float> plain, exact;
                 for (int t = 0; t < n_tokens; t++) {
                     for (int i = 0; i < n_rows; i++) {

@@ -523,7 +523,7 @@ N_LINES = len((ROOT / "runq.cpp").read_text(encoding="utf-8").splitlines())
         (check_lengths, f"| program | lines |\n|---|---|\n| `runq` | {N_LINES} |\n", f"{N_LINES}~{N_LINES + 1}"),
         (check_names, "`with_best_isa`", "best~worst"),
         (check_names, "`attend()`", "attend~attended"),
-        (check_names, "`Int8Matrix.sums`", "Int8~Int9"),
+        (check_names, "`QuantRows.sums`", "Quant~Quint"),
         (lambda d: check_links(d, ROOT), "[x](Makefile)", "Makefile~Makefiles"),
         (lambda d: check_links(d, ROOT), "# One two\n[x](#one-two)", "#one-two~#one-three"),
     ],

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/cpu/int8_matmul.h"
+#include "common/cpu/quant_matrix.h"
 #include "safetensors.h"
 
 namespace {
@@ -77,7 +77,8 @@ TEST_CASE("recorder: accumulators of one layer's products") {
     struct Matrix {
         const int8_t* codes;
         const float* scales;
-        Int8Matrix view() const { return {codes, scales, nullptr, 3, 4, 2}; }
+        int n_rows = 3, n_cols = 4;
+        QuantMatrix view() const { return int8_matrix(codes, scales, n_rows, n_cols, 2); }
     };
     const int8_t codes[] = {1, 2, 3, 4, -128, 127, 0, 1, 0, 0, 0, -1};
     const float scales[6] = {};

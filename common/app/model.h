@@ -83,7 +83,7 @@ inline int context_length(const Options& options, const ModelConfig& config) {
 
 // The option of programs that run on a CPU.
 inline const OwnOption kv_option = {"--kv", {"f32", "f16", "q8"}, "numbers of the KV cache"};
-// Without a copy there is nothing to pack, and products take longer; but processes share the file's memory.
+// Products take longer, but nothing is copied, and processes share the file's memory.
 inline const OwnOption mmap_option = {"--mmap", {}, "weights are read where the file lies: slower, no copy"};
 inline KvFormat kv_format(const Options& options) {
     const auto given = options.own.find(kv_option.name);
@@ -173,6 +173,16 @@ inline std::vector<MemoryPart> cpu_memory(const ModelFile& file, const Options& 
         {"the tokenizer", file.tokenizer.size()}};
 }
 
+// Whether matrices are packed for the kernels, in a copy: if that takes no more than three quarters of the
+// memory that is available, and is not refused by --mmap. Otherwise they are read where the file lies, in
+// pages of 4 KiB at whose ends the hardware stops fetching ahead, and in the file's order:
+// docs/performance.md.
+inline bool packs_weights(const ModelFile& file, const Options& options) {
+    if (options.info || options.own.contains(mmap_option.name)) return false;
+    const uint64_t available = available_memory();
+    return file.weights.size() <= available - available / 4;
+}
+
 // What a CPU program loads: a Transformer of its own Weights and RunState, for chunks of up to max_chunk
 // tokens. Opens a model file of its scheme and allocates a run's memory. Throws std::runtime_error with one
 // line that names the file. Nothing but the header and the tokenizer section is read before everything has
@@ -189,10 +199,9 @@ Transformer load_cpu(const std::string& path, const Scheme& scheme, void (*check
     const uint64_t available = available_memory();
     try {
         check_memory(cpu_memory(file, options, context, max_chunk), available);
-        if (!options.info && !options.own.contains(mmap_option.name)) file.copy_into_huge_pages(available);
         Weights weights{TensorList(file), file.config};
         decltype(Transformer::state) state(file.config, options, context, trace != nullptr);
-        return {std::move(file), std::move(weights), std::move(state), trace};
+        return {std::move(file), std::move(weights), {}, std::move(state), trace};
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
     }

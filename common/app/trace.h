@@ -20,7 +20,8 @@
 #include <string>
 #include <vector>
 
-#include "common/cpu/int8.h"
+#include "common/cpu/expand_rows.h"
+#include "common/cpu/quant_matrix.h"
 #include "common/cpu/rows.h"
 #include "common/os/new_file.h"
 
@@ -190,21 +191,19 @@ class Recorder {
     void operator()(const char* name, const Rows& out, const Int8Rows& x, const Matrix& w) const {
         (*this)(name, out);
         if (trace_ == nullptr || layer_ != accumulator_layer) return;
-        const auto matrix = w.view();  // an Int8Matrix
         const std::string step = step_name(layer_, name) + ".acc";
         const int n_groups = x.n_groups();
-        std::vector<int8_t> codes(size_t(matrix.n_cols));
-        std::vector<int32_t> sums(size_t(matrix.n_rows) * size_t(n_groups));
+        std::vector<int8_t> codes(size_t(w.n_cols));
+        std::vector<int32_t> sums(size_t(w.n_rows) * size_t(n_groups));
         for (int t = 0; t < x.n_rows; t++) {
             for (size_t i = 0; i < sums.size() && trace_->keeps_next(step); i++) {
                 const int row = int(i) / n_groups, first = int(i) % n_groups * x.group_size;
                 sums[i] = 0;
-                // Of int8_matmul.h, which every program has that multiplies such matrices.
-                if (i % size_t(n_groups) == 0) int8_row(codes.data(), nullptr, matrix, row);
+                if (first == 0) expand_columns(codes.data(), w.view(), row, 0, w.n_cols);
                 for (int k = first; k < first + x.group_size; k++)
                     sums[i] += int32_t(x.row_codes(t)[k]) * int32_t(codes[size_t(k)]);
             }
-            trace_->add(step, sums.data(), 1, {matrix.n_rows, n_groups});
+            trace_->add(step, sums.data(), 1, {w.n_rows, n_groups});
         }
     }
     // A matrix (n_heads, positions) for each token, of the positions that it sees.

@@ -10,7 +10,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <initializer_list>
-#include <map>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -18,10 +17,8 @@
 #include <vector>
 
 #include "common/app/options.h"
-#include "common/backend/matrix.h"
 #include "common/backend/quant_gemm.h"
-#include "common/cpu/int8.h"
-#include "common/cpu/lowbit_pack.h"
+#include "common/cpu/quant_matrix.h"
 #include "common/cpu/rows.h"
 #include "common/os/threads.h"
 
@@ -76,31 +73,14 @@ class Backend {
 
     const char* name() const { return api_->name; }
 
-    // Whether w is to be packed for it. Throws if it does not multiply w at all.
-    bool wants_packed(const LowbitMatrix& w) {
-        QuantGemmMatrix m = to_c(w);
-        m.packed = 1;
-        if (api_->host_memory != 0 && api_->accepts(context_, &m) == QUANT_GEMM_OK && is_two_of_four(w))
-            return true;
-        check_format(w);
-        return false;
-    }
-    void check_format(const LowbitMatrix& w) {
-        const QuantGemmMatrix m = to_c(w);
-        check("matrix", api_->accepts(context_, &m));
-    }
+    // Throws if it does not multiply such matrices.
+    void check_format(const QuantMatrix& w) { check("matrix", api_->accepts(context_, &w)); }
 
-    // Uploads a matrix of a format that it multiplies. w's memory has to stay.
-    void add(const LowbitMatrix& w) {
-        QuantGemmMatrix m = to_c(w);
-        const size_t n_scales = size_t(w.n_rows) * size_t(w.n_scales());
-        to_device(m.codes, size_t(w.n_rows) * w.n_code_bytes());
-        to_device(m.mask, size_t(w.n_rows) * size_t(w.n_cols) / 8);
-        to_device(m.scales, n_scales * sizeof(Half));
-        to_device(m.zeros, size_t(w.n_rows) * w.n_zero_bytes());
-        to_device(m.levels, n_scales);
-        to_device(m.row_scales, size_t(w.n_rows) * sizeof(float));
-        matrices_[w.codes] = m;
+    // w as multiply() takes it. in_place: w's memory is read, which has to stay, if the back end can.
+    const void* load(const QuantMatrix& w, bool in_place) {
+        void* matrix = nullptr;
+        check("load", api_->load(context_, &w, in_place ? 1 : 0, &matrix));
+        return matrix;
     }
 
     // Quantizes the rows of x in groups of group_size: the input of the products that come next. Where the
@@ -109,12 +89,12 @@ class Backend {
         out.resize(x.n_rows, x.n_cols, group_size);
         const size_t n_codes = size_t(x.n_rows) * size_t(x.n_cols), n_groups = n_codes / size_t(group_size);
         rows_ = {out.codes.data(), out.scales.data(), out.sums.data(), x.n_rows, x.n_cols, group_size};
-        const void* from = x.row(0);
+        const float* from = x.row(0);
         if (api_->host_memory == 0) {
-            rows_.codes = codes_.room(*this, n_codes);
-            rows_.scales = scales_.room(*this, n_groups * sizeof(float));
-            rows_.sums = sums_.room(*this, n_groups * sizeof(int32_t));
-            void* to = x_.room(*this, n_codes * sizeof(float));
+            rows_.codes = codes_.room<int8_t>(*this, n_codes);
+            rows_.scales = scales_.room<float>(*this, n_groups);
+            rows_.sums = sums_.room<int32_t>(*this, n_groups);
+            float* to = x_.room<float>(*this, n_codes);
             check("upload", api_->upload(context_, to, from, n_codes * sizeof(float)));
             from = to;
         }
@@ -125,21 +105,22 @@ class Backend {
         download(out.sums.data(), rows_.sums, n_groups * sizeof(int32_t));
     }
 
-    // The products of the rows that quantize() made last with some of the matrices.
-    void multiply(std::initializer_list<MatrixProduct<LowbitMatrix>> products) {
+    // The products of the rows that quantize() made last with some loaded matrices, w.loaded.
+    template <class Matrix>
+    void multiply(std::initializer_list<MatrixProduct<Matrix>> products) {
         std::vector<QuantGemmProduct> list;
         outputs_.resize(std::max(outputs_.size(), products.size()));
-        auto bytes = [&](const auto& p) { return size_t(rows_.n_rows) * size_t(p.w.n_rows) * sizeof(float); };
+        auto n_values = [&](const auto& p) { return size_t(rows_.n_rows) * size_t(p.w.n_rows); };
         for (const auto& p : products) {
             p.out.n_rows = rows_.n_rows;
-            void* to = p.out.row(0);
-            if (api_->host_memory == 0) to = outputs_[list.size()].room(*this, bytes(p));
-            list.push_back({to, matrices_.at(p.w.codes)});
+            float* to = p.out.row(0);
+            if (api_->host_memory == 0) to = outputs_[list.size()].template room<float>(*this, n_values(p));
+            list.push_back({to, p.w.loaded});
         }
         check("multiply", api_->multiply(context_, &rows_, list.data(), int32_t(list.size())));
         size_t i = 0;
         for (const auto& p : products) {
-            if (api_->host_memory == 0) download(p.out.row(0), list[i++].out, bytes(p));
+            if (api_->host_memory == 0) download(p.out.row(0), list[i++].out, n_values(p) * sizeof(float));
         }
     }
 
@@ -148,13 +129,15 @@ class Backend {
     struct Room {
         void* memory = nullptr;
         size_t size = 0;
-        void* room(Backend& b, size_t n_bytes) {
-            if (n_bytes <= size) return memory;
+        template <class T>
+        T* room(Backend& b, size_t n) {
+            const size_t n_bytes = n * sizeof(T);
+            if (n_bytes <= size) return static_cast<T*>(memory);
             if (memory != nullptr) b.api_->release(b.context_, memory);
             memory = nullptr, size = 0;
             b.check("allocate", b.api_->allocate(b.context_, &memory, n_bytes));
             size = n_bytes;
-            return memory;
+            return static_cast<T*>(memory);
         }
     };
 
@@ -166,30 +149,20 @@ class Backend {
     void download(void* to, const void* from, size_t n_bytes) {
         check("download", api_->download(context_, to, from, n_bytes));
     }
-    // Replaces the address of host memory, if it is one, by one of a copy on the device.
-    void to_device(const void*& address, size_t n_bytes) {
-        if (address == nullptr || api_->host_memory != 0) return;
-        void* memory = nullptr;
-        check("allocate", api_->allocate(context_, &memory, n_bytes));
-        check("upload", api_->upload(context_, memory, address, n_bytes));
-        address = memory;
-    }
-
     const QuantGemmBackend* api_;
     void* context_ = nullptr;
-    std::map<const uint8_t*, QuantGemmMatrix> matrices_;  // by their codes in this process
-    QuantGemmRows rows_{};                                // what quantize() made last
+    QuantGemmRows rows_{};  // what quantize() made last
     Room x_, codes_, scales_, sums_;
     std::vector<Room> outputs_;
 };
 
-// The back end that --backend asks for, given all matrices, which it may pack: by name; `auto`, the one that
-// runs best here; or `builtin`, none (null), and the program's own kernels run. What fails is reported
+// The back end that --backend asks for, with all matrices, whose `loaded` is set: by name; `auto`, the one
+// that runs best here; or `builtin`, none (null), and the program's own kernels run. What fails is reported
 // through warn(one line) with `auto`, and the next best is tried; by name, std::runtime_error says it. A name
-// of no file is a UsageError.
-template <class Warn>
-std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<LowbitMatrix* const> matrices,
-                                      bool may_pack, Warn warn) {
+// of no file is a UsageError. in_place: as load() has it.
+template <class Matrix, class Warn>
+std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<Matrix* const> matrices,
+                                      bool in_place, Warn warn) {
     if (choice == "builtin") return nullptr;
     const std::filesystem::path folder = backend_folder();
     const std::vector<std::string> names = backend_names(folder);
@@ -198,16 +171,8 @@ std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<Lowbi
     };
     auto open = [&](const QuantGemmBackend* api) {
         auto backend = std::make_unique<Backend>(api);
-        std::vector<LowbitMatrix*> to_pack;
-        for (LowbitMatrix* w : matrices) {
-            if (!may_pack) {
-                backend->check_format(*w);
-            } else if (backend->wants_packed(*w)) {
-                to_pack.push_back(w);
-            }
-        }
-        for (LowbitMatrix* w : to_pack) pack_in_place(*w), w->packed = true;
-        for (const LowbitMatrix* w : matrices) backend->add(*w);
+        for (const Matrix* w : matrices) backend->check_format(w->view());
+        for (Matrix* w : matrices) w->loaded = backend->load(w->view(), in_place);
         return backend;
     };
     if (choice != "auto") {

@@ -65,17 +65,19 @@ int32_t rank() {
 int32_t open(void** context, QuantGemmRunLoop run_loop) {
     *context = nullptr;
     if (!supported()) return fail(QUANT_GEMM_NO_DEVICE, "this processor lacks its instructions");
-    cpu_open(run_loop);
-    return QUANT_GEMM_OK;
+    *context = cpu_open(run_loop);
+    return *context != nullptr ? QUANT_GEMM_OK : fail(QUANT_GEMM_NO_MEMORY, "out of memory");
 }
-void close(void*) {}
+void close(void* context) { cpu_close(context); }
 
 int32_t accepts(void*, const QuantGemmMatrix* w) {
-    if (w->packed != 0 && level == portable)
-        return fail(QUANT_GEMM_UNSUPPORTED, "plain loops read a matrix row by row");
     return w->group_size == 32 || w->group_size == 64
                ? QUANT_GEMM_OK
                : fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");
+}
+int32_t load(void* context, const QuantGemmMatrix* w, int32_t in_place, void** matrix) {
+    *matrix = cpu_load(context, *w, in_place != 0);
+    return *matrix != nullptr ? QUANT_GEMM_OK : fail(QUANT_GEMM_NO_MEMORY, "out of memory");
 }
 
 int32_t allocate(void*, void** memory, size_t n_bytes) {
@@ -88,8 +90,8 @@ int32_t copy(void*, void* to, const void* from, size_t n_bytes) {
     return QUANT_GEMM_OK;
 }
 
-int32_t quantize(void*, const QuantGemmRows* rows, const void* x) {
-    cpu_quantize(*rows, static_cast<const float*>(x));
+int32_t quantize(void*, const QuantGemmRows* rows, const float* x) {
+    cpu_quantize(*rows, x);
     return QUANT_GEMM_OK;
 }
 int32_t multiply(void*, const QuantGemmRows* x, const QuantGemmProduct* products, int32_t n_products) {
@@ -99,7 +101,7 @@ int32_t multiply(void*, const QuantGemmRows* x, const QuantGemmProduct* products
 const char* error_text() { return latest_error; }
 
 constexpr QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 1,       NAME(BACKEND), rank, open,     close,    accepts,
+    QUANT_GEMM_VERSION, 1,       NAME(BACKEND), rank, open,     close,    accepts,   load,
     allocate,           release, copy,          copy, quantize, multiply, error_text};
 
 }  // namespace

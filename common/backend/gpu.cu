@@ -6,10 +6,13 @@
 // Each group is an exact int32 sum, as everywhere.
 #include <cstdint>
 #include <cstdio>
+#include <deque>
 #include <set>
 #include <stdexcept>
+#include <type_traits>
 
 #include "common/backend/quant_gemm.h"
+#include "common/backend/tables.h"
 #include "simt/cuda.h"
 
 // What multiplies a tile: the tensor cores, or dp4a where there are none (AMD; with wavefronts of 64 the
@@ -69,15 +72,15 @@ __device__ uint32_t subtract(uint32_t codes, uint32_t z) { return ((codes | 0x80
 template <class F>
 __device__ uint4 load_codes(const QuantGemmMatrix& w, int i, int k) {
     const int n_codes = F::is_sparse ? w.n_cols / 2 : w.n_cols;
-    const auto* row = static_cast<const uint8_t*>(w.codes) + size_t(i) * size_t(n_codes / (8 / F::bits));
+    const uint8_t* row = w.codes + size_t(i) * size_t(n_codes / (8 / F::bits));
     if constexpr (F::bits == 8) return *reinterpret_cast<const uint4*>(row + k);
 
     const int s = k / w.group, n_scales = w.n_cols / w.group;
     uint32_t zero = 0;
     if constexpr (F::two_level) {
-        zero = static_cast<const uint8_t*>(w.levels)[size_t(i) * size_t(n_scales) + size_t(s)] >> 4;
+        zero = w.levels[size_t(i) * size_t(n_scales) + size_t(s)] >> 4;
     } else {
-        const auto* zeros = static_cast<const uint8_t*>(w.zeros) + size_t(i) * size_t((n_scales + 1) / 2);
+        const uint8_t* zeros = w.zeros + size_t(i) * size_t((n_scales + 1) / 2);
         zero = zeros[s / 2] >> s % 2 * 4 & 15;
     }
     zero *= 0x01010101u;
@@ -86,8 +89,7 @@ __device__ uint4 load_codes(const QuantGemmMatrix& w, int i, int k) {
     if constexpr (F::is_sparse) {
         // Eight columns have four codes; where the mask has a 1, the next of them.
         const uint2 kept = *reinterpret_cast<const uint2*>(row + at.byte);
-        const auto* ones =
-            static_cast<const uint8_t*>(w.mask) + (size_t(i) * size_t(w.n_cols) + size_t(k)) / 8;
+        const uint8_t* ones = w.mask + (size_t(i) * size_t(w.n_cols) + size_t(k)) / 8;
         uint32_t words[4] = {};
         for (int half = 0; half < 2; half++) {
             uint32_t codes = subtract((half == 0 ? kept.x : kept.y) >> at.shift & mask, zero);
@@ -113,19 +115,17 @@ template <class F>
 __device__ float load_scale(const QuantGemmMatrix& w, int i, int k) {
     const size_t s = size_t(i) * size_t(w.n_cols / w.group) + size_t(k / w.group);
     if constexpr (F::two_level) {
-        const int level = static_cast<const uint8_t*>(w.levels)[s] & 15;
-        return float(level) * static_cast<const float*>(w.row_scales)[i];
+        return float(w.levels[s] & 15) * static_cast<const float*>(w.scales)[i];
     }
-    if (F::bits == 8 && w.scales == nullptr) return static_cast<const float*>(w.row_scales)[i];
+    if (F::bits == 8 && w.scale_type == QUANT_GEMM_ROW_FP32) return static_cast<const float*>(w.scales)[i];
     return __half2float(static_cast<const __half*>(w.scales)[s]);
 }
 
 __device__ uint4 load_tokens(const QuantGemmRows& x, int t, int k) {
-    const auto* codes = static_cast<const int8_t*>(x.codes);
-    return *reinterpret_cast<const uint4*>(codes + size_t(t) * size_t(x.n_cols) + k);
+    return *reinterpret_cast<const uint4*>(x.codes + size_t(t) * size_t(x.n_cols) + k);
 }
 __device__ float load_token_scale(const QuantGemmRows& x, int t, int g) {
-    return static_cast<const float*>(x.scales)[size_t(t) * size_t(x.n_cols / x.group_size) + size_t(g)];
+    return x.scales[size_t(t) * size_t(x.n_cols / x.group_size) + size_t(g)];
 }
 
 __device__ int dot4(uint32_t a, uint32_t b, int sum) { return __dp4a(int(a), int(b), sum); }
@@ -159,7 +159,7 @@ __global__ void quantize_groups(QuantGemmRows rows, const float* x, int n_groups
     int sum = 0;
     if (g < n_groups) {
         const float* from = x + size_t(g) * size_t(rows.group_size) + part * n;
-        auto* to = static_cast<int8_t*>(rows.codes) + size_t(g) * size_t(rows.group_size) + part * n;
+        int8_t* to = rows.codes + size_t(g) * size_t(rows.group_size) + part * n;
         for (int i = 0; i < n; i++) {
             const float r = rintf(from[i] * inv);
             const float low = r > -127.0f ? r : -127.0f;  // NaN: -127
@@ -170,8 +170,8 @@ __global__ void quantize_groups(QuantGemmRows rows, const float* x, int n_groups
     }
     for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(all_lanes, sum, d, 8);
     if (g >= n_groups || part != 0) return;
-    static_cast<float*>(rows.scales)[g] = usable ? amax / 127.0f : 0.0f;
-    static_cast<int32_t*>(rows.sums)[g] = sum;
+    rows.scales[g] = usable ? amax / 127.0f : 0.0f;
+    rows.sums[g] = sum;
 }
 
 // out[t][i] for n_tokens tokens from t0 on: a warp of `lanes` threads takes a row. A thread takes sixteen
@@ -320,7 +320,8 @@ int32_t guarded(F f) try {
 
 struct Context {
     int warp_lanes = 32;
-    std::set<void*> memory;  // allocated
+    std::set<void*> memory;                // allocated
+    std::deque<QuantGemmMatrix> matrices;  // loaded
 };
 
 int32_t rank() {
@@ -350,10 +351,8 @@ void close(void* context) {
 }
 
 int32_t accepts(void*, const QuantGemmMatrix* w) {
-    if (w->packed != 0) return fail(QUANT_GEMM_UNSUPPORTED, "matrices have to be as in a file");
-    return w->group_size == 32 || w->group_size == 64
-               ? QUANT_GEMM_OK
-               : fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");
+    const char* why = why_unsupported(*w);
+    return why == nullptr ? QUANT_GEMM_OK : fail(QUANT_GEMM_UNSUPPORTED, why);
 }
 
 int32_t allocate(void* context, void** memory, size_t n_bytes) {
@@ -374,12 +373,27 @@ int32_t download(void*, void* to, const void* from, size_t n_bytes) {
     return status_of(cudaMemcpy(to, from, n_bytes, cudaMemcpyDeviceToHost));
 }
 
-int32_t quantize(void*, const QuantGemmRows* rows, const void* x) {
+int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
+    return guarded([&] {
+        auto* c = static_cast<Context*>(context);
+        QuantGemmMatrix& m = c->matrices.emplace_back(*w);
+        int32_t status = QUANT_GEMM_OK;
+        for_each_table(m, [&](auto& address, size_t n_bytes) {
+            void* to = nullptr;
+            if (status == QUANT_GEMM_OK) status = allocate(c, &to, n_bytes);
+            if (status == QUANT_GEMM_OK) status = upload(c, to, address, n_bytes);
+            address = static_cast<std::remove_reference_t<decltype(address)>>(to);
+        });
+        *matrix = &m;
+        return status;
+    });
+}
+
+int32_t quantize(void*, const QuantGemmRows* rows, const float* x) {
     return guarded([&]() -> int32_t {
         const int n_groups = rows->n_rows * (rows->n_cols / rows->group_size);
         const unsigned n_blocks = unsigned(n_groups * 8 + quantize_threads - 1) / quantize_threads;
-        launch<quantize_groups>({.grid = n_blocks, .block = quantize_threads}, *rows,
-                                static_cast<const float*>(x), n_groups);
+        launch<quantize_groups>({.grid = n_blocks, .block = quantize_threads}, *rows, x, n_groups);
         return QUANT_GEMM_OK;
     });
 }
@@ -413,13 +427,13 @@ int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* 
                  int32_t n_products) {
     return guarded([&]() -> int32_t {
         for (int32_t p = 0; p < n_products; p++) {
-            const QuantGemmMatrix& w = products[p].w;
+            const auto& w = *static_cast<const QuantGemmMatrix*>(products[p].matrix);
             auto* run = w.bits == 8           ? multiply_matrix<Format<8, false, false>>
                         : w.mask != nullptr   ? multiply_matrix<Format<4, true, false>>
                         : w.bits == 4         ? multiply_matrix<Format<4, false, false>>
                         : w.levels != nullptr ? multiply_matrix<Format<2, false, true>>
                                               : multiply_matrix<Format<2, false, false>>;
-            run(static_cast<Context*>(context)->warp_lanes, w, *x, static_cast<float*>(products[p].out));
+            run(static_cast<Context*>(context)->warp_lanes, w, *x, products[p].out);
         }
         return QUANT_GEMM_OK;
     });
@@ -428,7 +442,7 @@ int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* 
 const char* error_text() { return latest_error; }
 
 constexpr QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 0,       backend_name, rank,     open,     close,    accepts,
+    QUANT_GEMM_VERSION, 0,       backend_name, rank,     open,     close,    accepts,   load,
     allocate,           release, upload,       download, quantize, multiply, error_text};
 
 }  // namespace

@@ -8,12 +8,15 @@
 
 #include <cstdio>
 #include <cstring>
+#include <deque>
 #include <new>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/backend/quant_gemm.h"
+#include "common/backend/tables.h"
 
 namespace {
 
@@ -37,8 +40,7 @@ int2 place_of(int k, int n, int bits) {
 
 // out[t][i] = row i times token t. bits, sparse, two_level: the format. The addresses are quant_gemm.h's.
 __kernel void multiply(__global const uchar* codes, __global const uchar* mask, __global const half* scales,
-                       __global const uchar* zeros, __global const uchar* levels,
-                       __global const float* row_scales, int bits, int sparse, int two_level, int halves,
+                       __global const uchar* zeros, __global const uchar* levels, int bits, int sparse, int two_level, int halves,
                        int n_rows, int n_cols, int group, int group_size, __global const char* x,
                        __global const float* x_scales, int n_tokens, __global float* out) {
     const int i = get_group_id(0), item = get_local_id(0), t0 = get_group_id(1) * TOKENS;
@@ -55,10 +57,10 @@ __kernel void multiply(__global const uchar* codes, __global const uchar* mask, 
         float scale;
         if (two_level) {
             zero = levels[at] >> 4;
-            scale = (float)(levels[at] & 15) * row_scales[i];
+            scale = (float)(levels[at] & 15) * ((__global const float*)scales)[i];
         } else {
             if (bits < 8) zero = zeros[(ulong)i * ((n_scales + 1) / 2) + s / 2] >> s % 2 * 4 & 15;
-            scale = halves ? vload_half(at, scales) : row_scales[i];
+            scale = halves ? vload_half(at, scales) : ((__global const float*)scales)[i];
         }
         int acc[TOKENS];
         for (int t = 0; t < TOKENS; t++) acc[t] = 0;
@@ -173,7 +175,8 @@ struct Context {
     cl_command_queue queue = nullptr;
     cl_program program = nullptr;
     cl_kernel multiply = nullptr, quantize = nullptr;
-    std::set<cl_mem> memory;  // allocated
+    std::set<cl_mem> memory;               // allocated
+    std::deque<QuantGemmMatrix> matrices;  // loaded
 
     ~Context() {
         for (cl_mem m : memory) clReleaseMemObject(m);
@@ -239,14 +242,12 @@ int32_t open(void** context, QuantGemmRunLoop) {
 }
 void close(void* context) { delete static_cast<Context*>(context); }
 
-// Addresses are cl_mem.
 int32_t accepts(void*, const QuantGemmMatrix* w) {
-    if (w->packed != 0) return fail(QUANT_GEMM_UNSUPPORTED, "matrices have to be as in a file");
-    return w->group_size == 32 || w->group_size == 64
-               ? QUANT_GEMM_OK
-               : fail(QUANT_GEMM_UNSUPPORTED, "groups of activations have to be of 32 or 64");
+    const char* why = why_unsupported(*w);
+    return why == nullptr ? QUANT_GEMM_OK : fail(QUANT_GEMM_UNSUPPORTED, why);
 }
 
+// Addresses are cl_mem.
 int32_t allocate(void* context, void** memory, size_t n_bytes) {
     return guarded([&]() -> int32_t {
         auto* c = static_cast<Context*>(context);
@@ -274,6 +275,22 @@ int32_t download(void* context, void* to, const void* from, size_t n_bytes) {
                                          nullptr, nullptr));
 }
 
+int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
+    return guarded([&]() -> int32_t {
+        auto* c = static_cast<Context*>(context);
+        QuantGemmMatrix& m = c->matrices.emplace_back(*w);
+        int32_t status = QUANT_GEMM_OK;
+        for_each_table(m, [&](auto& address, size_t n_bytes) {
+            void* to = nullptr;
+            if (status == QUANT_GEMM_OK) status = allocate(c, &to, n_bytes);
+            if (status == QUANT_GEMM_OK) status = upload(c, to, address, n_bytes);
+            address = static_cast<std::remove_reference_t<decltype(address)>>(to);
+        });
+        *matrix = &m;
+        return status;
+    });
+}
+
 // Sets a kernel's arguments: addresses, possibly null, and ints.
 class Arguments {
   public:
@@ -294,10 +311,10 @@ class Arguments {
     cl_uint n_ = 0;
 };
 
-int32_t quantize(void* context, const QuantGemmRows* rows, const void* x) {
+int32_t quantize(void* context, const QuantGemmRows* rows, const float* x) {
     auto* c = static_cast<Context*>(context);
     Arguments a(c->quantize);
-    for (const void* address : {x, static_cast<const void*>(rows->codes),
+    for (const void* address : {static_cast<const void*>(x), static_cast<const void*>(rows->codes),
                                 static_cast<const void*>(rows->scales), static_cast<const void*>(rows->sums)})
         a.add(address);
     a.add(rows->group_size);
@@ -311,12 +328,15 @@ int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* 
                  int32_t n_products) {
     auto* c = static_cast<Context*>(context);
     for (int32_t p = 0; p < n_products; p++) {
-        const QuantGemmMatrix& w = products[p].w;
+        const auto& w = *static_cast<const QuantGemmMatrix*>(products[p].matrix);
         Arguments a(c->multiply);
-        for (const void* address : {w.codes, w.mask, w.scales, w.zeros, w.levels, w.row_scales})
+        for (const void* address :
+             {static_cast<const void*>(w.codes), static_cast<const void*>(w.mask), w.scales,
+              static_cast<const void*>(w.zeros), static_cast<const void*>(w.levels)})
             a.add(address);
-        for (const int32_t value : {w.bits, int32_t(w.mask != nullptr), int32_t(w.levels != nullptr),
-                                    int32_t(w.scales != nullptr), w.n_rows, w.n_cols, w.group, x->group_size})
+        for (const int32_t value :
+             {w.bits, int32_t(w.kind == QUANT_GEMM_SPARSE), int32_t(w.kind == QUANT_GEMM_TWO_LEVEL),
+              int32_t(w.scale_type == QUANT_GEMM_GROUP_FP16), w.n_rows, w.n_cols, w.group, x->group_size})
             a.add(value);
         a.add(x->codes);
         a.add(x->scales);
@@ -336,7 +356,7 @@ int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* 
 const char* error_text() { return latest_error; }
 
 constexpr QuantGemmBackend backend = {
-    QUANT_GEMM_VERSION, 0,       "opencl", rank,     open,     close,    accepts,
+    QUANT_GEMM_VERSION, 0,       "opencl", rank,     open,     close,    accepts,   load,
     allocate,           release, upload,   download, quantize, multiply, error_text};
 
 }  // namespace

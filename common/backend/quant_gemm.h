@@ -1,11 +1,11 @@
-/* Between a program and a back end: a shared library that quantizes activations and multiplies low-bit
+/* Between a program and a back end: a shared library that quantizes activations and multiplies quantized
    matrices by them, on some kind of processor. In plain C, so that anything can be on either side.
    docs/backends.md shows how to write one.
 
    A back end exports one function, quant_gemm_backend(), which returns a table of functions. Memory is the
    back end's: it hands out opaque addresses, which the program stores and passes back as they are, without
-   arithmetic. Where they are ordinary memory (host_memory), any address of the program's will do, and nothing
-   has to be uploaded.
+   arithmetic. Where they are ordinary memory (host_memory), any address of the program's will do for
+   activations and outputs, and nothing has to be uploaded or downloaded.
 
    One thread at a time calls a back end. Calls take effect in their order. quantize and multiply may return
    before their work is done; download waits for it, and upload has read its source when it returns. Where
@@ -17,7 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define QUANT_GEMM_VERSION 4 /* of this file; a program takes no back end of another */
+#define QUANT_GEMM_VERSION 5 /* of this file; a program takes no back end of another */
 
 typedef enum QuantGemmStatus {
     QUANT_GEMM_OK = 0,
@@ -27,39 +27,43 @@ typedef enum QuantGemmStatus {
     QUANT_GEMM_FAILED = 4       /* anything else: error_text() says what */
 } QuantGemmStatus;
 
-/* A matrix of n_rows output channels and n_cols input channels, laid out as in a model file: see
-   docs/model-files.md. Value (i, k), with s = k / group, is
+/* What a code means. Value (i, k) of a matrix, with s = k / group and the scale of row i's group s: */
+typedef enum QuantGemmKind {
+    QUANT_GEMM_SIGNED = 0,    /* 8 bits: code * scale; codes are int8 */
+    QUANT_GEMM_UNSIGNED = 1,  /* 4 bits, 2 bits: (code - zero) * scale */
+    QUANT_GEMM_TWO_LEVEL = 2, /* 2 bits: (5 * code - high nibble of level) * (low nibble of level * scale) */
+    QUANT_GEMM_SPARSE = 3     /* 2:4 of 4 bits: (code - zero) * scale where the mask has a 1, otherwise 0 */
+} QuantGemmKind;
 
-       8 bits           code * scale
-       4 bits, 2 bits   (code - zero) * scale
-       two levels       (5 * code - high nibble of levels) * (low nibble of levels * row_scale)
-       2:4 sparse       (code - zero) * scale where the mask has a 1, otherwise 0
+/* What a matrix has scales of. */
+typedef enum QuantGemmScales {
+    QUANT_GEMM_ROW_FP32 = 0,   /* (n_rows,) fp32: one per row */
+    QUANT_GEMM_GROUP_FP16 = 1, /* (n_rows, n_cols / group) fp16 */
+    QUANT_GEMM_GROUP_FP32 = 2  /* (n_rows, n_cols / group) fp32 */
+} QuantGemmScales;
 
-   Of the addresses a format has some; the others are null.
-
-   Packed, the rows are in blocks of 16. A block lies where its rows did. Value j of its row i, with n values
-   a row, is at [j][i] and no longer at [i][j]: of the codes and the mask, in words of 4 bytes; and of scales,
-   zeros and levels. The last rows, fewer than 16, are as in the file. A packed mask keeps two of each four
-   columns. */
+/* A matrix of n_rows output channels and n_cols input channels, row after row, laid out as in a model file:
+   see docs/model-files.md. Addresses that a kind has no use for are null. */
 typedef struct QuantGemmMatrix {
-    const void* codes;  /* (n_rows, n_cols * bits / 8) bytes, half as many if sparse; 8 bits: int8 */
-    const void* mask;   /* (n_rows, n_cols / 8) bytes, bit k % 8 of byte k / 8; 2:4 sparse only */
-    const void* scales; /* (n_rows, n_cols / group) fp16 */
-    const void* zeros;  /* (n_rows, (n_cols / group + 1) / 2) bytes, two each, the first in the low half */
-    const void* levels; /* (n_rows, n_cols / group) bytes; two levels only */
-    const void* row_scales; /* (n_rows,) fp32; two levels, or 8 bits where a row is one group */
+    const uint8_t* codes; /* (n_rows, n_cols * bits / 8), half as many if sparse */
+    const uint8_t* mask;  /* (n_rows, n_cols / 8), bit k % 8 of byte k / 8 is column k's; sparse only */
+    const void* scales;   /* as scale_type says */
+    const uint8_t* zeros; /* (n_rows, (n_cols / group + 1) / 2), two each, the first in the low half; null: */
+    int32_t zero_point;   /* ... what is taken off all codes */
+    const uint8_t* levels;  /* (n_rows, n_cols / group); two levels only */
+    int32_t kind;           /* QuantGemmKind */
+    int32_t scale_type;     /* QuantGemmScales */
     int32_t bits;           /* of a code: 2, 4 or 8 */
-    int32_t n_rows, n_cols; /* n_cols is a multiple of 64 */
-    int32_t group;          /* columns that share a scale: 32, 64, 128 or n_cols, a multiple of group_size */
-    int32_t group_size;     /* activations that share a scale: 32 or 64 */
-    int32_t packed;         /* 1: in blocks of rows, 0: as in the file */
+    int32_t n_rows, n_cols; /* for 2 and 4 bits n_cols is a multiple of 64 */
+    int32_t group;          /* columns that share a scale: n_cols, or a multiple of group_size */
+    int32_t group_size;     /* activations that share a scale; divides n_cols */
 } QuantGemmMatrix;
 
 /* Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size]. */
 typedef struct QuantGemmRows {
-    void* codes;  /* (n_rows, n_cols) int8, each in -127..127 */
-    void* scales; /* (n_rows, n_cols / group_size) fp32 */
-    void* sums;   /* (n_rows, n_cols / group_size) int32, the sum of each group's codes */
+    int8_t* codes; /* (n_rows, n_cols), each in -127..127 */
+    float* scales; /* (n_rows, n_cols / group_size) */
+    int32_t* sums; /* (n_rows, n_cols / group_size), the sum of each group's codes */
     int32_t n_rows, n_cols, group_size;
 } QuantGemmRows;
 
@@ -67,8 +71,8 @@ typedef struct QuantGemmRows {
    group_size columns, of x's codes times w's (code, code - zero, ...), out[t][i] is the fp32 sum over g of
    acc[g] * (w's scale * x's scale), in any order. */
 typedef struct QuantGemmProduct {
-    void* out; /* (x.n_rows, w.n_rows) fp32 */
-    QuantGemmMatrix w;
+    float* out;         /* (x.n_rows, w.n_rows) */
+    const void* matrix; /* w, as load() has it */
 } QuantGemmProduct;
 
 /* Items begin .. end - 1 of a loop. */
@@ -91,12 +95,16 @@ typedef struct QuantGemmBackend {
     /* *context is what the other functions take. run_loop: the program's threads, for a back end that needs
        some; valid as long as the program. */
     int32_t (*open)(void** context, QuantGemmRunLoop run_loop);
-    void (*close)(void* context); /* memory that was not released goes with it */
+    void (*close)(void* context); /* matrices, and memory that was not released, go with it */
 
-    /* Asked for each matrix, with addresses of the program's, before anything is uploaded. Whether multiply()
-       takes its format: QUANT_GEMM_UNSUPPORTED if not. Where addresses are the program's own, it may ask with
-       `packed` first, and packs the matrix if the answer is yes; if not, it asks again without. */
+    /* Whether multiply() takes such matrices: QUANT_GEMM_UNSUPPORTED if not. Asked for all of a model's
+       before any is loaded. */
     int32_t (*accepts)(void* context, const QuantGemmMatrix* w);
+
+    /* *matrix is what multiply() takes for w: a copy in the back end's memory, in its own layout. If
+       `in_place` is 1 and any address of the program's will do (host_memory), w is read where it lies, and
+       nothing is copied; its memory stays. Matrices are there until close(). */
+    int32_t (*load)(void* context, const QuantGemmMatrix* w, int32_t in_place, void** matrix);
 
     int32_t (*allocate)(void* context, void** memory, size_t n_bytes); /* for any type; contents undefined */
     void (*release)(void* context, void* memory);
@@ -107,9 +115,9 @@ typedef struct QuantGemmBackend {
        each group amax is the largest magnitude, NaN not counting; inv = 127 / amax; a code is x * inv,
        rounded half to even and clamped to -127..127, NaN to -127; the scale is amax / 127. Where inv is
        not finite (amax 0, or below 3.74e-37), scale and inv are 0. Every operation is rounded to fp32. */
-    int32_t (*quantize)(void* context, const QuantGemmRows* rows, const void* x);
+    int32_t (*quantize)(void* context, const QuantGemmRows* rows, const float* x);
 
-    /* Products of x with matrices that have its n_cols and group_size. */
+    /* Products of x with loaded matrices that have its n_cols and group_size. */
     int32_t (*multiply)(void* context, const QuantGemmRows* x, const QuantGemmProduct* products,
                         int32_t n_products);
 

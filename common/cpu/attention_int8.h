@@ -11,7 +11,7 @@
 //     out[d]    = float(sum over t of weights.codes[t] * v.codes[t][d]) * weights.scale
 //
 // Both sums run over lanes that each have their own position, or their own d, so that four neighbouring codes
-// of what is summed over lie side by side: the instructions are those of int8_panels.h.
+// of what is summed over lie side by side: the instructions are those of tile_kernel.h.
 #pragma once
 
 #include <algorithm>
@@ -26,13 +26,15 @@
 #include <vector>
 
 #include "common/cpu/attention.h"
+#include "common/cpu/instructions.h"
 #include "common/cpu/int8.h"
-#include "common/cpu/int8_matmul.h"
-#include "common/cpu/int8_pack.h"
 #include "common/cpu/kv_cache.h"
 #include "common/cpu/pin_register.h"
+#include "common/cpu/quant_matrix.h"
+#include "common/cpu/quantize.h"
 #include "common/cpu/rows.h"
 #include "common/cpu/scratch.h"
+#include "common/cpu/transpose.h"
 #include "common/cpu/unroll.h"
 #include "common/os/clock.h"
 #include "common/os/lazy_memory.h"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/cpu/half.h"
-#include "common/cpu/int8.h"
+#include "common/cpu/quantize.h"
 #include "common/cpu/rows.h"
 #include "common/cpu/vector.h"
 #include "common/os/lazy_memory.h"

@@ -13,7 +13,6 @@
 #include <cstdint>
 
 #include "common/cpu/int8_avx512.h"
-#include "common/cpu/int8_i8mm.h"
 #include "common/cpu/int8_neon.h"
 
 template <class Isa>

@@ -38,16 +38,6 @@ struct ModelFile {
     std::span<const std::byte> weights;    // between the header and the tokenizer section
     std::span<const std::byte> tokenizer;  // empty in files made by other programs
     int alignment = 1;                     // of each tensor, the scheme's
-
-    // Whether the weights lie in a copy of their own, which may be written.
-    bool is_copied() const { return !map.is_mapped(); }
-    // Copies the file into huge pages if it fits. `available`: bytes of memory. The spans move, so this
-    // comes before pointers are made of them; and after everything that can be refused by the header alone.
-    void copy_into_huge_pages(uint64_t available) {
-        map.copy_into_huge_pages(available);
-        weights = map.bytes().subspan(header_size, weights.size());
-        tokenizer = map.bytes().subspan(header_size + weights.size());
-    }
 };
 
 // CRC-32 as in zlib and PNG (polynomial 0xEDB88320, reflected), continued from `crc`.

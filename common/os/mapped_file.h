@@ -1,8 +1,5 @@
-// A whole file in memory. It is mapped, so that what is read of it comes from the disk then, and can be
-// dropped again where memory is short. It is then copied into huge pages, if it takes no more than three
-// quarters of the memory that is available: a mapped file lies in pages of 4 KiB, and at each of their ends
-// the hardware stops fetching ahead, which costs decode a fifth of its speed (docs/performance.md). And
-// weights in a copy can be packed for the kernels (common/cpu/int8_pack.h).
+// A whole file in memory. It is mapped: what is read of it comes from the disk then, and can be dropped again
+// where memory is short.
 #pragma once
 
 #include <fcntl.h>
@@ -28,6 +25,17 @@ struct MappedRange {
 };
 inline MappedRange mapped_range;
 
+// Gives back the memory of n bytes from p on, as far as they are whole pages of that file: read again, they
+// come from the disk or from what the system keeps of it.
+inline void drop_mapped(const void* p, size_t n) {
+    const auto* begin = static_cast<const std::byte*>(p);
+    const size_t page = size_t(sysconf(_SC_PAGESIZE));
+    if (begin < mapped_range.begin || begin + n > mapped_range.begin + mapped_range.size) return;
+    const size_t first = (size_t(begin - mapped_range.begin) + page - 1) / page * page;
+    const size_t end = size_t(begin - mapped_range.begin + n) / page * page;
+    if (first < end) madvise(const_cast<std::byte*>(mapped_range.begin) + first, end - first, MADV_DONTNEED);
+}
+
 class MappedFile {
   public:
     MappedFile() = default;
@@ -37,43 +45,21 @@ class MappedFile {
     // `shown` is the path as an error line may have it.
     MappedFile(const std::string& path, const std::string& shown) {
         // Without O_NONBLOCK a FIFO would keep this waiting for a writer.
-        fd_ = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-        if (fd_ < 0) throw std::runtime_error(path + ": cannot open: " + std::strerror(errno));
+        const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+        if (fd < 0) throw std::runtime_error(path + ": cannot open: " + std::strerror(errno));
         struct stat info {};
-        if (fstat(fd_, &info) != 0 || !S_ISREG(info.st_mode)) {
-            close(fd_);
+        if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
+            close(fd);
             throw std::runtime_error(path + ": not a regular file");
         }
         size_ = static_cast<size_t>(info.st_size);
-        if (size_ == 0) return;
-        void* p = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd_, 0);
-        if (p == MAP_FAILED) {
-            const int reason = errno;
-            close(fd_);
-            throw std::runtime_error(path + ": cannot map: " + std::strerror(reason));
-        }
+        void* p = size_ == 0 ? nullptr : mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, fd, 0);
+        const int reason = errno;
+        close(fd);
+        if (p == MAP_FAILED) throw std::runtime_error(path + ": cannot map: " + std::strerror(reason));
+        if (p == nullptr) return;
         data_ = static_cast<const std::byte*>(p);
         mapped_range = {data_, size_, shown};
-    }
-
-    // Puts a copy in huge pages in place of the mapping, if it fits. `available`: bytes of memory.
-    // bytes() is another span then.
-    void copy_into_huge_pages(uint64_t available) {
-        if (!is_mapped() || size_ == 0 || size_ > available - available / 4) return;
-        void* p = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (p == MAP_FAILED) return;
-        // Where it is refused, the pages are small and all else is the same.
-        madvise(p, size_, MADV_HUGEPAGE);
-        for (size_t at = 0; at < size_;) {
-            const ssize_t n = pread(fd_, static_cast<char*>(p) + at, size_ - at, static_cast<off_t>(at));
-            if (n <= 0) {
-                munmap(p, size_);
-                return;
-            }
-            at += static_cast<size_t>(n);
-        }
-        release();
-        data_ = static_cast<const std::byte*>(p);
     }
 
     ~MappedFile() { release(); }
@@ -81,25 +67,20 @@ class MappedFile {
     MappedFile& operator=(MappedFile&& other) noexcept {
         std::swap(data_, other.data_);
         std::swap(size_, other.size_);
-        std::swap(fd_, other.fd_);
         return *this;
     }
     MappedFile(const MappedFile&) = delete;
     MappedFile& operator=(const MappedFile&) = delete;
 
     std::span<const std::byte> bytes() const { return {data_, size_}; }
-    bool is_mapped() const { return fd_ >= 0; }  // not copied
 
   private:
     void release() {
         if (mapped_range.begin == data_) mapped_range = {};
         if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
-        if (fd_ >= 0) close(fd_);
         data_ = nullptr;
-        fd_ = -1;
     }
 
     const std::byte* data_ = nullptr;
     size_t size_ = 0;
-    int fd_ = -1;  // open as long as the file is mapped
 };

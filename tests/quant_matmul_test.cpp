@@ -1,6 +1,6 @@
-// The int8 kernels: every path of this build against the golden vectors and against plain arithmetic
-// (int8_cases.h). int8_simde_test.cpp compiles the same cases with emulated intrinsics.
-#include "common/cpu/int8_matmul.h"
+// Products with int8 weights: every path of this build against the golden vectors and against plain
+// arithmetic (int8_cases.h). int8_simde_test.cpp compiles the same cases with emulated intrinsics.
+#include "common/cpu/quant_matmul.h"
 
 #include <doctest/doctest.h>
 
@@ -28,12 +28,12 @@ constexpr float untouched = 1e30f;
 // x times each of the matrices, as `multiply(x, products)` computes them. Checks that nothing is written
 // behind the last output.
 template <class Multiply>
-std::vector<std::vector<float>> outputs(const Int8Matrix& x, const std::vector<Int8Matrix>& w,
+std::vector<std::vector<float>> outputs(const QuantRows& x, const std::vector<QuantMatrix>& w,
                                         Multiply multiply) {
     std::vector<std::vector<float>> out;
-    std::vector<Int8Product> list;
-    for (const Int8Matrix& m : w) out.emplace_back(size_t(x.n_rows) * m.n_rows + 32, untouched);
-    for (size_t i = 0; i < w.size(); i++) list.push_back({out[i].data(), w[i]});
+    std::vector<QuantProduct> list;
+    for (const QuantMatrix& m : w) out.emplace_back(size_t(x.n_rows) * m.n_rows + 32, untouched);
+    for (size_t i = 0; i < w.size(); i++) list.push_back({out[i].data(), w[i], nullptr});
     multiply(x, list);
     for (size_t i = 0; i < w.size(); i++) {
         const size_t end = size_t(x.n_rows) * w[i].n_rows;
@@ -43,37 +43,46 @@ std::vector<std::vector<float>> outputs(const Int8Matrix& x, const std::vector<I
     return out;
 }
 
-// What int8_matmul chooses.
-void best_path(const Int8Matrix& x, const std::vector<Int8Product>& list) { REQUIRE(int8_matmul(x, list)); }
-
-// A copy of a matrix, packed.
-template <class Isa>
-struct PackedCopy {
-    std::vector<int8_t> codes;
-    std::vector<float> scales;
-    Int8Matrix w;
-
-    explicit PackedCopy(const Int8Matrix& from) : w(from) {
-        codes.assign(w.codes, w.codes + size_t(w.n_rows) * w.n_cols);
-        scales.assign(w.scales, w.scales + size_t(w.n_rows) * w.n_groups());
-        w.codes = codes.data(), w.scales = scales.data();
-        pack_in_place<Isa>(w);
-        w.packed = true;
+// Calls check(name, multiply) for each way in which products with such groups can be computed: what
+// quant_matmul chooses, and, by each instruction set, of matrices as they are and packed, what it would
+// choose, and each path whatever the number of tokens.
+template <class Check>
+void for_each_path(int group_size, Check check) {
+    auto packed = [](auto add, const std::vector<QuantProduct>& list) {
+        std::vector<QuantProduct> copies = list;
+        for (QuantProduct& p : copies) p.packed = add(p.w);
+        return copies;
+    };
+    if (int8_kernel_name(group_size) != std::string("portable")) {
+        check("quant_matmul", [](const QuantRows& x, const std::vector<QuantProduct>& list) {
+            REQUIRE(quant_matmul(x, list));
+        });
+        check("quant_matmul, packed", [=](const QuantRows& x, const std::vector<QuantProduct>& list) {
+            PackedMatrices memory;
+            REQUIRE(quant_matmul(x, packed([&](const auto& w) { return memory.add(w); }, list)));
+        });
     }
-};
-
-// The products with copies that are packed.
-template <class Isa>
-void packed_products(const Int8Matrix& x, const std::vector<Int8Product>& list) {
-    std::vector<PackedCopy<Isa>> copies;
-    std::vector<Int8Product> packed;
-    for (const Int8Product& p : list) copies.emplace_back(p.w);
-    for (size_t i = 0; i < list.size(); i++) packed.push_back({list[i].out, copies[i].w});
-    int8_products<Isa>(x, packed);
+    for_each_isa([&](auto isa) {
+        using Isa = decltype(isa);
+        if (!takes<Isa>(group_size)) return;
+        const std::string name = Isa::name;
+        auto by = [](auto choose) {
+            return [=](const QuantRows& x, const std::vector<QuantProduct>& list) {
+                multiply_by<Isa>(x, list, choose);
+            };
+        };
+        check(name, by(choose_path));
+        check(name + " rows", by([](auto&...) { return Path::rows; }));
+        check(name + " tiles", by([](auto&...) { return Path::tiles; }));
+        check(name + " packed", [=](const QuantRows& x, const std::vector<QuantProduct>& list) {
+            PackedMatrices memory;
+            by(choose_path)(x, packed([&](const auto& w) { return memory.add<Isa>(w); }, list));
+        });
+    });
 }
 
 // The same outputs summed in double precision, from exact accumulators.
-std::vector<float> exact_outputs(const Int8Matrix& x, const Int8Matrix& w) {
+std::vector<float> exact_outputs(const Matrix& x, const Matrix& w) {
     std::vector<float> out;
     for (int t = 0; t < x.n_rows; t++) {
         for (int i = 0; i < w.n_rows; i++) {
@@ -183,7 +192,7 @@ TEST_CASE("dot4: each int32 lane is exact, and so is their sum") {
             for (const Fill w_fill : weight_fills) {
                 const Matrix x = filled_matrix(rng, x_fill, false, 1, 4 * lanes, 4 * lanes);
                 const Matrix w = filled_matrix(rng, w_fill, false, 1, 4 * lanes, 4 * lanes);
-                const int8_t *xc = x.view().codes, *wc = w.view().codes;
+                const int8_t *xc = x.row_codes(0), *wc = w.row_codes(0);
                 typename Isa::Ints acc = Isa::splat(-1000000);
                 for (int repeat = 0; repeat < 3; repeat++) {
                     acc = Isa::dot4(acc, Isa::flipped(Isa::load(wc)), Isa::load(xc));
@@ -251,32 +260,19 @@ TEST_CASE("accumulators: every path gives the exact int32 for random and extreme
                 const Matrix w = filled_matrix(rng, w_fill, false, s.n_rows, k, s.group_size);
                 std::vector<float> exact;
                 for (int i = 0; i < s.n_tokens * s.n_rows; i++) {
-                    const int8_t* xr = x.view().row_codes(i / s.n_rows);
-                    const int8_t* wr = w.view().row_codes(i % s.n_rows);
+                    const int8_t *xr = x.row_codes(i / s.n_rows), *wr = w.row_codes(i % s.n_rows);
                     const int32_t acc = reference_accumulator(xr, wr, k);
                     REQUIRE(std::abs(acc) <= 1 << 24);
                     exact.push_back(static_cast<float>(acc));
                 }
-                auto check = [&](const char* path, auto multiply) {
+                for_each_path(s.group_size, [&](const std::string& path, auto multiply) {
                     CAPTURE(path);
                     CAPTURE(s.n_tokens);
                     CAPTURE(s.n_rows);
                     CAPTURE(s.group_size);
                     CAPTURE(x_fill);
                     CAPTURE(w_fill);
-                    CHECK(outputs(x.view(), {w.view()}, multiply)[0] == exact);
-                };
-                if (int8_kernel_name(s.group_size) != std::string("portable"))
-                    check("int8_matmul", best_path);
-                for_each_isa([&](auto isa) {
-                    using Isa = decltype(isa);
-                    if (!takes<Isa>(s.group_size)) return;
-                    check(Isa::name, int8_products<Isa>);
-                    check(Isa::name, packed_products<Isa>);
-                    check(Isa::name, products_by_panels<Isa>);  // with few tokens too
-                    check(Isa::name, [](const Int8Matrix& in, const std::vector<Int8Product>& list) {
-                        products_by_rows(in, list, dot_row<Isa>);  // and by rows with many
-                    });
+                    CHECK(outputs(x.rows(), {w.weights()}, multiply)[0] == exact);
                 });
             }
         }
@@ -302,21 +298,14 @@ TEST_CASE("matmul: accumulators and outputs are the golden's") {
         const Matrix w = make_matrix(w_codes, golden_ops().at(p + "w.scales").f32(), m, k, group_size);
         const std::vector<int32_t> acc = tensor.i32();
         for (int i = 0; i < n * m * n_groups; i++) {
-            const int8_t* xg = x.view().row_codes(i / n_groups / m) + i % n_groups * group_size;
-            const int8_t* wg = w.view().row_codes(i / n_groups % m) + i % n_groups * group_size;
+            const int8_t* xg = x.row_codes(i / n_groups / m) + i % n_groups * group_size;
+            const int8_t* wg = w.row_codes(i / n_groups % m) + i % n_groups * group_size;
             CHECK(reference_accumulator(xg, wg, group_size) == acc[i]);
         }
         const std::vector<float> expected = golden_ops().at(p + "out").f32();
-        auto check = [&](const char* path, auto multiply) {
+        for_each_path(group_size, [&](const std::string& path, auto multiply) {
             CAPTURE(path);
-            CHECK(relative_error(expected, outputs(x.view(), {w.view()}, multiply)[0]) < 1e-6);
-        };
-        if (int8_kernel_name(group_size) != std::string("portable")) check("int8_matmul", best_path);
-        for_each_isa([&](auto isa) {
-            using Isa = decltype(isa);
-            if (!takes<Isa>(group_size)) return;
-            check(Isa::name, int8_products<Isa>);
-            check(Isa::name, packed_products<Isa>);
+            CHECK(relative_error(expected, outputs(x.rows(), {w.weights()}, multiply)[0]) < 1e-6);
         });
     }
     CHECK(cases == 14);
@@ -325,17 +314,19 @@ TEST_CASE("matmul: accumulators and outputs are the golden's") {
 // Checks one path on one shape: outputs right, the same bits for any number of threads, for a chunk and for
 // its tokens one at a time, and for one matrix and several at once.
 template <class Multiply>
-void check_path(const Matrix& x, const std::vector<Int8Matrix>& w, Multiply multiply) {
+void check_path(const Matrix& x, const std::vector<Matrix>& matrices, Multiply multiply) {
+    std::vector<QuantMatrix> w;
+    for (const Matrix& m : matrices) w.push_back(m.weights());
     const int n = x.n_rows, n_threads = threads().size();
     std::vector<std::vector<float>> reference;
     for (const int j : {1, 2, 3}) {
         CAPTURE(j);
         threads().resize(j);
-        const std::vector<std::vector<float>> out = outputs(x.view(), w, multiply);
+        const std::vector<std::vector<float>> out = outputs(x.rows(), w, multiply);
         if (reference.empty()) reference = out;
         CHECK(out == reference);
         for (int t = 0; t < n; t++) {
-            const std::vector<std::vector<float>> one = outputs(x.view(t, 1), w, multiply);
+            const std::vector<std::vector<float>> one = outputs(x.rows(t, 1), w, multiply);
             for (size_t i = 0; i < w.size(); i++) {
                 CHECK(std::equal(one[i].begin(), one[i].end(), reference[i].begin() + t * w[i].n_rows));
             }
@@ -343,8 +334,8 @@ void check_path(const Matrix& x, const std::vector<Int8Matrix>& w, Multiply mult
     }
     threads().resize(n_threads);
     for (size_t i = 0; i < w.size(); i++) {
-        CHECK(outputs(x.view(), {w[i]}, multiply)[0] == reference[i]);
-        CHECK(relative_error(exact_outputs(x.view(), w[i]), reference[i]) < 1e-6);
+        CHECK(outputs(x.rows(), {w[i]}, multiply)[0] == reference[i]);
+        CHECK(relative_error(exact_outputs(x, matrices[i]), reference[i]) < 1e-6);
     }
 }
 
@@ -366,15 +357,10 @@ TEST_CASE("matmul: right, and the same bits for any number of threads, tokens an
         const Matrix a = filled_matrix(rng, uniform, true, s.n_rows, s.n_cols, s.group_size),
                      b = filled_matrix(rng, zero_groups, true, 9, s.n_cols, s.group_size),
                      c = filled_matrix(rng, uniform, true, 1, s.n_cols, s.group_size);
-        const std::vector<Int8Matrix> w = {a.view(), b.view(), c.view()};
-        for_each_isa([&](auto isa) {
-            using Isa = decltype(isa);
-            CAPTURE(Isa::name);
-            if (!takes<Isa>(s.group_size)) return;
-            check_path(x, w, int8_products<Isa>);
-            check_path(x, w, packed_products<Isa>);
+        for_each_path(s.group_size, [&](const std::string& path, auto multiply) {
+            CAPTURE(path);
+            check_path(x, {a, b, c}, multiply);
         });
-        if (int8_kernel_name(s.group_size) != std::string("portable")) check_path(x, w, best_path);
     }
 }
 
@@ -382,56 +368,50 @@ TEST_CASE("matmul: every number of rows and tokens up to 40") {
     std::mt19937 rng(5);
     const Matrix x = filled_matrix(rng, uniform, true, 40, 128, 64),
                  w = filled_matrix(rng, uniform, true, 40, 128, 64);
-    for_each_isa([&](auto isa) {
-        using Isa = decltype(isa);
-        CAPTURE(Isa::name);
-        const std::vector<float> all = outputs(x.view(), {w.view()}, int8_products<Isa>)[0];
-        CHECK(relative_error(exact_outputs(x.view(), w.view()), all) < 1e-6);
+    for_each_path(64, [&](const std::string& path, auto multiply) {
+        CAPTURE(path);
+        const std::vector<float> all = outputs(x.rows(), {w.weights()}, multiply)[0];
+        CHECK(relative_error(exact_outputs(x, w), all) < 1e-6);
         for (int n = 1; n <= 40; n++) {
             for (int m = 1; m <= 40; m++) {
-                const std::vector<float> out = outputs(x.view(0, n), {w.view(0, m)}, int8_products<Isa>)[0];
-                bool same = out == outputs(x.view(0, n), {w.view(0, m)}, packed_products<Isa>)[0];
-                for (int t = 0; t < n; t++) {
-                    same &= std::equal(&out[t * m], &out[t * m] + m, &all[t * 40]);
-                }
+                const std::vector<float> out = outputs(x.rows(0, n), {w.weights(0, m)}, multiply)[0];
+                bool same = true;
+                for (int t = 0; t < n; t++) same &= std::equal(&out[t * m], &out[t * m] + m, &all[t * 40]);
                 CHECK_MESSAGE(same, n << " tokens, " << m << " rows");
             }
         }
     });
 }
 
-TEST_CASE("packing: each row is there to be copied, and lies elsewhere") {
+TEST_CASE(
+    "packed: four columns of each row of a block side by side, and their scales; rows of zeros fill it up") {
     std::mt19937 rng(8);
     for (const auto& [n_rows, n_cols, group_size] :
          {std::tuple{1, 64, 64}, {7, 128, 32}, {32, 192, 64}, {70, 256, 256}, {96, 64, 32}}) {
         const Matrix w = filled_matrix(rng, uniform, true, n_rows, n_cols, group_size);
         CAPTURE(w.n_rows);
-        std::vector<int8_t> codes(w.n_cols);
-        std::vector<float> scales(w.view().n_groups());
-        auto check = [&](int i) {
-            CHECK(std::equal(codes.begin(), codes.end(), w.view().row_codes(i)));
-            CHECK(std::equal(scales.begin(), scales.end(), w.view().row_scales(i)));
-        };
         for_each_isa([&](auto isa) {
             using Isa = decltype(isa);
             if (!takes<Isa>(w.group_size)) return;
             CAPTURE(Isa::name);
-            const PackedCopy<Isa> copy(w.view());
-            const bool same = std::equal(copy.codes.begin(), copy.codes.end(), w.view().codes);
-            CHECK(same == (w.n_rows < panel_rows<Isa>));
-            for (int i = 0; i < w.n_rows; i++) {
-                copy_row<Isa>(codes.data(), scales.data(), copy.w, i);
-                check(i);
+            PackedMatrices memory;
+            const QuantMatrix packed = memory.add<Isa>(w.weights())->w;
+            constexpr int n = int8_block_rows<Isa>;
+            for (int i = 0; i < (w.n_rows + n - 1) / n * n; i++) {
+                const uint8_t* block = packed.codes + size_t(i / n) * n * size_t(w.n_cols);
+                const auto* scales =
+                    static_cast<const float*>(packed.scales) + size_t(i / n * n) * w.n_groups();
+                bool same = true;
+                for (int k = 0; k < w.n_cols; k++) {
+                    const int expected = i < w.n_rows ? w.row_codes(i)[k] : 0;
+                    const uint8_t found = block[(k / 4 * n + i % n) * 4 + k % 4] ^ Isa::flip;
+                    same &= int8_t(found) == expected;
+                }
+                for (int g = 0; g < w.n_groups(); g++)
+                    same &= scales[g * n + i % n] == (i < w.n_rows ? w.row_scales(i)[g] : 0.0f);
+                CHECK_MESSAGE(same, "row " << i);
             }
         });
-        Matrix best = w;
-        Int8Matrix view = best.view();
-        view.packed = int8_pack(view);
-        CHECK(view.packed == (int8_kernel_name(w.group_size) != std::string("portable")));
-        for (int i = 0; i < w.n_rows; i++) {
-            int8_row(codes.data(), scales.data(), view, i);
-            check(i);
-        }
     }
 }
 
@@ -443,8 +423,9 @@ TEST_CASE("matmul: groups that fill no vector have no fast path") {
         const Matrix x = filled_matrix(rng, uniform, true, 7, 3 * group_size, group_size);
         const Matrix w = filled_matrix(rng, uniform, true, 5, 3 * group_size, group_size);
         std::vector<float> out(35, untouched);
-        const std::vector<Int8Product> list = {{out.data(), w.view()}};
-        CHECK_FALSE(int8_matmul(x.view(), list));
+        const std::vector<QuantProduct> list = {{out.data(), w.weights(), nullptr}};
+        CHECK_FALSE(quant_matmul(x.rows(), list));
+        CHECK(PackedMatrices().add(w.weights()) == nullptr);
         CHECK(std::count(out.begin(), out.end(), untouched) == 35);
     }
 }

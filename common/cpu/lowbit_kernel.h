@@ -1,15 +1,15 @@
-// Packed low-bit weights (lowbit_pack.h) times one token, or a few: the weights stream past once, and the
-// speed is that of memory.
+// Packed weights of 2 and 4 bits, as they are, times one token or a few: the weights stream past once, and
+// the speed is that of memory.
 //
 // A vector holds a word of each of some rows, with codes of several groups in each of its bytes. A mask takes
 // the codes of one group out of it, the activations of that group are broadcast against them, and every lane
 // adds up its own row. What the zero point has added to the sum is the zero point times the sum of the
 // activations' codes, and is taken off.
 //
-// Of a 2:4 sparse row two codes stand for four columns. The zero point is taken off them first, and a shuffle
+// In a 2:4 sparse row two codes stand for four columns. The zero point is taken off them first, and a shuffle
 // puts them where the row's mask has ones, between zeros; from there on they are int8 weights.
 //
-// As in int8_panels.h a group is one exact int32, and the groups of a row are added with a fused multiply-add
+// As in tile_kernel.h a group is one exact int32, and the groups of a row are added with a fused multiply-add
 // each. So an output is the same to the bit either way.
 #pragma once
 
@@ -22,10 +22,11 @@
 #include <type_traits>
 #include <utility>
 
+#include "common/cpu/block_groups.h"
 #include "common/cpu/lowbit_ops.h"
-#include "common/cpu/lowbit_pack.h"
-#include "common/cpu/lowbit_rows.h"
+#include "common/cpu/packed_matrix.h"
 #include "common/cpu/pin_register.h"
+#include "common/cpu/quant_matrix.h"
 #include "common/cpu/unroll.h"
 
 // Some tokens of x, by row pointers.
@@ -35,38 +36,33 @@ struct TokenRows {
     const float* scales[n_tokens];
     const int32_t* sums[n_tokens];
 
-    TokenRows(const Int8Matrix& x, int first) {
+    TokenRows(const QuantRows& x, int first) {
         for (int t = 0; t < n_tokens; t++) {
-            codes[t] = x.row_codes(first + t);
-            scales[t] = x.row_scales(first + t);
-            sums[t] = x.row_sums(first + t);
+            codes[t] = row_codes(x, first + t);
+            scales[t] = row_scales(x, first + t);
+            sums[t] = row_sums(x, first + t);
         }
     }
 };
 
-enum class WeightForm { dense, two_level, sparse };
-
-// What a kernel is compiled for: n_tokens, and n_vectors times as many rows as Isa has lanes.
-template <class Isa_, int bits_, WeightForm form_, int group_size_, int n_tokens_, int n_vectors_>
-struct BlockShape {
+// What a kernel is compiled for: codes of so many bits, of one kind, times groups of so many activations;
+template <class Isa_, int bits_, QuantGemmKind kind, int group_size_>
+struct LowbitFormat {
     using Isa = Isa_;
     using Ints = typename Isa::Ints;
-    static constexpr int bits = bits_, group_size = group_size_;  // of activations
-    static constexpr int per_byte = 8 / bits, n_tokens = n_tokens_, n_vectors = n_vectors_;
-    static constexpr bool two_level = form_ == WeightForm::two_level, sparse = form_ == WeightForm::sparse;
-    static constexpr bool has_int8 = bits == 8 || sparse;  // signed weights are multiplied, not codes
-    static constexpr int step = sparse ? 2 : 1;            // columns for each code
+    static constexpr int bits = bits_, group_size = group_size_, per_byte = 8 / bits;
+    static constexpr bool two_level = kind == QUANT_GEMM_TWO_LEVEL, sparse = kind == QUANT_GEMM_SPARSE;
+    static constexpr int step = sparse ? 2 : 1;  // columns for each code
     typedef uint32_t Words __attribute__((vector_size(4 * Isa::lanes)));
     typedef uint16_t Pairs __attribute__((vector_size(4 * Isa::lanes)));
     typedef int32_t Whole __attribute__((vector_size(4 * Isa::lanes)));
     typedef uint8_t Codes __attribute__((vector_size(4 * Isa::lanes)));
 
     // Where dot takes any byte, codes stay where they are in it, and their sum is so many bits too high.
-    static constexpr int left(int part) { return LowbitOps<Isa>::takes_bytes && !has_int8 ? part * bits : 0; }
+    static constexpr int left(int part) { return LowbitOps<Isa>::takes_bytes && !sparse ? part * bits : 0; }
 
-    // acc + the codes of one part of each byte times their activations. Codes of 8 bits are signed.
+    // acc + the codes of one part of each byte times their activations.
     static Ints add_product(Ints acc, Words v, int part, Ints x) {
-        if constexpr (bits == 8) return Isa::dot4(acc, Isa::flipped(Ints(v)), x);
         const int l = left(part);
         const auto shift = uint16_t(part * bits - l), keep = uint16_t((((1 << bits) - 1) << l) * 0x0101);
         return LowbitOps<Isa>::dot(acc, Ints(Pairs(v) >> shift & keep), x);
@@ -84,6 +80,12 @@ struct BlockShape {
     }
 };
 
+// ... and for n_tokens tokens, and n_vectors times as many rows as Isa has lanes.
+template <class Format, int n_tokens_, int n_vectors_>
+struct LowbitTile : Format {
+    static constexpr int n_tokens = n_tokens_, n_vectors = n_vectors_;
+};
+
 // The groups of activations that one block of a row holds: `bytes` of each row, 64, or at its end 32 or 16.
 template <class S, int bytes>
 struct LineGroups {
@@ -91,7 +93,7 @@ struct LineGroups {
     // A part of each byte has `bytes` codes: of a group, of several, or of a part of one.
     static constexpr int run = std::min(bytes, S::group_size / S::step);
     using Isa = typename S::Isa;
-    using Groups = std::array<BlockGroups<Isa>, S::n_vectors>;
+    using Groups = std::array<BlockGroups<Isa, lowbit_block_rows>, S::n_vectors>;
     typename S::Whole totals[n_groups][S::n_tokens][S::n_vectors];
 
     // acc += one word of each row, of a 2:4 sparse matrix: codes b .. b + 3 of a run that begins with column
@@ -129,7 +131,8 @@ struct LineGroups {
         }
     }
 
-    // `lines`: the words of these rows, row_block apart, and `masks` of all columns; k: the first column.
+    // `lines`: the words of these rows, lowbit_block_rows apart, and `masks` of all columns; k: the first
+    // column.
     __attribute__((always_inline)) void multiply(const uint8_t*& lines, const uint8_t* masks,
                                                  const Groups& groups, int scale_shift,
                                                  const TokenRows<S::n_tokens>& x, int k) {
@@ -147,7 +150,7 @@ struct LineGroups {
             typename S::Words zeros[S::per_byte][V];
             const uint8_t* of_run = masks;
             if constexpr (S::sparse) {
-                of_run += size_t(k + 2 * begin) / 8 * row_block;
+                of_run += size_t(k + 2 * begin) / 8 * lowbit_block_rows;
                 for (int part = 0; part < S::per_byte; part++) {
                     const int group = (k + S::step * (part * bytes + begin)) / S::group_size;
                     for (int i = 0; i < V; i++)
@@ -156,7 +159,7 @@ struct LineGroups {
                 }
             }
             UNROLL(16)
-            for (int b = begin; b < begin + run; b += 4, lines += 4 * row_block) {
+            for (int b = begin; b < begin + run; b += 4, lines += 4 * lowbit_block_rows) {
                 __builtin_prefetch(lines + prefetch_distance, 0, 0);  // each word is read once
                 typename S::Words v[V];
                 UNROLL(4)
@@ -166,8 +169,8 @@ struct LineGroups {
                 }
                 if constexpr (S::sparse) {
                     if (b % 8 == 0)  // a line of masks goes with two of codes
-                        __builtin_prefetch(masks + size_t(k) / 8 * row_block + 8 * b + prefetch_distance / 2,
-                                           0, 0);
+                        __builtin_prefetch(
+                            masks + size_t(k) / 8 * lowbit_block_rows + 8 * b + prefetch_distance / 2, 0, 0);
                     add_sparse(acc, v, zeros, of_run, x, k + 2 * begin, b - begin);
                     continue;
                 }
@@ -211,12 +214,12 @@ struct LineGroups {
             UNROLL(4)
             for (int i = 0; i < S::n_vectors; i++) {
                 const auto scale = groups[i].scale(s);
-                const auto zero = S::has_int8 ? typename S::Whole{} + Isa::offset : groups[i].zero(s);
+                const auto zero = S::sparse ? typename S::Whole{} + Isa::offset : groups[i].zero(s);
                 UNROLL(8)
                 for (int t = 0; t < S::n_tokens; t++) {
                     typename S::Whole total = totals[j][t][i];
                     if constexpr (S::two_level) total += total << 2;
-                    if constexpr (!S::has_int8 || Isa::offset != 0) total -= zero * x.sums[t][g];
+                    if constexpr (!S::sparse || Isa::offset != 0) total -= zero * x.sums[t][g];
                     sums[t][i] =
                         Isa::add_scaled(sums[t][i], typename Isa::Ints(total), scale * x.scales[t][g]);
                 }
@@ -225,20 +228,22 @@ struct LineGroups {
     }
 };
 
-// out[t * row_block + r] = row i + r of w times token first_token + t of x. The rows are in one block.
+// out[t * lowbit_block_rows + r] = row i + r of w times token first_token + t of x. The rows are in one
+// block.
 template <class S>
-__attribute__((noinline)) void multiply_block(float* out, const Int8Matrix& x, int first_token,
-                                              const LowbitMatrix& w, int i) {
+__attribute__((noinline)) void multiply_block(float* out, const QuantRows& x, int first_token,
+                                              const QuantMatrix& w, int i) {
     using Isa = typename S::Isa;
     constexpr int T = S::n_tokens, V = S::n_vectors;
     const TokenRows<T> tokens(x, first_token);
     // A weight group is 1, 2 or 4 groups of activations, or the whole row.
     const int scale_shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group / S::group_size));
-    const int first = i / row_block * row_block;
-    const uint8_t* lines = w.row_codes(first) + 4 * (i - first);
-    const uint8_t* masks = S::sparse ? w.row_mask(first) + 4 * (i - first) : nullptr;
+    const int first = i / lowbit_block_rows * lowbit_block_rows;
+    const uint8_t* lines = w.codes + size_t(first) * code_bytes(w) + 4 * (i - first);
+    const uint8_t* masks = S::sparse ? w.mask + size_t(first) * mask_bytes(w) + 4 * (i - first) : nullptr;
     const auto groups = [&]<size_t... v>(std::index_sequence<v...>) {
-        return std::array<BlockGroups<Isa>, V>{BlockGroups<Isa>(w, i + int(v) * Isa::lanes)...};
+        using Groups = BlockGroups<Isa, lowbit_block_rows>;
+        return std::array<Groups, V>{Groups(w, i + int(v) * Isa::lanes)...};
     }
     (std::make_index_sequence<V>());
     typename Isa::Floats sums[T][V];
@@ -260,7 +265,7 @@ __attribute__((noinline)) void multiply_block(float* out, const Int8Matrix& x, i
     multiply(std::integral_constant<int, 32>());
     multiply(std::integral_constant<int, 16>());
     for (int t = 0; t < T; t++) {
-        for (int j = 0; j < V; j++) Isa::store(out + t * row_block + j * Isa::lanes, sums[t][j]);
+        for (int j = 0; j < V; j++) Isa::store(out + t * lowbit_block_rows + j * Isa::lanes, sums[t][j]);
     }
 }
 
@@ -270,55 +275,53 @@ constexpr int tokens_of_block(int bits) {
     return Isa::lanes == 16 && bits >= 4 ? 8 : 4;
 }
 
-// All rows of a block times n_tokens tokens, 1, 2, 4 or 8. One token leaves registers for more vectors of
-// rows.
-template <class Isa, int bits, WeightForm form, int group_size, int n_tokens>
-inline void multiply_whole_block(float* out, const Int8Matrix& x, int first_token, const LowbitMatrix& w,
+// All rows of a block times n_tokens tokens, 1, 2, 4 or 8: rows i and on, tokens first_token and on. One
+// token leaves registers for more vectors of rows.
+using BlockKernel = void (*)(float* out, const QuantRows& x, int first_token, const QuantMatrix& w, int i);
+template <class Format, int n_tokens>
+inline void multiply_whole_block(float* out, const QuantRows& x, int first_token, const QuantMatrix& w,
                                  int i) {
-    constexpr int n_vectors = n_tokens == 1 ? std::min(row_block / Isa::lanes, Isa::lanes == 8 ? 2 : 4) : 1;
-    for (int row = 0; row < row_block; row += n_vectors * Isa::lanes) {
-        multiply_block<BlockShape<Isa, bits, form, group_size, n_tokens, n_vectors>>(out + row, x,
-                                                                                     first_token, w, i + row);
-    }
+    constexpr int lanes = Format::Isa::lanes, n_rows = lowbit_block_rows;
+    constexpr int n_vectors = n_tokens == 1 ? std::min(n_rows / lanes, lanes == 8 ? 2 : 4) : 1;
+    for (int r = 0; r < n_rows; r += n_vectors * lanes)
+        multiply_block<LowbitTile<Format, n_tokens, n_vectors>>(out + r, x, first_token, w, i + r);
 }
-template <class Isa>
-using BlockKernel = void (*)(float* out, const Int8Matrix& x, int first_token, const LowbitMatrix& w, int i);
-template <class Isa, int bits, WeightForm form, int group_size>
-inline BlockKernel<Isa> block_kernel_for(int n_tokens) {
+template <class Isa, int bits, QuantGemmKind kind, int group_size>
+inline BlockKernel block_kernel_for(int n_tokens) {
+    using Format = LowbitFormat<Isa, bits, kind, group_size>;
     if constexpr (tokens_of_block<Isa>(bits) == 8) {
-        if (n_tokens == 8) return multiply_whole_block<Isa, bits, form, group_size, 8>;
+        if (n_tokens == 8) return multiply_whole_block<Format, 8>;
     }
-    if (n_tokens == 4) return multiply_whole_block<Isa, bits, form, group_size, 4>;
-    if (n_tokens == 2) return multiply_whole_block<Isa, bits, form, group_size, 2>;
-    return multiply_whole_block<Isa, bits, form, group_size, 1>;
+    if (n_tokens == 4) return multiply_whole_block<Format, 4>;
+    if (n_tokens == 2) return multiply_whole_block<Format, 2>;
+    return multiply_whole_block<Format, 1>;
 }
 template <class Isa, int group_size>
-inline BlockKernel<Isa> block_kernel(const LowbitMatrix& w, int n_tokens) {
-    using enum WeightForm;
-    if (w.mask != nullptr) return block_kernel_for<Isa, 4, sparse, group_size>(n_tokens);
-    if (w.bits == 8) return block_kernel_for<Isa, 8, dense, group_size>(n_tokens);
-    if (w.bits == 4) return block_kernel_for<Isa, 4, dense, group_size>(n_tokens);
-    if (w.levels != nullptr) return block_kernel_for<Isa, 2, two_level, group_size>(n_tokens);
-    return block_kernel_for<Isa, 2, dense, group_size>(n_tokens);
+inline BlockKernel block_kernel(const QuantMatrix& w, int n_tokens) {
+    if (w.kind == QUANT_GEMM_SPARSE) return block_kernel_for<Isa, 4, QUANT_GEMM_SPARSE, group_size>(n_tokens);
+    if (w.kind == QUANT_GEMM_TWO_LEVEL)
+        return block_kernel_for<Isa, 2, QUANT_GEMM_TWO_LEVEL, group_size>(n_tokens);
+    if (w.bits == 4) return block_kernel_for<Isa, 4, QUANT_GEMM_UNSIGNED, group_size>(n_tokens);
+    return block_kernel_for<Isa, 2, QUANT_GEMM_UNSIGNED, group_size>(n_tokens);
 }
 
-// Row blocks begin .. end - 1 of p.w, which are packed, times x.
+// Blocks begin .. end - 1 of w times x: out[t * w.n_rows + i].
 template <class Isa>
-inline void multiply_blocks(const Int8Matrix& x, const LowbitProduct& p, int begin, int end) {
-    const int n_rows = p.w.n_rows;
+inline void multiply_blocks(float* out, const QuantRows& x, const PackedMatrix& packed, int begin, int end) {
+    const QuantMatrix& w = packed.w;
     for (int block = begin; block < end; block++) {
-        const int i = block * row_block;
+        const int i = block * lowbit_block_rows, n_valid = std::min(lowbit_block_rows, w.n_rows - i);
         for (int t = 0, n_tokens; t < x.n_rows; t += n_tokens) {
-            n_tokens = tokens_of_block<Isa>(p.w.bits);
+            n_tokens = tokens_of_block<Isa>(w.bits);
             while (n_tokens > x.n_rows - t) n_tokens /= 2;
-            auto* multiply = block_kernel<Isa, 64>(p.w, n_tokens);
+            BlockKernel multiply = block_kernel<Isa, 64>(w, n_tokens);
             if constexpr (4 * Isa::lanes <= 32) {
-                if (x.group_size == 32) multiply = block_kernel<Isa, 32>(p.w, n_tokens);
+                if (x.group_size == 32) multiply = block_kernel<Isa, 32>(w, n_tokens);
             }
-            float out[8 * row_block];
-            multiply(out, x, t, p.w, i);
+            float outputs[8 * lowbit_block_rows];
+            multiply(outputs, x, t, w, i);
             for (int j = 0; j < n_tokens; j++)
-                std::copy_n(out + j * row_block, row_block, p.out + size_t(t + j) * n_rows + i);
+                std::copy_n(outputs + j * lowbit_block_rows, n_valid, out + size_t(t + j) * w.n_rows + i);
         }
     }
 }

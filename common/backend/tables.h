@@ -1,0 +1,33 @@
+// What back ends with memory of their own share: which matrices of a model file they multiply, and the tables
+// to upload.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "common/backend/quant_gemm.h"
+
+// Why a back end that takes the formats of a GPTQ file does not multiply w; null if it does.
+inline const char* why_unsupported(const QuantGemmMatrix& w) {
+    const bool per_row = w.scale_type == QUANT_GEMM_ROW_FP32, has_zeros = w.bits < 8 && w.levels == nullptr;
+    if (w.group_size != 32 && w.group_size != 64) return "groups of activations have to be of 32 or 64";
+    if (w.scale_type == QUANT_GEMM_GROUP_FP32) return "scales of groups have to be fp16";
+    if (has_zeros && (per_row || w.zeros == nullptr))
+        return "each group has to have a scale and a zero point";
+    return nullptr;
+}
+
+// Calls use(address, n_bytes) for each table that w has. The address is w's own and may be replaced.
+template <class Use>
+inline void for_each_table(QuantGemmMatrix& w, Use use) {
+    const size_t n_rows = size_t(w.n_rows), groups = size_t(w.n_cols / w.group);
+    const size_t n_codes = size_t(w.kind == QUANT_GEMM_SPARSE ? w.n_cols / 2 : w.n_cols);
+    const size_t scale_bytes = w.scale_type == QUANT_GEMM_GROUP_FP16   ? groups * sizeof(uint16_t)
+                               : w.scale_type == QUANT_GEMM_GROUP_FP32 ? groups * sizeof(float)
+                                                                       : sizeof(float);
+    use(w.codes, n_rows * n_codes * size_t(w.bits) / 8);
+    use(w.scales, n_rows * scale_bytes);
+    if (w.mask != nullptr) use(w.mask, n_rows * size_t(w.n_cols) / 8);
+    if (w.zeros != nullptr) use(w.zeros, n_rows * ((groups + 1) / 2));
+    if (w.levels != nullptr) use(w.levels, n_rows * groups);
+}

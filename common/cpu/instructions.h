@@ -1,0 +1,34 @@
+// The instruction sets of this build, and which one is taken. What there is is known when this is compiled
+// (-march).
+#pragma once
+
+#include "common/cpu/int8_avx2.h"
+#include "common/cpu/int8_avx512.h"
+#include "common/cpu/int8_neon.h"
+
+// Calls use(Isa{}) with the best instruction set for groups of this size. False if there is none.
+template <class Use>
+inline bool with_best_isa([[maybe_unused]] int group_size, [[maybe_unused]] Use use) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    if (group_size % 64 == 0) return use(Avx512Vnni{}), true;
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
+    if (group_size % 32 == 0) return use(AvxVnni{}), true;
+#elif defined(__AVX2__)
+    if (group_size % 32 == 0) return use(Avx2{}), true;
+#elif defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
+    if (group_size % 32 == 0) return use(NeonI8mm{}), true;
+#elif defined(__ARM_FEATURE_DOTPROD)
+    if (group_size % 32 == 0) return use(NeonDot{}), true;
+#elif defined(__aarch64__)
+    if (group_size % 32 == 0) return use(Neon{}), true;
+#endif
+    return false;
+}
+
+// Name of the kernels for a group size; "portable" if a program's plain loops run.
+inline const char* int8_kernel_name(int group_size) {
+    const char* name = "portable";
+    with_best_isa(group_size, [&](auto isa) { name = isa.name; });
+    return name;
+}

@@ -1,0 +1,148 @@
+// A matrix packed for the kernels, when a model is loaded: a copy in which rows lie side by side.
+//
+// Some rows make a block. In it, all that a row has lies next to the same of the other rows: words of 4 bytes
+// of the codes (with all the codes that share these bytes) and of the mask; scales, zero points, levels. What
+// is at [row][j] of a table in the file is at [j][row] of the block. So one vector holds the same word of
+// several rows, and a block is one stream of memory, or two with a mask. The last block is filled up with
+// rows of zeros. docs/cpu-kernels.md has a picture.
+//
+// A block of 2- or 4-bit codes has 16 rows, so that 64 bytes, a cache line, hold a word of each. A block of
+// int8 codes has as many rows as a tile of the instruction set multiplies, at least 16, and its codes are
+// flipped as the instruction set wants them. Two streams of 16 rows in place of one of 32 cost AVX-512 a
+// tenth of its speed with one token.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "common/cpu/instructions.h"
+#include "common/cpu/quant_matrix.h"
+#include "common/cpu/transpose.h"
+#include "common/os/lazy_memory.h"
+#include "common/os/mapped_file.h"
+#include "common/os/threads.h"
+
+struct PackedMatrix {
+    QuantMatrix w;  // its tables are packed
+};
+
+constexpr int lowbit_block_rows = 16;
+template <class Isa>
+constexpr int int8_block_rows = std::max(16, Isa::lanes* Isa::panel_vectors);
+
+template <class Isa>
+constexpr int block_rows(int bits) {
+    return bits == 8 ? int8_block_rows<Isa> : lowbit_block_rows;
+}
+
+// The same value of n rows of a table, i and on, next to each other: value j of the r-th at to[j * n + r].
+// The table has n_rows rows of n_values; those past the last are zeros. Words of 4 bytes are xor-ed with
+// flip.
+template <class Isa, int n>
+inline void pack_block(uint32_t* to, const uint32_t* table, int i, int n_rows, size_t n_values,
+                       uint32_t flip) {
+    for (int r = 0; r < n; r += Isa::lanes) {
+        const int row = std::min(i + r, n_rows);
+        pack_words<Isa::lanes>(to + r, n, table + size_t(row) * n_values, n_values, n_rows - row,
+                               int(n_values), flip);
+    }
+}
+template <class Isa, int n, class T>
+inline void pack_block(T* to, const T* table, int i, int n_rows, size_t n_values, uint32_t) {
+    for (size_t j = 0; j < n_values; j++) {
+        for (int r = 0; r < n; r++)
+            to[j * n + r] = i + r < n_rows ? table[size_t(i + r) * n_values + j] : T{};
+    }
+}
+
+// Whether a mask keeps two of each four columns. What a row is with another mask depends on all of the row,
+// so such a matrix is not packed.
+inline bool is_two_of_four(const QuantMatrix& w) {
+    std::atomic<bool> good = true;
+    parallel_ranges(int64_t(size_t(w.n_rows) * mask_bytes(w)), [&](size_t begin, size_t end) {
+        int all = 1;
+        for (size_t i = begin; i < end; i++)
+            all &= std::popcount(w.mask[i] & 15u) == 2 && std::popcount(unsigned(w.mask[i] >> 4)) == 2;
+        if (all == 0) good = false;
+    });
+    return good;
+}
+
+// The packed matrices of a model, and their memory.
+class PackedMatrices {
+  public:
+    // Packs w, whose memory is only read. Null if this build has no kernels for it. Throws std::runtime_error
+    // if there is no memory.
+    const PackedMatrix* add(const QuantMatrix& w) {
+        if (w.kind == QUANT_GEMM_SPARSE && !is_two_of_four(w)) return nullptr;
+        const PackedMatrix* packed = nullptr;
+        with_best_isa(w.group_size, [&](auto isa) { packed = add<decltype(isa)>(w); });
+        return packed;
+    }
+
+    template <class Isa>
+    const PackedMatrix* add(const QuantMatrix& w) {
+        return w.bits == 8 ? pack<Isa, int8_block_rows<Isa>>(w) : pack<Isa, lowbit_block_rows>(w);
+    }
+
+  private:
+    template <class Isa, int n>
+    const PackedMatrix* pack(const QuantMatrix& w) {
+        QuantMatrix p = w;
+        const size_t groups = size_t(n_scales(w));
+        p.codes = packed<Isa, n, uint32_t, uint8_t>(w.codes, w.n_rows, code_bytes(w),
+                                                    w.bits == 8 ? Isa::flip * 0x01010101u : 0);
+        p.mask = packed<Isa, n, uint32_t, uint8_t>(w.mask, w.n_rows, mask_bytes(w));
+        p.zeros = packed<Isa, n, uint8_t, uint8_t>(w.zeros, w.n_rows, zero_bytes(w));
+        p.levels = packed<Isa, n, uint8_t, uint8_t>(w.levels, w.n_rows, groups);
+        if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
+            p.scales = packed<Isa, n, uint16_t, void>(w.scales, w.n_rows, groups * sizeof(uint16_t));
+        } else {
+            const size_t n_values = w.scale_type == QUANT_GEMM_ROW_FP32 ? 1 : groups;
+            p.scales = packed<Isa, n, uint32_t, void>(w.scales, w.n_rows, n_values * sizeof(float));
+        }
+        return &matrices_.emplace_back(PackedMatrix{p});
+    }
+
+    // A table of n_rows rows of row_bytes in blocks of n rows, value by value; null if there is none.
+    template <class Isa, int n, class Value, class T>
+    const T* packed(const T* table, int n_rows, size_t row_bytes, uint32_t flip = 0) {
+        if (table == nullptr) return nullptr;
+        const int n_blocks = (n_rows + n - 1) / n;
+        const auto* from = reinterpret_cast<const Value*>(table);
+        auto* to = static_cast<Value*>(memory(row_bytes * n * size_t(n_blocks)));
+        const size_t n_values = row_bytes / sizeof(Value);
+        parallel_ranges(n_blocks, [&](int begin, int end) {
+            for (int b = begin, read = begin; b < end; b++) {
+                pack_block<Isa, n>(to + n_values * n * size_t(b), from, b * n, n_rows, n_values, flip);
+                // What was read of a mapped file need not stay in memory beside the copy.
+                const size_t n_read = size_t(std::min((b + 1) * n, n_rows) - read * n) * row_bytes;
+                if (n_read < (1 << 20) && b + 1 < end) continue;
+                drop_mapped(from + n_values * n * size_t(read), n_read);
+                read = b + 1;
+            }
+        });
+        return reinterpret_cast<const T*>(to);
+    }
+
+    // Room for n bytes at the beginning of a cache line, in huge pages.
+    void* memory(size_t n) {
+        n = (n + 63) / 64 * 64;
+        if (n > left_) {
+            left_ = std::max(n, size_t{64} << 20);  // of address space: what is not used takes no memory
+            next_ = chunks_.emplace_back(left_, "packed weights").as<uint8_t>();
+        }
+        next_ += n, left_ -= n;
+        return next_ - n;
+    }
+
+    std::vector<LazyMemory> chunks_;
+    uint8_t* next_ = nullptr;  // in the last chunk
+    size_t left_ = 0;          // bytes from there on
+    std::deque<PackedMatrix> matrices_;
+};

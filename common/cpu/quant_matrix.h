@@ -1,0 +1,98 @@
+// A quantized matrix as a file has it, the activations that it is multiplied by, and their products.
+//
+// A matrix is described as in the interface to back ends (common/backend/quant_gemm.h). A program has a
+// matrix of its own, as its scheme stores it, and shows it to the kernels as a QuantMatrix.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "common/backend/quant_gemm.h"
+#include "common/cpu/half.h"
+#include "common/cpu/scratch.h"
+
+using QuantMatrix = QuantGemmMatrix;
+
+// A sum of this many products of codes stays within int32: 2^16 * 127 * 128 < 2^31.
+constexpr int max_group_size = 1 << 16;
+
+// What a row of a matrix has.
+inline int n_groups(const QuantMatrix& w) { return w.n_cols / w.group_size; }  // of activations
+inline int n_scales(const QuantMatrix& w) { return w.n_cols / w.group; }       // groups of weights
+inline size_t code_bytes(const QuantMatrix& w) {
+    return size_t(w.kind == QUANT_GEMM_SPARSE ? w.n_cols / 2 : w.n_cols) * size_t(w.bits) / 8;
+}
+inline size_t mask_bytes(const QuantMatrix& w) { return size_t(w.n_cols) / 8; }
+inline size_t zero_bytes(const QuantMatrix& w) { return size_t(n_scales(w) + 1) / 2; }
+
+// What is taken off the codes of row i's group s; with two levels, off five times the codes.
+inline int weight_zero(const QuantMatrix& w, int i, int s) {
+    if (w.kind == QUANT_GEMM_TWO_LEVEL) return w.levels[size_t(i) * n_scales(w) + s] >> 4;
+    return w.zeros == nullptr ? w.zero_point : w.zeros[size_t(i) * zero_bytes(w) + s / 2] >> s % 2 * 4 & 15;
+}
+
+// The scale of row i's group s.
+inline float weight_scale(const QuantMatrix& w, int i, int s) {
+    const size_t at = size_t(i) * n_scales(w) + s;
+    if (w.scale_type == QUANT_GEMM_GROUP_FP16) return to_float(static_cast<const Half*>(w.scales)[at]);
+    if (w.scale_type == QUANT_GEMM_GROUP_FP32) return static_cast<const float*>(w.scales)[at];
+    const float row_scale = static_cast<const float*>(w.scales)[i];
+    return w.kind == QUANT_GEMM_TWO_LEVEL ? float(w.levels[at] & 15) * row_scale : row_scale;
+}
+
+// Int8 weights: codes (n_rows, n_cols), scales fp32 (n_rows, n_cols / group); activations have as many
+// scales.
+inline QuantMatrix int8_matrix(const int8_t* codes, const float* scales, int n_rows, int n_cols, int group) {
+    QuantMatrix w{};
+    w.codes = reinterpret_cast<const uint8_t*>(codes), w.scales = scales;
+    w.kind = QUANT_GEMM_SIGNED, w.scale_type = QUANT_GEMM_GROUP_FP32, w.bits = 8;
+    w.n_rows = n_rows, w.n_cols = n_cols, w.group = w.group_size = group;
+    return w;
+}
+
+// Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size].
+struct QuantRows {
+    const int8_t* codes;  // (n_rows, n_cols), each in -127..127
+    const float* scales;  // (n_rows, n_groups)
+    const int32_t* sums;  // (n_rows, n_groups), the sum of each group's codes
+    int n_rows, n_cols, group_size;
+};
+inline int n_groups(const QuantRows& x) { return x.n_cols / x.group_size; }
+inline const int8_t* row_codes(const QuantRows& x, int t) { return x.codes + size_t(t) * x.n_cols; }
+inline const float* row_scales(const QuantRows& x, int t) { return x.scales + size_t(t) * n_groups(x); }
+inline const int32_t* row_sums(const QuantRows& x, int t) { return x.sums + size_t(t) * n_groups(x); }
+
+// Quantized activations with their memory, a row per token.
+struct Int8Rows {
+    int n_rows = 0, n_cols = 0;
+    int group_size = 1;         // divides n_cols
+    std::vector<int8_t> codes;  // (max_rows, n_cols) of the widest rows
+    std::vector<float> scales;  // (max_rows, n_groups)
+    std::vector<int32_t> sums;  // (max_rows, n_groups), the sum of each group's codes; for the kernels alone
+
+    int n_groups() const { return n_cols / group_size; }
+    int8_t* row_codes(int t) { return codes.data() + size_t(t) * n_cols; }
+    const int8_t* row_codes(int t) const { return codes.data() + size_t(t) * n_cols; }
+    float* row_scales(int t) { return scales.data() + size_t(t) * n_groups(); }
+    const float* row_scales(int t) const { return scales.data() + size_t(t) * n_groups(); }
+    int32_t* row_sums(int t) { return sums.data() + size_t(t) * n_groups(); }
+
+    // Makes room for `rows` rows of `columns` in groups of `group`. What was there is lost.
+    void resize(int rows, int columns, int group) {
+        n_rows = rows, n_cols = columns, group_size = group;
+        scratch(codes, size_t(rows) * columns);
+        scratch(scales, size_t(rows) * n_groups());
+        scratch(sums, size_t(rows) * n_groups());
+    }
+    QuantRows view() const { return {codes.data(), scales.data(), sums.data(), n_rows, n_cols, group_size}; }
+};
+
+struct PackedMatrix;  // packed_matrix.h
+
+// out (x.n_rows, w.n_rows) fp32 = x times w transposed: one of the products that read the same activations x.
+struct QuantProduct {
+    float* out;
+    QuantMatrix w;
+    const PackedMatrix* packed;  // w, as the kernels read it fastest; null: w itself is read
+};
