@@ -52,6 +52,6 @@ cuda:
 	@echo 'there is no nvcc here: nothing was compiled for a GPU'
 endif
 
-# The same of the back end for AMD's GPUs.
+# The back end compiles for AMD's GPUs, too.
 hip: $(call BACKEND_PATH,hip)
 	@echo 'common/backend/gpu.cu compiles for $(HIP_ARCHS)'

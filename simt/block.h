@@ -385,7 +385,7 @@ class Block {
             if (mask >> i & 1) lanes_[first + i].at = At::nothing;
         }
     }
-    // The same for what only a whole warp can do.
+    // sync_warp() for what only a whole warp can do.
     template <class Operands, class Compute>
     void sync_whole_warp(At at, Operands& mine, Compute compute) {
         const Emulating emulating;

@@ -387,7 +387,7 @@ TEST_CASE("kernel: the largest logit, the first of equals, never NaN") {
 TEST_CASE("kernel: attention against sums in double: shapes, positions, keys shared by warps") {
     std::mt19937 rng(5);
     struct Case {
-        int n_tokens, pos, n_heads, n_kv_heads, head_dim, n_parts;
+        int n_tokens, pos, n_heads, n_kv_heads, head_dim, n_splits;
     };
     for (const Case& k : {Case{1, 0, 2, 1, 32, 1}, Case{9, 0, 6, 2, 32, 1}, Case{1, 70, 8, 2, 64, 8},
                           Case{37, 3, 4, 1, 64, 1}, Case{1, 300, 4, 2, 128, 4}, Case{5, 40, 3, 3, 96, 1},
@@ -395,7 +395,7 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
         CAPTURE(k.n_tokens);
         CAPTURE(k.pos);
         CAPTURE(k.head_dim);
-        CAPTURE(k.n_parts);
+        CAPTURE(k.n_splits);
         const int context = k.pos + k.n_tokens, per_kv = k.n_heads / k.n_kv_heads, d = k.head_dim;
         const std::vector<half> q = halves(random_values(rng, size_t(k.n_tokens) * k.n_heads * d, 2)),
                                 keys = halves(random_values(rng, size_t(k.n_kv_heads) * context * d)),
@@ -404,15 +404,15 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
         const DeviceBuffer<int> pos = on_device(std::vector<int>{k.pos});
         const int n_tiles = (k.n_tokens * per_kv + 15) / 16;
         DeviceBuffer<half> out(q.size());
-        DeviceBuffer<float> parts(size_t(n_tiles) * k.n_kv_heads * k.n_parts * 16 * (d + 2));
+        DeviceBuffer<float> partials(size_t(n_tiles) * k.n_kv_heads * k.n_splits * 16 * (d + 2));
         DeviceBuffer<unsigned> arrivals(size_t(n_tiles) * k.n_kv_heads);
         arrivals.clear();
         Attention at{};
         at.q = q_in.get(), at.keys = k_in.get(), at.values = v_in.get(), at.out = out.get(),
         at.pos = pos.get();
         at.n_tokens = k.n_tokens, at.n_heads = k.n_heads, at.n_kv_heads = k.n_kv_heads, at.context = context;
-        at.scale = float(1 / std::sqrt(double(d))), at.n_parts = k.n_parts;
-        at.parts = parts.get(), at.arrivals = arrivals.get();
+        at.scale = float(1 / std::sqrt(double(d))), at.n_splits = k.n_splits;
+        at.partials = partials.get(), at.arrivals = arrivals.get();
         run_attention(at, d);
         std::vector<float> expected;
         for (int t = 0; t < k.n_tokens; t++) {
@@ -465,7 +465,7 @@ TEST_CASE("kernel: attention of the golden vectors, a prompt at once") {
         at.q = q_in.get(), at.keys = keys.get(), at.values = values.get(), at.out = out.get(),
         at.pos = pos.get();
         at.n_tokens = q.shape[0], at.context = n, at.n_heads = q.shape[1], at.n_kv_heads = n_kv_heads;
-        at.scale = float(1 / std::sqrt(double(d))), at.n_parts = 1;
+        at.scale = float(1 / std::sqrt(double(d))), at.n_splits = 1;
         run_attention(at, d);
         CHECK(relative_error(golden_ops().at(p + "out").f32(), floats(from_device(out))) < 1e-3);
     }

@@ -4,8 +4,8 @@
 // warp computes a row tile: 16 queries that read the same keys, namely the query heads of one kv head, of one
 // token or of several consecutive tokens. It takes the keys 32 at a time: scores by mma, the running maximum,
 // exp, and the weighted sum of the values by mma. When the maximum grows, the sums so far are scaled down to
-// it. A long prompt has enough row tiles to fill the device. A single token does not: n_parts warps split its
-// keys, and the last block to finish combines their partial sums, scaled to the largest of their maxima.
+// it. A long prompt has enough row tiles to fill the device. A single token does not: n_splits warps split
+// its keys, and the last block to finish combines their partial sums, scaled to the largest of their maxima.
 //
 // Keys and values go from memory to registers directly, without shared memory. Queries and keys use the same
 // permutation of a head's elements, in which a lane loads 16 consecutive bytes of a key: of each chunk of 32
@@ -32,9 +32,9 @@ struct Attention {
     half* out;                  // (n_tokens, n_heads, head_dim)
     const int* pos;             // of token 0
     int n_tokens, n_heads, n_kv_heads, context;
-    float scale;   // 1 / sqrt(head_dim)
-    int n_parts;   // warps that split a row tile's keys; 1: not split
-    float* parts;  // (n_row_tiles * n_kv_heads, n_parts, 16, head_dim + 2): partial sums, maximum, total
+    float scale;      // 1 / sqrt(head_dim)
+    int n_splits;     // warps that split a row tile's keys; 1: not split
+    float* partials;  // (n_row_tiles * n_kv_heads, n_splits, 16, head_dim + 2): partial sums, maximum, total
     unsigned* arrivals;  // (n_row_tiles * n_kv_heads,), see is_last()
 };
 
@@ -42,15 +42,15 @@ constexpr int attention_warps = 4;
 constexpr int attention_keys = 32;  // that a warp takes at a time
 constexpr int attention_rows = 16;  // queries of a row tile
 
-// With n_parts 1, grid: (tiles of 16 queries / attention_warps, n_kv_heads); otherwise (tiles, n_kv_heads,
-// n_parts / attention_warps). block: 32 * attention_warps. chunks: head_dim / 32.
+// With n_splits 1, grid: (tiles of 16 queries / attention_warps, n_kv_heads); otherwise (tiles, n_kv_heads,
+// n_splits / attention_warps). block: 32 * attention_warps. chunks: head_dim / 32.
 template <int chunks>
 __global__ void __launch_bounds__(32 * attention_warps) attention_kernel(Attention at) {
     constexpr int head_dim = 32 * chunks;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, kv = blockIdx.y;
-    const bool shared_keys = at.n_parts > 1;
-    const int row_tile = shared_keys ? blockIdx.x : blockIdx.x * attention_warps + warp;
-    const int part = shared_keys ? blockIdx.z * attention_warps + warp : 0;
+    const bool is_split = at.n_splits > 1;
+    const int row_tile = is_split ? blockIdx.x : blockIdx.x * attention_warps + warp;
+    const int split = is_split ? blockIdx.z * attention_warps + warp : 0;
     const int heads_per_kv = at.n_heads / at.n_kv_heads, n_rows = at.n_tokens * heads_per_kv;
     if (row_tile * 16 >= n_rows)
         return;  // the whole warp; where warps have different row tiles, no barrier follows
@@ -66,10 +66,10 @@ __global__ void __launch_bounds__(32 * attention_warps) attention_kernel(Attenti
     }
     const int last_row = min(row_tile * 16 + 15, n_rows - 1);
     const int n_keys = *at.pos + last_row / heads_per_kv + 1;  // that the tile's last row sees
-    // Parts that have at least one key. A block whose parts all have none returns here; a warp whose part has
-    // none goes on and adds zeros.
-    const int n_parts = min(at.n_parts, (n_keys + attention_keys - 1) / attention_keys);
-    if (shared_keys && int(blockIdx.z) * attention_warps >= n_parts) return;
+    // Splits that have at least one key. A block whose splits all have none returns here; a warp whose split
+    // has none goes on and adds zeros.
+    const int n_splits = min(at.n_splits, (n_keys + attention_keys - 1) / attention_keys);
+    if (is_split && int(blockIdx.z) * attention_warps >= n_splits) return;
     const half* keys = at.keys + size_t(kv) * at.context * head_dim;
     const half* values = at.values + size_t(kv) * at.context * head_dim;
 
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(32 * attention_warps) attention_kernel(Attenti
 
     float largest[2] = {-INFINITY, -INFINITY}, total[2] = {0, 0};  // of rows g and g + 8
     float mix[chunks][4][4] = {};  // [c][e]: rows g, g + 8 by elements 32c + 4n + e, n = 2t and 2t + 1
-    for (int first = part * attention_keys; first < n_keys; first += at.n_parts * attention_keys) {
+    for (int first = split * attention_keys; first < n_keys; first += at.n_splits * attention_keys) {
         float scores[attention_keys / 8][4] = {};
         for (int j = 0; j < attention_keys / 8; j++) {
             const half* key = keys + size_t(min(first + 8 * j + g, n_keys - 1)) * head_dim + 8 * t;
@@ -151,7 +151,8 @@ __global__ void __launch_bounds__(32 * attention_warps) attention_kernel(Attenti
         total[i] += __shfl_xor_sync(0xffffffff, total[i], 2);
     }
 
-    // Of each row, elements 32c + 8t + 0..7: mix[c][e][2i] is element e, mix[c][e][2i + 1] element 4 + e.
+    // A lane has elements 32c + 8t + 0..7 of each row: mix[c][e][2i] is element e, mix[c][e][2i + 1] element
+    // 4 + e.
     auto write = [&](int row_in_tile, int c, const float(&eight)[8]) {
         const int row = row_tile * 16 + row_in_tile;
         if (row >= n_rows) return;
@@ -162,38 +163,37 @@ __global__ void __launch_bounds__(32 * attention_warps) attention_kernel(Attenti
             as_bits(__floats2half2_rn(eight[4], eight[5])), as_bits(__floats2half2_rn(eight[6], eight[7])));
     };
     const size_t tile = size_t(blockIdx.x) * at.n_kv_heads + kv;
-    auto part_row = [&](int from, int row) {
-        return at.parts + ((tile * at.n_parts + from) * 16 + row) * (head_dim + 2);
+    auto partial_row = [&](int from, int row) {
+        return at.partials + ((tile * at.n_splits + from) * 16 + row) * (head_dim + 2);
     };
     for (int i = 0; i < 2; i++) {
         for (int c = 0; c < chunks; c++) {
             float eight[8];
             for (int e = 0; e < 4; e++) eight[e] = mix[c][e][2 * i], eight[4 + e] = mix[c][e][2 * i + 1];
-            if (!shared_keys) {
+            if (!is_split) {
                 for (float& x : eight) x /= total[i];
                 write(g + 8 * i, c, eight);
             } else {
-                float* out = part_row(part, g + 8 * i);
+                float* out = partial_row(split, g + 8 * i);
                 for (int e = 0; e < 8; e++) out[32 * c + 8 * t + e] = eight[e];
                 if (c == 0 && t == 0) out[head_dim] = largest[i], out[head_dim + 1] = total[i];
             }
         }
     }
-    if (!shared_keys || !is_last(at.arrivals + tile, (n_parts + attention_warps - 1) / attention_warps))
-        return;
+    if (!is_split || !is_last(at.arrivals + tile, (n_splits + attention_warps - 1) / attention_warps)) return;
 
-    // The last block combines the parts: each thread one element (or a few) of every row.
+    // The last block combines the partial sums: each thread one element (or a few) of every row.
     for (int row = 0; row <= last_row - row_tile * 16; row++) {
         float top = -INFINITY, sum = 0;
-        for (int from = 0; from < n_parts; from++) top = fmaxf(top, part_row(from, row)[head_dim]);
-        for (int from = 0; from < n_parts; from++)
-            sum += part_row(from, row)[head_dim + 1] * expf(part_row(from, row)[head_dim] - top);
+        for (int from = 0; from < n_splits; from++) top = fmaxf(top, partial_row(from, row)[head_dim]);
+        for (int from = 0; from < n_splits; from++)
+            sum += partial_row(from, row)[head_dim + 1] * expf(partial_row(from, row)[head_dim] - top);
         const int token = (row_tile * 16 + row) / heads_per_kv, head = (row_tile * 16 + row) % heads_per_kv;
         half* out = at.out + (size_t(token) * at.n_heads + kv * heads_per_kv + head) * head_dim;
         for (int i = threadIdx.x; i < head_dim; i += blockDim.x) {
             float x = 0;
-            for (int from = 0; from < n_parts; from++)
-                x = fmaf(expf(part_row(from, row)[head_dim] - top), part_row(from, row)[i], x);
+            for (int from = 0; from < n_splits; from++)
+                x = fmaf(expf(partial_row(from, row)[head_dim] - top), partial_row(from, row)[i], x);
             out[i] = __float2half(x / sum);
         }
     }
@@ -206,8 +206,9 @@ inline bool has_attention(int head_dim) { return head_dim % 32 == 0 && head_dim 
 inline void run_attention(const Attention& at, int head_dim) {
     const int n_rows = at.n_tokens * (at.n_heads / at.n_kv_heads);
     const int n_tiles = (n_rows + attention_rows - 1) / attention_rows;
-    const dim3 grid = at.n_parts > 1 ? dim3(n_tiles, at.n_kv_heads, at.n_parts / attention_warps)
-                                     : dim3((n_tiles + attention_warps - 1) / attention_warps, at.n_kv_heads);
+    const dim3 grid = at.n_splits > 1
+                          ? dim3(n_tiles, at.n_kv_heads, at.n_splits / attention_warps)
+                          : dim3((n_tiles + attention_warps - 1) / attention_warps, at.n_kv_heads);
     const Launch how{.grid = grid, .block = 32 * attention_warps, .stream = device().stream};
     head_dim == 32   ? launch<attention_kernel<1>>(how, at)
     : head_dim == 64 ? launch<attention_kernel<2>>(how, at)
@@ -215,16 +216,16 @@ inline void run_attention(const Attention& at, int head_dim) {
                      : launch<attention_kernel<4>>(how, at);
 }
 
-// Memory for a single token's attention, whose keys are split among n_parts warps.
+// Memory for a single token's attention, whose keys are split among n_splits warps.
 struct AttentionScratch {
-    int n_parts;
-    DeviceBuffer<float> parts;
+    int n_splits;
+    DeviceBuffer<float> partials;
     DeviceBuffer<unsigned> arrivals;
 
     // n_kv_heads key heads with heads_per_kv query heads each, over up to `context` positions.
     AttentionScratch(int n_kv_heads, int heads_per_kv, int head_dim, int context)
-        : n_parts(count_parts(n_kv_heads, heads_per_kv, context)),
-          parts(n_values(n_kv_heads, heads_per_kv, head_dim, context)),
+        : n_splits(count_splits(n_kv_heads, heads_per_kv, context)),
+          partials(n_values(n_kv_heads, heads_per_kv, head_dim, context)),
           arrivals(size_t(count_tiles(n_kv_heads, heads_per_kv))) {
         arrivals.clear();
     }
@@ -238,14 +239,14 @@ struct AttentionScratch {
         return (heads_per_kv + attention_rows - 1) / attention_rows * n_kv_heads;
     }
     // More warps than one for every 32 keys do not help; a block has attention_warps.
-    static int count_parts(int n_kv_heads, int heads_per_kv, int context) {
+    static int count_splits(int n_kv_heads, int heads_per_kv, int context) {
         const int keys_per_block = attention_warps * attention_keys;
         return attention_warps * std::min({(context + keys_per_block - 1) / keys_per_block, 64,
                                            1 + 4 * device().n_sms / count_tiles(n_kv_heads, heads_per_kv)});
     }
     static size_t n_values(int n_kv_heads, int heads_per_kv, int head_dim, int context) {
         return size_t(count_tiles(n_kv_heads, heads_per_kv)) *
-               size_t(count_parts(n_kv_heads, heads_per_kv, context)) * attention_rows * size_t(head_dim + 2);
+               size_t(count_splits(n_kv_heads, heads_per_kv, context)) * attention_rows * size_t(head_dim + 2);
     }
 };
 
@@ -261,7 +262,7 @@ inline void attention(DeviceRows<half>& out, const AttentionScratch& scratch, co
     at.n_tokens = q.n_rows, at.n_heads = q.n_cols / cache.head_dim, at.n_kv_heads = cache.n_kv_heads;
     at.context = cache.context;
     at.scale = float(1 / std::sqrt(double(cache.head_dim)));
-    at.n_parts = q.n_rows == 1 ? scratch.n_parts : 1;
-    at.parts = scratch.parts.get(), at.arrivals = scratch.arrivals.get();
+    at.n_splits = q.n_rows == 1 ? scratch.n_splits : 1;
+    at.partials = scratch.partials.get(), at.arrivals = scratch.arrivals.get();
     run_attention(at, cache.head_dim);
 }

@@ -17,7 +17,7 @@ struct DeviceKvCache {
           all_keys(c.n_layers * layer_size()),
           all_values(c.n_layers * layer_size()) {}
 
-    // Of one layer: (n_kv_heads, context, head_dim).
+    // A layer's keys and values: (n_kv_heads, context, head_dim).
     half* keys(int layer) const { return all_keys.get() + layer * layer_size(); }
     half* values(int layer) const { return all_values.get() + layer * layer_size(); }
 

@@ -8,7 +8,8 @@
 #include "common/model/model_file.h"
 #include "common/model/tensors.h"
 
-// Of each tensor's place in device memory: what cudaMalloc itself gives, and enough for any vector load.
+// Each tensor begins at a multiple of it in device memory: what cudaMalloc itself gives, and enough for any
+// vector load.
 constexpr uint64_t device_alignment = 256;
 
 // A list to make a Weights of before there is device memory: of names, shapes, sizes and places. Its pointers
