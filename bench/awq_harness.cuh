@@ -10,6 +10,10 @@
 #include <vector>
 
 #include "bench/awq_kernels.cuh"
+#include "common/gpu/awq_dequantize.cuh"
+#include "common/gpu/awq_matmul.cuh"
+#include "common/gpu/awq_matrix.cuh"
+#include "common/gpu/device.h"
 #include "common/os/threads.h"
 
 // ----------------------------------------------------------------------------
@@ -72,7 +76,7 @@ inline HostMatrix random_matrix(int n_in, int n_out, int group_size, Random& ran
 // A problem's random matrices and activations, on the device and on the host: all that a rung reads and
 // writes.
 struct DeviceProblem {
-    MatmulState s;
+    MatmulState s{Matmul::fused, 1, 0};
     DeviceBuffer<half> x;     // (n_tokens, n_in)
     DeviceBuffer<float> out;  // (n_tokens, n_out) of each product in turn; some rungs write fp16
     std::vector<HostMatrix> host;
@@ -88,8 +92,8 @@ struct DeviceProblem {
         AwqProducts p{};
         float* to = out.get();
         for (const AwqMatrix& w : copies[i % copies.size()]) {
-            p.of[p.n] = {w, to, false};
-            if (!fp16.empty()) p.of[p.n].w.fp16 = fp16[i % fp16.size()][p.n];
+            p.items[p.n] = {w, to, false};
+            if (!fp16.empty()) p.items[p.n].w.fp16 = fp16[i % fp16.size()][p.n];
             to += size_t(n_tokens) * w.n_out;
             p.n++;
         }
@@ -153,7 +157,7 @@ inline DeviceProblem make_device_problem(const Problem& problem, int group_size,
         }
     }
     if (with_fp16) {
-        d.s.dequantized = DeviceBuffer<half>(largest);
+        d.s.expanded = DeviceBuffer<half>(largest);
         const size_t n_fp16 = std::max<size_t>(1, (min_bytes + 2 * values - 1) / (2 * values));
         d.expanded = DeviceBuffer<half>(n_fp16 * values);
         half* next = d.expanded.get();

@@ -28,6 +28,9 @@
 #include <vector>
 
 #include "bench/awq_harness.cuh"
+#include "common/app/options.h"
+#include "common/gpu/bandwidth.h"
+#include "common/os/clock.h"
 
 // ----------------------------------------------------------------------------
 // Time
@@ -284,7 +287,7 @@ class LadderRun {
     }
 
     // Finds from how many tokens on dequantizing for cuBLAS is faster than awq_gemm<64>: dequantize_from in
-    // runq_awq.cu.
+    // common/gpu/awq_matmul.cuh.
     void find_crossover(const Problem& problem, DeviceProblem& d) {
         const Rung* fused = rung_named("awq_gemm<64>");
         const Rung* expand = rung_named("dequantize + cuBLAS");
@@ -350,7 +353,7 @@ class LadderRun {
                     [&](const AwqProducts& q, int splits) {
                         run_gemm<tile>(d.s.scratch(), d.x.get(), n, q, splits);
                     },
-                    n_tiles, size_t(tile) * gemm_columns, most_gemm_splits(p.of[0].w));
+                    n_tiles, size_t(tile) * gemm_columns, most_gemm_splits(p.items[0].w));
             };
             auto attempt_gemv = [&]<int words>() {
                 attempt(
@@ -358,7 +361,7 @@ class LadderRun {
                     [&](const AwqProducts& q, int splits) {
                         run_gemv<words>(d.s.scratch(), d.x.get(), q, splits);
                     },
-                    size_t(count_tiles(p, 64 * words)), size_t(64) * words, most_gemv_splits(p.of[0].w));
+                    size_t(count_tiles(p, 64 * words)), size_t(64) * words, most_gemv_splits(p.items[0].w));
             };
             if (n == 1) {
                 attempt_gemv.template operator()<1>();

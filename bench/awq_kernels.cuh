@@ -1,26 +1,48 @@
-// The ladder of kernels that led to runq_awq's two matrix products: a rung is one way to multiply fp16
-// activations by int4 weights. The first is a loop per output, the last is what runq_awq does, and cuBLAS
-// stands beside them. A rung's comment says what it does and what the next one improves.
+// The ladder of kernels that led to AWQ's two matrix products in common/gpu/: a rung is one way to multiply
+// fp16 activations by int4 weights. The first is a loop per output, the last is what runq_awq does, and
+// cuBLAS stands beside them. A rung's comment says what it does and what the next one improves.
 //
 // bench/awq_kernels.cu times the rungs, tests/awq_kernels_test.cpp checks them.
 #pragma once
 
-#ifndef RUNQ_NO_MAIN
-#define RUNQ_NO_MAIN
-#endif
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
 
-#include "runq_awq.cu"
+#include "common/gpu/awq_dequantize.cuh"
+#include "common/gpu/awq_gemm.cuh"
+#include "common/gpu/awq_gemv.cuh"
+#include "common/gpu/awq_matmul.cuh"
+#include "common/gpu/awq_matrix.cuh"
+#include "common/gpu/device.h"
+#include "common/gpu/half2.h"
+#include "common/gpu/reduce.cuh"
+#include "simt/cuda.h"
+#include "simt/ptx.h"
 
 // ----------------------------------------------------------------------------
-// Rung 1: awq_reference, in runq_awq.cu. One thread per output
+// Rung 1: plain_product. One thread per output
 //
-// The specification. Each thread extracts one nibble from each word of its column: eight threads read the
-// same word, and every token reads all weights again.
+// The product as runq_awq.cu specifies it. Each thread extracts one nibble from each word of its column:
+// eight threads read the same word, and every token reads all weights again.
+
+// grid: (n_out / blockDim.x, n_tokens).
+__global__ void plain_product(float* out, const half* x, AwqMatrix w) {
+    const int column = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y, row_words = w.n_out / 8;
+    if (column >= w.n_out) return;
+    const int shift = 4 * (column % 8 / 2 + column % 2 * 4);
+    float sum = 0;
+    for (int k = 0; k < w.n_in; k++) {
+        const size_t group = k / w.group_size;
+        const int q = w.qweight[size_t(k) * row_words + column / 8] >> shift & 15;
+        const int zero = w.qzeros[group * row_words + column / 8] >> shift & 15;
+        const half weight = __hmul(__float2half(float(q - zero)), w.scales[group * w.n_out + column]);
+        sum = fmaf(__half2float(x[size_t(token) * w.n_in + k]), __half2float(weight), sum);
+    }
+    out[size_t(token) * w.n_out + column] = sum;
+}
 
 // ----------------------------------------------------------------------------
 // Rung 2, one token: fma_gemv. One warp per column of words
@@ -176,13 +198,22 @@ struct Rung {
 
 // Where product i's results begin if they are fp16.
 inline half* fp16_out(const AwqProducts& products, int i) {
-    return reinterpret_cast<half*>(products.of[0].out) + (products.of[i].out - products.of[0].out);
+    return reinterpret_cast<half*>(products.items[0].out) + (products.items[i].out - products.items[0].out);
+}
+
+inline void run_plain(const half* x, int n_tokens, const AwqProducts& products) {
+    for (int i = 0; i < products.n; i++) {
+        const AwqProduct& p = products.items[i];
+        launch<plain_product>(
+            {.grid = dim3((p.w.n_out + 127) / 128, n_tokens), .block = 128, .stream = device().stream}, p.out,
+            x, p.w);
+    }
 }
 
 template <int width>
 void run_shared_gemm(const half* x, int n_tokens, const AwqProducts& products) {
     for (int i = 0; i < products.n; i++) {
-        const AwqMatrix& w = products.of[i].w;
+        const AwqMatrix& w = products.items[i].w;
         const int n_rows = (n_tokens + shared_gemm_tokens - 1) / shared_gemm_tokens;
         launch<shared_gemm<width>>(
             {.grid = dim3(w.n_out / width, n_rows), .block = shared_gemm_threads, .stream = device().stream},
@@ -192,7 +223,7 @@ void run_shared_gemm(const half* x, int n_tokens, const AwqProducts& products) {
 
 inline void run_fma_gemv(const half* x, const AwqProducts& products) {
     for (int i = 0; i < products.n; i++) {
-        const AwqMatrix& w = products.of[i].w;
+        const AwqMatrix& w = products.items[i].w;
         const int n_blocks = (w.n_out / 8 + fma_gemv_warps - 1) / fma_gemv_warps;
         launch<fma_gemv>({.grid = n_blocks, .block = 32 * fma_gemv_warps, .stream = device().stream},
                          fp16_out(products, i), x, w);
@@ -209,43 +240,33 @@ inline std::vector<Rung> all_rungs() {
     using P = const AwqProducts&;
     std::vector<Rung> rungs = {
         {"plain", Result::fp32, WeightsRead::int4, 1, reference_tokens, always,
-         [](S, X x, int n, P p) { run_reference(x, n, p); }},
+         [](S, X x, int n, P p) { run_plain(x, n, p); }},
         {"fma_gemv", Result::fp16, WeightsRead::int4, 1, 1, always,
          [](S, X x, int, P p) { run_fma_gemv(x, p); }},
         {"awq_gemv<1>", Result::fp32, WeightsRead::int4, 1, 1, always,
-         [](S s, X x, int, P p) { run_gemv<1>(s, x, p); }},
+         [](S s, X x, int, P p) { run_gemv<1>(s.scratch(), x, p); }},
         {"awq_gemv<2>", Result::fp32, WeightsRead::int4, 1, 1, columns(16),
-         [](S s, X x, int, P p) { run_gemv<2>(s, x, p); }},
+         [](S s, X x, int, P p) { run_gemv<2>(s.scratch(), x, p); }},
         {"awq_gemv<4>", Result::fp32, WeightsRead::int4, 1, 1, columns(32),
-         [](S s, X x, int, P p) { run_gemv<4>(s, x, p); }},
+         [](S s, X x, int, P p) { run_gemv<4>(s.scratch(), x, p); }},
         {"shared_gemm<64>", Result::fp16, WeightsRead::int4, 1, any, columns(64),
          [](S, X x, int n, P p) { run_shared_gemm<64>(x, n, p); }},
         {"shared_gemm<128>", Result::fp16, WeightsRead::int4, 1, any, columns(128),
          [](S, X x, int n, P p) { run_shared_gemm<128>(x, n, p); }},
         {"awq_gemm<16>", Result::fp32, WeightsRead::int4, 1, any, always,
-         [](S s, X x, int n, P p) { run_gemm<16>(s, x, n, p); }},
+         [](S s, X x, int n, P p) { run_gemm<16>(s.scratch(), x, n, p); }},
         {"awq_gemm<32>", Result::fp32, WeightsRead::int4, 1, any, always,
-         [](S s, X x, int n, P p) { run_gemm<32>(s, x, n, p); }},
+         [](S s, X x, int n, P p) { run_gemm<32>(s.scratch(), x, n, p); }},
         {"awq_gemm<64>", Result::fp32, WeightsRead::int4, 1, any, always,
-         [](S s, X x, int n, P p) { run_gemm<64>(s, x, n, p); }},
+         [](S s, X x, int n, P p) { run_gemm<64>(s.scratch(), x, n, p); }},
         {"runq_awq", Result::fp32, WeightsRead::int4, 1, any, always,
-         [](S s, X x, int n, P p) { matmul(s, x, n, p); }},
+         [](S s, X x, int n, P p) { awq_matmul(s, x, n, p); }},
     };
 #ifdef HAVE_CUBLAS
-    rungs.push_back(
-        {"dequantize + cuBLAS", Result::fp32, WeightsRead::int4, 1, any, always, [](S s, X x, int n, P p) {
-             for (int i = 0; i < p.n; i++) {
-                 const AwqMatrix& w = p.of[i].w;
-                 run_dequantize(w, s.dequantized.get());
-                 run_cublas(x, n, s.dequantized.get(), w.n_in, w.n_out, p.of[i].out, false);
-             }
-         }});
-    rungs.push_back({"fp16 cuBLAS", Result::fp32, WeightsRead::fp16, 1, any, always, [](S, X x, int n, P p) {
-                         for (int i = 0; i < p.n; i++) {
-                             const AwqMatrix& w = p.of[i].w;
-                             run_cublas(x, n, w.fp16, w.n_in, w.n_out, p.of[i].out, false);
-                         }
-                     }});
+    rungs.push_back({"dequantize + cuBLAS", Result::fp32, WeightsRead::int4, 1, any, always,
+                     [](S s, X x, int n, P p) { run_expand_cublas(s.expanded.get(), x, n, p); }});
+    rungs.push_back({"fp16 cuBLAS", Result::fp32, WeightsRead::fp16, 1, any, always,
+                     [](S, X x, int n, P p) { run_fp16_cublas(x, n, p); }});
 #endif
     return rungs;
 }

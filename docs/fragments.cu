@@ -1,15 +1,24 @@
 // Finds out which lane of a warp holds which element: of the matrices that ldmatrix loads, of the three
-// operands of mma.m16n8k16, and of the weights in runq_awq's operand A. docs/figures.py draws the answers.
+// operands of mma.m16n8k16, and of the weights in AWQ's operand A. docs/figures.py draws the answers.
 //
 //     g++ -std=c++20 -pthread -fno-strict-aliasing -DNO_TOKENIZER -I. -x c++ docs/fragments.cu -o fragments
 //     ./fragments [LANE]
 //
 // prints a line for each element, of all lanes or of one: operand, lane, register, half, row, column. The
-// functions under test are runq_awq's own. Compiled by nvcc (without -pthread and the like), it runs on a
-// GPU.
+// functions under test are those of common/gpu/awq_dequantize.cuh. Compiled by nvcc (without -pthread and the
+// like), it runs on a GPU.
 
-#define RUNQ_NO_MAIN
-#include "../runq_awq.cu"
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "common/gpu/awq_dequantize.cuh"
+#include "common/gpu/device.h"
+#include "common/gpu/half2.h"
+#include "simt/cuda.h"
+#include "simt/ptx.h"
 
 // The contents of a lane's registers. Each number encodes the element that is there, as 16 * row + column
 // unless said otherwise.

@@ -131,13 +131,13 @@ TEST_CASE("kernel: the ladder notices what is wrong") {
     using S = MatmulState&;
     using X = const half*;
     using P = const AwqProducts&;
-    CHECK(error([](S s, X x, int n, P p) { run_gemm<16>(s, x, n, p); }) < fp32_tolerance);
+    CHECK(error([](S s, X x, int n, P p) { run_gemm<16>(s.scratch(), x, n, p); }) < fp32_tolerance);
     // A token that is not there, a token too many, wrong zero points.
-    CHECK(std::isinf(error([](S s, X x, int n, P p) { run_gemm<16>(s, x, n - 1, p); })));
-    CHECK(std::isinf(error([](S s, X x, int n, P p) { run_gemm<16>(s, x, n + 1, p); })));
+    CHECK(std::isinf(error([](S s, X x, int n, P p) { run_gemm<16>(s.scratch(), x, n - 1, p); })));
+    CHECK(std::isinf(error([](S s, X x, int n, P p) { run_gemm<16>(s.scratch(), x, n + 1, p); })));
     CHECK(error([](S s, X x, int n, P p) {
               AwqProducts other = p;
-              other.of[0].w.qzeros = other.of[0].w.qweight;
-              run_gemm<16>(s, x, n, other);
+              other.items[0].w.qzeros = other.items[0].w.qweight;
+              run_gemm<16>(s.scratch(), x, n, other);
           }) > 1e-2);
 }

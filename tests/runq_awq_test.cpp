@@ -1,7 +1,7 @@
-// runq_awq.cu itself: its kernels against the golden vectors, the plain loop and sums in double, and then
-// whole layers and models. On the CPU the kernels run in the emulator (simt/). Built a second time with the
-// emulator's checks of every memory access (-DCHECKED_BUILD), where whole models would take too long. nvcc
-// compiles the same file for a GPU.
+// runq_awq.cu itself: its plain loop and the kernels of common/gpu/ against the golden vectors, each other
+// and sums in double, and then whole layers and models. On the CPU the kernels run in the emulator (simt/).
+// Built a second time with the emulator's checks of every memory access (-DCHECKED_BUILD), where whole models
+// would take too long. nvcc compiles the same file for a GPU.
 #define RUNQ_NO_MAIN
 #include "../runq_awq.cu"
 
@@ -108,23 +108,23 @@ DeviceRows<T> rows_on_device(const std::vector<T>& values, int n_cols) {
 // The product by each kernel that can do it. run(name, launch) is called for every one; the launch fills
 // products.
 template <class Run>
-void for_each_kernel(const half* x, int n_tokens, const AwqProducts& products, const Scratch& scratch,
+void for_each_kernel(const half* x, int n_tokens, const AwqProducts& products, const SplitScratch& scratch,
                      const Run& run) {
     run("reference", [&] { run_reference(x, n_tokens, products); });
     bool wide = true;
-    for (int i = 0; i < products.n; i++) wide = wide && products.of[i].w.n_out % 32 == 0;
+    for (int i = 0; i < products.n; i++) wide = wide && products.items[i].w.n_out % 32 == 0;
     for (const int n_splits : {1, 2, 3}) {
-        const std::string in_parts = ", " + std::to_string(n_splits) + " splits";
+        const std::string in_splits = ", " + std::to_string(n_splits) + " splits";
         if (n_tokens == 1) {
-            run("gemv<1>" + in_parts, [&] { run_gemv<1>(scratch, x, products, n_splits); });
+            run("gemv<1>" + in_splits, [&] { run_gemv<1>(scratch, x, products, n_splits); });
             if (wide) {
-                run("gemv<2>" + in_parts, [&] { run_gemv<2>(scratch, x, products, n_splits); });
-                run("gemv<4>" + in_parts, [&] { run_gemv<4>(scratch, x, products, n_splits); });
+                run("gemv<2>" + in_splits, [&] { run_gemv<2>(scratch, x, products, n_splits); });
+                run("gemv<4>" + in_splits, [&] { run_gemv<4>(scratch, x, products, n_splits); });
             }
         }
-        run("gemm<16>" + in_parts, [&] { run_gemm<16>(scratch, x, n_tokens, products, n_splits); });
-        run("gemm<32>" + in_parts, [&] { run_gemm<32>(scratch, x, n_tokens, products, n_splits); });
-        run("gemm<64>" + in_parts, [&] { run_gemm<64>(scratch, x, n_tokens, products, n_splits); });
+        run("gemm<16>" + in_splits, [&] { run_gemm<16>(scratch, x, n_tokens, products, n_splits); });
+        run("gemm<32>" + in_splits, [&] { run_gemm<32>(scratch, x, n_tokens, products, n_splits); });
+        run("gemm<64>" + in_splits, [&] { run_gemm<64>(scratch, x, n_tokens, products, n_splits); });
     }
 }
 
@@ -147,7 +147,7 @@ TEST_CASE("kernel: every product of the golden vectors, by every kernel") {
     struct Case {
         int n_tokens, n_out, n_in, group_size;
     };
-    const MatmulState state;
+    const MatmulState state{Matmul::fused, 1, 0};
     for (const Case& k :
          {Case{1, 8, 128, 128}, Case{1, 136, 256, 64}, Case{2, 24, 256, 128}, Case{15, 64, 128, 64},
           Case{16, 72, 128, 128}, Case{17, 136, 256, 64}, Case{64, 64, 64, 64}, Case{100, 104, 256, 128}}) {
@@ -173,7 +173,7 @@ TEST_CASE("kernel: every product of the golden vectors, by every kernel") {
 
 TEST_CASE("kernel: several matrices in one launch, several tiles of columns, and adding to what is there") {
     std::mt19937 rng(1);
-    const MatmulState state;
+    const MatmulState state{Matmul::fused, 1, 0};
     for (const int n_tokens : {1, 5, 33}) {
         const int n_in = 192;
         const DeviceMatrix a = random_matrix(rng, n_in, 264, 64), b = random_matrix(rng, n_in, 8, 64),
@@ -589,7 +589,7 @@ TEST_CASE("memory: what is asked for before loading is what the device then hold
                                                        traced ? &trace : nullptr);
                 uint64_t counted = 0;
                 for (const MemoryPart& part :
-                     device_memory(m.file.config, m.weights.file, ctx, Matmul::fused, traced))
+                     device_memory(m.file.config, m.weights.file, ctx, Matmul::fused, 0, traced))
                     counted += part.bytes;
                 CHECK(counted == device().allocated - before);
             }

@@ -1,4 +1,4 @@
-"""The checked build of the emulator names mistakes in the real kernels: copies of runq_awq.cu, each with one bug."""
+"""The checked build of the emulator names mistakes in AWQ's kernels: copies of their headers, each with one bug."""
 
 import os
 import re
@@ -43,14 +43,13 @@ BUGS = {
     ),
 }
 
-# The source's own includes come first, so that the copies find their guards set and declare nothing in a namespace.
+# The sources' own includes come first, so that the copies find their guards set and declare nothing in a namespace.
 DRIVER = """
 #include <cstdio>
 {includes}
-#define RUNQ_NO_MAIN
 {copies}
 // One product of 5 tokens (gemm) or one (gemv), 192 inputs in groups of 64, 72 outputs.
-template <class AwqMatrix, class AwqProducts, class Scratch, class Run>
+template <class Run>
 void attempt(const char* name, Run run) {{
     DeviceBuffer<uint32_t> qweight(192 * 9), qzeros(3 * 9);
     DeviceBuffer<half> scales(3 * 72), x(5 * 192);
@@ -60,7 +59,7 @@ void attempt(const char* name, Run run) {{
     w.qweight = qweight.get(), w.qzeros = qzeros.get(), w.scales = scales.get();
     w.n_in = 192, w.n_out = 72, w.group_size = 64;
     try {{
-        run(x.get(), AwqProducts{{{{{{w, out.get()}}}}, 1}}, Scratch{{}});
+        run(x.get(), AwqProducts{{{{{{w, out.get()}}}}, 1}}, SplitScratch{{}});
         std::printf("%s: nothing\\n", name);
     }} catch (const std::exception& e) {{
         std::printf("%s: %s\\n", name, e.what());
@@ -70,7 +69,7 @@ int main() {{
 {calls}
 }}
 """
-START = 'attempt<{n}::AwqMatrix, {n}::AwqProducts, {n}::Scratch>("{n}", [](auto x, auto products, auto scratch) {{ '
+START = 'attempt("{n}", [](const half* x, const AwqProducts& products, const SplitScratch& scratch) {{ '
 CALL = {
     "gemm": START + "launch<{n}::awq_gemm<16>>({{.grid = 1, .block = {n}::gemm_threads, "
     ".shared_bytes = {n}::gemm_stages * sizeof({n}::GemmStage<16>)}}, x, 5, products, scratch); }});",
@@ -83,13 +82,14 @@ CALL = {
 def messages(tmp_path_factory):
     """What each copy's launch ends with, by name. One program has all copies, each in a namespace."""
     folder = tmp_path_factory.mktemp("planted")
-    source = (ROOT / "runq_awq.cu").read_text()
-    includes = "\n".join(re.findall(r"^#include .*", source, re.MULTILINE))
+    sources = {kernel: (ROOT / "common" / "gpu" / f"awq_{kernel}.cuh").read_text() for kernel in CALL}
+    includes = "\n".join(re.findall(r"^#include .*", "\n".join(sources.values()), re.MULTILINE))
     copies = []
-    for name, (old, new, _, _) in BUGS.items():
+    for name, (old, new, kernel, _) in BUGS.items():
+        source = sources[kernel]
         assert name == "no_bug" or source.count(old) == 1, old
-        (folder / f"{name}.cu").write_text(source.replace(old, new) if old else source)
-        copies.append(f'namespace {name} {{\n#include "{folder}/{name}.cu"\n}}')
+        (folder / f"{name}.cuh").write_text(source.replace(old, new) if old else source)
+        copies.append(f'namespace {name} {{\n#include "{folder}/{name}.cuh"\n}}')
     calls = "\n".join(CALL[kernel].format(n=name) for name, (_, _, kernel, _) in BUGS.items())
     (folder / "driver.cpp").write_text(DRIVER.format(includes=includes, copies="\n".join(copies), calls=calls))
     compiler = os.environ.get("CXX", "g++")

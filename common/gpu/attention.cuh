@@ -218,10 +218,11 @@ inline void run_attention(const Attention& at, int head_dim) {
 
 // Memory for a single token's attention, whose keys are split among n_splits warps.
 struct AttentionScratch {
-    int n_splits;
+    int n_splits = 1;
     DeviceBuffer<float> partials;
     DeviceBuffer<unsigned> arrivals;
 
+    AttentionScratch() = default;
     // n_kv_heads key heads with heads_per_kv query heads each, over up to `context` positions.
     AttentionScratch(int n_kv_heads, int heads_per_kv, int head_dim, int context)
         : n_splits(count_splits(n_kv_heads, heads_per_kv, context)),

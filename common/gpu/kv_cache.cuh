@@ -7,9 +7,10 @@
 #include "common/model/config.h"
 
 struct DeviceKvCache {
-    int n_kv_heads, head_dim, context;        // context: positions
-    DeviceBuffer<half> all_keys, all_values;  // each (n_layers, n_kv_heads, context, head_dim)
+    int n_kv_heads = 0, head_dim = 0, context = 0;  // context: positions
+    DeviceBuffer<half> all_keys, all_values;        // each (n_layers, n_kv_heads, context, head_dim)
 
+    DeviceKvCache() = default;
     DeviceKvCache(const ModelConfig& c, int n_positions)
         : n_kv_heads(c.n_kv_heads),
           head_dim(c.head_dim),

@@ -138,6 +138,7 @@ inline void prepare_heads(DeviceRows<half>& q_rope, DeviceKvCache& cache, int la
 // comes to its positions, some thousand at a time: those of a long context would take seconds.
 class RotationTable {
   public:
+    RotationTable() = default;
     RotationTable(const ModelConfig& c, int context)
         : context_(context), frequencies_(rope_frequencies(c)), table_(n_values(c, context)) {}
     static size_t n_values(const ModelConfig& c, int context) {
@@ -163,7 +164,7 @@ class RotationTable {
     operator const DeviceBuffer<float2>&() const { return table_; }
 
   private:
-    int context_, n_ready_ = 0;       // positions
+    int context_ = 0, n_ready_ = 0;   // positions
     std::vector<float> frequencies_;  // (head_dim / 2,)
     DeviceBuffer<float2> table_;
 };
