@@ -39,6 +39,7 @@
 #include "common/gpu/bandwidth.h"
 #include "common/gpu/cublas.h"
 #include "common/gpu/device.h"
+#include "common/gpu/dry_run.h"
 #include "common/gpu/graph.cuh"
 #include "common/gpu/half2.h"
 #include "common/gpu/kv_cache.cuh"
@@ -205,8 +206,12 @@ struct RunState {
     // Allocates a run's memory. context: positions to keep; largest_matrix: weights in it.
     RunState(const ModelConfig& c, const Options& options, int context, bool traced, size_t largest_matrix) {
         const int n = std::min(max_chunk, context);
+        const char* advice = "a smaller --ctx takes less";
+        name_allocations("the keys and values of positions 0 to " + std::to_string(context - 1), advice);
         cache = DeviceKvCache(c, context);
+        name_allocations("RoPE", advice);
         rotations = RotationTable(c, context);
+        name_allocations("a chunk of " + std::to_string(n) + " tokens");
         x = DeviceRows<float>(n, c.dim);
         normed = DeviceRows<half>(n, c.dim);
         q = DeviceRows<float>(n, c.q_dim());
@@ -220,7 +225,9 @@ struct RunState {
         proj = DeviceRows<float>(traced ? n : 0, c.dim);
         q_norm = DeviceRows<float>(traced ? n : 0, c.q_dim());
         k_norm = DeviceRows<float>(traced ? n : 0, c.kv_dim());
+        name_allocations(logits_part(std::min(logit_rows, n), c.vocab_size).what);
         logits = DeviceRows<float>(std::min(logit_rows, n), c.vocab_size);
+        name_allocations("products and attention");
         matmul = MatmulState(matmul_option(options), n, largest_matrix);
         plain = options.own.at("--matmul") == "plain";
         attention = AttentionScratch(c.n_kv_heads, c.heads_per_kv(), c.head_dim, context);
@@ -422,86 +429,72 @@ const OwnOption own_options[] = {{
     "how products are computed",
 }};
 
-// The device memory that load_transformer() allocates.
-std::vector<MemoryPart> device_memory(const ModelConfig& c, const TensorList& tensors, int context,
-                                      Matmul how, size_t largest_matrix, bool traced) {
-    const uint64_t n = uint64_t(std::min(max_chunk, context)), f32 = sizeof(float), f16 = sizeof(half);
-    const uint64_t dim = uint64_t(c.dim), q = uint64_t(c.q_dim()), kv = uint64_t(c.kv_dim()),
-                   hidden = uint64_t(c.hidden_dim), n_logits = std::min(uint64_t(logit_rows), n);
-    uint64_t chunk = n * (dim * (f32 + f16) + q * (f32 + 2 * f16) + 2 * kv * f32 + hidden * (2 * f32 + f16));
-    if (traced) chunk += n * (dim + q + kv) * f32;
-    const uint64_t scratch =
-        max_partials * f32 + max_tiles * sizeof(unsigned) +
-        (choose_kernel(how, int(n)) == AwqKernel::expand_cublas ? largest_matrix : 0) * f16 +
-        (2 + n) * sizeof(int) + AttentionScratch::bytes(c.n_kv_heads, c.heads_per_kv(), c.head_dim, context);
-    const char* advice = "a smaller --ctx takes less";
-    return {{"the weights", tensors.memory_bytes()},
-            {"the weights as fp16 (--matmul)", keeps_fp16(how) ? c.macs_per_token() * f16 : 0},
-            kv_part(0, context, kv_bytes(c, KvFormat::f16), advice),
-            {"RoPE", RotationTable::n_values(c, context) * sizeof(float2), advice},
-            {"a chunk of " + std::to_string(n) + " tokens", chunk},
-            logits_part(n_logits, c.vocab_size),
-            {"products and attention", scratch}};
+// What a run takes of the device's memory, all of it.
+struct RunMemory {
+    DeviceBuffer<std::byte> weights;
+    DeviceBuffer<half> fp16;  // all matrices, only with predequant and fp16
+    RunState state;
+};
+
+RunMemory allocate_run(const ModelFile& file, Weights& planned, const Options& o, int context, bool traced) {
+    size_t all = 0, largest = 0;
+    for (const AwqMatrix* w : planned.matrices())
+        all += w->n_weights(), largest = std::max(largest, w->n_weights());
+    name_allocations("the weights");
+    DeviceBuffer<std::byte> weights = upload_weights(file, planned.file);
+    name_allocations("the weights as fp16 (--matmul)");
+    DeviceBuffer<half> fp16(keeps_fp16(matmul_option(o)) ? all : 0);
+    return {std::move(weights), std::move(fp16), RunState(file.config, o, context, traced, largest)};
 }
 
-// Throws std::runtime_error if a run's memory is not there, on the device or on the host, before any of it is
-// allocated.
-void check_run_memory(const ModelFile& file, const TensorList& tensors, const Options& o, int context,
-                      size_t largest_matrix, bool traced) {
+// Throws std::runtime_error if a run's memory is not there, on the device or on the host. on_device: what a
+// dry run of allocate_run() counted.
+void check_run_memory(const std::vector<DevicePart>& on_device, const ModelFile& file, const Options& o,
+                      int context, bool traced) {
     const uint64_t n_logits = o.ppl || traced ? uint64_t(std::min(max_chunk, context)) : 1;
-    std::vector<MemoryPart> on_host = {logits_part(n_logits, file.config.vocab_size),
-                                       {"the tokenizer", file.tokenizer.size()}};
-    device();
+    std::vector<MemoryPart> parts,
+        on_host = {logits_part(n_logits, file.config.vocab_size), {"the tokenizer", file.tokenizer.size()}};
+    for (const DevicePart& part : on_device) parts.push_back({part.what, part.bytes, part.advice});
 #ifdef HAVE_CUBLAS
     cublas();  // its workspace takes device memory, too
 #endif
-    const std::vector<MemoryPart> on_device =
-        device_memory(file.config, tensors, context, matmul_option(o), largest_matrix, traced);
 #ifdef __CUDACC__
     size_t free = 0, all = 0;
     check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
-    check_memory(on_device, free, "device memory");
+    check_memory(parts, free, "device memory");
 #else
-    on_host.insert(on_host.end(), on_device.begin(), on_device.end());  // the emulator's is the host's
+    on_host.insert(on_host.end(), parts.begin(), parts.end());  // the emulator's memory is the host's
 #endif
     check_memory(on_host, available_memory());
 }
 
-// All matrices as fp16, for --matmul predequant and fp16.
-DeviceBuffer<half> dequantize_all(Weights& w) {
-    size_t n = 0;
-    for (const AwqMatrix* matrix : w.matrices()) n += matrix->n_weights();
-    DeviceBuffer<half> memory(n);
-    half* next = memory.get();
-    for (AwqMatrix* matrix : w.matrices()) {
-        run_dequantize(*matrix, next);
-        matrix->fp16 = next;
-        next += matrix->n_weights();
+// Expands all matrices to fp16, for --matmul predequant and fp16.
+void expand_all(Weights& weights, half* to) {
+    for (AwqMatrix* w : weights.matrices()) {
+        run_dequantize(*w, to);
+        w->fp16 = to;
+        to += w->n_weights();
     }
     wait_for_device();
-    return memory;
 }
 
-// Opens an AWQ file, copies it to the device and allocates a run's memory. Throws std::runtime_error with one
-// line that names the file.
+// Opens an AWQ file, copies it to the device and allocates a run's memory, once it is sure to be there.
+// Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
     ModelFile file = open_model_file(path, scheme_awq, check_config);
     Weights planned{planned_tensors(), file.config};
     planned.file.check_end(file);
     if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
-    const Matmul how = matmul_option(options);
     const int context = context_length(options, file.config);
-    size_t largest = 0;
-    for (const AwqMatrix* w : planned.matrices()) largest = std::max(largest, w->n_weights());
+    const auto allocate = [&] { return allocate_run(file, planned, options, context, trace != nullptr); };
     try {
-        check_run_memory(file, planned.file, options, context, largest, trace != nullptr);
-        DeviceBuffer<std::byte> memory = upload_weights(file, planned.file);
-        Weights weights{tensors_in(memory), file.config};
-        RunState state(file.config, options, context, trace != nullptr, largest);
-        DeviceBuffer<half> fp16_memory;
-        if (keeps_fp16(how)) fp16_memory = dequantize_all(weights);
-        return {std::move(file),    std::move(memory), std::move(fp16_memory),
-                std::move(weights), std::move(state),  trace};
+        device();
+        check_run_memory(DryRun::parts_of(allocate), file, options, context, trace != nullptr);
+        RunMemory memory = allocate();
+        Weights weights{tensors_in(memory.weights), file.config};
+        if (memory.fp16.size() > 0) expand_all(weights, memory.fp16.get());
+        return {std::move(file),    std::move(memory.weights), std::move(memory.fp16),
+                std::move(weights), std::move(memory.state),   trace};
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
     }

@@ -573,25 +573,108 @@ TEST_CASE("weights: each tensor's bytes in device memory are those of the file")
     }
 }
 
-TEST_CASE("memory: what is asked for before loading is what the device then holds") {
-    for (const char* name : models) {
+namespace {
+
+// A run's options, as the command line would have them.
+Options options_of(const char* matmul, int ctx = 0) {
+    Options options;
+    options.own["--matmul"] = matmul;
+    options.ctx = ctx;
+    return options;
+}
+
+uint64_t bytes_of(const std::vector<DevicePart>& parts) {
+    uint64_t n = 0;
+    for (const DevicePart& part : parts) n += part.bytes;
+    return n;
+}
+
+}  // namespace
+
+TEST_CASE("memory: a dry run counts and takes none") {
+    Device& d = device();
+    const uint64_t before = d.allocated, peak = d.peak;
+    const std::vector<DevicePart> parts = DryRun::parts_of([] {
+        const DeviceBuffer<half> unnamed(5);
+        name_allocations("rows", "fewer");
+        DeviceRows<float> rows(3, 7);
+        CHECK(rows.is_allocated());
+        CHECK(rows.get() == nullptr);
+        const std::vector<float> values(21);
+        rows.values.upload(values.data(), values.size());
+        rows.values.clear();
+        rows = DeviceRows<float>(2, 7);  // a second time, beside the first
+        name_allocations("nothing");
+    });
+    CHECK(DryRun::current() == nullptr);
+    CHECK(d.allocated == before);
+    CHECK(d.peak == peak);
+    REQUIRE(parts.size() == 3);
+    CHECK(parts[0].what == "other memory");
+    CHECK(parts[0].bytes == 10);
+    CHECK(parts[1].what == "rows");
+    CHECK(parts[1].advice == std::string("fewer"));
+    CHECK(parts[1].bytes == (21 + 14) * sizeof(float));
+    CHECK(parts[2].bytes == 0);
+    CHECK_THROWS_WITH(DryRun::parts_of([] { throw std::runtime_error("no"); }), "no");
+    CHECK(DeviceBuffer<int>(1).get() != nullptr);
+}
+
+TEST_CASE("memory: the parts of a run") {
+    const ModelFile file = open_model_file("build/models/tiny-llama.awq.bin", scheme_awq, check_config);
+    Weights planned{planned_tensors(), file.config};
+    std::vector<DevicePart> parts =
+        DryRun::parts_of([&] { allocate_run(file, planned, options_of("fused"), 300, false); });
+    std::vector<std::string> names;
+    for (const DevicePart& part : parts) names.push_back(part.what);
+    CHECK(names ==
+          std::vector<std::string>{"the weights", "the weights as fp16 (--matmul)",
+                                   "the keys and values of positions 0 to 299", "RoPE",
+                                   "a chunk of " + std::to_string(std::min(max_chunk, 300)) + " tokens",
+                                   "the logits of 16 tokens", "products and attention"});
+    CHECK(parts[0].bytes == planned.file.memory_bytes());
+    CHECK(parts[1].bytes == 0);
+    CHECK(parts[2].bytes == 300 * kv_bytes(file.config, KvFormat::f16));
+    CHECK(parts[2].advice == std::string("a smaller --ctx takes less"));
+    CHECK(parts[3].bytes == 300 * size_t(file.config.head_dim / 2) * sizeof(float2));
+    CHECK(parts[5].bytes == 16 * size_t(file.config.vocab_size) * sizeof(float));
+}
+
+TEST_CASE("memory: what is asked for before loading is what a run has taken in the end") {
+#ifdef HAVE_CUBLAS
+    cublas();  // whose workspace is not a run's
+    const std::vector<const char*> ways = {"fused", "plain", "dequant", "predequant", "fp16"};
+#else
+    const std::vector<const char*> ways = {"fused", "plain"};
+#endif
+    for (const char* name : {"tiny-llama.awq", "tiny-qwen3.awq-g64"}) {
         for (const bool traced : {false, true}) {
-            for (const int ctx : {7, 300}) {
-                CAPTURE(name);
-                CAPTURE(traced);
-                CAPTURE(ctx);
-                Options options;
-                options.own["--matmul"] = "fused";
-                options.ctx = ctx;
-                Trace trace;
-                const uint64_t before = device().allocated;
-                const Transformer m = load_transformer("build/models/" + std::string(name) + ".bin", options,
-                                                       traced ? &trace : nullptr);
-                uint64_t counted = 0;
-                for (const MemoryPart& part :
-                     device_memory(m.file.config, m.weights.file, ctx, Matmul::fused, 0, traced))
-                    counted += part.bytes;
-                CHECK(counted == device().allocated - before);
+            for (const char* matmul : ways) {
+                for (const int ctx : {1, 70, 300}) {
+                    CAPTURE(name);
+                    CAPTURE(traced);
+                    CAPTURE(matmul);
+                    CAPTURE(ctx);
+                    const std::string path = "build/models/" + std::string(name) + ".bin";
+                    const Options options = options_of(matmul, ctx);
+                    const ModelFile file = open_model_file(path, scheme_awq, check_config);
+                    Weights planned{planned_tensors(), file.config};
+                    const uint64_t promised = bytes_of(
+                        DryRun::parts_of([&] { allocate_run(file, planned, options, ctx, traced); }));
+
+                    Trace trace;
+                    const uint64_t before = device().allocated;
+                    device().peak = before;
+                    Transformer m = load_transformer(path, options, traced ? &trace : nullptr);
+#ifndef CHECKED_BUILD
+                    const std::vector<int> tokens(size_t(std::min(ctx, 2)), 5);
+                    forward(m, tokens, 0, int(tokens.size()));
+                    forward(m, std::span(tokens).first(1), int(tokens.size()) - 1, 1);
+#endif
+                    const auto measured = double(device().peak - before);
+                    CHECK(measured <= double(promised));
+                    CHECK(measured >= 0.95 * double(promised));
+                }
             }
         }
     }
@@ -620,9 +703,7 @@ TEST_CASE("rotations: computed as positions are used, the same as all at once") 
 namespace {
 
 Transformer load(const std::string& name, Trace* trace = nullptr, const char* matmul = "fused") {
-    Options options;
-    options.own["--matmul"] = matmul;
-    return load_transformer("build/models/" + name + ".bin", options, trace);
+    return load_transformer("build/models/" + name + ".bin", options_of(matmul), trace);
 }
 
 Tensors golden_trace(const std::string& name) {

@@ -226,13 +226,10 @@ struct AttentionScratch {
     // n_kv_heads key heads with heads_per_kv query heads each, over up to `context` positions.
     AttentionScratch(int n_kv_heads, int heads_per_kv, int head_dim, int context)
         : n_splits(count_splits(n_kv_heads, heads_per_kv, context)),
-          partials(n_values(n_kv_heads, heads_per_kv, head_dim, context)),
+          partials(size_t(count_tiles(n_kv_heads, heads_per_kv)) * size_t(n_splits) * attention_rows *
+                   size_t(head_dim + 2)),
           arrivals(size_t(count_tiles(n_kv_heads, heads_per_kv))) {
         arrivals.clear();
-    }
-    static uint64_t bytes(int n_kv_heads, int heads_per_kv, int head_dim, int context) {
-        return n_values(n_kv_heads, heads_per_kv, head_dim, context) * sizeof(float) +
-               size_t(count_tiles(n_kv_heads, heads_per_kv)) * sizeof(unsigned);
     }
 
   private:
@@ -244,10 +241,6 @@ struct AttentionScratch {
         const int keys_per_block = attention_warps * attention_keys;
         return attention_warps * std::min({(context + keys_per_block - 1) / keys_per_block, 64,
                                            1 + 4 * device().n_sms / count_tiles(n_kv_heads, heads_per_kv)});
-    }
-    static size_t n_values(int n_kv_heads, int heads_per_kv, int head_dim, int context) {
-        return size_t(count_tiles(n_kv_heads, heads_per_kv)) *
-               size_t(count_splits(n_kv_heads, heads_per_kv, context)) * attention_rows * size_t(head_dim + 2);
     }
 };
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "common/gpu/dry_run.h"
 #include "simt/cuda.h"
 
 inline void check(cudaError_t error, const char* what) {
@@ -52,7 +53,7 @@ inline Device& device() {
 
 inline void wait_for_device() { check(cudaStreamSynchronize(device().stream), "a kernel"); }
 
-// An array of n values on the device, not initialized.
+// An array of n values on the device, not initialized. In a dry run (dry_run.h) it counts and has no memory.
 template <class T>
 class DeviceBuffer {
   public:
@@ -60,6 +61,10 @@ class DeviceBuffer {
     // Throws std::runtime_error with both sizes if that much memory is not free.
     explicit DeviceBuffer(size_t n) : n_(n) {
         if (n == 0) return;
+        if (DryRun::current() != nullptr) {
+            DryRun::current()->count(n * sizeof(T));
+            return;
+        }
         device();
         void* p = nullptr;
         if (cudaMalloc(&p, n * sizeof(T)) != cudaSuccess) {
@@ -92,11 +97,15 @@ class DeviceBuffer {
     size_t size() const { return n_; }
 
     void upload(const T* from, size_t n, size_t at = 0) {
+        if (DryRun::current() != nullptr) return;
         check(cudaMemcpyAsync(p_ + at, from, n * sizeof(T), cudaMemcpyHostToDevice, device().stream),
               "upload");
         wait_for_device();
     }
-    void clear() { check(cudaMemsetAsync(p_, 0, n_ * sizeof(T), device().stream), "cudaMemset"); }
+    void clear() {
+        if (DryRun::current() != nullptr) return;
+        check(cudaMemsetAsync(p_, 0, n_ * sizeof(T), device().stream), "cudaMemset");
+    }
 
   private:
     T* p_ = nullptr;

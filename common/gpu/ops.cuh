@@ -140,10 +140,9 @@ class RotationTable {
   public:
     RotationTable() = default;
     RotationTable(const ModelConfig& c, int context)
-        : context_(context), frequencies_(rope_frequencies(c)), table_(n_values(c, context)) {}
-    static size_t n_values(const ModelConfig& c, int context) {
-        return size_t(context) * size_t(c.head_dim / 2);
-    }
+        : context_(context),
+          frequencies_(rope_frequencies(c)),
+          table_(size_t(context) * frequencies_.size()) {}
 
     // Before positions up to end - 1 are used.
     void reach(int end) {
