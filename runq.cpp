@@ -32,6 +32,7 @@
 #include "common/cpu/int8_matmul.h"
 #include "common/cpu/ops.h"
 #include "common/cpu/rows.h"
+#include "common/model/header.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
@@ -130,6 +131,8 @@ void check_config(const ModelConfig& c) {
         }
     }
 }
+
+const FileFormat<ModelConfig> file_format{.scheme = scheme_q8, .check = check_config};
 
 // Every tensor in the order of the file, which is llama2.c's version 2 with Qwen3's two head norms added. A
 // member is made as it stands here (C++ makes members in the order of their declaration), so the list of
@@ -297,7 +300,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 
 // Opens a Q8 file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Transformer m = load_cpu<Transformer>(path, scheme_q8, check_config, max_chunk, options, trace);
+    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
     if (m.file.is_copied()) m.weights.pack();
     return m;
 }

@@ -41,9 +41,40 @@
 #include "common/cpu/rows.h"
 #include "common/cpu/unroll.h"
 #include "common/cpu/vector.h"
+#include "common/model/header.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
+
+// ----------------------------------------------------------------------------
+// What the header says besides a model's usual numbers: docs/moe.md
+
+// How a matrix is stored.
+enum class WeightKind : uint32_t { a8w8 = 0, a8w4 = 1, mxfp8 = 2 };
+struct WeightFormat {
+    WeightKind kind = WeightKind::a8w8;
+    int group = 0;  // weights of a row that share a scale; 0: the whole row
+};
+
+// The mixtures of experts.
+struct MoeConfig {
+    WeightFormat experts;
+    bool pure = false;              // all other matrices are stored as experts are, not in A8W8
+    int n_experts = 0;              // of each layer that has any
+    int n_active = 0;               // experts that a token goes to
+    int hidden_dim = 0;             // length inside an expert (moe_intermediate_size)
+    bool norm_topk_prob = false;    // weights of the active experts are divided by their sum
+    std::vector<uint8_t> is_dense;  // (n_layers,), 1: no experts
+
+    WeightFormat others() const { return pure ? experts : WeightFormat{}; }
+};
+
+struct Config : ModelConfig {
+    MoeConfig moe;
+
+    // Whether the feed-forward block of layer l is a mixture of experts.
+    bool has_experts(int l) const { return moe.n_experts > 0 && moe.is_dense[size_t(l)] == 0; }
+};
 
 // ----------------------------------------------------------------------------
 // int8 with a scale per row
@@ -568,8 +599,26 @@ void combine(Rows& out, const Rows& down, const Routing& routing, int k) {
 // ----------------------------------------------------------------------------
 // The tensors of a file
 
+size_t read_own_fields(const HeaderReader& h, Config& c) {
+    constexpr size_t format = 0xC0, n_experts = 0xC4, n_active = 0xC8, hidden_dim = 0xCC,
+                     norm_topk_prob = 0xD0, group = 0xD4, pure = 0xD8;
+    MoeConfig& m = c.moe;
+    m.experts.kind = WeightKind(h.checked_int("format", h.i32(format), 0, 2));
+    m.n_experts = h.checked_int("n_experts", h.i32(n_experts), 1, 1 << 10);
+    m.n_active = h.checked_int("n_active", h.i32(n_active), 1, m.n_experts);
+    m.hidden_dim = h.checked_int("moe_hidden_dim", h.i32(hidden_dim), 1, 5120);
+    m.norm_topk_prob = h.checked_int("norm_topk_prob", h.i32(norm_topk_prob), 0, 1) == 1;
+    m.experts.group = h.checked_int("group", h.i32(group), 0, 1024);
+    m.pure = h.checked_int("pure", h.i32(pure), 0, 1) == 1;
+    // The table of dense layers is the first tensor: the others follow from it.
+    if (h.file.size() < header_size + size_t(c.n_layers)) h.fail("dense_layers ends too soon");
+    for (int l = 0; l < c.n_layers; l++)
+        m.is_dense.push_back(uint8_t(h.checked_int("dense_layers", h.u8(header_size + size_t(l)), 0, 1)));
+    return pure + sizeof(int32_t);
+}
+
 // Throws for groups that a format has not, and for rows that are no multiple of what they have to be.
-void check_config(const ModelConfig& c) {
+void check_config(const Config& c) {
     auto fail = [](const std::string& what) { throw std::runtime_error(what); };
     if (c.group_size != 0)
         fail("group_size is " + std::to_string(c.group_size) + ", expected 0 (whole rows)");
@@ -598,11 +647,18 @@ void check_config(const ModelConfig& c) {
     }
 }
 
+const FileFormat<Config> file_format{.scheme = scheme_moe,
+                                     .check = check_config,
+                                     .read_own = read_own_fields,
+                                     .first_arch = Arch::qwen3_moe,
+                                     .last_arch = Arch::qwen3_moe,
+                                     .alignment = 64};
+
 // Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
 // of their declaration), so the list of names and shapes and the pointers into the file are the same lines.
 struct Weights {
     TensorList file;
-    ModelConfig c;
+    Config c;
 
     const uint8_t* dense_layers = file.next<uint8_t>("dense_layers", {c.n_layers});  // read with the header
     LayerNorms<float> norms = file.layer_norms<float>(c);     // attn, ffn: n_layers of (dim,); last: (dim,)
@@ -638,6 +694,7 @@ struct Weights {
         MoeMatrix w;
         w.n_experts = std::max(1, n_experts), w.n_rows = n_rows, w.n_cols = n_cols;
         w.group = format.group > 0 ? format.group : n_cols;
+        const Share read = n_experts > 0 ? Share{c.moe.n_active, n_experts} : Share{};
         auto shape = [&](std::initializer_list<int> behind_rows) {
             std::vector<int> all{n_experts, n_rows};
             if (n_experts == 0) all.erase(all.begin());
@@ -645,18 +702,18 @@ struct Weights {
             return all;
         };
         if (format.kind == WeightKind::a8w8) {
-            w.int8_codes = file.next<int8_t>(name + ".codes", shape({n_cols}));
-            w.row_scales = file.next<float>(name + ".scales", n_experts > 0 ? shape({}) : shape({1}));
+            w.int8_codes = file.next<int8_t>(name + ".codes", shape({n_cols}), read);
+            w.row_scales = file.next<float>(name + ".scales", n_experts > 0 ? shape({}) : shape({1}), read);
         } else if (format.kind == WeightKind::mxfp8) {
-            w.codes = file.next<uint8_t>(name + ".codes", shape({n_cols}));
-            w.mx_scales = file.next<uint8_t>(name + ".scales", shape({w.n_groups()}));
+            w.codes = file.next<uint8_t>(name + ".codes", shape({n_cols}), read);
+            w.mx_scales = file.next<uint8_t>(name + ".scales", shape({w.n_groups()}), read);
         } else {
-            w.codes = file.next<uint8_t>(name + ".codes", shape({n_cols / 2}));
+            w.codes = file.next<uint8_t>(name + ".codes", shape({n_cols / 2}), read);
             if (format.group > 0)
-                w.group_scales = file.next<Half>(name + ".scales", shape({w.n_groups()}));
+                w.group_scales = file.next<Half>(name + ".scales", shape({w.n_groups()}), read);
             else
-                w.row_scales = file.next<float>(name + ".scales", shape({}));
-            w.assist = file.next<float>(name + ".assist", shape({}));
+                w.row_scales = file.next<float>(name + ".scales", shape({}), read);
+            w.assist = file.next<float>(name + ".assist", shape({}), {0, 1});
         }
         return w;
     }
@@ -731,8 +788,25 @@ struct RunState {
     HeadScores scores, probs;  // attention's, if there is a trace
     KvCache cache;             // keys and values of `context` positions
 
+    // Bytes of quantized inputs and of what experts compute.
+    static uint64_t own_bytes_per_token(const Config& c) {
+        // Of MXFP8 codes with their values. If experts are MXFP8 and all else int8, an input of each kind;
+        // and what the experts' second product reads.
+        auto of_code = [](const WeightFormat& f) {
+            return f.kind == WeightKind::mxfp8 ? 1 + sizeof(float) : 1;
+        };
+        const MoeConfig& moe = c.moe;
+        const uint64_t n_active = uint64_t(moe.n_active);
+        uint64_t inputs = uint64_t(std::max({c.dim, c.q_dim(), c.hidden_dim})) * of_code(moe.others());
+        if (moe.experts.kind == WeightKind::mxfp8 && !moe.pure)
+            inputs += uint64_t(c.dim) * of_code(moe.experts);
+        inputs += n_active * uint64_t(moe.hidden_dim) * of_code(moe.experts);
+        if (moe.n_experts == 0) return inputs;
+        return inputs + (uint64_t(moe.n_experts) + n_active * uint64_t(c.dim)) * sizeof(float);
+    }
+
     // Allocates a run's memory; `context` is the number of positions to keep.
-    RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
+    RunState(const Config& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
         x = normed = proj = Rows(n, c.dim);
         q = attn_out = Rows(n, c.q_dim());
@@ -750,7 +824,7 @@ struct RunState {
 };
 
 struct Transformer {
-    ModelFile file;
+    ModelFileOf<Config> file;
     Weights weights;
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
@@ -858,7 +932,7 @@ void record_product(const Recorder& record, const std::string& name, const Rows&
 
 // x (n_tokens, dim) += attention of layer l, for tokens at positions pos, pos + 1, ...
 void attention_block(Transformer& m, int l, int pos) {
-    const ModelConfig& c = m.file.config;
+    const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
     const Recorder record(m.trace, l);
@@ -887,7 +961,7 @@ void attention_block(Transformer& m, int l, int pos) {
 
 // x (n_tokens, dim) += down_proj(silu(gate_proj(normed)) * up_proj(normed)) of layer l.
 void dense_block(Transformer& m, int l) {
-    const ModelConfig& c = m.file.config;
+    const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
     const Recorder record(m.trace, l);
@@ -905,7 +979,7 @@ void dense_block(Transformer& m, int l) {
 
 // x (n_tokens, dim) += the weighted sum of what each token's experts make of it, in layer l.
 void moe_block(Transformer& m, int l) {
-    const ModelConfig& c = m.file.config;
+    const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
     const Recorder record(m.trace, l);
@@ -943,7 +1017,7 @@ void feed_forward_block(Transformer& m, int l) {
 // its own. Returns logits (n_logits, vocab_size), those of the last n_logits tokens: none, one or all.
 // Preconditions: pos + tokens.size() <= context; positions before pos have been run.
 std::span<const float> forward(Transformer& m, std::span<const int> tokens, int pos, int n_logits) {
-    const ModelConfig& c = m.file.config;
+    const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
     const int n_tokens = int(tokens.size());
@@ -971,13 +1045,23 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 
 // Opens a MoE file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Transformer m = load_cpu<Transformer>(path, scheme_moe, check_config, max_chunk, options, trace);
+    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
     if (m.file.is_copied()) m.weights.pack();
     return m;
 }
 
+// Multiply-adds of one token in the layers' matrices, of the active experts alone.
+uint64_t macs_per_token(const Config& c) {
+    uint64_t width = 0;  // of all layers' feed-forward blocks
+    for (int l = 0; l < c.n_layers; l++)
+        width +=
+            c.has_experts(l) ? uint64_t(c.moe.n_active) * uint64_t(c.moe.hidden_dim) : uint64_t(c.hidden_dim);
+    return uint64_t(c.dim) *
+           (uint64_t(c.n_layers) * (2 * uint64_t(c.q_dim()) + 2 * uint64_t(c.kv_dim())) + 3 * width);
+}
+
 // What multiplies all matrices but the experts'.
-const char* kernel_name(const ModelConfig& c) {
+const char* kernel_name(const Config& c) {
     const WeightFormat format = c.moe.others();
     const bool is_plain = format.kind == WeightKind::mxfp8 ||
                           (format.kind == WeightKind::a8w4 && (format.group == 0 || c.dim % 64 != 0));
@@ -993,10 +1077,12 @@ Model load_model(const Options& options, Trace* trace) {
     const int group = moe.experts.group;
     const std::string groups = group > 0 ? ", groups of " + std::to_string(group) : ", one scale a row";
     const char* const names[] = {"A8W8", "A8W4", "MXFP8"};
-    return cpu_model(m,
-                     experts + names[int(moe.experts.kind)] + groups +
-                         (moe.pure ? "; all else the same" : "; all else W8A8, one scale a row"),
-                     kernel_name(m->file.config), max_chunk);
+    Model model = cpu_model(m,
+                            experts + names[int(moe.experts.kind)] + groups +
+                                (moe.pure ? "; all else the same" : "; all else W8A8, one scale a row"),
+                            kernel_name(m->file.config), max_chunk);
+    model.macs_per_token = macs_per_token(m->file.config);
+    return model;
 }
 
 const OwnOption own_options[] = {

@@ -38,6 +38,7 @@
 #include "common/cpu/int8_matmul.h"
 #include "common/cpu/ops.h"
 #include "common/cpu/rows.h"
+#include "common/model/header.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
@@ -133,8 +134,17 @@ void embed(Rows& out, const W8A8Matrix& table, std::span<const int> tokens) {
 // ----------------------------------------------------------------------------
 // The tensors of a file
 
+struct Config : ModelConfig {
+    bool static_activations = false;  // one scale per place, from calibration, not one per token
+};
+
+size_t read_own_fields(const HeaderReader& h, Config& c) {
+    c.static_activations = h.i32(header_offset::activations) == 1;
+    return header_offset::own;
+}
+
 // Throws for a block size that there is not, and for rows that cannot share a scale.
-void check_config(const ModelConfig& c) {
+void check_config(const Config& c) {
     auto fail = [](const std::string& what) { throw std::runtime_error(what); };
     if (c.group_size != 0 && c.group_size != 32)
         fail("group_size is " + std::to_string(c.group_size) + ", expected 0 (whole rows) or 32");
@@ -153,6 +163,9 @@ void check_config(const ModelConfig& c) {
     }
 }
 
+const FileFormat<Config> file_format{
+    .scheme = scheme_w8a8, .check = check_config, .read_own = read_own_fields, .max_activations = 1};
+
 // Where activations are quantized: four times in a layer, and before the classifier.
 enum Place { attn_norm, attn_mix, ffn_norm, ffn_swiglu, n_places };
 
@@ -160,7 +173,7 @@ enum Place { attn_norm, attn_mix, ffn_norm, ffn_swiglu, n_places };
 // of their declaration), so the list of names and shapes and the pointers into the file are the same lines.
 struct Weights {
     TensorList file;
-    ModelConfig c;
+    Config c;
 
     LayerNorms<float> norms = file.layer_norms<float>(c);     // attn, ffn: n_layers of (dim,); last: (dim,)
     HeadNorms<float> head_norms = file.head_norms<float>(c);  // q, k: n_layers of (head_dim,), Qwen3 only
@@ -256,7 +269,7 @@ struct RunState {
 };
 
 struct Transformer {
-    ModelFile file;
+    ModelFileOf<Config> file;
     Weights weights;
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
@@ -360,7 +373,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
     Options o = options;
     if (attention_in_int8(o)) o.own[kv_option.name] = "q8";  // the bytes that its cache takes
-    Transformer m = load_cpu<Transformer>(path, scheme_w8a8, check_config, max_chunk, o, trace);
+    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, o, trace);
     if (m.file.is_copied()) m.weights.pack();
     return m;
 }
@@ -372,7 +385,7 @@ Model load_model(const Options& options, Trace* trace) {
     if (attention_in_int8(options) && options.own.at(kv_option.name) != "f32")
         throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
-    const ModelConfig& c = m->file.config;
+    const Config& c = m->file.config;
     std::string scheme = c.group_size == 0 ? "W8A8: int8, one scale a row; activations one a "
                                            : "W8A8: int8, one scale for 32 weights; activations one for ";
     scheme += c.static_activations ? "place (static)" : c.group_size == 0 ? "token" : "32 values";

@@ -10,7 +10,7 @@
 
 #include "common/cpu/lowbit.h"
 #include "common/cpu/lowbit_pack.h"
-#include "common/model/layout.h"
+#include "common/model/matrix_format.h"
 #include "int8_cases.h"
 
 // A matrix with its memory, and what it expands to.

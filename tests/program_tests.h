@@ -86,7 +86,7 @@ TEST_CASE("memory: what is asked for before loading is what a run then takes") {
             Transformer m = load(name);
             const int n = int(tokens.size()), context = context_length(options, m.file.config);
             uint64_t counted = 0, taken = m.file.tokenizer.size();
-            for (const MemoryPart& part : cpu_memory(m.file, options, context, max_chunk))
+            for (const MemoryPart& part : cpu_memory<RunState>(m.file, options, context, max_chunk))
                 counted += part.bytes;
             forward(m, tokens, 0, all_logits ? n : 1);
             RunState& s = m.state;

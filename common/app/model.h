@@ -34,7 +34,7 @@ struct Model {
     ModelConfig config;
     std::shared_ptr<const Tokenizer> tokenizer;      // null if the file has none; the command line loads it
     std::span<const std::byte> tokenizer_section{};  // of the file; empty if another program made it
-    std::string scheme;                              // e.g. "Q8, int8 groups of 64"
+    std::string scheme;                              // e.g. "int8, groups of 64"
     std::string kernel;                              // the matmul path in use, e.g. "avx2"
     uint64_t file_bytes = 0;                         // the whole model file
     uint64_t weight_bytes = 0;                       // the weights in it
@@ -97,7 +97,8 @@ inline uint64_t kv_bytes(const ModelConfig& c, KvFormat format) {
 }
 
 // What follows from a file and its tensors, whatever the scheme. kv: how the KV cache keeps a number.
-inline Model model_of(const ModelFile& file, const TensorList& tensors, KvFormat kv) {
+template <class Config>
+Model model_of(const ModelFileOf<Config>& file, const TensorList& tensors, KvFormat kv) {
     const ModelConfig& c = file.config;
     Model m;
     m.config = c;
@@ -149,46 +150,38 @@ inline int sure_positions(const Options& o, int context) {
 }
 
 // The memory that a CPU program's run cannot do without, in chunks of up to max_chunk tokens.
-inline std::vector<MemoryPart> cpu_memory(const ModelFile& file, const Options& o, int context,
-                                          int max_chunk) {
-    const ModelConfig& c = file.config;
+template <class RunState, class Config>
+std::vector<MemoryPart> cpu_memory(const ModelFileOf<Config>& file, const Options& o, int context,
+                                   int max_chunk) {
+    const Config& c = file.config;
     const uint64_t n = uint64_t(std::min(max_chunk, context)), n_logits = o.ppl || o.trace ? n : 1;
-    // A RunState's rows in fp32.
+    // A RunState's rows in fp32, and the codes of one product's input.
     const uint64_t values =
         3 * uint64_t(c.dim) + 2 * uint64_t(c.q_dim()) + 2 * uint64_t(c.kv_dim()) + 2 * uint64_t(c.hidden_dim);
-    // Codes of one product's input, of MXFP8 with their values. If experts are MXFP8 and all else int8, an
-    // input of each kind; and what the experts' second product reads.
-    auto of_code = [](const WeightFormat& f) { return f.kind == WeightKind::mxfp8 ? 1 + sizeof(float) : 1; };
-    const WeightFormat experts = c.moe.experts, others = c.moe.others();
-    const uint64_t k = uint64_t(c.moe.n_active), e = uint64_t(c.moe.n_experts);
-    uint64_t inputs = uint64_t(std::max({c.dim, c.q_dim(), c.hidden_dim})) * of_code(others);
-    if (experts.kind == WeightKind::mxfp8 && !c.moe.pure) inputs += uint64_t(c.dim) * of_code(experts);
-    inputs += k * uint64_t(c.moe.hidden_dim) * of_code(experts);
-    // Of experts logits and outputs in fp32.
-    const uint64_t of_experts = e == 0 ? 0 : (e + k * uint64_t(c.dim)) * sizeof(float);
-    return {
-        {"a chunk of " + std::to_string(n) + " tokens", n * (values * sizeof(float) + inputs + of_experts)},
-        logits_part(n_logits, c.vocab_size),
-        kv_part(0, sure_positions(o, context), kv_bytes(c, kv_format(o)), "fewer tokens take less"),
-        {"the tokenizer", file.tokenizer.size()}};
+    uint64_t others = uint64_t(std::max({c.dim, c.q_dim(), c.hidden_dim}));
+    if constexpr (requires { RunState::own_bytes_per_token(c); }) others = RunState::own_bytes_per_token(c);
+    return {{"a chunk of " + std::to_string(n) + " tokens", n * (values * sizeof(float) + others)},
+            logits_part(n_logits, c.vocab_size),
+            kv_part(0, sure_positions(o, context), kv_bytes(c, kv_format(o)), "fewer tokens take less"),
+            {"the tokenizer", file.tokenizer.size()}};
 }
 
 // What a CPU program loads: a Transformer of its own Weights and RunState, for chunks of up to max_chunk
-// tokens. Opens a model file of its scheme and allocates a run's memory. Throws std::runtime_error with one
+// tokens. Opens a model file of its format and allocates a run's memory. Throws std::runtime_error with one
 // line that names the file. Nothing but the header and the tokenizer section is read before everything has
 // been checked.
-template <class Transformer>
-Transformer load_cpu(const std::string& path, const Scheme& scheme, void (*check_config)(const ModelConfig&),
-                     int max_chunk, const Options& options, Trace* trace) {
+template <class Transformer, class Config>
+Transformer load_cpu(const std::string& path, const FileFormat<Config>& format, int max_chunk,
+                     const Options& options, Trace* trace) {
     using Weights = decltype(Transformer::weights);
-    ModelFile file = open_model_file(path, scheme, check_config);
-    const auto alignment = uint64_t(scheme.alignment);
+    ModelFileOf<Config> file = open_model_file(path, format);
+    const auto alignment = uint64_t(format.alignment);
     Weights{TensorList(nullptr, 0, alignment, alignment), file.config}.file.check_end(file);
     if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
     const int context = context_length(options, file.config);
     const uint64_t available = available_memory();
     try {
-        check_memory(cpu_memory(file, options, context, max_chunk), available);
+        check_memory(cpu_memory<decltype(Transformer::state)>(file, options, context, max_chunk), available);
         if (!options.info && !options.own.contains(mmap_option.name)) file.copy_into_huge_pages(available);
         Weights weights{TensorList(file), file.config};
         decltype(Transformer::state) state(file.config, options, context, trace != nullptr);
