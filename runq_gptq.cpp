@@ -388,15 +388,17 @@ struct RunState {
     // Allocates a run's memory; `context` is the number of positions to keep.
     RunState(const Config& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
-        x = normed = proj = Rows(n, c.dim);
-        q = attn_out = Rows(n, c.q_dim());
-        k = v = Rows(n, c.kv_dim());
-        gate = up = Rows(n, c.hidden_dim);
+        for (Rows* rows : {&x, &normed, &proj}) *rows = Rows(n, c.dim);
+        for (Rows* rows : {&q, &attn_out}) *rows = Rows(n, c.q_dim());
+        for (Rows* rows : {&k, &v}) *rows = Rows(n, c.kv_dim());
+        for (Rows* rows : {&gate, &up}) *rows = Rows(n, c.hidden_dim);
         if (c.has_order) gathered = Rows(n, std::max({c.dim, c.q_dim(), c.hidden_dim}));
-        logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
+        logits = Rows(n_logits(options, traced, n), c.vocab_size);
+        xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.group_size);
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = xq.traced = traced;
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
+        count_attention(context);
     }
 };
 
@@ -565,7 +567,7 @@ Model load_model(const Options& options, Trace* trace) {
     m->state.xq.backend = m->backend.get();
     const std::string kernel =
         m->backend ? "back end " + std::string(m->backend->name()) : int8_kernel_name(c.group_size);
-    Model model = cpu_model(m, "GPTQ: 2, 4 and 8 bits", kernel, max_chunk);
+    Model model = cpu_model(m, options, "GPTQ: 2, 4 and 8 bits", kernel, max_chunk);
     model.own_fields = components(c, m->weights.file);
     return model;
 }

@@ -763,6 +763,9 @@ struct Weights {
 
 constexpr int max_chunk = 512;  // tokens of a prompt that go through together: each expert gets a few of them
 
+// Whether experts go through the fused operator: --no-fuse.
+bool is_fused(const Options& options) { return !options.own.contains("--no-fuse"); }
+
 struct RunState {
     // A row per token of the chunk.
     Rows x;         // (max_chunk, dim), the residual stream
@@ -788,38 +791,29 @@ struct RunState {
     HeadScores scores, probs;  // attention's, if there is a trace
     KvCache cache;             // keys and values of `context` positions
 
-    // Bytes of quantized inputs and of what experts compute.
-    static uint64_t own_bytes_per_token(const Config& c) {
-        // Of MXFP8 codes with their values. If experts are MXFP8 and all else int8, an input of each kind;
-        // and what the experts' second product reads.
-        auto of_code = [](const WeightFormat& f) {
-            return f.kind == WeightKind::mxfp8 ? 1 + sizeof(float) : 1;
-        };
-        const MoeConfig& moe = c.moe;
-        const uint64_t n_active = uint64_t(moe.n_active);
-        uint64_t inputs = uint64_t(std::max({c.dim, c.q_dim(), c.hidden_dim})) * of_code(moe.others());
-        if (moe.experts.kind == WeightKind::mxfp8 && !moe.pure)
-            inputs += uint64_t(c.dim) * of_code(moe.experts);
-        inputs += n_active * uint64_t(moe.hidden_dim) * of_code(moe.experts);
-        if (moe.n_experts == 0) return inputs;
-        return inputs + (uint64_t(moe.n_experts) + n_active * uint64_t(c.dim)) * sizeof(float);
-    }
-
     // Allocates a run's memory; `context` is the number of positions to keep.
     RunState(const Config& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
-        x = normed = proj = Rows(n, c.dim);
-        q = attn_out = Rows(n, c.q_dim());
-        k = v = Rows(n, c.kv_dim());
-        gate = up = Rows(n, c.hidden_dim);
+        for (Rows* rows : {&x, &normed, &proj}) *rows = Rows(n, c.dim);
+        for (Rows* rows : {&q, &attn_out}) *rows = Rows(n, c.q_dim());
+        for (Rows* rows : {&k, &v}) *rows = Rows(n, c.kv_dim());
+        for (Rows* rows : {&gate, &up}) *rows = Rows(n, c.hidden_dim);
         router = Rows(n, c.moe.n_experts);
-        down = Rows(size_t(n) * c.moe.n_active, c.dim);
-        gate_up = Rows(0, 2 * c.moe.hidden_dim);  // these two grow if they are needed
-        hidden = Rows(0, c.moe.hidden_dim);
-        logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
+        const size_t n_pairs = size_t(n) * size_t(c.moe.n_active);
+        down = Rows(n_pairs, c.dim);
+        const size_t n_unfused = is_fused(options) && !traced ? 0 : n_pairs;
+        gate_up = Rows(n_unfused, 2 * c.moe.hidden_dim);
+        hidden = Rows(n_unfused, c.moe.hidden_dim);
+        logits = Rows(n_logits(options, traced, n), c.vocab_size);
+        xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.moe.others());
+        if (c.moe.experts.kind == WeightKind::mxfp8 && !c.moe.pure) xq.resize(n, c.dim, c.moe.experts);
+        expert_hidden.resize(int(n_pairs), c.moe.hidden_dim, c.moe.experts);
+        workspace.x.resize(n, std::max(c.dim, c.moe.hidden_dim), c.moe.experts);
+        workspace.product = Rows(size_t(std::max(n, c.moe.n_active)), std::max(c.dim, 2 * c.moe.hidden_dim));
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = traced;
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
+        count_attention(context);
     }
 };
 
@@ -994,7 +988,6 @@ void moe_block(Transformer& m, int l) {
     if (m.fused && !m.trace) {
         grouped_matmul_swiglu_quant(s.expert_hidden, s.workspace, s.xq, w.gate_up[l], s.routing, moe);
     } else {                                                             // the same, and every step is kept
-        s.gate_up.reserve(n * k), s.hidden.reserve(n * k);
         grouped_matmul(s.gate_up, s.workspace, s.xq, true, w.gate_up[l], s.routing, moe);
                                                                          record_sums(record, "moe.gate_up_proj", s.xq, true, w.gate_up[l], s.routing, k);
                                                                          record_pairs(record, "moe.gate_up_proj", s.gate_up, s.routing, k);
@@ -1070,14 +1063,14 @@ const char* kernel_name(const Config& c) {
 
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
-    m->fused = !options.own.contains("--no-fuse");
+    m->fused = is_fused(options);
     const MoeConfig& moe = m->file.config.moe;
     const std::string experts =
         std::to_string(moe.n_active) + " of " + std::to_string(moe.n_experts) + " experts in ";
     const int group = moe.experts.group;
     const std::string groups = group > 0 ? ", groups of " + std::to_string(group) : ", one scale a row";
     const char* const names[] = {"A8W8", "A8W4", "MXFP8"};
-    Model model = cpu_model(m,
+    Model model = cpu_model(m, options,
                             experts + names[int(moe.experts.kind)] + groups +
                                 (moe.pure ? "; all else the same" : "; all else W8A8, one scale a row"),
                             kernel_name(m->file.config), max_chunk);

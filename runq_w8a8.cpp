@@ -252,18 +252,25 @@ struct RunState {
     // Allocates a run's memory; `context` is the number of positions to keep.
     RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
-        x = normed = proj = Rows(n, c.dim);
-        q = attn_out = Rows(n, c.q_dim());
-        k = v = Rows(n, c.kv_dim());
-        gate = up = Rows(n, c.hidden_dim);
-        logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
+        for (Rows* rows : {&x, &normed, &proj}) *rows = Rows(n, c.dim);
+        for (Rows* rows : {&q, &attn_out}) *rows = Rows(n, c.q_dim());
+        for (Rows* rows : {&k, &v}) *rows = Rows(n, c.kv_dim());
+        for (Rows* rows : {&gate, &up}) *rows = Rows(n, c.hidden_dim);
+        logits = Rows(n_logits(options, traced, n), c.vocab_size);
+        const int widest = std::max({c.dim, c.q_dim(), c.hidden_dim});
+        xq.resize(n, widest, block_of(c.group_size, widest));
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = attn_weights.values.wanted = traced;
         int8_attention = attention_in_int8(options);
         if (int8_attention) {
+            qq.resize(n, c.q_dim(), c.head_dim);
+            kq.resize(n, c.kv_dim(), c.head_dim);
+            vq.resize(n, c.kv_dim(), c.head_dim);
             int8_cache = Int8KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
+            count_attention_int8(context);
         } else {
             cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
+            count_attention(context);
         }
     }
 };
@@ -371,9 +378,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // Opens a W8A8 file and allocates a run's memory. Throws std::runtime_error with one line that names the
 // file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Options o = options;
-    if (attention_in_int8(o)) o.own[kv_option.name] = "q8";  // the bytes that its cache takes
-    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, o, trace);
+    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
     if (m.file.is_copied()) m.weights.pack();
     return m;
 }
@@ -391,7 +396,7 @@ Model load_model(const Options& options, Trace* trace) {
     scheme += c.static_activations ? "place (static)" : c.group_size == 0 ? "token" : "32 values";
     if (m->state.int8_attention) scheme += "; attention in int8";
     // Rows of different lengths may take different paths: the name is that of the model's width.
-    Model model = cpu_model(m, scheme, int8_kernel_name(block_of(c.group_size, c.dim)), max_chunk);
+    Model model = cpu_model(m, options, scheme, int8_kernel_name(block_of(c.group_size, c.dim)), max_chunk);
     if (m->state.int8_attention) {
         model.kv_bytes_per_position = kv_bytes(c, KvFormat::q8);
         model.fill_cache = [m](int n) { m->state.int8_cache.fill(n); };

@@ -20,6 +20,7 @@
 #include "common/model/tensors.h"
 #include "common/os/clock.h"
 #include "common/os/machine.h"
+#include "common/os/memory_count.h"
 
 class Tokenizer;  // common/text/tokenizer.h
 
@@ -40,9 +41,10 @@ struct Model {
     uint64_t weight_bytes = 0;                       // the weights in it
     uint64_t weight_bytes_per_token = 0;             // those that one decode step reads
     uint64_t kv_bytes_per_position = 0;              // of the KV cache
-    uint64_t macs_per_token = 0;                     // multiply-adds of one token in the layers' matrices
-    std::vector<TensorInfo> tensors;                 // of the file, in its order
-    std::vector<OwnField> own_fields{};              // of --info, that only this scheme has
+    uint64_t memory_bytes = 0;             // that a run takes which uses the whole context; 0: not known
+    uint64_t macs_per_token = 0;           // multiply-adds of one token in the layers' matrices
+    std::vector<TensorInfo> tensors;       // of the file, in its order
+    std::vector<OwnField> own_fields{};    // of --info, that only this scheme has
     const PhaseSeconds* phases = nullptr;  // where the time goes; null if the program does not measure it
     // Runs tokens[i] at position pos + i. Returns logits (n_rows, vocab_size): a row for every token with
     // all_logits, else one row, the last token's. They are valid until the next call. At most max_chunk
@@ -149,20 +151,27 @@ inline int sure_positions(const Options& o, int context) {
     return int(std::clamp<uint64_t>(n, 1, uint64_t(context)));
 }
 
-// The memory that a CPU program's run cannot do without, in chunks of up to max_chunk tokens.
+// How many tokens' logits a run asks for at once, in chunks of n tokens: those of all for perplexity or a
+// trace, those of a guess and the token before it, or one token's.
+inline int n_logits(const Options& o, bool traced, int n) {
+    return o.ppl || traced ? n : std::min(n, 1 + o.lookup);
+}
+
+// What a CPU program's run takes besides the weights once it has used n_positions, in chunks of up to
+// max_chunk tokens: what its RunState takes, made where memory is counted.
 template <class RunState, class Config>
-std::vector<MemoryPart> cpu_memory(const ModelFileOf<Config>& file, const Options& o, int context,
-                                   int max_chunk) {
-    const Config& c = file.config;
-    const uint64_t n = uint64_t(std::min(max_chunk, context)), n_logits = o.ppl || o.trace ? n : 1;
-    // A RunState's rows in fp32, and the codes of one product's input.
-    const uint64_t values =
-        3 * uint64_t(c.dim) + 2 * uint64_t(c.q_dim()) + 2 * uint64_t(c.kv_dim()) + 2 * uint64_t(c.hidden_dim);
-    uint64_t others = uint64_t(std::max({c.dim, c.q_dim(), c.hidden_dim}));
-    if constexpr (requires { RunState::own_bytes_per_token(c); }) others = RunState::own_bytes_per_token(c);
-    return {{"a chunk of " + std::to_string(n) + " tokens", n * (values * sizeof(float) + others)},
-            logits_part(n_logits, c.vocab_size),
-            kv_part(0, sure_positions(o, context), kv_bytes(c, kv_format(o)), "fewer tokens take less"),
+std::vector<MemoryPart> cpu_memory(const ModelFileOf<Config>& file, const Options& o, bool traced,
+                                   int max_chunk, int n_positions) {
+    const int context = context_length(o, file.config), n = std::min(max_chunk, context);
+    const MemoryCount count;
+    const RunState counted(file.config, o, context, traced);
+    const MemoryPart logits = logits_part(uint64_t(n_logits(o, traced, n)), file.config.vocab_size);
+    // The cache, and with it what attention takes in each thread, is for whole pages of positions.
+    constexpr int page = decltype(counted.cache)::page;
+    const uint64_t n_all = (uint64_t(context) + page - 1) / page * page;
+    return {{"a chunk of " + std::to_string(n) + " tokens", count.at_once() - logits.bytes},
+            logits,
+            kv_part(0, n_positions, count.as_used() / n_all, "fewer tokens take less"),
             {"the tokenizer", file.tokenizer.size()}};
 }
 
@@ -181,7 +190,9 @@ Transformer load_cpu(const std::string& path, const FileFormat<Config>& format, 
     const int context = context_length(options, file.config);
     const uint64_t available = available_memory();
     try {
-        check_memory(cpu_memory<decltype(Transformer::state)>(file, options, context, max_chunk), available);
+        check_memory(cpu_memory<decltype(Transformer::state)>(file, options, trace != nullptr, max_chunk,
+                                                              sure_positions(options, context)),
+                     available);
         if (!options.info && !options.own.contains(mmap_option.name)) file.copy_into_huge_pages(available);
         Weights weights{TensorList(file), file.config};
         decltype(Transformer::state) state(file.config, options, context, trace != nullptr);
@@ -193,8 +204,13 @@ Transformer load_cpu(const std::string& path, const FileFormat<Config>& format, 
 
 // That as the command line takes it. `forward` is the program's own.
 template <class Transformer>
-Model cpu_model(std::shared_ptr<Transformer> m, std::string scheme, std::string kernel, int max_chunk) {
+Model cpu_model(std::shared_ptr<Transformer> m, const Options& options, std::string scheme,
+                std::string kernel, int max_chunk) {
     Model model = model_of(m->file, m->weights.file, m->state.cache.format());
+    model.memory_bytes = model.file_bytes;
+    for (const MemoryPart& part : cpu_memory<decltype(m->state)>(
+             m->file, options, m->trace != nullptr, max_chunk, context_length(options, model.config)))
+        model.memory_bytes += part.bytes;
     model.scheme = std::move(scheme);
     model.kernel = std::move(kernel);
     model.phases = &phase_seconds;
