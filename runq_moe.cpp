@@ -826,84 +826,53 @@ struct Transformer {
 };
 
 // ----------------------------------------------------------------------------
-// What a trace has of experts: a row per pair, the best expert of each token first
+// What a trace has of quantized inputs, and of experts: a row per pair, the best expert of each token first
 
-template <class T>
-void record_pairs(const Recorder& record, const std::string& name, const T* sorted, int n_cols,
-                  const Routing& routing, int k) {
-    std::vector<T> values;
-    for (const int row : routing.row_of)
-        values.insert(values.end(), sorted + size_t(row) * n_cols, sorted + size_t(row + 1) * n_cols);
-    record(name.c_str(), values.data(), int(routing.row_of.size()) / k, {k, n_cols});
-}
-
-void record_pairs(const Recorder& record, const char* name, const Rows& x, const Routing& routing, int k) {
-    if (record) record_pairs(record, name, x.row(0), x.n_cols, routing, k);
-}
-
-// Codes and scales, NAME.q and NAME.s, of a row per token.
-void record_input(const Recorder& record, const std::string& name, const InputRows& x) {
-    if (!record) return;
+// Calls use(".q", codes, n_cols) and use(".s", scales, n) with n values of each row of x: a scale per row, or
+// those of its blocks.
+template <class Use>
+void with_codes(const InputRows& x, Use use) {
     if (x.is_mx()) {
-        record((name + ".q").c_str(), x.codes.data(), x.n_rows, {x.n_cols});
-        record((name + ".s").c_str(), x.scales.data(), x.n_rows, {x.n_blocks()});
-        return;
-    }
-    std::vector<float> scales;
-    for (int t = 0; t < x.n_rows; t++) scales.push_back(x.int8.row_scales(t)[0]);
-    record((name + ".q").c_str(), x.int8.codes.data(), x.n_rows, {x.n_cols});
-    record((name + ".s").c_str(), scales.data(), x.n_rows, {1});
-}
-
-// Of a row per pair.
-void record_pairs(const Recorder& record, const std::string& name, const InputRows& x, const Routing& routing,
-                  int k) {
-    if (!record) return;
-    if (x.is_mx()) {
-        record_pairs(record, name + ".q", x.codes.data(), x.n_cols, routing, k);
-        record_pairs(record, name + ".s", x.scales.data(), x.n_blocks(), routing, k);
-        return;
+        use(".q", x.codes.data(), x.n_cols);
+        return use(".s", x.scales.data(), x.n_blocks());
     }
     std::vector<float> scales;
     for (int i = 0; i < x.n_rows; i++) scales.push_back(x.int8.row_scales(i)[0]);
-    record_pairs(record, name + ".q", x.int8.codes.data(), x.n_cols, routing, k);
-    record_pairs(record, name + ".s", scales.data(), 1, routing, k);
+    use(".q", x.int8.codes.data(), x.n_cols);
+    use(".s", scales.data(), 1);
 }
 
-// Appends, for each row of w and each group of its columns, the int32 sum of row t of x times that group, by
-// the plain loop.
+void record_input(const Recorder& record, const std::string& name, const InputRows& x) {
+    if (!record) return;
+    with_codes(x, [&](const char* part, auto* values, int n) {
+        record((name + part).c_str(), values, x.n_rows, {n});
+    });
+}
+void record_pairs(const Recorder& record, const std::string& name, const InputRows& x, const Routing& routing,
+                  int k) {
+    if (!record) return;
+    with_codes(x, [&](const char* part, auto* values, int n) {
+        record.in_order(name + part, values, n, routing.row_of, k);
+    });
+}
+void record_pairs(const Recorder& record, const char* name, const Rows& x, const Routing& routing, int k) {
+    record.in_order(name, x.row(0), x.n_cols, routing.row_of, k);
+}
+
+// Appends the sums of row t of x and each row of an expert's matrix.
 void append_sums(std::vector<int32_t>& sums, const InputRows& x, int t, const MoeMatrix& w, int expert) {
     MatrixRow row;
-    for (int i = 0; i < w.n_rows; i++) {
+    append_sums(sums, x.int8.row_codes(t), w.n_rows, w.n_cols, w.group, [&](int i) {
         load_row(row, w, expert, i);
-        for (int first = 0; first < w.n_cols; first += w.group)
-            sums.push_back(dot(x.int8.row_codes(t) + first, row.codes.data() + first, w.group));
-    }
+        return row.codes.data();
+    });
 }
 
-// In accumulator_layer, NAME.acc: for each token the sums that append(sums, token) makes, as many as `shape`
-// has. MXFP8 has none.
-template <class Append>
-void record_sums(const Recorder& record, const std::string& name, const InputRows& x, int n_tokens,
-                 std::initializer_list<int> shape, Append append) {
-    if (!record || record.layer() != accumulator_layer || x.is_mx()) return;
-    const std::string step = name + ".acc";
-    std::vector<int32_t> sums;
-    for (int t = 0; t < n_tokens; t++) {
-        sums.clear();
-        if (record.keeps_next(step)) append(sums, t);
-        size_t n = 1;
-        for (const int length : shape) n *= size_t(length);
-        sums.resize(n);
-        record(step.c_str(), sums.data(), 1, shape);
-    }
-}
-
-// Of experts' products, each token's k: (n_tokens, k, w.n_rows, n_groups).
+// Experts' sums, each token's k: (n_tokens, k, w.n_rows, n_groups). MXFP8 has none.
 void record_sums(const Recorder& record, const std::string& name, const InputRows& x, bool of_tokens,
                  const MoeMatrix& w, const Routing& routing, int k) {
-    const int n_tokens = int(routing.experts.size()) / k;
-    record_sums(record, name, x, n_tokens, {k, w.n_rows, w.n_groups()},
+    if (x.is_mx()) return;
+    record.sums(name, int(routing.experts.size()) / k, {k, w.n_rows, w.n_groups()},
                 [&](std::vector<int32_t>& sums, int t) {
                     const size_t first = size_t(t) * size_t(k);
                     for (size_t pair = first; pair < first + size_t(k); pair++)
@@ -915,7 +884,8 @@ void record_sums(const Recorder& record, const std::string& name, const InputRow
 void record_product(const Recorder& record, const std::string& name, const Rows& out, const InputRows& x,
                     const MoeMatrix& w) {
     record(name.c_str(), out);
-    record_sums(record, name, x, x.n_rows, {w.n_rows, w.n_groups()},
+    if (x.is_mx()) return;
+    record.sums(name, x.n_rows, {w.n_rows, w.n_groups()},
                 [&](std::vector<int32_t>& sums, int t) { append_sums(sums, x, t, w, 0); });
 }
 
