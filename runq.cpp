@@ -32,6 +32,7 @@
 #include "common/cpu/ops.h"
 #include "common/cpu/quant_matmul.h"
 #include "common/cpu/rows.h"
+#include "common/model/header.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
@@ -139,6 +140,8 @@ void check_config(const ModelConfig& c) {
     }
 }
 
+const FileFormat<ModelConfig> file_format{.scheme = scheme_q8, .check = check_config};
+
 // Every tensor in the order of the file, which is llama2.c's version 2 with Qwen3's two head norms added. A
 // member is made as it stands here (C++ makes members in the order of their declaration), so the list of
 // names and shapes and the pointers into the file are the same lines.
@@ -202,14 +205,16 @@ struct RunState {
     // Allocates a run's memory; `context` is the number of positions to keep.
     RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
-        x = normed = proj = Rows(n, c.dim);
-        q = attn_out = Rows(n, c.q_dim());
-        k = v = Rows(n, c.kv_dim());
-        gate = up = Rows(n, c.hidden_dim);
-        logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
+        for (Rows* rows : {&x, &normed, &proj}) *rows = Rows(n, c.dim);
+        for (Rows* rows : {&q, &attn_out}) *rows = Rows(n, c.q_dim());
+        for (Rows* rows : {&k, &v}) *rows = Rows(n, c.kv_dim());
+        for (Rows* rows : {&gate, &up}) *rows = Rows(n, c.hidden_dim);
+        logits = Rows(n_logits(options, traced, n), c.vocab_size);
+        xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.group_size);
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = traced;
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
+        count_attention(context);
     }
 };
 
@@ -305,7 +310,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 
 // Opens a Q8 file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Transformer m = load_cpu<Transformer>(path, scheme_q8, check_config, max_chunk, options, trace);
+    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
     if (packs_weights(m.file, options)) m.weights.pack(m.packed);
     return m;
 }
@@ -315,7 +320,7 @@ const OwnOption own_options[] = {kv_option, mmap_option};
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     const int group_size = m->file.config.group_size;
-    return cpu_model(m, "Q8: int8, one scale for " + std::to_string(group_size) + " weights",
+    return cpu_model(m, options, "Q8: int8, one scale for " + std::to_string(group_size) + " weights",
                      int8_kernel_name(group_size), max_chunk);
 }
 

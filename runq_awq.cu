@@ -46,7 +46,9 @@
 #include "common/gpu/ops.cuh"
 #include "common/gpu/rows.cuh"
 #include "common/gpu/weights.h"
+#include "common/model/header.h"
 #include "common/model/model_file.h"
+#include "common/model/scheme.h"
 #include "common/model/tensors.h"
 #include "common/os/machine.h"
 
@@ -116,6 +118,14 @@ void check_config(const ModelConfig& c) {
     if (!has_attention(c.head_dim))
         fail("head_dim is " + std::to_string(c.head_dim) + ", expected 32, 64, 96 or 128");
 }
+
+// KuiperLLama's header has head_dim where llama2.c's has group_size, and group_size behind it. Its files have
+// no extension block, and are Qwen3.
+const FileFormat<ModelConfig> file_format{
+    .scheme = scheme_awq,
+    .check = check_config,
+    .base = {
+        .group_size = 0x29, .head_dim = 0x25, .arch = Arch::qwen3, .norm_eps = 1e-6f, .rope_theta = 1e6f}};
 
 // Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
 // of their declaration), so the list of names and shapes and the pointers into device memory are the same
@@ -481,7 +491,7 @@ void expand_all(Weights& weights, half* to) {
 // Opens an AWQ file, copies it to the device and allocates a run's memory, once it is sure to be there.
 // Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    ModelFile file = open_model_file(path, scheme_awq, check_config);
+    ModelFile file = open_model_file(path, file_format);
     Weights planned{planned_tensors(), file.config};
     planned.file.check_end(file);
     if (options.rope_theta) file.config.rope_theta = *options.rope_theta;

@@ -17,6 +17,7 @@
 //     make runq_gptq && ./runq_gptq model_gptq.bin -i "Once upon a time"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +41,8 @@
 #include "common/cpu/ops.h"
 #include "common/cpu/quant_matmul.h"
 #include "common/cpu/rows.h"
-#include "common/model/layout.h"
+#include "common/model/header.h"
+#include "common/model/matrix_format.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
@@ -220,17 +222,37 @@ void embed(Rows& out, const GptqMatrix& table, std::span<const int> tokens) {
 // ----------------------------------------------------------------------------
 // The tensors of a file
 
+// The kinds of matrices, in the order of the header; formats/gptq.py has the same list.
+namespace kind {
+enum Index { embed, q_proj, k_proj, v_proj, o_proj, gate_proj, down_proj, up_proj, classifier };
+}  // namespace kind
+constexpr int n_kinds = 9;
+constexpr const char* kind_names[n_kinds] = {"embed",     "q_proj",    "k_proj",  "v_proj",    "o_proj",
+                                             "gate_proj", "down_proj", "up_proj", "classifier"};
+
+struct Config : ModelConfig {
+    std::array<MatrixFormat, n_kinds> formats;  // how each kind of matrix is stored
+    bool has_order = false;                     // activations are gathered before they are quantized
+};
+
+size_t read_own_fields(const HeaderReader& h, Config& c) {
+    constexpr size_t formats = 0xC0, has_order = 0xE4;
+    c.formats = h.value<decltype(c.formats)>(formats);
+    c.has_order = h.checked_int("has_order", h.u8(has_order), 0, 1) == 1;
+    return has_order + 1;
+}
+
 // The columns of a kind of matrix.
 int columns(const ModelConfig& c, int which) {
     return which == kind::o_proj ? c.q_dim() : which == kind::down_proj ? c.hidden_dim : c.dim;
 }
 
 // Throws for a format that there is not, and for groups that do not divide what they have to.
-void check_config(const ModelConfig& c) {
+void check_config(const Config& c) {
     auto fail = [](const std::string& what) { throw std::runtime_error(what); };
     int smallest = 64;
     for (int which = 0; which < n_kinds; which++) {
-        const MatrixFormat& f = c.layout.formats[which];
+        const MatrixFormat& f = c.formats[which];
         const bool plain = f.flags == 0 && (f.group == 0 || f.group == 32 || f.group == 64 || f.group == 128);
         const bool known = plain ? f.bits == 2 || f.bits == 4 || f.bits == 8
                            : f.flags == MatrixFormat::sparse_flag
@@ -248,10 +270,9 @@ void check_config(const ModelConfig& c) {
         }
         if (f.group == 32) smallest = 32;
     }
-    if (c.shared_classifier && !(c.layout.formats[kind::classifier] == c.layout.formats[kind::embed])) {
+    if (c.shared_classifier && !(c.formats[kind::classifier] == c.formats[kind::embed])) {
         fail("the classifier is the embedding, but its format is " +
-             format_text(c.layout.formats[kind::classifier]) + ", not " +
-             format_text(c.layout.formats[kind::embed]));
+             format_text(c.formats[kind::classifier]) + ", not " + format_text(c.formats[kind::embed]));
     }
     if (c.group_size != smallest) {
         fail("group_size is " + std::to_string(c.group_size) + ", expected " + std::to_string(smallest) +
@@ -259,11 +280,14 @@ void check_config(const ModelConfig& c) {
     }
 }
 
+const FileFormat<Config> file_format{
+    .scheme = scheme_gptq, .check = check_config, .read_own = read_own_fields, .alignment = 64};
+
 // Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
 // of their declaration), so the list of names and shapes and the pointers into the file are the same lines.
 struct Weights {
     TensorList file;
-    ModelConfig c;
+    Config c;
 
     LayerNorms<float> norms = file.layer_norms<float>(c);     // attn, ffn: n_layers of (dim,); last: (dim,)
     HeadNorms<float> head_norms = file.head_norms<float>(c);  // q, k: n_layers of (head_dim,), Qwen3 only
@@ -287,12 +311,12 @@ struct Weights {
         c.shared_classifier ? embedding : matrix("classifier", kind::classifier, c.vocab_size);
 
     std::vector<const int32_t*> orders(const char* part, int n) {
-        if (!c.layout.has_order) return std::vector<const int32_t*>(size_t(c.n_layers));
+        if (!c.has_order) return std::vector<const int32_t*>(size_t(c.n_layers));
         return file.vectors<int32_t>(c, part, n);
     }
     // A matrix: the mask of a sparse one, its codes, then what its groups have.
     GptqMatrix matrix(const std::string& name, kind::Index which, int n_rows) {
-        const MatrixFormat& f = c.layout.formats[which];
+        const MatrixFormat& f = c.formats[which];
         GptqMatrix m;
         m.format = f, m.n_rows = n_rows, m.n_cols = columns(c, which);
         m.group = f.group > 0 ? f.group : m.n_cols, m.group_size = c.group_size;
@@ -322,7 +346,7 @@ struct Weights {
 
 // Throws if an order has not every channel once: gathering would read what is not there.
 void check_orders(const Weights& w, const std::string& path) {
-    if (!w.c.layout.has_order) return;
+    if (!w.c.has_order) return;
     auto check = [&](const std::vector<const int32_t*>& orders, const char* place, int n) {
         for (size_t l = 0; l < orders.size(); l++) {
             std::vector<bool> seen(size_t(n), false);
@@ -368,22 +392,24 @@ struct RunState {
     KvCache cache;             // keys and values of `context` positions
 
     // Allocates a run's memory; `context` is the number of positions to keep.
-    RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
+    RunState(const Config& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
-        x = normed = proj = Rows(n, c.dim);
-        q = attn_out = Rows(n, c.q_dim());
-        k = v = Rows(n, c.kv_dim());
-        gate = up = Rows(n, c.hidden_dim);
-        if (c.layout.has_order) gathered = Rows(n, std::max({c.dim, c.q_dim(), c.hidden_dim}));
-        logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
+        for (Rows* rows : {&x, &normed, &proj}) *rows = Rows(n, c.dim);
+        for (Rows* rows : {&q, &attn_out}) *rows = Rows(n, c.q_dim());
+        for (Rows* rows : {&k, &v}) *rows = Rows(n, c.kv_dim());
+        for (Rows* rows : {&gate, &up}) *rows = Rows(n, c.hidden_dim);
+        if (c.has_order) gathered = Rows(n, std::max({c.dim, c.q_dim(), c.hidden_dim}));
+        logits = Rows(n_logits(options, traced, n), c.vocab_size);
+        xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.group_size);
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = traced;
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
+        count_attention(context);
     }
 };
 
 struct Transformer {
-    ModelFile file;
+    ModelFileOf<Config> file;
     Weights weights;
     PackedMatrices packed;
     RunState state;
@@ -502,7 +528,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // Opens a GPTQ file and allocates a run's memory. Throws std::runtime_error with one line that names the
 // file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Transformer m = load_cpu<Transformer>(path, scheme_gptq, check_config, max_chunk, options, trace);
+    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
     check_orders(m.weights, path);
     return m;
 }
@@ -518,7 +544,7 @@ std::vector<GptqMatrix*> multiplied(Weights& w) {
 }
 
 // The components of a model, with their formats and sizes.
-std::vector<OwnField> components(const ModelConfig& c, const TensorList& file) {
+std::vector<OwnField> components(const Config& c, const TensorList& file) {
     std::vector<OwnField> fields;
     for (int which = 0; which < n_kinds; which++) {
         const std::string name = kind_names[which];
@@ -533,10 +559,9 @@ std::vector<OwnField> components(const ModelConfig& c, const TensorList& file) {
             n_bytes += t.n_bytes;
             if (t.name.ends_with(".codes")) n_weights += uint64_t(t.shape[0]) * uint64_t(columns(c, which));
         }
-        fields.push_back(
-            {"format", format("%s: %s, %s, %.3f bits per weight", name.c_str(),
-                              format_text(c.layout.formats[which]).c_str(), size_text(n_bytes).c_str(),
-                              8 * double(n_bytes) / double(n_weights))});
+        fields.push_back({"format", format("%s: %s, %s, %.3f bits per weight", name.c_str(),
+                                           format_text(c.formats[which]).c_str(), size_text(n_bytes).c_str(),
+                                           8 * double(n_bytes) / double(n_weights))});
     }
     return fields;
 }
@@ -548,7 +573,7 @@ const OwnOption own_options[] = {
 
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
-    const ModelConfig& c = m->file.config;
+    const Config& c = m->file.config;
     if (!options.info) {
         const std::vector<GptqMatrix*> matrices = multiplied(m->weights);
         const bool packs = packs_weights(m->file, options);
@@ -560,7 +585,7 @@ Model load_model(const Options& options, Trace* trace) {
     }
     const std::string kernel =
         m->backend ? "back end " + std::string(m->backend->name()) : int8_kernel_name(c.group_size);
-    Model model = cpu_model(m, "GPTQ: 2, 4 and 8 bits", kernel, max_chunk);
+    Model model = cpu_model(m, options, "GPTQ: 2, 4 and 8 bits", kernel, max_chunk);
     model.own_fields = components(c, m->weights.file);
     return model;
 }

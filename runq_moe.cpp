@@ -38,11 +38,42 @@
 #include "common/cpu/ops.h"
 #include "common/cpu/quant_matmul.h"
 #include "common/cpu/rows.h"
+#include "common/model/header.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
 #include "common/os/clock.h"
 #include "common/os/threads.h"
+
+// ----------------------------------------------------------------------------
+// What the header says besides a model's usual numbers: docs/moe.md
+
+// How a matrix is stored.
+enum class WeightKind : uint32_t { a8w8 = 0, a8w4 = 1, mxfp8 = 2 };
+struct WeightFormat {
+    WeightKind kind = WeightKind::a8w8;
+    int group = 0;  // weights of a row that share a scale; 0: the whole row
+};
+
+// The mixtures of experts.
+struct MoeConfig {
+    WeightFormat experts;
+    bool pure = false;              // all other matrices are stored as experts are, not in A8W8
+    int n_experts = 0;              // of each layer that has any
+    int n_active = 0;               // experts that a token goes to
+    int hidden_dim = 0;             // length inside an expert (moe_intermediate_size)
+    bool norm_topk_prob = false;    // weights of the active experts are divided by their sum
+    std::vector<uint8_t> is_dense;  // (n_layers,), 1: no experts
+
+    WeightFormat others() const { return pure ? experts : WeightFormat{}; }
+};
+
+struct Config : ModelConfig {
+    MoeConfig moe;
+
+    // Whether the feed-forward block of layer l is a mixture of experts.
+    bool has_experts(int l) const { return moe.n_experts > 0 && moe.is_dense[size_t(l)] == 0; }
+};
 
 // ----------------------------------------------------------------------------
 // int8 with a scale per row
@@ -516,8 +547,26 @@ void combine(Rows& out, const Rows& down, const Routing& routing, int k) {
 // ----------------------------------------------------------------------------
 // The tensors of a file
 
+size_t read_own_fields(const HeaderReader& h, Config& c) {
+    constexpr size_t format = 0xC0, n_experts = 0xC4, n_active = 0xC8, hidden_dim = 0xCC,
+                     norm_topk_prob = 0xD0, group = 0xD4, pure = 0xD8;
+    MoeConfig& m = c.moe;
+    m.experts.kind = WeightKind(h.checked_int("format", h.i32(format), 0, 2));
+    m.n_experts = h.checked_int("n_experts", h.i32(n_experts), 1, 1 << 10);
+    m.n_active = h.checked_int("n_active", h.i32(n_active), 1, m.n_experts);
+    m.hidden_dim = h.checked_int("moe_hidden_dim", h.i32(hidden_dim), 1, 5120);
+    m.norm_topk_prob = h.checked_int("norm_topk_prob", h.i32(norm_topk_prob), 0, 1) == 1;
+    m.experts.group = h.checked_int("group", h.i32(group), 0, 1024);
+    m.pure = h.checked_int("pure", h.i32(pure), 0, 1) == 1;
+    // The table of dense layers is the first tensor: the others follow from it.
+    if (h.file.size() < header_size + size_t(c.n_layers)) h.fail("dense_layers ends too soon");
+    for (int l = 0; l < c.n_layers; l++)
+        m.is_dense.push_back(uint8_t(h.checked_int("dense_layers", h.u8(header_size + size_t(l)), 0, 1)));
+    return pure + sizeof(int32_t);
+}
+
 // Throws for groups that a format has not, and for rows that are no multiple of what they have to be.
-void check_config(const ModelConfig& c) {
+void check_config(const Config& c) {
     auto fail = [](const std::string& what) { throw std::runtime_error(what); };
     if (c.group_size != 0)
         fail("group_size is " + std::to_string(c.group_size) + ", expected 0 (whole rows)");
@@ -546,11 +595,18 @@ void check_config(const ModelConfig& c) {
     }
 }
 
+const FileFormat<Config> file_format{.scheme = scheme_moe,
+                                     .check = check_config,
+                                     .read_own = read_own_fields,
+                                     .first_arch = Arch::qwen3_moe,
+                                     .last_arch = Arch::qwen3_moe,
+                                     .alignment = 64};
+
 // Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
 // of their declaration), so the list of names and shapes and the pointers into the file are the same lines.
 struct Weights {
     TensorList file;
-    ModelConfig c;
+    Config c;
 
     const uint8_t* dense_layers = file.next<uint8_t>("dense_layers", {c.n_layers});  // read with the header
     LayerNorms<float> norms = file.layer_norms<float>(c);     // attn, ffn: n_layers of (dim,); last: (dim,)
@@ -586,6 +642,7 @@ struct Weights {
         MoeMatrix w;
         w.format = format, w.n_experts = std::max(1, n_experts), w.n_rows = n_rows, w.n_cols = n_cols;
         w.group = format.group > 0 ? format.group : n_cols;
+        const Share read = n_experts > 0 ? Share{c.moe.n_active, n_experts} : Share{};
         auto shape = [&](std::initializer_list<int> behind_rows) {
             std::vector<int> all{n_experts, n_rows};
             if (n_experts == 0) all.erase(all.begin());
@@ -593,18 +650,19 @@ struct Weights {
             return all;
         };
         if (format.kind == WeightKind::a8w8) {
-            w.codes = reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", shape({n_cols})));
-            w.row_scales = file.next<float>(name + ".scales", n_experts > 0 ? shape({}) : shape({1}));
+            w.codes =
+                reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", shape({n_cols}), read));
+            w.row_scales = file.next<float>(name + ".scales", n_experts > 0 ? shape({}) : shape({1}), read);
         } else if (format.kind == WeightKind::mxfp8) {
-            w.codes = file.next<uint8_t>(name + ".codes", shape({n_cols}));
-            w.mx_scales = file.next<uint8_t>(name + ".scales", shape({w.n_groups()}));
+            w.codes = file.next<uint8_t>(name + ".codes", shape({n_cols}), read);
+            w.mx_scales = file.next<uint8_t>(name + ".scales", shape({w.n_groups()}), read);
         } else {
-            w.codes = file.next<uint8_t>(name + ".codes", shape({n_cols / 2}));
+            w.codes = file.next<uint8_t>(name + ".codes", shape({n_cols / 2}), read);
             if (format.group > 0)
-                w.group_scales = file.next<Half>(name + ".scales", shape({w.n_groups()}));
+                w.group_scales = file.next<Half>(name + ".scales", shape({w.n_groups()}), read);
             else
-                w.row_scales = file.next<float>(name + ".scales", shape({}));
-            w.assist = file.next<float>(name + ".assist", shape({}));
+                w.row_scales = file.next<float>(name + ".scales", shape({}), read);
+            w.assist = file.next<float>(name + ".assist", shape({}), {0, 1});
         }
         return w;
     }
@@ -648,6 +706,9 @@ struct Weights {
 
 constexpr int max_chunk = 512;  // tokens of a prompt that go through together: each expert gets a few of them
 
+// Whether experts go through the fused operator: --no-fuse.
+bool is_fused(const Options& options) { return !options.own.contains("--no-fuse"); }
+
 struct RunState {
     // A row per token of the chunk.
     Rows x;         // (max_chunk, dim), the residual stream
@@ -674,25 +735,33 @@ struct RunState {
     KvCache cache;             // keys and values of `context` positions
 
     // Allocates a run's memory; `context` is the number of positions to keep.
-    RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
+    RunState(const Config& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
-        x = normed = proj = Rows(n, c.dim);
-        q = attn_out = Rows(n, c.q_dim());
-        k = v = Rows(n, c.kv_dim());
-        gate = up = Rows(n, c.hidden_dim);
+        for (Rows* rows : {&x, &normed, &proj}) *rows = Rows(n, c.dim);
+        for (Rows* rows : {&q, &attn_out}) *rows = Rows(n, c.q_dim());
+        for (Rows* rows : {&k, &v}) *rows = Rows(n, c.kv_dim());
+        for (Rows* rows : {&gate, &up}) *rows = Rows(n, c.hidden_dim);
         router = Rows(n, c.moe.n_experts);
-        down = Rows(size_t(n) * c.moe.n_active, c.dim);
-        gate_up = Rows(0, 2 * c.moe.hidden_dim);  // these two grow if they are needed
-        hidden = Rows(0, c.moe.hidden_dim);
-        logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
+        const size_t n_pairs = size_t(n) * size_t(c.moe.n_active);
+        down = Rows(n_pairs, c.dim);
+        const size_t n_unfused = is_fused(options) && !traced ? 0 : n_pairs;
+        gate_up = Rows(n_unfused, 2 * c.moe.hidden_dim);
+        hidden = Rows(n_unfused, c.moe.hidden_dim);
+        logits = Rows(n_logits(options, traced, n), c.vocab_size);
+        xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.moe.others());
+        if (c.moe.experts.kind == WeightKind::mxfp8 && !c.moe.pure) xq.resize(n, c.dim, c.moe.experts);
+        expert_hidden.resize(int(n_pairs), c.moe.hidden_dim, c.moe.experts);
+        workspace.x.resize(n, std::max(c.dim, c.moe.hidden_dim), c.moe.experts);
+        workspace.product = Rows(size_t(std::max(n, c.moe.n_active)), std::max(c.dim, 2 * c.moe.hidden_dim));
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = traced;
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
+        count_attention(context);
     }
 };
 
 struct Transformer {
-    ModelFile file;
+    ModelFileOf<Config> file;
     Weights weights;
     PackedMatrices packed;
     RunState state;
@@ -701,84 +770,53 @@ struct Transformer {
 };
 
 // ----------------------------------------------------------------------------
-// What a trace has of experts: a row per pair, the best expert of each token first
+// What a trace has of quantized inputs, and of experts: a row per pair, the best expert of each token first
 
-template <class T>
-void record_pairs(const Recorder& record, const std::string& name, const T* sorted, int n_cols,
-                  const Routing& routing, int k) {
-    std::vector<T> values;
-    for (const int row : routing.row_of)
-        values.insert(values.end(), sorted + size_t(row) * n_cols, sorted + size_t(row + 1) * n_cols);
-    record(name.c_str(), values.data(), int(routing.row_of.size()) / k, {k, n_cols});
-}
-
-void record_pairs(const Recorder& record, const char* name, const Rows& x, const Routing& routing, int k) {
-    if (record) record_pairs(record, name, x.row(0), x.n_cols, routing, k);
-}
-
-// Codes and scales, NAME.q and NAME.s, of a row per token.
-void record_input(const Recorder& record, const std::string& name, const InputRows& x) {
-    if (!record) return;
+// Calls use(".q", codes, n_cols) and use(".s", scales, n) with n values of each row of x: a scale per row, or
+// those of its blocks.
+template <class Use>
+void with_codes(const InputRows& x, Use use) {
     if (x.is_mx()) {
-        record((name + ".q").c_str(), x.codes.data(), x.n_rows, {x.n_cols});
-        record((name + ".s").c_str(), x.scales.data(), x.n_rows, {x.n_blocks()});
-        return;
-    }
-    std::vector<float> scales;
-    for (int t = 0; t < x.n_rows; t++) scales.push_back(x.int8.row_scales(t)[0]);
-    record((name + ".q").c_str(), x.int8.codes.data(), x.n_rows, {x.n_cols});
-    record((name + ".s").c_str(), scales.data(), x.n_rows, {1});
-}
-
-// Of a row per pair.
-void record_pairs(const Recorder& record, const std::string& name, const InputRows& x, const Routing& routing,
-                  int k) {
-    if (!record) return;
-    if (x.is_mx()) {
-        record_pairs(record, name + ".q", x.codes.data(), x.n_cols, routing, k);
-        record_pairs(record, name + ".s", x.scales.data(), x.n_blocks(), routing, k);
-        return;
+        use(".q", x.codes.data(), x.n_cols);
+        return use(".s", x.scales.data(), x.n_blocks());
     }
     std::vector<float> scales;
     for (int i = 0; i < x.n_rows; i++) scales.push_back(x.int8.row_scales(i)[0]);
-    record_pairs(record, name + ".q", x.int8.codes.data(), x.n_cols, routing, k);
-    record_pairs(record, name + ".s", scales.data(), 1, routing, k);
+    use(".q", x.int8.codes.data(), x.n_cols);
+    use(".s", scales.data(), 1);
 }
 
-// Appends, for each row of w and each group of its columns, the int32 sum of row t of x times that group, by
-// the plain loop.
+void record_input(const Recorder& record, const std::string& name, const InputRows& x) {
+    if (!record) return;
+    with_codes(x, [&](const char* part, auto* values, int n) {
+        record((name + part).c_str(), values, x.n_rows, {n});
+    });
+}
+void record_pairs(const Recorder& record, const std::string& name, const InputRows& x, const Routing& routing,
+                  int k) {
+    if (!record) return;
+    with_codes(x, [&](const char* part, auto* values, int n) {
+        record.in_order(name + part, values, n, routing.row_of, k);
+    });
+}
+void record_pairs(const Recorder& record, const char* name, const Rows& x, const Routing& routing, int k) {
+    record.in_order(name, x.row(0), x.n_cols, routing.row_of, k);
+}
+
+// Appends the sums of row t of x and each row of an expert's matrix.
 void append_sums(std::vector<int32_t>& sums, const InputRows& x, int t, const MoeMatrix& w, int expert) {
     MatrixRow row;
-    for (int i = 0; i < w.n_rows; i++) {
+    append_sums(sums, x.int8.row_codes(t), w.n_rows, w.n_cols, w.group, [&](int i) {
         load_row(row, w, expert, i);
-        for (int first = 0; first < w.n_cols; first += w.group)
-            sums.push_back(dot(x.int8.row_codes(t) + first, row.codes.data() + first, w.group));
-    }
+        return row.codes.data();
+    });
 }
 
-// In accumulator_layer, NAME.acc: for each token the sums that append(sums, token) makes, as many as `shape`
-// has. MXFP8 has none.
-template <class Append>
-void record_sums(const Recorder& record, const std::string& name, const InputRows& x, int n_tokens,
-                 std::initializer_list<int> shape, Append append) {
-    if (!record || record.layer() != accumulator_layer || x.is_mx()) return;
-    const std::string step = name + ".acc";
-    std::vector<int32_t> sums;
-    for (int t = 0; t < n_tokens; t++) {
-        sums.clear();
-        if (record.keeps_next(step)) append(sums, t);
-        size_t n = 1;
-        for (const int length : shape) n *= size_t(length);
-        sums.resize(n);
-        record(step.c_str(), sums.data(), 1, shape);
-    }
-}
-
-// Of experts' products, each token's k: (n_tokens, k, w.n_rows, n_groups).
+// Experts' sums, each token's k: (n_tokens, k, w.n_rows, n_groups). MXFP8 has none.
 void record_sums(const Recorder& record, const std::string& name, const InputRows& x, bool of_tokens,
                  const MoeMatrix& w, const Routing& routing, int k) {
-    const int n_tokens = int(routing.experts.size()) / k;
-    record_sums(record, name, x, n_tokens, {k, w.n_rows, w.n_groups()},
+    if (x.is_mx()) return;
+    record.sums(name, int(routing.experts.size()) / k, {k, w.n_rows, w.n_groups()},
                 [&](std::vector<int32_t>& sums, int t) {
                     const size_t first = size_t(t) * size_t(k);
                     for (size_t pair = first; pair < first + size_t(k); pair++)
@@ -790,7 +828,8 @@ void record_sums(const Recorder& record, const std::string& name, const InputRow
 void record_product(const Recorder& record, const std::string& name, const Rows& out, const InputRows& x,
                     const MoeMatrix& w) {
     record(name.c_str(), out);
-    record_sums(record, name, x, x.n_rows, {w.n_rows, w.n_groups()},
+    if (x.is_mx()) return;
+    record.sums(name, x.n_rows, {w.n_rows, w.n_groups()},
                 [&](std::vector<int32_t>& sums, int t) { append_sums(sums, x, t, w, 0); });
 }
 
@@ -801,7 +840,7 @@ void record_product(const Recorder& record, const std::string& name, const Rows&
 
 // x (n_tokens, dim) += attention of layer l, for tokens at positions pos, pos + 1, ...
 void attention_block(Transformer& m, int l, int pos) {
-    const ModelConfig& c = m.file.config;
+    const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
     const Recorder record(m.trace, l);
@@ -830,7 +869,7 @@ void attention_block(Transformer& m, int l, int pos) {
 
 // x (n_tokens, dim) += down_proj(silu(gate_proj(normed)) * up_proj(normed)) of layer l.
 void dense_block(Transformer& m, int l) {
-    const ModelConfig& c = m.file.config;
+    const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
     const Recorder record(m.trace, l);
@@ -848,7 +887,7 @@ void dense_block(Transformer& m, int l) {
 
 // x (n_tokens, dim) += the weighted sum of what each token's experts make of it, in layer l.
 void moe_block(Transformer& m, int l) {
-    const ModelConfig& c = m.file.config;
+    const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
     const Recorder record(m.trace, l);
@@ -863,7 +902,6 @@ void moe_block(Transformer& m, int l) {
     if (m.fused && !m.trace) {
         grouped_matmul_swiglu_quant(s.expert_hidden, s.workspace, s.xq, w.gate_up[l], s.routing, moe);
     } else {                                                             // the same, and every step is kept
-        s.gate_up.reserve(n * k), s.hidden.reserve(n * k);
         grouped_matmul(s.gate_up, s.workspace, s.xq, true, w.gate_up[l], s.routing, moe);
                                                                          record_sums(record, "moe.gate_up_proj", s.xq, true, w.gate_up[l], s.routing, k);
                                                                          record_pairs(record, "moe.gate_up_proj", s.gate_up, s.routing, k);
@@ -886,7 +924,7 @@ void feed_forward_block(Transformer& m, int l) {
 // its own. Returns logits (n_logits, vocab_size), those of the last n_logits tokens: none, one or all.
 // Preconditions: pos + tokens.size() <= context; positions before pos have been run.
 std::span<const float> forward(Transformer& m, std::span<const int> tokens, int pos, int n_logits) {
-    const ModelConfig& c = m.file.config;
+    const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
     const int n_tokens = int(tokens.size());
@@ -914,13 +952,23 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 
 // Opens a MoE file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Transformer m = load_cpu<Transformer>(path, scheme_moe, check_config, max_chunk, options, trace);
+    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
     if (packs_weights(m.file, options)) m.weights.pack(m.packed);
     return m;
 }
 
+// Multiply-adds of one token in the layers' matrices, of the active experts alone.
+uint64_t macs_per_token(const Config& c) {
+    uint64_t width = 0;  // of all layers' feed-forward blocks
+    for (int l = 0; l < c.n_layers; l++)
+        width +=
+            c.has_experts(l) ? uint64_t(c.moe.n_active) * uint64_t(c.moe.hidden_dim) : uint64_t(c.hidden_dim);
+    return uint64_t(c.dim) *
+           (uint64_t(c.n_layers) * (2 * uint64_t(c.q_dim()) + 2 * uint64_t(c.kv_dim())) + 3 * width);
+}
+
 // What multiplies all matrices but the experts'.
-const char* kernel_name(const ModelConfig& c) {
+const char* kernel_name(const Config& c) {
     const WeightFormat format = c.moe.others();
     const bool is_plain = format.kind == WeightKind::mxfp8 ||
                           (format.kind == WeightKind::a8w4 && (format.group == 0 || c.dim % 64 != 0));
@@ -929,17 +977,19 @@ const char* kernel_name(const ModelConfig& c) {
 
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
-    m->fused = !options.own.contains("--no-fuse");
+    m->fused = is_fused(options);
     const MoeConfig& moe = m->file.config.moe;
     const std::string experts =
         std::to_string(moe.n_active) + " of " + std::to_string(moe.n_experts) + " experts in ";
     const int group = moe.experts.group;
     const std::string groups = group > 0 ? ", groups of " + std::to_string(group) : ", one scale a row";
     const char* const names[] = {"A8W8", "A8W4", "MXFP8"};
-    return cpu_model(m,
-                     experts + names[int(moe.experts.kind)] + groups +
-                         (moe.pure ? "; all else the same" : "; all else W8A8, one scale a row"),
-                     kernel_name(m->file.config), max_chunk);
+    Model model = cpu_model(m, options,
+                            experts + names[int(moe.experts.kind)] + groups +
+                                (moe.pure ? "; all else the same" : "; all else W8A8, one scale a row"),
+                            kernel_name(m->file.config), max_chunk);
+    model.macs_per_token = macs_per_token(m->file.config);
+    return model;
 }
 
 const OwnOption own_options[] = {

@@ -38,6 +38,7 @@
 #include "common/cpu/ops.h"
 #include "common/cpu/quant_matmul.h"
 #include "common/cpu/rows.h"
+#include "common/model/header.h"
 #include "common/model/model_file.h"
 #include "common/model/scheme.h"
 #include "common/model/tensors.h"
@@ -141,8 +142,17 @@ void embed(Rows& out, const W8A8Matrix& table, std::span<const int> tokens) {
 // ----------------------------------------------------------------------------
 // The tensors of a file
 
+struct Config : ModelConfig {
+    bool static_activations = false;  // one scale per place, from calibration, not one per token
+};
+
+size_t read_own_fields(const HeaderReader& h, Config& c) {
+    c.static_activations = h.i32(header_offset::activations) == 1;
+    return header_offset::own;
+}
+
 // Throws for a block size that there is not, and for rows that cannot share a scale.
-void check_config(const ModelConfig& c) {
+void check_config(const Config& c) {
     auto fail = [](const std::string& what) { throw std::runtime_error(what); };
     if (c.group_size != 0 && c.group_size != 32)
         fail("group_size is " + std::to_string(c.group_size) + ", expected 0 (whole rows) or 32");
@@ -161,6 +171,9 @@ void check_config(const ModelConfig& c) {
     }
 }
 
+const FileFormat<Config> file_format{
+    .scheme = scheme_w8a8, .check = check_config, .read_own = read_own_fields, .max_activations = 1};
+
 // Where activations are quantized: four times in a layer, and before the classifier.
 enum Place { attn_norm, attn_mix, ffn_norm, ffn_swiglu, n_places };
 
@@ -168,7 +181,7 @@ enum Place { attn_norm, attn_mix, ffn_norm, ffn_swiglu, n_places };
 // of their declaration), so the list of names and shapes and the pointers into the file are the same lines.
 struct Weights {
     TensorList file;
-    ModelConfig c;
+    Config c;
 
     LayerNorms<float> norms = file.layer_norms<float>(c);     // attn, ffn: n_layers of (dim,); last: (dim,)
     HeadNorms<float> head_norms = file.head_norms<float>(c);  // q, k: n_layers of (head_dim,), Qwen3 only
@@ -246,24 +259,31 @@ struct RunState {
     // Allocates a run's memory; `context` is the number of positions to keep.
     RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
         const int n = std::min(max_chunk, context);
-        x = normed = proj = Rows(n, c.dim);
-        q = attn_out = Rows(n, c.q_dim());
-        k = v = Rows(n, c.kv_dim());
-        gate = up = Rows(n, c.hidden_dim);
-        logits = Rows(1, c.vocab_size);  // grows when all tokens' logits are asked for
+        for (Rows* rows : {&x, &normed, &proj}) *rows = Rows(n, c.dim);
+        for (Rows* rows : {&q, &attn_out}) *rows = Rows(n, c.q_dim());
+        for (Rows* rows : {&k, &v}) *rows = Rows(n, c.kv_dim());
+        for (Rows* rows : {&gate, &up}) *rows = Rows(n, c.hidden_dim);
+        logits = Rows(n_logits(options, traced, n), c.vocab_size);
+        const int widest = std::max({c.dim, c.q_dim(), c.hidden_dim});
+        xq.resize(n, widest, block_of(c.group_size, widest));
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = attn_weights.values.wanted = traced;
         int8_attention = attention_in_int8(options);
         if (int8_attention) {
+            qq.resize(n, c.q_dim(), c.head_dim);
+            kq.resize(n, c.kv_dim(), c.head_dim);
+            vq.resize(n, c.kv_dim(), c.head_dim);
             int8_cache = Int8KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
+            count_attention_int8(context);
         } else {
             cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
+            count_attention(context);
         }
     }
 };
 
 struct Transformer {
-    ModelFile file;
+    ModelFileOf<Config> file;
     Weights weights;
     PackedMatrices packed;
     RunState state;
@@ -366,9 +386,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // Opens a W8A8 file and allocates a run's memory. Throws std::runtime_error with one line that names the
 // file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Options o = options;
-    if (attention_in_int8(o)) o.own[kv_option.name] = "q8";  // the bytes that its cache takes
-    Transformer m = load_cpu<Transformer>(path, scheme_w8a8, check_config, max_chunk, o, trace);
+    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
     if (packs_weights(m.file, options)) m.weights.pack(m.packed);
     return m;
 }
@@ -380,13 +398,13 @@ Model load_model(const Options& options, Trace* trace) {
     if (attention_in_int8(options) && options.own.at(kv_option.name) != "f32")
         throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
-    const ModelConfig& c = m->file.config;
+    const Config& c = m->file.config;
     std::string scheme = c.group_size == 0 ? "W8A8: int8, one scale a row; activations one a "
                                            : "W8A8: int8, one scale for 32 weights; activations one for ";
     scheme += c.static_activations ? "place (static)" : c.group_size == 0 ? "token" : "32 values";
     if (m->state.int8_attention) scheme += "; attention in int8";
     // Rows of different lengths may take different paths: the name is that of the model's width.
-    Model model = cpu_model(m, scheme, int8_kernel_name(block_of(c.group_size, c.dim)), max_chunk);
+    Model model = cpu_model(m, options, scheme, int8_kernel_name(block_of(c.group_size, c.dim)), max_chunk);
     if (m->state.int8_attention) {
         model.kv_bytes_per_position = kv_bytes(c, KvFormat::q8);
         model.fill_cache = [m](int n) { m->state.int8_cache.fill(n); };

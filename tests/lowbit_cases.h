@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "common/cpu/quant_matrix.h"
-#include "common/model/layout.h"
+#include "common/model/matrix_format.h"
 #include "int8_cases.h"
 
 // A matrix with its memory, and what it expands to.

@@ -10,7 +10,13 @@
 #include <string>
 #include <vector>
 
+#include "common/cpu/int8.h"
+#include "common/cpu/kv_cache.h"
+#include "common/cpu/quant_matrix.h"
+#include "common/cpu/rows.h"
+#include "common/cpu/scratch.h"
 #include "common/os/lazy_memory.h"
+#include "common/os/memory_count.h"
 
 TEST_CASE("memory: refused with the sum, what is available, the largest parts and what makes them smaller") {
     const std::vector<MemoryPart> parts = {{"a", 5000000000},
@@ -34,6 +40,33 @@ TEST_CASE("memory: refused with the sum, what is available, the largest parts an
                          std::runtime_error);
     CHECK(logits_part(3, 5).what == "the logits of 3 tokens");
     CHECK(logits_part(3, 5).bytes == 60);
+}
+
+TEST_CASE("memory: what would be taken at once and as it is used is counted, and nothing is taken") {
+    std::vector<float> kept(10);
+    {
+        const MemoryCount count;
+        std::vector<float> buffer;
+        CHECK(scratch(buffer, 1000) == nullptr);
+        CHECK(scratch(kept, 10) == kept.data());  // takes no more
+        const Rows rows(3, 5);
+        CHECK(rows.n_cols == 5);
+        CHECK(rows.values.empty());
+        CHECK(count.at_once() == 1000 * sizeof(float) + 3 * 5 * sizeof(float));
+        const LazyMemory memory(size_t(1) << 60, "more than there is");
+        CHECK(memory.as<char>() == nullptr);
+        {
+            const MemoryCount inner;
+            Int8Rows codes;
+            codes.resize(2, 64, 32);
+            CHECK(inner.at_once() == 2 * 64 + 2 * 2 * (sizeof(float) + sizeof(int32_t)));
+            const KvCache cache(KvFormat::q8, 2, 3, 8, 300);  // in pages of 256 positions
+            CHECK(inner.as_used() == 512 * 2 * 3 * 2 * kv_head_bytes(KvFormat::q8, 8));
+        }
+        CHECK(count.at_once() == 1015 * sizeof(float));
+        CHECK(count.as_used() == uint64_t(1) << 60);
+    }
+    CHECK(Rows(3, 5).values.size() == 15);
 }
 
 TEST_CASE("lazy memory: all of it can be used, and nothing behind it") {

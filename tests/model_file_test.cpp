@@ -77,7 +77,7 @@ std::string write(const Bytes& f, size_t size = SIZE_MAX) {
 }
 
 ModelFile open_file(const std::string& path) {
-    return open_model_file(path, scheme_q8, [](const ModelConfig&) {});
+    return open_model_file(path, FileFormat<ModelConfig>{.scheme = scheme_q8});
 }
 
 // Opens the file; returns what it was refused with, or "" if it was not. The scheme here has 64 bytes of
@@ -199,7 +199,7 @@ TEST_CASE("model file: every bad field is named with its value") {
         {header_offset::repetition_penalty, 0x7fc00000, "repetition_penalty is nan, expected 0.01 to 100"},
         {header_offset::repetition_penalty, 0x38000000,
          "repetition_penalty is 3.05176e-05, expected 0.01 to 100"},
-        {header_offset::reserved, 1, "reserved byte at 192 is not 0"},
+        {header_offset::own, 1, "reserved byte at 192 is not 0"},
         {header_offset::tokenizer_offset, 8, "file is 330 bytes, but its tokenizer section is 10 bytes at 8"},
         {header_offset::tokenizer_size, 11,
          "file is 330 bytes, but its tokenizer section is 11 bytes at 320"},
@@ -235,9 +235,10 @@ TEST_CASE("model file: a flipped bit in header or tokenizer, and a wrong length,
         CHECK(refusal(write(good), n) ==
               folder + "model.bin: weights are 64 bytes, but the header implies " + std::to_string(n));
     // What the program cannot run is refused under the file's name.
-    CHECK_THROWS_WITH(open_model_file(write(good), scheme_q8,
-                                      [](const ModelConfig&) { throw std::runtime_error("not this one"); }),
-                      (folder + "model.bin: not this one").c_str());
+    const auto refuse = [](const ModelConfig&) { throw std::runtime_error("not this one"); };
+    CHECK_THROWS_WITH(
+        open_model_file(write(good), FileFormat<ModelConfig>{.scheme = scheme_q8, .check = refuse}),
+        (folder + "model.bin: not this one").c_str());
     CHECK(refusal(folder + "absent.bin") == folder + "absent.bin: cannot open: No such file or directory");
     CHECK(refusal("/dev") == "/dev: is a directory, expected a model file");
 }
@@ -373,6 +374,9 @@ TEST_CASE("tensors: one after another, each with its place in the file, and none
     CHECK(list.bytes_per_token(c) == 24 + 256 + 32);  // the embedding is the classifier
     c.shared_classifier = false;
     CHECK(list.bytes_per_token(c) == 24 + 256);
+    list.next<int8_t>("of_others", {4, 10}, {3, 4});
+    list.next<int8_t>("of_nobody", {7}, {0, 1});
+    CHECK(list.bytes_per_token(c) == 24 + 256 + 30);
     c.arch = Arch::llama;
     CHECK(list.head_norms<float>(c).q.empty());
 
@@ -398,33 +402,72 @@ TEST_CASE("tensors: one after another, each with its place in the file, and none
     CHECK(aligned.weight_bytes() == 65);  // nothing behind the last one
 }
 
-TEST_CASE("model file: the layout of a GPTQ file is read as written, and is reserved in the others") {
+namespace {
+
+// A scheme whose header has a number of its own, and the fields of another program's header elsewhere.
+struct OtherConfig : ModelConfig {
+    int number = 0;
+};
+size_t read_number(const HeaderReader& h, OtherConfig& c) {
+    c.number = h.checked_int("number", h.i32(0xC0), 1, 5);
+    return 0xC4;
+}
+const FileFormat<OtherConfig> other_format{.scheme = scheme_awq,
+                                           .read_own = read_number,
+                                           .base = {.group_size = 0x29,
+                                                    .head_dim = 0x25,
+                                                    .arch = Arch::qwen3,
+                                                    .norm_eps = 1e-6f,
+                                                    .rope_theta = 1e6f},
+                                           .first_arch = Arch::qwen3,
+                                           .last_arch = Arch::qwen3,
+                                           .max_activations = 1,
+                                           .alignment = 64};
+Bytes other_file() {
     Bytes f = good_file();
-    f.set(0x00, scheme_gptq.magic);
-    f.set(0x04, scheme_gptq.version);
-    for (uint8_t i = 0; i < n_kinds; i++) {
-        f.set(header_offset::formats + 4 * i, std::array<uint8_t, 4>{2, i, uint8_t(64 + i), 1});
-    }
-    f.set<uint8_t>(header_offset::has_order, 1);
+    f.set(0x00, scheme_awq.magic);
+    f.set(0x04, scheme_awq.version);
+    f.set(0x25, 32);
+    f.set(0x29, 64);
+    f.set(0xC0, 5);
     f.seal();
-    auto open = [](const Bytes& bytes, const Scheme& scheme) {
-        return open_model_file(write(bytes), scheme, [](const ModelConfig&) {});
-    };
-    const ModelFile file = open(f, scheme_gptq);
-    for (int i = 0; i < n_kinds; i++) {
-        const MatrixFormat& found = file.config.layout.formats[i];
-        CHECK(int(found.bits) == 2);
-        CHECK(int(found.flags) == i);
-        CHECK(int(found.group) == 256 + 64 + i);
-    }
-    CHECK(file.config.layout.has_order);
+    return f;
+}
+
+}  // namespace
+
+TEST_CASE("model file: what a program says of its header, and that what it does not read is 0") {
+    const ModelFileOf<OtherConfig> file = open_model_file(write(other_file()), other_format);
+    CHECK(file.config.number == 5);
+    CHECK(file.config.group_size == 64);
     CHECK(file.alignment == 64);
-    CHECK(open(good_file(), scheme_q8).alignment == 1);
-    f.set<uint8_t>(header_offset::has_order, 2);
-    f.seal();
-    CHECK_THROWS_WITH(open(f, scheme_gptq), (folder + "model.bin: has_order is 2, expected 0 to 1").c_str());
-    f.set<uint8_t>(header_offset::has_order, 0);
-    f.set<uint8_t>(header_offset::reserved_behind_layout, 1);
-    f.seal();
-    CHECK_THROWS_WITH(open(f, scheme_gptq), (folder + "model.bin: reserved byte at 229 is not 0").c_str());
+    CHECK(open_file(write(good_file())).alignment == 1);
+    struct Case {
+        size_t offset;
+        int value;
+        const char* text;
+    };
+    const Case cases[] = {
+        {0x25, 30, "head_dim is 30 at 0x25 and 32 at 0x48"},
+        {0x29, 65, "group_size is 65 in the header and 64 at 0x4c"},
+        {header_offset::arch, 1, "arch is 1, expected 2 to 2"},
+        {header_offset::activations, 2, "activations is 2, expected 0 to 1"},
+        {0xC0, 6, "number is 6, expected 1 to 5"},
+        {0xC4, 1 << 8, "reserved byte at 197 is not 0"},
+    };
+    for (const Case& c : cases) {
+        Bytes f = other_file();
+        f.set(c.offset, c.value);
+        f.seal();
+        CHECK_THROWS_WITH(open_model_file(write(f), other_format), (folder + "model.bin: " + c.text).c_str());
+    }
+    Bytes f = other_file();
+    std::fill(f.data.begin() + header_offset::extension, f.data.begin() + header_size, 0);
+    f.set(0x25, 128);
+    f.data.resize(header_size + 64);
+    const ModelConfig c = open_model_file(write(f), other_format).config;
+    CHECK(c.arch == Arch::qwen3);
+    CHECK(c.head_dim == 128);
+    CHECK(c.norm_eps == 1e-6f);
+    CHECK(c.rope_theta == 1e6f);
 }

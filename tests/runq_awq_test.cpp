@@ -553,8 +553,7 @@ TEST_CASE("weights: the tensors that a header implies, and sizes that do not fit
 TEST_CASE("weights: each tensor's bytes in device memory are those of the file") {
     for (const char* name : models) {
         CAPTURE(name);
-        const ModelFile file =
-            open_model_file("build/models/" + std::string(name) + ".bin", scheme_awq, check_config);
+        const ModelFile file = open_model_file("build/models/" + std::string(name) + ".bin", file_format);
         const Weights planned{planned_tensors(), file.config};
         const DeviceBuffer<std::byte> memory = upload_weights(file, planned.file);
         const Weights weights{tensors_in(memory), file.config};

@@ -138,19 +138,17 @@ constexpr MatrixFormat bytes{8, 0, 0}, nibbles{4, 0, 128}, ladder{2, MatrixForma
     sparse{4, MatrixFormat::sparse_flag, 128};
 
 // Llama 3.2 1B.
-ModelConfig large(const MatrixFormat& embedding, const MatrixFormat& attention,
-                  const MatrixFormat& feed_forward) {
-    ModelConfig c;
+Config large(const MatrixFormat& embedding, const MatrixFormat& attention, const MatrixFormat& feed_forward) {
+    Config c;
     c.dim = 2048, c.hidden_dim = 8192, c.n_layers = 16, c.n_heads = 32, c.n_kv_heads = 8, c.head_dim = 64;
     c.vocab_size = 128256, c.shared_classifier = true, c.group_size = 64;
-    c.layout.formats.fill(attention);
-    for (const int which : {kind::gate_proj, kind::down_proj, kind::up_proj})
-        c.layout.formats[which] = feed_forward;
-    c.layout.formats[kind::embed] = c.layout.formats[kind::classifier] = embedding;
+    c.formats.fill(attention);
+    for (const int which : {kind::gate_proj, kind::down_proj, kind::up_proj}) c.formats[which] = feed_forward;
+    c.formats[kind::embed] = c.formats[kind::classifier] = embedding;
     return c;
 }
 
-uint64_t weight_bytes(const ModelConfig& c) {
+uint64_t weight_bytes(const Config& c) {
     check_config(c);
     return Weights{TensorList(nullptr, 0, 64, 64), c}.file.weight_bytes();
 }
@@ -171,15 +169,37 @@ TEST_CASE("weights: the bytes that a header implies") {
           norms + table + 4 * 128256 + uint64_t(double(attention + ffn) * sparse_bits / 8));
 }
 
+TEST_CASE("header: the format of each kind of matrix is read as it stands, and what follows is reserved") {
+    const std::string path = "build/models/tiny-llama.gptq-w4.bin";
+    std::vector<std::byte> file;
+    for (const char c : read_file(path)) file.push_back(std::byte(c));
+    auto read = [&](size_t offset, uint8_t value) {
+        std::vector<std::byte> changed = file;
+        changed[offset] = std::byte(value);
+        Config c;
+        const HeaderReader h{path, changed};
+        check_reserved(h, read_own_fields(h, c));
+        return c;
+    };
+    for (size_t i = 0; i < n_kinds; i++) {
+        const size_t at = 0xC0 + 4 * i;
+        CHECK(read(at, 77).formats[i].bits == 77);
+        CHECK(read(at + 1, 78).formats[i].flags == 78);
+        CHECK(read(at + 3, 1).formats[i].group == 256 + unsigned(file[at + 2]));
+    }
+    CHECK_FALSE(read(0xE4, 0).has_order);
+    CHECK(read(0xE4, 1).has_order);
+    CHECK_THROWS_WITH(read(0xE4, 2), (path + ": has_order is 2, expected 0 to 1").c_str());
+    CHECK_THROWS_WITH(read(0xE5, 1), (path + ": reserved byte at 229 is not 0").c_str());
+}
+
 TEST_CASE("weights: formats that there are not, and what does not fit") {
     auto refused = [](auto change, const char* why) {
-        ModelConfig c = large(nibbles, nibbles, ladder);
+        Config c = large(nibbles, nibbles, ladder);
         change(c);
         CHECK_THROWS_WITH(check_config(c), why);
     };
-    auto with = [](int which, const MatrixFormat& f) {
-        return [=](ModelConfig& c) { c.layout.formats[which] = f; };
-    };
+    auto with = [](int which, const MatrixFormat& f) { return [=](Config& c) { c.formats[which] = f; }; };
     refused(with(kind::q_proj, {}), "the format of q_proj is bits 0, flags 0, group 0, which is none");
     refused(with(kind::o_proj, {3, 0, 64}),
             "the format of o_proj is bits 3, flags 0, group 64, which is none");
@@ -196,14 +216,14 @@ TEST_CASE("weights: formats that there are not, and what does not fit") {
     refused(with(kind::classifier, bytes),
             "the classifier is the embedding, but its format is 8 bits per row, not 4 bits in groups of 128");
     refused(with(kind::k_proj, {4, 0, 32}), "group_size is 64, expected 32, the activations'");
-    refused([](ModelConfig& c) { c.group_size = 32; }, "group_size is 32, expected 64, the activations'");
-    refused([](ModelConfig& c) { c.hidden_dim = 8224; }, "down_proj has 8224 columns, not a multiple of 64");
-    refused([](ModelConfig& c) { c.dim = 2112; }, "embed has 2112 columns, not a multiple of 128");
+    refused([](Config& c) { c.group_size = 32; }, "group_size is 32, expected 64, the activations'");
+    refused([](Config& c) { c.hidden_dim = 8224; }, "down_proj has 8224 columns, not a multiple of 64");
+    refused([](Config& c) { c.dim = 2112; }, "embed has 2112 columns, not a multiple of 128");
 }
 
 TEST_CASE("weights: an order has every channel once, or is refused by its name") {
-    ModelConfig c = large(bytes, nibbles, ladder);
-    c.layout.has_order = true, c.n_layers = 2;
+    Config c = large(bytes, nibbles, ladder);
+    c.has_order = true, c.n_layers = 2;
     Weights w{TensorList(nullptr, 0, 64, 64), c};
     std::vector<int32_t> order(8192);
     auto reset = [&](size_t n) {

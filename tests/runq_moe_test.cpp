@@ -466,8 +466,8 @@ TEST_CASE(
 namespace {
 
 // Qwen3-30B-A3B.
-ModelConfig large(WeightKind kind, int group) {
-    ModelConfig c;
+Config large(WeightKind kind, int group) {
+    Config c;
     c.arch = Arch::qwen3_moe;
     c.dim = 2048, c.hidden_dim = 6144, c.n_layers = 48, c.n_heads = 32, c.n_kv_heads = 4, c.head_dim = 128;
     c.vocab_size = 151936, c.group_size = 0;
@@ -476,7 +476,7 @@ ModelConfig large(WeightKind kind, int group) {
     return c;
 }
 
-TensorList tensors(const ModelConfig& c) {
+TensorList tensors(const Config& c) {
     check_config(c);
     return Weights{TensorList(nullptr, 0, 64, 64), c}.file;
 }
@@ -486,14 +486,14 @@ TensorList tensors(const ModelConfig& c) {
 TEST_CASE("weights: the bytes that a header implies, and those that a token reads") {
     const uint64_t n = 48ull * 128 * 3 * 768 * 2048;  // weights of experts
     const uint64_t rows = 48ull * 128 * (2 * 768 + 2048);
-    const ModelConfig c = large(WeightKind::a8w8, 0);
+    const Config c = large(WeightKind::a8w8, 0);
     const uint64_t rest = tensors(c).weight_bytes() - n - 4 * rows;
     CHECK(tensors(large(WeightKind::a8w4, 64)).weight_bytes() == rest + n / 2 + n / 64 * 2 + 4 * rows);
     CHECK(tensors(large(WeightKind::a8w4, 0)).weight_bytes() == rest + n / 2 + 8 * rows);
     CHECK(tensors(large(WeightKind::mxfp8, 32)).weight_bytes() == rest + n + n / 32);
     // With all matrices in 4 bits, scales of rows give way to the assist matrix.
     const uint64_t others = 48ull * 2048 * (2 * 4096 + 2 * 512) + 2ull * 151936 * 2048;
-    ModelConfig pure = large(WeightKind::a8w4, 64);
+    Config pure = large(WeightKind::a8w4, 64);
     pure.moe.pure = true;
     CHECK(tensors(pure).weight_bytes() ==
           tensors(large(WeightKind::a8w4, 64)).weight_bytes() - others + others / 2 + others / 64 * 2);
@@ -509,28 +509,28 @@ TEST_CASE("weights: the bytes that a header implies, and those that a token read
 
 TEST_CASE("weights: formats that there are not, and what does not fit") {
     auto refused = [](WeightKind kind, int group, auto change, const char* why) {
-        ModelConfig c = large(kind, group);
+        Config c = large(kind, group);
         change(c);
         CHECK_THROWS_WITH(check_config(c), why);
     };
-    auto same = [](ModelConfig&) {};
+    auto same = [](Config&) {};
     refused(WeightKind::a8w8, 32, same, "group is 32, which the experts' format has not");
     refused(WeightKind::a8w4, 96, same, "group is 96, which the experts' format has not");
     refused(WeightKind::mxfp8, 0, same, "group is 0, which the experts' format has not");
     refused(WeightKind::mxfp8, 512, same, "moe_hidden_dim is 768, not a multiple of 512");
-    auto pure = [](ModelConfig& c) { c.moe.pure = true; };
+    auto pure = [](Config& c) { c.moe.pure = true; };
     refused(WeightKind::a8w8, 0, pure, "pure is 1, but all of A8W8 is int8: expected 0");
     refused(
         WeightKind::mxfp8, 256,
-        [](ModelConfig& c) { c.moe.pure = true, c.hidden_dim = 1152, c.moe.is_dense[7] = 1; },
+        [](Config& c) { c.moe.pure = true, c.hidden_dim = 1152, c.moe.is_dense[7] = 1; },
         "hidden_dim is 1152, not a multiple of 256");
     refused(
-        WeightKind::a8w4, 128, [](ModelConfig& c) { c.moe.pure = true, c.head_dim = 94; },
+        WeightKind::a8w4, 128, [](Config& c) { c.moe.pure = true, c.head_dim = 94; },
         "n_heads * head_dim is 3008, not a multiple of 128");
     refused(
-        WeightKind::a8w8, 0, [](ModelConfig& c) { c.group_size = 64; },
+        WeightKind::a8w8, 0, [](Config& c) { c.group_size = 64; },
         "group_size is 64, expected 0 (whole rows)");
     refused(
-        WeightKind::a8w8, 0, [](ModelConfig& c) { c.dim = 2046; },
+        WeightKind::a8w8, 0, [](Config& c) { c.dim = 2046; },
         "dim is 2046, expected a multiple of 4, at most 65536");
 }

@@ -73,7 +73,7 @@ def refused(done, code):
     return text
 
 
-def write_model(path, program, **dims):
+def write_model(path, program, experts=None, **dims):
     """A model file of zeros, without a tokenizer."""
     file_format = FORMAT[program]
     group_size = {"runq": 4, "runq_w8a8": 0, "runq_awq": 64, "runq_gptq": 64, "runq_moe": 0}[program]
@@ -84,12 +84,13 @@ def write_model(path, program, **dims):
         arch="llama", n_layers=1, n_kv_heads=1, vocab_size=8, max_seq_len=MAX_CONTEXT, tied=True,
         norm_eps=1e-5, rope_theta=1e4, rope_scaling=None, **small,
     )  # fmt: skip
+    group_size = dims.pop("group_size", group_size)
     config, layout, own = Config(**(vars(config) | dims)), None, b""
     if file_format is GPTQ_FILE:
         layout = GptqLayout((MatrixFormat(8),) * 9)
         own = gptq.pack_layout(layout)
     elif file_format is MOE_FILE:
-        config, layout = replace(config, arch="qwen3_moe", moe=Moe(2, 1, 4, True, ())), MoeLayout("a8w8", 0)
+        config, layout = replace(config, arch="qwen3_moe", moe=experts or Moe(2, 1, 4, True, ())), MoeLayout("a8w8", 0)
         own = moe.pack_layout(config, layout)
     tensors = FileHeader(config, group_size, 0, 0, file_format, layout).tensors()
     end = weights_end(tensors, file_format.alignment)

@@ -20,6 +20,7 @@
 #include "common/model/tensors.h"
 #include "common/os/clock.h"
 #include "common/os/machine.h"
+#include "common/os/memory_count.h"
 
 class Tokenizer;  // common/text/tokenizer.h
 
@@ -34,15 +35,16 @@ struct Model {
     ModelConfig config;
     std::shared_ptr<const Tokenizer> tokenizer;      // null if the file has none; the command line loads it
     std::span<const std::byte> tokenizer_section{};  // of the file; empty if another program made it
-    std::string scheme;                              // e.g. "Q8, int8 groups of 64"
+    std::string scheme;                              // e.g. "int8, groups of 64"
     std::string kernel;                              // the matmul path in use, e.g. "avx2"
     uint64_t file_bytes = 0;                         // the whole model file
     uint64_t weight_bytes = 0;                       // the weights in it
     uint64_t weight_bytes_per_token = 0;             // those that one decode step reads
     uint64_t kv_bytes_per_position = 0;              // of the KV cache
-    uint64_t macs_per_token = 0;                     // multiply-adds of one token in the layers' matrices
-    std::vector<TensorInfo> tensors;                 // of the file, in its order
-    std::vector<OwnField> own_fields{};              // of --info, that only this scheme has
+    uint64_t memory_bytes = 0;             // that a run takes which uses the whole context; 0: not known
+    uint64_t macs_per_token = 0;           // multiply-adds of one token in the layers' matrices
+    std::vector<TensorInfo> tensors;       // of the file, in its order
+    std::vector<OwnField> own_fields{};    // of --info, that only this scheme has
     const PhaseSeconds* phases = nullptr;  // where the time goes; null if the program does not measure it
     // Runs tokens[i] at position pos + i. Returns logits (n_rows, vocab_size): a row for every token with
     // all_logits, else one row, the last token's. They are valid until the next call. At most max_chunk
@@ -97,7 +99,8 @@ inline uint64_t kv_bytes(const ModelConfig& c, KvFormat format) {
 }
 
 // What follows from a file and its tensors, whatever the scheme. kv: how the KV cache keeps a number.
-inline Model model_of(const ModelFile& file, const TensorList& tensors, KvFormat kv) {
+template <class Config>
+Model model_of(const ModelFileOf<Config>& file, const TensorList& tensors, KvFormat kv) {
     const ModelConfig& c = file.config;
     Model m;
     m.config = c;
@@ -148,57 +151,59 @@ inline int sure_positions(const Options& o, int context) {
     return int(std::clamp<uint64_t>(n, 1, uint64_t(context)));
 }
 
-// The memory that a CPU program's run cannot do without, in chunks of up to max_chunk tokens.
-inline std::vector<MemoryPart> cpu_memory(const ModelFile& file, const Options& o, int context,
-                                          int max_chunk) {
-    const ModelConfig& c = file.config;
-    const uint64_t n = uint64_t(std::min(max_chunk, context)), n_logits = o.ppl || o.trace ? n : 1;
-    // A RunState's rows in fp32.
-    const uint64_t values =
-        3 * uint64_t(c.dim) + 2 * uint64_t(c.q_dim()) + 2 * uint64_t(c.kv_dim()) + 2 * uint64_t(c.hidden_dim);
-    // Codes of one product's input, of MXFP8 with their values. If experts are MXFP8 and all else int8, an
-    // input of each kind; and what the experts' second product reads.
-    auto of_code = [](const WeightFormat& f) { return f.kind == WeightKind::mxfp8 ? 1 + sizeof(float) : 1; };
-    const WeightFormat experts = c.moe.experts, others = c.moe.others();
-    const uint64_t k = uint64_t(c.moe.n_active), e = uint64_t(c.moe.n_experts);
-    uint64_t inputs = uint64_t(std::max({c.dim, c.q_dim(), c.hidden_dim})) * of_code(others);
-    if (experts.kind == WeightKind::mxfp8 && !c.moe.pure) inputs += uint64_t(c.dim) * of_code(experts);
-    inputs += k * uint64_t(c.moe.hidden_dim) * of_code(experts);
-    // Of experts logits and outputs in fp32.
-    const uint64_t of_experts = e == 0 ? 0 : (e + k * uint64_t(c.dim)) * sizeof(float);
-    return {
-        {"a chunk of " + std::to_string(n) + " tokens", n * (values * sizeof(float) + inputs + of_experts)},
-        logits_part(n_logits, c.vocab_size),
-        kv_part(0, sure_positions(o, context), kv_bytes(c, kv_format(o)), "fewer tokens take less"),
-        {"the tokenizer", file.tokenizer.size()}};
+// How many tokens' logits a run asks for at once, in chunks of n tokens: those of all for perplexity or a
+// trace, those of a guess and the token before it, or one token's.
+inline int n_logits(const Options& o, bool traced, int n) {
+    return o.ppl || traced ? n : std::min(n, 1 + o.lookup);
+}
+
+// What a CPU program's run takes besides the weights once it has used n_positions, in chunks of up to
+// max_chunk tokens: what its RunState takes, made where memory is counted.
+template <class RunState, class Config>
+std::vector<MemoryPart> cpu_memory(const ModelFileOf<Config>& file, const Options& o, bool traced,
+                                   int max_chunk, int n_positions) {
+    const int context = context_length(o, file.config), n = std::min(max_chunk, context);
+    const MemoryCount count;
+    const RunState counted(file.config, o, context, traced);
+    const MemoryPart logits = logits_part(uint64_t(n_logits(o, traced, n)), file.config.vocab_size);
+    // The cache, and with it what attention takes in each thread, is for whole pages of positions.
+    constexpr int page = decltype(counted.cache)::page;
+    const uint64_t n_all = (uint64_t(context) + page - 1) / page * page;
+    return {{"a chunk of " + std::to_string(n) + " tokens", count.at_once() - logits.bytes},
+            logits,
+            kv_part(0, n_positions, count.as_used() / n_all, "fewer tokens take less"),
+            {"the tokenizer", file.tokenizer.size()}};
 }
 
 // Whether matrices are packed for the kernels, in a copy: if that takes no more than three quarters of the
 // memory that is available, and is not refused by --mmap. Otherwise they are read where the file lies, in
 // pages of 4 KiB at whose ends the hardware stops fetching ahead, and in the file's order:
 // docs/performance.md.
-inline bool packs_weights(const ModelFile& file, const Options& options) {
+template <class Config>
+bool packs_weights(const ModelFileOf<Config>& file, const Options& options) {
     if (options.info || options.own.contains(mmap_option.name)) return false;
     const uint64_t available = available_memory();
     return file.weights.size() <= available - available / 4;
 }
 
 // What a CPU program loads: a Transformer of its own Weights and RunState, for chunks of up to max_chunk
-// tokens. Opens a model file of its scheme and allocates a run's memory. Throws std::runtime_error with one
+// tokens. Opens a model file of its format and allocates a run's memory. Throws std::runtime_error with one
 // line that names the file. Nothing but the header and the tokenizer section is read before everything has
 // been checked.
-template <class Transformer>
-Transformer load_cpu(const std::string& path, const Scheme& scheme, void (*check_config)(const ModelConfig&),
-                     int max_chunk, const Options& options, Trace* trace) {
+template <class Transformer, class Config>
+Transformer load_cpu(const std::string& path, const FileFormat<Config>& format, int max_chunk,
+                     const Options& options, Trace* trace) {
     using Weights = decltype(Transformer::weights);
-    ModelFile file = open_model_file(path, scheme, check_config);
-    const auto alignment = uint64_t(scheme.alignment);
+    ModelFileOf<Config> file = open_model_file(path, format);
+    const auto alignment = uint64_t(format.alignment);
     Weights{TensorList(nullptr, 0, alignment, alignment), file.config}.file.check_end(file);
     if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
     const int context = context_length(options, file.config);
     const uint64_t available = available_memory();
     try {
-        check_memory(cpu_memory(file, options, context, max_chunk), available);
+        check_memory(cpu_memory<decltype(Transformer::state)>(file, options, trace != nullptr, max_chunk,
+                                                              sure_positions(options, context)),
+                     available);
         Weights weights{TensorList(file), file.config};
         decltype(Transformer::state) state(file.config, options, context, trace != nullptr);
         return {std::move(file), std::move(weights), {}, std::move(state), trace};
@@ -209,8 +214,13 @@ Transformer load_cpu(const std::string& path, const Scheme& scheme, void (*check
 
 // That as the command line takes it. `forward` is the program's own.
 template <class Transformer>
-Model cpu_model(std::shared_ptr<Transformer> m, std::string scheme, std::string kernel, int max_chunk) {
+Model cpu_model(std::shared_ptr<Transformer> m, const Options& options, std::string scheme,
+                std::string kernel, int max_chunk) {
     Model model = model_of(m->file, m->weights.file, m->state.cache.format());
+    model.memory_bytes = model.file_bytes;
+    for (const MemoryPart& part : cpu_memory<decltype(m->state)>(
+             m->file, options, m->trace != nullptr, max_chunk, context_length(options, model.config)))
+        model.memory_bytes += part.bytes;
     model.scheme = std::move(scheme);
     model.kernel = std::move(kernel);
     model.phases = &phase_seconds;

@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <map>
+#include <span>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -30,7 +31,7 @@ inline std::string step_name(int layer, const char* name) {
     return layer < 0 ? name : "layers." + std::to_string(layer) + "." + name;
 }
 
-// The layer of which a trace has the accumulators of each product; golden/q8.py says the same.
+// The layer of which a trace has the accumulators of each product; golden/ says the same.
 constexpr int accumulator_layer = 1;
 
 class Trace {
@@ -148,6 +149,21 @@ class Trace {
     std::map<std::string, Tensor> tensors_;
 };
 
+// Appends, for each of n_rows rows of codes and each group of its n_cols columns, the int32 sum of x's codes
+// times the row's, by a plain loop: kernels keep none. load_row(i) gives the codes of row i.
+template <class LoadRow>
+inline void append_sums(std::vector<int32_t>& sums, const int8_t* x, int n_rows, int n_cols, int group,
+                        LoadRow load_row) {
+    for (int i = 0; i < n_rows; i++) {
+        const int8_t* w = load_row(i);
+        for (int first = 0; first < n_cols; first += group) {
+            int32_t sum = 0;
+            for (int k = first; k < first + group; k++) sum += int32_t(x[k]) * int32_t(w[k]);
+            sums.push_back(sum);
+        }
+    }
+}
+
 // Records the steps of one layer, or those outside the layers (layer -1), if there is a trace:
 //
 //     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
@@ -184,27 +200,47 @@ class Recorder {
         (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {n_heads, head_dim});
         (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {n_heads, 1});
     }
-    // A product: out (n_tokens, w.n_rows) under its name, and in accumulator_layer as NAME.acc (n_tokens,
-    // w.n_rows, n_groups) the int32 sum of each group of x times the same of each row of w, by a plain loop:
-    // kernels keep none.
+    // Rows of `values` in another order, `per_token` of them for each token: (n_tokens, per_token, n_cols).
+    template <class T>
+    void in_order(const std::string& name, const T* values, int n_cols, std::span<const int> order,
+                  int per_token) const {
+        if (trace_ == nullptr) return;
+        std::vector<T> rows;
+        for (const int i : order)
+            rows.insert(rows.end(), values + size_t(i) * size_t(n_cols),
+                        values + size_t(i + 1) * size_t(n_cols));
+        (*this)(name.c_str(), rows.data(), int(order.size()) / per_token, {per_token, n_cols});
+    }
+    // The sums of a product, in accumulator_layer alone: NAME.acc has for each token those that append(sums,
+    // token) appends, as many as `shape` says.
+    template <class Append>
+    void sums(const std::string& name, int n_tokens, std::initializer_list<int> shape, Append append) const {
+        if (trace_ == nullptr || layer_ != accumulator_layer) return;
+        const std::string step = name + ".acc";
+        size_t n = 1;
+        for (const int length : shape) n *= size_t(length);
+        std::vector<int32_t> all;
+        for (int t = 0; t < n_tokens; t++) {
+            all.clear();
+            if (keeps_next(step)) append(all, t);
+            all.resize(n);
+            (*this)(step.c_str(), all.data(), 1, shape);
+        }
+    }
+    // A product: out (n_tokens, w.n_rows) under its name, and its sums (n_tokens, w.n_rows, n_groups).
     template <class Matrix>
     void operator()(const char* name, const Rows& out, const Int8Rows& x, const Matrix& w) const {
         (*this)(name, out);
         if (trace_ == nullptr || layer_ != accumulator_layer) return;
-        const std::string step = step_name(layer_, name) + ".acc";
-        const int n_groups = x.n_groups();
-        std::vector<int8_t> codes(size_t(w.n_cols));
-        std::vector<int32_t> sums(size_t(w.n_rows) * size_t(n_groups));
-        for (int t = 0; t < x.n_rows; t++) {
-            for (size_t i = 0; i < sums.size() && trace_->keeps_next(step); i++) {
-                const int row = int(i) / n_groups, first = int(i) % n_groups * x.group_size;
-                sums[i] = 0;
-                if (first == 0) expand_columns(codes.data(), w.view(), row, 0, w.n_cols);
-                for (int k = first; k < first + x.group_size; k++)
-                    sums[i] += int32_t(x.row_codes(t)[k]) * int32_t(codes[size_t(k)]);
-            }
-            trace_->add(step, sums.data(), 1, {w.n_rows, n_groups});
-        }
+        const QuantMatrix matrix = w.view();
+        std::vector<int8_t> codes(size_t(matrix.n_cols));
+        auto load_row = [&](int i) {
+            expand_columns(codes.data(), matrix, i, 0, matrix.n_cols);
+            return codes.data();
+        };
+        sums(name, x.n_rows, {matrix.n_rows, x.n_groups()}, [&](std::vector<int32_t>& all, int t) {
+            append_sums(all, x.row_codes(t), matrix.n_rows, matrix.n_cols, x.group_size, load_row);
+        });
     }
     // A matrix (n_heads, positions) for each token, of the positions that it sees.
     void operator()(const char* name, const HeadScores& x) const {

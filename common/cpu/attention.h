@@ -24,6 +24,7 @@
 #include "common/cpu/scratch.h"
 #include "common/cpu/vector.h"
 #include "common/os/clock.h"
+#include "common/os/memory_count.h"
 #include "common/os/threads.h"
 
 // Queries that go through together, against key_vectors vectors of keys or of a value's elements: as many
@@ -209,6 +210,18 @@ inline void attend(float* const* out, const KvCache& cache, int layer, int head,
     }
 }
 
+// Floats that a thread needs for the probabilities of its queries, in rows of `width` positions. Rounded up
+// to a power of two, so that they do not grow with every token, but for the context's end.
+inline size_t attention_room(size_t width, int context) {
+    return max_attention_rows * std::min(std::bit_ceil(width), size_t(padded(context)));
+}
+
+// Where memory is counted: what all threads take for attention(), once they have seen the whole context.
+inline void count_attention(int context) {
+    const size_t room = attention_room(size_t(padded(context)), context);
+    MemoryCount::counts_as_used(uint64_t(threads().size()) * room * sizeof(float));
+}
+
 // Attention of a chunk: q (n_tokens, n_heads * head_dim), rotated, of tokens at positions pos, pos + 1, ...,
 // each against all positions up to its own -> out, same shape. Their keys and values are in the cache. If
 // `scores` and `probs` are wanted, they get what every head makes of every position.
@@ -241,9 +254,7 @@ inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Ro
             kv_len[r] = pos + token_of(r) + 1;
         }
         static thread_local std::vector<float> buffer;
-        // Rounded up to a power of two, so that it does not grow with every token, but for the context's end.
-        const size_t room = std::min(std::bit_ceil(width), size_t(padded(cache.context())));
-        float* all_probs = scratch(buffer, max_attention_rows * room);
+        float* all_probs = scratch(buffer, attention_room(width, cache.context()));
         with_kv_type(cache.format(), [&](auto number) {
             attend<decltype(number)>(out_rows, cache, layer, kv, q_rows, kv_len, n_rows, all_probs, width,
                                      scores.wanted ? score_rows : nullptr);

@@ -38,6 +38,8 @@
 #include "common/cpu/unroll.h"
 #include "common/os/clock.h"
 #include "common/os/lazy_memory.h"
+#include "common/os/memory_count.h"
+#include "common/os/threads.h"
 
 // The operations of an instruction set (int8.h) in plain C++, where this build has none.
 struct PlainInt8 {
@@ -322,6 +324,13 @@ struct HeadWeights {
         scales[at] = scale;
     }
 };
+
+// Where memory is counted: what all threads take for attention_int8(), once they have seen the whole context:
+// weights in fp32, their codes, and these packed.
+inline void count_attention_int8(int context) {
+    const size_t room = max_attention_rows * std::bit_ceil(size_t(context));
+    MemoryCount::counts_as_used(uint64_t(threads().size()) * room * (sizeof(float) + 2 * sizeof(int8_t)));
+}
 
 // Attention of a chunk, as attention() in attention.h, in int8: q (n_tokens, n_heads groups of head_dim
 // codes), rotated, quantized.

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/cpu/scratch.h"
 #include "common/os/threads.h"
 
 // (n_rows, n_cols) fp32, one row after another. Memory for max_rows rows is allocated once; operations set
@@ -15,15 +16,13 @@ struct Rows {
     std::vector<float> values;  // (max_rows, n_cols)
 
     Rows() = default;
-    Rows(size_t max_rows, int columns) : n_cols(columns), values(max_rows * size_t(columns)) {}
+    Rows(size_t max_rows, int columns) : n_cols(columns) { scratch(values, max_rows * size_t(columns)); }
 
     float* row(int i) { return values.data() + size_t(i) * size_t(n_cols); }
     const float* row(int i) const { return values.data() + size_t(i) * size_t(n_cols); }
 
     // Makes room for at least `rows` rows.
-    void reserve(int rows) {
-        if (values.size() < size_t(rows) * size_t(n_cols)) values.resize(size_t(rows) * size_t(n_cols));
-    }
+    void reserve(int rows) { scratch(values, size_t(rows) * size_t(n_cols)); }
 
     // Drops all rows but the last n.
     void keep_last(int n) {

@@ -27,7 +27,7 @@ inline constexpr const char* tensor_type<uint8_t> = "U8";
 template <>
 inline constexpr const char* tensor_type<int32_t> = "I32";
 template <>
-inline constexpr const char* tensor_type<uint32_t> = "I32";  // eight 4-bit codes, as AutoAWQ stores them
+inline constexpr const char* tensor_type<uint32_t> = "I32";  // eight 4-bit codes
 
 struct TensorInfo {
     std::string name;        // of the step that uses it, as in a trace: "layers.0.attn.q_proj.codes"
@@ -36,6 +36,12 @@ struct TensorInfo {
     uint64_t offset;         // in the file, bytes
     uint64_t memory_offset;  // from the start of the list's memory, bytes
     uint64_t n_bytes;
+    uint64_t n_bytes_per_token;  // those that one decode step reads, if it reads any
+};
+
+// How much of a tensor one decode step reads: `n` of `of` equal parts.
+struct Share {
+    int n = 1, of = 1;
 };
 
 // The norms that every model has: before attention, before the feed-forward block, before the classifier.
@@ -57,20 +63,22 @@ class TensorList {
     // multiple of `alignment` bytes; in the file it is one of file_alignment.
     TensorList(const std::byte* memory, uint64_t n_bytes, uint64_t alignment, uint64_t file_alignment = 1)
         : memory_(memory), n_bytes_(n_bytes), alignment_(alignment), file_alignment_(file_alignment) {}
-    explicit TensorList(const ModelFile& file)
+    template <class Config>
+    explicit TensorList(const ModelFileOf<Config>& file)
         : TensorList(file.weights.data(), file.weights.size(), uint64_t(file.alignment),
                      uint64_t(file.alignment)) {}
 
     // The next tensor of the file, in place; null if the memory ends before it does.
     template <class T>
-    const T* next(const std::string& name, std::vector<int> shape) {
+    const T* next(const std::string& name, std::vector<int> shape, Share per_token = {}) {
         static_assert(tensor_type<T> != nullptr);
         uint64_t n_bytes = sizeof(T);
         for (const int n : shape) n_bytes *= uint64_t(n);
         const uint64_t in_file = next_multiple(weight_bytes_, file_alignment_);
         const bool is_there = end_ <= n_bytes_ && n_bytes <= n_bytes_ - end_;
         const auto* p = is_there ? reinterpret_cast<const T*>(memory_ + end_) : nullptr;
-        all_.push_back({name, tensor_type<T>, std::move(shape), header_size + in_file, end_, n_bytes});
+        all_.push_back({name, tensor_type<T>, std::move(shape), header_size + in_file, end_, n_bytes,
+                        n_bytes / uint64_t(per_token.of) * uint64_t(per_token.n)});
         weight_bytes_ = in_file + n_bytes;
         end_ = next_multiple(end_ + n_bytes, alignment_);
         return p;
@@ -113,22 +121,20 @@ class TensorList {
     uint64_t weight_bytes() const { return weight_bytes_; }  // in the file, with what alignment leaves free
     uint64_t memory_bytes() const { return end_; }           // with every tensor aligned
 
-    // Bytes that one decode step reads: all, but of an embedding that is not also the classifier only a row,
-    // of experts the active ones, and of A8W4's assist matrices, which are for other hardware, none.
+    // Bytes that one decode step reads: each tensor's share, but nothing of an embedding that is not also the
+    // classifier, of which it is a row.
     uint64_t bytes_per_token(const ModelConfig& c) const {
         uint64_t n = 0;
         for (const TensorInfo& t : all_) {
-            if (t.name.ends_with(".assist")) continue;
             if (!c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."))) continue;
-            // Of all experts, (n_experts, ...), the active ones; the router is read whole.
-            const bool of_experts = t.name.find(".moe.") != std::string::npos && !t.name.ends_with("router");
-            n += of_experts ? t.n_bytes / uint64_t(c.moe.n_experts) * uint64_t(c.moe.n_active) : t.n_bytes;
+            n += t.n_bytes_per_token;
         }
         return n;
     }
 
     // Throws std::runtime_error unless the tensors fill the file's weights exactly.
-    void check_end(const ModelFile& file) const {
+    template <class Config>
+    void check_end(const ModelFileOf<Config>& file) const {
         if (file.weights.size() == weight_bytes_) return;
         throw std::runtime_error(file.path + ": weights are " + std::to_string(file.weights.size()) +
                                  " bytes, but the header implies " + std::to_string(weight_bytes_));

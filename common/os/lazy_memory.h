@@ -9,14 +9,18 @@
 #include <string>
 #include <utility>
 
+#include "common/os/memory_count.h"
+
 // Zeroed memory that the system provides as it is first touched, in huge pages where it has them: hardware
 // stops fetching ahead at the end of each page of memory. The page behind it is nobody's: an index that runs
 // over the end ends the program and changes nothing.
 class LazyMemory {
   public:
     LazyMemory() = default;
-    // Throws std::runtime_error if the system refuses.
+    // Throws std::runtime_error if the system refuses. Where memory is counted (MemoryCount), none is asked
+    // for.
     LazyMemory(size_t n_bytes, const std::string& what) {
+        if (MemoryCount::counts_as_used(n_bytes)) return;
         const size_t page = size_t(sysconf(_SC_PAGESIZE));
         const size_t used = (n_bytes + page - 1) / page * page;
         size_ = used + page;

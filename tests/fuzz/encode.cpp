@@ -10,7 +10,7 @@
 namespace {
 
 Tokenizer tokenizer_of(const std::string& path) {
-    const ModelFile file = open_model_file(path, scheme_q8, [](const ModelConfig&) {});
+    const ModelFile file = open_model_file(path, FileFormat<ModelConfig>{.scheme = scheme_q8});
     return Tokenizer::load(file.tokenizer, file.config.vocab_size);
 }
 

@@ -7,8 +7,9 @@
 namespace {
 
 // A model that check_config takes, of a few KB (AWQ, GPTQ: of some 100 KB).
-ModelConfig choose_config(Choices& choices) {
-    ModelConfig c = smallest_config();
+template <class C = ProgramConfig>
+C choose_config(Choices& choices) {
+    C c = smallest_config();
     c.arch = choices.one_of({Arch::llama, Arch::qwen3});
     c.n_layers = choices.number(1, 2);
     c.n_kv_heads = choices.number(1, 3);
@@ -21,8 +22,7 @@ ModelConfig choose_config(Choices& choices) {
     c.rope_scaling.llama3 = choices.yes();
     c.rope_theta = choices.one_of({1.0f, 1e4f, 1e12f});
     c.norm_eps = choices.one_of({1e-5f, 0.0f, 1.0f});
-    const std::string_view program = scheme_of_program().program;
-    if (program == "runq_awq") {
+    if constexpr (is_emulated) {
         c.group_size = choices.one_of({64, 128});
         c.head_dim = choices.one_of({32, 64, 96, 128});
         // Heads until they fill whole groups.
@@ -30,31 +30,32 @@ ModelConfig choose_config(Choices& choices) {
         while (c.q_dim() % c.group_size != 0) c.n_kv_heads++, c.n_heads = c.n_kv_heads * heads_per_kv;
         c.dim = c.group_size * choices.number(1, 2);
         c.hidden_dim = c.group_size * choices.number(1, 2);
-    } else if (scheme_of_program().has_layout) {
-        for (MatrixFormat& f : c.layout.formats)
+    } else if constexpr (with_formats<C>) {
+        for (MatrixFormat& f : c.formats)
             f = matrix_formats[size_t(choices.number(0, int(matrix_formats.size()) - 1))];
-        if (c.shared_classifier) c.layout.formats[kind::classifier] = c.layout.formats[kind::embed];
-        c.layout.has_order = choices.yes();
-        c.group_size = group_size_of(c.layout);
+        if (c.shared_classifier) c.formats.back() = c.formats.front();
+        c.has_order = choices.yes();
+        c.group_size = group_size_of(c.formats);
         c.head_dim = choices.one_of({32, 64, 96});
         const int heads_per_kv = c.heads_per_kv();
         while (c.q_dim() % 128 != 0) c.n_kv_heads++, c.n_heads = c.n_kv_heads * heads_per_kv;
         c.dim = 128 * choices.number(1, 2);
         c.hidden_dim = 128 * choices.number(1, 2);
-    } else if (scheme_of_program().has_experts) {
+    } else if constexpr (with_experts<C>) {
         c.arch = Arch::qwen3_moe;
-        MoeConfig& m = c.moe;
+        auto& m = c.moe;
         auto& [kind, group] = m.experts;
-        kind = choices.one_of({WeightKind::a8w8, WeightKind::a8w4, WeightKind::mxfp8});
-        group = kind == WeightKind::a8w8   ? 0
-                : kind == WeightKind::a8w4 ? choices.one_of({64, 0, 32, 128})
-                                           : choices.one_of({32, 64, 96});
-        m.pure = kind != WeightKind::a8w8 && choices.yes();
+        using Kind = decltype(m.experts.kind);
+        kind = choices.one_of({Kind::a8w8, Kind::a8w4, Kind::mxfp8});
+        group = kind == Kind::a8w8   ? 0
+                : kind == Kind::a8w4 ? choices.one_of({64, 0, 32, 128})
+                                     : choices.one_of({32, 64, 96});
+        m.pure = kind != Kind::a8w8 && choices.yes();
         m.n_experts = choices.number(1, 5);
         m.n_active = choices.number(1, m.n_experts);
         m.norm_topk_prob = choices.yes();
         for (int l = 0; l < c.n_layers; l++) m.is_dense.push_back(choices.yes());
-        const int unit = std::max(group, kind == WeightKind::a8w4 ? 32 : 4);
+        const int unit = std::max(group, kind == Kind::a8w4 ? 32 : 4);
         const int most = std::max(1, 96 / unit);
         m.hidden_dim = unit * choices.number(1, most);
         c.dim = unit * choices.number(1, most);
@@ -62,14 +63,16 @@ ModelConfig choose_config(Choices& choices) {
         c.group_size = 0;
         c.head_dim = m.pure ? unit : 4 * choices.number(1, 8);
     } else {
-        c.group_size = program == "runq" ? choices.one_of({4, 8, 12, 32, 64}) : choices.one_of({0, 32});
+        c.group_size = std::string_view(PROGRAM) == "runq.cpp" ? choices.one_of({4, 8, 12, 32, 64})
+                                                               : choices.one_of({0, 32});
         const int unit = std::max(4, c.group_size);
         c.head_dim = 2 * choices.number(1, 40);
         const int heads_per_kv = c.heads_per_kv();
         while (c.q_dim() % unit != 0) c.n_kv_heads++, c.n_heads = c.n_kv_heads * heads_per_kv;
         c.dim = unit * choices.number(1, 6);
         c.hidden_dim = unit * choices.number(1, 6);
-        c.static_activations = program == "runq_w8a8" && c.group_size == 0 && choices.yes();
+        if constexpr (requires { c.static_activations; })
+            c.static_activations = c.group_size == 0 && choices.yes();
     }
     return c;
 }
@@ -81,7 +84,7 @@ class Logits {
         : of_(n_positions),
           n_vocab_(size_t(c.vocab_size)),
           are_finite_(tame && c.norm_eps > 0),
-          are_exact_(tame && !scheme_of_program().is_kuiper) {}
+          are_exact_(tame && !is_emulated) {}
 
     // Those of the last positions before `end`.
     void add(std::span<const float> logits, int end) {
@@ -107,15 +110,21 @@ class Logits {
     bool are_finite_, are_exact_;
 };
 
+template <class C>
+bool has_order([[maybe_unused]] const C& c) {
+    if constexpr (with_formats<C>) return c.has_order;
+    return false;
+}
+
 void fuzz_forward(FuzzBytes bytes) {
     static MemoryFile file;
     Choices choices(bytes);
-    const ModelConfig c = choose_config(choices);
+    const auto c = choose_config(choices);
     const uint32_t seed = uint32_t(choices.number(0, 255));
     std::vector<uint8_t> weights = tame_weights(weight_bytes(c), seed);
     put_in_form(weights, c);
     const bool tame = !choices.yes();
-    if (c.layout.has_order && !tame) return;  // a wrong order is refused when loading
+    if (has_order(c) && !tame) return;  // a wrong order is refused when loading
     for (size_t i = 0; i < weights.size() && !tame; i += 97) weights[i] = uint8_t(choices.number(0, 255));
     put_dense_layers(weights, c);
     file.write(model_bytes(c, weights, {}));
@@ -128,7 +137,7 @@ void fuzz_forward(FuzzBytes bytes) {
     o.own["--backend"] = "builtin";
     o.own["--kv"] = choices.one_of({"f32", "f16", "q8"});
     if (choices.yes()) o.own["--kv"] = "f32", o.own["--attn"] = "int8";  // of runq_w8a8; others do not look
-    if (scheme_of_program().has_experts && choices.yes()) o.own["--no-fuse"] = "";
+    if (has_experts && choices.yes()) o.own["--no-fuse"] = "";
     Trace trace;
     const bool is_traced = choices.yes() && o.ctx <= 20;  // instrumented, 300 positions take a minute
     const Model m = load_model(o, is_traced ? &trace : nullptr);
@@ -141,7 +150,6 @@ void fuzz_forward(FuzzBytes bytes) {
     }
     Logits seen(c, ids.size(), tame);
     // In chunks, now and then going back to an earlier position, as chat does.
-    const bool is_emulated = scheme_of_program().is_kuiper;  // by simt, which takes its time
     const int most_chunks = is_emulated ? 2 : 6, most_again = is_emulated ? 2 : 8;
     int reached = 0;
     for (int pos = 0, chunks = 0; pos < o.ctx && chunks < most_chunks; chunks++) {

@@ -90,7 +90,7 @@ struct Parts {
 
 // The smallest file, with a tokenizer of single letters.
 Parts smallest_file() {
-    const ModelConfig c = smallest_config();
+    const ProgramConfig c = smallest_config();
     const std::string section = smallest_section().bytes();
     std::vector<uint8_t> weights = tame_weights(weight_bytes(c), 1);
     put_in_form(weights, c);
@@ -99,19 +99,14 @@ Parts smallest_file() {
 
 // One number of the header becomes another that fits there more often than chance would have it.
 void change_field(Header& h, uint32_t random) {
-    if (scheme_of_program().has_layout && random % 3 == 0) {
+    if (has_formats && random % 3 == 0) {
+        constexpr size_t n_kinds = 9;
         const uint32_t which = random / 3 % (n_kinds + 1), format = random / 64 % matrix_formats.size();
-        if (which == n_kinds) return h.set(header_offset::has_order, uint8_t(random / 64 % 2));
-        return h.set(header_offset::formats + which * sizeof(MatrixFormat), matrix_formats[format]);
+        if (which == n_kinds) return h.set(0xE4, uint8_t(random / 64 % 2));  // has_order
+        return h.set(header_offset::own + which * sizeof(MatrixFormat), matrix_formats[format]);
     }
-    if (scheme_of_program().has_experts && random % 3 == 0) {
-        constexpr std::array<size_t, 7> own{header_offset::expert_format,
-                                            header_offset::n_experts,
-                                            header_offset::n_active,
-                                            header_offset::moe_hidden_dim,
-                                            header_offset::norm_topk_prob,
-                                            header_offset::expert_group,
-                                            header_offset::pure};
+    if (has_experts && random % 3 == 0) {
+        constexpr std::array<size_t, 7> own{0xC0, 0xC4, 0xC8, 0xCC, 0xD0, 0xD4, 0xD8};
         constexpr std::array<int, 9> numbers{0, 1, 2, 3, 4, 32, 64, 128, 1 << 10};
         return h.set(own[random / 3 % own.size()], numbers[random / 64 % numbers.size()]);
     }
@@ -125,17 +120,14 @@ void change_field(Header& h, uint32_t random) {
 
 // Fields that stand twice agree, and magic and version are the program's.
 void agree(Header& h) {
-    const Scheme& scheme = scheme_of_program();
+    const Scheme& scheme = file_format.scheme;
     h.set(0x00, scheme.magic);
     h.set(0x04, scheme.version);
     if (!h.has_extension()) return;
     h.set(header_offset::extension, extension_magic);
-    h.set(header_offset::ext_group_size,
-          h.get<int>(scheme.is_kuiper ? header_offset::awq_group_size : header_offset::group_size));
-    if (scheme.is_kuiper) h.set(header_offset::head_dim, h.get<int>(header_offset::awq_head_dim));
-    const size_t reserved = scheme.has_layout    ? header_offset::reserved_behind_layout
-                            : scheme.has_experts ? header_offset::reserved_behind_experts
-                                                 : header_offset::reserved;
+    h.set(header_offset::ext_group_size, h.get<int>(file_format.base.group_size));
+    if (file_format.base.head_dim != 0) h.set(header_offset::head_dim, h.get<int>(file_format.base.head_dim));
+    const size_t reserved = has_formats ? 0xE5 : has_experts ? 0xDC : header_offset::own;
     std::fill(h.bytes.begin() + ptrdiff_t(reserved), h.bytes.end(), uint8_t(0));
 }
 
@@ -144,15 +136,15 @@ void agree(Header& h) {
 void fit_weights(Parts& file, size_t longest) {
     Parts alone = file;
     // Which layers have experts is in the first bytes of the weights.
-    const size_t n_first = scheme_of_program().has_experts ? 8 : 0;
+    const size_t n_first = has_experts ? 8 : 0;
     file.weights.resize(std::max(file.weights.size(), n_first));
     alone.header.seal(n_first, {});
     size_t n = 0;
-    ModelConfig c;
+    ProgramConfig c;
     try {
         std::vector<uint8_t> bytes = alone.header.bytes;
         bytes.insert(bytes.end(), file.weights.begin(), file.weights.begin() + ptrdiff_t(n_first));
-        c = read_header("", std::as_bytes(std::span(bytes)), scheme_of_program());
+        c = read_header("", std::as_bytes(std::span(bytes)), file_format);
         check_config(c);
         if (c.n_layers <= 8) n = weight_bytes(c);
         if (n > longest) n = 0;
@@ -192,8 +184,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
         file.header.bytes.resize(header_size);
     } else if (one_in(3)) {
         mutate(file.weights, std::max<size_t>(file.weights.size(), 256));
-    } else if (!scheme_of_program().is_kuiper ||
-               one_in(8)) {  // whose files are larger, and no other sections
+    } else if (!is_emulated || one_in(8)) {  // whose files are larger, and no other sections
         mutate(file.section, 2048);
         const auto n = uint32_t(file.section.size());
         if (n >= 12 && !one_in(8)) std::memcpy(file.section.data() + 8, &n, sizeof n);

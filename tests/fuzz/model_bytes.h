@@ -13,19 +13,27 @@
 #include <string_view>
 #include <vector>
 
-#include "common/model/model_file.h"
+#include "common/model/header.h"
+#include "common/model/matrix_format.h"
 #include "common/model/tensors.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/program.h"
 #include "tests/section.h"
 
-// Of the file PROGRAM.
-inline const Scheme& scheme_of_program() {
-    for (const Scheme& s : schemes) {
-        if (std::string_view(PROGRAM).starts_with(std::string(s.program) + ".")) return s;
-    }
-    std::abort();
-}
+using ProgramConfig = decltype(Weights::c);
+
+// What the program's files have of their own.
+template <class C>
+constexpr bool with_formats = requires(C c) {
+    c.formats;
+};
+template <class C>
+constexpr bool with_experts = requires(C c) {
+    c.moe;
+};
+constexpr bool has_formats = with_formats<ProgramConfig>, has_experts = with_experts<ProgramConfig>;
+// The program is emulated by simt, which takes its time; and its kernels take wide matrices alone.
+constexpr bool is_emulated = std::string_view(PROGRAM).ends_with(".cu");
 
 // The numbers of a header, at their offsets (docs/model-files.md).
 struct Header {
@@ -52,8 +60,25 @@ struct Header {
     }
 };
 
-inline Header header_of(const ModelConfig& c) {
-    const Scheme& scheme = scheme_of_program();
+// Writes the fields of the program's own.
+template <class C>
+void put_own_fields(Header& h, const C& c) {
+    if constexpr (requires { c.static_activations; })
+        h.set(header_offset::activations, int(c.static_activations));
+    if constexpr (with_formats<C>) {
+        h.set(header_offset::own, c.formats);
+        h.set(0xE4, uint8_t(c.has_order));
+    }
+    if constexpr (with_experts<C>) {
+        const int fields[] = {int(c.moe.experts.kind), c.moe.n_experts,           c.moe.n_active,
+                              c.moe.hidden_dim,        int(c.moe.norm_topk_prob), c.moe.experts.group,
+                              int(c.moe.pure)};
+        std::memcpy(h.bytes.data() + header_offset::own, fields, sizeof fields);
+    }
+}
+
+inline Header header_of(const ProgramConfig& c) {
+    const Scheme& scheme = file_format.scheme;
     Header h;
     h.set(0x00, scheme.magic);
     h.set(0x04, scheme.version);
@@ -64,12 +89,8 @@ inline Header header_of(const ModelConfig& c) {
         at += sizeof n;
     }
     h.set(header_offset::shared_classifier, uint8_t(c.shared_classifier));
-    if (scheme.is_kuiper) {
-        h.set(header_offset::awq_head_dim, c.head_dim);
-        h.set(header_offset::awq_group_size, c.group_size);
-    } else {
-        h.set(header_offset::group_size, c.group_size);
-    }
+    if (file_format.base.head_dim != 0) h.set(file_format.base.head_dim, c.head_dim);
+    h.set(file_format.base.group_size, c.group_size);
     h.set(header_offset::extension, extension_magic);
     h.set(header_offset::arch, c.arch);
     h.set(header_offset::head_dim, c.head_dim);
@@ -87,34 +108,20 @@ inline Header header_of(const ModelConfig& c) {
     h.set(header_offset::temperature, c.temperature);
     h.set(header_offset::top_p, c.top_p);
     h.set(header_offset::top_k, c.top_k);
-    h.set(header_offset::activations, int(c.static_activations));
-    if (scheme.has_layout) {
-        std::memcpy(h.bytes.data() + header_offset::formats, c.layout.formats.data(),
-                    sizeof c.layout.formats);
-        h.set(header_offset::has_order, uint8_t(c.layout.has_order));
-    }
-    if (scheme.has_experts) {
-        h.set(header_offset::expert_format, c.moe.experts.kind);
-        h.set(header_offset::n_experts, c.moe.n_experts);
-        h.set(header_offset::n_active, c.moe.n_active);
-        h.set(header_offset::moe_hidden_dim, c.moe.hidden_dim);
-        h.set(header_offset::norm_topk_prob, int(c.moe.norm_topk_prob));
-        h.set(header_offset::expert_group, c.moe.experts.group);
-        h.set(header_offset::pure, int(c.moe.pure));
-    }
+    put_own_fields(h, c);
     h.set(header_offset::min_p, c.min_p);
     h.set(header_offset::repetition_penalty, c.repetition_penalty);
     return h;
 }
 
 // The tensors that follow such a header.
-inline TensorList tensors_of(const ModelConfig& c) {
-    const auto alignment = uint64_t(scheme_of_program().alignment);
+inline TensorList tensors_of(const ProgramConfig& c) {
+    const auto alignment = uint64_t(file_format.alignment);
     return Weights{TensorList(nullptr, 0, alignment, alignment), c}.file;
 }
-inline size_t weight_bytes(const ModelConfig& c) { return tensors_of(c).weight_bytes(); }
+inline size_t weight_bytes(const ProgramConfig& c) { return tensors_of(c).weight_bytes(); }
 
-inline std::vector<uint8_t> model_bytes(const ModelConfig& c, FuzzBytes weights, FuzzBytes section) {
+inline std::vector<uint8_t> model_bytes(const ProgramConfig& c, FuzzBytes weights, FuzzBytes section) {
     Header h = header_of(c);
     h.seal(weights.size(), section);
     std::vector<uint8_t> file = h.bytes;
@@ -141,16 +148,17 @@ constexpr std::array<MatrixFormat, 15> matrix_formats{{{4, 0, 64},
                                                        {2, 2, 64}}};
 
 // The group size of the activations, which follows from those of the matrices.
-inline int group_size_of(const Layout& layout) {
+template <class Formats>
+int group_size_of(const Formats& formats) {
     const auto is_32 = [](const MatrixFormat& f) { return f.group == 32; };
-    return std::any_of(layout.formats.begin(), layout.formats.end(), is_32) ? 32 : 64;
+    return std::any_of(formats.begin(), formats.end(), is_32) ? 32 : 64;
 }
 
 // The smallest model that the program runs.
-inline ModelConfig smallest_config() {
-    const bool has_layout = scheme_of_program().has_layout;
-    const bool is_wide = has_layout || scheme_of_program().is_kuiper;
-    ModelConfig c;
+template <class C = ProgramConfig>
+C smallest_config() {
+    constexpr bool is_wide = has_formats || is_emulated;
+    C c;
     c.arch = Arch::qwen3;
     c.dim = c.hidden_dim = is_wide ? 64 : 8;
     c.n_layers = 1;
@@ -160,9 +168,9 @@ inline ModelConfig smallest_config() {
     c.vocab_size = 12;
     c.max_seq_len = 32;
     c.shared_classifier = true;
-    if (has_layout) c.layout.formats.fill(matrix_formats[0]);
-    c.group_size = is_wide ? 64 : std::string_view(scheme_of_program().program) == "runq" ? 4 : 0;
-    if (scheme_of_program().has_experts) {
+    if constexpr (with_formats<C>) c.formats.fill(matrix_formats[0]);
+    c.group_size = is_wide ? 64 : std::string_view(PROGRAM) == "runq.cpp" ? 4 : 0;
+    if constexpr (with_experts<C>) {
         c.arch = Arch::qwen3_moe;
         c.moe.n_experts = 2, c.moe.n_active = 1, c.moe.hidden_dim = 4;
         c.moe.is_dense.assign(1, 0);
@@ -201,16 +209,18 @@ inline std::vector<uint8_t> tame_weights(size_t n, uint32_t seed) {
 }
 
 // Which layers are dense, at the beginning of the weights.
-inline void put_dense_layers(std::vector<uint8_t>& weights, const ModelConfig& c) {
-    if (scheme_of_program().has_experts)
-        std::copy(c.moe.is_dense.begin(), c.moe.is_dense.end(), weights.begin());
+template <class C>
+void put_dense_layers(std::vector<uint8_t>& weights, const C& c) {
+    if constexpr (with_experts<C>) std::copy(c.moe.is_dense.begin(), c.moe.is_dense.end(), weights.begin());
 }
 
 // Makes what has to be of a form be so: an order has every channel once, a mask two of each four columns;
 // MXFP8 has numbers of a size.
-inline void put_in_form(std::vector<uint8_t>& weights, const ModelConfig& c) {
+template <class C>
+void put_in_form(std::vector<uint8_t>& weights, const C& c) {
     put_dense_layers(weights, c);
-    const bool is_mx = scheme_of_program().has_experts && c.moe.experts.kind == WeightKind::mxfp8;
+    bool is_mx = false;
+    if constexpr (with_experts<C>) is_mx = c.moe.experts.kind == decltype(c.moe.experts.kind)::mxfp8;
     constexpr std::array<uint8_t, 6> two_of_four{0x3, 0x5, 0x6, 0x9, 0xA, 0xC};
     const TensorList list = tensors_of(c);
     for (const TensorInfo& t : list.all()) {

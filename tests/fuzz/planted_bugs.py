@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 N_RUNS = 200_000  # executions within which the bug has to be found
 
 # A file, and what to replace in it by what.
-NO_LIMIT_OF_BOS = ("common/model/model_file.h", "i32(header_offset::bos_id), -1, c.vocab_size - 1)",
+NO_LIMIT_OF_BOS = ("common/model/header.h", "i32(header_offset::bos_id), -1, c.vocab_size - 1)",
                    "i32(header_offset::bos_id), -1, 1 << 24)")  # fmt: skip
 ONE_PAGE_SHORT = (
     "common/cpu/kv_cache.h",

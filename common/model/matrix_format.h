@@ -1,11 +1,10 @@
-// How each kind of matrix of a GPTQ file is stored, as the file's header says it.
+// How a matrix of few bits is stored, in the four bytes that a header has for it.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 
-// An entry of the header. What its fields mean is written down in docs/model-files.md.
+// What the fields mean is written down in docs/model-files.md.
 struct MatrixFormat {
     uint8_t bits = 0;    // of a code: 2, 4 or 8
     uint8_t flags = 0;   // the sum of those below
@@ -28,16 +27,3 @@ inline std::string format_text(const MatrixFormat& f) {
     if (f.sparse()) text += ", 2:4 sparse";
     return text;
 }
-
-// The kinds of matrices, in the order of the header; formats/gptq.py has the same list.
-namespace kind {
-enum Index { embed, q_proj, k_proj, v_proj, o_proj, gate_proj, down_proj, up_proj, classifier };
-}  // namespace kind
-constexpr int n_kinds = 9;
-constexpr const char* kind_names[n_kinds] = {"embed",     "q_proj",    "k_proj",  "v_proj",    "o_proj",
-                                             "gate_proj", "down_proj", "up_proj", "classifier"};
-
-struct Layout {
-    std::array<MatrixFormat, n_kinds> formats;
-    bool has_order = false;  // activations are gathered before they are quantized
-};
