@@ -4,7 +4,8 @@ import numpy as np
 
 from golden.awq import F16, Packed, dequantize, matmul, pack
 from golden.forward import F32
-from golden.op_vectors import EXACT, TINY_SCALING, OpVectors, add_rope, causal_attention, rope_config
+from golden.op_cases import EXACT, OpVectors
+from golden.op_vectors_fp32 import TINY_SCALING, add_rope, causal_attention, rope_config
 from golden.trace import HALF_MIX_TOLERANCE, OP_TOLERANCE
 
 # M tokens, N outputs, K inputs, group size: one token and many, tiles of 16 just full and just not, narrow outputs,
