@@ -3,19 +3,9 @@
 import numpy as np
 
 from formats.checkpoint import Config, RopeScaling
-from golden.forward import (
-    F32,
-    attention_mix,
-    attention_scores,
-    rmsnorm,
-    rope,
-    rope_frequencies,
-    rope_table,
-    softmax,
-    swiglu,
-)
+from golden.forward import F32, attention, rmsnorm, rope, rope_frequencies, rope_table, softmax, swiglu
 from golden.op_cases import EXACT, OpVectors
-from golden.trace import OP_TOLERANCE
+from golden.trace import OP_TOLERANCE, Recorder
 
 ROPE_POSITIONS = np.array([0, 1, 2, 127, 128, 511, 4095, 131071])
 TINY_SCALING = RopeScaling(8.0, 1.0, 4.0, 128)  # tiny-llama's
@@ -78,19 +68,13 @@ def rope_config(head_dim: int, rope_theta: float, scaling: RopeScaling | None) -
     )  # fmt: skip
 
 
-def causal_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, start: int = 0) -> tuple[np.ndarray, ...]:
-    """Scores, probabilities and output of queries at positions start, start + 1, ... over all keys up to their own."""
-    future = np.arange(len(k)) > np.arange(start, start + len(q))[:, None]
-    scores = np.where(future[:, None, :], F32(0), attention_scores(q, k))
-    probs = softmax(np.where(future[:, None, :], F32(-np.inf), scores))
-    return scores, probs, attention_mix(probs, v)
-
-
 def add_attention(vectors: OpVectors, rng: np.random.Generator) -> None:
     """Grouped-query attention: a prompt from position 0, and one token behind 300 others."""
     for case, n, start in (("attention", 9, 0), ("attention.decode", 1, 300)):
         q = rng.standard_normal((n, 6, 32)).astype(F32)
         k, v = (rng.standard_normal((start + n, 2, 32)).astype(F32) for _ in range(2))
-        values = causal_attention(q, k, v, start)
-        outputs = {name: (value, OP_TOLERANCE) for name, value in zip(("scores", "probs", "out"), values, strict=True)}
+        recorder = Recorder()
+        out = attention(recorder, "", q, k, v)
+        values = {"scores": recorder.tensors["attn.scores"], "probs": recorder.tensors["attn.probs"], "out": out}
+        outputs = {name: (value, OP_TOLERANCE) for name, value in values.items()}
         vectors.add(case, "attention", {"q": q, "k": k, "v": v}, outputs, first_position=start)

@@ -6,8 +6,8 @@ from formats.checkpoint import Config, tensor_shapes
 from formats.model_file import Generation, header
 from formats.schemes import Q8_FILE
 from formats.tensors import q8_tensors, weights_end
-from golden.attention_int8 import mix_sums, quantized_weights, score_sums, scores_of, weights_of
-from golden.forward import F32, F64, forward, softmax
+from golden.attention_int8 import mix_of, mix_sums, quantized_weights, score_sums, scores_of, weights_of
+from golden.forward import F32, F64, forward, is_future, softmax
 from golden.op_cases import EXACT, OpVectors
 from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
 from golden.trace import OP_TOLERANCE, PASS_TOLERANCE
@@ -181,19 +181,19 @@ def add_attention_int8(vectors: OpVectors, rng: np.random.Generator) -> None:
         extreme = np.where(np.arange(start + n) % 3 == 0, 127, -127).astype(np.int8)
         kc[:, 1], vc[:, 1] = extreme[:, None], -extreme[:, None]  # the second head's sums are as large as can be
         qc[:, 3:] = 127
-        future = np.arange(start + n) > np.arange(start, start + n)[:, None]
-        sums = np.where(future[:, None], 0, score_sums(qc, kc)).astype(np.int32)
+        future = is_future(n, start + n)
+        sums = np.where(future, 0, score_sums(qc, kc)).astype(np.int32)
         scores = scores_of(sums, q.scales, k.scales, head_dim)
         inputs = {"q_codes": qc, "q_scales": q.scales, "k_codes": kc, "k_scales": k.scales}
         outputs = {"sums": (sums, EXACT), "scores": (scores, OP_TOLERANCE)}
         vectors.add(case + ".scores", "attention_int8_scores", inputs, outputs, first_position=start)
 
-        probs = softmax(np.where(future[:, None], F32(-np.inf), scores / scores.std()))
+        probs = softmax(np.where(future, F32(-np.inf), scores / scores.std()))
         codes, scales = quantized_weights(weights_of(probs, v.scales))
         sums = mix_sums(codes, vc)
         outputs = {
             "weight_codes": (codes, EXACT), "weight_scales": (scales[..., 0], EXACT), "sums": (sums, EXACT),
-            "out": ((sums * scales.astype(F64)).astype(F32), OP_TOLERANCE),
+            "out": (mix_of(sums, scales), OP_TOLERANCE),
         }  # fmt: skip
         inputs = {"probs": probs, "v_codes": vc, "v_scales": v.scales}
         vectors.add(case + ".mix", "attention_int8_mix", inputs, outputs, first_position=start)
