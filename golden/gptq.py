@@ -129,7 +129,7 @@ class GPTQ:
         head = read_header(path, GPTQ_FILE)
         assert isinstance(head.layout, GptqLayout)
         self.config, self.group_size, self.layout = head.config, head.group_size, head.layout
-        self._tensors = map_tensors(path, head.tensors(), head.weights_end, GPTQ_FILE.alignment)
+        self._tensors = map_tensors(path, head)
         self._vectors = {name: self._tensors[name] for name, _ in norm_shapes(self.config)}
         self._shapes = dict(matrix_shapes(self.config))
         self._expanded: dict[str, Quantized] = {}

@@ -35,7 +35,7 @@ class MoE:
         assert isinstance(head.layout, MoeLayout)
         self.config, self.layout = head.config, head.layout
         c = self.config
-        found = map_tensors(path, head.tensors(), head.weights_end, MOE_FILE.alignment)
+        found = map_tensors(path, head)
         self._vectors = {name: found[name] for name, _ in (*norm_shapes(c), *router_shapes(c))}
         parts = ("codes", "scales", "assist") if self.layout.format == "a8w4" else ("codes", "scales")
         self._experts = {name: [found[f"{name}.{part}"] for part in parts] for name, _ in expert_shapes(c)}

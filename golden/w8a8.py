@@ -6,15 +6,14 @@ activations have one scale a place instead, which calibration found (golden.smoo
 `W8A8` runs an exported file, so that a trace shows what the codes in that very file give.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from formats.checkpoint import ModelError
-from formats.model_file import map_tensors, read_header
+from formats.model_file import FileHeader, map_tensors, read_header
 from formats.schemes import W8A8_FILE
-from formats.tensors import Tensor, matrix_shapes, norm_shapes, w8a8_tensors
+from formats.tensors import matrix_shapes, norm_shapes
 from golden.forward import F32, Attend, Step, attention, ignore
 from golden.q8 import Quantized, dequantize, quantize, traced_matmul
 
@@ -38,15 +37,12 @@ def quantize_static(x: np.ndarray, scale: np.float32) -> Quantized:
     return Quantized(codes, np.full((len(x), 1), scale, F32))
 
 
-def check_groups(path: Path, group_size: int, tensors: Iterator[Tensor]) -> Iterator[Tensor]:
-    """The tensors of a file, up to a matrix whose rows are not whole groups: there it raises ModelError."""
-    for tensor in tensors:
-        if tensor.name.endswith(".codes"):
-            columns = tensor.shape[1]
-            if group_size < 0 or columns % (group_size or columns):
-                name = tensor.name.removesuffix(".codes")
-                raise ModelError(f"{path}: group_size {group_size} does not divide {name}'s {columns} columns")
-        yield tensor
+def check_groups(path: Path, head: FileHeader) -> None:
+    """Refuses a file with a matrix whose rows are not whole groups. Raises ModelError."""
+    size = head.group_size
+    for name, (_, columns) in matrix_shapes(head.config):
+        if size < 0 or columns % (size or columns):
+            raise ModelError(f"{path}: group_size {size} does not divide {name}'s {columns} columns")
 
 
 class W8A8:
@@ -62,9 +58,8 @@ class W8A8:
         path, self.attend = Path(path), attend
         head = read_header(path, W8A8_FILE)
         self.config, self.group_size, self.static = head.config, head.group_size, bool(head.activations)
-        c = self.config
-        tensors = w8a8_tensors(c, self.group_size, self.static)
-        found = map_tensors(path, check_groups(path, self.group_size, tensors), head.weights_end)
+        check_groups(path, head)
+        c, found = self.config, map_tensors(path, head)
 
         self._vectors = {name: found[name] for name, _ in norm_shapes(c)}
         self.activation_scales: dict[str, np.float32] = {}  # by step name, if static
