@@ -25,7 +25,7 @@ from formats.tensors import w8a8_tensors, weights_end
 from golden.calibration import read_samples
 from golden.channel_scaling import ChannelScaling, describe
 from golden.smooth import find_smoothing, load_smoothed
-from golden.w8a8 import STATIC_PLACES, static_scale
+from golden.w8a8 import static_places, static_scale
 
 FORMAT = W8A8_FILE
 HELP = "SmoothQuant: int8 weights, one fp32 scale a row, for runq_w8a8"
@@ -126,8 +126,7 @@ def export_w8a8(
 
         def load(name: str) -> np.ndarray:
             if name == "act_scales":
-                places = [f"layers.{i}.{place}" for i in range(config.n_layers) for place in STATIC_PLACES]
-                return np.array([static_scale(smoothing.largest[p]) for p in [*places, "norm"]])
+                return np.array([static_scale(smoothing.largest[place]) for place in static_places(config)])
             return load_smoothed(checkpoint, name, smoothing, interleaved=True)
 
         with progress_bar(tensors, progress, "writing") as bar:
