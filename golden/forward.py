@@ -335,12 +335,20 @@ def hf_name(config: Config, step_name: str) -> str:
     return f"model.layers.{layer}.{_HF_NAME[part]}.weight"
 
 
+def in_pairs(config: Config, step_name: str, rows: np.ndarray) -> np.ndarray:
+    """A step's weight, or its scales, (n_out, ...), from Hugging Face's order of rows to adjacent pairs if rotated."""
+    return permute_rows(rows, config.head_dim) if step_name.split(".", 2)[-1] in ROTATED else rows
+
+
+def in_halves(config: Config, step_name: str, rows: np.ndarray) -> np.ndarray:
+    """The inverse of `in_pairs`: a step's weight, or its scales, with its rows as Hugging Face has them."""
+    return unpermute_rows(rows, config.head_dim) if step_name.split(".", 2)[-1] in ROTATED else rows
+
+
 def load_weight(checkpoint: Source, step_name: str, interleaved: bool) -> np.ndarray:
     """The weight that a step uses, fp32; with `interleaved`, q's and k's rows in the order of adjacent pairs."""
     weight = checkpoint.tensor(hf_name(checkpoint.config, step_name))
-    if interleaved and step_name.split(".", 2)[-1] in ROTATED:
-        weight = permute_rows(weight, checkpoint.config.head_dim)
-    return weight
+    return in_pairs(checkpoint.config, step_name, weight) if interleaved else weight
 
 
 def load_expert(load: Callable[[str], np.ndarray], name: str, expert: int) -> np.ndarray:

@@ -42,6 +42,7 @@ from safetensors.numpy import save
 from formats.checkpoint import Config
 from formats.errors import ModelError, one_line
 from formats.files import check_file, replacing
+from golden.channel_scaling import PLACE_READ_BY
 from golden.forward import Step
 from golden.mx import quantize_mx
 from golden.q8 import quantize
@@ -322,11 +323,8 @@ def _compare_codes(
     return StepReport(name, share, f"{flipped} codes rounded the other way" if flipped else "", bool(ok))
 
 
-_INPUT = {  # of each product, in a layer
-    "attn.q_proj": "attn.norm", "attn.k_proj": "attn.norm", "attn.v_proj": "attn.norm", "attn.o_proj": "attn.mix",
-    "ffn.gate_proj": "ffn.norm", "ffn.up_proj": "ffn.norm", "ffn.down_proj": "ffn.swiglu",
-    "moe.gate_up_proj": "ffn.norm", "moe.down_proj": "moe.swiglu",
-}  # fmt: skip
+# What each product of a layer reads, by step names.
+_INPUT = PLACE_READ_BY | {"moe.gate_up_proj": "ffn.norm", "moe.down_proj": "moe.swiglu"}
 
 
 def _compare_accumulators(
