@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from formats.packages import need
+from formats.interpreter import need
 
 if __name__ == "__main__":
     need("numpy", "ml_dtypes", "jinja2", "tokenizers", "torch", "transformers", "compressed_tensors")
