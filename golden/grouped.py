@@ -147,9 +147,9 @@ def assist_matrix(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def int4_sums(x: np.ndarray, w: np.ndarray, n_groups: int, path: str = "direct") -> np.ndarray:
-    """`group_sums` of int8 x and int4 w: directly, or from two int4 x int4 products. The same integers.
+    """`group_sums` of int8 x and int4 w: directly, or from two int4 x int4 products.
 
-    Of both: sum(x w) = sum((16 high + low + 8) w) = 16 sum(high w) + sum(low w) + 8 sum(w).
+    Both give the same integers: sum(x w) = sum((16 high + low + 8) w) = 16 sum(high w) + sum(low w) + 8 sum(w).
     """
     if path == "direct":
         return group_sums(x, w, n_groups)

@@ -139,7 +139,7 @@ def positions_of(trace: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def at_positions(tensors: Mapping[str, np.ndarray], positions: Iterable[int]) -> dict[str, np.ndarray]:
-    """Of the trace of a whole run, what a trace of some positions has."""
+    """What a trace of some positions has, from the trace of a whole run."""
     rows = np.array(list(positions), np.int32)
     return {name: value if is_cached(name) else value[rows] for name, value in tensors.items()} | {"positions": rows}
 
