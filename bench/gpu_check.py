@@ -104,7 +104,7 @@ class Result:
     n_details: int = 0
 
     def details(self, title: str, text: str) -> None:
-        """Appends output that is only read when something is wrong. Of many, the first few say it all."""
+        """Appends output that is only read when something is wrong. The first few of many say it all."""
         self.n_details += 1
         if self.n_details > 5:
             return

@@ -27,7 +27,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def spread_out(heights: list[float], gap: float) -> list[float]:
-    """The same heights in the same order (ascending), moved as little as it takes to be `gap` apart."""
+    """Ascending heights, in their order, moved as little as it takes to be `gap` apart."""
     groups: list[tuple[float, int]] = []  # (sum of where each label wishes the group's first to be, labels)
     for y in heights:
         total, n = y, 1

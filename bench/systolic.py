@@ -117,7 +117,7 @@ class Traffic:
 
 
 def traffic(n_tokens: int, n_outputs: int, n_inputs: int, group_size: int) -> Traffic:
-    """Of a product in Q8; group_size 0: one scale per row and per token, as in W8A8."""
+    """The traffic of a product in Q8. group_size 0: one scale per row and per token, as in W8A8."""
     groups = n_inputs // (group_size or n_inputs)
     weights = n_outputs * (n_inputs + 4 * groups)
     activations = n_tokens * (n_inputs + 4 * groups + 4 * n_outputs)
@@ -131,7 +131,7 @@ def layer_shapes(config: Config) -> dict[str, tuple[int, int]]:
 
 
 def kv_bytes(config: Config, n_positions: int, value_bytes: int = 4) -> int:
-    """Of the keys and values of a layer that attention of one token reads."""
+    """Bytes of keys and values that attention of one token reads in a layer."""
     return 2 * n_positions * config.n_kv_heads * config.head_dim * value_bytes
 
 
@@ -145,7 +145,7 @@ class Work:
 
 
 def other_work(config: Config, n_positions: int, group_size: int) -> Work:
-    """Of a token that attends to n_positions, in Q8 (group_size 0: dynamic W8A8).
+    """The other work of a token that attends to n_positions, in Q8 (group_size 0: dynamic W8A8).
 
     A norm has a root and a division; softmax an exponential a position and, per head, a division; SwiGLU an
     exponential and a division a channel; quantizing two divisions per scale.

@@ -1,6 +1,7 @@
 """Options of the command line that several exporters have."""
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -11,6 +12,16 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", type=Path, metavar="OUT.bin")
     parser.add_argument("--no-tokenizer", action="store_true", help="leave it out: the file runs on token ids alone")
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
+
+
+def calibration_options(calibration: Path | None, n_samples: int | None, seq_len: int | None) -> dict[str, object]:
+    """What was given of the options of `add_calibration`, by their names; None where one was not."""
+    return {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}
+
+
+def first_given(options: Mapping[str, object]) -> str | None:
+    """The name of the first option that was given, that is, neither None nor False; None if none was."""
+    return next((name for name, value in options.items() if value is not None and value is not False), None)
 
 
 def add_calibration(parser: argparse.ArgumentParser) -> None:

@@ -10,13 +10,12 @@ and in config.json `quantization_config`, with quant_method "awq". The version "
 describes; others pack in other ways.
 """
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from export.hf_directory import read_source_config, write_directory
+from export.hf_directory import part_name, quantization_of, read_source_config, write_directory
 from formats.checkpoint import Config, ModelError
 from formats.errors import shown
-from formats.files import read_json
 from formats.tensors import awq_tensors
 from golden.awq import AWQ, GROUP_SIZES, Packed
 from golden.forward import hf_name
@@ -27,37 +26,20 @@ MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_at
 
 def read_group_size(hf_dir: Path) -> int | None:
     """The group size of an AutoAWQ checkpoint, None for unquantized weights. Raises ModelError for other kinds."""
-    path = Path(hf_dir) / "config.json"
-    if not Path(hf_dir).is_dir():
-        raise ModelError(f"{hf_dir}: no such directory")
-    quantization = read_json(path).get("quantization_config")
-    if quantization is None:
+    found = quantization_of(hf_dir)
+    if found is None:
         return None
-    if not isinstance(quantization, dict):
-        raise ModelError(f"{path}: quantization_config is {shown(quantization)}, expected an object")
-    quantization = {"zero_point": True, **quantization}  # transformers' defaults
-    if quantization.get("version") is None:
-        quantization["version"] = "gemm"
-
-    def check(field: str, allowed: tuple) -> Any:
-        value = quantization.get(field)
-        known = value.lower() if isinstance(value, str) else value
-        if not any(known == a and type(known) is type(a) for a in allowed):
-            supported = " or ".join(map(shown, allowed))
-            raise ModelError(f"{path}: quantization_config.{field} is {shown(value)}, supported is {supported}")
-        return value
-
-    check("quant_method", ("awq",))
-    check("version", ("gemm",))
-    check("bits", (4,))
-    check("zero_point", (True,))
-    excluded = quantization.get("modules_to_not_convert")
+    found.one_of("quant_method", ("awq",))
+    found.one_of("version", ("gemm",), "gemm")
+    found.one_of("bits", (4,))
+    found.one_of("zero_point", (True,), None if "zero_point" in found.values else True)
+    excluded = found.values.get("modules_to_not_convert")
     if excluded is not None and (not isinstance(excluded, list) or any(map(names_matrices, excluded))):
         raise ModelError(
-            f"{path}: quantization_config.modules_to_not_convert is {shown(excluded)}, "
+            f"{found.path}: quantization_config.modules_to_not_convert is {shown(excluded)}, "
             "supported are names of modules outside the layers"
         )
-    return check("group_size", GROUP_SIZES)
+    return found.one_of("group_size", GROUP_SIZES)
 
 
 def names_matrices(module: object) -> bool:
@@ -69,7 +51,7 @@ def stored_name(config: Config, name: str) -> str:
     """The name in an AutoAWQ checkpoint of a tensor of a model file."""
     stem, _, part = name.rpartition(".")
     if part in Packed._fields:
-        return hf_name(config, stem).removesuffix("weight") + part
+        return part_name(config, stem, part)
     return hf_name(config, name)
 
 
@@ -94,7 +76,8 @@ def write_autoawq(source: Path, model_file: Path, hf_out: Path) -> None:
             "zero_point": True,
         },
     )
-    tensors = list(awq_tensors(model.config, model.group_size))
-    names = {stored_name(model.config, tensor.name): tensor.name for tensor in tensors}
-    stored = [tensor._replace(name=name) for name, tensor in zip(names, tensors, strict=True)]
-    write_directory(source, hf_out, config, stored, lambda name: model.tensor(names[name]))
+    contents = (
+        (tensor._replace(name=stored_name(model.config, tensor.name)), partial(model.tensor, tensor.name))
+        for tensor in awq_tensors(model.config, model.group_size)
+    )
+    write_directory(source, hf_out, config, contents)

@@ -8,22 +8,21 @@ known before the first is there, so a layer is calibrated, quantized and written
 import argparse
 import sys
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 from tqdm import tqdm
 
-from export.arguments import add_calibration
+from export.arguments import add_calibration, calibration_options, first_given
 from export.autoawq import read_group_size, stored_name, write_autoawq
 from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.tokenizer import tokenizer_section
+from export.writer import Writer, finish
 from formats.checkpoint import ModelError, Packing, input_files
 from formats.dimensions import check_group_size
 from formats.files import replacing
-from formats.model_file import header, write_array
 from formats.schemes import AWQ_FILE
 from formats.source import Source, generation_of, is_gguf, open_model
-from formats.tensors import awq_tensors, weights_end, with_offsets
+from formats.tensors import awq_tensors
 from golden.awq import F16, GROUP_SIZES, HEAD_DIMS, Packed, fits_half, largest_weights, pack_matrix, unpack
 from golden.awq_search import SEARCH_ROWS, choose_scales, quantize_scaled
 from golden.calibration import Inputs, observe, read_samples
@@ -84,49 +83,34 @@ def check_activations(checkpoint: Source, largest: dict[str, float]) -> None:
             raise ModelError(f"{checkpoint.path}: activations of {place} come to {value:.6g}, fp16 ends at 65504")
 
 
-class Writer:
-    """A model file being written: each tensor goes to its place, in any order."""
+def beyond(checkpoint: Source, name: str, what: object) -> ModelError:
+    """The error for a tensor that fp16 cannot hold."""
+    stored = stored_name(checkpoint.config, name)
+    return ModelError(f"{checkpoint.path}: tensor {stored} comes to {what}, fp16 ends at 65504")
 
-    def __init__(self, f: BinaryIO, checkpoint: Source, group_size: int):
-        self._f, self._checkpoint = f, checkpoint
-        tensors = list(awq_tensors(checkpoint.config, group_size))
-        self._places = {tensor.name: tensor for tensor in with_offsets(tensors)}
-        self.end = weights_end(tensors)
 
-    @property
-    def names(self) -> list[str]:
-        return list(self._places)
-
-    def write(self, name: str, values: np.ndarray) -> None:
-        """Writes one tensor. fp32 and bf16 become fp16; raises ModelError if a value is beyond."""
-        _, dtype, shape, position = self._places[name]
-        if values.shape != shape:
-            raise ValueError(f"{name} has shape {values.shape}, the file has room for {shape}")
-        if dtype == "<f2" and values.dtype != F16:
-            with np.errstate(over="ignore"):
-                half = values.astype(F16)
-            if not np.isfinite(half).all():
-                raise self.beyond(name, f"a value of {float(np.abs(values).max()):.6g}")
-            values = half
-        self._f.seek(position)
-        write_array(self._f, values, dtype)
-
-    def beyond(self, name: str, what: object) -> ModelError:
-        """The error for a tensor that fp16 cannot hold."""
-        stored = stored_name(self._checkpoint.config, name)
-        return ModelError(f"{self._checkpoint.path}: tensor {stored} comes to {what}, fp16 ends at 65504")
+def in_half(checkpoint: Source, name: str, values: np.ndarray) -> np.ndarray:
+    """A norm or a table (fp32, bf16, fp16) in fp16. Raises ModelError if a value is beyond."""
+    if values.dtype == F16:
+        return values
+    with np.errstate(over="ignore"):
+        half = values.astype(F16)
+    if not np.isfinite(half).all():
+        raise beyond(checkpoint, name, f"a value of {float(np.abs(values).max()):.6g}")
+    return half
 
 
 def repack(writer: Writer, checkpoint: Source, progress: bool) -> None:
     """Writes the tensors of an AutoAWQ checkpoint as they are. Raises ModelError if weights are beyond fp16."""
     for name in tqdm(writer.names, unit="tensor", disable=not progress):
         value = checkpoint.stored(stored_name(checkpoint.config, name))
-        if name.endswith(".scales"):
-            zeros = unpack(checkpoint.stored(stored_name(checkpoint.config, name.removesuffix("scales") + "qzeros")))
+        stem, _, part = name.rpartition(".")
+        if part == "scales":
+            zeros = unpack(checkpoint.stored(stored_name(checkpoint.config, stem + ".qzeros")))
             largest = largest_weights(value, zeros)
             if not fits_half(largest):
-                raise writer.beyond(name, f"weights of {largest.max():.6g}")
-        writer.write(name, value)
+                raise beyond(checkpoint, name, f"weights of {largest.max():.6g}")
+        writer.write(name, value if part in Packed._fields else in_half(checkpoint, name, value))
 
 
 def quantize_model(
@@ -143,14 +127,14 @@ def quantize_model(
             bar.set_postfix_str(layer + "scales")
             choose_scales(config, i, seen, weights, group_size, found)
         for name in (n for n in writer.names if n.startswith(layer) and n.endswith("norm")):
-            writer.write(name, found.weight(config, name, weights.vector(name)))
+            writer.write(name, in_half(checkpoint, name, found.weight(config, name, weights.vector(name))))
         for name in (n for n in matrices if n.startswith(layer)):
             bar.set_postfix_str(name)
             weight = found.weight(config, name, weights.vector(name))
             try:
                 packed = pack_matrix(quantize_scaled(config, name, weight, seen, found, group_size))
             except OverflowError as error:
-                raise writer.beyond(name, error) from None
+                raise beyond(checkpoint, name, error) from None
             for part, values in zip(Packed._fields, packed, strict=True):
                 writer.write(f"{name}.{part}", values)
             bar.update()
@@ -168,7 +152,7 @@ def quantize_model(
         found.largest["norm"] = largest_scaled(config, "norm", seen["norm"].largest, None)
         check_activations(checkpoint, found.largest)
     for name in ("norm", "embed", *([] if config.tied else ["classifier"])):
-        writer.write(name, checkpoint.stored(hf_name(config, name)))
+        writer.write(name, in_half(checkpoint, name, checkpoint.stored(hf_name(config, name))))
     return found
 
 
@@ -193,16 +177,14 @@ def export_awq(
     """
     stored = None if is_gguf(hf_dir) else read_group_size(hf_dir)
     checkpoint = open_model(hf_dir, None if stored is None else Packing("awq", 4, stored))
-    calibrating = {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}
+    calibrating = calibration_options(calibration, n_samples, seq_len)
     if stored is not None:
-        given = {**calibrating, "--rtn": rtn or None, "--group-size": None if group_size == stored else group_size}
-        for option, value in given.items():
-            if value is not None:
-                raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
+        given = {**calibrating, "--rtn": rtn, "--group-size": None if group_size == stored else group_size}
+        if option := first_given(given):
+            raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
     elif rtn:
-        for option, value in calibrating.items():
-            if value is not None:
-                raise ModelError(f"{option} and --rtn exclude each other")
+        if option := first_given(calibrating):
+            raise ModelError(f"{option} and --rtn exclude each other")
     elif calibration is None:
         raise ModelError("AWQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)")
     if hf_out is not None:
@@ -216,15 +198,12 @@ def export_awq(
         samples = read_samples(checkpoint, calibration, n_samples, seq_len)
 
     with replacing(out, input_files(hf_dir, calibration)) as f:
-        writer, found = Writer(f, checkpoint, group_size), ChannelScaling()
+        writer, found = Writer(f, awq_tensors(config, group_size)), ChannelScaling()
         if stored is None:
             found = quantize_model(writer, checkpoint, samples, group_size, progress)
         else:
             repack(writer, checkpoint, progress)
-        f.seek(writer.end)
-        f.write(tokenizer)
-        f.seek(0)
-        f.write(header(config, generation, FORMAT, group_size, writer.end, tokenizer))
+        finish(f, config, generation, FORMAT, group_size, writer.end, tokenizer)
     if hf_out is not None:
         with after_model_file(hf_out, out):
             write_autoawq(checkpoint.path, out, hf_out)

@@ -14,19 +14,19 @@ classifier and routers are not quantized: engines do not either. The first two a
 Smoothing is in the norms, weights and routers.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from export.hf_directory import read_source_config, write_directory
-from formats.checkpoint import Checkpoint, Config
+from export.hf_directory import Content, as_stored, part_name, read_source_config, write_directory
+from formats.checkpoint import Checkpoint
 from formats.moe import expert_shapes, router_shapes
 from formats.tensors import Tensor, matrix_shapes, norm_shapes
-from golden.channel_scaling import PLACE_READ_BY
-from golden.forward import F32, ROTATED, hf_name, unpermute_rows
+from golden.channel_scaling import PLACE_READ_BY, input_of
+from golden.forward import F32, hf_name, in_halves
 from golden.grouped import Int8Experts
 from golden.moe import MoE
 from golden.w8a8 import W8A8
@@ -56,40 +56,27 @@ def quantization_config(static: bool, unquantized: Sequence[str] = ()) -> dict[s
     }
 
 
-def in_halves(config: Config, name: str, values: np.ndarray) -> np.ndarray:
-    """The values of a step's weight, or of its scales, with the rows of q and k as Hugging Face has them."""
-    return unpermute_rows(values, config.head_dim) if name.split(".", 2)[-1] in ROTATED else values
-
-
 def nonzero(scales: np.ndarray) -> np.ndarray:
     """The scales with 1 for 0, fp32. All codes under a scale of 0 are 0, and engines divide by scales."""
     return np.where(scales == 0, F32(1), scales)
 
 
-def type_name(values: np.ndarray) -> str:
-    """The type of floating-point values as `Tensor` has it."""
-    return "bfloat16" if values.dtype.name == "bfloat16" else values.dtype.str
-
-
-Content = tuple[Tensor, Callable[[], np.ndarray]]  # a tensor, and what gives its values
-
-
 def contents(model: W8A8 | MoE, checkpoint: Checkpoint) -> Iterator[Content]:
-    """Every tensor of the directory, in Hugging Face's names. Of MoE, experts are int8."""
+    """Every tensor of the directory. A MoE's experts are int8."""
     c = model.config
     for name, shape in norm_shapes(c):
         yield Tensor(hf_name(c, name), "<f4", shape), partial(in_halves, c, name, model.vector(name))
     for name, shape in matrix_shapes(c):
         weight, part = hf_name(c, name), name.split(".", 2)[-1]
         if part not in PLACE_READ_BY:  # embedding, classifier
-            yield Tensor(weight, type_name(checkpoint.stored(weight)), shape), partial(checkpoint.stored, weight)
+            yield as_stored(checkpoint, weight, weight)
             continue
         codes, scales = model.matrix(name)
         yield Tensor(weight, "|i1", shape), partial(in_halves, c, name, codes)
         yield Tensor(f"{weight}_scale", "<f4", (shape[0], 1)), partial(in_halves, c, name, nonzero(scales))
         if isinstance(model, W8A8) and model.static:
-            scale = nonzero(model.activation_scales[name.removesuffix(part) + PLACE_READ_BY[part]]).reshape(1)
-            yield Tensor(weight.removesuffix("weight") + "input_scale", "<f4", (1,)), scale.copy
+            scale = nonzero(model.activation_scales[input_of(name)]).reshape(1)
+            yield Tensor(part_name(c, name, "input_scale"), "<f4", (1,)), scale.copy
     if isinstance(model, MoE):
         yield from expert_contents(model)
 
@@ -124,6 +111,4 @@ def write_compressed_tensors(checkpoint: Checkpoint, model_file: Path, hf_out: P
     modules = [hf_name(model.config, name).removesuffix(".weight") for name in routers]
     config = read_source_config(checkpoint.path, model.config.tied)
     config["quantization_config"] = quantization_config(isinstance(model, W8A8) and model.static, modules)
-    tensors, loads = zip(*contents(model, checkpoint), strict=True)
-    load = {tensor.name: values for tensor, values in zip(tensors, loads, strict=True)}
-    write_directory(checkpoint.path, hf_out, config, tensors, lambda name: load[name]())
+    write_directory(checkpoint.path, hf_out, config, contents(model, checkpoint))

@@ -10,23 +10,23 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from export.arguments import add_calibration
+from export.arguments import add_calibration, calibration_options, first_given
 from export.gptq_layout import check_dimensions, choose_layout, describe_sizes, parse_bits
 from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.hf_gptq import Repacker, check_expressible, read_packing, write_gptq_checkpoint
 from export.tokenizer import tokenizer_section
+from export.writer import Writer, finish
 from formats.checkpoint import Config, ModelError, input_files
 from formats.files import replacing
 from formats.gptq import GptqLayout, MatrixFormat, gptq_tensors, pack_layout
-from formats.model_file import header, write_array
 from formats.schemes import GPTQ_FILE
 from formats.source import Source, generation_of, is_gguf, open_model
-from formats.tensors import matrix_shapes, norm_shapes, weights_end, with_offsets
+from formats.tensors import matrix_shapes, norm_shapes
 from golden.calibration import read_samples
 from golden.forward import load_weight
 from golden.gptq import Matrix, pack_matrix
@@ -76,27 +76,10 @@ def run(args: argparse.Namespace) -> None:
         print(*describe_sizes(config, layout), sep="\n", file=sys.stderr)
 
 
-class Writer:
-    """A model file being written: each tensor goes to its place, in any order."""
-
-    def __init__(self, f: BinaryIO, config: Config, layout: GptqLayout):
-        self._f, self.config, self.layout = f, config, layout
-        tensors = list(gptq_tensors(config, layout))
-        self._places = {tensor.name: tensor for tensor in with_offsets(tensors, alignment=FORMAT.alignment)}
-        self.end = weights_end(tensors, FORMAT.alignment)
-
-    def write(self, name: str, values: np.ndarray) -> None:
-        """Writes one tensor."""
-        _, dtype, shape, position = self._places[name]
-        if values.shape != shape:
-            raise ValueError(f"{name} has shape {values.shape}, the file has room for {shape}")
-        self._f.seek(position)
-        write_array(self._f, values, dtype)
-
-    def write_matrix(self, name: str, matrix: Matrix) -> None:
-        """Writes the tensors of a matrix."""
-        for part, values in pack_matrix(matrix).items():
-            self.write(f"{name}.{part}", values)
+def write_matrix(writer: Writer, name: str, matrix: Matrix) -> None:
+    """Writes the tensors of a matrix."""
+    for part, values in pack_matrix(matrix).items():
+        writer.write(f"{name}.{part}", values)
 
 
 def by_rows(weight: np.ndarray, quantize: object) -> Matrix:
@@ -143,16 +126,21 @@ class Quantizer:
 
 
 def write_quantized(
-    writer: Writer, checkpoint: Source, samples: Sequence[np.ndarray], options: Options, progress: bool
+    writer: Writer,
+    checkpoint: Source,
+    config: Config,
+    layout: GptqLayout,
+    samples: Sequence[np.ndarray],
+    options: Options,
+    progress: bool,
 ) -> None:
-    """Quantizes and writes every matrix; by plain rounding without samples."""
-    config, layout = writer.config, writer.layout
+    """Quantizes and writes every matrix; by plain rounding without samples. config, layout: of the file."""
     quantizer = Quantizer(checkpoint.path, layout, options)
     names = [name for name, _ in matrix_shapes(config)]
     with tqdm(total=len(names), unit="matrix", disable=not progress) as bar:
 
         def put(name: str, matrix: Matrix) -> None:
-            writer.write_matrix(name, matrix)
+            write_matrix(writer, name, matrix)
             bar.set_postfix_str(name)
             bar.update()
 
@@ -174,16 +162,18 @@ def write_quantized(
         put("embed", quantizer.rounded("embed", load("embed"), np.diag(hessian) if config.tied else None))
 
 
-def write_repacked(writer: Writer, checkpoint: Source, repacker: Repacker, progress: bool) -> None:
+def write_repacked(
+    writer: Writer, checkpoint: Source, config: Config, layout: GptqLayout, repacker: Repacker, progress: bool
+) -> None:
     """Writes the matrices of a quantized checkpoint, code for code; embedding and classifier are rounded."""
-    quantizer = Quantizer(checkpoint.path, writer.layout, Options())
+    quantizer = Quantizer(checkpoint.path, layout, Options())
     for place, order in repacker.orders.items():
         writer.write(place + ".order", order)
-    for name, _ in tqdm(list(matrix_shapes(writer.config)), unit="matrix", disable=not progress):
+    for name, _ in tqdm(list(matrix_shapes(config)), unit="matrix", disable=not progress):
         if name.startswith("layers."):
-            writer.write_matrix(name, repacker.matrix(name))
+            write_matrix(writer, name, repacker.matrix(name))
         else:
-            writer.write_matrix(name, quantizer.rounded(name, load_weight(checkpoint, name, interleaved=True)))
+            write_matrix(writer, name, quantizer.rounded(name, load_weight(checkpoint, name, interleaved=True)))
 
 
 def export_gptq(
@@ -212,20 +202,17 @@ def export_gptq(
     checkpoint = open_model(hf_dir, packed and packed[0])
     if hf_out is not None:
         check_destination(hf_out, out, hf_dir)
+    calibrating = calibration_options(calibration, n_samples, seq_len)
     if packed:
         given = {
-            "--calib": calibration, "--samples": n_samples, "--seq-len": seq_len, "--rtn": options.rtn,
-            "--sym": options.symmetric, "--group": group, "--sparse": sparse,
+            **calibrating, "--rtn": options.rtn, "--sym": options.symmetric, "--group": group, "--sparse": sparse,
             "--bits attn": (bits or {}).get("attn"), "--bits ffn": (bits or {}).get("ffn"),
         }  # fmt: skip
-        for option, value in given.items():
-            if value:
-                raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
+        if option := first_given(given):
+            raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
     elif options.rtn:
-        given = {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}
-        for option, value in given.items():
-            if value is not None:
-                raise ModelError(f"{option} and --rtn exclude each other")
+        if option := first_given(calibrating):
+            raise ModelError(f"{option} and --rtn exclude each other")
     elif calibration is None:
         raise ModelError("GPTQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)")
     config, bits = checkpoint.config, bits or {}
@@ -252,19 +239,15 @@ def export_gptq(
         samples = read_samples(checkpoint, calibration, n_samples, seq_len)
 
     with replacing(out, input_files(hf_dir, calibration)) as f:
-        writer = Writer(f, config, layout)
+        writer = Writer(f, gptq_tensors(config, layout), FORMAT.alignment)
         for name, _ in norm_shapes(config):
             writer.write(name, load_weight(checkpoint, name, interleaved=True))
         if repacker:
-            write_repacked(writer, checkpoint, repacker, progress)
+            write_repacked(writer, checkpoint, config, layout, repacker, progress)
         else:
-            write_quantized(writer, checkpoint, samples, options, progress)
-        f.seek(writer.end)
-        f.write(tokenizer)
-        f.seek(0)
-        f.write(
-            header(config, generation, FORMAT, layout.activation_group, writer.end, tokenizer, own=pack_layout(layout))
-        )
+            write_quantized(writer, checkpoint, config, layout, samples, options, progress)
+        group_size, own = layout.activation_group, pack_layout(layout)
+        finish(f, config, generation, FORMAT, group_size, writer.end, tokenizer, own=own)
     if hf_out is not None:
         with after_model_file(hf_out, out):
             write_gptq_checkpoint(checkpoint, out, hf_out, options.symmetric)

@@ -1,26 +1,61 @@
-"""Hugging Face directories that exporters write beside a model file: what is the same in all formats of --hf-out.
+"""Hugging Face directories of quantized models: what all formats share that exporters read, or write as --hf-out.
 
-Such a directory has the configuration and the tokenizer's files of the model that was exported, and its own tensors.
+A directory that is written beside a model file has the configuration and the tokenizer's files of the model that was
+exported, and its own tensors.
 """
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from formats import safetensors
-from formats.errors import ModelError
+from formats.checkpoint import Checkpoint, Config
+from formats.errors import ModelError, shown
+from formats.fields import Fields
 from formats.files import new_directory, read_json
 from formats.model_file import write_array
 from formats.source import is_gguf
 from formats.tensors import Tensor
+from golden.forward import hf_name
 
 COPIED = ("tokenizer*", "generation_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
           "merges.txt", "chat_template*")  # fmt: skip
+
+
+# A tensor of a directory in Hugging Face's name, and what gives its values.
+Content = tuple[Tensor, Callable[[], np.ndarray]]
+
+
+# ----------------------------------------------------------------------------
+# In
+
+
+def quantization_of(hf_dir: Path) -> Fields | None:
+    """`quantization_config` of a directory, None for unquantized weights. Raises ModelError if it is no object."""
+    path = Path(hf_dir) / "config.json"
+    if not Path(hf_dir).is_dir():
+        raise ModelError(f"{hf_dir}: no such directory")
+    found = read_json(path).get("quantization_config")
+    if found is None:
+        return None
+    if not isinstance(found, dict):
+        raise ModelError(f"{path}: quantization_config is {shown(found)}, expected an object")
+    return Fields(path, found, "quantization_config.")
+
+
+def part_name(config: Config, step_name: str, part: str) -> str:
+    """The name of a tensor in the place of a step's `weight`: `qweight` -> `model.layers.0....q_proj.qweight`."""
+    return hf_name(config, step_name).removesuffix("weight") + part
+
+
+# ----------------------------------------------------------------------------
+# Out
 
 
 def add_hf_out(parser: argparse.ArgumentParser, what: str) -> None:
@@ -62,15 +97,20 @@ def read_source_config(source: Path, tied: bool) -> dict[str, Any]:
     return config
 
 
-def write_directory(
-    source: Path, hf_out: Path, config: dict[str, Any], tensors: Sequence[Tensor], load: Callable[[str], np.ndarray]
-) -> None:
+def as_stored(source: Checkpoint, name: str, stored: str) -> Content:
+    """The tensor `name` of a directory that is the tensor `stored` of the source, in its type."""
+    values = source.stored(stored)
+    dtype = "bfloat16" if values.dtype.name == "bfloat16" else values.dtype.str
+    return Tensor(name, dtype, values.shape), partial(source.stored, stored)
+
+
+def write_directory(source: Path, hf_out: Path, config: dict[str, Any], contents: Iterable[Content]) -> None:
     """Writes `hf_out`, which must not exist. It appears when it is complete, or not at all; raises ModelError.
 
-    source: the Hugging Face directory of the model, for the tokenizer's files. config: for config.json. tensors: those
-    of model.safetensors, in Hugging Face's names; load(name) gives the values of one, and is asked once for each, so
-    that only one is in memory.
+    source: the Hugging Face directory of the model, for the tokenizer's files. config: for config.json. contents: those
+    of model.safetensors. Each is asked once for its values, in this order, so that only one is in memory.
     """
+    contents = list(contents)
     check_destination(hf_out)
     files = sorted({file for pattern in COPIED for file in source.glob(pattern) if file.is_file()})
     copied = {file.name: file.read_bytes() for file in files}
@@ -79,9 +119,9 @@ def write_directory(
             (temporary / name).write_bytes(content)
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         with (temporary / "model.safetensors").open("wb") as f:
-            f.write(safetensors.header(tensors))
-            for tensor in tensors:
-                values = load(tensor.name)
+            f.write(safetensors.header(tensor for tensor, _ in contents))
+            for tensor, load in contents:
+                values = load()
                 if values.shape != tensor.shape:
                     raise ValueError(f"{tensor.name} has shape {values.shape}, listed is {tensor.shape}")
                 write_array(f, values, tensor.dtype)

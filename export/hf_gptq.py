@@ -13,25 +13,31 @@ file has that order, by which the program gathers activations. AutoAWQ's packing
 """
 
 from collections.abc import Iterator
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from export.hf_directory import read_source_config, write_directory
+from export.hf_directory import (
+    Content,
+    as_stored,
+    part_name,
+    quantization_of,
+    read_source_config,
+    write_directory,
+)
 from formats.checkpoint import Checkpoint, ModelError, Packing
 from formats.errors import shown
-from formats.files import read_json
 from formats.gptq import ORDER_PLACES, ROW_UNIT, GptqLayout, MatrixFormat
 from formats.tensors import Tensor, matrix_shapes, norm_shapes
 from golden import awq
-from golden.channel_scaling import CONSUMERS
-from golden.forward import F32, hf_name, permute_rows, unpermute_rows
+from golden.awq import Packed
+from golden.channel_scaling import CONSUMERS, input_of
+from golden.forward import F32, hf_name, in_halves, in_pairs
 from golden.gptq import F16, GPTQ, Matrix
 
 BITS = (2, 4, 8)
 GROUPS = (32, 64, 128)
-ROTATED = ("attn.q_proj", "attn.k_proj")
 
 
 # ----------------------------------------------------------------------------
@@ -65,35 +71,20 @@ def read_packing(hf_dir: Path) -> tuple[Packing, int] | None:
 
     Raises ModelError for kinds that cannot be repacked.
     """
-    path = Path(hf_dir) / "config.json"
-    if not Path(hf_dir).is_dir():
-        raise ModelError(f"{hf_dir}: no such directory")
-    found = read_json(path).get("quantization_config")
+    found = quantization_of(hf_dir)
     if found is None:
         return None
-    if not isinstance(found, dict):
-        raise ModelError(f"{path}: quantization_config is {shown(found)}, expected an object")
-
-    def check(field: str, allowed: tuple, default: Any = None) -> Any:
-        value = found.get(field)
-        value = default if value is None else value
-        known = value.lower() if isinstance(value, str) else value
-        if not any(known == a and type(known) is type(a) for a in allowed):
-            supported = " or ".join(map(shown, allowed))
-            raise ModelError(f"{path}: quantization_config.{field} is {shown(value)}, supported is {supported}")
-        return known
-
-    method = check("quant_method", ("gptq", "awq"))
+    method = found.one_of("quant_method", ("gptq", "awq"))
     if method == "awq":
-        check("version", ("gemm",), "gemm")
-        check("zero_point", (True,), True)
-        return Packing("awq", check("bits", (4,)), check("group_size", GROUPS)), 0
-    convention = check("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
-    check("pack_dtype", ("int32",), "int32")
-    check("lm_head", (False,), False)
-    if found.get("dynamic"):
-        raise ModelError(f"{path}: quantization_config.dynamic is {shown(found['dynamic'])}, not supported")
-    bits, group = check("bits", BITS), check("group_size", (*GROUPS, -1))
+        found.one_of("version", ("gemm",), "gemm")
+        found.one_of("zero_point", (True,), True)
+        return Packing("awq", found.one_of("bits", (4,)), found.one_of("group_size", GROUPS)), 0
+    convention = found.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    found.one_of("pack_dtype", ("int32",), "int32")
+    found.one_of("lm_head", (False,), False)
+    if dynamic := found.values.get("dynamic"):
+        raise ModelError(f"{found.path}: quantization_config.dynamic is {shown(dynamic)}, not supported")
+    bits, group = found.one_of("bits", BITS), found.one_of("group_size", (*GROUPS, -1))
     return Packing("gptq", bits, max(group, 0)), 1 if convention == "gptq" else 0
 
 
@@ -118,15 +109,12 @@ class Repacker:
                 n = getattr(self._config, ORDER_PLACES[place.split(".", 2)[-1]])
                 self.orders[place] = np.arange(n, dtype=np.int32) if order is None else order
 
-    def _stored(self, name: str, part: str) -> str:
-        return hf_name(self._config, name).removesuffix("weight") + part
-
     def _refuse(self, name: str, part: str, what: str) -> ModelError:
-        return ModelError(f"{self._checkpoint.path}: tensor {self._stored(name, part)} {what}")
+        return ModelError(f"{self._checkpoint.path}: tensor {part_name(self._config, name, part)} {what}")
 
     def _groups_of(self, name: str) -> np.ndarray | None:
         """g_idx of a matrix; None where groups are neighbours."""
-        stored = self._stored(name, "g_idx")
+        stored = part_name(self._config, name, "g_idx")
         if not self._checkpoint.has(stored):
             return None
         groups = self._checkpoint.stored(stored)
@@ -150,7 +138,7 @@ class Repacker:
     def matrix(self, name: str) -> Matrix:
         """A matrix of a layer, its columns gathered. Raises ModelError for what a GPTQ file cannot hold."""
         qweight, qzeros, scales = (
-            self._checkpoint.stored(self._stored(name, part)) for part in ("qweight", "qzeros", "scales")
+            self._checkpoint.stored(part_name(self._config, name, part)) for part in Packed._fields
         )
         bits = self._packing.bits
         if self._packing.method == "awq":
@@ -158,19 +146,15 @@ class Repacker:
         else:
             codes, zeros = unpack_words(qweight, bits).T, unpack_words(qzeros.T, bits).astype(np.int16)
             zeros = zeros + self._added
-            bias = self._stored(name, "bias")
+            bias = part_name(self._config, name, "bias")
             if self._checkpoint.has(bias) and self._checkpoint.stored(bias).any():
                 raise self._refuse(name, "bias", "is not zero: not supported")
         if (scales < 0).any():
             raise self._refuse(name, "scales", f"has {scales.min()}, expected no negative values")
-        part = name.split(".", 2)[-1]
-        place = next(place for place, consumers in CONSUMERS.items() if part in consumers)
-        order = self.orders.get(name.removesuffix(part) + place)
+        order = self.orders.get(input_of(name))
         if order is not None:
             codes = codes[:, order]
-        scales = scales.T
-        if part in ROTATED:
-            codes, zeros, scales = (permute_rows(a, self._config.head_dim) for a in (codes, zeros, scales))
+        codes, zeros, scales = (in_pairs(self._config, name, rows) for rows in (codes, zeros, scales.T))
         if bits == 8:
             steps = codes.reshape(*zeros.shape, -1).astype(np.int16) - zeros[..., None]
             if steps.min() < -128 or steps.max() > 127:
@@ -221,46 +205,33 @@ def write_gptq_checkpoint(source: Checkpoint, model_file: Path, hf_out: Path, sy
         "quant_method": "gptq",
         "sym": symmetric or form.bits == 8,
     }
-    tensors, loads = [], {}
-    for name, _ in norm_shapes(model.config):
-        add_unquantized(source, hf_name(model.config, name), hf_name(source.config, name), tensors, loads)
-    for name, (n_out, n_in) in matrix_shapes(model.config):
-        stored = hf_name(model.config, name)
+    write_directory(source.path, hf_out, config, contents(model, source, form))
+
+
+def contents(model: GPTQ, source: Checkpoint, form: MatrixFormat) -> Iterator[Content]:
+    """Every tensor of the directory. A classifier that was the embedding is stored again where the file is not tied."""
+    c = model.config
+    words = lru_cache(maxsize=1)(partial(to_words, model))  # a matrix's tensors are asked for one after the other
+
+    def load(name: str, part: str) -> np.ndarray:
+        return words(name)[part]
+
+    for name, _ in norm_shapes(c):
+        yield as_stored(source, hf_name(c, name), hf_name(source.config, name))
+    for name, (n_out, n_in) in matrix_shapes(c):
         if not name.startswith("layers."):
-            add_unquantized(source, stored, hf_name(source.config, name), tensors, loads)
+            yield as_stored(source, hf_name(c, name), hf_name(source.config, name))
             continue
-        shapes = {part: shape for part, shape, _, _ in Packing("gptq", form.bits, form.group).parts(n_out, n_in)}
-        del shapes["bias"]
-        for part, shape in shapes.items():
-            full = stored.removesuffix("weight") + part
-            tensors.append(Tensor(full, "<f2" if part == "scales" else "<i4", shape))
-            loads[full] = (name, part)
-    cache: dict[str, dict[str, np.ndarray]] = {}
-
-    def load(full: str) -> np.ndarray:
-        name, part = loads[full]
-        if not part:
-            return source.stored(name)
-        if name not in cache:  # a matrix's tensors are asked for one after the other
-            cache.clear()
-            cache[name] = dict(to_words(model, name))
-        return cache[name][part]
-
-    write_directory(source.path, hf_out, config, tensors, load)
+        for part, shape, _, _ in Packing("gptq", form.bits, form.group).parts(n_out, n_in):
+            if part != "bias":
+                dtype = "<f2" if part == "scales" else "<i4"
+                yield Tensor(part_name(c, name, part), dtype, shape), partial(load, name, part)
 
 
-def add_unquantized(source: Checkpoint, name: str, of: str, tensors: list[Tensor], loads: dict) -> None:
-    """Lists a tensor that is the source's own, in its type; a classifier that was the embedding is stored again."""
-    value = source.stored(of)
-    kind = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}[str(value.dtype)]
-    tensors.append(Tensor(name, kind, value.shape))
-    loads[name] = (of, "")
-
-
-def to_words(model: GPTQ, name: str) -> Iterator[tuple[str, np.ndarray]]:
+def to_words(model: GPTQ, name: str) -> dict[str, np.ndarray]:
     """The tensors of a matrix in a GPTQ checkpoint, by their parts' names."""
-    m, config = model.stored(name), model.config
-    bits, part = m.form.bits, name.split(".", 2)[-1]
+    m = model.stored(name)
+    bits = m.form.bits
     codes, scales = m.codes, m.scales.astype(F16)
     if not np.array_equal(scales, m.scales):
         raise ModelError(f"--hf-out: {name} has scales that are no fp16 numbers")
@@ -273,13 +244,12 @@ def to_words(model: GPTQ, name: str) -> Iterator[tuple[str, np.ndarray]]:
         codes = np.where(m.kept, codes, np.repeat(zeros, m.form.group, axis=1))
     if not zeros.all():
         raise ModelError(f"--hf-out: {name} has zero points of 0, which a GPTQ checkpoint cannot express")
-    if part in ROTATED:
-        codes, scales, zeros = (unpermute_rows(a, config.head_dim) for a in (codes, scales, zeros))
+    codes, scales, zeros = (in_halves(model.config, name, rows) for rows in (codes, scales, zeros))
     n_in = codes.shape[1]
-    place = next(place for place, consumers in CONSUMERS.items() if part in consumers)
-    order = model.orders.get(name.removesuffix(part) + place, np.arange(n_in))
-    back = np.argsort(order)
-    yield "qweight", pack_words(codes[:, back].T, bits)
-    yield "qzeros", np.ascontiguousarray(pack_words(zeros - np.uint8(1), bits).T)
-    yield "scales", np.ascontiguousarray(scales.T)
-    yield "g_idx", (back // (m.form.group or n_in)).astype(np.int32)
+    back = np.argsort(model.orders.get(input_of(name), np.arange(n_in)))
+    return {
+        "qweight": pack_words(codes[:, back].T, bits),
+        "qzeros": np.ascontiguousarray(pack_words(zeros - np.uint8(1), bits).T),
+        "scales": np.ascontiguousarray(scales.T),
+        "g_idx": (back // (m.form.group or n_in)).astype(np.int32),
+    }

@@ -16,17 +16,18 @@ from typing import BinaryIO
 import numpy as np
 from tqdm import tqdm
 
-from export.arguments import add_calibration
+from export.arguments import add_calibration, calibration_options, first_given
 from export.compressed_tensors import write_compressed_tensors
 from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.int8 import BLOCK_VALUES, progress_bar
 from export.tokenizer import tokenizer_section
 from export.w8a8 import parse_alpha
+from export.writer import finish
 from formats.checkpoint import SPARSE, Config, ModelError, input_files
 from formats.dimensions import check_rows
 from formats.files import replacing
 from formats.low_bits import pack_codes
-from formats.model_file import header, write_array
+from formats.model_file import write_array
 from formats.moe import (
     DENSE_LAYERS,
     EXPERT_FORMATS,
@@ -71,9 +72,8 @@ def run(args: argparse.Namespace) -> None:
     """Exports as the command line says."""
     if args.no_smooth and args.alpha is not None:
         raise ModelError("--alpha and --no-smooth exclude each other")
-    for option, given in (("--alpha", args.alpha is not None), ("--no-smooth", args.no_smooth)):
-        if args.pure and given:
-            raise ModelError(f"{option} would change nothing with --pure: leave it out")
+    if args.pure and (option := first_given({"--alpha": args.alpha, "--no-smooth": args.no_smooth})):
+        raise ModelError(f"{option} would change nothing with --pure: leave it out")
     alpha = None if args.no_smooth or args.pure else parse_alpha(args.alpha or "0.5")
     group = DEFAULT_GROUP[args.format] if args.group is None else args.group
     smoothing = export_moe(
@@ -109,11 +109,9 @@ def export_moe(
         raise ModelError("--alpha is auto, which moe has not: expected 0 to 1")
     if alpha is not None and calibration is None:
         raise ModelError("smoothing needs a text to calibrate with: --calib TEXT")
-    for option, value in {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}.items():
-        if value is not None and alpha is None:
-            raise ModelError(
-                f"{option} would change nothing with {'--pure' if layout.pure else '--no-smooth'}: leave it out"
-            )
+    if alpha is None and (option := first_given(calibration_options(calibration, n_samples, seq_len))):
+        why = "--pure" if layout.pure else "--no-smooth"
+        raise ModelError(f"{option} would change nothing with {why}: leave it out")
     if hf_out is not None:
         if layout.format != "a8w8":
             raise ModelError(f"--hf-out has int8 experts, --format {layout.format} has others: use --format a8w8")
@@ -138,9 +136,7 @@ def export_moe(
         load = partial(load_smoothed, checkpoint, smoothing=smoothing, interleaved=True)
         with progress_bar(tensors, progress, "writing") as bar:
             write_moe(f, tensors, load, config, layout, bar)
-        f.write(tokenizer)
-        f.seek(0)
-        f.write(header(config, generation, FORMAT, 0, end, tokenizer, own=pack_layout(config, layout)))
+        finish(f, config, generation, FORMAT, 0, end, tokenizer, own=pack_layout(config, layout))
     if hf_out is not None:
         with after_model_file(hf_out, out):
             write_compressed_tensors(checkpoint, out, hf_out)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from export.int8 import progress_bar, write_tensors
 from export.tokenizer import tokenizer_section
+from export.writer import finish
 from formats.checkpoint import input_files
 from formats.dimensions import check_group_size
 from formats.files import replacing
-from formats.model_file import header
 from formats.schemes import Q8_FILE
 from formats.source import generation_of, open_model
 from formats.tensors import q8_tensors, weights_end
@@ -50,6 +50,4 @@ def export_q8(
 
     with replacing(out, input_files(hf_dir)) as f, progress_bar(tensors, progress) as bar:
         write_tensors(f, tensors, partial(load_weight, checkpoint, interleaved=True), group_size, bar)
-        f.write(tokenizer)
-        f.seek(0)
-        f.write(header(config, generation, FORMAT, group_size, weights_end(tensors), tokenizer))
+        finish(f, config, generation, FORMAT, group_size, weights_end(tensors), tokenizer)

@@ -217,8 +217,8 @@ def _steps(component: dict | None, key: str) -> list[dict]:
 def _split_pattern(step: dict, refuse: _Refusal) -> tuple[str, int]:
     """(pattern as `tokenizers` matches it, flags) of a Split.
 
-    Of behaviors, those that byte-level tokenizers use: matches and what is between them (Isolated), or matches alone
-    (Removed, inverted: what is *not* a match goes).
+    The behaviors are those that byte-level tokenizers use: matches and what is between them (Isolated), or matches
+    alone (Removed, inverted: what is *not* a match goes).
     """
     behavior, invert = step.get("behavior"), bool(step.get("invert"))
     if behavior != "Isolated" and (behavior, invert) != ("Removed", True):

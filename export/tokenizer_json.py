@@ -11,7 +11,7 @@ MAX_DEPTH = 8  # of Sequences in a Sequence
 KIND = {dict: "an object", list: "an array", str: "a text", bool: "true or false", int: "a whole number"}
 ADDED_TOKEN = {"id": int, "content": str, "special": bool, "normalized": bool, "lstrip": bool, "rstrip": bool,
                "single_word": bool}  # fmt: skip
-# Of steps of normalizers, pre-tokenizers, post-processors and decoders, by name.
+# The fields of steps of normalizers, pre-tokenizers, post-processors and decoders, by name.
 STEP = {"type": str, "behavior": str, "invert": bool, "add_prefix_space": bool, "trim_offsets": bool,
         "use_regex": bool, "individual_digits": bool, "pattern": dict}  # fmt: skip
 SEQUENCES = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors",

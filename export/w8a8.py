@@ -10,22 +10,22 @@ from pathlib import Path
 
 import numpy as np
 
-from export.arguments import add_calibration
+from export.arguments import add_calibration, calibration_options, first_given
 from export.compressed_tensors import write_compressed_tensors
 from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.int8 import progress_bar, write_tensors
 from export.tokenizer import tokenizer_section
+from export.writer import finish
 from formats.checkpoint import ModelError, input_files
 from formats.dimensions import check_group_size, check_rows
 from formats.files import replacing
-from formats.model_file import header
 from formats.schemes import W8A8_FILE
 from formats.source import generation_of, open_model
 from formats.tensors import w8a8_tensors, weights_end
 from golden.calibration import read_samples
 from golden.channel_scaling import ChannelScaling, describe
 from golden.smooth import find_smoothing, load_smoothed
-from golden.w8a8 import STATIC_PLACES, static_scale
+from golden.w8a8 import static_places, static_scale
 
 FORMAT = W8A8_FILE
 HELP = "SmoothQuant: int8 weights, one fp32 scale a row, for runq_w8a8"
@@ -103,9 +103,8 @@ def export_w8a8(
     if calibrates and calibration is None:
         need = "--act static" if alpha is None else "smoothing"
         raise ModelError(f"{need} needs a text to calibrate with: --calib TEXT")
-    for option, value in {"--calib": calibration, "--samples": n_samples, "--seq-len": seq_len}.items():
-        if value is not None and not calibrates:
-            raise ModelError(f"{option} would change nothing with --no-smooth and dynamic activations: leave it out")
+    if not calibrates and (option := first_given(calibration_options(calibration, n_samples, seq_len))):
+        raise ModelError(f"{option} would change nothing with --no-smooth and dynamic activations: leave it out")
     checkpoint = open_model(hf_dir)
     config = checkpoint.config
     if block:
@@ -126,15 +125,12 @@ def export_w8a8(
 
         def load(name: str) -> np.ndarray:
             if name == "act_scales":
-                places = [f"layers.{i}.{place}" for i in range(config.n_layers) for place in STATIC_PLACES]
-                return np.array([static_scale(smoothing.largest[p]) for p in [*places, "norm"]])
+                return np.array([static_scale(smoothing.largest[place]) for place in static_places(config)])
             return load_smoothed(checkpoint, name, smoothing, interleaved=True)
 
         with progress_bar(tensors, progress, "writing") as bar:
             write_tensors(f, tensors, load, block, bar)
-        f.write(tokenizer)
-        f.seek(0)
-        f.write(header(config, generation, FORMAT, block, weights_end(tensors), tokenizer, int(static)))
+        finish(f, config, generation, FORMAT, block, weights_end(tensors), tokenizer, activations=int(static))
     if hf_out is not None:
         with after_model_file(hf_out, out):
             write_compressed_tensors(checkpoint, out, hf_out)

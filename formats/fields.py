@@ -60,6 +60,16 @@ class Fields:
             self.refuse(field, "expected true or false")
         return value
 
+    def one_of(self, field: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
+        """One of some values, in small letters. Raises ModelError for another, and for none if `default` is not one."""
+        value = self.values.get(field)
+        value = default if value is None else value
+        known = value.lower() if isinstance(value, str) else value
+        if not any(known == a and type(known) is type(a) for a in allowed):
+            supported = " or ".join(map(shown, allowed))
+            raise ModelError(f"{self.path}: {self.inside}{field} is {shown(value)}, supported is {supported}")
+        return known
+
     def object(self, field: str) -> "Fields":
         """An object, empty where there is none."""
         value = self._value(field, {})

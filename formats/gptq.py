@@ -69,7 +69,7 @@ class GptqLayout(NamedTuple):
         return self.formats[KINDS.index(name.rsplit(".", 1)[-1])]
 
     def with_layers(self, form: MatrixFormat, has_order: bool) -> "GptqLayout":
-        """The same, but for one format in all layers, and whether there are orders."""
+        """A layout that has one format in all layers, with or without orders, and is otherwise as it was."""
         return GptqLayout((self.formats[0], *[form] * (len(KINDS) - 2), self.formats[-1]), has_order)
 
     @property

@@ -1,17 +1,28 @@
-"""Which Python this is: an error that says what to type where it is too old or lacks a module.
+"""Which Python this is: an error of one line that says what to type where it is too old or lacks a module.
 
-That happens to who types python3 in place of .venv/bin/python. Each package with a command line calls `check` first
-of all, from its __init__.py; so these lines, like those, have to be such that Python 3.6 can read them.
+It is too old, or lacks the modules of requirements.txt, where somebody types python3 in place of .venv/bin/python. Each
+package with a command line calls `check` first of all, from its __init__.py; so these lines, like those, have to be
+such that Python 3.6 can read them. Modules that requirements.txt does not have, such as torch, are asked for by `need`,
+or from a shell, by the names under which they are imported:
+
+    python -m formats.interpreter MODULE...     exit code 1 and that line if this Python lacks one
 """
 
 import os
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST = (3, 11)  # as in pyproject.toml
+
+
+def _is_locked(module: str) -> bool:
+    """Whether requirements.txt has a module, so that .venv has it, too."""
+    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").lower().splitlines()
+    return module.lower() in (line.split("==")[0] for line in lines)
 
 
 def _what_to_type(package: str, setup: str) -> str:
@@ -26,8 +37,7 @@ def _what_to_type(package: str, setup: str) -> str:
 def _explain_missing(package: str, name: str) -> str:
     """What to do about a module that is not there."""
     here = f"{package}: this Python has no module '{name}'"
-    locked = {line.split("==")[0].lower() for line in (ROOT / "requirements.txt").read_text().splitlines()}
-    if name.lower() not in locked:
+    if not _is_locked(name):
         return f"{here}, and .venv has none either: install it"
     if Path(sys.prefix).resolve() == ROOT / ".venv":
         return f"{here}: .venv is not complete; type: rm -r .venv && make .venv/bin/python"
@@ -50,3 +60,19 @@ def check(package: str) -> None:
             sys.__excepthook__(kind, error, traceback)
 
     sys.excepthook = explain
+
+
+def need(*modules: str) -> None:
+    """Ends the program in one line and exit code 1 if this Python lacks a module, which .venv need not have."""
+    missing = [name for name in modules if find_spec(name) is None]
+    if missing:
+        others = [name.replace("_", "-") for name in modules if not _is_locked(name)]
+        sys.exit(
+            f"{sys.executable} has no {', '.join(missing)}. Please type: python3 -m venv .venv-torch && "
+            f".venv-torch/bin/pip install -r requirements.txt {' '.join(others)}; then run this with "
+            ".venv-torch/bin/python, or make with PYTHON_HF=.venv-torch/bin/python"
+        )
+
+
+if __name__ == "__main__":
+    need(*sys.argv[1:])

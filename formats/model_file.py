@@ -7,7 +7,6 @@ import json
 import struct
 import warnings
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NoReturn
@@ -306,17 +305,20 @@ def read_format(path: Path) -> FileFormat | None:
         return format_of(int.from_bytes(f.read(4), "little"))
 
 
-def map_tensors(path: Path, tensors: Iterable[Tensor], weights_end: int, alignment: int = 1) -> dict[str, np.ndarray]:
-    """The tensors of a file by name, mapped and not read. Raises ModelError if they do not end at weights_end."""
+def map_tensors(path: Path, head: FileHeader) -> dict[str, np.ndarray]:
+    """The tensors of a file by name, mapped and not read. Raises ModelError if they do not end where the header says.
+
+    head: the file's own, from `read_header`.
+    """
     data = np.memmap(path, np.uint8, mode="r")
     mapped, position = {}, HEADER_SIZE
-    for tensor in with_offsets(tensors, alignment=alignment):
-        if tensor.end > weights_end:
-            raise ModelError(f"{path}: weights end at byte {weights_end}, too soon")
+    for tensor in with_offsets(head.tensors(), alignment=head.file_format.alignment):
+        if tensor.end > head.weights_end:
+            raise ModelError(f"{path}: weights end at byte {head.weights_end}, too soon")
         mapped[tensor.name] = np.asarray(data[tensor.offset : tensor.end]).view(tensor.dtype).reshape(tensor.shape)
         position = tensor.end
-    if position != weights_end:
-        raise ModelError(f"{path}: weights end at byte {position}, the header says {weights_end}")
+    if position != head.weights_end:
+        raise ModelError(f"{path}: weights end at byte {position}, the header says {head.weights_end}")
     return mapped
 
 

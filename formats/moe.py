@@ -39,7 +39,7 @@ class MoeLayout(NamedTuple):
     """How the matrices of a file are stored."""
 
     format: str  # of the experts, one of EXPERT_FORMATS
-    group: int  # weights along a row that share a scale; 0: a whole row. Of mxfp8, activations as well
+    group: int  # weights along a row that share a scale, in mxfp8 activations as well; 0: a whole row
     pure: bool = False  # all other matrices are stored like that, too; never of a8w8, which has no other way
 
 

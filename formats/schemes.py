@@ -23,15 +23,15 @@ class FileFormat:
     program: str  # that runs such files
     magic: int
     version: int
-    # Of config, group_size and the header's `activations`; of config and layout where there is `read_layout`.
+    # Takes config, group_size and the header's `activations`, or config and layout where there is `read_layout`.
     tensors: Callable[..., Iterator[Tensor]]
     # KuiperLLama's header has head_dim where llama2.c's has group_size, and group_size behind it. Its files have no
     # extension block, and are Qwen3.
     is_kuiper: bool = False
     alignment: int = 1  # bytes: every tensor begins at a multiple of it
     archs: tuple[str, ...] = DENSE  # of the models that it takes
-    # Fields of its own in the header: of path, the header's bytes from 0xC0 on, config and group_size, the config with
-    # what they add to it, and a layout.
+    # Reads the scheme's own fields in the header. It takes path, the header's bytes from 0xC0 on, config and
+    # group_size, and returns the config with what the fields add to it, and a layout.
     read_layout: Callable[[Path, bytes, Config, int], tuple[Config, Layout]] | None = None
 
 

@@ -52,7 +52,7 @@ class FileTensor(NamedTuple):
 
 
 def with_offsets(tensors: Iterable[Tensor], start: int = HEADER_SIZE, alignment: int = 1) -> Iterator[FileTensor]:
-    """The same tensors with their offsets, one behind the other from byte `start`, each at a multiple of alignment."""
+    """Tensors with their offsets, one behind the other from byte `start`, each at a multiple of alignment."""
     for tensor in tensors:
         start += -start % alignment
         yield FileTensor(*tensor, offset=start)

@@ -22,8 +22,8 @@ from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
 from golden.hex_files import FORMATS, write_text
 from golden.make import make
+from golden.op_cases import read_cases
 from golden.op_check import judge_ops
-from golden.op_vectors import read_cases
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
 from golden.real import make_real

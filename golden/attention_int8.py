@@ -6,7 +6,7 @@ the probability of its position before that is quantized, one scale for each que
 
 import numpy as np
 
-from golden.forward import F32, F64, Step, softmax
+from golden.forward import F32, F64, Step, head_dots, head_sums, is_future, softmax
 from golden.q8 import quantize
 
 MAX_POSITIONS = 133144  # of 127 * 127 each, within int32
@@ -27,10 +27,8 @@ def quantized_heads(step: Step, name: str, x: np.ndarray, by_head: bool = True) 
 
 
 def score_sums(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """The int32 dot products of queries (n, H, head_dim) and keys (n_keys, G, head_dim), both codes: (n, H, n_keys)."""
-    k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    sums = q.astype(F64).transpose(1, 0, 2) @ k.astype(F64).transpose(1, 2, 0)  # (H, n, n_keys), exact
-    return sums.transpose(1, 0, 2).astype(np.int32)
+    """q . k of codes, (n, H, n_keys) int32, exact. q: (n, H, head_dim) int8; k: (n_keys, G, head_dim) int8."""
+    return head_dots(q, k).astype(np.int32)
 
 
 def scores_of(sums: np.ndarray, q_scales: np.ndarray, k_scales: np.ndarray, head_dim: int) -> np.ndarray:
@@ -51,24 +49,27 @@ def quantized_weights(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mix_sums(weights: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """The int32 sums over positions, (n, H, head_dim). weights: (n, H, n_keys) int8; v: (n_keys, G, head_dim) int8."""
-    v = np.repeat(v, weights.shape[1] // v.shape[1], axis=1)
-    sums = weights.astype(F64).transpose(1, 0, 2) @ v.astype(F64).transpose(1, 0, 2)  # (H, n, head_dim), exact
-    return sums.transpose(1, 0, 2).astype(np.int32)
+    """Sums over keys, (n, H, head_dim) int32, exact. weights: (n, H, n_keys) int8; v: (n_keys, G, head_dim) int8."""
+    return head_sums(weights, v).astype(np.int32)
+
+
+def mix_of(sums: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The result fp32 of `mix_sums`, (n, H, head_dim): times the scales of the weights, (n, H, 1)."""
+    return (sums * scales.astype(F64)).astype(F32)
 
 
 def attention_int8(step: Step, layer: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Causal attention as golden.forward's `attention`, (n, H, head_dim) fp32, in int8."""
-    if len(q) > MAX_POSITIONS:
-        raise ValueError(f"{len(q)} positions, expected at most {MAX_POSITIONS}: sums would leave int32")
+    if len(k) > MAX_POSITIONS:
+        raise ValueError(f"{len(k)} positions, expected at most {MAX_POSITIONS}: sums would leave int32")
     qc, qs = quantized_heads(step, layer + "attn.q_rope", q)
     kc, ks = quantized_heads(step, layer + "attn.k_rope", k)
     vc, vs = quantized_heads(step, layer + "attn.v_proj", v, by_head=False)
-    future = np.triu(np.ones((len(q), len(q)), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
+    future = is_future(len(q), len(k))
     scores = scores_of(score_sums(qc, kc), qs, ks, q.shape[-1])
     scores = step(layer + "attn.scores", np.where(future, F32(0), scores))
     probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
     weights = step(layer + "attn.weights", weights_of(probs, vs))
     codes, scales = quantized_weights(weights)
     codes, scales = step(layer + "attn.weights.q", codes), step(layer + "attn.weights.s", scales)
-    return (mix_sums(codes, vc) * scales.astype(F64)).astype(F32)
+    return mix_of(mix_sums(codes, vc), scales)

@@ -23,7 +23,6 @@ import numpy as np
 from formats.checkpoint import ModelError
 from formats.model_file import map_tensors, read_header
 from formats.schemes import AWQ_FILE
-from formats.tensors import awq_tensors
 from golden.forward import F32, F64, Step, ignore
 
 F16 = np.float16
@@ -176,7 +175,7 @@ class AWQ:
         c, size = self.config, self.group_size
         if size < 8 or any(n % size for n in (c.dim, c.hidden_dim, c.q_dim)) or c.kv_dim % 8:
             raise ModelError(f"{path}: group_size {size} does not go with these dimensions: {c}")
-        self._tensors = map_tensors(path, awq_tensors(c, size), head.weights_end)
+        self._tensors = map_tensors(path, head)
         self._w16: dict[str, np.ndarray] = {}
 
     def tensor(self, name: str) -> np.ndarray:

@@ -23,7 +23,7 @@ import numpy as np
 from formats.checkpoint import Config
 from golden.awq import Int4, grid, group_range, quantize, steps_from_zero
 from golden.calibration import Inputs
-from golden.channel_scaling import CONSUMERS, PLACE_READ_BY, ChannelScaling, largest_scaled, search, share, spread
+from golden.channel_scaling import CONSUMERS, ChannelScaling, input_of, largest_scaled, search, share, spread
 from golden.forward import F32, F64, Fp32
 
 RATIOS = tuple(i / 20 for i in range(20))
@@ -161,12 +161,10 @@ def quantize_scaled(
     config: Config, name: str, weight: np.ndarray, inputs: dict[str, Inputs], found: ChannelScaling, group_size: int
 ) -> Int4:
     """A scaled matrix, (n_out, n_in) fp32, on the best grids for its inputs. `found` gets the error of its outputs."""
-    part = name.split(".", 2)[-1]
     if not inputs:
         return quantize(weight, *group_range(weight, group_size))
-    place = PLACE_READ_BY[part]
-    at = name.removesuffix(part) + place
-    s = spread(config, place, found.s[at]) if at in found.s else None
+    at = input_of(name)
+    s = spread(config, at.split(".", 2)[-1], found.s[at]) if at in found.s else None
     products = inputs[at].products
     matrix = quantize(weight, *clip(weight, products, group_size, s))
     found.errors[name] = error_of_outputs(weight, matrix, products, s)

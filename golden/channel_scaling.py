@@ -33,6 +33,7 @@ CONSUMERS = {
 PLACES = tuple(CONSUMERS)
 PLACE_READ_BY = {consumer: place for place, consumers in CONSUMERS.items() for consumer in consumers}
 DIVIDED_BY = {"attn.norm": "attn.norm", "attn.v_proj": "attn.mix", "ffn.norm": "ffn.norm", "ffn.up_proj": "ffn.swiglu"}
+CHUNK_VALUES = 1 << 18  # weights that are rounded at a time: they stay in the cache
 
 
 def consumers(config: Config, name: str) -> list[str]:
@@ -51,7 +52,10 @@ def place_read_by(part: str) -> str:
     return PLACE_READ_BY.get(part, "")
 
 
-CHUNK_VALUES = 1 << 18  # weights that are rounded at a time: they stay in the cache
+def input_of(name: str) -> str:
+    """The step that a matrix of a layer reads: `layers.0.attn.q_proj` -> `layers.0.attn.norm`."""
+    part = name.split(".", 2)[-1]
+    return name.removesuffix(part) + PLACE_READ_BY[part]
 
 
 # ----------------------------------------------------------------------------

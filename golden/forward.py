@@ -134,21 +134,36 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     return (e / e.sum(axis=-1, keepdims=True)).astype(F32)
 
 
-def attention_scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
-    """q . k / sqrt(head_dim) for each query and key, (n, H, n) fp32. q: (n, H, head_dim), k: (n, G, head_dim).
+def is_future(n: int, n_keys: int) -> np.ndarray:
+    """Whether a key is behind its query, (n, 1, n_keys) bool. The queries are at the last n of n_keys positions."""
+    return np.arange(n_keys) > np.arange(n_keys - n, n_keys)[:, None, None]
+
+
+def head_dots(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """q . k for each query and key, (n, H, n_keys) fp64. q: (n, H, head_dim), k: (n_keys, G, head_dim).
 
     Query head h reads key head h / (H / G) (Ainslie et al. 2023, arXiv 2305.13245).
     """
     k = np.repeat(k, q.shape[1] // k.shape[1], axis=1)
-    dots = q.astype(F64).transpose(1, 0, 2) @ k.astype(F64).transpose(1, 2, 0)  # (H, n, n)
-    return (dots.transpose(1, 0, 2) / np.sqrt(q.shape[-1])).astype(F32)
+    dots = q.astype(F64).transpose(1, 0, 2) @ k.astype(F64).transpose(1, 2, 0)  # (H, n, n_keys)
+    return dots.transpose(1, 0, 2)
+
+
+def head_sums(weights: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """The sum over keys of weight * v, (n, H, head_dim) fp64. weights: (n, H, n_keys), v: (n_keys, G, head_dim)."""
+    v = np.repeat(v, weights.shape[1] // v.shape[1], axis=1)
+    sums = weights.astype(F64).transpose(1, 0, 2) @ v.astype(F64).transpose(1, 0, 2)  # (H, n, head_dim)
+    return sums.transpose(1, 0, 2)
+
+
+def attention_scores(q: np.ndarray, k: np.ndarray) -> np.ndarray:
+    """q . k / sqrt(head_dim), (n, H, n_keys) fp32. q: (n, H, head_dim), k: (n_keys, G, head_dim)."""
+    return (head_dots(q, k) / np.sqrt(q.shape[-1])).astype(F32)
 
 
 def attention_mix(probs: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """The mean of v under each head's probabilities, (n, H, head_dim) fp32. probs: (n, H, n), v: (n, G, head_dim)."""
-    v = np.repeat(v, probs.shape[1] // v.shape[1], axis=1)
-    mix = probs.astype(F64).transpose(1, 0, 2) @ v.astype(F64).transpose(1, 0, 2)  # (H, n, head_dim)
-    return mix.transpose(1, 0, 2).astype(F32)
+    """The mean of v under each head's probabilities, (n, H, head_dim) fp32. Shapes of both: see `head_sums`."""
+    return head_sums(probs, v).astype(F32)
 
 
 def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
@@ -173,9 +188,12 @@ def product(scheme: Scheme, step: Step, x: Any, name: str) -> np.ndarray:
 
 
 def attention(step: Step, layer: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal attention, (n, H, head_dim) fp32. q: (n, H, head_dim); k and v: (n, G, head_dim)."""
-    future = np.triu(np.ones((len(q), len(q)), bool), k=1)[:, None, :]  # (n, 1, n): query row, key column
-    scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n)
+    """Causal attention, (n, H, head_dim) fp32, of the last n of n_keys positions.
+
+    q: (n, H, head_dim); k and v: (n_keys, G, head_dim). A whole sequence has as many queries as keys.
+    """
+    future = is_future(len(q), len(k))
+    scores = step(layer + "attn.scores", np.where(future, F32(0), attention_scores(q, k)))  # (n, H, n_keys)
     probs = step(layer + "attn.probs", softmax(np.where(future, F32(-np.inf), scores)))
     return attention_mix(probs, v)
 
@@ -317,12 +335,20 @@ def hf_name(config: Config, step_name: str) -> str:
     return f"model.layers.{layer}.{_HF_NAME[part]}.weight"
 
 
+def in_pairs(config: Config, step_name: str, rows: np.ndarray) -> np.ndarray:
+    """A step's weight, or its scales, (n_out, ...), from Hugging Face's order of rows to adjacent pairs if rotated."""
+    return permute_rows(rows, config.head_dim) if step_name.split(".", 2)[-1] in ROTATED else rows
+
+
+def in_halves(config: Config, step_name: str, rows: np.ndarray) -> np.ndarray:
+    """The inverse of `in_pairs`: a step's weight, or its scales, with its rows as Hugging Face has them."""
+    return unpermute_rows(rows, config.head_dim) if step_name.split(".", 2)[-1] in ROTATED else rows
+
+
 def load_weight(checkpoint: Source, step_name: str, interleaved: bool) -> np.ndarray:
     """The weight that a step uses, fp32; with `interleaved`, q's and k's rows in the order of adjacent pairs."""
     weight = checkpoint.tensor(hf_name(checkpoint.config, step_name))
-    if interleaved and step_name.split(".", 2)[-1] in ROTATED:
-        weight = permute_rows(weight, checkpoint.config.head_dim)
-    return weight
+    return in_pairs(checkpoint.config, step_name, weight) if interleaved else weight
 
 
 def load_expert(load: Callable[[str], np.ndarray], name: str, expert: int) -> np.ndarray:

@@ -28,8 +28,8 @@ from formats.low_bits import pack_codes, pack_mask, pack_nibbles, unpack_codes, 
 from formats.model_file import map_tensors, read_header
 from formats.schemes import GPTQ_FILE
 from formats.tensors import matrix_shapes, norm_shapes
-from golden.forward import F32, Step, ignore
-from golden.q8 import Quantized, dequantize, quantize, traced_matmul
+from golden.forward import F32, Step
+from golden.q8 import Int8Scheme, Quantized, dequantize, quantize
 
 F16 = np.float16
 ZERO_STEPS = 5  # of the two-level form: zero points lie at fifths of a code
@@ -116,20 +116,18 @@ def gather(x: np.ndarray, order: np.ndarray) -> np.ndarray:
 # A model file
 
 
-class GPTQ:
-    """The scheme of runq_gptq.cpp, for golden.forward, from a file that export/gptq.py wrote (mapped, not read).
+class GPTQ(Int8Scheme):
+    """The scheme of runq_gptq.cpp, from a file that export/gptq.py wrote (mapped, not read).
 
-    Rows of q and k are in adjacent pairs. Raises ModelError if the file is no GPTQ file.
+    Raises ModelError if the file is no GPTQ file.
     """
-
-    interleaved = True
 
     def __init__(self, path: Path | str):
         path = Path(path)
         head = read_header(path, GPTQ_FILE)
         assert isinstance(head.layout, GptqLayout)
         self.config, self.group_size, self.layout = head.config, head.group_size, head.layout
-        self._tensors = map_tensors(path, head.tensors(), head.weights_end, GPTQ_FILE.alignment)
+        self._tensors = map_tensors(path, head)
         self._vectors = {name: self._tensors[name] for name, _ in norm_shapes(self.config)}
         self._shapes = dict(matrix_shapes(self.config))
         self._expanded: dict[str, Quantized] = {}
@@ -162,14 +160,14 @@ class GPTQ:
 
     def matrix(self, name: str) -> Quantized:
         """The expanded weight matrix of a step, codes (n_out, n_in)."""
-        return expand(self.stored(name), self.group_size)
+        name = self._name(name)
+        if name not in self._expanded:
+            self._expanded[name] = expand(self.stored(name), self.group_size)
+        return self._expanded[name]
 
     def dense(self, name: str) -> np.ndarray:
-        """What a matrix stands for, (n_out, n_in) fp32."""
-        return dequantize(self.matrix(name))
-
-    def steps(self, step: Step) -> Step:
-        return step
+        """What a matrix stands for, (n_out, n_in) fp32. Nothing is kept, unlike `matrix`."""
+        return stands_for(self.stored(name))
 
     def embedding(self, tokens: np.ndarray) -> np.ndarray:
         rows = {part: value[tokens] for part, value in self.tensors("embed").items()}
@@ -177,12 +175,9 @@ class GPTQ:
 
     def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized:
         if name in self.orders:
+            x = step(name + ".gathered", gather(x, self.orders[name]))
             name += ".gathered"
-            x = step(name, gather(x, self.orders[name.removesuffix(".gathered")]))
-        quantized = quantize(x, self.group_size)
-        return Quantized(step(name + ".q", quantized.codes), step(name + ".s", quantized.scales))
+        return super().activation(step, name, x)
 
-    def linear(self, x: Quantized, name: str, step: Step = ignore) -> np.ndarray:
-        if self._name(name) not in self._expanded:
-            self._expanded[self._name(name)] = self.matrix(name)
-        return traced_matmul(x, self._expanded[self._name(name)], name, step)
+    def quantized(self, _name: str, x: np.ndarray) -> Quantized:
+        return quantize(x, self.group_size)

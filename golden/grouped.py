@@ -20,7 +20,7 @@ import numpy as np
 
 from golden.forward import F32, F64, swiglu
 from golden.mx import BLOCK_UNIT, LARGEST_BLOCK, MX, dequantize_mx, quantize_mx
-from golden.q8 import Quantized, quantize
+from golden.q8 import Quantized, group_sums, quantize, rows_of
 
 MAX_N, MAX_K = 10240, 65536  # the operator's; with K at most 65536 an int32 holds any sum of products of two int8
 GROUP_LIST_TYPES = ("cumsum", "count")
@@ -146,21 +146,10 @@ def assist_matrix(codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return (8 * sums * scales.astype(F64)).sum(axis=-1).astype(F32)
 
 
-def group_sums(x: np.ndarray, w: np.ndarray, n_groups: int) -> np.ndarray:
-    """The int32 dot product of each group of each row of x with the same group of each row of w, exact.
-
-    x: (M, K) and w: (N, K) of any whole numbers. Returns (M, N, n_groups).
-    """
-    size = x.shape[1] // n_groups
-    xg = x.reshape(len(x), n_groups, size).transpose(1, 0, 2).astype(F64)
-    wg = w.reshape(len(w), n_groups, size).transpose(1, 2, 0).astype(F64)
-    return np.matmul(xg, wg).transpose(1, 2, 0).astype(np.int32)
-
-
 def int4_sums(x: np.ndarray, w: np.ndarray, n_groups: int, path: str = "direct") -> np.ndarray:
-    """`group_sums` of int8 x and int4 w: directly, or from two int4 x int4 products. The same integers.
+    """`group_sums` of int8 x and int4 w: directly, or from two int4 x int4 products.
 
-    Of both: sum(x w) = sum((16 high + low + 8) w) = 16 sum(high w) + sum(low w) + 8 sum(w).
+    Both give the same integers: sum(x w) = sum((16 high + low + 8) w) = 16 sum(high w) + sum(low w) + 8 sum(w).
     """
     if path == "direct":
         return group_sums(x, w, n_groups)
@@ -203,11 +192,6 @@ def scaled_sums(sums: np.ndarray, x: Quantized, weight: Int8Experts | Int4Expert
     product = np.einsum("mng,ng->mn", sums.astype(F64), scales)
     with np.errstate(over="ignore"):
         return (product * x.scales.astype(F64)).astype(F32)
-
-
-def rows_of(x: Quantized | MX, rows: slice | np.ndarray) -> Quantized | MX:
-    """Some rows of x."""
-    return x._replace(codes=x.codes[rows], scales=x.scales[rows])
 
 
 def quantize_like(values: np.ndarray, x: Quantized | MX) -> Quantized | MX:

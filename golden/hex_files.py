@@ -34,9 +34,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
     file_format = None if path.suffix == ".safetensors" else read_format(path)
     if file_format is None:
         return read_trace(path)
-    head = read_header(path, file_format)
-    tensors = file_format.tensors(head.config, head.group_size, int(head.activations))
-    return map_tensors(path, tensors, head.weights_end)
+    return map_tensors(path, read_header(path, file_format))
 
 
 def select(tensors: Iterable[str], patterns: Iterable[str]) -> list[str]:

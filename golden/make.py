@@ -57,18 +57,25 @@ NOISE = 1e-6  # of fp32 results: a few times what another order of additions mak
 HALF_PROBS_NOISE = 3e-4  # of probabilities that may be rounded to fp16: 2^-11 at most, evenly spread
 
 
+def lead(logits: np.ndarray) -> float:
+    """The gap between the two largest of a token's logits, (vocab_size,), over the largest absolute one.
+
+    Where it is well above the tolerance of the logits (docs/numerics.md), the winner is the same in every
+    implementation.
+    """
+    second, first = np.sort(logits)[-2:]
+    return float((first - second) / np.abs(logits).max())
+
+
 def greedy(logits: Logits, prompt: list[int], n_new: int, give_up: float = -1.0) -> tuple[list[int], list[float]]:
     """The prompt's greedy continuation, n_new ids whatever they are, and the lead of each winner.
 
-    A lead is the gap between the two largest logits over the largest absolute one. Where it is well above the
-    tolerance of the logits (docs/numerics.md), the winner is the same in every implementation. Stops early at a lead
-    of `give_up` or below.
+    Stops early at a lead of `give_up` or below.
     """
     ids, leads = list(prompt), []
     while len(leads) < n_new and (not leads or leads[-1] > give_up):
         last = logits(np.array(ids))[-1]
-        second, first = np.sort(last)[-2:]
-        leads.append(float((first - second) / np.abs(last).max()))
+        leads.append(lead(last))
         ids.append(int(last.argmax()))
     return ids[len(prompt) :], leads
 
@@ -77,7 +84,7 @@ def generation(logits: Logits, tokenizer: Tokenizer, prompt: str) -> dict:
     """What a golden file says about one prompt."""
     ids = tokenizer.encode(prompt).ids
     new_ids, leads = greedy(logits, ids, NEW_TOKENS)
-    return {"prompt": prompt, "prompt_ids": ids, "new_ids": new_ids, "leads": [round(lead, 5) for lead in leads]}
+    return {"prompt": prompt, "prompt_ids": ids, "new_ids": new_ids, "leads": [round(value, 5) for value in leads]}
 
 
 class Noisy:
@@ -102,7 +109,7 @@ class Noisy:
 
 
 def clear_prompt(config: Config, scheme: Scheme, tokenizer: Tokenizer, held_out: str) -> str:
-    """Of the first words of many held-out stories, those whose continuation has the largest smallest lead.
+    """The first words of the held-out story whose continuation is clearest: whose smallest lead is the largest.
 
     Rounding may turn a code over, and behind it logits part by more than they do otherwise. So the continuation also
     has to be the same in a few runs with noise.
@@ -186,7 +193,7 @@ def best_trace(
 def decode_trace(config: Config, scheme: Scheme, ids: list[int]) -> dict[str, np.ndarray]:
     """The trace of position DECODE_POSITION of a piece of the held-out text, with the keys and values before it.
 
-    Of some pieces it is the one whose codes at that position are farthest from boundaries.
+    Some pieces are tried: it is the one whose codes at that position are farthest from boundaries.
     """
     best: dict[str, np.ndarray] = {}
     margin = -1.0

@@ -15,19 +15,17 @@ from formats.moe import MoeLayout, expert_shapes, router_shapes
 from formats.schemes import MOE_FILE
 from formats.tensors import matrix_shapes, norm_shapes
 from golden.forward import F32, Step, ignore
-from golden.grouped import Experts, Int4Experts, Int8Experts, expert_matmul, expert_sums, rows_of, scaled_sums
+from golden.grouped import Experts, Int4Experts, Int8Experts, expert_matmul, expert_sums, scaled_sums
 from golden.mx import MX, dequantize_mx, quantize_mx
-from golden.q8 import Quantized, dequantize, has_accumulators, quantize, traced_matmul
+from golden.q8 import Int8Scheme, Quantized, dequantize, has_accumulators, quantize, recorded, rows_of
 from golden.routing import by_expert
 
 
-class MoE:
-    """The scheme of runq_moe.cpp, for golden.forward, from a file that export/moe.py wrote (mapped, not read).
+class MoE(Int8Scheme):
+    """The scheme of runq_moe.cpp, from a file that export/moe.py wrote (mapped, not read).
 
-    Rows of q and k are in adjacent pairs. Raises ModelError if the file is no MoE file.
+    Raises ModelError if the file is no MoE file.
     """
-
-    interleaved = True
 
     def __init__(self, path: Path | str):
         path = Path(path)
@@ -35,7 +33,7 @@ class MoE:
         assert isinstance(head.layout, MoeLayout)
         self.config, self.layout = head.config, head.layout
         c = self.config
-        found = map_tensors(path, head.tensors(), head.weights_end, MOE_FILE.alignment)
+        found = map_tensors(path, head)
         self._vectors = {name: found[name] for name, _ in (*norm_shapes(c), *router_shapes(c))}
         parts = ("codes", "scales", "assist") if self.layout.format == "a8w4" else ("codes", "scales")
         self._experts = {name: [found[f"{name}.{part}"] for part in parts] for name, _ in expert_shapes(c)}
@@ -53,8 +51,11 @@ class MoE:
         return self._vectors[name]
 
     def matrix(self, name: str) -> Quantized:
-        """The quantized weight matrix of a step that no expert does, codes (n_out, n_in). Not of a pure file."""
+        """The quantized weight matrix of a step that no expert does, codes (n_out, n_in); a pure file has none."""
         return self._matrices[name]
+
+    def quantized(self, _name: str, x: np.ndarray) -> Quantized:
+        return quantize(x, x.shape[-1])
 
     def experts(self, name: str, chosen: slice = slice(None)) -> Experts:
         """The matrices of a step's experts, all or some, as the operator takes them; of a pure file any matrix."""
@@ -70,27 +71,20 @@ class MoE:
         unpacked = unpack_codes(codes.reshape(e * n_out, n_bytes), 4).astype(np.int8) - np.int8(8)
         return Int4Experts(unpacked.reshape(e, n_out, -1), scales.astype(F32).reshape(e, n_out, -1), *assist)
 
-    def steps(self, step: Step) -> Step:
-        return step
-
     def embedding(self, tokens: np.ndarray) -> np.ndarray:
         if not self.layout.pure:
-            table = self.matrix("embed")
-            return dequantize(Quantized(table.codes[tokens], table.scales[tokens]))
+            return super().embedding(tokens)
         table = self._as_experts([part[:, tokens] for part in self._experts["embed"]])
         if isinstance(table, MX):
             return dequantize_mx(table)[0].astype(F32)
         return dequantize(Quantized(table.codes[0], table.scales[0].reshape(len(tokens), -1)))
 
     def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized | MX:
-        if self.layout.pure:
-            return self.expert_activation(step, name, x)
-        quantized = quantize(x, x.shape[-1])
-        return Quantized(step(name + ".q", quantized.codes), step(name + ".s", quantized.scales))
+        return self.expert_activation(step, name, x) if self.layout.pure else super().activation(step, name, x)
 
     def linear(self, x: Quantized | MX, name: str, step: Step = ignore) -> np.ndarray:
         if not self.layout.pure:
-            return traced_matmul(x, self.matrix(name), name, step)
+            return super().linear(x, name, step)
         weight = self.experts(name)
         if isinstance(x, MX) or not has_accumulators(name, step):
             return expert_matmul(x, weight, 0)
@@ -98,10 +92,10 @@ class MoE:
 
     def expert_activation(self, step: Step, name: str, x: np.ndarray) -> Quantized | MX:
         rows = x.reshape(-1, x.shape[-1])
-        found = quantize_mx(rows, self.layout.group) if self.layout.format == "mxfp8" else quantize(rows, x.shape[-1])
-        codes = step(name + ".q", found.codes.reshape(x.shape))
-        scales = step(name + ".s", found.scales.reshape(*x.shape[:-1], -1))
-        return found._replace(codes=codes.reshape(rows.shape), scales=scales.reshape(len(rows), -1))
+        found = quantize_mx(rows, self.layout.group) if self.layout.format == "mxfp8" else self.quantized(name, rows)
+        scales = found.scales.reshape(*x.shape[:-1], -1)
+        found = recorded(step, name, found._replace(codes=found.codes.reshape(x.shape), scales=scales))
+        return found._replace(codes=found.codes.reshape(rows.shape), scales=found.scales.reshape(len(rows), -1))
 
     def expert_linear(
         self, x: Quantized | MX, rows: np.ndarray, experts: np.ndarray, name: str, step: Step = ignore

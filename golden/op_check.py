@@ -1,6 +1,6 @@
 """Judges a port's operations by the op vectors: its outputs, under the names of golden/data/ops.safetensors.
 
-A port reads the inputs and parameters of a case (golden/op_vectors.py says where they stand), computes, and writes
+A port reads the inputs and parameters of a case (golden/op_cases.py says where they stand), computes, and writes
 its outputs as tensors of the same names into a safetensors file of its own. It need not have all cases.
 """
 

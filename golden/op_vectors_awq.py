@@ -3,8 +3,9 @@
 import numpy as np
 
 from golden.awq import F16, Packed, dequantize, matmul, pack
-from golden.forward import F32
-from golden.op_vectors import EXACT, TINY_SCALING, OpVectors, add_rope, causal_attention, rope_config
+from golden.forward import F32, attention, ignore
+from golden.op_cases import EXACT, OpVectors
+from golden.op_vectors_fp32 import TINY_SCALING, add_rope, rope_config
 from golden.trace import HALF_MIX_TOLERANCE, OP_TOLERANCE
 
 # M tokens, N outputs, K inputs, group size: one token and many, tiles of 16 just full and just not, narrow outputs,
@@ -50,9 +51,9 @@ def add_awq(vectors: OpVectors, rng: np.random.Generator) -> None:
 
     for n, n_heads, n_kv_heads, head_dim in ((9, 6, 2, 32), (37, 4, 1, 64)):
         q, k, v = (rng.standard_normal((n, heads, head_dim)).astype(F16) for heads in (n_heads, n_kv_heads, n_kv_heads))
-        add_attention_half(vectors, f"{n}x{n_heads}x{n_kv_heads}x{head_dim}", q, k, v, 0)
+        add_attention_half(vectors, f"{n}x{n_heads}x{n_kv_heads}x{head_dim}", q, k, v)
     for name, qkv in rounded_on_the_way().items():
-        add_attention_half(vectors, name, *qkv, first_position=3)
+        add_attention_half(vectors, name, *qkv)
 
     # Between two neighbours of fp16: below, on and above the middle, after even and odd; subnormal, tiny, too large.
     middles = [1 + 2**-11, 1 + 3 * 2**-11, 2048 + 1, 2050 + 1, 2**-14 - 2**-25, 1.5 * 2**-24, 2**-25, 65520.0]
@@ -63,13 +64,11 @@ def add_awq(vectors: OpVectors, rng: np.random.Generator) -> None:
         vectors.add("half", "half", {"x": x}, {"out": (x.astype(F16), EXACT)})
 
 
-def add_attention_half(
-    vectors: OpVectors, name: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, first_position: int
-) -> None:
+def add_attention_half(vectors: OpVectors, name: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
     """Attention over what q, k and v are in fp16; the output, too, is rounded to fp16."""
-    out = causal_attention(*(t.astype(F16) for t in (q, k, v)), first_position)[-1].astype(F16)
+    out = attention(ignore, "", *(t.astype(F16) for t in (q, k, v))).astype(F16)
     inputs, outputs = {"q": q, "k": k, "v": v}, {"out": (out, HALF_MIX_TOLERANCE)}
-    vectors.add(f"attention_half.{name}", "attention_half", inputs, outputs, first_position=first_position)
+    vectors.add(f"attention_half.{name}", "attention_half", inputs, outputs, first_position=len(k) - len(q))
 
 
 def rounded_on_the_way() -> dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]]:

@@ -1,11 +1,11 @@
-"""Golden vectors of GPTQ's operations, for golden/op_vectors.py: matrices of a file expanded, activations gathered."""
+"""Golden vectors of GPTQ's operations: matrices of a file expanded, activations gathered."""
 
 import numpy as np
 
 from formats.gptq import MatrixFormat
 from golden.forward import F32
 from golden.gptq import F16, Matrix, expand, gather, pack_matrix
-from golden.op_vectors import EXACT, OpVectors
+from golden.op_cases import EXACT, OpVectors
 from golden.q8 import quantize
 
 # Rows and columns: of whole blocks of 64 bytes and of each kind of rest. 448 codes of 2 bits are 64 + 32 + 16 bytes.

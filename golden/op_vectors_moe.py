@@ -19,11 +19,10 @@ from golden.grouped import (
     int4_sums,
     msd_split,
     quantize_like,
-    rows_of,
 )
 from golden.mx import E4M3, E5M2, MX, SCALE_BIAS, SCALE_NAN, Element, element_values, encode_elements, quantize_mx
-from golden.op_vectors import EXACT, OpVectors
-from golden.q8 import Quantized
+from golden.op_cases import EXACT, OpVectors
+from golden.q8 import Quantized, rows_of
 from golden.routing import route
 from golden.trace import OP_TOLERANCE
 

@@ -4,7 +4,7 @@ The numeric contract (docs/numerics.md): codes, scales and the int32 accumulator
 implementation; only the fp32 sum over groups may be taken in another order.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,19 @@ class Quantized(NamedTuple):
     @property
     def group_size(self) -> int:
         return self.codes.shape[-1] // self.scales.shape[-1]
+
+
+Codes = TypeVar("Codes", bound=Any)  # Quantized, or golden.mx.MX: codes and scales, both by rows
+
+
+def rows_of(x: Codes, rows: slice | np.ndarray) -> Codes:
+    """Some rows of x, codes and scales."""
+    return x._replace(codes=x.codes[rows], scales=x.scales[rows])
+
+
+def recorded(step: Step, name: str, x: Codes) -> Codes:
+    """x, whose codes and scales are the steps `name`.q and `name`.s."""
+    return x._replace(codes=step(name + ".q", x.codes), scales=step(name + ".s", x.scales))
 
 
 def quantize(x: np.ndarray, group_size: int) -> Quantized:
@@ -45,17 +58,22 @@ def dequantize(x: Quantized) -> np.ndarray:
     return (x.codes.reshape(*x.scales.shape, -1) * x.scales[..., None]).reshape(x.codes.shape).astype(F32)
 
 
-def accumulators(x: Quantized, w: Quantized) -> np.ndarray:
-    """The int32 dot product of each group of each row of x with the same group of each row of w.
+def group_sums(x: np.ndarray, w: np.ndarray, n_groups: int) -> np.ndarray:
+    """The dot product of each group of each row of x with the same group of each row of w, (n, m, n_groups) int32.
 
-    x: (n, k), w: (m, k). Returns (n, m, k / group_size) int32, exact: products are at most 127 * 127, and a sum of
-    up to 2^53 / 127^2 of them is exact in fp64.
+    x: (n, k), w: (m, k), codes of 8 bits or fewer. Exact: products are at most 2^14, and a sum of them that stays
+    below 2^24 is exact in fp32, one of up to 2^39 of them in fp64.
     """
-    n_groups = x.scales.shape[-1]
-    xg = x.codes.reshape(len(x.codes), n_groups, -1).transpose(1, 0, 2)  # (groups, n, group_size)
-    wg = w.codes.reshape(len(w.codes), n_groups, -1).transpose(1, 2, 0)  # (groups, group_size, m)
-    exact = F32 if x.group_size * 127 * 127 < 2**24 else F64
-    return np.matmul(xg.astype(exact), wg.astype(exact)).transpose(1, 2, 0).astype(np.int32)
+    size = x.shape[1] // n_groups
+    exact = F32 if size * 2**14 < 2**24 else F64
+    xg = x.reshape(len(x), n_groups, size).transpose(1, 0, 2).astype(exact)  # (groups, n, size)
+    wg = w.reshape(len(w), n_groups, size).transpose(1, 2, 0).astype(exact)  # (groups, size, m)
+    return np.matmul(xg, wg).transpose(1, 2, 0).astype(np.int32)
+
+
+def accumulators(x: Quantized, w: Quantized) -> np.ndarray:
+    """`group_sums` of two quantized matrices, (n, k) and (m, k): (n, m, k / group_size) int32."""
+    return group_sums(x.codes, w.codes, x.scales.shape[-1])
 
 
 def scaled_sum(acc: np.ndarray, x: Quantized, w: Quantized) -> np.ndarray:
@@ -72,7 +90,7 @@ def matmul(x: Quantized, w: Quantized) -> np.ndarray:
     out = np.empty((len(x.codes), len(w.codes)), F32)
     rows = max(1, MATMUL_VALUES // max(1, w.scales.size))
     for start in range(0, len(out), rows):
-        part = Quantized(x.codes[start : start + rows], x.scales[start : start + rows])
+        part = rows_of(x, slice(start, start + rows))
         out[start : start + rows] = scaled_sum(accumulators(part, w), part, w)
     return out
 
@@ -92,10 +110,45 @@ def traced_matmul(x: Quantized, w: Quantized, name: str, step: Step) -> np.ndarr
     return scaled_sum(step(name + ".acc", accumulators(x, w)), x, w)
 
 
-class Q8:
-    """The scheme of runq.cpp, for golden.forward: rows of q and k in adjacent pairs, as the exporter writes them."""
+class Int8Scheme:
+    """What schemes with int8 products share, for golden.forward. Rows of q and k are in adjacent pairs.
+
+    A scheme says what its vectors and matrices are, and how it rounds activations.
+    """
 
     interleaved = True
+
+    def vector(self, name: str) -> np.ndarray:
+        """A norm's or a router's weight, fp32."""
+        raise NotImplementedError
+
+    def matrix(self, name: str) -> Quantized:
+        """The quantized weight matrix of a step, codes (n_out, n_in)."""
+        raise NotImplementedError
+
+    def quantized(self, name: str, x: np.ndarray) -> Quantized:
+        """The activation of a place, (n, n_in) fp32, in int8."""
+        raise NotImplementedError
+
+    def dense(self, name: str) -> np.ndarray:
+        """What a matrix stands for, (n_out, n_in) fp32."""
+        return dequantize(self.matrix(name))
+
+    def steps(self, step: Step) -> Step:
+        return step
+
+    def embedding(self, tokens: np.ndarray) -> np.ndarray:
+        return dequantize(rows_of(self.matrix("embed"), tokens))
+
+    def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized:
+        return recorded(step, name, self.quantized(name, x))
+
+    def linear(self, x: Quantized, name: str, step: Step = ignore) -> np.ndarray:
+        return traced_matmul(x, self.matrix(name), name, step)
+
+
+class Q8(Int8Scheme):
+    """The scheme of runq.cpp, from the weights of an unquantized model."""
 
     def __init__(self, checkpoint: Source, group_size: int = 64):
         self._checkpoint, self._group_size = checkpoint, group_size
@@ -108,25 +161,9 @@ class Q8:
         return self._vectors[name]
 
     def matrix(self, name: str) -> Quantized:
-        """The quantized weight matrix of a step, codes (n_out, n_in)."""
         if name not in self._matrices:
             self._matrices[name] = quantize(load_weight(self._checkpoint, name, interleaved=True), self._group_size)
         return self._matrices[name]
 
-    def dense(self, name: str) -> np.ndarray:
-        """What a matrix stands for, (n_out, n_in) fp32."""
-        return dequantize(self.matrix(name))
-
-    def steps(self, step: Step) -> Step:
-        return step
-
-    def embedding(self, tokens: np.ndarray) -> np.ndarray:
-        table = self.matrix("embed")
-        return dequantize(Quantized(table.codes[tokens], table.scales[tokens]))
-
-    def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized:
-        quantized = quantize(x, self._group_size)
-        return Quantized(step(name + ".q", quantized.codes), step(name + ".s", quantized.scales))
-
-    def linear(self, x: Quantized, name: str, step: Step = ignore) -> np.ndarray:
-        return traced_matmul(x, self.matrix(name), name, step)
+    def quantized(self, _name: str, x: np.ndarray) -> Quantized:
+        return quantize(x, self._group_size)

@@ -25,6 +25,7 @@ from formats.checkpoint import Config, ModelError
 from formats.files import replacing
 from formats.source import open_gguf
 from golden.forward import Fp32, Scheme, forward
+from golden.make import lead
 from golden.perplexity import Logits, load_tokenizer
 from golden.q8 import Q8
 from golden.schemes import SCHEMES, Reference, read_file
@@ -55,8 +56,7 @@ def greedy_by_guess(
         tail = guess(ids, n_new - len(leads))
         rows = logits(np.array(ids + tail[:-1]))[len(ids) - 1 :]
         for guessed, row in zip(tail, rows, strict=True):
-            second, first = np.sort(row)[-2:]
-            leads.append(float((first - second) / np.abs(row).max()))
+            leads.append(lead(row))
             ids.append(int(row.argmax()))
             if ids[-1] != guessed:
                 break
@@ -118,7 +118,7 @@ def make_real(files: Path, out: Path, only: str | None = None) -> None:
             ids = tokenizer.encode(prompt).ids
             new_ids, leads = greedy_by_guess(logits, ids, NEW_TOKENS, eos_ids, guess)
             generations.append(
-                {"prompt": prompt, "prompt_ids": ids, "new_ids": new_ids, "leads": [round(lead, 5) for lead in leads]}
+                {"prompt": prompt, "prompt_ids": ids, "new_ids": new_ids, "leads": [round(value, 5) for value in leads]}
             )
         found = norms(config, scheme, generations[0]["prompt_ids"])
         lines = [f' "{key}": {json.dumps(value)}' for key, value in identity.items()]

@@ -42,6 +42,7 @@ from safetensors.numpy import save
 from formats.checkpoint import Config
 from formats.errors import ModelError, one_line
 from formats.files import check_file, replacing
+from golden.channel_scaling import PLACE_READ_BY
 from golden.forward import Step
 from golden.mx import quantize_mx
 from golden.q8 import quantize
@@ -138,7 +139,7 @@ def positions_of(trace: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def at_positions(tensors: Mapping[str, np.ndarray], positions: Iterable[int]) -> dict[str, np.ndarray]:
-    """Of the trace of a whole run, what a trace of some positions has."""
+    """What a trace of some positions has, from the trace of a whole run."""
     rows = np.array(list(positions), np.int32)
     return {name: value if is_cached(name) else value[rows] for name, value in tensors.items()} | {"positions": rows}
 
@@ -322,11 +323,8 @@ def _compare_codes(
     return StepReport(name, share, f"{flipped} codes rounded the other way" if flipped else "", bool(ok))
 
 
-_INPUT = {  # of each product, in a layer
-    "attn.q_proj": "attn.norm", "attn.k_proj": "attn.norm", "attn.v_proj": "attn.norm", "attn.o_proj": "attn.mix",
-    "ffn.gate_proj": "ffn.norm", "ffn.up_proj": "ffn.norm", "ffn.down_proj": "ffn.swiglu",
-    "moe.gate_up_proj": "ffn.norm", "moe.down_proj": "moe.swiglu",
-}  # fmt: skip
+# What each product of a layer reads, by step names.
+_INPUT = PLACE_READ_BY | {"moe.gate_up_proj": "ffn.norm", "moe.down_proj": "moe.swiglu"}
 
 
 def _compare_accumulators(

@@ -6,17 +6,16 @@ activations have one scale a place instead, which calibration found (golden.smoo
 `W8A8` runs an exported file, so that a trace shows what the codes in that very file give.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from formats.checkpoint import ModelError
-from formats.model_file import map_tensors, read_header
+from formats.checkpoint import Config, ModelError
+from formats.model_file import FileHeader, map_tensors, read_header
 from formats.schemes import W8A8_FILE
-from formats.tensors import Tensor, matrix_shapes, norm_shapes, w8a8_tensors
-from golden.forward import F32, Attend, Step, attention, ignore
-from golden.q8 import Quantized, dequantize, quantize, traced_matmul
+from formats.tensors import matrix_shapes, norm_shapes
+from golden.forward import F32, Attend, attention
+from golden.q8 import Int8Scheme, Quantized, quantize
 
 STATIC_PLACES = ("attn.norm", "attn.mix", "ffn.norm", "ffn.swiglu")  # the order of a layer's static scales
 
@@ -38,39 +37,36 @@ def quantize_static(x: np.ndarray, scale: np.float32) -> Quantized:
     return Quantized(codes, np.full((len(x), 1), scale, F32))
 
 
-def check_groups(path: Path, group_size: int, tensors: Iterator[Tensor]) -> Iterator[Tensor]:
-    """The tensors of a file, up to a matrix whose rows are not whole groups: there it raises ModelError."""
-    for tensor in tensors:
-        if tensor.name.endswith(".codes"):
-            columns = tensor.shape[1]
-            if group_size < 0 or columns % (group_size or columns):
-                name = tensor.name.removesuffix(".codes")
-                raise ModelError(f"{path}: group_size {group_size} does not divide {name}'s {columns} columns")
-        yield tensor
+def static_places(config: Config) -> list[str]:
+    """The step names of the activations that have static scales, in the order of a file."""
+    return [*(f"layers.{i}.{place}" for i in range(config.n_layers) for place in STATIC_PLACES), "norm"]
 
 
-class W8A8:
-    """The scheme of runq_w8a8.cpp, for golden.forward, from a file that export/w8a8.py wrote (mapped, not read).
+def check_groups(path: Path, head: FileHeader) -> None:
+    """Refuses a file with a matrix whose rows are not whole groups. Raises ModelError."""
+    size = head.group_size
+    for name, (_, columns) in matrix_shapes(head.config):
+        if size < 0 or columns % (size or columns):
+            raise ModelError(f"{path}: group_size {size} does not divide {name}'s {columns} columns")
 
-    Rows of q and k are in adjacent pairs. attend: `attention`, or golden.attention_int8's. Raises ModelError if the
-    file is no W8A8 file.
+
+class W8A8(Int8Scheme):
+    """The scheme of runq_w8a8.cpp, from a file that export/w8a8.py wrote (mapped, not read).
+
+    attend: `attention`, or golden.attention_int8's. Raises ModelError if the file is no W8A8 file.
     """
-
-    interleaved = True
 
     def __init__(self, path: Path | str, attend: Attend = attention):
         path, self.attend = Path(path), attend
         head = read_header(path, W8A8_FILE)
         self.config, self.group_size, self.static = head.config, head.group_size, bool(head.activations)
-        c = self.config
-        tensors = w8a8_tensors(c, self.group_size, self.static)
-        found = map_tensors(path, check_groups(path, self.group_size, tensors), head.weights_end)
+        check_groups(path, head)
+        c, found = self.config, map_tensors(path, head)
 
         self._vectors = {name: found[name] for name, _ in norm_shapes(c)}
         self.activation_scales: dict[str, np.float32] = {}  # by step name, if static
         if self.static:
-            places = [f"layers.{i}.{place}" for i in range(c.n_layers) for place in STATIC_PLACES]
-            self.activation_scales = dict(zip([*places, "norm"], found["act_scales"], strict=True))
+            self.activation_scales = dict(zip(static_places(c), found["act_scales"], strict=True))
         self._matrices = {
             name: Quantized(found[name + ".codes"], found[name + ".scales"]) for name, _ in matrix_shapes(c)
         }
@@ -81,26 +77,9 @@ class W8A8:
         return self._vectors[name]
 
     def matrix(self, name: str) -> Quantized:
-        """The quantized weight matrix of a step, codes (n_out, n_in)."""
         return self._matrices[name]
 
-    def dense(self, name: str) -> np.ndarray:
-        """What a matrix stands for, (n_out, n_in) fp32."""
-        return dequantize(self.matrix(name))
-
-    def steps(self, step: Step) -> Step:
-        return step
-
-    def embedding(self, tokens: np.ndarray) -> np.ndarray:
-        table = self.matrix("embed")
-        return dequantize(Quantized(table.codes[tokens], table.scales[tokens]))
-
-    def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized:
+    def quantized(self, name: str, x: np.ndarray) -> Quantized:
         if self.static:
-            quantized = quantize_static(x, self.activation_scales[name])
-        else:
-            quantized = quantize(x, self.group_size or x.shape[-1])
-        return Quantized(step(name + ".q", quantized.codes), step(name + ".s", quantized.scales))
-
-    def linear(self, x: Quantized, name: str, step: Step = ignore) -> np.ndarray:
-        return traced_matmul(x, self.matrix(name), name, step)
+            return quantize_static(x, self.activation_scales[name])
+        return quantize(x, self.group_size or x.shape[-1])

@@ -58,7 +58,7 @@ build/asan/%: %.cu build/flags build/packages
 #     make test-hf PYTHON_HF=.venv-torch/bin/python
 PYTHON_HF ?= $(PYTHON)
 test-hf:
-	@$(PYTHON_HF) -m formats.packages numpy safetensors ml_dtypes jinja2 tokenizers torch transformers compressed_tensors
+	@$(PYTHON_HF) -m formats.interpreter numpy safetensors ml_dtypes jinja2 tokenizers torch transformers compressed_tensors
 	$(PYTHON_HF) -m tests.hf_fixtures check
 	$(PYTHON_HF) -m tests.hf_out_check
 

@@ -174,7 +174,7 @@ def print_costs(config: Config, source: Source, ids: list[int], bos: int | None,
 
 
 def print_ranges(config: Config, source: Source, ids: list[int], bos: int | None, context: int) -> None:
-    """Of every step that is fp32: the largest magnitude, the layer that has it, the median, and the bits between."""
+    """Prints for every fp32 step its largest magnitude, the layer that has it, the median, and the bits between."""
     largest: dict[str, tuple[float, str]] = {}
     medians: dict[str, list[float]] = {}
 

@@ -15,8 +15,8 @@ models/evaluate.py's, by the reference forward pass of golden/:
     AWQ, plain rounding         int4 weights in groups of 128, activations in fp16 (golden/awq.py)
     AWQ; AWQ, groups of 64      the same after the search of scales and clipping (golden/awq_search.py)
 
-Of a mixture of experts, which gets no outliers (--plain), fp32 and what `python -m export moe` makes of it: A8W8, A8W4
-in groups of 64, MXFP8 in blocks of 32, these two also in all matrices (golden/moe.py).
+A mixture of experts gets no outliers (--plain). It is measured in fp32 and in what `python -m export moe` makes of it:
+A8W8, A8W4 in groups of 64, MXFP8 in blocks of 32, these two also in all matrices (golden/moe.py).
 
 Models with outliers and the W8A8 and AWQ files, made by `python -m export`, go to a temporary directory.
 

@@ -34,7 +34,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from formats.packages import need
+from formats.interpreter import need
 from models import stories
 
 HERE = Path(__file__).parent

@@ -198,7 +198,7 @@ class Candidate:
 
 
 def crc32_of(*things: object) -> int:
-    """Of the bytes of files, and of what other things print."""
+    """CRC-32 of the bytes of files, and of what other things print."""
     crc = 0
     for thing in things:
         if isinstance(thing, Path):
@@ -211,7 +211,7 @@ def crc32_of(*things: object) -> int:
 
 
 def crc32_of_model(model: Path) -> int:
-    """Of a GGUF file, or of the files of a directory that have to do with the model."""
+    """CRC-32 of a GGUF file, or of the files of a directory that have to do with the model."""
     if is_gguf(model):
         return crc32_of(model)
     return crc32_of(*sorted(p for p in model.iterdir() if p.suffix in (".json", ".safetensors")))

@@ -74,10 +74,10 @@ blanket umbrella flute fiddle horn mirror clock watch box button brush bucket ca
 crown cushion fan feather flag glove hammer jar jug kettle knife ladder lantern marble mask mitten
 necklace paintbrush pencil pillow pot puppet purse ribbon rope saddle shell shovel sled spade stick
 sword teapot top toy train wagon wheel""")
-# Of these, the ones worth wishing for and giving as a present.
+# The things worth wishing for and giving as a present.
 GIFTS = words("""kite ball doll drum boat whistle hat scarf lamp book bell ring coat umbrella flute fiddle horn
 mirror clock watch box cap crown lantern mask necklace puppet purse sled teapot train wagon""")
-# And the ones that break.
+# The things that break.
 FRAGILE = words("""kite drum boat whistle lamp umbrella flute fiddle mirror clock watch box chair fan jug
 ladder lantern mask necklace puppet sled spade teapot train wagon wheel""")
 
@@ -191,7 +191,7 @@ class Marks:
         return sorted({*self.references, *(p[:2] for p in self.pronouns), *self.introductions})
 
     def shifted(self, by: int) -> Marks:
-        """The same places where `by` characters have been put in front."""
+        """These places where `by` characters have been put in front."""
         return Marks(
             tuple((start + by, end + by) for start, end in self.references),
             tuple((start + by, end + by, name) for start, end, name in self.pronouns),

@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from formats.packages import need
+from formats.interpreter import need
 
 if __name__ == "__main__":
     need("jinja2", "tokenizers", "torch", "transformers")

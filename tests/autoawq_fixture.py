@@ -13,7 +13,7 @@ import sys
 import types
 from pathlib import Path
 
-from formats.packages import need
+from formats.interpreter import need
 
 if __name__ == "__main__":
     need("numpy", "torch", "accelerate")

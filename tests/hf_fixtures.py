@@ -15,7 +15,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from formats.packages import need
+from formats.interpreter import need
 
 if __name__ == "__main__":
     need("numpy", "safetensors", "torch", "transformers")

@@ -29,7 +29,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from formats.packages import need
+from formats.interpreter import need
 
 if __name__ == "__main__":
     need("numpy", "ml_dtypes", "jinja2", "tokenizers", "torch", "transformers", "compressed_tensors")
@@ -37,15 +37,14 @@ if __name__ == "__main__":
 import numpy as np
 
 from export.awq import export_awq
-from export.compressed_tensors import in_halves
 from export.gptq import Options, export_gptq
 from export.moe import export_moe
 from export.w8a8 import export_w8a8
 from formats.checkpoint import SPARSE, Checkpoint, Config
 from formats.moe import MoeLayout
 from golden.awq import AWQ, dequantize
-from golden.channel_scaling import PLACE_READ_BY
-from golden.forward import F64, Scheme, forward, hf_name
+from golden.channel_scaling import input_of
+from golden.forward import F64, Scheme, forward, hf_name, in_halves
 from golden.gptq import GPTQ, stands_for
 from golden.moe import MoE
 from golden.q8 import dequantize as dequantize_int8
@@ -159,8 +158,8 @@ def check_w8a8(name: str, static: bool, folder: Path) -> bool:
     for module, (x, y) in products.items():
         step = steps[module]
         weight = in_halves(config, step, dequantize_int8(reference.matrix(step))).astype(F64)
-        place = step.removesuffix(step.split(".", 2)[-1]) + PLACE_READ_BY[step.split(".", 2)[-1]]
-        expected = as_compressed_tensors(x, reference.activation_scales.get(place)).astype(F64) @ weight.T
+        static_scale = reference.activation_scales.get(input_of(step))
+        expected = as_compressed_tensors(x, static_scale).astype(F64) @ weight.T
         worst = max(worst, relative_error(expected, y))
 
     kind = "static" if static else "dynamic"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from formats.packages import need
+from formats.interpreter import need
 
 if __name__ == "__main__":
     need("numpy", "gguf", "torch", "transformers")

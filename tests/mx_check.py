@@ -9,7 +9,7 @@ divides by 2^-126 ("manually adjust the fp scale"), so that its elements are hal
 
 import sys
 
-from formats.packages import need
+from formats.interpreter import need
 
 if __name__ == "__main__":
     need("numpy", "torch", "torchao")

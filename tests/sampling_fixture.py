@@ -14,7 +14,7 @@
 import sys
 from pathlib import Path
 
-from formats.packages import need
+from formats.interpreter import need
 
 if __name__ == "__main__":
     need("numpy", "torch", "transformers")

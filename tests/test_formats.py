@@ -50,6 +50,30 @@ def test_packages_import_what_lies_below(package, below):
         assert set(imported(path)) & ours <= below | {package}, path
 
 
+def modules_imported(path, modules):
+    """The modules, of a list by dotted names, that one of them imports, inside functions, too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        yield from (name for name in names if name in modules)
+
+
+def test_no_module_imports_one_that_imports_it():
+    paths = [path for package in ("formats", "golden", "export") for path in (ROOT / package).rglob("*.py")]
+    modules = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    imports = {name: set(modules_imported(path, modules)) for name, path in modules.items()}
+    assert "golden.forward" in imports["golden.q8"]
+    while free := [name for name, others in imports.items() if not others & imports.keys()]:
+        for name in free:  # it imports none of those that are left
+            del imports[name]
+    assert not sorted(imports)  # those in a cycle, and those above one
+
+
 def test_every_scheme_has_its_rows():
     assert list(FORMATS) == list(SCHEMES) == [exporter.FORMAT.scheme for exporter in EXPORTERS]
     assert len({f.magic for f in FORMATS.values()}) == len(FORMATS)

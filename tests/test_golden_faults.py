@@ -24,7 +24,7 @@ import golden.real
 from export.q8 import export_q8
 from formats.checkpoint import Checkpoint
 from golden.forward import forward
-from golden.op_vectors import OpVectors
+from golden.op_cases import OpVectors
 from golden.q8 import Q8
 from golden.schemes import SCHEMES
 from golden.trace import Recorder

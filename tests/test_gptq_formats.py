@@ -18,7 +18,7 @@ from formats.schemes import GPTQ_FILE
 from formats.tensors import with_offsets
 from golden.gptq import GPTQ, Matrix, expand, pack_matrix, stands_for, unpack_matrix
 from golden.gptq_quantize import round_matrix
-from golden.op_vectors import rope_config
+from golden.op_vectors_fp32 import rope_config
 from tests.helpers import F16, F32, MODELS
 from tests.malformed import small_model
 

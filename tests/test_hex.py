@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from golden.hex_files import c_literal, words
+from golden.schemes import read_file
 from golden.tiles import interleave, tile, untile
 from tests.helpers import DATA, F32, ROOT, run_golden
 
@@ -66,6 +67,17 @@ def test_a_folder_with_a_manifest(tmp_path):
         "name": "matmul.2x9x384g64.w.scales", "type": "float32", "shape": [9, 6], "order": "row by row", "lanes": 8,
         "file": "matmul.2x9x384g64.w.scales.hex",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["tiny-llama.gptq-ladder", "tiny-llama.awq", "tiny-qwen3-moe.moe-a8w4"])
+def test_tensors_of_a_model_file(file):
+    """The last norm: in one file fp16, in the others fp32 at an aligned place."""
+    path = ROOT / "build" / "models" / f"{file}.bin"
+    expected = read_file(path).vector("norm")
+    text = ok("norm", "--file", path)
+    values = read_words(text, 16 if "awq" in file else 32, 1).reshape(-1)
+    found = values.astype(np.uint16).view(np.float16) if "awq" in file else values.astype(np.uint32).view(F32)
+    assert np.array_equal(found.astype(F32), expected)
 
 
 def test_a_memory_initialization_file():

@@ -32,7 +32,7 @@ def test_every_package_with_a_command_line_is_here():
     commands = {
         name for name, paths in sources.items() if any('if __name__ == "__main__"' in p.read_text() for p in paths)
     }
-    # formats.packages is there to say what a Python lacks.
+    # formats.interpreter is there to say what a Python lacks.
     assert commands - {"formats"} == set(COMMANDS)
 
 

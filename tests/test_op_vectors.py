@@ -11,8 +11,9 @@ from safetensors.numpy import load_file, save_file
 from formats.checkpoint import Checkpoint
 from golden.accept import judge_logits
 from golden.forward import forward
+from golden.op_cases import read_cases
 from golden.op_check import judge_ops
-from golden.op_vectors import op_vectors, read_cases
+from golden.op_vectors import op_vectors
 from golden.perplexity import encode
 from golden.q8 import Q8
 from golden.trace import relative_error

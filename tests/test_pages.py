@@ -78,7 +78,7 @@ TOOLS = {
     "tests.compressed_tensors_fixture": "torch, compressed_tensors",
     "tests.sampling_fixture": "numpy, torch, transformers",
     "models.train": "jinja2, tokenizers, torch, transformers",
-    "formats.packages torch": "torch",
+    "formats.interpreter torch": "torch",
 }
 
 

@@ -26,7 +26,7 @@ from golden.channel_scaling import (
     spread,
 )
 from golden.forward import Fp32, forward
-from golden.op_vectors import edge_groups
+from golden.op_vectors_int8 import edge_groups
 from golden.perplexity import encode, windows
 from golden.q8 import dequantize, quantize
 from golden.smooth import ALPHAS, SEARCH_ROWS, Smoothed, factors, find_smoothing, load_smoothed, rounded
