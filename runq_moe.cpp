@@ -749,10 +749,13 @@ struct RunState {
         hidden = Rows(n_unfused, c.moe.hidden_dim);
         logits = Rows(n_logits(options, traced, n), c.vocab_size);
         xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.moe.others());
-        if (c.moe.experts.kind == WeightKind::mxfp8 && !c.moe.pure) xq.resize(n, c.dim, c.moe.experts);
-        expert_hidden.resize(int(n_pairs), c.moe.hidden_dim, c.moe.experts);
-        workspace.x.resize(n, std::max(c.dim, c.moe.hidden_dim), c.moe.experts);
-        workspace.product = Rows(size_t(std::max(n, c.moe.n_active)), std::max(c.dim, 2 * c.moe.hidden_dim));
+        if (c.moe.n_experts > 0) {
+            if (c.moe.experts.kind == WeightKind::mxfp8 && !c.moe.pure) xq.resize(n, c.dim, c.moe.experts);
+            expert_hidden.resize(int(n_pairs), c.moe.hidden_dim, c.moe.experts);
+            workspace.x.resize(n, std::max(c.dim, c.moe.hidden_dim), c.moe.experts);
+            workspace.product =
+                Rows(size_t(std::max(n, c.moe.n_active)), std::max(c.dim, 2 * c.moe.hidden_dim));
+        }
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = traced;
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);

@@ -2,8 +2,8 @@
 // only int8 multipliers (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438, section 5: "INT8 batched matrix
 // multiply").
 //
-// For a query and the keys and values of its kv head, each quantized as W8A8's activations are, the head_dim
-// numbers of a position under one scale:
+// For a query and the keys and values of its kv head, each quantized by quantize_values, the head_dim numbers
+// of a position under one scale:
 //
 //     scores[t] = float(sum over d of q.codes[d] * k.codes[t][d]) * ((q.scale / sqrt(head_dim)) * k.scale[t])
 //     probs     = softmax(scores)
@@ -294,8 +294,7 @@ inline void weigh_values_int8(int32_t* sums, int width, const int8_t* weights, c
         weigh_values_int8<Isa, n_rows, n_vectors / 2>(sums, width, weights, v, next, n_quads, d);
 }
 
-// codes (n,) of x (n,) under one scale, which is returned, as W8A8 quantizes a row; *sum is that of the
-// codes. n is a multiple of 32.
+// codes (n,) of x (n,) under one scale, which is returned; *sum is that of the codes. n is a multiple of 32.
 inline float quantize_row(int8_t* codes, int32_t* sum, const float* x, int n) {
     float scale;
     if (int8_quantize(codes, &scale, sum, x, n, n)) return scale;

@@ -24,7 +24,7 @@ constexpr int padded(int n) { return (n + key_block - 1) / key_block * key_block
 // How a number is kept:
 //   f32   as it is
 //   f16   as fp16, rounded to nearest even (IEEE 754; above 65519 that is infinity)
-//   q8    as int8, the head_dim numbers of a position and head under one fp32 scale, as Q8's activations are
+//   q8    as int8, the head_dim numbers of a position and head under one fp32 scale (quantize_values)
 enum class KvFormat { f32, f16, q8 };
 
 // Bytes of the keys, or of the values, of one position and kv head.
