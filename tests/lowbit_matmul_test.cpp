@@ -44,8 +44,8 @@ void for_each_lowbit_path(int group_size, Check check) {
         auto by = [](Path path) {
             return [=](const QuantRows& x, const Products& list) {
                 multiply_by<Isa>(x, list, [=](const QuantProduct& p, int) {
-                    // Int8 has no blocks but those of tiles.
-                    return path == Path::blocks && p.w.bits == 8 ? Path::tiles : path;
+                    // Int8 has words of its own alone.
+                    return path == Path::words && p.w.bits == 8 ? Path::int8 : path;
                 });
             };
         };
@@ -57,9 +57,9 @@ void for_each_lowbit_path(int group_size, Check check) {
             };
         };
         check(name + " rows", by(Path::rows));
-        check(name + " tiles", by(Path::tiles));
-        check(name + " packed, blocks", packed_by(Path::blocks));
-        check(name + " packed, tiles", packed_by(Path::tiles));
+        check(name + " int8", by(Path::int8));
+        check(name + " packed, words", packed_by(Path::words));
+        check(name + " packed, int8", packed_by(Path::int8));
     });
     if (int8_kernel_name(group_size) != std::string("portable")) {
         check("quant_matmul",

@@ -73,7 +73,7 @@ void for_each_path(int group_size, Check check) {
         };
         check(name, by(choose_path));
         check(name + " rows", by([](auto&...) { return Path::rows; }));
-        check(name + " tiles", by([](auto&...) { return Path::tiles; }));
+        check(name + " tiles", by([](auto&...) { return Path::int8; }));
         check(name + " packed", [=](const QuantRows& x, const std::vector<QuantProduct>& list) {
             PackedMatrices memory;
             by(choose_path)(x, packed([&](const auto& w) { return memory.add<Isa>(w); }, list));
@@ -396,7 +396,7 @@ TEST_CASE(
             CAPTURE(Isa::name);
             PackedMatrices memory;
             const QuantMatrix packed = memory.add<Isa>(w.weights())->w;
-            constexpr int n = int8_block_rows<Isa>;
+            constexpr int n = block_rows<Isa>;
             for (int i = 0; i < (w.n_rows + n - 1) / n * n; i++) {
                 const uint8_t* block = packed.codes + size_t(i / n) * n * size_t(w.n_cols);
                 const auto* scales =

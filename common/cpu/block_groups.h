@@ -8,11 +8,10 @@
 #include "common/cpu/lowbit_ops.h"
 #include "common/cpu/packed_matrix.h"
 
-// The scales and zero points of some rows of a packed matrix that lie side by side, as many as Isa has lanes;
-// n: rows of a block.
-template <class Isa, int n>
+// The scales and zero points of some rows of a packed matrix that lie side by side, as many as Isa has lanes.
+template <class Isa>
 struct BlockGroups {
-    static constexpr int lanes = Isa::lanes;
+    static constexpr int lanes = Isa::lanes, n = block_rows<Isa>;
     typedef int32_t Whole __attribute__((vector_size(4 * lanes)));
 
     // The tables of the block, from the first of these rows on.
@@ -54,12 +53,12 @@ struct BlockGroups {
     }
 };
 
-// Words of masks, each 32 columns of one of some rows of a block, shifted so that the lowest bits are column
-// k's.
+// Masks of some rows of a block that lie side by side, each word 32 columns of a row; the lowest bits are
+// column k's, a multiple of 4.
 template <class Isa>
-inline typename Isa::Ints mask_words(const uint8_t* masks, unsigned k) {
+inline auto mask_words(const uint8_t* masks, int k) {
     typedef uint32_t Words __attribute__((vector_size(4 * Isa::lanes)));
     Words words;
-    std::memcpy(&words, masks + size_t(k / 32 * 4 * lowbit_block_rows), sizeof words);
-    return typename Isa::Ints(words >> k % 32);
+    std::memcpy(&words, masks + size_t(k / 32 * 4 * block_rows<Isa>), sizeof words);
+    return words >> uint32_t(k % 32);
 }

@@ -2,6 +2,8 @@
 // (-march).
 #pragma once
 
+#include <type_traits>
+
 #include "common/cpu/int8_avx2.h"
 #include "common/cpu/int8_avx512.h"
 #include "common/cpu/int8_neon.h"
@@ -25,6 +27,15 @@ inline bool with_best_isa([[maybe_unused]] int group_size, [[maybe_unused]] Use 
 #endif
     return false;
 }
+
+// The instruction set that multiplies words of 2- and 4-bit codes: the same, but for NeonI8mm.
+#if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
+template <class Isa>
+using ByWords = std::conditional_t<std::is_same_v<Isa, NeonI8mm>, NeonDot, Isa>;
+#else
+template <class Isa>
+using ByWords = Isa;
+#endif
 
 // Name of the kernels for a group size; "portable" if a program's plain loops run.
 inline const char* int8_kernel_name(int group_size) {

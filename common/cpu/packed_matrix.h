@@ -1,15 +1,14 @@
 // A matrix packed for the kernels, when a model is loaded: a copy in which rows lie side by side.
 //
 // Some rows make a block. In it, all that a row has lies next to the same of the other rows: words of 4 bytes
-// of the codes (with all the codes that share these bytes) and of the mask; scales, zero points, levels. What
-// is at [row][j] of a table in the file is at [j][row] of the block. So one vector holds the same word of
-// several rows, and a block is one stream of memory, or two with a mask. The last block is filled up with
-// rows of zeros. docs/cpu-kernels.md has a picture.
+// of codes and of the mask; scales, zero points, levels. What is at [row][j] of a table in the file is at
+// [j][row] of the block. So one vector holds the same word of several rows, and a block is one stream of
+// memory, or two with a mask. The last block is filled up with rows of zeros. docs/cpu-kernels.md has a
+// picture.
 //
-// A block of 2- or 4-bit codes has 16 rows, so that 64 bytes, a cache line, hold a word of each. A block of
-// int8 codes has as many rows as a tile of the instruction set multiplies, at least 16, and its codes are
-// flipped as the instruction set wants them. Two streams of 16 rows in place of one of 32 cost AVX-512 a
-// tenth of its speed with one token.
+// A word of int8 codes is four columns, flipped as the instruction set wants them. A word of 4-bit codes is
+// eight columns, four in the low halves of its bytes and the next four in the high halves; of 2-bit codes
+// sixteen.
 #pragma once
 
 #include <algorithm>
@@ -17,9 +16,11 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <vector>
 
+#include "common/cpu/expand_rows.h"
 #include "common/cpu/instructions.h"
 #include "common/cpu/quant_matrix.h"
 #include "common/cpu/transpose.h"
@@ -31,13 +32,26 @@ struct PackedMatrix {
     QuantMatrix w;  // its tables are packed
 };
 
-constexpr int lowbit_block_rows = 16;
+// Rows of a block: as many as a tile multiplies, and at least a cache line of words.
 template <class Isa>
-constexpr int int8_block_rows = std::max(16, Isa::lanes* Isa::panel_vectors);
+constexpr int block_rows = std::max(16, Isa::lanes* Isa::panel_vectors);
 
-template <class Isa>
-constexpr int block_rows(int bits) {
-    return bits == 8 ? int8_block_rows<Isa> : lowbit_block_rows;
+// The codes of a row of a file, n_words words, with the columns of each word one behind the other: four in
+// the lowest bits of its bytes, the next four above them, and so on.
+template <int bits>
+inline void order_codes(uint32_t* to, const uint8_t* from, size_t n_words) {
+    constexpr int parts = 8 / bits;
+    static thread_local std::vector<uint8_t> unpacked;
+    const uint8_t* codes = scratch(unpacked, 4 * parts * n_words);
+    unpack_codes<bits>(unpacked.data(), from, int(4 * parts * n_words));
+    for (size_t i = 0; i < n_words; i++) {
+        to[i] = 0;
+        for (int part = 0; part < parts; part++, codes += 4) {
+            uint32_t four;
+            std::memcpy(&four, codes, sizeof four);
+            to[i] |= four << part * bits;
+        }
+    }
 }
 
 // The same value of n rows of a table, i and on, next to each other: value j of the r-th at to[j * n + r].
@@ -87,32 +101,31 @@ class PackedMatrices {
 
     template <class Isa>
     const PackedMatrix* add(const QuantMatrix& w) {
-        return w.bits == 8 ? pack<Isa, int8_block_rows<Isa>>(w) : pack<Isa, lowbit_block_rows>(w);
-    }
-
-  private:
-    template <class Isa, int n>
-    const PackedMatrix* pack(const QuantMatrix& w) {
         QuantMatrix p = w;
         const size_t groups = size_t(n_scales(w));
-        p.codes = packed<Isa, n, uint32_t, uint8_t>(w.codes, w.n_rows, code_bytes(w),
-                                                    w.bits == 8 ? Isa::flip * 0x01010101u : 0);
-        p.mask = packed<Isa, n, uint32_t, uint8_t>(w.mask, w.n_rows, mask_bytes(w));
-        p.zeros = packed<Isa, n, uint8_t, uint8_t>(w.zeros, w.n_rows, zero_bytes(w));
-        p.levels = packed<Isa, n, uint8_t, uint8_t>(w.levels, w.n_rows, groups);
+        if (w.bits == 8) {
+            p.codes = packed<Isa, uint32_t>(w.codes, w.n_rows, code_bytes(w), Isa::flip * 0x01010101u);
+        } else {
+            p.codes = w.bits == 4 ? packed_codes<Isa, 4>(w) : packed_codes<Isa, 2>(w);
+        }
+        p.mask = packed<Isa, uint32_t>(w.mask, w.n_rows, mask_bytes(w));
+        p.zeros = packed<Isa, uint8_t>(w.zeros, w.n_rows, zero_bytes(w));
+        p.levels = packed<Isa, uint8_t>(w.levels, w.n_rows, groups);
         if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
-            p.scales = packed<Isa, n, uint16_t, void>(w.scales, w.n_rows, groups * sizeof(uint16_t));
+            p.scales = packed<Isa, uint16_t>(w.scales, w.n_rows, groups * sizeof(uint16_t));
         } else {
             const size_t n_values = w.scale_type == QUANT_GEMM_ROW_FP32 ? 1 : groups;
-            p.scales = packed<Isa, n, uint32_t, void>(w.scales, w.n_rows, n_values * sizeof(float));
+            p.scales = packed<Isa, uint32_t>(w.scales, w.n_rows, n_values * sizeof(float));
         }
         return &matrices_.emplace_back(PackedMatrix{p});
     }
 
-    // A table of n_rows rows of row_bytes in blocks of n rows, value by value; null if there is none.
-    template <class Isa, int n, class Value, class T>
+  private:
+    // A table of n_rows rows of row_bytes in blocks, value by value; null if there is none.
+    template <class Isa, class Value, class T>
     const T* packed(const T* table, int n_rows, size_t row_bytes, uint32_t flip = 0) {
         if (table == nullptr) return nullptr;
+        constexpr int n = block_rows<Isa>;
         const int n_blocks = (n_rows + n - 1) / n;
         const auto* from = reinterpret_cast<const Value*>(table);
         auto* to = static_cast<Value*>(memory(row_bytes * n * size_t(n_blocks)));
@@ -128,6 +141,27 @@ class PackedMatrices {
             }
         });
         return reinterpret_cast<const T*>(to);
+    }
+
+    // Codes of 2 and 4 bits in blocks, the columns of a word one behind the other.
+    template <class Isa, int bits>
+    const uint8_t* packed_codes(const QuantMatrix& w) {
+        constexpr int n = block_rows<Isa>;
+        const size_t row_bytes = code_bytes(w), row_words = row_bytes / 4;
+        const int n_blocks = (w.n_rows + n - 1) / n;
+        auto* to = static_cast<uint32_t*>(memory(row_bytes * n * size_t(n_blocks)));
+        parallel_ranges(n_blocks, [&](int begin, int end) {
+            std::vector<uint32_t> rows(row_words * n);
+            for (int b = begin; b < end; b++) {
+                const int n_rows = std::min(n, w.n_rows - b * n);
+                const uint8_t* from = w.codes + row_bytes * n * size_t(b);
+                for (int r = 0; r < n_rows; r++)
+                    order_codes<bits>(&rows[row_words * r], from + row_bytes * r, row_words);
+                pack_block<Isa, n>(to + row_words * n * size_t(b), rows.data(), 0, n_rows, row_words, 0);
+                drop_mapped(from, row_bytes * size_t(n_rows));
+            }
+        });
+        return reinterpret_cast<const uint8_t*>(to);
     }
 
     // Room for n bytes at the beginning of a cache line, in huge pages.

@@ -7,13 +7,13 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <type_traits>
 #include <vector>
 
 #include "common/cpu/block_groups.h"
 #include "common/cpu/expand_block.h"
 #include "common/cpu/expand_rows.h"
 #include "common/cpu/instructions.h"
-#include "common/cpu/lowbit_kernel.h"
 #include "common/cpu/packed_matrix.h"
 #include "common/cpu/quant_matrix.h"
 #include "common/cpu/quantize.h"
@@ -21,23 +21,33 @@
 #include "common/cpu/rows.h"
 #include "common/cpu/tile_i8mm.h"
 #include "common/cpu/tile_kernel.h"
+#include "common/cpu/word_format.h"
 #include "common/os/threads.h"
 
 // How a product is computed.
 //   rows    of a matrix that is not packed, one after the other
-//   blocks  packed 2- and 4-bit codes as they are
-//   tiles   int8 blocks. What is not packed, or not int8, is brought into this form on the way, some columns
-//   at
-//           a time, which stay in the first-level cache for all tokens
-enum class Path { rows, blocks, tiles };
+//   words   packed 2- and 4-bit codes as they are, by tiles
+//   int8    int8 blocks, by tiles. What is not packed, or not int8, is brought into this form on the way,
+//   some
+//           columns at a time, which stay in the first-level cache for all tokens
+enum class Path { rows, words, int8 };
 
 // Tokens up to which weights that are not packed, and packed codes of 2 and 4 bits, are multiplied as they
 // are; more are worth bringing them into blocks of int8.
-constexpr int max_tokens_by_rows = 4, max_tokens_by_blocks = 32;
+constexpr int max_tokens_by_rows = 4, max_tokens_by_words = 32;
 
 inline Path choose_path(const QuantProduct& p, int n_tokens) {
-    if (p.packed == nullptr) return n_tokens <= max_tokens_by_rows ? Path::rows : Path::tiles;
-    return p.w.bits == 8 || n_tokens > max_tokens_by_blocks ? Path::tiles : Path::blocks;
+    if (p.packed == nullptr) return n_tokens <= max_tokens_by_rows ? Path::rows : Path::int8;
+    return p.w.bits == 8 || n_tokens > max_tokens_by_words ? Path::int8 : Path::words;
+}
+
+// Calls use(Format{}) with the format of w's packed words.
+template <class Isa, class Use>
+inline void with_format(const QuantMatrix& w, Use use) {
+    if (w.kind == QUANT_GEMM_SPARSE) return use(WordFormat<Isa, 4, QUANT_GEMM_SPARSE>());
+    if (w.kind == QUANT_GEMM_TWO_LEVEL) return use(WordFormat<Isa, 2, QUANT_GEMM_TWO_LEVEL>());
+    if (w.bits == 4) return use(WordFormat<Isa, 4, QUANT_GEMM_UNSIGNED>());
+    use(WordFormat<Isa, 2, QUANT_GEMM_UNSIGNED>());
 }
 
 // Bytes of a block that are worked on at a time: they stay in or near the first-level cache for all tokens.
@@ -53,7 +63,7 @@ struct BlockMemory {
 // The int8 codes of block b of p's weights, n_cols columns from k on, as tiles take them.
 template <class Isa>
 inline const uint32_t* block_codes(BlockMemory& memory, const QuantProduct& p, int b, int k, int n_cols) {
-    constexpr int n = int8_block_rows<Isa>;
+    constexpr int n = block_rows<Isa>;
     if (p.packed != nullptr && p.w.bits == 8) {
         const auto* codes = reinterpret_cast<const uint32_t*>(p.packed->w.codes);
         return codes + (size_t(b) * size_t(p.w.n_cols) + size_t(k)) / 4 * n;
@@ -61,8 +71,10 @@ inline const uint32_t* block_codes(BlockMemory& memory, const QuantProduct& p, i
     uint32_t* to = scratch(memory.codes, size_t(n) * n_cols / 4);
     const int i = b * n, n_rows = std::min(n, p.w.n_rows - i);
     if (p.packed != nullptr) {
-        for (int r = 0; r < n_rows; r += Isa::lanes)
-            expand_block<Isa>(to + r, n, p.packed->w, i + r, k, n_cols);
+        with_format<Isa>(p.w, [&](auto format) {
+            for (int r = 0; r < n; r += Isa::lanes)
+                expand_block<decltype(format)>(to + r, p.packed->w, i + r, k, n_cols);
+        });
         return to;
     }
     const auto* rows = reinterpret_cast<const char*>(p.w.codes) + size_t(i) * p.w.n_cols + k;
@@ -83,23 +95,15 @@ inline const uint32_t* block_codes(BlockMemory& memory, const QuantProduct& p, i
 // The scales of all groups of block b, [group][row].
 template <class Isa>
 inline const float* block_scales(BlockMemory& memory, const QuantProduct& p, int b) {
-    constexpr int n = int8_block_rows<Isa>;
+    constexpr int n = block_rows<Isa>;
     const int groups = n_groups(p.w), times = p.w.group / p.w.group_size, i = b * n;
     if (p.packed != nullptr && p.w.bits == 8 && p.w.scale_type != QUANT_GEMM_GROUP_FP16 && times == 1)
         return static_cast<const float*>(p.packed->w.scales) + size_t(i) * groups;
     float* to = scratch(memory.scales, size_t(groups) * n);
     if (p.packed != nullptr) {
-        auto copy = [&]<int packed_rows>(BlockGroups<Isa, packed_rows> rows, int r) {
+        for (int r = 0; r < n; r += Isa::lanes) {
+            const BlockGroups<Isa> rows(p.packed->w, i + r);
             for (int g = 0; g < groups; g++) Isa::store(to + g * n + r, rows.scale(g / times));
-        };
-        const int n_rows =
-            (std::min(n, p.w.n_rows - i) + lowbit_block_rows - 1) / lowbit_block_rows * lowbit_block_rows;
-        for (int r = 0; r < n_rows; r += Isa::lanes) {
-            if (p.w.bits == 8) {
-                copy(BlockGroups<Isa, n>(p.packed->w, i + r), r);
-            } else {
-                copy(BlockGroups<Isa, lowbit_block_rows>(p.packed->w, i + r), r);
-            }
         }
         return to;
     }
@@ -113,53 +117,49 @@ inline const float* block_scales(BlockMemory& memory, const QuantProduct& p, int
 }
 
 // Block b of p's weights times all tokens, some columns after the other.
-template <class Isa>
-inline void multiply_tiles(BlockMemory& memory, int n_tokens, const PackedTokens& x, const QuantProduct& p,
+template <class Format>
+inline void multiply_block(BlockMemory& memory, int n_tokens, const PackedTokens& x, const QuantProduct& p,
                            int b) {
-    constexpr int n = int8_block_rows<Isa>;
+    using Isa = typename Format::Isa;
+    constexpr int n = block_rows<Isa>;
     const QuantMatrix& w = p.w;
     const int n_tiles = (n_tokens + x.width - 1) / x.width, groups = n_groups(w);
     float* outputs = scratch(memory.outputs, size_t(n_tiles) * x.width * n);
-    // Packed weights that are read once need no parts.
-    const bool once = p.packed != nullptr && w.bits == 8 && n_tiles == 1;
-    const int max_cols = once ? w.n_cols : part_bytes / n;
+    // Weights that are read where they lie, once or a few times, need no parts.
+    const bool in_place = !Format::is_int8 || (p.packed != nullptr && w.bits == 8 && n_tiles == 1);
+    const int max_cols = in_place ? w.n_cols : part_bytes / n;
     // Blocks are one stream. Tiles that read one in turns all together ask for the next, and at the end of
     // the matrix for nothing new.
     const QuantMatrix& stored = p.packed != nullptr ? p.packed->w : w;
     const size_t bytes = code_bytes(w) * n;
     const bool has_next = (b + 2) * n <= w.n_rows;
     Prefetcher next(stored.codes + size_t(has_next ? b + 1 : b) * bytes, has_next ? bytes : 0,
-                    size_t(n_tiles) * w.n_cols * n / (tile_vectors<Isa, n>(x.width) * Isa::lanes));
+                    size_t(n_tiles) * w.n_cols * n / (tile_vectors<Isa>(x.width) * Isa::lanes));
     // As many whole groups as fit into a part; or a part of one, if the row is one long group.
     const bool cut = groups == 1 && w.n_cols > max_cols;
     const int width = cut ? max_cols : std::max(1, max_cols / w.group_size) * w.group_size;
-    const float* scales = block_scales<Isa>(memory, p, b);
+    const float* scales = Format::is_int8 ? block_scales<Isa>(memory, p, b) : nullptr;
     for (int k = 0; k < w.n_cols; k += width) {
         const int n_cols = std::min(width, w.n_cols - k), g = k / w.group_size;
         const bool first = k == 0, last = k + n_cols == w.n_cols;
         const RowPart part = cut ? RowPart{1, n_cols, true, last, !first, !last}
                                  : RowPart{n_cols / w.group_size, w.group_size, first, last};
-        const BlockColumns columns{block_codes<Isa>(memory, p, b, k, n_cols), scales + g * n};
+        BlockColumns columns{reinterpret_cast<const uint32_t*>(stored.codes + size_t(b) * bytes), scales,
+                             &stored, b * n};
+        if (Format::is_int8) columns = {block_codes<Isa>(memory, p, b, k, n_cols), scales + g * n};
         for (int tile = 0; tile < n_tiles; tile++) {
             const int token = tile * x.width;
             const size_t codes = (size_t(token) * w.n_cols + size_t(k) * x.width) / 4;
             const size_t group = size_t(token) * groups + size_t(g) * x.width;
-            multiply_columns<Isa, n>(std::min(x.width, n_tokens - token), outputs + size_t(token) * n,
-                                     {x.codes + codes, x.scales + group, x.starts + group, x.width}, columns,
-                                     part, once, next);
+            multiply_columns<Format>(std::min(x.width, n_tokens - token), outputs + size_t(token) * n,
+                                     {x.codes + codes, x.scales + group, x.sums + group, x.width}, columns,
+                                     part, in_place, next);
         }
     }
-    // The outputs of a tile, (vectors, token, row), to (token, row). The last block may have rows that the
-    // matrix has not.
-    const int rows = tile_vectors<Isa, n>(x.width) * Isa::lanes;
-    for (int t = 0; t < n_tokens; t++) {
-        for (int r = 0; r < n; r += rows) {
-            const int i = b * n + r, n_valid = std::min(rows, w.n_rows - i);
-            const float* from =
-                outputs + size_t(t / x.width * x.width) * n + (r * x.width + t % x.width * rows);
-            if (n_valid > 0) std::copy_n(from, n_valid, p.out + size_t(t) * w.n_rows + i);
-        }
-    }
+    // The last block may have rows that the matrix has not.
+    const int n_valid = std::min(n, w.n_rows - b * n);
+    for (int t = 0; t < n_tokens; t++)
+        std::copy_n(outputs + size_t(t) * n, n_valid, p.out + size_t(t) * w.n_rows + b * n);
 }
 
 // The tokens of x side by side; all threads share the work.
@@ -169,12 +169,12 @@ inline PackedTokens pack_all_tokens(const QuantRows& x) {
     const size_t tile_groups = size_t(n_groups(x)) * width, tile_codes = size_t(x.n_cols) / 4 * width;
     static thread_local std::vector<uint32_t> codes;
     static thread_local std::vector<float> scales;
-    static thread_local std::vector<int32_t> starts;
+    static thread_local std::vector<int32_t> sums;
     const PackedTokens tokens{scratch(codes, n_tiles * tile_codes), scratch(scales, n_tiles * tile_groups),
-                              scratch(starts, n_tiles * tile_groups), width};
+                              scratch(sums, n_tiles * tile_groups), width};
     auto pack = [&](int tile) {
         pack_tokens<Isa>({tokens.codes + tile * tile_codes, tokens.scales + tile * tile_groups,
-                          tokens.starts + tile * tile_groups, width},
+                          tokens.sums + tile * tile_groups, width},
                          x, tile * width);
     };
     if (n_tiles == 1) {
@@ -188,25 +188,26 @@ inline PackedTokens pack_all_tokens(const QuantRows& x) {
 // The products of x with several matrices, by one instruction set; choose(product, n_tokens) is a Path.
 template <class Isa, class Choose>
 inline void multiply_by(const QuantRows& x, std::span<const QuantProduct> list, Choose choose) {
+    auto path = [&](const QuantProduct& p) { return choose(p, x.n_rows); };
+    if constexpr (!std::is_same_v<Isa, ByWords<Isa>>) {  // tokens lie otherwise for words
+        if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) == Path::words; }))
+            return multiply_by<ByWords<Isa>>(x, list, choose);
+    }
     PackedTokens tokens{};
-    auto is_tiled = [&](const QuantProduct& p) { return choose(p, x.n_rows) == Path::tiles; };
-    if (std::ranges::any_of(list, is_tiled)) tokens = pack_all_tokens<Isa>(x);
-    auto item_rows = [&](const QuantProduct& p) {
-        return is_tiled(p) ? int8_block_rows<Isa> : lowbit_block_rows;
-    };
-    auto n_items = [&](const QuantProduct& p) { return (p.w.n_rows + item_rows(p) - 1) / item_rows(p); };
+    if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) != Path::rows; }))
+        tokens = pack_all_tokens<Isa>(x);
+    constexpr int n = block_rows<Isa>;
+    auto n_blocks = [](const QuantProduct& p) { return (p.w.n_rows + n - 1) / n; };
     // Threads take blocks in long runs, one stream for each, and few at a time near the end.
-    parallel_lists(list, n_items, [&](const QuantProduct& p, int begin, int end) {
+    parallel_lists(list, n_blocks, [&](const QuantProduct& p, int begin, int end) {
         static thread_local BlockMemory memory;
-        const Path path = choose(p, x.n_rows);
-        if (path == Path::rows) {
-            const int n = lowbit_block_rows;
-            multiply_rows<Isa>(p.out, x, p.w, begin * n, std::min(end * n, p.w.n_rows));
-        } else if (path == Path::blocks) {
-            multiply_blocks<Isa>(p.out, x, *p.packed, begin, end);
-        } else {
-            for (int b = begin; b < end; b++) multiply_tiles<Isa>(memory, x.n_rows, tokens, p, b);
-        }
+        auto multiply = [&](auto format) {
+            for (int b = begin; b < end; b++)
+                multiply_block<decltype(format)>(memory, x.n_rows, tokens, p, b);
+        };
+        if (path(p) == Path::int8) return multiply(WordFormat<Isa, 8, QUANT_GEMM_SIGNED>());
+        if (path(p) == Path::words) return with_format<Isa>(p.w, multiply);
+        multiply_rows<Isa>(p.out, x, p.w, begin * n, std::min(end * n, p.w.n_rows));
     });
 }
 

@@ -41,7 +41,7 @@ inline void tile_i8mm(float* out, PackedTokens x, BlockColumns w, const RowPart&
     Prefetcher ahead = next;  // a copy, so that it stays in registers
     constexpr int width = NeonI8mm::tile_tokens, n_rows = 8, row_pairs = n_rows / 2;
     const auto* x_codes = reinterpret_cast<const int8_t*>(x.codes);
-    auto at = [&](int j, int i) { return out + (j * row_pairs + i) * 4; };
+    auto at = [&](int j, int i) { return out + (2 * j + i / 2) * block_rows + i % 2 * 4; };
     float32x4_t sums[n_pairs][row_pairs];
     for (int j = 0; j < n_pairs; j++) {
         for (int i = 0; i < row_pairs; i++) sums[j][i] = part.first ? vdupq_n_f32(0) : vld1q_f32(at(j, i));
@@ -94,17 +94,17 @@ inline void tile_i8mm(float* out, PackedTokens x, BlockColumns w, const RowPart&
         }
         for (int i = 0; i < row_pairs && part.last; i += 2) {
             // Even lanes are the first token's, odd ones the second's.
-            vst1q_f32(out + 2 * j * n_rows + 2 * i, vuzp1q_f32(sums[j][i], sums[j][i + 1]));
-            vst1q_f32(out + (2 * j + 1) * n_rows + 2 * i, vuzp2q_f32(sums[j][i], sums[j][i + 1]));
+            vst1q_f32(out + 2 * j * block_rows + 2 * i, vuzp1q_f32(sums[j][i], sums[j][i + 1]));
+            vst1q_f32(out + (2 * j + 1) * block_rows + 2 * i, vuzp2q_f32(sums[j][i], sums[j][i + 1]));
         }
     }
 }
+using Int8I8mm = WordFormat<NeonI8mm, 8, QUANT_GEMM_SIGNED>;
 template <>
-inline void multiply_columns<NeonI8mm, 16>(int n_tokens, float* out, const PackedTokens& x,
-                                           const BlockColumns& w, const RowPart& part, bool once,
-                                           Prefetcher& next) {
-    for (int r = 0; r < 16; r += 8, out += x.width * 8) {
-        const BlockColumns from{w.codes + r, w.scales + r};
+inline void multiply_columns<Int8I8mm, 8>(int n_tokens, float* out, const PackedTokens& x,
+                                          const BlockColumns& w, const RowPart& part, bool once,
+                                          Prefetcher& next) {
+    for (int r = 0; r < 16; r += 8) {
         auto* pairs = n_tokens > 6   ? tile_i8mm<16, false, 4>
                       : n_tokens > 4 ? tile_i8mm<16, false, 3>
                       : n_tokens > 2 ? tile_i8mm<16, false, 2>
@@ -113,7 +113,7 @@ inline void multiply_columns<NeonI8mm, 16>(int n_tokens, float* out, const Packe
             pairs = n_tokens > 4   ? tile_i8mm<16, true, 4>
                     : n_tokens > 2 ? tile_i8mm<16, true, 2>
                                    : tile_i8mm<16, true, 1>;
-        pairs(out, x, from, part, next);
+        pairs(out + r, x, {w.codes + r, w.scales + r}, part, next);
     }
 }
 #endif

@@ -1,36 +1,66 @@
-// Int8 weights in blocks of rows, times any number of tokens. With one token the speed is that of memory,
-// with many, which use each weight again and again, that of the multipliers.
+// Packed weights times any number of tokens. With one token the speed is that of memory, with many, which use
+// each weight again and again, that of the multipliers.
 //
-// The rows of a block lie side by side (packed_matrix.h), so that one vector holds the same four columns of
-// several rows; so do the tokens, tile_tokens at a time. A tile is some vectors of a block times that many
-// tokens. Four columns of a token are broadcast against a vector of weights, and every lane adds up its own
-// row: no sums across lanes, and one vector of scales serves all its rows. A row is added up group by group,
-// with a fused multiply-add each, as in row_kernel.h, so an output is the same to the bit either way.
+// The rows of a block lie side by side (packed_matrix.h), so that one vector holds the same word of several
+// rows; so do the tokens, tile_tokens at a time. A tile is some vectors of a block times that many tokens.
+// Four columns of a token are broadcast against four columns of the weights, and every lane adds up its own
+// row: no sums across lanes, and one vector of scales serves all its rows. What zero points have added to the
+// sum of a group is the zero point times the sum of the activations' codes, and is taken off. A row is added
+// up group by group, with a fused multiply-add each, as in row_kernel.h, so an output is the same to the bit
+// either way.
 #pragma once
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
+#include "common/cpu/block_groups.h"
 #include "common/cpu/int8.h"
+#include "common/cpu/packed_matrix.h"
 #include "common/cpu/pin_register.h"
 #include "common/cpu/quant_matrix.h"
 #include "common/cpu/transpose.h"
 #include "common/cpu/unroll.h"
+#include "common/cpu/word_format.h"
 
 // Activations of some tokens side by side, for a row of weights, or part of it.
 struct PackedTokens {
-    uint32_t* codes;  // [k / 4][token][k % 4] (eight columns, and no starts, for NeonI8mm)
+    uint32_t* codes;  // [k / 4][token][k % 4] (NeonI8mm: [k / 8][token][k % 8])
     float* scales;    // [group][token]
-    int32_t* starts;  // [group][token], where an accumulator starts: -offset * the sum of the group's codes
+    int32_t* sums;    // [group][token], of the group's codes
     int width;        // tokens side by side, at most tile_tokens
 };
 
-// Int8 weights of a block, from some of its rows and columns on.
+// Weights of a block, from some of its rows and columns on.
 struct BlockColumns {
-    const uint32_t* codes;  // [k / 4][row][k % 4], flipped
-    const float* scales;    // [group][row]
+    const uint32_t* codes;           // [word][row]
+    const float* scales;             // [group][row], of int8 weights
+    const QuantMatrix* w = nullptr;  // packed, 2 and 4 bits: scales and zero points are its
+    int row = 0;                     // the first
+};
+
+// The scales of a vector of int8 rows.
+template <class Isa>
+struct Int8Groups {
+    const float* scales;
+    Int8Groups(const BlockColumns& w, int v) : scales(w.scales + v * Isa::lanes) {}
+    auto scale(int g) const { return Isa::load_floats(scales + g * block_rows<Isa>); }
+};
+// Those of 2 and 4 bits, by groups of activations, and zero points.
+template <class Isa>
+struct LowbitGroups {
+    BlockGroups<Isa> groups;
+    int shift;  // a weight group is 1, 2 or 4 groups of activations, or the whole row
+    __attribute__((always_inline)) LowbitGroups(const BlockColumns& w, int v)
+        : groups(*w.w, w.row + v * Isa::lanes),
+          shift(w.w->group == w.w->n_cols ? 31 : std::countr_zero(unsigned(w.w->group / w.w->group_size))) {}
+    auto scale(int g) const { return groups.scale(g >> shift); }
+    auto zero(int g) const { return groups.zero(g >> shift); }
 };
 
 // Which columns a tile works on: n_groups whole groups; or, where a row is a single group, part of it. In the
@@ -59,54 +89,82 @@ struct Prefetcher {
     }
 };
 
-// Asks for the weights of four columns of n_rows rows that will be read once, soon.
+// Asks for a word of n_rows rows that will be read once, soon.
 template <int n_rows>
 inline void prefetch_weights(const uint32_t* codes) {
     const auto* at = reinterpret_cast<const char*>(codes) + prefetch_distance;
     for (int i = 0; i < 4 * n_rows; i += 64) __builtin_prefetch(at + i, 0, 0);
 }
 
-// out[token][row] = what was there (0 in the first part) + n_tokens tokens times n_vectors vectors of rows of
-// a block of n_rows. The accumulators of all tokens stay in registers, so a vector of weights is loaded once
-// for n_tokens multiplications. once: no other token reads these weights, which come from memory. Inlined,
-// g++ 12 would run out of registers.
-template <class Isa, int n_rows, int n_vectors, int n_tokens, bool once>
+// out[token][row], tokens block_rows apart, = what was there (0 in the first part) + n_tokens tokens times
+// n_vectors vectors of rows of a block. The accumulators of all tokens stay in registers, so a vector of
+// weights is loaded once for n_tokens multiplications. once: no other token reads these weights, which come
+// from memory. Inlined, g++ 12 would run out of registers.
+template <class Format, int n_vectors, int n_tokens, bool once>
 __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, const RowPart& part,
                                     Prefetcher& next) {
+    using Isa = typename Format::Isa;
+    using Ints = typename Isa::Ints;
+    using Words = typename Format::Words;
+    using Whole = typename Format::Whole;
+    using Groups = std::conditional_t<Format::is_int8, Int8Groups<Isa>, LowbitGroups<Isa>>;
     Prefetcher ahead = next;  // a copy, so that it stays in registers
-    constexpr int lanes = Isa::lanes;
-    auto at = [&](int j, int v) { return out + (j * n_vectors + v) * lanes; };
+    constexpr int lanes = Isa::lanes, n_rows = block_rows<Isa>;
+    auto at = [&](int j, int v) { return out + j * n_rows + v * lanes; };
+    const auto groups = [&]<size_t... v>(std::index_sequence<v...>) {
+        return std::array<Groups, n_vectors>{Groups(w, int(v))...};
+    }
+    (std::make_index_sequence<n_vectors>());
+    const uint8_t* masks = nullptr;
+    if constexpr (Format::sparse)
+        masks = w.w->mask + size_t(w.row / n_rows * n_rows) * mask_bytes(*w.w) + 4 * (w.row % n_rows);
     typename Isa::Floats sums[n_tokens][n_vectors];
     for (int j = 0; j < n_tokens; j++) {
         for (int v = 0; v < n_vectors; v++)
             sums[j][v] = part.first ? Isa::zero() : Isa::load_floats(at(j, v));
     }
-    for (int g = 0; g < part.n_groups; g++) {
-        typename Isa::Ints acc[n_tokens][n_vectors];
+    for (int g = 0, column = 0; g < part.n_groups; g++) {
+        Ints acc[n_tokens][n_vectors];
         for (int j = 0; j < n_tokens; j++) {
-            for (int v = 0; v < n_vectors; v++) acc[j][v] = Isa::splat(x.starts[j]);
+            const int32_t start = Format::has_weights ? -Isa::offset * x.sums[j] : 0;
+            for (int v = 0; v < n_vectors; v++) acc[j][v] = Isa::splat(start);
         }
         for (int j = 0; j < n_tokens && part.resumes; j++) {
             for (int v = 0; v < n_vectors; v++) acc[j][v] = Isa::load(at(j, v));
         }
+        Words zeros[n_vectors] = {};
+        if constexpr (Format::sparse) {
+            for (int v = 0; v < n_vectors; v++) zeros[v] = Words(groups[v].zero(g)) * 0x01010101u;
+        }
         UNROLL(4)
-        for (int k = 0; k < part.group_size; k += 4) {
+        for (int k = 0; k < part.group_size; k += 4 * Format::fours) {
             if constexpr (once) {
                 prefetch_weights<n_rows>(w.codes);
             } else {
                 ahead.prefetch();
             }
-            typename Isa::Ints codes[n_vectors];
-            for (int v = 0; v < n_vectors; v++) codes[v] = Isa::load(w.codes + v * lanes);
-            for (int j = 0; j < n_tokens; j++) {
-                const auto four = Isa::splat(static_cast<int32_t>(x.codes[j]));
-                for (int v = 0; v < n_vectors; v++) {
-                    acc[j][v] = Isa::dot4(acc[j][v], codes[v], four);
-                    pin_register(acc[j][v]);
-                }
+            Words words[n_vectors], mask[n_vectors] = {};
+            for (int v = 0; v < n_vectors; v++) {
+                std::memcpy(&words[v], w.codes + v * lanes, sizeof words[v]);
+                if constexpr (!Format::is_int8) pin_register(words[v]);  // its codes are taken out one by one
+                if constexpr (Format::sparse) mask[v] = mask_words<Isa>(masks + 4 * v * lanes, column);
             }
-            x.codes += x.width;
+            UNROLL(4)
+            for (int f = 0; f < Format::fours; f++) {
+                Ints codes[n_vectors];
+                for (int v = 0; v < n_vectors; v++)
+                    codes[v] = Format::operand(words[v], f, zeros[v], mask[v]);
+                for (int j = 0; j < n_tokens; j++) {
+                    const auto four = Isa::splat(static_cast<int32_t>(x.codes[j]));
+                    for (int v = 0; v < n_vectors; v++) {
+                        acc[j][v] = Format::dot(acc[j][v], codes[v], four);
+                        pin_register(acc[j][v]);
+                    }
+                }
+                x.codes += x.width;
+            }
             w.codes += n_rows;
+            if constexpr (Format::sparse) column += 4 * Format::fours;
         }
         if (part.suspends) {
             next = ahead;
@@ -120,15 +178,21 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
             }
             return;
         }
-        for (int j = 0; j < n_tokens; j++) {
-            for (int v = 0; v < n_vectors; v++) {
-                sums[j][v] =
-                    Isa::add_scaled(sums[j][v], acc[j][v], Isa::scales(w.scales + v * lanes, x.scales[j]));
+        UNROLL(4)
+        for (int v = 0; v < n_vectors; v++) {
+            const auto scale = groups[v].scale(g);
+            Whole zero{};
+            if constexpr (!Format::has_weights) zero = groups[v].zero(g);
+            UNROLL(8)
+            for (int j = 0; j < n_tokens; j++) {
+                auto total = Whole(acc[j][v]);
+                if constexpr (Format::two_level) total += total << 2;
+                if constexpr (!Format::has_weights) total -= zero * x.sums[j];
+                sums[j][v] = Isa::add_scaled(sums[j][v], Ints(total), scale * x.scales[j]);
             }
         }
         x.scales += x.width;
-        x.starts += x.width;
-        w.scales += n_rows;
+        x.sums += x.width;
     }
     next = ahead;
     for (int j = 0; j < n_tokens; j++) {
@@ -136,39 +200,28 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
     }
 }
 
-// Vectors of rows that tiles of `width` tokens multiply at once: twice as many where half the accumulators
-// would be free.
-template <class Isa, int n_rows>
-constexpr int tile_vectors(int width) {
-    return 2 * width <= Isa::tile_tokens && 2 * Isa::panel_vectors * Isa::lanes <= n_rows
-               ? 2 * Isa::panel_vectors
-               : Isa::panel_vectors;
+// Vectors of rows that n_tokens tokens multiply at once: twice as many where half the accumulators would be
+// free.
+template <class Isa>
+constexpr int tile_vectors(int n_tokens) {
+    const int few = std::min(block_rows<Isa> / Isa::lanes, 2 * Isa::panel_vectors);
+    return 2 * n_tokens <= Isa::tile_tokens ? few : Isa::panel_vectors;
 }
 
-// The tile for 1 .. n tokens.
-template <class Isa, int n_rows, int n_vectors, int n>
-inline void tile_of(int n_tokens, float* out, const PackedTokens& x, const BlockColumns& w,
-                    const RowPart& part, bool once, Prefetcher& next) {
-    if (n_tokens == n) {
-        if (once) return tile<Isa, n_rows, n_vectors, n, true>(out, x, w, part, next);
-        return tile<Isa, n_rows, n_vectors, n, false>(out, x, w, part, next);
-    }
-    if constexpr (n > 1) tile_of<Isa, n_rows, n_vectors, n - 1>(n_tokens, out, x, w, part, once, next);
-}
-
-// out = n_tokens tokens times all rows of a block of n_rows, a few vectors after the other: (n_rows / rows of
-// a tile, x.width, rows of a tile).
-template <class Isa, int n_rows>
+// out (n_tokens, block_rows) = 1 .. n tokens times a block, a few vectors of rows after the other.
+template <class Format, int n = Format::Isa::tile_tokens>
 inline void multiply_columns(int n_tokens, float* out, const PackedTokens& x, const BlockColumns& w,
                              const RowPart& part, bool once, Prefetcher& next) {
-    constexpr int few = tile_vectors<Isa, n_rows>(1), many = Isa::panel_vectors;
-    const int rows = tile_vectors<Isa, n_rows>(x.width) * Isa::lanes;
-    for (int r = 0; r < n_rows; r += rows, out += x.width * rows) {
-        const BlockColumns from{w.codes + r, w.scales + r};
-        if (rows == many * Isa::lanes) {
-            tile_of<Isa, n_rows, many, Isa::tile_tokens>(n_tokens, out, x, from, part, once, next);
-        } else if constexpr (few != many) {
-            tile_of<Isa, n_rows, few, Isa::tile_tokens / 2>(n_tokens, out, x, from, part, once, next);
+    if constexpr (n > 1) {
+        if (n_tokens < n) return multiply_columns<Format, n - 1>(n_tokens, out, x, w, part, once, next);
+    }
+    constexpr int n_vectors = tile_vectors<typename Format::Isa>(n), step = n_vectors * Format::lanes;
+    for (int r = 0; r < block_rows<typename Format::Isa>; r += step) {
+        const BlockColumns from{w.codes + r, Format::is_int8 ? w.scales + r : nullptr, w.w, w.row + r};
+        if (once || !Format::is_int8) {
+            tile<Format, n_vectors, n, true>(out + r, x, from, part, next);
+        } else {
+            tile<Format, n_vectors, n, false>(out + r, x, from, part, next);
         }
     }
 }
@@ -198,6 +251,5 @@ inline void pack_tokens(const PackedTokens& to, const QuantRows& x, int t) {
     };
     pack(to.codes, row_codes(x, t), x.n_cols / 4);
     pack(to.scales, row_scales(x, t), groups);
-    pack(to.starts, row_sums(x, t), groups);
-    for (int i = 0; i < groups * to.width; i++) to.starts[i] *= -Isa::offset;
+    pack(to.sums, row_sums(x, t), groups);
 }
