@@ -9,8 +9,8 @@
 //
 // This file has what is the scheme's own: the matrix, expanding it and multiplying by it as plain loops, the
 // tensors of a file, and the forward pass. What any scheme needs is in common/, and so are the fast forms of
-// the loops here, which multiply codes of 2 and 4 bits as they are (common/cpu/lowbit_kernel.h) or expand
-// them on the way (tile_kernel.h). docs/gptq.md has the formats with pictures and numbers. What quantizes and
+// the loops here, which multiply codes of 2 and 4 bits as they are or expand them on the way
+// (common/cpu/tile_kernel.h). docs/gptq.md has the formats with pictures and numbers. What quantizes and
 // multiplies can also be a shared library that is chosen at run time, for another CPU or a GPU (--backend,
 // docs/backends.md).
 //

@@ -794,6 +794,44 @@ def kv_cache() -> str:
     return s.done()
 
 
+def words() -> str:
+    """Which columns of a row a packed word of 8, 4 and 2 bits has, and where the words of a block's rows lie."""
+    s = Svg(
+        880,
+        494,
+        "Words of 8, 4 and 2 bits",
+        "Three words of four bytes. With 8 bits a byte is a column. With 4 bits the low halves of the four bytes are "
+        "columns 0 to 3, the high halves columns 4 to 7. With 2 bits each byte has four parts: the lowest are columns "
+        "0 to 3, the next 4 to 7, then 8 to 11, and the highest 12 to 15. Below, a block: a line for each word, with a "
+        "box for each row.",
+    )
+    w, h, top = 58, 30, 92
+    for x, bits in ((60, 8), (340, 4), (620, 2)):
+        parts = 8 // bits
+        s.text(x, 34, f"{bits} bits: {4 * parts} columns", 15, INK, "start", bold=True)
+        for byte in range(4):
+            s.text(x + w * (byte + 0.5), top - 12, f"byte {byte}", 12, QUIET)
+            for part in range(parts):
+                y = top + h * (parts - 1 - part)
+                kind = ("int8", "quantize", "fp32", "memory")[part]
+                cell(s, x + w * byte, y, w, h, kind, f"k + {4 * part + byte}", 12)
+        for part in range(parts if parts > 1 else 0):
+            y = top + h * (parts - 1 - part) + 20
+            s.text(x - 8, y, f"{bits * part}..{bits * part + bits - 1}", 11, QUIET, "end")
+    note = "Boxes of one colour are four neighbouring columns: a shift and a mask take them out of the word."
+    s.text(60, top + h * 4 + 34, note, 13, INK, "start")
+    y, box = 324, 46
+    s.text(24, y - 30, "A block of 16 rows: one word of each, then the next word of each", 15, INK, "start", bold=True)
+    for line in range(3):
+        s.text(118, y + (h + 6) * line + 20, f"word {line}", 12, QUIET, "end")
+        for i in range(16):
+            cell(s, 130 + box * i, y + (h + 6) * line, box - 2, h, "int8" if line == 0 else "memory", f"row {i}", 11)
+    s.text(130 + box * 8, y + (h + 6) * 3 + 14, ". . .", 14, QUIET)
+    note = "A line is 64 bytes: one AVX-512 register, two of AVX2, four of NEON. With AVX-512 a block has 32 rows."
+    s.text(24, y + (h + 6) * 3 + 44, note, 12, QUIET, "start")
+    return s.done()
+
+
 def blocks() -> str:
     """From rows of weights to a block, and a block times eight tokens: a tile."""
     s = Svg(
@@ -1101,6 +1139,7 @@ FIGURES = {
     "prefill-decode.svg": prefill_decode,
     "kv-cache.svg": kv_cache,
     "blocks.svg": blocks,
+    "words.svg": words,
     "gptq-ladder.svg": gptq_ladder,
     "moe-routing.svg": moe_routing,
     "quality.svg": quality,
