@@ -21,27 +21,29 @@ std::vector<uint8_t> bytes_of(const Tensor& t) {
 
 MoeConfig moe_config(WeightKind kind, int group, int n_experts, int n_active, int hidden_dim) {
     MoeConfig c;
-    c.experts = {kind, group}, c.n_experts = n_experts, c.n_active = n_active;
+    c.expert_format = {kind, group}, c.n_experts = n_experts, c.n_active = n_active;
     c.hidden_dim = hidden_dim;
     return c;
 }
 
-// One matrix of all experts, with its memory.
+// A matrix of each expert, with their memory.
 struct ExpertCase {
     WeightFormat format;
     std::vector<uint8_t> codes, mx_scales;
     std::vector<float> row_scales;
     std::vector<Half> group_scales;
-    int n_rows = 0, n_cols = 0, group = 0;
+    int n_experts = 0, n_rows = 0, n_cols = 0, group = 0;
 
-    MoeMatrix view() const {
+    std::vector<MoeMatrix> all() const {
         MoeMatrix w;
         w.format = format, w.codes = codes.data();
         if (!mx_scales.empty()) w.mx_scales = mx_scales.data();
         if (!row_scales.empty()) w.row_scales = row_scales.data();
         if (!group_scales.empty()) w.group_scales = group_scales.data();
-        w.n_rows = n_rows, w.n_cols = n_cols, w.group = group;
-        return w;
+        w.n_rows = n_rows, w.n_cols = n_cols;
+        std::vector<MoeMatrix> experts;
+        for (int e = 0; e < n_experts; e++, w = w.next()) experts.push_back(w);
+        return experts;
     }
 };
 
@@ -65,18 +67,19 @@ Half half_of(float x) {
 // Random experts: any codes, scales about 1.
 ExpertCase random_experts(std::mt19937& rng, const MoeConfig& moe, int n_rows, int n_cols) {
     ExpertCase w;
-    w.format = moe.experts, w.n_rows = n_rows, w.n_cols = n_cols,
-    w.group = moe.experts.group > 0 ? moe.experts.group : n_cols;
+    w.format = moe.expert_format, w.n_experts = moe.n_experts, w.n_rows = n_rows, w.n_cols = n_cols,
+    w.group = moe.expert_format.group > 0 ? moe.expert_format.group : n_cols;
     const size_t n = size_t(moe.n_experts) * n_rows * n_cols, n_groups = n / w.group;
     for (size_t i = 0; i < n; i++) {
-        if (moe.experts.kind == WeightKind::a8w8) w.codes.push_back(uint8_t(int(rng() % 255) - 127));
-        if (moe.experts.kind == WeightKind::mxfp8) w.codes.push_back(uint8_t(rng() % 0x7e | rng() % 2 << 7));
-        if (moe.experts.kind == WeightKind::a8w4 && i % 2 == 0) w.codes.push_back(uint8_t(rng()));
+        if (moe.expert_format.kind == WeightKind::a8w8) w.codes.push_back(uint8_t(int(rng() % 255) - 127));
+        if (moe.expert_format.kind == WeightKind::mxfp8)
+            w.codes.push_back(uint8_t(rng() % 0x7e | rng() % 2 << 7));
+        if (moe.expert_format.kind == WeightKind::a8w4 && i % 2 == 0) w.codes.push_back(uint8_t(rng()));
     }
     for (size_t i = 0; i < n_groups; i++) {
-        if (moe.experts.kind == WeightKind::mxfp8)
+        if (moe.expert_format.kind == WeightKind::mxfp8)
             w.mx_scales.push_back(uint8_t(124 + rng() % 6));
-        else if (moe.experts.group == 0)
+        else if (moe.expert_format.group == 0)
             w.row_scales.push_back(float(1 + rng() % 7) / 4);
         else
             w.group_scales.push_back({uint16_t(0x3800 + rng() % 0x800)});
@@ -97,11 +100,10 @@ Routing random_routing(std::mt19937& rng, int n_tokens, const MoeConfig& moe) {
 // Rows sorted by expert, as the golden's group list has them: a token goes to one expert.
 Routing routing_of(const std::vector<int>& ends) {
     Routing r;
-    for (int e = 0, row = 0; e < int(ends.size()); e++)
-        for (; row < ends[size_t(e)]; row++) {
-            r.experts.push_back(e), r.weights.push_back(1);
-            r.by_expert.push_back(row), r.row_of.push_back(row);
-        }
+    r.k = 1;
+    for (int e = 0; e < int(ends.size()); e++)
+        while (int(r.experts.size()) < ends[size_t(e)]) r.experts.push_back(e), r.weights.push_back(1);
+    sort_pairs(r);
     return r;
 }
 
@@ -144,7 +146,7 @@ TEST_CASE("quantize: the plain loop gives the golden's codes and scales, and a r
         const int n_rows = int(x.size()) / n;
         for (const MoeConfig& moe : {all_formats[0], all_formats[2], all_formats[3]}) {
             InputRows rows;
-            rows.resize(n_rows, n, moe.experts);
+            rows.resize(n_rows, n, moe.expert_format);
             std::vector<int8_t> codes(x.size());
             std::vector<float> scales, found;
             for (int t = 0; t < n_rows; t++) {
@@ -237,32 +239,33 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
         if (ends.back() > x.shape[0] || n_cols % 4 != 0) continue;
 
         ExpertCase w;
-        w.n_rows = n_rows, w.n_cols = n_cols;
+        w.n_experts = n_experts, w.n_rows = n_rows, w.n_cols = n_cols;
         MoeConfig moe = moe_config(WeightKind::a8w8, 0, n_experts, 1, n_rows / 2);
         const int group = n_cols / (scales.shape.size() == 3 ? scales.shape[2] : 1);
         if (format == "mxfp8") {
-            moe.experts.kind = WeightKind::mxfp8, moe.experts.group = w.group = group;
+            moe.expert_format.kind = WeightKind::mxfp8, moe.expert_format.group = w.group = group;
             w.codes = bytes_of(tensor), w.mx_scales = bytes_of(scales);
         } else if (format == "a8w8") {
             w.codes = bytes_of(tensor), w.row_scales = scales.f32(), w.group = n_cols;
         } else {
-            moe.experts.kind = WeightKind::a8w4, moe.experts.group = group == n_cols ? 0 : group,
+            moe.expert_format.kind = WeightKind::a8w4, moe.expert_format.group = group == n_cols ? 0 : group,
             w.group = group;
             const std::vector<int8_t> codes = tensor.i8();
             for (size_t i = 0; i < codes.size(); i += size_t(n_cols))
                 pack_int4(w.codes, std::span(codes).subspan(i, size_t(n_cols)));
-            if (moe.experts.group == 0)
+            if (moe.expert_format.group == 0)
                 w.row_scales = scales.f32();
             else
                 for (const float s : scales.f32()) w.group_scales.push_back(half_of(s));
         }
         const int n = ends.back();  // rows behind the last expert's are nobody's
         InputRows rows, out;
-        rows.resize(n, n_cols, moe.experts);
+        rows.resize(n, n_cols, moe.expert_format);
         bool is_ours = true;  // our quantizer gives no -128, which some kernels would not take
         if (format == "mxfp8") {
-            rows.codes = bytes_of(x), rows.scales = bytes_of(at("x.scales"));
-            for (size_t i = 0; i < rows.values.size(); i++) rows.values[i] = e4m3_values[rows.codes[i]];
+            rows.mx.codes = bytes_of(x), rows.mx.scales = bytes_of(at("x.scales"));
+            for (size_t i = 0; i < rows.mx.values.size(); i++)
+                rows.mx.values[i] = e4m3_values[rows.mx.codes[i]];
         } else {
             const std::vector<int8_t> codes = x.i8();
             for (int t = 0; t < n; t++) {
@@ -276,30 +279,30 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
             is_ours = std::find(codes.begin(), codes.end(), -128) == codes.end();
         }
         const Routing routing = routing_of(ends);
-        w.format = moe.experts;
-        const MoeMatrix view = w.view();
+        w.format = moe.expert_format;
+        const std::vector<MoeMatrix> all = w.all();
         if (golden_ops().contains(p + "product")) {
             const std::vector<float> expected = at("product").f32();
             Rows found(size_t(n), n_rows);
             for (int t = 0; t < n; t++) {
                 InputRows row;
                 gather(row, rows, std::span(&routing.by_expert[size_t(t)], 1));
-                plain_matmul(row, {found.row(t), view, routing.experts[size_t(t)]});
+                plain_matmul(row, {found, all[size_t(routing.experts[size_t(t)])], t});
             }
             CHECK(relative_error(expected, found.values) < 1e-6);
         }
         if (!is_ours) continue;
         formats.insert(format);
         Workspace space;
-        grouped_matmul_swiglu_quant(out, space, rows, view, routing, moe);
+        grouped_matmul_swiglu_quant(out, space, rows, all, routing);
         if (format == "mxfp8") {
             const std::vector<uint8_t> codes = bytes_of(at("out.codes")),
                                        expected = bytes_of(at("out.scales"));
             for (int t = 0; t < n; t++) {
-                CHECK(std::equal(out.row_codes(t), out.row_codes(t) + out.n_cols,
+                CHECK(std::equal(out.mx.row_codes(t), out.mx.row_codes(t) + out.n_cols,
                                  &codes[size_t(t) * out.n_cols]));
-                CHECK(std::equal(out.row_scales(t), out.row_scales(t) + out.n_blocks(),
-                                 &expected[size_t(t) * out.n_blocks()]));
+                CHECK(std::equal(out.mx.row_scales(t), out.mx.row_scales(t) + out.mx.n_blocks(),
+                                 &expected[size_t(t) * out.mx.n_blocks()]));
             }
         } else {
             const std::vector<int8_t> codes = at("out.codes").i8();
@@ -316,33 +319,32 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
     std::mt19937 rng(3);
     for (const MoeConfig& moe : all_formats) {
         for (const int n_cols : {128, 384}) {
-            CAPTURE(int(moe.experts.kind));
-            CAPTURE(moe.experts.group);
+            CAPTURE(int(moe.expert_format.kind));
+            CAPTURE(moe.expert_format.group);
             CAPTURE(n_cols);
-            const int n_tokens = 9, n_rows = 21, expert = 3;
+            const int n_tokens = 9, n_rows = 21;
             const ExpertCase experts = random_experts(rng, moe, n_rows, n_cols);
-            const MoeMatrix w = experts.view();
+            const MoeMatrix w = experts.all()[3];
             Rows values(n_tokens, n_cols), plain(n_tokens, n_rows), found = plain, one = plain;
             values.values = random_values(rng, values.values.size());
             values.n_rows = n_tokens;
             InputRows x, row;
-            quantize(x, values, moe.experts);
-            plain_matmul(x, {plain.row(0), w, expert});
-            const Product product{found.row(0), w, expert};
-            matmul(x, {&product, 1});
+            quantize(x, values, moe.expert_format);
+            plain_matmul(x, {plain, w});
+            matmul(x, {{found, w}});
+            CHECK(plain.n_rows == n_tokens);
+            CHECK(found.n_rows == n_tokens);
             CHECK(relative_error(plain.values, found.values) < 1e-6);
             for (int t = 0; t < n_tokens; t++) {
                 gather(row, x, std::span(&t, 1));
-                const Product alone{one.row(t), w, expert};
-                matmul(row, {&alone, 1});
+                matmul(row, {{one, w, t}});
+                CHECK(one.n_rows == t + 1);
             }
             CHECK(one.values == found.values);
             MoeMatrix packed = w;
             PackedMatrices memory;
-            for (int e = 0; e < moe.n_experts && w.has_kernel(); e++)
-                packed.packed.push_back(memory.add(w.view(e)));
-            const Product again{one.row(0), packed, expert};
-            matmul(x, {&again, 1});
+            if (w.has_kernel()) packed.packed = memory.add(w.view());
+            matmul(x, {{one, packed}});
             CHECK(one.values == found.values);
         }
     }
@@ -351,26 +353,26 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
 TEST_CASE("a8w4: int4 by int4, digit by digit, gives what int8 by int4 gives") {
     std::mt19937 rng(6);
     for (const MoeConfig& moe : all_formats) {
-        if (moe.experts.kind != WeightKind::a8w4) continue;
-        CAPTURE(moe.experts.group);
+        if (moe.expert_format.kind != WeightKind::a8w4) continue;
+        CAPTURE(moe.expert_format.group);
         const int n_cols = 384, n_rows = 21;
         const ExpertCase experts = random_experts(rng, moe, n_rows, n_cols);
         Rows values(3, n_cols);
         values.values = random_values(rng, values.values.size());
         values.n_rows = 3;
         InputRows x;
-        quantize(x, values, moe.experts);
+        quantize(x, values, moe.expert_format);
         const int8_t extremes[] = {-128, 127, -1, 0};
         std::copy_n(extremes, 4, x.int8.row_codes(2));
         std::vector<float> direct, by_digits;
         MatrixRow row;
         for (int i = 0; i < n_rows; i++) {
-            load_row(row, experts.view(), 1, i);
+            load_row(row, experts.all()[1], i);
             double sum = 0;
             for (int k = 0; k < n_cols; k++) sum += double(row.codes[k]) * row.scales[k / experts.group];
             for (int t = 0; t < 3; t++) {
-                direct.push_back(dot(x, t, row, experts.group));
-                by_digits.push_back(dot_by_digits(x, t, row, experts.group, float(8 * sum)));
+                direct.push_back(dot(x.int8, t, row));
+                by_digits.push_back(dot_by_digits(x.int8, t, row, float(8 * sum)));
             }
         }
         CHECK(relative_error(direct, by_digits) < 1e-5);
@@ -380,9 +382,9 @@ TEST_CASE("a8w4: int4 by int4, digit by digit, gives what int8 by int4 gives") {
 TEST_CASE("embed: code times scale in every format") {
     std::mt19937 rng(5);
     for (MoeConfig moe : all_formats) {
-        const WeightKind kind = moe.experts.kind;
+        const WeightKind kind = moe.expert_format.kind;
         CAPTURE(int(kind));
-        CAPTURE(moe.experts.group);
+        CAPTURE(moe.expert_format.group);
         moe.n_experts = 1;
         const int n_rows = 37, n_cols = 128;
         const ExpertCase c = random_experts(rng, moe, n_rows, n_cols);
@@ -395,7 +397,7 @@ TEST_CASE("embed: code times scale in every format") {
             const float scale = c.row_scales.empty() ? to_float(c.group_scales[s]) : c.row_scales[row];
             return float((i < 64 ? byte & 15 : byte >> 4) - 8) * scale;
         };
-        const MoeMatrix table = c.view();
+        const MoeMatrix table = c.all()[0];
         const std::vector<int> tokens{36, 0, 17, 3};
         Rows found(tokens.size(), n_cols);
         embed(found, table, tokens);
@@ -412,10 +414,10 @@ TEST_CASE(
     const int n_threads = threads().size();
     for (const MoeConfig& moe : all_formats) {
         const int n_tokens = 13, n_cols = 128, half = moe.hidden_dim, k = moe.n_active;
-        CAPTURE(int(moe.experts.kind));
-        CAPTURE(moe.experts.group);
+        CAPTURE(int(moe.expert_format.kind));
+        CAPTURE(moe.expert_format.group);
         const ExpertCase experts = random_experts(rng, moe, 2 * half, n_cols);
-        const MoeMatrix w = experts.view();
+        const std::vector<MoeMatrix> w = experts.all();
         const Routing routing = random_routing(rng, n_tokens, moe);
         Rows values(n_tokens, n_cols), gate_up(size_t(n_tokens * k), 2 * half),
             hidden(size_t(n_tokens * k), half);
@@ -423,16 +425,16 @@ TEST_CASE(
         values.n_rows = n_tokens;
         InputRows x, steps, fused, alone;
         Workspace space;
-        quantize(x, values, moe.experts);
-        grouped_matmul(gate_up, space, x, true, w, routing, moe);
+        quantize(x, values, moe.expert_format);
+        grouped_matmul(gate_up, space, x, routing.token_of, w, routing);
         swiglu(hidden, gate_up);
-        quantize(steps, hidden, moe.experts);
+        quantize(steps, hidden, moe.expert_format);
         for (const int j : {1, 2, 3}) {
             threads().resize(j);
-            grouped_matmul_swiglu_quant(fused, space, x, w, routing, moe);
+            grouped_matmul_swiglu_quant(fused, space, x, w, routing);
             CHECK(fused.n_rows == n_tokens * k);
-            CHECK(fused.codes == steps.codes);
-            CHECK(fused.scales == steps.scales);
+            CHECK(fused.mx.codes == steps.mx.codes);
+            CHECK(fused.mx.scales == steps.mx.scales);
             CHECK(fused.int8.codes == steps.int8.codes);
             CHECK(fused.int8.scales == steps.int8.scales);
             CHECK(fused.int8.sums == steps.int8.sums);
@@ -443,14 +445,14 @@ TEST_CASE(
             gather(row, x, std::span(&t, 1));
             Routing of_token;
             of_token.experts.assign(&routing.experts[size_t(t * k)], &routing.experts[size_t(t * k)] + k);
-            of_token.by_expert = {0, 1}, of_token.row_of = {0, 1};
-            if (of_token.experts[0] > of_token.experts[1]) of_token.by_expert = of_token.row_of = {1, 0};
-            grouped_matmul_swiglu_quant(alone, space, row, w, of_token, moe);
+            of_token.k = k;
+            sort_pairs(of_token);
+            grouped_matmul_swiglu_quant(alone, space, row, w, of_token);
             for (int r = 0; r < k; r++) {
                 const int mine = of_token.row_of[size_t(r)], theirs = routing.row_of[size_t(t * k + r)];
                 if (alone.is_mx()) {
-                    CHECK(std::equal(alone.row_codes(mine), alone.row_codes(mine) + half,
-                                     steps.row_codes(theirs)));
+                    CHECK(std::equal(alone.mx.row_codes(mine), alone.mx.row_codes(mine) + half,
+                                     steps.mx.row_codes(theirs)));
                 } else {
                     CHECK(std::equal(alone.int8.row_codes(mine), alone.int8.row_codes(mine) + half,
                                      steps.int8.row_codes(theirs)));

@@ -19,6 +19,7 @@
 #include <span>
 #include <sstream>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "common/cpu/expand_rows.h"
@@ -149,16 +150,15 @@ class Trace {
     std::map<std::string, Tensor> tensors_;
 };
 
-// Appends, for each of n_rows rows of codes and each group of its n_cols columns, the int32 sum of x's codes
-// times the row's, by a plain loop: kernels keep none. load_row(i) gives the codes of row i.
-template <class LoadRow>
-inline void append_sums(std::vector<int32_t>& sums, const int8_t* x, int n_rows, int n_cols, int group,
-                        LoadRow load_row) {
-    for (int i = 0; i < n_rows; i++) {
-        const int8_t* w = load_row(i);
-        for (int first = 0; first < n_cols; first += group) {
+// Appends, for each row of w and each group of its columns, the int32 sum of x's codes times the row's, by a
+// plain loop: kernels keep none.
+inline void append_sums(std::vector<int32_t>& sums, const int8_t* x, const QuantMatrix& w, int group) {
+    std::vector<int8_t> codes(size_t(w.n_cols));
+    for (int i = 0; i < w.n_rows; i++) {
+        expand_columns(codes.data(), w, i, 0, w.n_cols);
+        for (int first = 0; first < w.n_cols; first += group) {
             int32_t sum = 0;
-            for (int k = first; k < first + group; k++) sum += int32_t(x[k]) * int32_t(w[k]);
+            for (int k = first; k < first + group; k++) sum += int32_t(x[k]) * int32_t(codes[size_t(k)]);
             sums.push_back(sum);
         }
     }
@@ -200,16 +200,25 @@ class Recorder {
         (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {n_heads, head_dim});
         (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {n_heads, 1});
     }
-    // Rows of `values` in another order, `per_token` of them for each token: (n_tokens, per_token, n_cols).
-    template <class T>
-    void in_order(const std::string& name, const T* values, int n_cols, std::span<const int> order,
-                  int per_token) const {
-        if (trace_ == nullptr) return;
-        std::vector<T> rows;
-        for (const int i : order)
-            rows.insert(rows.end(), values + size_t(i) * size_t(n_cols),
-                        values + size_t(i + 1) * size_t(n_cols));
-        (*this)(name.c_str(), rows.data(), int(order.size()) / per_token, {per_token, n_cols});
+    // Activations in codes of any type, and the first n_scales of each row's scales: NAME.q (n_tokens,
+    // n_cols) and NAME.s (n_tokens, n_scales).
+    template <class CodedRows>
+    void codes(const std::string& name, const CodedRows& x, int n_scales) const {
+        for (int t = 0; t < x.n_rows && trace_ != nullptr; t++) {
+            (*this)((name + ".q").c_str(), x.row_codes(t), 1, {x.n_cols});
+            (*this)((name + ".s").c_str(), x.row_scales(t), 1, {n_scales});
+        }
+    }
+    // Rows in another order, `per_token` of them for each token: (n_tokens, per_token, n_cols).
+    void in_order(const std::string& name, const Rows& x, std::span<const int> order, int per_token) const {
+        in_order(name, x.n_cols, order, per_token, [&](int i) { return x.row(i); });
+    }
+    // Such rows in codes: NAME.q (n_tokens, per_token, n_cols) and NAME.s (n_tokens, per_token, n_scales).
+    template <class CodedRows>
+    void codes_in_order(const std::string& name, const CodedRows& x, int n_scales, std::span<const int> order,
+                        int per_token) const {
+        in_order(name + ".q", x.n_cols, order, per_token, [&](int i) { return x.row_codes(i); });
+        in_order(name + ".s", n_scales, order, per_token, [&](int i) { return x.row_scales(i); });
     }
     // The sums of a product, in accumulator_layer alone: NAME.acc has for each token those that append(sums,
     // token) appends, as many as `shape` says.
@@ -230,17 +239,17 @@ class Recorder {
     // A product: out (n_tokens, w.n_rows) under its name, and its sums (n_tokens, w.n_rows, n_groups).
     template <class Matrix>
     void operator()(const char* name, const Rows& out, const Int8Rows& x, const Matrix& w) const {
+        (*this)(name, out, x, w, x.group_size);
+    }
+    // A product whose sums are those of other groups than the activations': (n_tokens, w.n_rows, n_cols /
+    // group).
+    template <class Matrix>
+    void operator()(const char* name, const Rows& out, const Int8Rows& x, const Matrix& w, int group) const {
         (*this)(name, out);
         if (trace_ == nullptr || layer_ != accumulator_layer) return;
         const QuantMatrix matrix = w.view();
-        std::vector<int8_t> codes(size_t(matrix.n_cols));
-        auto load_row = [&](int i) {
-            expand_columns(codes.data(), matrix, i, 0, matrix.n_cols);
-            return codes.data();
-        };
-        sums(name, x.n_rows, {matrix.n_rows, x.n_groups()}, [&](std::vector<int32_t>& all, int t) {
-            append_sums(all, x.row_codes(t), matrix.n_rows, matrix.n_cols, x.group_size, load_row);
-        });
+        sums(name, x.n_rows, {matrix.n_rows, x.n_cols / group},
+             [&](std::vector<int32_t>& all, int t) { append_sums(all, x.row_codes(t), matrix, group); });
     }
     // A matrix (n_heads, positions) for each token, of the positions that it sees.
     void operator()(const char* name, const HeadScores& x) const {
@@ -269,6 +278,15 @@ class Recorder {
     }
 
   private:
+    // Rows of n values in another order; row(i) is the i-th.
+    template <class Row>
+    void in_order(const std::string& name, int n, std::span<const int> order, int per_token, Row row) const {
+        if (trace_ == nullptr) return;
+        std::vector<std::decay_t<decltype(*row(0))>> all;
+        for (const int i : order) all.insert(all.end(), row(i), row(i) + n);
+        (*this)(name.c_str(), all.data(), int(order.size()) / per_token, {per_token, n});
+    }
+
     Trace* trace_;
     int layer_;
 };

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -218,13 +217,14 @@ inline bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list)
     return with_best_isa(x.group_size, [&](auto isa) { multiply_by<decltype(isa)>(x, list, choose_path); });
 }
 
-// The same for a program's own matrices, each with view(), the QuantMatrix, and `packed`.
-template <class Matrix>
-inline bool quant_matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<Matrix>> products) {
+// The same for a list of MatrixProduct of a program's own matrices, each with view(), the QuantMatrix, and
+// `packed`.
+template <class Products>
+inline bool quant_matmul(const Int8Rows& x, const Products& products) {
     std::vector<QuantProduct> list;
-    for (const MatrixProduct<Matrix>& p : products) {
-        p.out.n_rows = x.n_rows;
-        list.push_back({p.out.row(0), p.w.view(), p.w.packed});
+    for (const auto& p : products) {
+        p.out.n_rows = p.first_row + x.n_rows;
+        list.push_back({p.out.row(p.first_row), p.w.view(), p.w.packed});
     }
     return quant_matmul(x.view(), list);
 }

@@ -4,8 +4,10 @@
 // matrix of its own, as its scheme stores it, and shows it to the kernels as a QuantMatrix.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "common/backend/quant_gemm.h"
@@ -77,6 +79,7 @@ struct Int8Rows {
     float* row_scales(int t) { return scales.data() + size_t(t) * n_groups(); }
     const float* row_scales(int t) const { return scales.data() + size_t(t) * n_groups(); }
     int32_t* row_sums(int t) { return sums.data() + size_t(t) * n_groups(); }
+    const int32_t* row_sums(int t) const { return sums.data() + size_t(t) * n_groups(); }
 
     // Makes room for `rows` rows of `columns` in groups of `group`. What was there is lost.
     void resize(int rows, int columns, int group) {
@@ -87,6 +90,17 @@ struct Int8Rows {
     }
     QuantRows view() const { return {codes.data(), scales.data(), sums.data(), n_rows, n_cols, group_size}; }
 };
+
+// Row i of `out` becomes row rows[i] of x.
+inline void gather(Int8Rows& out, const Int8Rows& x, std::span<const int> rows) {
+    out.resize(int(rows.size()), x.n_cols, x.group_size);
+    for (int i = 0; i < out.n_rows; i++) {
+        const int from = rows[size_t(i)];
+        std::copy_n(x.row_codes(from), x.n_cols, out.row_codes(i));
+        std::copy_n(x.row_scales(from), x.n_groups(), out.row_scales(i));
+        std::copy_n(x.row_sums(from), x.n_groups(), out.row_sums(i));
+    }
+}
 
 struct PackedMatrix;  // packed_matrix.h
 

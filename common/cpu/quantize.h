@@ -25,6 +25,15 @@ inline float quantize_values(int8_t* to, size_t stride, const float* x, int n) {
     return scale;
 }
 
+// sums (n / group_size,) of codes (n,).
+inline void sum_groups(int32_t* sums, const int8_t* codes, int n, int group_size) {
+    for (int g = 0; g < n / group_size; g++) {
+        int32_t sum = 0;
+        for (int i = 0; i < group_size; i++) sum += codes[g * group_size + i];
+        sums[g] = sum;
+    }
+}
+
 // Quantizes x (n,) fp32: codes (n,), scales and sums of codes (n / group_size,). If fixed_scale is not null,
 // every scale is that one. False, and nothing written, if this build has no path for the group size: the
 // caller's plain loop is then what runs.
@@ -41,10 +50,6 @@ inline bool int8_quantize([[maybe_unused]] int8_t* codes, [[maybe_unused]] float
 #else
     return false;
 #endif
-    for (int g = 0; g < n / group_size; g++) {
-        int32_t sum = 0;
-        for (int i = 0; i < group_size; i++) sum += codes[g * group_size + i];
-        sums[g] = sum;
-    }
+    sum_groups(sums, codes, n, group_size);
     return true;
 }

@@ -87,9 +87,15 @@ class TensorList {
     // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
     template <class Make>
     auto layers(const ModelConfig& c, const std::string& name, Make make) {
-        std::vector<decltype(make(name))> found;
+        return layers(
+            c, name, [](int) { return true; }, make);
+    }
+    // The layers l for which has(l) is true alone; the others' are empty.
+    template <class Has, class Make>
+    auto layers(const ModelConfig& c, const std::string& name, Has has, Make make) {
+        std::vector<decltype(make(name))> found(size_t(c.n_layers));
         for (int l = 0; l < c.n_layers; l++)
-            found.push_back(make("layers." + std::to_string(l) + "." + name));
+            if (has(l)) found[size_t(l)] = make("layers." + std::to_string(l) + "." + name);
         return found;
     }
 

@@ -44,8 +44,8 @@ C choose_config(Choices& choices) {
     } else if constexpr (with_experts<C>) {
         c.arch = Arch::qwen3_moe;
         auto& m = c.moe;
-        auto& [kind, group] = m.experts;
-        using Kind = decltype(m.experts.kind);
+        auto& [kind, group] = m.expert_format;
+        using Kind = decltype(m.expert_format.kind);
         kind = choices.one_of({Kind::a8w8, Kind::a8w4, Kind::mxfp8});
         group = kind == Kind::a8w8   ? 0
                 : kind == Kind::a8w4 ? choices.one_of({64, 0, 32, 128})

@@ -70,9 +70,9 @@ void put_own_fields(Header& h, const C& c) {
         h.set(0xE4, uint8_t(c.has_order));
     }
     if constexpr (with_experts<C>) {
-        const int fields[] = {int(c.moe.experts.kind), c.moe.n_experts,           c.moe.n_active,
-                              c.moe.hidden_dim,        int(c.moe.norm_topk_prob), c.moe.experts.group,
-                              int(c.moe.pure)};
+        const int fields[] = {
+            int(c.moe.expert_format.kind), c.moe.n_experts,           c.moe.n_active, c.moe.hidden_dim,
+            int(c.moe.norm_topk_prob),     c.moe.expert_format.group, int(c.moe.pure)};
         std::memcpy(h.bytes.data() + header_offset::own, fields, sizeof fields);
     }
 }
@@ -220,7 +220,8 @@ template <class C>
 void put_in_form(std::vector<uint8_t>& weights, const C& c) {
     put_dense_layers(weights, c);
     bool is_mx = false;
-    if constexpr (with_experts<C>) is_mx = c.moe.experts.kind == decltype(c.moe.experts.kind)::mxfp8;
+    if constexpr (with_experts<C>)
+        is_mx = c.moe.expert_format.kind == decltype(c.moe.expert_format.kind)::mxfp8;
     constexpr std::array<uint8_t, 6> two_of_four{0x3, 0x5, 0x6, 0x9, 0xA, 0xC};
     const TensorList list = tensors_of(c);
     for (const TensorInfo& t : list.all()) {
