@@ -9,6 +9,7 @@ In the documents, a comment in front of a fenced block says where the block come
                                                 at each index: a token, or token,head
     <!-- ids: NAME -->                          --ids in the block are those of golden/data/NAME's trace
     <!-- output: COMMAND -->                    what the command prints; a line `...` stands for any lines
+    <!-- recipe: WHAT -->                       a part of the new scheme that tests/test_recipe.py puts together
 
 Blocks marked `pycon` are Python sessions and are run, those of one document in one namespace. In blocks marked `sh`
 the targets, options, modules and files have to exist. So do the ends of relative links, and files, functions, types
@@ -92,7 +93,7 @@ def check_comments(document: str) -> list[str]:
     bad = [
         f"line {b.line}: a block of {b.language} without an excerpt comment"
         for b in blocks(document)
-        if b.language in ("cpp", "python") and not b.source.startswith(("excerpt:", "needs: torch"))
+        if b.language in ("cpp", "python") and not b.source.startswith(("excerpt:", "recipe:", "needs: torch"))
     ]
     if meant != sum(1 for kind in ("excerpt", "trace", "ids", "output") for _ in sourced(document, kind)):
         bad.append("a comment with excerpt, trace, ids or output stands before no block")
@@ -352,7 +353,8 @@ def check_files(document: str) -> list[str]:
 NOT_OURS = {
     *("runq.c", "token_embedding_table", "rms_att_weight", "rms_ffn_weight", "rms_final_weight"),
     *("key_cache", "value_cache", "past_key_values", "hidden_states", "attn_weights", "apply_rotary_pos_emb"),
-    *("dynamic_scaled_int8_quant", "static_scaled_int8_quant", "runq_f32"),
+    *("dynamic_scaled_int8_quant", "static_scaled_int8_quant"),
+    *("runq_f32", "EXPORT_f32", "load_runq_f32", "forward_runq_f32"),
 }
 
 
@@ -477,6 +479,15 @@ def test_links(path: Path):
 def test_every_program_has_its_length_in_the_readme():
     programs = {path.stem for path in ROOT.glob("runq*.c*")}
     assert programs == {row["program"] for row, _ in lengths(read(Path("README.md")))}
+
+
+def test_each_thing_is_found_in_one_file_or_two():
+    """The table `Where to look` of contributing.md; that its files are there, check_files sees."""
+    table = read(Path("docs/contributing.md")).split("## Where to look\n")[1].split("\n## ")[0]
+    rows = [row.strip("|").split(" | ") for row in re.findall(r"^\|.*\|$", table, re.M)][2:]
+    assert len(rows) >= 20
+    for thing, places in rows:
+        assert 1 <= len(re.findall(r"`[\w/]+\.\w+`", places)) <= 2, thing
 
 
 def test_links_of_sources():

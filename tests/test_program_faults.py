@@ -76,7 +76,7 @@ def refused(done, code):
 def write_model(path, program, experts=None, **dims):
     """A model file of zeros, without a tokenizer."""
     file_format = FORMAT[program]
-    group_size = {"runq": 4, "runq_w8a8": 0, "runq_awq": 64, "runq_gptq": 64, "runq_moe": 0}[program]
+    group_size = {"q8": 4, "awq": 64, "gptq": 64}.get(file_format.scheme, 0)
     small = {"dim": 4, "hidden_dim": 4, "head_dim": 2, "n_heads": 2}
     if group_size == 64:
         small = {"dim": 64, "hidden_dim": 64, "head_dim": 32, "n_heads": 2}

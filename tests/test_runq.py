@@ -33,6 +33,7 @@ PROGRAM = {
     for variant in reference.variants
     if (ROOT / f"{reference.format.program}.cpp").is_file()
 }
+N_STEPS = 60  # a trace of a tiny model has more; a scheme that quantizes nothing has the fewest
 MODELS = [f"{model}.{variant}" for model, variant, _ in goldens() if variant in PROGRAM]
 BIN = {name: ROOT / "build" / "models" / f"{name}.bin" for name in MODELS}
 
@@ -118,7 +119,7 @@ def test_trace_against_the_golden_trace(tmp_path, name, threads):
     runq(BIN[name], "--ids", ids, "-n", 1, "-t", 0, "-j", threads, "--trace", tmp_path / "t", "--print-ids")
     found = read_trace(tmp_path / "t")
     reports = compare(golden, found)
-    assert len(reports) > 80
+    assert len(reports) > N_STEPS
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
     assert not any(r.error for r in reports if r.name.endswith(".q"))
 
@@ -131,7 +132,7 @@ def test_a_mapped_file_gives_the_same_trace(tmp_path, name):
     args[args.index(tmp_path / "packed")] = tmp_path / "mapped"
     runq(*args, "--mmap")
     packed, mapped = read_trace(tmp_path / "packed"), read_trace(tmp_path / "mapped")
-    assert packed.keys() == mapped.keys() and len(packed) > 80
+    assert packed.keys() == mapped.keys() and len(packed) > N_STEPS
     assert not [key for key in packed if not np.array_equal(packed[key], mapped[key], equal_nan=True)]
 
 

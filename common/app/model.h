@@ -58,7 +58,7 @@ struct Model {
     std::function<void(int n)> fill_cache;
     int kv_page = 0;  // positions for which the KV cache takes memory at a time; 0: it has all of it already
 
-    // Of programs that run on a device with its own memory; empty elsewhere.
+    // The members below are set by programs that run on a device with its own memory, and empty elsewhere.
     // As forward() for the last of up to max_chunk tokens, but the index of the largest logit: the device
     // finds it itself.
     std::function<int(std::span<const int> tokens, int pos)> forward_greedy;
@@ -135,7 +135,7 @@ inline auto in_chunks(ForwardChunk forward, int max_chunk, int vocab_size, bool 
     };
 }
 
-// The same without logits; but a trace has the logits of every token.
+// Model::prefill made of a chunk's forward pass: no logits, unless there is a trace, which has every token's.
 inline auto without_logits(ForwardChunk forward, bool traced) {
     return [=, forward = std::move(forward)](std::span<const int> chunk, int pos) {
         forward(chunk, pos, traced ? int(chunk.size()) : 0);
@@ -187,9 +187,9 @@ bool packs_weights(const ModelFileOf<Config>& file, const Options& options) {
 }
 
 // What a CPU program loads: a Transformer of its own Weights and RunState, for chunks of up to max_chunk
-// tokens. Opens a model file of its format and allocates a run's memory. Throws std::runtime_error with one
-// line that names the file. Nothing but the header and the tokenizer section is read before everything has
-// been checked.
+// tokens; what else the Transformer has is as it was declared. Opens a model file of its format and allocates
+// a run's memory. Throws std::runtime_error with one line that names the file. Nothing but the header and the
+// tokenizer section is read before everything has been checked.
 template <class Transformer, class Config>
 Transformer load_cpu(const std::string& path, const FileFormat<Config>& format, int max_chunk,
                      const Options& options, Trace* trace) {
@@ -206,7 +206,10 @@ Transformer load_cpu(const std::string& path, const FileFormat<Config>& format, 
                      available);
         Weights weights{TensorList(file), file.config};
         decltype(Transformer::state) state(file.config, options, context, trace != nullptr);
-        return {std::move(file), std::move(weights), {}, std::move(state), trace};
+        return {.file = std::move(file),
+                .weights = std::move(weights),
+                .state = std::move(state),
+                .trace = trace};
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
     }
