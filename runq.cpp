@@ -221,7 +221,7 @@ struct RunState {
 struct Transformer {
     ModelFile file;
     Weights weights;
-    PackedMatrices packed;
+    PackedMatrices packed{};
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
 };

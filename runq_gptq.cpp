@@ -411,7 +411,7 @@ struct RunState {
 struct Transformer {
     ModelFileOf<Config> file;
     Weights weights;
-    PackedMatrices packed;
+    PackedMatrices packed{};
     RunState state;
     Trace* trace = nullptr;                      // not null: record every step
     std::unique_ptr<Backend> backend = nullptr;  // null: the program's own kernels

@@ -662,7 +662,7 @@ struct RunState {
 struct Transformer {
     ModelFileOf<Config> file;
     Weights weights;
-    PackedMatrices packed;
+    PackedMatrices packed{};
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
     bool fused = true;       // experts by the fused operator, or step by step, which gives the same bits

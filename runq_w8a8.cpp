@@ -285,7 +285,7 @@ struct RunState {
 struct Transformer {
     ModelFileOf<Config> file;
     Weights weights;
-    PackedMatrices packed;
+    PackedMatrices packed{};
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
 };
