@@ -2,7 +2,8 @@
 //
 // An instruction set is a struct (int8_avx2.h, int8_avx512.h, int8_neon.h) of constants and of
 // the few operations that the kernels are made of (row_kernel.h, tile_kernel.h; lowbit_ops.h has what
-// the tiles of 2 and 4 bits need beside these). A lane is one int32 of a vector, and the four int8 in its place.
+// the tiles of 2 and 4 bits need beside these). A lane is one int32 of a vector, and the four int8 in its
+// place.
 //
 //   lanes             int32 lanes of a vector
 //   panel_vectors     vectors of weights that a tile of tile_tokens tokens multiplies
