@@ -260,7 +260,7 @@ float dot_by_digits(const Int8Rows& x, int t, const MatrixRow& w, float assist) 
     for (size_t g = 0; g < w.scales.size(); g++) {
         int32_t high_sum = 0, low_sum = 0;
         for (size_t k = g * w.group; k < (g + 1) * w.group; k++) {
-            const int code = x.row_codes(t)[k], high = code >> 4, low = (code & 15) - 8;
+            const int code = int32_t(x.row_codes(t)[k]), high = code >> 4, low = (code & 15) - 8;
             high_sum += high * w.codes[k], low_sum += low * w.codes[k];
         }
         out += float(16 * high_sum + low_sum) * w.scales[g];
