@@ -149,15 +149,15 @@ struct MatrixRow {
 
 void load_row(MatrixRow& row, const MoeMatrix& w, int i) {
     const uint8_t* codes = w.codes + size_t(i) * w.row_bytes();
-    const size_t first_group = size_t(i) * w.n_groups();
+    const size_t n = size_t(w.n_cols), first_group = size_t(i) * w.n_groups();
     row.group = w.group();
     if (w.format.kind == WeightKind::mxfp8) {
-        row.values.resize(size_t(w.n_cols));
-        for (int k = 0; k < w.n_cols; k++) row.values[k] = e4m3_values[codes[k]];
+        row.values.resize(n);
+        for (size_t k = 0; k < n; k++) row.values[k] = e4m3_values[codes[k]];
         row.mx_scales = w.mx_scales + first_group;
         return;
     }
-    row.codes.resize(size_t(w.n_cols)), row.scales.resize(size_t(w.n_groups()));
+    row.codes.resize(n), row.scales.resize(size_t(w.n_groups()));
     if (w.format.kind == WeightKind::a8w4) unpack_int4(row.codes.data(), codes, w.n_cols);
     if (w.format.kind == WeightKind::a8w8) std::copy_n(codes, w.n_cols, row.codes.begin());
     for (int g = 0; g < w.n_groups(); g++)
@@ -270,15 +270,17 @@ float dot_by_digits(const Int8Rows& x, int t, const MatrixRow& w, float assist) 
 
 // Row t of x times a row in MXFP8: blocks are added up in fp32, times both scales, then the row.
 float dot(const MxRows& x, int t, const MatrixRow& w) {
+    const uint8_t* x_scales = x.row_scales(t);
     float out = 0;
     for (int b = 0; b < x.n_blocks(); b++) {
-        const int x_scale = x.row_scales(t)[b], w_scale = w.mx_scales[b];
-        if (x_scale == scale_nan || w_scale == scale_nan) return std::numeric_limits<float>::quiet_NaN();
+        if (x_scales[b] == scale_nan || w.mx_scales[b] == scale_nan)
+            return std::numeric_limits<float>::quiet_NaN();
+        const int n = x.block;
+        const float *x_values = x.row_values(t) + b * n, *w_values = w.values.data() + b * n;
         float sum = 0;  // products of two elements are exact
-        const float *x_values = x.row_values(t) + b * x.block, *w_values = w.values.data() + b * x.block;
 #pragma omp simd reduction(+ : sum)
-        for (int k = 0; k < x.block; k++) sum += x_values[k] * w_values[k];
-        out += std::ldexp(sum, x_scale + w_scale - 2 * scale_bias);
+        for (int k = 0; k < n; k++) sum += x_values[k] * w_values[k];
+        out += std::ldexp(sum, x_scales[b] + w.mx_scales[b] - 2 * scale_bias);
     }
     return out;
 }
