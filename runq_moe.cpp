@@ -7,8 +7,8 @@
 // two), as the file says. Attention, dense layers, embedding and classifier are in A8W8, or as experts are.
 // docs/moe.md tells the whole story.
 //
-// This file has what is its own: matrices, quantizers, products and the operator as plain loops, the tensors
-// of a file, and the forward pass. The rest is in common/, as runq.cpp says.
+// This file has what is its own: matrices, quantizer, products and the operator as plain loops, the tensors
+// of a file, and the forward pass. The rest is in common/, as runq.cpp says, and MXFP8 in cpu/mxfp8.h.
 //
 //     make runq_moe model_moe.bin && ./runq_moe model_moe.bin -i "Once upon a time"
 
@@ -56,7 +56,7 @@ struct WeightFormat {
 // The mixtures of experts.
 struct MoeConfig {
     WeightFormat expert_format;
-    bool pure = false;              // one format for all: other matrices are stored as experts are
+    bool pure = false;              // other matrices are stored as experts are, not in A8W8 (export --pure)
     int n_experts = 0;              // of each layer that has any
     int n_active = 0;               // experts that a token goes to
     int hidden_dim = 0;             // length inside an expert (moe_intermediate_size)
@@ -149,15 +149,15 @@ struct MatrixRow {
 
 void load_row(MatrixRow& row, const MoeMatrix& w, int i) {
     const uint8_t* codes = w.codes + size_t(i) * w.row_bytes();
-    const size_t first_group = size_t(i) * w.n_groups();
+    const size_t n = size_t(w.n_cols), first_group = size_t(i) * w.n_groups();
     row.group = w.group();
     if (w.format.kind == WeightKind::mxfp8) {
-        row.values.resize(size_t(w.n_cols));
-        for (int k = 0; k < w.n_cols; k++) row.values[k] = e4m3_values[codes[k]];
+        row.values.resize(n);
+        for (size_t k = 0; k < n; k++) row.values[k] = e4m3_values[codes[k]];
         row.mx_scales = w.mx_scales + first_group;
         return;
     }
-    row.codes.resize(size_t(w.n_cols)), row.scales.resize(size_t(w.n_groups()));
+    row.codes.resize(n), row.scales.resize(size_t(w.n_groups()));
     if (w.format.kind == WeightKind::a8w4) unpack_int4(row.codes.data(), codes, w.n_cols);
     if (w.format.kind == WeightKind::a8w8) std::copy_n(codes, w.n_cols, row.codes.begin());
     for (int g = 0; g < w.n_groups(); g++)
@@ -270,15 +270,17 @@ float dot_by_digits(const Int8Rows& x, int t, const MatrixRow& w, float assist) 
 
 // Row t of x times a row in MXFP8: blocks are added up in fp32, times both scales, then the row.
 float dot(const MxRows& x, int t, const MatrixRow& w) {
+    const uint8_t* x_scales = x.row_scales(t);
     float out = 0;
     for (int b = 0; b < x.n_blocks(); b++) {
-        const int x_scale = x.row_scales(t)[b], w_scale = w.mx_scales[b];
-        if (x_scale == scale_nan || w_scale == scale_nan) return std::numeric_limits<float>::quiet_NaN();
+        if (x_scales[b] == scale_nan || w.mx_scales[b] == scale_nan)
+            return std::numeric_limits<float>::quiet_NaN();
+        const int n = x.block;
+        const float *x_values = x.row_values(t) + b * n, *w_values = w.values.data() + b * n;
         float sum = 0;  // products of two elements are exact
-        const float *x_values = x.row_values(t) + b * x.block, *w_values = w.values.data() + b * x.block;
 #pragma omp simd reduction(+ : sum)
-        for (int k = 0; k < x.block; k++) sum += x_values[k] * w_values[k];
-        out += std::ldexp(sum, x_scale + w_scale - 2 * scale_bias);
+        for (int k = 0; k < n; k++) sum += x_values[k] * w_values[k];
+        out += std::ldexp(sum, x_scales[b] + w.mx_scales[b] - 2 * scale_bias);
     }
     return out;
 }
@@ -373,9 +375,9 @@ struct Workspace {
     Rows product;
 };
 
-// Calls use(first, product) for the rows of each expert: `product` (n, n_out) is the expert's matrix times
-// rows of x, those that belong to rows first, first + 1, ... of by_expert; to row i belongs row rows[i] of x.
-// One token's experts all read one row and go together.
+// Calls use(first, product) for each expert: `product` (n, n_out) has rows first, first + 1, ... of
+// by_expert, and row i is the expert's matrix times row rows[i] of x. One token's experts all read one row
+// and go together.
 template <class Use>
 void expert_products(Workspace& space, const InputRows& x, const std::vector<int>& rows,
                      const std::vector<MoeMatrix>& experts, const Routing& routing, Use use) {
@@ -397,7 +399,7 @@ void expert_products(Workspace& space, const InputRows& x, const std::vector<int
     });
 }
 
-// out (n_pairs, n_out) = rows of x, each times its expert's matrix; to row i of `out` belongs row rows[i].
+// out (n_pairs, n_out): row i is row rows[i] of x times the matrix of its expert.
 void grouped_matmul(Rows& out, Workspace& space, const InputRows& x, const std::vector<int>& rows,
                     const std::vector<MoeMatrix>& experts, const Routing& routing) {
     out.n_rows = int(rows.size());
@@ -412,9 +414,8 @@ void swiglu(Rows& out, const Rows& x) {
     for_each_row(x.n_rows, [&](int i) { swiglu(out.row(i), x.row(i), x.row(i) + out.n_cols, out.n_cols); });
 }
 
-// The fused operator (golden/grouped.py): the three steps above, matmul, swiglu and quantize, for one
-// expert's rows after another. fp32 results of one expert are all that there is at a time, and stay in the
-// cache.
+// The fused operator (golden/grouped.py): matmul, swiglu and quantize for one expert's rows after another. At
+// a time there are fp32 results of one expert alone, which stay in the cache.
 void grouped_matmul_swiglu_quant(InputRows& out, Workspace& space, const InputRows& x,
                                  const std::vector<MoeMatrix>& experts, const Routing& routing) {
     const int half = experts[0].n_rows / 2;
@@ -534,22 +535,19 @@ struct Weights {
     }
     std::vector<MoeMatrix> in_dense_layers(const char* part, int n_rows, int n_cols) {
         auto make = [&](const std::string& name) { return matrix(name, n_rows, n_cols); };
-        return file.layers(
-            c, part, [&](int l) { return !c.has_experts(l); }, make);
+        return file.layers(c, part, make, [&](int l) { return !c.has_experts(l); });
     }
     // What layers with experts have; that of others is empty.
     std::vector<const float*> routers() {
         auto make = [&](const std::string& name) { return file.next<float>(name, {c.moe.n_experts, c.dim}); };
-        return file.layers(
-            c, "moe.router", [&](int l) { return c.has_experts(l); }, make);
+        return file.layers(c, "moe.router", make, [&](int l) { return c.has_experts(l); });
     }
     std::vector<Experts> all_experts() {
         auto make = [&](const std::string& name) {
             return Experts{experts_of(name + ".gate_up_proj", 2 * c.moe.hidden_dim, c.dim),
                            experts_of(name + ".down_proj", c.dim, c.moe.hidden_dim)};
         };
-        return file.layers(
-            c, "moe", [&](int l) { return c.has_experts(l); }, make);
+        return file.layers(c, "moe", make, [&](int l) { return c.has_experts(l); });
     }
     // The matrices of a layer's experts: in the same tensors, one behind the other.
     std::vector<MoeMatrix> experts_of(const std::string& name, int n_rows, int n_cols) {
@@ -826,10 +824,8 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
 uint64_t macs_per_token(const Config& c) {
     uint64_t width = 0;  // of all layers' feed-forward blocks
     for (int l = 0; l < c.n_layers; l++)
-        width +=
-            c.has_experts(l) ? uint64_t(c.moe.n_active) * uint64_t(c.moe.hidden_dim) : uint64_t(c.hidden_dim);
-    return uint64_t(c.dim) *
-           (uint64_t(c.n_layers) * (2 * uint64_t(c.q_dim()) + 2 * uint64_t(c.kv_dim())) + 3 * width);
+        width += uint64_t(c.has_experts(l) ? c.moe.n_active * c.moe.hidden_dim : c.hidden_dim);
+    return uint64_t(c.dim) * (uint64_t(c.n_layers) * uint64_t(2 * c.q_dim() + 2 * c.kv_dim()) + 3 * width);
 }
 
 // "2 of 8 experts in A8W8, one scale a row; all else W8A8, one scale a row"

@@ -87,12 +87,11 @@ class TensorList {
     // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
     template <class Make>
     auto layers(const ModelConfig& c, const std::string& name, Make make) {
-        return layers(
-            c, name, [](int) { return true; }, make);
+        return layers(c, name, make, [](int) { return true; });
     }
-    // The layers l for which has(l) is true alone; the others' are empty.
-    template <class Has, class Make>
-    auto layers(const ModelConfig& c, const std::string& name, Has has, Make make) {
+    // Only of the layers l for which has(l) is true; what the others have is empty.
+    template <class Make, class Has>
+    auto layers(const ModelConfig& c, const std::string& name, Make make, Has has) {
         std::vector<decltype(make(name))> found(size_t(c.n_layers));
         for (int l = 0; l < c.n_layers; l++)
             if (has(l)) found[size_t(l)] = make("layers." + std::to_string(l) + "." + name);
