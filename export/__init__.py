@@ -1,4 +1,4 @@
-"""Hugging Face directory -> one model file: python -m export {q8,w8a8,awq} HF_DIR OUT.bin"""
+"""Hugging Face directory -> one model file: python -m export SCHEME MODEL OUT.bin"""
 
 from formats.interpreter import check
 

@@ -1,4 +1,4 @@
-"""Command line of the exporters: python -m export {q8,w8a8,awq,gptq,moe} MODEL OUT.bin"""
+"""Command line of the exporters: python -m export SCHEME MODEL OUT.bin"""
 
 import argparse
 import signal

@@ -13,6 +13,10 @@ inline const Tensors& golden_ops() {
     return ops;
 }
 
+// The contract's limits, relative by norm, as golden/trace.py has them: of one operation, and of the logits
+// of a whole pass.
+constexpr double op_tolerance = 1e-5, pass_tolerance = 1e-3;
+
 inline std::vector<float> random_values(std::mt19937& rng, size_t n, float size = 1) {
     std::normal_distribution<float> normal(0, size);
     std::vector<float> values(n);

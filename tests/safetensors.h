@@ -32,7 +32,7 @@ struct Tensor {
         return v;
     }
     std::vector<uint16_t> f16_bits() const { return values<uint16_t>(); }
-    // Of fp16, too.
+    // The values in fp32; those of fp16 are widened.
     std::vector<float> f32() const {
         if (type != "F16") return values<float>();
         std::vector<float> v;

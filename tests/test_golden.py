@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import ml_dtypes
 import numpy as np
@@ -12,7 +13,17 @@ from formats.checkpoint import DENSE, SPARSE, Checkpoint, ModelError
 from golden.forward import Fp32, forward, load_weight, permute_rows, rmsnorm, rope
 from golden.perplexity import perplexity, windows
 from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
-from golden.trace import Recorder, Tolerances, at_positions, compare, relative_error, replay, step_order
+from golden.trace import (
+    OP_TOLERANCE,
+    PASS_TOLERANCE,
+    Recorder,
+    Tolerances,
+    at_positions,
+    compare,
+    relative_error,
+    replay,
+    step_order,
+)
 from tests.helpers import DATA, F32, ROOT, run_golden
 from tests.hf_fixtures import FIXTURES, FOLDER, MOE_FIXTURES
 
@@ -24,6 +35,15 @@ def test_fp32_forward_agrees_with_transformers(name):
     logits = forward(checkpoint.config, Fp32(checkpoint), expected["tokens"])
     assert np.abs(expected["logits"]).max() > 1  # the tolerance below means something
     assert np.abs(logits - expected["logits"]).max() <= 1e-4
+
+
+def test_the_cpp_tests_have_the_same_tolerances():
+    text = (ROOT / "tests" / "golden.h").read_text(encoding="utf-8")
+    found = dict(re.findall(r"(\w+_tolerance) = ([\de.-]+)", text))
+    assert {name: float(value) for name, value in found.items()} == {
+        "op_tolerance": OP_TOLERANCE,
+        "pass_tolerance": PASS_TOLERANCE,
+    }
 
 
 class NotPermuted(Fp32):

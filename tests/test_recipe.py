@@ -158,6 +158,9 @@ def test_the_page_names_the_files_that_a_scheme_changes(tree):
 def made(tree) -> Path:
     """The tree with the program, its tests, the tiny models' files and their golden vectors."""
     targets = ["runq_f32", "build/runq_f32_test"]
+    corpus = tree / "tests" / "fuzz" / "corpus"
+    for harness in ("load", "forward"):
+        shutil.copytree(corpus / f"{harness}_runq", corpus / f"{harness}_runq_f32")
     files = [tree / "build" / "models" / f"{name}.f32.bin" for name in TINY]
     files[0].parent.mkdir(parents=True)
     with ThreadPoolExecutor(1) as compiler:
@@ -205,6 +208,7 @@ def test_the_tests_of_the_program_pass(made):
         ("test_formats.py", "every_scheme or import or (f32 and (list or same_tensors))"),  # --info among them
         ("test_program_faults.py", "runq_f32"),
         ("test_runq.py", "f32 and (ids_from_text or golden_trace or mapped or guessing)"),
+        ("test_fuzz.py", "every_harness or small"),
         ("test_docs.py", "its_length or links or way_through or (files and (README or f32))"),
     ],
 )

@@ -206,16 +206,16 @@ Transformer load_cpu(const std::string& path, const FileFormat<Config>& format, 
                      available);
         Weights weights{TensorList(file), file.config};
         decltype(Transformer::state) state(file.config, options, context, trace != nullptr);
-        return {.file = std::move(file),
-                .weights = std::move(weights),
-                .state = std::move(state),
-                .trace = trace};
+        if constexpr (requires(Transformer m) { m.packed; })  // which the program fills
+            return {std::move(file), std::move(weights), {}, std::move(state), trace};
+        else
+            return {std::move(file), std::move(weights), std::move(state), trace};
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
     }
 }
 
-// That as the command line takes it. `forward` is the program's own.
+// A loaded Transformer as the command line takes it. `forward` is the program's own.
 template <class Transformer>
 Model cpu_model(std::shared_ptr<Transformer> m, const Options& options, std::string scheme,
                 std::string kernel, int max_chunk) {

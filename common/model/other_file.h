@@ -53,7 +53,7 @@ inline std::string describe_other_file(const std::string& path, std::span<const 
     return "";
 }
 
-// The same of a directory; empty if `path` is none.
+// What a directory is instead of a model file; empty if `path` is none.
 inline std::string describe_directory(const std::string& path, const Scheme& scheme) {
     std::error_code ignored;
     if (!std::filesystem::is_directory(path, ignored)) return "";

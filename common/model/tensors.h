@@ -59,8 +59,8 @@ struct HeadNorms {
 
 class TensorList {
   public:
-    // Of a file's weights, or of a copy of them in n_bytes of `memory` in which each tensor begins at a
-    // multiple of `alignment` bytes; in the file it is one of file_alignment.
+    // The list is of a file's weights, or of a copy of them in n_bytes of `memory` in which each tensor
+    // begins at a multiple of `alignment` bytes; in the file it is one of file_alignment.
     TensorList(const std::byte* memory, uint64_t n_bytes, uint64_t alignment, uint64_t file_alignment = 1)
         : memory_(memory), n_bytes_(n_bytes), alignment_(alignment), file_alignment_(file_alignment) {}
     template <class Config>

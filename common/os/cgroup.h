@@ -26,7 +26,7 @@ inline bool list_has(const std::string& list, const std::string& word) {
 // The directories of the groups that this process is in and that may limit `controller` ("memory", "cpu"):
 // its own group's, and those of all groups around it as far as they are mounted here.
 inline std::vector<std::string> cgroup_directories(const std::string& controller, const std::string& root) {
-    // Of each hierarchy: "4:memory:/path" in version 1, "0::/path" in version 2.
+    // A line for each hierarchy: "4:memory:/path" in version 1, "0::/path" in version 2.
     struct Group {
         bool is_v2;
         std::string path;

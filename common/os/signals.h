@@ -27,7 +27,7 @@ inline const char* program_in_error_lines = "";
 // SIGBUS kills, as it does without a handler. Only calls that a handler may make (man 7 signal-safety).
 inline void handle_bus_error(int, siginfo_t* info, void*) {
     const auto* at = static_cast<const std::byte*>(info->si_addr);
-    // Of a signal that a process sent (si_code <= 0) there is no address.
+    // A signal that a process sent (si_code <= 0) has no address.
     if (info->si_code > 0 && at >= mapped_range.begin && at < mapped_range.begin + mapped_range.size) {
         for (const std::string_view part :
              {std::string_view(program_in_error_lines), std::string_view(": "),

@@ -163,8 +163,8 @@ inline void Tokenizer::merge_short(std::vector<int>& ids, size_t start) const {
     ids.resize(start + n);
 }
 
-// The same in O(n log n): a linked list of ids, and a heap of the merges that were possible when they were
-// pushed. One whose ids have changed since is skipped.
+// Merges a word's ids as merge_short() does, in O(n log n): a linked list of ids, and a heap of the merges
+// that were possible when they were pushed. One whose ids have changed since is skipped.
 inline void Tokenizer::merge_long(std::vector<int>& ids, size_t start) const {
     struct Candidate {
         uint32_t rank, left, right;  // left and right: positions

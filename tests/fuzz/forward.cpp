@@ -6,6 +6,28 @@
 
 namespace {
 
+// Whether check_config takes a group size, in a model whose dimensions are multiples of it.
+template <class C>
+bool takes_group_size(C c, int group_size) {
+    c.group_size = group_size;
+    c.n_heads = c.n_kv_heads = 1;
+    c.dim = c.hidden_dim = c.head_dim = std::max(4, group_size);
+    try {
+        file_format.check(c);
+        return true;
+    } catch (const std::runtime_error&) {
+        return false;
+    }
+}
+
+// One of the group sizes that the program takes.
+template <class C>
+int choose_group_size(const C& c, Choices& choices) {
+    std::vector<int> sizes{0, 4, 8, 12, 32, 64};
+    std::erase_if(sizes, [&](int size) { return !takes_group_size(c, size); });
+    return sizes[size_t(choices.number(0, int(sizes.size()) - 1))];
+}
+
 // A model that check_config takes, of a few KB (AWQ, GPTQ: of some 100 KB).
 template <class C = ProgramConfig>
 C choose_config(Choices& choices) {
@@ -63,8 +85,7 @@ C choose_config(Choices& choices) {
         c.group_size = 0;
         c.head_dim = m.pure ? unit : 4 * choices.number(1, 8);
     } else {
-        c.group_size = std::string_view(PROGRAM) == "runq.cpp" ? choices.one_of({4, 8, 12, 32, 64})
-                                                               : choices.one_of({0, 32});
+        c.group_size = choose_group_size(c, choices);
         const int unit = std::max(4, c.group_size);
         c.head_dim = 2 * choices.number(1, 40);
         const int heads_per_kv = c.heads_per_kv();

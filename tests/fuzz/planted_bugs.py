@@ -31,18 +31,16 @@ BUGS = {
     "options": ("common/app/options.h", "if (i + 1 >= argc) throw", "if (i >= argc) throw"),
     "section_built": ("common/text/encode.h", "start > 0 && is_word_char", "is_word_char"),
     "section_raw": ("common/text/tokenizer_section.h", "id >= token_flags_.size() ||", "id > token_flags_.size() ||"),
-    "load_runq": NO_LIMIT_OF_BOS,
-    "load_runq_w8a8": NO_LIMIT_OF_BOS,
-    "load_runq_awq": NO_LIMIT_OF_BOS,
-    "load_runq_gptq": NO_LIMIT_OF_BOS,
-    "load_runq_moe": NO_LIMIT_OF_BOS,
-    "forward_runq_gptq": ONE_PAGE_SHORT,
     "forward_runq_moe": ("runq_moe.cpp", "while (end < n_pairs && ", "while ("),
-    "forward_runq": ONE_PAGE_SHORT,
-    "forward_runq_w8a8": ONE_PAGE_SHORT,
     "forward_runq_awq": ("common/gpu/kv_cache.cuh", "all_values(c.n_layers * layer_size())",
                          "all_values(c.n_layers * layer_size() - 1)"),
 }  # fmt: skip
+BUG_OF_KIND = {"load": NO_LIMIT_OF_BOS, "forward": ONE_PAGE_SHORT}  # of a program that is not in BUGS
+
+
+def bug_of(name: str) -> tuple[str, str, str]:
+    """The bug planted for a harness: its own, or the one for any program."""
+    return BUGS.get(name) or BUG_OF_KIND[name.partition("_runq")[0]]
 
 
 def copy_sources(folder: Path) -> None:
@@ -56,12 +54,13 @@ def copy_sources(folder: Path) -> None:
 
 def test_every_harness_has_a_bug_planted():
     harnesses = re.findall(r"\w+", os.environ["FUZZ_ALL"])
-    assert sorted(harnesses) == sorted(BUGS)
+    assert set(BUGS) <= set(harnesses)
+    assert all(bug_of(name) for name in harnesses)
 
 
 @pytest.mark.parametrize("name", os.environ["FUZZ"].split())
 def test_it_finds_the_bug(tmp_path, name):
-    path, old, new = BUGS[name]
+    path, old, new = bug_of(name)
     copy_sources(tmp_path)
     source = (tmp_path / path).read_text()
     assert source.count(old) == 1, old
