@@ -27,7 +27,9 @@ inline void expand_block(uint32_t* to, const QuantMatrix& w, int i, int k, int n
     const BlockGroups<Isa> groups(w, i);
     for (int end = k + n_cols; k < end;) {
         const auto zeros = typename Format::Words(groups.zero(k / w.group)) * 0x01010101u;
-        for (const int group_end = std::min(end, (k / w.group + 1) * w.group); k < group_end; k += columns) {
+        const int group_end = std::min(end, (k / w.group + 1) * w.group);
+        UNROLL(4)
+        for (; k < group_end; k += columns) {
             typename Format::Words word, mask{};
             std::memcpy(&word, from, sizeof word);
             if (Format::sparse) mask = mask_words<Isa>(masks, k);

@@ -168,7 +168,9 @@ class PackedMatrices {
     void* memory(size_t n) {
         n = (n + 63) / 64 * 64;
         if (n > left_) {
-            left_ = std::max(n, size_t{64} << 20);  // of address space: what is not used takes no memory
+            // A chunk is address space: what is not used of it takes no memory. Few chunks have few edges,
+            // where pages are not huge.
+            left_ = std::max(n, size_t{64} << 20 << std::min<size_t>(chunks_.size(), 4));
             next_ = chunks_.emplace_back(left_, "packed weights").as<uint8_t>();
         }
         next_ += n, left_ -= n;

@@ -76,40 +76,39 @@ inline float dot_row(const QuantRows& x, int t, const Int8Row& w) {
     return sum;
 }
 
-// The codes and scales of row i of w: where they lie, or expanded into `codes` and `scales`.
-inline Int8Row load_row(const QuantMatrix& w, int i, int8_t* codes, float* scales) {
-    Int8Row row{codes, scales};
-    if (w.bits == 8) {
-        row.codes = reinterpret_cast<const int8_t*>(w.codes) + size_t(i) * w.n_cols;
-    } else {
-        // The rows after this one follow as one stream, or two.
-        auto prefetch = [](const uint8_t* from, size_t n) {
-            for (size_t b = 0; b < n; b += 64) __builtin_prefetch(from + prefetch_distance + b);
-        };
-        prefetch(w.codes + size_t(i) * code_bytes(w), code_bytes(w));
-        if (w.mask != nullptr) prefetch(w.mask + size_t(i) * mask_bytes(w), mask_bytes(w));
-        expand_columns(codes, w, i, 0, w.n_cols);
-    }
-    if (w.scale_type != QUANT_GEMM_GROUP_FP16 && n_scales(w) == n_groups(w) &&
-        w.kind != QUANT_GEMM_TWO_LEVEL) {
-        row.scales = static_cast<const float*>(w.scales) + size_t(i) * n_groups(w);
-    } else {
-        expand_scales(scales, w, i);
-    }
-    return row;
-}
-
-// Rows begin .. end - 1 of w times all tokens of x: out[t * w.n_rows + i].
+// Rows begin .. end - 1 of w times all tokens of x: out[t * w.n_rows + i]. A row's codes and scales are read
+// where they lie if they are int8, and fp32 for each group of activations; otherwise they are expanded first.
 template <class Isa>
 inline void multiply_rows(float* out, const QuantRows& x, const QuantMatrix& w, int begin, int end) {
     static thread_local std::vector<int8_t> code_memory;
     static thread_local std::vector<float> scale_memory;
+    const size_t row_bytes = code_bytes(w), mask_row = mask_bytes(w), groups = size_t(n_groups(w));
+    const bool has_codes = w.bits == 8;
+    const bool has_scales = w.scale_type != QUANT_GEMM_GROUP_FP16 && w.kind != QUANT_GEMM_TWO_LEVEL &&
+                            size_t(n_scales(w)) == groups;
     // At the beginning of a cache line, so that no store goes into two.
     int8_t* codes = scratch(code_memory, size_t(w.n_cols) + 63);
     codes += -reinterpret_cast<uintptr_t>(codes) % 64;
-    float* scales = scratch(scale_memory, size_t(n_groups(w)));
+    float* scales = scratch(scale_memory, groups);
+    // The rows after one follow as one stream, or two.
+    auto prefetch = [](const uint8_t* from, size_t n) {
+        for (size_t b = 0; b < n; b += 64) __builtin_prefetch(from + prefetch_distance + b);
+    };
     for (int i = begin; i < end; i++) {
-        const Int8Row row = load_row(w, i, codes, scales);
+        const uint8_t* stored = w.codes + size_t(i) * row_bytes;
+        Int8Row row{codes, scales};
+        if (has_codes) {
+            row.codes = reinterpret_cast<const int8_t*>(stored);
+        } else {
+            prefetch(stored, row_bytes);
+            if (w.mask != nullptr) prefetch(w.mask + size_t(i) * mask_row, mask_row);
+            expand_columns(codes, w, i, 0, w.n_cols);
+        }
+        if (has_scales) {
+            row.scales = static_cast<const float*>(w.scales) + size_t(i) * groups;
+        } else {
+            expand_scales(scales, w, i);
+        }
         for (int t = 0; t < x.n_rows; t++) {
             out[size_t(t) * w.n_rows + i] =
                 x.group_size == 64 ? dot_row<Isa, 64>(x, t, row) : dot_row<Isa>(x, t, row);
