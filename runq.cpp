@@ -40,7 +40,8 @@
 #include "common/os/threads.h"
 
 // ----------------------------------------------------------------------------
-// Q8: the arithmetic. The loops are the specification; int8_quantize and quant_matmul are the same, fast.
+// Q8: the arithmetic. The loops are the specification; int8_quantize and quant_matmul are their fast
+// forms.
 
 // Weights in Q8, row by row: value (i, j) is codes[i * n_cols + j] * scales[i * n_groups + j / group_size].
 struct Q8Matrix {
@@ -171,7 +172,7 @@ struct Weights {
     std::vector<Q8Matrix> q8_layers(const char* part, int n_rows, int n_cols) {
         return file.layers(c, part, [&](const std::string& name) { return q8(name, n_rows, n_cols); });
     }
-    // Packs the matrices that are multiplied for the kernels.
+    // Packs, for the kernels, all matrices that are multiplied: not the embedding, which is only looked up.
     void pack(PackedMatrices& packed) {
         for (auto* layers : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
             for (Q8Matrix& m : *layers) m.packed = packed.add(m.view());

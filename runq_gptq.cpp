@@ -50,7 +50,7 @@
 #include "common/os/threads.h"
 
 // ----------------------------------------------------------------------------
-// The arithmetic. The loops are the specification; int8_quantize and quant_matmul are the same, fast.
+// The arithmetic. The loops are the specification; int8_quantize and quant_matmul are their fast forms.
 
 // A matrix of a GPTQ file. Of the tables a format has some; the others are null.
 //

@@ -46,7 +46,7 @@
 #include "common/os/threads.h"
 
 // ----------------------------------------------------------------------------
-// W8A8: the arithmetic. The loops are the specification; int8_quantize and quant_matmul are the same, fast.
+// W8A8: the arithmetic. The loops are the specification; int8_quantize and quant_matmul are their fast forms.
 
 // Weights in W8A8: row i is codes[i] * scales[i]; or, in blocks of 32 columns, each block has a scale.
 struct W8A8Matrix {

@@ -95,7 +95,7 @@ void attend_all_layers(const Shape& s, const KvCache& cache) {
     for (int l = 0; l < s.n_layers; l++) attention(out, none, none, query, cache, l, context - 1);
 }
 
-// Of sorted values, the one that a share of the others lies below.
+// The one of sorted values that a share of the others lies below.
 double quantile(const std::vector<double>& sorted, double share) {
     return sorted[size_t(share * double(sorted.size() - 1) + 0.5)];
 }

@@ -32,7 +32,7 @@ struct Heads {
 
     const int8_t* head(int t, int h) const { return &codes[(size_t(t) * n_heads + h) * head_dim]; }
     float scale(int t, int h) const { return scales[size_t(t) * n_heads + h]; }
-    // Of some tokens, as the program has them.
+    // Those of some tokens, as the program has them.
     Int8Rows rows(int first, int n) const {
         Int8Rows x;
         x.resize(n, n_heads * head_dim, head_dim);

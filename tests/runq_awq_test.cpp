@@ -620,7 +620,7 @@ TEST_CASE("memory: a dry run counts and takes none") {
 }
 
 TEST_CASE("memory: the parts of a run") {
-    const ModelFile file = open_model_file("build/models/tiny-llama.awq.bin", scheme_awq, check_config);
+    const ModelFile file = open_model_file("build/models/tiny-llama.awq.bin", file_format);
     Weights planned{planned_tensors(), file.config};
     std::vector<DevicePart> parts =
         DryRun::parts_of([&] { allocate_run(file, planned, options_of("fused"), 300, false); });
@@ -656,7 +656,7 @@ TEST_CASE("memory: what is asked for before loading is what a run has taken in t
                     CAPTURE(ctx);
                     const std::string path = "build/models/" + std::string(name) + ".bin";
                     const Options options = options_of(matmul, ctx);
-                    const ModelFile file = open_model_file(path, scheme_awq, check_config);
+                    const ModelFile file = open_model_file(path, file_format);
                     Weights planned{planned_tensors(), file.config};
                     const uint64_t promised = bytes_of(
                         DryRun::parts_of([&] { allocate_run(file, planned, options, ctx, traced); }));

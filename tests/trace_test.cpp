@@ -100,22 +100,24 @@ TEST_CASE("recorder: accumulators of one layer's products") {
           std::vector<int32_t>{21, -100, 1142, -100, 0, 100, -127, 8, -32385, 2, 0, -2});
 }
 
-TEST_CASE("recorder: rows in another order, and sums of rows that are loaded one by one") {
+TEST_CASE("recorder: rows in another order, and sums of products") {
     std::filesystem::create_directories(folder);
     const std::string path = folder + "order.safetensors";
     Trace trace;
-    const float values[] = {0, 1, 10, 11, 20, 21, 30, 31};  // 4 rows
+    Rows values(4, 2);
+    values.values = {0, 1, 10, 11, 20, 21, 30, 31}, values.n_rows = 4;
     const int order[] = {2, 0, 3, 1};
-    const int8_t x[] = {1, 2, 3, 4}, rows[2][4] = {{1, 1, 1, 1}, {0, -1, 2, 0}};
+    const int8_t x[] = {1, 2, 3, 4}, rows[] = {1, 1, 1, 1, 0, -1, 2, 0};
+    const float scales[4] = {};
     for (const int layer : {0, accumulator_layer}) {
         const Recorder record(&trace, layer);
-        record.in_order("sorted", values, 2, order, 2);
+        record.in_order("sorted", values, order, 2);
         record.sums("product", 1, {2, 2}, [&](std::vector<int32_t>& sums, int token) {
             CHECK(token == 0);
-            append_sums(sums, x, 2, 4, 2, [&](int i) { return rows[i]; });
+            append_sums(sums, x, int8_matrix(rows, scales, 2, 4, 2), 2);
         });
     }
-    Recorder(nullptr, accumulator_layer).in_order("nothing", values, 2, order, 2);
+    Recorder(nullptr, accumulator_layer).in_order("nothing", values, order, 2);
     trace.write(path);
     const Tensors t = read_safetensors(path);
     CHECK(t.size() == 3);

@@ -220,7 +220,7 @@ template <class Transformer>
 Model cpu_model(std::shared_ptr<Transformer> m, const Options& options, std::string scheme,
                 std::string kernel, int max_chunk) {
     Model model = model_of(m->file, m->weights.file, m->state.cache.format());
-    model.memory_bytes = model.file_bytes;
+    model.memory_bytes = m->weights.file.bytes_in_use(model.config);
     for (const MemoryPart& part : cpu_memory<decltype(m->state)>(
              m->file, options, m->trace != nullptr, max_chunk, context_length(options, model.config)))
         model.memory_bytes += part.bytes;

@@ -194,7 +194,7 @@ class Recorder {
         (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {x.n_cols});
         (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {x.n_groups()});
     }
-    // The same of heads: NAME.q (n_tokens, heads, head_dim) and NAME.s (n_tokens, heads, 1).
+    // Quantized heads: NAME.q (n_tokens, heads, head_dim) and NAME.s (n_tokens, heads, 1).
     void operator()(const std::string& name, const Int8Rows& x, int head_dim) const {
         const int n_heads = x.n_cols / head_dim;
         (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {n_heads, head_dim});

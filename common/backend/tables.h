@@ -7,7 +7,8 @@
 
 #include "common/backend/quant_gemm.h"
 
-// Why a back end that takes the formats of a GPTQ file does not multiply w; null if it does.
+// Why a back end that takes scales of rows, or fp16 scales and zero points of groups, does not multiply w;
+// null if it does.
 inline const char* why_unsupported(const QuantGemmMatrix& w) {
     const bool per_row = w.scale_type == QUANT_GEMM_ROW_FP32, has_zeros = w.bits < 8 && w.levels == nullptr;
     if (w.group_size != 32 && w.group_size != 64) return "groups of activations have to be of 32 or 64";

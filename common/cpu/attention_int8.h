@@ -109,7 +109,7 @@ class Int8KvCacheOf {
     int n_kv_heads() const { return n_kv_heads_; }
     int head_dim() const { return head_dim_; }
     int context() const { return context_; }  // positions
-    // Of a position and head, padded to whole groups of four codes, or to whole vectors.
+    // Bytes of a position and head, padded to whole groups of four codes, or to whole vectors.
     int key_bytes() const { return (head_dim_ + 3) / 4 * 4; }
     int value_bytes() const { return (head_dim_ + Isa::lanes - 1) / Isa::lanes * Isa::lanes; }
 
@@ -315,7 +315,7 @@ struct HeadWeights {
         codes.assign(values.values.size(), 0);
         scales.assign(values.wanted ? size_t(tokens) * size_t(heads) : 0, 0.0f);
     }
-    // Of query head `head` of token `token`.
+    // Keeps those of query head `head` of token `token`.
     void keep(int token, int head, const float* x, const int8_t* row, float scale, int n_positions) {
         const size_t at = size_t(token) * size_t(values.n_heads) + size_t(head);
         std::copy_n(x, n_positions, values.row(token, head));

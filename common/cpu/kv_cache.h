@@ -88,8 +88,8 @@ class KvCache {
             using T = decltype(number);
             T* keys = keys_.as<T>() + head_at(layer, head, pos - lane) * head_dim_ + lane;
             T* values = values_.as<T>() + head_at(layer, head, pos) * head_dim_;
-            put(keys, key_block, k, const_cast<float*>(key_scales(layer, head, pos)));
-            put(values, 1, v, const_cast<float*>(value_scales(layer, head, pos)));
+            put(keys, key_block, k, scale_at(key_scales_, layer, head, pos));
+            put(values, 1, v, scale_at(value_scales_, layer, head, pos));
         });
     }
 
@@ -118,11 +118,10 @@ class KvCache {
     }
     // Their scales, from position pos to the end of its page; null unless the format is q8.
     const float* key_scales(int layer, int head, int pos) const {
-        return format_ == KvFormat::q8 ? key_scales_.as<const float>() + head_at(layer, head, pos) : nullptr;
+        return scale_at(key_scales_, layer, head, pos);
     }
     const float* value_scales(int layer, int head, int pos) const {
-        return format_ == KvFormat::q8 ? value_scales_.as<const float>() + head_at(layer, head, pos)
-                                       : nullptr;
+        return scale_at(value_scales_, layer, head, pos);
     }
 
   private:
@@ -130,6 +129,10 @@ class KvCache {
     size_t head_at(int layer, int head, int pos) const {
         const size_t block = (size_t(pos / page) * n_layers_ + layer) * n_kv_heads_ + head;
         return block * page + pos % page;
+    }
+
+    float* scale_at(const LazyMemory& scales, int layer, int head, int pos) const {
+        return format_ == KvFormat::q8 ? scales.as<float>() + head_at(layer, head, pos) : nullptr;
     }
 
     // to[i * stride] = x[i], in T, for head_dim numbers. *scale is written if T is int8.

@@ -26,7 +26,7 @@ inline void rmsnorm(float* out, const float* x, const float* weight, int n, floa
     for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
 }
 
-// The same for each run of n values: whole rows of x, or each head of q or k, of weight's length n. out may
+// Normalizes each run of n values: whole rows of x, or each head of q or k, of weight's length n. out may
 // be x.
 inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float eps) {
     out.n_rows = x.n_rows;
@@ -68,7 +68,7 @@ inline void rope(float* head, const float* cos, const float* sin, int head_dim) 
     }
 }
 
-// The same for every head of every token, in place. x: (n_tokens, heads * head_dim).
+// Rotates every head of every token, in place. x: (n_tokens, heads * head_dim).
 inline void rope(Rows& x, const RopeAngles& angles, int head_dim) {
     for_each_row(x.n_rows, [&](int t) {
         for (int i = 0; i < x.n_cols; i += head_dim)
@@ -86,7 +86,7 @@ inline void swiglu(float* out, const float* gate, const float* up, int n) {
     for (; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
 }
 
-// The same for all tokens. out may be gate.
+// SwiGLU of all tokens. out may be gate.
 inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
     out.n_rows = gate.n_rows;
     for_each_row(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });

@@ -1,14 +1,14 @@
 // A matrix packed for the kernels, when a model is loaded: a copy in which rows lie side by side.
 //
 // Some rows make a block. In it, all that a row has lies next to the same of the other rows: words of 4 bytes
-// of codes and of the mask; scales, zero points, levels. What is at [row][j] of a table in the file is at
-// [j][row] of the block. So one vector holds the same word of several rows, and a block is one stream of
-// memory, or two with a mask. The last block is filled up with rows of zeros. docs/cpu-kernels.md has a
-// picture.
+// of codes and of the mask; scales, zero points, levels. [row][j] of a table becomes [j][row] of the block.
+// So one vector holds the same word of several rows, and a block is one stream of memory, or two with a mask.
+// The last block is filled up with rows of zeros. docs/cpu-kernels.md has a picture.
 //
-// A word of int8 codes is four columns, flipped as the instruction set wants them. A word of 4-bit codes is
-// eight columns, four in the low halves of its bytes and the next four in the high halves; of 2-bit codes
-// sixteen.
+// A word of int8 codes is four columns, flipped as the instruction set wants them (int8.h). Codes of 2 and 4
+// bits are put into another order first (order_codes): a word of 4 bits is eight columns, sixteen if it is
+// 2:4 sparse, four codes in the low halves of its bytes and the next four in the high halves; one of 2 bits
+// is sixteen.
 #pragma once
 
 #include <algorithm>
@@ -54,9 +54,8 @@ inline void order_codes(uint32_t* to, const uint8_t* from, size_t n_words) {
     }
 }
 
-// The same value of n rows of a table, i and on, next to each other: value j of the r-th at to[j * n + r].
-// The table has n_rows rows of n_values; those past the last are zeros. Words of 4 bytes are xor-ed with
-// flip.
+// Transposes rows i .. i + n - 1 of a table of n_rows rows of n_values: value j of the r-th goes to to[j * n
+// + r]. Rows past the last are zeros. Words of 4 bytes are xor-ed with flip.
 template <class Isa, int n>
 inline void pack_block(uint32_t* to, const uint32_t* table, int i, int n_rows, size_t n_values,
                        uint32_t flip) {
@@ -74,8 +73,8 @@ inline void pack_block(T* to, const T* table, int i, int n_rows, size_t n_values
     }
 }
 
-// Whether a mask keeps two of each four columns. What a row is with another mask depends on all of the row,
-// so such a matrix is not packed.
+// Whether a mask keeps two of each four columns. With another one, where a column's code lies depends on all
+// columns before it, and the matrix is not packed.
 inline bool is_two_of_four(const QuantMatrix& w) {
     std::atomic<bool> good = true;
     parallel_ranges(int64_t(size_t(w.n_rows) * mask_bytes(w)), [&](size_t begin, size_t end) {
@@ -90,8 +89,8 @@ inline bool is_two_of_four(const QuantMatrix& w) {
 // The packed matrices of a model, and their memory.
 class PackedMatrices {
   public:
-    // Packs w, whose memory is only read. Null if this build has no kernels for it. Throws std::runtime_error
-    // if there is no memory.
+    // Packs w, whose memory is only read. Null if this build has no kernels for it, or its mask is not 2:4.
+    // Throws std::runtime_error if there is no memory.
     const PackedMatrix* add(const QuantMatrix& w) {
         if (w.kind == QUANT_GEMM_SPARSE && !is_two_of_four(w)) return nullptr;
         const PackedMatrix* packed = nullptr;

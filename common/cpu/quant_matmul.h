@@ -24,15 +24,18 @@
 #include "common/os/threads.h"
 
 // How a product is computed.
-//   rows    of a matrix that is not packed, one after the other
+//
+//   rows    a matrix that is not packed, one row after the other
 //   words   packed 2- and 4-bit codes as they are, by tiles
-//   int8    int8 blocks, by tiles. What is not packed, or not int8, is brought into this form on the way,
-//   some
-//           columns at a time, which stay in the first-level cache for all tokens
+//   int8    int8 blocks, by tiles
+//
+// For `int8`, what is not packed, or not int8, is first brought into this form, some columns at a time: these
+// stay in the first-level cache for all tokens.
 enum class Path { rows, words, int8 };
 
-// Tokens up to which weights that are not packed, and packed codes of 2 and 4 bits, are multiplied as they
-// are; more are worth bringing them into blocks of int8.
+// Up to max_tokens_by_rows tokens, weights that are not packed are multiplied row by row (2- and 4-bit codes
+// are expanded first). Up to max_tokens_by_words, packed codes of 2 and 4 bits are multiplied as they are.
+// With more tokens it pays to bring them into int8 blocks.
 constexpr int max_tokens_by_rows = 4, max_tokens_by_words = 32;
 
 inline Path choose_path(const QuantProduct& p, int n_tokens) {
@@ -127,8 +130,8 @@ inline void multiply_block(BlockMemory& memory, int n_tokens, const PackedTokens
     // Weights that are read where they lie, once or a few times, need no parts.
     const bool in_place = !Format::is_int8 || (p.packed != nullptr && w.bits == 8 && n_tiles == 1);
     const int max_cols = in_place ? w.n_cols : part_bytes / n;
-    // Blocks are one stream. Tiles that read one in turns all together ask for the next, and at the end of
-    // the matrix for nothing new.
+    // The blocks of a matrix lie one behind the other. While its tiles work on one block, together they ask
+    // for the next; if no whole block follows, for nothing new. The columns are those of all tiles together.
     const QuantMatrix& stored = p.packed != nullptr ? p.packed->w : w;
     const size_t bytes = code_bytes(w) * n;
     const bool has_next = (b + 2) * n <= w.n_rows;
@@ -217,8 +220,8 @@ inline bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list)
     return with_best_isa(x.group_size, [&](auto isa) { multiply_by<decltype(isa)>(x, list, choose_path); });
 }
 
-// The same for a list of MatrixProduct of a program's own matrices, each with view(), the QuantMatrix, and
-// `packed`.
+// Products with a program's own matrices, a list of MatrixProduct, each with view(), the QuantMatrix, and
+// `packed`. Sets n_rows of every `out`, also where it returns false.
 template <class Products>
 inline bool quant_matmul(const Int8Rows& x, const Products& products) {
     std::vector<QuantProduct> list;

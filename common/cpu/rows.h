@@ -61,9 +61,8 @@ struct HeadScores {
         n_tokens = tokens, n_heads = heads, pos = first_pos, width = columns;
         if (wanted) values.assign(size_t(tokens) * size_t(heads) * columns, 0.0f);
     }
-    // Of query head `head` of token `token`; null if not wanted.
-    float* row(int token, int head) {
-        return wanted ? values.data() + (size_t(token) * size_t(n_heads) + size_t(head)) * width : nullptr;
-    }
-    const float* row(int token, int head) const { return const_cast<HeadScores*>(this)->row(token, head); }
+    // Those of query head `head` of token `token`; null if not wanted.
+    float* row(int token, int head) { return wanted ? values.data() + at(token, head) : nullptr; }
+    const float* row(int token, int head) const { return wanted ? values.data() + at(token, head) : nullptr; }
+    size_t at(int token, int head) const { return (size_t(token) * size_t(n_heads) + size_t(head)) * width; }
 };

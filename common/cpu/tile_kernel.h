@@ -36,12 +36,12 @@ struct PackedTokens {
     int width;        // tokens side by side, at most tile_tokens
 };
 
-// Weights of a block, from some of its rows and columns on.
+// Weights of a block, from one of its rows and one of its columns on.
 struct BlockColumns {
     const uint32_t* codes;           // [word][row]
     const float* scales;             // [group][row], of int8 weights
     const QuantMatrix* w = nullptr;  // packed, 2 and 4 bits: scales and zero points are its
-    int row = 0;                     // the first
+    int row = 0;                     // that row's number in the matrix
 };
 
 // The scales of a vector of int8 rows.
@@ -68,9 +68,9 @@ struct LowbitGroups {
 struct RowPart {
     int n_groups;
     int group_size;         // columns of a group, or of the part
-    bool first = true;      // of the row: sums begin with 0
-    bool last = true;       // of the row
-    bool resumes = false;   // the accumulators lie in `out`
+    bool first = true;      // the fp32 sums begin with 0
+    bool last = true;       // of the row; tile_i8mm.h asks
+    bool resumes = false;   // the tile's `out` holds int32 accumulators, left by the part before
     bool suspends = false;  // and are to be left there
 };
 
@@ -126,7 +126,7 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
     for (int g = 0, column = 0; g < part.n_groups; g++) {
         Ints acc[n_tokens][n_vectors];
         for (int j = 0; j < n_tokens; j++) {
-            const int32_t start = Format::has_weights ? -Isa::offset * x.sums[j] : 0;
+            const int32_t start = Format::zero_is_off ? -Isa::offset * x.sums[j] : 0;
             for (int v = 0; v < n_vectors; v++) acc[j][v] = Isa::splat(start);
         }
         for (int j = 0; j < n_tokens && part.resumes; j++) {
@@ -182,12 +182,12 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
         for (int v = 0; v < n_vectors; v++) {
             const auto scale = groups[v].scale(g);
             Whole zero{};
-            if constexpr (!Format::has_weights) zero = groups[v].zero(g);
+            if constexpr (!Format::zero_is_off) zero = groups[v].zero(g);
             UNROLL(8)
             for (int j = 0; j < n_tokens; j++) {
                 auto total = Whole(acc[j][v]);
                 if constexpr (Format::two_level) total += total << 2;
-                if constexpr (!Format::has_weights) total -= zero * x.sums[j];
+                if constexpr (!Format::zero_is_off) total -= zero * x.sums[j];
                 sums[j][v] = Isa::add_scaled(sums[j][v], Ints(total), scale * x.scales[j]);
             }
         }
@@ -208,7 +208,8 @@ constexpr int tile_vectors(int n_tokens) {
     return 2 * n_tokens <= Isa::tile_tokens ? few : Isa::panel_vectors;
 }
 
-// out (n_tokens, block_rows) = 1 .. n tokens times a block, a few vectors of rows after the other.
+// out (n_tokens, block_rows): as tile(), for all rows of a block, some vectors of them after the other. n
+// counts down from tile_tokens to n_tokens, since tile() takes the number of tokens as a template parameter.
 template <class Format, int n = Format::Isa::tile_tokens>
 inline void multiply_columns(int n_tokens, float* out, const PackedTokens& x, const BlockColumns& w,
                              const RowPart& part, bool once, Prefetcher& next) {

@@ -16,8 +16,9 @@ struct WordFormat {
     static constexpr QuantGemmKind kind = kind_;
     static constexpr bool is_int8 = bits == 8, two_level = kind == QUANT_GEMM_TWO_LEVEL;
     static constexpr bool sparse = kind == QUANT_GEMM_SPARSE;
-    // Int8 weights are multiplied, flipped; otherwise codes, and what the zero point added comes off the sum.
-    static constexpr bool has_weights = is_int8 || sparse;
+    // Whether what is multiplied are int8 weights, flipped; otherwise they are codes, and what the zero point
+    // has added comes off the sum.
+    static constexpr bool zero_is_off = is_int8 || sparse;
     static constexpr int fours = 8 / bits * (sparse ? 2 : 1);  // columns of a word, in fours
     typedef uint32_t Words __attribute__((vector_size(4 * lanes)));
     typedef uint16_t Pairs __attribute__((vector_size(4 * lanes)));
@@ -43,11 +44,11 @@ struct WordFormat {
     }
     // Such columns as they are multiplied, and the product.
     static Ints operand(Words v, int f, Words zeros, Words masks) {
-        if constexpr (has_weights) return weights(v, f, zeros, masks);
+        if constexpr (zero_is_off) return weights(v, f, zeros, masks);
         return Ints(codes(v, f));
     }
     static Ints dot(Ints acc, Ints w, Ints x) {
-        if constexpr (has_weights) return Isa::dot4(acc, w, x);
+        if constexpr (zero_is_off) return Isa::dot4(acc, w, x);
         return LowbitOps<Isa>::dot(acc, w, x);
     }
 };

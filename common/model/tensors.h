@@ -36,7 +36,7 @@ struct TensorInfo {
     uint64_t offset;         // in the file, bytes
     uint64_t memory_offset;  // from the start of the list's memory, bytes
     uint64_t n_bytes;
-    uint64_t n_bytes_per_token;  // those that one decode step reads, if it reads any
+    uint64_t n_bytes_per_token = 0;  // those that one decode step reads, if it reads any
 };
 
 // How much of a tensor one decode step reads: `n` of `of` equal parts.
@@ -130,10 +130,13 @@ class TensorList {
     // classifier, of which it is a row.
     uint64_t bytes_per_token(const ModelConfig& c) const {
         uint64_t n = 0;
-        for (const TensorInfo& t : all_) {
-            if (!c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."))) continue;
-            n += t.n_bytes_per_token;
-        }
+        for (const TensorInfo& t : all_) n += is_looked_up(t, c) ? 0 : t.n_bytes_per_token;
+        return n;
+    }
+    // Bytes of the tensors that decode steps read, all of them together.
+    uint64_t bytes_in_use(const ModelConfig& c) const {
+        uint64_t n = 0;
+        for (const TensorInfo& t : all_) n += is_looked_up(t, c) || t.n_bytes_per_token == 0 ? 0 : t.n_bytes;
         return n;
     }
 
@@ -146,6 +149,10 @@ class TensorList {
     }
 
   private:
+    // Whether a step reads a row of t, and no more.
+    static bool is_looked_up(const TensorInfo& t, const ModelConfig& c) {
+        return !c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."));
+    }
     static uint64_t next_multiple(uint64_t n, uint64_t of) { return (n + of - 1) / of * of; }
 
     const std::byte* memory_;

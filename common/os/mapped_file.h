@@ -25,13 +25,13 @@ struct MappedRange {
 };
 inline MappedRange mapped_range;
 
-// Gives back the memory of n bytes from p on, as far as they are whole pages of that file: read again, they
-// come from the disk or from what the system keeps of it.
+// Gives back the memory of n bytes of that file from p on, from the page in which they begin to the last
+// whole one: read again, they come from the disk or from what the system keeps of it.
 inline void drop_mapped(const void* p, size_t n) {
     const auto* begin = static_cast<const std::byte*>(p);
     const size_t page = size_t(sysconf(_SC_PAGESIZE));
     if (begin < mapped_range.begin || begin + n > mapped_range.begin + mapped_range.size) return;
-    const size_t first = (size_t(begin - mapped_range.begin) + page - 1) / page * page;
+    const size_t first = size_t(begin - mapped_range.begin) / page * page;
     const size_t end = size_t(begin - mapped_range.begin + n) / page * page;
     if (first < end) madvise(const_cast<std::byte*>(mapped_range.begin) + first, end - first, MADV_DONTNEED);
 }
