@@ -574,15 +574,13 @@ const OwnOption own_options[] = {
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     const Config& c = m->file.config;
-    if (!options.info) {
-        const std::vector<GptqMatrix*> matrices = multiplied(m->weights);
-        const bool packs = packs_weights(m->file, options);
-        m->backend = open_backend<GptqMatrix>(
-            options.own.at("--backend"), matrices, !packs,
-            [](const std::string& line) { note(stderr, "runq_gptq: " + printable(line) + "\n"); });
-        for (GptqMatrix* w : matrices)
-            if (m->backend == nullptr && packs) w->packed = m->packed.add(w->view());
-    }
+    const auto matrices = options.info ? std::vector<GptqMatrix*>{} : multiplied(m->weights);
+    const bool packs = packs_weights(m->file, options);
+    m->backend = open_backend<GptqMatrix>(
+        options.own.at("--backend"), matrices, !packs,
+        [](const std::string& line) { note(stderr, "runq_gptq: " + printable(line) + "\n"); });
+    for (GptqMatrix* w : matrices)
+        if (m->backend == nullptr && packs) w->packed = m->packed.add(w->view());
     const std::string kernel =
         m->backend ? "back end " + std::string(m->backend->name()) : int8_kernel_name(c.group_size);
     Model model = cpu_model(m, options, "GPTQ: 2, 4 and 8 bits", kernel, max_chunk);
