@@ -71,7 +71,7 @@ struct Config : ModelConfig {
     MoeConfig moe;
 
     // Whether the feed-forward block of layer l is a mixture of experts.
-    bool has_experts(int l) const { return moe.is_dense[size_t(l)] == 0; }
+    bool has_experts(int l) const { return moe.n_experts > 0 && moe.is_dense[size_t(l)] == 0; }
 };
 
 // ----------------------------------------------------------------------------
