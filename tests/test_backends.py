@@ -130,10 +130,10 @@ def test_one_binary_on_arm_processors(processor, best):
 
 EXAMPLE = (ROOT / "docs" / "backend_example.c").read_text()
 BROKEN = {
-    "version": ((("QUANT_GEMM_VERSION", "99"),), "is for version 99 of the interface, this program for 4"),
+    "version": ((("QUANT_GEMM_VERSION", "99"),), "is for version 99 of the interface, this program for 5"),
     "nothing": ((("quant_gemm_backend(void)", "other(void)"),), "has no function quant_gemm_backend"),
     "memory": (
-        (("return *context = NULL, QUANT_GEMM_OK", '(void)context; return fail(QUANT_GEMM_NO_MEMORY, "no room")'),),
+        (("*context = calloc(1, sizeof(Loaded));", '*context = NULL; return fail(QUANT_GEMM_NO_MEMORY, "no room");'),),
         "back end example, open: no room (code 2)",
     ),
     "format": ((), "back end example, matrix: a matrix is not of 8 bits with a scale per row (code 3)"),
