@@ -256,12 +256,13 @@ float dot(const Int8Rows& x, int t, const MatrixRow& w) {
 // in -8..7 each (MSD, the most significant digit first). The eights add the same to every product with a row,
 // 8 * sum(scale * w): `assist`, which the file has, so that they cost one addition.
 float dot_by_digits(const Int8Rows& x, int t, const MatrixRow& w, float assist) {
+    const int8_t* codes = x.row_codes(t);
     float out = 0;
     for (size_t g = 0; g < w.scales.size(); g++) {
         int32_t high_sum = 0, low_sum = 0;
         for (size_t k = g * w.group; k < (g + 1) * w.group; k++) {
-            const int code = int32_t(x.row_codes(t)[k]), high = code >> 4, low = (code & 15) - 8;
-            high_sum += high * w.codes[k], low_sum += low * w.codes[k];
+            high_sum += (codes[k] >> 4) * w.codes[k];
+            low_sum += ((codes[k] & 15) - 8) * w.codes[k];
         }
         out += float(16 * high_sum + low_sum) * w.scales[g];
     }
