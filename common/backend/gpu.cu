@@ -9,7 +9,6 @@
 #include <deque>
 #include <set>
 #include <stdexcept>
-#include <type_traits>
 
 #include "common/backend/quant_gemm.h"
 #include "common/backend/tables.h"
@@ -377,15 +376,10 @@ int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
     return guarded([&] {
         auto* c = static_cast<Context*>(context);
         QuantGemmMatrix& m = c->matrices.emplace_back(*w);
-        int32_t status = QUANT_GEMM_OK;
-        for_each_table(m, [&](auto& address, size_t n_bytes) {
-            void* to = nullptr;
-            if (status == QUANT_GEMM_OK) status = allocate(c, &to, n_bytes);
-            if (status == QUANT_GEMM_OK) status = upload(c, to, address, n_bytes);
-            address = static_cast<std::remove_reference_t<decltype(address)>>(to);
-        });
         *matrix = &m;
-        return status;
+        return upload_tables(
+            m, [&](void** to, size_t n) { return allocate(c, to, n); },
+            [&](void* to, const void* from, size_t n) { return upload(c, to, from, n); });
     });
 }
 

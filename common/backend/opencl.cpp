@@ -12,7 +12,6 @@
 #include <new>
 #include <set>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "common/backend/quant_gemm.h"
@@ -279,15 +278,10 @@ int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
     return guarded([&]() -> int32_t {
         auto* c = static_cast<Context*>(context);
         QuantGemmMatrix& m = c->matrices.emplace_back(*w);
-        int32_t status = QUANT_GEMM_OK;
-        for_each_table(m, [&](auto& address, size_t n_bytes) {
-            void* to = nullptr;
-            if (status == QUANT_GEMM_OK) status = allocate(c, &to, n_bytes);
-            if (status == QUANT_GEMM_OK) status = upload(c, to, address, n_bytes);
-            address = static_cast<std::remove_reference_t<decltype(address)>>(to);
-        });
         *matrix = &m;
-        return status;
+        return upload_tables(
+            m, [&](void** to, size_t n) { return allocate(c, to, n); },
+            [&](void* to, const void* from, size_t n) { return upload(c, to, from, n); });
     });
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "common/backend/quant_gemm.h"
 
@@ -31,4 +32,19 @@ inline void for_each_table(QuantGemmMatrix& w, Use use) {
     if (w.mask != nullptr) use(w.mask, n_rows * size_t(w.n_cols) / 8);
     if (w.zeros != nullptr) use(w.zeros, n_rows * ((groups + 1) / 2));
     if (w.levels != nullptr) use(w.levels, n_rows * groups);
+}
+
+// Uploads the tables of m into memory of the back end and replaces their addresses. allocate(void** memory,
+// n_bytes) and upload(to, from, n_bytes) return a QuantGemmStatus; the first that is no success ends it and
+// is returned.
+template <class Allocate, class Upload>
+inline int32_t upload_tables(QuantGemmMatrix& m, Allocate allocate, Upload upload) {
+    int32_t status = QUANT_GEMM_OK;
+    for_each_table(m, [&](auto& address, size_t n_bytes) {
+        void* to = nullptr;
+        if (status == QUANT_GEMM_OK) status = allocate(&to, n_bytes);
+        if (status == QUANT_GEMM_OK) status = upload(to, address, n_bytes);
+        address = static_cast<std::remove_reference_t<decltype(address)>>(to);
+    });
+    return status;
 }
