@@ -20,9 +20,7 @@
 #include <limits>
 #include <memory>
 #include <span>
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/app/model.h"
@@ -126,19 +124,12 @@ void embed(Rows& out, const Q8Matrix& table, std::span<const int> tokens) {
 
 // Throws if the group size does not divide what it has to.
 void check_config(const ModelConfig& c) {
-    auto fail = [](const std::string& what) { throw std::runtime_error(what); };
     // A multiple of 4 keeps the scales behind the codes aligned; the limit keeps the int32 sums exact.
-    if (c.group_size < 4 || c.group_size % 4 != 0 || c.group_size > max_group_size) {
-        fail("group_size is " + std::to_string(c.group_size) + ", expected a multiple of 4 up to " +
-             std::to_string(max_group_size));
-    }
-    for (const auto& [name, n] : {std::pair{"dim", c.dim}, std::pair{"hidden_dim", c.hidden_dim},
-                                  std::pair{"n_heads * head_dim", c.q_dim()}}) {
-        if (n % c.group_size != 0) {
-            fail(std::string(name) + " is " + std::to_string(n) + ", not a multiple of group_size " +
-                 std::to_string(c.group_size));
-        }
-    }
+    const int size = c.group_size;
+    check_value(size >= 4 && size % 4 == 0 && size <= max_group_size, "group_size", size,
+                "expected a multiple of 4 up to " + std::to_string(max_group_size));
+    for (const auto& [name, n] : c.row_lengths())
+        check_value(n % size == 0, name, n, "not a multiple of group_size " + std::to_string(size));
 }
 
 const FileFormat<ModelConfig> file_format{.scheme = scheme_q8, .check = check_config};
@@ -311,9 +302,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 
 // Opens a Q8 file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
-    if (packs_weights(m.file, options)) m.weights.pack(m.packed);
-    return m;
+    return load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
 }
 
 const OwnOption own_options[] = {kv_option, mmap_option};

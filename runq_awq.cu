@@ -105,18 +105,12 @@ void run_reference(const half* x, int n_tokens, const AwqProducts& products) {
 
 // Throws if the kernels cannot run such a model.
 void check_config(const ModelConfig& c) {
-    auto fail = [](const std::string& what) { throw std::runtime_error(what); };
-    if (c.group_size <= 0 || c.group_size % gemm_inputs != 0)
-        fail("group_size is " + std::to_string(c.group_size) + ", expected a multiple of " +
-             std::to_string(gemm_inputs));
-    for (const auto& [name, n] : {std::pair{"dim", c.dim}, std::pair{"hidden_dim", c.hidden_dim},
-                                  std::pair{"n_heads * head_dim", c.q_dim()}}) {
-        if (n % c.group_size != 0)
-            fail(std::string(name) + " is " + std::to_string(n) + ", not a multiple of group_size " +
-                 std::to_string(c.group_size));
-    }
-    if (!has_attention(c.head_dim))
-        fail("head_dim is " + std::to_string(c.head_dim) + ", expected 32, 64, 96 or 128");
+    const int size = c.group_size;
+    check_value(size > 0 && size % gemm_inputs == 0, "group_size", size,
+                "expected a multiple of " + std::to_string(gemm_inputs));
+    for (const auto& [name, n] : c.row_lengths())
+        check_value(n % size == 0, name, n, "not a multiple of group_size " + std::to_string(size));
+    check_value(has_attention(c.head_dim), "head_dim", c.head_dim, "expected 32, 64, 96 or 128");
 }
 
 // KuiperLLama's header has head_dim where llama2.c's has group_size, and group_size behind it. Its files have

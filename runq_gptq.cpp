@@ -52,71 +52,13 @@
 // ----------------------------------------------------------------------------
 // The arithmetic. The loops are the specification; int8_quantize and quant_matmul are their fast forms.
 
-// A matrix of a GPTQ file. Of the tables a format has some; the others are null.
+// A matrix of a GPTQ file. Of the tables of a QuantMatrix (common/cpu/quant_matrix.h) a kind has some:
 //
 //   8 bits           weight = code * scale
 //   4 bits, 2 bits   weight = (code - zero) * scale
 //   two levels       weight = (5 * code - high nibble of level) * (low nibble of level * row_scale)
 //   2:4 sparse       weight = (code - zero) * scale where the mask has a 1, otherwise 0
-struct GptqMatrix {
-    MatrixFormat format;
-    const uint8_t* codes = nullptr;  // (n_rows, n_codes() * bits / 8); 8 bits: signed
-    const uint8_t* mask = nullptr;  // (n_rows, n_cols / 8), bit k % 8 of byte k / 8 for column k; sparse only
-    const Half* scales = nullptr;   // (n_rows, n_scales())
-    const uint8_t* zeros =
-        nullptr;  // (n_rows, (n_scales() + 1) / 2), two in a byte, the first in the low half
-    const uint8_t* levels = nullptr;       // (n_rows, n_scales()), two levels only
-    const float* row_scales = nullptr;     // (n_rows,), two levels, or 8 bits without groups
-    int n_rows = 0, n_cols = 0;            // output channels, input channels; n_cols is a multiple of 64
-    int group = 0;                         // columns that share a scale, a multiple of group_size
-    int group_size = 0;                    // activations that share a scale, 32 or 64
-    const PackedMatrix* packed = nullptr;  // the same weights as the kernels read them fastest, or null
-    const void* loaded = nullptr;          // and as the back end has them, if there is one
-
-    int n_scales() const { return n_cols / group; }
-    int n_codes() const { return format.sparse() ? n_cols / 2 : n_cols; }
-
-    // What is taken off the codes of row i's group s; with two levels, off five times the codes.
-    int zero(int i, int s) const {
-        if (format.two_level()) return levels[size_t(i) * n_scales() + s] >> 4;
-        return zeros[size_t(i) * ((n_scales() + 1) / 2) + s / 2] >> s % 2 * 4 & 15;
-    }
-    // The scale of row i's group s.
-    float scale(int i, int s) const {
-        const size_t at = size_t(i) * n_scales() + s;
-        if (format.two_level()) return float(levels[at] & 15) * row_scales[i];
-        return scales != nullptr ? to_float(scales[at]) : row_scales[i];
-    }
-    QuantMatrix view() const {
-        QuantMatrix m{};
-        m.codes = codes, m.mask = mask, m.zeros = zeros, m.levels = levels;
-        m.kind = format.sparse()      ? QUANT_GEMM_SPARSE
-                 : format.two_level() ? QUANT_GEMM_TWO_LEVEL
-                 : format.bits == 8   ? QUANT_GEMM_SIGNED
-                                      : QUANT_GEMM_UNSIGNED;
-        m.scale_type = scales != nullptr ? QUANT_GEMM_GROUP_FP16 : QUANT_GEMM_ROW_FP32;
-        m.scales = scales != nullptr ? static_cast<const void*>(scales) : row_scales;
-        m.bits = format.bits, m.n_rows = n_rows, m.n_cols = n_cols, m.group = group,
-        m.group_size = group_size;
-        return m;
-    }
-};
-
-// The codes of a row, one to a byte. A row is cut into blocks of 64 bytes, what is left into one of 32, then
-// one of 16; in a block of B bytes, byte j holds codes j, j + B, j + 2B, ... from its lowest bits up.
-std::vector<uint8_t> unpack_row(const uint8_t* bytes, int n_codes, int bits) {
-    std::vector<uint8_t> codes;
-    int n_bytes = n_codes * bits / 8;
-    for (int block = 64; block >= 16; block /= 2) {
-        for (; n_bytes >= block; n_bytes -= block, bytes += block) {
-            for (int shift = 0; shift < 8; shift += bits) {
-                for (int j = 0; j < block; j++)
-                    codes.push_back(uint8_t(bytes[j] >> shift & ((1 << bits) - 1)));
-            }
-        }
-    }
-    return codes;
-}
+using GptqMatrix = ModelMatrix;
 
 // A row as Q8 has it: value k is codes[k] * scales[k / group_size], group_size the activations'.
 struct ExpandedRow {
@@ -125,23 +67,23 @@ struct ExpandedRow {
 };
 
 ExpandedRow expand(const GptqMatrix& w, int i) {
-    const size_t row_bytes = size_t(w.n_codes()) * w.format.bits / 8;
-    const std::vector<uint8_t> stored = unpack_row(w.codes + i * row_bytes, w.n_codes(), w.format.bits);
-    const uint8_t* mask = w.mask + size_t(i) * w.n_cols / 8;
-    const int times = w.format.two_level() ? 5 : 1;  // with two levels zero points are fifths of a code
+    std::vector<uint8_t> stored(size_t(w.n_cols));
+    unpack_row(stored.data(), w, i);
+    const uint8_t* mask = w.mask + size_t(i) * mask_bytes(w);
+    const bool sparse = w.kind == QUANT_GEMM_SPARSE;
+    const int times = w.kind == QUANT_GEMM_TWO_LEVEL ? 5 : 1;  // zero points are fifths of a code
     ExpandedRow row;
-    size_t next = 0;  // of the stored codes
+    size_t next = 0;  // of the stored codes; a foreign mask may ask for more than there are, which are 0
     for (int k = 0; k < w.n_cols; k++) {
         const int group = k / w.group;
-        if (w.format.sparse() && (mask[k / 8] >> k % 8 & 1) == 0) {
+        if (sparse && (mask[k / 8] >> k % 8 & 1) == 0) {
             row.codes.push_back(0);  // one of the two in each four that are not stored
-        } else if (w.format.bits == 8) {
+        } else if (w.kind == QUANT_GEMM_SIGNED) {
             row.codes.push_back(int8_t(stored[next++]));
         } else {
-            const int code = next < stored.size() ? stored[next++] : 0;  // a foreign mask may ask for more
-            row.codes.push_back(int8_t(times * code - w.zero(i, group)));
+            row.codes.push_back(int8_t(times * stored[next++] - weight_zero(w, i, group)));
         }
-        if (k % w.group_size == 0) row.scales.push_back(w.scale(i, group));
+        if (k % w.group_size == 0) row.scales.push_back(weight_scale(w, i, group));
     }
     return row;
 }
@@ -160,14 +102,6 @@ float quantize_group(int8_t* codes, const float* x, int group_size) {
         codes[i] = int8_t(low < 127.0f ? low : 127.0f);
     }
     return inv > 0 ? amax / 127.0f : 0.0f;
-}
-
-// Value k of a row of x is channel order[k] of it, (n_cols,), for matrices whose columns are sorted by group.
-void gather(Rows& out, const Rows& x, const int32_t* order) {
-    out.n_rows = x.n_rows, out.n_cols = x.n_cols;
-    for (int t = 0; t < x.n_rows; t++) {
-        for (int k = 0; k < x.n_cols; k++) out.row(t)[k] = x.row(t)[order[k]];
-    }
 }
 
 // Quantizes the rows of x: the input of the matrices that follow. out: codes (n_tokens, n_cols) and scales
@@ -249,35 +183,30 @@ int columns(const ModelConfig& c, int which) {
 
 // Throws for a format that there is not, and for groups that do not divide what they have to.
 void check_config(const Config& c) {
-    auto fail = [](const std::string& what) { throw std::runtime_error(what); };
     int smallest = 64;
     for (int which = 0; which < n_kinds; which++) {
         const MatrixFormat& f = c.formats[which];
+        const std::string name = kind_names[which];
         const bool plain = f.flags == 0 && (f.group == 0 || f.group == 32 || f.group == 64 || f.group == 128);
         const bool known = plain ? f.bits == 2 || f.bits == 4 || f.bits == 8
                            : f.flags == MatrixFormat::sparse_flag
                                ? f.bits == 4 && (f.group == 64 || f.group == 128)
                                : f.flags == MatrixFormat::two_level_flag && f.bits == 2 && f.group == 64;
-        if (!known) {
-            fail("the format of " + std::string(kind_names[which]) + " is bits " + std::to_string(f.bits) +
-                 ", flags " + std::to_string(f.flags) + ", group " + std::to_string(f.group) +
-                 ", which is none");
-        }
+        if (!known)
+            throw std::runtime_error(format("the format of %s is bits %d, flags %d, group %d, which is none",
+                                            name.c_str(), f.bits, f.flags, f.group));
         const int n = columns(c, which), multiple = f.group == 128 ? 128 : 64;
-        if (n % multiple != 0) {
-            fail(std::string(kind_names[which]) + " has " + std::to_string(n) +
-                 " columns, not a multiple of " + std::to_string(multiple));
-        }
+        if (n % multiple != 0)
+            throw std::runtime_error(
+                format("%s has %d columns, not a multiple of %d", name.c_str(), n, multiple));
         if (f.group == 32) smallest = 32;
     }
-    if (c.shared_classifier && !(c.formats[kind::classifier] == c.formats[kind::embed])) {
-        fail("the classifier is the embedding, but its format is " +
-             format_text(c.formats[kind::classifier]) + ", not " + format_text(c.formats[kind::embed]));
-    }
-    if (c.group_size != smallest) {
-        fail("group_size is " + std::to_string(c.group_size) + ", expected " + std::to_string(smallest) +
-             ", the activations'");
-    }
+    const MatrixFormat &embed = c.formats[kind::embed], &classifier = c.formats[kind::classifier];
+    if (c.shared_classifier && !(classifier == embed))
+        throw std::runtime_error("the classifier is the embedding, but its format is " +
+                                 format_text(classifier) + ", not " + format_text(embed));
+    check_value(c.group_size == smallest, "group_size", c.group_size,
+                "expected " + std::to_string(smallest) + ", the activations'");
 }
 
 const FileFormat<Config> file_format{
@@ -318,24 +247,25 @@ struct Weights {
     GptqMatrix matrix(const std::string& name, kind::Index which, int n_rows) {
         const MatrixFormat& f = c.formats[which];
         GptqMatrix m;
-        m.format = f, m.n_rows = n_rows, m.n_cols = columns(c, which);
+        m.kind = f.sparse()      ? QUANT_GEMM_SPARSE
+                 : f.two_level() ? QUANT_GEMM_TWO_LEVEL
+                 : f.bits == 8   ? QUANT_GEMM_SIGNED
+                                 : QUANT_GEMM_UNSIGNED;
+        m.bits = f.bits, m.n_rows = n_rows, m.n_cols = columns(c, which);
         m.group = f.group > 0 ? f.group : m.n_cols, m.group_size = c.group_size;
-        const int n_scales = m.n_scales();
+        m.scale_type = QUANT_GEMM_ROW_FP32;
         if (f.sparse()) m.mask = file.next<uint8_t>(name + ".mask", {n_rows, m.n_cols / 8});
-        if (f.bits == 8) {
-            m.codes =
-                reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", {n_rows, m.n_cols}));
-        } else {
-            m.codes = file.next<uint8_t>(name + ".codes", {n_rows, m.n_codes() * f.bits / 8});
-        }
+        m.codes = f.bits == 8 ? as_bytes(file.next<int8_t>(name + ".codes", {n_rows, m.n_cols}))
+                              : file.next<uint8_t>(name + ".codes", {n_rows, int(code_bytes(m))});
         if (f.two_level()) {
-            m.levels = file.next<uint8_t>(name + ".groups", {n_rows, n_scales});
-            m.row_scales = file.next<float>(name + ".row_scales", {n_rows});
+            m.levels = file.next<uint8_t>(name + ".groups", {n_rows, n_scales(m)});
+            m.scales = file.next<float>(name + ".row_scales", {n_rows});
         } else if (f.bits == 8 && f.group == 0) {
-            m.row_scales = file.next<float>(name + ".scales", {n_rows});
+            m.scales = file.next<float>(name + ".scales", {n_rows});
         } else {
-            m.scales = file.next<Half>(name + ".scales", {n_rows, n_scales});
-            if (f.bits < 8) m.zeros = file.next<uint8_t>(name + ".zeros", {n_rows, (n_scales + 1) / 2});
+            m.scale_type = QUANT_GEMM_GROUP_FP16;
+            m.scales = file.next<Half>(name + ".scales", {n_rows, n_scales(m)});
+            if (f.bits < 8) m.zeros = file.next<uint8_t>(name + ".zeros", {n_rows, int(zero_bytes(m))});
         }
         return m;
     }
@@ -346,24 +276,9 @@ struct Weights {
 
 // Throws if an order has not every channel once: gathering would read what is not there.
 void check_orders(const Weights& w, const std::string& path) {
-    if (!w.c.has_order) return;
-    auto check = [&](const std::vector<const int32_t*>& orders, const char* place, int n) {
-        for (size_t l = 0; l < orders.size(); l++) {
-            std::vector<bool> seen(size_t(n), false);
-            for (int k = 0; k < n; k++) {
-                const int32_t channel = orders[l][k];
-                if (channel < 0 || channel >= n || seen[size_t(channel)]) {
-                    throw std::runtime_error(path + ": layers." + std::to_string(l) + "." + place +
-                                             ".order does not have every channel once");
-                }
-                seen[size_t(channel)] = true;
-            }
-        }
-    };
-    check(w.attn_norm_order, "attn.norm", w.c.dim);
-    check(w.attn_mix_order, "attn.mix", w.c.q_dim());
-    check(w.ffn_norm_order, "ffn.norm", w.c.dim);
-    check(w.ffn_swiglu_order, "ffn.swiglu", w.c.hidden_dim);
+    for (const TensorInfo& t : w.file.all())
+        if (t.name.ends_with(".order") && !is_permutation(w.file.values<int32_t>(t)))
+            throw std::runtime_error(path + ": " + t.name + " does not have every channel once");
 }
 
 // ----------------------------------------------------------------------------
@@ -552,16 +467,10 @@ std::vector<OwnField> components(const Config& c, const TensorList& file) {
             fields.push_back({"format", name + ": the embedding"});
             continue;
         }
-        uint64_t n_bytes = 0, n_weights = 0;
-        for (const TensorInfo& t : file.all()) {
-            const std::string matrix = t.name.substr(0, t.name.rfind('.'));
-            if (matrix != name && !matrix.ends_with("." + name)) continue;
-            n_bytes += t.n_bytes;
-            if (t.name.ends_with(".codes")) n_weights += uint64_t(t.shape[0]) * uint64_t(columns(c, which));
-        }
+        const auto [n_bytes, n_rows] = file.size_of(name);
         fields.push_back({"format", format("%s: %s, %s, %.3f bits per weight", name.c_str(),
                                            format_text(c.formats[which]).c_str(), size_text(n_bytes).c_str(),
-                                           8 * double(n_bytes) / double(n_weights))});
+                                           8 * double(n_bytes) / (double(n_rows) * columns(c, which)))});
     }
     return fields;
 }

@@ -7,8 +7,8 @@
 // two), as the file says. Attention, dense layers, embedding and classifier are in A8W8, or as experts are.
 // docs/moe.md tells the whole story.
 //
-// This file has what is its own: matrices, quantizer, products and the operator as plain loops, the tensors
-// of a file, and the forward pass. The rest is in common/, as runq.cpp says, and MXFP8 in cpu/mxfp8.h.
+// This file has its matrices, quantizer, products and operator as plain loops, the tensors of a file, and the
+// forward pass. The rest is in common/, as runq.cpp says; MXFP8 is cpu/mxfp8.h, routing cpu/routing.h.
 //
 //     make runq_moe model_moe.bin && ./runq_moe model_moe.bin -i "Once upon a time"
 
@@ -16,25 +16,24 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <limits>
 #include <memory>
-#include <numeric>
 #include <span>
-#include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/app/model.h"
 #include "common/app/options.h"
+#include "common/app/streams.h"
 #include "common/app/trace.h"
 #include "common/cpu/attention.h"
+#include "common/cpu/coded_rows.h"
 #include "common/cpu/fp64_matmul.h"
 #include "common/cpu/half.h"
 #include "common/cpu/mxfp8.h"
 #include "common/cpu/ops.h"
 #include "common/cpu/quant_matmul.h"
+#include "common/cpu/routing.h"
 #include "common/cpu/rows.h"
 #include "common/model/header.h"
 #include "common/model/model_file.h"
@@ -83,85 +82,38 @@ int kernel_group(const WeightFormat& format, int n_cols) {
     return format.group == 32 || n_cols % 64 != 0 ? 32 : 64;
 }
 
-// The weights of an expert, or others. The format says which scales there are.
-struct MoeMatrix {
+// The weights of an expert, or others. A8W8 and A8W4 are described as to any kernel (cpu/quant_matrix.h),
+// int4 codes as 8 too large. MXFP8 has E4M3 codes, and scales (n_rows, n_cols / group) of a byte each.
+struct MoeMatrix : ModelMatrix {
     WeightFormat format;
-    int n_rows = 0, n_cols = 0;            // output channels, input channels
-    const uint8_t* codes = nullptr;        // (n_rows, n_cols): int8, or E4M3; A8W4: (n_rows, n_cols / 2)
-    const float* row_scales = nullptr;     // (n_rows,), A8W8, and A8W4 without groups
-    const Half* group_scales = nullptr;    // (n_rows, n_groups), A8W4 in groups
-    const uint8_t* mx_scales = nullptr;    // (n_rows, n_groups), MXFP8
-    const float* assist = nullptr;         // (n_rows,), A8W4: see dot_by_digits
-    const PackedMatrix* packed = nullptr;  // the same weights as the kernels read them fastest, or null
+    const float* assist = nullptr;  // (n_rows,), A8W4: see dot_by_digits
 
-    int group() const { return format.group > 0 ? format.group : n_cols; }  // columns that share a scale
-    int n_groups() const { return n_cols / group(); }
-    int row_bytes() const { return format.kind == WeightKind::a8w4 ? n_cols / 2 : n_cols; }
-
+    bool is_mx() const { return format.kind == WeightKind::mxfp8; }
+    const uint8_t* mx_scales() const { return static_cast<const uint8_t*>(scales); }
+    // Whether the kernels multiply it: A8W8, and A8W4 in groups.
+    bool has_kernel() const { return bits == 8 ? !is_mx() : format.group > 0 && n_cols % 64 == 0; }
     // The matrix that lies behind this one in the same tensors.
     MoeMatrix next() const {
         MoeMatrix w = *this;
-        auto skip = [&](auto*& table, size_t row_length) {
-            if (table != nullptr) table += row_length * size_t(n_rows);
-        };
-        skip(w.codes, size_t(row_bytes())), skip(w.row_scales, 1), skip(w.assist, 1);
-        skip(w.group_scales, size_t(n_groups())), skip(w.mx_scales, size_t(n_groups()));
+        if (codes == nullptr) return w;
+        w.codes += size_t(n_rows) * code_bytes(w);
+        w.scales = mx_scales() + size_t(n_rows) * (is_mx() ? n_scales(w) : scale_bytes(w));
+        if (assist != nullptr) w.assist += n_rows;
         return w;
-    }
-    // Whether the kernels multiply it: A8W8, and A8W4 in groups.
-    bool has_kernel() const {
-        return format.kind == WeightKind::a8w8 ||
-               (format.kind == WeightKind::a8w4 && format.group > 0 && n_cols % 64 == 0);
-    }
-    // An int8 or int4 matrix as the kernels know it. int4 codes are 8 too large.
-    QuantMatrix view() const {
-        if (format.kind == WeightKind::a8w8)
-            return int8_matrix(reinterpret_cast<const int8_t*>(codes), row_scales, n_rows, n_cols, n_cols);
-        QuantMatrix m{};
-        m.kind = QUANT_GEMM_UNSIGNED, m.bits = 4, m.codes = codes, m.zero_point = 8;
-        m.scale_type = format.group > 0 ? QUANT_GEMM_GROUP_FP16 : QUANT_GEMM_ROW_FP32;
-        m.scales = format.group > 0 ? static_cast<const void*>(group_scales) : row_scales;
-        m.n_rows = n_rows, m.n_cols = n_cols, m.group = group(), m.group_size = kernel_group(format, n_cols);
-        return m;
     }
 };
 
-// int4 codes -8..7 of n values, from n / 2 bytes in the order of formats/low_bits.py: blocks of 64 bytes,
-// then of 32 and 16; in a block of B bytes, byte j has the codes j (low half) and j + B, each 8 too large.
-void unpack_int4(int8_t* codes, const uint8_t* bytes, int n) {
-    int left = n / 2;
-    for (const int size : {64, 32, 16})
-        for (; left >= size; left -= size, bytes += size, codes += 2 * size)
-            for (int j = 0; j < size; j++) {
-                codes[j] = int8_t((bytes[j] & 15) - 8);
-                codes[j + size] = int8_t((bytes[j] >> 4) - 8);
-            }
-}
-
-// A row of a matrix as the plain loops multiply it.
+// A row of an int8 or int4 matrix as the plain loops multiply it.
 struct MatrixRow {
-    int group = 0;                       // columns that share a scale
-    std::vector<int8_t> codes;           // (n_cols,), int8 or int4
-    std::vector<float> scales;           // (n_groups,), of these
-    std::vector<float> values;           // (n_cols,), MXFP8: what the elements mean, without the scales
-    const uint8_t* mx_scales = nullptr;  // (n_groups,), of these
+    std::vector<int8_t> codes;  // (n_cols,)
+    std::vector<float> scales;  // (n_groups,)
 };
 
 void load_row(MatrixRow& row, const MoeMatrix& w, int i) {
-    const uint8_t* codes = w.codes + size_t(i) * w.row_bytes();
-    const size_t n = size_t(w.n_cols), first_group = size_t(i) * w.n_groups();
-    row.group = w.group();
-    if (w.format.kind == WeightKind::mxfp8) {
-        row.values.resize(n);
-        for (size_t k = 0; k < n; k++) row.values[k] = e4m3_values[codes[k]];
-        row.mx_scales = w.mx_scales + first_group;
-        return;
-    }
-    row.codes.resize(n), row.scales.resize(size_t(w.n_groups()));
-    if (w.format.kind == WeightKind::a8w4) unpack_int4(row.codes.data(), codes, w.n_cols);
-    if (w.format.kind == WeightKind::a8w8) std::copy_n(codes, w.n_cols, row.codes.begin());
-    for (int g = 0; g < w.n_groups(); g++)
-        row.scales[g] = w.format.group > 0 ? to_float(w.group_scales[first_group + g]) : w.row_scales[i];
+    row.codes.resize(size_t(w.n_cols)), row.scales.resize(size_t(n_scales(w)));
+    unpack_row(reinterpret_cast<uint8_t*>(row.codes.data()), w, i);
+    for (int8_t& code : row.codes) code = int8_t(code - w.zero_point);
+    for (int g = 0; g < n_scales(w); g++) row.scales[g] = weight_scale(w, i, g);
 }
 
 // One row of the table per token, dequantized.
@@ -169,31 +121,23 @@ void embed(Rows& out, const MoeMatrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
     MatrixRow row;
     for (int t = 0; t < out.n_rows; t++) {
-        load_row(row, table, tokens[t]);
+        if (!table.is_mx()) load_row(row, table, tokens[t]);
+        const size_t at = size_t(tokens[t]) * size_t(table.n_cols);  // of the row's first code
         for (int i = 0; i < out.n_cols; i++)
-            out.row(t)[i] = table.format.kind == WeightKind::mxfp8
-                                ? scaled_value(row.values[i], row.mx_scales[i / row.group])
-                                : float(row.codes[i]) * row.scales[i / row.group];
+            out.row(t)[i] = table.is_mx()
+                                ? scaled_value(table.codes[at + i], table.mx_scales()[(at + i) / table.group])
+                                : float(row.codes[i]) * row.scales[i / table.group];
     }
 }
 
 // ----------------------------------------------------------------------------
-// What matrices are multiplied by: rows of int8 with a scale each, or of MXFP8, whose quantizer is in
-// common/cpu/mxfp8.h. The loops are the specification of int8_quantize and quant_matmul.
+// Quantizing what matrices are multiplied by: to int8 with one scale a row, or to MXFP8 (common/cpu/mxfp8.h).
+// The loops are the specification of int8_quantize and quant_matmul.
 
-struct InputRows {
-    WeightFormat format;  // of the matrices
-    Int8Rows int8;        // A8W4: a row's scale stands once for each group, as the kernels want it
-    MxRows mx;
-    int n_rows = 0, n_cols = 0;
-
-    bool is_mx() const { return format.kind == WeightKind::mxfp8; }
-    void resize(int rows, int columns, const WeightFormat& of_matrices) {
-        format = of_matrices, n_rows = rows, n_cols = columns;
-        is_mx() ? mx.resize(rows, columns, format.group)
-                : int8.resize(rows, columns, kernel_group(format, columns));
-    }
-};
+void resize(CodedRows& out, int n_rows, int n_cols, const WeightFormat& of_matrices) {
+    if (of_matrices.kind == WeightKind::mxfp8) return out.resize_mx(n_rows, n_cols, of_matrices.group);
+    out.resize_int8(n_rows, n_cols, kernel_group(of_matrices, n_cols));
+}
 
 // codes (n,) of x (n,) under one scale, which is returned: max|x| / 127. Codes are x / scale rounded half to
 // even. Both are 0 where 127 / max|x| is not finite.
@@ -210,27 +154,20 @@ float quantize_row(int8_t* codes, const float* x, int n) {
 }
 
 // x (n_cols,) becomes row t of `out`.
-void quantize_row(InputRows& out, int t, const float* x) {
-    if (out.is_mx()) return quantize_row(out.mx, t, x);
+void quantize_row(CodedRows& out, int t, const float* x) {
+    if (out.is_mx) return quantize_row(out.mx, t, x);
     const int n = out.n_cols;
     int8_t* codes = out.int8.row_codes(t);
-    float scale;
-    int32_t sum;
-    if (!int8_quantize(codes, &scale, &sum, x, n, n)) scale = quantize_row(codes, x, n);
-    std::fill_n(out.int8.row_scales(t), out.int8.n_groups(), scale);
+    float* scales = out.int8.row_scales(t);
+    if (!int8_quantize(codes, scales, out.int8.row_sums(t), x, n, n)) scales[0] = quantize_row(codes, x, n);
+    std::fill_n(scales, out.int8.n_groups(), scales[0]);
     sum_groups(out.int8.row_sums(t), codes, n, out.int8.group_size);
 }
 
 // All rows of x, for matrices of a format: the input of the products that follow.
-void quantize(InputRows& out, const Rows& x, const WeightFormat& format) {
-    out.resize(x.n_rows, x.n_cols, format);
+void quantize(CodedRows& out, const Rows& x, const WeightFormat& format) {
+    resize(out, x.n_rows, x.n_cols, format);
     for_each_row(x.n_rows, [&](int t) { quantize_row(out, t, x.row(t)); });
-}
-
-// Row i of `out` becomes row rows[i] of x.
-void gather(InputRows& out, const InputRows& x, std::span<const int> rows) {
-    out.format = x.format, out.n_rows = int(rows.size()), out.n_cols = x.n_cols;
-    x.is_mx() ? gather(out.mx, x.mx, rows) : gather(out.int8, x.int8, rows);
 }
 
 // ----------------------------------------------------------------------------
@@ -241,11 +178,11 @@ void gather(InputRows& out, const InputRows& x, std::span<const int> rows) {
 float dot(const Int8Rows& x, int t, const MatrixRow& w) {
     const int8_t* codes = x.row_codes(t);
     const float x_scale = x.row_scales(t)[0];
+    const size_t group = w.codes.size() / w.scales.size();
     float out = 0;
     for (size_t g = 0; g < w.scales.size(); g++) {
         int32_t sum = 0;
-        for (size_t k = g * w.group; k < (g + 1) * w.group; k++)
-            sum += int32_t(codes[k]) * int32_t(w.codes[k]);
+        for (size_t k = g * group; k < (g + 1) * group; k++) sum += int32_t(codes[k]) * int32_t(w.codes[k]);
         if (w.scales.size() == 1) return float(sum) * (w.scales[0] * x_scale);
         out += float(sum) * w.scales[g];
     }
@@ -257,10 +194,11 @@ float dot(const Int8Rows& x, int t, const MatrixRow& w) {
 // 8 * sum(scale * w): `assist`, which the file has, so that they cost one addition.
 float dot_by_digits(const Int8Rows& x, int t, const MatrixRow& w, float assist) {
     const int8_t* codes = x.row_codes(t);
+    const size_t group = w.codes.size() / w.scales.size();
     float out = 0;
     for (size_t g = 0; g < w.scales.size(); g++) {
         int32_t high_sum = 0, low_sum = 0;
-        for (size_t k = g * w.group; k < (g + 1) * w.group; k++) {
+        for (size_t k = g * group; k < (g + 1) * group; k++) {
             high_sum += (codes[k] >> 4) * w.codes[k];
             low_sum += ((codes[k] & 15) - 8) * w.codes[k];
         }
@@ -269,102 +207,24 @@ float dot_by_digits(const Int8Rows& x, int t, const MatrixRow& w, float assist) 
     return (out + assist) * x.row_scales(t)[0];
 }
 
-// Row t of x times a row in MXFP8: blocks are added up in fp32, times both scales, then the row.
-float dot(const MxRows& x, int t, const MatrixRow& w) {
-    const uint8_t* x_scales = x.row_scales(t);
-    float out = 0;
-    for (int b = 0; b < x.n_blocks(); b++) {
-        if (x_scales[b] == scale_nan || w.mx_scales[b] == scale_nan)
-            return std::numeric_limits<float>::quiet_NaN();
-        const int n = x.block;
-        const float *x_values = x.row_values(t) + b * n, *w_values = w.values.data() + b * n;
-        float sum = 0;  // products of two elements are exact
-#pragma omp simd reduction(+ : sum)
-        for (int k = 0; k < n; k++) sum += x_values[k] * w_values[k];
-        out += std::ldexp(sum, x_scales[b] + w.mx_scales[b] - 2 * scale_bias);
-    }
-    return out;
-}
-
 // out (x.n_rows, w.n_rows) = x times the matrix transposed, as plain loops.
-void plain_matmul(const InputRows& x, const MatrixProduct<MoeMatrix>& p) {
+void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p) {
     p.out.n_rows = p.first_row + x.n_rows;
+    if (x.is_mx) return matmul(p.out, p.first_row, x.mx, p.w.codes, p.w.mx_scales());
     parallel_ranges(p.w.n_rows, [&](int begin, int end) {
         MatrixRow row;
         for (int i = begin; i < end; i++) {
             load_row(row, p.w, i);
-            for (int t = 0; t < x.n_rows; t++)
-                p.out.row(p.first_row + t)[i] = x.is_mx() ? dot(x.mx, t, row) : dot(x.int8, t, row);
+            for (int t = 0; t < x.n_rows; t++) p.out.row(p.first_row + t)[i] = dot(x.int8, t, row);
         }
     });
 }
 
 // The products of one input with several matrices of a format: of experts, or q, k and v.
-void matmul(const InputRows& x, const std::vector<MatrixProduct<MoeMatrix>>& products) {
+void matmul(const CodedRows& x, const std::vector<MatrixProduct<MoeMatrix>>& products) {
     const Stopwatch time(phase_seconds.matmul);
     if (products[0].w.has_kernel() && quant_matmul(x.int8, products)) return;
     for (const MatrixProduct<MoeMatrix>& p : products) plain_matmul(x, p);
-}
-
-// ----------------------------------------------------------------------------
-// Routing: which experts each token goes to
-
-// A pair is a token and one of its k experts: t * k + r, r = 0 the best.
-struct Routing {
-    int k = 0;                     // experts that a token goes to
-    std::vector<int32_t> experts;  // (n_tokens, k)
-    std::vector<float> weights;    // (n_tokens, k)
-    std::vector<int> by_expert;    // all pairs, sorted by expert: the rows of what experts compute
-    std::vector<int> row_of;       // (n_tokens, k), where a pair is in by_expert
-    std::vector<int> token_of;     // (n_pairs,), the token of each row
-    std::vector<int> every_row;    // (n_pairs,), 0, 1, 2, ...
-};
-
-// The k largest of a token's logits (n_experts,), of equal ones the lowest index, and their softmax over all.
-void route(int32_t* experts, float* weights, const float* logits, const MoeConfig& moe) {
-    std::vector<int32_t> all(size_t(moe.n_experts));
-    std::iota(all.begin(), all.end(), 0);
-    std::partial_sort(all.begin(), all.begin() + moe.n_active, all.end(),
-                      [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
-    std::copy_n(all.begin(), moe.n_active, experts);
-    const int n_summed = moe.norm_topk_prob ? moe.n_active : moe.n_experts;
-    double sum = 0;
-    for (int i = 0; i < n_summed; i++) sum += std::exp(double(logits[all[i]]) - double(logits[all[0]]));
-    for (int r = 0; r < moe.n_active; r++)
-        weights[r] = float(std::exp(double(logits[experts[r]]) - double(logits[all[0]])) / sum);
-}
-
-// Sorts the pairs of tokens and experts by expert.
-void sort_pairs(Routing& r) {
-    r.every_row.resize(r.experts.size());
-    std::iota(r.every_row.begin(), r.every_row.end(), 0);
-    r.by_expert = r.row_of = r.token_of = r.every_row;
-    std::stable_sort(r.by_expert.begin(), r.by_expert.end(),
-                     [&](int a, int b) { return r.experts[a] < r.experts[b]; });
-    for (const int row : r.every_row) {
-        r.row_of[r.by_expert[row]] = row;
-        r.token_of[row] = r.by_expert[row] / r.k;
-    }
-}
-
-// The experts of all tokens.
-void route(Routing& out, const Rows& logits, const MoeConfig& moe) {
-    out.k = moe.n_active;
-    out.experts.resize(size_t(logits.n_rows) * out.k), out.weights.resize(out.experts.size());
-    for (int t = 0; t < logits.n_rows; t++)
-        route(&out.experts[size_t(t) * out.k], &out.weights[size_t(t) * out.k], logits.row(t), moe);
-    sort_pairs(out);
-}
-
-// Calls use(expert, first, n) for each expert that has rows: first, first + 1, ... of by_expert.
-template <class Use>
-void for_each_expert(const Routing& routing, Use use) {
-    const auto n_pairs = int(routing.by_expert.size());
-    for (int first = 0, end = 0; first < n_pairs; first = end) {
-        const int32_t expert = routing.experts[routing.by_expert[first]];
-        while (end < n_pairs && routing.experts[routing.by_expert[end]] == expert) end++;
-        use(expert, first, end - first);
-    }
 }
 
 // ----------------------------------------------------------------------------
@@ -372,7 +232,7 @@ void for_each_expert(const Routing& routing, Use use) {
 
 // Room for what one expert, or one token, has in hand.
 struct Workspace {
-    InputRows x;
+    CodedRows x;
     Rows product;
 };
 
@@ -380,7 +240,7 @@ struct Workspace {
 // by_expert, and row i is the expert's matrix times row rows[i] of x. One token's experts all read one row
 // and go together.
 template <class Use>
-void expert_products(Workspace& space, const InputRows& x, const std::vector<int>& rows,
+void expert_products(Workspace& space, const CodedRows& x, const std::vector<int>& rows,
                      const std::vector<MoeMatrix>& experts, const Routing& routing, Use use) {
     space.product.n_cols = experts[0].n_rows;
     if (x.n_rows == 1) {
@@ -401,7 +261,7 @@ void expert_products(Workspace& space, const InputRows& x, const std::vector<int
 }
 
 // out (n_pairs, n_out): row i is row rows[i] of x times the matrix of its expert.
-void grouped_matmul(Rows& out, Workspace& space, const InputRows& x, const std::vector<int>& rows,
+void grouped_matmul(Rows& out, Workspace& space, const CodedRows& x, const std::vector<int>& rows,
                     const std::vector<MoeMatrix>& experts, const Routing& routing) {
     out.n_rows = int(rows.size());
     expert_products(space, x, rows, experts, routing, [&](int first, const Rows& product) {
@@ -409,18 +269,12 @@ void grouped_matmul(Rows& out, Workspace& space, const InputRows& x, const std::
     });
 }
 
-// out (n_pairs, n) = silu(first half) * second half of each row of x (n_pairs, 2 n).
-void swiglu(Rows& out, const Rows& x) {
-    out.n_rows = x.n_rows;
-    for_each_row(x.n_rows, [&](int i) { swiglu(out.row(i), x.row(i), x.row(i) + out.n_cols, out.n_cols); });
-}
-
 // The fused operator (golden/grouped.py): matmul, swiglu and quantize for one expert's rows after another. At
 // a time there are fp32 results of one expert alone, which stay in the cache.
-void grouped_matmul_swiglu_quant(InputRows& out, Workspace& space, const InputRows& x,
+void grouped_matmul_swiglu_quant(CodedRows& out, Workspace& space, const CodedRows& x,
                                  const std::vector<MoeMatrix>& experts, const Routing& routing) {
     const int half = experts[0].n_rows / 2;
-    out.resize(int(routing.by_expert.size()), half, x.format);
+    resize(out, int(routing.by_expert.size()), half, experts[0].format);
     expert_products(space, x, routing.token_of, experts, routing, [&](int first, Rows& product) {
         for_each_row(product.n_rows, [&](int i) {
             swiglu(product.row(i), product.row(i), product.row(i) + half, half);
@@ -429,36 +283,18 @@ void grouped_matmul_swiglu_quant(InputRows& out, Workspace& space, const InputRo
     });
 }
 
-// out (n_tokens, dim) = the sum of each token's rows of `down` (n_pairs, dim) times their weights, in rising
-// order of expert, which is that of the rows.
-void combine(Rows& out, const Rows& down, const Routing& routing) {
-    out.n_rows = down.n_rows / routing.k;
-    for_each_row(out.n_rows, [&](int t) {
-        const auto first = routing.row_of.begin() + t * routing.k;
-        std::vector<int> rows(first, first + routing.k);
-        std::sort(rows.begin(), rows.end());
-        std::fill_n(out.row(t), out.n_cols, 0.0f);
-        for (const int row : rows)
-            for (int i = 0; i < out.n_cols; i++)
-                out.row(t)[i] += routing.weights[routing.by_expert[row]] * down.row(row)[i];
-    });
-}
-
 // ----------------------------------------------------------------------------
 // The tensors of a file
 
 size_t read_own_fields(const HeaderReader& h, Config& c) {
-    auto field = [&](const char* name, size_t offset, int low, int high) {
-        return h.checked_int(name, h.i32(offset), low, high);
-    };
     MoeConfig& m = c.moe;
-    m.expert_format.kind = WeightKind(field("format", 0xC0, 0, 2));
-    m.n_experts = field("n_experts", 0xC4, 1, 1 << 10);
-    m.n_active = field("n_active", 0xC8, 1, m.n_experts);
-    m.hidden_dim = field("moe_hidden_dim", 0xCC, 1, 5120);
-    m.norm_topk_prob = field("norm_topk_prob", 0xD0, 0, 1) == 1;
-    m.expert_format.group = field("group", 0xD4, 0, 1024);
-    m.pure = field("pure", 0xD8, 0, 1) == 1;
+    m.expert_format.kind = WeightKind(h.checked_i32("format", 0xC0, 0, 2));
+    m.n_experts = h.checked_i32("n_experts", 0xC4, 1, 1 << 10);
+    m.n_active = h.checked_i32("n_active", 0xC8, 1, m.n_experts);
+    m.hidden_dim = h.checked_i32("moe_hidden_dim", 0xCC, 1, 5120);
+    m.norm_topk_prob = h.checked_i32("norm_topk_prob", 0xD0, 0, 1) == 1;
+    m.expert_format.group = h.checked_i32("group", 0xD4, 0, 1024);
+    m.pure = h.checked_i32("pure", 0xD8, 0, 1) == 1;
     // The table of dense layers is the first tensor: the others follow from it.
     if (h.file.size() < header_size + size_t(c.n_layers)) h.fail("dense_layers ends too soon");
     for (int l = 0; l < c.n_layers; l++)
@@ -468,28 +304,24 @@ size_t read_own_fields(const HeaderReader& h, Config& c) {
 
 // Throws for groups that a format has not, and for rows that are no multiple of what they have to be.
 void check_config(const Config& c) {
-    auto check = [](bool fits, const std::string& name, int value, const std::string& why) {
-        if (!fits) throw std::runtime_error(name + " is " + std::to_string(value) + ", " + why);
-    };
     const auto [kind, group] = c.moe.expert_format;
     const bool a8w8 = kind == WeightKind::a8w8, a8w4 = kind == WeightKind::a8w4, pure = c.moe.pure;
-    const std::string limit = "expected a multiple of 4, at most " + std::to_string(max_group_size);
-    check(c.group_size == 0, "group_size", c.group_size, "expected 0 (whole rows)");
-    for (const auto& [name, n] : {std::pair{"dim", c.dim}, std::pair{"hidden_dim", c.hidden_dim},
-                                  std::pair{"n_heads * head_dim", c.q_dim()}})
-        check(n % 4 == 0 && n <= max_group_size, name, n, limit);
-    check(a8w8   ? group == 0
-          : a8w4 ? group == 0 || group == 32 || group == 64 || group == 128
-                 : group > 0 && group % 32 == 0,
-          "group", group, "which the experts' format has not");
-    check(!(pure && a8w8), "pure", 1, "but all of A8W8 is int8: expected 0");
-    const int unit = std::max(group, a8w4 ? 32 : 4);
-    const std::string multiple = "not a multiple of " + std::to_string(unit);
-    check(c.dim % unit == 0, "dim", c.dim, multiple);
-    check(c.moe.hidden_dim % unit == 0, "moe_hidden_dim", c.moe.hidden_dim, multiple);
-    const bool any_dense = std::ranges::count(c.moe.is_dense, 1) > 0;
-    check(!pure || c.q_dim() % unit == 0, "n_heads * head_dim", c.q_dim(), multiple);
-    check(!pure || !any_dense || c.hidden_dim % unit == 0, "hidden_dim", c.hidden_dim, multiple);
+    check_value(c.group_size == 0, "group_size", c.group_size, "expected 0 (whole rows)");
+    for (const auto& [name, n] : c.row_lengths())
+        check_value(n % 4 == 0 && n <= max_group_size, name, n,
+                    "expected a multiple of 4, at most " + std::to_string(max_group_size));
+    const bool has_group = a8w8   ? group == 0
+                           : a8w4 ? group == 0 || group == 32 || group == 64 || group == 128
+                                  : group > 0 && group % 32 == 0;
+    check_value(has_group, "group", group, "which the experts' format has not");
+    check_value(!(pure && a8w8), "pure", 1, "but all of A8W8 is int8: expected 0");
+    auto check_row = [unit = std::max(group, a8w4 ? 32 : 4)](const char* name, int n) {
+        check_value(n % unit == 0, name, n, "not a multiple of " + std::to_string(unit));
+    };
+    check_row("dim", c.dim);
+    check_row("moe_hidden_dim", c.moe.hidden_dim);
+    if (pure) check_row("n_heads * head_dim", c.q_dim());
+    if (pure && std::ranges::count(c.moe.is_dense, 1) > 0) check_row("hidden_dim", c.hidden_dim);
 }
 
 const FileFormat<Config> file_format{.scheme = scheme_moe,
@@ -517,26 +349,23 @@ struct Weights {
     std::vector<const float*> router = routers();             // (n_experts, dim), of layers with experts
 
     MoeMatrix embedding = matrix("embed", c.vocab_size, c.dim);
-    std::vector<MoeMatrix> q_proj = in_all_layers("attn.q_proj", c.q_dim(), c.dim);
-    std::vector<MoeMatrix> k_proj = in_all_layers("attn.k_proj", c.kv_dim(), c.dim);
-    std::vector<MoeMatrix> v_proj = in_all_layers("attn.v_proj", c.kv_dim(), c.dim);
-    std::vector<MoeMatrix> o_proj = in_all_layers("attn.o_proj", c.dim, c.q_dim());
-    std::vector<MoeMatrix> gate_proj = in_dense_layers("ffn.gate_proj", c.hidden_dim, c.dim);
-    std::vector<MoeMatrix> down_proj = in_dense_layers("ffn.down_proj", c.dim, c.hidden_dim);
-    std::vector<MoeMatrix> up_proj = in_dense_layers("ffn.up_proj", c.hidden_dim, c.dim);
+    std::vector<MoeMatrix> q_proj = layers("attn.q_proj", c.q_dim(), c.dim);
+    std::vector<MoeMatrix> k_proj = layers("attn.k_proj", c.kv_dim(), c.dim);
+    std::vector<MoeMatrix> v_proj = layers("attn.v_proj", c.kv_dim(), c.dim);
+    std::vector<MoeMatrix> o_proj = layers("attn.o_proj", c.dim, c.q_dim());
+    std::vector<MoeMatrix> gate_proj = layers("ffn.gate_proj", c.hidden_dim, c.dim, true);
+    std::vector<MoeMatrix> down_proj = layers("ffn.down_proj", c.dim, c.hidden_dim, true);
+    std::vector<MoeMatrix> up_proj = layers("ffn.up_proj", c.hidden_dim, c.dim, true);
     MoeMatrix classifier = c.shared_classifier ? embedding : matrix("classifier", c.vocab_size, c.dim);
     std::vector<Experts> experts = all_experts();  // of layers with experts
 
-    // A matrix that is no expert's, and those of the layers; where there are experts, no dense block.
+    // A matrix that is no expert's; and those of all layers, or of the dense ones.
     MoeMatrix matrix(const std::string& name, int n_rows, int n_cols) {
         return tensors(name, c.moe.other_format(), {n_rows}, n_cols);
     }
-    std::vector<MoeMatrix> in_all_layers(const char* part, int n_rows, int n_cols) {
-        return file.layers(c, part, [&](const std::string& name) { return matrix(name, n_rows, n_cols); });
-    }
-    std::vector<MoeMatrix> in_dense_layers(const char* part, int n_rows, int n_cols) {
+    std::vector<MoeMatrix> layers(const char* part, int n_rows, int n_cols, bool dense_only = false) {
         auto make = [&](const std::string& name) { return matrix(name, n_rows, n_cols); };
-        return file.layers(c, part, make, [&](int l) { return !c.has_experts(l); });
+        return file.layers(c, part, make, [&](int l) { return !dense_only || !c.has_experts(l); });
     }
     // What layers with experts have; that of others is empty.
     std::vector<const float*> routers() {
@@ -561,37 +390,38 @@ struct Weights {
     // their shape but n_cols, `read` what a token reads.
     MoeMatrix tensors(const std::string& name, const WeightFormat& format, const std::vector<int>& rows,
                       int n_cols, Share read = {}) {
-        MoeMatrix w{.format = format, .n_rows = rows.back(), .n_cols = n_cols};
-        const std::string codes = name + ".codes", scales = name + ".scales";
-        auto shape = [&](int row_length) {
-            std::vector<int> all = rows;
-            all.push_back(row_length);
-            return all;
-        };
+        MoeMatrix w;
+        w.format = format, w.kind = QUANT_GEMM_SIGNED, w.bits = 8, w.scale_type = QUANT_GEMM_ROW_FP32;
+        w.n_rows = rows.back(), w.n_cols = n_cols;
+        w.group = format.group > 0 ? format.group : n_cols, w.group_size = kernel_group(format, n_cols);
+        std::vector<int> of_codes = rows, of_scales = rows;  // shapes
+        of_codes.push_back(format.kind == WeightKind::a8w4 ? n_cols / 2 : n_cols);
+        of_scales.push_back(n_scales(w));
         if (format.kind == WeightKind::a8w8) {
-            w.codes = reinterpret_cast<const uint8_t*>(file.next<int8_t>(codes, shape(n_cols), read));
-            w.row_scales = file.next<float>(scales, rows.size() == 1 ? shape(1) : rows, read);
+            w.codes = as_bytes(file.next<int8_t>(name + ".codes", of_codes, read));
+            w.scales = file.next<float>(name + ".scales", rows.size() == 1 ? of_scales : rows, read);
         } else if (format.kind == WeightKind::mxfp8) {
-            w.codes = file.next<uint8_t>(codes, shape(n_cols), read);
-            w.mx_scales = file.next<uint8_t>(scales, shape(w.n_groups()), read);
+            w.codes = file.next<uint8_t>(name + ".codes", of_codes, read);
+            w.scales = file.next<uint8_t>(name + ".scales", of_scales, read);
         } else {
-            w.codes = file.next<uint8_t>(codes, shape(n_cols / 2), read);
-            if (format.group == 0) w.row_scales = file.next<float>(scales, rows, read);
-            if (format.group > 0) w.group_scales = file.next<Half>(scales, shape(w.n_groups()), read);
+            w.kind = QUANT_GEMM_UNSIGNED, w.bits = 4, w.zero_point = 8;
+            if (format.group > 0) w.scale_type = QUANT_GEMM_GROUP_FP16;
+            w.codes = file.next<uint8_t>(name + ".codes", of_codes, read);
+            if (format.group == 0) w.scales = file.next<float>(name + ".scales", rows, read);
+            if (format.group > 0) w.scales = file.next<Half>(name + ".scales", of_scales, read);
             w.assist = file.next<float>(name + ".assist", rows, {0, 1});
         }
         return w;
     }
     // Packs the matrices that are multiplied for the kernels.
     void pack(PackedMatrices& packed) {
-        auto pack_all = [&](std::span<MoeMatrix> matrices) {
+        auto add = [&](std::span<MoeMatrix> matrices) {
             for (MoeMatrix& m : matrices)
-                if (m.n_rows > 0 && m.has_kernel()) m.packed = packed.add(m.view());
+                if (m.n_rows > 0 && m.has_kernel()) m.packed = packed.add(m);
         };
-        for (auto* all : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
-            pack_all(*all);
-        for (Experts& e : experts) pack_all(e.gate_up), pack_all(e.down);
-        pack_all({&classifier, 1});
+        for (auto* w : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj}) add(*w);
+        for (Experts& e : experts) add(e.gate_up), add(e.down);
+        add({&classifier, 1});
     }
 };
 
@@ -599,9 +429,6 @@ struct Weights {
 // Everything a run needs besides the weights
 
 constexpr int max_chunk = 512;  // tokens of a prompt that go through together: each expert gets a few of them
-
-// Whether experts go through the fused operator: --no-fuse.
-bool is_fused(const Options& options) { return !options.own.contains("--no-fuse"); }
 
 struct RunState {
     // A row per token of the chunk.
@@ -616,14 +443,15 @@ struct RunState {
     Rows up;        // (max_chunk, hidden_dim)
     Rows router;    // (max_chunk, n_experts)
     Rows down;      // (max_chunk * n_active, dim), a row per pair of token and expert
-    Rows gate_up;   // (max_chunk * n_active, 2 * moe.hidden_dim), if experts are not fused
-    Rows hidden;    // (max_chunk * n_active, moe.hidden_dim), if experts are not fused
+    Rows gate_up;   // (max_chunk * n_active, 2 * moe.hidden_dim), if not fused
+    Rows hidden;    // (max_chunk * n_active, moe.hidden_dim), if not fused
     Rows logits;    // (1 or max_chunk, vocab_size)
 
-    InputRows xq;             // the quantized input of the products that come next, a row per token
-    InputRows expert_hidden;  // and of experts' second product, a row per pair
+    CodedRows xq;             // the quantized input of the products that come next, a row per token
+    CodedRows expert_hidden;  // and of experts' second product, a row per pair
     Routing routing;
     Workspace workspace;
+    bool fused;                // experts by the fused operator, or step by step, which gives the same bits
     RopeAngles angles;         // of the chunk's positions
     HeadScores scores, probs;  // attention's, if there is a trace
     KvCache cache;             // keys and values of `context` positions
@@ -638,18 +466,18 @@ struct RunState {
         router = Rows(n, c.moe.n_experts);
         const size_t n_pairs = size_t(n) * size_t(c.moe.n_active);
         down = Rows(n_pairs, c.dim);
-        const size_t n_unfused = is_fused(options) && !traced ? 0 : n_pairs;
-        gate_up = Rows(n_unfused, 2 * c.moe.hidden_dim);
-        hidden = Rows(n_unfused, c.moe.hidden_dim);
+        fused = !traced && !options.own.contains("--no-fuse");
+        gate_up = Rows(fused ? 0 : n_pairs, 2 * c.moe.hidden_dim);
+        hidden = Rows(fused ? 0 : n_pairs, c.moe.hidden_dim);
         logits = Rows(n_logits(options, traced, n), c.vocab_size);
-        xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.moe.other_format());
+        resize(xq, n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.moe.other_format());
         if (c.moe.n_experts > 0) {  // there are none in a file that another program made
-            const WeightFormat& format = c.moe.expert_format;
-            if (format.kind == WeightKind::mxfp8 && !c.moe.pure) xq.resize(n, c.dim, format);
-            expert_hidden.resize(int(n_pairs), c.moe.hidden_dim, format);
-            workspace.x.resize(n, std::max(c.dim, c.moe.hidden_dim), format);
-            workspace.product =
-                Rows(size_t(std::max(n, c.moe.n_active)), std::max(c.dim, 2 * c.moe.hidden_dim));
+            const MoeConfig& moe = c.moe;
+            const bool int8_too = moe.expert_format.kind == WeightKind::mxfp8 && !moe.pure;
+            if (int8_too) resize(xq, n, c.dim, moe.expert_format);
+            resize(expert_hidden, int(n_pairs), moe.hidden_dim, moe.expert_format);
+            resize(workspace.x, n, std::max(c.dim, moe.hidden_dim), moe.expert_format);
+            workspace.product = Rows(size_t(std::max(n, moe.n_active)), std::max(c.dim, 2 * moe.hidden_dim));
         }
         angles = RopeAngles(c, n);
         scores.wanted = probs.wanted = traced;
@@ -664,40 +492,7 @@ struct Transformer {
     PackedMatrices packed{};
     RunState state;
     Trace* trace = nullptr;  // not null: record every step
-    bool fused = true;       // experts by the fused operator, or step by step, which gives the same bits
 };
-
-// ----------------------------------------------------------------------------
-// What a trace has of quantized inputs and of products; in a mixture of experts, a row for each pair, the
-// best expert of each token first
-
-void record_input(const Recorder& record, const std::string& name, const InputRows& x) {
-    x.is_mx() ? record.codes(name, x.mx, x.mx.n_blocks()) : record.codes(name, x.int8, 1);
-}
-void record_pairs(const Recorder& record, const std::string& name, const InputRows& x, const Routing& r) {
-    x.is_mx() ? record.codes_in_order(name, x.mx, x.mx.n_blocks(), r.row_of, r.k)
-              : record.codes_in_order(name, x.int8, 1, r.row_of, r.k);
-}
-
-// A product, and its sums (n_tokens, n_rows, n_groups). MXFP8 has none.
-void record_product(const Recorder& record, const char* name, const Rows& out, const InputRows& x,
-                    const MoeMatrix& w) {
-    x.is_mx() ? record(name, out) : record(name, out, x.int8, w, w.group());
-}
-
-// Experts' products of rows of x, as grouped_matmul has them, and their sums (n_tokens, k, n_rows, n_groups).
-void record_product(const Recorder& record, const char* name, const Rows& out, const InputRows& x,
-                    const std::vector<int>& rows, const std::vector<MoeMatrix>& experts, const Routing& r) {
-    record.in_order(name, out, r.row_of, r.k);
-    if (x.is_mx()) return;
-    const MoeMatrix& w = experts[0];
-    record.sums(name, out.n_rows / r.k, {r.k, w.n_rows, w.n_groups()},
-                [&](std::vector<int32_t>& sums, int t) {
-                    for (int pair = t * r.k; pair < (t + 1) * r.k; pair++)
-                        append_sums(sums, x.int8.row_codes(rows[r.row_of[pair]]),
-                                    experts[r.experts[pair]].view(), w.group());
-                });
-}
 
 // ----------------------------------------------------------------------------
 // The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
@@ -712,12 +507,12 @@ void attention_block(Transformer& m, int l, int pos) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.attn[l], c.dim, c.norm_eps);          record("attn.norm", s.normed);
-    quantize(s.xq, s.normed, c.moe.other_format());                      record_input(record, "attn.norm", s.xq);
+    quantize(s.xq, s.normed, c.moe.other_format());                      record("attn.norm", s.xq);
     matmul(s.xq, {{s.q, w.q_proj[l]},                                    // q, k and v read the same input
                   {s.k, w.k_proj[l]},
-                  {s.v, w.v_proj[l]}});                                  record_product(record, "attn.q_proj", s.q, s.xq, w.q_proj[l]);
-                                                                         record_product(record, "attn.k_proj", s.k, s.xq, w.k_proj[l]);
-                                                                         record_product(record, "attn.v_proj", s.v, s.xq, w.v_proj[l]);
+                  {s.v, w.v_proj[l]}});                                  record("attn.q_proj", s.q, s.xq, w.q_proj[l]);
+                                                                         record("attn.k_proj", s.k, s.xq, w.k_proj[l]);
+                                                                         record("attn.v_proj", s.v, s.xq, w.v_proj[l]);
     if (c.has_head_norms()) {                                            // each head on its own
         rmsnorm(s.q, s.q, w.head_norms.q[l], c.head_dim, c.norm_eps);    record("attn.q_norm", s.q, c.head_dim);
         rmsnorm(s.k, s.k, w.head_norms.k[l], c.head_dim, c.norm_eps);    record("attn.k_norm", s.k, c.head_dim);
@@ -728,8 +523,8 @@ void attention_block(Transformer& m, int l, int pos) {
     attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);      record("attn.scores", s.scores);
                                                                          record("attn.probs", s.probs);
                                                                          record("attn.mix", s.attn_out);
-    quantize(s.xq, s.attn_out, c.moe.other_format());                    record_input(record, "attn.mix", s.xq);
-    matmul(s.xq, {{s.proj, w.o_proj[l]}});                               record_product(record, "attn.o_proj", s.proj, s.xq, w.o_proj[l]);
+    quantize(s.xq, s.attn_out, c.moe.other_format());                    record("attn.mix", s.xq);
+    matmul(s.xq, {{s.proj, w.o_proj[l]}});                               record("attn.o_proj", s.proj, s.xq, w.o_proj[l]);
     add(s.x, s.proj);                                                    record("attn.residual", s.x);
 }
 
@@ -741,13 +536,13 @@ void dense_block(Transformer& m, int l) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);          record("ffn.norm", s.normed);
-    quantize(s.xq, s.normed, c.moe.other_format());                      record_input(record, "ffn.norm", s.xq);
+    quantize(s.xq, s.normed, c.moe.other_format());                      record("ffn.norm", s.xq);
     matmul(s.xq, {{s.gate, w.gate_proj[l]},
-                  {s.up, w.up_proj[l]}});                                record_product(record, "ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
-                                                                         record_product(record, "ffn.up_proj", s.up, s.xq, w.up_proj[l]);
+                  {s.up, w.up_proj[l]}});                                record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
+                                                                         record("ffn.up_proj", s.up, s.xq, w.up_proj[l]);
     swiglu(s.gate, s.gate, s.up);                                        record("ffn.swiglu", s.gate);
-    quantize(s.xq, s.gate, c.moe.other_format());                        record_input(record, "ffn.swiglu", s.xq);
-    matmul(s.xq, {{s.proj, w.down_proj[l]}});                            record_product(record, "ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
+    quantize(s.xq, s.gate, c.moe.other_format());                        record("ffn.swiglu", s.xq);
+    matmul(s.xq, {{s.proj, w.down_proj[l]}});                            record("ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
     add(s.x, s.proj);                                                    record("ffn.residual", s.x);
 }
 
@@ -762,19 +557,19 @@ void moe_block(Transformer& m, int l) {
 
     rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim, c.norm_eps);           record("ffn.norm", s.normed);
     fp64_matmul(s.router, s.normed, w.router[l]);                        record("moe.router", s.router);
-    route(s.routing, s.router, c.moe);                                   record("moe.experts", r.experts.data(), s.x.n_rows, {r.k});
+    route(s.routing, s.router, c.moe.n_active, c.moe.norm_topk_prob);    record("moe.experts", r.experts.data(), s.x.n_rows, {r.k});
                                                                          record("moe.weights", r.weights.data(), s.x.n_rows, {r.k});
-    quantize(s.xq, s.normed, c.moe.expert_format);                       record_input(record, "ffn.norm", s.xq);
-    if (m.fused && !m.trace) {
+    quantize(s.xq, s.normed, c.moe.expert_format);                       record("ffn.norm", s.xq);
+    if (s.fused) {
         grouped_matmul_swiglu_quant(s.expert_hidden, s.workspace, s.xq, experts.gate_up, r);
     } else {                                                             // the same, and every step is kept
         grouped_matmul(s.gate_up, s.workspace, s.xq, r.token_of, experts.gate_up, r);
-                                                                         record_product(record, "moe.gate_up_proj", s.gate_up, s.xq, r.token_of, experts.gate_up, r);
-        swiglu(s.hidden, s.gate_up);                                     record.in_order("moe.swiglu", s.hidden, r.row_of, r.k);
-        quantize(s.expert_hidden, s.hidden, c.moe.expert_format);        record_pairs(record, "moe.swiglu", s.expert_hidden, r);
+                                                                         record("moe.gate_up_proj", s.gate_up, s.xq, r.token_of, experts.gate_up, r);
+        swiglu(s.hidden, s.gate_up);                                     record("moe.swiglu", s.hidden, r);
+        quantize(s.expert_hidden, s.hidden, c.moe.expert_format);        record("moe.swiglu", s.expert_hidden, r);
     }
     grouped_matmul(s.down, s.workspace, s.expert_hidden, r.every_row, experts.down, r);
-                                                                         record_product(record, "moe.down_proj", s.down, s.expert_hidden, r.every_row, experts.down, r);
+                                                                         record("moe.down_proj", s.down, s.expert_hidden, r.every_row, experts.down, r);
     combine(s.proj, s.down, r);                                          record("moe.mix", s.proj);
     add(s.x, s.proj);                                                    record("ffn.residual", s.x);
 }
@@ -804,7 +599,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     if (n_logits == 0) return {};
     s.x.keep_last(n_logits);
     rmsnorm(s.normed, s.x, w.norms.last, c.dim, c.norm_eps);             record("norm", s.normed);
-    quantize(s.xq, s.normed, c.moe.other_format());                      record_input(record, "norm", s.xq);
+    quantize(s.xq, s.normed, c.moe.other_format());                      record("norm", s.xq);
     s.logits.reserve(n_logits);
     matmul(s.xq, {{s.logits, w.classifier}});                            record("logits", s.logits);
     return {s.logits.row(0), size_t(n_logits) * c.vocab_size};
@@ -816,37 +611,28 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 
 // Opens a MoE file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
-    if (packs_weights(m.file, options)) m.weights.pack(m.packed);
-    return m;
-}
-
-// Multiply-adds of one token in the layers' matrices, of the active experts alone.
-uint64_t macs_per_token(const Config& c) {
-    uint64_t width = 0;  // of all layers' feed-forward blocks
-    for (int l = 0; l < c.n_layers; l++)
-        width += uint64_t(c.has_experts(l) ? c.moe.n_active * c.moe.hidden_dim : c.hidden_dim);
-    return uint64_t(c.dim) * (uint64_t(c.n_layers) * uint64_t(2 * c.q_dim() + 2 * c.kv_dim()) + 3 * width);
+    return load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
 }
 
 // "2 of 8 experts in A8W8, one scale a row; all else W8A8, one scale a row"
 std::string scheme_text(const MoeConfig& moe) {
     const char* const names[] = {"A8W8", "A8W4", "MXFP8"};
-    const int group = moe.expert_format.group;
-    return std::to_string(moe.n_active) + " of " + std::to_string(moe.n_experts) + " experts in " +
-           names[int(moe.expert_format.kind)] +
-           (group > 0 ? ", groups of " + std::to_string(group) : ", one scale a row") +
+    const auto [kind, group] = moe.expert_format;
+    return format("%d of %d experts in %s, ", moe.n_active, moe.n_experts, names[int(kind)]) +
+           (group > 0 ? "groups of " + std::to_string(group) : "one scale a row") +
            (moe.pure ? "; all else the same" : "; all else W8A8, one scale a row");
 }
 
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
-    m->fused = is_fused(options);
     const Config& c = m->file.config;
     const MoeMatrix& w = m->weights.classifier;  // all matrices but the experts' are multiplied by its kernel
-    const char* kernel = w.has_kernel() ? int8_kernel_name(kernel_group(w.format, w.n_cols)) : "portable";
+    const char* kernel = w.has_kernel() ? int8_kernel_name(w.group_size) : "portable";
     Model model = cpu_model(m, options, scheme_text(c.moe), kernel, max_chunk);
-    model.macs_per_token = macs_per_token(c);
+    uint64_t hidden_dims = 0;  // of the active experts alone
+    for (int l = 0; l < c.n_layers; l++)
+        hidden_dims += uint64_t(c.has_experts(l) ? c.moe.n_active * c.moe.hidden_dim : c.hidden_dim);
+    model.macs_per_token = c.macs_per_token(hidden_dims);
     return model;
 }
 

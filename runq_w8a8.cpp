@@ -27,7 +27,6 @@
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "common/app/model.h"
@@ -153,21 +152,16 @@ size_t read_own_fields(const HeaderReader& h, Config& c) {
 
 // Throws for a block size that there is not, and for rows that cannot share a scale.
 void check_config(const Config& c) {
-    auto fail = [](const std::string& what) { throw std::runtime_error(what); };
-    if (c.group_size != 0 && c.group_size != 32)
-        fail("group_size is " + std::to_string(c.group_size) + ", expected 0 (whole rows) or 32");
-    if (c.group_size != 0 && c.static_activations)
-        fail("activations is 1 (static) with group_size " + std::to_string(c.group_size) + ", expected 0");
-    for (const auto& [name, n] : {std::pair{"dim", c.dim}, std::pair{"hidden_dim", c.hidden_dim},
-                                  std::pair{"n_heads * head_dim", c.q_dim()}}) {
-        // A multiple of 4 keeps the scales behind the codes aligned; the limit keeps the int32 sums exact.
-        const int multiple = c.group_size == 0 ? 4 : c.group_size;
-        if (n % multiple != 0)
-            fail(std::string(name) + " is " + std::to_string(n) + ", not a multiple of " +
-                 std::to_string(multiple));
-        if (c.group_size == 0 && n > max_group_size)
-            fail(std::string(name) + " is " + std::to_string(n) + ", expected at most " +
-                 std::to_string(max_group_size));
+    const int size = c.group_size;
+    check_value(size == 0 || size == 32, "group_size", size, "expected 0 (whole rows) or 32");
+    if (size != 0 && c.static_activations)
+        throw std::runtime_error("activations is 1 (static) with group_size 32, expected 0");
+    // A multiple of 4 keeps the scales behind the codes aligned; the limit keeps the int32 sums exact.
+    const int multiple = size == 0 ? 4 : size;
+    for (const auto& [name, n] : c.row_lengths()) {
+        check_value(n % multiple == 0, name, n, "not a multiple of " + std::to_string(multiple));
+        check_value(size != 0 || n <= max_group_size, name, n,
+                    "expected at most " + std::to_string(max_group_size));
     }
 }
 
@@ -386,9 +380,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // Opens a W8A8 file and allocates a run's memory. Throws std::runtime_error with one line that names the
 // file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
-    if (packs_weights(m.file, options)) m.weights.pack(m.packed);
-    return m;
+    return load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
 }
 
 const OwnOption own_options[] = {

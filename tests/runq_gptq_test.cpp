@@ -9,6 +9,8 @@ const char* const models[] = {"tiny-llama.gptq-w8",     "tiny-llama.gptq-w4",   
                               "tiny-qwen3.gptq-ladder", "tiny-qwen3.gptq-sparse"};
 }
 
+#include <numeric>
+
 #include "int8_cases.h"
 #include "lowbit_cases.h"
 #include "program_tests.h"
@@ -29,7 +31,8 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
         };
         // "gptq_expand.w4sg64.576.": bits, "x" two levels or "s" sparse, the group, the columns
         GptqMatrix w;
-        w.format.bits = uint8_t(p[std::string("gptq_expand.w").size()] - '0');
+        w.bits = p[std::string("gptq_expand.w").size()] - '0';
+        w.kind = w.bits == 8 ? QUANT_GEMM_SIGNED : QUANT_GEMM_UNSIGNED;
         w.n_rows = tensor.shape[0], w.n_cols = tensor.shape[1];
         const int group = std::stoi(p.substr(p.find('g', p.find('w')) + 1));
         w.group = group > 0 ? group : w.n_cols, w.group_size = group == 32 ? 32 : 64;
@@ -37,15 +40,11 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
         w.mask = reinterpret_cast<const uint8_t*>(bytes("mask"));
         w.zeros = reinterpret_cast<const uint8_t*>(bytes("zeros"));
         w.levels = reinterpret_cast<const uint8_t*>(bytes("groups"));
-        w.row_scales = reinterpret_cast<const float*>(bytes("row_scales"));
-        if (w.mask != nullptr) w.format.flags = MatrixFormat::sparse_flag;
-        if (w.levels != nullptr) {
-            w.format.flags = MatrixFormat::two_level_flag;
-        } else if (w.format.bits == 8 && group == 0) {
-            w.row_scales = reinterpret_cast<const float*>(bytes("scales"));
-        } else {
-            w.scales = reinterpret_cast<const Half*>(bytes("scales"));
-        }
+        w.scales = bytes(w.levels != nullptr ? "row_scales" : "scales");
+        if (w.mask != nullptr) w.kind = QUANT_GEMM_SPARSE;
+        if (w.levels != nullptr) w.kind = QUANT_GEMM_TWO_LEVEL;
+        w.scale_type =
+            w.levels != nullptr || (w.bits == 8 && group == 0) ? QUANT_GEMM_ROW_FP32 : QUANT_GEMM_GROUP_FP16;
         const std::vector<int8_t> codes = tensor.i8();
         const std::vector<float> scales = golden_ops().at(p + "w.scales").f32();
         std::vector<int8_t> plain, fast(codes.size());
@@ -79,25 +78,6 @@ TEST_CASE("gather and quantize: the golden's values, codes and scales, bit for b
     CHECK(found.scales == golden_ops().at("gptq_gather.scales").f32());
 }
 
-namespace {
-// The same matrix as the program has it.
-GptqMatrix gptq_matrix(const LowbitCase& m, const MatrixFormat& f) {
-    auto or_null = [](const auto& v) { return v.empty() ? nullptr : v.data(); };
-    const QuantMatrix& s = m.shape;
-    return {f,
-            m.codes.data(),
-            or_null(m.mask),
-            or_null(m.scales),
-            or_null(m.zeros),
-            or_null(m.levels),
-            or_null(m.row_scales),
-            s.n_rows,
-            s.n_cols,
-            s.group,
-            s.group_size};
-}
-}  // namespace
-
 TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
     std::mt19937 rng(2);
     for (const MatrixFormat& f : all_formats()) {
@@ -112,7 +92,8 @@ TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
             Int8Rows x;
             quantize(x, values, group_size);
             const LowbitCase m = make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, false);
-            GptqMatrix w = gptq_matrix(m, f);
+            GptqMatrix w;
+            static_cast<QuantMatrix&>(w) = m.view();
             std::vector<float> plain;
             for (int t = 0; t < n_tokens; t++) {
                 for (int i = 0; i < n_rows; i++) plain.push_back(dot(x, t, expand(w, i)));
@@ -222,24 +203,23 @@ TEST_CASE("weights: formats that there are not, and what does not fit") {
 }
 
 TEST_CASE("weights: an order has every channel once, or is refused by its name") {
-    Config c = large(bytes, nibbles, ladder);
-    c.has_order = true, c.n_layers = 2;
-    Weights w{TensorList(nullptr, 0, 64, 64), c};
-    std::vector<int32_t> order(8192);
-    auto reset = [&](size_t n) {
-        for (size_t k = 0; k < n; k++) order[k] = int32_t(n - 1 - k);
-    };
-    std::vector<int32_t> narrow(2048);
-    for (size_t k = 0; k < 2048; k++) narrow[k] = int32_t(k);
-    for (auto* orders : {&w.attn_norm_order, &w.attn_mix_order, &w.ffn_norm_order})
-        orders->assign(2, narrow.data());
-    w.ffn_swiglu_order.assign(2, order.data());
-    reset(8192);
+    Config c = large(bytes, nibbles, bytes);
+    c.has_order = true, c.n_layers = 2, c.vocab_size = 8;
+    c.dim = 128, c.hidden_dim = 256, c.n_heads = 2, c.n_kv_heads = 1, c.head_dim = 64;
+    std::vector<std::byte> memory(Weights{TensorList(nullptr, 0, 64, 64), c}.file.memory_bytes());
+    const Weights w{TensorList(memory.data(), memory.size(), 64, 64), c};
+    auto change = [](const int32_t* order) { return const_cast<int32_t*>(order); };
+    for (int l = 0; l < 2; l++) {
+        std::iota(change(w.attn_norm_order[l]), change(w.attn_norm_order[l]) + 128, 0);
+        std::iota(change(w.attn_mix_order[l]), change(w.attn_mix_order[l]) + 128, 0);
+        std::iota(change(w.ffn_norm_order[l]), change(w.ffn_norm_order[l]) + 128, 0);
+        int32_t* order = change(w.ffn_swiglu_order[l]);
+        for (int k = 0; k < 256; k++) order[k] = 255 - k;
+    }
     CHECK_NOTHROW(check_orders(w, "file"));
-    for (const int32_t wrong : {-1, 8192, 1 << 30, 5}) {
-        reset(8192);
-        order[77] = wrong;
+    for (const int32_t wrong : {-1, 256, 1 << 30, 5}) {
+        change(w.ffn_swiglu_order[1])[77] = wrong;
         CHECK_THROWS_WITH(check_orders(w, "file"),
-                          "file: layers.0.ffn.swiglu.order does not have every channel once");
+                          "file: layers.1.ffn.swiglu.order does not have every channel once");
     }
 }

@@ -36,18 +36,21 @@ struct ExpertCase {
 
     std::vector<MoeMatrix> all() const {
         MoeMatrix w;
-        w.format = format, w.codes = codes.data();
-        if (!mx_scales.empty()) w.mx_scales = mx_scales.data();
-        if (!row_scales.empty()) w.row_scales = row_scales.data();
-        if (!group_scales.empty()) w.group_scales = group_scales.data();
-        w.n_rows = n_rows, w.n_cols = n_cols;
+        w.format = format, w.codes = codes.data(), w.n_rows = n_rows, w.n_cols = n_cols;
+        w.group = group, w.group_size = kernel_group(format, n_cols);
+        w.kind = QUANT_GEMM_SIGNED, w.bits = 8;
+        if (format.kind == WeightKind::a8w4) w.kind = QUANT_GEMM_UNSIGNED, w.bits = 4, w.zero_point = 8;
+        w.scale_type = group_scales.empty() ? QUANT_GEMM_ROW_FP32 : QUANT_GEMM_GROUP_FP16;
+        if (!mx_scales.empty()) w.scales = mx_scales.data();
+        if (!row_scales.empty()) w.scales = row_scales.data();
+        if (!group_scales.empty()) w.scales = group_scales.data();
         std::vector<MoeMatrix> experts;
         for (int e = 0; e < n_experts; e++, w = w.next()) experts.push_back(w);
         return experts;
     }
 };
 
-// int4 codes -8..7 of a row, two in a byte: the inverse of unpack_int4.
+// int4 codes -8..7 of a row, two in a byte: the inverse of unpack_row.
 void pack_int4(std::vector<uint8_t>& out, std::span<const int8_t> row) {
     size_t at = 0;
     for (const size_t size : {64, 32, 16})
@@ -93,7 +96,7 @@ Routing random_routing(std::mt19937& rng, int n_tokens, const MoeConfig& moe) {
     logits.values = random_values(rng, logits.values.size());
     logits.n_rows = n_tokens;
     Routing routing;
-    route(routing, logits, moe);
+    route(routing, logits, moe.n_active, moe.norm_topk_prob);
     return routing;
 }
 
@@ -145,8 +148,8 @@ TEST_CASE("quantize: the plain loop gives the golden's codes and scales, and a r
         const std::vector<float> x = golden_ops().at(p + "x").f32();
         const int n_rows = int(x.size()) / n;
         for (const MoeConfig& moe : {all_formats[0], all_formats[2], all_formats[3]}) {
-            InputRows rows;
-            rows.resize(n_rows, n, moe.expert_format);
+            CodedRows rows;
+            resize(rows, n_rows, n, moe.expert_format);
             std::vector<int8_t> codes(x.size());
             std::vector<float> scales, found;
             for (int t = 0; t < n_rows; t++) {
@@ -208,7 +211,7 @@ TEST_CASE("route: the golden's experts, and their weights") {
         MoeConfig moe = moe_config(WeightKind::a8w8, 0, tensor.shape[1], experts.shape[1], 64);
         moe.norm_topk_prob = p.find('n') != std::string::npos;
         Routing found;
-        route(found, logits, moe);
+        route(found, logits, moe.n_active, moe.norm_topk_prob);
         CHECK(found.experts == experts.i32());
         CHECK(relative_error(golden_ops().at(p + "weights").f32(), found.weights) < 1e-6);
         for (size_t i = 0; i < found.by_expert.size(); i++) {
@@ -259,8 +262,8 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
                 for (const float s : scales.f32()) w.group_scales.push_back(half_of(s));
         }
         const int n = ends.back();  // rows behind the last expert's are nobody's
-        InputRows rows, out;
-        rows.resize(n, n_cols, moe.expert_format);
+        CodedRows rows, out;
+        resize(rows, n, n_cols, moe.expert_format);
         bool is_ours = true;  // our quantizer gives no -128, which some kernels would not take
         if (format == "mxfp8") {
             rows.mx.codes = bytes_of(x), rows.mx.scales = bytes_of(at("x.scales"));
@@ -285,7 +288,7 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
             const std::vector<float> expected = at("product").f32();
             Rows found(size_t(n), n_rows);
             for (int t = 0; t < n; t++) {
-                InputRows row;
+                CodedRows row;
                 gather(row, rows, std::span(&routing.by_expert[size_t(t)], 1));
                 plain_matmul(row, {found, all[size_t(routing.experts[size_t(t)])], t});
             }
@@ -328,7 +331,7 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
             Rows values(n_tokens, n_cols), plain(n_tokens, n_rows), found = plain, one = plain;
             values.values = random_values(rng, values.values.size());
             values.n_rows = n_tokens;
-            InputRows x, row;
+            CodedRows x, row;
             quantize(x, values, moe.expert_format);
             plain_matmul(x, {plain, w});
             matmul(x, {{found, w}});
@@ -360,7 +363,7 @@ TEST_CASE("a8w4: int4 by int4, digit by digit, gives what int8 by int4 gives") {
         Rows values(3, n_cols);
         values.values = random_values(rng, values.values.size());
         values.n_rows = 3;
-        InputRows x;
+        CodedRows x;
         quantize(x, values, moe.expert_format);
         const int8_t extremes[] = {-128, 127, -1, 0};
         std::copy_n(extremes, 4, x.int8.row_codes(2));
@@ -423,7 +426,7 @@ TEST_CASE(
             hidden(size_t(n_tokens * k), half);
         values.values = random_values(rng, values.values.size(), 0.01f);
         values.n_rows = n_tokens;
-        InputRows x, steps, fused, alone;
+        CodedRows x, steps, fused, alone;
         Workspace space;
         quantize(x, values, moe.expert_format);
         grouped_matmul(gate_up, space, x, routing.token_of, w, routing);
@@ -441,7 +444,7 @@ TEST_CASE(
         }
         threads().resize(n_threads);
         for (int t = 0; t < n_tokens; t++) {
-            InputRows row;
+            CodedRows row;
             gather(row, x, std::span(&t, 1));
             Routing of_token;
             of_token.experts.assign(&routing.experts[size_t(t * k)], &routing.experts[size_t(t * k)] + k);
@@ -450,7 +453,7 @@ TEST_CASE(
             grouped_matmul_swiglu_quant(alone, space, row, w, of_token);
             for (int r = 0; r < k; r++) {
                 const int mine = of_token.row_of[size_t(r)], theirs = routing.row_of[size_t(t * k + r)];
-                if (alone.is_mx()) {
+                if (alone.is_mx) {
                     CHECK(std::equal(alone.mx.row_codes(mine), alone.mx.row_codes(mine) + half,
                                      steps.mx.row_codes(theirs)));
                 } else {

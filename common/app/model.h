@@ -109,7 +109,7 @@ Model model_of(const ModelFileOf<Config>& file, const TensorList& tensors, KvFor
     m.weight_bytes = tensors.weight_bytes();
     m.weight_bytes_per_token = tensors.bytes_per_token(c);
     m.kv_bytes_per_position = kv_bytes(c, kv);
-    m.macs_per_token = c.macs_per_token();
+    m.macs_per_token = c.macs_per_token(uint64_t(c.n_layers) * uint64_t(c.hidden_dim));
     m.tensors = tensors.all();
     return m;
 }
@@ -206,10 +206,16 @@ Transformer load_cpu(const std::string& path, const FileFormat<Config>& format, 
                      available);
         Weights weights{TensorList(file), file.config};
         decltype(Transformer::state) state(file.config, options, context, trace != nullptr);
-        if constexpr (requires(Transformer m) { m.packed; })  // which the program fills
-            return {std::move(file), std::move(weights), {}, std::move(state), trace};
-        else
+        if constexpr (requires(Transformer m) { m.packed; }) {
+            Transformer m{std::move(file), std::move(weights), {}, std::move(state), trace};
+            if constexpr (requires {
+                              m.weights.pack(m.packed);
+                          })  // or the program packs, if a back end does not
+                if (packs_weights(m.file, options)) m.weights.pack(m.packed);
+            return m;
+        } else {
             return {std::move(file), std::move(weights), std::move(state), trace};
+        }
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
     }

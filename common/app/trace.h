@@ -22,8 +22,10 @@
 #include <type_traits>
 #include <vector>
 
+#include "common/cpu/coded_rows.h"
 #include "common/cpu/expand_rows.h"
 #include "common/cpu/quant_matrix.h"
+#include "common/cpu/routing.h"
 #include "common/cpu/rows.h"
 #include "common/os/new_file.h"
 
@@ -200,25 +202,47 @@ class Recorder {
         (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {n_heads, head_dim});
         (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {n_heads, 1});
     }
-    // Activations in codes of any type, and the first n_scales of each row's scales: NAME.q (n_tokens,
-    // n_cols) and NAME.s (n_tokens, n_scales).
-    template <class CodedRows>
-    void codes(const std::string& name, const CodedRows& x, int n_scales) const {
-        for (int t = 0; t < x.n_rows && trace_ != nullptr; t++) {
-            (*this)((name + ".q").c_str(), x.row_codes(t), 1, {x.n_cols});
-            (*this)((name + ".s").c_str(), x.row_scales(t), 1, {n_scales});
-        }
+    // Activations in int8 with one scale a row, or in MXFP8: NAME.q (n_tokens, n_cols) and NAME.s (n_tokens,
+    // 1 or n_blocks).
+    void operator()(const std::string& name, const CodedRows& x) const {
+        auto add = [&](auto& rows, int n_scales) {
+            for (int t = 0; t < x.n_rows && trace_ != nullptr; t++) {
+                (*this)((name + ".q").c_str(), rows.row_codes(t), 1, {x.n_cols});
+                (*this)((name + ".s").c_str(), rows.row_scales(t), 1, {n_scales});
+            }
+        };
+        x.is_mx ? add(x.mx, x.mx.n_blocks()) : add(x.int8, 1);
     }
-    // Rows in another order, `per_token` of them for each token: (n_tokens, per_token, n_cols).
-    void in_order(const std::string& name, const Rows& x, std::span<const int> order, int per_token) const {
-        in_order(name, x.n_cols, order, per_token, [&](int i) { return x.row(i); });
+    // What experts compute, a row for each pair of token and expert: (n_tokens, k, n_cols), a token's best
+    // expert first.
+    void operator()(const std::string& name, const Rows& x, const Routing& r) const {
+        pairs(name, x.n_cols, r, [&](int i) { return x.row(i); });
     }
-    // Such rows in codes: NAME.q (n_tokens, per_token, n_cols) and NAME.s (n_tokens, per_token, n_scales).
-    template <class CodedRows>
-    void codes_in_order(const std::string& name, const CodedRows& x, int n_scales, std::span<const int> order,
-                        int per_token) const {
-        in_order(name + ".q", x.n_cols, order, per_token, [&](int i) { return x.row_codes(i); });
-        in_order(name + ".s", n_scales, order, per_token, [&](int i) { return x.row_scales(i); });
+    // Such rows in codes: NAME.q (n_tokens, k, n_cols) and NAME.s (n_tokens, k, 1 or n_blocks).
+    void operator()(const std::string& name, const CodedRows& x, const Routing& r) const {
+        auto add = [&](auto& rows, int n_scales) {
+            pairs(name + ".q", x.n_cols, r, [&](int i) { return rows.row_codes(i); });
+            pairs(name + ".s", n_scales, r, [&](int i) { return rows.row_scales(i); });
+        };
+        x.is_mx ? add(x.mx, x.mx.n_blocks()) : add(x.int8, 1);
+    }
+    // A product, and its sums of the groups in which w has scales; MXFP8 has no sums.
+    template <class Matrix>
+    void operator()(const char* name, const Rows& out, const CodedRows& x, const Matrix& w) const {
+        x.is_mx ? (*this)(name, out) : (*this)(name, out, x.int8, w, w.group);
+    }
+    // Experts' products, of row rows[i] of x with the matrix of the i-th row's expert: NAME (n_tokens, k,
+    // n_rows), and its sums, NAME.acc (n_tokens, k, n_rows, n_groups).
+    template <class Matrix>
+    void operator()(const char* name, const Rows& out, const CodedRows& x, const std::vector<int>& rows,
+                    const std::vector<Matrix>& experts, const Routing& r) const {
+        (*this)(name, out, r);
+        if (x.is_mx) return;
+        const QuantMatrix& w = experts[0];
+        sums(name, int(r.experts.size()) / r.k, {r.k, w.n_rows, n_scales(w)}, [&](auto& all, int t) {
+            for (int pair = t * r.k; pair < (t + 1) * r.k; pair++)
+                append_sums(all, x.int8.row_codes(rows[r.row_of[pair]]), experts[r.experts[pair]], w.group);
+        });
     }
     // The sums of a product, in accumulator_layer alone: NAME.acc has for each token those that append(sums,
     // token) appends, as many as `shape` says.
@@ -278,13 +302,13 @@ class Recorder {
     }
 
   private:
-    // Rows of n values in another order; row(i) is the i-th.
+    // Rows of n values for each pair; row(i) is the i-th.
     template <class Row>
-    void in_order(const std::string& name, int n, std::span<const int> order, int per_token, Row row) const {
+    void pairs(const std::string& name, int n, const Routing& r, Row row) const {
         if (trace_ == nullptr) return;
         std::vector<std::decay_t<decltype(*row(0))>> all;
-        for (const int i : order) all.insert(all.end(), row(i), row(i) + n);
-        (*this)(name.c_str(), all.data(), int(order.size()) / per_token, {per_token, n});
+        for (const int i : r.row_of) all.insert(all.end(), row(i), row(i) + n);
+        (*this)(name.c_str(), all.data(), int(r.row_of.size()) / r.k, {r.k, n});
     }
 
     Trace* trace_;

@@ -14,7 +14,9 @@
 #include <span>
 #include <vector>
 
+#include "common/cpu/rows.h"
 #include "common/cpu/scratch.h"
+#include "common/os/threads.h"
 
 constexpr int e4m3_emax = 8, scale_bias = 127, scale_nan = 255;
 constexpr float e4m3_largest = 448;
@@ -48,9 +50,9 @@ inline uint8_t e4m3_code(float x) {
 }
 
 // An element's value times its block's scale.
-inline float scaled_value(float element, uint8_t scale) {
+inline float scaled_value(uint8_t code, uint8_t scale) {
     return scale == scale_nan ? std::numeric_limits<float>::quiet_NaN()
-                              : std::ldexp(element, scale - scale_bias);
+                              : std::ldexp(e4m3_values[code], scale - scale_bias);
 }
 
 // codes (n,) of a block x (n,), and its scale, which is returned: 2^(floor(log2(max|x|)) - emax), at least
@@ -113,4 +115,37 @@ inline void gather(MxRows& out, const MxRows& x, std::span<const int> rows) {
         std::copy_n(x.row_values(from), x.n_cols, out.row_values(i));
         std::copy_n(x.row_scales(from), x.n_blocks(), out.row_scales(i));
     }
+}
+
+// Row t of x times a row of weights, given what its elements mean (n_cols,) and its scales (n_blocks,): each
+// block is added up in fp32, then times both scales; then the blocks.
+inline float dot(const MxRows& x, int t, const float* w_values, const uint8_t* w_scales) {
+    const uint8_t* x_scales = x.row_scales(t);
+    float out = 0;
+    for (int b = 0; b < x.n_blocks(); b++) {
+        if (x_scales[b] == scale_nan || w_scales[b] == scale_nan)
+            return std::numeric_limits<float>::quiet_NaN();
+        const int first = b * x.block;
+        const float *x_block = x.row_values(t) + first, *w_block = w_values + first;
+        float sum = 0;  // products of two elements are exact
+#pragma omp simd reduction(+ : sum)
+        for (int k = 0; k < x.block; k++) sum += x_block[k] * w_block[k];
+        out += std::ldexp(sum, x_scales[b] + w_scales[b] - 2 * scale_bias);
+    }
+    return out;
+}
+
+// Row first_row + t of `out` (n, n_rows) = row t of x times each row of a matrix: codes (n_rows, x.n_cols),
+// scales (n_rows, x.n_blocks).
+inline void matmul(Rows& out, int first_row, const MxRows& x, const uint8_t* codes, const uint8_t* scales) {
+    parallel_ranges(out.n_cols, [&](int begin, int end) {
+        std::vector<float> values(size_t(x.n_cols));
+        for (int i = begin; i < end; i++) {
+            for (int k = 0; k < x.n_cols; k++)
+                values[size_t(k)] = e4m3_values[codes[size_t(i) * size_t(x.n_cols) + size_t(k)]];
+            for (int t = 0; t < x.n_rows; t++)
+                out.row(first_row + t)[i] =
+                    dot(x, t, values.data(), scales + size_t(i) * size_t(x.n_blocks()));
+        }
+    });
 }

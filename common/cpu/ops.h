@@ -92,6 +92,12 @@ inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
     for_each_row(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });
 }
 
+// The same of rows whose first half is the gate: out (n_rows, n), x (n_rows, 2 n).
+inline void swiglu(Rows& out, const Rows& x) {
+    out.n_rows = x.n_rows;
+    for_each_row(x.n_rows, [&](int t) { swiglu(out.row(t), x.row(t), x.row(t) + out.n_cols, out.n_cols); });
+}
+
 // x += y
 inline void add(Rows& x, const Rows& y) {
     for_each_row(x.n_rows, [&](int t) {

@@ -25,6 +25,11 @@ inline int n_scales(const QuantMatrix& w) { return w.n_cols / w.group; }       /
 inline size_t code_bytes(const QuantMatrix& w) {
     return size_t(w.kind == QUANT_GEMM_SPARSE ? w.n_cols / 2 : w.n_cols) * size_t(w.bits) / 8;
 }
+inline size_t scale_bytes(const QuantMatrix& w) {
+    return w.scale_type == QUANT_GEMM_ROW_FP32     ? sizeof(float)
+           : w.scale_type == QUANT_GEMM_GROUP_FP16 ? sizeof(Half) * size_t(n_scales(w))
+                                                   : sizeof(float) * size_t(n_scales(w));
+}
 inline size_t mask_bytes(const QuantMatrix& w) { return size_t(w.n_cols) / 8; }
 inline size_t zero_bytes(const QuantMatrix& w) { return size_t(n_scales(w) + 1) / 2; }
 
@@ -43,15 +48,41 @@ inline float weight_scale(const QuantMatrix& w, int i, int s) {
     return w.kind == QUANT_GEMM_TWO_LEVEL ? float(w.levels[at] & 15) * row_scale : row_scale;
 }
 
+// int8 codes as a QuantMatrix holds them.
+inline const uint8_t* as_bytes(const int8_t* codes) { return reinterpret_cast<const uint8_t*>(codes); }
+
 // Int8 weights: codes (n_rows, n_cols), scales fp32 (n_rows, n_cols / group); activations have as many
 // scales.
 inline QuantMatrix int8_matrix(const int8_t* codes, const float* scales, int n_rows, int n_cols, int group) {
     QuantMatrix w{};
-    w.codes = reinterpret_cast<const uint8_t*>(codes), w.scales = scales;
+    w.codes = as_bytes(codes), w.scales = scales;
     w.kind = QUANT_GEMM_SIGNED, w.scale_type = QUANT_GEMM_GROUP_FP32, w.bits = 8;
     w.n_rows = n_rows, w.n_cols = n_cols, w.group = w.group_size = group;
     return w;
 }
+
+// The codes of row i, one to a byte: (code_bytes * 8 / bits,). A row is cut into blocks of 64 bytes, what is
+// left into one of 32, then one of 16; in a block of B bytes, byte j holds codes j, j + B, j + 2B, ... from
+// its lowest bits up. unpack_codes (expand_rows.h) is the fast form.
+inline void unpack_row(uint8_t* codes, const QuantMatrix& w, int i) {
+    size_t n_bytes = code_bytes(w);
+    const uint8_t* bytes = w.codes + size_t(i) * n_bytes;
+    for (size_t block = 64; block > 0; block /= 2)
+        for (; n_bytes >= block; n_bytes -= block, bytes += block)
+            for (int shift = 0; shift < 8; shift += w.bits)
+                for (size_t j = 0; j < block; j++) *codes++ = bytes[j] >> shift & ((1 << w.bits) - 1);
+}
+
+struct PackedMatrix;  // packed_matrix.h
+
+// A matrix of a model: as the file has it, and what was made of it when the model was loaded.
+struct ModelMatrix : QuantMatrix {
+    const PackedMatrix* packed = nullptr;  // the same weights as the kernels read them fastest, or null
+    const void* loaded = nullptr;          // and as the back end has them, if there is one
+
+    ModelMatrix() : QuantMatrix{} {}
+    const QuantMatrix& view() const { return *this; }
+};
 
 // Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size].
 struct QuantRows {
@@ -101,8 +132,6 @@ inline void gather(Int8Rows& out, const Int8Rows& x, std::span<const int> rows) 
         std::copy_n(x.row_sums(from), x.n_groups(), out.row_sums(i));
     }
 }
-
-struct PackedMatrix;  // packed_matrix.h
 
 // out (x.n_rows, w.n_rows) fp32 = x times w transposed: one of the products that read the same activations x.
 struct QuantProduct {

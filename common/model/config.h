@@ -1,7 +1,9 @@
 // The numbers of a model, as its header has them.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 enum class Arch : uint32_t { llama = 1, qwen3 = 2, qwen3_moe = 3 };
@@ -51,9 +53,14 @@ struct ModelConfig {
     int kv_dim() const { return n_kv_heads * head_dim; }
     int heads_per_kv() const { return n_heads / n_kv_heads; }
 
-    // Multiply-adds of one token in the layers' matrices.
-    uint64_t macs_per_token() const {
-        return uint64_t(n_layers) * uint64_t(dim) *
-               (2 * uint64_t(q_dim()) + 2 * uint64_t(kv_dim()) + 3 * uint64_t(hidden_dim));
+    // How long the rows of the layers' matrices are, by name.
+    std::array<std::pair<const char*, int>, 3> row_lengths() const {
+        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
+    }
+
+    // Multiply-adds of one token in the layers' matrices, given the feed-forward blocks' lengths together.
+    uint64_t macs_per_token(uint64_t hidden_dims) const {
+        const uint64_t attention = uint64_t(n_layers) * (2 * uint64_t(q_dim()) + 2 * uint64_t(kv_dim()));
+        return uint64_t(dim) * (attention + 3 * hidden_dims);
     }
 };

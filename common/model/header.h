@@ -63,6 +63,9 @@ struct HeaderReader {
         }
         return value;
     }
+    int checked_i32(const char* field, size_t offset, int low, int high) const {
+        return checked_int(field, i32(offset), low, high);
+    }
     float checked_float(const char* field, float value, float low, float high) const {
         if (!(value >= low && value <= high)) {  // also refuses NaN
             char text[160];
@@ -81,6 +84,11 @@ struct BaseHeader {
     Arch arch = Arch::llama;
     float norm_eps = 1e-5f, rope_theta = 500000;
 };
+
+// Throws "NAME is VALUE, WHY" unless the value fits: what a FileFormat's check() is made of.
+inline void check_value(bool fits, const std::string& name, int value, const std::string& why) {
+    if (!fits) throw std::runtime_error(name + " is " + std::to_string(value) + ", " + why);
+}
 
 // What a program says of its files. Config is ModelConfig, or has it and fields of the program's own.
 template <class Config>
@@ -136,13 +144,13 @@ inline void check_beginning(const HeaderReader& h, const Scheme& scheme) {
 // and low enough that no product of fields that the loaders form overflows 64 bits: n_layers * dim *
 // hidden_dim * 4 < 2^56.
 inline void read_base(const HeaderReader& h, const BaseHeader& base, ModelConfig& c) {
-    c.dim = h.checked_int("dim", h.i32(0x08), 1, 1 << 20);
-    c.hidden_dim = h.checked_int("hidden_dim", h.i32(0x0C), 1, 1 << 22);
-    c.n_layers = h.checked_int("n_layers", h.i32(0x10), 1, 1 << 12);
-    c.n_heads = h.checked_int("n_heads", h.i32(0x14), 1, 1 << 12);
-    c.n_kv_heads = h.checked_int("n_kv_heads", h.i32(0x18), 1, c.n_heads);
-    c.vocab_size = h.checked_int("vocab_size", h.i32(0x1C), 1, 1 << 24);
-    c.max_seq_len = h.checked_int("max_seq_len", h.i32(0x20), 1, 1 << 24);
+    c.dim = h.checked_i32("dim", 0x08, 1, 1 << 20);
+    c.hidden_dim = h.checked_i32("hidden_dim", 0x0C, 1, 1 << 22);
+    c.n_layers = h.checked_i32("n_layers", 0x10, 1, 1 << 12);
+    c.n_heads = h.checked_i32("n_heads", 0x14, 1, 1 << 12);
+    c.n_kv_heads = h.checked_i32("n_kv_heads", 0x18, 1, c.n_heads);
+    c.vocab_size = h.checked_i32("vocab_size", 0x1C, 1, 1 << 24);
+    c.max_seq_len = h.checked_i32("max_seq_len", 0x20, 1, 1 << 24);
     c.shared_classifier =
         h.checked_int("shared_classifier", h.u8(header_offset::shared_classifier), 0, 1) != 0;
     if (c.n_heads % c.n_kv_heads != 0) {
@@ -172,7 +180,7 @@ inline void read_shape(const HeaderReader& h, const BaseHeader& base, Arch first
                       extension_magic);
         h.fail(text);
     }
-    c.arch = Arch(h.checked_int("arch", h.i32(header_offset::arch), int(first_arch), int(last_arch)));
+    c.arch = Arch(h.checked_i32("arch", header_offset::arch, int(first_arch), int(last_arch)));
     c.head_dim = h.i32(header_offset::head_dim);
     char text[160];
     if (base.head_dim != 0 && h.i32(base.head_dim) != c.head_dim) {
@@ -192,27 +200,27 @@ inline void read_rope(const HeaderReader& h, ModelConfig& c) {
     c.rope_theta = h.checked_float("rope_theta", h.f32(header_offset::rope_theta), 1, 1e12f);
     constexpr size_t at = header_offset::rope_scaling;
     RopeScaling& s = c.rope_scaling;
-    s.llama3 = h.checked_int("rope_scaling type", h.i32(at), 0, 1) != 0;
+    s.llama3 = h.checked_i32("rope_scaling type", at, 0, 1) != 0;
     if (!s.llama3) return;
     s.factor = h.checked_float("rope_scaling factor", h.f32(at + 4), 1, 1e6f);
     s.low_freq_factor = h.checked_float("low_freq_factor", h.f32(at + 8), 1e-6f, 1e6f);
     s.high_freq_factor = h.checked_float("high_freq_factor", h.f32(at + 12), 1e-6f, 1e6f);
     s.original_max_position_embeddings =
-        h.checked_int("original_max_position_embeddings", h.i32(at + 16), 1, 1 << 24);
+        h.checked_i32("original_max_position_embeddings", at + 16, 1, 1 << 24);
     if (!(s.high_freq_factor > s.low_freq_factor)) h.fail("high_freq_factor is not above low_freq_factor");
 }
 
 // Reads the ids at which texts begin and end, and the sampling defaults.
 inline void read_generation(const HeaderReader& h, ModelConfig& c) {
-    c.bos_id = h.checked_int("bos_id", h.i32(header_offset::bos_id), -1, c.vocab_size - 1);
-    const int n_eos = h.checked_int("n_eos", h.i32(header_offset::n_eos), 0, max_eos_ids);
+    c.bos_id = h.checked_i32("bos_id", header_offset::bos_id, -1, c.vocab_size - 1);
+    const int n_eos = h.checked_i32("n_eos", header_offset::n_eos, 0, max_eos_ids);
     for (int i = 0; i < n_eos; i++) {
         c.eos_ids.push_back(
-            h.checked_int("eos_id", h.i32(header_offset::eos_ids + 4 * size_t(i)), 0, c.vocab_size - 1));
+            h.checked_i32("eos_id", header_offset::eos_ids + 4 * size_t(i), 0, c.vocab_size - 1));
     }
     c.temperature = h.checked_float("temperature", h.f32(header_offset::temperature), 0, 100);
     c.top_p = h.checked_float("top_p", h.f32(header_offset::top_p), 0, 1);
-    c.top_k = h.checked_int("top_k", h.i32(header_offset::top_k), 0, 1 << 24);
+    c.top_k = h.checked_i32("top_k", header_offset::top_k, 0, 1 << 24);
     c.min_p = h.checked_float("min_p", h.f32(header_offset::min_p), 0, 1);
     if (h.u32(header_offset::repetition_penalty) == 0) return;
     c.repetition_penalty =
@@ -259,7 +267,7 @@ Config read_header(const std::string& path, std::span<const std::byte> file,
         read_shape(h, format.base, format.first_arch, format.last_arch, c);
         read_rope(h, c);
         read_generation(h, c);
-        h.checked_int("activations", h.i32(header_offset::activations), 0, format.max_activations);
+        h.checked_i32("activations", header_offset::activations, 0, format.max_activations);
         check_reserved(h, format.read_own(h, c));
         check_tokenizer(h);
     }

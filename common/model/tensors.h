@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -56,6 +57,16 @@ template <class T>
 struct HeadNorms {
     std::vector<const T*> q, k;
 };
+
+// Whether each of 0 .. n - 1 stands once among n numbers.
+inline bool is_permutation(std::span<const int32_t> numbers) {
+    std::vector<bool> seen(numbers.size(), false);
+    for (const int32_t n : numbers) {
+        if (n < 0 || size_t(n) >= seen.size() || seen[size_t(n)]) return false;
+        seen[size_t(n)] = true;
+    }
+    return true;
+}
 
 class TensorList {
   public:
@@ -123,8 +134,29 @@ class TensorList {
     }
 
     const std::vector<TensorInfo>& all() const { return all_; }
+    // The values of a tensor of the list. Its type is T, and the list is not of a file whose weights end too
+    // soon.
+    template <class T>
+    std::span<const T> values(const TensorInfo& t) const {
+        return {reinterpret_cast<const T*>(memory_ + t.memory_offset), size_t(t.n_bytes) / sizeof(T)};
+    }
     uint64_t weight_bytes() const { return weight_bytes_; }  // in the file, with what alignment leaves free
     uint64_t memory_bytes() const { return end_; }           // with every tensor aligned
+
+    // All matrices of a name together: of "q_proj" those of the tensors "layers.0.attn.q_proj.codes", ...
+    struct MatrixSize {
+        uint64_t n_bytes = 0, n_rows = 0;
+    };
+    MatrixSize size_of(const std::string& name) const {
+        MatrixSize size;
+        for (const TensorInfo& t : all_) {
+            const std::string matrix = t.name.substr(0, t.name.rfind('.'));
+            if (matrix != name && !matrix.ends_with("." + name)) continue;
+            size.n_bytes += t.n_bytes;
+            if (t.name.ends_with(".codes")) size.n_rows += uint64_t(t.shape[0]);
+        }
+        return size;
+    }
 
     // Bytes that one decode step reads: each tensor's share, but nothing of an embedding that is not also the
     // classifier, of which it is a row.
