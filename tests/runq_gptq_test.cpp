@@ -6,7 +6,7 @@
 namespace {
 const char* const models[] = {"tiny-llama.gptq-w8",     "tiny-llama.gptq-w4",     "tiny-llama.gptq-ladder",
                               "tiny-llama.gptq-sparse", "tiny-qwen3.gptq-w8",     "tiny-qwen3.gptq-w4",
-                              "tiny-qwen3.gptq-ladder", "tiny-qwen3.gptq-sparse"};
+                              "tiny-qwen3.gptq-ladder", "tiny-qwen3.gptq-sparse", "random-llama.gptq-order"};
 }
 
 #include "int8_cases.h"

@@ -5,7 +5,8 @@
 
 namespace {
 const char* const models[] = {"tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4",
-                              "tiny-qwen3-moe.moe-a8w4-pure", "tiny-qwen3-moe.moe-mxfp8"};
+                              "tiny-qwen3-moe.moe-a8w4-pure", "tiny-qwen3-moe.moe-mxfp8",
+                              "random-qwen3-moe.moe-a8w8"};
 }
 
 #include <set>
