@@ -53,6 +53,15 @@ all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
 include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk
 
+# Small random models, for what no trained one has (models/random_models.py). They have no tokenizer.
+RANDOM_MODELS := build/models/random-llama.gptq-order.bin build/models/random-qwen3-moe.moe-a8w8.bin
+build/models/random-llama.gptq-order.bin:    EXPORT := gptq
+build/models/random-qwen3-moe.moe-a8w8.bin: EXPORT := moe --format a8w8 --no-smooth
+$(RANDOM_MODELS): build/models/random-%.bin: $(VENV_READY) $(EXPORTER) $(wildcard models/random-*/*)
+	@mkdir -p $(@D)
+	@$(PY) -m export $(firstword $(EXPORT)) models/random-$(basename $*) $@ --quiet --no-tokenizer $(wordlist 2,99,$(EXPORT))
+golden test test-models: $(RANDOM_MODELS)
+
 run: runq model.bin
 	./runq model.bin -i "Once upon a time"
 

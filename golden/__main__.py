@@ -27,7 +27,7 @@ from golden.op_check import judge_ops
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
 from golden.real import make_real
-from golden.schemes import DENSE_MODELS, MOE_MODELS, SCHEMES, read_file
+from golden.schemes import DENSE_MODELS, MOE_MODELS, RANDOM_MODELS, SCHEMES, read_file
 from golden.trace import check_positions, check_tokens, compare, read_tolerances, read_trace, replay, summarize
 from golden.w8a8 import W8A8
 
@@ -82,7 +82,7 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("--files", type=Path, default=ROOT / "build" / "models", help="folder of their exported files")
     p.add_argument("--out", type=Path, default=ROOT / "golden" / "data")
     p.add_argument("--only", choices=SCHEMES, help="the operations, and this scheme's models")
-    p.add_argument("--model", choices=(*DENSE_MODELS, *MOE_MODELS), help="this model alone")
+    p.add_argument("--model", choices=(*DENSE_MODELS, *MOE_MODELS, *RANDOM_MODELS), help="this model alone")
     p.add_argument("--traces", action="store_true", help="no greedy generations and perplexities, which take long")
 
     p = commands.add_parser("real", help="write the goldens of a real model (make smollm2 first)")

@@ -3,19 +3,21 @@
 golden/data/ops.safetensors                each operation alone (golden/op_vectors.py)
 golden/data/<model>.q8.trace.safetensors   every step of the Q8 forward pass over a prompt
 golden/data/tiny-llama.q8.decode.trace.safetensors   one late token of a text, behind keys and values of the others
+golden/data/tiny-llama.q8.boundary.trace.safetensors   likewise three tokens around the beginning of a chunk
 golden/data/<model>.q8.json                greedy generations, and perplexities of the held-out text
 golden/data/<model>.w8a8[...]              the same for each variant of W8A8, from build/models/<model>.w8a8[...].bin
 golden/data/<model>.w8a8-attn8             that of w8a8 with attention in int8, with shorter traces
 golden/data/<model>.awq[...]               and of AWQ; with groups of 64 shorter traces
 golden/data/<model>.gptq-...               and of GPTQ, with shorter traces
 golden/data/tiny-qwen3-moe.moe-...         and of MoE, with shorter traces
+golden/data/random-<...>.trace.safetensors traces alone, of small random models
 
 The files are calibrated on models/calibration.txt: the Makefile has the options. Running it twice changes no byte.
 """
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, product
@@ -34,7 +36,7 @@ from golden.mx import E4M3, SCALE_BIAS, element_values
 from golden.op_vectors import op_vectors
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
-from golden.schemes import Reference, goldens
+from golden.schemes import Reference, goldens, random_goldens
 from golden.trace import Recorder, at_positions, write_trace
 from golden.w8a8 import W8A8
 
@@ -42,12 +44,16 @@ PROMPT = "Once"
 NEW_TOKENS = 64
 TRACE_TOKENS, SHORT_TRACE_TOKENS = 6, 2
 TRACE_CANDIDATES = 400
+RANDOM_IDS = 2000  # the text of a random model
 # A decode step far into a text: beyond a page of the KV cache (256), two chunks of a prompt (128) and, in tiny-llama,
-# the context from before RoPE's scaling (128).
-DECODE_POSITION = 300
-DECODE_CANDIDATES = 24
-DECODE_MODEL = "tiny-llama"
-DECODE_VARIANTS = ("q8", "awq")
+# the context from before RoPE's scaling (128). And the tokens on both sides of where chunks and pages begin.
+LATE_TRACES = {
+    "tiny-llama.q8": {"decode": (300,), "boundary": (255, 256, 257)},
+    "tiny-llama.awq": {"decode": (300,)},
+    "tiny-llama.gptq-ladder": {"boundary": (255, 256, 257)},
+    "tiny-qwen3-moe.moe-a8w8": {"boundary": (127, 128, 129)},
+}
+LATE_CANDIDATES = 24
 INT8_ATTENTION = "w8a8-attn8"  # the file of w8a8, with attention in int8
 CLEAR_PROMPT_WORDS = (12,)
 AWQ_CLEAR_PROMPT_WORDS = (12, 24, 32)  # logits in fp16 vary more, so more prompts are tried for a clearer one
@@ -190,19 +196,19 @@ def best_trace(
     return best, margin
 
 
-def decode_trace(config: Config, scheme: Scheme, ids: list[int]) -> dict[str, np.ndarray]:
-    """The trace of position DECODE_POSITION of a piece of the held-out text, with the keys and values before it.
+def late_trace(config: Config, scheme: Scheme, ids: list[int], positions: Sequence[int]) -> dict[str, np.ndarray]:
+    """The trace of the last positions of a piece of the held-out text, with the keys and values before them.
 
-    Some pieces are tried: it is the one whose codes at that position are farthest from boundaries.
+    Some pieces are tried: it is the one whose codes at these positions are farthest from boundaries.
     """
     best: dict[str, np.ndarray] = {}
-    margin = -1.0
-    for i in range(DECODE_CANDIDATES):
-        start = i * (len(ids) - DECODE_POSITION - 1) // DECODE_CANDIDATES
+    margin, n_tokens = -1.0, positions[-1] + 1
+    for i in range(LATE_CANDIDATES):
+        start = i * (len(ids) - n_tokens) // LATE_CANDIDATES
         recorder = Recorder()
-        tokens = recorder("tokens", np.array(ids[start : start + DECODE_POSITION + 1], np.int32))
+        tokens = recorder("tokens", np.array(ids[start : start + n_tokens], np.int32))
         forward(config, scheme, tokens, recorder)
-        trace = at_positions(recorder.tensors, [DECODE_POSITION])
+        trace = at_positions(recorder.tensors, positions)
         if (found := rounding_margin(trace)) > margin:
             best, margin = trace, found
         if np.isinf(margin):  # there are no codes
@@ -236,12 +242,11 @@ def read_held_out(hf_dir: Path, path: Path) -> HeldOut:
 def make_traces(
     config: Config, scheme: Scheme, name: str, ids: list[int], out: Path, n_tokens: int
 ) -> tuple[dict[str, np.ndarray], float]:
-    """Writes the trace of a few tokens, which is returned with its margin, and a late decode step's if there is one."""
+    """Writes the trace of a few tokens, which is returned with its margin, and those of LATE_TRACES."""
     trace, margin = best_trace(config, scheme, ids, n_tokens)
     write_trace(out / f"{name}.trace.safetensors", trace)
-    model, variant = name.split(".")
-    if model == DECODE_MODEL and variant in DECODE_VARIANTS:
-        write_trace(out / f"{name}.decode.trace.safetensors", decode_trace(config, scheme, ids))
+    for which, positions in LATE_TRACES.get(name, {}).items():
+        write_trace(out / f"{name}.{which}.trace.safetensors", late_trace(config, scheme, ids, positions))
     return trace, margin
 
 
@@ -304,8 +309,8 @@ def make(
 
     files: the folder of the exported model files. Raises ModelError, before anything is written, if one is missing.
     """
-    chosen = list(goldens(only, model))
-    for name, variant, reference in chosen:
+    chosen, random = list(goldens(only, model)), list(random_goldens(only, model))
+    for name, variant, reference in chosen + random:
         path = files / f"{name}.{variant}.bin"
         if reference.read is not None and not path.is_file():
             raise ModelError(f"{path}: no such file; `make golden` makes it")
@@ -325,3 +330,8 @@ def make(
                     print(f"{name}.{part}: this takes a minute or more", flush=True)
                     more = {"file_crc32": zlib.crc32(file.read_bytes())} if reference.read is not None else {}
                     make_scheme_goldens(config, scheme, part, held_out, out, more, n_tokens)
+    for name, variant, reference in random:
+        assert reference.read is not None
+        scheme = reference.read(files / f"{name}.{variant}.bin")
+        ids = np.random.default_rng(0).integers(0, scheme.config.vocab_size, RANDOM_IDS).tolist()
+        make_traces(scheme.config, scheme, f"{name}.{variant}", ids, out, SHORT_TRACE_TOKENS)

@@ -5,7 +5,7 @@ import numpy as np
 from golden.awq import F16, Packed, dequantize, matmul, pack
 from golden.forward import F32, attention, ignore
 from golden.op_cases import EXACT, OpVectors
-from golden.op_vectors_fp32 import TINY_SCALING, add_rope, rope_config
+from golden.op_vectors_fp32 import TINY_SCALING, add_rope, around_boundaries, rope_config
 from golden.trace import HALF_MIX_TOLERANCE, OP_TOLERANCE
 
 # M tokens, N outputs, K inputs, group size: one token and many, tiles of 16 just full and just not, narrow outputs,
@@ -62,6 +62,10 @@ def add_awq(vectors: OpVectors, rng: np.random.Generator) -> None:
     x = np.array([*edges, *(-F32(v) for v in edges)], F32)
     with np.errstate(over="ignore"):
         vectors.add("half", "half", {"x": x}, {"out": (x.astype(F16), EXACT)})
+
+    for case, n, start in around_boundaries(""):
+        shapes = (n, 4, 32), (start + n, 2, 32), (start + n, 2, 32)
+        add_attention_half(vectors, case, *(rng.standard_normal(shape).astype(F16) for shape in shapes))
 
 
 def add_attention_half(vectors: OpVectors, name: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:

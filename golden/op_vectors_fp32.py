@@ -7,6 +7,7 @@ from golden.forward import F32, attention, rmsnorm, rope, rope_frequencies, rope
 from golden.op_cases import EXACT, OpVectors
 from golden.trace import OP_TOLERANCE, Recorder
 
+BOUNDARIES = 128, 256  # where programs begin another chunk of a prompt, or another page of the KV cache
 ROPE_POSITIONS = np.array([0, 1, 2, 127, 128, 511, 4095, 131071])
 TINY_SCALING = RopeScaling(8.0, 1.0, 4.0, 128)  # tiny-llama's
 
@@ -68,9 +69,14 @@ def rope_config(head_dim: int, rope_theta: float, scaling: RopeScaling | None) -
     )  # fmt: skip
 
 
+def around_boundaries(prefix: str) -> list[tuple[str, int, int]]:
+    """For each of BOUNDARIES a case's name, tokens and first position: the token before it, at it and behind it."""
+    return [(f"{prefix}at{position}", 3, position - 1) for position in BOUNDARIES]
+
+
 def add_attention(vectors: OpVectors, rng: np.random.Generator) -> None:
-    """Grouped-query attention: a prompt from position 0, and one token behind 300 others."""
-    for case, n, start in (("attention", 9, 0), ("attention.decode", 1, 300)):
+    """Grouped-query attention: a prompt from position 0, one token behind 300 others, three around a boundary."""
+    for case, n, start in (("attention", 9, 0), ("attention.decode", 1, 300), *around_boundaries("attention.")):
         q = rng.standard_normal((n, 6, 32)).astype(F32)
         k, v = (rng.standard_normal((start + n, 2, 32)).astype(F32) for _ in range(2))
         recorder = Recorder()

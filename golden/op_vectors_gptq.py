@@ -46,18 +46,23 @@ def random_matrix(rng: np.random.Generator, form: MatrixFormat, n_out: int, n_in
     return Matrix(form, codes, scales, rng.integers(0, 2**form.bits, shape).astype(np.uint8), kept=kept)
 
 
+def add_expand(vectors: OpVectors, rng: np.random.Generator, form: MatrixFormat, n_out: int, n_in: int) -> None:
+    """A random matrix and what it expands to."""
+    m = random_matrix(rng, form, n_out, n_in)
+    group_size = 32 if form.group == 32 else 64
+    expanded = expand(m, group_size)
+    outputs = {"w.codes": (expanded.codes, EXACT), "w.scales": (expanded.scales, EXACT)}
+    kind = ("w2x" if form.two_level else f"w{form.bits}") + ("s" if form.sparse else "")
+    vectors.add(
+        f"gptq_expand.{kind}g{form.group}.{n_in}", "gptq_expand", pack_matrix(m), outputs, bits=form.bits,
+        group=form.group, sparse=form.sparse, two_level=form.two_level, group_size=group_size,
+    )  # fmt: skip
+
+
 def add_gptq(vectors: OpVectors, rng: np.random.Generator) -> None:
     """All cases of GPTQ."""
     for form, n_out, n_in in EXPANDED:
-        m = random_matrix(rng, form, n_out, n_in)
-        group_size = 32 if form.group == 32 else 64
-        expanded = expand(m, group_size)
-        outputs = {"w.codes": (expanded.codes, EXACT), "w.scales": (expanded.scales, EXACT)}
-        kind = ("w2x" if form.two_level else f"w{form.bits}") + ("s" if form.sparse else "")
-        vectors.add(
-            f"gptq_expand.{kind}g{form.group}.{n_in}", "gptq_expand", pack_matrix(m), outputs, bits=form.bits,
-            group=form.group, sparse=form.sparse, two_level=form.two_level, group_size=group_size,
-        )  # fmt: skip
+        add_expand(vectors, rng, form, n_out, n_in)
 
     x = (rng.standard_normal((3, 192)) * np.exp(rng.uniform(-4, 4, 192))).astype(F32)
     order = rng.permutation(192).astype(np.int32)
@@ -65,3 +70,4 @@ def add_gptq(vectors: OpVectors, rng: np.random.Generator) -> None:
     q = quantize(gathered, 64)
     outputs = {"gathered": (gathered, EXACT), "codes": (q.codes, EXACT), "scales": (q.scales, EXACT)}
     vectors.add("gptq_gather", "gptq_gather", {"x": x, "order": order}, outputs, group_size=64)
+    add_expand(vectors, rng, MatrixFormat(8), 3, 192)  # a row's scale counts for three groups of activations

@@ -9,6 +9,7 @@ from formats.tensors import q8_tensors, weights_end
 from golden.attention_int8 import mix_of, mix_sums, quantized_weights, score_sums, scores_of, weights_of
 from golden.forward import F32, F64, forward, is_future, softmax
 from golden.op_cases import EXACT, OpVectors
+from golden.op_vectors_fp32 import around_boundaries
 from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
 from golden.trace import OP_TOLERANCE, PASS_TOLERANCE
 from golden.w8a8 import quantize_static
@@ -173,7 +174,8 @@ def add_matmul(vectors: OpVectors, rng: np.random.Generator) -> None:
 def add_attention_int8(vectors: OpVectors, rng: np.random.Generator) -> None:
     """Both products of attention in int8: of codes of queries and keys, and of probabilities and codes of values."""
     for case, n, start, head_dim in (
-        ("attention_int8", 9, 0, 32), ("attention_int8.decode", 1, 300, 32), ("attention_int8.odd", 3, 5, 20)
+        ("attention_int8", 9, 0, 32), ("attention_int8.decode", 1, 300, 32), ("attention_int8.odd", 3, 5, 20),
+        *((*case, 32) for case in around_boundaries("attention_int8.")),
     ):  # fmt: skip
         q = quantize(rng.standard_normal((n, 6 * head_dim)).astype(F32), head_dim)
         k, v = (quantize(rng.standard_normal((start + n, 2 * head_dim)).astype(F32), head_dim) for _ in range(2))

@@ -1,4 +1,5 @@
-"""Golden vectors of what a mixture of experts adds: MXFP8, the router's choice, the fused operator in each format."""
+"""Golden vectors of what a mixture of experts adds: MXFP8, the router's choice, the sum of what experts make, and the
+fused operator in each format."""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +24,7 @@ from golden.grouped import (
 from golden.mx import E4M3, E5M2, MX, SCALE_BIAS, SCALE_NAN, Element, element_values, encode_elements, quantize_mx
 from golden.op_cases import EXACT, OpVectors
 from golden.q8 import Quantized, rows_of
-from golden.routing import route
+from golden.routing import combine, route
 from golden.trace import OP_TOLERANCE
 
 M, E, K, N = 7, 4, 64, 64  # rows, experts, input channels, output channels where operands are not smaller
@@ -42,6 +43,8 @@ def add_moe(vectors: OpVectors, rng: np.random.Generator) -> None:
     add_int8(vectors, rng)
     add_int4(vectors, rng)
     add_mxfp8(vectors, rng)
+    add_mx_specials(vectors, rng)
+    add_combine(vectors, rng)
 
 
 # ----------------------------------------------------------------------------
@@ -118,6 +121,16 @@ def add_route(vectors: OpVectors, rng: np.random.Generator) -> None:
             vectors.add(name, "route", {"logits": logits}, outputs, n_active=n_active, norm_topk_prob=normalize)
 
 
+def add_combine(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """The weighted sum of each token's experts; as many as there are, and one."""
+    for k in (1, 3, 8):
+        chosen, weights = route(rng.standard_normal((5, 8)).astype(F32), k, normalize=False)
+        outputs = (rng.standard_normal((5, k, 24)) * np.exp(rng.uniform(-3, 3, (5, k, 1)))).astype(F32)
+        inputs = {"outputs": outputs, "experts": chosen, "weights": weights}
+        out = combine(outputs, chosen, weights)
+        vectors.add(f"moe_combine.{k}", "moe_combine", inputs, {"out": (out, OP_TOLERANCE)})
+
+
 # ----------------------------------------------------------------------------
 # The operator
 
@@ -125,7 +138,8 @@ def add_route(vectors: OpVectors, rng: np.random.Generator) -> None:
 def is_clear(product: np.ndarray, x: Quantized | MX) -> bool:
     """Whether results stay the same codes under noise as large as another order of additions makes, and larger."""
     rng, half = np.random.default_rng(0), product.shape[1] // 2
-    size = NOISE * np.abs(product).max(axis=1, keepdims=True, initial=0) * (product != 0)
+    sizes = np.where(np.isfinite(product), np.abs(product), 0)  # NaN and infinities are so in any order
+    size = NOISE * sizes.max(axis=1, keepdims=True, initial=0) * (product != 0)
 
     def codes(values: np.ndarray) -> np.ndarray:
         return quantize_like(swiglu(values[:, :half], values[:, half:]), x).codes
@@ -245,16 +259,18 @@ def add_int4(vectors: OpVectors, rng: np.random.Generator) -> None:
     until_clear(edges)
 
 
+def mx_operands(rng: np.random.Generator, element: Element, block: int, k: int, n: int) -> tuple[MX, MX]:
+    """Tokens (M, k) and experts (E, n, k)."""
+    x = quantize_mx(rng.standard_normal((M, k)).astype(F32) * F32(3), block, element)
+    w = quantize_mx(rng.standard_normal((E * n, k)).astype(F32) * F32(0.2), block, element)
+    return x, MX(w.codes.reshape(E, n, k), w.scales.reshape(E, n, -1), element)
+
+
 def add_mxfp8(vectors: OpVectors, rng: np.random.Generator) -> None:
     """MXFP8: both elements, blocks of 32 and 64."""
 
-    def operands(element: Element, block: int, k: int, n: int) -> tuple[MX, MX]:
-        x = quantize_mx(rng.standard_normal((M, k)).astype(F32) * F32(3), block, element)
-        w = quantize_mx(rng.standard_normal((E * n, k)).astype(F32) * F32(0.2), block, element)
-        return x, MX(w.codes.reshape(E, n, k), w.scales.reshape(E, n, -1), element)
-
     def edges() -> bool:
-        x, weight = operands(E4M3, 32, K, N)
+        x, weight = mx_operands(rng, E4M3, 32, K, N)
         x.codes[0], x.scales[0] = 0x80, 0  # a token of zeros
         x.codes[1, 3], x.scales[1, 0] = 0x7E, 140  # one huge value
         x.scales[3, 1] = SCALE_NAN  # no number, nor is any result of this token
@@ -265,7 +281,7 @@ def add_mxfp8(vectors: OpVectors, rng: np.random.Generator) -> None:
     for element, block, k, n in ((E4M3, 32, K, N), (E5M2, 32, K // 2, N), (E4M3, 64, K, 2 * N)):
 
         def add(element: Element = element, block: int = block, k: int = k, n: int = n) -> bool:
-            x, weight = operands(element, block, k, n)
+            x, weight = mx_operands(rng, element, block, k, n)
             return add_case(vectors, f"{element.name}b{block}", x, weight, element=element.name, block=block)
 
         until_clear(add)
@@ -281,3 +297,42 @@ def add_mxfp8(vectors: OpVectors, rng: np.random.Generator) -> None:
     tokens = MX(encode_elements(x, E4M3), ones((4, K // 32)))
     weight = MX(encode_elements(w, E4M3)[None], ones((1, N, K // 32)))
     add_case(vectors, "ties", tokens, weight, np.array([4], np.int32), exact=True, element="e4m3", block=32)
+
+
+def add_mx_specials(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """What is no finite number, in places of its own: NaN among elements and scales, and E5M2's infinity.
+
+    Rows 0 to 2 are expert 1's, rows 3 to 5 expert 3's. A result has two blocks: one may have numbers where the
+    other has none.
+    """
+    half = N  # gates come before it, what goes up behind it
+
+    def operands(element: Element) -> tuple[MX, MX]:
+        return mx_operands(rng, element, 32, K, 2 * half)
+
+    def nan() -> bool:
+        x, w = operands(E4M3)
+        x.codes[2, 7] = 0x7F  # in an activation: all of row 2
+        x.codes[5, 40] = 0xFF
+        w.codes[1, 9, 33] = 0xFF  # in a gate: block 0 of expert 1's rows
+        w.scales[3, half + 40, 1] = SCALE_NAN  # a scale in what goes up: block 1 of expert 3's rows
+        return add_case(vectors, "e4m3nan", x, w, element="e4m3", block=32)
+
+    def infinity() -> bool:
+        x, w = operands(E5M2)
+        x.codes[0, 5] = 0x7C  # row 0 of expert 1, whose gates take it with positive weights: all of it is infinite
+        w.codes[1, :half, 5] = w.codes[1, :half, 5] & 0x7F | 1
+        w.codes[1, half:, 5] |= 1  # not 0, which would make it NaN
+        w.codes[3, half + 3, 20] = 0xFC  # in what goes up: block 0 of expert 3's rows
+        x.codes[3:, 20] |= 1
+        return add_case(vectors, "e5m2infinity", x, w, element="e5m2", block=32)
+
+    def nan_of_e5m2() -> bool:
+        x, w = operands(E5M2)
+        x.codes[0, 5], x.codes[1, 6], x.codes[2, 7] = 0x7D, 0xFE, 0x7F
+        w.codes[3, 9, 33], w.codes[3, half + 40, 2] = 0x7E, 0xFD
+        return add_case(vectors, "e5m2nan", x, w, element="e5m2", block=32)
+
+    until_clear(nan)
+    until_clear(infinity)
+    until_clear(nan_of_e5m2)

@@ -24,6 +24,9 @@ class FileScheme(Scheme, Protocol):
 DENSE_MODELS, MOE_MODELS = ("tiny-llama", "tiny-qwen3"), ("tiny-qwen3-moe",)  # below models/
 GPTQ_VARIANTS = ("gptq-w8", "gptq-w4", "gptq-ladder", "gptq-sparse")
 MOE_VARIANTS = ("moe-a8w8", "moe-a8w4", "moe-a8w4-pure", "moe-mxfp8")
+# Small random models, for what no trained one has: activations in an order, and routers' weights that are not
+# normalized. They write no text, so that they have traces alone. Name: scheme and variant.
+RANDOM_MODELS = {"random-llama": ("gptq", "gptq-order"), "random-qwen3-moe": ("moe", "moe-a8w8")}
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,13 @@ def goldens(only: str | None = None, model: str | None = None) -> Iterator[tuple
         for scheme, reference in SCHEMES.items():
             if only in (None, scheme) and model in (None, name) and name in reference.models:
                 yield from ((name, variant, reference) for variant in reference.variants)
+
+
+def random_goldens(only: str | None = None, model: str | None = None) -> Iterator[tuple[str, str, Reference]]:
+    """The same of the random models."""
+    for name, (scheme, variant) in RANDOM_MODELS.items():
+        if only in (None, scheme) and model in (None, name):
+            yield name, variant, SCHEMES[scheme]
 
 
 def read_file(path: Path) -> FileScheme:

@@ -163,7 +163,8 @@ TEST_CASE("attention in int8: a context whose sums could leave int32 is refused"
 }
 
 TEST_CASE("attention in int8: the golden vectors") {
-    for (const std::string name : {"attention_int8", "attention_int8.decode", "attention_int8.odd"}) {
+    for (const std::string name : {"attention_int8", "attention_int8.decode", "attention_int8.odd",
+                                   "attention_int8.at128", "attention_int8.at256"}) {
         CAPTURE(name);
         auto of = [&](const char* tensor) -> const Tensor& { return golden_ops().at(name + "." + tensor); };
         const auto& shape = of("scores.q_codes").shape;

@@ -214,6 +214,41 @@ TEST_CASE("attention: scores, probabilities and the weighted sum of the golden v
     }
 }
 
+// The tokens before, at and behind the boundary of a chunk and of a page; what is earlier is in the cache.
+TEST_CASE("attention: the golden vectors around a boundary, in chunks that end there and in one") {
+    for (const std::string name : {"attention.at128", "attention.at256", "attention.decode"}) {
+        const Tensor &q = golden_ops().at(name + ".q"), &k = golden_ops().at(name + ".k");
+        const int n = q.shape[0], n_heads = q.shape[1], d = q.shape[2], n_kv = k.shape[1],
+                  n_positions = k.shape[0];
+        const std::vector<float> queries = q.f32(), keys = k.f32(),
+                                 values = golden_ops().at(name + ".v").f32();
+        auto copy = [](Rows& rows, const std::vector<float>& from, int first, int n_rows) {
+            std::copy_n(from.begin() + first * rows.n_cols, n_rows * rows.n_cols, rows.row(0));
+            rows.n_rows = n_rows;
+        };
+        for (const int at_once : {3, 1}) {
+            CAPTURE(name);
+            CAPTURE(at_once);
+            KvCache cache(KvFormat::f32, 1, n_kv, d, n_positions);
+            Rows q_rows(size_t(n), n_heads * d), out(size_t(n), n_heads * d);
+            Rows k_rows(size_t(n_positions), n_kv * d), v_rows(size_t(n_positions), n_kv * d);
+            copy(k_rows, keys, 0, n_positions - n), copy(v_rows, values, 0, n_positions - n);
+            cache.append(0, 0, k_rows, v_rows);
+            std::vector<float> found;
+            for (int pos = n_positions - n; pos < n_positions; pos += at_once) {
+                const int n_tokens = std::min(at_once, n_positions - pos);
+                copy(q_rows, queries, pos - (n_positions - n), n_tokens);
+                copy(k_rows, keys, pos, n_tokens), copy(v_rows, values, pos, n_tokens);
+                cache.append(0, pos, k_rows, v_rows);
+                HeadScores none;
+                attention(out, none, none, q_rows, cache, 0, pos);
+                found.insert(found.end(), out.row(0), out.row(n_tokens));
+            }
+            CHECK(relative_error(golden_ops().at(name + ".out").f32(), found) < 1e-6);
+        }
+    }
+}
+
 TEST_CASE("attention: more query heads share a kv head than are computed at once") {
     const int n = 3, n_heads = 20, d = 8;
     KvCache cache(KvFormat::f32, 1, 1, d, n);

@@ -119,12 +119,23 @@ def by_division(head, n_heads, n_kv_heads):
     return head // (n_heads // n_kv_heads)
 
 
-def attention(q, k, v, first_position, kv_head=by_division):
+def up_to_its_own(position):
+    """How many keys and values a token at a position sees."""
+    return position + 1
+
+
+def as_they_came(k, v, _first_position):
+    """The keys and values of all positions; those from first_position on are new."""
+    return k, v
+
+
+def attention(q, k, v, first_position, kv_head=by_division, seen_at=up_to_its_own, cached=as_they_came):
     n, n_heads, head_dim = q.shape
+    k, v = cached(k, v, first_position)
     scores = np.zeros((n, n_heads, len(k)), F32)
     probs, out = np.zeros_like(scores), np.zeros(q.shape, F32)
     for t in range(n):
-        seen = first_position + t + 1
+        seen = seen_at(first_position + t)
         for h in range(n_heads):
             g = kv_head(h, n_heads, k.shape[1])
             scores[t, h, :seen] = k[:seen, g] @ q[t, h] / F32(np.sqrt(head_dim))
@@ -133,12 +144,14 @@ def attention(q, k, v, first_position, kv_head=by_division):
     return {"scores": scores, "probs": probs, "out": out}
 
 
-def attention_int8_scores(q_codes, q_scales, k_codes, k_scales, first_position, kv_head=by_division):
+def attention_int8_scores(
+    q_codes, q_scales, k_codes, k_scales, first_position, kv_head=by_division, seen_at=up_to_its_own
+):
     n, n_heads, head_dim = q_codes.shape
     sums = np.zeros((n, n_heads, len(k_codes)), np.int32)
     scores = np.zeros(sums.shape, F32)
     for t in range(n):
-        seen = first_position + t + 1
+        seen = seen_at(first_position + t)
         for h in range(n_heads):
             g = kv_head(h, n_heads, k_codes.shape[1])
             sums[t, h, :seen] = k_codes[:seen, g].astype(np.int32) @ q_codes[t, h].astype(np.int32)
@@ -151,12 +164,14 @@ def weight_by_scale(probs, scales):
     return probs * scales
 
 
-def attention_int8_mix(probs, v_codes, v_scales, first_position, weight=weight_by_scale, rounded=round_codes):
+def attention_int8_mix(
+    probs, v_codes, v_scales, first_position, weight=weight_by_scale, rounded=round_codes, seen_at=up_to_its_own
+):
     n, n_heads, _ = probs.shape
     sums = np.zeros((n, n_heads, v_codes.shape[2]), np.int32)
     codes, scales, out = np.zeros(probs.shape, np.int8), np.zeros((n, n_heads), F32), np.zeros(sums.shape, F32)
     for t in range(n):
-        seen = first_position + t + 1
+        seen = seen_at(first_position + t)
         for h in range(n_heads):
             g = by_division(h, n_heads, v_codes.shape[1])
             weights = weight(probs[t, h, :seen], v_scales[:seen, g])
@@ -167,13 +182,13 @@ def attention_int8_mix(probs, v_codes, v_scales, first_position, weight=weight_b
     return {"weight_codes": codes, "weight_scales": scales, "sums": sums, "out": out}
 
 
-def attention_half(q, k, v, first_position, rounded="qkv"):
+def attention_half(q, k, v, first_position, rounded="qkv", **change):
     """Queries, keys and values are rounded to fp16 on their way, and the output."""
     q, k, v = (
         t.astype(F16).astype(F32) if name in rounded else t.astype(F32)
         for name, t in zip("qkv", (q, k, v), strict=True)
     )
-    return {"out": attention(q, k, v, first_position)["out"].astype(F16)}
+    return {"out": attention(q, k, v, first_position, **change)["out"].astype(F16)}
 
 
 def swiglu(gate, up):
@@ -241,9 +256,14 @@ def lowest_bit_first(mask):
     return np.stack([mask >> i & 1 for i in range(8)], axis=-1).reshape(len(mask), -1).astype(bool)
 
 
+def scale_of_each_group(scale, times, bits):
+    """Scales of a row, each as many times as its group has groups of activations."""
+    return np.repeat(scale, times, axis=1)
+
+
 def gptq_expand(codes, bits, group, sparse, two_level, group_size, scales=None, zeros=None, groups=None,
                 row_scales=None, mask=None, unpacked=gptq_unpack, halves=low_half_first, bit_order=lowest_bit_first,
-                steps=5, scale_of=lambda s, row: s.astype(F32) * row):  # fmt: skip
+                steps=5, scale_of=lambda s, row: s.astype(F32) * row, spread=scale_of_each_group):  # fmt: skip
     w = codes.astype(np.int64) if bits == 8 else unpacked(codes, bits)
     if sparse:
         kept = bit_order(mask)
@@ -259,7 +279,7 @@ def gptq_expand(codes, bits, group, sparse, two_level, group_size, scales=None, 
             w = w - np.repeat(halves(zeros, scale.shape[1]), size, axis=1)
     if sparse:
         w[~kept] = 0
-    return {"w.codes": w.astype(np.int8), "w.scales": np.repeat(scale, size // group_size, axis=1).astype(F32)}
+    return {"w.codes": w.astype(np.int8), "w.scales": spread(scale, size // group_size, bits).astype(F32)}
 
 
 def gptq_gather(x, order, group_size, gathered=lambda x, order: np.ascontiguousarray(x[:, order])):

@@ -16,8 +16,8 @@ FORMATS = {"e4m3": (4, 3, 7, 448.0, 8), "e5m2": (5, 2, 15, 57344.0, 15)}  # expo
 # ---- MXFP8
 
 
-def mx_value(code, element):
-    """What one element means; NaN and infinities are left to the caller."""
+def mx_number(code, element):
+    """What one element means if every code is a number."""
     _, mantissa_bits, bias, _, _ = FORMATS[element]
     sign, exponent, mantissa = code >> 7, code >> mantissa_bits & (1 << 7 - mantissa_bits) - 1, code & (
         (1 << mantissa_bits) - 1
@@ -27,6 +27,19 @@ def mx_value(code, element):
     else:
         value = math.ldexp(mantissa, 1 - bias - mantissa_bits)
     return -value if sign else value
+
+
+def mx_value(code, element):
+    """What one element means. E4M3: 0x7f is NaN. E5M2: 0x7c is infinity, and what is above it NaN."""
+    magnitude, infinity = code & 0x7F, 0x7C if element == "e5m2" else 0x7F
+    if magnitude < infinity:
+        return mx_number(code, element)
+    return math.copysign(math.inf, 128 - code - 0.5) if (element, magnitude) == ("e5m2", infinity) else math.nan
+
+
+def mx_power(scale):
+    """What a scale byte means."""
+    return math.nan if scale == 255 else 2.0 ** (scale - 127)
 
 
 def mx_values(codes, element):
@@ -78,10 +91,10 @@ def mx_quantize(x, element, block, log2=floor_log2, encode=mx_encode, nan_scale=
     return {"codes": codes, "scales": scales}
 
 
-def mx_dequantize(codes, scales, element, block):
-    table = np.array([mx_value(code, element) for code in range(256)])
-    powers = np.where(scales == 255, np.nan, 2.0 ** (scales.astype(F64) - 127))
-    return table[codes] * np.repeat(powers, block, axis=-1)
+def mx_dequantize(codes, scales, element, block, value=mx_value, power=mx_power):
+    values = np.array([value(code, element) for code in range(256)])
+    powers = np.array([power(scale) for scale in range(256)])
+    return values[codes] * np.repeat(powers[scales], block, axis=-1)
 
 
 # ---- the router
@@ -104,6 +117,23 @@ def route(logits, n_active, norm_topk_prob, order=best_first, by_probability=Fal
         if norm_topk_prob:
             weights[t] /= weights[t].sum()
     return {"experts": experts, "weights": weights}
+
+
+def weighted(outputs, weights):
+    return outputs * weights[..., None]
+
+
+def rising(experts):
+    return np.argsort(experts, axis=-1)
+
+
+def moe_combine(outputs, experts, weights, terms=weighted, order=rising):
+    """Each token's experts, best first, added one after the other in fp32."""
+    parts = np.take_along_axis(terms(outputs, weights), order(experts)[..., None], axis=1)
+    out = np.zeros(parts[:, 0].shape, F32)
+    for i in range(parts.shape[1]):
+        out += parts[:, i]
+    return {"out": out}
 
 
 # ---- the operator
@@ -184,9 +214,10 @@ def grouped_a8w4(tensors, group_list_type, sums_of=by_split, quantized=by_row, *
     return outputs | {"sums": np.concatenate(all_sums), "assist": assist}
 
 
-def grouped_mxfp8(tensors, group_list_type, element, block, quantized=mx_quantize, **change):
-    x = mx_dequantize(tensors["x.codes"], tensors["x.scales"], element, block)
-    w = mx_dequantize(tensors["weight.codes"], tensors["weight.scales"], element, block)
+def grouped_mxfp8(tensors, group_list_type, element, block, quantized=mx_quantize, x_has=None, w_has=None, **change):
+    """x_has, w_has: other meanings of elements and scales, of mx_dequantize."""
+    x = mx_dequantize(tensors["x.codes"], tensors["x.scales"], element, block, **(x_has or {}))
+    w = mx_dequantize(tensors["weight.codes"], tensors["weight.scales"], element, block, **(w_has or {}))
 
     def product_of(rows, expert):
         return (x[rows] @ w[expert].T + 0.0).astype(F32)
@@ -194,5 +225,5 @@ def grouped_mxfp8(tensors, group_list_type, element, block, quantized=mx_quantiz
     def codes_and_scales(values):
         return quantized(values, element, block)
 
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         return grouped(tensors, group_list_type, product_of, codes_and_scales, **change)

@@ -4,9 +4,9 @@
 #include "../runq_gptq.cpp"
 
 namespace {
-const char* const models[] = {"tiny-llama.gptq-w8",     "tiny-llama.gptq-w4",    "tiny-llama.gptq-ladder",
-                              "tiny-llama.gptq-sparse", "tiny-qwen3.gptq-w8",    "tiny-qwen3.gptq-w4",
-                              "tiny-qwen3.gptq-ladder", "tiny-qwen3.gptq-sparse"};
+const char* const models[] = {"tiny-llama.gptq-w8",     "tiny-llama.gptq-w4",     "tiny-llama.gptq-ladder",
+                              "tiny-llama.gptq-sparse", "tiny-qwen3.gptq-w8",     "tiny-qwen3.gptq-w4",
+                              "tiny-qwen3.gptq-ladder", "tiny-qwen3.gptq-sparse", "random-llama.gptq-order"};
 }
 
 #include <numeric>
@@ -61,7 +61,7 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
         CHECK(fast == codes);
         CHECK(fast_scales == scales);
     }
-    CHECK(cases == 14);
+    CHECK(cases == 15);
 }
 
 TEST_CASE("gather and quantize: the golden's values, codes and scales, bit for bit") {

@@ -5,7 +5,8 @@
 
 namespace {
 const char* const models[] = {"tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4",
-                              "tiny-qwen3-moe.moe-a8w4-pure", "tiny-qwen3-moe.moe-mxfp8"};
+                              "tiny-qwen3-moe.moe-a8w4-pure", "tiny-qwen3-moe.moe-mxfp8",
+                              "random-qwen3-moe.moe-a8w8"};
 }
 
 #include <set>
@@ -223,6 +224,26 @@ TEST_CASE("route: the golden's experts, and their weights") {
         }
     }
     CHECK(cases == 6);
+}
+
+TEST_CASE("combine: the golden's weighted sums") {
+    for (const int k : {1, 3, 8}) {
+        const std::string p = "moe_combine." + std::to_string(k) + ".";
+        CAPTURE(p);
+        const Tensor& outputs = golden_ops().at(p + "outputs");
+        const int n = outputs.shape[0], dim = outputs.shape[2];
+        const std::vector<float> values = outputs.f32();
+        Routing r;
+        r.k = k, r.experts = golden_ops().at(p + "experts").i32(),
+        r.weights = golden_ops().at(p + "weights").f32();
+        sort_pairs(r);
+        Rows down(size_t(n * k), dim), out(size_t(n), dim);
+        down.n_rows = n * k;
+        for (int row = 0; row < n * k; row++)
+            std::copy_n(&values[size_t(r.by_expert[size_t(row)]) * dim], dim, down.row(row));
+        combine(out, down, r);
+        CHECK(relative_error(golden_ops().at(p + "out").f32(), out.values) < 1e-6);
+    }
 }
 
 TEST_CASE("the fused operator: products, codes and scales of the golden") {

@@ -18,12 +18,13 @@ from formats.limits import LIMITS
 from formats.model_file import read_format, read_header
 from formats.schemes import FORMATS, format_of
 from formats.tensors import Tensor, norm_shapes, weights_end, with_offsets
-from golden.schemes import SCHEMES, goldens
+from golden.schemes import SCHEMES, goldens, random_goldens
 from tests.helpers import MODELS, ROOT, run_golden
 from tests.test_runq import seal
 
 VARIANTS = [variant for reference in SCHEMES.values() for variant in reference.variants]
 FILES = [ROOT / "build" / "models" / f"{name}.{variant}.bin" for name, variant, _ in goldens()]
+RANDOM_FILES = [ROOT / "build" / "models" / f"{name}.{variant}.bin" for name, variant, _ in random_goldens()]
 TYPES = {"<f4": "F32", "<f2": "F16", "<i4": "I32", "|i1": "I8", "|u1": "U8"}
 
 
@@ -184,7 +185,7 @@ def check_list(path):
     assert printed(read_format(path).program, path) == expected
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", FILES + RANDOM_FILES, ids=lambda p: p.stem)
 def test_programs_list_the_same_tensors(path):
     check_list(path)
 

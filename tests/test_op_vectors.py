@@ -58,6 +58,7 @@ PORT = {
     "mx_quantize": ports_moe.mx_quantize,
     "route": ports_moe.route,
     "msd_split": ports_moe.msd_split,
+    "moe_combine": ports_moe.moe_combine,
     "grouped_a8w8": with_packed_inputs(ports_moe.grouped_a8w8),
     "grouped_a8w4": with_packed_inputs(ports_moe.grouped_a8w4),
     "grouped_mxfp8": with_packed_inputs(ports_moe.grouped_mxfp8),
@@ -250,6 +251,31 @@ def blocks_of_64_alone(packed, bits):
     return np.concatenate(codes, axis=1).astype(np.int64)
 
 
+CHUNK = 128  # tokens of a prompt that many programs take at once
+
+
+def off_by(change):
+    """The first token of a later chunk sees so many positions more than it should."""
+    return lambda position: position + 1 + change * (position > 0 and position % CHUNK == 0)
+
+
+def exchanged_in_a_later_chunk(k, v, first_position):
+    """A chunk's own keys are stored as values, and its values as keys; not those of a single token."""
+    if first_position == 0 or len(k) - first_position == 1:
+        return k, v
+    new = np.arange(len(k))[:, None, None] >= first_position
+    return np.where(new, v, k), np.where(new, k, v)
+
+
+def specials_as_numbers(*specials):
+    """These codes, of either sign, as if every code were a number: 480 for E4M3's NaN, 65,536 for E5M2's infinity."""
+    return lambda code, element: (
+        ports_moe.mx_number(code, element) if code & 0x7F in specials else ports_moe.mx_value(code, element)
+    )
+
+
+SPECIALS = {"E4M3 NaN as 480": (0x7F,), "E5M2 infinity as 65536": (0x7C,), "E5M2 NaN as a number": (0x7D, 0x7E, 0x7F)}
+
 BITS_TOO_FEW = {32: 19, 64: 20, 2048: 25, 8192: 27, 65536: 30}  # of an accumulator, by the length of its group
 
 MISTAKES = {
@@ -304,6 +330,18 @@ MISTAKES = {
     "int8 probabilities of 8 bits without a sign": {
         "attention_int8_mix": partial(ports.attention_int8_mix, rounded=lambda x: ports.round_codes(x * F32(0.5)))
     },
+    **{
+        f"{op}: one position {what} at the start of a chunk": {op: partial(getattr(ports, op), seen_at=off_by(change))}
+        for op in ("attention", "attention_half", "attention_int8_scores", "attention_int8_mix")
+        for what, change in (("fewer", -1), ("more", 1))
+        if (op, what) != ("attention_int8_mix", "more")  # the probability of one more is 0
+    },
+    **{
+        f"{op}: keys and values exchanged in a later chunk": {
+            op: partial(getattr(ports, op), cached=exchanged_in_a_later_chunk)
+        }
+        for op in ("attention", "attention_half")
+    },
     "swiglu with gate and up exchanged": {"swiglu": lambda gate, up: ports.swiglu(gate=up, up=gate)},
     "argmax of the last": {"argmax": partial(ports.argmax, last=True)},
     "tied classifier at the wrong place": {"model": partial(ports.model, classifier=behind_the_layers)},
@@ -330,6 +368,17 @@ MISTAKES = {
     "mx: operator with rounded exponents": grouped_with(
         "grouped_mxfp8", quantized=partial(ports_moe.mx_quantize, log2=lambda amax: round(np.log2(amax)))
     ),
+    **{
+        f"mx: {name}, in {whose}": grouped_with("grouped_mxfp8", **{has: {"value": specials_as_numbers(*codes)}})
+        for name, codes in SPECIALS.items()
+        for whose, has in (("activations", "x_has"), ("weights", "w_has"))
+    },
+    **{
+        f"mx: scale byte 255 as 2^128, in {whose}": grouped_with(
+            "grouped_mxfp8", **{has: {"power": lambda scale: 2.0 ** (scale - 127)}}
+        )
+        for whose, has in (("activations", "x_has"), ("weights", "w_has"))
+    },
     "mx: E5M2 with a bias of 16": {
         "mx_values": lambda codes, element: {
             "values": ports_moe.mx_values(codes, element)["values"] / F32(1 + (element == "e5m2"))
@@ -340,6 +389,9 @@ MISTAKES = {
     },
     "router: experts by fp32 probability": {"route": partial(ports_moe.route, by_probability=True)},
     "router: softmax over the chosen alone": {"route": partial(ports_moe.route, scores=softmax_of_the_chosen)},
+    "router: weights applied before down's quantization": {
+        "moe_combine": partial(ports_moe.moe_combine, terms=lambda outputs, _weights: outputs)
+    },
     "awq scale rounded to bf16": {"awq_dequantize": partial(ports.awq_dequantize, scale_of=bf16)},
     "gptq codes of neighbours in a byte": expand_with(unpacked=neighbours_in_a_byte),
     "gptq without the smaller blocks": expand_with(unpacked=blocks_of_64_alone),
@@ -347,6 +399,11 @@ MISTAKES = {
         halves=lambda packed, n: ports.low_half_first(packed >> 4 | packed << 4, n)
     ),
     "gptq mask from the highest bit": expand_with(bit_order=lambda mask: np.unpackbits(mask, axis=1).astype(bool)),
+    "gptq one scale for a row of 8 bits": expand_with(
+        spread=lambda scale, times, bits: (
+            scale if bits == 8 and scale.shape[1] == 1 else ports.scale_of_each_group(scale, times, bits)
+        )
+    ),
     "two-level zero point in whole codes": expand_with(steps=1),
     "two-level scale rounded to bf16": expand_with(scale_of=lambda s, row: bf16(s.astype(F32) * row)),
     "two-level row scale in fp16": expand_with(scale_of=lambda s, row: s.astype(F32) * row.astype(np.float16)),
@@ -366,6 +423,12 @@ def test_the_vectors_catch_a_mistake(mistake):
 def test_every_operation_can_be_got_wrong():
     assert {op for change in MISTAKES.values() for op in change} == PORT.keys() - {"awq_matmul", "half"}
     assert {about["op"] for about in CASES.values()} == PORT.keys()
+
+
+def test_experts_may_be_added_in_any_order():
+    """docs/moe.md states one, for programs whose chunks shall change no bit; a port is not held to it."""
+    for order in (lambda experts: np.argsort(-experts, axis=-1), lambda experts: np.indices(experts.shape)[-1]):
+        assert not failures(PORT | {"moe_combine": partial(ports_moe.moe_combine, order=order)})
 
 
 def test_wide_accumulators_do():
