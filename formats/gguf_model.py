@@ -15,7 +15,7 @@ import numpy as np
 
 from formats.checkpoint import DENSE, Config, ModelError, RopeScaling, tensor_shapes
 from formats.gguf_file import TYPES, GGUFFiles, Metadata
-from formats.gguf_tokenizer import TokenizerFiles, tokenizer_files
+from formats.gguf_tokenizer import TokenizerFiles, end_tokens, tokenizer_files
 from formats.limits import LIMITS
 from formats.model_file import MAX_EOS_IDS, Generation
 
@@ -51,6 +51,8 @@ _UNSUPPORTED = {
     "use_parallel_residual": False,
     "rope.scale_linear": 1,
 }
+# Ids of the metadata at which llama.cpp ends: of a text, a turn, a message, and of prompts that fill a gap in code.
+_END_IDS = ("eos_token_id", "eot_token_id", "eom_token_id", "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id")
 ROPE_TOLERANCE = 1e-5  # of a frequency, relative: the converter computes in fp32
 
 
@@ -206,18 +208,23 @@ def read_rope_scaling(files: GGUFFiles, arch: str, head_dim: int, theta: float) 
 def read_generation(m: Metadata, vocab_size: int) -> Generation:
     """Ids that end a text, and how the model likes to be sampled (greedy, unless general.sampling says otherwise)."""
 
-    def token_id(kind: str) -> int:
-        return m.integer(f"tokenizer.ggml.{kind}_token_id", -1, least=0, most=vocab_size - 1)
+    def token_id(name: str) -> int:
+        return m.integer(f"tokenizer.ggml.{name}", -1, least=0, most=vocab_size - 1)
 
-    ends = dict.fromkeys(token_id(kind) for kind in ("eos", "eot", "eom"))
-    keys = {name: f"general.sampling.{name}" for name in ("temp", "top_p", "top_k")}
+    of_metadata = [i for i in map(token_id, _END_IDS) if i >= 0]
+    eos_ids = list(dict.fromkeys(of_metadata + end_tokens(m, vocab_size)))
+    if len(eos_ids) > MAX_EOS_IDS:
+        ids = ", ".join(map(str, eos_ids[:20]))
+        raise ModelError(f"{m.path}: a text ends at {len(eos_ids)} ids ({ids}), at most {MAX_EOS_IDS} fit the header")
+    keys = {name: f"general.sampling.{name}" for name in ("temp", "top_p", "top_k", "min_p")}
     sampled = any(key in m for key in keys.values())
     return Generation(
-        bos_id=token_id("bos"),
-        eos_ids=[i for i in ends if i >= 0][:MAX_EOS_IDS],
+        bos_id=token_id("bos_token_id"),
+        eos_ids=eos_ids,
         temperature=m.number(keys["temp"], 1.0, most=100.0) if sampled else 0.0,
         top_p=m.number(keys["top_p"], 1.0, most=1.0),
         top_k=m.integer(keys["top_k"], 50 if sampled else 0, least=0, most=1 << 24),
+        min_p=m.number(keys["min_p"], 0.0, most=1.0),
     )
 
 

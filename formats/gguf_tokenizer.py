@@ -46,6 +46,16 @@ PRE_TOKENIZERS = {
     "refact": PreTokenizer(_DIGITS_GPT2),
 }
 
+# Control tokens at which llama.cpp ends a text by their names, whatever the metadata says: the list in its
+# src/llama-vocab.cpp, without those of tokenizers that cannot be read here.
+END_TOKENS = frozenset(
+    {"<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>",
+     "<end_of_utterance>", "</s>", "<eos>", "<EOT>", "_<EOT>", "<｜end▁of▁sentence｜>"}
+    # of prompts that fill a gap in code
+    | {"<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
+       "<reponame>", "<|file_sep|>"}
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TokenizerFiles:
@@ -109,6 +119,24 @@ def tokenizer_files(m: Metadata, vocab_size: int) -> TokenizerFiles:
     return TokenizerFiles(m.path, tokenizer, special | {"chat_template": template or None})
 
 
+def end_tokens(m: Metadata, vocab_size: int) -> list[int]:
+    """Ids of the control tokens whose names end a text; none if the file has no tokenizer. Raises ModelError."""
+    if "tokenizer.ggml.tokens" not in m:
+        return []
+    tokens = enumerate(_names_and_types(m, vocab_size))
+    return [i for i, (name, kind) in tokens if kind == CONTROL and name in END_TOKENS]
+
+
+def _names_and_types(m: Metadata, vocab_size: int) -> list[tuple[str, int]]:
+    """Name and type of each id, from 0 on. Raises ModelError if there are more than rows of the embedding."""
+    names, types = m.texts("tokenizer.ggml.tokens"), m.integers("tokenizer.ggml.token_type")
+    if not 0 < len(names) <= vocab_size or len(types) != len(names):
+        raise m.refuse(
+            "tokenizer.ggml.tokens", f"{len(names)} tokens and {len(types)} types, the embedding has {vocab_size} rows"
+        )
+    return list(zip(names, types, strict=True))
+
+
 def _read_tokens(m: Metadata, vocab_size: int) -> tuple[dict[str, int], list[dict[str, Any]]]:
     """(the model's vocabulary, added tokens).
 
@@ -116,14 +144,9 @@ def _read_tokens(m: Metadata, vocab_size: int) -> tuple[dict[str, int], list[dic
     3's, Qwen's); otherwise they are in both. Unused ids, with which the converter fills a vocabulary up to the rows of
     the embedding, are in neither.
     """
-    names, types = m.texts("tokenizer.ggml.tokens"), m.integers("tokenizer.ggml.token_type")
-    if not 0 < len(names) <= vocab_size or len(types) != len(names):
-        raise m.refuse(
-            "tokenizer.ggml.tokens", f"{len(names)} tokens and {len(types)} types, the embedding has {vocab_size} rows"
-        )
     vocab: dict[str, int] = {}
     added = []
-    for i, (name, kind) in enumerate(zip(names, types, strict=True)):
+    for i, (name, kind) in enumerate(_names_and_types(m, vocab_size)):
         if kind == UNUSED:
             continue
         if kind not in (NORMAL, CONTROL, USER_DEFINED):

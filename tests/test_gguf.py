@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import struct
 import subprocess
 from dataclasses import replace
@@ -18,6 +19,7 @@ from export.w8a8 import export_w8a8
 from formats.checkpoint import Checkpoint, ModelError, RopeScaling, tensor_shapes
 from formats.gguf_file import TYPES
 from formats.gguf_model import GGUFModel, find_rope_scaling, gguf_name, rope_divisors
+from formats.gguf_tokenizer import END_TOKENS
 from formats.source import open_model
 from golden.forward import Fp32, forward, rope_frequencies
 from golden.perplexity import load_tokenizer
@@ -414,15 +416,54 @@ def test_names_cover_every_tensor():
         assert len(set(names)) == len(names)
 
 
+def ends_of(tmp_path, added, **metadata):
+    """The ids at which tiny-qwen3 ends, with other added tokens: {name: type} behind the vocabulary's 2043 tokens."""
+    tokenizer = json.loads((MODELS / "tiny-qwen3" / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens, types = [*tokenizer, *added], [1] * len(tokenizer) + list(added.values())
+    keys = {f"tokenizer__ggml__{key}_token_id": None for key in ("eos", "eot", "padding")} | metadata
+    gguf = write_gguf(MODELS / "tiny-qwen3", tmp_path / "m.gguf", tokenizer__ggml__tokens=tokens,
+                      tokenizer__ggml__token_type=types, **keys)  # fmt: skip
+    return open_model(gguf).generation.eos_ids
+
+
+def test_control_tokens_end_a_text_by_their_names(tmp_path):
+    """Not tokens of other types with such a name, nor other control tokens."""
+    assert ends_of(tmp_path, {"<|endoftext|>": 3, "<|im_start|>": 3, "<|im_end|>": 3, "a<eos>": 3}) == [2043, 2045]
+    assert ends_of(tmp_path, {"<|im_end|>": 4, "</s>": 1, "<|eot_id|>": 5, "<|file_sep|>": 3}) == [2046]
+    assert ends_of(tmp_path, {}) == []
+
+
+def test_the_page_lists_the_names_that_end_a_text():
+    page = (ROOT / "docs" / "gguf.md").read_text()
+    listed = page.split("that have one of these names:")[1].split("(llama.cpp")[0]
+    assert sorted(re.findall(r"`([^`]+)`", listed)) == sorted(END_TOKENS)
+
+
+def test_ids_of_the_metadata_end_a_text_whatever_their_tokens_are(tmp_path):
+    ids = {"tokenizer__ggml__eos_token_id": 2044, "tokenizer__ggml__fim_pad_token_id": 7}
+    assert ends_of(tmp_path, {"<|end|>": 3, "<stop>": 4, "<EOT>": 3}, **ids) == [2044, 7, 2043, 2045]
+
+
+def test_more_ends_than_the_header_has_room_for_are_refused(tmp_path):
+    names = sorted(END_TOKENS)
+    eight = dict.fromkeys(names[:5], 3)
+    of_metadata = {f"tokenizer__ggml__{kind}_token_id": i for i, kind in enumerate(("eos", "eot", "eom"))}
+    assert len(ends_of(tmp_path, eight, **of_metadata)) == 8
+    text = r"m.gguf: a text ends at 9 ids \(0, 1, 2, 7, 2043, .*\), at most 8 fit the header$"
+    with pytest.raises(ModelError, match=text):
+        ends_of(tmp_path, eight, **of_metadata, tokenizer__ggml__fim_sep_token_id=7)
+
+
 def test_sampling_defaults(tmp_path):
     """general.sampling, with transformers' own default for top_k; greedy without."""
     keys = {f"general__sampling__{key}": None for key in ("temp", "top_p", "top_k")}
     for given, expected in (
-        ({}, (0.0, 1.0, 0)),
-        ({"general__sampling__temp": 0.7}, (0.7, 1.0, 50)),
-        ({"general__sampling__top_p": 0.9, "general__sampling__top_k": 5}, (1.0, 0.9, 5)),
+        ({}, (0.0, 1.0, 0, 0.0)),
+        ({"general__sampling__temp": 0.7}, (0.7, 1.0, 50, 0.0)),
+        ({"general__sampling__top_p": 0.9, "general__sampling__top_k": 5}, (1.0, 0.9, 5, 0.0)),
+        ({"general__sampling__min_p": ("FLOAT32", 0.05)}, (1.0, 1.0, 50, 0.05)),
     ):
         g = open_model(write_gguf(MODELS / "tiny-llama", tmp_path / "m.gguf", **keys | given)).generation
-        assert (round(g.temperature, 5), round(g.top_p, 5), g.top_k) == expected
+        assert (round(g.temperature, 5), round(g.top_p, 5), g.top_k, round(g.min_p, 5)) == expected
         assert (g.bos_id, g.eos_ids) == (2043, [2044, 2047])
     assert json.loads((MODELS / "tiny-llama" / "generation_config.json").read_text())["eos_token_id"] == [2044, 2047]

@@ -1,17 +1,20 @@
 """GPTQ files: the order of codes, the header's formats, and what a matrix expands to."""
 
+import re
 import struct
 import zlib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from export.gptq import Options, export_gptq
+from export.gptq_layout import check_dimensions
 from formats.errors import ModelError
-from formats.gptq import FORMATS, KINDS, GptqLayout, MatrixFormat, matrix_tensors, pack_layout, read_layout
+from formats.gptq import FORMATS, KINDS, ROW_UNIT, GptqLayout, MatrixFormat, matrix_tensors, pack_layout, read_layout
 from formats.low_bits import code_order, pack_codes, pack_mask, pack_nibbles, unpack_codes, unpack_mask, unpack_nibbles
 from formats.model_file import read_header
 from formats.schemes import GPTQ_FILE
@@ -19,7 +22,7 @@ from formats.tensors import with_offsets
 from golden.gptq import GPTQ, Matrix, expand, pack_matrix, stands_for, unpack_matrix
 from golden.gptq_quantize import round_matrix
 from golden.op_vectors_fp32 import rope_config
-from tests.helpers import F16, F32, MODELS
+from tests.helpers import F16, F32, MODELS, ROOT
 from tests.malformed import small_model
 
 ALL = sorted(FORMATS)
@@ -144,6 +147,32 @@ def test_other_formats_are_refused_by_name(at, value, group_size, says):
     with pytest.raises(ModelError) as error:
         read_layout(Path("x"), bytes(raw), config(), group_size)
     assert str(error.value).endswith(says) or says in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "matrix"),
+    [
+        ({"dim": 96}, "hidden_size is 96", "embed has 96"),
+        ({"hidden_dim": 800}, "intermediate_size is 800", "layers.0.ffn.down_proj has 800"),
+        ({"n_heads": 3, "n_kv_heads": 3, "head_dim": 96}, "num_attention_heads * head_dim is 288",
+         "layers.0.attn.o_proj has 288"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_no_multiple_of_64_are_refused_by_name(fields, name, matrix):
+    c = replace(config(), **fields)
+    with pytest.raises(ModelError, match=re.escape(f"x/config.json: {name}, expected a multiple of 64")):
+        check_dimensions(SimpleNamespace(config=c, config_path=Path("x/config.json")))
+    whole_rows = pack_layout(GptqLayout((MatrixFormat(8),) * len(KINDS)))
+    with pytest.raises(ModelError, match=f"x: {matrix} columns, expected a multiple of 64"):
+        read_layout(Path("x"), whole_rows, c, 64)
+
+
+def test_rows_of_the_models_on_the_page_are_multiples_of_64():
+    table = (ROOT / "docs" / "gptq.md").read_text().split("| heads * head_dim |\n")[1].split("\n\n")[0]
+    rows = [row.split("|")[2:] for row in table.splitlines()[1:]]
+    widths = [int(n) for row in rows for n in re.findall(r"\d+", "".join(row))]
+    assert (len(rows), len(widths)) == (5, 33)
+    assert all(n % ROW_UNIT == 0 for n in widths)
 
 
 def test_tensors_lie_at_multiples_of_64_and_zeros_between(tmp_path):
