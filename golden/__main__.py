@@ -1,4 +1,4 @@
-"""Command line of the reference: python -m golden {make,real,diff,accept,hex,ppl}."""
+"""Command line of the reference: python -m golden {make,real,diff,accept,hex,passes,ppl}."""
 
 import argparse
 import os
@@ -20,10 +20,11 @@ from golden.accept import judge_logits
 from golden.attention_int8 import attention_int8
 from golden.calibration import read_text
 from golden.forward import Fp32, Scheme, forward
-from golden.hex_files import FORMATS, write_text
+from golden.hex_files import FORMATS, Options, write_text
 from golden.make import make
 from golden.op_cases import read_cases
 from golden.op_check import judge_ops
+from golden.passes import write_passes
 from golden.perplexity import Logits, encode, perplexity
 from golden.q8 import Q8
 from golden.real import make_real
@@ -119,8 +120,21 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
                    help="op vectors, a trace or a model file (golden/data/ops.safetensors)")  # fmt: skip
     p.add_argument("--format", choices=FORMATS, default="hex")
     p.add_argument("--lanes", type=int, default=1, help="values in a word (1)")
-    p.add_argument("--tile", metavar="RxC", help="a matrix tile by tile, such as 64x64")
+    p.add_argument("--scale-lanes", type=int, default=1, help="scales and zero points in a word (1)")
+    p.add_argument("--tile", metavar="MxK", help="matrices tile by tile: M outputs by K inputs, such as 64x64")
+    p.add_argument("--transpose", action="store_true", help="a row of words for an input instead of an output")
+    p.add_argument("--unpack", action="store_true", help="codes of 4 and 2 bits one by one, not as the file packs them")
     p.add_argument("--out", type=Path, metavar="DIR", help="a file for each tensor, and a manifest; otherwise printed")
+
+    p = commands.add_parser("passes", help="write a product as an array of cells computes it, pass by pass, as text")
+    p.add_argument("case", metavar="CASE", help="NxMxKgG: N tokens, M outputs, K inputs in groups of G, drawn from "
+                   "random numbers; or a case of the op vectors, such as matmul.2x9x384g64")  # fmt: skip
+    p.add_argument("--file", type=Path, default=ROOT / "golden" / "data" / "ops.safetensors",
+                   help="op vectors (golden/data/ops.safetensors)")  # fmt: skip
+    p.add_argument("--format", choices=[f for f in FORMATS if f != "c"], default="hex")
+    p.add_argument("--tile", metavar="MxK", required=True, help="outputs and inputs of a pass, such as 16x16")
+    p.add_argument("--transpose", action="store_true", help="a word of weights for an input instead of an output")
+    p.add_argument("--out", type=Path, metavar="DIR", required=True)
 
     p = commands.add_parser("ppl", help="perplexity of a text file")
     p.add_argument("hf_dir", type=Path, metavar="MODEL", help="a Hugging Face directory or a GGUF file")
@@ -135,13 +149,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
                                             help="of a W8A8 file: how attention multiplies (fp32)")  # fmt: skip
 
     args = parser.parse_args(argv)
-    if args.command == "hex":
+    if args.command in ("hex", "passes"):
         tile = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})", args.tile or "1x1", re.ASCII)
         if tile is None:
-            parser.error(f"--tile: {args.tile!r}, expected RxC")
-        if not 1 <= args.lanes <= 1024:
-            parser.error(f"--lanes: {args.lanes} is not 1 to 1024")
+            parser.error(f"--tile: {args.tile!r}, expected MxK")
         args.tile = (int(tile[1]), int(tile[2])) if args.tile else None
+    if args.command == "hex":
+        for option, lanes in (("--lanes", args.lanes), ("--scale-lanes", args.scale_lanes)):
+            if not 1 <= lanes <= 1024:
+                parser.error(f"{option}: {lanes} is not 1 to 1024")
     return args
 
 
@@ -154,7 +170,11 @@ def run(args: argparse.Namespace) -> int:
         make_real(args.files, args.out, args.only)
         return 0
     if args.command == "hex":
-        sys.stdout.write(write_text(args.file, args.names, args.format, args.lanes, args.tile, args.out))
+        options = Options(args.format, args.lanes, args.scale_lanes, args.tile, args.transpose)
+        sys.stdout.write(write_text(args.file, args.names, options, args.unpack, args.out))
+        return 0
+    if args.command == "passes":
+        sys.stdout.write(write_passes(args.case, args.file, args.tile, args.transpose, args.format, args.out))
         return 0
     if args.command == "diff":
         tolerances = read_tolerances(args.profile, args.tolerance)

@@ -9,7 +9,9 @@ it does not fill its last word, zeros do.
     coe   a memory initialization file of AMD's block memory generator
     c     arrays for a C header, floats as hexadecimal literals, which are exact; fp16 as its bits
 
-`--tile RxC` stores a matrix tile by tile (golden/tiles.py), a tile's rows behind each other.
+`--tile MxK` stores matrices tile by tile (golden/tiles.py), M outputs by K inputs; `--transpose` makes rows of columns,
+in each tile or, without tiles, in each matrix. manifest.json has the address of every tile. docs/hardware.md has it all
+with a picture.
 """
 
 import json
@@ -17,24 +19,65 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from formats.files import replacing
-from formats.model_file import map_tensors, read_format, read_header
-from golden.tiles import tile
-from golden.trace import read_trace
+from golden.hex_tensors import TensorFile, Values, read_tensors
+from golden.tiles import tile, tile_counts
 
 FORMATS = ("hex", "mem", "c", "coe")
 C_TYPES = {"int8": "int8_t", "uint8": "uint8_t", "int32": "int32_t", "float32": "float", "float16": "uint16_t"}
+C_HEAD = "#include <math.h>\n#include <stdint.h>\n\n"
+# What a group or a row of codes shares: a scale, a zero point. A word has one of them unless --scale-lanes says more.
+SHARED = re.compile(r"(^|[._])(scales?|s|zeros|qzeros|groups|assist)$")
 
 
-def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """All tensors of a safetensors file, or of a model file under the names of `--info`. Raises ModelError."""
-    file_format = None if path.suffix == ".safetensors" else read_format(path)
-    if file_format is None:
-        return read_trace(path)
-    return map_tensors(path, read_header(path, file_format))
+class Options(NamedTuple):
+    """What the command line says of how tensors are written."""
+
+    kind: str = "hex"  # one of FORMATS
+    lanes: int = 1
+    scale_lanes: int = 1
+    tile: tuple[int, int] | None = None  # outputs, inputs
+    transpose: bool = False
+
+
+class Laid(NamedTuple):
+    """A tensor as it is written."""
+
+    name: str
+    type: str  # "int8", "uint4", "float32"
+    shape: tuple[int, ...]  # before it was laid out
+    order: str  # in words
+    bits: int  # of a value
+    lanes: int  # values of a word
+    rows: np.ndarray  # (..., n): each row begins a new word
+    tile: tuple[int, int] | None = None  # its shape in the matrix, and whether it was then transposed
+    transpose: bool | None = None
+    counts: tuple[int, ...] = ()  # of tiles along each dimension
+
+    @property
+    def words_per_row(self) -> int:
+        return -(-(self.rows.shape[-1] if self.rows.ndim else 1) // self.lanes)
+
+    def about(self) -> dict[str, object]:
+        """What stands on top of the file and in the manifest."""
+        fields = ("name", "type", "shape", "order", "bits", "lanes", "tile", "transpose")
+        return {field: getattr(self, field) for field in fields if getattr(self, field) is not None}
+
+    def tiles(self) -> dict[str, object]:
+        """What the manifest says about tiles: words of each, and addresses, nested as the tiles are; empty without."""
+        if self.tile is None:
+            return {}
+        n = self.rows.shape[-2] * self.words_per_row
+        return {"tile_words": n, "tile_addresses": (n * np.arange(np.prod(self.counts)).reshape(self.counts)).tolist()}
+
+    def memory(self) -> dict[str, object]:
+        """What the manifest says about the memory that holds it: bits of a word, and words."""
+        n_rows = int(np.prod(self.rows.shape[:-1]))
+        return {"width": self.lanes * self.bits, "depth": n_rows * self.words_per_row}
 
 
 def select(tensors: Iterable[str], patterns: Iterable[str]) -> list[str]:
@@ -49,23 +92,34 @@ def select(tensors: Iterable[str], patterns: Iterable[str]) -> list[str]:
     return list(found)
 
 
+# ----------------------------------------------------------------------------
+# Words and C
+
+
 def bits_of(values: np.ndarray) -> np.ndarray:
     """The values' bits as unsigned integers of the same size."""
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
-def words(values: np.ndarray, lanes: int) -> list[str]:
-    """The tensor's words in hexadecimal, row by row; the module's docstring says how values lie in them."""
+def words(values: np.ndarray, lanes: int, bits: int | None = None) -> list[str]:
+    """The tensor's words in hexadecimal, row by row; the module's docstring says how values lie in them.
+
+    bits: of a value, the lowest of its type's; None: all.
+    """
     rows = bits_of(values).reshape(-1, values.shape[-1] if values.ndim else 1)
-    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % lanes)))
-    digits = 2 * values.dtype.itemsize
-    return ["".join(f"{value:0{digits}x}" for value in word[::-1]) for word in rows.reshape(-1, lanes).tolist()]
+    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % lanes))).reshape(-1, lanes)
+    data = rows.astype(rows.dtype.newbyteorder("<")).view(np.uint8)
+    bits = bits or 8 * values.dtype.itemsize
+    if bits < 8:
+        single = np.unpackbits(data, axis=1, bitorder="little").reshape(-1, lanes, 8)[..., :bits]
+        data = np.packbits(single.reshape(-1, lanes * bits), axis=1, bitorder="little")
+    digits = -(-lanes * bits // 4)
+    return [word.tobytes().hex()[-digits:] for word in data[:, ::-1]]
 
 
-def c_name(name: str) -> str:
-    """The name as an identifier: `layers.1.ffn.norm.q` -> `layers_1_ffn_norm_q`."""
-    identifier = re.sub(r"\W", "_", name, flags=re.ASCII)
-    return "_" + identifier if identifier[0].isdigit() else identifier
+def c_name(name: str, kind: str) -> str:
+    """The name as an identifier that begins with what it is: `layers.1.attn.norm` -> `w_layers_1_attn_norm`."""
+    return f"{kind}_" + re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 def c_literal(value: float | int) -> str:
@@ -77,69 +131,136 @@ def c_literal(value: float | int) -> str:
     return ("-" if value < 0 else "") + "INFINITY" if np.isinf(value) else value.hex() + "f"
 
 
-def c_array(name: str, values: np.ndarray) -> str:
-    """`static const TYPE NAME[size] = {...};`, flat. Raises ValueError for a type that C has no name for here."""
+def c_array(identifier: str, values: np.ndarray) -> str:
+    """`static const TYPE NAME[size] = {...};`, flat. Raises ValueError for what C has no type for here, or no array."""
     if values.dtype.name not in C_TYPES:
-        raise ValueError(f"{name}: {values.dtype} has no C type here")
+        raise ValueError(f"{identifier}: {values.dtype} has no C type here")
+    if values.size == 0:
+        raise ValueError(f"{identifier}: has no values, and C no arrays without any")
     flat = (bits_of(values) if values.dtype == np.float16 else values).reshape(-1).tolist()
     lines = [", ".join(map(c_literal, flat[i : i + 16])) for i in range(0, len(flat), 16)]
     return (
-        f"static const {C_TYPES[values.dtype.name]} {c_name(name)}[{values.size}] = {{\n  "
-        + ",\n  ".join(lines)
-        + "};\n"
+        f"static const {C_TYPES[values.dtype.name]} {identifier}[{values.size}] = {{\n  " + ",\n  ".join(lines) + "};\n"
     )
 
 
-def describe(name: str, values: np.ndarray, lanes: int, tiles: tuple[int, int] | None) -> dict[str, object]:
-    """What the manifest says about a tensor."""
-    order = "row by row" if tiles is None else f"tiles of {tiles[0]} x {tiles[1]}: row of tiles, tile, row, column"
-    return {"name": name, "type": values.dtype.name, "shape": list(values.shape), "order": order, "lanes": lanes}
+# ----------------------------------------------------------------------------
+# The order of a tensor
 
 
-def render(values: np.ndarray, about: dict[str, object], kind: str, tiles: tuple[int, int] | None) -> str:
-    """The text of one tensor in one format. about: from `describe`; it goes to the top as a comment."""
-    stored = values if tiles is None else tile(values, *tiles)
-    comment = json.dumps(about)
+def tile_columns(name: str, array: np.ndarray, inputs: int, file: TensorFile) -> int:
+    """The columns of a tile of one tensor, where a tile of its matrix has so many inputs.
+
+    A value that stands for G inputs, as a scale does for its group, counts as G columns. Raises ValueError where a tile
+    would end within a group.
+    """
+    n_inputs, n = file.columns(name.rpartition(".")[0]) or array.shape[-1], array.shape[-1]
+    if inputs * n % n_inputs == 0:
+        return inputs * n // n_inputs
+    if n_inputs % n or n_inputs // n % inputs:
+        raise ValueError(f"--tile: {name} has {n} values for {n_inputs} inputs, which tiles of {inputs} do not divide")
+    return 1
+
+
+def as_matrices(name: str, values: Values, option: str, file: TensorFile) -> np.ndarray:
+    """The tensor as matrices (..., m, n). One value per row, such as (E, n_out) scales, is a column of each matrix.
+
+    Raises ValueError for what is no matrix.
+    """
+    matrix, _, part = name.rpartition(".")
+    codes = file.tensors.get(f"{matrix}.codes")
+    array = values.array
+    if codes is not None and part != "codes" and array.shape == codes().array.shape[:-1]:
+        array = array[..., None]
+    if values.packed:
+        raise ValueError(f"{option}: {name} is packed in an order of its own; give --unpack")
+    if array.ndim < 2:
+        raise ValueError(f"{option}: {name} has shape {array.shape}, expected a matrix")
+    return array
+
+
+def lay_out_tiles(name: str, values: Values, shape: tuple[int, int], lanes: int, transpose: bool = False) -> Laid:
+    """Matrices (..., m, n) tile by tile. shape: of a tile, before it is transposed."""
+    array = values.array
+    counts = tile_counts(array.shape, *shape)
+    order = "row of tiles, tile, " + ("column, row" if transpose else "row, column")
+    order = f"tiles of {shape[0]} x {shape[1]}: {'matrix, ' if len(counts) > 2 else ''}{order}"
+    rows = tile(array, *shape, transpose)
+    return Laid(name, values.type, array.shape, order, values.bits, lanes, rows, shape, transpose, counts)
+
+
+def lay_out(name: str, file: TensorFile, options: Options) -> Laid:
+    """One tensor in the order in which it is written. Raises ValueError for what it cannot be."""
+    values = file.tensors[name]()
+    lanes = options.scale_lanes if SHARED.search(name) else options.lanes
+    if options.tile is not None:
+        matrices = as_matrices(name, values, "--tile", file)
+        shape = options.tile[0], tile_columns(name, matrices, options.tile[1], file)
+        return lay_out_tiles(name, values._replace(array=matrices), shape, lanes, options.transpose)
+    rows, order = values.array, "row by row"
+    if options.transpose:
+        rows, order = as_matrices(name, values, "--transpose", file).swapaxes(-1, -2), "column by column"
+    return Laid(name, values.type, values.array.shape, order, values.bits, lanes, rows)
+
+
+# ----------------------------------------------------------------------------
+# Files
+
+
+def render(laid: Laid, kind: str, prefix: str) -> str:
+    """The text of one tensor in one format; what is known about it stands on top as a comment."""
+    comment = json.dumps(laid.about())
     if kind == "c":
-        return f"/* {comment} */\n{c_array(str(about['name']), stored)}"
-    lines = words(stored, int(str(about["lanes"])))
+        return f"/* {comment} */\n{c_array(c_name(laid.name, prefix), laid.rows)}"
+    lines = words(laid.rows, laid.lanes, laid.bits)
     if kind == "coe":
         body = ",\n".join(lines)
         return f"; {comment}\nmemory_initialization_radix=16;\nmemory_initialization_vector=\n{body};\n"
     return f"// {comment}\n" + ("@0\n" if kind == "mem" else "") + "\n".join(lines) + "\n"
 
 
-def write_text(
-    source: Path, patterns: list[str], kind: str, lanes: int, tiles: tuple[int, int] | None, out: Path | None
-) -> str:
+def write_folder(tensors: list[Laid], kind: str, prefix: str, out: Path) -> str:
+    """A file for each tensor, and manifest.json. Returns their paths, a line each."""
+    out.mkdir(parents=True, exist_ok=True)
+    manifest, is_c = [], kind == "c"
+    for laid in tensors:
+        path = out / f"{laid.name}.{'h' if is_c else kind}"
+        with replacing(path) as f:
+            f.write(((C_HEAD if is_c else "") + render(laid, kind, prefix)).encode())
+        size = {"c_name": c_name(laid.name, prefix)} if is_c else laid.memory()
+        manifest.append(laid.about() | {"file": path.name} | size | laid.tiles())
+    with replacing(out / "manifest.json") as f:
+        f.write(("[\n " + ",\n ".join(map(json.dumps, manifest)) + "\n]\n").encode())
+    return "".join(f"{out / str(about['file'])}\n" for about in manifest)
+
+
+def check_c_names(names: list[str], prefix: str) -> None:
+    """Raises ValueError if two tensors would have one name in C."""
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(c_name(name, prefix), name)
+        if other != name:
+            raise ValueError(f"--format c: {other} and {name} are both {c_name(name, prefix)}")
+
+
+def write_text(source: Path, patterns: list[str], options: Options, unpack: bool, out: Path | None) -> str:
     """The tensors as text, or, with `out`, a file for each and manifest.json in that folder, and what was written.
 
     Raises ValueError for names that the source has not, and for what a format cannot take.
     """
-    tensors = read_tensors(source)
+    file, kind = read_tensors(source, unpack), options.kind
     try:
-        names = select(tensors, patterns)
+        names = select(file.tensors, patterns)
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
     if out is None and kind != "c" and len(names) > 1:
         raise ValueError(f"--format {kind}: {len(names)} tensors, one file has one: give --out DIR")
-    if kind == "c" and lanes != 1:
-        raise ValueError(f"--lanes {lanes}: a C array has no words; leave it out")
-    texts, manifest = [], []
-    for name in names:
-        values = tensors[name]
-        if tiles is not None and values.ndim != 2:
-            raise ValueError(f"--tile: {name} has shape {values.shape}, expected a matrix")
-        about = describe(name, values, lanes, tiles)
-        texts.append(render(values, about, kind, tiles))
-        manifest.append(about | {"file": f"{name}.{'h' if kind == 'c' else kind}"})
-    head = "#include <math.h>\n#include <stdint.h>\n\n"
-    if out is None:
-        return (head if kind == "c" else "") + "\n".join(texts)
-    out.mkdir(parents=True, exist_ok=True)
-    for about, text in zip(manifest, texts, strict=True):
-        with replacing(out / str(about["file"])) as f:
-            f.write(((head if kind == "c" else "") + text).encode())
-    with replacing(out / "manifest.json") as f:
-        f.write(("[\n " + ",\n ".join(map(json.dumps, manifest)) + "\n]\n").encode())
-    return "".join(f"{out / str(about['file'])}\n" for about in manifest)
+    if kind == "c":
+        if (options.lanes, options.scale_lanes) != (1, 1):
+            given = f"--lanes {options.lanes}" if options.lanes != 1 else f"--scale-lanes {options.scale_lanes}"
+            raise ValueError(f"{given}: a C array has no words; leave it out")
+        check_c_names(names, file.kind)
+    tensors = [lay_out(name, file, options) for name in names]
+    if out is not None:
+        return write_folder(tensors, kind, file.kind, out)
+    return (C_HEAD if kind == "c" else "") + "\n".join(render(laid, kind, file.kind) for laid in tensors)

@@ -1,13 +1,15 @@
 /* A Q8 layer in C, written from docs/forward-pass.md and docs/numerics.md: one token at POSITION, behind the keys and values
- * of the tokens before it. vectors.h is what `python -m golden hex --format c` makes of tiny-llama's file and of its golden
- * decode trace; nothing of this repository's sources is included. tests/test_hex.py compiles and runs it.
+ * of the tokens before it. weights.h and steps.h are what `python -m golden hex --format c` makes of tiny-llama's file and of
+ * its golden decode trace: docs/hardware.md has the commands, this program's own among them, and tests/test_hex.py types them.
+ * Nothing of this repository's sources is included.
  * Exit code 0: codes and accumulators are the golden's, all else is within 1e-5, relative by norm. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "vectors.h"
+#include "steps.h"
+#include "weights.h"
 
 enum { DIM = 128, HIDDEN = 384, HEADS = 4, KV_HEADS = 2, HEAD_DIM = 32, GROUP = 64, POSITION = 300 };
 enum { Q_DIM = HEADS * HEAD_DIM, KV_DIM = KV_HEADS * HEAD_DIM };
@@ -93,7 +95,7 @@ static void attention(float* out, const float* q, const float* k, const float* v
         const int kv = h / (HEADS / KV_HEADS) * HEAD_DIM;
         double largest = -INFINITY, sum = 0;
         for (int t = 0; t <= POSITION; t++) {
-            const float* key = t < POSITION ? layers_1_attn_k_rope + t * KV_DIM + kv : k + kv;
+            const float* key = t < POSITION ? s_layers_1_attn_k_rope + t * KV_DIM + kv : k + kv;
             p[t] = 0;
             for (int d = 0; d < HEAD_DIM; d++) p[t] += (double)q[h * HEAD_DIM + d] * key[d];
             p[t] /= sqrt(HEAD_DIM);
@@ -103,20 +105,21 @@ static void attention(float* out, const float* q, const float* k, const float* v
         for (int d = 0; d < HEAD_DIM; d++) {
             double mix = 0;
             for (int t = 0; t <= POSITION; t++)
-                mix += p[t] / sum * (t < POSITION ? layers_1_attn_v_proj + t * KV_DIM : v)[kv + d];
+                mix += p[t] / sum * (t < POSITION ? s_layers_1_attn_v_proj + t * KV_DIM : v)[kv + d];
             out[h * HEAD_DIM + d] = (float)mix;
         }
     }
 }
 
-#define L(name) layers_1_##name
+#define W(name) w_layers_1_##name /* a weight */
+#define S(name) s_layers_1_##name /* a step's golden result */
 #define QUANTIZE(step, x, n) \
     quantize(codes, scales, x, n); \
-    equal(#step ".q", L(step##_q), codes, n); \
-    close_to(#step ".s", L(step##_s), scales, n / GROUP)
+    equal(#step ".q", S(step##_q), codes, n); \
+    close_to(#step ".s", S(step##_s), scales, n / GROUP)
 #define MATMUL(step, out, n_out, n_in) \
-    matmul(out, sums, codes, scales, L(step##_codes), L(step##_scales), n_out, n_in); \
-    equal(#step ".acc", L(step##_acc), sums, n_out * (n_in / GROUP) * sizeof(int))
+    matmul(out, sums, codes, scales, W(step##_codes), W(step##_scales), n_out, n_in); \
+    equal(#step ".acc", S(step##_acc), sums, n_out * (n_in / GROUP) * sizeof(int))
 
 int main(void) {
     static float x[DIM], normed[DIM], q[Q_DIM], k[KV_DIM], v[KV_DIM], mix[Q_DIM], proj[DIM], gate[HIDDEN], up[HIDDEN];
@@ -124,25 +127,25 @@ int main(void) {
     static signed char codes[HIDDEN];
     static int sums[HIDDEN * DIM];
 
-    memcpy(x, layers_0_ffn_residual, sizeof x);
-    rmsnorm(normed, x, L(attn_norm_weight));
+    memcpy(x, s_layers_0_ffn_residual, sizeof x);
+    rmsnorm(normed, x, W(attn_norm));
     QUANTIZE(attn_norm, normed, DIM);
-    equal("attn_norm.s", L(attn_norm_s), scales, sizeof(float) * DIM / GROUP); /* the same input, so the same bits */
+    equal("attn_norm.s", S(attn_norm_s), scales, sizeof(float) * DIM / GROUP); /* the same input, so the same bits */
     MATMUL(attn_q_proj, q, Q_DIM, DIM);
     MATMUL(attn_k_proj, k, KV_DIM, DIM);
     MATMUL(attn_v_proj, v, KV_DIM, DIM);
     rope(q, HEADS);
     rope(k, KV_HEADS);
-    close_to("attn.q_rope", L(attn_q_rope), q, Q_DIM);
-    close_to("attn.k_rope", L(attn_k_rope) + POSITION * KV_DIM, k, KV_DIM);
+    close_to("attn.q_rope", S(attn_q_rope), q, Q_DIM);
+    close_to("attn.k_rope", S(attn_k_rope) + POSITION * KV_DIM, k, KV_DIM);
     attention(mix, q, k, v);
-    close_to("attn.mix", L(attn_mix), mix, Q_DIM);
+    close_to("attn.mix", S(attn_mix), mix, Q_DIM);
     QUANTIZE(attn_mix, mix, Q_DIM);
     MATMUL(attn_o_proj, proj, DIM, Q_DIM);
     for (int i = 0; i < DIM; i++) x[i] += proj[i];
-    close_to("attn.residual", L(attn_residual), x, DIM);
+    close_to("attn.residual", S(attn_residual), x, DIM);
 
-    rmsnorm(normed, x, L(ffn_norm_weight));
+    rmsnorm(normed, x, W(ffn_norm));
     QUANTIZE(ffn_norm, normed, DIM);
     MATMUL(ffn_gate_proj, gate, HIDDEN, DIM);
     MATMUL(ffn_up_proj, up, HIDDEN, DIM);
@@ -150,7 +153,7 @@ int main(void) {
     QUANTIZE(ffn_swiglu, gate, HIDDEN);
     MATMUL(ffn_down_proj, proj, DIM, HIDDEN);
     for (int i = 0; i < DIM; i++) x[i] += proj[i];
-    close_to("ffn.residual", L(ffn_residual), x, DIM);
+    close_to("ffn.residual", S(ffn_residual), x, DIM);
     printf("%d steps differ\n", failures);
     return failures != 0;
 }

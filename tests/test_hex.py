@@ -2,21 +2,46 @@
 
 import json
 import re
+import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from golden.hex_files import c_literal, words
-from golden.schemes import read_file
-from golden.tiles import interleave, tile, untile
+from formats.checkpoint import Checkpoint
+from formats.gptq import FORMATS as GPTQ_FORMATS
+from formats.gptq import GptqLayout
+from formats.model_file import read_format, read_header
+from formats.schemes import GPTQ_FILE as GPTQ_FORMAT
+from formats.tensors import matrix_shapes
+from golden import awq
+from golden.gptq import GPTQ, pack_matrix
+from golden.hex_files import c_literal, check_c_names, words
+from golden.hex_tensors import read_tensors, unpacked
+from golden.moe import MoE
+from golden.op_vectors_gptq import random_matrix
+from golden.q8 import Q8
+from golden.schemes import SCHEMES, read_file
+from golden.tiles import interleave, tile, tile_counts, untile
 from tests.helpers import DATA, F32, ROOT, run_golden
+from tests.pages import commands_of
+from tests.test_docs import blocks
 
 OPS = DATA / "ops.safetensors"
-Q8_FILE = ROOT / "build" / "models" / "tiny-llama.q8.bin"
+FILES = ROOT / "build" / "models"
+GPTQ_FILE = FILES / "tiny-llama.gptq-ladder.bin"
 DECODE = DATA / "tiny-llama.q8.decode.trace.safetensors"
 PORT = ROOT / "tests" / "port_layer.c"
+PAGE = ROOT / "docs" / "hardware.md"
+VARIANTS = [
+    path.stem
+    for model in ("tiny-llama", "tiny-qwen3-moe")
+    for reference in SCHEMES.values()
+    if model in reference.models
+    for path in (FILES / f"{model}.{variant}.bin" for variant in reference.variants)
+]
 
 
 def ok(*args):
@@ -64,20 +89,100 @@ def test_a_folder_with_a_manifest(tmp_path):
     by_name = {entry["name"]: entry for entry in manifest}
     assert set(by_name) == {f"matmul.2x9x384g64.{x}.{y}" for x in "xw" for y in ("codes", "scales")}
     assert by_name["matmul.2x9x384g64.w.scales"] == {
-        "name": "matmul.2x9x384g64.w.scales", "type": "float32", "shape": [9, 6], "order": "row by row", "lanes": 8,
-        "file": "matmul.2x9x384g64.w.scales.hex",
+        "name": "matmul.2x9x384g64.w.scales", "type": "float32", "shape": [9, 6], "order": "row by row", "bits": 32,
+        "lanes": 1, "file": "matmul.2x9x384g64.w.scales.hex", "width": 32, "depth": 54,
     }  # fmt: skip
+    codes = by_name["matmul.2x9x384g64.w.codes"]
+    assert [codes[key] for key in ("bits", "lanes", "width", "depth")] == [8, 8, 64, 9 * 48]
+    ok("matmul.2x9x384g64.[xw].*", "--lanes", 8, "--scale-lanes", 4, "--out", tmp_path / "out")
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert [entry["lanes"] for entry in manifest] == [4 if "scales" in entry["name"] else 8 for entry in manifest]
 
 
-@pytest.mark.parametrize("file", ["tiny-llama.gptq-ladder", "tiny-llama.awq", "tiny-qwen3-moe.moe-a8w4"])
-def test_tensors_of_a_model_file(file):
-    """The last norm: in one file fp16, in the others fp32 at an aligned place."""
-    path = ROOT / "build" / "models" / f"{file}.bin"
-    expected = read_file(path).vector("norm")
-    text = ok("norm", "--file", path)
-    values = read_words(text, 16 if "awq" in file else 32, 1).reshape(-1)
+def test_words_of_fewer_bits_by_hand():
+    codes = np.array([[1, -1, -8, 7, 5]], np.int8)
+    assert words(codes, 4, 4) == ["78f1", "0005"]
+    assert words(np.array([[1, 2, 3, 0, 3]], np.uint8), 4, 2) == ["39", "03"]
+    assert words(np.array([[1, 0, 1]], np.uint8), 3, 1) == ["5"]
+    assert words(np.array([[3, 1, 2]], np.uint8), 3, 2) == ["27"]  # 6 bits: 10 01 11
+
+
+@pytest.mark.parametrize("file", VARIANTS)
+def test_every_kind_of_model_file(file, tmp_path):
+    """All of it, as it is and unpacked; the norm is read back: in AWQ files fp16, in the others fp32."""
+    path = FILES / f"{file}.bin"
+    ok("*", "--file", path, "--out", tmp_path / "packed")
+    ok("*", "--file", path, "--unpack", "--out", tmp_path / "unpacked")
+    for folder in ("packed", "unpacked"):
+        for entry in json.loads((tmp_path / folder / "manifest.json").read_text()):
+            text = (tmp_path / folder / entry["file"]).read_text().splitlines()[1:]
+            assert len(text) == entry["depth"] == np.prod(entry["shape"])
+            assert {len(line) for line in text} == {-(-entry["bits"] // 4)}
+    values = read_words((tmp_path / "packed" / "norm.hex").read_text(), 64, 1).reshape(-1)
     found = values.astype(np.uint16).view(np.float16) if "awq" in file else values.astype(np.uint32).view(F32)
-    assert np.array_equal(found.astype(F32), expected)
+    scheme = Q8(Checkpoint(ROOT / "models" / "tiny-llama")) if file.endswith(".q8") else read_file(path)
+    assert np.array_equal(found.astype(F32), scheme.vector("norm"))
+
+
+@pytest.mark.parametrize("file", VARIANTS)
+def test_names_in_c_differ(file):
+    """Also those of op vectors and traces, each beside its own."""
+    check_c_names(list(read_tensors(FILES / f"{file}.bin").tensors), "w")
+    check_c_names(list(read_tensors(FILES / f"{file}.bin", unpack=True).tensors), "w")
+    for path in (OPS, DECODE):
+        check_c_names(list(read_tensors(path).tensors), "s")
+    with pytest.raises(ValueError, match=r"a\.b and a_b are both w_a_b"):
+        check_c_names(["a.b", "a_b"], "w")
+
+
+def test_unpacked_codes_are_the_matrix():
+    """What `--unpack` writes is what the reference's own reader of each scheme has."""
+    path = FILES / "tiny-llama.awq.bin"
+    file, name = read_tensors(path, unpack=True), "layers.1.ffn.down_proj"
+    got = {part: file.tensors[f"{name}.{part}"]() for part in ("codes", "zeros", "scales")}
+    assert [got[part].bits for part in got] == [4, 4, 16]
+    steps = got["codes"].array.reshape(*got["zeros"].array.shape, -1) - got["zeros"].array[..., None].astype(F32)
+    weights = (steps * got["scales"].array[..., None]).astype(np.float16).reshape(got["codes"].array.shape)
+    assert np.array_equal(weights, awq.dequantize(awq.AWQ(path).matrix(name)).T)
+
+    for variant in ("moe-a8w4", "moe-a8w4-pure"):
+        path = FILES / f"tiny-qwen3-moe.{variant}.bin"
+        codes = read_tensors(path, unpack=True).tensors["layers.1.moe.gate_up_proj.codes"]()
+        assert (codes.bits, codes.type) == (4, "int4")
+        assert np.array_equal(codes.array, MoE(path).experts("layers.1.moe.gate_up_proj").codes)
+    assert read_tensors(path, unpack=True).tensors["embed.codes"]().type == "int4"
+
+    for variant in ("gptq-ladder", "gptq-w4", "gptq-w8", "gptq-sparse"):
+        path = FILES / f"tiny-llama.{variant}.bin"
+        scheme, file = GPTQ(path), read_tensors(path, unpack=True)
+        for name, _ in matrix_shapes(scheme.config):
+            m, codes = scheme.stored(name), file.tensors[f"{name}.codes"]()
+            assert codes.bits == m.form.bits
+            expected = m.codes if m.kept is None else m.codes[m.kept].reshape(len(m.codes), -1)
+            assert np.array_equal(codes.array, expected)
+            if m.kept is not None:
+                assert np.array_equal(file.tensors[f"{name}.mask"]().array, m.kept)
+            if m.zeros is not None and m.row_scales is None:
+                assert np.array_equal(file.tensors[f"{name}.zeros"]().array, m.zeros)
+
+
+@pytest.mark.parametrize("form", sorted(GPTQ_FORMATS), ids=str)
+def test_every_format_of_gptq(form):
+    """A random matrix of each, as a file would have it."""
+    head = replace(read_header(GPTQ_FILE, read_format(GPTQ_FILE)), layout=GptqLayout((form,) * 9))
+    assert head.file_format is GPTQ_FORMAT
+    m = random_matrix(np.random.default_rng(0), form, 6, 384)
+    tensors = {f"layers.0.attn.q_proj.{part}": value for part, value in pack_matrix(m).items()}
+    found = {name: unpacked(head, tensors, name) for name in tensors}
+    codes = found["layers.0.attn.q_proj.codes"]
+    assert (codes is None) == (form.bits == 8)
+    if codes is not None:
+        expected = m.codes if m.kept is None else m.codes[m.kept].reshape(6, -1)
+        assert (codes.bits, np.array_equal(codes.array, expected)) == (form.bits, True)
+    if form.sparse:
+        assert np.array_equal(found["layers.0.attn.q_proj.mask"].array, m.kept)
+    if m.zeros is not None and not form.two_level:
+        assert np.array_equal(found["layers.0.attn.q_proj.zeros"].array, m.zeros)
 
 
 def test_a_memory_initialization_file():
@@ -109,8 +214,13 @@ def test_c_literals_are_exact():
         (["quantize.64.*"], 1, "--format hex: 4 tensors, one file has one: give --out DIR"),
         (["half.x", "--format", "c", "--lanes", "2"], 1, "--lanes 2: a C array has no words"),
         (["quantize.64.codes", "--lanes", "0"], 2, "--lanes: 0 is not 1 to 1024"),
-        (["quantize.64.codes", "--tile", "64"], 2, "--tile: '64', expected RxC"),
-        (["half.x", "--tile", "2x2"], 1, "expected a matrix"),
+        (["quantize.64.codes", "--scale-lanes", "1025"], 2, "--scale-lanes: 1025 is not 1 to 1024"),
+        (["half.x", "--format", "c", "--scale-lanes", "2"], 1, "--scale-lanes 2: a C array has no words"),
+        (["quantize.64.codes", "--tile", "64"], 2, "--tile: '64', expected MxK"),
+        (["half.x", "--tile", "2x2"], 1, "--tile: half.x has shape"),
+        (["half.x", "--transpose"], 1, "--transpose: half.x has shape"),
+        (["matmul.2x9x384g64.w.scales", "--tile", "3x48"], 1, "has 6 values for 384 inputs, which tiles of 48"),
+        (["layers.0.ffn.gate_proj.codes", "--tile", "8x8", "--file", GPTQ_FILE], 1, "is packed in an order of its own"),
         (["half.x", "--file", "Makefile"], 1, "Makefile: "),
     ],
 )
@@ -134,6 +244,86 @@ def test_tiles_and_back(shape):
     assert tile(np.arange(16).reshape(4, 4), 2, 2)[1].tolist() == [[2, 3], [6, 7]]
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 8, 6), (1, 4, 3)])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_tiles_of_experts(shape, transpose):
+    experts = np.arange(1, np.prod(shape) + 1).reshape(shape)
+    tiles, counts = tile(experts, 4, 3, transpose), tile_counts(shape, 4, 3)
+    assert tiles.shape == (np.prod(counts), *((3, 4) if transpose else (4, 3)))
+    assert np.array_equal(untile(tiles, shape, transpose), experts)
+    for e, matrix in enumerate(experts):
+        own = tiles.reshape(shape[0], -1, *tiles.shape[1:])[e]
+        plain = tile(matrix, 4, 3)
+        assert np.array_equal(own, plain.swapaxes(1, 2) if transpose else plain)
+
+
+def test_transposed_words_by_hand(tmp_path):
+    """The matrix of the page: weight 12 is that of output 1 and input 2."""
+    matrix = np.array([[16 * o + i for i in range(6)] for o in range(4)], np.uint8)
+    save_file({"w": matrix}, tmp_path / "t.safetensors")
+
+    def lines(*args):
+        return [line for line in ok("w", "--file", tmp_path / "t.safetensors", *args).splitlines() if line[0] != "/"]
+
+    plain = lines("--tile", "2x3", "--lanes", 3)
+    transposed = lines("--tile", "2x3", "--transpose", "--lanes", 2)
+    assert plain[:5] == ["020100", "121110", "050403", "151413", "222120"]
+    assert transposed[:7] == ["1000", "1101", "1202", "1303", "1404", "1505", "3020"]
+    assert lines("--transpose", "--lanes", 4)[2] == "32221202"
+    picture = next(block.text for block in blocks(PAGE.read_text()) if "--transpose: words of" in block.text)
+    shown = re.findall(r"(?<!\S)(\d) {5,}((?:\d\d ){1,2}\d\d)(?!\S)", picture)  # address and word, of both kinds
+    on_page = [{int(at): word.replace(" ", "") for at, word in shown if len(word) == size} for size in (8, 5)]
+    assert on_page == [dict(enumerate(plain[:5])), dict(enumerate(transposed[:7]))]
+
+
+@pytest.mark.parametrize(
+    ("file", "pattern", "lanes"),
+    [
+        ("tiny-llama.q8", "layers.1.attn.q_proj.*", 16),
+        ("tiny-llama.w8a8", "layers.1.ffn.down_proj.*", 16),
+        ("tiny-llama.awq", "layers.1.attn.k_proj.*", 16),
+        ("tiny-llama.gptq-ladder", "layers.1.*_proj.*", 16),
+        ("tiny-llama.gptq-sparse", "layers.1.attn.*_proj.*", 16),
+        ("tiny-qwen3-moe.moe-a8w8", "layers.1.moe.*_proj.*", 16),
+        ("tiny-qwen3-moe.moe-a8w4", "layers.1.moe.*_proj.*", 16),
+        ("tiny-qwen3-moe.moe-mxfp8", "layers.1.moe.*_proj.*", 16),
+    ],
+)
+@pytest.mark.parametrize("transpose", [False, True])
+def test_every_tile_is_where_the_manifest_says(file, pattern, lanes, transpose, tmp_path):
+    """Each tile is read from its address and compared with the same part of the tensor."""
+    path = FILES / f"{file}.bin"
+    tensors = read_tensors(path, unpack=True).tensors
+    options = ["--file", path, "--unpack", "--tile", "16x32", "--lanes", lanes, "--out", tmp_path]
+    ok(pattern, *options, *(["--transpose"] if transpose else []))
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    parts = {entry["name"].rsplit(".", 1)[-1] for entry in manifest}
+    assert {"codes", "scales"} <= parts
+    for entry in manifest:
+        values = tensors[entry["name"]]().array
+        codes = tensors[entry["name"].rsplit(".", 1)[0] + ".codes"]().array
+        if values.shape == codes.shape[:-1]:
+            values = values[..., None]
+        bits, n_lanes, (m, k) = entry["bits"], entry["lanes"], entry["tile"]
+        assert (
+            n_lanes == (lanes if entry["name"].endswith(("codes", "mask", "row_scales")) else 1)
+            or "row" in entry["name"]
+        )
+        text = (tmp_path / entry["file"]).read_text().splitlines()[1:]
+        assert len(text) == entry["depth"]
+        rows, columns = (k, m) if transpose else (m, k)
+        addresses = np.array(entry["tile_addresses"])
+        assert addresses.shape == tile_counts(values.shape, m, k)
+        for index in np.ndindex(*addresses.shape):
+            lines = text[addresses[index] : addresses[index] + entry["tile_words"]]
+            found = read_words("\n".join(lines), bits, n_lanes).reshape(rows, -1)[:, :columns]
+            *expert, i, j = index
+            part = values[tuple(expert)][i * m : (i + 1) * m, j * k : (j + 1) * k]
+            part = np.ascontiguousarray(np.pad(part, ((0, m - part.shape[0]), (0, k - part.shape[1]))))
+            unsigned = part.view(f"u{part.dtype.itemsize}").astype(np.uint64) & np.uint64((1 << bits) - 1)
+            assert np.array_equal(found.astype(np.uint64), unsigned.T if transpose else unsigned)
+
+
 def test_a_tiled_file(tmp_path):
     codes = np.arange(-30, 30, dtype=np.int8).reshape(6, 10)
     save_file({"w": codes}, tmp_path / "t.safetensors")
@@ -150,33 +340,77 @@ def test_a_stream_of_codes_and_scales():
     assert stream == bytes([0, 1, 4, 5]) + F32([0.5, 2]).tobytes() + bytes([2, 3, 6, 7]) + F32([1, 4]).tobytes()
 
 
+# ---- C
+
+
+def test_headers_compile(tmp_path):
+    """Every kind of file, alone and all together, without a warning."""
+    sources = {
+        "weights": ["layers.1.*", "--file", FILES / "tiny-llama.q8.bin"],
+        "steps": ["layers.1.*", "--file", DECODE],
+        "vectors": ["quantize.64.*", "half.*", "matmul.2x9x384g64.*", "rmsnorm.*"],
+        "moe": ["layers.1.moe.*", "--file", FILES / "tiny-qwen3-moe.moe-a8w4.bin", "--unpack", "--tile", "16x16"],
+    }
+    for name, args in sources.items():
+        (tmp_path / f"{name}.h").write_text(ok(*args, "--format", "c"))
+    program = "".join(f'#include "{name}.h"\n' for name in sources)
+    program += "int main(void) { return w_layers_1_attn_norm[0] == s_layers_1_attn_norm[0] + v_half_x[0]; }\n"
+    (tmp_path / "all.c").write_text(program)
+    for compiler in filter(shutil.which, ("gcc", "clang")):
+        command = [compiler, "-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", "-c", "all.c"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+
+
+def test_c_takes_tiles_and_says_where_they_are(tmp_path):
+    args = ["matmul.16x64x64g64.w.codes", "--format", "c", "--tile", "16x32", "--transpose", "--out", tmp_path]
+    ok(*args)
+    (entry,) = json.loads((tmp_path / "manifest.json").read_text())
+    text = (tmp_path / entry["file"]).read_text()
+    assert f"int8_t {entry['c_name']}[4096]" in text
+    values = [int(v) for v in re.search(r"\{\n(.*)\};", text, re.S)[1].split(",")]
+    at = entry["tile_addresses"][2][1]
+    expected = load_file(OPS)["matmul.16x64x64g64.w.codes"][32:48, 32:64].T
+    assert np.array_equal(np.array(values[at : at + entry["tile_words"]]).reshape(32, 16), expected)
+
+
 # ---- a port in C
+
+
+def port_commands():
+    """The page's own commands, from the first to the run of the port."""
+    (block,) = (b for b in blocks(PAGE.read_text()) if b.language == "sh" and "port_layer.c" in b.text)
+    return commands_of(block)
 
 
 @pytest.fixture(scope="module")
 def vectors(tmp_path_factory):
-    """The header that the port includes."""
+    """A folder in which the page's commands were typed, and what the last of them, the port, did."""
     folder = tmp_path_factory.mktemp("port")
-    weights = ok("layers.1.*", "--file", Q8_FILE, "--format", "c")
-    for norm in ("attn_norm", "ffn_norm"):
-        weights = weights.replace(f"layers_1_{norm}[", f"layers_1_{norm}_weight[")
-    trace = ok("layers.1.*", "layers.0.ffn.residual", "--file", DECODE, "--format", "c")
-    (folder / "vectors.h").write_text(weights + trace)
-    return folder
+    for name in ("formats", "golden", "tests", ".venv"):
+        (folder / name).symlink_to(ROOT / name)
+    (folder / "model.bin").symlink_to(FILES / "tiny-llama.q8.bin")
+    *before, last = port_commands()
+    for command in before:
+        subprocess.run(command, shell=True, cwd=folder, check=True)
+    done = subprocess.run(last, shell=True, cwd=folder, capture_output=True, text=True, timeout=60)
+    return folder, done
 
 
 def run_port(folder, source):
+    """A changed port, compiled by the page's command."""
+    (command,) = (c for c in port_commands() if c.startswith("gcc "))
     (folder / "port.c").write_text(source)
-    command = ["cc", "-std=c11", "-O1", "-ffp-contract=off", "-w", "port.c", "-o", "port", "-lm"]
-    subprocess.run(command, cwd=folder, check=True)
+    changed = command.replace("tests/port_layer.c", "port.c").replace("build/port/port_layer ", "port ")
+    assert changed.count("port.c") == 1
+    subprocess.run(changed, shell=True, cwd=folder, check=True)
     return subprocess.run([folder / "port"], capture_output=True, text=True, timeout=60)
 
 
 def test_a_port_of_a_layer_passes(vectors):
-    source = PORT.read_text()
-    assert re.findall(r'#include "(.*)"', source) == ["vectors.h"]
-    done = run_port(vectors, source)
-    assert (done.returncode, done.stdout) == (0, "0 steps differ\n")
+    assert re.findall(r'#include "(.*)"', PORT.read_text()) == ["steps.h", "weights.h"]
+    assert any(command.startswith("gcc -std=c11 -Wall -Werror ") for command in port_commands())
+    _, done = vectors
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 steps differ\n", "")
 
 
 @pytest.mark.parametrize(
@@ -196,6 +430,6 @@ def test_a_port_of_a_layer_passes(vectors):
 def test_a_port_with_one_constant_changed_fails(vectors, right, wrong, step):
     source = PORT.read_text()
     assert source.count(right) == 1
-    done = run_port(vectors, source.replace(right, wrong))
+    done = run_port(vectors[0], source.replace(right, wrong))
     assert done.returncode == 1
     assert done.stdout.startswith(f"{step}: ")
