@@ -1,7 +1,7 @@
 """Matrices in the order in which an array of R x C cells takes them.
 
 `tile` lays tile behind tile; `untile` undoes it. `interleave` puts the scales of a tile behind its codes, so that one
-stream of bytes brings everything that a pass through the array needs. docs/hardware.md has the picture.
+stream of bytes brings everything that a pass through the array needs. docs/hardware.md#layouts has an example.
 """
 
 import numpy as np
