@@ -57,7 +57,7 @@ def main() -> int:
             wrong += sum(differ) + int((codes[signed] != 0xFF).sum() + (mine.codes[signed] != 0x7F).sum())
             print(
                 f"{element.name}, blocks of {block}, {name}: {x.size} values, {differ[0]} codes and {differ[1]} scales "
-                f"differ; left out {int((smallest & (x != 0)).sum())} values under scale byte 0 and {int(signed.sum())} NaN"
+                f"differ; left out {int((smallest & (x != 0)).sum())} values under byte 0, {int(signed.sum())} NaN"
             )
     return int(wrong > 0)
 
