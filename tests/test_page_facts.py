@@ -82,3 +82,53 @@ def test_what_gptq_costs_a_model():
     assert len(rows) == 7
     for name, plain, gptq in rows:
         assert (plain, gptq) == (added(f"Plain rounding, {name}"), added(f"GPTQ, {name}")), name
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_how_many_ids_of_the_real_model_are_judged():
+    goldens = json.loads((ROOT / "golden" / "real" / "smollm2.q8.json").read_text(encoding="utf-8"))["generations"]
+    leads = [lead for golden in goldens for lead in golden["leads"]]
+    judged = sum(lead >= 0.05 for lead in leads)
+    assert f"In Q8 {judged} of the {len(leads)} ids are judged." in one_line(page("real-model.md"))
+
+
+def medians(text: str) -> list[tuple[str, list[float]]]:
+    """The rows of a table of speeds, `| name | median (least to greatest) | ... |`: names and medians."""
+    rows = re.findall(r"^\| ([^|]+) \|((?: [\d.]+ \([^|]*\) \|)+)$", text, re.M)
+    return [(name, [float(n) for n in re.findall(r"\| ?([\d.]+) \(", "|" + cells)]) for name, cells in rows]
+
+
+def ratios(table: list[tuple[str, list[float]]], column: int) -> list[float]:
+    """By how much each of our rows is faster than the fastest of those that follow it, which are other programs'."""
+    found, others = [], []
+    for name, speeds in [*reversed(table)]:
+        if not name.startswith("`runq"):
+            others.append(speeds[column])
+        elif others:
+            found.insert(0, speeds[column] / max(others))
+            others = []
+    return found
+
+
+def test_how_much_faster_than_other_programs():
+    """The pages' `1.3 times as many` and `1.4 to 1.7 times as fast` follow from the medians of their tables."""
+    gptq, moe, side = (
+        section(*where)
+        for where in (("gptq.md", "How fast it is"), ("moe.md", "How fast it is"), ("performance.md", "Side by side"))
+    )
+    prefill, (_, four, two) = (ratios(medians(gptq), column) for column in (0, 1))
+    assert f"makes {four:.1f} times as many tokens/s with 4 bits, and {two:.1f} times as many with 2 bits" in one_line(
+        gptq
+    )
+    assert f"{min(prefill):.1f} to {max(prefill):.1f} times as fast as the fastest" in one_line(gptq)
+    prefill, decode = (ratios(medians(moe), column) for column in (0, 1))
+    assert len(prefill) == len(decode) == 3
+    assert f"is {min(prefill):.1f} to {max(prefill):.1f} times as fast as the fastest" in one_line(moe)
+    assert f"makes {min(decode):.1f} to {max(decode):.1f} times as many tokens/s" in one_line(moe)
+    (_, w8a8), (_, q8), (_, other) = medians(side)
+    first, second = (f"{ours[0] / other[0]:.1f} times" for ours in (q8, w8a8))
+    assert f"`runq` is {first} as fast as ik_llama.cpp, and `runq_w8a8` {second}." in one_line(side)
+    assert f"Here it is {w8a8[1] / q8[1]:.1f} times as fast" in one_line(side)
