@@ -4,9 +4,14 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from bench.random_checkpoint import config_of
+from formats.gptq import MatrixFormat
+from formats.tensors import matrix_shapes
 from golden.gptq_grid import SHRINKS
+from golden.gptq_quantize import round_matrix
 from models.quality import read_comparison
 from tests.helpers import run_export
 
@@ -59,6 +64,33 @@ def test_moe_alone_takes_no_gguf_file(tmp_path):
 def test_gptq_tries_as_many_ranges_as_the_page_says():
     (narrower,) = re.findall(r"and (\d+) narrower ones", page("gptq.md"))
     assert SHRINKS[0] == 1 and len(SHRINKS) - 1 == int(narrower)
+
+
+def test_sym_puts_zero_points_of_4_bits_at_8_and_changes_no_other_format():
+    """GPTQ's formats that the exporter writes, of `--sym` in docs/gptq.md."""
+    weight = np.random.default_rng(0).standard_normal((4, 128)).astype(np.float32) + np.float32(0.3)
+    for form in (
+        MatrixFormat(8),
+        MatrixFormat(4, 64),
+        MatrixFormat(4, 64, sparse=True),
+        MatrixFormat(2, 64, two_level=True),
+    ):
+        plain, symmetric = (round_matrix(weight, form, symmetric=s) for s in (False, True))
+        if form.bits == 4:
+            assert (symmetric.zeros == 8).all() and not (plain.zeros == 8).all()
+        else:
+            assert np.array_equal(plain.codes, symmetric.codes) and np.array_equal(plain.scales, symmetric.scales)
+            assert form.bits == 8 or np.array_equal(plain.zeros, symmetric.zeros)
+
+
+def test_multiply_adds_of_a_long_prompt():
+    """Attention in int8 of docs/performance.md: per token of a prompt of 2,048, half of which it sees on average."""
+    config = config_of("qwen3-0.6b")
+    in_attention = config.n_layers * config.n_heads * config.head_dim * 2 * 1024
+    layers = [shape for name, shape in matrix_shapes(config) if name.startswith("layers.")]
+    in_matrices = sum(rows * columns for rows, columns in layers)
+    said = f"{in_attention / 1e6:.0f} M multiply-adds in fp32 per token there, beside {in_matrices / 1e6:.0f} M in int8"
+    assert said in one_line(section("performance.md", "Attention in int8"))
 
 
 def added(name: str) -> str:
