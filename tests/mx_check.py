@@ -3,8 +3,9 @@
     python -m tests.mx_check
 
 Needs torch and torchao (0.18). A million random values in blocks of 32 for each element format, twice, and the edges
-of the op vectors. One difference is torchao's own and left out: where a scale byte is 0, which means 2^-127, its to_mx
-divides by 2^-126 ("manually adjust the fp scale"), so that its elements are half of what they should be.
+of the op vectors. Two differences are left out. Where a scale byte is 0, which means 2^-127, torchao's to_mx divides by
+2^-126 ("manually adjust the fp scale"), so that its elements are half of what they should be. A NaN with its sign bit
+set has the element 0xff there, 0x7f here; this is checked.
 """
 
 import sys
@@ -45,16 +46,18 @@ def main() -> int:
             ("all sizes", 32, normal * np.exp2(rng.uniform(-12, 12, normal.shape))),
             ("edges", 32, mx_edges(rng, 32, element)),
             ("edges", 64, mx_edges(rng, 64, element)),
+            ("NaN with its sign bit", 32, np.where(np.arange(64) % 32 == 2, -np.nan, normal[:64, :1])),
         ):
             x = x.astype(F32)
             codes, scales = torchao_mx(x, element, block)
             mine = quantize_mx(x, block, element)
             smallest = np.repeat(mine.scales == 0, block, axis=1)
-            differ = int(((codes != mine.codes) & ~smallest).sum()), int((scales != mine.scales).sum())
-            wrong += sum(differ)
+            signed = np.isnan(x) & np.signbit(x)
+            differ = int(((codes != mine.codes) & ~smallest & ~signed).sum()), int((scales != mine.scales).sum())
+            wrong += sum(differ) + int((codes[signed] != 0xFF).sum() + (mine.codes[signed] != 0x7F).sum())
             print(
                 f"{element.name}, blocks of {block}, {name}: {x.size} values, {differ[0]} codes and {differ[1]} scales "
-                f"differ; left out {int((smallest & (x != 0)).sum())} values under scale byte 0"
+                f"differ; left out {int((smallest & (x != 0)).sum())} values under byte 0, {int(signed.sum())} NaN"
             )
     return int(wrong > 0)
 

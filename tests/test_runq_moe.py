@@ -57,6 +57,8 @@ def test_threads_and_chunks_change_nothing(files, which):
         run(files[which], "--ids", prompt, "-n", 12, "-t", 0, "--print-ids", "-j", j).stdout.strip() for j in (1, 2)
     )
     assert one == two
+    fused_not = run(files[which], "--ids", prompt, "-n", 12, "-t", 0, "--print-ids", "--no-fuse").stdout.strip()
+    assert fused_not == one
     new = [int(i) for i in one.split(",")]
     longer = run(files[which], "--ids", f"{prompt},{','.join(map(str, new[:5]))}", "-n", 7, "-t", 0, "--print-ids")
     assert [int(i) for i in longer.stdout.strip().split(",")] == new[5:]
