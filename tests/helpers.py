@@ -1,5 +1,6 @@
 """What several test files need: where things are, the tiny models' exports, command lines, traces with a mistake."""
 
+import signal
 import struct
 import subprocess
 import sys
@@ -65,6 +66,21 @@ def run_golden(*args):
 def run_export(*args, **options):
     command = [sys.executable, "-m", "export", *map(str, args)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
+
+
+def default_signals():
+    """In a child, before its program starts: SIGINT and SIGHUP end it, whatever the tests were told to ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def seal(data):
+    """Puts the right checksum on a changed model file, a bytearray, so that the checks behind it are reached."""
+    if len(data) < 256:
+        return
+    struct.pack_into("<I", data, 0xB0, 0)
+    offset = struct.unpack_from("<Q", data, 0xA0)[0]
+    struct.pack_into("<I", data, 0xB0, zlib.crc32(data[offset:], zlib.crc32(data[:256])))
 
 
 def with_header_field(data, where, value):

@@ -1,29 +1,13 @@
 // Fuzzes opening a model file of the program PROGRAM. The input is the file. A file that opens has to run:
 // its header and tensors are printed, and a token of it is run.
-#include <sanitizer/asan_interface.h>
-
 #include "common/app/cli.h"
 #include "tests/fuzz/built_section.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/model_bytes.h"
+#include "tests/fuzz/poisoned_tail.h"
 #include "tests/fuzz/program.h"
 
 namespace {
-
-// A mapped file ends within a page, and reading on in that page is no error to the machine. While this
-// exists, it is one to AddressSanitizer.
-class PoisonedTail {
-  public:
-    explicit PoisonedTail(const std::byte* end) : end_(end), size_(-reinterpret_cast<uintptr_t>(end) % 4096) {
-        if (__asan_address_is_poisoned(end)) size_ = 0;  // not mapped, but in memory that has its own guard
-        ASAN_POISON_MEMORY_REGION(end_, size_);
-    }
-    ~PoisonedTail() { ASAN_UNPOISON_MEMORY_REGION(end_, size_); }
-
-  private:
-    const std::byte* end_;
-    size_t size_;
-};
 
 // Opens the file and runs two of its tokens at one position. Throws what a program's main() reports.
 void open_and_run(const std::string& path) {
