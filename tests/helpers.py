@@ -1,5 +1,7 @@
 """What several test files need: where things are, the tiny models' exports, command lines, traces with a mistake."""
 
+import json
+import shutil
 import signal
 import struct
 import subprocess
@@ -8,6 +10,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from export.awq import export_awq
 from export.w8a8 import export_w8a8
@@ -50,6 +53,25 @@ def export_tiny(hf_dir, out, **options):
     """An AWQ file, by a short calibration or none, and its reader."""
     export_awq(hf_dir, out, progress=False, **({} if options.get("rtn") else calibration(4, 128)), **options)
     return AWQ(out)
+
+
+def one_layer(name, out, hidden_dim=128):
+    """A directory with a tiny model cut down to its first layer, and that one's feed-forward block to hidden_dim."""
+    shutil.copytree(MODELS / name, out)
+    config = json.loads((out / "config.json").read_text())
+    config |= {"num_hidden_layers": 1, "intermediate_size": hidden_dim}
+    (out / "config.json").write_text(json.dumps(config))
+    weights = {}
+    for key, value in load_file(out / "model.safetensors").items():
+        if ".layers." in key and ".layers.0." not in key:
+            continue
+        if "gate_proj" in key or "up_proj" in key:
+            value = value[:hidden_dim]
+        if "down_proj" in key:
+            value = np.ascontiguousarray(value[:, :hidden_dim])
+        weights[key] = value
+    save_file(weights, out / "model.safetensors")
+    return out
 
 
 def calibrate(name, n_samples=4, seq_len=128):
