@@ -198,19 +198,19 @@ def test_options_that_cannot_be_are_one_line_and_write_nothing(tmp_path, options
     ("factors", "text"),
     [
         (
-            {"layers.2.mlp.up_proj": 2.0**30, "layers.2.mlp.down_proj": 2.0**-30},
-            "tensor model.layers.2.mlp.up_proj.weight comes to weights of",
+            {"layers.0.mlp.up_proj": 2.0**30, "layers.0.mlp.down_proj": 2.0**-30},
+            "tensor model.layers.0.mlp.up_proj.weight comes to weights of",
         ),
         (
-            {"layers.2.mlp.up_proj": 2.0**14, "layers.2.mlp.down_proj": 2.0**-14},
-            "activations of layers.2.ffn.swiglu come to",
+            {"layers.0.mlp.up_proj": 2.0**14, "layers.0.mlp.down_proj": 2.0**-14},
+            "activations of layers.0.ffn.swiglu come to",
         ),
         ({"norm": 2.0**14}, "activations of norm come to"),
     ],
 )
 def test_models_beyond_fp16_are_one_line_after_calibration(tmp_path, factors, text):
     """The search goes through such numbers without a word, and the end says where they are. Layers stay the same."""
-    hf_dir = shutil.copytree(MODELS / "tiny-llama", tmp_path / "hf")
+    hf_dir = one_layer("tiny-llama", tmp_path / "hf")
     weights = load_file(hf_dir / "model.safetensors")
     for name, factor in factors.items():
         key = f"model.{name}.weight"
