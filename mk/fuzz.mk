@@ -46,14 +46,16 @@ build/packages-fuzz: build/packages
 	@touch $@
 
 # The stored inputs, without libFuzzer and with the usual compiler: a program for the harnesses of common/, and one for
-# each program's. Part of make test. Inputs are small: compiling is what takes time.
+# each program's, which also takes the broken files of tests/test_broken_files.py. Part of make test. Inputs are small:
+# compiling is what takes time.
+ASAN    := -O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 REPLAYS := build/fuzz/replay $(ALL_PROGRAMS:%=build/fuzz/replay_%)
 ifneq ($(TOKENIZER),0)
 test: $(REPLAYS)
 endif
 build/fuzz/replay: tests/fuzz/replay.cpp build/flags build/packages
 	@mkdir -p $(@D)
-	$(CXX) $(SIMT_FLAGS) $(ASAN) -O0 $(DEPS) $< -o $@ $(LIBS)
+	$(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) $< -o $@ $(LIBS)
 build/fuzz/replay_%: tests/fuzz/replay.cpp build/flags build/packages
 	@mkdir -p $(@D)
-	$(CXX) $(SIMT_FLAGS) $(ASAN) -O0 $(DEPS) -DPROGRAM='"$(call source_of,$*)"' $< -o $@ $(LIBS)
+	$(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) -DPROGRAM='"$(call source_of,$*)"' $< -o $@ $(LIBS)

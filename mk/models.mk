@@ -22,7 +22,7 @@ TEST_MODELS  := $(foreach model,$(TINY),$(patsubst %,build/models/$(model).%.bin
 define export_rule
 build/models/%.$1.bin: $$(VENV_READY) $$(EXPORTER) models/calibration.txt models/%/model.safetensors models/%/config.json models/%/tokenizer.json
 	@mkdir -p $$(@D)
-	@$$(PY) -m export $(firstword $(EXPORT_$1)) models/$$* $$@ --quiet $(wordlist 2,99,$(EXPORT_$1))
+	@OPENBLAS_NUM_THREADS=1 $$(PY) -m export $(firstword $(EXPORT_$1)) models/$$* $$@ --quiet $(wordlist 2,99,$(EXPORT_$1))
 endef
 $(foreach variant,$(VARIANTS),$(eval $(call export_rule,$(variant))))
 

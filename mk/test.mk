@@ -4,7 +4,7 @@ SIMT_TESTS := simt_test simt_checks_test $(CUDA_PROGRAMS:%=%_test) $(CUDA_PROGRA
 TEST_BINS  := build/common_test build/int8_simde_test $(PROGRAMS:%=build/%_test) $(SIMT_TESTS:%=build/%)
 
 test: portable $(call BACKEND_PATH,emulated) $(call BACKEND_PATH,emulated64)
-test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAMS:%=build/asan/%) $(ALL_PROGRAMS) \
+test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAMS) \
       single $(VENV_READY) $(FIRST_MODELS) $(TEST_MODELS)
 	@$(PY) tests/run.py $(TEST_BINS)
 
@@ -40,15 +40,6 @@ $(CHECKED_TESTS:%=build/%): %: build/main.o build/checks.o %.o
 
 build/tokenize_tool: tests/tokenize_tool.cpp build/flags build/packages
 	$(CXX) $(CXXFLAGS_ALL) $(DEPS) $< -o $@ $(LIBS)
-
-# The same programs under AddressSanitizer and UBSan, for the tests that feed them broken files.
-ASAN := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
-build/asan/%: %.cpp build/flags build/packages
-	@mkdir -p $(@D)
-	$(CXX) $(CXXFLAGS_ALL) $(ASAN) $(DEPS) $< -o $@ $(LIBS)
-build/asan/%: %.cu build/flags build/packages
-	@mkdir -p $(@D)
-	$(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) -x c++ $< -o $@ $(LIBS)
 
 # Compares the numpy reference with transformers itself, and what --hf-out writes with the libraries that load it. Needs
 # torch, transformers, compressed-tensors, ml_dtypes (and gptqmodel for AWQ, gptqmodel and optimum for GPTQ) in the

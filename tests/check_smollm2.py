@@ -40,7 +40,7 @@ def golden(variant):
     expected, file = json.loads(GOLDENS[variant].read_text()), FILES / f"{MODEL}.{variant}.bin"
     if zlib.crc32(file.read_bytes()) != expected["file_crc32"]:
         assert variant != "q8"  # depends on nothing but the GGUF file
-        pytest.skip(f"{file.name} is not the file of the goldens: this Python's documentation is another text")
+        pytest.skip(f"needs the Python whose documentation gave the goldens: {file.name} is another file")
     return expected, file
 
 

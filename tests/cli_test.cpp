@@ -748,6 +748,7 @@ TEST_CASE("generate: a penalty with a window counts the last of the new tokens a
 }
 
 TEST_CASE("generate: the first Ctrl-C ends it between two tokens, with the statistics and exit code 130") {
+    const OnSigint default_action(SIG_DFL);
     Bigram table;
     loaded = &table;
     table.raise_at_call = 2;  // the prompt, one token, this one
@@ -755,7 +756,16 @@ TEST_CASE("generate: the first Ctrl-C ends it between two tokens, with the stati
     CHECK(r.code == 130);
     CHECK(r.out == "1,2,3\n");
     CHECK(r.err.find("decode    2 tokens") != std::string::npos);
-    std::signal(SIGINT, SIG_DFL);
+}
+
+TEST_CASE("generate: a Ctrl-C that was ignored before the program started is ignored to the end") {
+    const OnSigint ignored(SIG_IGN);
+    Bigram table;
+    loaded = &table;
+    table.raise_at_call = 2;
+    const Result r = run_cli(table_program, {"m", "--ids", "0", "-n", "0"});
+    CHECK(r.code == 0);
+    CHECK(r.out == "1,2,3,4,5,6,7\n");
 }
 
 TEST_CASE("cli: ids in, ids out, and the statistics") {

@@ -1,5 +1,8 @@
 """What several test files need: where things are, the tiny models' exports, command lines, traces with a mistake."""
 
+import json
+import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -7,6 +10,7 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load_file, save_file
 
 from export.awq import export_awq
 from export.w8a8 import export_w8a8
@@ -51,6 +55,25 @@ def export_tiny(hf_dir, out, **options):
     return AWQ(out)
 
 
+def one_layer(name, out, hidden_dim=128):
+    """A directory with a tiny model cut down to its first layer, and that one's feed-forward block to hidden_dim."""
+    shutil.copytree(MODELS / name, out)
+    config = json.loads((out / "config.json").read_text())
+    config |= {"num_hidden_layers": 1, "intermediate_size": hidden_dim}
+    (out / "config.json").write_text(json.dumps(config))
+    weights = {}
+    for key, value in load_file(out / "model.safetensors").items():
+        if ".layers." in key and ".layers.0." not in key:
+            continue
+        if "gate_proj" in key or "up_proj" in key:
+            value = value[:hidden_dim]
+        if "down_proj" in key:
+            value = np.ascontiguousarray(value[:, :hidden_dim])
+        weights[key] = value
+    save_file(weights, out / "model.safetensors")
+    return out
+
+
 def calibrate(name, n_samples=4, seq_len=128):
     """The checkpoint of a tiny model, and samples of stories."""
     checkpoint = Checkpoint(MODELS / name)
@@ -65,6 +88,21 @@ def run_golden(*args):
 def run_export(*args, **options):
     command = [sys.executable, "-m", "export", *map(str, args)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
+
+
+def default_signals():
+    """In a child, before its program starts: SIGINT and SIGHUP end it, whatever the tests were told to ignore."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def seal(data):
+    """Puts the right checksum on a changed model file, a bytearray, so that the checks behind it are reached."""
+    if len(data) < 256:
+        return
+    struct.pack_into("<I", data, 0xB0, 0)
+    offset = struct.unpack_from("<Q", data, 0xA0)[0]
+    struct.pack_into("<I", data, 0xB0, zlib.crc32(data[offset:], zlib.crc32(data[:256])))
 
 
 def with_header_field(data, where, value):

@@ -7,6 +7,7 @@ namespace {
 
 // A model that prefills in chunks of 3 tokens and gets a Ctrl-C in the n-th.
 struct Interrupted : Bigram {
+    const OnSigint default_action{SIG_DFL};
     explicit Interrupted(int n) {
         has_prefill = true;
         raise_at_prefill = n;
@@ -66,6 +67,7 @@ TEST_CASE("prefill: Ctrl-C ends --bench within the prompt, untimed or timed") {
 }
 
 TEST_CASE("prefill: Ctrl-C ends --ppl after the chunk that runs") {
+    const OnSigint default_action(SIG_DFL);
     Bigram table;
     table.raise_at_call = 2;
     const Model model = table.model();
@@ -76,7 +78,6 @@ TEST_CASE("prefill: Ctrl-C ends --ppl after the chunk that runs") {
     interrupted = 0;
     CHECK(table.fed.size() == 3);
     CHECK(p.n_scored == 9);
-    std::signal(SIGINT, SIG_DFL);
 }
 
 TEST_CASE("KV cache: no memory for the next page of positions is one line, not the kernel's kill") {

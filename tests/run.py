@@ -2,17 +2,33 @@
 
     python tests/run.py DOCTEST_BINARY...     the C++ tests given, then pytest over tests/
 
-A test is a doctest test case or a pytest test. The exit code is 0 only if something ran and nothing failed.
+A test is a doctest test case or a pytest test. The exit code is 0 only if something ran and nothing failed. Pytest has
+a process per core; tests that are marked `alone`, as they measure time, run by themselves at the end.
 """
 
 import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
+# Files that take longest, or have one test that does. They begin first, so that none runs on when all others are done.
+SLOW = ["recipe", "broken_files", "docs", "pages", "runq", "runq_awq", "planted_bugs", "export_faults"]
+
+
+class Counts(NamedTuple):
+    """What came of some tests."""
+
+    passed: int = 0
+    failed: int = 0
+    skipped: Counter = Counter()  # noqa: RUF012  how many tests were skipped for each reason
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
 
 
 def run(command: list[str]) -> tuple[int, str]:
@@ -25,41 +41,58 @@ def run(command: list[str]) -> tuple[int, str]:
     return process.wait(), "".join(lines)
 
 
-def doctest_counts(code: int, output: str) -> tuple[int, int]:
-    """Passed and failed test cases of a doctest binary; one that died counts as a failure."""
+def doctest_counts(code: int, output: str) -> Counts:
+    """Test cases of a doctest binary; one that died counts as a failure."""
     summary = re.search(r"test cases:\s*\d+ \|\s*(\d+) passed \|\s*(\d+) failed", output)
     if summary is None:
-        return 0, 1
+        return Counts(failed=1)
     passed, failed = map(int, summary.groups())
-    return passed, max(failed, int(code != 0))
+    return Counts(passed, max(failed, int(code != 0)))
 
 
-def pytest_counts(code: int, report: Path) -> tuple[int, int, int]:
-    """Passed, failed and skipped tests of a pytest run, from its JUnit report."""
+def pytest_counts(code: int, report: Path) -> Counts:
+    """Tests of a pytest run, from its JUnit report."""
     if not report.exists():
-        return 0, 1, 0
+        return Counts(failed=1)
     suite = ElementTree.parse(report).getroot().find("testsuite")
-    n, failures, errors, skipped = (int(suite.get(what)) for what in ("tests", "failures", "errors", "skipped"))
+    n, failures, errors = (int(suite.get(what)) for what in ("tests", "failures", "errors"))
+    skipped = Counter(case.get("message") for case in suite.iter("skipped"))
     failed = failures + errors
-    return n - failed - skipped, max(failed, int(code != 0)), skipped
+    return Counts(n - failed - skipped.total(), max(failed, int(code != 0)), skipped)
+
+
+def run_pytest(name: str, *options: str) -> Counts:
+    """One run of pytest. name: of its report."""
+    print(f"--- pytest, {name}", flush=True)
+    report = ROOT / "build" / f"pytest-{name}.xml"
+    report.unlink(missing_ok=True)
+    files = sorted((ROOT / "tests").glob("test_*.py"), key=lambda path: path.stem.removeprefix("test_") not in SLOW)
+    code, _ = run([sys.executable, "-m", "pytest", "--durations=5", f"--junitxml={report}", *options, *map(str, files)])
+    return pytest_counts(code, report)
+
+
+def summary(counts: Counts) -> str:
+    """What was skipped and what would make it run, and the last line."""
+    reasons = [f"  {n:3}  {reason}" for reason, n in counts.skipped.most_common()]
+    skipped = counts.skipped.total()
+    lines = [f"skipped, each with what it needs ({skipped}):", *reasons] if reasons else []
+    lines.append(f"{counts.passed} passed, {counts.failed} failed" + (f", {skipped} skipped" if skipped else ""))
+    return "\n".join(lines)
 
 
 def main() -> int:
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # tests that call make do not speak to the one that called this
         os.environ.pop(name, None)
-    passed = failed = 0
+    counts = Counts()
     for binary in sys.argv[1:]:
         print(f"--- {binary}", flush=True)
-        p, f = doctest_counts(*run([binary, "--no-colors=1"]))
-        passed, failed = passed + p, failed + f
-    print("--- pytest", flush=True)
-    report = ROOT / "build" / "pytest.xml"
-    report.unlink(missing_ok=True)
-    code, _ = run([sys.executable, "-m", "pytest", "-rs", "--durations=5", f"--junitxml={report}", "tests"])
-    p, f, skipped = pytest_counts(code, report)
-    passed, failed = passed + p, failed + f
-    print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
-    return 0 if failed == 0 and passed > 0 else 1
+        counts += doctest_counts(*run([binary, "--no-colors=1"]))
+    # A file's tests share what they have made, so that a file is for one process.
+    n_processes = str(len(os.sched_getaffinity(0)))
+    counts += run_pytest("together", "-m", "not alone", "-n", n_processes, "--dist=loadfile", "--no-loadscope-reorder")
+    counts += run_pytest("alone", "-m", "alone")
+    print(summary(counts))
+    return 0 if counts.failed == 0 and counts.passed > 0 else 1
 
 
 if __name__ == "__main__":

@@ -109,6 +109,15 @@ struct Result {
     return {code, contents(io.out), contents(io.err)};
 }
 
+// What SIGINT does while this exists, however the tests were started.
+struct OnSigint {
+    explicit OnSigint(void (*handler)(int)) : before(std::signal(SIGINT, handler)) {}
+    ~OnSigint() { std::signal(SIGINT, before); }
+    OnSigint(const OnSigint&) = delete;
+    OnSigint& operator=(const OnSigint&) = delete;
+    void (*before)(int);
+};
+
 [[maybe_unused]] Bigram* loaded = nullptr;  // what the next load gives; a Program's load is a plain function
 
 [[maybe_unused]] const Program table_program = {"runq", "a table", [](const Options& o, Trace*) {

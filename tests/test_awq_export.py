@@ -28,6 +28,7 @@ from tests.helpers import (
     TINY,
     calibrate,
     export_tiny,
+    one_layer,
     plain_int4,
     run_export,
     with_header_field,
@@ -148,23 +149,25 @@ def test_a_file_that_is_no_awq_file_is_refused(tmp_path):
 
 
 def test_command_line(tmp_path):
-    out, short = tmp_path / "out.bin", ("--calib", CALIBRATION, "--samples", 2, "--seq-len", 32)
-    done = run_export("awq", MODELS / "tiny-llama", out, *short, "--quiet")
+    """Of a model of one layer: the search takes most of the time."""
+    model, out = one_layer("tiny-llama", tmp_path / "model"), tmp_path / "out.bin"
+    short = ("--calib", CALIBRATION, "--samples", 2, "--seq-len", 32)
+    done = run_export("awq", model, out, *short, "--quiet")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.count("\n") == 1
     assert AWQ(out).group_size == 128
     searched = out.read_bytes()
-    run_export("awq", MODELS / "tiny-llama", out, *short, "--quiet")
+    run_export("awq", model, out, *short, "--quiet")
     assert out.read_bytes() == searched
-    done = run_export("awq", MODELS / "tiny-llama", out, *short, "--quiet", "--verbose", "--group-size", 64)
+    done = run_export("awq", model, out, *short, "--quiet", "--verbose", "--group-size", 64)
     assert AWQ(out).group_size == 64
     assert sum(line.startswith(p) for line in done.stderr.splitlines() for p in PLACES) == 4
-    assert done.stderr.count("  layers.") == 4 * 4 + 4 * 7  # ratios of places, errors of matrices
-    done = run_export("awq", MODELS / "tiny-llama", out, "--rtn", "--no-tokenizer", "--hf-out", tmp_path / "hf")
+    assert done.stderr.count("  layers.") == 4 + 7  # ratios of places, errors of matrices
+    done = run_export("awq", model, out, "--rtn", "--no-tokenizer", "--hf-out", tmp_path / "hf")
     assert done.returncode == 0
     assert struct.unpack_from("<QQ", out.read_bytes(), 0xA0) == (out.stat().st_size, 0)
     assert (tmp_path / "hf" / "tokenizer.json").exists()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf", "out.bin"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf", "model", "out.bin"]
 
 
 CALIB = ("--calib", CALIBRATION)
@@ -195,19 +198,19 @@ def test_options_that_cannot_be_are_one_line_and_write_nothing(tmp_path, options
     ("factors", "text"),
     [
         (
-            {"layers.2.mlp.up_proj": 2.0**30, "layers.2.mlp.down_proj": 2.0**-30},
-            "tensor model.layers.2.mlp.up_proj.weight comes to weights of",
+            {"layers.0.mlp.up_proj": 2.0**30, "layers.0.mlp.down_proj": 2.0**-30},
+            "tensor model.layers.0.mlp.up_proj.weight comes to weights of",
         ),
         (
-            {"layers.2.mlp.up_proj": 2.0**14, "layers.2.mlp.down_proj": 2.0**-14},
-            "activations of layers.2.ffn.swiglu come to",
+            {"layers.0.mlp.up_proj": 2.0**14, "layers.0.mlp.down_proj": 2.0**-14},
+            "activations of layers.0.ffn.swiglu come to",
         ),
         ({"norm": 2.0**14}, "activations of norm come to"),
     ],
 )
 def test_models_beyond_fp16_are_one_line_after_calibration(tmp_path, factors, text):
     """The search goes through such numbers without a word, and the end says where they are. Layers stay the same."""
-    hf_dir = shutil.copytree(MODELS / "tiny-llama", tmp_path / "hf")
+    hf_dir = one_layer("tiny-llama", tmp_path / "hf")
     weights = load_file(hf_dir / "model.safetensors")
     for name, factor in factors.items():
         key = f"model.{name}.weight"

@@ -53,11 +53,13 @@ def kernel(**where):
 
 def needs(backend):
     """Skips where a back end, or what it runs on, is not there."""
+    is_opencl = backend == "opencl"
     if not (HERE / "backends" / f"quant_gemm_{backend}.so").exists():
-        pytest.skip(f"there is no back end {backend}: make portable builds it where it can")
+        pytest.skip(f"needs the back end {backend}: make {'build/packages-opencl && make ' * is_opencl}portable")
     done = run("--info", "--backend", backend)
     if done.returncode == 1 and "(code 1)" in done.stderr:  # QUANT_GEMM_NO_DEVICE
-        pytest.skip(done.stderr.strip())
+        on = "a device for OpenCL, as the package pocl-opencl-icd has" if is_opencl else f"a processor with {backend}"
+        pytest.skip(f"needs {on}")
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -90,7 +92,7 @@ def test_a_trace_of_a_back_end_with_memory_of_its_own_has_the_activations(tmp_pa
 # Choosing one
 
 
-@pytest.mark.skipif(not X86, reason="reads the flags of an x86 processor")
+@pytest.mark.skipif(not X86, reason="needs an x86 processor")
 def test_auto_takes_the_best_for_this_processor():
     flags = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.M)[1].split()
     best = "portable"
@@ -105,8 +107,8 @@ def test_auto_takes_the_best_for_this_processor():
     assert kernel(program=ROOT / "runq_gptq") != f"back end {best}"  # has no folder of back ends beside it
 
 
-@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="there is no qemu-x86_64 here")
-@pytest.mark.skipif(not X86, reason="needs libraries of x86")
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="needs qemu-x86_64, of the package qemu-user")
+@pytest.mark.skipif(not X86, reason="needs an x86 processor")
 @pytest.mark.parametrize(("processor", "best"), [("Nehalem", "portable"), ("Haswell", "avx2"), ("EPYC-Rome", "avx2")])
 def test_one_binary_on_other_x86_processors(processor, best):
     emulator = ("qemu-x86_64", "-cpu", processor)
@@ -114,8 +116,11 @@ def test_one_binary_on_other_x86_processors(processor, best):
     assert_golden(4, LADDER, emulator=emulator)
 
 
-@pytest.mark.skipif(shutil.which("qemu-aarch64") is None, reason="there is no qemu-aarch64 here")
-@pytest.mark.skipif(not (PORTABLE / "aarch64" / "runq_gptq").exists(), reason="make portable for aarch64 did not run")
+@pytest.mark.skipif(
+    shutil.which("qemu-aarch64") is None or not (PORTABLE / "aarch64" / "runq_gptq").exists(),
+    reason="needs qemu and a program for Arm: "
+    "make build/packages-arm && make portable CXX=aarch64-linux-gnu-g++ TOKENIZER=0",
+)
 @pytest.mark.parametrize(("processor", "best"), [("cortex-a72", "neon"), ("neoverse-n1", "dotprod"), ("max", "i8mm")])
 def test_one_binary_on_arm_processors(processor, best):
     emulator = ("qemu-aarch64", "-cpu", processor, "-L", "/usr/aarch64-linux-gnu")

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import default_signals
+
 ROOT = Path(__file__).parents[1]
 RUNQ = ROOT / "runq"
 LLAMA = ROOT / "build/models/tiny-llama.q8.bin"
@@ -498,10 +500,11 @@ def full_pipe():
     return read_end, write_end, size
 
 
-def waiting_to_write(*args, program="runq"):
-    """A program that has begun to print, and cannot go on."""
+def waiting_to_write(*args, program="runq", start=default_signals):
+    """A program that has begun to print, and cannot go on. start: called before the child becomes the program."""
     read_end, write_end, size = full_pipe()
-    process = subprocess.Popen([ROOT / program, *map(str, args)], stdout=write_end, stderr=subprocess.PIPE)
+    command = [ROOT / program, *map(str, args)]
+    process = subprocess.Popen(command, stdout=write_end, stderr=subprocess.PIPE, preexec_fn=start)
     os.close(write_end)
     waiting = array.array("i", [0])
     deadline = time.monotonic() + 300
@@ -538,12 +541,29 @@ def test_a_second_ctrl_c_kills():
     assert process.returncode == -signal.SIGINT
 
 
+def test_ctrl_c_is_ignored_where_it_was_ignored_from_the_start():
+    """As a script starts what it runs in the background: the run goes on to its end."""
+    process, pipe = waiting_to_write(
+        LLAMA, "--ids", "5,6,7", "-n", 40, "-t", 100, "-p", 1, "-k", 0, "-s", 1, "--print-ids",
+        start=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )  # fmt: skip
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    with os.fdopen(pipe, "rb") as out:
+        text = out.read().lstrip(b".")
+    process.communicate(timeout=300)
+    assert process.returncode == 0
+    assert len(ids_of(text.decode())) == 40
+
+
 def test_ctrl_c_ends_a_chat_that_waits_for_input(chat):
     process = subprocess.Popen(
         [RUNQ, *map(str, chat), "-n", "5", "--print-ids"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=default_signals,
     )
     process.stdin.write(b"Hello\n")
     process.stdin.flush()

@@ -8,6 +8,8 @@ import pytest
 
 from tests.helpers import ROOT
 
+pytestmark = pytest.mark.alone
+
 LIMIT = 0.020  # seconds; threads that wait for each other's turn take 0.5 to 1.2
 
 

@@ -30,7 +30,7 @@ from export.chat_template import chat_pieces
 from formats.checkpoint import CLASSIFIER, EMBEDDING, Checkpoint, ModelError, read_config
 from formats.files import new_directory, replacing
 from formats.schemes import FORMATS
-from tests.helpers import CALIBRATION, MODELS, ROOT, run_export
+from tests.helpers import CALIBRATION, MODELS, ROOT, default_signals, run_export
 from tests.malformed import LFS_POINTER, Case, field_cases, file_cases, small_model, weight_cases
 
 Q8, W8A8, AWQ = ("q8", "--group-size", "32"), ("w8a8", "--no-smooth"), ("awq", "--rtn", "--group-size", "64")
@@ -366,7 +366,7 @@ def as_device(path):
     try:
         os.mknod(path, 0o600 | 0o020000, os.makedev(1, 3))  # a character device: another /dev/null
     except PermissionError:
-        pytest.skip("only root makes devices")
+        pytest.skip("needs root, who makes devices")
 
 
 @pytest.mark.parametrize(
@@ -504,7 +504,7 @@ def test_a_signal_leaves_nothing(model, tmp_path, name, code, how):
     command = [sys.executable, "-c", INTERRUPTED, name, model, out]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # a run under nohup ignores it
+        preexec_fn=default_signals,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"export: {how}, {out} was not written\n")
     assert out.read_bytes() == b"old"
@@ -608,7 +608,8 @@ def test_a_template_that_hangs_is_left_out(model, tmp_path, monkeypatch):
 def test_an_interrupted_export_takes_the_renderer_along(model, tmp_path, number, code):
     with_fields(model, "tokenizer_config.json", chat_template=ENDLESS)
     command = [sys.executable, "-m", "export", "q8", model, tmp_path / "out.bin", "--quiet", "--group-size", "32"]
-    parent = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    parent = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                              preexec_fn=default_signals)  # fmt: skip
     children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children")
     while not children.read_text():
         assert parent.poll() is None

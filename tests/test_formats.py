@@ -19,8 +19,7 @@ from formats.model_file import read_format, read_header
 from formats.schemes import FORMATS, format_of
 from formats.tensors import Tensor, norm_shapes, weights_end, with_offsets
 from golden.schemes import SCHEMES, goldens, random_goldens
-from tests.helpers import MODELS, ROOT, run_golden
-from tests.test_runq import seal
+from tests.helpers import MODELS, ROOT, run_golden, seal
 
 VARIANTS = [variant for reference in SCHEMES.values() for variant in reference.variants]
 FILES = [ROOT / "build" / "models" / f"{name}.{variant}.bin" for name, variant, _ in goldens()]

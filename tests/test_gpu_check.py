@@ -24,7 +24,7 @@ from golden.awq import AWQ
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = Path(os.environ.get("RUNQ_AWQ", ROOT / "runq_awq"))
-needs_program = pytest.mark.skipif(not PROGRAM.exists(), reason="runq_awq is not built")
+needs_program = pytest.mark.skipif(not PROGRAM.exists(), reason="needs runq_awq: make runq_awq")
 SMALL = {
     "Qwen3-8B": {"dim": 256, "hidden_dim": 384, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "head_dim": 128},
     "Llama-3.2-1B": {"dim": 128, "hidden_dim": 256, "n_layers": 3, "n_heads": 4, "n_kv_heads": 1, "head_dim": 64},

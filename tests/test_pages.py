@@ -16,7 +16,7 @@ GIT = shutil.which("git") and subprocess.run(["git", "ls-files"], cwd=ROOT, capt
 LIMIT = 300  # seconds for a command; where the machine does nothing else they take a few
 
 
-@pytest.mark.skipif(not GIT, reason="git does not say which files are the repository's")
+@pytest.mark.skipif(not GIT, reason="needs git, and a clone instead of a copy")
 @pytest.mark.parametrize("page", DOCUMENTS, ids=str)
 def test_quick_commands_run_after_make(page: Path, tmp_path: Path):
     complaints = check_markers(read(page))

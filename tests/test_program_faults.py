@@ -26,9 +26,8 @@ from formats.model_file import FileHeader, Generation, header
 from formats.moe import MoeLayout
 from formats.schemes import FORMATS, GPTQ_FILE, MOE_FILE
 from formats.tensors import weights_end
-from tests.helpers import ROOT
+from tests.helpers import ROOT, default_signals, seal
 from tests.test_cli import waiting_to_write
-from tests.test_runq import seal
 
 FORMAT = {f.program: f for f in FORMATS.values()}
 PROGRAMS = list(FORMAT)
@@ -277,7 +276,7 @@ def test_ctrl_c_in_a_prompt_is_heard_after_a_chunk():
     """In the emulator a chunk of 64 tokens takes long enough to be sure that the signal comes within the prompt."""
     ids = ",".join(["7"] * 500)
     command = [ROOT / "runq_awq", TINY["runq_awq"], "--ids", ids, "-n", "1", "-j", "1"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=default_signals)
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:  # until it catches SIGINT, which is just before the prompt runs
         status = Path(f"/proc/{process.pid}/status").read_text()

@@ -79,7 +79,8 @@ Other
   -V, --version         print the version and exit
 %s
 Text goes to standard output; statistics and errors go to standard error.
-Ctrl-C ends a run cleanly, a second one kills it.
+Ctrl-C ends a run cleanly, a second one kills it. Where SIGINT is ignored when
+the program starts, as behind a script's &, it goes on being ignored.
 Exit codes: 0 done, 1 bad file or failure, 2 bad usage, 130 ended by Ctrl-C.
 )";
 

@@ -17,6 +17,7 @@ constexpr int vector_lanes = 4;  // SSE, NEON
 #endif
 typedef float Floats __attribute__((vector_size(4 * vector_lanes)));
 typedef int32_t Int32s __attribute__((vector_size(4 * vector_lanes)));
+typedef uint32_t Uint32s __attribute__((vector_size(4 * vector_lanes)));
 
 inline Floats load(const float* p) {
     Floats v;
@@ -54,7 +55,7 @@ inline Floats exp(Floats x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    Int32s bits, exponent;
+    Uint32s bits, exponent;  // unsigned: a NaN's may leave int32
     std::memcpy(&exponent, &shifted, sizeof exponent);  // the low bits of `shifted` are n
     std::memcpy(&bits, &p, sizeof bits);
     bits += exponent << 23;

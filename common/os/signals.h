@@ -12,9 +12,12 @@
 inline volatile std::sig_atomic_t interrupted = 0;
 
 // The first Ctrl-C only sets `interrupted`; SA_RESETHAND makes the second one kill. Without SA_RESTART the
-// first also ends a wait for input.
+// first also ends a wait for input. A program that was started with SIGINT ignored goes on ignoring it: so a
+// shell without job control starts what it runs in the background, which a Ctrl-C at the terminal is not for.
 inline void catch_ctrl_c() {
     struct sigaction action {};
+    if (sigaction(SIGINT, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) return;
+    action = {};
     action.sa_handler = [](int) { interrupted = 1; };
     action.sa_flags = SA_RESETHAND;
     sigaction(SIGINT, &action, nullptr);

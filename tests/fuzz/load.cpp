@@ -1,29 +1,15 @@
-// Fuzzes opening a model file of the program PROGRAM. The input is the file. A file that opens has to run:
-// its header and tensors are printed, and a token of it is run.
-#include <sanitizer/asan_interface.h>
-
+// Fuzzes opening a model file of the program PROGRAM. The input is the file, or a header of no program, of
+// which it is made (model_parts.h). A file that opens has to run: its header and tensors are printed, and a
+// token of it is run.
 #include "common/app/cli.h"
 #include "tests/fuzz/built_section.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/model_bytes.h"
+#include "tests/fuzz/model_parts.h"
+#include "tests/fuzz/poisoned_tail.h"
 #include "tests/fuzz/program.h"
 
 namespace {
-
-// A mapped file ends within a page, and reading on in that page is no error to the machine. While this
-// exists, it is one to AddressSanitizer.
-class PoisonedTail {
-  public:
-    explicit PoisonedTail(const std::byte* end) : end_(end), size_(-reinterpret_cast<uintptr_t>(end) % 4096) {
-        if (__asan_address_is_poisoned(end)) size_ = 0;  // not mapped, but in memory that has its own guard
-        ASAN_POISON_MEMORY_REGION(end_, size_);
-    }
-    ~PoisonedTail() { ASAN_UNPOISON_MEMORY_REGION(end_, size_); }
-
-  private:
-    const std::byte* end_;
-    size_t size_;
-};
 
 // Opens the file and runs two of its tokens at one position. Throws what a program's main() reports.
 void open_and_run(const std::string& path) {
@@ -52,7 +38,7 @@ void open_and_run(const std::string& path) {
 
 void fuzz_load(FuzzBytes bytes) {
     static MemoryFile file;
-    file.write(bytes);
+    file.write(completed(bytes));
     try {
         open_and_run(file.path());
     } catch (const std::runtime_error& e) {
@@ -68,34 +54,6 @@ FUZZ_TARGET(fuzz_load)
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
 namespace {
-
-// A file in its three parts.
-struct Parts {
-    Header header;
-    std::vector<uint8_t> weights, section;
-
-    // From a file's own offset; without one, there is no section.
-    explicit Parts(FuzzBytes file) {
-        std::copy_n(file.begin(), header_size, header.bytes.begin());
-        const FuzzBytes rest = file.subspan(header_size);
-        size_t n_weights = rest.size();
-        if (const auto offset = header.get<uint64_t>(header_offset::tokenizer_offset);
-            header.has_extension() && offset >= header_size && offset <= file.size()) {
-            n_weights = size_t(offset) - header_size;
-        }
-        weights.assign(rest.begin(), rest.begin() + ptrdiff_t(n_weights));
-        section.assign(rest.begin() + ptrdiff_t(n_weights), rest.end());
-    }
-};
-
-// The smallest file, with a tokenizer of single letters.
-Parts smallest_file() {
-    const ProgramConfig c = smallest_config();
-    const std::string section = smallest_section().bytes();
-    std::vector<uint8_t> weights = tame_weights(weight_bytes(c), 1);
-    put_in_form(weights, c);
-    return Parts(model_bytes(c, weights, {reinterpret_cast<const uint8_t*>(section.data()), section.size()}));
-}
 
 // One number of the header becomes another that fits there more often than chance would have it.
 void change_field(Header& h, uint32_t random) {
@@ -118,46 +76,6 @@ void change_field(Header& h, uint32_t random) {
     h.set(fields[random % fields.size()], values[random / fields.size() % values.size()]);
 }
 
-// Fields that stand twice agree, and magic and version are the program's.
-void agree(Header& h) {
-    const Scheme& scheme = file_format.scheme;
-    h.set(0x00, scheme.magic);
-    h.set(0x04, scheme.version);
-    if (!h.has_extension()) return;
-    h.set(header_offset::extension, extension_magic);
-    h.set(header_offset::ext_group_size, h.get<int>(file_format.base.group_size));
-    if (file_format.base.head_dim != 0) h.set(header_offset::head_dim, h.get<int>(file_format.base.head_dim));
-    const size_t reserved = has_formats ? 0xE5 : has_experts ? 0xDC : header_offset::own;
-    std::fill(h.bytes.begin() + ptrdiff_t(reserved), h.bytes.end(), uint8_t(0));
-}
-
-// The weights get the length that the header implies; none, where the program refuses the header, so that
-// such inputs stay small.
-void fit_weights(Parts& file, size_t longest) {
-    Parts alone = file;
-    // Which layers have experts is in the first bytes of the weights.
-    const size_t n_first = has_experts ? 8 : 0;
-    file.weights.resize(std::max(file.weights.size(), n_first));
-    alone.header.seal(n_first, {});
-    size_t n = 0;
-    ProgramConfig c;
-    try {
-        std::vector<uint8_t> bytes = alone.header.bytes;
-        bytes.insert(bytes.end(), file.weights.begin(), file.weights.begin() + ptrdiff_t(n_first));
-        c = read_header("", std::as_bytes(std::span(bytes)), file_format);
-        check_config(c);
-        if (c.n_layers <= 8) n = weight_bytes(c);
-        if (n > longest) n = 0;
-    } catch (const std::runtime_error&) {
-        n = 0;
-    }
-    const std::vector<uint8_t> more = tame_weights(n, 2);
-    const size_t n_old = std::min(n, file.weights.size());
-    file.weights.resize(n_old);
-    file.weights.insert(file.weights.end(), more.begin() + ptrdiff_t(n_old), more.end());
-    if (n_old < n) put_in_form(file.weights, c);
-}
-
 }  // namespace
 
 // Mutates one of a file's parts and mostly puts right what would keep the change from being looked at: the
@@ -169,7 +87,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
         return (random >> 16) % n == 0;
     };
     if (one_in(32)) return LLVMFuzzerMutate(data, size, max_size);
-    Parts file = size < header_size ? smallest_file() : Parts({data, size});
+    Parts file = size < header_size ? smallest_file() : Parts(completed({data, size}));
     const auto mutate = [&](std::vector<uint8_t>& part, size_t longest) {
         const size_t n = part.size();
         part.resize(std::max(n, longest));
@@ -194,9 +112,7 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max
     if (!one_in(16) && max_size > rest) fit_weights(file, max_size - rest);
     if (file.header.has_extension() && !one_in(16)) file.header.seal(file.weights.size(), file.section);
 
-    std::vector<uint8_t> bytes = file.header.bytes;
-    bytes.insert(bytes.end(), file.weights.begin(), file.weights.end());
-    bytes.insert(bytes.end(), file.section.begin(), file.section.end());
+    const std::vector<uint8_t> bytes = file.bytes();
     size = std::min(bytes.size(), max_size);
     std::copy_n(bytes.begin(), size, data);
     return size;

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.run import longest
+from tests.fuzz.run import longest, stored
 
 ROOT = Path(__file__).resolve().parents[2]
 N_RUNS = 200_000  # executions within which the bug has to be found
@@ -77,7 +77,8 @@ def test_it_finds_the_bug(tmp_path, name):
     subprocess.run([compiler, f"tests/fuzz/{kind}.cpp", *flags, "-o", "harness"], cwd=tmp_path, check=True)
 
     corpus = tmp_path / "corpus"
-    shutil.copytree(ROOT / "tests" / "fuzz" / "corpus" / name, corpus)
+    for folder in stored(name):
+        shutil.copytree(folder, corpus, dirs_exist_ok=True)
     # A loaded machine is no find: no limit of time for an input that it comes to.
     limits = (f"-runs={N_RUNS}", "-max_total_time=900", "-timeout=1200", f"-max_len={longest(name)}", "-len_control=0")
     done = subprocess.run(

@@ -2,8 +2,10 @@
 // tests/fuzz/corpus. With PROGRAM it has the two harnesses of that program, otherwise those of common/.
 //
 //   replay NAME FILE...
+//   replay_PROGRAM command_line OPTION...     see command_line.h
 #define FUZZ_REPLAY
 #ifdef PROGRAM
+#include "tests/fuzz/command_line.h"
 #include "tests/fuzz/forward.cpp"
 #include "tests/fuzz/load.cpp"
 #else
@@ -44,6 +46,12 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "usage: %s HARNESS FILE...\n", argv[0]);
         return 2;
     }
+#ifdef PROGRAM
+    if (std::string_view(argv[1]) == "command_line") {
+        run_command_lines(std::span(argv, size_t(argc)).subspan(2));
+        return 0;
+    }
+#endif
     for (const Harness& harness : harnesses) {
         if (!std::string_view(argv[1]).starts_with(harness.name)) continue;
         for (int i = 2; i < argc; i++) {

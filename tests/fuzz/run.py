@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STORED = Path("tests/fuzz/corpus")
+STORED = ROOT / "tests" / "fuzz" / "corpus"
 BUILD = Path("build/fuzz")
 STORED_BYTES = 150_000  # of a harness at most; where the fewest inputs are more than that, the smallest of them stay
 # Bytes of an input at most, where libFuzzer's own limit, a little above the longest input of the corpus, is too low.
@@ -29,8 +29,13 @@ def longest(name: str) -> int:
     return LONGEST.get(name) or next(n for prefix, n in LONGEST_OF_PROGRAMS.items() if name.startswith(prefix))
 
 
-def count(folder: Path) -> int:
-    return sum(1 for _ in folder.iterdir())
+def stored(name: str) -> list[Path]:
+    """Where the inputs of a harness are stored: its own, and the headers that all programs' files may begin with."""
+    return [STORED / name, *([STORED / "header"] if name.startswith("load_") else [])]
+
+
+def count(*folders: Path) -> int:
+    return sum(1 for folder in folders for _ in folder.iterdir())
 
 
 def digest(log: str) -> str:
@@ -46,13 +51,13 @@ def digest(log: str) -> str:
 
 def fuzz(name: str, seconds: int, timeout: int) -> bool:
     """Runs one harness and prints what came of it. Returns whether it survived every input, each in `timeout` s."""
-    found, stored, crashes = BUILD / name, STORED / name, BUILD / "crashes"
-    for folder in (found, stored, crashes):
+    found, crashes, seeds = BUILD / name, BUILD / "crashes", stored(name)
+    for folder in (found, crashes, *seeds):
         folder.mkdir(parents=True, exist_ok=True)
     before = {path.name for path in crashes.iterdir()}
     command = [BUILD / "bin" / name, f"-max_total_time={seconds}", f"-max_len={longest(name)}", "-len_control=0",
                f"-timeout={timeout}", "-rss_limit_mb=2048", "-print_final_stats=1",
-               f"-artifact_prefix={crashes}/{name}-", found, stored]  # fmt: skip
+               f"-artifact_prefix={crashes}/{name}-", found, *seeds]  # fmt: skip
     done = subprocess.run([str(word) for word in command], capture_output=True, check=False)
     log = done.stderr.decode(errors="replace")
     executions = re.search(r"stat::number_of_executed_units: (\d+)", log)
@@ -60,7 +65,7 @@ def fuzz(name: str, seconds: int, timeout: int) -> bool:
     coverage = re.findall(r"cov: (\d+)", log)
     print(
         f"{name}: {executions[1] if executions else '?'} executions, {rate[1] if rate else '?'} a second, "
-        f"coverage {coverage[-1] if coverage else '?'}, {count(found)} inputs beside {count(stored)} stored ones",
+        f"coverage {coverage[-1] if coverage else '?'}, {count(found)} inputs beside {count(*seeds)} stored ones",
         flush=True,
     )
     if done.returncode == 0:
@@ -73,10 +78,15 @@ def fuzz(name: str, seconds: int, timeout: int) -> bool:
 
 
 def merge(name: str) -> None:
-    """Replaces the stored inputs by the fewest, of those stored and found, that reach all that they reach."""
-    new = BUILD / "merged"
+    """Replaces a harness's own inputs by the fewest, of those stored and found, that reach all that they reach.
+
+    Nothing is stored for what the shared headers reach.
+    """
+    new, shared = BUILD / "merged", stored(name)[1:]
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
+    for path in (path for folder in shared for path in folder.iterdir()):
+        shutil.copy(path, new)  # what lies here to begin with stays, and only what it does not reach is added
     sources = [folder for folder in (STORED / name, BUILD / name) if folder.is_dir()]
     # Edges alone: how often each was passed would keep five times as many inputs.
     command = [BUILD / "bin" / name, "-merge=1", "-use_counters=0", f"-max_len={longest(name)}", new, *sources]
@@ -84,6 +94,8 @@ def merge(name: str) -> None:
     (STORED / name).mkdir(parents=True, exist_ok=True)
     for path in (STORED / name).iterdir():
         path.unlink()
+    for path in (path for folder in shared for path in folder.iterdir()):
+        (new / path.name).unlink()
     total = 0
     for path in sorted(new.iterdir(), key=lambda path: path.stat().st_size):
         total += path.stat().st_size

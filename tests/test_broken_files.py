@@ -1,0 +1,185 @@
+"""Changed copies of model files: a program refuses them with one line, or runs where the change does no harm.
+
+Hundreds of each go through the command line of a program in one process, built under AddressSanitizer and UBSan
+(tests/fuzz/command_line.h). One of each kind is also given to the program itself.
+"""
+
+import os
+import random
+import re
+import struct
+import subprocess
+from typing import NamedTuple
+
+import pytest
+
+from formats.model_file import read_format, read_header
+from formats.tensors import with_offsets
+from golden.schemes import SCHEMES
+from tests.helpers import ROOT, seal
+from tests.test_runq import runq
+
+PROGRAM = {v: reference.format.program for reference in SCHEMES.values() for v in reference.variants}
+# Files to change: of every program, and of every way to store its weights.
+MODELS = ["tiny-llama.q8", "tiny-qwen3.q8", "tiny-llama.w8a8-static", "tiny-qwen3.w8a8-block32",
+          "tiny-llama.awq", "tiny-qwen3.awq-g64", "tiny-llama.gptq-w4", "tiny-qwen3.gptq-ladder",
+          "tiny-llama.gptq-sparse", "tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4-pure",
+          "tiny-qwen3-moe.moe-mxfp8"]  # fmt: skip
+OPTIONS = ["-i", "Once <|eot_id|>upon\n", "-t", "0", "-j", "1", "-n"]
+# Changed copies of a file, and tokens that each generates. An emulated GPU takes seconds for a token.
+AMOUNTS = {"runq_awq": (400, "1")}
+USUAL_AMOUNTS = (900, "2")
+
+HEADER_FIELDS = [(o, 4) for o in range(0, 0x24, 4)] + [(0x24, 1), (0x25, 4)] + [(o, 4) for o in range(0x40, 0xA0, 4)]
+HEADER_FIELDS += [(0xA0, 8), (0xA8, 8), (0xB4, 4)]
+OWN_FIELDS = [(o, 4) for o in range(0xB8, 0x100, 4)] + [(o, 1) for o in range(0xC0, 0xE8)]
+INTERESTING = [0, 1, -1, 2, 3, 7, 63, 65, 127, 255, 256, 4096, 65535, 1 << 20, 1 << 24, (1 << 31) - 1, -(1 << 31)]
+WHOLE = ("<i4", "|i1", "|u1")  # tensors of whole numbers, which could become addresses; MXFP8 is not whole
+KINDS = ["truncate", "truncate", "extend", "foreign", "header bits", "header field", "tokenizer bits",
+         "tokenizer field", "sealed header field", "sealed header field", "sealed own field", "sealed header bits",
+         "sealed tokenizer bits", "sealed tokenizer field", "weights"]  # fmt: skip
+
+
+class Case(NamedTuple):
+    kind: str
+    what: str  # was done
+    data: bytes
+
+    @property
+    def may_run(self):
+        """The checksum holds, as it is not over the weights, or was made to: the change may do no harm."""
+        return self.kind.startswith("sealed") or self.kind == "weights"
+
+
+def mutate(original, tensors, rng):
+    """A broken copy of a model file. tensors: those whose values may change."""
+    data = bytearray(original)
+    offset = struct.unpack_from("<Q", data, 0xA0)[0]
+    kind = rng.choice(KINDS)
+    what = kind
+
+    def put(at, size):
+        nonlocal what
+        value = rng.choice([*INTERESTING, rng.getrandbits(31)])
+        data[at : at + size] = (value & ((1 << (8 * size)) - 1)).to_bytes(size, "little")
+        what += f" at {at:#x}: {value}"
+
+    if kind == "truncate":
+        size = rng.choice([rng.randrange(300), rng.randrange(len(data)), rng.randrange(offset, len(data))])
+        del data[size:]
+        what += f" to {size}"
+    elif kind == "extend":
+        data += rng.randbytes(rng.randrange(1, 2000))
+    elif kind == "foreign":
+        data[:] = rng.choice([b"", b"GGUF" + rng.randbytes(400), rng.randbytes(5000), b"\0" * 256, b"{}\n"])
+    elif kind == "weights":
+        tensor = rng.choice(tensors)
+        for _ in range(rng.choice([1, 2, 8])):
+            at = rng.randrange(tensor.offset, tensor.end)
+            put(at, min(rng.choice([1, 4]), tensor.end - at))
+    elif "header field" in kind:
+        put(*rng.choice(HEADER_FIELDS))
+    elif "own field" in kind:
+        put(*rng.choice(OWN_FIELDS))
+    elif "field" in kind:
+        put(rng.choice([offset + rng.randrange(0, 64) // 4 * 4, rng.randrange(offset, len(data) - 4)]), 4)
+    else:
+        low, high = (0, 256) if "header" in kind else (offset, len(data))
+        for _ in range(rng.choice([1, 1, 2, 8])):
+            at = rng.randrange(low, high)
+            data[at] ^= 1 << rng.randrange(8)
+            what += f" {at:#x}"
+    if kind.startswith("sealed"):
+        seal(data)
+    return Case(kind, what, bytes(data))
+
+
+def broken_copies(path, n):
+    """n changed copies of a model file, always the same ones."""
+    original, rng = path.read_bytes(), random.Random(17)
+    head = read_header(path, read_format(path))
+    tensors = [
+        tensor
+        for tensor in with_offsets(head.tensors(), alignment=head.file_format.alignment)
+        if tensor.dtype in WHOLE and not (path.stem.endswith("mxfp8") and "." in tensor.name)
+    ]
+    cases = (mutate(original, tensors, rng) for _ in range(n))
+    return (case for case in cases if case.data != original)
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: bytes
+    err: bytes
+
+
+class Loader:
+    """A program's command line, in one process for many files."""
+
+    def __init__(self, program, n_tokens, log):
+        env = os.environ | {"ASAN_OPTIONS": "exitcode=99:allocator_may_return_null=1:max_allocation_size_mb=4000",
+                            "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99", "OMP_NUM_THREADS": "1"}  # fmt: skip
+        self.log = log.open("w+b")
+        self.process = subprocess.Popen(
+            [ROOT / "build" / "fuzz" / f"replay_{program}", "command_line", *OPTIONS, n_tokens],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, env=env, cwd=ROOT,
+        )  # fmt: skip
+
+    def run(self, data):
+        """What the program makes of a file; None if this ended the process."""
+        answer, files = self.process.stdout, self.process.stdin
+        try:
+            files.write(struct.pack("<Q", len(data)) + data)
+            files.flush()
+            (code,) = struct.unpack("<i", answer.read(4))
+            out, err = (answer.read(struct.unpack("<Q", answer.read(8))[0]) for _ in range(2))
+        except (BrokenPipeError, struct.error):
+            return None
+        return Outcome(code, out, err)
+
+    def close(self):
+        """How the process ended: exit code and the sanitizers' report."""
+        self.process.communicate()
+        self.log.seek(0)
+        return self.process.returncode, self.log.read().decode(errors="replace")
+
+
+def verdict(outcome, case, program, path):
+    """Whether a file was "refused" by exit code 1 and one line, or "ran" where it may; otherwise what happened.
+
+    path: a regular expression.
+    """
+    error = outcome.err.decode(errors="replace")
+    if outcome.code == 1 and re.fullmatch(f"{program}: {path}: .+\n", error) and not outcome.out:
+        return "refused"
+    if outcome.code == 0 and case.may_run:
+        return "ran"
+    if outcome.code == 2 and case.may_run and "tokens long, the context only" in error:
+        return "ran"  # a whole file, only with a context too short for the prompt
+    return f"exit {outcome.code}: {outcome.out[:80]} {error[-1500:]}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_broken_files_end_with_one_line_and_never_crash(tmp_path, name):
+    program = PROGRAM[name.split(".")[1]]
+    n, n_tokens = AMOUNTS.get(program, USUAL_AMOUNTS)
+    path = ROOT / "build" / "models" / f"{name}.bin"
+    verdicts, launched = [], set()
+    loader = Loader(program, n_tokens, tmp_path / "log")
+    for case in broken_copies(path, n):
+        outcome = loader.run(case.data)
+        if outcome is None:
+            pytest.fail(f"{case.what}: exit code {loader.close()}")
+        verdicts.append(verdict(outcome, case, program, r"/proc/self/fd/\d+"))
+        assert verdicts[-1] in ("refused", "ran"), (case.what, verdicts[-1])
+        if case.kind not in launched and verdicts[-1] == "refused":  # the program itself says the same
+            launched.add(case.kind)
+            (tmp_path / "broken.bin").write_bytes(case.data)
+            done = runq(tmp_path / "broken.bin", *OPTIONS, n_tokens, program=program)
+            itself = Outcome(done.returncode, done.stdout, done.stderr)
+            shown = re.sub(rb"/proc/self/fd/\d+", os.fsencode(tmp_path / "broken.bin"), outcome.err)
+            assert itself == outcome._replace(err=shown), case.what
+    assert loader.close()[0] == 0  # nothing leaked
+    assert launched >= set(KINDS) - {"weights"}  # of weights, orders of channels and the like are refused
+    assert verdicts.count("refused") >= n // 2, f"{verdicts.count('refused')} refused"
+    assert verdicts.count("ran") >= n // 20, f"{verdicts.count('ran')} ran"
