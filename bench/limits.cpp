@@ -21,6 +21,7 @@
 
 #include "common/cpu/instructions.h"
 #include "common/cpu/pin_register.h"
+#include "common/cpu/quant_matmul.h"
 #include "common/os/machine.h"
 #include "common/os/threads.h"
 

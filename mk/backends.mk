@@ -36,9 +36,13 @@ BACKENDS ?= $(if $(wildcard /usr/include/CL/cl.h),$(if $(findstring $(MACHINE),$
 .PHONY: portable
 portable: $(PORTABLE)/runq_gptq $(foreach b,$(CPU_BACKENDS) $(BACKENDS),$(call BACKEND_PATH,$b))
 
-$(PORTABLE)/runq_gptq: runq_gptq.cpp $(OBJECTS)/flags build/packages
+PORTABLE_O := $(LIBRARY:%.cpp=$(OBJECTS)/%.o)
+$(PORTABLE_O): $(OBJECTS)/%.o: %.cpp $(OBJECTS)/flags build/packages
 	@mkdir -p $(@D)
-	$(CXX) $(ANY_CPU) $(HARDENING) $(DEPS) $< -o $@ $(LIBS)
+	$(CXX) $(ANY_CPU) $(HARDENING) $(DEPS) -c $< -o $@
+$(PORTABLE)/runq_gptq: runq_gptq.cpp $(PORTABLE_O) $(OBJECTS)/flags build/packages
+	@mkdir -p $(@D)
+	$(CXX) $(ANY_CPU) $(HARDENING) $(DEPS) $< $(PORTABLE_O) -o $@ $(LIBS)
 
 define cpu_backend
 $(OBJECTS)/$1.entry.o: common/backend/cpu.cpp $(OBJECTS)/flags

@@ -10,5 +10,5 @@ bench: $(BENCH_PROGRAM) build/limits $(VENV_READY)
 	$(PY) -m bench.run --scheme $(SCHEME) --program $(BENCH_PROGRAM) --models $(MODELS) --runs $(RUNS) \
 	    $(if $(THREADS),--threads $(THREADS)) --json $(BENCH_OUT).json --svg $(BENCH_OUT).svg
 
-build/limits build/in_turns: build/%: bench/%.cpp build/flags build/packages
-	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $< -o $@
+build/limits build/in_turns: build/%: bench/%.cpp $(LIBRARY_O) build/flags build/packages
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $< $(LIBRARY_O) -o $@ $(LIBS)

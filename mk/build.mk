@@ -28,8 +28,15 @@ DEPS = -MMD -MP -MT $@ -MF build/deps/$(subst /,_,$@).d
 DEPS_FOLDER := $(shell mkdir -p build/deps)
 -include $(wildcard build/deps/*.d)
 
-$(PROGRAMS): %: %.cpp build/flags build/packages
-	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $< -o $@ $(LIBS)
+# What every program needs and takes long to compile is compiled once; all else of common/ is headers.
+LIBRARY   := common/app/cli.cpp common/cpu/attention.cpp common/cpu/quant_matmul.cpp
+LIBRARY_O := $(LIBRARY:%.cpp=build/lib/%.o)
+$(LIBRARY_O): build/lib/%.o: %.cpp build/flags build/packages
+	@mkdir -p $(@D)
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) -c $< -o $@
+
+$(PROGRAMS): %: %.cpp $(LIBRARY_O) build/flags build/packages
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $< $(LIBRARY_O) -o $@ $(LIBS)
 
 # A CUDA program is for the GPU where there are nvcc and a GPU, and otherwise for the CPU, through simt/. CUDA=1 and
 # CUDA=0 say which; CUDA_ARCH for which GPU. Where cuBLAS cannot be found it is built without.
@@ -43,11 +50,11 @@ NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler $(call spaced_to_commas,-fopenmp-sim
 CUBLAS     = $(eval CUBLAS := $$(shell sh tools/cublas.sh $$(NVCC) $$(PYTHON)))$(CUBLAS)
 # CUDA code looks at the same bytes as uint4 and as half.
 SIMT_FLAGS := $(CXXFLAGS_ALL) -fno-strict-aliasing -Wno-unknown-pragmas
-$(CUDA_PROGRAMS): %: %.cu build/flags build/packages
+$(CUDA_PROGRAMS): %: %.cu $(LIBRARY_O) build/flags build/packages
 ifeq ($(CUDA),1)
-	$(NVCC) $(NVCC_FLAGS) -arch=$(CUDA_ARCH) $(DEPS) $< -o $@ $(LIBS) $(CUBLAS)
+	$(NVCC) $(NVCC_FLAGS) -arch=$(CUDA_ARCH) $(DEPS) $< $(LIBRARY_O) -o $@ $(LIBS) $(CUBLAS)
 else
-	$(CXX) $(SIMT_FLAGS) $(HARDENING) $(DEPS) -x c++ $< -o $@ $(LIBS)
+	$(CXX) $(SIMT_FLAGS) $(HARDENING) $(DEPS) -x c++ $< -x none $(LIBRARY_O) -o $@ $(LIBS)
 endif
 
 # Another compiler or other flags than last time: build again.
@@ -81,6 +88,6 @@ build/packages-test: build/packages
 # Each CPU program and its headers in one file.
 HEADERS := $(wildcard common/*/*.h common/*/*.cuh)
 single: $(PROGRAMS:%=build/single/%.cpp)
-build/single/%.cpp: %.cpp $(HEADERS) tools/single.py
+build/single/%.cpp: %.cpp $(HEADERS) $(LIBRARY) tools/single.py
 	@mkdir -p $(@D)
 	$(PYTHON) tools/single.py $< > $@

@@ -13,8 +13,8 @@ build/gpu/flags: FORCE
 # nvcc builds few files here, so each depends on everything that it could read.
 CUDA_SOURCES := $(wildcard *.cu common/backend/*.cu bench/*.cu bench/*.cuh common/*/*.h common/*/*.cuh simt/*.h)
 $(GPU_BINS): $(CUDA_SOURCES) build/gpu/flags
-build/gpu/runq_awq: runq_awq.cu
-	$(NVCC) $(GPU_FLAGS) $< -o $@ $(CUBLAS)
+build/gpu/runq_awq: runq_awq.cu common/app/cli.cpp
+	$(NVCC) $(GPU_FLAGS) $^ -o $@ $(CUBLAS)
 build/gpu/awq_kernels: bench/awq_kernels.cu
 	$(NVCC) $(GPU_FLAGS) $< -o $@ $(CUBLAS)
 build/gpu/runq_awq_test build/gpu/awq_kernels_test: build/gpu/%: tests/%.cpp tests/main.cpp $(wildcard tests/*.h)

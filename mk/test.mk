@@ -17,6 +17,7 @@ build/main.o: tests/main.cpp build/flags build/packages-test
 OWN_TESTS := $(PROGRAMS:%=tests/%_test.cpp) $(SIMT_TESTS:%=tests/%.cpp) tests/int8_simde_test.cpp
 build/common_test: build/main.o $(patsubst tests/%.cpp,build/%.o,$(filter-out $(OWN_TESTS),$(wildcard tests/*_test.cpp)))
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
+build/common_test $(PROGRAMS:%=build/%_test): $(LIBRARY_O)
 $(PROGRAMS:%=build/%_test) build/int8_simde_test: %: build/main.o %.o
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
 # Where VNNI is emulated, whatever the machine has: see the source. A program of its own, as it defines the kernels again.
@@ -33,6 +34,7 @@ $(CUDA_PROGRAMS:%=build/%_checked_test.o): build/%_checked_test.o: tests/%_test.
 	$(CXX) $(CHECKED_FLAGS) $(DEPS) -Itests -c $< -o $@
 build/checks.o: simt/checks.cpp build/flags build/packages
 	$(CXX) $(SIMT_FLAGS) $(DEPS) -c $< -o $@
+$(CUDA_PROGRAMS:%=build/%_test): $(LIBRARY_O)
 $(PLAIN_TESTS:%=build/%): %: build/main.o %.o
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
 $(CHECKED_TESTS:%=build/%): %: build/main.o build/checks.o %.o

@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "common/cpu/attention_kernels.h"
 #include "golden.h"
 
 TEST_CASE("exp of a vector") {

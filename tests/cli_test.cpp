@@ -14,6 +14,14 @@
 #include <string>
 #include <vector>
 
+#include "common/app/bench.h"
+#include "common/app/chat.h"
+#include "common/app/generate.h"
+#include "common/app/info.h"
+#include "common/app/perplexity.h"
+#include "common/app/sampler.h"
+#include "common/app/session.h"
+#include "common/os/signals.h"
 #include "safetensors.h"
 #include "table_model.h"
 

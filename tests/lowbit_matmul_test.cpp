@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "common/cpu/pack_matrix.h"
+#include "common/cpu/quant_paths.h"
 #include "int8_cases.h"
 #include "int8_isas.h"
 #include "lowbit_cases.h"

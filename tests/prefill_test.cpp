@@ -1,6 +1,7 @@
 // Prompts in chunks: Ctrl-C between them, and memory for their keys and values.
 #include <doctest/doctest.h>
 
+#include "common/app/perplexity.h"
 #include "table_model.h"
 
 namespace {

@@ -12,6 +12,8 @@
 #include <tuple>
 #include <vector>
 
+#include "common/cpu/pack_matrix.h"
+#include "common/cpu/quant_paths.h"
 #include "int8_cases.h"
 #include "int8_isas.h"
 

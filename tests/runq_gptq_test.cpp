@@ -11,6 +11,7 @@ const char* const models[] = {"tiny-llama.gptq-w8",     "tiny-llama.gptq-w4",   
 
 #include <numeric>
 
+#include "common/cpu/expand_rows.h"
 #include "int8_cases.h"
 #include "lowbit_cases.h"
 #include "program_tests.h"

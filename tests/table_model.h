@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "common/app/cli.h"
+#include "common/app/session.h"
+#include "common/os/signals.h"
 
 namespace {
 

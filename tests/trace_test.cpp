@@ -106,18 +106,19 @@ TEST_CASE("recorder: rows in another order, and sums of products") {
     Trace trace;
     Rows values(4, 2);
     values.values = {0, 1, 10, 11, 20, 21, 30, 31}, values.n_rows = 4;
-    const int order[] = {2, 0, 3, 1};
+    Routing order;
+    order.k = 2, order.row_of = {2, 0, 3, 1};
     const int8_t x[] = {1, 2, 3, 4}, rows[] = {1, 1, 1, 1, 0, -1, 2, 0};
     const float scales[4] = {};
     for (const int layer : {0, accumulator_layer}) {
         const Recorder record(&trace, layer);
-        record.in_order("sorted", values, order, 2);
+        record("sorted", values, order);
         record.sums("product", 1, {2, 2}, [&](std::vector<int32_t>& sums, int token) {
             CHECK(token == 0);
             append_sums(sums, x, int8_matrix(rows, scales, 2, 4, 2), 2);
         });
     }
-    Recorder(nullptr, accumulator_layer).in_order("nothing", values, order, 2);
+    Recorder(nullptr, accumulator_layer)("nothing", values, order);
     trace.write(path);
     const Tensors t = read_safetensors(path);
     CHECK(t.size() == 3);

@@ -1,6 +1,7 @@
 """Folds a program and the common/ headers it includes into one source file: python tools/single.py runq.cpp
 
-Each header is put where it is first included; system headers stay as they are. Needs nothing but Python.
+Each header is put where it is first included, and the source that belongs to a header at the end; system headers stay as
+they are. Needs nothing but Python.
 """
 
 import re
@@ -17,7 +18,7 @@ INCLUDE = re.compile(r'\s*#include "([^"]+)"')
 
 
 def fold(path: Path, seen: set[Path]) -> list[str]:
-    """The lines of a file with its own headers in place of their includes, each once."""
+    """The lines of a file with its own headers in place of their includes, each once; seen: those that were included."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         match = INCLUDE.match(line)
@@ -29,6 +30,17 @@ def fold(path: Path, seen: set[Path]) -> list[str]:
                 lines += [rule, f"// {header.relative_to(ROOT)}", "", *fold(header, seen), "", rule, f"// {path.name}"]
         elif line.strip() != "#pragma once":
             lines.append(line)
+    return lines
+
+
+def fold_program(path: Path) -> list[str]:
+    """The lines of a program: its source, and behind it the sources of the headers that it includes."""
+    seen: set[Path] = set()
+    lines = fold(path, seen)
+    for source in sorted(header.with_suffix(".cpp") for header in seen):
+        if source.exists():
+            rule = "// " + "=" * 76
+            lines += ["", rule, f"// {source.relative_to(ROOT)}", "", *fold(source, seen)]
     return lines
 
 
@@ -51,7 +63,7 @@ def main() -> int:
         print(__doc__, file=sys.stderr)
         return 2
     path = Path(sys.argv[1]).resolve()
-    print("\n".join(how_to_compile(path.stem) + fold(path, set())))
+    print("\n".join(how_to_compile(path.stem) + fold_program(path)))
     return 0
 
 

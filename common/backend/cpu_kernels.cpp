@@ -7,7 +7,8 @@
 #include <numeric>
 #include <vector>
 
-#include "common/cpu/quant_matmul.h"
+#include "common/cpu/expand_rows.h"
+#include "common/cpu/quant_matmul.cpp"  // compiled for the processors of this back end
 
 namespace {
 

@@ -25,7 +25,7 @@
 #include <string>
 #include <vector>
 
-#include "common/cpu/attention.h"
+#include "common/cpu/attention_kernels.h"
 #include "common/cpu/instructions.h"
 #include "common/cpu/int8.h"
 #include "common/cpu/kv_cache.h"

@@ -36,10 +36,3 @@ using ByWords = std::conditional_t<std::is_same_v<Isa, NeonI8mm>, NeonDot, Isa>;
 template <class Isa>
 using ByWords = Isa;
 #endif
-
-// Name of the kernels for a group size; "portable" if a program's plain loops run.
-inline const char* int8_kernel_name(int group_size) {
-    const char* name = "portable";
-    with_best_isa(group_size, [&](auto isa) { name = isa.name; });
-    return name;
-}

@@ -55,7 +55,7 @@ inline Floats exp(Floats x) {
     p = p * r + 0.5f;
     p = p * r + 1.0f;
     p = p * r + 1.0f;
-    Uint32s bits, exponent;  // unsigned: a NaN's may leave int32
+    Uint32s bits, exponent;                             // unsigned: a NaN's may leave int32
     std::memcpy(&exponent, &shifted, sizeof exponent);  // the low bits of `shifted` are n
     std::memcpy(&bits, &p, sizeof bits);
     bits += exponent << 23;

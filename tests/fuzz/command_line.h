@@ -12,7 +12,6 @@
 #include <string>
 #include <vector>
 
-#include "common/app/cli.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/poisoned_tail.h"
 #include "tests/fuzz/program.h"

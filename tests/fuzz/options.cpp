@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "common/app/cli.h"
+#include "common/app/cli.cpp"
 #include "tests/fuzz/fuzz.h"
 
 namespace {

@@ -1,0 +1,147 @@
+// What the programs do once their model runs: generate, chat, measure perplexity, measure speed.
+#include "common/app/cli.h"
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "common/app/bench.h"
+#include "common/app/chat.h"
+#include "common/app/generate.h"
+#include "common/app/info.h"
+#include "common/app/model.h"
+#include "common/app/options.h"
+#include "common/app/perplexity.h"
+#include "common/app/session.h"
+#include "common/app/streams.h"
+#include "common/app/trace.h"
+#include "common/os/machine.h"
+#include "common/os/new_file.h"
+#include "common/os/signals.h"
+#include "common/os/threads.h"
+#include "common/text/printable.h"
+#include "common/text/tokenizer.h"
+
+namespace {
+
+// The tokenizer of the model's file, if it has one. Throws std::runtime_error with the file's name if the
+// section is unsound.
+void load_tokenizer(Model& model, const std::string& path) {
+    if (model.tokenizer_section.empty()) return;
+    try {
+        model.tokenizer =
+            std::make_shared<Tokenizer>(Tokenizer::load(model.tokenizer_section, model.config.vocab_size));
+    } catch (const std::runtime_error& e) {
+        throw std::runtime_error(path + ": " + e.what());
+    }
+}
+
+// Throws whatever goes wrong. Returns the exit code.
+int run(Options o, const Program& program, const Streams& io) {
+    // Opened before anything runs, not after: a path that cannot be written is noticed now.
+    std::optional<NewFile> trace_file;
+    if (o.trace) {
+        for (const auto& input : {std::optional(o.model_path), o.file}) {
+            if (input && same_file(*o.trace, *input))
+                throw UsageError("--trace: '" + *o.trace + "' would replace the file that is read, '" +
+                                 *input + "'");
+        }
+        trace_file.emplace(*o.trace);
+    }
+    std::optional<std::string> text;
+    if (!o.info && !o.ppl && !o.bench) text = prompt_text(o, io.in);  // before loading, which may take longer
+    if (o.threads == 0) o.threads = default_threads();
+    threads().resize(o.threads);
+    threads().make_room();
+    Trace trace(o.trace_from.value_or(0));
+    Model model = program.load(o, o.trace ? &trace : nullptr);
+    const ModelConfig& c = model.config;
+    const int context = context_length(o, c);
+    load_tokenizer(model, o.model_path);
+    if (o.info) {
+        print_info(io.out, model, o, context);
+        return 0;
+    }
+#ifdef NO_TOKENIZER
+    model.tokenizer.reset();  // it could still decode, but such a program takes and prints ids
+#endif
+
+    const std::optional<size_t> penalty_window = set_chat_sampling(o, c);
+    const float temp = o.temp.value_or(c.temperature), top_p = o.top_p.value_or(c.top_p);
+    const float min_p = o.min_p.value_or(c.min_p),
+                repetition_penalty = o.repetition_penalty.value_or(c.repetition_penalty);
+    const int top_k = o.top_k.value_or(c.top_k);
+    const uint64_t seed = o.seed.value_or(static_cast<uint64_t>(
+        std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1)));
+    Session s{model, Sampler(temp, top_k, top_p, seed, min_p, repetition_penalty), context};
+    if (o.steps > 0) s.max_new = o.steps;
+    s.penalty_window = penalty_window;
+    s.lookup = Lookup(o.lookup);
+    std::string sampling =
+        temp == 0 ? "temperature 0, the most probable token each time"
+                  : format("temperature %g, top-k %d, top-p %g, seed %llu", static_cast<double>(temp), top_k,
+                           static_cast<double>(top_p), static_cast<unsigned long long>(seed));
+    if (min_p > 0 && temp != 0) sampling += format(", min-p %g", static_cast<double>(min_p));
+    if (repetition_penalty != 1) {
+        sampling += format(", repetition penalty %g", static_cast<double>(repetition_penalty));
+        if (penalty_window) sampling += format(" within %zu tokens", *penalty_window);
+    }
+    if (o.ppl || o.bench) sampling.clear();
+
+    catch_ctrl_c();  // not before: reading and loading just die
+    const Stop stop = o.ppl                  ? run_perplexity(s, o, io)
+                      : o.bench              ? run_bench(s, o, io)
+                      : o.mode == Mode::chat ? run_chat(s, o, text, io)
+                                             : run_generate(s, o, text, io);
+    if (o.trace_from && size_t(*o.trace_from) >= trace.n_tokens()) {
+        throw UsageError("--trace-from: " + std::to_string(*o.trace_from) +
+                         " is no position of this run, which has " + std::to_string(trace.n_tokens()));
+    }
+    if (trace_file) trace.write(*trace_file);
+    print_statistics(io.err, s, o.threads, sampling);
+    return stop == Stop::ctrl_c ? 130 : 0;
+}
+
+}  // namespace
+
+int run_with_streams(int argc, const char* const* argv, const Program& program, const Streams& io) {
+    auto fail = [&](const std::string& message, int code) {
+        // A name may hold a line break; an error is one line.
+        note(io.err, std::string(program.name) + ": " + printable(message) + "\n");
+        return code;
+    };
+    try {
+        Options options = parse_options(argc, argv, program.options);
+        if (options.help) {
+            put(io.out, format(help_text, program.name, program.summary, program.name,
+                               own_help(program.options).c_str()));
+            return 0;
+        }
+        if (options.version) {
+            put(io.out, format("%s %s\n", program.name, program_version));
+            return 0;
+        }
+        return run(std::move(options), program, io);
+    } catch (const UsageError& e) {
+        return fail(e.what(), 2);
+    } catch (const OutputClosed&) {
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return fail("not enough memory", 1);
+    } catch (const std::exception& e) {
+        return fail(e.what(), 1);
+    } catch (...) {
+        return fail("unknown error", 1);
+    }
+}
+
+int run_command_line(int argc, const char* const* argv, const Program& program) {
+    catch_bus_errors(program.name);
+    return run_with_streams(argc, argv, program, {stdin, stdout, stderr});
+}
