@@ -44,7 +44,7 @@ EXPORT_moe-mxfp8     := moe $(CALIBRATION) --format mxfp8
 EXPORT_moe-a8w4-pure := moe --format a8w4 --pure
 
 # ---- the usual targets -----------------------------------------------------------------------------------------
-.PHONY: all run test test-arm test-hf test-models test-pages cuda hip gpu-files gpu-check golden single bench lint format help clean
+.PHONY: all run test check test-all test-arm test-hf test-models test-pages cuda hip gpu-files gpu-check golden single bench lint format help clean
 .DELETE_ON_ERROR:
 
 ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
@@ -75,6 +75,8 @@ help:
 	@echo 'make smollm2     the same model as a file of every scheme'
 	@echo 'make quality     how much each scheme loses on that model: docs/quality.md'
 	@echo 'make test        set up, build and run every test'
+	@echo 'make check       the C++ tests alone, in less than a minute after a change (P=runq: of one program)'
+	@echo 'make test-all    make test, lint, Arm, every fuzzing harness, the pages, new Debian systems'
 	@echo 'make test-pages  type the commands of README.md and docs/ in a fresh clone (docs/contributing.md)'
 	@echo 'make test-fresh  what README says first, on new Debian systems (needs root and debootstrap; SUITES=bookworm)'
 	@echo 'make portable    build/portable: runq_gptq for any processor, and its back ends (BACKENDS="opencl cuda hip")'

@@ -31,12 +31,12 @@ DEPS_FOLDER := $(shell mkdir -p build/deps)
 # What every program needs and takes long to compile is compiled once; all else of common/ is headers.
 LIBRARY   := common/app/cli.cpp common/cpu/attention.cpp common/cpu/quant_matmul.cpp
 LIBRARY_O := $(LIBRARY:%.cpp=build/lib/%.o)
-$(LIBRARY_O): build/lib/%.o: %.cpp build/flags build/packages
+$(LIBRARY_O) $(PROGRAMS:%=build/lib/%.o): build/lib/%.o: %.cpp build/flags build/packages
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) -c $< -o $@
 
-$(PROGRAMS): %: %.cpp $(LIBRARY_O) build/flags build/packages
-	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $< $(LIBRARY_O) -o $@ $(LIBS)
+$(PROGRAMS): %: build/lib/%.o $(LIBRARY_O)
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $^ -o $@ $(LIBS)
 
 # A CUDA program is for the GPU where there are nvcc and a GPU, and otherwise for the CPU, through simt/. CUDA=1 and
 # CUDA=0 say which; CUDA_ARCH for which GPU. Where cuBLAS cannot be found it is built without.
@@ -68,7 +68,7 @@ FORCE:
 # without the right to install them types one line. A goal that is not in this list is asked about rule by rule.
 NEEDS_HERE = $(sort $(foreach goal,$(or $(MAKECMDGOALS),all),$(NEEDS_$(goal))))
 $(foreach goal,all run chat smollm2 bench quality test-real,$(eval NEEDS_$(goal) := BUILD PYTHON))
-$(foreach goal,test gpu-files,$(eval NEEDS_$(goal) := BUILD PYTHON TEST))
+$(foreach goal,test check gpu-files,$(eval NEEDS_$(goal) := BUILD PYTHON TEST))
 $(foreach goal,fuzz fuzz-corpus test-fuzz,$(eval NEEDS_$(goal) := BUILD PYTHON FUZZ))
 $(foreach goal,lint lint-format lint-g++ lint-clang++ lint-tidy,$(eval NEEDS_$(goal) := BUILD PYTHON TEST LINT))
 NEEDS_test-arm := BUILD PYTHON TEST ARM

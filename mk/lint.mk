@@ -16,15 +16,15 @@ lint-format: $(VENV_READY) build/packages-lint
 	$(PY) -m ruff format --check --quiet .
 	$(PY) -m ruff check --quiet .
 
+# A file per core at a time.
+each = printf '%s\n' $1 | xargs -P "$$(nproc)" -I{} sh -c 'echo "$2 {}"; $2 $3' || exit 1
+COMPILED = $(wildcard *.cpp) $(LIBRARY) $(BACKEND_FILES) $(wildcard simt/*.cpp tests/*.cpp tests/fuzz/*.cpp bench/*.cpp *.cu bench/*.cu)
+STRICT   = -x c++ -std=c++20 -fopenmp-simd -march=$(ARCH) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only
 lint-g++ lint-clang++: lint-%: build/packages-lint
-	@for f in *.cpp $(LIBRARY) $(BACKEND_FILES) simt/*.cpp tests/*.cpp tests/fuzz/*.cpp bench/*.cpp *.cu bench/*.cu; do \
-	    echo "$* -Wall -Wextra -Wshadow -Werror $$f"; \
-	    $* -x c++ -std=c++20 -fopenmp-simd -march=$(ARCH) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only $$f || exit 1; \
-	done
+	@$(call each,$(COMPILED),$*,$(STRICT) {})
 
 lint-tidy: build/packages-lint
-	clang-tidy --quiet --warnings-as-errors='*' $(wildcard *.cpp) $(LIBRARY) -- -std=c++20 -fopenmp-simd -I.
-	clang-tidy --quiet --warnings-as-errors='*' $(wildcard *.cu) -- -x c++ -std=c++20 -fopenmp-simd -I. -Wno-unknown-pragmas
+	@$(call each,$(wildcard *.cpp *.cu) $(LIBRARY),clang-tidy,--quiet --warnings-as-errors="*" {} -- -x c++ -std=c++20 -fopenmp-simd -I. -Wno-unknown-pragmas)
 
 format: $(VENV_READY)
 	clang-format -i $(CPP_FILES)

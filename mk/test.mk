@@ -8,6 +8,24 @@ test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAM
       single $(VENV_READY) $(FIRST_MODELS) $(TEST_MODELS)
 	@$(PY) tests/run.py $(TEST_BINS)
 
+# What a change needs first: the C++ tests, which hold every program to the stored traces; of one program with P=runq.
+# Model files are made only if they are not there.
+P       ?=
+CHECKED := $(if $(P),build/$(P)_test,build/common_test $(PROGRAMS:%=build/%_test))
+check: $(CHECKED) $(or $(P),$(PROGRAMS)) $(VENV_READY) $(filter-out $(wildcard $(TEST_MODELS)),$(TEST_MODELS))
+	@$(PY) tests/run.py --no-pytest $(CHECKED)
+
+# And what takes long besides: static analysis, Arm, the GPUs' compilers, all fuzzing harnesses, the pages, new Debian systems.
+test-all: test
+	$(MAKE) lint test-arm cuda hip
+	$(MAKE) test-fuzz
+	$(MAKE) test-pages test-fresh
+
+# The tests of the kernels are compiled like the kernels. All others call what is compiled already, and half the time
+# does for them.
+FAST_TESTS := $(PROGRAMS) $(filter-out quant_matmul lowbit_matmul attention attention_int8 ops int8_simde simt% awq% backend_gpu $(CUDA_PROGRAMS), \
+                                       $(patsubst tests/%_test.cpp,%,$(wildcard tests/*_test.cpp)))
+$(FAST_TESTS:%=build/%_test.o): CXXFLAGS_ALL := $(CXXFLAGS_ALL) -O1
 build/%_test.o: tests/%_test.cpp build/flags build/packages-test
 	$(CXX) $(CXXFLAGS_ALL) $(DEPS) -Itests -c $< -o $@
 build/main.o: tests/main.cpp build/flags build/packages-test

@@ -1,6 +1,6 @@
 """Runs every test and closes with one line: N passed, N failed.
 
-    python tests/run.py DOCTEST_BINARY...     the C++ tests given, then pytest over tests/
+    python tests/run.py [--no-pytest] DOCTEST_BINARY...     the C++ tests given, then pytest over tests/
 
 A test is a doctest test case or a pytest test. The exit code is 0 only if something ran and nothing failed. Pytest has
 a process per core; tests that are marked `alone`, as they measure time, run by themselves at the end.
@@ -84,13 +84,15 @@ def main() -> int:
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # tests that call make do not speak to the one that called this
         os.environ.pop(name, None)
     counts = Counts()
-    for binary in sys.argv[1:]:
+    binaries = [argument for argument in sys.argv[1:] if argument != "--no-pytest"]
+    for binary in binaries:
         print(f"--- {binary}", flush=True)
         counts += doctest_counts(*run([binary, "--no-colors=1"]))
-    # A file's tests share what they have made, so that a file is for one process.
-    n_processes = str(len(os.sched_getaffinity(0)))
-    counts += run_pytest("together", "-m", "not alone", "-n", n_processes, "--dist=loadfile", "--no-loadscope-reorder")
-    counts += run_pytest("alone", "-m", "alone")
+    if len(binaries) == len(sys.argv) - 1:
+        # A file's tests share what they have made, so that a file is for one process.
+        n = str(len(os.sched_getaffinity(0)))
+        counts += run_pytest("together", "-m", "not alone", "-n", n, "--dist=loadfile", "--no-loadscope-reorder")
+        counts += run_pytest("alone", "-m", "alone")
     print(summary(counts))
     return 0 if counts.failed == 0 and counts.passed > 0 else 1
 
