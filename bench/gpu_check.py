@@ -188,7 +188,7 @@ TESTS = ("runq_awq_test", "awq_kernels_test")
 
 def case_counts(done: Done) -> tuple[int, int]:
     """Passed and failed test cases; a program that died, or ran no test at all, has one failed."""
-    passed, failed = doctest_counts(done.code, done.out)
+    passed, failed, _ = doctest_counts(done.code, done.out)
     return passed, failed if passed + failed else 1
 
 

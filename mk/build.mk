@@ -36,7 +36,7 @@ $(LIBRARY_O) $(PROGRAMS:%=build/lib/%.o): build/lib/%.o: %.cpp build/flags build
 	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) -c $< -o $@
 
 $(PROGRAMS): %: build/lib/%.o $(LIBRARY_O)
-	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $^ -o $@ $(LIBS)
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) build/lib/$*.o $(LIBRARY_O) -o $@ $(LIBS)
 
 # A CUDA program is for the GPU where there are nvcc and a GPU, and otherwise for the CPU, through simt/. CUDA=1 and
 # CUDA=0 say which; CUDA_ARCH for which GPU. Where cuBLAS cannot be found it is built without.

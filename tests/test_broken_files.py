@@ -27,7 +27,7 @@ MODELS = ["tiny-llama.q8", "tiny-qwen3.q8", "tiny-llama.w8a8-static", "tiny-qwen
           "tiny-qwen3-moe.moe-mxfp8"]  # fmt: skip
 OPTIONS = ["-i", "Once <|eot_id|>upon\n", "-t", "0", "-j", "1", "-n"]
 # Changed copies of a file, and tokens that each generates. An emulated GPU takes seconds for a token.
-AMOUNTS = {"runq_awq": (400, "1")}
+AMOUNTS = {"runq_awq": (150, "1")}
 USUAL_AMOUNTS = (900, "2")
 
 HEADER_FIELDS = [(o, 4) for o in range(0, 0x24, 4)] + [(0x24, 1), (0x25, 4)] + [(o, 4) for o in range(0x40, 0xA0, 4)]
