@@ -1,7 +1,7 @@
 """Folds a program and the common/ headers it includes into one source file: python tools/single.py runq.cpp
 
-Each header is put where it is first included, and the source that belongs to a header at the end; system headers stay as
-they are. Needs nothing but Python.
+Each header is put where it is first included, and the source that belongs to a header at the end; system headers stay
+as they are. Needs nothing but Python.
 """
 
 import re
@@ -18,7 +18,7 @@ INCLUDE = re.compile(r'\s*#include "([^"]+)"')
 
 
 def fold(path: Path, seen: set[Path]) -> list[str]:
-    """The lines of a file with its own headers in place of their includes, each once; seen: those that were included."""
+    """The lines of a file with its own headers in place of their includes, each once. seen: those before it."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         match = INCLUDE.match(line)
