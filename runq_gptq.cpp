@@ -246,7 +246,7 @@ struct Weights {
     // A matrix: the mask of a sparse one, its codes, then what its groups have.
     GptqMatrix matrix(const std::string& name, kind::Index which, int n_rows) {
         const MatrixFormat& f = c.formats[which];
-        GptqMatrix m;
+        GptqMatrix m{};
         m.kind = f.sparse()      ? QUANT_GEMM_SPARSE
                  : f.two_level() ? QUANT_GEMM_TWO_LEVEL
                  : f.bits == 8   ? QUANT_GEMM_SIGNED

@@ -390,7 +390,7 @@ struct Weights {
     // their shape but n_cols, `read` what a token reads.
     MoeMatrix tensors(const std::string& name, const WeightFormat& format, const std::vector<int>& rows,
                       int n_cols, Share read = {}) {
-        MoeMatrix w;
+        MoeMatrix w{};
         w.format = format, w.kind = QUANT_GEMM_SIGNED, w.bits = 8, w.scale_type = QUANT_GEMM_ROW_FP32;
         w.n_rows = rows.back(), w.n_cols = n_cols;
         w.group = format.group > 0 ? format.group : n_cols, w.group_size = kernel_group(format, n_cols);

@@ -31,7 +31,7 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
             return found == golden_ops().end() ? nullptr : found->second.bytes.data();
         };
         // "gptq_expand.w4sg64.576.": bits, "x" two levels or "s" sparse, the group, the columns
-        GptqMatrix w;
+        GptqMatrix w{};
         w.bits = p[std::string("gptq_expand.w").size()] - '0';
         w.kind = w.bits == 8 ? QUANT_GEMM_SIGNED : QUANT_GEMM_UNSIGNED;
         w.n_rows = tensor.shape[0], w.n_cols = tensor.shape[1];
@@ -93,7 +93,7 @@ TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
             Int8Rows x;
             quantize(x, values, group_size);
             const LowbitCase m = make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, false);
-            GptqMatrix w;
+            GptqMatrix w{};
             static_cast<QuantMatrix&>(w) = m.view();
             std::vector<float> plain;
             for (int t = 0; t < n_tokens; t++) {

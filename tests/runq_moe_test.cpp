@@ -36,7 +36,7 @@ struct ExpertCase {
     int n_experts = 0, n_rows = 0, n_cols = 0, group = 0;
 
     std::vector<MoeMatrix> all() const {
-        MoeMatrix w;
+        MoeMatrix w{};
         w.format = format, w.codes = codes.data(), w.n_rows = n_rows, w.n_cols = n_cols;
         w.group = group, w.group_size = kernel_group(format, n_cols);
         w.kind = QUANT_GEMM_SIGNED, w.bits = 8;

@@ -80,7 +80,6 @@ struct ModelMatrix : QuantMatrix {
     const PackedMatrix* packed = nullptr;  // the same weights as the kernels read them fastest, or null
     const void* loaded = nullptr;          // and as the back end has them, if there is one
 
-    ModelMatrix() : QuantMatrix{} {}
     const QuantMatrix& view() const { return *this; }
 };
 
