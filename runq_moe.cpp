@@ -134,6 +134,7 @@ void embed(Rows& out, const MoeMatrix& table, std::span<const int> tokens) {
 // Quantizing what matrices are multiplied by: to int8 with one scale a row, or to MXFP8 (common/cpu/mxfp8.h).
 // The loops are the specification of int8_quantize and quant_matmul.
 
+// Makes room for rows that matrices of a format are multiplied by.
 void resize(CodedRows& out, int n_rows, int n_cols, const WeightFormat& of_matrices) {
     if (of_matrices.kind == WeightKind::mxfp8) return out.resize_mx(n_rows, n_cols, of_matrices.group);
     out.resize_int8(n_rows, n_cols, kernel_group(of_matrices, n_cols));

@@ -31,9 +31,10 @@ build/%_test.o: tests/%_test.cpp build/flags build/packages-test
 build/main.o: tests/main.cpp build/flags build/packages-test
 	$(CXX) $(CXXFLAGS_ALL) $(DEPS) -c $< -o $@
 
-# What does not depend on the scheme is tested in one program; each program's own source in one of its own.
+# What does not depend on the scheme is tested in one program; each program's own source in one of its own. The first two take
+# longest to compile.
 OWN_TESTS := $(PROGRAMS:%=tests/%_test.cpp) $(SIMT_TESTS:%=tests/%.cpp) tests/int8_simde_test.cpp
-build/common_test: build/main.o $(patsubst tests/%.cpp,build/%.o,$(filter-out $(OWN_TESTS),$(wildcard tests/*_test.cpp)))
+build/common_test: build/quant_matmul_test.o build/lowbit_matmul_test.o build/main.o $(patsubst tests/%.cpp,build/%.o,$(filter-out $(OWN_TESTS),$(wildcard tests/*_test.cpp)))
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
 build/common_test $(PROGRAMS:%=build/%_test): $(LIBRARY_O)
 $(PROGRAMS:%=build/%_test) build/int8_simde_test: %: build/main.o %.o

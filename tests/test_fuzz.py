@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from tests.fuzz.planted_bugs import BUG_OF_KIND, BUGS
 from tests.fuzz.run import stored
 from tests.helpers import ROOT
 
@@ -35,3 +36,10 @@ def test_stored_inputs(name):
     log = done.stderr.decode(errors="replace").splitlines()
     assert done.returncode == 0, f"{replay.relative_to(ROOT)} {name}: " + "\n".join(log[-60:])
     assert sum(line in files for line in log) == len(files)
+
+
+@pytest.mark.parametrize("bug", [*BUGS.values(), *BUG_OF_KIND.values()], ids=[*BUGS, *BUG_OF_KIND])
+def test_planted_bugs_still_fit_the_sources(bug):
+    """`make test-fuzz` plants them; that they can be planted is seen here."""
+    path, old, _ = bug
+    assert (ROOT / path).read_text().count(old) == 1
