@@ -42,6 +42,8 @@ EXPORT_moe-a8w8      := moe $(CALIBRATION) --format a8w8
 EXPORT_moe-a8w4      := moe $(CALIBRATION) --format a8w4
 EXPORT_moe-mxfp8     := moe $(CALIBRATION) --format mxfp8
 EXPORT_moe-a8w4-pure := moe --format a8w4 --pure
+# Small random models, for what no trained one has (models/random_models.py). They have no tokenizer.
+RANDOM_MODELS := build/models/random-llama.gptq-order.bin build/models/random-qwen3-moe.moe-a8w8.bin
 
 # ---- the usual targets -----------------------------------------------------------------------------------------
 .PHONY: all run test check test-all test-arm test-hf test-models test-pages cuda hip gpu-files gpu-check golden single bench lint format help clean
@@ -53,8 +55,6 @@ all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
 include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk
 
-# Small random models, for what no trained one has (models/random_models.py). They have no tokenizer.
-RANDOM_MODELS := build/models/random-llama.gptq-order.bin build/models/random-qwen3-moe.moe-a8w8.bin
 build/models/random-llama.gptq-order.bin:    EXPORT := gptq
 build/models/random-qwen3-moe.moe-a8w8.bin: EXPORT := moe --format a8w8 --no-smooth
 $(RANDOM_MODELS): build/models/random-%.bin: $(VENV_READY) $(EXPORTER) $(wildcard models/random-*/*)

@@ -12,7 +12,7 @@ test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAM
 # Model files are made only if they are not there.
 P       ?=
 CHECKED := $(if $(P),build/$(P)_test,build/common_test $(PROGRAMS:%=build/%_test))
-check: $(CHECKED) $(or $(P),$(PROGRAMS)) $(VENV_READY) $(filter-out $(wildcard $(TEST_MODELS)),$(TEST_MODELS))
+check: $(CHECKED) $(or $(P),$(PROGRAMS)) $(VENV_READY) $(filter-out $(wildcard $(TEST_MODELS) $(RANDOM_MODELS)),$(TEST_MODELS) $(RANDOM_MODELS))
 	@$(PY) tests/run.py --no-pytest $(CHECKED)
 
 # And what takes long besides: static analysis, Arm, the GPUs' compilers, all fuzzing harnesses, the pages, new Debian systems.
