@@ -27,15 +27,21 @@ fuzz-corpus: $(FUZZ_BINS) $(FUZZ_MODELS)
 test-fuzz: $(VENV_READY) build/packages-fuzz $(FUZZ_MODELS)
 	@FUZZ="$(FUZZ)" FUZZ_ALL="$(FUZZ_ALL)" FUZZ_COMPILE="$(FUZZ_CXX) $(FUZZ_FLAGS) $(FUZZ_LIBS)" $(PY) -m pytest -q tests/fuzz/planted_bugs.py
 
-$(FUZZ_COMMON:%=build/fuzz/bin/%): build/fuzz/bin/%: tests/fuzz/%.cpp build/packages-fuzz build/fuzz/flags
+# LIBRARY is compiled once for all harnesses.
+FUZZ_LIBRARY_O := $(LIBRARY:%.cpp=build/fuzz/lib/%.o)
+$(FUZZ_LIBRARY_O): build/fuzz/lib/%.o: %.cpp build/packages-fuzz build/fuzz/flags
 	@mkdir -p $(@D)
-	$(FUZZ_CXX) $(FUZZ_FLAGS) $(DEPS) $< -o $@ $(FUZZ_LIBS)
-build/fuzz/bin/load_%: tests/fuzz/load.cpp build/packages-fuzz build/fuzz/flags
+	$(FUZZ_CXX) $(FUZZ_FLAGS) $(DEPS) -c $< -o $@
+fuzz_link = $(FUZZ_CXX) $(FUZZ_FLAGS) $(DEPS) -DLIBRARY_IS_LINKED $1 $< $(FUZZ_LIBRARY_O) -o $@ $(FUZZ_LIBS)
+$(FUZZ_COMMON:%=build/fuzz/bin/%): build/fuzz/bin/%: tests/fuzz/%.cpp $(FUZZ_LIBRARY_O)
 	@mkdir -p $(@D)
-	$(FUZZ_CXX) $(FUZZ_FLAGS) $(DEPS) -DPROGRAM='"$(call source_of,$*)"' $< -o $@ $(FUZZ_LIBS)
-build/fuzz/bin/forward_%: tests/fuzz/forward.cpp build/packages-fuzz build/fuzz/flags
+	$(call fuzz_link)
+build/fuzz/bin/load_%: tests/fuzz/load.cpp $(FUZZ_LIBRARY_O)
 	@mkdir -p $(@D)
-	$(FUZZ_CXX) $(FUZZ_FLAGS) $(DEPS) -DPROGRAM='"$(call source_of,$*)"' $< -o $@ $(FUZZ_LIBS)
+	$(call fuzz_link,-DPROGRAM='"$(call source_of,$*)"')
+build/fuzz/bin/forward_%: tests/fuzz/forward.cpp $(FUZZ_LIBRARY_O)
+	@mkdir -p $(@D)
+	$(call fuzz_link,-DPROGRAM='"$(call source_of,$*)"')
 
 build/fuzz/flags: FORCE
 	@mkdir -p $(@D)
@@ -53,9 +59,14 @@ REPLAYS := build/fuzz/replay $(ALL_PROGRAMS:%=build/fuzz/replay_%)
 ifneq ($(TOKENIZER),0)
 test: $(REPLAYS)
 endif
-build/fuzz/replay: tests/fuzz/replay.cpp build/flags build/packages
+REPLAY_LIBRARY_O := $(LIBRARY:%.cpp=build/fuzz/replay_lib/%.o)
+$(REPLAY_LIBRARY_O): build/fuzz/replay_lib/%.o: %.cpp build/flags build/packages
 	@mkdir -p $(@D)
-	$(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) $< -o $@ $(LIBS)
-build/fuzz/replay_%: tests/fuzz/replay.cpp build/flags build/packages
+	$(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) -c $< -o $@
+replay_link = $(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) -DLIBRARY_IS_LINKED $1 $< $(REPLAY_LIBRARY_O) -o $@ $(LIBS)
+build/fuzz/replay: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
 	@mkdir -p $(@D)
-	$(CXX) $(SIMT_FLAGS) $(ASAN) $(DEPS) -DPROGRAM='"$(call source_of,$*)"' $< -o $@ $(LIBS)
+	$(call replay_link)
+build/fuzz/replay_%: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
+	@mkdir -p $(@D)
+	$(call replay_link,-DPROGRAM='"$(call source_of,$*)"')

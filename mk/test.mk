@@ -21,11 +21,9 @@ test-all: test
 	$(MAKE) test-fuzz
 	$(MAKE) test-pages test-fresh
 
-# The tests of the kernels are compiled like the kernels. All others call what is compiled already, and half the time
-# does for them.
-FAST_TESTS := $(PROGRAMS) $(filter-out quant_matmul lowbit_matmul attention attention_int8 ops int8_simde simt% awq% backend_gpu $(CUDA_PROGRAMS), \
-                                       $(patsubst tests/%_test.cpp,%,$(wildcard tests/*_test.cpp)))
-$(FAST_TESTS:%=build/%_test.o): CXXFLAGS_ALL := $(CXXFLAGS_ALL) -O1
+# Tests are compiled in half the time without most optimizations. What they call of LIBRARY has all.
+CPU_TESTS := $(PROGRAMS) $(filter-out int8_simde simt% awq% backend_gpu $(CUDA_PROGRAMS),$(patsubst tests/%_test.cpp,%,$(wildcard tests/*_test.cpp)))
+$(CPU_TESTS:%=build/%_test.o): CXXFLAGS_ALL := $(CXXFLAGS_ALL) -O1
 build/%_test.o: tests/%_test.cpp build/flags build/packages-test
 	$(CXX) $(CXXFLAGS_ALL) $(DEPS) -Itests -c $< -o $@
 build/main.o: tests/main.cpp build/flags build/packages-test
@@ -43,7 +41,7 @@ $(PROGRAMS:%=build/%_test) build/int8_simde_test: %: build/main.o %.o
 build/int8_simde_test.o: CXXFLAGS_ALL := $(filter-out -march=% -O%,$(CXXFLAGS_ALL)) -O1
 
 # CUDA, always through simt/ here. In the checked build the emulator looks at every load and store: simt/checks.cpp.
-CHECKED_FLAGS := $(SIMT_FLAGS) -O1 -g -DCHECKED_BUILD -D_GLIBCXX_ASSERTIONS -fsanitize=thread,alignment,bounds $(if $(findstring clang,$(CXX)),,-Wno-tsan)
+CHECKED_FLAGS := $(SIMT_FLAGS) -O1 -DCHECKED_BUILD -D_GLIBCXX_ASSERTIONS -fsanitize=thread,alignment,bounds $(if $(findstring clang,$(CXX)),,-Wno-tsan)
 CHECKED_TESTS := simt_checks_test awq_kernels_test backend_gpu_test $(CUDA_PROGRAMS:%=%_checked_test)
 PLAIN_TESTS   := $(filter-out $(CHECKED_TESTS),$(SIMT_TESTS))
 $(PLAIN_TESTS:%=build/%.o): CXXFLAGS_ALL := $(SIMT_FLAGS)

@@ -805,11 +805,12 @@ TEST_CASE("logits do not depend on threads, and hardly on chunks") {
             nlohmann::json::parse(read_file("golden/data/" + std::string(name) + ".json"))["generations"][0];
         std::vector<int> tokens = golden["prompt_ids"];
         tokens.insert(tokens.end(), golden["new_ids"].begin(), golden["new_ids"].end());
+        tokens.resize(40);
         const int n_threads = threads().size();
         Transformer m = load(name);
-        const std::vector<float> reference = run(m, tokens, 64);
+        const std::vector<float> reference = run(m, tokens, 32);
         threads().resize(n_threads + 1);
-        CHECK(run(m, tokens, 64) == reference);
+        CHECK(run(m, tokens, 32) == reference);
         threads().resize(n_threads);
         CHECK(largest_difference(reference, run(m, tokens, 20)) < 1e-2);
     }
@@ -826,9 +827,10 @@ TEST_CASE("greedy generation gives the golden's 64 ids, with the prompt at once 
             const std::vector<double> leads = generation["leads"];
             const auto determined =
                 std::find_if(leads.begin(), leads.end(), [](double x) { return x < 2e-2; }) - leads.begin();
-            const size_t n = clear ? 64 : determined;
             REQUIRE(expected.size() == 64);
             for (const bool at_once : {true, false}) {
+                // After the prompt both do the same.
+                const size_t n = std::min<size_t>(clear ? 64 : determined, at_once ? 64 : 8);
                 CAPTURE(name);
                 CAPTURE(generation["prompt"]);
                 CAPTURE(at_once);

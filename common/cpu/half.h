@@ -7,7 +7,7 @@
 
 #include "common/cpu/int8.h"
 #include "common/cpu/vector.h"
-#include "common/model/tensors.h"
+#include "common/model/tensor_type.h"
 
 #if defined(__F16C__) && !defined(RUNQ_SIMDE)
 #include <immintrin.h>

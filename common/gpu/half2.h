@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "common/model/tensors.h"
+#include "common/model/tensor_type.h"
 #include "simt/cuda.h"
 
 template <>

@@ -15,20 +15,7 @@
 #include <vector>
 
 #include "common/model/model_file.h"
-
-// The safetensors name of a type that files hold. common/gpu/half2.h adds half, common/cpu/half.h Half.
-template <class T>
-constexpr const char* tensor_type = nullptr;
-template <>
-inline constexpr const char* tensor_type<float> = "F32";
-template <>
-inline constexpr const char* tensor_type<int8_t> = "I8";
-template <>
-inline constexpr const char* tensor_type<uint8_t> = "U8";
-template <>
-inline constexpr const char* tensor_type<int32_t> = "I32";
-template <>
-inline constexpr const char* tensor_type<uint32_t> = "I32";  // eight 4-bit codes
+#include "common/model/tensor_type.h"
 
 struct TensorInfo {
     std::string name;        // of the step that uses it, as in a trace: "layers.0.attn.q_proj.codes"

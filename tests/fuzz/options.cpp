@@ -5,8 +5,11 @@
 #include <string>
 #include <vector>
 
-#include "common/app/cli.cpp"
+#include "common/app/cli.h"
 #include "tests/fuzz/fuzz.h"
+#ifndef LIBRARY_IS_LINKED
+#include "common/app/cli.cpp"
+#endif
 
 namespace {
 

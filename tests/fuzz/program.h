@@ -1,11 +1,14 @@
-// The program that a harness is about, with all its sources: PROGRAM is the name of the main one.
+// The program that a harness is about: PROGRAM is the name of its main source. The others are compiled once
+// for all harnesses (LIBRARY_IS_LINKED, mk/fuzz.mk), or with each.
 #pragma once
 
 #ifndef PROGRAM
 #define PROGRAM "runq.cpp"
 #endif
 #define RUNQ_NO_MAIN
+#ifndef LIBRARY_IS_LINKED
 #include "common/app/cli.cpp"
 #include "common/cpu/attention.cpp"
 #include "common/cpu/quant_matmul.cpp"
+#endif
 #include PROGRAM
