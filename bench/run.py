@@ -192,7 +192,7 @@ def table(program: str, machine: dict, rows: list[dict], runs: int) -> str:
         f"multiplies  {with_spread(machine['peak_gmac_per_s'], 1, ' GMAC/s')}",
         f"Medians of {runs} run{'s' if runs > 1 else ''} (least-greatest); % of these two limits; "
         "matmul, attention and rest in % of the time.",
-        "In decode, % of what the run itself read between its tokens.",
+        "In runs that decode, % of what the run itself read between its tokens.",
     ]
 
     def number(row: dict, field: str, digits: int) -> str:

@@ -89,7 +89,10 @@ def test_multiply_adds_of_a_long_prompt():
     in_attention = config.n_layers * config.n_heads * config.head_dim * 2 * 1024
     layers = [shape for name, shape in matrix_shapes(config) if name.startswith("layers.")]
     in_matrices = sum(rows * columns for rows, columns in layers)
-    said = f"{in_attention / 1e6:.0f} M multiply-adds in fp32 per token there, beside {in_matrices / 1e6:.0f} M in int8"
+    said = (
+        f"{in_attention / 1e6:.0f} M multiply-adds in fp32 per token, and the products with weights have "
+        f"{in_matrices / 1e6:.0f} M in int8"
+    )
     assert said in one_line(section("performance.md", "Attention in int8"))
 
 

@@ -203,15 +203,15 @@ def with_eights(n):
 
 
 def mxfp8(element):
-    """Whole units of the product of two smallest subnormals."""
+    """Whole multiples of the product of two smallest subnormals."""
 
     def sums(n):
         values = element_values(element)
         finite = values[np.isfinite(values)]
         smallest = Fraction(float(finite[finite > 0].min()))
         largest = Fraction(float(finite.max()))
-        units = [Fraction(float(a)) * Fraction(float(b)) / smallest**2 for a in finite[:3] for b in finite]
-        assert all(u.denominator == 1 for u in units)
+        multiples = [Fraction(float(a)) * Fraction(float(b)) / smallest**2 for a in finite[:3] for b in finite]
+        assert all(m.denominator == 1 for m in multiples)
         return np.array([int(sign * n * largest**2 / smallest**2) for sign in (1, -1)], object)
 
     return sums
@@ -224,8 +224,8 @@ SUMS = {
     "MSD: a digit x int4": digits,
     "MSD: 16 high + low": both_digits,
     "MSD: with 8 * sum(w), so int8 x int4": with_eights,
-    "MXFP8: E4M3 x E4M3, in units of 2^-18": mxfp8(E4M3),
-    "MXFP8: E5M2 x E5M2, in units of 2^-32": mxfp8(E5M2),
+    "MXFP8: E4M3 x E4M3, in multiples of 2^-18": mxfp8(E4M3),
+    "MXFP8: E5M2 x E5M2, in multiples of 2^-32": mxfp8(E5M2),
 }
 
 
