@@ -14,6 +14,7 @@
 
 #include "common/cpu/expand_sparse.h"
 #include "common/cpu/quant_matrix.h"
+#include "common/cpu/unroll.h"
 #include "common/cpu/vector.h"
 
 // Bytes as wide as the machine's registers.
@@ -48,6 +49,7 @@ inline void unpack_codes(uint8_t* to, const uint8_t* from, int n) {
         }
 #endif
         for (; n >= block * per_byte; n -= block * per_byte, from += block, to += block * per_byte) {
+            UNROLL(4)
             for (int i = 0; i < per_byte; i++) {
                 constexpr int width = sizeof(Bytes);
                 int j = 0;
@@ -68,11 +70,12 @@ inline void expand_sparse_columns(int8_t* to, const QuantMatrix& w, int i, int k
     const uint8_t* codes = w.codes + size_t(i) * code_bytes(w) + k / 4;
     const uint8_t* mask = w.mask + size_t(i) * mask_bytes(w) + k / 8;
     const int shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group));
-    auto zero = [&](int j) { return uint8_t(weight_zero(w, i, (k + j) >> shift)); };
+    const RowZeros zeros(w, i);
+    auto zero = [&](int j) { return uint8_t(zeros[(k + j) >> shift]); };
     int j = 0;
     for (; j + 256 <= n; j += 256) {
-        const uint8_t zeros[4] = {zero(j), zero(j + 64), zero(j + 128), zero(j + 192)};
-        expand_sparse_block(to + j, codes + j / 4, mask + j / 8, zeros);
+        const uint8_t of_groups[4] = {zero(j), zero(j + 64), zero(j + 128), zero(j + 192)};
+        expand_sparse_block(to + j, codes + j / 4, mask + j / 8, of_groups);
     }
     if (j == n) return;
     uint8_t kept[128];
@@ -106,8 +109,9 @@ inline void expand_columns(int8_t* to, const QuantMatrix& w, int i, int k, int n
     auto* stored = reinterpret_cast<uint8_t*>(to);
     if (w.bits == 8) return void(std::memcpy(stored, codes, size_t(n)));
     w.bits == 4 ? unpack_codes<4>(stored, codes, n) : unpack_codes<2>(stored, codes, n);
+    const RowZeros zeros(w, i);
     for (int s = k / w.group, j = 0; j < n; s++) {
-        const auto zero = uint8_t(weight_zero(w, i, s));
+        const auto zero = uint8_t(zeros[s]);
         const int end = std::min(n, (s + 1) * w.group - k);
         w.kind == QUANT_GEMM_TWO_LEVEL ? subtract_zero<5>(to + j, end - j, zero)
                                        : subtract_zero<1>(to + j, end - j, zero);

@@ -33,11 +33,21 @@ inline size_t scale_bytes(const QuantMatrix& w) {
 inline size_t mask_bytes(const QuantMatrix& w) { return size_t(w.n_cols) / 8; }
 inline size_t zero_bytes(const QuantMatrix& w) { return size_t(n_scales(w) + 1) / 2; }
 
-// What is taken off the codes of row i's group s; with two levels, off five times the codes.
-inline int weight_zero(const QuantMatrix& w, int i, int s) {
-    if (w.kind == QUANT_GEMM_TWO_LEVEL) return w.levels[size_t(i) * n_scales(w) + s] >> 4;
-    return w.zeros == nullptr ? w.zero_point : w.zeros[size_t(i) * zero_bytes(w) + s / 2] >> s % 2 * 4 & 15;
-}
+// What is taken off the codes of each group of row i; with two levels, off five times the codes.
+struct RowZeros {
+    const uint8_t *levels = nullptr, *zeros = nullptr;  // the row's, if the matrix has such
+    int zero_point;                                     // otherwise this, for all groups
+
+    RowZeros(const QuantMatrix& w, int i) : zero_point(w.zero_point) {
+        if (w.kind == QUANT_GEMM_TWO_LEVEL) levels = w.levels + size_t(i) * n_scales(w);
+        if (w.zeros != nullptr) zeros = w.zeros + size_t(i) * zero_bytes(w);
+    }
+    int operator[](int s) const {
+        if (levels != nullptr) return levels[s] >> 4;
+        return zeros == nullptr ? zero_point : zeros[s / 2] >> s % 2 * 4 & 15;
+    }
+};
+inline int weight_zero(const QuantMatrix& w, int i, int s) { return RowZeros(w, i)[s]; }
 
 // The scale of row i's group s.
 inline float weight_scale(const QuantMatrix& w, int i, int s) {
