@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import random
 import runpy
 import shutil
 import signal
@@ -29,9 +30,11 @@ ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "models"
 DATA = ROOT / "golden" / "data"
 CALIBRATION = MODELS / "calibration.txt"
+GOLDEN_FILES = ROOT / "build" / "models"  # with the exported file behind each golden trace: `make` puts them there
 TINY = ("tiny-llama", "tiny-qwen3")
 F16, F32, F64 = np.float16, np.float32, np.float64
 NUMPY_ERRORS = np.geterr()  # what numpy begins with
+FULL = os.environ.get("FULL", "0") not in ("", "0")  # sweeps that `make test` does in part are done whole
 
 # The model files behind the golden vectors: name of the variant -> options of the export, as the Makefile has them.
 W8A8_VARIANTS = {"w8a8": {}, "w8a8-block32": {"block": 32}, "w8a8-static": {"static": True}}
@@ -49,12 +52,10 @@ def export_variant(name, variant, out):
     export(MODELS / name, out, **calibration(16, 256), progress=False, **(W8A8_VARIANTS | AWQ_VARIANTS)[variant])
 
 
-def golden_files(folder, variants):
-    """The exported file behind each golden trace, in a folder."""
-    for name in TINY:
-        for variant in variants:
-            export_variant(name, variant, folder / f"{name}.{variant}.bin")
-    return folder
+def assert_golden_file(name, variant, folder):
+    """What the exporter writes now is what `make` has exported, byte for byte."""
+    export_variant(name, variant, folder / "again.bin")
+    assert (folder / "again.bin").read_bytes() == (GOLDEN_FILES / f"{name}.{variant}.bin").read_bytes()
 
 
 def export_tiny(hf_dir, out, **options):
@@ -155,6 +156,13 @@ def launch(module, *args, **options):
 
 run_golden, run_export = partial(run_here, "golden"), partial(run_here, "export")
 launch_export = partial(launch, "export")
+
+
+def some_of(items, whole=False, seed=0):
+    """All items of a sweep if it is to be whole, or FULL=1 is set; otherwise one in ten, drawn with the seed."""
+    if whole or FULL:
+        return list(items)
+    return [item for item in items if random.Random(f"{seed} {item}").randrange(10) == 0]
 
 
 def default_signals():

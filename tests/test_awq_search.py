@@ -23,6 +23,7 @@ from tests.helpers import (
     F16,
     F32,
     F64,
+    FULL,
     MODELS,
     TINY,
     calibrate,
@@ -302,16 +303,20 @@ def all_steps(config):
 
 @pytest.mark.parametrize("name", TINY)
 def test_perplexity_with_outliers(tmp_path, name):
-    """On part of the held-out text, calibrated as for the golden files: `python -m models.compare_schemes` in short."""
+    """`python -m models.compare_schemes` in short: calibrated on little, on part of the held-out text.
+
+    With FULL=1 calibrated as for the golden files, and on four times as much text.
+    """
+    n_samples, seq_len, length = (16, 256, 16000) if FULL else (8, 128, 4000)
     hf_dir = tmp_path / "model"
     copy_with_outliers(MODELS / name, hf_dir)
     checkpoint = Checkpoint(hf_dir)
-    ids, bos = encode(hf_dir, (MODELS / "held_out.txt").read_text()[:16000])
+    ids, bos = encode(hf_dir, (MODELS / "held_out.txt").read_text()[:length])
     found = []
     for options in (None, {"rtn": True}, {}, {"group_size": 64}):
         scheme = Fp32(checkpoint)
         if options is not None:
-            options = options if "rtn" in options else options | calibration(16, 256)
+            options = options if "rtn" in options else options | calibration(n_samples, seq_len)
             export_awq(hf_dir, tmp_path / "m.bin", progress=False, **options)
             scheme = AWQ(tmp_path / "m.bin")
         found.append(perplexity(partial(forward, checkpoint.config, scheme), ids, bos, 512)[0])

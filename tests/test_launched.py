@@ -6,6 +6,7 @@ import re
 import signal
 import sys
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,7 +89,7 @@ def test_what_a_command_changes_of_the_process_is_put_back(tmp_path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def state():
-        return (os.getcwd(), sys.argv, sys.stdout, sys.stderr, dict(os.environ), np.geterr(), warnings.filters[:],
+        return (Path.cwd(), sys.argv, sys.stdout, sys.stderr, dict(os.environ), np.geterr(), warnings.filters[:],
                 warnings.showwarning, sys.modules["__main__"])  # fmt: skip
 
     before, handlers = state(), list(map(signal.getsignal, SIGNALS))

@@ -11,8 +11,8 @@ import pytest
 from formats.checkpoint import Moe
 from tests.test_program_faults import run, write_model
 
-CONTEXT, PROMPT = 16384, 600
-DIMS = {"dim": 512, "hidden_dim": 2048, "n_layers": 4, "n_heads": 8, "n_kv_heads": 8, "head_dim": 64, "vocab_size": 512}
+CONTEXT, PROMPT = 16384, 300  # a prompt of more than one chunk
+DIMS = {"dim": 512, "hidden_dim": 2048, "n_layers": 2, "n_heads": 8, "n_kv_heads": 8, "head_dim": 64, "vocab_size": 512}
 RUNS = [
     *(("runq", "--kv", kv) for kv in ("f32", "f16", "q8")),
     ("runq", "--kv", "q8", "--mmap"),
