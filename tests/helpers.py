@@ -162,7 +162,8 @@ def some_of(items, whole=False, seed=0):
     """All items of a sweep if it is to be whole, or FULL=1 is set; otherwise one in ten, drawn with the seed."""
     if whole or FULL:
         return list(items)
-    return [item for item in items if random.Random(f"{seed} {item}").randrange(10) == 0]
+    rng = random.Random(seed)
+    return [item for item in items if rng.random() < 0.1]
 
 
 def default_signals():

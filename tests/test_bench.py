@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.make_model import MOE_SCHEMES, SCHEMES, RandomSource, write_model
+from bench import make_model
+from bench.make_model import MOE_SCHEMES, SCHEMES, RandomSource
 from bench.random_checkpoint import MODELS, config_of
 from bench.roofline import roofline, spread_out, ticks
 from bench.run import Work, closing_line, measure, parse_bench, spread, summarize, table, work_of
@@ -37,6 +38,7 @@ PROGRAMS = {
     "gptq": ROOT / "runq_gptq",
 }  # by the scheme of the files that they run
 SHAPES = ["llama-3.2-1b", "qwen3-0.6b"]
+write_model = partial(make_model.write_model, pool_size=1 << 20)  # to draw as much as for a real model takes longest
 
 
 def tiny(name, scheme="q8"):
@@ -198,7 +200,7 @@ def test_a_mixture_of_experts(tmp_path, scheme):
     moe = replace(found.moe, n_experts=16, n_active=2, hidden_dim=64, dense_layers=(1,))
     config = replace(found, dim=128, hidden_dim=192, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=320,
                      max_seq_len=64, moe=moe)  # fmt: skip
-    write_model(config, tmp_path / "m", scheme, progress=False, pool_size=1 << 20)
+    write_model(config, tmp_path / "m", scheme, progress=False)
     said = info(ROOT / "runq_moe", tmp_path / "m")
     assert int(said["file_bytes"]) == (tmp_path / "m").stat().st_size
     read = MoE(tmp_path / "m")

@@ -333,7 +333,7 @@ def added_contents(hf: Tokenizer) -> list[str]:
 
 
 def test_ids_of_random_strings(pair: Pair) -> None:
-    texts = FIXED_STRINGS + random_strings(2024, 25000, added_contents(pair.hf))
+    texts = FIXED_STRINGS + random_strings(2024, 25000 if FULL else 10000, added_contents(pair.hf))
     pair.check(texts)
 
 
@@ -417,15 +417,22 @@ def test_decoding_round_trips(pair: Pair) -> None:
 
 @functools.cache
 def code_points() -> list[str]:
-    """All characters up to where assignments end, the tags of plane 14, and every 61st of the rest."""
-    dense = [*range(0x32400), *range(0xE0000, 0xE0200)]
+    """All characters up to where assignments end, the tags of plane 14, and every 61st of the rest.
+
+    Of a run of 500 and more that have the same category (ideographs, Hangul, what is not assigned), all with FULL=1,
+    otherwise the 16 at each end and one in ten of those between: where tables of two Unicodes differ, they do so at
+    the ends of such runs, or by whole blocks.
+    """
+    dense = []
+    for _, run in itertools.groupby(
+        [*range(0x32400), *range(0xE0000, 0xE0200)], lambda c: unicodedata.category(chr(c))
+    ):
+        same = list(run)
+        dense += (
+            [*same[:16], *some_of(same[16:-16], len(same) < 500, seed=same[0]), *same[-16:]] if len(same) > 32 else same
+        )
     sparse = [*range(0x32400, 0xE0000, 61), *range(0xE0200, 0x110000, 61)]
     return [chr(c) for c in dense + sparse if not 0xD800 <= c < 0xE000]
-
-
-def few_code_points(whole: bool = False) -> list[str]:
-    """All of them, or those below U+3000 and one in ten of the others."""
-    return code_points()[:0x3000] + some_of(code_points()[0x3000:], whole)
 
 
 def joined(texts: list[str], n: int = 32) -> list[bytes]:
@@ -439,25 +446,19 @@ def real_pre_tokenizer(name: str, seed: int = 1, paired: Iterable[int] = range(2
     return Tokenizer.from_str(json.dumps(data))
 
 
-# Every property of characters that a real rule asks for: NFC; digits alone; L, N, M, P, S and spaces; cases.
-KINDS = {"qwen3", "smollm2", "deepseek-v3", "o200k"}
-
-
 @pytest.mark.parametrize("name", ["llama-3", "qwen3", "gpt-2", "smollm2", "deepseek-v3", "o200k"])
 def test_every_code_point(name: str, tool: Path, tmp_path: Path) -> None:
     """Each code point among letters, digits, spaces and marks is split and normalized as in `tokenizers`.
 
-    Of the two rules that ask for no property but letters, numbers and spaces, as four others do, one code point in ten
-    above U+2FFF, all with FULL=1.
+    Inside of long runs of one category one in ten, but with FULL=1: code_points().
     """
     hf = real_pre_tokenizer(name)
-    characters = few_code_points(whole=name in KINDS)
     if name == "qwen3":
         hf.normalizer = normalizers.NFC()
         # Marks of low and high combining class on both sides show the class of the character between.
-        texts = [f"a\u0334{c}\u0301 e\u0345{c}\u0334{unicodedata.normalize('NFD', c)}" for c in characters]
+        texts = [f"a\u0334{c}\u0301 e\u0345{c}\u0334{unicodedata.normalize('NFD', c)}" for c in code_points()]
     else:
-        texts = [f"a{c}1{c} {c}\n{c}'{c}.{c}{c} " for c in characters]
+        texts = [f"a{c}1{c} {c}\n{c}'{c}.{c}{c} " for c in code_points()]
     Pair(save(hf, tmp_path), tmp_path, tool).check(joined(texts))
 
 
@@ -525,7 +526,6 @@ def test_canonical_pairs(tool: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nfc", [False, True])
 def test_added_token_flags(nfc: bool, tool: Path, tmp_path: Path) -> None:
-    """Among random texts, and single words beside every code point: with NFC one in ten, all with FULL=1."""
     hf = pairs_tokenizer(LLAMA_PATTERN)
     if nfc:
         hf.normalizer = normalizers.NFC()
@@ -552,7 +552,7 @@ def test_added_token_flags(nfc: bool, tool: Path, tmp_path: Path) -> None:
     pair = Pair(save(hf, tmp_path), tmp_path, tool, vocab_size=256 + 65536 + 100)
     pair.check(texts)
     # Which characters single_word takes for parts of words.
-    pair.check(joined([f"{c}w{c} {c} w" for c in few_code_points(whole=not nfc)]))
+    pair.check(joined([f"{c}w{c} {c} w" for c in code_points()]))
 
 
 # ----------------------------------------------------------------------------
