@@ -1,12 +1,20 @@
 """What several test files need: where things are, the tiny models' exports, command lines, traces with a mistake."""
 
+import io
 import json
+import os
+import random
+import runpy
 import shutil
 import signal
 import struct
 import subprocess
 import sys
+import traceback
+import warnings
 import zlib
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +30,11 @@ ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "models"
 DATA = ROOT / "golden" / "data"
 CALIBRATION = MODELS / "calibration.txt"
+GOLDEN_FILES = ROOT / "build" / "models"  # with the exported file behind each golden trace: `make` puts them there
 TINY = ("tiny-llama", "tiny-qwen3")
 F16, F32, F64 = np.float16, np.float32, np.float64
+NUMPY_ERRORS = np.geterr()  # what numpy begins with
+FULL = os.environ.get("FULL", "0") not in ("", "0")  # sweeps that `make test` does in part are done whole
 
 # The model files behind the golden vectors: name of the variant -> options of the export, as the Makefile has them.
 W8A8_VARIANTS = {"w8a8": {}, "w8a8-block32": {"block": 32}, "w8a8-static": {"static": True}}
@@ -41,12 +52,10 @@ def export_variant(name, variant, out):
     export(MODELS / name, out, **calibration(16, 256), progress=False, **(W8A8_VARIANTS | AWQ_VARIANTS)[variant])
 
 
-def golden_files(folder, variants):
-    """The exported file behind each golden trace, in a folder."""
-    for name in TINY:
-        for variant in variants:
-            export_variant(name, variant, folder / f"{name}.{variant}.bin")
-    return folder
+def assert_golden_file(name, variant, folder):
+    """What the exporter writes now is what `make` has exported, byte for byte."""
+    export_variant(name, variant, folder / "again.bin")
+    assert (folder / "again.bin").read_bytes() == (GOLDEN_FILES / f"{name}.{variant}.bin").read_bytes()
 
 
 def export_tiny(hf_dir, out, **options):
@@ -81,13 +90,80 @@ def calibrate(name, n_samples=4, seq_len=128):
     return checkpoint, calibration_samples(checkpoint.path, checkpoint.config, text, n_samples, seq_len)
 
 
-def run_golden(*args):
-    return subprocess.run([sys.executable, "-m", "golden", *map(str, args)], cwd=ROOT, capture_output=True, text=True)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
-def run_export(*args, **options):
-    command = [sys.executable, "-m", "export", *map(str, args)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, **options)
+@contextmanager
+def _as_a_program(stdout, stderr, argv):
+    """In this block the process is as a command finds it that has just begun; behind it, as it was before."""
+    folder, handlers = Path.cwd(), {number: signal.getsignal(number) for number in SIGNALS}
+    saved = sys.argv, sys.stdout, sys.stderr, os.environ.copy()
+
+    def show(message, category, filename, lineno, _file=None, line=None):
+        sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+    with warnings.catch_warnings(), np.errstate(**NUMPY_ERRORS):
+        warnings.resetwarnings()
+        for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", category)  # as in Python without options
+        warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")  # the module is imported already
+        warnings.showwarning = show
+        sys.argv, sys.stdout, sys.stderr = argv, stdout, stderr
+        os.chdir(ROOT)
+        try:
+            yield
+        finally:
+            os.chdir(folder)
+            sys.argv, sys.stdout, sys.stderr, environment = saved
+            if os.environ != environment:
+                os.environ.clear()
+                os.environ.update(environment)
+            for number, handler in handlers.items():
+                if signal.getsignal(number) is not handler:
+                    signal.signal(number, handler)
+
+
+def run_here(module, *args, text=True):
+    """What `python -m MODULE ARGS...` would print and its exit code, without a process: imports take most of its time.
+
+    For what a command does with files and text. What is about the process itself (signals, closed streams, limits,
+    other interpreters) launches one. tests/test_launched.py holds the two ways to each other.
+    """
+    command = [sys.executable, "-m", module, *map(str, args)]
+    streams = [io.TextIOWrapper(io.BytesIO(), "utf-8", errors=errors) for errors in ("strict", "backslashreplace")]
+    with _as_a_program(*streams, command[2:]):
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+            code = 0
+        except SystemExit as stopped:
+            code = stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
+            if isinstance(stopped.code, str):
+                print(stopped.code, file=sys.stderr)
+        except Exception:  # Python's own way to end
+            traceback.print_exc()
+            code = 1
+        for stream in streams:
+            stream.flush()
+    outputs = [stream.buffer.getvalue() for stream in streams]
+    return subprocess.CompletedProcess(command, code, *([out.decode() for out in outputs] if text else outputs))
+
+
+def launch(module, *args, **options):
+    """The same, as a process of its own."""
+    command = [sys.executable, "-m", module, *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, **{"text": True} | options)
+
+
+run_golden, run_export = partial(run_here, "golden"), partial(run_here, "export")
+launch_export = partial(launch, "export")
+
+
+def some_of(items, whole=False, seed=0):
+    """All items of a sweep if it is to be whole, or FULL=1 is set; otherwise one in ten, drawn with the seed."""
+    if whole or FULL:
+        return list(items)
+    rng = random.Random(seed)
+    return [item for item in items if rng.random() < 0.1]
 
 
 def default_signals():

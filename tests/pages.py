@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 
 from tests.test_docs import DOCUMENTS, ROOT, Block, blocks, sourced
@@ -75,6 +76,11 @@ def check_markers(document: str) -> list[str]:
     return bad
 
 
+def is_run(block: Block, have: Collection[str]) -> bool:
+    """Whether its commands are typed where these words of NEEDS hold."""
+    return block.language == "sh" and needs_of(block) <= set(have)
+
+
 def run(command: str, folder: Path, limit: float) -> tuple[int, str]:
     """Exit code and output of a command line; what it leaves running when it ends, or at the limit, is ended."""
     with tempfile.TemporaryFile("w+", errors="replace") as output:
@@ -101,7 +107,7 @@ def run(command: str, folder: Path, limit: float) -> tuple[int, str]:
 def run_page(document: str, folder: Path, have: Collection[str], limit: float) -> Iterator[tuple[str, str, float]]:
     """Each command that is run: where and what it is, a complaint (empty: it did as it should), seconds."""
     for block in blocks(document):
-        if block.language != "sh" or not needs_of(block) <= set(have):
+        if not is_run(block, have):
             continue
         for command, wanted in zip(commands_of(block), codes_of(block), strict=True):
             start = time.monotonic()
@@ -118,6 +124,7 @@ def run_page(document: str, folder: Path, have: Collection[str], limit: float) -
             yield f"line {block.line}: {command}", complaint, seconds
 
 
+@cache
 def made_files() -> set[str]:
     """Files that `make` made in this checkout, those in .venv aside: its commands name them, and git does not."""
     listing = subprocess.run(["make", "-nB", "all"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -127,6 +134,7 @@ def made_files() -> set[str]:
     return {name for name in named if (ROOT / name).is_file()} - tracked_files()
 
 
+@cache
 def tracked_files() -> set[str]:
     found = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     return {name for name in found.split("\0") if name and (ROOT / name).exists()}

@@ -19,26 +19,32 @@ from tests.helpers import (
     F16,
     F32,
     F64,
+    FULL,
+    GOLDEN_FILES,
     MODELS,
     TINY,
+    assert_golden_file,
     broken,
     first_bad,
-    golden_files,
     run_golden,
 )
 
 # ---- golden files and traces
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return golden_files(tmp_path_factory.mktemp("awq"), AWQ_VARIANTS)
+# The exporter's own work is done again for one file; with FULL=1 for all.
+ANEW = [("tiny-llama", "awq")]
+
+
+@pytest.mark.parametrize(("name", "variant"), [(n, v) for n in TINY for v in AWQ_VARIANTS] if FULL else ANEW)
+def test_the_exporter_writes_the_golden_file(tmp_path, name, variant):
+    assert_golden_file(name, variant, tmp_path)
 
 
 @pytest.mark.parametrize("variant", AWQ_VARIANTS)
 @pytest.mark.parametrize("name", TINY)
-def test_stored_traces_are_what_the_reference_computes(files, name, variant):
-    scheme = AWQ(files / f"{name}.{variant}.bin")
+def test_stored_traces_are_what_the_reference_computes(name, variant):
+    scheme = AWQ(GOLDEN_FILES / f"{name}.{variant}.bin")
     stored = load_file(DATA / f"{name}.{variant}.trace.safetensors")
     golden_json = json.loads((DATA / f"{name}.{variant}.json").read_text())
     recorder = Recorder()
@@ -55,9 +61,9 @@ def test_stored_traces_are_what_the_reference_computes(files, name, variant):
 
 @pytest.mark.parametrize("variant", AWQ_VARIANTS)
 @pytest.mark.parametrize("name", TINY)
-def test_the_golden_generation_is_clear(files, name, variant):
+def test_the_golden_generation_is_clear(name, variant):
     """All 64 tokens of the second prompt stay the same when every result is off by a little."""
-    scheme = AWQ(files / f"{name}.{variant}.bin")
+    scheme = AWQ(GOLDEN_FILES / f"{name}.{variant}.bin")
     generations = json.loads((DATA / f"{name}.{variant}.json").read_text())["generations"]
     assert len(generations) == 2
     assert min(generations[1]["leads"]) > 0.01
@@ -72,8 +78,8 @@ def test_the_golden_generation_is_clear(files, name, variant):
             assert noisy.argmax(axis=-1)[len(g["prompt_ids"]) - 1 : -1].tolist() == g["new_ids"]
 
 
-def test_traces_have_fp16_where_it_is_rounded(files):
-    scheme = AWQ(files / "tiny-qwen3.awq.bin")
+def test_traces_have_fp16_where_it_is_rounded():
+    scheme = AWQ(GOLDEN_FILES / "tiny-qwen3.awq.bin")
     trace = load_file(DATA / "tiny-qwen3.awq.trace.safetensors")
     halves = {name for name, value in trace.items() if value.dtype == F16}
     parts = ("attn.norm", "attn.q_rope", "attn.k_rope", "attn.mix", "ffn.norm", "ffn.swiglu")
@@ -95,8 +101,8 @@ def test_traces_have_fp16_where_it_is_rounded(files):
     assert np.array_equal(first, np.repeat(v[0].astype(F16).reshape(2, 1, 64), 2, axis=1))
 
 
-def test_diff_names_what_is_wrong(files):
-    scheme = AWQ(files / "tiny-llama.awq.bin")
+def test_diff_names_what_is_wrong():
+    scheme = AWQ(GOLDEN_FILES / "tiny-llama.awq.bin")
     trace = load_file(DATA / "tiny-llama.awq.trace.safetensors")
     run = partial(forward, scheme.config, scheme)
 
@@ -125,10 +131,10 @@ def test_diff_names_what_is_wrong(files):
     assert first_bad(replay(run, later)) == "layers.1.ffn.gate_proj"
 
 
-def test_a_noisy_pass_is_within_the_contract(files):
+def test_a_noisy_pass_is_within_the_contract():
     """Every result off by a few units, probabilities by fp16's: what another implementation's trace looks like."""
     for name in TINY:
-        scheme = AWQ(files / f"{name}.awq.bin")
+        scheme = AWQ(GOLDEN_FILES / f"{name}.awq.bin")
         trace = load_file(DATA / f"{name}.awq.trace.safetensors")
         for seed in range(5):
             recorder = Recorder()
@@ -161,12 +167,12 @@ def test_stored_op_vectors_cover_every_shape():
         assert np.array_equal(stored["half.x"].astype(F16), stored["half.out"])
 
 
-def test_golden_commands_take_a_file(files, tmp_path):
-    file, trace = files / "tiny-llama.awq.bin", DATA / "tiny-llama.awq.trace.safetensors"
+def test_golden_commands_take_a_file(tmp_path):
+    file, trace = GOLDEN_FILES / "tiny-llama.awq.bin", DATA / "tiny-llama.awq.trace.safetensors"
     done = run_golden("diff", trace, trace, "--model", file)
     assert (done.returncode, done.stderr) == (0, "")
     assert "within the contract" in done.stdout
-    assert run_golden("diff", trace, trace, "--model", files / "tiny-llama.awq-g64.bin").returncode == 1
+    assert run_golden("diff", trace, trace, "--model", GOLDEN_FILES / "tiny-llama.awq-g64.bin").returncode == 1
     assert run_golden("diff", trace, DATA / "tiny-llama.q8.trace.safetensors").returncode == 1
     write_trace(tmp_path / "wrong", broken(load_file(trace), "layers.2.attn.mix", lambda x: -x))
     done = run_golden("diff", trace, tmp_path / "wrong", "--model", file)

@@ -1,7 +1,9 @@
 """AWQ: the search for scales and for clipping, alone and in whole models."""
 
 import shutil
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -19,15 +21,14 @@ from golden.smooth import Smoothed
 from golden.trace import Recorder, relative_error
 from models.outliers import copy_with_outliers
 from tests.helpers import (
-    CALIBRATION,
     F16,
     F32,
     F64,
+    FULL,
     MODELS,
     TINY,
     calibrate,
     calibration,
-    export_tiny,
     plain_int4,
     stands_for,
 )
@@ -216,17 +217,32 @@ def test_the_error_of_outputs_is_that_on_the_text(scaled):
 # ---- whole layers and models
 
 
+@cache
+def model_with_outliers(name):
+    """A directory, which is there as long as it is not forgotten."""
+    folder = TemporaryDirectory()
+    copy_with_outliers(MODELS / name, Path(folder.name) / "model")
+    return folder, Path(folder.name) / "model"
+
+
+@cache
+def exported(name, outliers, **options):
+    """What the exporter returns for a tiny model, with outliers or as it is, and its file's reader; each once."""
+    hf_dir = model_with_outliers(name)[1] if outliers else MODELS / name
+    with TemporaryDirectory() as folder:
+        how = options if options.get("rtn") else options | calibration(4, 128)
+        found = export_awq(hf_dir, Path(folder) / "m.bin", progress=False, **how)
+        return found, AWQ(Path(folder) / "m.bin")
+
+
 @pytest.mark.parametrize("outliers", [False, True])
 @pytest.mark.parametrize("name", TINY)
-def test_awq_beats_plain_rounding_in_layer_error(tmp_path, name, outliers):
+def test_awq_beats_plain_rounding_in_layer_error(name, outliers):
     """Each layer alone, from the unquantized model's own input, on text that was not calibrated on."""
-    hf_dir = MODELS / name
-    if outliers:
-        hf_dir = tmp_path / "model"
-        copy_with_outliers(MODELS / name, hf_dir)
+    hf_dir = model_with_outliers(name)[1] if outliers else MODELS / name
     checkpoint = Checkpoint(hf_dir)
     config = checkpoint.config
-    schemes = [export_tiny(hf_dir, tmp_path / f"{rtn}.bin", rtn=rtn) for rtn in (True, False)]
+    schemes = [exported(name, outliers, rtn=True)[1], exported(name, outliers)[1]]
     text = (MODELS / "held_out.txt").read_text()[:3000]
     (tokens,) = calibration_samples(hf_dir, config, text, 1, 200)
     exact = Recorder()
@@ -249,9 +265,9 @@ def test_awq_beats_plain_rounding_in_layer_error(tmp_path, name, outliers):
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_scaling_alone_changes_nothing(tmp_path, name):
+def test_scaling_alone_changes_nothing(name):
     checkpoint, samples = calibrate(name)
-    found = export_awq(checkpoint.path, tmp_path / "m.bin", CALIBRATION, n_samples=4, seq_len=128, progress=False)
+    found, _ = exported(name, False)
     assert len(found.strength) == 4 * checkpoint.config.n_layers
     assert found.s.keys() == {place for place, ratio in found.strength.items() if ratio}
     plain_logits = forward(checkpoint.config, Fp32(checkpoint), samples[0])
@@ -302,17 +318,19 @@ def all_steps(config):
 
 @pytest.mark.parametrize("name", TINY)
 def test_perplexity_with_outliers(tmp_path, name):
-    """On part of the held-out text, calibrated as for the golden files: `python -m models.compare_schemes` in short."""
-    hf_dir = tmp_path / "model"
-    copy_with_outliers(MODELS / name, hf_dir)
+    """`python -m models.compare_schemes` in short: calibrated on little, on part of the held-out text.
+
+    With FULL=1 calibrated as for the golden files, and on four times as much text.
+    """
+    length = 16000 if FULL else 4000
+    _, hf_dir = model_with_outliers(name)
     checkpoint = Checkpoint(hf_dir)
-    ids, bos = encode(hf_dir, (MODELS / "held_out.txt").read_text()[:16000])
+    ids, bos = encode(hf_dir, (MODELS / "held_out.txt").read_text()[:length])
     found = []
     for options in (None, {"rtn": True}, {}, {"group_size": 64}):
-        scheme = Fp32(checkpoint)
-        if options is not None:
-            options = options if "rtn" in options else options | calibration(16, 256)
-            export_awq(hf_dir, tmp_path / "m.bin", progress=False, **options)
+        scheme = Fp32(checkpoint) if options is None else exported(name, True, **options)[1]
+        if FULL and options is not None and "rtn" not in options:
+            export_awq(hf_dir, tmp_path / "m.bin", progress=False, **options, **calibration(16, 256))
             scheme = AWQ(tmp_path / "m.bin")
         found.append(perplexity(partial(forward, checkpoint.config, scheme), ids, bos, 512)[0])
     fp32, rtn, awq, awq_64 = found

@@ -34,6 +34,7 @@ from safetensors.numpy import load_file
 from formats.checkpoint import Checkpoint
 from formats.tensors import matrix_shapes
 from golden.forward import hf_name
+from tests.helpers import run_here
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [
@@ -276,7 +277,7 @@ def commands(script: str) -> Iterator[list[str]]:
 @cache
 def help_of(module: str, command: str) -> set[str]:
     """The options of a sub-command, as it lists them itself; empty if there is no such command."""
-    done = subprocess.run([sys.executable, "-m", module, command, "--help"], cwd=ROOT, capture_output=True, text=True)
+    done = run_here(module, command, "--help")
     return set(re.findall(r"(?<!\S)--?[\w-]+", done.stdout.replace(",", " "))) if done.returncode == 0 else set()
 
 

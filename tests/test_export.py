@@ -14,7 +14,7 @@ from formats.checkpoint import Checkpoint, ModelError
 from formats.tensors import HEADER_SIZE, matrix_shapes, norm_shapes
 from golden.forward import load_weight
 from golden.q8 import Q8
-from tests.helpers import MODELS, run_export
+from tests.helpers import MODELS, launch_export, run_export
 
 TINY = [MODELS / "tiny-llama", MODELS / "tiny-qwen3"]
 
@@ -162,7 +162,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_old_file(tmp_path, scheme):
     out = tmp_path / "out.bin"
     out.write_bytes(b"old")
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (100_000, 100_000))
-    done = run_export(scheme[0], TINY[0], out, "--quiet", *scheme[1:], preexec_fn=limit)
+    done = launch_export(scheme[0], TINY[0], out, "--quiet", *scheme[1:], preexec_fn=limit)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"export: {out}: cannot write: File too large\n"
     assert out.read_bytes() == b"old"

@@ -30,7 +30,7 @@ from export.chat_template import chat_pieces
 from formats.checkpoint import CLASSIFIER, EMBEDDING, Checkpoint, ModelError, read_config
 from formats.files import new_directory, replacing
 from formats.schemes import FORMATS
-from tests.helpers import CALIBRATION, MODELS, ROOT, default_signals, run_export
+from tests.helpers import CALIBRATION, MODELS, ROOT, default_signals, launch_export
 from tests.malformed import LFS_POINTER, Case, field_cases, file_cases, small_model, weight_cases
 
 Q8, W8A8, AWQ = ("q8", "--group-size", "32"), ("w8a8", "--no-smooth"), ("awq", "--rtn", "--group-size", "64")
@@ -627,6 +627,6 @@ def test_an_interrupted_export_takes_the_renderer_along(model, tmp_path, number,
 def test_a_whole_run_of_a_broken_directory(model, tmp_path):
     """What the other tests do in this process, once as a command."""
     (model / "config.json").write_text("[" * 100_000)
-    done = run_export("q8", model, tmp_path / "out.bin", "--quiet")
+    done = launch_export("q8", model, tmp_path / "out.bin", "--quiet")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"export: {model / 'config.json'}: is nested too deeply\n"

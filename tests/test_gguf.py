@@ -24,7 +24,7 @@ from formats.source import open_model
 from golden.forward import Fp32, forward, rope_frequencies
 from golden.perplexity import load_tokenizer
 from tests.gguf_fixture import ENCODERS, encode, rope_factors, widened, write_gguf
-from tests.helpers import MODELS, ROOT, TINY, calibration, run_export, run_golden
+from tests.helpers import MODELS, ROOT, TINY, calibration, launch_export, run_export, run_golden
 from tests.hf_fixtures import FIXTURES, FOLDER
 from tests.test_tokenizer import FIXED_STRINGS, random_strings
 
@@ -390,13 +390,14 @@ def test_broken_files_never_do_more_than_one_line(tmp_path, ggufs):
 
 
 def test_what_is_neither_file_nor_directory_is_refused(tmp_path, ggufs):
-    def line(path):
-        done = run_export("q8", path, tmp_path / "out.bin", timeout=60)
+    def line(path, run=run_export, **options):
+        done = run("q8", path, tmp_path / "out.bin", **options)
         assert done.returncode == 1
         return done.stderr
 
-    os.mkfifo(tmp_path / "fifo.gguf")
-    assert line(tmp_path / "fifo.gguf") == f"export: {tmp_path}/fifo.gguf: neither a directory nor a regular file\n"
+    os.mkfifo(tmp_path / "fifo.gguf")  # who opens it waits
+    text = f"export: {tmp_path}/fifo.gguf: neither a directory nor a regular file\n"
+    assert line(tmp_path / "fifo.gguf", launch_export, timeout=60) == text
     assert line(tmp_path / "none.gguf") == f"export: {tmp_path}/none.gguf: no such file\n"
     folder = tmp_path / "folder"
     folder.mkdir()

@@ -13,7 +13,7 @@ from export.awq import export_awq
 from export.w8a8 import export_w8a8
 from formats.checkpoint import ModelError
 from golden.schemes import read_file
-from tests.helpers import MODELS, run_export
+from tests.helpers import MODELS, launch_export, run_export
 
 PLAIN = {"awq": "--rtn", "w8a8": "--no-smooth"}  # options that spare the calibration
 EXPORT = {"awq": partial(export_awq, rtn=True), "w8a8": partial(export_w8a8, alpha=None)}
@@ -79,7 +79,7 @@ def test_a_full_disk_while_the_directory_is_written(tmp_path, scheme):
     assert run_export(*options).returncode == 0
     size = (tmp_path / "m.bin").stat().st_size
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size))
-    done = run_export(*options, "--hf-out", tmp_path / "hf", preexec_fn=limit)
+    done = launch_export(*options, "--hf-out", tmp_path / "hf", preexec_fn=limit)
     assert done.returncode == 1
     assert done.stderr == (
         f"export: {tmp_path / 'hf'}: cannot write: File too large; {tmp_path / 'm.bin'} was written\n"

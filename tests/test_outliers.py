@@ -1,8 +1,6 @@
 """Outlier channels that change no result, the comparison of schemes on them, and the text to calibrate on."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from formats.checkpoint import Checkpoint, ModelError
 from golden.forward import F32, Fp32, forward, load_weight
 from models import compare_schemes
 from models.outliers import add_outliers, copy_with_outliers, factors
+from tests.helpers import run_here
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = [ROOT / "models" / "tiny-llama", ROOT / "models" / "tiny-qwen3"]
@@ -22,8 +21,7 @@ OTHERS = ("attn.mix", "ffn.swiglu")
 
 
 def run(*arguments):
-    command = [sys.executable, "-m", "models.outliers", *map(str, arguments)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    return run_here("models.outliers", *arguments)
 
 
 def ids_of(hf_dir, text, n=None):
@@ -223,8 +221,7 @@ def test_the_table_of_schemes():
 
 
 def test_comparing_what_is_no_model(tmp_path):
-    command = [sys.executable, "-m", "models.compare_schemes", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = run_here("models.compare_schemes", tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith(f"compare_schemes: {tmp_path / 'config.json'}: ")
     assert done.stderr.count("\n") == 1
@@ -241,7 +238,8 @@ def test_calibration_text_comes_from_the_generator():
         if line.endswith("> models/calibration.txt")
     )
     assert command[:3] == [".venv/bin/python", "-m", "models.stories"]
-    done = subprocess.run([sys.executable, *command[1:-2]], cwd=ROOT, capture_output=True, check=True)
+    done = run_here("models.stories", *command[3:-2], text=False)
+    assert done.returncode == 0
     assert done.stdout == (ROOT / "models" / "calibration.txt").read_bytes()
 
 

@@ -16,7 +16,7 @@ from golden.trace import relative_error
 from golden.w8a8 import W8A8
 from models import compare_schemes, quality
 from models.quality import Candidate, InFp32, Row, Totals, candidates, group_fits, halves, log_probabilities, measure
-from tests.helpers import CALIBRATION, MODELS, ROOT, TINY, export_variant
+from tests.helpers import CALIBRATION, GOLDEN_FILES, MODELS, ROOT, TINY
 
 LLAMA = MODELS / "tiny-llama"
 TEXT = "One day Mia went to the mill.\n\nThere she met Tom.\n\nThey went home together."
@@ -69,13 +69,12 @@ def test_fp32_has_the_perplexity_of_golden_and_no_divergence(tmp_path):
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_products_in_fp32_are_the_schemes(tmp_path, name):
+def test_products_in_fp32_are_the_schemes(name):
     """Until the first code that rounds the other way: layer 0's first product, and the logits within the contract."""
     checkpoint, tokens = Checkpoint(MODELS / name), np.arange(100, 108)
     schemes = [Q8(checkpoint, 32)]
     for variant, reader in (("w8a8-static", W8A8), ("w8a8-block32", W8A8), ("awq-g64", AWQ)):
-        export_variant(name, variant, tmp_path / f"{variant}.bin")
-        schemes.append(reader(tmp_path / f"{variant}.bin"))
+        schemes.append(reader(GOLDEN_FILES / f"{name}.{variant}.bin"))
     for scheme in schemes:
         seen = [], []
         for steps, each in zip(seen, (scheme, InFp32(scheme)), strict=True):
@@ -201,7 +200,8 @@ def test_only_what_is_missing_is_measured(tmp_path, monkeypatch):
     assert ran == ["export"]
 
 
-def test_figures_that_cannot_be_read(tmp_path):
+def test_figures_that_cannot_be_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(quality, "VARIANTS", {"Q8": ("q8", "--group-size", "64")})
     (tmp_path / "figures.json").write_text("{")
     with pytest.raises(ModelError, match=r"figures\.json: .*; remove it to measure again"):
         quality.compare(LLAMA, TEXT, tmp_path, 5, 16, progress=False)

@@ -1,15 +1,12 @@
 """The cycle model of bench/systolic.py against its simulator, and its counts against what files have."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from bench.systolic import Array, cycles, layer_shapes, other_work, row_cycles, simulate, traffic
 from formats.checkpoint import Checkpoint, read_config
 from golden.q8 import Q8, quantize
-from tests.helpers import ROOT
+from tests.helpers import ROOT, run_here
 
 # rows, cols, row_cycles, tokens, tiles of inputs, tiles of outputs
 SHAPES = [
@@ -74,12 +71,8 @@ def test_other_work_by_hand():
 
 
 def test_the_command():
-    done = subprocess.run(
-        [sys.executable, "-m", "bench.systolic", ROOT / "models" / "tiny-llama", "--rows", "32", "--cols", "32"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_here("bench.systolic", ROOT / "models" / "tiny-llama", "--rows", "32", "--cols", "32")
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 2 + 2 * 8
-    done = subprocess.run([sys.executable, "-m", "bench.systolic", ROOT / "models" / "tiny-llama", "--rows", "1"],
-                          cwd=ROOT, capture_output=True, text=True)  # fmt: skip
+    done = run_here("bench.systolic", ROOT / "models" / "tiny-llama", "--rows", "1")
     assert done.returncode == 2
