@@ -15,7 +15,9 @@ CHECKED := $(if $(P),build/$(P)_test,build/common_test $(PROGRAMS:%=build/%_test
 check: $(CHECKED) $(or $(P),$(PROGRAMS)) $(VENV_READY) $(filter-out $(wildcard $(TEST_MODELS) $(RANDOM_MODELS)),$(TEST_MODELS) $(RANDOM_MODELS))
 	@$(PY) tests/run.py --no-pytest $(CHECKED)
 
-# And what takes long besides: static analysis, Arm, the GPUs' compilers, all fuzzing harnesses, the pages, new Debian systems.
+# And what takes long besides: whole sweeps, static analysis, Arm, the GPUs' compilers, all fuzzing harnesses, the pages,
+# new Debian systems.
+test-all: export FULL := 1
 test-all: test
 	$(MAKE) lint test-arm cuda hip
 	$(MAKE) test-fuzz
