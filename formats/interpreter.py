@@ -44,10 +44,26 @@ def _explain_missing(package: str, name: str) -> str:
     return f"{here}; type: {_what_to_type(package, 'make .venv/bin/python')}"
 
 
+def hold_standard_descriptors() -> None:
+    """Keeps files from becoming a standard stream that is closed: it is /dev/null then, used the wrong way round.
+
+    So what is meant for it cannot land in a file, and reading it or writing to it fails as before (EBADF). Standard
+    error, where Python has None instead, becomes a stream that keeps nothing.
+    """
+    for descriptor, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, flags)  # takes the lowest number that is free, which is this one
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for as long as the process
+
+
 def check(package: str) -> None:
     """Ends `python -m PACKAGE` in one line and exit code 1 if this Python is too old, or once it lacks a module."""
     if sys.argv[:1] != ["-m"]:  # as it is while Python still looks for the module: nobody is importing us
         return
+    hold_standard_descriptors()
     if sys.version_info[:2] < OLDEST:
         needed, found = (".".join(map(str, version[:2])) for version in (OLDEST, sys.version_info))
         command = _what_to_type(package, f"make .venv/bin/python PYTHON=python{needed}")

@@ -142,6 +142,17 @@ BROKEN = {
         (("*context = calloc(1, sizeof(Loaded));", '*context = NULL; return fail(QUANT_GEMM_NO_MEMORY, "no room");'),),
         "back end example, open: no room (code 2)",
     ),
+    "function": (
+        (("copy, quantize, multiply", "copy, NULL, multiply"),
+         ("static int32_t quantize(", "__attribute__((unused)) static int32_t quantize(")),
+        "has no function quantize",
+    ),
+    "name": ((('"example", rank', "NULL, rank"),), "has no name"),
+    "no text": (
+        (("*context = calloc(1, sizeof(Loaded));", "*context = NULL; return QUANT_GEMM_FAILED;"),
+         ("return latest_error;", "return NULL;")),
+        "back end example, open: it says nothing (code 4)",
+    ),
     "format": ((), "back end example, matrix: a matrix is not of 8 bits with a scale per row (code 3)"),
 }
 
@@ -198,6 +209,15 @@ def test_a_file_that_is_no_library(folder):
     done = run("--ids", 1, "-n", 1, "--backend", "text", folder=folder)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_file_that_would_never_open(folder):
+    """A FIFO is no back end, and nobody waits for what might be written into it."""
+    os.mkfifo(folder / "quant_gemm_fifo.so")
+    assert_golden(4, LADDER, folder=folder)
+    done = run("--ids", 1, "--backend", "fifo", folder=folder)
+    assert done.returncode == 2
+    assert "'fifo' is not one of" in done.stderr
 
 
 def test_a_name_of_none(folder):

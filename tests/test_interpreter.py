@@ -90,3 +90,22 @@ def test_old_parsers_read_what_runs_first():
     first = [ROOT / "formats" / "__init__.py", ROOT / "formats" / "interpreter.py"]
     for path in first + [ROOT / package / "__init__.py" for package in COMMANDS]:
         ast.parse(path.read_text(), feature_version=(3, 6))
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_file_does_not_become_a_standard_stream_that_is_closed(tmp_path, closed):
+    """What is written is the same as with all streams open; and no stream, no traceback."""
+    files = [tmp_path / "open.bin", tmp_path / "closed.bin"]
+    for file, streams in zip(files, ("", closed), strict=True):
+        export = [sys.executable, "-m", "export", "q8", "models/tiny-llama", file]
+        done = subprocess.run(
+            ["sh", "-c", f'"$@" {streams}', "sh", *export], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done
+        assert "Traceback" not in done.stderr
+    assert files[1].read_bytes() == files[0].read_bytes()
+    listing = "import os, sys; print([os.readlink(f'/proc/self/fd/{n}') for n in range(3)], file=open(sys.argv[1], 'w'))"
+    seen = tmp_path / "seen"
+    check = f"import sys; sys.argv[0] = '-m'; import export; {listing}"
+    subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", check, seen], cwd=ROOT, check=True)
+    assert seen.read_text().count("'/dev/null'") >= closed.count("&-"), seen.read_text()

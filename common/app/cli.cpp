@@ -21,6 +21,7 @@
 #include "common/app/session.h"
 #include "common/app/streams.h"
 #include "common/app/trace.h"
+#include "common/os/descriptors.h"
 #include "common/os/machine.h"
 #include "common/os/new_file.h"
 #include "common/os/signals.h"
@@ -28,10 +29,6 @@
 #include "common/text/printable.h"
 #include "common/text/tokenizer.h"
 
-namespace {
-
-// The tokenizer of the model's file, if it has one. Throws std::runtime_error with the file's name if the
-// section is unsound.
 void load_tokenizer(Model& model, const std::string& path) {
     if (model.tokenizer_section.empty()) return;
     try {
@@ -41,6 +38,8 @@ void load_tokenizer(Model& model, const std::string& path) {
         throw std::runtime_error(path + ": " + e.what());
     }
 }
+
+namespace {
 
 // Throws whatever goes wrong. Returns the exit code.
 int run(Options o, const Program& program, const Streams& io) {
@@ -142,6 +141,7 @@ int run_with_streams(int argc, const char* const* argv, const Program& program, 
 }
 
 int run_command_line(int argc, const char* const* argv, const Program& program) {
+    hold_standard_descriptors();
     catch_bus_errors(program.name);
     return run_with_streams(argc, argv, program, {stdin, stdout, stderr});
 }

@@ -3,8 +3,14 @@
 // line on standard error and an exit code.
 #pragma once
 
+#include <string>
+
 #include "common/app/model.h"
 #include "common/app/streams.h"
+
+// The tokenizer of the model's file, if it has one. Throws std::runtime_error with the file's name if the
+// section is unsound.
+void load_tokenizer(Model& model, const std::string& path);
 
 // All of a program's main(). Returns the exit code.
 int run_command_line(int argc, const char* const* argv, const Program& program);

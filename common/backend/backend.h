@@ -38,14 +38,39 @@ inline std::vector<std::string> backend_names(const std::filesystem::path& folde
         const std::string file = entry.path().filename();
         if (file.size() <= prefix.size() + suffix.size()) continue;
         if (!file.starts_with(prefix) || !file.ends_with(suffix)) continue;
+        if (!entry.is_regular_file(error)) continue;  // opening a FIFO would wait for a writer
         names.push_back(file.substr(prefix.size(), file.size() - prefix.size() - suffix.size()));
     }
     std::sort(names.begin(), names.end());
     return names;
 }
 
+// The name of a function that a back end has to have and has not, or null.
+inline const char* missing_function(const QuantGemmBackend& api) {
+    const bool copies = api.host_memory == 0;  // what the program has into memory of the back end's
+    const struct {
+        const char* name;
+        bool missing;
+    } needed[] = {{"rank", api.rank == nullptr},
+                  {"open", api.open == nullptr},
+                  {"close", api.close == nullptr},
+                  {"accepts", api.accepts == nullptr},
+                  {"load", api.load == nullptr},
+                  {"allocate", copies && api.allocate == nullptr},
+                  {"release", copies && api.release == nullptr},
+                  {"upload", copies && api.upload == nullptr},
+                  {"download", copies && api.download == nullptr},
+                  {"quantize", api.quantize == nullptr},
+                  {"multiply", api.multiply == nullptr},
+                  {"error_text", api.error_text == nullptr}};
+    for (const auto& function : needed)
+        if (function.missing) return function.name;
+    return nullptr;
+}
+
 // The functions of a back end. It stays loaded until the process ends, because its threads' memory does.
-// Throws std::runtime_error if there is none in the file, or one for another version of the interface.
+// Throws std::runtime_error if there is none in the file, or one for another version of the interface, or if
+// something is missing in it.
 inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
     void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (library == nullptr) throw std::runtime_error(dlerror());
@@ -57,6 +82,9 @@ inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
                                  std::to_string(api != nullptr ? api->version : 0) +
                                  " of the interface, this program for " + std::to_string(QUANT_GEMM_VERSION));
     }
+    if (api->name == nullptr) throw std::runtime_error(file.string() + " has no name");
+    if (const char* name = missing_function(*api); name != nullptr)
+        throw std::runtime_error(file.string() + " has no function " + name);
     return api;
 }
 
@@ -143,8 +171,10 @@ class Backend {
 
     void check(const char* what, int32_t status) {
         if (status == QUANT_GEMM_OK) return;
-        throw std::runtime_error("back end " + std::string(name()) + ", " + what + ": " + api_->error_text() +
-                                 " (code " + std::to_string(status) + ")");
+        const char* text = api_->error_text();
+        throw std::runtime_error("back end " + std::string(name()) + ", " + what + ": " +
+                                 (text != nullptr ? text : "it says nothing") + " (code " +
+                                 std::to_string(status) + ")");
     }
     void download(void* to, const void* from, size_t n_bytes) {
         check("download", api_->download(context_, to, from, n_bytes));

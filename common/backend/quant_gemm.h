@@ -10,7 +10,8 @@
    One thread at a time calls a back end. Calls take effect in their order. quantize and multiply may return
    before their work is done; download waits for it, and upload has read its source when it returns. Where
    there is nothing to download (host_memory), everything is done on return. No exception leaves a function.
-   One that can fail returns a QuantGemmStatus; 0 is success. */
+   One that can fail returns a QuantGemmStatus; 0 is success. None is null, but that allocate, release,
+   upload and download may be where there is nothing to download. */
 #ifndef QUANT_GEMM_H
 #define QUANT_GEMM_H
 

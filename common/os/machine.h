@@ -46,12 +46,20 @@ inline uint64_t peak_memory_bytes() {
     return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
 }
 
+// Bytes that this process may still map where its address space is limited (ulimit -v).
+inline uint64_t address_space_left() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return no_limit;
+    const uint64_t used = proc_bytes("/proc/self/status", "VmSize");
+    return limit.rlim_cur > used ? limit.rlim_cur - used : 0;
+}
+
 // Bytes of memory that this process can still take without another giving some up: what the machine has
-// available, or what is left to a container if that is less. Files in memory that can be dropped count as
-// available. no_limit if the system does not say. `root`: see cgroup.h.
+// available, or what is left to a container or of the address space if that is less. Files in memory that can
+// be dropped count as available. no_limit if the system does not say. `root`: see cgroup.h.
 inline uint64_t available_memory(const std::string& root = "") {
     const uint64_t machine = proc_bytes((root + "/proc/meminfo").c_str(), "MemAvailable");
-    return std::min(machine > 0 ? machine : no_limit, cgroup_memory_left(root));
+    return std::min({machine > 0 ? machine : no_limit, cgroup_memory_left(root), address_space_left()});
 }
 
 // Physical cores among the CPUs that this process may run on. Two hardware threads of one core share its load

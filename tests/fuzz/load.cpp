@@ -1,9 +1,7 @@
 // Fuzzes opening a model file of the program PROGRAM. The input is the file, or a header of no program, of
 // which it is made (model_parts.h). A file that opens has to run: its header and tensors are printed, and a
 // token of it is run.
-#include <memory>
-#include <string>
-
+#include "common/app/cli.h"
 #include "common/app/info.h"
 #include "common/app/sampler.h"
 #include "common/app/session.h"
@@ -26,8 +24,7 @@ void open_and_run(const std::string& path) {
     o.own["--backend"] = "builtin";
     Model m = load_model(o, nullptr);
     const PoisonedTail guard(m.tokenizer_section.data() + m.tokenizer_section.size());
-    if (!m.tokenizer_section.empty())
-        m.tokenizer = std::make_shared<Tokenizer>(Tokenizer::load(m.tokenizer_section, m.config.vocab_size));
+    load_tokenizer(m, path);
     print_info(nowhere(), m, o, context_length(o, m.config));
     const ModelConfig& c = m.config;
     std::vector<int> ids{c.vocab_size - 1};
