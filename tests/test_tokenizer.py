@@ -419,18 +419,17 @@ def test_decoding_round_trips(pair: Pair) -> None:
 def code_points() -> list[str]:
     """All characters up to where assignments end, the tags of plane 14, and every 61st of the rest.
 
-    Of a run of 500 and more that have the same category (ideographs, Hangul, what is not assigned), all with FULL=1,
-    otherwise the 16 at each end and one in ten of those between: where tables of two Unicodes differ, they do so at
-    the ends of such runs, or by whole blocks.
+    Of a run of 500 and more that have the same category (ideographs, Hangul, private use), all with FULL=1, otherwise
+    the 16 at each end and one in ten of those between. But all of what is not assigned below U+20000, where each newer
+    Unicode has some more scripts; behind it come ideographs, by whole blocks.
     """
     dense = []
-    for _, run in itertools.groupby(
+    for kind, run in itertools.groupby(
         [*range(0x32400), *range(0xE0000, 0xE0200)], lambda c: unicodedata.category(chr(c))
     ):
         same = list(run)
-        dense += (
-            [*same[:16], *some_of(same[16:-16], len(same) < 500, seed=same[0]), *same[-16:]] if len(same) > 32 else same
-        )
+        whole = len(same) < 500 or (kind == "Cn" and same[0] < 0x20000)
+        dense += same if whole else [*same[:16], *some_of(same[16:-16], seed=same[0]), *same[-16:]]
     sparse = [*range(0x32400, 0xE0000, 61), *range(0xE0200, 0x110000, 61)]
     return [chr(c) for c in dense + sparse if not 0xD800 <= c < 0xE000]
 
