@@ -56,7 +56,7 @@ def hold_standard_descriptors() -> None:
         except OSError:
             os.open(os.devnull, flags)  # takes the lowest number that is free, which is this one
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for as long as the process
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  for as long as the process
 
 
 def check(package: str) -> None:

@@ -492,6 +492,17 @@ class Block {
     std::string failure_;
 };
 
+// Runs the i-th block of a grid in this CPU thread. Returns what went wrong, or nothing.
+inline std::string run_block(const Run& run, long i) {
+    try {
+        thread_local Block of_this_thread;
+        return of_this_thread.run(run, {unsigned(i % run.grid.x), unsigned(i / run.grid.x % run.grid.y),
+                                        unsigned(i / run.grid.x / run.grid.y)});
+    } catch (const std::exception& e) {  // there was no memory for a Block
+        return e.what();
+    }
+}
+
 inline void run_grid(const Run& run) {
     const long n = long(run.grid.x) * run.grid.y * run.grid.z;
     const long n_threads = long(run.block.x) * run.block.y * run.block.z;
@@ -504,10 +515,7 @@ inline void run_grid(const Run& run) {
     std::atomic<bool> failed = false;
     parallel_for(n, [&](long i) {
         if (failed) return;
-        thread_local Block of_this_thread;
-        const std::string what =
-            of_this_thread.run(run, {unsigned(i % run.grid.x), unsigned(i / run.grid.x % run.grid.y),
-                                     unsigned(i / run.grid.x / run.grid.y)});
+        const std::string what = run_block(run, i);
         if (what.empty()) return;
         const std::lock_guard lock(mutex);
         if (!failed) failure = what;

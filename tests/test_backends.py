@@ -146,14 +146,18 @@ BROKEN = {
         "back end example, open: no room (code 2)",
     ),
     "function": (
-        (("copy, quantize, multiply", "copy, NULL, multiply"),
-         ("static int32_t quantize(", "__attribute__((unused)) static int32_t quantize(")),
+        (
+            ("copy, quantize, multiply", "copy, NULL, multiply"),
+            ("static int32_t quantize(", "__attribute__((unused)) static int32_t quantize("),
+        ),
         "has no function quantize",
     ),
     "name": ((('"example", rank', "NULL, rank"),), "has no name"),
     "no text": (
-        (("*context = calloc(1, sizeof(Loaded));", "*context = NULL; return QUANT_GEMM_FAILED;"),
-         ("return latest_error;", "return NULL;")),
+        (
+            ("*context = calloc(1, sizeof(Loaded));", "*context = NULL; return QUANT_GEMM_FAILED;"),
+            ("return latest_error;", "return NULL;"),
+        ),
         "back end example, open: it says nothing (code 4)",
     ),
     "format": ((), "back end example, matrix: a matrix is not of 8 bits with a scale per row (code 3)"),

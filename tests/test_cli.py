@@ -611,23 +611,24 @@ def test_a_file_does_not_become_a_standard_stream_that_is_closed(tmp_path, close
     """The trace is what it is with all streams open, and nothing but the trace."""
     traces = [tmp_path / "open.safetensors", tmp_path / "closed.safetensors"]
     for trace, streams in zip(traces, ("", closed), strict=True):
-        command = ["sh", "-c", f'"$@" {streams}', "sh", RUNQ, LLAMA, "-i", "Once", "-t", "0", "-n", "3", "--trace", trace]
-        subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False, timeout=300)
+        command = [RUNQ, LLAMA, "-i", "Once", "-t", "0", "-n", "3", "--trace", trace]
+        command = ["sh", "-c", f'"$@" {streams}', "sh", *command]
+        subprocess.run(command, capture_output=True, check=False, timeout=300)
     if ">&-" not in closed.split():  # otherwise the run ends where it cannot print, and leaves no trace
         assert traces[1].read_bytes() == traces[0].read_bytes()
     else:
         assert not traces[1].exists()
 
 
-@pytest.mark.parametrize("program", ["runq", "runq_gptq", "runq_awq"])
-def test_a_chat_without_standard_input_does_not_read_the_model_as_words(program):
-    """With --mmap a mapped file's descriptor was 0, and what the user seemed to say was its header."""
-    model = {"runq": "tiny-llama.q8", "runq_gptq": "tiny-llama.gptq-w4", "runq_awq": "tiny-llama.awq"}[program]
-    own = [] if program == "runq_awq" else ["--mmap"]
-    command = ["sh", "-c", '"$@" <&-', "sh", ROOT / program, ROOT / f"build/models/{model}.bin", "-m", "chat", *own]
-    done = subprocess.run(command, capture_output=True, check=False, timeout=300)
-    assert done.returncode == 1
-    assert done.stderr.decode().splitlines()[-1] == f"{program}: cannot read standard input: Bad file descriptor"
+def test_a_chat_without_standard_input_does_not_read_the_model_as_words():
+    """Descriptor 0 must not be that of the mapped file, whose header would be what the user seems to say."""
+    command = [RUNQ, LLAMA, "-m", "chat", "--mmap"]
+    nobody, closed = (
+        subprocess.run(["sh", "-c", f'"$@" {streams}', "sh", *command], capture_output=True, check=False, timeout=300)
+        for streams in ("</dev/null", "<&-")
+    )
+    assert nobody.returncode == closed.returncode == 0
+    assert closed.stdout == nobody.stdout
 
 
 def test_no_standard_error_is_no_error():

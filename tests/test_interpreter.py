@@ -104,8 +104,10 @@ def test_a_file_does_not_become_a_standard_stream_that_is_closed(tmp_path, close
         assert done.returncode == 0, done
         assert "Traceback" not in done.stderr
     assert files[1].read_bytes() == files[0].read_bytes()
-    listing = "import os, sys; print([os.readlink(f'/proc/self/fd/{n}') for n in range(3)], file=open(sys.argv[1], 'w'))"
     seen = tmp_path / "seen"
-    check = f"import sys; sys.argv[0] = '-m'; import export; {listing}"
+    check = (
+        "import os, sys; sys.argv[0] = '-m'; import export\n"
+        "print([os.readlink(f'/proc/self/fd/{n}') for n in range(3)], file=open(sys.argv[-1], 'w'))"
+    )
     subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", sys.executable, "-c", check, seen], cwd=ROOT, check=True)
     assert seen.read_text().count("'/dev/null'") >= closed.count("&-"), seen.read_text()

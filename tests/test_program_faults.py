@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,27 @@ def test_an_address_space_that_is_too_small_is_one_line(tmp_path):
     limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))  # noqa: E731
     line = refused(run("runq", path, "--ids", "1", "-c", 1 << 24, preexec_fn=limit), 1)
     assert f"{path}: not enough memory for the keys of 16777216 positions (--ctx)" in line
+
+
+@pytest.mark.parametrize(
+    ("program", "model"),
+    [("runq", "tiny-llama.q8"), ("runq_w8a8", "tiny-llama.w8a8"), ("runq_gptq", "tiny-llama.gptq-w4"),
+     ("runq_awq", "tiny-llama.awq"), ("runq_moe", "tiny-qwen3-moe.moe-a8w8")],
+)  # fmt: skip
+def test_with_any_address_space_a_program_runs_or_says_in_one_line_why_not(program, model):
+    codes = []
+    for megabytes in (7, 9, 12, 16, 24, 40, 70, 120, 250, 500):
+        limit = partial(resource.setrlimit, resource.RLIMIT_AS, (megabytes << 20, megabytes << 20))
+        command = [ROOT / program, ROOT / "build" / "models" / f"{model}.bin", "-i", "Once", "-n", "2", "-j", "2"]
+        done = subprocess.run(command, capture_output=True, timeout=300, check=False, preexec_fn=limit)
+        if b"error while loading shared libraries" in done.stderr:
+            continue  # the system could not even start it
+        codes.append(done.returncode)
+        assert done.returncode in (0, 1), (megabytes, done.stderr)
+        if done.returncode == 1:
+            assert re.fullmatch(rb"%s: .+\n" % program.encode(), done.stderr), (megabytes, done.stderr)
+    assert codes[0] == 1
+    assert codes[-1] == 0
 
 
 # ----------------------------------------------------------------------------

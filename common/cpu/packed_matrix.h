@@ -15,6 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <stdexcept>
 #include <vector>
 
 #include "common/cpu/quant_matrix.h"
@@ -52,7 +53,13 @@ class PackedMatrices {
             // A chunk is address space: what is not used of it takes no memory. Few chunks have few edges,
             // where pages are not huge.
             left_ = std::max(n, size_t{64} << 20 << std::min<size_t>(chunks_.size(), 4));
-            next_ = chunks_.emplace_back(left_, "packed weights").as<uint8_t>();
+            try {
+                chunks_.emplace_back(left_, "packed weights");
+            } catch (const std::runtime_error&) {  // address space is limited (ulimit -v)
+                left_ = n;
+                chunks_.emplace_back(left_, "packed weights");
+            }
+            next_ = chunks_.back().as<uint8_t>();
         }
         next_ += n, left_ -= n;
         return next_ - n;
