@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
 
     start = time.monotonic()
+    # numpy's, of numbers that are not finite: those are refused in a line that says where they are.
+    warnings.simplefilter("ignore", RuntimeWarning)
     warnings.showwarning = lambda message, *_: print(f"export: warning: {one_line(message)}", file=sys.stderr)
     try:
         with termination():

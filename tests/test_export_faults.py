@@ -630,3 +630,23 @@ def test_a_whole_run_of_a_broken_directory(model, tmp_path):
     done = launch_export("q8", model, tmp_path / "out.bin", "--quiet")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"export: {model / 'config.json'}: is nested too deeply\n"
+
+
+NOT_NUMBERS = {"signaling NaN": 0x7F90, "quiet NaN": 0x7FC1, "infinity": 0xFF80, "too large for fp16": 0x7F7F}
+
+
+@pytest.mark.parametrize("bits", NOT_NUMBERS.values(), ids=NOT_NUMBERS)
+@pytest.mark.parametrize("scheme", [Q8, W8A8, AWQ, ("gptq", "--rtn"),
+                                    ("gptq", "--calib", str(CALIBRATION), "--samples", "2", "--seq-len", "32")],
+                         ids=lambda scheme: " ".join(map(str, scheme[:2])))  # fmt: skip
+def test_bits_that_are_no_usual_numbers_are_one_line_or_none(model, tmp_path, scheme, bits):
+    """numpy warns of some of them on its way, which says nothing that the refusal does not say better."""
+    for path in model.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name in tensors:
+            if "layers.0.input_layernorm" in name:
+                tensors[name].view(np.uint16)[0] = bits
+        save_file(tensors, path)
+    code, lines = exported(scheme, model, tmp_path / "out.bin")
+    assert code == 0 or len(lines) == 1, lines
+    assert not [line for line in lines if "encountered" in line]
