@@ -8,7 +8,7 @@ VENV_READY := $(VENV)/ready
 EXPORTER   := $(wildcard export/*.py golden/*.py formats/*.py)
 
 # The link leads nowhere when the system has got another Python: set up again.
-$(VENV_READY): requirements.txt $(shell test -x $(PY) || echo FORCE) $(if $(filter BUILD,$(NEEDS_HERE)),| build/packages)
+$(VENV_READY): requirements.lock $(shell test -x $(PY) || echo FORCE) $(if $(filter BUILD,$(NEEDS_HERE)),| build/packages)
 	@$(call install,$(PACKAGES_PYTHON))
 	@echo "setting up $(VENV)" >&2
 	@PYTHON='$(PYTHON)' sh tools/venv.sh $(VENV) '$(MAKECMDGOALS)'

@@ -18,6 +18,7 @@ $(SMOLLM2).txt: | $(VENV_READY)
 	@$(PY) -m models.smollm2 text $@
 define smollm2_rule
 $(SMOLLM2).$1.bin: $(SMOLLM2).gguf $(if $(findstring --calib,$(EXPORT_$1)),$(SMOLLM2).txt) $$(EXPORTER)
+	@$$(PY) -m models.smollm2 check $$<
 	@$$(PY) -m export $(subst $(CALIBRATION),$(SMOLLM2_CALIBRATION),$(EXPORT_$1)) $$< $$@ $$$$(test -t 2 || echo --quiet) < /dev/null
 endef
 $(foreach variant,$(SMOLLM2_VARIANTS),$(eval $(call smollm2_rule,$(variant))))

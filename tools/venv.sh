@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the Python environment that requirements.txt describes: tools/venv.sh FOLDER GOALS
+# Makes the Python environment of requirements.txt, as requirements.lock has it: tools/venv.sh FOLDER GOALS
 #
 # FOLDER/ready is there when all of it is. GOALS: what make was asked for, to be asked for again when this fails.
 set -eu
@@ -10,11 +10,11 @@ if ! "$venv/bin/python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11)
     python=$(PYTHON="${PYTHON:-python3}" sh tools/python.sh) || exit 1
     "$python" -m venv --clear "$venv"
 fi
-if "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r requirements.txt >"$log" 2>&1; then
+if "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock >"$log" 2>&1; then
     touch "$venv/ready"
 elif grep -q 'connection broken by' "$log"; then
     reason=$(sed -n "s/.*connection broken by '\(.*\)': .*/\1/p" "$log" | sed -n "1{s/.*: //;s/[')]*\$//;p}")
     echo "pip reaches no package index ($reason); once there is a network, type: make${goals:+ $goals}" >&2 && exit 1
 else
-    echo "pip cannot install requirements.txt: $(grep -m1 '^ERROR' "$log" || tail -n 1 "$log") (all of it: $log)" >&2 && exit 1
+    echo "pip cannot install requirements.lock: $(grep -m1 '^ERROR' "$log" || tail -n 1 "$log") (all of it: $log)" >&2 && exit 1
 fi
