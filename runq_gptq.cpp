@@ -186,19 +186,13 @@ void check_config(const Config& c) {
     int smallest = 64;
     for (int which = 0; which < n_kinds; which++) {
         const MatrixFormat& f = c.formats[which];
-        const std::string name = kind_names[which];
-        const bool plain = f.flags == 0 && (f.group == 0 || f.group == 32 || f.group == 64 || f.group == 128);
-        const bool known = plain ? f.bits == 2 || f.bits == 4 || f.bits == 8
-                           : f.flags == MatrixFormat::sparse_flag
-                               ? f.bits == 4 && (f.group == 64 || f.group == 128)
-                               : f.flags == MatrixFormat::two_level_flag && f.bits == 2 && f.group == 64;
-        if (!known)
+        const char* name = kind_names[which];
+        if (!f.known())
             throw std::runtime_error(format("the format of %s is bits %d, flags %d, group %d, which is none",
-                                            name.c_str(), f.bits, f.flags, f.group));
+                                            name, f.bits, f.flags, f.group));
         const int n = columns(c, which), multiple = f.group == 128 ? 128 : 64;
         if (n % multiple != 0)
-            throw std::runtime_error(
-                format("%s has %d columns, not a multiple of %d", name.c_str(), n, multiple));
+            throw std::runtime_error(format("%s has %d columns, not a multiple of %d", name, n, multiple));
         if (f.group == 32) smallest = 32;
     }
     const MatrixFormat &embed = c.formats[kind::embed], &classifier = c.formats[kind::classifier];

@@ -15,6 +15,13 @@ struct MatrixFormat {
 
     bool sparse() const { return (flags & sparse_flag) != 0; }
     bool two_level() const { return (flags & two_level_flag) != 0; }
+    // Whether there is such a format.
+    bool known() const {
+        if (flags == sparse_flag) return bits == 4 && (group == 64 || group == 128);
+        if (flags == two_level_flag) return bits == 2 && group == 64;
+        const bool has_group = group == 0 || group == 32 || group == 64 || group == 128;
+        return flags == 0 && has_group && (bits == 2 || bits == 4 || bits == 8);
+    }
     bool operator==(const MatrixFormat&) const = default;
 };
 static_assert(sizeof(MatrixFormat) == 4);
