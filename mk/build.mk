@@ -57,8 +57,8 @@ else
 	$(CXX) $(SIMT_FLAGS) $(HARDENING) $(DEPS) -x c++ $< -x none $(LIBRARY_O) -o $@ $(LIBS)
 endif
 
-# Another compiler or other flags than last time: build again.
-FLAGS = $(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(LIBS) CUDA=$(CUDA) $(CUDA_ARCH)
+# Another compiler or other flags than last time: build again. Here and now, without what single targets add.
+FLAGS := $(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(LIBS) CUDA=$(CUDA) $(CUDA_ARCH)
 build/flags: FORCE
 	@mkdir -p build
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@

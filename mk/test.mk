@@ -25,7 +25,7 @@ test-all: test
 
 # Tests are compiled in half the time without most optimizations. What they call of LIBRARY has all.
 CPU_TESTS := $(PROGRAMS) $(filter-out int8_simde simt% awq% backend_gpu $(CUDA_PROGRAMS),$(patsubst tests/%_test.cpp,%,$(wildcard tests/*_test.cpp)))
-$(CPU_TESTS:%=build/%_test.o): CXXFLAGS_ALL := $(CXXFLAGS_ALL) -O1
+$(CPU_TESTS:%=build/%_test.o): private CXXFLAGS_ALL := $(CXXFLAGS_ALL) -O1
 build/%_test.o: tests/%_test.cpp build/flags build/packages-test
 	$(CXX) $(CXXFLAGS_ALL) $(DEPS) -Itests -c $< -o $@
 build/main.o: tests/main.cpp build/flags build/packages-test
@@ -40,13 +40,13 @@ build/common_test $(PROGRAMS:%=build/%_test): $(LIBRARY_O)
 $(PROGRAMS:%=build/%_test) build/int8_simde_test: %: build/main.o %.o
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
 # Where VNNI is emulated, whatever the machine has: see the source. A program of its own, as it defines the kernels again.
-build/int8_simde_test.o: CXXFLAGS_ALL := $(filter-out -march=% -O%,$(CXXFLAGS_ALL)) -O1
+build/int8_simde_test.o: private CXXFLAGS_ALL := $(filter-out -march=% -O%,$(CXXFLAGS_ALL)) -O1
 
 # CUDA, always through simt/ here. In the checked build the emulator looks at every load and store: simt/checks.cpp.
 CHECKED_FLAGS := $(SIMT_FLAGS) -O1 -DCHECKED_BUILD -D_GLIBCXX_ASSERTIONS -fsanitize=thread,alignment,bounds $(if $(findstring clang,$(CXX)),,-Wno-tsan)
 CHECKED_TESTS := simt_checks_test awq_kernels_test backend_gpu_test $(CUDA_PROGRAMS:%=%_checked_test)
 PLAIN_TESTS   := $(filter-out $(CHECKED_TESTS),$(SIMT_TESTS))
-$(PLAIN_TESTS:%=build/%.o): CXXFLAGS_ALL := $(SIMT_FLAGS)
+$(PLAIN_TESTS:%=build/%.o): private CXXFLAGS_ALL := $(SIMT_FLAGS)
 build/simt_checks_test.o build/awq_kernels_test.o build/backend_gpu_test.o: build/%.o: tests/%.cpp build/flags build/packages-test
 	$(CXX) $(CHECKED_FLAGS) $(DEPS) -Itests -c $< -o $@
 $(CUDA_PROGRAMS:%=build/%_checked_test.o): build/%_checked_test.o: tests/%_test.cpp build/flags build/packages-test

@@ -1,5 +1,6 @@
-"""What the compiler and the linker put into the programs besides their code."""
+"""What the compiler and the linker put into the programs besides their code, and with which flags they are called."""
 
+import re
 import subprocess
 
 import pytest
@@ -23,3 +24,15 @@ def test_the_programs_are_hardened(program):
     symbols = readelf(program, "--dyn-syms")
     assert "__stack_chk_fail" in symbols
     assert "_chk@GLIBC" in symbols.replace("__stack_chk_fail", "")
+
+
+@pytest.mark.parametrize("goal", ["build/runq_test.o", "build/int8_simde_test.o", "build/simt_test.o", "runq_awq"])
+def test_all_goals_write_down_the_same_flags(goal):
+    """Otherwise what one goal compiled would be compiled again by the next."""
+
+    def flags(goal):
+        printed = subprocess.run(["make", "-n", goal], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return re.findall(r"echo '(.*)' > build/flags$", printed, re.M)
+
+    assert len(flags(goal)) == 1
+    assert flags(goal) == flags("runq")
