@@ -448,6 +448,9 @@ TEST_CASE("sampler: draws from what the temperature and the cuts leave") {
         // 22.5 is passed by chance once in a thousand times with 6 degrees of freedom; the seed is fixed.
         CHECK(chi_square(f, expected) < 22.5);
     }
+    // What the most probable have together may be top_p to the bit: the next is out.
+    Sampler half(1, 0, 0.5f, 1);
+    for (int i = 0; i < 100; i++) CHECK(half.sample(std::vector<float>{0, 0}) == 0);
 }
 
 TEST_CASE("sampler: the cuts agree with a sort on a large vocabulary") {

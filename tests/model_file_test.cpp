@@ -200,6 +200,7 @@ TEST_CASE("model file: every bad field is named with its value") {
         {header_offset::repetition_penalty, 0x38000000,
          "repetition_penalty is 3.05176e-05, expected 0.01 to 100"},
         {header_offset::own, 1, "reserved byte at 192 is not 0"},
+        {header_size - 4, 1 << 24, "reserved byte at 255 is not 0"},
         {header_offset::tokenizer_offset, 8, "file is 330 bytes, but its tokenizer section is 10 bytes at 8"},
         {header_offset::tokenizer_size, 11,
          "file is 330 bytes, but its tokenizer section is 11 bytes at 320"},
@@ -229,6 +230,14 @@ TEST_CASE("model file: a flipped bit in header or tokenizer, and a wrong length,
     Bytes longer = good;
     longer.data.push_back(0);
     CHECK_FALSE(refusal(write(longer)).empty());
+    // The header is under the checksum also where no tokenizer follows.
+    Bytes bare = good;
+    bare.data.resize(header_size + 64);
+    bare.set<uint64_t>(header_offset::tokenizer_size, 0);
+    bare.seal();
+    CHECK(refusal(write(bare)).empty());
+    bare.set(header_offset::top_k, 21);
+    CHECK(refusal(write(bare)).find("checksum is") != std::string::npos);
 
     // The header's dimensions imply another length than the file's: here the scheme says 63 bytes.
     for (const int n : {63, 65})

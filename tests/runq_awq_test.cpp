@@ -391,7 +391,8 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
     };
     for (const Case& k : {Case{1, 0, 2, 1, 32, 1}, Case{9, 0, 6, 2, 32, 1}, Case{1, 70, 8, 2, 64, 8},
                           Case{37, 3, 4, 1, 64, 1}, Case{1, 300, 4, 2, 128, 4}, Case{5, 40, 3, 3, 96, 1},
-                          Case{1, 33, 20, 1, 32, 4}, Case{1, 5, 2, 2, 128, 16}, Case{70, 10, 2, 1, 32, 1}}) {
+                          Case{1, 33, 20, 1, 32, 4}, Case{1, 5, 2, 2, 128, 16}, Case{70, 10, 2, 1, 32, 1},
+                          Case{1, 255, 2, 1, 32, 12}}) {  // two whole blocks have keys, the third none
         CAPTURE(k.n_tokens);
         CAPTURE(k.pos);
         CAPTURE(k.head_dim);

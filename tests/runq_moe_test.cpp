@@ -9,6 +9,7 @@ const char* const models[] = {"tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w
                               "random-qwen3-moe.moe-a8w8"};
 }
 
+#include <array>
 #include <set>
 
 #include "int8_cases.h"
@@ -244,6 +245,15 @@ TEST_CASE("combine: the golden's weighted sums") {
         combine(out, down, r);
         CHECK(relative_error(golden_ops().at(p + "out").f32(), out.values) < 1e-6);
     }
+    // In rising order of expert, whichever is the best: the other way round, 1 + 1e8 would lose the 1.
+    Routing r;
+    r.k = 3, r.experts = {2, 0, 1}, r.weights = {1, 1, 1};
+    sort_pairs(r);
+    Rows down(3, 1), out(1, 1);
+    for (int i = 0; i < 3; i++) down.row(i)[0] = std::array{1e8f, -1e8f, 1.0f}[size_t(i)];
+    down.n_rows = 3;
+    combine(out, down, r);
+    CHECK(out.row(0)[0] == 1);
 }
 
 TEST_CASE("the fused operator: products, codes and scales of the golden") {

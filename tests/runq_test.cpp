@@ -126,6 +126,8 @@ TEST_CASE("weights: the bytes that a header implies, and group sizes that do not
     CHECK_THROWS_WITH(check_config(c), "dim is 2048, not a multiple of group_size 96");
     c.group_size = 0;
     CHECK_THROWS_WITH(check_config(c), "group_size is 0, expected a multiple of 4 up to 65536");
+    c.group_size = 6;
+    CHECK_THROWS_WITH(check_config(c), "group_size is 6, expected a multiple of 4 up to 65536");
     c.group_size = 1 << 17;
     CHECK_THROWS_WITH(check_config(c), "group_size is 131072, expected a multiple of 4 up to 65536");
     c.group_size = 64;

@@ -9,11 +9,12 @@ from functools import partial
 import numpy as np
 import pytest
 
+import export.int8
 from export.q8 import export_q8
 from formats.checkpoint import Checkpoint, ModelError
 from formats.tensors import HEADER_SIZE, matrix_shapes, norm_shapes
 from golden.forward import load_weight
-from golden.q8 import Q8
+from golden.q8 import Q8, quantize
 from tests.helpers import MODELS, launch_export, run_export
 
 TINY = [MODELS / "tiny-llama", MODELS / "tiny-qwen3"]
@@ -56,6 +57,16 @@ def test_the_file_holds_what_the_reference_quantizes(tmp_path, hf_dir, group_siz
             assert data[position : position + part.nbytes] == part.tobytes(), name
             position += part.nbytes
     assert position == tokenizer_offset
+
+
+def test_a_matrix_is_quantized_in_blocks_of_rows(tmp_path, monkeypatch):
+    """Of 16 million weights each, so that no tiny model has two: here of two rows, and one at the end."""
+    weight = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
+    monkeypatch.setattr(export.int8, "BLOCK_VALUES", 128)
+    with (tmp_path / "f").open("wb") as f:
+        export.int8.write_matrix(f, weight, 32)
+    codes, scales = quantize(weight, 32)
+    assert (tmp_path / "f").read_bytes() == codes.tobytes() + scales.tobytes()
 
 
 def test_sampling_defaults_and_ids_come_from_generation_config(tmp_path):

@@ -314,6 +314,7 @@ def test_tensors_that_cannot_be_used_are_refused(tmp_path):
             tensors={"blk.0.ffn_norm.weight": np.zeros(64, np.float32)})  # fmt: skip
     name, zeros = "blk.0.ffn_up.weight", np.zeros((384, 256), np.float32)
     refused("has type TQ1_0, supported are F32, F16, BF16, Q8_0", tensors={name: zeros}, types={name: "TQ1_0"})
+    refused("general.alignment is 48, expected a power of two", general__alignment=48)
     weight = np.full((384, 128), np.nan, np.float32)
     gguf = write_gguf(MODELS / "tiny-llama", tmp_path / "m.gguf", tensors={"blk.2.ffn_up.weight": weight})
     done = run_export("q8", gguf, tmp_path / "out.bin", "--quiet")

@@ -20,6 +20,7 @@ from golden.trace import (
     Tolerances,
     at_positions,
     compare,
+    read_tolerances,
     relative_error,
     replay,
     step_order,
@@ -221,6 +222,26 @@ def test_diff_names_the_first_step_that_is_wrong(step, change):
         assert first_bad(replayed(broken)) == step
 
 
+@pytest.mark.parametrize(("steps", "ok"), [(1, True), (2, False)])
+def test_codes_may_have_rounded_the_other_way_and_no_further(steps, ok):
+    trace, step = a_trace(), "layers.0.attn.norm"
+    value, k = trace[step].copy(), np.abs(trace[step + ".q"][0]).argmin()
+    value[0, k] = (trace[step + ".q"][0, k] + steps) * trace[step + ".s"][0, k // 64]
+    other = quantize(value, 64)
+    reports = compare(trace, trace | {step: value, step + ".q": other.codes, step + ".s": other.scales})
+    assert next(r.ok for r in reports if r.name == step + ".q") is ok
+
+
+def test_the_last_pattern_that_matches_counts():
+    limits = read_tolerances(None, ["ffn.*=0.01", "ffn.up_proj=0.0001"])
+    assert [limits.of(f"layers.0.ffn.{step}", 0) for step in ("up_proj", "gate_proj")] == [0.0001, 0.01]
+
+
+def test_a_step_that_the_reference_has_not_is_named():
+    trace = a_trace() | {"layers.0.attn.bias": np.zeros(1, F32)}
+    assert first_bad(compare(a_trace(), trace)) == first_bad(replayed(trace)) == "layers.0.attn.bias"
+
+
 def test_accumulators_may_differ_where_codes_do():
     """A token's sums are excused by its own codes: not by other tokens', and not by those of another input."""
     step = "layers.1.ffn.down_proj.acc"
@@ -327,6 +348,7 @@ def test_a_port_without_rope_scaling_shows_late():
     ("positions", "text"),
     [
         ([5, 4], "positions are not ascending numbers from 0 to 5"),
+        ([4, 4], "positions are not ascending numbers from 0 to 5"),
         ([4, 6], "positions are not ascending numbers from 0 to 5"),
         ([-1], "positions are not ascending numbers from 0 to 5"),
         ([], "expected a list of whole numbers"),
