@@ -90,4 +90,4 @@ HEADERS := $(wildcard common/*/*.h common/*/*.cuh)
 single: $(PROGRAMS:%=build/single/%.cpp)
 build/single/%.cpp: %.cpp $(HEADERS) $(LIBRARY) tools/single.py
 	@mkdir -p $(@D)
-	$(PYTHON) tools/single.py $< > $@
+	'$(PYTHON)' tools/single.py $< > $@

@@ -3,4 +3,4 @@
 SUITES ?= bookworm trixie
 .PHONY: test-fresh
 test-fresh:
-	@$(PYTHON) tests/fresh.py $(SUITES)
+	@'$(PYTHON)' tests/fresh.py $(SUITES)

@@ -21,9 +21,9 @@ source_of    = $(wildcard $1.cpp $1.cu)
 
 .PHONY: fuzz fuzz-corpus test-fuzz
 fuzz: $(FUZZ_BINS) $(FUZZ_MODELS)
-	@$(PYTHON) tests/fuzz/run.py --seconds $(SECONDS) $(FUZZ)
+	@'$(PYTHON)' tests/fuzz/run.py --seconds $(SECONDS) $(FUZZ)
 fuzz-corpus: $(FUZZ_BINS) $(FUZZ_MODELS)
-	@$(PYTHON) tests/fuzz/run.py --merge $(FUZZ)
+	@'$(PYTHON)' tests/fuzz/run.py --merge $(FUZZ)
 test-fuzz: $(VENV_READY) build/packages-fuzz $(FUZZ_MODELS)
 	@FUZZ="$(FUZZ)" FUZZ_ALL="$(FUZZ_ALL)" FUZZ_COMPILE="$(FUZZ_CXX) $(FUZZ_FLAGS) $(FUZZ_LIBS)" $(PY) -m pytest -q tests/fuzz/planted_bugs.py
 

@@ -28,7 +28,7 @@ gpu-files: build/packages-test $(GPU_MODELS)
 # GPU_CHECK='--quick', '--only ladder speed --tune' and so on: python3 -m bench.gpu_check --help
 gpu-check:
 	@$(MAKE) --no-print-directory -j4 $(GPU_BINS)
-	@$(PYTHON) -m bench.gpu_check $(GPU_CHECK)
+	@'$(PYTHON)' -m bench.gpu_check $(GPU_CHECK)
 
 # Where nvcc is: everything compiles for two generations of GPUs without a warning, and no kernel of this project keeps
 # registers in memory ("spills"). Nothing of it runs here.

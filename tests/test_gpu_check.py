@@ -271,7 +271,9 @@ def test_quick_is_tests_only(tmp_path):
 def fake(folder, name, text):
     """A program that answers as it is told."""
     path = folder / name
-    path.write_text(f"#!{sys.executable}\nimport sys\nargs = sys.argv[1:]\n{text}", encoding="utf-8")
+    # A script of the shell, as the path of Python may have a space; for Python its second line is a string.
+    shell = f"""#!/bin/sh\n'''exec' "{sys.executable}" "$0" "$@"\n' '''\n"""
+    path.write_text(f"{shell}import sys\nargs = sys.argv[1:]\n{text}", encoding="utf-8")
     path.chmod(0o755)
 
 

@@ -100,7 +100,7 @@ def test_tools_say_which_packages_they_need(tool: str):
 
 def test_make_test_hf_says_which_packages_it_needs():
     refused(
-        ["make", "--no-print-directory", "test-hf", f"PYTHON_HF={sys.executable} -S"],
+        ["make", "--no-print-directory", "test-hf", f"PYTHON_HF='{sys.executable}' -S"],
         "numpy, safetensors, ml_dtypes, jinja2, tokenizers, torch, transformers, compressed_tensors",
     )
 
