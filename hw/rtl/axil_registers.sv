@@ -1,0 +1,120 @@
+// The registers of matmul_axi.sv behind AXI4-Lite: docs/rtl.md has the map.
+//
+// Handshake: AXI4-Lite with 32 bits of data. A write is taken when its address and its data are there; strobes are not
+// looked at, as a register is written as a whole. Addresses that nothing has are read as 0 and written to no effect.
+// Latency: a clock from the address of a read, or the data of a write, to the answer.
+
+module axil_registers #(
+    parameter int COUNT_W = 16,  // bits of a number of passes, groups and rows of tiles
+    parameter int TOKEN_W = 4,   // bits of the index of a token
+    parameter logic [31:0] SHAPE = 0,  // what SHAPE and LIMITS say
+    parameter logic [31:0] LIMITS = 0
+) (
+    input  logic               clk_i,
+    input  logic               rst_ni,
+    // AXI4-Lite.
+    input  logic [7:0]         awaddr_i,
+    input  logic               awvalid_i,
+    output logic               awready_o,
+    input  logic [31:0]        wdata_i,
+    input  logic               wvalid_i,
+    output logic               wready_o,
+    output logic               bvalid_o,
+    input  logic               bready_i,
+    input  logic [7:0]         araddr_i,
+    input  logic               arvalid_i,
+    output logic               arready_o,
+    output logic [31:0]        rdata_o,
+    output logic               rvalid_o,
+    input  logic               rready_i,
+    // Commands, for a clock each: load activations, multiply, read activations.
+    output logic [2:0]         command_o,
+    input  logic [2:0]         status_i,    // busy, done, refused
+    // Sizes and modes.
+    output logic [TOKEN_W:0]   tokens_o,
+    output logic [COUNT_W-1:0] passes_o,
+    output logic [COUNT_W-1:0] groups_o,
+    output logic [COUNT_W-1:0] rows_of_tiles_o,
+    output logic               nibbles_o,   // weights are of 4 bits
+    output logic               coded_o,     // activations come as codes and scales, not as fp32
+    output logic               fixed_o,     // activations have scale_o for a scale
+    output logic [31:0]        scale_o,
+    // What is counted.
+    input  logic [31:0]        cycles_i,
+    input  logic [31:0]        sum_cycles_i,
+    input  logic [31:0]        weight_beats_i,
+    input  logic [31:0]        weight_waits_i,
+    input  logic [31:0]        weight_stalls_i,
+    input  logic [31:0]        result_stalls_i
+);
+
+  // Addresses / 4.
+  localparam logic [5:0] ID = 6'h00, SHAPE_AT = 6'h01, LIMITS_AT = 6'h02, CONTROL = 6'h03, STATUS = 6'h04;
+  localparam logic [5:0] TOKENS = 6'h05, PASSES = 6'h06, GROUPS = 6'h07, ROWS_OF_TILES = 6'h08, MODE = 6'h09;
+  localparam logic [5:0] SCALE = 6'h0a, CYCLES = 6'h0c, SUM_CYCLES = 6'h0d, WEIGHT_BEATS = 6'h0e;
+  localparam logic [5:0] WEIGHT_WAITS = 6'h0f, WEIGHT_STALLS = 6'h10, RESULT_STALLS = 6'h11;
+
+  logic write, unused_address;
+  assign write          = awvalid_i & wvalid_i & ~bvalid_o;
+  assign awready_o      = write;
+  assign wready_o       = write;
+  assign arready_o      = ~rvalid_o;
+  assign unused_address = ^{awaddr_i[1:0], araddr_i[1:0]};
+
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni) begin
+      bvalid_o        <= 1'b0;
+      command_o       <= '0;
+      tokens_o        <= '0;
+      passes_o        <= '0;
+      groups_o        <= '0;
+      rows_of_tiles_o <= '0;
+      nibbles_o       <= 1'b0;
+      coded_o         <= 1'b0;
+      fixed_o         <= 1'b0;
+      scale_o         <= '0;
+    end else begin
+      bvalid_o  <= write | (bvalid_o & ~bready_i);
+      command_o <= write & (awaddr_i[7:2] == CONTROL) ? wdata_i[2:0] : 3'b000;
+      // Sizes of a product that runs stay.
+      if (write & ~status_i[0]) begin
+        case (awaddr_i[7:2])
+          TOKENS:        tokens_o <= |wdata_i[31:TOKEN_W+1] ? '1 : wdata_i[TOKEN_W:0];
+          PASSES:        passes_o <= |wdata_i[31:COUNT_W] ? '0 : wdata_i[COUNT_W-1:0];
+          GROUPS:        groups_o <= |wdata_i[31:COUNT_W] ? '0 : wdata_i[COUNT_W-1:0];
+          ROWS_OF_TILES: rows_of_tiles_o <= |wdata_i[31:COUNT_W] ? '0 : wdata_i[COUNT_W-1:0];
+          MODE:          {fixed_o, coded_o, nibbles_o} <= wdata_i[2:0];
+          SCALE:         scale_o <= wdata_i;
+          default:       ;
+        endcase
+      end
+    end
+  end
+
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni) rvalid_o <= 1'b0;
+    else rvalid_o <= (arvalid_i & arready_o) | (rvalid_o & ~rready_i);
+    if (arvalid_i & arready_o) begin
+      case (araddr_i[7:2])
+        ID:            rdata_o <= 32'h716e_7572;  // "runq"
+        SHAPE_AT:      rdata_o <= SHAPE;
+        LIMITS_AT:     rdata_o <= LIMITS;
+        STATUS:        rdata_o <= {29'h0, status_i};
+        TOKENS:        rdata_o <= 32'(tokens_o);
+        PASSES:        rdata_o <= 32'(passes_o);
+        GROUPS:        rdata_o <= 32'(groups_o);
+        ROWS_OF_TILES: rdata_o <= 32'(rows_of_tiles_o);
+        MODE:          rdata_o <= {29'h0, fixed_o, coded_o, nibbles_o};
+        SCALE:         rdata_o <= scale_o;
+        CYCLES:        rdata_o <= cycles_i;
+        SUM_CYCLES:    rdata_o <= sum_cycles_i;
+        WEIGHT_BEATS:  rdata_o <= weight_beats_i;
+        WEIGHT_WAITS:  rdata_o <= weight_waits_i;
+        WEIGHT_STALLS: rdata_o <= weight_stalls_i;
+        RESULT_STALLS: rdata_o <= result_stalls_i;
+        default:       rdata_o <= 32'h0;
+      endcase
+    end
+  end
+
+endmodule

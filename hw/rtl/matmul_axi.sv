@@ -1,0 +1,266 @@
+// matmul_core behind AXI: registers by AXI4-Lite, and AXI4-Streams of weights, activations and results. This is the top
+// that a Zynq's or LiteX's interconnect and DMA engines take; docs/rtl.md has the map of the registers.
+//
+// Commands, each of which runs until STATUS says done:
+//
+//   load      s_axis_x: fp32 values, token by token, which are quantized; or, in MODE coded, what `read` sends
+//   multiply  s_axis_w: the matrix, as weight_loader.sv has it; m_axis: results, as result_store.sv has them
+//   read      m_axis: scales and codes of the activations, as activation_reader.sv has them, in the lowest 32 bits
+//
+// Activations stay for any number of products. A command that cannot be, because another one runs, or its sizes are 0 or
+// too large, is refused and changes nothing but STATUS. Reset drops all, and aborts what runs.
+
+module matmul_axi #(
+    parameter int ROWS       = 16,   // rows of cells: inputs. 4, 8, 16, ...
+    parameter int COLS       = 16,   // columns of cells: outputs. A multiple of 4
+    parameter int TOKENS     = 16,   // the most of a product, a power of two
+    parameter int MAX_INPUTS = 512,  // of a token, a power of two
+    parameter int MIN_GROUP  = 32    // inputs that share a scale, at least; a power of two
+) (
+    input  logic              aclk,
+    input  logic              aresetn,
+    // AXI4-Lite.
+    input  logic [7:0]        s_axil_awaddr,
+    input  logic              s_axil_awvalid,
+    output logic              s_axil_awready,
+    input  logic [31:0]       s_axil_wdata,
+    input  logic [3:0]        s_axil_wstrb,
+    input  logic              s_axil_wvalid,
+    output logic              s_axil_wready,
+    output logic [1:0]        s_axil_bresp,
+    output logic              s_axil_bvalid,
+    input  logic              s_axil_bready,
+    input  logic [7:0]        s_axil_araddr,
+    input  logic              s_axil_arvalid,
+    output logic              s_axil_arready,
+    output logic [31:0]       s_axil_rdata,
+    output logic [1:0]        s_axil_rresp,
+    output logic              s_axil_rvalid,
+    input  logic              s_axil_rready,
+    // Weights and their scales.
+    input  logic              s_axis_w_tvalid,
+    output logic              s_axis_w_tready,
+    input  logic [8*COLS-1:0] s_axis_w_tdata,
+    // Activations.
+    input  logic              s_axis_x_tvalid,
+    output logic              s_axis_x_tready,
+    input  logic [31:0]       s_axis_x_tdata,
+    // Results.
+    output logic              m_axis_tvalid,
+    input  logic              m_axis_tready,
+    output logic [8*COLS-1:0] m_axis_tdata,
+    output logic [COLS-1:0]   m_axis_tkeep,
+    output logic              m_axis_tlast
+);
+
+  localparam int COUNT_W = 16;
+  localparam int TOKEN_W = $clog2(TOKENS);
+  localparam int MAX_PASSES = MAX_INPUTS / ROWS;
+  localparam int MAX_GROUPS = MAX_INPUTS / MIN_GROUP;
+  localparam int PASS_W = $clog2(MAX_PASSES);
+  localparam int GROUP_W = $clog2(MAX_GROUPS);
+
+  // ---- registers ----
+  logic [2:0]         command;
+  logic [TOKEN_W:0]   tokens;
+  logic [COUNT_W-1:0] passes, groups, rows_of_tiles;
+  logic               nibbles, coded, fixed, busy, done_q, refused_q;
+  logic [31:0]        fixed_scale;
+  logic [31:0] cycles_q, sum_cycles_q, weight_beats_q, weight_waits_q, weight_stalls_q, result_stalls_q;
+  axil_registers #(
+      .COUNT_W(COUNT_W),
+      .TOKEN_W(TOKEN_W),
+      .SHAPE  ({8'(TOKENS), 12'(COLS), 12'(ROWS)}),
+      .LIMITS ({16'(MIN_GROUP), 16'(MAX_INPUTS)})
+  ) u_axil_registers (
+      .clk_i          (aclk),
+      .rst_ni         (aresetn),
+      .awaddr_i       (s_axil_awaddr),
+      .awvalid_i      (s_axil_awvalid),
+      .awready_o      (s_axil_awready),
+      .wdata_i        (s_axil_wdata),
+      .wvalid_i       (s_axil_wvalid),
+      .wready_o       (s_axil_wready),
+      .bvalid_o       (s_axil_bvalid),
+      .bready_i       (s_axil_bready),
+      .araddr_i       (s_axil_araddr),
+      .arvalid_i      (s_axil_arvalid),
+      .arready_o      (s_axil_arready),
+      .rdata_o        (s_axil_rdata),
+      .rvalid_o       (s_axil_rvalid),
+      .rready_i       (s_axil_rready),
+      .command_o      (command),
+      .status_i       ({refused_q, done_q, busy}),
+      .tokens_o       (tokens),
+      .passes_o       (passes),
+      .groups_o       (groups),
+      .rows_of_tiles_o(rows_of_tiles),
+      .nibbles_o      (nibbles),
+      .coded_o        (coded),
+      .fixed_o        (fixed),
+      .scale_o        (fixed_scale),
+      .cycles_i       (cycles_q),
+      .sum_cycles_i   (sum_cycles_q),
+      .weight_beats_i (weight_beats_q),
+      .weight_waits_i (weight_waits_q),
+      .weight_stalls_i(weight_stalls_q),
+      .result_stalls_i(result_stalls_q)
+  );
+  assign s_axil_bresp = 2'b00;
+  assign s_axil_rresp = 2'b00;
+
+  // ---- commands ----
+  logic [2*COUNT_W-1:0] token_passes_q;
+  always_ff @(posedge aclk) token_passes_q <= passes * groups;
+
+  logic [TOKEN_W-1:0] last_token;
+  logic               sizes_fit, load_start, multiply_start, read_start;
+  logic               loading_q, core_active, reader_active;
+  assign last_token = TOKEN_W'(tokens - (TOKEN_W + 1)'(1));
+  assign sizes_fit = (tokens != '0) & (tokens <= (TOKEN_W + 1)'(TOKENS)) & (groups <= COUNT_W'(MAX_GROUPS)) &
+                     (token_passes_q != '0) & (token_passes_q <= (2 * COUNT_W)'(MAX_PASSES));
+  assign load_start     = command[0] & ~busy & sizes_fit;
+  assign multiply_start = command[1] & ~busy & sizes_fit & (rows_of_tiles != '0);
+  assign read_start     = command[2] & ~busy & sizes_fit;
+  assign busy           = loading_q | core_active | reader_active;
+
+  logic full, load_end, busy_q;
+  assign load_end = loading_q & full;
+  always_ff @(posedge aclk) begin
+    if (!aresetn) begin
+      loading_q <= 1'b0;
+      busy_q    <= 1'b0;
+      done_q    <= 1'b0;
+      refused_q <= 1'b0;
+    end else begin
+      loading_q <= load_start | (loading_q & ~load_end);
+      busy_q    <= busy;
+      if (load_start | multiply_start | read_start) begin
+        done_q    <= 1'b0;
+        refused_q <= 1'b0;
+      end else begin
+        if (busy_q & ~busy) done_q <= 1'b1;
+        if (command != 3'b000) refused_q <= 1'b1;
+      end
+    end
+  end
+
+  // ---- activations: words of the stream ----
+  // In MODE coded: the scale of a group, then its codes.
+  logic [COUNT_W+4:0] word_q;  // of the group; 0: its scale
+  logic [COUNT_W+4:0] group_words;
+  logic               x_taken, coded_scale, coded_codes;
+  assign group_words = (COUNT_W + 5)'(passes) * (COUNT_W + 5)'(ROWS / 4);
+  assign x_taken     = s_axis_x_tvalid & s_axis_x_tready;
+  assign coded_scale = x_taken & coded & (word_q == '0);
+  assign coded_codes = x_taken & coded & (word_q != '0);
+  always_ff @(posedge aclk) begin
+    if (load_start) word_q <= '0;
+    else if (x_taken) word_q <= word_q == group_words ? '0 : word_q + (COUNT_W + 5)'(1);
+  end
+  assign s_axis_x_tready = loading_q & ~full;
+
+  // ---- the core ----
+  logic [TOKEN_W-1:0] read_token;
+  logic [PASS_W-1:0]  read_pass;
+  logic [GROUP_W-1:0] read_group;
+  logic [8*ROWS-1:0]  read_codes;
+  logic [31:0]        read_scale;
+  logic               result_valid, result_ready, result_last, weights_active, sums_active;
+  logic [8*COLS-1:0]  result_data;
+  matmul_core #(
+      .ROWS      (ROWS),
+      .COLS      (COLS),
+      .TOKENS    (TOKENS),
+      .MAX_INPUTS(MAX_INPUTS),
+      .MIN_GROUP (MIN_GROUP),
+      .COUNT_W   (COUNT_W)
+  ) u_core (
+      .clk_i           (aclk),
+      .rst_ni          (aresetn),
+      .start_i         (multiply_start),
+      .nibbles_i       (nibbles),
+      .last_token_i    (last_token),
+      .passes_i        (passes),
+      .groups_i        (groups),
+      .token_passes_i  (token_passes_q[COUNT_W-1:0]),
+      .rows_of_tiles_i (rows_of_tiles),
+      .active_o        (core_active),
+      .weights_active_o(weights_active),
+      .sums_active_o   (sums_active),
+      .clear_i         (load_start),
+      .code_write_i    (1'b0),
+      .codes_write_i   (coded_codes),
+      .codes_i         (s_axis_x_tdata),
+      .scale_write_i   (coded_scale),
+      .scale_i         (s_axis_x_tdata),
+      .full_o          (full),
+      .token_i         (read_token),
+      .pass_i          (read_pass),
+      .group_i         (read_group),
+      .codes_o         (read_codes),
+      .scale_o         (read_scale),
+      .s_w_valid_i     (s_axis_w_tvalid),
+      .s_w_ready_o     (s_axis_w_tready),
+      .s_w_data_i      (s_axis_w_tdata),
+      .m_valid_o       (result_valid),
+      .m_ready_i       (result_ready),
+      .m_data_o        (result_data),
+      .m_last_o        (result_last)
+  );
+
+  logic        reader_valid, reader_last;
+  logic [31:0] reader_word;
+  activation_reader #(
+      .ROWS   (ROWS),
+      .TOKEN_W(TOKEN_W),
+      .PASS_W (PASS_W),
+      .GROUP_W(GROUP_W),
+      .COUNT_W(COUNT_W)
+  ) u_reader (
+      .clk_i       (aclk),
+      .rst_ni      (aresetn),
+      .start_i     (read_start),
+      .last_token_i(last_token),
+      .passes_i    (passes),
+      .groups_i    (groups),
+      .active_o    (reader_active),
+      .token_o     (read_token),
+      .pass_o      (read_pass),
+      .group_o     (read_group),
+      .codes_i     (read_codes),
+      .scale_i     (read_scale),
+      .valid_o     (reader_valid),
+      .ready_i     (m_axis_tready),
+      .word_o      (reader_word),
+      .last_o      (reader_last)
+  );
+  assign result_ready  = m_axis_tready & ~reader_active;
+  assign m_axis_tvalid = reader_active ? reader_valid : result_valid;
+  assign m_axis_tdata  = reader_active ? (8 * COLS)'(reader_word) : result_data;
+  assign m_axis_tkeep  = reader_active ? COLS'(15) : '1;
+  assign m_axis_tlast  = reader_active ? reader_last : result_last;
+
+  // ---- counters: of the latest command ----
+  always_ff @(posedge aclk) begin
+    if (!aresetn || load_start || multiply_start || read_start) begin
+      cycles_q        <= '0;
+      sum_cycles_q    <= '0;
+      weight_beats_q  <= '0;
+      weight_waits_q  <= '0;
+      weight_stalls_q <= '0;
+      result_stalls_q <= '0;
+    end else begin
+      if (busy) cycles_q <= cycles_q + 32'd1;
+      if (sums_active) sum_cycles_q <= sum_cycles_q + 32'd1;
+      if (s_axis_w_tvalid & s_axis_w_tready) weight_beats_q <= weight_beats_q + 32'd1;
+      if (weights_active & ~s_axis_w_tvalid) weight_waits_q <= weight_waits_q + 32'd1;
+      if (weights_active & s_axis_w_tvalid & ~s_axis_w_tready) weight_stalls_q <= weight_stalls_q + 32'd1;
+      if (m_axis_tvalid & ~m_axis_tready) result_stalls_q <= result_stalls_q + 32'd1;
+    end
+  end
+
+  logic unused;
+  assign unused = ^{s_axil_wstrb, fixed, fixed_scale, token_passes_q[2*COUNT_W-1:COUNT_W]};
+
+endmodule
