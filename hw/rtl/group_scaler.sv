@@ -1,0 +1,106 @@
+// Below a column of cells in Q8, GPTQ and A8W4: a group's integer sum, scaled, is added to the running sum of its output.
+//
+//   a   = fp32(acc)                 exact up to 2^24
+//   s   = fp32(w_scale * x_scale)
+//   sum = fp32(fp32(a * s) + sum)   rounded twice: `out.mul_add` of golden/passes.py
+//
+// This is the loop `sum += float(acc) * (w_scale * x_scale)` of runq.cpp, where a compiler does not fuse it.
+//
+// The running sum is the caller's, in a memory below the array, or in a register. To make the way from one group of an
+// output to its next short, it is not asked for with acc_i but when it is needed:
+//
+//   clock 0   valid_i, acc_i, w_scale_i, x_scale_i, tag_i
+//   clock 5   read_o = 1, read_tag_o = tag_i: the address, for a memory that reads in one clock
+//   clock 6   sum_i: the running sum before this group, +0 for an output's first
+//   clock 10  valid_o, tag_o, sum_o: the running sum after it
+//
+// So two groups of one output have to be at least 5 clocks apart if sum_o is written in the clock in which it appears and
+// the memory reads what was written the clock before; 4 if sum_o goes straight back to sum_i.
+// Clocks are those in which en_i is 1. A group a clock. Handshake: while en_i is 0 everything stands still, outputs too.
+// Reset drops what is on its way.
+
+module group_scaler #(
+    parameter int ACC_W = 22,  // bits of the integer sum of a group
+    parameter int TAG_W = 8    // bits of the caller's name for the running sum: an address, say
+) (
+    input  logic                    clk_i,
+    input  logic                    rst_ni,
+    input  logic                    en_i,
+    input  logic                    valid_i,
+    input  logic signed [ACC_W-1:0] acc_i,
+    input  logic [31:0]             w_scale_i,
+    input  logic [31:0]             x_scale_i,
+    input  logic [TAG_W-1:0]        tag_i,
+    output logic                    read_o,
+    output logic [TAG_W-1:0]        read_tag_o,
+    input  logic [31:0]             sum_i,
+    output logic                    valid_o,
+    output logic [TAG_W-1:0]        tag_o,
+    output logic [31:0]             sum_o
+);
+
+  logic [31:0] acc, scale, product;
+
+  // Clocks 0 to 3.
+  int_to_fp32 #(
+      .INT_W(ACC_W)
+  ) u_int_to_fp32 (
+      .clk_i,
+      .en_i,
+      .int_i(acc_i),
+      .f_o  (acc)
+  );
+  fp32_mul u_mul_scales (
+      .clk_i,
+      .en_i,
+      .a_i(w_scale_i),
+      .b_i(x_scale_i),
+      .p_o(scale)
+  );
+
+  // Clocks 3 to 6.
+  fp32_mul u_mul_acc (
+      .clk_i,
+      .en_i,
+      .a_i(acc),
+      .b_i(scale),
+      .p_o(product)
+  );
+
+  // Clocks 6 to 10.
+  fp32_add u_add (
+      .clk_i,
+      .en_i,
+      .a_i(product),
+      .b_i(sum_i),
+      .s_o(sum_o)
+  );
+
+  logic [9:0] valid_q;
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni) valid_q <= '0;
+    else if (en_i) valid_q <= {valid_q[8:0], valid_i};
+  end
+  assign read_o  = valid_q[4];
+  assign valid_o = valid_q[9];
+
+  delay #(
+      .WIDTH (TAG_W),
+      .CLOCKS(5)
+  ) u_read_tag (
+      .clk_i,
+      .en_i,
+      .data_i(tag_i),
+      .data_o(read_tag_o)
+  );
+  delay #(
+      .WIDTH (TAG_W),
+      .CLOCKS(5)
+  ) u_tag (
+      .clk_i,
+      .en_i,
+      .data_i(read_tag_o),
+      .data_o(tag_o)
+  );
+
+endmodule

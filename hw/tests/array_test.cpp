@@ -1,0 +1,133 @@
+// systolic_array against plain sums, under the control of bench/systolic.py's `simulate`: the same sums in the same
+// clocks, and random gaps, pauses and resets.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "Varray_16x16.h"
+#include "Varray_4x3.h"
+#include "Varray_5x2.h"
+#include "sim.h"
+
+struct Operands {
+    int n_tokens, n_tiles;
+    std::vector<int> x, w;  // (n_tiles, n_tokens, rows), (n_tiles, rows, cols)
+};
+
+template <class Model, int rows, int cols>
+struct ArrayTest {
+    static constexpr int sum_width = std::bit_width(unsigned(rows * 128 * 128)) + 1;
+    Sim<Model> sim;
+    Random random{1};
+
+    Operands draw(int n_tokens, int n_tiles, bool extreme = false) {
+        Operands o{n_tokens, n_tiles, {}, {}};
+        const auto code = [&] { return extreme ? (random() & 1 ? -128 : random() & 1 ? 127 : -128) : random.in(-128, 127); };
+        for (int i = 0; i < n_tiles * n_tokens * rows; i++) o.x.push_back(code());
+        for (int i = 0; i < n_tiles * rows * cols; i++) o.w.push_back(code());
+        return o;
+    }
+    int expected(const Operands& o, int tile, int token, int c) const {
+        int sum = 0;
+        for (int r = 0; r < rows; r++)
+            sum += o.x[(tile * o.n_tokens + token) * rows + r] * o.w[(tile * rows + r) * cols + c];
+        return sum;
+    }
+
+    // Runs the product. row_cycles: between rows of weights. gaps: tokens and weights come late now and then, and the
+    // array is stopped. Returns the clocks from the first weight to the last sum, and counts sums that are wrong.
+    int64_t run(const Operands& o, int row_cycles, bool gaps, int& wrong) {
+        auto& top = sim.top;
+        const int n = o.n_tokens;
+        std::vector<int> next(cols);  // for each column: tile and token of the sum that comes next
+        int64_t now = 0, load_tile = 0, load_row = 0, load_at = 0, tile = -1, token = n, start = -1;
+        int64_t remaining = int64_t(o.n_tiles) * n * cols;
+        std::vector<int64_t> loaded(rows, -1);  // the clock in which each row of the latest tile came
+        while (remaining > 0) {
+            const auto noise = [&](auto& port, int width, int lanes) {
+                for (int i = 0; i < lanes; i++) set_lane(port, i, width, int(random()));
+            };
+            top.en_i = !(gaps && random.one_in(5));
+            top.w_valid_i = top.x_valid_i = 0;
+            top.x_first_i = random() & 1, top.w_row_i = random() % rows;
+            noise(top.x_i, 8, rows), noise(top.w_i, 8, cols);
+            // A token: of the tile at work, or the first of the one that is loaded, if no cell will be without its weight.
+            bool begin = false;
+            if (token == n && tile + 1 < o.n_tiles && load_tile == tile + 1) {
+                // Rows that are not there yet come at their time if there are no gaps.
+                begin = true;
+                for (int r = 0; r < rows; r++) {
+                    const int64_t at = r < load_row ? loaded[r] : load_at + int64_t(r) * row_cycles;
+                    if ((gaps && r >= load_row) || now < at + 1 - r) begin = false;
+                }
+                if (load_row == 0) begin = false;
+            }
+            const bool token_comes = (begin || token < n) && !(gaps && random.one_in(3));
+            if (token_comes) {
+                const int of_tile = begin ? int(tile) + 1 : int(tile), t = begin ? 0 : int(token);
+                top.x_valid_i = 1, top.x_first_i = begin;
+                for (int r = 0; r < rows; r++) set_lane(top.x_i, r, 8, o.x[(of_tile * n + t) * rows + r]);
+            }
+            // A row of weights.
+            const bool load_first = load_row == 0 && load_tile < o.n_tiles && (load_tile == 0 || (tile == load_tile - 1 && now > start));
+            const bool load_more = load_row > 0 && load_row < rows;
+            bool row_comes = false;
+            if (gaps) {
+                row_comes = (load_first || (load_more && (tile < 0 || now > start + load_row))) && !random.one_in(3);
+            } else {
+                row_comes = load_first || (load_more && now == load_at + load_row * row_cycles);
+            }
+            if (row_comes) {
+                top.w_valid_i = 1, top.w_row_i = load_row;
+                for (int c = 0; c < cols; c++) set_lane(top.w_i, c, 8, o.w[(load_tile * rows + load_row) * cols + c]);
+            }
+            if (top.en_i) {
+                if (row_comes) {
+                    if (load_row == 0) load_at = now;
+                    loaded[load_row++] = now;
+                }
+                if (token_comes) {
+                    if (begin) tile++, token = 0, start = now;
+                    token++;
+                }
+                now++;
+            }
+            const bool moved = top.en_i;
+            sim.tick();
+            // The loader may go on to the next tile when this one has begun and all its rows have come.
+            if (load_row == rows && tile == load_tile && (gaps || now >= load_at + int64_t(rows) * row_cycles)) load_tile++, load_row = 0;
+            if (!moved) continue;
+            for (int c = 0; c < cols; c++) {
+                if (!(top.sum_valid_o >> c & 1)) continue;
+                const int i = next[c]++;
+                remaining--;
+                if (i >= o.n_tiles * n || lane(top.sum_o, c, sum_width) != expected(o, i / n, i % n, c)) wrong++;
+            }
+        }
+        return now;
+    }
+
+    void check() {
+        for (int row_cycles = 1; row_cycles <= 3; row_cycles++) {
+            for (int n : {1, 2, rows - 1, rows, 3 * rows + 1}) {
+                for (int n_tiles : {1, 2, 5}) {
+                    const Operands o = draw(n, n_tiles, n % 2 == 0);
+                    int wrong = 0;
+                    sim.reset();
+                    const int64_t took = run(o, row_cycles, false, wrong);
+                    const int period = std::max(n, rows * row_cycles);
+                    CHECK(took == (rows - 1) * (row_cycles - 1) + 1 + (n_tiles - 1) * period + n + rows + cols - 2);
+                    CHECK(wrong == 0);
+                    sim.reset();
+                    run(o, row_cycles, true, wrong);
+                    CHECK(wrong == 0);
+                }
+            }
+        }
+    }
+};
+
+TEST_CASE("4 x 3") { ArrayTest<Varray_4x3, 4, 3>().check(); }
+TEST_CASE("5 x 2") { ArrayTest<Varray_5x2, 5, 2>().check(); }
+TEST_CASE("16 x 16") { ArrayTest<Varray_16x16, 16, 16>().check(); }
