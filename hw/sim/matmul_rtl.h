@@ -1,0 +1,113 @@
+// Drives hw/rtl/matmul_axi.sv, compiled by Verilator, as a processor and two DMA engines would: registers over
+// AXI4-Lite, weights, activations and results over AXI4-Streams, clock by clock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+class Vmatmul_axi;
+
+// Byte addresses: docs/rtl.md.
+namespace rtl_register {
+constexpr uint8_t id = 0x00, shape = 0x04, limits = 0x08, control = 0x0c, status = 0x10, tokens = 0x14, passes = 0x18,
+                  groups = 0x1c, rows_of_tiles = 0x20, mode = 0x24, scale = 0x28, cycles = 0x30, sum_cycles = 0x34,
+                  weight_beats = 0x38, weight_waits = 0x3c, weight_stalls = 0x40, result_stalls = 0x44;
+}
+namespace rtl_command {
+constexpr uint32_t load = 1, multiply = 2, read = 4;
+}
+namespace rtl_status {
+constexpr uint32_t busy = 1, done = 2, refused = 4;
+}
+namespace rtl_mode {
+constexpr uint32_t nibbles = 1, coded = 2, fixed_scale = 4;
+}
+
+// What the core counted during its latest command.
+struct RtlCounters {
+    uint32_t cycles;         // of the command
+    uint32_t sum_cycles;     // from the first weight to the last sum below the array
+    uint32_t weight_beats;   // taken
+    uint32_t weight_waits;   // clocks in which no beat of weights was there
+    uint32_t weight_stalls;  // clocks in which a beat had to wait
+    uint32_t result_stalls;  // clocks in which results had to wait
+};
+
+// How often a stream pauses, as a share of all clocks; weight_every: a beat of weights comes every so many clocks, as
+// from a memory that is narrower than a row of cells.
+struct RtlStalls {
+    double weights = 0, activations = 0, results = 0;
+    uint32_t seed = 1;
+    int weight_every = 1;
+};
+
+// Sizes of a product or of activations, in what the registers count.
+struct RtlSizes {
+    uint32_t tokens = 1, passes = 1, groups = 1, rows_of_tiles = 1;
+};
+
+// A weight matrix as the stream of weights: docs/rtl.md. `nibbles`: of 4 bits.
+struct RtlMatrix {
+    std::vector<uint8_t> stream;  // whole beats
+    int n_rows = 0, n_cols = 0, group_size = 0;
+    bool nibbles = false;
+};
+
+class MatmulRtl {
+  public:
+    MatmulRtl();
+    ~MatmulRtl();
+    MatmulRtl(const MatmulRtl&) = delete;
+    MatmulRtl& operator=(const MatmulRtl&) = delete;
+
+    int rows = 0, cols = 0, max_tokens = 0;  // of the array; the most tokens of a product
+    int max_inputs = 0, min_group = 0;
+    RtlStalls stalls;
+    uint64_t clocks = 0;  // simulated so far
+
+    void reset(int n_clocks = 4);
+    uint32_t read(uint8_t address);
+    void write(uint8_t address, uint32_t value);
+    RtlCounters counters();
+
+    // Whether activations in such groups can be multiplied.
+    bool fits(int n_cols, int group_size) const {
+        return group_size % rows == 0 && group_size >= min_group && n_cols % group_size == 0 && n_cols <= max_inputs;
+    }
+
+    // codes (n_rows, n_cols) int8, scales (n_rows, n_cols / group_size) fp32. What does not fill a tile is 0. With
+    // `nibbles` codes have to be in -8..7.
+    RtlMatrix pack(const int8_t* codes, const float* scales, int n_rows, int n_cols, int group_size,
+                   bool nibbles = false) const;
+
+    // Loads x (n_tokens, n_cols) fp32 through the quantizer. fixed_scale: not null, all scales are that one.
+    void quantize(const float* x, int n_tokens, int n_cols, int group_size, const float* fixed_scale = nullptr);
+    // Loads codes (n_tokens, n_cols) and scales (n_tokens, n_cols / group_size) as they are.
+    void load(const int8_t* codes, const float* scales, int n_tokens, int n_cols, int group_size);
+    // Reads back what was loaded.
+    void read_activations(int8_t* codes, float* scales);
+    // out (tokens that were loaded, w.n_rows) fp32 = activations times w transposed; a row of out is out_stride long.
+    void multiply(const RtlMatrix& w, float* out, size_t out_stride);
+
+    // One command with what its streams bring, until tlast on m_axis or, where n_results is 0, until STATUS says done.
+    // Returns the beats of results. For tests: after_clocks, if not 0, ends it early, whatever has come.
+    std::vector<uint8_t> run(uint32_t command, std::span<const uint8_t> weights, std::span<const uint32_t> activations,
+                             bool has_results, uint64_t after_clocks = 0);
+    void set_sizes(const RtlSizes& sizes, uint32_t mode);
+    void trace_to(const std::string& path);  // a VCD file of all signals from here on, if compiled with --trace
+
+  private:
+    void tick();
+    struct Model;
+    std::unique_ptr<Model> model_;
+    std::mt19937 random_;
+    RtlSizes sizes_;
+    int group_size_ = 0, n_cols_ = 0;
+    bool pause(double share) { return share > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < share; }
+};

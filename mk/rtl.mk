@@ -1,0 +1,32 @@
+# The core of hw/rtl behind AXI, as a whole: in simulation under the programs, and on chips. docs/rtl.md.
+#
+#     make rtl-backend    build/portable/MACHINE/backends/quant_gemm_rtl.so: runq_gptq ... --backend rtl
+#     make rtl-story      all goldens' ids with every product in RTL, and cycles beside bench/systolic.py
+#     make rtl-chip       place and route; table and picture of docs/rtl.md
+#     ARRAY=8x32          rows x columns of cells, for all of these
+
+ARRAY      ?= 16x16
+RTL_SOURCES := $(wildcard hw/rtl/*.sv)
+VERILATOR_INCLUDE = $(shell verilator --getenv VERILATOR_ROOT)/include
+PACKAGES_RTL := verilator
+
+# The model that Verilator makes of the top, with its runtime: build/hw/axi-RxC/model.o.
+rtl_rows = $(firstword $(subst x, ,$1))
+rtl_cols = $(lastword $(subst x, ,$1))
+RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --noassert --top-module matmul_axi --prefix Vmatmul_axi $(RTL_TRACE)
+build/hw/axi-%/Vmatmul_axi__ALL.a: $(RTL_SOURCES) build/packages-rtl
+	@rm -rf $(@D) && mkdir -p $(@D)
+	$(RTL_VERILATOR) -GROWS=$(call rtl_rows,$*) -GCOLS=$(call rtl_cols,$*) --Mdir $(@D) $(RTL_SOURCES)
+	$(MAKE) -s -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST='-O2 -fPIC' OPT_SLOW='-O1 -fPIC' OPT_GLOBAL='-O2 -fPIC' \
+	    Vmatmul_axi__ALL.a verilated.o verilated_threads.o $(if $(RTL_TRACE),verilated_vcd_c.o)
+build/hw/axi-%/matmul_rtl.o: hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h build/hw/axi-%/Vmatmul_axi__ALL.a
+	$(CXX) -std=c++20 -O2 -fPIC -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -isystem $(VERILATOR_INCLUDE) -I$(@D) -c $< -o $@
+RTL_MODEL = $(@D)/matmul_rtl.o $(@D)/Vmatmul_axi__ALL.a $(wildcard $(@D)/verilated*.o)
+
+build/packages-rtl: build/packages
+	@$(call install,$(PACKAGES_RTL))
+	@touch $@
+
+# Stalls, reset, registers, and products against plain arithmetic.
+build/hw/axi-%/matmul_axi_test: hw/tests/matmul_axi_test.cpp build/hw/axi-%/matmul_rtl.o build/packages-test
+	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. $< $(RTL_MODEL) -pthread -o $@
