@@ -2,26 +2,29 @@
 //
 //   a   = fp32(acc)                 exact up to 2^24
 //   s   = fp32(w_scale * x_scale)
-//   sum = fp32(fp32(a * s) + sum)   rounded twice: `out.mul_add` of golden/passes.py
+//   sum = fp32(fp32(a * s) + sum)   FUSED = 0: a multiplier, then an adder; `out.mul_add` of golden/passes.py
+//   sum = fp32(a * s + sum)         FUSED = 1: rounded once, as the vector paths of runq do; `out.fma`
 //
-// This is the loop `sum += float(acc) * (w_scale * x_scale)` of runq.cpp, where a compiler does not fuse it.
+// This is the loop `sum += float(acc) * (w_scale * x_scale)` of runq.cpp, whose compiler may fuse it or not.
 //
 // The running sum is the caller's, in a memory below the array, or in a register. To make the way from one group of an
 // output to its next short, it is not asked for with acc_i but when it is needed:
 //
-//   clock 0   valid_i, acc_i, w_scale_i, x_scale_i, tag_i
-//   clock 5   read_o = 1, read_tag_o = tag_i: the address, for a memory that reads in one clock
-//   clock 6   sum_i: the running sum before this group, +0 for an output's first
-//   clock 10  valid_o, tag_o, sum_o: the running sum after it
+//   clock          FUSED = 1
+//     0      0     valid_i, acc_i, w_scale_i, x_scale_i, tag_i
+//     5      2     read_o = 1, read_tag_o = tag_i: the address, for a memory that reads in one clock
+//     6      3     sum_i: the running sum before this group, +0 for an output's first
+//    10      8     valid_o, tag_o, sum_o: the running sum after it
 //
-// So two groups of one output have to be at least 5 clocks apart if sum_o is written in the clock in which it appears and
-// the memory reads what was written the clock before; 4 if sum_o goes straight back to sum_i.
+// Two groups of one output have to be 6 clocks apart (FUSED: 7), if a memory reads a clock later what was written before;
+// 4 (5) if sum_o goes straight back to sum_i.
 // Clocks are those in which en_i is 1. A group a clock. Handshake: while en_i is 0 everything stands still, outputs too.
 // Reset drops what is on its way.
 
 module group_scaler #(
-    parameter int ACC_W = 22,  // bits of the integer sum of a group
-    parameter int TAG_W = 8    // bits of the caller's name for the running sum: an address, say
+    parameter int ACC_W = 22,   // bits of the integer sum of a group
+    parameter int TAG_W = 8,    // bits of the caller's name for the running sum: an address, say
+    parameter bit FUSED = 1'b0
 ) (
     input  logic                    clk_i,
     input  logic                    rst_ni,
@@ -39,9 +42,11 @@ module group_scaler #(
     output logic [31:0]             sum_o
 );
 
-  logic [31:0] acc, scale, product;
+  localparam int READ    = FUSED ? 2 : 5;  // clocks from acc_i to read_o
+  localparam int LATENCY = FUSED ? 8 : 10;  // and to sum_o
 
   // Clocks 0 to 3.
+  logic [31:0] acc, scale;
   int_to_fp32 #(
       .INT_W(ACC_W)
   ) u_int_to_fp32 (
@@ -58,35 +63,46 @@ module group_scaler #(
       .p_o(scale)
   );
 
-  // Clocks 3 to 6.
-  fp32_mul u_mul_acc (
-      .clk_i,
-      .en_i,
-      .a_i(acc),
-      .b_i(scale),
-      .p_o(product)
-  );
+  if (FUSED) begin : gen_fused
+    // Clocks 3 to 8.
+    fp32_fma u_fma (
+        .clk_i,
+        .en_i,
+        .a_i(acc),
+        .b_i(scale),
+        .c_i(sum_i),
+        .f_o(sum_o)
+    );
+  end else begin : gen_separate
+    // Clocks 3 to 6, and 6 to 10.
+    logic [31:0] product;
+    fp32_mul u_mul_acc (
+        .clk_i,
+        .en_i,
+        .a_i(acc),
+        .b_i(scale),
+        .p_o(product)
+    );
+    fp32_add u_add (
+        .clk_i,
+        .en_i,
+        .a_i(product),
+        .b_i(sum_i),
+        .s_o(sum_o)
+    );
+  end
 
-  // Clocks 6 to 10.
-  fp32_add u_add (
-      .clk_i,
-      .en_i,
-      .a_i(product),
-      .b_i(sum_i),
-      .s_o(sum_o)
-  );
-
-  logic [9:0] valid_q;
+  logic [LATENCY-1:0] valid_q;
   always_ff @(posedge clk_i) begin
     if (!rst_ni) valid_q <= '0;
-    else if (en_i) valid_q <= {valid_q[8:0], valid_i};
+    else if (en_i) valid_q <= {valid_q[LATENCY-2:0], valid_i};
   end
-  assign read_o  = valid_q[4];
-  assign valid_o = valid_q[9];
+  assign read_o  = valid_q[READ-1];
+  assign valid_o = valid_q[LATENCY-1];
 
   delay #(
       .WIDTH (TAG_W),
-      .CLOCKS(5)
+      .CLOCKS(READ)
   ) u_read_tag (
       .clk_i,
       .en_i,
@@ -95,7 +111,7 @@ module group_scaler #(
   );
   delay #(
       .WIDTH (TAG_W),
-      .CLOCKS(5)
+      .CLOCKS(LATENCY - READ)
   ) u_tag (
       .clk_i,
       .en_i,
