@@ -30,3 +30,16 @@ build/packages-rtl: build/packages
 # Stalls, reset, registers, and products against plain arithmetic.
 build/hw/axi-%/matmul_axi_test: hw/tests/matmul_axi_test.cpp build/hw/axi-%/matmul_rtl.o build/packages-test
 	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. $< $(RTL_MODEL) -pthread -o $@
+
+# The back end `rtl`, beside the others of the portable build.
+RTL_HOST = -std=c++20 -O2 -fPIC -fvisibility=hidden -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I.
+build/hw/axi-%/backend.o: hw/sim/backend.cpp build/hw/axi-%/matmul_rtl.o
+	$(CXX) $(RTL_HOST) $(DEPS) -c $< -o $@
+build/hw/axi-%/rtl_session.o: hw/sim/rtl_session.cpp build/hw/axi-%/matmul_rtl.o
+	$(CXX) $(RTL_HOST) $(DEPS) -c $< -o $@
+build/hw/axi-%/quant_gemm_rtl.so: build/hw/axi-%/backend.o build/hw/axi-%/rtl_session.o build/hw/axi-%/matmul_rtl.o
+	$(CXX) -pthread $(BACKEND_LINK) $^ $(@D)/Vmatmul_axi__ALL.a $(wildcard $(@D)/verilated*.o) -o $@
+.PHONY: rtl-backend
+rtl-backend: build/hw/axi-$(ARRAY)/quant_gemm_rtl.so $(PORTABLE)/runq_gptq
+	@mkdir -p $(PORTABLE)/backends
+	cp $< $(call BACKEND_PATH,rtl)

@@ -35,7 +35,7 @@ module axil_registers #(
     output logic [COUNT_W-1:0] passes_o,
     output logic [COUNT_W-1:0] groups_o,
     output logic [COUNT_W-1:0] rows_of_tiles_o,
-    output logic               nibbles_o,   // weights are of 4 bits
+    output logic [1:0]         format_o,    // of weights: weight_loader.sv
     output logic               coded_o,     // activations come as codes and scales, not as fp32
     output logic               fixed_o,     // activations have scale_o for a scale
     output logic [31:0]        scale_o,
@@ -69,7 +69,7 @@ module axil_registers #(
       passes_o        <= '0;
       groups_o        <= '0;
       rows_of_tiles_o <= '0;
-      nibbles_o       <= 1'b0;
+      format_o        <= '0;
       coded_o         <= 1'b0;
       fixed_o         <= 1'b0;
       scale_o         <= '0;
@@ -83,7 +83,7 @@ module axil_registers #(
           PASSES:        passes_o <= |wdata_i[31:COUNT_W] ? '0 : wdata_i[COUNT_W-1:0];
           GROUPS:        groups_o <= |wdata_i[31:COUNT_W] ? '0 : wdata_i[COUNT_W-1:0];
           ROWS_OF_TILES: rows_of_tiles_o <= |wdata_i[31:COUNT_W] ? '0 : wdata_i[COUNT_W-1:0];
-          MODE:          {fixed_o, coded_o, nibbles_o} <= wdata_i[2:0];
+          MODE:          {fixed_o, coded_o, format_o} <= wdata_i[3:0];
           SCALE:         scale_o <= wdata_i;
           default:       ;
         endcase
@@ -104,7 +104,7 @@ module axil_registers #(
         PASSES:        rdata_o <= 32'(passes_o);
         GROUPS:        rdata_o <= 32'(groups_o);
         ROWS_OF_TILES: rdata_o <= 32'(rows_of_tiles_o);
-        MODE:          rdata_o <= {29'h0, fixed_o, coded_o, nibbles_o};
+        MODE:          rdata_o <= {28'h0, fixed_o, coded_o, format_o};
         SCALE:         rdata_o <= scale_o;
         CYCLES:        rdata_o <= cycles_i;
         SUM_CYCLES:    rdata_o <= sum_cycles_i;

@@ -14,7 +14,7 @@ module matmul_axi #(
     parameter int ROWS       = 16,   // rows of cells: inputs. 4, 8, 16, ...
     parameter int COLS       = 16,   // columns of cells: outputs. A multiple of 4
     parameter int TOKENS     = 16,   // the most of a product, a power of two
-    parameter int MAX_INPUTS = 512,  // of a token, a power of two
+    parameter int MAX_INPUTS = 2048,  // of a token, a power of two
     parameter int MIN_GROUP  = 32    // inputs that share a scale, at least; a power of two
 ) (
     input  logic              aclk,
@@ -64,7 +64,8 @@ module matmul_axi #(
   logic [2:0]         command;
   logic [TOKEN_W:0]   tokens;
   logic [COUNT_W-1:0] passes, groups, rows_of_tiles;
-  logic               nibbles, coded, fixed, busy, done_q, refused_q;
+  logic [1:0]         format;
+  logic               coded, fixed, busy, done_q, refused_q;
   logic [31:0]        fixed_scale;
   logic [31:0] cycles_q, sum_cycles_q, weight_beats_q, weight_waits_q, weight_stalls_q, result_stalls_q;
   axil_registers #(
@@ -95,7 +96,7 @@ module matmul_axi #(
       .passes_o       (passes),
       .groups_o       (groups),
       .rows_of_tiles_o(rows_of_tiles),
-      .nibbles_o      (nibbles),
+      .format_o       (format),
       .coded_o        (coded),
       .fixed_o        (fixed),
       .scale_o        (fixed_scale),
@@ -145,20 +146,61 @@ module matmul_axi #(
     end
   end
 
-  // ---- activations: words of the stream ----
+  // ---- activations ----
   // In MODE coded: the scale of a group, then its codes.
-  logic [COUNT_W+4:0] word_q;  // of the group; 0: its scale
-  logic [COUNT_W+4:0] group_words;
-  logic               x_taken, coded_scale, coded_codes;
-  assign group_words = (COUNT_W + 5)'(passes) * (COUNT_W + 5)'(ROWS / 4);
+  localparam int WORD_W = COUNT_W + $clog2(ROWS);
+  logic [WORD_W-1:0] word_q;  // of the group
+  logic [WORD_W-1:0] last_word;
+  logic              x_taken, word_last, coded_scale, coded_codes;
+  assign last_word   = coded ? (WORD_W)'(passes) * WORD_W'(ROWS / 4) : WORD_W'(passes) * WORD_W'(ROWS) - WORD_W'(1);
+  assign word_last   = word_q == last_word;
   assign x_taken     = s_axis_x_tvalid & s_axis_x_tready;
   assign coded_scale = x_taken & coded & (word_q == '0);
   assign coded_codes = x_taken & coded & (word_q != '0);
+
+  // Otherwise the numbers of a group, for the quantizer. Behind the last token's nothing is taken.
+  logic               quantizer_ready, code_valid, code_last, code_first_q, all_taken_q, token_last, group_last;
+  logic [TOKEN_W-1:0] x_token_q;
+  logic [COUNT_W-1:0] x_group_q;
+  logic [7:0]         code;
+  logic [31:0]        code_scale;
+  assign group_last = x_taken & word_last;
+  assign token_last = group_last & (x_group_q == groups - COUNT_W'(1));
+  quantizer #(
+      .MAX_N(MAX_INPUTS)
+  ) u_quantizer (
+      .clk_i         (aclk),
+      .rst_ni        (aresetn & ~load_start),
+      .static_i      (fixed),
+      .static_scale_i(fixed_scale),
+      .valid_i       (s_axis_x_tvalid & loading_q & ~coded & ~all_taken_q),
+      .ready_o       (quantizer_ready),
+      .x_i           (s_axis_x_tdata),
+      .last_i        (word_last),
+      .valid_o       (code_valid),
+      .ready_i       (1'b1),
+      .code_o        (code),
+      .scale_o       (code_scale),
+      .last_o        (code_last)
+  );
   always_ff @(posedge aclk) begin
-    if (load_start) word_q <= '0;
-    else if (x_taken) word_q <= word_q == group_words ? '0 : word_q + (COUNT_W + 5)'(1);
+    if (!aresetn || load_start) begin
+      word_q       <= '0;
+      x_group_q    <= '0;
+      x_token_q    <= '0;
+      all_taken_q  <= 1'b0;
+      code_first_q <= 1'b1;
+    end else begin
+      if (x_taken) word_q <= word_last ? '0 : word_q + WORD_W'(1);
+      if (group_last) x_group_q <= token_last ? '0 : x_group_q + COUNT_W'(1);
+      if (token_last) begin
+        x_token_q   <= x_token_q + TOKEN_W'(1);
+        all_taken_q <= x_token_q == last_token;
+      end
+      if (code_valid) code_first_q <= code_last;
+    end
   end
-  assign s_axis_x_tready = loading_q & ~full;
+  assign s_axis_x_tready = loading_q & ~all_taken_q & (coded | quantizer_ready);
 
   // ---- the core ----
   logic [TOKEN_W-1:0] read_token;
@@ -179,7 +221,7 @@ module matmul_axi #(
       .clk_i           (aclk),
       .rst_ni          (aresetn),
       .start_i         (multiply_start),
-      .nibbles_i       (nibbles),
+      .format_i        (format),
       .last_token_i    (last_token),
       .passes_i        (passes),
       .groups_i        (groups),
@@ -189,11 +231,11 @@ module matmul_axi #(
       .weights_active_o(weights_active),
       .sums_active_o   (sums_active),
       .clear_i         (load_start),
-      .code_write_i    (1'b0),
+      .code_write_i    (code_valid),
       .codes_write_i   (coded_codes),
-      .codes_i         (s_axis_x_tdata),
-      .scale_write_i   (coded_scale),
-      .scale_i         (s_axis_x_tdata),
+      .codes_i         (coded ? s_axis_x_tdata : {24'h0, code}),
+      .scale_write_i   (coded ? coded_scale : code_valid & code_first_q),
+      .scale_i         (coded ? s_axis_x_tdata : code_scale),
       .full_o          (full),
       .token_i         (read_token),
       .pass_i          (read_pass),
@@ -261,6 +303,6 @@ module matmul_axi #(
   end
 
   logic unused;
-  assign unused = ^{s_axil_wstrb, fixed, fixed_scale, token_passes_q[2*COUNT_W-1:COUNT_W]};
+  assign unused = ^{s_axil_wstrb, token_passes_q[2*COUNT_W-1:COUNT_W]};
 
 endmodule

@@ -27,7 +27,7 @@ module matmul_core #(
     input  logic               rst_ni,
     // Sizes, and the begin of a product.
     input  logic               start_i,
-    input  logic               nibbles_i,        // weights of 4 bits
+    input  logic [1:0]         format_i,         // of weights
     input  logic [TOKEN_W-1:0] last_token_i,     // the number of tokens - 1
     input  logic [COUNT_W-1:0] passes_i,         // of a group
     input  logic [COUNT_W-1:0] groups_i,
@@ -135,7 +135,7 @@ module matmul_core #(
       .clk_i,
       .rst_ni,
       .start_i,
-      .nibbles_i,
+      .format_i,
       .passes_i,
       .groups_i,
       .rows_of_tiles_i,

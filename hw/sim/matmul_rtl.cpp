@@ -1,5 +1,6 @@
 #include "hw/sim/matmul_rtl.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 
@@ -151,24 +152,33 @@ std::vector<uint8_t> MatmulRtl::run(uint32_t command, std::span<const uint8_t> w
     return results;
 }
 
-RtlMatrix MatmulRtl::pack(const int8_t* codes, const float* scales, int n_rows, int n_cols, int group_size,
-                          bool nibbles) const {
-    RtlMatrix w{{}, n_rows, n_cols, group_size, nibbles};
+RtlMatrix MatmulRtl::pack(RtlFormat format, const int8_t* codes, const uint8_t* zeros, const float* scales, int n_rows,
+                          int n_cols, int group_size) const {
+    RtlMatrix w{{}, n_rows, n_cols, group_size, format};
     const int n_groups = n_cols / group_size, rows_of_tiles = (n_rows + cols - 1) / cols;
-    w.stream.reserve(size_t(rows_of_tiles) * size_t(cols) * size_t(n_cols + 4 * n_groups));
+    const int per_byte = format == RtlFormat::int8 ? 1 : format == RtlFormat::four_bits ? 2 : 4, bits = 8 / per_byte;
+    w.stream.reserve(size_t(rows_of_tiles) * size_t(cols) * size_t(n_cols / per_byte + 5 * n_groups));
     for (int first = 0; first < rows_of_tiles * cols; first += cols) {
         for (int g = 0; g < n_groups; g++) {
+            auto of_group = [&](int c) { return size_t(c) * size_t(n_groups) + size_t(g); };
             for (int c = first; c < first + cols; c++) {
-                const float scale = c < n_rows ? scales[size_t(c) * size_t(n_groups) + size_t(g)] : 0;
+                const float scale = c < n_rows ? scales[of_group(c)] : 0;
                 uint8_t bytes[4];
                 std::memcpy(bytes, &scale, 4);
                 w.stream.insert(w.stream.end(), bytes, bytes + 4);
             }
-            auto code = [&](int c, int k) { return c < n_rows ? codes[size_t(c) * size_t(n_cols) + size_t(k)] : 0; };
-            for (int k = g * group_size; k < (g + 1) * group_size; k += nibbles ? 2 : 1) {
-                for (int c = first; c < first + cols; c++)
-                    w.stream.push_back(nibbles ? uint8_t((code(c, k) & 15) | (code(c, k + 1) & 15) << 4)
-                                               : uint8_t(code(c, k)));
+            if (format != RtlFormat::int8)
+                for (int c = first; c < first + cols; c++) w.stream.push_back(c < n_rows ? zeros[of_group(c)] : 0);
+            auto code = [&](int c, int k) {
+                const int v = c < n_rows ? codes[size_t(c) * size_t(n_cols) + size_t(k)] : 0;
+                return v & ((1 << bits) - 1);
+            };
+            for (int k = g * group_size; k < (g + 1) * group_size; k += per_byte) {
+                for (int c = first; c < first + cols; c++) {
+                    int byte = 0;
+                    for (int i = 0; i < per_byte; i++) byte |= code(c, k + i) << i * bits;
+                    w.stream.push_back(uint8_t(byte));
+                }
             }
         }
     }
@@ -211,7 +221,7 @@ void MatmulRtl::read_activations(int8_t* codes, float* scales) {
 void MatmulRtl::multiply(const RtlMatrix& w, float* out, size_t out_stride) {
     RtlSizes s = sizes_;
     s.rows_of_tiles = uint32_t((w.n_rows + cols - 1) / cols);
-    set_sizes(s, w.nibbles ? rtl_mode::nibbles : 0);
+    set_sizes(s, uint32_t(w.format));
     const std::vector<uint8_t> beats = run(rtl_command::multiply, w.stream, {}, true);
     const size_t row_bytes = size_t(cols) * 4;
     for (size_t i = 0; i < beats.size() / row_bytes; i++) {

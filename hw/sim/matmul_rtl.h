@@ -26,8 +26,9 @@ namespace rtl_status {
 constexpr uint32_t busy = 1, done = 2, refused = 4;
 }
 namespace rtl_mode {
-constexpr uint32_t nibbles = 1, coded = 2, fixed_scale = 4;
+constexpr uint32_t coded = 4, fixed_scale = 8;  // and below them the format of the weights
 }
+enum class RtlFormat : uint32_t { int8 = 0, four_bits = 1, two_bits = 2, two_level = 3 };
 
 // What the core counted during its latest command.
 struct RtlCounters {
@@ -52,11 +53,11 @@ struct RtlSizes {
     uint32_t tokens = 1, passes = 1, groups = 1, rows_of_tiles = 1;
 };
 
-// A weight matrix as the stream of weights: docs/rtl.md. `nibbles`: of 4 bits.
+// A weight matrix as the stream of weights: docs/rtl.md.
 struct RtlMatrix {
     std::vector<uint8_t> stream;  // whole beats
     int n_rows = 0, n_cols = 0, group_size = 0;
-    bool nibbles = false;
+    RtlFormat format = RtlFormat::int8;
 };
 
 class MatmulRtl {
@@ -81,10 +82,11 @@ class MatmulRtl {
         return group_size % rows == 0 && group_size >= min_group && n_cols % group_size == 0 && n_cols <= max_inputs;
     }
 
-    // codes (n_rows, n_cols) int8, scales (n_rows, n_cols / group_size) fp32. What does not fill a tile is 0. With
-    // `nibbles` codes have to be in -8..7.
-    RtlMatrix pack(const int8_t* codes, const float* scales, int n_rows, int n_cols, int group_size,
-                   bool nibbles = false) const;
+    // codes (n_rows, n_cols), scales (n_rows, n_cols / group_size) fp32; with a format of few bits codes are 0..15 or
+    // 0..3, and zeros (n_rows, n_cols / group_size) is what is taken off them, or off five times them. What does not fill
+    // a tile is 0.
+    RtlMatrix pack(RtlFormat format, const int8_t* codes, const uint8_t* zeros, const float* scales, int n_rows,
+                   int n_cols, int group_size) const;
 
     // Loads x (n_tokens, n_cols) fp32 through the quantizer. fixed_scale: not null, all scales are that one.
     void quantize(const float* x, int n_tokens, int n_cols, int group_size, const float* fixed_scale = nullptr);

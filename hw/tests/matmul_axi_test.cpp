@@ -3,6 +3,7 @@
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -17,15 +18,19 @@ namespace {
 // Activations, a matrix, and their product as out.mul_add of golden/passes.py has it.
 struct Case {
     int n_tokens, n_rows, n_cols, group_size;
-    std::vector<int8_t> x, w;             // (n_tokens, n_cols), (n_rows, n_cols)
+    std::vector<int8_t> x, w;               // (n_tokens, n_cols), (n_rows, n_cols)
     std::vector<float> x_scales, w_scales;  // a scale per group
-    std::vector<float> out;               // (n_tokens, n_rows)
+    std::vector<float> out;                 // (n_tokens, n_rows)
 
-    // codes within -limit..limit; every seventh is the lowest.
-    Case(int tokens, int rows, int cols, int group, uint32_t seed, int limit = 127)
-        : n_tokens(tokens), n_rows(rows), n_cols(cols), group_size(group) {
+    RtlFormat format;
+    std::vector<int8_t> codes;   // of w, as pack() takes them
+    std::vector<uint8_t> zeros;
+
+    Case(int tokens, int rows, int cols, int group, uint32_t seed, RtlFormat f = RtlFormat::int8)
+        : n_tokens(tokens), n_rows(rows), n_cols(cols), group_size(group), format(f) {
         std::mt19937 random(seed);
-        auto codes = [&](size_t n, int lowest, int highest) {
+        // Every seventh is the lowest.
+        auto draw = [&](size_t n, int lowest, int highest) {
             std::vector<int8_t> c(n);
             for (int8_t& v : c)
                 v = int8_t(random() % 7 == 0 ? lowest : lowest + int(random() % uint32_t(highest - lowest + 1)));
@@ -37,7 +42,12 @@ struct Case {
             return s;
         };
         const size_t groups = size_t(cols / group);
-        x = codes(size_t(tokens * cols), -127, 127), w = codes(size_t(rows * cols), -limit - 1, limit);
+        x = draw(size_t(tokens * cols), -127, 127);
+        const int highest = f == RtlFormat::int8 ? 127 : f == RtlFormat::four_bits ? 15 : 3;
+        codes = draw(size_t(rows * cols), f == RtlFormat::int8 ? -128 : 0, highest);
+        for (size_t i = 0; i < size_t(rows) * groups; i++) zeros.push_back(f == RtlFormat::int8 ? 0 : random() % 16);
+        for (size_t i = 0; i < codes.size(); i++)
+            w.push_back(int8_t((f == RtlFormat::two_level ? 5 : 1) * codes[i] - zeros[i / size_t(group)]));
         x_scales = scales(size_t(tokens) * groups), w_scales = scales(size_t(rows) * groups);
         for (int t = 0; t < tokens; t++) {
             for (int i = 0; i < rows; i++) {
@@ -56,8 +66,11 @@ struct Case {
 };
 
 // Loads the activations and multiplies; the number of outputs with other bits.
-int differences(MatmulRtl& rtl, const Case& c, bool nibbles = false) {
-    const RtlMatrix w = rtl.pack(c.w.data(), c.w_scales.data(), c.n_rows, c.n_cols, c.group_size, nibbles);
+RtlMatrix packed(const MatmulRtl& rtl, const Case& c) {
+    return rtl.pack(c.format, c.codes.data(), c.zeros.data(), c.w_scales.data(), c.n_rows, c.n_cols, c.group_size);
+}
+int differences(MatmulRtl& rtl, const Case& c) {
+    const RtlMatrix w = packed(rtl, c);
     rtl.load(c.x.data(), c.x_scales.data(), c.n_tokens, c.n_cols, c.group_size);
     std::vector<float> out(c.out.size(), NAN);
     rtl.multiply(w, out.data(), size_t(c.n_rows));
@@ -76,12 +89,14 @@ TEST_CASE("products are equal to the bit") {
     CHECK(differences(rtl, {5, rtl.cols + 1, 512, 32, 4}) == 0);
     CHECK(differences(rtl, {3, 2 * rtl.cols, 512, 512, 5}) == 0);  // W8A8: a row is a group
     CHECK(differences(rtl, {2, 5 * rtl.cols, 32, 32, 6}) == 0);
-    CHECK(differences(rtl, {7, 3 * rtl.cols, 256, 64, 7, 7}, true) == 0);  // 4 bits
+    for (RtlFormat f : {RtlFormat::four_bits, RtlFormat::two_bits, RtlFormat::two_level})
+        CHECK(differences(rtl, {7, 3 * rtl.cols + 1, 256, 64, 7, f}) == 0);
 }
 
 TEST_CASE("pauses on streams change nothing") {
     MatmulRtl rtl;
-    const Case c{5, 4 * rtl.cols, 128, 64, 8}, nibbles{5, 4 * rtl.cols, 128, 64, 9, 7};
+    const Case c{5, 4 * rtl.cols, 128, 64, 8}, four{5, 4 * rtl.cols, 128, 64, 9, RtlFormat::four_bits},
+        two{3, 2 * rtl.cols, 256, 32, 9, RtlFormat::two_level};
     for (double share : {0.1, 0.5, 0.9}) {
         for (int which = 1; which < 8; which++) {
             CAPTURE(share);
@@ -89,7 +104,8 @@ TEST_CASE("pauses on streams change nothing") {
             rtl.stalls = {which & 1 ? share : 0, which & 2 ? share : 0, which & 4 ? share : 0, uint32_t(which)};
             rtl.reset();
             CHECK(differences(rtl, c) == 0);
-            CHECK(differences(rtl, nibbles, true) == 0);
+            CHECK(differences(rtl, four) == 0);
+            CHECK(differences(rtl, two) == 0);
         }
     }
 }
@@ -97,7 +113,7 @@ TEST_CASE("pauses on streams change nothing") {
 TEST_CASE("a reset in the middle leaves nothing behind") {
     MatmulRtl rtl;
     const Case c{4, 6 * rtl.cols, 256, 64, 10};
-    const RtlMatrix w = rtl.pack(c.w.data(), c.w_scales.data(), c.n_rows, c.n_cols, c.group_size);
+    const RtlMatrix w = packed(rtl, c);
     for (int after = 1; after < 500; after += 23) {
         CAPTURE(after);
         rtl.stalls = {0.2, 0.2, 0.4, uint32_t(after)};
@@ -119,8 +135,8 @@ TEST_CASE("registers") {
         rtl.write(at, 3);
         CHECK(rtl.read(at) == 3);
     }
-    rtl.write(mode, 7);
-    CHECK(rtl.read(mode) == 7);
+    rtl.write(mode, 15);
+    CHECK(rtl.read(mode) == 15);
     rtl.write(scale, 0x3f800001);
     CHECK(rtl.read(scale) == 0x3f800001);
     rtl.write(passes, 0x10001);
@@ -158,4 +174,41 @@ TEST_CASE("what cannot be is refused") {
     CHECK((rtl.read(status) & rtl_status::refused) != 0);
     rtl.write(groups, 2);
     CHECK(rtl.read(groups) == 1);
+}
+
+// Activations by the quantizer, and by the plain loop of runq.cpp and runq_w8a8.cpp.
+TEST_CASE("codes and scales are equal to the bit, whatever pauses") {
+    MatmulRtl rtl;
+    std::mt19937 random(11);
+    struct Sizes {
+        int n_tokens, n_cols, group;
+    };
+    for (const auto& [n, k, group] : {Sizes{1, 64, 64}, {3, 384, 64}, {2, 384, 384}, {rtl.max_tokens, 64, 32}}) {
+        for (int which = 0; which < 4; which++) {
+            CAPTURE(group);
+            CAPTURE(which);
+            rtl.stalls = {0, which & 1 ? 0.6 : 0, which & 2 ? 0.6 : 0, 5};
+            rtl.reset();
+            std::vector<float> x(size_t(n * k)), scales(size_t(n * k / group)), found_scales(scales.size());
+            std::vector<int8_t> codes(x.size()), found(x.size());
+            for (float& v : x) v = std::ldexp(float(int(random() % 65536) - 32768), int(random() % 8) - 20);
+            if (which == 3) std::fill(x.begin(), x.begin() + group, 0.0f);
+            const float fixed = 0.01f;
+            const bool is_fixed = which == 2;
+            for (size_t g = 0; g < scales.size(); g++) {
+                const float* from = x.data() + g * size_t(group);
+                float amax = 0;
+                for (int i = 0; i < group; i++) amax = std::max(amax, std::fabs(from[i]));
+                const float inv = is_fixed ? 1 / fixed : amax > 0 ? 127 / amax : 0;
+                scales[g] = is_fixed ? fixed : amax / 127;
+                for (int i = 0; i < group; i++)
+                    codes[g * size_t(group) + size_t(i)] =
+                        int8_t(std::clamp(std::nearbyint(from[i] * inv), -127.0f, 127.0f));
+            }
+            rtl.quantize(x.data(), n, k, group, is_fixed ? &fixed : nullptr);
+            rtl.read_activations(found.data(), found_scales.data());
+            CHECK(found == codes);
+            CHECK(found_scales == scales);
+        }
+    }
 }
