@@ -21,6 +21,8 @@ build/hw/axi-%/Vmatmul_axi__ALL.a: $(RTL_SOURCES) build/packages-rtl
 	    Vmatmul_axi__ALL.a verilated.o verilated_threads.o $(if $(RTL_TRACE),verilated_vcd_c.o)
 build/hw/axi-%/matmul_rtl.o: hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h build/hw/axi-%/Vmatmul_axi__ALL.a
 	$(CXX) -std=c++20 -O2 -fPIC -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -isystem $(VERILATOR_INCLUDE) -I$(@D) -c $< -o $@
+# make does not see that the next run needs these again.
+.PRECIOUS: build/hw/axi-%/Vmatmul_axi__ALL.a build/hw/axi-%/matmul_rtl.o build/hw/axi-%/rtl_session.o build/hw/axi-%/backend.o build/hw/axi-%/programs.o
 RTL_MODEL = $(@D)/matmul_rtl.o $(@D)/Vmatmul_axi__ALL.a $(wildcard $(@D)/verilated*.o)
 
 build/packages-rtl: build/packages
@@ -43,3 +45,16 @@ build/hw/axi-%/quant_gemm_rtl.so: build/hw/axi-%/backend.o build/hw/axi-%/rtl_se
 rtl-backend: build/hw/axi-$(ARRAY)/quant_gemm_rtl.so $(PORTABLE)/runq_gptq
 	@mkdir -p $(PORTABLE)/backends
 	cp $< $(call BACKEND_PATH,rtl)
+
+# runq and runq_w8a8 with products and quantizer in RTL: their sources as they are, other objects beside them.
+build/hw/axi-%/programs.o: hw/sim/programs.cpp hw/sim/in_rtl/common/cpu/quantize.h build/hw/axi-%/matmul_rtl.o
+	$(CXX) -Ihw/sim/in_rtl $(CXXFLAGS_ALL) $(DEPS) -c $< -o $@
+RTL_PROGRAMS := runq runq_w8a8
+define rtl_program
+.PRECIOUS: build/hw/axi-%/$1.o
+build/hw/axi-%/$1.o: $1.cpp hw/sim/in_rtl/common/cpu/quantize.h build/hw/axi-%/matmul_rtl.o
+	$$(CXX) -Ihw/sim/in_rtl $$(CXXFLAGS_ALL) $$(DEPS) -c $$< -o $$@
+build/hw/axi-%/$1: build/hw/axi-%/$1.o build/hw/axi-%/programs.o build/hw/axi-%/rtl_session.o build/hw/axi-%/matmul_rtl.o build/lib/common/app/cli.o build/lib/common/cpu/attention.o
+	$$(CXX) $$(CXXFLAGS_ALL) $$^ $$(@D)/Vmatmul_axi__ALL.a $$(wildcard $$(@D)/verilated*.o) -o $$@ $$(LIBS)
+endef
+$(foreach p,$(RTL_PROGRAMS),$(eval $(call rtl_program,$p)))
