@@ -108,6 +108,73 @@ def simulate(array: Array, x: np.ndarray, w: np.ndarray, hurry: int = 0) -> tupl
 
 
 @dataclass(frozen=True)
+class Stream:
+    """How weights come to hw/rtl's core. scale_beats: before the codes of a group; beat_cycles: between beats."""
+
+    scale_beats: int = 4
+    rows_per_beat: int = 1  # rows of cells: 2 with codes of 4 bits, 4 with those of 2
+    beat_cycles: int = 1
+
+
+def core_cycles(array: Array, n_tokens: int, n_inputs: int, n_outputs: int, group_size: int, stream: Stream) -> int:
+    """Cycles of a product on hw/rtl/matmul_core.sv, from the first beat of weights to the last sum.
+
+    What it does beyond `cycles`: scales come in the same stream (stream.scale_beats); a tile is loaded, a row a cycle,
+    when all of it is in a buffer of two tiles, two cycles after its last row came; a token's codes are read a cycle
+    before they enter, and a sum leaves through a register; scales of four groups, and results of two rows of tiles, are
+    kept, and results go out four beats for each token. (array.row_cycles does not matter here.)
+    """
+    n, rows, cols = n_tokens, array.rows, array.cols
+    n_groups, n_passes, n_tiles = n_inputs // group_size, group_size // rows, -(-n_outputs // cols)
+    offered, taken = 0, -1  # the beat of weights that is on the stream: since when, and when the one before was taken
+    loads, starts, done, sent = [], [], [], []  # of tiles; of groups: scales are free; of rows of tiles: results are out
+    for row_of_tiles in range(n_tiles):
+        for group in range(n_groups):
+            free = done[-4] + 1 if len(done) >= 4 else 0
+            for _ in range(stream.scale_beats):
+                offered = max(taken + 1, offered + stream.beat_cycles) if taken >= 0 else 0
+                taken = max(offered, free)
+            slot = taken  # of the last row that was taken
+            for last_pass in [False] * (n_passes - 1) + [True]:
+                for row in range(rows):
+                    if row % stream.rows_per_beat == 0:
+                        offered = max(taken + 1, offered + stream.beat_cycles) if taken >= 0 else 0
+                    has_room = loads[-2] + row + 1 if len(loads) >= 2 else 0
+                    slot = max(slot + 1, offered, has_room)
+                    if (row + 1) % stream.rows_per_beat == 0:
+                        taken = slot
+                after = (loads[-1] + rows, starts[-1] + 1) if loads else ()
+                loads.append(max(slot + 2, 0, *after))
+                begin = max(loads[-1] + 1, starts[-1] + n if starts else 0)
+                if last_pass and group == n_groups - 1 and row_of_tiles >= 2:
+                    begin = max(begin, sent[-2] + 1)
+                starts.append(begin)
+            done.append(starts[-1] + n + rows + cols)
+        sent.append(max(done[-1] + 10, sent[-1] if sent else 0) + 4 * n)
+    return done[-1]
+
+
+def decode_beats(array: Array, n_inputs: int, n_outputs: int, group_size: int, stream: Stream) -> int:
+    """Beats of weights and scales of a matrix on hw/rtl's core."""
+    n_tiles = -(-n_outputs // array.cols)
+    return n_tiles * (n_inputs // stream.rows_per_beat + n_inputs // group_size * stream.scale_beats)
+
+
+def decode_cycles(array: Array, n_inputs: int, n_outputs: int, group_size: int, stream: Stream) -> int:
+    """`core_cycles` of one token, where the stream is never slower than a beat of rows: no cycle is lost but at the end.
+
+    Every beat takes as many cycles as its rows, or beat_cycles if these are more; behind the last one come the cycles
+    of the last tile's load, the token's way through the array, and the registers on it.
+    """
+    per_rows = max(stream.rows_per_beat, stream.beat_cycles)
+    n_tiles = -(-n_outputs // array.cols)
+    codes = n_tiles * n_inputs // stream.rows_per_beat * per_rows
+    scales = n_tiles * n_inputs // group_size * stream.scale_beats * stream.beat_cycles
+    wait = per_rows - stream.rows_per_beat  # the last beat's rows are taken at once
+    return codes + scales - wait + array.rows + array.cols + 3
+
+
+@dataclass(frozen=True)
 class Traffic:
     """Bytes that one matrix moves, and what it computes, for a number of tokens."""
 
