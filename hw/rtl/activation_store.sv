@@ -38,13 +38,15 @@ module activation_store #(
   localparam int LANE_W = $clog2(ROWS);
 
   // ---- codes: a word is collected, the first code in its lowest bits ----
+  logic [8*ROWS+23:0] longer;
   logic [8*ROWS-1:0]  word;
   logic [8*ROWS-1:8]  word_q;  // without the byte that the next code pushes out
   logic [LANE_W-1:0]  lane_q;
   logic [PASS_W-1:0]  pass_q;
   logic [TOKEN_W-1:0] token_q;
   logic               codes_full_q, word_whole, last_pass;
-  assign word       = codes_write_i ? {codes_i, word_q[8*ROWS-1:32]} : {codes_i[7:0], word_q[8*ROWS-1:8]};
+  assign longer     = {codes_i, word_q};
+  assign word       = codes_write_i ? longer[8*ROWS+23:24] : longer[8*ROWS-1:0];
   assign word_whole = codes_write_i ? lane_q == LANE_W'(ROWS - 4) : code_write_i & (lane_q == LANE_W'(ROWS - 1));
   assign last_pass  = COUNT_W'(pass_q) == passes_i - COUNT_W'(1);
 
