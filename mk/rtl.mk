@@ -67,3 +67,10 @@ $(foreach p,$(RTL_PROGRAMS),$(eval $(call rtl_program,$p)))
 rtl-story: $(HW)/axi-$(ARRAY)/runq $(HW)/axi-$(ARRAY)/runq_w8a8 $(HW)/axi-$(ARRAY)/backends/quant_gemm_rtl.so \
            $(PORTABLE)/runq_gptq $(foreach scheme,q8 w8a8 gptq-ladder,build/models/tiny-llama.$(scheme).bin) $(VENV_READY)
 	@$(PY) -m hw.story --array $(ARRAY)
+
+# Two products by one multiplier, beside two cells.
+$(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/tests/sim.h $(RTL)/mac_cell.sv $(RTL)/mac_cell_pair.sv build/packages-rtl build/packages-test
+	@rm -rf $(HW)/mac_pair && mkdir -p $(HW)/mac_pair
+	verilator --cc -O3 -Wall $(RTL_LINT) --top-module mac_pair --Mdir $(HW)/mac_pair $(filter %.sv,$^)
+	$(MAKE) -s -C $(HW)/mac_pair -f Vmac_pair.mk CXX='$(CXX)' Vmac_pair__ALL.a verilated.o verilated_threads.o > $(HW)/mac_pair/log
+	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -Ihw/tests -isystem $(VERILATOR_INCLUDE) -isystem $(HW)/mac_pair $< $(HW)/mac_pair/*.o -pthread -o $@
