@@ -75,3 +75,43 @@ $(foreach test,$(HW_TESTS),$(eval $(call hw_test,$(test))))
 
 build/hw/vectors/cases.txt: hw/tests/make_vectors.py golden/data/ops.safetensors $(wildcard golden/*.py) $(VENV_READY)
 	@$(PY) hw/tests/make_vectors.py $(@D)
+
+# ---- what runs ---------------------------------------------------------------------------------------------------
+HW_RANDOM := $(if $(FULL),100000000,1000000)
+HW_TOPS   := systolic_array dot_row group_scaler row_scaler quantizer fp32_fma file_codes weight_expander fp16_to_fp32 msd_array
+.PHONY: hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage
+hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage
+	@echo 'hw: all passed, $(HW_RANDOM) random pairs for each fp32 module$(if $(FULL),, (FULL=1: 100000000))'
+hw-quick: hw-lint hw-unit hw-icarus-quick
+	@echo 'hw-quick: passed; make hw also has planted mistakes, formal proofs, coverage, and every tile in Icarus'
+
+# Every test program, one after the other. HW_PAIRS is read by fp32_test.
+hw-unit: $(HW_TESTS:%=$(HW)/%_test) build/hw/vectors/cases.txt
+	@for test in $(HW_TESTS); do echo "--- $(HW)/$${test}_test"; HW_PAIRS=$(HW_PAIRS) $(HW)/$${test}_test --no-colors=1 || exit 1; done
+
+# All three tools take every module, and Verilator has no warning, nor Yosys a latch, a loop or two drivers.
+hw-lint: build/packages-hw
+	@for top in $(HW_TOPS); do verilator --lint-only -Wall -y $(RTL) --top-module $$top $(RTL)/$$top.sv || exit 1; done
+	@for top in $(HW_TOPS); do iverilog -g2012 -y $(RTL) -Y .sv -s $$top -o /dev/null $(RTL)/$$top.sv || exit 1; done
+	@for top in $(HW_TOPS); do yosys -q -e latch -p "read_verilog -sv $(RTL)/*.sv; hierarchy -top $$top; proc; check -assert" \
+	    > build/hw/yosys.log 2>&1 || { cat build/hw/yosys.log; exit 1; }; done
+	@echo "hw-lint: $(words $(HW_TOPS)) modules and all below them: Verilator, Icarus, Yosys"
+
+# A test bench of hw/tests on a product of build/hw/vectors: $(call hw_bench,BENCH,OPTIONS,CASE'S FOLDER).
+hw_bench = iverilog -g2012 -y $(RTL) -Y .sv -s $1 $2 -o build/hw/$1.vvp hw/tests/$1.sv && vvp -n build/hw/$1.vvp +vectors=$3 > build/hw/$1.log && \
+           sed "s|^|$1, $$(basename $3): |" build/hw/$1.log && grep -q '^equal' build/hw/$1.log
+hw_sizes = -P $1.TOKENS=$$n -P $1.OUTPUTS=$$m -P $1.INPUTS=$$k
+hw-icarus hw-icarus-quick: build/hw/vectors/cases.txt
+	@$(if $(findstring quick,$@),grep -E '16x64x64g64|40x48x128g32',awk '$$4 <= 2048') $< | while read name n m k g; do \
+	    $(call hw_bench,tile_tb,$(call hw_sizes,tile_tb),build/hw/vectors/passes-$$name) && \
+	    $(call hw_bench,scaler_tb,$(call hw_sizes,scaler_tb) -P scaler_tb.GROUP=$$g,build/hw/vectors/passes-$$name) && \
+	    $(call hw_bench,scaler_tb,$(call hw_sizes,scaler_tb) -P scaler_tb.GROUP=$$g -P scaler_tb.FUSED=1,build/hw/vectors/passes-$$name) || exit 1; \
+	done
+
+# Proofs: each hw/formal/NAME.sv has a module of its name with assertions, which sat of Yosys proves by induction over clocks.
+hw-formal: build/packages-hw
+	@for proof in $(basename $(notdir $(wildcard hw/formal/*.sv))); do \
+	    yosys -q -p "read_verilog -sv -formal $(RTL)/*.sv hw/formal/$$proof.sv; hierarchy -top $$proof; proc; memory; opt; flatten; async2sync; opt; \
+	        sat -verify -tempinduct -prove-asserts -set-assumes -seq 3 -set-at 1 checks_q 0 -maxsteps 10" > build/hw/formal.log 2>&1 || \
+	        { cat build/hw/formal.log; exit 1; }; \
+	    echo "hw-formal: $$proof is proved"; done
