@@ -6,31 +6,24 @@
 #     ARRAY=8x32          rows x columns of cells, for all of these
 
 ARRAY ?= 16x16
-# The sources; where all is built. hw/tests/core_mutants.py has other ones.
-RTL ?= hw/rtl
-HW  ?= build/hw
+# RTL, the sources, and HW, where all is built, are those of mk/hw.mk; hw/tests/core_mutants.py has other ones.
 RTL_SOURCES := $(wildcard $(RTL)/*.sv)
-VERILATOR_INCLUDE = $(shell verilator --getenv VERILATOR_ROOT)/include
-PACKAGES_RTL := verilator
+HW_TOPS += matmul_axi mac_cell_pair
 
 # The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a.
 rtl_rows = $(firstword $(subst x, ,$1))
 rtl_cols = $(lastword $(subst x, ,$1))
 RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --noassert --top-module matmul_axi --prefix Vmatmul_axi $(RTL_LINT) $(RTL_TRACE)
-$(HW)/axi-%/model/model.a: $(RTL_SOURCES) build/packages-rtl
+$(HW)/axi-%/model/model.a: $(RTL_SOURCES) build/packages-hw
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(RTL_VERILATOR) -GROWS=$(call rtl_rows,$*) -GCOLS=$(call rtl_cols,$*) --Mdir $(@D) $(RTL_SOURCES)
 	$(MAKE) -s -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST='-O2 -fPIC' OPT_SLOW='-O1 -fPIC' OPT_GLOBAL='-O2 -fPIC' \
 	    Vmatmul_axi__ALL.a verilated.o verilated_threads.o $(if $(RTL_TRACE),verilated_vcd_c.o) > $(@D)/log
 	cd $(@D) && ar -rcs model.a $$(ar -t Vmatmul_axi__ALL.a) verilated*.o
 $(HW)/axi-%/matmul_rtl.o: hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h $(HW)/axi-%/model/model.a
-	$(CXX) -std=c++20 -O2 -fPIC -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -isystem $(VERILATOR_INCLUDE) -isystem $(@D)/model -c $< -o $@
+	$(CXX) -std=c++20 -O2 -fPIC -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -isystem $(VERILATOR_ROOT)/include -isystem $(@D)/model -c $< -o $@
 # make does not see that the next run needs these again.
 .PRECIOUS: $(HW)/axi-%/model/model.a $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/backend.o $(HW)/axi-%/programs.o
-
-build/packages-rtl: build/packages
-	@$(call install,$(PACKAGES_RTL))
-	@touch $@
 
 # Stalls, reset, registers, and products against plain arithmetic.
 $(HW)/axi-%/matmul_axi_test: hw/tests/matmul_axi_test.cpp $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/model/model.a build/packages-test
@@ -69,8 +62,8 @@ rtl-story: $(HW)/axi-$(ARRAY)/runq $(HW)/axi-$(ARRAY)/runq_w8a8 $(HW)/axi-$(ARRA
 	@$(PY) -m hw.story --array $(ARRAY)
 
 # Two products by one multiplier, beside two cells.
-$(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/tests/sim.h $(RTL)/mac_cell.sv $(RTL)/mac_cell_pair.sv build/packages-rtl build/packages-test
+$(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/tests/sim.h $(RTL)/mac_cell.sv $(RTL)/mac_cell_pair.sv build/packages-hw build/packages-test
 	@rm -rf $(HW)/mac_pair && mkdir -p $(HW)/mac_pair
 	verilator --cc -O3 -Wall $(RTL_LINT) --top-module mac_pair --Mdir $(HW)/mac_pair $(filter %.sv,$^)
 	$(MAKE) -s -C $(HW)/mac_pair -f Vmac_pair.mk CXX='$(CXX)' Vmac_pair__ALL.a verilated.o verilated_threads.o > $(HW)/mac_pair/log
-	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -Ihw/tests -isystem $(VERILATOR_INCLUDE) -isystem $(HW)/mac_pair $< $(HW)/mac_pair/*.o -pthread -o $@
+	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include -isystem $(HW)/mac_pair $< $(HW)/mac_pair/*.o -pthread -o $@

@@ -54,13 +54,14 @@ module fp32_fma (
     end
   end
 
-  // Clock 2: align. Where c begins more than 3 bits above the product, the window goes with c, and all that counts of
-  // the product is whether it is 0. Below the window, the same is true of c.
+  // Clock 2: align. Where c begins more than 3 bits above the product, or the product is 0, the window goes with c, and all
+  // that counts of the product is whether it is 0. Below the window, the same is true of c: the product has 24 bits at
+  // least, since at most one operand can be subnormal where c can lie below.
   logic        is_far;
   logic [10:0] right;
   logic [77:0] c_left;
   logic [23:0] c_right, c_lost;
-  assign is_far  = place_q > 11'sd54;
+  assign is_far  = (place_q > 11'sd54) | (product_q == 48'h0);
   assign right   = -place_q;
   assign c_left  = 78'(c_q) << (is_far ? 11'd54 : place_q);
   assign c_right = c_q >> right;
@@ -75,7 +76,7 @@ module fp32_fma (
       sign_qq     <= sign_q;
       subtract_qq <= sign_q ^ c_sign_q;
       product_qq  <= is_far ? 78'(product_q != 48'h0) : {27'h0, product_q, 3'b000};
-      c_qq        <= place_q < 11'sd0 ? 78'({c_right[23:1], c_right[0] | (|c_lost)}) : c_left;
+      c_qq        <= (place_q < 11'sd0) & ~is_far ? 78'({c_right[23:1], c_right[0] | (|c_lost)}) : c_left;
       exp_qq      <= is_far ? $signed({3'b0, c_exp_q}) + 11'sd1 : exp_q;
       special_qq  <= special_q;
       value_qq    <= value_q;

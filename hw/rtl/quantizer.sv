@@ -9,8 +9,8 @@
 // group of Q8, a row of W8A8, or a block of 32: it ends with the number that last_i marks, and has MAX_N at most.
 //
 // A buffer has two halves. One takes in a group while the codes of the one before leave the other, so that a group of n
-// takes about n + 18 clocks in a stream of them: while one half waits for its division, the other can only be filled.
-// Latency: about n + 38 clocks from a group's first number to its first code.
+// takes about n + 17 clocks in a stream of them: while one half waits for its division, the other can only be filled.
+// Latency: n + 35 clocks from a group's first number to its first code, if both pass without a wait.
 //
 // Handshake: valid and ready on both sides; a number, or a code, passes in a clock in which both are 1. scale_o and last_o
 // come with each code, and all of them stay while they wait for ready_i. static_i and static_scale_i are looked at with

@@ -9,6 +9,7 @@
 #include "Varray_4x3.h"
 #include "Varray_5x2.h"
 #include "sim.h"
+#include "vectors.h"
 
 struct Operands {
     int n_tokens, n_tiles;
@@ -20,6 +21,8 @@ struct ArrayTest {
     static constexpr int sum_width = std::bit_width(unsigned(rows * 128 * 128)) + 1;
     Sim<Model> sim;
     Random random{1};
+    const std::vector<int64_t>* stored = nullptr;  // the sums, (n_tiles, n_tokens, cols), instead of computed ones
+    int stop_after = -1;                           // clocks, if not the product's end is to stop it
 
     Operands draw(int n_tokens, int n_tiles, bool extreme = false) {
         Operands o{n_tokens, n_tiles, {}, {}};
@@ -29,6 +32,7 @@ struct ArrayTest {
         return o;
     }
     int expected(const Operands& o, int tile, int token, int c) const {
+        if (stored != nullptr) return int((*stored)[size_t(tile * o.n_tokens + token) * cols + c]);
         int sum = 0;
         for (int r = 0; r < rows; r++)
             sum += o.x[(tile * o.n_tokens + token) * rows + r] * o.w[(tile * rows + r) * cols + c];
@@ -44,7 +48,7 @@ struct ArrayTest {
         int64_t now = 0, load_tile = 0, load_row = 0, load_at = 0, tile = -1, token = n, start = -1;
         int64_t remaining = int64_t(o.n_tiles) * n * cols;
         std::vector<int64_t> loaded(rows, -1);  // the clock in which each row of the latest tile came
-        while (remaining > 0) {
+        for (int clocks = 0; remaining > 0 && clocks != stop_after; clocks++) {
             const auto noise = [&](auto& port, int width, int lanes) {
                 for (int i = 0; i < lanes; i++) set_lane(port, i, width, int(random()));
             };
@@ -131,3 +135,49 @@ struct ArrayTest {
 TEST_CASE("4 x 3") { ArrayTest<Varray_4x3, 4, 3>().check(); }
 TEST_CASE("5 x 2") { ArrayTest<Varray_5x2, 5, 2>().check(); }
 TEST_CASE("16 x 16") { ArrayTest<Varray_16x16, 16, 16>().check(); }
+
+// Every product of the golden vectors, pass by pass: the sums of each are the file's. Rows of tiles follow each other
+// without a gap.
+TEST_CASE("16 x 16: golden passes") {
+    for (const Passes& p : all_passes()) {
+        INFO(p.name);
+        const std::vector<int64_t> x = p.read("x.codes"), w = p.read("w.codes"), sums = p.read("pass.sums");
+        // One product: a tile is a pass of a row of tiles.
+        ArrayTest<Varray_16x16, 16, 16> test;
+        const int n_tiles = p.n_row_tiles() * p.n_passes();
+        Operands o{p.n_tokens, n_tiles, {}, std::vector<int>(w.begin(), w.end())};
+        for (int row = 0; row < p.n_row_tiles(); row++) o.x.insert(o.x.end(), x.begin(), x.end());
+        REQUIRE(o.x.size() == size_t(n_tiles * p.n_tokens * 16));
+        REQUIRE(o.w.size() == size_t(n_tiles * 16 * 16));
+        REQUIRE(sums.size() == size_t(n_tiles * p.n_tokens * 16));
+        test.stored = &sums;
+        int wrong = 0;
+        test.sim.reset();
+        const int64_t took = test.run(o, 1, false, wrong);
+        CHECK(took == 1 + int64_t(n_tiles - 1) * std::max(p.n_tokens, 16) + p.n_tokens + 30);
+        CHECK(wrong == 0);
+    }
+}
+
+// A reset while weights and tokens are on their way: nothing of them comes out afterwards, and the next product is right.
+TEST_CASE("4 x 3: reset in the middle") {
+    ArrayTest<Varray_4x3, 4, 3> test;
+    for (int clocks = 1; clocks < 40; clocks++) {
+        const Operands o = test.draw(5, 3);
+        int wrong = 0;
+        test.stop_after = clocks;
+        test.sim.reset(1);
+        test.run(o, 1, clocks % 2 == 0, wrong);
+        CHECK(wrong == 0);
+        test.sim.top.w_valid_i = test.sim.top.x_valid_i = 0;
+        test.sim.reset(1);
+        for (int i = 0; i < clocks % 9; i++) {
+            CHECK(int(test.sim.top.sum_valid_o) == 0);
+            test.sim.tick();
+        }
+        test.stop_after = -1;
+        const Operands next = test.draw(5, 3);
+        CHECK(test.run(next, 1, false, wrong) == 1 + 2 * 5 + 5 + 4 + 3 - 2);
+        CHECK(wrong == 0);
+    }
+}

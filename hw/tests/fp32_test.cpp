@@ -2,20 +2,27 @@
 // kinds. HW_PAIRS says how many random pairs each module gets.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstdlib>
-#include <deque>
 #include <string>
 #include <vector>
 
+#include "Vfp16_to_fp32.h"
 #include "Vfp32_add.h"
+#include "Vfp32_div.h"
+#include "Vfp32_fma.h"
 #include "Vfp32_mul.h"
+#include "Vfp32_to_code.h"
 #include "Vint_to_fp32.h"
+#include "Vint_to_fp32_20.h"
 #include "sim.h"
+#include "tests/safetensors.h"
 
 static uint64_t n_pairs() {
     const char* n = std::getenv("HW_PAIRS");
-    return n ? std::stoull(n) : 1000000;
+    return n != nullptr ? std::stoull(n) : 1000000;
 }
 
 // Both sides of everything that can go wrong: zeros, subnormals, powers of two and their neighbours, halves of the last
@@ -31,87 +38,225 @@ static std::vector<uint32_t> edges() {
     return list;
 }
 
-// Pairs of all kinds: any bits; exponents near each other, where sums cancel; products near the smallest numbers, and
-// near the largest; few bits set, so that exact halves occur.
-struct Pairs {
+struct Operands {
+    uint32_t a, b, c;
+};
+
+// Operands of all kinds: any bits; exponents near each other, where sums cancel; products near the smallest numbers, and
+// near the largest; few bits set, so that exact halves occur. c is any number, or one near -a * b.
+struct Draws {
     Random random;
-    uint32_t a = 0, b = 0;
-    void next() {
-        const uint64_t r = random();
-        a = uint32_t(r), b = uint32_t(r >> 32);
-        const uint64_t s = random();
-        const auto with_exp = [](uint32_t f, int exp) {
-            return (f & 0x807fffff) | uint32_t(exp < 0 ? 0 : exp > 254 ? 254 : exp) << 23;
-        };
+    Operands next() {
+        const uint64_t r = random(), s = random();
+        uint32_t a = uint32_t(r), b = uint32_t(r >> 32), c = uint32_t(s >> 32);
+        const auto with_exp = [](uint32_t f, int exp) { return (f & 0x807fffff) | uint32_t(std::clamp(exp, 0, 254)) << 23; };
         const int exp_a = int(a >> 23 & 255), spread = int(s >> 8 & 63) - 32;
         switch (s & 7) {
             case 0: break;
             case 1:
             case 2: b = with_exp(b, exp_a + spread); break;
             case 3: b = a ^ 0x80000000 ^ uint32_t(s >> 16 & 7); break;
-            case 4: b = with_exp(b, 127 - exp_a + (spread >> 1)); break;
-            case 5: b = with_exp(b, 381 - exp_a + (spread >> 3)); break;
+            case 4: b = with_exp(b, 127 - exp_a + spread / 2); break;
+            case 5: b = with_exp(b, 381 - exp_a + spread / 8); break;
             case 6: b = with_exp(b, exp_a + spread) & ~0u << (s >> 16 & 31), a &= ~0u << (s >> 24 & 31); break;
-            case 7: a &= 0x80ffffff, b = with_exp(b, spread > 0 ? spread >> 2 : 127 + spread); break;
+            case 7: a &= 0x80ffffff, b = with_exp(b, spread > 0 ? spread / 4 : 127 + spread); break;
         }
+        if (s & 8) {
+            const uint32_t product = bits_of(float_of(a) * float_of(b));
+            const int exp = int(product >> 23 & 255);
+            c = s & 16 ? product ^ 0x80000000 ^ uint32_t(s >> 40 & 3) : with_exp(c, exp + int(s >> 48 & 127) - 64);
+        }
+        return {a, b, c};
     }
 };
 
-// Feeds pairs, one a clock with a pause now and then, and compares what comes out `latency` clocks later.
-template <class Model, class Result>
-static void compare(int latency, auto set, auto get, Result expected) {
+struct Tally {
+    uint64_t compared = 0, wrong = 0;
+    void operator()(const Operands& o, uint32_t have, uint32_t want) {
+        compared++;
+        if (same_float(want, have)) return;
+        if (wrong++ < 5) {
+            char line[99];
+            std::snprintf(line, sizeof(line), "%08x, %08x, %08x: %08x, not %08x", o.a, o.b, o.c, have, want);
+            MESSAGE(line);
+        }
+    }
+    void check() const {
+        MESSAGE(compared << " compared");
+        CHECK(compared >= n_pairs());
+        CHECK(wrong == 0);
+    }
+};
+
+// Every pair of edges, each with a third edge, then random operands.
+static void for_all(auto feed) {
+    const std::vector<uint32_t> list = edges();
+    Random random(2);
+    for (uint32_t a : list)
+        for (uint32_t b : list) feed(Operands{a, b, list[random() % list.size()]});
+    Draws draws{Random(1)};
+    for (uint64_t i = 0; i < n_pairs(); i++) feed(draws.next());
+}
+
+// Feeds operands one a clock, with a pause now and then, and compares what comes out `latency` clocks later.
+template <class Model>
+static void compare(int latency, auto set, auto get, auto expected) {
     Sim<Model> sim;
-    std::deque<std::pair<uint32_t, uint32_t>> on_the_way;
-    uint64_t wrong = 0, compared = 0;
+    std::vector<Operands> on_the_way(latency);
+    uint64_t clocks = 0;
     Random pauses(7);
-    const auto feed = [&](uint32_t a, uint32_t b) {
+    Tally tally;
+    const auto feed = [&](const Operands& o) {
         while ((pauses() & 15) == 0) {
             sim.top.en_i = 0;
-            set(sim.top, uint32_t(pauses()), uint32_t(pauses()));
+            set(sim.top, Operands{uint32_t(pauses()), uint32_t(pauses()), uint32_t(pauses())});
             sim.tick();
         }
         sim.top.en_i = 1;
-        set(sim.top, a, b);
+        set(sim.top, o);
         sim.tick();
-        on_the_way.push_back({a, b});
-        if (int(on_the_way.size()) < latency) return;
-        const auto [x, y] = on_the_way.front();
-        on_the_way.pop_front();
-        const uint32_t want = expected(x, y), have = get(sim.top);
-        compared++;
-        if (same_float(want, have)) return;
-        if (wrong++ < 5) MESSAGE(std::hex << x << " and " << y << ": " << have << ", not " << want);
+        on_the_way[clocks++ % latency] = o;
+        if (clocks < uint64_t(latency)) return;
+        const Operands& first = on_the_way[clocks % latency];
+        tally(first, get(sim.top), expected(first));
     };
-    const std::vector<uint32_t> list = edges();
-    for (uint32_t a : list)
-        for (uint32_t b : list) feed(a, b);
-    Pairs pairs{Random(1)};
-    for (uint64_t i = 0; i < n_pairs(); i++) {
-        pairs.next();
-        feed(pairs.a, pairs.b);
-    }
-    for (int i = 0; i < latency; i++) feed(0, 0);
-    MESSAGE(compared << " pairs compared");
-    CHECK(compared >= list.size() * list.size() + n_pairs());
-    CHECK(wrong == 0);
+    for_all(feed);
+    for (int i = 0; i < latency; i++) feed({0, 0, 0});
+    tally.check();
 }
 
-static const auto set_both = [](auto& top, uint32_t a, uint32_t b) { top.a_i = a, top.b_i = b; };
+static const auto set_both = [](auto& top, const Operands& o) { top.a_i = o.a, top.b_i = o.b; };
 
 TEST_CASE("fp32_add") {
     compare<Vfp32_add>(
         4, set_both, [](const auto& top) { return top.s_o; },
-        [](uint32_t a, uint32_t b) { return bits_of(float_of(a) + float_of(b)); });
+        [](const Operands& o) { return bits_of(float_of(o.a) + float_of(o.b)); });
 }
 
 TEST_CASE("fp32_mul") {
     compare<Vfp32_mul>(
         3, set_both, [](const auto& top) { return top.p_o; },
-        [](uint32_t a, uint32_t b) { return bits_of(float_of(a) * float_of(b)); });
+        [](const Operands& o) { return bits_of(float_of(o.a) * float_of(o.b)); });
 }
 
+TEST_CASE("fp32_fma") {
+    compare<Vfp32_fma>(
+        5, [](auto& top, const Operands& o) { top.a_i = o.a, top.b_i = o.b, top.c_i = o.c; },
+        [](const auto& top) { return top.f_o; },
+        [](const Operands& o) { return bits_of(std::fma(float_of(o.a), float_of(o.b), float_of(o.c))); });
+}
+
+// Integers of all sizes.
 TEST_CASE("int_to_fp32") {
+    const auto number = [](const Operands& o) { return int32_t(o.a) >> (o.b & 31); };
     compare<Vint_to_fp32>(
-        3, [](auto& top, uint32_t a, uint32_t b) { top.int_i = a >> (b & 31); }, [](const auto& top) { return top.f_o; },
-        [](uint32_t a, uint32_t b) { return bits_of(float(int32_t(a >> (b & 31)))); });
+        3, [&](auto& top, const Operands& o) { top.int_i = uint32_t(number(o)); }, [](const auto& top) { return top.f_o; },
+        [&](const Operands& o) { return bits_of(float(number(o))); });
+    Sim<Vint_to_fp32> sim;
+    for (const int32_t extreme : {INT32_MIN, INT32_MIN + 1, INT32_MAX, 0, 1, -1, 1 << 24, (1 << 24) + 1, (1 << 24) + 3, -(1 << 24) - 1}) {
+        sim.top.int_i = uint32_t(extreme);
+        for (int i = 0; i < 3; i++) sim.tick();
+        CHECK(sim.top.f_o == bits_of(float(extreme)));
+    }
+}
+
+TEST_CASE("int_to_fp32 of 20 bits: every integer") {
+    Sim<Vint_to_fp32_20> sim;
+    uint64_t wrong = 0;
+    for (int i = -(1 << 19); i < (1 << 19) + 2; i++) {
+        sim.top.int_i = uint32_t(i) & 0xfffff;
+        sim.tick();
+        const int before = i - 2;
+        if (before >= -(1 << 19)) wrong += sim.top.f_o != bits_of(float(before));
+    }
+    CHECK(wrong == 0);
+}
+
+TEST_CASE("fp16_to_fp32: every number") {
+    Sim<Vfp16_to_fp32> sim;
+    uint64_t wrong = 0;
+    for (uint32_t h = 0; h < 65536; h++) {
+        sim.top.h_i = uint16_t(h);
+        sim.settle();
+        Tensor one{"F16", {1}, {char(h & 255), char(h >> 8)}};
+        wrong += !same_float(sim.top.f_o, bits_of(one.f32()[0]));
+    }
+    CHECK(wrong == 0);
+}
+
+static uint32_t divide(Sim<Vfp32_div>& sim, uint32_t a, uint32_t b, int wait, int& clocks) {
+    auto& top = sim.top;
+    top.a_i = a, top.b_i = b, top.valid_i = 1, top.ready_i = 0;
+    sim.settle();
+    REQUIRE(top.ready_o == 1);
+    sim.tick();
+    top.valid_i = 0, top.a_i = ~a, top.b_i = ~b;
+    for (clocks = 1; !top.valid_o && clocks < 100; clocks++) sim.tick();
+    const uint32_t q = top.q_o;
+    for (int i = 0; i < wait; i++) {
+        sim.tick();
+        CHECK((top.valid_o && top.q_o == q && !top.ready_o));
+    }
+    top.ready_i = 1;
+    sim.tick();
+    CHECK(!top.valid_o);
+    return q;
+}
+
+// A division takes 29 clocks, so that it gets a twentieth of the pairs, unless HW_PAIRS says how many.
+TEST_CASE("fp32_div") {
+    Sim<Vfp32_div> sim;
+    sim.reset();
+    Random random(3);
+    Tally tally;
+    int clocks = 0;
+    const auto one = [&](const Operands& o) {
+        if (std::getenv("HW_PAIRS") == nullptr && tally.compared + tally.compared / 2 > n_pairs() / 10) return;
+        tally(o, divide(sim, o.a, o.b, random.one_in(64) ? 3 : 0, clocks), bits_of(float_of(o.a) / float_of(o.b)));
+        if (clocks != 29) FAIL("takes " << clocks << " clocks");
+    };
+    // The quotients that the quantizer takes, then all.
+    for (int i = 0; i < 20000; i++) {
+        const uint32_t amax = uint32_t(random()) & 0x7fffffff;
+        one({bits_of(127), amax, 0});
+        one({amax, bits_of(127), 0});
+        one({bits_of(1), amax, 0});
+    }
+    for_all(one);
+    MESSAGE(tally.compared << " compared");
+    CHECK(tally.compared > 60000);
+    CHECK(tally.wrong == 0);
+    // A reset drops a division, and the next is right.
+    for (int i = 0; i < 31; i++) {
+        sim.top.a_i = bits_of(1), sim.top.b_i = bits_of(3), sim.top.valid_i = 1, sim.top.ready_i = 0;
+        for (int j = 0; j < i; j++) sim.tick();
+        sim.top.valid_i = 0;
+        sim.reset(1);
+        CHECK((sim.top.ready_o && !sim.top.valid_o));
+        CHECK(divide(sim, bits_of(float(i)), bits_of(7), 0, clocks) == bits_of(float(i) / 7));
+    }
+}
+
+// As quantize_group has it.
+static int code_of(float product) {
+    const float r = std::nearbyint(product);
+    const float low = r > -127.0f ? r : -127.0f;
+    return int(low < 127.0f ? low : 127.0f);
+}
+
+TEST_CASE("fp32_to_code") {
+    compare<Vfp32_to_code>(
+        1, [](auto& top, const Operands& o) { top.f_i = o.a; },
+        [](const auto& top) { return uint32_t(int32_t(int8_t(top.code_o))); },
+        [](const Operands& o) { return uint32_t(code_of(float_of(o.a))); });
+    // Every half from -130 to 130, and its neighbours of both sides.
+    Sim<Vfp32_to_code> sim;
+    for (int half = -260; half <= 260; half++) {
+        for (int step = -2; step <= 2; step++) {
+            const float f = float_of(bits_of(float(half) / 2) + uint32_t(step));
+            sim.top.f_i = bits_of(f);
+            sim.tick();
+            if (int8_t(sim.top.code_o) != code_of(f)) FAIL(f << " becomes " << int(int8_t(sim.top.code_o)));
+        }
+    }
 }

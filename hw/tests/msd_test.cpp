@@ -1,0 +1,154 @@
+// The MSD split and the pair of int4 arrays: digits against the golden vectors, sums against those of A8W4.
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <string>
+#include <vector>
+
+#include "Vmsd_array_16x16.h"
+#include "Vmsd_array_4x3.h"
+#include "Vmsd_split.h"
+#include "sim.h"
+#include "vectors.h"
+
+TEST_CASE("msd_split: golden vectors, every code") {
+    Sim<Vmsd_split> sim;
+    const std::vector<int64_t> codes = op("msd_split.codes"), high = op("msd_split.high"), low = op("msd_split.low");
+    REQUIRE(codes.size() == 256);
+    for (size_t k = 0; k < codes.size(); k += 16) {
+        for (int i = 0; i < 16; i++) set_lane(sim.top.x_i, i, 8, int(codes[k + size_t(i)]));
+        sim.settle();
+        for (int i = 0; i < 16; i++) {
+            CHECK(lane(sim.top.high_o, i, 4) == high[k + size_t(i)]);
+            CHECK(lane(sim.top.low_o, i, 4) == low[k + size_t(i)]);
+        }
+    }
+}
+
+// Tiles one after the other: weights as early as they may come, tokens as soon as they have them.
+template <class Model, int rows, int cols, bool add_eights>
+struct Msd {
+    static constexpr int sum_width = std::bit_width(unsigned(rows * (add_eights ? 128 : 136) * 8)) + 1;
+    Sim<Model> sim;
+    Random random{43};
+
+    // x: (n_tiles, n, rows), w: (n_tiles, rows, cols). Sums: (n_tiles, n, cols).
+    std::vector<int> run(const std::vector<int>& x, const std::vector<int>& w, int n_tiles, bool pauses) {
+        auto& top = sim.top;
+        const int n = int(x.size()) / n_tiles / rows;
+        std::vector<int> sums(size_t(n_tiles * n * cols)), next(cols, 0);
+        int tile = -1, token = n, load_tile = 0, load_row = 0, remaining = n_tiles * n * cols;
+        int64_t now = 0, start = -1, load_at = 0;
+        sim.reset();
+        while (remaining > 0) {
+            top.en_i = !(pauses && random.one_in(4));
+            top.w_valid_i = top.x_valid_i = 0, top.x_first_i = random() & 1, top.w_row_i = uint8_t(random() % rows);
+            const bool first_row = load_row == 0 && load_tile < n_tiles && (load_tile == 0 || (tile == load_tile - 1 && now > start));
+            const bool load = first_row || (load_row > 0 && load_row < rows);
+            const bool begin = token == n && load_tile == tile + 1 && load_row > 0 && now > load_at;
+            if (load) {
+                top.w_valid_i = 1, top.w_row_i = uint8_t(load_row);
+                for (int c = 0; c < cols; c++) set_lane(top.w_i, c, 4, w[size_t((load_tile * rows + load_row) * cols + c)]);
+            }
+            if (begin || token < n) {
+                const int of_tile = begin ? tile + 1 : tile, t = begin ? 0 : token;
+                top.x_valid_i = 1, top.x_first_i = begin;
+                for (int r = 0; r < rows; r++) set_lane(top.x_i, r, 8, x[size_t((of_tile * n + t) * rows + r)]);
+            }
+            const bool moved = top.en_i;
+            const bool token_came = top.x_valid_i;
+            sim.tick();
+            if (!moved) continue;
+            if (token_came) {
+                if (begin) tile++, token = 0, start = now;
+                token++;
+            }
+            if (load) {
+                if (load_row == 0) load_at = now;
+                load_row++;
+            }
+            // The loader goes on when the tile whose rows it has loaded has begun.
+            if (load_row == rows && tile == load_tile) load_tile++, load_row = 0;
+            now++;
+            for (int c = 0; c < cols; c++) {
+                if (!(top.sum_valid_o >> c & 1)) continue;
+                sums[size_t(next[c] * cols + c)] = lane(top.sum_o, c, sum_width);
+                next[c]++, remaining--;
+            }
+        }
+        return sums;
+    }
+};
+
+static int64_t exact(const std::vector<int>& x, const std::vector<int>& w, int rows, int cols, int n, int tile, int t, int c, bool eights) {
+    int64_t sum = 0;
+    for (int r = 0; r < rows; r++)
+        sum += int64_t(x[size_t((tile * n + t) * rows + r)] - (eights ? 0 : 8)) * w[size_t((tile * rows + r) * cols + c)];
+    return sum;
+}
+
+template <class Model, int rows, int cols, bool add_eights>
+static void check_random() {
+    for (const bool pauses : {false, true}) {
+        for (const int n : {1, 3, rows, 2 * rows + 1}) {
+            for (const bool extreme : {false, true}) {
+                Msd<Model, rows, cols, add_eights> msd;
+                Random random(47);
+                const int n_tiles = 5;
+                std::vector<int> x(size_t(n_tiles * n * rows)), w(size_t(n_tiles * rows * cols));
+                for (int& v : x) v = extreme ? (random() & 1 ? -128 : 127) : random.in(-128, 127);
+                for (int& v : w) v = extreme ? -8 : random.in(-8, 7);
+                if (extreme)
+                    for (int r = 0; r < rows; r++) x[size_t(r)] = -128;
+                const std::vector<int> sums = msd.run(x, w, n_tiles, pauses);
+                int wrong = 0;
+                for (int tile = 0; tile < n_tiles; tile++)
+                    for (int t = 0; t < n; t++)
+                        for (int c = 0; c < cols; c++)
+                            wrong += sums[size_t((tile * n + t) * cols + c)] != exact(x, w, rows, cols, n, tile, t, c, add_eights);
+                CHECK(wrong == 0);
+            }
+        }
+    }
+}
+TEST_CASE("msd_array: random and extreme") {
+    check_random<Vmsd_array_16x16, 16, 16, true>();
+    check_random<Vmsd_array_4x3, 4, 3, false>();
+}
+
+// The int32 sums of every group and expert of A8W4's vectors.
+TEST_CASE("msd_array: golden sums of A8W4") {
+    for (const std::string& name : op_cases("grouped_a8w4.", "sums")) {
+        INFO(name);
+        const std::vector<int> w_shape = op_shape(name + ".weight.codes"), sums_shape = op_shape(name + ".sums");
+        const std::vector<int64_t> x = op(name + ".x.codes"), w = op(name + ".weight.codes"), sums = op(name + ".sums"),
+                                   ends = op(name + ".group_list");
+        const int n_out = w_shape[1], k = w_shape[2], groups = sums_shape[2], per_group = k / 16 / groups;
+        int begin = 0, wrong = 0;
+        for (int e = 0; e < w_shape[0]; begin = int(ends[size_t(e)]), e++) {
+            const int n = int(ends[size_t(e)]) - begin;
+            if (n == 0) continue;
+            std::vector<int> tiles_x, tiles_w;
+            for (int o = 0; o < n_out; o += 16) {
+                for (int i = 0; i < k; i += 16) {
+                    for (int t = 0; t < n; t++)
+                        for (int r = 0; r < 16; r++) tiles_x.push_back(int(x[size_t((begin + t) * k + i + r)]));
+                    for (int r = 0; r < 16; r++)
+                        for (int c = 0; c < 16; c++) tiles_w.push_back(int(w[size_t((e * n_out + o + c) * k + i + r)]));
+                }
+            }
+            Msd<Vmsd_array_16x16, 16, 16, true> msd;
+            const int n_tiles = n_out / 16 * (k / 16);
+            const std::vector<int> parts = msd.run(tiles_x, tiles_w, n_tiles, e % 2 == 0);
+            for (int t = 0; t < n; t++)
+                for (int o = 0; o < n_out; o++)
+                    for (int g = 0; g < groups; g++) {
+                        int64_t sum = 0;
+                        for (int p = g * per_group; p < (g + 1) * per_group; p++)
+                            sum += parts[size_t(((o / 16 * (k / 16) + p) * n + t) * 16 + o % 16)];
+                        wrong += sum != sums[size_t(((begin + t) * n_out + o) * groups + g)];
+                    }
+        }
+        CHECK(wrong == 0);
+    }
+}

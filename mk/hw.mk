@@ -1,0 +1,117 @@
+# hw/: the arithmetic in SystemVerilog, and its tests (docs/rtl.md). Needs the packages PACKAGES_HW.
+#
+#     make hw                  build and test everything
+#     make hw FULL=1           the same with 10^8 random pairs for each fp32 module
+#     make hw-quick            what make test runs of it
+#     make hw-coverage         lines and signals of the RTL that the tests reach
+#     make hw-mutants          the tests find every mistake that is planted in the RTL (MUTANTS=name: this one)
+
+PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev
+$(foreach goal,hw hw-quick hw-coverage hw-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON HW))
+build/packages-hw: build/packages
+	@$(call install,$(PACKAGES_HW))
+	@touch $@
+
+# ---- modules and their tests -------------------------------------------------------------------------------------
+# RTL: the sources; HW: where their models go. hw/tests/mutants.py has other ones.
+RTL ?= hw/rtl
+HW  ?= build/hw
+
+# Models by name, for Verilator: the module, and its parameters if they are not the default.
+HW_MODELS := fp32_add fp32_mul fp32_fma fp32_div int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code \
+             array_4x3 array_5x2 array_16x16 msd_array_16x16 msd_array_4x3 dot_row dot_row_5 \
+             group_scaler group_scaler_fused row_scaler quantizer quantizer_4 weights msd_split
+hw_module_int_to_fp32_20     := int_to_fp32 INT_W=20
+hw_module_array_4x3          := systolic_array ROWS=4 COLS=3
+hw_module_array_5x2          := systolic_array ROWS=5 COLS=2
+hw_module_array_16x16        := systolic_array ROWS=16 COLS=16
+hw_module_msd_array_16x16    := msd_array ROWS=16 COLS=16
+hw_module_msd_array_4x3      := msd_array ROWS=4 COLS=3 ADD_EIGHTS=1'b0
+hw_module_dot_row            := dot_row LANES=16 PRODUCTS=65536
+hw_module_dot_row_5          := dot_row LANES=5 PRODUCTS=15 X_MAX=127 W_MAX=15 W_W=5
+hw_module_group_scaler       := group_scaler ACC_W=32 TAG_W=16
+hw_module_group_scaler_fused := group_scaler ACC_W=32 TAG_W=16 FUSED=1'b1
+hw_module_quantizer_4        := quantizer MAX_N=4
+hw_module_weights            := weight_expander
+
+# Test programs, hw/tests/NAME_test.cpp, and the models that each drives.
+HW_TESTS := fp32 array dot_row scaler quantizer weights msd
+hw_models_fp32      := fp32_add fp32_mul fp32_fma fp32_div int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code
+hw_models_array     := array_4x3 array_5x2 array_16x16
+hw_models_dot_row   := dot_row dot_row_5
+hw_models_scaler    := group_scaler group_scaler_fused row_scaler
+hw_models_quantizer := quantizer quantizer_4
+hw_models_weights   := weights file_codes fp16_to_fp32
+hw_models_msd       := msd_split msd_array_16x16 msd_array_4x3
+
+VERILATOR      = verilator --cc --build -O3 --x-initial unique -CFLAGS '-O1 -std=c++20' -y $(RTL) $(HW_VERILATOR)
+VERILATOR_ROOT = $(eval VERILATOR_ROOT := $$(shell verilator --getenv VERILATOR_ROOT))$(VERILATOR_ROOT)
+HW_FLAGS       = -std=c++20 -O2 -ffp-contract=off -fno-fast-math -pthread -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include \
+                 $(WARNINGS) -DVECTORS='"build/hw/vectors"' -DCOVERAGE_DIR='"$(HW)"'
+
+define hw_model
+$$(HW)/models/$1/V$1__ALL.a: $$(RTL)/$(firstword $(or $(hw_module_$1),$1)).sv build/packages-hw mk/hw.mk
+	@mkdir -p $$(@D)
+	@MAKEFLAGS= $$(VERILATOR) --prefix V$1 --Mdir $$(@D) --top-module $(basename $(notdir $(firstword $(or $(hw_module_$1),$1)))) \
+	    $(patsubst %,"-G%",$(wordlist 2,99,$(hw_module_$1))) $$< > $$(@D)/log || { cat $$(@D)/log; exit 1; }
+	@sed 's|^[^:]*:|$$@:|' $$(@D)/V$1__ver.d > $$(@D)/sources.d
+endef
+$(foreach model,$(sort $(foreach test,$(HW_TESTS),$(hw_models_$(test)))),$(eval $(call hw_model,$(model))))
+-include $(wildcard $(HW)/models/*/sources.d)
+
+HW_RUNTIME := $(patsubst %,$(HW)/%.o,verilated verilated_threads $(if $(HW_COVERAGE),verilated_cov))
+$(HW_RUNTIME): $(HW)/%.o: build/packages-hw
+	@mkdir -p $(@D)
+	$(CXX) -std=c++20 -O2 -w -pthread -I$(VERILATOR_ROOT)/include -I$(VERILATOR_ROOT)/include/vltstd -c $(VERILATOR_ROOT)/include/$*.cpp -o $@
+
+$(HW)/vectors.o $(HW)/main.o: $(HW)/%.o: build/packages-hw
+	@mkdir -p $(@D)
+	$(CXX) $(HW_FLAGS) $(DEPS) -c $(firstword $(wildcard hw/tests/$*.cpp tests/$*.cpp)) -o $@
+define hw_test
+$$(HW)/$1_test: hw/tests/$1_test.cpp $$(HW)/vectors.o $$(HW)/main.o $$(HW_RUNTIME) $(foreach model,$(hw_models_$1),$$(HW)/models/$(model)/V$(model)__ALL.a)
+	$$(CXX) $$(HW_FLAGS) $$(DEPS) $(foreach model,$(hw_models_$1),-isystem $$(HW)/models/$(model)) $$(filter-out %.h,$$^) -o $$@
+endef
+$(foreach test,$(HW_TESTS),$(eval $(call hw_test,$(test))))
+
+build/hw/vectors/cases.txt: hw/tests/make_vectors.py golden/data/ops.safetensors $(wildcard golden/*.py) $(VENV_READY)
+	@$(PY) hw/tests/make_vectors.py $(@D)
+
+# ---- what runs ---------------------------------------------------------------------------------------------------
+HW_RANDOM := $(if $(FULL),100000000,1000000)
+HW_TOPS   := systolic_array dot_row group_scaler row_scaler quantizer fp32_fma file_codes weight_expander fp16_to_fp32 msd_array
+.PHONY: hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage
+hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage
+	@echo 'hw: all passed, $(HW_RANDOM) random pairs for each fp32 module$(if $(FULL),, (FULL=1: 100000000))'
+hw-quick: hw-lint hw-unit hw-icarus-quick
+	@echo 'hw-quick: passed; make hw also has planted mistakes, formal proofs, coverage, and every tile in Icarus'
+
+# Every test program, one after the other. HW_PAIRS is read by fp32_test.
+hw-unit: $(HW_TESTS:%=$(HW)/%_test) build/hw/vectors/cases.txt
+	@for test in $(HW_TESTS); do echo "--- $(HW)/$${test}_test"; HW_PAIRS=$(HW_PAIRS) $(HW)/$${test}_test --no-colors=1 || exit 1; done
+
+# All three tools take every module, and Verilator has no warning, nor Yosys a latch, a loop or two drivers.
+hw-lint: build/packages-hw
+	@for top in $(HW_TOPS); do verilator --lint-only -Wall -y $(RTL) --top-module $$top $(RTL)/$$top.sv || exit 1; done
+	@for top in $(HW_TOPS); do iverilog -g2012 -y $(RTL) -Y .sv -s $$top -o /dev/null $(RTL)/$$top.sv || exit 1; done
+	@for top in $(HW_TOPS); do yosys -q -e latch -p "read_verilog -sv $(RTL)/*.sv; hierarchy -top $$top; proc; check -assert" \
+	    > build/hw/yosys.log 2>&1 || { cat build/hw/yosys.log; exit 1; }; done
+	@echo "hw-lint: $(words $(HW_TOPS)) modules and all below them: Verilator, Icarus, Yosys"
+
+# A test bench of hw/tests on a product of build/hw/vectors: $(call hw_bench,BENCH,OPTIONS,CASE'S FOLDER).
+hw_bench = iverilog -g2012 -y $(RTL) -Y .sv -s $1 $2 -o build/hw/$1.vvp hw/tests/$1.sv && vvp -n build/hw/$1.vvp +vectors=$3 > build/hw/$1.log && \
+           sed "s|^|$1, $$(basename $3): |" build/hw/$1.log && grep -q '^equal' build/hw/$1.log
+hw_sizes = -P $1.TOKENS=$$n -P $1.OUTPUTS=$$m -P $1.INPUTS=$$k
+hw-icarus hw-icarus-quick: build/hw/vectors/cases.txt
+	@$(if $(findstring quick,$@),grep -E '16x64x64g64|40x48x128g32',awk '$$4 <= 2048') $< | while read name n m k g; do \
+	    $(call hw_bench,tile_tb,$(call hw_sizes,tile_tb),build/hw/vectors/passes-$$name) && \
+	    $(call hw_bench,scaler_tb,$(call hw_sizes,scaler_tb) -P scaler_tb.GROUP=$$g,build/hw/vectors/passes-$$name) && \
+	    $(call hw_bench,scaler_tb,$(call hw_sizes,scaler_tb) -P scaler_tb.GROUP=$$g -P scaler_tb.FUSED=1,build/hw/vectors/passes-$$name) || exit 1; \
+	done
+
+# Proofs: each hw/formal/NAME.sv has a module of its name with assertions, which sat of Yosys proves by induction over clocks.
+hw-formal: build/packages-hw
+	@for proof in $(basename $(notdir $(wildcard hw/formal/*.sv))); do \
+	    yosys -q -p "read_verilog -sv -formal $(RTL)/*.sv hw/formal/$$proof.sv; hierarchy -top $$proof; proc; memory; opt; flatten; async2sync; opt; \
+	        sat -verify -tempinduct -prove-asserts -set-assumes -seq 3 -set-at 1 checks_q 0 -maxsteps 10" > build/hw/formal.log 2>&1 || \
+	        { cat build/hw/formal.log; exit 1; }; \
+	    echo "hw-formal: $$proof is proved"; done
