@@ -121,16 +121,19 @@ def core_cycles(array: Array, n_tokens: int, n_inputs: int, n_outputs: int, grou
 
     What it does beyond `cycles`: scales come in the same stream (stream.scale_beats); a tile is loaded, a row a cycle,
     when all of it is in a buffer of two tiles, two cycles after its last row came; a token's codes are read a cycle
-    before they enter, and a sum leaves through a register; scales of four groups, and results of two rows of tiles, are
-    kept, and results go out four beats for each token. (array.row_cycles does not matter here.)
+    before they enter, and a sum leaves through a register; scales of four groups, sums of two, and results of two rows of
+    tiles are kept; as many columns share a scaler as groups of 64 have passes, and it takes a cycle for each token of
+    each; results go out four beats for each token. (array.row_cycles does not matter here.)
     """
     n, rows, cols = n_tokens, array.rows, array.cols
+    share = cols // max(1, rows * cols // 64)
     n_groups, n_passes, n_tiles = n_inputs // group_size, group_size // rows, -(-n_outputs // cols)
     offered, taken = 0, -1  # the beat of weights that is on the stream: since when, and when the one before was taken
-    loads, starts, done, sent = [], [], [], []  # of tiles; of groups: scales are free; of rows of tiles: results are out
+    loads, starts, sent = [], [], []  # of tiles; of rows of tiles: the last result is out
+    scaling, scaled = [], []  # of groups: from when on, and until when
     for row_of_tiles in range(n_tiles):
         for group in range(n_groups):
-            free = done[-4] + 1 if len(done) >= 4 else 0
+            free = scaled[-4] + 1 if len(scaled) >= 4 else 0
             for _ in range(stream.scale_beats):
                 offered = max(taken + 1, offered + stream.beat_cycles) if taken >= 0 else 0
                 taken = max(offered, free)
@@ -146,12 +149,16 @@ def core_cycles(array: Array, n_tokens: int, n_inputs: int, n_outputs: int, grou
                 after = (loads[-1] + rows, starts[-1] + 1) if loads else ()
                 loads.append(max(slot + 2, 0, *after))
                 begin = max(loads[-1] + 1, starts[-1] + n if starts else 0)
+                if last_pass and len(scaled) >= 2:
+                    begin = max(begin, scaled[-2] + 1)
                 if last_pass and group == n_groups - 1 and row_of_tiles >= 2:
                     begin = max(begin, sent[-2] + 1)
                 starts.append(begin)
-            done.append(starts[-1] + n + rows + cols)
-        sent.append(max(done[-1] + 10, sent[-1] if sent else 0) + 4 * n)
-    return done[-1]
+            done = starts[-1] + n + rows + cols  # a cycle behind the last sum
+            scaling.append(max(done + 1, scaled[-1] + 1, scaling[-1] + 6) if scaled else done + 1)
+            scaled.append(scaling[-1] + n * share)
+        sent.append(max(scaled[-1] + 11, sent[-1] if sent else 0) + 4 * n)
+    return done
 
 
 def decode_beats(array: Array, n_inputs: int, n_outputs: int, group_size: int, stream: Stream) -> int:

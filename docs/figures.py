@@ -6,7 +6,8 @@ smoothing.svg and awq-search.svg show measured data. They are measured each time
 two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.txt, as the exporter would have it
 (golden/smooth.py, golden/awq_search.py). moe-routing.svg is what the reference traces of tiny-qwen3-moe, unquantized.
 awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what docs/fragments.cu says, which is compiled with $CXX (g++)
-and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures.
+and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures; rtl-wave.svg shows docs/rtl-wave.json, which `make
+rtl-wave` simulates.
 """
 
 import json
@@ -1125,6 +1126,112 @@ def quality() -> str:
     return s.done()
 
 
+def rtl_blocks() -> str:
+    """What is in hw/rtl/matmul_axi.sv, and how data goes through it."""
+    s = Svg(
+        920,
+        560,
+        "The core",
+        "Weights come in from above the left, activations from the left. weight_loader takes scales out of the stream of "
+        "weights and keeps two tiles of codes. quantizer makes codes of fp32, activation_store keeps them. Both feed an "
+        "array of cells, of which four by four are drawn. Below each column is a column_edge, and below these "
+        "result_store, from which results go out. tile_sequencer starts loads and passes; axil_registers has sizes, "
+        "commands and counters.",
+    )
+    s.text(24, 31, "matmul_axi: a product, from streams to a stream", 15, INK, "start", bold=True)
+    cells, pitch, left, top = 4, 62, 452, 172
+    edge = left + cells * pitch
+    s.text(left + 118, 66, "s_axis_w: weights and scales, COLS bytes a beat", 13, QUIET)
+    s.arrow((left + 118, 74), (left + 118, 92))
+    s.box(left - 6, 94, 248, 44, "memory", "weight_loader", "two tiles of codes; scales of four groups")
+    for c in range(cells):
+        x = left + c * pitch + 25
+        s.arrow((x, 138), (x, top - 4))
+        for r in range(cells):
+            y = top + r * pitch
+            s.box(x - 25, y, 50, 50, "int8", "MAC")
+            if r + 1 < cells:
+                s.arrow((x, y + 50), (x, y + pitch - 2))
+            if c + 1 < cells:
+                s.arrow((x + 25, y + 25), (x + pitch - 27, y + 25))
+        s.arrow((x, top + cells * pitch - 12), (x, top + cells * pitch + 12))
+        s.box(x - 27, top + cells * pitch + 14, 54, 44, "fp32", "edge")
+        s.arrow((x, top + cells * pitch + 58), (x, top + cells * pitch + 78))
+    s.text(edge + 8, top + 20, "systolic_array", 13, INK, "start", bold=True)
+    s.text(edge + 8, top + 38, "ROWS x COLS cells;", 12, QUIET, "start")
+    s.text(edge + 8, top + 54, "codes go right,", 12, QUIET, "start")
+    s.text(edge + 8, top + 70, "sums down", 12, QUIET, "start")
+    s.text(edge + 8, top + cells * pitch + 26, "column_edge", 13, INK, "start", bold=True)
+    s.text(edge + 8, top + cells * pitch + 43, "adds passes as int32,", 12, QUIET, "start")
+    s.text(edge + 8, top + cells * pitch + 58, "scales and adds in fp32", 12, QUIET, "start")
+    s.box(left - 6, top + cells * pitch + 80, 248, 44, "memory", "result_store", "two rows of tiles, fp32")
+    s.arrow((left + 242, top + cells * pitch + 102), (left + 284, top + cells * pitch + 102))
+    s.text(left + 292, top + cells * pitch + 106, "m_axis: results", 13, QUIET, "start")
+
+    s.text(24, 226, "s_axis_x: fp32, or codes", 13, QUIET, "start")
+    s.arrow((96, 234), (96, 250))
+    s.box(24, 252, 150, 56, "quantize", "quantizer", "amax, 127 / amax, codes")
+    s.arrow((174, 280), (206, 280))
+    s.box(208, 252, 176, 56, "memory", "activation_store", "codes, a scale a group")
+    for r in range(cells):
+        y = top + r * pitch + 25
+        s.arrow((384, 280), (410, 280), (410, y), (left - 2, y))
+    s.arrow((296, 308), (296, top + cells * pitch + 36), (left - 6, top + cells * pitch + 36))
+    s.text(304, top + cells * pitch + 26, "scales of x", 12, QUIET, "start")
+
+    s.text(24, 66, "AXI4-Lite", 13, QUIET, "start")
+    s.arrow((96, 74), (96, 92))
+    s.box(24, 94, 150, 44, "id", "axil_registers", "sizes, start, counters")
+    s.arrow((174, 116), (206, 116))
+    s.box(208, 94, 176, 44, "id", "tile_sequencer", "loads, passes, tokens")
+    s.arrow((384, 116), (left - 8, 116), dashed=True)
+    s.arrow((296, 138), (296, 250), dashed=True)
+    return s.done()
+
+
+def rtl_wave() -> str:
+    """One tile on an array of 4 x 4 cells, clock by clock, as docs/rtl-wave.json has it from the simulation."""
+    lanes = json.loads((HERE / "rtl-wave.json").read_text(encoding="utf-8"))
+    n_clocks = 1 + max(int(clock) for lane in lanes for clock in lane["at"])
+    left, top, step, height = 132, 66, 20, 25
+    s = Svg(
+        left + n_clocks * step + 24,
+        top + height * len(lanes) + 20,
+        "One tile, clock by clock",
+        "Signals of the core during a product of two tokens with a tile of 4 outputs by 4 inputs: "
+        + "; ".join(f"{lane['name']} in clocks {', '.join(lane['at'])}" for lane in lanes)
+        + ".",
+    )
+    s.text(24, 31, "Two tokens through one tile of 4 x 4", 15, INK, "start", bold=True)
+    s.text(left - 10, 54, "clock", 12, QUIET, "end")
+    for clock in range(n_clocks):
+        x = left + clock * step
+        if clock % 5 == 0:
+            s.text(x + step / 2, 54, str(clock), 11, QUIET)
+        s.parts.append(f'<path d="M{x} {top - 4} V{top + height * len(lanes)}" stroke="{FILL["memory"][0]}"/>')
+    kinds = {"s_axis_w": "memory", "array: x_i": "int8", "array: w_row_i": "int8", "m_axis": "memory"}
+    for i, lane in enumerate(lanes):
+        y, name = top + i * height, lane["name"]
+        s.text(left - 10, y + 16, name, 12, INK, "end")
+        kind = "int8" if name.startswith("sum") else "fp32" if name.startswith("result") else kinds.get(name, "id")
+        fill, border = FILL[kind]
+        clocks = sorted(map(int, lane["at"]))
+        while clocks:
+            # Clocks with the same text that follow each other are one box, as of the scales.
+            text, n = lane["at"][str(clocks[0])], 1
+            while n < len(clocks) and clocks[n] == clocks[0] + n and lane["at"][str(clocks[n])] == text:
+                n += 1
+            x = left + clocks[0] * step
+            s.parts.append(
+                f'<rect x="{x + 0.5}" y="{y + 2}" width="{n * step - 1}" height="{height - 6}" rx="3" fill="{fill}" '
+                f'stroke="{border}"/>'
+            )
+            words = text.removeprefix("row ") if n == 1 else text
+            s.text(x + n * step / 2, y + 15, words, 11 if len(words) * 5 <= n * step else 8 if len(words) < 5 else 6)
+            clocks = clocks[n:]
+    return s.done()
+
+
 FIGURES = {
     "data-flow.svg": data_flow,
     "int8-product.svg": int8_product,
@@ -1143,6 +1250,8 @@ FIGURES = {
     "gptq-ladder.svg": gptq_ladder,
     "moe-routing.svg": moe_routing,
     "quality.svg": quality,
+    "rtl-blocks.svg": rtl_blocks,
+    "rtl-wave.svg": rtl_wave,
 }
 
 

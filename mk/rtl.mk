@@ -6,6 +6,7 @@
 #     ARRAY=8x32          rows x columns of cells, for all of these
 
 ARRAY ?= 16x16
+RTL_OPT ?= -O2
 # RTL, the sources, and HW, where all is built, are those of mk/hw.mk; hw/tests/core_mutants.py has other ones.
 RTL_SOURCES := $(wildcard $(RTL)/*.sv)
 HW_TOPS += matmul_axi mac_cell_pair
@@ -13,21 +14,24 @@ HW_TOPS += matmul_axi mac_cell_pair
 # The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a.
 rtl_rows = $(firstword $(subst x, ,$1))
 rtl_cols = $(lastword $(subst x, ,$1))
-RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --noassert --top-module matmul_axi --prefix Vmatmul_axi $(RTL_LINT) $(RTL_TRACE)
+RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --noassert --top-module matmul_axi --prefix Vmatmul_axi $(RTL_TRACE)
 $(HW)/axi-%/model/model.a: $(RTL_SOURCES) build/packages-hw
 	@rm -rf $(@D) && mkdir -p $(@D)
-	$(RTL_VERILATOR) -GROWS=$(call rtl_rows,$*) -GCOLS=$(call rtl_cols,$*) --Mdir $(@D) $(RTL_SOURCES)
-	$(MAKE) -s -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST='-O2 -fPIC' OPT_SLOW='-O1 -fPIC' OPT_GLOBAL='-O2 -fPIC' \
+	$(RTL_VERILATOR) -GROWS=$(call rtl_rows,$*) -GCOLS=$(call rtl_cols,$*) -GMIN_GROUP=$(call rtl_rows,$*) --Mdir $(@D) $(RTL_SOURCES)
+	$(MAKE) -s -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST='$(RTL_OPT) -fPIC' OPT_SLOW='-O1 -fPIC' OPT_GLOBAL='-O2 -fPIC' \
 	    Vmatmul_axi__ALL.a verilated.o verilated_threads.o $(if $(RTL_TRACE),verilated_vcd_c.o) > $(@D)/log
 	cd $(@D) && ar -rcs model.a $$(ar -t Vmatmul_axi__ALL.a) verilated*.o
 $(HW)/axi-%/matmul_rtl.o: hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h $(HW)/axi-%/model/model.a
-	$(CXX) -std=c++20 -O2 -fPIC -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -isystem $(VERILATOR_ROOT)/include -isystem $(@D)/model -c $< -o $@
+	$(CXX) -std=c++20 -O2 -fPIC -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -isystem $(VERILATOR_ROOT)/include -isystem $(@D)/model $(if $(RTL_TRACE),-DVM_TRACE=1) -c $< -o $@
 # make does not see that the next run needs these again.
-.PRECIOUS: $(HW)/axi-%/model/model.a $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/backend.o $(HW)/axi-%/programs.o
+.PRECIOUS: $(HW)/axi-%/matmul_axi_test.o $(HW)/axi-%/model/model.a $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/backend.o $(HW)/axi-%/programs.o
 
 # Stalls, reset, registers, and products against plain arithmetic.
-$(HW)/axi-%/matmul_axi_test: hw/tests/matmul_axi_test.cpp $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/model/model.a build/packages-test
-	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. $(filter-out %-test,$^) -pthread -o $@
+$(HW)/axi-%/matmul_axi_test.o: hw/tests/matmul_axi_test.cpp hw/sim/matmul_rtl.h build/packages-test
+	@mkdir -p $(@D)
+	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -c $< -o $@
+$(HW)/axi-%/matmul_axi_test: $(HW)/axi-%/matmul_axi_test.o $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/model/model.a
+	$(CXX) $^ -pthread -o $@
 
 # The back end `rtl`, beside the others of the portable build.
 RTL_HOST = -std=c++20 -O2 -fPIC -fvisibility=hidden -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I.
@@ -64,6 +68,23 @@ rtl-story: $(HW)/axi-$(ARRAY)/runq $(HW)/axi-$(ARRAY)/runq_w8a8 $(HW)/axi-$(ARRA
 # Two products by one multiplier, beside two cells.
 $(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/tests/sim.h $(RTL)/mac_cell.sv $(RTL)/mac_cell_pair.sv build/packages-hw build/packages-test
 	@rm -rf $(HW)/mac_pair && mkdir -p $(HW)/mac_pair
-	verilator --cc -O3 -Wall $(RTL_LINT) --top-module mac_pair --Mdir $(HW)/mac_pair $(filter %.sv,$^)
+	verilator --cc -O3 -Wall --top-module mac_pair --Mdir $(HW)/mac_pair $(filter %.sv,$^)
 	$(MAKE) -s -C $(HW)/mac_pair -f Vmac_pair.mk CXX='$(CXX)' Vmac_pair__ALL.a verilated.o verilated_threads.o > $(HW)/mac_pair/log
 	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include -isystem $(HW)/mac_pair $< $(HW)/mac_pair/*.o -pthread -o $@
+
+# The test of the core finds every mistake that is planted in it.
+.PHONY: hw-core-mutants
+hw-core-mutants: $(HW)/axi-4x4/matmul_axi_test
+	@$(PYTHON) hw/tests/core_mutants.py $(if $(CORE_MUTANT),"$(CORE_MUTANT)")
+hw: hw-core-mutants
+
+# All signals of one tile, for the wave diagram of docs/rtl.md: build/hw/wave/tile.vcd.
+.PHONY: rtl-wave
+rtl-wave: build/hw/wave/tile.vcd $(VENV_READY)
+	@$(PY) -m hw.wave $< docs/rtl-wave.json
+	@$(PY) docs/figures.py docs rtl-wave.svg
+build/hw/wave/tile.vcd: hw/sim/wave.cpp hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h $(RTL_SOURCES) build/packages-hw
+	@mkdir -p $(@D)
+	@$(MAKE) -s HW=build/hw/wave RTL_OPT=-O0 RTL_TRACE=--trace build/hw/wave/axi-4x4/matmul_rtl.o
+	$(CXX) -std=c++20 -O1 -I. $< build/hw/wave/axi-4x4/matmul_rtl.o build/hw/wave/axi-4x4/model/model.a -pthread -o $(@D)/wave
+	$(@D)/wave $@

@@ -15,6 +15,7 @@ module matmul_axi #(
     parameter int COLS       = 16,   // columns of cells: outputs. A multiple of 4
     parameter int TOKENS     = 16,   // the most of a product, a power of two
     parameter int MAX_INPUTS = 2048,  // of a token, a power of two
+    parameter int SCALERS    = ROWS * COLS > 64 ? ROWS * COLS / 64 : 1,  // enough for groups of 64; divides COLS
     parameter int MIN_GROUP  = 32    // inputs that share a scale, at least; a power of two
 ) (
     input  logic              aclk,
@@ -215,6 +216,7 @@ module matmul_axi #(
       .COLS      (COLS),
       .TOKENS    (TOKENS),
       .MAX_INPUTS(MAX_INPUTS),
+      .SCALERS   (SCALERS),
       .MIN_GROUP (MIN_GROUP),
       .COUNT_W   (COUNT_W)
   ) u_core (

@@ -2,7 +2,7 @@
 //
 //   weights -> weight_loader -> systolic_array <- activation_store <- activations
 //                                    |
-//                               column_edge, one for each column
+//                               column_edges, one scaler for several columns
 //                                    |
 //                               result_store -> results
 //
@@ -17,6 +17,7 @@ module matmul_core #(
     parameter int COLS       = 16,    // columns of cells: outputs. A multiple of 4
     parameter int TOKENS     = 16,    // the most of a product, a power of two
     parameter int MAX_INPUTS = 512,   // of a token; MAX_INPUTS / ROWS is a power of two
+    parameter int SCALERS    = 4,     // of sums: COLS / SCALERS columns share one
     parameter int MIN_GROUP  = 32,    // inputs that share a scale, at least; MAX_INPUTS / MIN_GROUP is a power of two
     parameter int COUNT_W    = 16,    // bits of a number of passes, groups and rows of tiles
     localparam int TOKEN_W = $clog2(TOKENS),
@@ -70,7 +71,7 @@ module matmul_core #(
   localparam int CONTROL_W = 1 + TOKEN_W + 6 + BANK_W + 32;
 
   // ---- what happens when ----
-  logic               sequencer_active, tile_ready, take_tile, take, issue, room;
+  logic               sequencer_active, tile_ready, take_tile, take, issue, result_room, group_room;
   logic [ROW_W-1:0]   take_row;
   logic [TOKEN_W-1:0] token;
   logic [PASS_W-1:0]  pass;
@@ -105,7 +106,8 @@ module matmul_core #(
       .last_pass_o  (last_pass),
       .first_group_o(first_group),
       .last_group_o (last_group),
-      .room_i       (room)
+      .result_room_i(result_room),
+      .group_room_i (group_room)
   );
 
   // Rows of tiles take the banks of results in turn, groups those of scales.
@@ -194,7 +196,7 @@ module matmul_core #(
 
   // ---- the array ----
   logic [COLS*SUM_W-1:0] sums;
-  logic [COLS-1:0]       unused_sum_valid;  // control_i of column_edge says it
+  logic [COLS-1:0]       unused_sum_valid;  // control_i of column_edges says it
   systolic_array #(
       .ROWS(ROWS),
       .COLS(COLS)
@@ -242,41 +244,66 @@ module matmul_core #(
   end
 
   // ---- below the columns ----
-  logic [CONTROL_W-1:0]    control[COLS+1];
-  logic [COLS-1:0]         result_valid, result_bank, result_final;
-  logic [COLS*TOKEN_W-1:0] result_token;
-  logic [COLS*32-1:0]      result;
+  localparam int SHARE = COLS / SCALERS;
+  localparam int COLUMN_W = SHARE > 1 ? $clog2(SHARE) : 1;
+  logic [CONTROL_W-1:0]       control[SCALERS+1];
+  logic [COLS-1:0]            scale_writes;
+  logic [COLS*32-1:0]         scales;
+  logic [SCALERS-1:0]         scaled, result_valid, result_bank, result_final;
+  logic [SCALERS*TOKEN_W-1:0] result_token;
+  logic [SCALERS*32-1:0]      result;
+  logic [COLS-1:0]            column_valid, column_bank;
+  logic [COLS*TOKEN_W-1:0]    column_token;
+  logic [COLS*32-1:0]         column_result;
   assign control[0] = {leaving_q, scale_o};
-  for (genvar c = 0; c < COLS; c++) begin : gen_edge
-    column_edge #(
+  for (genvar i = 0; i < SCALERS; i++) begin : gen_edges
+    logic [COLUMN_W-1:0] column;
+    column_edges #(
+        .SHARE  (SHARE),
         .TOKENS (TOKENS),
         .SUM_W  (SUM_W),
         .TOTAL_W(TOTAL_W),
         .BANKS  (BANKS)
-    ) u_column_edge (
+    ) u_column_edges (
         .clk_i,
         .rst_ni,
-        .control_i     (control[c]),
-        .control_o     (control[c+1]),
-        .sum_i         (sums[c*SUM_W+:SUM_W]),
-        .scale_write_i (scale_write & (scale_part == 2'(c / (COLS / 4)))),
-        .scale_bank_i  (scale_bank),
-        .scale_i       (scale_data[32*(c%(COLS/4))+:32]),
-        .result_valid_o(result_valid[c]),
-        .result_bank_o (result_bank[c]),
-        .result_token_o(result_token[c*TOKEN_W+:TOKEN_W]),
-        .result_final_o(result_final[c]),
-        .result_o      (result[32*c+:32])
+        .last_token_i,
+        .control_i      (control[i]),
+        .control_o      (control[i+1]),
+        .sum_i          (sums[i*SHARE*SUM_W+:SHARE*SUM_W]),
+        .scale_write_i  (scale_writes[i*SHARE+:SHARE]),
+        .scale_bank_i   (scale_bank),
+        .scale_i        (scales[32*i*SHARE+:32*SHARE]),
+        .scaled_o       (scaled[i]),
+        .result_valid_o (result_valid[i]),
+        .result_column_o(column),
+        .result_bank_o  (result_bank[i]),
+        .result_token_o (result_token[i*TOKEN_W+:TOKEN_W]),
+        .result_final_o (result_final[i]),
+        .result_o       (result[32*i+:32])
     );
+    for (genvar j = 0; j < SHARE; j++) begin : gen_column
+      localparam int C = i * SHARE + j;
+      assign scale_writes[C]                  = scale_write & (scale_part == 2'(C / (COLS / 4)));
+      assign scales[32*C+:32]                 = scale_data[32*(C%(COLS/4))+:32];
+      assign column_valid[C]                  = result_valid[i] & (column == COLUMN_W'(j));
+      assign column_bank[C]                   = result_bank[i];
+      assign column_token[C*TOKEN_W+:TOKEN_W] = result_token[i*TOKEN_W+:TOKEN_W];
+      assign column_result[32*C+:32]          = result[32*i+:32];
+    end
   end
+  // The last columns are through with a group after all others.
+  assign group_done = scaled[SCALERS-1];
 
-  // The last column is through with a group's scales when the last token of its last pass has left.
-  logic last_valid, last_last_pass, last_last_group, last_final;
-  assign last_valid      = control[COLS][CONTROL_W-1];
-  assign last_last_pass  = control[COLS][BANK_W+32+4];
-  assign last_last_group = control[COLS][BANK_W+32+2];
-  assign last_final      = control[COLS][BANK_W+32+1];
-  assign group_done      = last_valid & last_last_pass & last_final;
+  // Groups from their last pass on, until they are scaled.
+  logic [1:0] groups_q;
+  logic       group_begins;
+  assign group_begins = first_token & last_pass;
+  assign group_room = ~groups_q[1];
+  always_ff @(posedge clk_i) begin
+    if (!rst_ni || start_i) groups_q <= '0;
+    else groups_q <= groups_q + 2'(group_begins) - 2'(group_done);
+  end
 
   logic results_active;
   result_store #(
@@ -290,13 +317,13 @@ module matmul_core #(
       .last_token_i,
       .rows_of_tiles_i,
       .reserve_i(first_token & last_pass & last_group),
-      .room_o   (room),
+      .room_o   (result_room),
       .active_o (results_active),
-      .write_i  (result_valid),
-      .bank_i   (result_bank),
-      .token_i  (result_token),
-      .final_i  (result_final[COLS-1]),
-      .result_i (result),
+      .write_i  (column_valid),
+      .bank_i   (column_bank),
+      .token_i  (column_token),
+      .final_i  (result_final[SCALERS-1]),
+      .result_i (column_result),
       .m_valid_o,
       .m_ready_i,
       .m_data_o,
@@ -304,15 +331,18 @@ module matmul_core #(
   );
   assign active_o = sequencer_active | results_active;
 
-  // ---- for the counter that is compared with bench/systolic.py ----
+  // ---- for the counter that is compared with bench/systolic.py: until the last column had the last sum ----
+  logic               last_sum;
   logic [COUNT_W-1:0] rows_of_tiles_left_q;
+  assign last_sum = control[SCALERS][CONTROL_W-1] & control[SCALERS][BANK_W+32+4] & control[SCALERS][BANK_W+32+2] &
+                    control[SCALERS][BANK_W+32+1];
   always_ff @(posedge clk_i) begin
     if (!rst_ni) sums_active_o <= 1'b0;
     else if (start_i) sums_active_o <= 1'b0;
     else if (s_w_valid_i & s_w_ready_o) sums_active_o <= 1'b1;
-    else if (group_done & last_last_group & (rows_of_tiles_left_q == COUNT_W'(1))) sums_active_o <= 1'b0;
+    else if (last_sum & (rows_of_tiles_left_q == COUNT_W'(1))) sums_active_o <= 1'b0;
     if (start_i) rows_of_tiles_left_q <= rows_of_tiles_i;
-    else if (group_done & last_last_group) rows_of_tiles_left_q <= rows_of_tiles_left_q - COUNT_W'(1);
+    else if (last_sum) rows_of_tiles_left_q <= rows_of_tiles_left_q - COUNT_W'(1);
   end
 
 endmodule

@@ -20,7 +20,7 @@ module result_store #(
     input  logic                    reserve_i,
     output logic                    room_o,
     output logic                    active_o,         // results are to come, or to go
-    // From the columns.
+    // From the columns, in any order, but the last column's last token last.
     input  logic [COLS-1:0]         write_i,
     input  logic [COLS-1:0]         bank_i,
     input  logic [COLS*TOKEN_W-1:0] token_i,

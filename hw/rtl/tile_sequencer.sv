@@ -3,7 +3,7 @@
 //
 // Rows of tiles follow each other; in each of them its groups, in each group its passes, in each pass its tokens. A load
 // begins where a whole tile is in the buffer and the second registers of all cells are free, and takes ROWS clocks. The
-// last pass of a row of tiles waits for room for its results.
+// last pass of a group waits for room for its sums, that of a row of tiles for room for its results.
 //
 // Latency: a tile starts a clock after its load has begun. Sizes stay as they are while active_o is 1.
 
@@ -39,7 +39,8 @@ module tile_sequencer #(
     output logic               last_pass_o,
     output logic               first_group_o,
     output logic               last_group_o,
-    input  logic               room_i             // for the results of a row of tiles
+    input  logic               result_room_i,     // for the results of a row of tiles
+    input  logic               group_room_i       // for the sums of a group
 );
 
   localparam logic [COUNT_W-1:0] ONE = 1;
@@ -59,7 +60,8 @@ module tile_sequencer #(
   assign last_pass_o   = pass_in_group_q == passes_i - ONE;
   assign first_group_o = group_q == '0;
   assign last_group_o  = group_q == groups_i - ONE;
-  assign first_token_o = active_o & loaded_q & ~in_pass_q & (room_i | ~(last_pass_o & last_group_o));
+  assign first_token_o = active_o & loaded_q & ~in_pass_q & (group_room_i | ~last_pass_o) &
+                         (result_room_i | ~(last_pass_o & last_group_o));
   assign issue_o       = first_token_o | in_pass_q;
   assign final_token_o = issue_o & (token_q == last_token_i);
   assign token_o       = token_q;

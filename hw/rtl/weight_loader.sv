@@ -152,7 +152,7 @@ module weight_loader #(
       .sparse_i   (1'b0),
       .codes_i    (codes),
       .zeros_i    (zeros_q),
-      .mask_i     ('1),
+      .mask_i     ({COLS{1'b1}}),
       .w_o        (expanded_q)
   );
   always_ff @(posedge clk_i) begin

@@ -37,6 +37,9 @@ MatmulRtl::~MatmulRtl() {
 // A clock: what was set before is sampled by its rising edge.
 void MatmulRtl::tick() {
     Model& m = *model_;
+#if VM_TRACE
+    if (m.traced) m.top.eval(), m.vcd.dump(m.time++);  // what the edge will sample, at times that 3 divides
+#endif
     for (int level : {1, 0}) {
         m.top.aclk = uint8_t(level);
         m.top.eval();

@@ -89,6 +89,12 @@ TEST_CASE("products are equal to the bit") {
     CHECK(differences(rtl, {5, rtl.cols + 1, 512, 32, 4}) == 0);
     CHECK(differences(rtl, {3, 2 * rtl.cols, 512, 512, 5}) == 0);  // W8A8: a row is a group
     CHECK(differences(rtl, {2, 5 * rtl.cols, 32, 32, 6}) == 0);
+    // Groups as high as the array: the stream runs as many groups ahead as it can.
+    CHECK(differences(rtl, {rtl.max_tokens, 3 * rtl.cols, 24 * rtl.rows, rtl.rows, 8}) == 0);
+    CHECK(differences(rtl, {1, 3 * rtl.cols, 24 * rtl.rows, rtl.rows, 9}) == 0);
+    // A product with an odd number of groups, and more rows of tiles than results are kept of, faster than they go out.
+    CHECK(differences(rtl, {rtl.max_tokens, 7 * rtl.cols, rtl.rows, rtl.rows, 10}) == 0);
+    CHECK(differences(rtl, {1, 7 * rtl.cols, rtl.rows, rtl.rows, 11}) == 0);
     for (RtlFormat f : {RtlFormat::four_bits, RtlFormat::two_bits, RtlFormat::two_level})
         CHECK(differences(rtl, {7, 3 * rtl.cols + 1, 256, 64, 7, f}) == 0);
 }
@@ -96,7 +102,8 @@ TEST_CASE("products are equal to the bit") {
 TEST_CASE("pauses on streams change nothing") {
     MatmulRtl rtl;
     const Case c{5, 4 * rtl.cols, 128, 64, 8}, four{5, 4 * rtl.cols, 128, 64, 9, RtlFormat::four_bits},
-        two{3, 2 * rtl.cols, 256, 32, 9, RtlFormat::two_level};
+        two{3, 2 * rtl.cols, 256, 32, 9, RtlFormat::two_level},
+        flat{9, 7 * rtl.cols, rtl.rows, rtl.rows, 10};
     for (double share : {0.1, 0.5, 0.9}) {
         for (int which = 1; which < 8; which++) {
             CAPTURE(share);
@@ -106,6 +113,7 @@ TEST_CASE("pauses on streams change nothing") {
             CHECK(differences(rtl, c) == 0);
             CHECK(differences(rtl, four) == 0);
             CHECK(differences(rtl, two) == 0);
+            CHECK(differences(rtl, flat) == 0);
         }
     }
 }

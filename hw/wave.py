@@ -1,0 +1,114 @@
+"""The signals of one tile, from the simulation, as docs/rtl.md draws them: docs/rtl-wave.json.
+
+    make rtl-wave    simulates hw/sim/wave.cpp and calls   python -m hw.wave build/hw/wave/tile.vcd docs/rtl-wave.json
+
+The file has a list of lanes. A lane has a name, and the texts that stand in some clocks; clock 0 is that of the first beat
+of weights.
+"""
+
+import argparse
+import json
+import struct
+import sys
+from pathlib import Path
+
+CORE = "matmul_axi.u_core."
+
+
+def read_vcd(path: Path) -> dict[str, list[int]]:
+    """The value of every signal before each rising edge of the clock: at times that 3 divides (hw/sim/matmul_rtl.cpp)."""
+    scope: list[str] = []
+    names: dict[str, list[str]] = {}
+    values: dict[str, int] = {}
+    samples: list[dict[str, int]] = []
+    time = None
+    for line in path.read_text().splitlines():
+        words = line.split()
+        if not words:
+            continue
+        if words[0] == "$scope":
+            scope.append(words[2])
+        elif words[0] == "$upscope":
+            scope.pop()
+        elif words[0] == "$var":
+            names.setdefault(words[3], []).append(".".join([*scope[1:], words[4]]))
+        elif words[0].startswith("#"):
+            if time is not None and time % 3 == 0:
+                samples.append(dict(values))
+            time = int(words[0][1:])
+        elif words[0][0] == "b":
+            values[words[1]] = int(words[0][1:].replace("x", "0"), 2)
+        elif words[0][0] in "01x":
+            values[words[0][1:]] = int(words[0][0] == "1")
+    return {name: [s.get(code, 0) for s in samples] for code, several in names.items() for name in several}
+
+
+def signed(value: int, bits: int) -> int:
+    return value - (1 << bits) if value >> (bits - 1) & 1 else value
+
+
+def fp32(value: int) -> str:
+    return f"{struct.unpack('<f', struct.pack('<I', value))[0]:g}"
+
+
+def lanes(vcd: dict[str, list[int]]) -> list[dict]:
+    """The lanes of the picture, of an array of 4 x 4 cells."""
+    core = {name.removeprefix(CORE): v for name, v in vcd.items() if name.startswith(CORE)}
+    taken = [a & b for a, b in zip(vcd["s_axis_w_tvalid"], vcd["s_axis_w_tready"], strict=True)]
+    first = taken.index(1)
+    beats = iter(["scales"] * 4 + ["row 0", "row 1", "row 2", "row 3"])
+    out = [vcd["m_axis_tvalid"][t] & vcd["m_axis_tready"][t] for t in range(len(taken))]
+    last = max(t for t in range(first, len(taken)) if out[t])
+    clocks = range(first, last + 1)
+
+    def lane(name: str, at) -> dict:
+        texts = {str(t - first): at(t) for t in clocks}
+        return {"name": name, "at": {clock: text for clock, text in texts.items() if text}}
+
+    def codes(t: int) -> str:
+        word = core["codes_o"][t]
+        return " ".join(str(signed(word >> 8 * i & 255, 8)) for i in range(4)) if core["x_valid_q"][t] else ""
+
+    found = [
+        lane("s_axis_w", lambda t: next(beats) if taken[t] else ""),
+        lane("tile_ready", lambda t: "1" if core["tile_ready"][t] else ""),
+        lane("take, take_row", lambda t: str(core["take_row"][t]) if core["take"][t] else ""),
+        lane("array: w_row_i", lambda t: str(core["w_row_q"][t]) if core["w_valid_q"][t] else ""),
+        lane("issue, token", lambda t: str(core["token"][t]) if core["issue"][t] else ""),
+        lane("array: x_i", codes),
+    ]
+    sum_bits = 18
+    for c in range(4):
+        valid = core[f"gen_edge[{c}].u_column_edge.valid"]
+        found.append(
+            lane(
+                f"sum, column {c}",
+                lambda t, c=c, valid=valid: (
+                    str(signed(core["sums"][t] >> sum_bits * c & (1 << sum_bits) - 1, sum_bits)) if valid[t] else ""
+                ),
+            )
+        )
+    for c in range(4):
+        valid, result = core["result_valid"], core["result"]
+        found.append(
+            lane(
+                f"result, column {c}",
+                lambda t, c=c: fp32(result[t] >> 32 * c & 0xFFFFFFFF) if valid[t] >> c & 1 else "",
+            )
+        )
+    found.append(lane("m_axis", lambda t: fp32(vcd["m_axis_tdata"][t] & 0xFFFFFFFF) if out[t] else ""))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m hw.wave", description=__doc__.splitlines()[0])
+    parser.add_argument("vcd", type=Path)
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args()
+    rows = [json.dumps(lane) for lane in lanes(read_vcd(args.vcd))]
+    args.out.write_text("[\n" + ",\n".join(rows) + "\n]\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
