@@ -130,7 +130,7 @@ def core_cycles(array: Array, n_tokens: int, n_inputs: int, n_outputs: int, grou
     n_groups, n_passes, n_tiles = n_inputs // group_size, group_size // rows, -(-n_outputs // cols)
     offered, taken = 0, -1  # the beat of weights that is on the stream: since when, and when the one before was taken
     loads, starts, sent = [], [], []  # of tiles; of rows of tiles: the last result is out
-    scaling, scaled = [], []  # of groups: from when on, and until when
+    scaled = []  # of groups: when the last sum is on its way through the scaler
     for row_of_tiles in range(n_tiles):
         for group in range(n_groups):
             free = scaled[-4] + 1 if len(scaled) >= 4 else 0
@@ -155,8 +155,7 @@ def core_cycles(array: Array, n_tokens: int, n_inputs: int, n_outputs: int, grou
                     begin = max(begin, sent[-2] + 1)
                 starts.append(begin)
             done = starts[-1] + n + rows + cols  # a cycle behind the last sum
-            scaling.append(max(done + 1, scaled[-1] + 1, scaling[-1] + 6) if scaled else done + 1)
-            scaled.append(scaling[-1] + n * share)
+            scaled.append(max(done + 1, scaled[-1] + 1 if scaled else 0) + n * share)
         sent.append(max(scaled[-1] + 11, sent[-1] if sent else 0) + 4 * n)
     return done
 

@@ -1213,7 +1213,7 @@ def rtl_wave() -> str:
     for i, lane in enumerate(lanes):
         y, name = top + i * height, lane["name"]
         s.text(left - 10, y + 16, name, 12, INK, "end")
-        kind = "int8" if name.startswith("sum") else "fp32" if name.startswith("result") else kinds.get(name, "id")
+        kind = "int8" if name.startswith("sum") else "fp32" if name.startswith("scaler") else kinds.get(name, "id")
         fill, border = FILL[kind]
         clocks = sorted(map(int, lane["at"]))
         while clocks:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 CORE = "matmul_axi.u_core."
+EDGES = "gen_edges[0].u_column_edges."
 
 
 def read_vcd(path: Path) -> dict[str, list[int]]:
@@ -79,7 +80,7 @@ def lanes(vcd: dict[str, list[int]]) -> list[dict]:
     ]
     sum_bits = 18
     for c in range(4):
-        valid = core[f"gen_edge[{c}].u_column_edge.valid"]
+        valid = core[f"gen_edges[0].u_column_edges.gen_column[{c}].valid"]
         found.append(
             lane(
                 f"sum, column {c}",
@@ -88,14 +89,11 @@ def lanes(vcd: dict[str, list[int]]) -> list[dict]:
                 ),
             )
         )
-    for c in range(4):
-        valid, result = core["result_valid"], core["result"]
-        found.append(
-            lane(
-                f"result, column {c}",
-                lambda t, c=c: fp32(result[t] >> 32 * c & 0xFFFFFFFF) if valid[t] >> c & 1 else "",
-            )
-        )
+    edges = {name.removeprefix(EDGES): v for name, v in core.items() if name.startswith(EDGES)}
+    found += [
+        lane("scaler: token, column", lambda t: f"{edges['token_q'][t]} {edges['column_q'][t]}" if edges["busy_q"][t] else ""),
+        lane("scaler: result", lambda t: fp32(edges["result_o"][t]) if edges["result_valid_o"][t] else ""),
+    ]
     found.append(lane("m_axis", lambda t: fp32(vcd["m_axis_tdata"][t] & 0xFFFFFFFF) if out[t] else ""))
     return found
 

@@ -88,3 +88,9 @@ build/hw/wave/tile.vcd: hw/sim/wave.cpp hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.
 	@$(MAKE) -s HW=build/hw/wave RTL_OPT=-O0 RTL_TRACE=--trace build/hw/wave/axi-4x4/matmul_rtl.o
 	$(CXX) -std=c++20 -O1 -I. $< build/hw/wave/axi-4x4/matmul_rtl.o build/hw/wave/axi-4x4/model/model.a -pthread -o $(@D)/wave
 	$(@D)/wave $@
+
+# What tests/test_rtl.py takes, and so `make test`.
+.PHONY: rtl-quick
+rtl-quick: $(HW)/axi-16x16/matmul_axi_test $(HW)/axi-16x16/runq $(HW)/axi-16x16/runq_w8a8 $(HW)/axi-16x16/backends/quant_gemm_rtl.so \
+           build/hw/wave/tile.vcd
+test: rtl-quick

@@ -12,7 +12,8 @@
 // Latency: scaling of a group begins 2 clocks after the last token's sum in the last column, takes a clock for each token
 // and column, and a result comes out 11 clocks behind its turn. Throughput: a sum a clock and column, a result a clock.
 // Handshake: none, a sum never waits. The caller lets no more than two groups be on their way, from their last pass to
-// scaled_o.
+// scaled_o; and a running sum needs 5 clocks from one group to the next (group_scaler.sv), which there are if SHARE is 4 at
+// least, or if passes begin 5 clocks apart at least.
 
 module column_edges #(
     parameter int SHARE   = 4,   // columns
@@ -112,9 +113,8 @@ module column_edges #(
   logic                busy_q, half_q, begins, ends, whole;
   logic [TOKEN_W-1:0]  token_q;
   logic [COLUMN_W-1:0] column_q;
-  logic [2:0]          gap_q;  // clocks until the next group may begin: a running sum needs 5 from one group to the next
   assign whole           = last_valid & last_last_pass & last_final;
-  assign begins          = ~busy_q & (waiting_q != 2'd0) & (gap_q == 3'd0);
+  assign begins          = ~busy_q & (waiting_q != 2'd0);
   assign ends            = busy_q & (column_q == COLUMN_W'(SHARE - 1)) & (token_q == last_token_i);
   assign info            = half_q ? info_1_q : info_0_q;
   assign turn_half       = half_q;
@@ -128,13 +128,10 @@ module column_edges #(
       waiting_q <= '0;
       busy_q    <= 1'b0;
       half_q    <= 1'b0;
-      gap_q     <= '0;
     end else begin
       waiting_q <= waiting_q + 2'(whole) - 2'(ends);
       busy_q    <= begins | (busy_q & ~ends);
       half_q    <= whole & (waiting_q == 2'd0) ? last_scale_bank[0] : half_q ^ ends;
-      if (begins) gap_q <= 3'd5;
-      else if (gap_q != 3'd0) gap_q <= gap_q - 3'd1;
     end
     if (begins) begin
       token_q  <= '0;

@@ -31,7 +31,6 @@ MUTANTS = {
     "sum of a group a bit short": ("column_edges.sv", "wholes_q[{half, token}] <= total;", "wholes_q[{half, token}] <= TOTAL_W'($signed(total[SUM_W:0]));"),
     "sums of a group do not wait for room": ("tile_sequencer.sv", "(group_room_i | ~last_pass_o)", "1'b1"),
     "sums in the half of the product before": ("column_edges.sv", "whole & (waiting_q == 2'd0) ? last_scale_bank[0] : half_q ^ ends", "half_q ^ ends"),
-    "running sum read before it is there": ("column_edges.sv", "& (gap_q == 3'd0)", ""),
     "x scale of the other half": ("column_edges.sv", "x_scale_q <= x_scales_q[{half_q, token_q}];", "x_scale_q <= x_scales_q[{~half_q, token_q}];"),
     "x scale a token late": ("matmul_core.sv", "assign scale_token     = issued_q[ROWS-1]", "assign scale_token     = issued_q[ROWS-2]"),
     "result changes while it waits": ("result_store.sv", "    if (step) begin\n      m_data_o", "    if (filled_q != 2'd0) begin\n      m_data_o"),

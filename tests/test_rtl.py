@@ -1,0 +1,114 @@
+"""hw/rtl under the programs: stories, the cycles that the RTL counts, and the pictures that are drawn from it.
+
+Takes what `make rtl-quick` builds, which needs Verilator: `make test` does.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+
+import pytest
+
+from bench.systolic import Array, Stream, core_cycles, decode_beats, decode_cycles
+from hw import story, wave
+from tests.helpers import FULL, ROOT
+
+CORE = ROOT / "build" / "hw" / "axi-16x16"
+needs_core = pytest.mark.skipif(not (CORE / "matmul_axi_test").exists(), reason="needs make rtl-quick")
+
+
+@needs_core
+def test_the_core_through_its_ports():
+    done = subprocess.run([CORE / "matmul_axi_test"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@needs_core
+@pytest.mark.parametrize("name", story.PROGRAMS)
+def test_stories_begin_as_the_golden_does(name):
+    """Two ids, with FULL=1 all sixteen; every product in RTL takes as many cycles as the model says."""
+    n_ids = 16 if FULL else 2
+    golden = json.loads((ROOT / "golden" / "data" / f"tiny-llama.{story.PROGRAMS[name][0]}.json").read_text())
+    ids, entries, _ = story.tell(name, "16x16", n_ids, 1)
+    assert ids == golden["generations"][0]["new_ids"][:n_ids]
+    assert {e["command"] for e in entries} == {"quantize", "multiply"}
+    layers, places, matrices = 4, 4, 7
+    assert sum(e["command"] == "multiply" for e in entries) == n_ids * (layers * matrices + 1)
+    assert sum(e["command"] == "quantize" for e in entries) >= n_ids * (layers * places + 1)
+    assert story.table(entries, 100)[1] == 0
+
+
+@needs_core
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_cycles_of_many_tokens_and_slow_memory(every, tmp_path):
+    """A prompt of 35 tokens, in products of 16 and 3; a beat of weights comes in every first, second or third cycle."""
+    log = tmp_path / "log"
+    prompt = ",".join(map(str, range(1, 36)))
+    env = os.environ | {"RTL_LOG": str(log), "RTL_WEIGHT_EVERY": str(every), "RUNQ_BACKENDS": str(CORE / "backends")}
+    program = ROOT / "build" / "portable" / platform.machine() / "runq_gptq"
+    model = ROOT / "build" / "models" / "tiny-llama.gptq-ladder.bin"
+    command = [program, model, "--ids", prompt, "--backend", "rtl", "-t", "0", "-n", "2", "--print-ids"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    products = [e for e in entries if e["command"] == "multiply"]
+    assert {e["n_tokens"] for e in products} == {16, 3, 1}
+    assert {e["weight_every"] for e in products} == {every}
+    assert {story.stream_of(e).rows_per_beat for e in products} == {1, 2, 4}
+    assert [e["sum_cycles"] for e in products] == [story.expected(e) for e in products]
+    # A cycle more would be seen.
+    products[5]["sum_cycles"] += 1
+    assert story.table(entries, 100)[1] == 1
+
+
+def test_a_story_with_other_ids_or_cycles_fails(monkeypatch, capsys):
+    golden = json.loads((ROOT / "golden" / "data" / "tiny-llama.q8.json").read_text())["generations"][0]["new_ids"]
+    shapes = story.layer_shapes(story.read_config(ROOT / "models" / "tiny-llama"))
+    log = []
+    for _ in range(2):
+        for m, k in shapes.values():
+            log.append({"command": "multiply", "rows": 16, "cols": 16, "weight_every": 1, "n_tokens": 1, "n_outputs": m,
+                        "n_inputs": k, "group_size": 64, "cycles": 1, "seconds": 1.0,
+                        "weight_beats": decode_beats(Array(16, 16), k, m, 64, Stream()),
+                        "sum_cycles": core_cycles(Array(16, 16), 1, k, m, 64, Stream())})  # fmt: skip
+
+    def tells(ids, entries):
+        monkeypatch.setattr(story, "tell", lambda *_: (ids, entries, 1.0))
+        monkeypatch.setattr("sys.argv", ["story", "--ids", "2", "--programs", "q8"])
+        return story.main()
+
+    assert tells(golden[:2], log) == 0
+    assert tells([golden[0], golden[1] + 1], log) == 1
+    assert "NOT the golden's" in capsys.readouterr().out
+    assert tells(golden[:2], log[1:8] + log[1:]) == 0  # both tokens have a classifier
+    assert tells(golden[:2], [e for e in log if e["n_inputs"] != 384]) == 1  # products that ran elsewhere
+    log[3]["sum_cycles"] -= 1
+    assert tells(golden[:2], log) == 1
+
+
+# rows, cols, inputs, outputs, group, stream
+DECODES = [
+    (16, 16, 128, 128, 64, Stream()),
+    (16, 16, 128, 40, 32, Stream()),
+    (8, 32, 384, 96, 384, Stream()),
+    (8, 8, 128, 64, 64, Stream(beat_cycles=3)),
+    (16, 16, 128, 64, 64, Stream(5, 2, 2)),
+    (16, 16, 256, 64, 64, Stream(5, 4, 1)),
+    (4, 8, 64, 64, 64, Stream(5, 2, 3)),
+]
+
+
+@pytest.mark.parametrize(("rows", "cols", "k", "m", "group", "stream"), DECODES)
+def test_the_formula_for_a_token_is_what_the_core_takes(rows, cols, k, m, group, stream):
+    array = Array(rows, cols)
+    assert decode_cycles(array, k, m, group, stream) == core_cycles(array, 1, k, m, group, stream)
+
+
+@pytest.mark.skipif(shutil.which("verilator") is None, reason="needs Verilator")
+def test_the_wave_diagram_is_the_simulations():
+    vcd = ROOT / "build" / "hw" / "wave" / "tile.vcd"
+    if not vcd.exists():
+        pytest.skip("needs make build/hw/wave/tile.vcd")
+    assert wave.lanes(wave.read_vcd(vcd)) == json.loads((ROOT / "docs" / "rtl-wave.json").read_text())
