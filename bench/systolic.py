@@ -121,9 +121,9 @@ def core_cycles(array: Array, n_tokens: int, n_inputs: int, n_outputs: int, grou
 
     What it does beyond `cycles`: scales come in the same stream (stream.scale_beats); a tile is loaded, a row a cycle,
     when all of it is in a buffer of two tiles, two cycles after its last row came; a token's codes are read a cycle
-    before they enter, and a sum leaves through a register; scales of four groups, sums of two, and results of two rows of
-    tiles are kept; as many columns share a scaler as groups of 64 have passes, and it takes a cycle for each token of
-    each; results go out four beats for each token. (array.row_cycles does not matter here.)
+    before they enter, and a sum leaves through a register; scales of four groups, sums of two, and results of two rows
+    of tiles are kept; as many columns share a scaler as groups of 64 have passes, and it takes a cycle for each token
+    of each; results go out four beats for each token. (array.row_cycles does not matter here.)
     """
     n, rows, cols = n_tokens, array.rows, array.cols
     share = cols // max(1, rows * cols // 64)
@@ -167,7 +167,7 @@ def decode_beats(array: Array, n_inputs: int, n_outputs: int, group_size: int, s
 
 
 def decode_cycles(array: Array, n_inputs: int, n_outputs: int, group_size: int, stream: Stream) -> int:
-    """`core_cycles` of one token, where the stream is never slower than a beat of rows: no cycle is lost but at the end.
+    """`core_cycles` of one token: no cycle is lost but at the end.
 
     Every beat takes as many cycles as its rows, or beat_cycles if these are more; behind the last one come the cycles
     of the last tile's load, the token's way through the array, and the registers on it.

@@ -6,8 +6,8 @@ smoothing.svg and awq-search.svg show measured data. They are measured each time
 two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.txt, as the exporter would have it
 (golden/smooth.py, golden/awq_search.py). moe-routing.svg is what the reference traces of tiny-qwen3-moe, unquantized.
 awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what docs/fragments.cu says, which is compiled with $CXX (g++)
-and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures; rtl-wave.svg shows docs/rtl-wave.json, which `make
-rtl-wave` simulates.
+and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures, rtl-wave.svg
+docs/rtl-wave.json, which `make rtl-wave` simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures.
 """
 
 import json
@@ -1130,20 +1130,20 @@ def rtl_blocks() -> str:
     """What is in hw/rtl/matmul_axi.sv, and how data goes through it."""
     s = Svg(
         920,
-        560,
+        622,
         "The core",
-        "Weights come in from above the left, activations from the left. weight_loader takes scales out of the stream of "
-        "weights and keeps two tiles of codes. quantizer makes codes of fp32, activation_store keeps them. Both feed an "
-        "array of cells, of which four by four are drawn. Below each column is a column_edge, and below these "
-        "result_store, from which results go out. tile_sequencer starts loads and passes; axil_registers has sizes, "
-        "commands and counters.",
+        "Weights come in from above, activations from the left. weight_loader takes scales out of the stream of "
+        "weights and keeps two tiles of codes. quantizer makes codes of fp32, activation_store keeps them. Both feed "
+        "an array of cells, of which four by four are drawn. Below the columns are column_edges: a sum for each "
+        "column, and one scaler that these columns share. Below it is result_store, from which results go out. "
+        "tile_sequencer starts loads and passes; axil_registers has sizes, commands and counters.",
     )
     s.text(24, 31, "matmul_axi: a product, from streams to a stream", 15, INK, "start", bold=True)
     cells, pitch, left, top = 4, 62, 452, 172
     edge = left + cells * pitch
     s.text(left + 118, 66, "s_axis_w: weights and scales, COLS bytes a beat", 13, QUIET)
     s.arrow((left + 118, 74), (left + 118, 92))
-    s.box(left - 6, 94, 248, 44, "memory", "weight_loader", "two tiles of codes; scales of four groups")
+    s.box(left - 6, 94, 248, 44, "memory", "weight_loader", "two tiles; scales of four groups")
     for c in range(cells):
         x = left + c * pitch + 25
         s.arrow((x, 138), (x, top - 4))
@@ -1155,29 +1155,33 @@ def rtl_blocks() -> str:
             if c + 1 < cells:
                 s.arrow((x + 25, y + 25), (x + pitch - 27, y + 25))
         s.arrow((x, top + cells * pitch - 12), (x, top + cells * pitch + 12))
-        s.box(x - 27, top + cells * pitch + 14, 54, 44, "fp32", "edge")
-        s.arrow((x, top + cells * pitch + 58), (x, top + cells * pitch + 78))
+        s.box(x - 25, top + cells * pitch + 14, 50, 34, "int8", "sums")
+        s.arrow((x, top + cells * pitch + 48), (x, top + cells * pitch + 66))
     s.text(edge + 8, top + 20, "systolic_array", 13, INK, "start", bold=True)
     s.text(edge + 8, top + 38, "ROWS x COLS cells;", 12, QUIET, "start")
     s.text(edge + 8, top + 54, "codes go right,", 12, QUIET, "start")
     s.text(edge + 8, top + 70, "sums down", 12, QUIET, "start")
-    s.text(edge + 8, top + cells * pitch + 26, "column_edge", 13, INK, "start", bold=True)
-    s.text(edge + 8, top + cells * pitch + 43, "adds passes as int32,", 12, QUIET, "start")
-    s.text(edge + 8, top + cells * pitch + 58, "scales and adds in fp32", 12, QUIET, "start")
-    s.box(left - 6, top + cells * pitch + 80, 248, 44, "memory", "result_store", "two rows of tiles, fp32")
-    s.arrow((left + 242, top + cells * pitch + 102), (left + 284, top + cells * pitch + 102))
-    s.text(left + 292, top + cells * pitch + 106, "m_axis: results", 13, QUIET, "start")
+    below = top + cells * pitch
+    s.text(edge + 8, below + 26, "column_edges", 13, INK, "start", bold=True)
+    s.text(edge + 8, below + 43, "adds up the passes of", 12, QUIET, "start")
+    s.text(edge + 8, below + 58, "a group; one scaler", 12, QUIET, "start")
+    s.text(edge + 8, below + 73, "takes all columns in turn", 12, QUIET, "start")
+    s.box(left - 6, below + 68, 248, 44, "fp32", "group_scaler", "times both scales, plus the sum so far")
+    s.arrow((left + 118, below + 112), (left + 118, below + 132))
+    s.box(left - 6, below + 134, 248, 44, "memory", "result_store", "two rows of tiles, fp32")
+    s.arrow((left + 242, below + 156), (left + 284, below + 156))
+    s.text(left + 292, below + 160, "m_axis: results", 13, QUIET, "start")
 
     s.text(24, 226, "s_axis_x: fp32, or codes", 13, QUIET, "start")
     s.arrow((96, 234), (96, 250))
-    s.box(24, 252, 150, 56, "quantize", "quantizer", "amax, 127 / amax, codes")
+    s.box(24, 252, 150, 56, "quantize", "quantizer", "amax, scale, codes")
     s.arrow((174, 280), (206, 280))
     s.box(208, 252, 176, 56, "memory", "activation_store", "codes, a scale a group")
     for r in range(cells):
         y = top + r * pitch + 25
         s.arrow((384, 280), (410, 280), (410, y), (left - 2, y))
-    s.arrow((296, 308), (296, top + cells * pitch + 36), (left - 6, top + cells * pitch + 36))
-    s.text(304, top + cells * pitch + 26, "scales of x", 12, QUIET, "start")
+    s.arrow((296, 308), (296, below + 90), (left - 8, below + 90))
+    s.text(304, below + 82, "scales of x", 12, QUIET, "start")
 
     s.text(24, 66, "AXI4-Lite", 13, QUIET, "start")
     s.arrow((96, 74), (96, 92))
@@ -1193,7 +1197,7 @@ def rtl_wave() -> str:
     """One tile on an array of 4 x 4 cells, clock by clock, as docs/rtl-wave.json has it from the simulation."""
     lanes = json.loads((HERE / "rtl-wave.json").read_text(encoding="utf-8"))
     n_clocks = 1 + max(int(clock) for lane in lanes for clock in lane["at"])
-    left, top, step, height = 132, 66, 20, 25
+    left, top, step, height = 158, 66, 20, 25
     s = Svg(
         left + n_clocks * step + 24,
         top + height * len(lanes) + 20,
@@ -1227,8 +1231,56 @@ def rtl_wave() -> str:
                 f'stroke="{border}"/>'
             )
             words = text.removeprefix("row ") if n == 1 else text
-            s.text(x + n * step / 2, y + 15, words, 11 if len(words) * 5 <= n * step else 8 if len(words) < 5 else 6)
+            s.text(x + n * step / 2, y + 15, words, min(11, int(n * step / (0.62 * len(words)))))
             clocks = clocks[n:]
+    return s.done()
+
+
+def rtl_chip() -> str:
+    """What docs/rtl-chip.json has of arrays that were placed and routed: shares of the chip's resources."""
+    found = json.loads((HERE / "rtl-chip.json").read_text(encoding="utf-8"))["ecp5"]
+    kinds = {"luts": "LUTs", "ffs": "registers", "dsps": "DSPs, 18 x 18", "brams": "block RAMs"}
+    row, left, width, top = 30, 190, 520, 84
+    height = top + len(kinds) * (row * len(found) + 16) + 34
+    s = Svg(
+        900,
+        height,
+        "Arrays on an ECP5",
+        "; ".join(
+            f"{size}: "
+            + ", ".join(f"{c[k]} of {c['available'][k]} {name}" for k, name in kinds.items())
+            + f", {c['fmax_mhz']} MHz"
+            for size, c in found.items()
+        )
+        + ".",
+    )
+    s.text(24, 31, "Placed and routed: shares of an ECP5 LFE5U-85F", 15, INK, "start", bold=True)
+    s.text(24, 54, "; ".join(f"{size}: {c['fmax_mhz']} MHz" for size, c in found.items()), 13, QUIET, "start")
+    colours = (FILL["int8"], FILL["fp32"])
+    y = top
+    for kind, name in kinds.items():
+        s.text(left - 74, y + row * len(found) / 2 + 4, name, 13, INK, "end")
+        for (size, c), (fill, border) in zip(found.items(), colours, strict=False):
+            share = c[kind] / c["available"][kind]
+            s.text(left - 10, y + 19, size, 12, QUIET, "end")
+            s.parts.append(
+                f'<rect x="{left}" y="{y + 4}" width="{width * share:.1f}" height="{row - 8}" rx="3" fill="{fill}" '
+                f'stroke="{border}"/>'
+            )
+            s.text(
+                left + width * share + 8,
+                y + 19,
+                f"{c[kind]:,} of {c['available'][kind]:,}, {share:.0%}",
+                12,
+                INK,
+                "start",
+            )
+            y += row
+        y += 16
+    for share in range(0, 101, 25):
+        x = left + width * share / 100
+        s.parts.append(f'<path d="M{x:g} {top} V{y - 12}" stroke="{LINE}" stroke-width="0.6" stroke-dasharray="3 4"/>')
+        s.text(x, y + 6, f"{share} %", 11, QUIET)
     return s.done()
 
 
@@ -1252,6 +1304,7 @@ FIGURES = {
     "quality.svg": quality,
     "rtl-blocks.svg": rtl_blocks,
     "rtl-wave.svg": rtl_wave,
+    "rtl-chip.svg": rtl_chip,
 }
 
 

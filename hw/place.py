@@ -2,9 +2,10 @@
 
     python -m hw.place [8x8 16x16 xilinx]    runs these parts; renews docs/rtl-chip.json with what they give
 
-make rtl-chip runs all parts, installs what is needed, and draws docs/rtl-chip.svg. ECP5: Yosys and nextpnr-ecp5, for an
-LFE5U-85F, the largest. Of an array of 16 x 16 nine rows of cells have multipliers of LUTs, as the chip has 156 others, of
-18 x 18 bits, and scalers and quantizer take 37 of them. Xilinx UltraScale+: Yosys alone counts; nothing is placed.
+make rtl-chip runs all parts, installs what is needed, and draws docs/rtl-chip.svg. ECP5: Yosys and nextpnr-ecp5, for
+an LFE5U-85F, the largest. Of an array of 16 x 16 nine rows of cells have multipliers of LUTs, as the chip has 156
+others, of 18 x 18 bits, and scalers and quantizer take 37 of them. Xilinx UltraScale+: Yosys alone counts; nothing is
+placed.
 """
 
 import argparse
@@ -32,7 +33,11 @@ def run(command: list[str], log: Path) -> None:
 
 
 def sources() -> str:
-    return " ".join(str(p.relative_to(ROOT)) for p in [*sorted((ROOT / "hw" / "rtl").glob("*.sv")), *sorted((ROOT / "hw" / "chip").glob("*.sv"))])
+    """The files that Yosys reads."""
+    return " ".join(
+        str(p.relative_to(ROOT))
+        for p in [*sorted((ROOT / "hw" / "rtl").glob("*.sv")), *sorted((ROOT / "hw" / "chip").glob("*.sv"))]
+    )
 
 
 def cells_of(stat: Path) -> dict[str, int]:
@@ -64,8 +69,27 @@ def place_ecp5(size: str, nextpnr: str) -> dict:
         run(["yosys", "-q", f"{base}.ys"], base.with_suffix(".yosys.log"))
     report = base.with_suffix(".report.json")
     if not report.exists():
-        options = ["--85k", "--package", "CABGA756", "--speed", "6", "--freq", "100", "--timing-allow-fail", "--seed", "1"]
-        files = ["--json", f"{base}.json", "--lpf-allow-unconstrained", "--report", str(report), "--write", f"{base}.placed.json"]
+        options = [
+            "--85k",
+            "--package",
+            "CABGA756",
+            "--speed",
+            "6",
+            "--freq",
+            "100",
+            "--timing-allow-fail",
+            "--seed",
+            "1",
+        ]
+        files = [
+            "--json",
+            f"{base}.json",
+            "--lpf-allow-unconstrained",
+            "--report",
+            str(report),
+            "--write",
+            f"{base}.placed.json",
+        ]
         run([nextpnr, *options, *files], base.with_suffix(".nextpnr.log"))
     found = json.loads(report.read_text())
     used = {name: u["used"] for name, u in found["utilization"].items()}
@@ -116,6 +140,7 @@ XILINX = {
 
 
 def main() -> int:
+    """Renews docs/rtl-chip.json."""
     parts = [*SOFT_ROWS, "xilinx"]
     parser = argparse.ArgumentParser(prog="python -m hw.place", description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*parts, []], help="all, if none is named")

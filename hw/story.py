@@ -78,6 +78,7 @@ def expected(entry: dict, scale_beats: int | None = None) -> int:
 
 
 def sizes(entry: dict) -> tuple:
+    """What products that take the same cycles have in common."""
     return entry["n_tokens"], entry["n_outputs"], entry["n_inputs"], entry["group_size"], entry["weight_beats"]
 
 
@@ -115,14 +116,16 @@ def table(entries: list[dict], mhz: float) -> tuple[list[str], int]:
     quantize = sum(e["cycles"] for e in token if e["command"] == "quantize")
     bytes_per_cycle = token[-1]["cols"] / token[-1]["weight_every"]
     lines.append(
-        f"a token: {multiply:,} cycles of products, {quantize:,} of quantizing: {mhz * 1e6 / (multiply + quantize):,.0f} "
-        f"tokens/s at {mhz:g} MHz and {bytes_per_cycle:g} bytes per cycle ({bytes_per_cycle * mhz / 1e3:g} GB/s), "
+        f"a token: {multiply:,} cycles of products, {quantize:,} of quantizing: "
+        f"{mhz * 1e6 / (multiply + quantize):,.0f} tokens/s at {mhz:g} MHz and "
+        f"{bytes_per_cycle:g} bytes per cycle ({bytes_per_cycle * mhz / 1e3:g} GB/s), "
         "without the host's part"
     )
     return lines, n_wrong
 
 
 def main() -> int:
+    """Tells the stories; the exit code is 1 if an id or a number of cycles is another."""
     parser = argparse.ArgumentParser(prog="python -m hw.story", description=__doc__.splitlines()[0])
     parser.add_argument("--array", default="16x16", help="rows x columns of cells, of a model that was built")
     parser.add_argument("--ids", type=int, default=16, help="new ids of each story")
@@ -132,11 +135,13 @@ def main() -> int:
     args = parser.parse_args()
     if args.ids < 2 or args.mhz <= 0 or args.weight_every < 1:
         parser.error("expected --ids of 2 and up, --mhz above 0, --weight-every of 1 and up")
-    known = {shape for shape in layer_shapes(read_config(ROOT / "models" / "tiny-llama")).values()}
+    known = set(layer_shapes(read_config(ROOT / "models" / "tiny-llama")).values())
     n_failed = 0
     for name in args.programs:
         golden, title = PROGRAMS[name]
-        ids = json.loads((ROOT / "golden" / "data" / f"tiny-llama.{golden}.json").read_text())["generations"][0]["new_ids"]
+        ids = json.loads((ROOT / "golden" / "data" / f"tiny-llama.{golden}.json").read_text())["generations"][0][
+            "new_ids"
+        ]
         try:
             found, entries, seconds = tell(name, args.array, args.ids, args.weight_every)
         except (OSError, RuntimeError) as e:
@@ -146,13 +151,15 @@ def main() -> int:
         same = found == ids[: args.ids]
         lines, n_wrong = table(entries, args.mhz)
         all_in_rtl = found_shapes == known
-        print(f"{title}: {args.ids} ids {'are the golden' if same else 'are NOT the golden'}'s: {','.join(map(str, found))}")
+        print(f"{title}: {args.ids} ids are {'' if same else 'NOT '}the golden's: {','.join(map(str, found))}")
         if not all_in_rtl:
             print(f"products in RTL are of {sorted(found_shapes)}, expected {sorted(known)}")
         for line in lines:
             print("  " + line)
         n_products = sum(e["command"] == "multiply" for e in entries)
-        print(f"  {n_products} products, {n_wrong} with other cycles than the model; {seconds / args.ids:.2f} s per token\n")
+        print(
+            f"  {n_products} products, {n_wrong} with other cycles than the model; {seconds / args.ids:.2f} s a token\n"
+        )
         n_failed += not same or not all_in_rtl or n_wrong > 0
     return 1 if n_failed else 0
 

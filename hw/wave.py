@@ -1,15 +1,18 @@
 """The signals of one tile, from the simulation, as docs/rtl.md draws them: docs/rtl-wave.json.
 
-    make rtl-wave    simulates hw/sim/wave.cpp and calls   python -m hw.wave build/hw/wave/tile.vcd docs/rtl-wave.json
+    python -m hw.wave build/hw/wave/tile.vcd docs/rtl-wave.json
 
-The file has a list of lanes. A lane has a name, and the texts that stand in some clocks; clock 0 is that of the first beat
-of weights.
+make rtl-wave simulates hw/sim/wave.cpp, calls this, and draws the picture.
+
+The file has a list of lanes. A lane has a name, and the texts that stand in some clocks; clock 0 is that of the first
+beat of weights.
 """
 
 import argparse
 import json
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 CORE = "matmul_axi.u_core."
@@ -17,7 +20,7 @@ EDGES = "gen_edges[0].u_column_edges."
 
 
 def read_vcd(path: Path) -> dict[str, list[int]]:
-    """The value of every signal before each rising edge of the clock: at times that 3 divides (hw/sim/matmul_rtl.cpp)."""
+    """The value of every signal before each rising edge: at times that 3 divides (hw/sim/matmul_rtl.cpp)."""
     scope: list[str] = []
     names: dict[str, list[str]] = {}
     values: dict[str, int] = {}
@@ -45,10 +48,12 @@ def read_vcd(path: Path) -> dict[str, list[int]]:
 
 
 def signed(value: int, bits: int) -> int:
+    """The number that these bits are."""
     return value - (1 << bits) if value >> (bits - 1) & 1 else value
 
 
 def fp32(value: int) -> str:
+    """The number that these 32 bits are, as text."""
     return f"{struct.unpack('<f', struct.pack('<I', value))[0]:g}"
 
 
@@ -62,13 +67,14 @@ def lanes(vcd: dict[str, list[int]]) -> list[dict]:
     last = max(t for t in range(first, len(taken)) if out[t])
     clocks = range(first, last + 1)
 
-    def lane(name: str, at) -> dict:
+    def lane(name: str, at: Callable[[int], str]) -> dict:
         texts = {str(t - first): at(t) for t in clocks}
         return {"name": name, "at": {clock: text for clock, text in texts.items() if text}}
 
     def codes(t: int) -> str:
         word = core["codes_o"][t]
-        return " ".join(str(signed(word >> 8 * i & 255, 8)) for i in range(4)) if core["x_valid_q"][t] else ""
+        first, last = (signed(word >> bit & 255, 8) for bit in (0, 24))
+        return f"{first}..{last}" if core["x_valid_q"][t] else ""
 
     found = [
         lane("s_axis_w", lambda t: next(beats) if taken[t] else ""),
@@ -91,7 +97,10 @@ def lanes(vcd: dict[str, list[int]]) -> list[dict]:
         )
     edges = {name.removeprefix(EDGES): v for name, v in core.items() if name.startswith(EDGES)}
     found += [
-        lane("scaler: token, column", lambda t: f"{edges['token_q'][t]} {edges['column_q'][t]}" if edges["busy_q"][t] else ""),
+        lane(
+            "scaler: token, column",
+            lambda t: f"{edges['token_q'][t]},{edges['column_q'][t]}" if edges["busy_q"][t] else "",
+        ),
         lane("scaler: result", lambda t: fp32(edges["result_o"][t]) if edges["result_valid_o"][t] else ""),
     ]
     found.append(lane("m_axis", lambda t: fp32(vcd["m_axis_tdata"][t] & 0xFFFFFFFF) if out[t] else ""))
@@ -99,6 +108,7 @@ def lanes(vcd: dict[str, list[int]]) -> list[dict]:
 
 
 def main() -> int:
+    """Writes the lanes of a VCD file."""
     parser = argparse.ArgumentParser(prog="python -m hw.wave", description=__doc__.splitlines()[0])
     parser.add_argument("vcd", type=Path)
     parser.add_argument("out", type=Path)

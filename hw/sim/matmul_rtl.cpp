@@ -22,7 +22,8 @@ struct MatmulRtl::Model {
 
 MatmulRtl::MatmulRtl() : model_(std::make_unique<Model>()) {
     reset();
-    if (read(rtl_register::id) != 0x716e7572) throw std::runtime_error("the core does not answer with its id");
+    if (read(rtl_register::id) != 0x716e7572)
+        throw std::runtime_error("the core does not answer with its id");
     const uint32_t shape = read(rtl_register::shape), limits = read(rtl_register::limits);
     rows = int(shape & 0xfff), cols = int(shape >> 12 & 0xfff), max_tokens = int(shape >> 24);
     max_inputs = int(limits & 0xffff), min_group = int(limits >> 16);
@@ -113,10 +114,12 @@ void MatmulRtl::set_sizes(const RtlSizes& s, uint32_t mode) {
 }
 
 std::vector<uint8_t> MatmulRtl::run(uint32_t command, std::span<const uint8_t> weights,
-                                    std::span<const uint32_t> activations, bool has_results, uint64_t after_clocks) {
+                                    std::span<const uint32_t> activations, bool has_results,
+                                    uint64_t after_clocks) {
     Vmatmul_axi& t = model_->top;
     write(rtl_register::control, command);
-    if ((read(rtl_register::status) & rtl_status::refused) != 0) throw std::runtime_error("the core refused a command");
+    if ((read(rtl_register::status) & rtl_status::refused) != 0)
+        throw std::runtime_error("the core refused a command");
     const size_t beat = size_t(cols);
     std::vector<uint8_t> results;
     size_t w_at = 0, x_at = 0;
@@ -134,7 +137,8 @@ std::vector<uint8_t> MatmulRtl::run(uint32_t command, std::span<const uint8_t> w
             t.s_axis_x_tvalid = 1, t.s_axis_x_tdata = activations[x_at];
         t.m_axis_tready = has_results && !pause(stalls.results);
         t.eval();
-        const bool w_taken = t.s_axis_w_tvalid && t.s_axis_w_tready, x_taken = t.s_axis_x_tvalid && t.s_axis_x_tready;
+        const bool w_taken = t.s_axis_w_tvalid && t.s_axis_w_tready,
+                   x_taken = t.s_axis_x_tvalid && t.s_axis_x_tready;
         const bool m_taken = t.m_axis_tvalid && t.m_axis_tready;
         if (m_taken) {
             results.resize(results.size() + beat);
@@ -155,11 +159,14 @@ std::vector<uint8_t> MatmulRtl::run(uint32_t command, std::span<const uint8_t> w
     return results;
 }
 
-RtlMatrix MatmulRtl::pack(RtlFormat format, const int8_t* codes, const uint8_t* zeros, const float* scales, int n_rows,
-                          int n_cols, int group_size) const {
+RtlMatrix MatmulRtl::pack(RtlFormat format, const int8_t* codes, const uint8_t* zeros, const float* scales,
+                          int n_rows, int n_cols, int group_size) const {
     RtlMatrix w{{}, n_rows, n_cols, group_size, format};
     const int n_groups = n_cols / group_size, rows_of_tiles = (n_rows + cols - 1) / cols;
-    const int per_byte = format == RtlFormat::int8 ? 1 : format == RtlFormat::four_bits ? 2 : 4, bits = 8 / per_byte;
+    const int per_byte = format == RtlFormat::int8        ? 1
+                         : format == RtlFormat::four_bits ? 2
+                                                          : 4,
+              bits = 8 / per_byte;
     w.stream.reserve(size_t(rows_of_tiles) * size_t(cols) * size_t(n_cols / per_byte + 5 * n_groups));
     for (int first = 0; first < rows_of_tiles * cols; first += cols) {
         for (int g = 0; g < n_groups; g++) {
@@ -171,7 +178,8 @@ RtlMatrix MatmulRtl::pack(RtlFormat format, const int8_t* codes, const uint8_t* 
                 w.stream.insert(w.stream.end(), bytes, bytes + 4);
             }
             if (format != RtlFormat::int8)
-                for (int c = first; c < first + cols; c++) w.stream.push_back(c < n_rows ? zeros[of_group(c)] : 0);
+                for (int c = first; c < first + cols; c++)
+                    w.stream.push_back(c < n_rows ? zeros[of_group(c)] : 0);
             auto code = [&](int c, int k) {
                 const int v = c < n_rows ? codes[size_t(c) * size_t(n_cols) + size_t(k)] : 0;
                 return v & ((1 << bits) - 1);
@@ -199,7 +207,8 @@ void MatmulRtl::quantize(const float* x, int n_tokens, int n_cols, int group_siz
 
 void MatmulRtl::load(const int8_t* codes, const float* scales, int n_tokens, int n_cols, int group_size) {
     group_size_ = group_size, n_cols_ = n_cols;
-    set_sizes({uint32_t(n_tokens), uint32_t(group_size / rows), uint32_t(n_cols / group_size), 1}, rtl_mode::coded);
+    set_sizes({uint32_t(n_tokens), uint32_t(group_size / rows), uint32_t(n_cols / group_size), 1},
+              rtl_mode::coded);
     std::vector<uint32_t> words;
     for (int i = 0; i < n_tokens * n_cols; i += 4) {
         if (i % group_size == 0) words.push_back(std::bit_cast<uint32_t>(scales[i / group_size]));
@@ -216,8 +225,10 @@ void MatmulRtl::read_activations(int8_t* codes, float* scales) {
     for (size_t i = 0; i < beats.size() / size_t(cols); i++) {
         const size_t g = i / words_per_group, k = i % words_per_group;
         const uint8_t* word = beats.data() + i * size_t(cols);
-        if (k == 0) std::memcpy(scales + g, word, 4);
-        else std::memcpy(codes + g * size_t(group_size_) + 4 * (k - 1), word, 4);
+        if (k == 0)
+            std::memcpy(scales + g, word, 4);
+        else
+            std::memcpy(codes + g * size_t(group_size_) + 4 * (k - 1), word, 4);
     }
 }
 

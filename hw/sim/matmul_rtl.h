@@ -1,5 +1,5 @@
-// Drives hw/rtl/matmul_axi.sv, compiled by Verilator, as a processor and two DMA engines would: registers over
-// AXI4-Lite, weights, activations and results over AXI4-Streams, clock by clock.
+// Drives hw/rtl/matmul_axi.sv, compiled by Verilator, as a processor and two DMA engines would: registers
+// over AXI4-Lite, weights, activations and results over AXI4-Streams, clock by clock.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,10 @@ class Vmatmul_axi;
 
 // Byte addresses: docs/rtl.md.
 namespace rtl_register {
-constexpr uint8_t id = 0x00, shape = 0x04, limits = 0x08, control = 0x0c, status = 0x10, tokens = 0x14, passes = 0x18,
-                  groups = 0x1c, rows_of_tiles = 0x20, mode = 0x24, scale = 0x28, cycles = 0x30, sum_cycles = 0x34,
-                  weight_beats = 0x38, weight_waits = 0x3c, weight_stalls = 0x40, result_stalls = 0x44;
+constexpr uint8_t id = 0x00, shape = 0x04, limits = 0x08, control = 0x0c, status = 0x10, tokens = 0x14,
+                  passes = 0x18, groups = 0x1c, rows_of_tiles = 0x20, mode = 0x24, scale = 0x28,
+                  cycles = 0x30, sum_cycles = 0x34, weight_beats = 0x38, weight_waits = 0x3c,
+                  weight_stalls = 0x40, result_stalls = 0x44;
 }
 namespace rtl_command {
 constexpr uint32_t load = 1, multiply = 2, read = 4;
@@ -40,8 +41,8 @@ struct RtlCounters {
     uint32_t result_stalls;  // clocks in which results had to wait
 };
 
-// How often a stream pauses, as a share of all clocks; weight_every: a beat of weights comes every so many clocks, as
-// from a memory that is narrower than a row of cells.
+// How often a stream pauses, as a share of all clocks; weight_every: a beat of weights comes every so many
+// clocks, as from a memory that is narrower than a row of cells.
 struct RtlStalls {
     double weights = 0, activations = 0, results = 0;
     uint32_t seed = 1;
@@ -79,30 +80,36 @@ class MatmulRtl {
 
     // Whether activations in such groups can be multiplied.
     bool fits(int n_cols, int group_size) const {
-        return group_size % rows == 0 && group_size >= min_group && n_cols % group_size == 0 && n_cols <= max_inputs;
+        return group_size % rows == 0 && group_size >= min_group && n_cols % group_size == 0 &&
+               n_cols <= max_inputs;
     }
 
-    // codes (n_rows, n_cols), scales (n_rows, n_cols / group_size) fp32; with a format of few bits codes are 0..15 or
-    // 0..3, and zeros (n_rows, n_cols / group_size) is what is taken off them, or off five times them. What does not fill
-    // a tile is 0.
-    RtlMatrix pack(RtlFormat format, const int8_t* codes, const uint8_t* zeros, const float* scales, int n_rows,
-                   int n_cols, int group_size) const;
+    // codes (n_rows, n_cols), scales (n_rows, n_cols / group_size) fp32; with a format of few bits codes are
+    // 0..15 or 0..3, and zeros (n_rows, n_cols / group_size) is what is taken off them, or off five times
+    // them. What does not fill a tile is 0.
+    RtlMatrix pack(RtlFormat format, const int8_t* codes, const uint8_t* zeros, const float* scales,
+                   int n_rows, int n_cols, int group_size) const;
 
     // Loads x (n_tokens, n_cols) fp32 through the quantizer. fixed_scale: not null, all scales are that one.
-    void quantize(const float* x, int n_tokens, int n_cols, int group_size, const float* fixed_scale = nullptr);
+    void quantize(const float* x, int n_tokens, int n_cols, int group_size,
+                  const float* fixed_scale = nullptr);
     // Loads codes (n_tokens, n_cols) and scales (n_tokens, n_cols / group_size) as they are.
     void load(const int8_t* codes, const float* scales, int n_tokens, int n_cols, int group_size);
     // Reads back what was loaded.
     void read_activations(int8_t* codes, float* scales);
-    // out (tokens that were loaded, w.n_rows) fp32 = activations times w transposed; a row of out is out_stride long.
+    // out (tokens that were loaded, w.n_rows) fp32 = activations times w transposed; a row of out is
+    // out_stride long.
     void multiply(const RtlMatrix& w, float* out, size_t out_stride);
 
-    // One command with what its streams bring, until tlast on m_axis or, where n_results is 0, until STATUS says done.
-    // Returns the beats of results. For tests: after_clocks, if not 0, ends it early, whatever has come.
-    std::vector<uint8_t> run(uint32_t command, std::span<const uint8_t> weights, std::span<const uint32_t> activations,
-                             bool has_results, uint64_t after_clocks = 0);
+    // One command with what its streams bring, until tlast on m_axis or, where n_results is 0, until STATUS
+    // says done. Returns the beats of results. For tests: after_clocks, if not 0, ends it early, whatever has
+    // come.
+    std::vector<uint8_t> run(uint32_t command, std::span<const uint8_t> weights,
+                             std::span<const uint32_t> activations, bool has_results,
+                             uint64_t after_clocks = 0);
     void set_sizes(const RtlSizes& sizes, uint32_t mode);
-    void trace_to(const std::string& path);  // a VCD file of all signals from here on, if compiled with --trace
+    void trace_to(
+        const std::string& path);  // a VCD file of all signals from here on, if compiled with --trace
 
   private:
     void tick();
@@ -111,5 +118,7 @@ class MatmulRtl {
     std::mt19937 random_;
     RtlSizes sizes_;
     int group_size_ = 0, n_cols_ = 0;
-    bool pause(double share) { return share > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < share; }
+    bool pause(double share) {
+        return share > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < share;
+    }
 };

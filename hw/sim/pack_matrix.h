@@ -1,5 +1,5 @@
-// A matrix of any format as the stream of weights has it: codes with a scale, and a zero point if they are of few bits, for
-// each group of activations.
+// A matrix of any format as the stream of weights has it: codes with a scale, and a zero point if they are of
+// few bits, for each group of activations.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Products of any number of tokens on the simulated core, in batches that it holds, and a log of what it counted.
+// Products of any number of tokens on the simulated core, in batches that it holds, and a log of what it
+// counted.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +23,13 @@ class RtlSession {
 
     MatmulRtl core;
 
-    // codes (n_tokens, n_cols) and scales (n_tokens, n_cols / group_size) of x, by the core's quantizer. fixed_scale: if
-    // not null, the scale of all.
+    // codes (n_tokens, n_cols) and scales (n_tokens, n_cols / group_size) of x, by the core's quantizer.
+    // fixed_scale: if not null, the scale of all.
     void quantize(int8_t* codes, float* scales, const float* x, int n_tokens, int n_cols, int group_size,
                   const float* fixed_scale);
 
-    // Products of activations with matrices that have their n_cols and group_size. What the core holds already is not
-    // loaded again.
+    // Products of activations with matrices that have their n_cols and group_size. What the core holds
+    // already is not loaded again.
     void multiply(const int8_t* codes, const float* scales, int n_tokens, int n_cols, int group_size,
                   std::span<const RtlProduct> products);
 

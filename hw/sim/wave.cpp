@@ -1,4 +1,5 @@
-// wave VCD: a product of 2 tokens with 4 outputs of 4 inputs, one tile of an array of 4 x 4, as docs/rtl.md draws it.
+// wave VCD: a product of 2 tokens with 4 outputs of 4 inputs, one tile of an array of 4 x 4, as docs/rtl.md
+// draws it.
 #include <cstdio>
 #include <exception>
 
@@ -16,7 +17,8 @@ int main(int argc, char** argv) {
         rtl.trace_to(argv[1]);
         float out[8];
         rtl.multiply(matrix, out, 4);
-        for (int t = 0; t < 2; t++) std::printf("%g %g %g %g\n", out[4 * t], out[4 * t + 1], out[4 * t + 2], out[4 * t + 3]);
+        for (int t = 0; t < 2; t++)
+            std::printf("%g %g %g %g\n", out[4 * t], out[4 * t + 1], out[4 * t + 2], out[4 * t + 3]);
     } catch (const std::exception& e) {
         return std::fprintf(stderr, "wave: %s\n", e.what()), 1;
     }

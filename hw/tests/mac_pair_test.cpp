@@ -1,5 +1,5 @@
-// Two int8 products by one multiplier, hw/rtl/mac_cell_pair.sv, beside two cells: in every clock the same outputs, for all
-// 2^24 products, and for random weights, swaps, loads and pauses.
+// Two int8 products by one multiplier, hw/rtl/mac_cell_pair.sv, beside two cells: in every clock the same
+// outputs, for all 2^24 products, and for random weights, swaps, loads and pauses.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 

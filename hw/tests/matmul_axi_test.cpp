@@ -1,5 +1,5 @@
-// The top, hw/rtl/matmul_axi.sv, through its AXI ports: products equal to the bit whatever pauses on its streams, a reset
-// in the middle, registers, and what is refused.
+// The top, hw/rtl/matmul_axi.sv, through its AXI ports: products equal to the bit whatever pauses on its
+// streams, a reset in the middle, registers, and what is refused.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 
@@ -23,7 +23,7 @@ struct Case {
     std::vector<float> out;                 // (n_tokens, n_rows)
 
     RtlFormat format;
-    std::vector<int8_t> codes;   // of w, as pack() takes them
+    std::vector<int8_t> codes;  // of w, as pack() takes them
     std::vector<uint8_t> zeros;
 
     Case(int tokens, int rows, int cols, int group, uint32_t seed, RtlFormat f = RtlFormat::int8)
@@ -33,7 +33,8 @@ struct Case {
         auto draw = [&](size_t n, int lowest, int highest) {
             std::vector<int8_t> c(n);
             for (int8_t& v : c)
-                v = int8_t(random() % 7 == 0 ? lowest : lowest + int(random() % uint32_t(highest - lowest + 1)));
+                v = int8_t(random() % 7 == 0 ? lowest
+                                             : lowest + int(random() % uint32_t(highest - lowest + 1)));
             return c;
         };
         auto scales = [&](size_t n) {
@@ -45,7 +46,8 @@ struct Case {
         x = draw(size_t(tokens * cols), -127, 127);
         const int highest = f == RtlFormat::int8 ? 127 : f == RtlFormat::four_bits ? 15 : 3;
         codes = draw(size_t(rows * cols), f == RtlFormat::int8 ? -128 : 0, highest);
-        for (size_t i = 0; i < size_t(rows) * groups; i++) zeros.push_back(f == RtlFormat::int8 ? 0 : random() % 16);
+        for (size_t i = 0; i < size_t(rows) * groups; i++)
+            zeros.push_back(f == RtlFormat::int8 ? 0 : random() % 16);
         for (size_t i = 0; i < codes.size(); i++)
             w.push_back(int8_t((f == RtlFormat::two_level ? 5 : 1) * codes[i] - zeros[i / size_t(group)]));
         x_scales = scales(size_t(tokens) * groups), w_scales = scales(size_t(rows) * groups);
@@ -54,8 +56,10 @@ struct Case {
                 float sum = 0;
                 for (size_t g = 0; g < groups; g++) {
                     int32_t acc = 0;
-                    for (int k = int(g) * group; k < int(g + 1) * group; k++) acc += x[size_t(t * cols + k)] * w[size_t(i * cols + k)];
-                    const volatile float scale = w_scales[size_t(i) * groups + g] * x_scales[size_t(t) * groups + g];
+                    for (int k = int(g) * group; k < int(g + 1) * group; k++)
+                        acc += x[size_t(t * cols + k)] * w[size_t(i * cols + k)];
+                    const volatile float scale =
+                        w_scales[size_t(i) * groups + g] * x_scales[size_t(t) * groups + g];
                     const volatile float product = float(acc) * scale;
                     sum = product + sum;
                 }
@@ -67,7 +71,8 @@ struct Case {
 
 // Loads the activations and multiplies; the number of outputs with other bits.
 RtlMatrix packed(const MatmulRtl& rtl, const Case& c) {
-    return rtl.pack(c.format, c.codes.data(), c.zeros.data(), c.w_scales.data(), c.n_rows, c.n_cols, c.group_size);
+    return rtl.pack(c.format, c.codes.data(), c.zeros.data(), c.w_scales.data(), c.n_rows, c.n_cols,
+                    c.group_size);
 }
 int differences(MatmulRtl& rtl, const Case& c) {
     const RtlMatrix w = packed(rtl, c);
@@ -75,7 +80,8 @@ int differences(MatmulRtl& rtl, const Case& c) {
     std::vector<float> out(c.out.size(), NAN);
     rtl.multiply(w, out.data(), size_t(c.n_rows));
     int n = 0;
-    for (size_t i = 0; i < out.size(); i++) n += std::bit_cast<uint32_t>(out[i]) != std::bit_cast<uint32_t>(c.out[i]);
+    for (size_t i = 0; i < out.size(); i++)
+        n += std::bit_cast<uint32_t>(out[i]) != std::bit_cast<uint32_t>(c.out[i]);
     return n;
 }
 
@@ -92,7 +98,8 @@ TEST_CASE("products are equal to the bit") {
     // Groups as high as the array: the stream runs as many groups ahead as it can.
     CHECK(differences(rtl, {rtl.max_tokens, 3 * rtl.cols, 24 * rtl.rows, rtl.rows, 8}) == 0);
     CHECK(differences(rtl, {1, 3 * rtl.cols, 24 * rtl.rows, rtl.rows, 9}) == 0);
-    // A product with an odd number of groups, and more rows of tiles than results are kept of, faster than they go out.
+    // A product with an odd number of groups, and more rows of tiles than results are kept of, faster than
+    // they go out.
     CHECK(differences(rtl, {rtl.max_tokens, 7 * rtl.cols, rtl.rows, rtl.rows, 10}) == 0);
     CHECK(differences(rtl, {1, 7 * rtl.cols, rtl.rows, rtl.rows, 11}) == 0);
     for (RtlFormat f : {RtlFormat::four_bits, RtlFormat::two_bits, RtlFormat::two_level})
@@ -102,13 +109,13 @@ TEST_CASE("products are equal to the bit") {
 TEST_CASE("pauses on streams change nothing") {
     MatmulRtl rtl;
     const Case c{5, 4 * rtl.cols, 128, 64, 8}, four{5, 4 * rtl.cols, 128, 64, 9, RtlFormat::four_bits},
-        two{3, 2 * rtl.cols, 256, 32, 9, RtlFormat::two_level},
-        flat{9, 7 * rtl.cols, rtl.rows, rtl.rows, 10};
+        two{3, 2 * rtl.cols, 256, 32, 9, RtlFormat::two_level}, flat{9, 7 * rtl.cols, rtl.rows, rtl.rows, 10};
     for (double share : {0.1, 0.5, 0.9}) {
         for (int which = 1; which < 8; which++) {
             CAPTURE(share);
             CAPTURE(which);
-            rtl.stalls = {which & 1 ? share : 0, which & 2 ? share : 0, which & 4 ? share : 0, uint32_t(which)};
+            rtl.stalls = {which & 1 ? share : 0, which & 2 ? share : 0, which & 4 ? share : 0,
+                          uint32_t(which)};
             rtl.reset();
             CHECK(differences(rtl, c) == 0);
             CHECK(differences(rtl, four) == 0);
@@ -191,7 +198,8 @@ TEST_CASE("codes and scales are equal to the bit, whatever pauses") {
     struct Sizes {
         int n_tokens, n_cols, group;
     };
-    for (const auto& [n, k, group] : {Sizes{1, 64, 64}, {3, 384, 64}, {2, 384, 384}, {rtl.max_tokens, 64, 32}}) {
+    for (const auto& [n, k, group] :
+         {Sizes{1, 64, 64}, {3, 384, 64}, {2, 384, 384}, {rtl.max_tokens, 64, 32}}) {
         for (int which = 0; which < 4; which++) {
             CAPTURE(group);
             CAPTURE(which);

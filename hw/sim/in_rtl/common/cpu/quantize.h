@@ -1,6 +1,6 @@
-// In the place of common/cpu/quantize.h where a program is compiled for products in RTL (make rtl-story): its folder
-// stands before the repository's among those that are searched. All is as there, but that int8_quantize is a function of
-// hw/sim/programs.cpp.
+// In the place of common/cpu/quantize.h where a program is compiled for products in RTL (make rtl-story): its
+// folder stands before the repository's among those that are searched. All is as there, but that
+// int8_quantize is a function of hw/sim/programs.cpp.
 #pragma once
 
 #define int8_quantize int8_quantize_by_cpu
