@@ -48,7 +48,9 @@ struct ArrayTest {
         int64_t now = 0, load_tile = 0, load_row = 0, load_at = 0, tile = -1, token = n, start = -1;
         int64_t remaining = int64_t(o.n_tiles) * n * cols;
         std::vector<int64_t> loaded(rows, -1);  // the clock in which each row of the latest tile came
+        const int limit = 1000 + 40 * o.n_tiles * (n + rows * row_cycles);  // of an array that loses sums
         for (int clocks = 0; remaining > 0 && clocks != stop_after; clocks++) {
+            if (clocks == limit) FAIL(remaining << " sums are missing");
             const auto noise = [&](auto& port, int width, int lanes) {
                 for (int i = 0; i < lanes; i++) set_lane(port, i, width, int(random()));
             };

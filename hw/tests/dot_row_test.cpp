@@ -26,6 +26,7 @@ static void check(const std::vector<Dot>& dots, bool stalls, int64_t* clocks = n
     int64_t held = 0, now = 0;
     bool was_held = false, offered = false;
     for (; came < dots.size(); now++) {
+        if (now == 20000000) FAIL((dots.size() - came) << " sums are missing");
         const bool more = dot < dots.size();
         // A word that was offered stays until it is taken.
         offered = more && (offered || !(stalls && random.one_in(3)));

@@ -40,7 +40,8 @@ struct Msd {
         int tile = -1, token = n, load_tile = 0, load_row = 0, remaining = n_tiles * n * cols;
         int64_t now = 0, start = -1, load_at = 0;
         sim.reset();
-        while (remaining > 0) {
+        for (int clocks = 0; remaining > 0; clocks++) {
+            if (clocks == 1000 + 40 * n_tiles * (n + rows)) FAIL(remaining << " sums are missing");
             top.en_i = !(pauses && random.one_in(4));
             top.w_valid_i = top.x_valid_i = 0, top.x_first_i = random() & 1, top.w_row_i = uint8_t(random() % rows);
             const bool first_row = load_row == 0 && load_tile < n_tiles && (load_tile == 0 || (tile == load_tile - 1 && now > start));
@@ -72,6 +73,7 @@ struct Msd {
             now++;
             for (int c = 0; c < cols; c++) {
                 if (!(top.sum_valid_o >> c & 1)) continue;
+                REQUIRE(next[c] < n_tiles * n);
                 sums[size_t(next[c] * cols + c)] = lane(top.sum_o, c, sum_width);
                 next[c]++, remaining--;
             }
