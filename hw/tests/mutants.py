@@ -362,7 +362,7 @@ def found_by(mutant: Mutant) -> tuple[bool, str]:
         f"RTL={folder}/rtl",
         f"HW={folder}",
         "HW_OBJECTS=build/hw",
-        "HW_VERILATOR=-Wno-fatal",
+        "HW_VERILATOR=-Wno-fatal -CFLAGS -O0",
         str(program),
     ]
     made = subprocess.run(build, capture_output=True, text=True, check=False)
