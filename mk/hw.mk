@@ -7,7 +7,7 @@
 #     make hw-mutants          the tests find every mistake that is planted in the RTL (MUTANTS=name: this one)
 
 PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev
-$(foreach goal,hw hw-quick hw-coverage hw-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON HW))
+$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage,$(eval NEEDS_$(goal) := BUILD PYTHON HW))
 build/packages-hw: build/packages
 	@$(call install,$(PACKAGES_HW))
 	@touch $@
@@ -129,8 +129,8 @@ hw-mutants: $(HW_TESTS:%=build/hw/%_test) build/hw/vectors/cases.txt
 	@'$(PYTHON)' hw/tests/mutants.py $(if $(MUTANTS),'$(MUTANTS)')
 
 # The same tests with models that count.
-hw-coverage: build/hw/vectors/cases.txt
+hw-coverage: build/packages-hw build/hw/vectors/cases.txt
 	@rm -f build/hw/coverage/*.dat
-	@$(MAKE) --no-print-directory hw-unit HW=build/hw/coverage HW_COVERAGE=1 HW_PAIRS=200000 \
+	@mkdir -p build/hw && $(MAKE) --no-print-directory hw-unit HW=build/hw/coverage HW_COVERAGE=1 HW_PAIRS=200000 \
 	    HW_VERILATOR='--coverage-line --coverage-toggle' > build/hw/coverage.log || { cat build/hw/coverage.log; exit 1; }
 	@'$(PYTHON)' hw/tests/coverage.py build/hw/coverage/*.dat
