@@ -85,6 +85,7 @@ help:
 	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, in one report (make gpu-files first)'
 	@echo 'make test-arm    the Arm kernels and the forward pass, cross-compiled and run under qemu'
 	@echo 'make fuzz        look for inputs that crash, with libFuzzer (SECONDS=60 for each harness, FUZZ="encode chat")'
+	@echo 'make hw          build and test the SystemVerilog of hw/: docs/rtl.md (FULL=1: 10^8 random pairs; make hw-quick: a part)'
 	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
 	@echo 'make format      put all sources into their format'
 	@echo 'make golden      write golden/data anew from the numpy reference'

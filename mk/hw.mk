@@ -7,15 +7,17 @@
 #     make hw-mutants          the tests find every mistake that is planted in the RTL (MUTANTS=name: this one)
 
 PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev
-$(foreach goal,hw hw-quick hw-coverage hw-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON HW))
+$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage,$(eval NEEDS_$(goal) := BUILD PYTHON HW))
 build/packages-hw: build/packages
 	@$(call install,$(PACKAGES_HW))
 	@touch $@
 
 # ---- modules and their tests -------------------------------------------------------------------------------------
-# RTL: the sources; HW: where their models go. hw/tests/mutants.py has other ones.
-RTL ?= hw/rtl
-HW  ?= build/hw
+# RTL: the sources; HW: where their models go; HW_OBJECTS: where the tests are compiled, which any sources with the same
+# ports can share. hw/tests/mutants.py has others.
+RTL        ?= hw/rtl
+HW         ?= build/hw
+HW_OBJECTS ?= $(HW)
 
 # Models by name, for Verilator: the module, and its parameters if they are not the default.
 HW_MODELS := fp32_add fp32_mul fp32_fma fp32_div int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code \
@@ -47,10 +49,15 @@ hw_models_msd       := msd_split msd_array_16x16 msd_array_4x3
 VERILATOR      = verilator --cc --build -O3 --x-initial unique -CFLAGS '-O1 -std=c++20' -y $(RTL) $(HW_VERILATOR)
 VERILATOR_ROOT = $(eval VERILATOR_ROOT := $$(shell verilator --getenv VERILATOR_ROOT))$(VERILATOR_ROOT)
 HW_FLAGS       = -std=c++20 -O2 -ffp-contract=off -fno-fast-math -pthread -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include \
-                 $(WARNINGS) -DVECTORS='"build/hw/vectors"' -DCOVERAGE_DIR='"$(HW)"'
+                 $(WARNINGS) -DVECTORS='"build/hw/vectors"' $(if $(HW_COVERAGE),-DVM_COVERAGE=1 -DCOVERAGE_DIR='"$(HW)"')
+
+# Other options than last time: make the models again.
+$(HW)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo "$(VERILATOR)" | cmp -s - $@ || echo "$(VERILATOR)" > $@
 
 define hw_model
-$$(HW)/models/$1/V$1__ALL.a: $$(RTL)/$(firstword $(or $(hw_module_$1),$1)).sv build/packages-hw mk/hw.mk
+$$(HW)/models/$1/V$1__ALL.a: $$(RTL)/$(firstword $(or $(hw_module_$1),$1)).sv build/packages-hw $$(HW)/flags
 	@mkdir -p $$(@D)
 	@MAKEFLAGS= $$(VERILATOR) --prefix V$1 --Mdir $$(@D) --top-module $(basename $(notdir $(firstword $(or $(hw_module_$1),$1)))) \
 	    $(patsubst %,"-G%",$(wordlist 2,99,$(hw_module_$1))) $$< > $$(@D)/log || { cat $$(@D)/log; exit 1; }
@@ -59,17 +66,19 @@ endef
 $(foreach model,$(sort $(foreach test,$(HW_TESTS),$(hw_models_$(test)))),$(eval $(call hw_model,$(model))))
 -include $(wildcard $(HW)/models/*/sources.d)
 
-HW_RUNTIME := $(patsubst %,$(HW)/%.o,verilated verilated_threads $(if $(HW_COVERAGE),verilated_cov))
-$(HW_RUNTIME): $(HW)/%.o: build/packages-hw
+HW_RUNTIME = $(patsubst %,$(HW_OBJECTS)/%.o,verilated verilated_threads $(if $(HW_COVERAGE),verilated_cov))
+$(HW_RUNTIME): $(HW_OBJECTS)/%.o: build/packages-hw
 	@mkdir -p $(@D)
 	$(CXX) -std=c++20 -O2 -w -pthread -I$(VERILATOR_ROOT)/include -I$(VERILATOR_ROOT)/include/vltstd -c $(VERILATOR_ROOT)/include/$*.cpp -o $@
 
-$(HW)/vectors.o $(HW)/main.o: $(HW)/%.o: build/packages-hw
+$(HW_OBJECTS)/vectors.o $(HW_OBJECTS)/main.o: $(HW_OBJECTS)/%.o: build/packages-hw
 	@mkdir -p $(@D)
 	$(CXX) $(HW_FLAGS) $(DEPS) -c $(firstword $(wildcard hw/tests/$*.cpp tests/$*.cpp)) -o $@
 define hw_test
-$$(HW)/$1_test: hw/tests/$1_test.cpp $$(HW)/vectors.o $$(HW)/main.o $$(HW_RUNTIME) $(foreach model,$(hw_models_$1),$$(HW)/models/$(model)/V$(model)__ALL.a)
-	$$(CXX) $$(HW_FLAGS) $$(DEPS) $(foreach model,$(hw_models_$1),-isystem $$(HW)/models/$(model)) $$(filter-out %.h,$$^) -o $$@
+$$(HW_OBJECTS)/$1_test.o: hw/tests/$1_test.cpp $(foreach model,$(hw_models_$1),$$(HW_OBJECTS)/models/$(model)/V$(model)__ALL.a)
+	$$(CXX) $$(HW_FLAGS) $$(DEPS) $(foreach model,$(hw_models_$1),-isystem $$(HW_OBJECTS)/models/$(model)) -c $$< -o $$@
+$$(HW)/$1_test: $$(HW_OBJECTS)/$1_test.o $$(HW_OBJECTS)/vectors.o $$(HW_OBJECTS)/main.o $$(HW_RUNTIME) $(foreach model,$(hw_models_$1),$$(HW)/models/$(model)/V$(model)__ALL.a)
+	$$(CXX) -pthread $$(filter %.o %.a,$$^) -o $$@
 endef
 $(foreach test,$(HW_TESTS),$(eval $(call hw_test,$(test))))
 
@@ -87,7 +96,7 @@ hw-quick: hw-lint hw-unit hw-icarus-quick
 
 # Every test program, one after the other. HW_PAIRS is read by fp32_test.
 hw-unit: $(HW_TESTS:%=$(HW)/%_test) build/hw/vectors/cases.txt
-	@for test in $(HW_TESTS); do echo "--- $(HW)/$${test}_test"; HW_PAIRS=$(HW_PAIRS) $(HW)/$${test}_test --no-colors=1 || exit 1; done
+	@for test in $(HW_TESTS); do echo "--- $(HW)/$${test}_test"; HW_PAIRS=$(or $(HW_PAIRS),$(HW_RANDOM)) $(HW)/$${test}_test --no-colors=1 || exit 1; done
 
 # All three tools take every module, and Verilator has no warning, nor Yosys a latch, a loop or two drivers.
 hw-lint: build/packages-hw
@@ -115,3 +124,13 @@ hw-formal: build/packages-hw
 	        sat -verify -tempinduct -prove-asserts -set-assumes -seq 3 -set-at 1 checks_q 0 -maxsteps 10" > build/hw/formal.log 2>&1 || \
 	        { cat build/hw/formal.log; exit 1; }; \
 	    echo "hw-formal: $$proof is proved"; done
+
+hw-mutants: $(HW_TESTS:%=build/hw/%_test) build/hw/vectors/cases.txt
+	@'$(PYTHON)' hw/tests/mutants.py $(if $(MUTANTS),'$(MUTANTS)')
+
+# The same tests with models that count.
+hw-coverage: build/packages-hw build/hw/vectors/cases.txt
+	@rm -f build/hw/coverage/*.dat
+	@mkdir -p build/hw && $(MAKE) --no-print-directory hw-unit HW=build/hw/coverage HW_COVERAGE=1 HW_PAIRS=200000 \
+	    HW_VERILATOR='--coverage-line --coverage-toggle' > build/hw/coverage.log || { cat build/hw/coverage.log; exit 1; }
+	@'$(PYTHON)' hw/tests/coverage.py build/hw/coverage/*.dat

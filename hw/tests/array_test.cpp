@@ -1,5 +1,5 @@
-// systolic_array against plain sums, under the control of bench/systolic.py's `simulate`: the same sums in the same
-// clocks, and random gaps, pauses and resets.
+// systolic_array against plain sums, under the control of bench/systolic.py's `simulate`: the same sums in
+// the same clocks, and random gaps, pauses and resets.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -21,12 +21,15 @@ struct ArrayTest {
     static constexpr int sum_width = std::bit_width(unsigned(rows * 128 * 128)) + 1;
     Sim<Model> sim;
     Random random{1};
-    const std::vector<int64_t>* stored = nullptr;  // the sums, (n_tiles, n_tokens, cols), instead of computed ones
-    int stop_after = -1;                           // clocks, if not the product's end is to stop it
+    const std::vector<int64_t>* stored =
+        nullptr;          // the sums, (n_tiles, n_tokens, cols), instead of computed ones
+    int stop_after = -1;  // clocks, if not the product's end is to stop it
 
     Operands draw(int n_tokens, int n_tiles, bool extreme = false) {
         Operands o{n_tokens, n_tiles, {}, {}};
-        const auto code = [&] { return extreme ? (random() & 1 ? -128 : random() & 1 ? 127 : -128) : random.in(-128, 127); };
+        const auto code = [&] {
+            return extreme ? (random() & 1 ? -128 : random() & 1 ? 127 : -128) : random.in(-128, 127);
+        };
         for (int i = 0; i < n_tiles * n_tokens * rows; i++) o.x.push_back(code());
         for (int i = 0; i < n_tiles * rows * cols; i++) o.w.push_back(code());
         return o;
@@ -39,8 +42,9 @@ struct ArrayTest {
         return sum;
     }
 
-    // Runs the product. row_cycles: between rows of weights. gaps: tokens and weights come late now and then, and the
-    // array is stopped. Returns the clocks from the first weight to the last sum, and counts sums that are wrong.
+    // Runs the product. row_cycles: between rows of weights. gaps: tokens and weights come late now and then,
+    // and the array is stopped. Returns the clocks from the first weight to the last sum, and counts sums
+    // that are wrong.
     int64_t run(const Operands& o, int row_cycles, bool gaps, int& wrong) {
         auto& top = sim.top;
         const int n = o.n_tokens;
@@ -48,7 +52,9 @@ struct ArrayTest {
         int64_t now = 0, load_tile = 0, load_row = 0, load_at = 0, tile = -1, token = n, start = -1;
         int64_t remaining = int64_t(o.n_tiles) * n * cols;
         std::vector<int64_t> loaded(rows, -1);  // the clock in which each row of the latest tile came
+        const int limit = 1000 + 40 * o.n_tiles * (n + rows * row_cycles);  // of an array that loses sums
         for (int clocks = 0; remaining > 0 && clocks != stop_after; clocks++) {
+            if (clocks == limit) FAIL(remaining << " sums are missing");
             const auto noise = [&](auto& port, int width, int lanes) {
                 for (int i = 0; i < lanes; i++) set_lane(port, i, width, int(random()));
             };
@@ -56,7 +62,8 @@ struct ArrayTest {
             top.w_valid_i = top.x_valid_i = 0;
             top.x_first_i = random() & 1, top.w_row_i = random() % rows;
             noise(top.x_i, 8, rows), noise(top.w_i, 8, cols);
-            // A token: of the tile at work, or the first of the one that is loaded, if no cell will be without its weight.
+            // A token: of the tile at work, or the first of the one that is loaded, if no cell will be
+            // without its weight.
             bool begin = false;
             if (token == n && tile + 1 < o.n_tiles && load_tile == tile + 1) {
                 // Rows that are not there yet come at their time if there are no gaps.
@@ -74,17 +81,20 @@ struct ArrayTest {
                 for (int r = 0; r < rows; r++) set_lane(top.x_i, r, 8, o.x[(of_tile * n + t) * rows + r]);
             }
             // A row of weights.
-            const bool load_first = load_row == 0 && load_tile < o.n_tiles && (load_tile == 0 || (tile == load_tile - 1 && now > start));
+            const bool load_first = load_row == 0 && load_tile < o.n_tiles &&
+                                    (load_tile == 0 || (tile == load_tile - 1 && now > start));
             const bool load_more = load_row > 0 && load_row < rows;
             bool row_comes = false;
             if (gaps) {
-                row_comes = (load_first || (load_more && (tile < 0 || now > start + load_row))) && !random.one_in(3);
+                row_comes =
+                    (load_first || (load_more && (tile < 0 || now > start + load_row))) && !random.one_in(3);
             } else {
                 row_comes = load_first || (load_more && now == load_at + load_row * row_cycles);
             }
             if (row_comes) {
                 top.w_valid_i = 1, top.w_row_i = load_row;
-                for (int c = 0; c < cols; c++) set_lane(top.w_i, c, 8, o.w[(load_tile * rows + load_row) * cols + c]);
+                for (int c = 0; c < cols; c++)
+                    set_lane(top.w_i, c, 8, o.w[(load_tile * rows + load_row) * cols + c]);
             }
             if (top.en_i) {
                 if (row_comes) {
@@ -100,13 +110,16 @@ struct ArrayTest {
             const bool moved = top.en_i;
             sim.tick();
             // The loader may go on to the next tile when this one has begun and all its rows have come.
-            if (load_row == rows && tile == load_tile && (gaps || now >= load_at + int64_t(rows) * row_cycles)) load_tile++, load_row = 0;
+            if (load_row == rows && tile == load_tile &&
+                (gaps || now >= load_at + int64_t(rows) * row_cycles))
+                load_tile++, load_row = 0;
             if (!moved) continue;
             for (int c = 0; c < cols; c++) {
                 if (!(top.sum_valid_o >> c & 1)) continue;
                 const int i = next[c]++;
                 remaining--;
-                if (i >= o.n_tiles * n || lane(top.sum_o, c, sum_width) != expected(o, i / n, i % n, c)) wrong++;
+                if (i >= o.n_tiles * n || lane(top.sum_o, c, sum_width) != expected(o, i / n, i % n, c))
+                    wrong++;
             }
         }
         return now;
@@ -121,7 +134,8 @@ struct ArrayTest {
                     sim.reset();
                     const int64_t took = run(o, row_cycles, false, wrong);
                     const int period = std::max(n, rows * row_cycles);
-                    CHECK(took == (rows - 1) * (row_cycles - 1) + 1 + (n_tiles - 1) * period + n + rows + cols - 2);
+                    CHECK(took ==
+                          (rows - 1) * (row_cycles - 1) + 1 + (n_tiles - 1) * period + n + rows + cols - 2);
                     CHECK(wrong == 0);
                     sim.reset();
                     run(o, row_cycles, true, wrong);
@@ -136,8 +150,8 @@ TEST_CASE("4 x 3") { ArrayTest<Varray_4x3, 4, 3>().check(); }
 TEST_CASE("5 x 2") { ArrayTest<Varray_5x2, 5, 2>().check(); }
 TEST_CASE("16 x 16") { ArrayTest<Varray_16x16, 16, 16>().check(); }
 
-// Every product of the golden vectors, pass by pass: the sums of each are the file's. Rows of tiles follow each other
-// without a gap.
+// Every product of the golden vectors, pass by pass: the sums of each are the file's. Rows of tiles follow
+// each other without a gap.
 TEST_CASE("16 x 16: golden passes") {
     for (const Passes& p : all_passes()) {
         INFO(p.name);
@@ -159,7 +173,8 @@ TEST_CASE("16 x 16: golden passes") {
     }
 }
 
-// A reset while weights and tokens are on their way: nothing of them comes out afterwards, and the next product is right.
+// A reset while weights and tokens are on their way: nothing of them comes out afterwards, and the next
+// product is right.
 TEST_CASE("4 x 3: reset in the middle") {
     ArrayTest<Varray_4x3, 4, 3> test;
     for (int clocks = 1; clocks < 40; clocks++) {

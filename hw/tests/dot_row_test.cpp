@@ -26,6 +26,7 @@ static void check(const std::vector<Dot>& dots, bool stalls, int64_t* clocks = n
     int64_t held = 0, now = 0;
     bool was_held = false, offered = false;
     for (; came < dots.size(); now++) {
+        if (now == 20000000) FAIL((dots.size() - came) << " sums are missing");
         const bool more = dot < dots.size();
         // A word that was offered stays until it is taken.
         offered = more && (offered || !(stalls && random.one_in(3)));
@@ -42,8 +43,10 @@ static void check(const std::vector<Dot>& dots, bool stalls, int64_t* clocks = n
         if (top.valid_o && top.ready_i) wrong += sum != dots[came++].sum;
         if (top.valid_i && top.ready_o) {
             offered = false;
-            if (top.last_i) dot++, word = 0;
-            else word++;
+            if (top.last_i)
+                dot++, word = 0;
+            else
+                word++;
         }
         sim.tick();
     }
@@ -57,7 +60,8 @@ TEST_CASE("dot_row: golden accumulators") {
     for (const std::string& name : op_cases("matmul.", "accumulators")) {
         INFO(name);
         const std::vector<int> shape = op_shape(name + ".accumulators");
-        const std::vector<int64_t> sums = op(name + ".accumulators"), x = op(name + ".x.codes"), w = op(name + ".w.codes");
+        const std::vector<int64_t> sums = op(name + ".accumulators"), x = op(name + ".x.codes"),
+                                   w = op(name + ".w.codes");
         const int n = shape[0], m = shape[1], groups = shape[2], k = int(x.size()) / n, size = k / groups;
         std::vector<Dot> dots;
         for (int t = 0; t < n; t++)
@@ -75,7 +79,8 @@ TEST_CASE("dot_row: golden accumulators") {
     }
 }
 
-static std::vector<Dot> draw(int lanes, int most_words, int x_max, int x_min, int w_max, int w_min, int n, bool extreme) {
+static std::vector<Dot> draw(int lanes, int most_words, int x_max, int x_min, int w_max, int w_min, int n,
+                             bool extreme) {
     Random random(19);
     std::vector<Dot> dots;
     for (int i = 0; i < n; i++) {

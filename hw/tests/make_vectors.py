@@ -1,10 +1,10 @@
 """Writes what the tests of hw/ compare with, as text: op vectors as `golden hex` has them, products as `golden passes`.
 
-    python hw/tests/make_vectors.py OUT
+python hw/tests/make_vectors.py OUT
 
-    OUT/ops               a file per tensor, a value a line
-    OUT/passes-CASE       a product on an array of 16 x 16 cells, pass by pass; rows of weights for rows of cells
-    OUT/cases.txt         the CASEs, a line each: name, tokens, outputs, inputs, group size
+OUT/ops               a file per tensor, a value a line
+OUT/passes-CASE       a product on an array of 16 x 16 cells, pass by pass; rows of weights for rows of cells
+OUT/cases.txt         the CASEs, a line each: name, tokens, outputs, inputs, group size
 """
 
 import sys
@@ -23,6 +23,7 @@ DRAWN = ["16x32x2048g64", "40x48x128g32", "3x20x256g128"]  # beside the matmul c
 
 
 def main(out: Path) -> None:
+    """Writes all files."""
     out.mkdir(parents=True, exist_ok=True)
     write_text(SOURCE, OPS, Options(), unpack=False, out=out / "ops")
     cases = [name for name, case in read_cases(SOURCE).items() if case["op"] == "matmul"] + DRAWN

@@ -13,7 +13,8 @@
 
 TEST_CASE("msd_split: golden vectors, every code") {
     Sim<Vmsd_split> sim;
-    const std::vector<int64_t> codes = op("msd_split.codes"), high = op("msd_split.high"), low = op("msd_split.low");
+    const std::vector<int64_t> codes = op("msd_split.codes"), high = op("msd_split.high"),
+                               low = op("msd_split.low");
     REQUIRE(codes.size() == 256);
     for (size_t k = 0; k < codes.size(); k += 16) {
         for (int i = 0; i < 16; i++) set_lane(sim.top.x_i, i, 8, int(codes[k + size_t(i)]));
@@ -40,20 +41,25 @@ struct Msd {
         int tile = -1, token = n, load_tile = 0, load_row = 0, remaining = n_tiles * n * cols;
         int64_t now = 0, start = -1, load_at = 0;
         sim.reset();
-        while (remaining > 0) {
+        for (int clocks = 0; remaining > 0; clocks++) {
+            if (clocks == 1000 + 40 * n_tiles * (n + rows)) FAIL(remaining << " sums are missing");
             top.en_i = !(pauses && random.one_in(4));
-            top.w_valid_i = top.x_valid_i = 0, top.x_first_i = random() & 1, top.w_row_i = uint8_t(random() % rows);
-            const bool first_row = load_row == 0 && load_tile < n_tiles && (load_tile == 0 || (tile == load_tile - 1 && now > start));
+            top.w_valid_i = top.x_valid_i = 0, top.x_first_i = random() & 1,
+            top.w_row_i = uint8_t(random() % rows);
+            const bool first_row = load_row == 0 && load_tile < n_tiles &&
+                                   (load_tile == 0 || (tile == load_tile - 1 && now > start));
             const bool load = first_row || (load_row > 0 && load_row < rows);
             const bool begin = token == n && load_tile == tile + 1 && load_row > 0 && now > load_at;
             if (load) {
                 top.w_valid_i = 1, top.w_row_i = uint8_t(load_row);
-                for (int c = 0; c < cols; c++) set_lane(top.w_i, c, 4, w[size_t((load_tile * rows + load_row) * cols + c)]);
+                for (int c = 0; c < cols; c++)
+                    set_lane(top.w_i, c, 4, w[size_t((load_tile * rows + load_row) * cols + c)]);
             }
             if (begin || token < n) {
                 const int of_tile = begin ? tile + 1 : tile, t = begin ? 0 : token;
                 top.x_valid_i = 1, top.x_first_i = begin;
-                for (int r = 0; r < rows; r++) set_lane(top.x_i, r, 8, x[size_t((of_tile * n + t) * rows + r)]);
+                for (int r = 0; r < rows; r++)
+                    set_lane(top.x_i, r, 8, x[size_t((of_tile * n + t) * rows + r)]);
             }
             const bool moved = top.en_i;
             const bool token_came = top.x_valid_i;
@@ -72,6 +78,7 @@ struct Msd {
             now++;
             for (int c = 0; c < cols; c++) {
                 if (!(top.sum_valid_o >> c & 1)) continue;
+                REQUIRE(next[c] < n_tiles * n);
                 sums[size_t(next[c] * cols + c)] = lane(top.sum_o, c, sum_width);
                 next[c]++, remaining--;
             }
@@ -80,10 +87,12 @@ struct Msd {
     }
 };
 
-static int64_t exact(const std::vector<int>& x, const std::vector<int>& w, int rows, int cols, int n, int tile, int t, int c, bool eights) {
+static int64_t exact(const std::vector<int>& x, const std::vector<int>& w, int rows, int cols, int n,
+                     int tile, int t, int c, bool eights) {
     int64_t sum = 0;
     for (int r = 0; r < rows; r++)
-        sum += int64_t(x[size_t((tile * n + t) * rows + r)] - (eights ? 0 : 8)) * w[size_t((tile * rows + r) * cols + c)];
+        sum += int64_t(x[size_t((tile * n + t) * rows + r)] - (eights ? 0 : 8)) *
+               w[size_t((tile * rows + r) * cols + c)];
     return sum;
 }
 
@@ -105,7 +114,8 @@ static void check_random() {
                 for (int tile = 0; tile < n_tiles; tile++)
                     for (int t = 0; t < n; t++)
                         for (int c = 0; c < cols; c++)
-                            wrong += sums[size_t((tile * n + t) * cols + c)] != exact(x, w, rows, cols, n, tile, t, c, add_eights);
+                            wrong += sums[size_t((tile * n + t) * cols + c)] !=
+                                     exact(x, w, rows, cols, n, tile, t, c, add_eights);
                 CHECK(wrong == 0);
             }
         }
@@ -116,13 +126,29 @@ TEST_CASE("msd_array: random and extreme") {
     check_random<Vmsd_array_4x3, 4, 3, false>();
 }
 
+// A reset while a token is on its way: no sum comes afterwards.
+TEST_CASE("msd_array: reset in the middle") {
+    Sim<Vmsd_array_4x3> sim;
+    for (int before = 1; before < 12; before++) {
+        sim.top.x_valid_i = sim.top.x_first_i = 1;
+        for (int i = 0; i < before; i++) sim.tick();
+        sim.top.x_valid_i = 0;
+        sim.reset(1);
+        for (int i = 0; i < 12; i++) {
+            CHECK(int(sim.top.sum_valid_o) == 0);
+            sim.tick();
+        }
+    }
+}
+
 // The int32 sums of every group and expert of A8W4's vectors.
 TEST_CASE("msd_array: golden sums of A8W4") {
     for (const std::string& name : op_cases("grouped_a8w4.", "sums")) {
         INFO(name);
-        const std::vector<int> w_shape = op_shape(name + ".weight.codes"), sums_shape = op_shape(name + ".sums");
-        const std::vector<int64_t> x = op(name + ".x.codes"), w = op(name + ".weight.codes"), sums = op(name + ".sums"),
-                                   ends = op(name + ".group_list");
+        const std::vector<int> w_shape = op_shape(name + ".weight.codes"),
+                               sums_shape = op_shape(name + ".sums");
+        const std::vector<int64_t> x = op(name + ".x.codes"), w = op(name + ".weight.codes"),
+                                   sums = op(name + ".sums"), ends = op(name + ".group_list");
         const int n_out = w_shape[1], k = w_shape[2], groups = sums_shape[2], per_group = k / 16 / groups;
         int begin = 0, wrong = 0;
         for (int e = 0; e < w_shape[0]; begin = int(ends[size_t(e)]), e++) {
@@ -132,9 +158,11 @@ TEST_CASE("msd_array: golden sums of A8W4") {
             for (int o = 0; o < n_out; o += 16) {
                 for (int i = 0; i < k; i += 16) {
                     for (int t = 0; t < n; t++)
-                        for (int r = 0; r < 16; r++) tiles_x.push_back(int(x[size_t((begin + t) * k + i + r)]));
+                        for (int r = 0; r < 16; r++)
+                            tiles_x.push_back(int(x[size_t((begin + t) * k + i + r)]));
                     for (int r = 0; r < 16; r++)
-                        for (int c = 0; c < 16; c++) tiles_w.push_back(int(w[size_t((e * n_out + o + c) * k + i + r)]));
+                        for (int c = 0; c < 16; c++)
+                            tiles_w.push_back(int(w[size_t((e * n_out + o + c) * k + i + r)]));
                 }
             }
             Msd<Vmsd_array_16x16, 16, 16, true> msd;

@@ -1,5 +1,5 @@
-// The quantizer against the golden vectors of every scheme that quantizes to int8, and against quantize_group of runq.cpp
-// and quantize_block of runq_w8a8.cpp as plain loops.
+// The quantizer against the golden vectors of every scheme that quantizes to int8, and against quantize_group
+// of runq.cpp and quantize_block of runq_w8a8.cpp as plain loops.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -26,7 +26,8 @@ static Group by_loops(std::vector<uint32_t> x, bool is_static, float scale) {
     for (uint32_t u : x) amax = std::max(amax, std::fabs(float_of(u)));
     float inv = is_static ? 1.0f / scale : 127.0f / amax;
     if (!(inv > 0 && inv <= largest_float)) inv = 0;
-    Group g{std::move(x), {}, is_static ? bits_of(scale) : bits_of(inv > 0 ? amax / 127.0f : 0.0f), is_static};
+    Group g{
+        std::move(x), {}, is_static ? bits_of(scale) : bits_of(inv > 0 ? amax / 127.0f : 0.0f), is_static};
     for (uint32_t u : g.x) {
         const float r = std::nearbyint(float_of(u) * inv);
         const float low = r > -127.0f ? r : -127.0f;
@@ -35,8 +36,8 @@ static Group by_loops(std::vector<uint32_t> x, bool is_static, float scale) {
     return g;
 }
 
-// Feeds the groups one behind the other and compares all that comes out. Returns the clocks, and in first_code those
-// until the first code.
+// Feeds the groups one behind the other and compares all that comes out. Returns the clocks, and in
+// first_code those until the first code.
 template <class Model>
 static int64_t check(const std::vector<Group>& groups, bool stalls, int64_t* first_code = nullptr) {
     Sim<Model> sim;
@@ -54,18 +55,22 @@ static int64_t check(const std::vector<Group>& groups, bool stalls, int64_t* fir
         top.last_i = offered ? in_at + 1 == groups[in].x.size() : random() & 1;
         // The static scale counts with the last number.
         top.static_i = offered && top.last_i ? groups[in].is_static : random() & 1;
-        top.static_scale_i = offered && top.last_i && groups[in].is_static ? groups[in].scale : uint32_t(random());
+        top.static_scale_i =
+            offered && top.last_i && groups[in].is_static ? groups[in].scale : uint32_t(random());
         sim.settle();
-        const int64_t all = int64_t(uint64_t(top.scale_o) << 9 | uint64_t(uint8_t(top.code_o)) << 1 | top.last_o);
+        const int64_t all =
+            int64_t(uint64_t(top.scale_o) << 9 | uint64_t(uint8_t(top.code_o)) << 1 | top.last_o);
         if (held >= 0) CHECK((top.valid_o && all == held));
         held = top.valid_o && !top.ready_i ? all : -1;
         if (top.valid_o && top.ready_i) {
             if (first_code != nullptr && out == 0 && out_at == 0) *first_code = now;
             const Group& g = groups[out];
             const bool last = out_at + 1 == g.x.size();
-            const bool right = int8_t(top.code_o) == g.codes[out_at] && same_float(top.scale_o, g.scale) && bool(top.last_o) == last;
+            const bool right = int8_t(top.code_o) == g.codes[out_at] && same_float(top.scale_o, g.scale) &&
+                               bool(top.last_o) == last;
             if (!right && wrong++ < 5)
-                MESSAGE("group " << out << ", number " << out_at << ": " << int(int8_t(top.code_o)) << ", not " << g.codes[out_at]);
+                MESSAGE("group " << out << ", number " << out_at << ": " << int(int8_t(top.code_o))
+                                 << ", not " << g.codes[out_at]);
             out_at++;
             if (last) out++, out_at = 0;
         }
@@ -94,7 +99,8 @@ static std::vector<Group> golden_groups(const std::string& name, const std::stri
     std::vector<Group> groups;
     for (size_t g = 0; g < scales.size(); g++) {
         const auto at = ptrdiff_t(g * size), end = ptrdiff_t((g + 1) * size);
-        groups.push_back({{x.begin() + at, x.begin() + end}, {codes.begin() + at, codes.begin() + end}, scales[g], false});
+        groups.push_back(
+            {{x.begin() + at, x.begin() + end}, {codes.begin() + at, codes.begin() + end}, scales[g], false});
     }
     return groups;
 }
@@ -121,8 +127,8 @@ TEST_CASE("quantizer: golden vectors, static scales") {
     CHECK(names.size() == 9);
 }
 
-// Groups of the kinds that go wrong: zeros, tiny and subnormal numbers, amax at the edge of what is treated as 0,
-// infinity, NaN, NaN alone, numbers that share amax, halves.
+// Groups of the kinds that go wrong: zeros, tiny and subnormal numbers, amax at the edge of what is treated
+// as 0, infinity, NaN, NaN alone, numbers that share amax, halves.
 static std::vector<Group> odd_groups(int longest) {
     Random random(29);
     std::vector<Group> groups;
@@ -135,22 +141,41 @@ static std::vector<Group> odd_groups(int longest) {
     for (int i = 0; i < 300; i++) {
         std::vector<uint32_t> x;
         switch (i % 10) {
-            case 0: x = draw(0, 0); break;
-            case 1: x = draw(0, 0x7fffff); break;
-            case 2: x = draw(0x02fdffff - 200, 400); break;  // 127 / amax is about the largest number
-            case 3: x = draw(0x7f000000, 0x7fffff); break;
-            case 4: x = draw(0, 0x7f800000); break;
-            case 5: x = draw(0x7f800000, 3); break;
-            case 6: x = draw(0x7fc00000, 3); break;
-            case 7: x = draw(0x3f800000, 0x2000000), x[random() % x.size()] = 0x7fc00001; break;
-            case 8: x = draw(0x42fe0000, 0); break;
+            case 0:
+                x = draw(0, 0);
+                break;
+            case 1:
+                x = draw(0, 0x7fffff);
+                break;
+            case 2:
+                x = draw(0x02fdffff - 200, 400);
+                break;  // 127 / amax is about the largest number
+            case 3:
+                x = draw(0x7f000000, 0x7fffff);
+                break;
+            case 4:
+                x = draw(0, 0x7f800000);
+                break;
+            case 5:
+                x = draw(0x7f800000, 3);
+                break;
+            case 6:
+                x = draw(0x7fc00000, 3);
+                break;
+            case 7:
+                x = draw(0x3f800000, 0x2000000), x[random() % x.size()] = 0x7fc00001;
+                break;
+            case 8:
+                x = draw(0x42fe0000, 0);
+                break;
             case 9:
                 x.assign(length(), bits_of(127));
                 for (size_t j = 1; j < x.size(); j++) x[j] = bits_of(float(random.in(-254, 254)) / 2);
                 break;
         }
         if (i % 7 == 0) {
-            const uint32_t scales[] = {bits_of(0.1f), 0, 1, 0x7f800000, 0x7f7fffff, 0x00200000, bits_of(2), 0x7fc00000, 0x001fffff};
+            const uint32_t scales[] = {bits_of(0.1f), 0,          1,          0x7f800000, 0x7f7fffff,
+                                       0x00200000,    bits_of(2), 0x7fc00000, 0x001fffff};
             groups.push_back(by_loops(x, true, float_of(scales[i / 7 % 9])));
         } else {
             groups.push_back(by_loops(x, false, 0));
@@ -181,7 +206,8 @@ TEST_CASE("quantizer: random groups") {
 // As the header of quantizer.sv has it.
 TEST_CASE("quantizer: clocks") {
     std::vector<Group> groups;
-    for (int i = 0; i < 50; i++) groups.push_back(by_loops(std::vector<uint32_t>(64, bits_of(float(i))), false, 0));
+    for (int i = 0; i < 50; i++)
+        groups.push_back(by_loops(std::vector<uint32_t>(64, bits_of(float(i))), false, 0));
     int64_t first = 0;
     const int64_t took = check<Vquantizer>(groups, false, &first);
     MESSAGE(took << " clocks for 50 groups of 64, the first code after " << first);
@@ -195,7 +221,8 @@ TEST_CASE("quantizer: reset in the middle") {
     Random random(37);
     for (int before = 1; before < 120; before++) {
         for (int i = 0; i < before; i++) {
-            top.valid_i = 1, top.x_i = uint32_t(random()), top.last_i = random() & 1, top.ready_i = before % 3 != 0;
+            top.valid_i = 1, top.x_i = uint32_t(random()), top.last_i = random() & 1,
+            top.ready_i = before % 3 != 0;
             sim.tick();
         }
         top.valid_i = 0, top.ready_i = 1, top.static_i = 0;

@@ -1,4 +1,5 @@
-// group_scaler and row_scaler against the files of `golden passes`, group after group, and against plain loops.
+// group_scaler and row_scaler against the files of `golden passes`, group after group, and against plain
+// loops.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -11,8 +12,8 @@
 #include "sim.h"
 #include "vectors.h"
 
-// The running sums of many outputs in a memory that reads in a clock, and a group_scaler that adds to them. Groups are
-// fed in any order that leaves `apart` clocks between two of the same sum.
+// The running sums of many outputs in a memory that reads in a clock, and a group_scaler that adds to them.
+// Groups are fed in any order that leaves `apart` clocks between two of the same sum.
 template <class Model>
 struct Scaler {
     static constexpr bool fused = std::is_same_v<Model, Vgroup_scaler_fused>;
@@ -32,8 +33,11 @@ struct Scaler {
         for (bool moved = false; !moved;) {
             moved = !(pauses && random.one_in(4));
             top.en_i = moved;
-            top.valid_i = valid, top.acc_i = uint32_t(acc), top.w_scale_i = w_scale, top.x_scale_i = x_scale, top.tag_i = uint16_t(at);
-            if (!valid || !moved) top.acc_i = uint32_t(random()), top.w_scale_i = uint32_t(random()), top.tag_i = uint16_t(random());
+            top.valid_i = valid, top.acc_i = uint32_t(acc), top.w_scale_i = w_scale, top.x_scale_i = x_scale,
+            top.tag_i = uint16_t(at);
+            if (!valid || !moved)
+                top.acc_i = uint32_t(random()), top.w_scale_i = uint32_t(random()),
+                top.tag_i = uint16_t(random());
             top.sum_i = moved ? read : uint32_t(random());
             sim.settle();
             // The memory: a read takes what was there before this clock's write.
@@ -64,13 +68,14 @@ struct Scaler {
     }
 };
 
-// Every product: the totals of each group and the scales go in, token by token, and all running sums are the file's.
+// Every product: the totals of each group and the scales go in, token by token, and all running sums are the
+// file's.
 template <class Model>
 static void check_passes(const char* out_name) {
     for (const Passes& p : all_passes()) {
         INFO(p.name);
-        const std::vector<int64_t> totals = p.read("pass.totals"), x_scales = p.read("x.scales"), w_scales = p.read("w.scales"),
-                                   out = p.read(out_name);
+        const std::vector<int64_t> totals = p.read("pass.totals"), x_scales = p.read("x.scales"),
+                                   w_scales = p.read("w.scales"), out = p.read(out_name);
         const int n = p.n_tokens, per_group = p.group_size / 16;
         const size_t row_size = size_t(n) * 16;
         REQUIRE(out.size() == row_size * size_t(p.n_groups() * p.n_row_tiles()));
@@ -107,7 +112,9 @@ static void check_random() {
     for (int i = 0; i < 20000; i++) {
         const size_t at = random() % 32;
         const int32_t acc = int32_t(random()) >> (random() & 31);
-        const auto scale = [&] { return random.one_in(50) ? 0 : uint32_t(random() & 0x7fffff) | uint32_t(random.in(0, 150)) << 23; };
+        const auto scale = [&] {
+            return random.one_in(50) ? 0 : uint32_t(random() & 0x7fffff) | uint32_t(random.in(0, 150)) << 23;
+        };
         const uint32_t w = scale(), x = random.one_in(2) ? scale() : bits_of(1) + uint32_t(random() & 0xffff);
         const float s = float_of(w) * float_of(x);
         sums[at] = Scaler<Model>::fused ? std::fma(float(acc), s, sums[at]) : float(acc) * s + sums[at];
@@ -160,11 +167,14 @@ static void check_rows(const std::vector<Row>& rows) {
     Random random(11);
     uint64_t wrong = 0;
     size_t fed = 0, came = 0;
-    while (came < rows.size()) {
+    for (size_t clocks = 0; came < rows.size(); clocks++) {
+        if (clocks == 1000 + 10 * rows.size()) FAIL((rows.size() - came) << " results are missing");
         auto& top = sim.top;
         top.en_i = !random.one_in(4), top.valid_i = fed < rows.size() && !random.one_in(4);
-        const Row r = top.valid_i ? rows[fed] : Row{int32_t(random()), uint32_t(random()), uint32_t(random()), 0};
-        top.acc_i = uint32_t(r.acc), top.w_scale_i = r.w_scale, top.x_scale_i = r.x_scale, top.tag_i = uint8_t(fed * 7);
+        const Row r =
+            top.valid_i ? rows[fed] : Row{int32_t(random()), uint32_t(random()), uint32_t(random()), 0};
+        top.acc_i = uint32_t(r.acc), top.w_scale_i = r.w_scale, top.x_scale_i = r.x_scale,
+        top.tag_i = uint8_t(fed * 7);
         fed += top.en_i && top.valid_i;
         const bool moved = top.en_i;
         sim.tick();
@@ -180,23 +190,26 @@ TEST_CASE("row_scaler: golden passes of one group") {
     std::vector<Row> rows;
     for (const Passes& p : all_passes()) {
         if (p.n_groups() != 1) continue;
-        const std::vector<int64_t> totals = p.read("pass.totals"), x_scales = p.read("x.scales"), w_scales = p.read("w.scales"),
-                                   out = p.read("out.mul_add");
+        const std::vector<int64_t> totals = p.read("pass.totals"), x_scales = p.read("x.scales"),
+                                   w_scales = p.read("w.scales"), out = p.read("out.mul_add");
         for (int row = 0; row < p.n_row_tiles(); row++)
             for (int t = 0; t < p.n_tokens; t++)
                 for (int c = 0; c < 16; c++) {
                     const size_t last = size_t((row + 1) * p.n_passes() - 1);
                     const uint32_t want = uint32_t(out[size_t((row * p.n_tokens + t) * 16 + c)]);
                     rows.push_back({int32_t(totals[(last * size_t(p.n_tokens) + size_t(t)) * 16 + size_t(c)]),
-                                    uint32_t(w_scales[size_t(row * 16 + c)]), uint32_t(x_scales[size_t(t)]), want});
+                                    uint32_t(w_scales[size_t(row * 16 + c)]), uint32_t(x_scales[size_t(t)]),
+                                    want});
                 }
     }
     CHECK(rows.size() > 1000);
     check_rows(rows);
     // Scales of 1: `out` of the vectors is the conversion of the sum, rounded half to even, and exact.
     rows.clear();
-    const std::vector<int64_t> sums = op("matmul.beyond24bits.accumulators"), out = op("matmul.beyond24bits.out");
-    for (size_t i = 0; i < sums.size(); i++) rows.push_back({int32_t(sums[i]), bits_of(1), bits_of(1), uint32_t(out[i])});
+    const std::vector<int64_t> sums = op("matmul.beyond24bits.accumulators"),
+                               out = op("matmul.beyond24bits.out");
+    for (size_t i = 0; i < sums.size(); i++)
+        rows.push_back({int32_t(sums[i]), bits_of(1), bits_of(1), uint32_t(out[i])});
     check_rows(rows);
 }
 

@@ -1,6 +1,6 @@
-// What all test programs of hw/tests share: a clocked model, lanes of its ports, random numbers, bits of fp32.
-#ifndef HW_SIM_H
-#define HW_SIM_H
+// What all test programs of hw/tests share: a clocked model, lanes of its ports, random numbers, bits of
+// fp32.
+#pragma once
 
 #include <bit>
 #include <cstdint>
@@ -11,8 +11,9 @@
 #include "verilated_cov.h"
 #endif
 
-// A model that Verilator made, with a clock. All inputs are 0 at first, but the reset is not active and the clock is enabled.
-// Registers begin with random bits (models are made with --x-initial unique): what needs a reset shows.
+// A model that Verilator made, with a clock. All inputs are 0 at first, but the reset is not active and the
+// clock is enabled. Registers begin with random bits (models are made with --x-initial unique): what needs a
+// reset shows.
 template <class Model>
 struct Sim {
     VerilatedContext context;
@@ -26,7 +27,8 @@ struct Sim {
         top.final();
 #if VM_COVERAGE
         static int n = 0;
-        const std::string name = std::string(COVERAGE_DIR "/") + top.modelName() + std::to_string(n++) + ".dat";
+        const std::string name =
+            std::string(COVERAGE_DIR "/") + top.modelName() + std::to_string(n++) + ".dat";
         context.coveragep()->write(name.c_str());
 #endif
     }
@@ -94,7 +96,8 @@ void set_lane(Port& port, int i, int width, int32_t value) {
 inline uint32_t bits_of(float f) { return std::bit_cast<uint32_t>(f); }
 inline float float_of(uint32_t u) { return std::bit_cast<float>(u); }
 
-// Equal to the bit, but that any NaN is as good as any other: a processor's has the bits of an operand, or a sign.
+// Equal to the bit, but that any NaN is as good as any other: a processor's has the bits of an operand, or a
+// sign.
 inline bool same_float(uint32_t a, uint32_t b) {
     const auto nan = [](uint32_t u) { return (u & 0x7fffffff) > 0x7f800000; };
     return a == b || (nan(a) && nan(b));
@@ -108,5 +111,3 @@ struct Random {
     int in(int low, int high) { return low + int(engine() % uint64_t(high - low + 1)); }
     bool one_in(int n) { return engine() % uint64_t(n) == 0; }
 };
-
-#endif

@@ -11,7 +11,8 @@ static const std::string folder = VECTORS "/";
 static nlohmann::json first_line(std::ifstream& in, const std::string& file) {
     std::string line;
     if (!std::getline(in, line) || line.rfind("// ", 0) != 0)
-        throw std::runtime_error(file + ": not there, or no vectors: python hw/tests/make_vectors.py " VECTORS);
+        throw std::runtime_error(file +
+                                 ": not there, or no vectors: python hw/tests/make_vectors.py " VECTORS);
     return nlohmann::json::parse(line.substr(3));
 }
 
@@ -22,7 +23,8 @@ std::vector<int64_t> read_hex(const std::string& file) {
     const bool is_signed = std::string(head["type"]).rfind("int", 0) == 0;
     std::vector<int64_t> values;
     for (std::string word; std::getline(in, word);) {
-        if (word.size() % digits) throw std::runtime_error(file + ": a word of " + std::to_string(word.size()) + " digits");
+        if (word.size() % digits)
+            throw std::runtime_error(file + ": a word of " + std::to_string(word.size()) + " digits");
         for (size_t end = word.size(); end > 0; end -= digits) {
             int64_t value = std::stoll(word.substr(end - digits, digits), nullptr, 16);
             if (is_signed && value >> (bits - 1)) value -= int64_t(1) << bits;
@@ -58,7 +60,8 @@ std::vector<int64_t> Passes::read(const std::string& tensor) const {
 std::vector<Passes> all_passes() {
     std::ifstream in(folder + "cases.txt");
     std::vector<Passes> cases;
-    for (Passes p; in >> p.name >> p.n_tokens >> p.n_outputs >> p.n_inputs >> p.group_size;) cases.push_back(p);
+    for (Passes p; in >> p.name >> p.n_tokens >> p.n_outputs >> p.n_inputs >> p.group_size;)
+        cases.push_back(p);
     if (cases.empty()) throw std::runtime_error("no cases in " + folder);
     return cases;
 }

@@ -1,13 +1,12 @@
 // The vectors that hw/tests/make_vectors.py wrote, as C++ reads them.
-#ifndef HW_VECTORS_H
-#define HW_VECTORS_H
+#pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
-// The values of a .hex file in its order: word after word, of each the lowest lane first. They are as wide as the file's
-// first line says; signed is what the line calls int.
+// The values of a .hex file in its order: word after word, of each the lowest lane first. They are as wide as
+// the file's first line says; signed is what the line calls int.
 std::vector<int64_t> read_hex(const std::string& file);
 
 // The same of an op vector, such as "quantize.64.x". Its shape, and whether there is one of that name.
@@ -28,5 +27,3 @@ struct Passes {
     std::vector<int64_t> read(const std::string& tensor) const;
 };
 std::vector<Passes> all_passes();
-
-#endif

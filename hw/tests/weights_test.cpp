@@ -1,5 +1,5 @@
-// file_codes, weight_expander and the conversions of scales against GPTQ's golden vectors: from the bytes of a file to w'
-// and its fp32 scales.
+// file_codes, weight_expander and the conversions of scales against GPTQ's golden vectors: from the bytes of
+// a file to w' and its fp32 scales.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -44,7 +44,8 @@ static void codes_of(Sim<Vfile_codes>& sim, const Row& row, int k, int n, uint32
     for (int half = 0; half < n; half += lanes) {
         const Place place = place_of(k + half, row.bits, int(row.bytes.size()));
         sim.top.two_bits_i = row.bits == 2, sim.top.slice_i = uint8_t(place.slice);
-        for (int i = 0; i < lanes; i++) set_bits(sim.top.bytes_i, i * 8, 8, uint32_t(row.bytes[size_t(place.byte + i)]));
+        for (int i = 0; i < lanes; i++)
+            set_bits(sim.top.bytes_i, i * 8, 8, uint32_t(row.bytes[size_t(place.byte + i)]));
         sim.settle();
         for (int i = 0; i < std::min(lanes, n - half); i++) codes[half + i] = bits(sim.top.codes_o, i * 4, 4);
     }
@@ -58,7 +59,8 @@ static std::vector<int> expand(const Row& row, Random& random) {
     const int group = row.n / int(row.zeros.size());
     for (int k = 0; k < row.n; k += lanes) {
         uint32_t codes[lanes] = {};
-        // Of a sparse row half as many codes are stored. Two words of weights share the 16 codes of a word of bytes.
+        // Of a sparse row half as many codes are stored. Two words of weights share the 16 codes of a word of
+        // bytes.
         if (row.sparse) {
             uint32_t stored[lanes];
             codes_of(files, row, k / 2 / lanes * lanes, lanes, stored);
@@ -100,7 +102,8 @@ TEST_CASE("golden weights of 4 and 2 bits") {
         INFO(name);
         const bool two_level = form.starts_with("2x"), sparse = form.starts_with("4s");
         seen[two_level ? 0 : sparse ? 1 : form[0] == '4' ? 2 : 3]++;
-        const std::vector<int64_t> codes = op(name + ".codes"), want = op(name + ".w.codes"), scales = op(name + ".w.scales");
+        const std::vector<int64_t> codes = op(name + ".codes"), want = op(name + ".w.codes"),
+                                   scales = op(name + ".w.scales");
         const std::vector<int64_t> zeros = op(name + (two_level ? ".groups" : ".zeros"));
         const std::vector<int64_t> own = op(name + (two_level ? ".row_scales" : ".scales"));
         const std::vector<int64_t> mask = sparse ? op(name + ".mask") : std::vector<int64_t>();
@@ -110,15 +113,19 @@ TEST_CASE("golden weights of 4 and 2 bits") {
         for (size_t r = 0; r < rows; r++) {
             const auto part = [&](const std::vector<int64_t>& all) {
                 const auto size = ptrdiff_t(all.size() / rows);
-                return std::vector<int64_t>(all.begin() + ptrdiff_t(r) * size, all.begin() + ptrdiff_t(r + 1) * size);
+                return std::vector<int64_t>(all.begin() + ptrdiff_t(r) * size,
+                                            all.begin() + ptrdiff_t(r + 1) * size);
             };
-            Row row{form[0] - '0', two_level, sparse, part(codes), mask.empty() ? mask : part(mask), {}, int(n)};
+            Row row{form[0] - '0', two_level, sparse, part(codes), mask.empty() ? mask : part(mask), {},
+                    int(n)};
             const std::vector<int64_t> row_zeros = part(zeros);
             for (size_t g = 0; g < groups; g++)
-                row.zeros.push_back(int(two_level ? row_zeros[g] >> 4 : row_zeros[g / 2] >> (g % 2 * 4) & 15));
+                row.zeros.push_back(
+                    int(two_level ? row_zeros[g] >> 4 : row_zeros[g / 2] >> (g % 2 * 4) & 15));
             const std::vector<int> w = expand(row, random);
             CHECK(std::equal(w.begin(), w.end(), want.begin() + ptrdiff_t(r * n)));
-            // The scale of each of the activations' groups; with two levels that of the row times a whole number.
+            // The scale of each of the activations' groups; with two levels that of the row times a whole
+            // number.
             for (size_t s = 0; s < n_scales; s++) {
                 const size_t g = s * groups / n_scales;
                 const float scale = two_level ? float(row_zeros[g] & 15) * float_of(uint32_t(own[r]))
@@ -135,7 +142,9 @@ TEST_CASE("weight_expander: all codes, zero points and masks") {
     Sim<Vweights> sim;
     for (int code = 0; code < 16; code++) {
         for (int zero = 0; zero < 16; zero++) {
-            for (int i = 0; i < lanes; i++) set_bits(sim.top.codes_i, i * 4, 4, uint32_t(code)), set_bits(sim.top.zeros_i, i * 4, 4, uint32_t(zero));
+            for (int i = 0; i < lanes; i++)
+                set_bits(sim.top.codes_i, i * 4, 4, uint32_t(code)),
+                    set_bits(sim.top.zeros_i, i * 4, 4, uint32_t(zero));
             sim.top.sparse_i = 0, sim.top.two_level_i = 0;
             sim.tick();
             for (int i = 0; i < lanes; i++) CHECK(lane(sim.top.w_o, i, 5) == code - zero);
@@ -146,13 +155,15 @@ TEST_CASE("weight_expander: all codes, zero points and masks") {
         }
     }
     sim.top.two_level_i = 0, sim.top.sparse_i = 1;
-    for (int i = 0; i < lanes; i++) set_bits(sim.top.codes_i, i * 4, 4, uint32_t(i + 1)), set_bits(sim.top.zeros_i, i * 4, 4, 0);
+    for (int i = 0; i < lanes; i++)
+        set_bits(sim.top.codes_i, i * 4, 4, uint32_t(i + 1)), set_bits(sim.top.zeros_i, i * 4, 4, 0);
     for (uint32_t mask : {3u, 5u, 9u, 6u, 10u, 12u}) {
         for (int q = 0; q < lanes / 4; q++) set_bits(sim.top.mask_i, q * 4, 4, mask);
         sim.tick();
         for (int q = 0; q < lanes / 4; q++) {
             int code = 2 * q + 1;
-            for (int i = 0; i < 4; i++) CHECK(lane(sim.top.w_o, 4 * q + i, 5) == (mask >> i & 1 ? code++ : 0));
+            for (int i = 0; i < 4; i++)
+                CHECK(lane(sim.top.w_o, 4 * q + i, 5) == (mask >> i & 1 ? code++ : 0));
         }
     }
 }

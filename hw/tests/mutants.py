@@ -1,0 +1,401 @@
+"""Plants a mistake in the RTL, one at a time, and runs the test that has to find it.
+
+    python hw/tests/mutants.py [NAME ...]      make hw-mutants; with names, these mistakes alone
+
+A mistake is a text of a source that is replaced by another, and has to be there once. The module's own test program is
+linked with the changed model. A mistake is found if a test case of doctest fails; one that only crashes or does not end
+is not, and neither is one that Verilator refuses.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+RTL, OUT = Path("hw/rtl"), Path("build/hw/mutants")
+
+
+class Mutant(NamedTuple):
+    """A mistake: in a module, each text of `old` becomes the one of `new` at its place."""
+
+    name: str
+    test: str  # hw/tests/TEST_test.cpp
+    module: str
+    old: str | tuple[str, ...]
+    new: str | tuple[str, ...]
+
+
+# w_scale as it was 3 clocks ago, and x_scale 6 clocks ago.
+DELAYED_SCALES = """logic [31:0] acc, scale, w_scale, x_scale;
+  delay #(.WIDTH(32), .CLOCKS(3)) u_w_scale (.clk_i, .en_i, .data_i(w_scale_i), .data_o(w_scale));
+  delay #(.WIDTH(32), .CLOCKS(6)) u_x_scale (.clk_i, .en_i, .data_i(x_scale_i), .data_o(x_scale));
+"""
+
+
+MUTANTS = [
+    # The array.
+    Mutant(
+        "accumulator a bit short",
+        "array",
+        "mac_cell",
+        "sum_i + SUM_W'(x_i * weight)",
+        "SUM_W'($signed((SUM_W - 1)'(sum_i + SUM_W'(x_i * weight))))",
+    ),
+    Mutant(
+        "weight register swapped a cycle early",
+        "array",
+        "systolic_array",
+        "assign swap_right[r*(COLS+1)] = swap_left[r];",
+        "assign swap_right[r*(COLS+1)] = swap_left[r == 0 ? 0 : r-1];",
+    ),
+    Mutant(
+        "weight register swapped a cycle late",
+        "array",
+        "mac_cell",
+        "assign weight = swap_i ? next_weight_q : weight_q;\n",
+        "assign weight = weight_q;\n",
+    ),
+    Mutant("weights swapped in all columns at once", "array", "mac_cell", "swap_o <= swap_i;", "swap_o <= 1'b0;"),
+    Mutant("a single weight register", "array", "mac_cell", "assign weight = swap_i ?", "assign weight = 1'b1 ?"),
+    Mutant("tokens enter without skew", "array", "systolic_array", "x_skewed[r*X_W+:X_W]", "x_i[r*X_W+:X_W]"),
+    Mutant("weights enter without skew", "array", "systolic_array", "w_skewed[c*W_W+:W_W]", "w_i[c*W_W+:W_W]"),
+    Mutant(
+        "activations without a sign",
+        "array",
+        "mac_cell",
+        "SUM_W'(x_i * weight)",
+        "SUM_W'($signed({1'b0, x_i}) * weight)",
+    ),
+    Mutant(
+        "sums of a row above are lost",
+        "array",
+        "systolic_array",
+        "(sum_down[r*COLS+c])",
+        "(r == 2 ? '0 : sum_down[r*COLS+c])",
+    ),
+    Mutant(
+        "sums announced a clock early",
+        "array",
+        "systolic_array",
+        "valid_q[ROWS+COLS-2:ROWS-1]",
+        "{valid_q[ROWS+COLS-3:ROWS-1], valid_q[ROWS-2]}",
+    ),
+    Mutant(
+        "reset leaves tokens on their way", "array", "systolic_array", "if (!rst_ni) valid_q <= '0;\n    else if", "if"
+    ),
+    Mutant(
+        "cells do not stand still",
+        "array",
+        "mac_cell",
+        "      x_o   <= x_i;\n      sum_o <= sum_i + SUM_W'(x_i * weight);\n    end",
+        "    end\n    x_o   <= x_i;\n    sum_o <= sum_i + SUM_W'(x_i * weight);",
+    ),
+    Mutant(
+        "weights are loaded while it stands still",
+        "array",
+        "mac_cell",
+        "      if (load_i) next_weight_q <= w_i;\n",
+        "    end\n    if (load_i) next_weight_q <= w_i;\n    if (en_i) begin\n",
+    ),
+    # fp32.
+    Mutant(
+        "truncation instead of rounding",
+        "fp32",
+        "fp32_round",
+        "assign up      = sig_q[SIG_W-25] & ",
+        "assign up      = 1'b0 & ",
+    ),
+    Mutant("half-up rounding", "fp32", "fp32_round", "& (sig_q[SIG_W-24] | (|sig_q[SIG_W-26:0]))", "& 1'b1"),
+    Mutant(
+        "subnormal results flushed to 0",
+        "fp32",
+        "fp32_round",
+        "else f_o <= {sign_q, rounded[30:0]};",
+        "else f_o <= {sign_q, rounded[33:23] == 11'd0 ? 31'h0 : rounded[30:0]};",
+    ),
+    Mutant(
+        "subnormal operands taken for normal",
+        "fp32",
+        "fp32_mul",
+        "assign a_sig  = {a_exp != 8'h00,",
+        "assign a_sig  = {1'b1,",
+    ),
+    Mutant(
+        "bits shifted out of a subnormal are forgotten",
+        "fp32",
+        "fp32_round",
+        "shifted_right[0] | (|lost)",
+        "shifted_right[0]",
+    ),
+    Mutant("overflow is not infinity", "fp32", "fp32_round", "rounded[33:23] >= 11'd255", "rounded[33:23] > 11'd255"),
+    Mutant("sum forgets what alignment shifts out", "fp32", "fp32_add", "aligned[0] | (|lost)", "aligned[0]"),
+    Mutant("x - x is -0", "fp32", "fp32_add", "sign_q & ~(subtract_q & (total == 28'h0))", "sign_q"),
+    Mutant(
+        "infinity - infinity is infinity", "fp32", "fp32_add", "larger_nan | (smaller_big & subtract)", "larger_nan"
+    ),
+    Mutant("0 * infinity is infinity", "fp32", "fp32_mul", "a_nan | b_nan | a_zero | b_zero ?", "a_nan | b_nan ?"),
+    Mutant("NaN is infinity", "fp32", "fp32_mul", "a_nan | b_nan | a_zero", "a_nan | a_zero"),
+    Mutant("fma forgets c below the product", "fp32", "fp32_fma", "c_right[0] | (|c_lost)", "c_right[0]"),
+    Mutant("fma forgets a product below c", "fp32", "fp32_fma", "78'(product_q != 48'h0)", "78'h0"),
+    Mutant(
+        "smallest integer has no magnitude",
+        "fp32",
+        "int_to_fp32",
+        "magnitude_q <= int_i[INT_W-1] ? -int_i : int_i;",
+        "magnitude_q <= INT_W'(int_i[INT_W-1] ? {1'b0, -int_i[INT_W-2:0]} : {1'b0, int_i[INT_W-2:0]});",
+    ),
+    Mutant("quotient forgets its remainder", "fp32", "fp32_div", "rest_q != 25'h0", "1'b0"),
+    Mutant("quotient of subnormals without their exponent", "fp32", "fp32_div", " + $signed({6'b0, b_zeros})", ""),
+    Mutant("halves of codes round up", "fp32", "fp32_to_code", "fixed[23] & (fixed[24] | (|fixed[22:0]))", "fixed[23]"),
+    Mutant("codes are truncated", "fp32", "fp32_to_code", "fixed[23] & (fixed[24] | (|fixed[22:0]))", "1'b0"),
+    Mutant(
+        "code -128",
+        "fp32",
+        "fp32_to_code",
+        "if (is_large) code = is_minus ? -8'd127",
+        "if (is_large) code = is_minus ? -8'd128",
+    ),
+    Mutant("NaN becomes 0", "fp32", "fp32_to_code", "if (is_nan) code = -8'd127;", "if (is_nan) code = 8'd0;"),
+    # The scalers.
+    # The integer times one scale, then times the other, three clocks later.
+    Mutant(
+        "scale order",
+        "scaler",
+        "group_scaler",
+        (
+            "logic [31:0] acc, scale;",
+            "FUSED ? 2 : 5",
+            "FUSED ? 8 : 10",
+            ".a_i(w_scale_i)",
+            ".b_i(x_scale_i)",
+            ".a_i(acc),\n        .b_i(scale),\n        .p_o",
+        ),
+        (
+            DELAYED_SCALES,
+            "FUSED ? 2 : 8",
+            "FUSED ? 8 : 13",
+            ".a_i(acc)",
+            ".b_i(w_scale)",
+            ".a_i(x_scale),\n        .b_i(scale),\n        .p_o",
+        ),
+    ),
+    Mutant(
+        "scale order of rows",
+        "scaler",
+        "row_scaler",
+        (
+            "logic [31:0] acc, scale;",
+            "[5:0] valid_q",
+            "[4:0], valid_i",
+            "valid_q[5]",
+            ".CLOCKS(6)",
+            ".a_i(w_scale_i)",
+            ".b_i(x_scale_i)",
+            ".a_i(acc),\n      .b_i(scale)",
+        ),
+        (
+            DELAYED_SCALES,
+            "[8:0] valid_q",
+            "[7:0], valid_i",
+            "valid_q[8]",
+            ".CLOCKS(9)",
+            ".a_i(acc)",
+            ".b_i(w_scale)",
+            ".a_i(x_scale),\n      .b_i(scale)",
+        ),
+    ),
+    Mutant(
+        "running sum a clock late",
+        "scaler",
+        "group_scaler",
+        "localparam int READ    = FUSED ? 2 : 5;",
+        "localparam int READ    = FUSED ? 3 : 6;",
+    ),
+    Mutant("tag of another group", "scaler", "group_scaler", ".CLOCKS(LATENCY - READ)", ".CLOCKS(LATENCY - READ - 1)"),
+    Mutant(
+        "sums of 24 bits alone are converted",
+        "scaler",
+        "row_scaler",
+        ".int_i(acc_i)",
+        ".int_i(ACC_W'($signed(acc_i[23:0])))",
+    ),
+    # The quantizer.
+    Mutant(
+        "NaN counts for amax",
+        "quantizer",
+        "quantizer",
+        "(x_i[30:0] > amax_q) & (x_i[30:0] <= 31'h7f800000)",
+        "(x_i[30:0] > amax_q)",
+    ),
+    Mutant(
+        "amax of the group before", "quantizer", "quantizer", "amax_q    <= last_i ? '0 : amax;", "amax_q    <= amax;"
+    ),
+    Mutant(
+        "amax without the last number",
+        "quantizer",
+        "quantizer",
+        "value_1_q     <= static_i ? static_scale_i : {1'b0, amax};",
+        "value_1_q     <= static_i ? static_scale_i : {1'b0, amax_q};",
+    ),
+    Mutant(
+        "infinite inverse is used",
+        "quantizer",
+        "quantizer",
+        "assign is_usable    = (inv[30:23] != 8'hff) &",
+        "assign is_usable    =",
+    ),
+    Mutant(
+        "scale of tiny groups is kept",
+        "quantizer",
+        "quantizer",
+        "is_usable | static_q[out_half_q] ? scale : 32'h0",
+        "scale",
+    ),
+    Mutant("inverse of the next group", "quantizer", "quantizer", ".b_i (inv_read_q)", ".b_i (inv_q)"),
+    Mutant(
+        "static inverse is 127 / (127 scale)",
+        "quantizer",
+        "quantizer",
+        "is_static ? 32'h3f800000 : 32'h42fe0000),  // 1 or 127",
+        "32'h42fe0000),",
+    ),
+    Mutant(
+        "a half is filled before it is empty",
+        "quantizer",
+        "quantizer",
+        "assign ready_o  = ~full_q[in_half_q];",
+        "assign ready_o  = 1'b1;",
+    ),
+    Mutant(
+        "code is lost while it waits", "quantizer", "quantizer", "assign en = ready_i | ~valid_o;", "assign en = 1'b1;"
+    ),
+    # The row of multipliers.
+    Mutant(
+        "row: accumulator a bit short",
+        "dot_row",
+        "dot_row",
+        "(open_q ? sum_o : '0) + SUM_W'(tree_q[LEVELS<<LEVELS])",
+        "SUM_W'($signed((SUM_W - 1)'((open_q ? sum_o : '0) + SUM_W'(tree_q[LEVELS<<LEVELS]))))",
+    ),
+    Mutant(
+        "row: tree a bit short",
+        "dot_row",
+        "dot_row",
+        "<= TREE_W'(x * w)",
+        "<= TREE_W'($signed((X_W + W_W - 1)'(x * w)))",
+    ),
+    Mutant(
+        "row: sum goes on into the next group", "dot_row", "dot_row", "open_q <= ~last_q[LEVELS];", "open_q <= 1'b1;"
+    ),
+    Mutant(
+        "row: sum is lost while it waits",
+        "dot_row",
+        "dot_row",
+        "assign en      = ready_i | ~valid_o;",
+        "assign en      = 1'b1;",
+    ),
+    # Weights.
+    Mutant("high half of a byte first", "weights", "file_codes", "{slice_i[0], 2'b00}", "{~slice_i[0], 2'b00}"),
+    Mutant(
+        "two-level codes times 4",
+        "weights",
+        "weight_expander",
+        "{code[1:0], 2'b00} + {2'b00, code[1:0]}",
+        "{code[1:0], 2'b00}",
+    ),
+    Mutant("w' without its sign", "weights", "weight_expander", "W_W'(steps) - W_W'(zero)", "W_W'(4'(steps - zero))"),
+    Mutant(
+        "second kept weight gets the first code",
+        "weights",
+        "weight_expander",
+        "second ? codes_i[(FOUR/2+1)*4+:4]",
+        "second ? codes_i[(FOUR/2)*4+:4]",
+    ),
+    Mutant("dropped weights are -zero", "weights", "weight_expander", "kept ? w : '0", "kept ? w : -W_W'(zero)"),
+    Mutant(
+        "subnormal fp16 scales are 0",
+        "weights",
+        "fp16_to_fp32",
+        "{sign, 8'd112 - 8'(zeros), 10'(fraction << (zeros + 4'd1)), 13'h0}",
+        "{sign, 31'h0}",
+    ),
+    # The MSD split.
+    Mutant("low digit without the 8", "msd", "msd_split", " ^ 4'b1000", ""),
+    Mutant("digits weighed by 8", "msd", "msd_array", "(SUM_W'(h) <<< 4)", "(SUM_W'(h) <<< 3)"),
+    Mutant(
+        "eights of the tile that is loaded",
+        "msd",
+        "msd_array",
+        "first_q[ROWS-1] ? next_q : at_work_q[c*W_SUM_W+:W_SUM_W]",
+        "next_q",
+    ),
+]
+
+
+def plant(mutant: Mutant) -> Path:
+    """A copy of the RTL with the mistake. Raises ValueError if its place is not there once."""
+    folder = OUT / re.sub(r"[^a-z0-9]+", "-", mutant.name.lower()).strip("-")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(RTL, folder / "rtl")
+    source = folder / "rtl" / f"{mutant.module}.sv"
+    text = source.read_text()
+    edits = [(mutant.old, mutant.new)] if isinstance(mutant.old, str) else zip(mutant.old, mutant.new, strict=True)
+    for old, new in edits:
+        if text.count(old) != 1:
+            raise ValueError(f"{mutant.name}: {text.count(old)} places in {source.name}, expected 1: {old}")
+        text = text.replace(old, new)
+    source.write_text(text)
+    return folder
+
+
+def found_by(mutant: Mutant) -> tuple[bool, str]:
+    """Whether a test finds the mistake, and which, or what happened instead."""
+    folder = plant(mutant)
+    program = folder / f"{mutant.test}_test"
+    build = [
+        "make",
+        "-s",
+        f"RTL={folder}/rtl",
+        f"HW={folder}",
+        "HW_OBJECTS=build/hw",
+        "HW_VERILATOR=-Wno-fatal -CFLAGS -O0",
+        str(program),
+    ]
+    made = subprocess.run(build, capture_output=True, text=True, check=False)
+    if made.returncode:
+        return False, "does not compile:\n" + made.stdout + made.stderr
+    environment = {**os.environ, "HW_PAIRS": "100000"}
+    try:
+        ran = subprocess.run(
+            [program, "--no-colors=1"], capture_output=True, text=True, check=False, timeout=120, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return False, "does not end"
+    cases = re.findall(r"^TEST CASE:  (.*)\n(?:(?!^=====)[\s\S])*?ERROR", ran.stdout, re.MULTILINE)
+    failed = re.search(r"test cases:.*\| *([1-9]\d*) failed", ran.stdout)
+    if not failed or not cases or ran.returncode < 0 or "CRASHED" in ran.stdout:
+        return False, "is not found:\n" + ran.stdout[-2000:]
+    shutil.rmtree(folder)
+    return True, cases[0]
+
+
+def main(names: list[str]) -> int:
+    """Plants the mistakes of these names, or all; the exit code is 1 if one is not found."""
+    chosen = [m for m in MUTANTS if not names or m.name in names]
+    if unknown := set(names) - {m.name for m in MUTANTS}:
+        sys.exit(f"no mistake is called {', '.join(sorted(unknown))}")
+    missing = 0
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        for mutant, (found, how) in zip(chosen, pool.map(found_by, chosen), strict=True):
+            print(f"{'found' if found else 'NOT FOUND'}  {mutant.module:<15} {mutant.name:<50} {how}", flush=True)
+            missing += not found
+    print(f"{len(chosen) - missing} of {len(chosen)} planted mistakes were found")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
