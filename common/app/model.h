@@ -238,6 +238,11 @@ Model cpu_model(std::shared_ptr<Transformer> m, const Options& options, std::str
     };
     model.memory_bytes += memory(context_length(options, model.config));
     model.bytes_per_position = memory(1) - memory(0);
+    if (m->trace != nullptr && !options.own.contains(mmap_option.name)) {
+        // Accumulators are computed from the file, which otherwise is packed and given back.
+        for (const TensorInfo& t : m->weights.file.all())
+            if (t.name.starts_with(step_name(accumulator_layer, ""))) model.memory_bytes += t.n_bytes;
+    }
     model.scheme = std::move(scheme);
     model.kernel = std::move(kernel);
     model.phases = &phase_seconds;
