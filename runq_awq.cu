@@ -503,8 +503,13 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
         Weights weights{tensors_in(memory.weights), file.config};
         if (memory.fp16.size() > 0) expand_all(weights, memory.fp16.get());
         const uint64_t n_bytes = on_host + file.weights.size();
-        return {std::move(file),         std::move(memory.weights), std::move(memory.fp16), std::move(weights),
-                std::move(memory.state), trace,                     n_bytes};
+        return {std::move(file),
+                std::move(memory.weights),
+                std::move(memory.fp16),
+                std::move(weights),
+                std::move(memory.state),
+                trace,
+                n_bytes};
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
     }

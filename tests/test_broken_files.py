@@ -126,7 +126,10 @@ def test_weights_of_any_bits_become_numbers(tmp_path, name):
     program = PROGRAM["gptq-w4" if "gptq" in name else name.split(".")[1]]
     vocab_size = read_header(path, read_format(path)).config.vocab_size
     ids = ["5", "-n", "1"] if program in EMULATED else ["5,6,7", "-n", "3"]
-    loader, rng = Loader(program, ["--ids", *ids, "-j", "1", "-s", "1", "--print-ids"], tmp_path / "log"), random.Random(5)
+    loader, rng = (
+        Loader(program, ["--ids", *ids, "-j", "1", "-s", "1", "--print-ids"], tmp_path / "log"),
+        random.Random(5),
+    )
     kinds = ("random", "extremes", "norms")
     for kind in kinds[:1] if program in EMULATED and not FULL else kinds:
         outcome = loader.run(with_any_bits(path, kind, rng))

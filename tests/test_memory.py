@@ -57,8 +57,10 @@ def counted_bytes(program, *args):
 
 
 def peak_bytes(text):
-    """The peak memory of a run's statistics: VmHWM, which begins anew with a program, unlike getrusage()'s, in which what
-    the process was before counts, too."""
+    """The peak memory of a run's statistics: VmHWM.
+
+    It begins anew with a program; in getrusage()'s counts, too, what the process was before.
+    """
     number, unit = re.search(r"peak memory ([\d.]+) ([MG])B", text).groups()
     return float(number) * {"M": 1e6, "G": 1e9}[unit]
 
@@ -70,10 +72,10 @@ def zeros(path, program, **dims):
 
 
 def base_bytes(tmp_path, program):
-    """What a program has besides what is counted: the peak of a run with the smallest model, less what is counted of it.
+    """What a program has besides: the peak of a run with the smallest model, less what is counted of it.
 
-    That is next to nothing, but for the emulated GPU: of the room for partial sums, 16 MB whatever the model, it uses
-    what blocks there are.
+    The latter is next to nothing, but for the emulated GPU: of the room for partial sums, 16 MB whatever the model, it
+    uses what blocks there are.
     """
     args = [write_model(tmp_path / "small.bin", program), "-c", 8]
     return peak_bytes(done(program, *args, "--ids", "1", "-n", 1)) - counted_bytes(program, *args)
@@ -109,6 +111,8 @@ def test_a_prompt_takes_what_info_says(tmp_path, case):
     ids = ",".join(str(1 + i % 500) for i in range(n))
     peak = peak_bytes(done(program, *args, "--ids", ids, "-n", 1, "--print-ids"))
     base = base_bytes(tmp_path, program)
-    print(f"{' '.join(map(str, case))}: counted {counted / 1e6:.1f} MB, peak {(peak - base) / 1e6:.1f} MB and "
-          f"{base / 1e6:.1f} MB before, {100 * (peak - base) / counted - 100:+.1f} %")
+    print(
+        f"{' '.join(map(str, case))}: counted {counted / 1e6:.1f} MB, peak {(peak - base) / 1e6:.1f} MB and "
+        f"{base / 1e6:.1f} MB before, {100 * (peak - base) / counted - 100:+.1f} %"
+    )
     assert peak - base == pytest.approx(counted, rel=0.05)

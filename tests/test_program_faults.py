@@ -196,16 +196,17 @@ def with_address_space(megabytes):
 
 @pytest.mark.parametrize("option", ["--no-fuse", "--trace"])
 def test_experts_step_by_step_are_counted(tmp_path, option):
-    """A file of 7 MB, whose 1,024 experts are all active, with 400 MB: what the fused operator does not keep takes 805."""
+    """A file of 7 MB whose 1,024 experts are all active, in 400 MB: what the fused operator does not keep takes 805."""
     path = write_model(tmp_path / "wide.bin", "runq_moe", experts=Moe(1024, 1024, 128, True, ()), dim=16)
     args = [path, "-c", 512, "--ids", ",".join(["1"] * 512), "-n", 1]
     option = [option, tmp_path / "trace"] if option == "--trace" else [option]
     line = refused(run("runq_moe", *args, *option, **with_address_space(400)), 1)
     assert re.fullmatch(
-        rf"runq_moe: {path}: needs \d+\.\d MB of memory, [\d.]+ MB are available: [89]\d\d.\d MB for a chunk of 512 tokens\n",
+        rf"runq_moe: {path}: needs \d+\.\d MB of memory, [\d.]+ MB are available: "
+        r"[89]\d\d.\d MB for a chunk of 512 tokens\n",
         line,
     )
-    assert os.listdir(tmp_path) == ["wide.bin"]
+    assert [p.name for p in tmp_path.iterdir()] == ["wide.bin"]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -221,7 +222,7 @@ def test_a_trace_that_has_no_room_is_refused_before_the_prompt_runs(tmp_path, pr
         r"; --trace-from takes less\n",
         line,
     )
-    assert os.listdir(tmp_path) == ["model.bin"]
+    assert [p.name for p in tmp_path.iterdir()] == ["model.bin"]
     few = [path, "-c", 2000, "--ids", "1,1,1", "-n", 2, "--print-ids", "--trace", tmp_path / "trace"]
     assert run(program, *few, **room).returncode == 0
 

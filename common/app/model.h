@@ -231,8 +231,8 @@ Model cpu_model(std::shared_ptr<Transformer> m, const Options& options, std::str
     model.memory_bytes = m->weights.file.bytes_in_use(model.config);
     const auto memory = [&](int n_positions) {
         uint64_t n_bytes = 0;
-        for (const MemoryPart& part : cpu_memory<decltype(m->state)>(m->file, options, m->trace != nullptr,
-                                                                     max_chunk, n_positions))
+        for (const MemoryPart& part :
+             cpu_memory<decltype(m->state)>(m->file, options, m->trace != nullptr, max_chunk, n_positions))
             n_bytes += part.bytes;
         return n_bytes;
     };

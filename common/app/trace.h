@@ -133,9 +133,7 @@ class Trace {
     }
 
     // Whether the next token's values of a step will be kept.
-    bool keeps_next(const std::string& step) {
-        return !counts_ && tensors_[step].n_seen >= first_position_;
-    }
+    bool keeps_next(const std::string& step) { return !counts_ && tensors_[step].n_seen >= first_position_; }
 
     // Tokens that were run, whether their steps are kept or not.
     size_t n_tokens() const {
