@@ -416,6 +416,8 @@ def test_a_signal_ends_every_phase(tmp_path, phase, kind):
     _, errors = process.communicate(timeout=300)
     heard = kind == signal.SIGINT and phase != "load"
     assert process.returncode == (130 if heard else -kind)
+    prefilled = re.search(rb"prefill   (\d+) tokens", errors)
+    assert prefilled is None or int(prefilled[1]) < 20000
     assert (b"runq: " in errors or b"run  " not in errors) != heard
     left = {path.name for path in tmp_path.iterdir()} - {"model.bin"}
     assert left == ({"trace"} if heard and phase == "decode" else set())
