@@ -69,8 +69,8 @@ struct ExpandedRow {
 ExpandedRow expand(const GptqMatrix& w, int i) {
     std::vector<uint8_t> stored(size_t(w.n_cols));
     unpack_row(stored.data(), w, i);
-    const uint8_t* mask = w.mask + size_t(i) * mask_bytes(w);
     const bool sparse = w.kind == QUANT_GEMM_SPARSE;
+    const uint8_t* mask = sparse ? w.mask + size_t(i) * mask_bytes(w) : nullptr;
     const int times = w.kind == QUANT_GEMM_TWO_LEVEL ? 5 : 1;  // zero points are fifths of a code
     ExpandedRow row;
     size_t next = 0;  // of the stored codes; a foreign mask may ask for more than there are, which are 0
@@ -310,7 +310,7 @@ struct RunState {
         logits = Rows(n_logits(options, traced, n), c.vocab_size);
         xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.group_size);
         angles = RopeAngles(c, n);
-        scores.wanted = probs.wanted = traced;
+        for (HeadScores* s : {&scores, &probs}) *s = HeadScores(traced, n, c.n_heads, context);
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
         count_attention(context);
     }

@@ -169,8 +169,16 @@ struct HeadWeights {
     std::vector<int8_t> codes;
     std::vector<float> scales;
 
+    HeadWeights() = default;
+    // As HeadScores has it.
+    HeadWeights(bool wanted, int max_tokens, int heads, int n_positions)
+        : values(wanted, max_tokens, heads, n_positions) {
+        if (wanted)
+            MemoryCount::counts_as_used(uint64_t(max_tokens) * uint64_t(heads) * uint64_t(n_positions));
+    }
     void resize(int tokens, int heads, int first_pos, size_t columns) {
         values.resize(tokens, heads, first_pos, columns);
+        if (codes.capacity() < values.values.size()) codes = {};
         codes.assign(values.values.size(), 0);
         scales.assign(values.wanted ? size_t(tokens) * size_t(heads) : 0, 0.0f);
     }
