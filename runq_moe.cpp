@@ -481,7 +481,7 @@ struct RunState {
             workspace.product = Rows(size_t(std::max(n, moe.n_active)), std::max(c.dim, 2 * moe.hidden_dim));
         }
         angles = RopeAngles(c, n);
-        scores.wanted = probs.wanted = traced;
+        for (HeadScores* s : {&scores, &probs}) *s = HeadScores(traced, n, c.n_heads, context);
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
         count_attention(context);
     }

@@ -2,6 +2,8 @@
 #
 #     make fuzz                                     every harness for a minute
 #     make fuzz SECONDS=600 FUZZ="encode load_runq" these two, ten minutes each
+#     make fuzz FUZZ_CHECKS=                        without sanitizers, ten times as many executions: what they reach
+#                                                   is in build/fuzz, where the next make fuzz goes on with it
 #     make test-fuzz                                each harness finds a bug that is planted for it
 #     make fuzz-corpus                              what the stored inputs do not reach yet goes into tests/fuzz/corpus
 FUZZ_COMMON := $(filter-out replay load forward,$(patsubst tests/fuzz/%.cpp,%,$(wildcard tests/fuzz/*.cpp)))
@@ -9,10 +11,11 @@ FUZZ_ALL    := $(FUZZ_COMMON) $(foreach p,$(ALL_PROGRAMS),load_$p forward_$p)
 FUZZ        ?= $(FUZZ_ALL)
 SECONDS     ?= 60
 FUZZ_CXX    ?= clang++
+FUZZ_CHECKS ?= address,undefined
 
 FUZZ_FLAGS := -std=c++20 -O1 -g -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -fno-strict-aliasing -I. \
               -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Wno-psabi -Wno-pass-failed $(if $(WERROR),-Werror) \
-              -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
+              -fsanitize=fuzzer$(addprefix $(comma),$(FUZZ_CHECKS)) -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 FUZZ_BINS  := $(FUZZ:%=build/fuzz/bin/%)
 FUZZ_LIBS  := -lpcre2-8 -lutf8proc
 # The tokenizers that are fuzzed with text.
@@ -54,7 +57,7 @@ build/packages-fuzz: build/packages
 # The stored inputs, without libFuzzer and with the usual compiler: a program for the harnesses of common/, and one for
 # each program's, which also takes the broken files of tests/test_broken_files.py. Part of make test. Inputs are small:
 # compiling is what takes time.
-ASAN    := -O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
+ASAN    := -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 REPLAYS := build/fuzz/replay $(ALL_PROGRAMS:%=build/fuzz/replay_%)
 ifneq ($(TOKENIZER),0)
 test: $(REPLAYS)

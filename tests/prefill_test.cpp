@@ -103,11 +103,11 @@ TEST_CASE("KV cache: no memory for the next page of positions is one line, not t
     table.kv_page = 4, table.kv_bytes = 1;
     Model model = table.model();
     Session s = greedy_session(model);
-    make_kv_room(s, 5);
+    make_room(s, 5);
     CHECK(s.kv_room == 8);
-    model.kv_bytes_per_position = uint64_t{1} << 50;
-    make_kv_room(s, 8);
-    CHECK_THROWS_WITH_AS(make_kv_room(s, 9), doctest::Contains("positions 8 to 11"), std::runtime_error);
+    model.bytes_per_position = uint64_t{1} << 50;
+    make_room(s, 8);
+    CHECK_THROWS_WITH_AS(make_room(s, 9), doctest::Contains("positions 8 to 11"), std::runtime_error);
     model.config.eos_ids = {};
     std::vector<int> ids = {0, 1, 2, 3, 4};
     CHECK_THROWS_AS(generate(s, ids, [](int) {}), std::runtime_error);

@@ -42,6 +42,8 @@ struct Model {
     uint64_t weight_bytes_per_token = 0;             // those that one decode step reads
     uint64_t kv_bytes_per_position = 0;              // of the KV cache
     uint64_t memory_bytes = 0;             // that a run takes which uses the whole context; 0: not known
+    uint64_t bytes_per_position = 0;       // of these, those of a position that is used: keys, values, scores
+    TraceSize trace_size{};                // the command line finds it out, if there is a trace
     uint64_t macs_per_token = 0;           // multiply-adds of one token in the layers' matrices
     std::vector<TensorInfo> tensors;       // of the file, in its order
     std::vector<OwnField> own_fields{};    // of --info, that only this scheme has
@@ -157,8 +159,8 @@ inline int n_logits(const Options& o, bool traced, int n) {
     return o.ppl || traced ? n : std::min(n, 1 + o.lookup);
 }
 
-// What a CPU program's run takes besides the weights once it has used n_positions, in chunks of up to
-// max_chunk tokens: what its RunState takes, made where memory is counted.
+// What a CPU program's run takes besides the weights and a trace once it has used n_positions, in chunks of
+// up to max_chunk tokens: what its RunState takes, made where memory is counted.
 template <class RunState, class Config>
 std::vector<MemoryPart> cpu_memory(const ModelFileOf<Config>& file, const Options& o, bool traced,
                                    int max_chunk, int n_positions) {
@@ -227,9 +229,20 @@ Model cpu_model(std::shared_ptr<Transformer> m, const Options& options, std::str
                 std::string kernel, int max_chunk) {
     Model model = model_of(m->file, m->weights.file, m->state.cache.format());
     model.memory_bytes = m->weights.file.bytes_in_use(model.config);
-    for (const MemoryPart& part : cpu_memory<decltype(m->state)>(
-             m->file, options, m->trace != nullptr, max_chunk, context_length(options, model.config)))
-        model.memory_bytes += part.bytes;
+    const auto memory = [&](int n_positions) {
+        uint64_t n_bytes = 0;
+        for (const MemoryPart& part :
+             cpu_memory<decltype(m->state)>(m->file, options, m->trace != nullptr, max_chunk, n_positions))
+            n_bytes += part.bytes;
+        return n_bytes;
+    };
+    model.memory_bytes += memory(context_length(options, model.config));
+    model.bytes_per_position = memory(1) - memory(0);
+    if (m->trace != nullptr && !options.own.contains(mmap_option.name)) {
+        // Accumulators are computed from the file, which otherwise is packed and given back.
+        for (const TensorInfo& t : m->weights.file.all())
+            if (t.name.starts_with(step_name(accumulator_layer, ""))) model.memory_bytes += t.n_bytes;
+    }
     model.scheme = std::move(scheme);
     model.kernel = std::move(kernel);
     model.phases = &phase_seconds;
