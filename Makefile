@@ -86,6 +86,8 @@ help:
 	@echo 'make test-arm    the Arm kernels and the forward pass, cross-compiled and run under qemu'
 	@echo 'make fuzz        look for inputs that crash, with libFuzzer (SECONDS=60 for each harness, FUZZ="encode chat")'
 	@echo 'make hw          build and test the SystemVerilog of hw/: docs/rtl.md (FULL=1: 10^8 random pairs; make hw-quick: a part)'
+	@echo 'make rtl-story   three programs with every product in RTL: the golden stories, and cycles beside the model (ARRAY=16x16)'
+	@echo 'make rtl-chip    place and route an array of 8 x 8 and one of 16 x 16 for an ECP5'
 	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
 	@echo 'make format      put all sources into their format'
 	@echo 'make golden      write golden/data anew from the numpy reference'

@@ -10,6 +10,7 @@ RTL_OPT ?= -O2
 # RTL, the sources, and HW, where all is built, are those of mk/hw.mk; hw/tests/core_mutants.py has other ones.
 RTL_SOURCES := $(wildcard $(RTL)/*.sv)
 HW_TOPS += matmul_axi mac_cell_pair
+$(foreach goal,rtl-backend rtl-story rtl-quick rtl-wave rtl-chip hw-core-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 
 # The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a.
 rtl_rows = $(firstword $(subst x, ,$1))
@@ -89,11 +90,10 @@ build/hw/wave/tile.vcd: hw/sim/wave.cpp hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.
 	$(CXX) -std=c++20 -O1 -I. $< build/hw/wave/axi-4x4/matmul_rtl.o build/hw/wave/axi-4x4/model/model.a -pthread -o $(@D)/wave
 	$(@D)/wave $@
 
-# What tests/test_rtl.py takes, and so `make test`.
+# What tests/test_rtl.py takes: make test builds it where Verilator is.
 .PHONY: rtl-quick
 rtl-quick: $(HW)/axi-16x16/matmul_axi_test $(HW)/axi-16x16/runq $(HW)/axi-16x16/runq_w8a8 $(HW)/axi-16x16/backends/quant_gemm_rtl.so \
-           build/hw/wave/tile.vcd
-test: rtl-quick
+           $(PORTABLE)/runq_gptq build/hw/wave/tile.vcd
 
 # Place and route, and counts of cells: docs/rtl-chip.json and its picture. The tools of PyPI are in build/hw/yowasp.
 .PHONY: rtl-chip

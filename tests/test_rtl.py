@@ -1,6 +1,6 @@
 """hw/rtl under the programs: stories, the cycles that the RTL counts, and the pictures that are drawn from it.
 
-Takes what `make rtl-quick` builds, which needs Verilator: `make test` does.
+`make rtl-quick` builds what these take, which needs Verilator.
 """
 
 import json
@@ -16,16 +16,24 @@ from hw import story, wave
 from tests.helpers import FULL, ROOT
 
 CORE = ROOT / "build" / "hw" / "axi-16x16"
-needs_core = pytest.mark.skipif(not (CORE / "matmul_axi_test").exists(), reason="needs make rtl-quick")
 
 
-@needs_core
+@pytest.fixture(scope="module")
+def core():
+    """Builds the core, the programs on it, and the wave of one tile."""
+    if shutil.which("verilator") is None:
+        pytest.skip("needs verilator: make rtl-story installs it")
+    built = subprocess.run(["make", "-s", "rtl-quick"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+
+
+@pytest.mark.usefixtures("core")
 def test_the_core_through_its_ports():
     done = subprocess.run([CORE / "matmul_axi_test"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-@needs_core
+@pytest.mark.usefixtures("core")
 @pytest.mark.parametrize("name", story.PROGRAMS)
 def test_stories_begin_as_the_golden_does(name):
     """Two ids, with FULL=1 all sixteen; every product in RTL takes as many cycles as the model says."""
@@ -40,7 +48,7 @@ def test_stories_begin_as_the_golden_does(name):
     assert story.table(entries, 100)[1] == 0
 
 
-@needs_core
+@pytest.mark.usefixtures("core")
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_cycles_of_many_tokens_and_slow_memory(every, tmp_path):
     """A prompt of 35 tokens, in products of 16 and 3; a beat of weights comes in every first, second or third cycle."""
@@ -106,9 +114,7 @@ def test_the_formula_for_a_token_is_what_the_core_takes(rows, cols, k, m, group,
     assert decode_cycles(array, k, m, group, stream) == core_cycles(array, 1, k, m, group, stream)
 
 
-@pytest.mark.skipif(shutil.which("verilator") is None, reason="needs Verilator")
+@pytest.mark.usefixtures("core")
 def test_the_wave_diagram_is_the_simulations():
     vcd = ROOT / "build" / "hw" / "wave" / "tile.vcd"
-    if not vcd.exists():
-        pytest.skip("needs make build/hw/wave/tile.vcd")
     assert wave.lanes(wave.read_vcd(vcd)) == json.loads((ROOT / "docs" / "rtl-wave.json").read_text())
