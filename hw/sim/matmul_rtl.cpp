@@ -100,6 +100,8 @@ void MatmulRtl::write(uint8_t address, uint32_t value) {
     t.s_axil_bready = 0;
 }
 
+bool MatmulRtl::result_is_there() const { return model_->top.m_axis_tvalid != 0; }
+
 RtlCounters MatmulRtl::counters() {
     using namespace rtl_register;
     return {read(cycles),       read(sum_cycles),    read(weight_beats),

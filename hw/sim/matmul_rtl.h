@@ -77,6 +77,7 @@ class MatmulRtl {
     uint32_t read(uint8_t address);
     void write(uint8_t address, uint32_t value);
     RtlCounters counters();
+    bool result_is_there() const;  // m_axis_tvalid
 
     // Whether activations in such groups can be multiplied.
     bool fits(int n_cols, int group_size) const {

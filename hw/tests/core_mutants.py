@@ -97,11 +97,7 @@ MUTANTS = {
         "if (code_valid) code_first_q <= code_last;",
         "if (code_valid) code_first_q <= ~code_last & ~code_first_q;",
     ),
-    "word of a read skipped": (
-        "activation_reader.sv",
-        "assign step          = active_o & read_q & ~valid_o;",
-        "assign step          = active_o & read_q & (~valid_o | ready_i);",
-    ),
+    "scale read as codes": ("activation_reader.sv", "in_codes_q <= ~group_is_last;", "in_codes_q <= 1'b1;"),
     "codes of a word reversed": ("activation_store.sv", ": longer[8*ROWS-1:0];", ": {word_q, codes_i[7:0]};"),
 }
 

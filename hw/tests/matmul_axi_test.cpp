@@ -141,6 +141,14 @@ TEST_CASE("a reset in the middle leaves nothing behind") {
         CHECK(rtl.read(rtl_register::passes) == 0);
         CHECK(differences(rtl, c) == 0);
     }
+    // Nor a result that nobody has taken.
+    rtl.stalls = {0, 0, 1, 1};
+    rtl.load(c.x.data(), c.x_scales.data(), c.n_tokens, c.n_cols, c.group_size);
+    rtl.set_sizes({4, uint32_t(64 / rtl.rows), 4, 6}, 0);
+    rtl.run(rtl_command::multiply, w.stream, {}, true, 3000);
+    CHECK(rtl.result_is_there());
+    rtl.reset(1);
+    CHECK(!rtl.result_is_there());
 }
 
 TEST_CASE("registers") {
