@@ -14,7 +14,7 @@ build/packages-hw: build/packages
 
 # ---- modules and their tests -------------------------------------------------------------------------------------
 # RTL: the sources; HW: where their models go; HW_OBJECTS: where the tests are compiled, which any sources with the same
-# ports can share. hw/tests/mutants.py has others.
+# ports can share; HW_SAME: models that are taken from there, too. hw/tests/mutants.py has others.
 RTL        ?= hw/rtl
 HW         ?= build/hw
 HW_OBJECTS ?= $(HW)
@@ -77,7 +77,7 @@ $(HW_OBJECTS)/vectors.o $(HW_OBJECTS)/main.o: $(HW_OBJECTS)/%.o: build/packages-
 define hw_test
 $$(HW_OBJECTS)/$1_test.o: hw/tests/$1_test.cpp $(foreach model,$(hw_models_$1),$$(HW_OBJECTS)/models/$(model)/V$(model)__ALL.a)
 	$$(CXX) $$(HW_FLAGS) $$(DEPS) $(foreach model,$(hw_models_$1),-isystem $$(HW_OBJECTS)/models/$(model)) -c $$< -o $$@
-$$(HW)/$1_test: $$(HW_OBJECTS)/$1_test.o $$(HW_OBJECTS)/vectors.o $$(HW_OBJECTS)/main.o $$(HW_RUNTIME) $(foreach model,$(hw_models_$1),$$(HW)/models/$(model)/V$(model)__ALL.a)
+$$(HW)/$1_test: $$(HW_OBJECTS)/$1_test.o $$(HW_OBJECTS)/vectors.o $$(HW_OBJECTS)/main.o $$(HW_RUNTIME) $(foreach model,$(hw_models_$1),$(if $(filter $(model),$(HW_SAME)),$$(HW_OBJECTS),$$(HW))/models/$(model)/V$(model)__ALL.a)
 	$$(CXX) -pthread $$(filter %.o %.a,$$^) -o $$@
 endef
 $(foreach test,$(HW_TESTS),$(eval $(call hw_test,$(test))))
