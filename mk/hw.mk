@@ -14,7 +14,7 @@ build/packages-hw: build/packages
 
 # ---- modules and their tests -------------------------------------------------------------------------------------
 # RTL: the sources; HW: where their models go; HW_OBJECTS: where the tests are compiled, which any sources with the same
-# ports can share. hw/tests/mutants.py has others.
+# ports can share; HW_SAME: models that are taken from there, too. hw/tests/mutants.py has others.
 RTL        ?= hw/rtl
 HW         ?= build/hw
 HW_OBJECTS ?= $(HW)
@@ -77,7 +77,7 @@ $(HW_OBJECTS)/vectors.o $(HW_OBJECTS)/main.o: $(HW_OBJECTS)/%.o: build/packages-
 define hw_test
 $$(HW_OBJECTS)/$1_test.o: hw/tests/$1_test.cpp $(foreach model,$(hw_models_$1),$$(HW_OBJECTS)/models/$(model)/V$(model)__ALL.a)
 	$$(CXX) $$(HW_FLAGS) $$(DEPS) $(foreach model,$(hw_models_$1),-isystem $$(HW_OBJECTS)/models/$(model)) -c $$< -o $$@
-$$(HW)/$1_test: $$(HW_OBJECTS)/$1_test.o $$(HW_OBJECTS)/vectors.o $$(HW_OBJECTS)/main.o $$(HW_RUNTIME) $(foreach model,$(hw_models_$1),$$(HW)/models/$(model)/V$(model)__ALL.a)
+$$(HW)/$1_test: $$(HW_OBJECTS)/$1_test.o $$(HW_OBJECTS)/vectors.o $$(HW_OBJECTS)/main.o $$(HW_RUNTIME) $(foreach model,$(hw_models_$1),$(if $(filter $(model),$(HW_SAME)),$$(HW_OBJECTS),$$(HW))/models/$(model)/V$(model)__ALL.a)
 	$$(CXX) -pthread $$(filter %.o %.a,$$^) -o $$@
 endef
 $(foreach test,$(HW_TESTS),$(eval $(call hw_test,$(test))))
@@ -110,12 +110,14 @@ hw-lint: build/packages-hw
 hw_bench = iverilog -g2012 -y $(RTL) -Y .sv -s $1 $2 -o build/hw/$1.vvp hw/tests/$1.sv && vvp -n build/hw/$1.vvp +vectors=$3 > build/hw/$1.log && \
            sed "s|^|$1, $$(basename $3): |" build/hw/$1.log && grep -q '^equal' build/hw/$1.log
 hw_sizes = -P $1.TOKENS=$$n -P $1.OUTPUTS=$$m -P $1.INPUTS=$$k
+hw_other = $(call hw_bench,tile_tb,-P tile_tb.ROWS=$1 -P tile_tb.COLS=$2 -P tile_tb.OUTPUTS=64 -P tile_tb.INPUTS=64,build/hw/vectors/array-$1x$2)
 hw-icarus hw-icarus-quick: build/hw/vectors/cases.txt
 	@$(if $(findstring quick,$@),grep -E '16x64x64g64|40x48x128g32',awk '$$4 <= 2048') $< | while read name n m k g; do \
 	    $(call hw_bench,tile_tb,$(call hw_sizes,tile_tb),build/hw/vectors/passes-$$name) && \
 	    $(call hw_bench,scaler_tb,$(call hw_sizes,scaler_tb) -P scaler_tb.GROUP=$$g,build/hw/vectors/passes-$$name) && \
 	    $(call hw_bench,scaler_tb,$(call hw_sizes,scaler_tb) -P scaler_tb.GROUP=$$g -P scaler_tb.FUSED=1,build/hw/vectors/passes-$$name) || exit 1; \
 	done
+	@$(if $(findstring quick,$@),,$(call hw_other,8,32) && $(call hw_other,64,64))
 
 # Proofs: each hw/formal/NAME.sv has a module of its name with assertions, which sat of Yosys proves by induction over clocks.
 hw-formal: build/packages-hw

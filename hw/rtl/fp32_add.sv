@@ -14,7 +14,7 @@ module fp32_add (
   // The operand of the larger magnitude, and the other one. Magnitudes compare like integers.
   logic        swap;
   logic [31:0] larger, smaller;
-  assign swap  = b_i[30:0] > a_i[30:0];
+  assign swap    = b_i[30:0] > a_i[30:0];
   assign larger  = swap ? b_i : a_i;
   assign smaller = swap ? a_i : b_i;
 
@@ -22,13 +22,13 @@ module fp32_add (
   logic [7:0]  larger_exp, smaller_exp, distance;
   logic [23:0] larger_sig, smaller_sig;
   logic        subtract, larger_nan, smaller_big;
-  assign larger_exp = larger[30:23] | 8'(larger[30:23] == 8'h00);
+  assign larger_exp  = larger[30:23] | 8'(larger[30:23] == 8'h00);
   assign smaller_exp = smaller[30:23] | 8'(smaller[30:23] == 8'h00);
-  assign larger_sig = {larger[30:23] != 8'h00, larger[22:0]};
+  assign larger_sig  = {larger[30:23] != 8'h00, larger[22:0]};
   assign smaller_sig = {smaller[30:23] != 8'h00, smaller[22:0]};
-  assign distance  = larger_exp - smaller_exp;
-  assign subtract  = larger[31] ^ smaller[31];
-  assign larger_nan = larger[30:0] > 31'h7f800000;
+  assign distance    = larger_exp - smaller_exp;
+  assign subtract    = larger[31] ^ smaller[31];
+  assign larger_nan  = larger[30:0] > 31'h7f800000;
   assign smaller_big = smaller[30:23] == 8'hff;  // and so is the other
 
   // Clock 1: the smaller significand is shifted to the exponent of the larger. Three bits more than a significand are
@@ -47,8 +47,8 @@ module fp32_add (
       sign_q     <= larger[31];
       subtract_q <= subtract;
       exp_q      <= larger_exp;
-      larger_q    <= {larger_sig, 3'b000};
-      smaller_q    <= {aligned[26:1], aligned[0] | (|lost)};
+      larger_q   <= {larger_sig, 3'b000};
+      smaller_q  <= {aligned[26:1], aligned[0] | (|lost)};
       special_q  <= larger[30:23] == 8'hff;
       value_q    <= larger_nan | (smaller_big & subtract) ? 32'h7fc00000 : larger;
     end

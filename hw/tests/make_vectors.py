@@ -19,6 +19,7 @@ from golden.passes import operands, write_passes
 SOURCE = Path("golden/data/ops.safetensors")
 OPS = ["quantize*", "matmul*", "gptq_*", "grouped_a8w4.*", "msd_split.*"]
 TILE = (16, 16)
+OTHER_ARRAYS = [(8, 32), (64, 64)]  # rows, columns
 DRAWN = ["16x32x2048g64", "40x48x128g32", "3x20x256g128"]  # beside the matmul cases: all codes, -128 on both sides
 
 
@@ -32,6 +33,10 @@ def main(out: Path) -> None:
         x, w = operands(case, SOURCE)
         lines.append(f"{case} {len(x.codes)} {len(w.codes)} {x.codes.shape[1]} {x.group_size}")
         write_passes(case, SOURCE, TILE, transpose=True, kind="hex", out=out / f"passes-{case}")
+    for rows, cols in OTHER_ARRAYS:
+        write_passes(
+            "matmul.16x64x64g64", SOURCE, (cols, rows), transpose=True, kind="hex", out=out / f"array-{rows}x{cols}"
+        )
     (out / "cases.txt").write_text("".join(line + "\n" for line in lines))
 
 
