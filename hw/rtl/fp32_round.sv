@@ -23,18 +23,22 @@ module fp32_round #(
 
   // Clock 1: shift left until the first one is on top, but not beyond the exponent of subnormal numbers; or right to
   // reach that exponent.
-  logic [10:0] zeros, left, right;
-  logic        is_small;
-  always_comb begin
-    zeros = 11'(SIG_W);
-    for (int i = 0; i < SIG_W; i++) if (sig_i[i]) zeros = 11'(SIG_W - 1 - i);
-  end
+  localparam int ZEROS_W = $clog2(SIG_W);
+  logic [ZEROS_W-1:0] zeros;
+  logic [10:0]        left, right;
+  logic               is_small;
+  leading_zeros #(
+      .W(SIG_W)
+  ) u_leading_zeros (
+      .word_i (sig_i),
+      .zeros_o(zeros)
+  );
   assign is_small = exp_i < 11'sd1;
-  assign left     = $signed(zeros) < exp_i - 11'sd1 ? zeros : exp_i - 11'sd1;
+  assign left     = $signed(11'(zeros)) < exp_i - 11'sd1 ? 11'(zeros) : exp_i - 11'sd1;
   assign right    = 11'sd1 - exp_i;
 
   logic [SIG_W-1:0] shifted_left, shifted_right, lost;
-  assign shifted_left  = sig_i << left;
+  assign shifted_left  = sig_i << left[ZEROS_W-1:0];  // left is not above zeros
   assign shifted_right = sig_i >> right;
   assign lost          = sig_i & ~(~SIG_W'(0) << right);
 
