@@ -57,7 +57,7 @@ build/packages-fuzz: build/packages
 # The stored inputs, without libFuzzer and with the usual compiler: a program for the harnesses of common/, and one for
 # each program's, which also takes the broken files of tests/test_broken_files.py. Part of make test. Inputs are small:
 # compiling is what takes time.
-ASAN    := -O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
+ASAN    := -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 REPLAYS := build/fuzz/replay $(ALL_PROGRAMS:%=build/fuzz/replay_%)
 ifneq ($(TOKENIZER),0)
 test: $(REPLAYS)
