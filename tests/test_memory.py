@@ -99,7 +99,7 @@ def test_a_prompt_takes_what_info_says(tmp_path, case):
     program, *options, n, traced = case
     dims = {"n_kv_heads": 2, "n_layers": 8}
     if program == "runq_awq":
-        dims |= {"vocab_size": 65536} if n == 1 else {"dim": 128, "hidden_dim": 256, "n_heads": 2, "vocab_size": 4096}
+        dims |= {"vocab_size": 32768} if n == 1 else {"dim": 128, "hidden_dim": 256, "n_heads": 2, "vocab_size": 4096}
     elif n < 2000 or not traced:  # beside a trace the huge pages of the weights, 2 MB each, are little
         dims |= {"dim": 1024, "hidden_dim": 4096, "n_heads": 16}
     if traced:  # sums of all experts' products are computed from the file

@@ -94,18 +94,20 @@ inline Next feed(Session& s, std::span<const int> tokens, Feed what, bool greedy
 // "Killed".
 inline void make_room(Session& s, size_t n_positions) {
     std::vector<MemoryPart> parts;
+    size_t kv_room = s.kv_room, trace_room = s.trace_room;
     if (const auto page = static_cast<size_t>(s.model.kv_page); page > 0 && n_positions > s.kv_room) {
         const size_t end = (n_positions + page - 1) / page * page;
         parts.push_back(kv_part(static_cast<int64_t>(s.kv_room), static_cast<int64_t>(end),
                                 s.model.bytes_per_position, "fewer tokens take less"));
-        s.kv_room = end;
+        kv_room = end;
     }
     if (s.model.trace_size.at_first > 0 && n_positions > s.trace_room) {
         parts.push_back({format("the trace of positions %zu to %zu", s.trace_room, n_positions - 1),
                          s.model.trace_size.bytes(s.trace_room, n_positions), "--trace-from takes less"});
-        s.trace_room = n_positions;
+        trace_room = n_positions;
     }
     if (!parts.empty()) check_memory(parts, available_memory());
+    s.kv_room = kv_room, s.trace_room = trace_room;
 }
 
 // Runs the rest of a prompt after the tokens held, a chunk at a time, to look for Ctrl-C before each. Returns

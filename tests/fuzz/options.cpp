@@ -13,7 +13,10 @@
 
 namespace {
 
-const OwnOption own_options_of_a_program[] = {{"--matmul", {"fused", "plain"}, "how products are computed"}};
+// One of each kind: with choices, with none, and with others than those it names.
+const OwnOption own_options_of_a_program[] = {{"--matmul", {"fused", "plain"}, "how products are computed"},
+                                              {"--mmap", {}, "weights are read where the file lies"},
+                                              {"--backend", {"auto", "builtin"}, "who multiplies", "NAME"}};
 
 // What parse_options promises of options that it returns.
 void check_options(const Options& o) {
