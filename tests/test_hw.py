@@ -1,6 +1,7 @@
 """The arithmetic in SystemVerilog: hw/, the quick part of its tests. `make hw` has all of them."""
 
 import re
+import runpy
 import shutil
 import subprocess
 
@@ -86,3 +87,11 @@ def test_widths_are_those_of_the_page(tmp_path):
         expected[row.format(n=n, x=127, w=128)] = bits
     expected[row.format(n=64, x=127, w=15)] = 18  # GPTQ's w'
     assert dict(zip(expected, widths(expected, tmp_path), strict=True)) == expected
+
+
+def test_planted_mistakes_have_their_place():
+    """`make hw-mutants` plants them one by one; here each only has to fit the sources as they are."""
+    mutants = runpy.run_path(str(ROOT / "hw/tests/mutants.py"))
+    assert len({mutant.name for mutant in mutants["MUTANTS"]}) == len(mutants["MUTANTS"]) >= 15
+    for mutant in mutants["MUTANTS"]:
+        assert mutants["mistaken"](mutant) != (ROOT / f"hw/rtl/{mutant.module}.sv").read_text()

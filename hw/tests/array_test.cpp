@@ -108,6 +108,11 @@ struct ArrayTest {
                 now++;
             }
             const bool moved = top.en_i;
+            // While it stands still no input counts.
+            if (!moved) {
+                top.w_valid_i = top.x_valid_i = top.x_first_i = 1, top.w_row_i = uint8_t(random() % rows);
+                noise(top.x_i, 8, rows), noise(top.w_i, 8, cols);
+            }
             sim.tick();
             // The loader may go on to the next tile when this one has begun and all its rows have come.
             if (load_row == rows && tile == load_tile &&

@@ -63,6 +63,11 @@ struct Msd {
             }
             const bool moved = top.en_i;
             const bool token_came = top.x_valid_i;
+            // While it stands still no input counts.
+            if (!moved) {
+                top.w_valid_i = top.x_valid_i = top.x_first_i = 1, top.w_row_i = uint8_t(random() % rows);
+                for (int c = 0; c < cols; c++) set_lane(top.w_i, c, 4, int(random()));
+            }
             sim.tick();
             if (!moved) continue;
             if (token_came) {

@@ -189,21 +189,21 @@ MUTANTS = [
         "scaler",
         "row_scaler",
         (
+            ".CLOCKS(6)",
             "logic [31:0] acc, scale;",
             "[5:0] valid_q",
             "[4:0], valid_i",
             "valid_q[5]",
-            ".CLOCKS(6)",
             ".a_i(w_scale_i)",
             ".b_i(x_scale_i)",
             ".a_i(acc),\n      .b_i(scale)",
         ),
         (
+            ".CLOCKS(9)",
             DELAYED_SCALES,
             "[8:0] valid_q",
             "[7:0], valid_i",
             "valid_q[8]",
-            ".CLOCKS(9)",
             ".a_i(acc)",
             ".b_i(w_scale)",
             ".a_i(x_scale),\n      .b_i(scale)",
@@ -337,19 +337,23 @@ MUTANTS = [
 ]
 
 
-def plant(mutant: Mutant) -> Path:
-    """A copy of the RTL with the mistake. Raises ValueError if its place is not there once."""
-    folder = OUT / re.sub(r"[^a-z0-9]+", "-", mutant.name.lower()).strip("-")
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(RTL, folder / "rtl")
-    source = folder / "rtl" / f"{mutant.module}.sv"
-    text = source.read_text()
+def mistaken(mutant: Mutant) -> str:
+    """The source with the mistake. Raises ValueError if a place of it is not there once."""
+    text = (RTL / f"{mutant.module}.sv").read_text()
     edits = [(mutant.old, mutant.new)] if isinstance(mutant.old, str) else zip(mutant.old, mutant.new, strict=True)
     for old, new in edits:
         if text.count(old) != 1:
-            raise ValueError(f"{mutant.name}: {text.count(old)} places in {source.name}, expected 1: {old}")
+            raise ValueError(f"{mutant.name}: {text.count(old)} places in {mutant.module}.sv, expected 1: {old}")
         text = text.replace(old, new)
-    source.write_text(text)
+    return text
+
+
+def plant(mutant: Mutant) -> Path:
+    """A copy of the RTL with the mistake."""
+    folder = OUT / re.sub(r"[^a-z0-9]+", "-", mutant.name.lower()).strip("-")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(RTL, folder / "rtl")
+    (folder / "rtl" / f"{mutant.module}.sv").write_text(mistaken(mutant))
     return folder
 
 
@@ -394,6 +398,8 @@ def main(names: list[str]) -> int:
     chosen = [m for m in MUTANTS if not names or m.name in names]
     if unknown := set(names) - {m.name for m in MUTANTS}:
         sys.exit(f"no mistake is called {', '.join(sorted(unknown))}")
+    for mutant in chosen:
+        mistaken(mutant)
     missing = 0
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         for mutant, (found, how) in zip(chosen, pool.map(found_by, chosen), strict=True):
