@@ -11,7 +11,7 @@ RTL_OPT ?= -O2
 # RTL, the sources, and HW, where all is built, are those of mk/hw.mk; hw/tests/core_mutants.py has other ones.
 RTL_SOURCES := $(wildcard $(RTL)/*.sv)
 HW_TOPS += matmul_axi mac_cell_pair
-$(foreach goal,rtl-backend rtl-story rtl-test rtl-quick rtl-wave rtl-chip hw-core-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+$(foreach goal,rtl-backend rtl-story rtl-test rtl-netlist rtl-quick rtl-wave rtl-chip hw-core-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 
 # The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a.
 rtl_rows = $(firstword $(subst x, ,$1))
@@ -112,3 +112,16 @@ rtl-test: $(HW)/axi-$(ARRAY)/matmul_axi_test $(HW)/mac_pair_test
 	$(HW)/axi-$(ARRAY)/matmul_axi_test
 	$(HW)/mac_pair_test
 hw: rtl-test
+
+# The core as Yosys understands it, its words and memories written as Verilog again, through the same test.
+.PHONY: rtl-netlist
+rtl-netlist: $(HW)/netlist/test
+	$<
+hw: rtl-netlist
+$(HW)/netlist/test: $(RTL_SOURCES) $(HW)/axi-4x4/matmul_axi_test
+	@rm -rf $(@D) && mkdir -p $(@D)
+	yosys -q -p "read_verilog -sv $(RTL_SOURCES); hierarchy -check -top matmul_axi -chparam ROWS 4 -chparam COLS 4 -chparam MIN_GROUP 4; \
+	    proc; flatten; opt; wreduce; peepopt; opt; memory -nomap; opt_clean; write_verilog -noattr $(@D)/matmul_axi.v" > $(@D)/yosys.log 2>&1 || { tail $(@D)/yosys.log; exit 1; }
+	verilator --cc -O3 -Wno-fatal -Wno-lint --x-assign fast --x-initial fast --prefix Vmatmul_axi --top-module matmul_axi --Mdir $(@D) $(@D)/matmul_axi.v > $(@D)/verilator.log 2>&1
+	$(MAKE) -s -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST=-O1 Vmatmul_axi__ALL.a > $(@D)/log
+	$(CXX) $(HW)/axi-4x4/matmul_axi_test.o $(HW)/axi-4x4/matmul_rtl.o $(@D)/Vmatmul_axi__ALL.a $(HW)/axi-4x4/model/verilated.o $(HW)/axi-4x4/model/verilated_threads.o -pthread -o $@

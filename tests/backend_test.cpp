@@ -36,7 +36,10 @@ void for_each_backend(const std::function<void(Opened&)>& check) {
     }
     CHECK(n >= 2);
 }
-bool is_slow(const Opened& b) { return std::string(b.api->name).starts_with("emulated"); }
+// Emulated GPUs, and the simulated circuit of hw/.
+bool is_slow(const Opened& b) {
+    return std::string(b.api->name).starts_with("emulated") || std::string(b.api->name) == "rtl";
+}
 
 }  // namespace
 
