@@ -204,7 +204,7 @@ struct RunState {
         logits = Rows(n_logits(options, traced, n), c.vocab_size);
         xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.group_size);
         angles = RopeAngles(c, n);
-        scores.wanted = probs.wanted = traced;
+        for (HeadScores* s : {&scores, &probs}) *s = HeadScores(traced, n, c.n_heads, context);
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
         count_attention(context);
     }

@@ -249,7 +249,8 @@ struct Transformer {
     DeviceBuffer<half> fp16_memory;  // all matrices, only with predequant and fp16
     Weights weights;
     RunState state;
-    Trace* trace = nullptr;  // not null: record every step
+    Trace* trace = nullptr;     // not null: record every step
+    uint64_t memory_bytes = 0;  // of the host that a run takes, with the file's weights
 };
 
 // ----------------------------------------------------------------------------
@@ -452,9 +453,9 @@ RunMemory allocate_run(const ModelFile& file, Weights& planned, const Options& o
 }
 
 // Throws std::runtime_error if a run's memory is not there, on the device or on the host. on_device: what a
-// dry run of allocate_run() counted.
-void check_run_memory(const std::vector<DevicePart>& on_device, const ModelFile& file, const Options& o,
-                      int context, bool traced) {
+// dry run of allocate_run() counted. Returns the host's bytes.
+uint64_t check_run_memory(const std::vector<DevicePart>& on_device, const ModelFile& file, const Options& o,
+                          int context, bool traced) {
     const uint64_t n_logits = o.ppl || traced ? uint64_t(std::min(max_chunk, context)) : 1;
     std::vector<MemoryPart> parts,
         on_host = {logits_part(n_logits, file.config.vocab_size), {"the tokenizer", file.tokenizer.size()}};
@@ -470,6 +471,9 @@ void check_run_memory(const std::vector<DevicePart>& on_device, const ModelFile&
     on_host.insert(on_host.end(), parts.begin(), parts.end());  // the emulator's memory is the host's
 #endif
     check_memory(on_host, available_memory());
+    uint64_t n_bytes = 0;
+    for (const MemoryPart& part : on_host) n_bytes += part.bytes;
+    return n_bytes;
 }
 
 // Expands all matrices to fp16, for --matmul predequant and fp16.
@@ -493,12 +497,19 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
     const auto allocate = [&] { return allocate_run(file, planned, options, context, trace != nullptr); };
     try {
         device();
-        check_run_memory(DryRun::parts_of(allocate), file, options, context, trace != nullptr);
+        const uint64_t on_host =
+            check_run_memory(DryRun::parts_of(allocate), file, options, context, trace != nullptr);
         RunMemory memory = allocate();
         Weights weights{tensors_in(memory.weights), file.config};
         if (memory.fp16.size() > 0) expand_all(weights, memory.fp16.get());
-        return {std::move(file),    std::move(memory.weights), std::move(memory.fp16),
-                std::move(weights), std::move(memory.state),   trace};
+        const uint64_t n_bytes = on_host + file.weights.size();
+        return {std::move(file),
+                std::move(memory.weights),
+                std::move(memory.fp16),
+                std::move(weights),
+                std::move(memory.state),
+                trace,
+                n_bytes};
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
     }
@@ -515,6 +526,7 @@ Model load_model(const Options& options, Trace* trace) {
         for (const AwqMatrix* matrix : m->weights.matrices())
             model.weight_bytes_per_token += matrix->n_weights() * sizeof(half) - matrix->n_bytes();
     }
+    model.memory_bytes = m->memory_bytes;
     model.max_chunk = max_chunk;
     model.device_bytes = [] { return device().peak; };
     model.device_bandwidth = copy_bandwidth;

@@ -69,8 +69,8 @@ struct ExpandedRow {
 ExpandedRow expand(const GptqMatrix& w, int i) {
     std::vector<uint8_t> stored(size_t(w.n_cols));
     unpack_row(stored.data(), w, i);
-    const uint8_t* mask = w.mask + size_t(i) * mask_bytes(w);
     const bool sparse = w.kind == QUANT_GEMM_SPARSE;
+    const uint8_t* mask = sparse ? w.mask + size_t(i) * mask_bytes(w) : nullptr;
     const int times = w.kind == QUANT_GEMM_TWO_LEVEL ? 5 : 1;  // zero points are fifths of a code
     ExpandedRow row;
     size_t next = 0;  // of the stored codes; a foreign mask may ask for more than there are, which are 0
@@ -233,9 +233,15 @@ struct Weights {
     GptqMatrix classifier =
         c.shared_classifier ? embedding : matrix("classifier", kind::classifier, c.vocab_size);
 
+    // Throws if one has not every channel once: gathering would read what is not there.
     std::vector<const int32_t*> orders(const char* part, int n) {
         if (!c.has_order) return std::vector<const int32_t*>(size_t(c.n_layers));
-        return file.vectors<int32_t>(c, part, n);
+        return file.layers(c, part, [&](const std::string& name) {
+            const auto* order = file.next<int32_t>(name, {n});
+            if (order != nullptr && !is_permutation({order, size_t(n)}))
+                throw std::runtime_error(name + " does not have every channel once");
+            return order;
+        });
     }
     // A matrix: the mask of a sparse one, its codes, then what its groups have.
     GptqMatrix matrix(const std::string& name, kind::Index which, int n_rows) {
@@ -267,13 +273,6 @@ struct Weights {
         return file.layers(c, part, [&](const std::string& name) { return matrix(name, which, n_rows); });
     }
 };
-
-// Throws if an order has not every channel once: gathering would read what is not there.
-void check_orders(const Weights& w, const std::string& path) {
-    for (const TensorInfo& t : w.file.all())
-        if (t.name.ends_with(".order") && !is_permutation(w.file.values<int32_t>(t)))
-            throw std::runtime_error(path + ": " + t.name + " does not have every channel once");
-}
 
 // ----------------------------------------------------------------------------
 // Everything a run needs besides the weights
@@ -311,7 +310,7 @@ struct RunState {
         logits = Rows(n_logits(options, traced, n), c.vocab_size);
         xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.group_size);
         angles = RopeAngles(c, n);
-        scores.wanted = probs.wanted = traced;
+        for (HeadScores* s : {&scores, &probs}) *s = HeadScores(traced, n, c.n_heads, context);
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
         count_attention(context);
     }
@@ -326,30 +325,29 @@ struct Transformer {
     std::unique_ptr<Backend> backend = nullptr;  // null: the program's own kernels
 };
 
-// Quantizes x into the input of the products that follow, and multiplies it: by the back end, or as above.
-void quantize(Transformer& m, const Rows& x) {
+// The input of the products that follow: x, gathered where there is an order, and quantized. Recorded under
+// the name of x.
+void quantize(Transformer& m, const Rows& x, const int32_t* order, const Recorder& record, std::string name) {
+    RunState& s = m.state;
     const int group_size = m.file.config.group_size;
-    if (m.backend == nullptr) return quantize(m.state.xq, x, group_size);
-    m.backend->quantize(m.state.xq, x, group_size, m.trace != nullptr);
+    if (order != nullptr) {
+        gather(s.gathered, x, order);
+        record((name += ".gathered").c_str(), s.gathered);
+    }
+    const Rows& input = order != nullptr ? s.gathered : x;
+    if (m.backend == nullptr) {
+        quantize(s.xq, input, group_size);
+    } else {
+        m.backend->quantize(s.xq, input, group_size, m.trace != nullptr);
+    }
+    record(name, s.xq);
 }
+
+// The products of that input with several matrices.
 void matmul(Transformer& m, std::initializer_list<MatrixProduct<GptqMatrix>> products) {
     if (m.backend == nullptr) return matmul(m.state.xq, products);
     const Stopwatch time(phase_seconds.matmul);
     m.backend->multiply(products);
-}
-
-// Quantizes x; gathered before, where there is an order. Records both under the name of x.
-void quantize_input(Transformer& m, const Rows& x, const int32_t* order, const Recorder& record,
-                    const std::string& name) {
-    RunState& s = m.state;
-    if (order == nullptr) {
-        quantize(m, x);
-        return record(name, s.xq);
-    }
-    gather(s.gathered, x, order);
-    record((name + ".gathered").c_str(), s.gathered);
-    quantize(m, s.gathered);
-    record(name + ".gathered", s.xq);
 }
 
 // ----------------------------------------------------------------------------
@@ -365,7 +363,7 @@ void attention_block(Transformer& m, int l, int pos) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.attn[l], c.dim, c.norm_eps);        record("attn.norm", s.normed);
-    quantize_input(m, s.normed, w.attn_norm_order[l], record, "attn.norm");
+    quantize(m, s.normed, w.attn_norm_order[l], record, "attn.norm");
     matmul(m, {{s.q, w.q_proj[l]},                                     // q, k and v read the same input
                {s.k, w.k_proj[l]},
                {s.v, w.v_proj[l]}});                                   record("attn.q_proj", s.q, s.xq, w.q_proj[l]);
@@ -381,7 +379,7 @@ void attention_block(Transformer& m, int l, int pos) {
     attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);    record("attn.scores", s.scores);
                                                                        record("attn.probs", s.probs);
                                                                        record("attn.mix", s.attn_out);
-    quantize_input(m, s.attn_out, w.attn_mix_order[l], record, "attn.mix");
+    quantize(m, s.attn_out, w.attn_mix_order[l], record, "attn.mix");
     matmul(m, {{s.proj, w.o_proj[l]}});                                record("attn.o_proj", s.proj, s.xq, w.o_proj[l]);
     add(s.x, s.proj);                                                  record("attn.residual", s.x);
 }
@@ -394,12 +392,12 @@ void feed_forward_block(Transformer& m, int l) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);        record("ffn.norm", s.normed);
-    quantize_input(m, s.normed, w.ffn_norm_order[l], record, "ffn.norm");
+    quantize(m, s.normed, w.ffn_norm_order[l], record, "ffn.norm");
     matmul(m, {{s.gate, w.gate_proj[l]},
                {s.up, w.up_proj[l]}});                                 record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
                                                                        record("ffn.up_proj", s.up, s.xq, w.up_proj[l]);
     swiglu(s.gate, s.gate, s.up);                                      record("ffn.swiglu", s.gate);
-    quantize_input(m, s.gate, w.ffn_swiglu_order[l], record, "ffn.swiglu");
+    quantize(m, s.gate, w.ffn_swiglu_order[l], record, "ffn.swiglu");
     matmul(m, {{s.proj, w.down_proj[l]}});                             record("ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
     add(s.x, s.proj);                                                  record("ffn.residual", s.x);
 }
@@ -424,7 +422,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     if (n_logits == 0) return {};
     s.x.keep_last(n_logits);
     rmsnorm(s.normed, s.x, w.norms.last, c.dim, c.norm_eps);           record("norm", s.normed);
-    quantize(m, s.normed);                                             record("norm", s.xq);
+    quantize(m, s.normed, nullptr, record, "norm");
     s.logits.reserve(n_logits);
     matmul(m, {{s.logits, w.classifier}});                             record("logits", s.logits);
     return {s.logits.row(0), size_t(n_logits) * c.vocab_size};
@@ -437,9 +435,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // Opens a GPTQ file and allocates a run's memory. Throws std::runtime_error with one line that names the
 // file.
 Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    Transformer m = load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
-    check_orders(m.weights, path);
-    return m;
+    return load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
 }
 
 // The matrices that are multiplied: all but the embedding, unless it is the classifier, too.
@@ -452,19 +448,18 @@ std::vector<GptqMatrix*> multiplied(Weights& w) {
     return all;
 }
 
-// The components of a model, with their formats and sizes.
-std::vector<OwnField> components(const Config& c, const TensorList& file) {
+// A line of --info for each kind of matrix: its format and size.
+std::vector<OwnField> kind_fields(const Config& c, const TensorList& file) {
     std::vector<OwnField> fields;
     for (int which = 0; which < n_kinds; which++) {
         const std::string name = kind_names[which];
-        if (which == kind::classifier && c.shared_classifier) {
-            fields.push_back({"format", name + ": the embedding"});
-            continue;
-        }
         const auto [n_bytes, n_rows] = file.size_of(name);
-        fields.push_back({"format", format("%s: %s, %s, %.3f bits per weight", name.c_str(),
-                                           format_text(c.formats[which]).c_str(), size_text(n_bytes).c_str(),
-                                           8 * double(n_bytes) / (double(n_rows) * columns(c, which)))});
+        std::string text = "the embedding";
+        if (which != kind::classifier || !c.shared_classifier)
+            text = format("%s, %s, %.3f bits per weight", format_text(c.formats[which]).c_str(),
+                          size_text(n_bytes).c_str(),
+                          8 * double(n_bytes) / (double(n_rows) * columns(c, which)));
+        fields.push_back({"format", name + ": " + text});
     }
     return fields;
 }
@@ -487,7 +482,7 @@ Model load_model(const Options& options, Trace* trace) {
     const std::string kernel =
         m->backend ? "back end " + std::string(m->backend->name()) : int8_kernel_name(c.group_size);
     Model model = cpu_model(m, options, "GPTQ: 2, 4 and 8 bits", kernel, max_chunk);
-    model.own_fields = components(c, m->weights.file);
+    model.own_fields = kind_fields(c, m->weights.file);
     return model;
 }
 

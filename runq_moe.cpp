@@ -192,7 +192,7 @@ float dot(const Int8Rows& x, int t, const MatrixRow& w) {
 
 // A8W4 as hardware computes it that multiplies int4 by int4: a code of x is 16 * high + low + 8, two digits
 // in -8..7 each (MSD, the most significant digit first). The eights add the same to every product with a row,
-// 8 * sum(scale * w): `assist`, which the file has, so that they cost one addition.
+// 8 * sum(scale * w): `assist`, which the file has, so that they cost one addition. Tests hold it to dot().
 float dot_by_digits(const Int8Rows& x, int t, const MatrixRow& w, float assist) {
     const int8_t* codes = x.row_codes(t);
     const size_t group = w.codes.size() / w.scales.size();
@@ -481,7 +481,7 @@ struct RunState {
             workspace.product = Rows(size_t(std::max(n, moe.n_active)), std::max(c.dim, 2 * moe.hidden_dim));
         }
         angles = RopeAngles(c, n);
-        scores.wanted = probs.wanted = traced;
+        for (HeadScores* s : {&scores, &probs}) *s = HeadScores(traced, n, c.n_heads, context);
         cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
         count_attention(context);
     }

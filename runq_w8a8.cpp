@@ -261,13 +261,14 @@ struct RunState {
         const int widest = std::max({c.dim, c.q_dim(), c.hidden_dim});
         xq.resize(n, widest, block_of(c.group_size, widest));
         angles = RopeAngles(c, n);
-        scores.wanted = probs.wanted = attn_weights.values.wanted = traced;
+        for (HeadScores* s : {&scores, &probs}) *s = HeadScores(traced, n, c.n_heads, context);
         int8_attention = attention_in_int8(options);
         if (int8_attention) {
             qq.resize(n, c.q_dim(), c.head_dim);
             kq.resize(n, c.kv_dim(), c.head_dim);
             vq.resize(n, c.kv_dim(), c.head_dim);
             int8_cache = Int8KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
+            attn_weights = HeadWeights(traced, n, c.n_heads, context);
             count_attention_int8(context);
         } else {
             cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);

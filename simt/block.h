@@ -138,6 +138,9 @@ constexpr Mask all_lanes = ~Mask{0};
 constexpr int max_threads = 1024;                // in a block
 constexpr size_t max_shared_bytes = 227 * 1024;  // in a block, on sm_90
 constexpr size_t stack_bytes = 64 * 1024;        // of a fiber
+// From one stack to the next. Were it a power of two, the same variables of all threads would lie in the same
+// few sets of the CPU's caches, and each switch between threads would wait for memory.
+constexpr size_t stack_stride = stack_bytes + 5 * 64;
 
 // What a thread can wait at, and its name.
 enum class At {
@@ -239,7 +242,7 @@ class Block {
   public:
     Block() : lanes_(new Lane[max_threads]) {
         main_.started = true;
-        void* p = mmap(nullptr, max_threads * stack_bytes, PROT_READ | PROT_WRITE,
+        void* p = mmap(nullptr, max_threads * stack_stride, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED) throw std::runtime_error("simt: not enough memory for the stacks of a block");
         stacks_ = static_cast<char*>(p);
@@ -258,7 +261,7 @@ class Block {
         dl_iterate_phdr(find_tls, this);
     }
     ~Block() {
-        munmap(stacks_, max_threads * stack_bytes);
+        munmap(stacks_, max_threads * stack_stride);
         std::free(shared_);
     }
     Block(const Block&) = delete;
@@ -299,7 +302,7 @@ class Block {
     const Run& run() const { return *run_; }
     int lane() const { return lane_; }
     Lane& running() { return lanes_[lane_]; }
-    char* stack(int lane) const { return stacks_ + lane * stack_bytes; }
+    char* stack(int lane) const { return stacks_ + lane * stack_stride; }
     char* dynamic_shared() const { return shared_; }
     char* static_shared() const { return tls_; }  // and other thread_local variables
     size_t static_shared_bytes() const { return tls_bytes_; }
@@ -365,17 +368,14 @@ class Block {
         const Mask bit = Mask{1} << (lane_ - first);
         mask &= all_lanes >> (warp_size - n);
         if (!(mask & bit)) fail(name(at) + " with a mask that leaves out the thread itself");
+        waiting_[warp] |= bit;
+        if ((waiting_[warp] & mask) != mask) return wait(at, mask, &mine);
         Operands* operands[warp_size] = {};
-        bool complete = ((waiting_[warp] | bit) & mask) == mask;
-        for (int i = 0; i < n && complete; i++) {
+        for (int i = 0; i < n; i++) {
             const Lane& lane = lanes_[first + i];
             if (!(mask >> i & 1) || first + i == lane_) continue;
-            complete = lane.at == at && lane.mask == mask;
+            if (lane.at != at || lane.mask != mask) return wait(at, mask, &mine);
             operands[i] = static_cast<Operands*>(lane.operands);
-        }
-        if (!complete) {
-            waiting_[warp] |= bit;
-            return wait(at, mask, &mine);
         }
         operands[lane_ - first] = &mine;
         compute(operands);

@@ -197,7 +197,7 @@ TEST_CASE("cli: every bad command line is exit code 2 and one line, before the m
         {{"m", "--ppl", "t", "--bench", "1,1"}, "--bench: cannot be used together with --ppl"},
         {{"m", "-m", "chat", "--ids", "1"}, "--ids: cannot be used together with --mode chat"},
         {{"m", "-m", "chat", "--trace", "t"}, "--trace: cannot be used together with --mode chat"},
-        {{"m", "--info", "--trace", "t"}, "--trace: cannot be used together with --info"},
+        {{"m", "--ppl", "x", "--trace", "t"}, "--trace: cannot be used together with --ppl"},
     };
     for (const auto& row : table) {
         const auto& [arguments, line] = row;

@@ -3,11 +3,16 @@
 
 #include <doctest/doctest.h>
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
+#include <cstring>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/cpu/attention_kernels.h"
+#include "common/cpu/vector.h"
 #include "golden.h"
 
 namespace {
@@ -98,6 +103,35 @@ TEST_CASE("swiglu") {
     swiglu(many, many, all_up);
     for (int i = 0; i < 2500; i++)
         CHECK(many.values[i] == doctest::Approx(out[i % out.size()]).epsilon(1e-6));
+}
+
+TEST_CASE("vectors: a NaN stays one, whatever its other bits, and leaves the lanes beside it alone") {
+    std::vector<uint32_t> nans = {0x7fc00001, 0xffc00080, 0x7fffffff, 0xffffffff, 0x7fc00000, 0x7f800001};
+    for (int bit = 0; bit < 23; bit++)
+        for (const uint32_t sign : {0u, 0x80000000u}) nans.push_back(sign | 0x7f800000u | 1u << bit);
+    for (const uint32_t bits : nans) {
+        CAPTURE(bits);
+        const auto nan = std::bit_cast<float>(bits);
+        float row[vector_lanes], back[vector_lanes];
+        for (int i = 0; i < vector_lanes; i++) row[i] = i % 2 == 1 ? nan : float(i);
+        store(back, load(row));
+        CHECK(std::memcmp(row, back, sizeof row) == 0);
+        CHECK(std::isnan(splat(nan)[vector_lanes - 1]));
+        CHECK(std::isnan(add_lanes(load(row))));
+        store(back, exp(load(row)));
+        for (int i = 0; i < vector_lanes; i++) {
+            if (i % 2 == 1) CHECK(std::isnan(back[i]));
+            if (i % 2 == 0) CHECK(back[i] == doctest::Approx(std::exp(double(i))).epsilon(1e-6));
+        }
+        std::vector<float> scores(size_t(padded(5)), 1.0f);
+        scores[3] = nan;
+        softmax(scores.data(), 5);
+        for (int i = 0; i < 5; i++) CHECK(std::isnan(scores[i]));
+        const std::vector<float> ones(vector_lanes + 1, 1.0f), gate(vector_lanes + 1, nan);
+        std::vector<float> swished(vector_lanes + 1);
+        swiglu(swished.data(), gate.data(), ones.data(), vector_lanes + 1);
+        for (const float x : swished) CHECK(std::isnan(x));
+    }
 }
 
 TEST_CASE("add, and the last rows of a chunk") {

@@ -103,13 +103,32 @@ TEST_CASE("KV cache: no memory for the next page of positions is one line, not t
     table.kv_page = 4, table.kv_bytes = 1;
     Model model = table.model();
     Session s = greedy_session(model);
-    make_kv_room(s, 5);
+    make_room(s, 5);
     CHECK(s.kv_room == 8);
-    model.kv_bytes_per_position = uint64_t{1} << 50;
-    make_kv_room(s, 8);
-    CHECK_THROWS_WITH_AS(make_kv_room(s, 9), doctest::Contains("positions 8 to 11"), std::runtime_error);
+    model.bytes_per_position = uint64_t{1} << 50;
+    make_room(s, 8);
+    CHECK_THROWS_WITH_AS(make_room(s, 9), doctest::Contains("positions 8 to 11"), std::runtime_error);
     model.config.eos_ids = {};
     std::vector<int> ids = {0, 1, 2, 3, 4};
     CHECK_THROWS_AS(generate(s, ids, [](int) {}), std::runtime_error);
     CHECK(ids.size() == 9);  // the ninth token is there; it cannot be run
+}
+
+TEST_CASE(
+    "trace: no memory for the next positions is one line, asked for the prompt and then token by token") {
+    Bigram table;
+    Model model = table.model();
+    Session s = greedy_session(model);
+    make_room(s, 1000);  // no trace
+    CHECK(s.trace_room == 0);
+    model.trace_size = {0, 1, 0, 1};
+    make_room(s, 5);
+    CHECK(s.trace_room == 5);
+    model.trace_size = {7, uint64_t{1} << 50, 0, 1};
+    make_room(s, 7);             // the first seven have next to nothing
+    for (int i = 0; i < 2; i++)  // what was refused is not there
+        CHECK_THROWS_WITH_AS(make_room(s, 9),
+                             doctest::Contains("for the trace of positions 7 to 8; --trace-from takes less"),
+                             std::runtime_error);
+    CHECK(s.trace_room == 7);
 }

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -31,14 +32,19 @@ class Counts(NamedTuple):
         return Counts(self.passed + other.passed, self.failed + other.failed, self.skipped + other.skipped)
 
 
-def run(command: list[str]) -> tuple[int, str]:
-    """Runs a command in the repository's root, showing its output as it comes. Returns exit code and output."""
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines = []
-    for line in process.stdout:
-        print(line, end="", flush=True)
-        lines.append(line)
-    return process.wait(), "".join(lines)
+def run_doctest(binary: str) -> Counts:
+    """One run of a doctest binary. Its output is shown at its end, so that two can run side by side."""
+    done = subprocess.run(
+        [binary, "--no-colors=1"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    print(f"--- {binary}\n{done.stdout}", end="", flush=True)
+    return doctest_counts(done.returncode, done.stdout)
 
 
 def doctest_counts(code: int, output: str) -> Counts:
@@ -67,8 +73,8 @@ def run_pytest(name: str, *options: str) -> Counts:
     report = ROOT / "build" / f"pytest-{name}.xml"
     report.unlink(missing_ok=True)
     files = sorted((ROOT / "tests").glob("test_*.py"), key=lambda path: path.stem.removeprefix("test_") not in SLOW)
-    code, _ = run([sys.executable, "-m", "pytest", "--durations=5", f"--junitxml={report}", *options, *map(str, files)])
-    return pytest_counts(code, report)
+    command = [sys.executable, "-m", "pytest", "--durations=5", f"--junitxml={report}", *options, *map(str, files)]
+    return pytest_counts(subprocess.run(command, cwd=ROOT, check=False).returncode, report)
 
 
 def summary(counts: Counts) -> str:
@@ -85,12 +91,13 @@ def main() -> int:
         os.environ.pop(name, None)
     counts = Counts()
     binaries = [argument for argument in sys.argv[1:] if argument != "--no-pytest"]
-    for binary in binaries:
-        print(f"--- {binary}", flush=True)
-        counts += doctest_counts(*run([binary, "--no-colors=1"]))
+    n = str(len(os.sched_getaffinity(0)))
+    # Most have as many threads as there are cores. Two at a time leave no core idle where they have not.
+    with ThreadPoolExecutor(2) as pool:
+        for found in pool.map(run_doctest, binaries):
+            counts += found
     if len(binaries) == len(sys.argv) - 1:
         # A file's tests share what they have made, so that a file is for one process.
-        n = str(len(os.sched_getaffinity(0)))
         counts += run_pytest("together", "-m", "not alone", "-n", n, "--dist=loadfile", "--no-loadscope-reorder")
         counts += run_pytest("alone", "-m", "alone")
     print(summary(counts))

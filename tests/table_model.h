@@ -55,7 +55,7 @@ struct Bigram {
         m.scheme = "table";
         m.kernel = "lookup";
         m.weight_bytes_per_token = weight_bytes;
-        m.kv_bytes_per_position = kv_bytes;
+        m.kv_bytes_per_position = m.bytes_per_position = kv_bytes;
         m.kv_page = kv_page;
         m.max_chunk = max_chunk;
         m.forward = [this, logits = std::vector<float>()](std::span<const int> tokens, int pos,

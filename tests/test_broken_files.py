@@ -16,7 +16,7 @@ import pytest
 from formats.model_file import read_format, read_header
 from formats.tensors import with_offsets
 from golden.schemes import SCHEMES
-from tests.helpers import ROOT, seal
+from tests.helpers import FULL, ROOT, seal
 from tests.test_runq import runq
 
 PROGRAM = {v: reference.format.program for reference in SCHEMES.values() for v in reference.variants}
@@ -95,6 +95,53 @@ def mutate(original, tensors, rng):
     if kind.startswith("sealed"):
         seal(data)
     return Case(kind, what, bytes(data))
+
+
+NOT_BITS = ("order", "dense_layers")  # tensors of whole numbers that say where something is: checked, and refused
+# A NaN with a low bit; the int8 that has no opposite.
+EXTREMES = {"<f4": b"\x01\0\xc0\x7f", "<i4": b"\x80", "<f2": b"\x01\x7e", "|i1": b"\x80", "|u1": b"\x80"}
+
+
+def with_any_bits(path, kind, rng):
+    """A model file whose weights are bits of a kind: random, all extremes, or random in the norms alone."""
+    data = bytearray(path.read_bytes())
+    head = read_header(path, read_format(path))
+    for tensor in with_offsets(head.tensors(), alignment=head.file_format.alignment):
+        last = tensor.name.split(".")[-1]
+        if last in NOT_BITS or (kind == "norms" and not last.endswith("norm")):
+            continue
+        size = tensor.end - tensor.offset
+        if kind == "extremes":
+            value = EXTREMES[tensor.dtype]
+            data[tensor.offset : tensor.end] = value * (size // len(value))
+        else:
+            data[tensor.offset : tensor.end] = rng.randbytes(size)
+    return bytes(data)
+
+
+ANY_BITS = [name for name in MODELS if FULL or name != "tiny-qwen3.awq-g64"]
+
+
+@pytest.mark.parametrize("name", [*ANY_BITS, "random-llama.gptq-order"])
+def test_weights_of_any_bits_become_numbers(tmp_path, name):
+    """Under AddressSanitizer and UBSan such a file runs, and generates ids of its vocabulary."""
+    path = ROOT / "build" / "models" / f"{name}.bin"
+    program = PROGRAM["gptq-w4" if "gptq" in name else name.split(".")[1]]
+    vocab_size = read_header(path, read_format(path)).config.vocab_size
+    ids = ["5", "-n", "1"] if program in EMULATED else ["5,6,7", "-n", "3"]
+    loader, rng = (
+        Loader(program, ["--ids", *ids, "-j", "1", "-s", "1", "--print-ids"], tmp_path / "log"),
+        random.Random(5),
+    )
+    kinds = ("random", "extremes", "norms")
+    for kind in kinds[:1] if program in EMULATED and not FULL else kinds:
+        outcome = loader.run(with_any_bits(path, kind, rng))
+        if outcome is None:
+            pytest.fail(f"{kind}: exit code {loader.close()}")
+        assert outcome.code == 0, (kind, outcome.err)
+        new = [int(i) for i in outcome.out.split(b",")]
+        assert len(new) <= int(ids[-1]) and all(0 <= i < vocab_size for i in new), kind
+    assert loader.close()[0] == 0
 
 
 def broken_copies(path, n):

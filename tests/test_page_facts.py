@@ -49,6 +49,23 @@ def test_goldens_with_a_checksum_of_the_file_are_those_that_the_contract_names()
     assert (row, without) == ("all but Q8", {"q8"})
 
 
+def test_each_promise_about_untrusted_files_names_tests_that_there_are():
+    promises = re.findall(r"^- \*\*(.+?)\.\*\*", section("security.md", "What is promised"), re.M)
+    table = section("security.md", "The test of each promise")
+    rows = {
+        row: re.findall(r"`(tests/\w+)\.(py|cpp)::([^`]+)`", tests)
+        for row, tests in re.findall(r"^\| (.+?) \| (`.+) \|$", table, re.M)
+    }
+    assert set(promises) <= set(rows)
+    assert {"any bits: they become numbers", "complete or not there"} <= set(rows)
+    for tests in rows.values():
+        assert tests
+        for path, language, name in tests:
+            source = (ROOT / f"{path}.{language}").read_text(encoding="utf-8")
+            begin = f"def {name}(" if language == "py" else f'TEST_CASE("{name}")'
+            assert begin in source, f"{path}: {name}"
+
+
 def test_moe_alone_takes_no_gguf_file(tmp_path):
     assert "Every exporter but `moe` takes one" in page("gguf.md")
     file = tmp_path / "model.gguf"

@@ -188,6 +188,45 @@ def test_with_any_address_space_a_program_runs_or_says_in_one_line_why_not(progr
     assert codes[-1] == 0
 
 
+def with_address_space(megabytes):
+    """Options of run() for a limit as `ulimit -v` sets it."""
+    limit = (megabytes << 20, megabytes << 20)
+    return {"preexec_fn": partial(resource.setrlimit, resource.RLIMIT_AS, limit)}
+
+
+@pytest.mark.parametrize("option", ["--no-fuse", "--trace"])
+def test_experts_step_by_step_are_counted(tmp_path, option):
+    """A file of 7 MB whose 1,024 experts are all active, in 400 MB: what the fused operator does not keep takes 805."""
+    path = write_model(tmp_path / "wide.bin", "runq_moe", experts=Moe(1024, 1024, 128, True, ()), dim=16)
+    args = [path, "-c", 512, "--ids", ",".join(["1"] * 512), "-n", 1]
+    option = [option, tmp_path / "trace"] if option == "--trace" else [option]
+    line = refused(run("runq_moe", *args, *option, **with_address_space(400)), 1)
+    assert re.fullmatch(
+        rf"runq_moe: {path}: needs \d+\.\d MB of memory, [\d.]+ MB are available: "
+        r"[89]\d\d.\d MB for a chunk of 512 tokens\n",
+        line,
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["wide.bin"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_trace_that_has_no_room_is_refused_before_the_prompt_runs(tmp_path, program):
+    dims = {"dim": 256, "hidden_dim": 1024, "n_heads": 8, "head_dim": 32, "n_layers": 4}
+    group_size = {"group_size": 64} if program == "runq" else {}
+    path = write_model(tmp_path / "model.bin", program, experts=Moe(2, 2, 1024, True, ()), **dims, **group_size)
+    args = [path, "-c", 2000, "--ids", ",".join(["1"] * 1999), "-n", 1, "--trace", tmp_path / "trace"]
+    room = with_address_space(220 if program == "runq_awq" else 350)  # whose traces have no scores
+    line = refused(run(program, *args, **room), 1)
+    assert re.search(
+        r"needs [\d.]+ [MG]B of memory, [\d.]+ MB are available: [\d.]+ [MG]B for the trace of positions 0 to 1998.*"
+        r"; --trace-from takes less\n",
+        line,
+    )
+    assert [p.name for p in tmp_path.iterdir()] == ["model.bin"]
+    few = [path, "-c", 2000, "--ids", "1,1,1", "-n", 2, "--print-ids", "--trace", tmp_path / "trace"]
+    assert run(program, *few, **room).returncode == 0
+
+
 # ----------------------------------------------------------------------------
 # Files
 
@@ -212,6 +251,46 @@ def test_a_pointer_of_git_lfs_is_named(tmp_path, program):
     path = tmp_path / "model.bin"
     path.write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 1162285\n")
     assert f"{path}: a Git LFS pointer" in refused(run(program, path, "--ids", "1"), 1)
+
+
+IDS = ("--ids", "5,6,7", "-t", 0, "-j", 1, "--print-ids")
+
+
+@pytest.mark.parametrize(
+    ("program", "mapped"),
+    [(program, mapped) for program in PROGRAMS for mapped in (["--mmap"], []) if mapped == [] or program != "runq_awq"],
+)
+def test_a_model_that_is_replaced_during_a_run(tmp_path, program, mapped):
+    """Another file takes its name, as `make` and the exporter write one: the run goes on with what it has opened."""
+    path = tmp_path / "model.bin"
+    path.write_bytes(TINY[program].read_bytes())
+    n = 3 if program == "runq_awq" else 40
+    whole = run(program, path, *mapped, *IDS, "-n", n)
+    assert whole.returncode == 0
+    process, pipe = waiting_to_write(path, *mapped, *IDS, "-n", n, program=program)
+    (tmp_path / "other").write_bytes(bytes(path.stat().st_size))
+    (tmp_path / "other").replace(path)
+    with os.fdopen(pipe, "rb") as out:
+        text = out.read().lstrip(b".")
+    process.communicate(timeout=300)
+    assert (process.returncode, text) == (0, whole.stdout)
+
+
+@pytest.mark.parametrize("program", ["runq_gptq", "runq_moe"])
+def test_a_model_that_is_packed_and_then_cut_off(tmp_path, program):
+    """Of the file itself a run then reads a row of the embedding per token, and no more: it ends well, or by a line."""
+    path = tmp_path / "model.bin"
+    path.write_bytes(TINY[program].read_bytes())
+    whole = run(program, path, *IDS, "-n", 40)
+    process, pipe = waiting_to_write(path, *IDS, "-n", 40, program=program)
+    os.truncate(path, 4096)
+    with os.fdopen(pipe, "rb") as out:
+        text = out.read().lstrip(b".")
+    _, errors = process.communicate(timeout=300)
+    assert whole.stdout.startswith(text.rstrip(b"\n"))
+    if process.returncode:
+        assert process.returncode == 1
+        assert errors == f"{program}: {path}: the file has become shorter during the run\n".encode()
 
 
 @pytest.mark.parametrize("program", ["runq", "runq_w8a8"])
@@ -292,6 +371,57 @@ def test_a_run_that_is_ended_leaves_no_half_trace(tmp_path, kind):
 
 # ----------------------------------------------------------------------------
 # Signals, chat, terminals
+
+
+def in_phase(phase, tmp_path):
+    """A runq that is in a phase: "load", "prefill", "decode" or "chat"; and its pipe, of which nothing is read."""
+    model, trace = tmp_path / "model.bin", ["--trace", tmp_path / "trace"]
+    if phase == "decode":
+        return waiting_to_write(LLAMA, "--ids", "5,6", "-n", 0, "-j", 1, "--print-ids", *trace)
+    args = {"chat": [LLAMA, "-m", "chat"], "load": [model, "--ids", "1"],
+            "prefill": [model, "--ids", ",".join(["1"] * 20000), "-c", 20000]}[phase]  # fmt: skip
+    if phase != "chat":
+        size = {"dim": 512, "hidden_dim": 4096, "n_layers": 32 if phase == "load" else 4, "vocab_size": 512}
+        write_model(model, "runq", group_size=64, n_heads=8, head_dim=64, **size)
+    command = [ROOT / "runq", *map(str, args), "-j", "1", *(map(str, trace) if phase == "load" else [])]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=default_signals
+    )
+    proc, deadline = Path(f"/proc/{process.pid}"), time.monotonic() + 300
+
+    def begun():
+        if phase == "load":  # it has opened the file
+            return str(model) in (proc / "maps").read_text()
+        # It catches SIGINT just before the prompt runs; and a chat sleeps until somebody types.
+        caught = int(re.search(r"SigCgt:\s*(\w+)", (proc / "status").read_text())[1], 16)
+        waits = (proc / "stat").read_text().split(") ")[1].startswith("S")
+        return caught & 1 << (signal.SIGINT - 1) and (waits or phase == "prefill")
+
+    while not begun() and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    return process, None
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("phase", ["load", "prefill", "decode", "chat"])
+def test_a_signal_ends_every_phase(tmp_path, phase, kind):
+    """Ctrl-C ends what runs after the present chunk or token, with statistics; all else ends as by the system."""
+    start = time.monotonic()
+    process, pipe = in_phase(phase, tmp_path)
+    process.send_signal(kind)
+    if pipe is not None:
+        time.sleep(0.1)
+        with os.fdopen(pipe, "rb") as out:
+            out.read()
+    _, errors = process.communicate(timeout=300)
+    heard = kind == signal.SIGINT and phase != "load"
+    assert process.returncode == (130 if heard else -kind)
+    prefilled = re.search(rb"prefill   (\d+) tokens", errors)
+    assert prefilled is None or int(prefilled[1]) < 20000
+    assert (b"runq: " in errors or b"run  " not in errors) != heard
+    left = {path.name for path in tmp_path.iterdir()} - {"model.bin"}
+    assert left == ({"trace"} if heard and phase == "decode" else set())
+    assert time.monotonic() - start < 60
 
 
 def test_ctrl_c_in_a_prompt_is_heard_after_a_chunk():

@@ -276,7 +276,7 @@ def test_one_file_form_builds_and_runs(tmp_path):
     (tmp_path / f"{program}.cpp").write_text(text)
     compiler = os.environ.get("CXX", "g++")
     subprocess.run(
-        [compiler, "-std=c++20", "-O1", "-pthread", f"{program}.cpp", "-o", program, "-lpcre2-8", "-lutf8proc"],
+        [compiler, "-std=c++20", "-O0", "-pthread", f"{program}.cpp", "-o", program, "-lpcre2-8", "-lutf8proc"],
         cwd=tmp_path, check=True,
     )  # fmt: skip
     golden = clear_generation(name)
@@ -319,7 +319,7 @@ def test_build_without_tokenizer(tmp_path):
     name = "tiny-llama.q8"
     program = program_of(name)
     subprocess.run(
-        [os.environ.get("CXX", "g++"), "-std=c++20", "-O1", "-pthread", "-DNO_TOKENIZER", "-I.", f"{program}.cpp",
+        [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-pthread", "-DNO_TOKENIZER", "-I.", f"{program}.cpp",
          "common/app/cli.cpp", "common/cpu/attention.cpp", "common/cpu/quant_matmul.cpp", "-o", tmp_path / program],
         cwd=ROOT, check=True,
     )  # fmt: skip

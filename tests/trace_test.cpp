@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -69,6 +70,61 @@ TEST_CASE("trace: from a position on, but tokens, keys and values from the first
     CHECK(t.at("layers.0.attn.k_rope").f32() == std::vector<float>{0, 1, 2, 3, 4});
     CHECK(t.at("layers.0.attn.v_proj").f32() == std::vector<float>{0, 1, 2, 3, 4});
     CHECK(t.at("layers.0.attn.q_rope").f32() == std::vector<float>{3, 4});
+}
+
+TEST_CASE("trace: what it will take is counted, and nothing of that is kept") {
+    constexpr uint64_t token = 16;  // of a token of a step, besides its values
+    const float x[64] = {};
+    for (const int from : {0, 3}) {
+        Trace trace(from);
+        const auto run = [&](int position) {
+            const int id = 7;
+            trace.add("tokens", &id, 1, {});
+            trace.add(step_name(0, "attn.k_rope"), x, 1, {2, 8});
+            trace.add(step_name(0, "attn.scores"), x, 1, {4, position + 1});
+            CHECK(!trace.keeps_next("x"));
+        };
+        const TraceSize size = trace.size_of(2, run);
+        CHECK(trace.n_tokens() == 0);
+        CHECK(size.at_first == 3 * token + 4 + 16 * 4 + 4 * 4);
+        CHECK(size.growth == 4 * 4);
+        CHECK(size.before == 2 * token + 4 + 16 * 4);
+        uint64_t sum = 0;
+        for (uint64_t position = 0; position < 9; position++) {
+            const uint64_t bytes =
+                position < uint64_t(from) ? size.before : size.at_first + position * size.growth;
+            CHECK(size.bytes(position, position + 1) == bytes);
+            sum += bytes;
+        }
+        CHECK(size.bytes(0, 9) == sum);
+        CHECK(size.bytes(2, 9) + size.bytes(0, 2) == sum);
+        CHECK(size.bytes(4, 4) == 0);
+    }
+    Trace one;
+    const TraceSize size =
+        one.size_of(1, [&](int) { one.add("x", x, 1, {8}); });  // a context of one position
+    CHECK(size.bytes(0, 1) == token + 32);
+    CHECK(TraceSize{}.bytes(0, 100) == 0);
+}
+
+TEST_CASE("trace: values stay as they are, however many and however large") {
+    std::filesystem::create_directories(folder);
+    const std::string path = folder + "large.safetensors";
+    Trace trace;
+    std::vector<float> row(50000);  // some a block, some a block of their own
+    for (int i = 0; i < 300; i++) {
+        const int n = i % 3 == 0 ? int(row.size()) : i % 3 == 1 ? 1000 : 1;
+        std::fill(row.begin(), row.end(), float(i));
+        trace.add("x" + std::to_string(i % 3), row.data(), 1, {n});
+    }
+    trace.write(path);
+    const Tensors t = read_safetensors(path);
+    for (int i = 0; i < 300; i++) {
+        const auto values = t.at("x" + std::to_string(i % 3)).f32();
+        const size_t n = values.size() / 100, first = size_t(i / 3) * n;
+        CHECK(values[first] == float(i));
+        CHECK(values[first + n - 1] == float(i));
+    }
 }
 
 TEST_CASE("recorder: accumulators of one layer's products") {

@@ -37,7 +37,7 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
         ids[i] = static_cast<int>((i + 1) * 7919 % static_cast<size_t>(s.model.config.vocab_size));
     }
     const auto prompt = std::span<const int>(ids).subspan(size_t(depth), size_t(n_prompt));
-    make_kv_room(s, ids.size());
+    make_room(s, ids.size());
     // Not timed: this reads the file into memory and touches every page of the KV cache (256 positions).
     for (int pos = 0; pos < n && !interrupted; pos += 128) {
         s.model.forward(std::span(ids).first(1), pos, false);

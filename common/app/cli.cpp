@@ -1,6 +1,7 @@
 // What the programs do once their model runs: generate, chat, measure perplexity, measure speed.
 #include "common/app/cli.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <memory>
@@ -45,7 +46,7 @@ namespace {
 int run(Options o, const Program& program, const Streams& io) {
     // Opened before anything runs, not after: a path that cannot be written is noticed now.
     std::optional<NewFile> trace_file;
-    if (o.trace) {
+    if (o.trace && !o.info) {
         for (const auto& input : {std::optional(o.model_path), o.file}) {
             if (input && same_file(*o.trace, *input))
                 throw UsageError("--trace: '" + *o.trace + "' would replace the file that is read, '" +
@@ -63,6 +64,12 @@ int run(Options o, const Program& program, const Streams& io) {
     const ModelConfig& c = model.config;
     const int context = context_length(o, c);
     load_tokenizer(model, o.model_path);
+    if (o.trace) {  // any token, at the first two positions
+        model.trace_size = trace.size_of(std::min(context, 2), [&](int position) {
+            const int id = 0;
+            model.forward(std::span(&id, 1), position, false);
+        });
+    }
     if (o.info) {
         print_info(io.out, model, o, context);
         return 0;

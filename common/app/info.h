@@ -64,7 +64,9 @@ inline void print_info(std::FILE* out, const Model& m, const Options& o, int con
     number("weight_bytes_per_token", m.weight_bytes_per_token);
     number("kv_bytes_per_position", m.kv_bytes_per_position);
     number("kv_cache_bytes", m.kv_bytes_per_position * static_cast<uint64_t>(context));
-    if (m.memory_bytes > 0) number("memory_bytes", m.memory_bytes);
+    if (m.memory_bytes > 0) {
+        number("memory_bytes", m.memory_bytes + m.trace_size.bytes(0, static_cast<uint64_t>(context)));
+    }
     for (const TensorInfo& t : m.tensors) {
         std::string shape;
         for (const int n : t.shape) {

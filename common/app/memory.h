@@ -1,5 +1,7 @@
-// Whether a run's memory is there, asked before any of it is taken: otherwise the kernel ends the process
-// without a word, or this one takes minutes to fill what a few bytes of a header ask for.
+// How much memory a run takes, and whether it is there, asked before any of it is taken: otherwise the kernel
+// ends the process without a word, or this one takes minutes to fill what a few bytes of a header ask for.
+// Of a program on a CPU cpu_memory() finds it out by making the program's RunState where memory is only
+// counted (common/os/memory_count.h).
 //
 // What is counted is what a run cannot do without. That is not the weights: a mapped file is read from the
 // disk again and again if it has to be. And it is not the KV cache of the whole context, which takes memory
@@ -13,8 +15,12 @@
 #include <string>
 #include <vector>
 
+#include "common/app/options.h"
 #include "common/app/streams.h"
+#include "common/model/config.h"
+#include "common/model/model_file.h"
 #include "common/os/machine.h"
+#include "common/os/memory_count.h"
 
 // "12.3 MB", "4.56 GB"
 inline std::string size_text(uint64_t bytes) {
@@ -58,4 +64,47 @@ inline MemoryPart kv_part(int64_t first, int64_t end, uint64_t bytes_per_positio
     return {format("the keys and values of positions %lld to %lld", static_cast<long long>(first),
                    static_cast<long long>(end - 1)),
             static_cast<uint64_t>(end - first) * bytes_per_position, advice};
+}
+
+// The context that a run uses: --ctx, or by default what the model was made for but at most 4096 positions.
+inline int context_length(const Options& options, const ModelConfig& config) {
+    if (options.ctx == 0) return std::min(4096, config.max_seq_len);
+    if (options.ctx > config.max_seq_len) {
+        throw UsageError("--ctx: " + std::to_string(options.ctx) + " is more than the model's max_seq_len, " +
+                         std::to_string(config.max_seq_len));
+    }
+    return options.ctx;
+}
+
+// The positions that a run is sure to use, as far as its options tell, up to `context`.
+inline int sure_positions(const Options& o, int context) {
+    const uint64_t n =
+        o.bench ? uint64_t(o.bench->n_prompt) + uint64_t(o.bench->n_generated) + uint64_t(o.bench->depth)
+        : o.ids ? o.ids->size()
+                : 1;
+    return int(std::clamp<uint64_t>(n, 1, uint64_t(context)));
+}
+
+// How many tokens' logits a run asks for at once, in chunks of n tokens: those of all for perplexity or a
+// trace, those of a guess and the token before it, or one token's.
+inline int n_logits(const Options& o, bool traced, int n) {
+    return o.ppl || traced ? n : std::min(n, 1 + o.lookup);
+}
+
+// What a CPU program's run takes besides the weights and a trace once it has used n_positions, in chunks of
+// up to max_chunk tokens: what its RunState takes, made where memory is counted.
+template <class RunState, class Config>
+std::vector<MemoryPart> cpu_memory(const ModelFileOf<Config>& file, const Options& o, bool traced,
+                                   int max_chunk, int n_positions) {
+    const int context = context_length(o, file.config), n = std::min(max_chunk, context);
+    const MemoryCount count;
+    const RunState counted(file.config, o, context, traced);
+    const MemoryPart logits = logits_part(uint64_t(n_logits(o, traced, n)), file.config.vocab_size);
+    // The cache, and with it what attention takes in each thread, is for whole pages of positions.
+    constexpr int page = decltype(counted.cache)::page;
+    const uint64_t n_all = (uint64_t(context) + page - 1) / page * page;
+    return {{"a chunk of " + std::to_string(n) + " tokens", count.at_once() - logits.bytes},
+            logits,
+            kv_part(0, n_positions, count.as_used() / n_all, "fewer tokens take less"),
+            {"the tokenizer", file.tokenizer.size()}};
 }

@@ -20,7 +20,6 @@
 #include "common/model/tensors.h"
 #include "common/os/clock.h"
 #include "common/os/machine.h"
-#include "common/os/memory_count.h"
 
 class Tokenizer;  // common/text/tokenizer.h
 
@@ -42,6 +41,8 @@ struct Model {
     uint64_t weight_bytes_per_token = 0;             // those that one decode step reads
     uint64_t kv_bytes_per_position = 0;              // of the KV cache
     uint64_t memory_bytes = 0;             // that a run takes which uses the whole context; 0: not known
+    uint64_t bytes_per_position = 0;       // of these, those of a position that is used: keys, values, scores
+    TraceSize trace_size{};                // the command line finds it out, if there is a trace
     uint64_t macs_per_token = 0;           // multiply-adds of one token in the layers' matrices
     std::vector<TensorInfo> tensors;       // of the file, in its order
     std::vector<OwnField> own_fields{};    // of --info, that only this scheme has
@@ -72,16 +73,6 @@ struct Program {
     Model (*load)(const Options&, Trace* trace);  // trace is null unless there is a --trace
     std::span<const OwnOption> options{};         // that the other programs do not have
 };
-
-// The context that a run uses: --ctx, or by default what the model was made for but at most 4096 positions.
-inline int context_length(const Options& options, const ModelConfig& config) {
-    if (options.ctx == 0) return std::min(4096, config.max_seq_len);
-    if (options.ctx > config.max_seq_len) {
-        throw UsageError("--ctx: " + std::to_string(options.ctx) + " is more than the model's max_seq_len, " +
-                         std::to_string(config.max_seq_len));
-    }
-    return options.ctx;
-}
 
 // The option of programs that run on a CPU.
 inline const OwnOption kv_option = {"--kv", {"f32", "f16", "q8"}, "numbers of the KV cache"};
@@ -142,39 +133,6 @@ inline auto without_logits(ForwardChunk forward, bool traced) {
     };
 }
 
-// The positions that a run is sure to use, as far as its options tell, up to `context`.
-inline int sure_positions(const Options& o, int context) {
-    const uint64_t n =
-        o.bench ? uint64_t(o.bench->n_prompt) + uint64_t(o.bench->n_generated) + uint64_t(o.bench->depth)
-        : o.ids ? o.ids->size()
-                : 1;
-    return int(std::clamp<uint64_t>(n, 1, uint64_t(context)));
-}
-
-// How many tokens' logits a run asks for at once, in chunks of n tokens: those of all for perplexity or a
-// trace, those of a guess and the token before it, or one token's.
-inline int n_logits(const Options& o, bool traced, int n) {
-    return o.ppl || traced ? n : std::min(n, 1 + o.lookup);
-}
-
-// What a CPU program's run takes besides the weights once it has used n_positions, in chunks of up to
-// max_chunk tokens: what its RunState takes, made where memory is counted.
-template <class RunState, class Config>
-std::vector<MemoryPart> cpu_memory(const ModelFileOf<Config>& file, const Options& o, bool traced,
-                                   int max_chunk, int n_positions) {
-    const int context = context_length(o, file.config), n = std::min(max_chunk, context);
-    const MemoryCount count;
-    const RunState counted(file.config, o, context, traced);
-    const MemoryPart logits = logits_part(uint64_t(n_logits(o, traced, n)), file.config.vocab_size);
-    // The cache, and with it what attention takes in each thread, is for whole pages of positions.
-    constexpr int page = decltype(counted.cache)::page;
-    const uint64_t n_all = (uint64_t(context) + page - 1) / page * page;
-    return {{"a chunk of " + std::to_string(n) + " tokens", count.at_once() - logits.bytes},
-            logits,
-            kv_part(0, n_positions, count.as_used() / n_all, "fewer tokens take less"),
-            {"the tokenizer", file.tokenizer.size()}};
-}
-
 // Whether matrices are packed for the kernels, in a copy: if that takes no more than three quarters of the
 // memory that is available, and is not refused by --mmap. Otherwise they are read where the file lies, in
 // pages of 4 KiB at whose ends the hardware stops fetching ahead, and in the file's order:
@@ -227,9 +185,20 @@ Model cpu_model(std::shared_ptr<Transformer> m, const Options& options, std::str
                 std::string kernel, int max_chunk) {
     Model model = model_of(m->file, m->weights.file, m->state.cache.format());
     model.memory_bytes = m->weights.file.bytes_in_use(model.config);
-    for (const MemoryPart& part : cpu_memory<decltype(m->state)>(
-             m->file, options, m->trace != nullptr, max_chunk, context_length(options, model.config)))
-        model.memory_bytes += part.bytes;
+    const auto memory = [&](int n_positions) {
+        uint64_t n_bytes = 0;
+        for (const MemoryPart& part :
+             cpu_memory<decltype(m->state)>(m->file, options, m->trace != nullptr, max_chunk, n_positions))
+            n_bytes += part.bytes;
+        return n_bytes;
+    };
+    model.memory_bytes += memory(context_length(options, model.config));
+    model.bytes_per_position = memory(1) - memory(0);
+    if (m->trace != nullptr && !options.own.contains(mmap_option.name)) {
+        // Accumulators are computed from the file, which otherwise is packed and given back.
+        for (const TensorInfo& t : m->weights.file.all())
+            if (t.name.starts_with(step_name(accumulator_layer, ""))) model.memory_bytes += t.n_bytes;
+    }
     model.scheme = std::move(scheme);
     model.kernel = std::move(kernel);
     model.phases = &phase_seconds;

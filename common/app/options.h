@@ -372,7 +372,7 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     const char* task = at_most_one(tasks);
     if (task == nullptr && o.mode == Mode::chat) task = "--mode chat";
     if (o.mode == Mode::chat && o.ids) throw UsageError("--ids: cannot be used together with --mode chat");
-    if (o.trace && task != nullptr) {
+    if (o.trace && task != nullptr && !o.info) {  // --info says what memory it takes
         throw UsageError(std::string("--trace: cannot be used together with ") + task);
     }
     if (o.trace && o.lookup > 0) throw UsageError("--trace: cannot be used together with --lookup");

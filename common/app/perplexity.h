@@ -67,7 +67,7 @@ inline Stop run_perplexity(Session& s, const Options& o, const Streams& io) {
     const std::vector<int> ids = tokenizer.encode(text, false);
     const int bos_id = tokenizer.encode("", true).empty() ? -1 : s.model.config.bos_id;
     const bool terminal = is_terminal(io.err);
-    make_kv_room(s, std::min(ids.size(), static_cast<size_t>(s.context)));
+    make_room(s, std::min(ids.size(), static_cast<size_t>(s.context)));
     const double start = seconds_now();
     const Perplexity p = perplexity(s.model, ids, bos_id, s.context, [&](size_t n) {
         if (terminal) note(io.err, format("\r%zu of %zu tokens", n, ids.size()));

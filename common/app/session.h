@@ -40,7 +40,8 @@ struct Session {
     // What the sampler's repetition penalty counts: all tokens, or of the new ones the last so many.
     std::optional<size_t> penalty_window{};
     std::vector<int> held{};  // the tokens whose keys and values are in the KV cache, from position 0 on
-    size_t kv_room = 0;       // positions that the KV cache has memory for; see make_kv_room()
+    size_t kv_room = 0;       // positions that the KV cache has memory for; see make_room()
+    size_t trace_room = 0;    // and a trace
     Statistics statistics{};
 };
 
@@ -89,21 +90,30 @@ inline Next feed(Session& s, std::span<const int> tokens, Feed what, bool greedy
 }
 
 // Before positions up to n_positions - 1 are used for the first time: throws std::runtime_error if there is
-// no memory for their keys and values, of which the kernel would only say "Killed".
-inline void make_kv_room(Session& s, size_t n_positions) {
-    const auto page = static_cast<size_t>(s.model.kv_page);
-    if (page == 0 || n_positions <= s.kv_room) return;
-    const size_t end = (n_positions + page - 1) / page * page;
-    check_memory({kv_part(static_cast<int64_t>(s.kv_room), static_cast<int64_t>(end),
-                          s.model.kv_bytes_per_position, "fewer tokens take less")},
-                 available_memory());
-    s.kv_room = end;
+// no memory for their keys and values, and their part of a trace, of which the kernel would only say
+// "Killed".
+inline void make_room(Session& s, size_t n_positions) {
+    std::vector<MemoryPart> parts;
+    size_t kv_room = s.kv_room, trace_room = s.trace_room;
+    if (const auto page = static_cast<size_t>(s.model.kv_page); page > 0 && n_positions > s.kv_room) {
+        const size_t end = (n_positions + page - 1) / page * page;
+        parts.push_back(kv_part(static_cast<int64_t>(s.kv_room), static_cast<int64_t>(end),
+                                s.model.bytes_per_position, "fewer tokens take less"));
+        kv_room = end;
+    }
+    if (s.model.trace_size.at_first > 0 && n_positions > s.trace_room) {
+        parts.push_back({format("the trace of positions %zu to %zu", s.trace_room, n_positions - 1),
+                         s.model.trace_size.bytes(s.trace_room, n_positions), "--trace-from takes less"});
+        trace_room = n_positions;
+    }
+    if (!parts.empty()) check_memory(parts, available_memory());
+    s.kv_room = kv_room, s.trace_room = trace_room;
 }
 
 // Runs the rest of a prompt after the tokens held, a chunk at a time, to look for Ctrl-C before each. Returns
 // what comes after its last token, or nothing if Ctrl-C came.
 inline Next prefill(Session& s, std::span<const int> rest, bool greedy) {
-    make_kv_room(s, s.held.size() + rest.size());
+    make_room(s, s.held.size() + rest.size());
     const auto chunk = static_cast<size_t>(s.model.max_chunk);
     while (!interrupted) {
         if (rest.size() <= chunk) return feed(s, rest, Feed::prompt_end, greedy);
@@ -145,7 +155,7 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
             const size_t room = std::min(static_cast<size_t>(s.max_new - n_new), s.context - ids.size()) - 1;
             run = s.lookup.guess(ids, std::min(room, static_cast<size_t>(s.model.max_chunk) - 1));
             run.insert(run.begin(), ids.back());
-            make_kv_room(s, ids.size() + run.size() - 1);
+            make_room(s, ids.size() + run.size() - 1);
             next = feed(s, run, Feed::decode, s.sampler.greedy());
             n_right = 0;
         }

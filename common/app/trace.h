@@ -8,18 +8,24 @@
 // A trace may begin at a later position. It then has a tensor `positions`, and only steps of these; but
 // tokens, keys and values are those of all positions, because attention reads them.
 //
+// A trace is in memory until it is written. What it will take is found by running a few tokens while it
+// counts (TraceSize), so that a run which has no room for its trace ends by a line.
+//
 // Format: https://huggingface.co/docs/safetensors (8-byte length, JSON header, raw little-endian data).
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <initializer_list>
 #include <map>
+#include <memory>
 #include <span>
 #include <sstream>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "common/cpu/coded_rows.h"
@@ -37,39 +43,97 @@ inline std::string step_name(int layer, const char* name) {
 // The layer of which a trace has the accumulators of each product; golden/ says the same.
 constexpr int accumulator_layer = 1;
 
+// Bytes that a trace takes in memory.
+struct TraceSize {
+    int first_position = 0;  // whose steps are kept
+    uint64_t at_first = 0;   // a token with all steps, at position 0
+    uint64_t growth = 0;     // and one position later more than that: attention sees one position more
+    uint64_t before = 0;     // a token of which keys and values alone are kept
+
+    // Those of positions begin .. end - 1.
+    uint64_t bytes(uint64_t begin, uint64_t end) const {
+        const uint64_t kept = std::clamp(uint64_t(first_position), begin, end), n = end - kept;
+        return (kept - begin) * before + n * at_first + growth * ((kept + end) * n - n) / 2;
+    }
+};
+
+// Bytes in memory, some at a time, which stay where they are as long as the pool is there.
+class BytePool {
+  public:
+    char* take(size_t n) {
+        if (n > block / 32) return blocks_.emplace_back(std::make_unique_for_overwrite<char[]>(n)).get();
+        if (n > left_) {
+            next_ = blocks_.emplace_back(std::make_unique_for_overwrite<char[]>(block)).get();
+            left_ = block;
+        }
+        left_ -= n;
+        return std::exchange(next_, next_ + n);
+    }
+
+  private:
+    static constexpr size_t block = size_t(4) << 20;
+    std::vector<std::unique_ptr<char[]>> blocks_;
+    char* next_ = nullptr;
+    size_t left_ = 0;
+};
+
 class Trace {
   public:
     // first_position: the first whose steps are kept.
     explicit Trace(int first_position = 0) : first_position_(size_t(first_position)) {}
+
+    // What this trace takes. run(position) runs any token there, for positions 0 to n - 1, with n at most 2:
+    // nothing of it is kept.
+    template <class Run>
+    TraceSize size_of(int n, Run run) {
+        TraceSize size{int(first_position_)};
+        counts_ = true;
+        for (int position = 0; position < n; position++) {
+            counted_ = counted_before_ = 0;
+            run(position);
+            (position == 0 ? size.at_first : size.growth) = counted_;
+            size.before = counted_before_;
+        }
+        if (n > 1) size.growth -= size.at_first;
+        counts_ = false;
+        return size;
+    }
 
     // Appends a step's values for n_tokens tokens, each of the given shape: {} one number, {width} a vector,
     // {n_heads, n_positions} a matrix, and so on; the last dimension may grow from call to call. T is float,
     // int8_t, uint8_t, int32_t, or uint16_t for the bits of fp16.
     template <class T>
     void add(const std::string& step, const T* values, size_t n_tokens, std::initializer_list<int> shape) {
+        const bool of_all =
+            step == "tokens" || step.ends_with("attn.k_rope") || step.ends_with("attn.v_proj");
+        const std::span outer(shape.begin(), shape.size() - (shape.size() > 0));
+        size_t n_rows = 1;
+        for (const int n : outer) n_rows *= size_t(n);
+        const size_t n_cols = shape.size() > 0 ? *(shape.end() - 1) : 1;
+        const size_t n_bytes = n_rows * n_cols * sizeof(T);
+        if (counts_) {
+            counted_ += n_tokens * (n_bytes + sizeof(Token));
+            if (of_all) counted_before_ += n_tokens * (n_bytes + sizeof(Token));
+            return;
+        }
         Tensor& t = tensors_[step];
         t.type = type_name(values);
         t.value_size = sizeof(T);
         t.n_dims = shape.size();
-        t.outer.assign(shape.begin(), shape.size() > 0 ? shape.end() - 1 : shape.end());
-        t.n_rows = 1;
-        for (const int n : t.outer) t.n_rows *= size_t(n);
-        const size_t n_cols = shape.size() > 0 ? *(shape.end() - 1) : 1;
-        const size_t n_bytes = t.n_rows * n_cols * sizeof(T);
+        t.outer.assign(outer.begin(), outer.end());
+        t.n_rows = n_rows;
         t.width = std::max(t.width, n_cols);
-        const bool of_all =
-            step == "tokens" || step.ends_with("attn.k_rope") || step.ends_with("attn.v_proj");
         for (size_t i = 0; i < n_tokens; i++) {
             const size_t position = t.n_seen++;
             if (position < first_position_ && !of_all) continue;
             const auto* p = reinterpret_cast<const char*>(values) + i * n_bytes;
-            t.tokens.push_back({n_cols, std::vector<char>(p, p + n_bytes)});
+            t.keep(pool_, n_cols, p, n_bytes);
         }
         if (step == "tokens" && first_position_ > 0) add_positions(t.n_seen - n_tokens, t.n_seen);
     }
 
     // Whether the next token's values of a step will be kept.
-    bool keeps_next(const std::string& step) { return tensors_[step].n_seen >= first_position_; }
+    bool keeps_next(const std::string& step) { return !counts_ && tensors_[step].n_seen >= first_position_; }
 
     // Tokens that were run, whether their steps are kept or not.
     size_t n_tokens() const {
@@ -107,7 +171,7 @@ class Trace {
             for (const Token& token : t.tokens) {
                 const size_t row_bytes = token.n_cols * t.value_size;
                 for (size_t r = 0; r < t.n_rows; r++) {
-                    file.write(token.bytes.data() + r * row_bytes, row_bytes);
+                    file.write(token.bytes + r * row_bytes, row_bytes);
                     file.write(zeros.data(), (t.width - token.n_cols) * t.value_size);
                 }
             }
@@ -118,7 +182,7 @@ class Trace {
   private:
     struct Token {
         size_t n_cols;
-        std::vector<char> bytes;  // (n_rows, n_cols)
+        const char* bytes;  // (n_rows, n_cols), in the pool
     };
     struct Tensor {
         std::string type;
@@ -128,7 +192,11 @@ class Trace {
         size_t n_rows = 1;       // their product
         size_t width = 0;        // the most columns any token has
         size_t n_seen = 0;       // tokens, kept or not
-        std::vector<Token> tokens;
+        std::deque<Token> tokens;
+
+        void keep(BytePool& pool, size_t n_cols, const char* bytes, size_t n_bytes) {
+            tokens.push_back({n_cols, std::copy_n(bytes, n_bytes, pool.take(n_bytes)) - n_bytes});
+        }
     };
 
     // The kept ones of positions begin .. end - 1, as steps `positions`.
@@ -138,7 +206,7 @@ class Trace {
         for (size_t i = std::max(begin, first_position_); i < end; i++) {
             const auto position = int32_t(i);
             const auto* p = reinterpret_cast<const char*>(&position);
-            t.tokens.push_back({1, std::vector<char>(p, p + sizeof position)});
+            t.keep(pool_, 1, p, sizeof position);
         }
     }
 
@@ -150,6 +218,9 @@ class Trace {
 
     size_t first_position_;
     std::map<std::string, Tensor> tensors_;
+    BytePool pool_;
+    bool counts_ = false;  // while it does, nothing is kept
+    uint64_t counted_ = 0, counted_before_ = 0;
 };
 
 // Appends, for each row of w and each group of its columns, the int32 sum of x's codes times the row's, by a
@@ -306,9 +377,12 @@ class Recorder {
     template <class Row>
     void pairs(const std::string& name, int n, const Routing& r, Row row) const {
         if (trace_ == nullptr) return;
-        std::vector<std::decay_t<decltype(*row(0))>> all;
-        for (const int i : r.row_of) all.insert(all.end(), row(i), row(i) + n);
-        (*this)(name.c_str(), all.data(), int(r.row_of.size()) / r.k, {r.k, n});
+        std::vector<std::decay_t<decltype(*row(0))>> of_token(size_t(r.k) * size_t(n));
+        for (size_t t = 0; t < r.row_of.size() / size_t(r.k); t++) {
+            for (int i = 0; i < r.k; i++)
+                std::copy_n(row(r.row_of[t * size_t(r.k) + size_t(i)]), n, &of_token[size_t(i) * size_t(n)]);
+            (*this)(name.c_str(), of_token.data(), 1, {r.k, n});
+        }
     }
 
     Trace* trace_;

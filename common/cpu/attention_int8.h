@@ -21,14 +21,10 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
-#include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "common/cpu/attention_kernels.h"
-#include "common/cpu/instructions.h"
-#include "common/cpu/int8.h"
-#include "common/cpu/kv_cache.h"
+#include "common/cpu/int8_kv_cache.h"
 #include "common/cpu/pin_register.h"
 #include "common/cpu/quant_matrix.h"
 #include "common/cpu/quantize.h"
@@ -37,145 +33,8 @@
 #include "common/cpu/transpose.h"
 #include "common/cpu/unroll.h"
 #include "common/os/clock.h"
-#include "common/os/lazy_memory.h"
 #include "common/os/memory_count.h"
 #include "common/os/threads.h"
-
-// The operations of an instruction set (int8.h) in plain C++, where this build has none.
-struct PlainInt8 {
-    static constexpr int lanes = 4, offset = 0;
-    static constexpr uint8_t flip = 0;
-    using Ints = Int4;
-    using Floats = Float4;
-    static Ints splat(int32_t v) { return Ints{v, v, v, v}; }
-    static Ints load(const void* p) { return load4<Ints>(static_cast<const int32_t*>(p)); }
-    static Ints dot4(Ints acc, Ints w, Ints x) {
-        int8_t a[16], b[16];
-        std::memcpy(a, &w, sizeof a);
-        std::memcpy(b, &x, sizeof b);
-        for (int i = 0; i < 16; i++) acc[i / 4] += int32_t(a[i]) * int32_t(b[i]);
-        return acc;
-    }
-    static Floats zero() { return Floats{}; }
-    static Floats scales(const float* w_scales, float x_scale) { return load4<Floats>(w_scales) * x_scale; }
-    static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
-        return sums + __builtin_convertvector(acc, Floats) * scales;
-    }
-    static void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
-};
-
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-using AttentionIsa = Avx512Vnni;
-#elif defined(__AVXVNNI__)
-using AttentionIsa = AvxVnni;
-#elif defined(__AVX2__)
-using AttentionIsa = Avx2;
-#elif defined(__ARM_FEATURE_DOTPROD)
-using AttentionIsa = NeonDot;
-#elif defined(__aarch64__)
-using AttentionIsa = Neon;
-#else
-using AttentionIsa = PlainInt8;
-#endif
-
-// Codes and scales of every position's keys and values so far, as the kernels below read them. Codes are
-// flipped as the instruction set wants weights to be. Memory grows with the positions used, as in KvCache.
-template <class Isa>
-class Int8KvCacheOf {
-  public:
-    static constexpr int page = KvCache::page;        // positions
-    static constexpr int key_block = 2 * Isa::lanes;  // positions whose keys lie side by side
-    static_assert(page % key_block == 0);
-    // A sum of this many products of codes stays within int32: 133144 * 127 * 127 < 2^31.
-    static constexpr int max_context = 133144;
-
-    Int8KvCacheOf() = default;
-    // Throws std::runtime_error for a context beyond max_context.
-    Int8KvCacheOf(int n_layers, int n_kv_heads, int head_dim, int context)
-        : n_layers_(n_layers), n_kv_heads_(n_kv_heads), head_dim_(head_dim), context_(context) {
-        if (context > max_context) {
-            throw std::runtime_error("--attn int8: the context is " + std::to_string(context) +
-                                     ", expected at most " + std::to_string(max_context) +
-                                     ", so that sums stay within int32 (--ctx)");
-        }
-        const size_t heads = (size_t(context) + page - 1) / page * page * n_layers * n_kv_heads;
-        const std::string positions = std::to_string(context) + " positions (--ctx)";
-        keys_ = LazyMemory(heads * key_bytes(), "the keys of " + positions);
-        values_ = LazyMemory(heads * value_bytes(), "the values of " + positions);
-        key_scales_ = LazyMemory(heads * sizeof(float), "the scales of keys of " + positions);
-        value_scales_ = LazyMemory(heads * sizeof(float), "the scales of values of " + positions);
-    }
-
-    int n_kv_heads() const { return n_kv_heads_; }
-    int head_dim() const { return head_dim_; }
-    int context() const { return context_; }  // positions
-    // Bytes of a position and head, padded to whole groups of four codes, or to whole vectors.
-    int key_bytes() const { return (head_dim_ + 3) / 4 * 4; }
-    int value_bytes() const { return (head_dim_ + Isa::lanes - 1) / Isa::lanes * Isa::lanes; }
-
-    // Appends k and v of one layer, of tokens at positions pos, pos + 1, ...: n_kv_heads groups of head_dim
-    // codes for each token.
-    void append(int layer, int pos, const Int8Rows& k, const Int8Rows& v) {
-        for_each_row(k.n_rows, [&](int t) {
-            for (int h = 0; h < n_kv_heads_; h++) {
-                append(layer, h, pos + t, k.row_codes(t) + h * head_dim_, k.row_scales(t)[h],
-                       v.row_codes(t) + h * head_dim_, v.row_scales(t)[h]);
-            }
-        });
-    }
-    // Appends codes of k and v (head_dim,) and their scales, of one position and kv head.
-    void append(int layer, int head, int pos, const int8_t* k, float k_scale, const int8_t* v,
-                float v_scale) {
-        const int lane = pos % key_block;
-        auto* keys = keys_.as<uint8_t>() + head_at(layer, head, pos - lane) * key_bytes() + 4 * lane;
-        auto* values = values_.as<uint8_t>() + head_at(layer, head, pos - pos % 4) * value_bytes() + pos % 4;
-        for (int d = 0; d < head_dim_; d++) {
-            keys[d / 4 * 4 * key_block + d % 4] = uint8_t(k[d]) ^ Isa::flip;
-            values[4 * d] = uint8_t(v[d]) ^ Isa::flip;
-        }
-        key_scales_.as<float>()[head_at(layer, head, pos)] = k_scale;
-        value_scales_.as<float>()[head_at(layer, head, pos)] = v_scale;
-    }
-    // As KvCache::fill().
-    void fill(int n) {
-        std::vector<int8_t> row(size_t(head_dim_) + 97);
-        for (size_t i = 0; i < row.size(); i++) row[i] = int8_t(i * 7919 % 255 - 127);
-        parallel_for(n, [&](int pos) {
-            for (int i = 0; i < n_layers_ * n_kv_heads_; i++) {
-                const int8_t* from = row.data() + (pos + i) % 97;
-                append(i / n_kv_heads_, i % n_kv_heads_, pos, from, 0.01f, from, 0.01f);
-            }
-        });
-    }
-
-    // Keys of positions pos .. pos + key_block - 1, [d / 4][position][d % 4]; pos is a multiple of key_block.
-    const uint8_t* keys(int layer, int head, int pos) const {
-        return keys_.as<const uint8_t>() + head_at(layer, head, pos) * key_bytes();
-    }
-    // Values from position pos, a multiple of 4, to the end of its page: [position / 4][d][position % 4].
-    const uint8_t* values(int layer, int head, int pos) const {
-        return values_.as<const uint8_t>() + head_at(layer, head, pos) * value_bytes();
-    }
-    // From position pos to the end of its page.
-    const float* key_scales(int layer, int head, int pos) const {
-        return key_scales_.as<const float>() + head_at(layer, head, pos);
-    }
-    const float* value_scales(int layer, int head, int pos) const {
-        return value_scales_.as<const float>() + head_at(layer, head, pos);
-    }
-
-  private:
-    // The number of a position and head, in the order in which they lie.
-    size_t head_at(int layer, int head, int pos) const {
-        const size_t block = (size_t(pos / page) * n_layers_ + layer) * n_kv_heads_ + head;
-        return block * page + pos % page;
-    }
-
-    int n_layers_ = 0, n_kv_heads_ = 0, head_dim_ = 0, context_ = 0;
-    LazyMemory keys_, values_, key_scales_, value_scales_;  // [page][layer][kv head] of what is said above
-};
-
-using Int8KvCache = Int8KvCacheOf<AttentionIsa>;
 
 // Queries that go through together against two vectors of keys: as many sums as the registers hold.
 template <class Isa>
@@ -310,8 +169,16 @@ struct HeadWeights {
     std::vector<int8_t> codes;
     std::vector<float> scales;
 
+    HeadWeights() = default;
+    // As HeadScores has it.
+    HeadWeights(bool wanted, int max_tokens, int heads, int n_positions)
+        : values(wanted, max_tokens, heads, n_positions) {
+        if (wanted)
+            MemoryCount::counts_as_used(uint64_t(max_tokens) * uint64_t(heads) * uint64_t(n_positions));
+    }
     void resize(int tokens, int heads, int first_pos, size_t columns) {
         values.resize(tokens, heads, first_pos, columns);
+        if (codes.capacity() < values.values.size()) codes = {};
         codes.assign(values.values.size(), 0);
         scales.assign(values.wanted ? size_t(tokens) * size_t(heads) : 0, 0.0f);
     }

@@ -1,4 +1,5 @@
-// 2:4 sparsity: the kept codes of 64 columns to where the mask has them.
+// 2:4 sparsity: the kept codes of 64 columns to where the mask has them. Its plain loop is expand() in
+// runq_gptq.cpp.
 #pragma once
 
 #include <array>

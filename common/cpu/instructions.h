@@ -2,30 +2,48 @@
 // (-march).
 #pragma once
 
+#include <algorithm>
+#include <tuple>
 #include <type_traits>
 
 #include "common/cpu/int8_avx2.h"
 #include "common/cpu/int8_avx512.h"
 #include "common/cpu/int8_neon.h"
+#include "common/cpu/int8_plain.h"
+
+template <class... Isa>
+struct IsaList {
+    using Best = std::tuple_element_t<0, std::tuple<Isa..., PlainInt8>>;  // for any number of codes
+
+    // Calls use(Isa{}) with the first that takes groups of this size, whole vectors and at least 32 codes.
+    // False if there is none.
+    template <class Use>
+    static bool with_first([[maybe_unused]] int group_size, [[maybe_unused]] Use use) {
+        return ((group_size % std::max(32, 4 * Isa::lanes) == 0 && (use(Isa{}), true)) || ...);
+    }
+};
+
+// The best first.
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+using BuildIsas = IsaList<Avx512Vnni, AvxVnni>;
+#elif defined(__AVXVNNI__) || defined(__AVX512VNNI__) && defined(__AVX512VL__)
+using BuildIsas = IsaList<AvxVnni>;
+#elif defined(__AVX2__)
+using BuildIsas = IsaList<Avx2>;
+#elif defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
+using BuildIsas = IsaList<NeonI8mm>;
+#elif defined(__ARM_FEATURE_DOTPROD)
+using BuildIsas = IsaList<NeonDot>;
+#elif defined(__aarch64__)
+using BuildIsas = IsaList<Neon>;
+#else
+using BuildIsas = IsaList<>;
+#endif
 
 // Calls use(Isa{}) with the best instruction set for groups of this size. False if there is none.
 template <class Use>
-inline bool with_best_isa([[maybe_unused]] int group_size, [[maybe_unused]] Use use) {
-#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
-    if (group_size % 64 == 0) return use(Avx512Vnni{}), true;
-#endif
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
-    if (group_size % 32 == 0) return use(AvxVnni{}), true;
-#elif defined(__AVX2__)
-    if (group_size % 32 == 0) return use(Avx2{}), true;
-#elif defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
-    if (group_size % 32 == 0) return use(NeonI8mm{}), true;
-#elif defined(__ARM_FEATURE_DOTPROD)
-    if (group_size % 32 == 0) return use(NeonDot{}), true;
-#elif defined(__aarch64__)
-    if (group_size % 32 == 0) return use(Neon{}), true;
-#endif
-    return false;
+inline bool with_best_isa(int group_size, Use use) {
+    return BuildIsas::with_first(group_size, use);
 }
 
 // The instruction set that multiplies words of 2- and 4-bit codes: the same, but for NeonI8mm.
@@ -36,3 +54,6 @@ using ByWords = std::conditional_t<std::is_same_v<Isa, NeonI8mm>, NeonDot, Isa>;
 template <class Isa>
 using ByWords = Isa;
 #endif
+
+// And the one of attention in int8.
+using AttentionIsa = ByWords<BuildIsas::Best>;

@@ -63,10 +63,20 @@ struct HeadScores {
     size_t width = 0;
     std::vector<float> values;
 
+    HeadScores() = default;
+    // For chunks of up to max_tokens tokens. Where memory is counted, what they take with n_positions.
+    HeadScores(bool is_wanted, int max_tokens, int heads, int n_positions) : wanted(is_wanted) {
+        if (wanted)
+            MemoryCount::counts_as_used(uint64_t(max_tokens) * uint64_t(heads) * uint64_t(n_positions) *
+                                        sizeof(float));
+    }
     // Makes room for the scores of a chunk, if they are wanted.
     void resize(int tokens, int heads, int first_pos, size_t columns) {
         n_tokens = tokens, n_heads = heads, pos = first_pos, width = columns;
-        if (wanted) values.assign(size_t(tokens) * size_t(heads) * columns, 0.0f);
+        if (!wanted) return;
+        const size_t n = size_t(tokens) * size_t(heads) * columns;
+        if (values.capacity() < n) values = {};  // first, so that there are never two of them
+        values.assign(n, 0.0f);
     }
     // Those of query head `head` of token `token`; null if not wanted.
     float* row(int token, int head) { return wanted ? values.data() + at(token, head) : nullptr; }

@@ -60,5 +60,5 @@ inline Floats exp(Floats x) {
     std::memcpy(&bits, &p, sizeof bits);
     bits += exponent << 23;
     std::memcpy(&p, &bits, sizeof p);
-    return p;
+    return x == x ? p : x;  // of a NaN, those bits may be any number
 }

@@ -121,12 +121,6 @@ class TensorList {
     }
 
     const std::vector<TensorInfo>& all() const { return all_; }
-    // The values of a tensor of the list. Its type is T, and the list is not of a file whose weights end too
-    // soon.
-    template <class T>
-    std::span<const T> values(const TensorInfo& t) const {
-        return {reinterpret_cast<const T*>(memory_ + t.memory_offset), size_t(t.n_bytes) / sizeof(T)};
-    }
     uint64_t weight_bytes() const { return weight_bytes_; }  // in the file, with what alignment leaves free
     uint64_t memory_bytes() const { return end_; }           // with every tensor aligned
 

@@ -13,7 +13,10 @@
 
 namespace {
 
-const OwnOption own_options_of_a_program[] = {{"--matmul", {"fused", "plain"}, "how products are computed"}};
+// One of each kind: with choices, with none, and with others than those it names.
+const OwnOption own_options_of_a_program[] = {{"--matmul", {"fused", "plain"}, "how products are computed"},
+                                              {"--mmap", {}, "weights are read where the file lies"},
+                                              {"--backend", {"auto", "builtin"}, "who multiplies", "NAME"}};
 
 // What parse_options promises of options that it returns.
 void check_options(const Options& o) {
@@ -43,16 +46,15 @@ void check_options(const Options& o) {
 // A wrong command line ends with exit code 2 and one line that a terminal can be shown.
 void check_message(const std::vector<const char*>& argv) {
     static MemoryFile output;
+    static std::FILE* const err = std::fopen(output.path().c_str(), "r+");
     output.write({});
-    std::FILE* err = std::fopen(output.path().c_str(), "r+");
+    lseek(fileno(err), 0, SEEK_SET);
     const Program program{"runq", "", nullptr, own_options_of_a_program};
     const int code =
         run_with_streams(int(argv.size()) - 1, argv.data(), program, {nowhere(), nowhere(), err});
     expect(code == 2, "wrong usage is exit code 2");
-    std::string text;
-    std::rewind(err);
-    for (int c; (c = std::getc(err)) != EOF;) text.push_back(char(c));
-    std::fclose(err);
+    std::string text(size_t(lseek(fileno(err), 0, SEEK_END)), 0);
+    expect(pread(fileno(err), text.data(), text.size(), 0) == ssize_t(text.size()), "a message is read");
     expect(text.starts_with("runq: ") && text.find('\n') == text.size() - 1, "an error is one line");
     for (const char c : text.substr(0, text.size() - 1)) {
         expect(uint8_t(c) >= ' ', "an error has no control characters");

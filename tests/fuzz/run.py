@@ -2,6 +2,7 @@
 
     python tests/fuzz/run.py --seconds 60 NAME...    looks for inputs that a harness does not survive
     python tests/fuzz/run.py --merge NAME...         takes over what was found into tests/fuzz/corpus
+    python tests/fuzz/run.py --coverage NAME...      what stored and found inputs reach of the sources
 
 A harness NAME is build/fuzz/bin/NAME. It starts from the inputs in tests/fuzz/corpus/NAME and keeps those that reach
 something new in build/fuzz/NAME. An input that it does not survive stays in build/fuzz/crashes; the exit code is
@@ -9,6 +10,8 @@ then 1. Needs nothing but Python.
 """
 
 import argparse
+import json
+import os
 import re
 import shutil
 import subprocess
@@ -105,23 +108,71 @@ def merge(name: str) -> None:
     print(f"{name}: {len(sizes)} inputs, {sum(sizes)} bytes", flush=True)
 
 
+def llvm_cov(what: str, *options: str) -> str:
+    """What llvm-cov says of all that coverage() has run."""
+    binaries = [str(word) for path in sorted((BUILD / "coverage").glob("replay*")) for word in ("-object", path)]
+    command = ["llvm-cov", what, *binaries[1:], "-instr-profile", str(BUILD / "coverage" / "all.profdata"), *options]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def untaken(file: str) -> list[int]:
+    """The lines of a file that nothing executes, or that have a branch which nothing takes."""
+    times: dict[tuple[str, ...], int] = {}
+    for kind, numbers in re.findall(r"^(DA|BRDA):(.+)$", llvm_cov("export", "-format=lcov", file), re.M):
+        *place, n = numbers.split(",")
+        key = (kind, *place)
+        times[key] = times.get(key, 0) + (int(n) if n.isdigit() else 0)
+    return sorted({int(key[1]) for key, n in times.items() if n == 0})
+
+
+def coverage(names: list[str]) -> None:
+    """Prints what the inputs of all harnesses together reach: functions, lines and branches of each file."""
+    folder = BUILD / "coverage"
+    for old in folder.glob("*.profraw"):
+        old.unlink()
+    for name in names:
+        harness, _, program = name.partition("_runq")
+        replay = folder / (f"replay_runq{program}" if harness != name else "replay")
+        inputs = [path for found in (*stored(name), BUILD / name) if found.is_dir() for path in found.iterdir()]
+        env = os.environ | {"LLVM_PROFILE_FILE": f"{folder}/{name}.profraw"}
+        subprocess.run([replay, name, *sorted(inputs)], check=True, capture_output=True, env=env)
+    profiles = sorted(str(path) for path in folder.glob("*.profraw"))
+    subprocess.run(["llvm-profdata", "merge", "-sparse", *profiles, "-o", folder / "all.profdata"], check=True)
+    parsers = [
+        path for part in ("common/app/options.h", "common/model/*.h", "common/text/*.h") for path in ROOT.glob(part)
+    ]
+    files = [str(path.relative_to(ROOT)) for path in [*sorted(parsers), *sorted(ROOT.glob("runq*.c*"))]]
+    for row in json.loads(llvm_cov("export", "-summary-only", *files))["data"][0]["files"]:
+        file, summary = os.path.relpath(row["filename"], ROOT), row["summary"]
+        reached = [
+            f"{kind} {summary[kind]['covered']} of {summary[kind]['count']}"
+            for kind in ("functions", "lines", "branches")
+        ]
+        print(f"{file}: " + ", ".join(reached))
+        lines = (ROOT / file).read_text().splitlines()
+        for number in untaken(file):
+            print(f"    {number}: {lines[number - 1].strip()}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--timeout", type=int, default=60, help="seconds that an input may take (60)")
     parser.add_argument("--merge", action="store_true")
+    parser.add_argument("--coverage", action="store_true")
     parser.add_argument("names", nargs="+", metavar="NAME")
     args = parser.parse_args()
     if args.merge:
         for name in args.names:
             merge(name)
         return 0
+    if args.coverage:
+        coverage(args.names)
+        return 0
     survived = [fuzz(name, args.seconds, args.timeout) for name in args.names]
     return 0 if all(survived) else 1
 
 
 if __name__ == "__main__":
-    import os
-
     os.chdir(ROOT)
     sys.exit(main())
