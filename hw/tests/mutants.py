@@ -390,7 +390,7 @@ def found_by(mutant: Mutant) -> tuple[bool, str]:
     if not failed or not cases or ran.returncode < 0 or "CRASHED" in ran.stdout:
         return False, "is not found:\n" + ran.stdout[-2000:]
     shutil.rmtree(folder)
-    return True, cases[0]
+    return True, "; ".join(cases)
 
 
 def main(names: list[str]) -> int:
