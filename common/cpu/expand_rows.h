@@ -1,6 +1,6 @@
 // Rows of a matrix as a file has it, as int8 codes with an fp32 scale for each group of activations: what the
-// int8 kernels multiply. The plain loop that says what every format means is expand() in runq_gptq.cpp;
-// docs/gptq.md has the formats.
+// int8 kernels multiply. The plain loop that says what every format means is expand(), in the program that
+// multiplies codes of 2, 4 and 8 bits.
 //
 // A row of 2- or 4-bit codes is cut into blocks of 64 bytes, what is left at its end into a block of 32, then
 // of 16. In a block of B bytes, byte j holds codes j, j + B, j + 2B, ... from its lowest bits up.

@@ -1,5 +1,5 @@
-// 2:4 sparsity: the kept codes of 64 columns to where the mask has them. Its plain loop is expand() in
-// runq_gptq.cpp.
+// 2:4 sparsity: the kept codes of 64 columns to where the mask has them. The plain loop of it is expand(), in
+// the program that multiplies codes of 2, 4 and 8 bits.
 #pragma once
 
 #include <array>

@@ -1,5 +1,6 @@
-// What the low-bit kernels need of an instruction set beside int8.h's list. What the codes mean stands in the
-// programs: 2 and 4 bits in runq_gptq.cpp, int8 codes as two digits of 4 bits (MSD) in runq_moe.cpp.
+// What the low-bit kernels need of an instruction set beside int8.h's list. What codes mean stands in the
+// programs, as plain loops: expand(), and with experts dot_by_digits(), int8 codes as two digits of 4 bits
+// (MSD).
 //
 //   takes_bytes        dot takes any unsigned byte; otherwise codes up to 127
 //   dot(acc, w, x)     acc[lane] += w[lane][0..3] . x[lane][0..3], w unsigned
