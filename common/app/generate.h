@@ -1,4 +1,4 @@
-// Generate mode: a prompt, and what the model makes of it.
+// Generate mode: a prompt, and what the model makes of it. The loop over tokens is generate(), in session.h.
 #pragma once
 
 #include <cstdio>

@@ -34,7 +34,7 @@ constexpr size_t extension = 0x40, arch = 0x44, head_dim = 0x48, ext_group_size 
                  temperature = 0x94, top_p = 0x98, top_k = 0x9C, tokenizer_offset = 0xA0,
                  tokenizer_size = 0xA8, checksum = 0xB0, activations = 0xB4, min_p = 0xB8,
                  repetition_penalty = 0xBC;
-constexpr size_t own = 0xC0;  // fields of the scheme's own; what they leave is reserved, and 0
+constexpr size_t own = 0xC0;  // the fields of read_own, in the programs; what they leave is reserved, and 0
 }  // namespace header_offset
 
 // The fields of a file that has at least a header.
