@@ -135,5 +135,5 @@ hw-mutants: $(HW_TESTS:%=build/hw/%_test) build/hw/vectors/cases.txt
 hw-coverage: build/packages-hw build/hw/vectors/cases.txt
 	@rm -f build/hw/coverage/*.dat
 	@mkdir -p build/hw && $(MAKE) --no-print-directory hw-unit HW=build/hw/coverage HW_COVERAGE=1 HW_PAIRS=200000 \
-	    HW_VERILATOR='--coverage-line --coverage-toggle' > build/hw/coverage.log || { cat build/hw/coverage.log; exit 1; }
+	    HW_VERILATOR='--coverage-line --coverage-toggle -CFLAGS -O0' > build/hw/coverage.log || { cat build/hw/coverage.log; exit 1; }
 	@'$(PYTHON)' hw/tests/coverage.py build/hw/coverage/*.dat
