@@ -21,14 +21,15 @@ HW_OBJECTS ?= $(HW)
 
 # Models by name, for Verilator: the module, and its parameters if they are not the default.
 HW_MODELS := fp32_add fp32_mul fp32_fma fp32_div int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code \
-             array_4x3 array_5x2 array_16x16 msd_array_16x16 msd_array_4x3 dot_row dot_row_5 \
+             array_4x3 array_5x2 array_16x16 msd_array_16x16 msd_array_4x3 msd_array_5x2 dot_row dot_row_5 \
              group_scaler group_scaler_fused row_scaler quantizer quantizer_4 weights msd_split
 hw_module_int_to_fp32_20     := int_to_fp32 INT_W=20
 hw_module_array_4x3          := systolic_array ROWS=4 COLS=3
 hw_module_array_5x2          := systolic_array ROWS=5 COLS=2
 hw_module_array_16x16        := systolic_array ROWS=16 COLS=16
 hw_module_msd_array_16x16    := msd_array ROWS=16 COLS=16
-hw_module_msd_array_4x3      := msd_array ROWS=4 COLS=3 ADD_EIGHTS=1'b0
+hw_module_msd_array_4x3      := msd_array ROWS=4 COLS=3
+hw_module_msd_array_5x2      := msd_array ROWS=5 COLS=2 ADD_EIGHTS=1'b0
 hw_module_dot_row            := dot_row LANES=16 PRODUCTS=65536
 hw_module_dot_row_5          := dot_row LANES=5 PRODUCTS=15 X_MAX=127 W_MAX=15 W_W=5
 hw_module_group_scaler       := group_scaler ACC_W=32 TAG_W=16
@@ -44,7 +45,7 @@ hw_models_dot_row   := dot_row dot_row_5
 hw_models_scaler    := group_scaler group_scaler_fused row_scaler
 hw_models_quantizer := quantizer quantizer_4
 hw_models_weights   := weights file_codes fp16_to_fp32
-hw_models_msd       := msd_split msd_array_16x16 msd_array_4x3
+hw_models_msd       := msd_split msd_array_16x16 msd_array_4x3 msd_array_5x2
 
 VERILATOR      = verilator --cc --build -O3 --x-initial unique -CFLAGS '-O1 -std=c++20' -y $(RTL) $(HW_VERILATOR)
 VERILATOR_ROOT = $(eval VERILATOR_ROOT := $$(shell verilator --getenv VERILATOR_ROOT))$(VERILATOR_ROOT)
@@ -134,5 +135,5 @@ hw-mutants: $(HW_TESTS:%=build/hw/%_test) build/hw/vectors/cases.txt
 hw-coverage: build/packages-hw build/hw/vectors/cases.txt
 	@rm -f build/hw/coverage/*.dat
 	@mkdir -p build/hw && $(MAKE) --no-print-directory hw-unit HW=build/hw/coverage HW_COVERAGE=1 HW_PAIRS=200000 \
-	    HW_VERILATOR='--coverage-line --coverage-toggle' > build/hw/coverage.log || { cat build/hw/coverage.log; exit 1; }
+	    HW_VERILATOR='--coverage-line --coverage-toggle -CFLAGS -O0' > build/hw/coverage.log || { cat build/hw/coverage.log; exit 1; }
 	@'$(PYTHON)' hw/tests/coverage.py build/hw/coverage/*.dat

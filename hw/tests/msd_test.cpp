@@ -7,6 +7,7 @@
 
 #include "Vmsd_array_16x16.h"
 #include "Vmsd_array_4x3.h"
+#include "Vmsd_array_5x2.h"
 #include "Vmsd_split.h"
 #include "sim.h"
 #include "vectors.h"
@@ -128,7 +129,8 @@ static void check_random() {
 }
 TEST_CASE("msd_array: random and extreme") {
     check_random<Vmsd_array_16x16, 16, 16, true>();
-    check_random<Vmsd_array_4x3, 4, 3, false>();
+    check_random<Vmsd_array_4x3, 4, 3, true>();
+    check_random<Vmsd_array_5x2, 5, 2, false>();
 }
 
 // A reset while a token is on its way: no sum comes afterwards.

@@ -3,8 +3,10 @@
 #pragma once
 
 #include <bit>
+#include <cerrno>
 #include <cstdint>
 #include <random>
+#include <string>
 
 #include "verilated.h"
 #if VM_COVERAGE
@@ -26,9 +28,9 @@ struct Sim {
     ~Sim() {
         top.final();
 #if VM_COVERAGE
-        static int n = 0;
-        const std::string name =
-            std::string(COVERAGE_DIR "/") + top.modelName() + std::to_string(n++) + ".dat";
+        static int n = 0;  // a file for each model of each program
+        const std::string name = std::string(COVERAGE_DIR "/") + program_invocation_short_name + "-" +
+                                 top.modelName() + std::to_string(n++) + ".dat";
         context.coveragep()->write(name.c_str());
 #endif
     }
