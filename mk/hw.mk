@@ -7,7 +7,7 @@
 #     make hw-mutants          the tests find every mistake that is planted in the RTL (MUTANTS=name: this one)
 
 PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev
-$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage,$(eval NEEDS_$(goal) := BUILD PYTHON HW))
+$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 build/packages-hw: build/packages
 	@$(call install,$(PACKAGES_HW))
 	@touch $@

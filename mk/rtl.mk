@@ -20,7 +20,7 @@ RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --noas
 $(HW)/axi-%/model/model.a: $(RTL_SOURCES) build/packages-hw
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(RTL_VERILATOR) -GROWS=$(call rtl_rows,$*) -GCOLS=$(call rtl_cols,$*) -GMIN_GROUP=$(call rtl_rows,$*) --Mdir $(@D) $(RTL_SOURCES)
-	$(MAKE) -s -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST='$(RTL_OPT) -fPIC' OPT_SLOW='-O1 -fPIC' OPT_GLOBAL='-O2 -fPIC' \
+	MAKEFLAGS= make -s -j2 -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST='$(RTL_OPT) -fPIC' OPT_SLOW='-O1 -fPIC' OPT_GLOBAL='-O2 -fPIC' \
 	    Vmatmul_axi__ALL.a verilated.o verilated_threads.o $(if $(RTL_TRACE),verilated_vcd_c.o) > $(@D)/log
 	cd $(@D) && ar -rcs model.a $$(ar -t Vmatmul_axi__ALL.a) verilated*.o
 $(HW)/axi-%/matmul_rtl.o: hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h $(HW)/axi-%/model/model.a
@@ -71,7 +71,7 @@ rtl-story: $(HW)/axi-$(ARRAY)/runq $(HW)/axi-$(ARRAY)/runq_w8a8 $(HW)/axi-$(ARRA
 $(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/tests/sim.h $(RTL)/mac_cell.sv $(RTL)/mac_cell_pair.sv build/packages-hw build/packages-test
 	@rm -rf $(HW)/mac_pair && mkdir -p $(HW)/mac_pair
 	verilator --cc -O3 -Wall --top-module mac_pair --Mdir $(HW)/mac_pair $(filter %.sv,$^)
-	$(MAKE) -s -C $(HW)/mac_pair -f Vmac_pair.mk CXX='$(CXX)' Vmac_pair__ALL.a verilated.o verilated_threads.o > $(HW)/mac_pair/log
+	MAKEFLAGS= make -s -j2 -C $(HW)/mac_pair -f Vmac_pair.mk CXX='$(CXX)' Vmac_pair__ALL.a verilated.o verilated_threads.o > $(HW)/mac_pair/log
 	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include -isystem $(HW)/mac_pair $< $(HW)/mac_pair/*.o -pthread -o $@
 
 # The test of the core finds every mistake that is planted in it.
@@ -123,5 +123,5 @@ $(HW)/netlist/test: $(RTL_SOURCES) $(HW)/axi-4x4/matmul_axi_test
 	yosys -q -p "read_verilog -sv $(RTL_SOURCES); hierarchy -check -top matmul_axi -chparam ROWS 4 -chparam COLS 4 -chparam MIN_GROUP 4; \
 	    proc; flatten; opt; wreduce; peepopt; opt; memory -nomap; opt_clean; write_verilog -noattr $(@D)/matmul_axi.v" > $(@D)/yosys.log 2>&1 || { tail $(@D)/yosys.log; exit 1; }
 	verilator --cc -O3 -Wno-fatal -Wno-lint --x-assign fast --x-initial fast --prefix Vmatmul_axi --top-module matmul_axi --Mdir $(@D) $(@D)/matmul_axi.v > $(@D)/verilator.log 2>&1
-	$(MAKE) -s -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST=-O1 Vmatmul_axi__ALL.a > $(@D)/log
+	MAKEFLAGS= make -s -j2 -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST=-O1 Vmatmul_axi__ALL.a > $(@D)/log
 	$(CXX) $(HW)/axi-4x4/matmul_axi_test.o $(HW)/axi-4x4/matmul_rtl.o $(@D)/Vmatmul_axi__ALL.a $(HW)/axi-4x4/model/verilated.o $(HW)/axi-4x4/model/verilated_threads.o -pthread -o $@

@@ -125,7 +125,7 @@ def small_disk(tmp_path):
     if subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", disk], capture_output=True, check=False
     ).returncode:
-        pytest.skip("not allowed to mount a disk")
+        pytest.skip("needs the right to mount a disk: run as root")
     yield disk
     subprocess.run(["umount", disk], check=True)
 
