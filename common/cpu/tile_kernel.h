@@ -96,6 +96,15 @@ inline void prefetch_weights(const uint32_t* codes) {
     for (int i = 0; i < 4 * n_rows; i += 64) __builtin_prefetch(at + i, 0, 0);
 }
 
+// Accumulators for each vector of a tile. A dot product waits for the one before it in the same accumulator,
+// some four cycles. With one token there are too few others to fill that time, and registers are free: each
+// four columns of a word have an accumulator of their own.
+template <class Format>
+constexpr int n_chains(int n_tokens, int n_vectors) {
+    if (n_tokens > 1 || n_vectors > 2) return 1;
+    return std::min(Format::fours, Format::lanes == 16 ? 4 : 2);
+}
+
 // out[token][row], tokens block_rows apart, = what was there (0 in the first part) + n_tokens tokens times
 // n_vectors vectors of rows of a block. The accumulators of all tokens stay in registers, so a vector of
 // weights is loaded once for n_tokens multiplications. once: no other token reads these weights, which come
@@ -110,6 +119,7 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
     using Groups = std::conditional_t<Format::is_int8, Int8Groups<Isa>, LowbitGroups<Isa>>;
     Prefetcher ahead = next;  // a copy, so that it stays in registers
     constexpr int lanes = Isa::lanes, n_rows = block_rows<Isa>;
+    constexpr int chains = n_chains<Format>(n_tokens, n_vectors);
     auto at = [&](int j, int v) { return out + j * n_rows + v * lanes; };
     const auto groups = [&]<size_t... v>(std::index_sequence<v...>) {
         return std::array<Groups, n_vectors>{Groups(w, int(v))...};
@@ -124,7 +134,10 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
             sums[j][v] = part.first ? Isa::zero() : Isa::load_floats(at(j, v));
     }
     for (int g = 0, column = 0; g < part.n_groups; g++) {
-        Ints acc[n_tokens][n_vectors];
+        Ints acc[n_tokens][n_vectors], more[chains][n_vectors];  // of one token alone
+        for (int c = 1; c < chains; c++) {
+            for (int v = 0; v < n_vectors; v++) more[c][v] = Isa::splat(0);
+        }
         for (int j = 0; j < n_tokens; j++) {
             const int32_t start = Format::zero_is_off ? -Isa::offset * x.sums[j] : 0;
             for (int v = 0; v < n_vectors; v++) acc[j][v] = Isa::splat(start);
@@ -157,14 +170,18 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
                 for (int j = 0; j < n_tokens; j++) {
                     const auto four = Isa::splat(static_cast<int32_t>(x.codes[j]));
                     for (int v = 0; v < n_vectors; v++) {
-                        acc[j][v] = Format::dot(acc[j][v], codes[v], four);
-                        pin_register(acc[j][v]);
+                        Ints& sum = f % chains == 0 ? acc[j][v] : more[f % chains][v];
+                        sum = Format::dot(sum, codes[v], four);
+                        pin_register(sum);
                     }
                 }
                 x.codes += x.width;
             }
             w.codes += n_rows;
             if constexpr (Format::sparse) column += 4 * Format::fours;
+        }
+        for (int c = 1; c < chains; c++) {
+            for (int v = 0; v < n_vectors; v++) acc[0][v] = Ints(Whole(acc[0][v]) + Whole(more[c][v]));
         }
         if (part.suspends) {
             next = ahead;

@@ -60,5 +60,6 @@ inline Floats exp(Floats x) {
     std::memcpy(&bits, &p, sizeof bits);
     bits += exponent << 23;
     std::memcpy(&p, &bits, sizeof p);
-    return x == x ? p : x;  // of a NaN, those bits may be any number
+    // Of a NaN, those bits may be any number. NOLINTNEXTLINE(misc-redundant-expression)
+    return x == x ? p : x;
 }
