@@ -102,7 +102,7 @@ hw-unit: $(HW_TESTS:%=$(HW)/%_test) build/hw/vectors/cases.txt
 # All three tools take every module, and Verilator has no warning, nor Yosys a latch, a loop or two drivers.
 hw-lint: build/packages-hw
 	@for top in $(HW_TOPS); do verilator --lint-only -Wall -y $(RTL) --top-module $$top $(RTL)/$$top.sv || exit 1; done
-	@for top in $(HW_TOPS); do iverilog -g2012 -y $(RTL) -Y .sv -s $$top -o /dev/null $(RTL)/$$top.sv || exit 1; done
+	@for top in $(HW_TOPS); do iverilog -g2012 -y $(RTL) -Y .sv -s $$top -o build/hw/lint.vvp $(RTL)/$$top.sv || exit 1; done
 	@for top in $(HW_TOPS); do yosys -q -e latch -p "read_verilog -sv $(RTL)/*.sv; hierarchy -top $$top; proc; check -assert" \
 	    > build/hw/yosys.log 2>&1 || { cat build/hw/yosys.log; exit 1; }; done
 	@echo "hw-lint: $(words $(HW_TOPS)) modules and all below them: Verilator, Icarus, Yosys"
