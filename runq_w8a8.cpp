@@ -66,25 +66,17 @@ int block_of(int group_size, int n_cols) { return group_size == 0 ? n_cols : gro
 // clamped to -127..127. The scale is the static one if there is one, otherwise max|x| / 127. Codes are 0
 // where the scale is so small that its inverse is not finite; and so is then the scale, unless it is static.
 float quantize_block(int8_t* codes, const float* x, int n, const float* static_scale) {
-    constexpr float largest_float = std::numeric_limits<float>::max();
-    float scale, inv;
-    if (static_scale != nullptr) {
-        scale = *static_scale;
-        inv = 1.0f / scale;
-        if (!(inv <= largest_float)) inv = 0;
-    } else {
-        float largest = 0;
-        for (int i = 0; i < n; i++) largest = std::max(largest, std::fabs(x[i]));
-        inv = 127.0f / largest;
-        if (!(inv > 0 && inv <= largest_float)) inv = 0;
-        scale = inv > 0 ? largest / 127.0f : 0.0f;
-    }
+    float largest = 0;
+    for (int i = 0; i < n; i++) largest = std::max(largest, std::fabs(x[i]));
+    float inv = static_scale != nullptr ? 1.0f / *static_scale : 127.0f / largest;
+    if (!(inv <= std::numeric_limits<float>::max())) inv = 0;
     for (int i = 0; i < n; i++) {
         const float whole = std::nearbyintf(x[i] * inv);
         // Compared in this order, NaN becomes -127 rather than undefined.
         codes[i] = int8_t(std::min(127.0f, whole > -127.0f ? whole : -127.0f));
     }
-    return scale;
+    if (static_scale != nullptr) return *static_scale;
+    return inv > 0 ? largest / 127.0f : 0.0f;
 }
 
 // Quantizes the rows of x, each under one scale (group_size 0) or in blocks: the input of the matrices that
