@@ -43,6 +43,36 @@ bool is_slow(const Opened& b) {
 
 }  // namespace
 
+TEST_CASE("back ends: each function that has to be there is missed, by its name") {
+    const QuantGemmBackend whole = *load_backend(folder / "quant_gemm_portable.so");
+    REQUIRE(missing_function(whole) == nullptr);
+    const auto missed = [&](auto remove) {
+        QuantGemmBackend api = whole;
+        api.host_memory = 0;  // so that the functions that copy are needed, too
+        api.allocate = [](void*, void**, size_t) -> int32_t { return 0; };
+        api.release = [](void*, void*) {};
+        api.upload = api.download = [](void*, void*, const void*, size_t) -> int32_t { return 0; };
+        remove(api);
+        const char* name = missing_function(api);
+        return std::string(name == nullptr ? "" : name);
+    };
+    CHECK(missed([](QuantGemmBackend&) {}) == "");
+#define CHECK_MISSED(function) CHECK(missed([](QuantGemmBackend& api) { api.function = nullptr; }) == #function)
+    CHECK_MISSED(rank);
+    CHECK_MISSED(open);
+    CHECK_MISSED(close);
+    CHECK_MISSED(accepts);
+    CHECK_MISSED(load);
+    CHECK_MISSED(allocate);
+    CHECK_MISSED(release);
+    CHECK_MISSED(upload);
+    CHECK_MISSED(download);
+    CHECK_MISSED(quantize);
+    CHECK_MISSED(multiply);
+    CHECK_MISSED(error_text);
+#undef CHECK_MISSED
+}
+
 // With scales that are small whole numbers and halves an output is exact, and so is each accumulator.
 TEST_CASE("back ends: the accumulators of every format are exact, for few tokens and many") {
     for_each_backend([](Opened& b) {

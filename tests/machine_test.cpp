@@ -2,6 +2,7 @@
 #include "common/os/machine.h"
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <fstream>
@@ -120,6 +121,20 @@ TEST_CASE("available memory: version 1, and a container that sees its own group 
     CHECK(cgroup_cpu_quota(root.path()) == std::numeric_limits<double>::infinity());
     root.write(cpu + "cpu.cfs_quota_us", "150000\n");
     CHECK(cgroup_cpu_quota(root.path()) == 1.5);
+}
+
+TEST_CASE("available memory: no more than is left of the address space") {
+    rlimit before{};
+    REQUIRE(getrlimit(RLIMIT_AS, &before) == 0);
+    if (before.rlim_cur == RLIM_INFINITY) CHECK(address_space_left() == no_limit);
+    rlimit limit = before;
+    limit.rlim_cur = rlim_t(proc_bytes("/proc/self/status", "VmSize") + 64 * MiB);
+    REQUIRE(setrlimit(RLIMIT_AS, &limit) == 0);
+    const uint64_t left = address_space_left(), available = available_memory();
+    setrlimit(RLIMIT_AS, &before);
+    CHECK(left <= 64 * MiB);
+    CHECK(left > 32 * MiB);
+    CHECK(available <= 64 * MiB);
 }
 
 TEST_CASE("threads: the physical cores, no more than a CPU quota feeds, at least one") {
