@@ -57,7 +57,8 @@ TEST_CASE("back ends: each function that has to be there is missed, by its name"
         return std::string(name == nullptr ? "" : name);
     };
     CHECK(missed([](QuantGemmBackend&) {}) == "");
-#define CHECK_MISSED(function) CHECK(missed([](QuantGemmBackend& api) { api.function = nullptr; }) == #function)
+#define CHECK_MISSED(function) \
+    CHECK(missed([](QuantGemmBackend& api) { api.function = nullptr; }) == #function)
     CHECK_MISSED(rank);
     CHECK_MISSED(open);
     CHECK_MISSED(close);
