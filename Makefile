@@ -13,6 +13,7 @@ MAKEFLAGS += --no-builtin-rules
 CXX       ?= g++
 ARCH      ?= native
 TOKENIZER ?= 1
+LINE_EDITOR ?= 1
 PYTHON    ?= python3
 ifeq ($(origin CXX),default)
 CXX := g++
@@ -97,4 +98,5 @@ help:
 	@echo 'make runq        only that program; likewise $(filter-out runq,$(ALL_PROGRAMS))'
 	@echo 'make clean       remove what was built'
 	@echo 'Choices: CXX=clang++  ARCH=x86-64-v3  TOKENIZER=0 (without PCRE2 and utf8proc: ids only)  WERROR=1'
+	@echo '         LINE_EDITOR=0 (without libedit: chat without arrow keys and history)'
 	@echo '         CUDA=1 CUDA_ARCH=sm_90 (runq_awq for a GPU)  CUDA=0 (for the CPU)'

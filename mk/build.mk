@@ -14,9 +14,14 @@ CXXFLAGS_ALL += -DNO_TOKENIZER
 else
 LIBS := -lpcre2-8 -lutf8proc
 PACKAGES_BUILD += pkg-config libpcre2-dev libutf8proc-dev
+ifneq ($(LINE_EDITOR),0)
+CXXFLAGS_ALL += -DLINE_EDITOR
+LIBS += -ledit
+PACKAGES_BUILD += libedit-dev
+endif
 endif
 PACKAGES_PYTHON := python3-venv
-PACKAGES_TEST := doctest-dev nlohmann-json3-dev libsimde-dev
+PACKAGES_TEST := doctest-dev nlohmann-json3-dev libsimde-dev tmux
 PACKAGES_ARM  := g++-aarch64-linux-gnu qemu-user
 PACKAGES_OPENCL := pocl-opencl-icd ocl-icd-opencl-dev
 PACKAGES_HIP  := hipcc libamdhip64-dev rocm-device-libs
@@ -29,7 +34,7 @@ DEPS_FOLDER := $(shell mkdir -p build/deps)
 -include $(wildcard build/deps/*.d)
 
 # What every program needs and takes long to compile is compiled once; all else of common/ is headers.
-LIBRARY   := common/app/cli.cpp common/cpu/attention.cpp common/cpu/quant_matmul.cpp
+LIBRARY   := common/app/cli.cpp common/app/line_editor.cpp common/cpu/attention.cpp common/cpu/quant_matmul.cpp
 LIBRARY_O := $(LIBRARY:%.cpp=build/lib/%.o)
 $(LIBRARY_O) $(PROGRAMS:%=build/lib/%.o): build/lib/%.o: %.cpp build/flags build/packages
 	@mkdir -p $(@D)

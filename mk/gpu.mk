@@ -13,7 +13,7 @@ build/gpu/flags: FORCE
 # nvcc builds few files here, so each depends on everything that it could read.
 CUDA_SOURCES := $(wildcard *.cu common/backend/*.cu bench/*.cu bench/*.cuh common/*/*.h common/*/*.cuh simt/*.h)
 $(GPU_BINS): $(CUDA_SOURCES) build/gpu/flags
-build/gpu/runq_awq: runq_awq.cu common/app/cli.cpp
+build/gpu/runq_awq: runq_awq.cu common/app/cli.cpp common/app/line_editor.cpp
 	$(NVCC) $(GPU_FLAGS) $^ -o $@ $(CUBLAS)
 build/gpu/awq_kernels: bench/awq_kernels.cu
 	$(NVCC) $(GPU_FLAGS) $< -o $@ $(CUBLAS)

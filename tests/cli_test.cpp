@@ -1073,21 +1073,29 @@ TEST_CASE("chat mode: draws if neither the user nor the file asks for a temperat
     CHECK(sampling({"-m", "chat"}) == "temperature 0.6, top-k 7, top-p 0.5, seed 9");
 }
 
-TEST_CASE("chat mode: a full context ends the conversation with one line") {
+TEST_CASE("chat mode: a full context drops the oldest turns with one line, and ends an answer") {
     Talker model;
     loaded = &model;
-    const std::string full = "tokens is full: the conversation ends here\n";
-    // 5 + 5 tokens, then 11 for the prompt of the second turn
-    for (const char* context : {"10", "11", "12"}) {
-        const Result r = run_cli(talker, {"m", "-m", "chat", "-c", context}, "a\nb\na\n");
+    // A turn is 5 + 5 tokens, the prompt of the second 11; a quarter of the context is kept for the answer.
+    for (const char* context : {"10", "11", "12", "13"}) {
+        model.fed.clear();
+        const Result r = run_cli(talker, {"m", "-m", "chat", "-c", context}, "a\na\n");
         CHECK(r.code == 0);
-        CHECK(r.err.find(full) != std::string::npos);
-        CHECK(r.out ==
-              (std::string(context) == "12" ? "<think>c</think>d\n<think>\n" : "<think>c</think>d\n"));
+        CHECK(r.out == "<think>c</think>d\n<think>c</think>d\n");
+        CHECK(r.err.find(
+                  format("the context of %s tokens is full: the oldest turn is forgotten\n", context)) == 0);
     }
-    Result r = run_cli(talker, {"m", "-m", "chat", "-c", "7"}, "a\nb\n");
-    CHECK(r.out == "<think>c\n");
-    CHECK(r.err.find(full) != std::string::npos);
+    // With a system prompt, which stays; and two turns at once.
+    Result r = run_cli(talker, {"m", "-m", "chat", "-c", "24", "-y", "c"}, "a\na\nbbbbbbbb\n");
+    CHECK(r.err.find("the context of 24 tokens is full: the oldest 2 turns are forgotten\n") !=
+          std::string::npos);
+    r = run_cli(talker, {"m", "-m", "chat", "-c", "7"}, "a\nb\n");
+    CHECK(r.out == "<think>c\n<think>c\n");
+    CHECK(r.err.find("the context of 7 tokens is full: the answer ends here\n") == 0);
+    // A message that is too long by itself: nothing else is forgotten for it.
+    r = run_cli(talker, {"m", "-m", "chat", "-c", "16"}, "a\nbbbbbbbbbbbbbbbbbbbb\nb\n");
+    CHECK(r.out == "<think>c</think>d\n<think>c</think>d\n");
+    CHECK(r.err.find("this message is too long: ") == 0);
     r = run_cli(talker, {"m", "-m", "chat", "-c", "4"}, "a\nb\n");
     CHECK(r.code == 2);
     CHECK(r.out == "");
@@ -1113,6 +1121,25 @@ TEST_CASE("chat mode: a conversation that gives no tokens is refused, and nothin
           "runq: --mode chat: the prompt is empty, and this model has no token to begin a text with\n");
     CHECK(model.fed.empty());
     CHECK(run_cli(empty, {"m", "-m", "chat", "-n", "1", "--print-ids"}, "b\n").code == 0);
+}
+
+TEST_CASE("generate: a long prompt's progress is told before each chunk and at its end, a short one's not") {
+    Bigram table;
+    Model model = table.model();
+    model.max_chunk = 2;
+    std::vector<std::pair<size_t, size_t>> told;
+    const auto run = [&](uint64_t macs_per_token) {
+        model.macs_per_token = macs_per_token;
+        Session s = greedy_session(model, 8);
+        s.max_new = 1;
+        s.progress = [&](size_t n_done, size_t n) { told.emplace_back(n_done, n); };
+        std::vector<int> ids(5, 1);
+        told.clear();
+        generate(s, ids, [](int) {});
+        return told;
+    };
+    CHECK(run(30'000'000'000) == std::vector<std::pair<size_t, size_t>>{{0, 5}, {2, 5}, {4, 5}, {5, 5}});
+    CHECK(run(10'000'000'000).empty());
 }
 
 TEST_CASE("generate: takes 1 to `context` tokens") {

@@ -7,7 +7,6 @@ import array
 import fcntl
 import json
 import os
-import pty
 import re
 import signal
 import struct
@@ -438,29 +437,6 @@ def test_chat_answers_every_line(chat):
     assert ok(*chat, stdin=b"") == ""
 
 
-def test_chat_on_a_terminal(chat):
-    """A hint, a marker in front of each line to type, and statistics on a line of their own."""
-    ours, theirs = pty.openpty()
-    command = [str(RUNQ), *map(str, chat), "-n", "5"]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT)
-    os.close(theirs)
-    shown, lines = b"", [b"Hello\n", b"\n", b"\x04"]
-    while True:
-        try:
-            shown += os.read(ours, 4096)
-        except OSError:  # the other end is closed
-            break
-        if lines and shown.endswith(b"> "):
-            line = lines.pop(0)
-            os.write(ours, line)
-    os.close(ours)
-    assert process.wait(60) == 0
-    text = shown.replace(b"\r", b"").decode()
-    assert text.startswith("Type a message. Ctrl-D ends the conversation.\n> Hello\n")
-    assert text.count("\n> ") == 3
-    assert re.search(r"\n> \n> \n(model|run) +", text)
-
-
 def test_chat_options_reach_the_prompt(chat):
     def prefill(*args):
         result = run(*chat, "-n", 1, "-i", "Tell me a story.", *args)
@@ -482,10 +458,11 @@ def test_chat_runs_only_what_is_new(chat):
     assert two < 2 * one + 8  # and not the whole conversation again, which would make it 3 times one
 
 
-def test_chat_ends_when_the_context_is_full(chat):
-    result = run(*chat, "-c", 64, "-n", 0, stdin=b"Tell me a story.\n" * 20)
+def test_chat_goes_on_when_the_context_is_full(chat):
+    result = run(*chat, "-c", 128, "-n", 30, stdin=b"Tell me a story.\n" * 8)
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count(b"the context of 64 tokens is full") == 1
+    assert len(result.stdout.splitlines()) >= 8
+    assert result.stderr.count(b"the context of 128 tokens is full: the oldest turn") >= 2
 
 
 # ----------------------------------------------------------------------------

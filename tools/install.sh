@@ -36,6 +36,7 @@ for package in "$@"; do
         done ;;
     clang | clang-format | clang-tidy | pkg-config) command -v "$package" >/dev/null 2>&1 || missing="$missing $package" ;;
     libpcre2-dev) pkg-config --exists libpcre2-8 2>/dev/null || missing="$missing $package" ;;
+    libedit-dev) pkg-config --exists libedit 2>/dev/null || missing="$missing $package" ;;
     libutf8proc-dev) pkg-config --exists libutf8proc 2>/dev/null || missing="$missing $package" ;;
     doctest-dev) [ -e /usr/include/doctest/doctest.h ] || missing="$missing $package" ;;
     nlohmann-json3-dev) [ -e /usr/include/nlohmann/json.hpp ] || missing="$missing $package" ;;

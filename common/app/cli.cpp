@@ -89,6 +89,7 @@ int run(Options o, const Program& program, const Streams& io) {
     if (o.steps > 0) s.max_new = o.steps;
     s.penalty_window = penalty_window;
     s.lookup = Lookup(o.lookup);
+    if (is_terminal(io.err)) s.progress = [&](size_t n_done, size_t n) { show_progress(io.err, n_done, n); };
     std::string sampling =
         temp == 0 ? "temperature 0, the most probable token each time"
                   : format("temperature %g, top-k %d, top-p %g, seed %llu", static_cast<double>(temp), top_k,

@@ -38,7 +38,7 @@ Prompt (none: the model starts from its beginning-of-text token)
 
 Generation
   -m, --mode MODE       generate (default) or chat; chat goes on with a line of
-                        standard input for every turn
+                        standard input for every turn; /help on a terminal
   -n, --steps N         new tokens, in chat for each turn
                         (default 256; 0: to the end of the context)
   -c, --ctx N           context length (default: the model's, at most 4096)
@@ -79,8 +79,11 @@ Other
   -V, --version         print the version and exit
 %s
 Text goes to standard output; statistics and errors go to standard error.
-Ctrl-C ends a run cleanly, a second one kills it. Where SIGINT is ignored when
-the program starts, as behind a script's &, it goes on being ignored.
+Ctrl-C ends a run cleanly, a second one kills it; in a chat on a terminal it
+ends an answer. Where SIGINT is ignored when the program starts, as behind a
+script's &, it goes on being ignored. What is typed in a chat on a terminal is
+kept in ~/.local/state/runq/history, or in the file that RUNQ_HISTORY names;
+RUNQ_HISTORY= keeps nothing.
 Exit codes: 0 done, 1 bad file or failure, 2 bad usage, 130 ended by Ctrl-C.
 )";
 

@@ -42,6 +42,8 @@ struct Session {
     std::vector<int> held{};  // the tokens whose keys and values are in the KV cache, from position 0 on
     size_t kv_room = 0;       // positions that the KV cache has memory for; see make_room()
     size_t trace_room = 0;    // and a trace
+    // Told how many tokens of a long prompt have been run; `n_done` is n_tokens at last. Empty: nobody asks.
+    std::function<void(size_t n_done, size_t n_tokens)> progress{};
     Statistics statistics{};
 };
 
@@ -115,12 +117,21 @@ inline void make_room(Session& s, size_t n_positions) {
 inline Next prefill(Session& s, std::span<const int> rest, bool greedy) {
     make_room(s, s.held.size() + rest.size());
     const auto chunk = static_cast<size_t>(s.model.max_chunk);
+    constexpr double macs_of_a_long_wait = 1e11;  // about a second
+    const size_t n_tokens = rest.size();
+    const bool tells = s.progress && double(n_tokens) * double(s.model.macs_per_token) > macs_of_a_long_wait;
+    Next next;
     while (!interrupted) {
-        if (rest.size() <= chunk) return feed(s, rest, Feed::prompt_end, greedy);
+        if (tells) s.progress(n_tokens - rest.size(), n_tokens);
+        if (rest.size() <= chunk) {
+            next = feed(s, rest, Feed::prompt_end, greedy);
+            break;
+        }
         feed(s, rest.first(chunk), Feed::prompt, greedy);
         rest = rest.subspan(chunk);
     }
-    return {};
+    if (tells) s.progress(n_tokens, n_tokens);
+    return next;
 }
 
 // Continues `ids` (1 to `context` of them) token by token, each appended to `ids` and handed to `emit`.
@@ -199,6 +210,12 @@ class TokenPrinter {
 };
 
 inline double per_second(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
+
+// For Session::progress: one line of a terminal, which is empty again at the end.
+inline void show_progress(std::FILE* err, size_t n_done, size_t n_tokens) {
+    const std::string text = format("reading: %zu of %zu tokens", n_done, n_tokens);
+    note(err, "\r" + (n_done < n_tokens ? text : std::string(text.size(), ' ') + "\r"));
+}
 
 // `sampling` is empty where nothing was drawn.
 inline void print_statistics(std::FILE* err, const Session& s, int n_threads, const std::string& sampling) {

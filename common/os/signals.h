@@ -23,6 +23,12 @@ inline void catch_ctrl_c() {
     sigaction(SIGINT, &action, nullptr);
 }
 
+// Once a Ctrl-C has been obeyed and the program goes on.
+inline void hear_ctrl_c_again() {
+    interrupted = 0;
+    catch_ctrl_c();
+}
+
 // What the handler below begins its line with.
 inline const char* program_in_error_lines = "";
 

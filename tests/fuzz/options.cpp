@@ -9,6 +9,7 @@
 #include "tests/fuzz/fuzz.h"
 #ifndef LIBRARY_IS_LINKED
 #include "common/app/cli.cpp"
+#include "common/app/line_editor.cpp"
 #endif
 
 namespace {

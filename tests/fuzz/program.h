@@ -8,6 +8,7 @@
 #define RUNQ_NO_MAIN
 #ifndef LIBRARY_IS_LINKED
 #include "common/app/cli.cpp"
+#include "common/app/line_editor.cpp"
 #include "common/cpu/attention.cpp"
 #include "common/cpu/quant_matmul.cpp"
 #endif
