@@ -47,7 +47,7 @@ EXPORT_moe-a8w4-pure := moe --format a8w4 --pure
 RANDOM_MODELS := build/models/random-llama.gptq-order.bin build/models/random-qwen3-moe.moe-a8w8.bin
 
 # ---- the usual targets -----------------------------------------------------------------------------------------
-.PHONY: all run test check test-all test-arm test-hf test-models test-pages cuda hip gpu-files gpu-check golden single bench lint format help clean
+.PHONY: all run test check test-all test-arm test-hf test-models test-pages cuda hip gpu-files gpu-check golden single bench lint format help install uninstall clean
 .DELETE_ON_ERROR:
 
 ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
@@ -65,6 +65,21 @@ golden test test-models: $(RANDOM_MODELS)
 
 run: runq model.bin
 	./runq model.bin -i "Once upon a time"
+
+# Programs, manual pages and completions; DESTDIR=FOLDER: as if FOLDER were /.
+PREFIX ?= /usr/local
+INSTALLED = $(DESTDIR)$(PREFIX)
+install: $(ALL_PROGRAMS)
+	@$(PYTHON) tools/manual.py build/manual $(ALL_PROGRAMS:%=./%)
+	@install -d '$(INSTALLED)/bin' '$(INSTALLED)/share/man/man1' '$(INSTALLED)/share/bash-completion/completions' \
+	    '$(INSTALLED)/share/zsh/site-functions'
+	install $(ALL_PROGRAMS) '$(INSTALLED)/bin'
+	install -m 644 $(ALL_PROGRAMS:%=build/manual/man/man1/%.1) '$(INSTALLED)/share/man/man1'
+	install -m 644 $(ALL_PROGRAMS:%=build/manual/bash/%) '$(INSTALLED)/share/bash-completion/completions'
+	install -m 644 $(ALL_PROGRAMS:%=build/manual/zsh/_%) '$(INSTALLED)/share/zsh/site-functions'
+uninstall:
+	rm -f $(foreach p,$(ALL_PROGRAMS),'$(INSTALLED)/bin/$p' '$(INSTALLED)/share/man/man1/$p.1' \
+	    '$(INSTALLED)/share/bash-completion/completions/$p' '$(INSTALLED)/share/zsh/site-functions/_$p')
 
 clean:
 	rm -rf build $(ALL_PROGRAMS) $(FIRST_MODELS)
@@ -96,6 +111,7 @@ help:
 	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
 	@echo 'make single      build/single/: each program and its headers in one file'
 	@echo 'make runq        only that program; likewise $(filter-out runq,$(ALL_PROGRAMS))'
+	@echo 'make install     programs, manual pages and completions to PREFIX=/usr/local (make uninstall takes them away)'
 	@echo 'make clean       remove what was built'
 	@echo 'Choices: CXX=clang++  ARCH=x86-64-v3  TOKENIZER=0 (without PCRE2 and utf8proc: ids only)  WERROR=1'
 	@echo '         LINE_EDITOR=0 (without libedit: chat without arrow keys and history)'

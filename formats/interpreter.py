@@ -60,7 +60,10 @@ def hold_standard_descriptors() -> None:
 
 
 def check(package: str) -> None:
-    """Ends `python -m PACKAGE` in one line and exit code 1 if this Python is too old, or once it lacks a module."""
+    """Ends `python -m PACKAGE` in one line and exit code 1 if this Python is too old, or once it lacks a module.
+
+    Ctrl-C before the program has begun, while modules are loaded, is a line, too.
+    """
     if sys.argv[:1] != ["-m"]:  # as it is while Python still looks for the module: nobody is importing us
         return
     hold_standard_descriptors()
@@ -72,6 +75,8 @@ def check(package: str) -> None:
     def explain(kind: type, error: BaseException, traceback: TracebackType) -> None:
         if isinstance(error, ModuleNotFoundError) and error.name and not (ROOT / error.name.split(".")[0]).is_dir():
             print(_explain_missing(package, error.name.split(".")[0]), file=sys.stderr)
+        elif isinstance(error, KeyboardInterrupt):
+            print(f"{package}: interrupted", file=sys.stderr)
         else:
             sys.__excepthook__(kind, error, traceback)
 

@@ -66,6 +66,16 @@ TEST_CASE("cli: defaults") {
     CHECK(!o.rope_theta);
 }
 
+TEST_CASE("cli: a number may follow a short option without a blank") {
+    const Options o = options_of({"m", "-j8", "-n100", "-t.5", "-p0.25", "-k3", "-i", "8"});
+    CHECK(o.threads == 8);
+    CHECK(o.steps == 100);
+    CHECK(o.temp == 0.5f);
+    CHECK(o.top_p == 0.25f);
+    CHECK(o.top_k == 3);
+    CHECK(o.prompt == "8");
+}
+
 TEST_CASE("cli: every option, short, long and with an equals sign") {
     const Options a = options_of({"-i",  "hi", "-m", "chat",     "-n",   "5",  "m",
                                   "-c",  "7",  "-y", "be brief", "-r",   "0",  "-t",
@@ -119,9 +129,9 @@ TEST_CASE("cli: every bad command line is exit code 2 and one line, before the m
         {{}, "no model file given; -h shows how to use this program"},
         {{"-n", "5"}, "no model file given; -h shows how to use this program"},
         {{""}, "the model's file name is empty"},
-        {{"m", "n"}, "unexpected argument 'n'"},
+        {{"m", "n"}, "unexpected argument 'n': a prompt goes behind -i, and what has blanks into quotes"},
         {{"m", "-x"}, "unknown option '-x'"},
-        {{"m", "-n5"}, "unknown option '-n5'"},
+        {{"m", "-n5x"}, both("-n: '5x'", steps)},
         {{"m", "--"}, "unknown option '--'"},
         {{"m", "--nonsense=1"}, "unknown option '--nonsense'"},
         {{"m", "--a\nb"}, "unknown option '--a\\x0ab'"},
@@ -171,6 +181,8 @@ TEST_CASE("cli: every bad command line is exit code 2 and one line, before the m
         {{"m", "-s", "-1"}, "-s: '-1' is not a whole number from 0 to 18446744073709551615"},
         {{"m", "-s", "18446744073709551616"},
          "-s: '18446744073709551616' is not a whole number from 0 to 18446744073709551615"},
+        {{"m", "-j8x"}, "-j: '8x' is not a whole number from 1 to 1024"},
+        {{"m", "-jx"}, "unknown option '-jx'"},
         {{"m", "-j", "0"}, "-j: '0' is not a whole number from 1 to 1024"},
         {{"m", "-j", "1025"}, "-j: '1025' is not a whole number from 1 to 1024"},
         {{"m", "-m", "talk"}, "-m: 'talk' is not generate or chat"},
@@ -229,7 +241,6 @@ TEST_CASE("cli: an unknown option is answered with the one that is meant") {
         // nothing is near
         {"--gpu", ""},
         {"-z", ""},
-        {"-n5", ""},
         {"--", ""},
         {"---", ""},
         {"--kb9", ""},

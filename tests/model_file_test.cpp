@@ -164,7 +164,10 @@ TEST_CASE("model file: every bad field is named with its value") {
         const char* text;
     };
     const Case cases[] = {
-        {0x00, 0x46554746, "magic is 0x46554746, expected 0x616b3432"},
+        {0x00, 0x46554746,
+         "magic is 0x46554746, expected 0x616b3432 (no model file: python -m export makes one of a Hugging "
+         "Face "
+         "directory or a GGUF file)"},
         {0x00, int(scheme_awq.magic), "magic is 0x616b3438, expected 0x616b3432 (an AWQ file: use runq_awq)"},
         {0x04, 3, "version is 3, expected 2"},
         {0x08, 0, "dim is 0, expected 1 to 1048576"},
@@ -249,6 +252,8 @@ TEST_CASE("model file: a flipped bit in header or tokenizer, and a wrong length,
         open_model_file(write(good), FileFormat<ModelConfig>{.scheme = scheme_q8, .check = refuse}),
         (folder + "model.bin: not this one").c_str());
     CHECK(refusal(folder + "absent.bin") == folder + "absent.bin: cannot open: No such file or directory");
+    CHECK(refusal("absent.bin") == "absent.bin: cannot open: No such file or directory in the folder " +
+                                       std::filesystem::current_path().string());
     CHECK(refusal("/dev") == "/dev: is a directory, expected a model file");
 }
 

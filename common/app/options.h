@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <climits>
 #include <cstdint>
@@ -30,24 +31,27 @@ constexpr const char* help_text =
 
 usage: %s <model.bin> [options]
 
-Prompt (none: the model starts from its beginning-of-text token)
+Usual (without a prompt the model starts from its beginning-of-text token)
   -i, --prompt TEXT     the prompt; - reads standard input
-  -f, --file PATH       the prompt is a file's text; - reads standard input
-                        (of both, one newline at the end is dropped)
-      --ids 1,2,3       the prompt as token ids
-
-Generation
   -m, --mode MODE       generate (default) or chat; chat goes on with a line of
                         standard input for every turn; /help on a terminal
   -n, --steps N         new tokens, in chat for each turn
                         (default 256; 0: to the end of the context)
+  -t, --temp F          temperature, 0 to 100; 0 takes the most probable token
   -c, --ctx N           context length (default: the model's, at most 4096)
+  -j, --threads N       threads, 1 to 1024; fewer while other programs want the
+                        cores (default: all physical cores, in a container no
+                        more than its CPU quota)
+
+Prompts and chat
+  -f, --file PATH       the prompt is a file's text; - reads standard input
+                        (as with -i, one newline at the end is dropped)
+      --ids 1,2,3       the prompt as token ids
   -y, --system TEXT     chat: system prompt
   -r, --think 0|1       chat: Qwen3's thinking (default 1)
 
 Sampling (defaults: the model's generation_config; in chat, where that asks for
 no temperature: -t 0.7 -p 0.9 and a penalty of 1.1 for the answer's last tokens)
-  -t, --temp F          temperature, 0 to 100; 0 takes the most probable token
   -k, --top-k N         only the N most probable tokens; 0: all
   -p, --top-p F         only the most probable tokens, up to probability F
       --min-p F         only tokens with F times the best one's probability
@@ -65,18 +69,15 @@ Instead of generating
       --ppl PATH        perplexity of a text file
       --bench P,N[,D]   time a prompt of P tokens and N generated ones, behind D
                         positions that are made up (default 0)
+  -h, --help            print this and exit
+  -V, --version         print the version and exit
 
 Other
-  -j, --threads N       threads, 1 to 1024; fewer while other programs want the
-                        cores (default: all physical cores, in a container no
-                        more than its CPU quota)
       --print-ids       print token ids instead of text
       --trace PATH      write every intermediate tensor to a safetensors file
       --trace-from POS  of these only those of positions POS and up, but
                         tokens, keys and values of all
       --rope-theta F    replace the model's RoPE base
-  -h, --help            print this and exit
-  -V, --version         print the version and exit
 %s
 Text goes to standard output; statistics and errors go to standard error.
 Ctrl-C ends a run cleanly, a second one kills it; in a chat on a terminal it
@@ -242,7 +243,7 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     for (const OwnOption& option : own)
         if (!option.choices.empty()) o.own[option.name] = option.choices.front();
     std::string name;                  // of the option in hand, as it was typed
-    std::optional<std::string> glued;  // its value if written --name=value
+    std::optional<std::string> glued;  // its value if written --name=value, or a number as in -j8
     int i = 1;
 
     auto is = [&](const char* short_name, const char* long_name) {
@@ -262,7 +263,9 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     for (; i < argc; i++) {
         name = argv[i];
         if (name.size() < 2 || name[0] != '-') {
-            if (!o.model_path.empty()) throw UsageError("unexpected argument '" + name + "'");
+            if (!o.model_path.empty())
+                throw UsageError("unexpected argument '" + name +
+                                 "': a prompt goes behind -i, and what has blanks into quotes");
             if (name.empty()) throw UsageError("the model's file name is empty");
             o.model_path = name;
             continue;
@@ -271,6 +274,9 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
         if (name.starts_with("--") && equals != std::string::npos) {
             glued = name.substr(equals + 1);
             name.resize(equals);
+        } else if (name.size() > 2 && name[1] != '-' && (std::isdigit(name[2]) != 0 || name[2] == '.')) {
+            glued = name.substr(2);  // -j8
+            name.resize(2);
         }
         if (is("-i", "--prompt")) {
             o.prompt = value();

@@ -130,11 +130,12 @@ inline void check_beginning(const HeaderReader& h, const Scheme& scheme) {
     if (const uint32_t magic = h.u32(header_offset::magic); magic != scheme.magic) {
         char text[80];
         std::snprintf(text, sizeof text, "magic is 0x%08x, expected 0x%08x", magic, scheme.magic);
-        std::string what = text;
+        std::string hint =
+            "no model file: python -m export makes one of a Hugging Face directory or a GGUF file";
         for (const Scheme& other : schemes) {
-            if (magic == other.magic) what += std::string(" (") + other.file + ": use " + other.program + ")";
+            if (magic == other.magic) hint = std::string(other.file) + ": use " + other.program;
         }
-        h.fail(what);
+        h.fail(std::string(text) + " (" + hint + ")");
     }
     if (const int version = h.i32(header_offset::version); version != scheme.version)
         h.fail("version is " + std::to_string(version) + ", expected " + std::to_string(scheme.version));

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -46,7 +47,13 @@ class MappedFile {
     MappedFile(const std::string& path, const std::string& shown) {
         // Without O_NONBLOCK a FIFO would keep this waiting for a writer.
         const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-        if (fd < 0) throw std::runtime_error(path + ": cannot open: " + std::strerror(errno));
+        if (fd < 0) {
+            const int code = errno;
+            std::string reason = std::strerror(code);
+            if (code == ENOENT && !path.starts_with('/'))
+                reason += " in the folder " + std::filesystem::current_path().string();
+            throw std::runtime_error(path + ": cannot open: " + reason);
+        }
         struct stat info {};
         if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
             close(fd);
