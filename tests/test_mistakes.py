@@ -123,7 +123,7 @@ def an_export_that_is_interrupted(folder):
         MODELS / "calibration.txt",
     ]
     process = subprocess.Popen(
-        [*map(str, command), "--quiet"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*map(str, command), "--quiet", "--samples", "8", "--seq-len", "256"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     time.sleep(2)
