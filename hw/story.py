@@ -42,9 +42,7 @@ def command(name: str, folder: Path) -> list[str]:
     return [str(folder / program), f"build/models/tiny-llama.{name}.bin"]
 
 
-def tell(
-    name: str, array: str, n_ids: int, weight_every: int, scalers: int = 0
-) -> tuple[list[int], list[dict], float]:
+def tell(name: str, array: str, n_ids: int, weight_every: int, scalers: int = 0) -> tuple[list[int], list[dict], float]:
     """Ids that follow "Once", the log of all commands, and the seconds that they took.
 
     Raises RuntimeError with a line if the array is not built, or if the program fails or has no product in RTL.
@@ -93,7 +91,9 @@ def expected(entry: dict, scale_beats: int | None = None) -> int:
     if scale_beats is not None:
         s = Stream(scale_beats, s.rows_per_beat, s.beat_cycles)
     array = Array(entry["rows"], entry["cols"])
-    return core_cycles(array, entry["n_tokens"], entry["n_inputs"], entry["n_outputs"], entry["group_size"], s, entry.get("scalers", 0))
+    return core_cycles(
+        array, entry["n_tokens"], entry["n_inputs"], entry["n_outputs"], entry["group_size"], s, entry.get("scalers", 0)
+    )
 
 
 def sizes(entry: dict) -> tuple:

@@ -185,8 +185,7 @@ TEST_CASE("ARRAY: golden passes") {
         int wrong = 0;
         test.sim.reset();
         const int64_t took = test.run(o, 1, false, wrong);
-        CHECK(took ==
-              1 + int64_t(n_tiles - 1) * std::max(p.n_tokens, rows) + p.n_tokens + rows + cols - 2);
+        CHECK(took == 1 + int64_t(n_tiles - 1) * std::max(p.n_tokens, rows) + p.n_tokens + rows + cols - 2);
         CHECK(wrong == 0);
     }
 }

@@ -12,8 +12,7 @@ static const std::string folder = VECTORS "/";
 static nlohmann::json first_line(std::ifstream& in, const std::string& file) {
     std::string line;
     if (!std::getline(in, line) || line.rfind("// ", 0) != 0)
-        throw std::runtime_error(file +
-                                 ": not there, or no vectors: make hw-unit writes them");
+        throw std::runtime_error(file + ": not there, or no vectors: make hw-unit writes them");
     return nlohmann::json::parse(line.substr(3));
 }
 
@@ -65,8 +64,7 @@ std::vector<Passes> all_passes() {
     p.rows = std::stoi(p.array), p.cols = std::stoi(p.array.substr(p.array.find('x') + 1));
     std::ifstream in(folder + p.array + "/cases.txt");
     std::vector<Passes> cases;
-    while (in >> p.name >> p.n_tokens >> p.n_outputs >> p.n_inputs >> p.group_size)
-        cases.push_back(p);
+    while (in >> p.name >> p.n_tokens >> p.n_outputs >> p.n_inputs >> p.group_size) cases.push_back(p);
     if (cases.empty()) throw std::runtime_error("no cases in " + folder + p.array);
     return cases;
 }
