@@ -51,8 +51,8 @@ def tell(name: str, array: str, n_ids: int, weight_every: int, scalers: int = 0)
     folder = built(array, scalers)
     if not (ROOT / folder).is_dir():
         raise RuntimeError(f"{folder} is not there: {make} builds it")
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
+    with tempfile.TemporaryDirectory() as temporary:
+        log = Path(temporary) / "log"
         env = os.environ | {"RTL_LOG": str(log), "RTL_WEIGHT_EVERY": str(weight_every)}
         more = ["--backend", "rtl"] if name == "gptq" else []
         done = subprocess.run(

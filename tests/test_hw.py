@@ -73,6 +73,14 @@ def test_scalers_of_make_are_the_models():
         assert said_by_make(rows, cols) == f"{rows} {cols} {default_scalers(Array(rows, cols))}"
 
 
+@needs_tools
+def test_scalers_of_the_top_are_the_models(tmp_path):
+    """The default of SCALERS in hw/rtl/matmul_axi.sv."""
+    sizes = [(4, 4), (4, 12), (8, 4), (8, 12), (8, 16), (16, 12), (32, 4)]
+    tops = [f"matmul_axi #(.ROWS({rows}), .COLS({cols}))" for rows, cols in sizes]
+    assert widths(tops, tmp_path, "SCALERS") == [default_scalers(Array(rows, cols)) for rows, cols in sizes]
+
+
 # Parameters of hw/rtl/array_sizes.sv beside the rows, columns and scalers that make knows, and who is refused.
 OTHER_SIZES = {"TOKENS": (1, 3, 256), "MIN_GROUP": (8, 48), "MAX_INPUTS": (32, 1000, 65536)}
 
@@ -177,9 +185,9 @@ def table_of_sums():
     return {(name, n): int(bits) for name, *row in lines for n, bits in zip((1, 16, 32, 64), row, strict=True)}
 
 
-def widths(modules, folder):
-    """The localparam SUM_W of modules with parameters, such as "dot_row #(.LANES(1))", as Icarus computes it."""
-    lines = [f'  {module} u{i} ();\n  initial $display("%0d", u{i}.SUM_W);\n' for i, module in enumerate(modules)]
+def widths(modules, folder, name="SUM_W"):
+    """A localparam or parameter of modules with parameters, such as "dot_row #(.LANES(1))", as Icarus computes it."""
+    lines = [f'  {module} u{i} ();\n  initial $display("%0d", u{i}.{name});\n' for i, module in enumerate(modules)]
     (folder / "widths.sv").write_text(f"module widths;\n{''.join(lines)}endmodule\n")
     compiled = [
         "iverilog",

@@ -115,9 +115,10 @@ def test_fewer_scalers_take_longer():
     took = {n: core_cycles(*sizes, n) for n in (0, 1, 2, 4, 8, 16)}
     assert took[0] == took[4]
     assert took[1] > 1.9 * took[2] > 3.6 * took[4] > 6 * took[8]
-    assert took[8] == took[16]
-    entry = {"rows": 8, "cols": 32, "n_tokens": 16, "n_inputs": 512, "n_outputs": 256, "group_size": 32,
-             "weight_every": 1, "weight_beats": decode_beats(Array(8, 32), 512, 256, 32, Stream()), "scalers": 2}  # fmt: skip
+    assert took[8] > took[16] > 0.98 * took[8]  # the stream is the limit
+    beats = decode_beats(Array(8, 32), 512, 256, 32, Stream())
+    entry = {"rows": 8, "cols": 32, "n_tokens": 16, "n_inputs": 512, "n_outputs": 256, "group_size": 32}
+    entry |= {"weight_every": 1, "weight_beats": beats, "scalers": 2}
     assert story.expected(entry) == took[2]
 
 

@@ -97,7 +97,7 @@ TEST_CASE("the array is the one that make names") {
     MatmulRtl rtl;
     const std::string found = std::to_string(rtl.rows) + "x" + std::to_string(rtl.cols);
     std::printf("array: %d rows x %d columns, up to %d tokens\n", rtl.rows, rtl.cols, rtl.max_tokens);
-    if (const char* array = std::getenv("RTL_ARRAY")) CHECK(found == array);
+    if (const char* array = std::getenv("RTL_ARRAY")) CHECK(found == std::string(array));
 }
 
 TEST_CASE("products are equal to the bit") {
