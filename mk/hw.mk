@@ -67,14 +67,16 @@ hw_models_scaler    := group_scaler group_scaler_fused row_scaler
 hw_models_quantizer := quantizer quantizer_4
 hw_models_weights   := weights file_codes fp16_to_fp32
 hw_models_msd       := msd_split msd_array_16x16 msd_array_4x3 msd_array_5x2
-hw_models_array_$(ARRAY) := $(hw_models_array) array_$(ARRAY)
-hw_flags_$(ARRAY_TEST)   := -DARRAY_ROWS=$(call array_rows,$(ARRAY)) -DARRAY_COLS=$(call array_cols,$(ARRAY)) \
-                            -DARRAY_MODEL=Varray_$(ARRAY) -DARRAY_HEADER='"Varray_$(ARRAY).h"'
 
 VERILATOR      = verilator --cc --build -O3 --x-initial unique -CFLAGS '-O1 -std=c++20' -y $(RTL) $(HW_VERILATOR)
 VERILATOR_ROOT = $(eval VERILATOR_ROOT := $$(shell verilator --getenv VERILATOR_ROOT))$(VERILATOR_ROOT)
 HW_FLAGS       = -std=c++20 -O2 -ffp-contract=off -fno-fast-math -pthread -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include \
                  $(WARNINGS) -DVECTORS='"build/hw/vectors"' $(if $(HW_COVERAGE),-DVM_COVERAGE=1 -DCOVERAGE_DIR='"$(HW)"')
+
+# The test of the array, for that of ARRAY.
+hw_models_array_$(ARRAY) := $(hw_models_array) array_$(ARRAY)
+hw_flags_$(ARRAY_TEST)   := -DARRAY_ROWS=$(call array_rows,$(ARRAY)) -DARRAY_COLS=$(call array_cols,$(ARRAY)) \
+                            -DARRAY_MODEL=Varray_$(ARRAY) -DARRAY_HEADER='"Varray_$(ARRAY).h"'
 
 # Other options than last time: make the models again.
 $(HW)/flags: FORCE
