@@ -56,7 +56,7 @@ define rtl_program
 .PRECIOUS: $(HW)/axi-%/$1.o
 $(HW)/axi-%/$1.o: $1.cpp hw/sim/in_rtl/common/cpu/quantize.h $(HW)/axi-%/matmul_rtl.o
 	$$(CXX) -Ihw/sim/in_rtl $$(CXXFLAGS_ALL) $$(DEPS) -c $$< -o $$@
-$(HW)/axi-%/$1: $(HW)/axi-%/$1.o $(HW)/axi-%/programs.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/matmul_rtl.o build/lib/common/app/cli.o build/lib/common/cpu/attention.o $(HW)/axi-%/model/model.a
+$(HW)/axi-%/$1: $(HW)/axi-%/$1.o $(HW)/axi-%/programs.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/matmul_rtl.o $(filter-out %/quant_matmul.o,$(LIBRARY_O)) $(HW)/axi-%/model/model.a
 	$$(CXX) $$(CXXFLAGS_ALL) $$^ -o $$@ $$(LIBS)
 endef
 $(foreach p,$(RTL_PROGRAMS),$(eval $(call rtl_program,$p)))
