@@ -14,6 +14,7 @@ equal.
 """
 
 import argparse
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,15 @@ def simulate(array: Array, x: np.ndarray, w: np.ndarray, hurry: int = 0) -> tupl
     return sums, now
 
 
+def default_scalers(array: Array) -> int:
+    """SCALERS of hw/rtl/matmul_axi.sv where nobody says another number: enough for groups of 64.
+
+    As many columns share one as the largest power of two that divides the columns and the passes of such a group.
+    array.rows: a power of two, 64 at most.
+    """
+    return array.cols // math.gcd(array.cols, 64 // array.rows)
+
+
 @dataclass(frozen=True)
 class Stream:
     """How weights come to hw/rtl's core. scale_beats: before the codes of a group; beat_cycles: between beats."""
@@ -116,8 +126,12 @@ class Stream:
     beat_cycles: int = 1
 
 
-def core_cycles(array: Array, n_tokens: int, n_inputs: int, n_outputs: int, group_size: int, stream: Stream) -> int:
+def core_cycles(
+    array: Array, n_tokens: int, n_inputs: int, n_outputs: int, group_size: int, stream: Stream, scalers: int = 0
+) -> int:
     """Cycles of a product on hw/rtl/matmul_core.sv, from the first beat of weights to the last sum.
+
+    scalers: SCALERS of the core, a divisor of array.cols; 0: `default_scalers`.
 
     What it does beyond `cycles`: scales come in the same stream (stream.scale_beats); a tile is loaded, a row a cycle,
     when all of it is in a buffer of two tiles, two cycles after its last row came; a token's codes are read a cycle
@@ -126,7 +140,7 @@ def core_cycles(array: Array, n_tokens: int, n_inputs: int, n_outputs: int, grou
     of each; results go out four beats for each token. (array.row_cycles does not matter here.)
     """
     n, rows, cols = n_tokens, array.rows, array.cols
-    share = cols // max(1, rows * cols // 64)
+    share = cols // (scalers or default_scalers(array))
     n_groups, n_passes, n_tiles = n_inputs // group_size, group_size // rows, -(-n_outputs // cols)
     offered, taken = 0, -1  # the beat of weights that is on the stream: since when, and when the one before was taken
     loads, starts, sent = [], [], []  # of tiles; of rows of tiles: the last result is out

@@ -1,6 +1,6 @@
 """Stories with every product in RTL: the goldens' ids, and the cycles that the RTL counts beside bench/systolic.py.
 
-    python -m hw.story [--array 16x16] [--ids 16] [--mhz 100] [--weight-every 1] [--programs q8 w8a8 gptq]
+    python -m hw.story [--array 16x16] [--scalers 4] [--ids 16] [--mhz 100] [--weight-every 1] [--programs q8 w8a8 gptq]
 
 make rtl-story builds what this runs. Ids have to be the golden's, and the cycles of each product those that
 `core_cycles` says; otherwise the exit code is 1. The table splits what a product of one token takes: what an array does
@@ -29,32 +29,49 @@ PROGRAMS = {
 }
 
 
-def command(name: str, array: str) -> list[str]:
+def built(array: str, scalers: int) -> Path:
+    """Where mk/rtl.mk builds what runs on an array; scalers 0: as many as the core has by itself."""
+    return Path("build/hw") / f"axi-{array}{f'-scalers{scalers}' if scalers else ''}"
+
+
+def command(name: str, folder: Path) -> list[str]:
     """The program with products in RTL, and its options."""
     if name == "gptq":
         return [f"build/portable/{platform.machine()}/runq_gptq", "build/models/tiny-llama.gptq-ladder.bin"]
     program = {"q8": "runq", "w8a8": "runq_w8a8"}[name]
-    return [f"build/hw/axi-{array}/{program}", f"build/models/tiny-llama.{name}.bin"]
+    return [str(folder / program), f"build/models/tiny-llama.{name}.bin"]
 
 
-def tell(name: str, array: str, n_ids: int, weight_every: int) -> tuple[list[int], list[dict], float]:
-    """Ids that follow "Once", the log of all commands, and the seconds that they took."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
+def tell(name: str, array: str, n_ids: int, weight_every: int, scalers: int = 0) -> tuple[list[int], list[dict], float]:
+    """Ids that follow "Once", the log of all commands, and the seconds that they took.
+
+    Raises RuntimeError with a line if the array is not built, or if the program fails or has no product in RTL.
+    """
+    make = f"make rtl-story ARRAY={array}{f' SCALERS={scalers}' if scalers else ''}"
+    folder = built(array, scalers)
+    if not (ROOT / folder).is_dir():
+        raise RuntimeError(f"{folder} is not there: {make} builds it")
+    with tempfile.TemporaryDirectory() as temporary:
+        log = Path(temporary) / "log"
         env = os.environ | {"RTL_LOG": str(log), "RTL_WEIGHT_EVERY": str(weight_every)}
-        backends = ROOT / "build" / "hw" / f"axi-{array}" / "backends"
         more = ["--backend", "rtl"] if name == "gptq" else []
         done = subprocess.run(
-            [*command(name, array), "-i", "Once", "-t", "0", "-n", str(n_ids), "--print-ids", *more],
+            [*command(name, folder), "-i", "Once", "-t", "0", "-n", str(n_ids), "--print-ids", *more],
             cwd=ROOT,
-            env=env | {"RUNQ_BACKENDS": str(backends)},
+            env=env | {"RUNQ_BACKENDS": str(ROOT / folder / "backends")},
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode != 0:
             raise RuntimeError(done.stderr.strip())
-        entries = [json.loads(line) for line in log.read_text().splitlines()]
+        entries = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    if all(e["command"] != "multiply" for e in entries):
+        raise RuntimeError(
+            f"no product ran on the array of {array}: its rows have to divide the groups, its memory has to hold a row"
+        )
+    for e in entries:
+        e["scalers"] = scalers
     return [int(i) for i in done.stdout.split(",")], entries, sum(e["seconds"] for e in entries)
 
 
@@ -74,7 +91,9 @@ def expected(entry: dict, scale_beats: int | None = None) -> int:
     if scale_beats is not None:
         s = Stream(scale_beats, s.rows_per_beat, s.beat_cycles)
     array = Array(entry["rows"], entry["cols"])
-    return core_cycles(array, entry["n_tokens"], entry["n_inputs"], entry["n_outputs"], entry["group_size"], s)
+    return core_cycles(
+        array, entry["n_tokens"], entry["n_inputs"], entry["n_outputs"], entry["group_size"], s, entry.get("scalers", 0)
+    )
 
 
 def sizes(entry: dict) -> tuple:
@@ -128,13 +147,14 @@ def main() -> int:
     """Tells the stories; the exit code is 1 if an id or a number of cycles is another."""
     parser = argparse.ArgumentParser(prog="python -m hw.story", description=__doc__.splitlines()[0])
     parser.add_argument("--array", default="16x16", help="rows x columns of cells, of a model that was built")
+    parser.add_argument("--scalers", type=int, default=0, help="of that model; 0: as many as it has by itself")
     parser.add_argument("--ids", type=int, default=16, help="new ids of each story")
     parser.add_argument("--mhz", type=float, default=100.0)
     parser.add_argument("--weight-every", type=int, default=1, help="cycles from one beat of weights to the next")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     args = parser.parse_args()
-    if args.ids < 2 or args.mhz <= 0 or args.weight_every < 1:
-        parser.error("expected --ids of 2 and up, --mhz above 0, --weight-every of 1 and up")
+    if args.ids < 2 or args.scalers < 0 or args.mhz <= 0 or args.weight_every < 1:
+        parser.error("expected --ids of 2 and up, --scalers of 0 and up, --mhz above 0, --weight-every of 1 and up")
     known = set(layer_shapes(read_config(ROOT / "models" / "tiny-llama")).values())
     n_failed = 0
     for name in args.programs:
@@ -143,7 +163,7 @@ def main() -> int:
             "new_ids"
         ]
         try:
-            found, entries, seconds = tell(name, args.array, args.ids, args.weight_every)
+            found, entries, seconds = tell(name, args.array, args.ids, args.weight_every, args.scalers)
         except (OSError, RuntimeError) as e:
             print(f"{title}: {e}", file=sys.stderr)
             return 1

@@ -5,12 +5,31 @@
 #     make hw-quick            what make test runs of it
 #     make hw-coverage         lines and signals of the RTL that the tests reach
 #     make hw-mutants          the tests find every mistake that is planted in the RTL (MUTANTS=name: this one)
+#     make hw-unit ARRAY=8x32  the modules in Verilator, and tiles on an array of 8 rows x 32 columns; make hw-icarus likewise
 
 PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev
 $(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 build/packages-hw: build/packages
 	@$(call install,$(PACKAGES_HW))
 	@touch $@
+
+# ---- the array ---------------------------------------------------------------------------------------------------
+# ARRAY: rows x columns of cells; SCALERS: how many the core has, if not as many as it chooses by itself. These goals take them,
+# and any other goal refuses them. tools/array.sh has the rules.
+ARRAY   ?= 16x16
+SCALERS ?=
+SCALERS_GOALS := rtl-test rtl-story rtl-backend
+ARRAY_GOALS   := hw-quick hw-unit hw-icarus hw-icarus-quick $(SCALERS_GOALS)
+define refuse_elsewhere
+$(if $(filter command,$(origin $1)),$(if $(filter-out build/% $($1_GOALS),$(or $(MAKECMDGOALS),all)),$(error     $1=$($1): make $(firstword $(filter-out build/% $($1_GOALS),$(or $(MAKECMDGOALS),all))) does not take it; these do: $($1_GOALS))))
+endef
+$(call refuse_elsewhere,ARRAY)$(call refuse_elsewhere,SCALERS)
+array_said = $(shell sh tools/array.sh '$(subst ','\'',$(ARRAY))' '$(subst ','\'',$(SCALERS))')
+ARRAY_SIZES := $(if $(filter $(ARRAY_GOALS),$(MAKECMDGOALS)),$(array_said))
+$(if $(filter error:,$(firstword $(ARRAY_SIZES))),$(error $(wordlist 2,99,$(ARRAY_SIZES))))
+# Of a name such as 8x32 or 8x32-scalers8.
+array_rows = $(firstword $(subst x, ,$1))
+array_cols = $(lastword $(subst x, ,$(firstword $(subst -scalers, ,$1))))
 
 # ---- modules and their tests -------------------------------------------------------------------------------------
 # RTL: the sources; HW: where their models go; HW_OBJECTS: where the tests are compiled, which any sources with the same
@@ -36,9 +55,11 @@ hw_module_group_scaler       := group_scaler ACC_W=32 TAG_W=16
 hw_module_group_scaler_fused := group_scaler ACC_W=32 TAG_W=16 FUSED=1'b1
 hw_module_quantizer_4        := quantizer MAX_N=4
 hw_module_weights            := weight_expander
+hw_module_array_$(ARRAY)     := systolic_array ROWS=$(call array_rows,$(ARRAY)) COLS=$(call array_cols,$(ARRAY))
 
-# Test programs, hw/tests/NAME_test.cpp, and the models that each drives.
-HW_TESTS := $(if $(filter hw-quick,$(MAKECMDGOALS)),array scaler quantizer,fp32 array dot_row scaler quantizer weights msd)
+# Test programs, hw/tests/NAME_test.cpp, and the models that each drives. That of the array has the array of ARRAY, too.
+ARRAY_TEST := array$(if $(filter-out 16x16,$(ARRAY)),_$(ARRAY))
+HW_TESTS := $(if $(filter hw-quick,$(MAKECMDGOALS)),$(ARRAY_TEST) scaler quantizer,fp32 $(ARRAY_TEST) dot_row scaler quantizer weights msd)
 hw_models_fp32      := fp32_add fp32_mul fp32_fma fp32_div int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code
 hw_models_array     := array_4x3 array_5x2 array_16x16
 hw_models_dot_row   := dot_row dot_row_5
@@ -51,6 +72,11 @@ VERILATOR      = verilator --cc --build -O3 --x-initial unique -CFLAGS '-O1 -std
 VERILATOR_ROOT = $(eval VERILATOR_ROOT := $$(shell verilator --getenv VERILATOR_ROOT))$(VERILATOR_ROOT)
 HW_FLAGS       = -std=c++20 -O2 -ffp-contract=off -fno-fast-math -pthread -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include \
                  $(WARNINGS) -DVECTORS='"build/hw/vectors"' $(if $(HW_COVERAGE),-DVM_COVERAGE=1 -DCOVERAGE_DIR='"$(HW)"')
+
+# The test of the array, for that of ARRAY.
+hw_models_array_$(ARRAY) := $(hw_models_array) array_$(ARRAY)
+hw_flags_$(ARRAY_TEST)   := -DARRAY_ROWS=$(call array_rows,$(ARRAY)) -DARRAY_COLS=$(call array_cols,$(ARRAY)) \
+                            -DARRAY_MODEL=Varray_$(ARRAY) -DARRAY_HEADER='"Varray_$(ARRAY).h"'
 
 # Other options than last time: make the models again.
 $(HW)/flags: FORCE
@@ -76,14 +102,20 @@ $(HW_OBJECTS)/vectors.o $(HW_OBJECTS)/main.o: $(HW_OBJECTS)/%.o: build/packages-
 	@mkdir -p $(@D)
 	$(CXX) $(HW_FLAGS) $(DEPS) -c $(firstword $(wildcard hw/tests/$*.cpp tests/$*.cpp)) -o $@
 define hw_test
-$$(HW_OBJECTS)/$1_test.o: hw/tests/$1_test.cpp $(foreach model,$(hw_models_$1),$$(HW_OBJECTS)/models/$(model)/V$(model)__ALL.a)
-	$$(CXX) $$(HW_FLAGS) $$(DEPS) $(foreach model,$(hw_models_$1),-isystem $$(HW_OBJECTS)/models/$(model)) -c $$< -o $$@
+$$(HW_OBJECTS)/$1_test.o: hw/tests/$(if $(filter $(ARRAY_TEST),$1),array,$1)_test.cpp $(foreach model,$(hw_models_$1),$$(HW_OBJECTS)/models/$(model)/V$(model)__ALL.a)
+	$$(CXX) $$(HW_FLAGS) $$(hw_flags_$1) $$(DEPS) $(foreach model,$(hw_models_$1),-isystem $$(HW_OBJECTS)/models/$(model)) -c $$< -o $$@
 $$(HW)/$1_test: $$(HW_OBJECTS)/$1_test.o $$(HW_OBJECTS)/vectors.o $$(HW_OBJECTS)/main.o $$(HW_RUNTIME) $(foreach model,$(hw_models_$1),$(if $(filter $(model),$(HW_SAME)),$$(HW_OBJECTS),$$(HW))/models/$(model)/V$(model)__ALL.a)
 	$$(CXX) -pthread $$(filter %.o %.a,$$^) -o $$@
 endef
 $(foreach test,$(HW_TESTS),$(eval $(call hw_test,$(test))))
 
-build/hw/vectors/cases.txt: hw/tests/make_vectors.py golden/data/ops.safetensors $(wildcard golden/*.py) $(VENV_READY)
+# Vectors of operations, and products on each array.
+HW_VECTORS := build/hw/vectors/ops/manifest.json build/hw/vectors/$(ARRAY)/cases.txt
+.PRECIOUS: build/hw/vectors/%/cases.txt
+HW_VECTORS_FROM := hw/tests/make_vectors.py golden/data/ops.safetensors $(wildcard golden/*.py) $(VENV_READY)
+build/hw/vectors/ops/manifest.json: $(HW_VECTORS_FROM)
+	@$(PY) hw/tests/make_vectors.py $(@D)
+build/hw/vectors/%/cases.txt: $(HW_VECTORS_FROM)
 	@$(PY) hw/tests/make_vectors.py $(@D)
 
 # ---- what runs ---------------------------------------------------------------------------------------------------
@@ -95,9 +127,9 @@ hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage
 hw-quick: hw-lint hw-unit hw-icarus-quick
 	@echo 'hw-quick: $(HW_TESTS) passed; make hw also has the other modules, planted mistakes, proofs, coverage, and every tile in Icarus'
 
-# Every test program, one after the other. HW_PAIRS is read by fp32_test.
-hw-unit: $(HW_TESTS:%=$(HW)/%_test) build/hw/vectors/cases.txt
-	@for test in $(HW_TESTS); do echo "--- $(HW)/$${test}_test"; HW_PAIRS=$(or $(HW_PAIRS),$(HW_RANDOM)) $(HW)/$${test}_test --no-colors=1 || exit 1; done
+# Every test program, one after the other. HW_PAIRS is read by fp32_test, HW_ARRAY by those that take products.
+hw-unit: $(HW_TESTS:%=$(HW)/%_test) $(HW_VECTORS)
+	@for test in $(HW_TESTS); do echo "--- $(HW)/$${test}_test"; HW_ARRAY=$(ARRAY) HW_PAIRS=$(or $(HW_PAIRS),$(HW_RANDOM)) $(HW)/$${test}_test --no-colors=1 || exit 1; done
 
 # All three tools take every module, and Verilator has no warning, nor Yosys a latch, a loop or two drivers.
 hw-lint: build/packages-hw
@@ -107,18 +139,24 @@ hw-lint: build/packages-hw
 	    > build/hw/yosys.log 2>&1 || { cat build/hw/yosys.log; exit 1; }; done
 	@echo "hw-lint: $(words $(HW_TOPS)) modules and all below them: Verilator, Icarus, Yosys"
 
-# A test bench of hw/tests on a product of build/hw/vectors: $(call hw_bench,BENCH,OPTIONS,CASE'S FOLDER).
-hw_bench = iverilog -g2012 -y $(RTL) -Y .sv -s $1 $2 -o build/hw/$1.vvp hw/tests/$1.sv && vvp -n build/hw/$1.vvp +vectors=$3 > build/hw/$1.log && \
-           sed "s|^|$1, $$(basename $3): |" build/hw/$1.log && grep -q '^equal' build/hw/$1.log
-hw_sizes = -P $1.TOKENS=$$n -P $1.OUTPUTS=$$m -P $1.INPUTS=$$k
-hw_other = $(call hw_bench,tile_tb,-P tile_tb.ROWS=$1 -P tile_tb.COLS=$2 -P tile_tb.OUTPUTS=64 -P tile_tb.INPUTS=64,build/hw/vectors/array-$1x$2)
-hw-icarus hw-icarus-quick: build/hw/vectors/cases.txt
-	@$(if $(findstring quick,$@),grep 16x64x64g64,awk '$$4 <= 2048') $< | while read name n m k g; do \
-	    $(call hw_bench,tile_tb,$(call hw_sizes,tile_tb),build/hw/vectors/passes-$$name) && \
-	    $(call hw_bench,scaler_tb,$(call hw_sizes,scaler_tb) -P scaler_tb.GROUP=$$g,build/hw/vectors/passes-$$name) && \
-	    $(call hw_bench,scaler_tb,$(call hw_sizes,scaler_tb) -P scaler_tb.GROUP=$$g -P scaler_tb.FUSED=1,build/hw/vectors/passes-$$name) || exit 1; \
-	done
-	@$(if $(findstring quick,$@),,$(call hw_other,8,32) && $(call hw_other,64,64))
+# A test bench of hw/tests on a product: $(call hw_bench,BENCH,ARRAY,OPTIONS). The shell has the product's name and sizes.
+hw_bench = iverilog -g2012 -y $(RTL) -Y .sv -s $1 -P $1.ROWS=$(call array_rows,$2) -P $1.COLS=$(call array_cols,$2) -P $1.TOKENS=$$n \
+               -P $1.OUTPUTS=$$m -P $1.INPUTS=$$k $3 -o build/hw/$1.vvp hw/tests/$1.sv && \
+           { vvp -n build/hw/$1.vvp +vectors=build/hw/vectors/$2/passes-$$name > build/hw/$1.log; status=$$?; \
+             sed "s|^|$1, $2, $$name: |" build/hw/$1.log; [ $$status = 0 ]; } && grep -q '^equal' build/hw/$1.log
+# The products of an array that a command prints: $(call hw_tiles,ARRAY,COMMAND).
+hw_tiles = $2 build/hw/vectors/$1/cases.txt | while read name n m k g; do \
+               $(call hw_bench,tile_tb,$1) && \
+               $(call hw_bench,scaler_tb,$1,-P scaler_tb.GROUP=$$g) && \
+               $(call hw_bench,scaler_tb,$1,-P scaler_tb.GROUP=$$g -P scaler_tb.FUSED=1) || exit 1; \
+           done
+# Long products take Icarus minutes. Beside 16 x 16, two other arrays have one product.
+HW_OTHER_ARRAYS := $(if $(filter 16x16,$(ARRAY)),8x32 64x64)
+hw-icarus: $(HW_OTHER_ARRAYS:%=build/hw/vectors/%/cases.txt)
+hw-icarus hw-icarus-quick: build/hw/vectors/$(ARRAY)/cases.txt build/packages-hw
+	@$(call hw_tiles,$(ARRAY),$(if $(findstring quick,$@),grep 16x64x64g64,awk '$$4 <= 2048'))
+	@$(if $(findstring quick,$@),,$(foreach array,$(HW_OTHER_ARRAYS),$(call hw_tiles,$(array),grep 16x64x64g64) &&)) :
+	@echo '$@: tiles and scalers of an array of $(ARRAY) in Icarus'
 
 # Proofs: each hw/formal/NAME.sv has a module of its name with assertions, which sat of Yosys proves by induction over clocks.
 hw-formal: build/packages-hw
@@ -128,11 +166,11 @@ hw-formal: build/packages-hw
 	        { cat build/hw/formal.log; exit 1; }; \
 	    echo "hw-formal: $$proof is proved"; done
 
-hw-mutants: $(HW_TESTS:%=build/hw/%_test) build/hw/vectors/cases.txt
+hw-mutants: $(HW_TESTS:%=build/hw/%_test) $(HW_VECTORS)
 	@'$(PYTHON)' hw/tests/mutants.py $(if $(MUTANTS),'$(MUTANTS)')
 
 # The same tests with models that count.
-hw-coverage: build/packages-hw build/hw/vectors/cases.txt
+hw-coverage: build/packages-hw $(HW_VECTORS)
 	@rm -f build/hw/coverage/*.dat
 	@mkdir -p build/hw && $(MAKE) --no-print-directory hw-unit HW=build/hw/coverage HW_COVERAGE=1 HW_PAIRS=200000 \
 	    HW_VERILATOR='--coverage-line --coverage-toggle -CFLAGS -O0' > build/hw/coverage.log || { cat build/hw/coverage.log; exit 1; }

@@ -4,22 +4,21 @@
 #     make rtl-story      all goldens' ids with every product in RTL, and cycles beside bench/systolic.py
 #     make rtl-test       the core through its ports
 #     make rtl-chip       place and route; table and picture of docs/rtl.md
-#     ARRAY=8x32          rows x columns of cells, for all of these
+#     ARRAY=8x32          rows x columns of cells, for the first three; SCALERS=8: how many the core has (mk/hw.mk)
 
-ARRAY ?= 16x16
 RTL_OPT ?= -O2
 # RTL, the sources, and HW, where all is built, are those of mk/hw.mk; hw/tests/core_mutants.py has other ones.
 RTL_SOURCES := $(wildcard $(RTL)/*.sv)
 HW_TOPS += matmul_axi mac_cell_pair
 $(foreach goal,rtl-backend rtl-story rtl-test rtl-netlist rtl-quick rtl-wave rtl-chip hw-core-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 
-# The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a.
-rtl_rows = $(firstword $(subst x, ,$1))
-rtl_cols = $(lastword $(subst x, ,$1))
+# The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a, or axi-RxC-scalersN.
+RTL_ARRAY := $(ARRAY)$(if $(SCALERS),-scalers$(SCALERS))
+rtl_scalers = $(word 2,$(subst -scalers, ,$1))
 RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --noassert --top-module matmul_axi --prefix Vmatmul_axi $(RTL_TRACE)
 $(HW)/axi-%/model/model.a: $(RTL_SOURCES) build/packages-hw
 	@rm -rf $(@D) && mkdir -p $(@D)
-	$(RTL_VERILATOR) -GROWS=$(call rtl_rows,$*) -GCOLS=$(call rtl_cols,$*) -GMIN_GROUP=$(call rtl_rows,$*) --Mdir $(@D) $(RTL_SOURCES)
+	$(RTL_VERILATOR) -GROWS=$(call array_rows,$*) -GCOLS=$(call array_cols,$*) -GMIN_GROUP=$(call array_rows,$*) $(if $(call rtl_scalers,$*),-GSCALERS=$(call rtl_scalers,$*)) --Mdir $(@D) $(RTL_SOURCES)
 	MAKEFLAGS= make -s -j2 -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST='$(RTL_OPT) -fPIC' OPT_SLOW='-O1 -fPIC' OPT_GLOBAL='-O2 -fPIC' \
 	    Vmatmul_axi__ALL.a verilated.o verilated_threads.o $(if $(RTL_TRACE),verilated_vcd_c.o) > $(@D)/log
 	cd $(@D) && ar -rcs model.a $$(ar -t Vmatmul_axi__ALL.a) verilated*.o
@@ -45,7 +44,7 @@ $(HW)/axi-%/backends/quant_gemm_rtl.so: $(HW)/axi-%/backend.o $(HW)/axi-%/rtl_se
 	@mkdir -p $(@D)
 	$(CXX) -pthread $(BACKEND_LINK) $^ -o $@
 .PHONY: rtl-backend
-rtl-backend: $(HW)/axi-$(ARRAY)/backends/quant_gemm_rtl.so $(PORTABLE)/runq_gptq
+rtl-backend: $(HW)/axi-$(RTL_ARRAY)/backends/quant_gemm_rtl.so $(PORTABLE)/runq_gptq
 	@mkdir -p $(PORTABLE)/backends
 	cp $< $(call BACKEND_PATH,rtl)
 
@@ -57,15 +56,15 @@ define rtl_program
 .PRECIOUS: $(HW)/axi-%/$1.o
 $(HW)/axi-%/$1.o: $1.cpp hw/sim/in_rtl/common/cpu/quantize.h $(HW)/axi-%/matmul_rtl.o
 	$$(CXX) -Ihw/sim/in_rtl $$(CXXFLAGS_ALL) $$(DEPS) -c $$< -o $$@
-$(HW)/axi-%/$1: $(HW)/axi-%/$1.o $(HW)/axi-%/programs.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/matmul_rtl.o build/lib/common/app/cli.o build/lib/common/cpu/attention.o $(HW)/axi-%/model/model.a
+$(HW)/axi-%/$1: $(HW)/axi-%/$1.o $(HW)/axi-%/programs.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/matmul_rtl.o $(filter-out %/quant_matmul.o,$(LIBRARY_O)) $(HW)/axi-%/model/model.a
 	$$(CXX) $$(CXXFLAGS_ALL) $$^ -o $$@ $$(LIBS)
 endef
 $(foreach p,$(RTL_PROGRAMS),$(eval $(call rtl_program,$p)))
 
 .PHONY: rtl-story
-rtl-story: $(HW)/axi-$(ARRAY)/runq $(HW)/axi-$(ARRAY)/runq_w8a8 $(HW)/axi-$(ARRAY)/backends/quant_gemm_rtl.so \
+rtl-story: $(HW)/axi-$(RTL_ARRAY)/runq $(HW)/axi-$(RTL_ARRAY)/runq_w8a8 $(HW)/axi-$(RTL_ARRAY)/backends/quant_gemm_rtl.so \
            $(PORTABLE)/runq_gptq $(foreach scheme,q8 w8a8 gptq-ladder,build/models/tiny-llama.$(scheme).bin) $(VENV_READY)
-	@$(PY) -m hw.story --array $(ARRAY)
+	@$(PY) -m hw.story --array $(ARRAY) $(if $(SCALERS),--scalers $(SCALERS))
 
 # Two products by one multiplier, beside two cells.
 $(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/tests/sim.h $(RTL)/mac_cell.sv $(RTL)/mac_cell_pair.sv build/packages-hw build/packages-test
@@ -108,9 +107,10 @@ build/hw/yowasp/ready:
 
 # The tests of the core for any array, and of two products by one multiplier.
 .PHONY: rtl-test
-rtl-test: $(HW)/axi-$(ARRAY)/matmul_axi_test $(HW)/mac_pair_test
-	$(HW)/axi-$(ARRAY)/matmul_axi_test
+rtl-test: $(HW)/axi-$(RTL_ARRAY)/matmul_axi_test $(HW)/mac_pair_test
+	RTL_ARRAY=$(ARRAY) $(HW)/axi-$(RTL_ARRAY)/matmul_axi_test
 	$(HW)/mac_pair_test
+	@echo 'rtl-test: rows, columns and scalers of the core that passed: $(array_said)'
 hw: rtl-test
 
 # The core as Yosys understands it, its words and memories written as Verilog again, through the same test.

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from bench.systolic import Array, default_scalers
 from tests.helpers import FULL, ROOT
 
 TOOLS = ("verilator", "iverilog", "yosys")
@@ -36,6 +37,147 @@ def test_quick_part():
     print(printed.splitlines()[-1])
 
 
+REFUSED = {
+    "rtl-test ARRAY=8x30": "ARRAY=8x30: columns have to be a multiple of 4",
+    "hw-icarus ARRAY=6x32": "ARRAY=6x32: rows have to be 4, 8, 16, 32 or 64, as they divide groups of 64",
+    "hw-unit ARRAY=12x12": "ARRAY=12x12: rows have to be 4, 8, 16, 32 or 64, as they divide groups of 64",
+    "rtl-story ARRAY=0x16": "ARRAY=0x16: rows have to be 4, 8, 16, 32 or 64, as they divide groups of 64",
+    "rtl-backend ARRAY=8x5000": "ARRAY=8x5000: columns have to be 4092 at most",
+    "hw-quick ARRAY=16x": "ARRAY=16x: expected rows x columns, such as 16x16",
+    "rtl-test ARRAY=8X32": "ARRAY=8X32: expected rows x columns, such as 16x16",
+    "rtl-test ARRAY=8x32 SCALERS=5": "SCALERS=5: has to divide the 32 columns of ARRAY=8x32",
+    "rtl-test SCALERS=0": "SCALERS=0: expected a number, 1 and up",
+    "hw-formal ARRAY=8x32": "ARRAY=8x32: make hw-formal does not take it; these do: hw-quick hw-unit "
+    "hw-icarus hw-icarus-quick rtl-test rtl-story rtl-backend",
+    "hw-unit SCALERS=8": "SCALERS=8: make hw-unit does not take it; these do: rtl-test rtl-story rtl-backend",
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_make_refuses_in_a_line(arguments):
+    """Before anything is compiled: nothing is printed but the line."""
+    done = subprocess.run(["make", *arguments.split()], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(rf"mk/hw\.mk:\d+: \*\*\* {re.escape(REFUSED[arguments])}\.  Stop\.\n", done.stderr)
+
+
+def said_by_make(rows, cols, scalers=""):
+    """Rows, columns and scalers, or why they cannot be."""
+    command = ["sh", "tools/array.sh", f"{rows}x{cols}", str(scalers)]
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_scalers_of_make_are_the_models():
+    """What make says of an array whose SCALERS nobody chose, and what core_cycles takes."""
+    for rows, cols in ((4, 4), (4, 8), (8, 20), (8, 28), (8, 32), (16, 12), (16, 16), (32, 8), (64, 64)):
+        assert said_by_make(rows, cols) == f"{rows} {cols} {default_scalers(Array(rows, cols))}"
+
+
+@needs_tools
+def test_scalers_of_the_top_are_the_models(tmp_path):
+    """The default of SCALERS in hw/rtl/matmul_axi.sv."""
+    sizes = [(4, 4), (4, 12), (8, 4), (8, 12), (8, 16), (16, 12), (32, 4)]
+    tops = [f"matmul_axi #(.ROWS({rows}), .COLS({cols}))" for rows, cols in sizes]
+    assert widths(tops, tmp_path, "SCALERS") == [default_scalers(Array(rows, cols)) for rows, cols in sizes]
+
+
+# Parameters of hw/rtl/array_sizes.sv beside the rows, columns and scalers that make knows, and who is refused.
+OTHER_SIZES = {"TOKENS": (1, 3, 256), "MIN_GROUP": (8, 48), "MAX_INPUTS": (32, 1000, 65536)}
+
+
+@needs_tools
+def test_simulators_and_synthesis_refuse_what_make_refuses(tmp_path):
+    """array_sizes alone, in three tools: the parameter is named, and the tool stops."""
+    rtl = ROOT / "hw" / "rtl" / "array_sizes.sv"
+
+    def refused(tool, sizes):
+        if tool == "verilator":
+            command = ["verilator", "--lint-only", "-Wall", "--top-module", "array_sizes"]
+            command += [*(f"-G{name}={n}" for name, n in sizes.items()), rtl]
+        elif tool == "iverilog":
+            command = ["iverilog", "-g2012", "-s", "array_sizes", "-o", tmp_path / "sizes.vvp"]
+            command += [*(f"-Parray_sizes.{name}={n}" for name, n in sizes.items()), rtl]
+        else:
+            chosen = " ".join(f"-chparam {name} {n}" for name, n in sizes.items())
+            command = ["yosys", "-q", "-p", f"read_verilog -sv {rtl}; hierarchy -top array_sizes {chosen}"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        named = set(re.findall(r"\b([A-Z_]+?)(?:_| )has(?:_| )to(?:_| )", done.stdout + done.stderr))
+        assert (done.returncode != 0) == bool(named), done.stdout + done.stderr
+        return named
+
+    arrays = [
+        (16, 16, 4),
+        (8, 28, 7),
+        (64, 4, 4),
+        (12, 12, 2),
+        (8, 30, 5),
+        (8, 0, 1),
+        (8, 32, 5),
+        (8, 32, 0),
+        (8, 4096, 8),
+    ]
+    for rows, cols, scalers in arrays:
+        sizes = {"ROWS": rows, "COLS": cols, "SCALERS": scalers, "MIN_GROUP": max(4, rows) if rows != 12 else 16}
+        expected = re.findall(r"(rows have|columns have|SCALERS=\d+: )", said_by_make(rows, cols, scalers))
+        names = {"rows have": "ROWS", "columns have": "COLS"}
+        for tool in TOOLS if FULL or rows > 8 else ("iverilog",):
+            assert {names.get(e, "SCALERS") for e in expected} == refused(tool, sizes) - (
+                {"SCALERS"} if cols == 0 else set()
+            )
+    for name, values in OTHER_SIZES.items():
+        for value in values:
+            assert refused("iverilog", {name: value}) == {name}
+
+
+@needs_tools
+@needs_plain_path
+def test_tiles_of_another_array():
+    """Golden tiles and the scalers below them on 8 x 32, in Icarus."""
+    printed = make("hw-icarus-quick", "ARRAY=8x32")
+    assert len(re.findall(r"^(?:tile|scaler)_tb, 8x32, matmul\.16x64x64g64: equal: ", printed, re.MULTILINE)) == 3
+
+
+@needs_tools
+def test_a_tile_of_ones_own(tmp_path):
+    """The files of docs/rtl.md in tile_tb: equal; a wrong sum is named, and a missing word, and the exit code is 1."""
+    sizes = [
+        f"-Ptile_tb.{name}={n}" for name, n in (("ROWS", 4), ("COLS", 4), ("TOKENS", 2), ("OUTPUTS", 4), ("INPUTS", 4))
+    ]
+    bench = [
+        "iverilog",
+        "-g2012",
+        "-y",
+        "hw/rtl",
+        "-Y",
+        ".sv",
+        *sizes,
+        "-o",
+        tmp_path / "tile.vvp",
+        "hw/tests/tile_tb.sv",
+    ]
+    subprocess.run(bench, cwd=ROOT, check=True)
+
+    def run(x, sums):
+        (tmp_path / "x.codes.hex").write_text(x)
+        (tmp_path / "w.codes.hex").write_text("00000001\n00000100\n00010000\n02000000\n")
+        (tmp_path / "pass.sums.hex").write_text(sums)
+        command = ["vvp", "-n", tmp_path / "tile.vvp", f"+vectors={tmp_path}", "+vcd"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    x, sums = "04030201\n01010101\n", "00000008000000030000000200000001\n00000002000000010000000100000001\n"
+    status, printed = run(x, sums)
+    assert status == 0
+    assert "equal: 8 sums of 1 tiles, 2 tokens" in printed
+    assert "$var" in (tmp_path / "tile.vcd").read_text()
+    status, printed = run(x, sums.replace("00000003", "ffffffff"))
+    assert status == 1
+    assert "tile 0, token 0, column 2: sum 3, expected -1\n" in printed
+    status, printed = run(x[:9], sums)
+    assert status == 1
+    assert f"{tmp_path}/x.codes.hex: expected 2 words" in printed
+
+
 def table_of_sums():
     """(what is summed, number of products) -> bits, from the table of docs/hardware.md."""
     page = (ROOT / "docs" / "hardware.md").read_text()
@@ -43,9 +185,9 @@ def table_of_sums():
     return {(name, n): int(bits) for name, *row in lines for n, bits in zip((1, 16, 32, 64), row, strict=True)}
 
 
-def widths(modules, folder):
-    """The localparam SUM_W of modules with parameters, such as "dot_row #(.LANES(1))", as Icarus computes it."""
-    lines = [f'  {module} u{i} ();\n  initial $display("%0d", u{i}.SUM_W);\n' for i, module in enumerate(modules)]
+def widths(modules, folder, name="SUM_W"):
+    """A localparam or parameter of modules with parameters, such as "dot_row #(.LANES(1))", as Icarus computes it."""
+    lines = [f'  {module} u{i} ();\n  initial $display("%0d", u{i}.{name});\n' for i, module in enumerate(modules)]
     (folder / "widths.sv").write_text(f"module widths;\n{''.join(lines)}endmodule\n")
     compiled = [
         "iverilog",

@@ -98,6 +98,30 @@ def test_a_story_with_other_ids_or_cycles_fails(monkeypatch, capsys):
     assert tells(golden[:2], log) == 1
 
 
+def test_a_story_without_products_says_why(monkeypatch):
+    with pytest.raises(
+        RuntimeError, match="axi-4x8-scalers2 is not there: make rtl-story ARRAY=4x8 SCALERS=2 builds it"
+    ):
+        story.tell("q8", "4x8", 2, 1, 2)
+    monkeypatch.setattr(story, "built", lambda *_: story.Path("hw"))
+    monkeypatch.setattr(story.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "480,258\n", ""))
+    with pytest.raises(RuntimeError, match="no product ran on the array of 16x16: its rows have to divide the groups"):
+        story.tell("q8", "16x16", 2, 1)
+
+
+def test_fewer_scalers_take_longer():
+    """With groups of 32 and 16 tokens each column has a sum to scale in half of the clocks."""
+    sizes = (Array(8, 32), 16, 512, 256, 32, Stream())
+    took = {n: core_cycles(*sizes, n) for n in (0, 1, 2, 4, 8, 16)}
+    assert took[0] == took[4]
+    assert took[1] > 1.9 * took[2] > 3.6 * took[4] > 6 * took[8]
+    assert took[8] > took[16] > 0.98 * took[8]  # the stream is the limit
+    beats = decode_beats(Array(8, 32), 512, 256, 32, Stream())
+    entry = {"rows": 8, "cols": 32, "n_tokens": 16, "n_inputs": 512, "n_outputs": 256, "group_size": 32}
+    entry |= {"weight_every": 1, "weight_beats": beats, "scalers": 2}
+    assert story.expected(entry) == took[2]
+
+
 # rows, cols, inputs, outputs, group, stream
 DECODES = [
     (16, 16, 128, 128, 64, Stream()),

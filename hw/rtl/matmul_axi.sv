@@ -11,11 +11,13 @@
 // too large, is refused and changes nothing but STATUS. Reset drops all, and aborts what runs.
 
 module matmul_axi #(
-    parameter int ROWS       = 16,   // rows of cells: inputs. 4, 8, 16, ...
+    parameter int ROWS       = 16,   // rows of cells: inputs. 4, 8, 16, 32 or 64 (array_sizes.sv has all rules)
     parameter int COLS       = 16,   // columns of cells: outputs. A multiple of 4
     parameter int TOKENS     = 16,   // the most of a product, a power of two
     parameter int MAX_INPUTS = 2048,  // of a token, a power of two
-    parameter int SCALERS    = ROWS * COLS > 64 ? ROWS * COLS / 64 : 1,  // enough for groups of 64; divides COLS
+    // Divides COLS. A group of 64 has 64 / ROWS passes, so that as many columns, or fewer, can share a scaler: here the
+    // largest power of two that divides both, the lowest 1 among the bits of the two.
+    parameter int SCALERS    = COLS / ((COLS | (64 / ROWS)) & -(COLS | (64 / ROWS))),
     parameter int MIN_GROUP  = 32    // inputs that share a scale, at least; a power of two
 ) (
     input  logic              aclk,
@@ -53,6 +55,15 @@ module matmul_axi #(
     output logic [COLS-1:0]   m_axis_tkeep,
     output logic              m_axis_tlast
 );
+
+  array_sizes #(
+      .ROWS      (ROWS),
+      .COLS      (COLS),
+      .TOKENS    (TOKENS),
+      .MAX_INPUTS(MAX_INPUTS),
+      .SCALERS   (SCALERS),
+      .MIN_GROUP (MIN_GROUP)
+  ) u_array_sizes ();
 
   localparam int COUNT_W = 16;
   localparam int TOKEN_W = $clog2(TOKENS);

@@ -3,8 +3,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
+#include ARRAY_HEADER
 #include "Varray_16x16.h"
 #include "Varray_4x3.h"
 #include "Varray_5x2.h"
@@ -120,7 +122,7 @@ struct ArrayTest {
                 load_tile++, load_row = 0;
             if (!moved) continue;
             for (int c = 0; c < cols; c++) {
-                if (!(top.sum_valid_o >> c & 1)) continue;
+                if (bits(top.sum_valid_o, c, 1) == 0) continue;
                 const int i = next[c]++;
                 remaining--;
                 if (i >= o.n_tiles * n || lane(top.sum_o, c, sum_width) != expected(o, i / n, i % n, c))
@@ -155,25 +157,35 @@ TEST_CASE("4 x 3") { ArrayTest<Varray_4x3, 4, 3>().check(); }
 TEST_CASE("5 x 2") { ArrayTest<Varray_5x2, 5, 2>().check(); }
 TEST_CASE("16 x 16") { ArrayTest<Varray_16x16, 16, 16>().check(); }
 
+// The array that ARRAY of make's command line names.
+using ArrayOfMake = ArrayTest<ARRAY_MODEL, ARRAY_ROWS, ARRAY_COLS>;
+TEST_CASE("ARRAY") {
+    MESSAGE(ARRAY_ROWS << " rows x " << ARRAY_COLS << " columns");
+    if (!std::is_same_v<ARRAY_MODEL, Varray_16x16>) ArrayOfMake().check();
+}
+
 // Every product of the golden vectors, pass by pass: the sums of each are the file's. Rows of tiles follow
 // each other without a gap.
-TEST_CASE("16 x 16: golden passes") {
+TEST_CASE("ARRAY: golden passes") {
+    constexpr int rows = ARRAY_ROWS, cols = ARRAY_COLS;
     for (const Passes& p : all_passes()) {
         INFO(p.name);
+        REQUIRE(p.rows == rows);
+        REQUIRE(p.cols == cols);
         const std::vector<int64_t> x = p.read("x.codes"), w = p.read("w.codes"), sums = p.read("pass.sums");
         // One product: a tile is a pass of a row of tiles.
-        ArrayTest<Varray_16x16, 16, 16> test;
+        ArrayOfMake test;
         const int n_tiles = p.n_row_tiles() * p.n_passes();
         Operands o{p.n_tokens, n_tiles, {}, std::vector<int>(w.begin(), w.end())};
         for (int row = 0; row < p.n_row_tiles(); row++) o.x.insert(o.x.end(), x.begin(), x.end());
-        REQUIRE(o.x.size() == size_t(n_tiles * p.n_tokens * 16));
-        REQUIRE(o.w.size() == size_t(n_tiles * 16 * 16));
-        REQUIRE(sums.size() == size_t(n_tiles * p.n_tokens * 16));
+        REQUIRE(o.x.size() == size_t(n_tiles * p.n_tokens * rows));
+        REQUIRE(o.w.size() == size_t(n_tiles * rows * cols));
+        REQUIRE(sums.size() == size_t(n_tiles * p.n_tokens * cols));
         test.stored = &sums;
         int wrong = 0;
         test.sim.reset();
         const int64_t took = test.run(o, 1, false, wrong);
-        CHECK(took == 1 + int64_t(n_tiles - 1) * std::max(p.n_tokens, 16) + p.n_tokens + 30);
+        CHECK(took == 1 + int64_t(n_tiles - 1) * std::max(p.n_tokens, rows) + p.n_tokens + rows + cols - 2);
         CHECK(wrong == 0);
     }
 }

@@ -7,8 +7,11 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "hw/sim/matmul_rtl.h"
@@ -26,8 +29,11 @@ struct Case {
     std::vector<int8_t> codes;  // of w, as pack() takes them
     std::vector<uint8_t> zeros;
 
+    // A group that is shorter than a row of cells becomes one as long.
     Case(int tokens, int rows, int cols, int group, uint32_t seed, RtlFormat f = RtlFormat::int8)
-        : n_tokens(tokens), n_rows(rows), n_cols(cols), group_size(group), format(f) {
+        : n_tokens(tokens), n_rows(rows), format(f) {
+        static const int least = MatmulRtl().rows;
+        group = group_size = std::max(group, least), cols = n_cols = std::max(cols, least);
         std::mt19937 random(seed);
         // Every seventh is the lowest.
         auto draw = [&](size_t n, int lowest, int highest) {
@@ -86,6 +92,13 @@ int differences(MatmulRtl& rtl, const Case& c) {
 }
 
 }  // namespace
+
+TEST_CASE("the array is the one that make names") {
+    MatmulRtl rtl;
+    const std::string found = std::to_string(rtl.rows) + "x" + std::to_string(rtl.cols);
+    std::printf("array: %d rows x %d columns, up to %d tokens\n", rtl.rows, rtl.cols, rtl.max_tokens);
+    if (const char* array = std::getenv("RTL_ARRAY")) CHECK(found == std::string(array));
+}
 
 TEST_CASE("products are equal to the bit") {
     MatmulRtl rtl;
@@ -207,7 +220,7 @@ TEST_CASE("codes and scales are equal to the bit, whatever pauses") {
         int n_tokens, n_cols, group;
     };
     for (const auto& [n, k, group] :
-         {Sizes{1, 64, 64}, {3, 384, 64}, {2, 384, 384}, {rtl.max_tokens, 64, 32}}) {
+         {Sizes{1, 64, 64}, {3, 384, 64}, {2, 384, 384}, {rtl.max_tokens, 64, std::max(32, rtl.rows)}}) {
         for (int which = 0; which < 4; which++) {
             CAPTURE(group);
             CAPTURE(which);

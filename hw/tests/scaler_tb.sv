@@ -45,8 +45,9 @@ module scaler_tb;
             running  = out;
           end
         end
-    if (wrong == 0 && compared == ROW_TILES * COLS * TOKENS * GROUPS) $display("equal: %0d running sums", compared);
-    else $display("FAILED: %0d of %0d running sums are wrong", wrong, compared);
+    if (wrong != 0 || compared != ROW_TILES * COLS * TOKENS * GROUPS)
+      $fatal(1, "FAILED: %0d of %0d running sums are wrong", wrong, compared);
+    $display("equal: %0d running sums", compared);
     $finish;
   end
 endmodule

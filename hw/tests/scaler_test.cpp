@@ -76,8 +76,8 @@ static void check_passes(const char* out_name) {
         INFO(p.name);
         const std::vector<int64_t> totals = p.read("pass.totals"), x_scales = p.read("x.scales"),
                                    w_scales = p.read("w.scales"), out = p.read(out_name);
-        const int n = p.n_tokens, per_group = p.group_size / 16;
-        const size_t row_size = size_t(n) * 16;
+        const int n = p.n_tokens, per_group = p.group_size / p.rows, cols = p.cols;
+        const size_t row_size = size_t(n) * size_t(cols);
         REQUIRE(out.size() == row_size * size_t(p.n_groups() * p.n_row_tiles()));
         uint64_t wrong = 0;
         for (int row = 0; row < p.n_row_tiles(); row++) {
@@ -86,10 +86,11 @@ static void check_passes(const char* out_name) {
             for (int g = 0; g < p.n_groups(); g++) {
                 const size_t last_pass = size_t(row * p.n_passes() + (g + 1) * per_group - 1);
                 for (int t = 0; t < n; t++)
-                    for (int c = 0; c < 16; c++)
-                        scaler.feed(int32_t(totals[(last_pass * size_t(n) + size_t(t)) * 16 + size_t(c)]),
-                                    uint32_t(w_scales[size_t(row * p.n_groups() + g) * 16 + size_t(c)]),
-                                    uint32_t(x_scales[size_t(g * n + t)]), size_t(t * 16 + c));
+                    for (int c = 0; c < cols; c++)
+                        scaler.feed(
+                            int32_t(totals[(last_pass * size_t(n) + size_t(t)) * size_t(cols) + size_t(c)]),
+                            uint32_t(w_scales[size_t((row * p.n_groups() + g) * cols + c)]),
+                            uint32_t(x_scales[size_t(g * n + t)]), size_t(t * cols + c));
                 scaler.finish();
                 for (size_t i = 0; i < row_size; i++)
                     wrong += scaler.memory[i] != uint32_t(out[size_t(row * p.n_groups() + g) * row_size + i]);
@@ -194,12 +195,12 @@ TEST_CASE("row_scaler: golden passes of one group") {
                                    w_scales = p.read("w.scales"), out = p.read("out.mul_add");
         for (int row = 0; row < p.n_row_tiles(); row++)
             for (int t = 0; t < p.n_tokens; t++)
-                for (int c = 0; c < 16; c++) {
+                for (int c = 0; c < p.cols; c++) {
                     const size_t last = size_t((row + 1) * p.n_passes() - 1);
-                    const uint32_t want = uint32_t(out[size_t((row * p.n_tokens + t) * 16 + c)]);
-                    rows.push_back({int32_t(totals[(last * size_t(p.n_tokens) + size_t(t)) * 16 + size_t(c)]),
-                                    uint32_t(w_scales[size_t(row * 16 + c)]), uint32_t(x_scales[size_t(t)]),
-                                    want});
+                    const size_t sum = (last * size_t(p.n_tokens) + size_t(t)) * size_t(p.cols) + size_t(c);
+                    rows.push_back({int32_t(totals[sum]), uint32_t(w_scales[size_t(row * p.cols + c)]),
+                                    uint32_t(x_scales[size_t(t)]),
+                                    uint32_t(out[size_t((row * p.n_tokens + t) * p.cols + c)])});
                 }
     }
     CHECK(rows.size() > 1000);

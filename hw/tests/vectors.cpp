@@ -1,5 +1,6 @@
 #include "vectors.h"
 
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -11,8 +12,7 @@ static const std::string folder = VECTORS "/";
 static nlohmann::json first_line(std::ifstream& in, const std::string& file) {
     std::string line;
     if (!std::getline(in, line) || line.rfind("// ", 0) != 0)
-        throw std::runtime_error(file +
-                                 ": not there, or no vectors: python hw/tests/make_vectors.py " VECTORS);
+        throw std::runtime_error(file + ": not there, or no vectors: make hw-unit writes them");
     return nlohmann::json::parse(line.substr(3));
 }
 
@@ -54,14 +54,17 @@ std::vector<std::string> op_cases(const std::string& beginning, const std::strin
 }
 
 std::vector<int64_t> Passes::read(const std::string& tensor) const {
-    return read_hex(folder + "passes-" + name + "/" + tensor + ".hex");
+    return read_hex(folder + array + "/passes-" + name + "/" + tensor + ".hex");
 }
 
 std::vector<Passes> all_passes() {
-    std::ifstream in(folder + "cases.txt");
+    const char* named = std::getenv("HW_ARRAY");
+    Passes p;
+    p.array = named == nullptr ? "16x16" : named;
+    p.rows = std::stoi(p.array), p.cols = std::stoi(p.array.substr(p.array.find('x') + 1));
+    std::ifstream in(folder + p.array + "/cases.txt");
     std::vector<Passes> cases;
-    for (Passes p; in >> p.name >> p.n_tokens >> p.n_outputs >> p.n_inputs >> p.group_size;)
-        cases.push_back(p);
-    if (cases.empty()) throw std::runtime_error("no cases in " + folder);
+    while (in >> p.name >> p.n_tokens >> p.n_outputs >> p.n_inputs >> p.group_size) cases.push_back(p);
+    if (cases.empty()) throw std::runtime_error("no cases in " + folder + p.array);
     return cases;
 }

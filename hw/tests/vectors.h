@@ -15,9 +15,10 @@ std::vector<int> op_shape(const std::string& name);
 // The names of all cases that begin so.
 std::vector<std::string> op_cases(const std::string& beginning, const std::string& tensor);
 
-// A product on an array of 16 x 16 cells: golden/passes.py. Outputs are padded to whole tiles.
+// A product on an array of rows x cols cells: golden/passes.py. Outputs are padded to whole tiles.
 struct Passes {
-    static constexpr int rows = 16, cols = 16;
+    std::string array;  // "16x16"
+    int rows, cols;
     std::string name;
     int n_tokens, n_outputs, n_inputs, group_size;
 
@@ -26,4 +27,5 @@ struct Passes {
     int n_row_tiles() const { return (n_outputs + cols - 1) / cols; }
     std::vector<int64_t> read(const std::string& tensor) const;
 };
+// All products on the array that the environment's HW_ARRAY names, 16x16 without it.
 std::vector<Passes> all_passes();

@@ -1,0 +1,41 @@
+// Refuses parameters of matmul_axi that its streams, memories and registers are not made for, when the design is
+// elaborated. It has no ports, and nothing of it is left in hardware. tools/array.sh has the same rules for make.
+
+module array_sizes #(
+    parameter int ROWS       = 16,
+    parameter int COLS       = 16,
+    parameter int TOKENS     = 16,
+    parameter int MAX_INPUTS = 2048,
+    parameter int SCALERS    = 4,
+    parameter int MIN_GROUP  = 32
+) ();
+
+  // A row of cells is a whole part of each group, and addresses of passes and groups are counted without gaps.
+  localparam bit ROWS_FIT = ROWS == 4 || ROWS == 8 || ROWS == 16 || ROWS == 32 || ROWS == 64;
+  // Scales and results are four beats. Register SHAPE has 12 bits.
+  localparam bit COLS_FIT = COLS >= 4 && COLS <= 4092 && COLS % 4 == 0;
+  localparam bit SCALERS_FIT = SCALERS >= 1 && SCALERS <= COLS && COLS % (SCALERS < 1 ? 1 : SCALERS) == 0;
+  // Register SHAPE has 8 bits.
+  localparam bit TOKENS_FIT = TOKENS >= 2 && TOKENS <= 128 && (TOKENS & (TOKENS - 1)) == 0;
+  // Register LIMITS has 16 bits for each.
+  localparam bit MIN_GROUP_FITS = MIN_GROUP >= ROWS && (MIN_GROUP & (MIN_GROUP - 1)) == 0;
+  localparam bit MAX_INPUTS_FIT = MAX_INPUTS >= 2 * MIN_GROUP && MAX_INPUTS <= 32768 && (MAX_INPUTS & (MAX_INPUTS - 1)) == 0;
+
+`ifdef __ICARUS__
+  // Icarus 11 has no $error outside of procedures: a module that there is not.
+  if (!ROWS_FIT) ROWS_has_to_be_4_8_16_32_or_64 u_rows ();
+  if (!COLS_FIT) COLS_has_to_be_a_multiple_of_4_up_to_4092 u_cols ();
+  if (!SCALERS_FIT) SCALERS_has_to_divide_COLS u_scalers ();
+  if (!TOKENS_FIT) TOKENS_has_to_be_a_power_of_two_from_2_to_128 u_tokens ();
+  if (!MIN_GROUP_FITS) MIN_GROUP_has_to_be_a_power_of_two_from_ROWS_on u_min_group ();
+  if (!MAX_INPUTS_FIT) MAX_INPUTS_has_to_be_a_power_of_two_from_2_MIN_GROUP_to_32768 u_max_inputs ();
+`else
+  if (!ROWS_FIT) $error("ROWS has to be 4, 8, 16, 32 or 64");
+  if (!COLS_FIT) $error("COLS has to be a multiple of 4, up to 4092");
+  if (!SCALERS_FIT) $error("SCALERS has to divide COLS");
+  if (!TOKENS_FIT) $error("TOKENS has to be a power of two from 2 to 128");
+  if (!MIN_GROUP_FITS) $error("MIN_GROUP has to be a power of two from ROWS on");
+  if (!MAX_INPUTS_FIT) $error("MAX_INPUTS has to be a power of two from 2 * MIN_GROUP to 32768");
+`endif
+
+endmodule
