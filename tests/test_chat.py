@@ -158,6 +158,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(open_chat, tmp_path):
     assert [role for role, _ in messages] == ["user", "assistant"]
     # At the marker it takes back what has been typed, and says how to leave.
     chat.tmux("send-keys", "-t", "chat", "-l", "not said")
+    chat.wait_for("^> not said$")
     chat.type("C-c")
     chat.wait_for(r"^> not said\nCtrl-D or /bye ends the conversation\.\n> *$")
     chat.say("/bye")
