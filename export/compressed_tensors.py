@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from export.hf_directory import Content, as_stored, part_name, read_source_config, write_directory
-from formats.checkpoint import Checkpoint
 from formats.moe import expert_shapes, router_shapes
+from formats.source import Source
 from formats.tensors import Tensor, matrix_shapes, norm_shapes
 from golden.channel_scaling import PLACE_READ_BY, input_of
 from golden.forward import F32, hf_name, in_halves
@@ -61,7 +61,7 @@ def nonzero(scales: np.ndarray) -> np.ndarray:
     return np.where(scales == 0, F32(1), scales)
 
 
-def contents(model: W8A8 | MoE, checkpoint: Checkpoint) -> Iterator[Content]:
+def contents(model: W8A8 | MoE, checkpoint: Source) -> Iterator[Content]:
     """Every tensor of the directory. A MoE's experts are int8."""
     c = model.config
     for name, shape in norm_shapes(c):
@@ -100,8 +100,8 @@ def expert_contents(model: MoE) -> Iterator[Content]:
                 yield Tensor(f"{weight}_scale", "<f4", (rows, 1)), partial(np.reshape, nonzero(scales), (rows, 1))
 
 
-def write_compressed_tensors(checkpoint: Checkpoint, model_file: Path, hf_out: Path) -> None:
-    """Writes `hf_out`, which must not exist, from a model file and the Hugging Face directory that it was made from.
+def write_compressed_tensors(checkpoint: Source, model_file: Path, hf_out: Path) -> None:
+    """Writes `hf_out`, which must not exist, from a model file and the directory or GGUF file that it was made from.
 
     The model file is W8A8 with whole rows, or MoE with int8 experts. Codes and scales are those of the file, to the
     bit; rows of q and k are in Hugging Face's order.

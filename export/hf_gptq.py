@@ -29,6 +29,7 @@ from export.hf_directory import (
 from formats.checkpoint import Checkpoint, ModelError, Packing
 from formats.errors import shown
 from formats.gptq import ORDER_PLACES, ROW_UNIT, GptqLayout, MatrixFormat
+from formats.source import Source
 from formats.tensors import Tensor, matrix_shapes, norm_shapes
 from golden import awq
 from golden.awq import Packed
@@ -187,8 +188,8 @@ def check_expressible(layout: GptqLayout, repacked: bool = False) -> MatrixForma
     return form
 
 
-def write_gptq_checkpoint(source: Checkpoint, model_file: Path, hf_out: Path, symmetric: bool) -> None:
-    """Writes `hf_out`, which must not exist, from a model file and the Hugging Face directory that it was made from.
+def write_gptq_checkpoint(source: Source, model_file: Path, hf_out: Path, symmetric: bool) -> None:
+    """Writes `hf_out`, which must not exist, from a model file and the directory or GGUF file that it was made from.
 
     Codes, zero points and scales are those of the file, embedding, norms and classifier the source's. symmetric: all
     zero points are the middle code.
@@ -208,7 +209,7 @@ def write_gptq_checkpoint(source: Checkpoint, model_file: Path, hf_out: Path, sy
     write_directory(source.path, hf_out, config, contents(model, source, form))
 
 
-def contents(model: GPTQ, source: Checkpoint, form: MatrixFormat) -> Iterator[Content]:
+def contents(model: GPTQ, source: Source, form: MatrixFormat) -> Iterator[Content]:
     """Every tensor of the directory. A classifier that was the embedding is stored again where the file is not tied."""
     c = model.config
     words = lru_cache(maxsize=1)(partial(to_words, model))  # a matrix's tensors are asked for one after the other
