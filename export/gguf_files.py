@@ -3,7 +3,7 @@
 `source_config` of export/hf_directory.py asks for config.json, `write_directory` for the other files:
 
     tokenizer.json           vocabulary, merges, added tokens, pre-tokenizer: formats/gguf_tokenizer.py
-    tokenizer_config.json    special tokens and chat template; a class of transformers that takes tokenizer.json as it is
+    tokenizer_config.json    special tokens and chat template, for a class that takes tokenizer.json as it is
     special_tokens_map.json  special tokens once more, for readers that look there
     generation_config.json   ids that begin and end a text, and how the model likes to be sampled
 

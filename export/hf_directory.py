@@ -116,8 +116,8 @@ def as_stored(source: Source, name: str, stored: str) -> Content:
 def write_directory(source: Path, hf_out: Path, config: dict[str, Any], contents: Iterable[Content]) -> None:
     """Writes `hf_out`, which must not exist. It appears when it is complete, or not at all; raises ModelError.
 
-    source: the Hugging Face directory or GGUF file of the model, for the tokenizer's files. config: for config.json. contents: those
-    of model.safetensors. Each is asked once for its values, in this order, so that only one is in memory.
+    source: the Hugging Face directory or GGUF file of the model, for the tokenizer's files. config: for config.json.
+    contents: those of model.safetensors, each asked once for its values, in this order, so that one is in memory.
     """
     contents = list(contents)
     check_destination(hf_out)
