@@ -44,7 +44,7 @@ from golden.w8a8 import W8A8
 class Int8Matrices:
     """The matrices of a checkpoint of compressed-tensors in the format "int-quantized", with rotated rows in pairs.
 
-    It is also a source of the model that they stand for: `tensor` gives weights in fp32, as of an unquantized directory.
+    It is also a source of the model that they stand for: `tensor` gives weights in fp32.
     """
 
     def __init__(self, checkpoint: Checkpoint):

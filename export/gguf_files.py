@@ -12,13 +12,10 @@ file does not keep.
 """
 
 import json
-import warnings
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from export.tokenizer import tokenizer_section
 from formats.checkpoint import EMBEDDING
 from formats.gguf_model import GGUFModel
 from formats.gguf_tokenizer import SPECIAL_TOKENS
@@ -76,14 +73,8 @@ def generation_json(model: GGUFModel) -> dict[str, Any]:
     return {**ids(model), "do_sample": True, **sampling, **({"min_p": shortest(g.min_p)} if g.min_p else {})}
 
 
-@lru_cache(maxsize=1)  # asked for before a model file is written, and once more behind it
 def metadata_files(model: GGUFModel) -> dict[str, bytes]:
-    """The files by name, without config.json. Raises ModelError or ValueError for a tokenizer that cannot be expressed.
-
-    `tokenizers` numbers added tokens itself, so that what holds for a model file's section holds for tokenizer.json.
-    """
-    with warnings.catch_warnings(action="ignore"):  # of chat templates: the directory has the template itself
-        tokenizer_section(model.path, model.config.vocab_size)
+    """The files by name, without config.json. Raises ModelError for a tokenizer that cannot be expressed."""
     files = model.tokenizer_files()
     special = {name: files.config[name] for name in SPECIAL_TOKENS if name in files.config}
     config = special | {

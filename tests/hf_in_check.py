@@ -107,8 +107,8 @@ def imported(hf_dir: Path, out: Path) -> tuple[W8A8 | GPTQ, Packing]:
         export_gptq(hf_dir, out, progress=False)
         return GPTQ(out), compressed_config.read_packing(found, PACK_QUANTIZED)
     packing = compressed_config.read_packing(found, INT_QUANTIZED)
-    text = {"calibration": MODELS / "calibration.txt", "n_samples": 2, "seq_len": 64} if packing.static else {}
-    import_w8a8(hf_dir, out, packing, **text, progress=False)
+    text = {"calibration": MODELS / "calibration.txt", "n_samples": N_SAMPLES, "seq_len": SEQ_LEN}
+    import_w8a8(hf_dir, out, packing, **(text if packing.static else {}), progress=False)
     return W8A8(out), packing
 
 
