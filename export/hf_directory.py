@@ -16,7 +16,7 @@ import numpy as np
 
 from export.gguf_files import config_json, metadata_files
 from formats import safetensors
-from formats.checkpoint import Config
+from formats.checkpoint import Config, quantization_field
 from formats.errors import ModelError, shown
 from formats.fields import Fields
 from formats.files import new_directory, read_json
@@ -38,16 +38,21 @@ Content = tuple[Tensor, Callable[[], np.ndarray]]
 
 
 def quantization_of(hf_dir: Path) -> Fields | None:
-    """`quantization_config` of a directory, None for unquantized weights. Raises ModelError if it is no object."""
+    """`quantization_config` of a directory, None for unquantized weights. Raises ModelError if it is no object.
+
+    Early versions of compressed-tensors called it `compression_config`.
+    """
     path = Path(hf_dir) / "config.json"
     if not Path(hf_dir).is_dir():
         raise ModelError(f"{hf_dir}: no such directory")
-    found = read_json(path).get("quantization_config")
+    config = read_json(path)
+    name = quantization_field(config)
+    found = config.get(name)
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise ModelError(f"{path}: quantization_config is {shown(found)}, expected an object")
-    return Fields(path, found, "quantization_config.")
+        raise ModelError(f"{path}: {name} is {shown(found)}, expected an object")
+    return Fields(path, found, f"{name}.")
 
 
 def part_name(config: Config, step_name: str, part: str) -> str:
@@ -93,6 +98,7 @@ def after_model_file(hf_out: Path, model_file: Path) -> Iterator[None]:
 def read_source_config(source: Path, tied: bool) -> dict[str, Any]:
     """config.json of the model that was exported. tied: whether the classifier is the embedding in the model file."""
     config = config_json(open_gguf(source)) if is_gguf(source) else read_json(source / "config.json")
+    config.pop("compression_config", None)
     if config.get("tie_word_embeddings", False) != tied:  # lm_head.weight was another matrix: Checkpoint
         config["tie_word_embeddings"] = tied
     return config

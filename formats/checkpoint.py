@@ -148,6 +148,12 @@ def _read_moe(fields: Fields, n_layers: int) -> Moe:
     )
 
 
+def quantization_field(config: Container[str]) -> str:
+    """Which field of config.json says how weights are quantized: early compressed-tensors has a name of its own."""
+    old = "compression_config" in config and "quantization_config" not in config
+    return "compression_config" if old else "quantization_config"
+
+
 def read_config(hf_dir: Path, quantized: bool = False, archs: tuple[str, ...] = DENSE) -> Config:
     """`config.json` of a Hugging Face directory. Raises ModelError for anything this project does not run.
 
@@ -313,7 +319,8 @@ class Checkpoint:
         for name, shape in tensor_shapes(self.config).items() if packing.is_compressed_tensors else ():
             module = name.removesuffix(".weight")
             if len(shape) == 2 and ".layers." in name and self.has(name) and not self.has(f"{module}.weight_scale"):
-                fields = Fields(self.config_path, read_json(self.config_path)).object("quantization_config")
+                config = read_json(self.config_path)
+                fields = Fields(self.config_path, config).object(quantization_field(config))
                 fields.refuse("ignore", f"{module} is not quantized, expected all matrices of the layers to be")
 
     def _check_tensors(self, expected: Expected) -> None:

@@ -43,11 +43,24 @@ from golden.forward import forward, hf_name, in_halves
 from golden.gptq import GPTQ, stands_for
 from golden.q8 import dequantize
 from golden.w8a8 import W8A8
-from tests.hf_out_check import EXACT, FLIPS, MODELS, SAME, TINY, compare, layer_matrices, report, texts
+from tests.hf_out_check import (
+    EXACT,
+    FLIPS,
+    MODELS,
+    N_TEXTS,
+    N_TOKENS,
+    SAME,
+    TINY,
+    compare,
+    layer_matrices,
+    report,
+    texts,
+)
 from tests.served import Served, as_compressed_tensors, unrounded
 
 ROOT = MODELS.parent
 N_SAMPLES, SEQ_LEN = 8, 256
+OF_DIR = (2, 100)  # texts and tokens, for which numpy takes a minute or more with a real model
 N_PROMPT, N_CONTINUED = 20, 40  # ids of a text that are given, and that follow
 STATIC = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "tensor", "dynamic": False}
 
@@ -178,10 +191,11 @@ def in_common(a: list[int], b: list[int]) -> int:
     return next((i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]), min(len(a), len(b)))
 
 
-def check(title: str, hf_dir: Path, folder: Path) -> bool:
-    """Whether the model file of a directory is what the two libraries say."""
+def check(title: str, hf_dir: Path, folder: Path, size: tuple[int, int] = (N_TEXTS, N_TOKENS)) -> bool:
+    """Whether the model file of a directory is what the two libraries say. size: texts, and tokens of each."""
     reference, packing = imported(hf_dir, folder / "m.bin")
-    config, checkpoint, samples = reference.config, Checkpoint(hf_dir, packing), texts(hf_dir)
+    config, checkpoint = reference.config, Checkpoint(hf_dir, packing)
+    samples = [ids[: size[1]] for ids in texts(hf_dir)[: size[0]]]
     n_matrices, equal = len(layer_matrices(config)), equal_matrices(hf_dir, reference)
 
     model = loaded(hf_dir)
@@ -224,12 +238,13 @@ def main() -> int:
         return 0
     warnings.simplefilter("ignore")
     right = True
+    size = OF_DIR if sys.argv[1:] else (N_TEXTS, N_TOKENS)
     for source in map(Path, sys.argv[1:2] or [MODELS / name for name in TINY]):
         tokens = calibration_tokens(source)
         for kind in sys.argv[2:] or KINDS:
             with tempfile.TemporaryDirectory() as folder:
                 quantize(source, kind, Path(folder) / "hf", tokens)
-                right = check(f"{source.name}, {kind}", Path(folder) / "hf", Path(folder)) and right
+                right = check(f"{source.name}, {kind}", Path(folder) / "hf", Path(folder), size) and right
     return 0 if right else 1
 
 

@@ -1,12 +1,12 @@
 """SmolLM2 in transformers, from the same GGUF file, against the reference and every program.
 
-    python -m tests.hf_smollm2 [--quick]    needs torch, transformers and gguf; `make smollm2` first
+    python -m tests.hf_smollm2 [--quick]    needs torch, transformers, gguf and pytest; `make smollm2` first
 
 transformers reads and dequantizes the file by code of its own. Compared are: fp32 logits with golden.forward's; the
-perplexity of a text; chat prompts, id by id, with apply_chat_template; the directory that export/dequantized.py makes of
-the file, its logits with those of the file and the ids of its tokenizer with the program's; and ten greedy continuations of 60 ids with each
-program's, up to the first id that differs (not with --quick). A program that is emulated on a CPU would take an hour:
-there, and for fp32, the reference says what it would choose behind each prefix.
+perplexity of a text; chat prompts, id by id, with apply_chat_template; the directory that export/dequantized.py makes
+of the file: its logits with those of the file, and the ids of its tokenizer with the program's; and ten greedy
+continuations of 60 ids with each program's, up to the first id that differs (not with --quick). A program that is
+emulated on a CPU would take an hour: there, and for fp32, the reference says what it would choose behind each prefix.
 """
 
 import json
@@ -21,7 +21,7 @@ from pathlib import Path
 from formats.interpreter import need
 
 if __name__ == "__main__":
-    need("numpy", "gguf", "torch", "transformers")
+    need("numpy", "gguf", "pytest", "tokenizers", "torch", "transformers")
 
 import numpy as np
 

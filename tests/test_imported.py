@@ -184,6 +184,24 @@ def test_what_the_classifiers_input_needs_is_measured_on_the_dequantized_model(t
     assert np.isclose(largest, model.activation_scales["norm"], rtol=1e-5).any()
 
 
+def test_the_early_name_of_the_configuration(tmp_path):
+    """It is read, named in messages, and does not come out again."""
+    source = changed(IMPORTED / "qwen3-w8a8", tmp_path / "hf")
+    fields = json.loads((source / "config.json").read_text())
+    fields["compression_config"] = fields.pop("quantization_config")
+    (source / "config.json").write_text(json.dumps(fields))
+    options = ("--no-tokenizer", "--quiet")
+    done = run_export("w8a8", source, tmp_path / "m.bin", *options, "--hf-out", tmp_path / "out")
+    assert done.returncode == 0
+    read(IMPORTED / "qwen3-w8a8", tmp_path / "expected.bin")
+    assert (tmp_path / "m.bin").read_bytes() == (tmp_path / "expected.bin").read_bytes()
+    assert "compression_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    fields["compression_config"]["format"] = "float-quantized"
+    (source / "config.json").write_text(json.dumps(fields))
+    done = run_export("w8a8", source, tmp_path / "n.bin", *options)
+    assert done.stderr.startswith(f'export: {source}/config.json: compression_config.format is "float-quantized": ')
+
+
 # ---- packed weights
 
 
