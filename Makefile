@@ -107,7 +107,7 @@ help:
 	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
 	@echo 'make format      put all sources into their format'
 	@echo 'make golden      write golden/data anew from the numpy reference'
-	@echo 'make test-hf     compare the reference, and --hf-out, with transformers (PYTHON_HF=python that has torch)'
+	@echo 'make test-hf     compare the reference, --hf-out and imports with transformers (PYTHON_HF=python that has torch)'
 	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
 	@echo 'make single      build/single/: each program and its headers in one file'
 	@echo 'make runq        only that program; likewise $(filter-out runq,$(ALL_PROGRAMS))'

@@ -1,42 +1,19 @@
 """Command line of the exporters: python -m export SCHEME MODEL OUT.bin"""
 
 import argparse
-import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from export import awq, gptq, moe, q8, w8a8
 from export.arguments import add_common
+from export.termination import Terminated, termination
 from formats.errors import one_line
 
 # Modules with FORMAT, HELP, add_arguments(parser) and run(args), in the order of --help.
 EXPORTERS = (q8, w8a8, awq, gptq, moe)
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143  # exit codes; shells give the last two for SIGINT and SIGTERM
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: ends an export as Ctrl-C does."""
-
-
-def _terminate(_number: int, _frame: object) -> None:
-    raise Terminated
-
-
-@contextmanager
-def termination() -> Iterator[None]:
-    """In this block SIGTERM and SIGHUP raise Terminated, so that nothing half-written stays; nohup's choice holds."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    before = {number: handler for number, handler in handlers.items() if handler not in (signal.SIG_IGN, None)}
-    for number in before:
-        signal.signal(number, _terminate)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -56,7 +56,7 @@ def stored_name(config: Config, name: str) -> str:
 
 
 def write_autoawq(source: Path, model_file: Path, hf_out: Path) -> None:
-    """Writes `hf_out`, which must not exist, from a model file and the Hugging Face directory that it was made from.
+    """Writes `hf_out`, which must not exist, from a model file and the directory or GGUF file that it was made from.
 
     The tensors are those of the file, to the bit.
     """

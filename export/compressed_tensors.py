@@ -9,6 +9,9 @@ What is in such a directory beside the norms and the tables, for each matrix of 
 An expert's matrices are model.layers.0.mlp.experts.5.gate_proj, up_proj and down_proj. In config.json,
 `quantization_config` has the format "int-quantized" of the package compressed-tensors.
 
+`Int8Matrices` reads such directories, `write_compressed_tensors` writes them; export/compressed_config.py has what
+config.json may say in one that others made.
+
 Weights are symmetric with a scale per row, activations symmetric with a scale per token or one per tensor. Embedding,
 classifier and routers are not quantized: engines do not either. The first two are those of the unquantized model.
 Smoothing is in the norms, weights and routers.
@@ -23,13 +26,76 @@ import numpy as np
 
 from export.hf_directory import Content, as_stored, part_name, read_source_config, write_directory
 from formats.checkpoint import Checkpoint
+from formats.errors import ModelError
 from formats.moe import expert_shapes, router_shapes
+from formats.source import Source
 from formats.tensors import Tensor, matrix_shapes, norm_shapes
-from golden.channel_scaling import PLACE_READ_BY, input_of
-from golden.forward import F32, hf_name, in_halves
+from golden.channel_scaling import CONSUMERS, PLACE_READ_BY, input_of
+from golden.forward import F32, hf_name, in_halves, in_pairs
 from golden.grouped import Int8Experts
 from golden.moe import MoE
+from golden.q8 import Quantized
 from golden.w8a8 import W8A8
+
+# ----------------------------------------------------------------------------
+# In
+
+
+class Int8Matrices:
+    """The matrices of a checkpoint of compressed-tensors in the format "int-quantized", with rotated rows in pairs.
+
+    It is also a source of the model that they stand for: `tensor` gives weights in fp32.
+    """
+
+    def __init__(self, checkpoint: Checkpoint):
+        self.path, self.config_path, self.config = checkpoint.path, checkpoint.config_path, checkpoint.config
+        self._checkpoint = checkpoint
+
+    def _part(self, name: str, part: str) -> np.ndarray:
+        return self._checkpoint.stored(part_name(self.config, name, part))
+
+    def _refuse(self, name: str, part: str, what: str) -> ModelError:
+        return ModelError(f"{self.path}: tensor {part_name(self.config, name, part)} {what}")
+
+    def _check_zero_point(self, name: str, part: str) -> None:
+        stored = part_name(self.config, name, part)
+        if self._checkpoint.has(stored) and self._checkpoint.stored(stored).any():
+            raise self._refuse(name, part, "is not zero: not supported")
+
+    def matrix(self, name: str) -> Quantized:
+        """A matrix of a layer as it is stored, scales widened to fp32. Raises ModelError for a negative scale."""
+        codes, scales = self._part(name, "weight"), self._part(name, "weight_scale").astype(F32)
+        if (scales < 0).any():
+            raise self._refuse(name, "weight_scale", f"has {scales.min():g}, expected no negative values")
+        self._check_zero_point(name, "weight_zero_point")
+        return Quantized(in_pairs(self.config, name, codes), in_pairs(self.config, name, scales))
+
+    def input_scale(self, place: str) -> np.float32:
+        """The static scale of a place of a layer. Raises ModelError unless all that read it have the same, above 0."""
+        layer, _, part = place.removeprefix("layers.").partition(".")
+        first, *others = (f"layers.{layer}.{consumer}" for consumer in CONSUMERS[part])
+        scale = self._part(first, "input_scale").astype(F32)[0]
+        if not scale > 0:
+            raise self._refuse(first, "input_scale", f"is {scale:g}, expected a positive number")
+        for name in others:
+            found = self._part(name, "input_scale").astype(F32)[0]
+            if found != scale:
+                of_first = part_name(self.config, first, "input_scale")
+                raise self._refuse(name, "input_scale", f"is {found:g}, {of_first} of the same input {scale:g}")
+        for name in (first, *others):
+            self._check_zero_point(name, "input_zero_point")
+        return scale
+
+    def tensor(self, name: str) -> np.ndarray:
+        """What is stored under Hugging Face's name, as fp32, int8 codes times their scales."""
+        value = self._checkpoint.stored(name)
+        if value.dtype == np.int8:
+            return value * self._checkpoint.tensor(f"{name}_scale")
+        return value.astype(F32)
+
+
+# ----------------------------------------------------------------------------
+# Out
 
 
 def quantization_config(static: bool, unquantized: Sequence[str] = ()) -> dict[str, Any]:
@@ -61,7 +127,7 @@ def nonzero(scales: np.ndarray) -> np.ndarray:
     return np.where(scales == 0, F32(1), scales)
 
 
-def contents(model: W8A8 | MoE, checkpoint: Checkpoint) -> Iterator[Content]:
+def contents(model: W8A8 | MoE, checkpoint: Source) -> Iterator[Content]:
     """Every tensor of the directory. A MoE's experts are int8."""
     c = model.config
     for name, shape in norm_shapes(c):
@@ -100,8 +166,8 @@ def expert_contents(model: MoE) -> Iterator[Content]:
                 yield Tensor(f"{weight}_scale", "<f4", (rows, 1)), partial(np.reshape, nonzero(scales), (rows, 1))
 
 
-def write_compressed_tensors(checkpoint: Checkpoint, model_file: Path, hf_out: Path) -> None:
-    """Writes `hf_out`, which must not exist, from a model file and the Hugging Face directory that it was made from.
+def write_compressed_tensors(checkpoint: Source, model_file: Path, hf_out: Path) -> None:
+    """Writes `hf_out`, which must not exist, from a model file and the directory or GGUF file that it was made from.
 
     The model file is W8A8 with whole rows, or MoE with int8 experts. Codes and scales are those of the file, to the
     bit; rows of q and k are in Hugging Face's order.

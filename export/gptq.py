@@ -7,6 +7,7 @@ place in the file is known before the first is there, so matrices are written as
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +175,11 @@ def write_repacked(
             write_matrix(writer, name, repacker.matrix(name))
         else:
             write_matrix(writer, name, quantizer.rounded(name, load_weight(checkpoint, name, interleaved=True)))
+    if repacker.n_rounded:
+        warnings.warn(
+            f"{checkpoint.path}: {repacker.n_rounded} scales below 2^-14 are rounded to fp16, by at most 2^-25",
+            stacklevel=2,
+        )
 
 
 def export_gptq(
@@ -193,10 +199,10 @@ def export_gptq(
 ) -> tuple[Config, GptqLayout]:
     """Writes `out`, and returns what its header says. Raises ModelError, and writes nothing, for what cannot be done.
 
-    calibration: a text file, needed unless options.rtn, or unless hf_dir is quantized already (GPTQ, AutoAWQ): its
-    matrices are repacked code for code. bits: by place, LADDER's for those that are missing. hf_out: a directory that
-    must not exist, for a GPTQ checkpoint; options.first_zero is 1 then. It is written when `out` is in its place, which
-    then stays; the error or the KeyboardInterrupt says so.
+    calibration: a text file, needed unless options.rtn, or unless hf_dir is quantized already (GPTQ, AutoAWQ,
+    compressed-tensors): its matrices are repacked code for code. bits: by place, LADDER's for those that are missing.
+    hf_out: a directory that must not exist, for a GPTQ checkpoint; options.first_zero is 1 then. It is written when
+    `out` is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """
     packed = None if is_gguf(hf_dir) else read_packing(hf_dir)
     checkpoint = open_model(hf_dir, packed and packed[0])

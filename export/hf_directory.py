@@ -1,7 +1,7 @@
 """Hugging Face directories of quantized models: what all formats share that exporters read, or write as --hf-out.
 
 A directory that is written beside a model file has the configuration and the tokenizer's files of the model that was
-exported, and its own tensors.
+exported, and its own tensors. Of a GGUF file these are made (export/gguf_files.py).
 """
 
 import argparse
@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
+from export.gguf_files import config_json, metadata_files
 from formats import safetensors
-from formats.checkpoint import Checkpoint, Config
+from formats.checkpoint import Config, quantization_field
 from formats.errors import ModelError, shown
 from formats.fields import Fields
 from formats.files import new_directory, read_json
 from formats.model_file import write_array
-from formats.source import is_gguf
+from formats.source import Source, is_gguf, open_gguf
 from formats.tensors import Tensor
 from golden.forward import hf_name
 
@@ -37,16 +38,21 @@ Content = tuple[Tensor, Callable[[], np.ndarray]]
 
 
 def quantization_of(hf_dir: Path) -> Fields | None:
-    """`quantization_config` of a directory, None for unquantized weights. Raises ModelError if it is no object."""
+    """`quantization_config` of a directory, None for unquantized weights. Raises ModelError if it is no object.
+
+    Early versions of compressed-tensors called it `compression_config`.
+    """
     path = Path(hf_dir) / "config.json"
     if not Path(hf_dir).is_dir():
         raise ModelError(f"{hf_dir}: no such directory")
-    found = read_json(path).get("quantization_config")
+    config = read_json(path)
+    name = quantization_field(config)
+    found = config.get(name)
     if found is None:
         return None
     if not isinstance(found, dict):
-        raise ModelError(f"{path}: quantization_config is {shown(found)}, expected an object")
-    return Fields(path, found, "quantization_config.")
+        raise ModelError(f"{path}: {name} is {shown(found)}, expected an object")
+    return Fields(path, found, f"{name}.")
 
 
 def part_name(config: Config, step_name: str, part: str) -> str:
@@ -66,16 +72,16 @@ def add_hf_out(parser: argparse.ArgumentParser, what: str) -> None:
 def check_destination(hf_out: Path, model_file: Path | None = None, source: Path | None = None) -> None:
     """Refuses a directory that exists, that nothing can be written beside, or that is the model file.
 
-    Also a source that is a GGUF file.
+    Also a source that is a GGUF file with a tokenizer that a directory cannot express.
     """
-    if source is not None and is_gguf(source):
-        raise ModelError(f"{source}: --hf-out takes files of a Hugging Face directory along, this is a GGUF file")
     if model_file is not None and hf_out.resolve() == model_file.resolve():
         raise ModelError(f"{model_file}: is the model file, --hf-out needs another place")
     if hf_out.exists() or hf_out.is_symlink():
         raise ModelError(f"{hf_out}: exists already")
     if not hf_out.parent.is_dir():
         raise ModelError(f"{hf_out}: cannot write: {hf_out.parent} is no directory")
+    if source is not None and is_gguf(source):
+        metadata_files(open_gguf(source))
 
 
 @contextmanager
@@ -91,13 +97,22 @@ def after_model_file(hf_out: Path, model_file: Path) -> Iterator[None]:
 
 def read_source_config(source: Path, tied: bool) -> dict[str, Any]:
     """config.json of the model that was exported. tied: whether the classifier is the embedding in the model file."""
-    config = read_json(source / "config.json")
+    config = config_json(open_gguf(source)) if is_gguf(source) else read_json(source / "config.json")
+    config.pop("compression_config", None)
     if config.get("tie_word_embeddings", False) != tied:  # lm_head.weight was another matrix: Checkpoint
         config["tie_word_embeddings"] = tied
     return config
 
 
-def as_stored(source: Checkpoint, name: str, stored: str) -> Content:
+def other_files(source: Path) -> dict[str, bytes]:
+    """The files of the tokenizer and of generation by name: copies, or made of a GGUF file's metadata."""
+    if is_gguf(source):
+        return metadata_files(open_gguf(source))
+    files = sorted({file for pattern in COPIED for file in source.glob(pattern) if file.is_file()})
+    return {file.name: file.read_bytes() for file in files}
+
+
+def as_stored(source: Source, name: str, stored: str) -> Content:
     """The tensor `name` of a directory that is the tensor `stored` of the source, in its type."""
     values = source.stored(stored)
     dtype = "bfloat16" if values.dtype.name == "bfloat16" else values.dtype.str
@@ -107,15 +122,14 @@ def as_stored(source: Checkpoint, name: str, stored: str) -> Content:
 def write_directory(source: Path, hf_out: Path, config: dict[str, Any], contents: Iterable[Content]) -> None:
     """Writes `hf_out`, which must not exist. It appears when it is complete, or not at all; raises ModelError.
 
-    source: the Hugging Face directory of the model, for the tokenizer's files. config: for config.json. contents: those
-    of model.safetensors. Each is asked once for its values, in this order, so that only one is in memory.
+    source: the Hugging Face directory or GGUF file of the model, for the tokenizer's files. config: for config.json.
+    contents: those of model.safetensors, each asked once for its values, in this order, so that one is in memory.
     """
     contents = list(contents)
     check_destination(hf_out)
-    files = sorted({file for pattern in COPIED for file in source.glob(pattern) if file.is_file()})
-    copied = {file.name: file.read_bytes() for file in files}
+    files = other_files(source)
     with new_directory(hf_out) as temporary:
-        for name, content in copied.items():
+        for name, content in files.items():
             (temporary / name).write_bytes(content)
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         with (temporary / "model.safetensors").open("wb") as f:
@@ -125,4 +139,6 @@ def write_directory(source: Path, hf_out: Path, config: dict[str, Any], contents
                 if values.shape != tensor.shape:
                     raise ValueError(f"{tensor.name} has shape {values.shape}, listed is {tensor.shape}")
                 write_array(f, values, tensor.dtype)
-        temporary.chmod(source.stat().st_mode | 0o700)
+        # mkdtemp makes it private. Who may read the source may read this; and enter it, where the source is a file.
+        mode = source.stat().st_mode
+        temporary.chmod((mode if source.is_dir() else mode | (mode & 0o444) >> 2) | 0o700)

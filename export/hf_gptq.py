@@ -10,6 +10,15 @@ A GPTQ checkpoint (`quant_method: gptq`; AutoGPTQ, GPTQModel) has for each matri
 
 With desc_act a group's inputs are scattered. Here they are gathered: codes go into the order of their groups, and the
 file has that order, by which the program gathers activations. AutoAWQ's packing is golden/awq.py's.
+
+A checkpoint of compressed-tensors in the format "pack-quantized" has for each of these matrices
+
+    weight_packed      int32 (n_out, n_in / k)        k neighbours along n_in, the first lowest
+    weight_zero_point  int32 (n_out / k, n_groups)    k neighbours along n_out; none if all are the middle code
+    weight_scale       fp16, bf16 or fp32 (n_out, n_groups)
+    weight_shape       int64 (2,)                     n_out and n_in
+
+Here codes and zero points count from 0, in the package from the middle code. The bits are the same.
 """
 
 from collections.abc import Iterator
@@ -18,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from export import compressed_config
 from export.hf_directory import (
     Content,
     as_stored,
@@ -29,6 +39,8 @@ from export.hf_directory import (
 from formats.checkpoint import Checkpoint, ModelError, Packing
 from formats.errors import shown
 from formats.gptq import ORDER_PLACES, ROW_UNIT, GptqLayout, MatrixFormat
+from formats.packing import PACK_QUANTIZED
+from formats.source import Source
 from formats.tensors import Tensor, matrix_shapes, norm_shapes
 from golden import awq
 from golden.awq import Packed
@@ -74,7 +86,9 @@ def read_packing(hf_dir: Path) -> tuple[Packing, int] | None:
     found = quantization_of(hf_dir)
     if found is None:
         return None
-    method = found.one_of("quant_method", ("gptq", "awq"))
+    method = found.one_of("quant_method", ("gptq", "awq", "compressed-tensors"))
+    if method == "compressed-tensors":
+        return compressed_config.read_packing(found, PACK_QUANTIZED), 0
     if method == "awq":
         found.one_of("version", ("gemm",), "gemm")
         found.one_of("zero_point", (True,), True)
@@ -100,6 +114,8 @@ class Repacker:
                 multiple = max(ROW_UNIT, self._group)
                 raise ModelError(f"{checkpoint.config_path}: {field} is {n}, expected a multiple of {multiple}")
         self.form = MatrixFormat(packing.bits, self._group)
+        self._shapes = dict(matrix_shapes(self._config))
+        self.n_rounded = 0  # scales of the matrices so far that were not fp16 numbers
         layers = [f"layers.{i}." for i in range(self._config.n_layers)]
         found = {layer + place: self._order_of(layer, place) for layer in layers for place in ORDER_PLACES}
         self.has_order = any(order is not None for order in found.values())
@@ -137,33 +153,70 @@ class Repacker:
 
     def matrix(self, name: str) -> Matrix:
         """A matrix of a layer, its columns gathered. Raises ModelError for what a GPTQ file cannot hold."""
+        compressed = self._packing.is_compressed_tensors
+        codes, zeros, scales = self._compressed(name) if compressed else self._packed(name)
+        of_zeros, of_scales = ("weight_zero_point", "weight_scale") if compressed else ("qzeros", "scales")
+        bits = self._packing.bits
+        if (scales < 0).any():
+            raise self._refuse(name, of_scales, f"has {scales.min()}, expected no negative values")
+        order = self.orders.get(input_of(name))
+        if order is not None:
+            codes = codes[:, order]
+        kind = F16 if self._group or bits < 8 else F32
+        if kind == F16 and scales.dtype != F16:
+            scales = self._in_half(name, of_scales, scales.astype(F32))
+        codes, zeros, scales = (in_pairs(self._config, name, rows) for rows in (codes, zeros, scales))
+        if bits == 8:
+            steps = codes.reshape(*zeros.shape, -1).astype(np.int16) - zeros[..., None]
+            if steps.min() < -128 or steps.max() > 127:
+                raise self._refuse(name, of_zeros, "puts codes beyond int8: not supported")
+            return Matrix(self.form, steps.reshape(codes.shape).astype(np.int8), np.ascontiguousarray(scales, kind))
+        if zeros.max() >= 1 << bits:
+            raise self._refuse(name, of_zeros, f"has a zero point of {zeros.max()}, above the largest code")
+        return Matrix(self.form, np.ascontiguousarray(codes), np.ascontiguousarray(scales, F16), zeros.astype(np.uint8))
+
+    def _packed(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Codes (n_out, n_in), zero points and scales (n_out, n_groups) of a GPTQ or AutoAWQ checkpoint's matrix."""
         qweight, qzeros, scales = (
             self._checkpoint.stored(part_name(self._config, name, part)) for part in Packed._fields
         )
         bits = self._packing.bits
         if self._packing.method == "awq":
-            codes, zeros = awq.unpack(qweight).T, awq.unpack(qzeros).T.astype(np.int16)
-        else:
-            codes, zeros = unpack_words(qweight, bits).T, unpack_words(qzeros.T, bits).astype(np.int16)
-            zeros = zeros + self._added
-            bias = part_name(self._config, name, "bias")
-            if self._checkpoint.has(bias) and self._checkpoint.stored(bias).any():
-                raise self._refuse(name, "bias", "is not zero: not supported")
-        if (scales < 0).any():
-            raise self._refuse(name, "scales", f"has {scales.min()}, expected no negative values")
-        order = self.orders.get(input_of(name))
-        if order is not None:
-            codes = codes[:, order]
-        codes, zeros, scales = (in_pairs(self._config, name, rows) for rows in (codes, zeros, scales.T))
-        if bits == 8:
-            steps = codes.reshape(*zeros.shape, -1).astype(np.int16) - zeros[..., None]
-            if steps.min() < -128 or steps.max() > 127:
-                raise self._refuse(name, "qzeros", "puts codes beyond int8: not supported")
-            kind = F16 if self._group else F32
-            return Matrix(self.form, steps.reshape(codes.shape).astype(np.int8), np.ascontiguousarray(scales, kind))
-        if zeros.max() >= 1 << bits:
-            raise self._refuse(name, "qzeros", f"has a zero point of {zeros.max()}, above the largest code")
-        return Matrix(self.form, np.ascontiguousarray(codes), np.ascontiguousarray(scales, F16), zeros.astype(np.uint8))
+            return awq.unpack(qweight).T, awq.unpack(qzeros).T.astype(np.int16), scales.T
+        bias = part_name(self._config, name, "bias")
+        if self._checkpoint.has(bias) and self._checkpoint.stored(bias).any():
+            raise self._refuse(name, "bias", "is not zero: not supported")
+        zeros = unpack_words(qzeros.T, bits).astype(np.int16) + self._added
+        return unpack_words(qweight, bits).T, zeros, scales.T
+
+    def _compressed(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The same of a matrix in the format "pack-quantized"."""
+        bits = self._packing.bits
+
+        def stored(part: str) -> np.ndarray:
+            return self._checkpoint.stored(part_name(self._config, name, part))
+
+        scales, shape = stored("weight_scale"), self._shapes[name]
+        if tuple(stored("weight_shape")) != shape:
+            raise self._refuse(name, "weight_shape", f"is {stored('weight_shape').tolist()}, expected {list(shape)}")
+        codes = unpack_words(stored("weight_packed").T, bits).T[:, : shape[1]]
+        if self._packing.symmetric:
+            return codes, np.full(scales.shape, 1 << (bits - 1), np.int16), scales
+        zeros = unpack_words(stored("weight_zero_point"), bits)[: shape[0]].astype(np.int16)
+        return codes, zeros, scales
+
+    def _in_half(self, name: str, part: str, scales: np.ndarray) -> np.ndarray:
+        """Scales in fp16; below 2^-14, where fp16 is a grid of 2^-24, rounded and counted.
+
+        Raises ModelError for others that are no fp16 numbers, which bf16 numbers up to 65504 are.
+        """
+        with np.errstate(over="ignore"):
+            half = scales.astype(F16)
+        inexact = half.astype(F32) != scales
+        if (bad := inexact & (scales >= np.finfo(F16).smallest_normal)).any():
+            raise self._refuse(name, part, f"has {scales[bad][0]:.9g}, which is no fp16 number: not supported")
+        self.n_rounded += int(inexact.sum())
+        return half
 
 
 # ----------------------------------------------------------------------------
@@ -187,8 +240,8 @@ def check_expressible(layout: GptqLayout, repacked: bool = False) -> MatrixForma
     return form
 
 
-def write_gptq_checkpoint(source: Checkpoint, model_file: Path, hf_out: Path, symmetric: bool) -> None:
-    """Writes `hf_out`, which must not exist, from a model file and the Hugging Face directory that it was made from.
+def write_gptq_checkpoint(source: Source, model_file: Path, hf_out: Path, symmetric: bool) -> None:
+    """Writes `hf_out`, which must not exist, from a model file and the directory or GGUF file that it was made from.
 
     Codes, zero points and scales are those of the file, embedding, norms and classifier the source's. symmetric: all
     zero points are the middle code.
@@ -208,7 +261,7 @@ def write_gptq_checkpoint(source: Checkpoint, model_file: Path, hf_out: Path, sy
     write_directory(source.path, hf_out, config, contents(model, source, form))
 
 
-def contents(model: GPTQ, source: Checkpoint, form: MatrixFormat) -> Iterator[Content]:
+def contents(model: GPTQ, source: Source, form: MatrixFormat) -> Iterator[Content]:
     """Every tensor of the directory. A classifier that was the embedding is stored again where the file is not tied."""
     c = model.config
     words = lru_cache(maxsize=1)(partial(to_words, model))  # a matrix's tensors are asked for one after the other

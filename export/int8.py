@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from formats.model_file import write_array
 from formats.tensors import HEADER_SIZE, Tensor
-from golden.q8 import quantize
+from golden.q8 import Quantized, quantize
 
 BLOCK_VALUES = 1 << 24  # quantize this many weights at a time, so that memory stays bounded whatever the matrix
 
@@ -24,9 +24,13 @@ def write_codes(f: BinaryIO, weight: np.ndarray, group_size: int) -> np.ndarray:
     return np.concatenate(scales)
 
 
-def write_matrix(f: BinaryIO, weight: np.ndarray, group_size: int) -> None:
-    """Appends codes and scales of a whole matrix, as `write_codes`."""
-    write_array(f, write_codes(f, weight, group_size), "f4")
+def write_matrix(f: BinaryIO, weight: np.ndarray | Quantized, group_size: int) -> None:
+    """Appends codes and scales of a whole matrix, as `write_codes`; those of one that is quantized already."""
+    if isinstance(weight, Quantized):
+        write_array(f, weight.codes, "i1")
+        write_array(f, weight.scales, "f4")
+    else:
+        write_array(f, write_codes(f, weight, group_size), "f4")
 
 
 def progress_bar(tensors: Sequence[Tensor], shown: bool, desc: str | None = None) -> tqdm:
@@ -36,11 +40,12 @@ def progress_bar(tensors: Sequence[Tensor], shown: bool, desc: str | None = None
 
 
 def write_tensors(
-    f: BinaryIO, tensors: Sequence[Tensor], load: Callable[[str], np.ndarray], group_size: int, bar: tqdm
+    f: BinaryIO, tensors: Sequence[Tensor], load: Callable[[str], np.ndarray | Quantized], group_size: int, bar: tqdm
 ) -> None:
     """Writes every tensor of a file, behind room for the header. The codes of a matrix bring their scales along.
 
-    load(name): the values of a tensor, fp32; for NAME.codes and NAME.scales together, those of the matrix NAME.
+    load(name): the values of a tensor, fp32; for NAME.codes and NAME.scales together, those of the matrix NAME, or its
+    codes and scales.
     """
     f.write(bytes(HEADER_SIZE))
     for name, dtype, _ in tensors:

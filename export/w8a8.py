@@ -1,7 +1,8 @@
 """W8A8 files for runq_w8a8: smoothed weights as int8 codes, one fp32 scale per row (or per 32 weights).
 
 The order is that of Q8 files, with the static scales of activations, if there are any, behind the norms:
-docs/model-files.md. What smoothing does is in golden/smooth.py.
+docs/model-files.md. What smoothing does is in golden/smooth.py. Codes and scales of a checkpoint of compressed-tensors
+are repacked as they are.
 """
 
 import argparse
@@ -11,19 +12,23 @@ from pathlib import Path
 import numpy as np
 
 from export.arguments import add_calibration, calibration_options, first_given
-from export.compressed_tensors import write_compressed_tensors
-from export.hf_directory import add_hf_out, after_model_file, check_destination
+from export.compressed_config import read_packing
+from export.compressed_tensors import Int8Matrices, write_compressed_tensors
+from export.hf_directory import add_hf_out, after_model_file, check_destination, quantization_of
 from export.int8 import progress_bar, write_tensors
 from export.tokenizer import tokenizer_section
 from export.writer import finish
-from formats.checkpoint import ModelError, input_files
+from formats.checkpoint import Checkpoint, ModelError, input_files
 from formats.dimensions import check_group_size, check_rows
 from formats.files import replacing
+from formats.packing import INT_QUANTIZED, Packing
 from formats.schemes import W8A8_FILE
-from formats.source import generation_of, open_model
+from formats.source import generation_of, is_gguf, open_model
 from formats.tensors import w8a8_tensors, weights_end
 from golden.calibration import read_samples
 from golden.channel_scaling import ChannelScaling, describe
+from golden.forward import load_weight
+from golden.q8 import Quantized
 from golden.smooth import find_smoothing, load_smoothed
 from golden.w8a8 import static_places, static_scale
 
@@ -38,14 +43,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-smooth", action="store_true", help="quantize the weights as they are")
     parser.add_argument("--block", type=int, default=0, metavar="N",
                         help="values that share a scale: 32, or 0: a row (0)")  # fmt: skip
-    parser.add_argument("--act", choices=("dynamic", "static"), default="dynamic",
-                        help="scales of activations: each token's own, or one a place from calibration")  # fmt: skip
+    parser.add_argument("--act", choices=("dynamic", "static"),
+                        help="scales of activations: each token's own, or one a place from calibration (dynamic; of "
+                        "a quantized checkpoint its own)")  # fmt: skip
     add_hf_out(parser, "compressed-tensors would")
     parser.add_argument("--verbose", action="store_true", help="with --alpha auto: what was chosen for every layer")
 
 
 def run(args: argparse.Namespace) -> None:
     """Exports as the command line says."""
+    if not is_gguf(args.hf_dir) and (found := quantization_of(args.hf_dir)) is not None:
+        packing = read_packing(found, INT_QUANTIZED)
+        given = {"--alpha": args.alpha, "--no-smooth": args.no_smooth, "--block": args.block or None}
+        if option := first_given(given):
+            raise ModelError(f"{args.hf_dir}: is quantized already, {option} would change nothing: leave it out")
+        import_w8a8(
+            args.hf_dir, args.out, packing, args.act, args.calib, args.samples, args.seq_len, args.hf_out,
+            not args.no_tokenizer, not args.quiet,
+        )  # fmt: skip
+        return
     if args.no_smooth and args.alpha is not None:
         raise ModelError("--alpha and --no-smooth exclude each other")
     alpha = None if args.no_smooth else parse_alpha(args.alpha or "0.5")
@@ -55,6 +71,65 @@ def run(args: argparse.Namespace) -> None:
     )  # fmt: skip
     if alpha == "auto" and (not args.quiet or args.verbose):
         print(*describe(smoothing, args.verbose), sep="\n", file=sys.stderr)
+
+
+def import_w8a8(
+    hf_dir: Path,
+    out: Path,
+    packing: Packing,
+    act: str | None = None,
+    calibration: Path | None = None,
+    n_samples: int | None = None,
+    seq_len: int | None = None,
+    hf_out: Path | None = None,
+    with_tokenizer: bool = True,
+    progress: bool = True,
+) -> None:
+    """Writes `out` from a checkpoint of compressed-tensors, code for code; embedding and classifier are rounded.
+
+    act: "dynamic" leaves static scales out; None: the checkpoint's own. A file with static scales needs one that the
+    checkpoint does not have, of the input of the classifier, which is not quantized there: calibration, a text file,
+    is for that alone. hf_out: as of `export_w8a8`. Raises ModelError, and writes nothing, for what cannot be done.
+    """
+    if act == "static" and not packing.static:
+        raise ModelError(f"{hf_dir}: is quantized for dynamic activations, --act static is not possible: leave it out")
+    static = packing.static and act != "dynamic"
+    if hf_out is not None:
+        check_destination(hf_out, out, hf_dir)
+    checkpoint = Checkpoint(hf_dir, packing)
+    calibrating = calibration_options(calibration, n_samples, seq_len)
+    if not static and (option := first_given(calibrating)):
+        raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
+    if static and calibration is None:
+        raise ModelError(
+            f"{hf_dir}: has static scales, but none for the input of the classifier: --calib TEXT to measure it, "
+            "or --act dynamic"
+        )
+    check_rows(checkpoint)
+    config, stored = checkpoint.config, Int8Matrices(checkpoint)
+    generation = generation_of(checkpoint)
+    tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
+    act_scales = [stored.input_scale(place) for place in static_places(config)[:-1]] if static else []
+    samples = read_samples(checkpoint, calibration, n_samples, seq_len) if static else []
+    tensors = list(w8a8_tensors(config, 0, static))
+
+    def load(name: str) -> np.ndarray | Quantized:
+        if name == "act_scales":
+            return np.array(act_scales)
+        if name.startswith("layers.") and not name.endswith("norm"):
+            return stored.matrix(name)
+        return load_weight(checkpoint, name, interleaved=True)
+
+    with replacing(out, input_files(hf_dir, calibration)) as f:
+        if static:
+            largest = find_smoothing(stored, samples, None, 0, True, progress).largest["norm"]
+            act_scales.append(static_scale(largest))
+        with progress_bar(tensors, progress, "writing") as bar:
+            write_tensors(f, tensors, load, 0, bar)
+        finish(f, config, generation, FORMAT, 0, weights_end(tensors), tokenizer, activations=int(static))
+    if hf_out is not None:
+        with after_model_file(hf_out, out):
+            write_compressed_tensors(checkpoint, out, hf_out)
 
 
 def parse_alpha(text: str) -> float | str:

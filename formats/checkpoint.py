@@ -7,11 +7,11 @@ What only needs a `Config`, such as making a model file with random weights on a
 alone: safetensors is imported where a checkpoint is opened.
 """
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from formats.fields import Fields, is_number, is_whole
 from formats.files import check_file, read_json
 from formats.gguf_file import parts_of
 from formats.limits import LIMITS
+from formats.packing import FLOATS, Packing
 
 with suppress(ImportError):
     import ml_dtypes  # noqa: F401  (teaches numpy the name "bfloat16")
@@ -147,6 +148,12 @@ def _read_moe(fields: Fields, n_layers: int) -> Moe:
     )
 
 
+def quantization_field(config: Container[str]) -> str:
+    """Which field of config.json says how weights are quantized: early compressed-tensors has a name of its own."""
+    old = "compression_config" in config and "quantization_config" not in config
+    return "compression_config" if old else "quantization_config"
+
+
 def read_config(hf_dir: Path, quantized: bool = False, archs: tuple[str, ...] = DENSE) -> Config:
     """`config.json` of a Hugging Face directory. Raises ModelError for anything this project does not run.
 
@@ -225,31 +232,11 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-FLOATS = ("F32", "F16", "BF16")
 EMBEDDING, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight"
 COMPARED_VALUES = 1 << 24  # of two matrices at a time
 
 
 Expected = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]  # names of tensors -> shape, and types that are read
-
-
-class Packing(NamedTuple):
-    """How a quantized checkpoint stores the matrices of its layers: codes in int32 words, several in each."""
-
-    method: str  # "awq", AutoAWQ's, or "gptq"
-    bits: int
-    group_size: int  # weights that share a scale; 0: a row
-
-    def parts(self, n_out: int, n_in: int) -> Iterator[tuple[str, tuple[int, ...], tuple[str, ...], bool]]:
-        """Name, shape, types, and whether it has to be there, of each tensor in the place of a matrix."""
-        per_word, n_groups = 32 // self.bits, n_in // (self.group_size or n_in)
-        awq = self.method == "awq"
-        yield "qweight", (n_in, n_out // per_word) if awq else (n_in // per_word, n_out), ("I32",), True
-        yield "qzeros", (n_groups, n_out // per_word), ("I32",), True
-        yield "scales", (n_groups, n_out), ("F16",), True
-        if not awq:
-            yield "g_idx", (n_in,), ("I32",), False
-            yield "bias", (n_out,), FLOATS, False  # of zeros: older versions of AutoGPTQ wrote them
 
 
 def packed_tensor_shapes(config: Config, packing: Packing, found: Container[str]) -> Expected:
@@ -311,6 +298,8 @@ class Checkpoint:
             self._check_tensors({EMBEDDING: ((self.config.vocab_size, self.config.dim), FLOATS)})
             if self._differ(EMBEDDING, CLASSIFIER):
                 self.config = replace(self.config, tied=False)
+        if packing is not None:
+            self._check_quantized(packing)
         expected = self._shapes(packing)
         self._check_names(expected, packing is not None)
         self._check_tensors(expected)
@@ -324,6 +313,15 @@ class Checkpoint:
         if packing is not None:
             return packed_tensor_shapes(self.config, packing, self._file_of)
         return {name: (shape, FLOATS) for name, shape in tensor_shapes(self.config).items()}
+
+    def _check_quantized(self, packing: Packing) -> None:
+        """Refuses matrices of layers that compressed-tensors has left as they were; names what config.json says."""
+        for name, shape in tensor_shapes(self.config).items() if packing.is_compressed_tensors else ():
+            module = name.removesuffix(".weight")
+            if len(shape) == 2 and ".layers." in name and self.has(name) and not self.has(f"{module}.weight_scale"):
+                config = read_json(self.config_path)
+                fields = Fields(self.config_path, config).object(quantization_field(config))
+                fields.refuse("ignore", f"{module} is not quantized, expected all matrices of the layers to be")
 
     def _check_tensors(self, expected: Expected) -> None:
         """Refuses tensors that are missing or have another shape or type. Each file is opened once."""

@@ -35,6 +35,7 @@ _IN_LAYERS = {
     "mlp.down_proj": "ffn_down",
 }
 ROPE_FREQS = "rope_freqs.weight"
+_DTYPES = {"F16": "<f2", "BF16": "bfloat16"}  # numpy's, of types that are stored as they are
 # What a model may have beyond the forward pass implemented here, and the value of each that changes nothing.
 _UNSUPPORTED = {
     "attention.sliding_window": 0,
@@ -273,4 +274,10 @@ class GGUFModel:
             return pairs_to_halves(value, self.config.head_dim)
         return value
 
-    stored = tensor  # the unquantized values as they are, which for a checkpoint may be fp16 or bf16
+    def dtype(self, name: str) -> str:
+        """The type of numbers that holds a tensor exactly: F16's and BF16's own, fp32 for all others."""
+        return _DTYPES.get(self._files.tensors[gguf_name(name)].type, "<f4")
+
+    def stored(self, name: str) -> np.ndarray:
+        """The same values in that type, as `Checkpoint.stored` has them."""
+        return self.tensor(name).astype(self.dtype(name))

@@ -46,6 +46,10 @@ PRE_TOKENIZERS = {
     "refact": PreTokenizer(_DIGITS_GPT2),
 }
 
+# The names of special tokens in tokenizer_config.json, and the key of each one's id.
+SPECIAL_TOKENS = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
+                  "pad_token": "padding_token_id"}  # fmt: skip
+
 # Control tokens at which llama.cpp ends a text by their names, whatever the metadata says: the list in its
 # src/llama-vocab.cpp, without those of tokenizers that cannot be read here.
 END_TOKENS = frozenset(
@@ -81,12 +85,11 @@ def tokenizer_files(m: Metadata, vocab_size: int) -> TokenizerFiles:
             raise m.refuse(key, "not supported")
 
     vocab, added = _read_tokens(m, vocab_size)
-    special = {}
-    for field, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        token_id = m.integer(f"tokenizer.ggml.{key}_token_id", -1, least=0, most=vocab_size - 1)
-        name_of = {token["id"]: token["content"] for token in added}
+    special, name_of = {}, {token["id"]: token["content"] for token in added}
+    for name, key in SPECIAL_TOKENS.items():
+        token_id = m.integer(f"tokenizer.ggml.{key}", -1, least=0, most=vocab_size - 1)
         if token_id in name_of:
-            special[f"{field}_token"] = name_of[token_id]
+            special[name] = name_of[token_id]
     bos = special.get("bos_token")
     add_bos = m.flag("tokenizer.ggml.add_bos_token", pre.add_bos)
     if add_bos and bos is None:

@@ -78,6 +78,7 @@ $(foreach goal,fuzz fuzz-corpus test-fuzz,$(eval NEEDS_$(goal) := BUILD PYTHON F
 $(foreach goal,lint lint-format lint-g++ lint-clang++ lint-tidy,$(eval NEEDS_$(goal) := BUILD PYTHON TEST LINT))
 NEEDS_test-arm := BUILD PYTHON TEST ARM
 NEEDS_hip      := BUILD HIP
+NEEDS_test-hf  := BUILD
 install = CXX='$(CXX)' PYTHON='$(PYTHON)' sh tools/install.sh $(sort $1 $(foreach needs,$(NEEDS_HERE),$(PACKAGES_$(needs))))
 
 # Another compiler than before, or a tokenizer after all: ask again. The lines are those that were asked for.

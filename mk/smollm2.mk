@@ -37,5 +37,5 @@ $(SMOLLM2).manual.txt: | $(VENV_READY)
 #     make test-real PYTHON_HF=/path/to/python
 test-real: $(SMOLLM2_FILES) $(ALL_PROGRAMS) build/tokenize_tool
 	@$(PY) -m pytest -rs tests/check_smollm2.py
-	@if $(PYTHON_HF) -c 'import gguf, torch, transformers' 2>/dev/null; then $(PYTHON_HF) -m tests.hf_smollm2; \
-	else echo 'not compared with transformers: $(PYTHON_HF) has no torch, transformers or gguf (PYTHON_HF=...)'; fi
+	@if $(PYTHON_HF) -c 'import gguf, pytest, torch, transformers' 2>/dev/null; then $(PYTHON_HF) -m tests.hf_smollm2; \
+	else echo 'not compared with transformers: $(PYTHON_HF) has no torch, transformers, gguf or pytest (PYTHON_HF=...)'; fi

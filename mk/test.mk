@@ -64,17 +64,18 @@ $(CHECKED_TESTS:%=build/%): %: build/main.o build/checks.o %.o
 build/tokenize_tool: tests/tokenize_tool.cpp build/flags build/packages
 	$(CXX) $(CXXFLAGS_ALL) $(DEPS) $< -o $@ $(LIBS)
 
-# Compares the numpy reference with transformers itself, and what --hf-out writes with the libraries that load it. Needs
-# torch, transformers, compressed-tensors, ml_dtypes (and gptqmodel for AWQ, gptqmodel and optimum for GPTQ) in the
-# Python it is given:
+# Compares the numpy reference with transformers itself, what --hf-out writes with the libraries that load it, and model
+# files of what llmcompressor writes with the same libraries. Needs torch, transformers, compressed-tensors, ml_dtypes
+# (and gptqmodel for AWQ, gptqmodel and optimum for GPTQ, llmcompressor for what comes in) in the Python it is given:
 #     python3 -m venv .venv-torch
 #     .venv-torch/bin/pip install -r requirements.txt torch transformers compressed-tensors
 #     make test-hf PYTHON_HF=.venv-torch/bin/python
 PYTHON_HF ?= $(PYTHON)
-test-hf:
+test-hf: runq_w8a8 runq_gptq
 	@$(PYTHON_HF) -m formats.interpreter numpy safetensors ml_dtypes jinja2 tokenizers torch transformers compressed_tensors
 	$(PYTHON_HF) -m tests.hf_fixtures check
 	$(PYTHON_HF) -m tests.hf_out_check
+	$(PYTHON_HF) -m tests.hf_in_check
 
 # The model files that tests and golden vectors take.
 test-models: $(PY) $(TEST_MODELS)

@@ -1,17 +1,19 @@
 """SmolLM2 in transformers, from the same GGUF file, against the reference and every program.
 
-    python -m tests.hf_smollm2 [--quick]    needs torch, transformers and gguf; `make smollm2` first
+    python -m tests.hf_smollm2 [--quick]    needs torch, transformers, gguf and pytest; `make smollm2` first
 
 transformers reads and dequantizes the file by code of its own. Compared are: fp32 logits with golden.forward's; the
-perplexity of a text; chat prompts, id by id, with apply_chat_template; and ten greedy continuations of 60 ids with each
-program's, up to the first id that differs (not with --quick). A program that is emulated on a CPU would take an hour:
-there, and for fp32, the reference says what it would choose behind each prefix.
+perplexity of a text; chat prompts, id by id, with apply_chat_template; the directory that export/dequantized.py makes
+of the file: its logits with those of the file, and the ids of its tokenizer with the program's; and ten greedy
+continuations of 60 ids with each program's, up to the first id that differs (not with --quick). A program that is
+emulated on a CPU would take an hour: there, and for fp32, the reference says what it would choose behind each prefix.
 """
 
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -19,16 +21,19 @@ from pathlib import Path
 from formats.interpreter import need
 
 if __name__ == "__main__":
-    need("numpy", "gguf", "torch", "transformers")
+    need("numpy", "gguf", "pytest", "tokenizers", "torch", "transformers")
 
 import numpy as np
 
+from export.dequantized import write_dequantized
+from export.tokenizer import tokenizer_section
 from formats.source import open_gguf
 from golden.forward import Fp32, Scheme, forward
 from golden.perplexity import encode, load_tokenizer, perplexity
 from golden.real import CHAT, QUESTIONS
 from golden.schemes import SCHEMES
 from models.smollm2 import documentation
+from tests.test_tokenizer import FIXED_STRINGS, Pair, random_strings
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ROOT / "build" / "models"
@@ -125,6 +130,37 @@ def check_chat() -> bool:
     return good
 
 
+def check_directory() -> bool:
+    """Whether transformers makes the same of the directory as of the file, and its tokenizer the program's ids."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    text = documentation()
+    texts = [text[i : i + 500].encode() for i in range(0, len(text), 500)]
+    texts += FIXED_STRINGS + random_strings(17, 3000, ["<|im_start|>", "<|im_end|>", "<|endoftext|>"])
+    with tempfile.TemporaryDirectory() as folder:
+        hf_dir = Path(folder) / "hf"
+        write_dequantized(GGUF, hf_dir)
+        loaded = AutoModelForCausalLM.from_pretrained(hf_dir, attn_implementation="eager").eval()
+        tokenizer = AutoTokenizer.from_pretrained(hf_dir)
+        pair = Pair(hf_dir, Path(folder), ROOT / "build" / "tokenize_tool", loaded.config.vocab_size)
+        pair.section.write_bytes(tokenizer_section(GGUF, loaded.config.vocab_size))
+        ours = pair.encode(texts)
+        theirs = [tokenizer(t.decode("utf-8", errors="replace")).input_ids for t in texts]
+        same = sum(a == b for a, b in zip(ours, theirs, strict=True))
+        chat = tokenizer.apply_chat_template([{"role": "user", "content": QUESTIONS[0]}], add_generation_prompt=True,
+                                             return_dict=False)  # fmt: skip
+        expected = load_tokenizer(GGUF).encode(CHAT.format(QUESTIONS[0])).ids
+        with torch.no_grad():
+            logits = loaded(torch.tensor([chat])).logits[0].numpy()
+        largest = float(abs(logits - transformers_logits(np.array(chat))).max())
+        ends = set(loaded.generation_config.eos_token_id)
+    print(f"as a directory: {loaded.dtype}, largest difference of logits from those of the file {largest:.1e}; "
+          f"{same} of {len(texts)} texts have the program's ids")  # fmt: skip
+    right = chat == expected and ends == set(open_gguf(GGUF).generation.eos_ids)
+    return right and largest == 0 and same == len(texts)
+
+
 def agreement_of_program(program: str, file: Path, prompt: list[int], theirs: list[int]) -> int:
     """Of the program's own continuation."""
     return agreement(program_ids(program, file, prompt), theirs)
@@ -162,8 +198,8 @@ def compare_greedy() -> dict[str, list[int]]:
 
 
 def main() -> int:
-    """Exit code 1 if logits, perplexity or chat prompts are not the same."""
-    good = all([check_logits(), check_perplexity(), check_chat()])
+    """Exit code 1 if logits, perplexity, chat prompts or the directory are not the same."""
+    good = all([check_logits(), check_perplexity(), check_chat(), check_directory()])
     if "--quick" not in sys.argv:
         found = compare_greedy()
         (FILES / "smollm2.agreement.json").write_text(json.dumps(found) + "\n")

@@ -405,10 +405,6 @@ def test_what_is_neither_file_nor_directory_is_refused(tmp_path, ggufs):
     (folder / "m.gguf").write_bytes(b"")
     text = f"export: {folder}: no config.json, but GGUF files: give one of them, such as {folder}/m.gguf\n"
     assert line(folder) == text
-    source = ggufs["tiny-llama"]
-    done = run_export("awq", source, tmp_path / "out.bin", "--rtn", "--hf-out", tmp_path / "hf")
-    text = f"export: {source}: --hf-out takes files of a Hugging Face directory along, this is a GGUF file\n"
-    assert (done.returncode, done.stderr) == (1, text)
 
 
 def test_names_cover_every_tensor():

@@ -73,7 +73,9 @@ def test_markers_that_say_nothing(good: str, drifted: str):
 TOOLS = {
     "tests.hf_fixtures": "numpy, safetensors, torch, transformers",
     "tests.hf_out_check": "numpy, ml_dtypes, jinja2, tokenizers, torch, transformers, compressed_tensors",
-    "tests.hf_smollm2": "numpy, gguf, torch, transformers",
+    "tests.hf_in_check": "numpy, ml_dtypes, jinja2, tokenizers, torch, transformers, compressed_tensors",
+    "tests.hf_smollm2": "numpy, gguf, pytest, tokenizers, torch, transformers",
+    "tests.imported_fixtures": "numpy, safetensors, torch, transformers, compressed_tensors, llmcompressor",
     "tests.mx_check": "numpy, torch, torchao",
     "tests.gptq_fixture": "numpy, torch, transformers",
     "tests.autoawq_fixture": "numpy, torch, accelerate",
