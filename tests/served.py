@@ -50,7 +50,7 @@ def unrounded(x: np.ndarray, _scale: np.float32 | None) -> np.ndarray:
 class Served:
     """The scheme for golden.forward, from the model file that was written beside the directory. Experts are int8.
 
-    n_parts: processes that share a matrix. Each has a part of a token for o_proj and down_proj, and rounds it by itself.
+    n_parts: processes that share a matrix; each rounds its part of a token for o_proj and down_proj by itself.
     """
 
     interleaved = True

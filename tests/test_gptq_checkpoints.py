@@ -104,8 +104,8 @@ def four(tmp_path_factory):
     """A checkpoint of 4 bits in groups of 64, and its file."""
     folder = tmp_path_factory.mktemp("four")
     export_gptq(
-        QWEN, folder / "m.bin", bits={"attn": 4, "ffn": 4}, group=64, options=Options(rtn=True, symmetric=False, first_zero=1),
-        hf_out=folder / "hf", progress=False,
+        QWEN, folder / "m.bin", bits={"attn": 4, "ffn": 4}, group=64,
+        options=Options(rtn=True, symmetric=False, first_zero=1), hf_out=folder / "hf", progress=False,
     )  # fmt: skip
     return folder
 
