@@ -12,8 +12,12 @@ from safetensors.numpy import load_file, save_file
 
 from export.engines import gptq_refused
 from export.gptq import Options, export_gptq
+from formats.checkpoint import Checkpoint
 from formats.gptq import MatrixFormat
-from tests.helpers import MODELS, ROOT, run_export
+from golden.forward import ignore
+from golden.w8a8 import W8A8
+from tests.helpers import F32, GOLDEN_FILES, MODELS, ROOT, run_export
+from tests.served import Served, as_runq
 
 QWEN = MODELS / "tiny-qwen3"
 FOUR = ("--bits", 4, "--group", 64)
@@ -147,3 +151,15 @@ def test_no_sym_would_change_nothing_of_a_quantized_checkpoint(tmp_path):
         done = run_export("gptq", tmp_path / "hf", tmp_path / "again.bin", option, "--quiet")
         assert done.returncode == 1
         assert f"is quantized already, {option} would change nothing" in done.stderr
+
+
+def test_processes_that_share_a_matrix_round_their_parts_by_themselves():
+    """o_proj and down_proj alone: all others have whole tokens in each process."""
+    source = Checkpoint(QWEN)
+    halves = Served(W8A8(GOLDEN_FILES / "tiny-qwen3.w8a8.bin"), source, as_runq, n_parts=2)
+    x = np.random.default_rng(0).normal(size=(3, 256)).astype(F32) * np.repeat([1, 10], 128).astype(F32)
+    for name in ("layers.0.attn.mix", "layers.0.ffn.swiglu"):
+        expected = np.concatenate([as_runq(x[:, :128], None), as_runq(x[:, 128:], None)], axis=1)
+        assert np.array_equal(halves.activation(ignore, name, x), expected)
+        assert not np.array_equal(expected, as_runq(x, None))
+    assert np.array_equal(halves.activation(ignore, "layers.0.attn.norm", x), as_runq(x, None))
