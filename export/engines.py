@@ -1,7 +1,7 @@
 """Which engines load what --hf-out writes, in a line for whoever exports.
 
-Of vLLM 0.32: of its CPU build by running it (`make serve-check`), of its kernels for GPUs by its sources; docs/serving.md
-has the table. The line is a warning where vLLM refuses a directory, and comes before the work where that is known then.
+Of vLLM 0.32: on a CPU by running it (`make serve-check`), on a GPU by its sources; docs/serving.md has the table. What
+vLLM refuses is a warning, which comes before the work where it is known then.
 """
 
 import sys
