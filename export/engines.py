@@ -22,10 +22,10 @@ def gptq_refused(form: MatrixFormat, symmetric: bool, has_order: bool) -> str | 
     """
     if form.bits not in (4, 8):
         return f"{form}: vLLM refuses it, it takes 4 and 8; {GPTQMODEL}"
-    if not symmetric:
-        return f"{form}, zero points of their own: vLLM refuses it, it takes what --sym writes; {GPTQMODEL}"
     if has_order and form.group:
         return f"{form}, scattered groups (desc_act): vLLM refuses it; {GPTQMODEL}"
+    if not symmetric:
+        return f"{form}, zero points of their own: vLLM refuses it, it takes what --sym writes; {GPTQMODEL}"
     if form.bits == 8:
         return f"{form}: vLLM takes it on a GPU; on a CPU it takes 4 bits alone and refuses it"
     return None
