@@ -10,7 +10,7 @@ APART := unshare --net $(if $(filter-out 0,$(shell id -u)),--map-root-user)
 
 .PHONY: serve-check
 serve-check: $(SERVE_VENV)/ready $(VENV_READY) $(SMOLLM2).gguf $(SMOLLM2).txt runq_w8a8 runq_gptq
-	@$(APART) sh -c 'ip link set lo up && exec $(SERVE_VENV)/bin/python -m tests.serve_check $(if $(SERVE),--only $(SERVE))'
+	@$(APART) sh -c 'ip link set lo up && exec $(SERVE_VENV)/bin/python -m tests.serve_check $(if $(SERVE),--only "$(SERVE)")'
 
 $(SERVE_VENV)/ready: tools/serve_venv.sh
 	@PYTHON='$(PYTHON)' sh tools/serve_venv.sh $(SERVE_VENV)

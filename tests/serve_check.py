@@ -196,8 +196,9 @@ def run_export(name: str, options: str, file: Path, hf_dir: Path) -> str:
     return done.stderr
 
 
-def export(model: Model, options: str) -> None:
-    """Writes a model's file and directory, unless both are newer than the exporter. Raises CheckError."""
+def export(model: Model) -> None:
+    """Writes a model of SERVED, file and directory, unless both are newer than the exporter. Raises CheckError."""
+    options = next(o for name, variant, o, _ in SERVED if (name, variant) == (model.name, model.variant))
     sources = [path for folder in ("export", "golden", "formats") for path in (ROOT / folder).glob("*.py")]
     newest = max(path.stat().st_mtime for path in sources)
     if model.hf_dir.is_dir() and min(model.file.stat().st_mtime, model.hf_dir.stat().st_mtime) > newest:
@@ -446,8 +447,9 @@ def measure_speed(model: Model, ask: Asker, row: Row) -> None:
 
 def check(row: Row, model: Model, commands: Sequence[Sequence[str]], folder: Path) -> Row:
     """All checks of one way to serve; what goes wrong is in the row."""
-    start = time.monotonic()
     try:
+        export(model)
+        start = time.monotonic()
         with serving(commands, folder, f"{model.hf_dir.name}-{len(commands)}") as servers:
             dtype = servers[0].dtype()
             row.cells["values"] = dtype
@@ -526,6 +528,7 @@ def check_refused(folder: Path) -> list[Row]:
 
 def check_failing(folder: Path) -> list[Row]:
     """Limits of the engine itself."""
+    export(Model("smollm2", "w8a8", folder))
     nodes = f"--nnodes 2 --master-addr {HOST} --node-rank"
     rows = []
     for i, (directory, options, n_nodes, words) in enumerate(FAILING):
@@ -557,9 +560,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers end with the blocks that they are in
     args.out.mkdir(parents=True, exist_ok=True)
     parts: list[list[Row]] = [[], [], [], []]
-    for name, variant, options, dtype in SERVED:
+    for name, variant, _, dtype in SERVED:
         model = Model(name, variant, args.out)
-        export(model, options)
         if args.only in f"{model.hf_dir.name}, {dtype}":
             command = ["serve", model.hf_dir.name, "--host", HOST, *(["--dtype", dtype] if dtype else [])]
             parts[0].append(check(Row(f"`{model.hf_dir.name}`"), model, [command], args.out))
