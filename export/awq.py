@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from export.arguments import add_calibration, calibration_options, first_given
 from export.autoawq import read_group_size, stored_name, write_autoawq
+from export.engines import GPU_AND_CPU, announce
 from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.tokenizer import tokenizer_section
 from export.writer import Writer, finish
@@ -207,4 +208,6 @@ def export_awq(
     if hf_out is not None:
         with after_model_file(hf_out, out):
             write_autoawq(checkpoint.path, out, hf_out)
+        if progress:
+            announce(hf_out, GPU_AND_CPU)
     return found

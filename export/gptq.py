@@ -17,6 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from export.arguments import add_calibration, calibration_options, first_given
+from export.engines import GPU_AND_CPU, announce, gptq_refused, warn_refused
 from export.gptq_layout import check_dimensions, choose_layout, describe_sizes, parse_bits
 from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.hf_gptq import Repacker, check_expressible, read_packing, write_gptq_checkpoint
@@ -43,7 +44,7 @@ class Options(NamedTuple):
     """How weights are quantized."""
 
     rtn: bool = False  # plain rounding, no calibration
-    symmetric: bool = False  # at 4 bits: zero point 8
+    symmetric: bool | None = None  # at 4 bits: zero point 8. None: with hf_out, as engines want it
     act_order: bool = True  # groups and columns with large inputs go first
     first_zero: int = 0  # the smallest zero point at 4 bits
 
@@ -56,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group", type=int, metavar="N",
                         help="weights that share a scale at 4 bits: 32, 64, 128 (128, or 64)")  # fmt: skip
     parser.add_argument("--sparse", choices=("2:4",), help="two of each four weights of layers at 4 bits are zero")
-    parser.add_argument("--sym", action="store_true", help="zero point 8 at 4 bits")
+    parser.add_argument("--sym", action=argparse.BooleanOptionalAction,
+                        help="zero point 8 at 4 bits (with --hf-out, as vLLM takes no other)")  # fmt: skip
     parser.add_argument("--act-order", action=argparse.BooleanOptionalAction, default=True,
                         help="groups and channels with large activations are rounded first (they are)")  # fmt: skip
     parser.add_argument("--rtn", action="store_true",
@@ -201,8 +203,9 @@ def export_gptq(
 
     calibration: a text file, needed unless options.rtn, or unless hf_dir is quantized already (GPTQ, AutoAWQ,
     compressed-tensors): its matrices are repacked code for code. bits: by place, LADDER's for those that are missing.
-    hf_out: a directory that must not exist, for a GPTQ checkpoint; options.first_zero is 1 then. It is written when
-    `out` is in its place, which then stays; the error or the KeyboardInterrupt says so.
+    hf_out: a directory that must not exist, for a GPTQ checkpoint; options.first_zero is 1 then, and a warning says
+    what vLLM refuses of it. It is written when `out` is in its place, which then stays; the error or the
+    KeyboardInterrupt says so.
     """
     packed = None if is_gguf(hf_dir) else read_packing(hf_dir)
     checkpoint = open_model(hf_dir, packed and packed[0])
@@ -211,7 +214,8 @@ def export_gptq(
     calibrating = calibration_options(calibration, n_samples, seq_len)
     if packed:
         given = {
-            **calibrating, "--rtn": options.rtn, "--sym": options.symmetric, "--group": group, "--sparse": sparse,
+            **calibrating, "--rtn": options.rtn, "--sym": options.symmetric, "--no-sym": options.symmetric is False,
+            "--group": group, "--sparse": sparse,
             "--bits attn": (bits or {}).get("attn"), "--bits ffn": (bits or {}).get("ffn"),
         }  # fmt: skip
         if option := first_given(given):
@@ -221,6 +225,8 @@ def export_gptq(
             raise ModelError(f"{option} and --rtn exclude each other")
     elif calibration is None:
         raise ModelError("GPTQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)")
+    if options.symmetric is None:
+        options = options._replace(symmetric=hf_out is not None)
     config, bits = checkpoint.config, bits or {}
     check_dimensions(checkpoint)
     if untie and not config.tied:
@@ -237,7 +243,9 @@ def export_gptq(
     else:
         layout = choose_layout(config, bits, group, sparse)
     if hf_out is not None:
-        check_expressible(layout, repacked=packed is not None)
+        form = check_expressible(layout, repacked=packed is not None)
+        if not packed:  # of a checkpoint's codes, zero points say it: as soon as they are read
+            warn_refused(gptq_refused(form, options.symmetric or form.bits == 8, has_order=False))
     generation = generation_of(checkpoint)
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
     samples = []
@@ -256,5 +264,10 @@ def export_gptq(
         finish(f, config, generation, FORMAT, group_size, writer.end, tokenizer, own=own)
     if hf_out is not None:
         with after_model_file(hf_out, out):
-            write_gptq_checkpoint(checkpoint, out, hf_out, options.symmetric)
+            symmetric = write_gptq_checkpoint(checkpoint, out, hf_out)
+        refused = gptq_refused(form, symmetric, layout.has_order)
+        if packed:
+            warn_refused(refused)
+        if progress and not refused:
+            announce(hf_out, GPU_AND_CPU)
     return config, layout

@@ -240,15 +240,22 @@ def check_expressible(layout: GptqLayout, repacked: bool = False) -> MatrixForma
     return form
 
 
-def write_gptq_checkpoint(source: Source, model_file: Path, hf_out: Path, symmetric: bool) -> None:
+def is_symmetric(model: GPTQ, form: MatrixFormat) -> bool:
+    """Whether all zero points of the layers are the middle code, as they are of 8 bits."""
+    names = (name for name, _ in matrix_shapes(model.config) if name.startswith("layers."))
+    middle = 1 << (form.bits - 1)
+    return form.bits == 8 or all((model.zeros(name) == middle).all() for name in names)
+
+
+def write_gptq_checkpoint(source: Source, model_file: Path, hf_out: Path) -> bool:
     """Writes `hf_out`, which must not exist, from a model file and the directory or GGUF file that it was made from.
 
-    Codes, zero points and scales are those of the file, embedding, norms and classifier the source's. symmetric: all
-    zero points are the middle code.
+    Codes, zero points and scales are those of the file, embedding, norms and classifier the source's. Returns whether
+    all zero points are the middle code.
     """
     model = GPTQ(model_file)
     form = check_expressible(model.layout, repacked=True)
-    config = read_source_config(source.path, model.config.tied)
+    config, symmetric = read_source_config(source.path, model.config.tied), is_symmetric(model, form)
     config["quantization_config"] = {
         "bits": form.bits,
         "checkpoint_format": "gptq",
@@ -256,9 +263,10 @@ def write_gptq_checkpoint(source: Source, model_file: Path, hf_out: Path, symmet
         "group_size": form.group or -1,
         "lm_head": False,
         "quant_method": "gptq",
-        "sym": symmetric or form.bits == 8,
+        "sym": symmetric,
     }
     write_directory(source.path, hf_out, config, contents(model, source, form))
+    return symmetric
 
 
 def contents(model: GPTQ, source: Source, form: MatrixFormat) -> Iterator[Content]:

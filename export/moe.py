@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from export.arguments import add_calibration, calibration_options, first_given
 from export.compressed_tensors import write_compressed_tensors
+from export.engines import INT8_EXPERTS, warn_refused
 from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.int8 import BLOCK_VALUES, progress_bar
 from export.tokenizer import tokenizer_section
@@ -125,6 +126,8 @@ def export_moe(
     generation = generation_of(checkpoint)
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
     samples = [] if alpha is None else read_samples(checkpoint, calibration, n_samples, seq_len)
+    if hf_out is not None:
+        warn_refused(INT8_EXPERTS)
     tensors = list(moe_tensors(config, layout))
     end = weights_end(tensors, FORMAT.alignment)
 

@@ -14,6 +14,7 @@ import numpy as np
 from export.arguments import add_calibration, calibration_options, first_given
 from export.compressed_config import read_packing
 from export.compressed_tensors import Int8Matrices, write_compressed_tensors
+from export.engines import GPU_AND_CPU, announce
 from export.hf_directory import add_hf_out, after_model_file, check_destination, quantization_of
 from export.int8 import progress_bar, write_tensors
 from export.tokenizer import tokenizer_section
@@ -209,4 +210,6 @@ def export_w8a8(
     if hf_out is not None:
         with after_model_file(hf_out, out):
             write_compressed_tensors(checkpoint, out, hf_out)
+        if progress:
+            announce(hf_out, GPU_AND_CPU)
     return smoothing

@@ -158,6 +158,11 @@ class GPTQ(Int8Scheme):
         """The unpacked matrix of a step."""
         return unpack_matrix(self.tensors(name), self.layout.of(self._name(name)))
 
+    def zeros(self, name: str) -> np.ndarray:
+        """The zero points of a step's matrix at 4 bits, or at 2 in one level, (n_out, n_groups) uint8."""
+        parts = self.tensors(name)
+        return unpack_nibbles(parts["zeros"], parts["scales"].shape[1])
+
     def matrix(self, name: str) -> Quantized:
         """The expanded weight matrix of a step, codes (n_out, n_in)."""
         name = self._name(name)

@@ -72,7 +72,7 @@ FORCE:
 # Packages are asked for when the first rule needs some, and then for everything that the goals take, so that a person
 # without the right to install them types one line. A goal that is not in this list is asked about rule by rule.
 NEEDS_HERE = $(sort $(foreach goal,$(or $(MAKECMDGOALS),all),$(NEEDS_$(goal))))
-$(foreach goal,all run chat smollm2 bench quality test-real,$(eval NEEDS_$(goal) := BUILD PYTHON))
+$(foreach goal,all run chat smollm2 bench quality test-real serve-check,$(eval NEEDS_$(goal) := BUILD PYTHON))
 $(foreach goal,test check gpu-files,$(eval NEEDS_$(goal) := BUILD PYTHON TEST))
 $(foreach goal,fuzz fuzz-corpus test-fuzz,$(eval NEEDS_$(goal) := BUILD PYTHON FUZZ))
 $(foreach goal,lint lint-format lint-g++ lint-clang++ lint-tidy,$(eval NEEDS_$(goal) := BUILD PYTHON TEST LINT))

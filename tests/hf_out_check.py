@@ -200,7 +200,7 @@ def check_gptq(name: str, bits: int, folder: Path) -> bool:
     source, hf_dir = MODELS / name, folder / "hf"
     export_gptq(
         source, folder / "m.bin", **CALIBRATION, bits={"attn": bits, "ffn": bits}, group=GROUP,
-        options=Options(first_zero=1), hf_out=hf_dir, progress=False,
+        options=Options(symmetric=False, first_zero=1), hf_out=hf_dir, progress=False,
     )  # fmt: skip
     reference, samples, model = GPTQ(folder / "m.bin"), texts(hf_dir), load(hf_dir, backend="gptq_torch")
     config, equal = reference.config, 0

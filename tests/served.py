@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from formats.checkpoint import Checkpoint
+from formats.source import Source
 from golden.forward import F32, F64, Fp32, Scheme, Step, forward, hf_name
 from golden.gptq import GPTQ
 from golden.moe import MoE
@@ -47,12 +48,15 @@ def unrounded(x: np.ndarray, _scale: np.float32 | None) -> np.ndarray:
 
 
 class Served:
-    """The scheme for golden.forward, from the model file that was written beside the directory. Experts are int8."""
+    """The scheme for golden.forward, from the model file that was written beside the directory. Experts are int8.
+
+    n_parts: processes that share a matrix; each rounds its part of a token for o_proj and down_proj by itself.
+    """
 
     interleaved = True
 
-    def __init__(self, model: W8A8 | MoE | GPTQ, checkpoint: Checkpoint, rounding: Rounding):
-        self._model, self._checkpoint, self._rounding = model, checkpoint, rounding
+    def __init__(self, model: W8A8 | MoE | GPTQ, checkpoint: Source, rounding: Rounding, n_parts: int = 1):
+        self._model, self._checkpoint, self._rounding, self._n_parts = model, checkpoint, rounding, n_parts
         self._static = model.activation_scales if isinstance(model, W8A8) else {}
 
     def _table(self, name: str) -> np.ndarray:
@@ -68,7 +72,11 @@ class Served:
         return self._table("embed")[tokens]
 
     def activation(self, _step: Step, name: str, x: np.ndarray) -> np.ndarray:
-        return x if name == "norm" else self._rounding(x, self._static.get(name))
+        if name == "norm":
+            return x
+        n_parts = self._n_parts if name.endswith((".mix", ".swiglu")) else 1
+        parts = [self._rounding(part, self._static.get(name)) for part in np.split(x, n_parts, axis=1)]
+        return np.concatenate(parts, axis=1)
 
     def linear(self, x: np.ndarray, name: str, _step: Step) -> np.ndarray:
         weight = self._table(name) if name == "classifier" else dequantize(self._model.matrix(name))

@@ -63,7 +63,7 @@ def written(request, tmp_path_factory):
     bits, sparse = int(request.param[0]), "sparse" in request.param
     export_gptq(
         QWEN, folder / "m.bin", bits={"attn": bits, "ffn": bits}, group=64, sparse=sparse,
-        options=Options(rtn=True, first_zero=1), hf_out=folder / "hf", progress=False,
+        options=Options(rtn=True, symmetric=False, first_zero=1), hf_out=folder / "hf", progress=False,
     )  # fmt: skip
     return folder
 
@@ -104,8 +104,8 @@ def four(tmp_path_factory):
     """A checkpoint of 4 bits in groups of 64, and its file."""
     folder = tmp_path_factory.mktemp("four")
     export_gptq(
-        QWEN, folder / "m.bin", bits={"attn": 4, "ffn": 4}, group=64, options=Options(rtn=True, first_zero=1),
-        hf_out=folder / "hf", progress=False,
+        QWEN, folder / "m.bin", bits={"attn": 4, "ffn": 4}, group=64,
+        options=Options(rtn=True, symmetric=False, first_zero=1), hf_out=folder / "hf", progress=False,
     )  # fmt: skip
     return folder
 

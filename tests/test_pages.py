@@ -86,6 +86,12 @@ TOOLS = {
 }
 
 
+def test_serve_check_says_what_to_type_where_there_is_no_engine():
+    done = subprocess.run([sys.executable, "-S", "-m", "tests.serve_check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr == f"{sys.executable} has no vllm. Please type: make serve-check\n"
+
+
 def refused(command: list[str], missing: str):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     lines = [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
