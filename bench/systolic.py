@@ -134,10 +134,11 @@ def core_cycles(
     scalers: SCALERS of the core, a divisor of array.cols; 0: `default_scalers`.
 
     What it does beyond `cycles`: scales come in the same stream (stream.scale_beats); a tile is loaded, a row a cycle,
-    when all of it is in a buffer of two tiles, two cycles after its last row came; a token's codes are read a cycle
-    before they enter, and a sum leaves through a register; scales of four groups, sums of two, and results of two rows
-    of tiles are kept; as many columns share a scaler as groups of 64 have passes, and it takes a cycle for each token
-    of each; results go out four beats for each token. (array.row_cycles does not matter here.)
+    when all of it is in a buffer of two tiles, two cycles after its last row came; codes are read in two cycles, and a
+    sum leaves through a register; scales of four groups, sums of two, and results of two rows of tiles are kept; as
+    many columns share a scaler as groups of 64 have passes, and it takes a cycle for each token of each, from 8 cycles
+    behind its begin with the group before on; results go out four beats for each token. (array.row_cycles does not
+    matter here.)
     """
     n, rows, cols = n_tokens, array.rows, array.cols
     share = cols // (scalers or default_scalers(array))
@@ -168,9 +169,10 @@ def core_cycles(
                 if last_pass and group == n_groups - 1 and row_of_tiles >= 2:
                     begin = max(begin, sent[-2] + 1)
                 starts.append(begin)
-            done = starts[-1] + n + rows + cols  # a cycle behind the last sum
-            scaled.append(max(done + 1, scaled[-1] + 1 if scaled else 0) + n * share)
-        sent.append(max(scaled[-1] + 11, sent[-1] if sent else 0) + 4 * n)
+            done = starts[-1] + n + rows + cols + 1  # a cycle behind the last sum
+            turn = max(done + 1, scaled[-1] + max(1, 8 - n * share) if scaled else 0)
+            scaled.append(turn + n * share)
+        sent.append(max(scaled[-1] + 17, sent[-1] if sent else 0) + 4 * n)
     return done
 
 
@@ -191,7 +193,7 @@ def decode_cycles(array: Array, n_inputs: int, n_outputs: int, group_size: int, 
     codes = n_tiles * n_inputs // stream.rows_per_beat * per_rows
     scales = n_tiles * n_inputs // group_size * stream.scale_beats * stream.beat_cycles
     wait = per_rows - stream.rows_per_beat  # the last beat's rows are taken at once
-    return codes + scales - wait + array.rows + array.cols + 3
+    return codes + scales - wait + array.rows + array.cols + 4
 
 
 @dataclass(frozen=True)

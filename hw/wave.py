@@ -72,7 +72,7 @@ def lanes(vcd: dict[str, list[int]]) -> list[dict]:
         return {"name": name, "at": {clock: text for clock, text in texts.items() if text}}
 
     def codes(t: int) -> str:
-        word = core["codes_o"][t]
+        word = core["codes_q"][t]
         first, last = (signed(word >> bit & 255, 8) for bit in (0, 24))
         return f"{first}..{last}" if core["x_valid_q"][t] else ""
 

@@ -40,15 +40,17 @@ HW_OBJECTS ?= $(HW)
 
 # Models by name, for Verilator: the module, and its parameters if they are not the default.
 HW_MODELS := fp32_add fp32_mul fp32_fma fp32_div int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code \
-             array_4x3 array_5x2 array_16x16 msd_array_16x16 msd_array_4x3 msd_array_5x2 dot_row dot_row_5 \
+             array_4x3 array_5x2 array_5x4_paired array_16x16 msd_array_16x16 msd_array_4x3 msd_array_5x2 msd_array_8x4 dot_row dot_row_5 \
              group_scaler group_scaler_fused row_scaler quantizer quantizer_4 weights msd_split
 hw_module_int_to_fp32_20     := int_to_fp32 INT_W=20
 hw_module_array_4x3          := systolic_array ROWS=4 COLS=3
 hw_module_array_5x2          := systolic_array ROWS=5 COLS=2
+hw_module_array_5x4_paired   := systolic_array ROWS=5 COLS=4 PAIRED=1'b1
 hw_module_array_16x16        := systolic_array ROWS=16 COLS=16
 hw_module_msd_array_16x16    := msd_array ROWS=16 COLS=16
 hw_module_msd_array_4x3      := msd_array ROWS=4 COLS=3
 hw_module_msd_array_5x2      := msd_array ROWS=5 COLS=2 ADD_EIGHTS=1'b0
+hw_module_msd_array_8x4      := msd_array ROWS=8 COLS=4 ADD_EIGHTS=1'b0
 hw_module_dot_row            := dot_row LANES=16 PRODUCTS=65536
 hw_module_dot_row_5          := dot_row LANES=5 PRODUCTS=15 X_MAX=127 W_MAX=15 W_W=5
 hw_module_group_scaler       := group_scaler ACC_W=32 TAG_W=16
@@ -61,12 +63,12 @@ hw_module_array_$(ARRAY)     := systolic_array ROWS=$(call array_rows,$(ARRAY)) 
 ARRAY_TEST := array$(if $(filter-out 16x16,$(ARRAY)),_$(ARRAY))
 HW_TESTS := $(if $(filter hw-quick,$(MAKECMDGOALS)),$(ARRAY_TEST) scaler quantizer,fp32 $(ARRAY_TEST) dot_row scaler quantizer weights msd)
 hw_models_fp32      := fp32_add fp32_mul fp32_fma fp32_div int_to_fp32 int_to_fp32_20 fp16_to_fp32 fp32_to_code
-hw_models_array     := array_4x3 array_5x2 array_16x16
+hw_models_array     := array_4x3 array_5x2 array_5x4_paired array_16x16
 hw_models_dot_row   := dot_row dot_row_5
 hw_models_scaler    := group_scaler group_scaler_fused row_scaler
 hw_models_quantizer := quantizer quantizer_4
 hw_models_weights   := weights file_codes fp16_to_fp32
-hw_models_msd       := msd_split msd_array_16x16 msd_array_4x3 msd_array_5x2
+hw_models_msd       := msd_split msd_array_16x16 msd_array_4x3 msd_array_5x2 msd_array_8x4 group_scaler fp32_add fp32_mul
 
 VERILATOR      = verilator --cc --build -O3 --x-initial unique -CFLAGS '-O1 -std=c++20' -y $(RTL) $(HW_VERILATOR)
 VERILATOR_ROOT = $(eval VERILATOR_ROOT := $$(shell verilator --getenv VERILATOR_ROOT))$(VERILATOR_ROOT)
@@ -144,6 +146,8 @@ hw_bench = iverilog -g2012 -y $(RTL) -Y .sv -s $1 -P $1.ROWS=$(call array_rows,$
                -P $1.OUTPUTS=$$m -P $1.INPUTS=$$k $3 -o build/hw/$1.vvp hw/tests/$1.sv && \
            { vvp -n build/hw/$1.vvp +vectors=build/hw/vectors/$2/passes-$$name > build/hw/$1.log; status=$$?; \
              sed "s|^|$1, $2, $$name: |" build/hw/$1.log; [ $$status = 0 ]; } && grep -q '^equal' build/hw/$1.log
+# The cells of an ECP5, as Verilog.
+YOSYS_ECP5 = $(dir $(shell command -v yosys))../share/yosys/ecp5
 # The products of an array that a command prints: $(call hw_tiles,ARRAY,COMMAND).
 hw_tiles = $2 build/hw/vectors/$1/cases.txt | while read name n m k g; do \
                $(call hw_bench,tile_tb,$1) && \
@@ -156,6 +160,8 @@ hw-icarus: $(HW_OTHER_ARRAYS:%=build/hw/vectors/%/cases.txt)
 hw-icarus hw-icarus-quick: build/hw/vectors/$(ARRAY)/cases.txt build/packages-hw
 	@$(call hw_tiles,$(ARRAY),$(if $(findstring quick,$@),grep 16x64x64g64,awk '$$4 <= 2048'))
 	@$(if $(findstring quick,$@),,$(foreach array,$(HW_OTHER_ARRAYS),$(call hw_tiles,$(array),grep 16x64x64g64) &&)) :
+	@iverilog -g2012 -I $(YOSYS_ECP5) -s soft_mul_tb -o build/hw/soft_mul_tb.vvp hw/tests/soft_mul_tb.v hw/chip/soft_mul.v $(YOSYS_ECP5)/cells_sim.v && \
+	    vvp -n build/hw/soft_mul_tb.vvp > build/hw/soft_mul_tb.log && sed 's|^|soft_mul_tb: |' build/hw/soft_mul_tb.log && grep -q '^equal' build/hw/soft_mul_tb.log
 	@echo '$@: tiles and scalers of an array of $(ARRAY) in Icarus'
 
 # Proofs: each hw/formal/NAME.sv has a module of its name with assertions, which sat of Yosys proves by induction over clocks.

@@ -1,6 +1,9 @@
-// For Yosys' techmap: a product of signed numbers by adders instead of a DSP, for the cells that the chip has no DSP for.
-// Partial products are added in a tree, that of the sign bit of B is subtracted. $alu, rather than +, keeps Yosys from
-// making one sum of many numbers of them, which takes three times the LUTs.
+// For Yosys' techmap: a product of signed numbers of 8 bits by carry cells instead of a DSP, for the cells that the chip has
+// no DSP for.
+//
+// Partial products are added in a tree, that of the sign bit of B is subtracted. A half of ECP5's CCU2C has four inputs, and
+// so adds two bits of partial products, each of which is an AND, without a LUT of its own. hw/tests/soft_mul_tb.v tries all
+// products.
 
 (* techmap_celltype = "$mul" *)
 module soft_mul (A, B, Y);
@@ -15,30 +18,48 @@ module soft_mul (A, B, Y);
 
   wire _TECHMAP_FAIL_ = !A_SIGNED || !B_SIGNED || A_WIDTH != 8 || B_WIDTH != 8 || Y_WIDTH < 16;
 
-  // Pairs of partial products, two bits of B each: 10 bits, in multiples of 1, 4, 16, 64. Then two of those, and all.
+  // Two bits of B each, in multiples of 1, 4, 16, 64. Then two of those, and all; what has nothing below it to add to stays.
   wire signed [9:0] pair0, pair1, pair2, pair3;
-  wire signed [12:0] low, high;
-  wire signed [15:0] product;
-  wire signed [8:0] a = $signed(A);
-  sum #(.W(10)) s0 (.A(B[0] ? {a[8], a} : 10'd0), .B(B[1] ? {a, 1'b0} : 10'd0), .MINUS(1'b0), .Y(pair0));
-  sum #(.W(10)) s1 (.A(B[2] ? {a[8], a} : 10'd0), .B(B[3] ? {a, 1'b0} : 10'd0), .MINUS(1'b0), .Y(pair1));
-  sum #(.W(10)) s2 (.A(B[4] ? {a[8], a} : 10'd0), .B(B[5] ? {a, 1'b0} : 10'd0), .MINUS(1'b0), .Y(pair2));
-  sum #(.W(10)) s3 (.A(B[6] ? {a[8], a} : 10'd0), .B(B[7] ? {a, 1'b0} : 10'd0), .MINUS(1'b1), .Y(pair3));
-  sum #(.W(13)) s4 (.A({{3{pair0[9]}}, pair0}), .B({pair1[9], pair1, 2'b00}), .MINUS(1'b0), .Y(low));
-  sum #(.W(13)) s5 (.A({{3{pair2[9]}}, pair2}), .B({pair3[9], pair3, 2'b00}), .MINUS(1'b0), .Y(high));
-  sum #(.W(16)) s6 (.A({{3{low[12]}}, low}), .B({high[11:0], 4'b0000}), .MINUS(1'b0), .Y(product));
-  assign Y = {{(Y_WIDTH > 16 ? Y_WIDTH - 16 : 0) {product[15]}}, product};
+  wire signed [10:0] low, high;
+  wire signed [11:0] top;
+  soft_mul_pair #(.MINUS(0)) s0 (.A(A), .B(B[1:0]), .Y(pair0));
+  soft_mul_pair #(.MINUS(0)) s1 (.A(A), .B(B[3:2]), .Y(pair1));
+  soft_mul_pair #(.MINUS(0)) s2 (.A(A), .B(B[5:4]), .Y(pair2));
+  soft_mul_pair #(.MINUS(1)) s3 (.A(A), .B(B[7:6]), .Y(pair3));
+  assign low  = $signed(pair0[9:2]) + pair1;
+  assign high = $signed(pair2[9:2]) + pair3;
+  assign top  = $signed({low[10], low[10:2]}) + $signed({high, pair2[1:0]});
+  assign Y    = {{(Y_WIDTH - 15) {top[11]}}, top[10:0], low[1:0], pair0[1:0]};
 endmodule
 
-module sum #(
-    parameter W = 10
+// A * B[0] + 2 * A * B[1], or A * B[0] - 2 * A * B[1].
+module soft_mul_pair #(
+    parameter MINUS = 0
 ) (
-    input [W-1:0] A,
-    input [W-1:0] B,
-    input MINUS,
-    output [W-1:0] Y
+    input [7:0] A,
+    input [1:0] B,
+    output [9:0] Y
 );
-  wire [W-1:0] unused_x, unused_co;
-  \$alu #(.A_SIGNED(1), .B_SIGNED(1), .A_WIDTH(W), .B_WIDTH(W), .Y_WIDTH(W)) _TECHMAP_REPLACE_ (
-      .A(A), .B(B), .BI(MINUS), .CI(MINUS), .Y(Y),       .X(unused_x), .CO(unused_co));
+  // The first term's bits, and the second's. A half of a cell has inputs a, b, c, d: it passes a carry on if its LUT is 1,
+  // and otherwise sends the lowest quarter of the LUT, a function of a and b. Of sums the LUT is (a & b) ^ (c & d), of
+  // differences, where a and b are the second term's, ~(a & b) ^ (c & d); and 1 is the first carry.
+  wire [9:0] first = {A[7], A[7], A}, second = {A[7], A, 1'b0};
+  wire [9:0] a = MINUS ? second : first, c = MINUS ? first : second;
+  wire b = MINUS ? B[1] : B[0], d = MINUS ? B[0] : B[1];
+  wire [5:0] carry;
+  assign carry[0] = MINUS ? 1'b1 : 1'b0;
+  genvar i;
+  for (i = 0; i < 5; i = i + 1) begin : gen_cell
+    CCU2C #(
+        .INIT0(MINUS ? 16'h8777 : 16'h7888),
+        .INIT1(MINUS ? 16'h8777 : 16'h7888),
+        .INJECT1_0("NO"),
+        .INJECT1_1("NO")
+    ) cell_ (
+        .CIN(carry[i]),
+        .A0(a[2*i]), .B0(b), .C0(c[2*i]), .D0(d),
+        .A1(a[2*i+1]), .B1(b), .C1(c[2*i+1]), .D1(d),
+        .S0(Y[2*i]), .S1(Y[2*i+1]), .COUT(carry[i+1])
+    );
+  end
 endmodule

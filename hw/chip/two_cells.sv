@@ -1,4 +1,4 @@
-// Two mac_cells that are neighbours in a row, to count what they take beside mac_cell_pair.
+// Two mac_cells that are neighbours in a row: what mac_cell_pair is tested against, and counted beside.
 
 module two_cells #(
     parameter int SUM_W = 19

@@ -10,10 +10,10 @@
 //   {valid, token, first_pass, last_pass, first_group, last_group, final_token, result_bank, scale_bank, x_scale}
 //
 // Latency: scaling of a group begins 3 clocks after the last token's sum in the last column, takes a clock for each token
-// and column, and a result comes out 11 clocks behind its turn. Throughput: a sum a clock and column, a result a clock.
+// and column, and a result comes out 17 clocks behind its turn. Throughput: a sum a clock and column, a result a clock.
 // Handshake: none, a sum never waits. The caller lets no more than two groups be on their way, from their last pass to
-// scaled_o; and a running sum needs 5 clocks from one group to the next (group_scaler.sv), which there are if SHARE is 4 at
-// least, or if passes begin 5 clocks apart at least.
+// scaled_o. A running sum needs 8 clocks from one group to the next (group_scaler.sv): turns of groups begin that far apart,
+// which makes those of few tokens and columns longer.
 
 module column_edges #(
     parameter int SHARE   = 4,   // columns
@@ -110,11 +110,12 @@ module column_edges #(
   localparam int INFO_W = 3 + BANK_W;
   logic [INFO_W-1:0]   info_0_q, info_1_q, info;
   logic [1:0]          waiting_q;
+  logic [2:0]          early_q;  // clocks until the running sums of the group before can be read
   logic                busy_q, half_q, begins, ends, whole;
   logic [TOKEN_W-1:0]  token_q;
   logic [COLUMN_W-1:0] column_q;
   assign whole           = last_valid & last_last_pass & last_final;
-  assign begins          = ~busy_q & (waiting_q != 2'd0);
+  assign begins          = ~busy_q & (waiting_q != 2'd0) & (early_q == 3'd0);
   assign ends            = busy_q & (column_q == COLUMN_W'(SHARE - 1)) & (token_q == last_token_i);
   assign info            = half_q ? info_1_q : info_0_q;
   assign turn_half       = half_q;
@@ -126,10 +127,12 @@ module column_edges #(
     if (whole & last_scale_bank[0]) info_1_q <= {last_first_group, last_last_group, last_result_bank, last_scale_bank};
     if (!rst_ni) begin
       waiting_q <= '0;
+      early_q   <= '0;
       busy_q    <= 1'b0;
       half_q    <= 1'b0;
     end else begin
       waiting_q <= waiting_q + 2'(whole) - 2'(ends);
+      early_q   <= begins ? 3'd7 : early_q - 3'(early_q != 3'd0);
       busy_q    <= begins | (busy_q & ~ends);
       half_q    <= whole & (waiting_q == 2'd0) ? last_scale_bank[0] : half_q ^ ends;
     end

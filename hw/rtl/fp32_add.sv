@@ -1,7 +1,7 @@
 // a + b in fp32 as IEEE 754 has it: rounded once, half to even, subnormal operands and results included.
 //
 // The sum of opposite numbers is +0. A result that is no number is the quiet NaN 7fc00000, whatever NaN an operand was.
-// Latency: 4 clocks, a sum a clock. Handshake: none; it stands still while en_i is 0.
+// Latency: 6 clocks, a sum a clock. Handshake: none; it stands still while en_i is 0.
 
 module fp32_add (
     input  logic        clk_i,
@@ -11,27 +11,35 @@ module fp32_add (
     output logic [31:0] s_o
 );
 
-  // The operand of the larger magnitude, and the other one. Magnitudes compare like integers.
+  // Clock 1: the operand of the larger magnitude, and the other one. Magnitudes compare like integers. The exponent of a
+  // subnormal number is 1, as of the smallest normal ones.
   logic        swap;
+  logic [7:0]  a_exp, b_exp;
   logic [31:0] larger, smaller;
-  assign swap    = b_i[30:0] > a_i[30:0];
-  assign larger  = swap ? b_i : a_i;
-  assign smaller = swap ? a_i : b_i;
+  logic [7:0]  distance;  // of their exponents
+  assign swap  = b_i[30:0] > a_i[30:0];
+  assign a_exp = a_i[30:23] | 8'(a_i[30:23] == 8'h00);
+  assign b_exp = b_i[30:23] | 8'(b_i[30:23] == 8'h00);
+  always_ff @(posedge clk_i) begin
+    if (en_i) begin
+      larger   <= swap ? b_i : a_i;
+      smaller  <= swap ? a_i : b_i;
+      distance <= swap ? b_exp - a_exp : a_exp - b_exp;
+    end
+  end
 
-  // Fields. The exponent of a subnormal number is 1, as of the smallest normal ones.
-  logic [7:0]  larger_exp, smaller_exp, distance;
+  // Fields.
+  logic [7:0]  larger_exp;
   logic [23:0] larger_sig, smaller_sig;
   logic        subtract, larger_nan, smaller_big;
   assign larger_exp  = larger[30:23] | 8'(larger[30:23] == 8'h00);
-  assign smaller_exp = smaller[30:23] | 8'(smaller[30:23] == 8'h00);
   assign larger_sig  = {larger[30:23] != 8'h00, larger[22:0]};
   assign smaller_sig = {smaller[30:23] != 8'h00, smaller[22:0]};
-  assign distance    = larger_exp - smaller_exp;
   assign subtract    = larger[31] ^ smaller[31];
   assign larger_nan  = larger[30:0] > 31'h7f800000;
   assign smaller_big = smaller[30:23] == 8'hff;  // and so is the other
 
-  // Clock 1: the smaller significand is shifted to the exponent of the larger. Three bits more than a significand are
+  // Clock 2: the smaller significand is shifted to the exponent of the larger. Three bits more than a significand are
   // enough, if the last one says whether anything was lost behind it.
   logic [26:0] wide, aligned, lost;
   assign wide    = {smaller_sig, 3'b000};
@@ -54,7 +62,7 @@ module fp32_add (
     end
   end
 
-  // Clock 2: add or subtract. The bit above those of the operands is for the carry.
+  // Clock 3: add or subtract. The bit above those of the operands is for the carry.
   logic [27:0] total;
   assign total = subtract_q ? {1'b0, larger_q} - {1'b0, smaller_q} : {1'b0, larger_q} + {1'b0, smaller_q};
 
@@ -72,7 +80,7 @@ module fp32_add (
     end
   end
 
-  // Clocks 3 and 4.
+  // Clocks 4 to 6.
   fp32_round #(
       .SIG_W(28)
   ) u_round (

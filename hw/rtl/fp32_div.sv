@@ -3,7 +3,7 @@
 // A bit of the quotient per clock, by restoring division: the quantizer divides twice per group, and has the time.
 // A result that is no number is the quiet NaN 7fc00000, whatever NaN an operand was.
 //
-// Latency: 29 clocks from valid_i and ready_o to valid_o; one division at a time.
+// Latency: 31 clocks from valid_i and ready_o to valid_o; one division at a time.
 // Handshake: valid and ready on both sides. valid_o and q_o stay until ready_i. Reset drops the division at work.
 
 module fp32_div (
@@ -20,7 +20,8 @@ module fp32_div (
 
   localparam int STEPS = 26;  // quotient bits: a significand, a bit to round by, and one as the first may be 0
 
-  // Fields; significands are normalized, so that subnormal numbers get exponents down to -22.
+  // The operands, as they came. Fields; significands are normalized, so that subnormal numbers get exponents down to -22.
+  logic [31:0] a_q, b_q;
   logic [4:0]  a_zeros, b_zeros;
   logic [23:0] a_sig, b_sig;
   logic        sign, a_nan, b_nan, a_zero, b_zero, a_big, b_big;
@@ -36,17 +37,18 @@ module fp32_div (
       .word_i (b_sig),
       .zeros_o(b_zeros)
   );
-  assign a_sig  = {a_i[30:23] != 8'h00, a_i[22:0]};
-  assign b_sig  = {b_i[30:23] != 8'h00, b_i[22:0]};
-  assign sign   = a_i[31] ^ b_i[31];
-  assign a_zero = a_i[30:0] == 31'h0;
-  assign b_zero = b_i[30:0] == 31'h0;
-  assign a_big  = a_i[30:23] == 8'hff;  // infinite, or NaN
-  assign b_big  = b_i[30:23] == 8'hff;
-  assign a_nan  = a_big & (a_i[22:0] != 23'h0);
-  assign b_nan  = b_big & (b_i[22:0] != 23'h0);
+  assign a_sig  = {a_q[30:23] != 8'h00, a_q[22:0]};
+  assign b_sig  = {b_q[30:23] != 8'h00, b_q[22:0]};
+  assign sign   = a_q[31] ^ b_q[31];
+  assign a_zero = a_q[30:0] == 31'h0;
+  assign b_zero = b_q[30:0] == 31'h0;
+  assign a_big  = a_q[30:23] == 8'hff;  // infinite, or NaN
+  assign b_big  = b_q[30:23] == 8'hff;
+  assign a_nan  = a_big & (a_q[22:0] != 23'h0);
+  assign b_nan  = b_big & (b_q[22:0] != 23'h0);
 
-  // count_q: 0 idle; 1 .. STEPS a bit each; STEPS + 1 and STEPS + 2 rounding; STEPS + 3 the result waits.
+  // count_q: 0 idle; 1 the operands are normalized; then a bit in each of STEPS; three for rounding; DONE the result waits.
+  localparam int DONE = STEPS + 5;
   logic [4:0]         count_q;
   logic               sign_q, special_q;
   logic signed [10:0] exp_q;
@@ -61,7 +63,7 @@ module fp32_div (
   assign rest = 24'(fits ? rest_q - {1'b0, divisor_q} : rest_q);
 
   assign ready_o = count_q == 5'd0;
-  assign valid_o = count_q == 5'(STEPS + 3);
+  assign valid_o = count_q == 5'(DONE);
 
   always_ff @(posedge clk_i) begin
     if (!rst_ni) count_q <= 5'd0;
@@ -70,15 +72,19 @@ module fp32_div (
     else if (ready_i) count_q <= 5'd0;
 
     if (ready_o) begin
+      a_q <= a_i;
+      b_q <= b_i;
+    end
+    if (count_q == 5'd1) begin
       sign_q     <= sign;
-      exp_q      <= $signed({3'b0, a_i[30:23] | 8'(a_i[30:23] == 8'h00)}) - $signed({6'b0, a_zeros})
-                  - $signed({3'b0, b_i[30:23] | 8'(b_i[30:23] == 8'h00)}) + $signed({6'b0, b_zeros}) + 11'sd127;
+      exp_q      <= $signed({3'b0, a_q[30:23] | 8'(a_q[30:23] == 8'h00)}) - $signed({6'b0, a_zeros})
+                  - $signed({3'b0, b_q[30:23] | 8'(b_q[30:23] == 8'h00)}) + $signed({6'b0, b_zeros}) + 11'sd127;
       rest_q     <= {1'b0, a_sig << a_zeros};
       divisor_q  <= b_sig << b_zeros;
       special_q  <= a_zero | b_zero | a_big | b_big;
       if (a_nan | b_nan | (a_zero & b_zero) | (a_big & b_big)) value_q <= 32'h7fc00000;
       else value_q <= {sign, a_big | b_zero ? 8'hff : 8'h00, 23'h0};
-    end else if (count_q <= 5'(STEPS)) begin
+    end else if (count_q <= 5'(STEPS + 1)) begin
       quotient_q <= {quotient_q[STEPS-2:0], fits};
       rest_q     <= {rest, 1'b0};
     end

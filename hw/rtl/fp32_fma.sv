@@ -2,7 +2,7 @@
 //
 // An exact sum of 0 is +0, unless both terms are -0. A result that is no number is the quiet NaN 7fc00000, whatever NaN an
 // operand was, and so it is if a * b is no number and c is NaN.
-// Latency: 5 clocks, a result a clock. Handshake: none; it stands still while en_i is 0.
+// Latency: 6 clocks, a result a clock. Handshake: none; it stands still while en_i is 0.
 
 module fp32_fma (
     input  logic        clk_i,
@@ -108,7 +108,7 @@ module fp32_fma (
     end
   end
 
-  // Clocks 4 and 5.
+  // Clocks 4 to 6.
   fp32_round #(
       .SIG_W(79)
   ) u_round (

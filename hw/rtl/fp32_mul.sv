@@ -1,7 +1,7 @@
 // a * b in fp32 as IEEE 754 has it: rounded once, half to even, subnormal operands and results included.
 //
 // A result that is no number is the quiet NaN 7fc00000, whatever NaN an operand was.
-// Latency: 3 clocks, a product a clock. Handshake: none; it stands still while en_i is 0.
+// Latency: 5 clocks, a product a clock. Handshake: none; it stands still while en_i is 0.
 
 module fp32_mul (
     input  logic        clk_i,
@@ -27,32 +27,48 @@ module fp32_mul (
   assign a_nan  = a_big & (a_i[22:0] != 23'h0);
   assign b_nan  = b_big & (b_i[22:0] != 23'h0);
 
-  // Clock 1: the exact product. Bit 46 stands for 1 if both operands are normal, so bit 47 has an exponent of 1 more.
+  // Clock 1: a times each half of b.
   logic               sign_q, special_q;
   logic signed [10:0] exp_q;
-  logic [47:0]        sig_q;
+  logic [35:0]        low_q, high_q;
   logic [31:0]        value_q;
   always_ff @(posedge clk_i) begin
     if (en_i) begin
       sign_q    <= sign;
-      sig_q     <= a_sig * b_sig;
+      low_q     <= 36'(a_sig) * 36'(b_sig[11:0]);
+      high_q    <= 36'(a_sig) * 36'(b_sig[23:12]);
       exp_q     <= $signed({3'b0, a_exp | 8'(a_exp == 8'h00)}) + $signed({3'b0, b_exp | 8'(b_exp == 8'h00)}) - 11'sd126;
       special_q <= a_big | b_big;
       value_q   <= a_nan | b_nan | a_zero | b_zero ? 32'h7fc00000 : {sign, 8'hff, 23'h0};
     end
   end
 
-  // Clocks 2 and 3.
+  // Clock 2: the exact product. Bit 46 stands for 1 if both operands are normal, so bit 47 has an exponent of 1 more.
+  logic               sign_qq, special_qq;
+  logic signed [10:0] exp_qq;
+  logic [47:0]        sig_qq;
+  logic [31:0]        value_qq;
+  always_ff @(posedge clk_i) begin
+    if (en_i) begin
+      sign_qq    <= sign_q;
+      sig_qq     <= {high_q, 12'h0} + 48'(low_q);
+      exp_qq     <= exp_q;
+      special_qq <= special_q;
+      value_qq   <= value_q;
+    end
+  end
+
+  // Clocks 3 to 5.
   fp32_round #(
       .SIG_W(48)
   ) u_round (
       .clk_i,
       .en_i,
-      .sign_i   (sign_q),
-      .exp_i    (exp_q),
-      .sig_i    (sig_q),
-      .special_i(special_q),
-      .value_i  (value_q),
+      .sign_i   (sign_qq),
+      .exp_i    (exp_qq),
+      .sig_i    (sig_qq),
+      .special_i(special_qq),
+      .value_i  (value_qq),
       .f_o      (p_o)
   );
 

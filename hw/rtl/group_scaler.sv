@@ -12,12 +12,12 @@
 //
 //   clock          FUSED = 1
 //     0      0     valid_i, acc_i, w_scale_i, x_scale_i, tag_i
-//     5      2     read_o = 1, read_tag_o = tag_i: the address, for a memory that reads in one clock
-//     6      3     sum_i: the running sum before this group, +0 for an output's first
-//    10      8     valid_o, tag_o, sum_o: the running sum after it
+//     9      4     read_o = 1, read_tag_o = tag_i: the address, for a memory that reads in one clock
+//    10      5     sum_i: the running sum before this group, +0 for an output's first
+//    16     11     valid_o, tag_o, sum_o: the running sum after it
 //
-// Two groups of one output have to be 6 clocks apart (FUSED: 7), if a memory reads a clock later what was written before;
-// 4 (5) if sum_o goes straight back to sum_i.
+// Two groups of one output have to be 8 clocks apart, if a memory reads a clock later what was written before; 6 if sum_o
+// goes straight back to sum_i.
 // Clocks are those in which en_i is 1. A group a clock. Handshake: while en_i is 0 everything stands still, outputs too.
 // Reset drops what is on its way.
 
@@ -42,29 +42,25 @@ module group_scaler #(
     output logic [31:0]             sum_o
 );
 
-  localparam int READ    = FUSED ? 2 : 5;  // clocks from acc_i to read_o
-  localparam int LATENCY = FUSED ? 8 : 10;  // and to sum_o
+  localparam int READ    = FUSED ? 4 : 9;  // clocks from acc_i to read_o
+  localparam int LATENCY = FUSED ? 11 : 16;  // and to sum_o
 
-  // Clocks 0 to 3.
+  // Clocks 0 to 5.
   logic [31:0] acc, scale;
-  int_to_fp32 #(
-      .INT_W(ACC_W)
-  ) u_int_to_fp32 (
+  scaler_operands #(
+      .ACC_W(ACC_W)
+  ) u_operands (
       .clk_i,
       .en_i,
-      .int_i(acc_i),
-      .f_o  (acc)
-  );
-  fp32_mul u_mul_scales (
-      .clk_i,
-      .en_i,
-      .a_i(w_scale_i),
-      .b_i(x_scale_i),
-      .p_o(scale)
+      .acc_i,
+      .w_scale_i,
+      .x_scale_i,
+      .acc_o  (acc),
+      .scale_o(scale)
   );
 
   if (FUSED) begin : gen_fused
-    // Clocks 3 to 8.
+    // Clocks 5 to 11.
     fp32_fma u_fma (
         .clk_i,
         .en_i,
@@ -74,7 +70,7 @@ module group_scaler #(
         .f_o(sum_o)
     );
   end else begin : gen_separate
-    // Clocks 3 to 6, and 6 to 10.
+    // Clocks 5 to 10, and 10 to 16.
     logic [31:0] product;
     fp32_mul u_mul_acc (
         .clk_i,

@@ -1,6 +1,6 @@
 // A signed integer to fp32: exact up to 2^24, beyond it rounded half to even.
 //
-// Latency: 3 clocks, a number a clock. Handshake: none; it stands still while en_i is 0.
+// Latency: 4 clocks, a number a clock. Handshake: none; it stands still while en_i is 0.
 
 module int_to_fp32 #(
     parameter int INT_W = 32  // at least 2
@@ -23,7 +23,7 @@ module int_to_fp32 #(
     end
   end
 
-  // Clocks 2 and 3. The highest bit of the magnitude stands for 2^(INT_W - 1).
+  // Clocks 2 to 4. The highest bit of the magnitude stands for 2^(INT_W - 1).
   logic [SIG_W-1:0] sig;
   assign sig = SIG_W'(magnitude_q) << (SIG_W - INT_W);
   fp32_round #(

@@ -18,7 +18,8 @@ module matmul_axi #(
     // Divides COLS. A group of 64 has 64 / ROWS passes, so that as many columns, or fewer, can share a scaler: here the
     // largest power of two that divides both, the lowest 1 among the bits of the two.
     parameter int SCALERS    = COLS / ((COLS | (64 / ROWS)) & -(COLS | (64 / ROWS))),
-    parameter int MIN_GROUP  = 32    // inputs that share a scale, at least; a power of two
+    parameter int MIN_GROUP  = 32,   // inputs that share a scale, at least; a power of two
+    parameter bit PAIRED     = 1'b0  // neighbouring cells share a multiplier of 27 x 18 bits, as AMD's DSP48E2 has
 ) (
     input  logic              aclk,
     input  logic              aresetn,
@@ -162,10 +163,12 @@ module matmul_axi #(
   // In MODE coded: the scale of a group, then its codes.
   localparam int WORD_W = COUNT_W + $clog2(ROWS);
   logic [WORD_W-1:0] word_q;  // of the group
-  logic [WORD_W-1:0] last_word;
+  logic [WORD_W-1:0] last_word_q;
   logic              x_taken, word_last, coded_scale, coded_codes;
-  assign last_word   = coded ? (WORD_W)'(passes) * WORD_W'(ROWS / 4) : WORD_W'(passes) * WORD_W'(ROWS) - WORD_W'(1);
-  assign word_last   = word_q == last_word;
+  always_ff @(posedge aclk) begin
+    last_word_q <= coded ? (WORD_W)'(passes) * WORD_W'(ROWS / 4) : WORD_W'(passes) * WORD_W'(ROWS) - WORD_W'(1);
+  end
+  assign word_last   = word_q == last_word_q;
   assign x_taken     = s_axis_x_tvalid & s_axis_x_tready;
   assign coded_scale = x_taken & coded & (word_q == '0);
   assign coded_codes = x_taken & coded & (word_q != '0);
@@ -229,6 +232,7 @@ module matmul_axi #(
       .MAX_INPUTS(MAX_INPUTS),
       .SCALERS   (SCALERS),
       .MIN_GROUP (MIN_GROUP),
+      .PAIRED    (PAIRED),
       .COUNT_W   (COUNT_W)
   ) u_core (
       .clk_i           (aclk),

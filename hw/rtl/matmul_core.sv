@@ -19,6 +19,7 @@ module matmul_core #(
     parameter int MAX_INPUTS = 512,   // of a token; MAX_INPUTS / ROWS is a power of two
     parameter int SCALERS    = 4,     // of sums: COLS / SCALERS columns share one
     parameter int MIN_GROUP  = 32,    // inputs that share a scale, at least; MAX_INPUTS / MIN_GROUP is a power of two
+    parameter bit PAIRED     = 1'b0,  // neighbouring cells share a multiplier (mac_cell_pair.sv)
     parameter int COUNT_W    = 16,    // bits of a number of passes, groups and rows of tiles
     localparam int TOKEN_W = $clog2(TOKENS),
     localparam int PASS_W = $clog2(MAX_INPUTS / ROWS),
@@ -156,7 +157,8 @@ module matmul_core #(
       .row_o        (w_row)
   );
 
-  // ---- activations, and reads of both: a clock ----
+  // ---- activations, and reads of both: two clocks, as a large memory takes most of one ----
+  logic [8*ROWS-1:0]  read_codes;
   logic [TOKEN_W-1:0] scale_token;
   logic [GROUP_W-1:0] scale_group;
   activation_store #(
@@ -179,48 +181,59 @@ module matmul_core #(
       .full_o,
       .token_i      (sequencer_active ? token : token_i),
       .pass_i       (sequencer_active ? pass : pass_i),
-      .codes_o,
+      .codes_o      (read_codes),
       .scale_token_i(active_o ? scale_token : token_i),
       .group_i      (active_o ? scale_group : group_i),
       .scale_o
   );
 
-  logic             w_valid_q, x_valid_q, x_first_q;
-  logic [ROW_W-1:0] w_row_q;
+  assign codes_o = read_codes;
+
+  logic              w_read_q, w_valid_q, x_read_q, x_valid_q, x_first_read_q, x_first_q;
+  logic [ROW_W-1:0]  w_row_read_q, w_row_q;
+  logic [8*COLS-1:0] w_q;
+  logic [8*ROWS-1:0] codes_q;
   always_ff @(posedge clk_i) begin
-    w_valid_q <= rst_ni & take;
-    w_row_q   <= take_row;
-    x_valid_q <= rst_ni & issue;
-    x_first_q <= first_token;
+    w_read_q       <= rst_ni & take;
+    w_row_read_q   <= take_row;
+    x_read_q       <= rst_ni & issue;
+    x_first_read_q <= first_token;
+    w_valid_q      <= rst_ni & w_read_q;
+    w_row_q        <= w_row_read_q;
+    w_q            <= w_row;
+    x_valid_q      <= rst_ni & x_read_q;
+    x_first_q      <= x_first_read_q;
+    codes_q        <= read_codes;
   end
 
   // ---- the array ----
   logic [COLS*SUM_W-1:0] sums;
   logic [COLS-1:0]       unused_sum_valid;  // control_i of column_edges says it
   systolic_array #(
-      .ROWS(ROWS),
-      .COLS(COLS)
+      .ROWS  (ROWS),
+      .COLS  (COLS),
+      .PAIRED(PAIRED)
   ) u_systolic_array (
       .clk_i,
       .rst_ni,
       .en_i       (1'b1),
       .w_valid_i  (w_valid_q),
       .w_row_i    (w_row_q),
-      .w_i        (w_row),
+      .w_i        (w_q),
       .x_valid_i  (x_valid_q),
       .x_first_i  (x_first_q),
-      .x_i        (codes_o),
+      .x_i        (codes_q),
       .sum_valid_o(unused_sum_valid),
       .sum_o      (sums)
   );
 
-  // ---- what a sum is: it leaves column 0 ROWS + 1 clocks after the token's issue ----
+  // ---- what a sum is: it leaves column 0 ROWS + 2 clocks after the token's issue ----
   localparam int ISSUED_W = 1 + TOKEN_W + 6 + BANK_W + GROUP_W;
-  logic [ISSUED_W-1:0] issued_q[ROWS];
+  logic [ISSUED_W-1:0] issued_q[ROWS+1];
   logic [GROUP_W-1:0]  leaving_group_q;
-  assign leaving_group_q = issued_q[ROWS-1][GROUP_W-1:0];
+  assign leaving_group_q = issued_q[ROWS][GROUP_W-1:0];
   assign scale_group     = leaving_group_q;
-  assign scale_token     = issued_q[ROWS-1][GROUP_W+BANK_W+6+:TOKEN_W];
+  assign scale_token     = issued_q[ROWS][GROUP_W+BANK_W+6+:TOKEN_W];
   logic [CONTROL_W-33:0] leaving_q;
   always_ff @(posedge clk_i) begin
     issued_q[0] <= {
@@ -235,11 +248,11 @@ module matmul_core #(
       scale_bank_q,
       group
     };
-    for (int i = 1; i < ROWS; i++) begin
+    for (int i = 1; i <= ROWS; i++) begin
       issued_q[i] <= issued_q[i-1];
       if (!rst_ni) issued_q[i][ISSUED_W-1] <= 1'b0;
     end
-    leaving_q <= issued_q[ROWS-1][ISSUED_W-1:GROUP_W];
+    leaving_q <= issued_q[ROWS][ISSUED_W-1:GROUP_W];
     if (!rst_ni) leaving_q[CONTROL_W-33] <= 1'b0;
   end
 

@@ -9,8 +9,8 @@
 // group of Q8, a row of W8A8, or a block of 32: it ends with the number that last_i marks, and has MAX_N at most.
 //
 // A buffer has two halves. One takes in a group while the codes of the one before leave the other, so that a group of n
-// takes about n + 17 clocks in a stream of them: while one half waits for its division, the other can only be filled.
-// Latency: n + 35 clocks from a group's first number to its first code, if both pass without a wait.
+// takes about n + 18 clocks in a stream of them: while one half waits for its division, the other can only be filled.
+// Latency: n + 40 clocks from a group's first number to its first code, if both pass without a wait.
 //
 // Handshake: valid and ready on both sides; a number, or a code, passes in a clock in which both are 1. scale_o and last_o
 // come with each code, and all of them stay while they wait for ready_i. static_i and static_scale_i are looked at with
@@ -164,13 +164,15 @@ module quantizer #(
     end
   end
 
-  // Clock 1: read. Clocks 2 to 4: multiply. Clock 5: round. A group's inverse and scale may change when its last
-  // number has been read, so that they go along.
-  logic [31:0] x_q, inv_read_q, product;
+  // Clocks 1 and 2: read, as a large memory takes most of a clock. Clocks 3 to 7: multiply. Clock 8: round. A group's inverse
+  // and scale may change when its last number has been read, so that they go along.
+  logic [31:0] read_q, x_q, inv_read_q, inv_read_qq, product;
   always_ff @(posedge clk_i) begin
     if (en) begin
-      x_q        <= buffer[{out_half_q, out_addr_q}];
-      inv_read_q <= inv_q;
+      read_q      <= buffer[{out_half_q, out_addr_q}];
+      x_q         <= read_q;
+      inv_read_q  <= inv_q;
+      inv_read_qq <= inv_read_q;
     end
   end
 
@@ -178,7 +180,7 @@ module quantizer #(
       .clk_i,
       .en_i(en),
       .a_i (x_q),
-      .b_i (inv_read_q),
+      .b_i (inv_read_qq),
       .p_o (product)
   );
   fp32_to_code u_to_code (
@@ -188,16 +190,16 @@ module quantizer #(
       .code_o
   );
 
-  logic [4:0] valid_q;
+  logic [7:0] valid_q;
   always_ff @(posedge clk_i) begin
     if (!rst_ni) valid_q <= '0;
-    else if (en) valid_q <= {valid_q[3:0], busy_q};
+    else if (en) valid_q <= {valid_q[6:0], busy_q};
   end
-  assign valid_o = valid_q[4];
+  assign valid_o = valid_q[7];
 
   delay #(
       .WIDTH (33),
-      .CLOCKS(5)
+      .CLOCKS(8)
   ) u_scale_and_last (
       .clk_i,
       .en_i  (en),

@@ -2,7 +2,7 @@
 //
 //   out = fp32(fp32(acc) * fp32(w_scale * x_scale))   three roundings at most, as in runq_w8a8
 //
-// Latency: 6 clocks in which en_i is 1; a row a clock. tag_i comes out as tag_o with the result of its row.
+// Latency: 10 clocks in which en_i is 1; a row a clock. tag_i comes out as tag_o with the result of its row.
 // Handshake: while en_i is 0 everything stands still, outputs too. Reset drops what is on its way.
 
 module row_scaler #(
@@ -22,26 +22,21 @@ module row_scaler #(
     output logic [31:0]             out_o
 );
 
+  // Clocks 0 to 5.
   logic [31:0] acc, scale;
-
-  // Clocks 0 to 3.
-  int_to_fp32 #(
-      .INT_W(ACC_W)
-  ) u_int_to_fp32 (
+  scaler_operands #(
+      .ACC_W(ACC_W)
+  ) u_operands (
       .clk_i,
       .en_i,
-      .int_i(acc_i),
-      .f_o  (acc)
-  );
-  fp32_mul u_mul_scales (
-      .clk_i,
-      .en_i,
-      .a_i(w_scale_i),
-      .b_i(x_scale_i),
-      .p_o(scale)
+      .acc_i,
+      .w_scale_i,
+      .x_scale_i,
+      .acc_o  (acc),
+      .scale_o(scale)
   );
 
-  // Clocks 3 to 6.
+  // Clocks 5 to 10.
   fp32_mul u_mul_acc (
       .clk_i,
       .en_i,
@@ -50,16 +45,16 @@ module row_scaler #(
       .p_o(out_o)
   );
 
-  logic [5:0] valid_q;
+  logic [9:0] valid_q;
   always_ff @(posedge clk_i) begin
     if (!rst_ni) valid_q <= '0;
-    else if (en_i) valid_q <= {valid_q[4:0], valid_i};
+    else if (en_i) valid_q <= {valid_q[8:0], valid_i};
   end
-  assign valid_o = valid_q[5];
+  assign valid_o = valid_q[9];
 
   delay #(
       .WIDTH (TAG_W),
-      .CLOCKS(6)
+      .CLOCKS(10)
   ) u_tag (
       .clk_i,
       .en_i,

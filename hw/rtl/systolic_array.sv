@@ -27,6 +27,7 @@ module systolic_array #(
     parameter int W_W   = 8,    // bits of a weight
     parameter int X_MAX = 128,  // largest magnitude of an activation, and
     parameter int W_MAX = 128,  // of a weight
+    parameter bit PAIRED = 1'b0,  // neighbours of a row share a multiplier (mac_cell_pair.sv): 8 bits, COLS even
     localparam int SUM_W = $clog2(ROWS * X_MAX * W_MAX + 1) + 1,
     localparam int ROW_W = $clog2(ROWS)
 ) (
@@ -89,7 +90,28 @@ module systolic_array #(
     assign x_right[r*(COLS+1)]    = x_skewed[r*X_W+:X_W];
     assign swap_right[r*(COLS+1)] = swap_left[r];
     assign load_right[r*(COLS+1)] = w_valid_i & (w_row_i == ROW_W'(r));
-    for (genvar c = 0; c < COLS; c++) begin : gen_col
+    for (genvar c = 0; c < (PAIRED ? COLS : 0); c = c + 2) begin : gen_pair
+      mac_cell_pair #(
+          .SUM_W(SUM_W)
+      ) u_pair (
+          .clk_i,
+          .rst_ni,
+          .en_i,
+          .x_i    (x_right[r*(COLS+1)+c]),
+          .swap_i (swap_right[r*(COLS+1)+c]),
+          .load_i (load_right[r*(COLS+1)+c]),
+          .x_o    (x_right[r*(COLS+1)+c+2]),
+          .swap_o (swap_right[r*(COLS+1)+c+2]),
+          .load_o (load_right[r*(COLS+1)+c+2]),
+          .w_0_i  (w_skewed[c*W_W+:W_W]),
+          .w_1_i  (w_skewed[(c+1)*W_W+:W_W]),
+          .sum_0_i(sum_down[r*COLS+c]),
+          .sum_1_i(sum_down[r*COLS+c+1]),
+          .sum_0_o(sum_down[(r+1)*COLS+c]),
+          .sum_1_o(sum_down[(r+1)*COLS+c+1])
+      );
+    end
+    for (genvar c = 0; c < (PAIRED ? 0 : COLS); c++) begin : gen_col
       mac_cell #(
           .X_W  (X_W),
           .W_W  (W_W),

@@ -10,6 +10,7 @@
 #include "Varray_16x16.h"
 #include "Varray_4x3.h"
 #include "Varray_5x2.h"
+#include "Varray_5x4_paired.h"
 #include "sim.h"
 #include "vectors.h"
 
@@ -155,6 +156,7 @@ struct ArrayTest {
 
 TEST_CASE("4 x 3") { ArrayTest<Varray_4x3, 4, 3>().check(); }
 TEST_CASE("5 x 2") { ArrayTest<Varray_5x2, 5, 2>().check(); }
+TEST_CASE("5 x 4, a multiplier for two cells") { ArrayTest<Varray_5x4_paired, 5, 4>().check(); }
 TEST_CASE("16 x 16") { ArrayTest<Varray_16x16, 16, 16>().check(); }
 
 // The array that ARRAY of make's command line names.

@@ -45,6 +45,7 @@ MUTANTS = {
         "wholes_q[{half, token}] <= total;",
         "wholes_q[{half, token}] <= TOTAL_W'($signed(total[SUM_W:0]));",
     ),
+    "running sum read before it is written": ("column_edges.sv", " & (early_q == 3'd0)", ""),
     "sums of a group do not wait for room": ("tile_sequencer.sv", "(group_room_i | ~last_pass_o)", "1'b1"),
     "sums in the half of the product before": (
         "column_edges.sv",
@@ -58,8 +59,8 @@ MUTANTS = {
     ),
     "x scale a token late": (
         "matmul_core.sv",
+        "assign scale_token     = issued_q[ROWS]",
         "assign scale_token     = issued_q[ROWS-1]",
-        "assign scale_token     = issued_q[ROWS-2]",
     ),
     "result changes while it waits": (
         "result_store.sv",

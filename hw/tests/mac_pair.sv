@@ -16,40 +16,27 @@ module mac_pair (
     output logic               same_o    // the two cells have the same outputs
 );
 
-  logic signed [7:0] x, cell_x, pair_x;
-  logic swap, load, cell_swap, cell_load, pair_swap, pair_load;
+  logic signed [7:0]  cell_x, pair_x;
+  logic               cell_swap, cell_load, pair_swap, pair_load;
   logic signed [19:0] cell_sum_0, cell_sum_1;
-  mac_cell #(
+  two_cells #(
       .SUM_W(20)
-  ) u_cell_0 (
+  ) u_cells (
       .clk_i,
       .rst_ni,
       .en_i,
       .x_i,
       .swap_i,
       .load_i,
-      .x_o   (x),
-      .swap_o(swap),
-      .load_o(load),
-      .w_i   (w_0_i),
-      .sum_i (sum_0_i),
-      .sum_o (cell_sum_0)
-  );
-  mac_cell #(
-      .SUM_W(20)
-  ) u_cell_1 (
-      .clk_i,
-      .rst_ni,
-      .en_i,
-      .x_i   (x),
-      .swap_i(swap),
-      .load_i(load),
-      .x_o   (cell_x),
-      .swap_o(cell_swap),
-      .load_o(cell_load),
-      .w_i   (w_1_i),
-      .sum_i (sum_1_i),
-      .sum_o (cell_sum_1)
+      .x_o    (cell_x),
+      .swap_o (cell_swap),
+      .load_o (cell_load),
+      .w_0_i,
+      .w_1_i,
+      .sum_0_i,
+      .sum_1_i,
+      .sum_0_o(cell_sum_0),
+      .sum_1_o(cell_sum_1)
   );
   mac_cell_pair #(
       .SUM_W(20)

@@ -1,13 +1,19 @@
-// The MSD split and the pair of int4 arrays: digits against the golden vectors, sums against those of A8W4.
+// The MSD split and the pair of int4 arrays: digits against the golden vectors, sums against those of A8W4;
+// and what follows in fp32, with the assist matrix, against the loop of runq_moe.cpp.
 #include <doctest/doctest.h>
 
 #include <bit>
+#include <cmath>
 #include <string>
 #include <vector>
 
+#include "Vfp32_add.h"
+#include "Vfp32_mul.h"
+#include "Vgroup_scaler.h"
 #include "Vmsd_array_16x16.h"
 #include "Vmsd_array_4x3.h"
 #include "Vmsd_array_5x2.h"
+#include "Vmsd_array_8x4.h"
 #include "Vmsd_split.h"
 #include "sim.h"
 #include "vectors.h"
@@ -148,42 +154,116 @@ TEST_CASE("msd_array: reset in the middle") {
     }
 }
 
-// The int32 sums of every group and expert of A8W4's vectors.
+// A8W4's vectors, expert by expert. parts(): what an array of digits makes of an expert's tokens.
+struct A8w4 {
+    std::string name;
+    std::vector<int> w_shape = op_shape(name + ".weight.codes");  // experts, outputs, inputs
+    std::vector<int64_t> x = op(name + ".x.codes"), w = op(name + ".weight.codes"),
+                         ends = op(name + ".group_list");
+    int n_experts = w_shape[0], n_out = w_shape[1], k = w_shape[2];
+
+    // (n_out / cols * k / rows, n, cols): tile after tile, the inputs' within those of the outputs.
+    template <class Model, int rows, int cols, bool add_eights>
+    std::vector<int> parts(int e, int begin, int n) const {
+        std::vector<int> tiles_x, tiles_w;
+        for (int o = 0; o < n_out; o += cols) {
+            for (int i = 0; i < k; i += rows) {
+                for (int t = 0; t < n; t++)
+                    for (int r = 0; r < rows; r++) tiles_x.push_back(int(x[size_t((begin + t) * k + i + r)]));
+                for (int r = 0; r < rows; r++)
+                    for (int c = 0; c < cols; c++)
+                        tiles_w.push_back(int(w[size_t((e * n_out + o + c) * k + i + r)]));
+            }
+        }
+        return Msd<Model, rows, cols, add_eights>().run(tiles_x, tiles_w, n_out / cols * (k / rows),
+                                                        e % 2 == 0);
+    }
+    // Of token t of n, output o, and the passes of a group: parts of that shape, added up.
+    int64_t group_sum(const std::vector<int>& parts, int rows, int cols, int n, int t, int o, int g,
+                      int per_group) const {
+        int64_t sum = 0;
+        for (int p = g * per_group; p < (g + 1) * per_group; p++)
+            sum += parts[size_t(((o / cols * (k / rows) + p) * n + t) * cols + o % cols)];
+        return sum;
+    }
+};
+
+// The int32 sums of every group and expert.
 TEST_CASE("msd_array: golden sums of A8W4") {
     for (const std::string& name : op_cases("grouped_a8w4.", "sums")) {
         INFO(name);
-        const std::vector<int> w_shape = op_shape(name + ".weight.codes"),
-                               sums_shape = op_shape(name + ".sums");
-        const std::vector<int64_t> x = op(name + ".x.codes"), w = op(name + ".weight.codes"),
-                                   sums = op(name + ".sums"), ends = op(name + ".group_list");
-        const int n_out = w_shape[1], k = w_shape[2], groups = sums_shape[2], per_group = k / 16 / groups;
+        const A8w4 v{name};
+        const std::vector<int64_t> sums = op(name + ".sums");
+        const int groups = op_shape(name + ".sums")[2], per_group = v.k / 16 / groups;
         int begin = 0, wrong = 0;
-        for (int e = 0; e < w_shape[0]; begin = int(ends[size_t(e)]), e++) {
-            const int n = int(ends[size_t(e)]) - begin;
+        for (int e = 0; e < v.n_experts; begin = int(v.ends[size_t(e)]), e++) {
+            const int n = int(v.ends[size_t(e)]) - begin;
             if (n == 0) continue;
-            std::vector<int> tiles_x, tiles_w;
-            for (int o = 0; o < n_out; o += 16) {
-                for (int i = 0; i < k; i += 16) {
-                    for (int t = 0; t < n; t++)
-                        for (int r = 0; r < 16; r++)
-                            tiles_x.push_back(int(x[size_t((begin + t) * k + i + r)]));
-                    for (int r = 0; r < 16; r++)
-                        for (int c = 0; c < 16; c++)
-                            tiles_w.push_back(int(w[size_t((e * n_out + o + c) * k + i + r)]));
-                }
-            }
-            Msd<Vmsd_array_16x16, 16, 16, true> msd;
-            const int n_tiles = n_out / 16 * (k / 16);
-            const std::vector<int> parts = msd.run(tiles_x, tiles_w, n_tiles, e % 2 == 0);
+            const std::vector<int> parts = v.parts<Vmsd_array_16x16, 16, 16, true>(e, begin, n);
             for (int t = 0; t < n; t++)
-                for (int o = 0; o < n_out; o++)
-                    for (int g = 0; g < groups; g++) {
-                        int64_t sum = 0;
-                        for (int p = g * per_group; p < (g + 1) * per_group; p++)
-                            sum += parts[size_t(((o / 16 * (k / 16) + p) * n + t) * 16 + o % 16)];
-                        wrong += sum != sums[size_t(((begin + t) * n_out + o) * groups + g)];
-                    }
+                for (int o = 0; o < v.n_out; o++)
+                    for (int g = 0; g < groups; g++)
+                        wrong += v.group_sum(parts, 16, 16, n, t, o, g, per_group) !=
+                                 sums[size_t(((begin + t) * v.n_out + o) * groups + g)];
         }
         CHECK(wrong == 0);
+    }
+}
+
+// Digits alone, groups scaled and added up by group_scaler, then the assist matrix and x's scale: bit by bit
+// what dot_by_digits of runq_moe.cpp has, and near the golden product.
+TEST_CASE("A8W4 in fp32: digits, scaler, assist matrix") {
+    Sim<Vgroup_scaler> scaler;
+    Sim<Vfp32_add> add;
+    Sim<Vfp32_mul> mul;
+    scaler.reset();
+    const auto scaled = [&](int64_t sum, uint32_t w_scale, uint32_t running) {
+        auto& top = scaler.top;
+        top.acc_i = uint32_t(sum), top.w_scale_i = w_scale, top.x_scale_i = bits_of(1), top.valid_i = 1;
+        top.sum_i = running;
+        scaler.tick();
+        top.valid_i = 0;
+        for (int clocks = 1; !top.valid_o; clocks++) {
+            REQUIRE(clocks < 40);
+            scaler.tick();
+        }
+        return uint32_t(top.sum_o);
+    };
+    for (const std::string& name : op_cases("grouped_a8w4.", "sums")) {
+        INFO(name);
+        const A8w4 v{name};
+        const std::vector<int64_t> w_scales = op(name + ".weight.scales"), x_scales = op(name + ".x.scales"),
+                                   assist = op(name + ".assist"), product = op(name + ".product");
+        const int groups = op_shape(name + ".sums")[2], per_group = v.k / 8 / groups;
+        int begin = 0, wrong = 0, far = 0;
+        for (int e = 0; e < v.n_experts; begin = int(v.ends[size_t(e)]), e++) {
+            const int n = int(v.ends[size_t(e)]) - begin;
+            if (n == 0) continue;
+            const std::vector<int> parts = v.parts<Vmsd_array_8x4, 8, 4, false>(e, begin, n);
+            for (int t = 0; t < n; t++) {
+                for (int o = 0; o < v.n_out; o++) {
+                    const size_t row = size_t(e * v.n_out + o);
+                    uint32_t rtl = 0;
+                    float plain = 0;
+                    for (int g = 0; g < groups; g++) {
+                        const int64_t sum = v.group_sum(parts, 8, 4, n, t, o, g, per_group);
+                        const uint32_t w_scale = uint32_t(w_scales[row * size_t(groups) + size_t(g)]);
+                        rtl = scaled(sum, w_scale, rtl);
+                        plain += float(sum) * float_of(w_scale);
+                    }
+                    const uint32_t x_scale = uint32_t(x_scales[size_t(begin + t)]);
+                    add.top.a_i = rtl, add.top.b_i = uint32_t(assist[row]);
+                    for (int i = 0; i < 6; i++) add.tick();
+                    mul.top.a_i = add.top.s_o, mul.top.b_i = x_scale;
+                    for (int i = 0; i < 5; i++) mul.tick();
+                    plain = (plain + float_of(uint32_t(assist[row]))) * float_of(x_scale);
+                    wrong += mul.top.p_o != bits_of(plain);
+                    const float golden = float_of(uint32_t(product[size_t((begin + t) * v.n_out + o)]));
+                    far += std::fabs(plain - golden) > 1e-4f * (1 + std::fabs(golden));
+                }
+            }
+        }
+        CHECK(wrong == 0);
+        CHECK(far == 0);
     }
 }

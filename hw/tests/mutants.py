@@ -30,10 +30,11 @@ class Mutant(NamedTuple):
     new: str | tuple[str, ...]
 
 
-# w_scale as it was 3 clocks ago, and x_scale 6 clocks ago.
-DELAYED_SCALES = """logic [31:0] acc, scale, w_scale, x_scale;
-  delay #(.WIDTH(32), .CLOCKS(3)) u_w_scale (.clk_i, .en_i, .data_i(w_scale_i), .data_o(w_scale));
-  delay #(.WIDTH(32), .CLOCKS(6)) u_x_scale (.clk_i, .en_i, .data_i(x_scale_i), .data_o(x_scale));
+# The operands are the integer and x_scale; the integer is multiplied by w_scale first.
+OTHER_ORDER = """logic [31:0] acc, scale, w_scale, x_scale, acc_w;
+  delay #(.WIDTH(32), .CLOCKS(5)) u_w_scale (.clk_i, .en_i, .data_i(w_scale_i), .data_o(w_scale));
+  delay #(.WIDTH(32), .CLOCKS(5)) u_x_scale (.clk_i, .en_i, .data_i(scale), .data_o(x_scale));
+  fp32_mul u_mul_w (.clk_i, .en_i, .a_i(acc), .b_i(w_scale), .p_o(acc_w));
 """
 
 
@@ -102,21 +103,22 @@ MUTANTS = [
         "      if (load_i) next_weight_q <= w_i;\n",
         "    end\n    if (load_i) next_weight_q <= w_i;\n    if (en_i) begin\n",
     ),
+    Mutant("upper product without the borrow", "array", "mac_cell_pair", " + 16'(product[17])", ""),
     # fp32.
     Mutant(
         "truncation instead of rounding",
         "fp32",
         "fp32_round",
-        "assign up      = sig_q[SIG_W-25] & ",
+        "assign up      = sig_qq[SIG_W-25] & ",
         "assign up      = 1'b0 & ",
     ),
-    Mutant("half-up rounding", "fp32", "fp32_round", "& (sig_q[SIG_W-24] | (|sig_q[SIG_W-26:0]))", "& 1'b1"),
+    Mutant("half-up rounding", "fp32", "fp32_round", "& (sig_qq[SIG_W-24] | (|sig_qq[SIG_W-26:0]))", "& 1'b1"),
     Mutant(
         "subnormal results flushed to 0",
         "fp32",
         "fp32_round",
-        "else f_o <= {sign_q, rounded[30:0]};",
-        "else f_o <= {sign_q, rounded[33:23] == 11'd0 ? 31'h0 : rounded[30:0]};",
+        "else f_o <= {sign_qq, rounded[30:0]};",
+        "else f_o <= {sign_qq, rounded[33:23] == 11'd0 ? 31'h0 : rounded[30:0]};",
     ),
     Mutant(
         "subnormal operands taken for normal",
@@ -162,26 +164,23 @@ MUTANTS = [
     ),
     Mutant("NaN becomes 0", "fp32", "fp32_to_code", "if (is_nan) code = -8'd127;", "if (is_nan) code = 8'd0;"),
     # The scalers.
-    # The integer times one scale, then times the other, three clocks later.
     Mutant(
         "scale order",
         "scaler",
         "group_scaler",
         (
             "logic [31:0] acc, scale;",
-            "FUSED ? 2 : 5",
-            "FUSED ? 8 : 10",
-            ".a_i(w_scale_i)",
-            ".b_i(x_scale_i)",
+            "FUSED ? 4 : 9",
+            "FUSED ? 11 : 16",
+            ".w_scale_i,",
             ".a_i(acc),\n        .b_i(scale),\n        .p_o",
         ),
         (
-            DELAYED_SCALES,
-            "FUSED ? 2 : 8",
-            "FUSED ? 8 : 13",
-            ".a_i(acc)",
-            ".b_i(w_scale)",
-            ".a_i(x_scale),\n        .b_i(scale),\n        .p_o",
+            OTHER_ORDER,
+            "FUSED ? 4 : 14",
+            "FUSED ? 11 : 21",
+            ".w_scale_i(FUSED ? w_scale_i : 32'h3f800000),",
+            ".a_i(acc_w),\n        .b_i(x_scale),\n        .p_o",
         ),
     ),
     Mutant(
@@ -189,40 +188,39 @@ MUTANTS = [
         "scaler",
         "row_scaler",
         (
-            ".CLOCKS(6)",
+            ".CLOCKS(10)",
             "logic [31:0] acc, scale;",
-            "[5:0] valid_q",
-            "[4:0], valid_i",
-            "valid_q[5]",
-            ".a_i(w_scale_i)",
-            ".b_i(x_scale_i)",
+            "[9:0] valid_q",
+            "[8:0], valid_i",
+            "valid_q[9]",
+            ".w_scale_i,",
             ".a_i(acc),\n      .b_i(scale)",
         ),
         (
-            ".CLOCKS(9)",
-            DELAYED_SCALES,
-            "[8:0] valid_q",
-            "[7:0], valid_i",
-            "valid_q[8]",
-            ".a_i(acc)",
-            ".b_i(w_scale)",
-            ".a_i(x_scale),\n      .b_i(scale)",
+            ".CLOCKS(15)",
+            OTHER_ORDER,
+            "[14:0] valid_q",
+            "[13:0], valid_i",
+            "valid_q[14]",
+            ".w_scale_i(32'h3f800000),",
+            ".a_i(acc_w),\n      .b_i(x_scale)",
         ),
     ),
     Mutant(
         "running sum a clock late",
         "scaler",
         "group_scaler",
-        "localparam int READ    = FUSED ? 2 : 5;",
-        "localparam int READ    = FUSED ? 3 : 6;",
+        "localparam int READ    = FUSED ? 4 : 9;",
+        "localparam int READ    = FUSED ? 5 : 10;",
     ),
+    Mutant("sum a clock before its scale", "scaler", "scaler_operands", ".int_i(acc_q)", ".int_i(acc_i)"),
     Mutant("tag of another group", "scaler", "group_scaler", ".CLOCKS(LATENCY - READ)", ".CLOCKS(LATENCY - READ - 1)"),
     Mutant(
         "sums of 24 bits alone are converted",
         "scaler",
         "row_scaler",
-        ".int_i(acc_i)",
-        ".int_i(ACC_W'($signed(acc_i[23:0])))",
+        ".acc_i,",
+        ".acc_i(ACC_W'($signed(acc_i[23:0]))),",
     ),
     # The quantizer.
     Mutant(
@@ -256,7 +254,7 @@ MUTANTS = [
         "is_usable | static_q[out_half_q] ? scale : 32'h0",
         "scale",
     ),
-    Mutant("inverse of the next group", "quantizer", "quantizer", ".b_i (inv_read_q)", ".b_i (inv_q)"),
+    Mutant("inverse of the next group", "quantizer", "quantizer", ".b_i (inv_read_qq)", ".b_i (inv_q)"),
     Mutant(
         "static inverse is 127 / (127 scale)",
         "quantizer",

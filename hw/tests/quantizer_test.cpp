@@ -213,8 +213,8 @@ TEST_CASE("quantizer: clocks") {
     int64_t first = 0;
     const int64_t took = check<Vquantizer>(groups, false, &first);
     MESSAGE(took << " clocks for 50 groups of 64, the first code after " << first);
-    CHECK(first == 64 + 35);
-    CHECK(took <= 50 * (64 + 17));
+    CHECK(first == 64 + 40);
+    CHECK(took <= 50 * (64 + 18));
 }
 
 TEST_CASE("quantizer: reset in the middle") {

@@ -1,5 +1,6 @@
 // The second test bench for Icarus: the scaler below a column, with the files of `golden passes`. The totals of each group
-// go in; the running sums, in fp32, are compared to the bit. One output and one token at a time, a group every 10 clocks.
+// go in; the running sums, in fp32, are compared to the bit. One output and one token at a time, a group when the one before is
+// out.
 `timescale 1ns / 1ps
 
 module scaler_tb;
@@ -39,7 +40,7 @@ module scaler_tb;
             valid   = 1;
             @(negedge clk);
             valid = 0;
-            for (int i = 0; i < 10 && out_valid !== 1'b1; i++) @(negedge clk);
+            for (int i = 0; i < 20 && out_valid !== 1'b1; i++) @(negedge clk);
             if (out_valid !== 1'b1 || out !== outs[(row*GROUPS + g)*TOKENS + t][c*32+:32]) wrong = wrong + 1;
             compared = compared + 1;
             running  = out;

@@ -17,7 +17,7 @@
 template <class Model>
 struct Scaler {
     static constexpr bool fused = std::is_same_v<Model, Vgroup_scaler_fused>;
-    static constexpr int apart = fused ? 7 : 6;
+    static constexpr int apart = 8;
     Sim<Model> sim;
     Random random{5};
     std::vector<uint32_t> memory;
@@ -63,7 +63,7 @@ struct Scaler {
         clock(true, acc, w_scale, x_scale, at);
     }
     void finish() {
-        for (int i = 0; i < 12; i++) clock(false, 0, 0, 0, 0);
+        for (int i = 0; i < 24; i++) clock(false, 0, 0, 0, 0);
         CHECK(written == fed);
     }
 };
@@ -131,13 +131,13 @@ TEST_CASE("group_scaler, fused: random") { check_random<Vgroup_scaler_fused>(); 
 template <class Model>
 static void check_reset(int latency) {
     Sim<Model> sim;
-    for (int before = 1; before < 14; before++) {
+    for (int before = 1; before < 20; before++) {
         sim.reset(1);
         sim.top.valid_i = 1;
         for (int i = 0; i < before; i++) sim.tick();
         sim.top.valid_i = 0;
         sim.reset(1);
-        for (int i = 0; i < 14; i++) {
+        for (int i = 0; i < 20; i++) {
             CHECK(!sim.top.valid_o);
             sim.tick();
         }
@@ -152,9 +152,9 @@ static void check_reset(int latency) {
     }
 }
 TEST_CASE("scalers: reset, and latency") {
-    check_reset<Vgroup_scaler>(10);
-    check_reset<Vgroup_scaler_fused>(8);
-    check_reset<Vrow_scaler>(6);
+    check_reset<Vgroup_scaler>(16);
+    check_reset<Vgroup_scaler_fused>(11);
+    check_reset<Vrow_scaler>(10);
 }
 
 // Rows of W8A8: the sum of a whole row, one scale of each side.
