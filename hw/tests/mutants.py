@@ -64,7 +64,13 @@ MUTANTS = [
     Mutant("weights swapped in all columns at once", "array", "mac_cell", "swap_o <= swap_i;", "swap_o <= 1'b0;"),
     Mutant("a single weight register", "array", "mac_cell", "assign weight = swap_i ?", "assign weight = 1'b1 ?"),
     Mutant("tokens enter without skew", "array", "systolic_array", "x_skewed[r*X_W+:X_W]", "x_i[r*X_W+:X_W]"),
-    Mutant("weights enter without skew", "array", "systolic_array", "w_skewed[c*W_W+:W_W]", "w_i[c*W_W+:W_W]"),
+    Mutant(
+        "weights enter without skew",
+        "array",
+        "systolic_array",
+        ".w_i   (w_skewed[c*W_W+:W_W])",
+        ".w_i   (w_i[c*W_W+:W_W])",
+    ),
     Mutant(
         "activations without a sign",
         "array",
@@ -76,8 +82,8 @@ MUTANTS = [
         "sums of a row above are lost",
         "array",
         "systolic_array",
-        "(sum_down[r*COLS+c])",
-        "(r == 2 ? '0 : sum_down[r*COLS+c])",
+        ".sum_i (sum_down[r*COLS+c])",
+        ".sum_i (r == 2 ? '0 : sum_down[r*COLS+c])",
     ),
     Mutant(
         "sums announced a clock early",
