@@ -53,9 +53,10 @@ from golden.awq import AWQ
 from golden.forward import forward
 from golden.gptq import GPTQ
 from golden.perplexity import Logits, encode, load_tokenizer, perplexity, windows
+from golden.real import program_guess
+from golden.schemes import SCHEMES
 from golden.w8a8 import W8A8
 from models.smollm2 import documentation
-from tests.hf_smollm2 import agreement, program_ids
 from tests.served import Served, as_runq, unrounded
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -407,8 +408,9 @@ def check_ids(model: Model, ask: Asker, dtype: str, row: Row) -> None:
         leads = rows.max(axis=1) - rows[np.arange(len(new)), new]
         same, n, largest = same + int((leads == 0).sum()), n + len(new), max(largest, float(leads.max()))
         if model.scheme != "awq":  # whose program is emulated on a CPU
-            ours = program_ids(f"runq_{model.scheme}", model.file, prompt)
-            alike += agreement(ours, new)
+            ours = program_guess(SCHEMES[model.scheme], model.file)(prompt, N_NEW)
+            pairs = enumerate(zip(ours, new, strict=False))
+            alike += next((i for i, (a, b) in pairs if a != b), min(len(ours), len(new)))
     row.cells["ids"] = f"{same} of {n}"
     row.cells["largest lead"] = f"{largest:.3f}"
     row.cells["program"] = f"{alike}" if alike else "-"
