@@ -2,7 +2,7 @@
 
     python -m models.compare_schemes [HF_DIR ...] [--plain] [--all-places] [--json FILE]
     python -m models.compare_schemes MODEL --text TEXT [--tokens N] [--window N] [--keep FOLDER] [--bench P,N]
-                                     [--rows PATTERN ...] [--weights-only] [--gguf FILE ...]
+                                     [--samples N] [--rows PATTERN ...] [--weights-only] [--gguf FILE ...]
                                      [--json FILE] [--page FILE]
 
 The first is for the tiny models, the second for a real one. Without directories, of tiny-llama and tiny-qwen3. Each
@@ -117,7 +117,7 @@ def compare_real(args: argparse.Namespace) -> int:
             folder = args.keep or Path(temporary)
             found = quality.compare(
                 model, text, folder, args.tokens, args.window, args.bench, not args.quiet,
-                args.rows, args.weights_only, args.gguf,
+                args.rows, args.weights_only, args.gguf, args.samples,
             )  # fmt: skip
         heading = "weights" if args.weights_only else "scheme"
         print(quality.table(found.rows, heading))
@@ -158,6 +158,7 @@ def main() -> int:
     real.add_argument("--weights-only", action="store_true", help="activations in fp32; sizes of the weights alone")
     real.add_argument("--gguf", nargs="+", type=Path, default=[], metavar="FILE",
                       help="GGUF files of the model to compare with; implies --weights-only")  # fmt: skip
+    real.add_argument("--samples", type=int, metavar="N", help="of the text to calibrate with (16)")
     real.add_argument("--bench", type=bench_sizes, metavar="P,N", help="measure speed: P tokens of prompt, N generated")
     real.add_argument("--page", type=Path, metavar="FILE", help="a page of Markdown to put the table in")
     real.add_argument("--quiet", action="store_true", help="no progress bar")

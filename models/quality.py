@@ -53,6 +53,9 @@ ROWS = 128  # of the logits that are turned into probabilities at a time
 QUERIES = 256  # whose scores are in memory at a time
 BENCH_RUNS = 3  # of which the middle one counts
 
+# What a GGUF file has to share with the model to be compared with it.
+DIMENSIONS = ("arch", "dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "vocab_size", "tied")
+
 # The rows of the table; a new scheme adds its own. Name -> the exporter's sub-command and options. TEXT stands for the
 # text to calibrate with.
 CALIB = ("--calib", "TEXT")
@@ -82,6 +85,9 @@ GPTQ_VARIANTS = {
 for what, options in GPTQ_VARIANTS.items():
     VARIANTS[f"Plain rounding, {what}"] = ("gptq", "--rtn", *options)
     VARIANTS[f"GPTQ, {what}"] = ("gptq", *CALIB, *options)
+for what in ("4 bits, groups of 64", "4 bits, embedding 8", "4 bits in feed-forward, 8 elsewhere"):
+    VARIANTS[f"GPTQ matched, {what}"] = ("gptq", *CALIB, *GPTQ_VARIANTS[what], "--match")
+    VARIANTS[f"GPTQ matched and refined, {what}"] = ("gptq", *CALIB, *GPTQ_VARIANTS[what], "--match", "--refine", "1")
 
 
 # ----------------------------------------------------------------------------
@@ -278,8 +284,9 @@ def gguf_candidates(model: Source, files: Sequence[Path]) -> Iterator[Candidate]
     """
     for path in files:
         other = GGUFModel(path)
-        for field, value in vars(model.config).items():
-            if getattr(other.config, field) != value and field != "max_seq_len":
+        for field in DIMENSIONS:
+            value = getattr(model.config, field)
+            if getattr(other.config, field) != value:
                 raise ModelError(f"{path}: {field} is {getattr(other.config, field)}, {model.path} has {value}")
         n_bytes, crc = other.n_bytes, crc32_of(path)
         scheme = InFp32(Dequantized(other), weights_only=True)
@@ -496,13 +503,14 @@ def compare(
     names: Sequence[str] = ("*",),
     weights_only: bool = False,
     gguf: Sequence[Path] = (),
+    calibration_samples: int | None = None,
 ) -> Comparison:
     """Every variant on a model. window: tokens that are seen at a time; None: 1024, or the context if that is less.
 
     folder: holds the model files and what was measured before; see the module's docstring. bench_sizes: `P,N`, to
     measure speed; without it, speed is what the folder has. names: patterns of the variants to take. weights_only:
     activations stay in fp32, and sizes are those of the weights. gguf: files of the same model, which are compared by
-    their weights, too. Raises ModelError.
+    their weights, too. calibration_samples: of 512 tokens; None: the exporter's 16. Raises ModelError.
     """
     source = open_model(model)
     config = source.config
@@ -515,6 +523,9 @@ def compare(
     size = n_parameters(config)
     reference = Candidate("fp32", InFp32(Fp32(source)), 32, 4 * size / 1e6, crc32_of_model(model))
     variants = {name: VARIANTS[name] for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in names)}
+    if calibration_samples is not None:
+        more = ("--samples", str(calibration_samples))
+        variants = {name: (*given, *more) if "TEXT" in given else given for name, given in variants.items()}
     peers = list(gguf_candidates(source, gguf))
     others = [*candidates(source, variants, calibration, folder, progress, weights_only), *peers]
     figures = measure(config, reference, others, samples, folder, progress, weights_only)

@@ -196,7 +196,7 @@ def test_formats_to_choose_from():
 
 
 def test_a_file_with_all_of_it(tmp_path):
-    given = {"calibration": CALIBRATION, "n_samples": 4, "seq_len": 64, "progress": False}
+    given = {"calibration": CALIBRATION, "n_samples": 12, "seq_len": 128, "progress": False}
     checkpoint = Checkpoint(LLAMA)
     _, layout = export_gptq(LLAMA, tmp_path / "m.bin", options=Options(refine=1, match=True), budget=6, **given)
     export_gptq(LLAMA, tmp_path / "plain.bin", bits={"embed": 4, "attn": 4, "ffn": 4}, **given)
@@ -204,7 +204,7 @@ def test_a_file_with_all_of_it(tmp_path):
     found = GPTQ(tmp_path / "m.bin")
     assert found.layout == layout
     assert (tmp_path / "m.bin").stat().st_size < 6.1 / 8 * sum(np.prod(s) for s in shapes(checkpoint)) + 60000
-    ids = calibration_samples(LLAMA, checkpoint.config, CALIBRATION.read_text()[3000:], 1, 128)
+    ids = calibration_samples(LLAMA, checkpoint.config, (MODELS / "held_out.txt").read_text(), 4, 128)
     exact = final_inputs(checkpoint, checkpoint.config, ids, {})
     own = Fp32(checkpoint).vector("classifier")
     losses = []
