@@ -6,8 +6,9 @@ smoothing.svg and awq-search.svg show measured data. They are measured each time
 two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.txt, as the exporter would have it
 (golden/smooth.py, golden/awq_search.py). moe-routing.svg is what the reference traces of tiny-qwen3-moe, unquantized.
 awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what docs/fragments.cu says, which is compiled with $CXX (g++)
-and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures, quality-weights.svg docs/quality-weights.json, rtl-wave.svg
-docs/rtl-wave.json, which `make rtl-wave` simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures.
+and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures, quality-weights.svg
+docs/quality-weights.json (docs/quality.md has the command), rtl-wave.svg docs/rtl-wave.json, which `make rtl-wave`
+simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures.
 """
 
 import json
@@ -1069,7 +1070,9 @@ def moe_routing() -> str:
 
 def quality_weights() -> str:
     """Size and divergence of formats of weights alone, of this project's and of GGUF files."""
-    return quality("quality-weights.json", "SmolLM2, dithered: what a format of weights loses, and its bytes", "weights, MB")
+    return quality(
+        "quality-weights.json", "SmolLM2, dithered: what a format of weights loses, and its bytes", "weights, MB"
+    )
 
 
 def quality(

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--match", action="store_true",
                         help="matrices also make up for the error of those before them")  # fmt: skip
     parser.add_argument("--budget", type=float, metavar="BITS",
-                        help="bits per weight of the whole file: measures what each place loses, and chooses --bits")  # fmt: skip
+                        help="bits per weight of the whole file; --bits by measured losses")  # fmt: skip
     add_hf_out(parser, "GPTQModel would")
     parser.add_argument("--untie", action="store_true",
                         help="where the embedding is the classifier, store the classifier on its own, too")  # fmt: skip
@@ -258,9 +258,9 @@ def export_gptq(
 
     calibration: a text file, needed unless options.rtn, or unless hf_dir is quantized already (GPTQ, AutoAWQ): its
     matrices are repacked code for code. bits: by place, LADDER's for those that are missing. budget: bits per weight of
-    the file, in the place of bits: what each kind of matrix loses is measured first (golden/gptq_budget.py). hf_out: a directory that
-    must not exist, for a GPTQ checkpoint; options.first_zero is 1 then. It is written when `out` is in its place, which
-    then stays; the error or the KeyboardInterrupt says so.
+    the file, in the place of bits: what each kind of matrix loses is measured first (golden/gptq_budget.py). hf_out: a
+    directory that must not exist, for a GPTQ checkpoint; options.first_zero is 1 then. It is written when `out` is in
+    its place, which then stays; the error or the KeyboardInterrupt says so.
     """
     packed = None if is_gguf(hf_dir) else read_packing(hf_dir)
     checkpoint = open_model(hf_dir, packed and packed[0])

@@ -1,9 +1,9 @@
 """Bits by measured loss: which format each kind of matrix gets, for a file of a given size.
 
-Matrices differ in what rounding them costs the model. Here it is measured: one kind of matrix at a time is quantized, in
-all layers, and the rest stays as it is. The loss is the mean KL divergence, in nats, of the next token's probabilities
-from the unquantized model's, on samples that gave no H. Losses of several kinds are taken to add up. `choose` then
-takes the formats whose losses have the smallest sum within the budget, by trying all combinations.
+Matrices differ in what rounding them costs the model. Here it is measured: one kind of matrix at a time is quantized,
+in all layers, and the rest stays as it is. The loss is the mean KL divergence, in nats, of the next token's
+probabilities from the unquantized model's, on samples that gave no H. Losses of several kinds are taken to add up.
+`choose` then takes the formats whose losses have the smallest sum within the budget, by trying all combinations.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ def kinds_of(config: Config) -> list[str]:
 def final_inputs(
     checkpoint: Source, config: Config, samples: Sequence[np.ndarray], replaced: dict[str, np.ndarray]
 ) -> np.ndarray:
-    """The classifier's inputs in all samples, (tokens, dim) fp32. replaced: matrices in the place of the model's own."""
+    """The classifier's inputs in all samples, (tokens, dim) fp32. replaced: matrices in place of the model's own."""
     table = replaced["embed"] if "embed" in replaced else Fp32(checkpoint).vector("embed")
     states = [table[sample] for sample in samples]
     for i in range(config.n_layers):

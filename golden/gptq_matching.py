@@ -2,8 +2,8 @@
 
 Plain GPTQ asks each matrix to do with its inputs X~, those of the model as it is quantized so far, what the unquantized
 weights would do with them. But the inputs are off already, and so is the sum that o and down add to. Here a matrix is
-asked for the *unquantized model's* outputs, as GPTAQ has it (Li et al. 2025, arXiv 2504.02692). With X the inputs of the
-unquantized model on the same text and R what is missing from the sum before (0 for all but o and down), the cost
+asked for the *unquantized model's* outputs, as GPTAQ has it (Li et al. 2025, arXiv 2504.02692). With X the inputs of
+the unquantized model on the same text and R what is missing from the sum before (0 for all but o and down), the cost
 
     |X W^T + R - X~ Q^T|^2
 
@@ -11,8 +11,8 @@ is, but for a constant, that of GPTQ for another weight:
 
     |X~ (W' - Q)^T|^2        W' = W + (W D^T X~ + R^T X~) H^-1,  D = X - X~,  H = X~^T X~
 
-W' is the least-squares fit to what the layer should give. It sees only the calibration text: H is damped in the fit, and
-only `SHARE` of the correction is taken.
+W' is the least-squares fit to what the layer should give. It sees only the calibration text, so H is damped in the
+fit. `SHARE` of the correction is taken.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,7 +1,8 @@
 """After GPTQ: scales and codes are improved in turn, each step with the exact cost of the outputs.
 
 GPTQ fixes the grid of a group before it knows the codes, and each code before it knows those behind it. Once all are
-there, both can be had anew. With H = X^T X, damped as for GPTQ, the cost of a row w that became q is d H d^T, d = w - q.
+there, both can be had anew. With H = X^T X, damped as for GPTQ, the cost of a row w that became q is d H d^T,
+d = w - q.
 
     scales   With the codes fixed, q is linear in the scales of the row's groups: q = sum over groups of s_g b_g, where
              b_g has the whole numbers w' of group g (golden/gptq.py) and 0 elsewhere. So the best scales solve

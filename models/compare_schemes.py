@@ -26,9 +26,10 @@ of the text, measured on up to N tokens of the second, in windows of N. Sizes, p
 unquantized model are models/quality.py's. With --keep FOLDER, model files and figures stay there, some ten times the
 room of the model in int8, and what is there is not measured again. --bench measures the speed of each file anew, by its
 program: P tokens of a prompt, N generated ones. Programs that are emulated here have none. --page puts the table into
-a page of Markdown that has one. --rows takes the schemes whose names match a pattern, such as 'GPTQ*'. --weights-only
-leaves activations in fp32 and counts the bytes of weights alone, so that a row says what its format of weights is worth;
---gguf does so, too, and adds GGUF files of the same model that llama-quantize made.
+a page of Markdown that has one. --rows takes the schemes whose names match a pattern, such as 'GPTQ*'; --samples N
+calibrates them on as many samples. --weights-only leaves activations in fp32 and counts the bytes of weights alone, so
+that a row says what its format of weights is worth; --gguf does so, too, and adds GGUF files of the same model that
+llama-quantize made.
 """
 
 import argparse
@@ -154,7 +155,13 @@ def main() -> int:
     real.add_argument("--tokens", type=int, default=20000, metavar="N", help="how many to measure on (20000)")
     real.add_argument("--window", type=int, metavar="N", help="tokens that are seen at a time (1024)")
     real.add_argument("--keep", type=Path, metavar="FOLDER", help="where model files and figures stay")
-    real.add_argument("--rows", nargs="+", default=["*"], metavar="PATTERN", help="which schemes, by name (all)")
+    real.add_argument(
+        "--rows",
+        nargs="*",
+        default=["*"],
+        metavar="PATTERN",
+        help="which schemes, by name (all); none if there is no pattern",
+    )
     real.add_argument("--weights-only", action="store_true", help="activations in fp32; sizes of the weights alone")
     real.add_argument("--gguf", nargs="+", type=Path, default=[], metavar="FILE",
                       help="GGUF files of the model to compare with; implies --weights-only")  # fmt: skip
@@ -170,8 +177,8 @@ def main() -> int:
     args.weights_only |= bool(args.gguf)
     if not args.text and (args.keep or args.bench):
         parser.error("--keep and --bench go with --text")
-    if not args.text and args.weights_only:
-        parser.error("--weights-only and --gguf go with --text")
+    if not args.text and (args.weights_only or args.samples is not None or args.rows != ["*"]):
+        parser.error("--rows, --samples, --weights-only and --gguf go with --text")
     if args.bench and args.weights_only:
         parser.error("--bench measures programs, --weights-only and --gguf compare weights")
     if args.text:

@@ -522,6 +522,9 @@ def compare(
     calibration.write_text(first, encoding="utf-8")
     size = n_parameters(config)
     reference = Candidate("fp32", InFp32(Fp32(source)), 32, 4 * size / 1e6, crc32_of_model(model))
+    for pattern in names:
+        if not any(fnmatchcase(name, pattern) for name in VARIANTS):
+            raise ModelError(f"--rows: no scheme is named {pattern}")
     variants = {name: VARIANTS[name] for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in names)}
     if calibration_samples is not None:
         more = ("--samples", str(calibration_samples))
@@ -561,7 +564,7 @@ def table(rows: Sequence[Row], heading: str = "scheme") -> str:
 
 
 def put_table(page: str, rows: Sequence[Row], heading: str = "scheme") -> str:
-    """A page of Markdown with `table(rows)` for its first table with this heading. Raises ValueError if there is none."""
+    """A page of Markdown with `table(rows)` for its first with this heading. Raises ValueError if there is none."""
     found = re.search(rf"^\| {heading} \|.*\n(?:\|.*\n)*", page, re.M)
     if not found:
         raise ValueError(f"no table that begins with `| {heading} |`")

@@ -70,7 +70,9 @@ def test_scales_by_hand():
     found = round_matrix(weight, form)
     h = np.diag(np.linspace(1, 3, 64))
     b = units(found)[0][0]
-    expected = [(b * np.diag(h) * weight[0])[g].sum() / (b * b * np.diag(h))[g].sum() for g in (slice(32), slice(32, 64))]
+    expected = [
+        (b * np.diag(h) * weight[0])[g].sum() / (b * b * np.diag(h))[g].sum() for g in (slice(32), slice(32, 64))
+    ]
     assert refit_scales(weight.astype(float), found, h).scales[0] == pytest.approx(expected, rel=1e-3)
 
 
