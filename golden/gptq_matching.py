@@ -24,7 +24,7 @@ from formats.source import Source
 from golden.channel_scaling import CONSUMERS
 from golden.forward import F32, F64, Fp32, Step, attention_block, feed_forward_block, ignore, rmsnorm, rope_table
 from golden.gptq import Matrix, stands_for
-from golden.gptq_calibration import Partly, Quantize, _ReachedError
+from golden.gptq_calibration import Partly, Quantize, ReachedError
 from golden.gptq_quantize import damped
 
 SHARE = 1.0  # of the correction W' - W
@@ -64,11 +64,11 @@ def inputs_at(block: Block, weights: Partly, x: np.ndarray, place: str) -> np.nd
         if name != place:
             return value
         found = value
-        raise _ReachedError
+        raise ReachedError
 
     try:
         block(weights, x, step)
-    except _ReachedError:
+    except ReachedError:
         if not np.isfinite(found).all():
             raise ModelError(f"calibration met a value that is not finite at {place}") from None
     return found

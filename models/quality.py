@@ -554,6 +554,8 @@ def table(rows: Sequence[Row], heading: str = "scheme") -> str:
         times = row.perplexity / rows[0].perplexity
         more = "" if row is rows[0] else f"{100 * (times - 1):+.2f} %" if times < 10 else f"{times:,.0f} times"
         kl = f"{row.kl_divergence:.5f}" if row is not rows[0] else ""
+        if kl and row.kl_standard_error is not None:
+            kl += f" ± {row.kl_standard_error:.5f}"
         same = f"{100 * row.same_top_token:.2f} %" if row is not rows[0] else ""
         size = f"{row.bits_per_weight:.2f} | {row.megabytes:.1f}"
         line = f"| {row.name} | {size} | {row.perplexity:{'.3f' if times < 10 else ',.0f'}} | {more} | {kl} | {same} |"

@@ -333,8 +333,10 @@ def test_the_table_goes_into_a_page():
 
 
 def test_the_page_has_the_measured_table():
-    page, measured = (ROOT / "docs" / name for name in ("quality.md", "quality.json"))
-    assert quality.put_table(page.read_text(), quality.read_comparison(measured).rows) == page.read_text()
+    page = (ROOT / "docs" / "quality.md").read_text()
+    for measured, heading in (("quality.json", "scheme"), ("quality-weights.json", "weights")):
+        rows = quality.read_comparison(ROOT / "docs" / measured).rows
+        assert quality.put_table(page, rows, heading) == page
 
 
 def test_the_table():
@@ -343,6 +345,9 @@ def test_the_table():
         "| fp32 | 32.00 | 538.1 | 10.000 |  |  |  |",
         "| Q8 | 8.50 | 143.4 | 10.100 | +1.00 % | 0.00750 | 97.00 % |",
     ]
+    rows[1].kl_standard_error = 0.0002
+    assert quality.table(rows, "weights").splitlines()[0].startswith("| weights | bits")
+    assert "| 0.00750 ± 0.00020 |" in quality.table(rows).splitlines()[3]
 
 
 @pytest.mark.parametrize(
