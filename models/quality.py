@@ -75,6 +75,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 GPTQ_VARIANTS = {
     "8 bits": ("--bits", "8"),
+    "8 bits, groups of 32": ("--bits", "8", "--group", "32"),
     "4 bits, groups of 64": ("--bits", "4", "--group", "64"),
     "4 bits, embedding 8": ("--bits", "embed=8,attn=4,ffn=4", "--group", "64"),
     "4 bits in feed-forward, 8 elsewhere": ("--bits", "embed=8,attn=8,ffn=4", "--group", "64"),
