@@ -6,8 +6,9 @@ smoothing.svg and awq-search.svg show measured data. They are measured each time
 two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.txt, as the exporter would have it
 (golden/smooth.py, golden/awq_search.py). moe-routing.svg is what the reference traces of tiny-qwen3-moe, unquantized.
 awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what docs/fragments.cu says, which is compiled with $CXX (g++)
-and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures, rtl-wave.svg
-docs/rtl-wave.json, which `make rtl-wave` simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures.
+and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures, quality-weights.svg
+docs/quality-weights.json (docs/quality.md has the command), rtl-wave.svg docs/rtl-wave.json, which `make rtl-wave`
+simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures.
 """
 
 import json
@@ -1067,15 +1068,26 @@ def moe_routing() -> str:
     return s.done()
 
 
-def quality() -> str:
-    """Size and divergence of every scheme of docs/quality.json but the unquantized one."""
-    found = json.loads((HERE / "quality.json").read_text(encoding="utf-8"))
-    rows = [row for row in found["rows"] if row["kl_divergence"] > 0]
+def quality_weights() -> str:
+    """Size and divergence of formats of weights alone, of this project's and of GGUF files."""
+    return quality(
+        "quality-weights.json", "SmolLM2, dithered: what a format of weights loses, and its bytes", "weights, MB"
+    )
+
+
+def quality(
+    source: str = "quality.json",
+    title: str = "SmolLM2-135M-Instruct: what is lost, and the size of the file",
+    axis: str = "model file, MB",
+) -> str:
+    """Size and divergence of every row of a comparison but the unquantized model's."""
+    found = json.loads((HERE / source).read_text(encoding="utf-8"))
+    rows = found["rows"][1:]  # the first is the unquantized model
     s = Svg(
         920,
         500,
         "Quality against size",
-        "Mean KL divergence from fp32 on a logarithmic axis over the size of the model file: "
+        f"Mean KL divergence from fp32 on a logarithmic axis over {axis}: "
         + "; ".join(f"{r['name']} {r['megabytes']:.0f} MB, {r['kl_divergence']:.4f}" for r in rows)
         + ".",
     )
@@ -1090,7 +1102,7 @@ def quality() -> str:
             top + height * (high - math.log10(loss)) / (high - low),
         )
 
-    s.text(24, 31, "SmolLM2-135M-Instruct: what is lost, and the size of the file", 15, INK, "start", bold=True)
+    s.text(24, 31, title, 15, INK, "start", bold=True)
     for tick in (digit * 10.0**power for power in range(-5, 2) for digit in (1, 2, 5)):
         if low <= math.log10(tick) <= high:
             y = at(first, tick)[1]
@@ -1100,7 +1112,7 @@ def quality() -> str:
         x = at(size, 1)[0]
         s.parts.append(f'<path d="M{x:.1f} {top} V{top + height}" stroke="{FILL["memory"][0]}"/>')
         s.text(x, top + height + 20, str(size), 12, QUIET)
-    s.text(left + width / 2, top + height + 46, "model file, MB", 13)
+    s.text(left + width / 2, top + height + 46, axis, 13)
     s.text(24, 52, "mean KL divergence from fp32, nats per token; lower is better", 12, QUIET, "start")
 
     families = list(dict.fromkeys(row["name"].split(",")[0].split()[0] for row in rows))
@@ -1302,6 +1314,7 @@ FIGURES = {
     "gptq-ladder.svg": gptq_ladder,
     "moe-routing.svg": moe_routing,
     "quality.svg": quality,
+    "quality-weights.svg": quality_weights,
     "rtl-blocks.svg": rtl_blocks,
     "rtl-wave.svg": rtl_wave,
     "rtl-chip.svg": rtl_chip,

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 from export.arguments import add_calibration, calibration_options, first_given
 from export.engines import GPU_AND_CPU, announce, gptq_refused, warn_refused
-from export.gptq_layout import check_dimensions, choose_layout, describe_sizes, parse_bits
+from export.gptq_layout import budget_forms, check_dimensions, choose_layout, describe_sizes, parse_bits
 from export.hf_directory import add_hf_out, after_model_file, check_destination
 from export.hf_gptq import Repacker, check_expressible, read_packing, write_gptq_checkpoint
 from export.tokenizer import tokenizer_section
@@ -31,12 +32,16 @@ from formats.source import Source, generation_of, is_gguf, open_model
 from formats.tensors import matrix_shapes, norm_shapes
 from golden.calibration import read_samples
 from golden.forward import load_weight
-from golden.gptq import Matrix, pack_matrix
+from golden.gptq import Matrix, pack_matrix, stands_for
+from golden.gptq_budget import choose, kinds_of, measure_losses
 from golden.gptq_calibration import quantize_model
-from golden.gptq_quantize import Curvature, column_order, curvature, quantize_matrix, round_best, round_matrix
+from golden.gptq_matching import classifier_hessian, quantize_matching
+from golden.gptq_quantize import Curvature, column_order, curvature, damped, quantize_matrix, round_best, round_matrix
+from golden.gptq_refine import refine
 
 FORMAT = GPTQ_FILE
 HELP = "GPTQ: 8, 4 and 2 bits by component, for runq_gptq"
+MAX_ROUNDS = 100  # of --refine; after a few nothing changes
 ROWS = 1 << 13  # of a matrix that are quantized at a time, so that memory stays bounded
 
 
@@ -47,6 +52,8 @@ class Options(NamedTuple):
     symmetric: bool | None = None  # at 4 bits: zero point 8. None: with hf_out, as engines want it
     act_order: bool = True  # groups and columns with large inputs go first
     first_zero: int = 0  # the smallest zero point at 4 bits
+    refine: int = 0  # rounds of golden.gptq_refine after GPTQ; the tied embedding then gets GPTQ, too
+    match: bool = False  # matrices make up for the error before them (golden.gptq_matching)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="groups and channels with large activations are rounded first (they are)")  # fmt: skip
     parser.add_argument("--rtn", action="store_true",
                         help="plain rounding to nearest: no calibration, for comparison")  # fmt: skip
+    parser.add_argument("--refine", type=int, default=0, metavar="N",
+                        help="rounds of improving scales and codes after GPTQ (0; 2 gain most)")  # fmt: skip
+    parser.add_argument("--match", action="store_true",
+                        help="matrices also make up for the error of those before them")  # fmt: skip
+    parser.add_argument("--budget", type=float, metavar="BITS",
+                        help="bits per weight of the whole file; --bits by measured losses")  # fmt: skip
     add_hf_out(parser, "GPTQModel would")
     parser.add_argument("--untie", action="store_true",
                         help="where the embedding is the classifier, store the classifier on its own, too")  # fmt: skip
@@ -72,8 +85,9 @@ def run(args: argparse.Namespace) -> None:
     """Exports as the command line says."""
     config, layout = export_gptq(
         args.hf_dir, args.out, args.calib, args.samples, args.seq_len, parse_bits(args.bits), args.group,
-        args.sparse is not None, Options(args.rtn, args.sym, args.act_order, int(args.hf_out is not None)), args.untie,
-        args.hf_out, not args.no_tokenizer, not args.quiet,
+        args.sparse is not None,
+        Options(args.rtn, args.sym, args.act_order, int(args.hf_out is not None), args.refine, args.match), args.untie,
+        args.hf_out, not args.no_tokenizer, not args.quiet, args.budget,
     )  # fmt: skip
     if not args.quiet:
         print(*describe_sizes(config, layout), sep="\n", file=sys.stderr)
@@ -99,10 +113,11 @@ class Quantizer:
         self._path, self._layout, self._options = path, layout, options
         self._hessian: np.ndarray | None = None  # of the last place, so that q, k and v share its factors
         self._curvature: dict[MatrixFormat, Curvature] = {}
+        self._damped: np.ndarray | None = None
 
     def _factors(self, hessian: np.ndarray, form: MatrixFormat) -> Curvature:
         if self._hessian is not hessian:
-            self._hessian, self._curvature = hessian, {}
+            self._hessian, self._curvature, self._damped = hessian, {}, None
         if form not in self._curvature:
             order = column_order(np.diag(hessian), form) if self._options.act_order else None
             self._curvature[form] = curvature(hessian, order)
@@ -116,9 +131,28 @@ class Quantizer:
 
     def calibrated(self, name: str, weight: np.ndarray, hessian: np.ndarray) -> Matrix:
         """By GPTQ. weight: (n_out, n_in) fp32; hessian: (n_in, n_in) fp64."""
-        form, o = self._layout.of(name), self._options
-        inputs = self._factors(hessian, form)
-        return self._named(name, weight, lambda rows: quantize_matrix(rows, inputs, form, o.symmetric, o.first_zero))
+        return self.calibrated_as(name, weight, hessian, self._layout.of(name))
+
+    def calibrated_as(self, name: str, weight: np.ndarray, hessian: np.ndarray, form: MatrixFormat) -> Matrix:
+        """The same in a format of the caller's choice."""
+        o, inputs = self._options, self._factors(hessian, form)
+        if o.refine and self._damped is None:
+            self._damped = damped(hessian)
+
+        def quantize(rows: np.ndarray) -> Matrix:
+            found = quantize_matrix(rows, inputs, form, o.symmetric, o.first_zero)
+            return refine(rows, found, self._damped, o.refine) if o.refine else found
+
+        return self._named(name, weight, quantize)
+
+    def embedding(self, weight: np.ndarray, hessian: np.ndarray | None) -> Matrix:
+        """The embedding: to nearest, on searched grids; by GPTQ if it is the classifier and is to be refined.
+
+        hessian: of the classifier's inputs, if the embedding is the classifier.
+        """
+        if hessian is not None and self._options.refine:
+            return self.calibrated("embed", weight, hessian)
+        return self.rounded("embed", weight, None if hessian is None else np.diag(hessian))
 
     def rounded(self, name: str, weight: np.ndarray, importance: np.ndarray | None = None) -> Matrix:
         """By rounding to nearest; on searched grids unless the options say plain."""
@@ -154,15 +188,25 @@ def write_quantized(
             for name in names:
                 put(name, quantizer.rounded(name, load(name)))
             return
-        hessian = None
-        for name, found in quantize_model(checkpoint, config, list(samples), quantizer.calibrated):
+        hessian, embedding = None, None
+        if options.match:
+            if config.tied:
+                hessian = classifier_hessian(checkpoint, config, list(samples))
+            embed = quantizer.embedding(load("embed"), hessian)
+            put("embed", embed)
+            embedding = stands_for(embed).__getitem__
+            found_matrices = quantize_matching(checkpoint, config, list(samples), quantizer.calibrated, embedding)
+        else:
+            found_matrices = quantize_model(checkpoint, config, list(samples), quantizer.calibrated)
+        for name, found in found_matrices:
             if name == "norm":
                 hessian = found
             else:
                 put(name, found)
         if "classifier" in names:
             put("classifier", quantizer.calibrated("classifier", load("classifier"), hessian))
-        put("embed", quantizer.rounded("embed", load("embed"), np.diag(hessian) if config.tied else None))
+        if not options.match:
+            put("embed", quantizer.embedding(load("embed"), hessian if config.tied else None))
 
 
 def write_repacked(
@@ -184,6 +228,24 @@ def write_repacked(
         )
 
 
+def spend(
+    checkpoint: Source,
+    config: Config,
+    samples: list[np.ndarray],
+    bits: float,
+    group: int | None,
+    options: Options,
+    progress: bool,
+) -> GptqLayout:
+    """The layout for a file of at most so many bits per weight, by measured losses. group: the only one at 4 bits."""
+    layout = choose_layout(config, {}, group, sparse=False)  # refuses a group that does not divide
+    quantizer = Quantizer(checkpoint.path, layout, options)
+    forms = {kind: budget_forms(config, kind, group) for kind in kinds_of(config)}
+    tell = partial(tqdm.write, file=sys.stderr) if progress else lambda _: None
+    losses = measure_losses(checkpoint, config, samples, forms, quantizer.calibrated_as, tell)
+    return choose(config, losses, bits)
+
+
 def export_gptq(
     hf_dir: Path,
     out: Path,
@@ -198,14 +260,16 @@ def export_gptq(
     hf_out: Path | None = None,
     with_tokenizer: bool = True,
     progress: bool = True,
+    budget: float | None = None,
 ) -> tuple[Config, GptqLayout]:
     """Writes `out`, and returns what its header says. Raises ModelError, and writes nothing, for what cannot be done.
 
     calibration: a text file, needed unless options.rtn, or unless hf_dir is quantized already (GPTQ, AutoAWQ,
     compressed-tensors): its matrices are repacked code for code. bits: by place, LADDER's for those that are missing.
-    hf_out: a directory that must not exist, for a GPTQ checkpoint; options.first_zero is 1 then, and a warning says
-    what vLLM refuses of it. It is written when `out` is in its place, which then stays; the error or the
-    KeyboardInterrupt says so.
+    budget: bits per weight of the file, in the place of bits: what each kind of matrix loses is measured first
+    (golden/gptq_budget.py). hf_out: a directory that must not exist, for a GPTQ checkpoint; options.first_zero is 1
+    then, and a warning says what vLLM refuses of it. It is written when `out` is in its place, which then stays; the
+    error or the KeyboardInterrupt says so.
     """
     packed = None if is_gguf(hf_dir) else read_packing(hf_dir)
     checkpoint = open_model(hf_dir, packed and packed[0])
@@ -215,16 +279,24 @@ def export_gptq(
     if packed:
         given = {
             **calibrating, "--rtn": options.rtn, "--sym": options.symmetric, "--no-sym": options.symmetric is False,
-            "--group": group, "--sparse": sparse,
+            "--group": group, "--sparse": sparse, "--refine": options.refine or None, "--match": options.match,
+            "--budget": budget,
             "--bits attn": (bits or {}).get("attn"), "--bits ffn": (bits or {}).get("ffn"),
         }  # fmt: skip
         if option := first_given(given):
             raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
     elif options.rtn:
-        if option := first_given(calibrating):
+        calibrated = {"--refine": options.refine or None, "--match": options.match, "--budget": budget}
+        if option := first_given({**calibrating, **calibrated}):
             raise ModelError(f"{option} and --rtn exclude each other")
     elif calibration is None:
         raise ModelError("GPTQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)")
+    if not 0 <= options.refine <= MAX_ROUNDS:
+        raise ModelError(f"--refine is {options.refine}, expected 0 to {MAX_ROUNDS}")
+    if budget is not None and (option := first_given({"--bits": bits or None, "--sparse": sparse})):
+        raise ModelError(f"{option} and --budget exclude each other")
+    if budget is not None and not budget > 0:
+        raise ModelError(f"--budget is {budget:g}, expected a positive number of bits")
     if options.symmetric is None:
         options = options._replace(symmetric=hf_out is not None)
     config, bits = checkpoint.config, bits or {}
@@ -242,16 +314,17 @@ def export_gptq(
         layout = choose_layout(config, bits, None, False).with_layers(repacker.form, repacker.has_order)
     else:
         layout = choose_layout(config, bits, group, sparse)
+    samples = []
+    if calibration is not None:
+        samples = read_samples(checkpoint, calibration, n_samples, seq_len)
+    if budget is not None:
+        layout = spend(checkpoint, config, samples, budget, group, options, progress)
     if hf_out is not None:
         form = check_expressible(layout, repacked=packed is not None)
         if not packed:  # of a checkpoint's codes, zero points say it: as soon as they are read
             warn_refused(gptq_refused(form, options.symmetric or form.bits == 8, has_order=False))
     generation = generation_of(checkpoint)
     tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
-    samples = []
-    if calibration is not None:
-        samples = read_samples(checkpoint, calibration, n_samples, seq_len)
-
     with replacing(out, input_files(hf_dir, calibration)) as f:
         writer = Writer(f, gptq_tensors(config, layout), FORMAT.alignment)
         for name, _ in norm_shapes(config):

@@ -86,6 +86,13 @@ def choose_layout(config: Config, bits: dict[str, int], group: int | None, spars
     return GptqLayout(tuple(formats))
 
 
+def budget_forms(config: Config, kind: str, group: int | None) -> list[MatrixFormat]:
+    """The formats of which --budget chooses one for a kind of matrix. group: the only one at 4 bits, if it is given."""
+    columns = next(n_in for name, (_, n_in) in matrix_shapes(config) if name.rsplit(".", 1)[-1] == kind)
+    groups = [g for g in (GROUPS if group is None else (group,)) if columns % g == 0]
+    return [MatrixFormat(8), *(MatrixFormat(4, g) for g in groups), MatrixFormat(2, 64, two_level=True)]
+
+
 def component(name: str) -> str:
     """The component of a tensor of a file, by its name."""
     for place, kinds in PLACES.items():

@@ -263,6 +263,11 @@ class GGUFModel:
         if others:
             raise ModelError(f"{tensors[others[0]].file}: tensor {others[0]} is not supported")
 
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all tensors as the file has them."""
+        return sum(tensor.n_bytes for tensor in self._files.tensors.values())
+
     def tokenizer_files(self) -> TokenizerFiles:
         """What tokenizer.json and tokenizer_config.json would say. Raises ModelError."""
         return tokenizer_files(self.metadata, self.config.vocab_size)

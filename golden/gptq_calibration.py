@@ -33,7 +33,7 @@ class Partly(Fp32):
         self._weights[name] = weight
 
 
-class _ReachedError(Exception):
+class ReachedError(Exception):
     """A pass has come to the place that is looked at."""
 
 
@@ -49,12 +49,12 @@ def _hessian_until(place: str, run: Callable[[np.ndarray, Step], object], states
             raise ModelError(f"calibration met a value that is not finite at {name}")
         x = value.astype(F64)
         total = x.T @ x if total is None else total + x.T @ x
-        raise _ReachedError
+        raise ReachedError
 
     for x in states:
         try:
             run(x, step)
-        except _ReachedError:
+        except ReachedError:
             continue
     if total is None:
         raise ValueError(f"no sample reached {place}")

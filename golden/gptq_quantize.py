@@ -52,19 +52,24 @@ def column_order(diagonal: np.ndarray, form: MatrixFormat) -> np.ndarray:
     return (first[:, None] * size + (np.arange(size) if form.sparse else within)).ravel()
 
 
+def damped(hessian: np.ndarray, damping: float = DAMPING) -> np.ndarray:
+    """H with `damping` times its mean diagonal added to the diagonal; channels that are always 0 get 1 first."""
+    h = hessian.copy()
+    diagonal = np.diag(h).copy()
+    unused = diagonal == 0
+    h[unused, unused] = 1
+    mean = diagonal.mean()
+    h[np.diag_indices_from(h)] += damping * (mean if mean > 0 else 1)
+    return h
+
+
 def curvature(hessian: np.ndarray, order: np.ndarray | None = None, damping: float = DAMPING) -> Curvature:
     """Dampens H, (n_in, n_in) fp64, and factors its inverse. Channels whose input is always 0 count as uncorrelated.
 
     order: from `column_order`; None: as they are. damping: of the mean of H's diagonal.
     """
-    h = hessian.copy()
-    diagonal = np.diag(h).copy()
-    unused = diagonal == 0
-    h[unused, unused] = 1
-    order = np.arange(len(h)) if order is None else order
-    h = h[np.ix_(order, order)]
-    mean = diagonal.mean()
-    h[np.diag_indices_from(h)] += damping * (mean if mean > 0 else 1)
+    order = np.arange(len(hessian)) if order is None else order
+    h = damped(hessian, damping)[np.ix_(order, order)]
     inverse = np.linalg.inv(h)
     return Curvature(order, np.linalg.cholesky((inverse + inverse.T) / 2).T.copy())
 

@@ -2,6 +2,7 @@
 
     python -m models.compare_schemes [HF_DIR ...] [--plain] [--all-places] [--json FILE]
     python -m models.compare_schemes MODEL --text TEXT [--tokens N] [--window N] [--keep FOLDER] [--bench P,N]
+                                     [--samples N] [--rows PATTERN ...] [--weights-only] [--gguf FILE ...]
                                      [--json FILE] [--page FILE]
 
 The first is for the tiny models, the second for a real one. Without directories, of tiny-llama and tiny-qwen3. Each
@@ -25,7 +26,10 @@ of the text, measured on up to N tokens of the second, in windows of N. Sizes, p
 unquantized model are models/quality.py's. With --keep FOLDER, model files and figures stay there, some ten times the
 room of the model in int8, and what is there is not measured again. --bench measures the speed of each file anew, by its
 program: P tokens of a prompt, N generated ones. Programs that are emulated here have none. --page puts the table into
-a page of Markdown that has one.
+a page of Markdown that has one. --rows takes the schemes whose names match a pattern, such as 'GPTQ*'; --samples N
+calibrates them on as many samples. --weights-only leaves activations in fp32 and counts the bytes of weights alone, so
+that a row says what its format of weights is worth; --gguf does so, too, and adds GGUF files of the same model that
+llama-quantize made.
 """
 
 import argparse
@@ -112,15 +116,19 @@ def compare_real(args: argparse.Namespace) -> int:
         text = read_text(args.text)
         with tempfile.TemporaryDirectory() as temporary:
             folder = args.keep or Path(temporary)
-            found = quality.compare(model, text, folder, args.tokens, args.window, args.bench, not args.quiet)
-        print(quality.table(found.rows))
+            found = quality.compare(
+                model, text, folder, args.tokens, args.window, args.bench, not args.quiet,
+                args.rows, args.weights_only, args.gguf, args.samples,
+            )  # fmt: skip
+        heading = "weights" if args.weights_only else "scheme"
+        print(quality.table(found.rows, heading))
         print(f"\n{found.model}: {found.tokens} tokens in windows of {found.window}")
         if found.left_out:
             print(f"Groups do not divide the rows of the model: {'; '.join(found.left_out)}")
         if args.json:
             args.json.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
         if args.page:
-            page = quality.put_table(args.page.read_text(encoding="utf-8"), found.rows)
+            page = quality.put_table(args.page.read_text(encoding="utf-8"), found.rows, heading)
             args.page.write_text(page, encoding="utf-8")
     except (ModelError, OSError, ValueError) as error:
         print(f"compare_schemes: {error}", file=sys.stderr)
@@ -147,6 +155,17 @@ def main() -> int:
     real.add_argument("--tokens", type=int, default=20000, metavar="N", help="how many to measure on (20000)")
     real.add_argument("--window", type=int, metavar="N", help="tokens that are seen at a time (1024)")
     real.add_argument("--keep", type=Path, metavar="FOLDER", help="where model files and figures stay")
+    real.add_argument(
+        "--rows",
+        nargs="*",
+        default=["*"],
+        metavar="PATTERN",
+        help="which schemes, by name (all); none if there is no pattern",
+    )
+    real.add_argument("--weights-only", action="store_true", help="activations in fp32; sizes of the weights alone")
+    real.add_argument("--gguf", nargs="+", type=Path, default=[], metavar="FILE",
+                      help="GGUF files of the model to compare with; implies --weights-only")  # fmt: skip
+    real.add_argument("--samples", type=int, metavar="N", help="of the text to calibrate with (16)")
     real.add_argument("--bench", type=bench_sizes, metavar="P,N", help="measure speed: P tokens of prompt, N generated")
     real.add_argument("--page", type=Path, metavar="FILE", help="a page of Markdown to put the table in")
     real.add_argument("--quiet", action="store_true", help="no progress bar")
@@ -155,8 +174,13 @@ def main() -> int:
         parser.error("--plain and --all-places exclude each other")
     if args.text and (args.plain or args.all_places or len(args.directories) != 1):
         parser.error("--text goes with one model, and without outliers")
+    args.weights_only |= bool(args.gguf)
     if not args.text and (args.keep or args.bench):
         parser.error("--keep and --bench go with --text")
+    if not args.text and (args.weights_only or args.samples is not None or args.rows != ["*"]):
+        parser.error("--rows, --samples, --weights-only and --gguf go with --text")
+    if args.bench and args.weights_only:
+        parser.error("--bench measures programs, --weights-only and --gguf compare weights")
     if args.text:
         return compare_real(args)
     results = {}

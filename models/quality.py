@@ -28,6 +28,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Protocol
 
@@ -36,6 +37,7 @@ from tqdm import tqdm
 
 from formats.checkpoint import Config, ModelError, tensor_shapes
 from formats.files import replacing
+from formats.gguf_model import GGUFModel
 from formats.model_file import read_format, read_header
 from formats.source import Source, is_gguf, open_model
 from formats.tensors import HEADER_SIZE
@@ -50,6 +52,9 @@ WINDOW = 1024  # tokens that are seen at a time, if the model's context has room
 ROWS = 128  # of the logits that are turned into probabilities at a time
 QUERIES = 256  # whose scores are in memory at a time
 BENCH_RUNS = 3  # of which the middle one counts
+
+# What a GGUF file has to share with the model to be compared with it.
+DIMENSIONS = ("arch", "dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "vocab_size", "tied")
 
 # The rows of the table; a new scheme adds its own. Name -> the exporter's sub-command and options. TEXT stands for the
 # text to calibrate with.
@@ -70,6 +75,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 }
 GPTQ_VARIANTS = {
     "8 bits": ("--bits", "8"),
+    "8 bits, groups of 32": ("--bits", "8", "--group", "32"),
     "4 bits, groups of 64": ("--bits", "4", "--group", "64"),
     "4 bits, embedding 8": ("--bits", "embed=8,attn=4,ffn=4", "--group", "64"),
     "4 bits in feed-forward, 8 elsewhere": ("--bits", "embed=8,attn=8,ffn=4", "--group", "64"),
@@ -80,6 +86,9 @@ GPTQ_VARIANTS = {
 for what, options in GPTQ_VARIANTS.items():
     VARIANTS[f"Plain rounding, {what}"] = ("gptq", "--rtn", *options)
     VARIANTS[f"GPTQ, {what}"] = ("gptq", *CALIB, *options)
+for what in ("4 bits, groups of 64", "4 bits, embedding 8", "4 bits in feed-forward, 8 elsewhere"):
+    VARIANTS[f"GPTQ matched, {what}"] = ("gptq", *CALIB, *GPTQ_VARIANTS[what], "--match")
+    VARIANTS[f"GPTQ matched and refined, {what}"] = ("gptq", *CALIB, *GPTQ_VARIANTS[what], "--match", "--refine", "1")
 
 
 # ----------------------------------------------------------------------------
@@ -98,10 +107,12 @@ class InFp32:
     The reference's own are in fp64 and one for each group. These differ by about 1e-6, far less than the figures
     here, and take a fraction of the time. Codes are the scheme's own. The matrices of one layer are kept, `layers.N` or
     `classifier`, until another is asked for.
+
+    weights_only: activations are not quantized, so that what is lost is lost by the weights.
     """
 
-    def __init__(self, scheme: DenseScheme):
-        self._scheme = scheme
+    def __init__(self, scheme: DenseScheme, weights_only: bool = False):
+        self._scheme, self._weights_only = scheme, weights_only
         self.interleaved = scheme.interleaved
         self._layer, self._matrices = "", {}
 
@@ -115,6 +126,8 @@ class InFp32:
         return self._scheme.embedding(tokens)
 
     def activation(self, step: Step, name: str, x: np.ndarray) -> np.ndarray:
+        if self._weights_only:
+            return x
         prepared = self._scheme.activation(step, name, x)
         return q8.dequantize(prepared) if isinstance(prepared, Quantized) else prepared
 
@@ -125,6 +138,16 @@ class InFp32:
         if name not in self._matrices:
             self._matrices[name] = self._scheme.dense(name)
         return x @ self._matrices[name].T
+
+
+class Dequantized(Fp32):
+    """The weights of a GGUF file. Matrices are dequantized when they are asked for, and not kept."""
+
+    def dense(self, name: str) -> np.ndarray:
+        return self.load(name)
+
+    def embedding(self, tokens: np.ndarray) -> np.ndarray:
+        return self.load("embed")[tokens]
 
 
 def attention_in_fp32(_step: Step, _layer: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -192,7 +215,7 @@ class Candidate:
     name: str
     scheme: Scheme
     bits: float  # of the file, for each parameter: scales and norms included, header and tokenizer not
-    megabytes: float  # of the file
+    megabytes: float  # of the file; of its weights, scales and norms alone where only weights are compared
     crc32: int  # of the file's bytes; of the model's, unquantized
     file: Path | None = None  # None: the unquantized model
 
@@ -231,7 +254,12 @@ def export(model: Path, out: Path, options: Sequence[str]) -> None:
 
 
 def candidates(
-    model: Source, variants: dict[str, tuple[str, ...]], text: Path, folder: Path, progress: bool
+    model: Source,
+    variants: dict[str, tuple[str, ...]],
+    text: Path,
+    folder: Path,
+    progress: bool,
+    weights_only: bool = False,
 ) -> Iterator[Candidate]:
     """Exports each variant whose groups fit to `folder`, unless it is there, and reads it back."""
     config, n, crc = model.config, n_parameters(model.config), crc32_of_model(model.path)
@@ -245,8 +273,25 @@ def candidates(
                 export(model.path, out, [str(text.resolve()) if option == "TEXT" else option for option in options])
             head = read_header(out, read_format(out))
             scheme = Q8(model, head.group_size) if options[0] == "q8" else read_file(out)
-            bits = 8 * (head.weights_end - HEADER_SIZE) / n
-            yield Candidate(name, InFp32(scheme), bits, out.stat().st_size / 1e6, crc32_of(out), out)
+            n_bytes = head.weights_end - HEADER_SIZE
+            megabytes = (n_bytes if weights_only else out.stat().st_size) / 1e6
+            yield Candidate(name, InFp32(scheme, weights_only), 8 * n_bytes / n, megabytes, crc32_of(out), out)
+
+
+def gguf_candidates(model: Source, files: Sequence[Path]) -> Iterator[Candidate]:
+    """Each GGUF file, named by its own name, as what its weights stand for; sizes are those of its tensors.
+
+    Raises ModelError for a file that is none, or of a model with other dimensions.
+    """
+    for path in files:
+        other = GGUFModel(path)
+        for field in DIMENSIONS:
+            value = getattr(model.config, field)
+            if getattr(other.config, field) != value:
+                raise ModelError(f"{path}: {field} is {getattr(other.config, field)}, {model.path} has {value}")
+        n_bytes, crc = other.n_bytes, crc32_of(path)
+        scheme = InFp32(Dequantized(other), weights_only=True)
+        yield Candidate(f"GGUF {path.stem}", scheme, 8 * n_bytes / n_parameters(model.config), n_bytes / 1e6, crc)
 
 
 # ----------------------------------------------------------------------------
@@ -289,6 +334,7 @@ class Figures:
     perplexity: float
     kl_divergence: float
     same_top_token: float
+    kl_standard_error: float | None = None  # of the mean over tokens, as if these were independent
 
 
 class Totals:
@@ -307,8 +353,10 @@ class Totals:
 
     def figures(self) -> Figures:
         """Means over all tokens."""
-        nll, kl, same = np.concatenate(self._tokens, axis=1).mean(axis=1)
-        return Figures(float(np.exp(nll)), float(kl), float(same))
+        tokens = np.concatenate(self._tokens, axis=1)
+        nll, kl, same = tokens.mean(axis=1)
+        error = tokens[1].std() / math.sqrt(tokens.shape[1])
+        return Figures(float(np.exp(nll)), float(kl), float(same), float(error))
 
 
 def pieces(model: Path, config: Config, text: str, window: int, n_tokens: int) -> list[np.ndarray]:
@@ -359,11 +407,13 @@ def measure(
     samples: Sequence[np.ndarray],
     folder: Path,
     progress: bool,
+    weights_only: bool = False,
 ) -> list[Figures]:
     """The figures of each candidate, the unquantized model first. What the folder has is not measured again."""
     kept, text = Kept(folder), crc32_of([ids.tolist() for ids in samples])
     every = [reference, *others]
-    keys = [crc32_of(candidate.crc32, reference.crc32, text) for candidate in every]
+    how = ["weights only"] if weights_only else []
+    keys = [crc32_of(candidate.crc32, reference.crc32, text, *how) for candidate in every]
     missing = [i for i, key in enumerate(keys) if kept.get("quality", key) is None]
     needed = sorted({0, *missing}) if missing else []
     n_tokens = sum(len(ids) for ids in samples)
@@ -429,6 +479,7 @@ class Row:
     same_top_token: float
     prefill: float | None = None  # tokens/s
     decode: float | None = None
+    kl_standard_error: float | None = None
 
 
 @dataclass
@@ -450,11 +501,17 @@ def compare(
     window: int | None = None,
     bench_sizes: str | None = None,
     progress: bool = True,
+    names: Sequence[str] = ("*",),
+    weights_only: bool = False,
+    gguf: Sequence[Path] = (),
+    calibration_samples: int | None = None,
 ) -> Comparison:
     """Every variant on a model. window: tokens that are seen at a time; None: 1024, or the context if that is less.
 
     folder: holds the model files and what was measured before; see the module's docstring. bench_sizes: `P,N`, to
-    measure speed; without it, speed is what the folder has. Raises ModelError.
+    measure speed; without it, speed is what the folder has. names: patterns of the variants to take. weights_only:
+    activations stay in fp32, and sizes are those of the weights. gguf: files of the same model, which are compared by
+    their weights, too. calibration_samples: of 512 tokens; None: the exporter's 16. Raises ModelError.
     """
     source = open_model(model)
     config = source.config
@@ -466,23 +523,31 @@ def compare(
     calibration.write_text(first, encoding="utf-8")
     size = n_parameters(config)
     reference = Candidate("fp32", InFp32(Fp32(source)), 32, 4 * size / 1e6, crc32_of_model(model))
-    others = list(candidates(source, VARIANTS, calibration, folder, progress))
-    figures = measure(config, reference, others, samples, folder, progress)
+    for pattern in names:
+        if not any(fnmatchcase(name, pattern) for name in VARIANTS):
+            raise ModelError(f"--rows: no scheme is named {pattern}")
+    variants = {name: VARIANTS[name] for name in VARIANTS if any(fnmatchcase(name, pattern) for pattern in names)}
+    if calibration_samples is not None:
+        more = ("--samples", str(calibration_samples))
+        variants = {name: (*given, *more) if "TEXT" in given else given for name, given in variants.items()}
+    peers = list(gguf_candidates(source, gguf))
+    others = [*candidates(source, variants, calibration, folder, progress, weights_only), *peers]
+    figures = measure(config, reference, others, samples, folder, progress, weights_only)
     kept, rows = Kept(folder), []
     for candidate, found in zip([reference, *others], figures, strict=True):
-        if bench_sizes and candidate.file:
+        if bench_sizes and candidate.file and not weights_only:
             kept.put("speed", candidate.crc32, bench(candidate.file, bench_sizes))
-        speed = kept.get("speed", candidate.crc32) or {}
+        speed = {} if weights_only else kept.get("speed", candidate.crc32) or {}
         rows.append(Row(candidate.name, candidate.bits, candidate.megabytes, **vars(found), **speed))
-    left_out = [name for name, options in VARIANTS.items() if not group_fits(config, options)]
+    left_out = [name for name, options in variants.items() if not group_fits(config, options)]
     return Comparison(model.resolve().name, sum(len(ids) - 1 for ids in samples), window, left_out, rows)
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], heading: str = "scheme") -> str:
     """The rows as Markdown. The columns are those of `Row`, and how much larger the perplexity is than the first's."""
     speeds = any(row.prefill or row.decode for row in rows)
     lines = [
-        "| scheme | bits per weight | MB | perplexity | | KL divergence, nats | same top token |"
+        f"| {heading} | bits per weight | MB | perplexity | | KL divergence, nats | same top token |"
         + " prefill, tokens/s | decode, tokens/s |" * speeds,
         "|---|---|---|---|---|---|---|" + "---|---|" * speeds,
     ]
@@ -490,6 +555,8 @@ def table(rows: Sequence[Row]) -> str:
         times = row.perplexity / rows[0].perplexity
         more = "" if row is rows[0] else f"{100 * (times - 1):+.2f} %" if times < 10 else f"{times:,.0f} times"
         kl = f"{row.kl_divergence:.5f}" if row is not rows[0] else ""
+        if kl and row.kl_standard_error is not None:
+            kl += f" ± {row.kl_standard_error:.5f}"
         same = f"{100 * row.same_top_token:.2f} %" if row is not rows[0] else ""
         size = f"{row.bits_per_weight:.2f} | {row.megabytes:.1f}"
         line = f"| {row.name} | {size} | {row.perplexity:{'.3f' if times < 10 else ',.0f'}} | {more} | {kl} | {same} |"
@@ -499,12 +566,12 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def put_table(page: str, rows: Sequence[Row]) -> str:
-    """A page of Markdown with `table(rows)` for its first table of schemes. Raises ValueError if there is none."""
-    found = re.search(r"^\| scheme \|.*\n(?:\|.*\n)*", page, re.M)
+def put_table(page: str, rows: Sequence[Row], heading: str = "scheme") -> str:
+    """A page of Markdown with `table(rows)` for its first with this heading. Raises ValueError if there is none."""
+    found = re.search(rf"^\| {heading} \|.*\n(?:\|.*\n)*", page, re.M)
     if not found:
-        raise ValueError("no table that begins with `| scheme |`")
-    return page[: found.start()] + table(rows) + "\n" + page[found.end() :]
+        raise ValueError(f"no table that begins with `| {heading} |`")
+    return page[: found.start()] + table(rows, heading) + "\n" + page[found.end() :]
 
 
 def read_comparison(path: Path) -> Comparison:

@@ -16,6 +16,7 @@ from golden.trace import relative_error
 from golden.w8a8 import W8A8
 from models import compare_schemes, quality
 from models.quality import Candidate, InFp32, Row, Totals, candidates, group_fits, halves, log_probabilities, measure
+from tests.gguf_fixture import write_gguf
 from tests.helpers import CALIBRATION, GOLDEN_FILES, MODELS, ROOT, TINY
 
 LLAMA = MODELS / "tiny-llama"
@@ -144,6 +145,56 @@ def test_an_export_that_fails_says_why(tmp_path):
     with pytest.raises(ModelError) as error:
         list(candidates(Checkpoint(LLAMA), {"W8A8": ("w8a8", "--alpha", "2")}, tmp_path, tmp_path, progress=False))
     assert str(error.value) == "--alpha is 2, expected 0 to 1, or auto"
+
+
+# ---- weights alone
+
+
+def test_activations_stay_in_fp32_where_weights_are_compared():
+    checkpoint, x = Checkpoint(LLAMA), np.linspace(-1, 1, 128, dtype=np.float32)[None]
+    scheme = Q8(checkpoint, 64)
+    rounded, whole = (InFp32(scheme, weights_only).activation(ignore, "attn.norm", x) for weights_only in (False, True))
+    assert np.array_equal(whole, x)
+    assert 0 < np.abs(rounded - x).max() < 0.01
+
+
+def test_gguf_files_are_measured_by_what_they_stand_for(tmp_path):
+    """F32 loses nothing, Q8_0 a little; sizes are those of the tensors."""
+    for kind in ("F32", "Q8_0"):
+        write_gguf(LLAMA, tmp_path / f"{kind}.gguf", kind)
+    text, files = (MODELS / "held_out.txt").read_text()[:6000], [tmp_path / f"{kind}.gguf" for kind in ("F32", "Q8_0")]
+    names = ("Q8, groups of 64",)
+    found = quality.compare(LLAMA, text, tmp_path / "kept", 200, 100, progress=False, names=names, gguf=files,
+                            weights_only=True)  # fmt: skip
+    fp32, q8, same, peer = found.rows
+    assert [row.name for row in found.rows] == ["fp32", "Q8, groups of 64", "GGUF F32", "GGUF Q8_0"]
+    assert abs(same.kl_divergence) < 1e-7
+    assert same.bits_per_weight == pytest.approx(32, rel=1e-4)  # RoPE's divisors are a tensor, too
+    assert same.megabytes == pytest.approx(fp32.megabytes, rel=1e-4)
+    assert 0 < peer.kl_divergence < 0.01
+    assert 0 < peer.kl_standard_error < peer.kl_divergence
+    n = quality.n_parameters(Checkpoint(LLAMA).config)
+    norms = 128 * (2 * Checkpoint(LLAMA).config.n_layers + 1)
+    assert peer.megabytes == pytest.approx(((n - norms) * 34 / 32 + 4 * norms) / 1e6, rel=1e-4)
+    assert q8.megabytes == pytest.approx(((n - norms) * (1 + 4 / 64) + 4 * norms) / 1e6)
+    both = quality.compare(LLAMA, text, tmp_path / "kept", 200, 100, progress=False, names=names)
+    assert both.rows[1].kl_divergence > q8.kl_divergence  # activations lose, too, and what is kept is told apart
+
+
+def test_a_gguf_of_another_model_is_refused(tmp_path):
+    write_gguf(MODELS / "tiny-qwen3", tmp_path / "other.gguf")
+    with pytest.raises(ModelError, match=r"other\.gguf: arch is qwen3, .*tiny-llama has llama"):
+        quality.compare(LLAMA, TEXT, tmp_path / "kept", 5, 16, progress=False, gguf=[tmp_path / "other.gguf"])
+
+
+def test_rows_and_samples_that_are_asked_for(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(quality, "candidates", lambda _model, variants, *_: seen.append(variants) or [])
+    quality.compare(LLAMA, TEXT, tmp_path, 5, 16, progress=False, names=["GPTQ, [48] bits*"], calibration_samples=3)
+    (variants,) = seen
+    assert "GPTQ, 8 bits" in variants
+    assert all(name.startswith("GPTQ, ") for name in variants)
+    assert all(options[-2:] == ("--samples", "3") for options in variants.values())
 
 
 # ---- what is kept
@@ -282,8 +333,10 @@ def test_the_table_goes_into_a_page():
 
 
 def test_the_page_has_the_measured_table():
-    page, measured = (ROOT / "docs" / name for name in ("quality.md", "quality.json"))
-    assert quality.put_table(page.read_text(), quality.read_comparison(measured).rows) == page.read_text()
+    page = (ROOT / "docs" / "quality.md").read_text()
+    for measured, heading in (("quality.json", "scheme"), ("quality-weights.json", "weights")):
+        rows = quality.read_comparison(ROOT / "docs" / measured).rows
+        assert quality.put_table(page, rows, heading) == page
 
 
 def test_the_table():
@@ -292,6 +345,9 @@ def test_the_table():
         "| fp32 | 32.00 | 538.1 | 10.000 |  |  |  |",
         "| Q8 | 8.50 | 143.4 | 10.100 | +1.00 % | 0.00750 | 97.00 % |",
     ]
+    rows[1].kl_standard_error = 0.0002
+    assert quality.table(rows, "weights").splitlines()[0].startswith("| weights | bits")
+    assert "| 0.00750 ± 0.00020 |" in quality.table(rows).splitlines()[3]
 
 
 @pytest.mark.parametrize(
@@ -302,6 +358,16 @@ def test_the_table():
         (("--text", "x"), 2, "--text goes with one model, and without outliers"),
         ((LLAMA, LLAMA, "--text", "x"), 2, "--text goes with one model, and without outliers"),
         ((LLAMA, "--plain", "--text", "x"), 2, "--text goes with one model, and without outliers"),
+        ((LLAMA, "--weights-only"), 2, "--rows, --samples, --weights-only and --gguf go with --text"),
+        ((LLAMA, "--gguf", "x"), 2, "--rows, --samples, --weights-only and --gguf go with --text"),
+        ((LLAMA, "--text", "x", "--gguf", "x", "--bench", "8,8"), 2, "--bench measures programs"),
+        (
+            (LLAMA, "--text", CALIBRATION, "--rows", "--gguf", "absent.gguf"),
+            1,
+            "compare_schemes: absent.gguf: No such",
+        ),
+        ((LLAMA, "--samples", "4"), 2, "--rows, --samples, --weights-only and --gguf go with --text"),
+        ((LLAMA, "--text", CALIBRATION, "--rows", "Q9*"), 1, "compare_schemes: --rows: no scheme is named Q9*\n"),
         ((LLAMA, "--text", "absent.txt"), 1, "compare_schemes: absent.txt: no such file\n"),
         ((LLAMA, "--text", CALIBRATION, "--tokens", "0"), 1, "compare_schemes: --tokens is 0, expected 1 or more\n"),
         ((LLAMA, "--text", CALIBRATION, "--window", "1"), 1, "compare_schemes: --window is 1, expected 2 to"),

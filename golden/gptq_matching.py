@@ -1,0 +1,146 @@
+"""GPTQ that also makes up for the error of the layers before.
+
+Plain GPTQ asks each matrix to do with its inputs X~, those of the model as it is quantized so far, what the unquantized
+weights would do with them. But the inputs are off already, and so is the sum that o and down add to. Here a matrix is
+asked for the *unquantized model's* outputs, as GPTAQ has it (Li et al. 2025, arXiv 2504.02692). With X the inputs of
+the unquantized model on the same text and R what is missing from the sum before (0 for all but o and down), the cost
+
+    |X W^T + R - X~ Q^T|^2
+
+is, but for a constant, that of GPTQ for another weight:
+
+    |X~ (W' - Q)^T|^2        W' = W + (W D^T X~ + R^T X~) H^-1,  D = X - X~,  H = X~^T X~
+
+W' is the least-squares fit to what the layer should give. It sees only the calibration text, so H is damped in the
+fit. `SHARE` of the correction is taken.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from formats.checkpoint import Config, ModelError
+from formats.source import Source
+from golden.channel_scaling import CONSUMERS
+from golden.forward import F32, F64, Fp32, Step, attention_block, feed_forward_block, ignore, rmsnorm, rope_table
+from golden.gptq import Matrix, stands_for
+from golden.gptq_calibration import Partly, Quantize, ReachedError
+from golden.gptq_quantize import damped
+
+SHARE = 1.0  # of the correction W' - W
+FIT_DAMPING = 0.05  # of H's mean diagonal, in the fit
+
+
+class InSinglePrecision(Partly):
+    """Products in fp32: calibration needs no more, and takes half the time."""
+
+    @staticmethod
+    def linear_with(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        return x @ weight.T
+
+
+Block = Callable[[Partly, np.ndarray, Step], np.ndarray]
+
+
+def blocks(config: Config, layer: str) -> Iterator[tuple[Block, tuple[str, str]]]:
+    """The two blocks of a layer and the places in each whose inputs quantized matrices read."""
+
+    def attend(weights: Partly, x: np.ndarray, step: Step) -> np.ndarray:
+        return attention_block(config, weights, layer, x, rope_table(config, np.arange(len(x))), step)
+
+    def feed_forward(weights: Partly, x: np.ndarray, step: Step) -> np.ndarray:
+        return feed_forward_block(config, weights, layer, x, step)
+
+    yield attend, ("attn.norm", "attn.mix")
+    yield feed_forward, ("ffn.norm", "ffn.swiglu")
+
+
+def inputs_at(block: Block, weights: Partly, x: np.ndarray, place: str) -> np.ndarray:
+    """What a place reads, (n, n_in) fp32; nothing behind it is computed. Raises ModelError if it is not finite."""
+    found = np.empty(0, F32)
+
+    def step(name: str, value: np.ndarray) -> np.ndarray:
+        nonlocal found
+        if name != place:
+            return value
+        found = value
+        raise ReachedError
+
+    try:
+        block(weights, x, step)
+    except ReachedError:
+        if not np.isfinite(found).all():
+            raise ModelError(f"calibration met a value that is not finite at {place}") from None
+    return found
+
+
+def quantize_matching(
+    checkpoint: Source,
+    config: Config,
+    samples: list[np.ndarray],
+    quantize: Quantize,
+    embedding: Callable[[np.ndarray], np.ndarray] | None = None,
+    share: float = SHARE,
+    n_layers: int | None = None,
+) -> Iterator[tuple[str, Matrix]]:
+    """As `golden.gptq_calibration.quantize_model`, with W' for W.
+
+    embedding(ids) -> (n, dim) fp32: the quantized model's; None: the unquantized. n_layers: the first ones only.
+    """
+    table = Fp32(checkpoint, interleaved=True)
+    exact = [table.embedding(sample) for sample in samples]
+    states = [embedding(sample) for sample in samples] if embedding else list(exact)
+    del table
+    for i in range(config.n_layers if n_layers is None else n_layers):
+        layer = f"layers.{i}."
+        unquantized, weights = (InSinglePrecision(checkpoint, interleaved=True) for _ in range(2))
+        for block, places in blocks(config, layer):
+            wanted: dict[str, list[np.ndarray]] = {layer + place: [] for place in places}
+
+            def record(name: str, value: np.ndarray, wanted: dict = wanted) -> np.ndarray:
+                if name in wanted:
+                    wanted[name].append(value)
+                return value
+
+            after = [block(unquantized, x, record) for x in exact]
+            for place in places:
+                hessian, toward, missing = 0.0, 0.0, 0.0  # X~^T X~, X~^T D and X~^T R
+                for j, x in enumerate(states):
+                    read = inputs_at(block, weights, x, layer + place).astype(F64)
+                    hessian = hessian + read.T @ read
+                    toward = toward + read.T @ (wanted[layer + place][j] - read)
+                    missing = missing + read.T @ (exact[j] - x)
+                inverse = np.linalg.inv(damped(hessian, FIT_DAMPING))
+                for consumer in CONSUMERS[place]:
+                    w = weights.vector(layer + consumer)
+                    change = w @ toward.T
+                    if place == places[1]:  # its product is added to the sum
+                        change = change + missing.T
+                    fitted = (w + share * (change @ inverse)).astype(F32)
+                    matrix = quantize(layer + consumer, fitted, hessian)
+                    weights.replace(layer + consumer, stands_for(matrix))
+                    yield layer + consumer, matrix
+            for j, x in enumerate(states):
+                states[j] = block(weights, x, ignore)
+            exact = after
+        del unquantized, weights  # before the next layer's are read
+    yield "norm", _products(checkpoint, config, states)
+
+
+def _products(checkpoint: Source, config: Config, states: list[np.ndarray]) -> np.ndarray:
+    """H of the classifier's inputs, (dim, dim) fp64, after the last layer."""
+    norm, total = Fp32(checkpoint).vector("norm"), np.zeros((config.dim, config.dim))
+    for x in states:
+        normed = rmsnorm(x, norm, config.norm_eps).astype(F64)
+        total += normed.T @ normed
+    return total
+
+
+def classifier_hessian(checkpoint: Source, config: Config, samples: list[np.ndarray]) -> np.ndarray:
+    """H of the classifier's inputs in the unquantized model."""
+    states = [Fp32(checkpoint, interleaved=True).embedding(sample) for sample in samples]
+    for i in range(config.n_layers):
+        weights = InSinglePrecision(checkpoint, interleaved=True)
+        for block, _ in blocks(config, f"layers.{i}."):
+            states = [block(weights, x, ignore) for x in states]
+    return _products(checkpoint, config, states)
