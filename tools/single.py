@@ -37,11 +37,15 @@ def fold_program(path: Path) -> list[str]:
     """The lines of a program: its source, and behind it the sources of the headers that it includes."""
     seen: set[Path] = set()
     lines = fold(path, seen)
-    for source in sorted(header.with_suffix(".cpp") for header in seen):
-        if source.exists():
-            rule = "// " + "=" * 76
-            lines += ["", rule, f"// {source.relative_to(ROOT)}", "", *fold(source, seen)]
-    return lines
+    taken: set[Path] = set()
+    while True:  # a source may include headers that have a source, too
+        sources = {header.with_suffix(".cpp") for header in seen} - taken
+        found = sorted(source for source in sources if source.exists())
+        if not found:
+            return lines
+        taken.add(found[0])
+        rule = "// " + "=" * 76
+        lines += ["", rule, f"// {found[0].relative_to(ROOT)}", "", *fold(found[0], seen)]
 
 
 def how_to_compile(name: str) -> list[str]:
