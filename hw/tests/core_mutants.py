@@ -40,6 +40,11 @@ MUTANTS = {
     "results do not wait for room": ("tile_sequencer.sv", "(result_room_i | ~(last_pass_o & last_group_o))", "1'b1"),
     "first pass of a group adds to the last": ("column_edges.sv", "(first_pass ? '0 : earlier)", "earlier"),
     "first group adds to the row before": ("column_edges.sv", "first_group_q ? 32'h0 : running_q", "running_q"),
+    "sum of a pass a bit short": (
+        "systolic_array.sv",
+        "= sum_down[ROWS*COLS+c];",
+        "= SUM_W'($signed(sum_down[ROWS*COLS+c][SUM_W-2:0]));",
+    ),
     "sum of a group a bit short": (
         "column_edges.sv",
         "wholes_q[{half, token}] <= total;",

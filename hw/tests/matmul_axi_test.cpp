@@ -29,18 +29,25 @@ struct Case {
     std::vector<int8_t> codes;  // of w, as pack() takes them
     std::vector<uint8_t> zeros;
 
-    // A group that is shorter than a row of cells becomes one as long.
-    Case(int tokens, int rows, int cols, int group, uint32_t seed, RtlFormat f = RtlFormat::int8)
+    // A group that is shorter than a row of cells becomes one as long. Numbers are drawn; at the extremes,
+    // tokens and outputs with even numbers have the lowest throughout, and those with odd numbers the
+    // highest.
+    Case(int tokens, int rows, int cols, int group, uint32_t seed, RtlFormat f = RtlFormat::int8,
+         bool extremes = false)
         : n_tokens(tokens), n_rows(rows), format(f) {
         static const int least = MatmulRtl().rows;
         group = group_size = std::max(group, least), cols = n_cols = std::max(cols, least);
         std::mt19937 random(seed);
-        // Every seventh is the lowest.
-        auto draw = [&](size_t n, int lowest, int highest) {
-            std::vector<int8_t> c(n);
-            for (int8_t& v : c)
-                v = int8_t(random() % 7 == 0 ? lowest
-                                             : lowest + int(random() % uint32_t(highest - lowest + 1)));
+        // Rows of such codes; every seventh is the lowest.
+        auto draw = [&](int n_rows, int lowest, int highest) {
+            std::vector<int8_t> c;
+            for (int row = 0; row < n_rows; row++) {
+                for (int k = 0; k < cols; k++) {
+                    const int any =
+                        random() % 7 == 0 ? lowest : lowest + int(random() % uint32_t(highest - lowest + 1));
+                    c.push_back(int8_t(!extremes ? any : row % 2 == 0 ? lowest : highest));
+                }
+            }
             return c;
         };
         auto scales = [&](size_t n) {
@@ -49,11 +56,13 @@ struct Case {
             return s;
         };
         const size_t groups = size_t(cols / group);
-        x = draw(size_t(tokens * cols), -127, 127);
+        x = draw(tokens, -128, 127);
         const int highest = f == RtlFormat::int8 ? 127 : f == RtlFormat::four_bits ? 15 : 3;
-        codes = draw(size_t(rows * cols), f == RtlFormat::int8 ? -128 : 0, highest);
-        for (size_t i = 0; i < size_t(rows) * groups; i++)
-            zeros.push_back(f == RtlFormat::int8 ? 0 : random() % 16);
+        codes = draw(rows, f == RtlFormat::int8 ? -128 : 0, highest);
+        for (size_t i = 0; i < size_t(rows) * groups; i++) {
+            const uint32_t any = random() % 16, extreme = i / groups % 2 == 0 ? 15 : 0;
+            zeros.push_back(f == RtlFormat::int8 ? 0 : uint8_t(extremes ? extreme : any));
+        }
         for (size_t i = 0; i < codes.size(); i++)
             w.push_back(int8_t((f == RtlFormat::two_level ? 5 : 1) * codes[i] - zeros[i / size_t(group)]));
         x_scales = scales(size_t(tokens) * groups), w_scales = scales(size_t(rows) * groups);
@@ -117,6 +126,16 @@ TEST_CASE("products are equal to the bit") {
     CHECK(differences(rtl, {1, 7 * rtl.cols, rtl.rows, rtl.rows, 11}) == 0);
     for (RtlFormat f : {RtlFormat::four_bits, RtlFormat::two_bits, RtlFormat::two_level})
         CHECK(differences(rtl, {7, 3 * rtl.cols + 1, 256, 64, 7, f}) == 0);
+}
+
+TEST_CASE("the largest sums are exact") {
+    MatmulRtl rtl;
+    for (RtlFormat f : {RtlFormat::int8, RtlFormat::four_bits, RtlFormat::two_bits, RtlFormat::two_level})
+        for (int group : {64, 512}) {
+            CAPTURE(int(f));
+            CAPTURE(group);
+            CHECK(differences(rtl, {3, rtl.cols, 512, group, 12, f, true}) == 0);
+        }
 }
 
 TEST_CASE("pauses on streams change nothing") {
