@@ -1,0 +1,245 @@
+"""What MkDocs is told about the pages beside mkdocs.yml: their navigation, and what their comments mean.
+
+The pages are written for GitHub and for the tests that hold them to the sources. Here their links to files become links
+to pages of the book, excerpts get their file and line, equations are set, answers fold, and terms get tooltips.
+"""
+
+import re
+import sys
+from functools import cache
+from html import escape
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fontTools import subset
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.nav import Navigation, Section
+from mkdocs.structure.pages import Page
+from pygments.lexers import find_lexer_class_for_filename
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+WEB = ROOT / "build" / "web"  # the page in which the model runs, if it is built: run/ in the book
+sys.path.insert(0, str(ROOT))
+
+from tools.book.equations import FONT_SIGNS, NotMathsError, set_block  # noqa: E402
+from tools.book.glossary import Glossary, read_glossary, with_tooltips  # noqa: E402
+from tools.book.orders import Order, Stop, reading_orders  # noqa: E402
+
+# Pages from outside docs/, by their address in the book. All others have the name that they have in docs/.
+ELSEWHERE = {"readme.md": "README.md", "models.md": "models/README.md"}
+BLOCK = re.compile(r"(?:^<!--\s*(?P<said>.*?)\s*-->\n+)?^```(?P<language>[^\n`]*)\n(?P<text>.*?)^```$", re.M | re.S)
+COMMENT = re.compile(r"^<!--.*?-->\n", re.M | re.S)
+LINK = re.compile(r"""(?P<before>\]\(|(?:src|href)=")(?P<path>[^):#"\s]+)(?P<anchor>#[^)"\s]*)?(?=[)"])""")
+
+
+# ----------------------------------------------------------------------------
+# What the pages say
+
+
+@cache
+def overview() -> str:
+    return (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+
+
+@cache
+def orders() -> list[Order]:
+    return reading_orders(overview())
+
+
+@cache
+def glossary() -> Glossary:
+    return read_glossary(overview())
+
+
+def repository_path(src_uri: str) -> str:
+    """The file of the repository that a page of the book is made of."""
+    return ELSEWHERE.get(src_uri, f"docs/{src_uri}")
+
+
+def book_path(path: str) -> str:
+    """The page of the book, or the picture, that shows a file of the repository."""
+    for src_uri, elsewhere in ELSEWHERE.items():
+        if path == elsewhere:
+            return src_uri
+    return path.removeprefix("docs/") if path.endswith((".md", ".svg")) else f"source/{path}.md"
+
+
+def linked_path(src_uri: str, link: str) -> str:
+    """The file of the repository to which a page links."""
+    return str(((ROOT / repository_path(src_uri)).parent / link).resolve().relative_to(ROOT))
+
+
+def shown_sources(src_uri: str, markdown: str) -> set[str]:
+    """Sources that a page has excerpts of, or links."""
+    excerpts = {m["said"].removeprefix("excerpt:").strip() for m in BLOCK.finditer(markdown) if is_excerpt(m)}
+    links = {linked_path(src_uri, m["path"]) for m in LINK.finditer(BLOCK.sub("", markdown))}
+    return excerpts | {path for path in links if not path.endswith((".md", ".svg"))}
+
+
+def is_excerpt(block: re.Match[str]) -> bool:
+    return (block["said"] or "").startswith("excerpt:")
+
+
+def short_title(src_uri: str) -> str:
+    """A page's heading, up to its colon."""
+    heading = re.search(r"^# (.*)$", (ROOT / repository_path(src_uri)).read_text(encoding="utf-8"), re.M)
+    return heading[1].partition(":")[0]
+
+
+def page_of(stop: Stop) -> str:
+    return book_path(linked_path("README.md", stop.page))
+
+
+# ----------------------------------------------------------------------------
+# Events of MkDocs, in the order in which they come
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Navigation: a section per reading order."""
+    config.nav = ["README.md"]
+    for order in orders():
+        pages = dict.fromkeys(page_of(stop) for stop in order.stops)
+        config.nav.append({order.title: [{short_title(page): page} for page in pages if page != "README.md"]})
+    if (WEB / "index.html").is_file():
+        title = re.search(r"<title>(.*?)</title>", (WEB / "index.html").read_text(encoding="utf-8"), re.S)
+        config.nav.insert(1, {title[1].strip() if title else "Run": "run/index.html"})
+    config.mdx_configs["toc"]["slugify"] = anchor_of
+
+
+def anchor_of(heading: str, _separator: str) -> str:
+    """The anchor that GitHub makes of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Of docs/ the pages and pictures; pages from elsewhere; run/; a page for each source that the pages show."""
+    kept = Files([f for f in files if f.src_dir != config.docs_dir or f.src_uri.endswith((".md", ".svg"))])
+    kept.append(File.generated(config, "book.css", abs_src_path=str(HERE / "book.css")))
+    for src_uri, path in ELSEWHERE.items():
+        kept.append(File.generated(config, src_uri, abs_src_path=str(ROOT / path), inclusion=InclusionLevel.NOT_IN_NAV))
+    for path in sorted(p for p in WEB.rglob("*") if p.is_file()):
+        kept.append(File.generated(config, f"run/{path.relative_to(WEB).as_posix()}", abs_src_path=str(path)))
+    sources: set[str] = set()
+    for page in list(kept.documentation_pages()):
+        sources |= shown_sources(page.src_uri, page.content_string)
+    for path in sorted(sources):
+        content = source_page(path)
+        kept.append(File.generated(config, book_path(path), content=content, inclusion=InclusionLevel.NOT_IN_NAV))
+    return kept
+
+
+def source_page(path: str) -> str:
+    """A page with all of a source."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    lexer = find_lexer_class_for_filename(path)
+    language = lexer.aliases[0] if lexer else "text"
+    return f'---\ntitle: {path}\nsearch: {{exclude: true}}\nhide: [toc]\n---\n# `{path}`\n\n~~~~~~~~ {{ .{language} linenums="1" }}\n{text}~~~~~~~~\n'
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """The page in the Markdown that MkDocs reads."""
+    src_uri = page.file.src_uri
+    if src_uri.startswith("source/"):
+        return markdown
+    out, at = [], 0
+    for block in BLOCK.finditer(markdown):
+        out += [prose(markdown[at : block.start()], src_uri), fenced(block, src_uri)]
+        at = block.end()
+    return "".join(out) + prose(markdown[at:], src_uri)
+
+
+def prose(text: str, src_uri: str) -> str:
+    """Text between blocks."""
+
+    def in_book(m: re.Match[str]) -> str:
+        return f"{m['before']}{book_path(linked_path(src_uri, m['path']))}{m['anchor'] or ''}"
+
+    text = LINK.sub(in_book, COMMENT.sub("", text))
+    return text.replace("<details>", '<details markdown="1">')
+
+
+def fenced(block: re.Match[str], src_uri: str) -> str:
+    """A block, by what the comment in front of it says."""
+    kind, _, rest = (block["said"] or "").partition(":")
+    language, options = block["language"] or "text", ""
+    if kind == "equation":
+        try:
+            return "\n" + set_block(block["text"]) + "\n"
+        except NotMathsError as error:
+            raise PluginError(f"{repository_path(src_uri)}: no equation: {error}: {block['text']}") from None
+    if kind == "excerpt":
+        path = rest.strip()
+        before, found, _ = ("\n" + (ROOT / path).read_text(encoding="utf-8")).partition("\n" + block["text"])
+        if not found:
+            raise PluginError(f"{repository_path(src_uri)}: these lines are not in {path}:\n{block['text']}")
+        line = before.count("\n") + 1
+        options = f' title="{path}:{line}" linenums="{line}"'
+    elif kind == "recipe":
+        options = f' title="{escape(rest.strip())}"'
+    elif kind == "needs":
+        options = f' title="needs {rest.strip()}"'
+    return f"```` {{ .{language}{options} }}\n{block['text']}````"
+
+
+def on_page_content(html: str, page: Page, **_: Any) -> str:
+    """Links of excerpts to their sources, tooltips, ways on."""
+    src_uri = page.file.src_uri
+    if src_uri.startswith("source/"):
+        return html
+    html = re.sub(
+        r'<span class="filename">([\w./-]+):(\d+)</span>',
+        r'<span class="filename"><a href="source/\1.html#__codelineno-0-\2">\1, line \2</a></span>',
+        html,
+    )
+    html = re.sub(r"<table>.*?</table>", r'<div class="wide">\g<0></div>', html, flags=re.S)
+    return with_tooltips(html, glossary(), "glossary" if src_uri == "README.md" else "") + ways_on(src_uri)
+
+
+def ways_on(src_uri: str) -> str:
+    """The pages before and after this one, in each order that has it."""
+    rows = []
+    for order in orders():
+        pages = [page_of(stop) for stop in order.stops]
+        if src_uri == "README.md":
+            before, after = None, order.stops[0]
+        elif src_uri in pages:
+            at = pages.index(src_uri)
+            before = order.stops[at - 1] if at > 0 else Stop("", "README.md", "")
+            after = order.stops[at + 1] if at + 1 < len(pages) else None
+        else:
+            continue
+        rows.append(
+            f"<div><span>{order.title}</span>{way(before, 'prev', '← {}')}{way(after, 'next', '{} →')}</div>"
+        )
+    return f'<nav class="ways" aria-label="Previous and next">{"".join(rows)}</nav>' if rows else ""
+
+
+def way(stop: Stop | None, rel: str, text: str) -> str:
+    if stop is None:
+        return "<span></span>"
+    page = page_of(stop)
+    address = ("index.html" if page == "README.md" else page.replace(".md", ".html")) + ("#" + stop.anchor if stop.anchor else "")
+    title = stop.text if page == "README.md" and stop.text else short_title(page)
+    return f'<a rel="{rel}" href="{address}">{text.format(escape(title))}</a>'
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """The font of the equations: of all its signs those that they use."""
+    font = Path(find_spec("ziamath").origin).parent / "fonts" / "STIXTwoMath-Regular.ttf"
+    options = subset.Options(flavor="woff2", ignore_missing_unicodes=True)
+    with subset.load_font(font, options) as all_signs:
+        subsetter = subset.Subsetter(options)
+        subsetter.populate(unicodes=FONT_SIGNS)
+        subsetter.subset(all_signs)
+        subset.save_font(all_signs, Path(config.site_dir) / "equations.woff2", options)
+
+
+def on_page_context(context: dict[str, Any], page: Page, nav: Navigation, **_: Any) -> None:
+    """A page in several orders is open in the navigation in all of them."""
+    for section in nav.items:
+        if isinstance(section, Section):
+            section.active = page in section.children
