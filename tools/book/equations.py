@@ -1,13 +1,13 @@
-"""Sets the equations of the pages: from the plain text in which they are typed to MathML, which browsers draw themselves.
+"""Sets the equations of the pages: from the plain text in which they are typed to MathML, which browsers draw.
 
 In a page an equation is a block of text with a comment in front of it, `<!-- equation -->`. What is in such a block:
 
     y[t][i] = a[t] * sum over k of p[t][k] * q[i][k]        p: (tokens, dim)
 
 Indices in brackets and a single letter after an underscore are lowered, `^` raises, a slash between spaces makes a
-fraction, one without them stays in its line; `a b` and `a @ b` are products, `sum over`, `sqrt` and `|x|` are signs.
-Several words in a row are words. Three spaces or more part an equation from what is said about it; in there only what has
-an equals sign is set. Every name and number of a line comes out, in the order of the line (tests/test_book.py).
+fraction, one without them stays in its line; `a b` and `a @ b` are products; `sum over`, `sqrt` and `|x|` become signs;
+several words in a row stay words. Three spaces or more part an equation from what is said about it, in which only what
+has an equals sign is set. Every name and number of a line comes out, in the order of the line (tests/test_book.py).
 """
 
 import re
@@ -18,7 +18,7 @@ TOKEN = re.compile(
 )
 NOTE_GAP = re.compile(r" {3,}")
 RELATIONS = {"=": "=", "<=": "≤", "..": "…", "...": "…", ",": ",", ":": ":"}
-FACTORS = {"*": "⋅", "&": "&"}
+FACTORS = {"*": "⋅", ".": "⋅", "&": "&"}
 GREEK = {"theta": "θ", "alpha": "α", "pi": "π"}
 # What a font has to have: ASCII, the signs above and those below, and letters as a browser slants them.
 FONT_SIGNS = [*range(0x20, 0x7F), *map(ord, "−⋅≤…∑∈√′θαπ→"), 0x210E, *range(0x1D434, 0x1D468), *range(0x1D6FC, 0x1D71C)]
@@ -62,8 +62,8 @@ def set_note(text: str) -> str:
 
 
 def set_piece(text: str) -> str:
-    """An equation if it has an equals sign and is one, or text as it is."""
-    if " = " in text:
+    """An equation, or one more value of one; or text as it is."""
+    if " = " in text or re.fullmatch(r"\w+\(.*\)", text):
         try:
             return math(text)
         except NotMathsError:
@@ -94,7 +94,7 @@ class Parser:
     def __init__(self, text: str):
         self.tokens = [(m.lastgroup or "", m[m.lastgroup or 0], m["space"]) for m in TOKEN.finditer(text)]
         self.at = 0
-        self.raised = False  # in an exponent fractions stay in their line
+        self.in_line = False  # in an exponent, and below a line, fractions stay in their line
         self.in_bars = False  # the next bar closes
 
     def peek(self, ahead: int = 0) -> tuple[str, str, str]:
@@ -124,7 +124,7 @@ class Parser:
     def sum(self) -> str:
         out = ""
         if self.peek()[1] in ("-", "+"):
-            out = sign("−" if self.take() == "-" else "+")
+            out = f'<mo form="prefix">{"−" if self.take() == "-" else "+"}</mo>'
         out += self.term()
         while self.peek()[1] in ("-", "+"):
             out += sign("−" if self.take() == "-" else "+") + self.term()
@@ -138,10 +138,12 @@ class Parser:
         out = self.power()
         while True:
             kind, text, space = self.peek()
-            if text == "/" and space and not self.raised:
+            if text == "/" and space and not self.in_line:
                 above = self.without_brackets(start, out)
                 self.take()
-                below = self.without_brackets(self.at, self.power())
+                line, before, self.in_line = self.at, self.in_line, True
+                below = self.without_brackets(line, self.power())
+                self.in_line = before
                 out = f"<mfrac>{row(above)}{row(below)}</mfrac>"
             elif text == "/":
                 self.take()
@@ -152,7 +154,7 @@ class Parser:
             elif text == "@":
                 self.take()
                 out += THIN + self.power()
-            elif kind in ("name", "number") or text in ("(", "["):
+            elif kind in ("name", "number") or text in ("(", "[") or (text == "|" and not self.in_bars):
                 out += (THIN if space else "") + self.power()
             else:
                 return out
@@ -165,7 +167,7 @@ class Parser:
             if depth == 0:
                 break
         whole = depth == 0 and i == self.at - 1 and self.tokens[start][1] == "("
-        return out.removeprefix(OPEN).removesuffix(CLOSE) if whole else out
+        return re.sub(r"^<mrow><mo[^>]*>\(</mo>|<mo[^>]*>\)</mo></mrow>$", "", out) if whole else out
 
     def begins_big_sum(self) -> bool:
         return self.peek()[1] == "sum" and self.peek(1)[1] in ("over", "of")
@@ -177,8 +179,8 @@ class Parser:
         if self.peek()[1] == "over":
             self.take()
             while self.peek()[1] != "of":
-                below += sign("∈") if self.peek()[1] == "in" else name(self.peek()[1])
-                self.take()
+                word = self.take()
+                below += sign("∈") if word == "in" else (THIN if below.endswith("</mi>") else "") + name(word)
         self.take("of")
         return f"<munder><mo>∑</mo>{row(below)}</munder>" if below else "<mo>∑</mo>"
 
@@ -186,15 +188,15 @@ class Parser:
         out = self.indexed()
         while self.peek()[1] == "^":
             self.take()
-            before, self.raised = self.raised, True
+            before, self.in_line = self.in_line, True
             if self.peek()[1] == "(":
                 self.take()
                 raised = self.relation()
                 self.take(")")
             else:
-                raised = sign("−") if self.peek()[1] == "-" and self.take() else ""
+                raised = '<mo form="prefix">−</mo>' if self.peek()[1] == "-" and self.take() else ""
                 raised += self.atom()
-            self.raised = before
+            self.in_line = before
             out = f"<msup>{row(out)}{row(raised)}</msup>"
         return out
 
@@ -231,7 +233,7 @@ class Parser:
             inner = self.relation()
             self.in_bars = before
             self.take(")")
-            return OPEN + inner + CLOSE
+            return bracketed(inner)
         if text == "|" and not self.in_bars:
             self.take()
             self.in_bars = True
@@ -247,7 +249,9 @@ class Parser:
     def words(self) -> str:
         """Words that stand side by side are no product: `bytes of weights`."""
         taken: list[str] = []
-        while self.is_word(len(taken)) or (taken and is_letter(self.peek(len(taken))[1]) and self.is_word(len(taken) + 1)):
+        while self.is_word(len(taken)) or (
+            taken and is_letter(self.peek(len(taken))[1]) and self.is_word(len(taken) + 1)
+        ):
             taken.append(self.peek(len(taken))[1])
         if len(taken) < 2:
             return ""
@@ -258,14 +262,19 @@ class Parser:
         kind, text, _ = self.peek(ahead)
         following, space = self.peek(ahead + 1)[1:]
         applied = following in ("(", "[", "^") or (following == "|" and not self.in_bars)
-        return kind == "name" and re.fullmatch(r"[A-Za-z]+", text) is not None and not is_symbol(text) and (bool(space) or not applied)
+        return (
+            kind == "name"
+            and re.fullmatch(r"[A-Za-z]+", text) is not None
+            and not is_symbol(text)
+            and (bool(space) or not applied)
+        )
 
 
-OPEN, CLOSE = "<mrow><mo>(</mo>", "<mo>)</mo></mrow>"
 THIN = '<mspace width="0.2em"/>'
 
 
 def is_letter(text: str) -> bool:
+    """A single small letter."""
     return re.fullmatch("[a-z]", text) is not None
 
 
@@ -280,13 +289,23 @@ def name(text: str) -> str:
         return f"<msub>{name(low[1] or low[3])}<mi>{low[2] or low[4]}</mi></msub>"
     if text[-1] in "'~":
         bare = name(text[:-1])
-        return f"<msup>{bare}<mo>′</mo></msup>" if text[-1] == "'" else f'<mover>{bare}<mo stretchy="false">~</mo></mover>'
+        return (
+            f"<msup>{bare}<mo>′</mo></msup>" if text[-1] == "'" else f'<mover>{bare}<mo stretchy="false">~</mo></mover>'
+        )
     return f"<mi>{GREEK.get(text, text)}</mi>"
 
 
 def sign(text: str) -> str:
+    """An operator."""
     return f"<mo>{escape(text)}</mo>"
 
 
+def bracketed(inner: str) -> str:
+    """Brackets that grow only with fractions and big sums: an index alone would make them too tall."""
+    grows = str("<mfrac>" in inner or "<munder>" in inner).lower()
+    return row(f'<mo stretchy="{grows}">(</mo>{inner}<mo stretchy="{grows}">)</mo>')
+
+
 def row(inner: str) -> str:
+    """Several elements as one."""
     return f"<mrow>{inner}</mrow>"

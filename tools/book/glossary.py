@@ -51,10 +51,13 @@ def read_glossary(overview: str) -> Glossary:
                         terms.setdefault(term, said)
     longest_first = sorted(terms, key=len, reverse=True)
     pattern = "|".join(f"({looks(term)})" for term in longest_first)
-    return Glossary({term: terms[term] for term in longest_first}, names, re.compile(rf"\b(?:{pattern})\b"))
+    return Glossary(
+        {term: terms[term] for term in longest_first}, names, re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])")
+    )
 
 
 def split_row(line: str) -> list[str]:
+    """The cells of a table's row."""
     return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 

@@ -31,7 +31,9 @@ from tools.book.orders import Order, Stop, reading_orders  # noqa: E402
 
 # Pages from outside docs/, by their address in the book. All others have the name that they have in docs/.
 ELSEWHERE = {"readme.md": "README.md", "models.md": "models/README.md"}
-BLOCK = re.compile(r"(?:^<!--\s*(?P<said>.*?)\s*-->\n+)?^```(?P<language>[^\n`]*)\n(?P<text>.*?)^```$", re.M | re.S)
+BLOCK = re.compile(
+    r"(?:^<!--\s*(?P<said>(?:(?!-->).)*?)\s*-->\n+)?^```(?P<language>[^\n`]*)\n(?P<text>.*?)^```$", re.M | re.S
+)
 COMMENT = re.compile(r"^<!--.*?-->\n", re.M | re.S)
 LINK = re.compile(r"""(?P<before>\]\(|(?:src|href)=")(?P<path>[^):#"\s]+)(?P<anchor>#[^)"\s]*)?(?=[)"])""")
 
@@ -42,16 +44,19 @@ LINK = re.compile(r"""(?P<before>\]\(|(?:src|href)=")(?P<path>[^):#"\s]+)(?P<anc
 
 @cache
 def overview() -> str:
+    """docs/README.md, which has the orders and the glossary."""
     return (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
 
 
 @cache
 def orders() -> list[Order]:
+    """Its reading orders."""
     return reading_orders(overview())
 
 
 @cache
 def glossary() -> Glossary:
+    """Its glossary."""
     return read_glossary(overview())
 
 
@@ -81,6 +86,7 @@ def shown_sources(src_uri: str, markdown: str) -> set[str]:
 
 
 def is_excerpt(block: re.Match[str]) -> bool:
+    """Whether a block is lines of a source."""
     return (block["said"] or "").startswith("excerpt:")
 
 
@@ -91,6 +97,7 @@ def short_title(src_uri: str) -> str:
 
 
 def page_of(stop: Stop) -> str:
+    """The page of the book at a stop."""
     return book_path(linked_path("README.md", stop.page))
 
 
@@ -137,7 +144,8 @@ def source_page(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     lexer = find_lexer_class_for_filename(path)
     language = lexer.aliases[0] if lexer else "text"
-    return f'---\ntitle: {path}\nsearch: {{exclude: true}}\nhide: [toc]\n---\n# `{path}`\n\n~~~~~~~~ {{ .{language} linenums="1" }}\n{text}~~~~~~~~\n'
+    head = f"---\ntitle: {path}\nsearch: {{exclude: true}}\nhide: [toc]\n---\n# `{path}`\n\n"
+    return f'{head}~~~~~~~~ {{ .{language} linenums="1" }}\n{text}~~~~~~~~\n'
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
@@ -159,6 +167,10 @@ def prose(text: str, src_uri: str) -> str:
         return f"{m['before']}{book_path(linked_path(src_uri, m['path']))}{m['anchor'] or ''}"
 
     text = LINK.sub(in_book, COMMENT.sub("", text))
+    # In a table GitHub takes `\|` for a bar that ends no cell, also in code.
+    text = re.sub(
+        r"^\|.*", lambda row: re.sub(r"`[^`]*`", lambda code: code[0].replace(r"\|", "|"), row[0]), text, flags=re.M
+    )
     return text.replace("<details>", '<details markdown="1">')
 
 
@@ -180,8 +192,6 @@ def fenced(block: re.Match[str], src_uri: str) -> str:
         options = f' title="{path}:{line}" linenums="{line}"'
     elif kind == "recipe":
         options = f' title="{escape(rest.strip())}"'
-    elif kind == "needs":
-        options = f' title="needs {rest.strip()}"'
     return f"```` {{ .{language}{options} }}\n{block['text']}````"
 
 
@@ -196,6 +206,7 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
         html,
     )
     html = re.sub(r"<table>.*?</table>", r'<div class="wide">\g<0></div>', html, flags=re.S)
+    html = re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a class="wide" href="\1">\g<0></a>', html)
     return with_tooltips(html, glossary(), "glossary" if src_uri == "README.md" else "") + ways_on(src_uri)
 
 
@@ -212,17 +223,18 @@ def ways_on(src_uri: str) -> str:
             after = order.stops[at + 1] if at + 1 < len(pages) else None
         else:
             continue
-        rows.append(
-            f"<div><span>{order.title}</span>{way(before, 'prev', '← {}')}{way(after, 'next', '{} →')}</div>"
-        )
+        rows.append(f"<div><span>{order.title}</span>{way(before, 'prev', '← {}')}{way(after, 'next', '{} →')}</div>")
     return f'<nav class="ways" aria-label="Previous and next">{"".join(rows)}</nav>' if rows else ""
 
 
 def way(stop: Stop | None, rel: str, text: str) -> str:
+    """A link to a stop, or an empty cell."""
     if stop is None:
         return "<span></span>"
     page = page_of(stop)
-    address = ("index.html" if page == "README.md" else page.replace(".md", ".html")) + ("#" + stop.anchor if stop.anchor else "")
+    address = ("index.html" if page == "README.md" else page.replace(".md", ".html")) + (
+        "#" + stop.anchor if stop.anchor else ""
+    )
     title = stop.text if page == "README.md" and stop.text else short_title(page)
     return f'<a rel="{rel}" href="{address}">{text.format(escape(title))}</a>'
 

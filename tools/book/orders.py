@@ -1,14 +1,16 @@
 """The reading orders of docs/README.md, which the book's navigation is made of.
 
-A paragraph `**To learn how a language model runs**, ...` begins an order, and the numbered list behind it has its steps.
-Every link of a step is a stop; so are `Exercises 1 to 8`. The last paragraph of the section, which begins with `To add`,
-is an order of its own.
+A paragraph `**To learn how a language model runs**, ...` begins an order, and the numbered list behind it has its
+steps. Every link of a step is a stop; so are `Exercises 1 to 8`. The last paragraph of the section, which begins with
+`To add`, is an order of its own.
 """
 
 import re
 from dataclasses import dataclass
 
-LINK_OR_EXERCISES = re.compile(r"\[(?P<text>[^]]+)\]\((?P<target>[^)]+)\)|(?P<exercises>[Ee]xercises (?P<first>\d+) to \d+)")
+LINK_OR_EXERCISES = re.compile(
+    r"\[(?P<text>[^]]+)\]\((?P<target>[^)]+)\)|(?P<exercises>[Ee]xercises (?P<first>\d+) to \d+)"
+)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ The two headers of cross-origin isolation let the page in run/ share memory betw
 refuse whatever would be loaded from another host.
 """
 
+import contextlib
 import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -46,6 +47,7 @@ def serve(folder: Path, port: int) -> ThreadingHTTPServer:
 
 
 def main() -> int:
+    """Serves until Ctrl-C."""
     arguments = sys.argv[1:]
     if not 1 <= len(arguments) <= 2:
         print(__doc__)
@@ -57,13 +59,14 @@ def main() -> int:
     try:
         server = serve(Path(arguments[0]), int(port))
     except (OSError, ValueError) as error:
-        print(f"serve.py: port {port}: {error.strerror}" if isinstance(error, OSError) else f"serve.py: {error}", file=sys.stderr)
+        print(
+            f"serve.py: PORT={port}: {error.strerror}" if isinstance(error, OSError) else f"serve.py: {error}",
+            file=sys.stderr,
+        )
         return 1
     print(f"http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         server.serve_forever()
-    except KeyboardInterrupt:
-        pass
     return 0
 
 
