@@ -10,6 +10,7 @@ In the documents, a comment in front of a fenced block says where the block come
     <!-- ids: NAME -->                          --ids in the block are those of golden/data/NAME's trace
     <!-- output: COMMAND -->                    what the command prints; a line `...` stands for any lines
     <!-- recipe: WHAT -->                       a part of the new scheme that tests/test_recipe.py puts together
+    <!-- equation -->                           an equation, which the book sets (tools/book/equations.py)
 
 Blocks marked `pycon` are Python sessions and are run, those of one document in one namespace. In blocks marked `sh`
 the targets, options, modules and files have to exist. So do the ends of relative links, and files, functions, types

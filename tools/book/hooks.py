@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.book.equations import FONT_SIGNS, NotMathsError, set_block  # noqa: E402
 from tools.book.glossary import Glossary, read_glossary, with_tooltips  # noqa: E402
+from tools.book.one_page import one_page  # noqa: E402
 from tools.book.orders import Order, Stop, reading_orders  # noqa: E402
 
 # Pages from outside docs/, by their address in the book. All others have the name that they have in docs/.
@@ -36,6 +37,9 @@ BLOCK = re.compile(
 )
 COMMENT = re.compile(r"^<!--.*?-->\n", re.M | re.S)
 LINK = re.compile(r"""(?P<before>\]\(|(?:src|href)=")(?P<path>[^):#"\s]+)(?P<anchor>#[^)"\s]*)?(?=[)"])""")
+
+
+built_pages: dict[str, str] = {}  # HTML by its file in the site
 
 
 # ----------------------------------------------------------------------------
@@ -128,7 +132,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     kept.append(File.generated(config, "book.css", abs_src_path=str(HERE / "book.css")))
     for src_uri, path in ELSEWHERE.items():
         kept.append(File.generated(config, src_uri, abs_src_path=str(ROOT / path), inclusion=InclusionLevel.NOT_IN_NAV))
-    for path in sorted(p for p in WEB.rglob("*") if p.is_file()):
+    for path in sorted(p for p in WEB.rglob("*") if p.is_file() and (WEB / "index.html").is_file()):
         kept.append(File.generated(config, f"run/{path.relative_to(WEB).as_posix()}", abs_src_path=str(path)))
     sources: set[str] = set()
     for page in list(kept.documentation_pages()):
@@ -224,6 +228,8 @@ def ways_on(src_uri: str) -> str:
         else:
             continue
         rows.append(f"<div><span>{order.title}</span>{way(before, 'prev', '← {}')}{way(after, 'next', '{} →')}</div>")
+    if src_uri == "README.md":
+        rows.append('<div><span>To print</span><span></span><a rel="alternate" href="print.html">All pages as one</a></div>')
     return f'<nav class="ways" aria-label="Previous and next">{"".join(rows)}</nav>' if rows else ""
 
 
@@ -239,15 +245,30 @@ def way(stop: Stop | None, rel: str, text: str) -> str:
     return f'<a rel="{rel}" href="{address}">{text.format(escape(title))}</a>'
 
 
+def on_post_page(output: str, page: Page, **_: Any) -> None:
+    """Keeps what print.html is made of: every page but the sources."""
+    if not page.file.src_uri.startswith("source/"):
+        built_pages[page.file.dest_uri] = output
+
+
 def on_post_build(config: MkDocsConfig) -> None:
-    """The font of the equations: of all its signs those that they use."""
+    """print.html, and the font of the equations."""
+    stops = [page_of(stop).replace(".md", ".html") for order in orders() for stop in order.stops]
+    names = dict.fromkeys(["index.html", *(name for name in stops if name != "README.html"), *built_pages])
+    pages = {name: built_pages[name] for name in names}
+    (Path(config.site_dir) / "print.html").write_text(one_page(pages), encoding="utf-8")
+    write_font(Path(config.site_dir) / "equations.woff2")
+
+
+def write_font(to: Path) -> None:
+    """Of all signs of a font for equations those that ours use."""
     font = Path(find_spec("ziamath").origin).parent / "fonts" / "STIXTwoMath-Regular.ttf"
     options = subset.Options(flavor="woff2", ignore_missing_unicodes=True)
     with subset.load_font(font, options) as all_signs:
         subsetter = subset.Subsetter(options)
         subsetter.populate(unicodes=FONT_SIGNS)
         subsetter.subset(all_signs)
-        subset.save_font(all_signs, Path(config.site_dir) / "equations.woff2", options)
+        subset.save_font(all_signs, to, options)
 
 
 def on_page_context(context: dict[str, Any], page: Page, nav: Navigation, **_: Any) -> None:
