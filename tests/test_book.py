@@ -242,7 +242,7 @@ def test_server_says_what_is_wrong(served: str, tmp_path: Path, folder: str, por
 # ----------------------------------------------------------------------------
 # The site
 
-BOOK = ROOT / "build" / "book"
+BOOK, WEB = ROOT / "build" / "book", ROOT / "build" / "web"
 LOADS = {
     "script": "src",
     "img": "src",
@@ -416,7 +416,24 @@ def test_page_is_whole(path: Path):
     said = re.sub(r"<pre.*?</pre>|<code.*?</code>|<math.*?</math>|<[^>]+>", "", text, flags=re.S)
     assert not re.search(r"```|~~~|^\s*\||\]\(|\*\*|\$\$|^\s*[-*] \w", said, re.M)
     assert text.count("<li>") == len(re.findall(r"^ *(?:[-*]|\d\.) ", prose(document), re.M))
+    assert not re.search(r"<td>[^\n]*\\\|", text)  # GitHub's way to have a bar in a cell
+    assert list_numbers(text) == [int(n) for n in re.findall(r"^ *(\d)\. ", prose(document), re.M)]
     assert re.findall(r"<!--.*?-->", re.sub(r"<pre.*?</pre>", "", text, flags=re.S), re.S) == []
+
+
+def list_numbers(html: str) -> list[int]:
+    """The number that a browser shows in front of each item of the numbered lists."""
+    numbers, lists = [], []
+    for m in re.finditer(r'<(/?)(ol|ul|li)(?: start="(\d+)")?>', html):
+        if m[2] == "li":
+            if not m[1] and lists[-1] is not None:
+                numbers.append(lists[-1])
+                lists[-1] += 1
+        elif m[1]:
+            lists.pop()
+        else:
+            lists.append(int(m[3] or 1) if m[2] == "ol" else None)
+    return numbers
 
 
 @looks_at_site
@@ -439,6 +456,26 @@ def test_terms_have_tooltips():
     words = {meaning for term, meaning in glossary.terms.items() if meaning.startswith(term + ": ")}
     assert words <= found
     assert 'title="accumulator: ' in html("q8.html")
+
+
+@looks_at_site
+def test_one_page_to_print():
+    text = html("print.html")
+    places = [text.find(f'<a id="{address(path)}"></a>') for path in DOCUMENTS]
+    assert -1 not in places
+    assert text.count("<math") == sum(article(address(path)).count("<math") for path in DOCUMENTS)
+    assert text.count("<details open>") == text.count("<details") > 10
+    assert "<script" not in text
+    assert 'href="#forward-pass.html--13-prefill-and-decode"' in text
+
+
+@looks_at_site
+@pytest.mark.skipif(not (WEB / "index.html").is_file(), reason="needs build/web: make web")
+def test_the_page_in_which_the_model_runs():
+    for path in WEB.rglob("*"):
+        if path.is_file():
+            assert (BOOK / "run" / path.relative_to(WEB)).read_bytes() == path.read_bytes(), path
+    assert any(a["href"] == "run/index.html" for a in site("q8.html").all("a"))
 
 
 @looks_at_site

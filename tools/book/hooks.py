@@ -229,7 +229,9 @@ def ways_on(src_uri: str) -> str:
             continue
         rows.append(f"<div><span>{order.title}</span>{way(before, 'prev', '← {}')}{way(after, 'next', '{} →')}</div>")
     if src_uri == "README.md":
-        rows.append('<div><span>To print</span><span></span><a rel="alternate" href="print.html">All pages as one</a></div>')
+        rows.append(
+            '<div><span>To print</span><span></span><a rel="alternate" href="print.html">All pages as one</a></div>'
+        )
     return f'<nav class="ways" aria-label="Previous and next">{"".join(rows)}</nav>' if rows else ""
 
 
