@@ -111,7 +111,7 @@ help:
 	@echo 'make serve-check what --hf-out writes, served by vLLM on this CPU and asked: docs/serving.md (3.5 GB; SERVE=smollm2)'
 	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
 	@echo 'make single      build/single/: each program and its headers in one file'
-	@echo 'make book        build/book: the pages as a site; make book-serve serves it (PORT=8000), make test-book looks at it'
+	@echo 'make book        build/book: the pages as a site; make book-serve serves it (PORT=8000), make book-pdf prints it, make test-book looks at it'
 	@echo 'make runq        only that program; likewise $(filter-out runq,$(ALL_PROGRAMS))'
 	@echo 'make install     programs, manual pages and completions to PREFIX=/usr/local (make uninstall takes them away)'
 	@echo 'make clean       remove what was built'

@@ -88,6 +88,7 @@ def test_glossary_has_all_tables():
         ("<h2>one</h2><p>a tile</p><h2>two</h2><p>tiles</p>", ["tile", "tiles"]),
         ("<h2>a tile</h2><pre>a tile</pre><p><a>a tile</a> <code>tile x</code></p>", []),
         ("<p><a>a tile</a> tile</p>", ["tile"]),
+        ('<span class="filename">new tile</span><p>tile</p>', ["tile"]),
         ("<p>the KV cache</p>", ["KV cache"]),
         ("<p>row-major, regroup, MACs</p>", ["MACs"]),
         ("<p>lines of code, exit codes, codes</p>", ["codes"]),

@@ -11,6 +11,7 @@ MEANT = {
     "word": r"(?<=32-bit )words?|(?<=in a )word|(?<=of a )word|words(?= of)",
     "block": r"blocks?(?! RAM)",
     "mix": r"(?<=the )mix",
+    "decode": r"[Dd]ecode",
     "scale": r"[Ss]cales?(?! each| by| up)",
     "step": r"steps?(?! by step| \d)",
 }
@@ -87,7 +88,7 @@ def with_tooltips(html: str, glossary: Glossary, skipped_section: str = "") -> s
         seen.add(term)
         return f'<abbr title="{escape(glossary.terms[term])}">{m[0]}</abbr>'
 
-    for part in re.split(r"(<code>\w+</code>|<[^>]+>)", html):
+    for part in re.split(r'(<code>\w+</code>|<span class="filename">.*?</span>|<[^>]+>)', html):
         if m := re.fullmatch(r"<code>(\w+)</code>", part):
             said = glossary.names.get(m[1])
             if said and m[1] not in seen and not inside and not skipped:
