@@ -2,7 +2,8 @@
 
 # g++ 12 sees overlaps in std::string's operator+ (GCC bug 105651) and uninitialized registers in the AVX-512 headers
 # (105593) that are not there; passing vectors between functions concerns no ABI, as all of them are inlined.
-WARNINGS := -Wall -Wextra -Wshadow -Wno-psabi $(if $(findstring clang,$(CXX)),,-Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized) $(if $(WERROR),-Werror)
+warnings_of = -Wall -Wextra -Wshadow -Wno-psabi $(if $(or $(findstring clang,$1),$(findstring zig,$1)),,-Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized)
+WARNINGS := $(call warnings_of,$(CXX)) $(if $(WERROR),-Werror)
 # Rounding stays exactly as written; only errno and floating-point traps, which nothing here looks at, are given up.
 CXXFLAGS_ALL := -std=c++20 -O3 -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -I. $(WARNINGS) $(CXXFLAGS)
 # Of the programs that people run: a mistake stops the program before it can be used. The sanitizers see more, and

@@ -1,0 +1,89 @@
+# The programs for other systems than this one, with the tokenizer: docs/desks.md.
+#
+#     make windows          build/desks/windows/*.exe, by zig
+#     make windows-mingw    build/desks/windows-mingw/*.exe, by the distribution's g++ for Windows
+#     make macos            build/desks/macos/*, for Apple's processors, by zig
+#     make test-windows     both kinds for Windows under Wine, and what the ones for macOS are linked with
+#
+# zig is clang with the headers and libraries of many systems, from the Python package index, in the version of
+# tools/zig.lock and in an environment of its own.
+
+DESKS := windows windows-mingw macos
+
+ZIG_FOLDER := build/zig
+ZIG        := ZIG_GLOBAL_CACHE_DIR=$(ZIG_FOLDER)/cache ZIG_LOCAL_CACHE_DIR=$(ZIG_FOLDER)/cache $(ZIG_FOLDER)/bin/python -m ziglang
+$(ZIG_FOLDER)/ready: tools/zig.lock
+	@$(call install,$(PACKAGES_PYTHON))
+	@PYTHON='$(PYTHON)' sh tools/venv.sh $(ZIG_FOLDER) '$(MAKECMDGOALS)' tools/zig.lock
+
+# The distribution's threads for Windows are those of POSIX.
+MINGW          := x86_64-w64-mingw32
+PACKAGES_MINGW := g++-mingw-w64-x86-64-posix
+build/packages-mingw:
+	@mkdir -p $(@D)
+	@$(call install,$(PACKAGES_MINGW))
+	@touch $@
+
+# A compiler of each, its C++ and its C: its flags, what it links with, and how programs and libraries are called.
+# g++ does not align the stack to vectors of 32 bytes on Windows (GCC bug 54412); the assembler makes moves to it such
+# that need no alignment.
+ISA_WINDOWS                   := -march=x86-64-v3
+DESK_COMPILER_windows         := $(ZIG)
+DESK_CXX_windows              := $(ZIG) c++ -target x86_64-windows-gnu
+DESK_CC_windows               := $(ZIG) cc -target x86_64-windows-gnu
+DESK_ISA_windows              := -march=x86_64_v3
+DESK_BASE_windows             := -march=x86_64
+DESK_LINK_windows             := -static -lshell32 -s
+DESK_READY_windows            := $(ZIG_FOLDER)/ready
+DESK_EXE_windows              := .exe
+DESK_CXX_windows-mingw        := $(MINGW)-g++-posix
+DESK_CC_windows-mingw         := $(MINGW)-gcc-posix
+DESK_ISA_windows-mingw        := $(ISA_WINDOWS) -Wa,-muse-unaligned-vector-move
+DESK_BASE_windows-mingw       := -march=x86-64
+DESK_LINK_windows-mingw       := -static -lshell32 -s
+DESK_READY_windows-mingw      := build/packages-mingw
+DESK_EXE_windows-mingw        := .exe
+DESK_CXX_macos                := $(ZIG) c++ -target aarch64-macos
+DESK_CC_macos                 := $(ZIG) cc -target aarch64-macos
+DESK_ISA_macos                := -mcpu=apple_m1
+DESK_BASE_macos               := -mcpu=apple_m1
+DESK_LINK_macos               := -s
+DESK_READY_macos              := $(ZIG_FOLDER)/ready
+
+# Flags of this project without those of this machine and of its compiler.
+DESK_FLAGS = -std=c++20 -O3 -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -I. -ffile-prefix-map=$(CURDIR)=. \
+             -DPCRE2_STATIC -DUTF8PROC_STATIC -isystem $(SOURCES)/include $(call warnings_of,$1) $(if $(WERROR),-Werror)
+
+# ---- PCRE2 and utf8proc, from the sources of the distribution's packages ---------------------------------------------
+SOURCES     := build/desks/sources
+PCRE2_PARTS := auto_possess chartables compile config context error extuni find_bracket jit_compile maketables match match_data \
+               newline ord2utf pattern_info script_run serialize string_utils study substring tables ucd valid_utf xclass
+PCRE2_FLAGS := -O2 -DHAVE_CONFIG_H -DPCRE2_CODE_UNIT_WIDTH=8 -DPCRE2_STATIC -DSUPPORT_PCRE2_8 -DSUPPORT_UNICODE -DSUPPORT_JIT \
+               -DHAVE_MEMMOVE -DHAVE_STDINT_H -DHAVE_INTTYPES_H -I$(SOURCES)/pcre2/src -ffile-prefix-map=$(CURDIR)=.
+$(SOURCES)/ready: tools/library_sources.py
+	@'$(PYTHON)' $< $(@D)
+	@mkdir -p $(@D)/include
+	@cd $(@D)/pcre2/src && cp pcre2.h.generic pcre2.h && cp config.h.generic config.h && \
+	    cp pcre2_chartables.c.dist pcre2_chartables.c && cp pcre2.h ../../utf8proc/utf8proc.h ../../include
+	@touch $@
+
+# ---- the programs ----------------------------------------------------------------------------------------------------
+define desk_rules
+build/desks/$1/flags: FORCE
+	@mkdir -p $$(@D)
+	@echo '$$(DESK_CXX_$1) $$(call DESK_FLAGS,$$(DESK_CXX_$1)) $$(DESK_ISA_$1) $$(DESK_LINK_$1)' > $$@.new
+	@cmp -s $$@.new $$@ && rm $$@.new || mv $$@.new $$@
+$(PCRE2_PARTS:%=build/desks/$1/pcre2_%.o): build/desks/$1/pcre2_%.o: $(SOURCES)/ready build/desks/$1/flags $$(DESK_READY_$1)
+	$$(DESK_CC_$1) $$(DESK_BASE_$1) $$(PCRE2_FLAGS) -c $(SOURCES)/pcre2/src/pcre2_$$*.c -o $$@
+build/desks/$1/utf8proc.o: $(SOURCES)/ready build/desks/$1/flags $$(DESK_READY_$1)
+	$$(DESK_CC_$1) $$(DESK_BASE_$1) -O2 -DUTF8PROC_STATIC -c $(SOURCES)/utf8proc/utf8proc.c -o $$@
+$(LIBRARY:%.cpp=build/desks/$1/%.o) $(PROGRAMS:%=build/desks/$1/%.o): build/desks/$1/%.o: %.cpp $(SOURCES)/ready build/desks/$1/flags $$(DESK_READY_$1)
+	@mkdir -p $$(@D)
+	$$(DESK_CXX_$1) $$(call DESK_FLAGS,$$(DESK_CXX_$1)) $$(DESK_ISA_$1) $$(DEPS) -c $$< -o $$@
+$(PROGRAMS:%=build/desks/$1/%$(DESK_EXE_$1)): build/desks/$1/%$(DESK_EXE_$1): build/desks/$1/%.o $(LIBRARY:%.cpp=build/desks/$1/%.o) \
+    $(PCRE2_PARTS:%=build/desks/$1/pcre2_%.o) build/desks/$1/utf8proc.o
+	$$(DESK_CXX_$1) -pthread $$^ $$(DESK_LINK_$1) -o $$@
+.PHONY: $1
+$1: $(PROGRAMS:%=build/desks/$1/%$(DESK_EXE_$1))
+endef
+$(foreach desk,$(DESKS),$(eval $(call desk_rules,$(desk))))
