@@ -87,3 +87,14 @@ $(PROGRAMS:%=build/desks/$1/%$(DESK_EXE_$1)): build/desks/$1/%$(DESK_EXE_$1): bu
 $1: $(PROGRAMS:%=build/desks/$1/%$(DESK_EXE_$1))
 endef
 $(foreach desk,$(DESKS),$(eval $(call desk_rules,$(desk))))
+
+# What `make windows windows-mingw macos` made: ids, error lines and chats under Wine. Some minutes of compiling, one of
+# running, so that CI leaves it out.
+PACKAGES_WINE := wine64 tmux file
+build/packages-wine:
+	@mkdir -p $(@D)
+	@$(call install,$(PACKAGES_WINE))
+	@touch $@
+.PHONY: test-windows
+test-windows: windows windows-mingw macos build/packages-wine $(PROGRAMS) $(VENV_READY) $(TEST_MODELS)
+	@$(PY) -m pytest -q -rs tests/test_wine.py

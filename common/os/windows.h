@@ -214,8 +214,9 @@ inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n) {
         return -1;
     }
     const int n_written = _write(_fileno(out), bytes, unsigned(std::min(n, most)));
-    // The C library has no word for a pipe that is being closed.
-    if (n_written < 0 && GetLastError() == ERROR_NO_DATA) errno = EPIPE;
+    // The C library has a word for some of the ways in which a pipe has no reader.
+    const DWORD code = n_written < 0 ? GetLastError() : ERROR_SUCCESS;
+    if (code == ERROR_NO_DATA || code == ERROR_BROKEN_PIPE || code == ERROR_PIPE_NOT_CONNECTED) errno = EPIPE;
     return n_written;
 }
 
