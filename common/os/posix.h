@@ -171,9 +171,18 @@ inline void catch_bus_errors() {
 // ----------------------------------------------------------------------------
 // Shared libraries
 
+// A program without the C library beside it (make dist) has nothing that a library could be linked with.
+#ifdef STATIC_PROGRAM
+inline void* load_library(const std::filesystem::path& file, std::string& error) {
+    error = file.string() + ": this program is static and loads no libraries";
+    return nullptr;
+}
+inline void* find_symbol(void*, const char*) { return nullptr; }
+#else
 inline void* load_library(const std::filesystem::path& file, std::string& error) {
     void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (library == nullptr) error = dlerror();
     return library;
 }
 inline void* find_symbol(void* library, const char* name) { return dlsym(library, name); }
+#endif
