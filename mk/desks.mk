@@ -9,6 +9,7 @@
 # tools/zig.lock and in an environment of its own.
 
 DESKS := windows windows-mingw macos
+.PHONY: windows windows-mingw macos
 
 ZIG_FOLDER := build/zig
 ZIG        := ZIG_GLOBAL_CACHE_DIR=$(ZIG_FOLDER)/cache ZIG_LOCAL_CACHE_DIR=$(ZIG_FOLDER)/cache $(ZIG_FOLDER)/bin/python -m ziglang
@@ -38,8 +39,6 @@ DESK_EXE_windows          := .exe
 DESK_DLL_windows          := .dll
 DESK_BACKENDS_windows     := $(X86_LEVELS)
 
-# g++ does not align the stack to vectors of 32 bytes on Windows (GCC bug 54412); the assembler makes moves to it such
-# that need no alignment.
 DESK_CXX_windows-mingw      := $(MINGW)-g++-posix -Wa,-muse-unaligned-vector-move
 DESK_CC_windows-mingw       := $(MINGW)-gcc-posix
 DESK_ANY_windows-mingw      := -march=x86-64
@@ -124,7 +123,6 @@ $(filter-out %_gptq$(DESK_EXE_$1),$(PROGRAMS:%=build/desks/$1/%$(DESK_EXE_$1))):
 	$$(DESK_CXX_$1) -pthread $$^ $(DESK_LINK_$1) -o $$@
 build/desks/$1/runq_gptq$(DESK_EXE_$1): build/desks/$1/any/runq_gptq.o $(LIBRARY:%.cpp=build/desks/$1/any/%.o) build/desks/$1/libraries.a
 	$$(DESK_CXX_$1) -pthread $$^ $(DESK_LINK_$1) -o $$@
-.PHONY: $1
 $1: $(PROGRAMS:%=build/desks/$1/%$(DESK_EXE_$1)) $(DESK_BACKENDS_$1:%=build/desks/$1/backends/quant_gemm_%$(DESK_DLL_$1))
 endef
 $(foreach desk,$(DESKS),$(eval $(call desk_rules,$(desk))))

@@ -1,7 +1,7 @@
 """Packs a release: python3 tools/dist.py ARCHIVE --time SECONDS --system NAME --sources FOLDER FILE...
 
-ARCHIVE (.tar.gz or .zip) gets one folder of its own name with the files: back ends in backends/, licences in licences/, all else
-beside each other. Its bytes depend on the files' bytes, their names and the time alone. Standard library only.
+ARCHIVE (.tar.gz or .zip) gets one folder of its own name with the files: back ends in backends/, licences in licences/,
+all else beside each other. Its bytes depend on the files' bytes, their names and the time alone. Standard library only.
 """
 
 import argparse
@@ -39,8 +39,8 @@ Small programs that run language models with quantized weights, and a tiny model
     {run} model.bin -i "Once upon a time"
     {run} --help
 
-Each of runq, runq_w8a8, runq_gptq and runq_moe runs the model file that is called like it. For models of your own, and for
-what the programs compute, see the project's pages. What else is in here stands in licences/licences.md.
+Each of runq, runq_w8a8, runq_gptq and runq_moe runs the model file that is called like it. For models of your own, and
+for what the programs compute, see the project's pages. What else is in here stands in licences/licences.md.
 """
 
 

@@ -2,8 +2,8 @@
 
 python3 tools/library_sources.py FOLDER
 
-FOLDER/pcre2 and FOLDER/utf8proc get what Debian 12 compiles its packages of: the archives of its mirrors, by their hashes.
-snapshot.debian.org keeps every archive that Debian ever had. Standard library only: no environment is needed.
+FOLDER/pcre2 and FOLDER/utf8proc get what Debian 12 compiles its packages of: the archives of its mirrors, by their
+hashes. snapshot.debian.org keeps every archive that Debian ever had. Standard library only: no environment is needed.
 """
 
 import hashlib
