@@ -112,16 +112,13 @@ $(PCRE2_PARTS:%=build/desks/$1/pcre2_%.o): build/desks/$1/pcre2_%.o: $(SOURCES)/
 	$$(DESK_CC_$1) $$(DESK_ANY_$1) $$(PCRE2_FLAGS) -c $(SOURCES)/pcre2/src/pcre2_$$*.c -o $$@
 build/desks/$1/utf8proc.o: $(SOURCES)/ready build/desks/$1/flags $$(DESK_READY_$1)
 	$$(DESK_CC_$1) $$(DESK_ANY_$1) -O2 -DUTF8PROC_STATIC -c $(SOURCES)/utf8proc/utf8proc.c -o $$@
-build/desks/$1/libraries.a: $(PCRE2_PARTS:%=build/desks/$1/pcre2_%.o) build/desks/$1/utf8proc.o
-	@rm -f $$@
-	ar rcsD $$@ $$^
 $(call desk_objects,$1,build/desks/$1/any,$(DESK_ANY_$1))
 $(call desk_objects,$1,build/desks/$1/isa,$(DESK_ISA_$1))
 $(foreach b,$(DESK_BACKENDS_$1),$(eval $(call desk_backend,$1,$b)))
 $(filter-out %_gptq$(DESK_EXE_$1),$(PROGRAMS:%=build/desks/$1/%$(DESK_EXE_$1))): build/desks/$1/%$(DESK_EXE_$1): build/desks/$1/isa/%.o \
-    $(LIBRARY:%.cpp=build/desks/$1/isa/%.o) build/desks/$1/libraries.a
+    $(LIBRARY:%.cpp=build/desks/$1/isa/%.o) $(PCRE2_PARTS:%=build/desks/$1/pcre2_%.o) build/desks/$1/utf8proc.o
 	$$(DESK_CXX_$1) -pthread $$^ $(DESK_LINK_$1) -o $$@
-build/desks/$1/runq_gptq$(DESK_EXE_$1): build/desks/$1/any/runq_gptq.o $(LIBRARY:%.cpp=build/desks/$1/any/%.o) build/desks/$1/libraries.a
+build/desks/$1/runq_gptq$(DESK_EXE_$1): build/desks/$1/any/runq_gptq.o $(LIBRARY:%.cpp=build/desks/$1/any/%.o) $(PCRE2_PARTS:%=build/desks/$1/pcre2_%.o) build/desks/$1/utf8proc.o
 	$$(DESK_CXX_$1) -pthread $$^ $(DESK_LINK_$1) -o $$@
 $1: $(PROGRAMS:%=build/desks/$1/%$(DESK_EXE_$1)) $(DESK_BACKENDS_$1:%=build/desks/$1/backends/quant_gemm_%$(DESK_DLL_$1))
 endef

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -37,13 +38,15 @@ class MappedFile {
                 line += " in the folder " + name_of(std::filesystem::current_path());
             throw std::runtime_error(line);
         }
-        if (mapping_.data != nullptr) mapped_range = {mapping_.data, mapping_.size, shown};
+        shown_ = std::make_unique<const std::string>(shown);
+        if (mapping_.data != nullptr) mapped_range = {mapping_.data, mapping_.size, *shown_};
     }
 
     ~MappedFile() { release(); }
     MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
     MappedFile& operator=(MappedFile&& other) noexcept {
         std::swap(mapping_, other.mapping_);
+        std::swap(shown_, other.shown_);
         return *this;
     }
     MappedFile(const MappedFile&) = delete;
@@ -59,4 +62,5 @@ class MappedFile {
     }
 
     Mapping mapping_;
+    std::unique_ptr<const std::string> shown_;  // stays where it is when this is moved
 };

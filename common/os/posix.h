@@ -152,8 +152,7 @@ inline void handle_bus_error(int, siginfo_t* info, void*) {
     // A signal that a process sent (si_code <= 0) has no address.
     if (info->si_code > 0 && at >= mapped_range.begin && at < mapped_range.begin + mapped_range.size) {
         for (const std::string_view part :
-             {std::string_view(program_in_error_lines), std::string_view(": "),
-              std::string_view(mapped_range.path),
+             {std::string_view(program_in_error_lines), std::string_view(": "), mapped_range.path,
               std::string_view(": the file has become shorter during the run\n")})
             [[maybe_unused]] const ssize_t n = write(STDERR_FILENO, part.data(), part.size());
         _exit(1);

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/os/cgroup.h"  // no_limit
@@ -76,13 +77,15 @@ inline void unmap_file(const Mapping& mapping);
 // system keeps of it.
 inline void drop_mapped_pages(const std::byte* pages, size_t n_bytes);
 
-// Where the file lies that was mapped last, and its name: see catch_bus_errors().
+// Where the file lies that was mapped last, and its name: see catch_bus_errors(). No static object here has a
+// constructor: it would run before anybody asks whether the processor has its instructions
+// (common/backend/cpu_kernels.cpp).
 struct MappedRange {
     const std::byte* begin = nullptr;
     size_t size = 0;
-    std::string path{};  // for an error line
+    std::string_view path{};  // for an error line; whoever mapped the file keeps it
 };
-inline MappedRange mapped_range;
+inline constinit MappedRange mapped_range;
 
 // Whether both names lead to one file, by links or not.
 inline bool same_file(const std::string& a, const std::string& b);

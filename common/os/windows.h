@@ -248,11 +248,14 @@ struct ConsoleLine {
         return true;
     }
 };
-inline ConsoleLine console_line;
+inline ConsoleLine& console_line() {
+    static ConsoleLine line;
+    return line;
+}
 
 inline int read_byte(std::FILE* in) {
     if (!is_terminal(in)) return std::getc(in);
-    ConsoleLine& line = console_line;
+    ConsoleLine& line = console_line();
     if (line.next == line.bytes.size() && !line.read(handle_of(in))) return EOF;
     return static_cast<unsigned char>(line.bytes[line.next++]);
 }
