@@ -9,14 +9,20 @@
 # No rules but those here and in mk/.
 MAKEFLAGS += --no-builtin-rules
 
+ifeq ($(filter undefine,$(.FEATURES)),)
+$(error this GNU make is $(MAKE_VERSION), 3.82 or newer is needed: on macOS type brew install make, and gmake in place of make)
+endif
+
 # ---- choices ---------------------------------------------------------------------------------------------------
+# Linux, Darwin (macOS), or MINGW64_NT... or UCRT64_NT... (Windows with MSYS2): docs/desks.md.
+UNAME     ?= $(shell uname -s)
 CXX       ?= g++
 ARCH      ?= native
 TOKENIZER ?= 1
-LINE_EDITOR ?= 1
+LINE_EDITOR ?= $(if $(findstring _NT,$(UNAME)),0,1)
 PYTHON    ?= python3
 ifeq ($(origin CXX),default)
-CXX := g++
+CXX := $(if $(filter Darwin,$(UNAME)),clang++,g++)
 endif
 
 # ---- what there is ---------------------------------------------------------------------------------------------
@@ -54,7 +60,7 @@ ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
 FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
-include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk
+include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/desks.mk mk/dist.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk
 
 build/models/random-llama.gptq-order.bin:    EXPORT := gptq
 build/models/random-qwen3-moe.moe-a8w8.bin: EXPORT := moe --format a8w8 --no-smooth
@@ -104,6 +110,8 @@ help:
 	@echo 'make hw          build and test the SystemVerilog of hw/: docs/rtl.md (FULL=1: 10^8 random pairs; make hw-quick: a part)'
 	@echo 'make rtl-story   three programs with every product in RTL: the golden stories, and cycles beside the model (ARRAY=16x16)'
 	@echo 'make rtl-chip    place and route an array of 8 x 8 and one of 16 x 16 for an ECP5'
+	@echo 'make windows     the programs for Windows, by zig (make windows-mingw: by g++; make macos: for Macs; make test-windows: under Wine)'
+	@echo 'make dist        releases for Linux, macOS and Windows (make test-dist: built twice, run where nothing else is): docs/desks.md'
 	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
 	@echo 'make format      put all sources into their format'
 	@echo 'make golden      write golden/data anew from the numpy reference'

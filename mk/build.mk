@@ -1,18 +1,32 @@
 # Compiling: flags, packages, the programs.
+empty :=
+comma := ,
 
 # g++ 12 sees overlaps in std::string's operator+ (GCC bug 105651) and uninitialized registers in the AVX-512 headers
 # (105593) that are not there; passing vectors between functions concerns no ABI, as all of them are inlined.
-WARNINGS := -Wall -Wextra -Wshadow -Wno-psabi $(if $(findstring clang,$(CXX)),,-Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized) $(if $(WERROR),-Werror)
+warnings_of = -Wall -Wextra -Wshadow -Wno-psabi $(if $(or $(findstring clang,$1),$(findstring zig,$1)),,-Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized)
+WARNINGS := $(call warnings_of,$(CXX)) $(if $(WERROR),-Werror)
+# clang calls a processor of Apple's by -mcpu. On Windows g++ does not align the stack to vectors of 32 bytes (GCC bug
+# 54412); the assembler makes moves of such that need no alignment.
+WINDOWS := $(findstring _NT,$(UNAME))
+MARCH   := $(if $(filter Darwin,$(UNAME)),-mcpu,-march)=$(ARCH)$(if $(WINDOWS), -Wa$(comma)-muse-unaligned-vector-move)
 # Rounding stays exactly as written; only errno and floating-point traps, which nothing here looks at, are given up.
-CXXFLAGS_ALL := -std=c++20 -O3 -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -I. $(WARNINGS) $(CXXFLAGS)
+CXXFLAGS_ALL := -std=c++20 -O3 $(MARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -I. $(WARNINGS) $(CXXFLAGS)
 # Of the programs that people run: a mistake stops the program before it can be used. The sanitizers see more, and
 # have no need of it.
-HARDENING := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong -Wl,-z,relro,-z,now
+HARDENING := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong $(if $(filter Linux,$(UNAME)),-Wl$(comma)-z$(comma)relro$(comma)-z$(comma)now)
 PACKAGES_BUILD := g++
 ifeq ($(TOKENIZER),0)
 CXXFLAGS_ALL += -DNO_TOKENIZER
 else
 LIBS := -lpcre2-8 -lutf8proc
+# Homebrew's libraries are where no compiler looks, and its libedit where pkg-config does not.
+ifeq ($(UNAME),Darwin)
+PKG_CONFIG    := PKG_CONFIG_PATH="$$(brew --prefix libedit)/lib/pkgconfig" pkg-config
+DARWIN_NEEDS  := libpcre2-8 libutf8proc $(if $(filter-out 0,$(LINE_EDITOR)),libedit)
+CXXFLAGS_ALL  += $(shell $(PKG_CONFIG) --cflags $(DARWIN_NEEDS))
+LIBS          := $(shell $(PKG_CONFIG) --libs-only-L $(DARWIN_NEEDS)) $(LIBS)
+endif
 PACKAGES_BUILD += pkg-config libpcre2-dev libutf8proc-dev
 ifneq ($(LINE_EDITOR),0)
 CXXFLAGS_ALL += -DLINE_EDITOR
@@ -20,6 +34,7 @@ LIBS += -ledit
 PACKAGES_BUILD += libedit-dev
 endif
 endif
+LIBS += $(if $(WINDOWS),-lshell32)
 PACKAGES_PYTHON := python3-venv
 PACKAGES_TEST := doctest-dev nlohmann-json3-dev libsimde-dev tmux
 PACKAGES_ARM  := g++-aarch64-linux-gnu qemu-user
@@ -48,8 +63,6 @@ $(PROGRAMS): %: build/lib/%.o $(LIBRARY_O)
 NVCC      ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc),nvcc)
 CUDA      ?= $(shell command -v $(NVCC) >/dev/null 2>&1 && nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
 CUDA_ARCH ?= native
-empty     :=
-comma     := ,
 spaced_to_commas = $(subst $(empty) $(empty),$(comma),$(strip $1))
 NVCC_FLAGS := -std=c++20 -O3 -I. -Xcompiler $(call spaced_to_commas,-fopenmp-simd -pthread -Wall -Wextra $(if $(WERROR),-Werror)) $(filter -D%,$(CXXFLAGS_ALL))
 CUBLAS     = $(eval CUBLAS := $$(shell sh tools/cublas.sh $$(NVCC) $$(PYTHON)))$(CUBLAS)

@@ -36,6 +36,7 @@ NEEDS = {
     "network": "fetches a model, or reads one that was fetched",
     "packages": "Debian packages that `make` does not install",
     "CUDA": "nvcc, hipcc or a GPU",
+    "desk": "a Mac with Homebrew, or Windows with MSYS2",
     "NDK": "Android's compiler, and a phone",
     "torch": "a Python with torch and more",
     "engine": "vLLM or SGLang, and a GPU",

@@ -36,3 +36,13 @@ def test_all_goals_write_down_the_same_flags(goal):
 
     assert len(flags(goal)) == 1
     assert flags(goal) == flags("runq")
+
+
+def test_back_ends_do_nothing_before_they_are_asked():
+    """A constructor of a static object would run when the library is loaded, on processors that lack its instructions."""
+    objects = sorted((ROOT / "build" / "backends").glob("*/*.kernels.o"))
+    if not objects:
+        pytest.skip("needs make portable")
+    for path in objects:
+        sections = subprocess.run(["readelf", "--wide", "-S", path], capture_output=True, check=True, text=True).stdout
+        assert not re.search(r"\.(init_array|ctors)\b", sections), path

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "common/app/bench.h"
 #include "common/app/chat.h"
@@ -22,10 +23,10 @@
 #include "common/app/session.h"
 #include "common/app/streams.h"
 #include "common/app/trace.h"
-#include "common/os/descriptors.h"
 #include "common/os/machine.h"
 #include "common/os/new_file.h"
 #include "common/os/signals.h"
+#include "common/os/system.h"
 #include "common/os/threads.h"
 #include "common/text/printable.h"
 #include "common/text/tokenizer.h"
@@ -149,7 +150,12 @@ int run_with_streams(int argc, const char* const* argv, const Program& program, 
 }
 
 int run_command_line(int argc, const char* const* argv, const Program& program) {
-    hold_standard_descriptors();
-    catch_bus_errors(program.name);
-    return run_with_streams(argc, argv, program, {stdin, stdout, stderr});
+    set_up_streams();
+    program_in_error_lines = program.name;
+    catch_bus_errors();
+    const std::vector<std::string> words = utf8_arguments(argc, argv);
+    std::vector<const char*> arguments;
+    for (const std::string& word : words) arguments.push_back(word.c_str());
+    arguments.push_back(nullptr);
+    return run_with_streams(int(words.size()), arguments.data(), program, {stdin, stdout, stderr});
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/os/signals.h"
+#include "common/os/system.h"
 
 #ifdef LINE_EDITOR
 #include <histedit.h>
@@ -22,11 +23,6 @@
 #endif
 
 namespace {
-
-std::string environment(const char* name) {
-    const char* value = std::getenv(name);
-    return value == nullptr ? "" : value;
-}
 
 bool is_dumb() { return environment("TERM").empty() || environment("TERM") == "dumb"; }
 

@@ -1,19 +1,19 @@
 // Input and output: text goes to standard output, everything else to standard error.
 #pragma once
 
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdarg>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 
+#include "common/os/system.h"
 #include "common/text/printable.h"
 
-inline std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
+inline std::string format(const char* pattern, ...) __attribute__((format(PRINTF_FORMAT, 1, 2)));
 inline std::string format(const char* pattern, ...) {
     va_list arguments, again;
     va_start(arguments, pattern);
@@ -36,7 +36,7 @@ struct OutputClosed {};
 // through the stream's buffer, because only write() can go on after a signal without losing anything.
 inline void put(std::FILE* out, std::string_view text) {
     while (!text.empty()) {
-        const ssize_t n = write(fileno(out), text.data(), text.size());
+        const ptrdiff_t n = write_bytes(out, text.data(), text.size());
         if (n >= 0) {
             text.remove_prefix(static_cast<size_t>(n));
         } else if (errno == EPIPE) {
@@ -46,8 +46,6 @@ inline void put(std::FILE* out, std::string_view text) {
         }
     }
 }
-
-inline bool is_terminal(std::FILE* file) { return isatty(fileno(file)) == 1; }
 
 // As put(), for text that this program has not made up itself. A terminal gets no control characters but line
 // breaks and tabs; files and pipes get every byte as it is.
@@ -67,12 +65,12 @@ inline void note(std::FILE* err, std::string_view text) {
 // The whole file; "-" is standard input.
 inline std::string read_text(const std::string& option, const std::string& path, std::FILE* in) {
     const bool standard_input = path == "-";
-    std::FILE* file = standard_input ? in : std::fopen(path.c_str(), "rb");
+    std::FILE* file = standard_input ? in : open_file(path, "rb");
     std::string text;
     bool ok = file != nullptr;
     if (ok) {
         char buffer[1 << 16];
-        for (size_t n; (n = std::fread(buffer, 1, sizeof buffer, file)) > 0;) text.append(buffer, n);
+        for (size_t n; (n = read_bytes(file, buffer, sizeof buffer)) > 0;) text.append(buffer, n);
         ok = std::ferror(file) == 0;
     }
     const int reason = errno;
@@ -85,7 +83,7 @@ inline std::string read_text(const std::string& option, const std::string& path,
 inline bool read_line(std::FILE* in, std::string& line) {
     line.clear();
     int c;
-    while ((c = std::getc(in)) != EOF && c != '\n') line.push_back(static_cast<char>(c));
+    while ((c = read_byte(in)) != EOF && c != '\n') line.push_back(static_cast<char>(c));
     if (!line.empty() && line.back() == '\r') line.pop_back();
     return c == '\n' || (!line.empty() && std::ferror(in) == 0);
 }

@@ -2,12 +2,9 @@
 // quant_gemm.h is the interface to them.
 #pragma once
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <initializer_list>
 #include <memory>
@@ -20,22 +17,22 @@
 #include "common/backend/quant_gemm.h"
 #include "common/cpu/quant_matrix.h"
 #include "common/cpu/rows.h"
+#include "common/os/system.h"
 #include "common/os/threads.h"
 
 // Where back ends are looked for: in $RUNQ_BACKENDS, or else in the folder `backends` beside the program.
 inline std::filesystem::path backend_folder() {
-    if (const char* folder = std::getenv("RUNQ_BACKENDS"); folder != nullptr) return folder;
-    std::error_code error;
-    return std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "backends";
+    if (const std::string folder = environment("RUNQ_BACKENDS"); !folder.empty()) return path_of(folder);
+    return program_file().parent_path() / "backends";
 }
 
-// The names of those that are there, of files quant_gemm_NAME.so, sorted.
+// The names of those that are there, of files quant_gemm_NAME.so (library_suffix), sorted.
 inline std::vector<std::string> backend_names(const std::filesystem::path& folder) {
-    const std::string prefix = "quant_gemm_", suffix = ".so";
+    const std::string prefix = "quant_gemm_", suffix = library_suffix;
     std::vector<std::string> names;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-        const std::string file = entry.path().filename();
+        const std::string file = name_of(entry.path().filename());
         if (file.size() <= prefix.size() + suffix.size()) continue;
         if (!file.starts_with(prefix) || !file.ends_with(suffix)) continue;
         if (!entry.is_regular_file(error)) continue;  // opening a FIFO would wait for a writer
@@ -72,19 +69,21 @@ inline const char* missing_function(const QuantGemmBackend& api) {
 // Throws std::runtime_error if there is none in the file, or one for another version of the interface, or if
 // something is missing in it.
 inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
-    void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    if (library == nullptr) throw std::runtime_error(dlerror());
-    void* symbol = dlsym(library, "quant_gemm_backend");
-    if (symbol == nullptr) throw std::runtime_error(file.string() + " has no function quant_gemm_backend");
+    std::string error;
+    void* library = load_library(file, error);
+    if (library == nullptr) throw std::runtime_error(error);
+    void* symbol = find_symbol(library, "quant_gemm_backend");
+    const std::string name = name_of(file);
+    if (symbol == nullptr) throw std::runtime_error(name + " has no function quant_gemm_backend");
     const auto* api = reinterpret_cast<decltype(&quant_gemm_backend)>(symbol)();
     if (api == nullptr || api->version != QUANT_GEMM_VERSION) {
-        throw std::runtime_error(file.string() + " is for version " +
+        throw std::runtime_error(name + " is for version " +
                                  std::to_string(api != nullptr ? api->version : 0) +
                                  " of the interface, this program for " + std::to_string(QUANT_GEMM_VERSION));
     }
-    if (api->name == nullptr) throw std::runtime_error(file.string() + " has no name");
-    if (const char* name = missing_function(*api); name != nullptr)
-        throw std::runtime_error(file.string() + " has no function " + name);
+    if (api->name == nullptr) throw std::runtime_error(name + " has no name");
+    if (const char* function = missing_function(*api); function != nullptr)
+        throw std::runtime_error(name + " has no function " + function);
     return api;
 }
 
@@ -197,7 +196,7 @@ std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<Matri
     const std::filesystem::path folder = backend_folder();
     const std::vector<std::string> names = backend_names(folder);
     auto load = [&](const std::string& name) {
-        return load_backend(folder / ("quant_gemm_" + name + ".so"));
+        return load_backend(folder / ("quant_gemm_" + name + library_suffix));
     };
     auto open = [&](const QuantGemmBackend* api) {
         auto backend = std::make_unique<Backend>(api);
@@ -210,7 +209,7 @@ std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<Matri
             std::string list;
             for (const std::string& name : names) list += ", " + name;
             throw UsageError("--backend: '" + choice + "' is not one of auto, builtin" + list +
-                             " (those in " + folder.string() + ")");
+                             " (those in " + name_of(folder) + ")");
         }
         return open(load(choice));
     }

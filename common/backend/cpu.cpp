@@ -8,12 +8,7 @@
 #include <cstring>
 
 #include "common/backend/cpu_kernels.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#elif defined(__aarch64__)
-#include <sys/auxv.h>
-#endif
+#include "common/cpu/processor.h"
 
 namespace {
 
@@ -24,47 +19,15 @@ int32_t fail(QuantGemmStatus status, const char* why) {
     return status;
 }
 
-enum Level { portable, avx2, avxvnni, avx512vnni, neon, dotprod, i8mm };
 #define TEXT(x) #x
 #define NAME(x) TEXT(x)
 constexpr Level level = BACKEND;
 
-// Whether this processor, and its operating system, have the level's instructions.
-bool supported() {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-    // Intel SDM, CPUID: leaf 1, ecx bit 29 is F16C; leaf 7, subleaf 1, eax bit 4 is AVX-VNNI. Their registers
-    // are AVX2's.
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1) != 0;
-    const bool vnni256 = __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a >> 4 & 1) != 0;
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && f16c;
-    if (level == avx2) return has_avx2;
-    if (level == avxvnni) return has_avx2 && vnni256;
-    if (level == avx512vnni) {
-        return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-               __builtin_cpu_supports("avx512vnni");
-    }
-#elif defined(__aarch64__)
-    // Linux, Documentation/arch/arm64/elf_hwcaps.rst: bit 20 of AT_HWCAP is ASIMDDP, bit 13 of AT_HWCAP2
-    // I8MM.
-    const bool has_dotprod = (getauxval(AT_HWCAP) >> 20 & 1) != 0;
-    if (level == neon) return true;
-    if (level == dotprod) return has_dotprod;
-    if (level == i8mm) return has_dotprod && (getauxval(AT_HWCAP2) >> 13 & 1) != 0;
-#endif
-    return level == portable;
-}
-
-int32_t rank() {
-    constexpr int32_t ranks[] = {10, 20, 30, 40, 20, 30, 40};  // by Level
-    return supported() ? ranks[level] : 0;
-}
+int32_t rank() { return processor_has(level) ? level_ranks[level] : 0; }
 
 int32_t open(void** context, QuantGemmRunLoop run_loop) {
     *context = nullptr;
-    if (!supported()) return fail(QUANT_GEMM_NO_DEVICE, "this processor lacks its instructions");
+    if (!processor_has(level)) return fail(QUANT_GEMM_NO_DEVICE, "this processor lacks its instructions");
     *context = cpu_open(run_loop);
     return *context != nullptr ? QUANT_GEMM_OK : fail(QUANT_GEMM_NO_MEMORY, "out of memory");
 }

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "common/model/scheme.h"
+#include "common/os/system.h"
 
 // A path as a shell takes it for one word.
 inline std::string shell_word(const std::string& path) {
@@ -42,7 +43,7 @@ inline std::string describe_other_file(const std::string& path, std::span<const 
     uint64_t header = 0;
     if (bytes.size() > sizeof header) std::memcpy(&header, bytes.data(), sizeof header);
     if (header > 0 && header <= bytes.size() - sizeof header && bytes[sizeof header] == '{') {
-        const std::string folder = std::filesystem::path(path).parent_path().string();
+        const std::string folder = name_of(path_of(path).parent_path());
         return "is a safetensors file; make a model file of its directory: " +
                export_command(folder.empty() ? "." : folder, scheme);
     }
@@ -56,8 +57,8 @@ inline std::string describe_other_file(const std::string& path, std::span<const 
 // What a directory is instead of a model file; empty if `path` is none.
 inline std::string describe_directory(const std::string& path, const Scheme& scheme) {
     std::error_code ignored;
-    if (!std::filesystem::is_directory(path, ignored)) return "";
-    if (!std::filesystem::exists(path + "/config.json", ignored)) {
+    if (!std::filesystem::is_directory(path_of(path), ignored)) return "";
+    if (!std::filesystem::exists(path_of(path + "/config.json"), ignored)) {
         return "is a directory, expected a model file";
     }
     return "is a Hugging Face directory; make a model file of it: " + export_command(path, scheme);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <numbers>
 #include <vector>
 
 #include "common/model/config.h"
@@ -18,7 +19,7 @@ inline std::vector<float> rope_frequencies(const ModelConfig& c) {
         double f = std::pow(double(c.rope_theta), -2.0 * double(i) / c.head_dim);
         if (const RopeScaling& s = c.rope_scaling; s.llama3) {
             // Turns within the context that the model was first trained on.
-            const double turns = s.original_max_position_embeddings * f / (2 * M_PI);
+            const double turns = s.original_max_position_embeddings * f / (2 * std::numbers::pi);
             const double low = s.low_freq_factor, high = s.high_freq_factor;
             const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
             f = (1 - smooth) * f / s.factor + smooth * f;

@@ -4,92 +4,23 @@
 // is why the programs measure the bandwidth themselves, with the same threads and in the same run.
 #pragma once
 
-#include <sched.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <cstring>
-#include <set>
 #include <string>
 #include <thread>
-#include <utility>
 
-#include "common/os/cgroup.h"
 #include "common/os/clock.h"
+#include "common/os/system.h"
 #include "common/os/threads.h"
 
-// The number after `field` in a /proc file of lines like "VmHWM:   1234 kB", in bytes; 0 if it is not there.
-inline uint64_t proc_bytes(const char* path, const char* field) {
-    std::FILE* file = std::fopen(path, "r");
-    if (file == nullptr) return 0;
-    const size_t length = std::strlen(field);
-    unsigned long long kib = 0;
-    char line[256];
-    while (std::fgets(line, sizeof line, file) != nullptr) {
-        if (std::strncmp(line, field, length) == 0 && std::sscanf(line + length, ": %llu", &kib) == 1) break;
-    }
-    std::fclose(file);
-    return uint64_t{kib} * 1024;
-}
-
-// The most memory this process ever had resident. Pages of the mapped model file count once they are read.
-inline uint64_t peak_memory_bytes() {
-    if (const uint64_t bytes = proc_bytes("/proc/self/status", "VmHWM"); bytes > 0) return bytes;
-    rusage usage{};
-    getrusage(RUSAGE_SELF, &usage);
-    return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
-}
-
-// Bytes that this process may still map where its address space is limited (ulimit -v).
-inline uint64_t address_space_left() {
-    rlimit limit{};
-    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return no_limit;
-    const uint64_t used = proc_bytes("/proc/self/status", "VmSize");
-    return limit.rlim_cur > used ? limit.rlim_cur - used : 0;
-}
-
-// Bytes of memory that this process can still take without another giving some up: what the machine has
-// available, or what is left to a container or of the address space if that is less. Files in memory that can
-// be dropped count as available. no_limit if the system does not say. `root`: see cgroup.h.
-inline uint64_t available_memory(const std::string& root = "") {
-    const uint64_t machine = proc_bytes((root + "/proc/meminfo").c_str(), "MemAvailable");
-    return std::min({machine > 0 ? machine : no_limit, cgroup_memory_left(root), address_space_left()});
-}
-
-// Physical cores among the CPUs that this process may run on. Two hardware threads of one core share its load
-// ports, so a second one adds nothing to loops that wait for memory or keep the vector units full.
+// Cores that threads are worth having on: see system_cores().
 inline int physical_cores() {
-    std::set<std::pair<int, int>> cores;  // (package, core)
-#ifdef __linux__
-    auto topology = [](int cpu, const char* what) {
-        const std::string path = "/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/" + what;
-        int value = -1;
-        if (std::FILE* file = std::fopen(path.c_str(), "r"); file != nullptr) {
-            if (std::fscanf(file, "%d", &value) != 1) value = -1;
-            std::fclose(file);
-        }
-        return value;
-    };
-    cpu_set_t allowed;
-    if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) {
-        for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
-            if (!CPU_ISSET(cpu, &allowed)) continue;
-            const int core = topology(cpu, "core_id");
-            // Without a core_id (some containers hide /sys) every CPU counts as a core of its own.
-            cores.insert(core >= 0 ? std::pair(topology(cpu, "physical_package_id"), core)
-                                   : std::pair(-2, cpu));
-        }
-    }
-#endif
-    const unsigned n =
-        cores.empty() ? std::thread::hardware_concurrency() : static_cast<unsigned>(cores.size());
-    return std::clamp(static_cast<int>(n), 1, 1024);
+    const int n = system_cores();
+    return std::clamp(n > 0 ? n : static_cast<int>(std::thread::hardware_concurrency()), 1, 1024);
 }
 
 // Threads where the command line names none: a physical core each, but no more than the processors' time that
@@ -97,7 +28,7 @@ inline int physical_cores() {
 // each period (100 ms) once the quota is used up, while the others spend it waiting for them at the end of
 // the loop that they share.
 inline int default_threads(const std::string& root = "") {
-    const double quota = std::floor(cgroup_cpu_quota(root));
+    const double quota = std::floor(granted_processors(root));
     return static_cast<int>(std::clamp(quota, 1.0, static_cast<double>(physical_cores())));
 }
 
@@ -129,15 +60,11 @@ class ReadBuffer {
         n_bytes = std::min(n_bytes, available_memory() / 4);
         per_thread_ = std::max<size_t>(1, n_bytes / page / static_cast<size_t>(n_threads)) * page;
         size_ = per_thread_ * static_cast<size_t>(n_threads);
-        void* memory = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (memory == MAP_FAILED) {
+        words_ = static_cast<uint32_t*>(take_pages(size_));
+        if (words_ == nullptr) {
             size_ = 0;
             return;
         }
-        words_ = static_cast<uint32_t*>(memory);
-#ifdef MADV_HUGEPAGE
-        madvise(memory, size_, MADV_HUGEPAGE);  // fewer page-table walks; a refusal does no harm
-#endif
         // Written, so that every page exists, near the thread that will read it.
         each_part([&](uint32_t* part) -> uint32_t {
             std::memset(part, 1, per_thread_);
@@ -147,7 +74,7 @@ class ReadBuffer {
     ReadBuffer(const ReadBuffer&) = delete;
     ReadBuffer& operator=(const ReadBuffer&) = delete;
     ~ReadBuffer() {
-        if (size_ > 0) munmap(words_, size_);
+        if (size_ > 0) release_pages(words_, size_);
     }
 
     // In bytes; 0 if there was no memory.

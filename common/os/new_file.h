@@ -1,57 +1,46 @@
 // A file that is there as a whole or not at all, whatever ends the process while it is written.
 #pragma once
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <stdexcept>
 #include <string>
+#include <system_error>
+#include <utility>
 
-// Whether both names lead to one file, by links or not.
-inline bool same_file(const std::string& a, const std::string& b) {
-    struct stat x {
-    }, y{};
-    return stat(a.c_str(), &x) == 0 && stat(b.c_str(), &y) == 0 && x.st_dev == y.st_dev &&
-           x.st_ino == y.st_ino;
-}
+#include "common/os/system.h"
 
 // Written without a name (O_TMPFILE), in the directory where it will be, and renamed into place at the end.
-// Where a file system cannot do that it has a name of its own, ".runq-PID-N.part", which only a signal that
-// kills leaves behind.
+// Where a system or a file system cannot do that it has a name of its own, ".runq-PID-N.part", which only a
+// signal that kills leaves behind.
 class NewFile {
   public:
     // Throws std::runtime_error "PATH: cannot write: reason": if the path cannot be written, or is there and
     // no regular file. A link is followed.
-    explicit NewFile(const std::string& path) : path_(path), target_(path) {
-        struct stat info {};
-        if (stat(path.c_str(), &info) == 0) {
-            if (S_ISDIR(info.st_mode)) fail(EISDIR);
-            if (!S_ISREG(info.st_mode))
-                throw std::runtime_error(path_ + ": cannot write: not a regular file");
-            target_ = std::filesystem::canonical(path);
-        } else if (errno != ENOENT) {
-            fail(errno);
-        }
+    explicit NewFile(const std::string& path) : path_(path), target_(path_of(path)) {
+        const FileKind kind = file_kind(path);
+        if (kind == FileKind::error) fail(errno);
+        if (kind == FileKind::folder) fail(EISDIR);
+        if (kind == FileKind::other) throw std::runtime_error(path_ + ": cannot write: not a regular file");
+        if (kind == FileKind::regular) target_ = std::filesystem::canonical(target_);
         if (target_.filename().empty()) fail(path.empty() ? ENOENT : EISDIR);
         folder_ = target_.has_parent_path() ? target_.parent_path() : ".";
-        fd_ = open(folder_.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+        fd_ = create_unnamed(folder_);
         if (fd_ < 0) {
-            temporary_ = unused_name([&](const char* name) {
-                fd_ = open(name, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
+            temporary_ = unused_name([&](const std::filesystem::path& name) {
+                fd_ = create_named(name);
                 return fd_ >= 0;
             });
         }
-        stream_ = fdopen(fd_, "wb");
+        stream_ = stream_of(fd_);
         if (stream_ == nullptr) fail(errno);
     }
     ~NewFile() {
         if (stream_ != nullptr) std::fclose(stream_);
-        if (!temporary_.empty()) unlink(temporary_.c_str());
+        std::error_code ignored;
+        if (!temporary_.empty()) std::filesystem::remove(temporary_, ignored);
     }
     NewFile(const NewFile&) = delete;
     NewFile& operator=(const NewFile&) = delete;
@@ -62,16 +51,11 @@ class NewFile {
 
     // Puts what has been written under the path, in place of what is there. Throws as the constructor.
     void commit() {
-        // Without fsync a crash of the machine could leave the name with nothing behind it. EINVAL: there is
-        // nothing to wait for.
-        if (std::fflush(stream_) != 0 || (fsync(fd_) != 0 && errno != EINVAL)) fail(errno);
-        if (temporary_.empty()) {
-            const std::string self = "/proc/self/fd/" + std::to_string(fd_);
-            temporary_ = unused_name([&](const char* name) {
-                return linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name, AT_SYMLINK_FOLLOW) == 0;
-            });
-        }
-        if (std::rename(temporary_.c_str(), target_.c_str()) != 0) fail(errno);
+        if (std::fflush(stream_) != 0 || !flush_to_disk(fd_)) fail(errno);
+        if (temporary_.empty())
+            temporary_ = unused_name([&](const std::filesystem::path& name) { return give_name(fd_, name); });
+        if (std::fclose(std::exchange(stream_, nullptr)) != 0) fail(errno);
+        if (!replace_file(temporary_, target_)) fail(errno);
         temporary_.clear();
     }
 
@@ -83,18 +67,18 @@ class NewFile {
     // The first name with which make(name) succeeds. Throws if it fails because of anything but the name
     // being taken. Runs that share a directory and, in two containers, a process id must not share a name.
     template <class Make>
-    std::string unused_name(Make make) const {
+    std::filesystem::path unused_name(Make make) const {
         for (int i = 0;; i++) {
-            std::string name =
-                folder_ / (".runq-" + std::to_string(getpid()) + "-" + std::to_string(i) + ".part");
-            if (make(name.c_str())) return name;
+            std::filesystem::path name =
+                folder_ / (".runq-" + std::to_string(process_id()) + "-" + std::to_string(i) + ".part");
+            if (make(name)) return name;
             if (errno != EEXIST) fail(errno);
         }
     }
 
     std::string path_;  // as it was given
     std::filesystem::path target_, folder_;
-    std::string temporary_;  // the file's name until it is in place; empty: it has none
+    std::filesystem::path temporary_;  // the file's name until it is in place; empty: it has none
     int fd_ = -1;
     std::FILE* stream_ = nullptr;
 };

@@ -9,20 +9,8 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstdio>
 
 #include "common/os/clock.h"
-
-// The number of threads on this machine, of all programs, that run or wait for a core; 0 if the system does
-// not say. The fourth field of /proc/loadavg is RUNNING/ALL (man 5 proc_loadavg).
-inline int runnable_threads() {
-    int running = 0;
-    if (std::FILE* file = std::fopen("/proc/loadavg", "r"); file != nullptr) {
-        if (std::fscanf(file, "%*f %*f %*f %d/", &running) != 1) running = 0;
-        std::fclose(file);
-    }
-    return running;
-}
 
 class TeamSize {
   public:

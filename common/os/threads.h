@@ -12,9 +12,6 @@
 // thread.
 #pragma once
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -26,6 +23,7 @@
 #include <vector>
 
 #include "common/os/clock.h"
+#include "common/os/system.h"
 #include "common/os/team_size.h"
 
 // Items begin .. end - 1 of a loop. Must not throw.
@@ -169,16 +167,10 @@ class ThreadPool {
     }
 
     // How many cores there are for this pool's threads, of which n_awake run now. max_threads if nobody
-    // knows: what runs on the whole machine says nothing of the cores of a process that has only some of
-    // them.
+    // knows.
     static int free_cores(int n_awake) {
-#ifdef __linux__
-        const int running = runnable_threads(), online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-        cpu_set_t ours;
-        if (running > 0 && sched_getaffinity(0, sizeof ours, &ours) == 0 && CPU_COUNT(&ours) == online)
-            return online - (running - n_awake);
-#endif
-        return max_threads;
+        const int n = processors_left(n_awake);
+        return n >= 0 ? n : max_threads;
     }
 
     void stop() {
