@@ -52,13 +52,54 @@ $(PROGRAMS:%=$(WEB)/%.js): $(WEB)/%.js: $(WASM)/%.o $(WASM_LIBRARY_O) $(WASM_LIB
 	$(EMCC) $(WASM_LINK) $^ -o $@
 $(PROGRAMS:%=$(WEB)/%.wasm): %.wasm: %.js ;
 
+# ---- programs with a mistake in them: web/variants/NAME.json, tools/web_variant.py ------------------------------------
+WEB_VARIANTS  := $(patsubst web/variants/%.json,%,$(wildcard web/variants/*.json))
+WEB_FILES     := no-smoothing
+WEB_PROGRAMS  := $(filter-out $(WEB_FILES),$(WEB_VARIANTS))
+VARIANT_OF     = $(shell sed -n 's/^ *"program": "\(.*\)",/\1/p' web/variants/$1.json)
+$(WEB_PROGRAMS:%=$(WASM)/variants/%.o): $(WASM)/variants/%.o: web/variants/%.json tools/web_variant.py $(HEADERS) $(PROGRAMS:%=%.cpp) \
+    $(WASM)/flags $(LIBRARIES_C)/ready build/packages-web
+	@$(PYTHON) tools/web_variant.py sources $< $(WASM)/variants/$*
+	program=$(call VARIANT_OF,$*).cpp copy=$(@:.o=)/$$program; test -e $$copy && program=$$copy; \
+	    $(EMCC) -I$(@:.o=) $(WASM_CXXFLAGS) -c $$program -o $@
+$(WEB_PROGRAMS:%=$(WEB)/variants/%.js): $(WEB)/variants/%.js: $(WASM)/variants/%.o $(WASM_LIBRARY_O) $(WASM_LIBS)
+	@mkdir -p $(@D)
+	$(EMCC) $(WASM_LINK) $^ -o $@
+$(WEB)/variants/no-smoothing.bin: $(VENV_READY) $(EXPORTER) models/tiny-llama/model.safetensors
+	@mkdir -p $(@D)
+	@OPENBLAS_NUM_THREADS=1 $(PY) -m export w8a8 models/tiny-llama $@ --quiet --no-smooth
+$(WEB)/variants.json: tools/web_variant.py $(wildcard web/variants/*.json)
+	@mkdir -p $(@D)
+	@$(PYTHON) tools/web_variant.py list $@ $(filter %.json,$^)
+
+# ---- all of it --------------------------------------------------------------------------------------------------------
 WEB_MODULES := $(patsubst web/%,$(WEB)/%,$(wildcard web/*.js) web/package.json)
 $(WEB_MODULES): $(WEB)/%: web/%
 	@mkdir -p $(@D)
 	@cp $< $@
 
-.PHONY: web
-web: $(PROGRAMS:%=$(WEB)/%.js) $(WEB_MODULES)
+.PHONY: web test-web-node
+web: $(PROGRAMS:%=$(WEB)/%.js) $(WEB_MODULES) $(WEB_PROGRAMS:%=$(WEB)/variants/%.js) $(WEB_FILES:%=$(WEB)/variants/%.bin) $(WEB)/variants.json
+	@$(PYTHON) tools/web_sizes.py $(WEB)
+
+# ---- tests ------------------------------------------------------------------------------------------------------------
+# The kernels in one test program, each program's source in one of its own, as on Arm (mk/arm.mk). They read files of the
+# machine, as node lets them; Emscripten 3.1.6 does not expect that node can fetch.
+WASM_TESTS      := kernels $(PROGRAMS)
+WASM_TEST_FLAGS  = $(filter-out -O3,$(WASM_CXXFLAGS)) -DNO_TOKENIZER -DDOCTEST_CONFIG_NO_POSIX_SIGNALS -Itests -idirafter /usr/include
+WASM_TEST_LINK  := $(WASM_FLAGS) -O1 -sENVIRONMENT=node -sNODERAWFS -sEXIT_RUNTIME -sALLOW_MEMORY_GROWTH -sMAXIMUM_MEMORY=4GB
+WASM_TEST_RUN   := node --no-experimental-fetch
+KERNEL_TESTS    := $(ARM_KERNELS:tests/%.cpp=$(WASM)/tests/%.o)
+$(KERNEL_TESTS) $(PROGRAMS:%=$(WASM)/tests/%_test.o) $(WASM)/tests/main.o: $(WASM)/tests/%.o: tests/%.cpp $(WASM)/flags build/packages-web build/packages-test
+	@mkdir -p $(@D)
+	$(EMCC) $(WASM_TEST_FLAGS) -O1 $(DEPS) -c $< -o $@
+$(LIBRARY:%.cpp=$(WASM)/tests/%.o): $(WASM)/tests/%.o: %.cpp $(WASM)/flags build/packages-web
+	@mkdir -p $(@D)
+	$(EMCC) $(WASM_TEST_FLAGS) -O3 $(DEPS) -c $< -o $@
+$(WASM)/kernels_test.js: $(KERNEL_TESTS)
+$(PROGRAMS:%=$(WASM)/%_test.js): $(WASM)/%_test.js: $(WASM)/tests/%_test.o
+$(WASM_TESTS:%=$(WASM)/%_test.js): $(WASM)/tests/main.o $(LIBRARY:%.cpp=$(WASM)/tests/%.o)
+	$(EMCC) $(WASM_TEST_LINK) $(filter %.o,$^) -o $@
 
 $(WASM)/flags: FORCE
 	@mkdir -p $(@D)
