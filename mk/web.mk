@@ -88,7 +88,6 @@ web: $(PROGRAMS:%=$(WEB)/%.js) $(WEB_MODULES) $(WEB_PROGRAMS:%=$(WEB)/variants/%
 WASM_TESTS      := kernels $(PROGRAMS)
 WASM_TEST_FLAGS  = $(filter-out -O3,$(WASM_CXXFLAGS)) -DNO_TOKENIZER -DDOCTEST_CONFIG_NO_POSIX_SIGNALS -Itests -idirafter /usr/include
 WASM_TEST_LINK  := $(WASM_FLAGS) -O1 -sENVIRONMENT=node -sNODERAWFS -sEXIT_RUNTIME -sALLOW_MEMORY_GROWTH -sMAXIMUM_MEMORY=4GB
-WASM_TEST_RUN   := node --no-experimental-fetch
 KERNEL_TESTS    := $(ARM_KERNELS:tests/%.cpp=$(WASM)/tests/%.o)
 $(KERNEL_TESTS) $(PROGRAMS:%=$(WASM)/tests/%_test.o) $(WASM)/tests/main.o: $(WASM)/tests/%.o: tests/%.cpp $(WASM)/flags build/packages-web build/packages-test
 	@mkdir -p $(@D)
@@ -100,6 +99,9 @@ $(WASM)/kernels_test.js: $(KERNEL_TESTS)
 $(PROGRAMS:%=$(WASM)/%_test.js): $(WASM)/%_test.js: $(WASM)/tests/%_test.o
 $(WASM_TESTS:%=$(WASM)/%_test.js): $(WASM)/tests/main.o $(LIBRARY:%.cpp=$(WASM)/tests/%.o)
 	$(EMCC) $(WASM_TEST_LINK) $(filter %.o,$^) -o $@
+
+test-web-node: web $(WASM_TESTS:%=$(WASM)/%_test.js) $(PROGRAMS) $(VENV_READY) $(TEST_MODELS)
+	@$(PY) -m pytest -q tests/test_web_node.py
 
 $(WASM)/flags: FORCE
 	@mkdir -p $(@D)

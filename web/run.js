@@ -20,7 +20,8 @@ const files = {};
 for (const arg of args) {
     if (statSync(arg, { throwIfNoEntry: false })?.isFile()) files[resolve("/", arg)] = pathToFileURL(arg).href;
 }
-const wants = args.filter((_, i) => args[i - 1] === "--trace").map((path) => resolve("/", path));
+// What is written: its path in the program, where the working folder is "/", and here.
+const traces = new Map(args.filter((_, i) => args[i - 1] === "--trace").map((path) => [resolve("/", path), path]));
 
 let input = null;
 if (!process.stdin.isTTY) {
@@ -35,8 +36,8 @@ worker.on("message", (message) => {
     if (message.type === "stdout") process.stdout.write(message.text);
     if (message.type === "stderr") process.stderr.write(message.text);
     if (message.type !== "done") return;
-    for (const [path, bytes] of Object.entries(message.files)) writeFileSync(`.${path}`, new Uint8Array(bytes));
+    for (const [path, bytes] of Object.entries(message.files)) writeFileSync(traces.get(path), new Uint8Array(bytes));
     process.exitCode = message.code;
     worker.terminate();
 });
-worker.postMessage({ type: "run", id: 0, program, args, files, wants, input: input?.buffer ?? null });
+worker.postMessage({ type: "run", id: 0, program, args, files, wants: [...traces.keys()], input: input?.buffer ?? null });
