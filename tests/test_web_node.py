@@ -99,10 +99,8 @@ let printed = "";
 const worker = new Worker(new URL("WEB/node_worker.js"));
 const next = () => (lines.length ? input.send(lines.shift() + "\\n") : input.close());
 worker.on("message", ({ type, text, code, seconds }) => {
-    if (type === "stdout") {
-        printed += text;
-        if (text.endsWith("\\n")) next();
-    }
+    if (type === "stdout") printed += text;
+    if (type === "waiting") next();
     if (type !== "done") return;
     process.stdout.write(printed);
     process.exitCode = seconds > 0 ? code : 99;
@@ -110,7 +108,6 @@ worker.on("message", ({ type, text, code, seconds }) => {
 });
 const args = ["model.bin", "-m", "chat", "-t", "0", "-n", "20"], files = { "/model.bin": "MODEL" };
 worker.postMessage({ type: "run", id: 7, program: "runq", args, files, wants: [], input: input.buffer });
-next();
 """
 
 

@@ -57,12 +57,12 @@ export function openInput(capacity = 65536) {
 
 /**
  * The worker's side: read(to) fills the Uint8Array `to` with what is there, waits if there is nothing yet, and
- * returns how many bytes it got: 0 at the end.
+ * returns how many bytes it got: 0 at the end. It calls waiting() before it waits.
  */
-export function readerOf(buffer) {
+export function readerOf(buffer, waiting) {
     const state = new Int32Array(buffer, 0, HEAD / 4), ring = new Uint8Array(buffer, HEAD);
     return (to) => {
-        for (;;) {
+        for (let told = false; ;) {
             const changes = Atomics.load(state, CHANGES);
             const written = Atomics.load(state, WRITTEN) >>> 0, read = Atomics.load(state, READ) >>> 0;
             const n = Math.min((written - read) >>> 0, to.length);
@@ -72,6 +72,8 @@ export function readerOf(buffer) {
                 return n;
             }
             if (Atomics.load(state, CLOSED)) return 0;
+            if (!told) waiting();
+            told = true;
             Atomics.wait(state, CHANGES, changes);
         }
     };

@@ -14,6 +14,7 @@
 //         input     null, or the `buffer` of openInput() in stdin.js: what the program reads from standard input
 //     worker -> page   {type: "stdout", id, text}    as it is printed; whole characters
 //                      {type: "stderr", id, text}
+//                      {type: "waiting", id}          there is nothing on standard input: in a chat, it is the page's turn
 //                      {type: "done", id, code, files, seconds}
 //         code      the program's exit code; 134 (as a shell has it for SIGABRT) where it did not get to one
 //         files     {path: ArrayBuffer} of those in `wants` that are there
@@ -158,7 +159,7 @@ async function run({ id, program: name, args, files, wants, input }) {
             },
             preRun: [(p) => {
                 p.memory = () => memory.buffer;
-                setStreams(p, input ? readerOf(input) : () => 0, [out.write, err.write]);
+                setStreams(p, input ? readerOf(input, () => self.postMessage({ type: "waiting", id })) : () => 0, [out.write, err.write]);
                 for (const [path, source] of sources) addFile(p, path, source);
                 for (const path of wants ?? []) addFolder(p, path);
             }],
