@@ -71,7 +71,7 @@ export function readerOf(buffer, waiting) {
                 Atomics.store(state, READ, (read + n) | 0);
                 return n;
             }
-            if (Atomics.load(state, CLOSED)) return 0;
+            if (Atomics.load(state, CLOSED) || to.length === 0) return 0; // musl reads 0 bytes at times
             if (!told) waiting();
             told = true;
             Atomics.wait(state, CHANGES, changes);
