@@ -104,6 +104,8 @@ help:
 	@echo 'make hw          build and test the SystemVerilog of hw/: docs/rtl.md (FULL=1: 10^8 random pairs; make hw-quick: a part)'
 	@echo 'make rtl-story   three programs with every product in RTL: the golden stories, and cycles beside the model (ARRAY=16x16)'
 	@echo 'make rtl-chip    place and route an array of 8 x 8 and one of 16 x 16 for an ECP5'
+	@echo 'make web         build/web: the programs in WebAssembly, for a page and for node (docs/web-build.md)'
+	@echo 'make test-web-node  them under node: golden ids and traces, operations, damaged files, mistakes'
 	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
 	@echo 'make format      put all sources into their format'
 	@echo 'make golden      write golden/data anew from the numpy reference'

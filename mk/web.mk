@@ -14,10 +14,14 @@ NEEDS_test-web-node := BUILD PYTHON TEST WEB
 
 # SIMD and exceptions are what browsers have had since 2021 and 2022.
 WASM_FLAGS := -msimd128 -fwasm-exceptions
-WASM_CXXFLAGS = -std=c++20 -O3 $(WASM_FLAGS) -fno-math-errno -fno-trapping-math -isystem web/compat -I. $(WASM_LIBRARIES_I) \
-                $(filter-out -Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized,$(WARNINGS))
+WASM_CXXFLAGS = -std=c++20 $(WASM_FLAGS) -fno-math-errno -fno-trapping-math -isystem web/compat -I. $(WASM_LIBRARIES_I) \
+                $(filter-out -Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized,$(WARNINGS)) -Wno-unused-parameter
+# Small, but for the kernels: -O3 in place of -Os and -Oz makes a module a fifth larger and no faster; kernels for size
+# take four times as long.
+WASM_KERNELS  := common/cpu/attention.cpp common/cpu/quant_matmul.cpp
+optimized     = $(if $(filter $1,$(WASM_KERNELS)),-O2,-Os)
 # A module that a page makes anew for every run. Memory grows up to what 32-bit addresses reach.
-WASM_LINK := $(WASM_FLAGS) -O3 -sENVIRONMENT=worker -sMODULARIZE -sEXPORT_ES6 -sINVOKE_RUN=0 -sEXIT_RUNTIME \
+WASM_LINK := $(WASM_FLAGS) -Oz -sENVIRONMENT=worker -sMODULARIZE -sEXPORT_ES6 -sINVOKE_RUN=0 -sEXIT_RUNTIME \
              -sALLOW_MEMORY_GROWTH -sMAXIMUM_MEMORY=4GB -sFORCE_FILESYSTEM \
              -sEXPORTED_FUNCTIONS=_main,_memalign -sEXPORTED_RUNTIME_METHODS=FS,callMain,ENV
 
@@ -37,15 +41,15 @@ $(LIBRARIES_C)/ready: tools/web_libraries.py
 	@cp $(@D)/utf8proc/utf8proc.h $(@D)/include
 	@touch $@
 $(PCRE2_PARTS:%=$(LIBRARIES_C)/pcre2_%.o): $(LIBRARIES_C)/pcre2_%.o: $(LIBRARIES_C)/ready build/packages-web
-	$(EMCC) -O2 $(WASM_FLAGS) $(PCRE2_FLAGS) -I$(LIBRARIES_C)/pcre2/src -c $(LIBRARIES_C)/pcre2/src/pcre2_$*.c -o $@
+	$(EMCC) -Os $(WASM_FLAGS) $(PCRE2_FLAGS) -I$(LIBRARIES_C)/pcre2/src -c $(LIBRARIES_C)/pcre2/src/pcre2_$*.c -o $@
 $(LIBRARIES_C)/utf8proc.o: $(LIBRARIES_C)/ready build/packages-web
-	$(EMCC) -O2 $(WASM_FLAGS) -DUTF8PROC_STATIC -c $(LIBRARIES_C)/utf8proc/utf8proc.c -o $@
+	$(EMCC) -Os $(WASM_FLAGS) -DUTF8PROC_STATIC -c $(LIBRARIES_C)/utf8proc/utf8proc.c -o $@
 
 # ---- the programs -----------------------------------------------------------------------------------------------------
 WASM_LIBRARY_O := $(LIBRARY:%.cpp=$(WASM)/%.o)
 $(WASM_LIBRARY_O) $(PROGRAMS:%=$(WASM)/%.o): $(WASM)/%.o: %.cpp $(WASM)/flags $(LIBRARIES_C)/ready build/packages-web
 	@mkdir -p $(@D)
-	$(EMCC) $(WASM_CXXFLAGS) $(DEPS) -c $< -o $@
+	$(EMCC) $(WASM_CXXFLAGS) $(call optimized,$<) $(DEPS) -c $< -o $@
 
 $(PROGRAMS:%=$(WEB)/%.js): $(WEB)/%.js: $(WASM)/%.o $(WASM_LIBRARY_O) $(WASM_LIBS)
 	@mkdir -p $(@D)
@@ -61,7 +65,7 @@ $(WEB_PROGRAMS:%=$(WASM)/variants/%.o): $(WASM)/variants/%.o: web/variants/%.jso
     $(WASM)/flags $(LIBRARIES_C)/ready build/packages-web
 	@$(PYTHON) tools/web_variant.py sources $< $(WASM)/variants/$*
 	program=$(call VARIANT_OF,$*).cpp copy=$(@:.o=)/$$program; test -e $$copy && program=$$copy; \
-	    $(EMCC) -I$(@:.o=) $(WASM_CXXFLAGS) -c $$program -o $@
+	    $(EMCC) -I$(@:.o=) $(WASM_CXXFLAGS) -Os -c $$program -o $@
 $(WEB_PROGRAMS:%=$(WEB)/variants/%.js): $(WEB)/variants/%.js: $(WASM)/variants/%.o $(WASM_LIBRARY_O) $(WASM_LIBS)
 	@mkdir -p $(@D)
 	$(EMCC) $(WASM_LINK) $^ -o $@
@@ -86,7 +90,7 @@ web: $(PROGRAMS:%=$(WEB)/%.js) $(WEB_MODULES) $(WEB_PROGRAMS:%=$(WEB)/variants/%
 # The kernels in one test program, each program's source in one of its own, as on Arm (mk/arm.mk). They read files of the
 # machine, as node lets them; Emscripten 3.1.6 does not expect that node can fetch.
 WASM_TESTS      := kernels $(PROGRAMS)
-WASM_TEST_FLAGS  = $(filter-out -O3,$(WASM_CXXFLAGS)) -DNO_TOKENIZER -DDOCTEST_CONFIG_NO_POSIX_SIGNALS -Itests -idirafter /usr/include
+WASM_TEST_FLAGS  = $(WASM_CXXFLAGS) -DNO_TOKENIZER -DDOCTEST_CONFIG_NO_POSIX_SIGNALS -Itests -idirafter /usr/include
 WASM_TEST_LINK  := $(WASM_FLAGS) -O1 -sENVIRONMENT=node -sNODERAWFS -sEXIT_RUNTIME -sALLOW_MEMORY_GROWTH -sMAXIMUM_MEMORY=4GB
 KERNEL_TESTS    := $(ARM_KERNELS:tests/%.cpp=$(WASM)/tests/%.o)
 $(KERNEL_TESTS) $(PROGRAMS:%=$(WASM)/tests/%_test.o) $(WASM)/tests/main.o: $(WASM)/tests/%.o: tests/%.cpp $(WASM)/flags build/packages-web build/packages-test
@@ -94,7 +98,7 @@ $(KERNEL_TESTS) $(PROGRAMS:%=$(WASM)/tests/%_test.o) $(WASM)/tests/main.o: $(WAS
 	$(EMCC) $(WASM_TEST_FLAGS) -O1 $(DEPS) -c $< -o $@
 $(LIBRARY:%.cpp=$(WASM)/tests/%.o): $(WASM)/tests/%.o: %.cpp $(WASM)/flags build/packages-web
 	@mkdir -p $(@D)
-	$(EMCC) $(WASM_TEST_FLAGS) -O3 $(DEPS) -c $< -o $@
+	$(EMCC) $(WASM_TEST_FLAGS) $(call optimized,$<) $(DEPS) -c $< -o $@
 $(WASM)/kernels_test.js: $(KERNEL_TESTS)
 $(PROGRAMS:%=$(WASM)/%_test.js): $(WASM)/%_test.js: $(WASM)/tests/%_test.o
 $(WASM_TESTS:%=$(WASM)/%_test.js): $(WASM)/tests/main.o $(LIBRARY:%.cpp=$(WASM)/tests/%.o)

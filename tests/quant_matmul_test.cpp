@@ -211,8 +211,8 @@ FusedCase fused_case(std::mt19937& rng, bool tie) {
     const int n = 16 + int(rng() % 8);
     const bool below = rng() % 2 != 0;
     const int acc = below ? (1 << n) + 1 : (1 << 12) + 1;
-    const float scale = below ? std::ldexp(float((1 << n) - 1), -2 * n)
-                              : std::ldexp(float((1 << 24) - (1 << 12) + 1), -36);
+    const float scale =
+        below ? std::ldexp(float((1 << n) - 1), -2 * n) : std::ldexp(float((1 << 24) - (1 << 12) + 1), -36);
     const float sum = 2 * float((1 << 23) + int(rng() % (1 << 20)));
     return {rng() % 2 != 0 ? acc : -acc, scale, rng() % 2 != 0 ? sum : -sum};
 }
@@ -241,7 +241,8 @@ TEST_CASE("a sum of groups is rounded once: fused_by_doubles, and add_scaled of 
             float scales[Isa::lanes], sums[Isa::lanes], found[Isa::lanes];
             for (int i = 0; i < Isa::lanes; i++)
                 acc[i] = cases[i].acc, scales[i] = cases[i].scale, sums[i] = cases[i].sum;
-            Isa::store(found, Isa::add_scaled(Isa::load_floats(sums), Isa::load(acc), Isa::load_floats(scales)));
+            Isa::store(found,
+                       Isa::add_scaled(Isa::load_floats(sums), Isa::load(acc), Isa::load_floats(scales)));
             for (int i = 0; i < Isa::lanes; i++) {
                 const float expected = fused_reference(float(acc[i]), scales[i], sums[i]);
                 if (found[i] == expected) continue;

@@ -21,12 +21,15 @@ from tests.test_runq import clear_generation, determined
 from tools.web_variant import EditError, write_variant
 
 WEB = ROOT / "build" / "web"
-TESTS = [ROOT / "build" / "wasm" / f"{name}_test.js" for name in ("kernels", "runq", "runq_w8a8", "runq_gptq", "runq_moe")]
+TESTS = [
+    ROOT / "build" / "wasm" / f"{name}_test.js" for name in ("kernels", "runq", "runq_w8a8", "runq_gptq", "runq_moe")
+]
 VARIANTS = {p.stem: json.loads(p.read_text()) for p in sorted((ROOT / "web" / "variants").glob("*.json"))}
 # Of every program, and of every way to store its weights.
 FILES = {
-    "tiny-llama.q8": "runq", "tiny-qwen3.q8": "runq", "tiny-llama.w8a8": "runq_w8a8", "tiny-qwen3.w8a8-block32": "runq_w8a8",
-    "tiny-llama.w8a8-static": "runq_w8a8", "tiny-llama.gptq-ladder": "runq_gptq", "tiny-qwen3.gptq-sparse": "runq_gptq",
+    "tiny-llama.q8": "runq", "tiny-qwen3.q8": "runq", "tiny-llama.w8a8": "runq_w8a8",
+    "tiny-qwen3.w8a8-block32": "runq_w8a8", "tiny-llama.w8a8-static": "runq_w8a8",
+    "tiny-llama.gptq-ladder": "runq_gptq", "tiny-qwen3.gptq-sparse": "runq_gptq",
     "tiny-llama.gptq-w4": "runq_gptq", "tiny-qwen3-moe.moe-a8w8": "runq_moe", "tiny-qwen3-moe.moe-a8w4": "runq_moe",
     "tiny-qwen3-moe.moe-mxfp8": "runq_moe",
 }  # fmt: skip
@@ -138,13 +141,17 @@ def other_header(data):
 
 
 @built
-@pytest.mark.parametrize("damage", [cut, foreign, other_header, lambda _: b""], ids=["cut", "foreign", "header", "empty"])
+@pytest.mark.parametrize(
+    "damage", [cut, foreign, other_header, lambda _: b""], ids=["cut", "foreign", "header", "empty"]
+)
 @pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-llama.w8a8", "tiny-llama.gptq-w4", "tiny-qwen3-moe.moe-a8w8"])
 def test_a_damaged_file_gives_the_program_s_own_line(tmp_path, name, damage):
     path = tmp_path / "damaged.bin"
     path.write_bytes(damage((GOLDEN_FILES / f"{name}.bin").read_bytes()))
     args = [path, "-i", "Once", "-n", 1]
-    native = subprocess.run([f"./{FILES[name]}", *map(str, args)], cwd=ROOT, capture_output=True, text=True, check=False)
+    native = subprocess.run(
+        [f"./{FILES[name]}", *map(str, args)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     done = program(FILES[name], *args, code=native.returncode)
     assert native.returncode == 1
     assert (done.stdout, done.stderr) == (native.stdout, native.stderr)

@@ -1,8 +1,8 @@
 """The sources of PCRE2 and utf8proc, for the programs in WebAssembly: python3 tools/web_libraries.py FOLDER
 
-Debian has no such packages for that processor. So FOLDER/pcre2 and FOLDER/utf8proc get what Debian 12's own packages are
-compiled from, the archives of its mirrors, whose hashes are below. snapshot.debian.org keeps every archive that Debian ever
-had, for when these are no longer on the mirrors. Standard library only: no environment is needed.
+Debian has no such packages for that processor. So FOLDER/pcre2 and FOLDER/utf8proc get what Debian 12's own packages
+are compiled from, the archives of its mirrors, whose hashes are below. snapshot.debian.org keeps every archive that
+Debian ever had, for when these are no longer on the mirrors. Standard library only: no environment is needed.
 """
 
 import hashlib

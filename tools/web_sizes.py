@@ -1,4 +1,4 @@
-"""What the files of a folder weigh, as they are and as a server sends them, by gzip: python3 tools/web_sizes.py FOLDER"""
+"""What the files of a folder weigh, in bytes, as they are and by gzip: python3 tools/web_sizes.py FOLDER"""
 
 import gzip
 import sys

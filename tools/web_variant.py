@@ -4,13 +4,14 @@
     python3 tools/web_variant.py list OUT.json VARIANT.json...   all of them in one file: {NAME: what it says}
 
 A variant (web/variants/NAME.json) says what it breaks (`title`, `why`), in which program, on which model file of
-build/models the break shows, and which step of the model's golden trace `golden diff` then names first. It has edits: lines
-of a file, and what stands in their place. (`scaffold`: why an edit is there that is no mistake itself.) Or, if the mistake
-is in the model file, the options of the export that makes it.
+build/models the break shows, and which step `golden diff` then names first in its trace: beside the model's golden
+trace, or, with a `prompt`, beside the reference's of that. It has edits: lines of a file, and what stands in their
+place (`scaffold`: why an edit is there that is no mistake itself); or, if the mistake is in the model file, the options
+of the export that makes it.
 
-FOLDER gets a changed copy of
-every file that has edits, under the same path, so that a compiler that looks there first compiles the variant. Every `old`
-has to be in its file exactly once: when a source changes, the variant says so, and is changed with it.
+FOLDER gets a changed copy of every file that has edits, under the same path, so that a compiler that looks there first
+compiles the variant. Every `old` has to be in its file exactly once: when a source changes, the variant says so, and is
+changed with it.
 """
 
 import json

@@ -62,7 +62,8 @@ export function openInput(capacity = 65536) {
 export function readerOf(buffer, waiting) {
     const state = new Int32Array(buffer, 0, HEAD / 4), ring = new Uint8Array(buffer, HEAD);
     return (to) => {
-        for (let told = false; ;) {
+        if (to.length === 0) return 0; // C's library asks for none at first: nothing to wait for
+        for (;;) {
             const changes = Atomics.load(state, CHANGES);
             const written = Atomics.load(state, WRITTEN) >>> 0, read = Atomics.load(state, READ) >>> 0;
             const n = Math.min((written - read) >>> 0, to.length);
@@ -71,9 +72,8 @@ export function readerOf(buffer, waiting) {
                 Atomics.store(state, READ, (read + n) | 0);
                 return n;
             }
-            if (Atomics.load(state, CLOSED) || to.length === 0) return 0; // musl reads 0 bytes at times
-            if (!told) waiting();
-            told = true;
+            if (Atomics.load(state, CLOSED)) return 0;
+            waiting();
             Atomics.wait(state, CHANGES, changes);
         }
     };

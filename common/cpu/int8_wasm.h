@@ -62,8 +62,12 @@ struct WasmSimd {
         return acc + Ints(even) + Ints(odd);
     }
     static Int4 add_lanes(Ints a, Ints b, Ints c, Ints d) {
-        const auto low = [](Ints p, Ints q) { return Ints(wasm_i32x4_shuffle(v128_t(p), v128_t(q), 0, 4, 1, 5)); };
-        const auto high = [](Ints p, Ints q) { return Ints(wasm_i32x4_shuffle(v128_t(p), v128_t(q), 2, 6, 3, 7)); };
+        const auto low = [](Ints p, Ints q) {
+            return Ints(wasm_i32x4_shuffle(v128_t(p), v128_t(q), 0, 4, 1, 5));
+        };
+        const auto high = [](Ints p, Ints q) {
+            return Ints(wasm_i32x4_shuffle(v128_t(p), v128_t(q), 2, 6, 3, 7));
+        };
         const Ints ac = low(a, c) + high(a, c), bd = low(b, d) + high(b, d);
         return low(ac, bd) + high(ac, bd);
     }
@@ -88,8 +92,8 @@ struct WasmSimd {
             for (int i = 0; i < lanes; i++) sums[i] = fused_by_doubles(float(acc[i]), scales[i], sums[i]);
             return sums;
         }
-        return Floats(wasm_i32x4_shuffle(wasm_f32x4_demote_f64x2_zero(low), wasm_f32x4_demote_f64x2_zero(high),
-                                         0, 1, 4, 5));
+        return Floats(wasm_i32x4_shuffle(wasm_f32x4_demote_f64x2_zero(low),
+                                         wasm_f32x4_demote_f64x2_zero(high), 0, 1, 4, 5));
     }
     static void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
     static void store(float* p, Ints v) { std::memcpy(p, &v, sizeof v); }

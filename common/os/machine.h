@@ -38,12 +38,21 @@ inline uint64_t proc_bytes(const char* path, const char* field) {
     return uint64_t{kib} * 1024;
 }
 
+#ifdef __wasm__
+// A module's memory, in bytes: it grows, up to 4 GiB, and never shrinks.
+inline uint64_t wasm_memory() { return uint64_t{__builtin_wasm_memory_size(0)} * 65536; }
+#endif
+
 // The most memory this process ever had resident. Pages of the mapped model file count once they are read.
 inline uint64_t peak_memory_bytes() {
+#ifdef __wasm__
+    return wasm_memory();
+#else
     if (const uint64_t bytes = proc_bytes("/proc/self/status", "VmHWM"); bytes > 0) return bytes;
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
     return static_cast<uint64_t>(usage.ru_maxrss) * 1024;
+#endif
 }
 
 // Bytes that this process may still map where its address space is limited (ulimit -v).
@@ -57,9 +66,13 @@ inline uint64_t address_space_left() {
 // Bytes of memory that this process can still take without another giving some up: what the machine has
 // available, or what is left to a container or of the address space if that is less. Files in memory that can
 // be dropped count as available. no_limit if the system does not say. `root`: see cgroup.h.
-inline uint64_t available_memory(const std::string& root = "") {
+inline uint64_t available_memory([[maybe_unused]] const std::string& root = "") {
+#ifdef __wasm__
+    return (uint64_t{1} << 32) - wasm_memory();
+#else
     const uint64_t machine = proc_bytes((root + "/proc/meminfo").c_str(), "MemAvailable");
     return std::min({machine > 0 ? machine : no_limit, cgroup_memory_left(root), address_space_left()});
+#endif
 }
 
 // Physical cores among the CPUs that this process may run on. Two hardware threads of one core share its load
