@@ -9,7 +9,7 @@ EMCC ?= env NODE_PATH=/usr/share/nodejs emcc
 WEB  := build/web
 WASM := build/wasm
 PACKAGES_WEB := emscripten nodejs
-NEEDS_web := WEB
+NEEDS_web := PYTHON WEB
 NEEDS_test-web-node := BUILD PYTHON TEST WEB
 
 # SIMD and exceptions are what browsers have had since 2021 and 2022.
