@@ -22,7 +22,7 @@ WASM_KERNELS  := common/cpu/attention.cpp common/cpu/quant_matmul.cpp
 optimized     = $(if $(filter $1,$(WASM_KERNELS)),-O2,-Os)
 # A module that a page makes anew for every run. Memory grows up to what 32-bit addresses reach.
 WASM_LINK := $(WASM_FLAGS) -Oz -sENVIRONMENT=worker -sMODULARIZE -sEXPORT_ES6 -sINVOKE_RUN=0 -sEXIT_RUNTIME \
-             -sALLOW_MEMORY_GROWTH -sMAXIMUM_MEMORY=4GB -sFORCE_FILESYSTEM \
+             -sALLOW_MEMORY_GROWTH -sMEMORY_GROWTH_LINEAR_STEP=16MB -sMAXIMUM_MEMORY=4GB -sFORCE_FILESYSTEM \
              -sEXPORTED_FUNCTIONS=_main,_memalign -sEXPORTED_RUNTIME_METHODS=FS,callMain,ENV
 
 # ---- PCRE2 and utf8proc, from the sources of Debian's packages --------------------------------------------------------
