@@ -60,7 +60,7 @@ ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
 FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
-include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/desks.mk mk/dist.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk
+include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/desks.mk mk/dist.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk mk/web.mk
 
 build/models/random-llama.gptq-order.bin:    EXPORT := gptq
 build/models/random-qwen3-moe.moe-a8w8.bin: EXPORT := moe --format a8w8 --no-smooth
@@ -112,6 +112,8 @@ help:
 	@echo 'make rtl-chip    place and route an array of 8 x 8 and one of 16 x 16 for an ECP5'
 	@echo 'make windows     the programs for Windows, by zig (make windows-mingw: by g++; make macos: for Macs; make test-windows: under Wine)'
 	@echo 'make dist        releases for Linux, macOS and Windows (make test-dist: built twice, run where nothing else is): docs/desks.md'
+	@echo 'make web         build/web: the programs in WebAssembly, for a page and for node (docs/web-build.md)'
+	@echo 'make test-web-node  them under node: golden ids and traces, operations, damaged files, mistakes'
 	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
 	@echo 'make format      put all sources into their format'
 	@echo 'make golden      write golden/data anew from the numpy reference'

@@ -1,7 +1,9 @@
 # Tests: doctest programs of C++ and pytest over tests/, run by tests/run.py.
 
+# Instruction sets that SIMDe emulates.
+EMULATED   := int8_simde int8_wasm
 SIMT_TESTS := simt_test simt_checks_test $(CUDA_PROGRAMS:%=%_test) $(CUDA_PROGRAMS:%=%_checked_test) awq_kernels_test backend_gpu_test
-TEST_BINS  := build/common_test build/int8_simde_test $(PROGRAMS:%=build/%_test) $(SIMT_TESTS:%=build/%)
+TEST_BINS  := build/common_test $(EMULATED:%=build/%_test) $(PROGRAMS:%=build/%_test) $(SIMT_TESTS:%=build/%)
 
 test: portable $(call BACKEND_PATH,emulated) $(call BACKEND_PATH,emulated64)
 test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAMS) \
@@ -24,7 +26,7 @@ test-all: test
 	$(MAKE) test-pages test-fresh
 
 # Tests are compiled in half the time without most optimizations. What they call of LIBRARY has all.
-CPU_TESTS := $(PROGRAMS) $(filter-out int8_simde simt% awq% backend_gpu $(CUDA_PROGRAMS),$(patsubst tests/%_test.cpp,%,$(wildcard tests/*_test.cpp)))
+CPU_TESTS := $(PROGRAMS) $(filter-out $(EMULATED) simt% awq% backend_gpu $(CUDA_PROGRAMS),$(patsubst tests/%_test.cpp,%,$(wildcard tests/*_test.cpp)))
 $(CPU_TESTS:%=build/%_test.o): private CXXFLAGS_ALL := $(CXXFLAGS_ALL) -O1
 build/%_test.o: tests/%_test.cpp build/flags build/packages-test
 	$(CXX) $(CXXFLAGS_ALL) $(DEPS) -Itests -c $< -o $@
@@ -33,14 +35,15 @@ build/main.o: tests/main.cpp build/flags build/packages-test
 
 # What does not depend on the scheme is tested in one program; each program's own source in one of its own. The first two take
 # longest to compile.
-OWN_TESTS := $(PROGRAMS:%=tests/%_test.cpp) $(SIMT_TESTS:%=tests/%.cpp) tests/int8_simde_test.cpp
+OWN_TESTS := $(PROGRAMS:%=tests/%_test.cpp) $(SIMT_TESTS:%=tests/%.cpp) $(EMULATED:%=tests/%_test.cpp)
 build/common_test: build/quant_matmul_test.o build/lowbit_matmul_test.o build/main.o $(patsubst tests/%.cpp,build/%.o,$(filter-out $(OWN_TESTS),$(wildcard tests/*_test.cpp)))
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
 build/common_test $(PROGRAMS:%=build/%_test): $(LIBRARY_O)
-$(PROGRAMS:%=build/%_test) build/int8_simde_test: %: build/main.o %.o
+$(PROGRAMS:%=build/%_test) $(EMULATED:%=build/%_test): %: build/main.o %.o
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
-# Where VNNI is emulated, whatever the machine has: see the source. A program of its own, as it defines the kernels again.
-build/int8_simde_test.o: private CXXFLAGS_ALL := $(filter-out -march=% -O%,$(CXXFLAGS_ALL)) -O1
+# Where VNNI or WebAssembly is emulated, whatever the machine has: see the sources. Programs of their own, as each defines
+# the kernels again.
+$(EMULATED:%=build/%_test.o): private CXXFLAGS_ALL := $(filter-out -march=% -O%,$(CXXFLAGS_ALL)) -O1
 
 # CUDA, always through simt/ here. In the checked build the emulator looks at every load and store: simt/checks.cpp.
 CHECKED_FLAGS := $(SIMT_FLAGS) -O1 -DCHECKED_BUILD -D_GLIBCXX_ASSERTIONS -fsanitize=thread,alignment,bounds $(if $(findstring clang,$(CXX)),,-Wno-tsan)

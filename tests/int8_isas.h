@@ -27,6 +27,9 @@ void for_each_isa([[maybe_unused]] Check check) {
 #endif
 #endif
 #endif
+#ifdef __wasm_simd128__
+    check(WasmSimd{});
+#endif
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <cstdlib>
 #include <limits>
 #include <random>
@@ -12,6 +14,7 @@
 #include <tuple>
 #include <vector>
 
+#include "common/cpu/fused_multiply_add.h"
 #include "common/cpu/pack_matrix.h"
 #include "common/cpu/quant_paths.h"
 #include "int8_cases.h"
@@ -183,6 +186,76 @@ TEST_CASE("quantize: the fast path equals plain arithmetic on random and extreme
 
 // ----------------------------------------------------------------------------
 // Accumulators
+
+// a * b + c rounded once, by a type that holds it exactly; or by the machine's instruction.
+float fused_reference(float a, float b, float c) {
+#ifdef __wasm__
+    return float(static_cast<long double>(a) * b + c);  // of 128 bits
+#else
+    return std::fma(a, b, c);
+#endif
+}
+
+// An accumulator, a scale and a sum for it: any; or, with `tie`, so that the result is halfway between two
+// floats but for less than a double can tell, where rounding twice shows.
+struct FusedCase {
+    int32_t acc;
+    float scale, sum;
+};
+FusedCase fused_case(std::mt19937& rng, bool tie) {
+    if (!tie) {
+        return {int32_t(rng() % (1u << 26)) - (1 << 25), std::ldexp(float(rng() % (1u << 24)), -40),
+                std::ldexp(float(int32_t(rng())), int(rng() % 60) - 70)};
+    }
+    // The last place of the sum is 2, and the product is 1 - 2^-2n or 1 + 2^-36.
+    const int n = 16 + int(rng() % 8);
+    const bool below = rng() % 2 != 0;
+    const int acc = below ? (1 << n) + 1 : (1 << 12) + 1;
+    const float scale =
+        below ? std::ldexp(float((1 << n) - 1), -2 * n) : std::ldexp(float((1 << 24) - (1 << 12) + 1), -36);
+    const float sum = 2 * float((1 << 23) + int(rng() % (1 << 20)));
+    return {rng() % 2 != 0 ? acc : -acc, scale, rng() % 2 != 0 ? sum : -sum};
+}
+
+TEST_CASE("a sum of groups is rounded once: fused_by_doubles, and add_scaled of each instruction set") {
+    std::mt19937 rng(3);
+    int n_twice = 0;  // where two roundings give something else
+    for (int trial = 0; trial < 40000; trial++) {
+        FusedCase cases[16];
+        for (FusedCase& c : cases) c = fused_case(rng, rng() % 4 == 0);
+        for (const FusedCase& c : cases) {
+            const float expected = fused_reference(float(c.acc), c.scale, c.sum);
+            n_twice += float(double(float(c.acc)) * double(c.scale) + double(c.sum)) != expected;
+            if (fused_by_doubles(float(c.acc), c.scale, c.sum) == expected &&
+                fused_multiply_add(float(c.acc), c.scale, c.sum) == expected)
+                continue;
+            CAPTURE(c.acc);
+            CAPTURE(c.scale);
+            CAPTURE(c.sum);
+            CHECK(fused_by_doubles(float(c.acc), c.scale, c.sum) == expected);
+            CHECK(fused_multiply_add(float(c.acc), c.scale, c.sum) == expected);
+        }
+        for_each_isa([&](auto isa) {
+            using Isa = decltype(isa);
+            int32_t acc[Isa::lanes];
+            float scales[Isa::lanes], sums[Isa::lanes], found[Isa::lanes];
+            for (int i = 0; i < Isa::lanes; i++)
+                acc[i] = cases[i].acc, scales[i] = cases[i].scale, sums[i] = cases[i].sum;
+            Isa::store(found,
+                       Isa::add_scaled(Isa::load_floats(sums), Isa::load(acc), Isa::load_floats(scales)));
+            for (int i = 0; i < Isa::lanes; i++) {
+                const float expected = fused_reference(float(acc[i]), scales[i], sums[i]);
+                if (found[i] == expected) continue;
+                CAPTURE(Isa::name);
+                CAPTURE(acc[i]);
+                CAPTURE(scales[i]);
+                CAPTURE(sums[i]);
+                CHECK(found[i] == expected);
+            }
+        });
+    }
+    CHECK(n_twice > 1000);
+}
 
 TEST_CASE("dot4: each int32 lane is exact, and so is their sum") {
     for_each_isa([](auto isa) {

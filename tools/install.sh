@@ -35,6 +35,8 @@ for package in "$@"; do
             missing="$missing $compiler"
         done ;;
     clang | clang-format | clang-tidy | pkg-config) command -v "$package" >/dev/null 2>&1 || missing="$missing $package" ;;
+    emscripten) command -v emcc >/dev/null 2>&1 || missing="$missing $package" ;;
+    nodejs) command -v node >/dev/null 2>&1 || missing="$missing $package" ;;
     libpcre2-dev) pkg-config --exists libpcre2-8 2>/dev/null || missing="$missing $package" ;;
     libedit-dev) pkg-config --exists libedit 2>/dev/null || missing="$missing $package" ;;
     libutf8proc-dev) pkg-config --exists libutf8proc 2>/dev/null || missing="$missing $package" ;;

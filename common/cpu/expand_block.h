@@ -28,7 +28,7 @@ inline void expand_block(uint32_t* to, const QuantMatrix& w, int i, int k, int n
     for (int end = k + n_cols; k < end;) {
         const auto zeros = typename Format::Words(groups.zero(k / w.group)) * 0x01010101u;
         const int group_end = std::min(end, (k / w.group + 1) * w.group);
-        UNROLL(4)
+        UNROLL_BY(4)
         for (; k < group_end; k += columns) {
             typename Format::Words word, mask{};
             std::memcpy(&word, from, sizeof word);

@@ -10,6 +10,7 @@
 #include "common/cpu/int8_avx512.h"
 #include "common/cpu/int8_neon.h"
 #include "common/cpu/int8_plain.h"
+#include "common/cpu/int8_wasm.h"
 
 template <class... Isa>
 struct IsaList {
@@ -36,6 +37,8 @@ using BuildIsas = IsaList<NeonI8mm>;
 using BuildIsas = IsaList<NeonDot>;
 #elif defined(__aarch64__)
 using BuildIsas = IsaList<Neon>;
+#elif defined(__wasm_simd128__)
+using BuildIsas = IsaList<WasmSimd>;
 #else
 using BuildIsas = IsaList<>;
 #endif

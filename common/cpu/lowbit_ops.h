@@ -16,6 +16,7 @@
 
 #include "common/cpu/int8_avx512.h"
 #include "common/cpu/int8_neon.h"
+#include "common/cpu/int8_wasm.h"
 
 template <class Isa>
 struct LowbitOps;
@@ -122,4 +123,27 @@ template <>
 struct LowbitOps<NeonI8mm> : NeonOps<NeonI8mm> {};
 #endif
 #endif
+#endif
+
+#ifdef __wasm_simd128__
+template <>
+struct LowbitOps<WasmSimd> {
+    static constexpr bool takes_bytes = true;
+    static Int4 widened(const uint8_t* p) {
+        return Int4(wasm_u32x4_extend_low_u16x8(wasm_u16x8_extend_low_u8x16(wasm_v128_load32_zero(p))));
+    }
+    static Int4 dot(Int4 acc, Int4 w, Int4 x) { return WasmSimd::dot4(acc, w, x); }
+    static Int4 sparse_places(Int4 masks) {
+        // A byte's place in the table; a swizzle gives 0 for what is past its half.
+        const Int4 bytes = (masks & 7) * 0x04040404 + 0x03020100;
+        const auto* table = reinterpret_cast<const uint8_t*>(sparse_places_of.data());
+        const v128_t first = wasm_i8x16_swizzle(wasm_v128_load(table), v128_t(bytes));
+        const v128_t second = wasm_i8x16_swizzle(wasm_v128_load(table + 16), v128_t(bytes ^ 0x10101010));
+        return Int4(wasm_v128_or(first, second));
+    }
+    static Int4 placed(Int4 codes, Int4 places, int pair) {
+        const Int4 lanes = Int4{0, 0x04040404, 0x08080808, 0x0c0c0c0c} + pair * 0x02020202;
+        return Int4(wasm_i8x16_swizzle(v128_t(codes), v128_t(places | lanes)));
+    }
+};
 #endif

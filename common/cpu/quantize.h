@@ -11,6 +11,7 @@
 #include "common/cpu/int8.h"
 #include "common/cpu/int8_avx2.h"
 #include "common/cpu/int8_neon.h"
+#include "common/cpu/int8_wasm.h"
 
 // to[i * stride] = the code of x[i], for n values under one scale, which is returned.
 inline float quantize_values(int8_t* to, size_t stride, const float* x, int n) {
@@ -47,6 +48,9 @@ inline bool int8_quantize([[maybe_unused]] int8_t* codes, [[maybe_unused]] float
 #elif defined(__aarch64__)
     if (group_size % 32 != 0) return false;
     quantize_neon(codes, scales, x, n, group_size, fixed_scale);
+#elif defined(__wasm_simd128__)
+    if (group_size % 32 != 0) return false;
+    quantize_wasm(codes, scales, x, n, group_size, fixed_scale);
 #else
     return false;
 #endif

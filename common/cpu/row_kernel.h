@@ -2,12 +2,12 @@
 // speed is that of memory. Codes of 2 and 4 bits are expanded to int8 first, in the first-level cache.
 #pragma once
 
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "common/cpu/expand_rows.h"
+#include "common/cpu/fused_multiply_add.h"
 #include "common/cpu/int8.h"
 #include "common/cpu/quant_matrix.h"
 #include "common/cpu/scratch.h"
@@ -65,13 +65,13 @@ inline float dot_row(const QuantRows& x, int t, const Int8Row& w) {
         const Int4 totals = Isa::add_lanes(a, b, c, d) - Isa::offset * load4<Int4>(x_sums + g);
         const Float4 products = __builtin_convertvector(totals, Float4);
         const Float4 scales = load4<Float4>(ws + g) * load4<Float4>(xs + g);
-        for (int j = 0; j < 4; j++) sum = std::fma(products[j], scales[j], sum);
+        for (int j = 0; j < 4; j++) sum = fused_multiply_add(products[j], scales[j], sum);
     }
     for (; g < n; g++) {  // what is left; or the only one, a group as long as the row
         __builtin_prefetch(ws + g + groups_ahead);
         const size_t k = size_t(g) * group_size;
         const int32_t total = dot_group<Isa>(xr + k, wr + k, group_size) - Isa::offset * x_sums[g];
-        sum = std::fma(static_cast<float>(total), ws[g] * xs[g], sum);
+        sum = fused_multiply_add(static_cast<float>(total), ws[g] * xs[g], sum);
     }
     return sum;
 }

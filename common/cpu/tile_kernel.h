@@ -149,7 +149,7 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
         if constexpr (Format::sparse) {
             for (int v = 0; v < n_vectors; v++) zeros[v] = Words(groups[v].zero(g)) * 0x01010101u;
         }
-        UNROLL(4)
+        UNROLL_BY(4)
         for (int k = 0; k < part.group_size; k += 4 * Format::fours) {
             if constexpr (once) {
                 prefetch_weights<n_rows>(w.codes);

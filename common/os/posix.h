@@ -1,4 +1,4 @@
-// system.h on Linux and macOS, as far as they do not differ.
+// system.h on Linux, macOS and in WebAssembly, as far as they do not differ.
 #pragma once
 
 #include <dlfcn.h>

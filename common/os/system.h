@@ -1,5 +1,5 @@
-// What this project asks of the operating system. Here is what there is to ask for; windows.h, macos.h and
-// linux.h (and posix.h, which the last two share) have it for their system. All else of common/ is the same
+// What this project asks of the operating system. Here is what there is to ask for; windows.h, macos.h, wasm.h
+// and linux.h (and posix.h, which the last three share) have it for their system. All else of common/ is the same
 // everywhere.
 //
 // Names of files, arguments and what is typed are UTF-8, on every system.
@@ -161,6 +161,8 @@ inline std::filesystem::path program_file();
 #include "common/os/windows.h"
 #elif defined(__APPLE__)
 #include "common/os/macos.h"
+#elif defined(__wasm__)
+#include "common/os/wasm.h"
 #else
 #include "common/os/linux.h"
 #endif

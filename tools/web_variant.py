@@ -1,0 +1,67 @@
+"""Programs with a mistake in them, for the page.
+
+    python3 tools/web_variant.py sources VARIANT.json FOLDER     the changed sources
+    python3 tools/web_variant.py list OUT.json VARIANT.json...   all of them in one file: {NAME: what it says}
+
+A variant (web/variants/NAME.json) says what it breaks (`title`, `why`), in which program, on which model file of
+build/models the break shows, and which step `golden diff` then names first in its trace: beside the model's golden
+trace, or, with a `prompt`, beside the reference's of that. It has edits: lines of a file, and what stands in their
+place (`scaffold`: why an edit is there that is no mistake itself); or, if the mistake is in the model file, the options
+of the export that makes it.
+
+FOLDER gets a changed copy of every file that has edits, under the same path, so that a compiler that looks there first
+compiles the variant. Every `old` has to be in its file exactly once: when a source changes, the variant says so, and is
+changed with it.
+"""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+
+class EditError(Exception):
+    """An edit does not fit its file; the text says which, in one line."""
+
+
+def edited(text: str, edit: dict) -> str:
+    """A file with one edit made. Raises EditError."""
+    old, new = ("".join(line + "\n" for line in edit[which]) for which in ("old", "new"))
+    n = ("\n" + text).count("\n" + old)
+    if n != 1:
+        raise EditError(f"{edit['file']} has these lines {n} times, expected once: {edit['old']}")
+    return ("\n" + text).replace("\n" + old, "\n" + new, 1)[1:]
+
+
+def write_variant(variant: dict, root: Path, out: Path) -> None:
+    """Replaces `out` by the changed copies. Raises EditError, and then writes nothing."""
+    files: dict[str, str] = {}
+    for edit in variant["edits"]:
+        name = edit["file"]
+        files[name] = edited(files.get(name) or (root / name).read_text(encoding="utf-8"), edit)
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    for name, text in files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text, encoding="utf-8")
+
+
+def main() -> int:
+    """Returns the exit code."""
+    command, *paths = sys.argv[1:]
+    if command == "list":
+        out, *variants = map(Path, paths)
+        listed = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in variants}
+        out.write_text(json.dumps(listed), encoding="utf-8")
+        return 0
+    path, out = map(Path, paths)
+    try:
+        write_variant(json.loads(path.read_text(encoding="utf-8")), Path(), out)
+    except EditError as error:
+        print(f"{path}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
