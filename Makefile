@@ -54,7 +54,7 @@ ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
 FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
-include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk mk/web.mk
+include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk mk/web.mk mk/web-page.mk
 
 build/models/random-llama.gptq-order.bin:    EXPORT := gptq
 build/models/random-qwen3-moe.moe-a8w8.bin: EXPORT := moe --format a8w8 --no-smooth
@@ -104,7 +104,7 @@ help:
 	@echo 'make hw          build and test the SystemVerilog of hw/: docs/rtl.md (FULL=1: 10^8 random pairs; make hw-quick: a part)'
 	@echo 'make rtl-story   three programs with every product in RTL: the golden stories, and cycles beside the model (ARRAY=16x16)'
 	@echo 'make rtl-chip    place and route an array of 8 x 8 and one of 16 x 16 for an ECP5'
-	@echo 'make web         build/web: the programs in WebAssembly, for a page and for node (docs/web-build.md)'
+	@echo 'make web         build/web: the page in which the programs run step by step (docs/web.md), in WebAssembly (docs/web-build.md)'
 	@echo 'make test-web-node  them under node: golden ids and traces, operations, damaged files, mistakes'
 	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
 	@echo 'make format      put all sources into their format'
@@ -112,6 +112,7 @@ help:
 	@echo 'make test-hf     compare the reference, --hf-out and imports with transformers (PYTHON_HF=python that has torch)'
 	@echo 'make serve-check what --hf-out writes, served by vLLM on this CPU and asked: docs/serving.md (3.5 GB; SERVE=smollm2)'
 	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
+	@echo 'make test-web    the page, in headless Chromium and Firefox'
 	@echo 'make single      build/single/: each program and its headers in one file'
 	@echo 'make book        build/book: the pages as a site; make book-serve serves it (PORT=8000), make book-pdf prints it, make test-book looks at it'
 	@echo 'make runq        only that program; likewise $(filter-out runq,$(ALL_PROGRAMS))'
