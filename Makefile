@@ -60,7 +60,7 @@ ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
 FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
-include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/desks.mk mk/dist.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk mk/web.mk
+include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/desks.mk mk/dist.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk mk/web.mk mk/web-page.mk
 
 build/models/random-llama.gptq-order.bin:    EXPORT := gptq
 build/models/random-qwen3-moe.moe-a8w8.bin: EXPORT := moe --format a8w8 --no-smooth
@@ -112,7 +112,7 @@ help:
 	@echo 'make rtl-chip    place and route an array of 8 x 8 and one of 16 x 16 for an ECP5'
 	@echo 'make windows     the programs for Windows, by zig (make windows-mingw: by g++; make macos: for Macs; make test-windows: under Wine)'
 	@echo 'make dist        releases for Linux, macOS and Windows (make test-dist: built twice, run where nothing else is): docs/desks.md'
-	@echo 'make web         build/web: the programs in WebAssembly, for a page and for node (docs/web-build.md)'
+	@echo 'make web         build/web: the page in which the programs run step by step (docs/web.md), in WebAssembly (docs/web-build.md)'
 	@echo 'make test-web-node  them under node: golden ids and traces, operations, damaged files, mistakes'
 	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
 	@echo 'make format      put all sources into their format'
@@ -120,6 +120,7 @@ help:
 	@echo 'make test-hf     compare the reference, --hf-out and imports with transformers (PYTHON_HF=python that has torch)'
 	@echo 'make serve-check what --hf-out writes, served by vLLM on this CPU and asked: docs/serving.md (3.5 GB; SERVE=smollm2)'
 	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
+	@echo 'make test-web    the page, in headless Chromium and Firefox'
 	@echo 'make single      build/single/: each program and its headers in one file'
 	@echo 'make book        build/book: the pages as a site; make book-serve serves it (PORT=8000), make book-pdf prints it, make test-book looks at it'
 	@echo 'make runq        only that program; likewise $(filter-out runq,$(ALL_PROGRAMS))'

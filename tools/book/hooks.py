@@ -22,6 +22,7 @@ from pygments.lexers import find_lexer_class_for_filename
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+KEPT = (".md", ".svg", ".png")  # files of docs/ that the book has as they are
 WEB = ROOT / "build" / "web"  # the page in which the model runs, if it is built: run/ in the book
 sys.path.insert(0, str(ROOT))
 
@@ -74,7 +75,7 @@ def book_path(path: str) -> str:
     for src_uri, elsewhere in ELSEWHERE.items():
         if path == elsewhere:
             return src_uri
-    return path.removeprefix("docs/") if path.endswith((".md", ".svg")) else f"source/{path}.md"
+    return path.removeprefix("docs/") if path.endswith(KEPT) else f"source/{path}.md"
 
 
 def linked_path(src_uri: str, link: str) -> str:
@@ -86,7 +87,7 @@ def shown_sources(src_uri: str, markdown: str) -> set[str]:
     """Sources that a page has excerpts of, or links."""
     excerpts = {m["said"].removeprefix("excerpt:").strip() for m in BLOCK.finditer(markdown) if is_excerpt(m)}
     links = {linked_path(src_uri, m["path"]) for m in LINK.finditer(BLOCK.sub("", markdown))}
-    return excerpts | {path for path in links if not path.endswith((".md", ".svg"))}
+    return excerpts | {path for path in links if not path.endswith(KEPT)}
 
 
 def is_excerpt(block: re.Match[str]) -> bool:
@@ -128,7 +129,7 @@ def anchor_of(heading: str, _separator: str) -> str:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Of docs/ the pages and pictures; pages from elsewhere; run/; a page for each source that the pages show."""
-    kept = Files([f for f in files if f.src_dir != config.docs_dir or f.src_uri.endswith((".md", ".svg"))])
+    kept = Files([f for f in files if f.src_dir != config.docs_dir or f.src_uri.endswith(KEPT)])
     kept.append(File.generated(config, "book.css", abs_src_path=str(HERE / "book.css")))
     for src_uri, path in ELSEWHERE.items():
         kept.append(File.generated(config, src_uri, abs_src_path=str(ROOT / path), inclusion=InclusionLevel.NOT_IN_NAV))

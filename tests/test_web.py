@@ -1,0 +1,725 @@
+"""The page in a browser (make test-web): Debian's Chromium, headless, driven by Playwright.
+
+It is served from build/web on the loopback address and isolated from other origins, as `make book-serve` serves it.
+After every test: no request has left the origin, and the console has no error.
+"""
+
+import base64
+import functools
+import gzip
+import json
+import re
+import shutil
+import struct
+import threading
+from collections import Counter
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from safetensors.numpy import load, save
+
+from docs.planted import BUGS, planted
+from golden.q8 import quantize
+from golden.trace import compare, read_trace, summarize, write_trace
+from tests.helpers import DATA, ROOT, broken, first_bad
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: make test-web")
+Firefox = pytest.importorskip("tests.firefox", reason="needs websocket-client: make test-web").Firefox
+WEB = ROOT / "build" / "web"
+BROWSER = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.skipif(BROWSER is None, reason="needs Chromium: make test-web"),
+    pytest.mark.skipif(
+        not all((WEB / name).exists() for name in ("index.html", "data.json", "worker.js", "runq.wasm")),
+        reason="needs the page: make web",
+    ),
+]
+PICTURES = ROOT / "build" / "web-pictures"
+WIDTHS = (360, 820, 1280)
+VIEWS = ("walk", "compare", "break", "port", "chat")
+MEGABYTE = 1e6
+# A model of the page and the golden vectors of its file.
+GOLDEN = {
+    "q8": "tiny-llama.q8",
+    "w8a8": "tiny-llama.w8a8",
+    "gptq": "tiny-llama.gptq-ladder",
+    "moe": "tiny-qwen3-moe.moe-a8w8",
+    "qwen3": "tiny-qwen3.q8",
+}
+
+
+@functools.cache
+def page_data():
+    return json.loads((WEB / "data.json").read_text(encoding="utf-8"))
+
+
+# ---- a server and a browser
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Files of build/web. The server counts what it sends, by path."""
+
+    extensions_map = SimpleHTTPRequestHandler.extensions_map | {".wasm": "application/wasm", ".js": "text/javascript"}
+
+    def __init__(self, *args):
+        super().__init__(*args, directory=str(WEB))
+
+    def end_headers(self):
+        if self.server.isolated:
+            self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+            self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        super().end_headers()
+
+    def copyfile(self, source, outputfile):
+        self.server.sent[self.path] += (
+            (WEB / self.path.lstrip("/").split("?")[0]).stat().st_size if self.path != "/" else 0
+        )
+        super().copyfile(source, outputfile)
+
+    def log_message(self, *_):
+        pass
+
+
+def serve(isolated):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.isolated, server.sent = isolated, Counter()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    server.url = f"http://127.0.0.1:{server.server_port}/"
+    return server
+
+
+@pytest.fixture(scope="module")
+def server():
+    server = serve(isolated=True)
+    yield server
+    server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser, server):
+    """A function that opens the page, at a view, width and colours. Nothing may go wrong there or leave the origin."""
+    wrong, contexts = [], []
+
+    def open_page(view="walk", width=1280, colours="light", url=None, script=None):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=colours)
+        contexts.append(context)
+        context.set_default_timeout(60_000)
+        if script:
+            context.add_init_script(script)
+        page = context.new_page()
+        page.on("console", lambda m: wrong.append(f"console: {m.text}") if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: wrong.append(f"error: {error}"))
+        page.on(
+            "request", lambda r: wrong.append(f"left: {r.url}") if not r.url.startswith(url or server.url) else None
+        )
+        page.goto((url or server.url) + (f"#{view}" if view != "walk" else ""))
+        page.wait_for_selector("html[data-ready]")
+        if view == "walk":
+            page.wait_for_selector("#stage .step-title")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def choose(page, model, prompt=None, tokens=None):
+    """Runs a model in the first view."""
+    if prompt is not None:
+        page.fill("#prompt", prompt)
+    if tokens is not None:
+        page.select_option("#amount", str(tokens))
+    page.check(f"input[name=walk-model][value={model}]", force=True)
+    page.wait_for_selector("#run:enabled")
+    page.click("#run")
+    page.wait_for_selector("#run:enabled")
+    program = page_data()["models"][model]["program"]
+    page.wait_for_selector(f"#walk .status:text-matches('^{program} ran for')")
+
+
+def look_at(page, model, ids):
+    """Shows the run of a model on some ids, as the form does for a text."""
+    page.evaluate(
+        """async ([model, ids]) => {
+            const { contextOfRun } = await import("./context.js");
+            const { look } = await import("./walk.js");
+            look(await contextOfRun(model, { ids, newTokens: 1 }));
+        }""",
+        [model, [int(i) for i in ids]],
+    )
+
+
+def go_to(page, step, token=None):
+    page.evaluate(
+        """async ([step, token]) => {
+            const walk = await import("./walk.js");
+            if (token !== null) walk.goToken(token);
+            walk.go(walk.current().context.steps.indexOf(step));
+        }""",
+        [step, token],
+    )
+    assert page.inner_text("#step-name") == step
+
+
+def number(text):
+    """A number as the page writes it."""
+    return float(text.replace("−", "-").replace(",", ""))
+
+
+def to_page(trace):
+    return base64.b64encode(save({name: np.ascontiguousarray(value) for name, value in trace.items()})).decode()
+
+
+# ---- what the programs say
+
+
+@pytest.mark.parametrize("story", [0, 1])
+@pytest.mark.parametrize("model", GOLDEN)
+def test_ids_are_the_goldens(opened, model, story):
+    story = json.loads((DATA / f"{GOLDEN[model]}.json").read_text())["generations"][story]
+    page = opened()
+    choose(page, model, story["prompt"], 64)
+    page.click(".ids summary")
+    ids = [int(i) for i in page.inner_text("#new-ids").split(",")]
+    assert len(ids) == 64
+    assert ids == story["new_ids"]
+
+
+TEN_STEPS = (
+    "embed",
+    "layers.0.attn.norm",
+    "layers.0.attn.norm.q",
+    "layers.0.attn.q_proj",
+    "layers.1.attn.k_rope",
+    "layers.1.attn.mix",
+    "layers.2.attn.residual",
+    "layers.2.{ffn}",
+    "layers.3.ffn.residual",
+    "logits",
+)
+
+
+@pytest.mark.parametrize("model", GOLDEN)
+def test_shown_values_are_the_goldens(opened, model):
+    golden = read_trace(DATA / f"{GOLDEN[model]}.trace.safetensors")
+    page = opened()
+    look_at(page, model, golden["tokens"])
+    token = len(golden["tokens"]) - 1
+    ffn = "moe.mix" if model == "moe" else "ffn.swiglu.q"
+    for step in (name.format(ffn=ffn) for name in TEN_STEPS):
+        go_to(page, step, token)
+        values = golden[step][token].reshape(-1)
+        heat = page.locator(".picture > .heat").last
+        canvas = heat.locator("canvas")
+        canvas.focus()
+        canvas.press("Home")
+        for i in range(3):
+            shown = re.search(r"(?:code |: )([−\d.,e]+)", heat.locator(".readout").inner_text())[1]
+            if values.dtype == np.int8:
+                assert number(shown) == values[i]
+            else:
+                assert number(shown) == pytest.approx(
+                    float(values[i]), rel=2e-5, abs=2e-5 * float(np.abs(values).max())
+                )
+            canvas.press("ArrowRight")
+
+
+@pytest.mark.parametrize("model", GOLDEN)
+def test_products_add_up_to_the_value(opened, model):
+    """The numbers that a visitor sees: codes, products, their sum, the scales, the value, of a row of q_proj."""
+    golden = read_trace(DATA / f"{GOLDEN[model]}.trace.safetensors")
+    page = opened()
+    look_at(page, model, golden["tokens"])
+    name, token, channel = "layers.1.attn.q_proj", 1, 5
+    go_to(page, name, token)
+    canvas = page.locator(".picture > .heat").last.locator("canvas")
+    canvas.focus()
+    canvas.press("Home")
+    for _ in range(channel):
+        canvas.press("ArrowRight")
+    canvas.press("Enter")
+    place = "layers.1.attn.norm"
+    own = page.evaluate(
+        "async ([step, t]) => Array.from((await import('./walk.js')).current().context.trace[step].row(t))",
+        [f"{place}.s", token],
+    )
+    codes, scales, acc = golden[f"{place}.q"][token], golden[f"{place}.s"][token], golden[f"{name}.acc"][token, channel]
+    groups = page.locator(".explain > section.group").all()
+    size = len(codes) // len(acc)
+    assert len(groups) == len(acc)
+    total = np.float32(0)
+    for g, group in enumerate(groups):
+        tiles = [t.split("\n") for t in group.locator(".tile").all_inner_texts()]
+        assert [number(pair.split(" × ")[0]) for pair, _ in tiles] == codes[g * size : (g + 1) * size].tolist()
+        products = [number(product) for _, product in tiles]
+        assert [np.prod([number(x) for x in pair.split(" × ")]) for pair, _ in tiles] == products
+        shown_sum, weight_scale, token_scale, scaled = map(number, group.locator(".figure b").all_inner_texts())
+        assert sum(products) == shown_sum == acc[g]
+        assert np.float32(token_scale) == np.float32(own[g]) == pytest.approx(scales[g], rel=1e-5)
+        both = np.float32(np.float32(weight_scale) * np.float32(token_scale))
+        assert np.float32(scaled) == np.float32(np.float32(shown_sum) * both)
+        total = np.float32(float(shown_sum) * float(both) + float(total))
+    assert number(page.inner_text(".explain h3 .value")) == pytest.approx(float(total), rel=1e-6)
+    assert page.inner_text(".explain .total .check") == "= the program's value, to the bit ✓"
+
+
+EXPLAINED = ("embed", "layers.1.attn.norm", "layers.0.attn.norm.q", "layers.2.attn.o_proj", "layers.1.attn.residual",
+             "layers.1.ffn.norm", "layers.3.ffn.residual", "logits")  # fmt: skip
+
+
+@pytest.mark.parametrize("model", GOLDEN)
+def test_explanations_give_the_value(opened, model):
+    """Steps whose result the contract fixes to the bit, or that our programs compute in one order."""
+    page = opened()
+    choose(page, model)
+    steps = [
+        *EXPLAINED,
+        *(["layers.1.moe.gate_up_proj", "layers.1.moe.down_proj"] if model == "moe" else ["layers.1.ffn.down_proj"]),
+    ]
+    for step in steps:
+        go_to(page, step)
+        canvas = page.locator(".picture > .heat").last.locator("canvas")
+        canvas.focus()
+        canvas.press("End")
+        canvas.press("Enter")
+        assert page.locator(".explain .check").last.inner_text() == "= the program's value, to the bit ✓", step
+
+
+def test_two_schemes_are_compared(opened):
+    page = opened("compare")
+    page.wait_for_selector("#compare-said")
+    page.check("input[name=compare-b][value=w8a8]", force=True)
+    page.click("#compare form button[type=submit]")
+    page.wait_for_selector("#compare form button[type=submit]:enabled")
+    page.select_option("#compare-step", label="layers.2.ffn.norm.q")
+    codes, ids = page.evaluate(
+        """async () => {
+            const { contextOfRun } = await import("./context.js");
+            const text = { prompt: "Once upon a time", newTokens: 32 };
+            const [a, own] = [await contextOfRun("q8", text), await contextOfRun("w8a8", text)];
+            const b = await contextOfRun("w8a8", { ids: a.tokens, newTokens: 1 });
+            const row = (run) => Array.from(run.trace["layers.2.ffn.norm.q"].row(a.nPrompt - 1));
+            return [[row(a), row(b)], [a.newIds, own.newIds]];
+        }"""
+    )
+    differ = sum(x != y for x, y in zip(*codes, strict=True))
+    same = next(i for i, (x, y) in enumerate(zip(*ids, strict=True)) if x != y)
+    assert page.inner_text("#compare-said").startswith(f"{differ} of {len(codes[0])} codes differ")
+    assert f"After {same} equal token" in page.inner_text("#compare-view")
+    assert page.locator("#growth polyline").count() == 2
+
+
+@pytest.mark.parametrize(
+    ("temperature", "shares"), [(0.5, [0.881, 0.119]), (2, [0.455, 0.276, 0.167, 0.102]), (0, [1])]
+)
+def test_the_next_token_is_drawn_as_the_contract_says(opened, temperature, shares):
+    """Four logits under top-p 0.9: the exercise of docs/README.md."""
+    found = opened("port").evaluate(
+        """async (temperature) => {
+            const { sampler } = await import("./context.js");
+            return sampler([2, 1, 0, -1], temperature, 0.9).all.filter((x) => x.kept).map((x) => x.share);
+        }""",
+        temperature,
+    )
+    assert found == pytest.approx(shares, abs=5e-4)
+
+
+# ---- verdicts
+
+
+def other_type(x):
+    return x.astype(np.float64)
+
+
+def flipped(x):
+    x[0, 0] += 1 if x[0, 0] < 127 else -1
+    return x
+
+
+def with_codes_again(trace, step, change):
+    """A trace with a changed step whose codes are its own rounding."""
+    trace = broken(trace, step, change)
+    found = quantize(trace[step], trace[step].shape[1] // trace[f"{step}.s"].shape[1])
+    return trace | {f"{step}.q": found.codes, f"{step}.s": found.scales}
+
+
+def verdict_cases():
+    """Name -> the two traces: of ports with a mistake, and of what every rule of the contract is about."""
+    q8 = read_trace(DATA / "tiny-llama.q8.trace.safetensors")
+    late = read_trace(DATA / "tiny-llama.q8.boundary.trace.safetensors")
+    static = read_trace(DATA / "tiny-llama.w8a8-static.trace.safetensors")
+    attn8 = read_trace(DATA / "tiny-llama.w8a8-attn8.trace.safetensors")
+    moe = read_trace(DATA / "tiny-qwen3-moe.moe-a8w8.trace.safetensors")
+    mx = read_trace(DATA / "tiny-qwen3-moe.moe-mxfp8.trace.safetensors")
+    awq = read_trace(DATA / "tiny-llama.awq.trace.safetensors")
+    rng = np.random.default_rng(1)
+
+    def noisy(size):
+        return lambda x: (x * (1 + size * rng.standard_normal(x.shape))).astype(x.dtype)
+
+    cases = {bug: (q8, planted(bug)) for bug in BUGS}
+    cases |= {
+        "equal": (q8, q8),
+        "no steps": (q8, {"tokens": q8["tokens"]}),
+        "some steps": (q8, {name: q8[name] for name in ("tokens", "embed", "layers.0.attn.norm")}),
+        "one step more": (q8, q8 | {"layers.0.attn.other": q8["embed"]}),
+        "other type": (q8, broken(q8, "layers.1.attn.q_rope", other_type)),
+        "other shape": (q8, broken(q8, "layers.1.attn.q_rope", lambda x: x[:, :1])),
+        "other tokens": (q8, broken(q8, "tokens", lambda x: x[::-1].copy())),
+        "not a number": (q8, broken(q8, "layers.0.ffn.swiglu", lambda x: np.where(x > 1, np.float32(np.nan), x))),
+        "a code of its own": (q8, broken(q8, "layers.2.attn.norm.q", flipped)),
+        "a scale of its own": (q8, broken(q8, "layers.2.ffn.norm.s", lambda x: x * np.float32(1.01))),
+        "codes far away": (q8, with_codes_again(q8, "layers.1.ffn.norm", noisy(0.2))),
+        "flips": (q8, with_codes_again(q8, "layers.1.ffn.norm", noisy(0.003))),
+        "accumulators": (q8, broken(q8, "layers.1.ffn.up_proj.acc", flipped_sum)),
+        "accumulators of other codes": (
+            q8,
+            broken(
+                with_codes_again(q8, "layers.1.ffn.norm", noisy(0.003)), "layers.1.ffn.up_proj.acc", lambda x: x + 1
+            ),
+        ),
+        "late": (late, broken(late, "layers.1.attn.k_rope", lambda x: x * np.float32(1.001))),
+        "late, far": (late, broken(late, "layers.1.attn.k_rope", lambda x: x * np.float32(1.1))),
+        "static": (static, static),
+        "static scale": (static, broken(static, "layers.1.attn.mix.s", lambda x: x * np.float32(1.5))),
+        "int8 attention": (attn8, broken(attn8, "layers.1.attn.weights.q", flipped_first)),
+        "experts": (moe, broken(moe, "layers.1.moe.experts", lambda x: x[:, ::-1].copy())),
+        "experts' codes": (moe, broken(moe, "layers.2.moe.swiglu.q", flipped_first)),
+        "mx": (mx, mx),
+        "mx scale": (mx, broken(mx, "layers.1.moe.swiglu.s", lambda x: x + np.uint8(1))),
+        "mx code": (mx, broken(mx, "layers.1.moe.swiglu.q", lambda x: x ^ np.uint8(1))),
+        "half": (awq, broken(awq, "layers.0.attn.mix", noisy(4e-4))),
+        "half, far": (awq, broken(awq, "layers.1.ffn.norm", noisy(2e-3))),
+    }
+    return cases
+
+
+def flipped_sum(x):
+    x[1, 3, 0] += 1
+    return x
+
+
+def flipped_first(x):
+    x.reshape(-1)[0] += 1 if x.reshape(-1)[0] < 127 else -1
+    return x
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # of the trace with NaN, by the reference
+def test_verdicts_are_those_of_golden_diff(opened):
+    page = opened("port")
+    for case, (a, b) in verdict_cases().items():
+        found = page.evaluate(
+            """async ([a, b]) => {
+                const { compare, verdict } = await import("./diff.js");
+                const { readTrace } = await import("./trace.js");
+                const { data } = await import("./runner.js");
+                const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer;
+                const reports = compare(readTrace(bytes(a)), readTrace(bytes(b)), data.contract);
+                return [reports.map((r) => [r.name, String(r.error), r.note, r.ok, r.missing]), verdict(reports)];
+            }""",
+            [to_page(a), to_page(b)],
+        )
+        reports = compare(a, b)
+        assert [r[:1] + r[2:] for r in found[0]] == [[r.name, r.note, r.ok, r.missing] for r in reports], case
+        errors = [float(r[1].replace("Infinity", "inf")) for r in found[0]]
+        assert errors == pytest.approx([r.error for r in reports], rel=1e-9, abs=1e-15), case
+        assert found[1] == summarize(reports, verbose=False)[0].split("\n")[-1], case
+
+
+def test_a_ports_trace_is_judged(opened, tmp_path):
+    golden = read_trace(DATA / "tiny-llama.q8.trace.safetensors")
+    page = opened("port")
+    for bug in BUGS:
+        path = tmp_path / f"{bug}.safetensors"
+        write_trace(path, planted(bug))
+        page.set_input_files("#port-file", path)
+        page.wait_for_selector(f"#port-view h3:text-is('{path.name}')")
+        assert page.get_attribute("#port-view .headline", "data-first") == first_bad(compare(golden, planted(bug)))
+    late = read_trace(DATA / "tiny-llama.q8.boundary.trace.safetensors")
+    path = tmp_path / "late.safetensors"
+    write_trace(path, broken(late, "layers.2.ffn.swiglu", lambda x: x * np.float32(1.1)))
+    page.set_input_files("#port-file", path)
+    page.wait_for_selector(f"#port-view h3:text-is('{path.name}')")
+    assert page.get_attribute("#port-view .headline", "data-first").startswith("layers.2.ffn.swiglu")
+
+
+@pytest.mark.parametrize(
+    ("data", "line"),
+    [
+        (b"no", "not a safetensors file: 2 bytes"),
+        (b"\xff" * 16, "not a safetensors file: its header would have"),
+        (struct.pack("<Q", 4) + b"text", "not a safetensors file: its header is not JSON"),
+        (save({"embed": np.zeros(2, np.float32)}), "the trace has no tokens"),
+        (save({"tokens": np.array([1, 5000], np.int32)}), "token 5000 is no id below the model's vocab_size, 2048"),
+        (
+            save({"tokens": np.ones(2, np.int32), "positions": np.array([1, 1], np.int32)}),
+            "positions are not ascending",
+        ),
+    ],
+)
+def test_what_is_no_trace_is_named_in_one_line(opened, tmp_path, data, line):
+    page = opened("port")
+    path = tmp_path / "mine.safetensors"
+    path.write_bytes(data)
+    page.set_input_files("#port-file", path)
+    page.wait_for_selector(f'#port .status:has-text("mine.safetensors: {line}")')
+
+
+def variants():
+    return page_data().get("variants", {}) if (WEB / "data.json").exists() else {}
+
+
+@pytest.mark.parametrize(
+    "name", variants() or [pytest.param(None, marks=pytest.mark.skip(reason="needs the broken programs: make web"))]
+)
+def test_a_broken_program_is_named_by_its_step(opened, name):
+    variant = variants()[name]
+    page = opened("break")
+    page.check(f"input[name=variant][value={name}]", force=True)
+    page.click("#break form button[type=submit]")
+    page.wait_for_selector("#break-view .headline")
+    assert page.get_attribute("#break-view .headline", "data-first") == variant["step"]
+    texts = page.evaluate(
+        """async () => {
+            const text = (b) => btoa(Array.from(new Uint8Array(b), (x) => String.fromCharCode(x)).join(""));
+            return (await import("./break.js")).judgedTraces.map(text);
+        }"""
+    )
+    right, wrong = (load(base64.b64decode(text)) for text in texts)
+    reports = compare(right, wrong)
+    assert first_bad(reports) == variant["step"]
+    assert page.inner_text("#break-view .diff-line") == summarize(reports, verbose=False)[0].split("\n")[-1]
+
+
+# ---- files, browsers, people
+
+
+def test_a_damaged_file_gives_the_programs_own_line(opened, tmp_path):
+    model = page_data()["models"]["q8"]
+    data = gzip.decompress((WEB / model["file"]).read_bytes())
+    (tokenizer, size) = struct.unpack_from("<QI", data, 0xA0)
+    cases = {
+        "cut.bin": (
+            data[:1_000_000],
+            f"runq: /cut.bin: file is 1000000 bytes, but its tokenizer section is {size} bytes at {tokenizer}",
+        ),
+        "empty.bin": (b"", "runq: /empty.bin: "),
+        "magic.bin": (b"X" + data[1:], "runq: /magic.bin: magic is 0x616b3458, expected 0x616b3432"),
+    }
+    page = opened("chat")
+    for name, (content, line) in cases.items():
+        (tmp_path / name).write_bytes(content)
+        page.set_input_files("#chat-file", tmp_path / name)
+        page.wait_for_selector(f'#chat .status.failed:has-text("{line}")')
+
+
+def test_a_model_of_ones_own_answers(opened):
+    path = ROOT / "build" / "models" / "smollm2.q8.bin"
+    if not path.exists():
+        pytest.skip("needs SmolLM2: make smollm2")
+    page = opened("chat")
+    page.set_input_files("#chat-file", path)
+    page.fill("#chat-line", "What is the capital of France?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#talk .it:has-text('Paris')")
+    page.wait_for_selector("#chat button[type=submit]:enabled")
+    page.fill("#chat-line", "And of Italy?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#talk .it:has-text('Rome')")
+    page.wait_for_selector("#chat button[type=submit]:enabled")
+    page.click("#chat button:text-is('End')")
+    page.wait_for_selector("#chat-rate:has-text('The conversation has ended')")
+    assert re.search(r"decode \d+ tokens in .* tokens/s", page.inner_text("#chat-rate"))
+
+
+def test_what_a_browser_lacks_is_said_in_one_line(opened):
+    assert opened().locator("#lacks").is_hidden()
+    plain = serve(isolated=False)
+    try:
+        page = opened("chat", url=plain.url)
+        assert "SharedArrayBuffer" in page.inner_text("#lacks")
+        page = opened("chat", script="WebAssembly.validate = () => false")
+        assert "SIMD" in page.inner_text("#lacks")
+    finally:
+        plain.shutdown()
+
+
+@pytest.mark.parametrize("model", GOLDEN)
+def test_it_is_light(opened, model):
+    """With Q8, and what each other scheme adds when it is chosen: as a server sends it that compresses nothing."""
+    server = serve(isolated=True)
+    try:
+        page = opened(url=server.url)
+        first = sum(server.sent.values())
+        assert 1 * MEGABYTE < first < 4 * MEGABYTE
+        choose(page, model)
+        assert sum(server.sent.values()) - first < 4 * MEGABYTE
+    finally:
+        server.shutdown()
+
+
+def test_it_is_there_within_three_seconds(opened):
+    page = opened()
+    seconds = page.evaluate("performance.now()") / 1000
+    assert page.inner_text(".step-title") == "Tokens"
+    assert seconds < 3
+
+
+def test_the_keyboard_is_enough(opened):
+    page = opened()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    seen = set()
+    for _ in range(80):  # whatever has the focus shows it
+        page.keyboard.press("Tab")
+        outline, what = page.evaluate(
+            """() => {
+                const it = document.activeElement, pill = it.matches(".pill input") ? it.nextElementSibling : it;
+                return [getComputedStyle(pill).outlineStyle, it.id || it.textContent.slice(0, 20) || it.tagName];
+            }"""
+        )
+        if page.evaluate("document.activeElement === document.body"):
+            continue  # behind the last one the browser itself has the focus
+        seen.add(what)
+        assert outline != "none", what
+    assert {"prompt", "run", "step", "layer-range", "token-range"} <= seen
+    page.locator("#main").focus()
+    for _ in range(4):
+        page.keyboard.press("ArrowRight")
+    assert page.inner_text("#step-name") == "layers.0.attn.q_proj"
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text("#step-name") == "layers.0.attn.norm.q"
+    canvas = page.locator(".picture > .heat").last.locator("canvas")
+    canvas.focus()
+    for key in ("ArrowRight", "ArrowRight", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    assert page.inner_text("#step-name") == "layers.0.attn.norm.q"  # the heat map has taken the keys
+    assert page.inner_text(".explain h3").startswith("How value 65 came about")
+    assert "Arrow keys move" in canvas.get_attribute("aria-label")
+
+
+def test_words_of_the_glossary_say_what_they_mean(opened):
+    page = opened()
+    go_to(page, "layers.0.attn.norm.q")
+    page.click(".guide .term:text-is('scale')")
+    assert page.inner_text(".guide .bubble:visible") == page_data()["words"]["scale"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_views_fit_their_width(opened, view, width):
+    """And their pictures are in build/web-pictures, to be looked at."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page = opened(view, width)
+    steps = {"walk": ("layers.0.attn.norm.q", "layers.0.attn.q_proj", "layers.0.attn.probs", "logits")}.get(view, ("",))
+    if view == "compare":
+        page.wait_for_selector("#compare-said")
+    if view == "break" and variants():
+        page.click("#break form button[type=submit]")
+        page.wait_for_selector("#break-view .headline")
+    for step in steps:
+        if step:
+            go_to(page, step)
+            canvas = (
+                page.locator(".picture .heat canvas").first
+                if "probs" in step
+                else page.locator(".picture > .heat").last.locator("canvas")
+            )
+            canvas.focus()
+            canvas.press("Home")
+            canvas.press("Enter")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, step
+        page.screenshot(path=PICTURES / f"{view}-{step.split('.')[-1] or 'view'}-{width}.png", full_page=True)
+
+
+def test_pictures_of_the_pages(opened):
+    """Those of README.md and docs/web.md are copies of these, docs/web-NAME.png."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+
+    def take(page, name, step=None, at=None):
+        if step:
+            go_to(page, step)
+            canvas = page.locator(".picture > .heat").last.locator("canvas")
+            canvas.focus()
+            canvas.press("Home")
+            canvas.press("Enter")
+        if at:
+            page.evaluate(
+                "(at) => scrollTo(0, document.querySelector(at).getBoundingClientRect().top + scrollY - 70)", at
+            )
+        page.mouse.move(0, 0)
+        page.evaluate("document.activeElement.blur()")
+        page.screenshot(path=PICTURES / f"{name}.png")
+        assert (PICTURES / f"{name}.png").stat().st_size < 250_000
+
+    page = opened()
+    take(page, "web-product", "layers.0.attn.q_proj", ".picture h4:nth-of-type(2)")
+    page = opened(colours="dark")
+    take(page, "web-quantize", "layers.0.attn.norm.q", "#stage")
+    page = opened(width=360)
+    take(page, "web-phone", "layers.0.attn.norm.q", ".picture")
+    page = opened("compare")
+    page.wait_for_selector("#compare-said")
+    take(page, "web-compare", at="#compare-view")
+    page = opened("break")
+    if variants():
+        page.check("input[name=variant][value=round-half-up]", force=True)
+        page.click("#break form button[type=submit]")
+        page.wait_for_selector("#break-view .headline")
+        take(page, "web-break", at="#break-view")
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_it_runs_in_firefox(server, tmp_path, width):
+    binary = shutil.which("firefox-esr") or shutil.which("firefox")
+    if binary is None:
+        pytest.skip("needs Firefox: make test-web")
+    firefox = Firefox(binary, tmp_path, server.url, width)
+    try:
+        firefox.wait_for("document.querySelector('#stage .step-title') !== null")
+        assert firefox.evaluate("document.querySelector('#lacks').hidden")
+        for model, golden in GOLDEN.items():
+            story = json.loads((DATA / f"{golden}.json").read_text())["generations"][1]
+            found = firefox.evaluate(
+                f"""(async () => {{
+                    const {{ contextOfRun }} = await import("./context.js");
+                    const {{ productOf }} = await import("./products.js");
+                    const prompt = {json.dumps(story["prompt"])};
+                    const run = await contextOfRun("{model}", {{ prompt, newTokens: 64 }});
+                    const {{ groups, value }} = productOf("layers.1.attn.q_proj", 3, 7, run);
+                    return [run.newIds, groups.at(-1).total === value];
+                }})()"""
+            )
+            assert found == [story["new_ids"], True], model
+        for view in VIEWS:
+            firefox.evaluate(f"void (location.hash = '{view}')")
+            firefox.wait_for(f"!document.querySelector('#{view}').hidden")
+            assert firefox.evaluate("document.documentElement.scrollWidth") <= width, view
+        assert firefox.errors == []
+    finally:
+        firefox.close()
+
+
+def test_steps_of_the_page_are_those_of_the_programs():
+    """Every step that a trace of a program has is on the page with a guide, a line of source and what it reads."""
+    for model, golden in GOLDEN.items():
+        program = page_data()["programs"][page_data()["models"][model]["program"]]
+        for name in read_trace(DATA / f"{golden}.trace.safetensors"):
+            step = re.sub(r"^layers\.\d+\.", "", name)
+            if step.endswith((".s", ".acc")):
+                continue
+            assert step in page_data()["steps"], name
+            lines = program["steps"][step]
+            source = (ROOT / program["source"]).read_text(encoding="utf-8").split("\n")
+            for i, line in enumerate(lines["lines"]):
+                assert " ".join(source[lines["first"] - 1 + i].split()).startswith(" ".join(line.split())), name

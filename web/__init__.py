@@ -1,0 +1,1 @@
+"""The page in which the programs run step by step: docs/web.md."""

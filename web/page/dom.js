@@ -1,0 +1,248 @@
+// Elements of the page: building them, words of the glossary, heat maps.
+
+import { full, short } from "./numbers.js";
+
+// h("p", {class: "note", onclick: ...}, "text", child, ...)
+export function h(tag, attributes = {}, ...children) {
+    const element = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes)) {
+        if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+        else if (value === true) element.setAttribute(name, "");
+        else if (value !== false && value !== null && value !== undefined) element.setAttribute(name, value);
+    }
+    element.append(
+        ...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false),
+    );
+    return element;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+export function svg(tag, attributes = {}, ...children) {
+    const element = document.createElementNS(SVG, tag);
+    for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+    element.append(...children.flat(Infinity));
+    return element;
+}
+
+export const byId = (id) => document.getElementById(id);
+
+// Text in which [[word]] is a word of the glossary: a button that shows what it means.
+export function guided(text, words) {
+    return text.split(/\[\[|\]\]/).map((part, i) => (i % 2 ? term(part, words) : part));
+}
+
+function term(word, words) {
+    const meaning = words[word] ?? words[word.replace(/s$/, "")] ?? "";
+    const bubble = h("span", { class: "bubble", role: "note", hidden: true }, meaning);
+    const button = h("button", { class: "term", type: "button", "aria-expanded": "false", title: meaning }, word);
+    button.addEventListener("click", () => {
+        bubble.hidden = !bubble.hidden;
+        button.setAttribute("aria-expanded", String(!bubble.hidden));
+    });
+    return h("span", { class: "term-box" }, button, bubble);
+}
+
+// ----------------------------------------------------------------------------
+// Colours: cold below zero, warm above, by the square root of the size so that small values can be told apart.
+
+function style(name) {
+    return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}
+
+let palette = null;
+const numbersOf = (name) => style(name).split(/[ ,]+/).map(Number);
+export function colours() {
+    palette ??= { zero: numbersOf("--heat-zero"), low: numbersOf("--heat-low"), high: numbersOf("--heat-high") };
+    return palette;
+}
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    palette = null;
+    document.dispatchEvent(new Event("palette"));
+});
+
+// t from -1 to 1
+export function colour(t) {
+    const { zero, low, high } = colours();
+    const end = t < 0 ? low : high;
+    const share = Math.sqrt(Math.min(1, Math.abs(t)));
+    const mix = zero.map((z, i) => Math.round(z + (end[i] - z) * share));
+    return `rgb(${mix.join(",")})`;
+}
+
+export function inkOn(t) {
+    return Math.sqrt(Math.min(1, Math.abs(t))) > 0.62 ? "var(--ink-on-strong)" : "var(--ink)";
+}
+
+// A heat map of `values`, `columns` to a row, on a canvas that takes the keyboard: arrows move a cursor, Enter chooses.
+// options: label; columns; rowLabel(row) and rowNote(row): text left and right of a row; describe(i): what the
+// readout says of cell i; choose(i): a cell is clicked; marked(i): whether a
+// cell is outlined; most: what full colour means; selected.
+export function heatMap(values, options) {
+    const most = options.most ?? values.reduce((size, x) => Math.max(size, Number.isFinite(x) ? Math.abs(x) : 0), 0);
+    const rows = Math.ceil(values.length / options.columns);
+    const canvas = h("canvas", {
+        tabindex: "0",
+        role: options.choose ? "application" : "img",
+        "aria-roledescription": "heat map",
+        "aria-label": `${options.label}: ${values.length} values, smallest ${short(minimum(values))}, largest ${short(maximum(values))}.${options.choose ? " Arrow keys move, Enter explains." : ""}`,
+    });
+    const readout = h("p", { class: "readout", "aria-live": "polite" });
+    let cursor = options.selected ?? -1;
+    const left = h("div", { class: "row-labels" });
+    const right = h("div", { class: "row-notes" });
+    for (let r = 0; r < rows; r++) {
+        if (options.rowLabel) left.append(h("span", {}, options.rowLabel(r) ?? ""));
+        if (options.rowNote) right.append(h("span", {}, options.rowNote(r) ?? ""));
+    }
+    const box = h(
+        "div",
+        { class: "heat" },
+        h(
+            "div",
+            { class: "heat-grid" },
+            options.rowLabel ? left : null,
+            h("div", { class: "canvas-box" }, canvas),
+            options.rowNote ? right : null,
+        ),
+        legend(values, most),
+        readout,
+    );
+    let cell = 10;
+    let height = 18;
+
+    function draw() {
+        const width = canvas.parentElement.clientWidth;
+        if (!width) return;
+        cell = width / options.columns;
+        height = options.square
+            ? Math.min(cell, 22)
+            : rows > 12
+              ? Math.max(9, Math.min(14, cell))
+              : Math.max(20, Math.min(30, cell * 2.2));
+        if (options.square) cell = height;
+        const ratio = devicePixelRatio || 1;
+        const shown = cell * Math.min(options.columns, values.length);
+        canvas.style.width = `${shown}px`;
+        canvas.style.height = `${height * rows}px`;
+        canvas.width = Math.round(shown * ratio);
+        canvas.height = Math.round(height * rows * ratio);
+        left.style.setProperty("--row", `${height}px`);
+        right.style.setProperty("--row", `${height}px`);
+        const g = canvas.getContext("2d");
+        g.scale(ratio, ratio);
+        const gap = cell > 7 ? 1 : 0;
+        values.forEach((x, i) => {
+            if (options.hidden?.(i)) return;
+            g.fillStyle = Number.isFinite(x) ? colour(most ? x / most : 0) : "#f0f";
+            g.fillRect((i % options.columns) * cell, Math.floor(i / options.columns) * height, cell - gap, height - 1);
+        });
+        for (let i = 0; options.marked && i < values.length; i++) {
+            if (!options.marked(i)) continue;
+            g.strokeStyle = style("--bad");
+            g.lineWidth = 3;
+            const [x, y] = [(i % options.columns) * cell, Math.floor(i / options.columns) * height];
+            g.strokeRect(x + 1, y + 1, Math.max(cell - gap - 2, 3), height - 3);
+        }
+        if (cursor >= 0) {
+            g.strokeStyle = style("--ink");
+            g.lineWidth = 2;
+            g.strokeRect(
+                (cursor % options.columns) * cell,
+                Math.floor(cursor / options.columns) * height,
+                Math.max(cell - gap, 3),
+                height - 1,
+            );
+        }
+    }
+    function say(i) {
+        readout.textContent =
+            i < 0 ? (options.hint ?? "") : options.describe ? options.describe(i) : `[${i}] ${full(values[i])}`;
+    }
+    function move(i) {
+        cursor = i;
+        draw();
+        say(i);
+    }
+    const at = (event) => {
+        const box = canvas.getBoundingClientRect();
+        const column = Math.floor((event.clientX - box.left) / cell);
+        const row = Math.floor((event.clientY - box.top) / height);
+        const i = row * options.columns + column;
+        return column >= 0 && column < options.columns && i >= 0 && i < values.length ? i : -1;
+    };
+    canvas.addEventListener("pointermove", (event) => say(at(event)));
+    canvas.addEventListener("pointerleave", () => say(cursor));
+    canvas.addEventListener("click", (event) => {
+        const i = at(event);
+        if (i < 0) return;
+        move(i);
+        options.choose?.(i);
+    });
+    canvas.addEventListener("keydown", (event) => {
+        const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -options.columns, ArrowDown: options.columns }[event.key];
+        if (by) {
+            const to = cursor < 0 ? 0 : cursor + by;
+            if (to >= 0 && to < values.length) move(to);
+        } else if (event.key === "Home") move(0);
+        else if (event.key === "End") move(values.length - 1);
+        else if ((event.key === "Enter" || event.key === " ") && cursor >= 0) options.choose?.(cursor);
+        else return;
+        event.preventDefault();
+        event.stopPropagation();
+    });
+    new ResizeObserver(draw).observe(canvas.parentElement);
+    document.addEventListener("palette", draw);
+    say(cursor);
+    box.select = move;
+    box.canvas = canvas;
+    return box;
+}
+
+const minimum = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
+const maximum = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
+
+function legend(values, most) {
+    const bar = h("span", { class: "legend-bar", "aria-hidden": "true" });
+    return h(
+        "p",
+        { class: "legend" },
+        h("span", {}, `smallest ${short(minimum(values))}`),
+        h("span", { class: "legend-scale" }, short(-most), bar, short(most)),
+        h("span", {}, `largest ${short(maximum(values))}`),
+    );
+}
+
+// A line chart: series of {name, values, class}; x is 0 .. n - 1 with labels; y logarithmic, zero at the bottom.
+export function lineChart(series, labels, title) {
+    const [width, height] = innerWidth < 560 ? [340, 200] : [640, 220];
+    const [left, right, bottom, top] = [52, 24, 30, 12];
+    const all = series.flatMap((s) => s.values).filter((v) => v > 0 && Number.isFinite(v));
+    const low = Math.floor(Math.log10(Math.min(1, ...all)));
+    const high = Math.ceil(Math.log10(Math.max(10 ** (low + 1), ...all)));
+    const x = (i) => left + (i * (width - left - right)) / Math.max(1, labels.length - 1);
+    const y = (v) => height - bottom - (v > 0 ? ((Math.log10(v) - low) / (high - low)) * (height - bottom - top) : 0);
+    const chart = svg("svg", { viewBox: `0 0 ${width} ${height}`, class: "chart", role: "img", "aria-label": title });
+    for (let e = low; e <= high; e++) {
+        chart.append(svg("line", { x1: left, x2: width - right, y1: y(10 ** e), y2: y(10 ** e), class: "grid" }));
+        const label = e >= -1 ? `${Math.round(100 * 10 ** e)} %` : `${Number((100 * 10 ** e).toPrecision(1))} %`;
+        chart.append(svg("text", { x: left - 6, y: y(10 ** e) + 4, "text-anchor": "end" }, label));
+    }
+    labels.forEach((label, i) => {
+        if (label && (width > 400 || i % 4 === 0))
+            chart.append(svg("text", { x: x(i), y: height - bottom + 18, "text-anchor": "middle" }, label));
+    });
+    for (const s of series) {
+        const points = s.values
+            .map((v, i) => (Number.isFinite(v) ? `${x(i)},${y(v)}` : ""))
+            .join(" ")
+            .trim();
+        chart.append(svg("polyline", { points, class: `line ${s.class}` }));
+        s.values.forEach((v, i) => {
+            if (!Number.isFinite(v)) return;
+            const dot = svg("circle", { cx: x(i), cy: y(v), r: 3.2, class: s.class });
+            dot.append(svg("title", {}, `${s.name}, ${labels[i] || i}: ${short(100 * v)} %`));
+            chart.append(dot);
+        });
+    }
+    return chart;
+}

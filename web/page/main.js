@@ -1,0 +1,65 @@
+// The page: its views, what a browser lacks, what has been transferred.
+
+import { byId } from "./dom.js";
+import { workerBytes } from "./runner.js";
+import { startWalk } from "./walk.js";
+
+const views = {
+    walk: startWalk,
+    compare: async () => (await import("./compare.js")).startCompare(),
+    break: async () => (await import("./break.js")).startBreak(),
+    port: async () => (await import("./port.js")).startPort(),
+    chat: async () => (await import("./chat.js")).startChat(),
+};
+const started = new Set();
+
+async function show() {
+    const name = location.hash.slice(1) in views ? location.hash.slice(1) : "walk";
+    for (const view of Object.keys(views)) byId(view).hidden = view !== name;
+    for (const link of byId("tabs").querySelectorAll("a")) {
+        if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
+        else link.removeAttribute("aria-current");
+    }
+    if (!started.has(name)) {
+        started.add(name);
+        await views[name]();
+    }
+    scrollTo(0, 0);
+}
+
+// A function whose body is one SIMD instruction (i8x16.splat, i8x16.extract_lane_s): whether it may be compiled.
+const SIMD = new Uint8Array([
+    0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 8, 1, 6, 0, 65, 0, 253, 15, 11,
+]);
+
+export function lacks() {
+    const missing = [];
+    if (typeof WebAssembly !== "object") missing.push("WebAssembly, without which no program runs here");
+    else if (!WebAssembly.validate(SIMD))
+        missing.push("WebAssembly's SIMD instructions, without which no program runs here");
+    if (typeof DecompressionStream !== "function") missing.push("DecompressionStream, with which models are unpacked");
+    if (typeof SharedArrayBuffer !== "function" || !crossOriginIsolated)
+        missing.push(
+            "shared memory (SharedArrayBuffer on a page that is isolated from other origins), without which there is no chat",
+        );
+    return missing;
+}
+
+const missing = lacks();
+if (missing.length) {
+    byId("lacks").hidden = false;
+    byId("lacks").textContent = `This browser, or the server that the page came from, lacks ${missing.join("; and ")}.`;
+}
+
+function transferred() {
+    const entries = [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")];
+    const bytes = entries.reduce((sum, entry) => sum + (entry.encodedBodySize || 0), workerBytes);
+    byId("transferred").textContent =
+        `${(bytes / 1e6).toFixed(1)} MB fetched so far; a model is fetched when it is first chosen.`;
+}
+setInterval(transferred, 2000);
+transferred();
+
+addEventListener("hashchange", show);
+await show();
+document.documentElement.dataset.ready = "yes";

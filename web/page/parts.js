@@ -1,0 +1,95 @@
+// Parts of explanations: figures in a row, lines of the programs, tables of products.
+
+import { h } from "./dom.js";
+import { placeOf } from "./inputs.js";
+import { full, short, whole } from "./numbers.js";
+
+export function panel(name, t, i, context, ...children) {
+    const value = context.trace[name].row(t)[i];
+    return h(
+        "section",
+        { class: "explain", "aria-label": "how this number came about" },
+        h(
+            "h3",
+            {},
+            `How ${placeOf(name, i, context)} came about: `,
+            h("span", { class: "value" }, context.trace[name].isWhole ? whole(value) : full(value)),
+        ),
+        ...children,
+    );
+}
+
+// Whether the number found here is the program's, to the bit, or how far it is.
+export function agreement(found, value) {
+    if (found === value) return h("span", { class: "same" }, "= the program's value, to the bit ✓");
+    const far = Math.abs(found - value) / Math.max(Math.abs(value), 1e-30);
+    return h(
+        "span",
+        { class: far < 1e-5 ? "near" : "apart" },
+        `the program's value is ${full(value)}${far < 1e-5 ? `: ${short(far)} away, as additions in another order may be` : ""}`,
+    );
+}
+
+export function sourceOf(functionName, context) {
+    const program = context.data.programs[context.model.program];
+    const part = program.functions[functionName];
+    return h(
+        "details",
+        { class: "loop" },
+        h("summary", {}, `The loop that says so: ${program.source}, line ${part.first}`),
+        codeLines(part, -1),
+    );
+}
+
+export function codeLines(part, mark) {
+    return h(
+        "pre",
+        { class: "code", tabindex: "0" },
+        part.lines.map((line, i) =>
+            h(
+                "span",
+                { class: i === mark ? "line mark" : "line" },
+                h("span", { class: "number", "aria-hidden": "true" }, String(part.first + i)),
+                line,
+                "\n",
+            ),
+        ),
+    );
+}
+
+export const figure = (value, caption, kind = "") =>
+    h("span", { class: `figure ${kind}` }, h("b", {}, value), h("small", {}, caption));
+export const sign = (text) => h("span", { class: "sign" }, text);
+export const formula = (...parts) => h("p", { class: "formula" }, parts);
+
+// A table of products, added up in fp64 and rounded once.
+export function listed(rows, columns, limit = 400) {
+    return h(
+        "div",
+        { class: "table-box", tabindex: "0" },
+        h(
+            "table",
+            { class: "sums" },
+            h(
+                "thead",
+                {},
+                h(
+                    "tr",
+                    {},
+                    columns.map((c) => h("th", { scope: "col" }, c)),
+                ),
+            ),
+            h(
+                "tbody",
+                {},
+                rows.slice(0, limit).map((row) =>
+                    h(
+                        "tr",
+                        {},
+                        row.map((cell) => h("td", {}, cell)),
+                    ),
+                ),
+            ),
+        ),
+    );
+}

@@ -1,0 +1,22 @@
+// What the first view shows: a run, one of its steps, one of its tokens.
+
+import { byId } from "./dom.js";
+import { explain } from "./explain.js";
+import { data } from "./runner.js";
+import { shortName } from "./trace.js";
+
+// context: the run (context.js); at: the step, by its number; cell: the value that is explained, -1 if none.
+export const state = { context: null, at: 0, token: 0, cell: -1, head: 0, model: "q8", temperature: 1, topP: 0.9 };
+
+export const title = (name) => data.steps[shortName(name)]?.title ?? shortName(name);
+
+// Spaces and line ends that can be seen.
+export const visible = (text) => text.replace(/ /g, "␣").replace(/\n/g, "⏎") || "∅";
+
+// Shows how value i of the step came about.
+export function explained(i) {
+    state.cell = i;
+    const { context, at, token } = state;
+    const box = explain(context.steps[at], token, i, context);
+    byId("explained")?.replaceChildren(box ?? "");
+}

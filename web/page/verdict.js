@@ -1,0 +1,80 @@
+// What `golden diff` says of two traces, as a table.
+
+import { h } from "./dom.js";
+import { firstBad, scientific, verdict } from "./diff.js";
+
+export function verdictView(reports, { onStep } = {}) {
+    const bad = firstBad(reports);
+    const rows = reports.filter((r) => !r.missing);
+    const shown = (r) =>
+        h(
+            "tr",
+            { class: r.ok ? "" : r === bad ? "bad first" : "bad" },
+            h(
+                "th",
+                { scope: "row" },
+                onStep ? h("button", { type: "button", class: "link", onclick: () => onStep(r.name) }, r.name) : r.name,
+            ),
+            h("td", { class: "number" }, scientific(r.error)),
+            h("td", {}, r.ok ? r.note || "within" : `${r.note}${r === bad ? " ← the first" : ""}`),
+        );
+    const table = (list) =>
+        h(
+            "table",
+            { class: "verdict" },
+            h(
+                "thead",
+                {},
+                h(
+                    "tr",
+                    {},
+                    ["step", "error", ""].map((c) => h("th", { scope: "col" }, c)),
+                ),
+            ),
+            h("tbody", {}, list.map(shown)),
+        );
+    const outside = rows.filter((r) => !r.ok);
+    const closest = rows.filter((r) => r.ok);
+    return h(
+        "div",
+        { class: "verdict-box" },
+        h(
+            "p",
+            { class: bad ? "headline apart" : "headline same", "data-first": bad?.name ?? "" },
+            bad
+                ? ["The first step outside the contract: ", h("b", {}, bad.name)]
+                : "Every step is within the contract.",
+        ),
+        h("p", { class: "diff-line" }, h("code", {}, verdict(reports))),
+        strip(reports, bad),
+        outside.length ? h("div", { class: "table-box", tabindex: "0" }, table(outside)) : null,
+        h(
+            "details",
+            {},
+            h("summary", {}, `The ${closest.length} steps within`),
+            h("div", { class: "table-box", tabindex: "0" }, table(closest)),
+        ),
+    );
+}
+
+// A mark per step, in the order of computation.
+function strip(reports, bad) {
+    return h(
+        "ol",
+        { class: "strip", "aria-label": "all steps in order; marked ones are outside" },
+        reports.map((r) =>
+            h("li", {
+                class: r.missing
+                    ? "missing"
+                    : r.ok
+                      ? r.error > 0
+                          ? "close"
+                          : "equal"
+                      : r === bad
+                        ? "bad first"
+                        : "bad",
+                title: `${r.name}: ${r.missing ? "not there" : r.ok ? scientific(r.error) : r.note}`,
+            }),
+        ),
+    );
+}
