@@ -33,7 +33,7 @@ PCRE2_PARTS := auto_possess chartables compile context error extuni find_bracket
 PCRE2_FLAGS := -DHAVE_CONFIG_H -DPCRE2_CODE_UNIT_WIDTH=8 -DSUPPORT_PCRE2_8 -DSUPPORT_UNICODE -DHAVE_MEMMOVE -DHAVE_STDINT_H
 WASM_LIBS   := $(PCRE2_PARTS:%=$(LIBRARIES_C)/pcre2_%.o) $(LIBRARIES_C)/utf8proc.o
 
-$(LIBRARIES_C)/ready: tools/web_libraries.py
+$(LIBRARIES_C)/ready: tools/library_sources.py
 	@$(PYTHON) $< $(@D)
 	@mkdir -p $(@D)/include
 	@cd $(@D)/pcre2/src && cp pcre2.h.generic ../../include/pcre2.h && cp pcre2.h.generic pcre2.h && \
