@@ -8,10 +8,10 @@
 BOOK_VENV := build/book-venv
 PORT      ?= 8000
 BOOK_GOALS := book book-serve book-pdf test-book
-$(foreach goal,$(BOOK_GOALS),$(eval NEEDS_$(goal) := PYTHON))
 
 # The page in which the model runs: taken as it is, or made if there is what makes it, or left out.
 BOOK_RUN := $(and $(filter $(BOOK_GOALS),$(MAKECMDGOALS)),$(if $(wildcard build/web/index.html),,yes),$(wildcard mk/web.mk),$(shell command -v emcc),web)
+$(foreach goal,$(BOOK_GOALS),$(eval NEEDS_$(goal) := PYTHON $(if $(BOOK_RUN),WEB)))
 
 .PHONY: $(BOOK_GOALS)
 book: $(BOOK_VENV)/ready $(BOOK_RUN)
