@@ -1,6 +1,6 @@
-// What this project asks of the operating system. Here is what there is to ask for; windows.h, macos.h, wasm.h
-// and linux.h (and posix.h, which the last three share) have it for their system. All else of common/ is the same
-// everywhere.
+// What this project asks of the operating system. Here is what there is to ask for; windows.h, macos.h,
+// wasm.h and linux.h (and posix.h, which the last three share) have it for their system. All else of common/
+// is the same everywhere.
 //
 // Names of files, arguments and what is typed are UTF-8, on every system.
 #pragma once

@@ -1,4 +1,5 @@
-// system.h in a WebAssembly module that Emscripten compiles: one thread, a memory of at most 4 GiB, no libraries.
+// system.h in a WebAssembly module that Emscripten compiles: one thread, a memory of at most 4 GiB, no
+// libraries.
 #pragma once
 
 #include <limits>
