@@ -39,7 +39,7 @@ def test_all_goals_write_down_the_same_flags(goal):
 
 
 def test_back_ends_do_nothing_before_they_are_asked():
-    """A constructor of a static object would run when the library is loaded, on processors that lack its instructions."""
+    """A constructor of a static object would run when the library is loaded, whatever the processor has."""
     objects = sorted((ROOT / "build" / "backends").glob("*/*.kernels.o"))
     if not objects:
         pytest.skip("needs make portable")

@@ -125,10 +125,17 @@ typedef struct QuantGemmBackend {
     const char* (*error_text)(void); /* one line on the latest call that failed, valid until the next call */
 } QuantGemmBackend;
 
+/* What a library is seen by from outside. */
+#ifdef _WIN32
+#define QUANT_GEMM_EXPORT __attribute__((dllexport))
+#else
+#define QUANT_GEMM_EXPORT __attribute__((visibility("default")))
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif
-__attribute__((visibility("default"))) const QuantGemmBackend* quant_gemm_backend(void);
+QUANT_GEMM_EXPORT const QuantGemmBackend* quant_gemm_backend(void);
 #ifdef __cplusplus
 }
 #endif
