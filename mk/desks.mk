@@ -27,13 +27,14 @@ build/packages-mingw:
 
 # Of each: its compilers, the instructions that runq_gptq is compiled for and those of the other programs, what it links
 # with, how programs and libraries are called, and the back ends of runq_gptq (docs/backends.md) with their instructions.
-# zig writes the names of processors its own way.
+# zig writes the names of processors its own way, and makes an archive where a library shall be static.
 X86_LEVELS                := portable avx2 avxvnni avx512vnni
 DESK_CXX_windows          := $(ZIG) c++ -target x86_64-windows-gnu
 DESK_CC_windows           := $(ZIG) cc -target x86_64-windows-gnu
 DESK_ANY_windows          := -march=x86_64
 DESK_ISA_windows          := -march=x86_64_v3
 DESK_LINK_windows         := -static -lshell32 -s
+DESK_LIBRARY_windows      := -s
 DESK_READY_windows        := $(ZIG_FOLDER)/ready
 DESK_EXE_windows          := .exe
 DESK_DLL_windows          := .dll
@@ -44,6 +45,7 @@ DESK_CC_windows-mingw       := $(MINGW)-gcc-posix
 DESK_ANY_windows-mingw      := -march=x86-64
 DESK_ISA_windows-mingw      := -march=x86-64-v3
 DESK_LINK_windows-mingw     := -static -lshell32 -s
+DESK_LIBRARY_windows-mingw  := -static -s
 DESK_READY_windows-mingw    := build/packages-mingw
 DESK_EXE_windows-mingw      := .exe
 DESK_DLL_windows-mingw      := .dll
@@ -55,6 +57,7 @@ DESK_CC_macos       := $(ZIG) cc -target aarch64-macos.13.0
 DESK_ANY_macos      := -mcpu=apple_m1
 DESK_ISA_macos      := -mcpu=apple_m1
 DESK_LINK_macos     := -s
+DESK_LIBRARY_macos  := -s
 DESK_READY_macos    := $(ZIG_FOLDER)/ready
 DESK_DLL_macos      := .dylib
 DESK_BACKENDS_macos := dotprod i8mm
@@ -100,7 +103,7 @@ build/desks/$1/backend/$2.kernels.o: common/backend/cpu_kernels.cpp build/desks/
 	$$(DESK_CXX_$1) $$(call DESK_FLAGS,$$(DESK_CXX_$1)) $(DESK_ANY_$1) $(DESK_$2) $(DESK_HIDDEN) $$(DEPS) -c $$< -o $$@
 build/desks/$1/backends/quant_gemm_$2$(DESK_DLL_$1): build/desks/$1/backend/$2.entry.o build/desks/$1/backend/$2.kernels.o
 	@mkdir -p $$(@D)
-	$$(DESK_CXX_$1) -shared -pthread $$^ $(filter-out -lshell32,$(DESK_LINK_$1)) -o $$@
+	$$(DESK_CXX_$1) -shared -pthread $$^ $(DESK_LIBRARY_$1) -o $$@
 endef
 DESK_HIDDEN := -fvisibility=hidden -fvisibility-inlines-hidden
 define desk_rules

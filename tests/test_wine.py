@@ -74,6 +74,18 @@ def test_ids_are_the_goldens(kind, program, threads):
 
 @needs_wine
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["portable", "avx2"])
+def test_back_ends_are_loaded(kind, name):
+    golden = json.loads((ROOT / "golden" / "data" / f"{MODELS['runq_gptq']}.json").read_text())["generations"][-1]
+    args = ["-i", golden["prompt"], "-t", 0, "-n", 64, "--print-ids", "--backend", name]
+    done = wine(kind, "runq_gptq", model("runq_gptq"), *args)
+    assert done.returncode == 0, done.stderr
+    assert [int(i) for i in done.stdout.split(b",")] == golden["new_ids"]
+    assert f"back end {name}".encode() in done.stderr
+
+
+@needs_wine
+@pytest.mark.parametrize("kind", KINDS)
 def test_names_and_texts_in_unicode(kind, tmp_path):
     shutil.copy(model("runq"), tmp_path / NAME)
     (tmp_path / "текст.txt").write_text("Zoë sagte: „Grüße“ 😀\n", encoding="utf-8", newline="")
