@@ -98,7 +98,7 @@ def run_alone(folder, program, *runner):
         inside = ["/qemu", *runner[1:]]
     return subprocess.run(
         ["unshare", "-r", "chroot", root, *inside, f"/{program}", f"/{PROGRAMS[program]}", *STORY],
-        capture_output=True, check=False, env={},
+        capture_output=True, check=False, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
     )  # fmt: skip
 
 
