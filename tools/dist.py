@@ -8,6 +8,7 @@ import argparse
 import gzip
 import io
 import os
+import struct
 import sys
 import tarfile
 import time
@@ -53,12 +54,28 @@ def licence_text(pattern: str, sources: str) -> bytes:
     return found[0].read_bytes()
 
 
+def without_time(program: bytes) -> bytes:
+    """A program or library for Windows without the time of linking, which zig's linker cannot leave out.
+
+    Microsoft's "PE Format": the offset of the signature is at 0x3C; behind it the COFF header, its time 4 bytes in.
+    """
+    (at,) = struct.unpack_from("<I", program, 0x3C)
+    if program[at : at + 4] != b"PE\0\0":
+        raise ValueError("no program or library for Windows")
+    return program[: at + 8] + bytes(4) + program[at + 12 :]
+
+
 def members(system: str, sources: str, files: list[Path]) -> dict[str, tuple[bytes, int]]:
     """Bytes and mode of every file of the release, by its name in the folder."""
     kind = system.split("-")[0]
     found = {}
     for path in files:
         data = path.read_bytes()
+        if path.suffix in (".exe", ".dll"):
+            try:
+                data = without_time(data)
+            except (ValueError, struct.error) as error:
+                raise OSError(f"{path}: {error}") from error
         program = path.parts[0] == "build"
         folder = "backends/" if path.parent.name == "backends" else "licences/" if path.name == "licences.md" else ""
         found[folder + path.name] = (data, 0o755 if program else 0o644)
