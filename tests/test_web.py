@@ -13,6 +13,7 @@ import shutil
 import struct
 import threading
 from collections import Counter
+from fractions import Fraction
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -234,6 +235,14 @@ def test_shown_values_are_the_goldens(opened, model):
             canvas.press("ArrowRight")
 
 
+def multiply_add(a, b, c):
+    """a * b + c of fp32 numbers, rounded once to fp32, half to even: of the two fp32 neighbours the nearer."""
+    exact = Fraction(float(a)) * Fraction(float(b)) + Fraction(float(c))
+    near = np.float32(float(exact))
+    around = (np.nextafter(near, np.float32(-np.inf)), near, np.nextafter(near, np.float32(np.inf)))
+    return min(around, key=lambda x: (abs(Fraction(float(x)) - exact), int(x.view(np.uint32)) & 1))
+
+
 @pytest.mark.parametrize("model", GOLDEN)
 def test_products_add_up_to_the_value(opened, model):
     """The numbers that a visitor sees: codes, products, their sum, the scales, the value, of a row of q_proj."""
@@ -253,6 +262,11 @@ def test_products_add_up_to_the_value(opened, model):
         "async ([step, t]) => Array.from((await import('./walk.js')).current().context.trace[step].row(t))",
         [f"{place}.s", token],
     )
+    assert page.evaluate(
+        "async ([n, t, i]) => (await import('./products.js')).productOf(n, t, i, "
+        "(await import('./walk.js')).current().context).fused",
+        [name, token, channel],
+    )
     codes, scales, acc = golden[f"{place}.q"][token], golden[f"{place}.s"][token], golden[f"{name}.acc"][token, channel]
     groups = page.locator(".explain > section.group").all()
     size = len(codes) // len(acc)
@@ -263,13 +277,24 @@ def test_products_add_up_to_the_value(opened, model):
         assert [number(pair.split(" × ")[0]) for pair, _ in tiles] == codes[g * size : (g + 1) * size].tolist()
         products = [number(product) for _, product in tiles]
         assert [np.prod([number(x) for x in pair.split(" × ")]) for pair, _ in tiles] == products
-        shown_sum, weight_scale, token_scale, scaled = map(number, group.locator(".figure b").all_inner_texts())
+        figures = list(map(number, group.locator(".figure b").all_inner_texts()))
+        weight_scale, token_scale, both, shown_sum = figures[:4]
+        before = figures[5] if g else 0
+        after = figures[-1]
         assert sum(products) == shown_sum == acc[g]
         assert np.float32(token_scale) == np.float32(own[g]) == pytest.approx(scales[g], rel=1e-5)
-        both = np.float32(np.float32(weight_scale) * np.float32(token_scale))
-        assert np.float32(scaled) == np.float32(np.float32(shown_sum) * both)
-        total = np.float32(float(shown_sum) * float(both) + float(total))
-    assert number(page.inner_text(".explain h3 .value")) == pytest.approx(float(total), rel=1e-6)
+        assert np.float32(both) == np.float32(figures[4]) == np.float32(weight_scale) * np.float32(token_scale)
+        assert np.float32(before) == total
+        total = multiply_add(np.float32(shown_sum), np.float32(both), total)
+        assert np.float32(after) == total
+    sums = [np.float32(number(text)) for text in page.locator(".explain .total .figure b").all_inner_texts()]
+    assert len(sums) == len(acc)
+    assert sums[-1] == total == np.float32(number(page.inner_text(".explain h3 .value")))
+    own_value = page.evaluate(
+        "async ([n, t, i]) => (await import('./walk.js')).current().context.trace[n].row(t)[i]", [name, token, channel]
+    )
+    assert total == np.float32(own_value)
+    assert (len(acc) > 1) == ("rounded once (a fused multiply-add)" in page.inner_text(".explain .total"))
     assert page.inner_text(".explain .total .check") == "= the program's value, to the bit ✓"
 
 
@@ -593,6 +618,25 @@ def test_the_keyboard_is_enough(opened):
         seen.add(what)
         assert outline != "none", what
     assert {"prompt", "run", "step", "layer-range", "token-range"} <= seen
+    page.reload()
+    page.wait_for_selector("#stage .step-title")
+    stops = []
+    while not stops or stops[-1] != "step":
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate("document.activeElement.id"))
+        assert len(stops) <= 20, stops
+    page.locator("#chips [tabindex='0']").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.evaluate("document.activeElement.dataset.token") == page.get_attribute(
+        "#chips [aria-pressed=true]", "data-token"
+    )
+    assert page.inner_text("#step-name") == "tokens"  # the chips have taken the key
+    page.locator("#path [aria-current]").focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowDown")
+    assert page.inner_text("#step-name") == "layers.0.attn.norm"
+    assert page.evaluate("document.activeElement.getAttribute('aria-current')") == "step"
+    page.keyboard.press("Home")
     page.locator("#main").focus()
     for _ in range(4):
         page.keyboard.press("ArrowRight")
@@ -611,8 +655,84 @@ def test_the_keyboard_is_enough(opened):
 def test_words_of_the_glossary_say_what_they_mean(opened):
     page = opened()
     go_to(page, "layers.0.attn.norm.q")
+    guide = page.inner_text(".guide")
     page.click(".guide .term:text-is('scale')")
-    assert page.inner_text(".guide .bubble:visible") == page_data()["words"]["scale"]
+    assert page.inner_text(".guide + .bubble") == f"scale: {page_data()['words']['scale']}"
+    assert page.inner_text(".guide") == guide
+    page.click(".guide .term:text-is('group')")
+    assert page.locator(".bubble").all_inner_texts() == [f"group: {page_data()['words']['group']}"]
+    page.click(".guide .term:text-is('group')")
+    assert page.locator(".bubble").count() == 0
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_tabs_are_visible_on_a_phone(opened, view):
+    page = opened(view, 360)
+    for link in page.locator("#tabs a").all():
+        box = link.bounding_box()
+        assert box["x"] >= 0, link.inner_text()
+        assert box["x"] + box["width"] <= 360, link.inner_text()
+    assert page.evaluate(
+        "(() => { const it = document.querySelector('#tabs'); return it.scrollWidth <= it.clientWidth; })()"
+    )
+
+
+def test_a_product_does_not_scroll_on_its_own_on_a_phone(opened):
+    page = opened(width=360)
+    go_to(page, "layers.0.attn.q_proj")
+    page.evaluate("async () => (await import('./state.js')).explained(0)")
+    page.wait_for_selector(".tiles")
+    assert (
+        page.evaluate(
+            "Array.from(document.querySelectorAll('.explain *')).filter((it) => "
+            "['auto', 'scroll'].includes(getComputedStyle(it).overflowY) && it.scrollHeight > it.clientHeight).length"
+        )
+        == 0
+    )
+
+
+def test_softmax_comes_out_as_shown(opened):
+    page = opened()
+    go_to(page, "layers.1.attn.probs", 3)
+    canvas = page.locator(".picture > .heat").first.locator("canvas")
+    canvas.focus()
+    for key in ("Home", "ArrowRight", "ArrowRight", "Enter"):
+        canvas.press(key)
+    power, computed, again, total, share = page.locator(".explain .figure b").all_inner_texts()
+    score, largest = re.fullmatch(r"exp\((−?[\d.]+) − \(?(−?[\d.]+)\)?\)", power).groups()
+    assert computed == again
+    assert number(computed) == pytest.approx(np.exp(number(score) - number(largest)), rel=2e-8)
+    assert number(computed) / number(total) == pytest.approx(number(share), rel=1e-7)
+
+
+def test_the_list_of_tokens_keeps_its_height(opened):
+    page = opened()
+    go_to(page, "logits")
+    height = page.locator("#next-tokens").bounding_box()["height"]
+    page.fill("#temperature", "0")
+    assert page.locator("#next-tokens").bounding_box()["height"] == height
+    assert page.locator("#next-tokens .chosen").count() == 1
+
+
+def test_one_beginning_for_two_views(opened):
+    page = opened()
+    page.fill("#prompt", "A dragon")
+    page.click("#tabs a[href='#compare']")
+    page.wait_for_selector("#compare-said")
+    assert page.input_value("#compare-prompt") == "A dragon"
+    assert "A dragon" in page.locator(".story .begun").first.inner_text()
+    page.click("#tabs a[href='#walk']")
+    page.fill("#prompt", "A king")
+    page.click("#tabs a[href='#compare']")
+    page.wait_for_selector(".story .begun:has-text('A king')")
+
+
+def test_show_me_goes_to_the_heading(opened):
+    page = opened()
+    for button in page.locator(".shortcuts button").all():
+        button.click()
+        heading, bar = page.locator("#stage .step-title").bounding_box(), page.locator(".stepper").bounding_box()
+        assert bar["y"] + bar["height"] <= heading["y"] < 400
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -4,8 +4,10 @@
     python3 tools/web_variant.py list OUT.json VARIANT.json...   all of them in one file: {NAME: what it says}
 
 A variant (web/variants/NAME.json) says what it breaks (`title`, `why`), in which program, on which model file of
-build/models the break shows, and which step `golden diff` then names first in its trace: beside the model's golden
-trace, or, with a `prompt`, beside the reference's of that. It has edits: lines of a file, and what stands in their
+build/models the break shows, and which step `golden diff` then names first in its trace. In the tests the trace lies
+beside the model's golden trace, or, where no value of that shows the mistake, beside the right program's trace of a
+`prompt` (`round-half-up`: no tie occurs in the golden trace). The page judges each of them on one story,
+VARIANT_PROMPT of web/page_data.py, by a run of the right program. A variant has edits: lines of a file, and what stands in their
 place (`scaffold`: why an edit is there that is no mistake itself); or, if the mistake is in the model file, the options
 of the export that makes it.
 

@@ -42,8 +42,8 @@ class Guide:
 
 
 _QUANTIZE = (
-    "Each [[group]] of numbers is written as whole numbers from -127 to 127, its [[code]]s, times one number that they "
-    "share, its [[scale]]. The largest of the group gets 127 or -127."
+    "Each [[group]] of numbers is written as whole numbers from −127 to 127, its [[code]]s, times one number that they "
+    "share, its [[scale]]. The largest of the group gets 127 or −127."
 )
 _PRODUCT = (
     "Codes times codes, added up as whole numbers: one exact sum per [[group]], its [[accumulator]]. "
@@ -320,31 +320,32 @@ class Choice:
     scheme: str
     model: str  # of models/
     variant: str  # of build/models/MODEL.VARIANT.bin
+    brief: str  # under its name
     text: str
     prompt: str
 
 
 CHOICES = {
     "q8": Choice(
-        "Q8", "q8", "tiny-llama", "q8",
+        "Q8", "q8", "tiny-llama", "q8", "8 bits, groups of 64",
         "Weights and activations in 8 bits; 64 of them share a scale.", "Once upon a time",
     ),
     "w8a8": Choice(
-        "W8A8", "w8a8", "tiny-llama", "w8a8",
+        "W8A8", "w8a8", "tiny-llama", "w8a8", "8 bits, a scale per row",
         "8 bits, one scale for a whole row. Large channels were made smaller beforehand (SmoothQuant).",
         "Once upon a time",
     ),
     "gptq": Choice(
-        "GPTQ", "gptq", "tiny-llama", "gptq-ladder",
+        "GPTQ", "gptq", "tiny-llama", "gptq-ladder", "8, 4 and 2 bits",
         "A ladder of 8, 4 and 2 bits: fewer where it hurts least. Activations as in Q8.", "Once upon a time",
     ),
     "moe": Choice(
-        "MoE", "moe", "tiny-qwen3-moe", "moe-a8w8",
+        "MoE", "moe", "tiny-qwen3-moe", "moe-a8w8", "8 bits, eight experts",
         "Another model, with eight experts in a layer of which each token asks two. 8 bits, one scale for a row.",
         "Once upon a time",
     ),
     "qwen3": Choice(
-        "Q8, Qwen3", "q8", "tiny-qwen3", "q8",
+        "Q8, Qwen3", "q8", "tiny-qwen3", "q8", "8 bits, another model",
         "The same as Q8 for a model of another family, which normalizes queries and keys.", "Once upon a time",
     ),
 }  # fmt: skip
@@ -373,6 +374,7 @@ def model_data(choice: Choice) -> dict[str, object]:
     tensors = with_offsets(head.tensors(), alignment=file_format.alignment)
     return {
         "title": choice.title,
+        "brief": choice.brief,
         "text": choice.text,
         "prompt": choice.prompt,
         "scheme": choice.scheme,

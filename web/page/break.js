@@ -18,7 +18,7 @@ export function startBreak() {
         h(
             "p",
             { class: "intro" },
-            "Each of these programs has one mistake, of a kind that people make when they write such a program anew. Which would you notice in the text? The trace shows them all, and golden diff names the step.",
+            "Each of these programs has one small mistake in it. The text that it writes often looks right all the same. So the page lays all the numbers of the broken program beside those of the right one, step by step, and says at which step they first part. Choose a mistake, run it, and look where it shows.",
         ),
     );
     if (!chosen) return root.append(h("p", {}, "This copy of the page has no broken programs."));
@@ -97,17 +97,18 @@ async function runVariant(name, view) {
         h(
             "section",
             { class: "card" },
-            h("h3", {}, "What golden diff says"),
+            h("h3", {}, "Where it goes wrong"),
             verdictView(reports),
             bad ? sideBySide(a, b, bad.name) : null,
             h(
                 "p",
                 { class: "note" },
-                `Both programs ran on the ${judged.ids.length} tokens of “${variant.prompt}”.${data.steps[step] ? ` The step is “${data.steps[step].title}” of the first view.` : ""}`,
+                `Both programs ran on the ${judged.ids.length} tokens of “${variant.prompt}”. The comparison is that of “golden diff”, a command of this repository, on what each program wrote down (its trace).${data.steps[step] ? ` The step is “${data.steps[step].title}” of the first view.` : ""}`,
             ),
         ),
         h("section", { class: "card" }, h("h3", {}, "What they write"), texts(rightStory, wrongStory)),
     );
+    view.scrollIntoView({ block: "start" });
     return "";
 }
 
@@ -169,6 +170,7 @@ function texts(a, c) {
     const [x, y] = [a.newIds, c.newIds];
     let same = 0;
     while (same < x.length && same < y.length && x[same] === y[same]) same++;
+    const prompt = words(Array.from(a.tokens.subarray(0, a.nPrompt)), a.vocabulary).replace(/<\|[^|]*\|>/g, "");
     const text = (title, ids) =>
         h(
             "div",
@@ -177,6 +179,7 @@ function texts(a, c) {
             h(
                 "p",
                 { class: "story" },
+                h("span", { class: "begun" }, prompt),
                 h("b", {}, words(ids.slice(0, same), a.vocabulary)),
                 h("span", { class: "parted" }, words(ids.slice(same), a.vocabulary)),
             ),

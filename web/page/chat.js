@@ -34,9 +34,13 @@ export function startChat() {
         h(
             "p",
             { class: "intro" },
-            "Open a model file from your disk, such as SmolLM2-135M in Q8, 144 MB (",
+            "Choose a model file of this repository: ",
             h("code", {}, "make smollm2"),
-            " writes build/models/smollm2.q8.bin). It is read in parts and stays on your computer.",
+            ", in a copy of it, writes one that can talk, build/models/smollm2.q8.bin (SmolLM2-135M in Q8, 144 MB). ",
+            location.pathname.includes("/run/")
+                ? [h("a", { href: "../real-model.html" }, "The chapter about real models"), " says more. "]
+                : "",
+            "The file is read in parts and stays on your computer.",
         ),
         drop,
         status,

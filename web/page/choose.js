@@ -27,7 +27,7 @@ export function modelChoice(legend, group, names, chosen, onChange) {
                             onChange?.(name);
                         },
                     }),
-                    h("span", {}, data.models[name].title),
+                    h("span", {}, data.models[name].title, h("small", {}, data.models[name].brief)),
                 ),
             ),
         ),

@@ -6,6 +6,7 @@ import { contextOfRun } from "./context.js";
 import { relativeError } from "./diff.js";
 import { full, short, whole } from "./numbers.js";
 import { data } from "./runner.js";
+import { state as walk } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
 
 // Schemes of one and the same model: only these can be laid side by side.
@@ -17,7 +18,8 @@ export function startCompare() {
     const prompt = h("input", {
         id: "compare-prompt",
         type: "text",
-        value: data.models.q8.prompt,
+        value: walk.prompt,
+        oninput: () => (walk.prompt = prompt.value),
         maxlength: "300",
         autocomplete: "off",
         spellcheck: "false",
@@ -69,6 +71,12 @@ export function startCompare() {
         h("div", { id: "compare-view" }),
     );
     form.requestSubmit();
+    // Whoever comes back with another beginning sees that one.
+    addEventListener("hashchange", () => {
+        if (location.hash !== "#compare" || prompt.value === walk.prompt) return;
+        prompt.value = walk.prompt;
+        form.requestSubmit();
+    });
 }
 
 const nameOf = (context) => context.model.title;
@@ -137,7 +145,7 @@ function stories(a, own) {
             h(
                 "p",
                 { class: "story" },
-                prompt,
+                h("span", { class: "begun" }, prompt),
                 h("b", {}, words(ids.slice(0, same), context.vocabulary)),
                 h("span", { class: "parted" }, words(ids.slice(same), context.vocabulary)),
             ),
@@ -181,12 +189,13 @@ function growth() {
         h(
             "p",
             { class: "note" },
-            `By how much ${nameOf(state.b)} differs from ${nameOf(a)}, by norm, over all tokens. Warm: the residual stream. ${series[1] ? `Cold: ${kind} of each layer.` : ""}`,
+            `By how much ${nameOf(state.b)} differs from ${nameOf(a)}, by norm, over all tokens, on a logarithmic axis. The residual stream, ${series[1] ? `and ${kind} of each layer` : "place by place"}.`,
         ),
         lineChart(
             series,
             labels,
             `Relative error of the residual stream: ${places.map((step, i) => `${step} ${short(100 * series[0].values[i])} %`).join(", ")}`,
+            Math.max(300, byId("growth").clientWidth),
         ),
     );
 }
@@ -196,7 +205,7 @@ function step() {
     const name = steps[at];
     const isCodes = name.endsWith(".q");
     const [x, y] = [a.trace[name].row(token), b.trace[name].row(token)];
-    byId("compare-token").textContent = `Token ${token + 1} of ${a.tokens.length}: “${a.said(token)}”`;
+    byId("compare-token").textContent = `Token ${token} (of 0 to ${a.tokens.length - 1}): “${a.said(token)}”`;
     growth();
     const columns = x.length % 64 === 0 ? (innerWidth < 480 ? 16 : innerWidth < 720 ? 32 : 64) : x.length;
     const difference = Float32Array.from(x, (v, i) => y[i] - v);

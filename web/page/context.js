@@ -45,7 +45,12 @@ export function mostProbable(logits) {
 // docs/numerics.md has the rule for temperature and top-p.
 export function sampler(logits, temperature, topP) {
     const best = mostProbable(logits);
-    if (temperature === 0) return { kept: [{ id: best, p: 1 }], all: [{ id: best, p: 1, kept: true, share: 1 }] };
+    // At 0 the most probable one has all; the others keep their order.
+    if (temperature === 0) {
+        const order = Array.from(logits.keys()).sort((a, b) => logits[b] - logits[a] || a - b);
+        const only = (id) => Number(id === best);
+        return { keptCount: 1, all: order.map((id) => ({ id, p: only(id), kept: id === best, share: only(id) })) };
+    }
     const powers = Float32Array.from(logits, (x) => Math.exp((x - logits[best]) / temperature));
     let total = 0;
     for (const p of powers) total += p;

@@ -26,20 +26,24 @@ export function svg(tag, attributes = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Text in which [[word]] is a word of the glossary: a button that shows what it means.
+// Text in which [[word]] is a word of the glossary: a button that shows what it means, below the paragraph.
 export function guided(text, words) {
     return text.split(/\[\[|\]\]/).map((part, i) => (i % 2 ? term(part, words) : part));
 }
 
 function term(word, words) {
     const meaning = words[word] ?? words[word.replace(/s$/, "")] ?? "";
-    const bubble = h("span", { class: "bubble", role: "note", hidden: true }, meaning);
     const button = h("button", { class: "term", type: "button", "aria-expanded": "false", title: meaning }, word);
     button.addEventListener("click", () => {
-        bubble.hidden = !bubble.hidden;
-        button.setAttribute("aria-expanded", String(!bubble.hidden));
+        const isOpen = button.getAttribute("aria-expanded") === "true";
+        for (const other of document.querySelectorAll(".term[aria-expanded=true]"))
+            other.setAttribute("aria-expanded", "false");
+        for (const bubble of document.querySelectorAll(".bubble")) bubble.remove();
+        if (isOpen) return;
+        button.setAttribute("aria-expanded", "true");
+        button.closest("p").after(h("p", { class: "bubble", role: "status" }, h("b", {}, word), `: ${meaning}`));
     });
-    return h("span", { class: "term-box" }, button, bubble);
+    return button;
 }
 
 // ----------------------------------------------------------------------------
@@ -75,7 +79,7 @@ export function inkOn(t) {
 
 // A heat map of `values`, `columns` to a row, on a canvas that takes the keyboard: arrows move a cursor, Enter chooses.
 // options: label; columns; rowLabel(row) and rowNote(row): text left and right of a row; describe(i): what the
-// readout says of cell i; choose(i): a cell is clicked; marked(i): whether a
+// readout says of cell i; from: where the legend begins, if not at the smallest value; choose(i): a cell is clicked; marked(i): whether a
 // cell is outlined; most: what full colour means; selected.
 export function heatMap(values, options) {
     const most = options.most ?? values.reduce((size, x) => Math.max(size, Number.isFinite(x) ? Math.abs(x) : 0), 0);
@@ -88,6 +92,7 @@ export function heatMap(values, options) {
     });
     const readout = h("p", { class: "readout", "aria-live": "polite" });
     let cursor = options.selected ?? -1;
+    const bar = legend(values, most, options.from);
     const left = h("div", { class: "row-labels" });
     const right = h("div", { class: "row-notes" });
     for (let r = 0; r < rows; r++) {
@@ -104,7 +109,7 @@ export function heatMap(values, options) {
             h("div", { class: "canvas-box" }, canvas),
             options.rowNote ? right : null,
         ),
-        legend(values, most),
+        bar,
         readout,
     );
     let cell = 10;
@@ -191,7 +196,10 @@ export function heatMap(values, options) {
         event.stopPropagation();
     });
     new ResizeObserver(draw).observe(canvas.parentElement);
-    document.addEventListener("palette", draw);
+    document.addEventListener("palette", () => {
+        draw();
+        bar.draw();
+    });
     say(cursor);
     box.select = move;
     box.canvas = canvas;
@@ -201,21 +209,30 @@ export function heatMap(values, options) {
 const minimum = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const maximum = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 
-function legend(values, most) {
+// The colours between two values: from the smallest, or `from`, to the largest.
+function legend(values, most, from = minimum(values)) {
+    const to = maximum(values);
     const bar = h("span", { class: "legend-bar", "aria-hidden": "true" });
-    return h(
+    const box = h(
         "p",
         { class: "legend" },
-        h("span", {}, `smallest ${short(minimum(values))}`),
-        h("span", { class: "legend-scale" }, short(-most), bar, short(most)),
-        h("span", {}, `largest ${short(maximum(values))}`),
+        `${from === minimum(values) ? "smallest " : ""}${short(from)}`,
+        bar,
+        `${short(to)} largest`,
     );
+    box.draw = () => {
+        const stops = Array.from({ length: 9 }, (_, i) => colour(most ? (from + ((to - from) * i) / 8) / most : 0));
+        bar.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
+    };
+    box.draw();
+    return box;
 }
 
-// A line chart: series of {name, values, class}; x is 0 .. n - 1 with labels; y logarithmic, zero at the bottom.
-export function lineChart(series, labels, title) {
-    const [width, height] = innerWidth < 560 ? [340, 200] : [640, 220];
-    const [left, right, bottom, top] = [52, 24, 30, 12];
+// A line chart: series of {name, values, class}, named in it; x is 0 .. n - 1 with labels; y logarithmic, zero at the
+// bottom. width: in pixels.
+export function lineChart(series, labels, title, width) {
+    const height = width < 560 ? 210 : 260;
+    const [left, right, bottom, top] = [52, 24, 30, 26];
     const all = series.flatMap((s) => s.values).filter((v) => v > 0 && Number.isFinite(v));
     const low = Math.floor(Math.log10(Math.min(1, ...all)));
     const high = Math.ceil(Math.log10(Math.max(10 ** (low + 1), ...all)));
@@ -228,7 +245,7 @@ export function lineChart(series, labels, title) {
         chart.append(svg("text", { x: left - 6, y: y(10 ** e) + 4, "text-anchor": "end" }, label));
     }
     labels.forEach((label, i) => {
-        if (label && (width > 400 || i % 4 === 0))
+        if (label && (width > 560 || i % 4 === 0))
             chart.append(svg("text", { x: x(i), y: height - bottom + 18, "text-anchor": "middle" }, label));
     });
     for (const s of series) {
@@ -244,5 +261,17 @@ export function lineChart(series, labels, title) {
             chart.append(dot);
         });
     }
+    // Names at the last points, on the side where the other line is not.
+    const ends = series.map((s) => s.values.findLastIndex(Number.isFinite));
+    series.forEach((s, i) => {
+        const end = ends[i];
+        const other = series.find((o) => o !== s)?.values[end];
+        const isBelow = Number.isFinite(other) && s.values[end] < other;
+        const place = { x: x(end) + 6, y: y(s.values[end]) + (isBelow ? 18 : -9), "text-anchor": "end" };
+        chart.append(svg("text", { ...place, class: `name ${s.class}` }, s.name));
+    });
+    chart.append(
+        svg("text", { x: left, y: 12, class: "axis-name" }, "error (each line of the grid is ten times the one below)"),
+    );
     return chart;
 }

@@ -3,7 +3,7 @@
 
 import { guided, h, svg } from "./dom.js";
 import { inputsOf, isProduct } from "./inputs.js";
-import { fround, full, roundHalfEven, short, whole } from "./numbers.js";
+import { fround, full, nine, roundHalfEven, short, whole } from "./numbers.js";
 import { agreement, figure, formula, listed, panel, sign, sourceOf } from "./parts.js";
 import { product } from "./products.js";
 import { layerOf, shortName } from "./trace.js";
@@ -76,12 +76,12 @@ function norm(name, t, i, context) {
         h(
             "p",
             {},
-            `The typical size of the ${n} numbers is the root of the mean of their squares: √(${short(squares)} / ${n} + ${short(context.model.eps)}) = ${short(size)}.`,
+            `The typical size of the ${n} numbers is the root of the mean of their squares: √(${short(squares)} / ${n} + ${short(context.model.eps)}) = ${nine(size)}.`,
         ),
         formula(
             figure(full(x[i - begin]), "number before"),
             sign("/"),
-            figure(short(size), "typical size"),
+            figure(nine(size), "typical size"),
             sign("×"),
             figure(full(weight[i - begin]), "learned weight"),
             sign("="),
@@ -116,12 +116,12 @@ function codes(name, t, i, context) {
             "p",
             {},
             guided(
-                `Values ${g * group} to ${(g + 1) * group - 1} are a [[group]]. The largest of them, without its sign, is value ${at}: ${full(amax)}. It gets the [[code]] ${x[at] < 0 ? "−127" : "127"}, so the group's [[scale]], what one step of a code is worth, is`,
+                `Values ${g * group} to ${(g + 1) * group - 1} are a [[group]]. The largest of them (ignoring its sign) is value ${at}: ${full(x[at])}. It gets the [[code]] ${x[at] < 0 ? "−127" : "127"}, so the group's [[scale]], what one step of a code is worth, is`,
                 context.data.words,
             ),
         ),
         formula(
-            figure(full(amax), "largest of the group"),
+            figure(full(amax), "largest of the group, without its sign"),
             sign("/ 127 ="),
             figure(full(scales[g]), `scale of group ${g}`, "scale"),
             fround(amax / 127) === scales[g]
@@ -171,7 +171,9 @@ function numberLine(exact, code) {
         );
     }
     line.append(svg("circle", { cx: x(exact), cy: 34, r: 5, class: "dot" }));
-    line.append(svg("path", { d: `M ${x(exact)} 26 Q ${(x(exact) + x(code)) / 2} 2 ${x(code)} 22`, class: "arc" }));
+    // Between neighbouring points an arc would be a broken stroke.
+    if (Math.abs(x(exact) - x(code)) > 12)
+        line.append(svg("path", { d: `M ${x(exact)} 26 Q ${(x(exact) + x(code)) / 2} 2 ${x(code)} 22`, class: "arc" }));
     return line;
 }
 
@@ -250,7 +252,7 @@ function score(name, t, i, context) {
             {},
             `Query head ${head} of the one, times key head ${g} of the other, ${d} numbers each; the sum is divided by √${d}.`,
         ),
-        formula(figure(short(dot), `sum of ${d} products`), sign(`/ √${d} =`), figure(full(found), "score")),
+        formula(figure(nine(dot), `sum of ${d} products`), sign(`/ √${d} =`), figure(full(found), "score")),
         h("p", { class: "check" }, agreement(found, trace[name].row(t)[i])),
         h(
             "details",
@@ -285,12 +287,17 @@ function share(name, t, i, context) {
         h(
             "p",
             {},
-            `Each score, less the largest (${short(largest)}), is raised to a power of e; then each is divided by the sum of all, ${short(total)}.`,
+            `Each score, less the largest (${nine(largest)}), is made a power of e; then each power is divided by the sum of all, ${nine(total)}.`,
         ),
         formula(
-            figure(`exp(${short(scores[u])} − ${short(largest)})`, "power of the score"),
+            figure(`exp(${nine(scores[u])} − ${nine(largest).replace(/^−(.*)/, "(−$1)")})`, "power of the score"),
+            sign("="),
+            figure(nine(powers[u]), "power"),
+        ),
+        formula(
+            figure(nine(powers[u]), "power"),
             sign("/"),
-            figure(short(total), "sum of all"),
+            figure(nine(total), "sum of all powers"),
             sign("="),
             figure(full(found), "share"),
         ),
@@ -366,10 +373,10 @@ function swiglu(name, t, i, context) {
         h(
             "p",
             {},
-            `silu(${full(gate)}) = ${full(gate)} / (1 + exp(${short(-gate)})) = ${short(open)}: the gate is ${gate > 1 ? "open" : gate > -1 ? "half open" : "nearly shut"}.`,
+            `silu(${full(gate)}) = ${full(gate)} / (1 + exp(${full(fround(-gate))})) = ${nine(open)}: the gate is ${gate > 1 ? "open" : gate > -1 ? "half open" : "nearly shut"}.`,
         ),
         formula(
-            figure(short(open), "silu(gate)"),
+            figure(nine(open), "silu(gate)"),
             sign("×"),
             figure(full(up), "up"),
             sign("="),

@@ -56,6 +56,9 @@ export function full(x) {
     return Number(x.toPrecision(9)).toString().replace(/-/g, MINUS);
 }
 
+// Nine digits of a result in fp64, so that what is computed from it comes out as shown.
+export const nine = (x) => Number(x.toPrecision(9)).toString().replace(/-/g, MINUS);
+
 export function whole(x) {
     const digits = String(Math.abs(x)).replace(/\B(?=(\d{3})+$)/g, ",");
     return x < 0 ? MINUS + digits : digits;

@@ -60,7 +60,21 @@ export function codeLines(part, mark) {
 export const figure = (value, caption, kind = "") =>
     h("span", { class: `figure ${kind}` }, h("b", {}, value), h("small", {}, caption));
 export const sign = (text) => h("span", { class: "sign" }, text);
-export const formula = (...parts) => h("p", { class: "formula" }, parts);
+
+// A row of figures. A line ends before a sign, never behind it.
+export function formula(...parts) {
+    const pieces = [];
+    for (const part of parts.flat(Infinity).filter(Boolean)) {
+        const before = pieces.at(-1)?.at(-1);
+        if (before?.classList.contains("sign")) pieces.at(-1).push(part);
+        else pieces.push([part]);
+    }
+    return h(
+        "p",
+        { class: "formula" },
+        pieces.map((piece) => (piece.length > 1 ? h("span", { class: "piece" }, piece) : piece)),
+    );
+}
 
 // A table of products, added up in fp64 and rounded once.
 export function listed(rows, columns, limit = 400) {

@@ -5,7 +5,7 @@ import { h, heatMap } from "./dom.js";
 import { explain } from "./explain.js";
 import { inputsOf, isProduct, placeOf } from "./inputs.js";
 import { full, short, whole } from "./numbers.js";
-import { explained, state, title, visible } from "./state.js";
+import { explained, isSpecial, SPECIAL, state, title, visible } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
 
 const columnsFor = (n) => {
@@ -146,6 +146,7 @@ function attentionPicture(name) {
                 const share = shares.row(token)[head * n + u];
                 const mark = h("mark", { title: `${short(100 * share)} %` }, visible(context.textOf(u)));
                 mark.style.setProperty("--share", `${Math.round(100 * Math.sqrt(share))}%`);
+                if (Math.sqrt(share) > 0.55) mark.style.color = "var(--ink-on-strong)";
                 return mark;
             }),
         );
@@ -169,6 +170,7 @@ function attentionPicture(name) {
         label: `${isShare ? "shares" : "scores"} of token ${token}, a line for each head`,
         columns: token + 1,
         square: true,
+        from: isShare ? 0 : undefined,
         rowLabel: (head) => `head ${head}`,
         describe: (i) =>
             `head ${Math.floor(i / (token + 1))}, “${context.said(i % (token + 1))}”: ${isShare ? `${short(100 * values[i])} %` : short(values[i])}`,
@@ -270,13 +272,14 @@ function explainRouter(layer, e) {
     byId("explained").replaceChildren(explain(`layers.${layer}.moe.router`, state.token, e, state.context));
 }
 
-const percent = (p) => (p >= 0.00005 ? `${(100 * p).toFixed(2)} %` : "< 0.01 %");
+const percent = (p) => (p >= 0.00005 || p === 0 ? `${(100 * p).toFixed(2)} %` : "< 0.01 %");
 
 // Probabilities of the next token, with the sampler's two settings.
 function nextToken(logits) {
     const { context } = state;
     const list = h("ol", { class: "bars next-tokens", id: "next-tokens" });
     const said = h("p", { class: "note" });
+    const special = h("p", { class: "note" }, SPECIAL);
     const slider = (id, label, max, step, value, set) => {
         const output = h("output", {}, short(value));
         return h(
@@ -301,14 +304,27 @@ function nextToken(logits) {
     function draw() {
         const { all } = sampler(logits, state.temperature, state.topP);
         const kept = all.filter((x) => x.kept);
+        const shown = all.slice(0, 12);
         list.replaceChildren(
-            ...all.slice(0, 12).map(({ id, p, kept: isKept, share }) => {
+            h(
+                "li",
+                { class: "titles" },
+                h("span", {}, "token"),
+                h("span", {}),
+                h("span", { class: "number" }, "share of all"),
+                h("span", { class: "weight" }, "share when drawn"),
+            ),
+            ...shown.map(({ id, p, kept: isKept, share }) => {
                 const bar = h("span", { class: "bar" });
                 bar.style.setProperty("--size", `${100 * p}%`);
                 return h(
                     "li",
                     { class: isKept ? "chosen" : "", "data-id": id },
-                    h("b", {}, visible(context.vocabulary[id])),
+                    h(
+                        "b",
+                        { class: isSpecial(context.vocabulary[id]) ? "special" : "" },
+                        visible(context.vocabulary[id]),
+                    ),
                     h("span", { class: "bar-box full" }, bar),
                     h("span", { class: "number" }, `${percent(p)}`),
                     h("span", { class: "weight" }, isKept ? `drawn ${percent(share)}` : "left out"),
@@ -319,6 +335,7 @@ function nextToken(logits) {
             state.temperature === 0
                 ? "Temperature 0: always the most probable token."
                 : `${kept.length} of ${all.length} tokens may be drawn.`;
+        special.hidden = !shown.some(({ id }) => isSpecial(context.vocabulary[id]));
     }
     draw();
     return h(
@@ -338,5 +355,6 @@ function nextToken(logits) {
         ),
         said,
         list,
+        special,
     );
 }

@@ -36,8 +36,9 @@ function factors(name, t, i, context) {
     };
 }
 
-// The groups of a product: {sum, wScale, xScale, scaled, total}, totals added up in the programs' order, group after
-// group in fp32. fused: product and addition are rounded once (fma), otherwise each.
+// The groups of a product: {sum, wScale, xScale, both, before, total}; both: the product of the scales, rounded to fp32;
+// before, total: the running sum without and with this group, in the programs' order (docs/numerics.md, "The order in
+// runq"). fused: sum * both + before is rounded once (fma), otherwise after each of the two operations.
 export function groupsOf(x, scales, w, fused) {
     const group = x.length / scales.length;
     let total = 0;
@@ -46,13 +47,14 @@ export function groupsOf(x, scales, w, fused) {
         for (let k = g * group; k < (g + 1) * group; k++) sum += x[k] * w.codes[k];
         const wScale = w.scales[w.scales.length === scales.length ? g : 0];
         const both = fround(wScale * xScale);
+        const before = total;
         total = fused ? fma(fround(sum), both, total) : fround(total + fround(fround(sum) * both));
         return {
             sum,
             wScale,
             xScale,
             both,
-            scaled: fround(fround(sum) * both),
+            before,
             total,
             begin: g * group,
             end: (g + 1) * group,
@@ -66,15 +68,16 @@ export function productOf(name, t, i, context) {
     const w = context.weights.row(matrix, row, expert);
     const value = context.trace[name].row(t)[i];
     let groups = groupsOf(x, scales, w, true);
+    let fused = true;
     if (groups.at(-1).total !== value) {
         const other = groupsOf(x, scales, w, false);
-        if (other.at(-1).total === value) groups = other;
+        if (other.at(-1).total === value) [groups, fused] = [other, false];
     }
-    return { x, w, groups, matrix, row, expert, value };
+    return { x, w, groups, fused, matrix, row, expert, value };
 }
 
 export function product(name, t, i, context) {
-    const { x, w, groups, matrix, row, expert, value } = productOf(name, t, i, context);
+    const { x, w, groups, fused, matrix, row, expert, value } = productOf(name, t, i, context);
     const n = x.length;
     const size = n / groups.length;
     const recorded = context.trace[`${name}.acc`];
@@ -89,13 +92,19 @@ export function product(name, t, i, context) {
         const body = [
             adder(x, w, g),
             formula(
-                figure(whole(g.sum), "exact sum of the products", "int"),
-                sign("× ("),
                 figure(full(g.wScale), "scale of the weights", "scale"),
                 sign("×"),
                 figure(full(g.xScale), "scale of the token", "scale"),
-                sign(") ="),
-                figure(full(g.scaled), "a number again"),
+                sign("="),
+                figure(full(g.both), "both scales in one, rounded", "scale"),
+            ),
+            formula(
+                figure(whole(g.sum), "exact sum of the products", "int"),
+                sign("×"),
+                figure(full(g.both), "both scales", "scale"),
+                at > 0 ? [sign("+"), figure(full(g.before), `sum after group ${at - 1}`)] : null,
+                sign("="),
+                figure(full(g.total), groups.length === 1 ? "a number again" : `sum after group ${at}`),
             ),
             acc === null
                 ? null
@@ -116,14 +125,17 @@ export function product(name, t, i, context) {
             : h(
                   "details",
                   { class: "group" },
-                  h("summary", {}, `${title}: sum ${whole(g.sum)}, ${full(g.scaled)}`),
+                  h("summary", {}, `${title}: ${whole(g.sum)}; the sum after it is ${full(g.total)}`),
                   body,
               );
     });
-    const adds =
+    const sums =
         groups.length === 1
-            ? [figure(full(groups[0].total), "one group: this is the result")]
-            : groups.flatMap((g, at) => [at ? sign("+") : null, figure(full(g.scaled), `group ${at}`)]);
+            ? figure(full(groups[0].total), "one group: this is the result")
+            : groups.map((g, at) => [at ? sign("→") : null, figure(full(g.total), `after group ${at}`)]);
+    const rounded = fused
+        ? "multiplied and added in one step, rounded once (a fused multiply-add)"
+        : "multiplied, rounded, added, and rounded again";
     const total = groups.at(-1).total;
     return panel(
         name,
@@ -134,7 +146,7 @@ export function product(name, t, i, context) {
             "p",
             {},
             guided(
-                `${where} is ${n} whole numbers, [[code]]s, and so is the token. They are multiplied pair by pair and added up, all in whole numbers, so nothing is lost. ${first} Its sum, times the two [[scale]]s, is a number again.`,
+                `${where} is ${n} whole numbers, [[code]]s, and so is the token. They are multiplied pair by pair and added up, all in whole numbers, so nothing is lost. ${first} Its sum, times the product of the two [[scale]]s, is a number again.`,
                 words,
             ),
         ),
@@ -143,10 +155,14 @@ export function product(name, t, i, context) {
         h(
             "div",
             { class: "total" },
-            formula(
-                adds,
-                groups.length > 1 ? [sign("="), figure(full(total), "added in fp32, group after group")] : null,
-            ),
+            groups.length > 1
+                ? h(
+                      "p",
+                      { class: "rounding" },
+                      `Group after group, its sum times both scales joins the sum: ${rounded}.`,
+                  )
+                : null,
+            formula(sums),
             h("p", { class: "check" }, agreement(total, value)),
         ),
         sourceOf("dot", context),

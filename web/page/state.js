@@ -6,12 +6,28 @@ import { data } from "./runner.js";
 import { shortName } from "./trace.js";
 
 // context: the run (context.js); at: the step, by its number; cell: the value that is explained, -1 if none.
-export const state = { context: null, at: 0, token: 0, cell: -1, head: 0, model: "q8", temperature: 1, topP: 0.9 };
+// prompt: the beginning that the visitor has typed, here or in the second view.
+export const state = {
+    context: null,
+    at: 0,
+    token: 0,
+    cell: -1,
+    head: 0,
+    model: "q8",
+    prompt: data.models.q8.prompt,
+    temperature: 1,
+    topP: 0.9,
+};
 
 export const title = (name) => data.steps[shortName(name)]?.title ?? shortName(name);
 
 // Spaces and line ends that can be seen.
 export const visible = (text) => text.replace(/ /g, "␣").replace(/\n/g, "⏎") || "∅";
+
+// Whether a token is no text but marks a part of a conversation, or its beginning or end.
+export const isSpecial = (text) => /^<\|.*\|>$/.test(text ?? "");
+export const SPECIAL =
+    "Tokens such as <|eot_id|> are no words: they mark the beginning, the end and the parts of a conversation.";
 
 // Shows how value i of the step came about.
 export function explained(i) {

@@ -42,10 +42,17 @@ export function verdictView(reports, { onStep } = {}) {
             "p",
             { class: bad ? "headline apart" : "headline same", "data-first": bad?.name ?? "" },
             bad
-                ? ["The first step outside the contract: ", h("b", {}, bad.name)]
-                : "Every step is within the contract.",
+                ? ["The first step that comes out wrong: ", h("b", {}, bad.name)]
+                : "Every step agrees, as closely as two right programs do.",
         ),
-        h("p", { class: "diff-line" }, h("code", {}, verdict(reports))),
+        bad && /not (its|their) own rounding/.test(bad.note)
+            ? h(
+                  "p",
+                  {},
+                  "Its codes, the whole numbers, are not what comes of rounding the numbers that this very program had before that step.",
+              )
+            : null,
+        h("p", { class: "diff-line" }, h("small", {}, "In golden diff's words: "), h("code", {}, verdict(reports))),
         strip(reports, bad),
         outside.length ? h("div", { class: "table-box", tabindex: "0" }, table(outside)) : null,
         h(

@@ -8,7 +8,7 @@ import { codeLines } from "./parts.js";
 import { picture } from "./pictures.js";
 import { whole } from "./numbers.js";
 import { data } from "./runner.js";
-import { explained, state, title, visible } from "./state.js";
+import { explained, isSpecial, SPECIAL, state, title, visible } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
 
 export const current = () => state;
@@ -18,7 +18,8 @@ export function startWalk() {
     const prompt = h("input", {
         id: "prompt",
         type: "text",
-        value: data.models.q8.prompt,
+        value: state.prompt,
+        oninput: () => (state.prompt = prompt.value),
         maxlength: "300",
         autocomplete: "off",
         spellcheck: "false",
@@ -49,7 +50,7 @@ export function startWalk() {
             const before = performance.now();
             const context = await contextOfRun(state.model, { prompt: prompt.value, newTokens: Number(amount.value) });
             look(context);
-            return `${data.models[state.model].program} ran for ${((performance.now() - before) / 1000).toFixed(2)} s and wrote down ${Object.keys(context.trace).length} steps of ${context.tokens.length} tokens.`;
+            return `${data.models[state.model].program} ran for ${((performance.now() - before) / 1000).toFixed(2)} s and wrote down the ${context.steps.length} steps of each of ${context.tokens.length} tokens.`;
         });
     });
     root.append(h("h2", { id: "walk-title", class: "quiet" }, "Step through it"), form, h("div", { id: "run-view" }));
@@ -77,8 +78,7 @@ function shortcuts() {
                 onclick: () => {
                     if (!state.context) return;
                     go(state.context.steps.indexOf(step), cell);
-
-                    byId("stage").querySelector(".picture")?.scrollIntoView({ block: "start" });
+                    byId("stage").scrollIntoView({ block: "start" });
                 },
             },
             text,
@@ -113,7 +113,7 @@ function show() {
         h(
             "div",
             { class: "walk-grid" },
-            h("nav", { class: "path", id: "path", "aria-label": "steps of the forward pass" }),
+            h("nav", { class: "path", id: "path", "aria-label": "steps of the forward pass", onkeydown: pathKeys }),
             h("div", { class: "stage" }, stepper(), h("article", { id: "stage", "aria-live": "off" })),
         ),
     );
@@ -149,6 +149,7 @@ function tokenStrip() {
             {
                 type: "button",
                 class: `chip ${context.nPrompt !== null && t >= context.nPrompt ? "new" : "given"}`,
+                tabindex: "-1", // one stop for all: markToken gives it to the chosen one
                 "data-token": t,
                 title: `token ${t}: id ${id}`,
                 onclick: () => goToken(t),
@@ -166,16 +167,25 @@ function tokenStrip() {
         "aria-label": "token",
         oninput: (event) => goToken(Number(event.target.value)),
     });
+    const special =
+        context.tokens.some((id) => isSpecial(context.vocabulary[id])) || isSpecial(context.vocabulary[next]);
     const box = h(
         "div",
         { class: "words" },
+        h(
+            "p",
+            { class: "note" },
+            "The text in tokens; a word may be several of them. They are counted from 0, as in the program.",
+            special ? ` ${SPECIAL}` : "",
+        ),
         h(
             "div",
             {
                 class: "chips",
                 id: "chips",
+                onkeydown: chipKeys,
                 role: "group",
-                "aria-label": "tokens of the text; the chosen one is shown below",
+                "aria-label": "tokens of the text; the chosen one is shown below. Arrow keys choose another",
             },
             chips,
             h(
@@ -197,14 +207,24 @@ function tokenStrip() {
     return box;
 }
 
+function chipKeys(event) {
+    const last = state.context.tokens.length - 1;
+    const to = { ArrowLeft: state.token - 1, ArrowRight: state.token + 1, Home: 0, End: last }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    goToken(Math.min(last, Math.max(0, to)));
+    byId("chips").querySelector("[aria-pressed=true]").focus();
+}
+
 function markToken() {
     const { context, token } = state;
     for (const chip of byId("chips").querySelectorAll("button")) {
         const isIt = Number(chip.dataset.token) === token;
         chip.setAttribute("aria-pressed", String(isIt));
+        chip.tabIndex = isIt ? 0 : -1;
         if (isIt) chip.parentElement.scrollTo({ left: chip.offsetLeft - chip.parentElement.clientWidth / 2 });
     }
-    byId("token-said").textContent = `Token ${token + 1} of ${context.tokens.length}: “${context.said(token)}”`;
+    byId("token-said").textContent = `Token ${token} (of 0 to ${context.tokens.length - 1}): “${context.said(token)}”`;
 }
 
 function stepper() {
@@ -212,16 +232,25 @@ function stepper() {
         "div",
         { class: "stepper" },
         h("button", { type: "button", id: "back", onclick: () => go(state.at - 1) }, "◀ Back"),
-        h("p", { id: "step-said" }),
+        h("p", {}, h("span", { id: "step-said" }), h("span", { class: "keys" }, " · keys ← →")),
         h("button", { type: "button", id: "step", class: "primary", onclick: () => go(state.at + 1) }, "Step ▶"),
     );
+}
+
+function pathKeys(event) {
+    if (!event.target.id.startsWith("go-")) return; // the layer's slider has keys of its own
+    const last = state.context.steps.length - 1;
+    const to = { ArrowUp: state.at - 1, ArrowDown: state.at + 1, Home: 0, End: last }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    go(to);
 }
 
 // The way through the model: what is in front of the layers, the chosen layer, what is behind.
 function showPath() {
     const { context, at } = state;
     const nav = byId("path");
-    const focused = nav.contains(document.activeElement) ? document.activeElement.id : null;
+    const focused = nav.contains(document.activeElement) ? document.activeElement.id : "";
     const layer = Math.max(
         0,
         layerOf(context.steps[at]) >= 0
@@ -240,6 +269,7 @@ function showPath() {
                 {
                     type: "button",
                     id: `go-${i}`,
+                    tabindex: i === at ? "0" : "-1", // one stop for the list; arrow keys go on from there
                     "aria-current": i === at ? "step" : null,
                     class: name.endsWith(".q") ? "quantize" : isProduct(name, context) ? "product" : "",
                     onclick: () => go(i),
@@ -297,7 +327,8 @@ function showPath() {
         ),
     );
     const marked = nav.querySelector("[aria-current]");
-    if (focused) byId(focused)?.focus();
+    if (focused.startsWith("go-")) marked?.focus({ preventScroll: true });
+    else if (focused) byId(focused)?.focus();
     if (marked) {
         const side = nav.scrollWidth > nav.clientWidth;
         if (side) nav.scrollTo({ left: marked.offsetLeft - nav.clientWidth / 2 });
