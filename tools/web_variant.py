@@ -7,9 +7,10 @@ A variant (web/variants/NAME.json) says what it breaks (`title`, `why`), in whic
 build/models the break shows, and which step `golden diff` then names first in its trace. In the tests the trace lies
 beside the model's golden trace, or, where no value of that shows the mistake, beside the right program's trace of a
 `prompt` (`round-half-up`: no tie occurs in the golden trace). The page judges each of them on one story,
-VARIANT_PROMPT of web/page_data.py, by a run of the right program. A variant has edits: lines of a file, and what stands in their
-place (`scaffold`: why an edit is there that is no mistake itself); or, if the mistake is in the model file, the options
-of the export that makes it.
+VARIANT_PROMPT of web/page_data.py, by a run of the right program.
+
+A variant has edits: lines of a file, and what stands in their place (`scaffold`: why an edit is there that is no
+mistake itself); or, if the mistake is in the model file, the options of the export that makes it.
 
 FOLDER gets a changed copy of every file that has edits, under the same path, so that a compiler that looks there first
 compiles the variant. Every `old` has to be in its file exactly once: when a source changes, the variant says so, and is

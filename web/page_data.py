@@ -418,9 +418,10 @@ def variant_data(path: Path) -> dict[str, object]:
             f"-python -m export {scheme} models/{model}",
             f"+python -m export {' '.join(said['export'])} models/{model}",
         ]
+    title, why = (re.sub(r"(?<!\w)-(?=\d)", "−", said[part]) for part in ("title", "why"))
     return {
-        "title": said["title"],
-        "text": said["why"],
+        "title": title,
+        "text": why,
         "program": said["program"] if "export" in said else f"variants/{path.stem}",
         "file": f"variants/{path.stem}.bin" if "export" in said else None,
         "model": choice,

@@ -103,7 +103,7 @@ async function runVariant(name, view) {
             h(
                 "p",
                 { class: "note" },
-                `Both programs ran on the ${judged.ids.length} tokens of “${variant.prompt}”. The comparison is that of “golden diff”, a command of this repository, on what each program wrote down (its trace).${data.steps[step] ? ` The step is “${data.steps[step].title}” of the first view.` : ""}`,
+                `Both programs ran on the ${judged.ids.length} tokens of “${variant.prompt}”. The comparison is that of “golden diff”, a command of this repository, on what each program wrote down (its trace); it counts scales and sums as steps of their own.${data.steps[step] ? ` The step is “${data.steps[step].title}” of the first view.` : ""}`,
             ),
         ),
         h("section", { class: "card" }, h("h3", {}, "What they write"), texts(rightStory, wrongStory)),
@@ -162,7 +162,13 @@ function change(variant) {
                 ),
             ),
         ),
-        variant.others.length ? h("p", { class: "note" }, `Besides: ${variant.others.join("; ")}.`) : null,
+        variant.others.length
+            ? h(
+                  "p",
+                  { class: "note" },
+                  `Changed as well, so that the mistake takes effect: ${variant.others.join("; ")}.`,
+              )
+            : null,
     );
 }
 

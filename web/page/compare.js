@@ -189,7 +189,7 @@ function growth() {
         h(
             "p",
             { class: "note" },
-            `By how much ${nameOf(state.b)} differs from ${nameOf(a)}, by norm, over all tokens, on a logarithmic axis. The residual stream, ${series[1] ? `and ${kind} of each layer` : "place by place"}.`,
+            `By how much ${nameOf(state.b)} differs from ${nameOf(a)}, by norm, over all tokens. The axis is logarithmic: each line of the grid is ten times the one below. The residual stream, ${series[1] ? `and ${kind} of each layer` : "place by place"}.`,
         ),
         lineChart(
             series,

@@ -261,17 +261,21 @@ export function lineChart(series, labels, title, width) {
             chart.append(dot);
         });
     }
+    const near = (s, end) =>
+        [s.values[end], s.values[end - 1], s.values[end - 2]].filter(Number.isFinite).slice(0, 2).map(y);
     // Names at the last points, on the side where the other line is not.
     const ends = series.map((s) => s.values.findLastIndex(Number.isFinite));
     series.forEach((s, i) => {
         const end = ends[i];
         const other = series.find((o) => o !== s)?.values[end];
         const isBelow = Number.isFinite(other) && s.values[end] < other;
-        const place = { x: x(end) + 6, y: y(s.values[end]) + (isBelow ? 18 : -9), "text-anchor": "end" };
+        const place = {
+            x: x(end) + 6,
+            y: isBelow ? Math.max(...near(s, end)) + 18 : Math.min(...near(s, end)) - 9,
+            "text-anchor": "end",
+        };
         chart.append(svg("text", { ...place, class: `name ${s.class}` }, s.name));
     });
-    chart.append(
-        svg("text", { x: left, y: 12, class: "axis-name" }, "error (each line of the grid is ten times the one below)"),
-    );
+    chart.append(svg("text", { x: left, y: 12, class: "axis-name" }, "error, logarithmic"));
     return chart;
 }

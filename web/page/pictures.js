@@ -5,7 +5,7 @@ import { h, heatMap } from "./dom.js";
 import { explain } from "./explain.js";
 import { inputsOf, isProduct, placeOf } from "./inputs.js";
 import { full, short, whole } from "./numbers.js";
-import { explained, isSpecial, SPECIAL, state, title, visible } from "./state.js";
+import { explained, isSpecial, specialNote, state, title, visible } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
 
 const columnsFor = (n) => {
@@ -279,7 +279,7 @@ function nextToken(logits) {
     const { context } = state;
     const list = h("ol", { class: "bars next-tokens", id: "next-tokens" });
     const said = h("p", { class: "note" });
-    const special = h("p", { class: "note" }, SPECIAL);
+    const special = h("p", { class: "note" });
     const slider = (id, label, max, step, value, set) => {
         const output = h("output", {}, short(value));
         return h(
@@ -335,7 +335,8 @@ function nextToken(logits) {
             state.temperature === 0
                 ? "Temperature 0: always the most probable token."
                 : `${kept.length} of ${all.length} tokens may be drawn.`;
-        special.hidden = !shown.some(({ id }) => isSpecial(context.vocabulary[id]));
+        const label = shown.map(({ id }) => context.vocabulary[id]).find(isSpecial);
+        special.textContent = label ? specialNote(label) : "";
     }
     draw();
     return h(

@@ -159,7 +159,7 @@ export function product(name, t, i, context) {
                 ? h(
                       "p",
                       { class: "rounding" },
-                      `Group after group, its sum times both scales joins the sum: ${rounded}.`,
+                      `Group after group, its sum of products times both scales is added to the sum so far: ${rounded}. ${fused ? "So a group has two roundings: of the scales' product, and this one." : ""}`,
                   )
                 : null,
             formula(sums),

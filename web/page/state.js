@@ -26,8 +26,8 @@ export const visible = (text) => text.replace(/ /g, "␣").replace(/\n/g, "⏎")
 
 // Whether a token is no text but marks a part of a conversation, or its beginning or end.
 export const isSpecial = (text) => /^<\|.*\|>$/.test(text ?? "");
-export const SPECIAL =
-    "Tokens such as <|eot_id|> are no words: they mark the beginning, the end and the parts of a conversation.";
+export const specialNote = (text) =>
+    `A token such as ${text} is no word: tokens of this kind mark the beginning, the end and the parts of a conversation.`;
 
 // Shows how value i of the step came about.
 export function explained(i) {

@@ -28,7 +28,9 @@ export function verdictView(reports, { onStep } = {}) {
                 h(
                     "tr",
                     {},
-                    ["step", "error", ""].map((c) => h("th", { scope: "col" }, c)),
+                    ["step", "error", "what golden diff says (B: the judged program)"].map((c) =>
+                        h("th", { scope: "col" }, c),
+                    ),
                 ),
             ),
             h("tbody", {}, list.map(shown)),
@@ -58,7 +60,7 @@ export function verdictView(reports, { onStep } = {}) {
         h(
             "details",
             {},
-            h("summary", {}, `The ${closest.length} steps within`),
+            h("summary", {}, `The ${closest.length} steps that agree`),
             h("div", { class: "table-box", tabindex: "0" }, table(closest)),
         ),
     );

@@ -8,7 +8,7 @@ import { codeLines } from "./parts.js";
 import { picture } from "./pictures.js";
 import { whole } from "./numbers.js";
 import { data } from "./runner.js";
-import { explained, isSpecial, SPECIAL, state, title, visible } from "./state.js";
+import { explained, isSpecial, specialNote, state, title, visible } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
 
 export const current = () => state;
@@ -167,8 +167,7 @@ function tokenStrip() {
         "aria-label": "token",
         oninput: (event) => goToken(Number(event.target.value)),
     });
-    const special =
-        context.tokens.some((id) => isSpecial(context.vocabulary[id])) || isSpecial(context.vocabulary[next]);
+    const special = [next, ...context.tokens].map((id) => context.vocabulary[id]).find(isSpecial);
     const box = h(
         "div",
         { class: "words" },
@@ -176,7 +175,7 @@ function tokenStrip() {
             "p",
             { class: "note" },
             "The text in tokens; a word may be several of them. They are counted from 0, as in the program.",
-            special ? ` ${SPECIAL}` : "",
+            special ? ` ${specialNote(special)}` : "",
         ),
         h(
             "div",
