@@ -249,8 +249,23 @@ def test_products_add_up_to_the_value(opened, model):
     golden = read_trace(DATA / f"{GOLDEN[model]}.trace.safetensors")
     page = opened()
     look_at(page, model, golden["tokens"])
-    name, token, channel = "layers.1.attn.q_proj", 1, 5
+    name, token = "layers.1.attn.q_proj", 1
     go_to(page, name, token)
+    # The first value that differs where product and sum are each rounded; none does where a row is one group.
+    n_groups = golden[f"{name}.acc"].shape[-1]
+    channel = page.evaluate(
+        """async ([name, t]) => {
+            const { groupsOf, productOf } = await import("./products.js");
+            const { context } = (await import("./walk.js")).current();
+            return Array.from(context.trace[name].row(t)).findIndex((value, i) => {
+                const { x, w, groups } = productOf(name, t, i, context);
+                return groupsOf(x, groups.map((g) => g.xScale), w, false).at(-1).total !== value;
+            });
+        }""",
+        [name, token],
+    )
+    assert (channel >= 0) == (n_groups > 1)
+    channel = max(channel, 0)
     canvas = page.locator(".picture > .heat").last.locator("canvas")
     canvas.focus()
     canvas.press("Home")
@@ -271,7 +286,7 @@ def test_products_add_up_to_the_value(opened, model):
     groups = page.locator(".explain > section.group").all()
     size = len(codes) // len(acc)
     assert len(groups) == len(acc)
-    total = np.float32(0)
+    total = twice_rounded = np.float32(0)
     for g, group in enumerate(groups):
         tiles = [t.split("\n") for t in group.locator(".tile").all_inner_texts()]
         assert [number(pair.split(" × ")[0]) for pair, _ in tiles] == codes[g * size : (g + 1) * size].tolist()
@@ -285,8 +300,10 @@ def test_products_add_up_to_the_value(opened, model):
         assert np.float32(token_scale) == np.float32(own[g]) == pytest.approx(scales[g], rel=1e-5)
         assert np.float32(both) == np.float32(figures[4]) == np.float32(weight_scale) * np.float32(token_scale)
         assert np.float32(before) == total
+        twice_rounded = np.float32(shown_sum) * np.float32(both) + twice_rounded
         total = multiply_add(np.float32(shown_sum), np.float32(both), total)
         assert np.float32(after) == total
+    assert (total != twice_rounded) == (n_groups > 1)
     sums = [np.float32(number(text)) for text in page.locator(".explain .total .figure b").all_inner_texts()]
     assert len(sums) == len(acc)
     assert sums[-1] == total == np.float32(number(page.inner_text(".explain h3 .value")))
@@ -342,6 +359,7 @@ def test_two_schemes_are_compared(opened):
     assert page.inner_text("#compare-said").startswith(f"{differ} of {len(codes[0])} codes differ")
     assert f"After {same} equal token" in page.inner_text("#compare-view")
     assert page.locator("#growth polyline").count() == 2
+    assert page.locator("#growth .name").all_text_contents() == ["residual stream", "ffn.norm"]
 
 
 @pytest.mark.parametrize(
@@ -514,6 +532,8 @@ def test_a_broken_program_is_named_by_its_step(opened, name):
     page.click("#break form button[type=submit]")
     page.wait_for_selector("#break-view .headline")
     assert page.get_attribute("#break-view .headline", "data-first") == variant["step"]
+    assert page.locator("#break-view").bounding_box()["y"] < 100  # the page has scrolled to the result
+    assert page.locator("#break-view .begun").all_inner_texts() == [variant["prompt"]] * 2
     texts = page.evaluate(
         """async () => {
             const text = (b) => btoa(Array.from(new Uint8Array(b), (x) => String.fromCharCode(x)).join(""));

@@ -54,7 +54,8 @@ export function verdictView(reports, { onStep } = {}) {
                   "Its codes, the whole numbers, are not what comes of rounding the numbers that this very program had before that step.",
               )
             : null,
-        h("p", { class: "diff-line" }, h("small", {}, "In golden diff's words: "), h("code", {}, verdict(reports))),
+        h("p", { class: "source-name" }, "In the words of golden diff:"),
+        h("p", { class: "diff-line" }, h("code", {}, verdict(reports))),
         strip(reports, bad),
         outside.length ? h("div", { class: "table-box", tabindex: "0" }, table(outside)) : null,
         h(
