@@ -1,7 +1,7 @@
 """Folds a program and the common/ headers it includes into one source file: python tools/single.py runq.cpp
 
 Each header is put where it is first included, and the source that belongs to a header at the end; system headers stay
-as they are. Needs nothing but Python.
+as they are. A header that several branches of an #if include is in each of them. Needs nothing but Python.
 """
 
 import re
@@ -15,12 +15,25 @@ COMPILE = (
     "-lpcre2-8 -lutf8proc"
 )
 INCLUDE = re.compile(r'\s*#include "([^"]+)"')
+CONDITION = re.compile(r"\s*#\s*(if|el|endif)")  # el: #elif, #else
 
 
 def fold(path: Path, seen: set[Path]) -> list[str]:
     """The lines of a file with its own headers in place of their includes, each once. seen: those before it."""
     lines = []
+    before: list[set[Path]] = []  # each #if that is open: what was seen in front of it
+    inside: list[set[Path]] = []  # and what its branches have included
     for line in path.read_text(encoding="utf-8").splitlines():
+        condition = CONDITION.match(line)
+        if condition and condition[1] == "if":
+            before.append(set(seen))
+            inside.append(set())
+        elif condition:
+            inside[-1] |= seen - before[-1]
+            seen &= before[-1]
+            if condition[1] == "endif":
+                before.pop()
+                seen |= inside.pop()
         match = INCLUDE.match(line)
         if match:
             header = next(h for h in (path.parent / match[1], ROOT / match[1]) if h.exists()).resolve()
