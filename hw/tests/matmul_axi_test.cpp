@@ -39,9 +39,9 @@ struct Case {
         group = group_size = std::max(group, least), cols = n_cols = std::max(cols, least);
         std::mt19937 random(seed);
         // Rows of such codes; every seventh is the lowest.
-        auto draw = [&](int n_rows, int lowest, int highest) {
+        auto draw = [&](int n, int lowest, int highest) {
             std::vector<int8_t> c;
-            for (int row = 0; row < n_rows; row++) {
+            for (int row = 0; row < n; row++) {
                 for (int k = 0; k < cols; k++) {
                     const int any =
                         random() % 7 == 0 ? lowest : lowest + int(random() % uint32_t(highest - lowest + 1));
