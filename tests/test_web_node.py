@@ -8,6 +8,7 @@ import re
 import shutil
 import struct
 import subprocess
+import sys
 
 import pytest
 
@@ -33,6 +34,34 @@ FILES = {
     "tiny-llama.gptq-w4": "runq_gptq", "tiny-qwen3-moe.moe-a8w8": "runq_moe", "tiny-qwen3-moe.moe-a8w4": "runq_moe",
     "tiny-qwen3-moe.moe-mxfp8": "runq_moe",
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "line"), {
+    "no JSON": ("{", "Expecting property name"), "no object": ("[1]", "not an object that has edits"), "no edits": ("{}", "not an object that has edits"),
+    "lines that are not there": ('{"edits": [{"file": "runq.cpp", "old": ["no such line"], "new": []}]}',
+                                 "runq.cpp has these lines 0 times, expected once"),
+    "no file": (None, "No such file or directory"),
+}.values())  # fmt: skip
+def test_a_wrong_variant_is_one_line(tmp_path, text, line):
+    path, out = tmp_path / "variant.json", tmp_path / "out"
+    if text is not None:
+        path.write_text(text)
+    command = [sys.executable, "tools/web_variant.py", "sources", path, out]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_folder_for_the_page_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, "-m", "web.page_data", tmp_path / "file"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("web.page_data: ")
+    assert done.stderr.count("\n") == 1
+
 
 built = pytest.mark.skipif(
     shutil.which("emcc") is None or shutil.which("node") is None or not (WEB / "variants.json").exists(),

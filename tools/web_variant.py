@@ -27,6 +27,17 @@ class EditError(Exception):
     """An edit does not fit its file; the text says which, in one line."""
 
 
+def read_variant(path: Path) -> dict:
+    """What a variant says. Raises EditError if it is no such JSON, OSError."""
+    try:
+        variant = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EditError(f"{path}: {error}") from None
+    if not isinstance(variant, dict) or "edits" not in variant:
+        raise EditError(f"{path}: not an object that has edits")
+    return variant
+
+
 def edited(text: str, edit: dict) -> str:
     """A file with one edit made. Raises EditError."""
     old, new = ("".join(line + "\n" for line in edit[which]) for which in ("old", "new"))
@@ -51,17 +62,18 @@ def write_variant(variant: dict, root: Path, out: Path) -> None:
 
 def main() -> int:
     """Returns the exit code."""
-    command, *paths = sys.argv[1:]
-    if command == "list":
-        out, *variants = map(Path, paths)
-        listed = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in variants}
-        out.write_text(json.dumps(listed), encoding="utf-8")
-        return 0
-    path, out = map(Path, paths)
+    command, *paths = sys.argv[1:] or [""]
+    if command not in ("list", "sources") or len(paths) < 2:
+        print(__doc__, file=sys.stderr)
+        return 2
     try:
-        write_variant(json.loads(path.read_text(encoding="utf-8")), Path(), out)
-    except EditError as error:
-        print(f"{path}: {error}", file=sys.stderr)
+        if command == "list":
+            out, *variants = map(Path, paths)
+            out.write_text(json.dumps({path.stem: read_variant(path) for path in variants}), encoding="utf-8")
+        else:
+            write_variant(read_variant(Path(paths[0])), Path(), Path(paths[1]))
+    except (EditError, OSError) as error:
+        print(f"web_variant: {error}", file=sys.stderr)
         return 1
     return 0
 

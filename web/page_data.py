@@ -485,15 +485,15 @@ def main(argv: list[str]) -> int:
     folder = Path(argv[0])
     try:
         data = page_data()
-    except ModelError as error:
+        (folder / "models").mkdir(parents=True, exist_ok=True)
+        for choice in CHOICES.values():
+            packed = gzip.compress(model_path(choice).read_bytes(), mtime=0)
+            (folder / "models" / f"{model_path(choice).name}.gz").write_bytes(packed)
+        with replacing(folder / "data.json") as f:
+            f.write(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode())
+    except (ModelError, OSError) as error:
         print(f"web.page_data: {error}", file=sys.stderr)
         return 1
-    (folder / "models").mkdir(parents=True, exist_ok=True)
-    for choice in CHOICES.values():
-        packed = gzip.compress(model_path(choice).read_bytes(), mtime=0)
-        (folder / "models" / f"{model_path(choice).name}.gz").write_bytes(packed)
-    with replacing(folder / "data.json") as f:
-        f.write(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode())
     return 0
 
 
