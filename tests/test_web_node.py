@@ -37,7 +37,8 @@ FILES = {
 
 
 @pytest.mark.parametrize(("text", "line"), {
-    "no JSON": ("{", "Expecting property name"), "no object": ("[1]", "not an object that has edits"), "no edits": ("{}", "not an object that has edits"),
+    "no JSON": ("{", "Expecting property name"), "no object": ("[1]", "not an object that has edits"),
+    "no edits": ("{}", "not an object that has edits"),
     "lines that are not there": ('{"edits": [{"file": "runq.cpp", "old": ["no such line"], "new": []}]}',
                                  "runq.cpp has these lines 0 times, expected once"),
     "no file": (None, "No such file or directory"),
