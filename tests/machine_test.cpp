@@ -10,13 +10,14 @@
 #include <thread>
 #include <vector>
 
+#include "own_folder.h"
+
 namespace {
 
 // A root with a /proc and a /sys of its own.
 class FakeRoot {
   public:
-    explicit FakeRoot(const char* name)
-        : path_(std::filesystem::temp_directory_path() / "runq_machine_test" / name) {
+    explicit FakeRoot(const char* name) : path_(own_folder() / "machine" / name) {
         std::filesystem::remove_all(path_);
     }
     void write(const std::string& path, const std::string& text) const {

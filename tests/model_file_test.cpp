@@ -15,10 +15,11 @@
 
 #include "common/model/tensors.h"
 #include "common/os/cgroup.h"
+#include "own_folder.h"
 
 namespace {
 
-const std::string folder = std::filesystem::temp_directory_path().string() + "/runq_model_file_test/";
+const std::string folder = own_folder().string() + "/model_file/";
 
 // A header with an extension, 64 bytes of weights and a tokenizer section of 10 bytes.
 struct Bytes {

@@ -10,13 +10,15 @@
 #include <iterator>
 #include <string>
 
+#include "own_folder.h"
+
 namespace fs = std::filesystem;
 
 namespace {
 
 // An empty folder.
 std::string fresh(const char* name) {
-    const fs::path folder = fs::temp_directory_path() / "runq_new_file_test" / name;
+    const fs::path folder = own_folder() / "new_file" / name;
     fs::remove_all(folder);
     fs::create_directories(folder);
     return folder.string() + "/";

@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "common/cpu/quant_matrix.h"
+#include "own_folder.h"
 #include "safetensors.h"
 
 namespace {
-const std::string folder = std::filesystem::temp_directory_path().string() + "/runq_trace_test/";
+const std::string folder = own_folder().string() + "/trace/";
 }
 
 TEST_CASE("trace: values of several calls are joined along the tokens, and widening rows are padded") {
