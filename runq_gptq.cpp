@@ -181,19 +181,13 @@ int columns(const ModelConfig& c, int which) {
     return which == kind::o_proj ? c.q_dim() : which == kind::down_proj ? c.hidden_dim : c.dim;
 }
 
-// Throws for a format that there is not, and for groups that do not divide what they have to.
+// Throws for a format that there is not or that does not fit its matrix, for two of a classifier that is the
+// embedding, and for other groups of activations than the formats ask for.
 void check_config(const Config& c) {
     int smallest = 64;
     for (int which = 0; which < n_kinds; which++) {
-        const MatrixFormat& f = c.formats[which];
-        const char* name = kind_names[which];
-        if (!f.known())
-            throw std::runtime_error(format("the format of %s is bits %d, flags %d, group %d, which is none",
-                                            name, f.bits, f.flags, f.group));
-        const int n = columns(c, which), multiple = f.group == 128 ? 128 : 64;
-        if (n % multiple != 0)
-            throw std::runtime_error(format("%s has %d columns, not a multiple of %d", name, n, multiple));
-        if (f.group == 32) smallest = 32;
+        check_format(c.formats[which], kind_names[which], columns(c, which));
+        if (c.formats[which].group == 32) smallest = 32;
     }
     const MatrixFormat &embed = c.formats[kind::embed], &classifier = c.formats[kind::classifier];
     if (c.shared_classifier && !(classifier == embed))

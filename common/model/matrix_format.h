@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <stdexcept>
 #include <string>
 
 // What the fields mean is written down in docs/model-files.md.
@@ -33,4 +34,17 @@ inline std::string format_text(const MatrixFormat& f) {
     if (f.two_level()) text += ", two-level";
     if (f.sparse()) text += ", 2:4 sparse";
     return text;
+}
+
+// Throws for a format that there is not, and for a matrix `name` whose rows of n_cols weights it cannot
+// store: groups fill a row, and so do the activations' groups of up to 64.
+inline void check_format(const MatrixFormat& f, const std::string& name, int n_cols) {
+    if (!f.known())
+        throw std::runtime_error("the format of " + name + " is bits " + std::to_string(f.bits) + ", flags " +
+                                 std::to_string(f.flags) + ", group " + std::to_string(f.group) +
+                                 ", which is none");
+    const int multiple = f.group == 128 ? 128 : 64;
+    if (n_cols % multiple != 0)
+        throw std::runtime_error(name + " has " + std::to_string(n_cols) + " columns, not a multiple of " +
+                                 std::to_string(multiple));
 }
