@@ -2,8 +2,9 @@
 #
 #     make fuzz                                     every harness for a minute
 #     make fuzz SECONDS=600 FUZZ="encode load_runq" these two, ten minutes each
-#     make fuzz FUZZ_CHECKS=                        without sanitizers, ten times as many executions: what they reach
-#                                                   is in build/fuzz, where the next make fuzz goes on with it
+#     make fuzz FUZZ_CHECKS=                        without sanitizers, and comparisons are not followed: ten times as many
+#                                                   executions and more; what they reach is in build/fuzz, where the next
+#                                                   make fuzz goes on with it
 #     make test-fuzz                                each harness finds a bug that is planted for it
 #     make fuzz-coverage                            what the inputs reach, by file, and the lines with a branch that none takes
 #     make fuzz-corpus                              what the stored inputs do not reach yet goes into tests/fuzz/corpus
@@ -14,7 +15,7 @@ SECONDS     ?= 60
 FUZZ_CXX    ?= clang++
 FUZZ_CHECKS ?= address,undefined
 
-FUZZ_FLAGS := -std=c++20 -O1 -g -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -fno-strict-aliasing -I. \
+FUZZ_FLAGS := -std=c++20 -g $(if $(FUZZ_CHECKS),-O1,-O2 -fno-sanitize-coverage=trace-cmp) -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -fno-strict-aliasing -I. \
               -Wall -Wextra -Wshadow -Wno-unknown-pragmas -Wno-psabi -Wno-pass-failed $(if $(WERROR),-Werror) \
               -fsanitize=fuzzer$(addprefix $(comma),$(FUZZ_CHECKS)) -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
 FUZZ_BINS  := $(FUZZ:%=build/fuzz/bin/%)

@@ -36,6 +36,18 @@ inline void release_pages(void* pages, size_t n_bytes) { munmap(pages, n_bytes);
 inline void forbid_pages(void* pages, size_t n_bytes) { mprotect(pages, n_bytes, PROT_NONE); }
 
 // ----------------------------------------------------------------------------
+// Processors
+
+template <class T>
+void sleep_while(const std::atomic<T>& value, T old) {
+    value.wait(old);
+}
+template <class T>
+void wake_all(std::atomic<T>& value) {
+    value.notify_all();
+}
+
+// ----------------------------------------------------------------------------
 // Files
 
 inline std::FILE* open_file(const std::string& path, const char* mode) {

@@ -5,6 +5,7 @@
 // Names of files, arguments and what is typed are UTF-8, on every system.
 #pragma once
 
+#include <atomic>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -48,6 +49,12 @@ inline double granted_processors(const std::string& root);
 
 // How many processors there are for this process's threads, of which n_awake run now; -1 if nobody knows.
 inline int processors_left(int n_awake);
+
+// Sleeps while `value` is `old`; who changes it calls wake_all(value) then. May return for no reason.
+template <class T>
+void sleep_while(const std::atomic<T>& value, T old);
+template <class T>
+void wake_all(std::atomic<T>& value);
 
 // ----------------------------------------------------------------------------
 // Files

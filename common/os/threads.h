@@ -8,8 +8,7 @@
 // comes late, or that the system has stopped, is waited for only if it has something in hand.
 //
 // A thread that has nothing to do looks again and again, for 50 microseconds, whether there is another loop,
-// as there nearly always is, and then sleeps (std::atomic::wait). A loop within a loop runs in its own
-// thread.
+// as there nearly always is, and then sleeps. A loop within a loop runs in its own thread.
 #pragma once
 
 #include <algorithm>
@@ -98,7 +97,7 @@ class ThreadPool {
         }
         const double begin = seconds_now();
         turn_.fetch_add(1);  // odd: there is a loop
-        turn_.notify_all();
+        wake_all(turn_);
         const int64_t own_items = work(0);
         turn_.fetch_add(1);  // even: nobody joins any more
         const double own_end = seconds_now();
@@ -129,7 +128,7 @@ class ThreadPool {
         // Who ends the pool writes quit_ and then turn_. Read the other way round, no end is slept through.
         for (uint32_t turn, seen = 0; turn = turn_.load(), !quit_;) {
             if (const int n = team_size_.load(); t >= n) {
-                team_size_.wait(n);  // not needed now
+                sleep_while(team_size_, n);  // not needed now
                 continue;
             }
             if (turn == seen || turn % 2 == 0) {
@@ -140,7 +139,7 @@ class ThreadPool {
             // Either who closes the loop sees this, and waits; or it is closed, and this sees that.
             n_inside_.fetch_add(1);
             if (turn_.load() == turn) work(t);
-            if (n_inside_.fetch_sub(1) == 1) n_inside_.notify_all();
+            if (n_inside_.fetch_sub(1) == 1) wake_all(n_inside_);
         }
     }
 
@@ -158,12 +157,12 @@ class ThreadPool {
 #endif
             }
         } while (seconds_now() < end);
-        value.wait(old);
+        sleep_while(value, old);
     }
 
     void set_team(int n) {
         team_size_ = n;
-        team_size_.notify_all();
+        wake_all(team_size_);
     }
 
     // How many cores there are for this pool's threads, of which n_awake run now. max_threads if nobody
@@ -177,7 +176,7 @@ class ThreadPool {
         quit_ = true;
         set_team(max_threads + 1);
         turn_.fetch_add(2);
-        turn_.notify_all();
+        wake_all(turn_);
         for (std::thread& helper : helpers_) helper.join();
         helpers_.clear();
         parts_.reset();

@@ -99,6 +99,24 @@ inline int system_cores() {
 inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }
 inline int processors_left(int) { return -1; }
 
+// Not std::atomic::wait(): where there is no futex, libstdc++ (12) looks at the value, then takes a lock,
+// then sleeps; notify_all() takes none, and if it comes between the two first, nobody wakes the sleeper.
+inline SRWLOCK sleepers_lock = SRWLOCK_INIT;
+inline CONDITION_VARIABLE sleepers = CONDITION_VARIABLE_INIT;
+template <class T>
+void sleep_while(const std::atomic<T>& value, T old) {
+    AcquireSRWLockExclusive(&sleepers_lock);
+    while (value.load() == old) SleepConditionVariableSRW(&sleepers, &sleepers_lock, INFINITE, 0);
+    ReleaseSRWLockExclusive(&sleepers_lock);
+}
+template <class T>
+void wake_all(std::atomic<T>&) {
+    // Whoever has seen the old value under the lock sleeps once it is free.
+    AcquireSRWLockExclusive(&sleepers_lock);
+    ReleaseSRWLockExclusive(&sleepers_lock);
+    WakeAllConditionVariable(&sleepers);
+}
+
 // ----------------------------------------------------------------------------
 // Files
 
