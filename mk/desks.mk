@@ -73,19 +73,6 @@ DESK_avx512vnni     := $(DESK_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -
 DESK_FLAGS = -std=c++20 -O3 -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -I. -ffile-prefix-map=$(CURDIR)=. \
              -DPCRE2_STATIC -DUTF8PROC_STATIC -isystem $(SOURCES)/include $(call warnings_of,$1) $(if $(WERROR),-Werror)
 
-# ---- PCRE2 and utf8proc, from the sources of the distribution's packages ---------------------------------------------
-SOURCES     := build/desks/sources
-PCRE2_PARTS := auto_possess chartables compile config context error extuni find_bracket jit_compile maketables match match_data \
-               newline ord2utf pattern_info script_run serialize string_utils study substring tables ucd valid_utf xclass
-PCRE2_FLAGS := -O2 -DHAVE_CONFIG_H -DPCRE2_CODE_UNIT_WIDTH=8 -DPCRE2_STATIC -DSUPPORT_PCRE2_8 -DSUPPORT_UNICODE -DSUPPORT_JIT \
-               -DHAVE_MEMMOVE -DHAVE_STDINT_H -DHAVE_INTTYPES_H -I$(SOURCES)/pcre2/src -ffile-prefix-map=$(CURDIR)=.
-$(SOURCES)/ready: tools/library_sources.py
-	@'$(PYTHON)' $< $(@D)
-	@mkdir -p $(@D)/include
-	@cd $(@D)/pcre2/src && cp pcre2.h.generic pcre2.h && cp config.h.generic config.h && \
-	    cp pcre2_chartables.c.dist pcre2_chartables.c && cp pcre2.h ../../utf8proc/utf8proc.h ../../include
-	@touch $@
-
 # ---- the programs ----------------------------------------------------------------------------------------------------
 # $1: the system, $2: its folder of objects and $3: their instructions.
 define desk_objects
@@ -105,14 +92,15 @@ build/desks/$1/backends/quant_gemm_$2$(DESK_DLL_$1): build/desks/$1/backend/$2.e
 	@mkdir -p $$(@D)
 	$$(DESK_CXX_$1) -shared -pthread $$^ $(DESK_LIBRARY_$1) -o $$@
 endef
+DESK_PCRE2  := -O2 -DSUPPORT_JIT $(PCRE2_FLAGS) -ffile-prefix-map=$(CURDIR)=.
 DESK_HIDDEN := -fvisibility=hidden -fvisibility-inlines-hidden
 define desk_rules
 build/desks/$1/flags: FORCE
 	@mkdir -p $$(@D)
-	@echo '$$(DESK_CXX_$1) $$(call DESK_FLAGS,$$(DESK_CXX_$1)) $$(DESK_ISA_$1) $$(DESK_LINK_$1)' > $$@.new
+	@echo '$$(DESK_CXX_$1) $$(call DESK_FLAGS,$$(DESK_CXX_$1)) $$(DESK_ISA_$1) $$(DESK_LINK_$1) $$(DESK_PCRE2)' > $$@.new
 	@cmp -s $$@.new $$@ && rm $$@.new || mv $$@.new $$@
 $(PCRE2_PARTS:%=build/desks/$1/pcre2_%.o): build/desks/$1/pcre2_%.o: $(SOURCES)/ready build/desks/$1/flags $$(DESK_READY_$1)
-	$$(DESK_CC_$1) $$(DESK_ANY_$1) $$(PCRE2_FLAGS) -c $(SOURCES)/pcre2/src/pcre2_$$*.c -o $$@
+	$$(DESK_CC_$1) $$(DESK_ANY_$1) $$(DESK_PCRE2) -c $(SOURCES)/pcre2/src/pcre2_$$*.c -o $$@
 build/desks/$1/utf8proc.o: $(SOURCES)/ready build/desks/$1/flags $$(DESK_READY_$1)
 	$$(DESK_CC_$1) $$(DESK_ANY_$1) -O2 -DUTF8PROC_STATIC -c $(SOURCES)/utf8proc/utf8proc.c -o $$@
 $(call desk_objects,$1,build/desks/$1/any,$(DESK_ANY_$1))

@@ -37,11 +37,11 @@ endef
 define dist_linux
 build/dist/linux-$1/flags: FORCE
 	@mkdir -p $$(@D)
-	@echo '$(DIST_TOOLS_$1)g++ $$(call DESK_FLAGS,g++) $(DIST_FLAGS)' > $$@.new
+	@echo '$(DIST_TOOLS_$1)g++ $$(call DESK_FLAGS,g++) $(DIST_FLAGS) $$(DESK_PCRE2)' > $$@.new
 	@cmp -s $$@.new $$@ && rm $$@.new || mv $$@.new $$@
 $(foreach l,$(LEVELS_linux-$1),$(eval $(call dist_level,$1,$l)))
 $(PCRE2_PARTS:%=build/dist/linux-$1/pcre2_%.o): build/dist/linux-$1/pcre2_%.o: $(SOURCES)/ready build/dist/linux-$1/flags build/packages-dist
-	$(DIST_TOOLS_$1)gcc $(DIST_BASE_$1) $$(PCRE2_FLAGS) -c $(SOURCES)/pcre2/src/pcre2_$$*.c -o $$@
+	$(DIST_TOOLS_$1)gcc $(DIST_BASE_$1) $$(DESK_PCRE2) -c $(SOURCES)/pcre2/src/pcre2_$$*.c -o $$@
 build/dist/linux-$1/utf8proc.o: $(SOURCES)/ready build/dist/linux-$1/flags build/packages-dist
 	$(DIST_TOOLS_$1)gcc $(DIST_BASE_$1) -O2 -DUTF8PROC_STATIC -c $(SOURCES)/utf8proc/utf8proc.c -o $$@
 build/dist/linux-$1/levels.o: common/app/levels.cpp build/dist/linux-$1/flags build/packages-dist

@@ -25,29 +25,20 @@ WASM_LINK := $(WASM_FLAGS) -Oz -sENVIRONMENT=worker -sMODULARIZE -sEXPORT_ES6 -s
              -sALLOW_MEMORY_GROWTH -sMEMORY_GROWTH_LINEAR_STEP=16MB -sMAXIMUM_MEMORY=4GB -sFORCE_FILESYSTEM \
              -sEXPORTED_FUNCTIONS=_main,_memalign -sEXPORTED_RUNTIME_METHODS=FS,callMain,ENV
 
-# ---- PCRE2 and utf8proc, from the sources of Debian's packages --------------------------------------------------------
+# ---- PCRE2 and utf8proc -----------------------------------------------------------------------------------------------
 LIBRARIES_C      := $(WASM)/libraries
-WASM_LIBRARIES_I := -isystem $(LIBRARIES_C)/include
-PCRE2_PARTS := auto_possess chartables compile context error extuni find_bracket jit_compile match match_data newline \
-               ord2utf script_run string_utils study tables ucd valid_utf xclass
-PCRE2_FLAGS := -DHAVE_CONFIG_H -DPCRE2_CODE_UNIT_WIDTH=8 -DSUPPORT_PCRE2_8 -DSUPPORT_UNICODE -DHAVE_MEMMOVE -DHAVE_STDINT_H
-WASM_LIBS   := $(PCRE2_PARTS:%=$(LIBRARIES_C)/pcre2_%.o) $(LIBRARIES_C)/utf8proc.o
-
-$(LIBRARIES_C)/ready: tools/library_sources.py
-	@$(PYTHON) $< $(@D)
-	@mkdir -p $(@D)/include
-	@cd $(@D)/pcre2/src && cp pcre2.h.generic ../../include/pcre2.h && cp pcre2.h.generic pcre2.h && \
-	    cp config.h.generic config.h && cp pcre2_chartables.c.dist pcre2_chartables.c
-	@cp $(@D)/utf8proc/utf8proc.h $(@D)/include
-	@touch $@
-$(PCRE2_PARTS:%=$(LIBRARIES_C)/pcre2_%.o): $(LIBRARIES_C)/pcre2_%.o: $(LIBRARIES_C)/ready build/packages-web
-	$(EMCC) -Os $(WASM_FLAGS) $(PCRE2_FLAGS) -I$(LIBRARIES_C)/pcre2/src -c $(LIBRARIES_C)/pcre2/src/pcre2_$*.c -o $@
-$(LIBRARIES_C)/utf8proc.o: $(LIBRARIES_C)/ready build/packages-web
-	$(EMCC) -Os $(WASM_FLAGS) -DUTF8PROC_STATIC -c $(LIBRARIES_C)/utf8proc/utf8proc.c -o $@
+WASM_LIBRARIES_I := -isystem $(SOURCES)/include
+WASM_LIBS        := $(PCRE2_PARTS:%=$(LIBRARIES_C)/pcre2_%.o) $(LIBRARIES_C)/utf8proc.o
+$(PCRE2_PARTS:%=$(LIBRARIES_C)/pcre2_%.o): $(LIBRARIES_C)/pcre2_%.o: $(SOURCES)/ready mk/libraries.mk build/packages-web
+	@mkdir -p $(@D)
+	$(EMCC) -Os $(WASM_FLAGS) $(PCRE2_FLAGS) -c $(SOURCES)/pcre2/src/pcre2_$*.c -o $@
+$(LIBRARIES_C)/utf8proc.o: $(SOURCES)/ready build/packages-web
+	@mkdir -p $(@D)
+	$(EMCC) -Os $(WASM_FLAGS) -DUTF8PROC_STATIC -c $(SOURCES)/utf8proc/utf8proc.c -o $@
 
 # ---- the programs -----------------------------------------------------------------------------------------------------
 WASM_LIBRARY_O := $(LIBRARY:%.cpp=$(WASM)/%.o)
-$(WASM_LIBRARY_O) $(PROGRAMS:%=$(WASM)/%.o): $(WASM)/%.o: %.cpp $(WASM)/flags $(LIBRARIES_C)/ready build/packages-web
+$(WASM_LIBRARY_O) $(PROGRAMS:%=$(WASM)/%.o): $(WASM)/%.o: %.cpp $(WASM)/flags $(SOURCES)/ready build/packages-web
 	@mkdir -p $(@D)
 	$(EMCC) $(WASM_CXXFLAGS) $(call optimized,$<) $(DEPS) -c $< -o $@
 
@@ -62,7 +53,7 @@ WEB_FILES     := no-smoothing
 WEB_PROGRAMS  := $(filter-out $(WEB_FILES),$(WEB_VARIANTS))
 VARIANT_OF     = $(shell sed -n 's/^ *"program": "\(.*\)",/\1/p' web/variants/$1.json)
 $(WEB_PROGRAMS:%=$(WASM)/variants/%.o): $(WASM)/variants/%.o: web/variants/%.json tools/web_variant.py $(HEADERS) $(PROGRAMS:%=%.cpp) \
-    $(WASM)/flags $(LIBRARIES_C)/ready build/packages-web
+    $(WASM)/flags $(SOURCES)/ready build/packages-web
 	@$(PYTHON) tools/web_variant.py sources $< $(WASM)/variants/$*
 	program=$(call VARIANT_OF,$*).cpp copy=$(@:.o=)/$$program; test -e $$copy && program=$$copy; \
 	    $(EMCC) -I$(@:.o=) $(WASM_CXXFLAGS) -Os -c $$program -o $@

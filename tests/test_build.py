@@ -46,3 +46,13 @@ def test_back_ends_do_nothing_before_they_are_asked():
     for path in objects:
         sections = subprocess.run(["readelf", "--wide", "-S", path], capture_output=True, check=True, text=True).stdout
         assert not re.search(r"\.(init_array|ctors)\b", sections), path
+
+
+def test_a_variable_of_make_belongs_to_one_file():
+    """One make reads all files, and rules see what the last of them says: releases once got PCRE2_FLAGS of the page."""
+    files = {}
+    for path in [ROOT / "Makefile", *ROOT.glob("mk/*.mk")]:
+        for name in re.findall(r"^([A-Za-z_][\w-]*)\s*(?::|\?)?=", path.read_text(encoding="utf-8"), re.M):
+            files.setdefault(name, set()).add(path.name)
+    assert len(files) > 100
+    assert {name: found for name, found in files.items() if len(found) > 1} == {}

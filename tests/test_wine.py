@@ -3,6 +3,8 @@
 Those for macOS are looked at from outside: nothing here runs them.
 """
 
+import atexit
+import functools
 import json
 import os
 import re
@@ -50,7 +52,22 @@ def environment():
     }  # fmt: skip
 
 
+@functools.cache
+def keep_wine_running():
+    """A process that waits until the tests end. While one runs, Wine's servers do, and the next starts at once.
+
+    Otherwise each would start them and hand them its standard output, which then stays open until they end, three
+    seconds later.
+    """
+    waiting = subprocess.Popen(
+        [WINE, "cmd"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment()
+    )
+    waiting.stdout.readline()  # what it says when all of them run
+    atexit.register(waiting.stdin.close)
+
+
 def wine(kind, program, *args, cwd=ROOT, **options):
+    keep_wine_running()
     command = [WINE, exe(kind, program), *map(str, args)]
     return subprocess.run(command, cwd=cwd, capture_output=True, env=environment(), timeout=300, check=False, **options)
 
