@@ -68,9 +68,10 @@ DESK_avx2           := -mavx2 -mfma -mf16c
 DESK_avxvnni        := $(DESK_avx2) -mavxvnni
 DESK_avx512vnni     := $(DESK_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
 
-# Flags of this project without those of this machine and of its compiler.
+# Flags of this project without those of this machine and of its compiler. Less than -O3 is for tests that have no time.
+DESK_O     ?= -O3
 # $1: a compiler.
-DESK_FLAGS = -std=c++20 -O3 -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -I. -ffile-prefix-map=$(CURDIR)=. \
+DESK_FLAGS = -std=c++20 $(DESK_O) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -I. -ffile-prefix-map=$(CURDIR)=. \
              -DPCRE2_STATIC -DUTF8PROC_STATIC -isystem $(SOURCES)/include $(call warnings_of,$1) $(if $(WERROR),-Werror)
 
 # ---- the programs ----------------------------------------------------------------------------------------------------
@@ -115,8 +116,7 @@ $1: $(PROGRAMS:%=build/desks/$1/%$(DESK_EXE_$1)) $(DESK_BACKENDS_$1:%=build/desk
 endef
 $(foreach desk,$(DESKS),$(eval $(call desk_rules,$(desk))))
 
-# What `make windows windows-mingw macos` made: ids, error lines and chats under Wine. Some minutes of compiling, one of
-# running, so that CI leaves it out.
+# What `make windows windows-mingw macos` made: ids, error lines and chats under Wine.
 PACKAGES_WINE := wine64 tmux file
 build/packages-wine:
 	@mkdir -p $(@D)
