@@ -73,6 +73,7 @@ class Terminal:
         deadline = time.monotonic() + 120
         while not self.end.exists() and time.monotonic() < deadline:
             time.sleep(0.05)
+        assert self.end.exists(), f"the program goes on:\n{self.screen()}"
         return int(self.end.read_text().split()[1])
 
     def close(self):
