@@ -30,8 +30,9 @@ class Terminal:
         words = [f"{name}={value}" for name, value in variables.items()]
         words = ["env", "-u", "NO_COLOR", *words, *map(str, command)]
         line = " ".join("'" + word.replace("'", "'\\''") + "'" for word in words)
+        # The shell goes on after Ctrl-C, too: without a trap of its own dash would end with the program.
         self.tmux("-f", "/dev/null", "new-session", "-d", "-s", "chat", "-x", "90", "-y", str(lines),
-                  f"{line}; echo code $? > '{self.end}'; sleep 100")  # fmt: skip
+                  f"trap : INT; {line}; echo code $? > '{self.end}'; sleep 100")  # fmt: skip
 
     def tmux(self, *words):
         done = subprocess.run(
