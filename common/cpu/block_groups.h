@@ -21,9 +21,11 @@ struct BlockGroups {
     const uint8_t *zeros = nullptr, *levels = nullptr;
     int same_zero;  // of all groups, where `zeros` is null
 
-    // Rows i, i + 1, ... Inlined, so that products have the pointers in registers.
-    __attribute__((always_inline)) BlockGroups(const QuantMatrix& w, int i) : same_zero(w.zero_point) {
-        const size_t first = size_t(i / n) * n, row = size_t(i) - first, groups = size_t(n_scales(w));
+    // Rows i, i + 1, ... of a matrix with so many groups in a row. Inlined, so that products have the
+    // pointers in registers.
+    __attribute__((always_inline)) BlockGroups(const QuantMatrix& w, int i, int n_groups)
+        : same_zero(w.zero_point) {
+        const size_t first = size_t(i) / n * n, row = size_t(i) - first, groups = size_t(n_groups);
         if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
             halfs = static_cast<const Half*>(w.scales) + first * groups + row;
         } else {

@@ -24,7 +24,7 @@ inline void expand_block(uint32_t* to, const QuantMatrix& w, int i, int k, int n
                           size_t(k / columns) * 4 * block_rows<Isa>;
     const uint8_t* masks =
         Format::sparse ? w.mask + size_t(first) * mask_bytes(w) + 4 * (i - first) : nullptr;
-    const BlockGroups<Isa> groups(w, i);
+    const BlockGroups<Isa> groups(w, i, n_scales(w));
     for (int end = k + n_cols; k < end;) {
         const auto zeros = typename Format::Words(groups.zero(k / w.group)) * 0x01010101u;
         const int group_end = std::min(end, (k / w.group + 1) * w.group);

@@ -104,7 +104,7 @@ inline const float* block_scales(BlockMemory& memory, const QuantProduct& p, int
     float* to = scratch(memory.scales, size_t(groups) * n);
     if (p.packed != nullptr) {
         for (int r = 0; r < n; r += Isa::lanes) {
-            const BlockGroups<Isa> rows(p.packed->w, i + r);
+            const BlockGroups<Isa> rows(p.packed->w, i + r, n_scales(p.w));
             for (int g = 0; g < groups; g++) Isa::store(to + g * n + r, rows.scale(g / times));
         }
         return to;
@@ -118,10 +118,11 @@ inline const float* block_scales(BlockMemory& memory, const QuantProduct& p, int
     return to;
 }
 
-// Block b of p's weights times all tokens, some columns after the other.
+// Blocks begin .. end - 1 of p's weights times all tokens, some columns after the other. With one token and
+// 2 bits a block takes half a microsecond, so what is the same for all blocks is worked out before them.
 template <class Format>
-inline void multiply_block(BlockMemory& memory, int n_tokens, const PackedTokens& x, const QuantProduct& p,
-                           int b) {
+inline void multiply_blocks(BlockMemory& memory, int n_tokens, const PackedTokens& x, const QuantProduct& p,
+                            int begin, int end) {
     using Isa = typename Format::Isa;
     constexpr int n = block_rows<Isa>;
     const QuantMatrix& w = p.w;
@@ -130,38 +131,50 @@ inline void multiply_block(BlockMemory& memory, int n_tokens, const PackedTokens
     // Weights that are read where they lie, once or a few times, need no parts.
     const bool in_place = !Format::is_int8 || (p.packed != nullptr && w.bits == 8 && n_tiles == 1);
     const int max_cols = in_place ? w.n_cols : part_bytes / n;
+    // As many whole groups as fit into a part; or a part of one, if the row is one long group.
+    const bool cut = groups == 1 && w.n_cols > max_cols;
+    const int part_groups = cut ? 0 : std::max(1, max_cols / w.group_size);
+    const int width = cut ? max_cols : part_groups * w.group_size;
     // The blocks of a matrix lie one behind the other. While its tiles work on one block, together they ask
     // for the next; if no whole block follows, for nothing new. The columns are those of all tiles together.
     const QuantMatrix& stored = p.packed != nullptr ? p.packed->w : w;
     const size_t bytes = code_bytes(w) * n;
-    const bool has_next = (b + 2) * n <= w.n_rows;
-    Prefetcher next(stored.codes + size_t(has_next ? b + 1 : b) * bytes, has_next ? bytes : 0,
-                    size_t(n_tiles) * w.n_cols * n / (tile_vectors<Isa>(x.width) * Isa::lanes));
-    // As many whole groups as fit into a part; or a part of one, if the row is one long group.
-    const bool cut = groups == 1 && w.n_cols > max_cols;
-    const int width = cut ? max_cols : std::max(1, max_cols / w.group_size) * w.group_size;
-    const float* scales = Format::is_int8 ? block_scales<Isa>(memory, p, b) : nullptr;
-    for (int k = 0; k < w.n_cols; k += width) {
-        const int n_cols = std::min(width, w.n_cols - k), g = k / w.group_size;
-        const bool first = k == 0, last = k + n_cols == w.n_cols;
-        const RowPart part = cut ? RowPart{1, n_cols, true, last, !first, !last}
-                                 : RowPart{n_cols / w.group_size, w.group_size, first, last};
-        BlockColumns columns{reinterpret_cast<const uint32_t*>(stored.codes + size_t(b) * bytes), scales,
-                             &stored, b * n};
-        if (Format::is_int8) columns = {block_codes<Isa>(memory, p, b, k, n_cols), scales + g * n};
-        for (int tile = 0; tile < n_tiles; tile++) {
-            const int token = tile * x.width;
-            const size_t codes = (size_t(token) * w.n_cols + size_t(k) * x.width) / 4;
-            const size_t group = size_t(token) * groups + size_t(g) * x.width;
-            multiply_columns<Format>(std::min(x.width, n_tokens - token), outputs + size_t(token) * n,
-                                     {x.codes + codes, x.scales + group, x.sums + group, x.width}, columns,
-                                     part, in_place, next);
+    const size_t step = Prefetcher::step_of(
+        bytes, size_t(n_tiles) * w.n_cols * n / (tile_vectors<Isa>(x.width) * Isa::lanes));
+    BlockColumns columns(stored);
+    for (int b = begin; b < end; b++) {
+        const bool has_next = (b + 2) * n <= w.n_rows;
+        const uint8_t* block = stored.codes + size_t(b) * bytes;
+        Prefetcher next{reinterpret_cast<const char*>(has_next ? block + bytes : block), has_next ? step : 0};
+        const bool is_whole = n_tokens == 1 && (b + 1) * n <= w.n_rows;
+        float* out = is_whole ? p.out + b * n : outputs;  // where the block's (n_tokens, n) go
+        const float* scales = Format::is_int8 ? block_scales<Isa>(memory, p, b) : nullptr;
+        columns.codes = reinterpret_cast<const uint32_t*>(block);
+        columns.row = b * n;
+        for (int k = 0, g = 0; k < w.n_cols; k += width, g += part_groups) {
+            const int n_cols = std::min(width, w.n_cols - k);
+            const bool first = k == 0, last = k + n_cols == w.n_cols;
+            const RowPart part = cut ? RowPart{1, n_cols, true, last, !first, !last}
+                                     : RowPart{std::min(part_groups, groups - g), w.group_size, first, last};
+            if (Format::is_int8) {
+                columns.codes = block_codes<Isa>(memory, p, b, k, n_cols);
+                columns.scales = scales + g * n;
+            }
+            for (int tile = 0; tile < n_tiles; tile++) {
+                const int token = tile * x.width;
+                const size_t codes = (size_t(token) * w.n_cols + size_t(k) * x.width) / 4;
+                const size_t group = size_t(token) * groups + size_t(g) * x.width;
+                multiply_columns<Format>(std::min(x.width, n_tokens - token), out + size_t(token) * n,
+                                         {x.codes + codes, x.scales + group, x.sums + group, x.width},
+                                         columns, part, in_place, next);
+            }
         }
+        if (is_whole) continue;
+        // The last block may have rows that the matrix has not.
+        const int n_valid = std::min(n, w.n_rows - b * n);
+        for (int t = 0; t < n_tokens; t++)
+            std::copy_n(outputs + size_t(t) * n, n_valid, p.out + size_t(t) * w.n_rows + b * n);
     }
-    // The last block may have rows that the matrix has not.
-    const int n_valid = std::min(n, w.n_rows - b * n);
-    for (int t = 0; t < n_tokens; t++)
-        std::copy_n(outputs + size_t(t) * n, n_valid, p.out + size_t(t) * w.n_rows + b * n);
 }
 
 // The tokens of x side by side; all threads share the work.
@@ -204,8 +217,7 @@ inline void multiply_by(const QuantRows& x, std::span<const QuantProduct> list, 
     parallel_lists(list, n_blocks, [&](const QuantProduct& p, int begin, int end) {
         static thread_local BlockMemory memory;
         auto multiply = [&](auto format) {
-            for (int b = begin; b < end; b++)
-                multiply_block<decltype(format)>(memory, x.n_rows, tokens, p, b);
+            multiply_blocks<decltype(format)>(memory, x.n_rows, tokens, p, begin, end);
         };
         if (path(p) == Path::int8) return multiply(WordFormat<Isa, 8, QUANT_GEMM_SIGNED>());
         if (path(p) == Path::words) return with_format<Isa>(p.w, multiply);

@@ -55,7 +55,8 @@ inline void tile_i8mm(float* out, PackedTokens x, BlockColumns w, const RowPart&
         for (int k = 0; k < part.group_size; k += 8, x_codes += 8 * width, w.codes += 2 * block_rows) {
             for (int word = 0; word < 2; word++) {
                 if constexpr (once) {
-                    prefetch_weights<block_rows>(w.codes + word * block_rows);
+                    prefetch_once<4 * block_rows>(reinterpret_cast<const char*>(w.codes + word * block_rows) +
+                                                  prefetch_distance);
                 } else {
                     ahead.prefetch();
                 }

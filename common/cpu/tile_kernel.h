@@ -38,29 +38,63 @@ struct PackedTokens {
 
 // Weights of a block, from one of its rows and one of its columns on.
 struct BlockColumns {
-    const uint32_t* codes;           // [word][row]
-    const float* scales;             // [group][row], of int8 weights
-    const QuantMatrix* w = nullptr;  // packed, 2 and 4 bits: scales and zero points are its
-    int row = 0;                     // that row's number in the matrix
+    const uint32_t* codes = nullptr;  // [word][row]
+    const float* scales = nullptr;    // [group][row], of int8 weights
+    const QuantMatrix* w;             // packed, 2 and 4 bits: scales and zero points are its
+    int row = 0;                      // that row's number in the matrix
+    // Of w, what would take a division: its groups in a row, and the shift from a group of activations to the
+    // group of weights, which is 1, 2 or 4 of them, or the whole row.
+    int n_scales, shift;
+
+    explicit BlockColumns(const QuantMatrix& matrix)
+        : w(&matrix),
+          n_scales(::n_scales(matrix)),
+          shift(n_scales == 1 ? 31 : std::countr_zero(unsigned(matrix.group / matrix.group_size))) {}
+    // From r rows later on.
+    BlockColumns from(int r) const {
+        BlockColumns later = *this;
+        later.codes += r, later.scales += scales != nullptr ? r : 0, later.row += r;
+        return later;
+    }
 };
 
+// Asks for n_bytes that will be read once, soon. What lies in other streams than codes needs that as much:
+// software asks for the codes, so the hardware does not foresee the rest.
+template <size_t n_bytes>
+inline void prefetch_once(const void* at) {
+    for (size_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(static_cast<const char*>(at) + i, 0, 0);
+}
+
 // The scales of a vector of int8 rows.
-template <class Isa>
+template <class Format>
 struct Int8Groups {
+    using Isa = typename Format::Isa;
+    static constexpr int n = block_rows<Isa>;
     const float* scales;
     Int8Groups(const BlockColumns& w, int v) : scales(w.scales + v * Isa::lanes) {}
-    auto scale(int g) const { return Isa::load_floats(scales + g * block_rows<Isa>); }
+    auto scale(int g) const { return Isa::load_floats(scales + g * n); }
+    // Asks for what group g has.
+    void prefetch(int g) const { prefetch_once<n * sizeof(float)>(scales + size_t(g) * n); }
 };
 // Those of 2 and 4 bits, by groups of activations, and zero points.
-template <class Isa>
+template <class Format>
 struct LowbitGroups {
+    using Isa = typename Format::Isa;
     BlockGroups<Isa> groups;
-    int shift;  // a weight group is 1, 2 or 4 groups of activations, or the whole row
+    int shift;
     __attribute__((always_inline)) LowbitGroups(const BlockColumns& w, int v)
-        : groups(*w.w, w.row + v * Isa::lanes),
-          shift(w.w->group == w.w->n_cols ? 31 : std::countr_zero(unsigned(w.w->group / w.w->group_size))) {}
+        : groups(*w.w, w.row + v * Isa::lanes, w.n_scales), shift(w.shift) {}
     auto scale(int g) const { return groups.scale(g >> shift); }
     auto zero(int g) const { return groups.zero(g >> shift); }
+    // Asks for the largest part of what group g has. Two levels come with groups of one size, with no shift.
+    void prefetch(int g) const {
+        constexpr int n = block_rows<Isa>;
+        if constexpr (Format::two_level) {
+            prefetch_once<n>(groups.levels + size_t(g) * n);
+        } else if (groups.halfs != nullptr) {
+            prefetch_once<n * sizeof(Half)>(groups.halfs + size_t(g >> shift) * n);
+        }
+    }
 };
 
 // Which columns a tile works on: n_groups whole groups; or, where a row is a single group, part of it. In the
@@ -80,21 +114,15 @@ struct Prefetcher {
     const char* at;
     size_t step;  // bytes
 
-    // n_bytes from `from` on, for n_columns columns.
-    Prefetcher(const void* from, size_t n_bytes, size_t n_columns)
-        : at(static_cast<const char*>(from)), step((4 * n_bytes + n_columns - 1) / n_columns) {}
+    // The step in which n_bytes are asked for with n_columns columns.
+    static size_t step_of(size_t n_bytes, size_t n_columns) {
+        return (4 * n_bytes + n_columns - 1) / n_columns;
+    }
     void prefetch() {
         __builtin_prefetch(at, 0, 2);  // into the second-level cache
         at += step;
     }
 };
-
-// Asks for a word of n_rows rows that will be read once, soon.
-template <int n_rows>
-inline void prefetch_weights(const uint32_t* codes) {
-    const auto* at = reinterpret_cast<const char*>(codes) + prefetch_distance;
-    for (int i = 0; i < 4 * n_rows; i += 64) __builtin_prefetch(at + i, 0, 0);
-}
 
 // Accumulators for each vector of a tile. A dot product waits for the one before it in the same accumulator,
 // some four cycles. With one token there are too few others to fill that time, and registers are free: each
@@ -116,7 +144,7 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
     using Ints = typename Isa::Ints;
     using Words = typename Format::Words;
     using Whole = typename Format::Whole;
-    using Groups = std::conditional_t<Format::is_int8, Int8Groups<Isa>, LowbitGroups<Isa>>;
+    using Groups = std::conditional_t<Format::is_int8, Int8Groups<Format>, LowbitGroups<Format>>;
     Prefetcher ahead = next;  // a copy, so that it stays in registers
     constexpr int lanes = Isa::lanes, n_rows = block_rows<Isa>;
     constexpr int chains = n_chains<Format>(n_tokens, n_vectors);
@@ -125,6 +153,8 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
         return std::array<Groups, n_vectors>{Groups(w, int(v))...};
     }
     (std::make_index_sequence<n_vectors>());
+    // Groups of 64 columns whose codes are as many bytes as codes are asked for ahead.
+    constexpr int groups_ahead = prefetch_distance / (n_rows * 8 * Format::bits / (Format::sparse ? 2 : 1));
     const uint8_t* masks = nullptr;
     if constexpr (Format::sparse)
         masks = w.w->mask + size_t(w.row / n_rows * n_rows) * mask_bytes(*w.w) + 4 * (w.row % n_rows);
@@ -134,16 +164,15 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
             sums[j][v] = part.first ? Isa::zero() : Isa::load_floats(at(j, v));
     }
     for (int g = 0, column = 0; g < part.n_groups; g++) {
-        Ints acc[n_tokens][n_vectors], more[chains][n_vectors];  // of one token alone
-        for (int c = 1; c < chains; c++) {
-            for (int v = 0; v < n_vectors; v++) more[c][v] = Isa::splat(0);
-        }
+        Ints acc[n_tokens][n_vectors][chains];
         for (int j = 0; j < n_tokens; j++) {
             const int32_t start = Format::zero_is_off ? -Isa::offset * x.sums[j] : 0;
-            for (int v = 0; v < n_vectors; v++) acc[j][v] = Isa::splat(start);
+            for (int v = 0; v < n_vectors; v++) {
+                for (int c = 0; c < chains; c++) acc[j][v][c] = Isa::splat(c == 0 ? start : 0);
+            }
         }
         for (int j = 0; j < n_tokens && part.resumes; j++) {
-            for (int v = 0; v < n_vectors; v++) acc[j][v] = Isa::load(at(j, v));
+            for (int v = 0; v < n_vectors; v++) acc[j][v][0] = Isa::load(at(j, v));
         }
         Words zeros[n_vectors] = {};
         if constexpr (Format::sparse) {
@@ -152,7 +181,9 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
         UNROLL_BY(4)
         for (int k = 0; k < part.group_size; k += 4 * Format::fours) {
             if constexpr (once) {
-                prefetch_weights<n_rows>(w.codes);
+                prefetch_once<4 * n_rows>(reinterpret_cast<const char*>(w.codes) + prefetch_distance);
+                if constexpr (Format::sparse)
+                    prefetch_once<2 * n_rows>(masks + column * n_rows / 8 + prefetch_distance / 2);
             } else {
                 ahead.prefetch();
             }
@@ -166,11 +197,11 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
             for (int f = 0; f < Format::fours; f++) {
                 Ints codes[n_vectors];
                 for (int v = 0; v < n_vectors; v++)
-                    codes[v] = Format::operand(words[v], f, zeros[v], mask[v]);
+                    codes[v] = Format::operand(words[v], f, chains, zeros[v], mask[v]);
                 for (int j = 0; j < n_tokens; j++) {
                     const auto four = Isa::splat(static_cast<int32_t>(x.codes[j]));
                     for (int v = 0; v < n_vectors; v++) {
-                        Ints& sum = f % chains == 0 ? acc[j][v] : more[f % chains][v];
+                        Ints& sum = acc[j][v][f % chains];
                         sum = Format::dot(sum, codes[v], four);
                         pin_register(sum);
                     }
@@ -180,9 +211,6 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
             w.codes += n_rows;
             if constexpr (Format::sparse) column += 4 * Format::fours;
         }
-        for (int c = 1; c < chains; c++) {
-            for (int v = 0; v < n_vectors; v++) acc[0][v] = Ints(Whole(acc[0][v]) + Whole(more[c][v]));
-        }
         if (part.suspends) {
             next = ahead;
             // Without the request to unroll, g++ 12 would keep acc in memory all the time.
@@ -190,7 +218,7 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
             for (int j = 0; j < n_tokens; j++) {
                 UNROLL(4)
                 for (int v = 0; v < n_vectors; v++) {
-                    Isa::store(at(j, v), acc[j][v]);
+                    Isa::store(at(j, v), acc[j][v][0]);
                 }
             }
             return;
@@ -202,12 +230,14 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
             if constexpr (!Format::zero_is_off) zero = groups[v].zero(g);
             UNROLL(8)
             for (int j = 0; j < n_tokens; j++) {
-                auto total = Whole(acc[j][v]);
+                auto total = Whole(acc[j][v][0]);
+                for (int c = 1; c < chains; c++) total += Whole(acc[j][v][c]) >> Format::left(c, chains);
                 if constexpr (Format::two_level) total += total << 2;
                 if constexpr (!Format::zero_is_off) total -= zero * x.sums[j];
                 sums[j][v] = Isa::add_scaled(sums[j][v], Ints(total), scale * x.scales[j]);
             }
         }
+        if constexpr (once) groups[0].prefetch(g + groups_ahead);
         x.scales += x.width;
         x.sums += x.width;
     }
@@ -235,7 +265,7 @@ inline void multiply_columns(int n_tokens, float* out, const PackedTokens& x, co
     }
     constexpr int n_vectors = tile_vectors<typename Format::Isa>(n), step = n_vectors * Format::lanes;
     for (int r = 0; r < block_rows<typename Format::Isa>; r += step) {
-        const BlockColumns from{w.codes + r, Format::is_int8 ? w.scales + r : nullptr, w.w, w.row + r};
+        const BlockColumns from = w.from(r);
         if (once || !Format::is_int8) {
             tile<Format, n_vectors, n, true>(out + r, x, from, part, next);
         } else {

@@ -42,10 +42,18 @@ struct WordFormat {
         if (two_level) code += code << 2;
         return Isa::flipped(Ints(code - Bytes(zeros)));
     }
+    // How far to the left the codes of column 4f of a word stand when they are multiplied, and their sum with
+    // them, where `chains` neighbouring fours have an accumulator each: if bytes are not too large for it, in
+    // their place in the word, which saves a shift for each word.
+    static constexpr int left(int f, int chains) {
+        const bool fits = LowbitOps<Isa>::takes_bytes || ((1 << bits) - 1) << (chains - 1) * bits <= 127;
+        return !zero_is_off && fits ? f % chains * bits : 0;
+    }
     // Such columns as they are multiplied, and the product.
-    static Ints operand(Words v, int f, Words zeros, Words masks) {
+    static Ints operand(Words v, int f, int chains, Words zeros, Words masks) {
         if constexpr (zero_is_off) return weights(v, f, zeros, masks);
-        return Ints(codes(v, f));
+        const int places = left(f, chains);
+        return Ints(Pairs(v) >> uint16_t(f * bits - places) & uint16_t(((1 << bits) - 1) * 0x0101 << places));
     }
     static Ints dot(Ints acc, Ints w, Ints x) {
         if constexpr (zero_is_off) return Isa::dot4(acc, w, x);
