@@ -172,42 +172,34 @@ struct Weights {
 };
 
 // ----------------------------------------------------------------------------
-// Everything a run needs besides the weights
+// Everything a run needs besides the weights. Members are made where they stand, as those of Weights are
 
 constexpr int max_chunk = 128;  // tokens of a prompt that go through together
 
 struct RunState {
-    // A row per token of the chunk.
-    Rows x;         // (max_chunk, dim), the residual stream
-    Rows normed;    // (max_chunk, dim), normalized x
-    Rows q;         // (max_chunk, n_heads * head_dim)
-    Rows k;         // (max_chunk, n_kv_heads * head_dim)
-    Rows v;         // (max_chunk, n_kv_heads * head_dim)
-    Rows attn_out;  // (max_chunk, n_heads * head_dim)
-    Rows proj;      // (max_chunk, dim), the output of o_proj and of down_proj
-    Rows gate;      // (max_chunk, hidden_dim)
-    Rows up;        // (max_chunk, hidden_dim)
-    Rows logits;    // (1 or max_chunk, vocab_size)
+    ModelConfig c;
+    Options options;
+    int context;  // positions whose keys and values are kept
+    bool traced;  // every step is recorded
 
-    Int8Rows xq;               // the quantized input of the products that come next
-    RopeAngles angles;         // of the chunk's positions
-    HeadScores scores, probs;  // attention's, if there is a trace
-    KvCache cache;             // keys and values of `context` positions
+    // A row per token of a chunk.
+    int n = std::min(max_chunk, context);
+    Rows x{n, c.dim};       // the residual stream
+    Rows normed{n, c.dim};  // normalized x
+    Rows q{n, c.q_dim()};   // n_heads * head_dim
+    Rows k{n, c.kv_dim()};  // n_kv_heads * head_dim
+    Rows v{n, c.kv_dim()};
+    Rows attn_out{n, c.q_dim()};
+    Rows proj{n, c.dim};  // the output of o_proj and of down_proj
+    Rows gate{n, c.hidden_dim};
+    Rows up{n, c.hidden_dim};
+    Rows logits{n_logits(options, traced, n), c.vocab_size};  // of the last token, or of all
 
-    // Allocates a run's memory; `context` is the number of positions to keep.
-    RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
-        const int n = std::min(max_chunk, context);
-        for (Rows* rows : {&x, &normed, &proj}) *rows = Rows(n, c.dim);
-        for (Rows* rows : {&q, &attn_out}) *rows = Rows(n, c.q_dim());
-        for (Rows* rows : {&k, &v}) *rows = Rows(n, c.kv_dim());
-        for (Rows* rows : {&gate, &up}) *rows = Rows(n, c.hidden_dim);
-        logits = Rows(n_logits(options, traced, n), c.vocab_size);
-        xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.group_size);
-        angles = RopeAngles(c, n);
-        for (HeadScores* s : {&scores, &probs}) *s = HeadScores(traced, n, c.n_heads, context);
-        cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
-        count_attention(context);
-    }
+    Int8Rows xq{n, c.longest_row(), c.group_size};     // the quantized input of the products that come next
+    RopeAngles angles{c, n};                           // of the chunk's positions
+    HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
+    HeadScores probs{traced, n, c.n_heads, context};
+    KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
 };
 
 struct Transformer {

@@ -69,21 +69,19 @@ struct ExpandedRow {
 ExpandedRow expand(const GptqMatrix& w, int i) {
     std::vector<uint8_t> stored(size_t(w.n_cols));
     unpack_row(stored.data(), w, i);
-    const bool sparse = w.kind == QUANT_GEMM_SPARSE;
-    const uint8_t* mask = sparse ? w.mask + size_t(i) * mask_bytes(w) : nullptr;
+    const uint8_t* mask = w.kind == QUANT_GEMM_SPARSE ? w.mask + size_t(i) * mask_bytes(w) : nullptr;
     const int times = w.kind == QUANT_GEMM_TWO_LEVEL ? 5 : 1;  // zero points are fifths of a code
     ExpandedRow row;
     size_t next = 0;  // of the stored codes; a foreign mask may ask for more than there are, which are 0
-    for (int k = 0; k < w.n_cols; k++) {
-        const int group = k / w.group;
-        if (sparse && (mask[k / 8] >> k % 8 & 1) == 0) {
-            row.codes.push_back(0);  // one of the two in each four that are not stored
-        } else if (w.kind == QUANT_GEMM_SIGNED) {
-            row.codes.push_back(int8_t(stored[next++]));
-        } else {
-            row.codes.push_back(int8_t(times * stored[next++] - weight_zero(w, i, group)));
+    for (int first = 0; first < w.n_cols; first += w.group_size) {
+        const int group = first / w.group;  // of weights: one or more of the activations'
+        row.scales.push_back(weight_scale(w, i, group));
+        const int zero = weight_zero(w, i, group);
+        for (int k = first; k < first + w.group_size; k++) {
+            // What the mask leaves out, two of each four, is 0.
+            const bool is_stored = mask == nullptr || (mask[k / 8] >> k % 8 & 1) != 0;
+            row.codes.push_back(is_stored ? int8_t(times * int8_t(stored[next++]) - zero) : int8_t(0));
         }
-        if (k % w.group_size == 0) row.scales.push_back(weight_scale(w, i, group));
     }
     return row;
 }
@@ -227,87 +225,70 @@ struct Weights {
     GptqMatrix classifier =
         c.shared_classifier ? embedding : matrix("classifier", kind::classifier, c.vocab_size);
 
-    // Throws if one has not every channel once: gathering would read what is not there.
     std::vector<const int32_t*> orders(const char* part, int n) {
         if (!c.has_order) return std::vector<const int32_t*>(size_t(c.n_layers));
-        return file.layers(c, part, [&](const std::string& name) {
-            const auto* order = file.next<int32_t>(name, {n});
-            if (order != nullptr && !is_permutation({order, size_t(n)}))
-                throw std::runtime_error(name + " does not have every channel once");
-            return order;
-        });
+        return file.layers(c, part, [&](const std::string& name) { return file.next_order(name, n); });
     }
     // A matrix: the mask of a sparse one, its codes, then what its groups have.
     GptqMatrix matrix(const std::string& name, kind::Index which, int n_rows) {
-        const MatrixFormat& f = c.formats[which];
-        GptqMatrix m{};
-        m.kind = f.sparse()      ? QUANT_GEMM_SPARSE
-                 : f.two_level() ? QUANT_GEMM_TWO_LEVEL
-                 : f.bits == 8   ? QUANT_GEMM_SIGNED
-                                 : QUANT_GEMM_UNSIGNED;
-        m.bits = f.bits, m.n_rows = n_rows, m.n_cols = columns(c, which);
-        m.group = f.group > 0 ? f.group : m.n_cols, m.group_size = c.group_size;
-        m.scale_type = QUANT_GEMM_ROW_FP32;
-        if (f.sparse()) m.mask = file.next<uint8_t>(name + ".mask", {n_rows, m.n_cols / 8});
-        m.codes = f.bits == 8 ? as_bytes(file.next<int8_t>(name + ".codes", {n_rows, m.n_cols}))
+        GptqMatrix m{matrix_in(c.formats[which], n_rows, columns(c, which), c.group_size)};
+        if (m.kind == QUANT_GEMM_SPARSE)
+            m.mask = file.next<uint8_t>(name + ".mask", {n_rows, int(mask_bytes(m))});
+        m.codes = m.bits == 8 ? as_bytes(file.next<int8_t>(name + ".codes", {n_rows, m.n_cols}))
                               : file.next<uint8_t>(name + ".codes", {n_rows, int(code_bytes(m))});
-        if (f.two_level()) {
+        if (m.kind == QUANT_GEMM_TWO_LEVEL) {
             m.levels = file.next<uint8_t>(name + ".groups", {n_rows, n_scales(m)});
             m.scales = file.next<float>(name + ".row_scales", {n_rows});
-        } else if (f.bits == 8 && f.group == 0) {
+        } else if (m.scale_type == QUANT_GEMM_ROW_FP32) {
             m.scales = file.next<float>(name + ".scales", {n_rows});
         } else {
-            m.scale_type = QUANT_GEMM_GROUP_FP16;
             m.scales = file.next<Half>(name + ".scales", {n_rows, n_scales(m)});
-            if (f.bits < 8) m.zeros = file.next<uint8_t>(name + ".zeros", {n_rows, int(zero_bytes(m))});
+            if (m.bits < 8) m.zeros = file.next<uint8_t>(name + ".zeros", {n_rows, int(zero_bytes(m))});
         }
         return m;
     }
     std::vector<GptqMatrix> layers(const char* part, kind::Index which, int n_rows) {
         return file.layers(c, part, [&](const std::string& name) { return matrix(name, which, n_rows); });
     }
+    // The matrices that are multiplied: all but the embedding, unless it is the classifier, too.
+    std::vector<GptqMatrix*> multiplied() {
+        std::vector<GptqMatrix*> all{&classifier};
+        for (auto* part : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
+            for (GptqMatrix& m : *part) all.push_back(&m);
+        return all;
+    }
 };
 
 // ----------------------------------------------------------------------------
-// Everything a run needs besides the weights
+// Everything a run needs besides the weights. Members are made where they stand, as those of Weights are
 
 constexpr int max_chunk = 128;  // tokens of a prompt that go through together
 
 struct RunState {
-    // A row per token of the chunk.
-    Rows x;         // (max_chunk, dim), the residual stream
-    Rows normed;    // (max_chunk, dim), normalized x
-    Rows q;         // (max_chunk, n_heads * head_dim)
-    Rows k;         // (max_chunk, n_kv_heads * head_dim)
-    Rows v;         // (max_chunk, n_kv_heads * head_dim)
-    Rows attn_out;  // (max_chunk, n_heads * head_dim)
-    Rows proj;      // (max_chunk, dim), the output of o_proj and of down_proj
-    Rows gate;      // (max_chunk, hidden_dim)
-    Rows up;        // (max_chunk, hidden_dim)
-    Rows logits;    // (1 or max_chunk, vocab_size)
+    Config c;
+    Options options;
+    int context;  // positions whose keys and values are kept
+    bool traced;  // every step is recorded
 
-    Rows gathered;  // (max_chunk, the longest), of a file with orders
+    // A row per token of a chunk.
+    int n = std::min(max_chunk, context);
+    Rows x{n, c.dim};       // the residual stream
+    Rows normed{n, c.dim};  // normalized x
+    Rows q{n, c.q_dim()};   // n_heads * head_dim
+    Rows k{n, c.kv_dim()};  // n_kv_heads * head_dim
+    Rows v{n, c.kv_dim()};
+    Rows attn_out{n, c.q_dim()};
+    Rows proj{n, c.dim};  // the output of o_proj and of down_proj
+    Rows gate{n, c.hidden_dim};
+    Rows up{n, c.hidden_dim};
+    Rows logits{n_logits(options, traced, n), c.vocab_size};  // of the last token, or of all
+    Rows gathered{c.has_order ? n : 0, c.longest_row()};      // of a file with orders
 
-    Int8Rows xq;               // the quantized input of the products that come next
-    RopeAngles angles;         // of the chunk's positions
-    HeadScores scores, probs;  // attention's, if there is a trace
-    KvCache cache;             // keys and values of `context` positions
-
-    // Allocates a run's memory; `context` is the number of positions to keep.
-    RunState(const Config& c, const Options& options, int context, bool traced) {
-        const int n = std::min(max_chunk, context);
-        for (Rows* rows : {&x, &normed, &proj}) *rows = Rows(n, c.dim);
-        for (Rows* rows : {&q, &attn_out}) *rows = Rows(n, c.q_dim());
-        for (Rows* rows : {&k, &v}) *rows = Rows(n, c.kv_dim());
-        for (Rows* rows : {&gate, &up}) *rows = Rows(n, c.hidden_dim);
-        if (c.has_order) gathered = Rows(n, std::max({c.dim, c.q_dim(), c.hidden_dim}));
-        logits = Rows(n_logits(options, traced, n), c.vocab_size);
-        xq.resize(n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.group_size);
-        angles = RopeAngles(c, n);
-        for (HeadScores* s : {&scores, &probs}) *s = HeadScores(traced, n, c.n_heads, context);
-        cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
-        count_attention(context);
-    }
+    Int8Rows xq{n, c.longest_row(), c.group_size};     // the quantized input of the products that come next
+    RopeAngles angles{c, n};                           // of the chunk's positions
+    HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
+    HeadScores probs{traced, n, c.n_heads, context};
+    KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
 };
 
 struct Transformer {
@@ -329,11 +310,8 @@ void quantize(Transformer& m, const Rows& x, const int32_t* order, const Recorde
         record((name += ".gathered").c_str(), s.gathered);
     }
     const Rows& input = order != nullptr ? s.gathered : x;
-    if (m.backend == nullptr) {
-        quantize(s.xq, input, group_size);
-    } else {
-        m.backend->quantize(s.xq, input, group_size, m.trace != nullptr);
-    }
+    m.backend ? m.backend->quantize(s.xq, input, group_size, m.trace != nullptr)
+              : quantize(s.xq, input, group_size);
     record(name, s.xq);
 }
 
@@ -432,16 +410,6 @@ Transformer load_transformer(const std::string& path, const Options& options, Tr
     return load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
 }
 
-// The matrices that are multiplied: all but the embedding, unless it is the classifier, too.
-std::vector<GptqMatrix*> multiplied(Weights& w) {
-    std::vector<GptqMatrix*> all{&w.classifier};
-    for (auto* layers :
-         {&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj, &w.gate_proj, &w.down_proj, &w.up_proj}) {
-        for (GptqMatrix& m : *layers) all.push_back(&m);
-    }
-    return all;
-}
-
 // A line of --info for each kind of matrix: its format and size.
 std::vector<OwnField> kind_fields(const Config& c, const TensorList& file) {
     std::vector<OwnField> fields;
@@ -449,7 +417,7 @@ std::vector<OwnField> kind_fields(const Config& c, const TensorList& file) {
         const std::string name = kind_names[which];
         const auto [n_bytes, n_rows] = file.size_of(name);
         std::string text = "the embedding";
-        if (which != kind::classifier || !c.shared_classifier)
+        if (n_rows > 0)
             text = format("%s, %s, %.3f bits per weight", format_text(c.formats[which]).c_str(),
                           size_text(n_bytes).c_str(),
                           8 * double(n_bytes) / (double(n_rows) * columns(c, which)));
@@ -466,7 +434,7 @@ const OwnOption own_options[] = {
 Model load_model(const Options& options, Trace* trace) {
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     const Config& c = m->file.config;
-    const auto matrices = options.info ? std::vector<GptqMatrix*>{} : multiplied(m->weights);
+    const auto matrices = options.info ? std::vector<GptqMatrix*>{} : m->weights.multiplied();
     const bool packs = packs_weights(m->file, options);
     m->backend = open_backend<GptqMatrix>(
         options.own.at("--backend"), matrices, !packs,

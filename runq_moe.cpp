@@ -140,6 +140,12 @@ void resize(CodedRows& out, int n_rows, int n_cols, const WeightFormat& of_matri
     out.resize_int8(n_rows, n_cols, kernel_group(of_matrices, n_cols));
 }
 
+CodedRows coded_rows(int n_rows, int n_cols, const WeightFormat& of_matrices) {
+    CodedRows rows;
+    if (n_rows > 0) resize(rows, n_rows, n_cols, of_matrices);
+    return rows;
+}
+
 // codes (n,) of x (n,) under one scale, which is returned: max|x| / 127. Codes are x / scale rounded half to
 // even. Both are 0 where 127 / max|x| is not finite.
 float quantize_row(int8_t* codes, const float* x, int n) {
@@ -427,64 +433,48 @@ struct Weights {
 };
 
 // ----------------------------------------------------------------------------
-// Everything a run needs besides the weights
+// Everything a run needs besides the weights. Members are made where they stand, as those of Weights are
 
 constexpr int max_chunk = 512;  // tokens of a prompt that go through together: each expert gets a few of them
 
 struct RunState {
-    // A row per token of the chunk.
-    Rows x;         // (max_chunk, dim), the residual stream
-    Rows normed;    // (max_chunk, dim), normalized x
-    Rows q;         // (max_chunk, n_heads * head_dim)
-    Rows k;         // (max_chunk, n_kv_heads * head_dim)
-    Rows v;         // (max_chunk, n_kv_heads * head_dim)
-    Rows attn_out;  // (max_chunk, n_heads * head_dim)
-    Rows proj;      // (max_chunk, dim), the output of o_proj and of down_proj
-    Rows gate;      // (max_chunk, hidden_dim), of dense layers
-    Rows up;        // (max_chunk, hidden_dim)
-    Rows router;    // (max_chunk, n_experts)
-    Rows down;      // (max_chunk * n_active, dim), a row per pair of token and expert
-    Rows gate_up;   // (max_chunk * n_active, 2 * moe.hidden_dim), if not fused
-    Rows hidden;    // (max_chunk * n_active, moe.hidden_dim), if not fused
-    Rows logits;    // (1 or max_chunk, vocab_size)
+    Config c;
+    Options options;
+    int context;  // positions whose keys and values are kept
+    bool traced;  // every step is recorded
 
-    CodedRows xq;             // the quantized input of the products that come next, a row per token
-    CodedRows expert_hidden;  // and of experts' second product, a row per pair
-    Routing routing;
-    Workspace workspace;
-    bool fused;                // experts by the fused operator, or step by step, which gives the same bits
-    RopeAngles angles;         // of the chunk's positions
-    HeadScores scores, probs;  // attention's, if there is a trace
-    KvCache cache;             // keys and values of `context` positions
+    // A row per token of a chunk.
+    int n = std::min(max_chunk, context);
+    Rows x{n, c.dim};       // the residual stream
+    Rows normed{n, c.dim};  // normalized x
+    Rows q{n, c.q_dim()};   // n_heads * head_dim
+    Rows k{n, c.kv_dim()};  // n_kv_heads * head_dim
+    Rows v{n, c.kv_dim()};
+    Rows attn_out{n, c.q_dim()};
+    Rows proj{n, c.dim};         // the output of o_proj and of down_proj
+    Rows gate{n, c.hidden_dim};  // of dense layers
+    Rows up{n, c.hidden_dim};
+    Rows router{n, c.moe.n_experts};
+    Rows logits{n_logits(options, traced, n), c.vocab_size};  // of the last token, or of all
 
-    // Allocates a run's memory; `context` is the number of positions to keep.
-    RunState(const Config& c, const Options& options, int context, bool traced) {
-        const int n = std::min(max_chunk, context);
-        for (Rows* rows : {&x, &normed, &proj}) *rows = Rows(n, c.dim);
-        for (Rows* rows : {&q, &attn_out}) *rows = Rows(n, c.q_dim());
-        for (Rows* rows : {&k, &v}) *rows = Rows(n, c.kv_dim());
-        for (Rows* rows : {&gate, &up}) *rows = Rows(n, c.hidden_dim);
-        router = Rows(n, c.moe.n_experts);
-        const size_t n_pairs = size_t(n) * size_t(c.moe.n_active);
-        down = Rows(n_pairs, c.dim);
-        fused = !traced && !options.own.contains("--no-fuse");
-        gate_up = Rows(fused ? 0 : n_pairs, 2 * c.moe.hidden_dim);
-        hidden = Rows(fused ? 0 : n_pairs, c.moe.hidden_dim);
-        logits = Rows(n_logits(options, traced, n), c.vocab_size);
-        resize(xq, n, std::max({c.dim, c.q_dim(), c.hidden_dim}), c.moe.other_format());
-        if (c.moe.n_experts > 0) {  // there are none in a file that another program made
-            const MoeConfig& moe = c.moe;
-            const bool int8_too = moe.expert_format.kind == WeightKind::mxfp8 && !moe.pure;
-            if (int8_too) resize(xq, n, c.dim, moe.expert_format);
-            resize(expert_hidden, int(n_pairs), moe.hidden_dim, moe.expert_format);
-            resize(workspace.x, n, std::max(c.dim, moe.hidden_dim), moe.expert_format);
-            workspace.product = Rows(size_t(std::max(n, moe.n_active)), std::max(c.dim, 2 * moe.hidden_dim));
-        }
-        angles = RopeAngles(c, n);
-        for (HeadScores* s : {&scores, &probs}) *s = HeadScores(traced, n, c.n_heads, context);
-        cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
-        count_attention(context);
-    }
+    // A row per pair of token and expert.
+    int n_pairs = n * c.moe.n_active;
+    bool fused = !traced && !options.own.contains("--no-fuse");  // or step by step, which gives the same bits
+    Rows gate_up{fused ? 0 : n_pairs, 2 * c.moe.hidden_dim};
+    Rows hidden{fused ? 0 : n_pairs, c.moe.hidden_dim};
+    Rows down{n_pairs, c.dim};
+
+    // The quantized input of the products that come next, and of experts' first and second product.
+    CodedRows xq = coded_rows(n, c.longest_row(), c.moe.other_format());
+    CodedRows expert_input = coded_rows(n, c.dim, c.moe.expert_format);
+    CodedRows expert_hidden = coded_rows(n_pairs, c.moe.hidden_dim, c.moe.expert_format);
+    Routing routing{};
+    Workspace workspace{coded_rows(n, std::max(c.dim, c.moe.hidden_dim), c.moe.expert_format),
+                        Rows(std::max(n, c.moe.n_active), std::max(c.dim, 2 * c.moe.hidden_dim))};
+    RopeAngles angles{c, n};                           // of the chunk's positions
+    HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
+    HeadScores probs{traced, n, c.n_heads, context};
+    KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
 };
 
 struct Transformer {
@@ -560,12 +550,12 @@ void moe_block(Transformer& m, int l) {
     fp64_matmul(s.router, s.normed, w.router[l]);                        record("moe.router", s.router);
     route(s.routing, s.router, c.moe.n_active, c.moe.norm_topk_prob);    record("moe.experts", r.experts.data(), s.x.n_rows, {r.k});
                                                                          record("moe.weights", r.weights.data(), s.x.n_rows, {r.k});
-    quantize(s.xq, s.normed, c.moe.expert_format);                       record("ffn.norm", s.xq);
+    quantize(s.expert_input, s.normed, c.moe.expert_format);             record("ffn.norm", s.expert_input);
     if (s.fused) {
-        grouped_matmul_swiglu_quant(s.expert_hidden, s.workspace, s.xq, experts.gate_up, r);
+        grouped_matmul_swiglu_quant(s.expert_hidden, s.workspace, s.expert_input, experts.gate_up, r);
     } else {                                                             // the same, and every step is kept
-        grouped_matmul(s.gate_up, s.workspace, s.xq, r.token_of, experts.gate_up, r);
-                                                                         record("moe.gate_up_proj", s.gate_up, s.xq, r.token_of, experts.gate_up, r);
+        grouped_matmul(s.gate_up, s.workspace, s.expert_input, r.token_of, experts.gate_up, r);
+                                                                         record("moe.gate_up_proj", s.gate_up, s.expert_input, r.token_of, experts.gate_up, r);
         swiglu(s.hidden, s.gate_up);                                     record("moe.swiglu", s.hidden, r);
         quantize(s.expert_hidden, s.hidden, c.moe.expert_format);        record("moe.swiglu", s.expert_hidden, r);
     }

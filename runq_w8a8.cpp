@@ -208,65 +208,44 @@ struct Weights {
 };
 
 // ----------------------------------------------------------------------------
-// Everything a run needs besides the weights
+// Everything a run needs besides the weights. Members are made where they stand, as those of Weights are
 
 constexpr int max_chunk = 128;  // tokens of a prompt that go through together
 
-// Whether attention multiplies in int8: --attn.
-bool attention_in_int8(const Options& options) {
-    const auto given = options.own.find("--attn");
-    return given != options.own.end() && given->second == "int8";
-}
-
 struct RunState {
-    // A row per token of the chunk.
-    Rows x;         // (max_chunk, dim), the residual stream
-    Rows normed;    // (max_chunk, dim), normalized x
-    Rows q;         // (max_chunk, n_heads * head_dim)
-    Rows k;         // (max_chunk, n_kv_heads * head_dim)
-    Rows v;         // (max_chunk, n_kv_heads * head_dim)
-    Rows attn_out;  // (max_chunk, n_heads * head_dim)
-    Rows proj;      // (max_chunk, dim), the output of o_proj and of down_proj
-    Rows gate;      // (max_chunk, hidden_dim)
-    Rows up;        // (max_chunk, hidden_dim)
-    Rows logits;    // (1 or max_chunk, vocab_size)
+    ModelConfig c;
+    Options options;
+    int context;  // positions whose keys and values are kept
+    bool traced;  // every step is recorded
 
-    Int8Rows xq;               // the quantized input of the products that come next
-    RopeAngles angles;         // of the chunk's positions
-    HeadScores scores, probs;  // attention's, if there is a trace
-    KvCache cache;             // keys and values of `context` positions
+    // A row per token of a chunk.
+    int n = std::min(max_chunk, context);
+    Rows x{n, c.dim};       // the residual stream
+    Rows normed{n, c.dim};  // normalized x
+    Rows q{n, c.q_dim()};   // n_heads * head_dim
+    Rows k{n, c.kv_dim()};  // n_kv_heads * head_dim
+    Rows v{n, c.kv_dim()};
+    Rows attn_out{n, c.q_dim()};
+    Rows proj{n, c.dim};  // the output of o_proj and of down_proj
+    Rows gate{n, c.hidden_dim};
+    Rows up{n, c.hidden_dim};
+    Rows logits{n_logits(options, traced, n), c.vocab_size};  // of the last token, or of all
 
-    // With --attn int8, in place of that cache:
-    bool int8_attention = false;
-    Int8Rows qq, kq, vq;       // q, k and v quantized, a group for each head
-    HeadWeights attn_weights;  // probabilities times the scales of values, if there is a trace
-    Int8KvCache int8_cache;
+    // The quantized input of the products that come next.
+    Int8Rows xq{n, c.longest_row(), block_of(c.group_size, c.longest_row())};
+    RopeAngles angles{c, n};                           // of the chunk's positions
+    HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
+    HeadScores probs{traced, n, c.n_heads, context};
 
-    // Allocates a run's memory; `context` is the number of positions to keep.
-    RunState(const ModelConfig& c, const Options& options, int context, bool traced) {
-        const int n = std::min(max_chunk, context);
-        for (Rows* rows : {&x, &normed, &proj}) *rows = Rows(n, c.dim);
-        for (Rows* rows : {&q, &attn_out}) *rows = Rows(n, c.q_dim());
-        for (Rows* rows : {&k, &v}) *rows = Rows(n, c.kv_dim());
-        for (Rows* rows : {&gate, &up}) *rows = Rows(n, c.hidden_dim);
-        logits = Rows(n_logits(options, traced, n), c.vocab_size);
-        const int widest = std::max({c.dim, c.q_dim(), c.hidden_dim});
-        xq.resize(n, widest, block_of(c.group_size, widest));
-        angles = RopeAngles(c, n);
-        for (HeadScores* s : {&scores, &probs}) *s = HeadScores(traced, n, c.n_heads, context);
-        int8_attention = attention_in_int8(options);
-        if (int8_attention) {
-            qq.resize(n, c.q_dim(), c.head_dim);
-            kq.resize(n, c.kv_dim(), c.head_dim);
-            vq.resize(n, c.kv_dim(), c.head_dim);
-            int8_cache = Int8KvCache(c.n_layers, c.n_kv_heads, c.head_dim, context);
-            attn_weights = HeadWeights(traced, n, c.n_heads, context);
-            count_attention_int8(context);
-        } else {
-            cache = KvCache(kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context);
-            count_attention(context);
-        }
-    }
+    // Keys and values of the positions. With --attn int8 they are in int8, as q is: a group for each head.
+    bool int8_attention = options.chosen("--attn") == "int8";
+    int n_int8 = int8_attention ? n : 0, int8_context = int8_attention ? context : 0;
+    KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context - int8_context};
+    Int8KvCache int8_cache{c.n_layers, c.n_kv_heads, c.head_dim, int8_context};
+    Int8Rows qq{n_int8, c.q_dim(), c.head_dim};
+    Int8Rows kq{n_int8, c.kv_dim(), c.head_dim};
+    Int8Rows vq{n_int8, c.kv_dim(), c.head_dim};
+    HeadWeights attn_weights{traced && int8_attention, n, c.n_heads, context};  // probs times values' scales
 };
 
 struct Transformer {
@@ -380,7 +359,7 @@ const OwnOption own_options[] = {
     kv_option, {"--attn", {"fp32", "int8"}, "products of attention; int8: so is the cache"}, mmap_option};
 
 Model load_model(const Options& options, Trace* trace) {
-    if (attention_in_int8(options) && options.own.at(kv_option.name) != "f32")
+    if (options.chosen("--attn") == "int8" && options.chosen(kv_option.name) != "f32")
         throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
     auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
     const Config& c = m->file.config;

@@ -61,7 +61,9 @@ TEST_CASE("memory: what would be taken at once and as it is used is counted, and
             codes.resize(2, 64, 32);
             CHECK(inner.at_once() == 2 * 64 + 2 * 2 * (sizeof(float) + sizeof(int32_t)));
             const KvCache cache(KvFormat::q8, 2, 3, 8, 300);  // in pages of 256 positions
-            CHECK(inner.as_used() == 512 * 2 * 3 * 2 * kv_head_bytes(KvFormat::q8, 8));
+            const size_t room = attention_room(size_t(padded(300)), 300) * sizeof(float);  // of each thread
+            CHECK(inner.as_used() ==
+                  512 * 2 * 3 * 2 * kv_head_bytes(KvFormat::q8, 8) + threads().size() * room);
         }
         CHECK(count.at_once() == 1015 * sizeof(float));
         CHECK(count.as_used() == uint64_t(1) << 60);

@@ -234,7 +234,8 @@ def glossary() -> dict[str, str]:
 # ----------------------------------------------------------------------------
 # Lines of the programs
 
-QUANTIZED = {"s.xq", "s.expert_hidden", "s.qq", "s.kq", "s.vq"}  # what has codes and scales, in all programs
+# What has codes and scales, in all programs.
+QUANTIZED = {"s.xq", "s.expert_input", "s.expert_hidden", "s.qq", "s.kq", "s.vq"}
 
 
 def steps_of(source: str) -> dict[str, dict[str, object]]:

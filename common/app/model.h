@@ -79,8 +79,7 @@ inline const OwnOption kv_option = {"--kv", {"f32", "f16", "q8"}, "numbers of th
 // Products take longer, but nothing is copied, and processes share the file's memory.
 inline const OwnOption mmap_option = {"--mmap", {}, "weights are read where the file lies: slower, no copy"};
 inline KvFormat kv_format(const Options& options) {
-    const auto given = options.own.find(kv_option.name);
-    const std::string name = given == options.own.end() ? "f32" : given->second;
+    const std::string name = options.chosen(kv_option.name);
     return name == "q8" ? KvFormat::q8 : name == "f16" ? KvFormat::f16 : KvFormat::f32;
 }
 
@@ -163,7 +162,7 @@ Transformer load_cpu(const std::string& path, const FileFormat<Config>& format, 
                                                               sure_positions(options, context)),
                      available);
         Weights weights{TensorList(file), file.config};
-        decltype(Transformer::state) state(file.config, options, context, trace != nullptr);
+        decltype(Transformer::state) state{file.config, options, context, trace != nullptr};
         if constexpr (requires(Transformer m) { m.packed; }) {
             Transformer m{std::move(file), std::move(weights), {}, std::move(state), trace};
             if constexpr (requires {

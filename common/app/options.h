@@ -158,6 +158,13 @@ struct Options {
     std::optional<float> rope_theta;
     std::map<std::string, std::string> own;  // the program's own options; those without a value if given
     bool help = false, version = false;
+
+    // What an option of the program's own has been given or has by default; empty if it has no value, or if
+    // these are not the options of a command line.
+    std::string chosen(const std::string& name) const {
+        const auto given = own.find(name);
+        return given == own.end() ? "" : given->second;
+    }
 };
 
 // Reads all of `text` as a T from low to high: no blanks, no trailing characters, no NaN.

@@ -8,7 +8,6 @@
 #include "common/cpu/attention_kernels.h"
 #include "common/cpu/scratch.h"
 #include "common/os/clock.h"
-#include "common/os/memory_count.h"
 #include "common/os/threads.h"
 
 // Query heads that share a kv head read the same keys and values, so they go together, and with them those of
@@ -47,9 +46,4 @@ void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, 
         for (int r = 0; r < n_rows && probs.wanted; r++)
             std::copy_n(all_probs + size_t(r) * width, kv_len[r], probs.row(token_of(r), head_of(r)));
     });
-}
-
-void count_attention(int context) {
-    const size_t room = attention_room(size_t(padded(context)), context);
-    MemoryCount::counts_as_used(uint64_t(threads().size()) * room * sizeof(float));
 }

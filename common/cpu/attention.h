@@ -10,6 +10,3 @@
 // `scores` and `probs` are wanted, they get what every head makes of every position.
 void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, const KvCache& cache,
                int layer, int pos);
-
-// Where memory is counted: what all threads take for attention(), once they have seen the whole context.
-void count_attention(int context);

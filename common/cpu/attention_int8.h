@@ -191,13 +191,6 @@ struct HeadWeights {
     }
 };
 
-// Where memory is counted: what all threads take for attention_int8(), once they have seen the whole context:
-// weights in fp32, their codes, and these packed.
-inline void count_attention_int8(int context) {
-    const size_t room = max_attention_rows * std::bit_ceil(size_t(context));
-    MemoryCount::counts_as_used(uint64_t(threads().size()) * room * (sizeof(float) + 2 * sizeof(int8_t)));
-}
-
 // Attention of a chunk, as attention() in attention.h, in int8: q (n_tokens, n_heads groups of head_dim
 // codes), rotated, quantized.
 template <class Isa>
@@ -224,8 +217,7 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
         auto head_of = [&](int r) { return kv * heads_per_kv + (first + r) % heads_per_kv; };
         auto seen_by = [&](int r) { return pos + token_of(r) + 1; };  // positions
         const int n_positions = seen_by(n_rows - 1);
-        // Rounded up to a power of two, so that they do not grow with every token.
-        const size_t room = max_attention_rows * std::bit_ceil(width);
+        const size_t room = Cache::attention_room(width);
         static thread_local std::vector<float> row_memory;
         static thread_local std::vector<int8_t> code_memory, packed_memory, query_memory;
         static thread_local std::vector<int32_t> sum_memory;

@@ -30,8 +30,6 @@
 // sums as the registers hold.
 constexpr int query_rows = vector_lanes == 16 ? 8 : 4;
 
-constexpr int max_attention_rows = 16;  // queries that share the keys they read
-
 // exp(x - max) / sum of the same, in place. x has room up to padded(n); there it gets zeros.
 inline void softmax(float* x, int n) {
     const int end = padded(n);
@@ -207,10 +205,4 @@ inline void attend(float* const* out, const KvCache& cache, int layer, int head,
                             head_dim);
         });
     }
-}
-
-// Floats that a thread needs for the probabilities of its queries, in rows of `width` positions. Rounded up
-// to a power of two, so that they do not grow with every token, but for the context's end.
-inline size_t attention_room(size_t width, int context) {
-    return max_attention_rows * std::min(std::bit_ceil(width), size_t(padded(context)));
 }

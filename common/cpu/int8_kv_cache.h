@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -14,10 +15,12 @@
 #include "common/cpu/quant_matrix.h"
 #include "common/cpu/rows.h"
 #include "common/os/lazy_memory.h"
+#include "common/os/memory_count.h"
 #include "common/os/threads.h"
 
 // Codes and scales of every position's keys and values so far, as the kernels below read them. Codes are
-// flipped as the instruction set wants weights to be. Memory grows with the positions used, as in KvCache.
+// flipped as the instruction set wants weights to be. Memory grows with the positions used, and is counted,
+// as in KvCache. A cache for no positions takes none.
 template <class Isa>
 class Int8KvCacheOf {
   public:
@@ -27,10 +30,15 @@ class Int8KvCacheOf {
     // A sum of this many products of codes stays within int32: 133144 * 127 * 127 < 2^31.
     static constexpr int max_context = 133144;
 
+    // Numbers that a thread needs for its queries' weights, in rows of `width` positions. Rounded up to a
+    // power of two, so that they do not grow with every token.
+    static size_t attention_room(size_t width) { return max_attention_rows * std::bit_ceil(width); }
+
     Int8KvCacheOf() = default;
     // Throws std::runtime_error for a context beyond max_context.
     Int8KvCacheOf(int n_layers, int n_kv_heads, int head_dim, int context)
         : n_layers_(n_layers), n_kv_heads_(n_kv_heads), head_dim_(head_dim), context_(context) {
+        if (context == 0) return;
         if (context > max_context) {
             throw std::runtime_error("--attn int8: the context is " + std::to_string(context) +
                                      ", expected at most " + std::to_string(max_context) +
@@ -42,6 +50,9 @@ class Int8KvCacheOf {
         values_ = LazyMemory(heads * value_bytes(), "the values of " + positions);
         key_scales_ = LazyMemory(heads * sizeof(float), "the scales of keys of " + positions);
         value_scales_ = LazyMemory(heads * sizeof(float), "the scales of values of " + positions);
+        // What attention_int8() takes: weights in fp32, their codes, and these packed.
+        const uint64_t room = uint64_t(threads().size()) * attention_room(size_t(context));
+        MemoryCount::counts_as_used(room * (sizeof(float) + 2 * sizeof(int8_t)));
     }
 
     int n_kv_heads() const { return n_kv_heads_; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -13,6 +14,8 @@
 #include "common/cpu/rows.h"
 #include "common/cpu/vector.h"
 #include "common/os/lazy_memory.h"
+#include "common/os/memory_count.h"
+#include "common/os/threads.h"
 
 // Positions whose keys lie side by side, one in each lane of this many vectors.
 constexpr int key_vectors = vector_lanes == 4 ? 4 : 2;
@@ -20,6 +23,14 @@ constexpr int key_block = key_vectors * vector_lanes;
 
 // n, up to the next multiple of a block of keys.
 constexpr int padded(int n) { return (n + key_block - 1) / key_block * key_block; }
+
+constexpr int max_attention_rows = 16;  // queries that share the keys they read
+
+// Floats that a thread needs for the probabilities of its queries, in rows of `width` positions. Rounded up
+// to a power of two, so that they do not grow with every token, but for the context's end.
+inline size_t attention_room(size_t width, int context) {
+    return max_attention_rows * std::min(std::bit_ceil(width), size_t(padded(context)));
+}
 
 // How a number is kept:
 //   f32   as it is
@@ -44,7 +55,8 @@ inline void with_kv_type(KvFormat format, Use use) {
 }
 
 // The keys and values of every position so far. Memory grows with the positions used: a page holds those of
-// 256 positions, of all layers and heads.
+// 256 positions, of all layers and heads. Where memory is counted (MemoryCount), so is what all threads take
+// for attention() over them, once they have seen the whole context.
 class KvCache {
   public:
     static constexpr int page = 256;  // positions
@@ -62,6 +74,8 @@ class KvCache {
             keys_ = LazyMemory(heads * head_dim * sizeof number, "the keys of " + positions);
             values_ = LazyMemory(heads * head_dim * sizeof number, "the values of " + positions);
         });
+        const size_t room = attention_room(size_t(padded(context)), context);
+        MemoryCount::counts_as_used(uint64_t(threads().size()) * room * sizeof(float));
         if (format != KvFormat::q8) return;
         key_scales_ = LazyMemory(heads * sizeof(float), "the scales of keys of " + positions);
         value_scales_ = LazyMemory(heads * sizeof(float), "the scales of values of " + positions);

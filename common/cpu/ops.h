@@ -41,7 +41,7 @@ struct RopeAngles {
     Rows cos, sin;                   // (n_tokens, head_dim / 2)
 
     RopeAngles() = default;
-    RopeAngles(const ModelConfig& c, size_t max_tokens)
+    RopeAngles(const ModelConfig& c, int max_tokens)
         : frequencies(rope_frequencies(c)),
           cos(max_tokens, c.head_dim / 2),
           sin(max_tokens, c.head_dim / 2) {}

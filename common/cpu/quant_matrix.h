@@ -113,6 +113,9 @@ struct Int8Rows {
     std::vector<float> scales;  // (max_rows, n_groups)
     std::vector<int32_t> sums;  // (max_rows, n_groups), the sum of each group's codes; for the kernels alone
 
+    Int8Rows() = default;
+    Int8Rows(int max_rows, int columns, int group) { resize(max_rows, columns, group); }
+
     int n_groups() const { return n_cols / group_size; }
     int8_t* row_codes(int t) { return codes.data() + size_t(t) * n_cols; }
     const int8_t* row_codes(int t) const { return codes.data() + size_t(t) * n_cols; }

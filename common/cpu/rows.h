@@ -16,7 +16,7 @@ struct Rows {
     std::vector<float> values;  // (max_rows, n_cols)
 
     Rows() = default;
-    Rows(size_t max_rows, int columns) : n_cols(columns) { scratch(values, max_rows * size_t(columns)); }
+    Rows(int max_rows, int columns) : n_cols(columns) { scratch(values, size_t(max_rows) * size_t(columns)); }
 
     float* row(int i) { return values.data() + size_t(i) * size_t(n_cols); }
     const float* row(int i) const { return values.data() + size_t(i) * size_t(n_cols); }

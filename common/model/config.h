@@ -1,6 +1,7 @@
 // The numbers of a model, as its header has them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <utility>
@@ -57,6 +58,8 @@ struct ModelConfig {
     std::array<std::pair<const char*, int>, 3> row_lengths() const {
         return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
     }
+
+    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
 
     // Multiply-adds of one token in the layers' matrices, given the feed-forward blocks' lengths together.
     uint64_t macs_per_token(uint64_t hidden_dims) const {

@@ -82,6 +82,15 @@ class TensorList {
         return p;
     }
 
+    // The next tensor, which says for each of n columns what channel it is: (n,). Throws std::runtime_error
+    // if it has not every channel once: gathering by it would read what is not there.
+    const int32_t* next_order(const std::string& name, int n) {
+        const auto* order = next<int32_t>(name, {n});
+        if (order != nullptr && !is_permutation({order, size_t(n)}))
+            throw std::runtime_error(name + " does not have every channel once");
+        return order;
+    }
+
     // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
     template <class Make>
     auto layers(const ModelConfig& c, const std::string& name, Make make) {
