@@ -114,7 +114,7 @@ inline void multiply_columns<Int8I8mm, 8>(int n_tokens, float* out, const Packed
             pairs = n_tokens > 4   ? tile_i8mm<16, true, 4>
                     : n_tokens > 2 ? tile_i8mm<16, true, 2>
                                    : tile_i8mm<16, true, 1>;
-        pairs(out + r, x, {w.codes + r, w.scales + r}, part, next);
+        pairs(out + r, x, w.from(r), part, next);
     }
 }
 #endif
