@@ -53,7 +53,8 @@ struct WordFormat {
     static Ints operand(Words v, int f, int chains, Words zeros, Words masks) {
         if constexpr (zero_is_off) return weights(v, f, zeros, masks);
         const int places = left(f, chains);
-        return Ints(Pairs(v) >> uint16_t(f * bits - places) & uint16_t(((1 << bits) - 1) * 0x0101 << places));
+        const auto shift = uint16_t(f * bits - places), mask = uint16_t(((1 << bits) - 1) * 0x0101 << places);
+        return Ints(Pairs(v) >> shift & mask);
     }
     static Ints dot(Ints acc, Ints w, Ints x) {
         if constexpr (zero_is_off) return Isa::dot4(acc, w, x);
