@@ -146,8 +146,8 @@ inline void multiply_blocks(BlockMemory& memory, int n_tokens, const PackedToken
         const bool has_next = (b + 2) * n <= w.n_rows;
         const uint8_t* block = stored.codes + size_t(b) * bytes;
         Prefetcher next{reinterpret_cast<const char*>(has_next ? block + bytes : block), has_next ? step : 0};
-        const bool is_whole = n_tokens == 1 && (b + 1) * n <= w.n_rows;
-        float* out = is_whole ? p.out + b * n : outputs;  // where the block's (n_tokens, n) go
+        const bool is_whole = x.width == 1 && (b + 1) * n <= w.n_rows;  // of one token
+        float* out = is_whole ? p.out + b * n : outputs;                // where the block's (n_tokens, n) go
         const float* scales = Format::is_int8 ? block_scales<Isa>(memory, p, b) : nullptr;
         columns.codes = reinterpret_cast<const uint32_t*>(block);
         columns.row = b * n;
