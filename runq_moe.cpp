@@ -140,6 +140,7 @@ void resize(CodedRows& out, int n_rows, int n_cols, const WeightFormat& of_matri
     out.resize_int8(n_rows, n_cols, kernel_group(of_matrices, n_cols));
 }
 
+// Such room for n_rows rows of n_cols values; none if there are no rows.
 CodedRows coded_rows(int n_rows, int n_cols, const WeightFormat& of_matrices) {
     CodedRows rows;
     if (n_rows > 0) resize(rows, n_rows, n_cols, of_matrices);

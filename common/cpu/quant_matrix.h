@@ -13,6 +13,7 @@
 #include "common/backend/quant_gemm.h"
 #include "common/cpu/half.h"
 #include "common/cpu/scratch.h"
+#include "common/model/matrix_format.h"
 
 using QuantMatrix = QuantGemmMatrix;
 
@@ -68,6 +69,21 @@ inline QuantMatrix int8_matrix(const int8_t* codes, const float* scales, int n_r
     w.codes = as_bytes(codes), w.scales = scales;
     w.kind = QUANT_GEMM_SIGNED, w.scale_type = QUANT_GEMM_GROUP_FP32, w.bits = 8;
     w.n_rows = n_rows, w.n_cols = n_cols, w.group = w.group_size = group;
+    return w;
+}
+
+// A matrix (n_rows, n_cols) in a format that is known(), without its tables, for activations in groups of
+// group_size.
+inline QuantMatrix matrix_in(const MatrixFormat& f, int n_rows, int n_cols, int group_size) {
+    QuantMatrix w{};
+    w.kind = f.sparse()      ? QUANT_GEMM_SPARSE
+             : f.two_level() ? QUANT_GEMM_TWO_LEVEL
+             : f.bits == 8   ? QUANT_GEMM_SIGNED
+                             : QUANT_GEMM_UNSIGNED;
+    const bool one_scale = f.two_level() || (f.bits == 8 && f.group == 0);
+    w.scale_type = one_scale ? QUANT_GEMM_ROW_FP32 : QUANT_GEMM_GROUP_FP16;
+    w.bits = f.bits, w.n_rows = n_rows, w.n_cols = n_cols;
+    w.group = f.group > 0 ? f.group : n_cols, w.group_size = group_size;
     return w;
 }
 

@@ -5,8 +5,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "common/cpu/quant_matrix.h"
-
 // What the fields mean is written down in docs/model-files.md.
 struct MatrixFormat {
     uint8_t bits = 0;    // of a code: 2, 4 or 8
@@ -36,21 +34,6 @@ inline std::string format_text(const MatrixFormat& f) {
     if (f.two_level()) text += ", two-level";
     if (f.sparse()) text += ", 2:4 sparse";
     return text;
-}
-
-// A matrix (n_rows, n_cols) in a format that there is, without its tables, for activations in groups of
-// group_size.
-inline QuantMatrix matrix_in(const MatrixFormat& f, int n_rows, int n_cols, int group_size) {
-    QuantMatrix w{};
-    w.kind = f.sparse()      ? QUANT_GEMM_SPARSE
-             : f.two_level() ? QUANT_GEMM_TWO_LEVEL
-             : f.bits == 8   ? QUANT_GEMM_SIGNED
-                             : QUANT_GEMM_UNSIGNED;
-    const bool one_scale = f.two_level() || (f.bits == 8 && f.group == 0);
-    w.scale_type = one_scale ? QUANT_GEMM_ROW_FP32 : QUANT_GEMM_GROUP_FP16;
-    w.bits = f.bits, w.n_rows = n_rows, w.n_cols = n_cols;
-    w.group = f.group > 0 ? f.group : n_cols, w.group_size = group_size;
-    return w;
 }
 
 // Throws for a format that there is not, and for a matrix `name` whose rows of n_cols weights it cannot
