@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "common/cpu/int8.h"
+#include "common/cpu/int8_kv_cache.h"
 #include "common/cpu/kv_cache.h"
 #include "common/cpu/quant_matrix.h"
 #include "common/cpu/rows.h"
@@ -64,6 +65,15 @@ TEST_CASE("memory: what would be taken at once and as it is used is counted, and
             const size_t room = attention_room(size_t(padded(300)), 300) * sizeof(float);  // of each thread
             CHECK(inner.as_used() ==
                   512 * 2 * 3 * 2 * kv_head_bytes(KvFormat::q8, 8) + threads().size() * room);
+        }
+        {
+            const MemoryCount inner;
+            const Int8KvCache none(2, 3, 8, 0);
+            CHECK(inner.as_used() == 0);
+            const Int8KvCache cache(2, 3, 8, 300);
+            const size_t bytes = size_t(cache.key_bytes()) + size_t(cache.value_bytes()) + 2 * sizeof(float);
+            const size_t room = Int8KvCache::attention_room(300) * (sizeof(float) + 2);  // of each thread
+            CHECK(inner.as_used() == 512 * 2 * 3 * bytes + threads().size() * room);
         }
         CHECK(count.at_once() == 1015 * sizeof(float));
         CHECK(count.as_used() == uint64_t(1) << 60);
