@@ -202,13 +202,8 @@ struct RunState {
     KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
 };
 
-struct Transformer {
-    ModelFile file;
-    Weights weights;
-    PackedMatrices packed{};
-    RunState state;
-    Trace* trace = nullptr;  // not null: record every step
-};
+// Its members: file, weights, state and trace (common/app/model.h).
+using Transformer = TransformerOf<ModelConfig, Weights, RunState>;
 
 // ----------------------------------------------------------------------------
 // The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
@@ -292,15 +287,10 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // ----------------------------------------------------------------------------
 // Loading, and handing the model to the command line
 
-// Opens a Q8 file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
-Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    return load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
-}
-
 const OwnOption own_options[] = {kv_option, mmap_option};
 
 Model load_model(const Options& options, Trace* trace) {
-    auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
+    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
     const int group_size = m->file.config.group_size;
     return cpu_model(m, options, "Q8: int8, one scale for " + std::to_string(group_size) + " weights",
                      int8_kernel_name(group_size), max_chunk);

@@ -8,11 +8,9 @@
 // 2210.17323) makes no difference here.
 //
 // This file has what is the scheme's own: the matrix, expanding it and multiplying by it as plain loops, the
-// tensors of a file, and the forward pass. What any scheme needs is in common/, and so are the fast forms of
-// the loops here, which multiply codes of 2 and 4 bits as they are or expand them on the way
-// (common/cpu/tile_kernel.h). docs/gptq.md has the formats with pictures and numbers. What quantizes and
-// multiplies can also be a shared library that is chosen at run time, for another CPU or a GPU (--backend,
-// docs/backends.md).
+// tensors of a file, and the forward pass. The rest is in common/, as runq.cpp says. docs/gptq.md has the
+// formats with pictures and numbers. What quantizes and multiplies can also be a shared library that is
+// chosen at run time, for another CPU or a GPU (--backend, docs/backends.md).
 //
 //     make runq_gptq && ./runq_gptq model_gptq.bin -i "Once upon a time"
 
@@ -30,7 +28,6 @@
 #include <utility>
 #include <vector>
 
-#include "common/app/memory.h"
 #include "common/app/model.h"
 #include "common/app/options.h"
 #include "common/app/streams.h"
@@ -289,37 +286,30 @@ struct RunState {
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
     KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
+    std::unique_ptr<Backend> backend{};  // quantizes and multiplies; null: the functions above do
 };
 
-struct Transformer {
-    ModelFileOf<Config> file;
-    Weights weights;
-    PackedMatrices packed{};
-    RunState state;
-    Trace* trace = nullptr;                      // not null: record every step
-    std::unique_ptr<Backend> backend = nullptr;  // null: the program's own kernels
-};
+// Its members: file, weights, state and trace (common/app/model.h).
+using Transformer = TransformerOf<Config, Weights, RunState>;
 
 // The input of the products that follow: x, gathered where there is an order, and quantized. Recorded under
 // the name of x.
-void quantize(Transformer& m, const Rows& x, const int32_t* order, const Recorder& record, std::string name) {
-    RunState& s = m.state;
-    const int group_size = m.file.config.group_size;
+void quantize(RunState& s, const Rows& x, const int32_t* order, const Recorder& record, std::string name) {
     if (order != nullptr) {
         gather(s.gathered, x, order);
         record((name += ".gathered").c_str(), s.gathered);
     }
     const Rows& input = order != nullptr ? s.gathered : x;
-    m.backend ? m.backend->quantize(s.xq, input, group_size, m.trace != nullptr)
-              : quantize(s.xq, input, group_size);
+    s.backend ? s.backend->quantize(s.xq, input, s.c.group_size, s.traced)
+              : quantize(s.xq, input, s.c.group_size);
     record(name, s.xq);
 }
 
 // The products of that input with several matrices.
-void matmul(Transformer& m, std::initializer_list<MatrixProduct<GptqMatrix>> products) {
-    if (m.backend == nullptr) return matmul(m.state.xq, products);
+void matmul(RunState& s, std::initializer_list<MatrixProduct<GptqMatrix>> products) {
+    if (s.backend == nullptr) return matmul(s.xq, products);
     const Stopwatch time(phase_seconds.matmul);
-    m.backend->multiply(products);
+    s.backend->multiply(products);
 }
 
 // ----------------------------------------------------------------------------
@@ -335,8 +325,8 @@ void attention_block(Transformer& m, int l, int pos) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.attn[l], c.dim, c.norm_eps);        record("attn.norm", s.normed);
-    quantize(m, s.normed, w.attn_norm_order[l], record, "attn.norm");
-    matmul(m, {{s.q, w.q_proj[l]},                                     // q, k and v read the same input
+    quantize(s, s.normed, w.attn_norm_order[l], record, "attn.norm");
+    matmul(s, {{s.q, w.q_proj[l]},                                     // q, k and v read the same input
                {s.k, w.k_proj[l]},
                {s.v, w.v_proj[l]}});                                   record("attn.q_proj", s.q, s.xq, w.q_proj[l]);
                                                                        record("attn.k_proj", s.k, s.xq, w.k_proj[l]);
@@ -351,8 +341,8 @@ void attention_block(Transformer& m, int l, int pos) {
     attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);    record("attn.scores", s.scores);
                                                                        record("attn.probs", s.probs);
                                                                        record("attn.mix", s.attn_out);
-    quantize(m, s.attn_out, w.attn_mix_order[l], record, "attn.mix");
-    matmul(m, {{s.proj, w.o_proj[l]}});                                record("attn.o_proj", s.proj, s.xq, w.o_proj[l]);
+    quantize(s, s.attn_out, w.attn_mix_order[l], record, "attn.mix");
+    matmul(s, {{s.proj, w.o_proj[l]}});                                record("attn.o_proj", s.proj, s.xq, w.o_proj[l]);
     add(s.x, s.proj);                                                  record("attn.residual", s.x);
 }
 
@@ -364,13 +354,13 @@ void feed_forward_block(Transformer& m, int l) {
     const Recorder record(m.trace, l);
 
     rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);        record("ffn.norm", s.normed);
-    quantize(m, s.normed, w.ffn_norm_order[l], record, "ffn.norm");
-    matmul(m, {{s.gate, w.gate_proj[l]},
+    quantize(s, s.normed, w.ffn_norm_order[l], record, "ffn.norm");
+    matmul(s, {{s.gate, w.gate_proj[l]},
                {s.up, w.up_proj[l]}});                                 record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
                                                                        record("ffn.up_proj", s.up, s.xq, w.up_proj[l]);
     swiglu(s.gate, s.gate, s.up);                                      record("ffn.swiglu", s.gate);
-    quantize(m, s.gate, w.ffn_swiglu_order[l], record, "ffn.swiglu");
-    matmul(m, {{s.proj, w.down_proj[l]}});                             record("ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
+    quantize(s, s.gate, w.ffn_swiglu_order[l], record, "ffn.swiglu");
+    matmul(s, {{s.proj, w.down_proj[l]}});                             record("ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
     add(s.x, s.proj);                                                  record("ffn.residual", s.x);
 }
 
@@ -394,9 +384,9 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     if (n_logits == 0) return {};
     s.x.keep_last(n_logits);
     rmsnorm(s.normed, s.x, w.norms.last, c.dim, c.norm_eps);           record("norm", s.normed);
-    quantize(m, s.normed, nullptr, record, "norm");
+    quantize(s, s.normed, nullptr, record, "norm");
     s.logits.reserve(n_logits);
-    matmul(m, {{s.logits, w.classifier}});                             record("logits", s.logits);
+    matmul(s, {{s.logits, w.classifier}});                             record("logits", s.logits);
     return {s.logits.row(0), size_t(n_logits) * c.vocab_size};
 }
 // clang-format on
@@ -404,47 +394,27 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // ----------------------------------------------------------------------------
 // Loading, and handing the model to the command line
 
-// Opens a GPTQ file and allocates a run's memory. Throws std::runtime_error with one line that names the
-// file.
-Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    return load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
-}
-
-// A line of --info for each kind of matrix: its format and size.
-std::vector<OwnField> kind_fields(const Config& c, const TensorList& file) {
-    std::vector<OwnField> fields;
-    for (int which = 0; which < n_kinds; which++) {
-        const std::string name = kind_names[which];
-        const auto [n_bytes, n_rows] = file.size_of(name);
-        std::string text = "the embedding";
-        if (n_rows > 0)
-            text = format("%s, %s, %.3f bits per weight", format_text(c.formats[which]).c_str(),
-                          size_text(n_bytes).c_str(),
-                          8 * double(n_bytes) / (double(n_rows) * columns(c, which)));
-        fields.push_back({"format", name + ": " + text});
-    }
-    return fields;
-}
-
 const OwnOption own_options[] = {
     kv_option,
     mmap_option,
     {"--backend", {"auto", "builtin"}, "what quantizes and multiplies (docs/backends.md)", "or a NAME"}};
 
 Model load_model(const Options& options, Trace* trace) {
-    auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
+    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
     const Config& c = m->file.config;
     const auto matrices = options.info ? std::vector<GptqMatrix*>{} : m->weights.multiplied();
     const bool packs = packs_weights(m->file, options);
-    m->backend = open_backend<GptqMatrix>(
+    const auto& backend = m->state.backend = open_backend<GptqMatrix>(
         options.own.at("--backend"), matrices, !packs,
         [](const std::string& line) { note(stderr, "runq_gptq: " + printable(line) + "\n"); });
     for (GptqMatrix* w : matrices)
-        if (m->backend == nullptr && packs) w->packed = m->packed.add(w->view());
+        if (backend == nullptr && packs) w->packed = m->packed.add(w->view());
     const std::string kernel =
-        m->backend ? "back end " + std::string(m->backend->name()) : int8_kernel_name(c.group_size);
+        backend ? "back end " + std::string(backend->name()) : int8_kernel_name(c.group_size);
     Model model = cpu_model(m, options, "GPTQ: 2, 4 and 8 bits", kernel, max_chunk);
-    model.own_fields = kind_fields(c, m->weights.file);
+    for (int which = 0; which < n_kinds; which++)
+        model.own_fields.push_back(
+            format_field(m->weights.file, kind_names[which], c.formats[which], columns(c, which)));
     return model;
 }
 

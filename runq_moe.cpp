@@ -478,13 +478,8 @@ struct RunState {
     KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
 };
 
-struct Transformer {
-    ModelFileOf<Config> file;
-    Weights weights;
-    PackedMatrices packed{};
-    RunState state;
-    Trace* trace = nullptr;  // not null: record every step
-};
+// Its members: file, weights, state and trace (common/app/model.h).
+using Transformer = TransformerOf<Config, Weights, RunState>;
 
 // ----------------------------------------------------------------------------
 // The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
@@ -601,11 +596,6 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // ----------------------------------------------------------------------------
 // Loading, and handing the model to the command line
 
-// Opens a MoE file and allocates a run's memory. Throws std::runtime_error with one line that names the file.
-Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    return load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
-}
-
 // "2 of 8 experts in A8W8, one scale a row; all else W8A8, one scale a row"
 std::string scheme_text(const MoeConfig& moe) {
     const char* const names[] = {"A8W8", "A8W4", "MXFP8"};
@@ -616,7 +606,7 @@ std::string scheme_text(const MoeConfig& moe) {
 }
 
 Model load_model(const Options& options, Trace* trace) {
-    auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
+    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
     const Config& c = m->file.config;
     const MoeMatrix& w = m->weights.classifier;  // all matrices but the experts' are multiplied by its kernel
     const char* kernel = w.has_kernel() ? int8_kernel_name(w.group_size) : "portable";

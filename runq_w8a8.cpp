@@ -133,17 +133,8 @@ void embed(Rows& out, const W8A8Matrix& table, std::span<const int> tokens) {
 // ----------------------------------------------------------------------------
 // The tensors of a file
 
-struct Config : ModelConfig {
-    bool static_activations = false;  // one scale per place, from calibration, not one per token
-};
-
-size_t read_own_fields(const HeaderReader& h, Config& c) {
-    c.static_activations = h.i32(header_offset::activations) == 1;
-    return header_offset::own;
-}
-
 // Throws for a block size that there is not, and for rows that cannot share a scale.
-void check_config(const Config& c) {
+void check_config(const ModelConfig& c) {
     const int size = c.group_size;
     check_value(size == 0 || size == 32, "group_size", size, "expected 0 (whole rows) or 32");
     if (size != 0 && c.static_activations)
@@ -157,8 +148,7 @@ void check_config(const Config& c) {
     }
 }
 
-const FileFormat<Config> file_format{
-    .scheme = scheme_w8a8, .check = check_config, .read_own = read_own_fields, .max_activations = 1};
+const FileFormat<ModelConfig> file_format{.scheme = scheme_w8a8, .check = check_config, .max_activations = 1};
 
 // Where activations are quantized: four times in a layer, and before the classifier.
 enum Place { attn_norm, attn_mix, ffn_norm, ffn_swiglu, n_places };
@@ -167,7 +157,7 @@ enum Place { attn_norm, attn_mix, ffn_norm, ffn_swiglu, n_places };
 // of their declaration), so the list of names and shapes and the pointers into the file are the same lines.
 struct Weights {
     TensorList file;
-    Config c;
+    ModelConfig c;
 
     LayerNorms<float> norms = file.layer_norms<float>(c);     // attn, ffn: n_layers of (dim,); last: (dim,)
     HeadNorms<float> head_norms = file.head_norms<float>(c);  // q, k: n_layers of (head_dim,), Qwen3 only
@@ -237,24 +227,14 @@ struct RunState {
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
 
-    // Keys and values of the positions. With --attn int8 they are in int8, as q is: a group for each head.
+    // Keys and values of the positions; or, with --attn int8, these and the chunk's q, k and v in int8.
     bool int8_attention = options.chosen("--attn") == "int8";
-    int n_int8 = int8_attention ? n : 0, int8_context = int8_attention ? context : 0;
-    KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context - int8_context};
-    Int8KvCache int8_cache{c.n_layers, c.n_kv_heads, c.head_dim, int8_context};
-    Int8Rows qq{n_int8, c.q_dim(), c.head_dim};
-    Int8Rows kq{n_int8, c.kv_dim(), c.head_dim};
-    Int8Rows vq{n_int8, c.kv_dim(), c.head_dim};
-    HeadWeights attn_weights{traced && int8_attention, n, c.n_heads, context};  // probs times values' scales
+    KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, int8_attention ? 0 : context};
+    Int8Attention int8{c, n, int8_attention ? context : 0, traced};
 };
 
-struct Transformer {
-    ModelFileOf<Config> file;
-    Weights weights;
-    PackedMatrices packed{};
-    RunState state;
-    Trace* trace = nullptr;  // not null: record every step
-};
+// Its members: file, weights, state and trace (common/app/model.h).
+using Transformer = TransformerOf<ModelConfig, Weights, RunState>;
 
 // ----------------------------------------------------------------------------
 // The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
@@ -282,13 +262,11 @@ void attention_block(Transformer& m, int l, int pos) {
     rope(s.q, s.angles, c.head_dim);                                     record("attn.q_rope", s.q, c.head_dim);
     rope(s.k, s.angles, c.head_dim);                                     record("attn.k_rope", s.k, c.head_dim);
     if (s.int8_attention) {
-        quantize(s.qq, s.q, c.head_dim, nullptr);                        record("attn.q_rope", s.qq, c.head_dim);
-        quantize(s.kq, s.k, c.head_dim, nullptr);                        record("attn.k_rope", s.kq, c.head_dim);
-        quantize(s.vq, s.v, c.head_dim, nullptr);                        record("attn.v_proj", s.vq);
-        s.int8_cache.append(l, pos, s.kq, s.vq);
-        attention_int8(s.attn_out, s.scores, s.probs, s.attn_weights,
-                       s.qq, s.int8_cache, l, pos);                      record("attn.weights", s.attn_weights.values,
-                                                                                s.attn_weights.codes, s.attn_weights.scales);
+        quantize(s.int8.q, s.q, c.head_dim, nullptr);                    record("attn.q_rope", s.int8.q, c.head_dim);
+        quantize(s.int8.k, s.k, c.head_dim, nullptr);                    record("attn.k_rope", s.int8.k, c.head_dim);
+        quantize(s.int8.v, s.v, c.head_dim, nullptr);                    record("attn.v_proj", s.int8.v);
+        s.int8.cache.append(l, pos, s.int8.k, s.int8.v);
+        attention_int8(s.attn_out, s.scores, s.probs, s.int8, l, pos);   record("attn.weights", s.int8.weights);
     } else {
         s.cache.append(l, pos, s.k, s.v);
         attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);
@@ -349,20 +327,14 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // ----------------------------------------------------------------------------
 // Loading, and handing the model to the command line
 
-// Opens a W8A8 file and allocates a run's memory. Throws std::runtime_error with one line that names the
-// file.
-Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    return load_cpu<Transformer>(path, file_format, max_chunk, options, trace);
-}
-
 const OwnOption own_options[] = {
     kv_option, {"--attn", {"fp32", "int8"}, "products of attention; int8: so is the cache"}, mmap_option};
 
 Model load_model(const Options& options, Trace* trace) {
     if (options.chosen("--attn") == "int8" && options.chosen(kv_option.name) != "f32")
         throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
-    auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
-    const Config& c = m->file.config;
+    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
+    const ModelConfig& c = m->file.config;
     std::string scheme = c.group_size == 0 ? "W8A8: int8, one scale a row; activations one a "
                                            : "W8A8: int8, one scale for 32 weights; activations one for ";
     scheme += c.static_activations ? "place (static)" : c.group_size == 0 ? "token" : "32 values";
@@ -371,7 +343,7 @@ Model load_model(const Options& options, Trace* trace) {
     Model model = cpu_model(m, options, scheme, int8_kernel_name(block_of(c.group_size, c.dim)), max_chunk);
     if (m->state.int8_attention) {
         model.kv_bytes_per_position = kv_bytes(c, KvFormat::q8);
-        model.fill_cache = [m](int n) { m->state.int8_cache.fill(n); };
+        model.fill_cache = [m](int n) { m->state.int8.cache.fill(n); };
     }
     return model;
 }

@@ -11,8 +11,9 @@
 
 namespace {
 
-Transformer load(const std::string& name, Trace* trace = nullptr) {
-    return load_transformer("build/models/" + name + ".bin", Options{}, trace);
+Transformer load(const std::string& name, Trace* trace = nullptr, Options options = {}) {
+    options.model_path = "build/models/" + name + ".bin";
+    return std::move(*load_cpu<Transformer>(file_format, max_chunk, options, trace));
 }
 
 Tensors golden_trace(const std::string& name) {
@@ -64,7 +65,7 @@ TEST_CASE("memory: what is counted before loading is there, and does not grow in
             CAPTURE(all_logits);
             Options options;
             if (all_logits) options.ppl = "text";
-            Transformer m = load_transformer("build/models/" + std::string(name) + ".bin", options, nullptr);
+            Transformer m = load(name, nullptr, options);
             const RunState& s = m.state;
             auto bytes_of_rows = [&] {
                 uint64_t n_bytes = 0;

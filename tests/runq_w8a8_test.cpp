@@ -99,14 +99,14 @@ TEST_CASE("matmul: one scale per row or per block; any path gives the plain loop
 
 namespace {
 // Bytes of all weights that a config implies.
-uint64_t weight_bytes(const Config& c) {
+uint64_t weight_bytes(const ModelConfig& c) {
     check_config(c);
     return Weights{TensorList(nullptr, 0, 1), c}.file.weight_bytes();
 }
 }  // namespace
 
 TEST_CASE("weights: the bytes that a header implies, and sizes that do not fit") {
-    Config c;  // Llama 3.2 1B
+    ModelConfig c;  // Llama 3.2 1B
     c.dim = 2048, c.hidden_dim = 8192, c.n_layers = 16, c.n_heads = 32, c.n_kv_heads = 8, c.head_dim = 64;
     c.vocab_size = 128256, c.shared_classifier = true;
     const uint64_t weights = 128256ull * 2048 + 16ull * (2 * 2048 * 2048 + 2 * 512 * 2048 + 3 * 8192 * 2048);

@@ -235,7 +235,7 @@ def glossary() -> dict[str, str]:
 # Lines of the programs
 
 # What has codes and scales, in all programs.
-QUANTIZED = {"s.xq", "s.expert_input", "s.expert_hidden", "s.qq", "s.kq", "s.vq"}
+QUANTIZED = {"s.xq", "s.expert_input", "s.expert_hidden", "s.int8.q", "s.int8.k", "s.int8.v"}
 
 
 def steps_of(source: str) -> dict[str, dict[str, object]]:

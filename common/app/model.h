@@ -13,9 +13,12 @@
 
 #include "common/app/memory.h"
 #include "common/app/options.h"
+#include "common/app/streams.h"
 #include "common/app/trace.h"
 #include "common/cpu/kv_cache.h"
+#include "common/cpu/packed_matrix.h"
 #include "common/model/config.h"
+#include "common/model/matrix_format.h"
 #include "common/model/model_file.h"
 #include "common/model/tensors.h"
 #include "common/os/clock.h"
@@ -28,6 +31,16 @@ struct OwnField {
     const char* name;
     std::string value;
 };
+
+// Such a line for all matrices of a kind together: "q_proj: 4 bits in groups of 64, 1.2 MB, 4.375 bits per
+// weight", or that it has none of its own.
+inline OwnField format_field(const TensorList& file, const std::string& kind, const MatrixFormat& f,
+                             int n_cols) {
+    const auto [n_bytes, n_rows] = file.size_of(kind);
+    if (n_rows == 0) return {"format", kind + ": the embedding"};
+    return {"format", kind + ": " + format_text(f) + ", " + size_text(n_bytes) +
+                          format(", %.3f bits per weight", 8 * double(n_bytes) / (double(n_rows) * n_cols))};
+}
 
 // What a program hands to the command line: one loaded model, ready to run.
 struct Model {
@@ -143,14 +156,26 @@ bool packs_weights(const ModelFileOf<Config>& file, const Options& options) {
     return file.weights.size() <= available - available / 4;
 }
 
-// What a CPU program loads: a Transformer of its own Weights and RunState, for chunks of up to max_chunk
-// tokens; what else the Transformer has is as it was declared. Opens a model file of its format and allocates
-// a run's memory. Throws std::runtime_error with one line that names the file. Nothing but the header and the
+// A model that a CPU program has loaded, and all that a run of it needs: what forward() is given. Weights and
+// RunState are the program's own, and so may be Config.
+template <class Config, class Weights, class RunState>
+struct TransformerOf {
+    ModelFileOf<Config> file;
+    Weights weights;
+    RunState state;
+    Trace* trace = nullptr;      // not null: record every step
+    PackedMatrices packed = {};  // the weights, as the kernels read them fastest; the program may do without
+};
+
+// Opens the model file, which is of this format, and allocates a run's memory, for chunks of up to max_chunk
+// tokens. Throws std::runtime_error with one line that names the file. Nothing but the header and the
 // tokenizer section is read before everything has been checked.
 template <class Transformer, class Config>
-Transformer load_cpu(const std::string& path, const FileFormat<Config>& format, int max_chunk,
-                     const Options& options, Trace* trace) {
+std::shared_ptr<Transformer> load_cpu(const FileFormat<Config>& format, int max_chunk, const Options& options,
+                                      Trace* trace) {
     using Weights = decltype(Transformer::weights);
+    using RunState = decltype(Transformer::state);
+    const std::string& path = options.model_path;
     ModelFileOf<Config> file = open_model_file(path, format);
     const auto alignment = uint64_t(format.alignment);
     Weights{TensorList(nullptr, 0, alignment, alignment), file.config}.file.check_end(file);
@@ -158,21 +183,16 @@ Transformer load_cpu(const std::string& path, const FileFormat<Config>& format, 
     const int context = context_length(options, file.config);
     const uint64_t available = available_memory();
     try {
-        check_memory(cpu_memory<decltype(Transformer::state)>(file, options, trace != nullptr, max_chunk,
-                                                              sure_positions(options, context)),
+        check_memory(cpu_memory<RunState>(file, options, trace != nullptr, max_chunk,
+                                          sure_positions(options, context)),
                      available);
         Weights weights{TensorList(file), file.config};
-        decltype(Transformer::state) state{file.config, options, context, trace != nullptr};
-        if constexpr (requires(Transformer m) { m.packed; }) {
-            Transformer m{std::move(file), std::move(weights), {}, std::move(state), trace};
-            if constexpr (requires {
-                              m.weights.pack(m.packed);
-                          })  // or the program packs, if a back end does not
-                if (packs_weights(m.file, options)) m.weights.pack(m.packed);
-            return m;
-        } else {
-            return {std::move(file), std::move(weights), std::move(state), trace};
-        }
+        RunState state{file.config, options, context, trace != nullptr};
+        auto m = std::make_shared<Transformer>(
+            Transformer{std::move(file), std::move(weights), std::move(state), trace});
+        if constexpr (requires { m->weights.pack(m->packed); })  // or load_model() packs, or nothing does
+            if (packs_weights(m->file, options)) m->weights.pack(m->packed);
+        return m;
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());
     }

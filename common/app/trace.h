@@ -356,20 +356,21 @@ class Recorder {
             (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
         }
     }
-    // Their codes, of `width` positions for each head: NAME.q, and NAME.s (n_tokens, n_heads, 1).
-    void operator()(const std::string& name, const HeadScores& x, const std::vector<int8_t>& codes,
-                    const std::vector<float>& scales) const {
+    // Such a matrix and its codes, NAME.q, and their scales, NAME.s (n_tokens, n_heads, 1).
+    void operator()(const std::string& name, const HeadWeights& weights) const {
+        const HeadScores& x = weights.values;
         (*this)(name.c_str(), x);
         for (int t = 0; t < x.n_tokens && trace_ != nullptr; t++) {
             const int n_positions = x.pos + t + 1;
             std::vector<int8_t> seen;
             for (int h = 0; h < x.n_heads; h++) {
-                const int8_t* row = codes.data() + (size_t(t) * size_t(x.n_heads) + size_t(h)) * x.width;
+                const int8_t* row = weights.codes.data() + x.at(t, h);
                 seen.insert(seen.end(), row, row + n_positions);
             }
             (*this)((name + ".q").c_str(), seen.data(), 1, {x.n_heads, n_positions});
         }
-        if (trace_ != nullptr) (*this)((name + ".s").c_str(), scales.data(), x.n_tokens, {x.n_heads, 1});
+        if (trace_ != nullptr)
+            (*this)((name + ".s").c_str(), weights.scales.data(), x.n_tokens, {x.n_heads, 1});
     }
 
   private:

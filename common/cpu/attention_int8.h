@@ -32,8 +32,8 @@
 #include "common/cpu/scratch.h"
 #include "common/cpu/transpose.h"
 #include "common/cpu/unroll.h"
+#include "common/model/config.h"
 #include "common/os/clock.h"
-#include "common/os/memory_count.h"
 #include "common/os/threads.h"
 
 // Queries that go through together against two vectors of keys: as many sums as the registers hold.
@@ -162,35 +162,6 @@ inline float quantize_row(int8_t* codes, int32_t* sum, const float* x, int n) {
     return scale;
 }
 
-// Every head's weights of each position, and their codes and scales: (n_tokens, n_heads, width), the scales
-// (n_tokens, n_heads). Only traces want them kept.
-struct HeadWeights {
-    HeadScores values;
-    std::vector<int8_t> codes;
-    std::vector<float> scales;
-
-    HeadWeights() = default;
-    // As HeadScores has it.
-    HeadWeights(bool wanted, int max_tokens, int heads, int n_positions)
-        : values(wanted, max_tokens, heads, n_positions) {
-        if (wanted)
-            MemoryCount::counts_as_used(uint64_t(max_tokens) * uint64_t(heads) * uint64_t(n_positions));
-    }
-    void resize(int tokens, int heads, int first_pos, size_t columns) {
-        values.resize(tokens, heads, first_pos, columns);
-        if (codes.capacity() < values.values.size()) codes = {};
-        codes.assign(values.values.size(), 0);
-        scales.assign(values.wanted ? size_t(tokens) * size_t(heads) : 0, 0.0f);
-    }
-    // Keeps those of query head `head` of token `token`.
-    void keep(int token, int head, const float* x, const int8_t* row, float scale, int n_positions) {
-        const size_t at = size_t(token) * size_t(values.n_heads) + size_t(head);
-        std::copy_n(x, n_positions, values.row(token, head));
-        std::copy_n(row, n_positions, codes.data() + at * values.width);
-        scales[at] = scale;
-    }
-};
-
 // Attention of a chunk, as attention() in attention.h, in int8: q (n_tokens, n_heads groups of head_dim
 // codes), rotated, quantized.
 template <class Isa>
@@ -288,4 +259,24 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
             for (int d = 0; d < head_dim; d++) to[d] = float(sums[r * value_width + d]) * weighing.scale[r];
         }
     });
+}
+
+// What attention in int8 reads, and of a trace the weights that it multiplies values by.
+struct Int8Attention {
+    Int8KvCache cache;  // keys and values of the positions
+    Int8Rows q, k, v;   // of the chunk in hand: a row per token, a group of head_dim codes per head
+    HeadWeights weights;
+
+    // For chunks of up to max_tokens tokens; for no context it takes no memory. Throws as Int8KvCache does.
+    Int8Attention(const ModelConfig& c, int max_tokens, int context, bool traced)
+        : cache(c.n_layers, c.n_kv_heads, c.head_dim, context),
+          q(context > 0 ? max_tokens : 0, c.q_dim(), c.head_dim),
+          k(q.n_rows, c.kv_dim(), c.head_dim),
+          v(q.n_rows, c.kv_dim(), c.head_dim),
+          weights(traced, q.n_rows, c.n_heads, context) {}
+};
+
+inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int8Attention& a, int layer,
+                           int pos) {
+    attention_int8(out, scores, probs, a.weights, a.q, a.cache, layer, pos);
 }

@@ -83,3 +83,32 @@ struct HeadScores {
     const float* row(int token, int head) const { return wanted ? values.data() + at(token, head) : nullptr; }
     size_t at(int token, int head) const { return (size_t(token) * size_t(n_heads) + size_t(head)) * width; }
 };
+
+// Every head's weights of each position, and their codes and scales: (n_tokens, n_heads, width), the scales
+// (n_tokens, n_heads). Only traces want them kept.
+struct HeadWeights {
+    HeadScores values;
+    std::vector<int8_t> codes;
+    std::vector<float> scales;
+
+    HeadWeights() = default;
+    // As HeadScores has them.
+    HeadWeights(bool wanted, int max_tokens, int heads, int n_positions)
+        : values(wanted, max_tokens, heads, n_positions) {
+        if (wanted)
+            MemoryCount::counts_as_used(uint64_t(max_tokens) * uint64_t(heads) * uint64_t(n_positions));
+    }
+    void resize(int tokens, int heads, int first_pos, size_t columns) {
+        values.resize(tokens, heads, first_pos, columns);
+        if (codes.capacity() < values.values.size()) codes = {};
+        codes.assign(values.values.size(), 0);
+        scales.assign(values.wanted ? size_t(tokens) * size_t(heads) : 0, 0.0f);
+    }
+    // Keeps those of query head `head` of token `token`.
+    void keep(int token, int head, const float* x, const int8_t* row, float scale, int n_positions) {
+        const size_t at = size_t(token) * size_t(values.n_heads) + size_t(head);
+        std::copy_n(x, n_positions, values.row(token, head));
+        std::copy_n(row, n_positions, codes.data() + at * values.width);
+        scales[at] = scale;
+    }
+};

@@ -29,13 +29,14 @@ struct ModelConfig {
     int dim = 0;         // length of a token's vector (hidden_size)
     int hidden_dim = 0;  // length inside the feed-forward block (intermediate_size)
     int n_layers = 0;
-    int n_heads = 0;                 // query heads
-    int n_kv_heads = 0;              // key/value heads; n_heads / n_kv_heads query heads share one
-    int head_dim = 0;                // length of one head; n_heads * head_dim need not be dim
-    int vocab_size = 0;              // rows of the embedding and of the classifier
-    int max_seq_len = 0;             // positions the model was made for
-    bool shared_classifier = false;  // the classifier is the embedding (tied)
-    int group_size = 0;              // weights that share one scale; 0: the whole row
+    int n_heads = 0;                  // query heads
+    int n_kv_heads = 0;               // key/value heads; n_heads / n_kv_heads query heads share one
+    int head_dim = 0;                 // length of one head; n_heads * head_dim need not be dim
+    int vocab_size = 0;               // rows of the embedding and of the classifier
+    int max_seq_len = 0;              // positions the model was made for
+    bool shared_classifier = false;   // the classifier is the embedding (tied)
+    int group_size = 0;               // weights that share one scale; 0: the whole row
+    bool static_activations = false;  // activations' scales are in the file, not found at run time
     float norm_eps = 1e-5f;
     float rope_theta = 500000;
     RopeScaling rope_scaling;

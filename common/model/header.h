@@ -268,7 +268,8 @@ Config read_header(const std::string& path, std::span<const std::byte> file,
         read_shape(h, format.base, format.first_arch, format.last_arch, c);
         read_rope(h, c);
         read_generation(h, c);
-        h.checked_i32("activations", header_offset::activations, 0, format.max_activations);
+        c.static_activations =
+            h.checked_i32("activations", header_offset::activations, 0, format.max_activations) == 1;
         check_reserved(h, format.read_own(h, c));
         check_tokenizer(h);
     }

@@ -92,8 +92,7 @@ C choose_config(Choices& choices) {
         while (c.q_dim() % unit != 0) c.n_kv_heads++, c.n_heads = c.n_kv_heads * heads_per_kv;
         c.dim = unit * choices.number(1, 6);
         c.hidden_dim = unit * choices.number(1, 6);
-        if constexpr (requires { c.static_activations; })
-            c.static_activations = c.group_size == 0 && choices.yes();
+        if (file_format.max_activations > 0) c.static_activations = c.group_size == 0 && choices.yes();
     }
     return c;
 }

@@ -63,8 +63,7 @@ struct Header {
 // Writes the fields of the program's own.
 template <class C>
 void put_own_fields(Header& h, const C& c) {
-    if constexpr (requires { c.static_activations; })
-        h.set(header_offset::activations, int(c.static_activations));
+    h.set(header_offset::activations, int(c.static_activations));
     if constexpr (with_formats<C>) {
         h.set(header_offset::own, c.formats);
         h.set(0xE4, uint8_t(c.has_order));
