@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -141,7 +142,8 @@ inline void multiply_blocks(BlockMemory& memory, int n_tokens, const PackedToken
     const size_t bytes = code_bytes(w) * n;
     const size_t step = Prefetcher::step_of(
         bytes, size_t(n_tiles) * w.n_cols * n / (tile_vectors<Isa>(x.width) * Isa::lanes));
-    BlockColumns columns(stored);
+    const int n_scales = ::n_scales(w);
+    const int shift = n_scales == 1 ? 31 : std::countr_zero(unsigned(w.group / w.group_size));
     for (int b = begin; b < end; b++) {
         const bool has_next = (b + 2) * n <= w.n_rows;
         const uint8_t* block = stored.codes + size_t(b) * bytes;
@@ -149,24 +151,22 @@ inline void multiply_blocks(BlockMemory& memory, int n_tokens, const PackedToken
         const bool is_whole = x.width == 1 && (b + 1) * n <= w.n_rows;  // of one token
         float* out = is_whole ? p.out + b * n : outputs;                // where the block's (n_tokens, n) go
         const float* scales = Format::is_int8 ? block_scales<Isa>(memory, p, b) : nullptr;
-        columns.codes = reinterpret_cast<const uint32_t*>(block);
-        columns.row = b * n;
         for (int k = 0, g = 0; k < w.n_cols; k += width, g += part_groups) {
             const int n_cols = std::min(width, w.n_cols - k);
             const bool first = k == 0, last = k + n_cols == w.n_cols;
             const RowPart part = cut ? RowPart{1, n_cols, true, last, !first, !last}
                                      : RowPart{std::min(part_groups, groups - g), w.group_size, first, last};
-            if (Format::is_int8) {
-                columns.codes = block_codes<Isa>(memory, p, b, k, n_cols);
-                columns.scales = scales + g * n;
-            }
+            const auto* codes = reinterpret_cast<const uint32_t*>(block);
+            if (Format::is_int8) codes = block_codes<Isa>(memory, p, b, k, n_cols);
+            const float* group_scales = Format::is_int8 ? scales + g * n : nullptr;
             for (int tile = 0; tile < n_tiles; tile++) {
                 const int token = tile * x.width;
-                const size_t codes = (size_t(token) * w.n_cols + size_t(k) * x.width) / 4;
+                const size_t word = (size_t(token) * w.n_cols + size_t(k) * x.width) / 4;
                 const size_t group = size_t(token) * groups + size_t(g) * x.width;
                 multiply_columns<Format>(std::min(x.width, n_tokens - token), out + size_t(token) * n,
-                                         {x.codes + codes, x.scales + group, x.sums + group, x.width},
-                                         columns, part, in_place, next);
+                                         {x.codes + word, x.scales + group, x.sums + group, x.width},
+                                         {codes, group_scales, &stored, b * n, n_scales, shift}, part,
+                                         in_place, next);
             }
         }
         if (is_whole) continue;

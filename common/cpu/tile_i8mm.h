@@ -102,9 +102,8 @@ inline void tile_i8mm(float* out, PackedTokens x, BlockColumns w, const RowPart&
 }
 using Int8I8mm = WordFormat<NeonI8mm, 8, QUANT_GEMM_SIGNED>;
 template <>
-inline void multiply_columns<Int8I8mm, 8>(int n_tokens, float* out, const PackedTokens& x,
-                                          const BlockColumns& w, const RowPart& part, bool once,
-                                          Prefetcher& next) {
+inline void multiply_columns<Int8I8mm, 8>(int n_tokens, float* out, PackedTokens x, BlockColumns w,
+                                          const RowPart& part, bool once, Prefetcher& next) {
     for (int r = 0; r < 16; r += 8) {
         auto* pairs = n_tokens > 6   ? tile_i8mm<16, false, 4>
                       : n_tokens > 4 ? tile_i8mm<16, false, 3>

@@ -12,7 +12,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -38,23 +37,17 @@ struct PackedTokens {
 
 // Weights of a block, from one of its rows and one of its columns on.
 struct BlockColumns {
-    const uint32_t* codes = nullptr;  // [word][row]
-    const float* scales = nullptr;    // [group][row], of int8 weights
-    const QuantMatrix* w;             // packed, 2 and 4 bits: scales and zero points are its
-    int row = 0;                      // that row's number in the matrix
+    const uint32_t* codes;  // [word][row]
+    const float* scales;    // [group][row], of int8 weights; otherwise null
+    const QuantMatrix* w;   // packed, 2 and 4 bits: scales and zero points are its
+    int row;                // that row's number in the matrix
     // Of w, what would take a division: its groups in a row, and the shift from a group of activations to the
     // group of weights, which is 1, 2 or 4 of them, or the whole row.
     int n_scales, shift;
 
-    explicit BlockColumns(const QuantMatrix& matrix)
-        : w(&matrix),
-          n_scales(::n_scales(matrix)),
-          shift(n_scales == 1 ? 31 : std::countr_zero(unsigned(matrix.group / matrix.group_size))) {}
     // From r rows later on.
     BlockColumns from(int r) const {
-        BlockColumns later = *this;
-        later.codes += r, later.scales += scales != nullptr ? r : 0, later.row += r;
-        return later;
+        return {codes + r, scales + (scales != nullptr ? r : 0), w, row + r, n_scales, shift};
     }
 };
 
@@ -64,6 +57,10 @@ template <size_t n_bytes>
 inline void prefetch_once(const void* at) {
     for (size_t i = 0; i < n_bytes; i += 64) __builtin_prefetch(static_cast<const char*>(at) + i, 0, 0);
 }
+
+// Keeps the compiler from moving memory accesses past this place. Without it g++ gathers what several turns
+// of a loop ask for, out of its order in memory: decode is up to 9 % slower.
+inline void keep_order() { asm volatile("" ::: "memory"); }
 
 // The scales of a vector of int8 rows.
 template <class Format>
@@ -133,19 +130,30 @@ constexpr int n_chains(int n_tokens, int n_vectors) {
     return std::min(Format::fours, Format::lanes == 16 ? 4 : 2);
 }
 
+// How a tile takes what it multiplies. Int8 tiles by reference: a copy made for the call would be read in
+// larger parts than it was written in just before, which processors cannot forward, and hold up the first
+// loads of every block (decode in A8W8: 5 %). Tiles of codes by value: by reference, g++ 12 keeps the
+// pointers to their tables in memory (2 bits: a third slower).
+template <class Format, class T>
+using TileInput = std::conditional_t<Format::is_int8, const T&, T>;
+
 // out[token][row], tokens block_rows apart, = what was there (0 in the first part) + n_tokens tokens times
 // n_vectors vectors of rows of a block. The accumulators of all tokens stay in registers, so a vector of
 // weights is loaded once for n_tokens multiplications. once: no other token reads these weights, which come
 // from memory. Inlined, g++ 12 would run out of registers.
 template <class Format, int n_vectors, int n_tokens, bool once>
-__attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, const RowPart& part,
+__attribute__((noinline)) void tile(float* out, TileInput<Format, PackedTokens> tokens,
+                                    TileInput<Format, BlockColumns> columns, const RowPart& part,
                                     Prefetcher& next) {
     using Isa = typename Format::Isa;
     using Ints = typename Isa::Ints;
     using Words = typename Format::Words;
     using Whole = typename Format::Whole;
     using Groups = std::conditional_t<Format::is_int8, Int8Groups<Format>, LowbitGroups<Format>>;
-    Prefetcher ahead = next;  // a copy, so that it stays in registers
+    // Copies, so that they stay in registers.
+    Prefetcher ahead = next;
+    PackedTokens x = tokens;
+    BlockColumns w = columns;
     constexpr int lanes = Isa::lanes, n_rows = block_rows<Isa>;
     constexpr int chains = n_chains<Format>(n_tokens, n_vectors);
     auto at = [&](int j, int v) { return out + j * n_rows + v * lanes; };
@@ -184,6 +192,7 @@ __attribute__((noinline)) void tile(float* out, PackedTokens x, BlockColumns w, 
                 prefetch_once<4 * n_rows>(reinterpret_cast<const char*>(w.codes) + prefetch_distance);
                 if constexpr (Format::sparse)
                     prefetch_once<2 * n_rows>(masks + column * n_rows / 8 + prefetch_distance / 2);
+                keep_order();
             } else {
                 ahead.prefetch();
             }
@@ -258,8 +267,8 @@ constexpr int tile_vectors(int n_tokens) {
 // out (n_tokens, block_rows): as tile(), for all rows of a block, some vectors of them after the other. n
 // counts down from tile_tokens to n_tokens, since tile() takes the number of tokens as a template parameter.
 template <class Format, int n = Format::Isa::tile_tokens>
-inline void multiply_columns(int n_tokens, float* out, const PackedTokens& x, const BlockColumns& w,
-                             const RowPart& part, bool once, Prefetcher& next) {
+inline void multiply_columns(int n_tokens, float* out, PackedTokens x, BlockColumns w, const RowPart& part,
+                             bool once, Prefetcher& next) {
     if constexpr (n > 1) {
         if (n_tokens < n) return multiply_columns<Format, n - 1>(n_tokens, out, x, w, part, once, next);
     }
