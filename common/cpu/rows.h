@@ -1,4 +1,5 @@
 // fp32 values of some tokens, a row per token: what the forward pass hands from one operation to the next.
+// And what attention makes of each position, which traces keep.
 #pragma once
 
 #include <algorithm>

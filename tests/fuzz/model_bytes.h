@@ -60,7 +60,7 @@ struct Header {
     }
 };
 
-// Writes the fields of the program's own.
+// Writes the field `activations` and those of the program's own.
 template <class C>
 void put_own_fields(Header& h, const C& c) {
     h.set(header_offset::activations, int(c.static_activations));
