@@ -129,7 +129,7 @@ TEST_CASE("half: rounded to nearest even, alike by the plain loop and by the ins
         CHECK(std::isnan(to_float(nan)));
 }
 
-TEST_CASE("expand: codes and scales of every format, whole rows and parts of them") {
+TEST_CASE("expand: codes, zero points and scales of every format, whole rows and parts of them") {
     std::mt19937 rng(1);
     for (const MatrixFormat& f : all_formats()) {
         for (const int n_cols : widths) {
@@ -157,6 +157,11 @@ TEST_CASE("expand: codes and scales of every format, whole rows and parts of the
                     std::vector<float> scales(n_groups);
                     expand_scales(scales.data(), w, i);
                     CHECK(std::equal(scales.begin(), scales.end(), m.expanded_scales.data() + i * n_groups));
+                    std::vector<int32_t> zeros(size_t(n_groups) + 1, 99);
+                    expand_zeros(zeros.data(), w, i);
+                    for (int g = 0; g < n_groups; g++)
+                        CHECK(zeros[size_t(g)] == weight_zero(w, i, g * group_size / w.group));
+                    CHECK(zeros.back() == 99);
                 }
             }
         }

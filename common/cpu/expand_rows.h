@@ -102,14 +102,19 @@ inline void subtract_zero(int8_t* to, int n, uint8_t zero) {
     for (; j < n; j += 16) finish(std::integral_constant<size_t, 16>(), to + j);
 }
 
+// n codes from column k on of row i, one to a byte, of a matrix that is not sparse; k and n as below.
+inline void unpack_columns(uint8_t* to, const QuantMatrix& w, int i, int k, int n) {
+    const uint8_t* codes = w.codes + size_t(i) * code_bytes(w) + size_t(k) * size_t(w.bits) / 8;
+    if (w.bits == 8) return void(std::memcpy(to, codes, size_t(n)));
+    w.bits == 4 ? unpack_codes<4>(to, codes, n) : unpack_codes<2>(to, codes, n);
+}
+
 // n columns from k on of row i as the int8 codes that are multiplied; k is a multiple of 256, n of 64 (any,
 // for codes of 8 bits).
 inline void expand_columns(int8_t* to, const QuantMatrix& w, int i, int k, int n) {
     if (w.kind == QUANT_GEMM_SPARSE) return expand_sparse_columns(to, w, i, k, n);
-    const uint8_t* codes = w.codes + size_t(i) * code_bytes(w) + size_t(k) * size_t(w.bits) / 8;
-    auto* stored = reinterpret_cast<uint8_t*>(to);
-    if (w.bits == 8) return void(std::memcpy(stored, codes, size_t(n)));
-    w.bits == 4 ? unpack_codes<4>(stored, codes, n) : unpack_codes<2>(stored, codes, n);
+    unpack_columns(reinterpret_cast<uint8_t*>(to), w, i, k, n);
+    if (w.bits == 8) return;
     const RowZeros zeros(w, i);
     for (int s = k / w.group, j = 0; j < n; s++) {
         const auto zero = uint8_t(zeros[s]);
@@ -120,13 +125,39 @@ inline void expand_columns(int8_t* to, const QuantMatrix& w, int i, int k, int n
     }
 }
 
+// What groups of weights have, for each of their groups of activations: the n values in `to` become n *
+// times. The usual number, 2, has a loop of its own, since fill_n takes longer than two stores.
+template <class T>
+inline void repeat_each(T* to, int n, int times) {
+    if (times == 2) {
+        for (int s = n; s-- > 0;) to[2 * s + 1] = to[2 * s] = to[s];
+    } else if (times > 1) {
+        for (int s = n; s-- > 0;) std::fill_n(to + s * times, times, to[s]);
+    }
+}
+
+// The zero points of row i, one for each group of activations: (n_groups,). The plain loop is RowZeros.
+inline void expand_zeros(int32_t* to, const QuantMatrix& w, int i) {
+    const int n = n_scales(w);
+    const RowZeros row(w, i);
+    if (row.levels != nullptr) {
+        for (int s = 0; s < n; s++) to[s] = row.levels[s] >> 4;
+    } else if (row.zeros != nullptr) {
+        for (int s = 0; s + 1 < n; s += 2) to[s] = row.zeros[s / 2] & 15, to[s + 1] = row.zeros[s / 2] >> 4;
+        if (n % 2 != 0) to[n - 1] = row.zeros[n / 2] & 15;
+    } else {
+        std::fill_n(to, n, row.zero_point);
+    }
+    repeat_each(to, n, w.group / w.group_size);
+}
+
 // The scales of row i, one for each group of activations: (n_groups,).
 inline void expand_scales(float* to, const QuantMatrix& w, int i) {
-    const int n = n_scales(w), times = w.group / w.group_size;
+    const int n = n_scales(w);
     if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
         widen(to, static_cast<const Half*>(w.scales) + size_t(i) * n, size_t(n));
     } else {
         for (int s = 0; s < n; s++) to[s] = weight_scale(w, i, s);
     }
-    for (int s = n; s-- > 0 && times > 1;) std::fill_n(to + s * times, times, to[s]);
+    repeat_each(to, n, w.group / w.group_size);
 }
