@@ -21,7 +21,6 @@
 #include <cstdint>
 #include <initializer_list>
 #include <limits>
-#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -30,7 +29,6 @@
 
 #include "common/app/model.h"
 #include "common/app/options.h"
-#include "common/app/streams.h"
 #include "common/app/trace.h"
 #include "common/backend/backend.h"
 #include "common/cpu/attention.h"
@@ -179,17 +177,15 @@ int columns(const ModelConfig& c, int which) {
 // Throws for a format that there is not or that does not fit its matrix, for two of a classifier that is the
 // embedding, and for other groups of activations than the formats ask for.
 void check_config(const Config& c) {
-    int smallest = 64;
-    for (int which = 0; which < n_kinds; which++) {
+    for (int which = 0; which < n_kinds; which++)
         check_format(c.formats[which], kind_names[which], columns(c, which));
-        if (c.formats[which].group == 32) smallest = 32;
-    }
     const MatrixFormat &embed = c.formats[kind::embed], &classifier = c.formats[kind::classifier];
     if (c.shared_classifier && !(classifier == embed))
         throw std::runtime_error("the classifier is the embedding, but its format is " +
                                  format_text(classifier) + ", not " + format_text(embed));
-    check_value(c.group_size == smallest, "group_size", c.group_size,
-                "expected " + std::to_string(smallest) + ", the activations'");
+    const int expected = activation_group(c.formats);
+    check_value(c.group_size == expected, "group_size", c.group_size,
+                "expected " + std::to_string(expected) + ", the activations'");
 }
 
 const FileFormat<Config> file_format{
@@ -286,7 +282,7 @@ struct RunState {
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
     KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
-    std::unique_ptr<Backend> backend{};  // quantizes and multiplies; null: the functions above do
+    ChosenBackend backend{};  // quantizes and multiplies; if it is none, the functions above do
 };
 
 // Its members: file, weights, state and trace (common/app/model.h).
@@ -300,16 +296,13 @@ void quantize(RunState& s, const Rows& x, const int32_t* order, const Recorder& 
         record((name += ".gathered").c_str(), s.gathered);
     }
     const Rows& input = order != nullptr ? s.gathered : x;
-    s.backend ? s.backend->quantize(s.xq, input, s.c.group_size, s.traced)
-              : quantize(s.xq, input, s.c.group_size);
+    if (!s.backend.quantize(s.xq, input, s.c.group_size, s.traced)) quantize(s.xq, input, s.c.group_size);
     record(name, s.xq);
 }
 
 // The products of that input with several matrices.
 void matmul(RunState& s, std::initializer_list<MatrixProduct<GptqMatrix>> products) {
-    if (s.backend == nullptr) return matmul(s.xq, products);
-    const Stopwatch time(phase_seconds.matmul);
-    s.backend->multiply(products);
+    if (!s.backend.multiply(products)) matmul(s.xq, products);
 }
 
 // ----------------------------------------------------------------------------
@@ -403,15 +396,10 @@ Model load_model(const Options& options, Trace* trace) {
     auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
     const Config& c = m->file.config;
     const auto matrices = options.info ? std::vector<GptqMatrix*>{} : m->weights.multiplied();
-    const bool packs = packs_weights(m->file, options);
-    const auto& backend = m->state.backend = open_backend<GptqMatrix>(
-        options.own.at("--backend"), matrices, !packs,
-        [](const std::string& line) { note(stderr, "runq_gptq: " + printable(line) + "\n"); });
-    for (GptqMatrix* w : matrices)
-        if (backend == nullptr && packs) w->packed = m->packed.add(w->view());
-    const std::string kernel =
-        backend ? "back end " + std::string(backend->name()) : int8_kernel_name(c.group_size);
-    Model model = cpu_model(m, options, "GPTQ: 2, 4 and 8 bits", kernel, max_chunk);
+    m->state.backend.load("runq_gptq", options.own.at("--backend"), matrices,
+                          packs_weights(m->file, options) ? &m->packed : nullptr);
+    Model model =
+        cpu_model(m, options, "GPTQ: 2, 4 and 8 bits", m->state.backend.kernel_name(c.group_size), max_chunk);
     for (int which = 0; which < n_kinds; which++)
         model.own_fields.push_back(
             format_field(m->weights.file, kind_names[which], c.formats[which], columns(c, which)));

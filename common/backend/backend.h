@@ -14,11 +14,16 @@
 #include <vector>
 
 #include "common/app/options.h"
+#include "common/app/streams.h"
 #include "common/backend/quant_gemm.h"
+#include "common/cpu/packed_matrix.h"
+#include "common/cpu/quant_matmul.h"
 #include "common/cpu/quant_matrix.h"
 #include "common/cpu/rows.h"
+#include "common/os/clock.h"
 #include "common/os/system.h"
 #include "common/os/threads.h"
+#include "common/text/printable.h"
 
 // Where back ends are looked for: in $RUNQ_BACKENDS, or else in the folder `backends` beside the program.
 inline std::filesystem::path backend_folder() {
@@ -232,3 +237,45 @@ std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<Matri
     }
     return nullptr;
 }
+
+// What --backend chose: a back end, or none. Then the program's own kernels and loops do the work, and the
+// functions return false.
+class ChosenBackend {
+  public:
+    // As Backend::quantize.
+    bool quantize(Int8Rows& out, const Rows& x, int group_size, bool keep) {
+        if (backend_ == nullptr) return false;
+        backend_->quantize(out, x, group_size, keep);
+        return true;
+    }
+    // As Backend::multiply.
+    template <class Matrix>
+    bool multiply(std::initializer_list<MatrixProduct<Matrix>> products) {
+        if (backend_ == nullptr) return false;
+        const Stopwatch time(phase_seconds.matmul);
+        backend_->multiply(products);
+        return true;
+    }
+
+    // Opens it with all matrices (open_backend); what fails is a note from `program`. If it is none, they are
+    // packed for the kernels. packed: null if no memory is to be taken for copies of them.
+    template <class Matrix>
+    void load(const char* program, const std::string& choice, const std::vector<Matrix*>& matrices,
+              PackedMatrices* packed) {
+        auto warn = [&](const std::string& line) {
+            note(stderr, std::string(program) + ": " + printable(line) + "\n");
+        };
+        backend_ = open_backend<Matrix>(choice, matrices, packed == nullptr, warn);
+        if (backend_ != nullptr || packed == nullptr) return;
+        for (Matrix* w : matrices) w->packed = packed->add(w->view());
+    }
+
+    // What quantizes and multiplies, for --info.
+    std::string kernel_name(int group_size) const {
+        return backend_ != nullptr ? "back end " + std::string(backend_->name())
+                                   : int8_kernel_name(group_size);
+    }
+
+  private:
+    std::unique_ptr<Backend> backend_;
+};

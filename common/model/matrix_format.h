@@ -1,7 +1,9 @@
 // How a matrix of few bits is stored, in the four bytes that a header has for it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -47,4 +49,11 @@ inline void check_format(const MatrixFormat& f, const std::string& name, int n_c
     if (n_cols % multiple != 0)
         throw std::runtime_error(name + " has " + std::to_string(n_cols) + " columns, not a multiple of " +
                                  std::to_string(multiple));
+}
+
+// The activations that share a scale, in a file of such matrices: 64, or 32 if a group of weights is as
+// short.
+inline int activation_group(std::span<const MatrixFormat> formats) {
+    const auto is_short = [](const MatrixFormat& f) { return f.group == 32; };
+    return std::ranges::any_of(formats, is_short) ? 32 : 64;
 }
