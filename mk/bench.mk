@@ -12,3 +12,10 @@ bench: $(BENCH_PROGRAM) build/limits $(VENV_READY)
 
 build/limits build/in_turns: build/%: bench/%.cpp $(LIBRARY_O) build/flags build/packages
 	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $< $(LIBRARY_O) -o $@ $(LIBS)
+
+# A program of the folder TREE, of this version or another, as a library OUT: bench/versions.py asks for it.
+version-library: build/packages
+	$(CXX) $(filter-out -I. $(WARNINGS),$(CXXFLAGS_ALL)) $(HARDENING) -w -I$(TREE) -DPROGRAM='"$(PROGRAM).cpp"' \
+	    -fPIC -shared -fvisibility=hidden -fno-gnu-unique -Wl,-Bsymbolic bench/in_process.cpp \
+	    $(wildcard $(TREE)/common/cpu/*.cpp) -o $(OUT) $(LIBS)
+.PHONY: version-library

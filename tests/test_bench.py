@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import make_model
+from bench import make_model, versions
 from bench.make_model import MOE_SCHEMES, SCHEMES, RandomSource
 from bench.random_checkpoint import MODELS, config_of
 from bench.roofline import roofline, spread_out, ticks
@@ -38,6 +39,7 @@ PROGRAMS = {
     "gptq": ROOT / "runq_gptq",
 }  # by the scheme of the files that they run
 SHAPES = ["llama-3.2-1b", "qwen3-0.6b"]
+HERE = {"cwd": ROOT, "capture_output": True, "text": True, "check": False}
 write_model = partial(make_model.write_model, pool_size=1 << 20)  # to draw as much as for a real model takes longest
 
 
@@ -494,3 +496,36 @@ def test_ticks():
 )
 def test_labels_move_apart(heights, expected):
     assert spread_out(heights, 10) == pytest.approx(expected)
+
+
+def test_versions_loads_two_and_runs_them_in_turns(monkeypatch):
+    """One version twice, compiled without optimization, since no figure matters."""
+    monkeypatch.setenv("MAKEFLAGS", "")
+    monkeypatch.setenv("CXXFLAGS", "-O0")
+    library = versions.build(ROOT, "runq", "test")
+    libraries = library, Path(shutil.copy(library, library.with_name("copy_" + library.name)))
+    command = ["runq", str(ROOT / "build" / "models" / "tiny-llama.q8.bin"), "--kv", "q8"]
+    for n_tokens, name in ((1, "decode, -j 1"), (9, "prefill 9, -j 1")):
+        case = versions.Case(n_tokens, threads=1)
+        row = versions.line(case, versions.compare(libraries, command, case, n_starts=2, seconds=0.1))
+        found = re.fullmatch(rf"{name} +([\d.]+) \(([\d.]+)-([\d.]+)\)  ([\d.]+) ms -> ([\d.]+) ms", row)
+        assert found, row
+        ratio, least, greatest, before, after = map(float, found.groups())
+        assert 0 < least <= ratio <= greatest
+        assert before > 0
+        assert after > 0
+    for arguments, n_tokens, error in (
+        (command, 5000, "test_runq.so: the context is shorter than 5064"),
+        ([*command[:2], "--kv", "f64"], 1, "test_runq.so: --kv"),
+        (["runq", "README.md"], 1, "test_runq.so: README.md"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(error)):
+            versions.compare(libraries, arguments, versions.Case(n_tokens, 1), 1, 0.1)
+
+
+def test_versions_refuses_what_is_none():
+    done = subprocess.run([sys.executable, "-m", "bench.versions", "no-such-commit", "runq", "x"], **HERE)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "bench.versions: 'no-such-commit' is neither a folder with this project's files nor a commit of it\n"
+    )
