@@ -5,21 +5,26 @@
     python -m bench.versions COMMIT runq MODEL.bin --mmap          options of the program follow
 
 On a machine whose memory others use too, two runs of the same program differ by ten per cent and more. Here a turn
-takes some milliseconds and is compared with the turn of the other version beside it; the median of these ratios is good
-to one per cent. Each of the --starts is a process of its own, and they take turns in which version is loaded first,
-because where a model lies in memory counts as well.
+takes 20 ms, or as long as the tokens take once, and is compared with the turn of the other version beside it; the
+median of these ratios is good to one or two per cent. Each of the --starts is a process of its own, and they take turns
+in which version is loaded first, because where a model lies in memory counts as well.
 
-Two copies of the model are in memory. Works on Linux, for the four programs that run on a CPU, and for commits whose
-programs have load_model() and own_options.
+Works on Linux, for the four programs that run on a CPU, and for commits that bench/in_process.cpp can be compiled with
+(b571660 and later).
 """
 
 import argparse
 import ctypes
 import multiprocessing
+import os
+import re
+import shutil
 import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,8 +66,11 @@ def tree_of(version: str) -> Path:
     tree = OUT / found.stdout.strip()
     if not tree.is_dir():
         files = subprocess.run([*git, "archive", version], capture_output=True, check=True).stdout
-        tree.mkdir(parents=True)
-        subprocess.run(["tar", "-x", "-C", str(tree)], input=files, check=True)
+        part = tree.with_name(tree.name + ".part")  # the folder has its name once all files are in it
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        subprocess.run(["tar", "-x", "-C", str(part)], input=files, check=True)
+        part.rename(tree)
     return tree
 
 
@@ -84,7 +92,7 @@ def load(library: Path, arguments: list[str], n_tokens: int) -> ctypes.CDLL:
     """The library, ready to run n_tokens of the model that `arguments` name, a command line. Raises ValueError."""
     loaded = ctypes.CDLL(str(library))
     loaded.open_model.restype = ctypes.c_char_p
-    argv = (ctypes.c_char_p * len(arguments))(*(a.encode() for a in arguments))
+    argv = (ctypes.c_char_p * len(arguments))(*map(os.fsencode, arguments))
     error = loaded.open_model(len(arguments), argv, POSITION, n_tokens)
     if error is not None:
         raise ValueError(f"{library.name}: {error.decode()}")
@@ -115,12 +123,38 @@ def run_start(libraries: tuple[Path, Path], arguments: list[str], case: Case, fi
 def compare(
     libraries: tuple[Path, Path], arguments: list[str], case: Case, n_starts: int, seconds: float
 ) -> list[Start]:
-    """As many starts, each in a process of its own."""
+    """As many starts, each in a process of its own. Raises ValueError if one of them ends before it is done."""
     found = []
     for k in range(n_starts):
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            found.append(pool.apply(run_start, (libraries, arguments, case, k % 2, seconds)))
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            try:
+                found.append(pool.submit(run_start, libraries, arguments, case, k % 2, seconds).result())
+            except BrokenProcessPool:
+                raise ValueError(
+                    f"{case}: the process was ended; by a fault in a version, or for want of memory"
+                ) from None
     return found
+
+
+def check_memory(arguments: list[str]) -> None:
+    """Raises ValueError if the second version would find too little memory to pack its weights.
+
+    A program packs if that takes no more than three quarters of what is available (packs_weights in
+    common/app/model.h). One that does not is slower, and the comparison would mean nothing.
+    """
+    size = Path(arguments[1]).stat().st_size
+    available = 1024 * int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[1])
+    if "--mmap" not in arguments and 0.75 * (available - size) < size:
+        raise ValueError(
+            f"{arguments[1]}: two copies need {7 * size / 3e9:.1f} GB, {available / 1e9:.1f} GB are available"
+        )
+
+
+def positive(text: str) -> int:
+    """A number from 1 on, for argparse."""
+    if (n := int(text)) < 1:
+        raise ValueError
+    return n
 
 
 def line(case: Case, starts: list[Start]) -> str:
@@ -138,24 +172,27 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("base", help="the other version: a commit, or a folder with its files")
     parser.add_argument("program", choices=("runq", "runq_w8a8", "runq_gptq", "runq_moe"))
     parser.add_argument("model", help="a model file of that program, for instance of bench.make_model")
-    parser.add_argument("--starts", type=int, default=5, help="processes for each figure (5)")
+    parser.add_argument("--starts", type=positive, default=5, help="processes for each figure (5)")
     parser.add_argument("--seconds", type=float, default=2, help="that a process lets them run in turns (2)")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 64], help="that run at once: 1 is decode (1 64)")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="(1 2)")
+    parser.add_argument(
+        "--tokens", type=positive, nargs="+", default=[1, 64], help="that run at once: 1 is decode (1 64)"
+    )
+    parser.add_argument("--threads", type=positive, nargs="+", default=[1, 2], help="(1 2)")
     options, own = parser.parse_known_args(arguments)
     try:
+        command = [options.program, options.model, *own]
+        check_memory(command)
         libraries = (
             build(tree_of(options.base), options.program, "base"),
             build(ROOT, options.program, "this"),
         )
         print(f"{options.program}: speed of this version as a multiple of that of {options.base}", flush=True)
         print(f"medians of {options.starts} starts (least-greatest), and the time of those tokens", flush=True)
-        command = [options.program, options.model, *own]
         for threads in options.threads:
             for n_tokens in options.tokens:
                 case = Case(n_tokens, threads)
                 print(line(case, compare(libraries, command, case, options.starts, options.seconds)), flush=True)
-    except (ValueError, subprocess.CalledProcessError) as e:
+    except (ValueError, OSError, subprocess.CalledProcessError) as e:
         print(f"bench.versions: {e}", file=sys.stderr)
         return 1
     return 0

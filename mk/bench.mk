@@ -16,6 +16,6 @@ build/limits build/in_turns: build/%: bench/%.cpp $(LIBRARY_O) build/flags build
 # A program of the folder TREE, of this version or another, as a library OUT: bench/versions.py asks for it.
 version-library: build/packages
 	$(CXX) $(filter-out -I. $(WARNINGS),$(CXXFLAGS_ALL)) $(HARDENING) -w -I$(TREE) -DPROGRAM='"$(PROGRAM).cpp"' \
-	    -fPIC -shared -fvisibility=hidden -fno-gnu-unique -Wl,-Bsymbolic bench/in_process.cpp \
+	    -fPIC -shared -fvisibility=hidden $(if $(findstring clang,$(CXX)),,-fno-gnu-unique) -Wl,-Bsymbolic bench/in_process.cpp \
 	    $(wildcard $(TREE)/common/cpu/*.cpp) -o $(OUT) $(LIBS)
 .PHONY: version-library

@@ -498,6 +498,7 @@ def test_labels_move_apart(heights, expected):
     assert spread_out(heights, 10) == pytest.approx(expected)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="bench.versions is for Linux")
 def test_versions_loads_two_and_runs_them_in_turns(monkeypatch):
     """One version twice, compiled without optimization, since no figure matters."""
     monkeypatch.setenv("MAKEFLAGS", "")
@@ -518,14 +519,32 @@ def test_versions_loads_two_and_runs_them_in_turns(monkeypatch):
         (command, 5000, "test_runq.so: the context is shorter than 5064"),
         ([*command[:2], "--kv", "f64"], 1, "test_runq.so: --kv"),
         (["runq", "README.md"], 1, "test_runq.so: README.md"),
+        (command, -1, "prefill -1, -j 1: the process was ended"),
     ):
         with pytest.raises(ValueError, match=re.escape(error)):
             versions.compare(libraries, arguments, versions.Case(n_tokens, 1), 1, 0.1)
 
 
-def test_versions_refuses_what_is_none():
-    done = subprocess.run([sys.executable, "-m", "bench.versions", "no-such-commit", "runq", "x"], **HERE)
-    assert done.returncode == 1
-    assert done.stderr == (
-        "bench.versions: 'no-such-commit' is neither a folder with this project's files nor a commit of it\n"
-    )
+@pytest.mark.skipif(sys.platform != "linux", reason="bench.versions is for Linux")
+def test_versions_refuses_what_is_none(tmp_path):
+    command = [sys.executable, "-m", "bench.versions"]
+    for arguments, error in (
+        (
+            ["no-such-commit", "runq", "README.md"],
+            "'no-such-commit' is neither a folder with this project's files nor a commit of it",
+        ),
+        ([".", "runq", "no-such-file"], "[Errno 2] No such file or directory: 'no-such-file'"),
+    ):
+        done = subprocess.run([*command, *arguments], **HERE)
+        assert done.returncode == 1
+        assert done.stderr == f"bench.versions: {error}\n"
+    done = subprocess.run([*command, ".", "runq", "README.md", "--starts", "0"], **HERE)
+    assert done.returncode == 2
+    assert "argument --starts: invalid positive value: '0'" in done.stderr
+
+    large = tmp_path / "large.bin"
+    with large.open("wb") as f:
+        f.truncate(1 << 42)
+    with pytest.raises(ValueError, match=r"large.bin: two copies need 10262.1 GB, .* are available"):
+        versions.check_memory(["runq", str(large)])
+    versions.check_memory(["runq", str(large), "--mmap"])

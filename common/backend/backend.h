@@ -238,8 +238,8 @@ std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<Matri
     return nullptr;
 }
 
-// What --backend chose: a back end, or none. Then the program's own kernels and loops do the work, and the
-// functions return false.
+// What --backend chose: a back end, or none. If none, quantize() and multiply() return false, and the
+// program's own kernels and loops do the work.
 class ChosenBackend {
   public:
     // As Backend::quantize.
@@ -257,8 +257,8 @@ class ChosenBackend {
         return true;
     }
 
-    // Opens it with all matrices (open_backend); what fails is a note from `program`. If it is none, they are
-    // packed for the kernels. packed: null if no memory is to be taken for copies of them.
+    // Opens it with all matrices, and throws, as open_backend() does; its warnings are notes from `program`.
+    // If it is none, they are packed for the kernels. packed: null if no memory is to be taken for copies.
     template <class Matrix>
     void load(const char* program, const std::string& choice, const std::vector<Matrix*>& matrices,
               PackedMatrices* packed) {

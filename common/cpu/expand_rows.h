@@ -102,15 +102,15 @@ inline void subtract_zero(int8_t* to, int n, uint8_t zero) {
     for (; j < n; j += 16) finish(std::integral_constant<size_t, 16>(), to + j);
 }
 
-// n codes from column k on of row i, one to a byte, of a matrix that is not sparse; k and n as below.
+// n codes from column k on of row i, one to a byte, of a matrix that is not sparse; k is a multiple of 256, n
+// of 64 (any, for codes of 8 bits).
 inline void unpack_columns(uint8_t* to, const QuantMatrix& w, int i, int k, int n) {
     const uint8_t* codes = w.codes + size_t(i) * code_bytes(w) + size_t(k) * size_t(w.bits) / 8;
     if (w.bits == 8) return void(std::memcpy(to, codes, size_t(n)));
     w.bits == 4 ? unpack_codes<4>(to, codes, n) : unpack_codes<2>(to, codes, n);
 }
 
-// n columns from k on of row i as the int8 codes that are multiplied; k is a multiple of 256, n of 64 (any,
-// for codes of 8 bits).
+// n columns from k on of row i as the int8 codes that are multiplied; k and n as for unpack_columns.
 inline void expand_columns(int8_t* to, const QuantMatrix& w, int i, int k, int n) {
     if (w.kind == QUANT_GEMM_SPARSE) return expand_sparse_columns(to, w, i, k, n);
     unpack_columns(reinterpret_cast<uint8_t*>(to), w, i, k, n);

@@ -20,7 +20,7 @@
 #include <cstring>
 #include <limits>
 
-// How far ahead of use weights that are read once are asked for, in bytes. Rows and blocks lie one behind the
+// How far ahead of use packed weights that are read once are asked for, in bytes. Blocks lie one behind the
 // other, so near the end of one this reaches into the next; past the last, a prefetch does nothing.
 constexpr int prefetch_distance = 8192;
 

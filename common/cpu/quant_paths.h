@@ -35,8 +35,8 @@
 enum class Path { rows, words, int8 };
 
 // Up to max_tokens_by_rows tokens, weights that are not packed are multiplied row by row (2- and 4-bit codes
-// are expanded first). Up to max_tokens_by_words, packed codes of 2 and 4 bits are multiplied as they are.
-// With more tokens it pays to bring them into int8 blocks.
+// are brought into bytes first). Up to max_tokens_by_words, packed codes of 2 and 4 bits are multiplied as
+// they are. With more tokens it pays to bring them into int8 blocks.
 constexpr int max_tokens_by_rows = 4, max_tokens_by_words = 32;
 
 inline Path choose_path(const QuantProduct& p, int n_tokens) {

@@ -2,6 +2,7 @@
 // speed is that of memory. Codes of 2 and 4 bits are first brought into bytes, in the first-level cache.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -15,14 +16,16 @@
 #include "common/cpu/unroll.h"
 
 // How far ahead of use a row is asked for, in bytes: in a file's memory that is the next page of 4 KiB, at
-// whose beginning the hardware does not know that the stream goes on. 2 and 8 KiB are up to 5 % slower.
+// whose beginning the hardware does not know that the stream goes on. With int8 codes on a Zen 4 this was the
+// best of 2, 3, 4, 6, 8 and 16 KiB.
 constexpr int row_prefetch_distance = 4096;
 
-// A row of weights. Value k of group g is (times * codes[k] - zeros[g]) * scales[g].
+// A row of weights. Value k of group g is (times * codes[k] - zeros[g]) * scales[g]; of int8 codes, which are
+// read in place, codes[k] * scales[g].
 struct CodeRow {
     const int8_t* codes;   // (n_cols,)
     const float* scales;   // a group of activations has one, (n_groups,)
-    const int32_t* zeros;  // (n_groups,); int8 codes have none
+    const int32_t* zeros;  // (n_groups,)
     int times;             // 5 with two levels, otherwise 1
 };
 
@@ -49,10 +52,10 @@ inline int32_t dot_group(const int8_t* x, const int8_t* w, int n) {
 }
 
 // outputs[j] = row t + j of x times a row of weights. group_size is a multiple of 4 * Isa::lanes. Adding up
-// the lanes of a vector takes several instructions, so four groups share them; a group's output is added when
-// the one before it has been, so two tokens take turns. A zero point is the same for a whole group, so it is
+// the lanes of a vector takes several instructions, so four groups share them; the fp32 additions of a token
+// wait for each other, so two tokens go side by side. A zero point is the same for a whole group, so it is
 // taken off the sum of products, times the sum of x, rather than off each code.
-template <class Isa, int n_tokens, bool has_zeros, int known_group_size>
+template <class Isa, int n_tokens, bool in_place, int known_group_size>
 inline void dot_row(float (&outputs)[n_tokens], const QuantRows& x, int t, const CodeRow& w) {
     const int8_t *xr = row_codes(x, t), *wr = w.codes;
     const float *xs = row_scales(x, t), *ws = w.scales;
@@ -61,7 +64,7 @@ inline void dot_row(float (&outputs)[n_tokens], const QuantRows& x, int t, const
     const int groups_ahead = row_prefetch_distance / group_size + 1;
     // Memory keeps up only if the next lines are already on their way; what was brought into bytes is near.
     auto prefetch = [](const void* p) {
-        if (!has_zeros) __builtin_prefetch(p);
+        if (in_place) __builtin_prefetch(p);
     };
     for (int j = 0; j < n_tokens; j++) outputs[j] = 0;
     int g = 0;
@@ -82,7 +85,7 @@ inline void dot_row(float (&outputs)[n_tokens], const QuantRows& x, int t, const
         for (int j = 0; j < n_tokens; j++) {
             const Int4 x_sum = load4<Int4>(x_sums + j * n + g);
             Int4 totals = Isa::add_lanes(acc[j][0], acc[j][1], acc[j][2], acc[j][3]) - Isa::offset * x_sum;
-            if (has_zeros) totals = w.times * totals - load4<Int4>(w.zeros + g) * x_sum;
+            if (!in_place) totals = w.times * totals - load4<Int4>(w.zeros + g) * x_sum;
             const Float4 products = __builtin_convertvector(totals, Float4);
             const Float4 scales = load4<Float4>(ws + g) * load4<Float4>(xs + j * n + g);
             for (int q = 0; q < 4; q++) outputs[j] = fused_multiply_add(products[q], scales[q], outputs[j]);
@@ -95,23 +98,23 @@ inline void dot_row(float (&outputs)[n_tokens], const QuantRows& x, int t, const
             const int32_t x_sum = x_sums[j * n + g];
             int32_t total =
                 dot_group<Isa>(xr + size_t(j) * x.n_cols + k, wr + k, group_size) - Isa::offset * x_sum;
-            if (has_zeros) total = w.times * total - w.zeros[g] * x_sum;
+            if (!in_place) total = w.times * total - w.zeros[g] * x_sum;
             outputs[j] = fused_multiply_add(static_cast<float>(total), ws[g] * xs[j * n + g], outputs[j]);
         }
     }
 }
 
 // out[t * stride] = row t of x times a row of weights, for all tokens.
-template <class Isa, bool has_zeros, int known_group_size>
+template <class Isa, bool in_place, int known_group_size>
 inline void multiply_row(float* out, size_t stride, const QuantRows& x, const CodeRow& w) {
     int t = 0;
     for (float two[2]; t + 2 <= x.n_rows; t += 2) {
-        dot_row<Isa, 2, has_zeros, known_group_size>(two, x, t, w);
+        dot_row<Isa, 2, in_place, known_group_size>(two, x, t, w);
         out[size_t(t) * stride] = two[0], out[size_t(t + 1) * stride] = two[1];
     }
     if (t == x.n_rows) return;
     float one[1];
-    dot_row<Isa, 1, has_zeros, known_group_size>(one, x, t, w);
+    dot_row<Isa, 1, in_place, known_group_size>(one, x, t, w);
     out[size_t(t) * stride] = one[0];
 }
 
@@ -123,8 +126,7 @@ inline void multiply_rows(float* out, const QuantRows& x, const QuantMatrix& w, 
     static thread_local std::vector<float> scale_memory;
     static thread_local std::vector<int32_t> zero_memory;
     const size_t row_bytes = code_bytes(w), mask_row = mask_bytes(w), groups = size_t(n_groups(w));
-    const bool has_codes = w.bits == 8, is_sparse = w.kind == QUANT_GEMM_SPARSE;
-    const bool has_zeros = !has_codes && !is_sparse;
+    const bool in_place = w.bits == 8, is_sparse = w.kind == QUANT_GEMM_SPARSE;
     const bool has_scales = w.scale_type != QUANT_GEMM_GROUP_FP16 && w.kind != QUANT_GEMM_TWO_LEVEL &&
                             size_t(n_scales(w)) == groups;
     // At the beginning of a cache line, so that no store goes into two.
@@ -132,6 +134,7 @@ inline void multiply_rows(float* out, const QuantRows& x, const QuantMatrix& w, 
     codes += -reinterpret_cast<uintptr_t>(codes) % 64;
     float* scales = scratch(scale_memory, groups);
     int32_t* zeros = scratch(zero_memory, groups);
+    if (is_sparse) std::fill_n(zeros, groups, 0);
     // The rows after one follow as one stream, or two.
     auto prefetch = [](const uint8_t* from, size_t n) {
         for (size_t b = 0; b < n; b += 64) __builtin_prefetch(from + row_prefetch_distance + b);
@@ -139,11 +142,11 @@ inline void multiply_rows(float* out, const QuantRows& x, const QuantMatrix& w, 
     for (int i = begin; i < end; i++) {
         const uint8_t* stored = w.codes + size_t(i) * row_bytes;
         CodeRow row{codes, scales, zeros, w.kind == QUANT_GEMM_TWO_LEVEL ? 5 : 1};
-        if (has_codes) {
+        if (in_place) {
             row.codes = reinterpret_cast<const int8_t*>(stored);
         } else {
             prefetch(stored, row_bytes);
-            if (is_sparse) {  // what the mask leaves out has no zero point: it is taken off the others here
+            if (is_sparse) {  // what the mask leaves out has no zero point, so codes are expanded without one
                 prefetch(w.mask + size_t(i) * mask_row, mask_row);
                 expand_columns(codes, w, i, 0, w.n_cols);
             } else {
@@ -156,11 +159,11 @@ inline void multiply_rows(float* out, const QuantRows& x, const QuantMatrix& w, 
         } else {
             expand_scales(scales, w, i);
         }
-        auto multiply = [&](auto with_zeros) {
-            constexpr bool z = decltype(with_zeros)::value;
-            x.group_size == 64 ? multiply_row<Isa, z, 64>(out + i, size_t(w.n_rows), x, row)
-                               : multiply_row<Isa, z, 0>(out + i, size_t(w.n_rows), x, row);
+        auto multiply = [&](auto known) {
+            constexpr bool codes_in_place = decltype(known)::value;
+            x.group_size == 64 ? multiply_row<Isa, codes_in_place, 64>(out + i, size_t(w.n_rows), x, row)
+                               : multiply_row<Isa, codes_in_place, 0>(out + i, size_t(w.n_rows), x, row);
         };
-        has_zeros ? multiply(std::true_type()) : multiply(std::false_type());
+        in_place ? multiply(std::true_type()) : multiply(std::false_type());
     }
 }
