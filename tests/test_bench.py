@@ -498,7 +498,7 @@ def test_labels_move_apart(heights, expected):
     assert spread_out(heights, 10) == pytest.approx(expected)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="bench.versions is for Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_versions_loads_two_and_runs_them_in_turns(monkeypatch):
     """One version twice, compiled without optimization, since no figure matters."""
     monkeypatch.setenv("MAKEFLAGS", "")
@@ -525,7 +525,7 @@ def test_versions_loads_two_and_runs_them_in_turns(monkeypatch):
             versions.compare(libraries, arguments, versions.Case(n_tokens, 1), 1, 0.1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="bench.versions is for Linux")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_versions_refuses_what_is_none(tmp_path):
     command = [sys.executable, "-m", "bench.versions"]
     for arguments, error in (
