@@ -116,8 +116,13 @@ def run_start(libraries: tuple[Path, Path], arguments: list[str], case: Case, fi
         order = (0, 1) if turn % 2 == 0 else (1, 0)
         took = {i: timed(i, times) for i in order}
         pairs.append((took[0], took[1]))
-    a, b = zip(*pairs, strict=True)
-    return Start(statistics.median(x / y for x, y in pairs), (statistics.median(a), statistics.median(b)))
+    return start_of(pairs)
+
+
+def start_of(pairs: list[tuple[float, float]]) -> Start:
+    """What a start found, from the seconds of both versions in each turn."""
+    base, this = zip(*pairs, strict=True)
+    return Start(statistics.median(b / t for b, t in pairs), (statistics.median(base), statistics.median(this)))
 
 
 def compare(

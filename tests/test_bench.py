@@ -498,6 +498,13 @@ def test_labels_move_apart(heights, expected):
     assert spread_out(heights, 10) == pytest.approx(expected)
 
 
+def test_versions_a_ratio_above_1_is_a_faster_version():
+    starts = [versions.start_of(pairs) for pairs in ([(2, 1), (4, 2), (9, 3)], [(3, 1)], [(1, 2)])]
+    assert starts[0] == versions.Start(2, (4, 2))
+    row = versions.line(versions.Case(1, 2), starts)
+    assert row == "decode, -j 2       2.000 (0.500-3.000)  4000.00 ms -> 2000.00 ms"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 def test_versions_loads_two_and_runs_them_in_turns(monkeypatch):
     """One version twice, compiled without optimization, since no figure matters."""
