@@ -1,10 +1,15 @@
 """A chat on a terminal: keys are typed and the screen is read, in tmux."""
 
 import json
+import os
+import pty
 import re
+import select
 import shutil
+import signal
 import subprocess
 import tempfile
+import termios
 import time
 from pathlib import Path
 
@@ -207,6 +212,41 @@ def test_several_lines_between_quotes(open_chat, tmp_path):
     chat.say('"""one"""')
     chat.wait_for(r'"""one"""\n.+\n> *$')
     assert saved(chat, tmp_path / "b.json")[2] == ("user", "one")
+
+
+def test_what_is_typed_between_two_lines_is_shown_once(tmp_path):
+    """The terminal does not echo from a message's first marker to its end. It does during the answer."""
+
+    def echoes():
+        return bool(termios.tcgetattr(terminal)[3] & termios.ECHO)
+
+    def read_until(end):
+        """Whether the terminal was seen to echo on the way."""
+        seen, text, deadline = False, b"", time.monotonic() + 120
+        while end not in text:
+            assert time.monotonic() < deadline, text
+            seen = echoes() or seen
+            if select.select([terminal], [], [], 0)[0]:
+                text += os.read(terminal, 1)
+        return seen
+
+    child, terminal = pty.fork()
+    if child == 0:
+        variables = {**os.environ, "TERM": "xterm", "RUNQ_HISTORY": str(tmp_path / "history")}
+        os.execve(ROOT / "runq", ["runq", str(LLAMA), "-m", "chat", "-t", "0", "-n", "20"], variables)
+    try:
+        read_until(b"conversation.")
+        read_until(b"> ")
+        os.write(terminal, b'"""')
+        for i in range(50):
+            os.write(terminal, b"x\r")
+            assert not read_until(b". "), f"line {i}"
+        os.write(terminal, b'"""\r')
+        assert read_until(b"> ")
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)
 
 
 def test_a_paste_stays_one_message(open_chat, tmp_path):

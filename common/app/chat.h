@@ -144,18 +144,16 @@ inline bool obey_command(Conversation& chat, const std::string& text, bool& leav
 
 // The next message that a person types, or a line of what is no terminal. Lines between three quotes are one.
 inline Typed read_message(Conversation& chat, std::string& text) {
-    constexpr std::string_view quotes = "\"\"\"";
-    const Typed first = chat.editor.read("> ", text);
-    if (first != Typed::line || !chat.terminal || !text.starts_with(quotes)) return first;
-    text.erase(0, quotes.size());
-    while (!text.ends_with(quotes)) {
-        std::string line;
-        if (const Typed next = chat.editor.read(". ", line); next != Typed::line) return next;
-        text += (text.empty() ? "" : "\n") + line;
-    }
-    text.resize(text.size() - quotes.size());
+    static constexpr std::string_view quotes = "\"\"\"";
+    const auto is_open = [](std::string_view typed) {
+        return typed.starts_with(quotes) && (typed.size() < 2 * quotes.size() || !typed.ends_with(quotes));
+    };
+    const Typed typed = chat.editor.read(text, chat.terminal ? +is_open : nullptr);
+    if (typed != Typed::line || !chat.terminal || !text.starts_with(quotes)) return typed;
+    text = text.substr(quotes.size(), text.size() - 2 * quotes.size());
+    if (text.starts_with('\n')) text.erase(0, 1);
     if (text.ends_with('\n')) text.pop_back();
-    return Typed::line;
+    return typed;
 }
 
 // ----------------------------------------------------------------------------

@@ -104,6 +104,10 @@ struct LineEditor::Keys {
     Keys(const Keys&) = delete;
     Keys& operator=(const Keys&) = delete;
 
+    // Whether the terminal itself shows what is typed. libedit lets it do so between two lines; what comes in
+    // that moment would be on the screen twice, since it stands behind the next marker too.
+    void terminal_echoes(bool on) { el_set(edit, EL_SETTY, "-x", on ? "+echo" : "-echo", nullptr); }
+
     static Keys& of(EditLine* edit) {
         void* keys = nullptr;
         el_get(edit, EL_CLIENTDATA, &keys);
@@ -191,7 +195,23 @@ void LineEditor::remember(const std::string&) {}
 
 LineEditor::~LineEditor() = default;
 
-Typed LineEditor::read(const char* marker, std::string& line) {
+Typed LineEditor::read(std::string& text, GoesOn* goes_on) {
+#ifdef LINE_EDITOR
+    if (keys_ != nullptr) keys_->terminal_echoes(false);
+#endif
+    Typed typed = read_line_behind("> ", text);
+    while (typed == Typed::line && goes_on != nullptr && goes_on(text)) {
+        std::string line;
+        typed = read_line_behind(". ", line);
+        text += '\n' + line;
+    }
+#ifdef LINE_EDITOR
+    if (keys_ != nullptr) keys_->terminal_echoes(true);
+#endif
+    return typed;
+}
+
+Typed LineEditor::read_line_behind(const char* marker, std::string& line) {
 #ifdef LINE_EDITOR
     if (keys_ != nullptr) {
         const char* mark = "\1";  // around what takes no room on the screen

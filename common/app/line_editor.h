@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "common/app/streams.h"
 
@@ -25,13 +26,17 @@ class LineEditor {
     LineEditor(const Streams& io, std::string history);
     ~LineEditor();
 
-    // Reads a line without its end, behind a marker if a terminal is read from: "> ".
-    Typed read(const char* marker, std::string& line);
+    // Whether a text wants one more line.
+    using GoesOn = bool(std::string_view text);
+    // Reads a line without its end, and with it those that `goes_on` asks for (null: none), joined by '\n'.
+    // If a terminal is read from, the first stands behind "> ", the others behind ". ".
+    Typed read(std::string& text, GoesOn* goes_on);
     // Puts what was read into the history.
     void remember(const std::string& text);
 
   private:
     struct Keys;  // libedit's, or nothing
+    Typed read_line_behind(const char* marker, std::string& line);
     Streams io_;
     bool terminal_;
     std::string history_;
