@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <ctime>
 #include <functional>
@@ -164,15 +165,22 @@ TEST_CASE("sizes of tokens, merges, patterns and chat") {
 }
 
 TEST_CASE("hash: no keys collide in every process") {
-    // Under one draw, many pairs in one slot of 2^16; under others these are spread.
+    // Under one draw, many pairs in one slot of 2^16; under others these are spread. A single draw may be
+    // unlucky: 1.4 % leave fewer than 900 slots. Half of 21 are not.
     const RandomHash one, other;
     std::vector<uint64_t> same;
     for (uint64_t pair = 0; same.size() < 1000; pair++) {
         if ((one(pair) & 0xFFFF) == 0) same.push_back(pair);
     }
-    std::set<uint64_t> slots;
-    for (const uint64_t pair : same) slots.insert(other(pair) & 0xFFFF);
-    CHECK(slots.size() > 900);  // 992 are expected
+    std::array<size_t, 21> n_slots;
+    for (size_t& n : n_slots) {
+        const RandomHash another;
+        std::set<uint64_t> slots;
+        for (const uint64_t pair : same) slots.insert(another(pair) & 0xFFFF);
+        n = slots.size();
+    }
+    std::nth_element(n_slots.begin(), n_slots.begin() + 10, n_slots.end());
+    CHECK(n_slots[10] > 900);  // 992 are expected
     CHECK(one(std::string_view("hello")) != other(std::string_view("hello")));
     CHECK(one(std::string_view("hello")) == one(std::string_view("hello")));
     CHECK(one(std::string_view("a")) != one(std::string_view("a\0", 2)));
