@@ -118,7 +118,7 @@ help:
 	@echo 'make format      put all sources into their format'
 	@echo 'make golden      write golden/data anew from the numpy reference'
 	@echo 'make test-hf     compare the reference, --hf-out and imports with transformers (PYTHON_HF=python that has torch)'
-	@echo 'make serve-check what --hf-out writes, served by vLLM on this CPU and asked: docs/serving.md (3.5 GB; SERVE=smollm2)'
+	@echo 'make serve-check what --hf-out writes, served by vLLM on this CPU and asked: docs/serving.md (PYTHON_SERVE=python that has vLLM; SERVE=smollm2)'
 	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
 	@echo 'make test-web    the page, in headless Chromium and Firefox'
 	@echo 'make single      build/single/: each program and its headers in one file'

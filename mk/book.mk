@@ -32,7 +32,5 @@ book-pdf: book
 test-book: book $(VENV_READY)
 	@$(PY) -m pytest -q tests/test_book.py
 
-$(BOOK_VENV)/ready: tools/book/requirements.lock
-	@$(call install,$(PACKAGES_PYTHON))
-	@echo "setting up $(BOOK_VENV)" >&2
-	@PYTHON='$(PYTHON)' sh tools/venv.sh $(BOOK_VENV) '$(MAKECMDGOALS)' tools/book/requirements.lock
+$(BOOK_VENV)/ready: tools/book/requirements.lock $(call moved,$(BOOK_VENV))
+	$(call set_up,tools/book/requirements.lock)

@@ -13,9 +13,8 @@ DESKS := windows windows-mingw macos
 
 ZIG_FOLDER := build/zig
 ZIG        := ZIG_GLOBAL_CACHE_DIR=$(ZIG_FOLDER)/cache ZIG_LOCAL_CACHE_DIR=$(ZIG_FOLDER)/cache $(ZIG_FOLDER)/bin/python -m ziglang
-$(ZIG_FOLDER)/ready: tools/zig.lock
-	@$(call install,$(PACKAGES_PYTHON))
-	@PYTHON='$(PYTHON)' sh tools/venv.sh $(ZIG_FOLDER) '$(MAKECMDGOALS)' tools/zig.lock
+$(ZIG_FOLDER)/ready: tools/zig.lock $(call moved,$(ZIG_FOLDER))
+	$(call set_up,tools/zig.lock)
 
 # The distribution's threads for Windows are those of POSIX.
 MINGW          := x86_64-w64-mingw32

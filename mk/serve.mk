@@ -1,16 +1,15 @@
 # What --hf-out writes, served by vLLM on this machine's CPUs and asked over HTTP: tests/serve_check.py, docs/serving.md.
-# Not part of `make test`: its environment takes 3.5 GB, and each server starts for a minute or more.
-#     make serve-check                     everything: an hour and less, by the machine
-#     make serve-check SERVE=smollm2       what has this in its name
+# Not part of `make test`: each server starts for a minute or more. vLLM is in the Python that it is given, and not fetched:
+#     make serve-check PYTHON_SERVE=/path/to/python                     everything: an hour and less, by the machine
+#     make serve-check PYTHON_SERVE=/path/to/python SERVE=smollm2       what has this in its name
 
-SERVE      ?=
-SERVE_VENV := build/serve-venv
+SERVE        ?=
+PYTHON_SERVE ?= $(PYTHON)
 # A network of its own that has a loopback interface alone. Whoever is not root is root in there.
 APART := unshare --net $(if $(filter-out 0,$(shell id -u)),--map-root-user)
 
-.PHONY: serve-check
-serve-check: $(SERVE_VENV)/ready $(VENV_READY) $(SMOLLM2).gguf $(SMOLLM2).txt runq_w8a8 runq_gptq
-	@$(APART) sh -c 'ip link set lo up && exec $(SERVE_VENV)/bin/python -m tests.serve_check $(if $(SERVE),--only "$(SERVE)")'
-
-$(SERVE_VENV)/ready: tools/serve_venv.sh
-	@PYTHON='$(PYTHON)' sh tools/serve_venv.sh $(SERVE_VENV)
+.PHONY: serve-check serve-python
+serve-check: serve-python $(VENV_READY) $(SMOLLM2).gguf $(SMOLLM2).txt runq_w8a8 runq_gptq
+	@$(APART) sh -c 'ip link set lo up && exec "$(PYTHON_SERVE)" -m tests.serve_check $(if $(SERVE),--only "$(SERVE)")'
+serve-python:
+	@'$(PYTHON_SERVE)' -m tests.serve_check --help > /dev/null

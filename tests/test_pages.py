@@ -89,7 +89,10 @@ TOOLS = {
 def test_serve_check_says_what_to_type_where_there_is_no_engine():
     done = subprocess.run([sys.executable, "-S", "-m", "tests.serve_check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr == f"{sys.executable} has no vllm. Please type: make serve-check\n"
+    assert done.stderr == (
+        f"{sys.executable} has no vllm, openai, jinja2, gguf, ml_dtypes. Please type: "
+        "make serve-check PYTHON_SERVE=/path/to/python, with one that has (docs/serving.md)\n"
+    )
 
 
 def refused(command: list[str], missing: str):
