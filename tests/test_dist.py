@@ -40,7 +40,7 @@ def unpacked(system, folder):
             z.extractall(folder)
     else:
         with tarfile.open(path) as tar:
-            tar.extractall(folder, filter="tar")
+            tar.extractall(folder, **({"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}))  # Python 3.11.4
     (inside,) = folder.iterdir()
     return inside
 

@@ -5,12 +5,14 @@ same on real systems.
 """
 
 import hashlib
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
+from tarfile import TarFile, TarInfo
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -18,6 +20,7 @@ from packaging.specifiers import SpecifierSet
 from tests.helpers import ROOT
 from tests.pages import tracked_files
 from tests.test_docs import DOCUMENTS, blocks
+from tools.library_sources import unpack
 
 COREUTILS = ("sh", "cat", "cp", "env", "grep", "head", "ls", "mkdir", "sed", "tail", "touch", "tr", "true")
 
@@ -434,6 +437,20 @@ def test_a_goal_asks_for_all_its_packages_at_once(tree):
         assert requests, goal
         assert not set().union(*requests) - requests[0], goal
         assert not (tree / "build/packages").exists()
+
+
+@pytest.mark.parametrize("filters", [True, False])
+def test_sources_are_unpacked_by_any_python_3_11(tmp_path, monkeypatch, filters):
+    """Before 3.11.4 tarfile knows no filters."""
+    if not filters:
+        monkeypatch.delattr("tarfile.data_filter")
+        extract = TarFile.extractall
+        monkeypatch.setattr(TarFile, "extractall", lambda tar, path: extract(tar, path))
+    archive = io.BytesIO()
+    with TarFile.open(fileobj=archive, mode="w:gz") as tar:
+        tar.addfile(TarInfo("pcre2-10.42/README"))
+    unpack(archive.getvalue(), tmp_path / "pcre2")
+    assert [path.name for path in tmp_path.rglob("*")] == ["pcre2", "README"]
 
 
 @pytest.mark.parametrize("environment", ENVIRONMENTS)

@@ -52,7 +52,8 @@ def unpack(archive: bytes, folder: Path) -> None:
     for old in (part, folder):
         shutil.rmtree(old, ignore_errors=True)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(part, filter="data")
+        # Before Python 3.11.4 there is no filter. What is in the archive is known by its hash.
+        tar.extractall(part, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     (inside,) = part.iterdir()
     inside.rename(folder)
     part.rmdir()
