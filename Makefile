@@ -62,6 +62,17 @@ all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
 include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/libraries.mk mk/desks.mk mk/dist.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk mk/web.mk mk/web-page.mk
 
+# What the goals take of Debian (mk/build.mk) comes before whatever asks for some of it, or fetches something.
+ifneq ($(NEEDS_HERE),)
+PACKAGES_HERE := build/packages-for-$(subst $(empty) $(empty),-,$(NEEDS_HERE))
+$(PACKAGES_HERE):
+	@mkdir -p build
+	@$(call install)
+	@touch $@
+build/packages $(addprefix build/packages-,test hw arm opencl hip lint fuzz mingw wine dist web browser) $(SOURCES)/ready \
+    $(VENV_READY) $(BOOK_VENV)/ready $(ZIG_FOLDER)/ready $(WEB_VENV)/ready build/hw/yowasp/ready: | $(PACKAGES_HERE)
+endif
+
 build/models/random-llama.gptq-order.bin:    EXPORT := gptq
 build/models/random-qwen3-moe.moe-a8w8.bin: EXPORT := moe --format a8w8 --no-smooth
 $(RANDOM_MODELS): build/models/random-%.bin: $(VENV_READY) $(EXPORTER) $(wildcard models/random-*/*)

@@ -42,6 +42,7 @@ PACKAGES_OPENCL := pocl-opencl-icd ocl-icd-opencl-dev
 PACKAGES_HIP  := hipcc libamdhip64-dev rocm-device-libs
 PACKAGES_LINT := clang clang-format clang-tidy
 PACKAGES_FUZZ := clang libclang-rt-dev
+PACKAGES_LLVM := llvm
 
 # The compiler lists the headers that it read, for each file that it makes: build/deps/FILE.d, read back at the end.
 DEPS = -MMD -MP -MT $@ -MF build/deps/$(subst /,_,$@).d
@@ -82,12 +83,16 @@ build/flags: FORCE
 	@echo '$(FLAGS)' | cmp -s - $@ || echo '$(FLAGS)' > $@
 FORCE:
 
-# Packages are asked for when the first rule needs some, and then for everything that the goals take, so that a person
-# without the right to install them types one line. A goal that is not in this list is asked about rule by rule.
+# Packages are asked for before anything is compiled or fetched, all that the goals take at once, so that a person types one
+# password, or one line for root. A goal that is not in this list takes those of one rule.
 NEEDS_HERE = $(sort $(foreach goal,$(or $(MAKECMDGOALS),all),$(NEEDS_$(goal))))
 $(foreach goal,all run chat smollm2 bench quality test-real serve-check,$(eval NEEDS_$(goal) := BUILD PYTHON))
 $(foreach goal,test check gpu-files,$(eval NEEDS_$(goal) := BUILD PYTHON TEST))
 $(foreach goal,fuzz fuzz-corpus test-fuzz,$(eval NEEDS_$(goal) := BUILD PYTHON FUZZ))
+NEEDS_fuzz-coverage := BUILD PYTHON FUZZ LLVM
+$(foreach goal,$(PROGRAMS) $(CUDA_PROGRAMS),$(eval NEEDS_$(goal) := BUILD))
+$(foreach goal,$(FIRST_MODELS),$(eval NEEDS_$(goal) := PYTHON))
+NEEDS_test-all := BUILD PYTHON TEST LINT ARM HIP FUZZ
 $(foreach goal,lint lint-format lint-g++ lint-clang++ lint-tidy,$(eval NEEDS_$(goal) := BUILD PYTHON TEST LINT))
 NEEDS_test-arm := BUILD PYTHON TEST ARM
 NEEDS_hip      := BUILD HIP

@@ -10,6 +10,10 @@
 
 DESKS := windows windows-mingw macos
 .PHONY: windows windows-mingw macos
+NEEDS_windows       := PYTHON
+NEEDS_macos         := PYTHON
+NEEDS_windows-mingw := MINGW
+NEEDS_test-windows  := BUILD PYTHON MINGW WINE
 
 ZIG_FOLDER := build/zig
 ZIG        := ZIG_GLOBAL_CACHE_DIR=$(ZIG_FOLDER)/cache ZIG_LOCAL_CACHE_DIR=$(ZIG_FOLDER)/cache $(ZIG_FOLDER)/bin/python -m ziglang

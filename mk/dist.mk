@@ -55,6 +55,8 @@ endef
 $(foreach cpu,x86_64 aarch64,$(eval $(call dist_linux,$(cpu))))
 
 PACKAGES_DIST := g++ g++-aarch64-linux-gnu
+NEEDS_dist      := BUILD PYTHON DIST
+NEEDS_test-dist := BUILD PYTHON DIST WINE
 build/packages-dist:
 	@mkdir -p $(@D)
 	@$(call install,$(PACKAGES_DIST))

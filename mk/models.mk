@@ -16,7 +16,7 @@ define set_up
 @PYTHON='$(PYTHON)' sh tools/venv.sh $(@D) '$(MAKECMDGOALS)' $1
 endef
 moved = $(shell cd $1 2>/dev/null && test -x bin/python && grep -qF "$$(pwd -P)/bin/python" bin/pip || echo FORCE)
-$(VENV_READY): requirements.lock $(call moved,$(VENV)) $(if $(filter BUILD,$(NEEDS_HERE)),| build/packages)
+$(VENV_READY): requirements.lock $(call moved,$(VENV))
 	$(call set_up,requirements.lock)
 $(PY): $(VENV_READY) ;
 

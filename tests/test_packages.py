@@ -71,12 +71,13 @@ class Machine:
         """Those that apt can find."""
         self.has("apt-cache", f'case " {" ".join(packages)} " in *" $2 "*) echo "Package: $2" ;; *) exit 100 ;; esac')
 
-    def runs(self, script, *arguments, **variables):
+    def runs(self, script, *arguments, stderr=subprocess.PIPE, **variables):
         return subprocess.run(
             [self.bin / "sh", f"tools/{script}", *arguments],
             cwd=self.folder,
             env={"PATH": str(self.bin), **variables},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
 
@@ -101,8 +102,11 @@ def test_a_user_without_sudo_is_given_a_line_for_root(machine):
 
 def test_a_user_whom_sudo_refuses_is_given_a_line_with_it(machine):
     machine.has("sudo", "echo 'sudo: a password is required' >&2; exit 1")
-    line = machine.says("install.sh", "pkg-config")
-    assert line == "packages are missing; please type: sudo apt-get install -y pkg-config"
+    done = machine.runs("install.sh", "pkg-config")
+    first, line = done.stderr.splitlines()
+    assert first == "installing: pkg-config"
+    assert re.fullmatch(r"packages are missing; please type: sudo (apt-get .*)?apt-get install -y pkg-config", line)
+    assert done.returncode == 1
 
 
 def test_root_is_given_a_line_without_sudo_when_apt_fails(machine):
@@ -123,13 +127,23 @@ def test_packages_are_installed_where_that_is_allowed(machine, user):
     machine.has("apt-get", f'echo "$DEBIAN_FRONTEND apt-get $*" >> {log}')
     machine.has("id", f"echo {0 if user == 'root' else 1000}")
     if user == "sudo":
-        machine.has("sudo", f'echo "sudo $*" >> {log}; exec "$@"')
+        machine.has("sudo", 'exec "$@"')
     done = machine.runs("install.sh", "pkg-config", "libsimde-dev")
     assert (done.returncode, done.stderr) == (0, "installing: pkg-config libsimde-dev\n")
     lines = log.read_text().splitlines()
     assert lines[-1].startswith("noninteractive apt-get install -y ")
     assert lines[-1].endswith(" pkg-config libsimde-dev")
-    assert (lines[0] == "sudo true") == (user == "sudo")
+
+
+def test_sudo_asks_once_after_what_is_to_be_installed_was_said(machine):
+    """Though it asks for a password at every call, and apt has to get its lists first."""
+    seen, lists = machine.folder / "seen.txt", machine.folder / "lists"
+    machine.has("sudo", f'echo "password of $(id -u):" >> {seen}; exec "$@"')
+    machine.has("apt-get", f'[ "$1" = update ] && touch {lists}; [ -e {lists} ] || exit 100; echo "$1" >> {seen}')
+    with seen.open("a") as standard_error:
+        done = machine.runs("install.sh", "pkg-config", stderr=standard_error)
+    assert done.returncode == 0
+    assert seen.read_text().splitlines() == ["installing: pkg-config", "password of 1000:", "update", "install"]
 
 
 def test_nothing_is_asked_for_that_is_there(machine):
@@ -428,14 +442,23 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_a_goal_asks_for_all_its_packages_at_once(tree):
-    """What is asked for later is in the first request."""
-    goals = re.findall(r"^NEEDS_(\S+) :=", make(tree, "-p", "help"), re.M)
-    assert {"all", "run", "test", "lint", "test-arm", "test-fuzz"} <= set(goals)
-    for goal in goals:
-        requests = [set(line.split()) for line in re.findall(r"tools/install\.sh ([^&|;\n]*)", make(tree, goal))]
-        assert requests, goal
-        assert not set().union(*requests) - requests[0], goal
+# Goals that take no packages.
+NOTHING = {"clean", "uninstall", "help", "single", "cuda", "gpu-check", "serve-python", "test-fresh"}
+
+
+def test_a_goal_asks_for_all_its_packages_at_once_and_first(tree):
+    """What is asked for later is in the first request, and nothing is compiled or fetched before it."""
+    goals = re.search(r"^\.PHONY: (.*)$", make(tree, "-p", "help"), re.M)[1].split()
+    assert {"all", "run", "test", "test-all", "lint", "web", "dist", "windows", "book"} <= set(goals)
+    for goal in (*goals, "runq", "model.bin", "runq model.bin", "runq_awq model_awq.bin book", ".venv/bin/python"):
+        lines = make(tree, *goal.split()).splitlines()
+        requests = [(i, set(found[1].split())) for i, line in enumerate(lines)
+                    if (found := re.search(r"tools/install\.sh ([^&|;\n]*)", line))]  # fmt: skip
+        assert bool(requests) == (goal not in NOTHING), goal
+        for first, packages in requests[:1]:
+            assert set().union(*(later for _, later in requests)) <= packages, goal
+            work = [line for line in lines[:first] if not re.match(r" *(mkdir|echo|grep|cmp|rm|\[|\{) ", line)]
+            assert work == [] or goal == "serve-check", goal  # that looks at a Python that it is given
         assert not (tree / "build/packages").exists()
 
 

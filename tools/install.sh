@@ -62,15 +62,15 @@ typed=${sudo#false }
 line="${typed}apt-get install -y$missing"
 has_lists || line="${typed}apt-get update && $line"
 
-# shellcheck disable=SC2086  (lists of words)
-if ${sudo}true 2>/dev/null; then
-    echo "installing:$missing" >&2
-    # Another rule of a parallel make, or another program, may be at it: apt waits.
-    options="-y -qq -o DPkg::Lock::Timeout=600 --no-install-recommends"
-    install="${sudo}env DEBIAN_FRONTEND=noninteractive apt-get install $options$missing"
-    $install >/dev/null 2>&1 && exit 0
-    ${sudo}apt-get update -qq >/dev/null 2>&1 || true
-    error=$($install 2>&1 >/dev/null) && exit 0
-    fail "apt-get: $(echo "$error" | grep -m1 '^E:' || echo failed); please type$as: $line"
-fi
+# Said before sudo asks for a password. It does so once, whatever it remembers: all that root does is one command, which
+# first says that it has begun. Another rule of a parallel make, or another program, may be at it: apt waits.
+[ "$sudo" = "false " ] || echo "installing:$missing" >&2
+options="-y -qq -o DPkg::Lock::Timeout=600 --no-install-recommends"
+install="DEBIAN_FRONTEND=noninteractive apt-get install $options$missing"
+begun="as root"
+said=$(${sudo}sh -c "echo '$begun'; $install >/dev/null 2>&1 && exit
+    apt-get update -qq >/dev/null 2>&1; $install 2>&1 >/dev/null" 2>/dev/null) && exit 0
+case "$said" in
+"$begun"*) fail "apt-get: $(echo "$said" | grep -m1 '^E:' || echo failed); please type$as: $line" ;;
+esac
 fail "packages are missing; please type$as: $line"
