@@ -85,15 +85,19 @@ run: runq model.bin
 
 # Programs, manual pages and completions; DESTDIR=FOLDER: as if FOLDER were /.
 PREFIX ?= /usr/local
-INSTALLED = $(DESTDIR)$(PREFIX)
+# Of PREFIX=~/x bash makes a path, other shells do not.
+home = $(if $(filter ~,$1),$(HOME),$(patsubst ~/%,$(HOME)/%,$1))
+INSTALLED = $(call home,$(DESTDIR))$(call home,$(PREFIX))
+# Nothing is written to build/: it would be root's after sudo make install, and in the way of the next user's.
 install: $(ALL_PROGRAMS)
-	@$(PYTHON) tools/manual.py build/manual $(ALL_PROGRAMS:%=./%)
 	@install -d '$(INSTALLED)/bin' '$(INSTALLED)/share/man/man1' '$(INSTALLED)/share/bash-completion/completions' \
 	    '$(INSTALLED)/share/zsh/site-functions'
 	install $(ALL_PROGRAMS) '$(INSTALLED)/bin'
-	install -m 644 $(ALL_PROGRAMS:%=build/manual/man/man1/%.1) '$(INSTALLED)/share/man/man1'
-	install -m 644 $(ALL_PROGRAMS:%=build/manual/bash/%) '$(INSTALLED)/share/bash-completion/completions'
-	install -m 644 $(ALL_PROGRAMS:%=build/manual/zsh/_%) '$(INSTALLED)/share/zsh/site-functions'
+	@pages=$$(mktemp -d) && trap 'rm -rf "$$pages"' EXIT && \
+	    '$(PYTHON)' tools/manual.py "$$pages" $(ALL_PROGRAMS:%=./%) && \
+	    install -m 644 "$$pages"/man/man1/* '$(INSTALLED)/share/man/man1' && \
+	    install -m 644 "$$pages"/bash/* '$(INSTALLED)/share/bash-completion/completions' && \
+	    install -m 644 "$$pages"/zsh/* '$(INSTALLED)/share/zsh/site-functions'
 uninstall:
 	rm -f $(foreach p,$(ALL_PROGRAMS),'$(INSTALLED)/bin/$p' '$(INSTALLED)/share/man/man1/$p.1' \
 	    '$(INSTALLED)/share/bash-completion/completions/$p' '$(INSTALLED)/share/zsh/site-functions/_$p')

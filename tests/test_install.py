@@ -1,8 +1,11 @@
 """make install: programs, and manual pages and completions, which are made of what --help prints."""
 
+import os
 import re
+import shlex
 import shutil
 import subprocess
+from functools import partial
 
 import pytest
 
@@ -47,21 +50,29 @@ def test_a_help_of_another_form_is_refused():
         parse(text)
 
 
-def test_completion_for_bash():
-    def complete(*words):
-        script = f"{bash(parse(help_of('runq_gptq')))}\nCOMP_WORDS=(runq_gptq {' '.join(words)})\n"
+def test_completion_for_bash(tmp_path):
+    def complete(*words, folder=ROOT):
+        script = f"{bash(parse(help_of('runq_gptq')))}\nCOMP_WORDS=(runq_gptq {shlex.join(words)})\n"
         script += f"COMP_CWORD={len(words)}\n_runq_gptq\nprintf '%s\\n' \"${{COMPREPLY[@]}}\""
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=folder)
         assert done.stderr == ""
-        return done.stdout.split()
+        return done.stdout.splitlines()
 
     assert complete("--ba") == ["--backend"]
     assert complete("-m", "ch") == ["chat"]
-    assert complete("--kv", "''") == ["f32", "f16", "q8"]
-    assert complete("--backend", "''") == ["auto", "builtin"]
-    assert complete("-n", "''") == []
+    assert complete("--kv", "") == ["f32", "f16", "q8"]
+    assert complete("--backend", "") == ["auto", "builtin"]
+    assert complete("-n", "") == [""]
     assert "README.md" in complete("READ")
     assert "README.md" in complete("-f", "READ")
+    names = ("my file.bin", 'my "q" file.bin', "it's*.bin", "its.bin")
+    for name in names:
+        (tmp_path / name).touch()
+    (tmp_path / "a folder").mkdir()
+    assert sorted(complete("", folder=tmp_path)) == sorted([*names, "a folder"])
+    for typed, name in ((r"my\ f", names[0]), ('"my f', names[0]), ("'my f", names[0]), (r"it\'s\*", names[2])):
+        assert complete("-f", typed, folder=tmp_path) == [name]
+    assert complete("--trace", "a", folder=tmp_path) == ["a folder"]
 
 
 def test_completion_for_zsh():
@@ -82,15 +93,23 @@ def test_the_manual_page_has_no_warning():
     assert re.search(r"-n, --steps N\n +new tokens, in chat for each turn", text)
 
 
-def test_install_and_uninstall(tmp_path):
+@pytest.mark.parametrize(
+    "where", [["DESTDIR={folder}", "PREFIX=/opt/runq"], ["PREFIX=~/opt/runq"], ["DESTDIR=~", "PREFIX=/opt/runq"]]
+)
+def test_install_and_uninstall(tmp_path, where):
+    """Into folders that a shell has not expanded, too."""
     folder = tmp_path / "a b"
-    where = [f"DESTDIR={folder}", "PREFIX=/opt/runq"]
-    subprocess.run(["make", "--no-print-directory", "install", *where], cwd=ROOT, check=True, capture_output=True)
+    folder.mkdir()
+    make = ["make", "--no-print-directory", *(text.format(folder=folder) for text in where)]
+    run = partial(subprocess.run, cwd=ROOT, check=True, capture_output=True, env=os.environ | {"HOME": str(folder)})
+    run([*make, "install"])
+    commands = run([*make, "-n", "install"], text=True).stdout
+    assert "build/" not in commands[commands.index("install -d") :]  # which may be somebody else's by then
     files = {str(path.relative_to(folder / "opt" / "runq")) for path in folder.rglob("*") if path.is_file()}
     share = ("man/man1/{}.1", "bash-completion/completions/{}", "zsh/site-functions/_{}")
     names = ("bin/{}", *(f"share/{name}" for name in share))
     assert files == {name.format(program) for program in PROGRAMS for name in names}
     done = subprocess.run([folder / "opt/runq/bin/runq", "-V"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("runq ")
-    subprocess.run(["make", "--no-print-directory", "uninstall", *where], cwd=ROOT, check=True, capture_output=True)
+    run([*make, "uninstall"])
     assert not any(path.is_file() for path in folder.rglob("*"))

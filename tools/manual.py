@@ -89,6 +89,13 @@ def manual(found: Help, version: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+# Names of files, a line each. Quotes that were typed do not belong to a name; readline adds those that it needs. macOS
+# has bash 3.2.
+BASH_FILES = r"""    word=${word//\\} word=${word#[\'\"]}
+    while IFS= read -r name; do COMPREPLY+=("$name"); done < <(compgen -f -- "$word")
+"""
+
+
 def bash(found: Help) -> str:
     """Completion for bash."""
     options = [option for *_, group in found.groups for option in group]
@@ -99,15 +106,15 @@ def bash(found: Help) -> str:
         if option.choices:
             cases += f'    {names}) COMPREPLY=($(compgen -W "{" ".join(option.choices)}" -- "$word")); return ;;\n'
         elif option.argument in FILE_ARGUMENTS:
-            cases += f'    {names}) COMPREPLY=($(compgen -f -- "$word")); return ;;\n'
+            cases += f"    {names}) ;;\n"
         elif option.argument:
             cases += f"    {names}) return ;;\n"
     words = " ".join(option.name for option in options)
     return (
-        f"# Completion of {found.name} for bash\n{function}() {{\n    local word=${{COMP_WORDS[COMP_CWORD]}}\n"
-        f'    COMPREPLY=()\n    case "${{COMP_WORDS[COMP_CWORD - 1]}}" in\n{cases}    esac\n'
-        f'    if [[ $word == -* ]]; then COMPREPLY=($(compgen -W "{words}" -- "$word"))\n'
-        f'    else COMPREPLY=($(compgen -f -- "$word")); fi\n}}\ncomplete -o filenames -F {function} {found.name}\n'
+        f"# Completion of {found.name} for bash\n{function}() {{\n    local word=${{COMP_WORDS[COMP_CWORD]}} name\n"
+        f'    COMPREPLY=()\n    case "${{COMP_WORDS[COMP_CWORD - 1]}}" in\n{cases}    *)\n'
+        f'        if [[ $word == -* ]]; then COMPREPLY=($(compgen -W "{words}" -- "$word")); return; fi ;;\n'
+        f"    esac\n{BASH_FILES}}}\ncomplete -o filenames -F {function} {found.name}\n"
     )
 
 
