@@ -3,9 +3,11 @@
     python3 tests/fresh.py [bookworm] [trixie]
 
 Each system is debootstrap's smallest, with git, make and ca-certificates added. It takes mirror, proxies, pip's index
-and certificates from the machine that this runs on. An unprivileged user has HEAD's files and types what README says:
+and certificates from the machine that this runs on. An unprivileged user has cloned HEAD and types what README says:
 
-    with sudo       `make run` installs what is missing and tells a story; so do the commands that follow it
+    with sudo       `make run` installs what is missing and tells a story; so do the commands that follow it. The book
+                    is served, and `make chat` knows the capital of France. With FULL=1 in the environment `make test`
+                    has 0 failures, which takes longer than all else
     without sudo    `make run` prints one line. Once root has typed what it says, `make run` tells a story
 
 The output has no warnings, and nothing outside the tree changes. Where this cannot run, it says why and exits with 0.
@@ -35,7 +37,13 @@ PACKAGES = ("ca-certificates", "git", "make")
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 USER, UID = "ada", 1000
 TREE = Path("home") / USER / "runq"
-TOO_LONG = {"make test", "make chat"}  # of README's commands
+APART = {"make test", "make chat"}  # of README's commands: what they print is no story
+TEST = f"make -j{len(os.sched_getaffinity(0))} test"
+CHAT = "echo 'What is the capital of France?' | make chat"
+# The server prints where it is, and ends with the shell.
+BOOK = """mkfifo build/served && { make book-serve PORT=0 > build/served & } && \
+url=$(sed -n '/^http/{s/ .*//;p;q}' build/served) && \
+python3 -c 'import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())' "$url" """
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 
 
@@ -180,15 +188,14 @@ def base(suite: str, mirror: str) -> Path:
 
 
 def unpack(suite: str, mirror: str, name: str) -> Path:
-    """A new system, with the files of HEAD in its user's home."""
+    """A new system, with a clone of HEAD in its user's home."""
     archive = base(suite, mirror)
     system = WORK / f"{suite}-{name}"
     remove(system)
     system.with_suffix(".log").unlink(missing_ok=True)
-    (system / TREE).mkdir(parents=True)
+    system.mkdir(parents=True)
     run("tar", "-C", system, "--numeric-owner", "-xf", archive)
-    files = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True).stdout
-    subprocess.run(["tar", "-C", system / TREE, "-xf", "-"], input=files, check=True)
+    run("git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}", system / TREE)
     run("chown", "-R", f"{UID}:{UID}", system / TREE)
     as_root(system, "apt-get update -qq")
     return system
@@ -203,7 +210,7 @@ def readme() -> tuple[list[str], str, str]:
     section = re.search(r"^## Run it$(.*?)^## ", (ROOT / "README.md").read_text(), re.M | re.S)[1]
     commands = "".join(re.findall(r"^```sh\n(.*?)^```$", section, re.M | re.S)).splitlines()
     shown = re.search(r"<!-- output: (.*?) -->\n```text\n(.*?)```", section, re.S)
-    return [command for command in commands if command not in TOO_LONG], shown[1], shown[2]
+    return [command for command in commands if command not in APART], shown[1], shown[2]
 
 
 # ----------------------------------------------------------------------------
@@ -246,15 +253,16 @@ def typed(system: Path, command: str, user: str = USER, network: bool = True) ->
     return done
 
 
-def works(system: Path, command: str, beginning: str = "Once upon a time") -> None:
-    """The command prints a text."""
+def works(system: Path, command: str, pattern: str = r"^Once upon a time") -> None:
+    """The command prints something like that."""
 
     def work() -> None:
         done = typed(system, command)
-        if done.returncode or not re.search(rf"^{re.escape(beginning)}", done.stdout, re.M):
-            raise FreshError(f"{command}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-4000:]}")
+        if done.returncode or not re.search(pattern, done.stdout, re.M):
+            why = f"exit code {done.returncode}, expected '{pattern}'"
+            raise FreshError(f"{command}: {why}\n{(done.stdout + done.stderr)[-4000:]}")
 
-    step(command, work)
+    step(command.splitlines()[0], work)
 
 
 def refused(system: Path, command: str, pattern: str, network: bool = True) -> re.Match[str]:
@@ -278,7 +286,11 @@ def with_sudo(suite: str, mirror: str) -> None:
     commands, shown, output = readme()
     for command in commands:
         works(system, command)
-    works(system, shown, output)
+    works(system, shown, "^" + re.escape(output))
+    works(system, BOOK, r"<title>.*runq")
+    works(system, CHAT, r"\bParis\b")
+    if os.environ.get("FULL", "0") not in ("", "0"):
+        works(system, TEST, r"^\d+ passed, 0 failed")
     remove(system)
 
 
