@@ -11,6 +11,7 @@ from golden.op_vectors_awq import add_awq
 from golden.op_vectors_fp32 import add_attention, add_fp32_operations
 from golden.op_vectors_gptq import add_gptq
 from golden.op_vectors_int8 import add_attention_int8, add_matmul, add_models, add_quantize, add_static
+from golden.op_vectors_kinds import add_kinds
 from golden.op_vectors_moe import add_moe
 
 
@@ -27,4 +28,5 @@ def op_vectors() -> OpVectors:
     add_gptq(vectors, np.random.default_rng(9))
     add_moe(vectors, np.random.default_rng(10))
     add_attention_int8(vectors, np.random.default_rng(11))
+    add_kinds(vectors, np.random.default_rng(12))
     return vectors

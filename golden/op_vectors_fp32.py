@@ -79,8 +79,13 @@ def add_attention(vectors: OpVectors, rng: np.random.Generator) -> None:
     for case, n, start in (("attention", 9, 0), ("attention.decode", 1, 300), *around_boundaries("attention.")):
         q = rng.standard_normal((n, 6, 32)).astype(F32)
         k, v = (rng.standard_normal((start + n, 2, 32)).astype(F32) for _ in range(2))
-        recorder = Recorder()
-        out = attention(recorder, "", q, k, v)
-        values = {"scores": recorder.tensors["attn.scores"], "probs": recorder.tensors["attn.probs"], "out": out}
-        outputs = {name: (value, OP_TOLERANCE) for name, value in values.items()}
-        vectors.add(case, "attention", {"q": q, "k": k, "v": v}, outputs, first_position=start)
+        add_attention_case(vectors, case, q, k, v)
+
+
+def add_attention_case(vectors: OpVectors, case: str, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
+    """Attention of queries at the last positions."""
+    recorder = Recorder()
+    out = attention(recorder, "", q, k, v)
+    values = {"scores": recorder.tensors["attn.scores"], "probs": recorder.tensors["attn.probs"], "out": out}
+    outputs = {name: (value, OP_TOLERANCE) for name, value in values.items()}
+    vectors.add(case, "attention", {"q": q, "k": k, "v": v}, outputs, first_position=len(k) - len(q))

@@ -1,5 +1,7 @@
 """Golden vectors of int8: quantizing, products, both products of attention, and the files of whole Q8 models."""
 
+from functools import partial
+
 import numpy as np
 
 from formats.checkpoint import Config, tensor_shapes
@@ -61,21 +63,22 @@ def tie_groups(rng: np.random.Generator, group_size: int, n_groups: int) -> np.n
     return np.array(groups, F32)
 
 
+def add_quantized(vectors: OpVectors, case: str, x: np.ndarray, group_size: int) -> None:
+    """One case of quantizing, and of what its codes stand for."""
+    q = quantize(x, group_size)
+    outputs = {"codes": (q.codes, EXACT), "scales": (q.scales, EXACT), "dequantized": (dequantize(q), EXACT)}
+    vectors.add(case, "quantize", {"x": x}, outputs, group_size=group_size)
+
+
 def add_quantize(vectors: OpVectors, rng: np.random.Generator) -> None:
     """int8 codes with a scale per group, and per row."""
-
-    def add(case: str, x: np.ndarray, group_size: int) -> None:
-        q = quantize(x, group_size)
-        outputs = {"codes": (q.codes, EXACT), "scales": (q.scales, EXACT), "dequantized": (dequantize(q), EXACT)}
-        vectors.add(case, "quantize", {"x": x}, outputs, group_size=group_size)
-
     for group_size in (16, 32, 64, 128):
-        add(f"quantize.{group_size}", edge_groups(rng, group_size), group_size)
+        add_quantized(vectors, f"quantize.{group_size}", edge_groups(rng, group_size), group_size)
     for n in (64, 384, 2048):
         x = edge_groups(rng, n)[:, :n].copy()
         x[6, : n // 2] = 0
-        add(f"quantize.row{n}", x, n)
-    add("quantize.ties", tie_groups(rng, 64, 32).reshape(8, -1), 64)
+        add_quantized(vectors, f"quantize.row{n}", x, n)
+    add_quantized(vectors, "quantize.ties", tie_groups(rng, 64, 32).reshape(8, -1), 64)
 
 
 def add_static(vectors: OpVectors, rng: np.random.Generator) -> None:
@@ -144,13 +147,16 @@ def beyond_24_bits(n_cols: int) -> tuple[Quantized, Quantized]:
     return Quantized(x, np.ones((1, 1), F32)), Quantized(w.astype(np.int8), np.ones((len(w), 1), F32))
 
 
+def add_product(vectors: OpVectors, name: str, x: Quantized, w: Quantized, limit: float = OP_TOLERANCE) -> None:
+    """One product."""
+    inputs = {"x.codes": x.codes, "x.scales": x.scales, "w.codes": w.codes, "w.scales": w.scales}
+    outputs = {"accumulators": (accumulators(x, w), EXACT), "out": (matmul(x, w), limit)}
+    vectors.add(f"matmul.{name}", "matmul", inputs, outputs, group_size=x.group_size)
+
+
 def add_matmul(vectors: OpVectors, rng: np.random.Generator) -> None:
     """int8 products: odd sizes, one group and many, extreme accumulators, and their conversion to fp32."""
-
-    def add(name: str, x: Quantized, w: Quantized, limit: float = OP_TOLERANCE) -> None:
-        inputs = {"x.codes": x.codes, "x.scales": x.scales, "w.codes": w.codes, "w.scales": w.scales}
-        outputs = {"accumulators": (accumulators(x, w), EXACT), "out": (matmul(x, w), limit)}
-        vectors.add(f"matmul.{name}", "matmul", inputs, outputs, group_size=x.group_size)
+    add = partial(add_product, vectors)
 
     # Tokens x rows x columns; rows and tokens that are no multiple of anything, one group, many groups, whole rows.
     shapes = (
@@ -177,28 +183,40 @@ def add_attention_int8(vectors: OpVectors, rng: np.random.Generator) -> None:
         ("attention_int8", 9, 0, 32), ("attention_int8.decode", 1, 300, 32), ("attention_int8.odd", 3, 5, 20),
         *((*case, 32) for case in around_boundaries("attention_int8.")),
     ):  # fmt: skip
-        q = quantize(rng.standard_normal((n, 6 * head_dim)).astype(F32), head_dim)
-        k, v = (quantize(rng.standard_normal((start + n, 2 * head_dim)).astype(F32), head_dim) for _ in range(2))
-        qc, kc, vc = (x.codes.reshape(len(x.codes), -1, head_dim) for x in (q, k, v))
-        extreme = np.where(np.arange(start + n) % 3 == 0, 127, -127).astype(np.int8)
-        kc[:, 1], vc[:, 1] = extreme[:, None], -extreme[:, None]  # the second head's sums are as large as can be
-        qc[:, 3:] = 127
-        future = is_future(n, start + n)
-        sums = np.where(future, 0, score_sums(qc, kc)).astype(np.int32)
-        scores = scores_of(sums, q.scales, k.scales, head_dim)
-        inputs = {"q_codes": qc, "q_scales": q.scales, "k_codes": kc, "k_scales": k.scales}
-        outputs = {"sums": (sums, EXACT), "scores": (scores, OP_TOLERANCE)}
-        vectors.add(case + ".scores", "attention_int8_scores", inputs, outputs, first_position=start)
+        add_attention_int8_case(vectors, case, rng, n, start, head_dim)
 
-        probs = softmax(np.where(future, F32(-np.inf), scores / scores.std()))
-        codes, scales = quantized_weights(weights_of(probs, v.scales))
-        sums = mix_sums(codes, vc)
-        outputs = {
-            "weight_codes": (codes, EXACT), "weight_scales": (scales[..., 0], EXACT), "sums": (sums, EXACT),
-            "out": (mix_of(sums, scales), OP_TOLERANCE),
-        }  # fmt: skip
-        inputs = {"probs": probs, "v_codes": vc, "v_scales": v.scales}
-        vectors.add(case + ".mix", "attention_int8_mix", inputs, outputs, first_position=start)
+
+def add_attention_int8_case(
+    vectors: OpVectors, case: str, rng: np.random.Generator, n: int, start: int, head_dim: int, n_heads: int = 6
+) -> None:
+    """Both products of n tokens from a position on, with two key/value heads."""
+    q = quantize(rng.standard_normal((n, n_heads * head_dim)).astype(F32), head_dim)
+    k, v = (quantize(rng.standard_normal((start + n, 2 * head_dim)).astype(F32), head_dim) for _ in range(2))
+    qc, kc, vc = (x.codes.reshape(len(x.codes), -1, head_dim) for x in (q, k, v))
+    extreme = np.where(np.arange(start + n) % 3 == 0, 127, -127).astype(np.int8)
+    kc[:, 1], vc[:, 1] = extreme[:, None], -extreme[:, None]  # the second head's sums are as large as can be
+    qc[:, n_heads // 2 :] = 127
+    future = is_future(n, start + n)
+    sums = np.where(future, 0, score_sums(qc, kc)).astype(np.int32)
+    scores = scores_of(sums, q.scales, k.scales, head_dim)
+    inputs = {"q_codes": qc, "q_scales": q.scales, "k_codes": kc, "k_scales": k.scales}
+    outputs = {"sums": (sums, EXACT), "scores": (scores, OP_TOLERANCE)}
+    vectors.add(case + ".scores", "attention_int8_scores", inputs, outputs, first_position=start)
+
+    probs = softmax(np.where(future, F32(-np.inf), scores / scores.std()))
+    add_mix(vectors, case + ".mix", probs, Quantized(vc, v.scales))
+
+
+def add_mix(vectors: OpVectors, case: str, probs: np.ndarray, v: Quantized) -> None:
+    """The second product, (n, H, head_dim): probs (n, H, n_keys), those of positions to come 0; v's codes by head."""
+    codes, scales = quantized_weights(weights_of(probs, v.scales))
+    sums = mix_sums(codes, v.codes)
+    outputs = {
+        "weight_codes": (codes, EXACT), "weight_scales": (scales[..., 0], EXACT), "sums": (sums, EXACT),
+        "out": (mix_of(sums, scales), OP_TOLERANCE),
+    }  # fmt: skip
+    inputs = {"probs": probs, "v_codes": v.codes, "v_scales": v.scales}
+    vectors.add(case, "attention_int8_mix", inputs, outputs, first_position=len(v.codes) - len(probs))
 
 
 # ----------------------------------------------------------------------------

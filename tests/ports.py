@@ -50,9 +50,9 @@ def quantize_static(x, scale, inverse=static_inverse, product=lambda x, inv: x *
 
 
 def group_sums(x, w, group_size):
-    """The int32 sums of each group, (n, m, groups)."""
-    xg, wg = (t.reshape(len(t), -1, group_size).astype(np.int64) for t in (x, w))
-    return np.stack([xg[:, g] @ wg[:, g].T for g in range(xg.shape[1])], axis=-1)
+    """The int32 sums of each group, (n, m, groups): exact in fp64, which is faster here than int64."""
+    xg, wg = (t.reshape(len(t), -1, group_size).astype(F64) for t in (x, w))
+    return np.stack([xg[:, g] @ wg[:, g].T for g in range(xg.shape[1])], axis=-1).astype(np.int64)
 
 
 def matmul(inputs, group_size, sums=group_sums, to_float=lambda acc: acc.astype(F32)):
@@ -69,8 +69,10 @@ def matmul(inputs, group_size, sums=group_sums, to_float=lambda acc: acc.astype(
 
 def rmsnorm(x, weight, eps, precision=F64, sum_precision=F64):
     eps = precision(F32(eps)) if precision is F64 else F32(eps)
-    mean = (x.astype(sum_precision) ** 2).sum(axis=-1, keepdims=True, dtype=sum_precision) / sum_precision(x.shape[-1])
-    inv = precision(1) / np.sqrt(mean.astype(precision) + eps)
+    with np.errstate(over="ignore"):  # in fp32
+        squares = (x.astype(sum_precision) ** 2).sum(axis=-1, keepdims=True, dtype=sum_precision)
+        mean = (squares / sum_precision(x.shape[-1])).astype(precision)
+    inv = precision(1) / np.sqrt(mean + eps)
     return {"out": (weight.astype(precision) * (x.astype(precision) * inv)).astype(F32)}
 
 
@@ -191,6 +193,30 @@ def attention_half(q, k, v, first_position, rounded="qkv", **change):
     return {"out": attention(q, k, v, first_position, **change)["out"].astype(F16)}
 
 
+def kept_half(x):
+    with np.errstate(over="ignore"):
+        return x.astype(F16)
+
+
+def kept_q8(x):
+    """Codes and scales, the numbers of a position and head under one."""
+    q = quantize(x.reshape(len(x), -1), x.shape[-1])
+    return q["codes"].reshape(x.shape), q["scales"]
+
+
+def attention_kv(q, k, v, kv, first_position):
+    """Attention over what a cache keeps in fp16, or in int8."""
+    outputs, kept = {}, []
+    for name, x in (("k", k), ("v", v)):
+        if kv == "f16":
+            outputs[f"{name}_kept"] = kept_half(x)
+            kept.append(outputs[f"{name}_kept"].astype(F32))
+        else:
+            codes, scales = outputs[f"{name}_codes"], outputs[f"{name}_scales"] = kept_q8(x)
+            kept.append(codes * scales[..., None])
+    return outputs | {"out": attention(q, *kept, first_position)["out"]}
+
+
 def swiglu(gate, up):
     with np.errstate(over="ignore"):
         return {"out": (gate / (1 + np.exp(-gate)) * up).astype(F32)}
@@ -200,6 +226,39 @@ def argmax(logits, last=False):
     n = logits.shape[-1]
     ids = n - 1 - logits[:, ::-1].argmax(axis=-1) if last else logits.argmax(axis=-1)
     return {"ids": ids.astype(np.int32)}
+
+
+# ---- tables
+
+
+def table_codes(rows, dim):
+    return ((7919 * rows.astype(np.int64)[:, None] + 104729 * np.arange(dim)) % 255 - 127).astype(np.int8)
+
+
+def table_scales(rows, n_groups):
+    return ((1 + (31 * rows.astype(np.int64)[:, None] + 17 * np.arange(n_groups)) % 1021) / 2**16).astype(F32)
+
+
+def embedding(tokens, vocab_size, dim, group_size, table):
+    """Rows of a table that has a rule in place of bytes."""
+    assert tokens.max() < vocab_size
+    assert (table["codes"], table["scales"]) == (
+        "(7919 * row + 104729 * column) % 255 - 127", "(1 + (31 * row + 17 * group) % 1021) / 2**16",
+    )  # fmt: skip
+    return {"out": table_codes(tokens, dim) * np.repeat(table_scales(tokens, dim // group_size), group_size, axis=1)}
+
+
+def classifier(inputs, vocab_size, dim, group_size, table):
+    """Logits of every row of the same table: those that are asked for, and the tokens chosen."""
+    assert table["codes"].startswith("(7919")
+    every = np.arange(vocab_size)
+    w = {"w.codes": table_codes(every, dim), "w.scales": table_scales(every, dim // group_size)}
+    product, rows = matmul(inputs | w, group_size), inputs["rows"]
+    return {
+        "accumulators": np.ascontiguousarray(product["accumulators"][:, rows]),
+        "logits": np.ascontiguousarray(product["out"][:, rows]),
+        "ids": argmax(product["out"])["ids"],
+    }
 
 
 # ---- AWQ
@@ -288,72 +347,138 @@ def gptq_gather(x, order, group_size, gathered=lambda x, order: np.ascontiguousa
     return {"gathered": out, "codes": q["codes"], "scales": q["scales"]}
 
 
-# ---- a whole Q8 file
+# ---- a whole file
+
+Q8, W8A8, MOE = 0x616B3432, 0x616B3838, 0x616B6D65  # how files of the schemes begin
 
 
 def read_header(file):
-    """The fields of a Q8 header that a forward pass needs."""
+    """The fields of a header that a forward pass needs."""
 
     def number(offset, dtype="<i4"):
         return file[offset : offset + np.dtype(dtype).itemsize].view(dtype)[0]
 
     names = ("dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "vocab_size")
     header = {name: int(number(8 + 4 * i)) for i, name in enumerate(names)}
-    header |= {"tied": bool(number(0x24, "u1")), "group_size": int(number(0x25)), "qwen3": number(0x44) == 2}
-    return header | {"head_dim": int(number(0x48)), "eps": number(0x50, "<f4"), "theta": number(0x54, "<f4")}
+    header |= {"tied": bool(number(0x24, "u1")), "group_size": int(number(0x25)), "head_norms": number(0x44) >= 2}
+    header |= {"head_dim": int(number(0x48)), "eps": number(0x50, "<f4"), "theta": number(0x54, "<f4")}
+    header |= {"magic": int(number(0, "<u4")), "static": bool(number(0xB4))}
+    own = ("format", "n_experts", "n_active", "moe_hidden_dim", "norm_topk_prob")
+    return header | {name: int(number(0xC0 + 4 * i)) for i, name in enumerate(own)}
 
 
 class Tensors:
     """Takes one tensor after the other from a file's bytes."""
 
-    def __init__(self, file, group_size):
-        self.file, self.at, self.group_size = file, 256, group_size
+    def __init__(self, file, group_size, alignment=1):
+        self.file, self.at, self.group_size, self.alignment = file, 256, group_size, alignment
 
     def next(self, dtype, *shape):
+        self.at += -self.at % self.alignment
         end = self.at + int(np.prod(shape)) * np.dtype(dtype).itemsize
         value = self.file[self.at : end].copy().view(dtype).reshape(shape)
         self.at = end
         return value
 
-    def matrix(self, n_out, n_in):
-        return self.next("i1", n_out, n_in), self.next("<f4", n_out, n_in // self.group_size)
+    def matrix(self, *shape):
+        """Codes and scales of a matrix, or of those of all experts."""
+        return self.next("i1", *shape), self.next("<f4", *shape[:-1], shape[-1] // (self.group_size or shape[-1]))
 
 
 def tied_classifier(_tensors, embedding):
     return embedding
 
 
+def scale_of_place(scales, place):
+    """The static scale of a place: four of each layer, then that of the classifier's input."""
+    return scales[place : place + 1]
+
+
+def router_input(normed):
+    """The router takes what the norm gives, in fp32."""
+    return normed
+
+
+def hidden_codes(hidden):
+    """Codes and scales of experts' hidden values, (n, k, hidden_dim): each expert of each token has its own scale."""
+    q = quantize(hidden.reshape(-1, hidden.shape[-1]), hidden.shape[-1])
+    return q["codes"].reshape(hidden.shape), q["scales"].reshape(*hidden.shape[:-1], 1)
+
+
+def router_logits(normed, weight):
+    return (normed.astype(F64) @ weight.T.astype(F64)).astype(F32)
+
+
 def model(file, tokens, classifier=tied_classifier):
     h = read_header(file)
-    t, n_layers, dim = Tensors(file, h["group_size"]), h["n_layers"], h["dim"]
+    t, n_layers, dim = Tensors(file, h["group_size"], 64 if h["magic"] == MOE else 1), h["n_layers"], h["dim"]
+    dense = t.next("u1", n_layers) if h["magic"] == MOE else np.ones(n_layers)
     q_dim, kv_dim = h["n_heads"] * h["head_dim"], h["n_kv_heads"] * h["head_dim"]
-    norms = {part: t.next("<f4", n_layers, dim) for part in ("attn", "ffn")} | {"last": t.next("<f4", dim)}
-    if h["qwen3"]:
-        norms |= {part: t.next("<f4", n_layers, h["head_dim"]) for part in "qk"}
+    norms = {part: [t.next("<f4", dim) for _ in range(n_layers)] for part in ("attn", "ffn")}
+    norms["last"] = t.next("<f4", dim)
+    if h["head_norms"]:
+        norms |= {part: [t.next("<f4", h["head_dim"]) for _ in range(n_layers)] for part in "qk"}
+    static = t.next("<f4", 4 * n_layers + 1) if h["magic"] == W8A8 and h["static"] else None
+    routers = [None if dense[i] else t.next("<f4", h["n_experts"], dim) for i in range(n_layers)]
     embedding = t.matrix(h["vocab_size"], dim)
     shapes = {"q": (q_dim, dim), "k": (kv_dim, dim), "v": (kv_dim, dim), "o": (dim, q_dim)}
-    shapes |= {"gate": (h["hidden_dim"], dim), "down": (dim, h["hidden_dim"]), "up": (h["hidden_dim"], dim)}
     w = {name: [t.matrix(*shape) for _ in range(n_layers)] for name, shape in shapes.items()}
+    shapes = {"gate": (h["hidden_dim"], dim), "down": (dim, h["hidden_dim"]), "up": (h["hidden_dim"], dim)}
+    w |= {name: [t.matrix(*shape) if dense[i] else None for i in range(n_layers)] for name, shape in shapes.items()}
     last = classifier(t, embedding) if h["tied"] else t.matrix(h["vocab_size"], dim)
+    experts, hidden_dim = [None] * n_layers, h["moe_hidden_dim"]
+    for i in np.flatnonzero(dense == 0):
+        of_all = ((h["n_experts"], 2 * hidden_dim, dim), (h["n_experts"], dim, hidden_dim))
+        experts[i] = [t.matrix(*shape) for shape in of_all]
 
-    def linear(x, matrix):
-        q = quantize(x, h["group_size"])
-        inputs = {"x.codes": q["codes"], "x.scales": q["scales"], "w.codes": matrix[0], "w.scales": matrix[1]}
-        return matmul(inputs, h["group_size"])["out"]
+    def product(codes, scales, matrix):
+        group = codes.shape[-1] // scales.shape[-1]
+        inputs = {"x.codes": codes, "x.scales": scales, "w.codes": matrix[0], "w.scales": matrix[1]}
+        return matmul(inputs, group)["out"]
+
+    def linear(x, matrix, place):
+        if static is not None:
+            scale = scale_of_place(static, place)
+            return product(quantize_static(x, scale)["codes"], np.full((len(x), 1), scale[0], F32), matrix)
+        q = quantize(x, h["group_size"] or x.shape[-1])
+        return product(q["codes"], q["scales"], matrix)
 
     def heads(x, norm, layer):
         x = x.reshape(len(x), -1, h["head_dim"])
-        if h["qwen3"] and norm:
+        if h["head_norms"] and norm:
             x = rmsnorm(x, norms[norm][layer], h["eps"])["out"]
         return rope(positions, x, h["head_dim"], h["theta"], None, "(2i, 2i + 1)")["out"] if norm else x
 
+    def moe(normed, router, gate_up, down):
+        logits = router_logits(router_input(normed), router)
+        chosen = np.argsort(-logits, axis=-1, kind="stable")[:, : h["n_active"]]
+        weights = np.take_along_axis(softmax(logits)["out"], chosen, axis=-1)
+        if h["norm_topk_prob"]:
+            weights /= weights.sum(axis=-1, keepdims=True)
+        q, out = quantize(normed, dim), np.zeros_like(normed)
+        hidden = np.zeros((*chosen.shape, hidden_dim), F32)
+        for row, r in np.ndindex(chosen.shape):
+            e = chosen[row, r]
+            both = product(q["codes"][[row]], q["scales"][[row]], [part[e] for part in gate_up])[0]
+            hidden[row, r] = swiglu(both[:hidden_dim], both[hidden_dim:])["out"]
+        codes, scales = hidden_codes(hidden)
+        for row, r in np.ndindex(chosen.shape):
+            matrix = [part[chosen[row, r]] for part in down]
+            out[row] += weights[row, r] * product(codes[[row], r], scales[[row], r], matrix)[0]
+        return out
+
     positions = np.arange(len(tokens))
-    x = embedding[0][tokens] * np.repeat(embedding[1][tokens], h["group_size"], axis=1)
+    x = embedding[0][tokens] * np.repeat(embedding[1][tokens], dim // embedding[1].shape[-1], axis=1)
     for i in range(n_layers):
         normed = rmsnorm(x, norms["attn"][i], h["eps"])["out"]
-        q, k, v = (heads(linear(normed, w[name][i]), norm, i) for name, norm in (("q", "q"), ("k", "k"), ("v", None)))
-        x = x + linear(attention(q, k, v, 0)["out"].reshape(len(x), -1), w["o"][i])
+        q, k, v = (
+            heads(linear(normed, w[name][i], 4 * i), norm, i) for name, norm in (("q", "q"), ("k", "k"), ("v", None))
+        )
+        x = x + linear(attention(q, k, v, 0)["out"].reshape(len(x), -1), w["o"][i], 4 * i + 1)
         normed = rmsnorm(x, norms["ffn"][i], h["eps"])["out"]
-        hidden = swiglu(linear(normed, w["gate"][i]), linear(normed, w["up"][i]))["out"]
-        x = x + linear(hidden, w["down"][i])
-    return {"logits": linear(rmsnorm(x, norms["last"], h["eps"])["out"], last)}
+        if not dense[i]:
+            x = x + moe(normed, routers[i], *experts[i])
+            continue
+        hidden = swiglu(*(linear(normed, w[name][i], 4 * i + 2) for name in ("gate", "up")))["out"]
+        x = x + linear(hidden, w["down"][i], 4 * i + 3)
+    return {"logits": linear(rmsnorm(x, norms["last"], h["eps"])["out"], last, 4 * n_layers)}

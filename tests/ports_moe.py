@@ -46,6 +46,10 @@ def mx_values(codes, element):
     return {"values": np.array([mx_value(int(code), element) for code in codes], F32)}
 
 
+def mx_scales(scales):
+    return {"values": np.array([mx_power(int(scale)) for scale in scales], F32)}
+
+
 def half_to_even(x):
     return round(x)
 
@@ -91,9 +95,9 @@ def mx_quantize(x, element, block, log2=floor_log2, encode=mx_encode, nan_scale=
     return {"codes": codes, "scales": scales}
 
 
-def mx_dequantize(codes, scales, element, block, value=mx_value, power=mx_power):
+def mx_dequantize(codes, scales, element, block, value=mx_value, power=None):
     values = np.array([value(code, element) for code in range(256)])
-    powers = np.array([power(scale) for scale in range(256)])
+    powers = np.array([(power or mx_power)(scale) for scale in range(256)])
     return values[codes] * np.repeat(powers[scales], block, axis=-1)
 
 

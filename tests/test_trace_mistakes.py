@@ -13,8 +13,9 @@ import pytest
 
 from formats.checkpoint import Checkpoint
 from golden import forward as passes
-from golden import gptq
+from golden import gptq, q8, routing, w8a8
 from golden.make import LATE_TRACES
+from golden.moe import MoE
 from golden.q8 import Q8
 from golden.schemes import RANDOM_MODELS, read_file
 from golden.trace import Recorder, at_positions, compare, is_cached, positions_of, read_trace
@@ -107,6 +108,38 @@ def always_normalized():
     return [(passes, "route", lambda logits, n_active, _: route(logits, n_active, True))]
 
 
+def silu_from(least):
+    """Gates below it give 0."""
+    swiglu = passes.swiglu
+    return [(passes, "swiglu", lambda gate, up: np.where(gate < least, np.float32(0), swiglu(gate, up)))]
+
+
+def scale_of_the_place_before():
+    def quantized(self, name, x):
+        if not self.static:
+            return q8.quantize(x, x.shape[-1])
+        places = list(self.activation_scales)
+        return w8a8.quantize_static(x, self.activation_scales[places[max(places.index(name) - 1, 0)]])
+
+    return [(w8a8.W8A8, "quantized", quantized)]
+
+
+def router_from_quantized():
+    def logits(x, weight):
+        return routing.router_logits(q8.dequantize(q8.quantize(x, x.shape[-1])), weight)
+
+    return [(passes, "router_logits", logits)]
+
+
+def one_scale_for_all_experts():
+    def quantized(self, name, x):
+        n_active = self.config.moe.n_active if name.endswith("moe.swiglu") else 1
+        found = q8.quantize(x.reshape(-1, n_active * x.shape[-1]), n_active * x.shape[-1])
+        return q8.Quantized(found.codes.reshape(x.shape), np.repeat(found.scales, n_active, axis=0))
+
+    return [(MoE, "quantized", quantized)]
+
+
 BOUNDARIES = [f"{name}.boundary" for name, traces in LATE_TRACES.items() if "boundary" in traces]
 MOE, GPTQ = "tiny-qwen3-moe.moe-a8w8", "tiny-llama.gptq-ladder"
 EARLY = ["tiny-llama.q8", GPTQ, MOE]  # traces from position 0 on
@@ -136,6 +169,21 @@ MISTAKES = {
     "activations gathered by the inverse of the order": (
         [(gptq, "gather", lambda x, order: x[:, np.argsort(order)])],
         {RANDOM_GPTQ: "layers.0.attn.norm.gathered"}, [GPTQ],
+    ),
+    "silu is 0 below -8": (
+        silu_from(-8),
+        dict.fromkeys(["tiny-llama.q8", "tiny-llama.w8a8", "tiny-qwen3.w8a8-block32"], "layers.3.ffn.swiglu"), [GPTQ],
+    ),
+    "static scale of the place before": (
+        scale_of_the_place_before(),
+        dict.fromkeys(["tiny-llama.w8a8-static", "tiny-qwen3.w8a8-static"], "layers.0.attn.mix.q"),
+        ["tiny-llama.w8a8"],
+    ),
+    "router from the quantized input": (
+        router_from_quantized(), {MOE: "layers.1.moe.router", RANDOM_MOE: "layers.0.moe.router"}, [],
+    ),
+    "one scale for all experts of a token": (
+        one_scale_for_all_experts(), {MOE: "layers.1.moe.swiglu.q", RANDOM_MOE: "layers.0.moe.swiglu.q"}, [],
     ),
 }  # fmt: skip
 
