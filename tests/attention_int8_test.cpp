@@ -162,9 +162,10 @@ TEST_CASE("attention in int8: a context whose sums could leave int32 is refused"
                          std::runtime_error);
 }
 
-TEST_CASE("attention in int8: the golden vectors") {
-    for (const std::string name : {"attention_int8", "attention_int8.decode", "attention_int8.odd",
-                                   "attention_int8.at128", "attention_int8.at256"}) {
+TEST_CASE("attention in int8: the golden vectors, of the scores") {
+    for (const std::string name :
+         {"attention_int8", "attention_int8.decode", "attention_int8.odd", "attention_int8.at128",
+          "attention_int8.at256", "attention_int8.at512", "attention_int8.prompt"}) {
         CAPTURE(name);
         auto of = [&](const char* tensor) -> const Tensor& { return golden_ops().at(name + "." + tensor); };
         const auto& shape = of("scores.q_codes").shape;
@@ -188,13 +189,25 @@ TEST_CASE("attention in int8: the golden vectors") {
                             &found[size_t(i) * n_positions]);
             CHECK(relative_error(expected, found) < 1e-6);
         });
-        // The weights of the vectors' own probabilities.
-        const std::vector<float> p = of("mix.probs").f32(), scales = of("mix.weight_scales").f32();
-        const std::vector<int8_t> codes = of("mix.weight_codes").i8();
+    }
+}
+
+TEST_CASE("attention in int8: the golden vectors, of the weights of their own probabilities") {
+    int cases = 0;
+    for (const auto& [name, tensor] : golden_ops()) {
+        if (!name.starts_with("attention_int8.") || !name.ends_with(".probs")) continue;
+        cases++;
+        CAPTURE(name);
+        const std::string p = name.substr(0, name.size() - std::string("probs").size());
+        const int n = tensor.shape[0], n_heads = tensor.shape[1], n_positions = tensor.shape[2];
+        const std::vector<float> probs = tensor.f32(), v_scales = golden_ops().at(p + "v_scales").f32(),
+                                 scales = golden_ops().at(p + "weight_scales").f32();
+        const std::vector<int8_t> codes = golden_ops().at(p + "weight_codes").i8();
         for (int i = 0; i < n * n_heads; i++) {
             std::vector<float> row(size_t(n_positions + 31) / 32 * 32);
             for (int t = 0; t < n_positions; t++)
-                row[size_t(t)] = p[size_t(i) * n_positions + t] * v.scale(t, i % n_heads / (n_heads / 2));
+                row[size_t(t)] =
+                    probs[size_t(i) * n_positions + t] * v_scales[size_t(t) * 2 + i % n_heads / (n_heads / 2)];
             std::vector<int8_t> found(row.size());
             int32_t sum;
             CHECK(quantize_row(found.data(), &sum, row.data(), int(row.size())) == scales[size_t(i)]);
@@ -204,4 +217,5 @@ TEST_CASE("attention in int8: the golden vectors") {
             CHECK(sum == expected_sum);
         }
     }
+    CHECK(cases == 9);
 }

@@ -22,14 +22,18 @@ TEST_CASE("exp of a vector") {
 }
 
 TEST_CASE("softmax") {
-    const std::vector<float> x = golden_ops().at("softmax.x").f32(),
-                             expected = golden_ops().at("softmax.out").f32();
-    for (int i = 0; i < 3; i++) {
-        std::vector<float> row(padded(77), 99.0f);  // what lies beyond the end must not matter
-        std::copy_n(x.begin() + i * 77, 77, row.begin());
-        softmax(row.data(), 77);
-        CHECK(relative_error(std::span(expected).subspan(i * 77, 77), std::span(row).first(77)) < 1e-6);
-        for (int j = 77; j < padded(77); j++) CHECK(row[j] == 0);
+    for (const std::string name : {"softmax", "softmax.long"}) {
+        CAPTURE(name);
+        const Tensor& tensor = golden_ops().at(name + ".x");
+        const std::vector<float> x = tensor.f32(), expected = golden_ops().at(name + ".out").f32();
+        const int n = tensor.shape[1];
+        for (int i = 0; i < tensor.shape[0]; i++) {
+            std::vector<float> row(padded(n), 99.0f);  // what lies beyond the end must not matter
+            std::copy_n(x.begin() + i * n, n, row.begin());
+            softmax(row.data(), n);
+            CHECK(relative_error(std::span(expected).subspan(i * n, n), std::span(row).first(n)) < 1e-6);
+            for (int j = n; j < padded(n); j++) CHECK(row[j] == 0);
+        }
     }
 }
 
@@ -175,49 +179,101 @@ TEST_CASE("kv cache: made-up numbers are there for every position") {
 
 // A chunk: what is in the cache and in Rows, by several tokens at once.
 TEST_CASE("attention: scores, probabilities and the weighted sum of the golden vectors, in chunks") {
-    const int n = 9, d = 32;
-    const std::vector<float> q = golden_ops().at("attention.q").f32(),
-                             k = golden_ops().at("attention.k").f32(),
-                             v = golden_ops().at("attention.v").f32();
-    for (const int at_once : {9, 4, 1}) {  // tokens of a chunk
-        CAPTURE(at_once);
-        KvCache cache(KvFormat::f32, 1, 2, d, 20);
-        Rows q_rows(n, 6 * d), k_rows(n, 2 * d), v_rows(n, 2 * d), out(n, 6 * d);
-        std::vector<float> found, found_scores(n * 6 * n), found_probs(n * 6 * n);
-        for (int pos = 0; pos < n; pos += at_once) {
-            const int n_tokens = std::min(at_once, n - pos);
-            q_rows.n_rows = k_rows.n_rows = v_rows.n_rows = n_tokens;
-            std::copy_n(q.begin() + pos * 6 * d, n_tokens * 6 * d, q_rows.row(0));
-            std::copy_n(k.begin() + pos * 2 * d, n_tokens * 2 * d, k_rows.row(0));
-            std::copy_n(v.begin() + pos * 2 * d, n_tokens * 2 * d, v_rows.row(0));
-            cache.append(0, pos, k_rows, v_rows);
-            HeadScores scores, probs;
-            scores.wanted = probs.wanted = true;
-            attention(out, scores, probs, q_rows, cache, 0, pos);
-            REQUIRE(out.n_rows == n_tokens);
-            found.insert(found.end(), out.row(0), out.row(n_tokens));
-            for (int t = 0; t < n_tokens; t++) {
-                for (int head = 0; head < 6; head++) {
-                    const int at = ((pos + t) * 6 + head) * n;
-                    std::copy_n(scores.row(t, head), pos + t + 1, found_scores.begin() + at);
-                    std::copy_n(probs.row(t, head), pos + t + 1, found_probs.begin() + at);
+    for (const std::string name : {"attention", "attention.prompt"}) {
+        CAPTURE(name);
+        const Tensor& shapes = golden_ops().at(name + ".q");
+        const int n = shapes.shape[0], n_heads = shapes.shape[1], d = shapes.shape[2],
+                  n_kv = golden_ops().at(name + ".k").shape[1];
+        const std::vector<float> q = shapes.f32(), k = golden_ops().at(name + ".k").f32(),
+                                 v = golden_ops().at(name + ".v").f32();
+        for (const int at_once : {n, 4, 1}) {  // tokens of a chunk
+            CAPTURE(at_once);
+            KvCache cache(KvFormat::f32, 1, n_kv, d, n + 11);
+            Rows q_rows(n, n_heads * d), k_rows(n, n_kv * d), v_rows(n, n_kv * d), out(n, n_heads * d);
+            std::vector<float> found, found_scores(n * n_heads * n), found_probs(n * n_heads * n);
+            for (int pos = 0; pos < n; pos += at_once) {
+                const int n_tokens = std::min(at_once, n - pos);
+                q_rows.n_rows = k_rows.n_rows = v_rows.n_rows = n_tokens;
+                std::copy_n(q.begin() + pos * n_heads * d, n_tokens * n_heads * d, q_rows.row(0));
+                std::copy_n(k.begin() + pos * n_kv * d, n_tokens * n_kv * d, k_rows.row(0));
+                std::copy_n(v.begin() + pos * n_kv * d, n_tokens * n_kv * d, v_rows.row(0));
+                cache.append(0, pos, k_rows, v_rows);
+                HeadScores scores, probs;
+                scores.wanted = probs.wanted = true;
+                attention(out, scores, probs, q_rows, cache, 0, pos);
+                REQUIRE(out.n_rows == n_tokens);
+                found.insert(found.end(), out.row(0), out.row(n_tokens));
+                for (int t = 0; t < n_tokens; t++) {
+                    for (int head = 0; head < n_heads; head++) {
+                        const int at = ((pos + t) * n_heads + head) * n;
+                        std::copy_n(scores.row(t, head), pos + t + 1, found_scores.begin() + at);
+                        std::copy_n(probs.row(t, head), pos + t + 1, found_probs.begin() + at);
+                    }
                 }
+                HeadScores none;
+                const std::vector<float> before = out.values;
+                attention(out, none, none, q_rows, cache, 0, pos);
+                CHECK(out.values == before);
+                CHECK(none.values.empty());
             }
-            HeadScores none;
-            const std::vector<float> before = out.values;
-            attention(out, none, none, q_rows, cache, 0, pos);
-            CHECK(out.values == before);
-            CHECK(none.values.empty());
+            CHECK(relative_error(golden_ops().at(name + ".out").f32(), found) < 1e-6);
+            CHECK(relative_error(golden_ops().at(name + ".scores").f32(), found_scores) < 1e-6);
+            CHECK(relative_error(golden_ops().at(name + ".probs").f32(), found_probs) < 1e-6);
         }
-        CHECK(relative_error(golden_ops().at("attention.out").f32(), found) < 1e-6);
-        CHECK(relative_error(golden_ops().at("attention.scores").f32(), found_scores) < 1e-6);
-        CHECK(relative_error(golden_ops().at("attention.probs").f32(), found_probs) < 1e-6);
+    }
+}
+
+// What --kv f16 and --kv q8 keep, to the bit, and attention over it.
+template <class T>
+void check_kept(KvFormat format, const std::string& name) {
+    CAPTURE(name);
+    auto of = [&](const char* tensor) -> const Tensor& { return golden_ops().at(name + "." + tensor); };
+    const int n = of("q").shape[0], n_heads = of("q").shape[1], d = of("q").shape[2], n_kv = 2,
+              n_positions = of("k").shape[0];
+    KvCache cache(format, 1, n_kv, d, n_positions);
+    Rows q(size_t(n), n_heads * d), k(size_t(n_positions), n_kv * d), v(size_t(n_positions), n_kv * d),
+        out(size_t(n), n_heads * d);
+    q.values = of("q").f32(), k.values = of("k").f32(), v.values = of("v").f32();
+    q.n_rows = n, k.n_rows = v.n_rows = n_positions;
+    cache.append(0, 0, k, v);
+    std::vector<float> keys, values, key_scales, value_scales;
+    for (int pos = 0; pos < n_positions; pos++) {
+        for (int head = 0; head < n_kv; head++) {
+            const int lane = pos % key_block;
+            const T* key = cache.keys<T>(0, head, pos - lane) + lane;
+            const T* value = cache.values<T>(0, head, pos);
+            for (int i = 0; i < d; i++) keys.push_back(to_float(key[i * key_block]));
+            for (int i = 0; i < d; i++) values.push_back(to_float(value[i]));
+            if (format != KvFormat::q8) continue;
+            key_scales.push_back(*cache.key_scales(0, head, pos));
+            value_scales.push_back(*cache.value_scales(0, head, pos));
+        }
+    }
+    if (format == KvFormat::q8) {
+        const std::vector<int8_t> k_codes = of("k_codes").i8(), v_codes = of("v_codes").i8();
+        CHECK(std::equal(keys.begin(), keys.end(), k_codes.begin(), k_codes.end()));
+        CHECK(std::equal(values.begin(), values.end(), v_codes.begin(), v_codes.end()));
+        CHECK(key_scales == of("k_scales").f32());
+        CHECK(value_scales == of("v_scales").f32());
+    } else {
+        CHECK(keys == of("k_kept").f32());
+        CHECK(values == of("v_kept").f32());
+    }
+    HeadScores none;
+    attention(out, none, none, q, cache, 0, n_positions - n);
+    CHECK(relative_error(of("out").f32(), out.values) < 1e-6);
+}
+
+TEST_CASE("kv cache: the golden's codes, scales and fp16 numbers, and attention over them") {
+    for (const char* name : {"at256", "edges"}) {
+        check_kept<Half>(KvFormat::f16, std::string("attention_kv.f16.") + name);
+        check_kept<int8_t>(KvFormat::q8, std::string("attention_kv.q8.") + name);
     }
 }
 
 // The tokens before, at and behind the boundary of a chunk and of a page; what is earlier is in the cache.
 TEST_CASE("attention: the golden vectors around a boundary, in chunks that end there and in one") {
-    for (const std::string name : {"attention.at128", "attention.at256", "attention.decode"}) {
+    for (const std::string name : {"attention.at128", "attention.at256", "attention.decode", "attention.at512"}) {
         const Tensor &q = golden_ops().at(name + ".q"), &k = golden_ops().at(name + ".k");
         const int n = q.shape[0], n_heads = q.shape[1], d = q.shape[2], n_kv = k.shape[1],
                   n_positions = k.shape[0];

@@ -1,6 +1,7 @@
 // The golden vectors as the tests read them, and inputs that several tests make.
 #pragma once
 
+#include <cstdint>
 #include <cstdlib>
 #include <random>
 #include <string>
@@ -13,6 +14,24 @@ inline const Tensors& golden_ops() {
     static const Tensors ops = read_safetensors("golden/data/ops.safetensors");
     return ops;
 }
+
+// The table of the op vectors that has a rule in place of bytes: docs/numerics.md gives it. Rows of 64 columns.
+struct GoldenTable {
+    static constexpr int n_rows = 70001, n_cols = 64;
+    int group_size;
+    std::vector<int8_t> codes = std::vector<int8_t>(size_t(n_rows) * n_cols);
+    std::vector<float> scales = std::vector<float>(size_t(n_rows) * n_cols / group_size);
+
+    explicit GoldenTable(int group) : group_size(group) {
+        for (int64_t row = 0; row < n_rows; row++) {
+            for (int64_t i = 0; i < n_cols; i++)
+                codes[size_t(row * n_cols + i)] = int8_t((7919 * row + 104729 * i) % 255 - 127);
+            const int64_t n_groups = n_cols / group;
+            for (int64_t g = 0; g < n_groups; g++)
+                scales[size_t(row * n_groups + g)] = float(1 + (31 * row + 17 * g) % 1021) / 65536;
+        }
+    }
+};
 
 // The contract's limits, relative by norm, as golden/trace.py has them: of one operation, and of the logits
 // of a whole pass.

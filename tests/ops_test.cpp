@@ -27,20 +27,21 @@ Rows rows_of(const std::vector<float>& values, int n_rows) {
 }  // namespace
 
 TEST_CASE("rmsnorm: rows, and runs of a row") {
-    for (const int n : {128, 2048}) {
-        for (const auto& [eps, name] : {std::pair{1e-5f, "eps1e-05."}, std::pair{1e-6f, "eps1e-06."}}) {
-            const std::string p = "rmsnorm." + std::to_string(n) + name;
-            CAPTURE(p);
-            const std::vector<float> weight = golden_ops().at(p + "weight").f32();
-            const Rows x = rows_of(golden_ops().at(p + "x").f32(), 3);
-            Rows out(3, n);
-            rmsnorm(out, x, weight.data(), n, eps);
-            CHECK(out.n_rows == 3);
-            CHECK(golden_ops().at(p + "out").f32() == out.values);  // rounded once: the same bits
-            Rows heads = rows_of(x.values, 1);                      // one token with three heads, in place
-            rmsnorm(heads, heads, weight.data(), n, eps);
-            CHECK(heads.values == out.values);
-        }
+    for (const auto& [name, eps] :
+         {std::pair{"128eps1e-05", 1e-5f}, {"128eps1e-06", 1e-6f}, {"2048eps1e-05", 1e-5f},
+          {"2048eps1e-06", 1e-6f}, {"limits", 1e-5f}}) {
+        const std::string p = std::string("rmsnorm.") + name + ".";
+        CAPTURE(p);
+        const std::vector<float> weight = golden_ops().at(p + "weight").f32();
+        const int n_rows = golden_ops().at(p + "x").shape[0], n = int(weight.size());
+        const Rows x = rows_of(golden_ops().at(p + "x").f32(), n_rows);
+        Rows out(size_t(n_rows), n);
+        rmsnorm(out, x, weight.data(), n, eps);
+        CHECK(out.n_rows == n_rows);
+        CHECK(golden_ops().at(p + "out").f32() == out.values);  // rounded once: the same bits
+        Rows heads = rows_of(x.values, 1);                      // one token with as many heads, in place
+        rmsnorm(heads, heads, weight.data(), n, eps);
+        CHECK(heads.values == out.values);
     }
 }
 
@@ -88,6 +89,14 @@ TEST_CASE("rope: frequencies with and without llama3 scaling, angles, and the ro
         }
         CHECK(two.values == one.values);
     }
+}
+
+TEST_CASE("swiglu: gates from -87 to -1, each of which counts") {
+    const std::vector<float> gate = golden_ops().at("swiglu.slope.gate").f32(),
+                             up = golden_ops().at("swiglu.slope.up").f32();
+    std::vector<float> out(gate.size());
+    swiglu(out.data(), gate.data(), up.data(), int(gate.size()));
+    CHECK(relative_error(golden_ops().at("swiglu.slope.out").f32(), out) < 1e-6);
 }
 
 TEST_CASE("swiglu") {

@@ -63,6 +63,18 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
     CHECK(cases == 15);
 }
 
+TEST_CASE("embed: the golden's rows of a table of more than 2^16, 8 bits with a scale for a row") {
+    const GoldenTable table(64);
+    const std::vector<int32_t> tokens = golden_ops().at("embedding.64.tokens").i32();
+    GptqMatrix w{};
+    w.bits = 8, w.kind = QUANT_GEMM_SIGNED, w.scale_type = QUANT_GEMM_ROW_FP32;
+    w.n_rows = table.n_rows, w.n_cols = w.group = w.group_size = table.n_cols;
+    w.codes = reinterpret_cast<const uint8_t*>(table.codes.data()), w.scales = table.scales.data();
+    Rows out(tokens.size(), table.n_cols);
+    embed(out, w, tokens);
+    CHECK(out.values == golden_ops().at("embedding.64.out").f32());
+}
+
 TEST_CASE("gather and quantize: the golden's values, codes and scales, bit for bit") {
     const std::vector<float> values = golden_ops().at("gptq_gather.x").f32();
     const std::vector<int> order = golden_ops().at("gptq_gather.order").i32();

@@ -143,9 +143,28 @@ TEST_CASE("mxfp8: elements mean what the golden's do, and are quantized alike, b
     }
 }
 
+TEST_CASE("mxfp8: scale bytes mean what the golden's do") {
+    const std::vector<uint8_t> scales = bytes_of(golden_ops().at("mx_scales.scales"));
+    const std::vector<float> values = golden_ops().at("mx_scales.values").f32();
+    for (size_t i = 0; i < scales.size(); i++) CHECK(scaled_value(e4m3_code(1), scales[i]) == values[i]);
+}
+
+TEST_CASE("embed: the golden's rows of a table of more than 2^16") {
+    const GoldenTable table(64);
+    const std::vector<int32_t> tokens = golden_ops().at("embedding.64.tokens").i32();
+    MoeMatrix w{};
+    w.kind = QUANT_GEMM_SIGNED, w.bits = 8, w.scale_type = QUANT_GEMM_ROW_FP32;
+    w.n_rows = table.n_rows, w.n_cols = w.group = w.group_size = table.n_cols;
+    w.codes = as_bytes(table.codes.data()), w.scales = table.scales.data();
+    Rows out(tokens.size(), table.n_cols);
+    embed(out, w, tokens);
+    CHECK(out.values == golden_ops().at("embedding.64.out").f32());
+}
+
 TEST_CASE("quantize: the plain loop gives the golden's codes and scales, and a row of experts the same") {
-    for (const int n : {64, 384, 2048}) {
-        const std::string p = "quantize.row" + std::to_string(n) + ".";
+    for (const auto& [name, n] :
+         {std::pair{"row64", 64}, {"row384", 384}, {"row2048", 2048}, {"rowlimits", 64}}) {
+        const std::string p = std::string("quantize.") + name + ".";
         CAPTURE(p);
         const std::vector<float> x = golden_ops().at(p + "x").f32();
         const int n_rows = int(x.size()) / n;

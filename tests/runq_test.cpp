@@ -13,8 +13,9 @@ const char* const models[] = {"tiny-llama.q8", "tiny-qwen3.q8"};
 // The arithmetic: plain loops against the golden vectors, fast paths against the plain loops
 
 TEST_CASE("quantize: the plain loop gives the golden's codes and scales, bit for bit") {
-    for (const int group_size : {16, 32, 64, 128}) {
-        const std::string p = "quantize." + std::to_string(group_size) + ".";
+    for (const auto& [name, group_size] :
+         {std::pair{"16", 16}, {"32", 32}, {"64", 64}, {"128", 128}, {"limits", 32}, {"heads", 20}}) {
+        const std::string p = std::string("quantize.") + name + ".";
         CAPTURE(p);
         const std::vector<float> x = golden_ops().at(p + "x").f32();
         std::vector<int8_t> codes(x.size());
@@ -73,7 +74,7 @@ TEST_CASE("matmul: the plain loop gives the golden's outputs, and any path gives
         CHECK(relative_error(plain, a.values) < 1e-6);
         CHECK(b.values == a.values);
     }
-    CHECK(cases == 14);
+    CHECK(cases == 16);
 }
 
 TEST_CASE("matmul: random matrices, with and without a fast path for their groups") {
@@ -97,6 +98,17 @@ TEST_CASE("matmul: random matrices, with and without a fast path for their group
             matmul(x, {{out, w}});
             CHECK(relative_error(plain, out.values) < 1e-6);
         }
+    }
+}
+
+TEST_CASE("embed: the golden's rows of a table of more than 2^16") {
+    for (const int group_size : {32, 64}) {
+        const GoldenTable table(group_size);
+        const std::string p = "embedding." + std::to_string(group_size) + ".";
+        const std::vector<int32_t> tokens = golden_ops().at(p + "tokens").i32();
+        Rows out(tokens.size(), table.n_cols);
+        embed(out, {table.codes.data(), table.scales.data(), table.n_rows, table.n_cols, group_size}, tokens);
+        CHECK(out.values == golden_ops().at(p + "out").f32());
     }
 }
 

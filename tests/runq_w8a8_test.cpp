@@ -14,8 +14,8 @@ const char* const models[] = {"tiny-llama.w8a8",         "tiny-qwen3.w8a8",     
 // The arithmetic: plain loops against the golden vectors, fast paths against the plain loops
 
 TEST_CASE("quantize: the plain loop gives the golden's codes and scales, bit for bit") {
-    for (const int n : {64, 384, 2048}) {
-        const std::string p = "quantize.row" + std::to_string(n) + ".";
+    for (const auto& [name, n] : {std::pair{"row64", 64}, {"row384", 384}, {"row2048", 2048}, {"rowlimits", 64}}) {
+        const std::string p = std::string("quantize.") + name + ".";
         CAPTURE(p);
         const std::vector<float> x = golden_ops().at(p + "x").f32();
         std::vector<int8_t> codes(x.size());
@@ -25,7 +25,7 @@ TEST_CASE("quantize: the plain loop gives the golden's codes and scales, bit for
         CHECK(codes == golden_ops().at(p + "codes").i8());
         CHECK(scales == golden_ops().at(p + "scales").f32());
     }
-    for (const char* name : {"one", "two", "tenth", "tiny", "zero"}) {
+    for (const char* name : {"one", "two", "tenth", "tiny", "zero", "subnormal"}) {
         const std::string p = std::string("quantize_static.") + name + ".";
         CAPTURE(p);
         const std::vector<float> x = golden_ops().at(p + "x").f32();
@@ -91,6 +91,17 @@ TEST_CASE("matmul: one scale per row or per block; any path gives the plain loop
                 CHECK(relative_error(plain, out.values) < 1e-6);
             }
         }
+    }
+}
+
+TEST_CASE("embed: the golden's rows of a table of more than 2^16") {
+    for (const int block : {32, 64}) {
+        const GoldenTable table(block);
+        const std::string p = "embedding." + std::to_string(block) + ".";
+        const std::vector<int32_t> tokens = golden_ops().at(p + "tokens").i32();
+        Rows out(tokens.size(), table.n_cols);
+        embed(out, {table.codes.data(), table.scales.data(), table.n_rows, table.n_cols, block}, tokens);
+        CHECK(out.values == golden_ops().at(p + "out").f32());
     }
 }
 
