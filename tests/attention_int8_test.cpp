@@ -197,8 +197,8 @@ TEST_CASE("attention in int8: the golden vectors, of the weights of their own pr
     for (const auto& [name, tensor] : golden_ops()) {
         if (!name.starts_with("attention_int8.") || !name.ends_with(".probs")) continue;
         cases++;
-        CAPTURE(name);
         const std::string p = name.substr(0, name.size() - std::string("probs").size());
+        CAPTURE(p);
         const int n = tensor.shape[0], n_heads = tensor.shape[1], n_positions = tensor.shape[2];
         const std::vector<float> probs = tensor.f32(), v_scales = golden_ops().at(p + "v_scales").f32(),
                                  scales = golden_ops().at(p + "weight_scales").f32();
@@ -206,8 +206,8 @@ TEST_CASE("attention in int8: the golden vectors, of the weights of their own pr
         for (int i = 0; i < n * n_heads; i++) {
             std::vector<float> row(size_t(n_positions + 31) / 32 * 32);
             for (int t = 0; t < n_positions; t++)
-                row[size_t(t)] =
-                    probs[size_t(i) * n_positions + t] * v_scales[size_t(t) * 2 + i % n_heads / (n_heads / 2)];
+                row[size_t(t)] = probs[size_t(i) * n_positions + t] *
+                                 v_scales[size_t(t) * 2 + i % n_heads / (n_heads / 2)];
             std::vector<int8_t> found(row.size());
             int32_t sum;
             CHECK(quantize_row(found.data(), &sum, row.data(), int(row.size())) == scales[size_t(i)]);

@@ -273,7 +273,8 @@ TEST_CASE("kv cache: the golden's codes, scales and fp16 numbers, and attention 
 
 // The tokens before, at and behind the boundary of a chunk and of a page; what is earlier is in the cache.
 TEST_CASE("attention: the golden vectors around a boundary, in chunks that end there and in one") {
-    for (const std::string name : {"attention.at128", "attention.at256", "attention.decode", "attention.at512"}) {
+    for (const std::string name :
+         {"attention.at128", "attention.at256", "attention.decode", "attention.at512"}) {
         const Tensor &q = golden_ops().at(name + ".q"), &k = golden_ops().at(name + ".k");
         const int n = q.shape[0], n_heads = q.shape[1], d = q.shape[2], n_kv = k.shape[1],
                   n_positions = k.shape[0];

@@ -15,7 +15,8 @@ inline const Tensors& golden_ops() {
     return ops;
 }
 
-// The table of the op vectors that has a rule in place of bytes: docs/numerics.md gives it. Rows of 64 columns.
+// The table of the op vectors that has a rule in place of bytes: docs/numerics.md gives it. Rows of 64
+// columns.
 struct GoldenTable {
     static constexpr int n_rows = 70001, n_cols = 64;
     int group_size;

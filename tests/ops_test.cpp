@@ -27,9 +27,11 @@ Rows rows_of(const std::vector<float>& values, int n_rows) {
 }  // namespace
 
 TEST_CASE("rmsnorm: rows, and runs of a row") {
-    for (const auto& [name, eps] :
-         {std::pair{"128eps1e-05", 1e-5f}, {"128eps1e-06", 1e-6f}, {"2048eps1e-05", 1e-5f},
-          {"2048eps1e-06", 1e-6f}, {"limits", 1e-5f}}) {
+    for (const auto& [name, eps] : {std::pair{"128eps1e-05", 1e-5f},
+                                    {"128eps1e-06", 1e-6f},
+                                    {"2048eps1e-05", 1e-5f},
+                                    {"2048eps1e-06", 1e-6f},
+                                    {"limits", 1e-5f}}) {
         const std::string p = std::string("rmsnorm.") + name + ".";
         CAPTURE(p);
         const std::vector<float> weight = golden_ops().at(p + "weight").f32();

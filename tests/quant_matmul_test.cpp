@@ -392,7 +392,9 @@ TEST_CASE("matmul: accumulators and outputs are the golden's") {
 
 TEST_CASE("matmul: a classifier of 70,001 rows gives the golden's logits and chooses its tokens") {
     const GoldenTable table(32);
-    auto of = [](const char* tensor) -> const Tensor& { return golden_ops().at("classifier." + std::string(tensor)); };
+    auto of = [](const char* tensor) -> const Tensor& {
+        return golden_ops().at("classifier." + std::string(tensor));
+    };
     const std::vector<int8_t> x_codes = of("x.codes").i8();
     const std::vector<int32_t> rows = of("rows").i32(), ids = of("ids").i32(), acc = of("accumulators").i32();
     const int n = int(ids.size());

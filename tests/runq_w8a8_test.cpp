@@ -14,7 +14,8 @@ const char* const models[] = {"tiny-llama.w8a8",         "tiny-qwen3.w8a8",     
 // The arithmetic: plain loops against the golden vectors, fast paths against the plain loops
 
 TEST_CASE("quantize: the plain loop gives the golden's codes and scales, bit for bit") {
-    for (const auto& [name, n] : {std::pair{"row64", 64}, {"row384", 384}, {"row2048", 2048}, {"rowlimits", 64}}) {
+    for (const auto& [name, n] :
+         {std::pair{"row64", 64}, {"row384", 384}, {"row2048", 2048}, {"rowlimits", 64}}) {
         const std::string p = std::string("quantize.") + name + ".";
         CAPTURE(p);
         const std::vector<float> x = golden_ops().at(p + "x").f32();

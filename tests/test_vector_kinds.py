@@ -4,6 +4,7 @@ each.
 A port's functions call each other, so that a wrong softmax is in attention and in whole models as well.
 """
 
+import re
 from contextlib import ExitStack
 from functools import partial
 from unittest.mock import patch
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests import ports, ports_moe
-from tests.helpers import F16, F32, F64
+from tests.helpers import F16, F32, F64, ROOT
 from tests.test_op_vectors import CASES, PORT, away_by_row, failures, half_away, quotient
 
 SMALLEST_NORMAL = np.finfo(F32).tiny
@@ -408,3 +409,13 @@ def test_these_vectors_show_a_mistake(mistake):
     change, cases = KINDS[mistake]
     found = named(change)
     assert set(cases) <= set(found), found
+
+
+def test_the_page_names_these_vectors():
+    page = (ROOT / "docs" / "numerics.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("### Kinds of mistakes")
+    listed = set(re.findall(r"`([\w.]+)`", table.partition("\nThose of the last row")[0]))
+    # FORMAT.GROUP and the like stand for several cases.
+    families = ("quantize.", "awq_matmul.", "gptq_expand.w", "matmul.extreme.")
+    missing = {case for _, cases in KINDS.values() for case in cases} - listed
+    assert {case for case in missing if not case.startswith(families)} == set()
