@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,23 @@ def test_each_promise_about_untrusted_files_names_tests_that_there_are():
             source = (ROOT / f"{path}.{language}").read_text(encoding="utf-8")
             begin = f"def {name}(" if language == "py" else f'TEST_CASE("{name}")'
             assert begin in source, f"{path}: {name}"
+
+
+def test_what_make_builds_that_make_run_has_not():
+    def built(*goals: str) -> tuple[set[str], set[str]]:
+        """Programs and model files of the root folder."""
+        listing = subprocess.run(["make", "-nB", *goals], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return set(re.findall(r" -o (runq\w*)(?!\S)", listing)), set(
+            re.findall(r"^cp \S+ (model\w*\.bin)$", listing, re.M)
+        )
+
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert (
+        "`make` builds all five programs and a model for each. Before the first `make test` it has four of them" in text
+    )
+    assert "`make runq model.bin` is what `make run` builds." in text
+    assert [len(names) for names in built("all")] == [5, 5]
+    assert built("run") == built("runq", "model.bin") == ({"runq"}, {"model.bin"})
 
 
 def test_moe_alone_takes_no_gguf_file(tmp_path):
