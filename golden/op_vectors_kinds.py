@@ -20,6 +20,7 @@ from golden.kv_cache import attention_kept, kept_half, kept_q8
 from golden.moe import MoE
 from golden.mx import E4M3, SCALE_NAN, scale_values
 from golden.op_cases import EXACT, OpVectors
+from golden.op_vectors_awq import add_attention_half
 from golden.op_vectors_fp32 import add_attention_case
 from golden.op_vectors_int8 import add_attention_int8_case, add_mix, add_product, add_quantized, near_ties
 from golden.op_vectors_moe import add_case, mx_operands, until_clear
@@ -121,6 +122,9 @@ def add_late_positions(vectors: OpVectors, rng: np.random.Generator) -> None:
             q[:, 0], k[400, 0] = 2, 45  # a score of 254 far behind the first 256: head 0 sees nothing else
         add_attention_case(vectors, f"attention.{case}", q, k, v)
         add_attention_int8_case(vectors, f"attention_int8.{case}", rng, n, start, head_dim=8, n_heads=2)
+    q, k, v = drawn(3, 2, 32), drawn(514, 1, 32), drawn(514, 1, 32)
+    q[:, 0], k[400, 0] = 2, 45
+    add_attention_half(vectors, "at512", *(x.astype(np.float16) for x in (q, k, v)))
 
     # Weights in the middle of two codes: the value's scale is 1, the largest is 127 / 512 and the others half steps.
     probs = ((np.arange(2 * 4 * 40).reshape(2, 4, 40) * 7 % 127) + 0.5) / 512
@@ -167,8 +171,12 @@ def halves_of_head(head_dim: int) -> np.ndarray:
 
 
 def near_ties_of_head(head_dim: int, rng: np.random.Generator) -> np.ndarray:
-    """At most a step of fp32 from the middle of two codes."""
-    return np.where(np.arange(head_dim) == 2, F32(3), near_ties(F32(127) / F32(3), head_dim, rng))
+    """At most a step of fp32 from the middle of two codes; the quotient by the scale rounds to another code."""
+    inv, scale = F32(127) / F32(3), F32(3) / F32(127)
+    while True:
+        x = np.where(np.arange(head_dim) == 2, F32(3), near_ties(inv, head_dim, rng))
+        if (np.rint(x * inv) != np.rint(x / scale)).any():
+            return x
 
 
 def edges(x: np.ndarray, kv: str, rng: np.random.Generator) -> np.ndarray:

@@ -190,7 +190,9 @@ def attention_half(q, k, v, first_position, rounded="qkv", **change):
         t.astype(F16).astype(F32) if name in rounded else t.astype(F32)
         for name, t in zip("qkv", (q, k, v), strict=True)
     )
-    return {"out": attention(q, k, v, first_position, **change)["out"].astype(F16)}
+    out = attention(q, k, v, first_position, **change)["out"]
+    with np.errstate(over="ignore"):
+        return {"out": out.astype(F16)}
 
 
 def kept_half(x):

@@ -346,7 +346,9 @@ OPTIONS = {
 }  # fmt: skip
 
 POSITIONS = {
-    "softmax: maximum of the first 256": (softmax_with(largest=first(PAGE)), ["softmax.long", "attention.at512"]),
+    "softmax: maximum of the first 256": (
+        softmax_with(largest=first(PAGE)), ["softmax.long", "attention.at512", "attention_half.at512"],
+    ),
     "softmax: maximum of the first 16": (softmax_with(largest=first(16)), ["softmax.long", "attention.at512"]),
     "softmax: sum of the first 256": (
         softmax_with(summed=first(PAGE)), ["attention.decode", "softmax.long", "attention.at512"],
@@ -354,10 +356,11 @@ POSITIONS = {
     "a third page of keys and values is the second": (
         wrong(
             attention=partial(ATTENTION, cached=third_page_as_second),
+            attention_half=partial(ports.attention_half, cached=third_page_as_second),
             attention_int8_scores=int8_scores_of_two_pages,
             attention_int8_mix=int8_mix_of_two_pages,
         ),
-        ["attention.at512", "attention_int8.at512.scores", "attention_int8.at512.mix"],
+        ["attention.at512", "attention_half.at512", "attention_int8.at512.scores", "attention_int8.at512.mix"],
     ),
     "one position fewer where a length is an odd multiple of 64": (
         seen_by(lambda n: n % 128 == 64, -1),
