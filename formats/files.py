@@ -12,12 +12,13 @@ import re
 import shutil
 import stat
 import tempfile
+import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from formats.errors import ModelError
+from formats.errors import ModelError, one_line, shown
 
 MAX_TEXT = 1 << 28  # bytes of a JSON file or a template; the largest tokenizer.json known has 35 MB
 GIT_LFS = b"version https://git-lfs.github.com/spec/"  # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
@@ -90,6 +91,50 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
+
+
+# ----------------------------------------------------------------------------
+# Names of files that come from a stranger
+
+MAX_NAME = 240  # bytes; of the 255 that file systems take, 15 are for what _locked_temporary puts around a name
+# What leads to another folder, here or on Windows, where "a:b" is a file of another drive, or a hidden part of file a.
+# And what Windows has in no name.
+_NOT_IN_NAMES = re.compile(r'[/\\:*?"<>|]')
+# https://learn.microsoft.com/en-us/windows/win32/fileio/naming-a-file: devices, whatever stands behind the first dot
+_DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9\u00b9\u00b2\u00b3]) *(\..*)?", re.IGNORECASE)
+
+
+def _wrong_with(name: str, ending: str) -> str | None:
+    """Why a name, with this ending, cannot be that of a file; None if it can."""
+    size = len((name + ending).encode(errors="replace"))
+    if not name:
+        return "is empty"
+    if name[0] == "." or name[-1] in ". ":
+        return "begins with a dot, or ends with a dot or a blank"
+    if one_line(name) != name:
+        return "has control characters"
+    if found := _NOT_IN_NAMES.search(name):
+        return f"has the character {found[0]}"
+    if size > MAX_NAME:
+        return f"takes {size} bytes with {ending}, expected at most {MAX_NAME}"
+    return "is a device on Windows" if _DEVICE.fullmatch(name) else None
+
+
+def check_file_names(source: Path, names: Iterable[str], ending: str) -> None:
+    """Refuses tensors whose names, with this ending, cannot be those of files in one folder, on any system.
+
+    Whoever makes a name of a file out of what a file from elsewhere says asks here, before anything is written. Raises
+    ModelError. source: the file that has the tensors.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        if why := _wrong_with(name, ending):
+            raise ModelError(f"{source}: tensor {shown(name)}: no file can have that name, it {why}")
+        other = seen.setdefault(unicodedata.normalize("NFD", name).casefold(), name)
+        if other != name:
+            raise ModelError(
+                f"{source}: tensors {shown(other)} and {shown(name)}: one file on systems that ignore case"
+            )
 
 
 # ----------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from formats.files import replacing
+from formats.errors import one_line
+from formats.files import check_file_names, replacing
 from golden.hex_tensors import TensorFile, Values, read_tensors
 from golden.tiles import tile, tile_counts
 
@@ -132,11 +133,7 @@ def c_literal(value: float | int) -> str:
 
 
 def c_array(identifier: str, values: np.ndarray) -> str:
-    """`static const TYPE NAME[size] = {...};`, flat. Raises ValueError for what C has no type for here, or no array."""
-    if values.dtype.name not in C_TYPES:
-        raise ValueError(f"{identifier}: {values.dtype} has no C type here")
-    if values.size == 0:
-        raise ValueError(f"{identifier}: has no values, and C no arrays without any")
+    """`static const TYPE NAME[size] = {...};`, flat. values: of one of C_TYPES, at least one."""
     flat = (bits_of(values) if values.dtype == np.float16 else values).reshape(-1).tolist()
     lines = [", ".join(map(c_literal, flat[i : i + 16])) for i in range(0, len(flat), 16)]
     return (
@@ -192,6 +189,10 @@ def lay_out_tiles(name: str, values: Values, shape: tuple[int, int], lanes: int,
 def lay_out(name: str, file: TensorFile, options: Options) -> Laid:
     """One tensor in the order in which it is written. Raises ValueError for what it cannot be."""
     values = file.tensors[name]()
+    if values.array.size == 0:
+        raise ValueError(f"{name} has no values")
+    if options.kind == "c" and values.array.dtype.name not in C_TYPES:
+        raise ValueError(f"--format c: {name}: {values.array.dtype} has no C type here")
     lanes = options.scale_lanes if SHARED.search(name) else options.lanes
     if options.tile is not None:
         matrices = as_matrices(name, values, "--tile", file)
@@ -207,9 +208,17 @@ def lay_out(name: str, file: TensorFile, options: Options) -> Laid:
 # Files
 
 
+def as_json(about: dict[str, object]) -> str:
+    r"""JSON on one line of printable ASCII, in which a name ends no comment and begins none: `*/` is `\u002a\u002f`.
+
+    Strings alone can have these characters.
+    """
+    return re.sub(r"[^\w\s.,:\-\[\]{}\"\\]", lambda c: f"\\u{ord(c[0]):04x}", json.dumps(about), flags=re.ASCII)
+
+
 def render(laid: Laid, kind: str, prefix: str) -> str:
     """The text of one tensor in one format; what is known about it stands on top as a comment."""
-    comment = json.dumps(laid.about())
+    comment = as_json(laid.about())
     if kind == "c":
         return f"/* {comment} */\n{c_array(c_name(laid.name, prefix), laid.rows)}"
     lines = words(laid.rows, laid.lanes, laid.bits)
@@ -219,19 +228,24 @@ def render(laid: Laid, kind: str, prefix: str) -> str:
     return f"// {comment}\n" + ("@0\n" if kind == "mem" else "") + "\n".join(lines) + "\n"
 
 
-def write_folder(tensors: list[Laid], kind: str, prefix: str, out: Path) -> str:
-    """A file for each tensor, and manifest.json. Returns their paths, a line each."""
+def write_folder(source: Path, tensors: list[Laid], kind: str, prefix: str, out: Path) -> str:
+    """A file for each tensor, and manifest.json. Returns their paths, a line each.
+
+    source: what they come from. Raises ModelError, before anything is written, for a name that no file can have.
+    """
+    is_c, ending = kind == "c", ".h" if kind == "c" else f".{kind}"
+    check_file_names(source, [laid.name for laid in tensors], ending)
     out.mkdir(parents=True, exist_ok=True)
-    manifest, is_c = [], kind == "c"
+    manifest = []
     for laid in tensors:
-        path = out / f"{laid.name}.{'h' if is_c else kind}"
+        path = out / (laid.name + ending)
         with replacing(path) as f:
             f.write(((C_HEAD if is_c else "") + render(laid, kind, prefix)).encode())
         size = {"c_name": c_name(laid.name, prefix)} if is_c else laid.memory()
         manifest.append(laid.about() | {"file": path.name} | size | laid.tiles())
     with replacing(out / "manifest.json") as f:
-        f.write(("[\n " + ",\n ".join(map(json.dumps, manifest)) + "\n]\n").encode())
-    return "".join(f"{out / str(about['file'])}\n" for about in manifest)
+        f.write(("[\n " + ",\n ".join(map(as_json, manifest)) + "\n]\n").encode())
+    return "".join(f"{one_line(out / str(about['file']))}\n" for about in manifest)
 
 
 def check_c_names(names: list[str], prefix: str) -> None:
@@ -249,18 +263,18 @@ def write_text(source: Path, patterns: list[str], options: Options, unpack: bool
     Raises ValueError for names that the source has not, and for what a format cannot take.
     """
     file, kind = read_tensors(source, unpack), options.kind
+    if kind == "c" and (options.lanes, options.scale_lanes) != (1, 1):
+        given = f"--lanes {options.lanes}" if options.lanes != 1 else f"--scale-lanes {options.scale_lanes}"
+        raise ValueError(f"{given}: a C array has no words; leave it out")
     try:
         names = select(file.tensors, patterns)
+        if out is None and kind != "c" and len(names) > 1:
+            raise ValueError(f"--format {kind}: {len(names)} tensors, one file has one: give --out DIR")
+        if kind == "c":
+            check_c_names(names, file.kind)
+        tensors = [lay_out(name, file, options) for name in names]
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
-    if out is None and kind != "c" and len(names) > 1:
-        raise ValueError(f"--format {kind}: {len(names)} tensors, one file has one: give --out DIR")
-    if kind == "c":
-        if (options.lanes, options.scale_lanes) != (1, 1):
-            given = f"--lanes {options.lanes}" if options.lanes != 1 else f"--scale-lanes {options.scale_lanes}"
-            raise ValueError(f"{given}: a C array has no words; leave it out")
-        check_c_names(names, file.kind)
-    tensors = [lay_out(name, file, options) for name in names]
     if out is not None:
-        return write_folder(tensors, kind, file.kind, out)
+        return write_folder(source, tensors, kind, file.kind, out)
     return (C_HEAD if kind == "c" else "") + "\n".join(render(laid, kind, file.kind) for laid in tensors)

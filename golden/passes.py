@@ -163,4 +163,4 @@ def write_passes(case: str, source: Path, shape: tuple[int, int], transpose: boo
         lay_out_sums("pass.totals", totals, m),
         *(lay_out_sums(f"out.{order}", running_sums(accumulators, x, w, order), m) for order in ORDERS),
     ]
-    return write_folder(tensors, kind, "v", out)
+    return write_folder(source, tensors, kind, "v", out)

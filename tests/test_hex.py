@@ -235,6 +235,113 @@ def test_what_is_refused(args, code, text):
     assert "Traceback" not in done.stderr
 
 
+# ---- names of strangers
+
+OUTSIDE = ["../evil", "../../evil", "/ABSOLUTE/evil", "a/b", "..\\evil", "..", ".", "", "C:evil", "C:\\evil", "..a"]
+NO_FILES = [*OUTSIDE, "a\nb", "a\x1b[2Jb", "a\x7f", "a\x9b", "a\u2028b", "CON", "nul", "com1.txt", "LPT9 .x", "a*",
+            "com\u00b9", "aux", "conout$.b", "a.", "a ", 'a"b', "a?b", "a<b", "a|b", "x" * 300, "é" * 120]  # fmt: skip
+FILE_NAMES = ["x" * 236, "é" * 118, "com10", "console.a", "a..b", "-rf", "$HOME `id` 'x' (y)", "名前"]
+
+
+@pytest.mark.parametrize("name", NO_FILES, ids=ascii)
+@pytest.mark.parametrize("kind", ["hex", "c"])
+def test_a_name_that_leads_elsewhere_or_is_no_files_writes_nothing(tmp_path, name, kind):
+    """Nor do the other tensors of the file."""
+    source, out = tmp_path / "in" / "t.safetensors", tmp_path / "out" / "deep"
+    source.parent.mkdir()
+    name = name.replace("/ABSOLUTE", str(tmp_path))
+    save_file({"good": np.ones(3, F32), name: np.ones(3, F32)}, source)
+    done = run_golden("hex", "*", "--file", source, "--format", kind, "--out", out)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(
+        rf"golden: {re.escape(str(source))}: tensor \"[ -~é¹…]*: no file can have that name[ -~]*\n", done.stderr
+    )
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == [source]
+    assert not out.exists()
+
+
+def test_names_that_files_can_have_stay_in_the_folder(tmp_path):
+    source, out = tmp_path / "t.safetensors", tmp_path / "out"
+    save_file({name: np.full(3, i, F32) for i, name in enumerate(FILE_NAMES)}, source)
+    printed = ok("*", "--file", source, "--out", out).splitlines()
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert sorted(p.name for p in out.iterdir()) == sorted([*(f"{name}.hex" for name in FILE_NAMES), "manifest.json"])
+    assert printed == [str(out / entry["file"]) for entry in manifest]
+    for entry in manifest:
+        values = read_words((out / entry["file"]).read_text(), 32, 1).astype(np.uint32).view(F32)
+        assert (values == FILE_NAMES.index(entry["name"])).all()
+
+
+@pytest.mark.parametrize("pair", [("w.A", "w.a"), ("é", "e\u0301"), ("ß", "SS")], ids=ascii)
+def test_names_that_are_one_file_where_case_does_not_count(tmp_path, pair):
+    save_file({name: np.ones(3, F32) for name in pair}, tmp_path / "t.safetensors")
+    done = run_golden("hex", "*", "--file", tmp_path / "t.safetensors", "--out", tmp_path / "out")
+    assert (done.returncode, done.stdout, (tmp_path / "out").exists()) == (1, "", False)
+    first, second = sorted(pair)
+    assert f't.safetensors: tensors "{first}" and "{second}": one file on systems that ignore case\n' in done.stderr
+
+
+def test_a_folder_whose_name_has_control_characters_is_shown_in_one_line(tmp_path):
+    out = tmp_path / "a\x1b[2J\nb"
+    done = run_golden("hex", "half.x", "--out", out)
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path}/a\\x1b[2J\\nb/half.x.hex\n")
+    assert (out / "half.x.hex").is_file()
+
+
+WORST = ["a*/ int evil(void){return 1;} /*", "b\\", "c??/", "d\nint evil;", "e\r*/ int evil; /*", 'f"; int evil; "',
+         "é*/g", "", "h/*", "//i", "j*/\\\n#error", "int", "k\x7f\x1b[2J\x9b", "\U0001f600\u2028\u202e", "9",
+         "l\\u002a/", "; memory_initialization_vector=", "@0", "`define m", "n" * 300]  # fmt: skip
+
+
+def test_the_worst_names_in_c_leave_nothing_but_arrays(tmp_path):
+    """What C calls them is in nobody's hand but ours, and no comment ends too soon: `nm` has the arrays alone."""
+    save_file({name: np.full(2, i, np.int32) for i, name in enumerate(WORST)}, tmp_path / "t.safetensors")
+    (tmp_path / "t.h").write_text(ok("*", "--file", tmp_path / "t.safetensors", "--format", "c"))
+    text = (tmp_path / "t.h").read_bytes()
+    assert not re.search(rb"[^ -~\n]", text)
+    abouts = [json.loads(line[2:-2]) for line in text.decode().splitlines() if line.startswith("/*")]
+    assert sorted(about["name"] for about in abouts) == sorted(WORST)
+    arrays = re.findall(r"^static const int32_t (s_\w*)\[2\] = ", text.decode(), re.M)
+    assert len(arrays) == len(WORST)
+    (tmp_path / "all.c").write_text(f'#include "t.h"\nconst int32_t* const all[] = {{{", ".join(arrays)}}};\n')
+    compilers = list(filter(shutil.which, ("gcc", "clang")))
+    for compiler in compilers:
+        command = [compiler, "-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", "-c", "all.c"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        symbols = subprocess.run(["nm", "all.o"], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+        assert {line.split()[-1] for line in symbols.splitlines()} == {"all", *arrays}
+    assert compilers
+
+
+@pytest.mark.parametrize("name", WORST, ids=ascii)
+@pytest.mark.parametrize("kind", ["hex", "mem", "coe"])
+def test_the_worst_names_in_text_are_one_comment(tmp_path, name, kind):
+    save_file({name: np.array([1, 2, 3], np.int32)}, tmp_path / "t.safetensors")
+    text = ok("*", "--file", tmp_path / "t.safetensors", "--format", kind)
+    assert not re.search(r"[^ -~\n]", text)
+    comment, *rest = text.splitlines()
+    mark, about = comment.split(" ", 1)
+    assert (mark, json.loads(about)["name"]) == (";" if kind == "coe" else "//", name)
+    assert not re.search(r"[*/;`@]", about)
+    heads = {"hex": [], "mem": ["@0"], "coe": ["memory_initialization_radix=16;", "memory_initialization_vector="]}[
+        kind
+    ]
+    assert rest[: len(heads)] == heads
+    assert [int(line.rstrip(",;"), 16) for line in rest[len(heads) :]] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "text"),
+    [(np.zeros((2, 0), F32), "hex", "b has no values"), (np.zeros(0, F32), "c", "b has no values"),
+     (np.zeros(2), "c", "--format c: b: float64 has no C type here")],
+)  # fmt: skip
+def test_what_cannot_be_text_is_known_before_anything_is_written(tmp_path, value, kind, text):
+    save_file({"a": np.ones(3, F32), "b": value}, tmp_path / "t.safetensors")
+    done = run_golden("hex", "*", "--file", tmp_path / "t.safetensors", "--format", kind, "--out", tmp_path / "out")
+    assert (done.returncode, done.stdout, (tmp_path / "out").exists()) == (1, "", False)
+    assert done.stderr == f"golden: {tmp_path / 't.safetensors'}: {text}\n"
+
+
 # ---- tiles
 
 
