@@ -217,6 +217,8 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
             if len(head) < HEADER_SIZE:
                 raise ModelError(f"{path}: {size} bytes, too short for a model file")
             found, found_version, *dims, tied, group_size = struct.unpack_from(_HEADER, head)
+            if (other := format_of(found)) not in (None, file_format):
+                raise ModelError(f"{path}: is a {other.scheme} file, expected {file_format.scheme}")
             if (found, found_version) != (file_format.magic, file_format.version):
                 raise ModelError(
                     f"{path}: magic 0x{found:08x} version {found_version}, "

@@ -4,11 +4,16 @@ The numeric contract (docs/numerics.md): codes, scales and the int32 accumulator
 implementation; only the fp32 sum over groups may be taken in another order.
 """
 
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from formats.errors import ModelError
+from formats.model_file import map_tensors, read_header
+from formats.schemes import Q8_FILE, FileFormat
 from formats.source import Source
+from formats.tensors import matrix_shapes, norm_shapes
 from golden.forward import F32, F64, Step, ignore, load_weight
 
 
@@ -167,3 +172,43 @@ class Q8(Int8Scheme):
 
     def quantized(self, _name: str, x: np.ndarray) -> Quantized:
         return quantize(x, self._group_size)
+
+
+class Int8File(Int8Scheme):
+    """The weights of a file that has int8 codes and fp32 scales of every matrix (mapped, not read).
+
+    Raises ModelError if it is not of this format, or has rows that are not whole groups.
+    """
+
+    def __init__(self, path: Path | str, file_format: FileFormat):
+        path = Path(path)
+        head = read_header(path, file_format)
+        self.config, self.group_size, self.static = head.config, head.group_size, bool(head.activations)
+        for name, (_, columns) in matrix_shapes(self.config):  # W8A8 has groups of 0 where a row is one
+            size = self.group_size or (0 if file_format is Q8_FILE else columns)
+            if size <= 0 or columns % size:
+                raise ModelError(f"{path}: group_size {self.group_size} does not divide {name}'s {columns} columns")
+        self.tensors = map_tensors(path, head)
+        self._vectors = {name: self.tensors[name] for name, _ in norm_shapes(self.config)}
+        self._matrices = {
+            name: Quantized(self.tensors[name + ".codes"], self.tensors[name + ".scales"])
+            for name, _ in matrix_shapes(self.config)
+        }
+        if self.config.tied:
+            self._matrices["classifier"] = self._matrices["embed"]
+
+    def vector(self, name: str) -> np.ndarray:
+        return self._vectors[name]
+
+    def matrix(self, name: str) -> Quantized:
+        return self._matrices[name]
+
+    def quantized(self, _name: str, x: np.ndarray) -> Quantized:
+        return quantize(x, self.group_size or x.shape[-1])
+
+
+class Q8File(Int8File):
+    """The scheme of runq.cpp, from a file that export/q8.py wrote."""
+
+    def __init__(self, path: Path | str):
+        super().__init__(path, Q8_FILE)

@@ -12,6 +12,7 @@ from golden.awq import AWQ
 from golden.forward import Scheme
 from golden.gptq import GPTQ
 from golden.moe import MoE
+from golden.q8 import Q8File
 from golden.w8a8 import W8A8
 
 
@@ -34,7 +35,8 @@ class Reference:
     """How the reference gets at a scheme, and which of its model files have golden vectors."""
 
     format: FileFormat
-    read: Callable[[Path], FileScheme] | None  # a model file; None: from a Hugging Face directory, by golden.q8
+    # A model file. None: golden vectors are made from a Hugging Face directory, by golden.q8.
+    read: Callable[[Path], FileScheme] | None
     variants: tuple[str, ...]  # in the names of files: build/models/MODEL.VARIANT.bin
     short_traces: tuple[str, ...] = ()  # the variants whose golden traces have two tokens
     models: tuple[str, ...] = DENSE_MODELS  # of which there are golden vectors
@@ -70,6 +72,8 @@ def random_goldens(only: str | None = None, model: str | None = None) -> Iterato
 def read_file(path: Path) -> FileScheme:
     """The scheme of a model file, by its magic. Raises ModelError if it has none that can be read here."""
     file_format = read_format(path)
+    if file_format is Q8_FILE:
+        return Q8File(path)
     reference = SCHEMES.get(file_format.scheme) if file_format else None
     read = reference.read if reference else None
-    return (read or W8A8)(path)  # W8A8 refuses what is no model file, or Q8's, and says what it found
+    return (read or W8A8)(path)  # W8A8 refuses what is no model file, and says what it found

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.checkpoint import Config, ModelError
-from formats.model_file import FileHeader, map_tensors, read_header
+from formats.checkpoint import Config
 from formats.schemes import W8A8_FILE
-from formats.tensors import matrix_shapes, norm_shapes
 from golden.forward import F32, Attend, attention
-from golden.q8 import Int8Scheme, Quantized, quantize
+from golden.q8 import Int8File, Quantized, quantize
 
 STATIC_PLACES = ("attn.norm", "attn.mix", "ffn.norm", "ffn.swiglu")  # the order of a layer's static scales
 
@@ -42,44 +40,20 @@ def static_places(config: Config) -> list[str]:
     return [*(f"layers.{i}.{place}" for i in range(config.n_layers) for place in STATIC_PLACES), "norm"]
 
 
-def check_groups(path: Path, head: FileHeader) -> None:
-    """Refuses a file with a matrix whose rows are not whole groups. Raises ModelError."""
-    size = head.group_size
-    for name, (_, columns) in matrix_shapes(head.config):
-        if size < 0 or columns % (size or columns):
-            raise ModelError(f"{path}: group_size {size} does not divide {name}'s {columns} columns")
-
-
-class W8A8(Int8Scheme):
+class W8A8(Int8File):
     """The scheme of runq_w8a8.cpp, from a file that export/w8a8.py wrote (mapped, not read).
 
     attend: `attention`, or golden.attention_int8's. Raises ModelError if the file is no W8A8 file.
     """
 
     def __init__(self, path: Path | str, attend: Attend = attention):
-        path, self.attend = Path(path), attend
-        head = read_header(path, W8A8_FILE)
-        self.config, self.group_size, self.static = head.config, head.group_size, bool(head.activations)
-        check_groups(path, head)
-        c, found = self.config, map_tensors(path, head)
-
-        self._vectors = {name: found[name] for name, _ in norm_shapes(c)}
+        super().__init__(path, W8A8_FILE)
+        self.attend = attend
         self.activation_scales: dict[str, np.float32] = {}  # by step name, if static
         if self.static:
-            self.activation_scales = dict(zip(static_places(c), found["act_scales"], strict=True))
-        self._matrices = {
-            name: Quantized(found[name + ".codes"], found[name + ".scales"]) for name, _ in matrix_shapes(c)
-        }
-        if c.tied:
-            self._matrices["classifier"] = self._matrices["embed"]
-
-    def vector(self, name: str) -> np.ndarray:
-        return self._vectors[name]
-
-    def matrix(self, name: str) -> Quantized:
-        return self._matrices[name]
+            self.activation_scales = dict(zip(static_places(self.config), self.tensors["act_scales"], strict=True))
 
     def quantized(self, name: str, x: np.ndarray) -> Quantized:
         if self.static:
             return quantize_static(x, self.activation_scales[name])
-        return quantize(x, self.group_size or x.shape[-1])
+        return super().quantized(name, x)

@@ -134,7 +134,7 @@ def test_a_file_that_is_no_awq_file_is_refused(tmp_path):
 
     header_with = partial(with_header_field, data)
     refused("too short", data[:100])
-    refused("magic 0x616b3838", struct.pack("<I", 0x616B3838) + data[4:])
+    refused("is a w8a8 file, expected awq", struct.pack("<I", 0x616B3838) + data[4:])
     refused("version 4", header_with(4, 4))
     refused("checksum", data[:0x10] + b"\5" + data[0x11:])
     refused(f"the header says {len(data)}", data[:-4])

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import struct
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ from formats.checkpoint import DENSE, SPARSE, Checkpoint, ModelError
 from golden.forward import Fp32, forward, load_weight, permute_rows, rmsnorm, rope
 from golden.perplexity import perplexity, windows
 from golden.q8 import Q8, Quantized, accumulators, dequantize, matmul, quantize
+from golden.schemes import read_file
 from golden.trace import (
     OP_TOLERANCE,
     PASS_TOLERANCE,
@@ -25,7 +27,7 @@ from golden.trace import (
     replay,
     step_order,
 )
-from tests.helpers import DATA, F32, ROOT, run_golden
+from tests.helpers import DATA, F32, GOLDEN_FILES, ROOT, run_golden, with_header_field
 from tests.hf_fixtures import FIXTURES, FOLDER, MOE_FIXTURES
 
 
@@ -167,16 +169,30 @@ def test_matmul_has_the_same_bits_in_parts(monkeypatch, group_size):
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-qwen3"])
-def test_stored_traces_are_what_the_reference_computes(name):
+@pytest.mark.parametrize("source", ["directory", "file"])
+def test_stored_traces_are_what_the_reference_computes(name, source):
     checkpoint = Checkpoint(ROOT / "models" / name)
+    scheme = Q8(checkpoint) if source == "directory" else read_file(GOLDEN_FILES / f"{name}.q8.bin")
     stored = load_file(DATA / f"{name}.q8.trace.safetensors")
     recorder = Recorder()
     tokens = recorder("tokens", stored["tokens"])
-    forward(checkpoint.config, Q8(checkpoint), tokens, recorder)
+    forward(checkpoint.config, scheme, tokens, recorder)
     reports = compare(stored, recorder.tensors)
     assert len(reports) > 4 * 20
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
     assert not any(r.name.endswith(".q") and r.error for r in reports)
+
+
+@pytest.mark.parametrize("size", [0, -64, 48])
+def test_a_q8_file_whose_rows_are_no_whole_groups_is_refused(tmp_path, size):
+    data = (GOLDEN_FILES / "tiny-llama.q8.bin").read_bytes()
+    end = int.from_bytes(data[0xA0:0xA8], "little")
+    blank = data[:0xA0] + struct.pack("<QI", end, 0) + data[0xAC:end]  # no tokenizer
+    (tmp_path / "m.bin").write_bytes(with_header_field(blank, 0x25, size))
+    done = run_golden("diff", DATA / "tiny-llama.q8.trace.safetensors", DATA / "tiny-llama.q8.trace.safetensors",
+                      "--model", tmp_path / "m.bin")  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"golden: {tmp_path / 'm.bin'}: group_size {size} does not divide embed's 128 columns\n"
 
 
 # ---- golden diff
@@ -410,9 +426,14 @@ def test_diff_command(tmp_path):
     broken = a_trace()
     broken["layers.2.ffn.norm"] = broken["layers.2.ffn.norm"] * F32(1.01)
     save_file(broken, tmp_path / "broken")
-    done = run_golden("diff", trace, tmp_path / "broken", "--model", ROOT / "models" / "tiny-llama")
-    assert done.returncode == 1
-    assert "the first at layers.2.ffn.norm" in done.stdout
+    for model in (ROOT / "models" / "tiny-llama", GOLDEN_FILES / "tiny-llama.q8.bin"):
+        assert run_golden("diff", trace, trace, "--model", model).returncode == 0
+        done = run_golden("diff", trace, tmp_path / "broken", "--model", model)
+        assert done.returncode == 1
+        assert "the first at layers.2.ffn.norm" in done.stdout
+    done = run_golden("diff", trace, trace, "--model", model, "--attn", "int8")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"golden: {model}: is a q8 file, expected w8a8\n"
     for bad in (tmp_path / "absent", ROOT / "Makefile"):
         done = run_golden("diff", trace, bad)
         assert done.returncode == 1

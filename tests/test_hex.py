@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from formats.checkpoint import Checkpoint
 from formats.gptq import FORMATS as GPTQ_FORMATS
 from formats.gptq import GptqLayout
 from formats.model_file import read_format, read_header
@@ -22,7 +21,6 @@ from golden.hex_files import c_literal, check_c_names, words
 from golden.hex_tensors import read_tensors, unpacked
 from golden.moe import MoE
 from golden.op_vectors_gptq import random_matrix
-from golden.q8 import Q8
 from golden.schemes import SCHEMES, read_file
 from golden.tiles import interleave, tile, tile_counts, untile
 from tests.helpers import DATA, F32, FULL, ROOT, run_golden
@@ -124,8 +122,7 @@ def test_every_kind_of_model_file(file, tmp_path):
             assert {len(line) for line in text} == {-(-entry["bits"] // 4)}
     values = read_words((tmp_path / "packed" / "norm.hex").read_text(), 64, 1).reshape(-1)
     found = values.astype(np.uint16).view(np.float16) if "awq" in file else values.astype(np.uint32).view(F32)
-    scheme = Q8(Checkpoint(ROOT / "models" / "tiny-llama")) if file.endswith(".q8") else read_file(path)
-    assert np.array_equal(found.astype(F32), scheme.vector("norm"))
+    assert np.array_equal(found.astype(F32), read_file(path).vector("norm"))
 
 
 @pytest.mark.parametrize("file", VARIANTS)

@@ -422,7 +422,7 @@ def test_a_file_that_is_no_w8a8_file_is_refused(tmp_path):
 
     header_with = partial(with_header_field, data)
     refused("too short", data[:100])
-    refused("magic 0x616b3432", struct.pack("<I", 0x616B3432) + data[4:])
+    refused("is a q8 file, expected w8a8", struct.pack("<I", 0x616B3432) + data[4:])
     refused("checksum", data[:0x10] + b"\5" + data[0x11:])
     refused(f"the header says {end}", data[:-4])
     refused("too soon", header_with(0x10, 5))  # another layer
