@@ -1,10 +1,18 @@
 """Command line of the exporters: python -m export SCHEME MODEL OUT.bin"""
 
 import argparse
+import runpy
 import sys
 import time
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
+
+if (
+    not __package__
+):  # `python export` is `python -m export`: sys.path needs the folder that has the packages, not this one
+    sys.path[0], sys.argv[0] = str(Path(__file__).resolve().parent.parent), "-m"
+    runpy.run_module("export", run_name="__main__", alter_sys=True)
 
 from export import awq, gptq, moe, q8, w8a8
 from export.arguments import add_common
@@ -13,7 +21,15 @@ from formats.errors import one_line
 
 # Modules with FORMAT, HELP, add_arguments(parser) and run(args), in the order of --help.
 EXPORTERS = (q8, w8a8, awq, gptq, moe)
-FAILED, INTERRUPTED, TERMINATED = 1, 130, 143  # exit codes; shells give the last two for SIGINT and SIGTERM
+FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143  # exit codes; the last two as shells give them for signals
+
+
+def is_model(path: Path) -> bool:
+    """Whether a model's directory or a GGUF file is there."""
+    if not path.is_file():
+        return (path / "config.json").exists()
+    with path.open("rb") as f:
+        return f.read(4) == b"GGUF"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,12 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         exporter.add_arguments(p)
         p.set_defaults(run=exporter.run)
     args = parser.parse_args(argv)
-
     start = time.monotonic()
     # numpy's, of numbers that are not finite: those are refused in a line that says where they are.
     warnings.simplefilter("ignore", RuntimeWarning)
     warnings.showwarning = lambda message, *_: print(f"export: warning: {one_line(message)}", file=sys.stderr)
     try:
+        if is_model(args.out) and not args.hf_dir.is_dir() and not is_model(args.hf_dir):
+            exchanged = f"{args.out} is a model, {args.hf_dir} is none: they seem exchanged, expected MODEL OUT.bin"
+            print(f"export: {one_line(exchanged)}", file=sys.stderr)
+            return USAGE
         with termination():
             args.run(args)
     except (OSError, ValueError, MemoryError, RecursionError) as error:  # ModelError is a ValueError

@@ -16,7 +16,7 @@ import numpy as np
 
 from export.gguf_files import config_json, metadata_files
 from formats import safetensors
-from formats.checkpoint import Config, quantization_field
+from formats.checkpoint import Config, check_directory, quantization_field
 from formats.errors import ModelError, shown
 from formats.fields import Fields
 from formats.files import new_directory, read_json
@@ -43,8 +43,7 @@ def quantization_of(hf_dir: Path) -> Fields | None:
     Early versions of compressed-tensors called it `compression_config`.
     """
     path = Path(hf_dir) / "config.json"
-    if not Path(hf_dir).is_dir():
-        raise ModelError(f"{hf_dir}: no such directory")
+    check_directory(Path(hf_dir))
     config = read_json(path)
     name = quantization_field(config)
     found = config.get(name)

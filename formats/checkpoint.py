@@ -7,6 +7,7 @@ What only needs a `Config`, such as making a model file with random weights on a
 alone: safetensors is imported where a checkpoint is opened.
 """
 
+import re
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -271,6 +272,21 @@ def input_files(source: Path, text: Path | None = None) -> list[Path]:
     return files if text is None else [*files, Path(text)]
 
 
+# The name of a model on Hugging Face, or the address of its page.
+_HUGGING_FACE = re.compile(r"(?:https?:/+huggingface\.co/)?(([A-Za-z\d][\w.-]*)/([A-Za-z\d][\w.-]*))", re.ASCII)
+
+
+def check_directory(path: Path) -> None:
+    """Raises ModelError if a model's directory is not there, which says how to download one by its name."""
+    if path.is_dir():
+        return
+    name, hint = _HUGGING_FACE.fullmatch(str(path)), ""
+    if name and not path.exists() and not Path(name[2]).exists():
+        command = f".venv/bin/hf download {name[1]} --local-dir {name[3].lower()}"
+        hint = f"; a model of Hugging Face has to be downloaded first: {command}"
+    raise ModelError(f"{path}: no such directory{hint}")
+
+
 def is_inside(file: str) -> bool:
     """Whether a name of an index stays in its directory; links that lie there may lead anywhere."""
     path = PurePath(file)
@@ -290,8 +306,7 @@ class Checkpoint:
     def __init__(self, hf_dir: Path | str, packing: Packing | None = None, archs: tuple[str, ...] = DENSE):
         self.path = Path(hf_dir)
         self.config_path = self.path / "config.json"
-        if not self.path.is_dir():
-            raise ModelError(f"{self.path}: no such directory")
+        check_directory(self.path)
         self.config = read_config(self.path, quantized=packing is not None, archs=archs)
         self._file_of = self._locate()
         if self.config.tied and CLASSIFIER in self._file_of:

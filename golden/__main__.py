@@ -3,12 +3,19 @@
 import argparse
 import os
 import re
+import runpy
 import sys
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+
+if (
+    not __package__
+):  # `python golden` is `python -m golden`: sys.path needs the folder that has the packages, not this one
+    sys.path[0], sys.argv[0] = str(Path(__file__).resolve().parent.parent), "-m"
+    runpy.run_module("golden", run_name="__main__", alter_sys=True)
 
 import numpy as np
 

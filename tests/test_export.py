@@ -1,10 +1,12 @@
 """The exporter: what it writes is what the reference quantizes, and what it refuses leaves nothing behind."""
 
 import json
+import os
 import resource
 import shutil
 import struct
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,8 @@ from formats.checkpoint import Checkpoint, ModelError
 from formats.tensors import HEADER_SIZE, matrix_shapes, norm_shapes
 from golden.forward import load_weight
 from golden.q8 import Q8, quantize
-from tests.helpers import MODELS, launch_export, run_export
+from tests.gguf_fixture import write_gguf
+from tests.helpers import GOLDEN_FILES, MODELS, launch_export, run_export
 
 TINY = [MODELS / "tiny-llama", MODELS / "tiny-qwen3"]
 
@@ -134,10 +137,38 @@ def test_group_sizes_that_do_not_divide_are_refused(tmp_path, group_size, text):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("model", ["directory", "model.gguf"])
+@pytest.mark.parametrize("out", [None, "a model file", "text", "fifo"])
+def test_arguments_that_are_exchanged(tmp_path, model, out):
+    model = TINY[0] if model == "directory" else write_gguf(TINY[0], tmp_path / model)
+    path = tmp_path / "model.bin"
+    if out == "fifo":
+        os.mkfifo(path)
+    elif out is not None:
+        path.write_bytes((GOLDEN_FILES / "tiny-llama.q8.bin").read_bytes() if out == "a model file" else b"text")
+    before = model.stat().st_ino, model.stat().st_mtime_ns
+    done = run_export("q8", path, model)
+    assert (done.returncode, done.stdout) == (2, "")
+    seems = f"{model} is a model, {path} is none: they seem exchanged, expected MODEL OUT.bin"
+    assert done.stderr == f"export: {seems}\n"
+    assert (model.stat().st_ino, model.stat().st_mtime_ns) == before
+
+
 def test_command_line_gives_one_line_and_leaves_nothing(tmp_path):
     done = run_export("q8", tmp_path / "absent", tmp_path / "out.bin")
     assert done.returncode == 1
     assert done.stderr == f"export: {tmp_path / 'absent'}: no such directory\n"
+    for absent in ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B/", "https://huggingface.co/Qwen/Qwen3-0.6B"):
+        for options in (["q8"], ["awq", "--rtn"], ["gptq", "--rtn"], ["moe", "--no-smooth"]):
+            done = run_export(*options, absent, tmp_path / "out.bin")
+            assert (done.returncode, done.stdout) == (1, "")
+            assert done.stderr == (
+                f"export: {Path(absent)}: no such directory; a model of Hugging Face has to be downloaded first: "
+                ".venv/bin/hf download Qwen/Qwen3-0.6B --local-dir qwen3-0.6b\n"
+            )
+    for absent in ("models/tiny-lama", "-Qwen/x", "Qwen/a b", "a/b/c", "Qwen"):  # a slip, or what no model is called
+        done = run_export("q8", "--", absent, tmp_path / "out.bin")
+        assert (done.returncode, done.stderr) == (1, f"export: {absent}: no such directory\n")
     done = run_export("q8", TINY[0], tmp_path / "no" / "out.bin", "--quiet")
     assert done.returncode == 1
     assert done.stderr == f"export: {tmp_path / 'no' / 'out.bin'}: cannot write: No such file or directory\n"

@@ -46,6 +46,16 @@ def test_a_missing_module(package):
     assert line == f"{package}: this Python has no module '{module}'; type: .venv/bin/python -S -m {command}"
 
 
+@pytest.mark.parametrize("command", ["export q8 absent out.bin", "golden diff a b"])
+def test_a_folder_is_run_as_the_package_is(tmp_path, command):
+    """`python export`, from any folder, and with another Python."""
+    package, *arguments = command.split()
+    expected = ends("-m", package, *arguments)
+    assert ends(package, *arguments) == ends(ROOT / package, *arguments, cwd=tmp_path) == expected
+    line = ends("-S", package, *arguments)
+    assert line == f"{package}: this Python has no module 'numpy'; type: .venv/bin/python -S {command}"
+
+
 def test_without_venv(tmp_path):
     for package in ("formats", "export", "golden"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("data", "real"))
