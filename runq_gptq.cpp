@@ -16,6 +16,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -32,6 +34,7 @@
 #include "common/app/trace.h"
 #include "common/backend/backend.h"
 #include "common/cpu/attention.h"
+#include "common/cpu/expand_sparse.h"
 #include "common/cpu/half.h"
 #include "common/cpu/ops.h"
 #include "common/cpu/quant_matmul.h"
@@ -67,7 +70,7 @@ ExpandedRow expand(const GptqMatrix& w, int i) {
     const uint8_t* mask = w.kind == QUANT_GEMM_SPARSE ? w.mask + size_t(i) * mask_bytes(w) : nullptr;
     const int times = w.kind == QUANT_GEMM_TWO_LEVEL ? 5 : 1;  // zero points are fifths of a code
     ExpandedRow row;
-    size_t next = 0;  // of the stored codes; a foreign mask may ask for more than there are, which are 0
+    size_t next = 0;  // of the stored codes
     for (int first = 0; first < w.n_cols; first += w.group_size) {
         const int group = first / w.group;  // of weights: one or more of the activations'
         row.scales.push_back(weight_scale(w, i, group));
@@ -242,6 +245,29 @@ struct Weights {
     }
     std::vector<GptqMatrix> layers(const char* part, kind::Index which, int n_rows) {
         return file.layers(c, part, [&](const std::string& name) { return matrix(name, which, n_rows); });
+    }
+    // Throws std::runtime_error for a mask that does not keep two of each four columns: where the code of a
+    // column lies would depend on all columns before it. load_cpu() calls it.
+    void check() const {
+        for (const TensorInfo& t : file.all()) {
+            if (!t.name.ends_with(".mask")) continue;
+            const auto n_bytes = size_t(t.shape[1]);  // of a row
+            const auto row = [&](int i) {
+                return reinterpret_cast<const uint8_t*>(file.data(t)) + size_t(i) * n_bytes;
+            };
+            std::atomic<bool> good = true;
+            parallel_for(t.shape[0], [&](int i) {
+                if (!is_two_of_four(row(i), n_bytes)) good = false;
+            });
+            if (good) continue;
+            int i = 0, k = 0;  // the first
+            while (is_two_of_four(row(i), n_bytes)) i++;
+            const auto n_kept = [&](int at) { return std::popcount(row(i)[at / 8] >> at % 8 & 15u); };
+            while (n_kept(k) == 2) k += 4;
+            throw std::runtime_error(t.name + ": row " + std::to_string(i) + " keeps " +
+                                     std::to_string(n_kept(k)) + " of columns " + std::to_string(k) + " to " +
+                                     std::to_string(k + 3) + ", expected 2 of each 4");
+        }
     }
     // The matrices that are multiplied: all but the embedding, unless it is the classifier, too.
     std::vector<GptqMatrix*> multiplied() {

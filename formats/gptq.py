@@ -15,12 +15,15 @@ them whether activations are gathered before they are quantized. golden/gptq.py 
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from formats.checkpoint import Config
 from formats.errors import ModelError
+from formats.low_bits import why_not_two_of_four
 from formats.tensors import Tensor, matrix_shapes, norm_shapes
 
 KINDS = ("embed", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "up_proj", "classifier")
@@ -132,6 +135,13 @@ def matrix_tensors(name: str, n_out: int, n_in: int, form: MatrixFormat) -> Iter
         yield Tensor(f"{name}.scales", "<f2", (n_out, n_groups))
     if form.bits < 8 and not form.two_level:
         yield Tensor(f"{name}.zeros", "|u1", (n_out, (n_groups + 1) // 2))
+
+
+def check_masks(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    """Raises ModelError, naming path and tensor, for a mask that does not keep two of each four weights."""
+    for name, mask in tensors.items():
+        if name.endswith(".mask") and (why := why_not_two_of_four(mask)):
+            raise ModelError(f"{path}: {name}: {why}")
 
 
 def gptq_tensors(config: Config, layout: GptqLayout) -> Iterator[Tensor]:

@@ -71,6 +71,23 @@ def pack_mask(kept: np.ndarray) -> np.ndarray:
     return np.packbits(kept, axis=1, bitorder="little")
 
 
+# Of each byte of a mask, how many ones its first four bits have, and its last four.
+_ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").reshape(256, 2, 4).sum(axis=2)
+
+
+def why_not_two_of_four(mask: np.ndarray) -> str | None:
+    """The first row that does not keep two of each four weights, and what it keeps; None if all rows do."""
+    is_bad = (_ONES != 2).any(axis=1)[mask].any(axis=1)
+    if not is_bad.any():
+        return None
+    i = int(np.argmax(is_bad))
+    n_kept = _ONES[mask[i]].reshape(-1)
+    first = int(np.argmax(n_kept != 2))
+    return f"row {i} keeps {n_kept[first]} of columns {4 * first} to {4 * first + 3}, expected 2 of each 4"
+
+
 def unpack_mask(mask: np.ndarray) -> np.ndarray:
-    """Which weights are kept, (rows, n_bytes) uint8 -> (rows, 8 * n_bytes) bool."""
+    """Which weights are kept, two of each four, (rows, n_bytes) uint8 -> (rows, 8 * n_bytes) bool."""
+    if why := why_not_two_of_four(mask):
+        raise ValueError(why)
     return np.unpackbits(np.ascontiguousarray(mask), axis=1, bitorder="little").astype(bool)

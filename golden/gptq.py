@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from formats.errors import ModelError
-from formats.gptq import ORDER_PLACES, GptqLayout, MatrixFormat
+from formats.gptq import ORDER_PLACES, GptqLayout, MatrixFormat, check_masks
 from formats.low_bits import pack_codes, pack_mask, pack_nibbles, unpack_codes, unpack_mask, unpack_nibbles
 from formats.model_file import map_tensors, read_header
 from formats.schemes import GPTQ_FILE
@@ -119,7 +119,7 @@ def gather(x: np.ndarray, order: np.ndarray) -> np.ndarray:
 class GPTQ(Int8Scheme):
     """The scheme of runq_gptq.cpp, from a file that export/gptq.py wrote (mapped, not read).
 
-    Raises ModelError if the file is no GPTQ file.
+    Raises ModelError if the file is no GPTQ file, or has an order or a mask that is none.
     """
 
     def __init__(self, path: Path | str):
@@ -128,6 +128,7 @@ class GPTQ(Int8Scheme):
         assert isinstance(head.layout, GptqLayout)
         self.config, self.group_size, self.layout = head.config, head.group_size, head.layout
         self._tensors = map_tensors(path, head)
+        check_masks(path, self._tensors)
         self._vectors = {name: self._tensors[name] for name, _ in norm_shapes(self.config)}
         self._shapes = dict(matrix_shapes(self.config))
         self._expanded: dict[str, Quantized] = {}

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from formats.gptq import GptqLayout
+from formats.gptq import GptqLayout, check_masks
 from formats.low_bits import unpack_codes, unpack_mask, unpack_nibbles
 from formats.model_file import FileHeader, map_tensors, read_format, read_header
 from formats.moe import MoeLayout
@@ -97,6 +97,7 @@ def read_tensors(path: Path, unpack: bool = False) -> TensorFile:
         return TensorFile("v" if read_cases(path) else "s", steps)
     head = read_header(path, file_format)
     tensors, found = map_tensors(path, head), {}
+    check_masks(path, tensors)
     for name in tensors:
         matrix, _, part = name.rpartition(".")
         shown = f"{matrix}.{AWQ_PARTS[part]}" if unpack and file_format is AWQ_FILE and part in AWQ_PARTS else name

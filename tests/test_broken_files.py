@@ -14,9 +14,10 @@ from typing import NamedTuple
 import pytest
 
 from formats.model_file import read_format, read_header
+from formats.schemes import GPTQ_FILE
 from formats.tensors import with_offsets
 from golden.schemes import SCHEMES
-from tests.helpers import FULL, ROOT, seal
+from tests.helpers import FULL, GOLDEN_FILES, ROOT, run_golden, seal
 from tests.test_runq import runq
 
 PROGRAM = {v: reference.format.program for reference in SCHEMES.values() for v in reference.variants}
@@ -97,7 +98,7 @@ def mutate(original, tensors, rng):
     return Case(kind, what, bytes(data))
 
 
-NOT_BITS = ("order", "dense_layers")  # tensors of whole numbers that say where something is: checked, and refused
+NOT_BITS = ("order", "mask", "dense_layers")  # tensors that say where something is: checked, and refused
 # A NaN with a low bit; the int8 that has no opposite.
 EXTREMES = {"<f4": b"\x01\0\xc0\x7f", "<i4": b"\x80", "<f2": b"\x01\x7e", "|i1": b"\x80", "|u1": b"\x80"}
 
@@ -142,6 +143,43 @@ def test_weights_of_any_bits_become_numbers(tmp_path, name):
         new = [int(i) for i in outcome.out.split(b",")]
         assert len(new) <= int(ids[-1]) and all(0 <= i < vocab_size for i in new), kind
     assert loader.close()[0] == 0
+
+
+# Bytes 2 and 3 of a row of a mask, and what is said of them.
+BAD_MASKS = {
+    "5 and 3 in two bytes": ((0x37, 0x13), "3 of columns 16 to 19"),
+    "3 and 1 in a byte": ((0x5A, 0x1E), "3 of columns 24 to 27"),
+    "5 of 8": ((0x7C, 0x33), "3 of columns 20 to 23"),
+    "none": ((0, 0), "0 of columns 16 to 19"),
+    "all": ((0x33, 0xFF), "4 of columns 24 to 27"),
+}
+READERS = {
+    "packed": ("runq_gptq", "FILE", "--ids", "1", "-n", "1"),
+    "mapped": ("runq_gptq", "FILE", "--ids", "1", "-n", "1", "--mmap"),
+    "ppl": ("runq_gptq", "FILE", "--ppl", "README.md"),
+    "golden ppl": ("golden", "ppl", "models/tiny-llama", "README.md", "--file", "FILE"),
+    "golden diff": ("golden", "diff", "--model", "FILE", *["golden/data/tiny-llama.gptq-sparse.trace.safetensors"] * 2),
+    "golden hex": ("golden", "hex", "--file", "FILE", "--unpack", "layers.1.ffn.up_proj.mask"),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("ones", BAD_MASKS)
+def test_a_mask_that_is_not_two_of_four_is_refused(tmp_path, ones, reader):
+    """The instructions of one processor and another would read other weights in it."""
+    path, (values, kept) = tmp_path / "m.bin", BAD_MASKS[ones]
+    data = bytearray((GOLDEN_FILES / "tiny-llama.gptq-sparse.bin").read_bytes())
+    head = read_header(GOLDEN_FILES / "tiny-llama.gptq-sparse.bin", GPTQ_FILE)
+    tensors = {t.name: t for t in with_offsets(head.tensors(), alignment=head.file_format.alignment)}
+    mask = tensors["layers.1.ffn.up_proj.mask"]
+    for row in (5, 200):
+        at = mask.offset + row * mask.shape[1] + 2
+        data[at : at + 2] = bytes(values)
+    path.write_bytes(data)
+    program, *args = (str(path) if word == "FILE" else word for word in READERS[reader])
+    done = run_golden(*args) if program == "golden" else runq(path, *args[1:], program=program, text=True)
+    line = f"{path}: layers.1.ffn.up_proj.mask: row 5 keeps {kept}, expected 2 of each 4\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{program}: {line}")
 
 
 def broken_copies(path, n):

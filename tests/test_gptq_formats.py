@@ -15,7 +15,16 @@ from export.gptq import Options, export_gptq
 from export.gptq_layout import check_dimensions
 from formats.errors import ModelError
 from formats.gptq import FORMATS, KINDS, ROW_UNIT, GptqLayout, MatrixFormat, matrix_tensors, pack_layout, read_layout
-from formats.low_bits import code_order, pack_codes, pack_mask, pack_nibbles, unpack_codes, unpack_mask, unpack_nibbles
+from formats.low_bits import (
+    code_order,
+    pack_codes,
+    pack_mask,
+    pack_nibbles,
+    unpack_codes,
+    unpack_mask,
+    unpack_nibbles,
+    why_not_two_of_four,
+)
 from formats.model_file import read_header
 from formats.schemes import GPTQ_FILE
 from formats.tensors import with_offsets
@@ -68,6 +77,17 @@ def test_nibbles_and_masks_have_the_first_value_lowest():
     kept = np.array([[1, 1, 0, 0, 0, 1, 0, 1]], bool)
     assert pack_mask(kept).tolist() == [[0b10100011]]
     assert np.array_equal(unpack_mask(pack_mask(kept)), kept)
+
+
+def test_a_mask_keeps_two_of_each_four():
+    for byte in range(256):
+        n_kept = {8: (byte & 15).bit_count(), 12: (byte >> 4).bit_count()}
+        why = "row 1 keeps {} of columns {} to {}, expected 2 of each 4"
+        wrong = [why.format(n, k, k + 3) for k, n in n_kept.items() if n != 2]
+        found = why_not_two_of_four(np.array([[0x5A, 0xC3], [0x99, byte]], np.uint8))
+        assert found == (wrong[0] if wrong else None)
+    with pytest.raises(ValueError, match="row 0 keeps 4 of columns 4 to 7"):
+        unpack_mask(np.array([[0xF3]], np.uint8))
 
 
 @pytest.mark.parametrize("form", ALL, ids=str)

@@ -190,6 +190,8 @@ std::shared_ptr<Transformer> load_cpu(const FileFormat<Config>& format, int max_
         RunState state{file.config, options, context, trace != nullptr};
         auto m = std::make_shared<Transformer>(
             Transformer{std::move(file), std::move(weights), std::move(state), trace});
+        if constexpr (requires { m->weights.check(); })  // what reads tensors: --info has no use for that
+            if (!options.info) m->weights.check();
         if constexpr (requires { m->weights.pack(m->packed); })  // or load_model() packs, or nothing does
             if (packs_weights(m->file, options)) m->weights.pack(m->packed);
         return m;

@@ -47,7 +47,8 @@ typedef enum QuantGemmScales {
    see docs/model-files.md. Addresses that a kind has no use for are null. */
 typedef struct QuantGemmMatrix {
     const uint8_t* codes; /* (n_rows, n_cols * bits / 8), half as many if sparse */
-    const uint8_t* mask;  /* (n_rows, n_cols / 8), bit k % 8 of byte k / 8 is column k's; sparse only */
+    const uint8_t* mask;  /* (n_rows, n_cols / 8), bit k % 8 of byte k / 8 is column k's, two 1s in each four
+                             columns: the program has made sure; sparse only */
     const void* scales;   /* as scale_type says */
     const uint8_t* zeros; /* (n_rows, (n_cols / group + 1) / 2), two each, the first in the low half; null: */
     int32_t zero_point;   /* ... what is taken off all codes */

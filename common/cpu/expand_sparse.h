@@ -3,7 +3,7 @@
 #pragma once
 
 #include <array>
-#include <bit>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -25,8 +25,21 @@ constexpr std::array<uint64_t, 256> sparse_sources = [] {
     return table;
 }();
 
-// to (64,): where the mask has a 1, the next of 32 codes, less `zero`; elsewhere 0. A mask with another
-// number of ones than 32 gives other codes, and reads nothing else.
+// Whether a mask keeps two of each four columns; n_bytes: a multiple of 8. All others here take such masks
+// alone: with another one results depend on the instructions, though nothing else is read.
+inline bool is_two_of_four(const uint8_t* mask, size_t n_bytes) {
+    constexpr uint64_t ones = 0x1111111111111111;
+    uint64_t wrong = 0;
+    for (size_t i = 0; i < n_bytes; i += 8) {
+        uint64_t bits;
+        std::memcpy(&bits, mask + i, sizeof bits);
+        const uint64_t pairs = bits - (bits >> 1 & 5 * ones);  // in each two bits, how many ones they had
+        wrong |= ((pairs & 3 * ones) + (pairs >> 2 & 3 * ones)) ^ 2 * ones;
+    }
+    return wrong == 0;
+}
+
+// to (64,): where the mask has a 1, the next of 32 codes, less `zero`; elsewhere 0.
 inline void expand_sparse(int8_t* to, const uint8_t* codes, const uint8_t* mask, uint8_t zero) {
 #if defined(__AVX512VBMI2__) && !defined(RUNQ_SIMDE)
     uint64_t ones;

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -51,19 +50,6 @@ inline void pack_block(T* to, const T* table, int i, int n_rows, size_t n_values
         for (int r = 0; r < n; r++)
             to[j * n + r] = i + r < n_rows ? table[size_t(i + r) * n_values + j] : T{};
     }
-}
-
-// Whether a mask keeps two of each four columns. With another one, where a column's code lies depends on all
-// columns before it, and the matrix is not packed.
-inline bool is_two_of_four(const QuantMatrix& w) {
-    std::atomic<bool> good = true;
-    parallel_ranges(int64_t(size_t(w.n_rows) * mask_bytes(w)), [&](size_t begin, size_t end) {
-        int all = 1;
-        for (size_t i = begin; i < end; i++)
-            all &= std::popcount(w.mask[i] & 15u) == 2 && std::popcount(unsigned(w.mask[i] >> 4)) == 2;
-        if (all == 0) good = false;
-    });
-    return good;
 }
 
 // A table of n_rows rows of row_bytes in blocks, value by value; null if there is none.

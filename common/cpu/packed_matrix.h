@@ -32,8 +32,8 @@ constexpr int block_rows = std::max(16, Isa::lanes* Isa::panel_vectors);
 // The packed matrices of a model, and their memory.
 class PackedMatrices {
   public:
-    // Packs w, whose memory is only read. Null if this build has no kernels for it, or its mask is not 2:4.
-    // Throws std::runtime_error if there is no memory.
+    // Packs w, whose memory is only read. Null if this build has no kernels for it. Throws
+    // std::runtime_error if there is no memory.
     const PackedMatrix* add(const QuantMatrix& w);
 
     // The same for one instruction set (pack_matrix.h).

@@ -16,7 +16,6 @@ const char* int8_kernel_name(int group_size) {
 }
 
 const PackedMatrix* PackedMatrices::add(const QuantMatrix& w) {
-    if (w.kind == QUANT_GEMM_SPARSE && !is_two_of_four(w)) return nullptr;
     const PackedMatrix* packed = nullptr;
     with_best_isa(w.group_size, [&](auto isa) { packed = add<decltype(isa)>(w); });
     return packed;

@@ -130,6 +130,7 @@ class TensorList {
     }
 
     const std::vector<TensorInfo>& all() const { return all_; }
+    const std::byte* data(const TensorInfo& t) const { return memory_ + t.memory_offset; }  // one of these
     uint64_t weight_bytes() const { return weight_bytes_; }  // in the file, with what alignment leaves free
     uint64_t memory_bytes() const { return end_; }           // with every tensor aligned
 

@@ -15,7 +15,7 @@ inline RtlMatrix pack_matrix(const MatmulRtl& core, const QuantMatrix& w) {
     std::vector<float> scales;
     codes.reserve(size_t(w.n_rows) * size_t(w.n_cols));
     for (int i = 0; i < w.n_rows; i++) {
-        stored.assign(size_t(w.n_cols), 0);  // a mask from elsewhere may ask for more codes than there are: 0
+        stored.resize(size_t(w.n_cols));
         unpack_row(stored.data(), w, i);
         size_t next = 0;
         for (int k = 0; k < w.n_cols; k++) {

@@ -213,14 +213,11 @@ void put_dense_layers(std::vector<uint8_t>& weights, const C& c) {
     if constexpr (with_experts<C>) std::copy(c.moe.is_dense.begin(), c.moe.is_dense.end(), weights.begin());
 }
 
-// Makes what has to be of a form be so: an order has every channel once, a mask two of each four columns;
-// MXFP8 has numbers of a size.
+// Makes what is otherwise refused be as it has to: an order has every channel once, a mask two of each four
+// columns.
 template <class C>
 void put_in_form(std::vector<uint8_t>& weights, const C& c) {
     put_dense_layers(weights, c);
-    bool is_mx = false;
-    if constexpr (with_experts<C>)
-        is_mx = c.moe.expert_format.kind == decltype(c.moe.expert_format.kind)::mxfp8;
     constexpr std::array<uint8_t, 6> two_of_four{0x3, 0x5, 0x6, 0x9, 0xA, 0xC};
     const TensorList list = tensors_of(c);
     for (const TensorInfo& t : list.all()) {
@@ -234,7 +231,19 @@ void put_in_form(std::vector<uint8_t>& weights, const C& c) {
         } else if (t.name.ends_with(".mask")) {
             for (size_t i = 0; i < t.n_bytes; i++)
                 at[i] = uint8_t(two_of_four[at[i] % 6] | two_of_four[at[i] / 6 % 6] << 4);
-        } else if (is_mx && t.name.find('.') != std::string::npos && std::string_view(t.type) == "U8") {
+        }
+    }
+}
+
+// Makes what MXFP8 has be numbers, of a size.
+template <class C>
+void tame_mxfp8([[maybe_unused]] std::vector<uint8_t>& weights, [[maybe_unused]] const C& c) {
+    if constexpr (with_experts<C>) {
+        if (c.moe.expert_format.kind != decltype(c.moe.expert_format.kind)::mxfp8) return;
+        const TensorList list = tensors_of(c);
+        for (const TensorInfo& t : list.all()) {
+            if (t.name.find('.') == std::string::npos || std::string_view(t.type) != "U8") continue;
+            uint8_t* const at = weights.data() + t.offset - header_size;
             const bool are_scales = t.name.ends_with(".scales");
             for (size_t i = 0; i < t.n_bytes; i++)
                 at[i] = are_scales ? uint8_t(118 + at[i] % 8) : (at[i] & 0x7f) == 0x7f ? uint8_t(0) : at[i];

@@ -43,6 +43,7 @@ inline Parts smallest_file() {
     const ProgramConfig c = smallest_config();
     const std::string section = smallest_section().bytes();
     std::vector<uint8_t> weights = tame_weights(weight_bytes(c), 1);
+    tame_mxfp8(weights, c);
     put_in_form(weights, c);
     return Parts(model_bytes(c, weights, {reinterpret_cast<const uint8_t*>(section.data()), section.size()}));
 }
@@ -84,7 +85,7 @@ inline void fit_weights(Parts& file, size_t longest) {
     const size_t n_old = std::min(n, file.weights.size());
     file.weights.resize(n_old);
     file.weights.insert(file.weights.end(), more.begin() + ptrdiff_t(n_old), more.end());
-    if (n_old < n) put_in_form(file.weights, c);
+    if (n_old < n) tame_mxfp8(file.weights, c), put_in_form(file.weights, c);
 }
 
 // The magic of a stored header that is no program's: each program makes a file of its own of it, so that all
