@@ -107,9 +107,10 @@ void quantize(Int8Rows& out, const Rows& x, int group_size) {
     for_each_row(x.n_rows, [&](int t) {
         int8_t* codes = out.row_codes(t);
         float* scales = out.row_scales(t);
-        if (int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, group_size)) return;
-        for (int i = 0; i < x.n_cols; i += group_size)
-            scales[i / group_size] = quantize_group(codes + i, x.row(t) + i, group_size);
+        if (!int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, group_size))
+            for (int i = 0; i < x.n_cols; i += group_size)
+                scales[i / group_size] = quantize_group(codes + i, x.row(t) + i, group_size);
+        keep_nan(out, t, x.row(t));
     });
 }
 

@@ -170,6 +170,7 @@ void quantize_row(CodedRows& out, int t, const float* x) {
     if (!int8_quantize(codes, scales, out.int8.row_sums(t), x, n, n)) scales[0] = quantize_row(codes, x, n);
     std::fill_n(scales, out.int8.n_groups(), scales[0]);
     sum_groups(out.int8.row_sums(t), codes, n, out.int8.group_size);
+    keep_nan(out.int8, t, x);
 }
 
 // All rows of x, for matrices of a format: the input of the products that follow.

@@ -85,12 +85,12 @@ void quantize(Int8Rows& out, const Rows& x, int group_size, const float* static_
     const int block = block_of(group_size, x.n_cols);
     out.resize(x.n_rows, x.n_cols, block);
     for_each_row(x.n_rows, [&](int t) {
-        if (int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t), x.n_cols, block,
-                          static_scale))
-            return;
-        for (int b = 0; b < out.n_groups(); b++)
-            out.row_scales(t)[b] =
-                quantize_block(out.row_codes(t) + b * block, x.row(t) + b * block, block, static_scale);
+        int8_t* codes = out.row_codes(t);
+        float* scales = out.row_scales(t);
+        if (!int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, block, static_scale))
+            for (int b = 0; b < out.n_groups(); b++)
+                scales[b] = quantize_block(codes + b * block, x.row(t) + b * block, block, static_scale);
+        keep_nan(out, t, x.row(t));
     });
 }
 

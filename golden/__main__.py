@@ -26,7 +26,7 @@ from formats.source import is_gguf, open_model
 from golden.accept import judge_logits
 from golden.attention_int8 import attention_int8
 from golden.calibration import read_text
-from golden.forward import Fp32, Scheme, forward
+from golden.forward import Fp32, Scheme, finite_forward, forward
 from golden.hex_files import FORMATS, Options, write_text
 from golden.make import make
 from golden.op_cases import read_cases
@@ -203,8 +203,9 @@ def run(args: argparse.Namespace) -> int:
         return code
     if args.command == "accept":
         config, scheme = model_of(args.model, "q8", args.group_size, args.attn)
-        return accept(args.logits, config, partial(forward, config, scheme), args.limit)
-    config, scheme = model_of(args.file or args.hf_dir, args.scheme, args.group_size, args.attn)
+        return accept(args.logits, config, partial(finite_forward, args.model, config, scheme), args.limit)
+    path = args.file or args.hf_dir
+    config, scheme = model_of(path, args.scheme, args.group_size, args.attn)
     tokenizer = args.hf_dir if is_gguf(args.hf_dir) else args.hf_dir / "tokenizer.json"
     if not tokenizer.is_file():
         raise ModelError(f"{tokenizer}: no such file")
@@ -215,8 +216,7 @@ def run(args: argparse.Namespace) -> int:
     context = min(4096, config.max_seq_len) if args.ctx is None else args.ctx
     if not 2 <= context <= config.max_seq_len:
         raise ModelError(f"--ctx is {context}, expected 2 to the model's {config.max_seq_len}")
-    logits = partial(forward, config, scheme)
-    value, n = perplexity(logits, ids, bos, context)
+    value, n = perplexity(partial(finite_forward, path, config, scheme), ids, bos, context)
     print(f"perplexity {value:.4f} over {n} tokens (windows of {context})")
     return 0
 

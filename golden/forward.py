@@ -29,11 +29,13 @@ records it, `golden diff --model` puts another program's value in its place.
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from formats.checkpoint import Config
+from formats.errors import ModelError
 from formats.source import Source
 from golden.routing import by_expert, combine, route, router_logits
 
@@ -295,6 +297,31 @@ def forward(config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ign
     normed = step("norm", rmsnorm(x, scheme.vector("norm"), config.norm_eps))
     xq = scheme.activation(step, "norm", normed)
     return step("logits", scheme.linear(xq, "classifier", step))
+
+
+class _NotFiniteError(Exception):
+    """A step that is not finite, at a position, and what is there."""
+
+
+def finite_forward(path: Path, config: Config, scheme: Scheme, tokens: np.ndarray) -> np.ndarray:
+    """As `forward`. Raises ModelError, naming `path`, for the first position at which a step is not finite, and it."""
+
+    def look(name: str, value: np.ndarray) -> np.ndarray:
+        if value.dtype.kind == "f" and not (finite := np.isfinite(value)).all():
+            at = tuple(np.argwhere(~finite)[0])  # in the order of rows: at the first position
+            raise _NotFiniteError(int(at[0]), name, value[at])
+        return value
+
+    try:
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            return forward(config, scheme, tokens, look)
+    except _NotFiniteError as error:
+        position, name, value = error.args
+        if position > 0:  # a later step may be at an earlier one
+            finite_forward(path, config, scheme, tokens[:position])
+        kind = "fp16, which ends at 65504" if value.dtype == np.float16 else "fp32"
+        step = f"position {position}: {name} is the first step that is not finite"
+        raise ModelError(f"{path}: {step}: {value} in {kind}") from None
 
 
 # ----------------------------------------------------------------------------

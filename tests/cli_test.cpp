@@ -748,6 +748,32 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("generate: logits that are not finite end it, behind the text and with the position") {
+    for (const float bad : {qnan, inf, -inf}) {
+        for (const bool by_device : {false, true}) {
+            Bigram table;
+            table.row(2)[4] = bad;
+            const Model whole = table.model();
+            Model model = whole;
+            if (by_device)
+                model.forward_greedy = [&](std::span<const int> tokens, int pos) {
+                    const auto logits = whole.forward(tokens, pos, false);
+                    return all_finite(logits.data(), logits.size()) ? argmax(logits) : -1;
+                };
+            Session s{model, Sampler(0, 0, 1, 0), 64};
+            std::vector<int> ids = {0}, said;
+            const auto run = [&] { generate(s, ids, [&](int id) { said.push_back(id); }); };
+            CHECK_THROWS_WITH_AS(run(), "position 2: the logits are not finite", NotFinite);
+            CHECK(said == std::vector<int>{1, 2});
+            loaded = &table;
+            const Result r = run_cli(table_program, {"m", "--ids", "0"});
+            CHECK(r.code == 1);
+            CHECK(r.out == "1,2\n");
+            CHECK(r.err == "runq: m: position 2: the logits are not finite\n");
+        }
+    }
+}
+
 TEST_CASE("generate: a penalty with a window counts the last of the new tokens alone") {
     using Ids = std::vector<int>;
     Bigram table;  // 0 and 1 follow each other by 5 to 3

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from formats.model_file import read_header
+from formats.schemes import GPTQ_FILE
+from formats.tensors import with_offsets
 from golden.trace import compare, read_trace
-from tests.helpers import DATA, FULL, ROOT
+from tests.helpers import DATA, FULL, GOLDEN_FILES, ROOT
 
 PORTABLE = ROOT / "build" / "portable"
 HERE = PORTABLE / platform.machine()
@@ -90,6 +93,19 @@ def test_a_trace_of_a_back_end_with_memory_of_its_own_has_the_activations(tmp_pa
     reports = compare(golden, read_trace(tmp_path / "t"))
     assert len(reports) > 80
     assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+
+
+@pytest.mark.parametrize("backend", ["portable", "emulated"] if X86 else ["emulated"])
+def test_what_a_back_end_cannot_code_ends_a_run(tmp_path, backend):
+    """NaN is no code of activations; one back end has the scales in the program's memory, one in its own."""
+    data = bytearray((GOLDEN_FILES / f"{LADDER}.bin").read_bytes())
+    head = read_header(GOLDEN_FILES / f"{LADDER}.bin", GPTQ_FILE)
+    norm = next(t for t in with_offsets(head.tensors(), alignment=64) if t.name == "layers.2.ffn.norm")
+    data[norm.offset : norm.offset + 4] = b"\0\0\xc0\x7f"
+    (tmp_path / "m.bin").write_bytes(data)
+    done = run("--ids", "1,2", "-n", 1, "-t", 0, "--backend", backend, model=tmp_path / "m")
+    line = "position 0: layers.2.ffn.norm is the first step that is not finite: nan in fp32\n"
+    assert (done.returncode, done.stderr) == (1, f"runq_gptq: {tmp_path / 'm.bin'}: {line}")
 
 
 # ----------------------------------------------------------------------------

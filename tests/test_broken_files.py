@@ -11,12 +11,14 @@ import struct
 import subprocess
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from formats.model_file import read_format, read_header
 from formats.schemes import GPTQ_FILE
 from formats.tensors import with_offsets
 from golden.schemes import SCHEMES
+from golden.trace import read_trace
 from tests.helpers import FULL, GOLDEN_FILES, ROOT, run_golden, seal
 from tests.test_runq import runq
 
@@ -125,7 +127,7 @@ ANY_BITS = [name for name in MODELS if FULL or name != "tiny-qwen3.awq-g64"]
 
 @pytest.mark.parametrize("name", [*ANY_BITS, "random-llama.gptq-order"])
 def test_weights_of_any_bits_become_numbers(tmp_path, name):
-    """Under AddressSanitizer and UBSan such a file runs, and generates ids of its vocabulary."""
+    """Under AddressSanitizer and UBSan such a file generates ids of its vocabulary, up to what is not finite."""
     path = ROOT / "build" / "models" / f"{name}.bin"
     program = PROGRAM["gptq-w4" if "gptq" in name else name.split(".")[1]]
     vocab_size = read_header(path, read_format(path)).config.vocab_size
@@ -139,6 +141,9 @@ def test_weights_of_any_bits_become_numbers(tmp_path, name):
         outcome = loader.run(with_any_bits(path, kind, rng))
         if outcome is None:
             pytest.fail(f"{kind}: exit code {loader.close()}")
+        if outcome.code == 1:
+            assert b"is the first step that is not finite: " in outcome.err, (kind, outcome.err)
+            continue
         assert outcome.code == 0, (kind, outcome.err)
         new = [int(i) for i in outcome.out.split(b",")]
         assert len(new) <= int(ids[-1]) and all(0 <= i < vocab_size for i in new), kind
@@ -180,6 +185,117 @@ def test_a_mask_that_is_not_two_of_four_is_refused(tmp_path, ones, reader):
     done = run_golden(*args) if program == "golden" else runq(path, *args[1:], program=program, text=True)
     line = f"{path}: layers.1.ffn.up_proj.mask: row 5 keeps {kept}, expected 2 of each 4\n"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{program}: {line}")
+
+
+# Files of every program, and of every way to code activations.
+OVERFLOWING = ("tiny-llama.q8", "tiny-qwen3.w8a8", "tiny-llama.w8a8-static", "tiny-qwen3.gptq-w4", "tiny-llama.awq",
+               "tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4-pure", "tiny-qwen3-moe.moe-mxfp8")  # fmt: skip
+TASKS = {
+    "greedy": ("-i", "Once upon", "-t", 0, "-n", 3),
+    "drawn": ("--ids", "1,2,3", "-t", 1, "-s", 1, "-n", 3, "--print-ids"),
+    "guessed": ("--ids", "1,2,3", "-t", 0, "-n", 3, "--lookup", 4, "--print-ids"),
+    "chat": ("--mode", "chat", "-t", 0, "-n", 3),
+    "ppl": ("--ppl", "models/calibration.txt", "--ctx", 24),
+}
+
+
+def run_changed(name, change, out, *args):
+    """Runs a copy of a model file in which `change` has changed the tensors: exit code, output, error line."""
+    path, data = GOLDEN_FILES / f"{name}.bin", np.fromfile(GOLDEN_FILES / f"{name}.bin", np.uint8)
+    head = read_header(path, read_format(path))
+    tensors = with_offsets(head.tensors(), alignment=head.file_format.alignment)
+    change({t.name: data[t.offset : t.end].view(t.dtype).reshape(t.shape) for t in tensors})
+    data.tofile(out)
+    done = runq(out, *args, program=head.file_format.program, input="Hello\n", text=True)
+    return done.returncode, done.stdout, done.stderr.replace(str(out), "FILE")
+
+
+def not_finite(name, position, step):
+    """The error line; the sign may be any."""
+    path = GOLDEN_FILES / f"{name}.bin"
+    program = read_format(path).program
+    kind = "fp16, which ends at 65504" if program == "runq_awq" and step != "embed" else "fp32"
+    return f"{program}: FILE: position {position}: {step} is the first step that is not finite: inf in {kind}\n"
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", OVERFLOWING)
+def test_the_first_step_that_is_not_finite_ends_a_run(tmp_path, name, task):
+    """A norm multiplies by the largest number that there is. Codes of int8 would hide what comes of it."""
+
+    def change(tensors):
+        norm = tensors["layers.2.ffn.norm"]
+        norm[:] = np.finfo(norm.dtype).max
+
+    code, out, err = run_changed(name, change, tmp_path / "m.bin", *TASKS[task])
+    assert (code, err.replace("-inf", "inf")) == (1, not_finite(name, 0, "layers.2.ffn.norm"))
+    assert out == {"greedy": "Once upon\n", "ppl": ""}.get(task, "\n")
+
+
+@pytest.mark.parametrize("name", ["tiny-qwen3.q8", "tiny-qwen3.awq"])
+@pytest.mark.parametrize("prompt", ["5,6", "5,6,7,8"])
+def test_the_position_is_that_of_the_token(tmp_path, name, prompt):
+    """Behind what was generated, and in a prompt whose other tokens go through together with it."""
+    path, options = GOLDEN_FILES / f"{name}.bin", ("--ids", prompt, "-t", 0, "-n", 4, "--print-ids")
+    done = runq(path, *options, program=read_format(path).program, text=True)
+    ids = [*map(int, prompt.split(",")), *map(int, done.stdout.split(","))]
+    bad = ids[4] if prompt == "5,6" else 7
+    position = ids.index(bad)
+
+    def change(tensors):
+        tensors["embed" if "embed" in tensors else "embed.scales"][bad] = np.inf
+
+    code, out, err = run_changed(name, change, tmp_path / "m.bin", *options)
+    assert (code, err.replace("-inf", "inf").replace("nan", "inf")) == (1, not_finite(name, position, "embed"))
+    assert out == ",".join(map(str, ids[2 : position + 1] if prompt == "5,6" else [])) + "\n"
+
+
+@pytest.mark.parametrize("options", [("--kv", "q8"), ("--kv", "f16"), ("--mmap",)])
+def test_keys_that_are_not_finite_end_a_run(tmp_path, options):
+    """Of one head and channel, whose codes in the KV cache would hide it."""
+
+    def change(tensors):
+        tensors["layers.1.attn.k_proj.scales"].reshape(-1)[40] = np.nan
+
+    _, _, err = run_changed("tiny-llama.q8", change, tmp_path / "m.bin", *TASKS["drawn"], *options)
+    assert err.replace("nan", "inf") == not_finite("tiny-llama.q8", 0, "layers.1.attn.k_proj")
+
+
+@pytest.mark.parametrize("part", ["q_proj", "k_proj", "v_proj"])
+def test_attention_in_int8_does_not_hide_what_is_not_finite(tmp_path, part):
+    def change(tensors):
+        tensors[f"layers.1.attn.{part}.scales"].reshape(-1)[5] = np.nan
+
+    _, _, err = run_changed("tiny-llama.w8a8", change, tmp_path / "m.bin", *TASKS["drawn"], "--attn", "int8")
+    assert err.replace("nan", "inf") == not_finite("tiny-llama.w8a8", 0, f"layers.1.attn.{part}")
+
+
+@pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-llama.awq"])
+def test_a_trace_of_a_run_that_was_not_finite_is_written(tmp_path, name):
+    def change(tensors):
+        tensors["layers.2.ffn.norm"][:] = np.inf
+
+    command = (*TASKS["drawn"], "--trace", tmp_path / "t.safetensors")
+    code, _, err = run_changed(name, change, tmp_path / "m.bin", *command)
+    assert (code, err.replace("-inf", "inf")) == (1, not_finite(name, 0, "layers.2.ffn.norm"))
+    trace = read_trace(tmp_path / "t.safetensors")
+    assert trace["tokens"].tolist() == [1, 2, 3]
+    assert np.isfinite(trace["layers.2.attn.residual"]).all()
+    assert not np.isfinite(trace["layers.2.ffn.norm"]).any()
+
+
+@pytest.mark.parametrize("name", OVERFLOWING[1:])  # Q8 is what it makes of a checkpoint
+def test_the_reference_says_the_first_step_that_is_not_finite(tmp_path, name):
+    def change(tensors):
+        norm = tensors["layers.2.ffn.norm"]
+        norm[:] = np.finfo(norm.dtype).max
+
+    run_changed(name, change, tmp_path / "m.bin", "--info")
+    (tmp_path / "text").write_text("Once upon a time there was a cat.")
+    done = run_golden("ppl", ROOT / "models" / name.split(".")[0], tmp_path / "text", "--file", tmp_path / "m.bin")
+    line = not_finite(name, 0, "layers.2.ffn.norm").split(": ", 2)[2]
+    assert done.stderr.replace("-inf", "inf") == f"golden: {tmp_path / 'm.bin'}: {line}"
+    assert (done.returncode, done.stdout) == (1, "")
 
 
 def broken_copies(path, n):

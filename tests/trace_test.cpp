@@ -4,10 +4,13 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <vector>
 
+#include "common/cpu/half.h"
 #include "common/cpu/quant_matrix.h"
 #include "own_folder.h"
 #include "safetensors.h"
@@ -215,4 +218,31 @@ TEST_CASE("recorder: names, shapes, quantized rows and what each token sees") {
     CHECK(t.at("layers.3.x.s").shape == std::vector<int>{2, 2});
     CHECK(t.at("layers.3.heads").shape == std::vector<int>{2, 2, 2});
     CHECK(t.at("layers.3.scores").f32() == std::vector<float>{0, 1, 0, 4, 5, 0, 8, 9, 10, 12, 13, 14});
+}
+
+TEST_CASE("trace: the first step that is not finite, and the first position at which it is not") {
+    const float inf = std::numeric_limits<float>::infinity();
+    const auto bits = [](float x) { return to_half(x).bits; };
+    const std::vector<float> good(6, 1.0f), late{1, 1, 1, 1, inf, 1}, early{1, -inf, inf, 1, 1, 1};
+    const std::vector<uint16_t> half{bits(1), bits(65504), bits(65520), bits(-70000)};
+    const std::vector<int8_t> codes(6, -128);
+    Trace trace;
+    trace.find_not_finite(10);
+    const Recorder record(&trace, 2);
+    record("norm", good.data(), 3, {2});
+    record("norm.q", codes.data(), 3, {2});
+    CHECK_FALSE(trace.not_finite());
+    record("norm", late.data(), 3, {2});  // the next three tokens
+    record("swiglu", early.data(), 3, {2});
+    REQUIRE(trace.not_finite());
+    CHECK(trace.not_finite()->position == 15);
+    CHECK(trace.not_finite()->step == "layers.2.norm");
+    CHECK(trace.not_finite()->value == inf);
+    CHECK_FALSE(trace.not_finite()->is_half);
+    trace.find_not_finite(4);
+    CHECK_FALSE(trace.not_finite());
+    record("swiglu", half.data(), 4, {});
+    CHECK(trace.not_finite()->position == 6);
+    CHECK(trace.not_finite()->is_half);
+    CHECK(trace.n_tokens() == 0);  // nothing is kept
 }

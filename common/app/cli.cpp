@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <memory>
 #include <new>
@@ -42,6 +43,42 @@ void load_tokenizer(Model& model, const std::string& path) {
 }
 
 namespace {
+
+// The first step that is not finite where these tokens are run, of the first position that has one: the model
+// is loaded once more, to look at all of them. A value at one position can make those before it in a chunk
+// NaN, by weights of 0, so that these are run again without it. A device adds up one token and many in other
+// orders, and may pass the largest number in one alone: if chunks show nothing, tokens are run one by one.
+std::optional<NotFiniteValue> first_not_finite(const Program& program, const Options& o,
+                                               std::span<const int> ids) {
+    std::optional<NotFiniteValue> found;
+    Trace trace;
+    const Model model = program.load(o, &trace);
+    for (const auto chunk : {static_cast<size_t>(model.max_chunk), size_t{1}}) {
+        for (size_t i = 0; i < ids.size() && !found && !interrupted; i += chunk) {
+            for (size_t end = std::min(i + chunk, ids.size()); end > i;) {
+                trace.find_not_finite(i);
+                model.forward(ids.subspan(i, end - i), static_cast<int>(i), false);
+                if (!trace.not_finite()) break;
+                found = trace.not_finite();
+                end = found->position;
+            }
+        }
+    }
+    return found;
+}
+
+// Such an error, as a line says it.
+std::string not_finite_text(const Program& program, const Options& o, const NotFinite& e) {
+    std::optional<NotFiniteValue> found;
+    try {
+        found = first_not_finite(program, o, e.ids);
+    } catch (const std::exception&) {  // there may be no memory for every step
+    }
+    if (!found) return e.what();
+    const char* value = std::isnan(found->value) ? "nan" : found->value > 0 ? "inf" : "-inf";
+    return format("position %zu: %s is the first step that is not finite: %s in %s", found->position,
+                  found->step.c_str(), value, found->is_half ? "fp16, which ends at 65504" : "fp32");
+}
 
 // Throws whatever goes wrong. Returns the exit code.
 int run(Options o, const Program& program, const Streams& io) {
@@ -103,15 +140,28 @@ int run(Options o, const Program& program, const Streams& io) {
     if (o.ppl || o.bench) sampling.clear();
 
     catch_ctrl_c();  // not before: reading and loading just die
-    const Stop stop = o.ppl                  ? run_perplexity(s, o, io)
-                      : o.bench              ? run_bench(s, o, io)
-                      : o.mode == Mode::chat ? run_chat(s, o, text, io)
-                                             : run_generate(s, o, text, io);
-    if (o.trace_from && size_t(*o.trace_from) >= trace.n_tokens()) {
+    Stop stop = Stop::steps;
+    std::optional<NotFinite> not_finite;
+    try {
+        stop = o.ppl                  ? run_perplexity(s, o, io)
+               : o.bench              ? run_bench(s, o, io)
+               : o.mode == Mode::chat ? run_chat(s, o, text, io)
+                                      : run_generate(s, o, text, io);
+    } catch (NotFinite& e) {
+        if (!o.ppl) put(io.out, "\n");  // behind what there is of the text
+        if (is_terminal(io.err)) note(io.err, "\r\033[K");
+        not_finite = std::move(e);
+    }
+    const bool has_trace = !o.trace_from || size_t(*o.trace_from) < trace.n_tokens();
+    if (!has_trace && !not_finite) {
         throw UsageError("--trace-from: " + std::to_string(*o.trace_from) +
                          " is no position of this run, which has " + std::to_string(trace.n_tokens()));
     }
-    if (trace_file) trace.write(*trace_file);
+    if (trace_file && has_trace) trace.write(*trace_file);
+    if (not_finite) {
+        model = {};  // its memory
+        throw std::runtime_error(o.model_path + ": " + not_finite_text(program, o, *not_finite));
+    }
     print_statistics(io.err, s, o.threads, sampling);
     return stop == Stop::ctrl_c ? 130 : 0;
 }

@@ -74,7 +74,7 @@ struct Model {
 
     // The members below are set by programs that run on a device with its own memory, and empty elsewhere.
     // As forward() for the last of up to max_chunk tokens, but the index of the largest logit: the device
-    // finds it itself.
+    // finds it itself. -1 if they are not all finite.
     std::function<int(std::span<const int> tokens, int pos)> forward_greedy;
     std::function<uint64_t()> device_bytes;    // the most memory that was taken there
     std::function<double()> device_bandwidth;  // bytes/s it can read; 0 if its memory is this machine's

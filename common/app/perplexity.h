@@ -32,7 +32,7 @@ inline double negative_log_likelihood(std::span<const float> logits, int id) {
 
 // The ids are cut into windows that fill the context, each run from position 0; every token that has another
 // before it in its window is scored. A model whose texts begin with a BOS (bos_id >= 0) gets one in front of
-// every window, which takes a position. `progress` hears how many ids are done.
+// every window, which takes a position. `progress` hears how many ids are done. Throws NotFinite.
 inline Perplexity perplexity(const Model& m, std::span<const int> ids, int bos_id, int context,
                              const std::function<void(size_t)>& progress) {
     Perplexity result;
@@ -51,9 +51,17 @@ inline Perplexity perplexity(const Model& m, std::span<const int> ids, int bos_i
             const std::span<const float> logits =  // (n, vocab_size)
                 m.forward(std::span(window).subspan(i, nll.size()), static_cast<int>(i), true);
             parallel_for(int64_t(nll.size()), [&](size_t k) {
-                nll[k] = negative_log_likelihood(logits.subspan(k * vocab, vocab), window[i + k + 1]);
+                const auto row = logits.subspan(k * vocab, vocab);
+                const bool good = all_finite(row.data(), vocab);
+                nll[k] = good ? negative_log_likelihood(row, window[i + k + 1]) : NAN;
             });
-            for (const double x : nll) result.nll += x;  // here, so that the threads do not change the sum
+            for (size_t k = 0; k < nll.size(); k++) {  // here, so that the threads do not change the sum
+                if (std::isnan(nll[k])) {
+                    window.resize(i + nll.size());
+                    throw NotFinite(i + k, window);
+                }
+                result.nll += nll[k];
+            }
             result.n_scored += nll.size();
             progress(begin + i + nll.size() + 1 - bos);
         }

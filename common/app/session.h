@@ -10,6 +10,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/app/lookup.h"
@@ -17,6 +18,7 @@
 #include "common/app/model.h"
 #include "common/app/sampler.h"
 #include "common/app/streams.h"
+#include "common/cpu/vector.h"
 #include "common/os/machine.h"
 #include "common/os/signals.h"
 #include "common/text/tokenizer.h"
@@ -57,6 +59,14 @@ struct Next {
 
 // What tokens are fed for: a prompt that goes on behind them, its end, or decoding.
 enum class Feed { prompt, prompt_end, decode };
+
+// Thrown where the logits of a position are not finite.
+struct NotFinite : std::runtime_error {
+    NotFinite(size_t position, std::vector<int> tokens)
+        : std::runtime_error(format("position %zu: the logits are not finite", position)),
+          ids(std::move(tokens)) {}
+    std::vector<int> ids;  // that were run, from position 0 on
+};
 
 // Runs up to max_chunk `tokens` after those held. `greedy`: logits are wanted for nothing but the largest of
 // them. Of a prompt that goes on they are not wanted at all. In decoding, tokens after the first are a guess:
@@ -136,7 +146,7 @@ inline Next prefill(Session& s, std::span<const int> rest, bool greedy) {
 
 // Continues `ids` (1 to `context` of them) token by token, each appended to `ids` and handed to `emit`.
 // What the KV cache already holds of `ids` is not run again. Throws std::invalid_argument for any other
-// number of ids.
+// number of ids, NotFinite where there is nothing to choose by.
 inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void(int)>& emit) {
     if (ids.empty() || ids.size() > static_cast<size_t>(s.context)) {
         throw std::invalid_argument(
@@ -172,6 +182,8 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
         }
         const auto logits =
             next.logits.empty() ? next.logits : next.logits.subspan(n_right * vocab_size, vocab_size);
+        if (logits.empty() ? next.most_probable < 0 : !all_finite(logits.data(), logits.size()))
+            throw NotFinite(ids.size() - 1, ids);
         const int id = logits.empty() ? next.most_probable : s.sampler.sample(logits, penalized());
         ids.push_back(id);
         emit(id);

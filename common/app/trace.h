@@ -11,16 +11,20 @@
 // A trace is in memory until it is written. What it will take is found by running a few tokens while it
 // counts (TraceSize), so that a run which has no room for its trace ends by a line.
 //
+// A trace can also keep nothing but where a value is first not finite (find_not_finite()).
+//
 // Format: https://huggingface.co/docs/safetensors (8-byte length, JSON header, raw little-endian data).
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <initializer_list>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <sstream>
 #include <string>
@@ -30,6 +34,7 @@
 
 #include "common/cpu/coded_rows.h"
 #include "common/cpu/expand_rows.h"
+#include "common/cpu/half.h"
 #include "common/cpu/quant_matrix.h"
 #include "common/cpu/routing.h"
 #include "common/cpu/rows.h"
@@ -77,6 +82,14 @@ class BytePool {
     size_t left_ = 0;
 };
 
+// A value that is infinite or NaN.
+struct NotFiniteValue {
+    size_t position;
+    std::string step;
+    float value;
+    bool is_half;  // of fp16
+};
+
 class Trace {
   public:
     // first_position: the first whose steps are kept.
@@ -99,6 +112,16 @@ class Trace {
         return size;
     }
 
+    // From the next token on, which is at first_position, keeps nothing but the first value that is not
+    // finite: of the first step that is not, at the first position.
+    void find_not_finite(size_t first_position) {
+        finds_ = true;
+        first_position_ = first_position;
+        tensors_.clear();
+        not_finite_.reset();
+    }
+    const std::optional<NotFiniteValue>& not_finite() const { return not_finite_; }
+
     // Appends a step's values for n_tokens tokens, each of the given shape: {} one number, {width} a vector,
     // {n_heads, n_positions} a matrix, and so on; the last dimension may grow from call to call. T is float,
     // int8_t, uint8_t, int32_t, or uint16_t for the bits of fp16.
@@ -116,6 +139,7 @@ class Trace {
             if (of_all) counted_before_ += n_tokens * (n_bytes + sizeof(Token));
             return;
         }
+        if (finds_) return find(step, values, n_tokens, n_rows * n_cols);
         Tensor& t = tensors_[step];
         t.type = type_name(values);
         t.value_size = sizeof(T);
@@ -133,7 +157,9 @@ class Trace {
     }
 
     // Whether the next token's values of a step will be kept.
-    bool keeps_next(const std::string& step) { return !counts_ && tensors_[step].n_seen >= first_position_; }
+    bool keeps_next(const std::string& step) {
+        return !counts_ && !finds_ && tensors_[step].n_seen >= first_position_;
+    }
 
     // Tokens that were run, whether their steps are kept or not.
     size_t n_tokens() const {
@@ -199,6 +225,24 @@ class Trace {
         }
     };
 
+    // Looks for values that are not finite, n for each token.
+    template <class T>
+    void find(const std::string& step, const T* values, size_t n_tokens, size_t n) {
+        if (not_finite_) return;
+        size_t& n_seen = tensors_[step].n_seen;
+        const T* end = values + n_tokens * n;
+        const T* found = std::find_if(values, end, [](T x) { return !std::isfinite(number(x)); });
+        if (found != end)
+            not_finite_ = {first_position_ + n_seen + size_t(found - values) / n, step, number(*found),
+                           std::is_same_v<T, uint16_t>};
+        n_seen += n_tokens;
+    }
+    static float number(uint16_t bits) { return to_float(Half{bits}); }
+    template <class T>
+    static float number(T x) {
+        return float(x);
+    }
+
     // The kept ones of positions begin .. end - 1, as steps `positions`.
     void add_positions(size_t begin, size_t end) {
         Tensor& t = tensors_["positions"];
@@ -221,6 +265,8 @@ class Trace {
     BytePool pool_;
     bool counts_ = false;  // while it does, nothing is kept
     uint64_t counted_ = 0, counted_before_ = 0;
+    bool finds_ = false;  // likewise, but for not_finite_
+    std::optional<NotFiniteValue> not_finite_;
 };
 
 // Appends, for each row of w and each group of its columns, the int32 sum of x's codes times the row's, by a

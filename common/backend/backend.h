@@ -131,7 +131,17 @@ class Backend {
             from = to;
         }
         check("quantize", api_->quantize(context_, &rows_, from));
-        if (api_->host_memory != 0 || !keep) return;
+        const auto keep_all_nan = [&] {
+            for_each_row(x.n_rows, [&](int t) { keep_nan(out, t, x.row(t)); });
+        };
+        if (api_->host_memory != 0) return keep_all_nan();
+        if (!all_finite(x.row(0), n_codes)) {
+            const size_t n_bytes = n_groups * sizeof(float);
+            download(out.scales.data(), rows_.scales, n_bytes);
+            keep_all_nan();
+            check("upload", api_->upload(context_, rows_.scales, out.scales.data(), n_bytes));
+        }
+        if (!keep) return;
         download(out.codes.data(), rows_.codes, n_codes);
         download(out.scales.data(), rows_.scales, n_groups * sizeof(float));
         download(out.sums.data(), rows_.sums, n_groups * sizeof(int32_t));

@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -227,13 +228,17 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
             if (scores.wanted) std::copy_n(row, seen, scores.row(token_of(r), head_of(r)));
             softmax(row, seen);
             if (probs.wanted) std::copy_n(row, seen, probs.row(token_of(r), head_of(r)));
+            float total = 0;  // not finite if a weight is not, which its code cannot say
             for (int p = 0; p < seen; p += Cache::page) {
                 const float* value_scales = cache.value_scales(layer, kv, p);
-                for (int t = 0; t < std::min(Cache::page, seen - p); t++) row[p + t] *= value_scales[t];
+                const int n = std::min(Cache::page, seen - p);
+#pragma omp simd reduction(+ : total)
+                for (int t = 0; t < n; t++) total += row[p + t] *= value_scales[t];
             }
             std::fill(row + seen, row + end, 0.0f);
             int8_t* row_codes = codes + r * width;
             weighing.scale[r] = quantize_row(row_codes, &weighing.sum[r], row, end);
+            if (!std::isfinite(total)) weighing.scale[r] = std::numeric_limits<float>::quiet_NaN();
             if (weights.values.wanted) {
                 weights.keep(token_of(r), head_of(r), row, row_codes, weighing.scale[r], seen);
             }

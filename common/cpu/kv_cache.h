@@ -158,6 +158,8 @@ class KvCache {
             for (int i = 0; i < head_dim_; i++) to[i * stride] = to_half(x[i]);
         } else {
             *scale = quantize_values(to, stride, x, head_dim_);
+            if (!all_finite(x, size_t(head_dim_)))  // which codes cannot say
+                *scale = std::numeric_limits<float>::quiet_NaN();
         }
     }
 

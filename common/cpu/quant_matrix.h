@@ -7,12 +7,14 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
 #include "common/backend/quant_gemm.h"
 #include "common/cpu/half.h"
 #include "common/cpu/scratch.h"
+#include "common/cpu/vector.h"
 #include "common/model/matrix_format.h"
 
 using QuantMatrix = QuantGemmMatrix;
@@ -149,6 +151,13 @@ struct Int8Rows {
     }
     QuantRows view() const { return {codes.data(), scales.data(), sums.data(), n_rows, n_cols, group_size}; }
 };
+
+// Behind the quantizing of row t: if its values x are not all finite, which codes cannot say, the row gets
+// NaN for scales. So it goes on to the logits, and ends the run.
+inline void keep_nan(Int8Rows& out, int t, const float* x) {
+    if (all_finite(x, size_t(out.n_cols))) return;
+    std::fill_n(out.row_scales(t), out.n_groups(), std::numeric_limits<float>::quiet_NaN());
+}
 
 // Row i of `out` becomes row rows[i] of x.
 inline void gather(Int8Rows& out, const Int8Rows& x, std::span<const int> rows) {

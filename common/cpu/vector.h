@@ -5,6 +5,8 @@
 // slower; so this one is exactly as wide.
 #pragma once
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -27,6 +29,17 @@ inline Floats load(const float* p) {
 inline void store(float* p, const Floats& v) { std::memcpy(p, &v, sizeof v); }
 // x - 0 is x, and compilers know it; x + 0 is not, for -0.
 inline Floats splat(float x) { return x - Floats{}; }
+
+// Whether none of n values is infinite or NaN.
+inline bool all_finite(const float* x, size_t n) {
+    uint32_t largest = 0;  // of their bits without the signs, which are in the order of the magnitudes
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        std::memcpy(&bits, x + i, sizeof bits);
+        largest = std::max(largest, bits & 0x7fffffff);
+    }
+    return largest < 0x7f800000;
+}
 
 inline float add_lanes(const Floats& v) {
     float sum = 0;

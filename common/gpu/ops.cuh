@@ -243,7 +243,7 @@ static __global__ void arg_max_kernel(int* best, const float* logits, int n) {
         if (v > value || (v == value && i < index)) value = v, index = i;
     };
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        if (logits[i] > -INFINITY) take(logits[i], i);
+        isfinite(logits[i]) ? take(logits[i], i) : take(INFINITY, -1);
     }
     auto over_warp = [&] {
         for (int distance = 16; distance > 0; distance /= 2) {
@@ -259,11 +259,10 @@ static __global__ void arg_max_kernel(int* best, const float* logits, int n) {
     value = threadIdx.x < blockDim.x / 32 ? values[threadIdx.x] : -INFINITY;
     index = threadIdx.x < blockDim.x / 32 ? indices[threadIdx.x] : 0x7fffffff;
     over_warp();
-    if (threadIdx.x == 0) *best = index < n ? index : 0;
+    if (threadIdx.x == 0) *best = index;
 }
 
-// *best = the index of the largest of a row of logits (n,), the first of equals. NaN is never the largest, as
-// in common/app/sampler.h.
+// *best = the index of the largest of a row of logits (n,), the first of equals; -1 if one is not finite.
 inline void arg_max(DeviceBuffer<int>& best, const float* logits, int n) {
     launch<arg_max_kernel>({.grid = 1, .block = 1024, .stream = device().stream}, best.get(), logits, n);
 }
