@@ -15,11 +15,15 @@
 #ifdef LINE_EDITOR
 #include <histedit.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <clocale>
 #include <csignal>
+#include <cstring>
 #include <cwchar>
+#include <iterator>
 #endif
 
 namespace {
@@ -36,7 +40,7 @@ std::string history_path() {
     if (const char* path = std::getenv("RUNQ_HISTORY"); path != nullptr) return path;
     if (const std::string state = environment("XDG_STATE_HOME"); !state.empty())
         return state + "/runq/history";
-    const std::string home = environment("HOME");
+    const std::string home = home_folder();
     return home.empty() ? "" : home + "/.local/state/runq/history";
 }
 
@@ -44,42 +48,114 @@ std::string history_path() {
 
 namespace {
 
-volatile std::sig_atomic_t terminal_changed = 0;  // another size, or the program goes on after Ctrl-Z
-
-// While a line is read: a signal that changes the terminal ends a wait for keys.
-class TerminalSignals {
-  public:
-    TerminalSignals() {
-        struct sigaction action {};
-        action.sa_handler = [](int) { terminal_changed = 1; };
-        sigaction(SIGWINCH, &action, &window_);
-        sigaction(SIGCONT, &action, &go_on_);
-    }
-    ~TerminalSignals() {
-        sigaction(SIGWINCH, &window_, nullptr);
-        sigaction(SIGCONT, &go_on_, nullptr);
-    }
-
-  private:
-    struct sigaction window_ {};
-    struct sigaction go_on_ {};
-};
-
 // A terminal puts these around what is pasted, once it is asked to (xterm's "bracketed paste mode").
 constexpr const char *paste_on = "\033[?2004h", *paste_off = "\033[?2004l";
+constexpr const char* clear_line = "\r\033[J";
 constexpr const char* paste_begins = "\033[200~";
 constexpr std::wstring_view paste_ends = L"\033[201~";
+
+// The terminal while there is an editor. It shows nothing by itself: between two lines and during an answer
+// what is typed waits for the next marker, and stands behind it then. Before a signal stops or ends the
+// program, the terminal is as it was at first.
+class Terminal {
+  public:
+    // What ends a program, and Ctrl-Z; Ctrl-C the second time.
+    static constexpr int ends[] = {SIGINT,  SIGHUP, SIGQUIT, SIGTERM, SIGPIPE,
+                                   SIGABRT, SIGBUS, SIGSEGV, SIGTSTP};
+    static constexpr int changes[] = {SIGWINCH, SIGCONT};  // another size; the program goes on after Ctrl-Z
+    static constexpr size_t n_ends = std::size(ends), n_signals = n_ends + std::size(changes);
+
+    static inline volatile std::sig_atomic_t changed = 0;     // what the editor knows of the terminal is old
+    static inline volatile std::sig_atomic_t is_reading = 0;  // the editor has it as it needs it
+
+    // Before the editor changes anything.
+    static void open(const Streams& io) {
+        in_ = fileno(io.in), err_ = fileno(io.err);
+        tcgetattr(in_, &at_first_);
+    }
+    // The editor has put the terminal into the state that it has between two lines.
+    static void start() {
+        tcgetattr(in_, &between_);
+        for (size_t i = 0; i < n_signals; i++) {
+            struct sigaction action {};
+            sigaction(signal_of(i), nullptr, &before_[i]);
+            if (before_[i].sa_handler == SIG_IGN) continue;
+            if (i < n_ends) action.sa_sigaction = end;
+            if (i >= n_ends) action.sa_handler = change;
+            action.sa_flags = i < n_ends ? SA_SIGINFO | SA_RESTART : SA_RESTART;
+            sigaction(signal_of(i), &action, nullptr);
+        }
+    }
+    static void close() {
+        for (size_t i = 0; i < n_signals; i++) sigaction(signal_of(i), &before_[i], nullptr);
+        set(at_first_);
+    }
+    // After a line.
+    static void hide() { set(between_); }
+
+  private:
+    static int signal_of(size_t i) { return i < n_ends ? ends[i] : changes[i - n_ends]; }
+
+    // Handlers call what is below.
+
+    // A program in the background has no say in what its terminal does.
+    static void set(const termios& state) {
+        const pid_t owner = tcgetpgrp(in_);
+        if (owner < 0 || owner == getpgrp()) tcsetattr(in_, TCSANOW, &state);
+    }
+
+    static void change(int) {
+        const int reason = errno;
+        changed = 1;
+        if (!is_reading) set(between_);
+        wake_reader();
+        errno = reason;
+    }
+
+    static void end(int signal, siginfo_t* info, void*) {
+        if (signal == SIGINT && !interrupted) {
+            interrupted = 1;
+            return wake_reader();
+        }
+        const int reason = errno;
+        if (is_reading) {
+            [[maybe_unused]] const ssize_t n = write(err_, paste_off, std::strlen(paste_off));
+        }
+        set(at_first_);
+        const size_t i = size_t(std::find(ends, ends + n_ends, signal) - ends);
+        struct sigaction action = before_[i], own{};
+        if (signal == SIGINT) action = {};  // before, it was what hears the first Ctrl-C
+        sigaction(signal, &action, &own);
+        // A fault happens again, to whom it would have happened without this.
+        if (info->si_code <= 0 || (signal != SIGBUS && signal != SIGSEGV)) raise(signal);
+        if (signal == SIGTSTP) {
+            sigset_t stop;
+            sigemptyset(&stop);
+            sigaddset(&stop, SIGTSTP);
+            pthread_sigmask(SIG_UNBLOCK, &stop, nullptr);  // stands still here
+            sigaction(signal, &own, nullptr);
+            change(signal);  // also where nothing has stopped it
+        }
+        errno = reason;
+    }
+
+    static inline int in_ = -1, err_ = -1;
+    static inline termios at_first_{}, between_{};
+    static inline struct sigaction before_[n_signals];
+};
 
 }  // namespace
 
 struct LineEditor::Keys {
     EditLine* edit = nullptr;
     History* history = nullptr;
+    std::FILE* err;
     std::string marker;
 
-    Keys(const Streams& io, const std::string& file) {
+    Keys(const Streams& io, const std::string& file) : err(io.err) {
         // Letters beyond ASCII are UTF-8, also where the environment does not say so.
         if (std::setlocale(LC_CTYPE, "") == nullptr || MB_CUR_MAX == 1) std::setlocale(LC_CTYPE, "C.UTF-8");
+        Terminal::open(io);
         edit = el_init("runq", io.in, io.err, io.err);
         history = history_init();
         if (edit == nullptr || history == nullptr) return;
@@ -96,17 +172,17 @@ struct LineEditor::Keys {
         el_set(edit, EL_BIND, paste_begins, "runq-paste", nullptr);
         el_set(edit, EL_BIND, "^R", "em-inc-search-prev", nullptr);
         el_source(edit, nullptr);  // ~/.editrc
+        // Between two lines. With icanon, Ctrl-D would be no key there, and a long line would have an end.
+        el_set(edit, EL_SETTY, "-x", "-echo", "-icanon", nullptr);
+        Terminal::start();
     }
     ~Keys() {
         if (edit != nullptr) el_end(edit);
         if (history != nullptr) history_end(history);
+        if (edit != nullptr && history != nullptr) Terminal::close();
     }
     Keys(const Keys&) = delete;
     Keys& operator=(const Keys&) = delete;
-
-    // Whether the terminal itself shows what is typed. libedit lets it do so between two lines; what comes in
-    // that moment would be on the screen twice, since it stands behind the next marker too.
-    void terminal_echoes(bool on) { el_set(edit, EL_SETTY, "-x", on ? "+echo" : "-echo", nullptr); }
 
     static Keys& of(EditLine* edit) {
         void* keys = nullptr;
@@ -118,19 +194,23 @@ struct LineEditor::Keys {
     // The next character of the terminal: 1, 0 at its end, -1 when Ctrl-C comes. libedit's own goes on
     // waiting.
     static int get_key(EditLine* edit, wchar_t* key) {
-        int fd = STDIN_FILENO;
-        if (std::FILE* in = nullptr; el_get(edit, EL_GETFP, 0, &in) == 0) fd = fileno(in);
+        std::FILE* in = stdin;
+        el_get(edit, EL_GETFP, 0, &in);
         std::mbstate_t state{};
         for (int n_bytes = 0;;) {
-            char byte = 0;
-            const ssize_t n = ::read(fd, &byte, 1);
-            if (n < 0 && errno == EINTR && !interrupted) {
-                if (!std::exchange(terminal_changed, 0)) continue;
+            if (std::exchange(Terminal::changed, 0)) {
+                el_set(edit, EL_PREP_TERM, 0);  // otherwise 1 is what it has been
                 el_set(edit, EL_PREP_TERM, 1);
+                note(of(edit).err, paste_on);
                 el_resize(edit);
+                note(of(edit).err, clear_line);  // or the line would be there twice
                 el_set(edit, EL_REFRESH);
-                continue;
             }
+            if (interrupted) return -1;
+            if (!wait_for_input(in)) continue;
+            char byte = 0;
+            const ssize_t n = ::read(fileno(in), &byte, 1);
+            if (n < 0 && errno == EINTR) continue;
             if (n <= 0) return int(n);
             const size_t used = std::mbrtowc(key, &byte, 1, &state);
             if (used == size_t(-2) && ++n_bytes < 6) continue;  // the character has more bytes
@@ -196,18 +276,13 @@ void LineEditor::remember(const std::string&) {}
 LineEditor::~LineEditor() = default;
 
 Typed LineEditor::read(std::string& text, GoesOn* goes_on) {
-#ifdef LINE_EDITOR
-    if (keys_ != nullptr) keys_->terminal_echoes(false);
-#endif
     Typed typed = read_line_behind("> ", text);
     while (typed == Typed::line && goes_on != nullptr && goes_on(text)) {
         std::string line;
         typed = read_line_behind(". ", line);
+        if (typed == Typed::end) return Typed::line;
         text += '\n' + line;
     }
-#ifdef LINE_EDITOR
-    if (keys_ != nullptr) keys_->terminal_echoes(true);
-#endif
     return typed;
 }
 
@@ -218,11 +293,14 @@ Typed LineEditor::read_line_behind(const char* marker, std::string& line) {
         keys_->marker = wants_colour(io_.err)
                             ? std::string(mark) + "\033[1m" + mark + marker + mark + "\033[0m" + mark
                             : marker;
-        const TerminalSignals signals;
+        Terminal::is_reading = 1;
+        if (std::exchange(Terminal::changed, 0)) el_resize(keys_->edit);
         note(io_.err, paste_on);
         int n = 0;
         const char* typed = el_gets(keys_->edit, &n);
         note(io_.err, paste_off);
+        Terminal::is_reading = 0;
+        Terminal::hide();
         if (typed == nullptr || n <= 0) {
             note(io_.err, "\n");
             return interrupted ? Typed::ctrl_c : Typed::end;
@@ -233,7 +311,9 @@ Typed LineEditor::read_line_behind(const char* marker, std::string& line) {
     }
 #endif
     if (terminal_) note(io_.err, marker);
-    if (read_line(io_.in, line)) return Typed::line;
+    while (terminal_ && !interrupted && !wait_for_input(io_.in)) {
+    }
+    if (!interrupted && read_line(io_.in, line)) return Typed::line;
     if (terminal_) note(io_.err, "\n");  // what is printed next does not stand behind the marker
     std::clearerr(io_.in);
     return interrupted ? Typed::ctrl_c : Typed::end;

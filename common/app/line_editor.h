@@ -28,8 +28,9 @@ class LineEditor {
 
     // Whether a text wants one more line.
     using GoesOn = bool(std::string_view text);
-    // Reads a line without its end, and with it those that `goes_on` asks for (null: none), joined by '\n'.
-    // If a terminal is read from, the first stands behind "> ", the others behind ". ".
+    // Reads a line without its end, and with it those that `goes_on` asks for (null: none), joined by '\n';
+    // the end of the input, as Ctrl-D gives it, ends them too. If a terminal is read from, the first stands
+    // behind "> ", the others behind ". ".
     Typed read(std::string& text, GoesOn* goes_on);
     // Puts what was read into the history.
     void remember(const std::string& text);

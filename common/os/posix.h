@@ -5,9 +5,11 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/select.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -136,6 +138,8 @@ inline std::string environment(const char* name) {
     return value == nullptr ? "" : value;
 }
 
+inline std::string home_folder() { return environment("HOME"); }
+
 inline bool is_terminal(std::FILE* file) { return isatty(fileno(file)) == 1; }
 
 inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n) {
@@ -144,16 +148,57 @@ inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n) {
 inline size_t read_bytes(std::FILE* in, char* bytes, size_t n) { return std::fread(bytes, 1, n, in); }
 inline int read_byte(std::FILE* in) { return std::getc(in); }
 
+// A signal may come after the last look at what its handler sets and before a wait begins, or be taken by
+// another thread. So the handler also writes into this pipe, which a wait has an eye on.
+inline constinit int wake_pipe[2] = {-1, -1};
+
+// A handler may call this.
+inline void wake_reader() {
+    const int reason = errno;
+    if (wake_pipe[1] >= 0) {
+        [[maybe_unused]] const ssize_t n = write(wake_pipe[1], "", 1);
+    }
+    errno = reason;
+}
+
+#ifndef __wasm__  // nothing comes meanwhile there
+inline bool wait_for_input(std::FILE* in) {
+    if (wake_pipe[0] < 0 && pipe(wake_pipe) == 0) {
+        for (const int fd : wake_pipe) {
+            fcntl(fd, F_SETFL, O_NONBLOCK);
+            fcntl(fd, F_SETFD, FD_CLOEXEC);
+        }
+    }
+    if (interrupted) return false;
+    const int input = fileno(in), wake = wake_pipe[0] < FD_SETSIZE ? wake_pipe[0] : -1;
+    fd_set ready;  // not poll(), which does not take terminals on every macOS
+    FD_ZERO(&ready);
+    FD_SET(input, &ready);
+    if (wake >= 0) FD_SET(wake, &ready);
+    if (select(std::max(input, wake) + 1, &ready, nullptr, nullptr, nullptr) < 0) return errno != EINTR;
+    char bytes[64];
+    while (wake >= 0 && FD_ISSET(wake, &ready) && read(wake, bytes, sizeof bytes) == sizeof bytes) {
+    }
+    return FD_ISSET(input, &ready) && !interrupted;
+}
+#endif
+
 // ----------------------------------------------------------------------------
 // Signals
 
-// SA_RESETHAND makes the second Ctrl-C kill. Without SA_RESTART the first also ends a wait for input.
+// Without SA_RESTART the first also ends a wait for input.
 inline void catch_ctrl_c() {
     struct sigaction action {};
     if (sigaction(SIGINT, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) return;
     action = {};
-    action.sa_handler = [](int) { interrupted = 1; };
-    action.sa_flags = SA_RESETHAND;
+    action.sa_handler = [](int) {
+        if (interrupted) {
+            std::signal(SIGINT, SIG_DFL);
+            std::raise(SIGINT);  // delivered when this returns
+        }
+        interrupted = 1;
+        wake_reader();
+    };
     sigaction(SIGINT, &action, nullptr);
 }
 

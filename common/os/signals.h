@@ -4,7 +4,4 @@
 #include "common/os/system.h"
 
 // Once a Ctrl-C has been obeyed and the program goes on.
-inline void hear_ctrl_c_again() {
-    interrupted = 0;
-    catch_ctrl_c();
-}
+inline void hear_ctrl_c_again() { interrupted = 0; }

@@ -126,6 +126,9 @@ inline std::vector<std::string> utf8_arguments(int argc, const char* const* argv
 // A variable of the environment; empty if there is none.
 inline std::string environment(const char* name);
 
+// Where a person's own files lie; empty if the system does not say.
+inline std::string home_folder();
+
 inline bool is_terminal(std::FILE* file);
 
 // As write(2), at once and past the stream's buffer. EPIPE: the reader has gone.
@@ -135,6 +138,10 @@ inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n);
 // interrupts the wait.
 inline size_t read_bytes(std::FILE* in, char* bytes, size_t n);
 inline int read_byte(std::FILE* in);
+
+// Waits until a terminal has something to read: true. False if Ctrl-C has come, before or meanwhile, and may
+// be false for no reason.
+inline bool wait_for_input(std::FILE* in);
 
 // ----------------------------------------------------------------------------
 // Ctrl-C, and a model file that gets shorter

@@ -16,4 +16,6 @@ inline int system_cores() { return 1; }
 inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }
 inline int processors_left(int) { return -1; }
 
+inline bool wait_for_input(std::FILE*) { return !interrupted; }
+
 inline std::filesystem::path program_file() { return {}; }

@@ -210,6 +210,8 @@ inline std::string environment(const char* name) {
     return value == nullptr ? "" : to_utf8(value);
 }
 
+inline std::string home_folder() { return environment("USERPROFILE"); }
+
 inline HANDLE handle_of(std::FILE* file) { return reinterpret_cast<HANDLE>(_get_osfhandle(_fileno(file))); }
 // A console alone has a mode; _isatty() also takes NUL for a terminal.
 inline bool is_terminal(std::FILE* file) {
@@ -285,6 +287,8 @@ inline size_t read_bytes(std::FILE* in, char* bytes, size_t n) {
     }
     return n_read;
 }
+// Windows ends the wait for a line itself when Ctrl-C comes.
+inline bool wait_for_input(std::FILE*) { return !interrupted; }
 
 // ----------------------------------------------------------------------------
 // Ctrl-C
