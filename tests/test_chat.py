@@ -174,7 +174,7 @@ def test_ctrl_c_ends_an_answer_and_not_the_program(open_chat, tmp_path):
 
 
 def test_commands(open_chat, tmp_path):
-    chat = open_chat("-n", 6, "-y", "You are short.")
+    chat = open_chat("-n", 6, "-y", "You are short.", HOME=tmp_path)
     chat.say("/help")
     screen = chat.wait_for("Ctrl-C ends an answer")
     for name in ("/system", "/reset", "/stats", "/save", "/bye", '"""'):
@@ -196,6 +196,11 @@ def test_commands(open_chat, tmp_path):
     chat.say("/system")
     chat.wait_for("without a system prompt")
     assert saved(chat, tmp_path / "none.json") == []
+    chat.say("/save ~/at home.json")
+    chat.wait_for(f"^0 messages are in {re.escape(str(tmp_path))}/at home.json$")
+    assert json.loads((tmp_path / "at home.json").read_text()) == []
+    chat.say("/save ~")
+    chat.wait_for(f"^/save: {re.escape(str(tmp_path))}: cannot write: Is a directory$")
     chat.say("/save")
     chat.wait_for("^/save: no file given$")
     chat.say(f"/save {tmp_path}/no/such.json")
@@ -212,41 +217,107 @@ def test_several_lines_between_quotes(open_chat, tmp_path):
     chat.say('"""one"""')
     chat.wait_for(r'"""one"""\n.+\n> *$')
     assert saved(chat, tmp_path / "b.json")[2] == ("user", "one")
+    chat.say('"""two')
+    chat.say("lines")
+    chat.type("C-d")
+    chat.wait_for(r"^\. lines\n\. \^D\n.+\n> *$")
+    assert saved(chat, tmp_path / "c.json")[4] == ("user", "two\nlines")
+    chat.say('"""')
+    chat.type("C-d")
+    chat.wait_for(r'^> """\n\. \^D\n> *$')  # nothing was said
+    assert len(saved(chat, tmp_path / "d.json")) == 6
 
 
-def test_what_is_typed_between_two_lines_is_shown_once(tmp_path):
-    """The terminal does not echo from a message's first marker to its end. It does during the answer."""
+class Pty:
+    """A terminal without a screen: the test sees every byte that is written to it, and its settings."""
 
-    def echoes():
-        return bool(termios.tcgetattr(terminal)[3] & termios.ECHO)
+    def __init__(self, *command, **environment):
+        self.pid, self.keyboard = pty.fork()
+        if self.pid == 0:
+            os.execvpe(str(command[0]), list(map(str, command)), {**os.environ, "TERM": "xterm", **environment})
+        self.seen = b""
 
-    def read_until(end):
-        """Whether the terminal was seen to echo on the way."""
-        seen, text, deadline = False, b"", time.monotonic() + 120
-        while end not in text:
-            assert time.monotonic() < deadline, text
-            seen = echoes() or seen
-            if select.select([terminal], [], [], 0)[0]:
-                text += os.read(terminal, 1)
-        return seen
+    def type(self, keys):
+        os.write(self.keyboard, keys)
 
-    child, terminal = pty.fork()
-    if child == 0:
-        variables = {**os.environ, "TERM": "xterm", "RUNQ_HISTORY": str(tmp_path / "history")}
-        os.execve(ROOT / "runq", ["runq", str(LLAMA), "-m", "chat", "-t", "0", "-n", "20"], variables)
-    try:
-        read_until(b"conversation.")
-        read_until(b"> ")
-        os.write(terminal, b'"""')
-        for i in range(50):
-            os.write(terminal, b"x\r")
-            assert not read_until(b". "), f"line {i}"
-        os.write(terminal, b'"""\r')
-        assert read_until(b"> ")
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(terminal)
+    def echoes(self):
+        return bool(termios.tcgetattr(self.keyboard)[3] & termios.ECHO)
+
+    def read_until(self, pattern):
+        """What is written up to a pattern, and whether the terminal was ever seen to echo on the way."""
+        text, echoed = b"", False
+        while not re.search(pattern, text):
+            # The last resort, where the program hangs.
+            assert select.select([self.keyboard], [], [], 300)[0], text
+            text += os.read(self.keyboard, 1)
+            echoed = self.echoes() or echoed
+        self.seen += text
+        return text, echoed
+
+    def close(self):
+        os.kill(self.pid, signal.SIGKILL)
+        os.waitpid(self.pid, 0)
+        os.close(self.keyboard)
+
+
+ANSWER = rb"\x1b\[\?2004l\w"  # has begun behind the end of a line, at which pastes are asked for no more
+
+
+@pytest.fixture
+def open_pty(tmp_path):
+    """Starts a command on a terminal without a screen."""
+    terminals = []
+
+    def start(*command):
+        terminals.append(Pty(*command, RUNQ_HISTORY=str(tmp_path / "history")))
+        return terminals[-1]
+
+    yield start
+    for terminal in terminals:
+        terminal.close()
+
+
+def test_what_is_typed_between_two_markers_is_shown_once(open_pty):
+    """The terminal does not echo from the first marker on. What comes too early stands behind the next one alone."""
+    chat = open_pty(ROOT / "runq_awq", AWQ, "-m", "chat", "-t", 0, "-n", 20)
+    chat.read_until(b"> ")
+    chat.type(b'"""')
+    for i in range(20):
+        chat.type(b"x\r")
+        _, echoed = chat.read_until(rb"\. ")
+        assert not echoed, f"line {i}"
+    chat.type(b'"""\r')
+    chat.read_until(ANSWER)
+    chat.type(b"too early")
+    answer, echoed = chat.read_until(b"> ")
+    assert not echoed
+    assert b"early" not in answer
+    chat.read_until(b"too early")
+    chat.type(b"\x15\x04")  # and nothing besides: without it, Ctrl-D is the end
+    _, echoed = chat.read_until(b"tokens/s")
+    assert b"too early" not in chat.seen.split(b"too early", 1)[1]
+
+
+def test_a_stopped_answer_leaves_the_terminal_to_the_shell(open_pty):
+    """Ctrl-Z during an answer; the next program finds a terminal that echoes, and so does who ends the chat."""
+    chat = [ROOT / "runq_awq", AWQ, "-m", "chat", "-t", "0", "-n", "60", "-j", "1"]
+    line = 'set -m; "$@"; echo stopped; read typed; fg; echo ended; read typed'
+    terminal = open_pty("sh", "-c", line, "sh", *chat)
+    terminal.read_until(b"> ")
+    terminal.type(b"Hello\r")
+    _, echoed = terminal.read_until(ANSWER)
+    assert not echoed
+    terminal.type(b"\x1a")
+    terminal.read_until(rb"stopped\r\n$")
+    assert terminal.echoes()
+    terminal.type(b"\r")
+    terminal.read_until(rb"@.*\n")  # the command, which the shell repeats
+    terminal.read_until(rb"\w")  # and the answer goes on
+    _, echoed = terminal.read_until(b"> ")
+    assert not echoed
+    terminal.type(b"\x04")
+    terminal.read_until(rb"ended\r\n$")
+    assert terminal.echoes()
 
 
 def test_a_paste_stays_one_message(open_chat, tmp_path):

@@ -19,6 +19,7 @@
 #include "common/model/config.h"
 #include "common/os/new_file.h"
 #include "common/os/signals.h"
+#include "common/os/system.h"
 #include "common/text/printable.h"
 #include "common/text/tokenizer.h"
 #include "common/text/utf8.h"
@@ -96,8 +97,15 @@ constexpr const char* chat_help =
     "/stats         speed after each answer, or no more\n"
     "/save FILE     write the conversation as JSON\n"
     "/bye           leave, as Ctrl-D does\n"
-    "\"\"\"            begins and ends a message of several lines\n"
+    "\"\"\"            begins and ends a message of several lines; Ctrl-D ends it, too\n"
     "Ctrl-C ends an answer, not the conversation.\n";
+
+// The file that was typed: "~" is the home folder, as in a shell.
+inline std::string typed_file(const std::string& typed) {
+    const std::string home = home_folder();
+    const bool is_home = typed == "~" || typed.starts_with("~/");
+    return is_home && !home.empty() ? home + typed.substr(1) : typed;
+}
 
 // Whether the text was a command, which has then been obeyed; `leave`: it was /bye.
 inline bool obey_command(Conversation& chat, const std::string& text, bool& leave) {
@@ -129,10 +137,11 @@ inline bool obey_command(Conversation& chat, const std::string& text, bool& leav
     } else if (name == "/save") {
         try {
             const std::string json = chat_json(chat.messages);
-            NewFile file(rest);
+            const std::string path = typed_file(rest);
+            NewFile file(path);
             file.write(json.data(), json.size());
             file.commit();
-            say(format("%zu messages are in ", chat.messages.size()) + printable(rest));
+            say(format("%zu messages are in ", chat.messages.size()) + printable(path));
         } catch (const std::runtime_error& e) {
             say("/save: " + printable(e.what()));
         }
@@ -150,7 +159,8 @@ inline Typed read_message(Conversation& chat, std::string& text) {
     };
     const Typed typed = chat.editor.read(text, chat.terminal ? +is_open : nullptr);
     if (typed != Typed::line || !chat.terminal || !text.starts_with(quotes)) return typed;
-    text = text.substr(quotes.size(), text.size() - 2 * quotes.size());
+    if (!is_open(text)) text.resize(text.size() - quotes.size());  // else Ctrl-D has ended it
+    text.erase(0, quotes.size());
     if (text.starts_with('\n')) text.erase(0, 1);
     if (text.ends_with('\n')) text.pop_back();
     return typed;
