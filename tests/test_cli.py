@@ -478,26 +478,41 @@ def full_pipe():
 
 
 def waiting_to_write(*args, program="runq", start=default_signals):
-    """A program that has begun to print, and cannot go on. start: called before the child becomes the program."""
+    """A program that has begun to print, and cannot go on. start: called before the child becomes the program.
+
+    With one thread (-j 1) it takes every signal before it does anything else.
+    """
     read_end, write_end, size = full_pipe()
     command = [ROOT / program, *map(str, args)]
     process = subprocess.Popen(command, stdout=write_end, stderr=subprocess.PIPE, preexec_fn=start)
     os.close(write_end)
     waiting = array.array("i", [0])
     deadline = time.monotonic() + 300
-    while waiting[0] <= size - 4 and time.monotonic() < deadline:
+    while not (waiting[0] > size - 4 and is_asleep(process)) and time.monotonic() < deadline:
         fcntl.ioctl(read_end, 0x541B, waiting)  # FIONREAD: bytes in the pipe
         time.sleep(0.01)
     assert waiting[0] > size - 4
     return process, read_end
 
 
+def is_asleep(process):
+    """Whether its first thread waits for something."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rsplit(") ", 1)[1].startswith("S")
+
+
+def send_and_wait(process, number):
+    """Sends a signal, and returns once the process has taken it."""
+    process.send_signal(number)
+    status, bit = Path(f"/proc/{process.pid}/status"), 1 << (number - 1)
+    while any(int(mask, 16) & bit for mask in re.findall(r"(?:SigPnd|ShdPnd):\s*(\w+)", status.read_text())):
+        time.sleep(0.001)
+
+
 def test_ctrl_c_ends_a_run_with_its_statistics():
     process, pipe = waiting_to_write(
-        LLAMA, "--ids", "5,6,7", "-n", 0, "-t", 100, "-p", 1, "-k", 0, "-s", 1, "--print-ids"
+        LLAMA, "--ids", "5,6,7", "-n", 0, "-t", 100, "-p", 1, "-k", 0, "-s", 1, "-j", 1, "--print-ids"
     )
-    process.send_signal(signal.SIGINT)
-    time.sleep(0.1)
+    send_and_wait(process, signal.SIGINT)
     assert process.poll() is None
     with os.fdopen(pipe, "rb") as out:
         text = out.read().lstrip(b".")
@@ -511,8 +526,7 @@ def test_ctrl_c_ends_a_run_with_its_statistics():
 def test_a_second_ctrl_c_kills():
     process, pipe = waiting_to_write(LLAMA, "--ids", "5,6,7", "-n", 0, "-j", 1, "--print-ids")
     for _ in range(2):
-        process.send_signal(signal.SIGINT)
-        time.sleep(0.1)
+        send_and_wait(process, signal.SIGINT)
     process.communicate(timeout=300)
     os.close(pipe)
     assert process.returncode == -signal.SIGINT
@@ -521,12 +535,11 @@ def test_a_second_ctrl_c_kills():
 def test_ctrl_c_is_ignored_where_it_was_ignored_from_the_start():
     """As a script starts what it runs in the background: the run goes on to its end."""
     process, pipe = waiting_to_write(
-        LLAMA, "--ids", "5,6,7", "-n", 40, "-t", 100, "-p", 1, "-k", 0, "-s", 1, "--print-ids",
+        LLAMA, "--ids", "5,6,7", "-n", 40, "-t", 100, "-p", 1, "-k", 0, "-s", 1, "-j", 1, "--print-ids",
         start=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )  # fmt: skip
     for _ in range(2):
         process.send_signal(signal.SIGINT)
-        time.sleep(0.1)
     with os.fdopen(pipe, "rb") as out:
         text = out.read().lstrip(b".")
     process.communicate(timeout=300)
@@ -536,7 +549,7 @@ def test_ctrl_c_is_ignored_where_it_was_ignored_from_the_start():
 
 def test_ctrl_c_ends_a_chat_that_waits_for_input(chat):
     process = subprocess.Popen(
-        [RUNQ, *map(str, chat), "-n", "5", "--print-ids"],
+        [RUNQ, *map(str, chat), "-n", "5", "-j", "1", "--print-ids"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -546,8 +559,8 @@ def test_ctrl_c_ends_a_chat_that_waits_for_input(chat):
     process.stdin.flush()
     answer = process.stdout.readline()
     assert len(ids_of(answer.decode())) >= 1
-    time.sleep(0.1)
-    assert process.poll() is None
+    while not is_asleep(process):
+        assert process.poll() is None
     process.send_signal(signal.SIGINT)
     # Not communicate(), which would close standard input and so end the chat in the other way.
     assert process.wait(timeout=300) == 130

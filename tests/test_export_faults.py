@@ -615,10 +615,10 @@ def test_an_interrupted_export_takes_the_renderer_along(model, tmp_path, number,
         assert parent.poll() is None
         time.sleep(0.01)
     parent.send_signal(number)  # to the exporter alone
-    _, stderr = parent.communicate(timeout=60)
+    _, stderr = parent.communicate(timeout=300)
     assert (parent.returncode, stderr.count("\n")) == (code, 1)
     with pytest.raises(ProcessLookupError):
-        for _ in range(200):  # a child that was killed is in its group until init has noticed
+        for _ in range(2000):  # a child that was killed is in its group until init has noticed
             os.killpg(parent.pid, 0)
             time.sleep(0.05)
     assert [p.name for p in tmp_path.iterdir()] == ["model"]

@@ -28,7 +28,7 @@ from formats.moe import MoeLayout
 from formats.schemes import FORMATS, GPTQ_FILE, MOE_FILE
 from formats.tensors import weights_end
 from tests.helpers import ROOT, default_signals, seal
-from tests.test_cli import waiting_to_write
+from tests.test_cli import is_asleep, waiting_to_write
 
 FORMAT = {f.program: f for f in FORMATS.values()}
 PROGRAMS = list(FORMAT)
@@ -357,7 +357,6 @@ def test_a_run_that_is_ended_leaves_no_half_trace(tmp_path, kind):
     path = tmp_path / "trace"
     process, pipe = waiting_to_write(LLAMA, "--ids", "5,6", "-n", 0, "-j", 1, "--print-ids", "--trace", path)
     process.send_signal(kind)
-    time.sleep(0.1)
     with os.fdopen(pipe, "rb") as out:
         out.read()
     process.communicate(timeout=300)
@@ -374,7 +373,10 @@ def test_a_run_that_is_ended_leaves_no_half_trace(tmp_path, kind):
 
 
 def in_phase(phase, tmp_path):
-    """A runq that is in a phase: "load", "prefill", "decode" or "chat"; and its pipe, of which nothing is read."""
+    """A runq that is in a phase: "load", "prefill", "decode" or "chat"; and its pipe, of which nothing is read.
+
+    In "load" it stands still until SIGCONT.
+    """
     model, trace = tmp_path / "model.bin", ["--trace", tmp_path / "trace"]
     if phase == "decode":
         return waiting_to_write(LLAMA, "--ids", "5,6", "-n", 0, "-j", 1, "--print-ids", *trace)
@@ -384,33 +386,43 @@ def in_phase(phase, tmp_path):
         size = {"dim": 512, "hidden_dim": 4096, "n_layers": 32 if phase == "load" else 4, "vocab_size": 512}
         write_model(model, "runq", group_size=64, n_heads=8, head_dim=64, **size)
     command = [ROOT / "runq", *map(str, args), "-j", "1", *(map(str, trace) if phase == "load" else [])]
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=default_signals
-    )
-    proc, deadline = Path(f"/proc/{process.pid}"), time.monotonic() + 300
+    while True:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=default_signals
+        )
+        deadline = time.monotonic() + 300
+        while not has_begun(phase, process, model) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        if phase != "load":
+            return process, None
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        if not hears_ctrl_c(process):  # and not later than this phase
+            return process, None
+        process.kill()
+        process.communicate()
 
-    def begun():
-        if phase == "load":  # it has opened the file
-            return str(model) in (proc / "maps").read_text()
-        # It catches SIGINT just before the prompt runs; and a chat sleeps until somebody types.
-        caught = int(re.search(r"SigCgt:\s*(\w+)", (proc / "status").read_text())[1], 16)
-        waits = (proc / "stat").read_text().split(") ")[1].startswith("S")
-        return caught & 1 << (signal.SIGINT - 1) and (waits or phase == "prefill")
 
-    while not begun() and time.monotonic() < deadline:
-        time.sleep(0.0005)
-    return process, None
+def has_begun(phase, process, model):
+    if phase == "load":  # it has opened the file
+        return str(model) in Path(f"/proc/{process.pid}/maps").read_text()
+    return hears_ctrl_c(process) and (phase == "prefill" or is_asleep(process))  # in a chat until somebody types
+
+
+def hears_ctrl_c(process):
+    """Whether it catches SIGINT, as it does from just before the prompt runs."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return bool(int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) & 1 << (signal.SIGINT - 1))
 
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("phase", ["load", "prefill", "decode", "chat"])
 def test_a_signal_ends_every_phase(tmp_path, phase, kind):
     """Ctrl-C ends what runs after the present chunk or token, with statistics; all else ends as by the system."""
-    start = time.monotonic()
     process, pipe = in_phase(phase, tmp_path)
     process.send_signal(kind)
+    process.send_signal(signal.SIGCONT)
     if pipe is not None:
-        time.sleep(0.1)
         with os.fdopen(pipe, "rb") as out:
             out.read()
     _, errors = process.communicate(timeout=300)
@@ -421,7 +433,6 @@ def test_a_signal_ends_every_phase(tmp_path, phase, kind):
     assert (b"runq: " in errors or b"run  " not in errors) != heard
     left = {path.name for path in tmp_path.iterdir()} - {"model.bin"}
     assert left == ({"trace"} if heard and phase == "decode" else set())
-    assert time.monotonic() - start < 60
 
 
 def test_ctrl_c_in_a_prompt_is_heard_after_a_chunk():
@@ -430,10 +441,7 @@ def test_ctrl_c_in_a_prompt_is_heard_after_a_chunk():
     command = [ROOT / "runq_awq", TINY["runq_awq"], "--ids", ids, "-n", "1", "-j", "1"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=default_signals)
     deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:  # until it catches SIGINT, which is just before the prompt runs
-        status = Path(f"/proc/{process.pid}/status").read_text()
-        if int(re.search(r"SigCgt:\s*(\w+)", status)[1], 16) & (1 << (signal.SIGINT - 1)):
-            break
+    while not hears_ctrl_c(process) and time.monotonic() < deadline:
         time.sleep(0.001)
     process.send_signal(signal.SIGINT)
     _, statistics = process.communicate(timeout=300)

@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
-#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -69,12 +68,18 @@ TEST_CASE("threads: a helper that stands still keeps what it has in hand and not
     for (const int n_threads : {2, 4}) {
         ThreadPool pool(n_threads);
         for (int time = 0; time < 2; time++) {
-            std::atomic<int> late_runs = 0, n = 0;
+            std::atomic<int> late_runs = 0, taken = 0, n = 0;
+            const double end_of_patience = seconds_now() + 60;  // where a helper's part waits for it
             auto body = [&](int64_t begin, int64_t end) {
-                const auto us = std::chrono::microseconds(std::this_thread::get_id() == here ? 200 : 200000);
-                if (std::this_thread::get_id() != here) late_runs++;
-                std::this_thread::sleep_for(us);
-                n += int(end - begin);  // the loop does not end before that
+                const int n_items = int(end - begin);
+                taken += n_items;
+                if (std::this_thread::get_id() == here) {
+                    while (late_runs == 0) std::this_thread::yield();
+                } else {
+                    late_runs++;
+                    while (taken < 100 && seconds_now() < end_of_patience) std::this_thread::yield();
+                }
+                n += n_items;  // the loop does not end before that
             };
             pool.run(
                 100,
