@@ -5,6 +5,7 @@ token ids; the forward pass runs over them layer by layer; an `Observer` keeps w
 """
 
 import warnings
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,15 +29,22 @@ SEQ_LEN = 512  # ids of each, if the model's context has room for as many
 
 
 def read_text(path: Path) -> str:
-    """The calibration text. Raises ModelError."""
+    """A text for perplexity or calibration, by the rule of the programs (docs/tokenizer.md). Raises ModelError.
+
+    It is UTF-8, CR LF is LF, and a byte order mark in front is no part of it.
+    """
     try:
-        return path.read_text(encoding="utf-8")
+        data = path.read_bytes()
+        text = data.decode("utf-8")
     except FileNotFoundError:
         raise ModelError(f"{path}: no such file") from None
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise ModelError(f"{path}: not UTF-8 at byte {error.start}") from None
+        wide = data.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) or b"\0" in data
+        hint = "; it looks like UTF-16" if wide else ""
+        raise ModelError(f"{path}: not UTF-8 at byte {error.start}{hint}") from None
+    return text.removeprefix("\ufeff").replace("\r\n", "\n")
 
 
 def read_samples(checkpoint: Source, calibration: Path, n_samples: int | None, seq_len: int | None) -> list[np.ndarray]:

@@ -43,3 +43,40 @@ TEST_CASE("foreign text: a terminal obeys line breaks and tabs only, files get e
     std::fclose(terminal);
     close(master);
 }
+
+TEST_CASE("texts: one rule, wherever the pieces end in which a file is read") {
+    struct Case {
+        std::string bytes, text;
+        const char* error = nullptr;
+    };
+    const Case cases[] = {
+        {"", ""},
+        {"a\r\nb\n\r\n\r\r\n\r", "a\nb\n\n\r\n\r"},
+        {"\xEF\xBB\xBF\xEF\xBB\xBFnaïve 漢字 🙂", "\xEF\xBB\xBFnaïve 漢字 🙂"},
+        {"\r\n\xEF\xBB\xBF", "\n\xEF\xBB\xBF"},
+        {std::string("a\0b", 3), std::string("a\0b", 3)},
+        {"\r\n\xE2\x82", "", "x is not UTF-8 at byte 2"},
+        {"\xEF\xBB\xBF\xE2\x82 ", "", "x is not UTF-8 at byte 3"},
+        {"\xF0\x9F\x99", "", "x is not UTF-8 at byte 0"},
+        {"\xEF\xBB", "", "x is not UTF-8 at byte 0"},
+        {std::string("\xFF\xFEh\0i\0", 6), "", "x is not UTF-8 at byte 0; it looks like UTF-16"},
+    };
+    for (const auto& [bytes, expected, error] : cases) {
+        CAPTURE(bytes);
+        for (size_t piece : {1u, 2u, 3u, 100u}) {
+            TextRule rule("x");
+            std::string text, said;
+            try {
+                for (size_t i = 0; i < bytes.size(); i += piece)
+                    rule.add(std::string_view(bytes).substr(i, piece), false, text);
+                rule.add("", true, text);
+            } catch (const NotUtf8& e) {
+                said = e.what();
+            }
+            if (error == nullptr) CHECK(text == expected);
+            if (error == nullptr || piece == 100) CHECK(said == (error == nullptr ? "" : error));
+            if (error != nullptr) CHECK(std::string(error).starts_with(said.substr(0, said.find(';'))));
+            CHECK(said.empty() == (error == nullptr));
+        }
+    }
+}

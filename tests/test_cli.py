@@ -7,10 +7,12 @@ import array
 import fcntl
 import json
 import os
+import pty
 import re
 import signal
 import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -316,16 +318,72 @@ def test_without_a_prompt(model):
 
 
 @pytest.mark.parametrize("model", [LLAMA, QWEN3])
-def test_any_bytes_are_a_prompt(model):
+def test_any_characters_are_a_prompt(model):
     args = [model, "-n", 3, "-t", 0]
-    for prompt, shown in [
-        (b"\xff\xfe ok", "\ufffd\ufffd ok"),
-        (b"cut \xe2\x82", "cut \ufffd"),
-        ("naïve 漢字 🙂".encode(), "naïve 漢字 🙂"),
-        (b"--temp", "--temp"),
-    ]:
-        assert ok(*args, b"-i" if not prompt.startswith(b"--") else "--prompt", prompt).startswith(shown)
+    for prompt in ("naïve 漢字 🙂", "--temp", "\ufffd"):
+        assert ok(*args, "--prompt", prompt).startswith(prompt)
     assert ok(*args, "-i", "-", stdin=b"a\0b\n").startswith("a\0b")
+
+
+# Each way to give a text, as far as it may stand behind the model: (options, standard input) of these bytes.
+GIVEN = {
+    "--prompt: the text": lambda data, path: (["-i", data], b""),
+    "--prompt: '-'": lambda data, path: (["-i", "-"], data),
+    "--file: 'PATH'": lambda data, path: (["-f", path], b""),
+    "--system: the text": lambda data, path: (["-m", "chat", "-i", "x", "-y", data], b""),
+    "--mode chat: a line of standard input": lambda data, path: (["-m", "chat"], b"x\n" + data + b"\ny\n"),
+    "--ppl: 'PATH'": lambda data, path: (["--ppl", path], b""),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_one_rule_for_all_texts(tmp_path, name):
+    """UTF-8, CR LF is LF, a byte order mark in front goes; a CR by itself stays."""
+    path = tmp_path / "text"
+
+    def given(data):
+        path.write_bytes(data)
+        options, stdin = GIVEN[name](data, path)
+        return run(LLAMA, "-n", 2, "-t", 0, "-j", 1, *options, stdin=stdin)
+
+    def outcome(data):
+        """What is printed, and how many tokens were run."""
+        result = given(data)
+        assert result.returncode == 0, result.stderr
+        return result.stdout, re.search(rb"prefill +(\d+)", result.stderr)[1]
+
+    plain = outcome(b"one red ball, a day")
+    assert outcome(b"\xef\xbb\xbfone red ball, a day") == plain
+    assert outcome(b"one \xef\xbb\xbfred ball, a day") != plain
+    assert outcome(b"one red\r ball, a day") != plain
+    if "line" not in name:
+        assert outcome(b"one\r\n\r\nred ball\r\n.") == outcome(b"one\n\nred ball\n.")
+
+    said = name.replace("PATH", str(path)) + " is not UTF-8 at byte "
+    code = 2 if name.endswith(": the text") else 1
+    for data, at in ((b"cut \xe2\x82", 4), (b"one\r\ntwo \xff", 9), (b"\xef\xbb\xbf\xed\xa0\x80", 3)):
+        if "line" in name:
+            data = data.replace(b"\r\n", b"  ")
+        result = given(data)
+        assert (result.returncode, result.stderr.decode()) == (code, f"runq: {said}{at}\n")
+    for encoding in ("utf-16", "utf-16-be"):
+        data = "Ünder".encode(encoding)
+        if name not in ("--system: the text", "--prompt: the text"):  # an argument has no zero bytes
+            assert given(data).stderr.decode() in (f"runq: {said}{at}; it looks like UTF-16\n" for at in (0, 1))
+
+
+def test_what_is_typed_is_not_utf8():
+    """On a terminal that is one line, and the chat goes on."""
+    ours, theirs = pty.openpty()
+    os.write(ours, b"a \xe2 b\nTell me a story.\n\x04")
+    command = [RUNQ, LLAMA, "-m", "chat", "-t", "0", "-n", "3", "-j", "1", "--print-ids"]
+    environment = {**os.environ, "TERM": "dumb"}
+    result = subprocess.run(command, stdin=theirs, capture_output=True, check=False, timeout=300, env=environment)
+    os.close(theirs)
+    os.close(ours)
+    assert result.returncode == 0
+    assert len(result.stdout.splitlines()) == 1
+    assert b"> this message is not UTF-8 at byte 2\n> > \n" in result.stderr
 
 
 def test_trace(tmp_path):
@@ -369,6 +427,20 @@ def test_perplexity(model, tmp_path):
         assert scored == {c: n - -(-n // c) for c in scored}
     else:
         assert len(set(scored.values())) == 1
+
+    # Line breaks of Windows, and what an editor there puts in front: the same text to both.
+    text = "Once upon a time\n\nthere was a ball.\n"
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    ours = ok(model, "--ppl", path)
+    reference = ["ppl", ROOT / "models" / model.stem.removesuffix(".q8"), path, "--scheme", "q8"]
+    golden = subprocess.run(
+        [sys.executable, "-m", "golden", *reference], cwd=ROOT, capture_output=True, check=True, timeout=300
+    ).stdout.decode()
+    (value, n, _), (golden_value, golden_n, _) = (re.fullmatch(pattern, line).groups() for line in (ours, golden))
+    assert n == golden_n
+    assert float(value) == pytest.approx(float(golden_value), rel=1e-3)
+    path.write_text(text)
+    assert ok(model, "--ppl", path) == ours
 
     path.write_text("")
     assert "too short" in refused(run(model, "--ppl", path), 1)

@@ -225,7 +225,8 @@ def test_contexts(tmp_path, model, run, size):
 TEXTS = {
     "missing": (None, "no such file"),
     "empty": (b"", "no token to score"),
-    "not UTF-8": (b"Once \xff", "not UTF-8 at byte 5"),
+    "not UTF-8": (b"Once\r\n\xff", "not UTF-8 at byte 6\n"),
+    "UTF-16": ("Once".encode("utf-16"), "not UTF-8 at byte 0; it looks like UTF-16\n"),
 }
 
 

@@ -92,8 +92,9 @@ int run(Options o, const Program& program, const Streams& io) {
         }
         trace_file.emplace(*o.trace);
     }
-    std::optional<std::string> text;
-    if (!o.info && !o.ppl && !o.bench) text = prompt_text(o, io.in);  // before loading, which may take longer
+    std::optional<Prompt> prompt;
+    if (!o.info && !o.ppl && !o.bench) prompt.emplace(o, io.in);
+    if (o.system) o.system = option_text("--system", *o.system);
     if (o.threads == 0) o.threads = default_threads();
     threads().resize(o.threads);
     threads().make_room();
@@ -139,6 +140,8 @@ int run(Options o, const Program& program, const Streams& io) {
     }
     if (o.ppl || o.bench) sampling.clear();
 
+    std::optional<std::string> text;
+    if (prompt) text = std::move(*prompt).text(model);
     catch_ctrl_c();  // not before: reading and loading just die
     Stop stop = Stop::steps;
     std::optional<NotFinite> not_finite;

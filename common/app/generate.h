@@ -1,9 +1,12 @@
 // Generate mode: a prompt, and what the model makes of it. The loop over tokens is generate(), in session.h.
 #pragma once
 
+#include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/app/model.h"
@@ -12,13 +15,13 @@
 #include "common/app/streams.h"
 #include "common/text/tokenizer.h"
 
-// The prompt of -i or -f as it was given, without reading the model. None if there is neither.
-inline std::optional<std::string> prompt_text(const Options& o, std::FILE* in) {
-    const std::string option = o.file ? "--file" : "--prompt", path = o.file.value_or("-");
-    if (!o.file && o.prompt != "-") return o.prompt;
-    std::string text = read_text(option, path, in);
-    if (text.ends_with('\n')) text.pop_back();  // the file's last line has ended; the text may go on
-    return text;
+// A text of the command line itself, by the rule for texts.
+inline std::string option_text(const char* option, const std::string& value) {
+    try {
+        return text_by_rule(std::string(option) + ": the text", value);
+    } catch (const NotUtf8& e) {
+        throw UsageError(e.what());
+    }
 }
 
 inline const Tokenizer& need_tokenizer(const Model& m, const char* option) {
@@ -29,6 +32,34 @@ inline const Tokenizer& need_tokenizer(const Model& m, const char* option) {
     throw UsageError(format("%s: this file has no tokenizer: use --ids", option));
 #endif
 }
+
+// The prompt of -i or -f, none if there is neither. What -f names is opened at once, before a model is loaded,
+// which may take longer.
+class Prompt {
+  public:
+    Prompt(const Options& o, std::FILE* in) : option_(o.file ? "--file" : "--prompt") {
+        if (o.file || o.prompt == "-") {
+            file_ = std::make_unique<TextFile>(option_, o.file.value_or("-"), in);
+            file_->read(text_.emplace(), 1 << 16);
+        } else if (o.prompt) {
+            text_ = option_text("--prompt", *o.prompt);
+        }
+    }
+
+    // All of it, for this model.
+    std::optional<std::string> text(const Model&) && {
+        if (file_) {
+            file_->read(*text_, SIZE_MAX);
+            if (text_->ends_with('\n')) text_->pop_back();  // the last line has ended; the text may go on
+        }
+        return std::move(text_);
+    }
+
+  private:
+    const char* option_;
+    std::optional<std::string> text_;
+    std::unique_ptr<TextFile> file_;  // whose beginning is in text_
+};
 
 // Throws UsageError unless there is something to go on from, and room for it.
 inline void check_prompt(const std::string& option, size_t n_tokens, int context) {
@@ -70,9 +101,7 @@ inline Stop run_generate(Session& s, const Options& o, const std::optional<std::
     TokenPrinter printer(io.out, s.model, o.print_ids);
     if (printer.prints_text()) {
         if (text) {
-            Utf8Stream whole;  // a prompt that is not valid UTF-8 shows as the model gets to see it
-            put_foreign(io.out, whole.push(*text));
-            put(io.out, whole.flush());
+            put_foreign(io.out, *text);
         } else {
             for (const int id : ids) printer.token(id);
         }

@@ -71,7 +71,8 @@ inline Perplexity perplexity(const Model& m, std::span<const int> ids, int bos_i
 
 inline Stop run_perplexity(Session& s, const Options& o, const Streams& io) {
     const Tokenizer& tokenizer = need_tokenizer(s.model, "--ppl");
-    const std::string text = read_text("--ppl", *o.ppl, io.in);
+    std::string text;
+    TextFile("--ppl", *o.ppl, io.in).read(text, SIZE_MAX);
     const std::vector<int> ids = tokenizer.encode(text, false);
     const int bos_id = tokenizer.encode("", true).empty() ? -1 : s.model.config.bos_id;
     const bool terminal = is_terminal(io.err);
