@@ -386,6 +386,31 @@ def test_what_is_typed_is_not_utf8():
     assert b"> this message is not UTF-8 at byte 2\n> > \n" in result.stderr
 
 
+@pytest.mark.parametrize("kind", ["a pipe", "a file"])
+def test_standard_input_that_is_not_read_is_said(tmp_path, kind):
+    """One line, and the run goes on; nothing of it where there is nothing to be read, or a prompt."""
+    said = b"standard input is not read: with -i - it is the prompt\n"
+
+    def errors(data, *options):
+        if kind == "a pipe":
+            stdin, end = os.pipe()
+            os.write(end, data)  # which stays open: nobody may wait for more
+        else:
+            (tmp_path / "text").write_bytes(data)
+            stdin, end = os.open(tmp_path / "text", os.O_RDONLY), None
+        command = [RUNQ, LLAMA, "-n", "3", "-j", "1", *options]
+        result = subprocess.run(command, stdin=stdin, capture_output=True, check=True, timeout=300)
+        for fd in (stdin, end):
+            if fd is not None:
+                os.close(fd)
+        return result.stderr
+
+    assert errors(b"Once upon a time\n").startswith(said)
+    assert said not in errors(b"")
+    for options in (("-i", "x"), ("--ids", "1"), ("--info",), ("--bench", "1,1")):
+        assert said not in errors(b"Once upon a time\n", *options)
+
+
 def test_trace(tmp_path):
     path = tmp_path / "run.safetensors"
     ids = ids_of(ok(LLAMA, "--ids", "5,6,7", "-n", 2, "-t", 0, "--print-ids", "--trace", path))

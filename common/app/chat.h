@@ -251,7 +251,8 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
             }
             if (typed != Typed::line) break;
             try {
-                text = text_by_rule(terminal ? "this message" : "--mode chat: a line of standard input", text);
+                text =
+                    text_by_rule(terminal ? "this message" : "--mode chat: a line of standard input", text);
             } catch (const NotUtf8& e) {
                 if (!terminal) throw;
                 note(io.err, std::string(e.what()) + "\n");

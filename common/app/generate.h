@@ -33,8 +33,8 @@ inline const Tokenizer& need_tokenizer(const Model& m, const char* option) {
 #endif
 }
 
-// The prompt of -i or -f, none if there is neither. What -f names is opened at once, before a model is loaded,
-// which may take longer.
+// The prompt of -i or -f, none if there is neither. What -f names is opened at once, before a model is
+// loaded, which may take longer.
 class Prompt {
   public:
     Prompt(const Options& o, std::FILE* in) : option_(o.file ? "--file" : "--prompt") {
@@ -98,6 +98,9 @@ inline std::vector<int> prompt_ids(const Model& m, const Options& o, const std::
 inline Stop run_generate(Session& s, const Options& o, const std::optional<std::string>& text,
                          const Streams& io) {
     std::vector<int> ids = prompt_ids(s.model, o, text, s.context);
+    // And that is all: an input that nobody means, and nobody closes, would hold up the run.
+    if (!text && !o.ids && has_input(io.in))
+        note(io.err, "standard input is not read: with -i - it is the prompt\n");
     TokenPrinter printer(io.out, s.model, o.print_ids);
     if (printer.prints_text()) {
         if (text) {

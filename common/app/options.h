@@ -221,11 +221,34 @@ inline int edit_distance(std::string_view a, std::string_view b) {
     return above.back();
 }
 
-// "; did you mean '--temp'?" for an option that is none: the nearest of those in --help, or of one that it
-// begins with or is the beginning of. Empty if none is near.
+// Options of llama.cpp and llama2.c that are called otherwise here, or are not there.
+struct Habit {
+    std::string_view names, here;  // names: each between blanks
+};
+constexpr Habit habits[] = {
+    {" -cnv --conversation --interactive -st --single-turn ", "here it is -m chat"},
+    {" -no-cnv --no-conversation ", "here it is -m generate, the default"},
+    {" --n-predict --predict --max-tokens --max-new-tokens ", "here it is -n"},
+    {" --ctx-size --n-ctx ", "here it is -c"},
+    {" -sys --system-prompt ", "here it is -y"},
+    {" --repeat-penalty ", "here it is --repetition-penalty"},
+    {" --perplexity ", "here it is --ppl"},
+    {" -tb --threads-batch ", "here it is -j, for prompts too"},
+    {" -ctk -ctv --cache-type-k --cache-type-v ", "here it is --kv"},
+    {" --model ", "the model's file name stands by itself"},
+    {" -z --tokenizer ", "the tokenizer is in the model file"},
+    {" -hf --hf-repo ", "python -m export makes a model file of a downloaded directory"},
+    {" -ngl --gpu-layers --n-gpu-layers ", "layers are on the GPU all, with runq_awq, or none"},
+    {" -b -ub --batch-size --ubatch-size -fa --flash-attn -co --color ", "nothing has to be set for that"},
+};
+
+// "; did you mean '--temp'?" for an option that is none: what `habits` says; the nearest of those in
+// --help; or one that it begins with or is the beginning of. Empty if none is near.
 inline std::string suggestion(const std::string& typed, std::span<const OwnOption> own) {
     constexpr size_t longest = 32;  // letters of a name that is compared
     if (typed.size() > longest) return "";
+    for (const auto& [names, here] : habits)
+        if (names.find(" " + typed + " ") != names.npos) return "; " + std::string(here);
     const std::string help = help_text + own_help(own);
     // Two letters of three are no likeness.
     const size_t n_letters = typed.size() - std::min(typed.find_first_not_of('-'), typed.size());
@@ -250,7 +273,8 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     for (const OwnOption& option : own)
         if (!option.choices.empty()) o.own[option.name] = option.choices.front();
     std::string name;                  // of the option in hand, as it was typed
-    std::optional<std::string> glued;  // its value if written --name=value, or a number as in -j8
+    std::optional<std::string> glued;  // its value if written --name=value, -n=5 or -n5 (a number)
+    const char* chat_only = nullptr;   // an option that only a chat has a use for
     int i = 1;
 
     auto is = [&](const char* short_name, const char* long_name) {
@@ -281,8 +305,11 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
         if (name.starts_with("--") && equals != std::string::npos) {
             glued = name.substr(equals + 1);
             name.resize(equals);
+        } else if (equals == 2) {
+            glued = name.substr(3);
+            name.resize(2);
         } else if (name.size() > 2 && name[1] != '-' && (std::isdigit(name[2]) != 0 || name[2] == '.')) {
-            glued = name.substr(2);  // -j8
+            glued = name.substr(2);
             name.resize(2);
         }
         if (is("-i", "--prompt")) {
@@ -294,7 +321,9 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
         } else if (is("-m", "--mode")) {
             const std::string mode = value();
             if (mode != "generate" && mode != "chat") {
-                throw UsageError(name + ": '" + mode + "' is not generate or chat");
+                const bool is_file = mode.find_first_of("./\\") != mode.npos;
+                throw UsageError(name + ": '" + mode + "' is not generate or chat" +
+                                 (is_file ? "; the model's file name stands by itself" : ""));
             }
             o.mode = mode == "chat" ? Mode::chat : Mode::generate;
         } else if (is("-n", "--steps")) {
@@ -303,14 +332,20 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
             o.ctx = whole(1, INT_MAX);
         } else if (is("-y", "--system")) {
             o.system = value();
+            chat_only = "--system";
         } else if (is("-r", "--think")) {
+            chat_only = "--think";
             o.think = whole(0, 1) != 0;
         } else if (is("-t", "--temp")) {
             o.temp = real(0, 100);
         } else if (is("-k", "--top-k")) {
             o.top_k = whole(0, INT_MAX);
         } else if (is("-p", "--top-p")) {
-            o.top_p = real(0, 1);
+            const std::string text = value();
+            if (text.find_first_not_of("0123456789+-.eE") != text.npos)
+                throw UsageError(name + ": '" + text +
+                                 "' is not a number from 0 to 1; a prompt goes behind -i");
+            o.top_p = static_cast<float>(parse_number<double>(name, text, 0, 1));
         } else if (is("", "--min-p")) {
             o.min_p = real(0, 1);
         } else if (is("", "--repetition-penalty")) {
@@ -372,7 +407,8 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     const char* prompts[] = {o.prompt ? "--prompt" : nullptr, o.file ? "--file" : nullptr,
                              o.ids ? "--ids" : nullptr};
     const char* tasks[] = {o.info ? "--info" : nullptr, o.ppl ? "--ppl" : nullptr,
-                           o.bench ? "--bench" : nullptr};
+                           o.bench ? "--bench" : nullptr,
+                           o.mode == Mode::chat ? "--mode chat" : nullptr};
     auto at_most_one = [](std::span<const char*> names) {
         const char* first = nullptr;
         for (const char* given : names) {
@@ -384,10 +420,11 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
         }
         return first;
     };
-    at_most_one(prompts);
-    const char* task = at_most_one(tasks);
-    if (task == nullptr && o.mode == Mode::chat) task = "--mode chat";
-    if (o.mode == Mode::chat && o.ids) throw UsageError("--ids: cannot be used together with --mode chat");
+    const char *prompt = at_most_one(prompts), *task = at_most_one(tasks);
+    if (prompt != nullptr && task != nullptr && (o.ids || o.mode != Mode::chat))
+        throw UsageError(std::string(prompt) + ": cannot be used together with " + task);
+    if (chat_only != nullptr && o.mode != Mode::chat)
+        throw UsageError(std::string(chat_only) + ": has no meaning without --mode chat");
     if (o.trace && task != nullptr && !o.info) {  // --info says what memory it takes
         throw UsageError(std::string("--trace: cannot be used together with ") + task);
     }

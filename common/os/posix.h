@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/select.h>
@@ -141,6 +142,14 @@ inline std::string environment(const char* name) {
 inline std::string home_folder() { return environment("HOME"); }
 
 inline bool is_terminal(std::FILE* file) { return isatty(fileno(file)) == 1; }
+
+inline bool has_input(std::FILE* in) {
+    struct stat info {};
+    int n_waiting = 0;
+    if (fstat(fileno(in), &info) != 0) return false;
+    if (S_ISREG(info.st_mode)) return lseek(fileno(in), 0, SEEK_CUR) < info.st_size;
+    return S_ISFIFO(info.st_mode) && ioctl(fileno(in), FIONREAD, &n_waiting) == 0 && n_waiting > 0;
+}
 
 inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n) {
     return write(fileno(out), bytes, n);

@@ -131,6 +131,9 @@ inline std::string home_folder();
 
 inline bool is_terminal(std::FILE* file);
 
+// Whether bytes are there to be read at once, in a file or a pipe of which nothing has been read.
+inline bool has_input(std::FILE* in);
+
 // As write(2), at once and past the stream's buffer. EPIPE: the reader has gone.
 inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n);
 

@@ -219,6 +219,14 @@ inline bool is_terminal(std::FILE* file) {
     return GetConsoleMode(handle_of(file), &mode) != 0;
 }
 
+inline bool has_input(std::FILE* in) {
+    const HANDLE handle = handle_of(in);
+    DWORD n_waiting = 0;
+    if (GetFileType(handle) == FILE_TYPE_DISK) return _telli64(_fileno(in)) < _filelengthi64(_fileno(in));
+    return GetFileType(handle) == FILE_TYPE_PIPE &&
+           PeekNamedPipe(handle, nullptr, 0, nullptr, &n_waiting, nullptr) != 0 && n_waiting > 0;
+}
+
 inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n) {
     constexpr size_t most = 8192;
     if (is_terminal(out)) {
