@@ -110,20 +110,22 @@ PEAKS = 0, 15, 16, 63, 64, 127, 128, 255, 256, 299  # where a row of scores has 
 def add_late_positions(vectors: OpVectors, rng: np.random.Generator) -> None:
     """Softmax and attention whose largest score stands at any place; prompts through all lengths; a third page."""
     x = rng.standard_normal((len(PEAKS) + 2, 300)).astype(F32) * 4
-    x[np.arange(len(PEAKS)), PEAKS] = 130  # exp of what is left, if another is taken off, overflows
+    # If another is taken off, exp of what is left overflows; where exp is capped, both come out alike.
+    x[np.arange(len(PEAKS)), PEAKS] = 130
+    x[np.arange(len(PEAKS)), np.minimum(np.add(PEAKS, 1), 298)] = 129
     vectors.add("softmax.long", "softmax", {"x": x}, {"out": (softmax(x), OP_TOLERANCE)})
 
     def drawn(n: int, n_heads: int, head_dim: int) -> np.ndarray:
         return rng.standard_normal((n, n_heads, head_dim)).astype(F32)
 
-    for case, n, start in (("prompt", 70, 0), ("at512", 3, 511)):
-        q, k, v = drawn(n, 2, 8), drawn(start + n, 1, 8), drawn(start + n, 1, 8)
-        if start:
-            q[:, 0], k[400, 0] = 2, 45  # a score of 254 far behind the first 256: head 0 sees nothing else
+    for case, n, start, head_dim in (("prompt", 70, 0, 8), ("at512", 3, 511, 16)):
+        q, k, v = drawn(n, 2, head_dim), drawn(start + n, 1, head_dim), drawn(start + n, 1, head_dim)
+        if start:  # scores of exactly 120 and 118, far behind the first 256: head 0 sees nothing else
+            q[:, 0], k[400, 0], k[401, 0] = 2, 15, 14.75
         add_attention_case(vectors, f"attention.{case}", q, k, v)
         add_attention_int8_case(vectors, f"attention_int8.{case}", rng, n, start, head_dim=8, n_heads=2)
     q, k, v = drawn(3, 2, 32), drawn(514, 1, 32), drawn(514, 1, 32)
-    q[:, 0], k[400, 0] = 2, 45
+    q[:, 0], k[400, 0], k[401, 0] = 2, 10.5, 10.375
     add_attention_half(vectors, "at512", *(x.astype(np.float16) for x in (q, k, v)))
 
     # Weights in the middle of two codes: the value's scale is 1, the largest is 127 / 512 and the others half steps.
