@@ -107,6 +107,23 @@ def draw(n: int, m: int, k: int, group_size: int) -> tuple[Quantized, Quantized]
     return x, w
 
 
+def read_operand(source: Path, tensors: dict[str, np.ndarray], name: str) -> Quantized:
+    """Tokens or weights of op vectors. Raises ValueError if they are none."""
+    for part, dtype in (("codes", np.int8), ("scales", F32)):
+        values = tensors.get(f"{name}.{part}")
+        if values is None:
+            raise ValueError(f"{source}: has no tensor {name}.{part}")
+        if values.dtype != dtype or values.ndim != 2 or not values.size or not np.isfinite(values).all():
+            found, expected = f"{values.dtype} {values.shape}", np.dtype(dtype).name
+            raise ValueError(f"{source}: tensor {name}.{part} is {found}, expected finite {expected} (rows, columns)")
+    x = Quantized(tensors[f"{name}.codes"], tensors[f"{name}.scales"])
+    if len(x.codes) != len(x.scales) or x.codes.shape[1] % x.scales.shape[1]:
+        raise ValueError(
+            f"{source}: tensor {name}.scales is {x.scales.shape}, which does not go with codes {x.codes.shape}"
+        )
+    return x
+
+
 def operands(case: str, source: Path) -> tuple[Quantized, Quantized]:
     """Tokens and weights of a product: of op vectors (`matmul.2x9x384g64`), or drawn (`16x32x2048g64`).
 
@@ -120,7 +137,10 @@ def operands(case: str, source: Path) -> tuple[Quantized, Quantized]:
     if read_cases(source).get(case, {}).get("op") != "matmul":
         raise ValueError(f"{case}: neither NxMxKgG nor a matmul case of {source}")
     tensors = read_trace(source)
-    x, w = (Quantized(tensors[f"{case}.{name}.codes"], tensors[f"{case}.{name}.scales"]) for name in "xw")
+    x, w = (read_operand(source, tensors, f"{case}.{name}") for name in "xw")
+    if x.codes.shape[1] != w.codes.shape[1] or x.scales.shape[1] != w.scales.shape[1]:
+        shapes = f"{x.codes.shape} and {x.scales.shape} of x, {w.codes.shape} and {w.scales.shape} of w"
+        raise ValueError(f"{source}: {case}: codes and scales {shapes}, expected as many inputs and groups in both")
     return x, w
 
 

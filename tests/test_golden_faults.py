@@ -165,6 +165,9 @@ def changes(good):
             ("no values", value[:0]),
             ("no dimensions", value.reshape(-1)[0].reshape(())),
             ("one more dimension", value[None]),
+            ("flat", value.reshape(-1)),
+            ("transposed", value.T),
+            ("one dimension more behind", value[..., None]),
             ("a row less", value[:-1]),
             ("no columns", value[..., :0]),
             ("int64", value.astype(np.int64)),
@@ -181,13 +184,34 @@ def test_steps_that_are_wrong_are_reported(tmp_path, model, good, run):
     first = {name: value for name, value in good.items() if ".1." not in name}
     wrong = {}
     save_file(first, tmp_path / "good")
-    for name, change in list(changes(first))[::3]:  # of ten changes to each step
+    for name, change in list(changes(first))[::3]:  # of thirteen changes to each step, others from step to step
         save_file(first | change, tmp_path / "bad")
         for how in (("good", "bad"), ("bad", "good"), ("good", "bad", "--model", model, *GROUP)):
             done = code, out, err = run("diff", *(tmp_path / file for file in how[:2]), *how[2:])
-            if code != 1 or bool(out) == bool(err) or (err and not LINE.fullmatch(err)):
+            is_line = LINE.fullmatch(err) and err.startswith(
+                (f"golden: {tmp_path / 'good'}: ", f"golden: {tmp_path / 'bad'}: ")
+            )
+            if code != 1 or bool(out) == bool(err) or (err and not is_line):
                 wrong[name, how] = done
     assert not wrong
+
+
+@pytest.mark.parametrize("how", ["A", "B"])
+@pytest.mark.parametrize("what", ["flat", "transposed", "one dimension more behind", "one more dimension"])
+def test_scales_of_another_shape_than_the_codes_imply(tmp_path, good, run, how, what):
+    """As many values as there should be, so that the number of codes to a scale says nothing."""
+    name = "layers.0.attn.norm.s"
+    change = dict(changes({name: good[name]}))[f"{name}: {what}"]
+    save_file(good | change, tmp_path / "bad")
+    save_file(good if how == "B" else good | change, tmp_path / "other")
+    a, b = (tmp_path / "bad", tmp_path / "bad") if how == "A" else (tmp_path / "other", tmp_path / "bad")
+    code, out, err = run("diff", a, b)
+    assert (code, err) == (1, "")
+    if how == "A":
+        assert f"A: float32 {change[name].shape}, expected float32 {good[name].shape}" in out
+    else:
+        assert f"float32 {good[name].shape} in A, float32 {change[name].shape} in B" in out
+    assert "the first at layers.0.attn.norm.s" in out
 
 
 def test_names_of_steps_do_nothing_to_a_terminal(tmp_path, good, run):
@@ -198,6 +222,37 @@ def test_names_of_steps_do_nothing_to_a_terminal(tmp_path, good, run):
         assert (code != 0, err) == (True, "")
         assert "\x1b" not in out
         assert r"\x1b[2J\nembed" in out
+
+
+def test_a_product_of_op_vectors_that_is_wrong_is_refused(tmp_path, run):
+    """`golden passes`: never anything but files or a line that names file and tensor."""
+    product = {"m.x.codes": np.ones((4, 64), np.int8), "m.x.scales": np.ones((4, 2), F32),
+               "m.w.codes": np.ones((3, 64), np.int8), "m.w.scales": np.ones((3, 2), F32),
+               "m.out": np.ones((4, 3), F32)}  # fmt: skip
+    cases = {"m": {"op": "matmul", "inputs": [], "outputs": {"out": 0}}}
+    done = {}
+
+    def write(what, tensors):
+        save_file(tensors, tmp_path / "ops", {"cases": json.dumps(cases)})
+        out = tmp_path / what
+        done[what] = run("passes", "m", "--file", tmp_path / "ops", "--tile", "16x16", "--out", out)
+        assert done[what][0] == (0 if out.exists() else 1)
+
+    write("good", product)
+    for name in list(product)[:4]:
+        write(f"{name}: missing", {key: value for key, value in product.items() if key != name})
+        for what, change in changes({name: product[name]}):
+            write(what, product | change)
+    assert done.pop("good")[::2] == (0, "")
+    may_be = {f"{name}: zeros" for name in product}
+    may_be |= {f"m.{x}.codes: {what}" for x in "xw" for what in ("NaN", "infinity")}  # of integers, other ones
+    for what, (code, out, err) in done.items():
+        if what in may_be:
+            assert (code, err) == (0, ""), what
+        else:
+            assert (code, out, err.count("\n")) == (1, "", 1), (what, err)
+            assert err.startswith(f"golden: {tmp_path / 'ops'}: "), err
+            assert what.split(".")[1] in err  # x or w
 
 
 # ---- options, models, texts
