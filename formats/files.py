@@ -240,6 +240,19 @@ def _temporary(path: Path, directory: bool) -> Iterator[tuple[int, Path]]:
 
 
 @contextmanager
+def working_directory(path: Path) -> Iterator[Path]:
+    """A directory beside `path` for the time of the block. What a killed process leaves goes with the next that writes
+    `path`. Raises OSError."""
+    remove_stale(path)
+    descriptor, temporary = _locked_temporary(path, directory=True)
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(descriptor)
+
+
+@contextmanager
 def replacing(path: Path, inputs: Iterable[Path] = ()) -> Iterator[BinaryIO]:
     """A file that becomes `path` when the block ends well and vanishes when it does not.
 

