@@ -2,7 +2,10 @@
 #include "common/backend/backend.h"
 
 #include <doctest/doctest.h>
+#include <sys/stat.h>
 
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <random>
 #include <string>
@@ -10,6 +13,7 @@
 
 #include "backend_cases.h"
 #include "golden.h"
+#include "own_folder.h"
 
 namespace {
 
@@ -42,6 +46,19 @@ bool is_slow(const Opened& b) {
 }
 
 }  // namespace
+
+TEST_CASE("back ends: only regular files are one") {
+    const std::filesystem::path here = own_folder() / "back ends";
+    const auto file = [&](const char* name) { return here / (std::string(name) + library_suffix); };
+    std::filesystem::create_directories(file("quant_gemm_folder"));
+    for (const char* name : {"quant_gemm_b", "quant_gemm_a", "quant_gemm_", "another"})
+        std::ofstream(file(name)) << "";
+    std::filesystem::create_symlink(file("quant_gemm_a"), file("quant_gemm_link"));
+    std::filesystem::create_symlink(here / "nothing", file("quant_gemm_nothing"));
+    REQUIRE(mkfifo(file("quant_gemm_fifo").c_str(), 0600) == 0);  // opening it would wait for a writer
+    CHECK(backend_names(here) == std::vector<std::string>{"a", "b", "link"});
+    CHECK(backend_names(here / "nothing").empty());
+}
 
 TEST_CASE("back ends: each function that has to be there is missed, by its name") {
     const QuantGemmBackend whole = *load_backend(folder / "quant_gemm_portable.so");

@@ -1107,6 +1107,13 @@ TEST_CASE("chat mode: every turn runs only what has changed") {
     CHECK(prompts()[1] == Fed{6, {c, end, user, b, end, assistant}, false});
 }
 
+TEST_CASE("chat mode: a conversation as JSON has every character of a message, those of a terminal escaped") {
+    CHECK(chat_json({}) == "[\n]\n");
+    CHECK(chat_json({{"user", "\"a\\b\"\n\t\x1b[1m\x7f\xc2\x9b"}, {"assistant", "\xe2\x82 \xc3\xa9"}}) ==
+          "[\n {\"role\": \"user\", \"content\": \"\\\"a\\\\b\\\"\\u000a\\u0009\\u001b[1m\\u007f\\u009b\"},\n"
+          " {\"role\": \"assistant\", \"content\": \"\xef\xbf\xbd \xc3\xa9\"}\n]\n");
+}
+
 TEST_CASE("chat mode: draws if neither the user nor the file asks for a temperature") {
     static ModelConfig file;
     struct Asking {

@@ -3,8 +3,12 @@
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <fstream>
 #include <iterator>
@@ -33,6 +37,15 @@ size_t n_files(const std::string& folder) {
     return size_t(std::distance(fs::directory_iterator(folder), fs::directory_iterator()));
 }
 
+// What there was to see when a file was flushed to the disk.
+struct Flushed {
+    std::string watched{};  // a file; empty: nobody looks
+    int reason = 0;         // with which it fails
+    int n_times = 0;
+    off_t size = 0;
+    std::string in_place{};  // what the watched file holds
+} flushed;
+
 void write_text(const std::string& path, const std::string& text) {
     NewFile file(path);
     file.write(text.data(), text.size());
@@ -40,6 +53,18 @@ void write_text(const std::string& path, const std::string& text) {
 }
 
 }  // namespace
+
+// In place of the C library's.
+extern "C" int fsync(int fd) {
+    if (!flushed.watched.empty()) {
+        struct stat info {};
+        fstat(fd, &info);
+        flushed.n_times++, flushed.size = info.st_size, flushed.in_place = text_of(flushed.watched);
+        errno = flushed.reason;
+        if (flushed.reason != 0) return -1;
+    }
+    return int(syscall(SYS_fsync, fd));
+}
 
 TEST_CASE("new file: there once it is committed, in place of what was there, with nothing beside it") {
     const std::string folder = fresh("commit"), path = folder + "out";
@@ -74,6 +99,30 @@ TEST_CASE("new file: there once it is committed, in place of what was there, wit
     write_text("plain", "six");
     fs::current_path(here);
     CHECK(text_of(folder + "plain") == "six");
+}
+
+TEST_CASE("new file: all of it is on the disk before it is in place") {
+    const std::string folder = fresh("disk"), path = folder + "out";
+    write_text(path, "old");
+    const std::string text(100000, 'x');
+    {
+        NewFile file(path);
+        file.write(text.data(), text.size());
+        flushed = {.watched = path};
+        file.commit();
+    }
+    CHECK(flushed.n_times == 1);
+    CHECK(flushed.size == ptrdiff_t(text.size()));
+    CHECK(flushed.in_place == "old");
+    CHECK(text_of(path) == text);
+
+    NewFile file(path);
+    file.write("new", 3);
+    flushed = {.watched = path, .reason = EIO};
+    CHECK_THROWS_WITH_AS(file.commit(), (path + ": cannot write: Input/output error").c_str(),
+                         std::runtime_error);
+    flushed = {};
+    CHECK(text_of(path) == text);
 }
 
 TEST_CASE("new file: what is no regular file is refused and left alone, before anything is written") {

@@ -69,7 +69,7 @@ inline std::string chat_json(const std::vector<ChatMessage>& messages) {
                 text += "\ufffd";
             } else if (c.code == '"' || c.code == '\\') {
                 text += '\\', text += bytes;
-            } else if (c.code < 0x20 || c.code == 0x7F) {
+            } else if (c.code < 0x20 || (c.code >= 0x7F && c.code < 0xA0)) {  // a terminal may obey these
                 text += format("\\u%04x", unsigned(c.code));
             } else {
                 text += bytes;
