@@ -23,6 +23,7 @@
 #include "common/app/session.h"
 #include "common/os/signals.h"
 #include "safetensors.h"
+#include "section.h"
 #include "table_model.h"
 
 namespace {
@@ -1272,6 +1273,58 @@ TEST_CASE("--ppl: one line, and a BOS before every window only if the tokenizer 
 // ----------------------------------------------------------------------------
 // Perplexity and speed
 
+NextIds ids_of(std::vector<int> ids) {
+    return [ids = std::move(ids), at = size_t{0}](size_t n) mutable {
+        const size_t begin = std::exchange(at, std::min(ids.size(), at + n));
+        return std::vector<int>(ids.begin() + ptrdiff_t(begin), ids.begin() + ptrdiff_t(at));
+    };
+}
+
+#ifndef NO_TOKENIZER
+TEST_CASE("--ppl: the ids of a text that is read in pieces are those of the whole") {
+    Section s;
+    for (int byte = 0; byte < 256; byte++)
+        s.add(std::string(1, static_cast<char>(byte)), section::defined | section::word);
+    const uint32_t ab = s.add("ab", section::defined | section::word);
+    s.merges = {{uint32_t{'a'}, uint32_t{'b'}, ab}};
+    s.added = {{s.add("<x>", section::defined), 0}};
+    s.pattern = "[a-z]+|\\s+(?!\\S)|\\s+";
+    s.flags = section::nfc_flag;
+    const std::string bytes = s.bytes();
+    const Tokenizer tokenizer = Tokenizer::load(std::as_bytes(std::span(bytes)), s.vocab_size());
+    CHECK(tokenizer.most_bytes_per_id() == 3 * most_bytes_per_nfc_byte);
+    std::mt19937 random(1);
+    std::string text;
+    while (text.size() < (5 << 19)) {
+        static constexpr const char* pieces[] = {"ab", "a", "b", " ", "\n", "<x>", "e\xCC\x81", "<", "x>"};
+        text += pieces[random() % std::size(pieces)];
+    }
+    std::FILE* in = std::tmpfile();
+    std::fwrite(text.data(), 1, text.size(), in);
+    std::rewind(in);
+    FileIds file(tokenizer, "-", in);
+    std::vector<int> ids;
+    for (size_t n = 1000; n == 1000;) {
+        const std::vector<int> next = file.next(n);
+        n = next.size();
+        ids.insert(ids.end(), next.begin(), next.end());
+    }
+    std::fclose(in);
+    CHECK(ids == tokenizer.encode(text, false));
+    // What may depend on what comes: nothing of it is sure.
+    for (const char* begin : {"", "abab", "ab   ", "e", "<"}) {
+        ids.clear();
+        CHECK(tokenizer.encode_beginning(begin, ids) == 0);
+        CHECK(ids.empty());
+    }
+    CHECK(tokenizer.encode_beginning("ab ab\nabababababab", ids) == 5);
+    CHECK(ids == std::vector<int>{int(ab), ' ', int(ab)});
+    for (const char* pattern : {"^a", "a$", "a\\b", "[^a]\\Z"}) CHECK(has_anchor(pattern));
+    for (const char* pattern : {"", "[^a$]", "[\\]^]b", "\\^\\$", "\\\\b", "[\\b]"})
+        CHECK(!has_anchor(pattern));
+}
+#endif
+
 TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
     Bigram table;
     const Model model = table.model();
@@ -1282,7 +1335,7 @@ TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
 
     // Without a BOS, windows of 4: (0 1 2 3) (4 0 1 2) (3 5), each without its first token.
     const std::vector<int> ids = {0, 1, 2, 3, 4, 0, 1, 2, 3, 5};
-    Perplexity p = perplexity(model, ids, -1, 4, keep);
+    Perplexity p = perplexity(model, ids_of(ids), -1, 4, keep);
     CHECK(p.n_scored == 7);
     CHECK(p.nll == doctest::Approx(5 * hit + 2 * miss).epsilon(1e-12));
     CHECK(p.value() == doctest::Approx(std::exp((5 * hit + 2 * miss) / 7)).epsilon(1e-12));
@@ -1292,7 +1345,7 @@ TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
     // With BOS 2 in front, windows of 3 ids: 2(0 1 2) 2(3 4 0) 2(1 2 3) 2(5); all ten are scored.
     table.fed.clear();
     progress.clear();
-    p = perplexity(model, ids, 2, 4, keep);
+    p = perplexity(model, ids_of(ids), 2, 4, keep);
     CHECK(p.n_scored == 10);
     // hits: 0>1 1>2, 2>3 3>4, 1>2 2>3; misses: 2>0, 4>0, 2>1, 2>5
     CHECK(p.nll == doctest::Approx(6 * hit + 4 * miss).epsilon(1e-12));
@@ -1302,17 +1355,17 @@ TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
 
     // A window longer than max_chunk = 3 goes in chunks, at the right positions.
     table.fed.clear();
-    p = perplexity(model, ids, -1, 64, keep);
+    p = perplexity(model, ids_of(ids), -1, 64, keep);
     CHECK(p.n_scored == 9);
     CHECK(p.nll == doctest::Approx(7 * hit + 2 * miss).epsilon(1e-12));
     CHECK(table.fed == std::vector<Fed>{{0, {0, 1, 2}, true}, {3, {3, 4, 0}, true}, {6, {1, 2, 3}, true}});
 
     // Nothing to score: no ids, one id without a BOS, a last window of one id, no room beside the BOS.
-    CHECK(perplexity(model, {}, 2, 4, keep).n_scored == 0);
-    CHECK(perplexity(model, std::vector<int>{1}, -1, 4, keep).n_scored == 0);
-    CHECK(perplexity(model, std::vector<int>{1, 2, 3}, -1, 2, keep).n_scored == 1);
-    CHECK(perplexity(model, ids, 2, 1, keep).n_scored == 0);
-    CHECK(perplexity(model, ids, -1, 1, keep).n_scored == 0);
+    CHECK(perplexity(model, ids_of({}), 2, 4, keep).n_scored == 0);
+    CHECK(perplexity(model, ids_of(std::vector<int>{1}), -1, 4, keep).n_scored == 0);
+    CHECK(perplexity(model, ids_of(std::vector<int>{1, 2, 3}), -1, 2, keep).n_scored == 1);
+    CHECK(perplexity(model, ids_of(ids), 2, 1, keep).n_scored == 0);
+    CHECK(perplexity(model, ids_of(ids), -1, 1, keep).n_scored == 0);
 }
 
 TEST_CASE("perplexity: large logits neither overflow nor vanish") {
@@ -1340,12 +1393,40 @@ TEST_CASE("bench: runs the prompt at once and then a token at a time") {
     }
     CHECK(r.out.starts_with("prefill 5 tokens: "));
     CHECK(r.out.find("\ndecode 2 tokens: ") != std::string::npos);
-    CHECK(r.out.find("GB/s that 2 threads read between the tokens\n") != std::string::npos);
+    CHECK(r.out.find("GB/s that 2 threads read between the tokens") != std::string::npos);
 
     r = run_cli(table_program, {"m", "--bench", "3,0"});
     CHECK(r.out.find("decode") == std::string::npos);
     r = run_cli(table_program, {"m", "--bench", "0,1"});
     CHECK(r.out.starts_with("decode 1 tokens: "));
+}
+
+TEST_CASE("bench: a share above 100% is explained, and no other") {
+    for (const uint64_t kv_bytes : {uint64_t{1} << 40, uint64_t{1}}) {
+        Bigram table;
+        table.kv_bytes = kv_bytes;
+        loaded = &table;
+        const Result r = run_cli(table_program, {"m", "--bench", "1,3", "-j", "1"});
+        const bool above = r.out.find("tokens (above 100%: what fits into the caches is read from there)\n") !=
+                           std::string::npos;
+        CHECK(above == (kv_bytes > 1));
+    }
+}
+
+TEST_CASE("bench: behind positions that are made up nothing runs but the tokens that are timed, and one") {
+    struct Filled {
+        static Model load(const Options& o, Trace* trace) {
+            Model m = table_program.load(o, trace);
+            m.fill_cache = [](int n) { CHECK(n == 1000); };
+            return m;
+        }
+    };
+    Bigram table;
+    loaded = &table;
+    table.context = table.max_chunk = 1024;
+    CHECK(run_cli({"runq", "", Filled::load}, {"m", "--bench", "4,2,1000"}).code == 0);
+    CHECK(table.fed.size() == 4);
+    for (const Fed& f : table.fed) CHECK(f.pos >= 1000);
 }
 
 TEST_CASE("bench: one token in each page of the KV cache goes ahead, untimed") {

@@ -91,7 +91,7 @@ TEST_CASE("line editor: a line, several, and the end") {
         CAPTURE(has_keys);
         choose_terminal(has_keys);
         const Pty pty;
-        LineEditor editor(pty.streams(), "");
+        LineEditor editor(pty.streams(), "", 1 << 16);
         std::string text;
         pty.type("one\n");
         CHECK(editor.read(text, nullptr) == Typed::line);
@@ -114,7 +114,7 @@ TEST_CASE("line editor: Ctrl-C is heard that came before the wait, or that anoth
         CAPTURE(has_keys);
         choose_terminal(has_keys);
         const Pty pty;
-        LineEditor editor(pty.streams(), "");
+        LineEditor editor(pty.streams(), "", 1 << 16);
         std::string text;
         std::raise(SIGINT);
         CHECK(editor.read(text, nullptr) == Typed::ctrl_c);
@@ -155,7 +155,7 @@ TEST_CASE("line editor: the terminal shows nothing by itself, from the beginning
     choose_terminal(true);
     const Pty pty;
     {
-        LineEditor editor(pty.streams(), "");
+        LineEditor editor(pty.streams(), "", 1 << 16);
         std::string text;
         for (int i = 0; i < 2; i++) {
             CHECK_FALSE(pty.has(ECHO));
@@ -181,7 +181,7 @@ TEST_CASE("line editor: a signal that ends the program leaves the terminal as it
                 const rlimit none{};
                 setrlimit(RLIMIT_CORE, &none);
                 std::signal(signal, SIG_DFL);
-                LineEditor editor(pty.streams(), "");
+                LineEditor editor(pty.streams(), "", 1 << 16);
                 std::string text;
                 if (reads) editor.read(text, nullptr);
                 if (signal == SIGINT) std::raise(signal);  // which is only heard
@@ -212,7 +212,7 @@ TEST_CASE("line editor: a program that is stopped leaves the terminal as it was,
         if (child == 0) {
             setpgid(0, 0);  // a group that a shell looks after
             std::signal(SIGTSTP, SIG_DFL);
-            LineEditor editor(pty.streams(), "");
+            LineEditor editor(pty.streams(), "", 1 << 16);
             std::string text;
             for (int i = 0; i < 2 && !reads; i++) std::raise(SIGTSTP);
             if (!reads) note(pty.stream, "> ");
@@ -247,7 +247,7 @@ TEST_CASE("line editor: the history is nobody else's, and files made later are a
     const fs::path folder = own_folder() / "line_editor";
     const mode_t mask = umask(022);
     {
-        LineEditor editor(pty.streams(), folder / "state" / "history");
+        LineEditor editor(pty.streams(), folder / "state" / "history", 1 << 16);
         editor.remember("said");
     }
     const mode_t later = umask(mask);

@@ -93,6 +93,14 @@ TEST_CASE("new file: there once it is committed, in place of what was there, wit
     CHECK(text_of(folder + "elsewhere/real") == "five");
     CHECK(n_files(folder + "elsewhere") == 1);
 
+    // Also where nothing is yet, by two links.
+    fs::create_symlink("elsewhere/new", folder + "second");
+    fs::create_symlink("second", folder + "first");
+    write_text(folder + "first", "a file");
+    CHECK(fs::is_symlink(folder + "first"));
+    CHECK(fs::is_symlink(folder + "second"));
+    CHECK(text_of(folder + "elsewhere/new") == "a file");
+
     // In the working directory, by its name alone.
     const fs::path here = fs::current_path();
     fs::current_path(folder);

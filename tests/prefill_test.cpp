@@ -73,8 +73,8 @@ TEST_CASE("prefill: Ctrl-C ends --ppl after the chunk that runs") {
     table.raise_at_call = 2;
     const Model model = table.model();
     catch_ctrl_c();
-    const std::vector<int> ids(40, 1);
-    const Perplexity p = perplexity(model, ids, -1, 20, [](size_t) {});
+    const NextIds endless = [](size_t n) { return std::vector<int>(n, 1); };
+    const Perplexity p = perplexity(model, endless, -1, 20, [](size_t) {});
     CHECK(interrupted == 1);
     interrupted = 0;
     CHECK(table.fed.size() == 3);

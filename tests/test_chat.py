@@ -333,6 +333,18 @@ def test_a_paste_stays_one_message(open_chat, tmp_path):
     assert saved(chat, tmp_path / "a.json")[0] == ("user", text)
 
 
+def test_a_paste_that_is_too_long(open_chat, tmp_path):
+    """One line, and nothing of it is said, shown or kept; what is typed next is a message."""
+    chat = open_chat("-n", 3)
+    (tmp_path / "text").write_text("x" * 70_000)
+    chat.tmux("load-buffer", tmp_path / "text")
+    chat.tmux("paste-buffer", "-p", "-t", "chat")
+    chat.wait_for(r"^this message is longer than 65536 bytes, and so than the context of 512 tokens\n> *$")
+    chat.say("Hello")
+    chat.wait_for(r"^> Hello\n.+\n> *$")
+    assert [words for role, words in saved(chat, tmp_path / "a.json") if role == "user"] == ["Hello"]
+
+
 def test_a_paste_of_more_than_a_line_of_the_terminal_has(open_chat, tmp_path):
     """A terminal's own line ends after 4,096 bytes. The history has all of it."""
     chat = open_chat("-n", 4)

@@ -47,7 +47,7 @@ def run(program, *args, stdin=b"", timeout=300, **kwargs):
     return subprocess.run(command, input=stdin, capture_output=True, timeout=timeout, check=False, **kwargs)
 
 
-def run_measured(tmp_path, program, *args):
+def run_measured(tmp_path, program, *args, stdin=subprocess.DEVNULL):
     """A run, and the most memory that it ever had, in bytes.
 
     A small process starts it and waits: what a process has used counts for what it becomes, and this one is large.
@@ -59,7 +59,7 @@ def run_measured(tmp_path, program, *args):
         "sys.exit(code if code >= 0 else 128 - code)\n"
     )
     command = [sys.executable, "-S", "-c", wait, tmp_path / "kib", ROOT / program, *map(str, args), "-j", "1"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False)
+    done = subprocess.run(command, stdin=stdin, capture_output=True, timeout=300, check=False)
     return done, int((tmp_path / "kib").read_text()) * 1024
 
 
@@ -117,6 +117,46 @@ def test_a_small_file_takes_little_memory_whatever_its_header_says(tmp_path, pro
     assert memory < 300e6
 
 
+@pytest.mark.parametrize(
+    ("options", "name", "code"),
+    [
+        (("-f", "/dev/zero"), "--file: the prompt", 2),
+        (("-i", "-"), "--prompt: the prompt", 2),
+        (("-m", "chat"), "--mode chat: a line of standard input", 2),
+        (("--ppl", "/dev/zero"), "--ppl: a stretch of '/dev/zero' that cannot be cut", 1),
+    ],
+)
+def test_a_text_without_end_is_refused_while_it_is_read(tmp_path, options, name, code):
+    with Path("/dev/zero").open("rb") as endless:
+        done, memory = run_measured(tmp_path, "runq", LLAMA, *options, stdin=endless)
+    line = refused(done, code)
+    assert line.startswith(f"runq: {name} is longer than ")
+    if name.startswith("--ppl"):
+        assert line.endswith(" bytes, the most that is held in memory at once\n")
+        assert memory < 400e6
+    else:
+        assert line.endswith(" bytes, and so than the context of 512 tokens\n")
+        assert memory < 100e6
+
+
+def test_perplexity_of_a_text_that_goes_on():
+    """Windows are scored while the text is read: whoever writes it gets rid of more than is held."""
+    command = [ROOT / "runq", LLAMA, "--ppl", "-", "-j", "1", "-c", "64"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=default_signals
+    )
+    text = b"Once upon a time there was a red ball.\n" * 1000
+    for _ in range(17):  # two pieces, and a little more that nobody waits for: it runs the second when Ctrl-C comes
+        process.stdin.write(text)
+    process.stdin.flush()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=300) == 130
+    assert re.fullmatch(rb"perplexity [\d.]+ over [1-9]\d* tokens \(windows of 64\)\n", process.stdout.read())
+    peak = re.search(rb"peak memory ([\d.]+) MB", process.stderr.read())
+    assert float(peak[1]) < 100
+    process.stdin.close()
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_what_no_machine_has_is_refused_with_the_numbers(tmp_path, program):
     path = write_model(tmp_path / "deep.bin", program, n_layers=256, n_heads=256, n_kv_heads=256)
@@ -133,6 +173,34 @@ def test_what_no_machine_has_is_refused_with_the_numbers(tmp_path, program):
     ).groups()
     assert float(needed) >= float(cache) > 1000 > float(available)
     assert memory < 300e6
+
+
+def limited(limits, *args):
+    """A run under limits of the system: {resource: bytes}."""
+
+    def start():
+        for kind, most in limits.items():
+            resource.setrlimit(kind, (most, resource.getrlimit(kind)[1]))
+
+    command = [ROOT / "runq", *map(str, args)]
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=300, check=False, preexec_fn=start
+    )
+
+
+def test_a_file_that_may_not_grow_is_one_line(tmp_path):
+    path = tmp_path / "trace"
+    done = limited({resource.RLIMIT_FSIZE: 4096}, LLAMA, "--ids", "1,2,3", "-n", 1, "--trace", path)
+    assert (done.returncode, done.stderr.decode()) == (1, f"runq: {path}: cannot write: File too large\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_statistics_have_the_threads_that_there_are():
+    """Address space for some of the stacks."""
+    limits = {resource.RLIMIT_STACK: 64 << 20, resource.RLIMIT_AS: 600 << 20}
+    done = limited(limits, LLAMA, "--ids", "1,2,3", "-n", 4, "--print-ids", "-j", 64)
+    assert done.returncode == 0, done.stderr
+    assert 1 < int(re.search(rb", (\d+) threads,", done.stderr)[1]) < 12
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

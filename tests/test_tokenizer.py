@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -501,6 +502,27 @@ def test_one_pattern_that_does_what_two_steps_do(tool: Path, tmp_path: Path) -> 
     one = Pair(save(pairs_tokenizer(composed, paired=paired), tmp_path / "one"), tmp_path / "one", tool)
     texts = ["".join(t).encode() for n in range(4) for t in itertools.product(CLASSES, repeat=n)]
     assert one.encode(texts) == two.encode(texts)
+
+
+def test_what_nfc_makes_shorter() -> None:
+    """No character of a text in NFC is made of more bytes than the bound of nfc.h says.
+
+    cost: of each character of full decompositions, the most bytes that any way to write it takes for it.
+    """
+    characters = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    parts = {c: unicodedata.normalize("NFD", c) for c in characters}
+    cost: dict[str, float] = {}
+    for c in characters:
+        for part in parts[c]:
+            cost[part] = max(cost.get(part, 0), len(c.encode()) / len(parts[c]))
+    kept = [c for c in characters if unicodedata.normalize("NFC", c) == c]
+    most = max(sum(cost[part] for part in parts[c]) / len(c.encode()) for c in kept)
+    assert most == 3.5
+    (line,) = re.findall(r"most_bytes_per_nfc_byte = (\d+);", (ROOT / "common" / "text" / "nfc.h").read_text())
+    assert int(line) >= most
+    for c in kept:  # NFC cuts no text in front of what is up to U+0020, nor makes such a character
+        assert len(c) == 1
+        assert ord(c) <= 0x20 or not any(ord(part) <= 0x20 for part in parts[c])
 
 
 def test_canonical_pairs(tool: Path, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@
 // SECTION is a tokenizer section in a file of its own. On the pipes, everything is a 32-bit little-endian
 // count and that many items: bytes of a string, or int32 ids. A conversation is one byte of options (1:
 // thinking, 2: generation prompt), a count of messages, and for each message two strings, role and content; a
-// conversation that the template has no text for gives FF (which is in no text) and the error.
+// conversation that the template has no text for gives FF (which is in no text) and the error. Each string is
+// also encoded piece by piece.
 #include <chrono>
 #include <cstdio>
 #include <fstream>
@@ -44,6 +45,29 @@ void write_items(const Items& items) {
     const auto n = static_cast<uint32_t>(items.size());
     std::fwrite(&n, 4, 1, stdout);
     std::fwrite(items.data(), sizeof items[0], n, stdout);
+}
+
+// The ids, of which no piece of the text by itself may give others.
+std::vector<int> encode(const Tokenizer& tokenizer, const std::string& text, bool bos) {
+    const std::vector<int> ids = tokenizer.encode(text, bos);
+    const std::string valid = utf8_replace_invalid(text);
+    if (const size_t most = tokenizer.most_bytes_per_id(); most > 0 && ids.size() * most < valid.size())
+        throw std::runtime_error("more bytes than the ids can be");
+    for (const size_t size : {size_t{5}, valid.size() / 3}) {
+        if (size == 0 || valid.size() / size > 300) continue;
+        std::vector<int> in_pieces = tokenizer.encode("", bos);
+        std::string held;
+        for (size_t i = 0, end = 0; i < valid.size(); i = end) {
+            end = std::min(valid.size(), i + size);
+            while (end < valid.size() && (valid[end] & 0xC0) == 0x80) end++;
+            held += valid.substr(i, end - i);
+            held.erase(0, tokenizer.encode_beginning(held, in_pieces));
+        }
+        const std::vector<int> rest = tokenizer.encode(held, false);
+        in_pieces.insert(in_pieces.end(), rest.begin(), rest.end());
+        if (in_pieces != ids) throw std::runtime_error("other ids in pieces: " + text);
+    }
+    return ids;
 }
 
 double seconds_since(std::chrono::steady_clock::time_point start) {
@@ -94,7 +118,7 @@ int main(int argc, char** argv) try {
             for (const int id : ids) text += stream.push(tokenizer.token_bytes(id));
             write_items(text + stream.flush());
         } else {
-            write_items(tokenizer.encode(read_string(n), mode == "--bos"));
+            write_items(encode(tokenizer, read_string(n), mode == "--bos"));
         }
     }
     for (uint8_t options = 0; mode == "--chat" && read_bytes(&options, 1);) {

@@ -38,8 +38,11 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     }
     const auto prompt = std::span<const int>(ids).subspan(size_t(depth), size_t(n_prompt));
     make_room(s, ids.size());
-    // Not timed: this reads the file into memory and touches every page of the KV cache (256 positions).
-    for (int pos = 0; pos < n && !interrupted; pos += 128) {
+    // Not timed: this reads the file into memory and touches every page of the KV cache (256 positions), but
+    // those that are filled, where each pass would read all of them before it.
+    const bool fills = depth > 0 && s.model.fill_cache;
+    if (fills) s.model.fill_cache(depth);
+    for (int pos = fills ? depth : 0; pos < n && !interrupted; pos += 128) {
         s.model.forward(std::span(ids).first(1), pos, false);
     }
     // Not timed either: at its first runs a device loads kernels and captures graphs.
@@ -50,8 +53,8 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     }
     auto phases = [&] { return s.model.phases != nullptr ? *s.model.phases : PhaseSeconds{}; };
     // What stands before the prompt: where it would take long to run, numbers that take as long to read.
-    if (depth > 0 && s.model.fill_cache) s.model.fill_cache(depth);
-    if (depth > 0 && !s.model.fill_cache) prefill(s, std::span(ids).first(size_t(depth)), true);
+    if (fills && s.model.forward_greedy) s.model.fill_cache(depth);  // the runs have been in it
+    if (depth > 0 && !fills) prefill(s, std::span(ids).first(size_t(depth)), true);
     s.held.assign(ids.begin(), ids.begin() + depth);
     s.statistics = {};
     const PhaseSeconds at_start = phases();
@@ -66,7 +69,7 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
     const double device_limit = decodes && s.model.device_bandwidth ? s.model.device_bandwidth() : 0;
     std::optional<ReadBuffer> buffer;
     if (decodes && device_limit == 0) {
-        buffer.emplace(std::min<uint64_t>(s.model.weight_bytes_per_token, 1 << 30), o.threads);
+        buffer.emplace(std::min<uint64_t>(s.model.weight_bytes_per_token, 1 << 30), threads().size());
     }
     double read_bytes = 0, read_seconds = 0;
     for (size_t i = size_t(depth) + size_t(n_prompt); i < ids.size() && !interrupted; i++) {
@@ -98,7 +101,8 @@ inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
                            device_limit / 1e9);
         } else if (read_limit > 0) {
             text += format(", %.0f%% of the %.2f GB/s that %d threads read between the tokens",
-                           100 * rate / read_limit, read_limit / 1e9, o.threads);
+                           100 * rate / read_limit, read_limit / 1e9, threads().size());
+            if (rate > read_limit) text += " (above 100%: what fits into the caches is read from there)";
         }
         text += "\n";
     }

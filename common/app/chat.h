@@ -235,7 +235,8 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
     const Tokenizer& tokenizer = need_tokenizer(s.model, "--mode chat");
     if (!tokenizer.has_chat()) throw UsageError("--mode chat: this file has no chat template");
     const bool terminal = is_terminal(io.in);
-    Conversation chat{s, o, io, tokenizer, LineEditor(io, history_path()), terminal};
+    const TextLimit limit = text_limit(tokenizer, s.context);
+    Conversation chat{s, o, io, tokenizer, LineEditor(io, history_path(), limit.n_bytes), terminal};
     if (terminal) note(io.err, "Type a message. /help lists commands, Ctrl-D ends the conversation.\n");
     if (o.system) chat.messages.push_back({"system", *o.system});
     while (true) {
@@ -249,10 +250,15 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
                 note(io.err, "Ctrl-D or /bye ends the conversation.\n");
                 continue;
             }
+            const std::string name = terminal ? "this message" : "--mode chat: a line of standard input";
+            if (typed == Typed::too_long) {
+                if (!terminal) throw UsageError(limit.line(name));
+                note(io.err, limit.line(name) + "\n");
+                continue;
+            }
             if (typed != Typed::line) break;
             try {
-                text =
-                    text_by_rule(terminal ? "this message" : "--mode chat: a line of standard input", text);
+                text = text_by_rule(name, text);
             } catch (const NotUtf8& e) {
                 if (!terminal) throw;
                 note(io.err, std::string(e.what()) + "\n");

@@ -141,7 +141,7 @@ int run(Options o, const Program& program, const Streams& io) {
     if (o.ppl || o.bench) sampling.clear();
 
     std::optional<std::string> text;
-    if (prompt) text = std::move(*prompt).text(model);
+    if (prompt) text = std::move(*prompt).text(model, context);
     catch_ctrl_c();  // not before: reading and loading just die
     Stop stop = Stop::steps;
     std::optional<NotFinite> not_finite;
@@ -165,7 +165,7 @@ int run(Options o, const Program& program, const Streams& io) {
         model = {};  // its memory
         throw std::runtime_error(o.model_path + ": " + not_finite_text(program, o, *not_finite));
     }
-    print_statistics(io.err, s, o.threads, sampling);
+    print_statistics(io.err, s, threads().size(), sampling);
     return stop == Stop::ctrl_c ? 130 : 0;
 }
 

@@ -1,6 +1,7 @@
 // Generate mode: a prompt, and what the model makes of it. The loop over tokens is generate(), in session.h.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <memory>
@@ -33,6 +34,35 @@ inline const Tokenizer& need_tokenizer(const Model& m, const char* option) {
 #endif
 }
 
+// How long a text may be that is held in memory, and what is said of a longer one. Encoding takes up to 100
+// bytes for each byte of a text: of one word an id, its neighbours and the merges that are possible.
+struct TextLimit {
+    size_t n_bytes;
+    std::string reason;
+
+    std::string line(const std::string& text) const {
+        return text + format(" is longer than %zu bytes, ", n_bytes) + reason;
+    }
+};
+
+// The most that there is memory for, and 16 MiB.
+inline TextLimit memory_limit() {
+    constexpr uint64_t least = 1 << 16, most = 1 << 24;
+    const uint64_t room = std::max(available_memory() / 128, least);
+    if (room < most) return {size_t(room), "for which there is not enough memory"};
+    return {most, "the most that is held in memory at once"};
+}
+
+// The same for a prompt or a message: what is longer is no text of `context` tokens. (Up to 64 KiB are no
+// burden, and then the line can say how many tokens they are.)
+inline TextLimit text_limit(const Tokenizer& tokenizer, int context) {
+    const uint64_t most = uint64_t{tokenizer.most_bytes_per_id()} * uint64_t(context);
+    const TextLimit memory = memory_limit();
+    if (most == 0 || most > std::max<uint64_t>(memory.n_bytes, available_memory() / 128)) return memory;
+    return {size_t(std::max<uint64_t>(most, 1 << 16)),
+            format("and so than the context of %d tokens", context)};
+}
+
 // The prompt of -i or -f, none if there is neither. What -f names is opened at once, before a model is
 // loaded, which may take longer.
 class Prompt {
@@ -46,12 +76,15 @@ class Prompt {
         }
     }
 
-    // All of it, for this model.
-    std::optional<std::string> text(const Model&) && {
-        if (file_) {
-            file_->read(*text_, SIZE_MAX);
-            if (text_->ends_with('\n')) text_->pop_back();  // the last line has ended; the text may go on
+    // All of it, for this model. Throws UsageError if it is too long.
+    std::optional<std::string> text(const Model& m, int context) && {
+        if (file_ && m.tokenizer) {
+            const TextLimit limit = text_limit(*m.tokenizer, context);
+            if (file_->read(*text_, limit.n_bytes + 1))
+                throw UsageError(limit.line(std::string(option_) + ": the prompt"));
         }
+        // A file's last line has ended; the text may go on.
+        if (file_ && text_->ends_with('\n')) text_->pop_back();
         return std::move(text_);
     }
 

@@ -1,6 +1,7 @@
 // Lines that a person types, through libedit.
 #include "common/app/line_editor.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -151,6 +152,8 @@ struct LineEditor::Keys {
     History* history = nullptr;
     std::FILE* err;
     std::string marker;
+    size_t most = 0, n_keys = 0;  // that a line may have, and that it has
+    bool too_long = false;
 
     Keys(const Streams& io, const std::string& file) : err(io.err) {
         // Letters beyond ASCII are UTF-8, also where the environment does not say so.
@@ -167,7 +170,7 @@ struct LineEditor::Keys {
         el_set(edit, EL_EDITOR, "emacs");
         el_set(edit, EL_HIST, ::history, history);
         el_set(edit, EL_PROMPT_ESC, prompt, '\1');
-        el_set(edit, EL_GETCFN, get_key);
+        el_set(edit, EL_GETCFN, next_key);
         el_set(edit, EL_ADDFN, "runq-paste", "insert what is pasted", paste);
         el_set(edit, EL_BIND, paste_begins, "runq-paste", nullptr);
         el_set(edit, EL_BIND, "^R", "em-inc-search-prev", nullptr);
@@ -220,15 +223,30 @@ struct LineEditor::Keys {
         }
     }
 
+    // The same for a line: of one that is too long the rest is read and forgotten.
+    static int next_key(EditLine* edit, wchar_t* key) {
+        Keys& keys = of(edit);
+        int n = get_key(edit, key);
+        if (n != 1 || ++keys.n_keys <= keys.most) return n;
+        keys.too_long = true;
+        while (n == 1 && *key != L'\r' && *key != L'\n') n = get_key(edit, key);
+        return n;
+    }
+
     // Reads up to the end of a paste and inserts it: line breaks are part of the text, and nothing in it is a
     // key.
     static unsigned char paste(EditLine* edit, int) {
+        Keys& keys = of(edit);
         std::wstring text;
         wchar_t key = 0;
         while (!text.ends_with(paste_ends)) {
             if (get_key(edit, &key) != 1) return CC_EOF;
             text.push_back(key);
+            if (++keys.n_keys <= keys.most + paste_ends.size()) continue;
+            keys.too_long = true;
+            text.erase(0, text.size() - std::min(text.size(), paste_ends.size()));
         }
+        if (keys.too_long) return CC_NEWLINE;
         text.resize(text.size() - paste_ends.size());
         std::wstring kept;
         for (size_t i = 0; i < text.size(); i++) {
@@ -244,8 +262,8 @@ struct LineEditor::Keys {
     }
 };
 
-LineEditor::LineEditor(const Streams& io, std::string history)
-    : io_(io), terminal_(is_terminal(io.in)), history_(std::move(history)) {
+LineEditor::LineEditor(const Streams& io, std::string history, size_t most)
+    : io_(io), terminal_(is_terminal(io.in)), history_(std::move(history)), most_(most) {
     if (!terminal_ || !is_terminal(io.err) || is_dumb()) return;
     keys_ = std::make_unique<Keys>(io, history_);
     if (keys_->edit == nullptr || keys_->history == nullptr) keys_ = nullptr;
@@ -266,8 +284,8 @@ void LineEditor::remember(const std::string& text) {
 
 struct LineEditor::Keys {};
 
-LineEditor::LineEditor(const Streams& io, std::string history)
-    : io_(io), terminal_(is_terminal(io.in)), history_(std::move(history)) {}
+LineEditor::LineEditor(const Streams& io, std::string history, size_t most)
+    : io_(io), terminal_(is_terminal(io.in)), history_(std::move(history)), most_(most) {}
 
 void LineEditor::remember(const std::string&) {}
 
@@ -282,6 +300,7 @@ Typed LineEditor::read(std::string& text, GoesOn* goes_on) {
         typed = read_line_behind(". ", line);
         if (typed == Typed::end) return Typed::line;
         text += '\n' + line;
+        if (text.size() > most_) typed = Typed::too_long;
     }
     return typed;
 }
@@ -296,11 +315,16 @@ Typed LineEditor::read_line_behind(const char* marker, std::string& line) {
         Terminal::is_reading = 1;
         if (std::exchange(Terminal::changed, 0)) el_resize(keys_->edit);
         note(io_.err, paste_on);
+        keys_->most = most_, keys_->n_keys = 0, keys_->too_long = false;
         int n = 0;
         const char* typed = el_gets(keys_->edit, &n);
         note(io_.err, paste_off);
         Terminal::is_reading = 0;
         Terminal::hide();
+        if (keys_->too_long && !interrupted) {
+            note(io_.err, "\n");  // what is said of it does not stand behind the marker
+            return Typed::too_long;
+        }
         if (typed == nullptr || n <= 0) {
             note(io_.err, "\n");
             return interrupted ? Typed::ctrl_c : Typed::end;
@@ -313,7 +337,11 @@ Typed LineEditor::read_line_behind(const char* marker, std::string& line) {
     if (terminal_) note(io_.err, marker);
     while (terminal_ && !interrupted && !wait_for_input(io_.in)) {
     }
-    if (!interrupted && read_line(io_.in, line)) return Typed::line;
+    if (!interrupted && read_line(io_.in, line, most_)) {
+        if (line.size() <= most_) return Typed::line;
+        for (int c; terminal_ && (c = read_byte(io_.in)) != EOF && c != '\n';) continue;
+        return Typed::too_long;
+    }
     if (terminal_) note(io_.err, "\n");  // what is printed next does not stand behind the marker
     std::clearerr(io_.in);
     return interrupted ? Typed::ctrl_c : Typed::end;

@@ -2,6 +2,7 @@
 // line as it comes.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -14,16 +15,17 @@ bool wants_colour(std::FILE* file);
 // $RUNQ_HISTORY, else runq/history in $XDG_STATE_HOME or in ~/.local/state; empty: no history is kept.
 std::string history_path();
 
-enum class Typed { line, end, ctrl_c };
+enum class Typed { line, too_long, end, ctrl_c };
 
 // With libedit (make LINE_EDITOR=1, the default) arrow keys, history, Ctrl-R and what else ~/.editrc says; a
 // paste, even of several lines, stays one text. Without it, or where standard input or error is no terminal,
 // a line ends where the stream has one.
 class LineEditor {
   public:
-    // `history`: a file of earlier lines, to which new ones are added. One that cannot be read or written is
+    // `most`: bytes that a text may have; of a longer one no more is kept in memory. `history`: a file of
+    // earlier lines, to which new ones are added. One that cannot be read or written is
     // as if it were empty. Its folders are made with its first line.
-    LineEditor(const Streams& io, std::string history);
+    LineEditor(const Streams& io, std::string history, size_t most);
     ~LineEditor();
 
     // Whether a text wants one more line.
@@ -41,5 +43,6 @@ class LineEditor {
     Streams io_;
     bool terminal_;
     std::string history_;
+    size_t most_;
     std::unique_ptr<Keys> keys_;  // null: lines as they come
 };

@@ -21,6 +21,7 @@
 #include "common/cpu/vector.h"
 #include "common/os/machine.h"
 #include "common/os/signals.h"
+#include "common/os/threads.h"
 #include "common/text/tokenizer.h"
 
 struct Statistics {
@@ -109,8 +110,11 @@ inline void make_room(Session& s, size_t n_positions) {
     size_t kv_room = s.kv_room, trace_room = s.trace_room;
     if (const auto page = static_cast<size_t>(s.model.kv_page); page > 0 && n_positions > s.kv_room) {
         const size_t end = (n_positions + page - 1) / page * page;
+        // Each thread has a stack, which counts where the address space is limited.
+        const bool too_many = threads().size() > default_threads();
         parts.push_back(kv_part(static_cast<int64_t>(s.kv_room), static_cast<int64_t>(end),
-                                s.model.bytes_per_position, "fewer tokens take less"));
+                                s.model.bytes_per_position,
+                                too_many ? "fewer threads (-j) take less" : "fewer tokens take less"));
         kv_room = end;
     }
     if (s.model.trace_size.at_first > 0 && n_positions > s.trace_room) {

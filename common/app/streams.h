@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstdarg>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
@@ -125,16 +126,17 @@ class TextFile {
     TextFile(const TextFile&) = delete;
     TextFile& operator=(const TextFile&) = delete;
 
-    // Appends what comes next until `text` has more than n_bytes, or has the file's end: then false.
+    // Appends what comes next until `text` has more than n_bytes, or to the file's end or Ctrl-C: then false.
     bool read(std::string& text, size_t n_bytes) {
         char buffer[1 << 16];
-        while (!at_end_ && text.size() <= n_bytes) {
+        while (!at_end_ && !interrupted && text.size() <= n_bytes) {
             const size_t n = read_bytes(file_, buffer, sizeof buffer);
+            if (n == 0 && interrupted) break;
             if (n == 0 && std::ferror(file_) != 0) fail();
             at_end_ = n == 0;
             rule_.add({buffer, n}, at_end_, text);
         }
-        return !at_end_;
+        return !at_end_ && !interrupted;
     }
 
   private:
@@ -149,11 +151,14 @@ class TextFile {
     bool at_end_ = false;
 };
 
-// A line without its end. False at the end of the input, and when Ctrl-C interrupts the wait for it.
-inline bool read_line(std::FILE* in, std::string& line) {
+// A line without its end, or as much of it as is more than `most` bytes. False at the end of the input, and
+// when Ctrl-C interrupts the wait for it.
+inline bool read_line(std::FILE* in, std::string& line, size_t most = SIZE_MAX) {
     line.clear();
-    int c;
-    while ((c = read_byte(in)) != EOF && c != '\n') line.push_back(static_cast<char>(c));
+    int c = 0;
+    while (line.size() <= most && (c = read_byte(in)) != EOF && c != '\n')
+        line.push_back(static_cast<char>(c));
+    if (line.size() > most) return true;
     if (!line.empty() && line.back() == '\r') line.pop_back();
     return c == '\n' || (!line.empty() && std::ferror(in) == 0);
 }

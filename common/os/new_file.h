@@ -18,13 +18,15 @@
 class NewFile {
   public:
     // Throws std::runtime_error "PATH: cannot write: reason": if the path cannot be written, or is there and
-    // no regular file. A link is followed.
+    // no regular file. A link is followed, also to a file that is not there yet.
     explicit NewFile(const std::string& path) : path_(path), target_(path_of(path)) {
         const FileKind kind = file_kind(path);
         if (kind == FileKind::error) fail(errno);
         if (kind == FileKind::folder) fail(EISDIR);
         if (kind == FileKind::other) throw std::runtime_error(path_ + ": cannot write: not a regular file");
         if (kind == FileKind::regular) target_ = std::filesystem::canonical(target_);
+        while (std::filesystem::is_symlink(std::filesystem::symlink_status(target_)))
+            target_ = target_.parent_path() / std::filesystem::read_symlink(target_);
         if (target_.filename().empty()) fail(path.empty() ? ENOENT : EISDIR);
         folder_ = target_.has_parent_path() ? target_.parent_path() : ".";
         fd_ = create_unnamed(folder_);

@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -123,7 +124,9 @@ inline unsigned long process_id() { return static_cast<unsigned long>(getpid());
 // A standard descriptor that is not open would be the number of the next file that is opened, and what is
 // meant for standard output would go into that file. So such a descriptor gets /dev/null, to be used the
 // wrong way round: reading it, or writing to it, fails as before (EBADF).
+// Whoever writes more to a file than is allowed (ulimit -f) is told so by EFBIG, and not killed by a signal.
 inline void set_up_streams() {
+    std::signal(SIGXFSZ, SIG_IGN);
     for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
         if (fcntl(fd, F_GETFD) >= 0) continue;
         [[maybe_unused]] const int same = open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);

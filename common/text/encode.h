@@ -22,6 +22,8 @@ inline std::vector<int> Tokenizer::encode(std::string_view, bool) const {
     throw std::runtime_error(
         "tokenizer: built without PCRE2 and utf8proc (TOKENIZER=0), so it takes ids only");
 }
+inline size_t Tokenizer::encode_beginning(std::string_view, std::vector<int>&) const { return 0; }
+inline size_t Tokenizer::most_bytes_per_id() const { return 0; }
 #else
 inline std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos) const {
     std::vector<int> ids;
@@ -42,6 +44,68 @@ inline std::vector<int> Tokenizer::encode(std::string_view text, bool add_bos) c
     };
     split_added(raw_tokens_, text, budget, normalize, push);
     return ids;
+}
+
+// Every step of encode(), as far as nothing that may follow can change what it does.
+inline size_t Tokenizer::encode_beginning(std::string_view text, std::vector<int>& ids) const {
+    constexpr uint32_t looks_around = AddedToken::lstrip | AddedToken::rstrip | AddedToken::single_word;
+    if (steps_.empty() || steps_[0].pattern.anchored || added_flags_ & looks_around) return 0;
+    const auto sure_end = [&](std::string_view s) {  // an added token that begins behind it may be cut off
+        size_t end = s.size() - std::min(s.size(), longest_added_);
+        while (end > 0 && (s[end] & 0xC0) == 0x80) end--;
+        return end;
+    };
+    const auto end_of_added = [&](const AddedTokens& tokens, std::string_view s) {  // of the last sure one
+        const std::vector<AddedTokens::Found> found = tokens.find_backwards(s);
+        size_t end = 0;
+        for (auto f = found.rbegin(); f != found.rend() && f->at < sure_end(s); ++f)
+            if (f->at >= end) end = f->at + f->token->size;
+        return end;
+    };
+    const auto between = [](std::string_view s, size_t begin, size_t end) {
+        return s.substr(begin, std::max(begin, end) - begin);
+    };
+
+    const size_t start = end_of_added(raw_tokens_, text);
+    const std::vector<int> before = encode(text.substr(0, start), false);
+    ids.insert(ids.end(), before.begin(), before.end());
+    const size_t n_before = ids.size();
+    std::string_view stretch = between(text, start, sure_end(text)), normal = stretch;
+    std::string normalized;
+    if (flags_ & kNfc) {  // as far as it may be cut in front of an ASCII character
+        while (!stretch.empty() && static_cast<uint8_t>(stretch.back()) >= 0x80) stretch.remove_suffix(1);
+        if (!stretch.empty()) stretch.remove_suffix(1);
+        normal = normalized = nfc(stretch);
+    }
+    RegexBudget budget(text.size());
+    const size_t first = end_of_added(normalized_tokens_, normal);
+    split_added(
+        normalized_tokens_, normal.substr(0, first), budget,
+        [&](std::string_view s) { encode_text(s, budget, ids); }, [&](int id) { ids.push_back(id); });
+    const std::string_view piece = between(normal, first, sure_end(normal));
+    Sure sure{0, n_before};
+    encode_text(piece, budget, ids, &sure);
+    ids.resize(sure.n_ids);
+    if (sure.bytes == 0) return start;
+    if (!(flags_ & kNfc)) return start + first + sure.bytes;
+    // NFC neither makes nor changes a character up to U+0020: before the same one, the same text has been.
+    const auto is_blank = [](char c) { return static_cast<uint8_t>(c) <= 0x20; };
+    const std::string_view done = normal.substr(0, first + sure.bytes);
+    size_t n = static_cast<size_t>(std::count_if(done.begin(), done.end(), is_blank));
+    size_t end = 0;
+    while (!is_blank(stretch[end]) || n-- > 0) end++;
+    return start + end;
+}
+
+inline size_t Tokenizer::most_bytes_per_id() const {
+    size_t most = longest_added_;
+    bool drops = added_flags_ & (AddedToken::lstrip | AddedToken::rstrip);
+    for (const SplitStep& step : steps_) drops = drops || step.flags & SplitStep::kDropGaps;
+    for (int byte = 0; byte <= 0xF4; byte++)  // C0, C1 and F5 up are in no UTF-8
+        drops = drops || (byte_ids_[static_cast<size_t>(byte)] < 0 && byte != 0xC0 && byte != 0xC1);
+    for (int id = 0; id < vocab_size(); id++)
+        if (token_flags_[id] & kWord) most = std::max(most, token_bytes(id).size());
+    return drops ? 0 : most * (flags_ & kNfc ? most_bytes_per_nfc_byte : 1);
 }
 
 // Cuts `s` at the added tokens in it: on_text(stretch) for what is between them, on_token(id) for each. Of
@@ -89,19 +153,22 @@ inline bool Tokenizer::is_word_char(std::string_view s, RegexBudget& budget) con
     return RegexMatcher(word_pattern_, character, budget).match(0) > 0;
 }
 
-// Splits normalized text into words, as the steps of the pre-tokenizer say, and encodes each.
-inline void Tokenizer::encode_text(std::string_view s, RegexBudget& budget, std::vector<int>& ids) const {
+// Splits normalized text into words, as the steps of the pre-tokenizer say, and encodes each. `sure`: the
+// text goes on.
+inline void Tokenizer::encode_text(std::string_view s, RegexBudget& budget, std::vector<int>& ids,
+                                   Sure* sure) const {
     std::vector<RegexMatcher> matchers;  // one per step, for all its pieces
     matchers.reserve(steps_.size());
     for (const SplitStep& step : steps_) matchers.emplace_back(step.pattern, s, budget);
-    split(s, 0, matchers, ids);
+    if (sure != nullptr) matchers[0].goes_on = true;
+    split(s, 0, matchers, ids, sure);
 }
 
 // Cuts a piece of text at the matches of the step's pattern; each part goes on to the next step, and what the
 // last one leaves is a word. What no match covers is a part too ("isolated" in Hugging Face's terms), unless
 // the step drops it. An empty match also cuts, but one right behind the last match does not count.
 inline void Tokenizer::split(std::string_view piece, size_t step, std::span<RegexMatcher> matchers,
-                             std::vector<int>& ids) const {
+                             std::vector<int>& ids, Sure* sure) const {
     if (step == steps_.size()) return encode_word(piece, ids);
     RegexMatcher& matcher = matchers[step];
     matcher.text = piece;  // the pattern sees no more than the piece
@@ -113,6 +180,7 @@ inline void Tokenizer::split(std::string_view piece, size_t step, std::span<Rege
     bool just_matched = false;  // a match ended at `i`
     for (size_t i = 0; i < piece.size();) {
         const ptrdiff_t end = matcher.match(i);
+        if (end == RegexMatcher::undecided) return;
         if (end < 0 || (just_matched && static_cast<size_t>(end) == i)) {
             i += utf8_first(piece.substr(i)).length;
             just_matched = false;
@@ -122,6 +190,9 @@ inline void Tokenizer::split(std::string_view piece, size_t step, std::span<Rege
         part(i, static_cast<size_t>(end));
         start = i = static_cast<size_t>(end);
         just_matched = true;
+        // In NFC the place has to be found in the text as it was: see encode_beginning().
+        const bool blank = i < piece.size() && static_cast<uint8_t>(piece[i]) <= 0x20;
+        if (sure != nullptr && (blank || !(flags_ & kNfc))) *sure = {i, ids.size()};
     }
     if (keep_gaps) part(start, piece.size());
 }

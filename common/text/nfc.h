@@ -38,6 +38,11 @@ inline bool newer_than_unicode_9(char32_t c) {
     return it != ranges.end() && (*it)[0] <= c;
 }
 
+// No text has more than this many times the bytes of its NFC form. Every character that is in NFC is made of
+// at most 3.5 times its own bytes: U+0390 of U+1FBE, U+0308 and U+0301 (7 bytes to 2). A syllable of Hangul
+// is made of 3 times as many. tests/test_tokenizer.py::test_what_nfc_makes_shorter looks at all characters.
+constexpr size_t most_bytes_per_nfc_byte = 4;
+
 // Appends the NFC form of `s`, valid UTF-8, to `out`, by utf8proc's tables: every character is decomposed,
 // marks that follow each other are sorted by combining class (UAX #15), and what composes is composed.
 // utf8proc_map() does the same, but sorts in quadratic time.

@@ -54,9 +54,29 @@ inline size_t unsafe_construct(std::string_view pattern) {
     return pattern.size();
 }
 
+// Whether a match may depend on where the text begins or ends, or on the character in front of it.
+inline bool has_anchor(std::string_view pattern) {
+    bool in_class = false;
+    for (size_t i = 0; i < pattern.size(); i++) {
+        if (pattern[i] == '\\' && i + 1 < pattern.size()) {
+            i++;
+            const bool is_anchor = std::string_view("AbBGZz").find(pattern[i]) != std::string_view::npos;
+            if (is_anchor && !in_class) return true;
+        } else if (in_class) {
+            in_class = pattern[i] != ']';
+        } else if (pattern[i] == '^' || pattern[i] == '$') {
+            return true;
+        } else {
+            in_class = pattern[i] == '[';
+        }
+    }
+    return false;
+}
+
 // One compiled regular expression, matched only where it is told to (anchored).
 struct AnchoredRegex {
     std::shared_ptr<pcre2_code> code, counted;  // counted: calls back before every item of the pattern
+    bool anchored = false;                      // see has_anchor()
 
     // `what` names the pattern in the error message. Throws std::runtime_error.
     void compile(std::string_view pattern, const char* what) {
@@ -68,6 +88,7 @@ struct AnchoredRegex {
         const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED | PCRE2_NEVER_BACKSLASH_C;
         code = compiled(pattern, options, what);
         counted = compiled(pattern, options | PCRE2_AUTO_CALLOUT, what);
+        anchored = has_anchor(pattern);
         // Where there is no JIT, the interpreter is used.
         pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
     }
@@ -111,10 +132,12 @@ struct RegexBudget {
 struct RegexMatcher {
     static constexpr size_t window = 128;
     static constexpr uint32_t quick_limit = 64;
+    static constexpr ptrdiff_t undecided = -2;
 
     const AnchoredRegex& regex;
     std::string_view text;  // valid UTF-8
     RegexBudget& budget;
+    bool goes_on = false;  // there is more of the text than is here
     std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data;
     std::unique_ptr<pcre2_match_context, void (*)(pcre2_match_context*)> quick, counting;
     size_t position = 0;  // at the last callback
@@ -133,16 +156,19 @@ struct RegexMatcher {
         pcre2_set_heap_limit(counting.get(), 64 * 1024);  // KiB
     }
 
-    // The end of the match that starts at `at`, or -1 if there is none. Throws std::runtime_error when the
-    // budget is spent (by a pattern whose backtracking explodes).
+    // The end of the match that starts at `at`, or -1 if there is none; of a text that goes on, `undecided`
+    // if that depends on what follows. Throws std::runtime_error when the budget is spent (by a pattern whose
+    // backtracking explodes).
     ptrdiff_t match(size_t at) {
         size_t end = std::min(text.size(), at + window);
         while (end < text.size() && (text[end] & 0xC0) == 0x80) end--;  // whole characters
-        int rc = run(*regex.code, end, at, end < text.size() ? PCRE2_PARTIAL_HARD : 0, *quick);
+        const uint32_t open = goes_on ? PCRE2_PARTIAL_HARD : 0;
+        int rc = run(*regex.code, end, at, end < text.size() ? PCRE2_PARTIAL_HARD : open, *quick);
         if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) {
             position = at;
-            rc = run(*regex.counted, text.size(), at, 0, *counting);
+            rc = run(*regex.counted, text.size(), at, open, *counting);
         }
+        if (rc == PCRE2_ERROR_PARTIAL) return undecided;
         if (rc == PCRE2_ERROR_NOMATCH) return -1;
         if (rc < 0) {
             throw std::runtime_error("tokenizer: pattern fails at byte " + std::to_string(at) +

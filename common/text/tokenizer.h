@@ -39,6 +39,16 @@ class Tokenizer {
     // so. Throws std::runtime_error if the section's pattern explodes on this text (no real model's does).
     std::vector<int> encode(std::string_view text, bool add_bos) const;
 
+    // Of a text that goes on, `text` (valid UTF-8) is the beginning. Appends the ids of as much of it as is
+    // sure whatever follows, and returns how many bytes that is; the ids of the rest are those of the rest by
+    // itself. 0: more has to be read.
+    size_t encode_beginning(std::string_view text, std::vector<int>& ids) const;
+
+    // A text (valid UTF-8) of more than n times as many bytes is more than n ids. 0: there is no such number,
+    // as parts of a text may be no ids: bytes without a token, what a step drops, white space beside an added
+    // token.
+    size_t most_bytes_per_id() const;
+
     // The raw bytes of one token: maybe no whole character (see Utf8Stream), for an added token its name, and
     // nothing for an id that the tokenizer does not define.
     std::string_view token_bytes(int id) const {
@@ -93,6 +103,8 @@ class Tokenizer {
     std::vector<Merge> merges_;   // open addressing, a power of two of slots
     std::vector<int32_t> words_;  // ids by the hash of their bytes, the same way; only for kIgnoreMerges
     AddedTokens raw_tokens_, normalized_tokens_;  // found before normalizing, and after
+    size_t longest_added_ = 0;                    // bytes that one of them is found by
+    uint32_t added_flags_ = 0;                    // that some of them have
     std::vector<SplitStep> steps_;
 #ifndef NO_TOKENIZER
     AnchoredRegex word_pattern_;
@@ -136,9 +148,14 @@ class Tokenizer {
     void split_added(const AddedTokens& tokens, std::string_view s, RegexBudget& budget, Text on_text,
                      Token on_token) const;
     bool is_word_char(std::string_view character, RegexBudget& budget) const;
-    void encode_text(std::string_view s, RegexBudget& budget, std::vector<int>& ids) const;
-    void split(std::string_view piece, size_t step, std::span<RegexMatcher> matchers,
-               std::vector<int>& ids) const;
+    // The last place in a piece that goes on where a word has surely begun, and the ids before it.
+    struct Sure {
+        size_t bytes = 0, n_ids = 0;
+    };
+    void encode_text(std::string_view s, RegexBudget& budget, std::vector<int>& ids,
+                     Sure* sure = nullptr) const;
+    void split(std::string_view piece, size_t step, std::span<RegexMatcher> matchers, std::vector<int>& ids,
+               Sure* sure = nullptr) const;
     void encode_word(std::string_view word, std::vector<int>& ids) const;
     void merge_short(std::vector<int>& ids, size_t start) const;
     void merge_long(std::vector<int>& ids, size_t start) const;

@@ -166,6 +166,8 @@ inline void Tokenizer::read_added(SectionReader& in, uint32_t n_added, bool has_
 #ifndef NO_TOKENIZER
         if (f & AddedToken::normalized && flags_ & kNfc) text = nfc(text);
 #endif
+        longest_added_ = std::max(longest_added_, text.size());
+        added_flags_ |= f;
         (f & AddedToken::normalized ? normalized : raw)
             .emplace_back(AddedToken{.id = static_cast<int>(id), .flags = f}, std::move(text));
     }
