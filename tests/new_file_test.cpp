@@ -209,6 +209,35 @@ TEST_CASE("new file: a write that fails, or a signal that kills, leaves nothing"
     }
 }
 
+TEST_CASE("new file: what a killed process leaves under a name goes with the next, what is open stays") {
+    const std::string folder = fresh("left_over"), path = folder + "out";
+    NewFile open(path, true);
+    open.write("open", 4);
+    CHECK(n_files(folder) == 1);
+    const pid_t child = fork();
+    if (child == 0) {
+        NewFile file(folder + "another", true);
+        file.write("left", 4);
+        std::raise(SIGKILL);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status));
+    CHECK(n_files(folder) == 2);
+    std::ofstream(folder + ".runq-1-0.part.txt") << "of another kind";
+    fs::create_directories(folder + ".runq-1-0.part");
+    {
+        NewFile next(path, true);
+        CHECK(n_files(folder) == 4);  // the first, this one, and two that are none of ours
+        next.write("next", 4);
+        next.commit();
+    }
+    CHECK(text_of(path) == "next");
+    open.commit();
+    CHECK(text_of(path) == "open");
+    CHECK(n_files(folder) == 3);
+}
+
 TEST_CASE("same file: by any name and link") {
     const std::string folder = fresh("same"), path = folder + "a";
     write_text(path, "a");

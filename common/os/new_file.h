@@ -14,12 +14,13 @@
 
 // Written without a name (O_TMPFILE), in the directory where it will be, and renamed into place at the end.
 // Where a system or a file system cannot do that it has a name of its own, ".runq-PID-N.part", which only a
-// signal that kills leaves behind.
+// signal that kills leaves behind, until the next such file is written in the same folder.
 class NewFile {
   public:
     // Throws std::runtime_error "PATH: cannot write: reason": if the path cannot be written, or is there and
-    // no regular file. A link is followed, also to a file that is not there yet.
-    explicit NewFile(const std::string& path) : path_(path), target_(path_of(path)) {
+    // no regular file. A link is followed, also to a file that is not there yet. is_named: it has a name of
+    // its own in any case.
+    explicit NewFile(const std::string& path, bool is_named = false) : path_(path), target_(path_of(path)) {
         const FileKind kind = file_kind(path);
         if (kind == FileKind::error) fail(errno);
         if (kind == FileKind::folder) fail(EISDIR);
@@ -29,8 +30,9 @@ class NewFile {
             target_ = target_.parent_path() / std::filesystem::read_symlink(target_);
         if (target_.filename().empty()) fail(path.empty() ? ENOENT : EISDIR);
         folder_ = target_.has_parent_path() ? target_.parent_path() : ".";
-        fd_ = create_unnamed(folder_);
+        fd_ = is_named ? -1 : create_unnamed(folder_);
         if (fd_ < 0) {
+            remove_left_over();
             temporary_ = unused_name([&](const std::filesystem::path& name) {
                 fd_ = create_named(name);
                 return fd_ >= 0;
@@ -56,14 +58,23 @@ class NewFile {
         if (std::fflush(stream_) != 0 || !flush_to_disk(fd_)) fail(errno);
         if (temporary_.empty())
             temporary_ = unused_name([&](const std::filesystem::path& name) { return give_name(fd_, name); });
-        if (std::fclose(std::exchange(stream_, nullptr)) != 0) fail(errno);
-        if (!replace_file(temporary_, target_)) fail(errno);
+        if (!replace_file(std::exchange(stream_, nullptr), temporary_, target_)) fail(errno);
         temporary_.clear();
     }
 
   private:
     [[noreturn]] void fail(int reason) const {
         throw std::runtime_error(path_ + ": cannot write: " + std::strerror(reason));
+    }
+
+    // What processes that were killed have left in the folder.
+    void remove_left_over() const {
+        std::error_code error;
+        std::filesystem::directory_iterator entry(folder_, error);
+        for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+            const std::string name = name_of(entry->path().filename());
+            if (name.starts_with(".runq-") && name.ends_with(".part")) remove_stale(entry->path());
+        }
     }
 
     // The first name with which make(name) succeeds. Throws if it fails because of anything but the name

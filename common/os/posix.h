@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -102,19 +103,48 @@ inline int create_unnamed([[maybe_unused]] const std::filesystem::path& folder) 
     return -1;
 #endif
 }
+// A lock that lasts as long as the file is open. False where there is none, or another has it.
+inline bool lock_file([[maybe_unused]] int fd, [[maybe_unused]] int how) {
+#ifdef __wasm__
+    return false;
+#else
+    return flock(fd, how) == 0;
+#endif
+}
 inline bool give_name(int fd, const std::filesystem::path& name) {
+    lock_file(fd, LOCK_EX | LOCK_NB);
     const std::string self = "/proc/self/fd/" + std::to_string(fd);
     return linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
 }
 inline int create_named(const std::filesystem::path& name) {
-    return open(name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
+    const int fd = open(name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
+    if (fd < 0) return -1;
+    lock_file(fd, LOCK_EX);
+    struct stat info {};
+    if (fstat(fd, &info) == 0 && info.st_nlink > 0) return fd;
+    close(fd);  // before it had its lock, another took it for stale
+    errno = EEXIST;
+    return -1;
+}
+inline void remove_stale(const std::filesystem::path& name) {
+    const int fd = open(name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0) return;
+    struct stat info {};
+    if (fstat(fd, &info) == 0 && S_ISREG(info.st_mode) && lock_file(fd, LOCK_EX | LOCK_NB))
+        unlink(name.c_str());
+    close(fd);
 }
 inline std::FILE* stream_of(int fd) { return fdopen(fd, "wb"); }
 inline bool flush_to_disk(int fd) {
     return fsync(fd) == 0 || errno == EINVAL;
 }  // EINVAL: nothing to wait for
-inline bool replace_file(const std::filesystem::path& from, const std::filesystem::path& to) {
-    return std::rename(from.c_str(), to.c_str()) == 0;
+inline bool replace_file(std::FILE* stream, const std::filesystem::path& from,
+                         const std::filesystem::path& to) {
+    const bool is_renamed = std::rename(from.c_str(), to.c_str()) == 0;  // while it is locked
+    const int reason = errno;
+    if (std::fclose(stream) != 0) return false;
+    errno = reason;
+    return is_renamed;
 }
 inline unsigned long process_id() { return static_cast<unsigned long>(getpid()); }
 

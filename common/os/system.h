@@ -106,12 +106,16 @@ inline int create_unnamed(const std::filesystem::path& folder);
 inline bool give_name(int fd, const std::filesystem::path& name);
 // The same with a name, of no file that is there.
 inline int create_named(const std::filesystem::path& name);
+// Removes a file that create_named() made in a process that has ended; one that is still open stays.
+inline void remove_stale(const std::filesystem::path& name);
 inline std::FILE* stream_of(int fd);
 // Waits until what was written is on the disk: without that a crash of the machine could leave a name with
 // nothing behind it.
 inline bool flush_to_disk(int fd);
-// `from` is then `to`, which may have been there. At no time is there a part of it.
-inline bool replace_file(const std::filesystem::path& from, const std::filesystem::path& to);
+// Closes the stream, which has written `from`. That is then `to`, which may have been there; at no time is
+// there a part of it.
+inline bool replace_file(std::FILE* stream, const std::filesystem::path& from,
+                         const std::filesystem::path& to);
 inline unsigned long process_id();
 
 // ----------------------------------------------------------------------------

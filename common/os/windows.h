@@ -175,9 +175,13 @@ inline int create_named(const std::filesystem::path& name) {
     return _wopen(name.c_str(), _O_CREAT | _O_EXCL | _O_WRONLY | _O_BINARY | _O_NOINHERIT,
                   _S_IREAD | _S_IWRITE);
 }
+// Left alone: a file that is open cannot be removed, but one has to be closed before it gets its name.
+inline void remove_stale(const std::filesystem::path&) {}
 inline std::FILE* stream_of(int fd) { return _fdopen(fd, "wb"); }
 inline bool flush_to_disk(int fd) { return _commit(fd) == 0; }
-inline bool replace_file(const std::filesystem::path& from, const std::filesystem::path& to) {
+inline bool replace_file(std::FILE* stream, const std::filesystem::path& from,
+                         const std::filesystem::path& to) {
+    if (std::fclose(stream) != 0) return false;
     if (MoveFileExW(from.c_str(), to.c_str(), MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH))
         return true;
     // A file that a program has open, or that may only be read, is not replaced.
