@@ -40,8 +40,8 @@ TREE = Path("home") / USER / "runq"
 APART = {"make test", "make chat"}  # of README's commands: what they print is no story
 TEST = f"make -j{len(os.sched_getaffinity(0))} test"
 CHAT = "echo 'What is the capital of France?' | make chat"
-# The server prints where it is, and ends with the shell.
-BOOK = """mkfifo build/served && { make book-serve PORT=0 > build/served & } && \
+# The server prints where it is, and ends with the shell, as does make, which for -j may have a file in /tmp.
+BOOK = """mkfifo build/served && { MAKEFLAGS= make book-serve PORT=0 > build/served & } && \
 url=$(sed -n '/^http/{s/ .*//;p;q}' build/served) && \
 python3 -c 'import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())' "$url" """
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
