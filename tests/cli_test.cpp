@@ -1407,8 +1407,9 @@ TEST_CASE("bench: a share above 100% is explained, and no other") {
         table.kv_bytes = kv_bytes;
         loaded = &table;
         const Result r = run_cli(table_program, {"m", "--bench", "1,3", "-j", "1"});
-        const bool above = r.out.find("tokens (above 100%: what fits into the caches is read from there)\n") !=
-                           std::string::npos;
+        const bool above =
+            r.out.find("tokens (above 100%: what fits into the caches is read from there)\n") !=
+            std::string::npos;
         CHECK(above == (kv_bytes > 1));
     }
 }

@@ -407,8 +407,7 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     const char* prompts[] = {o.prompt ? "--prompt" : nullptr, o.file ? "--file" : nullptr,
                              o.ids ? "--ids" : nullptr};
     const char* tasks[] = {o.info ? "--info" : nullptr, o.ppl ? "--ppl" : nullptr,
-                           o.bench ? "--bench" : nullptr,
-                           o.mode == Mode::chat ? "--mode chat" : nullptr};
+                           o.bench ? "--bench" : nullptr, o.mode == Mode::chat ? "--mode chat" : nullptr};
     auto at_most_one = [](std::span<const char*> names) {
         const char* first = nullptr;
         for (const char* given : names) {
