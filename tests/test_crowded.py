@@ -1,4 +1,8 @@
-"""A program beside others that want every core: the first words come at once all the same."""
+"""A program beside others that want every core: the first words come as soon as from one thread.
+
+One thread has its turn sooner or later, as the machine is busy. Threads that wait for each other's turn, loop after
+loop, take 0.5 to 1.2 s here.
+"""
 
 import re
 import statistics
@@ -9,8 +13,6 @@ import pytest
 from tests.helpers import ROOT
 
 pytestmark = pytest.mark.alone
-
-LIMIT = 0.020  # seconds; threads that wait for each other's turn take 0.5 to 1.2
 
 
 @pytest.fixture(params=[1, 3])
@@ -33,4 +35,6 @@ def prefill_seconds(*options):
 @pytest.mark.usefixtures("busy")
 @pytest.mark.parametrize("options", [(), ("-j", "2")], ids=["default", "two threads"])
 def test_a_short_prompt_does_not_wait_for_other_programs(options):
-    assert statistics.median(prefill_seconds(*options) for _ in range(10)) < LIMIT
+    pairs = [(prefill_seconds(*options), prefill_seconds("-j", "1")) for _ in range(11)]  # in turns: at the same load
+    ours, one_thread = map(statistics.median, zip(*pairs, strict=True))
+    assert ours < 0.020 + 10 * one_thread, pairs
