@@ -18,6 +18,7 @@ from golden.perplexity import load_tokenizer
 from golden.real import CHAT, MODEL, PROMPTS, QUESTIONS, TEXTS
 from golden.schemes import SCHEMES
 from golden.trace import read_trace
+from models.chat_quality import PURPOSES, chat, says
 from tests.helpers import ROOT
 from tests.test_tokenizer import FIXED_STRINGS, Pair, random_strings, tool
 
@@ -119,6 +120,14 @@ def test_programs_make_the_prompts_themselves():
     for g, text in zip(expected["generations"], texts, strict=True):
         by_ids = run("q8", file, "--ids", ",".join(map(str, g["prompt_ids"])), "-n", 8, "--print-ids")
         assert run("q8", file, *text, "-n", 8, "--print-ids") == by_ids
+
+
+def test_a_chat_answers_the_question_of_the_readme_with_every_seed():
+    _, file = golden("q8")
+    question = QUESTIONS[0]
+    word = PURPOSES["report"].facts[question]
+    wrong = [seed for seed in range(1, 21) if not says(chat(file, "-s", seed), question, word)]
+    assert wrong == []
 
 
 def test_prompts_are_those_of_the_chat_template():

@@ -828,13 +828,17 @@ TEST_CASE("generate: a penalty with a window counts the last of the new tokens a
         {64, {0, 1, 0, 6, 7}},         // 1 was said two tokens ago
         {2, {0, 1, 0, 6, 7}},         {1, {0, 1, 0, 1, 0, 1, 0}}, {0, {0, 1, 0, 1, 0, 1, 0}},
     };
-    for (const auto& [window, expected] : cases) {
-        Session s{model, Sampler(0, 0, 1, 0, 0, 2), 64, 6};
+    const auto answer = [&](std::optional<size_t> window, int max_new, float penalty) {
+        Session s{model, Sampler(0, 0, 1, 0, 0, penalty), 64, max_new};
         s.penalty_window = window;
         Ids ids = {0};
         generate(s, ids, [](int) {});
-        CHECK(ids == expected);
-    }
+        return ids;
+    };
+    for (const auto& [window, expected] : cases) CHECK(answer(window, 6, 2) == expected);
+    // What followed the last eight tokens each time that they stood there before is penalized as often.
+    CHECK(answer(0, 40, 2) == Ids{0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 6, 7});
+    CHECK(answer(0, 40, 1.4f) == Ids{0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 6, 7});
 }
 
 TEST_CASE("generate: the first Ctrl-C ends it between two tokens, with the statistics and exit code 130") {
@@ -1143,16 +1147,16 @@ TEST_CASE("chat mode: draws if neither the user nor the file asks for a temperat
     file.temperature = 0;
     file.top_p = 1;
     CHECK(sampling({"-m", "chat"}) ==
-          "temperature 0.7, top-k 0, top-p 0.9, seed 9, repetition penalty 1.1 within 64 tokens");
+          "temperature 0.1, top-k 0, top-p 0.9, seed 9, repetition penalty 1.15 within 128 tokens");
     CHECK(sampling({}) == greedy);
     CHECK(sampling({"-m", "chat", "-t", "0"}) == greedy);
     CHECK(sampling({"-m", "chat", "-t", "0.5"}) == "temperature 0.5, top-k 0, top-p 1, seed 9");
     CHECK(sampling({"-m", "chat", "-k", "5", "-p", "1", "--repetition-penalty", "1"}) ==
-          "temperature 0.7, top-k 5, top-p 1, seed 9");
+          "temperature 0.1, top-k 5, top-p 1, seed 9");
     file.top_p = 0.5f;
     file.top_k = 7;
     file.repetition_penalty = 1.3f;
-    CHECK(sampling({"-m", "chat"}) == "temperature 0.7, top-k 7, top-p 0.5, seed 9, repetition penalty 1.3");
+    CHECK(sampling({"-m", "chat"}) == "temperature 0.1, top-k 7, top-p 0.5, seed 9, repetition penalty 1.3");
     file.temperature = 0.6f;
     file.repetition_penalty = 1;
     CHECK(sampling({"-m", "chat"}) == "temperature 0.6, top-k 7, top-p 0.5, seed 9");

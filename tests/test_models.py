@@ -16,7 +16,7 @@ import pytest
 from safetensors import safe_open
 from tokenizers import Tokenizer, pre_tokenizers
 
-from models import agreement, chat_loops, evaluate, smollm2, stories
+from models import agreement, chat_quality, evaluate, smollm2, stories
 
 ROOT = Path(__file__).parents[1]
 MODELS = ROOT / "models"
@@ -462,17 +462,17 @@ def test_figures(name: str):
 def test_a_loop_is_noticed_when_it_closes():
     line = list(range(10))
     ids = [50, *line * 9]
-    seen, loops = chat_loops.until_loop(ids)
+    seen, loops = chat_quality.until_loop(ids)
     assert loops
     assert seen == ids[: 1 + 7 * 10 + 8]  # the first eight tokens for the eighth time
-    assert chat_loops.until_loop(ids[: len(seen) - 1]) == (ids[: len(seen) - 1], False)
-    assert chat_loops.until_loop([7] * 14) == ([7] * 14, False)
-    assert chat_loops.until_loop([7] * 99) == ([7] * 15, True)
+    assert chat_quality.until_loop(ids[: len(seen) - 1]) == (ids[: len(seen) - 1], False)
+    assert chat_quality.until_loop([7] * 14) == ([7] * 14, False)
+    assert chat_quality.until_loop([7] * 99) == ([7] * 15, True)
 
 
 def test_ids_are_read_as_they_are_printed():
-    assert list(chat_loops.printed_ids(io.StringIO("1,23,456\n"))) == [1, 23, 456]
-    assert list(chat_loops.printed_ids(io.StringIO("\n"))) == []
+    assert list(chat_quality.printed_ids(io.StringIO("1,23,456\n"))) == [1, 23, 456]
+    assert list(chat_quality.printed_ids(io.StringIO("\n"))) == []
 
 
 def test_a_model_that_was_fetched_and_has_changed_is_refused(tmp_path, monkeypatch):

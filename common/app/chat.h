@@ -26,12 +26,14 @@
 
 // In chat, greedy is no good default: a small model that always takes its most probable token soon repeats
 // itself without end. So where neither the user nor the file asks for a temperature, chat draws by these;
-// what either of them does say of the others holds. The penalty is for the last tokens of the answer alone.
-// One for everything since the beginning also grows with a long answer until it is no language any more, and
-// it makes the token that ends an answer less likely, which templates put behind each turn
-// (docs/real-model.md).
-constexpr float chat_temperature = 0.7f, chat_top_p = 0.9f, chat_repetition_penalty = 1.1f;
-constexpr size_t chat_penalty_window = 64;
+// what either of them does say of the others holds. The temperature is low: a small model that knows an
+// answer is not sure of its first word, and some other first words lead it to a wrong one. So it is the
+// penalty that has to keep it from repeating itself. It is for the last tokens of the answer, and, again and
+// again, for those that would repeat a phrase of it (generate() in session.h). One for everything since the
+// beginning also grows with a long answer until it is no language any more, and it makes the token that ends
+// an answer less likely, which templates put behind each turn (docs/real-model.md).
+constexpr float chat_temperature = 0.1f, chat_top_p = 0.9f, chat_repetition_penalty = 1.15f;
+constexpr size_t chat_penalty_window = 128;
 
 // Returns the penalty's window, if the penalty is chat's.
 inline std::optional<size_t> set_chat_sampling(Options& o, const ModelConfig& c) {

@@ -50,8 +50,8 @@ Prompts and chat
   -y, --system TEXT     chat: system prompt
   -r, --think 0|1       chat: Qwen3's thinking (default 1)
 
-Sampling (defaults: the model's generation_config; in chat, where that asks for
-no temperature: -t 0.7 -p 0.9 and a penalty of 1.1 for the answer's last tokens)
+Sampling (defaults: the model's generation_config; in chat, where that has no
+temperature: -t 0.1 -p 0.9 and a penalty of 1.15 for the answer's last tokens)
   -k, --top-k N         only the N most probable tokens; 0: all
   -p, --top-p F         only the most probable tokens, up to probability F
       --min-p F         only tokens with F times the best one's probability

@@ -49,9 +49,10 @@ class Sampler {
     bool greedy() const { return temperature_ == 0 && repetition_penalty_ == 1; }
 
     // logits (vocab_size,) -> token id. `seen`: the ids of the prompt and what was generated so far, each
-    // below vocab_size.
-    int sample(std::span<const float> logits, std::span<const int> seen = {}) {
-        if (repetition_penalty_ != 1) logits = penalized(logits, seen);
+    // below vocab_size. `repeated`: those that are penalized once more for each time they are in it.
+    int sample(std::span<const float> logits, std::span<const int> seen = {},
+               std::span<const int> repeated = {}) {
+        if (repetition_penalty_ != 1) logits = penalized(logits, seen, repeated);
         const int best = argmax(logits);
         if (temperature_ == 0) return best;
         const float max = logits[static_cast<size_t>(best)];
@@ -92,13 +93,17 @@ class Sampler {
 
   private:
     // The logits with those of the tokens in `seen`, each once, divided by the penalty where they are
-    // positive and multiplied by it elsewhere.
-    std::span<const float> penalized(std::span<const float> logits, std::span<const int> seen) {
+    // positive and multiplied by it elsewhere; and the same once more for each of `repeated`.
+    std::span<const float> penalized(std::span<const float> logits, std::span<const int> seen,
+                                     std::span<const int> repeated) {
+        const auto less = [this](float logit) {
+            return logit < 0 ? logit * repetition_penalty_ : logit / repetition_penalty_;
+        };
         penalized_.assign(logits.begin(), logits.end());
-        for (const int id : seen) {
-            const float logit = logits[static_cast<size_t>(id)];
-            penalized_[static_cast<size_t>(id)] =
-                logit < 0 ? logit * repetition_penalty_ : logit / repetition_penalty_;
+        for (const int id : seen) penalized_[static_cast<size_t>(id)] = less(logits[static_cast<size_t>(id)]);
+        for (const int id : repeated) {
+            float& logit = penalized_[static_cast<size_t>(id)];
+            logit = less(logit);
         }
         return penalized_;
     }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <functional>
@@ -40,7 +41,8 @@ struct Session {
     int context = 0;        // positions
     int max_new = INT_MAX;  // tokens generated in one go
     Lookup lookup{};
-    // What the sampler's repetition penalty counts: all tokens, or of the new ones the last so many.
+    // What the sampler's repetition penalty counts: all tokens, or of the new ones the last so many and what
+    // would repeat a phrase.
     std::optional<size_t> penalty_window{};
     std::vector<int> held{};  // the tokens whose keys and values are in the KV cache, from position 0 on
     size_t kv_room = 0;       // positions that the KV cache has memory for; see make_room()
@@ -49,6 +51,8 @@ struct Session {
     std::function<void(size_t n_done, size_t n_tokens)> progress{};
     Statistics statistics{};
 };
+
+constexpr ptrdiff_t phrase_length = 8;  // tokens that are a repetition if they come again
 
 enum class Stop { end_of_text, steps, context, ctrl_c };
 
@@ -161,6 +165,19 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
         if (!s.penalty_window) return ids;
         return std::span(ids).last(std::min(ids.size() - n_prompt, *s.penalty_window));
     };
+    // What followed the last new tokens wherever they stood before among the new ones, with a window.
+    std::vector<int> followed;
+    const auto repeated = [&]() -> std::span<const int> {
+        followed.clear();
+        if (!s.penalty_window) return followed;
+        const auto end = ptrdiff_t(ids.size());
+        for (ptrdiff_t i = ptrdiff_t(n_prompt) + phrase_length; i < end; i++) {
+            const auto before = ids.begin() + i - phrase_length;
+            if (std::equal(before, before + phrase_length, ids.end() - phrase_length))
+                followed.push_back(ids[size_t(i)]);
+        }
+        return followed;
+    };
     size_t same = 0;  // the last token always runs, for its logits
     while (same < s.held.size() && same + 1 < ids.size() && s.held[same] == ids[same]) same++;
     s.held.resize(same);
@@ -188,7 +205,8 @@ inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void
             next.logits.empty() ? next.logits : next.logits.subspan(n_right * vocab_size, vocab_size);
         if (logits.empty() ? next.most_probable < 0 : !all_finite(logits.data(), logits.size()))
             throw NotFinite(ids.size() - 1, ids);
-        const int id = logits.empty() ? next.most_probable : s.sampler.sample(logits, penalized());
+        const int id =
+            logits.empty() ? next.most_probable : s.sampler.sample(logits, penalized(), repeated());
         ids.push_back(id);
         emit(id);
         if (std::find(eos_ids.begin(), eos_ids.end(), id) != eos_ids.end()) return Stop::end_of_text;
