@@ -309,7 +309,7 @@ def test_any_python_3_11_can_have_the_packages(environment):
     """Debian 12 has 3.11.2. A lock does not say which Python its packages need, but what is installed does."""
     found = list(ROOT.glob(f"{environment}/lib/python3*/site-packages/*.dist-info/METADATA"))
     if not found:
-        pytest.skip(f"{environment} is not set up here")
+        pytest.skip(f"needs {environment}, which make has not set up")
     for path in found:
         needs = re.search(r"(?m)^Requires-Python: *(.*)$", path.read_text(encoding="utf-8"))
         assert needs is None or SpecifierSet(needs[1]).contains("3.11.0"), path.parent.name
@@ -325,6 +325,7 @@ FETCHES = re.compile(
 
 # How lines begin that do, but for those that tell pip to compare with hashes: by file, with the reason.
 FETCHED_OTHERWISE = {
+    "formats/checkpoint.py": {'command = f".venv/bin/hf download': "printed, for a person to type"},
     "formats/interpreter.py": {'f".venv-torch/bin/pip install -r requirements.txt': "printed, for a person to type"},
     "models/smollm2.py": {"file. Only that file is taken out of it;": "a docstring"},
     "models/train.py": {".venv-torch/bin/pip install -r requirements.txt torch": "a docstring"},

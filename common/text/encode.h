@@ -52,7 +52,7 @@ inline size_t Tokenizer::encode_beginning(std::string_view text, std::vector<int
     if (steps_.empty() || steps_[0].pattern.anchored || added_flags_ & looks_around) return 0;
     const auto sure_end = [&](std::string_view s) {  // an added token that begins behind it may be cut off
         size_t end = s.size() - std::min(s.size(), longest_added_);
-        while (end > 0 && (s[end] & 0xC0) == 0x80) end--;
+        while (end > 0 && end < s.size() && (s[end] & 0xC0) == 0x80) end--;
         return end;
     };
     const auto end_of_added = [&](const AddedTokens& tokens, std::string_view s) {  // of the last sure one
