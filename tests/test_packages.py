@@ -335,6 +335,7 @@ FETCHED_OTHERWISE = {
         'run("git", "clone", "--quiet", "--depth", "1", f"file://{ROOT}"': "of this folder",
         'BOOK = """mkfifo build/served': "of this machine",
     },
+    "tests/test_export.py": {'".venv/bin/hf download Qwen': "what an error says, for a person to type"},
     "tests/gptq_fixture.py": {"DIR is an unpacked auto-gptq 0.7.1": "a docstring"},
     "tests/pages.py": {'subprocess.run(["git", "clone", "--quiet", ROOT, to]': "of this folder"},
     "tests/test_book.py": {
