@@ -57,7 +57,7 @@ inline TextLimit memory_limit() {
 // burden, and then the line can say how many tokens they are.)
 inline TextLimit text_limit(const Tokenizer& tokenizer, int context) {
     const uint64_t most = uint64_t{tokenizer.most_bytes_per_id()} * uint64_t(context);
-    const TextLimit memory = memory_limit();
+    TextLimit memory = memory_limit();
     if (most == 0 || most > std::max<uint64_t>(memory.n_bytes, available_memory() / 128)) return memory;
     return {size_t(std::max<uint64_t>(most, 1 << 16)),
             format("and so than the context of %d tokens", context)};
