@@ -242,7 +242,9 @@ def typed(system: Path, command: str, user: str = USER, network: bool = True) ->
     done = inside(system, command, user, network, f"/{TREE}")
     with system.with_suffix(".log").open("a") as log:
         log.write(f"$ {command}\n{done.stdout}{done.stderr}(exit code {done.returncode})\n")
-    warnings = [line for line in (done.stdout + done.stderr).splitlines() if re.search(r"\bwarning:", line, re.IGNORECASE)]
+    warnings = [
+        line for line in (done.stdout + done.stderr).splitlines() if re.search(r"\bwarning:", line, re.IGNORECASE)
+    ]
     if warnings:
         raise FreshError(f"{command}: {len(warnings)} warnings, such as\n{warnings[0]}")
     if "installing:" not in done.stderr:
