@@ -293,7 +293,8 @@ TEST_CASE("cli: an unknown option is answered with the one that is meant") {
     CHECK(suggestion("--flash-attn", own) == "; nothing has to be set for that");
     CHECK(suggestion("n-predict", own).empty());
     const std::string help = help_text + own_help(own);
-    for (const auto& [names, here] : habits) {
+    for (const Habit& habit : habits) {
+        const std::string_view names = habit.names, here = habit.here;
         CAPTURE(here);
         CHECK((names.starts_with(" -") && names.ends_with(" ")));
         if (const size_t at = here.find(" is -"); at != here.npos) {

@@ -61,8 +61,9 @@ TEST_CASE("texts: one rule, wherever the pieces end in which a file is read") {
         {"\xEF\xBB", "", "x is not UTF-8 at byte 0"},
         {std::string("\xFF\xFEh\0i\0", 6), "", "x is not UTF-8 at byte 0; it looks like UTF-16"},
     };
-    for (const auto& [bytes, expected, error] : cases) {
-        CAPTURE(bytes);
+    for (const Case& c : cases) {
+        const auto& [bytes, expected, error] = c;
+        CAPTURE(c.bytes);
         for (size_t piece : {1u, 2u, 3u, 100u}) {
             TextRule rule("x");
             std::string text, said;
