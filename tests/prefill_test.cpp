@@ -1,7 +1,11 @@
 // Prompts in chunks: Ctrl-C between them, and memory for their keys and values.
 #include <doctest/doctest.h>
 
+#include <utility>
+
 #include "common/app/perplexity.h"
+#include "common/os/machine.h"
+#include "common/os/threads.h"
 #include "table_model.h"
 
 namespace {
@@ -108,6 +112,14 @@ TEST_CASE("KV cache: no memory for the next page of positions is one line, not t
     model.bytes_per_position = uint64_t{1} << 50;
     make_room(s, 8);
     CHECK_THROWS_WITH_AS(make_room(s, 9), doctest::Contains("positions 8 to 11"), std::runtime_error);
+    // What takes less: each thread beyond the cores has a stack.
+    const int n_threads = threads().size();
+    for (const auto& [n, advice] : {std::pair(1, "; fewer tokens take less"),
+                                    std::pair(default_threads() + 1, "; fewer threads (-j) take less")}) {
+        threads().resize(n);
+        CHECK_THROWS_WITH_AS(make_room(s, 9), doctest::Contains(advice), std::runtime_error);
+    }
+    threads().resize(n_threads);
     model.config.eos_ids = {};
     std::vector<int> ids = {0, 1, 2, 3, 4};
     CHECK_THROWS_AS(generate(s, ids, [](int) {}), std::runtime_error);
