@@ -107,6 +107,7 @@ struct AnchoredRegex {
         std::shared_ptr<pcre2_code> result(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()),
                                                          pattern.size(), options, &error, &offset, nullptr),
                                            pcre2_code_free);
+        if (error == PCRE2_ERROR_HEAP_FAILED) throw std::bad_alloc();  // no fault of the pattern
         if (!result) {
             throw std::runtime_error(std::string("tokenizer: ") + what + " does not compile at byte " +
                                      std::to_string(offset) + ": " + message(error));
