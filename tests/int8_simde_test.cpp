@@ -42,22 +42,16 @@ simde__m512 to_floats_512(simde__m512i v) {
     return simde_mm512_loadu_ps(values);
 }
 
-int32_t add_lanes_512(simde__m512i v) {
-    int32_t lanes[16], sum = 0;
-    simde_mm512_storeu_si512(lanes, v);
-    for (const int32_t lane : lanes) sum += lane;
-    return sum;
-}
-
 }  // namespace
 
 #undef _mm256_fmadd_ps
 #undef _mm512_fmadd_ps
+#undef _mm512_cvtepi32_ps  // of some versions of SIMDe, as the next
+#undef _mm512_cvtepu8_epi32
 #define _mm256_fmadd_ps fused_256
 #define _mm512_fmadd_ps fused_512
 #define _mm512_cvtepi32_ps to_floats_512
 #define _mm512_cvtepu8_epi32 to_int32_512
-#define _mm512_reduce_add_epi32 add_lanes_512
 
 // Now the kernels may believe that this is a machine with AVX-512 VNNI.
 #define RUNQ_SIMDE

@@ -106,7 +106,7 @@ def an_architecture_that_no_program_runs(folder):
 
 
 def too_little_memory(folder):
-    done = run("sh", "-c", 'ulimit -v 20000; exec "$@"', "sh", RUNQ, MODEL, "-i", "Once", "-n", "3")
+    done = run("sh", "-c", 'ulimit -v 11000; exec "$@"', "sh", RUNQ, MODEL, "-i", "Once", "-n", "3", "-j", "1")
     said(done, r"needs [\d.]+ MB of memory, [\d.]+ .B are available|not enough memory|cannot (map|allocate)", 1)
 
 
