@@ -250,20 +250,27 @@ struct Weights {
     // Throws std::runtime_error for a mask that does not keep two of each four columns: where the code of a
     // column lies would depend on all columns before it. load_cpu() calls it.
     void check() const {
-        for (const TensorInfo& t : file.all()) {
-            if (!t.name.ends_with(".mask")) continue;
-            const auto n_bytes = size_t(t.shape[1]);  // of a row
-            const auto row = [&](int i) {
-                return reinterpret_cast<const uint8_t*>(file.data(t)) + size_t(i) * n_bytes;
-            };
-            std::atomic<bool> good = true;
-            parallel_for(t.shape[0], [&](int i) {
-                if (!is_two_of_four(row(i), n_bytes)) good = false;
+        std::vector<TensorInfo> masks;
+        for (const TensorInfo& t : file.all())
+            if (t.name.ends_with(".mask")) masks.push_back(t);
+        const auto row = [&](const TensorInfo& t, int64_t i) {
+            return reinterpret_cast<const uint8_t*>(file.data(t)) + size_t(i) * size_t(t.shape[1]);
+        };
+        const auto are_good = [&](const TensorInfo& t, int64_t begin, int64_t end) {
+            return is_two_of_four(row(t, begin), size_t(end - begin) * size_t(t.shape[1]));
+        };
+        std::atomic<bool> good = true;
+        parallel_lists(
+            masks, [](const TensorInfo& t) { return t.shape[0]; },
+            [&](const TensorInfo& t, int64_t begin, int64_t end) {
+                if (!are_good(t, begin, end)) good = false;
             });
-            if (good) continue;
-            int i = 0, k = 0;  // the first
-            while (is_two_of_four(row(i), n_bytes)) i++;
-            const auto n_kept = [&](int at) { return std::popcount(row(i)[at / 8] >> at % 8 & 15u); };
+        if (good) return;
+        for (const TensorInfo& t : masks) {  // the first
+            if (are_good(t, 0, t.shape[0])) continue;
+            int i = 0, k = 0;
+            while (are_good(t, i, i + 1)) i++;
+            const auto n_kept = [&](int at) { return std::popcount(row(t, i)[at / 8] >> at % 8 & 15u); };
             while (n_kept(k) == 2) k += 4;
             throw std::runtime_error(t.name + ": row " + std::to_string(i) + " keeps " +
                                      std::to_string(n_kept(k)) + " of columns " + std::to_string(k) + " to " +
