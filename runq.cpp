@@ -6,7 +6,7 @@
 // quantizations and 7 products.
 //
 // This file has what is Q8's own: the matrix, quantize and matmul as plain loops, the tensors of a file, and
-// the forward pass. What any scheme needs is in common/: the operations between products and attention
+// the forward pass. What any scheme needs is in engine/: the operations between products and attention
 // (cpu/), model files (model/), the tokenizer (text/), the command line (app/). cpu/ also has the fast forms
 // of the loops here. docs/forward-pass.md walks through the same steps with equations and numbers.
 //
@@ -23,19 +23,19 @@
 #include <string>
 #include <vector>
 
-#include "common/app/model.h"
-#include "common/app/options.h"
-#include "common/app/trace.h"
-#include "common/cpu/attention.h"
-#include "common/cpu/ops.h"
-#include "common/cpu/quant_matmul.h"
-#include "common/cpu/rows.h"
-#include "common/model/header.h"
-#include "common/model/model_file.h"
-#include "common/model/scheme.h"
-#include "common/model/tensors.h"
-#include "common/os/clock.h"
-#include "common/os/threads.h"
+#include "engine/app/model.h"
+#include "engine/app/options.h"
+#include "engine/app/trace.h"
+#include "engine/cpu/attention.h"
+#include "engine/cpu/ops.h"
+#include "engine/cpu/quant_matmul.h"
+#include "engine/cpu/rows.h"
+#include "engine/model/header.h"
+#include "engine/model/model_file.h"
+#include "engine/model/scheme.h"
+#include "engine/model/tensors.h"
+#include "engine/os/clock.h"
+#include "engine/os/threads.h"
 
 // ----------------------------------------------------------------------------
 // Q8: the arithmetic. The loops are the specification; int8_quantize and quant_matmul are their fast
@@ -203,7 +203,7 @@ struct RunState {
     KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
 };
 
-// Its members: file, weights, state and trace (common/app/model.h).
+// Its members: file, weights, state and trace (engine/app/model.h).
 using Transformer = TransformerOf<ModelConfig, Weights, RunState>;
 
 // ----------------------------------------------------------------------------
@@ -298,7 +298,7 @@ Model load_model(const Options& options, Trace* trace) {
 }
 
 #ifndef RUNQ_NO_MAIN
-#include "common/app/cli.h"
+#include "engine/app/cli.h"
 
 int main(int argc, char** argv) {
     return run_command_line(

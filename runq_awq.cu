@@ -7,8 +7,8 @@
 //
 // This file has what is AWQ's own: how the codes lie, the matrix product as a plain loop, the tensors of a
 // file, and the forward pass. The fast products, which dequantize in registers and multiply on tensor cores,
-// begin in common/gpu/awq_matmul.cuh; tests hold them equal to the plain loop, and docs/awq.md explains them.
-// The rest is in common/, too: the other operations on a GPU (gpu/), model files (model/), the tokenizer
+// begin in engine/gpu/awq_matmul.cuh; tests hold them equal to the plain loop, and docs/awq.md explains them.
+// The rest is in engine/, too: the other operations on a GPU (gpu/), model files (model/), the tokenizer
 // (text/), the command line (app/). docs/forward-pass.md walks through the same steps with equations and
 // numbers.
 //
@@ -28,34 +28,34 @@
 #include <utility>
 #include <vector>
 
-#include "common/app/device_recorder.h"
-#include "common/app/memory.h"
-#include "common/app/model.h"
-#include "common/app/options.h"
-#include "common/app/trace.h"
-#include "common/gpu/attention.cuh"
-#include "common/gpu/awq_matmul.cuh"
-#include "common/gpu/awq_matrix.cuh"
-#include "common/gpu/bandwidth.h"
-#include "common/gpu/cublas.h"
-#include "common/gpu/device.h"
-#include "common/gpu/dry_run.h"
-#include "common/gpu/graph.cuh"
-#include "common/gpu/half2.h"
-#include "common/gpu/kv_cache.cuh"
-#include "common/gpu/ops.cuh"
-#include "common/gpu/rows.cuh"
-#include "common/gpu/weights.h"
-#include "common/model/header.h"
-#include "common/model/model_file.h"
-#include "common/model/scheme.h"
-#include "common/model/tensors.h"
-#include "common/os/machine.h"
+#include "engine/app/device_recorder.h"
+#include "engine/app/memory.h"
+#include "engine/app/model.h"
+#include "engine/app/options.h"
+#include "engine/app/trace.h"
+#include "engine/gpu/attention.cuh"
+#include "engine/gpu/awq_matmul.cuh"
+#include "engine/gpu/awq_matrix.cuh"
+#include "engine/gpu/bandwidth.h"
+#include "engine/gpu/cublas.h"
+#include "engine/gpu/device.h"
+#include "engine/gpu/dry_run.h"
+#include "engine/gpu/graph.cuh"
+#include "engine/gpu/half2.h"
+#include "engine/gpu/kv_cache.cuh"
+#include "engine/gpu/ops.cuh"
+#include "engine/gpu/rows.cuh"
+#include "engine/gpu/weights.h"
+#include "engine/model/header.h"
+#include "engine/model/model_file.h"
+#include "engine/model/scheme.h"
+#include "engine/model/tensors.h"
+#include "engine/os/machine.h"
 
 // ----------------------------------------------------------------------------
 // AWQ: the matrix, and its product as a plain loop
 //
-// An AwqMatrix (common/gpu/awq_matrix.cuh) has n_in rows, the input channels, and n_out columns, the output
+// An AwqMatrix (engine/gpu/awq_matrix.cuh) has n_in rows, the input channels, and n_out columns, the output
 // channels:
 //
 //     qweight (n_in, n_out / 8)              eight int4 codes of a row per 32-bit word
@@ -542,7 +542,7 @@ Model load_model(const Options& options, Trace* trace) {
 }
 
 #ifndef RUNQ_NO_MAIN
-#include "common/app/cli.h"
+#include "engine/app/cli.h"
 
 int main(int argc, char** argv) {
     return run_command_line(argc, argv,

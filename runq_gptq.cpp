@@ -8,7 +8,7 @@
 // 2210.17323) makes no difference here.
 //
 // This file has what is the scheme's own: the matrix, expanding it and multiplying by it as plain loops, the
-// tensors of a file, and the forward pass. The rest is in common/, as runq.cpp says. docs/gptq.md has the
+// tensors of a file, and the forward pass. The rest is in engine/, as runq.cpp says. docs/gptq.md has the
 // formats with pictures and numbers. What quantizes and multiplies can also be a shared library that is
 // chosen at run time, for another CPU or a GPU (--backend, docs/backends.md).
 //
@@ -29,28 +29,28 @@
 #include <utility>
 #include <vector>
 
-#include "common/app/model.h"
-#include "common/app/options.h"
-#include "common/app/trace.h"
-#include "common/backend/backend.h"
-#include "common/cpu/attention.h"
-#include "common/cpu/expand_sparse.h"
-#include "common/cpu/half.h"
-#include "common/cpu/ops.h"
-#include "common/cpu/quant_matmul.h"
-#include "common/cpu/rows.h"
-#include "common/model/header.h"
-#include "common/model/matrix_format.h"
-#include "common/model/model_file.h"
-#include "common/model/scheme.h"
-#include "common/model/tensors.h"
-#include "common/os/clock.h"
-#include "common/os/threads.h"
+#include "engine/app/model.h"
+#include "engine/app/options.h"
+#include "engine/app/trace.h"
+#include "engine/backend/backend.h"
+#include "engine/cpu/attention.h"
+#include "engine/cpu/expand_sparse.h"
+#include "engine/cpu/half.h"
+#include "engine/cpu/ops.h"
+#include "engine/cpu/quant_matmul.h"
+#include "engine/cpu/rows.h"
+#include "engine/model/header.h"
+#include "engine/model/matrix_format.h"
+#include "engine/model/model_file.h"
+#include "engine/model/scheme.h"
+#include "engine/model/tensors.h"
+#include "engine/os/clock.h"
+#include "engine/os/threads.h"
 
 // ----------------------------------------------------------------------------
 // The arithmetic. The loops are the specification; int8_quantize and quant_matmul are their fast forms.
 
-// A matrix of a GPTQ file. Of the tables of a QuantMatrix (common/cpu/quant_matrix.h) a kind has some:
+// A matrix of a GPTQ file. Of the tables of a QuantMatrix (engine/cpu/quant_matrix.h) a kind has some:
 //
 //   8 bits           weight = code * scale
 //   4 bits, 2 bits   weight = (code - zero) * scale
@@ -319,7 +319,7 @@ struct RunState {
     ChosenBackend backend{};  // quantizes and multiplies; if it is none, the functions above do
 };
 
-// Its members: file, weights, state and trace (common/app/model.h).
+// Its members: file, weights, state and trace (engine/app/model.h).
 using Transformer = TransformerOf<Config, Weights, RunState>;
 
 // The input of the products that follow: x, gathered where there is an order, and quantized. Recorded under
@@ -441,7 +441,7 @@ Model load_model(const Options& options, Trace* trace) {
 }
 
 #ifndef RUNQ_NO_MAIN
-#include "common/app/cli.h"
+#include "engine/app/cli.h"
 
 int main(int argc, char** argv) {
     return run_command_line(

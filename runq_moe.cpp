@@ -8,7 +8,7 @@
 // docs/moe.md tells the whole story.
 //
 // This file has its matrices, quantizer, products and operator as plain loops, the tensors of a file, and the
-// forward pass. The rest is in common/, as runq.cpp says; MXFP8 is cpu/mxfp8.h, routing cpu/routing.h.
+// forward pass. The rest is in engine/, as runq.cpp says; MXFP8 is cpu/mxfp8.h, routing cpu/routing.h.
 //
 //     make runq_moe model_moe.bin && ./runq_moe model_moe.bin -i "Once upon a time"
 
@@ -22,25 +22,25 @@
 #include <string>
 #include <vector>
 
-#include "common/app/model.h"
-#include "common/app/options.h"
-#include "common/app/streams.h"
-#include "common/app/trace.h"
-#include "common/cpu/attention.h"
-#include "common/cpu/coded_rows.h"
-#include "common/cpu/fp64_matmul.h"
-#include "common/cpu/half.h"
-#include "common/cpu/mxfp8.h"
-#include "common/cpu/ops.h"
-#include "common/cpu/quant_matmul.h"
-#include "common/cpu/routing.h"
-#include "common/cpu/rows.h"
-#include "common/model/header.h"
-#include "common/model/model_file.h"
-#include "common/model/scheme.h"
-#include "common/model/tensors.h"
-#include "common/os/clock.h"
-#include "common/os/threads.h"
+#include "engine/app/model.h"
+#include "engine/app/options.h"
+#include "engine/app/streams.h"
+#include "engine/app/trace.h"
+#include "engine/cpu/attention.h"
+#include "engine/cpu/coded_rows.h"
+#include "engine/cpu/fp64_matmul.h"
+#include "engine/cpu/half.h"
+#include "engine/cpu/mxfp8.h"
+#include "engine/cpu/ops.h"
+#include "engine/cpu/quant_matmul.h"
+#include "engine/cpu/routing.h"
+#include "engine/cpu/rows.h"
+#include "engine/model/header.h"
+#include "engine/model/model_file.h"
+#include "engine/model/scheme.h"
+#include "engine/model/tensors.h"
+#include "engine/os/clock.h"
+#include "engine/os/threads.h"
 
 // ----------------------------------------------------------------------------
 // What the header says besides a model's usual numbers: docs/moe.md
@@ -131,7 +131,7 @@ void embed(Rows& out, const MoeMatrix& table, std::span<const int> tokens) {
 }
 
 // ----------------------------------------------------------------------------
-// Quantizing what matrices are multiplied by: to int8 with one scale a row, or to MXFP8 (common/cpu/mxfp8.h).
+// Quantizing what matrices are multiplied by: to int8 with one scale a row, or to MXFP8 (engine/cpu/mxfp8.h).
 // The loops are the specification of int8_quantize and quant_matmul.
 
 // Makes room for rows that matrices of a format are multiplied by.
@@ -479,7 +479,7 @@ struct RunState {
     KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
 };
 
-// Its members: file, weights, state and trace (common/app/model.h).
+// Its members: file, weights, state and trace (engine/app/model.h).
 using Transformer = TransformerOf<Config, Weights, RunState>;
 
 // ----------------------------------------------------------------------------
@@ -623,7 +623,7 @@ const OwnOption own_options[] = {
     kv_option, mmap_option, {"--no-fuse", {}, "experts step by step, without the fused operator"}};
 
 #ifndef RUNQ_NO_MAIN
-#include "common/app/cli.h"
+#include "engine/app/cli.h"
 
 int main(int argc, char** argv) {
     return run_command_line(

@@ -12,7 +12,7 @@
 // run time.
 //
 // This file has what is W8A8's own: the matrix, quantize and matmul as plain loops, the tensors of a file,
-// and the forward pass. The rest is in common/, as runq.cpp says. docs/forward-pass.md walks through the same
+// and the forward pass. The rest is in engine/, as runq.cpp says. docs/forward-pass.md walks through the same
 // steps with equations and numbers.
 //
 //     make runq_w8a8 model_w8a8.bin && ./runq_w8a8 model_w8a8.bin -i "Once upon a time"
@@ -29,20 +29,20 @@
 #include <string>
 #include <vector>
 
-#include "common/app/model.h"
-#include "common/app/options.h"
-#include "common/app/trace.h"
-#include "common/cpu/attention.h"
-#include "common/cpu/attention_int8.h"
-#include "common/cpu/ops.h"
-#include "common/cpu/quant_matmul.h"
-#include "common/cpu/rows.h"
-#include "common/model/header.h"
-#include "common/model/model_file.h"
-#include "common/model/scheme.h"
-#include "common/model/tensors.h"
-#include "common/os/clock.h"
-#include "common/os/threads.h"
+#include "engine/app/model.h"
+#include "engine/app/options.h"
+#include "engine/app/trace.h"
+#include "engine/cpu/attention.h"
+#include "engine/cpu/attention_int8.h"
+#include "engine/cpu/ops.h"
+#include "engine/cpu/quant_matmul.h"
+#include "engine/cpu/rows.h"
+#include "engine/model/header.h"
+#include "engine/model/model_file.h"
+#include "engine/model/scheme.h"
+#include "engine/model/tensors.h"
+#include "engine/os/clock.h"
+#include "engine/os/threads.h"
 
 // ----------------------------------------------------------------------------
 // W8A8: the arithmetic. The loops are the specification; int8_quantize and quant_matmul are their fast forms.
@@ -233,7 +233,7 @@ struct RunState {
     Int8Attention int8{c, n, int8_attention ? context : 0, traced};
 };
 
-// Its members: file, weights, state and trace (common/app/model.h).
+// Its members: file, weights, state and trace (engine/app/model.h).
 using Transformer = TransformerOf<ModelConfig, Weights, RunState>;
 
 // ----------------------------------------------------------------------------
@@ -349,7 +349,7 @@ Model load_model(const Options& options, Trace* trace) {
 }
 
 #ifndef RUNQ_NO_MAIN
-#include "common/app/cli.h"
+#include "engine/app/cli.h"
 
 int main(int argc, char** argv) {
     return run_command_line(

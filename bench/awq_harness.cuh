@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "bench/awq_kernels.cuh"
-#include "common/gpu/awq_dequantize.cuh"
-#include "common/gpu/awq_matmul.cuh"
-#include "common/gpu/awq_matrix.cuh"
-#include "common/gpu/device.h"
-#include "common/os/threads.h"
+#include "engine/gpu/awq_dequantize.cuh"
+#include "engine/gpu/awq_matmul.cuh"
+#include "engine/gpu/awq_matrix.cuh"
+#include "engine/gpu/device.h"
+#include "engine/os/threads.h"
 
 // ----------------------------------------------------------------------------
 // What is multiplied

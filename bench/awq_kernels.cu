@@ -28,9 +28,9 @@
 #include <vector>
 
 #include "bench/awq_harness.cuh"
-#include "common/app/options.h"
-#include "common/gpu/bandwidth.h"
-#include "common/os/clock.h"
+#include "engine/app/options.h"
+#include "engine/gpu/bandwidth.h"
+#include "engine/os/clock.h"
 
 // ----------------------------------------------------------------------------
 // Time
@@ -287,7 +287,7 @@ class LadderRun {
     }
 
     // Finds from how many tokens on dequantizing for cuBLAS is faster than awq_gemm<64>: dequantize_from in
-    // common/gpu/awq_matmul.cuh.
+    // engine/gpu/awq_matmul.cuh.
     void find_crossover(const Problem& problem, DeviceProblem& d) {
         const Rung* fused = rung_named("awq_gemm<64>");
         const Rung* expand = rung_named("dequantize + cuBLAS");

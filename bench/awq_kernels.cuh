@@ -1,4 +1,4 @@
-// The ladder of kernels that led to AWQ's two matrix products in common/gpu/: a rung is one way to multiply
+// The ladder of kernels that led to AWQ's two matrix products in engine/gpu/: a rung is one way to multiply
 // fp16 activations by int4 weights. The first is a loop per output, the last is what runq_awq does, and
 // cuBLAS stands beside them. A rung's comment says what it does and what the next one improves.
 //
@@ -11,14 +11,14 @@
 #include <string>
 #include <vector>
 
-#include "common/gpu/awq_dequantize.cuh"
-#include "common/gpu/awq_gemm.cuh"
-#include "common/gpu/awq_gemv.cuh"
-#include "common/gpu/awq_matmul.cuh"
-#include "common/gpu/awq_matrix.cuh"
-#include "common/gpu/device.h"
-#include "common/gpu/half2.h"
-#include "common/gpu/reduce.cuh"
+#include "engine/gpu/awq_dequantize.cuh"
+#include "engine/gpu/awq_gemm.cuh"
+#include "engine/gpu/awq_gemv.cuh"
+#include "engine/gpu/awq_matmul.cuh"
+#include "engine/gpu/awq_matrix.cuh"
+#include "engine/gpu/device.h"
+#include "engine/gpu/half2.h"
+#include "engine/gpu/reduce.cuh"
 #include "simt/cuda.h"
 #include "simt/ptx.h"
 

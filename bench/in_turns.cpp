@@ -14,12 +14,12 @@
 #include <string>
 #include <vector>
 
-#include "common/cpu/attention.h"
-#include "common/cpu/quant_matmul.h"
-#include "common/cpu/rows.h"
-#include "common/os/lazy_memory.h"
-#include "common/os/machine.h"
-#include "common/os/threads.h"
+#include "engine/cpu/attention.h"
+#include "engine/cpu/quant_matmul.h"
+#include "engine/cpu/rows.h"
+#include "engine/os/lazy_memory.h"
+#include "engine/os/machine.h"
+#include "engine/os/threads.h"
 
 namespace {
 

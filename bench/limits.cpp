@@ -3,7 +3,7 @@
 // A decode step reads every weight once and a prompt multiplies with every weight once a token, so two
 // figures bound every program here: how fast all threads together read memory, and how many int8
 // multiply-adds they do a second. The second is measured with the very operation that the kernels are made
-// of, dot4 of common/cpu/int8.h, in a loop that touches no memory: what a kernel loses to loading, packing
+// of, dot4 of engine/cpu/int8.h, in a loop that touches no memory: what a kernel loses to loading, packing
 // and scaling shows as the distance from it.
 //
 //     make build/limits && build/limits [THREADS]
@@ -19,11 +19,11 @@
 #include <thread>
 #include <vector>
 
-#include "common/cpu/instructions.h"
-#include "common/cpu/pin_register.h"
-#include "common/cpu/quant_matmul.h"
-#include "common/os/machine.h"
-#include "common/os/threads.h"
+#include "engine/cpu/instructions.h"
+#include "engine/cpu/pin_register.h"
+#include "engine/cpu/quant_matmul.h"
+#include "engine/os/machine.h"
+#include "engine/os/threads.h"
 
 namespace {
 

@@ -55,7 +55,7 @@ class Start:
 
 def tree_of(version: str) -> Path:
     """The folder of a version: that folder, or a commit's files, which are written below build/versions."""
-    if Path(version, "common").is_dir():
+    if Path(version, "engine").is_dir():
         return Path(version)
     git = ["git", "-C", str(ROOT)]
     found = subprocess.run(
@@ -70,6 +70,8 @@ def tree_of(version: str) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         subprocess.run(["tar", "-x", "-C", str(part)], input=files, check=True)
+        if not (part / "engine").exists():  # its name until November 2026
+            (part / "engine").symlink_to("common")
         part.rename(tree)
     return tree
 
@@ -145,7 +147,7 @@ def check_memory(arguments: list[str]) -> None:
     """Raises ValueError if the second version would find too little memory to pack its weights.
 
     A program packs if that takes no more than three quarters of what is available (packs_weights in
-    common/app/model.h). One that does not is slower, and the comparison would mean nothing.
+    engine/app/model.h). One that does not is slower, and the comparison would mean nothing.
     """
     size = Path(arguments[1]).stat().st_size
     available = 1024 * int(re.search(r"MemAvailable: +(\d+)", Path("/proc/meminfo").read_text())[1])

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/backend/quant_gemm.h"
+#include "engine/backend/quant_gemm.h"
 
 static const char* latest_error = "no error";
 static const char* error_text(void) { return latest_error; }

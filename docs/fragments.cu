@@ -5,7 +5,7 @@
 //     ./fragments [LANE]
 //
 // prints a line for each element, of all lanes or of one: operand, lane, register, half, row, column. The
-// functions under test are those of common/gpu/awq_dequantize.cuh. Compiled by nvcc (without -pthread and the
+// functions under test are those of engine/gpu/awq_dequantize.cuh. Compiled by nvcc (without -pthread and the
 // like), it runs on a GPU.
 
 #include <cstdint>
@@ -14,9 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "common/gpu/awq_dequantize.cuh"
-#include "common/gpu/device.h"
-#include "common/gpu/half2.h"
+#include "engine/gpu/awq_dequantize.cuh"
+#include "engine/gpu/device.h"
+#include "engine/gpu/half2.h"
 #include "simt/cuda.h"
 #include "simt/ptx.h"
 

@@ -1,7 +1,7 @@
 """Hugging Face tokenizer -> tokenizer section of a model file.
 
 Reads ``tokenizer.json``, or what formats/gguf_tokenizer.py makes of a GGUF file, and the chat template (see
-chat_template.py), and writes the compact form that common/tokenizer.h loads; docs/tokenizer.md gives its byte
+chat_template.py), and writes the compact form that engine/tokenizer.h loads; docs/tokenizer.md gives its byte
 layout. A section stands for exactly the ids that ``tokenizers`` computes: what it cannot say is refused with a
 ValueError that names the file, the field and the value.
 """
@@ -30,7 +30,7 @@ DROP_GAPS = 1  # of a step
 MAX_STEPS = 16
 ADDED_SPECIAL, ADDED_NORMALIZED, ADDED_LSTRIP, ADDED_RSTRIP, ADDED_SINGLE_WORD = 1, 2, 4, 8, 16
 
-# What the programs load at most, in bytes (common/text/tokenizer_section.h): the longest token, all added tokens, the
+# What the programs load at most, in bytes (engine/text/tokenizer_section.h): the longest token, all added tokens, the
 # pattern, and all merged tokens with 256 bytes more for each merge.
 MAX_TOKEN, MAX_ADDED, MAX_PATTERN, MAX_MERGED = 1 << 14, 1 << 22, 1 << 14, 1 << 24
 

@@ -1,4 +1,4 @@
-"""The numbers that the programs run: ranges of the header's fields, as common/model/model_file.h checks them.
+"""The numbers that the programs run: ranges of the header's fields, as engine/model/model_file.h checks them.
 
 What the exporter writes lies within them, so that a program opens it. tests/test_formats.py holds them equal to what
 the programs themselves say. docs/model-files.md has the same table.

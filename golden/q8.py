@@ -100,7 +100,7 @@ def matmul(x: Quantized, w: Quantized) -> np.ndarray:
     return out
 
 
-ACCUMULATOR_LAYER = 1  # traces have the accumulators of its products; common/app/trace.h says the same
+ACCUMULATOR_LAYER = 1  # traces have the accumulators of its products; engine/app/trace.h says the same
 
 
 def has_accumulators(name: str, step: Step) -> bool:

@@ -29,7 +29,7 @@ endif
 # would otherwise take one copy of it, compiled for the one or the other processor.
 ANY_CPU       = $(filter-out -march=%,$(CXXFLAGS_ALL)) $(ISA_portable)
 BACKEND_FLAGS = $(filter-out -march=%,$(CXXFLAGS_ALL)) -fPIC -fvisibility=hidden -fvisibility-inlines-hidden
-BACKEND_LINK  = -shared -Wl,--version-script=common/backend/exports -Wl,-z,relro,-z,now,-z,defs
+BACKEND_LINK  = -shared -Wl,--version-script=engine/backend/exports -Wl,-z,relro,-z,now,-z,defs
 
 # Beside those on CPUs: opencl, where its headers are (make build/packages-opencl).
 BACKENDS ?= $(if $(wildcard /usr/include/CL/cl.h),$(if $(findstring $(MACHINE),$(shell uname -m)),opencl))
@@ -45,32 +45,32 @@ $(PORTABLE)/runq_gptq: runq_gptq.cpp $(PORTABLE_O) $(OBJECTS)/flags build/packag
 	$(CXX) $(ANY_CPU) $(HARDENING) $(DEPS) $< $(PORTABLE_O) -o $@ $(LIBS)
 
 define cpu_backend
-$(OBJECTS)/$1.entry.o: common/backend/cpu.cpp $(OBJECTS)/flags
+$(OBJECTS)/$1.entry.o: engine/backend/cpu.cpp $(OBJECTS)/flags
 	$$(CXX) $$(BACKEND_FLAGS) $(ISA_portable) -DBACKEND=$1 $$(DEPS) -c $$< -o $$@
-$(OBJECTS)/$1.kernels.o: common/backend/cpu_kernels.cpp $(OBJECTS)/flags
+$(OBJECTS)/$1.kernels.o: engine/backend/cpu_kernels.cpp $(OBJECTS)/flags
 	$$(CXX) $$(BACKEND_FLAGS) $(ISA_$1) $$(DEPS) -c $$< -o $$@
-$(call BACKEND_PATH,$1): $(OBJECTS)/$1.entry.o $(OBJECTS)/$1.kernels.o common/backend/exports
+$(call BACKEND_PATH,$1): $(OBJECTS)/$1.entry.o $(OBJECTS)/$1.kernels.o engine/backend/exports
 	@mkdir -p $$(@D)
 	$$(CXX) -pthread $$(BACKEND_LINK) $$(filter %.o,$$^) -o $$@
 endef
 $(foreach b,$(CPU_BACKENDS),$(eval $(call cpu_backend,$b)))
 
-$(call BACKEND_PATH,opencl): common/backend/opencl.cpp common/backend/exports $(OBJECTS)/flags \
+$(call BACKEND_PATH,opencl): engine/backend/opencl.cpp engine/backend/exports $(OBJECTS)/flags \
     $(if $(wildcard /usr/include/CL/cl.h),,build/packages-opencl)
 	@mkdir -p $(@D)
 	$(CXX) $(BACKEND_FLAGS) $(BACKEND_LINK) $(DEPS) $< -o $@ -lOpenCL
 
 # CUDA's own code runs on GPUs from Ampere on: that of Hopper is made for later ones when it is loaded.
 GPU_CODE := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=[sm_90,compute_90]
-$(call BACKEND_PATH,cuda): common/backend/gpu.cu common/backend/exports $(OBJECTS)/flags
+$(call BACKEND_PATH,cuda): engine/backend/gpu.cu engine/backend/exports $(OBJECTS)/flags
 	@mkdir -p $(@D)
-	$(NVCC) $(NVCC_FLAGS) -Xcompiler -fPIC,-fvisibility=hidden $(GPU_CODE) -shared $(addprefix -Xlinker ,--version-script=common/backend/exports) $(DEPS) $< -o $@
+	$(NVCC) $(NVCC_FLAGS) -Xcompiler -fPIC,-fvisibility=hidden $(GPU_CODE) -shared $(addprefix -Xlinker ,--version-script=engine/backend/exports) $(DEPS) $< -o $@
 
 # AMD's, for the GPUs of HIP_ARCHS; gfx1030 has wavefronts of 32 threads, gfx90a of 64.
 HIPCC     ?= hipcc
 HIP_ARCHS ?= gfx1030 gfx90a
 HIP_FLAGS := -x hip -std=c++20 -O3 -I. -fPIC -fvisibility=hidden -Wall -Wextra -Wshadow -Werror $(HIP_ARCHS:%=--offload-arch=%)
-$(call BACKEND_PATH,hip): common/backend/gpu.cu $(HEADERS) $(wildcard simt/*.h) build/packages-hip
+$(call BACKEND_PATH,hip): engine/backend/gpu.cu $(HEADERS) $(wildcard simt/*.h) build/packages-hip
 	@mkdir -p $(@D)
 	$(HIPCC) $(HIP_FLAGS) $(BACKEND_LINK) $< -o $@
 build/packages-hip build/packages-opencl: build/packages-%: build/packages
@@ -79,10 +79,10 @@ build/packages-hip build/packages-opencl: build/packages-%: build/packages
 
 # For tests: the source of the GPUs' back ends on a CPU, with warps of 32 and of 64 threads.
 EMULATED_FLAGS = $(filter-out -march=%,$(SIMT_FLAGS)) -march=$(ARCH) $(filter-out $(CXXFLAGS_ALL),$(BACKEND_FLAGS)) $(BACKEND_LINK)
-$(call BACKEND_PATH,emulated): common/backend/gpu.cu common/backend/exports $(OBJECTS)/flags
+$(call BACKEND_PATH,emulated): engine/backend/gpu.cu engine/backend/exports $(OBJECTS)/flags
 	@mkdir -p $(@D)
 	$(CXX) $(EMULATED_FLAGS) $(DEPS) -x c++ $< -o $@
-$(call BACKEND_PATH,emulated64): common/backend/gpu.cu common/backend/exports $(OBJECTS)/flags
+$(call BACKEND_PATH,emulated64): engine/backend/gpu.cu engine/backend/exports $(OBJECTS)/flags
 	@mkdir -p $(@D)
 	$(CXX) $(EMULATED_FLAGS) -DSIMT_WARP_SIZE=64 $(DEPS) -x c++ $< -o $@
 

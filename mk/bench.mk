@@ -17,5 +17,5 @@ build/limits build/in_turns: build/%: bench/%.cpp $(LIBRARY_O) build/flags build
 version-library: build/packages
 	$(CXX) $(filter-out -I. $(WARNINGS),$(CXXFLAGS_ALL)) $(HARDENING) -w -I$(TREE) -DPROGRAM='"$(PROGRAM).cpp"' \
 	    -fPIC -shared -fvisibility=hidden $(if $(findstring clang,$(CXX)),,-fno-gnu-unique) -Wl,-Bsymbolic bench/in_process.cpp \
-	    $(wildcard $(TREE)/common/cpu/*.cpp) -o $(OUT) $(LIBS)
+	    $(wildcard $(TREE)/engine/cpu/*.cpp) -o $(OUT) $(LIBS)
 .PHONY: version-library

@@ -49,8 +49,8 @@ DEPS = -MMD -MP -MT $@ -MF build/deps/$(subst /,_,$@).d
 DEPS_FOLDER := $(shell mkdir -p build/deps)
 -include $(wildcard build/deps/*.d)
 
-# What every program needs and takes long to compile is compiled once; all else of common/ is headers.
-LIBRARY   := common/app/cli.cpp common/app/line_editor.cpp common/cpu/attention.cpp common/cpu/quant_matmul.cpp
+# What every program needs and takes long to compile is compiled once; all else of engine/ is headers.
+LIBRARY   := engine/app/cli.cpp engine/app/line_editor.cpp engine/cpu/attention.cpp engine/cpu/quant_matmul.cpp
 LIBRARY_O := $(LIBRARY:%.cpp=build/lib/%.o)
 $(LIBRARY_O) $(PROGRAMS:%=build/lib/%.o): build/lib/%.o: %.cpp build/flags build/packages
 	@mkdir -p $(@D)
@@ -110,7 +110,7 @@ build/packages-test: build/packages
 	@touch $@
 
 # Each CPU program and its headers in one file.
-HEADERS := $(wildcard common/*/*.h common/*/*.cuh)
+HEADERS := $(wildcard engine/*/*.h engine/*/*.cuh)
 single: $(PROGRAMS:%=build/single/%.cpp)
 build/single/%.cpp: %.cpp $(HEADERS) $(LIBRARY) tools/single.py
 	@mkdir -p $(@D)

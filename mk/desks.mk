@@ -86,10 +86,10 @@ $(LIBRARY:%.cpp=$2/%.o) $(PROGRAMS:%=$2/%.o): $2/%.o: %.cpp $(SOURCES)/ready bui
 endef
 # $1: the system, $2: a back end.
 define desk_backend
-build/desks/$1/backend/$2.entry.o: common/backend/cpu.cpp build/desks/$1/flags $$(DESK_READY_$1)
+build/desks/$1/backend/$2.entry.o: engine/backend/cpu.cpp build/desks/$1/flags $$(DESK_READY_$1)
 	@mkdir -p $$(@D)
 	$$(DESK_CXX_$1) $$(call DESK_FLAGS,$$(DESK_CXX_$1)) $(DESK_ANY_$1) $(DESK_HIDDEN) -DBACKEND=$2 $$(DEPS) -c $$< -o $$@
-build/desks/$1/backend/$2.kernels.o: common/backend/cpu_kernels.cpp build/desks/$1/flags $$(DESK_READY_$1)
+build/desks/$1/backend/$2.kernels.o: engine/backend/cpu_kernels.cpp build/desks/$1/flags $$(DESK_READY_$1)
 	@mkdir -p $$(@D)
 	$$(DESK_CXX_$1) $$(call DESK_FLAGS,$$(DESK_CXX_$1)) $(DESK_ANY_$1) $(DESK_$2) $(DESK_HIDDEN) $$(DEPS) -c $$< -o $$@
 build/desks/$1/backends/quant_gemm_$2$(DESK_DLL_$1): build/desks/$1/backend/$2.entry.o build/desks/$1/backend/$2.kernels.o

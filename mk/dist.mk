@@ -7,12 +7,12 @@
 # Equal sources and compilers make equal files, wherever and whenever: no time but the commit's, no path, no name of a
 # user. The compilers are this machine's g++ and g++-aarch64-linux-gnu, and zig.
 DIST         := linux-x86_64 linux-aarch64 macos-arm64 windows-x86_64
-VERSION      := $(shell sed -n 's/.*program_version = "\(.*\)".*/\1/p' common/app/options.h)
+VERSION      := $(shell sed -n 's/.*program_version = "\(.*\)".*/\1/p' engine/app/options.h)
 DIST_ARCHIVE = dist/runq-$(VERSION)-$1.$(if $(findstring windows,$1),zip,tar.gz)
 
 # ---- Linux: static programs that have everything once for each level of instructions, so that one file runs on any
 # processor and as fast as it can. A level's objects become one, of which its main() alone is seen from outside; what runs
-# before a main() waits until the level is chosen (common/app/levels.cpp).
+# before a main() waits until the level is chosen (engine/app/levels.cpp).
 LEVELS_linux-x86_64   := avx512vnni avxvnni avx2 portable
 LEVELS_linux-aarch64  := i8mm dotprod neon
 DIST_BASE_x86_64      := -march=x86-64
@@ -44,7 +44,7 @@ $(PCRE2_PARTS:%=build/dist/linux-$1/pcre2_%.o): build/dist/linux-$1/pcre2_%.o: $
 	$(DIST_TOOLS_$1)gcc $(DIST_BASE_$1) $$(DESK_PCRE2) -c $(SOURCES)/pcre2/src/pcre2_$$*.c -o $$@
 build/dist/linux-$1/utf8proc.o: $(SOURCES)/ready build/dist/linux-$1/flags build/packages-dist
 	$(DIST_TOOLS_$1)gcc $(DIST_BASE_$1) -O2 -DUTF8PROC_STATIC -c $(SOURCES)/utf8proc/utf8proc.c -o $$@
-build/dist/linux-$1/levels.o: common/app/levels.cpp build/dist/linux-$1/flags build/packages-dist
+build/dist/linux-$1/levels.o: engine/app/levels.cpp build/dist/linux-$1/flags build/packages-dist
 	$(DIST_TOOLS_$1)g++ $$(call DESK_FLAGS,g++) $(HARDENING) $(DIST_BASE_$1) -D'LEVELS=$(LEVELS_linux-$1:%=X(%))' $$(DEPS) -c $$< -o $$@
 build/dist/linux-$1/programs: $(PROGRAMS:%=build/dist/linux-$1/programs/%)
 $(PROGRAMS:%=build/dist/linux-$1/programs/%): build/dist/linux-$1/programs/%: build/dist/linux-$1/levels.o $(foreach l,$(LEVELS_linux-$1),build/dist/linux-$1/$l/%.whole.o) \

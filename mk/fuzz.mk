@@ -56,7 +56,7 @@ build/packages-fuzz: build/packages
 	@$(call install,$(PACKAGES_FUZZ))
 	@touch $@
 
-# The stored inputs, without libFuzzer and with the usual compiler: a program for the harnesses of common/, and one for
+# The stored inputs, without libFuzzer and with the usual compiler: a program for the harnesses of engine/, and one for
 # each program's, which also takes the broken files of tests/test_broken_files.py. Part of make test. Inputs are small:
 # compiling is what takes time.
 ASAN    := -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS

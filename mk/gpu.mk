@@ -11,9 +11,9 @@ build/gpu/flags: FORCE
 	@mkdir -p $(@D)
 	@echo '$(GPU_BUILD)' | cmp -s - $@ || echo '$(GPU_BUILD)' > $@
 # nvcc builds few files here, so each depends on everything that it could read.
-CUDA_SOURCES := $(wildcard *.cu common/backend/*.cu bench/*.cu bench/*.cuh common/*/*.h common/*/*.cuh simt/*.h)
+CUDA_SOURCES := $(wildcard *.cu engine/backend/*.cu bench/*.cu bench/*.cuh engine/*/*.h engine/*/*.cuh simt/*.h)
 $(GPU_BINS): $(CUDA_SOURCES) build/gpu/flags
-build/gpu/runq_awq: runq_awq.cu common/app/cli.cpp common/app/line_editor.cpp
+build/gpu/runq_awq: runq_awq.cu engine/app/cli.cpp engine/app/line_editor.cpp
 	$(NVCC) $(GPU_FLAGS) $^ -o $@ $(CUBLAS)
 build/gpu/awq_kernels: bench/awq_kernels.cu
 	$(NVCC) $(GPU_FLAGS) $< -o $@ $(CUBLAS)
@@ -42,11 +42,11 @@ build/cuda/runq_awq.sm_%.o: runq_awq.cu $(CUDA_SOURCES)
 	$(cuda_check)
 build/cuda/awq_kernels.sm_%.o: bench/awq_kernels.cu $(CUDA_SOURCES)
 	$(cuda_check)
-build/cuda/backend.sm_%.o: common/backend/gpu.cu $(CUDA_SOURCES)
+build/cuda/backend.sm_%.o: engine/backend/gpu.cu $(CUDA_SOURCES)
 	$(cuda_check)
 ifneq ($(shell command -v $(NVCC)),)
 cuda: $(CUDA_CHECKS)
-	@echo 'runq_awq.cu, bench/awq_kernels.cu and common/backend/gpu.cu compile for sm_80 and sm_90, nothing spills'
+	@echo 'runq_awq.cu, bench/awq_kernels.cu and engine/backend/gpu.cu compile for sm_80 and sm_90, nothing spills'
 else
 cuda:
 	@echo 'there is no nvcc here: nothing was compiled for a GPU'
@@ -54,4 +54,4 @@ endif
 
 # The back end compiles for AMD's GPUs, too.
 hip: $(call BACKEND_PATH,hip)
-	@echo 'common/backend/gpu.cu compiles for $(HIP_ARCHS)'
+	@echo 'engine/backend/gpu.cu compiles for $(HIP_ARCHS)'

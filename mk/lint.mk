@@ -1,8 +1,8 @@
 # Formats, warnings as errors with two compilers, static analysis.
-CPP_FILES := $(wildcard *.cpp *.cu common/*/*.h common/*/*.cuh common/*/*.cpp common/backend/*.cu docs/*.c simt/*.h simt/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp tests/fuzz/*.h hw/*/*.cpp hw/*/*.h bench/*.cpp bench/*.cu bench/*.cuh)
+CPP_FILES := $(wildcard *.cpp *.cu engine/*/*.h engine/*/*.cuh engine/*/*.cpp engine/backend/*.cu docs/*.c simt/*.h simt/*.cpp tests/*.cpp tests/*.h tests/fuzz/*.cpp tests/fuzz/*.h hw/*/*.cpp hw/*/*.h bench/*.cpp bench/*.cu bench/*.cuh)
 
 # opencl.cpp only where OpenCL's headers are.
-BACKEND_FILES := $(filter-out $(if $(filter opencl,$(BACKENDS)),,%/opencl.cpp),$(wildcard common/backend/*.cpp common/backend/*.cu))
+BACKEND_FILES := $(filter-out $(if $(filter opencl,$(BACKENDS)),,%/opencl.cpp),$(wildcard engine/backend/*.cpp engine/backend/*.cu))
 
 .PHONY: lint-format lint-g++ lint-clang++ lint-tidy
 lint: lint-format lint-g++ lint-clang++ lint-tidy

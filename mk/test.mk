@@ -3,7 +3,7 @@
 # Instruction sets that SIMDe emulates.
 EMULATED   := int8_simde int8_wasm
 SIMT_TESTS := simt_test simt_checks_test $(CUDA_PROGRAMS:%=%_test) $(CUDA_PROGRAMS:%=%_checked_test) awq_kernels_test backend_gpu_test
-TEST_BINS  := build/common_test $(EMULATED:%=build/%_test) $(PROGRAMS:%=build/%_test) $(SIMT_TESTS:%=build/%)
+TEST_BINS  := build/engine_test $(EMULATED:%=build/%_test) $(PROGRAMS:%=build/%_test) $(SIMT_TESTS:%=build/%)
 
 test: portable $(call BACKEND_PATH,emulated) $(call BACKEND_PATH,emulated64)
 test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAMS) \
@@ -13,7 +13,7 @@ test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAM
 # What a change needs first: the C++ tests, which hold every program to the stored traces; of one program with P=runq.
 # Model files are made only if they are not there.
 P       ?=
-CHECKED := $(if $(P),build/$(P)_test,build/common_test $(PROGRAMS:%=build/%_test))
+CHECKED := $(if $(P),build/$(P)_test,build/engine_test $(PROGRAMS:%=build/%_test))
 check: $(CHECKED) $(or $(P),$(PROGRAMS)) $(VENV_READY) $(filter-out $(wildcard $(TEST_MODELS) $(RANDOM_MODELS)),$(TEST_MODELS) $(RANDOM_MODELS))
 	@$(PY) tests/run.py --no-pytest $(CHECKED)
 
@@ -36,9 +36,9 @@ build/main.o: tests/main.cpp build/flags build/packages-test
 # What does not depend on the scheme is tested in one program; each program's own source in one of its own. The first two take
 # longest to compile.
 OWN_TESTS := $(PROGRAMS:%=tests/%_test.cpp) $(SIMT_TESTS:%=tests/%.cpp) $(EMULATED:%=tests/%_test.cpp)
-build/common_test: build/quant_matmul_test.o build/lowbit_matmul_test.o build/main.o $(patsubst tests/%.cpp,build/%.o,$(filter-out $(OWN_TESTS),$(wildcard tests/*_test.cpp)))
+build/engine_test: build/quant_matmul_test.o build/lowbit_matmul_test.o build/main.o $(patsubst tests/%.cpp,build/%.o,$(filter-out $(OWN_TESTS),$(wildcard tests/*_test.cpp)))
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
-build/common_test $(PROGRAMS:%=build/%_test): $(LIBRARY_O)
+build/engine_test $(PROGRAMS:%=build/%_test): $(LIBRARY_O)
 $(PROGRAMS:%=build/%_test) $(EMULATED:%=build/%_test): %: build/main.o %.o
 	$(CXX) $(CXXFLAGS_ALL) $^ -o $@ $(LIBS)
 # Where VNNI or WebAssembly is emulated, whatever the machine has: see the sources. Programs of their own, as each defines

@@ -18,7 +18,7 @@ WASM_CXXFLAGS = -std=c++20 $(WASM_FLAGS) -fno-math-errno -fno-trapping-math -isy
                 $(filter-out -Wno-restrict -Wno-maybe-uninitialized -Wno-uninitialized,$(WARNINGS)) -Wno-unused-parameter
 # Small, but for the kernels: -O3 in place of -Os and -Oz makes a module a fifth larger and no faster; kernels for size
 # take four times as long.
-WASM_KERNELS  := common/cpu/attention.cpp common/cpu/quant_matmul.cpp
+WASM_KERNELS  := engine/cpu/attention.cpp engine/cpu/quant_matmul.cpp
 optimized     = $(if $(filter $1,$(WASM_KERNELS)),-O2,-Os)
 # A module that a page makes anew for every run. Memory grows up to what 32-bit addresses reach.
 WASM_LINK := $(WASM_FLAGS) -Oz -sENVIRONMENT=worker -sMODULARIZE -sEXPORT_ES6 -sINVOKE_RUN=0 -sEXIT_RUNTIME \

@@ -21,7 +21,7 @@
 #include <string>
 #include <vector>
 
-#include "common/os/threads.h"
+#include "engine/os/threads.h"
 
 struct uint3 {
     unsigned x, y, z;

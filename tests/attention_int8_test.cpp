@@ -1,6 +1,6 @@
 // Attention in int8 on every instruction set of this build and in plain C++, against plain loops and the
 // golden vectors.
-#include "common/cpu/attention_int8.h"
+#include "engine/cpu/attention_int8.h"
 
 #include <doctest/doctest.h>
 

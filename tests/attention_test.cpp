@@ -1,5 +1,5 @@
 // Attention's kernels, against the golden vectors and against plain loops in double precision.
-#include "common/cpu/attention.h"
+#include "engine/cpu/attention.h"
 
 #include <doctest/doctest.h>
 
@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "common/cpu/attention_kernels.h"
+#include "engine/cpu/attention_kernels.h"
 #include "golden.h"
 
 TEST_CASE("exp of a vector") {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "common/backend/quant_gemm.h"
+#include "engine/backend/quant_gemm.h"
 #include "int8_cases.h"
 #include "lowbit_cases.h"
 

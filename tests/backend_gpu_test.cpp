@@ -1,6 +1,6 @@
-// The kernels of common/backend/gpu.cu with every load and store looked at: simt/checks.cpp. What they
+// The kernels of engine/backend/gpu.cu with every load and store looked at: simt/checks.cpp. What they
 // compute is tested in backend_test.cpp.
-#include "../common/backend/gpu.cu"
+#include "../engine/backend/gpu.cu"
 
 #include <doctest/doctest.h>
 

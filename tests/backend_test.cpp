@@ -1,5 +1,5 @@
 // Every back end that runs on this machine, through the C interface, against plain arithmetic.
-#include "common/backend/backend.h"
+#include "engine/backend/backend.h"
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>

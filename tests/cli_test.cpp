@@ -1,5 +1,5 @@
 // The command line, the sampler, and what the programs do with a model, on a model that is a small table.
-#include "common/app/cli.h"
+#include "engine/app/cli.h"
 
 #include <doctest/doctest.h>
 
@@ -14,14 +14,14 @@
 #include <string>
 #include <vector>
 
-#include "common/app/bench.h"
-#include "common/app/chat.h"
-#include "common/app/generate.h"
-#include "common/app/info.h"
-#include "common/app/perplexity.h"
-#include "common/app/sampler.h"
-#include "common/app/session.h"
-#include "common/os/signals.h"
+#include "engine/app/bench.h"
+#include "engine/app/chat.h"
+#include "engine/app/generate.h"
+#include "engine/app/info.h"
+#include "engine/app/perplexity.h"
+#include "engine/app/sampler.h"
+#include "engine/app/session.h"
+#include "engine/os/signals.h"
 #include "safetensors.h"
 #include "section.h"
 #include "table_model.h"

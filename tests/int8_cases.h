@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "common/cpu/quant_matrix.h"
+#include "engine/cpu/quant_matrix.h"
 #include "golden.h"
 
 // codes and scales of x (n,), groups of group_size; under fixed_scale if that is not null.

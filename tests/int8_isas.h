@@ -1,7 +1,7 @@
 // The instruction sets that this build has.
 #pragma once
 
-#include "common/cpu/instructions.h"
+#include "engine/cpu/instructions.h"
 
 namespace {
 

@@ -59,6 +59,6 @@ simde__m512 to_floats_512(simde__m512i v) {
 #define __AVX512BW__ 1
 #define __AVX512VL__ 1
 #define __AVX512VNNI__ 1
-#include "common/cpu/quant_matmul.cpp"
+#include "engine/cpu/quant_matmul.cpp"
 #include "lowbit_matmul_test.cpp"
 #include "quant_matmul_test.cpp"

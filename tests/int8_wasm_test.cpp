@@ -7,6 +7,6 @@
 // other.
 #define RUNQ_SIMDE
 #define __wasm_simd128__ 1
-#include "common/cpu/quant_matmul.cpp"
+#include "engine/cpu/quant_matmul.cpp"
 #include "lowbit_matmul_test.cpp"
 #include "quant_matmul_test.cpp"

@@ -1,6 +1,6 @@
 // Lines that a person types on a terminal: signals, the terminal's settings, the history. Keys and what is
 // seen on the screen: tests/test_chat.py.
-#include "common/app/line_editor.h"
+#include "engine/app/line_editor.h"
 
 #include <doctest/doctest.h>
 #include <fcntl.h>
@@ -17,7 +17,7 @@
 #include <string>
 #include <thread>
 
-#include "common/os/signals.h"
+#include "engine/os/signals.h"
 #include "own_folder.h"
 
 namespace fs = std::filesystem;

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/cpu/quant_matrix.h"
-#include "common/model/matrix_format.h"
+#include "engine/cpu/quant_matrix.h"
+#include "engine/model/matrix_format.h"
 #include "int8_cases.h"
 
 // A matrix with its memory, and what it expands to.

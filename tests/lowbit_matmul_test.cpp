@@ -1,6 +1,6 @@
 // The low-bit kernels: every path of this build against plain arithmetic, for every format and shape.
 // int8_simde_test.cpp compiles the same cases with emulated intrinsics.
-#include "common/cpu/quant_matmul.h"
+#include "engine/cpu/quant_matmul.h"
 
 #include <doctest/doctest.h>
 
@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "common/cpu/pack_matrix.h"
-#include "common/cpu/quant_paths.h"
+#include "engine/cpu/pack_matrix.h"
+#include "engine/cpu/quant_paths.h"
 #include "int8_cases.h"
 #include "int8_isas.h"
 #include "lowbit_cases.h"

@@ -1,5 +1,5 @@
 // What this process can use of the machine. Control groups are folders of files that the tests write.
-#include "common/os/machine.h"
+#include "engine/os/machine.h"
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>

@@ -1,5 +1,5 @@
 // What is said when a run's memory is not there, and what happens at the end of what is.
-#include "common/app/memory.h"
+#include "engine/app/memory.h"
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>
@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "common/cpu/int8.h"
-#include "common/cpu/int8_kv_cache.h"
-#include "common/cpu/kv_cache.h"
-#include "common/cpu/quant_matrix.h"
-#include "common/cpu/rows.h"
-#include "common/cpu/scratch.h"
-#include "common/os/lazy_memory.h"
-#include "common/os/memory_count.h"
+#include "engine/cpu/int8.h"
+#include "engine/cpu/int8_kv_cache.h"
+#include "engine/cpu/kv_cache.h"
+#include "engine/cpu/quant_matrix.h"
+#include "engine/cpu/rows.h"
+#include "engine/cpu/scratch.h"
+#include "engine/os/lazy_memory.h"
+#include "engine/os/memory_count.h"
 
 TEST_CASE("memory: refused with the sum, what is available, the largest parts and what makes them smaller") {
     const std::vector<MemoryPart> parts = {{"a", 5000000000},

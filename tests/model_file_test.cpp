@@ -1,6 +1,6 @@
 // Model files: every field of the header is checked before anything is read through it, and tensors lie one
 // after another. Files are small ones that the tests make themselves.
-#include "common/model/model_file.h"
+#include "engine/model/model_file.h"
 
 #include <doctest/doctest.h>
 #include <sys/stat.h>
@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "common/model/tensors.h"
-#include "common/os/cgroup.h"
+#include "engine/model/tensors.h"
+#include "engine/os/cgroup.h"
 #include "own_folder.h"
 
 namespace {

@@ -1,5 +1,5 @@
 // The operations between matrix products, against the golden vectors.
-#include "common/cpu/ops.h"
+#include "engine/cpu/ops.h"
 
 #include <doctest/doctest.h>
 
@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "common/cpu/attention_kernels.h"
-#include "common/cpu/vector.h"
+#include "engine/cpu/attention_kernels.h"
+#include "engine/cpu/vector.h"
 #include "golden.h"
 
 namespace {

@@ -3,9 +3,9 @@
 
 #include <utility>
 
-#include "common/app/perplexity.h"
-#include "common/os/machine.h"
-#include "common/os/threads.h"
+#include "engine/app/perplexity.h"
+#include "engine/os/machine.h"
+#include "engine/os/threads.h"
 #include "table_model.h"
 
 namespace {

@@ -1,6 +1,6 @@
 // Products with int8 weights: every path of this build against the golden vectors and against plain
 // arithmetic (int8_cases.h). int8_simde_test.cpp compiles the same cases with emulated intrinsics.
-#include "common/cpu/quant_matmul.h"
+#include "engine/cpu/quant_matmul.h"
 
 #include <doctest/doctest.h>
 
@@ -14,10 +14,10 @@
 #include <tuple>
 #include <vector>
 
-#include "common/app/sampler.h"
-#include "common/cpu/fused_multiply_add.h"
-#include "common/cpu/pack_matrix.h"
-#include "common/cpu/quant_paths.h"
+#include "engine/app/sampler.h"
+#include "engine/cpu/fused_multiply_add.h"
+#include "engine/cpu/pack_matrix.h"
+#include "engine/cpu/quant_paths.h"
 #include "int8_cases.h"
 #include "int8_isas.h"
 

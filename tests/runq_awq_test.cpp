@@ -1,4 +1,4 @@
-// runq_awq.cu itself: its plain loop and the kernels of common/gpu/ against the golden vectors, each other
+// runq_awq.cu itself: its plain loop and the kernels of engine/gpu/ against the golden vectors, each other
 // and sums in double, and then whole layers and models. On the CPU the kernels run in the emulator (simt/).
 // Built a second time with the emulator's checks of every memory access (-DCHECKED_BUILD), where whole models
 // would take too long. nvcc compiles the same file for a GPU.
@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
-#include "common/app/sampler.h"
+#include "engine/app/sampler.h"
 #include "golden.h"
 
 namespace {

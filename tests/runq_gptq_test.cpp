@@ -9,7 +9,7 @@ const char* const models[] = {"tiny-llama.gptq-w8",     "tiny-llama.gptq-w4",   
                               "tiny-qwen3.gptq-ladder", "tiny-qwen3.gptq-sparse", "random-llama.gptq-order"};
 }
 
-#include "common/cpu/expand_rows.h"
+#include "engine/cpu/expand_rows.h"
 #include "int8_cases.h"
 #include "lowbit_cases.h"
 #include "program_tests.h"

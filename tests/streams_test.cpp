@@ -1,5 +1,5 @@
 // What a terminal gets to see, and what files and pipes get.
-#include "common/app/streams.h"
+#include "engine/app/streams.h"
 
 #include <doctest/doctest.h>
 #include <pty.h>

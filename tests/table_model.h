@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "common/app/cli.h"
-#include "common/app/session.h"
-#include "common/os/signals.h"
+#include "engine/app/cli.h"
+#include "engine/app/session.h"
+#include "engine/os/signals.h"
 
 namespace {
 

@@ -240,7 +240,7 @@ def check_sessions(document: str) -> list[str]:
 # ----------------------------------------------------------------------------
 # Commands, files and links
 
-FOLDERS = "bench|common|docs|export|formats|golden|hw|mk|models|simt|tests|tools"
+FOLDERS = "bench|docs|engine|export|formats|golden|hw|mk|models|simt|tests|tools"
 
 
 @cache
@@ -293,8 +293,8 @@ def check_command(words: list[str]) -> list[str]:
         bad += [f"the Makefile knows no {name}" for name in names if not re.search(rf"\b{name}\b", makefile)]
     elif re.fullmatch(r"\./runq\w*", words[0]):
         sources = [
-            ROOT / "common" / "app" / "options.h",
-            ROOT / "common" / "app" / "model.h",
+            ROOT / "engine" / "app" / "options.h",
+            ROOT / "engine" / "app" / "model.h",
             *ROOT.glob(words[0][2:] + ".c*"),
         ]  # programs on a CPU, and each of them, may have their own
         known = "".join(path.read_text(encoding="utf-8") for path in sources)
@@ -530,8 +530,8 @@ N_LINES = len((ROOT / "runq.cpp").read_text(encoding="utf-8").splitlines())
         (check_commands, "```sh\n./runq_awq model.bin --matmul plain\n```\n", "runq_awq~runq"),
         (check_commands, "```sh\npython -m golden diff a b\n```\n", "diff~differ"),
         (check_commands, "```sh\npython -m golden diff a b --model c\n```\n", "--model ~--modell "),
-        (check_commands, "```sh\ncat common/app/trace.h\n```\n", "trace.h~traces.h"),
-        (check_files, "in `common/app/trace.h`", "trace.h~traces.h"),
+        (check_commands, "```sh\ncat engine/app/trace.h\n```\n", "trace.h~traces.h"),
+        (check_files, "in `engine/app/trace.h`", "trace.h~traces.h"),
         (check_files, "in `trace.h`", "trace.h~traces.h"),
         (check_lengths, f"| program | lines |\n|---|---|\n| `runq` | {N_LINES} |\n", f"{N_LINES}~{N_LINES + 1}"),
         (check_names, "`with_best_isa`", "best~worst"),

@@ -306,7 +306,7 @@ def test_the_late_trace_is_behind_a_page_chunks_and_the_original_context():
     trace, config = a_late_trace(), Checkpoint(ROOT / "models" / "tiny-llama").config
     (position,) = trace["positions"]
     assert position == len(trace["tokens"]) - 1
-    assert position > 256 + 32  # beyond a page of the KV cache (common/cpu/kv_cache.h) and a block of keys
+    assert position > 256 + 32  # beyond a page of the KV cache (engine/cpu/kv_cache.h) and a block of keys
     assert position > 2 * 128  # and two chunks of a prompt
     assert position > 2 * config.rope_scaling.original_max_position_embeddings
     assert trace["layers.0.attn.probs"].shape == (1, config.n_heads, position + 1)

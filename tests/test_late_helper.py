@@ -1,4 +1,4 @@
-"""A thread that comes to a loop too late touches nothing of it: common/os/threads.h with pauses where it matters.
+"""A thread that comes to a loop too late touches nothing of it: engine/os/threads.h with pauses where it matters.
 
 A helper sees a loop, and stands still before it joins. Meanwhile that loop ends, and the next one is half set up: its
 items begin where they should and end where those of the first did. By chance this hardly ever happens.
@@ -64,7 +64,7 @@ int main() {
 
 @pytest.mark.parametrize("looks", [True, False], ids=["as it is", "without its look at the loop"])
 def test_a_late_helper_leaves_the_next_loop_alone(tmp_path, looks):
-    source = (ROOT / "common" / "os" / "threads.h").read_text()
+    source = (ROOT / "engine" / "os" / "threads.h").read_text()
     for old, new in (PAUSES | ({} if looks else {CHECK: "work(t);"})).items():
         assert source.count(old) == 1, old
         source = source.replace(old, new)

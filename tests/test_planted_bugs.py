@@ -82,7 +82,7 @@ CALL = {
 def messages(tmp_path_factory):
     """What each copy's launch ends with, by name. One program has all copies, each in a namespace."""
     folder = tmp_path_factory.mktemp("planted")
-    sources = {kernel: (ROOT / "common" / "gpu" / f"awq_{kernel}.cuh").read_text() for kernel in CALL}
+    sources = {kernel: (ROOT / "engine" / "gpu" / f"awq_{kernel}.cuh").read_text() for kernel in CALL}
     includes = "\n".join(re.findall(r"^#include .*", "\n".join(sources.values()), re.MULTILINE))
     copies = []
     for name, (old, new, kernel, _) in BUGS.items():

@@ -159,7 +159,7 @@ def made(tree) -> Path:
     """The tree with the program, its tests, the tiny models' files and their golden vectors."""
     targets = ["runq_f32", "build/runq_f32_test"]
     # What is compiled already need not be again, unless something that it is made of has changed.
-    for path in [*(ROOT / "build" / "lib" / "common").rglob("*.o"), *(ROOT / "build" / "deps").iterdir(),
+    for path in [*(ROOT / "build" / "lib" / "engine").rglob("*.o"), *(ROOT / "build" / "deps").iterdir(),
                  *(ROOT / "build" / name for name in ("main.o", "flags", "packages", "packages-test"))]:  # fmt: skip
         copy = tree / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)

@@ -320,7 +320,7 @@ def test_build_without_tokenizer(tmp_path):
     program = program_of(name)
     subprocess.run(
         [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-pthread", "-DNO_TOKENIZER", "-I.", f"{program}.cpp",
-         "common/app/cli.cpp", "common/app/line_editor.cpp", "common/cpu/attention.cpp", "common/cpu/quant_matmul.cpp",
+         "engine/app/cli.cpp", "engine/app/line_editor.cpp", "engine/cpu/attention.cpp", "engine/cpu/quant_matmul.cpp",
          "-o", tmp_path / program],
         cwd=ROOT, check=True,
     )  # fmt: skip

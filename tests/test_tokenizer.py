@@ -1,4 +1,4 @@
-"""common/text/ and export/tokenizer.py against Hugging Face `tokenizers`, id for id.
+"""engine/text/ and export/tokenizer.py against Hugging Face `tokenizers`, id for id.
 
 The real Llama 3 vocabulary and the real chat templates are not in the repository. With MODEL_FAMILY_DATA set
 to a folder that holds llama-3.2/tokenizer.model, llama-3.2/chat_template.jinja and qwen3/chat_template.jinja,
@@ -103,7 +103,7 @@ needs_family_data = pytest.mark.skipif(
 def tool() -> Path:
     """build/tokenize_tool, built if it is not there or older than its sources."""
     path = ROOT / "build" / "tokenize_tool"
-    sources = [ROOT / "tests" / "tokenize_tool.cpp", *(ROOT / "common" / "text").glob("*.h")]
+    sources = [ROOT / "tests" / "tokenize_tool.cpp", *(ROOT / "engine" / "text").glob("*.h")]
     if path.exists() and path.stat().st_mtime >= max(s.stat().st_mtime for s in sources):
         return path
     if shutil.which("make"):
@@ -518,7 +518,7 @@ def test_what_nfc_makes_shorter() -> None:
     kept = [c for c in characters if unicodedata.normalize("NFC", c) == c]
     most = max(sum(cost[part] for part in parts[c]) / len(c.encode()) for c in kept)
     assert most == 3.5
-    (line,) = re.findall(r"most_bytes_per_nfc_byte = (\d+);", (ROOT / "common" / "text" / "nfc.h").read_text())
+    (line,) = re.findall(r"most_bytes_per_nfc_byte = (\d+);", (ROOT / "engine" / "text" / "nfc.h").read_text())
     assert int(line) >= most
     for c in kept:  # NFC cuts no text in front of what is up to U+0020, nor makes such a character
         assert len(c) == 1
@@ -924,7 +924,7 @@ def test_template_that_is_not_jinja(tmp_path: Path) -> None:
 def test_speed(pair: Pair, tmp_path: Path) -> None:
     """Of a short text, whose figures mean little, but with FULL=1."""
     size = 4_000_000 if FULL else 100_000
-    text = "\n".join(str((ROOT / p).read_text()) for p in ("common/text/tokenizer.h", "tests/test_tokenizer.py"))
+    text = "\n".join(str((ROOT / p).read_text()) for p in ("engine/text/tokenizer.h", "tests/test_tokenizer.py"))
     text = (text * (1 + size // len(text)))[:size]
     (tmp_path / "text").write_text(text)
     print(f"\n{pair.vocab_size} ids:", pair.run(b"", "--bench", str(tmp_path / "text")).decode().strip())

@@ -1,5 +1,5 @@
 // Threads that share loops, and how many of them do.
-#include "common/os/threads.h"
+#include "engine/os/threads.h"
 
 #include <doctest/doctest.h>
 

@@ -1,4 +1,4 @@
-// What test_tokenizer.py talks to: common/text/tokenizer.h behind a pipe.
+// What test_tokenizer.py talks to: engine/text/tokenizer.h behind a pipe.
 //
 //   tokenize_tool SECTION VOCAB_SIZE [--bos]        strings from stdin -> ids to stdout
 //   tokenize_tool SECTION VOCAB_SIZE --decode       ids from stdin -> bytes to stdout, streamed as characters
@@ -16,7 +16,7 @@
 #include <iostream>
 #include <iterator>
 
-#include "common/text/tokenizer.h"
+#include "engine/text/tokenizer.h"
 
 namespace {
 

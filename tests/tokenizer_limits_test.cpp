@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "common/text/tokenizer.h"
+#include "engine/text/tokenizer.h"
 #include "section.h"
 
 namespace {

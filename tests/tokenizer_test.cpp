@@ -1,6 +1,6 @@
 // The tokenizer on sections that the test makes itself: characters out of bytes, ids by hand, chat texts, and
 // broken sections, none of which may do more than throw. Ids against Hugging Face: tests/test_tokenizer.py.
-#include "common/text/tokenizer.h"
+#include "engine/text/tokenizer.h"
 
 #include <doctest/doctest.h>
 

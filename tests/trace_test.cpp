@@ -1,5 +1,5 @@
 // Traces: what is written can be read back.
-#include "common/app/trace.h"
+#include "engine/app/trace.h"
 
 #include <doctest/doctest.h>
 
@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "common/cpu/half.h"
-#include "common/cpu/quant_matrix.h"
+#include "engine/cpu/half.h"
+#include "engine/cpu/quant_matrix.h"
 #include "own_folder.h"
 #include "safetensors.h"
 

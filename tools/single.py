@@ -1,4 +1,4 @@
-"""Folds a program and the common/ headers it includes into one source file: python tools/single.py runq.cpp
+"""Folds a program and the engine/ headers it includes into one source file: python tools/single.py runq.cpp
 
 Each header is put where it is first included, and the source that belongs to a header at the end; system headers stay
 as they are. A header that several branches of an #if include is in each of them. Needs nothing but Python.

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "common/backend/quant_gemm.h"
+#include "engine/backend/quant_gemm.h"
 #include "hw/sim/pack_matrix.h"
 #include "hw/sim/rtl_session.h"
 

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "common/cpu/quant_matrix.h"
+#include "engine/cpu/quant_matrix.h"
 #include "hw/sim/matmul_rtl.h"
 
 // What MatmulRtl::pack takes. A sparse matrix is filled up with codes that are its zero points.

@@ -1,12 +1,12 @@
 // runq and runq_w8a8 with every product, and every quantization of activations, in RTL: what
-// common/cpu/quant_matmul.cpp and int8_quantize have by the CPU's instructions. The programs' sources are
+// engine/cpu/quant_matmul.cpp and int8_quantize have by the CPU's instructions. The programs' sources are
 // compiled as they are; this file is linked in the place of the former, and hw/sim/in_rtl declares the
 // latter. docs/rtl.md.
 #include <map>
 #include <mutex>
 #include <vector>
 
-#include "common/cpu/quant_matmul.h"
+#include "engine/cpu/quant_matmul.h"
 #include "hw/sim/pack_matrix.h"
 #include "hw/sim/rtl_session.h"
 

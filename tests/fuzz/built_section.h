@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/text/utf8.h"
+#include "engine/text/utf8.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/section.h"
 

@@ -1,6 +1,6 @@
 // Fuzzes chat: rendering a conversation, and the loop that answers lines of standard input. The input is the
 // choices that template, tokenizer and model are made by, and then the lines.
-#include "common/app/chat.h"
+#include "engine/app/chat.h"
 
 #include <memory>
 #include <optional>
@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/text/tokenizer.h"
+#include "engine/text/tokenizer.h"
 #include "tests/fuzz/built_section.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "common/app/cli.h"
+#include "engine/app/cli.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/poisoned_tail.h"
 #include "tests/fuzz/program.h"

@@ -3,7 +3,7 @@
 #include <array>
 #include <string>
 
-#include "common/model/model_file.h"
+#include "engine/model/model_file.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/use_tokenizer.h"
 

@@ -22,7 +22,7 @@
 #include <string>
 #include <string_view>
 
-#include "common/os/threads.h"
+#include "engine/os/threads.h"
 
 using FuzzBytes = std::span<const uint8_t>;
 

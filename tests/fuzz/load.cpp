@@ -1,11 +1,11 @@
 // Fuzzes opening a model file of the program PROGRAM. The input is the file, or a header of no program, of
 // which it is made (model_parts.h). A file that opens has to run: its header and tensors are printed, and a
 // token of it is run.
-#include "common/app/cli.h"
-#include "common/app/info.h"
-#include "common/app/sampler.h"
-#include "common/app/session.h"
-#include "common/text/tokenizer.h"
+#include "engine/app/cli.h"
+#include "engine/app/info.h"
+#include "engine/app/sampler.h"
+#include "engine/app/session.h"
+#include "engine/text/tokenizer.h"
 #include "tests/fuzz/built_section.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/model_bytes.h"

@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include "common/model/header.h"
-#include "common/model/matrix_format.h"
-#include "common/model/tensors.h"
+#include "engine/model/header.h"
+#include "engine/model/matrix_format.h"
+#include "engine/model/tensors.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/program.h"
 #include "tests/section.h"

@@ -1,15 +1,15 @@
 // Fuzzes the command line. The input is the arguments, a line each.
-#include "common/app/options.h"
+#include "engine/app/options.h"
 
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "common/app/cli.h"
+#include "engine/app/cli.h"
 #include "tests/fuzz/fuzz.h"
 #ifndef LIBRARY_IS_LINKED
-#include "common/app/cli.cpp"
-#include "common/app/line_editor.cpp"
+#include "engine/app/cli.cpp"
+#include "engine/app/line_editor.cpp"
 #endif
 
 namespace {

@@ -18,21 +18,21 @@ ROOT = Path(__file__).resolve().parents[2]
 N_RUNS = 200_000  # executions within which the bug has to be found
 
 # A file, and what to replace in it by what.
-NO_LIMIT_OF_BOS = ("common/model/header.h", "header_offset::bos_id, -1, c.vocab_size - 1)",
+NO_LIMIT_OF_BOS = ("engine/model/header.h", "header_offset::bos_id, -1, c.vocab_size - 1)",
                    "header_offset::bos_id, -1, 1 << 24)")  # fmt: skip
 ONE_PAGE_SHORT = (
-    "common/cpu/kv_cache.h",
+    "engine/cpu/kv_cache.h",
     "(size_t(context) + page - 1) / page * page",
     "(1 + (size_t(context) - 1) / (2 * page)) * page",
 )
 BUGS = {
-    "chat": ("common/text/chat_template.h", "while (left && !s.empty() && ", "while (left && "),
-    "encode": ("common/text/encode.h", "if (next[c.left] != none) previous", "previous"),
-    "options": ("common/app/options.h", "if (i + 1 >= argc) throw", "if (i >= argc) throw"),
-    "section_built": ("common/text/encode.h", "start > 0 && is_word_char", "is_word_char"),
-    "section_raw": ("common/text/tokenizer_section.h", "id >= token_flags_.size() ||", "id > token_flags_.size() ||"),
-    "forward_runq_moe": ("common/cpu/routing.h", "while (end < n_pairs && ", "while ("),
-    "forward_runq_awq": ("common/gpu/kv_cache.cuh", "all_values(c.n_layers * layer_size())",
+    "chat": ("engine/text/chat_template.h", "while (left && !s.empty() && ", "while (left && "),
+    "encode": ("engine/text/encode.h", "if (next[c.left] != none) previous", "previous"),
+    "options": ("engine/app/options.h", "if (i + 1 >= argc) throw", "if (i >= argc) throw"),
+    "section_built": ("engine/text/encode.h", "start > 0 && is_word_char", "is_word_char"),
+    "section_raw": ("engine/text/tokenizer_section.h", "id >= token_flags_.size() ||", "id > token_flags_.size() ||"),
+    "forward_runq_moe": ("engine/cpu/routing.h", "while (end < n_pairs && ", "while ("),
+    "forward_runq_awq": ("engine/gpu/kv_cache.cuh", "all_values(c.n_layers * layer_size())",
                          "all_values(c.n_layers * layer_size() - 1)"),
 }  # fmt: skip
 BUG_OF_KIND = {"load": NO_LIMIT_OF_BOS, "forward": ONE_PAGE_SHORT}  # of a program that is not in BUGS
@@ -47,7 +47,7 @@ def copy_sources(folder: Path) -> None:
     """What a harness is compiled from."""
     for file in ROOT.glob("runq*.c*"):
         shutil.copy(file, folder)
-    for name in ("common", "simt", "tests/fuzz"):
+    for name in ("engine", "simt", "tests/fuzz"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("corpus"))
     shutil.copy(ROOT / "tests" / "section.h", folder / "tests")
 

@@ -7,9 +7,9 @@
 #endif
 #define RUNQ_NO_MAIN
 #ifndef LIBRARY_IS_LINKED
-#include "common/app/cli.cpp"
-#include "common/app/line_editor.cpp"
-#include "common/cpu/attention.cpp"
-#include "common/cpu/quant_matmul.cpp"
+#include "engine/app/cli.cpp"
+#include "engine/app/line_editor.cpp"
+#include "engine/cpu/attention.cpp"
+#include "engine/cpu/quant_matmul.cpp"
 #endif
 #include PROGRAM

@@ -1,5 +1,5 @@
 // Calls harnesses on inputs that lie in files, without libFuzzer: what `make test` does with the inputs of
-// tests/fuzz/corpus. With PROGRAM it has the two harnesses of that program, otherwise those of common/.
+// tests/fuzz/corpus. With PROGRAM it has the two harnesses of that program, otherwise those of engine/.
 //
 //   replay NAME FILE...
 //   replay_PROGRAM command_line OPTION...     see command_line.h

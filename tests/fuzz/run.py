@@ -139,7 +139,7 @@ def coverage(names: list[str]) -> None:
     profiles = sorted(str(path) for path in folder.glob("*.profraw"))
     subprocess.run(["llvm-profdata", "merge", "-sparse", *profiles, "-o", folder / "all.profdata"], check=True)
     parsers = [
-        path for part in ("common/app/options.h", "common/model/*.h", "common/text/*.h") for path in ROOT.glob(part)
+        path for part in ("engine/app/options.h", "engine/model/*.h", "engine/text/*.h") for path in ROOT.glob(part)
     ]
     files = [str(path.relative_to(ROOT)) for path in [*sorted(parsers), *sorted(ROOT.glob("runq*.c*"))]]
     for row in json.loads(llvm_cov("export", "-summary-only", *files))["data"][0]["files"]:

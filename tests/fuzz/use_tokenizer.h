@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "common/text/tokenizer.h"
+#include "engine/text/tokenizer.h"
 #include "tests/fuzz/fuzz.h"
 
 constexpr std::string_view awkward_text =

@@ -1,0 +1,214 @@
+// What the programs do once their model runs: generate, chat, measure perplexity, measure speed.
+#include "engine/app/cli.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/app/bench.h"
+#include "engine/app/chat.h"
+#include "engine/app/generate.h"
+#include "engine/app/info.h"
+#include "engine/app/model.h"
+#include "engine/app/options.h"
+#include "engine/app/perplexity.h"
+#include "engine/app/session.h"
+#include "engine/app/streams.h"
+#include "engine/app/trace.h"
+#include "engine/os/machine.h"
+#include "engine/os/new_file.h"
+#include "engine/os/signals.h"
+#include "engine/os/system.h"
+#include "engine/os/threads.h"
+#include "engine/text/printable.h"
+#include "engine/text/tokenizer.h"
+
+void load_tokenizer(Model& model, const std::string& path) {
+    if (model.tokenizer_section.empty()) return;
+    try {
+        model.tokenizer =
+            std::make_shared<Tokenizer>(Tokenizer::load(model.tokenizer_section, model.config.vocab_size));
+    } catch (const std::runtime_error& e) {
+        throw std::runtime_error(path + ": " + e.what());
+    }
+}
+
+namespace {
+
+// The first step that is not finite where these tokens are run, of the first position that has one: the model
+// is loaded once more, to look at all of them. A value at one position can make those before it in a chunk
+// NaN, by weights of 0, so that these are run again without it. A device adds up one token and many in other
+// orders, and may pass the largest number in one alone: if chunks show nothing, tokens are run one by one.
+std::optional<NotFiniteValue> first_not_finite(const Program& program, const Options& o,
+                                               std::span<const int> ids) {
+    std::optional<NotFiniteValue> found;
+    Trace trace;
+    const Model model = program.load(o, &trace);
+    for (const auto chunk : {static_cast<size_t>(model.max_chunk), size_t{1}}) {
+        for (size_t i = 0; i < ids.size() && !found && !interrupted; i += chunk) {
+            for (size_t end = std::min(i + chunk, ids.size()); end > i;) {
+                trace.find_not_finite(i);
+                model.forward(ids.subspan(i, end - i), static_cast<int>(i), false);
+                if (!trace.not_finite()) break;
+                found = trace.not_finite();
+                end = found->position;
+            }
+        }
+    }
+    return found;
+}
+
+// Such an error, as a line says it.
+std::string not_finite_text(const Program& program, const Options& o, const NotFinite& e) {
+    std::optional<NotFiniteValue> found;
+    try {
+        found = first_not_finite(program, o, e.ids);
+    } catch (const std::exception&) {  // there may be no memory for every step
+    }
+    if (!found) return e.what();
+    const char* value = std::isnan(found->value) ? "nan" : found->value > 0 ? "inf" : "-inf";
+    return format("position %zu: %s is the first step that is not finite: %s in %s", found->position,
+                  found->step.c_str(), value, found->is_half ? "fp16, which ends at 65504" : "fp32");
+}
+
+// Throws whatever goes wrong. Returns the exit code.
+int run(Options o, const Program& program, const Streams& io) {
+    // Opened before anything runs, not after: a path that cannot be written is noticed now.
+    std::optional<NewFile> trace_file;
+    if (o.trace && !o.info) {
+        for (const auto& input : {std::optional(o.model_path), o.file}) {
+            if (input && same_file(*o.trace, *input))
+                throw UsageError("--trace: '" + *o.trace + "' would replace the file that is read, '" +
+                                 *input + "'");
+        }
+        trace_file.emplace(*o.trace);
+    }
+    std::optional<Prompt> prompt;
+    if (!o.info && !o.ppl && !o.bench) prompt.emplace(o, io.in);
+    if (o.system) o.system = option_text("--system", *o.system);
+    if (o.threads == 0) o.threads = default_threads();
+    threads().resize(o.threads);
+    threads().make_room();
+    Trace trace(o.trace_from.value_or(0));
+    Model model = program.load(o, o.trace ? &trace : nullptr);
+    const ModelConfig& c = model.config;
+    const int context = context_length(o, c);
+    load_tokenizer(model, o.model_path);
+    if (o.trace) {  // any token, at the first two positions
+        model.trace_size = trace.size_of(std::min(context, 2), [&](int position) {
+            const int id = 0;
+            model.forward(std::span(&id, 1), position, false);
+        });
+    }
+    if (o.info) {
+        print_info(io.out, model, o, context);
+        return 0;
+    }
+#ifdef NO_TOKENIZER
+    model.tokenizer.reset();  // it could still decode, but such a program takes and prints ids
+#endif
+
+    const std::optional<size_t> penalty_window = set_chat_sampling(o, c);
+    const float temp = o.temp.value_or(c.temperature), top_p = o.top_p.value_or(c.top_p);
+    const float min_p = o.min_p.value_or(c.min_p),
+                repetition_penalty = o.repetition_penalty.value_or(c.repetition_penalty);
+    const int top_k = o.top_k.value_or(c.top_k);
+    const uint64_t seed = o.seed.value_or(static_cast<uint64_t>(
+        std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1)));
+    Session s{model, Sampler(temp, top_k, top_p, seed, min_p, repetition_penalty), context};
+    if (o.steps > 0) s.max_new = o.steps;
+    s.penalty_window = penalty_window;
+    s.lookup = Lookup(o.lookup);
+    if (is_terminal(io.err)) s.progress = [&](size_t n_done, size_t n) { show_progress(io.err, n_done, n); };
+    std::string sampling =
+        temp == 0 ? "temperature 0, the most probable token each time"
+                  : format("temperature %g, top-k %d, top-p %g, seed %llu", static_cast<double>(temp), top_k,
+                           static_cast<double>(top_p), static_cast<unsigned long long>(seed));
+    if (min_p > 0 && temp != 0) sampling += format(", min-p %g", static_cast<double>(min_p));
+    if (repetition_penalty != 1) {
+        sampling += format(", repetition penalty %g", static_cast<double>(repetition_penalty));
+        if (penalty_window) sampling += format(" within %zu tokens", *penalty_window);
+    }
+    if (o.ppl || o.bench) sampling.clear();
+
+    std::optional<std::string> text;
+    if (prompt) text = std::move(*prompt).text(model, context);
+    catch_ctrl_c();  // not before: reading and loading just die
+    Stop stop = Stop::steps;
+    std::optional<NotFinite> not_finite;
+    try {
+        stop = o.ppl                  ? run_perplexity(s, o, io)
+               : o.bench              ? run_bench(s, o, io)
+               : o.mode == Mode::chat ? run_chat(s, o, text, io)
+                                      : run_generate(s, o, text, io);
+    } catch (NotFinite& e) {
+        if (!o.ppl) put(io.out, "\n");  // behind what there is of the text
+        if (is_terminal(io.err)) note(io.err, "\r\033[K");
+        not_finite = std::move(e);
+    }
+    const bool has_trace = !o.trace_from || size_t(*o.trace_from) < trace.n_tokens();
+    if (!has_trace && !not_finite) {
+        throw UsageError("--trace-from: " + std::to_string(*o.trace_from) +
+                         " is no position of this run, which has " + std::to_string(trace.n_tokens()));
+    }
+    if (trace_file && has_trace) trace.write(*trace_file);
+    if (not_finite) {
+        model = {};  // its memory
+        throw std::runtime_error(o.model_path + ": " + not_finite_text(program, o, *not_finite));
+    }
+    print_statistics(io.err, s, threads().size(), sampling);
+    return stop == Stop::ctrl_c ? 130 : 0;
+}
+
+}  // namespace
+
+int run_with_streams(int argc, const char* const* argv, const Program& program, const Streams& io) {
+    auto fail = [&](const std::string& message, int code) {
+        // A name may hold a line break; an error is one line.
+        note(io.err, std::string(program.name) + ": " + printable(message) + "\n");
+        return code;
+    };
+    try {
+        Options options = parse_options(argc, argv, program.options);
+        if (options.help) {
+            put(io.out, format(help_text, program.name, program.summary, program.name,
+                               own_help(program.options).c_str()));
+            return 0;
+        }
+        if (options.version) {
+            put(io.out, format("%s %s\n", program.name, program_version));
+            return 0;
+        }
+        return run(std::move(options), program, io);
+    } catch (const UsageError& e) {
+        return fail(e.what(), 2);
+    } catch (const OutputClosed&) {
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return fail("not enough memory", 1);
+    } catch (const std::exception& e) {
+        return fail(e.what(), 1);
+    } catch (...) {
+        return fail("unknown error", 1);
+    }
+}
+
+int run_command_line(int argc, const char* const* argv, const Program& program) {
+    set_up_streams();
+    program_in_error_lines = program.name;
+    catch_bus_errors();
+    const std::vector<std::string> words = utf8_arguments(argc, argv);
+    std::vector<const char*> arguments;
+    for (const std::string& word : words) arguments.push_back(word.c_str());
+    arguments.push_back(nullptr);
+    return run_with_streams(int(words.size()), arguments.data(), program, {stdin, stdout, stderr});
+}

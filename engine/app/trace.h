@@ -1,0 +1,437 @@
+// Traces: every intermediate tensor of a run, by step name, written as one safetensors file.
+//
+// A run calls forward() several times: a chunk of the prompt, another chunk, then a token at a time. A step's
+// values are appended along the token axis, so that the trace of a run has the same shape however the tokens
+// were fed. Attention scores widen as the context grows; they are padded with zeros on the right when the
+// file is written.
+//
+// A trace may begin at a later position. It then has a tensor `positions`, and only steps of these; but
+// tokens, keys and values are those of all positions, because attention reads them.
+//
+// A trace is in memory until it is written. What it will take is found by running a few tokens while it
+// counts (TraceSize), so that a run which has no room for its trace ends by a line.
+//
+// A trace can also keep nothing but where a value is first not finite (find_not_finite()).
+//
+// Format: https://huggingface.co/docs/safetensors (8-byte length, JSON header, raw little-endian data).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <initializer_list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <sstream>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "engine/cpu/coded_rows.h"
+#include "engine/cpu/expand_rows.h"
+#include "engine/cpu/half.h"
+#include "engine/cpu/quant_matrix.h"
+#include "engine/cpu/routing.h"
+#include "engine/cpu/rows.h"
+#include "engine/os/new_file.h"
+
+// The full name of a step: "layers.3.attn.norm", or "norm" outside the layers (layer -1).
+inline std::string step_name(int layer, const char* name) {
+    return layer < 0 ? name : "layers." + std::to_string(layer) + "." + name;
+}
+
+// The layer of which a trace has the accumulators of each product; golden/ says the same.
+constexpr int accumulator_layer = 1;
+
+// Bytes that a trace takes in memory.
+struct TraceSize {
+    int first_position = 0;  // whose steps are kept
+    uint64_t at_first = 0;   // a token with all steps, at position 0
+    uint64_t growth = 0;     // and one position later more than that: attention sees one position more
+    uint64_t before = 0;     // a token of which keys and values alone are kept
+
+    // Those of positions begin .. end - 1.
+    uint64_t bytes(uint64_t begin, uint64_t end) const {
+        const uint64_t kept = std::clamp(uint64_t(first_position), begin, end), n = end - kept;
+        return (kept - begin) * before + n * at_first + growth * ((kept + end) * n - n) / 2;
+    }
+};
+
+// Bytes in memory, some at a time, which stay where they are as long as the pool is there.
+class BytePool {
+  public:
+    char* take(size_t n) {
+        if (n > block / 32) return blocks_.emplace_back(std::make_unique_for_overwrite<char[]>(n)).get();
+        if (n > left_) {
+            next_ = blocks_.emplace_back(std::make_unique_for_overwrite<char[]>(block)).get();
+            left_ = block;
+        }
+        left_ -= n;
+        return std::exchange(next_, next_ + n);
+    }
+
+  private:
+    static constexpr size_t block = size_t(4) << 20;
+    std::vector<std::unique_ptr<char[]>> blocks_;
+    char* next_ = nullptr;
+    size_t left_ = 0;
+};
+
+// A value that is infinite or NaN.
+struct NotFiniteValue {
+    size_t position;
+    std::string step;
+    float value;
+    bool is_half;  // of fp16
+};
+
+class Trace {
+  public:
+    // first_position: the first whose steps are kept.
+    explicit Trace(int first_position = 0) : first_position_(size_t(first_position)) {}
+
+    // What this trace takes. run(position) runs any token there, for positions 0 to n - 1, with n at most 2:
+    // nothing of it is kept.
+    template <class Run>
+    TraceSize size_of(int n, Run run) {
+        TraceSize size{int(first_position_)};
+        counts_ = true;
+        for (int position = 0; position < n; position++) {
+            counted_ = counted_before_ = 0;
+            run(position);
+            (position == 0 ? size.at_first : size.growth) = counted_;
+            size.before = counted_before_;
+        }
+        if (n > 1) size.growth -= size.at_first;
+        counts_ = false;
+        return size;
+    }
+
+    // From the next token on, which is at first_position, keeps nothing but the first value that is not
+    // finite: of the first step that is not, at the first position.
+    void find_not_finite(size_t first_position) {
+        finds_ = true;
+        first_position_ = first_position;
+        tensors_.clear();
+        not_finite_.reset();
+    }
+    const std::optional<NotFiniteValue>& not_finite() const { return not_finite_; }
+
+    // Appends a step's values for n_tokens tokens, each of the given shape: {} one number, {width} a vector,
+    // {n_heads, n_positions} a matrix, and so on; the last dimension may grow from call to call. T is float,
+    // int8_t, uint8_t, int32_t, or uint16_t for the bits of fp16.
+    template <class T>
+    void add(const std::string& step, const T* values, size_t n_tokens, std::initializer_list<int> shape) {
+        const bool of_all =
+            step == "tokens" || step.ends_with("attn.k_rope") || step.ends_with("attn.v_proj");
+        const std::span outer(shape.begin(), shape.size() - (shape.size() > 0));
+        size_t n_rows = 1;
+        for (const int n : outer) n_rows *= size_t(n);
+        const size_t n_cols = shape.size() > 0 ? *(shape.end() - 1) : 1;
+        const size_t n_bytes = n_rows * n_cols * sizeof(T);
+        if (counts_) {
+            counted_ += n_tokens * (n_bytes + sizeof(Token));
+            if (of_all) counted_before_ += n_tokens * (n_bytes + sizeof(Token));
+            return;
+        }
+        if (finds_) return find(step, values, n_tokens, n_rows * n_cols);
+        Tensor& t = tensors_[step];
+        t.type = type_name(values);
+        t.value_size = sizeof(T);
+        t.n_dims = shape.size();
+        t.outer.assign(outer.begin(), outer.end());
+        t.n_rows = n_rows;
+        t.width = std::max(t.width, n_cols);
+        for (size_t i = 0; i < n_tokens; i++) {
+            const size_t position = t.n_seen++;
+            if (position < first_position_ && !of_all) continue;
+            const auto* p = reinterpret_cast<const char*>(values) + i * n_bytes;
+            t.keep(pool_, n_cols, p, n_bytes);
+        }
+        if (step == "tokens" && first_position_ > 0) add_positions(t.n_seen - n_tokens, t.n_seen);
+    }
+
+    // Whether the next token's values of a step will be kept.
+    bool keeps_next(const std::string& step) {
+        return !counts_ && !finds_ && tensors_[step].n_seen >= first_position_;
+    }
+
+    // Tokens that were run, whether their steps are kept or not.
+    size_t n_tokens() const {
+        const auto tokens = tensors_.find("tokens");
+        return tokens == tensors_.end() ? 0 : tokens->second.n_seen;
+    }
+
+    // Throws std::runtime_error naming the path.
+    void write(const std::string& path) const {
+        NewFile file(path);
+        write(file);
+    }
+    void write(NewFile& file) const {
+        std::ostringstream json;
+        json << '{';
+        size_t offset = 0;
+        for (const auto& [step, t] : tensors_) {
+            const size_t n_bytes = t.tokens.size() * t.n_rows * t.width * t.value_size;
+            json << (offset ? ",\"" : "\"") << step << "\":{\"dtype\":\"" << t.type << "\",\"shape\":["
+                 << t.tokens.size();
+            for (const int n : t.outer) json << ',' << n;
+            if (t.n_dims > 0) json << ',' << t.width;
+            json << "],\"data_offsets\":[" << offset << ',' << offset + n_bytes << "]}";
+            offset += n_bytes;
+        }
+        json << '}';
+        std::string header = json.str();
+        header.resize((header.size() + 7) / 8 * 8, ' ');
+
+        const uint64_t header_bytes = header.size();
+        file.write(&header_bytes, sizeof header_bytes);
+        file.write(header.data(), header.size());
+        for (const auto& [step, t] : tensors_) {
+            const std::vector<char> zeros(t.width * t.value_size);
+            for (const Token& token : t.tokens) {
+                const size_t row_bytes = token.n_cols * t.value_size;
+                for (size_t r = 0; r < t.n_rows; r++) {
+                    file.write(token.bytes + r * row_bytes, row_bytes);
+                    file.write(zeros.data(), (t.width - token.n_cols) * t.value_size);
+                }
+            }
+        }
+        file.commit();
+    }
+
+  private:
+    struct Token {
+        size_t n_cols;
+        const char* bytes;  // (n_rows, n_cols), in the pool
+    };
+    struct Tensor {
+        std::string type;
+        size_t value_size = 0;
+        size_t n_dims = 0;       // of a token's shape
+        std::vector<int> outer;  // its dimensions but the last
+        size_t n_rows = 1;       // their product
+        size_t width = 0;        // the most columns any token has
+        size_t n_seen = 0;       // tokens, kept or not
+        std::deque<Token> tokens;
+
+        void keep(BytePool& pool, size_t n_cols, const char* bytes, size_t n_bytes) {
+            tokens.push_back({n_cols, std::copy_n(bytes, n_bytes, pool.take(n_bytes)) - n_bytes});
+        }
+    };
+
+    // Looks for values that are not finite, n for each token.
+    template <class T>
+    void find(const std::string& step, const T* values, size_t n_tokens, size_t n) {
+        if (not_finite_) return;
+        size_t& n_seen = tensors_[step].n_seen;
+        const T* end = values + n_tokens * n;
+        const T* found = std::find_if(values, end, [](T x) { return !std::isfinite(number(x)); });
+        if (found != end)
+            not_finite_ = {first_position_ + n_seen + size_t(found - values) / n, step, number(*found),
+                           std::is_same_v<T, uint16_t>};
+        n_seen += n_tokens;
+    }
+    static float number(uint16_t bits) { return to_float(Half{bits}); }
+    template <class T>
+    static float number(T x) {
+        return float(x);
+    }
+
+    // The kept ones of positions begin .. end - 1, as steps `positions`.
+    void add_positions(size_t begin, size_t end) {
+        Tensor& t = tensors_["positions"];
+        t.type = "I32", t.value_size = sizeof(int32_t), t.width = 1;
+        for (size_t i = std::max(begin, first_position_); i < end; i++) {
+            const auto position = int32_t(i);
+            const auto* p = reinterpret_cast<const char*>(&position);
+            t.keep(pool_, 1, p, sizeof position);
+        }
+    }
+
+    static const char* type_name(const float*) { return "F32"; }
+    static const char* type_name(const int8_t*) { return "I8"; }
+    static const char* type_name(const int32_t*) { return "I32"; }
+    static const char* type_name(const uint16_t*) { return "F16"; }
+    static const char* type_name(const uint8_t*) { return "U8"; }
+
+    size_t first_position_;
+    std::map<std::string, Tensor> tensors_;
+    BytePool pool_;
+    bool counts_ = false;  // while it does, nothing is kept
+    uint64_t counted_ = 0, counted_before_ = 0;
+    bool finds_ = false;  // likewise, but for not_finite_
+    std::optional<NotFiniteValue> not_finite_;
+};
+
+// Appends, for each row of w and each group of its columns, the int32 sum of x's codes times the row's, by a
+// plain loop: kernels keep none.
+inline void append_sums(std::vector<int32_t>& sums, const int8_t* x, const QuantMatrix& w, int group) {
+    std::vector<int8_t> codes(size_t(w.n_cols));
+    for (int i = 0; i < w.n_rows; i++) {
+        expand_columns(codes.data(), w, i, 0, w.n_cols);
+        for (int first = 0; first < w.n_cols; first += group) {
+            int32_t sum = 0;
+            for (int k = first; k < first + group; k++) sum += int32_t(x[k]) * int32_t(codes[size_t(k)]);
+            sums.push_back(sum);
+        }
+    }
+}
+
+// Records the steps of one layer, or those outside the layers (layer -1), if there is a trace:
+//
+//     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
+class Recorder {
+  public:
+    Recorder(Trace* trace, int layer) : trace_(trace), layer_(layer) {}
+
+    explicit operator bool() const { return trace_ != nullptr; }
+    int layer() const { return layer_; }
+    // Whether the next token's values of a step will be kept, if there is a trace.
+    bool keeps_next(const std::string& name) const {
+        return trace_ != nullptr && trace_->keeps_next(step_name(layer_, name.c_str()));
+    }
+
+    // n_tokens values of the given shape, as Trace::add() has it.
+    template <class T>
+    void operator()(const char* name, const T* values, int n_tokens, std::initializer_list<int> shape) const {
+        if (trace_ != nullptr) trace_->add(step_name(layer_, name), values, size_t(n_tokens), shape);
+    }
+    // (n_tokens, n_cols)
+    void operator()(const char* name, const Rows& x) const { (*this)(name, x.row(0), x.n_rows, {x.n_cols}); }
+    // (n_tokens, heads, head_dim)
+    void operator()(const char* name, const Rows& x, int head_dim) const {
+        (*this)(name, x.row(0), x.n_rows, {x.n_cols / head_dim, head_dim});
+    }
+    // Quantized activations: NAME.q (n_tokens, n_cols) and NAME.s (n_tokens, n_groups).
+    void operator()(const std::string& name, const Int8Rows& x) const {
+        (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {x.n_cols});
+        (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {x.n_groups()});
+    }
+    // Quantized heads: NAME.q (n_tokens, heads, head_dim) and NAME.s (n_tokens, heads, 1).
+    void operator()(const std::string& name, const Int8Rows& x, int head_dim) const {
+        const int n_heads = x.n_cols / head_dim;
+        (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {n_heads, head_dim});
+        (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {n_heads, 1});
+    }
+    // Activations in int8 with one scale a row, or in MXFP8: NAME.q (n_tokens, n_cols) and NAME.s (n_tokens,
+    // 1 or n_blocks).
+    void operator()(const std::string& name, const CodedRows& x) const {
+        auto add = [&](auto& rows, int n_scales) {
+            for (int t = 0; t < x.n_rows && trace_ != nullptr; t++) {
+                (*this)((name + ".q").c_str(), rows.row_codes(t), 1, {x.n_cols});
+                (*this)((name + ".s").c_str(), rows.row_scales(t), 1, {n_scales});
+            }
+        };
+        x.is_mx ? add(x.mx, x.mx.n_blocks()) : add(x.int8, 1);
+    }
+    // What experts compute, a row for each pair of token and expert: (n_tokens, k, n_cols), a token's best
+    // expert first.
+    void operator()(const std::string& name, const Rows& x, const Routing& r) const {
+        pairs(name, x.n_cols, r, [&](int i) { return x.row(i); });
+    }
+    // Such rows in codes: NAME.q (n_tokens, k, n_cols) and NAME.s (n_tokens, k, 1 or n_blocks).
+    void operator()(const std::string& name, const CodedRows& x, const Routing& r) const {
+        auto add = [&](auto& rows, int n_scales) {
+            pairs(name + ".q", x.n_cols, r, [&](int i) { return rows.row_codes(i); });
+            pairs(name + ".s", n_scales, r, [&](int i) { return rows.row_scales(i); });
+        };
+        x.is_mx ? add(x.mx, x.mx.n_blocks()) : add(x.int8, 1);
+    }
+    // A product, and its sums of the groups in which w has scales; MXFP8 has no sums.
+    template <class Matrix>
+    void operator()(const char* name, const Rows& out, const CodedRows& x, const Matrix& w) const {
+        x.is_mx ? (*this)(name, out) : (*this)(name, out, x.int8, w, w.group);
+    }
+    // Experts' products, of row rows[i] of x with the matrix of the i-th row's expert: NAME (n_tokens, k,
+    // n_rows), and its sums, NAME.acc (n_tokens, k, n_rows, n_groups).
+    template <class Matrix>
+    void operator()(const char* name, const Rows& out, const CodedRows& x, const std::vector<int>& rows,
+                    const std::vector<Matrix>& experts, const Routing& r) const {
+        (*this)(name, out, r);
+        if (x.is_mx) return;
+        const QuantMatrix& w = experts[0];
+        sums(name, int(r.experts.size()) / r.k, {r.k, w.n_rows, n_scales(w)}, [&](auto& all, int t) {
+            for (int pair = t * r.k; pair < (t + 1) * r.k; pair++)
+                append_sums(all, x.int8.row_codes(rows[r.row_of[pair]]), experts[r.experts[pair]], w.group);
+        });
+    }
+    // The sums of a product, in accumulator_layer alone: NAME.acc has for each token those that append(sums,
+    // token) appends, as many as `shape` says.
+    template <class Append>
+    void sums(const std::string& name, int n_tokens, std::initializer_list<int> shape, Append append) const {
+        if (trace_ == nullptr || layer_ != accumulator_layer) return;
+        const std::string step = name + ".acc";
+        size_t n = 1;
+        for (const int length : shape) n *= size_t(length);
+        std::vector<int32_t> all;
+        for (int t = 0; t < n_tokens; t++) {
+            all.clear();
+            if (keeps_next(step)) append(all, t);
+            all.resize(n);
+            (*this)(step.c_str(), all.data(), 1, shape);
+        }
+    }
+    // A product: out (n_tokens, w.n_rows) under its name, and its sums (n_tokens, w.n_rows, n_groups).
+    template <class Matrix>
+    void operator()(const char* name, const Rows& out, const Int8Rows& x, const Matrix& w) const {
+        (*this)(name, out, x, w, x.group_size);
+    }
+    // A product whose sums are those of other groups than the activations': (n_tokens, w.n_rows, n_cols /
+    // group).
+    template <class Matrix>
+    void operator()(const char* name, const Rows& out, const Int8Rows& x, const Matrix& w, int group) const {
+        (*this)(name, out);
+        if (trace_ == nullptr || layer_ != accumulator_layer) return;
+        const QuantMatrix matrix = w.view();
+        sums(name, x.n_rows, {matrix.n_rows, x.n_cols / group},
+             [&](std::vector<int32_t>& all, int t) { append_sums(all, x.row_codes(t), matrix, group); });
+    }
+    // A matrix (n_heads, positions) for each token, of the positions that it sees.
+    void operator()(const char* name, const HeadScores& x) const {
+        for (int t = 0; t < x.n_tokens && trace_ != nullptr; t++) {
+            const int n_positions = x.pos + t + 1;
+            std::vector<float> seen;
+            for (int h = 0; h < x.n_heads; h++)
+                seen.insert(seen.end(), x.row(t, h), x.row(t, h) + n_positions);
+            (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
+        }
+    }
+    // Such a matrix and its codes, NAME.q, and their scales, NAME.s (n_tokens, n_heads, 1).
+    void operator()(const std::string& name, const HeadWeights& weights) const {
+        const HeadScores& x = weights.values;
+        (*this)(name.c_str(), x);
+        for (int t = 0; t < x.n_tokens && trace_ != nullptr; t++) {
+            const int n_positions = x.pos + t + 1;
+            std::vector<int8_t> seen;
+            for (int h = 0; h < x.n_heads; h++) {
+                const int8_t* row = weights.codes.data() + x.at(t, h);
+                seen.insert(seen.end(), row, row + n_positions);
+            }
+            (*this)((name + ".q").c_str(), seen.data(), 1, {x.n_heads, n_positions});
+        }
+        if (trace_ != nullptr)
+            (*this)((name + ".s").c_str(), weights.scales.data(), x.n_tokens, {x.n_heads, 1});
+    }
+
+  private:
+    // Rows of n values for each pair; row(i) is the i-th.
+    template <class Row>
+    void pairs(const std::string& name, int n, const Routing& r, Row row) const {
+        if (trace_ == nullptr) return;
+        std::vector<std::decay_t<decltype(*row(0))>> of_token(size_t(r.k) * size_t(n));
+        for (size_t t = 0; t < r.row_of.size() / size_t(r.k); t++) {
+            for (int i = 0; i < r.k; i++)
+                std::copy_n(row(r.row_of[t * size_t(r.k) + size_t(i)]), n, &of_token[size_t(i) * size_t(n)]);
+            (*this)(name.c_str(), of_token.data(), 1, {r.k, n});
+        }
+    }
+
+    Trace* trace_;
+    int layer_;
+};

@@ -1,0 +1,289 @@
+// Back ends as a program uses them: found, opened, given the model's matrices, and then asked for products.
+// quant_gemm.h is the interface to them.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <initializer_list>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "engine/app/options.h"
+#include "engine/app/streams.h"
+#include "engine/backend/quant_gemm.h"
+#include "engine/cpu/packed_matrix.h"
+#include "engine/cpu/quant_matmul.h"
+#include "engine/cpu/quant_matrix.h"
+#include "engine/cpu/rows.h"
+#include "engine/os/clock.h"
+#include "engine/os/system.h"
+#include "engine/os/threads.h"
+#include "engine/text/printable.h"
+
+// Where back ends are looked for: in $RUNQ_BACKENDS, or else in the folder `backends` beside the program.
+inline std::filesystem::path backend_folder() {
+    if (const std::string folder = environment("RUNQ_BACKENDS"); !folder.empty()) return path_of(folder);
+    return program_file().parent_path() / "backends";
+}
+
+// The names of those that are there, of files quant_gemm_NAME.so (library_suffix), sorted.
+inline std::vector<std::string> backend_names(const std::filesystem::path& folder) {
+    const std::string prefix = "quant_gemm_", suffix = library_suffix;
+    std::vector<std::string> names;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+        const std::string file = name_of(entry.path().filename());
+        if (file.size() <= prefix.size() + suffix.size()) continue;
+        if (!file.starts_with(prefix) || !file.ends_with(suffix)) continue;
+        if (!entry.is_regular_file(error)) continue;  // opening a FIFO would wait for a writer
+        names.push_back(file.substr(prefix.size(), file.size() - prefix.size() - suffix.size()));
+    }
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+// The name of a function that a back end has to have and has not, or null.
+inline const char* missing_function(const QuantGemmBackend& api) {
+    const bool copies = api.host_memory == 0;  // what the program has into memory of the back end's
+    const struct {
+        const char* name;
+        bool missing;
+    } needed[] = {{"rank", api.rank == nullptr},
+                  {"open", api.open == nullptr},
+                  {"close", api.close == nullptr},
+                  {"accepts", api.accepts == nullptr},
+                  {"load", api.load == nullptr},
+                  {"allocate", copies && api.allocate == nullptr},
+                  {"release", copies && api.release == nullptr},
+                  {"upload", copies && api.upload == nullptr},
+                  {"download", copies && api.download == nullptr},
+                  {"quantize", api.quantize == nullptr},
+                  {"multiply", api.multiply == nullptr},
+                  {"error_text", api.error_text == nullptr}};
+    for (const auto& function : needed)
+        if (function.missing) return function.name;
+    return nullptr;
+}
+
+// The functions of a back end. It stays loaded until the process ends, because its threads' memory does.
+// Throws std::runtime_error if there is none in the file, or one for another version of the interface, or if
+// something is missing in it.
+inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
+    std::string error;
+    void* library = load_library(file, error);
+    if (library == nullptr) throw std::runtime_error(error);
+    void* symbol = find_symbol(library, "quant_gemm_backend");
+    const std::string name = name_of(file);
+    if (symbol == nullptr) throw std::runtime_error(name + " has no function quant_gemm_backend");
+    const auto* api = reinterpret_cast<decltype(&quant_gemm_backend)>(symbol)();
+    if (api == nullptr || api->version != QUANT_GEMM_VERSION) {
+        throw std::runtime_error(name + " is for version " +
+                                 std::to_string(api != nullptr ? api->version : 0) +
+                                 " of the interface, this program for " + std::to_string(QUANT_GEMM_VERSION));
+    }
+    if (api->name == nullptr) throw std::runtime_error(name + " has no name");
+    if (const char* function = missing_function(*api); function != nullptr)
+        throw std::runtime_error(name + " has no function " + function);
+    return api;
+}
+
+// An open back end, the matrices that it was given, and its memory for activations. Each function throws
+// std::runtime_error with the back end's own text if it fails.
+class Backend {
+  public:
+    explicit Backend(const QuantGemmBackend* api) : api_(api) {
+        check("open", api->open(&context_, run_loop));
+    }
+    ~Backend() { api_->close(context_); }
+    Backend(const Backend&) = delete;
+    Backend& operator=(const Backend&) = delete;
+
+    const char* name() const { return api_->name; }
+
+    // Throws if it does not multiply such matrices.
+    void check_format(const QuantMatrix& w) { check("matrix", api_->accepts(context_, &w)); }
+
+    // w as multiply() takes it. in_place: w's memory is read, which has to stay, if the back end can.
+    const void* load(const QuantMatrix& w, bool in_place) {
+        void* matrix = nullptr;
+        check("load", api_->load(context_, &w, in_place ? 1 : 0, &matrix));
+        return matrix;
+    }
+
+    // Quantizes the rows of x in groups of group_size: the input of the products that come next. Where the
+    // memory is the back end's own, `out` gets the codes and scales only if they are to be kept.
+    void quantize(Int8Rows& out, const Rows& x, int group_size, bool keep) {
+        out.resize(x.n_rows, x.n_cols, group_size);
+        const size_t n_codes = size_t(x.n_rows) * size_t(x.n_cols), n_groups = n_codes / size_t(group_size);
+        rows_ = {out.codes.data(), out.scales.data(), out.sums.data(), x.n_rows, x.n_cols, group_size};
+        const float* from = x.row(0);
+        if (api_->host_memory == 0) {
+            rows_.codes = codes_.room<int8_t>(*this, n_codes);
+            rows_.scales = scales_.room<float>(*this, n_groups);
+            rows_.sums = sums_.room<int32_t>(*this, n_groups);
+            float* to = x_.room<float>(*this, n_codes);
+            check("upload", api_->upload(context_, to, from, n_codes * sizeof(float)));
+            from = to;
+        }
+        check("quantize", api_->quantize(context_, &rows_, from));
+        const auto keep_all_nan = [&] { for_each_row(x.n_rows, [&](int t) { keep_nan(out, t, x.row(t)); }); };
+        if (api_->host_memory != 0) return keep_all_nan();
+        if (!all_finite(x.row(0), n_codes)) {
+            const size_t n_bytes = n_groups * sizeof(float);
+            download(out.scales.data(), rows_.scales, n_bytes);
+            keep_all_nan();
+            check("upload", api_->upload(context_, rows_.scales, out.scales.data(), n_bytes));
+        }
+        if (!keep) return;
+        download(out.codes.data(), rows_.codes, n_codes);
+        download(out.scales.data(), rows_.scales, n_groups * sizeof(float));
+        download(out.sums.data(), rows_.sums, n_groups * sizeof(int32_t));
+    }
+
+    // The products of the rows that quantize() made last with some loaded matrices, w.loaded.
+    template <class Matrix>
+    void multiply(std::initializer_list<MatrixProduct<Matrix>> products) {
+        std::vector<QuantGemmProduct> list;
+        outputs_.resize(std::max(outputs_.size(), products.size()));
+        auto n_values = [&](const auto& p) { return size_t(rows_.n_rows) * size_t(p.w.n_rows); };
+        for (const auto& p : products) {
+            p.out.n_rows = rows_.n_rows;
+            float* to = p.out.row(0);
+            if (api_->host_memory == 0) to = outputs_[list.size()].template room<float>(*this, n_values(p));
+            list.push_back({to, p.w.loaded});
+        }
+        check("multiply", api_->multiply(context_, &rows_, list.data(), int32_t(list.size())));
+        size_t i = 0;
+        for (const auto& p : products) {
+            if (api_->host_memory == 0) download(p.out.row(0), list[i++].out, n_values(p) * sizeof(float));
+        }
+    }
+
+  private:
+    // Device memory that grows if it has to.
+    struct Room {
+        void* memory = nullptr;
+        size_t size = 0;
+        template <class T>
+        T* room(Backend& b, size_t n) {
+            const size_t n_bytes = n * sizeof(T);
+            if (n_bytes <= size) return static_cast<T*>(memory);
+            if (memory != nullptr) b.api_->release(b.context_, memory);
+            memory = nullptr, size = 0;
+            b.check("allocate", b.api_->allocate(b.context_, &memory, n_bytes));
+            size = n_bytes;
+            return static_cast<T*>(memory);
+        }
+    };
+
+    void check(const char* what, int32_t status) {
+        if (status == QUANT_GEMM_OK) return;
+        const char* text = api_->error_text();
+        throw std::runtime_error("back end " + std::string(name()) + ", " + what + ": " +
+                                 (text != nullptr ? text : "it says nothing") + " (code " +
+                                 std::to_string(status) + ")");
+    }
+    void download(void* to, const void* from, size_t n_bytes) {
+        check("download", api_->download(context_, to, from, n_bytes));
+    }
+    const QuantGemmBackend* api_;
+    void* context_ = nullptr;
+    QuantGemmRows rows_{};  // what quantize() made last
+    Room x_, codes_, scales_, sums_;
+    std::vector<Room> outputs_;
+};
+
+// The back end that --backend asks for, with all matrices, whose `loaded` is set: by name; `auto`, the one
+// that runs best here; or `builtin`, none (null), and the program's own kernels run. What fails is reported
+// through warn(one line) with `auto`, and the next best is tried; by name, std::runtime_error says it. A name
+// of no file is a UsageError. in_place: as load() has it.
+template <class Matrix, class Warn>
+std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<Matrix* const> matrices,
+                                      bool in_place, Warn warn) {
+    if (choice == "builtin") return nullptr;
+    const std::filesystem::path folder = backend_folder();
+    const std::vector<std::string> names = backend_names(folder);
+    auto load = [&](const std::string& name) {
+        return load_backend(folder / ("quant_gemm_" + name + library_suffix));
+    };
+    auto open = [&](const QuantGemmBackend* api) {
+        auto backend = std::make_unique<Backend>(api);
+        for (const Matrix* w : matrices) backend->check_format(w->view());
+        for (Matrix* w : matrices) w->loaded = backend->load(w->view(), in_place);
+        return backend;
+    };
+    if (choice != "auto") {
+        if (std::find(names.begin(), names.end(), choice) == names.end()) {
+            std::string list;
+            for (const std::string& name : names) list += ", " + name;
+            throw UsageError("--backend: '" + choice + "' is not one of auto, builtin" + list +
+                             " (those in " + name_of(folder) + ")");
+        }
+        return open(load(choice));
+    }
+    std::vector<const QuantGemmBackend*> usable;
+    for (const std::string& name : names) {
+        try {
+            const QuantGemmBackend* api = load(name);
+            if (api->rank() > 1) usable.push_back(api);
+        } catch (const std::runtime_error& e) {
+            warn(std::string(e.what()) + "; it is left out");
+        }
+    }
+    std::stable_sort(usable.begin(), usable.end(), [](auto* a, auto* b) { return a->rank() > b->rank(); });
+    for (const QuantGemmBackend* api : usable) {
+        try {
+            return open(api);
+        } catch (const std::runtime_error& e) {
+            warn(std::string(e.what()) + "; the next one is used");
+        }
+    }
+    return nullptr;
+}
+
+// What --backend chose: a back end, or none. If none, quantize() and multiply() return false, and the
+// program's own kernels and loops do the work.
+class ChosenBackend {
+  public:
+    // As Backend::quantize.
+    bool quantize(Int8Rows& out, const Rows& x, int group_size, bool keep) {
+        if (backend_ == nullptr) return false;
+        backend_->quantize(out, x, group_size, keep);
+        return true;
+    }
+    // As Backend::multiply.
+    template <class Matrix>
+    bool multiply(std::initializer_list<MatrixProduct<Matrix>> products) {
+        if (backend_ == nullptr) return false;
+        const Stopwatch time(phase_seconds.matmul);
+        backend_->multiply(products);
+        return true;
+    }
+
+    // Opens it with all matrices, and throws, as open_backend() does; its warnings are notes from `program`.
+    // If it is none, they are packed for the kernels. packed: null if no memory is to be taken for copies.
+    template <class Matrix>
+    void load(const char* program, const std::string& choice, const std::vector<Matrix*>& matrices,
+              PackedMatrices* packed) {
+        auto warn = [&](const std::string& line) {
+            note(stderr, std::string(program) + ": " + printable(line) + "\n");
+        };
+        backend_ = open_backend<Matrix>(choice, matrices, packed == nullptr, warn);
+        if (backend_ != nullptr || packed == nullptr) return;
+        for (Matrix* w : matrices) w->packed = packed->add(w->view());
+    }
+
+    // What quantizes and multiplies, for --info.
+    std::string kernel_name(int group_size) const {
+        return backend_ != nullptr ? "back end " + std::string(backend_->name())
+                                   : int8_kernel_name(group_size);
+    }
+
+  private:
+    std::unique_ptr<Backend> backend_;
+};

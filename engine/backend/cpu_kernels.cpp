@@ -1,0 +1,91 @@
+// See cpu_kernels.h. Nothing here may run before main asks for it: no static object with a constructor.
+#include "engine/backend/cpu_kernels.h"
+
+#include <deque>
+#include <exception>
+#include <new>
+#include <numeric>
+#include <vector>
+
+#include "engine/cpu/expand_rows.h"
+#include "engine/cpu/quant_matmul.cpp"  // compiled for the processors of this back end
+
+namespace {
+
+// A matrix that was loaded: as the program has it, and packed, unless it is read in place.
+struct Loaded {
+    QuantMatrix w;
+    const PackedMatrix* packed;
+};
+struct Context {
+    PackedMatrices packed;
+    std::deque<Loaded> matrices;
+};
+
+// Where there are no instructions for it (level `portable`): what quant_matmul does, each row expanded once
+// and multiplied by all tokens.
+void multiply_plainly(const QuantRows& x, const QuantProduct& p) {
+    const int groups = n_groups(x), size = x.group_size;
+    parallel_ranges(p.w.n_rows, [&](int begin, int end) {
+        std::vector<int8_t> codes(size_t(x.n_cols));
+        std::vector<float> scales(static_cast<size_t>(groups));
+        for (int i = begin; i < end; i++) {
+            expand_columns(codes.data(), p.w, i, 0, x.n_cols);
+            expand_scales(scales.data(), p.w, i);
+            for (int t = 0; t < x.n_rows; t++) {
+                const int8_t* from = row_codes(x, t);
+                float sum = 0;
+                for (int g = 0; g < groups; g++) {
+                    int32_t acc = 0;
+                    for (int k = g * size; k < (g + 1) * size; k++) acc += int32_t(from[k]) * codes[k];
+                    sum += float(acc) * (scales[g] * row_scales(x, t)[g]);
+                }
+                p.out[size_t(t) * p.w.n_rows + i] = sum;
+            }
+        }
+    });
+}
+
+}  // namespace
+
+void* cpu_open(QuantGemmRunLoop loop) noexcept {
+    run_loop = loop;
+    return new (std::nothrow) Context;
+}
+void cpu_close(void* context) noexcept { delete static_cast<Context*>(context); }
+
+void* cpu_load(void* context, const QuantGemmMatrix& w, bool in_place) noexcept try {
+    auto* c = static_cast<Context*>(context);
+    return &c->matrices.emplace_back(Loaded{w, in_place ? nullptr : c->packed.add(w)});
+} catch (const std::exception&) {
+    return nullptr;
+}
+
+void cpu_quantize(const QuantGemmRows& rows, const float* x) noexcept {
+    const int n = rows.n_cols, size = rows.group_size, groups = n / size;
+    for_each_row(rows.n_rows, [&](int t) {
+        int8_t* codes = rows.codes + size_t(t) * n;
+        float* scales = rows.scales + size_t(t) * groups;
+        int32_t* sums = rows.sums + size_t(t) * groups;
+        const float* from = x + size_t(t) * n;
+        if (int8_quantize(codes, scales, sums, from, n, size)) return;
+        for (int g = 0; g < groups; g++) {
+            scales[g] = quantize_values(codes + g * size, 1, from + g * size, size);
+            sums[g] = std::accumulate(codes + g * size, codes + (g + 1) * size, 0);
+        }
+    });
+}
+
+bool cpu_multiply(const QuantGemmRows& x, const QuantGemmProduct* products, int n_products) noexcept try {
+    const QuantRows rows{x.codes, x.scales, x.sums, x.n_rows, x.n_cols, x.group_size};
+    std::vector<QuantProduct> list;
+    for (int i = 0; i < n_products; i++) {
+        const auto* matrix = static_cast<const Loaded*>(products[i].matrix);
+        list.push_back({products[i].out, matrix->w, matrix->packed});
+    }
+    if (quant_matmul(rows, list)) return true;
+    for (const QuantProduct& p : list) multiply_plainly(rows, p);
+    return true;
+} catch (const std::bad_alloc&) {
+    return false;
+}

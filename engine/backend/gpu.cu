@@ -1,0 +1,444 @@
+// Back end on GPUs: cuda by nvcc, hip by hipcc, and emulated by a C++ compiler (simt/), for tests.
+//
+// Both products take the weights as they lie in the file and turn sixteen codes at a time into int8: one word
+// is four columns, and an instruction multiplies it by four codes of a token (dp4a). For a few tokens a warp
+// takes a row. For many, a block takes 64 rows and 64 tokens, and on NVIDIA's GPUs the tensor cores multiply.
+// Each group is an exact int32 sum, as everywhere.
+#include <cstdint>
+#include <cstdio>
+#include <deque>
+#include <set>
+#include <stdexcept>
+
+#include "engine/backend/quant_gemm.h"
+#include "engine/backend/tables.h"
+#include "simt/cuda.h"
+
+// What multiplies a tile: the tensor cores, or dp4a where there are none (AMD; with wavefronts of 64 the
+// emulator, too).
+#if defined(__HIPCC__)
+#define HAS_MMA 0
+#elif defined(__CUDACC__)
+#define HAS_MMA 1
+#else
+#define HAS_MMA (SIMT_WARP_SIZE == 32)
+#endif
+#if HAS_MMA
+#include "simt/ptx.h"
+#endif
+
+namespace {
+
+#if defined(__HIPCC__) || defined(__CUDACC__)
+constexpr auto all_lanes = ~0u;
+#else
+using simt::all_lanes;
+#endif
+
+// ----------------------------------------------------------------------------
+// Weights and activations
+
+// The formats of a matrix, known when a kernel is compiled.
+template <int bits_, bool is_sparse_, bool two_level_>
+struct Format {
+    static constexpr int bits = bits_;
+    static constexpr bool is_sparse = is_sparse_, two_level = two_level_;
+};
+
+// Where a row of n codes has code k: the byte, and the lowest bit in it. In a block of B bytes, byte j holds
+// codes j, j + B, j + 2B, ...; blocks have 64 bytes, what is left at the end has 32, then 16.
+struct Place {
+    int byte, shift;
+};
+template <int bits>
+__device__ Place place_of(int k, int n) {
+    constexpr int per_byte = 8 / bits;
+    int start = k / (64 * per_byte) * 64, block = 64;
+    const int n_bytes = n / per_byte;
+    while (start + block > n_bytes || k >= (start + block) * per_byte) {
+        if (start + block <= n_bytes) start += block;
+        block /= 2;
+    }
+    k -= start * per_byte;
+    return {start + k % block, k / block * bits};
+}
+
+// The four bytes of a code word, each minus those of z; none borrows from its neighbour, because codes and
+// zero points are less than 128.
+__device__ uint32_t subtract(uint32_t codes, uint32_t z) { return ((codes | 0x80808080u) - z) ^ 0x80808080u; }
+
+// Columns k .. k + 15 of row i, k a multiple of 16, as the int8 codes that are multiplied.
+template <class F>
+__device__ uint4 load_codes(const QuantGemmMatrix& w, int i, int k) {
+    const int n_codes = F::is_sparse ? w.n_cols / 2 : w.n_cols;
+    const uint8_t* row = w.codes + size_t(i) * size_t(n_codes / (8 / F::bits));
+    if constexpr (F::bits == 8) return *reinterpret_cast<const uint4*>(row + k);
+
+    const int s = k / w.group, n_scales = w.n_cols / w.group;
+    uint32_t zero = 0;
+    if constexpr (F::two_level) {
+        zero = w.levels[size_t(i) * size_t(n_scales) + size_t(s)] >> 4;
+    } else {
+        const uint8_t* zeros = w.zeros + size_t(i) * size_t((n_scales + 1) / 2);
+        zero = zeros[s / 2] >> s % 2 * 4 & 15;
+    }
+    zero *= 0x01010101u;
+    const Place at = place_of<F::bits>(F::is_sparse ? k / 2 : k, n_codes);
+    constexpr uint32_t mask = ((1u << F::bits) - 1) * 0x01010101u;
+    if constexpr (F::is_sparse) {
+        // Eight columns have four codes; where the mask has a 1, the next of them.
+        const uint2 kept = *reinterpret_cast<const uint2*>(row + at.byte);
+        const uint8_t* ones = w.mask + (size_t(i) * size_t(w.n_cols) + size_t(k)) / 8;
+        uint32_t words[4] = {};
+        for (int half = 0; half < 2; half++) {
+            uint32_t codes = subtract((half == 0 ? kept.x : kept.y) >> at.shift & mask, zero);
+            for (int j = 0; j < 8; j++) {
+                if ((ones[half] >> j & 1) == 0) continue;
+                words[half * 2 + j / 4] |= (codes & 255) << j % 4 * 8;
+                codes >>= 8;
+            }
+        }
+        return make_uint4(words[0], words[1], words[2], words[3]);
+    } else {
+        const uint4 v = *reinterpret_cast<const uint4*>(row + at.byte);
+        auto code = [&](uint32_t word) {
+            const uint32_t codes = word >> at.shift & mask;
+            return subtract(F::two_level ? 5 * codes : codes, zero);
+        };
+        return make_uint4(code(v.x), code(v.y), code(v.z), code(v.w));
+    }
+}
+
+// The scale of columns k and on of row i.
+template <class F>
+__device__ float load_scale(const QuantGemmMatrix& w, int i, int k) {
+    const size_t s = size_t(i) * size_t(w.n_cols / w.group) + size_t(k / w.group);
+    if constexpr (F::two_level) {
+        return float(w.levels[s] & 15) * static_cast<const float*>(w.scales)[i];
+    }
+    if (F::bits == 8 && w.scale_type == QUANT_GEMM_ROW_FP32) return static_cast<const float*>(w.scales)[i];
+    return __half2float(static_cast<const __half*>(w.scales)[s]);
+}
+
+__device__ uint4 load_tokens(const QuantGemmRows& x, int t, int k) {
+    return *reinterpret_cast<const uint4*>(x.codes + size_t(t) * size_t(x.n_cols) + k);
+}
+__device__ float load_token_scale(const QuantGemmRows& x, int t, int g) {
+    return x.scales[size_t(t) * size_t(x.n_cols / x.group_size) + size_t(g)];
+}
+
+__device__ int dot4(uint32_t a, uint32_t b, int sum) { return __dp4a(int(a), int(b), sum); }
+__device__ int dot16(uint4 a, uint4 b, int sum) {
+    return dot4(a.w, b.w, dot4(a.z, b.z, dot4(a.y, b.y, dot4(a.x, b.x, sum))));
+}
+
+// ----------------------------------------------------------------------------
+// Kernels
+
+// Eight threads for each group.
+constexpr int quantize_threads = 128;
+__global__ void quantize_groups(QuantGemmRows rows, const float* x, int n_groups) {
+    const int g = int(blockIdx.x * quantize_threads + threadIdx.x) / 8, part = int(threadIdx.x) % 8;
+    const int n = rows.group_size / 8;
+    float amax = 0;
+    if (g < n_groups) {
+        const float* from = x + size_t(g) * size_t(rows.group_size) + part * n;
+        for (int i = 0; i < n; i++) {
+            const float magnitude = fabsf(from[i]);
+            amax = magnitude > amax ? magnitude : amax;  // NaN: keeps amax
+        }
+    }
+    for (int d = 4; d > 0; d /= 2) {
+        const float other = __shfl_xor_sync(all_lanes, amax, d, 8);
+        amax = other > amax ? other : amax;
+    }
+    const float ratio = 127.0f / amax;
+    const bool usable = ratio > 0 && ratio <= 3.402823466e38f;
+    const float inv = usable ? ratio : 0;
+    int sum = 0;
+    if (g < n_groups) {
+        const float* from = x + size_t(g) * size_t(rows.group_size) + part * n;
+        int8_t* to = rows.codes + size_t(g) * size_t(rows.group_size) + part * n;
+        for (int i = 0; i < n; i++) {
+            const float r = rintf(from[i] * inv);
+            const float low = r > -127.0f ? r : -127.0f;  // NaN: -127
+            const int code = int(low < 127.0f ? low : 127.0f);
+            to[i] = int8_t(code);
+            sum += code;
+        }
+    }
+    for (int d = 4; d > 0; d /= 2) sum += __shfl_xor_sync(all_lanes, sum, d, 8);
+    if (g >= n_groups || part != 0) return;
+    rows.scales[g] = usable ? amax / 127.0f : 0.0f;
+    rows.sums[g] = sum;
+}
+
+// out[t][i] for n_tokens tokens from t0 on: a warp of `lanes` threads takes a row. A thread takes sixteen
+// columns at a time, so that two threads, or four, have a group.
+constexpr int block_warps = 4;
+template <class F, int lanes, int n_tokens>
+__global__ void multiply_rows(QuantGemmMatrix w, QuantGemmRows x, int t0, float* out) {
+    const int lane = int(threadIdx.x) % lanes;
+    const int i = int(blockIdx.x) * block_warps + int(threadIdx.x) / lanes;
+    if (i >= w.n_rows) return;
+    const int per_group = x.group_size / 16;
+    float sums[n_tokens] = {};
+    for (int first = 0; first < w.n_cols; first += 16 * lanes) {
+        const int k = first + 16 * lane;
+        const bool there = k < w.n_cols;
+        const uint4 codes = there ? load_codes<F>(w, i, k) : make_uint4(0, 0, 0, 0);
+        const float scale = there ? load_scale<F>(w, i, k) : 0;
+        for (int t = 0; t < n_tokens; t++) {
+            int acc = there ? dot16(codes, load_tokens(x, t0 + t, k), 0) : 0;
+            acc += __shfl_xor_sync(all_lanes, acc, 1, 2);
+            if (per_group == 4) acc += __shfl_xor_sync(all_lanes, acc, 2, 4);
+            if (there && lane % per_group == 0)
+                sums[t] += float(acc) * (scale * load_token_scale(x, t0 + t, k / x.group_size));
+        }
+    }
+    for (int t = 0; t < n_tokens; t++) {
+        for (int d = lanes / 2; d > 0; d /= 2) sums[t] += __shfl_xor_sync(all_lanes, sums[t], d, lanes);
+        if (lane == 0) out[size_t(t0 + t) * size_t(w.n_rows) + size_t(i)] = sums[t];
+    }
+}
+
+// out for 64 rows and 64 tokens: 64 columns of each are expanded into shared memory, then multiplied. Four
+// units of 32 threads take sixteen rows each, whatever the size of a warp. Thread 4 g + t of a unit has the
+// outputs of rows g and g + 8 and, of each eight tokens, 2 t and 2 t + 1, as mma leaves them.
+constexpr int tile_size = 64, tile_threads = 128;
+constexpr int tile_words = tile_size / 4 + 4;  // of a row in shared memory: four more, so that banks differ
+template <class F>
+__global__ void __launch_bounds__(tile_threads)
+    multiply_tile(QuantGemmMatrix w, QuantGemmRows x, float* out) {
+    __shared__ __align__(16) uint32_t w_codes[tile_size * tile_words];
+    __shared__ __align__(16) uint32_t x_codes[tile_size * tile_words];
+    __shared__ float w_scales[2 * tile_size];  // of two groups of 32, or one of 64
+    __shared__ float x_scales[2 * tile_size];
+    const int thread = int(threadIdx.x), unit = thread / 32, g = thread % 32 / 4, t = thread % 4;
+    const int first_row = int(blockIdx.x) * tile_size, first_token = int(blockIdx.y) * tile_size;
+    const int n_groups = 64 / x.group_size, group_words = x.group_size / 4;
+    float sums[8][4] = {};
+    for (int k = 0; k < w.n_cols; k += 64) {
+        for (int piece = thread; piece < tile_size * 4; piece += tile_threads) {
+            const int row = piece / 4, col = piece % 4 * 16;
+            const int i = first_row + row, token = first_token + row;
+            const uint4 none = make_uint4(0, 0, 0, 0);
+            *reinterpret_cast<uint4*>(w_codes + row * tile_words + col / 4) =
+                i < w.n_rows ? load_codes<F>(w, i, k + col) : none;
+            *reinterpret_cast<uint4*>(x_codes + row * tile_words + col / 4) =
+                token < x.n_rows ? load_tokens(x, token, k + col) : none;
+        }
+        for (int j = thread; j < n_groups * tile_size; j += tile_threads) {
+            const int row = j % tile_size, group = j / tile_size, col = k + group * x.group_size;
+            const int i = first_row + row, token = first_token + row;
+            w_scales[j] = i < w.n_rows ? load_scale<F>(w, i, col) : 0;
+            x_scales[j] = token < x.n_rows ? load_token_scale(x, token, col / x.group_size) : 0;
+        }
+        __syncthreads();
+        for (int group = 0; group < n_groups; group++) {
+            int acc[8][4] = {};
+            for (int word = group * group_words; word < (group + 1) * group_words; word += 8) {
+                const uint32_t* rows = w_codes + (unit * 16 + g) * tile_words + word;
+#if HAS_MMA
+                const uint32_t a[4] = {rows[t], rows[8 * tile_words + t], rows[t + 4],
+                                       rows[8 * tile_words + t + 4]};
+#pragma unroll
+                for (int n = 0; n < 8; n++) {
+                    const uint32_t* tokens = x_codes + (n * 8 + g) * tile_words + word;
+                    const uint32_t b[2] = {tokens[t], tokens[t + 4]};
+                    mma_m16n8k32(acc[n], a, b);
+                }
+#else
+#pragma unroll
+                for (int n = 0; n < 8; n++) {
+                    const uint32_t* tokens = x_codes + (n * 8 + 2 * t) * tile_words + word;
+#pragma unroll
+                    for (int j = 0; j < 8; j++) {
+                        for (int c = 0; c < 4; c++)
+                            acc[n][c] = dot4(rows[c / 2 * 8 * tile_words + j], tokens[c % 2 * tile_words + j],
+                                             acc[n][c]);
+                    }
+                }
+#endif
+            }
+#pragma unroll
+            for (int n = 0; n < 8; n++) {
+                for (int c = 0; c < 4; c++) {
+                    const int row = unit * 16 + g + c / 2 * 8, token = n * 8 + 2 * t + c % 2;
+                    sums[n][c] += float(acc[n][c]) *
+                                  (w_scales[group * tile_size + row] * x_scales[group * tile_size + token]);
+                }
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+        for (int c = 0; c < 4; c++) {
+            const int i = first_row + unit * 16 + g + c / 2 * 8, token = first_token + n * 8 + 2 * t + c % 2;
+            if (i < w.n_rows && token < x.n_rows)
+                out[size_t(token) * size_t(w.n_rows) + size_t(i)] = sums[n][c];
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------
+// The functions of a back end
+
+#if defined(__HIPCC__)
+constexpr const char* backend_name = "hip";
+constexpr int32_t backend_rank = 110;
+#elif defined(__CUDACC__)
+constexpr const char* backend_name = "cuda";
+constexpr int32_t backend_rank = 120;
+#else
+constexpr const char* backend_name = SIMT_WARP_SIZE == 32 ? "emulated" : "emulated64";
+constexpr int32_t backend_rank = 1;
+#endif
+
+thread_local char latest_error[256] = "no error";
+
+int32_t fail(QuantGemmStatus status, const char* why) {
+    std::snprintf(latest_error, sizeof latest_error, "%s", why);
+    return status;
+}
+int32_t status_of(cudaError_t error) {
+    if (error == cudaSuccess) return QUANT_GEMM_OK;
+    return fail(error == cudaErrorMemoryAllocation ? QUANT_GEMM_NO_MEMORY : QUANT_GEMM_FAILED,
+                cudaGetErrorString(error));
+}
+// What f returns, or the code for what it throws.
+template <class F>
+int32_t guarded(F f) try {
+    return f();
+} catch (const std::bad_alloc&) {
+    return fail(QUANT_GEMM_NO_MEMORY, "out of memory");
+} catch (const std::exception& e) {
+    return fail(QUANT_GEMM_FAILED, e.what());
+}
+
+struct Context {
+    int warp_lanes = 32;
+    std::set<void*> memory;                // allocated
+    std::deque<QuantGemmMatrix> matrices;  // loaded
+};
+
+int32_t rank() {
+    int n = 0;
+    return cudaGetDeviceCount(&n) == cudaSuccess && n > 0 ? backend_rank : 0;
+}
+
+int32_t open(void** context, [[maybe_unused]] QuantGemmRunLoop loop) {
+    return guarded([&]() -> int32_t {
+        if (rank() == 0) return fail(QUANT_GEMM_NO_DEVICE, "there is no such GPU, or no driver for it");
+        auto* c = new Context;
+#if defined(__HIPCC__)
+        hipDeviceProp_t device;
+        if (hipGetDeviceProperties(&device, 0) == hipSuccess) c->warp_lanes = device.warpSize;
+#elif !defined(__CUDACC__)
+        c->warp_lanes = simt::warp_size;
+        run_loop = loop;
+#endif
+        *context = c;
+        return QUANT_GEMM_OK;
+    });
+}
+void close(void* context) {
+    auto* c = static_cast<Context*>(context);
+    for (void* m : c->memory) (void)cudaFree(m);
+    delete c;
+}
+
+int32_t accepts(void*, const QuantGemmMatrix* w) {
+    const char* why = why_unsupported(*w);
+    return why == nullptr ? QUANT_GEMM_OK : fail(QUANT_GEMM_UNSUPPORTED, why);
+}
+
+int32_t allocate(void* context, void** memory, size_t n_bytes) {
+    return guarded([&] {
+        const int32_t status = status_of(cudaMalloc(memory, n_bytes));
+        if (status == QUANT_GEMM_OK) static_cast<Context*>(context)->memory.insert(*memory);
+        return status;
+    });
+}
+void release(void* context, void* memory) {
+    static_cast<Context*>(context)->memory.erase(memory);
+    (void)cudaFree(memory);
+}
+int32_t upload(void*, void* to, const void* from, size_t n_bytes) {
+    return status_of(cudaMemcpy(to, from, n_bytes, cudaMemcpyHostToDevice));
+}
+int32_t download(void*, void* to, const void* from, size_t n_bytes) {
+    return status_of(cudaMemcpy(to, from, n_bytes, cudaMemcpyDeviceToHost));
+}
+
+int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
+    return guarded([&] {
+        auto* c = static_cast<Context*>(context);
+        QuantGemmMatrix& m = c->matrices.emplace_back(*w);
+        *matrix = &m;
+        return upload_tables(
+            m, [&](void** to, size_t n) { return allocate(c, to, n); },
+            [&](void* to, const void* from, size_t n) { return upload(c, to, from, n); });
+    });
+}
+
+int32_t quantize(void*, const QuantGemmRows* rows, const float* x) {
+    return guarded([&]() -> int32_t {
+        const int n_groups = rows->n_rows * (rows->n_cols / rows->group_size);
+        const unsigned n_blocks = unsigned(n_groups * 8 + quantize_threads - 1) / quantize_threads;
+        launch<quantize_groups>({.grid = n_blocks, .block = quantize_threads}, *rows, x, n_groups);
+        return QUANT_GEMM_OK;
+    });
+}
+
+// With more tokens than this, tiles cost less than reading the weights again for each four.
+constexpr int most_tokens_by_rows = 8;
+
+template <class F, int lanes>
+void by_rows(const QuantGemmMatrix& w, const QuantGemmRows& x, float* out) {
+    const Launch how{.grid = unsigned(w.n_rows + block_warps - 1) / block_warps,
+                     .block = lanes * block_warps};
+    int t = 0;
+    for (; t + 4 <= x.n_rows; t += 4) launch<multiply_rows<F, lanes, 4>>(how, w, x, t, out);
+    for (; t < x.n_rows; t++) launch<multiply_rows<F, lanes, 1>>(how, w, x, t, out);
+}
+template <class F>
+void multiply_matrix([[maybe_unused]] int warp_lanes, const QuantGemmMatrix& w, const QuantGemmRows& x,
+                     float* out) {
+    if (x.n_rows > most_tokens_by_rows) {
+        const dim3 grid(unsigned(w.n_rows + tile_size - 1) / tile_size,
+                        unsigned(x.n_rows + tile_size - 1) / tile_size);
+        return launch<multiply_tile<F>>({.grid = grid, .block = tile_threads}, w, x, out);
+    }
+#ifndef __CUDACC__
+    if (warp_lanes == 64) return by_rows<F, 64>(w, x, out);
+#endif
+    by_rows<F, 32>(w, x, out);
+}
+
+int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* products,
+                 int32_t n_products) {
+    return guarded([&]() -> int32_t {
+        for (int32_t p = 0; p < n_products; p++) {
+            const auto& w = *static_cast<const QuantGemmMatrix*>(products[p].matrix);
+            auto* run = w.bits == 8           ? multiply_matrix<Format<8, false, false>>
+                        : w.mask != nullptr   ? multiply_matrix<Format<4, true, false>>
+                        : w.bits == 4         ? multiply_matrix<Format<4, false, false>>
+                        : w.levels != nullptr ? multiply_matrix<Format<2, false, true>>
+                                              : multiply_matrix<Format<2, false, false>>;
+            run(static_cast<Context*>(context)->warp_lanes, w, *x, products[p].out);
+        }
+        return QUANT_GEMM_OK;
+    });
+}
+
+const char* error_text() { return latest_error; }
+
+constexpr QuantGemmBackend backend = {
+    QUANT_GEMM_VERSION, 0,       backend_name, rank,     open,     close,    accepts,   load,
+    allocate,           release, upload,       download, quantize, multiply, error_text};
+
+}  // namespace
+
+const QuantGemmBackend* quant_gemm_backend() { return &backend; }

@@ -1,0 +1,358 @@
+// Back end on anything that has OpenCL 1.2: GPUs of Intel and others, and by name the CPU.
+//
+// A work group takes a row and up to eight tokens. Each of its items expands a group of activations' columns
+// to int8 and multiplies it by all tokens; in the end the items' sums are added up. Written to be short: no
+// local memory holds codes, and no vendor's instructions are used.
+#define CL_TARGET_OPENCL_VERSION 120
+#include <CL/cl.h>
+
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <new>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "engine/backend/quant_gemm.h"
+#include "engine/backend/tables.h"
+
+namespace {
+
+constexpr size_t items = 32, tokens_at_once = 8;  // of a work group; as in the kernels
+
+const char* const kernels = R"(
+#define ITEMS 32
+#define TOKENS 8
+
+// Where a row of n codes has code k: the byte, and the lowest bit in it. See docs/model-files.md.
+int2 place_of(int k, int n, int bits) {
+    const int per_byte = 8 / bits, n_bytes = n / per_byte;
+    int start = k / (64 * per_byte) * 64, block = 64;
+    while (start + block > n_bytes || k >= (start + block) * per_byte) {
+        if (start + block <= n_bytes) start += block;
+        block /= 2;
+    }
+    k -= start * per_byte;
+    return (int2)(start + k % block, k / block * bits);
+}
+
+// out[t][i] = row i times token t. bits, sparse, two_level: the format. The addresses are quant_gemm.h's.
+__kernel void multiply(__global const uchar* codes, __global const uchar* mask, __global const half* scales,
+                       __global const uchar* zeros, __global const uchar* levels, int bits, int sparse, int two_level, int halves,
+                       int n_rows, int n_cols, int group, int group_size, __global const char* x,
+                       __global const float* x_scales, int n_tokens, __global float* out) {
+    const int i = get_group_id(0), item = get_local_id(0), t0 = get_group_id(1) * TOKENS;
+    const int n = min(TOKENS, n_tokens - t0), n_groups = n_cols / group_size, n_scales = n_cols / group;
+    const int n_codes = sparse ? n_cols / 2 : n_cols;
+    __global const uchar* row = codes + (ulong)i * (n_codes * bits / 8);
+    const uchar low = (uchar)((1 << bits) - 1);
+    float sums[TOKENS];
+    for (int t = 0; t < TOKENS; t++) sums[t] = 0;
+    for (int g = item; g < n_groups; g += ITEMS) {
+        const int s = g * group_size / group;
+        const ulong at = (ulong)i * n_scales + s;
+        uchar zero = 0;
+        float scale;
+        if (two_level) {
+            zero = levels[at] >> 4;
+            scale = (float)(levels[at] & 15) * ((__global const float*)scales)[i];
+        } else {
+            if (bits < 8) zero = zeros[(ulong)i * ((n_scales + 1) / 2) + s / 2] >> s % 2 * 4 & 15;
+            scale = halves ? vload_half(at, scales) : ((__global const float*)scales)[i];
+        }
+        int acc[TOKENS];
+        for (int t = 0; t < TOKENS; t++) acc[t] = 0;
+        for (int k = g * group_size; k < (g + 1) * group_size; k += 16) {
+            char16 w;
+            if (sparse) {
+                const int2 p = place_of(k / 2, n_codes, bits);
+                char expanded[16];
+                for (int j = 0, next = 0; j < 16; j++) {
+                    if (j == 8) next = 4;
+                    const int kept = mask[(ulong)i * (n_cols / 8) + (k + j) / 8] >> j % 8 & 1;
+                    expanded[j] = kept ? (char)((row[p.x + min(next++, 7)] >> p.y & low) - zero) : (char)0;
+                }
+                w = vload16(0, expanded);
+            } else if (bits == 8) {
+                w = as_char16(vload16(0, row + k));
+            } else {
+                const int2 p = place_of(k, n_codes, bits);
+                const uchar16 v = vload16(0, row + p.x) >> (uchar16)(uchar)p.y & (uchar16)low;
+                w = as_char16(v * (uchar16)(two_level ? 5 : 1) - (uchar16)zero);
+            }
+            for (int t = 0; t < n; t++) {
+                const char16 v = vload16(0, x + (ulong)(t0 + t) * n_cols + k);
+                const int16 p = convert_int16(convert_short16(w) * convert_short16(v));
+                const int8 a = p.lo + p.hi;
+                const int4 b = a.lo + a.hi;
+                acc[t] += b.x + b.y + b.z + b.w;
+            }
+        }
+        for (int t = 0; t < n; t++)
+            sums[t] += (float)acc[t] * (scale * x_scales[(ulong)(t0 + t) * n_groups + g]);
+    }
+    __local float parts[ITEMS][TOKENS];
+    for (int t = 0; t < TOKENS; t++) parts[item][t] = sums[t];
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (item >= n) return;
+    float sum = 0;
+    for (int j = 0; j < ITEMS; j++) sum += parts[j][item];
+    out[(ulong)(t0 + item) * n_rows + i] = sum;
+}
+
+// An item for each group.
+__kernel void quantize(__global const float* x, __global char* codes, __global float* scales,
+                       __global int* sums, int group_size) {
+    const int g = get_global_id(0);
+    x += (ulong)g * group_size;
+    codes += (ulong)g * group_size;
+    float amax = 0;
+    for (int i = 0; i < group_size; i++) amax = fabs(x[i]) > amax ? fabs(x[i]) : amax;
+    const float ratio = 127.0f / amax;
+    const int usable = ratio > 0 && ratio <= FLT_MAX;
+    const float inv = usable ? ratio : 0;
+    int sum = 0;
+    for (int i = 0; i < group_size; i++) {
+        const float r = rint(x[i] * inv);
+        const float low = r > -127.0f ? r : -127.0f;
+        const int code = (int)(low < 127.0f ? low : 127.0f);
+        codes[i] = (char)code;
+        sum += code;
+    }
+    scales[g] = usable ? amax / 127.0f : 0.0f;
+    sums[g] = sum;
+}
+)";
+
+thread_local char latest_error[256] = "no error";
+
+int32_t fail(QuantGemmStatus status, const std::string& why) {
+    std::snprintf(latest_error, sizeof latest_error, "%s", why.substr(0, why.find('\n')).c_str());
+    return status;
+}
+int32_t status_of(cl_int error) {
+    if (error == CL_SUCCESS) return QUANT_GEMM_OK;
+    const bool memory = error == CL_MEM_OBJECT_ALLOCATION_FAILURE || error == CL_OUT_OF_RESOURCES ||
+                        error == CL_OUT_OF_HOST_MEMORY || error == CL_INVALID_BUFFER_SIZE;
+    return fail(memory ? QUANT_GEMM_NO_MEMORY : QUANT_GEMM_FAILED, "OpenCL error " + std::to_string(error));
+}
+
+struct Device {
+    cl_device_id id = nullptr;
+    int32_t rank = 0;
+};
+
+// The best device. It has to divide as IEEE 754 says and to keep subnormals, so that scales are exact.
+Device best_device() {
+    Device best;
+    cl_uint n_platforms = 0;
+    if (clGetPlatformIDs(0, nullptr, &n_platforms) != CL_SUCCESS) return best;
+    std::vector<cl_platform_id> platforms(n_platforms);
+    clGetPlatformIDs(n_platforms, platforms.data(), nullptr);
+    for (cl_platform_id platform : platforms) {
+        cl_uint n = 0;
+        if (clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, 0, nullptr, &n) != CL_SUCCESS) continue;
+        std::vector<cl_device_id> devices(n);
+        clGetDeviceIDs(platform, CL_DEVICE_TYPE_ALL, n, devices.data(), nullptr);
+        for (cl_device_id device : devices) {
+            cl_device_type type = 0;
+            cl_device_fp_config floats = 0;
+            clGetDeviceInfo(device, CL_DEVICE_TYPE, sizeof type, &type, nullptr);
+            clGetDeviceInfo(device, CL_DEVICE_SINGLE_FP_CONFIG, sizeof floats, &floats, nullptr);
+            constexpr cl_device_fp_config needed = CL_FP_CORRECTLY_ROUNDED_DIVIDE_SQRT | CL_FP_DENORM;
+            if ((floats & needed) != needed) continue;
+            const int32_t rank = (type & CL_DEVICE_TYPE_GPU) != 0 ? 100 : 1;  // a CPU has faster back ends
+            if (rank > best.rank) best = {device, rank};
+        }
+    }
+    return best;
+}
+
+struct Context {
+    cl_context context = nullptr;
+    cl_command_queue queue = nullptr;
+    cl_program program = nullptr;
+    cl_kernel multiply = nullptr, quantize = nullptr;
+    std::set<cl_mem> memory;               // allocated
+    std::deque<QuantGemmMatrix> matrices;  // loaded
+
+    ~Context() {
+        for (cl_mem m : memory) clReleaseMemObject(m);
+        if (multiply != nullptr) clReleaseKernel(multiply);
+        if (quantize != nullptr) clReleaseKernel(quantize);
+        if (program != nullptr) clReleaseProgram(program);
+        if (queue != nullptr) clReleaseCommandQueue(queue);
+        if (context != nullptr) clReleaseContext(context);
+    }
+};
+
+// What f returns, or the code for what it throws.
+template <class F>
+int32_t guarded(F f) try {
+    return f();
+} catch (const std::bad_alloc&) {
+    return fail(QUANT_GEMM_NO_MEMORY, "out of memory");
+} catch (...) {
+    return fail(QUANT_GEMM_FAILED, "an exception");
+}
+
+int32_t rank() {
+    int32_t found = 0;
+    guarded([&]() -> int32_t {
+        found = best_device().rank;
+        return QUANT_GEMM_OK;
+    });
+    return found;
+}
+
+int32_t open_device(Context& c) {
+    const Device device = best_device();
+    if (device.id == nullptr)
+        return fail(QUANT_GEMM_NO_DEVICE, "there is no OpenCL device whose arithmetic is IEEE 754's");
+    cl_int e = CL_SUCCESS;
+    c.context = clCreateContext(nullptr, 1, &device.id, nullptr, nullptr, &e);
+    if (e == CL_SUCCESS) c.queue = clCreateCommandQueue(c.context, device.id, 0, &e);
+    const char* source = kernels;
+    if (e == CL_SUCCESS) c.program = clCreateProgramWithSource(c.context, 1, &source, nullptr, &e);
+    if (e != CL_SUCCESS) return status_of(e);
+    if (clBuildProgram(c.program, 1, &device.id, "-cl-fp32-correctly-rounded-divide-sqrt", nullptr,
+                       nullptr) != CL_SUCCESS) {
+        std::vector<char> log(4096);
+        clGetProgramBuildInfo(c.program, device.id, CL_PROGRAM_BUILD_LOG, log.size() - 1, log.data(),
+                              nullptr);
+        return fail(QUANT_GEMM_FAILED, "the kernels do not compile: " + std::string(log.data()));
+    }
+    c.multiply = clCreateKernel(c.program, "multiply", &e);
+    if (e == CL_SUCCESS) c.quantize = clCreateKernel(c.program, "quantize", &e);
+    return status_of(e);
+}
+int32_t open(void** context, QuantGemmRunLoop) {
+    return guarded([&]() -> int32_t {
+        auto* c = new Context;
+        const int32_t status = open_device(*c);
+        if (status == QUANT_GEMM_OK) {
+            *context = c;
+        } else {
+            delete c;
+        }
+        return status;
+    });
+}
+void close(void* context) { delete static_cast<Context*>(context); }
+
+int32_t accepts(void*, const QuantGemmMatrix* w) {
+    const char* why = why_unsupported(*w);
+    return why == nullptr ? QUANT_GEMM_OK : fail(QUANT_GEMM_UNSUPPORTED, why);
+}
+
+// Addresses are cl_mem.
+int32_t allocate(void* context, void** memory, size_t n_bytes) {
+    return guarded([&]() -> int32_t {
+        auto* c = static_cast<Context*>(context);
+        cl_int e = CL_SUCCESS;
+        cl_mem m = clCreateBuffer(c->context, CL_MEM_READ_WRITE, n_bytes > 0 ? n_bytes : 1, nullptr, &e);
+        if (e != CL_SUCCESS) return status_of(e);
+        c->memory.insert(m);
+        *memory = m;
+        return QUANT_GEMM_OK;
+    });
+}
+void release(void* context, void* memory) {
+    static_cast<Context*>(context)->memory.erase(static_cast<cl_mem>(memory));
+    clReleaseMemObject(static_cast<cl_mem>(memory));
+}
+int32_t upload(void* context, void* to, const void* from, size_t n_bytes) {
+    if (n_bytes == 0) return QUANT_GEMM_OK;
+    return status_of(clEnqueueWriteBuffer(static_cast<Context*>(context)->queue, static_cast<cl_mem>(to),
+                                          CL_TRUE, 0, n_bytes, from, 0, nullptr, nullptr));
+}
+int32_t download(void* context, void* to, const void* from, size_t n_bytes) {
+    if (n_bytes == 0) return QUANT_GEMM_OK;
+    cl_mem m = static_cast<cl_mem>(const_cast<void*>(from));
+    return status_of(clEnqueueReadBuffer(static_cast<Context*>(context)->queue, m, CL_TRUE, 0, n_bytes, to, 0,
+                                         nullptr, nullptr));
+}
+
+int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
+    return guarded([&]() -> int32_t {
+        auto* c = static_cast<Context*>(context);
+        QuantGemmMatrix& m = c->matrices.emplace_back(*w);
+        *matrix = &m;
+        return upload_tables(
+            m, [&](void** to, size_t n) { return allocate(c, to, n); },
+            [&](void* to, const void* from, size_t n) { return upload(c, to, from, n); });
+    });
+}
+
+// Sets a kernel's arguments: addresses, possibly null, and ints.
+class Arguments {
+  public:
+    explicit Arguments(cl_kernel kernel) : kernel_(kernel) {}
+    void add(const void* address) {
+        cl_mem m = static_cast<cl_mem>(const_cast<void*>(address));
+        set(sizeof m, &m);
+    }
+    void add(int32_t value) { set(sizeof value, &value); }
+    cl_int error = CL_SUCCESS;
+
+  private:
+    void set(size_t n, const void* value) {
+        if (error == CL_SUCCESS) error = clSetKernelArg(kernel_, n_, n, value);
+        n_++;
+    }
+    cl_kernel kernel_;
+    cl_uint n_ = 0;
+};
+
+int32_t quantize(void* context, const QuantGemmRows* rows, const float* x) {
+    auto* c = static_cast<Context*>(context);
+    Arguments a(c->quantize);
+    for (const void* address : {static_cast<const void*>(x), static_cast<const void*>(rows->codes),
+                                static_cast<const void*>(rows->scales), static_cast<const void*>(rows->sums)})
+        a.add(address);
+    a.add(rows->group_size);
+    if (a.error != CL_SUCCESS) return status_of(a.error);
+    const size_t n = size_t(rows->n_rows) * size_t(rows->n_cols / rows->group_size);
+    return status_of(
+        clEnqueueNDRangeKernel(c->queue, c->quantize, 1, nullptr, &n, nullptr, 0, nullptr, nullptr));
+}
+
+int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* products,
+                 int32_t n_products) {
+    auto* c = static_cast<Context*>(context);
+    for (int32_t p = 0; p < n_products; p++) {
+        const auto& w = *static_cast<const QuantGemmMatrix*>(products[p].matrix);
+        Arguments a(c->multiply);
+        for (const void* address :
+             {static_cast<const void*>(w.codes), static_cast<const void*>(w.mask), w.scales,
+              static_cast<const void*>(w.zeros), static_cast<const void*>(w.levels)})
+            a.add(address);
+        for (const int32_t value :
+             {w.bits, int32_t(w.kind == QUANT_GEMM_SPARSE), int32_t(w.kind == QUANT_GEMM_TWO_LEVEL),
+              int32_t(w.scale_type == QUANT_GEMM_GROUP_FP16), w.n_rows, w.n_cols, w.group, x->group_size})
+            a.add(value);
+        a.add(x->codes);
+        a.add(x->scales);
+        a.add(x->n_rows);
+        a.add(products[p].out);
+        if (a.error != CL_SUCCESS) return status_of(a.error);
+        const size_t local[2] = {items, 1};
+        const size_t global[2] = {size_t(w.n_rows) * items,
+                                  (size_t(x->n_rows) + tokens_at_once - 1) / tokens_at_once};
+        const cl_int e =
+            clEnqueueNDRangeKernel(c->queue, c->multiply, 2, nullptr, global, local, 0, nullptr, nullptr);
+        if (e != CL_SUCCESS) return status_of(e);
+    }
+    return QUANT_GEMM_OK;
+}
+
+const char* error_text() { return latest_error; }
+
+constexpr QuantGemmBackend backend = {
+    QUANT_GEMM_VERSION, 0,       "opencl", rank,     open,     close,    accepts,   load,
+    allocate,           release, upload,   download, quantize, multiply, error_text};
+
+}  // namespace
+
+const QuantGemmBackend* quant_gemm_backend() { return &backend; }

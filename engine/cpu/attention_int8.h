@@ -1,0 +1,288 @@
+// Attention whose two products are int8 by int8, with exact int32 sums: what is left for a machine that has
+// only int8 multipliers (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438, section 5: "INT8 batched matrix
+// multiply").
+//
+// For a query and the keys and values of its kv head, each quantized by quantize_values, the head_dim numbers
+// of a position under one scale:
+//
+//     scores[t] = float(sum over d of q.codes[d] * k.codes[t][d]) * ((q.scale / sqrt(head_dim)) * k.scale[t])
+//     probs     = softmax(scores)
+//     weights[t] = probs[t] * v.scale[t]              quantized: codes, and one scale for the query
+//     out[d]    = float(sum over t of weights.codes[t] * v.codes[t][d]) * weights.scale
+//
+// Both sums run over lanes that each have their own position, or their own d, so that four neighbouring codes
+// of what is summed over lie side by side: the instructions are those of tile_kernel.h.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "engine/cpu/attention_kernels.h"
+#include "engine/cpu/int8_kv_cache.h"
+#include "engine/cpu/pin_register.h"
+#include "engine/cpu/quant_matrix.h"
+#include "engine/cpu/quantize.h"
+#include "engine/cpu/rows.h"
+#include "engine/cpu/scratch.h"
+#include "engine/cpu/transpose.h"
+#include "engine/cpu/unroll.h"
+#include "engine/model/config.h"
+#include "engine/os/clock.h"
+#include "engine/os/threads.h"
+
+// Queries that go through together against two vectors of keys: as many sums as the registers hold.
+template <class Isa>
+constexpr int int8_query_rows = Isa::lanes == 16 ? 8 : 4;
+
+// Codes of up to max_attention_rows queries, or of their weights of positions, as the kernels below read
+// them: [row / query_rows][quad][row % query_rows][4]; with the factor of each and the sum of its codes.
+template <class Isa>
+struct Int8Queries {
+    const int8_t* codes;
+    size_t tile_bytes;  // of int8_query_rows rows
+    float scale[max_attention_rows];
+    int32_t sum[max_attention_rows];
+
+    const int8_t* tile(int row) const { return codes + row / int8_query_rows<Isa> * tile_bytes; }
+};
+
+// Packs n_rows rows of n_quads quads that lie `stride` bytes apart.
+template <class Isa>
+inline void pack_queries(Int8Queries<Isa>& to, int8_t* memory, const int8_t* rows, size_t stride, int n_rows,
+                         int n_quads) {
+    constexpr int n = int8_query_rows<Isa>;
+    to.codes = memory;
+    to.tile_bytes = size_t(4) * n * n_quads;
+    for (int r = 0; r < n_rows; r += n) {
+        pack_words<n>(memory + r / n * to.tile_bytes, n, rows + r * stride, stride / 4, n_rows - r, n_quads,
+                      0);
+    }
+}
+
+// sums[r][i] += n quads of row r of x times the n_vectors vectors of w that lie quad_bytes apart for each
+// quad. `next` is what is read after w.
+template <class Isa, int n_rows, int n_vectors>
+__attribute__((always_inline)) inline void add_quads(typename Isa::Ints (&sums)[n_rows][n_vectors],
+                                                     const int8_t* x, const uint8_t* w, size_t quad_bytes,
+                                                     int n, const uint8_t* next) {
+    for (int i = 0; i < n; i++, x += 4 * int8_query_rows<Isa>, w += quad_bytes, next += quad_bytes) {
+        typename Isa::Ints codes[n_vectors];
+        UNROLL(16)
+        for (int v = 0; v < n_vectors; v++) {
+            codes[v] = Isa::load(w + v * 4 * Isa::lanes);
+            pin_register(codes[v]);
+        }
+        if (n_rows <= 4) prefetch<n_vectors * 4 * Isa::lanes>(next);
+        UNROLL(8)
+        for (int r = 0; r < n_rows; r++) {
+            int32_t four;
+            std::memcpy(&four, x + 4 * r, sizeof four);
+            const auto query = Isa::splat(four);
+            UNROLL(16)
+            for (int v = 0; v < n_vectors; v++) {
+                sums[r][v] = Isa::dot4(sums[r][v], codes[v], query);
+                pin_register(sums[r][v]);
+            }
+        }
+    }
+}
+
+// What sums start from, so that they are right in the end although codes are flipped. It may pass the end of
+// int32, as the sums on their way do, and come back.
+template <class Isa>
+inline int32_t start_of_sum(int32_t sum_of_codes) {
+    return int32_t(0u - uint32_t(Isa::offset) * uint32_t(sum_of_codes));
+}
+
+// scores[r][p] of n_rows queries, from the first-th on, and a block of keys; see the top.
+template <class Isa, int n_rows>
+__attribute__((noinline)) void score_keys_int8(float* scores, size_t stride, const Int8Queries<Isa>& q,
+                                               int first, const uint8_t* k, const uint8_t* next,
+                                               const float* key_scales, int n_quads) {
+    typename Isa::Ints sums[n_rows][2];
+    UNROLL(8)
+    for (int r = 0; r < n_rows; r++)
+        sums[r][0] = sums[r][1] = Isa::splat(start_of_sum<Isa>(q.sum[first + r]));
+    add_quads<Isa, n_rows, 2>(sums, q.tile(first), k, 8 * Isa::lanes, n_quads, next);
+    UNROLL(8)
+    for (int r = 0; r < n_rows; r++) {
+        UNROLL(2)
+        for (int v = 0; v < 2; v++) {
+            const auto scales = Isa::scales(key_scales + v * Isa::lanes, q.scale[first + r]);
+            Isa::store(scores + r * stride + v * Isa::lanes,
+                       Isa::add_scaled(Isa::zero(), sums[r][v], scales));
+        }
+    }
+}
+
+// sums[r][d] += n quads of positions of the weights times values, for the n_vectors vectors from d on. sums:
+// (n_rows, width).
+template <class Isa, int n_rows, int n_vectors>
+__attribute__((noinline)) void weigh_vectors_int8(int32_t* sums, int width, const int8_t* weights,
+                                                  const uint8_t* v, const uint8_t* next, int n_quads, int d) {
+    typename Isa::Ints acc[n_rows][n_vectors];
+    UNROLL(8)
+    for (int r = 0; r < n_rows; r++) {
+        UNROLL(8)
+        for (int i = 0; i < n_vectors; i++) acc[r][i] = Isa::load(sums + r * width + d + i * Isa::lanes);
+    }
+    add_quads<Isa, n_rows, n_vectors>(acc, weights, v + 4 * d, 4 * size_t(width), n_quads, next + 4 * d);
+    UNROLL(8)
+    for (int r = 0; r < n_rows; r++) {
+        UNROLL(8)
+        for (int i = 0; i < n_vectors; i++)
+            std::memcpy(sums + r * width + d + i * Isa::lanes, &acc[r][i], sizeof acc[r][i]);
+    }
+}
+template <class Isa, int n_rows,
+          int n_vectors = n_rows <= int8_query_rows<Isa> / 4   ? 8
+                          : n_rows <= int8_query_rows<Isa> / 2 ? 4
+                                                               : 2>
+inline void weigh_values_int8(int32_t* sums, int width, const int8_t* weights, const uint8_t* v,
+                              const uint8_t* next, int n_quads, int d = 0) {
+    constexpr int n = n_vectors * Isa::lanes;
+    for (; d + n <= width; d += n)
+        weigh_vectors_int8<Isa, n_rows, n_vectors>(sums, width, weights, v, next, n_quads, d);
+    if constexpr (n_vectors > 1)
+        weigh_values_int8<Isa, n_rows, n_vectors / 2>(sums, width, weights, v, next, n_quads, d);
+}
+
+// codes (n,) of x (n,) under one scale, which is returned; *sum is that of the codes. n is a multiple of 32.
+inline float quantize_row(int8_t* codes, int32_t* sum, const float* x, int n) {
+    float scale;
+    if (int8_quantize(codes, &scale, sum, x, n, n)) return scale;
+    scale = quantize_values(codes, 1, x, n);
+    *sum = std::accumulate(codes, codes + n, 0);
+    return scale;
+}
+
+// Attention of a chunk, as attention() in attention.h, in int8: q (n_tokens, n_heads groups of head_dim
+// codes), rotated, quantized.
+template <class Isa>
+inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, HeadWeights& weights,
+                           const Int8Rows& q, const Int8KvCacheOf<Isa>& cache, int layer, int pos) {
+    const Stopwatch time(phase_seconds.attention);
+    const int head_dim = cache.head_dim(), n_tokens = q.n_rows;
+    const int n_heads = q.n_cols / head_dim, heads_per_kv = n_heads / cache.n_kv_heads();
+    const int n_queries = n_tokens * heads_per_kv;  // of one kv head: token by token, then head by head
+    const int n_blocks = (n_queries + max_attention_rows - 1) / max_attention_rows;
+    const size_t width = (size_t(pos) + n_tokens + 31) / 32 * 32;  // of a row of scores
+    using Cache = Int8KvCacheOf<Isa>;
+    static_assert(32 % Cache::key_block == 0 && 32 % ::key_block == 0);
+    const float inv_sqrt = 1.0f / std::sqrt(float(head_dim));
+    const int n_quads = cache.key_bytes() / 4, value_width = cache.value_bytes();
+    out.n_rows = n_tokens;
+    scores.resize(n_tokens, n_heads, pos, width);
+    probs.resize(n_tokens, n_heads, pos, width);
+    weights.resize(n_tokens, n_heads, pos, width);
+    parallel_for(cache.n_kv_heads() * n_blocks, [&](int i) {
+        const int kv = i / n_blocks, first = i % n_blocks * max_attention_rows;
+        const int n_rows = std::min(max_attention_rows, n_queries - first);
+        auto token_of = [&](int r) { return (first + r) / heads_per_kv; };
+        auto head_of = [&](int r) { return kv * heads_per_kv + (first + r) % heads_per_kv; };
+        auto seen_by = [&](int r) { return pos + token_of(r) + 1; };  // positions
+        const int n_positions = seen_by(n_rows - 1);
+        const size_t room = Cache::attention_room(width);
+        static thread_local std::vector<float> row_memory;
+        static thread_local std::vector<int8_t> code_memory, packed_memory, query_memory;
+        static thread_local std::vector<int32_t> sum_memory;
+        float* rows = scratch(row_memory, room);
+        int8_t *codes = scratch(code_memory, room), *packed = scratch(packed_memory, room);
+
+        // Queries, padded to whole quads.
+        Int8Queries<Isa> queries, weighing;
+        const size_t q_stride = size_t(cache.key_bytes());
+        int8_t* q_codes = scratch(query_memory, 2 * max_attention_rows * q_stride);
+        for (int r = 0; r < n_rows; r++) {
+            const int8_t* from = q.row_codes(token_of(r)) + head_of(r) * head_dim;
+            int8_t* to = q_codes + r * q_stride;
+            std::fill_n(std::copy_n(from, head_dim, to), q_stride - head_dim, int8_t(0));
+            queries.scale[r] = q.row_scales(token_of(r))[head_of(r)] * inv_sqrt;
+            queries.sum[r] = 0;
+            for (int d = 0; d < head_dim; d++) queries.sum[r] += from[d];
+        }
+        pack_queries(queries, q_codes + max_attention_rows * q_stride, q_codes, q_stride, n_rows, n_quads);
+
+        // Scores: a block of keys at a time, which stays in the cache for all queries.
+        for (int p = 0; p < n_positions; p += Cache::key_block) {
+            const int after = p + Cache::key_block;
+            const uint8_t* next =
+                after < n_positions ? cache.keys(layer, kv, after) : cache.values(layer, kv, 0);
+            in_tiles<int8_query_rows<Isa>>(n_rows, [&](int r, auto n) {
+                score_keys_int8<Isa, n>(rows + r * width + p, width, queries, r, cache.keys(layer, kv, p),
+                                        next, cache.key_scales(layer, kv, p), n_quads);
+            });
+        }
+
+        // Softmax over the positions that each query sees, times the values' scales, quantized.
+        for (int r = 0; r < n_rows; r++) {
+            float* row = rows + r * width;
+            const int seen = seen_by(r), end = (n_positions + 31) / 32 * 32;
+            if (scores.wanted) std::copy_n(row, seen, scores.row(token_of(r), head_of(r)));
+            softmax(row, seen);
+            if (probs.wanted) std::copy_n(row, seen, probs.row(token_of(r), head_of(r)));
+            float total = 0;  // not finite if a weight is not, which its code cannot say
+            for (int p = 0; p < seen; p += Cache::page) {
+                const float* value_scales = cache.value_scales(layer, kv, p);
+                const int n = std::min(Cache::page, seen - p);
+#pragma omp simd reduction(+ : total)
+                for (int t = 0; t < n; t++) total += row[p + t] *= value_scales[t];
+            }
+            std::fill(row + seen, row + end, 0.0f);
+            int8_t* row_codes = codes + r * width;
+            weighing.scale[r] = quantize_row(row_codes, &weighing.sum[r], row, end);
+            if (!std::isfinite(total)) weighing.scale[r] = std::numeric_limits<float>::quiet_NaN();
+            if (weights.values.wanted) {
+                weights.keep(token_of(r), head_of(r), row, row_codes, weighing.scale[r], seen);
+            }
+        }
+
+        // The weighted sum of the values, a page at a time.
+        pack_queries(weighing, packed, codes, width, n_rows, (n_positions + 3) / 4);
+        int32_t* sums = scratch(sum_memory, size_t(max_attention_rows) * value_width);
+        for (int r = 0; r < n_rows; r++)
+            std::fill_n(sums + r * value_width, value_width, start_of_sum<Isa>(weighing.sum[r]));
+        constexpr int step = Cache::page;
+        for (int p = 0; p < n_positions; p += step) {
+            const uint8_t* v = cache.values(layer, kv, p);
+            const uint8_t* next = p + step < n_positions ? cache.values(layer, kv, p + step) : v;
+            in_tiles<int8_query_rows<Isa>>(n_rows, [&](int r, auto n) {
+                weigh_values_int8<Isa, n>(sums + r * value_width, value_width,
+                                          weighing.tile(r) + p * int8_query_rows<Isa>, v, next,
+                                          (std::min(step, n_positions - p) + 3) / 4);
+            });
+        }
+        for (int r = 0; r < n_rows; r++) {
+            float* to = out.row(token_of(r)) + head_of(r) * head_dim;
+            for (int d = 0; d < head_dim; d++) to[d] = float(sums[r * value_width + d]) * weighing.scale[r];
+        }
+    });
+}
+
+// What attention in int8 reads, and of a trace the weights that it multiplies values by.
+struct Int8Attention {
+    Int8KvCache cache;  // keys and values of the positions
+    Int8Rows q, k, v;   // of the chunk in hand: a row per token, a group of head_dim codes per head
+    HeadWeights weights;
+
+    // For chunks of up to max_tokens tokens; for no context it takes no memory. Throws as Int8KvCache does.
+    Int8Attention(const ModelConfig& c, int max_tokens, int context, bool traced)
+        : cache(c.n_layers, c.n_kv_heads, c.head_dim, context),
+          q(context > 0 ? max_tokens : 0, c.q_dim(), c.head_dim),
+          k(q.n_rows, c.kv_dim(), c.head_dim),
+          v(q.n_rows, c.kv_dim(), c.head_dim),
+          weights(traced, q.n_rows, c.n_heads, context) {}
+};
+
+// Attention of the chunk whose q is a.q, and whose k and v are in a.cache; a.weights is written.
+inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int8Attention& a, int layer,
+                           int pos) {
+    attention_int8(out, scores, probs, a.weights, a.q, a.cache, layer, pos);
+}

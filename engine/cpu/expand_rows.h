@@ -1,0 +1,163 @@
+// Rows of a matrix as a file has it, as int8 codes with an fp32 scale for each group of activations: what the
+// int8 kernels multiply. The plain loop that says what every format means is expand(), in the program that
+// multiplies codes of 2, 4 and 8 bits.
+//
+// A row of 2- or 4-bit codes is cut into blocks of 64 bytes, what is left at its end into a block of 32, then
+// of 16. In a block of B bytes, byte j holds codes j, j + B, j + 2B, ... from its lowest bits up.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "engine/cpu/expand_sparse.h"
+#include "engine/cpu/quant_matrix.h"
+#include "engine/cpu/unroll.h"
+#include "engine/cpu/vector.h"
+
+// Bytes as wide as the machine's registers.
+typedef uint8_t Bytes __attribute__((vector_size(4 * vector_lanes)));
+typedef uint16_t Words16 __attribute__((vector_size(4 * vector_lanes)));
+#if defined(__AVX512BW__) && !defined(RUNQ_SIMDE)
+// The 64 codes of a block of 16 or 32 bytes: each part of the register shifts its own copy of the block.
+template <int bits>
+inline void store_codes(uint8_t* to, const uint8_t* from) {
+    __m512i copies, shifts;
+    if constexpr (bits == 4) {
+        copies = _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+        shifts = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
+    } else {
+        copies = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+        shifts = _mm512_set_epi64(0x0006000600060006, 0x0006000600060006, 0x0004000400040004,
+                                  0x0004000400040004, 0x0002000200020002, 0x0002000200020002, 0, 0);
+    }
+    const __m512i codes = _mm512_srlv_epi16(copies, shifts);
+    _mm512_storeu_si512(to, _mm512_and_si512(codes, _mm512_set1_epi8((1 << bits) - 1)));
+}
+#endif
+// Codes of 2 or 4 bits, one to a byte: n codes of `from`, which begins with a block.
+template <int bits>
+inline void unpack_codes(uint8_t* to, const uint8_t* from, int n) {
+    constexpr int per_byte = 8 / bits, mask = (1 << bits) - 1;
+    for (int block = 64; block >= 16; block /= 2) {
+#if defined(__AVX512BW__) && !defined(RUNQ_SIMDE)
+        if (block * per_byte == 64) {  // codes for one register, of which all have to be stored at once
+            for (; n >= 64; n -= 64, from += block, to += 64) store_codes<bits>(to, from);
+            continue;
+        }
+#endif
+        for (; n >= block * per_byte; n -= block * per_byte, from += block, to += block * per_byte) {
+            UNROLL(4)
+            for (int i = 0; i < per_byte; i++) {
+                constexpr int width = sizeof(Bytes);
+                int j = 0;
+                for (; j + width <= block; j += width) {
+                    Words16 v;  // a shift of words is one instruction, and what it brings in is masked
+                    std::memcpy(&v, from + j, sizeof v);
+                    const Bytes codes = Bytes(v >> uint16_t(i * bits)) & uint8_t(mask);
+                    std::memcpy(to + i * block + j, &codes, sizeof codes);
+                }
+                for (; j < block; j++) to[i * block + j] = from[j] >> i * bits & mask;
+            }
+        }
+    }
+}
+
+// n columns from k on of row i of a sparse matrix as int8 codes; k is a multiple of 256, n of 64.
+inline void expand_sparse_columns(int8_t* to, const QuantMatrix& w, int i, int k, int n) {
+    const uint8_t* codes = w.codes + size_t(i) * code_bytes(w) + k / 4;
+    const uint8_t* mask = w.mask + size_t(i) * mask_bytes(w) + k / 8;
+    const int shift = w.group == w.n_cols ? 31 : std::countr_zero(unsigned(w.group));
+    const RowZeros zeros(w, i);
+    auto zero = [&](int j) { return uint8_t(zeros[(k + j) >> shift]); };
+    int j = 0;
+    for (; j + 256 <= n; j += 256) {
+        const uint8_t of_groups[4] = {zero(j), zero(j + 64), zero(j + 128), zero(j + 192)};
+        expand_sparse_block(to + j, codes + j / 4, mask + j / 8, of_groups);
+    }
+    if (j == n) return;
+    uint8_t kept[128];
+    unpack_codes<4>(kept, codes + j / 4, (n - j) / 2);
+    for (int b = 0; j + b < n; b += 64)
+        expand_sparse(to + j + b, kept + b / 2, mask + (j + b) / 8, zero(j + b));
+}
+
+// to[j] = (code - zero) times `multiple` of the code, in place, for n codes under one zero point; n is a
+// multiple of 16.
+template <int multiple>
+inline void subtract_zero(int8_t* to, int n, uint8_t zero) {
+    auto finish = [&]<size_t width>(std::integral_constant<size_t, width>, int8_t* p) {
+        typedef uint8_t Some __attribute__((vector_size(width)));
+        Some codes;
+        std::memcpy(&codes, p, width);
+        const Some result = (multiple == 5 ? codes + (codes << 2) : codes) - zero;
+        std::memcpy(p, &result, width);
+    };
+    int j = 0;
+    for (; j + int(sizeof(Bytes)) <= n; j += sizeof(Bytes))
+        finish(std::integral_constant<size_t, sizeof(Bytes)>(), to + j);
+    for (; j < n; j += 16) finish(std::integral_constant<size_t, 16>(), to + j);
+}
+
+// n codes from column k on of row i, one to a byte, of a matrix that is not sparse; k is a multiple of 256, n
+// of 64 (any, for codes of 8 bits).
+inline void unpack_columns(uint8_t* to, const QuantMatrix& w, int i, int k, int n) {
+    const uint8_t* codes = w.codes + size_t(i) * code_bytes(w) + size_t(k) * size_t(w.bits) / 8;
+    if (w.bits == 8) return void(std::memcpy(to, codes, size_t(n)));
+    w.bits == 4 ? unpack_codes<4>(to, codes, n) : unpack_codes<2>(to, codes, n);
+}
+
+// n columns from k on of row i as the int8 codes that are multiplied; k and n as for unpack_columns.
+inline void expand_columns(int8_t* to, const QuantMatrix& w, int i, int k, int n) {
+    if (w.kind == QUANT_GEMM_SPARSE) return expand_sparse_columns(to, w, i, k, n);
+    unpack_columns(reinterpret_cast<uint8_t*>(to), w, i, k, n);
+    if (w.bits == 8) return;
+    const RowZeros zeros(w, i);
+    for (int s = k / w.group, j = 0; j < n; s++) {
+        const auto zero = uint8_t(zeros[s]);
+        const int end = std::min(n, (s + 1) * w.group - k);
+        w.kind == QUANT_GEMM_TWO_LEVEL ? subtract_zero<5>(to + j, end - j, zero)
+                                       : subtract_zero<1>(to + j, end - j, zero);
+        j = end;
+    }
+}
+
+// What groups of weights have, for each of their groups of activations: the n values in `to` become n *
+// times. The usual number, 2, has a loop of its own, since fill_n takes longer than two stores.
+template <class T>
+inline void repeat_each(T* to, int n, int times) {
+    if (times == 2) {
+        for (int s = n; s-- > 0;) to[2 * s + 1] = to[2 * s] = to[s];
+    } else if (times > 1) {
+        for (int s = n; s-- > 0;) std::fill_n(to + s * times, times, to[s]);
+    }
+}
+
+// The zero points of row i, one for each group of activations: (n_groups,). The plain loop is RowZeros.
+inline void expand_zeros(int32_t* to, const QuantMatrix& w, int i) {
+    const int n = n_scales(w);
+    const RowZeros row(w, i);
+    if (row.levels != nullptr) {
+        for (int s = 0; s < n; s++) to[s] = row.levels[s] >> 4;
+    } else if (row.zeros != nullptr) {
+        for (int s = 0; s + 1 < n; s += 2) to[s] = row.zeros[s / 2] & 15, to[s + 1] = row.zeros[s / 2] >> 4;
+        if (n % 2 != 0) to[n - 1] = row.zeros[n / 2] & 15;
+    } else {
+        std::fill_n(to, n, row.zero_point);
+    }
+    repeat_each(to, n, w.group / w.group_size);
+}
+
+// The scales of row i, one for each group of activations: (n_groups,).
+inline void expand_scales(float* to, const QuantMatrix& w, int i) {
+    const int n = n_scales(w);
+    if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
+        widen(to, static_cast<const Half*>(w.scales) + size_t(i) * n, size_t(n));
+    } else {
+        for (int s = 0; s < n; s++) to[s] = weight_scale(w, i, s);
+    }
+    repeat_each(to, n, w.group / w.group_size);
+}

@@ -1,0 +1,111 @@
+// Half: fp16 as model files hold it, and a KV cache may, on a CPU. Widening it to fp32 is exact.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "engine/cpu/int8.h"
+#include "engine/cpu/vector.h"
+#include "engine/model/tensor_type.h"
+
+#if defined(__F16C__) && !defined(RUNQ_SIMDE)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+struct Half {
+    uint16_t bits;
+};
+template <>
+inline constexpr const char* tensor_type<Half> = "F16";
+
+// IEEE 754 binary16: a sign, 5 bits of exponent, 10 of fraction. The specification of `widen` below.
+inline float to_float(Half h) {
+    // As fp32 the exponent's bias is 127 in place of 15; multiplying by 2^112 also makes subnormals right.
+    constexpr float by_2_112 = 0x1p112f;
+    uint32_t bits = uint32_t(h.bits & 0x7fff) << 13;
+    float magnitude;
+    std::memcpy(&magnitude, &bits, sizeof bits);
+    magnitude *= by_2_112;
+    std::memcpy(&bits, &magnitude, sizeof bits);
+    if ((h.bits & 0x7c00) == 0x7c00) bits |= 0x7f800000;  // infinity, NaN
+    bits |= uint32_t(h.bits & 0x8000) << 16;
+    std::memcpy(&magnitude, &bits, sizeof bits);
+    return magnitude;
+}
+
+// x rounded to nearest even; from 65520 on that is infinity. The specification of `to_half` below.
+inline Half round_to_half(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    const auto sign = uint16_t(bits >> 16 & 0x8000);
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return {uint16_t(sign | 0x7e00 | (bits >> 13 & 0x1ff))};  // NaN
+    if (bits <
+        0x38800000) {  // below 2^-14, a subnormal: fp32 numbers around 0.5 are 2^-24 apart, as these are
+        float shifted;
+        std::memcpy(&shifted, &bits, sizeof bits);
+        shifted += 0.5f;
+        std::memcpy(&bits, &shifted, sizeof bits);
+        return {uint16_t(sign | (bits - 0x3f000000))};
+    }
+    bits +=
+        0xfff + (bits >> 13 & 1);  // half of the last place that is kept, less a bit if that place is even
+    const uint32_t rounded = (bits >> 13) - (112u << 10);  // the exponent's bias is 15, not 127
+    return {uint16_t(sign | (rounded < 0x7c00 ? rounded : 0x7c00))};
+}
+
+inline Half to_half(float x) {
+#if defined(__F16C__) && !defined(RUNQ_SIMDE)
+    return {_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)};
+#elif defined(__aarch64__)
+    return {vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0)};
+#else
+    return round_to_half(x);
+#endif
+}
+
+// Four lanes of fp32.
+inline Float4 widen4(const Half* from) {
+#if defined(__F16C__) && !defined(RUNQ_SIMDE)
+    return Float4(_mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+#elif defined(__aarch64__)
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(&from->bits)));
+#else
+    return Float4{to_float(from[0]), to_float(from[1]), to_float(from[2]), to_float(from[3])};
+#endif
+}
+
+// n values of `from` in fp32.
+inline void widen(float* to, const Half* from, size_t n) {
+    size_t i = 0;
+#if defined(__AVX512F__) && !defined(RUNQ_SIMDE)
+    for (; i + 16 <= n; i += 16) {
+        const __m256i halfs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i));
+        _mm512_storeu_ps(to + i, _mm512_cvtph_ps(halfs));
+    }
+#elif defined(__F16C__) && !defined(RUNQ_SIMDE)
+    for (; i + 8 <= n; i += 8) {
+        const __m128i halfs = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i));
+        _mm256_storeu_ps(to + i, _mm256_cvtph_ps(halfs));
+    }
+#endif
+    for (; i + 4 <= n; i += 4) {
+        const Float4 four = widen4(from + i);
+        std::memcpy(to + i, &four, sizeof four);
+    }
+    for (; i < n; i++) to[i] = to_float(from[i]);
+}
+
+// A vector of them in fp32.
+inline Floats load(const Half* from) {
+#if defined(__AVX512F__) && !defined(RUNQ_SIMDE)
+    return Floats(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+#else
+    Floats v;
+    widen(reinterpret_cast<float*>(&v), from, vector_lanes);
+    return v;
+#endif
+}

@@ -1,0 +1,62 @@
+// The instruction sets of this build, and which one is taken. What there is is known when this is compiled
+// (-march).
+#pragma once
+
+#include <algorithm>
+#include <tuple>
+#include <type_traits>
+
+#include "engine/cpu/int8_avx2.h"
+#include "engine/cpu/int8_avx512.h"
+#include "engine/cpu/int8_neon.h"
+#include "engine/cpu/int8_plain.h"
+#include "engine/cpu/int8_wasm.h"
+
+template <class... Isa>
+struct IsaList {
+    using Best = std::tuple_element_t<0, std::tuple<Isa..., PlainInt8>>;  // for any number of codes
+
+    // Calls use(Isa{}) with the first that takes groups of this size, whole vectors and at least 32 codes.
+    // False if there is none.
+    template <class Use>
+    static bool with_first([[maybe_unused]] int group_size, [[maybe_unused]] Use use) {
+        return ((group_size % std::max(32, 4 * Isa::lanes) == 0 && (use(Isa{}), true)) || ...);
+    }
+};
+
+// The best first.
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512VL__)
+using BuildIsas = IsaList<Avx512Vnni, AvxVnni>;
+#elif defined(__AVXVNNI__) || defined(__AVX512VNNI__) && defined(__AVX512VL__)
+using BuildIsas = IsaList<AvxVnni>;
+#elif defined(__AVX2__)
+using BuildIsas = IsaList<Avx2>;
+#elif defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
+using BuildIsas = IsaList<NeonI8mm>;
+#elif defined(__ARM_FEATURE_DOTPROD)
+using BuildIsas = IsaList<NeonDot>;
+#elif defined(__aarch64__)
+using BuildIsas = IsaList<Neon>;
+#elif defined(__wasm_simd128__)
+using BuildIsas = IsaList<WasmSimd>;
+#else
+using BuildIsas = IsaList<>;
+#endif
+
+// Calls use(Isa{}) with the best instruction set for groups of this size. False if there is none.
+template <class Use>
+inline bool with_best_isa(int group_size, Use use) {
+    return BuildIsas::with_first(group_size, use);
+}
+
+// The instruction set that multiplies words of 2- and 4-bit codes: the same, but for NeonI8mm.
+#if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
+template <class Isa>
+using ByWords = std::conditional_t<std::is_same_v<Isa, NeonI8mm>, NeonDot, Isa>;
+#else
+template <class Isa>
+using ByWords = Isa;
+#endif
+
+// And the one of attention in int8.
+using AttentionIsa = ByWords<BuildIsas::Best>;

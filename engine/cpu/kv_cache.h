@@ -1,0 +1,172 @@
+// The KV cache, in the order in which attention reads it.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "engine/cpu/half.h"
+#include "engine/cpu/quantize.h"
+#include "engine/cpu/rows.h"
+#include "engine/cpu/vector.h"
+#include "engine/os/lazy_memory.h"
+#include "engine/os/memory_count.h"
+#include "engine/os/threads.h"
+
+// Positions whose keys lie side by side, one in each lane of this many vectors.
+constexpr int key_vectors = vector_lanes == 4 ? 4 : 2;
+constexpr int key_block = key_vectors * vector_lanes;
+
+// n, up to the next multiple of a block of keys.
+constexpr int padded(int n) { return (n + key_block - 1) / key_block * key_block; }
+
+constexpr int max_attention_rows = 16;  // queries that share the keys they read
+
+// Floats that a thread needs for the probabilities of its queries, in rows of `width` positions. Rounded up
+// to a power of two, so that they do not grow with every token, but for the context's end.
+inline size_t attention_room(size_t width, int context) {
+    return max_attention_rows * std::min(std::bit_ceil(width), size_t(padded(context)));
+}
+
+// How a number is kept:
+//   f32   as it is
+//   f16   as fp16, rounded to nearest even (IEEE 754; above 65519 that is infinity)
+//   q8    as int8, the head_dim numbers of a position and head under one fp32 scale (quantize_values)
+enum class KvFormat { f32, f16, q8 };
+
+// Bytes of the keys, or of the values, of one position and kv head.
+inline size_t kv_head_bytes(KvFormat format, int head_dim) {
+    const auto n = size_t(head_dim);
+    return format == KvFormat::f32   ? n * sizeof(float)
+           : format == KvFormat::f16 ? n * sizeof(Half)
+                                     : n * sizeof(int8_t) + sizeof(float);
+}
+
+// Calls use(T{}) with the type of the numbers.
+template <class Use>
+inline void with_kv_type(KvFormat format, Use use) {
+    if (format == KvFormat::f32) return use(float{});
+    if (format == KvFormat::f16) return use(Half{});
+    use(int8_t{});
+}
+
+// The keys and values of every position so far. Memory grows with the positions used: a page holds those of
+// 256 positions, of all layers and heads. Where memory is counted (MemoryCount), so is what all threads take
+// for attention() over them, once they have seen the whole context.
+class KvCache {
+  public:
+    static constexpr int page = 256;  // positions
+
+    KvCache() = default;
+    KvCache(KvFormat format, int n_layers, int n_kv_heads, int head_dim, int context)
+        : format_(format),
+          n_layers_(n_layers),
+          n_kv_heads_(n_kv_heads),
+          head_dim_(head_dim),
+          context_(context) {
+        const size_t heads = (size_t(context) + page - 1) / page * page * n_layers * n_kv_heads;
+        const std::string positions = std::to_string(context) + " positions (--ctx)";
+        with_kv_type(format, [&](auto number) {
+            keys_ = LazyMemory(heads * head_dim * sizeof number, "the keys of " + positions);
+            values_ = LazyMemory(heads * head_dim * sizeof number, "the values of " + positions);
+        });
+        const size_t room = attention_room(size_t(padded(context)), context);
+        MemoryCount::counts_as_used(uint64_t(threads().size()) * room * sizeof(float));
+        if (format != KvFormat::q8) return;
+        key_scales_ = LazyMemory(heads * sizeof(float), "the scales of keys of " + positions);
+        value_scales_ = LazyMemory(heads * sizeof(float), "the scales of values of " + positions);
+    }
+
+    KvFormat format() const { return format_; }
+    int n_kv_heads() const { return n_kv_heads_; }
+    int head_dim() const { return head_dim_; }
+    int context() const { return context_; }  // positions
+
+    // Appends k and v (n_tokens, n_kv_heads * head_dim) of one layer, of tokens at positions pos, pos + 1,
+    // ...
+    void append(int layer, int pos, const Rows& k, const Rows& v) {
+        for_each_row(k.n_rows, [&](int t) {
+            for (int h = 0; h < n_kv_heads_; h++)
+                append(layer, h, pos + t, k.row(t) + h * head_dim_, v.row(t) + h * head_dim_);
+        });
+    }
+
+    // Appends k and v (head_dim,) of one position and kv head.
+    void append(int layer, int head, int pos, const float* k, const float* v) {
+        const int lane = pos % key_block;
+        with_kv_type(format_, [&](auto number) {
+            using T = decltype(number);
+            T* keys = keys_.as<T>() + head_at(layer, head, pos - lane) * head_dim_ + lane;
+            T* values = values_.as<T>() + head_at(layer, head, pos) * head_dim_;
+            put(keys, key_block, k, scale_at(key_scales_, layer, head, pos));
+            put(values, 1, v, scale_at(value_scales_, layer, head, pos));
+        });
+    }
+
+    // Made-up keys and values of all layers for positions 0 .. n - 1: what is read when speed is measured.
+    void fill(int n) {
+        std::vector<float> row(size_t(head_dim_) + 97);
+        for (size_t i = 0; i < row.size(); i++) row[i] = float(i * 7919 % 101) / 50 - 1;
+        parallel_for(n, [&](int pos) {
+            for (int i = 0; i < n_layers_ * n_kv_heads_; i++) {
+                const float* from = row.data() + (pos + i) % 97;
+                append(i / n_kv_heads_, i % n_kv_heads_, pos, from, from);
+            }
+        });
+    }
+
+    // Keys of positions pos .. pos + key_block - 1, [head_dim][key_block]; pos is a multiple of key_block. T
+    // is the format's type.
+    template <class T>
+    const T* keys(int layer, int head, int pos) const {
+        return keys_.as<const T>() + head_at(layer, head, pos) * head_dim_;
+    }
+    // Values from position pos to the end of its page, [position][head_dim].
+    template <class T>
+    const T* values(int layer, int head, int pos) const {
+        return values_.as<const T>() + head_at(layer, head, pos) * head_dim_;
+    }
+    // Their scales, from position pos to the end of its page; null unless the format is q8.
+    const float* key_scales(int layer, int head, int pos) const {
+        return scale_at(key_scales_, layer, head, pos);
+    }
+    const float* value_scales(int layer, int head, int pos) const {
+        return scale_at(value_scales_, layer, head, pos);
+    }
+
+  private:
+    // The number of a position and head, in the order in which they lie.
+    size_t head_at(int layer, int head, int pos) const {
+        const size_t block = (size_t(pos / page) * n_layers_ + layer) * n_kv_heads_ + head;
+        return block * page + pos % page;
+    }
+
+    float* scale_at(const LazyMemory& scales, int layer, int head, int pos) const {
+        return format_ == KvFormat::q8 ? scales.as<float>() + head_at(layer, head, pos) : nullptr;
+    }
+
+    // to[i * stride] = x[i], in T, for head_dim numbers. *scale is written if T is int8.
+    template <class T>
+    void put(T* to, size_t stride, const float* x, [[maybe_unused]] float* scale) {
+        if constexpr (std::is_same_v<T, float>) {
+            for (int i = 0; i < head_dim_; i++) to[i * stride] = x[i];
+        } else if constexpr (std::is_same_v<T, Half>) {
+            for (int i = 0; i < head_dim_; i++) to[i * stride] = to_half(x[i]);
+        } else {
+            *scale = quantize_values(to, stride, x, head_dim_);
+            if (!all_finite(x, size_t(head_dim_)))  // which codes cannot say
+                *scale = std::numeric_limits<float>::quiet_NaN();
+        }
+    }
+
+    KvFormat format_ = KvFormat::f32;
+    int n_layers_ = 0, n_kv_heads_ = 0, head_dim_ = 0, context_ = 0;
+    LazyMemory keys_;    // [page][layer][kv head][position / key_block][head_dim][position % key_block]
+    LazyMemory values_;  // [page][layer][kv head][position][head_dim]
+    LazyMemory key_scales_, value_scales_;  // [page][layer][kv head][position], of q8
+};
+static_assert(KvCache::page % key_block == 0);

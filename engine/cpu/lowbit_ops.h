@@ -1,0 +1,149 @@
+// What the low-bit kernels need of an instruction set beside int8.h's list. What codes mean stands in the
+// programs, as plain loops: expand(), and with experts dot_by_digits(), int8 codes as two digits of 4 bits
+// (MSD).
+//
+//   takes_bytes        dot takes any unsigned byte; otherwise codes up to 127
+//   dot(acc, w, x)     acc[lane] += w[lane][0..3] . x[lane][0..3], w unsigned
+//   widened(p)         as many bytes as there are lanes, unsigned, as int32
+//   sparse_places(m)   the lowest 4 bits of each lane of m are the mask of four columns; a byte for each of
+//                      them: 0 or 1, which of two codes it takes, or 0x80, none
+//   placed(c, p, pair) the first (pair 0) or last two bytes of each lane of c, put where p = sparse_places(m)
+//                      has them, between zeros
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "engine/cpu/int8_avx512.h"
+#include "engine/cpu/int8_neon.h"
+#include "engine/cpu/int8_wasm.h"
+
+template <class Isa>
+struct LowbitOps;
+
+// For each of the six masks with two ones: a byte per column, 0 for the first code, 1 for the second, 0x80
+// for none. Found by the mask's lowest three bits, which tell the six apart.
+constexpr std::array<uint32_t, 8> sparse_places_of = [] {
+    std::array<uint32_t, 8> table{};
+    table.fill(0x80808080);  // of other masks
+    for (const unsigned mask : {0b0011u, 0b0101u, 0b0110u, 0b1001u, 0b1010u, 0b1100u}) {
+        uint32_t places = 0, rank = 0;
+        for (unsigned k = 0; k < 4; k++) places |= ((mask >> k & 1) != 0 ? rank++ : 0x80) << 8 * k;
+        table[mask & 7] = places;
+    }
+    return table;
+}();
+
+#ifdef __AVX2__
+template <>
+struct LowbitOps<Avx2> {
+    static constexpr bool takes_bytes = false;
+    static __m256i widened(const uint8_t* p) {
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    }
+    static __m256i dot(__m256i acc, __m256i w, __m256i x) {
+        const __m256i pairs = _mm256_maddubs_epi16(w, x);  // 2 * 15 * 127 at most
+        return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+    }
+    static __m256i sparse_places(__m256i masks) {
+        const auto* table = reinterpret_cast<const __m256i*>(sparse_places_of.data());
+        return _mm256_permutevar8x32_epi32(_mm256_loadu_si256(table), masks);
+    }
+    static __m256i placed(__m256i codes, __m256i places, int pair) {
+        // A shuffle looks codes up by their place in a half of the register.
+        const int first = pair * 0x02020202;
+        const __m256i lanes =
+            _mm256_setr_epi32(first, first + 0x04040404, first + 0x08080808, first + 0x0c0c0c0c, first,
+                              first + 0x04040404, first + 0x08080808, first + 0x0c0c0c0c);
+        return _mm256_shuffle_epi8(codes, _mm256_or_si256(places, lanes));
+    }
+};
+template <class Isa>
+struct VnniOps : LowbitOps<Avx2> {
+    static constexpr bool takes_bytes = true;
+    using Ints = typename Isa::Ints;
+    static Ints dot(Ints acc, Ints w, Ints x) { return Isa::dot4(acc, w, x); }
+};
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) || defined(__AVXVNNI__)
+template <>
+struct LowbitOps<AvxVnni> : VnniOps<AvxVnni> {};
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+template <>
+struct LowbitOps<Avx512Vnni> : VnniOps<Avx512Vnni> {
+    static __m512i widened(const uint8_t* p) {
+        return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+    static __m512i sparse_places(__m512i masks) {
+        const auto* half = reinterpret_cast<const __m256i*>(sparse_places_of.data());
+        return _mm512_permutexvar_epi32(masks, _mm512_broadcast_i64x4(_mm256_loadu_si256(half)));
+    }
+    static __m512i placed(__m512i codes, __m512i places, int pair) {
+        const int first = pair * 0x02020202;
+        const __m512i lanes =
+            _mm512_set4_epi32(first + 0x0c0c0c0c, first + 0x08080808, first + 0x04040404, first);
+        return _mm512_shuffle_epi8(codes, _mm512_or_si512(places, lanes));
+    }
+};
+#endif
+
+#ifdef __aarch64__
+template <class Isa>
+struct NeonOps {
+    static constexpr bool takes_bytes = false;
+    static int32x4_t widened(const uint8_t* p) {
+        uint32_t four;
+        std::memcpy(&four, p, sizeof four);
+        const uint16x8_t pairs = vmovl_u8(vcreate_u8(four));
+        return vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(pairs)));
+    }
+    static int32x4_t dot(int32x4_t acc, int32x4_t w, int32x4_t x) { return Isa::dot4(acc, w, x); }
+    static int32x4_t sparse_places(int32x4_t masks) {
+        const auto* table = reinterpret_cast<const uint8_t*>(sparse_places_of.data());
+        const uint32x4_t entry = vandq_u32(vreinterpretq_u32_s32(masks), vdupq_n_u32(7));
+        const uint32x4_t bytes = vmlaq_n_u32(vdupq_n_u32(0x03020100), entry, 0x04040404);
+        const uint8x16x2_t both = {vld1q_u8(table), vld1q_u8(table + 16)};
+        return vreinterpretq_s32_u8(vqtbl2q_u8(both, vreinterpretq_u8_u32(bytes)));
+    }
+    static int32x4_t placed(int32x4_t codes, int32x4_t places, int pair) {
+        const uint32x4_t in_register = {0, 0x04040404, 0x08080808, 0x0c0c0c0c};
+        const uint32x4_t lanes = vaddq_u32(in_register, vdupq_n_u32(uint32_t(pair) * 0x02020202));
+        const uint32x4_t from = vorrq_u32(vreinterpretq_u32_s32(places), lanes);
+        return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(codes), vreinterpretq_u8_u32(from)));
+    }
+};
+template <>
+struct LowbitOps<Neon> : NeonOps<Neon> {};
+#ifdef __ARM_FEATURE_DOTPROD
+template <>
+struct LowbitOps<NeonDot> : NeonOps<NeonDot> {};
+#ifdef __ARM_FEATURE_MATMUL_INT8
+template <>
+struct LowbitOps<NeonI8mm> : NeonOps<NeonI8mm> {};
+#endif
+#endif
+#endif
+
+#ifdef __wasm_simd128__
+template <>
+struct LowbitOps<WasmSimd> {
+    static constexpr bool takes_bytes = true;
+    static Int4 widened(const uint8_t* p) {
+        return Int4(wasm_u32x4_extend_low_u16x8(wasm_u16x8_extend_low_u8x16(wasm_v128_load32_zero(p))));
+    }
+    static Int4 dot(Int4 acc, Int4 w, Int4 x) { return WasmSimd::dot4(acc, w, x); }
+    static Int4 sparse_places(Int4 masks) {
+        // A byte's place in the table; a swizzle gives 0 for what is past its half.
+        const Int4 bytes = (masks & 7) * 0x04040404 + 0x03020100;
+        const auto* table = reinterpret_cast<const uint8_t*>(sparse_places_of.data());
+        const v128_t first = wasm_i8x16_swizzle(wasm_v128_load(table), v128_t(bytes));
+        const v128_t second = wasm_i8x16_swizzle(wasm_v128_load(table + 16), v128_t(bytes ^ 0x10101010));
+        return Int4(wasm_v128_or(first, second));
+    }
+    static Int4 placed(Int4 codes, Int4 places, int pair) {
+        const Int4 lanes = Int4{0, 0x04040404, 0x08080808, 0x0c0c0c0c} + pair * 0x02020202;
+        return Int4(wasm_i8x16_swizzle(v128_t(codes), v128_t(places | lanes)));
+    }
+};
+#endif

@@ -1,0 +1,117 @@
+// Packing: how a matrix's tables get into the order of packed_matrix.h.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "engine/cpu/expand_rows.h"
+#include "engine/cpu/packed_matrix.h"
+#include "engine/cpu/quant_matrix.h"
+#include "engine/cpu/transpose.h"
+#include "engine/os/mapped_file.h"
+#include "engine/os/threads.h"
+
+// The codes of a row of a file, n_words words, with the columns of each word one behind the other: four in
+// the lowest bits of its bytes, the next four above them, and so on.
+template <int bits>
+inline void order_codes(uint32_t* to, const uint8_t* from, size_t n_words) {
+    constexpr int parts = 8 / bits;
+    static thread_local std::vector<uint8_t> unpacked;
+    const uint8_t* codes = scratch(unpacked, 4 * parts * n_words);
+    unpack_codes<bits>(unpacked.data(), from, int(4 * parts * n_words));
+    for (size_t i = 0; i < n_words; i++) {
+        to[i] = 0;
+        for (int part = 0; part < parts; part++, codes += 4) {
+            uint32_t four;
+            std::memcpy(&four, codes, sizeof four);
+            to[i] |= four << part * bits;
+        }
+    }
+}
+
+// Transposes rows i .. i + n - 1 of a table of n_rows rows of n_values: value j of the r-th goes to to[j * n
+// + r]. Rows past the last are zeros. Words of 4 bytes are xor-ed with flip.
+template <class Isa, int n>
+inline void pack_block(uint32_t* to, const uint32_t* table, int i, int n_rows, size_t n_values,
+                       uint32_t flip) {
+    for (int r = 0; r < n; r += Isa::lanes) {
+        const int row = std::min(i + r, n_rows);
+        pack_words<Isa::lanes>(to + r, n, table + size_t(row) * n_values, n_values, n_rows - row,
+                               int(n_values), flip);
+    }
+}
+template <class Isa, int n, class T>
+inline void pack_block(T* to, const T* table, int i, int n_rows, size_t n_values, uint32_t) {
+    for (size_t j = 0; j < n_values; j++) {
+        for (int r = 0; r < n; r++)
+            to[j * n + r] = i + r < n_rows ? table[size_t(i + r) * n_values + j] : T{};
+    }
+}
+
+// A table of n_rows rows of row_bytes in blocks, value by value; null if there is none.
+template <class Isa, class Value, class T>
+const T* PackedMatrices::packed(const T* table, int n_rows, size_t row_bytes, uint32_t flip) {
+    if (table == nullptr) return nullptr;
+    constexpr int n = block_rows<Isa>;
+    const int n_blocks = (n_rows + n - 1) / n;
+    const auto* from = reinterpret_cast<const Value*>(table);
+    auto* to = static_cast<Value*>(memory(row_bytes * n * size_t(n_blocks)));
+    const size_t n_values = row_bytes / sizeof(Value);
+    parallel_ranges(n_blocks, [&](int begin, int end) {
+        for (int b = begin, read = begin; b < end; b++) {
+            pack_block<Isa, n>(to + n_values * n * size_t(b), from, b * n, n_rows, n_values, flip);
+            // What was read of a mapped file need not stay in memory beside the copy.
+            const size_t n_read = size_t(std::min((b + 1) * n, n_rows) - read * n) * row_bytes;
+            if (n_read < (1 << 20) && b + 1 < end) continue;
+            drop_mapped(from + n_values * n * size_t(read), n_read);
+            read = b + 1;
+        }
+    });
+    return reinterpret_cast<const T*>(to);
+}
+
+// Codes of 2 and 4 bits in blocks, the columns of a word one behind the other.
+template <class Isa, int bits>
+const uint8_t* PackedMatrices::packed_codes(const QuantMatrix& w) {
+    constexpr int n = block_rows<Isa>;
+    const size_t row_bytes = code_bytes(w), row_words = row_bytes / 4;
+    const int n_blocks = (w.n_rows + n - 1) / n;
+    auto* to = static_cast<uint32_t*>(memory(row_bytes * n * size_t(n_blocks)));
+    parallel_ranges(n_blocks, [&](int begin, int end) {
+        std::vector<uint32_t> rows(row_words * n);
+        for (int b = begin; b < end; b++) {
+            const int n_rows = std::min(n, w.n_rows - b * n);
+            const uint8_t* from = w.codes + row_bytes * n * size_t(b);
+            for (int r = 0; r < n_rows; r++)
+                order_codes<bits>(&rows[row_words * r], from + row_bytes * r, row_words);
+            pack_block<Isa, n>(to + row_words * n * size_t(b), rows.data(), 0, n_rows, row_words, 0);
+            drop_mapped(from, row_bytes * size_t(n_rows));
+        }
+    });
+    return reinterpret_cast<const uint8_t*>(to);
+}
+
+template <class Isa>
+const PackedMatrix* PackedMatrices::add(const QuantMatrix& w) {
+    QuantMatrix p = w;
+    const size_t groups = size_t(n_scales(w));
+    if (w.bits == 8) {
+        p.codes = packed<Isa, uint32_t>(w.codes, w.n_rows, code_bytes(w), Isa::flip * 0x01010101u);
+    } else {
+        p.codes = w.bits == 4 ? packed_codes<Isa, 4>(w) : packed_codes<Isa, 2>(w);
+    }
+    p.mask = packed<Isa, uint32_t>(w.mask, w.n_rows, mask_bytes(w));
+    p.zeros = packed<Isa, uint8_t>(w.zeros, w.n_rows, zero_bytes(w));
+    p.levels = packed<Isa, uint8_t>(w.levels, w.n_rows, groups);
+    if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
+        p.scales = packed<Isa, uint16_t>(w.scales, w.n_rows, groups * sizeof(uint16_t));
+    } else {
+        const size_t n_values = w.scale_type == QUANT_GEMM_ROW_FP32 ? 1 : groups;
+        p.scales = packed<Isa, uint32_t>(w.scales, w.n_rows, n_values * sizeof(float));
+    }
+    return &matrices_.emplace_back(PackedMatrix{p});
+}

@@ -1,0 +1,22 @@
+// Where kernels for a matrix are chosen by its group size: docs/cpu-kernels.md.
+#include "engine/cpu/quant_matmul.h"
+
+#include "engine/cpu/instructions.h"
+#include "engine/cpu/pack_matrix.h"
+#include "engine/cpu/quant_paths.h"
+
+bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list) {
+    return with_best_isa(x.group_size, [&](auto isa) { multiply_by<decltype(isa)>(x, list, choose_path); });
+}
+
+const char* int8_kernel_name(int group_size) {
+    const char* name = "portable";
+    with_best_isa(group_size, [&](auto isa) { name = isa.name; });
+    return name;
+}
+
+const PackedMatrix* PackedMatrices::add(const QuantMatrix& w) {
+    const PackedMatrix* packed = nullptr;
+    with_best_isa(w.group_size, [&](auto isa) { packed = add<decltype(isa)>(w); });
+    return packed;
+}

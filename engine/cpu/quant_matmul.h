@@ -1,0 +1,30 @@
+// Products of activations with quantized matrices, by the best path of this build.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "engine/cpu/packed_matrix.h"
+#include "engine/cpu/quant_matrix.h"
+#include "engine/cpu/quantize.h"
+#include "engine/cpu/rows.h"
+
+// The products of x with several matrices that have its n_cols and group_size. Every output is computed with
+// the same roundings whatever the number of threads or tokens, so results do not depend on either. False,
+// and nothing written, if this build has no path for the group size.
+bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list);
+
+// Products with a program's own matrices, a list of MatrixProduct, each with view(), the QuantMatrix, and
+// `packed`. Sets n_rows of every `out`, also where it returns false.
+template <class Products>
+bool quant_matmul(const Int8Rows& x, const Products& products) {
+    std::vector<QuantProduct> list;
+    for (const auto& p : products) {
+        p.out.n_rows = p.first_row + x.n_rows;
+        list.push_back({p.out.row(p.first_row), p.w.view(), p.w.packed});
+    }
+    return quant_matmul(x.view(), list);
+}
+
+// Name of the kernels for a group size; "portable" if a program's plain loops run.
+const char* int8_kernel_name(int group_size);

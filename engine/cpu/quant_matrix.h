@@ -1,0 +1,178 @@
+// A quantized matrix as a file has it, the activations that it is multiplied by, and their products.
+//
+// A matrix is described as in the interface to back ends (engine/backend/quant_gemm.h). A program has a
+// matrix of its own, as its scheme stores it, and shows it to the kernels as a QuantMatrix.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <vector>
+
+#include "engine/backend/quant_gemm.h"
+#include "engine/cpu/half.h"
+#include "engine/cpu/scratch.h"
+#include "engine/cpu/vector.h"
+#include "engine/model/matrix_format.h"
+
+using QuantMatrix = QuantGemmMatrix;
+
+// A sum of this many products of codes stays within int32: 2^16 * 127 * 128 < 2^31.
+constexpr int max_group_size = 1 << 16;
+
+// What a row of a matrix has.
+inline int n_groups(const QuantMatrix& w) { return w.n_cols / w.group_size; }  // of activations
+inline int n_scales(const QuantMatrix& w) { return w.n_cols / w.group; }       // groups of weights
+inline size_t code_bytes(const QuantMatrix& w) {
+    return size_t(w.kind == QUANT_GEMM_SPARSE ? w.n_cols / 2 : w.n_cols) * size_t(w.bits) / 8;
+}
+inline size_t scale_bytes(const QuantMatrix& w) {
+    return w.scale_type == QUANT_GEMM_ROW_FP32     ? sizeof(float)
+           : w.scale_type == QUANT_GEMM_GROUP_FP16 ? sizeof(Half) * size_t(n_scales(w))
+                                                   : sizeof(float) * size_t(n_scales(w));
+}
+inline size_t mask_bytes(const QuantMatrix& w) { return size_t(w.n_cols) / 8; }
+inline size_t zero_bytes(const QuantMatrix& w) { return size_t(n_scales(w) + 1) / 2; }
+
+// What is taken off the codes of each group of row i; with two levels, off five times the codes.
+struct RowZeros {
+    const uint8_t *levels = nullptr, *zeros = nullptr;  // the row's, if the matrix has such
+    int zero_point;                                     // otherwise this, for all groups
+
+    RowZeros(const QuantMatrix& w, int i) : zero_point(w.zero_point) {
+        if (w.kind == QUANT_GEMM_TWO_LEVEL) levels = w.levels + size_t(i) * n_scales(w);
+        if (w.zeros != nullptr) zeros = w.zeros + size_t(i) * zero_bytes(w);
+    }
+    int operator[](int s) const {
+        if (levels != nullptr) return levels[s] >> 4;
+        return zeros == nullptr ? zero_point : zeros[s / 2] >> s % 2 * 4 & 15;
+    }
+};
+inline int weight_zero(const QuantMatrix& w, int i, int s) { return RowZeros(w, i)[s]; }
+
+// The scale of row i's group s.
+inline float weight_scale(const QuantMatrix& w, int i, int s) {
+    const size_t at = size_t(i) * n_scales(w) + s;
+    if (w.scale_type == QUANT_GEMM_GROUP_FP16) return to_float(static_cast<const Half*>(w.scales)[at]);
+    if (w.scale_type == QUANT_GEMM_GROUP_FP32) return static_cast<const float*>(w.scales)[at];
+    const float row_scale = static_cast<const float*>(w.scales)[i];
+    return w.kind == QUANT_GEMM_TWO_LEVEL ? float(w.levels[at] & 15) * row_scale : row_scale;
+}
+
+// int8 codes as a QuantMatrix holds them.
+inline const uint8_t* as_bytes(const int8_t* codes) { return reinterpret_cast<const uint8_t*>(codes); }
+
+// Int8 weights: codes (n_rows, n_cols), scales fp32 (n_rows, n_cols / group); activations have as many
+// scales.
+inline QuantMatrix int8_matrix(const int8_t* codes, const float* scales, int n_rows, int n_cols, int group) {
+    QuantMatrix w{};
+    w.codes = as_bytes(codes), w.scales = scales;
+    w.kind = QUANT_GEMM_SIGNED, w.scale_type = QUANT_GEMM_GROUP_FP32, w.bits = 8;
+    w.n_rows = n_rows, w.n_cols = n_cols, w.group = w.group_size = group;
+    return w;
+}
+
+// A matrix (n_rows, n_cols) in a format that is known(), without its tables, for activations in groups of
+// group_size.
+inline QuantMatrix matrix_in(const MatrixFormat& f, int n_rows, int n_cols, int group_size) {
+    QuantMatrix w{};
+    w.kind = f.sparse()      ? QUANT_GEMM_SPARSE
+             : f.two_level() ? QUANT_GEMM_TWO_LEVEL
+             : f.bits == 8   ? QUANT_GEMM_SIGNED
+                             : QUANT_GEMM_UNSIGNED;
+    const bool one_scale = f.two_level() || (f.bits == 8 && f.group == 0);
+    w.scale_type = one_scale ? QUANT_GEMM_ROW_FP32 : QUANT_GEMM_GROUP_FP16;
+    w.bits = f.bits, w.n_rows = n_rows, w.n_cols = n_cols;
+    w.group = f.group > 0 ? f.group : n_cols, w.group_size = group_size;
+    return w;
+}
+
+// The codes of row i, one to a byte: (code_bytes * 8 / bits,). A row is cut into blocks of 64 bytes, what is
+// left into one of 32, then one of 16; in a block of B bytes, byte j holds codes j, j + B, j + 2B, ... from
+// its lowest bits up. unpack_codes (expand_rows.h) is the fast form.
+inline void unpack_row(uint8_t* codes, const QuantMatrix& w, int i) {
+    size_t n_bytes = code_bytes(w);
+    const uint8_t* bytes = w.codes + size_t(i) * n_bytes;
+    for (size_t block = 64; block > 0; block /= 2)
+        for (; n_bytes >= block; n_bytes -= block, bytes += block)
+            for (int shift = 0; shift < 8; shift += w.bits)
+                for (size_t j = 0; j < block; j++) *codes++ = bytes[j] >> shift & ((1 << w.bits) - 1);
+}
+
+struct PackedMatrix;  // packed_matrix.h
+
+// A matrix of a model: as the file has it, and what was made of it when the model was loaded.
+struct ModelMatrix : QuantMatrix {
+    const PackedMatrix* packed = nullptr;  // the same weights as the kernels read them fastest, or null
+    const void* loaded = nullptr;          // and as the back end has them, if there is one
+
+    const QuantMatrix& view() const { return *this; }
+};
+
+// Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size].
+struct QuantRows {
+    const int8_t* codes;  // (n_rows, n_cols), each in -127..127
+    const float* scales;  // (n_rows, n_groups)
+    const int32_t* sums;  // (n_rows, n_groups), the sum of each group's codes
+    int n_rows, n_cols, group_size;
+};
+inline int n_groups(const QuantRows& x) { return x.n_cols / x.group_size; }
+inline const int8_t* row_codes(const QuantRows& x, int t) { return x.codes + size_t(t) * x.n_cols; }
+inline const float* row_scales(const QuantRows& x, int t) { return x.scales + size_t(t) * n_groups(x); }
+inline const int32_t* row_sums(const QuantRows& x, int t) { return x.sums + size_t(t) * n_groups(x); }
+
+// Quantized activations with their memory, a row per token.
+struct Int8Rows {
+    int n_rows = 0, n_cols = 0;
+    int group_size = 1;         // divides n_cols
+    std::vector<int8_t> codes;  // (max_rows, n_cols) of the widest rows
+    std::vector<float> scales;  // (max_rows, n_groups)
+    std::vector<int32_t> sums;  // (max_rows, n_groups), the sum of each group's codes; for the kernels alone
+
+    Int8Rows() = default;
+    Int8Rows(int max_rows, int columns, int group) { resize(max_rows, columns, group); }
+
+    int n_groups() const { return n_cols / group_size; }
+    int8_t* row_codes(int t) { return codes.data() + size_t(t) * n_cols; }
+    const int8_t* row_codes(int t) const { return codes.data() + size_t(t) * n_cols; }
+    float* row_scales(int t) { return scales.data() + size_t(t) * n_groups(); }
+    const float* row_scales(int t) const { return scales.data() + size_t(t) * n_groups(); }
+    int32_t* row_sums(int t) { return sums.data() + size_t(t) * n_groups(); }
+    const int32_t* row_sums(int t) const { return sums.data() + size_t(t) * n_groups(); }
+
+    // Makes room for `rows` rows of `columns` in groups of `group`. What was there is lost.
+    void resize(int rows, int columns, int group) {
+        n_rows = rows, n_cols = columns, group_size = group;
+        scratch(codes, size_t(rows) * columns);
+        scratch(scales, size_t(rows) * n_groups());
+        scratch(sums, size_t(rows) * n_groups());
+    }
+    QuantRows view() const { return {codes.data(), scales.data(), sums.data(), n_rows, n_cols, group_size}; }
+};
+
+// Behind the quantizing of row t: if its values x are not all finite, which codes cannot say, the row gets
+// NaN for scales. So it goes on to the logits, and ends the run.
+inline void keep_nan(Int8Rows& out, int t, const float* x) {
+    if (all_finite(x, size_t(out.n_cols))) return;
+    std::fill_n(out.row_scales(t), out.n_groups(), std::numeric_limits<float>::quiet_NaN());
+}
+
+// Row i of `out` becomes row rows[i] of x.
+inline void gather(Int8Rows& out, const Int8Rows& x, std::span<const int> rows) {
+    out.resize(int(rows.size()), x.n_cols, x.group_size);
+    for (int i = 0; i < out.n_rows; i++) {
+        const int from = rows[size_t(i)];
+        std::copy_n(x.row_codes(from), x.n_cols, out.row_codes(i));
+        std::copy_n(x.row_scales(from), x.n_groups(), out.row_scales(i));
+        std::copy_n(x.row_sums(from), x.n_groups(), out.row_sums(i));
+    }
+}
+
+// out (x.n_rows, w.n_rows) fp32 = x times w transposed: one of the products that read the same activations x.
+struct QuantProduct {
+    float* out;
+    QuantMatrix w;
+    const PackedMatrix* packed;  // w, as the kernels read it fastest; null: w itself is read
+};

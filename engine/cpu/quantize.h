@@ -1,0 +1,59 @@
+// Quantizing fp32 to int8: the rule for a scale, the plain loop for values under one, and rows by the best
+// instructions of this build. The programs' plain loops specify it; codes, scales and sums are the same to
+// the bit.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "engine/cpu/int8.h"
+#include "engine/cpu/int8_avx2.h"
+#include "engine/cpu/int8_neon.h"
+#include "engine/cpu/int8_wasm.h"
+
+// to[i * stride] = the code of x[i], for n values under one scale, which is returned.
+inline float quantize_values(int8_t* to, size_t stride, const float* x, int n) {
+    float amax = 0, scale;
+    for (int i = 0; i < n; i++) amax = std::max(amax, std::fabs(x[i]));
+    const float inv = choose_scale(&scale, amax, nullptr);
+    for (int i = 0; i < n; i++) {
+        const float whole = std::nearbyintf(x[i] * inv);
+        const float low = whole > -127.0f ? whole : -127.0f;  // in this order, NaN becomes -127
+        to[i * stride] = int8_t(std::min(127.0f, low));
+    }
+    return scale;
+}
+
+// sums (n / group_size,) of codes (n,).
+inline void sum_groups(int32_t* sums, const int8_t* codes, int n, int group_size) {
+    for (int g = 0; g < n / group_size; g++) {
+        int32_t sum = 0;
+        for (int i = 0; i < group_size; i++) sum += codes[g * group_size + i];
+        sums[g] = sum;
+    }
+}
+
+// Quantizes x (n,) fp32: codes (n,), scales and sums of codes (n / group_size,). If fixed_scale is not null,
+// every scale is that one. False, and nothing written, if this build has no path for the group size: the
+// caller's plain loop is then what runs.
+inline bool int8_quantize([[maybe_unused]] int8_t* codes, [[maybe_unused]] float* scales,
+                          [[maybe_unused]] int32_t* sums, [[maybe_unused]] const float* x,
+                          [[maybe_unused]] int n, [[maybe_unused]] int group_size,
+                          [[maybe_unused]] const float* fixed_scale = nullptr) {
+#if defined(__AVX2__)
+    if (group_size % 32 != 0) return false;
+    quantize_avx2(codes, scales, x, n, group_size, fixed_scale);
+#elif defined(__aarch64__)
+    if (group_size % 32 != 0) return false;
+    quantize_neon(codes, scales, x, n, group_size, fixed_scale);
+#elif defined(__wasm_simd128__)
+    if (group_size % 32 != 0) return false;
+    quantize_wasm(codes, scales, x, n, group_size, fixed_scale);
+#else
+    return false;
+#endif
+    sum_groups(sums, codes, n, group_size);
+    return true;
+}

@@ -1,0 +1,169 @@
+// Weights that are not packed, times one token or a few: they stream past once, a row at a time, and the
+// speed is that of memory. Codes of 2 and 4 bits are first brought into bytes, in the first-level cache.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "engine/cpu/expand_rows.h"
+#include "engine/cpu/fused_multiply_add.h"
+#include "engine/cpu/int8.h"
+#include "engine/cpu/quant_matrix.h"
+#include "engine/cpu/scratch.h"
+#include "engine/cpu/unroll.h"
+
+// How far ahead of use a row is asked for, in bytes: in a file's memory that is the next page of 4 KiB, at
+// whose beginning the hardware does not know that the stream goes on. With int8 codes on a Zen 4 this was the
+// best of 2, 3, 4, 6, 8 and 16 KiB.
+constexpr int row_prefetch_distance = 4096;
+
+// A row of weights. Value k of group g is (times * codes[k] - zeros[g]) * scales[g]; of int8 codes, which are
+// read in place, codes[k] * scales[g].
+struct CodeRow {
+    const int8_t* codes;   // (n_cols,)
+    const float* scales;   // a group of activations has one, (n_groups,)
+    const int32_t* zeros;  // (n_groups,)
+    int times;             // 5 with two levels, otherwise 1
+};
+
+// The accumulator of one group, with what Isa::offset has added still in it. Four vectors in turns, each into
+// an accumulator of its own, since an addition waits for the one before it.
+template <class Isa>
+inline int32_t dot_group(const int8_t* x, const int8_t* w, int n) {
+    constexpr int line = 64, step = 4 * Isa::lanes;  // bytes, the second of a vector
+    typename Isa::Ints acc[4] = {Isa::splat(0), Isa::splat(0), Isa::splat(0), Isa::splat(0)};
+    auto add = [&](int j, int k) {
+        acc[j] = Isa::dot4(acc[j], Isa::flipped(Isa::load(w + k)), Isa::load(x + k));
+    };
+    int k = 0;
+    for (; k + 4 * step <= n; k += 4 * step) {
+        for (int b = 0; b < 4 * step; b += line) __builtin_prefetch(w + k + b + row_prefetch_distance);
+        for (int j = 0; j < 4; j++) add(j, k + j * step);
+    }
+    for (; k < n; k += step) {
+        __builtin_prefetch(w + k + row_prefetch_distance);
+        add(0, k);
+    }
+    const Int4 sums = Isa::add_lanes(acc[0], acc[1], acc[2], acc[3]);
+    return sums[0] + sums[1] + sums[2] + sums[3];
+}
+
+// outputs[j] = row t + j of x times a row of weights. group_size is a multiple of 4 * Isa::lanes. Adding up
+// the lanes of a vector takes several instructions, so four groups share them; the fp32 additions of a token
+// wait for each other, so two tokens go side by side. A zero point is the same for a whole group, so it is
+// taken off the sum of products, times the sum of x, rather than off each code.
+template <class Isa, int n_tokens, bool in_place, int known_group_size>
+inline void dot_row(float (&outputs)[n_tokens], const QuantRows& x, int t, const CodeRow& w) {
+    const int8_t *xr = row_codes(x, t), *wr = w.codes;
+    const float *xs = row_scales(x, t), *ws = w.scales;
+    const int32_t* x_sums = row_sums(x, t);
+    const int group_size = known_group_size > 0 ? known_group_size : x.group_size, n = x.n_cols / group_size;
+    const int groups_ahead = row_prefetch_distance / group_size + 1;
+    // Memory keeps up only if the next lines are already on their way; what was brought into bytes is near.
+    auto prefetch = [](const void* p) {
+        if (in_place) __builtin_prefetch(p);
+    };
+    for (int j = 0; j < n_tokens; j++) outputs[j] = 0;
+    int g = 0;
+    for (; g + 4 <= n; g += 4) {
+        typename Isa::Ints acc[n_tokens][4];
+        UNROLL(4)
+        for (int q = 0; q < 4; q++) {
+            for (int j = 0; j < n_tokens; j++) acc[j][q] = Isa::splat(0);
+            const size_t begin = size_t(g + q) * group_size, end = begin + group_size;
+            for (size_t k = begin; k < end; k += 4 * Isa::lanes) {
+                if (k % 64 == 0) prefetch(wr + k + row_prefetch_distance);
+                const auto codes = Isa::flipped(Isa::load(wr + k));
+                for (int j = 0; j < n_tokens; j++)
+                    acc[j][q] = Isa::dot4(acc[j][q], codes, Isa::load(xr + size_t(j) * x.n_cols + k));
+            }
+        }
+        prefetch(ws + g + groups_ahead);  // after the codes: before them, all is 2 % slower
+        for (int j = 0; j < n_tokens; j++) {
+            const Int4 x_sum = load4<Int4>(x_sums + j * n + g);
+            Int4 totals = Isa::add_lanes(acc[j][0], acc[j][1], acc[j][2], acc[j][3]) - Isa::offset * x_sum;
+            if (!in_place) totals = w.times * totals - load4<Int4>(w.zeros + g) * x_sum;
+            const Float4 products = __builtin_convertvector(totals, Float4);
+            const Float4 scales = load4<Float4>(ws + g) * load4<Float4>(xs + j * n + g);
+            for (int q = 0; q < 4; q++) outputs[j] = fused_multiply_add(products[q], scales[q], outputs[j]);
+        }
+    }
+    for (; g < n; g++) {  // what is left; or the only one, a group as long as the row
+        prefetch(ws + g + groups_ahead);
+        const size_t k = size_t(g) * group_size;
+        for (int j = 0; j < n_tokens; j++) {
+            const int32_t x_sum = x_sums[j * n + g];
+            int32_t total =
+                dot_group<Isa>(xr + size_t(j) * x.n_cols + k, wr + k, group_size) - Isa::offset * x_sum;
+            if (!in_place) total = w.times * total - w.zeros[g] * x_sum;
+            outputs[j] = fused_multiply_add(static_cast<float>(total), ws[g] * xs[j * n + g], outputs[j]);
+        }
+    }
+}
+
+// out[t * stride] = row t of x times a row of weights, for all tokens.
+template <class Isa, bool in_place, int known_group_size>
+inline void multiply_row(float* out, size_t stride, const QuantRows& x, const CodeRow& w) {
+    int t = 0;
+    for (float two[2]; t + 2 <= x.n_rows; t += 2) {
+        dot_row<Isa, 2, in_place, known_group_size>(two, x, t, w);
+        out[size_t(t) * stride] = two[0], out[size_t(t + 1) * stride] = two[1];
+    }
+    if (t == x.n_rows) return;
+    float one[1];
+    dot_row<Isa, 1, in_place, known_group_size>(one, x, t, w);
+    out[size_t(t) * stride] = one[0];
+}
+
+// Rows begin .. end - 1 of w times all tokens of x: out[t * w.n_rows + i]. A row's codes and scales are read
+// where they lie if they are int8, and fp32 for each group of activations; otherwise they are expanded first.
+template <class Isa>
+inline void multiply_rows(float* out, const QuantRows& x, const QuantMatrix& w, int begin, int end) {
+    static thread_local std::vector<int8_t> code_memory;
+    static thread_local std::vector<float> scale_memory;
+    static thread_local std::vector<int32_t> zero_memory;
+    const size_t row_bytes = code_bytes(w), mask_row = mask_bytes(w), groups = size_t(n_groups(w));
+    const bool in_place = w.bits == 8, is_sparse = w.kind == QUANT_GEMM_SPARSE;
+    const bool has_scales = w.scale_type != QUANT_GEMM_GROUP_FP16 && w.kind != QUANT_GEMM_TWO_LEVEL &&
+                            size_t(n_scales(w)) == groups;
+    // At the beginning of a cache line, so that no store goes into two.
+    int8_t* codes = scratch(code_memory, size_t(w.n_cols) + 63);
+    codes += -reinterpret_cast<uintptr_t>(codes) % 64;
+    float* scales = scratch(scale_memory, groups);
+    int32_t* zeros = scratch(zero_memory, groups);
+    if (is_sparse) std::fill_n(zeros, groups, 0);
+    // The rows after one follow as one stream, or two.
+    auto prefetch = [](const uint8_t* from, size_t n) {
+        for (size_t b = 0; b < n; b += 64) __builtin_prefetch(from + row_prefetch_distance + b);
+    };
+    for (int i = begin; i < end; i++) {
+        const uint8_t* stored = w.codes + size_t(i) * row_bytes;
+        CodeRow row{codes, scales, zeros, w.kind == QUANT_GEMM_TWO_LEVEL ? 5 : 1};
+        if (in_place) {
+            row.codes = reinterpret_cast<const int8_t*>(stored);
+        } else {
+            prefetch(stored, row_bytes);
+            if (is_sparse) {  // what the mask leaves out has no zero point, so codes are expanded without one
+                prefetch(w.mask + size_t(i) * mask_row, mask_row);
+                expand_columns(codes, w, i, 0, w.n_cols);
+            } else {
+                unpack_columns(reinterpret_cast<uint8_t*>(codes), w, i, 0, w.n_cols);
+                expand_zeros(zeros, w, i);
+            }
+        }
+        if (has_scales) {
+            row.scales = static_cast<const float*>(w.scales) + size_t(i) * groups;
+        } else {
+            expand_scales(scales, w, i);
+        }
+        auto multiply = [&](auto known) {
+            constexpr bool codes_in_place = decltype(known)::value;
+            x.group_size == 64 ? multiply_row<Isa, codes_in_place, 64>(out + i, size_t(w.n_rows), x, row)
+                               : multiply_row<Isa, codes_in_place, 0>(out + i, size_t(w.n_rows), x, row);
+        };
+        in_place ? multiply(std::true_type()) : multiply(std::false_type());
+    }
+}

@@ -1,0 +1,115 @@
+// fp32 values of some tokens, a row per token: what the forward pass hands from one operation to the next.
+// And what attention makes of each position, which traces keep.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "engine/cpu/scratch.h"
+#include "engine/os/threads.h"
+
+// (n_rows, n_cols) fp32, one row after another. Memory for max_rows rows is allocated once; operations set
+// n_rows of what they write to the number of tokens that they were given.
+struct Rows {
+    int n_rows = 0, n_cols = 0;
+    std::vector<float> values;  // (max_rows, n_cols)
+
+    Rows() = default;
+    Rows(int max_rows, int columns) : n_cols(columns) { scratch(values, size_t(max_rows) * size_t(columns)); }
+
+    float* row(int i) { return values.data() + size_t(i) * size_t(n_cols); }
+    const float* row(int i) const { return values.data() + size_t(i) * size_t(n_cols); }
+
+    // Makes room for at least `rows` rows.
+    void reserve(int rows) { scratch(values, size_t(rows) * size_t(n_cols)); }
+
+    // Drops all rows but the last n.
+    void keep_last(int n) {
+        std::copy(row(n_rows - n), row(n_rows), row(0));
+        n_rows = n;
+    }
+};
+
+// Value k of a row of `out` becomes value order[k] of the same row of x; order (n_cols,).
+inline void gather(Rows& out, const Rows& x, const int32_t* order) {
+    out.n_rows = x.n_rows, out.n_cols = x.n_cols;
+    for (int t = 0; t < x.n_rows; t++)
+        for (int k = 0; k < x.n_cols; k++) out.row(t)[k] = x.row(t)[order[k]];
+}
+
+// Calls f(i) for each i below n, in all threads. One call needs no others: in decode, where every step has
+// one row, meeting would cost more than many of the steps.
+template <class F>
+inline void for_each_row(int n, F f) {
+    if (n == 1) return f(0);
+    parallel_for(n, f);
+}
+
+// One of the products that read the same input: out (n_tokens, w.n_rows) = x times w transposed. Matrix is a
+// program's own type, (n_rows, n_cols).
+template <class Matrix>
+struct MatrixProduct {
+    Rows& out;
+    const Matrix& w;
+    int first_row = 0;  // where in `out` the first token's row is
+};
+
+// What each query head makes of each position, before or after softmax: (n_tokens, n_heads, width), where
+// token t sees the first pos + t + 1 of `width` positions. Only traces want it kept.
+struct HeadScores {
+    bool wanted = false;
+    int n_tokens = 0, n_heads = 0, pos = 0;
+    size_t width = 0;
+    std::vector<float> values;
+
+    HeadScores() = default;
+    // For chunks of up to max_tokens tokens. Where memory is counted, what they take with n_positions.
+    HeadScores(bool is_wanted, int max_tokens, int heads, int n_positions) : wanted(is_wanted) {
+        if (wanted)
+            MemoryCount::counts_as_used(uint64_t(max_tokens) * uint64_t(heads) * uint64_t(n_positions) *
+                                        sizeof(float));
+    }
+    // Makes room for the scores of a chunk, if they are wanted.
+    void resize(int tokens, int heads, int first_pos, size_t columns) {
+        n_tokens = tokens, n_heads = heads, pos = first_pos, width = columns;
+        if (!wanted) return;
+        const size_t n = size_t(tokens) * size_t(heads) * columns;
+        if (values.capacity() < n) values = {};  // first, so that there are never two of them
+        values.assign(n, 0.0f);
+    }
+    // Those of query head `head` of token `token`; null if not wanted.
+    float* row(int token, int head) { return wanted ? values.data() + at(token, head) : nullptr; }
+    const float* row(int token, int head) const { return wanted ? values.data() + at(token, head) : nullptr; }
+    size_t at(int token, int head) const { return (size_t(token) * size_t(n_heads) + size_t(head)) * width; }
+};
+
+// Every head's weights of each position, and their codes and scales: (n_tokens, n_heads, width), the scales
+// (n_tokens, n_heads). Only traces want them kept.
+struct HeadWeights {
+    HeadScores values;
+    std::vector<int8_t> codes;
+    std::vector<float> scales;
+
+    HeadWeights() = default;
+    // As HeadScores has them.
+    HeadWeights(bool wanted, int max_tokens, int heads, int n_positions)
+        : values(wanted, max_tokens, heads, n_positions) {
+        if (wanted)
+            MemoryCount::counts_as_used(uint64_t(max_tokens) * uint64_t(heads) * uint64_t(n_positions));
+    }
+    void resize(int tokens, int heads, int first_pos, size_t columns) {
+        values.resize(tokens, heads, first_pos, columns);
+        if (codes.capacity() < values.values.size()) codes = {};
+        codes.assign(values.values.size(), 0);
+        scales.assign(values.wanted ? size_t(tokens) * size_t(heads) : 0, 0.0f);
+    }
+    // Keeps those of query head `head` of token `token`.
+    void keep(int token, int head, const float* x, const int8_t* row, float scale, int n_positions) {
+        const size_t at = size_t(token) * size_t(values.n_heads) + size_t(head);
+        std::copy_n(x, n_positions, values.row(token, head));
+        std::copy_n(row, n_positions, codes.data() + at * values.width);
+        scales[at] = scale;
+    }
+};

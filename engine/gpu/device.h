@@ -1,0 +1,120 @@
+// The device that a program runs on, and its memory. Without nvcc it is the emulator of simt/ on this
+// machine's CPU.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "engine/gpu/dry_run.h"
+#include "simt/cuda.h"
+
+inline void check(cudaError_t error, const char* what) {
+    if (error == cudaSuccess) return;
+    cudaGetLastError();  // clears the error, which the next launch would report otherwise
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+}
+
+struct Device {
+    std::string name = "emulated on the CPU (simt)";
+    int n_sms = 4;  // streaming multiprocessors; launches try to have at least as many blocks
+    uint64_t allocated = 0, peak = 0;  // bytes of device memory: now, and the most at any time
+    cudaStream_t stream = nullptr;     // everything runs in this one
+};
+
+// Opened at first use. Throws std::runtime_error if there is no device that can run these kernels.
+inline Device& device() {
+    static Device d = [] {
+        Device found;
+#ifdef __CUDACC__
+        int n = 0;
+        const cudaError_t error = cudaGetDeviceCount(&n);
+        if (error != cudaSuccess || n == 0) {
+            throw std::runtime_error(std::string("no CUDA device: ") +
+                                     (error != cudaSuccess ? cudaGetErrorString(error) : "0 found"));
+        }
+        cudaDeviceProp p;
+        check(cudaGetDeviceProperties(&p, 0), "cudaGetDeviceProperties");
+        found.name = std::string(p.name) + ", sm_" + std::to_string(p.major) + std::to_string(p.minor);
+        if (p.major < 8) {
+            throw std::runtime_error(found.name + ": compute capability " + std::to_string(p.major) + "." +
+                                     std::to_string(p.minor) + ", these kernels need 8.0");
+        }
+        found.n_sms = p.multiProcessorCount;
+        check(cudaStreamCreate(&found.stream), "cudaStreamCreate");
+#endif
+        return found;
+    }();
+    return d;
+}
+
+inline void wait_for_device() { check(cudaStreamSynchronize(device().stream), "a kernel"); }
+
+// An array of n values on the device, not initialized. In a dry run (dry_run.h) it counts and has no memory.
+template <class T>
+class DeviceBuffer {
+  public:
+    DeviceBuffer() = default;
+    // Throws std::runtime_error with both sizes if that much memory is not free.
+    explicit DeviceBuffer(size_t n) : n_(n) {
+        if (n == 0) return;
+        if (DryRun::current() != nullptr) {
+            DryRun::current()->count(n * sizeof(T));
+            return;
+        }
+        device();
+        void* p = nullptr;
+        if (cudaMalloc(&p, n * sizeof(T)) != cudaSuccess) {
+            cudaGetLastError();
+            size_t free = 0, all = 0;
+            cudaMemGetInfo(&free, &all);
+            throw std::runtime_error("device memory: " + std::to_string(n * sizeof(T)) + " bytes wanted, " +
+                                     std::to_string(free) + " of " + std::to_string(all) + " are free");
+        }
+        p_ = static_cast<T*>(p);
+        device().allocated += n * sizeof(T);
+        device().peak = std::max(device().peak, device().allocated);
+    }
+    ~DeviceBuffer() {
+        if (p_ == nullptr) return;
+        cudaFree(p_);
+        device().allocated -= n_ * sizeof(T);
+    }
+    DeviceBuffer(DeviceBuffer&& other) noexcept
+        : p_(std::exchange(other.p_, nullptr)), n_(std::exchange(other.n_, 0)) {}
+    DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
+        std::swap(p_, other.p_);
+        std::swap(n_, other.n_);
+        return *this;
+    }
+    DeviceBuffer(const DeviceBuffer&) = delete;
+    DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+
+    T* get() const { return p_; }
+    size_t size() const { return n_; }
+
+    void upload(const T* from, size_t n, size_t at = 0) {
+        if (DryRun::current() != nullptr) return;
+        check(cudaMemcpyAsync(p_ + at, from, n * sizeof(T), cudaMemcpyHostToDevice, device().stream),
+              "upload");
+        wait_for_device();
+    }
+    void clear() {
+        if (DryRun::current() != nullptr) return;
+        check(cudaMemsetAsync(p_, 0, n_ * sizeof(T), device().stream), "cudaMemset");
+    }
+
+  private:
+    T* p_ = nullptr;
+    size_t n_ = 0;
+};
+
+// n values from the device, once everything launched before is done.
+template <class T>
+void download(T* to, const T* from, size_t n) {
+    check(cudaMemcpyAsync(to, from, n * sizeof(T), cudaMemcpyDeviceToHost, device().stream), "download");
+    wait_for_device();
+}

@@ -1,0 +1,185 @@
+// The tensors of a model file, one after another from the end of the header on.
+//
+// Each program names its tensors once, in the order of the file, as the members of its Weights. Making a
+// Weights walks along the file: every tensor gets its pointer and enters the list, from which the file's
+// length, --info and the figures of the command line follow. formats/tensors.py has the same lists in Python.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "engine/model/model_file.h"
+#include "engine/model/tensor_type.h"
+
+struct TensorInfo {
+    std::string name;        // of the step that uses it, as in a trace: "layers.0.attn.q_proj.codes"
+    const char* type;        // "F32", ...
+    std::vector<int> shape;  // outermost dimension first
+    uint64_t offset;         // in the file, bytes
+    uint64_t memory_offset;  // from the start of the list's memory, bytes
+    uint64_t n_bytes;
+    uint64_t n_bytes_per_token = 0;  // those that one decode step reads, if it reads any
+};
+
+// How much of a tensor one decode step reads: `n` of `of` equal parts.
+struct Share {
+    int n = 1, of = 1;
+};
+
+// The norms that every model has: before attention, before the feed-forward block, before the classifier.
+template <class T>
+struct LayerNorms {
+    std::vector<const T*> attn, ffn;  // n_layers of (dim,)
+    const T* last = nullptr;          // (dim,)
+};
+
+// Qwen3's norms over each head of q and of k, n_layers of (head_dim,); none in a Llama.
+template <class T>
+struct HeadNorms {
+    std::vector<const T*> q, k;
+};
+
+// Whether each of 0 .. n - 1 stands once among n numbers.
+inline bool is_permutation(std::span<const int32_t> numbers) {
+    std::vector<bool> seen(numbers.size(), false);
+    for (const int32_t n : numbers) {
+        if (n < 0 || size_t(n) >= seen.size() || seen[size_t(n)]) return false;
+        seen[size_t(n)] = true;
+    }
+    return true;
+}
+
+class TensorList {
+  public:
+    // The list is of a file's weights, or of a copy of them in n_bytes of `memory` in which each tensor
+    // begins at a multiple of `alignment` bytes; in the file it is one of file_alignment.
+    TensorList(const std::byte* memory, uint64_t n_bytes, uint64_t alignment, uint64_t file_alignment = 1)
+        : memory_(memory), n_bytes_(n_bytes), alignment_(alignment), file_alignment_(file_alignment) {}
+    template <class Config>
+    explicit TensorList(const ModelFileOf<Config>& file)
+        : TensorList(file.weights.data(), file.weights.size(), uint64_t(file.alignment),
+                     uint64_t(file.alignment)) {}
+
+    // The next tensor of the file, in place; null if the memory ends before it does.
+    template <class T>
+    const T* next(const std::string& name, std::vector<int> shape, Share per_token = {}) {
+        static_assert(tensor_type<T> != nullptr);
+        uint64_t n_bytes = sizeof(T);
+        for (const int n : shape) n_bytes *= uint64_t(n);
+        const uint64_t in_file = next_multiple(weight_bytes_, file_alignment_);
+        const bool is_there = end_ <= n_bytes_ && n_bytes <= n_bytes_ - end_;
+        const auto* p = is_there ? reinterpret_cast<const T*>(memory_ + end_) : nullptr;
+        all_.push_back({name, tensor_type<T>, std::move(shape), header_size + in_file, end_, n_bytes,
+                        n_bytes / uint64_t(per_token.of) * uint64_t(per_token.n)});
+        weight_bytes_ = in_file + n_bytes;
+        end_ = next_multiple(end_ + n_bytes, alignment_);
+        return p;
+    }
+
+    // The next tensor, which says for each of n columns what channel it is: (n,). Throws std::runtime_error
+    // if it has not every channel once: gathering by it would read what is not there.
+    const int32_t* next_order(const std::string& name, int n) {
+        const auto* order = next<int32_t>(name, {n});
+        if (order != nullptr && !is_permutation({order, size_t(n)}))
+            throw std::runtime_error(name + " does not have every channel once");
+        return order;
+    }
+
+    // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
+    template <class Make>
+    auto layers(const ModelConfig& c, const std::string& name, Make make) {
+        return layers(c, name, make, [](int) { return true; });
+    }
+    // Only of the layers l for which has(l) is true; what the others have is empty.
+    template <class Make, class Has>
+    auto layers(const ModelConfig& c, const std::string& name, Make make, Has has) {
+        std::vector<decltype(make(name))> found(size_t(c.n_layers));
+        for (int l = 0; l < c.n_layers; l++)
+            if (has(l)) found[size_t(l)] = make("layers." + std::to_string(l) + "." + name);
+        return found;
+    }
+
+    // A vector of n values for each layer, n_layers of (n,).
+    template <class T>
+    std::vector<const T*> vectors(const ModelConfig& c, const std::string& name, int n) {
+        return layers(c, name, [&](const std::string& full_name) { return next<T>(full_name, {n}); });
+    }
+
+    // Norms do not change with the scheme but for their type, float or half.
+    template <class T>
+    LayerNorms<T> layer_norms(const ModelConfig& c) {
+        LayerNorms<T> n;
+        n.attn = vectors<T>(c, "attn.norm", c.dim);
+        n.ffn = vectors<T>(c, "ffn.norm", c.dim);
+        n.last = next<T>("norm", {c.dim});
+        return n;
+    }
+    template <class T>
+    HeadNorms<T> head_norms(const ModelConfig& c) {
+        if (!c.has_head_norms()) return {};
+        HeadNorms<T> n;
+        n.q = vectors<T>(c, "attn.q_norm", c.head_dim);
+        n.k = vectors<T>(c, "attn.k_norm", c.head_dim);
+        return n;
+    }
+
+    const std::vector<TensorInfo>& all() const { return all_; }
+    const std::byte* data(const TensorInfo& t) const { return memory_ + t.memory_offset; }  // one of these
+    uint64_t weight_bytes() const { return weight_bytes_; }  // in the file, with what alignment leaves free
+    uint64_t memory_bytes() const { return end_; }           // with every tensor aligned
+
+    // All matrices of a name together: of "q_proj" those of the tensors "layers.0.attn.q_proj.codes", ...
+    struct MatrixSize {
+        uint64_t n_bytes = 0, n_rows = 0;
+    };
+    MatrixSize size_of(const std::string& name) const {
+        MatrixSize size;
+        for (const TensorInfo& t : all_) {
+            const std::string matrix = t.name.substr(0, t.name.rfind('.'));
+            if (matrix != name && !matrix.ends_with("." + name)) continue;
+            size.n_bytes += t.n_bytes;
+            if (t.name.ends_with(".codes")) size.n_rows += uint64_t(t.shape[0]);
+        }
+        return size;
+    }
+
+    // Bytes that one decode step reads: each tensor's share, but nothing of an embedding that is not also the
+    // classifier, of which it is a row.
+    uint64_t bytes_per_token(const ModelConfig& c) const {
+        uint64_t n = 0;
+        for (const TensorInfo& t : all_) n += is_looked_up(t, c) ? 0 : t.n_bytes_per_token;
+        return n;
+    }
+    // Bytes of the tensors that decode steps read, all of them together.
+    uint64_t bytes_in_use(const ModelConfig& c) const {
+        uint64_t n = 0;
+        for (const TensorInfo& t : all_) n += is_looked_up(t, c) || t.n_bytes_per_token == 0 ? 0 : t.n_bytes;
+        return n;
+    }
+
+    // Throws std::runtime_error unless the tensors fill the file's weights exactly.
+    template <class Config>
+    void check_end(const ModelFileOf<Config>& file) const {
+        if (file.weights.size() == weight_bytes_) return;
+        throw std::runtime_error(file.path + ": weights are " + std::to_string(file.weights.size()) +
+                                 " bytes, but the header implies " + std::to_string(weight_bytes_));
+    }
+
+  private:
+    // Whether a step reads a row of t, and no more.
+    static bool is_looked_up(const TensorInfo& t, const ModelConfig& c) {
+        return !c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."));
+    }
+    static uint64_t next_multiple(uint64_t n, uint64_t of) { return (n + of - 1) / of * of; }
+
+    const std::byte* memory_;
+    uint64_t n_bytes_, alignment_, file_alignment_;
+    uint64_t weight_bytes_ = 0, end_ = 0;
+    std::vector<TensorInfo> all_;
+};

@@ -1,0 +1,97 @@
+// A file that is there as a whole or not at all, whatever ends the process while it is written.
+#pragma once
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <utility>
+
+#include "engine/os/system.h"
+
+// Written without a name (O_TMPFILE), in the directory where it will be, and renamed into place at the end.
+// Where a system or a file system cannot do that it has a name of its own, ".runq-PID-N.part", which only a
+// signal that kills leaves behind, until the next such file is written in the same folder.
+class NewFile {
+  public:
+    // Throws std::runtime_error "PATH: cannot write: reason": if the path cannot be written, or is there and
+    // no regular file. A link is followed, also to a file that is not there yet. is_named: it has a name of
+    // its own in any case.
+    explicit NewFile(const std::string& path, bool is_named = false) : path_(path), target_(path_of(path)) {
+        const FileKind kind = file_kind(path);
+        if (kind == FileKind::error) fail(errno);
+        if (kind == FileKind::folder) fail(EISDIR);
+        if (kind == FileKind::other) throw std::runtime_error(path_ + ": cannot write: not a regular file");
+        if (kind == FileKind::regular) target_ = std::filesystem::canonical(target_);
+        while (std::filesystem::is_symlink(std::filesystem::symlink_status(target_)))
+            target_ = target_.parent_path() / std::filesystem::read_symlink(target_);
+        if (target_.filename().empty()) fail(path.empty() ? ENOENT : EISDIR);
+        folder_ = target_.has_parent_path() ? target_.parent_path() : ".";
+        fd_ = is_named ? -1 : create_unnamed(folder_);
+        if (fd_ < 0) {
+            remove_left_over();
+            temporary_ = unused_name([&](const std::filesystem::path& name) {
+                fd_ = create_named(name);
+                return fd_ >= 0;
+            });
+        }
+        stream_ = stream_of(fd_);
+        if (stream_ == nullptr) fail(errno);
+    }
+    ~NewFile() {
+        if (stream_ != nullptr) std::fclose(stream_);
+        std::error_code ignored;
+        if (!temporary_.empty()) std::filesystem::remove(temporary_, ignored);
+    }
+    NewFile(const NewFile&) = delete;
+    NewFile& operator=(const NewFile&) = delete;
+
+    void write(const void* bytes, size_t n) {
+        if (std::fwrite(bytes, 1, n, stream_) != n) fail(errno);
+    }
+
+    // Puts what has been written under the path, in place of what is there. Throws as the constructor.
+    void commit() {
+        if (std::fflush(stream_) != 0 || !flush_to_disk(fd_)) fail(errno);
+        if (temporary_.empty())
+            temporary_ = unused_name([&](const std::filesystem::path& name) { return give_name(fd_, name); });
+        if (!replace_file(std::exchange(stream_, nullptr), temporary_, target_)) fail(errno);
+        temporary_.clear();
+    }
+
+  private:
+    [[noreturn]] void fail(int reason) const {
+        throw std::runtime_error(path_ + ": cannot write: " + std::strerror(reason));
+    }
+
+    // What processes that were killed have left in the folder.
+    void remove_left_over() const {
+        std::error_code error;
+        std::filesystem::directory_iterator entry(folder_, error);
+        for (; !error && entry != std::filesystem::directory_iterator(); entry.increment(error)) {
+            const std::string name = name_of(entry->path().filename());
+            if (name.starts_with(".runq-") && name.ends_with(".part")) remove_stale(entry->path());
+        }
+    }
+
+    // The first name with which make(name) succeeds. Throws if it fails because of anything but the name
+    // being taken. Runs that share a directory and, in two containers, a process id must not share a name.
+    template <class Make>
+    std::filesystem::path unused_name(Make make) const {
+        for (int i = 0;; i++) {
+            std::filesystem::path name =
+                folder_ / (".runq-" + std::to_string(process_id()) + "-" + std::to_string(i) + ".part");
+            if (make(name)) return name;
+            if (errno != EEXIST) fail(errno);
+        }
+    }
+
+    std::string path_;  // as it was given
+    std::filesystem::path target_, folder_;
+    std::filesystem::path temporary_;  // the file's name until it is in place; empty: it has none
+    int fd_ = -1;
+    std::FILE* stream_ = nullptr;
+};

@@ -1,0 +1,21 @@
+// system.h in a WebAssembly module that Emscripten compiles: one thread, a memory of at most 4 GiB, no
+// libraries.
+#pragma once
+
+#include <limits>
+
+#include "engine/os/posix.h"
+
+constexpr const char* library_suffix = ".wasm";
+
+// A module's memory grows and never shrinks.
+inline uint64_t peak_memory_bytes() { return uint64_t{__builtin_wasm_memory_size(0)} * 65536; }
+inline uint64_t available_memory(const std::string&) { return (uint64_t{1} << 32) - peak_memory_bytes(); }
+
+inline int system_cores() { return 1; }
+inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }
+inline int processors_left(int) { return -1; }
+
+inline bool wait_for_input(std::FILE*) { return !interrupted; }
+
+inline std::filesystem::path program_file() { return {}; }

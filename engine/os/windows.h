@@ -1,0 +1,337 @@
+// system.h on Windows. Names and text are UTF-16 there.
+#pragma once
+
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#endif
+#ifndef NOMINMAX
+#define NOMINMAX
+#endif
+#define PSAPI_VERSION 2
+#include <windows.h>
+
+// These need what is above.
+#include <fcntl.h>
+#include <io.h>
+#include <psapi.h>
+#include <shellapi.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string_view>
+
+#include "engine/os/system.h"
+
+// What compilers hold calls of format() to (engine/app/streams.h): C99, which MinGW's own printf() has.
+#define PRINTF_FORMAT __MINGW_PRINTF_FORMAT
+
+constexpr const char* library_suffix = ".dll";
+
+// What is no UTF-8, or no UTF-16, becomes U+FFFD.
+inline std::wstring to_utf16(std::string_view text) {
+    const int n = MultiByteToWideChar(CP_UTF8, 0, text.data(), int(text.size()), nullptr, 0);
+    std::wstring wide(size_t(n), L'\0');
+    MultiByteToWideChar(CP_UTF8, 0, text.data(), int(text.size()), wide.data(), n);
+    return wide;
+}
+inline std::string to_utf8(std::wstring_view wide) {
+    const int n =
+        WideCharToMultiByte(CP_UTF8, 0, wide.data(), int(wide.size()), nullptr, 0, nullptr, nullptr);
+    std::string text(size_t(n), '\0');
+    WideCharToMultiByte(CP_UTF8, 0, wide.data(), int(wide.size()), text.data(), n, nullptr, nullptr);
+    return text;
+}
+
+// ----------------------------------------------------------------------------
+// Memory
+
+inline SYSTEM_INFO system_info() {
+    SYSTEM_INFO info{};
+    GetSystemInfo(&info);
+    return info;
+}
+inline size_t page_size() { return system_info().dwPageSize; }
+
+// Windows promises all of it at once, and provides a page when it is touched.
+inline void* take_pages(size_t n_bytes) {
+    return VirtualAlloc(nullptr, n_bytes, MEM_RESERVE | MEM_COMMIT, PAGE_READWRITE);
+}
+inline void release_pages(void* pages, size_t) { VirtualFree(pages, 0, MEM_RELEASE); }
+inline void forbid_pages(void* pages, size_t n_bytes) {
+    DWORD before = 0;
+    VirtualProtect(pages, n_bytes, PAGE_NOACCESS, &before);
+}
+
+inline uint64_t peak_memory_bytes() {
+    PROCESS_MEMORY_COUNTERS counters{};
+    GetProcessMemoryInfo(GetCurrentProcess(), &counters, sizeof counters);
+    return counters.PeakWorkingSetSize;
+}
+
+// The least of the memory that nobody needs, of what Windows can still promise, and of addresses.
+inline uint64_t available_memory(const std::string&) {
+    MEMORYSTATUSEX status{};
+    status.dwLength = sizeof status;
+    if (!GlobalMemoryStatusEx(&status)) return no_limit;
+    return std::min({status.ullAvailPhys, status.ullAvailPageFile, status.ullAvailVirtual});
+}
+
+// ----------------------------------------------------------------------------
+// Processors
+
+inline int system_cores() {
+    DWORD_PTR ours = 0, all = 0;
+    GetProcessAffinityMask(GetCurrentProcess(), &ours, &all);
+    DWORD size = 0;
+    GetLogicalProcessorInformation(nullptr, &size);
+    std::vector<SYSTEM_LOGICAL_PROCESSOR_INFORMATION> list(size /
+                                                           sizeof(SYSTEM_LOGICAL_PROCESSOR_INFORMATION));
+    if (!GetLogicalProcessorInformation(list.data(), &size)) return 0;
+    return int(std::count_if(list.begin(), list.end(), [&](const auto& entry) {
+        return entry.Relationship == RelationProcessorCore && (entry.ProcessorMask & ours) != 0;
+    }));
+}
+inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }
+inline int processors_left(int) { return -1; }
+
+// Not std::atomic::wait(): where there is no futex, libstdc++ (12) looks at the value, then takes a lock,
+// then sleeps; notify_all() takes none, and if it comes between the two first, nobody wakes the sleeper.
+inline SRWLOCK sleepers_lock = SRWLOCK_INIT;
+inline CONDITION_VARIABLE sleepers = CONDITION_VARIABLE_INIT;
+template <class T>
+void sleep_while(const std::atomic<T>& value, T old) {
+    AcquireSRWLockExclusive(&sleepers_lock);
+    while (value.load() == old) SleepConditionVariableSRW(&sleepers, &sleepers_lock, INFINITE, 0);
+    ReleaseSRWLockExclusive(&sleepers_lock);
+}
+template <class T>
+void wake_all(std::atomic<T>&) {
+    // Whoever has seen the old value under the lock sleeps once it is free.
+    AcquireSRWLockExclusive(&sleepers_lock);
+    ReleaseSRWLockExclusive(&sleepers_lock);
+    WakeAllConditionVariable(&sleepers);
+}
+
+// ----------------------------------------------------------------------------
+// Files
+
+inline std::FILE* open_file(const std::string& path, const char* mode) {
+    return _wfopen(path_of(path).c_str(), to_utf16(mode).c_str());
+}
+
+inline FileKind file_kind(const std::string& path) {
+    struct _stat64 info {};
+    if (_wstat64(path_of(path).c_str(), &info) != 0)
+        return errno == ENOENT ? FileKind::none : FileKind::error;
+    if ((info.st_mode & _S_IFMT) == _S_IFDIR) return FileKind::folder;
+    return (info.st_mode & _S_IFMT) == _S_IFREG ? FileKind::regular : FileKind::other;
+}
+
+inline Mapping map_file(const std::string& path) {
+    if (file_kind(path) == FileKind::folder) return {.error = "not a regular file"};
+    const int fd = _wopen(path_of(path).c_str(), _O_RDONLY | _O_BINARY | _O_NOINHERIT);
+    if (fd < 0) {
+        const int reason = errno;
+        return {.error = std::string("cannot open: ") + std::strerror(reason), .no_entry = reason == ENOENT};
+    }
+    struct _stat64 info {};
+    if (_fstat64(fd, &info) != 0 || (info.st_mode & _S_IFMT) != _S_IFREG) {
+        _close(fd);
+        return {.error = "not a regular file"};
+    }
+    const auto size = static_cast<size_t>(info.st_size);
+    void* p = nullptr;
+    DWORD code = 0;
+    if (size > 0) {
+        const HANDLE file = reinterpret_cast<HANDLE>(_get_osfhandle(fd));
+        const HANDLE mapping = CreateFileMappingW(file, nullptr, PAGE_READONLY, 0, 0, nullptr);
+        if (mapping != nullptr) p = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
+        code = GetLastError();
+        if (mapping != nullptr) CloseHandle(mapping);  // the view keeps what it needs
+    }
+    _close(fd);
+    if (size > 0 && p == nullptr) return {.error = "cannot map: error " + std::to_string(code)};
+    return {.data = static_cast<const std::byte*>(p), .size = size};
+}
+inline void unmap_file(const Mapping& mapping) { UnmapViewOfFile(mapping.data); }
+// To unlock what is not locked takes pages out of the working set: Microsoft's page on VirtualUnlock.
+inline void drop_mapped_pages(const std::byte* pages, size_t n_bytes) {
+    VirtualUnlock(const_cast<std::byte*>(pages), n_bytes);
+}
+
+inline bool same_file(const std::string& a, const std::string& b) {
+    std::error_code error;
+    return std::filesystem::equivalent(path_of(a), path_of(b), error) && !error;
+}
+
+inline int create_unnamed(const std::filesystem::path&) { return -1; }
+inline bool give_name(int, const std::filesystem::path&) { return false; }
+inline int create_named(const std::filesystem::path& name) {
+    return _wopen(name.c_str(), _O_CREAT | _O_EXCL | _O_WRONLY | _O_BINARY | _O_NOINHERIT,
+                  _S_IREAD | _S_IWRITE);
+}
+// Left alone: a file that is open cannot be removed, but one has to be closed before it gets its name.
+inline void remove_stale(const std::filesystem::path&) {}
+inline std::FILE* stream_of(int fd) { return _fdopen(fd, "wb"); }
+inline bool flush_to_disk(int fd) { return _commit(fd) == 0; }
+inline bool replace_file(std::FILE* stream, const std::filesystem::path& from,
+                         const std::filesystem::path& to) {
+    if (std::fclose(stream) != 0) return false;
+    if (MoveFileExW(from.c_str(), to.c_str(), MOVEFILE_REPLACE_EXISTING | MOVEFILE_WRITE_THROUGH))
+        return true;
+    // A file that a program has open, or that may only be read, is not replaced.
+    const DWORD code = GetLastError();
+    errno = code == ERROR_ACCESS_DENIED || code == ERROR_SHARING_VIOLATION ? EACCES : EIO;
+    return false;
+}
+inline unsigned long process_id() { return GetCurrentProcessId(); }
+
+// ----------------------------------------------------------------------------
+// Standard streams and the command line
+
+// Bytes as they are: no line break becomes two characters.
+inline void set_up_streams() {
+    for (std::FILE* file : {stdin, stdout, stderr}) _setmode(_fileno(file), _O_BINARY);
+}
+
+inline std::vector<std::string> utf8_arguments(int argc, const char* const* argv) {
+    int n = 0;
+    const std::unique_ptr<wchar_t*, decltype(&LocalFree)> list(CommandLineToArgvW(GetCommandLineW(), &n),
+                                                               LocalFree);
+    std::vector<std::string> arguments;
+    if (list == nullptr) return {argv, argv + argc};
+    for (int i = 0; i < n; i++) arguments.push_back(to_utf8(list.get()[i]));
+    return arguments;
+}
+
+inline std::string environment(const char* name) {
+    const wchar_t* value = _wgetenv(to_utf16(name).c_str());
+    return value == nullptr ? "" : to_utf8(value);
+}
+
+inline std::string home_folder() { return environment("USERPROFILE"); }
+
+inline HANDLE handle_of(std::FILE* file) { return reinterpret_cast<HANDLE>(_get_osfhandle(_fileno(file))); }
+// A console alone has a mode; _isatty() also takes NUL for a terminal.
+inline bool is_terminal(std::FILE* file) {
+    DWORD mode = 0;
+    return GetConsoleMode(handle_of(file), &mode) != 0;
+}
+
+inline bool has_input(std::FILE* in) {
+    const HANDLE handle = handle_of(in);
+    DWORD n_waiting = 0;
+    if (GetFileType(handle) == FILE_TYPE_DISK) return _telli64(_fileno(in)) < _filelengthi64(_fileno(in));
+    return GetFileType(handle) == FILE_TYPE_PIPE &&
+           PeekNamedPipe(handle, nullptr, 0, nullptr, &n_waiting, nullptr) != 0 && n_waiting > 0;
+}
+
+inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n) {
+    constexpr size_t most = 8192;
+    if (is_terminal(out)) {
+        if (n > most) {  // whole characters
+            n = most;
+            while (n > most - 3 && (static_cast<unsigned char>(bytes[n]) & 0xC0) == 0x80) n--;
+        }
+        const std::wstring wide = to_utf16({bytes, n});
+        DWORD n_written = 0;
+        if (WriteConsoleW(handle_of(out), wide.data(), DWORD(wide.size()), &n_written, nullptr))
+            return ptrdiff_t(n);
+        errno = EIO;
+        return -1;
+    }
+    const int n_written = _write(_fileno(out), bytes, unsigned(std::min(n, most)));
+    // The C library has a word for some of the ways in which a pipe has no reader.
+    const DWORD code = n_written < 0 ? GetLastError() : ERROR_SUCCESS;
+    if (code == ERROR_NO_DATA || code == ERROR_BROKEN_PIPE || code == ERROR_PIPE_NOT_CONNECTED) errno = EPIPE;
+    return n_written;
+}
+
+// A line of the console in UTF-8, and how much of it has been read.
+struct ConsoleLine {
+    std::string bytes{};
+    size_t next = 0;
+
+    // False at the end of the input, which is Ctrl-Z or Ctrl-D at the beginning of a line, and at Ctrl-C.
+    bool read(HANDLE console) {
+        std::wstring wide(1024, L'\0');
+        DWORD n = 0;
+        bool whole = false;
+        bytes.clear(), next = 0;
+        while (!whole) {
+            wchar_t* to = wide.data() + n;
+            DWORD n_more = 0;
+            if (!ReadConsoleW(console, to, DWORD(wide.size()) - n, &n_more, nullptr) || n_more == 0) {
+                // The handler of Ctrl-C runs in a thread of its own, perhaps later than this.
+                for (int i = 0; i < 100 && !interrupted; i++) Sleep(1);
+                return false;
+            }
+            n += n_more;
+            whole = wide[n - 1] == L'\n' || interrupted;
+            if (n == wide.size()) wide.resize(2 * wide.size());
+        }
+        if (interrupted || wide[0] == 0x1A || wide[0] == 0x04) return false;
+        bytes = to_utf8({wide.data(), n});
+        return true;
+    }
+};
+inline ConsoleLine& console_line() {
+    static ConsoleLine line;
+    return line;
+}
+
+inline int read_byte(std::FILE* in) {
+    if (!is_terminal(in)) return std::getc(in);
+    ConsoleLine& line = console_line();
+    if (line.next == line.bytes.size() && !line.read(handle_of(in))) return EOF;
+    return static_cast<unsigned char>(line.bytes[line.next++]);
+}
+inline size_t read_bytes(std::FILE* in, char* bytes, size_t n) {
+    if (!is_terminal(in)) return std::fread(bytes, 1, n, in);
+    size_t n_read = 0;
+    for (int c; n_read < n && (c = read_byte(in)) != EOF;) {
+        if (c != '\r') bytes[n_read++] = static_cast<char>(c);
+    }
+    return n_read;
+}
+// Windows ends the wait for a line itself when Ctrl-C comes.
+inline bool wait_for_input(std::FILE*) { return !interrupted; }
+
+// ----------------------------------------------------------------------------
+// Ctrl-C
+
+inline void catch_ctrl_c() {
+    static const bool once [[maybe_unused]] = SetConsoleCtrlHandler(
+        [](DWORD event) -> BOOL {
+            if (event != CTRL_C_EVENT || interrupted) return FALSE;
+            interrupted = 1;
+            return TRUE;
+        },
+        TRUE);
+}
+
+// Windows does not make a file shorter while it is mapped.
+inline void catch_bus_errors() {}
+
+// ----------------------------------------------------------------------------
+// Shared libraries
+
+inline void* load_library(const std::filesystem::path& file, std::string& error) {
+    const HMODULE library = LoadLibraryW(file.c_str());
+    if (library == nullptr) error = name_of(file) + ": cannot load: error " + std::to_string(GetLastError());
+    return reinterpret_cast<void*>(library);
+}
+inline void* find_symbol(void* library, const char* name) {
+    return reinterpret_cast<void*>(GetProcAddress(static_cast<HMODULE>(library), name));
+}
+
+inline std::filesystem::path program_file() {
+    std::wstring path(32768, L'\0');  // the longest there is
+    path.resize(GetModuleFileNameW(nullptr, path.data(), DWORD(path.size())));
+    return path;
+}
