@@ -507,8 +507,9 @@ def fragments() -> tuple[tuple[str, int, int, int, int, int], ...]:
     """What docs/fragments.cu prints: what, lane, register, half, row, column."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "fragments"
-        flags = ["-std=c++20", "-pthread", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DNO_TOKENIZER", "-I."]
-        command = [*os.environ.get("CXX", "g++").split(), *flags, "-x", "c++", "docs/fragments.cu", "-o", program]
+        flags = ["-std=c++20", "-pthread", "-fno-strict-aliasing", "-Wno-unknown-pragmas", "-DNO_TOKENIZER"]
+        source = ["-DENGINE", "-I.", "-x", "c++", "docs/fragments.cu"]
+        command = [*os.environ.get("CXX", "g++").split(), *flags, *source, "-o", program]
         subprocess.run(command, cwd=HERE.parent, check=True)
         printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
     return tuple((line.split()[0], *map(int, line.split()[1:])) for line in printed.splitlines())

@@ -1,7 +1,7 @@
 // Finds out which lane of a warp holds which element: of the matrices that ldmatrix loads, of the three
 // operands of mma.m16n8k16, and of the weights in AWQ's operand A. docs/figures.py draws the answers.
 //
-//     g++ -std=c++20 -pthread -fno-strict-aliasing -DNO_TOKENIZER -I. -x c++ docs/fragments.cu -o fragments
+//     g++ -std=c++20 -pthread -fno-strict-aliasing -DNO_TOKENIZER -DENGINE -I. -x c++ docs/fragments.cu -o fragments
 //     ./fragments [LANE]
 //
 // prints a line for each element, of all lanes or of one: operand, lane, register, half, row, column. The

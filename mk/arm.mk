@@ -13,7 +13,7 @@ ARM_CXX   ?= aarch64-linux-gnu-g++
 ARM_ARCHS ?= armv8-a armv8.2-a+dotprod armv8.6-a
 ARM_RUN   ?= qemu-aarch64 -cpu max -L /usr/aarch64-linux-gnu
 # The test libraries are headers in /usr/include, which comes last: the target's own libc headers must win.
-ARM_FLAGS := -std=c++20 -O2 -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -DNO_TOKENIZER -I. -Itests \
+ARM_FLAGS := -std=c++20 -O2 -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -DNO_TOKENIZER $(ENGINE) -I. -Itests \
              -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -idirafter /usr/include
 
 # The kernels in one test program, each program's source in one of its own.

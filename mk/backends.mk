@@ -69,7 +69,7 @@ $(call BACKEND_PATH,cuda): engine/backend/gpu.cu engine/backend/exports $(OBJECT
 # AMD's, for the GPUs of HIP_ARCHS; gfx1030 has wavefronts of 32 threads, gfx90a of 64.
 HIPCC     ?= hipcc
 HIP_ARCHS ?= gfx1030 gfx90a
-HIP_FLAGS := -x hip -std=c++20 -O3 -I. -fPIC -fvisibility=hidden -Wall -Wextra -Wshadow -Werror $(HIP_ARCHS:%=--offload-arch=%)
+HIP_FLAGS := -x hip -std=c++20 -O3 $(ENGINE) -I. -fPIC -fvisibility=hidden -Wall -Wextra -Wshadow -Werror $(HIP_ARCHS:%=--offload-arch=%)
 $(call BACKEND_PATH,hip): engine/backend/gpu.cu $(HEADERS) $(wildcard simt/*.h) build/packages-hip
 	@mkdir -p $(@D)
 	$(HIPCC) $(HIP_FLAGS) $(BACKEND_LINK) $< -o $@

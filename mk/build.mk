@@ -10,8 +10,10 @@ WARNINGS := $(call warnings_of,$(CXX)) $(if $(WERROR),-Werror)
 # 54412); the assembler makes moves of such that need no alignment.
 WINDOWS := $(findstring _NT,$(UNAME))
 MARCH   := $(if $(filter Darwin,$(UNAME)),-mcpu,-march)=$(ARCH)$(if $(WINDOWS), -Wa$(comma)-muse-unaligned-vector-move)
+# A program has a second form over engine/, the one that is built here. Alone, without this, its file is all of it: make plain.
+ENGINE := -DENGINE
 # Rounding stays exactly as written; only errno and floating-point traps, which nothing here looks at, are given up.
-CXXFLAGS_ALL := -std=c++20 -O3 $(MARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -I. $(WARNINGS) $(CXXFLAGS)
+CXXFLAGS_ALL := -std=c++20 -O3 $(MARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math $(ENGINE) -I. $(WARNINGS) $(CXXFLAGS)
 # Of the programs that people run: a mistake stops the program before it can be used. The sanitizers see more, and
 # have no need of it.
 HARDENING := -U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=3 -fstack-protector-strong $(if $(filter Linux,$(UNAME)),-Wl$(comma)-z$(comma)relro$(comma)-z$(comma)now)

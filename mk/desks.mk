@@ -74,7 +74,7 @@ DESK_avx512vnni     := $(DESK_avx2) -mavx512f -mavx512bw -mavx512dq -mavx512vl -
 # Flags of this project without those of this machine and of its compiler. Less than -O3 is for tests that have no time.
 DESK_O     ?= -O3
 # $1: a compiler.
-DESK_FLAGS = -std=c++20 $(DESK_O) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -I. -ffile-prefix-map=$(CURDIR)=. \
+DESK_FLAGS = -std=c++20 $(DESK_O) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math $(ENGINE) -I. -ffile-prefix-map=$(CURDIR)=. \
              -DPCRE2_STATIC -DUTF8PROC_STATIC -isystem $(SOURCES)/include $(call warnings_of,$1) $(if $(WERROR),-Werror)
 
 # ---- the programs ----------------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ hw_models_msd       := msd_split msd_array_16x16 msd_array_4x3 msd_array_5x2 msd
 
 VERILATOR      = verilator --cc --build -O3 --x-initial unique -CFLAGS '-O1 -std=c++20' -y $(RTL) $(HW_VERILATOR)
 VERILATOR_ROOT = $(eval VERILATOR_ROOT := $$(shell verilator --getenv VERILATOR_ROOT))$(VERILATOR_ROOT)
-HW_FLAGS       = -std=c++20 -O2 -ffp-contract=off -fno-fast-math -pthread -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include \
+HW_FLAGS       = -std=c++20 -O2 -ffp-contract=off -fno-fast-math -pthread $(ENGINE) -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include \
                  $(WARNINGS) -DVECTORS='"build/hw/vectors"' $(if $(HW_COVERAGE),-DVM_COVERAGE=1 -DCOVERAGE_DIR='"$(HW)"')
 
 # The test of the array, for that of ARRAY.

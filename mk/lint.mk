@@ -19,12 +19,12 @@ lint-format: $(VENV_READY) build/packages-lint
 # A file per core at a time.
 each = printf '%s\n' $1 | xargs -P "$$(nproc)" -I{} sh -c 'echo "$2 {}"; $2 $3' || exit 1
 COMPILED = $(wildcard *.cpp) $(LIBRARY) $(BACKEND_FILES) $(wildcard simt/*.cpp tests/*.cpp tests/fuzz/*.cpp bench/*.cpp *.cu bench/*.cu)
-STRICT   = -x c++ -std=c++20 -fopenmp-simd -march=$(ARCH) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only
+STRICT   = -x c++ -std=c++20 -fopenmp-simd -march=$(ARCH) $(ENGINE) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only
 lint-g++ lint-clang++: lint-%: build/packages-lint
 	@$(call each,$(COMPILED),$*,$(STRICT) {})
 
 lint-tidy: build/packages-lint
-	@$(call each,$(wildcard *.cpp *.cu) $(LIBRARY),clang-tidy,--quiet --warnings-as-errors="*" {} -- -x c++ -std=c++20 -fopenmp-simd -I. -Wno-unknown-pragmas)
+	@$(call each,$(wildcard *.cpp *.cu) $(LIBRARY),clang-tidy,--quiet --warnings-as-errors="*" {} -- -x c++ -std=c++20 -fopenmp-simd $(ENGINE) -I. -Wno-unknown-pragmas)
 
 format: $(VENV_READY)
 	clang-format -i $(CPP_FILES)

@@ -23,19 +23,19 @@ $(HW)/axi-%/model/model.a: $(RTL_SOURCES) build/packages-hw
 	    Vmatmul_axi__ALL.a verilated.o verilated_threads.o $(if $(RTL_TRACE),verilated_vcd_c.o) > $(@D)/log
 	cd $(@D) && ar -rcs model.a $$(ar -t Vmatmul_axi__ALL.a) verilated*.o
 $(HW)/axi-%/matmul_rtl.o: hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h $(HW)/axi-%/model/model.a
-	$(CXX) -std=c++20 -O2 -fPIC -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -isystem $(VERILATOR_ROOT)/include -isystem $(@D)/model $(if $(RTL_TRACE),-DVM_TRACE=1) -c $< -o $@
+	$(CXX) -std=c++20 -O2 -fPIC -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -isystem $(VERILATOR_ROOT)/include -isystem $(@D)/model $(if $(RTL_TRACE),-DVM_TRACE=1) -c $< -o $@
 # make does not see that the next run needs these again.
 .PRECIOUS: $(HW)/axi-%/matmul_axi_test.o $(HW)/axi-%/model/model.a $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/backend.o $(HW)/axi-%/programs.o
 
 # Stalls, reset, registers, and products against plain arithmetic.
 $(HW)/axi-%/matmul_axi_test.o: hw/tests/matmul_axi_test.cpp hw/sim/matmul_rtl.h build/packages-test
 	@mkdir -p $(@D)
-	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -c $< -o $@
+	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -c $< -o $@
 $(HW)/axi-%/matmul_axi_test: $(HW)/axi-%/matmul_axi_test.o $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/model/model.a
 	$(CXX) $^ -pthread -o $@
 
 # The back end `rtl`, beside the others of the portable build.
-RTL_HOST = -std=c++20 -O2 -fPIC -fvisibility=hidden -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I.
+RTL_HOST = -std=c++20 -O2 -fPIC -fvisibility=hidden -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I.
 $(HW)/axi-%/backend.o: hw/sim/backend.cpp $(HW)/axi-%/matmul_rtl.o
 	$(CXX) $(RTL_HOST) $(DEPS) -c $< -o $@
 $(HW)/axi-%/rtl_session.o: hw/sim/rtl_session.cpp $(HW)/axi-%/matmul_rtl.o
@@ -71,7 +71,7 @@ $(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/chip/two
 	@rm -rf $(HW)/mac_pair && mkdir -p $(HW)/mac_pair
 	verilator --cc -O3 -Wall --top-module mac_pair --Mdir $(HW)/mac_pair $(filter %.sv,$^)
 	MAKEFLAGS= make -s -j2 -C $(HW)/mac_pair -f Vmac_pair.mk CXX='$(CXX)' Vmac_pair__ALL.a verilated.o verilated_threads.o > $(HW)/mac_pair/log
-	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include -isystem $(HW)/mac_pair $< $(HW)/mac_pair/*.o -pthread -o $@
+	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -Ihw/tests -isystem $(VERILATOR_ROOT)/include -isystem $(HW)/mac_pair $< $(HW)/mac_pair/*.o -pthread -o $@
 
 # The test of the core finds every mistake that is planted in it.
 .PHONY: hw-core-mutants
@@ -87,7 +87,7 @@ rtl-wave: build/hw/wave/tile.vcd $(VENV_READY)
 build/hw/wave/tile.vcd: hw/sim/wave.cpp hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h $(RTL_SOURCES) build/packages-hw
 	@mkdir -p $(@D)
 	@$(MAKE) -s HW=build/hw/wave RTL_OPT=-O0 RTL_TRACE=--trace build/hw/wave/axi-4x4/matmul_rtl.o
-	$(CXX) -std=c++20 -O1 -I. $< build/hw/wave/axi-4x4/matmul_rtl.o build/hw/wave/axi-4x4/model/model.a -pthread -o $(@D)/wave
+	$(CXX) -std=c++20 -O1 $(ENGINE) -I. $< build/hw/wave/axi-4x4/matmul_rtl.o build/hw/wave/axi-4x4/model/model.a -pthread -o $(@D)/wave
 	$(@D)/wave $@
 
 # What tests/test_rtl.py takes: make test builds it where Verilator is.

@@ -5,8 +5,8 @@
 // which know what a block's threads may touch: so the .cu file is compiled with that option, this file is
 // not, and neither is the linking.
 //
-//     g++ -std=c++20 -O1 -g -fsanitize=thread,alignment,bounds -x c++ -c program.cu
-//     g++ -std=c++20 -O2 -c simt/checks.cpp
+//     g++ -std=c++20 -O1 -g -fsanitize=thread,alignment,bounds -DENGINE -x c++ -c program.cu
+//     g++ -std=c++20 -O2 -DENGINE -c simt/checks.cpp
 //     g++ program.o checks.o -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memset
 //
 // A thread may read and write its own stack, its block's shared memory, what cudaMalloc returned, and

@@ -72,7 +72,7 @@ def test_a_late_helper_leaves_the_next_loop_alone(tmp_path, looks):
     (tmp_path / "driver.cpp").write_text(DRIVER)
     compiler = os.environ.get("CXX", "g++")
     program = tmp_path / "driver"
-    flags = ["-std=c++20", "-O1", "-pthread", f"-I{ROOT}"]
+    flags = ["-std=c++20", "-O1", "-pthread", "-DENGINE", f"-I{ROOT}"]
     subprocess.run([compiler, *flags, tmp_path / "driver.cpp", "-o", program], check=True)
     done = subprocess.run([program], capture_output=True, text=True, timeout=300, check=True)
     assert (done.stdout == "100 and 10 done, 0 outside\n") == looks, done.stdout

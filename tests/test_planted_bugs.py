@@ -93,8 +93,8 @@ def messages(tmp_path_factory):
     calls = "\n".join(CALL[kernel].format(n=name) for name, (_, _, kernel, _) in BUGS.items())
     (folder / "driver.cpp").write_text(DRIVER.format(includes=includes, copies="\n".join(copies), calls=calls))
     compiler = os.environ.get("CXX", "g++")
-    flags = ["-std=c++20", "-O1", "-fopenmp-simd", "-pthread", "-fno-strict-aliasing", "-DNO_TOKENIZER", "-I.", "-w",
-             "-fsanitize=thread,alignment,bounds"]  # fmt: skip
+    flags = ["-std=c++20", "-O1", "-fopenmp-simd", "-pthread", "-fno-strict-aliasing", "-DNO_TOKENIZER", "-DENGINE",
+             "-I.", "-w", "-fsanitize=thread,alignment,bounds"]  # fmt: skip
     subprocess.run([compiler, *flags, "-c", folder / "driver.cpp", "-o", folder / "driver.o"], cwd=ROOT, check=True)
     subprocess.run(
         [compiler, "-fopenmp-simd", "-pthread", folder / "driver.o", ROOT / "build" / "checks.o",

@@ -319,9 +319,9 @@ def test_build_without_tokenizer(tmp_path):
     name = "tiny-llama.q8"
     program = program_of(name)
     subprocess.run(
-        [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-pthread", "-DNO_TOKENIZER", "-I.", f"{program}.cpp",
-         "engine/app/cli.cpp", "engine/app/line_editor.cpp", "engine/cpu/attention.cpp", "engine/cpu/quant_matmul.cpp",
-         "-o", tmp_path / program],
+        [os.environ.get("CXX", "g++"), "-std=c++20", "-O0", "-pthread", "-DNO_TOKENIZER", "-DENGINE", "-I.",
+         f"{program}.cpp", "engine/app/cli.cpp", "engine/app/line_editor.cpp", "engine/cpu/attention.cpp",
+         "engine/cpu/quant_matmul.cpp", "-o", tmp_path / program],
         cwd=ROOT, check=True,
     )  # fmt: skip
     golden = clear_generation(name)

@@ -111,7 +111,7 @@ def tool() -> Path:
     else:
         path.parent.mkdir(exist_ok=True)
         command = [os.environ.get("CXX", "g++"), "-std=c++20", "-O2", "-Wall", "-Wextra", "-Wshadow", "-Werror"]
-        command += [f"-I{ROOT}", str(sources[0]), "-o", str(path), "-lpcre2-8", "-lutf8proc"]
+        command += ["-DENGINE", f"-I{ROOT}", str(sources[0]), "-o", str(path), "-lpcre2-8", "-lutf8proc"]
         subprocess.run(command, check=True)
     return path
 

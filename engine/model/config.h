@@ -1,6 +1,10 @@
 // The numbers of a model, as its header has them.
 #pragma once
 
+#ifndef ENGINE
+#error "this header is the engine's: compile with -DENGINE (make does)"
+#endif
+
 #include <algorithm>
 #include <array>
 #include <cstdint>

@@ -5,6 +5,10 @@
 // Names of files, arguments and what is typed are UTF-8, on every system.
 #pragma once
 
+#ifndef ENGINE
+#error "this header is the engine's: compile with -DENGINE (make does)"
+#endif
+
 #include <atomic>
 #include <csignal>
 #include <cstddef>
