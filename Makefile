@@ -53,14 +53,14 @@ EXPORT_moe-a8w4-pure := moe --format a8w4 --pure
 RANDOM_MODELS := build/models/random-llama.gptq-order.bin build/models/random-qwen3-moe.moe-a8w8.bin
 
 # ---- the usual targets -----------------------------------------------------------------------------------------
-.PHONY: all run test check test-all test-arm test-hf test-models test-pages cuda hip gpu-files gpu-check golden single bench lint format help install uninstall clean
+.PHONY: all run test check test-all test-arm test-hf test-models test-pages cuda hip gpu-files gpu-check golden bench lint format help install uninstall clean
 .DELETE_ON_ERROR:
 
 ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
 FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
-include mk/build.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/libraries.mk mk/desks.mk mk/dist.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk mk/web.mk mk/web-page.mk
+include mk/build.mk mk/plain.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/libraries.mk mk/desks.mk mk/dist.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk mk/web.mk mk/web-page.mk
 
 # What the goals take of Debian (mk/build.mk) comes before whatever asks for some of it, or fetches something.
 ifneq ($(NEEDS_HERE),)
@@ -136,7 +136,8 @@ help:
 	@echo 'make serve-check what --hf-out writes, served by vLLM on this CPU and asked: docs/serving.md (PYTHON_SERVE=python that has vLLM; SERVE=smollm2)'
 	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
 	@echo 'make test-web    the page, in headless Chromium and Firefox'
-	@echo 'make single      build/single/: each program and its headers in one file'
+	@echo 'make plain       build/plain: the programs from their one file alone, without engine/ (make plain-asan: under AddressSanitizer)'
+	@echo 'make sections    copy what several programs have in common out of the first that has it'
 	@echo 'make book        build/book: the pages as a site; make book-serve serves it (PORT=8000), make book-pdf prints it, make test-book looks at it'
 	@echo 'make runq        only that program; likewise $(filter-out runq,$(ALL_PROGRAMS))'
 	@echo 'make install     programs, manual pages and completions to PREFIX=/usr/local (make uninstall takes them away)'

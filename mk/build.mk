@@ -26,7 +26,8 @@ LIBS := -lpcre2-8 -lutf8proc
 ifeq ($(UNAME),Darwin)
 PKG_CONFIG    := PKG_CONFIG_PATH="$$(brew --prefix libedit)/lib/pkgconfig" pkg-config
 DARWIN_NEEDS  := libpcre2-8 libutf8proc $(if $(filter-out 0,$(LINE_EDITOR)),libedit)
-CXXFLAGS_ALL  += $(shell $(PKG_CONFIG) --cflags $(DARWIN_NEEDS))
+DARWIN_CFLAGS := $(shell $(PKG_CONFIG) --cflags $(DARWIN_NEEDS))
+CXXFLAGS_ALL  += $(DARWIN_CFLAGS)
 LIBS          := $(shell $(PKG_CONFIG) --libs-only-L $(DARWIN_NEEDS)) $(LIBS)
 endif
 PACKAGES_BUILD += pkg-config libpcre2-dev libutf8proc-dev
@@ -54,6 +55,7 @@ DEPS_FOLDER := $(shell mkdir -p build/deps)
 # What every program needs and takes long to compile is compiled once; all else of engine/ is headers.
 LIBRARY   := engine/app/cli.cpp engine/app/line_editor.cpp engine/cpu/attention.cpp engine/cpu/quant_matmul.cpp
 LIBRARY_O := $(LIBRARY:%.cpp=build/lib/%.o)
+HEADERS   := $(wildcard engine/*/*.h engine/*/*.cuh)
 $(LIBRARY_O) $(PROGRAMS:%=build/lib/%.o): build/lib/%.o: %.cpp build/flags build/packages
 	@mkdir -p $(@D)
 	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) -c $< -o $@
@@ -110,10 +112,3 @@ build/packages: FORCE
 build/packages-test: build/packages
 	@$(call install,$(PACKAGES_TEST))
 	@touch $@
-
-# Each CPU program and its headers in one file.
-HEADERS := $(wildcard engine/*/*.h engine/*/*.cuh)
-single: $(PROGRAMS:%=build/single/%.cpp)
-build/single/%.cpp: %.cpp $(HEADERS) $(LIBRARY) tools/single.py
-	@mkdir -p $(@D)
-	'$(PYTHON)' tools/single.py $< > $@

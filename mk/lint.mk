@@ -22,9 +22,11 @@ COMPILED = $(wildcard *.cpp) $(LIBRARY) $(BACKEND_FILES) $(wildcard simt/*.cpp t
 STRICT   = -x c++ -std=c++20 -fopenmp-simd -march=$(ARCH) $(ENGINE) -I. -Itests -DBACKEND=portable -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -fsyntax-only
 lint-g++ lint-clang++: lint-%: build/packages-lint
 	@$(call each,$(COMPILED),$*,$(STRICT) {})
+	@$(call each,$(PLAIN_PROGRAMS:%=%.cpp),$*,$(filter-out $(ENGINE) -I%,$(STRICT)) {})
 
 lint-tidy: build/packages-lint
 	@$(call each,$(wildcard *.cpp *.cu) $(LIBRARY),clang-tidy,--quiet --warnings-as-errors="*" {} -- -x c++ -std=c++20 -fopenmp-simd $(ENGINE) -I. -Wno-unknown-pragmas)
+	@$(call each,$(PLAIN_PROGRAMS:%=%.cpp),clang-tidy,--quiet --warnings-as-errors="*" {} -- -std=c++20 -fopenmp-simd -Wno-unknown-pragmas)
 
 format: $(VENV_READY)
 	clang-format -i $(CPP_FILES)

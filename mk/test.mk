@@ -3,17 +3,17 @@
 # Instruction sets that SIMDe emulates.
 EMULATED   := int8_simde int8_wasm
 SIMT_TESTS := simt_test simt_checks_test $(CUDA_PROGRAMS:%=%_test) $(CUDA_PROGRAMS:%=%_checked_test) awq_kernels_test backend_gpu_test
-TEST_BINS  := build/engine_test $(EMULATED:%=build/%_test) $(PROGRAMS:%=build/%_test) $(SIMT_TESTS:%=build/%)
+TEST_BINS  := build/engine_test $(EMULATED:%=build/%_test) $(PROGRAMS:%=build/%_test) $(PLAIN_PROGRAMS:%=build/plain/%_test) $(SIMT_TESTS:%=build/%)
 
 test: portable $(call BACKEND_PATH,emulated) $(call BACKEND_PATH,emulated64)
 test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAMS) \
-      single $(VENV_READY) $(FIRST_MODELS) $(TEST_MODELS)
+      plain plain-asan $(VENV_READY) $(FIRST_MODELS) $(TEST_MODELS)
 	@$(PY) tests/run.py $(TEST_BINS)
 
 # What a change needs first: the C++ tests, which hold every program to the stored traces; of one program with P=runq.
 # Model files are made only if they are not there.
 P       ?=
-CHECKED := $(if $(P),build/$(P)_test,build/engine_test $(PROGRAMS:%=build/%_test))
+CHECKED := $(if $(P),,build/engine_test) $(foreach p,$(or $(P),$(PROGRAMS)),build/$p_test $(if $(filter $p,$(PLAIN_PROGRAMS)),build/plain/$p_test))
 check: $(CHECKED) $(or $(P),$(PROGRAMS)) $(VENV_READY) $(filter-out $(wildcard $(TEST_MODELS) $(RANDOM_MODELS)),$(TEST_MODELS) $(RANDOM_MODELS))
 	@$(PY) tests/run.py --no-pytest $(CHECKED)
 

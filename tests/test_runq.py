@@ -1,8 +1,7 @@
-"""The programs as a user runs them: golden ids, traces, perplexity, the one-file form, files of llama2.c."""
+"""The programs as a user runs them: golden ids, traces, perplexity, files of llama2.c."""
 
 import json
 import os
-import shutil
 import struct
 import subprocess
 from functools import partial
@@ -265,54 +264,6 @@ def test_attention_in_int8_has_a_cache_of_its_own():
     refused = runq(BIN["tiny-llama.w8a8"], "--attn", "int8", "--kv", "f16", "-n", 1)
     assert refused.returncode == 2
     assert b"--kv: has no meaning with --attn int8" in refused.stderr
-
-
-def test_one_file_form_builds_and_runs(tmp_path):
-    name = "tiny-llama.w8a8"
-    program = program_of(name)
-    text = (ROOT / "build" / "single" / f"{program}.cpp").read_text()
-    assert '#include "' not in text
-    # Somewhere else, so that nothing of the repository is found by accident.
-    (tmp_path / f"{program}.cpp").write_text(text)
-    compiler = os.environ.get("CXX", "g++")
-    subprocess.run(
-        [compiler, "-std=c++20", "-O0", "-pthread", f"{program}.cpp", "-o", program, "-lpcre2-8", "-lutf8proc"],
-        cwd=tmp_path, check=True,
-    )  # fmt: skip
-    golden = clear_generation(name)
-    done = subprocess.run(
-        [tmp_path / program, BIN[name], "-i", golden["prompt"], "-t", "0", "-n", "64", "--print-ids"],
-        capture_output=True, check=True,
-    )  # fmt: skip
-    # Built without AVX2, this is also the portable path from end to end.
-    assert done.stdout.decode() == ",".join(map(str, golden["new_ids"])) + "\n"
-
-
-def compile_line(source):
-    """The command in a comment at the beginning of a file that was made by tools/single.py."""
-    lines = source.read_text().split("\n\n")[0].splitlines()
-    assert all(line.startswith("//") for line in lines)
-    (command,) = [line.removeprefix("//").strip() for line in lines if line.startswith("//     ")]
-    return command
-
-
-def test_one_file_form_is_compiled_by_its_first_lines(tmp_path):
-    """The very line but for its -O3, which takes four times as long, with nothing but the file in its directory.
-
-    Those of the other programs differ in the name.
-    """
-    source = ROOT / "build" / "single" / "runq.cpp"
-    shutil.copy(source, tmp_path)
-    assert " -O3 " in compile_line(source)
-    subprocess.run(compile_line(source).replace(" -O3 ", " -O0 "), shell=True, cwd=tmp_path, check=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["runq", "runq.cpp"]
-    golden = clear_generation("tiny-llama.q8")
-    args = [BIN["tiny-llama.q8"], "-i", golden["prompt"], "-t", "0", "-n", "64", "--print-ids"]
-    done = subprocess.run(["./runq", *args], cwd=tmp_path, capture_output=True, check=True)
-    assert done.stdout.decode() == ",".join(map(str, golden["new_ids"])) + "\n"
-    for other in ("runq_w8a8", "runq_gptq", "runq_moe"):
-        line = compile_line(ROOT / "build" / "single" / f"{other}.cpp")
-        assert line == compile_line(source).replace("runq.cpp -o runq ", f"{other}.cpp -o {other} ")
 
 
 def test_build_without_tokenizer(tmp_path):
