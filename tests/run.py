@@ -89,6 +89,7 @@ def summary(counts: Counts) -> str:
 def main() -> int:
     for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # tests that call make do not speak to the one that called this
         os.environ.pop(name, None)
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in tests/conftest.py
     counts = Counts()
     binaries = [argument for argument in sys.argv[1:] if argument != "--no-pytest"]
     n = str(len(os.sched_getaffinity(0)))

@@ -1,0 +1,431 @@
+"""The programs as one file each, compiled without -DENGINE: goldens, the engine's results, mistakes, damaged files.
+
+They are in build/plain, and in build/plain-asan with AddressSanitizer and UBSan (mk/plain.mk).
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from formats.model_file import read_format, read_header
+from golden.trace import compare, read_trace
+from tests.helpers import ROOT
+from tests.test_broken_files import RUN, broken_copies
+from tests.test_runq import BIN, MODELS, N_STEPS, RANDOM, clear_generation, determined, golden_json, program_of
+
+# Lines of a program at most, and where its forward pass ends at the latest.
+LIMITS = {"runq": (1450, 750), "runq_w8a8": (1600, 960), "runq_gptq": (1700, 1020), "runq_moe": (2050, 1230),
+          "runq_awq": (2400, 1440)}  # fmt: skip
+SOURCE = {path.stem: path for path in ROOT.glob("runq*.c*")}
+WHOLE = [name for name in LIMITS if re.search(r"^#if(n?def| ?!?defined\(?) ?ENGINE\b", SOURCE[name].read_text(), re.M)]
+PROGRAMS = [name for name in WHOLE if SOURCE[name].suffix == ".cpp"]
+FILES = [name for name in MODELS if program_of(name) in PROGRAMS]
+TRACED = FILES + [name for name in RANDOM if program_of(name) in PROGRAMS]
+HELD_OUT = ROOT / "models" / "held_out.txt"
+FULL_DISK = Path("/dev/full")
+
+
+def run(path, *args, folder="build/plain", program=None, **options):
+    """Runs the plain program of a model file."""
+    command = [str(ROOT / folder / (program or program_of(path.stem))), str(path), *map(str, args)]
+    options = {"stdin": subprocess.DEVNULL, "timeout": 300} | options
+    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False, **options)
+
+
+def ids_of(done):
+    """The ids that --print-ids has printed."""
+    assert done.returncode == 0, done.stderr
+    return [int(i) for i in done.stdout.decode().split(",")]
+
+
+def joined(ids):
+    return ",".join(map(str, ids))
+
+
+def first_file(program):
+    return next(name for name in FILES if program_of(name) == program)
+
+
+def test_make_knows_the_whole_programs():
+    plain = re.search(r"^PLAIN_PROGRAMS := (.*)$", (ROOT / "mk" / "plain.mk").read_text(), re.M)
+    assert plain[1].split() == PROGRAMS
+
+
+# ---- one line
+
+
+def first_commands(program):
+    """The lines of the first comment that compile the file."""
+    comment = SOURCE[program].read_text().split("\n\n")[0].splitlines()
+    assert all(line.startswith("//") for line in comment)
+    return [line.removeprefix("//").strip() for line in comment if line.startswith("//     g++ ")]
+
+
+def compiled(command, program, folder):
+    """The program that a line compiles where nothing but its source is."""
+    shutil.copy(SOURCE[program], folder)
+    done = subprocess.run(command, shell=True, cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert sorted(path.name for path in folder.iterdir()) == [program, SOURCE[program].name]
+    return folder / program
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_line_in_the_file_compiles_it(tmp_path, program):
+    whole = [line for line in first_commands(program) if "-DNO_TOKENIZER" not in line]
+    assert whole == [
+        f"g++ -std=c++20 -O3 -march=native -fopenmp {program}.cpp -o {program} -lpcre2-8 -lutf8proc",
+    ]
+    binary = compiled(whole[0], program, tmp_path)
+    name = first_file(program)
+    golden = clear_generation(name)
+    command = [binary, BIN[name], "-i", golden["prompt"], "-t", "0", "-n", "64"]
+    printed = subprocess.run([*command, "--print-ids"], capture_output=True, check=False)
+    n = determined(golden)
+    assert ids_of(printed)[:n] == golden["new_ids"][:n]
+    told, fast = (
+        subprocess.run([str(path), *map(str, command[1:])], cwd=ROOT, capture_output=True, check=True).stdout
+        for path in (binary, ROOT / program)
+    )
+    assert told == fast
+    assert len(told) > 100
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_ids_take_no_library(tmp_path, program):
+    line = f"g++ -std=c++20 -O1 -Wall -Wextra -Werror -DNO_TOKENIZER {program}.cpp -o {program} -fopenmp"
+    binary = compiled(line, program, tmp_path)
+    name = first_file(program)
+    golden = clear_generation(name)
+    command = [binary, BIN[name], "-t", "0", "-n", "8"]
+    ids = ["--ids", joined(golden["prompt_ids"])]
+    printed = subprocess.run([*command, *ids, "--print-ids"], capture_output=True, check=False)
+    assert ids_of(printed) == golden["new_ids"][:8]
+    refused = subprocess.run([*command, "-i", "Once"], capture_output=True, check=False)
+    assert_one_line(refused, program)
+
+
+# ---- goldens
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_greedy_ids_from_text_are_the_goldens(name):
+    for golden in golden_json(name)["generations"]:
+        n = determined(golden)
+        assert n > 0
+        for prompt in (["-i", golden["prompt"]], ["--ids", joined(golden["prompt_ids"])]):
+            ids = ids_of(run(BIN[name], *prompt, "-t", 0, "-n", 64, "--print-ids"))
+            assert len(ids) == 64
+            assert ids[:n] == golden["new_ids"][:n]
+
+
+@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_trace_against_the_golden_trace(tmp_path, name, threads):
+    path = ROOT / "golden" / "data" / f"{name}.trace.safetensors"
+    golden = read_trace(path)
+    options = ["--ids", joined(golden["tokens"]), "-n", 1, "-t", 0, "-j", threads, "--print-ids"]
+    assert run(BIN[name], *options, "--trace", tmp_path / "t").returncode == 0
+    reports = compare(golden, read_trace(tmp_path / "t"))
+    assert len(reports) > N_STEPS
+    assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+    assert not any(r.error for r in reports if r.name.endswith(".q"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_perplexity_is_that_of_the_reference(name):
+    golden = golden_json(name)["held_out"]
+    words = run(BIN[name], "--ppl", HELD_OUT).stdout.decode().split()
+    assert words[0] == "perplexity"
+    assert int(words[3]) == golden["tokens"]
+    assert float(words[1]) == pytest.approx(golden[name.split(".")[1]], rel=5e-4)
+
+
+# ---- the same as over the engine
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_drawn_ids_are_those_of_the_engine(name):
+    for options in (["-k", 0, "-p", 0.9], ["-k", 20, "-p", 1], ["-k", 50, "-p", 0.8]):
+        args = [BIN[name], "-i", "Once upon a time", "-t", 0.8, *options, "-s", 11, "-n", 60, "--print-ids"]
+        assert ids_of(run(*args)) == ids_of(run(*args, folder=""))
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_whole_numbers_of_a_trace_are_those_of_the_engine(tmp_path, name):
+    vocab_size = read_header(BIN[name], read_format(BIN[name])).config.vocab_size
+    ids = joined(np.random.default_rng(3).integers(0, vocab_size, 40))
+    for folder, trace in (("build/plain", "plain"), ("", "engine")):
+        done = run(BIN[name], "--ids", ids, "-n", 1, "-t", 0, "--print-ids", "--trace", tmp_path / trace, folder=folder)
+        assert done.returncode == 0, done.stderr
+    plain, engine = read_trace(tmp_path / "plain"), read_trace(tmp_path / "engine")
+    assert plain.keys() == engine.keys()
+    assert {key: (x.dtype, x.shape) for key, x in plain.items()} == {k: (x.dtype, x.shape) for k, x in engine.items()}
+    whole = [key for key, x in engine.items() if x.dtype.kind in "iu"]
+    assert len(whole) > (1 if "mxfp8" in name or "pure" in name else 16)
+    assert [key for key in whole if not np.array_equal(plain[key], engine[key])] == []
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_threads_change_no_id(name):
+    """Of a prompt that takes several chunks."""
+    args = ["-i", HELD_OUT.read_text()[:700], "-t", 0, "-n", 20, "--print-ids"]
+    ids = ids_of(run(BIN[name], *args, "-j", 1))
+    assert len(ids) == 20
+    assert ids_of(run(BIN[name], *args, "-j", 3)) == ids
+
+
+# ---- what the file is
+
+
+def branches(source):
+    """Each line with whether it is for the engine, the other form alone, or both: "engine", "plain", ""."""
+    opened = []  # for each #if: which form takes this branch
+    for line in source.splitlines():
+        words = re.sub(r"^\s*#\s*", "#", line).split()
+        if words and words[0].startswith("#if"):
+            on_engine = {"#ifdef ENGINE": "engine", "#ifndef ENGINE": "plain"}
+            opened.append(on_engine.get(" ".join(words[:2]), ""))
+        elif words and words[0] in ("#else", "#elif"):
+            opened[-1] = {"engine": "plain", "plain": "engine"}.get(opened[-1], "")
+        elif words and words[0] == "#endif":
+            opened.pop()
+        yield line, next((form for form in opened if form), "")
+
+
+@pytest.mark.parametrize("program", WHOLE)
+def test_the_file_is_short_and_needs_no_other(program):
+    source = SOURCE[program].read_text()
+    lines = source.splitlines()
+    longest, forward_ends = LIMITS[program]
+    assert len(lines) <= longest
+    begin = next(i for i, line in enumerate(lines) if re.match(r"\S.* forward\(.*\{$", line))
+    end = lines.index("}", begin) + 1
+    assert end <= (forward_ends if program == "runq" else 0.6 * len(lines))
+    included = [form for line, form in branches(source) if line.startswith('#include "')]
+    assert set(included) == {"engine"}
+    if SOURCE[program].suffix == ".cpp":
+        assert not re.search(r"immintrin|\b(__)?asm(__)?\b|\b_mm\d*_|\b__m\d+", source)
+
+
+# ---- mistakes
+
+
+def assert_one_line(done, program, *codes):
+    """A run that failed with one line that begins with the program's name, and printed nothing else."""
+    assert done.returncode in (codes or (1, 2)), done
+    assert done.stdout in (b"", ""), done
+    error = done.stderr if isinstance(done.stderr, str) else done.stderr.decode()
+    assert re.fullmatch(rf"{program}: \S.*\n", error), error
+
+
+USAGE = {
+    "unknown option": ["--promt", "Once"],
+    "unknown letter": ["-q", "1"],
+    "no value": ["-i"],
+    "no number": ["-n", "many"],
+    "a number and more": ["-n", "3x"],
+    "too small": ["-j", "0"],
+    "negative": ["-t", "-1"],
+    "too large": ["-p", "1.5"],
+    "no finite number": ["-t", "nan"],
+    "outside of an int": ["-n", "99999999999999999999"],
+    "a prompt without its option": ["Once upon a time"],
+    "an unknown mode": ["-m", "talk"],
+    "ids that are none": ["--ids", "1,x"],
+    "no ids": ["--ids", ""],
+    "ids outside the vocabulary": ["--ids", "1,99999999"],
+    "negative ids": ["--ids", "-1"],
+    "a prompt and ids": ["-i", "Once", "--ids", "1"],
+    "a prompt that is too long": ["-i", "Once upon a time", "-c", "2"],
+    "a context that is too long": ["-i", "Once", "-c", "99999999"],
+    "no UTF-8": ["-i", b"Once \xff\xfe upon"],
+}
+FILES_OF_OTHERS = {
+    "no file": None,
+    "empty": b"",
+    "a byte": b"r",
+    "GGUF": b"GGUF\3\0\0\0" + bytes(400),
+    "zeros": bytes(4096),
+    "text": b"Once upon a time\n" * 100,
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("mistake", USAGE)
+def test_wrong_options(program, mistake):
+    command = [ROOT / "build" / "plain" / program, BIN[first_file(program)], *USAGE[mistake]]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=60)
+    assert_one_line(done, program, 2)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("what", FILES_OF_OTHERS)
+def test_what_is_no_model_file(tmp_path, program, what):
+    path = tmp_path / "model.bin"
+    if FILES_OF_OTHERS[what] is not None:
+        path.write_bytes(FILES_OF_OTHERS[what])
+    done = run(path, "-i", "Once", program=program)
+    assert_one_line(done, program, 1)
+    assert str(path) in done.stderr.decode()
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_other_mistakes(tmp_path, program):
+    path = BIN[first_file(program)]
+    binary = ROOT / "build" / "plain" / program
+    assert_one_line(subprocess.run([binary], capture_output=True, check=False), program, 2)  # no model
+    assert_one_line(run(tmp_path, "-i", "Once", program=program), program, 1)  # a directory
+    other = next(BIN[name] for name in MODELS if program_of(name) != program)
+    assert_one_line(run(other, "-i", "Once", program=program), program, 1)
+    (tmp_path / "prompt.txt").write_bytes(b"Once \xff upon")
+    for options in (
+        ["-f", tmp_path / "prompt.txt"], ["-f", tmp_path / "none.txt"], ["-f", tmp_path],
+        ["--ppl", tmp_path / "prompt.txt"], ["--ppl", tmp_path / "none.txt"],
+        ["-i", "Once", "-n", "1", "--trace", tmp_path / "none" / "t"],
+    ):  # fmt: skip
+        assert_one_line(run(path, *options), program, 1, 2)
+    if FULL_DISK.exists():
+        with FULL_DISK.open("wb") as full:
+            command = [binary, path, "-i", "Once", "-n", "5"]
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        assert done.returncode == 1
+        assert done.stderr.count(b"\n") == 1
+
+
+# ---- damaged files
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_files_end_with_one_line_and_never_crash(tmp_path, name):
+    """Of the copies that tests/test_broken_files.py gives to the engine, as many as take some seconds."""
+    program = program_of(name)
+    models = [other for other in FILES if program_of(other) == program]
+    env = os.environ | {"ASAN_OPTIONS": "exitcode=99:allocator_may_return_null=1:max_allocation_size_mb=4000",
+                        "UBSAN_OPTIONS": "halt_on_error=1:exitcode=99"}  # fmt: skip
+
+    def outcome(i_case):
+        i, case = i_case
+        path = tmp_path / f"{i}.bin"
+        path.write_bytes(case.data)
+        done = run(path, *RUN, folder="build/plain-asan", program=program, env=env)
+        path.unlink()
+        error = done.stderr.decode(errors="replace")
+        one_line = re.fullmatch(rf"{program}: {re.escape(str(path))}: .*\n", error) and not done.stdout
+        if done.returncode == 1 and one_line:
+            return "refused"
+        if done.returncode == 1 and case.may_run and error.startswith(f"{program}: ") and error.count("\n") == 1:
+            return "refused"  # by what its numbers became
+        if done.returncode == 0 and case.may_run and error.count("\n") <= 1:
+            return "ran"
+        if done.returncode == 2 and case.may_run and "context" in error and error.count("\n") == 1:
+            return "ran"  # a whole file, only with a context too short for the prompt
+        return f"{case.what}: exit {done.returncode}: {done.stdout[:80]} {error[-1500:]}"
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        found = list(pool.map(outcome, enumerate(broken_copies(BIN[name], 800 // max(2, len(models))))))
+    assert [line for line in found if line not in ("refused", "ran")] == []
+    assert found.count("refused") >= len(found) // 2
+    assert found.count("ran") >= len(found) // 20
+
+
+# ---- coverage
+
+FORWARD = ("quantize_group", "quantize", "dot", "matmul", "embed", "rmsnorm", "rope", "softmax", "attention", "swiglu",
+           "add", "attention_block", "feed_forward_block", "forward")  # fmt: skip
+
+
+def counts_by_function(binary, folder):
+    """What gcov says of a program's own file: executions of each line, and the lines of each function."""
+    command = ["gcov", "--json-format", "--stdout", *map(str, folder.glob("*.gcda"))]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    (found,) = [file for file in json.loads(done.stdout)["files"] if file["file"].endswith(f"{binary}.cpp")]
+    counts = {}
+    for line in found["lines"]:
+        number = line["line_number"]
+        counts[number] = max(counts.get(number, 0), line["count"])
+    functions = {}
+    for function in found["functions"]:
+        name = re.sub(r"<.*", "", function["demangled_name"].split("(")[0]).split()[-1].split("::")[-1]
+        functions.setdefault(name, []).append(range(function["start_line"], function["end_line"] + 1))
+    return counts, functions
+
+
+def unreached(counts, lines, source):
+    """Of some lines, those that were never executed."""
+    return [f"{i}: {source[i - 1]}" for i in lines if counts.get(i) == 0]
+
+
+@pytest.mark.skipif(not shutil.which("gcov"), reason="needs gcov")
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_stories_run_every_line_of_the_forward_pass(tmp_path, program):
+    flags = ["-std=c++20", "-O0", "-fopenmp", "--coverage", "-fprofile-update=atomic"]
+    command = ["g++", *flags, SOURCE[program], "-o", program, "-lpcre2-8", "-lutf8proc"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    source = SOURCE[program].read_text().splitlines()
+
+    def covered(name, *args, **options):
+        done = run(BIN[name], *args, folder=tmp_path, program=program, **options)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    models = [name for name in FILES if program_of(name) == program]
+    for name in models:
+        covered(name, "-i", "Once upon a time", "-n", 8, "-s", 1)
+    counts, functions = counts_by_function(program, tmp_path)
+    assert set(FORWARD) - functions.keys() == set()
+    lines = sorted({i for name in FORWARD for part in functions[name] for i in part})
+    assert unreached(counts, lines, source) == []
+
+    text = tmp_path / "text"
+    text.write_text(HELD_OUT.read_text()[:600])
+    name = models[0]
+    covered(name, "-f", text, "-n", 4, "-t", 0.9, "-k", 10, "-p", 0.8, "-c", 500, "-j", 1, "--print-ids")
+    covered(name, "--ids", "1,2,3", "-n", 4, "-t", 0, "--trace", tmp_path / "t")
+    covered(models[-1], "--ids", "1,2,3", "-n", 1, "--print-ids", "--trace", tmp_path / "t")
+    covered(name, "--ppl", text)
+    chat = {"stdin": None, "input": b"Tell me a story.\nAnd another.\n"}
+    for name in models:
+        covered(name, "-m", "chat", "-n", 20, "-s", 1, **chat)
+    counts, _ = counts_by_function(program, tmp_path)
+    usual = [i for i in counts if not re.search(r"\bthrow\b|\bfail\(", source[i - 1])]
+    reached = [i for i in usual if counts[i]]
+    share = len(reached) / len(usual)
+    assert share >= 0.9, f"{share:.3f}\n" + "\n".join(unreached(counts, usual, source))
+
+
+# ---- loops that can be taken out
+
+
+def lifted(program):
+    """The functions that are marked as ones to take along, by name: from the marker to the closing brace."""
+    lines = SOURCE[program].read_text().splitlines()
+    found = {}
+    for i, line in enumerate(lines):
+        if marker := re.fullmatch(r"// lift (\w+)", line):
+            found[marker[1]] = "\n".join(lines[i : lines.index("}", i) + 1]) + "\n"
+    return found
+
+
+LIFTED_INCLUDES = "".join(f"#include <{name}>\n" for name in ("algorithm", "cmath", "cstdint", "limits"))
+LIFT_FLAGS = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-exceptions"]
+
+
+@pytest.mark.parametrize("program", WHOLE)
+def test_marked_loops_compile_alone(tmp_path, program):
+    functions = lifted(program)
+    assert len(functions) >= 4, functions.keys()
+    for name, text in functions.items():
+        assert re.search(rf"^(?!//)\S.*\b{name}\(", text, re.M), name
+        assert "std::vector" not in text and "new " not in text, name
+    (tmp_path / "lifted.cpp").write_text(LIFTED_INCLUDES + "\n".join(functions.values()))
+    compiler = os.environ.get("CXX", "g++")
+    flags = [*LIFT_FLAGS, "-Wno-unused-function"]
+    subprocess.run([compiler, *flags, "-c", "lifted.cpp", "-o", "lifted.o"], cwd=tmp_path, check=True)
