@@ -116,7 +116,8 @@ void check_config(const ModelConfig& c) {
 // KuiperLLama's header has head_dim where llama2.c's has group_size, and group_size behind it. Its files have
 // no extension block, and are Qwen3.
 const FileFormat<ModelConfig> file_format{
-    .scheme = scheme_awq,
+    .magic = 0x616b3438,
+    .version = 5,
     .check = check_config,
     .base = {
         .group_size = 0x29, .head_dim = 0x25, .arch = Arch::qwen3, .norm_eps = 1e-6f, .rope_theta = 1e6f}};

@@ -193,7 +193,7 @@ void check_config(const Config& c) {
 }
 
 const FileFormat<Config> file_format{
-    .scheme = scheme_gptq, .check = check_config, .read_own = read_own_fields, .alignment = 64};
+    .magic = 0x616b6770, .version = 1, .check = check_config, .read_own = read_own_fields, .alignment = 64};
 
 // Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
 // of their declaration), so the list of names and shapes and the pointers into the file are the same lines.

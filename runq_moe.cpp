@@ -333,7 +333,8 @@ void check_config(const Config& c) {
     if (pure && std::ranges::count(c.moe.is_dense, 1) > 0) check_row("hidden_dim", c.hidden_dim);
 }
 
-const FileFormat<Config> file_format{.scheme = scheme_moe,
+const FileFormat<Config> file_format{.magic = 0x616b6d65,
+                                     .version = 1,
                                      .check = check_config,
                                      .read_own = read_own_fields,
                                      .first_arch = Arch::qwen3_moe,

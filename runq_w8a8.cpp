@@ -148,7 +148,8 @@ void check_config(const ModelConfig& c) {
     }
 }
 
-const FileFormat<ModelConfig> file_format{.scheme = scheme_w8a8, .check = check_config, .max_activations = 1};
+const FileFormat<ModelConfig> file_format{
+    .magic = 0x616b3838, .version = 1, .check = check_config, .max_activations = 1};
 
 // Where activations are quantized: four times in a layer, and before the classifier.
 enum Place { attn_norm, attn_mix, ffn_norm, ffn_swiglu, n_places };

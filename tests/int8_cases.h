@@ -11,7 +11,9 @@
 #include <random>
 #include <vector>
 
+#ifdef ENGINE
 #include "engine/cpu/quant_matrix.h"
+#endif
 #include "golden.h"
 
 // codes and scales of x (n,), groups of group_size; under fixed_scale if that is not null.
@@ -56,6 +58,7 @@ struct Matrix {
     const int8_t* row_codes(int i) const { return codes.data() + 1 + size_t(i) * n_cols; }
     const float* row_scales(int i) const { return scales.data() + size_t(i) * n_groups(); }
 
+#ifdef ENGINE
     // n rows from `first` on, as activations and as weights.
     QuantRows rows(int first, int n) const {
         const int32_t* first_sums = sums.data() + size_t(first) * n_groups();
@@ -66,6 +69,7 @@ struct Matrix {
         return int8_matrix(row_codes(first), row_scales(first), n, n_cols, group_size);
     }
     QuantMatrix weights() const { return weights(0, n_rows); }
+#endif
 };
 
 inline Matrix make_matrix(const std::vector<int8_t>& codes, const std::vector<float>& scales, int n_rows,

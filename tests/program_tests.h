@@ -1,5 +1,6 @@
-// A CPU program's forward pass, layer by layer and as a whole, against the golden vectors. The program's
-// source is included before this, and `models`, the names that its model files and golden vectors share.
+// A CPU program's forward pass, layer by layer and as a whole, against the golden vectors: over the engine
+// (ENGINE), or alone. The program's source is included before this, and `models`, the names that its model
+// files and golden vectors share.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -13,7 +14,31 @@ namespace {
 
 Transformer load(const std::string& name, Trace* trace = nullptr, Options options = {}) {
     options.model_path = "build/models/" + name + ".bin";
+#ifdef ENGINE
     return std::move(*load_cpu<Transformer>(file_format, max_chunk, options, trace));
+#else
+    return std::move(*load_transformer(options, trace));
+#endif
+}
+
+void set_threads(int n) {
+#ifdef ENGINE
+    threads().resize(n);
+#else
+    omp_set_num_threads(n);
+#endif
+}
+int n_threads() {
+#ifdef ENGINE
+    return threads().size();
+#else
+    return omp_get_max_threads();
+#endif
+}
+
+// The full name of a step in a trace.
+std::string layer_step(int layer, const std::string& name) {
+    return "layers." + std::to_string(layer) + "." + name;
 }
 
 Tensors golden_trace(const std::string& name) {
@@ -57,6 +82,7 @@ std::vector<int> greedy(Transformer& m, const std::vector<int>& prompt, int n, i
 
 }  // namespace
 
+#ifdef ENGINE
 TEST_CASE("memory: what is counted before loading is there, and does not grow in a run") {
     for (const char* name : models) {
         const std::vector<int> tokens = golden_trace(name).at("tokens").i32();
@@ -84,6 +110,7 @@ TEST_CASE("memory: what is counted before loading is there, and does not grow in
         }
     }
 }
+#endif
 
 // ----------------------------------------------------------------------------
 // Layers and whole passes
@@ -103,13 +130,13 @@ TEST_CASE("each layer alone, from the golden's input") {
         for (int l = 0; l < m.file.config.n_layers; l++) {
             CAPTURE(name);
             CAPTURE(l);
-            const std::string before = l == 0 ? "embed" : step_name(l - 1, "ffn.residual");
+            const std::string before = l == 0 ? "embed" : layer_step(l - 1, "ffn.residual");
             set_x(golden.at(before).f32());
             attention_block(m, l, 0);
-            CHECK(relative_error(golden.at(step_name(l, "attn.residual")).f32(), x()) < op_tolerance);
-            set_x(golden.at(step_name(l, "attn.residual")).f32());
+            CHECK(relative_error(golden.at(layer_step(l, "attn.residual")).f32(), x()) < op_tolerance);
+            set_x(golden.at(layer_step(l, "attn.residual")).f32());
             feed_forward_block(m, l);
-            CHECK(relative_error(golden.at(step_name(l, "ffn.residual")).f32(), x()) < op_tolerance);
+            CHECK(relative_error(golden.at(layer_step(l, "ffn.residual")).f32(), x()) < op_tolerance);
         }
     }
 }
@@ -164,9 +191,9 @@ TEST_CASE("late positions behind the golden's keys and values: codes equal, valu
                 for (int l = 0; l < c.n_layers; l++) {
                     Rows k(size_t(pos), c.kv_dim()), v = k;
                     k.n_rows = v.n_rows = pos;
-                    std::copy_n(golden.at(step_name(l, "attn.k_rope")).f32().begin(), k.values.size(),
+                    std::copy_n(golden.at(layer_step(l, "attn.k_rope")).f32().begin(), k.values.size(),
                                 k.row(0));
-                    std::copy_n(golden.at(step_name(l, "attn.v_proj")).f32().begin(), v.values.size(),
+                    std::copy_n(golden.at(layer_step(l, "attn.v_proj")).f32().begin(), v.values.size(),
                                 v.row(0));
                     m.state.cache.append(l, 0, k, v);
                 }
@@ -210,20 +237,20 @@ TEST_CASE("logits do not depend on threads or chunks, and are the golden's") {
         const nlohmann::json golden = golden_json(name)["generations"][0];
         std::vector<int> tokens = golden["prompt_ids"];
         tokens.insert(tokens.end(), golden["new_ids"].begin(), golden["new_ids"].end());
-        const int n_threads = threads().size();
+        const int n_before = n_threads();
         std::vector<float> reference;
         for (const int j : {1, 2, 3}) {
             for (const int chunk : {64, 7, 1}) {
                 CAPTURE(j);
                 CAPTURE(chunk);
-                threads().resize(j);
+                set_threads(j);
                 Transformer m = load(name);
                 const std::vector<float> logits = run(m, tokens, chunk);
                 if (reference.empty()) reference = logits;
                 CHECK(logits == reference);
             }
         }
-        threads().resize(n_threads);
+        set_threads(n_before);
 
         const Tensors trace = golden_trace(name);
         const std::vector<float> expected = trace.at("logits").f32();
@@ -254,20 +281,20 @@ TEST_CASE("greedy generation gives the golden's 64 ids") {
             REQUIRE(expected.size() == 64);
             REQUIRE(n > 0);
             all_determined += n == 64;
-            const int n_threads = threads().size();
+            const int n_before = n_threads();
             for (const int j : {1, 2, 3}) {
                 for (const int chunk : {64, 1}) {
                     CAPTURE(name);
                     CAPTURE(generation["prompt"]);
                     CAPTURE(j);
                     CAPTURE(chunk);
-                    threads().resize(j);
+                    set_threads(j);
                     Transformer m = load(name);
                     const std::vector<int> ids = greedy(m, prompt, 64, chunk);
                     CHECK(std::equal(ids.begin(), ids.begin() + n, expected.begin()));
                 }
             }
-            threads().resize(n_threads);
+            set_threads(n_before);
         }
         // tests/test_runq.py says why.
         if (std::string(name) != "tiny-llama.w8a8-static") CHECK(all_determined >= 1);

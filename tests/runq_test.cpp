@@ -1,4 +1,4 @@
-// runq.cpp itself: the tests of any program, and the files it takes.
+// runq.cpp itself, over the engine or alone: the tests of any program, and the files it takes.
 #define RUNQ_NO_MAIN
 #include "../runq.cpp"
 
@@ -8,6 +8,15 @@ const char* const models[] = {"tiny-llama.q8", "tiny-qwen3.q8"};
 
 #include "int8_cases.h"
 #include "program_tests.h"
+
+namespace {
+// Row t of x times row i of w, by the plain loop.
+float plain_dot(const Int8Rows& x, int t, const Q8Matrix& w, int i) {
+    const std::vector<int16_t> codes(x.row_codes(t), x.row_codes(t) + x.n_cols);
+    return dot(codes.data(), x.row_scales(t), w.codes + size_t(i) * w.n_cols,
+               w.scales + size_t(i) * w.n_groups(), w.n_cols, w.group_size);
+}
+}  // namespace
 
 // ----------------------------------------------------------------------------
 // The arithmetic: plain loops against the golden vectors, fast paths against the plain loops
@@ -70,10 +79,12 @@ TEST_CASE("matmul: the plain loop gives the golden's outputs, and any path gives
         x.resize(n, k, group_size);
         x.codes = golden_ops().at(p + "x.codes").i8();
         x.scales = golden_ops().at(p + "x.scales").f32();
+#ifdef ENGINE
         for (int i = 0; i < n * k; i++) x.sums[i / group_size] += x.codes[i];
+#endif
         std::vector<float> plain;
         for (int t = 0; t < n; t++) {
-            for (int i = 0; i < m; i++) plain.push_back(dot(x, t, w, i));
+            for (int i = 0; i < m; i++) plain.push_back(plain_dot(x, t, w, i));
         }
         CHECK(relative_error(golden_ops().at(p + "out").f32(), plain) < 1e-6);
         Rows a(n, m), b(n, m);
@@ -101,7 +112,7 @@ TEST_CASE("matmul: random matrices, with and without a fast path for their group
             const Q8Matrix w{m.row_codes(0), m.row_scales(0), n_rows, n_cols, group_size};
             std::vector<float> plain;
             for (int t = 0; t < n_tokens; t++) {
-                for (int i = 0; i < n_rows; i++) plain.push_back(dot(x, t, w, i));
+                for (int i = 0; i < n_rows; i++) plain.push_back(plain_dot(x, t, w, i));
             }
             matmul(x, {{out, w}});
             CHECK(relative_error(plain, out.values) < 1e-6);
@@ -123,6 +134,7 @@ TEST_CASE("embed: the golden's rows of a table of more than 2^16") {
 // ----------------------------------------------------------------------------
 // Files
 
+#ifdef ENGINE
 namespace {
 // Bytes of all weights that a config implies.
 uint64_t weight_bytes(const ModelConfig& c) {
@@ -154,3 +166,4 @@ TEST_CASE("weights: the bytes that a header implies, and group sizes that do not
     c.hidden_dim = 8200;
     CHECK_THROWS_WITH(check_config(c), "hidden_dim is 8200, not a multiple of group_size 64");
 }
+#endif

@@ -17,6 +17,7 @@
 #include "engine/app/trace.h"
 #include "engine/cpu/kv_cache.h"
 #include "engine/cpu/packed_matrix.h"
+#include "engine/cpu/quant_matmul.h"
 #include "engine/model/config.h"
 #include "engine/model/matrix_format.h"
 #include "engine/model/model_file.h"
@@ -94,6 +95,11 @@ inline const OwnOption mmap_option = {"--mmap", {}, "weights are read where the 
 inline KvFormat kv_format(const Options& options) {
     const std::string name = options.chosen(kv_option.name);
     return name == "q8" ? KvFormat::q8 : name == "f16" ? KvFormat::f16 : KvFormat::f32;
+}
+
+// The KV cache of a run.
+inline KvCache kv_cache(const Options& options, const ModelConfig& c, int context) {
+    return {kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
 }
 
 // Bytes of the KV cache for a position.
@@ -194,6 +200,9 @@ std::shared_ptr<Transformer> load_cpu(const FileFormat<Config>& format, int max_
             if (!options.info) m->weights.check();
         if constexpr (requires { m->weights.pack(m->packed); })  // or load_model() packs, or nothing does
             if (packs_weights(m->file, options)) m->weights.pack(m->packed);
+        if constexpr (requires { m->weights.multiplied()[0]->packed; })
+            if (packs_weights(m->file, options))
+                for (auto* w : m->weights.multiplied()) w->packed = m->packed.add(view_of(*w));
         return m;
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());

@@ -35,6 +35,7 @@
 #include "engine/cpu/coded_rows.h"
 #include "engine/cpu/expand_rows.h"
 #include "engine/cpu/half.h"
+#include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/routing.h"
 #include "engine/cpu/rows.h"
@@ -388,7 +389,7 @@ class Recorder {
     void operator()(const char* name, const Rows& out, const Int8Rows& x, const Matrix& w, int group) const {
         (*this)(name, out);
         if (trace_ == nullptr || layer_ != accumulator_layer) return;
-        const QuantMatrix matrix = w.view();
+        const QuantMatrix matrix = view_of(w);
         sums(name, x.n_rows, {matrix.n_rows, x.n_cols / group},
              [&](std::vector<int32_t>& all, int t) { append_sums(all, x.row_codes(t), matrix, group); });
     }

@@ -14,14 +14,23 @@
 // and nothing written, if this build has no path for the group size.
 bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list);
 
-// Products with a program's own matrices, a list of MatrixProduct, each with view(), the QuantMatrix, and
-// `packed`. Sets n_rows of every `out`, also where it returns false.
+// A program's matrix as the kernels take it: its view(), or one of int8 codes with scales.
+template <class Matrix>
+QuantMatrix view_of(const Matrix& w) {
+    if constexpr (requires { w.view(); }) {
+        return w.view();
+    } else {
+        return int8_matrix(w.codes, w.scales, w.n_rows, w.n_cols, w.group_size);
+    }
+}
+
+// Products with a program's own matrices, a list of MatrixProduct, each with view_of(), and `packed`. Sets n_rows of every `out`, also where it returns false.
 template <class Products>
 bool quant_matmul(const Int8Rows& x, const Products& products) {
     std::vector<QuantProduct> list;
     for (const auto& p : products) {
         p.out.n_rows = p.first_row + x.n_rows;
-        list.push_back({p.out.row(p.first_row), p.w.view(), p.w.packed});
+        list.push_back({p.out.row(p.first_row), view_of(p.w), p.w.packed});
     }
     return quant_matmul(x.view(), list);
 }

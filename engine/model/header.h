@@ -93,7 +93,8 @@ inline void check_value(bool fits, const std::string& name, int value, const std
 // What a program says of its files. Config is ModelConfig, or has it and fields of the program's own.
 template <class Config>
 struct FileFormat {
-    const Scheme& scheme;
+    uint32_t magic;  // a file's first word
+    int version;     // and its second
     // Throws a text without the path if the program cannot run such a model.
     void (*check)(const Config&) = [](const Config&) {};
     // Reads the fields from header_offset::own on. Returns where they end.
@@ -259,7 +260,7 @@ template <class Config>
 Config read_header(const std::string& path, std::span<const std::byte> file,
                    const FileFormat<Config>& format) {
     const HeaderReader h{path, file};
-    check_beginning(h, format.scheme);
+    check_beginning(h, scheme_of(format.magic));
     Config c;
     read_base(h, format.base, c);
     if (h.u32(header_offset::extension) == 0) {  // made by another program

@@ -37,7 +37,7 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
     ModelFileOf<Config> file;
     file.path = path;
     file.alignment = format.alignment;
-    if (const std::string other = describe_directory(path, format.scheme); !other.empty()) {
+    if (const std::string other = describe_directory(path, scheme_of(format.magic)); !other.empty()) {
         throw std::runtime_error(path + ": " + other);
     }
     file.map = MappedFile(path, printable(path));

@@ -20,3 +20,10 @@ constexpr Scheme scheme_gptq{"a GPTQ file", "runq_gptq", "gptq --calib text.txt"
 constexpr Scheme scheme_moe{"a MoE file", "runq_moe", "moe --calib text.txt", 0x616b6d65, 1};      // "akme"
 
 constexpr Scheme schemes[] = {scheme_q8, scheme_w8a8, scheme_awq, scheme_gptq, scheme_moe};
+
+// The scheme whose files begin with `magic`, which is that of one of them.
+constexpr const Scheme& scheme_of(uint32_t magic) {
+    const Scheme* scheme = schemes;
+    while (scheme->magic != magic) scheme++;
+    return *scheme;
+}

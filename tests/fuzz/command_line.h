@@ -60,9 +60,9 @@ void put_text(const std::string& text) {
 void run_command_lines(std::span<const char* const> options) {
     MemoryFile file;
     const std::string path = file.path();
-    std::vector<const char*> args{file_format.scheme.program, path.c_str()};
+    std::vector<const char*> args{scheme_of(file_format.magic).program, path.c_str()};
     args.insert(args.end(), options.begin(), options.end());
-    const Program program{file_format.scheme.program, "", load_guarded, own_options};
+    const Program program{scheme_of(file_format.magic).program, "", load_guarded, own_options};
     Output out, err;
     std::vector<uint8_t> bytes;
     for (uint64_t size; std::cin.read(reinterpret_cast<char*>(&size), sizeof size);) {

@@ -1,0 +1,33 @@
+// What a program's file has behind forward() when it is compiled alone: everything from a loaded model to
+// words on the screen. It is included there, as it takes the program's own names: Transformer, forward,
+// file_format, max_chunk, program_name, program_summary, scheme_text and scheme_options.
+#pragma once
+
+#ifndef ENGINE
+#error "this header is the engine's: compile with -DENGINE (make does)"
+#endif
+
+#include <vector>
+
+#include "engine/app/cli.h"
+#include "engine/app/model.h"
+#include "engine/cpu/quant_matmul.h"
+
+// Opens and checks a model file. Throws std::runtime_error that names it, UsageError for options that do not
+// fit.
+inline Model load_model(const Options& options, Trace* trace) {
+    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
+    const ModelConfig& c = m->file.config;
+    return cpu_model(m, options, scheme_text(c), int8_kernel_name(c.group_size), max_chunk);
+}
+
+// All options that other programs may not have.
+const std::vector<OwnOption> own_options = [] {
+    std::vector<OwnOption> all = scheme_options;
+    all.insert(all.end(), {kv_option, mmap_option});
+    return all;
+}();
+
+inline int run_command_line(int argc, char** argv) {
+    return run_command_line(argc, argv, {program_name, program_summary, load_model, own_options});
+}

@@ -1,0 +1,54 @@
+// What a program's file has before its scheme when it is compiled alone, under the same names: rows,
+// operations, attention and its cache, a file's header and tensors, options and trace. And what its
+// quantize() and matmul() ask first.
+#pragma once
+
+#ifndef ENGINE
+#error "this header is the engine's: compile with -DENGINE (make does)"
+#endif
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/app/model.h"
+#include "engine/app/options.h"
+#include "engine/app/trace.h"
+#include "engine/cpu/attention.h"
+#include "engine/cpu/ops.h"
+#include "engine/cpu/quant_matmul.h"
+#include "engine/cpu/quantize.h"
+#include "engine/cpu/rows.h"
+#include "engine/cpu/vector.h"
+#include "engine/model/header.h"
+#include "engine/model/model_file.h"
+#include "engine/model/scheme.h"
+#include "engine/model/tensors.h"
+#include "engine/os/clock.h"
+#include "engine/os/threads.h"
+
+// quantize() of all rows by the best instructions of this build. False, and nothing written, if it has none
+// for groups of this size.
+inline bool fast_quantize(Int8Rows& out, const Rows& x, int group_size) {
+    if (!quantizes_groups(group_size)) return false;
+    out.resize(x.n_rows, x.n_cols, group_size);
+    for_each_row(x.n_rows, [&](int t) {
+        int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t), x.n_cols, group_size);
+        keep_nan(out, t, x.row(t));
+    });
+    return true;
+}
+
+// matmul() likewise. Sets n_rows of every `out` in any case.
+template <class Products>
+bool fast_matmul(const Int8Rows& x, const Products& products) {
+    const Stopwatch time(phase_seconds.matmul);
+    return quant_matmul(x, products);
+}
