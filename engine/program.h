@@ -34,15 +34,17 @@
 #include "engine/os/clock.h"
 #include "engine/os/threads.h"
 
-// quantize() of all rows by the best instructions of this build. False, and nothing written, if it has none
-// for groups of this size.
+// quantize() of all rows by the best instructions of this build. False if it has none for such rows.
 inline bool fast_quantize(Int8Rows& out, const Rows& x, int group_size) {
-    if (!quantizes_groups(group_size)) return false;
     out.resize(x.n_rows, x.n_cols, group_size);
-    for_each_row(x.n_rows, [&](int t) {
-        int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t), x.n_cols, group_size);
-        keep_nan(out, t, x.row(t));
-    });
+    const auto quantize_row = [&](int t) {
+        const bool is_done = int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t),
+                                           x.n_cols, group_size);
+        if (is_done) keep_nan(out, t, x.row(t));
+        return is_done;
+    };
+    if (x.n_rows > 0 && !quantize_row(0)) return false;  // nor will the others
+    parallel_for(x.n_rows - 1, [&](int i) { quantize_row(i + 1); });
     return true;
 }
 

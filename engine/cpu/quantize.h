@@ -35,15 +35,6 @@ inline void sum_groups(int32_t* sums, const int8_t* codes, int n, int group_size
     }
 }
 
-// Whether int8_quantize has a path for groups of this size.
-constexpr bool quantizes_groups([[maybe_unused]] int group_size) {
-#if defined(__AVX2__) || defined(__aarch64__) || defined(__wasm_simd128__)
-    return group_size % 32 == 0;
-#else
-    return false;
-#endif
-}
-
 // Quantizes x (n,) fp32: codes (n,), scales and sums of codes (n / group_size,). If fixed_scale is not null,
 // every scale is that one. False, and nothing written, if this build has no path for the group size: the
 // caller's plain loop is then what runs.
@@ -51,13 +42,17 @@ inline bool int8_quantize([[maybe_unused]] int8_t* codes, [[maybe_unused]] float
                           [[maybe_unused]] int32_t* sums, [[maybe_unused]] const float* x,
                           [[maybe_unused]] int n, [[maybe_unused]] int group_size,
                           [[maybe_unused]] const float* fixed_scale = nullptr) {
-    if (!quantizes_groups(group_size)) return false;
 #if defined(__AVX2__)
+    if (group_size % 32 != 0) return false;
     quantize_avx2(codes, scales, x, n, group_size, fixed_scale);
 #elif defined(__aarch64__)
+    if (group_size % 32 != 0) return false;
     quantize_neon(codes, scales, x, n, group_size, fixed_scale);
 #elif defined(__wasm_simd128__)
+    if (group_size % 32 != 0) return false;
     quantize_wasm(codes, scales, x, n, group_size, fixed_scale);
+#else
+    return false;
 #endif
     sum_groups(sums, codes, n, group_size);
     return true;
