@@ -178,9 +178,9 @@ def test_whole_numbers_of_a_trace_are_those_of_the_engine(tmp_path, name):
 @pytest.mark.parametrize("name", FILES)
 def test_threads_change_no_id(name):
     """Of a prompt that takes several chunks."""
-    args = ["-i", HELD_OUT.read_text()[:700], "-t", 0, "-n", 20, "--print-ids"]
+    args = ["-i", HELD_OUT.read_text()[:500], "-t", 0.8, "-s", 1, "-n", 40, "--print-ids"]
     ids = ids_of(run(BIN[name], *args, "-j", 1))
-    assert len(ids) == 20
+    assert len(ids) > 10
     assert ids_of(run(BIN[name], *args, "-j", 3)) == ids
 
 
@@ -203,16 +203,23 @@ def branches(source):
 
 
 @pytest.mark.parametrize("program", WHOLE)
-def test_the_file_is_short_and_needs_no_other(program):
-    source = SOURCE[program].read_text()
-    lines = source.splitlines()
-    longest, forward_ends = LIMITS[program]
-    assert len(lines) <= longest
+def test_the_file_is_short(program):
+    assert len(SOURCE[program].read_text().splitlines()) <= LIMITS[program][0]
+
+
+@pytest.mark.parametrize("program", WHOLE)
+def test_most_of_what_a_reader_looks_for_comes_first(program):
+    """What is behind the forward pass are files, text and the command line."""
+    lines = SOURCE[program].read_text().splitlines()
     begin = next(i for i, line in enumerate(lines) if re.match(r"\S.* forward\(.*\{$", line))
     end = lines.index("}", begin) + 1
-    assert end <= (forward_ends if program == "runq" else 0.6 * len(lines))
-    included = [form for line, form in branches(source) if line.startswith('#include "')]
-    assert set(included) == {"engine"}
+    assert end <= (LIMITS[program][1] if program == "runq" else 0.6 * len(lines))
+
+
+@pytest.mark.parametrize("program", WHOLE)
+def test_the_file_needs_no_other(program):
+    source = SOURCE[program].read_text()
+    assert {form for line, form in branches(source) if line.startswith('#include "')} == {"engine"}
     if SOURCE[program].suffix == ".cpp":
         assert not re.search(r"immintrin|\b(__)?asm(__)?\b|\b_mm\d*_|\b__m\d+", source)
 
@@ -291,15 +298,17 @@ def test_other_mistakes(tmp_path, program):
     for options in (
         ["-f", tmp_path / "prompt.txt"], ["-f", tmp_path / "none.txt"], ["-f", tmp_path],
         ["--ppl", tmp_path / "prompt.txt"], ["--ppl", tmp_path / "none.txt"],
-        ["-i", "Once", "-n", "1", "--trace", tmp_path / "none" / "t"],
     ):  # fmt: skip
         assert_one_line(run(path, *options), program, 1, 2)
+    done = run(path, "-i", "Once", "-n", "1", "--trace", tmp_path / "none" / "t")
+    assert done.returncode == 1
+    assert re.fullmatch(rf"{program}: .*{tmp_path}.*\n", done.stderr.decode())
     if FULL_DISK.exists():
         with FULL_DISK.open("wb") as full:
             command = [binary, path, "-i", "Once", "-n", "5"]
             done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
         assert done.returncode == 1
-        assert done.stderr.count(b"\n") == 1
+        assert done.stderr.splitlines()[-1] == f"{program}: cannot write the output".encode()
 
 
 # ---- damaged files
@@ -319,16 +328,13 @@ def test_damaged_files_end_with_one_line_and_never_crash(tmp_path, name):
         path.write_bytes(case.data)
         done = run(path, *RUN, folder="build/plain-asan", program=program, env=env)
         path.unlink()
-        error = done.stderr.decode(errors="replace")
-        one_line = re.fullmatch(rf"{program}: {re.escape(str(path))}: .*\n", error) and not done.stdout
-        if done.returncode == 1 and one_line:
+        error = re.sub(r"(?m)^(prefill|decode) .* tokens/s\n", "", done.stderr.decode(errors="replace"))
+        if done.returncode == 1 and re.fullmatch(f"{program}: .+\n", error):
             return "refused"
-        if done.returncode == 1 and case.may_run and error.startswith(f"{program}: ") and error.count("\n") == 1:
-            return "refused"  # by what its numbers became
-        if done.returncode == 0 and case.may_run and error.count("\n") <= 1:
-            return "ran"
-        if done.returncode == 2 and case.may_run and "context" in error and error.count("\n") == 1:
+        if done.returncode == 2 and re.fullmatch(f"{program}: .* tokens long, the context only .*\n", error):
             return "ran"  # a whole file, only with a context too short for the prompt
+        if done.returncode == 0 and not error:
+            return "ran"  # there is no checksum that this looks at
         return f"{case.what}: exit {done.returncode}: {done.stdout[:80]} {error[-1500:]}"
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -417,7 +423,9 @@ def lifted(program):
 
 
 LIFTED_INCLUDES = "".join(f"#include <{name}>\n" for name in ("algorithm", "cmath", "cstdint", "limits"))
-LIFT_FLAGS = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-fno-exceptions"]
+# Pragmas of OpenMP may be ignored.
+LIFT_FLAGS = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unknown-pragmas",
+              "-fno-exceptions"]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", WHOLE)
