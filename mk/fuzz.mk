@@ -9,7 +9,7 @@
 #     make fuzz-coverage                            what the inputs reach, by file, and the lines with a branch that none takes
 #     make fuzz-corpus                              what the stored inputs do not reach yet goes into tests/fuzz/corpus
 FUZZ_COMMON := $(filter-out replay load forward,$(patsubst tests/fuzz/%.cpp,%,$(wildcard tests/fuzz/*.cpp)))
-FUZZ_ALL    := $(FUZZ_COMMON) $(foreach p,$(ALL_PROGRAMS),load_$p forward_$p)
+FUZZ_ALL    := $(FUZZ_COMMON) $(foreach p,$(ALL_PROGRAMS),load_$p forward_$p) $(foreach p,$(PLAIN_PROGRAMS),plain_load_$p plain_forward_$p)
 FUZZ        ?= $(FUZZ_ALL)
 SECONDS     ?= 60
 FUZZ_CXX    ?= clang++
@@ -47,6 +47,13 @@ build/fuzz/bin/load_%: tests/fuzz/load.cpp $(FUZZ_LIBRARY_O)
 build/fuzz/bin/forward_%: tests/fuzz/forward.cpp $(FUZZ_LIBRARY_O)
 	@mkdir -p $(@D)
 	$(call fuzz_link,-DPROGRAM='"$(call source_of,$*)"')
+# Of the program's file alone: tests/fuzz/plain_form.h.
+build/fuzz/bin/plain_load_%: tests/fuzz/load.cpp $(FUZZ_LIBRARY_O)
+	@mkdir -p $(@D)
+	$(call fuzz_link,-DPLAIN -DPROGRAM='"$(call source_of,$*)"')
+build/fuzz/bin/plain_forward_%: tests/fuzz/forward.cpp $(FUZZ_LIBRARY_O)
+	@mkdir -p $(@D)
+	$(call fuzz_link,-DPLAIN -DPROGRAM='"$(call source_of,$*)"')
 
 build/fuzz/flags: FORCE
 	@mkdir -p $(@D)
@@ -60,7 +67,7 @@ build/packages-fuzz: build/packages
 # each program's, which also takes the broken files of tests/test_broken_files.py. Part of make test. Inputs are small:
 # compiling is what takes time.
 ASAN    := -O0 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS
-REPLAYS := build/fuzz/replay $(ALL_PROGRAMS:%=build/fuzz/replay_%)
+REPLAYS := build/fuzz/replay $(ALL_PROGRAMS:%=build/fuzz/replay_%) $(PLAIN_PROGRAMS:%=build/fuzz/replay_plain_%)
 ifneq ($(TOKENIZER),0)
 test: $(REPLAYS)
 endif
@@ -75,6 +82,9 @@ build/fuzz/replay: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
 build/fuzz/replay_%: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
 	@mkdir -p $(@D)
 	$(call replay_link,-DPROGRAM='"$(call source_of,$*)"')
+build/fuzz/replay_plain_%: tests/fuzz/replay.cpp $(REPLAY_LIBRARY_O)
+	@mkdir -p $(@D)
+	$(call replay_link,-DPLAIN -DPROGRAM='"$(call source_of,$*)"')
 
 # The replays once more, with counters of what is executed.
 COVERAGE   := -std=c++20 -O0 -march=$(ARCH) -fopenmp-simd -pthread -fno-math-errno -fno-trapping-math -fno-strict-aliasing $(ENGINE) -I. -w \
@@ -88,6 +98,8 @@ build/fuzz/coverage/replay: tests/fuzz/replay.cpp $(COVERAGE_O)
 	$(call coverage_link)
 build/fuzz/coverage/replay_%: tests/fuzz/replay.cpp $(COVERAGE_O)
 	$(call coverage_link,-DPROGRAM='"$(call source_of,$*)"')
-fuzz-coverage: build/fuzz/coverage/replay $(ALL_PROGRAMS:%=build/fuzz/coverage/replay_%) $(FUZZ_MODELS)
+build/fuzz/coverage/replay_plain_%: tests/fuzz/replay.cpp $(COVERAGE_O)
+	$(call coverage_link,-DPLAIN -DPROGRAM='"$(call source_of,$*)"')
+fuzz-coverage: $(REPLAYS:build/fuzz/%=build/fuzz/coverage/%) $(FUZZ_MODELS)
 	@$(call install,$(PACKAGES_LLVM))
 	@'$(PYTHON)' tests/fuzz/run.py --coverage $(FUZZ)

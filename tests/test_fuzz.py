@@ -5,19 +5,22 @@ import subprocess
 
 import pytest
 
-from tests.fuzz.planted_bugs import BUG_OF_KIND, BUGS
-from tests.fuzz.run import stored
+from tests.fuzz.planted_bugs import BUG_OF_KIND, BUGS, bug_of
+from tests.fuzz.run import replay_of, stored
 from tests.helpers import ROOT
+from tests.test_plain import PROGRAMS
 
 CORPUS = ROOT / "tests" / "fuzz" / "corpus"
-HARNESSES = sorted({folder.name for folder in CORPUS.iterdir()} - {"header"})
+PLAIN = {f"plain_{harness}_{program}" for harness in ("load", "forward") for program in PROGRAMS}
+# Plain forms have the inputs of the others.
+HARNESSES = sorted({folder.name for folder in CORPUS.iterdir()} - {"header"} | PLAIN)
 
 
 def test_every_harness_has_inputs():
     sources = {path.stem for path in (ROOT / "tests" / "fuzz").glob("*.cpp")} - {"replay"}
     programs = [path.stem for path in sorted(ROOT.glob("runq*.c*"))]
     of_programs = {f"{harness}_{program}" for harness in ("load", "forward") for program in programs}
-    assert set(HARNESSES) == sources - {"load", "forward"} | of_programs
+    assert set(HARNESSES) == sources - {"load", "forward"} | of_programs | PLAIN
 
 
 def test_the_inputs_are_small():
@@ -26,9 +29,8 @@ def test_the_inputs_are_small():
 
 @pytest.mark.parametrize("name", HARNESSES)
 def test_stored_inputs(name):
-    _, _, program = name.partition("_runq")
-    replay = ROOT / "build" / "fuzz" / ("replay" if "_runq" not in name else f"replay_runq{program}")
-    files = sorted(str(path) for folder in stored(name) for path in folder.iterdir())
+    replay = ROOT / "build" / "fuzz" / replay_of(name)
+    files = sorted(str(path) for folder in stored(name) if folder.is_dir() for path in folder.iterdir())
     done = subprocess.run(
         [replay, name, *files], cwd=ROOT, capture_output=True, check=False, timeout=600,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -38,7 +40,10 @@ def test_stored_inputs(name):
     assert sum(line in files for line in log) == len(files)
 
 
-@pytest.mark.parametrize("bug", [*BUGS.values(), *BUG_OF_KIND.values()], ids=[*BUGS, *BUG_OF_KIND])
+PLANTED = BUGS | BUG_OF_KIND | {name: bug_of(name) for name in sorted(PLAIN)}
+
+
+@pytest.mark.parametrize("bug", PLANTED.values(), ids=PLANTED)
 def test_planted_bugs_still_fit_the_sources(bug):
     """`make test-fuzz` plants them; that they can be planted is seen here."""
     path, old, _ = bug

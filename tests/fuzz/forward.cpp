@@ -1,8 +1,11 @@
 // Fuzzes the forward pass of the program PROGRAM. The input is the choices that a small model is made by, and
-// then the sizes of the chunks in which it runs ids.
+// then the sizes of the chunks in which it runs ids. With PLAIN the program's file alone runs it.
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/model_bytes.h"
 #include "tests/fuzz/program.h"
+#ifdef PLAIN
+#include "tests/fuzz/plain_form.h"
+#endif
 
 namespace {
 
@@ -130,6 +133,14 @@ class Logits {
     bool are_finite_, are_exact_;
 };
 
+}  // namespace
+
+#ifdef PLAIN
+namespace plain {  // whose Options, Trace and load_model these are
+#else
+namespace {
+#endif
+
 void fuzz_forward(FuzzBytes bytes) {
     static MemoryFile file;
     Choices choices(bytes);
@@ -181,5 +192,9 @@ void fuzz_forward(FuzzBytes bytes) {
 }
 
 }  // namespace
+
+#ifdef PLAIN
+using plain::fuzz_forward;
+#endif
 
 FUZZ_TARGET(fuzz_forward)

@@ -1,6 +1,6 @@
 // Fuzzes opening a model file of the program PROGRAM. The input is the file, or a header of no program, of
 // which it is made (model_parts.h). A file that opens has to run: its header and tensors are printed, and a
-// token of it is run.
+// token of it is run. With PLAIN the program's file alone opens it.
 #include "engine/app/cli.h"
 #include "engine/app/info.h"
 #include "engine/app/sampler.h"
@@ -12,9 +12,46 @@
 #include "tests/fuzz/model_parts.h"
 #include "tests/fuzz/poisoned_tail.h"
 #include "tests/fuzz/program.h"
+#ifdef PLAIN
+#include "tests/fuzz/plain_form.h"
+
+namespace plain {
+
+void open_and_run(const std::string& path) {
+    Options o;
+    o.model_path = path;
+    o.ctx = 1;
+    const Model m = load_model(o, nullptr);
+    const ModelConfig& c = m.transformer->file.config;
+    std::optional<Tokenizer> tokenizer;
+    const std::span<const std::byte> section = m.transformer->file.tokenizer;
+    if (!section.empty()) tokenizer.emplace(section, c.vocab_size);
+    std::vector<int> ids{c.vocab_size - 1};
+    if (c.bos_id >= 0) ids.push_back(c.bos_id);
+    ids.insert(ids.end(), c.eos_ids.begin(), c.eos_ids.end());
+    for (const int id : ids) {
+        const std::span<const float> logits = m.forward(std::span(&id, 1), 0, false);
+        expect(logits.size() == size_t(c.vocab_size), "there is a logit for each token");
+        if (!all_finite(logits.data(), logits.size())) continue;  // of which the program draws none
+        Sampler sampler{c.temperature, c.top_k, c.top_p, std::mt19937_64(1)};
+        const int next = sampler.sample(logits);
+        expect(next >= 0 && next < c.vocab_size, "a token is drawn");
+    }
+    if (!tokenizer) return;
+    (void)tokenizer->token(ids[0]);
+    (void)tokenizer->encode("Once upon\n a <s>\xC3\xA9", true);
+    const std::string messages[] = {"a"};
+    if (tokenizer->flags & Tokenizer::has_chat) (void)tokenizer->chat_text(messages);
+}
+
+}  // namespace plain
+#endif
 
 namespace {
 
+#ifdef PLAIN
+using plain::open_and_run;
+#else
 // Opens the file and runs two of its tokens at one position. Throws what a program's main() reports.
 void open_and_run(const std::string& path) {
     Options o;
@@ -39,6 +76,7 @@ void open_and_run(const std::string& path) {
     }
     if (m.tokenizer) (void)m.tokenizer->token_bytes(ids[0]);
 }
+#endif
 
 void fuzz_load(FuzzBytes bytes) {
     static MemoryFile file;
@@ -46,7 +84,11 @@ void fuzz_load(FuzzBytes bytes) {
     try {
         open_and_run(file.path());
     } catch (const std::runtime_error& e) {
-        expect(std::string_view(e.what()).starts_with(file.path() + ": "), "the message names the file");
+        const std::string_view what = e.what();
+#ifdef PLAIN
+        if (what.starts_with("tokenizer: ")) return;
+#endif
+        expect(what.starts_with(file.path() + ": "), "the message names the file");
     }
 }
 

@@ -77,10 +77,9 @@ void put_own_fields(Header& h, const C& c) {
 }
 
 inline Header header_of(const ProgramConfig& c) {
-    const Scheme& scheme = file_format.scheme;
     Header h;
-    h.set(0x00, scheme.magic);
-    h.set(0x04, scheme.version);
+    h.set(0x00, file_format.magic);
+    h.set(0x04, file_format.version);
     size_t at = header_offset::dims;
     for (const int n :
          {c.dim, c.hidden_dim, c.n_layers, c.n_heads, c.n_kv_heads, c.vocab_size, c.max_seq_len}) {

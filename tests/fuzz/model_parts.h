@@ -50,9 +50,8 @@ inline Parts smallest_file() {
 
 // Fields that stand twice agree, and magic and version are the program's.
 inline void agree(Header& h) {
-    const Scheme& scheme = file_format.scheme;
-    h.set(0x00, scheme.magic);
-    h.set(0x04, scheme.version);
+    h.set(0x00, file_format.magic);
+    h.set(0x04, file_format.version);
     if (!h.has_extension()) return;
     h.set(header_offset::extension, extension_magic);
     h.set(header_offset::ext_group_size, h.get<int>(file_format.base.group_size));

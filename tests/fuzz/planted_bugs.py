@@ -36,11 +36,19 @@ BUGS = {
                          "all_values(c.n_layers * layer_size() - 1)"),
 }  # fmt: skip
 BUG_OF_KIND = {"load": NO_LIMIT_OF_BOS, "forward": ONE_PAGE_SHORT}  # of a program that is not in BUGS
+# In the one file of any program.
+PLAIN_BUGS = {
+    "plain_load": ('("bos_id", 0x6C, -1, c.vocab_size - 1)', '("bos_id", 0x6C, -1, 1 << 24)'),
+    "plain_forward": ("size_t(c.kv_dim()) * size_t(context);", "size_t(c.kv_dim()) * size_t(context) - 1;"),
+}  # fmt: skip
 
 
 def bug_of(name: str) -> tuple[str, str, str]:
     """The bug planted for a harness: its own, or the one for any program."""
-    return BUGS.get(name) or BUG_OF_KIND[name.partition("_runq")[0]]
+    kind, _, program = name.partition("_runq")
+    if kind in PLAIN_BUGS:
+        return (f"runq{program}.cpp", *PLAIN_BUGS[kind])
+    return BUGS.get(name) or BUG_OF_KIND[kind]
 
 
 def copy_sources(folder: Path) -> None:
@@ -66,8 +74,10 @@ def test_it_finds_the_bug(tmp_path, name):
     assert source.count(old) == 1, old
     (tmp_path / path).write_text(source.replace(old, new))
 
-    kind, _, program = name.partition("_runq")
+    kind, _, program = name.removeprefix("plain_").partition("_runq")
     words = os.environ["FUZZ_COMPILE"].split()
+    if name.startswith("plain_"):
+        words.append("-DPLAIN")
     if program or kind in ("load", "forward"):
         program = next(p.name for p in ROOT.glob(f"runq{program}.c*"))
         words.append(f'-DPROGRAM="{program}"')
@@ -78,7 +88,8 @@ def test_it_finds_the_bug(tmp_path, name):
 
     corpus = tmp_path / "corpus"
     for folder in stored(name):
-        shutil.copytree(folder, corpus, dirs_exist_ok=True)
+        if folder.is_dir():
+            shutil.copytree(folder, corpus, dirs_exist_ok=True)
     # A loaded machine is no find: no limit of time for an input that it comes to.
     limits = (f"-runs={N_RUNS}", "-max_total_time=900", "-timeout=1200", f"-max_len={longest(name)}", "-len_control=0")
     done = subprocess.run(

@@ -3,9 +3,12 @@
 //
 //   replay NAME FILE...
 //   replay_PROGRAM command_line OPTION...     see command_line.h
+//   replay_plain_PROGRAM NAME FILE...         of the program's file alone: plain_form.h
 #define FUZZ_REPLAY
 #ifdef PROGRAM
+#ifndef PLAIN
 #include "tests/fuzz/command_line.h"
+#endif
 #include "tests/fuzz/forward.cpp"
 #include "tests/fuzz/load.cpp"
 #else
@@ -46,14 +49,16 @@ int main(int argc, char** argv) {
         std::fprintf(stderr, "usage: %s HARNESS FILE...\n", argv[0]);
         return 2;
     }
-#ifdef PROGRAM
+#if defined(PROGRAM) && !defined(PLAIN)
     if (std::string_view(argv[1]) == "command_line") {
         run_command_lines(std::span(argv, size_t(argc)).subspan(2));
         return 0;
     }
 #endif
     for (const Harness& harness : harnesses) {
-        if (!std::string_view(argv[1]).starts_with(harness.name)) continue;
+        std::string_view name = argv[1];
+        if (name.starts_with("plain_")) name.remove_prefix(6);
+        if (!name.starts_with(harness.name)) continue;
         for (int i = 2; i < argc; i++) {
             std::ifstream file(argv[i], std::ios::binary);
             expect(file.is_open(), argv[i]);

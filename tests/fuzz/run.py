@@ -29,12 +29,24 @@ LONGEST_OF_PROGRAMS = {"load_runq_awq": 32768, "load_runq_gptq": 32768, "load": 
 
 def longest(name: str) -> int:
     """Bytes of an input at most."""
-    return LONGEST.get(name) or next(n for prefix, n in LONGEST_OF_PROGRAMS.items() if name.startswith(prefix))
+    of_any_form = name.removeprefix("plain_")
+    return LONGEST.get(name) or next(n for prefix, n in LONGEST_OF_PROGRAMS.items() if of_any_form.startswith(prefix))
 
 
 def stored(name: str) -> list[Path]:
-    """Where the inputs of a harness are stored: its own, and the headers that all programs' files may begin with."""
-    return [STORED / name, *([STORED / "header"] if name.startswith("load_") else [])]
+    """Where the inputs of a harness are stored: its own, and those that it shares.
+
+    These are headers, with which all programs' files may begin, and for a program's plain form those of its other one.
+    """
+    of_any_form = name.removeprefix("plain_")
+    shared = [of_any_form] * (of_any_form != name) + ["header"] * of_any_form.startswith("load_")
+    return [STORED / folder for folder in (name, *shared)]
+
+
+def replay_of(name: str) -> str:
+    """The program that replays its inputs."""
+    harness, _, program = name.partition("_runq")
+    return "replay" + ("_plain" if name.startswith("plain_") else "") + (f"_runq{program}" if harness != name else "")
 
 
 def count(*folders: Path) -> int:
@@ -131,8 +143,7 @@ def coverage(names: list[str]) -> None:
     for old in folder.glob("*.profraw"):
         old.unlink()
     for name in names:
-        harness, _, program = name.partition("_runq")
-        replay = folder / (f"replay_runq{program}" if harness != name else "replay")
+        replay = folder / replay_of(name)
         inputs = [path for found in (*stored(name), BUILD / name) if found.is_dir() for path in found.iterdir()]
         env = os.environ | {"LLVM_PROFILE_FILE": f"{folder}/{name}.profraw"}
         subprocess.run([replay, name, *sorted(inputs)], check=True, capture_output=True, env=env)
