@@ -78,7 +78,8 @@ std::string write(const Bytes& f, size_t size = SIZE_MAX) {
 }
 
 ModelFile open_file(const std::string& path) {
-    return open_model_file(path, FileFormat<ModelConfig>{.scheme = scheme_q8});
+    return open_model_file(path,
+                           FileFormat<ModelConfig>{.magic = scheme_q8.magic, .version = scheme_q8.version});
 }
 
 // Opens the file; returns what it was refused with, or "" if it was not. The scheme here has 64 bytes of
@@ -249,9 +250,10 @@ TEST_CASE("model file: a flipped bit in header or tokenizer, and a wrong length,
               folder + "model.bin: weights are 64 bytes, but the header implies " + std::to_string(n));
     // What the program cannot run is refused under the file's name.
     const auto refuse = [](const ModelConfig&) { throw std::runtime_error("not this one"); };
-    CHECK_THROWS_WITH(
-        open_model_file(write(good), FileFormat<ModelConfig>{.scheme = scheme_q8, .check = refuse}),
-        (folder + "model.bin: not this one").c_str());
+    CHECK_THROWS_WITH(open_model_file(write(good), FileFormat<ModelConfig>{.magic = scheme_q8.magic,
+                                                                           .version = scheme_q8.version,
+                                                                           .check = refuse}),
+                      (folder + "model.bin: not this one").c_str());
     CHECK(refusal(folder + "absent.bin") == folder + "absent.bin: cannot open: No such file or directory");
     CHECK(refusal("absent.bin") == "absent.bin: cannot open: No such file or directory in the folder " +
                                        std::filesystem::current_path().string());
@@ -427,7 +429,8 @@ size_t read_number(const HeaderReader& h, OtherConfig& c) {
     c.number = h.checked_int("number", h.i32(0xC0), 1, 5);
     return 0xC4;
 }
-const FileFormat<OtherConfig> other_format{.scheme = scheme_awq,
+const FileFormat<OtherConfig> other_format{.magic = scheme_awq.magic,
+                                           .version = scheme_awq.version,
                                            .read_own = read_number,
                                            .base = {.group_size = 0x29,
                                                     .head_dim = 0x25,
