@@ -18,7 +18,9 @@
 inline Model load_model(const Options& options, Trace* trace) {
     auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
     const ModelConfig& c = m->file.config;
-    return cpu_model(m, options, scheme_text(c), int8_kernel_name(c.group_size), max_chunk);
+    const char* kernel = "portable";
+    if constexpr (requires { m->weights.multiplied(); }) kernel = int8_kernel_name(c.group_size);
+    return cpu_model(m, options, scheme_text(c), kernel, max_chunk);
 }
 
 // All options that other programs may not have.

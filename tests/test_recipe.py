@@ -4,7 +4,7 @@ The blocks of its section `Add a scheme` are the scheme. The comment in front of
 
     <!-- recipe: new PATH -->                           a new file
     <!-- recipe: change PATH -->                        a file that is there, by a block of the kind diff
-    <!-- recipe: beginning of PATH, a copy of OTHER --> PATH is OTHER with this in front of its first section
+    <!-- recipe: beginning of PATH, a copy of OTHER --> PATH is OTHER with this in place of its first comment
     <!-- recipe: section "TITLE" of PATH -->            in place of that section
 
 A section of a C++ source begins with a line `// ---` and one with its title. In a diff, groups of lines between blank
@@ -81,11 +81,9 @@ def patched(text: str, diff: str, where: str) -> str:
     return "\n".join(lines)
 
 
-def with_section(text: str, title: str | None, new: str, where: str) -> str:
-    """A C++ source with a section in place of the one whose title begins so. None: of what precedes the first."""
+def with_section(text: str, title: str, new: str, where: str) -> str:
+    """A C++ source with a section in place of the one whose title begins so."""
     first, *sections = re.split(rf"(?m)^(?={RULE}$)", text)
-    if title is None:
-        return "".join([new + "\n", *sections])
     chosen = [i for i, section in enumerate(sections) if section.split("\n")[1].startswith("// " + title)]
     assert len(chosen) == 1, f"{where}: {len(chosen)} sections are called {title}"
     sections[chosen[0]] = new + "\n"
@@ -101,7 +99,7 @@ def follow(page: str, tree: Path) -> None:
             (tree / m[1]).write_text(block.text, encoding="utf-8")
             continue
         if m := re.fullmatch(r"beginning of (\S+), a copy of (\S+)", what):
-            path, text = m[1], with_section((tree / m[2]).read_text(encoding="utf-8"), None, block.text, where)
+            path, text = m[1], block.text + "\n" + (tree / m[2]).read_text(encoding="utf-8").split("\n\n", 1)[1]
         elif m := re.fullmatch(r'section "(.+)" of (\S+)', what):
             path, text = m[2], with_section((tree / m[2]).read_text(encoding="utf-8"), m[1], block.text, where)
         else:
