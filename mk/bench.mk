@@ -32,6 +32,6 @@ build/ladder/attend.o: build/ladder/attend.cpp build/flags build/packages
 build/ladder/runq: bench/plain_attention.cpp build/ladder/attend.o build/lib/runq.o $(filter-out %/attention.o,$(LIBRARY_O)) build/flags
 	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $(filter %.cpp %.o,$^) -o $@ $(LIBS)
 ladder: $(LADDER) $(VENV_READY)
-	$(PY) -m bench.ladder $(if $(ROUNDS),--rounds $(ROUNDS))
+	$(PY) -m bench.ladder $(if $(PROMPTS),--prompts $(PROMPTS)) $(if $(ROUNDS),--rounds $(ROUNDS))
 NEEDS_ladder := BUILD PYTHON
 .PHONY: ladder
