@@ -135,6 +135,7 @@ help:
 	@echo 'make test-hf     compare the reference, --hf-out and imports with transformers (PYTHON_HF=python that has torch)'
 	@echo 'make serve-check what --hf-out writes, served by vLLM on this CPU and asked: docs/serving.md (PYTHON_SERVE=python that has vLLM; SERVE=smollm2)'
 	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
+	@echo 'make ladder      what each part of the engine brings, over the plain loops (PROMPTS="128 512" ROUNDS=5)'
 	@echo 'make test-web    the page, in headless Chromium and Firefox'
 	@echo 'make plain       build/plain: the programs from their one file alone, without engine/ (make plain-asan: under AddressSanitizer)'
 	@echo 'make sections    copy what several programs have in common out of the first that has it'

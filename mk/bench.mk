@@ -19,3 +19,19 @@ version-library: build/packages
 	    -fPIC -shared -fvisibility=hidden $(if $(findstring clang,$(CXX)),,-fno-gnu-unique) -Wl,-Bsymbolic bench/in_process.cpp \
 	    $(wildcard $(TREE)/engine/cpu/*.cpp) -o $(OUT) $(LIBS)
 .PHONY: version-library
+
+# runq over the engine, all but its attention, which is the plain loop out of runq.cpp: bench/ladder.py measures what the
+# engine's brings.
+LADDER = build/plain/runq build/ladder/runq runq
+build/ladder/attend.cpp: runq.cpp
+	@mkdir -p $(@D)
+	@{ printf '#include <%s>\n' algorithm cmath cstdint && echo 'namespace plain {' && \
+	    sed -n '/^\/\/ lift softmax$$/,/^}/p; /^\/\/ lift attend$$/,/^}/p' $< | sed 's/^inline //' && echo '}'; } > $@
+build/ladder/attend.o: build/ladder/attend.cpp build/flags build/packages
+	$(CXX) $(PLAIN_FLAGS) -c $< -o $@
+build/ladder/runq: bench/plain_attention.cpp build/ladder/attend.o build/lib/runq.o $(filter-out %/attention.o,$(LIBRARY_O)) build/flags
+	$(CXX) $(CXXFLAGS_ALL) $(HARDENING) $(DEPS) $(filter %.cpp %.o,$^) -o $@ $(LIBS)
+ladder: $(LADDER) $(VENV_READY)
+	$(PY) -m bench.ladder $(if $(PROMPTS),--prompts $(PROMPTS)) $(if $(ROUNDS),--rounds $(ROUNDS))
+NEEDS_ladder := BUILD PYTHON
+.PHONY: ladder

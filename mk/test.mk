@@ -6,7 +6,7 @@ SIMT_TESTS := simt_test simt_checks_test $(CUDA_PROGRAMS:%=%_test) $(CUDA_PROGRA
 TEST_BINS  := build/engine_test $(EMULATED:%=build/%_test) $(PROGRAMS:%=build/%_test) $(PLAIN_PROGRAMS:%=build/plain/%_test) $(SIMT_TESTS:%=build/%)
 
 test: portable $(call BACKEND_PATH,emulated) $(call BACKEND_PATH,emulated64)
-test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns $(ALL_PROGRAMS) \
+test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns build/ladder/runq $(ALL_PROGRAMS) \
       plain plain-asan $(VENV_READY) $(FIRST_MODELS) $(TEST_MODELS)
 	@$(PY) tests/run.py $(TEST_BINS)
 

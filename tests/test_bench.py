@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import make_model, versions
+from bench import ladder, make_model, versions
 from bench.make_model import MOE_SCHEMES, SCHEMES, RandomSource
 from bench.random_checkpoint import MODELS, config_of
 from bench.roofline import roofline, spread_out, ticks
@@ -555,3 +555,49 @@ def test_versions_refuses_what_is_none(tmp_path):
     with pytest.raises(ValueError, match=r"large.bin: two copies need 10262.1 GB, .* are available"):
         versions.check_memory(["runq", str(large)])
     versions.check_memory(["runq", str(large), "--mmap"])
+
+
+# ----------------------------------------------------------------------------
+# bench.ladder
+
+
+def test_ladder_reads_the_speeds_that_either_form_prints():
+    alone = "prefill 128 tokens, 10.9 tokens/s\ndecode  7 tokens, 7.2 tokens/s\n"
+    engine = "prefill   128 tokens in 0.80 s, 159.5 tokens/s\ndecode    7 tokens in 0.40 s, 17.5 tokens/s, 23.2 GB/s\n"
+    assert ladder.speeds(alone) == {"prefill": 10.9, "decode": 7.2}
+    assert ladder.speeds(engine) == {"prefill": 159.5, "decode": 17.5}
+
+
+def test_ladder_takes_medians_of_ratios_in_a_round():
+    """The machine is twice as fast in the second round, and a factor of 3 stays one."""
+    n = len(ladder.FORMS)
+    rounds = [[dict.fromkeys(ladder.PHASES, speed * 3.0**i) for i in range(n)] for speed in (10, 20, 11)]
+    lines = ladder.table(128, rounds, 2).splitlines()
+    assert lines[0].split()[:4] == ["prompt", "of", "128", "tokens"]
+    assert lines[2].split() == ["plain", "11.0", "11.0"]
+    assert lines[3].split()[-3:] == ["33.0", "3.00", "3.00"]
+    assert lines[4].split()[-3:] == ["99.0", "3.00", "9.00"]
+    assert lines[-2].startswith("+ 2 threads ")
+    assert lines[-1].split()[-2:] == ["243.00", "243.00"]  # of the first in both columns
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks for the cores of Linux")
+def test_ladder_runs_every_form(tmp_path):
+    options = ["--prompts", "4", "--tokens", "2", "--rounds", "1", "--threads", "2"]
+    done = run_here("bench.ladder", "--model", ROOT / "model.bin", *options)
+    assert done.returncode == 0, done.stderr
+    assert [line[:22].strip() for line in done.stdout.splitlines()[2:8]] == [
+        "plain", "+ vector instructions", "+ packing", "+ attention's tiles", "+ 2 threads", "plain, 2 threads",
+    ]  # fmt: skip
+    wrong = run_here("bench.ladder", "--model", tmp_path / "none", "--rounds", "1")
+    assert wrong.returncode == 1
+    assert "build/plain/runq: exit code 1: runq: " in wrong.stderr
+
+
+def test_the_loop_in_place_of_attention_gives_the_same_ids():
+    ids = ["--ids", ",".join(map(str, range(1, 200))), "-n", "20", "-t", "0", "--print-ids"]
+    found = {
+        subprocess.run([ROOT / name, ROOT / "model.bin", *ids], capture_output=True, check=True).stdout
+        for name in ("runq", "build/ladder/runq")
+    }
+    assert len(found) == 1

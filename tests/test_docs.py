@@ -533,7 +533,7 @@ N_LINES = len((ROOT / "runq.cpp").read_text(encoding="utf-8").splitlines())
         (check_commands, "```sh\ncat engine/app/trace.h\n```\n", "trace.h~traces.h"),
         (check_files, "in `engine/app/trace.h`", "trace.h~traces.h"),
         (check_files, "in `trace.h`", "trace.h~traces.h"),
-        (check_lengths, f"| program | lines |\n|---|---|\n| `runq` | {N_LINES} |\n", f"{N_LINES}~{N_LINES + 1}"),
+        (check_lengths, f"| program | lines |\n|---|---|\n| `runq` | {N_LINES:,} |\n", f"{N_LINES:,}~{N_LINES + 1:,}"),
         (check_names, "`with_best_isa`", "best~worst"),
         (check_names, "`attend()`", "attend~attended"),
         (check_names, "`QuantRows.sums`", "Quant~Quint"),
