@@ -780,17 +780,20 @@ inline std::string read_bytes(const std::string& path) {
 // What libraries know of it.
 #ifdef NO_TOKENIZER
 struct Pattern {
-    explicit Pattern(std::string_view) {}
+    bool drops_gaps;
+
+    Pattern(std::string_view, bool drops) : drops_gaps(drops) {}
     std::pair<size_t, size_t> match(std::string_view s, size_t) const { return {s.size(), s.size()}; }
 };
 inline int utf8_length(std::string_view s) { return s.empty() ? 0 : 1; }
 inline std::string to_nfc(std::string_view s) { return std::string(s); }
 #else
-// A regular expression of PCRE2.
+// A regular expression of PCRE2 that cuts text at its matches.
 struct Pattern {
+    bool drops_gaps;  // what no match covers
     std::shared_ptr<pcre2_code> code;
 
-    explicit Pattern(std::string_view pattern) {
+    Pattern(std::string_view pattern, bool drops) : drops_gaps(drops) {
         int error = 0;
         size_t offset = 0;
         const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
@@ -806,8 +809,7 @@ struct Pattern {
         pcre2_set_match_limit(limits, 10'000'000);  // a damaged file's pattern may explode
         const uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY_ATSTART;
         const int rc = pcre2_match(code.get(), PCRE2_SPTR(s.data()), s.size(), at, options, data, limits);
-        if (rc < 0 && rc != PCRE2_ERROR_NOMATCH)
-            fail("tokenizer: a pattern fails behind byte ", at, " of a text");
+        if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) fail("tokenizer: a pattern fails behind byte ", at);
         const size_t* found = pcre2_get_ovector_pointer(data);
         if (rc < 0 || found[0] < at || found[1] < std::max(found[0], at + 1)) return {s.size(), s.size()};
         return {found[0], found[1]};
@@ -970,18 +972,10 @@ struct Tokenizer {
     enum AddedFlag : uint32_t { normalized = 2, looks_around = 4 + 8 + 16 };
     enum ChatFlag : uint32_t { trims_user = 2, trims_answer = 4, drops_thoughts = 8 + 128, strips = 8 + 64 };
     enum Piece { opening, user = 5, user_end, answer, answer_end, generate, n_pieces = 13 };
-    struct Merge {
-        uint32_t rank;
-        int merged;
-    };
     struct Added {
         std::string text;
         int id;
         bool is_normalized;  // found in normalized text
-    };
-    struct Step {
-        bool drops_gaps;
-        Pattern pattern;
     };
 
     uint32_t flags = 0, chat_flags = 0;
@@ -990,9 +984,10 @@ struct Tokenizer {
     std::vector<uint32_t> offsets;                    // (vocab_size + 1,) where each token starts in bytes
     std::string token_flags;                          // (vocab_size,)
     std::unordered_map<std::string_view, int> words;  // tokens that text becomes, each single byte among them
-    std::map<std::pair<int, int>, Merge> merges;
-    std::vector<Added> added;  // the longest first
-    std::vector<Step> steps;   // each cuts text at its pattern's matches
+    std::map<std::pair<int, int>, size_t> ranks;      // of neighbours that may merge; the lowest does
+    std::vector<int> merged;                          // by rank: what they become
+    std::vector<Added> added;                         // the longest first
+    std::vector<Pattern> steps;
     std::array<std::string, n_pieces> chat;
 
     // A token's bytes: maybe no whole character.
@@ -1032,9 +1027,10 @@ struct Tokenizer {
         const uint32_t chat_size = u32(), bytes_size = u32();
         for (int i = 0; i <= vocab_size; i++) offsets.push_back(u32());
         check(std::ranges::is_sorted(offsets) && offsets.back() == bytes_size, "tokens overlap");
-        for (uint32_t rank = 0; rank < n_merges; rank++) {
+        for (size_t rank = 0; rank < n_merges; rank++) {
             const int left = id(), right = id();
-            merges.try_emplace({left, right}, Merge{rank, id()});
+            ranks.try_emplace({left, right}, rank);
+            merged.push_back(id());
         }
         for (uint32_t i = 0; i < n_added; i++) {
             const int token_id = id();
@@ -1054,7 +1050,7 @@ struct Tokenizer {
              rest.size() > end;) {
             check(steps.size() < 16, "there are too many patterns");
             const bool drops_gaps = flags & has_steps && u32() == 1;
-            steps.push_back({drops_gaps, Pattern(take(flags & has_steps ? u32() : pattern_size))});
+            steps.emplace_back(take(flags & has_steps ? u32() : pattern_size), drops_gaps);
         }
         take(word_size);  // what an added token that looks around takes for a word
         check(chat_size <= rest.size(), "the section is cut short");
@@ -1100,7 +1096,7 @@ struct Tokenizer {
         if (s.empty()) return;
         if (step == steps.size()) return encode_word(s, ids);
         for (size_t done = 0; done < s.size();) {
-            const auto [begin, end] = steps[step].pattern.match(s, done);
+            const auto [begin, end] = steps[step].match(s, done);
             if (!steps[step].drops_gaps) cut(s.substr(done, begin - done), step + 1, ids);
             cut(s.substr(begin, end - begin), step + 1, ids);
             done = end;
@@ -1118,15 +1114,13 @@ struct Tokenizer {
             if (byte != words.end()) id.push_back(byte->second);
         }
         while (true) {
-            auto best = merges.end();
-            size_t left = 0;
+            size_t best = merged.size(), left = 0;  // the rank of a pair, and where it is
             for (size_t i = 0; i + 1 < id.size(); i++) {
-                const auto merge = merges.find({id[i], id[i + 1]});
-                if (merge == merges.end()) continue;
-                if (best == merges.end() || merge->second.rank < best->second.rank) best = merge, left = i;
+                const auto rank = ranks.find({id[i], id[i + 1]});
+                if (rank != ranks.end() && rank->second < best) best = rank->second, left = i;
             }
-            if (best == merges.end()) break;
-            id[left] = best->second.merged;
+            if (best == merged.size()) break;
+            id[left] = merged[best];
             id.erase(id.begin() + ptrdiff_t(left) + 1);
         }
         ids.insert(ids.end(), id.begin(), id.end());
@@ -1480,8 +1474,7 @@ inline void run(const Options& o) {
     if (o.chat && !(tokenizer->flags & Tokenizer::has_chat))
         fail<UsageError>("-m chat: this file has no chat template");
 
-    // A small model that always takes its most probable token soon repeats itself: chat draws, if nobody says
-    // more.
+    // A small model that never draws soon repeats itself: in chat it does, unless told otherwise.
     const bool draws = o.chat && !o.temp && c.temperature == 0;
     const float temperature = o.temp.value_or(draws ? 0.1f : c.temperature);
     const float top_p = o.top_p.value_or(draws ? 0.9f : c.top_p);
