@@ -22,6 +22,7 @@
 #include "engine/app/options.h"
 #include "engine/app/trace.h"
 #include "engine/cpu/attention.h"
+#include "engine/cpu/attention_int8.h"
 #include "engine/cpu/ops.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quantize.h"
@@ -34,13 +35,14 @@
 #include "engine/os/clock.h"
 #include "engine/os/threads.h"
 
-// quantize() of all rows by the best instructions of this build. False, and nothing written, if it has none
-// for groups of this size.
-inline bool fast_quantize(Int8Rows& out, const Rows& x, int group_size) {
+// quantize() of all rows by the best instructions of this build, under a fixed scale if that is not null.
+// False, and nothing written, if it has none for groups of this size.
+inline bool fast_quantize(Int8Rows& out, const Rows& x, int group_size, const float* fixed_scale = nullptr) {
     if (!quantizes_groups(group_size)) return false;
     out.resize(x.n_rows, x.n_cols, group_size);
     for_each_row(x.n_rows, [&](int t) {
-        int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t), x.n_cols, group_size);
+        int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t), x.n_cols, group_size,
+                      fixed_scale);
         keep_nan(out, t, x.row(t));
     });
     return true;
@@ -52,3 +54,6 @@ bool fast_matmul(const Int8Rows& x, const Products& products) {
     const Stopwatch time(phase_seconds.matmul);
     return quant_matmul(x, products);
 }
+
+// That of a program with attention in int8 (engine/cpu/attention_int8.h): the engine's records all of it.
+using AttentionRecorder = Recorder;
