@@ -542,20 +542,17 @@ struct Int8KvCache {
 // What each head multiplies the values of each position by, and its codes, if a trace wants it: as
 // HeadScores.
 struct HeadWeights : HeadScores {
-    std::vector<int8_t> codes;  // (n_tokens, n_heads, context)
-    Rows scales;                // (n_tokens, n_heads)
+    Int8Rows quantized;  // (n_tokens, n_heads * context), one scale for each head
 
     HeadWeights(bool is_wanted, int max_tokens, int heads, int n_positions)
-        : HeadScores(is_wanted, max_tokens, heads, n_positions),
-          codes(values.size()),
-          scales(is_wanted ? max_tokens : 0, heads) {}
-    int8_t* codes_of_head(int t, int h) { return codes.data() + (of_head(t, h) - row(0)); }
-    const int8_t* codes_of_head(int t, int h) const { return codes.data() + (of_head(t, h) - row(0)); }
-    void keep(int t, int h, const float* x, const int8_t* x_codes, float scale, int n_positions) {
+        : HeadScores(is_wanted, max_tokens, heads, n_positions) {
+        if (is_wanted && n_positions > 0) quantized.resize(max_tokens, heads * n_positions, n_positions);
+    }
+    void keep(int t, int h, const float* x, const int8_t* codes, float scale, int n_positions) {
         if (values.empty()) return;
         HeadScores::keep(t, h, x, n_positions);
-        std::copy_n(x_codes, n_positions, codes_of_head(t, h));
-        scales.row(t)[h] = scale;
+        std::copy_n(codes, n_positions, quantized.row_codes(t) + size_t(h) * size_t(context));
+        quantized.row_scales(t)[h] = scale;
     }
 };
 
@@ -581,7 +578,7 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int
                            int pos) {
     const Int8KvCache& cache = a.cache;
     const int d = cache.head_dim, n_heads = a.q.n_groups(), heads_per_kv = n_heads / cache.n_kv_heads;
-    out.n_rows = scores.n_rows = probs.n_rows = a.weights.n_rows = a.weights.scales.n_rows = a.q.n_rows;
+    out.n_rows = scores.n_rows = probs.n_rows = a.weights.n_rows = a.q.n_rows;
     scores.pos = probs.pos = a.weights.pos = pos;
     parallel_for(int64_t(a.q.n_rows) * n_heads, [&](int i) {
         const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
@@ -685,12 +682,14 @@ struct AttentionRecorder : Recorder {
     // Weights, their codes, NAME.q, and the scales of these, NAME.s (n_tokens, n_heads, 1).
     void operator()(const std::string& name, const HeadWeights& x) const {
         (*this)(name, static_cast<const HeadScores&>(x));
-        (*this)(name + ".s", x.scales.row(0), x.scales.n_rows, {x.n_heads, 1});
+        (*this)(name + ".s", x.quantized.scales.data(), x.n_rows, {x.n_heads, 1});
         for (int t = 0; t < x.n_rows && trace != nullptr; t++) {
             const int n_positions = x.pos + t + 1;
             std::vector<int8_t> seen;
-            for (int h = 0; h < x.n_heads; h++)
-                seen.insert(seen.end(), x.codes_of_head(t, h), x.codes_of_head(t, h) + n_positions);
+            for (int h = 0; h < x.n_heads; h++) {
+                const int8_t* codes = x.quantized.row_codes(t) + size_t(h) * size_t(x.context);
+                seen.insert(seen.end(), codes, codes + n_positions);
+            }
             (*this)(name + ".q", seen.data(), 1, {x.n_heads, n_positions});
         }
     }
