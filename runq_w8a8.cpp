@@ -331,30 +331,39 @@ inline void add(Rows& x, const Rows& y) {
     });
 }
 
-// The keys and values of every position so far, (n_layers, n_kv_heads, context, head_dim) each. Memory is
-// taken as positions are used.
-struct KvCache {
-    int n_kv_heads, head_dim, context;
-    std::unique_ptr<float[]> keys, values;
+// What is kept of the keys and values of every position so far, `width` numbers of each head: (n_layers,
+// n_kv_heads, context, width) each. Memory is taken as positions are used.
+template <class T>
+struct KvCacheOf {
+    int n_kv_heads, width, context;
+    std::unique_ptr<T[]> keys, values;
 
-    KvCache(const ModelConfig& c, int n_positions)
-        : n_kv_heads(c.n_kv_heads), head_dim(c.head_dim), context(n_positions) {
-        const size_t n = size_t(c.n_layers) * size_t(c.kv_dim()) * size_t(context);
-        keys = std::make_unique_for_overwrite<float[]>(n);
-        values = std::make_unique_for_overwrite<float[]>(n);
+    KvCacheOf(const ModelConfig& c, int n_positions, int n_numbers)
+        : n_kv_heads(c.n_kv_heads), width(n_numbers), context(n_positions) {
+        const size_t n = size_t(c.n_layers) * size_t(n_kv_heads) * size_t(context) * size_t(width);
+        keys = std::make_unique_for_overwrite<T[]>(n);
+        values = std::make_unique_for_overwrite<T[]>(n);
     }
     size_t at(int layer, int head, int pos) const {
         return ((size_t(layer) * size_t(n_kv_heads) + size_t(head)) * size_t(context) + size_t(pos)) *
-               size_t(head_dim);
+               size_t(width);
     }
-    // k and v (n_tokens, n_kv_heads * head_dim), of positions pos, pos + 1, ...
-    void append(int layer, int pos, const Rows& k, const Rows& v) {
-        for (int t = 0; t < k.n_rows; t++) {
-            for (int h = 0; h < n_kv_heads; h++) {
-                std::copy_n(k.row(t) + h * head_dim, head_dim, &keys[at(layer, h, pos + t)]);
-                std::copy_n(v.row(t) + h * head_dim, head_dim, &values[at(layer, h, pos + t)]);
+    // k and v (n_tokens, n_kv_heads * width), of positions pos, pos + 1, ...
+    void append(int layer, int pos, int n_tokens, const T* k, const T* v) {
+        for (int t = 0; t < n_tokens; t++) {
+            for (int h = 0; h < n_kv_heads; h++, k += width, v += width) {
+                std::copy_n(k, width, &keys[at(layer, h, pos + t)]);
+                std::copy_n(v, width, &values[at(layer, h, pos + t)]);
             }
         }
+    }
+};
+
+// In fp32: head_dim numbers of each head.
+struct KvCache : KvCacheOf<float> {
+    KvCache(const ModelConfig& c, int n_positions) : KvCacheOf(c, n_positions, c.head_dim) {}
+    void append(int layer, int pos, const Rows& k, const Rows& v) {
+        KvCacheOf::append(layer, pos, k.n_rows, k.row(0), v.row(0));
     }
 };
 
@@ -377,7 +386,7 @@ struct HeadScores : Rows {
 // each against all positions up to its own -> out, same shape. Their keys and values are in the cache.
 inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, const KvCache& cache,
                       int layer, int pos) {
-    const int d = cache.head_dim, n_heads = q.n_cols / d, heads_per_kv = n_heads / cache.n_kv_heads;
+    const int d = cache.width, n_heads = q.n_cols / d, heads_per_kv = n_heads / cache.n_kv_heads;
     out.n_rows = scores.n_rows = probs.n_rows = q.n_rows;
     scores.pos = probs.pos = pos;
     parallel_for(int64_t(q.n_rows) * n_heads, [&](int i) {
@@ -501,46 +510,25 @@ inline void mix_int8(float* out, int32_t* sums, const int8_t* weights, float wei
     for (int i = 0; i < head_dim; i++) out[i] = float(sums[i]) * weights_scale;
 }
 
-// The keys and values of every position so far in codes, (n_layers, n_kv_heads, context, head_dim) each, and
-// their scales, (n_layers, n_kv_heads, context).
+// In int8: of each head head_dim codes, and a scale.
 struct Int8KvCache {
     // A sum of this many products of codes stays within int32: 133144 * 127 * 127 < 2^31.
     static constexpr int max_context = 133144;
+    KvCacheOf<int8_t> codes;
+    KvCacheOf<float> scales;
 
-    int n_kv_heads, head_dim, context;
-    std::unique_ptr<int8_t[]> keys, values;
-    std::unique_ptr<float[]> key_scales, value_scales;
-
-    Int8KvCache(const ModelConfig& c, int n_positions)
-        : n_kv_heads(c.n_kv_heads), head_dim(c.head_dim), context(n_positions) {
+    Int8KvCache(const ModelConfig& c, int context) : codes(c, context, c.head_dim), scales(c, context, 1) {
         check_value(context <= max_context, "--attn int8: the context", context,
                     "expected at most " + std::to_string(max_context) + ", so that sums stay within int32");
-        const size_t n = size_t(c.n_layers) * size_t(n_kv_heads) * size_t(context);
-        keys = std::make_unique_for_overwrite<int8_t[]>(n * size_t(head_dim));
-        values = std::make_unique_for_overwrite<int8_t[]>(n * size_t(head_dim));
-        key_scales = std::make_unique_for_overwrite<float[]>(n);
-        value_scales = std::make_unique_for_overwrite<float[]>(n);
-    }
-    // The number of a position among all of them.
-    size_t at(int layer, int head, int pos) const {
-        return (size_t(layer) * size_t(n_kv_heads) + size_t(head)) * size_t(context) + size_t(pos);
     }
     // k and v (n_tokens, n_kv_heads groups of head_dim codes), of positions pos, pos + 1, ...
     void append(int layer, int pos, const Int8Rows& k, const Int8Rows& v) {
-        for (int t = 0; t < k.n_rows; t++) {
-            for (int h = 0; h < n_kv_heads; h++) {
-                const size_t i = at(layer, h, pos + t);
-                std::copy_n(k.row_codes(t) + h * head_dim, head_dim, &keys[i * size_t(head_dim)]);
-                std::copy_n(v.row_codes(t) + h * head_dim, head_dim, &values[i * size_t(head_dim)]);
-                key_scales[i] = k.row_scales(t)[h];
-                value_scales[i] = v.row_scales(t)[h];
-            }
-        }
+        codes.append(layer, pos, k.n_rows, k.codes.data(), v.codes.data());
+        scales.append(layer, pos, k.n_rows, k.scales.data(), v.scales.data());
     }
 };
 
-// What each head multiplies the values of each position by, and its codes, if a trace wants it: as
-// HeadScores.
+// As HeadScores, what each head multiplies the values of each position by; and its codes.
 struct HeadWeights : HeadScores {
     Int8Rows quantized;  // (n_tokens, n_heads * context), one scale for each head
 
@@ -576,27 +564,29 @@ struct Int8Attention {
 // the probability, before that is quantized: then one scale is left for each query.
 inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int8Attention& a, int layer,
                            int pos) {
-    const Int8KvCache& cache = a.cache;
-    const int d = cache.head_dim, n_heads = a.q.n_groups(), heads_per_kv = n_heads / cache.n_kv_heads;
+    const KvCacheOf<int8_t>& codes = a.cache.codes;
+    const KvCacheOf<float>& scales = a.cache.scales;
+    const int d = codes.width, n_heads = a.q.n_groups(), heads_per_kv = n_heads / codes.n_kv_heads;
     out.n_rows = scores.n_rows = probs.n_rows = a.weights.n_rows = a.q.n_rows;
     scores.pos = probs.pos = a.weights.pos = pos;
     parallel_for(int64_t(a.q.n_rows) * n_heads, [&](int i) {
         const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
-        const size_t first = cache.at(layer, h / heads_per_kv, 0);
+        const int8_t* keys = &codes.keys[codes.at(layer, h / heads_per_kv, 0)];
+        const int8_t* values = &codes.values[codes.at(layer, h / heads_per_kv, 0)];
+        const size_t first = scales.at(layer, h / heads_per_kv, 0);
         std::vector<float> x(size_t(n_positions), 0.0f);  // scores, then probabilities, then weights
-        std::vector<int8_t> codes(x.size());              // of the weights
+        std::vector<int8_t> weights(x.size());            // in codes
         std::vector<int32_t> sums(size_t(d), 0);
-        scores_int8(x.data(), a.q.row_codes(t) + h * d, a.q.row_scales(t)[h], &cache.keys[first * size_t(d)],
-                    &cache.key_scales[first], n_positions, d);
+        scores_int8(x.data(), a.q.row_codes(t) + h * d, a.q.row_scales(t)[h], keys, &scales.keys[first],
+                    n_positions, d);
         scores.keep(t, h, x.data(), n_positions);
         softmax(x.data(), n_positions);
         probs.keep(t, h, x.data(), n_positions);
-        for (int p = 0; p < n_positions; p++) x[size_t(p)] *= cache.value_scales[first + size_t(p)];
-        float scale = quantize_group(codes.data(), x.data(), n_positions, nullptr);
+        for (int p = 0; p < n_positions; p++) x[size_t(p)] *= scales.values[first + size_t(p)];
+        float scale = quantize_group(weights.data(), x.data(), n_positions, nullptr);
         if (!all_finite(x.data(), x.size())) scale = NAN;
-        a.weights.keep(t, h, x.data(), codes.data(), scale, n_positions);
-        mix_int8(out.row(t) + h * d, sums.data(), codes.data(), scale, &cache.values[first * size_t(d)],
-                 n_positions, d);
+        a.weights.keep(t, h, x.data(), weights.data(), scale, n_positions);
+        mix_int8(out.row(t) + h * d, sums.data(), weights.data(), scale, values, n_positions, d);
     });
 }
 
