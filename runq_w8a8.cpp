@@ -1,4 +1,5 @@
-// runq_w8a8: Llama 3 and Qwen3 inference in SmoothQuant W8A8, to read from top to bottom.
+// runq_w8a8: Llama 3 and Qwen3 inference in SmoothQuant W8A8, in one file: from the bytes of a model file to
+// words on the screen.
 //
 // Weights are int8 with one fp32 scale per row (output channel), activations are int8 with one fp32 scale per
 // token. So the whole dot product of a row and a token is a sum of int32, and is scaled once: what a systolic
@@ -9,63 +10,682 @@
 //
 // A file may instead hold a scale per 32 weights; then activations get one per 32 values, too. And a file may
 // hold the activations' scales, one per place, measured beforehand; then only the rounding is left to do at
-// run time.
+// run time. With --attn int8 the two products of attention are int8, too, and so is the KV cache. Everything
+// else is fp32: normalization, rotation, softmax, SwiGLU, residuals. docs/forward-pass.md walks through the
+// same steps with equations and numbers.
 //
-// This file has what is W8A8's own: the matrix, quantize and matmul as plain loops, the tensors of a file,
-// and the forward pass. The rest is in engine/, as runq.cpp says. docs/forward-pass.md walks through the same
-// steps with equations and numbers.
+// The file is complete. This line compiles it, and the next one tells a story:
 //
-//     make runq_w8a8 model_w8a8.bin && ./runq_w8a8 model_w8a8.bin -i "Once upon a time"
+//     g++ -std=c++20 -O3 -march=native -fopenmp runq_w8a8.cpp -o runq_w8a8 -lpcre2-8 -lutf8proc
+//     ./runq_w8a8 model_w8a8.bin -i "Once upon a time"
+//
+// Without PCRE2 and utf8proc, -DNO_TOKENIZER makes a program that takes and prints token ids; without OpenMP
+// it runs in one thread. Loops are plain: they are the specification. With -DENGINE, which `make` sets, the
+// two regions between #ifdef ENGINE and #endif come from engine/ instead, under the same names: packed
+// weights, vector instructions, a chat with a line editor, and much that is left out here, such as a system
+// prompt in chat, numbers of less than 32 bits in the KV cache of attention in fp32, and files that are
+// damaged or cut while they are read.
+
+#ifdef ENGINE
+#include "engine/program.h"
+#else
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <chrono>
+#include <climits>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <initializer_list>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <memory>
+#include <numbers>
+#include <numeric>
+#include <optional>
+#include <random>
 #include <span>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifndef NO_TOKENIZER
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <utf8proc.h>
+#endif
+#if __has_include(<sys/mman.h>)
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
 
-#include "engine/app/model.h"
-#include "engine/app/options.h"
-#include "engine/app/trace.h"
-#include "engine/cpu/attention.h"
-#include "engine/cpu/attention_int8.h"
-#include "engine/cpu/ops.h"
-#include "engine/cpu/quant_matmul.h"
-#include "engine/cpu/rows.h"
-#include "engine/model/header.h"
-#include "engine/model/model_file.h"
-#include "engine/model/scheme.h"
-#include "engine/model/tensors.h"
-#include "engine/os/clock.h"
-#include "engine/os/threads.h"
+// ---- section rows ----------------------------------------------------------
+// Threads, errors, and what the forward pass hands from one operation to the next: a row per token
 
-// ----------------------------------------------------------------------------
-// W8A8: the arithmetic. The loops are the specification; int8_quantize and quant_matmul are their fast forms.
-
-// Weights in W8A8: row i is codes[i] * scales[i]; or, in blocks of 32 columns, each block has a scale.
-struct W8A8Matrix {
-    const int8_t* codes = nullptr;         // (n_rows, n_cols), each in -127..127
-    const float* scales = nullptr;         // (n_rows, n_blocks)
-    int n_rows = 0, n_cols = 0;            // output channels, input channels
-    int block = 0;                         // values under one scale: n_cols or 32
-    const PackedMatrix* packed = nullptr;  // the same weights as the kernels read them fastest, or null
-
-    int n_blocks() const { return n_cols / block; }  // per row
-    QuantMatrix view() const { return int8_matrix(codes, scales, n_rows, n_cols, block); }
+// A wrong command line: exit code 2. All other errors: exit code 1.
+struct UsageError : std::runtime_error {
+    using std::runtime_error::runtime_error;
 };
 
-// Values under one scale in rows of n_cols, given a header's group_size.
-int block_of(int group_size, int n_cols) { return group_size == 0 ? n_cols : group_size; }
+// Throws an error that says its parts, one after another.
+template <class Error = std::runtime_error>
+[[noreturn]] void fail(const auto&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    throw Error(text.str());
+}
 
+// Calls body(i) for each i below n, in all threads.
+void parallel_for(int64_t n, auto body) {
+#pragma omp parallel for if (n > 1)
+    for (int64_t i = 0; i < n; i++) body(int(i));
+}
+
+// (n_rows, n_cols) fp32, with room for more rows. An operation sets n_rows of what it writes.
+struct Rows {
+    int n_rows = 0, n_cols;
+    std::vector<float> values;
+
+    explicit Rows(int max_rows = 0, int columns = 0) : n_cols(columns), values(size_t(max_rows) * columns) {}
+    float* row(int i) { return values.data() + size_t(i) * size_t(n_cols); }
+    const float* row(int i) const { return values.data() + size_t(i) * size_t(n_cols); }
+    void reserve(int rows) { values.resize(std::max(values.size(), size_t(rows) * size_t(n_cols))); }
+    // Drops all rows but the last n.
+    void keep_last(int n) {
+        std::copy(row(n_rows - n), row(n_rows), row(0));
+        n_rows = n;
+    }
+};
+
+// Rows in int8: codes (n_rows, n_cols), and a scale for each group of group_size along a row.
+struct Int8Rows {
+    int n_rows, n_cols, group_size;
+    std::vector<int8_t> codes;
+    std::vector<float> scales;
+
+    explicit Int8Rows(int max_rows = 0, int columns = 0, int group = 1) { resize(max_rows, columns, group); }
+    int n_groups() const { return n_cols / group_size; }
+    int8_t* row_codes(int i) { return codes.data() + size_t(i) * size_t(n_cols); }
+    const int8_t* row_codes(int i) const { return codes.data() + size_t(i) * size_t(n_cols); }
+    float* row_scales(int i) { return scales.data() + size_t(i) * size_t(n_groups()); }
+    const float* row_scales(int i) const { return scales.data() + size_t(i) * size_t(n_groups()); }
+    void resize(int rows, int columns, int group) {
+        n_rows = rows, n_cols = columns, group_size = group;
+        codes.resize(size_t(rows) * size_t(columns));
+        scales.resize(size_t(rows) * size_t(n_groups()));
+    }
+};
+
+// One of the products that read the same input: out (n_tokens, w.n_rows) = x times w transposed.
+template <class Matrix>
+struct MatrixProduct {
+    Rows& out;
+    const Matrix& w;
+};
+
+inline bool all_finite(const float* x, size_t n) {
+    return std::all_of(x, x + n, [](float value) { return std::isfinite(value); });
+}
+
+// What the engine does faster, and is asked first: nothing, in a file that is compiled alone.
+struct PackedMatrix;
+inline bool fast_quantize(Int8Rows&, const Rows&, int) { return false; }
+bool fast_matmul(const Int8Rows&, const auto&) { return false; }
+// ---- end of rows -----------------------------------------------------------
+
+// ---- section config --------------------------------------------------------
+// The numbers of a model, as the header of its file has them
+
+enum class Arch : uint32_t { llama = 1, qwen3 = 2, qwen3_moe = 3 };
+
+struct ModelConfig {
+    Arch arch = Arch::llama;
+    int dim = 0;         // length of a token's vector (hidden_size)
+    int hidden_dim = 0;  // length inside the feed-forward block (intermediate_size)
+    int n_layers = 0;
+    int n_heads = 0, n_kv_heads = 0;  // n_heads / n_kv_heads query heads share a key/value head
+    int head_dim = 0;                 // n_heads * head_dim need not be dim
+    int vocab_size = 0;               // rows of the embedding and of the classifier
+    int max_seq_len = 0;              // positions the model was made for
+    bool shared_classifier = false;   // the classifier is the embedding (tied)
+    int group_size = 0;               // weights that share one scale; 0: the whole row
+    bool static_activations = false;  // activations' scales are in the file, not found at run time
+    float norm_eps = 1e-5f, rope_theta = 500000;
+    bool llama3_rope = false;  // Llama 3's rescaling of the RoPE frequencies (config.json: rope_scaling)
+    float rope_factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+    int original_max_position = 0;
+    int bos_id = -1;                      // -1: none
+    std::vector<int> eos_ids;             // generation ends at any of these
+    float temperature = 1, top_p = 0.9f;  // sampling defaults; temperature 0 is greedy, top_p 1 off
+    int top_k = 0;                        // 0: off
+
+    bool has_head_norms() const { return arch != Arch::llama; }
+    int q_dim() const { return n_heads * head_dim; }
+    int kv_dim() const { return n_kv_heads * head_dim; }
+    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
+    // How long the rows of the layers' matrices are, by name.
+    std::array<std::pair<const char*, int>, 3> row_lengths() const {
+        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
+    }
+};
+// ---- end of config ---------------------------------------------------------
+
+// As fast_quantize() above, under a static scale if that is not null.
+inline bool fast_quantize(Int8Rows&, const Rows&, int, const float*) { return false; }
+
+// ----------------------------------------------------------------------------
+// Operations: on pointers and numbers, then on the rows of all tokens
+
+// lift rmsnorm
+// out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
+// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
+// normalized values lie exactly halfway between two codes, and the last bit would decide which.
+inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
+    const double inv = 1.0 / std::sqrt(sum / n + eps);
+    for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
+}
+
+// lift rope
+// Rotates the adjacent pairs (2i, 2i + 1) of one head by cos and sin (head_dim / 2,) (Su et al. 2021, arXiv
+// 2104.09864).
+inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
+    for (int i = 0; i < head_dim / 2; i++) {
+        const float a = head[2 * i], b = head[2 * i + 1];
+        head[2 * i] = a * cos[i] - b * sin[i];
+        head[2 * i + 1] = a * sin[i] + b * cos[i];
+    }
+}
+
+// lift softmax
+// x[i] = exp(x[i] - max) / sum over n values.
+inline void softmax(float* x, int n) {
+    const float max = *std::max_element(x, x + n);
+    float sum = 0;
+    for (int i = 0; i < n; i++) {
+        x[i] = std::exp(x[i] - max);
+        sum += x[i];
+    }
+    for (int i = 0; i < n; i++) x[i] /= sum;
+}
+
+// lift swiglu
+// out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202).
+inline void swiglu(float* out, const float* gate, const float* up, int n) {
+    for (int i = 0; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+}
+
+// lift attend
+// One query (head_dim,) against the keys and values of its kv head, (n_positions, head_dim) each -> scores
+// and probs (n_positions,), out (head_dim,).
+inline void attend(float* out, float* scores, float* probs, const float* q, const float* keys,
+                   const float* values, int n_positions, int head_dim) {
+    for (int p = 0; p < n_positions; p++) {
+        const float* key = keys + int64_t(p) * head_dim;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int i = 0; i < head_dim; i++) sum += q[i] * key[i];
+        scores[p] = sum / std::sqrt(float(head_dim));
+        probs[p] = scores[p];
+    }
+    softmax(probs, n_positions);
+    for (int i = 0; i < head_dim; i++) out[i] = 0;
+    for (int p = 0; p < n_positions; p++) {
+        const float* value = values + int64_t(p) * head_dim;
+        for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
+    }
+}
+
+// Normalizes each run of n values: whole rows of x, or each head of q or k. out may be x.
+inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float eps) {
+    out.n_rows = x.n_rows;
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += n) rmsnorm(out.row(t) + i, x.row(t) + i, weight, n, eps);
+    });
+}
+
+// cos and sin of the rotation angles of a chunk's positions, the same in every layer. At position 0 every
+// angle is 0. Pair i turns by theta^(-2i / head_dim) radians per position. Llama 3.1 and later divide the
+// frequencies of long wavelengths by `factor`, leave short ones alone and blend in between.
+struct RopeAngles {
+    std::vector<float> frequencies;  // (head_dim / 2,)
+    Rows cos, sin;                   // (n_tokens, head_dim / 2)
+
+    RopeAngles() = default;
+    RopeAngles(const ModelConfig& c, int max_tokens)
+        : frequencies(size_t(c.head_dim) / 2),
+          cos(max_tokens, c.head_dim / 2),
+          sin(max_tokens, c.head_dim / 2) {
+        for (size_t i = 0; i < frequencies.size(); i++) {
+            double f = std::pow(double(c.rope_theta), -2.0 * double(i) / c.head_dim);
+            if (c.llama3_rope) {
+                // Turns within the context that the model was first trained on.
+                const double turns = c.original_max_position * f / (2 * std::numbers::pi);
+                const double low = c.low_freq_factor, high = c.high_freq_factor;
+                const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+                f = (1 - smooth) * f / c.rope_factor + smooth * f;
+            }
+            frequencies[i] = float(f);
+        }
+    }
+    // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
+    void set_positions(int pos, int n_tokens) {
+        cos.n_rows = sin.n_rows = n_tokens;
+        for (int t = 0; t < n_tokens; t++) {
+            for (size_t i = 0; i < frequencies.size(); i++) {
+                const double angle = double(pos + t) * frequencies[i];
+                cos.row(t)[i] = float(std::cos(angle));
+                sin.row(t)[i] = float(std::sin(angle));
+            }
+        }
+    }
+};
+
+// Rotates every head of every token, in place. x: (n_tokens, heads * head_dim).
+inline void rope(Rows& x, const RopeAngles& angles, int head_dim) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += head_dim)
+            rope(x.row(t) + i, angles.cos.row(t), angles.sin.row(t), head_dim);
+    });
+}
+
+// SwiGLU of all tokens. out may be gate.
+inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
+    out.n_rows = gate.n_rows;
+    parallel_for(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });
+}
+
+// x += y
+inline void add(Rows& x, const Rows& y) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] += y.row(t)[i];
+    });
+}
+
+// What is kept of the keys and values of every position so far, `width` numbers of each head: (n_layers,
+// n_kv_heads, context, width) each. Memory is taken as positions are used.
+template <class T>
+struct KvCacheOf {
+    int n_kv_heads, width, context;
+    std::unique_ptr<T[]> keys, values;
+
+    KvCacheOf(const ModelConfig& c, int n_positions, int n_numbers)
+        : n_kv_heads(c.n_kv_heads), width(n_numbers), context(n_positions) {
+        const size_t n = size_t(c.n_layers) * size_t(n_kv_heads) * size_t(context) * size_t(width);
+        keys = std::make_unique_for_overwrite<T[]>(n);
+        values = std::make_unique_for_overwrite<T[]>(n);
+    }
+    size_t at(int layer, int head, int pos) const {
+        return ((size_t(layer) * size_t(n_kv_heads) + size_t(head)) * size_t(context) + size_t(pos)) *
+               size_t(width);
+    }
+    // k and v (n_tokens, n_kv_heads * width), of positions pos, pos + 1, ...
+    void append(int layer, int pos, int n_tokens, const T* k, const T* v) {
+        for (int t = 0; t < n_tokens; t++) {
+            for (int h = 0; h < n_kv_heads; h++, k += width, v += width) {
+                std::copy_n(k, width, &keys[at(layer, h, pos + t)]);
+                std::copy_n(v, width, &values[at(layer, h, pos + t)]);
+            }
+        }
+    }
+};
+
+// In fp32: head_dim numbers of each head.
+struct KvCache : KvCacheOf<float> {
+    KvCache(const ModelConfig& c, int n_positions) : KvCacheOf(c, n_positions, c.head_dim) {}
+    void append(int layer, int pos, const Rows& k, const Rows& v) {
+        KvCacheOf::append(layer, pos, k.n_rows, k.row(0), v.row(0));
+    }
+};
+
+// What each head makes of each position, before or after softmax, if a trace wants it: (n_tokens, n_heads,
+// context), of which token t has the first pos + t + 1 positions.
+struct HeadScores : Rows {
+    int n_heads, context, pos = 0;
+
+    HeadScores(bool is_wanted, int max_tokens, int heads, int n_positions)
+        : Rows(is_wanted ? max_tokens : 0, heads * n_positions), n_heads(heads), context(n_positions) {}
+    float* of_head(int t, int h) { return row(t) + size_t(h) * size_t(context); }
+    const float* of_head(int t, int h) const { return row(t) + size_t(h) * size_t(context); }
+    // Keeps those of query head h of token t, if they are wanted.
+    void keep(int t, int h, const float* x, int n_positions) {
+        if (!values.empty()) std::copy_n(x, n_positions, of_head(t, h));
+    }
+};
+
+// Attention of a chunk: q (n_tokens, n_heads * head_dim), rotated, of tokens at positions pos, pos + 1, ...,
+// each against all positions up to its own -> out, same shape. Their keys and values are in the cache.
+inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, const KvCache& cache,
+                      int layer, int pos) {
+    const int d = cache.width, n_heads = q.n_cols / d, heads_per_kv = n_heads / cache.n_kv_heads;
+    out.n_rows = scores.n_rows = probs.n_rows = q.n_rows;
+    scores.pos = probs.pos = pos;
+    parallel_for(int64_t(q.n_rows) * n_heads, [&](int i) {
+        const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
+        const size_t first = cache.at(layer, h / heads_per_kv, 0);
+        std::vector<float> unkept(scores.values.empty() ? size_t(n_positions) : 0);
+        float* s = scores.values.empty() ? unkept.data() : scores.of_head(t, h);
+        float* p = probs.values.empty() ? unkept.data() : probs.of_head(t, h);
+        attend(out.row(t) + h * d, s, p, q.row(t) + h * d, &cache.keys[first], &cache.values[first],
+               n_positions, d);
+    });
+}
+
+// ---- section tensors -------------------------------------------------------
+// A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place
+
+static_assert(std::endian::native == std::endian::little);
+constexpr size_t header_size = 256;
+constexpr int max_group_size = 1 << 16;  // keeps int32 sums of int8 products exact
+
+// Throws "NAME is VALUE, WHY" unless the value fits.
+void check_value(bool fits, const std::string& name, int64_t value, const auto&... why) {
+    if (!fits) fail(name, " is ", value, ", ", why...);
+}
+
+// What a program says of its files. Config is ModelConfig, or has it and fields of the program's own.
+struct HeaderReader;
+template <class Config>
+struct FileFormat {
+    uint32_t magic;                // a file's first word
+    int version;                   // and its second
+    void (*check)(const Config&);  // throws if the program cannot run such a model
+    // If it is there, reads the fields of the program's own, from byte 0xC0 on; what follows is 0.
+    size_t (*read_own)(const HeaderReader&, Config&) = nullptr;
+    Arch first_arch = Arch::llama, last_arch = Arch::qwen3;  // that it runs, and those between
+    int max_activations = 0;                                 // the highest value of that field
+    int alignment = 1;                                       // bytes: every tensor begins at a multiple of it
+};
+
+// The tensors of a file, one after another from the end of the header on.
+struct TensorList {
+    std::span<const std::byte> weights;
+    size_t alignment, end = 0;  // end: of the tensors so far
+
+    // The next tensor, in place.
+    template <class T>
+    const T* next(const std::string& name, std::vector<int> shape) {
+        const size_t begin = (end + alignment - 1) / alignment * alignment;
+        size_t n_bytes = sizeof(T);
+        for (const int n : shape) n_bytes *= size_t(n);
+        if (begin > weights.size() || n_bytes > weights.size() - begin)
+            fail("weights are ", weights.size(), " bytes and end before those of ", name);
+        end = begin + n_bytes;
+        return reinterpret_cast<const T*>(weights.data() + begin);
+    }
+    // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
+    auto layers(const ModelConfig& c, const std::string& name, auto make) {
+        std::vector<decltype(make(name))> found;
+        for (int l = 0; l < c.n_layers; l++)
+            found.push_back(make("layers." + std::to_string(l) + "." + name));
+        return found;
+    }
+    template <class T>
+    std::vector<const T*> vectors(const ModelConfig& c, const std::string& name, int n) {
+        return layers(c, name, [&](const std::string& full_name) { return next<T>(full_name, {n}); });
+    }
+};
+
+template <class Config>
+struct ModelFileOf {
+    Config config;
+    std::span<const std::byte> bytes, weights, tokenizer;  // of the whole file, and of its parts
+};
+
+// A loaded model, and all that a run of it needs. Weights and RunState are the program's own.
+template <class Config, class Weights, class RunState>
+struct TransformerOf {
+    ModelFileOf<Config> file;
+    Weights weights;
+    RunState state;
+    struct Trace* trace = nullptr;  // not null: record every step
+};
+// ---- end of tensors --------------------------------------------------------
+
+// ----------------------------------------------------------------------------
+// Attention in int8 (--attn int8): both products are int8 by int8, with exact int32 sums (SmoothQuant,
+// section 5: "INT8 batched matrix multiply"). Each head of q, k and v is quantized, its head_dim numbers
+// under one scale. docs/w8a8.md says what this costs
+
+// Defined below, with the scheme.
+inline float quantize_group(int8_t* codes, const float* x, int n, const float* static_scale);
+
+// lift scores_int8
+// scores (n_positions,) of a query against the keys of its kv head, all in codes: q (head_dim,), keys
+// (n_positions, head_dim) with a scale each. A score is an exact sum, scaled once.
+inline void scores_int8(float* scores, const int8_t* q, float q_scale, const int8_t* keys,
+                        const float* key_scales, int n_positions, int head_dim) {
+    const float scale = q_scale * (1.0f / std::sqrt(float(head_dim)));
+    for (int p = 0; p < n_positions; p++) {
+        const int8_t* key = keys + int64_t(p) * head_dim;
+        int32_t sum = 0;
+        for (int i = 0; i < head_dim; i++) sum += int32_t(q[i]) * int32_t(key[i]);
+        scores[p] = float(sum) * (scale * key_scales[p]);
+    }
+}
+
+// lift mix_int8
+// out (head_dim,) is the sum over positions of weight times value, in codes: weights (n_positions,) under one
+// scale, values (n_positions, head_dim). sums (head_dim,) is memory for the exact sums.
+inline void mix_int8(float* out, int32_t* sums, const int8_t* weights, float weights_scale,
+                     const int8_t* values, int n_positions, int head_dim) {
+    for (int i = 0; i < head_dim; i++) sums[i] = 0;
+    for (int p = 0; p < n_positions; p++) {
+        const int8_t* value = values + int64_t(p) * head_dim;
+        for (int i = 0; i < head_dim; i++) sums[i] += int32_t(weights[p]) * int32_t(value[i]);
+    }
+    for (int i = 0; i < head_dim; i++) out[i] = float(sums[i]) * weights_scale;
+}
+
+// In int8: of each head head_dim codes, and a scale.
+struct Int8KvCache {
+    // A sum of this many products of codes stays within int32: 133144 * 127 * 127 < 2^31.
+    static constexpr int max_context = 133144;
+    KvCacheOf<int8_t> codes;
+    KvCacheOf<float> scales;
+
+    Int8KvCache(const ModelConfig& c, int context) : codes(c, context, c.head_dim), scales(c, context, 1) {
+        check_value(context <= max_context, "--attn int8: the context", context,
+                    "expected at most " + std::to_string(max_context) + ", so that sums stay within int32");
+    }
+    // k and v (n_tokens, n_kv_heads groups of head_dim codes), of positions pos, pos + 1, ...
+    void append(int layer, int pos, const Int8Rows& k, const Int8Rows& v) {
+        codes.append(layer, pos, k.n_rows, k.codes.data(), v.codes.data());
+        scales.append(layer, pos, k.n_rows, k.scales.data(), v.scales.data());
+    }
+};
+
+// As HeadScores, what each head multiplies the values of each position by; and its codes.
+struct HeadWeights : HeadScores {
+    Int8Rows quantized;  // (n_tokens, n_heads * context), one scale for each head
+
+    HeadWeights(bool is_wanted, int max_tokens, int heads, int n_positions)
+        : HeadScores(is_wanted, max_tokens, heads, n_positions) {
+        if (is_wanted && n_positions > 0) quantized.resize(max_tokens, heads * n_positions, n_positions);
+    }
+    void keep(int t, int h, const float* x, const int8_t* codes, float scale, int n_positions) {
+        if (values.empty()) return;
+        HeadScores::keep(t, h, x, n_positions);
+        std::copy_n(codes, n_positions, quantized.row_codes(t) + size_t(h) * size_t(context));
+        quantized.row_scales(t)[h] = scale;
+    }
+};
+
+// What attention in int8 reads, and of a trace the weights that it multiplies values by.
+struct Int8Attention {
+    Int8KvCache cache;
+    Int8Rows q, k, v;  // of the chunk in hand: a row per token, a group of head_dim codes per head
+    HeadWeights weights;
+
+    // For chunks of up to max_tokens tokens; for no context it takes no memory.
+    Int8Attention(const ModelConfig& c, int max_tokens, int context, bool traced)
+        : cache(c, context),
+          q(context > 0 ? max_tokens : 0, c.q_dim(), c.head_dim),
+          k(q.n_rows, c.kv_dim(), c.head_dim),
+          v(q.n_rows, c.kv_dim(), c.head_dim),
+          weights(traced, q.n_rows, c.n_heads, context) {}
+};
+
+// Attention of the chunk whose q is a.q, and whose k and v are in a.cache, as attention() does it in fp32.
+// Each position's value has its own scale, which cannot be taken out of a sum over positions. So it goes to
+// the probability, before that is quantized: then one scale is left for each query.
+inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int8Attention& a, int layer,
+                           int pos) {
+    const KvCacheOf<int8_t>& codes = a.cache.codes;
+    const KvCacheOf<float>& scales = a.cache.scales;
+    const int d = codes.width, n_heads = a.q.n_groups(), heads_per_kv = n_heads / codes.n_kv_heads;
+    out.n_rows = scores.n_rows = probs.n_rows = a.weights.n_rows = a.q.n_rows;
+    scores.pos = probs.pos = a.weights.pos = pos;
+    parallel_for(int64_t(a.q.n_rows) * n_heads, [&](int i) {
+        const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
+        const int8_t* keys = &codes.keys[codes.at(layer, h / heads_per_kv, 0)];
+        const int8_t* values = &codes.values[codes.at(layer, h / heads_per_kv, 0)];
+        const size_t first = scales.at(layer, h / heads_per_kv, 0);
+        std::vector<float> x(size_t(n_positions), 0.0f);  // scores, then probabilities, then weights
+        std::vector<int8_t> weights(x.size());            // in codes
+        std::vector<int32_t> sums(size_t(d), 0);
+        scores_int8(x.data(), a.q.row_codes(t) + h * d, a.q.row_scales(t)[h], keys, &scales.keys[first],
+                    n_positions, d);
+        scores.keep(t, h, x.data(), n_positions);
+        softmax(x.data(), n_positions);
+        probs.keep(t, h, x.data(), n_positions);
+        for (int p = 0; p < n_positions; p++) x[size_t(p)] *= scales.values[first + size_t(p)];
+        float scale = quantize_group(weights.data(), x.data(), n_positions, nullptr);
+        if (!all_finite(x.data(), x.size())) scale = NAN;
+        a.weights.keep(t, h, x.data(), weights.data(), scale, n_positions);
+        mix_int8(out.row(t) + h * d, sums.data(), weights.data(), scale, values, n_positions, d);
+    });
+}
+
+// ---- section options -------------------------------------------------------
+// What the command line asks for, and a record of all that a run computes
+
+// An option of one program alone. Its value is one of `choices`, the first by default.
+struct OwnOption {
+    const char* name;
+    std::vector<const char*> choices;
+    const char* help;
+};
+
+struct Options {
+    std::string model_path;
+    std::optional<std::string> prompt, file;  // "-": standard input
+    std::vector<int> ids;                     // the prompt as these; {}: not given
+    bool chat = false, print_ids = false;
+    int steps = 256, ctx = 0, threads = 0;  // 0: to the end of the context; at most 4096; OpenMP's default
+    std::optional<float> temp, top_p;       // these three: the model's if not given
+    std::optional<int> top_k;
+    std::optional<uint64_t> seed;            // another in each run if not given
+    std::optional<std::string> ppl, trace;   // paths
+    std::map<std::string, std::string> own;  // the program's own options
+};
+
+// How many tokens' logits a chunk of n tokens needs at most: those of all for perplexity or a trace.
+inline int n_logits(const Options& o, bool is_traced, int n) { return o.ppl || is_traced ? n : 1; }
+
+inline KvCache kv_cache(const Options&, const ModelConfig& c, int context) { return {c, context}; }
+
+constexpr int accumulator_layer = 1;  // of which a trace has the integer sums of each product
+
+// Every intermediate tensor of a run, by step name; all tokens one after another, however they were fed.
+struct Trace {
+    struct Tensor {
+        const char* type;                 // safetensors' name
+        std::vector<int> shape;           // of a token; {} is one number
+        std::vector<std::string> tokens;  // bytes of each
+    };
+    std::map<std::string, Tensor> tensors;
+
+    void write(const std::string& path) const;  // a safetensors file
+};
+
+// Appends the steps of one layer, or those outside the layers (layer -1), if there is a trace:
+//
+//     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
+struct Recorder {
+    Trace* trace;
+    int layer;
+
+    Recorder(Trace* t, int l) : trace(t), layer(l) {}
+    // n_tokens values of the given shape. The last dimension may grow from call to call, as attention's does.
+    template <class T>
+    void operator()(const std::string& name, const T* values, int n_tokens, std::vector<int> shape) const;
+    void operator()(const std::string& name, const Rows& x, int head_dim = 0) const;
+    void operator()(const std::string& name, const Int8Rows& x) const;
+    void operator()(const std::string& name, const HeadScores& x) const;
+    template <class Matrix>  // a product, and in one layer the integer sums of its groups
+    void operator()(const std::string& name, const Rows& out, const Int8Rows& x, const Matrix& w) const;
+};
+// ---- end of options --------------------------------------------------------
+
+// A Recorder that knows what attention in int8 makes, too.
+struct AttentionRecorder : Recorder {
+    using Recorder::Recorder;
+    using Recorder::operator();
+
+    // Heads in codes: NAME.q (n_tokens, heads, head_dim) and NAME.s (n_tokens, heads, 1).
+    void operator()(const std::string& name, const Int8Rows& x, int head_dim) const {
+        (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_groups(), head_dim});
+        (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups(), 1});
+    }
+    // Weights, their codes, NAME.q, and the scales of these, NAME.s (n_tokens, n_heads, 1).
+    void operator()(const std::string& name, const HeadWeights& x) const {
+        (*this)(name, static_cast<const HeadScores&>(x));
+        (*this)(name + ".s", x.quantized.scales.data(), x.n_rows, {x.n_heads, 1});
+        for (int t = 0; t < x.n_rows && trace != nullptr; t++) {
+            const int n_positions = x.pos + t + 1;
+            std::vector<int8_t> seen;
+            for (int h = 0; h < x.n_heads; h++) {
+                const int8_t* codes = x.quantized.row_codes(t) + size_t(h) * size_t(x.context);
+                seen.insert(seen.end(), codes, codes + n_positions);
+            }
+            (*this)(name + ".q", seen.data(), 1, {x.n_heads, n_positions});
+        }
+    }
+};
+
+#endif  // ENGINE
+
+// ----------------------------------------------------------------------------
+// W8A8: the arithmetic. fast_quantize and fast_matmul are the engine's forms of it
+
+// Weights in W8A8: row i is codes[i] * scales[i]; or, in groups of 32 columns, each group has a scale.
+struct W8A8Matrix {
+    const int8_t* codes = nullptr;         // (n_rows, n_cols), each in -127..127
+    const float* scales = nullptr;         // (n_rows, n_groups)
+    int n_rows = 0, n_cols = 0;            // output channels, input channels
+    int group_size = 0;                    // values under one scale: n_cols or 32
+    const PackedMatrix* packed = nullptr;  // the engine's copy, if it has one
+
+    int n_groups() const { return n_cols / group_size; }
+};
+
+// Values under one scale in rows of n_cols, given a header's group_size, where 0 is the whole row.
+inline int group_of(int group_size, int n_cols) { return group_size == 0 ? n_cols : group_size; }
+
+// lift quantize_group
 // codes (n,) of x (n,) under one scale, which is returned: codes are x / scale rounded half to even and
 // clamped to -127..127. The scale is the static one if there is one, otherwise max|x| / 127. Codes are 0
 // where the scale is so small that its inverse is not finite; and so is then the scale, unless it is static.
-float quantize_block(int8_t* codes, const float* x, int n, const float* static_scale) {
+inline float quantize_group(int8_t* codes, const float* x, int n, const float* static_scale = nullptr) {
     float largest = 0;
     for (int i = 0; i < n; i++) largest = std::max(largest, std::fabs(x[i]));
     float inv = static_scale != nullptr ? 1.0f / *static_scale : 127.0f / largest;
@@ -73,49 +693,68 @@ float quantize_block(int8_t* codes, const float* x, int n, const float* static_s
     for (int i = 0; i < n; i++) {
         const float whole = std::nearbyintf(x[i] * inv);
         // Compared in this order, NaN becomes -127 rather than undefined.
-        codes[i] = int8_t(std::min(127.0f, whole > -127.0f ? whole : -127.0f));
+        const float low = whole > -127.0f ? whole : -127.0f;
+        codes[i] = int8_t(low < 127.0f ? low : 127.0f);
     }
     if (static_scale != nullptr) return *static_scale;
     return inv > 0 ? largest / 127.0f : 0.0f;
 }
 
-// Quantizes the rows of x, each under one scale (group_size 0) or in blocks: the input of the matrices that
-// follow.
+// Quantizes the rows of x: the input of the matrices that follow, or the heads of q, k or v. out: codes
+// (n_tokens, n_cols) and scales (n_tokens, n_groups), with group_size 0 one a row; all scales of a row that
+// is not finite are NaN, as no code can say so.
 void quantize(Int8Rows& out, const Rows& x, int group_size, const float* static_scale) {
-    const int block = block_of(group_size, x.n_cols);
-    out.resize(x.n_rows, x.n_cols, block);
-    for_each_row(x.n_rows, [&](int t) {
-        int8_t* codes = out.row_codes(t);
+    const int size = group_of(group_size, x.n_cols);
+    if (fast_quantize(out, x, size, static_scale)) return;
+    out.resize(x.n_rows, x.n_cols, size);
+    parallel_for(x.n_rows, [&](int t) {
         float* scales = out.row_scales(t);
-        if (!int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, block, static_scale))
-            for (int b = 0; b < out.n_groups(); b++)
-                scales[b] = quantize_block(codes + b * block, x.row(t) + b * block, block, static_scale);
-        keep_nan(out, t, x.row(t));
+        for (int i = 0; i < x.n_cols; i += size)
+            scales[i / size] = quantize_group(out.row_codes(t) + i, x.row(t) + i, size, static_scale);
+        if (!all_finite(x.row(t), size_t(x.n_cols))) std::fill_n(scales, out.n_groups(), NAN);
     });
 }
 
-// Row t of x times row i of w: an exact int32 sum, scaled once by the token's scale and the row's. With
-// blocks, each block is such a sum.
-float dot(const Int8Rows& x, int t, const W8A8Matrix& w, int i) {
-    float out = 0;
-    for (int b = 0; b < w.n_blocks(); b++) {
-        const int8_t* x_codes = x.row_codes(t) + b * w.block;
-        const int8_t* w_codes = w.codes + size_t(i) * w.n_cols + b * w.block;
-        int32_t sum = 0;
-        for (int k = 0; k < w.block; k++) sum += int32_t(x_codes[k]) * int32_t(w_codes[k]);
-        out += float(sum) * (w.scales[size_t(i) * w.n_blocks() + b] * x.row_scales(t)[b]);
+// lift dot
+// A row of activations (n,) times n_rows rows of weights (n_rows, n) -> out (n_rows,): an exact int32 sum of
+// each group, mostly of the whole row, scaled once by both scales. An activation is loaded once for all these
+// rows. It is int8, widened to int16, as compilers multiply that faster.
+template <int n_rows>
+void dot(float* out, const int16_t* x, const float* x_scales, const int8_t* w, const float* w_scales, int n,
+         int group_size) {
+    const int n_groups = n / group_size;
+    float total[n_rows] = {};
+    for (int g = 0; g < n_groups; g++) {
+        int32_t sums[n_rows] = {};
+        for (int k = g * group_size; k < (g + 1) * group_size; k++)
+            for (int r = 0; r < n_rows; r++) sums[r] += int32_t(x[k]) * int32_t(w[r * n + k]);
+        for (int r = 0; r < n_rows; r++)
+            total[r] += float(sums[r]) * (w_scales[r * n_groups + g] * x_scales[g]);
     }
-    return out;
+    for (int r = 0; r < n_rows; r++) out[r] = total[r];
 }
 
 // The products of one input with several matrices: q, k and v; gate and up. By far the most time is spent
-// here.
+// here. A row of weights is read once for all tokens of a chunk, eight rows together; for a single token one
+// after the other, which memory delivers faster.
 void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<W8A8Matrix>> products) {
-    const Stopwatch time(phase_seconds.matmul);
-    if (quant_matmul(x, products)) return;
+    if (fast_matmul(x, products)) return;
+    const int n = x.n_cols, size = x.group_size, together = x.n_rows > 1 ? 8 : 1;  // rows of weights
+    const std::vector<int16_t> wide(x.codes.begin(), x.codes.begin() + ptrdiff_t(x.n_rows) * n);
     for (const MatrixProduct<W8A8Matrix>& p : products) {
-        parallel_for(p.w.n_rows, [&](int i) {
-            for (int t = 0; t < x.n_rows; t++) p.out.row(t)[i] = dot(x, t, p.w, i);
+        p.out.n_rows = x.n_rows;
+        parallel_for((p.w.n_rows + together - 1) / together, [&](int tile) {
+            const int first = tile * together, end = std::min(first + together, p.w.n_rows);
+            const bool is_whole = end - first == 8;
+            for (int i = first; i < end; i += is_whole ? 8 : 1) {
+                const int8_t* codes = p.w.codes + size_t(i) * size_t(n);
+                const float* scales = p.w.scales + size_t(i) * size_t(p.w.n_groups());
+                for (int t = 0; t < x.n_rows; t++) {
+                    const auto dots = is_whole ? dot<8> : dot<1>;
+                    dots(p.out.row(t) + i, &wide[size_t(t) * size_t(n)], x.row_scales(t), codes, scales, n,
+                         size);
+                }
+            }
         });
     }
 }
@@ -125,31 +764,13 @@ void embed(Rows& out, const W8A8Matrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
     for (int t = 0; t < out.n_rows; t++) {
         const int8_t* codes = table.codes + size_t(tokens[t]) * table.n_cols;
-        const float* scales = table.scales + size_t(tokens[t]) * table.n_blocks();
-        for (int i = 0; i < out.n_cols; i++) out.row(t)[i] = float(codes[i]) * scales[i / table.block];
+        const float* scales = table.scales + size_t(tokens[t]) * table.n_groups();
+        for (int i = 0; i < out.n_cols; i++) out.row(t)[i] = float(codes[i]) * scales[i / table.group_size];
     }
 }
 
 // ----------------------------------------------------------------------------
 // The tensors of a file
-
-// Throws for a block size that there is not, and for rows that cannot share a scale.
-void check_config(const ModelConfig& c) {
-    const int size = c.group_size;
-    check_value(size == 0 || size == 32, "group_size", size, "expected 0 (whole rows) or 32");
-    if (size != 0 && c.static_activations)
-        throw std::runtime_error("activations is 1 (static) with group_size 32, expected 0");
-    // A multiple of 4 keeps the scales behind the codes aligned; the limit keeps the int32 sums exact.
-    const int multiple = size == 0 ? 4 : size;
-    for (const auto& [name, n] : c.row_lengths()) {
-        check_value(n % multiple == 0, name, n, "not a multiple of " + std::to_string(multiple));
-        check_value(size != 0 || n <= max_group_size, name, n,
-                    "expected at most " + std::to_string(max_group_size));
-    }
-}
-
-const FileFormat<ModelConfig> file_format{
-    .magic = 0x616b3838, .version = 1, .check = check_config, .max_activations = 1};
 
 // Where activations are quantized: four times in a layer, and before the classifier.
 enum Place { attn_norm, attn_mix, ffn_norm, ffn_swiglu, n_places };
@@ -160,8 +781,12 @@ struct Weights {
     TensorList file;
     ModelConfig c;
 
-    LayerNorms<float> norms = file.layer_norms<float>(c);     // attn, ffn: n_layers of (dim,); last: (dim,)
-    HeadNorms<float> head_norms = file.head_norms<float>(c);  // q, k: n_layers of (head_dim,), Qwen3 only
+    using Vectors = std::vector<const float*>;  // one of each layer
+    Vectors attn_norm = file.vectors<float>(c, "attn.norm", c.dim);
+    Vectors ffn_norm = file.vectors<float>(c, "ffn.norm", c.dim);
+    const float* norm = file.next<float>("norm", {c.dim});
+    Vectors q_norm = c.has_head_norms() ? file.vectors<float>(c, "attn.q_norm", c.head_dim) : Vectors();
+    Vectors k_norm = c.has_head_norms() ? file.vectors<float>(c, "attn.k_norm", c.head_dim) : Vectors();
 
     // (n_layers * n_places + 1,), only if they are static; the last is the classifier's
     const float* act_scales =
@@ -179,18 +804,19 @@ struct Weights {
 
     // A matrix: its codes, then its scales.
     W8A8Matrix w8a8(const std::string& name, int n_rows, int n_cols) {
-        const int block = block_of(c.group_size, n_cols);
+        const int size = group_of(c.group_size, n_cols);
         const int8_t* codes = file.next<int8_t>(name + ".codes", {n_rows, n_cols});
-        return {codes, file.next<float>(name + ".scales", {n_rows, n_cols / block}), n_rows, n_cols, block};
+        return {codes, file.next<float>(name + ".scales", {n_rows, n_cols / size}), n_rows, n_cols, size};
     }
     std::vector<W8A8Matrix> w8a8_layers(const char* part, int n_rows, int n_cols) {
         return file.layers(c, part, [&](const std::string& name) { return w8a8(name, n_rows, n_cols); });
     }
-    // Packs the matrices that are multiplied for the kernels.
-    void pack(PackedMatrices& packed) {
+    // All matrices that are multiplied: not the embedding, which is only looked up.
+    std::vector<W8A8Matrix*> multiplied() {
+        std::vector<W8A8Matrix*> all{&classifier};
         for (auto* layers : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
-            for (W8A8Matrix& m : *layers) m.packed = packed.add(m.view());
-        classifier.packed = packed.add(classifier.view());
+            for (W8A8Matrix& m : *layers) all.push_back(&m);
+        return all;
     }
     // The static scale of a place; null if activations get their own. Layer n_layers is the classifier.
     const float* act_scale(int layer, int place) const {
@@ -223,18 +849,17 @@ struct RunState {
     Rows logits{n_logits(options, traced, n), c.vocab_size};  // of the last token, or of all
 
     // The quantized input of the products that come next.
-    Int8Rows xq{n, c.longest_row(), block_of(c.group_size, c.longest_row())};
+    Int8Rows xq{n, c.longest_row(), group_of(c.group_size, c.longest_row())};
     RopeAngles angles{c, n};                           // of the chunk's positions
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
 
     // Keys and values of the positions; or, with --attn int8, these and the chunk's q, k and v in int8.
-    bool int8_attention = options.chosen("--attn") == "int8";
-    KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, int8_attention ? 0 : context};
+    bool int8_attention = options.own["--attn"] == "int8";
+    KvCache cache = kv_cache(options, c, int8_attention ? 0 : context);
     Int8Attention int8{c, n, int8_attention ? context : 0, traced};
 };
 
-// Its members: file, weights, state and trace (engine/app/model.h).
 using Transformer = TransformerOf<ModelConfig, Weights, RunState>;
 
 // ----------------------------------------------------------------------------
@@ -247,9 +872,9 @@ void attention_block(Transformer& m, int l, int pos) {
     const ModelConfig& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
-    const Recorder record(m.trace, l);
+    const AttentionRecorder record(m.trace, l);
 
-    rmsnorm(s.normed, s.x, w.norms.attn[l], c.dim, c.norm_eps);          record("attn.norm", s.normed);
+    rmsnorm(s.normed, s.x, w.attn_norm[l], c.dim, c.norm_eps);           record("attn.norm", s.normed);
     quantize(s.xq, s.normed, c.group_size, w.act_scale(l, attn_norm));   record("attn.norm", s.xq);
     matmul(s.xq, {{s.q, w.q_proj[l]},                                    // q, k and v read the same input
                   {s.k, w.k_proj[l]},
@@ -257,8 +882,8 @@ void attention_block(Transformer& m, int l, int pos) {
                                                                          record("attn.k_proj", s.k, s.xq, w.k_proj[l]);
                                                                          record("attn.v_proj", s.v, s.xq, w.v_proj[l]);
     if (c.arch == Arch::qwen3) {                                         // each head on its own
-        rmsnorm(s.q, s.q, w.head_norms.q[l], c.head_dim, c.norm_eps);    record("attn.q_norm", s.q, c.head_dim);
-        rmsnorm(s.k, s.k, w.head_norms.k[l], c.head_dim, c.norm_eps);    record("attn.k_norm", s.k, c.head_dim);
+        rmsnorm(s.q, s.q, w.q_norm[l], c.head_dim, c.norm_eps);          record("attn.q_norm", s.q, c.head_dim);
+        rmsnorm(s.k, s.k, w.k_norm[l], c.head_dim, c.norm_eps);          record("attn.k_norm", s.k, c.head_dim);
     }
     rope(s.q, s.angles, c.head_dim);                                     record("attn.q_rope", s.q, c.head_dim);
     rope(s.k, s.angles, c.head_dim);                                     record("attn.k_rope", s.k, c.head_dim);
@@ -287,7 +912,7 @@ void feed_forward_block(Transformer& m, int l) {
     RunState& s = m.state;
     const Recorder record(m.trace, l);
 
-    rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);          record("ffn.norm", s.normed);
+    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.dim, c.norm_eps);           record("ffn.norm", s.normed);
     quantize(s.xq, s.normed, c.group_size, w.act_scale(l, ffn_norm));    record("ffn.norm", s.xq);
     matmul(s.xq, {{s.gate, w.gate_proj[l]},
                   {s.up, w.up_proj[l]}});                                record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
@@ -317,7 +942,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     }
     if (n_logits == 0) return {};
     s.x.keep_last(n_logits);
-    rmsnorm(s.normed, s.x, w.norms.last, c.dim, c.norm_eps);             record("norm", s.normed);
+    rmsnorm(s.normed, s.x, w.norm, c.dim, c.norm_eps);                   record("norm", s.normed);
     quantize(s.xq, s.normed, c.group_size, w.act_scale(c.n_layers, 0));  record("norm", s.xq);
     s.logits.reserve(n_logits);
     matmul(s.xq, {{s.logits, w.classifier}});                            record("logits", s.logits);
@@ -326,35 +951,797 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // clang-format on
 
 // ----------------------------------------------------------------------------
-// Loading, and handing the model to the command line
+// What files and the command line have of this program
 
-const OwnOption own_options[] = {
-    kv_option, {"--attn", {"fp32", "int8"}, "products of attention; int8: so is the cache"}, mmap_option};
-
-Model load_model(const Options& options, Trace* trace) {
-    if (options.chosen("--attn") == "int8" && options.chosen(kv_option.name) != "f32")
-        throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
-    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
-    const ModelConfig& c = m->file.config;
-    std::string scheme = c.group_size == 0 ? "W8A8: int8, one scale a row; activations one a "
-                                           : "W8A8: int8, one scale for 32 weights; activations one for ";
-    scheme += c.static_activations ? "place (static)" : c.group_size == 0 ? "token" : "32 values";
-    if (m->state.int8_attention) scheme += "; attention in int8";
-    // Rows of different lengths may take different paths: the name is that of the model's width.
-    Model model = cpu_model(m, options, scheme, int8_kernel_name(block_of(c.group_size, c.dim)), max_chunk);
-    if (m->state.int8_attention) {
-        model.kv_bytes_per_position = kv_bytes(c, KvFormat::q8);
-        model.fill_cache = [m](int n) { m->state.int8.cache.fill(n); };
+// Throws for a group size that there is not, and for rows that cannot share a scale.
+void check_config(const ModelConfig& c) {
+    const int size = c.group_size;
+    check_value(size == 0 || size == 32, "group_size", size, "expected 0 (whole rows) or 32");
+    if (size != 0 && c.static_activations)
+        throw std::runtime_error("activations is 1 (static) with group_size 32, expected 0");
+    // A multiple of 4 keeps the scales behind the codes aligned; the limit keeps the int32 sums exact.
+    const int multiple = size == 0 ? 4 : size;
+    for (const auto& [name, n] : c.row_lengths()) {
+        check_value(n % multiple == 0, name, n, "not a multiple of " + std::to_string(multiple));
+        check_value(size != 0 || n <= max_group_size, name, n,
+                    "expected at most " + std::to_string(max_group_size));
     }
-    return model;
 }
+
+const FileFormat<ModelConfig> file_format{
+    .magic = 0x616b3838, .version = 1, .check = check_config, .max_activations = 1};
+
+constexpr const char* program_name = "runq_w8a8";
+constexpr const char* program_summary = "Llama 3 and Qwen3 in SmoothQuant W8A8 (int8 by int8)";
+inline std::string scheme_text(const ModelConfig& c) {
+    const bool whole_rows = c.group_size == 0;
+    std::string text = "W8A8: int8, one scale ";
+    text += whole_rows ? "a row; activations one a " : "for 32 weights; activations one for ";
+    return text + (c.static_activations ? "place (static)" : whole_rows ? "token" : "32 values");
+}
+const std::vector<OwnOption> scheme_options{
+    {"--attn", {"fp32", "int8"}, "products of attention; int8: so is the cache"}};
+
+#ifdef ENGINE
+#include "engine/command_line.h"
+#else
+
+// ---- section text ----------------------------------------------------------
+// Files of text, and UTF-8
+
+// All of a file, of standard input for "-". Throws.
+inline std::string read_bytes(const std::string& path) {
+    std::ifstream file;
+    if (path != "-") file.open(path, std::ios::binary);
+    if (!file) fail("cannot open '", path, "': ", std::strerror(errno));
+    std::istream& in = path == "-" ? std::cin : file;
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// What libraries know of it.
+#ifdef NO_TOKENIZER
+struct Pattern {
+    bool drops_gaps;
+
+    Pattern(std::string_view, bool drops) : drops_gaps(drops) {}
+    std::pair<size_t, size_t> match(std::string_view s, size_t) const { return {s.size(), s.size()}; }
+};
+inline int utf8_length(std::string_view s) { return s.empty() ? 0 : 1; }
+inline std::string to_nfc(std::string_view s) { return std::string(s); }
+#else
+// A regular expression of PCRE2 that cuts text at its matches.
+struct Pattern {
+    bool drops_gaps;  // what no match covers
+    std::shared_ptr<pcre2_code> code;
+
+    Pattern(std::string_view pattern, bool drops) : drops_gaps(drops) {
+        int error = 0;
+        size_t offset = 0;
+        const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+        code = {pcre2_compile(PCRE2_SPTR(pattern.data()), pattern.size(), options, &error, &offset, nullptr),
+                pcre2_code_free};
+        if (!code) fail("tokenizer: a pattern does not compile at byte ", offset);
+    }
+    // Where the next match in s, valid UTF-8, begins and ends: from byte `at` on, and not empty there. At the
+    // end of s if there is none.
+    std::pair<size_t, size_t> match(std::string_view s, size_t at) const {
+        static pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+        static pcre2_match_context* limits = pcre2_match_context_create(nullptr);
+        pcre2_set_match_limit(limits, 10'000'000);  // a damaged file's pattern may explode
+        const uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY_ATSTART;
+        const int rc = pcre2_match(code.get(), PCRE2_SPTR(s.data()), s.size(), at, options, data, limits);
+        if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) fail("tokenizer: a pattern fails behind byte ", at);
+        const size_t* found = pcre2_get_ovector_pointer(data);
+        if (rc < 0 || found[0] < at || found[1] < std::max(found[0], at + 1)) return {s.size(), s.size()};
+        return {found[0], found[1]};
+    }
+};
+
+// How many bytes the first character of s has, negative if it is ill-formed.
+inline int utf8_length(std::string_view s) {
+    utf8proc_int32_t code = 0;
+    return int(utf8proc_iterate(PCRE2_SPTR(s.data()), ptrdiff_t(s.size()), &code));
+}
+
+// Unicode's normalization form C.
+inline std::string to_nfc(std::string_view s) {
+    utf8proc_uint8_t* out = nullptr;
+    const auto options = utf8proc_option_t(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    const auto n = utf8proc_map(PCRE2_SPTR(s.data()), ptrdiff_t(s.size()), &out, options);
+    if (n < 0) fail("tokenizer: NFC: ", utf8proc_errmsg(n));
+    const std::string normal(reinterpret_cast<const char*>(out), size_t(n));
+    std::free(out);
+    return normal;
+}
+#endif
+
+// s with U+FFFD for what is ill-formed.
+inline std::string repaired(std::string_view s) {
+    std::string out;
+    while (!s.empty()) {
+        const int n = utf8_length(s);
+        out += n > 0 ? s.substr(0, size_t(n)) : "\xEF\xBF\xBD";
+        s.remove_prefix(n > 0 ? size_t(n) : 1);
+    }
+    return out;
+}
+
+// The rule for every text that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in front is no
+// part of it. Throws UsageError.
+inline std::string given_text(const std::string& name, std::string_view s) {
+    std::string out;
+    for (size_t i = s.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < s.size();) {
+        const int n = utf8_length(s.substr(i));
+        if (n < 0) fail<UsageError>(name, " is not UTF-8 at byte ", i);
+        if (!s.substr(i).starts_with("\r\n")) out += s.substr(i, size_t(n));
+        i += size_t(n);
+    }
+    return out;
+}
+// ---- end of text -----------------------------------------------------------
+
+// ---- section file ----------------------------------------------------------
+// Opening a model file. All of the header is checked, by name; docs/model-files.md has every field
+
+struct HeaderReader {
+    std::span<const std::byte> file;  // at least 256 bytes
+
+    template <class T>
+    T value(size_t offset) const {
+        T v;
+        std::memcpy(&v, file.data() + offset, sizeof v);
+        return v;
+    }
+    int i32(const char* name, size_t offset, int low, int high) const {
+        const auto v = value<int32_t>(offset);
+        check_value(v >= low && v <= high, name, v, "expected ", low, " to ", high);
+        return v;
+    }
+    float f32(const char* name, size_t offset, float low, float high) const {
+        const auto v = value<float>(offset);
+        if (!(v >= low && v <= high)) fail(name, " is ", v);  // NaN, too
+        return v;
+    }
+};
+
+// The whole file in memory, until the program ends: mapped, or read where there is no mmap.
+inline std::span<const std::byte> file_bytes(const std::string& path) {
+#if __has_include(<sys/mman.h>)
+    const int file = open(path.c_str(), O_RDONLY);
+    struct stat status;
+    if (file < 0 || fstat(file, &status) != 0) fail("cannot open: ", std::strerror(errno));
+    if (!S_ISREG(status.st_mode)) fail("not a regular file");
+    const auto n = size_t(status.st_size);
+    void* p = n > 0 ? mmap(nullptr, n, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
+    close(file);
+    if (p == MAP_FAILED) fail("cannot map: ", std::strerror(errno));
+    return {static_cast<const std::byte*>(p), n};
+#else
+    static std::string bytes;
+    bytes = read_bytes(path);
+    return std::as_bytes(std::span(bytes));
+#endif
+}
+
+// Limits are far above any model's, and low enough that no product of sizes overflows 64 bits.
+template <class Config>
+ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Config>& format) {
+    const auto bytes = file_bytes(path);
+    const HeaderReader h{bytes};
+    if (bytes.size() < header_size || h.value<uint32_t>(0) != format.magic)
+        fail("no model file of ", program_name, " (python -m export makes one)");
+    h.i32("version", 4, format.version, format.version);
+    ModelFileOf<Config> f{{}, bytes, bytes.subspan(header_size), {}};
+    Config& c = f.config;
+    c.dim = h.i32("dim", 0x08, 1, 1 << 20);
+    c.hidden_dim = h.i32("hidden_dim", 0x0C, 1, 1 << 22);
+    c.n_layers = h.i32("n_layers", 0x10, 1, 1 << 12);
+    c.n_heads = h.i32("n_heads", 0x14, 1, 1 << 12);
+    c.n_kv_heads = h.i32("n_kv_heads", 0x18, 1, c.n_heads);
+    c.vocab_size = h.i32("vocab_size", 0x1C, 1, 1 << 24);
+    c.max_seq_len = h.i32("max_seq_len", 0x20, 1, 1 << 24);
+    c.shared_classifier = h.value<uint8_t>(0x24) != 0;
+    c.group_size = h.value<int32_t>(0x25);
+    c.head_dim = c.dim / c.n_heads;
+    check_value(c.n_heads % c.n_kv_heads == 0, "n_heads", c.n_heads, "not a multiple of n_kv_heads");
+    if (h.value<uint32_t>(0x40) != 0) {  // the extension; llama2.c's own files have none
+        h.i32("extension magic", 0x40, 0x31584b41, 0x31584b41);  // "AKX1"
+        c.arch = Arch(h.i32("arch", 0x44, int(format.first_arch), int(format.last_arch)));
+        c.head_dim = h.i32("head_dim", 0x48, 2, 1 << 12);
+        h.i32("group_size at 0x4c", 0x4C, c.group_size, c.group_size);
+        c.norm_eps = h.f32("norm_eps", 0x50, 0, 1);
+        c.rope_theta = h.f32("rope_theta", 0x54, 1, 1e12f);
+        c.llama3_rope = h.i32("rope_scaling type", 0x58, 0, 1) == 1;
+        if (c.llama3_rope) {
+            c.rope_factor = h.f32("rope_scaling factor", 0x5C, 1, 1e6f);
+            c.high_freq_factor = h.f32("high_freq_factor", 0x64, 1e-6f, 1e6f);
+            const float highest = std::nextafter(c.high_freq_factor, 0.0f);
+            c.low_freq_factor = h.f32("low_freq_factor", 0x60, 1e-6f, highest);
+            c.original_max_position = h.i32("original_max_position_embeddings", 0x68, 1, 1 << 24);
+        }
+        c.bos_id = h.i32("bos_id", 0x6C, -1, c.vocab_size - 1);
+        c.eos_ids.resize(size_t(h.i32("n_eos", 0x70, 0, 8)));
+        for (size_t i = 0; i < c.eos_ids.size(); i++)
+            c.eos_ids[i] = h.i32("eos_id", 0x74 + 4 * i, 0, c.vocab_size - 1);
+        c.temperature = h.f32("temperature", 0x94, 0, 100);
+        c.top_p = h.f32("top_p", 0x98, 0, 1);
+        c.top_k = h.i32("top_k", 0x9C, 0, 1 << 24);
+        c.static_activations = h.i32("activations", 0xB4, 0, format.max_activations) == 1;
+        const auto end = h.value<uint64_t>(0xA0), size = h.value<uint64_t>(0xA8);
+        if (end < header_size || end > bytes.size() || bytes.size() - end != size)
+            fail("file is ", bytes.size(), " bytes, but its tokenizer section is ", size, " bytes at ", end);
+        f.weights = bytes.subspan(header_size, end - header_size);
+        f.tokenizer = bytes.subspan(end);
+        for (size_t i = format.read_own == nullptr ? 0xC0 : format.read_own(h, c); i < header_size; i++)
+            if (h.value<uint8_t>(i) != 0) fail("reserved byte ", i, " is not 0");
+    }
+    check_value(c.head_dim >= 2 && c.head_dim % 2 == 0, "head_dim", c.head_dim, "RoPE needs an even number");
+    format.check(c);
+    return f;
+}
+// ---- end of file -----------------------------------------------------------
+
+// ---- section tokenizer -----------------------------------------------------
+// Text <-> token ids: byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of
+// the model file; ids are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
+//
+//   UTF-8 -> added tokens -> NFC -> added tokens -> regular expressions -> byte-pair encoding of each word
+
+struct Tokenizer {
+    enum Flag : uint32_t { nfc = 1, ignore_merges = 2, adds_bos = 4, has_chat = 8, has_steps = 16 };
+    enum TokenFlag : uint8_t { defined = 1, word = 2, special = 4 };
+    enum AddedFlag : uint32_t { normalized = 2, looks_around = 4 + 8 + 16 };
+    enum ChatFlag : uint32_t { trims_user = 2, trims_answer = 4, drops_thoughts = 8 + 128, strips = 8 + 64 };
+    enum Piece { opening, user = 5, user_end, answer, answer_end, generate, n_pieces = 13 };
+    struct Added {
+        std::string text;
+        int id;
+        bool is_normalized;  // found in normalized text
+    };
+
+    uint32_t flags = 0, chat_flags = 0;
+    int bos_id = -1;
+    std::string bytes;                                // every token's, one after the other
+    std::vector<uint32_t> offsets;                    // (vocab_size + 1,) where each token starts in bytes
+    std::string token_flags;                          // (vocab_size,)
+    std::unordered_map<std::string_view, int> words;  // tokens that text becomes, each single byte among them
+    std::map<std::pair<int, int>, size_t> ranks;      // of neighbours that may merge; the lowest does
+    std::vector<int> merged;                          // by rank: what they become
+    std::vector<Added> added;                         // the longest first
+    std::vector<Pattern> steps;
+    std::array<std::string, n_pieces> chat;
+
+    // A token's bytes: maybe no whole character.
+    std::string_view token(int id) const {
+        return std::string_view(bytes).substr(offsets[id], offsets[id + 1] - offsets[id]);
+    }
+    // What a reader sees of it.
+    std::string shown(int id) const { return std::string(token_flags[id] & special ? "" : token(id)); }
+
+    // Throws std::runtime_error for a section that is cut short, or has ids that there are not.
+    Tokenizer(std::span<const std::byte> section, int vocab_size) {
+        std::string_view rest(reinterpret_cast<const char*>(section.data()), section.size());
+        const auto check = [](bool is_good, const char* what) {
+            if (!is_good) fail("tokenizer: ", what);
+        };
+        const auto take = [&](size_t n) {
+            check(n <= rest.size(), "the section is cut short");
+            const std::string_view taken = rest.substr(0, n);
+            rest.remove_prefix(n);
+            return taken;
+        };
+        const auto u32 = [&] {
+            uint32_t v;
+            std::memcpy(&v, take(4).data(), 4);
+            return v;
+        };
+        const auto id = [&] {
+            const uint32_t v = u32();
+            check(v < uint32_t(vocab_size), "an id is outside the vocabulary");
+            return int(v);
+        };
+        check(u32() == 0x6E6B6F74 && u32() == 1, "the section does not begin as one");
+        check(u32() == section.size() && u32() == uint32_t(vocab_size), "the section has another size");
+        flags = u32(), bos_id = int(u32());
+        check(bos_id >= (flags & adds_bos ? 0 : -1) && bos_id < vocab_size, "bos_id is no id");
+        const uint32_t n_merges = u32(), n_added = u32(), pattern_size = u32(), word_size = u32();
+        const uint32_t chat_size = u32(), bytes_size = u32();
+        for (int i = 0; i <= vocab_size; i++) offsets.push_back(u32());
+        check(std::ranges::is_sorted(offsets) && offsets.back() == bytes_size, "tokens overlap");
+        for (size_t rank = 0; rank < n_merges; rank++) {
+            const int left = id(), right = id();
+            ranks.try_emplace({left, right}, rank);
+            merged.push_back(id());
+        }
+        for (uint32_t i = 0; i < n_added; i++) {
+            const int token_id = id();
+            const uint32_t f = u32();
+            check(!(f & looks_around), "an added token looks around");
+            added.push_back({"", token_id, (f & normalized) != 0});
+        }
+        token_flags = take(size_t(vocab_size)), bytes = take(bytes_size);
+        for (int i = 0; i < vocab_size; i++)
+            if (token_flags[i] & word) words[token(i)] = i;
+        for (Added& a : added) {
+            a.text = a.is_normalized && flags & nfc ? to_nfc(token(a.id)) : token(a.id);
+            check(!a.text.empty(), "an added token is empty");
+        }
+        std::ranges::stable_sort(added, std::greater{}, [](const Added& a) { return a.text.size(); });
+        for (const size_t end = rest.size() - std::min<size_t>(pattern_size, rest.size());
+             rest.size() > end;) {
+            check(steps.size() < 16, "there are too many patterns");
+            const bool drops_gaps = flags & has_steps && u32() == 1;
+            steps.emplace_back(take(flags & has_steps ? u32() : pattern_size), drops_gaps);
+        }
+        take(word_size);  // what an added token that looks around takes for a word
+        check(chat_size <= rest.size(), "the section is cut short");
+        if (!(flags & has_chat)) return;
+        chat_flags = u32();
+        for (std::string& piece : chat) piece = take(u32());
+    }
+
+    // The ids of a text; tokens such as <|eot_id|> inside it become theirs. wants_bos: with BOS in front, if
+    // this tokenizer does so.
+    std::vector<int> encode(std::string_view text, bool wants_bos) const {
+        std::vector<int> ids;
+        if (wants_bos && flags & adds_bos) ids.push_back(bos_id);
+        cut_added(repaired(text), false, ids);
+        return ids;
+    }
+
+    // Cuts s at the added tokens in it, of those at one place the longest: first at the ones that are found
+    // in the text as it is; then, in what is between them, at those that are found in normalized text.
+    void cut_added(std::string_view s, bool is_normalized, std::vector<int>& ids) const {
+        size_t done = 0;  // what is before it has its ids
+        for (size_t i = 0; i <= s.size();) {
+            const auto found = std::ranges::find_if(added, [&](const Added& a) {
+                return a.is_normalized == is_normalized && s.substr(i).starts_with(a.text);
+            });
+            if (found == added.end() && i < s.size()) {
+                i++;
+                continue;
+            }
+            const std::string_view part = s.substr(done, i - done);
+            if (is_normalized) cut(part, 0, ids);
+            if (!is_normalized) cut_added(flags & nfc ? to_nfc(part) : part, true, ids);
+            if (found == added.end()) break;
+            ids.push_back(found->id);
+            done = i += found->text.size();
+        }
+    }
+
+    // Cuts s at the matches of a step's pattern. Each part goes on to the next step, and so does what no
+    // match covers, unless the step drops it; what the last step leaves is a word. An empty match behind
+    // another is none.
+    void cut(std::string_view s, size_t step, std::vector<int>& ids) const {
+        if (s.empty()) return;
+        if (step == steps.size()) return encode_word(s, ids);
+        for (size_t done = 0; done < s.size();) {
+            const auto [begin, end] = steps[step].match(s, done);
+            if (!steps[step].drops_gaps) cut(s.substr(done, begin - done), step + 1, ids);
+            cut(s.substr(begin, end - begin), step + 1, ids);
+            done = end;
+        }
+    }
+
+    // Byte-pair encoding: of all neighbours that may merge, the pair with the lowest rank does, the leftmost
+    // of equals, until none may.
+    void encode_word(std::string_view text, std::vector<int>& ids) const {
+        const auto whole = words.find(text);
+        if (flags & ignore_merges && whole != words.end()) return ids.push_back(whole->second);
+        std::vector<int> id;
+        for (size_t i = 0; i < text.size(); i++) {
+            const auto byte = words.find(text.substr(i, 1));
+            if (byte != words.end()) id.push_back(byte->second);
+        }
+        while (true) {
+            size_t best = merged.size(), left = 0;  // the rank of a pair, and where it is
+            for (size_t i = 0; i + 1 < id.size(); i++) {
+                const auto rank = ranks.find({id[i], id[i + 1]});
+                if (rank != ranks.end() && rank->second < best) best = rank->second, left = i;
+            }
+            if (best == merged.size()) break;
+            id[left] = merged[best];
+            id.erase(id.begin() + ptrdiff_t(left) + 1);
+        }
+        ids.insert(ids.end(), id.begin(), id.end());
+    }
+
+    // A conversation of user and assistant in turn, the user's message last, as Hugging Face's
+    // apply_chat_template() writes it, up to where the model goes on.
+    std::string chat_text(std::span<const std::string> messages) const {
+        constexpr const char* spaces = " \t\n\v\f\r";
+        std::string out = chat[opening];
+        for (size_t i = 0; i < messages.size(); i++) {
+            std::string_view text = messages[i];
+            const bool is_user = i % 2 == 0;
+            const size_t thought = is_user ? text.npos : text.rfind("</think>");
+            if (chat_flags & drops_thoughts && thought != text.npos) {
+                text.remove_prefix(thought + 8);
+                while (chat_flags & strips && text.starts_with('\n')) text.remove_prefix(1);
+            }
+            if (chat_flags & (is_user ? trims_user : trims_answer)) {
+                text = text.substr(0, text.find_last_not_of(spaces) + 1);
+                text.remove_prefix(std::min(text.find_first_not_of(spaces), text.size()));
+            }
+            out.append(chat[is_user ? user : answer]).append(text);
+            out.append(chat[is_user ? user_end : answer_end]);
+        }
+        return out + chat[generate];
+    }
+};
+// ---- end of tokenizer ------------------------------------------------------
+
+// ---- section sampler -------------------------------------------------------
+// Logits -> the next token. Temperature 0 takes the most probable one. Otherwise divide by the temperature,
+// keep the top_k most probable tokens, of those the most probable that together have top_p of the
+// probability, and draw
+
+struct Sampler {
+    float temperature;
+    int top_k;
+    float top_p;
+    std::mt19937_64 random;
+
+    int sample(std::span<const float> logits) {
+        const auto best = std::ranges::max_element(logits) - logits.begin();
+        if (temperature == 0) return int(best);
+        std::vector<float> weights;  // softmax without its division
+        std::vector<size_t> ids;     // that may be drawn
+        for (size_t i = 0; i < logits.size(); i++) {
+            weights.push_back(std::exp((logits[i] - logits[best]) / temperature));
+            if (weights[i] > 0) ids.push_back(i);
+        }
+        const auto sum = [&](double so_far, size_t id) { return so_far + weights[id]; };
+        double total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+        const bool cuts_k = top_k > 0 && size_t(top_k) < ids.size();
+        if (cuts_k || top_p < 1) {
+            // Below (1 - top_p) / n a token is never among those of top_p: that leaves few to sort.
+            const double least = cuts_k ? 0 : (1.0 - top_p) * total / double(logits.size());
+            std::erase_if(ids, [&](size_t id) { return weights[id] < least; });
+            std::ranges::stable_sort(ids, std::greater{}, [&](size_t id) { return weights[id]; });
+            if (cuts_k) ids.resize(size_t(top_k));
+            if (cuts_k) total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+            size_t n = 0;
+            for (double kept = 0; n < ids.size() && (n == 0 || kept < top_p * total); n++)
+                kept += weights[ids[n]];
+            ids.resize(n);
+            std::ranges::sort(ids);
+            total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+        }
+        double r = double(random() >> 11) * 0x1p-53 * total;  // the same on every machine
+        for (const size_t id : ids) {
+            r -= weights[id];
+            if (r < 0) return int(id);
+        }
+        return int(ids.back());
+    }
+};
+// ---- end of sampler --------------------------------------------------------
+
+// ---- section trace ---------------------------------------------------------
+// Recording and writing a trace
+
+template <class T>
+void Recorder::operator()(const std::string& name, const T* values, int n_tokens,
+                          std::vector<int> shape) const {
+    if (trace == nullptr) return;
+    Trace::Tensor& t = trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name];
+    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, int8_t> ? "I8" : "I32";
+    size_t n = sizeof(T);
+    for (const int d : shape) n *= size_t(d);
+    for (int i = 0; i < n_tokens; i++)
+        t.tokens.emplace_back(reinterpret_cast<const char*>(values) + size_t(i) * n, n);
+    t.shape = std::move(shape);
+}
+inline void Recorder::operator()(const std::string& name, const Rows& x, int head_dim) const {
+    if (head_dim == 0) return (*this)(name, x.row(0), x.n_rows, {x.n_cols});
+    (*this)(name, x.row(0), x.n_rows, {x.n_cols / head_dim, head_dim});
+}
+inline void Recorder::operator()(const std::string& name, const Int8Rows& x) const {
+    (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_cols});
+    (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups()});
+}
+inline void Recorder::operator()(const std::string& name, const HeadScores& x) const {
+    for (int t = 0; t < x.n_rows && trace != nullptr; t++) {
+        const int n_positions = x.pos + t + 1;
+        std::vector<float> seen;
+        for (int h = 0; h < x.n_heads; h++)
+            seen.insert(seen.end(), x.of_head(t, h), x.of_head(t, h) + n_positions);
+        (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
+    }
+}
+template <class Matrix>
+void Recorder::operator()(const std::string& name, const Rows& out, const Int8Rows& x,
+                          const Matrix& w) const {
+    (*this)(name, out);
+    if (trace == nullptr || layer != accumulator_layer) return;
+    std::vector<int32_t> sums;
+    for (int t = 0; t < x.n_rows; t++) {
+        for (size_t k = 0; k < size_t(w.n_rows) * size_t(w.n_cols); k++) {
+            if (k % size_t(w.group_size) == 0) sums.push_back(0);
+            sums.back() += x.row_codes(t)[k % size_t(w.n_cols)] * w.codes[k];
+        }
+    }
+    (*this)(name + ".acc", sums.data(), x.n_rows, {w.n_rows, w.n_cols / w.group_size});
+}
+
+// A safetensors file (https://huggingface.co/docs/safetensors). Rows that are shorter than the last token's
+// are filled up with zeros.
+inline void Trace::write(const std::string& path) const {
+    std::string json = "{", data;
+    for (const auto& [name, t] : tensors) {
+        const size_t begin = data.size();
+        json += (begin == 0 ? "\"" : ",\"") + name + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
+                std::to_string(t.tokens.size());
+        for (const int d : t.shape) json += "," + std::to_string(d);
+        size_t n_rows = 1;  // of a token
+        for (size_t i = 0; i + 1 < t.shape.size(); i++) n_rows *= size_t(t.shape[i]);
+        const size_t longest = t.tokens.back().size() / n_rows;
+        for (const std::string& token : t.tokens) {
+            const size_t length = token.size() / n_rows;
+            for (size_t i = 0; i < token.size(); i += length)
+                data += token.substr(i, length) + std::string(longest - length, '\0');
+        }
+        json += "],\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(data.size()) + "]}";
+    }
+    json += "}" + std::string(7 - json.size() % 8, ' ');
+    const auto size = uint64_t(json.size());
+    std::ofstream file(path, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&size), sizeof size) << json << data;
+    if (!file.flush()) fail("--trace: cannot write '", path, "'");
+}
+// ---- end of trace ----------------------------------------------------------
+
+// ---- section command line --------------------------------------------------
+// Options, and what a program does with a loaded model
+
+constexpr const char* help_text = R"(%s: %s
+usage: %s <model.bin> [options]
+  -i TEXT       the prompt; - reads standard input
+  -f PATH       the prompt is a file's text
+  --ids 1,2,3   the prompt as token ids
+  -m MODE       generate (default) or chat: a turn for each line of standard input
+  -n N          new tokens, in chat for each turn (default 256; 0: to the context's end)
+  -c N          context length (default: the model's, at most 4096)
+  -t F          temperature; 0 takes the most probable token
+  -k N          only the N most probable tokens; 0: all
+  -p F          only the most probable tokens, up to probability F
+  -s N          random seed (default: another in each run)
+  -j N          threads (default: OpenMP's)
+  --print-ids   print token ids instead of text
+  --trace PATH  write every intermediate tensor to a safetensors file
+  --ppl PATH    perplexity of a text file
+)";
+
+// Throws UsageError. No model path: --help was printed.
+inline Options parse_options(int argc, char** argv) {
+    Options o;
+    std::string name, value;
+    // All of the value as a number from low to high.
+    const auto number = [&](auto low, auto high) {
+        auto found = low;
+        const char* end = value.data() + value.size();
+        const auto [rest, error] = std::from_chars(value.data(), end, found);
+        if (error != std::errc() || rest != end || !(found >= low && found <= high))
+            fail<UsageError>(name, ": '", value, "' is no number from ", low, " to ", high);
+        return found;
+    };
+    const auto one_of = [&](const std::vector<const char*>& choices) {
+        if (std::ranges::count(choices, value) > 0) return value;
+        fail<UsageError>(name, ": '", value, "' is none of its choices, such as ", choices.back());
+    };
+    std::map<std::string, std::function<void()>> options{
+        {"-i", [&] { (value == "-" ? o.file : o.prompt) = value; }},
+        {"-f", [&] { o.file = value; }},
+        {"-n", [&] { o.steps = number(0, INT32_MAX); }},
+        {"-c", [&] { o.ctx = number(1, INT32_MAX); }},
+        {"-t", [&] { o.temp = float(number(0.0, 100.0)); }},
+        {"-k", [&] { o.top_k = number(0, INT32_MAX); }},
+        {"-p", [&] { o.top_p = float(number(0.0, 1.0)); }},
+        {"-s", [&] { o.seed = number(uint64_t{0}, UINT64_MAX); }},
+        {"-j", [&] { o.threads = number(1, 1024); }},
+        {"--trace", [&] { o.trace = value; }},
+        {"--ppl", [&] { o.ppl = value; }},
+    };
+    options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
+    options["--ids"] = [&] {
+        for (std::istringstream list(value + ","); std::getline(list, value, ',');)
+            o.ids.push_back(number(0, INT32_MAX));
+    };
+    for (const OwnOption& x : scheme_options) {
+        o.own[x.name] = x.choices.front();
+        options[x.name] = [&] { o.own[name] = one_of(x.choices); };
+    }
+    for (int i = 1; i < argc; i++) {
+        name = argv[i];
+        if (name == "-h" || name == "--help") {
+            std::printf(help_text, program_name, program_summary, program_name);
+            for (const OwnOption& x : scheme_options) std::printf("  %-13s %s\n", x.name, x.help);
+            return {};
+        }
+        if (name == "--print-ids") {
+            o.print_ids = true;
+        } else if (options.contains(name)) {
+            if (++i == argc) fail<UsageError>(name, ": needs a value");
+            value = argv[i];
+            options[name]();
+        } else if (name.starts_with('-') || !o.model_path.empty()) {
+            fail<UsageError>("unexpected argument '", name, "'; -h shows how to use this program");
+        } else {
+            o.model_path = name;
+        }
+    }
+    if (o.model_path.empty()) fail<UsageError>("no model file given; -h shows how to use this program");
+    return o;
+}
+
+// Opens the model file and allocates a run's memory.
+inline std::unique_ptr<Transformer> load_transformer(const Options& o, Trace* trace) try {
+    auto file = open_model_file(o.model_path, file_format);
+    Weights weights{TensorList{file.weights, size_t(file_format.alignment)}, file.config};
+    if (weights.file.end != file.weights.size())
+        fail("weights are ", file.weights.size(), " bytes, but the header implies ", weights.file.end);
+    const int most = file.config.max_seq_len, context = o.ctx > 0 ? o.ctx : std::min(most, 4096);
+    if (context > most) fail<UsageError>("-c: ", context, " is more than the model's ", most);
+    RunState state{file.config, o, context, trace != nullptr};
+    return std::make_unique<Transformer>(Transformer{file, std::move(weights), std::move(state), trace});
+} catch (const UsageError&) {
+    throw;
+} catch (const std::runtime_error& e) {
+    fail(o.model_path, ": ", e.what());
+}
+
+// A model that runs, and what it was asked.
+struct Session {
+    Transformer& m;
+    const std::optional<Tokenizer>& tokenizer;
+    Sampler sampler;
+    const ModelConfig& c = m.file.config;
+    const Options& o = m.state.options;
+    size_t context = size_t(m.state.context), vocab_size = size_t(c.vocab_size);
+    std::vector<int> held{};                  // the tokens that the KV cache holds, from position 0 on
+    int n_tokens[2]{};                        // that were run: of prompts, and one by one
+    std::chrono::duration<double> time[2]{};  // that they took
+
+    // Of ids, which begin with the tokens held, runs the next chunk. Returns its logits (n_logits,
+    // vocab_size).
+    std::span<const float> run(std::span<const int> ids) {
+        const auto start = std::chrono::steady_clock::now();
+        const size_t n = std::min(ids.size() - held.size(), size_t(m.state.n));
+        const auto chunk = ids.subspan(held.size(), n);
+        const auto logits = forward(m, chunk, int(held.size()), n_logits(o, m.trace != nullptr, int(n)));
+        held.insert(held.end(), chunk.begin(), chunk.end());
+        if (!all_finite(logits.data(), logits.size()))
+            fail("the logits of positions up to ", held.size() - 1, " are not finite");
+        n_tokens[n == 1] += int(n);
+        time[n == 1] += std::chrono::steady_clock::now() - start;
+        return logits;
+    }
+
+    // Writes `prompt`, and what continues ids: to a token that ends the text, to the end of the context, or
+    // as much as -n says. Returns its text. What the KV cache holds of ids is not run again.
+    std::string generate(std::vector<int> ids, const std::string& prompt) {
+        if (ids.empty()) fail<UsageError>("the prompt is empty, and no token begins a text of this model");
+        if (ids.size() > context)
+            fail<UsageError>("the prompt is ", ids.size(), " tokens long, the context only ", context);
+        std::cout << prompt;
+        const auto last = ids.end() - 1;  // always runs, for its logits
+        held.erase(std::mismatch(held.begin(), held.end(), ids.begin(), last).first, held.end());
+        const size_t end = o.steps > 0 ? std::min(context, ids.size() + size_t(o.steps)) : context;
+        std::string answer, comma;
+        while (ids.size() < end) {
+            std::span<const float> logits;
+            while (held.size() < ids.size()) logits = run(ids);
+            const int id = sampler.sample(logits.last(vocab_size));
+            ids.push_back(id);
+            const std::string text = tokenizer ? tokenizer->shown(id) : "";
+            const bool is_text = tokenizer && !o.print_ids;
+            answer += text;
+            std::cout << (is_text ? text : std::exchange(comma, ",") + std::to_string(id)) << std::flush;
+            if (std::ranges::count(c.eos_ids, id) > 0) break;
+        }
+        std::cout << std::endl;
+        return answer;
+    }
+
+    // The ids of the text are cut into windows that fill the context, each with BOS in front where the
+    // tokenizer says so, and run from position 0; every token that has another before it is scored.
+    void print_perplexity(std::string_view text) {
+        const std::vector<int> ids = tokenizer->encode(text, false), bos = tokenizer->encode("", true);
+        const size_t n_new = context - bos.size();  // of the text, in a window
+        double nll = 0;                             // negative log-likelihood
+        size_t n_scored = 0;
+        for (size_t i = 0; i < ids.size() && n_new > 0; i += n_new) {
+            std::vector<int> window = bos;
+            std::ranges::copy(std::span(ids).subspan(i, std::min(n_new, ids.size() - i)),
+                              std::back_inserter(window));
+            held.clear();
+            while (held.size() + 1 < window.size()) {
+                auto logits = run(std::span(window).first(window.size() - 1));
+                for (; !logits.empty(); logits = logits.subspan(vocab_size), n_scored++) {
+                    const auto row = logits.first(vocab_size);
+                    const int next = window[held.size() + 1 - logits.size() / vocab_size];
+                    const double max = *std::ranges::max_element(row);
+                    double sum = 0;
+                    for (const float logit : row) sum += std::exp(logit - max);
+                    nll += std::log(sum) + max - row[size_t(next)];
+                }
+            }
+        }
+        if (n_scored == 0) fail<UsageError>("--ppl: the text is too short");
+        const double perplexity = std::exp(nll / double(n_scored));
+        std::printf("perplexity %.4f over %zu tokens (windows of %zu)\n", perplexity, n_scored, context);
+    }
+};
+
+inline void run(const Options& o) {
+    std::optional<std::string> text = o.file ? read_bytes(*o.file) : o.prompt;
+    if (text) text = given_text("the prompt", *text);
+    if (o.file && text->ends_with('\n')) text->pop_back();  // its last line has ended; the text may go on
+    if (text && !o.ids.empty()) fail<UsageError>("there is a prompt twice: as text, and as --ids");
+#ifdef _OPENMP
+    if (o.threads > 0) omp_set_num_threads(o.threads);
+#endif
+    Trace trace;
+    const auto m = load_transformer(o, o.trace ? &trace : nullptr);
+    const ModelConfig& c = m->file.config;
+    std::optional<Tokenizer> tokenizer;
+#ifndef NO_TOKENIZER
+    if (!m->file.tokenizer.empty()) tokenizer.emplace(m->file.tokenizer, c.vocab_size);
+#endif
+    if (!tokenizer && (text || o.ppl || o.chat))
+        fail<UsageError>("there is no tokenizer, in this file or in this program: use --ids");
+    if (o.chat && !(tokenizer->flags & Tokenizer::has_chat))
+        fail<UsageError>("-m chat: this file has no chat template");
+
+    // A small model that never draws soon repeats itself: in chat it does, unless told otherwise.
+    const bool draws = o.chat && !o.temp && c.temperature == 0;
+    const float temperature = o.temp.value_or(draws ? 0.1f : c.temperature);
+    const float top_p = o.top_p.value_or(draws ? 0.9f : c.top_p);
+    const uint64_t seed = o.seed.value_or(std::random_device()());
+    Session s{*m, tokenizer, {temperature, o.top_k.value_or(c.top_k), top_p, std::mt19937_64(seed)}};
+    if (o.ppl) {
+        s.print_perplexity(given_text("--ppl: the text", read_bytes(*o.ppl)));
+    } else if (!o.chat) {
+        std::vector<int> ids = text ? tokenizer->encode(*text, true) : o.ids;
+        if (ids.empty() && c.bos_id >= 0) ids = {c.bos_id};
+        std::string shown = text.value_or("");
+        for (const int id : o.ids) {
+            if (id >= c.vocab_size) fail<UsageError>("--ids: ", id, " is outside the vocabulary");
+            shown += tokenizer ? tokenizer->shown(id) : "";
+        }
+        s.generate(ids, o.print_ids ? "" : shown);
+    }
+    std::vector<std::string> messages;
+    std::string line = text.value_or("");
+    while (o.chat && (!line.empty() || std::getline(std::cin, line))) {
+        if (line.ends_with('\r')) line.pop_back();
+        if (line.empty()) continue;
+        messages.push_back(given_text("a line of standard input", std::exchange(line, "")));
+        messages.push_back(s.generate(tokenizer->encode(tokenizer->chat_text(messages), false), ""));
+    }
+    if (o.trace) trace.write(*o.trace);
+    for (const int i : {0, 1}) {
+        const char* what = i == 0 ? "prefill" : "decode ";
+        const int n = s.n_tokens[i];
+        if (n > 0) std::fprintf(stderr, "%s %d tokens, %.1f tokens/s\n", what, n, n / s.time[i].count());
+    }
+}
+
+inline int run_command_line(int argc, char** argv) try {
+    const Options o = parse_options(argc, argv);
+    if (!o.model_path.empty()) run(o);
+    if (!std::cout.flush()) fail("cannot write the output");
+    return 0;
+} catch (const std::exception& e) {
+    const bool is_memory = dynamic_cast<const std::bad_alloc*>(&e) != nullptr;
+    std::fprintf(stderr, "%s: %s\n", program_name, is_memory ? "not enough memory" : e.what());
+    return dynamic_cast<const UsageError*>(&e) != nullptr ? 2 : 1;
+}
+// ---- end of command line ---------------------------------------------------
+#endif  // ENGINE
 
 #ifndef RUNQ_NO_MAIN
-#include "engine/app/cli.h"
-
-int main(int argc, char** argv) {
-    return run_command_line(
-        argc, argv,
-        {"runq_w8a8", "Llama 3 and Qwen3 in SmoothQuant W8A8 (int8 by int8)", load_model, own_options});
-}
+int main(int argc, char** argv) { return run_command_line(argc, argv); }
 #endif

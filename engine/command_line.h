@@ -7,20 +7,39 @@
 #error "this header is the engine's: compile with -DENGINE (make does)"
 #endif
 
+#include <memory>
 #include <vector>
 
 #include "engine/app/cli.h"
 #include "engine/app/model.h"
 #include "engine/cpu/quant_matmul.h"
 
+// What is different with attention in int8, in a program that has it: its cache is another.
+template <class T>
+void set_int8_attention(Model& model, const std::shared_ptr<T>& m) {
+    if constexpr (requires { m->state.int8_attention; }) {
+        if (!m->state.int8_attention) return;
+        model.scheme += "; attention in int8";
+        model.kv_bytes_per_position = kv_bytes(model.config, KvFormat::q8);
+        model.fill_cache = [m](int n) { m->state.int8.cache.fill(n); };
+    }
+}
+
 // Opens and checks a model file. Throws std::runtime_error that names it, UsageError for options that do not
 // fit.
 inline Model load_model(const Options& options, Trace* trace) {
+    if (options.chosen("--attn") == "int8" && options.chosen(kv_option.name) != "f32")
+        throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
     auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
     const ModelConfig& c = m->file.config;
+    // With a scale a row, rows of different lengths may take different paths: the name is that of the model's
+    // width.
     const char* kernel = "portable";
-    if constexpr (requires { m->weights.multiplied(); }) kernel = int8_kernel_name(c.group_size);
-    return cpu_model(m, options, scheme_text(c), kernel, max_chunk);
+    if constexpr (requires { m->weights.multiplied(); })
+        kernel = int8_kernel_name(c.group_size > 0 ? c.group_size : c.dim);
+    Model model = cpu_model(m, options, scheme_text(c), kernel, max_chunk);
+    set_int8_attention(model, m);
+    return model;
 }
 
 // All options that other programs may not have.

@@ -22,6 +22,7 @@
 #include "engine/app/options.h"
 #include "engine/app/trace.h"
 #include "engine/cpu/attention.h"
+#include "engine/cpu/attention_int8.h"
 #include "engine/cpu/ops.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quantize.h"
@@ -34,12 +35,13 @@
 #include "engine/os/clock.h"
 #include "engine/os/threads.h"
 
-// quantize() of all rows by the best instructions of this build. False if it has none for such rows.
-inline bool fast_quantize(Int8Rows& out, const Rows& x, int group_size) {
+// quantize() of all rows by the best instructions of this build, under a fixed scale if that is not null.
+// False if it has none for such rows.
+inline bool fast_quantize(Int8Rows& out, const Rows& x, int group_size, const float* fixed_scale = nullptr) {
     out.resize(x.n_rows, x.n_cols, group_size);
     const auto quantize_row = [&](int t) {
         const bool is_done = int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t),
-                                           x.n_cols, group_size);
+                                           x.n_cols, group_size, fixed_scale);
         if (is_done) keep_nan(out, t, x.row(t));
         return is_done;
     };
@@ -54,3 +56,6 @@ bool fast_matmul(const Int8Rows& x, const Products& products) {
     const Stopwatch time(phase_seconds.matmul);
     return quant_matmul(x, products);
 }
+
+// That of a program with attention in int8 (engine/cpu/attention_int8.h): the engine's records all of it.
+using AttentionRecorder = Recorder;

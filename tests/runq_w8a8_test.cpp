@@ -1,4 +1,4 @@
-// runq_w8a8.cpp itself: the tests of any program, and the files it takes.
+// runq_w8a8.cpp itself, over the engine or alone: the tests of any program, and the files it takes.
 #define RUNQ_NO_MAIN
 #include "../runq_w8a8.cpp"
 
@@ -9,6 +9,17 @@ const char* const models[] = {"tiny-llama.w8a8",         "tiny-qwen3.w8a8",     
 
 #include "int8_cases.h"
 #include "program_tests.h"
+
+namespace {
+// Row t of x times row i of w, by the plain loop.
+float plain_dot(const Int8Rows& x, int t, const W8A8Matrix& w, int i) {
+    const std::vector<int16_t> codes(x.row_codes(t), x.row_codes(t) + x.n_cols);
+    float out;
+    dot<1>(&out, codes.data(), x.row_scales(t), w.codes + size_t(i) * w.n_cols,
+           w.scales + size_t(i) * w.n_groups(), w.n_cols, w.group_size);
+    return out;
+}
+}  // namespace
 
 // ----------------------------------------------------------------------------
 // The arithmetic: plain loops against the golden vectors, fast paths against the plain loops
@@ -22,7 +33,7 @@ TEST_CASE("quantize: the plain loop gives the golden's codes and scales, bit for
         std::vector<int8_t> codes(x.size());
         std::vector<float> scales;
         for (size_t i = 0; i < x.size(); i += n)
-            scales.push_back(quantize_block(&codes[i], &x[i], n, nullptr));
+            scales.push_back(quantize_group(&codes[i], &x[i], n, nullptr));
         CHECK(codes == golden_ops().at(p + "codes").i8());
         CHECK(scales == golden_ops().at(p + "scales").f32());
     }
@@ -32,13 +43,13 @@ TEST_CASE("quantize: the plain loop gives the golden's codes and scales, bit for
         const std::vector<float> x = golden_ops().at(p + "x").f32();
         const float scale = golden_ops().at(p + "scale").f32()[0];
         std::vector<int8_t> codes(x.size());
-        CHECK(quantize_block(codes.data(), x.data(), int(x.size()), &scale) == scale);
+        CHECK(quantize_group(codes.data(), x.data(), int(x.size()), &scale) == scale);
         CHECK(codes == golden_ops().at(p + "codes").i8());
     }
 }
 
 TEST_CASE(
-    "quantize: rows, blocks and static scales, whatever path they take, give what the plain loop gives") {
+    "quantize: rows, groups and static scales, whatever path they take, give what the plain loop gives") {
     std::mt19937 rng(1);
     for (int trial = 0; trial < 400; trial++) {
         const int n_cols = trial % 4 == 3 ? 100 : 64 << trial % 4, group_size = trial % 8 == 0 ? 32 : 0;
@@ -52,7 +63,7 @@ TEST_CASE(
         std::vector<int8_t> codes(x.values.size());
         std::vector<float> scales;
         for (size_t i = 0; i < codes.size(); i += block)
-            scales.push_back(quantize_block(&codes[i], &x.values[i], block, scale));
+            scales.push_back(quantize_group(&codes[i], &x.values[i], block, scale));
         CHECK(found.codes == codes);
         for (int t = 0; t < x.n_rows; t++) {  // NaN where a value of the row is not finite
             const std::span<const float> all(found.row_scales(t), size_t(found.n_groups()));
@@ -66,7 +77,7 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("matmul: one scale per row or per block; any path gives the plain loop's outputs") {
+TEST_CASE("matmul: one scale per row or per group; any path gives the plain loop's outputs") {
     std::mt19937 rng(2);
     for (const int group_size : {0, 32}) {
         for (const int n_cols : {64, 100, 384, 8192}) {
@@ -75,7 +86,7 @@ TEST_CASE("matmul: one scale per row or per block; any path gives the plain loop
                 CAPTURE(group_size);
                 CAPTURE(n_cols);
                 CAPTURE(n_tokens);
-                const int n_rows = 37, block = block_of(group_size, n_cols);
+                const int n_rows = 37, block = group_of(group_size, n_cols);
                 Rows values(n_tokens, n_cols), out(n_tokens, n_rows);
                 values.values = random_values(rng, values.values.size());
                 values.n_rows = n_tokens;
@@ -86,11 +97,11 @@ TEST_CASE("matmul: one scale per row or per block; any path gives the plain loop
                 std::vector<float> plain, exact;
                 for (int t = 0; t < n_tokens; t++) {
                     for (int i = 0; i < n_rows; i++) {
-                        plain.push_back(dot(x, t, w, i));
+                        plain.push_back(plain_dot(x, t, w, i));
                         double sum = 0;
                         for (int k = 0; k < n_cols; k++) {
                             sum += double(x.row_codes(t)[k]) * x.row_scales(t)[k / block] *
-                                   w.codes[i * n_cols + k] * w.scales[i * w.n_blocks() + k / block];
+                                   w.codes[i * n_cols + k] * w.scales[i * w.n_groups() + k / block];
                         }
                         exact.push_back(float(sum));
                     }
@@ -115,8 +126,120 @@ TEST_CASE("embed: the golden's rows of a table of more than 2^16") {
 }
 
 // ----------------------------------------------------------------------------
+// Attention in int8
+
+TEST_CASE("attention in int8: every step of the trace, however the tokens are fed") {
+    for (const std::string name : {"tiny-llama.w8a8", "tiny-qwen3.w8a8"}) {
+        const Tensors golden = golden_trace(name + "-attn8");
+        const std::vector<int> tokens = golden.at("tokens").i32();
+        Options options;
+        options.own["--attn"] = "int8";
+        for (const int chunk : {64, 3, 1}) {
+            CAPTURE(name);
+            CAPTURE(chunk);
+            Trace trace;
+            Transformer m = load(name, &trace, options);
+            run(m, tokens, chunk);
+            const std::string path = "build/" + name + "-attn8.test.trace.safetensors";
+            trace.write(path);
+            const Tensors found = read_safetensors(path);
+            CHECK(found.size() == golden.size());
+            for (const auto& item : golden) {
+                const std::string& step = item.first;
+                const Tensor& expected = item.second;
+                CAPTURE(step);
+                REQUIRE(found.contains(step));
+                REQUIRE(found.at(step).shape == expected.shape);
+                if (expected.type == "F32") {
+                    CHECK(relative_error(expected.f32(), found.at(step).f32()) < op_tolerance);
+                } else {
+                    CHECK(found.at(step).bytes == expected.bytes);
+                }
+            }
+        }
+    }
+}
+
+#ifndef ENGINE
+TEST_CASE("attention in int8: the plain loops give the golden vectors") {
+    int cases = 0;
+    for (const auto& [name, tensor] : golden_ops()) {
+        if (!name.starts_with("attention_int8") || !name.ends_with("scores.q_codes")) continue;
+        cases++;
+        const std::string p = name.substr(0, name.size() - std::string("q_codes").size());
+        CAPTURE(p);
+        const int n = tensor.shape[0], n_heads = tensor.shape[1], head_dim = tensor.shape[2];
+        const std::vector<int8_t> q = tensor.i8(), k = golden_ops().at(p + "k_codes").i8();
+        const std::vector<float> q_scales = golden_ops().at(p + "q_scales").f32(),
+                                 k_scales = golden_ops().at(p + "k_scales").f32();
+        const int n_positions = golden_ops().at(p + "k_codes").shape[0],
+                  n_kv_heads = golden_ops().at(p + "k_codes").shape[1];
+        std::vector<float> found(size_t(n) * n_heads * n_positions);
+        for (int i = 0; i < n * n_heads; i++) {
+            const int kv = i % n_heads / (n_heads / n_kv_heads);
+            std::vector<int8_t> keys;
+            std::vector<float> scales;
+            for (int t = 0; t < n_positions - n + i / n_heads + 1; t++) {
+                const size_t at = size_t(t) * n_kv_heads + kv;
+                keys.insert(keys.end(), &k[at * head_dim], &k[at * head_dim] + head_dim);
+                scales.push_back(k_scales[at]);
+            }
+            scores_int8(&found[size_t(i) * n_positions], &q[size_t(i) * head_dim], q_scales[i], keys.data(),
+                        scales.data(), int(scales.size()), head_dim);
+        }
+        CHECK(relative_error(golden_ops().at(p + "scores").f32(), found) < 1e-6);
+    }
+    CHECK(cases >= 7);
+
+    cases = 0;
+    for (const auto& [name, tensor] : golden_ops()) {
+        if (!name.starts_with("attention_int8.") || !name.ends_with("mix.probs")) continue;
+        cases++;
+        const std::string p = name.substr(0, name.size() - std::string("probs").size());
+        CAPTURE(p);
+        const int n = tensor.shape[0], n_heads = tensor.shape[1], n_positions = tensor.shape[2];
+        const std::vector<float> probs = tensor.f32(), v_scales = golden_ops().at(p + "v_scales").f32(),
+                                 scales = golden_ops().at(p + "weight_scales").f32();
+        const std::vector<int8_t> codes = golden_ops().at(p + "weight_codes").i8(),
+                                  v = golden_ops().at(p + "v_codes").i8();
+        const int n_kv_heads = golden_ops().at(p + "v_codes").shape[1],
+                  head_dim = golden_ops().at(p + "v_codes").shape[2];
+        std::vector<float> out(size_t(n) * n_heads * head_dim);
+        std::vector<int32_t> sums(head_dim);
+        for (int i = 0; i < n * n_heads; i++) {
+            const int kv = i % n_heads / (n_heads / n_kv_heads);
+            std::vector<float> weights;
+            std::vector<int8_t> values, found(n_positions);
+            for (int t = 0; t < n_positions; t++) {
+                const size_t at = size_t(t) * n_kv_heads + kv;
+                weights.push_back(probs[size_t(i) * n_positions + t] * v_scales[at]);
+                values.insert(values.end(), &v[at * head_dim], &v[at * head_dim] + head_dim);
+            }
+            const float scale = quantize_group(found.data(), weights.data(), n_positions);
+            CHECK(scale == scales[i]);
+            CHECK(std::equal(found.begin(), found.end(), &codes[size_t(i) * n_positions]));
+            mix_int8(&out[size_t(i) * head_dim], sums.data(), found.data(), scale, values.data(), n_positions,
+                     head_dim);
+        }
+        CHECK(relative_error(golden_ops().at(p + "out").f32(), out) < 1e-6);
+    }
+    CHECK(cases == 9);
+}
+
+TEST_CASE("attention in int8: a context whose sums could leave int32 is refused") {
+    ModelConfig c;
+    c.n_layers = c.n_kv_heads = 1, c.head_dim = 4;
+    CHECK_NOTHROW(Int8KvCache(c, Int8KvCache::max_context));
+    CHECK_THROWS_WITH(
+        Int8KvCache(c, Int8KvCache::max_context + 1),
+        "--attn int8: the context is 133145, expected at most 133144, so that sums stay within int32");
+}
+#endif
+
+// ----------------------------------------------------------------------------
 // Files
 
+#ifdef ENGINE
 namespace {
 // Bytes of all weights that a config implies.
 uint64_t weight_bytes(const ModelConfig& c) {
@@ -148,3 +271,4 @@ TEST_CASE("weights: the bytes that a header implies, and sizes that do not fit")
     c.hidden_dim = 1 << 17;
     CHECK_THROWS_WITH(check_config(c), "hidden_dim is 131072, expected at most 65536");
 }
+#endif

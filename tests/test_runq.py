@@ -189,14 +189,16 @@ def test_perplexity_is_near_that_of_fp32(name):
     assert float(words[1]) == pytest.approx(golden[name.split(".")[1]], rel=5e-4)
 
 
+@pytest.mark.parametrize("program", ["runq_w8a8", "build/plain/runq_w8a8"])
 @pytest.mark.parametrize("model", ["tiny-llama", "tiny-qwen3"])
-def test_attention_in_int8_keeps_the_contract_operation_by_operation(tmp_path, model):
+def test_attention_in_int8_keeps_the_contract_operation_by_operation(tmp_path, model, program):
     """A text of 300 tokens, in chunks; and the golden's trace, ids and perplexity."""
     path, name = BIN[f"{model}.w8a8"], f"{model}.w8a8-attn8"
+    run = partial(runq, path, "--attn", "int8", program=program)
     scheme = W8A8(path, attention_int8)
     text = (ROOT / "models" / "held_out.txt").read_text().split("\n\n")
     (tmp_path / "prompt").write_text("\n\n".join(text[:5])[:900])
-    runq(path, "--attn", "int8", "-f", tmp_path / "prompt", "-n", 1, "--trace", tmp_path / "t")
+    run("-f", tmp_path / "prompt", "-n", 1, "--trace", tmp_path / "t")
     trace = read_trace(tmp_path / "t")
     assert len(trace["tokens"]) > 150
     reports = replay(partial(forward, scheme.config, scheme), trace)
@@ -206,18 +208,18 @@ def test_attention_in_int8_keeps_the_contract_operation_by_operation(tmp_path, m
     golden = read_trace(ROOT / "golden" / "data" / f"{name}.trace.safetensors")
     ids = ",".join(map(str, golden["tokens"]))
     for threads in (1, 3):
-        runq(path, "--attn", "int8", "--ids", ids, "-n", 1, "-t", 0, "-j", threads, "--trace", tmp_path / "t")
+        run("--ids", ids, "-n", 1, "-t", 0, "-j", threads, "--trace", tmp_path / "t")
         reports = compare(golden, read_trace(tmp_path / "t"))
         assert len(reports) > 80
         assert all(r.ok for r in reports), [r for r in reports if not r.ok]
 
     generation = golden_json(name)["generations"][-1]
-    done = runq(path, "--attn", "int8", "-i", generation["prompt"], "-t", 0, "-n", 64, "--print-ids")
+    done = run("-i", generation["prompt"], "-t", 0, "-n", 64, "--print-ids")
     n = determined(generation)
     assert n > 20
     assert [int(i) for i in done.stdout.decode().split(",")][:n] == generation["new_ids"][:n]
     held_out = golden_json(name)["held_out"]
-    done = runq(path, "--attn", "int8", "--ppl", ROOT / "models" / "held_out.txt")
+    done = run("--ppl", ROOT / "models" / "held_out.txt")
     assert float(done.stdout.decode().split()[1]) == pytest.approx(held_out["w8a8-attn8"], rel=5e-4)
     assert held_out["w8a8-attn8"] == pytest.approx(golden_json(f"{model}.w8a8")["held_out"]["w8a8"], rel=5e-3)
 

@@ -5,7 +5,7 @@
 //   scale = fp32(amax / 127), or 0 if inv is 0               static: static_scale_i
 //   code  = fp32(x * inv), rounded half to even, clamped to -127..127; NaN becomes -127
 //
-// These are quantize_group of runq.cpp and, with static_i, quantize_block of runq_w8a8.cpp, to the bit. A group is a
+// These are quantize_group of runq.cpp and, with static_i, that of runq_w8a8.cpp, to the bit. A group is a
 // group of Q8, a row of W8A8, or a block of 32: it ends with the number that last_i marks, and has MAX_N at most.
 //
 // A buffer has two halves. One takes in a group while the codes of the one before leave the other, so that a group of n

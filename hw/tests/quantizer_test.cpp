@@ -1,5 +1,5 @@
 // The quantizer against the golden vectors of every scheme that quantizes to int8, and against quantize_group
-// of runq.cpp and quantize_block of runq_w8a8.cpp as plain loops.
+// of runq.cpp and runq_w8a8.cpp as plain loops.
 #include <doctest/doctest.h>
 
 #include <algorithm>
