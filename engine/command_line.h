@@ -7,26 +7,29 @@
 #error "this header is the engine's: compile with -DENGINE (make does)"
 #endif
 
+#include <string>
 #include <vector>
 
 #include "engine/app/cli.h"
 #include "engine/app/model.h"
-#include "engine/cpu/quant_matmul.h"
+#include "engine/backend/program.h"
 
 // Opens and checks a model file. Throws std::runtime_error that names it, UsageError for options that do not
 // fit.
 inline Model load_model(const Options& options, Trace* trace) {
-    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
-    const ModelConfig& c = m->file.config;
-    const char* kernel = "portable";
-    if constexpr (requires { m->weights.multiplied(); }) kernel = int8_kernel_name(c.group_size);
-    return cpu_model(m, options, scheme_text(c), kernel, max_chunk);
+    const bool packs = !takes_backends<decltype(Weights::c)>;  // or a back end has them
+    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace, packs);
+    const std::string kernel = choose_kernels(*m, options, program_name);
+    Model model = cpu_model(m, options, scheme_text(m->file.config), kernel, max_chunk);
+    model.own_fields = format_fields(*m);
+    return model;
 }
 
 // All options that other programs may not have.
 const std::vector<OwnOption> own_options = [] {
     std::vector<OwnOption> all = scheme_options;
     all.insert(all.end(), {kv_option, mmap_option});
+    if (takes_backends<decltype(Weights::c)>) all.push_back(backend_option);
     return all;
 }();
 
