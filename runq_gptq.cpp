@@ -931,16 +931,14 @@ using Transformer = TransformerOf<Config, Weights, RunState>;
 // under the name of x.
 void gather_and_quantize(RunState& s, const Rows& x, const int32_t* order, const Recorder& record,
                          const std::string& name) {
-    if (order == nullptr) {
-        quantize(s.xq, x, s.c.group_size);
-        record(name, s.xq);
-        return;
+    const bool is_gathered = order != nullptr;
+    const std::string step = is_gathered ? name + ".gathered" : name;
+    if (is_gathered) {
+        gather(s.gathered, x, order);
+        record(step.c_str(), s.gathered);
     }
-    const std::string gathered = name + ".gathered";
-    gather(s.gathered, x, order);
-    record(gathered.c_str(), s.gathered);
-    quantize(s.xq, s.gathered, s.c.group_size);
-    record(gathered, s.xq);
+    quantize(s.xq, is_gathered ? s.gathered : x, s.c.group_size);
+    record(step, s.xq);
 }
 
 // ----------------------------------------------------------------------------
