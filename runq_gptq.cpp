@@ -1,5 +1,5 @@
-// runq_gptq: Llama 3 and Qwen3 inference in 2, 4 and 8 bits, in one file: from the bytes of a model file to
-// words on the screen.
+// runq_gptq: Llama 3 and Qwen3 inference in 2, 4 and 8 bits, from the bytes of a model file to words on the
+// screen.
 //
 // Each kind of matrix has its own format: codes of 2, 4 or 8 bits with a scale and a zero point for each
 // group of weights along a row, and possibly two of each four weights left out. All of them expand to what
@@ -13,12 +13,10 @@
 //     g++ -std=c++20 -O3 -march=native -fopenmp runq_gptq.cpp -o runq_gptq -lpcre2-8 -lutf8proc
 //     ./runq_gptq model_gptq.bin -i "Once upon a time"
 //
-// Without PCRE2 and utf8proc, -DNO_TOKENIZER makes a program that takes and prints token ids; without OpenMP
-// it runs in one thread. Loops are plain: they are the specification. With -DENGINE, which `make` sets, the
-// two regions between #ifdef ENGINE and #endif come from engine/ instead, under the same names: packed
-// weights, vector instructions, libraries that quantize and multiply on another CPU or a GPU (--backend,
-// docs/backends.md), a chat with a line editor, and much that is left out here, such as a system prompt in
-// chat, numbers of less than 32 bits in the KV cache, and files that are damaged or cut while they are read.
+// -DNO_TOKENIZER does without PCRE2 and utf8proc: token ids in, token ids out. Loops are plain: they are the
+// specification. With -DENGINE, as `make` compiles it, engine/ takes the place of the two regions in #ifdef
+// ENGINE: the same names, faster and more comfortable. Left out here are what only it has, among it: products
+// on another CPU or a GPU (--backend, docs/backends.md), chat with a system prompt or a line editor.
 
 #ifdef ENGINE
 #include "engine/program.h"
@@ -67,10 +65,9 @@
 #endif
 
 // ---- section rows ----------------------------------------------------------
-// Threads, errors,
-// and what the forward pass hands from one operation to the next: a row per token
+// Threads, errors, and what the forward pass hands from one operation to the next: a row per token
 
-// main() turns an error into one line and an exit code: 2 for a wrong command line, else 1.
+// A wrong command line: exit code 2. All other errors: exit code 1.
 struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
@@ -154,8 +151,7 @@ bool fast_matmul(const Int8Rows&, const Products&) {
 // ---- end of rows -----------------------------------------------------------
 
 // ---- section config --------------------------------------------------------
-// The numbers of a
-// model, as the header of its file has them
+// The numbers of a model, as the header of its file has them
 
 enum class Arch : uint32_t { llama = 1, qwen3 = 2, qwen3_moe = 3 };
 
@@ -318,7 +314,6 @@ struct RopeAngles {
     std::vector<float> frequencies;  // (head_dim / 2,)
     Rows cos, sin;                   // (n_tokens, head_dim / 2)
 
-    RopeAngles() = default;
     RopeAngles(const ModelConfig& c, int max_tokens)
         : frequencies(size_t(c.head_dim) / 2),
           cos(max_tokens, c.head_dim / 2),
@@ -426,8 +421,7 @@ inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Ro
 }
 
 // ---- section tensors -------------------------------------------------------
-// The file of a
-// model: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place
+// A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place
 
 static_assert(std::endian::native == std::endian::little);
 constexpr size_t header_size = 256;
@@ -445,10 +439,8 @@ struct FileFormat {
     uint32_t magic;                // a file's first word
     int version;                   // and its second
     void (*check)(const Config&);  // throws if the program cannot run such a model
-    // Reads the fields of the program's own, from byte 0xC0 on. Returns where they end: what follows is 0.
-    size_t (*read_own)(const HeaderReader&, Config&) = [](const HeaderReader&, Config&) {
-        return size_t(0xC0);
-    };
+    // If it is there, reads the fields of the program's own, from byte 0xC0 on; what follows is 0.
+    size_t (*read_own)(const HeaderReader&, Config&) = nullptr;
     Arch first_arch = Arch::llama, last_arch = Arch::qwen3;  // that it runs, and those between
     int max_activations = 0;                                 // the highest value of that field
     int alignment = 1;                                       // bytes: every tensor begins at a multiple of it
@@ -501,10 +493,7 @@ struct TransformerOf {
 // ---- end of tensors --------------------------------------------------------
 
 // ---- section options -------------------------------------------------------
-// What the command
-// line asks for, and a record of all that a run computes
-
-enum class Mode { generate, chat };
+// What the command line asks for, and a record of all that a run computes
 
 // An option of one program alone. Its value is one of `choices`, the first by default.
 struct OwnOption {
@@ -515,16 +504,14 @@ struct OwnOption {
 
 struct Options {
     std::string model_path;
-    std::optional<std::string> prompt, file;  // at most one of these three; "-": standard input
+    std::optional<std::string> prompt, file;  // "-": standard input
     std::optional<std::vector<int>> ids;
-    Mode mode = Mode::generate;
-    int steps = 256, ctx = 0;          // new tokens, 0: to the end of the context; positions, 0: the default
-    std::optional<float> temp, top_p;  // these three: the model's if not given
+    bool chat = false, print_ids = false;
+    int steps = 256, ctx = 0, threads = 0;  // 0: to the end of the context; at most 4096; OpenMP's default
+    std::optional<float> temp, top_p;       // these three: the model's if not given
     std::optional<int> top_k;
-    std::optional<uint64_t> seed;           // from the clock if not given
-    std::optional<std::string> ppl, trace;  // paths
-    int threads = 0;                        // 0: OpenMP's default
-    bool print_ids = false;
+    std::optional<uint64_t> seed;            // from the clock if not given
+    std::optional<std::string> ppl, trace;   // paths
     std::map<std::string, std::string> own;  // the program's own options
 };
 
@@ -533,9 +520,9 @@ inline int n_logits(const Options& o, bool is_traced, int n) { return o.ppl || i
 
 inline KvCache kv_cache(const Options&, const ModelConfig& c, int context) { return {c, context}; }
 
-// Every intermediate tensor of a run, by step name. A step's values are appended along the token axis, so
-// that a trace is the same however the tokens were fed.
-constexpr int accumulator_layer = 1;  // of which it has the integer sums of each product
+constexpr int accumulator_layer = 1;  // of which a trace has the integer sums of each product
+
+// Every intermediate tensor of a run, by step name; all tokens one after another, however they were fed.
 struct Trace {
     struct Tensor {
         const char* type;  // safetensors' name
@@ -559,11 +546,9 @@ struct Recorder {
     // n_tokens values of the given shape. The last dimension may grow from call to call, as attention's does.
     template <class T>
     void operator()(const std::string& name, const T* values, int n_tokens, std::vector<int> shape) const;
-    void operator()(const std::string& name, const Rows& x) const;  // (n_tokens, n_cols)
-    void operator()(const std::string& name, const Rows& x,
-                    int head_dim) const;                                  // (n_tokens, heads, head_dim)
-    void operator()(const std::string& name, const Int8Rows& x) const;    // codes and scales
-    void operator()(const std::string& name, const HeadScores& x) const;  // (n_tokens, n_heads, positions)
+    void operator()(const std::string& name, const Rows& x, int head_dim = 0) const;
+    void operator()(const std::string& name, const Int8Rows& x) const;
+    void operator()(const std::string& name, const HeadScores& x) const;
     template <class Matrix>  // a product, and in one layer the integer sums of its groups
     void operator()(const std::string& name, const Rows& out, const Int8Rows& x, const Matrix& w) const;
 };
@@ -588,7 +573,7 @@ inline void Recorder::operator()(const std::string& name, const Rows& out, const
 //   two levels       (5 * code - high half of level g) * (low half of level g * scale of row i)
 //   2:4 sparse       (code - zero of g) * scale of g where the mask has a 1, otherwise 0
 struct GptqMatrix {
-    const uint8_t* codes = nullptr;        // (n_rows, row_bytes()), int8 if of 8 bits
+    const uint8_t* codes = nullptr;        // (n_rows, row_bytes()); of 8 bits they are int8
     const uint8_t* mask = nullptr;         // (n_rows, n_cols / 8), column k in bit k % 8 of byte k / 8
     const Half* scales = nullptr;          // (n_rows, n_groups())
     const float* row_scales = nullptr;     // (n_rows,), instead
@@ -596,12 +581,13 @@ struct GptqMatrix {
     const uint8_t* levels = nullptr;       // (n_rows, n_groups())
     int bits = 0;                          // of a code: 2, 4 or 8
     int n_rows = 0, n_cols = 0;            // output channels, input channels
+    int n_codes = 0;                       // of a row: n_cols, or half as many if there is a mask
     int group = 0;                         // weights that share a scale: n_cols, or a multiple of ...
     int group_size = 0;                    // activations that share one
     const PackedMatrix* packed = nullptr;  // the engine's copy, if it has one
 
     int n_groups() const { return n_cols / group; }
-    int row_bytes() const { return n_cols * bits / (mask != nullptr ? 16 : 8); }
+    int row_bytes() const { return n_codes * bits / 8; }
 };
 
 // lift unpack_codes
@@ -645,7 +631,7 @@ struct ExpandedRow {
     std::vector<int16_t> codes;  // (n_cols,)
     std::vector<float> scales;   // (n_cols / group_size,)
     std::vector<int16_t> zeros;  // (n_groups,), of the weights' groups
-    std::vector<int16_t> kept;   // (n_cols / 2,), the codes that a sparse matrix has
+    std::vector<int16_t> kept;   // (n_codes,), of a sparse matrix
 };
 
 // Row i of w.
@@ -670,7 +656,7 @@ void expand(ExpandedRow& row, const GptqMatrix& w, int i) {
     if (w.bits == 8) {
         for (int k = 0; k < w.n_cols; k++) row.codes[size_t(k)] = int8_t(bytes[k]);
     } else if (w.mask != nullptr) {
-        row.kept.resize(size_t(w.n_cols) / 2);
+        row.kept.resize(size_t(w.n_codes));
         unpack_codes(row.kept.data(), bytes, w.row_bytes(), w.bits);
         const uint8_t* mask = w.mask + size_t(i) * size_t(w.n_cols / 8);
         place_kept(row.codes.data(), row.kept.data(), mask, row.zeros.data(), w.n_cols, w.group);
@@ -754,16 +740,12 @@ void embed(Rows& out, const GptqMatrix& table, std::span<const int> tokens) {
     }
 }
 
-// lift gather
-// out[k] = x[order[k]] over n values.
-inline void gather(float* out, const float* x, const int32_t* order, int n) {
-    for (int k = 0; k < n; k++) out[k] = x[order[k]];
-}
-
-// The same in the row of each token. out gets the width of x.
+// Value k of a row of `out` becomes value order[k] of the same row of x.
 void gather(Rows& out, const Rows& x, const int32_t* order) {
     out.n_rows = x.n_rows, out.n_cols = x.n_cols;
-    parallel_for(x.n_rows, [&](int t) { gather(out.row(t), x.row(t), order, x.n_cols); });
+    parallel_for(x.n_rows, [&](int t) {
+        for (int k = 0; k < x.n_cols; k++) out.row(t)[k] = x.row(t)[order[k]];
+    });
 }
 
 // ----------------------------------------------------------------------------
@@ -786,16 +768,6 @@ struct Config : ModelConfig {
         return which == kind::o_proj ? q_dim() : which == kind::down_proj ? hidden_dim : dim;
     }
 };
-
-// Whether each of 0 .. n - 1 is once in order (n,).
-inline bool has_each_once(const int32_t* order, int n) {
-    std::vector<bool> seen(size_t(n), false);
-    for (int k = 0; k < n; k++) {
-        if (order[k] < 0 || order[k] >= n || seen[size_t(order[k])]) return false;
-        seen[size_t(order[k])] = true;
-    }
-    return true;
-}
 
 // Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
 // of their declaration), so the list of names and shapes and the pointers into the file are the same lines.
@@ -828,14 +800,16 @@ struct Weights {
     GptqMatrix classifier =
         c.shared_classifier ? embedding : matrix("classifier", kind::classifier, c.vocab_size);
 
-    // Throws for an order that has not every channel once: gathering by it would read what is not there. Null
-    // is what the engine has of a list whose bytes it only counts.
+    // Throws for an order that has not every channel once: gathering by it would read what is not there.
     Orders orders(const char* part, int n) {
         if (c.has_order == 0) return Orders(size_t(c.n_layers));
         return file.layers(c, part, [&](const std::string& name) {
-            const auto* order = file.next<int32_t>(name, {n});
-            if (order != nullptr && !has_each_once(order, n))
-                throw std::runtime_error(name + " does not have every channel once");
+            const int32_t* order = file.next<int32_t>(name, {n});
+            // Null is what the engine has where it only counts bytes.
+            std::vector<int32_t> sorted(order, order != nullptr ? order + n : order);
+            std::ranges::sort(sorted);
+            for (size_t k = 0; k < sorted.size(); k++)
+                if (sorted[k] != int(k)) throw std::runtime_error(name + " does not have every channel once");
             return order;
         });
     }
@@ -844,18 +818,16 @@ struct Weights {
         const MatrixFormat& f = c.formats[which];
         GptqMatrix m;
         m.bits = f.bits, m.n_rows = n_rows, m.n_cols = c.columns(which), m.group_size = c.group_size;
+        m.n_codes = f.sparse() ? m.n_cols / 2 : m.n_cols;
         m.group = f.group > 0 ? f.group : m.n_cols;
-        const int n_groups = m.n_groups(), n_codes = f.sparse() ? m.n_cols / 2 : m.n_cols;
+        const int n_groups = m.n_groups();
         if (f.sparse()) {
             m.mask = file.next<uint8_t>(name + ".mask", {n_rows, m.n_cols / 8});
             if (!fast_check_mask(m.mask)) check_mask(name + ".mask", m.mask, n_rows, m.n_cols);
         }
-        if (f.bits == 8) {
-            const int8_t* codes = file.next<int8_t>(name + ".codes", {n_rows, n_codes});
-            m.codes = reinterpret_cast<const uint8_t*>(codes);
-        } else {
-            m.codes = file.next<uint8_t>(name + ".codes", {n_rows, n_codes * f.bits / 8});
-        }
+        const std::vector<int> shape{n_rows, m.row_bytes()};
+        m.codes = f.bits < 8 ? file.next<uint8_t>(name + ".codes", shape)
+                             : reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", shape));
         if (f.two_level()) {
             m.levels = file.next<uint8_t>(name + ".groups", {n_rows, n_groups});
             m.row_scales = file.next<float>(name + ".row_scales", {n_rows});
@@ -1067,8 +1039,7 @@ const std::vector<OwnOption> scheme_options;
 #else
 
 // ---- section text ----------------------------------------------------------
-// Files of text,
-// and UTF-8
+// Files of text, and UTF-8
 
 // All of a file, of standard input for "-".
 inline std::string read_bytes(const std::string& path) {
@@ -1119,8 +1090,7 @@ inline std::string given_text(const std::string& name, std::string_view s) {
 // ---- end of text -----------------------------------------------------------
 
 // ---- section file ----------------------------------------------------------
-// Opening a model
-// file. All of the header is checked, by name; docs/model-files.md has every field
+// Opening a model file. All of the header is checked, by name; docs/model-files.md has every field
 
 struct HeaderReader {
     std::span<const std::byte> file;  // at least 256 bytes
@@ -1181,7 +1151,7 @@ Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
         c.top_p = h.f32("top_p", 0x98, 0, 1);
         c.top_k = h.i32("top_k", 0x9C, 0, 1 << 24);
         c.static_activations = h.i32("activations", 0xB4, 0, format.max_activations) == 1;
-        for (size_t i = format.read_own(h, c); i < header_size; i++)
+        for (size_t i = format.read_own == nullptr ? 0xC0 : format.read_own(h, c); i < header_size; i++)
             if (h.value<uint8_t>(i) != 0) fail("reserved byte ", i, " is not 0");
     }
     check_value(c.head_dim >= 2 && c.head_dim % 2 == 0, "head_dim", c.head_dim, "RoPE needs an even number");
@@ -1225,9 +1195,8 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
 // ---- end of file -----------------------------------------------------------
 
 // ---- section tokenizer -----------------------------------------------------
-// Text <-> token ids:
-// byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of the model file; ids
-// are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
+// Text <-> token ids: byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of
+// the model file; ids are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
 //
 //   UTF-8 -> added tokens -> NFC -> added tokens -> regular expressions -> byte-pair encoding of each word
 
@@ -1283,9 +1252,8 @@ struct Tokenizer {
     enum ChatFlag : uint32_t { trims_user = 2, trims_answer = 4, drops_thoughts = 8 + 128, strips = 8 + 64 };
     enum Piece { opening, user = 5, user_end, answer, answer_end, generate, n_pieces = 13 };
     struct Merge {
-        int left, right, merged;
         uint32_t rank;
-        bool operator<(const Merge& o) const { return left != o.left ? left < o.left : right < o.right; }
+        int merged;
     };
     struct Added {
         std::string text;
@@ -1299,14 +1267,14 @@ struct Tokenizer {
 
     uint32_t flags = 0, chat_flags = 0;
     int bos_id = -1;
-    std::string bytes;                          // every token's, one after the other
-    std::vector<uint32_t> offsets;              // (vocab_size + 1,) where each token starts in bytes
-    std::string token_flags;                    // (vocab_size,)
-    std::array<int, 256> byte_ids;              // the token of each single byte, or -1
-    std::vector<Merge> merges;                  // sorted by left and right
-    std::map<std::string_view, int> words;      // for ignore_merges
-    std::array<std::vector<Added>, 256> added;  // by their first byte, the longest first
-    std::vector<Step> steps;                    // each cuts text at its pattern's matches
+    std::string bytes;              // every token's, one after the other
+    std::vector<uint32_t> offsets;  // (vocab_size + 1,) where each token starts in bytes
+    std::string token_flags;        // (vocab_size,)
+    std::array<int, 256> byte_ids;  // the token of each single byte, or -1
+    std::map<std::pair<int, int>, Merge> merges;
+    std::map<std::string_view, int> words;  // for ignore_merges
+    std::vector<Added> added;               // the longest first
+    std::vector<Step> steps;                // each cuts text at its pattern's matches
     std::array<std::string, n_pieces> chat;
 
     // A token's bytes: maybe no whole character.
@@ -1314,80 +1282,69 @@ struct Tokenizer {
         return std::string_view(bytes).substr(offsets[id], offsets[id + 1] - offsets[id]);
     }
 
-    // Throws std::runtime_error for anything but a sound section of a tokenizer of vocab_size tokens.
+    // Throws std::runtime_error for a section that is cut short, or has ids that there are not.
     Tokenizer(std::span<const std::byte> section, int vocab_size) {
         std::string_view rest(reinterpret_cast<const char*>(section.data()), section.size());
-        const auto check = [](bool is_good, const char* what, int64_t which) {
-            if (!is_good) fail("tokenizer: ", what, " ", which, " is wrong");
+        const auto check = [](bool is_good, const char* what) {
+            if (!is_good) fail("tokenizer: ", what);
         };
-        const auto take = [&](std::string_view& from, uint64_t n) {
-            check(n <= from.size(), "a size of", int64_t(n));
-            const std::string_view taken = from.substr(0, n);
-            from.remove_prefix(n);
+        const auto take = [&](size_t n) {
+            check(n <= rest.size(), "the section is cut short");
+            const std::string_view taken = rest.substr(0, n);
+            rest.remove_prefix(n);
             return taken;
         };
-        const auto u32 = [&](std::string_view& from) {
+        const auto u32 = [&] {
             uint32_t v;
-            std::memcpy(&v, take(from, 4).data(), 4);
+            std::memcpy(&v, take(4).data(), 4);
             return v;
         };
-        std::array<uint32_t, 12> header;
-        for (uint32_t& field : header) field = u32(rest);
-        const auto [magic, version, size, vocab, all_flags, bos, n_merges, n_added, pattern_size, word_size,
-                    chat_size, bytes_size] = header;
-        check(magic == 0x6E6B6F74, "magic", magic);
-        check(version == 1, "version", version);
-        check(size == section.size(), "size", size);
-        check(vocab == uint32_t(vocab_size), "vocab_size", vocab);
-        flags = all_flags, bos_id = int(bos);
-        check(flags < 32 && (bos_id >= 0 || !(flags & adds_bos)), "flags", flags);
-        check(bos_id >= -1 && bos_id < vocab_size, "bos_id", bos_id);
-        offsets.resize(size_t(vocab) + 1);
-        for (uint32_t& offset : offsets) offset = u32(rest);
-        check(offsets[0] == 0 && offsets[vocab] == bytes_size && std::ranges::is_sorted(offsets),
-              "offsets, vocab_size", vocab);
-        std::string_view all_merges = take(rest, 12 * uint64_t{n_merges}),
-                         all_added = take(rest, 8 * uint64_t{n_added});
-        token_flags = take(rest, vocab);
-        bytes = take(rest, bytes_size);
-        std::string_view patterns = take(rest, pattern_size);
-        take(rest, word_size);
-        std::string_view pieces = take(rest, chat_size);
-        check(rest.empty(), "size", size);
-
-        byte_ids.fill(-1);
-        for (int id = 0; id < vocab_size; id++) {
-            const int f = token_flags[id];
-            check(f >= 0 && f < 8 && token(id).empty() == (f == 0), "token", id);
-            if (!(f & word)) continue;
-            if (token(id).size() == 1) byte_ids[uint8_t(token(id)[0])] = id;
-            if (flags & ignore_merges) words[token(id)] = id;
-        }
+        const auto id = [&] {
+            const uint32_t v = u32();
+            check(v < uint32_t(vocab_size), "an id is outside the vocabulary");
+            return int(v);
+        };
+        check(u32() == 0x6E6B6F74 && u32() == 1, "the section does not begin as one");
+        check(u32() == section.size() && u32() == uint32_t(vocab_size), "the section has another size");
+        flags = u32(), bos_id = int(u32());
+        check(bos_id >= (flags & adds_bos ? 0 : -1) && bos_id < vocab_size, "bos_id is no id");
+        const uint32_t n_merges = u32(), n_added = u32(), pattern_size = u32(), word_size = u32();
+        const uint32_t chat_size = u32(), bytes_size = u32();
+        for (int i = 0; i <= vocab_size; i++) offsets.push_back(u32());
+        check(std::ranges::is_sorted(offsets) && offsets.back() == bytes_size, "tokens overlap");
         for (uint32_t rank = 0; rank < n_merges; rank++) {
-            const uint32_t left = u32(all_merges), right = u32(all_merges), merged = u32(all_merges);
-            for (const uint32_t id : {left, right, merged})
-                check(id < vocab && token_flags[id] & word, "merge", rank);
-            merges.push_back({int(left), int(right), int(merged), rank});
+            const int left = id(), right = id();
+            merges.try_emplace({left, right}, Merge{rank, id()});
         }
-        std::sort(merges.begin(), merges.end());
         for (uint32_t i = 0; i < n_added; i++) {
-            const uint32_t id = u32(all_added), f = u32(all_added);
-            check(id < vocab && token_flags[id] != 0 && !(f & looks_around), "added token", i);
-            const std::string name(f & normalized && flags & nfc ? to_nfc(token(int(id))) : token(int(id)));
-            std::vector<Added>& same = added[uint8_t(name[0])];
-            same.push_back({name, int(id), (f & normalized) != 0});
-            std::ranges::stable_sort(same, std::greater{}, [](const Added& a) { return a.text.size(); });
+            const int token_id = id();
+            const uint32_t f = u32();
+            check(!(f & looks_around), "an added token looks around");
+            added.push_back({"", token_id, (f & normalized) != 0});
         }
-        while (!patterns.empty()) {
-            const uint32_t f = flags & has_steps ? u32(patterns) : 0;
-            const std::string_view pattern =
-                take(patterns, flags & has_steps ? u32(patterns) : patterns.size());
-            check(f < 2 && steps.size() < 16, "pattern", int64_t(steps.size()));
-            steps.push_back({f == 1, Pattern(pattern)});
+        token_flags = take(size_t(vocab_size)), bytes = take(bytes_size);
+        byte_ids.fill(-1);
+        for (int i = 0; i < vocab_size; i++) {
+            if (!(token_flags[i] & word)) continue;
+            if (token(i).size() == 1) byte_ids[uint8_t(token(i)[0])] = i;
+            if (flags & ignore_merges) words[token(i)] = i;
         }
+        for (Added& a : added) {
+            a.text = a.is_normalized && flags & nfc ? to_nfc(token(a.id)) : token(a.id);
+            check(!a.text.empty(), "an added token is empty");
+        }
+        std::ranges::stable_sort(added, std::greater{}, [](const Added& a) { return a.text.size(); });
+        for (const size_t end = rest.size() - std::min<size_t>(pattern_size, rest.size());
+             rest.size() > end;) {
+            check(steps.size() < 16, "there are too many patterns");
+            const bool drops_gaps = flags & has_steps && u32() == 1;
+            steps.push_back({drops_gaps, Pattern(take(flags & has_steps ? u32() : pattern_size))});
+        }
+        take(word_size);  // what an added token that looks around takes for a word
+        check(chat_size <= rest.size(), "the section is cut short");
         if (!(flags & has_chat)) return;
-        chat_flags = u32(pieces);
-        for (std::string& piece : chat) piece = take(pieces, u32(pieces));
+        chat_flags = u32();
+        for (std::string& piece : chat) piece = take(u32());
     }
 
     // The ids of a text; tokens such as <|eot_id|> inside it become theirs. wants_bos: with BOS in front, if
@@ -1409,11 +1366,10 @@ struct Tokenizer {
             cut_added(flags & nfc ? to_nfc(part) : part, true, ids);
         };
         for (size_t i = 0; i < s.size();) {
-            const auto& list = added[uint8_t(s[i])];
-            const auto found = std::ranges::find_if(list, [&](const Added& a) {
+            const auto found = std::ranges::find_if(added, [&](const Added& a) {
                 return a.is_normalized == is_normalized && s.substr(i).starts_with(a.text);
             });
-            if (found == list.end()) {
+            if (found == added.end()) {
                 i++;
                 continue;
             }
@@ -1456,12 +1412,11 @@ struct Tokenizer {
         std::vector<int> id;
         for (const char c : text)
             if (byte_ids[uint8_t(c)] >= 0) id.push_back(byte_ids[uint8_t(c)]);
-        constexpr Merge none{-1, -1, -1, UINT32_MAX};
-        std::vector<Merge> next(id.size(), none);  // of i and i + 1
+        constexpr Merge none{UINT32_MAX, -1};
+        std::vector<Merge> next(id.size());  // of i and i + 1
         const auto look_up = [&](size_t i) {
-            const Merge key{id[i], i + 1 < id.size() ? id[i + 1] : -1, -1, 0};
-            const auto m = std::lower_bound(merges.begin(), merges.end(), key);
-            next[i] = m != merges.end() && !(key < *m) ? *m : none;
+            const auto m = i + 1 < id.size() ? merges.find({id[i], id[i + 1]}) : merges.end();
+            next[i] = m != merges.end() ? m->second : none;
         };
         for (size_t i = 0; i < id.size(); i++) look_up(i);
         while (!id.empty()) {
@@ -1503,9 +1458,9 @@ struct Tokenizer {
 // ---- end of tokenizer ------------------------------------------------------
 
 // ---- section sampler -------------------------------------------------------
-// Logits -> the next
-// token. Temperature 0 takes the most probable one. Otherwise divide by the temperature, keep the top_k most
-// probable tokens, of those the most probable that together have top_p of the probability, and draw
+// Logits -> the next token. Temperature 0 takes the most probable one. Otherwise divide by the temperature,
+// keep the top_k most probable tokens, of those the most probable that together have top_p of the
+// probability, and draw
 
 struct Sampler {
     float temperature;
@@ -1554,8 +1509,7 @@ struct Sampler {
 // ---- end of sampler --------------------------------------------------------
 
 // ---- section trace ---------------------------------------------------------
-// Recording and
-// writing a trace
+// Recording and writing a trace
 
 template <class T>
 void Recorder::operator()(const std::string& name, const T* values, int n_tokens,
@@ -1571,10 +1525,8 @@ void Recorder::operator()(const std::string& name, const T* values, int n_tokens
     }
     t.type = type, t.value_size = sizeof(T), t.shape = std::move(shape);
 }
-inline void Recorder::operator()(const std::string& name, const Rows& x) const {
-    (*this)(name, x.row(0), x.n_rows, {x.n_cols});
-}
 inline void Recorder::operator()(const std::string& name, const Rows& x, int head_dim) const {
+    if (head_dim == 0) return (*this)(name, x.row(0), x.n_rows, {x.n_cols});
     (*this)(name, x.row(0), x.n_rows, {x.n_cols / head_dim, head_dim});
 }
 inline void Recorder::operator()(const std::string& name, const Int8Rows& x) const {
@@ -1635,31 +1587,23 @@ inline void Trace::write(const std::string& path) const {
 template <>
 inline void Recorder::operator()(const std::string& name, const Rows& out, const Int8Rows& x,
                                  const GptqMatrix& w) const {
-    (*this)(name, out);
-    if (trace == nullptr || layer != accumulator_layer) return;
-    const size_t n_groups = size_t(w.n_cols / w.group_size);
-    std::vector<int32_t> sums(size_t(x.n_rows) * size_t(w.n_rows) * n_groups);
+    struct {
+        std::vector<int16_t> codes;
+        int n_rows, n_cols, group_size;
+    } expanded{{}, w.n_rows, w.n_cols, w.group_size};
     ExpandedRow row;
-    for (int i = 0; i < w.n_rows; i++) {
+    for (int i = 0; i < w.n_rows && trace != nullptr && layer == accumulator_layer; i++) {
         expand(row, w, i);
-        for (int t = 0; t < x.n_rows; t++) {
-            int32_t* of_row = &sums[(size_t(t) * size_t(w.n_rows) + size_t(i)) * n_groups];
-            for (int k = 0; k < w.n_cols; k++)
-                of_row[k / w.group_size] += x.row_codes(t)[k] * row.codes[size_t(k)];
-        }
+        expanded.codes.insert(expanded.codes.end(), row.codes.begin(), row.codes.end());
     }
-    (*this)(name + ".acc", sums.data(), x.n_rows, {w.n_rows, int(n_groups)});
+    (*this)(name, out, x, expanded);
 }
 
 // ---- section command line --------------------------------------------------
-// Options, and what a
-// program does with a loaded model
+// Options, and what a program does with a loaded model
 
-constexpr const char* help_text =
-    R"(%s: %s
-
+constexpr const char* help_text = R"(%s: %s
 usage: %s <model.bin> [options]
-
   -i TEXT       the prompt; - reads standard input
   -f PATH       the prompt is a file's text
   --ids 1,2,3   the prompt as token ids
@@ -1690,42 +1634,37 @@ T parse_number(const std::string& option, const std::string& text, T low, T high
 inline Options parse_options(int argc, char** argv) {
     Options o;
     std::string name, value;
-    const auto whole = [&](int low) { return parse_number(name, value, low, INT_MAX); };
+    const auto whole = [&](int low, int high) { return parse_number(name, value, low, high); };
     const auto real = [&](double high) { return float(parse_number(name, value, 0.0, high)); };
-    const auto ids = [&] {
-        std::vector<int> found;
-        for (std::string rest = std::exchange(value, "") + ","; !rest.empty();
-             rest.erase(0, value.size() + 1)) {
-            value = rest.substr(0, rest.find(','));
-            found.push_back(whole(0));
-        }
-        return found;
-    };
     const auto one_of = [&](const std::vector<const char*>& choices) {
         if (std::ranges::count(choices, value) > 0) return value;
-        throw UsageError(name + ": '" + value + "' is not one of its choices, such as " + choices.front());
+        throw UsageError(name + ": '" + value + "' is none of its choices, such as " + choices.back());
     };
     std::map<std::string, std::function<void()>> options{
         {"-i", [&] { o.prompt = value; }},
         {"-f", [&] { o.file = value; }},
-        {"--ids", [&] { o.ids = ids(); }},
         {"-m",
          [&] {
-             o.mode = one_of({"generate", "chat"}) == "chat" ? Mode::chat : Mode::generate;
+             o.chat = one_of({"generate", "chat"}) == "chat";
          }},
-        {"-n", [&] { o.steps = whole(0); }},
-        {"-c", [&] { o.ctx = whole(1); }},
+        {"-n", [&] { o.steps = whole(0, INT_MAX); }},
+        {"-c", [&] { o.ctx = whole(1, INT_MAX); }},
         {"-t", [&] { o.temp = real(100); }},
-        {"-k", [&] { o.top_k = whole(0); }},
+        {"-k", [&] { o.top_k = whole(0, INT_MAX); }},
         {"-p", [&] { o.top_p = real(1); }},
         {"-s", [&] { o.seed = parse_number(name, value, uint64_t{0}, UINT64_MAX); }},
-        {"-j", [&] { o.threads = parse_number(name, value, 1, 1024); }},
+        {"-j", [&] { o.threads = whole(1, 1024); }},
         {"--trace", [&] { o.trace = value; }},
         {"--ppl", [&] { o.ppl = value; }},
     };
+    options["--ids"] = [&] {
+        o.ids.emplace();
+        for (std::stringstream rest(value); std::getline(rest, value, ',');)
+            o.ids->push_back(whole(0, INT_MAX));
+    };
     for (const OwnOption& x : scheme_options) {
         o.own[x.name] = x.choices.front();
-        options[x.name] = [&o, &one_of, &x] { o.own[x.name] = one_of(x.choices); };
+        options[x.name] = [&] { o.own[name] = one_of(x.choices); };
     }
     for (int i = 1; i < argc; i++) {
         name = argv[i];
@@ -1736,13 +1675,13 @@ inline Options parse_options(int argc, char** argv) {
         }
         if (name == "--print-ids") {
             o.print_ids = true;
-        } else if (const auto found = options.find(name); found != options.end()) {
+        } else if (options.contains(name)) {
             if (++i == argc) throw UsageError(name + ": needs a value");
             value = argv[i];
-            found->second();
-        } else if (name.empty() || name[0] == '-' || !o.model_path.empty()) {
-            throw UsageError("unexpected argument '" + name + "'; -h shows how to use this program");
+            options[name]();
         } else {
+            if (name.starts_with('-') || !o.model_path.empty())
+                throw UsageError("unexpected argument '" + name + "'; -h shows how to use this program");
             o.model_path = name;
         }
     }
@@ -1754,14 +1693,14 @@ inline Options parse_options(int argc, char** argv) {
 inline std::unique_ptr<Transformer> load_transformer(const Options& o, Trace* trace) try {
     auto file = open_model_file(o.model_path, file_format);
     Weights weights{TensorList{file.weights, size_t(file_format.alignment)}, file.config};
-    check_value(weights.file.end == file.weights.size(), "the weights' size", int64_t(file.weights.size()),
-                "but the header implies " + std::to_string(weights.file.end));
+    if (weights.file.end != file.weights.size())
+        fail("weights are ", file.weights.size(), " bytes, but the header implies ", weights.file.end);
     const int most = file.config.max_seq_len, context = o.ctx > 0 ? o.ctx : std::min(most, 4096);
-    check_value(context <= most, "-c", context, "more than the model's " + std::to_string(most));
+    check_value(context <= most, "-c", context, text_of("more than the model's ", most));
     RunState state{file.config, o, context, trace != nullptr};
     return std::make_unique<Transformer>(Transformer{file, std::move(weights), std::move(state), trace});
 } catch (const std::runtime_error& e) {
-    fail(o.model_path + ": " + e.what());
+    fail(o.model_path, ": ", e.what());
 }
 
 // A model that runs.
@@ -1784,7 +1723,7 @@ struct Session {
             logits = forward(m, chunk, int(held.size()), n_wanted);
             held.insert(held.end(), chunk.begin(), chunk.end());
             if (!all_finite(logits.data(), logits.size()))
-                fail("the logits of positions up to " + std::to_string(held.size() - 1) + " are not finite");
+                fail("the logits of positions up to ", held.size() - 1, " are not finite");
         }
         n_tokens[kind] += int(held.size() - n);
         time[kind] += std::chrono::steady_clock::now() - start;
@@ -1839,13 +1778,11 @@ inline void print_perplexity(Session& s, std::span<const int> ids, const std::ve
 
 // Throws UsageError unless there is something to go on from, and room for it.
 inline void check_prompt(const std::vector<int>& ids, int vocab_size, int context) {
-    if (ids.empty())
-        throw UsageError("the prompt is empty, and this model has no token to begin a text with");
-    if (ids.size() > size_t(context))
-        throw UsageError("the prompt is " + std::to_string(ids.size()) + " tokens long, the context only " +
-                         std::to_string(context));
-    for (const int id : ids)
-        if (id >= vocab_size) throw UsageError("--ids: " + std::to_string(id) + " is outside the vocabulary");
+    const int n = int(ids.size()), largest = n == 0 ? 0 : *std::ranges::max_element(ids);
+    if (n == 0) throw UsageError("the prompt is empty, and this model has no token to begin a text with");
+    if (n > context)
+        throw UsageError(text_of("the prompt is ", n, " tokens long, the context only ", context));
+    if (largest >= vocab_size) throw UsageError(text_of("--ids: ", largest, " is outside the vocabulary"));
 }
 
 inline void run(const Options& o) {
@@ -1866,15 +1803,14 @@ inline void run(const Options& o) {
 #ifndef NO_TOKENIZER
     if (!m->file.tokenizer.empty()) tokenizer.emplace(m->file.tokenizer, c.vocab_size);
 #endif
-    const bool is_chat = o.mode == Mode::chat;
-    if (!tokenizer && (text || o.ppl || is_chat))
+    if (!tokenizer && (text || o.ppl || o.chat))
         throw UsageError("there is no tokenizer, in this file or in this program: use --ids");
-    if (is_chat && !(tokenizer->flags & Tokenizer::has_chat))
+    if (o.chat && !(tokenizer->flags & Tokenizer::has_chat))
         throw UsageError("-m chat: this file has no chat template");
 
     // A small model that always takes its most probable token soon repeats itself: chat draws, if nobody says
     // more.
-    const bool draws = is_chat && !o.temp && c.temperature == 0;
+    const bool draws = o.chat && !o.temp && c.temperature == 0;
     const auto clock = uint64_t(std::chrono::system_clock::now().time_since_epoch().count());
     Sampler sampler{o.temp.value_or(draws ? 0.1f : c.temperature), o.top_k.value_or(c.top_k),
                     o.top_p.value_or(draws ? 0.9f : c.top_p), std::mt19937_64(o.seed.value_or(clock))};
@@ -1894,7 +1830,7 @@ inline void run(const Options& o) {
     if (o.ppl) {
         const std::string scored = given_text("--ppl: the text", read_bytes(*o.ppl));
         print_perplexity(s, tokenizer->encode(scored, false), tokenizer->encode("", true));
-    } else if (!is_chat) {
+    } else if (!o.chat) {
         std::vector<int> ids = o.ids.value_or(std::vector<int>());
         if (text && !text->empty()) ids = tokenizer->encode(*text, true);
         if (ids.empty() && !o.ids && c.bos_id >= 0) ids = {c.bos_id};
@@ -1905,7 +1841,7 @@ inline void run(const Options& o) {
         std::puts("");
     }
     std::vector<std::string> messages;
-    for (std::string line = text.value_or(""); is_chat && (!line.empty() || std::getline(std::cin, line));
+    for (std::string line = text.value_or(""); o.chat && (!line.empty() || std::getline(std::cin, line));
          line.clear()) {
         if (line.ends_with('\r')) line.pop_back();
         if (line.empty()) continue;
@@ -1924,23 +1860,15 @@ inline void run(const Options& o) {
                          s.n_tokens[kind], s.n_tokens[kind] / s.time[kind].count());
 }
 
-inline int run_command_line(int argc, char** argv) {
-    int code = 1;
-    std::string what;
-    try {
-        const Options o = parse_options(argc, argv);
-        if (!o.model_path.empty()) run(o);
-        if (std::fflush(stdout) != 0) fail("cannot write the output");
-        return 0;
-    } catch (const UsageError& e) {
-        code = 2, what = e.what();
-    } catch (const std::bad_alloc&) {
-        what = "not enough memory";
-    } catch (const std::exception& e) {
-        what = e.what();
-    }
-    std::fprintf(stderr, "%s: %s\n", program_name, what.c_str());
-    return code;
+inline int run_command_line(int argc, char** argv) try {
+    const Options o = parse_options(argc, argv);
+    if (!o.model_path.empty()) run(o);
+    if (std::fflush(stdout) != 0) fail("cannot write the output");
+    return 0;
+} catch (const std::exception& e) {
+    const bool is_memory = dynamic_cast<const std::bad_alloc*>(&e) != nullptr;
+    std::fprintf(stderr, "%s: %s\n", program_name, is_memory ? "not enough memory" : e.what());
+    return dynamic_cast<const UsageError*>(&e) != nullptr ? 2 : 1;
 }
 // ---- end of command line ---------------------------------------------------
 #endif  // ENGINE

@@ -43,6 +43,7 @@ GptqMatrix matrix_of(const LowbitCase& m) {
     } else {
         w.scales = m.scales.data();
     }
+    w.n_codes = q.mask != nullptr ? q.n_cols / 2 : q.n_cols;
     w.bits = q.bits, w.n_rows = q.n_rows, w.n_cols = q.n_cols, w.group = q.group, w.group_size = q.group_size;
     return w;
 }
@@ -68,6 +69,7 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
         GptqMatrix w;
         w.bits = p[std::string("gptq_expand.w").size()] - '0';
         w.n_rows = tensor.shape[0], w.n_cols = tensor.shape[1];
+        w.n_codes = bytes("mask") != nullptr ? w.n_cols / 2 : w.n_cols;
         const int group = std::stoi(p.substr(p.find('g', p.find('w')) + 1));
         w.group = group > 0 ? group : w.n_cols, w.group_size = group == 32 ? 32 : 64;
         w.codes = reinterpret_cast<const uint8_t*>(bytes("codes"));
@@ -111,7 +113,7 @@ TEST_CASE("embed: the golden's rows of a table of more than 2^16, 8 bits with a 
     const GoldenTable table(64);
     const std::vector<int32_t> tokens = golden_ops().at("embedding.64.tokens").i32();
     GptqMatrix w;
-    w.bits = 8, w.n_rows = table.n_rows, w.n_cols = w.group = w.group_size = table.n_cols;
+    w.bits = 8, w.n_rows = table.n_rows, w.n_cols = w.n_codes = w.group = w.group_size = table.n_cols;
     w.codes = reinterpret_cast<const uint8_t*>(table.codes.data()), w.row_scales = table.scales.data();
     Rows out(tokens.size(), table.n_cols);
     embed(out, w, tokens);
