@@ -613,15 +613,19 @@ inline void subtract_zeros(int16_t* codes, const int16_t* zeros, int times, int 
 
 // lift place_kept
 // codes (n,): where the mask (n / 8,) has a 1, the next of kept (n / 2,) minus its group's zero point; 0
-// elsewhere. Of each four columns two are kept, so that those of columns k to k + 3 are kept[k / 2] and the
-// next.
+// elsewhere. Of each four columns two are kept: of columns k to k + 3 kept[k / 2] and the next. Which they
+// are is computed, as a processor would guess branches wrong.
 inline void place_kept(int16_t* codes, const int16_t* kept, const uint8_t* mask, const int16_t* zeros, int n,
                        int group) {
-    for (int k = 0; k < n; k += 4) {
-        const int ones = mask[k / 8] >> k % 8 & 15, zero = zeros[k / group];
-        const int16_t* next = kept + k / 2;
-        for (int j = 0; j < 4; j++)
-            codes[k + j] = (ones >> j & 1) != 0 ? int16_t(*next++ - zero) : int16_t(0);
+    for (int k = 0; k < n; k++) codes[k] = 0;
+    for (int g = 0; g < n / group; g++) {
+        for (int k = g * group; k < (g + 1) * group; k += 4) {
+            const int ones = mask[k / 8] >> k % 8;
+            const int first = (1 - (ones & 1)) * (2 - (ones >> 1 & 1));
+            const int second = 3 - (1 - (ones >> 3 & 1)) * (2 - (ones >> 2 & 1));
+            codes[k + first] = int16_t(kept[k / 2] - zeros[g]);
+            codes[k + second] = int16_t(kept[k / 2 + 1] - zeros[g]);
+        }
     }
 }
 
