@@ -27,14 +27,15 @@
 #include <bit>
 #include <charconv>
 #include <chrono>
-#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <iostream>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
@@ -47,6 +48,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 #ifdef _OPENMP
@@ -72,33 +74,26 @@ struct UsageError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// Its parts as one text.
-template <class... Parts>
-std::string text_of(const Parts&... parts) {
-    std::ostringstream out;
-    (out << ... << parts);
-    return out.str();
-}
-template <class... Parts>
-[[noreturn]] void fail(const Parts&... parts) {
-    throw std::runtime_error(text_of(parts...));
+// Throws an error that says its parts, one after another.
+template <class Error = std::runtime_error>
+[[noreturn]] void fail(const auto&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    throw Error(text.str());
 }
 
 // Calls body(i) for each i below n, in all threads.
-template <class Body>
-void parallel_for(int64_t n, Body body) {
+void parallel_for(int64_t n, auto body) {
 #pragma omp parallel for if (n > 1)
     for (int64_t i = 0; i < n; i++) body(int(i));
 }
 
 // (n_rows, n_cols) fp32, with room for more rows. An operation sets n_rows of what it writes.
 struct Rows {
-    int n_rows = 0, n_cols = 0;
+    int n_rows = 0, n_cols;
     std::vector<float> values;
 
-    Rows() = default;
-    Rows(int max_rows, int columns) : n_cols(columns), values(size_t(max_rows) * size_t(columns)) {}
-
+    explicit Rows(int max_rows = 0, int columns = 0) : n_cols(columns), values(size_t(max_rows) * columns) {}
     float* row(int i) { return values.data() + size_t(i) * size_t(n_cols); }
     const float* row(int i) const { return values.data() + size_t(i) * size_t(n_cols); }
     void reserve(int rows) { values.resize(std::max(values.size(), size_t(rows) * size_t(n_cols))); }
@@ -111,13 +106,11 @@ struct Rows {
 
 // Rows in int8: codes (n_rows, n_cols), and a scale for each group of group_size along a row.
 struct Int8Rows {
-    int n_rows = 0, n_cols = 0, group_size = 1;
+    int n_rows, n_cols, group_size;
     std::vector<int8_t> codes;
     std::vector<float> scales;
 
-    Int8Rows() = default;
-    Int8Rows(int max_rows, int columns, int group) { resize(max_rows, columns, group); }
-
+    explicit Int8Rows(int max_rows = 0, int columns = 0, int group = 1) { resize(max_rows, columns, group); }
     int n_groups() const { return n_cols / group_size; }
     int8_t* row_codes(int i) { return codes.data() + size_t(i) * size_t(n_cols); }
     const int8_t* row_codes(int i) const { return codes.data() + size_t(i) * size_t(n_cols); }
@@ -144,10 +137,7 @@ inline bool all_finite(const float* x, size_t n) {
 // What the engine does faster, and is asked first: nothing, in a file that is compiled alone.
 struct PackedMatrix;
 inline bool fast_quantize(Int8Rows&, const Rows&, int) { return false; }
-template <class Products>
-bool fast_matmul(const Int8Rows&, const Products&) {
-    return false;
-}
+bool fast_matmul(const Int8Rows&, const auto&) { return false; }
 // ---- end of rows -----------------------------------------------------------
 
 // ---- section config --------------------------------------------------------
@@ -227,8 +217,9 @@ struct MatrixFormat {
 
 // "4 bits in groups of 64, 2:4 sparse"
 inline std::string format_text(const MatrixFormat& f) {
-    return text_of(int(f.bits), " bits ", f.group > 0 ? text_of("in groups of ", f.group) : "per row",
-                   f.two_level() ? ", two-level" : "", f.sparse() ? ", 2:4 sparse" : "");
+    const std::string groups = f.group > 0 ? "in groups of " + std::to_string(f.group) : "per row";
+    return std::to_string(f.bits) + " bits " + groups + (f.two_level() ? ", two-level" : "") +
+           (f.sparse() ? ", 2:4 sparse" : "");
 }
 
 // The engine looks through all masks of a file at once, in all threads: not where each is found.
@@ -314,12 +305,9 @@ struct RopeAngles {
     std::vector<float> frequencies;  // (head_dim / 2,)
     Rows cos, sin;                   // (n_tokens, head_dim / 2)
 
-    RopeAngles(const ModelConfig& c, int max_tokens)
-        : frequencies(size_t(c.head_dim) / 2),
-          cos(max_tokens, c.head_dim / 2),
-          sin(max_tokens, c.head_dim / 2) {
-        for (size_t i = 0; i < frequencies.size(); i++) {
-            double f = std::pow(double(c.rope_theta), -2.0 * double(i) / c.head_dim);
+    RopeAngles(const ModelConfig& c, int max_tokens) : cos(max_tokens, c.head_dim / 2), sin(cos) {
+        for (int i = 0; i < c.head_dim / 2; i++) {
+            double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
             if (c.llama3_rope) {
                 // Turns within the context that the model was first trained on.
                 const double turns = c.original_max_position * f / (2 * std::numbers::pi);
@@ -327,7 +315,7 @@ struct RopeAngles {
                 const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
                 f = (1 - smooth) * f / c.rope_factor + smooth * f;
             }
-            frequencies[i] = float(f);
+            frequencies.push_back(float(f));
         }
     }
     // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
@@ -377,8 +365,7 @@ struct KvCache {
         values = std::make_unique_for_overwrite<float[]>(n);
     }
     size_t at(int layer, int head, int pos) const {
-        return ((size_t(layer) * size_t(n_kv_heads) + size_t(head)) * size_t(context) + size_t(pos)) *
-               size_t(head_dim);
+        return ((size_t(layer) * n_kv_heads + head) * context + pos) * head_dim;
     }
     // k and v (n_tokens, n_kv_heads * head_dim), of positions pos, pos + 1, ...
     void append(int layer, int pos, const Rows& k, const Rows& v) {
@@ -428,8 +415,8 @@ constexpr size_t header_size = 256;
 constexpr int max_group_size = 1 << 16;  // keeps int32 sums of int8 products exact
 
 // Throws "NAME is VALUE, WHY" unless the value fits.
-inline void check_value(bool fits, const std::string& name, int64_t value, const std::string& why) {
-    if (!fits) fail(name, " is ", value, ", ", why);
+void check_value(bool fits, const std::string& name, int64_t value, const auto&... why) {
+    if (!fits) fail(name, " is ", value, ", ", why...);
 }
 
 // What a program says of its files. Config is ModelConfig, or has it and fields of the program's own.
@@ -463,8 +450,7 @@ struct TensorList {
         return reinterpret_cast<const T*>(weights.data() + begin);
     }
     // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
-    template <class Make>
-    auto layers(const ModelConfig& c, const std::string& name, Make make) {
+    auto layers(const ModelConfig& c, const std::string& name, auto make) {
         std::vector<decltype(make(name))> found;
         for (int l = 0; l < c.n_layers; l++)
             found.push_back(make("layers." + std::to_string(l) + "." + name));
@@ -505,12 +491,12 @@ struct OwnOption {
 struct Options {
     std::string model_path;
     std::optional<std::string> prompt, file;  // "-": standard input
-    std::optional<std::vector<int>> ids;
+    std::vector<int> ids;                     // the prompt as these; {}: not given
     bool chat = false, print_ids = false;
     int steps = 256, ctx = 0, threads = 0;  // 0: to the end of the context; at most 4096; OpenMP's default
     std::optional<float> temp, top_p;       // these three: the model's if not given
     std::optional<int> top_k;
-    std::optional<uint64_t> seed;            // from the clock if not given
+    std::optional<uint64_t> seed;            // another in each run if not given
     std::optional<std::string> ppl, trace;   // paths
     std::map<std::string, std::string> own;  // the program's own options
 };
@@ -525,8 +511,7 @@ constexpr int accumulator_layer = 1;  // of which a trace has the integer sums o
 // Every intermediate tensor of a run, by step name; all tokens one after another, however they were fed.
 struct Trace {
     struct Tensor {
-        const char* type;  // safetensors' name
-        size_t value_size;
+        const char* type;                 // safetensors' name
         std::vector<int> shape;           // of a token; {} is one number
         std::vector<std::string> tokens;  // bytes of each
     };
@@ -1045,36 +1030,79 @@ const std::vector<OwnOption> scheme_options;
 // ---- section text ----------------------------------------------------------
 // Files of text, and UTF-8
 
-// All of a file, of standard input for "-".
+// All of a file, of standard input for "-". Throws.
 inline std::string read_bytes(const std::string& path) {
-    std::FILE* file = path == "-" ? stdin : std::fopen(path.c_str(), "rb");
-    if (file == nullptr) fail("cannot open: ", std::strerror(errno));
-    std::string bytes;
-    char part[1 << 16];
-    for (size_t n; (n = std::fread(part, 1, sizeof part, file)) > 0;) bytes.append(part, n);
-    const bool is_bad = std::ferror(file) != 0;
-    if (file != stdin) std::fclose(file);
-    if (is_bad) fail("cannot read: ", std::strerror(errno));
-    return bytes;
+    std::ifstream file;
+    if (path != "-") file.open(path, std::ios::binary);
+    if (!file) fail("cannot open '", path, "': ", std::strerror(errno));
+    std::istream& in = path == "-" ? std::cin : file;
+    return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// How many bytes the first character of s has, minus 1 if it is ill-formed.
-inline int utf8_length(std::string_view s) {
+// What libraries know of it.
 #ifdef NO_TOKENIZER
-    return s.empty() ? 0 : 1;
+struct Pattern {
+    bool drops_gaps;
+
+    Pattern(std::string_view, bool drops) : drops_gaps(drops) {}
+    std::pair<size_t, size_t> match(std::string_view s, size_t) const { return {s.size(), s.size()}; }
+};
+inline int utf8_length(std::string_view s) { return s.empty() ? 0 : 1; }
+inline std::string to_nfc(std::string_view s) { return std::string(s); }
 #else
+// A regular expression of PCRE2 that cuts text at its matches.
+struct Pattern {
+    bool drops_gaps;  // what no match covers
+    std::shared_ptr<pcre2_code> code;
+
+    Pattern(std::string_view pattern, bool drops) : drops_gaps(drops) {
+        int error = 0;
+        size_t offset = 0;
+        const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+        code = {pcre2_compile(PCRE2_SPTR(pattern.data()), pattern.size(), options, &error, &offset, nullptr),
+                pcre2_code_free};
+        if (!code) fail("tokenizer: a pattern does not compile at byte ", offset);
+    }
+    // Where the next match in s, valid UTF-8, begins and ends: from byte `at` on, and not empty there. At the
+    // end of s if there is none.
+    std::pair<size_t, size_t> match(std::string_view s, size_t at) const {
+        static pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+        static pcre2_match_context* limits = pcre2_match_context_create(nullptr);
+        pcre2_set_match_limit(limits, 10'000'000);  // a damaged file's pattern may explode
+        const uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY_ATSTART;
+        const int rc = pcre2_match(code.get(), PCRE2_SPTR(s.data()), s.size(), at, options, data, limits);
+        if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) fail("tokenizer: a pattern fails behind byte ", at);
+        const size_t* found = pcre2_get_ovector_pointer(data);
+        if (rc < 0 || found[0] < at || found[1] < std::max(found[0], at + 1)) return {s.size(), s.size()};
+        return {found[0], found[1]};
+    }
+};
+
+// How many bytes the first character of s has, negative if it is ill-formed.
+inline int utf8_length(std::string_view s) {
     utf8proc_int32_t code = 0;
-    const auto* bytes = reinterpret_cast<const utf8proc_uint8_t*>(s.data());
-    return int(std::max<utf8proc_ssize_t>(utf8proc_iterate(bytes, utf8proc_ssize_t(s.size()), &code), -1));
-#endif
+    return int(utf8proc_iterate(PCRE2_SPTR(s.data()), ptrdiff_t(s.size()), &code));
 }
+
+// Unicode's normalization form C.
+inline std::string to_nfc(std::string_view s) {
+    utf8proc_uint8_t* out = nullptr;
+    const auto options = utf8proc_option_t(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    const auto n = utf8proc_map(PCRE2_SPTR(s.data()), ptrdiff_t(s.size()), &out, options);
+    if (n < 0) fail("tokenizer: NFC: ", utf8proc_errmsg(n));
+    const std::string normal(reinterpret_cast<const char*>(out), size_t(n));
+    std::free(out);
+    return normal;
+}
+#endif
 
 // s with U+FFFD for what is ill-formed.
 inline std::string repaired(std::string_view s) {
     std::string out;
-    for (int n; !s.empty(); s.remove_prefix(size_t(std::abs(n)))) {
-        n = utf8_length(s);
+    while (!s.empty()) {
+        const int n = utf8_length(s);
         out += n > 0 ? s.substr(0, size_t(n)) : "\xEF\xBF\xBD";
+        s.remove_prefix(n > 0 ? size_t(n) : 1);
     }
     return out;
 }
@@ -1085,7 +1113,7 @@ inline std::string given_text(const std::string& name, std::string_view s) {
     std::string out;
     for (size_t i = s.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < s.size();) {
         const int n = utf8_length(s.substr(i));
-        if (n < 0) throw UsageError(text_of(name, " is not UTF-8 at byte ", i));
+        if (n < 0) fail<UsageError>(name, " is not UTF-8 at byte ", i);
         if (!s.substr(i).starts_with("\r\n")) out += s.substr(i, size_t(n));
         i += size_t(n);
     }
@@ -1107,7 +1135,7 @@ struct HeaderReader {
     }
     int i32(const char* name, size_t offset, int low, int high) const {
         const auto v = value<int32_t>(offset);
-        check_value(v >= low && v <= high, name, v, text_of("expected ", low, " to ", high));
+        check_value(v >= low && v <= high, name, v, "expected ", low, " to ", high);
         return v;
     }
     float f32(const char* name, size_t offset, float low, float high) const {
@@ -1117,10 +1145,35 @@ struct HeaderReader {
     }
 };
 
-// The limits are far above any model's, and low enough that no product of sizes overflows 64 bits.
+// The whole file in memory, until the program ends: mapped, or read where there is no mmap.
+inline std::span<const std::byte> file_bytes(const std::string& path) {
+#if __has_include(<sys/mman.h>)
+    const int file = open(path.c_str(), O_RDONLY);
+    struct stat status;
+    if (file < 0 || fstat(file, &status) != 0) fail("cannot open: ", std::strerror(errno));
+    if (!S_ISREG(status.st_mode)) fail("not a regular file");
+    const auto n = size_t(status.st_size);
+    void* p = n > 0 ? mmap(nullptr, n, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
+    close(file);
+    if (p == MAP_FAILED) fail("cannot map: ", std::strerror(errno));
+    return {static_cast<const std::byte*>(p), n};
+#else
+    static std::string bytes;
+    bytes = read_bytes(path);
+    return std::as_bytes(std::span(bytes));
+#endif
+}
+
+// Limits are far above any model's, and low enough that no product of sizes overflows 64 bits.
 template <class Config>
-Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
-    Config c;
+ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Config>& format) {
+    const auto bytes = file_bytes(path);
+    const HeaderReader h{bytes};
+    if (bytes.size() < header_size || h.value<uint32_t>(0) != format.magic)
+        fail("no model file of ", program_name, " (python -m export makes one)");
+    h.i32("version", 4, format.version, format.version);
+    ModelFileOf<Config> f{{}, bytes, bytes.subspan(header_size), {}};
+    Config& c = f.config;
     c.dim = h.i32("dim", 0x08, 1, 1 << 20);
     c.hidden_dim = h.i32("hidden_dim", 0x0C, 1, 1 << 22);
     c.n_layers = h.i32("n_layers", 0x10, 1, 1 << 12);
@@ -1143,8 +1196,8 @@ Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
         if (c.llama3_rope) {
             c.rope_factor = h.f32("rope_scaling factor", 0x5C, 1, 1e6f);
             c.high_freq_factor = h.f32("high_freq_factor", 0x64, 1e-6f, 1e6f);
-            c.low_freq_factor =
-                h.f32("low_freq_factor", 0x60, 1e-6f, std::nextafter(c.high_freq_factor, 0.0f));
+            const float highest = std::nextafter(c.high_freq_factor, 0.0f);
+            c.low_freq_factor = h.f32("low_freq_factor", 0x60, 1e-6f, highest);
             c.original_max_position = h.i32("original_max_position_embeddings", 0x68, 1, 1 << 24);
         }
         c.bos_id = h.i32("bos_id", 0x6C, -1, c.vocab_size - 1);
@@ -1155,46 +1208,17 @@ Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
         c.top_p = h.f32("top_p", 0x98, 0, 1);
         c.top_k = h.i32("top_k", 0x9C, 0, 1 << 24);
         c.static_activations = h.i32("activations", 0xB4, 0, format.max_activations) == 1;
+        const auto end = h.value<uint64_t>(0xA0), size = h.value<uint64_t>(0xA8);
+        if (end < header_size || end > bytes.size() || bytes.size() - end != size)
+            fail("file is ", bytes.size(), " bytes, but its tokenizer section is ", size, " bytes at ", end);
+        f.weights = bytes.subspan(header_size, end - header_size);
+        f.tokenizer = bytes.subspan(end);
         for (size_t i = format.read_own == nullptr ? 0xC0 : format.read_own(h, c); i < header_size; i++)
             if (h.value<uint8_t>(i) != 0) fail("reserved byte ", i, " is not 0");
     }
     check_value(c.head_dim >= 2 && c.head_dim % 2 == 0, "head_dim", c.head_dim, "RoPE needs an even number");
     format.check(c);
-    return c;
-}
-
-// The whole file in memory, until the program ends: mapped, or read where there is no mmap.
-inline std::span<const std::byte> file_bytes(const std::string& path) {
-#if __has_include(<sys/mman.h>)
-    const int file = open(path.c_str(), O_RDONLY);
-    struct stat status;
-    if (file < 0 || fstat(file, &status) != 0) fail("cannot open: ", std::strerror(errno));
-    if (!S_ISREG(status.st_mode)) fail("not a regular file");
-    const auto n = size_t(status.st_size);
-    void* p = n > 0 ? mmap(nullptr, n, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
-    close(file);
-    if (p == MAP_FAILED) fail("cannot map: ", std::strerror(errno));
-    return {static_cast<const std::byte*>(p), n};
-#else
-    static std::string bytes;
-    bytes = read_bytes(path);
-    return std::as_bytes(std::span(bytes));
-#endif
-}
-
-template <class Config>
-ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Config>& format) {
-    const auto bytes = file_bytes(path);
-    const HeaderReader h{bytes};
-    if (bytes.size() < header_size || h.value<uint32_t>(0) != format.magic)
-        fail("no model file of ", program_name, " (python -m export makes one)");
-    h.i32("version", 4, format.version, format.version);
-    const Config c = read_header(h, format);
-    if (h.value<uint32_t>(0x40) == 0) return {c, bytes, bytes.subspan(header_size), {}};
-    const auto end = h.value<uint64_t>(0xA0), size = h.value<uint64_t>(0xA8);
-    if (end < header_size || end > bytes.size() || bytes.size() - end != size)
-        fail("file is ", bytes.size(), " bytes, but its tokenizer section is ", size, " bytes at ", end);
-    return {c, bytes, bytes.subspan(header_size, end - header_size), bytes.subspan(end)};
+    return f;
 }
 // ---- end of file -----------------------------------------------------------
 
@@ -1204,87 +1228,36 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
 //
 //   UTF-8 -> added tokens -> NFC -> added tokens -> regular expressions -> byte-pair encoding of each word
 
-#ifdef NO_TOKENIZER
-struct Pattern {
-    explicit Pattern(std::string_view) {}
-    size_t match(std::string_view, size_t) const { return 0; }
-};
-inline std::string to_nfc(std::string_view s) { return std::string(s); }
-#else
-// A regular expression of PCRE2.
-struct Pattern {
-    std::shared_ptr<pcre2_code> code;
-
-    explicit Pattern(std::string_view pattern) {
-        int error = 0;
-        size_t offset = 0;
-        const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED | PCRE2_NEVER_BACKSLASH_C;
-        code = {pcre2_compile(PCRE2_SPTR(pattern.data()), pattern.size(), options, &error, &offset, nullptr),
-                pcre2_code_free};
-        if (!code) fail("tokenizer: a pattern does not compile at byte ", offset);
-    }
-    // How many bytes of s, valid UTF-8, match from byte `at` on; npos: none do.
-    size_t match(std::string_view s, size_t at) const {
-        static pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
-        static pcre2_match_context* context = pcre2_match_context_create(nullptr);
-        pcre2_set_match_limit(context, 1'000'000);  // a damaged file's pattern may explode
-        const int rc =
-            pcre2_match(code.get(), PCRE2_SPTR(s.data()), s.size(), at, PCRE2_NO_UTF_CHECK, data, context);
-        if (rc == PCRE2_ERROR_NOMATCH) return s.npos;
-        if (rc < 0) fail("tokenizer: a pattern fails at byte ", at, " of a text");
-        return std::max(pcre2_get_ovector_pointer(data)[1], at) - at;
-    }
-};
-
-// Unicode's normalization form C.
-inline std::string to_nfc(std::string_view s) {
-    utf8proc_uint8_t* out = nullptr;
-    const auto n =
-        utf8proc_map(reinterpret_cast<const utf8proc_uint8_t*>(s.data()), utf8proc_ssize_t(s.size()), &out,
-                     utf8proc_option_t(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
-    if (n < 0) fail("tokenizer: NFC: ", utf8proc_errmsg(n));
-    const std::string normal(reinterpret_cast<const char*>(out), size_t(n));
-    std::free(out);
-    return normal;
-}
-#endif
-
 struct Tokenizer {
     enum Flag : uint32_t { nfc = 1, ignore_merges = 2, adds_bos = 4, has_chat = 8, has_steps = 16 };
     enum TokenFlag : uint8_t { defined = 1, word = 2, special = 4 };
     enum AddedFlag : uint32_t { normalized = 2, looks_around = 4 + 8 + 16 };
     enum ChatFlag : uint32_t { trims_user = 2, trims_answer = 4, drops_thoughts = 8 + 128, strips = 8 + 64 };
     enum Piece { opening, user = 5, user_end, answer, answer_end, generate, n_pieces = 13 };
-    struct Merge {
-        uint32_t rank;
-        int merged;
-    };
     struct Added {
         std::string text;
         int id;
         bool is_normalized;  // found in normalized text
     };
-    struct Step {
-        bool drops_gaps;
-        Pattern pattern;
-    };
 
     uint32_t flags = 0, chat_flags = 0;
     int bos_id = -1;
-    std::string bytes;              // every token's, one after the other
-    std::vector<uint32_t> offsets;  // (vocab_size + 1,) where each token starts in bytes
-    std::string token_flags;        // (vocab_size,)
-    std::array<int, 256> byte_ids;  // the token of each single byte, or -1
-    std::map<std::pair<int, int>, Merge> merges;
-    std::map<std::string_view, int> words;  // for ignore_merges
-    std::vector<Added> added;               // the longest first
-    std::vector<Step> steps;                // each cuts text at its pattern's matches
+    std::string bytes;                                // every token's, one after the other
+    std::vector<uint32_t> offsets;                    // (vocab_size + 1,) where each token starts in bytes
+    std::string token_flags;                          // (vocab_size,)
+    std::unordered_map<std::string_view, int> words;  // tokens that text becomes, each single byte among them
+    std::map<std::pair<int, int>, size_t> ranks;      // of neighbours that may merge; the lowest does
+    std::vector<int> merged;                          // by rank: what they become
+    std::vector<Added> added;                         // the longest first
+    std::vector<Pattern> steps;
     std::array<std::string, n_pieces> chat;
 
     // A token's bytes: maybe no whole character.
     std::string_view token(int id) const {
         return std::string_view(bytes).substr(offsets[id], offsets[id + 1] - offsets[id]);
     }
+    // What a reader sees of it.
+    std::string shown(int id) const { return std::string(token_flags[id] & special ? "" : token(id)); }
 
     // Throws std::runtime_error for a section that is cut short, or has ids that there are not.
     Tokenizer(std::span<const std::byte> section, int vocab_size) {
@@ -1316,9 +1289,10 @@ struct Tokenizer {
         const uint32_t chat_size = u32(), bytes_size = u32();
         for (int i = 0; i <= vocab_size; i++) offsets.push_back(u32());
         check(std::ranges::is_sorted(offsets) && offsets.back() == bytes_size, "tokens overlap");
-        for (uint32_t rank = 0; rank < n_merges; rank++) {
+        for (size_t rank = 0; rank < n_merges; rank++) {
             const int left = id(), right = id();
-            merges.try_emplace({left, right}, Merge{rank, id()});
+            ranks.try_emplace({left, right}, rank);
+            merged.push_back(id());
         }
         for (uint32_t i = 0; i < n_added; i++) {
             const int token_id = id();
@@ -1327,12 +1301,8 @@ struct Tokenizer {
             added.push_back({"", token_id, (f & normalized) != 0});
         }
         token_flags = take(size_t(vocab_size)), bytes = take(bytes_size);
-        byte_ids.fill(-1);
-        for (int i = 0; i < vocab_size; i++) {
-            if (!(token_flags[i] & word)) continue;
-            if (token(i).size() == 1) byte_ids[uint8_t(token(i)[0])] = i;
-            if (flags & ignore_merges) words[token(i)] = i;
-        }
+        for (int i = 0; i < vocab_size; i++)
+            if (token_flags[i] & word) words[token(i)] = i;
         for (Added& a : added) {
             a.text = a.is_normalized && flags & nfc ? to_nfc(token(a.id)) : token(a.id);
             check(!a.text.empty(), "an added token is empty");
@@ -1342,7 +1312,7 @@ struct Tokenizer {
              rest.size() > end;) {
             check(steps.size() < 16, "there are too many patterns");
             const bool drops_gaps = flags & has_steps && u32() == 1;
-            steps.push_back({drops_gaps, Pattern(take(flags & has_steps ? u32() : pattern_size))});
+            steps.emplace_back(take(flags & has_steps ? u32() : pattern_size), drops_gaps);
         }
         take(word_size);  // what an added token that looks around takes for a word
         check(chat_size <= rest.size(), "the section is cut short");
@@ -1364,72 +1334,56 @@ struct Tokenizer {
     // in the text as it is; then, in what is between them, at those that are found in normalized text.
     void cut_added(std::string_view s, bool is_normalized, std::vector<int>& ids) const {
         size_t done = 0;  // what is before it has its ids
-        const auto between = [&](size_t end) {
-            const std::string_view part = s.substr(done, end - done);
-            if (is_normalized) return cut(part, 0, ids);
-            cut_added(flags & nfc ? to_nfc(part) : part, true, ids);
-        };
-        for (size_t i = 0; i < s.size();) {
+        for (size_t i = 0; i <= s.size();) {
             const auto found = std::ranges::find_if(added, [&](const Added& a) {
                 return a.is_normalized == is_normalized && s.substr(i).starts_with(a.text);
             });
-            if (found == added.end()) {
+            if (found == added.end() && i < s.size()) {
                 i++;
                 continue;
             }
-            if (done < i) between(i);
+            const std::string_view part = s.substr(done, i - done);
+            if (is_normalized) cut(part, 0, ids);
+            if (!is_normalized) cut_added(flags & nfc ? to_nfc(part) : part, true, ids);
+            if (found == added.end()) break;
             ids.push_back(found->id);
             done = i += found->text.size();
         }
-        if (done < s.size()) between(s.size());
     }
 
     // Cuts s at the matches of a step's pattern. Each part goes on to the next step, and so does what no
     // match covers, unless the step drops it; what the last step leaves is a word. An empty match behind
     // another is none.
     void cut(std::string_view s, size_t step, std::vector<int>& ids) const {
+        if (s.empty()) return;
         if (step == steps.size()) return encode_word(s, ids);
-        const auto part = [&](size_t begin, size_t end) {
-            if (begin < end) cut(s.substr(begin, end - begin), step + 1, ids);
-        };
-        size_t start = 0;           // of what has not been handed on
-        bool just_matched = false;  // up to here
-        for (size_t i = 0; i < s.size();) {
-            const size_t n = steps[step].pattern.match(s, i);
-            if (n == s.npos || (n == 0 && just_matched)) {
-                i += size_t(utf8_length(s.substr(i)));
-                just_matched = false;
-                continue;
-            }
-            if (!steps[step].drops_gaps) part(start, i);
-            part(i, i + n);
-            start = i += n;
-            just_matched = true;
+        for (size_t done = 0; done < s.size();) {
+            const auto [begin, end] = steps[step].match(s, done);
+            if (!steps[step].drops_gaps) cut(s.substr(done, begin - done), step + 1, ids);
+            cut(s.substr(begin, end - begin), step + 1, ids);
+            done = end;
         }
-        if (!steps[step].drops_gaps) part(start, s.size());
     }
 
     // Byte-pair encoding: of all neighbours that may merge, the pair with the lowest rank does, the leftmost
     // of equals, until none may.
     void encode_word(std::string_view text, std::vector<int>& ids) const {
-        if (const auto whole = words.find(text); whole != words.end()) return ids.push_back(whole->second);
+        const auto whole = words.find(text);
+        if (flags & ignore_merges && whole != words.end()) return ids.push_back(whole->second);
         std::vector<int> id;
-        for (const char c : text)
-            if (byte_ids[uint8_t(c)] >= 0) id.push_back(byte_ids[uint8_t(c)]);
-        constexpr Merge none{UINT32_MAX, -1};
-        std::vector<Merge> next(id.size());  // of i and i + 1
-        const auto look_up = [&](size_t i) {
-            const auto m = i + 1 < id.size() ? merges.find({id[i], id[i + 1]}) : merges.end();
-            next[i] = m != merges.end() ? m->second : none;
-        };
-        for (size_t i = 0; i < id.size(); i++) look_up(i);
-        while (!id.empty()) {
-            const auto best = std::ranges::min_element(next, {}, &Merge::rank) - next.begin();
-            if (next[size_t(best)].merged < 0) break;
-            id[size_t(best)] = next[size_t(best)].merged;
-            id.erase(id.begin() + best + 1), next.erase(next.begin() + best + 1);
-            look_up(size_t(best));
-            if (best > 0) look_up(size_t(best) - 1);
+        for (size_t i = 0; i < text.size(); i++) {
+            const auto byte = words.find(text.substr(i, 1));
+            if (byte != words.end()) id.push_back(byte->second);
+        }
+        while (true) {
+            size_t best = merged.size(), left = 0;  // the rank of a pair, and where it is
+            for (size_t i = 0; i + 1 < id.size(); i++) {
+                const auto rank = ranks.find({id[i], id[i + 1]});
+                if (rank != ranks.end() && rank->second < best) best = rank->second, left = i;
+            }
+            if (best == merged.size()) break;
+            id[left] = merged[best];
+            id.erase(id.begin() + ptrdiff_t(left) + 1);
         }
         ids.insert(ids.end(), id.begin(), id.end());
     }
@@ -1437,24 +1391,22 @@ struct Tokenizer {
     // A conversation of user and assistant in turn, the user's message last, as Hugging Face's
     // apply_chat_template() writes it, up to where the model goes on.
     std::string chat_text(std::span<const std::string> messages) const {
-        const auto trimmed = [](std::string_view s, bool is_wanted) {
-            const size_t begin = is_wanted ? std::min(s.find_first_not_of(" \t\n\v\f\r"), s.size()) : 0;
-            const size_t end = is_wanted ? s.find_last_not_of(" \t\n\v\f\r") + 1 : s.size();
-            return s.substr(begin, end - begin);
-        };
+        constexpr const char* spaces = " \t\n\v\f\r";
         std::string out = chat[opening];
         for (size_t i = 0; i < messages.size(); i++) {
             std::string_view text = messages[i];
-            if (i % 2 == 0) {
-                out.append(chat[user]).append(trimmed(text, chat_flags & trims_user)).append(chat[user_end]);
-                continue;
-            }
-            if (const size_t end = text.rfind("</think>"); chat_flags & drops_thoughts && end != text.npos) {
-                text.remove_prefix(end + 8);
+            const bool is_user = i % 2 == 0;
+            const size_t thought = is_user ? text.npos : text.rfind("</think>");
+            if (chat_flags & drops_thoughts && thought != text.npos) {
+                text.remove_prefix(thought + 8);
                 while (chat_flags & strips && text.starts_with('\n')) text.remove_prefix(1);
             }
-            text = trimmed(text, chat_flags & trims_answer);
-            out.append(chat[answer]).append(text).append(chat[answer_end]);
+            if (chat_flags & (is_user ? trims_user : trims_answer)) {
+                text = text.substr(0, text.find_last_not_of(spaces) + 1);
+                text.remove_prefix(std::min(text.find_first_not_of(spaces), text.size()));
+            }
+            out.append(chat[is_user ? user : answer]).append(text);
+            out.append(chat[is_user ? user_end : answer_end]);
         }
         return out + chat[generate];
     }
@@ -1476,38 +1428,34 @@ struct Sampler {
         const auto best = std::ranges::max_element(logits) - logits.begin();
         if (temperature == 0) return int(best);
         std::vector<float> weights;  // softmax without its division
-        double total = 0;
-        for (const float logit : logits) {
-            weights.push_back(std::exp((logit - logits[best]) / temperature));
-            total += weights.back();
+        std::vector<size_t> ids;     // that may be drawn
+        for (size_t i = 0; i < logits.size(); i++) {
+            weights.push_back(std::exp((logits[i] - logits[best]) / temperature));
+            if (weights[i] > 0) ids.push_back(i);
         }
-        const size_t n = logits.size();
-        const bool cuts_k = top_k > 0 && size_t(top_k) < n;
+        const auto sum = [&](double so_far, size_t id) { return so_far + weights[id]; };
+        double total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+        const bool cuts_k = top_k > 0 && size_t(top_k) < ids.size();
         if (cuts_k || top_p < 1) {
             // Below (1 - top_p) / n a token is never among those of top_p: that leaves few to sort.
-            const double least = cuts_k ? 0 : (1.0 - top_p) * total / double(n);
-            std::vector<std::pair<float, size_t>> order;  // the most probable first, of equals the lower id
-            for (size_t i = 0; i < n; i++)
-                if (weights[i] >= least) order.emplace_back(-weights[i], i);
-            std::ranges::sort(order);
-            if (cuts_k) order.resize(size_t(top_k)), total = 0;
-            for (const auto& [weight, id] : order) total -= cuts_k ? weight : 0;
-            std::ranges::fill(weights, 0.0f);
-            double sum = 0;
-            for (size_t k = 0; k < order.size() && (k == 0 || sum < top_p * total); k++) {
-                weights[order[k].second] = -order[k].first;
-                sum -= order[k].first;
-            }
+            const double least = cuts_k ? 0 : (1.0 - top_p) * total / double(logits.size());
+            std::erase_if(ids, [&](size_t id) { return weights[id] < least; });
+            std::ranges::stable_sort(ids, std::greater{}, [&](size_t id) { return weights[id]; });
+            if (cuts_k) ids.resize(size_t(top_k));
+            if (cuts_k) total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+            size_t n = 0;
+            for (double kept = 0; n < ids.size() && (n == 0 || kept < top_p * total); n++)
+                kept += weights[ids[n]];
+            ids.resize(n);
+            std::ranges::sort(ids);
+            total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
         }
-        total = std::accumulate(weights.begin(), weights.end(), 0.0);
         double r = double(random() >> 11) * 0x1p-53 * total;  // the same on every machine
-        size_t drawn = size_t(best);
-        for (size_t i = 0; i < n && r >= 0; i++) {
-            if (weights[i] == 0) continue;
-            r -= weights[i];
-            drawn = i;
+        for (const size_t id : ids) {
+            r -= weights[id];
+            if (r < 0) return int(id);
         }
-        return int(drawn);
+        return int(ids.back());
     }
 };
 // ---- end of sampler --------------------------------------------------------
@@ -1519,15 +1467,13 @@ template <class T>
 void Recorder::operator()(const std::string& name, const T* values, int n_tokens,
                           std::vector<int> shape) const {
     if (trace == nullptr) return;
-    const char* type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, int8_t> ? "I8" : "I32";
     Trace::Tensor& t = trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name];
+    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, int8_t> ? "I8" : "I32";
     size_t n = sizeof(T);
     for (const int d : shape) n *= size_t(d);
-    for (int i = 0; i < n_tokens; i++) {
-        const char* token = reinterpret_cast<const char*>(values) + size_t(i) * n;
-        t.tokens.push_back({token, token + n});
-    }
-    t.type = type, t.value_size = sizeof(T), t.shape = std::move(shape);
+    for (int i = 0; i < n_tokens; i++)
+        t.tokens.emplace_back(reinterpret_cast<const char*>(values) + size_t(i) * n, n);
+    t.shape = std::move(shape);
 }
 inline void Recorder::operator()(const std::string& name, const Rows& x, int head_dim) const {
     if (head_dim == 0) return (*this)(name, x.row(0), x.n_rows, {x.n_cols});
@@ -1564,27 +1510,27 @@ void Recorder::operator()(const std::string& name, const Rows& out, const Int8Ro
 // A safetensors file (https://huggingface.co/docs/safetensors). Rows that are shorter than the last token's
 // are filled up with zeros.
 inline void Trace::write(const std::string& path) const {
-    std::string json, data;
+    std::string json = "{", data;
     for (const auto& [name, t] : tensors) {
-        const size_t begin = data.size(), width = t.shape.empty() ? 1 : size_t(t.shape.back());
-        size_t n_rows = 1;
-        json += (json.empty() ? "{\"" : ",\"") + name + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
+        const size_t begin = data.size();
+        json += (begin == 0 ? "\"" : ",\"") + name + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
                 std::to_string(t.tokens.size());
-        for (const int d : t.shape) json += "," + std::to_string(d), n_rows *= size_t(d);
+        for (const int d : t.shape) json += "," + std::to_string(d);
+        size_t n_rows = 1;  // of a token
+        for (size_t i = 0; i + 1 < t.shape.size(); i++) n_rows *= size_t(t.shape[i]);
+        const size_t longest = t.tokens.back().size() / n_rows;
         for (const std::string& token : t.tokens) {
-            const size_t row = token.size() / (n_rows / width);
-            for (size_t i = 0; i < token.size(); i += row)
-                data += token.substr(i, row) + std::string(width * t.value_size - row, '\0');
+            const size_t length = token.size() / n_rows;
+            for (size_t i = 0; i < token.size(); i += length)
+                data += token.substr(i, length) + std::string(longest - length, '\0');
         }
         json += "],\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(data.size()) + "]}";
     }
     json += "}" + std::string(7 - json.size() % 8, ' ');
     const auto size = uint64_t(json.size());
-    std::FILE* file = std::fopen(path.c_str(), "wb");
-    bool is_good = file != nullptr && std::fwrite(&size, sizeof size, 1, file) == 1;
-    is_good = is_good && std::fputs(json.c_str(), file) >= 0;
-    is_good = is_good && std::fwrite(data.data(), 1, data.size(), file) == data.size();
-    if (file == nullptr || std::fclose(file) != 0 || !is_good) fail("--trace: cannot write '" + path + "'");
+    std::ofstream file(path, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&size), sizeof size) << json << data;
+    if (!file.flush()) fail("--trace: cannot write '", path, "'");
 }
 // ---- end of trace ----------------------------------------------------------
 
@@ -1617,54 +1563,47 @@ usage: %s <model.bin> [options]
   -t F          temperature; 0 takes the most probable token
   -k N          only the N most probable tokens; 0: all
   -p F          only the most probable tokens, up to probability F
-  -s N          random seed (default: from the clock)
+  -s N          random seed (default: another in each run)
   -j N          threads (default: OpenMP's)
   --print-ids   print token ids instead of text
   --trace PATH  write every intermediate tensor to a safetensors file
   --ppl PATH    perplexity of a text file
 )";
 
-// Reads all of `text` as a number from low to high.
-template <class T>
-T parse_number(const std::string& option, const std::string& text, T low, T high) {
-    T value{};
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size() || !(value >= low && value <= high))
-        throw UsageError(text_of(option, ": '", text, "' is no number from ", low, " to ", high));
-    return value;
-}
-
 // Throws UsageError. No model path: --help was printed.
 inline Options parse_options(int argc, char** argv) {
     Options o;
     std::string name, value;
-    const auto whole = [&](int low, int high) { return parse_number(name, value, low, high); };
-    const auto real = [&](double high) { return float(parse_number(name, value, 0.0, high)); };
+    // All of the value as a number from low to high.
+    const auto number = [&](auto low, auto high) {
+        auto found = low;
+        const char* end = value.data() + value.size();
+        const auto [rest, error] = std::from_chars(value.data(), end, found);
+        if (error != std::errc() || rest != end || !(found >= low && found <= high))
+            fail<UsageError>(name, ": '", value, "' is no number from ", low, " to ", high);
+        return found;
+    };
     const auto one_of = [&](const std::vector<const char*>& choices) {
         if (std::ranges::count(choices, value) > 0) return value;
-        throw UsageError(name + ": '" + value + "' is none of its choices, such as " + choices.back());
+        fail<UsageError>(name, ": '", value, "' is none of its choices, such as ", choices.back());
     };
     std::map<std::string, std::function<void()>> options{
-        {"-i", [&] { o.prompt = value; }},
+        {"-i", [&] { (value == "-" ? o.file : o.prompt) = value; }},
         {"-f", [&] { o.file = value; }},
-        {"-m",
-         [&] {
-             o.chat = one_of({"generate", "chat"}) == "chat";
-         }},
-        {"-n", [&] { o.steps = whole(0, INT_MAX); }},
-        {"-c", [&] { o.ctx = whole(1, INT_MAX); }},
-        {"-t", [&] { o.temp = real(100); }},
-        {"-k", [&] { o.top_k = whole(0, INT_MAX); }},
-        {"-p", [&] { o.top_p = real(1); }},
-        {"-s", [&] { o.seed = parse_number(name, value, uint64_t{0}, UINT64_MAX); }},
-        {"-j", [&] { o.threads = whole(1, 1024); }},
+        {"-n", [&] { o.steps = number(0, INT32_MAX); }},
+        {"-c", [&] { o.ctx = number(1, INT32_MAX); }},
+        {"-t", [&] { o.temp = float(number(0.0, 100.0)); }},
+        {"-k", [&] { o.top_k = number(0, INT32_MAX); }},
+        {"-p", [&] { o.top_p = float(number(0.0, 1.0)); }},
+        {"-s", [&] { o.seed = number(uint64_t{0}, UINT64_MAX); }},
+        {"-j", [&] { o.threads = number(1, 1024); }},
         {"--trace", [&] { o.trace = value; }},
         {"--ppl", [&] { o.ppl = value; }},
     };
+    options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
     options["--ids"] = [&] {
-        o.ids.emplace();
-        for (std::stringstream rest(value); std::getline(rest, value, ',');)
-            o.ids->push_back(whole(0, INT_MAX));
+        for (std::istringstream list(value + ","); std::getline(list, value, ',');)
+            o.ids.push_back(number(0, INT32_MAX));
     };
     for (const OwnOption& x : scheme_options) {
         o.own[x.name] = x.choices.front();
@@ -1680,16 +1619,16 @@ inline Options parse_options(int argc, char** argv) {
         if (name == "--print-ids") {
             o.print_ids = true;
         } else if (options.contains(name)) {
-            if (++i == argc) throw UsageError(name + ": needs a value");
+            if (++i == argc) fail<UsageError>(name, ": needs a value");
             value = argv[i];
             options[name]();
+        } else if (name.starts_with('-') || !o.model_path.empty()) {
+            fail<UsageError>("unexpected argument '", name, "'; -h shows how to use this program");
         } else {
-            if (name.starts_with('-') || !o.model_path.empty())
-                throw UsageError("unexpected argument '" + name + "'; -h shows how to use this program");
             o.model_path = name;
         }
     }
-    if (o.model_path.empty()) throw UsageError("no model file given; -h shows how to use this program");
+    if (o.model_path.empty()) fail<UsageError>("no model file given; -h shows how to use this program");
     return o;
 }
 
@@ -1700,103 +1639,103 @@ inline std::unique_ptr<Transformer> load_transformer(const Options& o, Trace* tr
     if (weights.file.end != file.weights.size())
         fail("weights are ", file.weights.size(), " bytes, but the header implies ", weights.file.end);
     const int most = file.config.max_seq_len, context = o.ctx > 0 ? o.ctx : std::min(most, 4096);
-    check_value(context <= most, "-c", context, text_of("more than the model's ", most));
+    if (context > most) fail<UsageError>("-c: ", context, " is more than the model's ", most);
     RunState state{file.config, o, context, trace != nullptr};
     return std::make_unique<Transformer>(Transformer{file, std::move(weights), std::move(state), trace});
+} catch (const UsageError&) {
+    throw;
 } catch (const std::runtime_error& e) {
     fail(o.model_path, ": ", e.what());
 }
 
-// A model that runs.
+// A model that runs, and what it was asked.
 struct Session {
     Transformer& m;
+    const std::optional<Tokenizer>& tokenizer;
+    Sampler sampler;
+    const ModelConfig& c = m.file.config;
+    const Options& o = m.state.options;
+    size_t context = size_t(m.state.context), vocab_size = size_t(c.vocab_size);
     std::vector<int> held{};                  // the tokens that the KV cache holds, from position 0 on
     int n_tokens[2]{};                        // that were run: of prompts, and one by one
     std::chrono::duration<double> time[2]{};  // that they took
 
-    // Runs `ids` behind the first n tokens that are held, in chunks. Returns the logits of the last token;
-    // for chunks of a text that is scored, of all: (n, vocab_size).
-    std::span<const float> run(size_t n, std::span<const int> ids, bool wants_all) {
+    // Of ids, which begin with the tokens held, runs the next chunk. Returns its logits (n_logits,
+    // vocab_size).
+    std::span<const float> run(std::span<const int> ids) {
         const auto start = std::chrono::steady_clock::now();
-        const int kind = ids.size() > 1 ? 0 : 1, vocab_size = m.file.config.vocab_size;
-        std::span<const float> logits;
-        for (held.resize(n); !ids.empty();) {
-            const auto chunk = ids.first(std::min(ids.size(), size_t(m.state.n)));
-            ids = ids.subspan(chunk.size());
-            const int n_wanted = wants_all || m.trace != nullptr ? int(chunk.size()) : ids.empty() ? 1 : 0;
-            logits = forward(m, chunk, int(held.size()), n_wanted);
-            held.insert(held.end(), chunk.begin(), chunk.end());
-            if (!all_finite(logits.data(), logits.size()))
-                fail("the logits of positions up to ", held.size() - 1, " are not finite");
+        const size_t n = std::min(ids.size() - held.size(), size_t(m.state.n));
+        const auto chunk = ids.subspan(held.size(), n);
+        const auto logits = forward(m, chunk, int(held.size()), n_logits(o, m.trace != nullptr, int(n)));
+        held.insert(held.end(), chunk.begin(), chunk.end());
+        if (!all_finite(logits.data(), logits.size()))
+            fail("the logits of positions up to ", held.size() - 1, " are not finite");
+        n_tokens[n == 1] += int(n);
+        time[n == 1] += std::chrono::steady_clock::now() - start;
+        return logits;
+    }
+
+    // Writes `prompt`, and what continues ids: to a token that ends the text, to the end of the context, or
+    // as much as -n says. Returns its text. What the KV cache holds of ids is not run again.
+    std::string generate(std::vector<int> ids, const std::string& prompt) {
+        if (ids.empty()) fail<UsageError>("the prompt is empty, and no token begins a text of this model");
+        if (ids.size() > context)
+            fail<UsageError>("the prompt is ", ids.size(), " tokens long, the context only ", context);
+        std::cout << prompt;
+        const auto last = ids.end() - 1;  // always runs, for its logits
+        held.erase(std::mismatch(held.begin(), held.end(), ids.begin(), last).first, held.end());
+        const size_t end = o.steps > 0 ? std::min(context, ids.size() + size_t(o.steps)) : context;
+        std::string answer, comma;
+        while (ids.size() < end) {
+            std::span<const float> logits;
+            while (held.size() < ids.size()) logits = run(ids);
+            const int id = sampler.sample(logits.last(vocab_size));
+            ids.push_back(id);
+            const std::string text = tokenizer ? tokenizer->shown(id) : "";
+            const bool is_text = tokenizer && !o.print_ids;
+            answer += text;
+            std::cout << (is_text ? text : std::exchange(comma, ",") + std::to_string(id)) << std::flush;
+            if (std::ranges::count(c.eos_ids, id) > 0) break;
         }
-        n_tokens[kind] += int(held.size() - n);
-        time[kind] += std::chrono::steady_clock::now() - start;
-        return wants_all ? logits : logits.last(size_t(vocab_size));
+        std::cout << std::endl;
+        return answer;
+    }
+
+    // The ids of the text are cut into windows that fill the context, each with BOS in front where the
+    // tokenizer says so, and run from position 0; every token that has another before it is scored.
+    void print_perplexity(std::string_view text) {
+        const std::vector<int> ids = tokenizer->encode(text, false), bos = tokenizer->encode("", true);
+        const size_t n_new = context - bos.size();  // of the text, in a window
+        double nll = 0;                             // negative log-likelihood
+        size_t n_scored = 0;
+        for (size_t i = 0; i < ids.size() && n_new > 0; i += n_new) {
+            std::vector<int> window = bos;
+            std::ranges::copy(std::span(ids).subspan(i, std::min(n_new, ids.size() - i)),
+                              std::back_inserter(window));
+            held.clear();
+            while (held.size() + 1 < window.size()) {
+                auto logits = run(std::span(window).first(window.size() - 1));
+                for (; !logits.empty(); logits = logits.subspan(vocab_size), n_scored++) {
+                    const auto row = logits.first(vocab_size);
+                    const int next = window[held.size() + 1 - logits.size() / vocab_size];
+                    const double max = *std::ranges::max_element(row);
+                    double sum = 0;
+                    for (const float logit : row) sum += std::exp(logit - max);
+                    nll += std::log(sum) + max - row[size_t(next)];
+                }
+            }
+        }
+        if (n_scored == 0) fail<UsageError>("--ppl: the text is too short");
+        const double perplexity = std::exp(nll / double(n_scored));
+        std::printf("perplexity %.4f over %zu tokens (windows of %zu)\n", perplexity, n_scored, context);
     }
 };
 
-// Continues `ids` by up to n_new tokens, to one that ends the text, or to the end of the context; each is
-// handed to emit(id). What the KV cache holds of `ids` is not run again.
-template <class Emit>
-void generate(Session& s, Sampler& sampler, std::vector<int>& ids, size_t n_new, Emit emit) {
-    const std::vector<int>& eos_ids = s.m.file.config.eos_ids;
-    const size_t n_prompt = ids.size(), context = size_t(s.m.state.context);
-    size_t n_held = 0;  // the last token always runs, for its logits
-    while (n_held < s.held.size() && n_held + 1 < n_prompt && s.held[n_held] == ids[n_held]) n_held++;
-    for (; n_new > 0 && ids.size() < context; n_new--) {
-        const auto logits = s.run(n_held, std::span(ids).subspan(n_held), false);
-        n_held = ids.size();
-        ids.push_back(sampler.sample(logits));
-        emit(ids.back());
-        if (std::ranges::find(eos_ids, ids.back()) != eos_ids.end()) break;
-    }
-}
-
-// The ids are cut into windows that fill the context, each run from position 0; every token that has another
-// before it in its window is scored. `bos` (no id or one) is in front of every window.
-inline void print_perplexity(Session& s, std::span<const int> ids, const std::vector<int>& bos) {
-    const size_t vocab_size = size_t(s.m.file.config.vocab_size), context = size_t(s.m.state.context);
-    double nll = 0;  // negative log-likelihood
-    size_t n_scored = 0;
-    while (!ids.empty() && context > bos.size()) {
-        const auto part = ids.first(std::min(ids.size(), context - bos.size()));
-        ids = ids.subspan(part.size());
-        std::vector<int> window = bos;
-        window.insert(window.end(), part.begin(), part.end());
-        for (size_t i = 0, n; i + 1 < window.size(); i += n, n_scored += n) {
-            n = std::min(size_t(s.m.state.n), window.size() - 1 - i);
-            const auto logits = s.run(i, std::span(window).subspan(i, n), true);
-            for (size_t t = 0; t < n; t++) {
-                const auto row = logits.subspan(t * vocab_size, vocab_size);
-                const double max = *std::ranges::max_element(row);
-                double sum = 0;
-                for (const float logit : row) sum += std::exp(logit - max);
-                nll += std::log(sum) + max - row[size_t(window[i + t + 1])];
-            }
-        }
-    }
-    if (n_scored == 0) throw UsageError("--ppl: the text is too short");
-    std::printf("perplexity %.4f over %zu tokens (windows of %zu)\n", std::exp(nll / double(n_scored)),
-                n_scored, context);
-}
-
-// Throws UsageError unless there is something to go on from, and room for it.
-inline void check_prompt(const std::vector<int>& ids, int vocab_size, int context) {
-    const int n = int(ids.size()), largest = n == 0 ? 0 : *std::ranges::max_element(ids);
-    if (n == 0) throw UsageError("the prompt is empty, and this model has no token to begin a text with");
-    if (n > context)
-        throw UsageError(text_of("the prompt is ", n, " tokens long, the context only ", context));
-    if (largest >= vocab_size) throw UsageError(text_of("--ids: ", largest, " is outside the vocabulary"));
-}
-
 inline void run(const Options& o) {
-    std::optional<std::string> text;
-    if (o.file || o.prompt == "-") {
-        text = given_text("the prompt", read_bytes(o.file.value_or("-")));
-        if (text->ends_with('\n')) text->pop_back();  // a file's last line has ended; the text may go on
-    } else if (o.prompt) {
-        text = given_text("the prompt", *o.prompt);
-    }
+    std::optional<std::string> text = o.file ? read_bytes(*o.file) : o.prompt;
+    if (text) text = given_text("the prompt", *text);
+    if (o.file && text->ends_with('\n')) text->pop_back();  // its last line has ended; the text may go on
+    if (text && !o.ids.empty()) fail<UsageError>("there is a prompt twice: as text, and as --ids");
 #ifdef _OPENMP
     if (o.threads > 0) omp_set_num_threads(o.threads);
 #endif
@@ -1808,66 +1747,48 @@ inline void run(const Options& o) {
     if (!m->file.tokenizer.empty()) tokenizer.emplace(m->file.tokenizer, c.vocab_size);
 #endif
     if (!tokenizer && (text || o.ppl || o.chat))
-        throw UsageError("there is no tokenizer, in this file or in this program: use --ids");
+        fail<UsageError>("there is no tokenizer, in this file or in this program: use --ids");
     if (o.chat && !(tokenizer->flags & Tokenizer::has_chat))
-        throw UsageError("-m chat: this file has no chat template");
+        fail<UsageError>("-m chat: this file has no chat template");
 
-    // A small model that always takes its most probable token soon repeats itself: chat draws, if nobody says
-    // more.
+    // A small model that never draws soon repeats itself: in chat it does, unless told otherwise.
     const bool draws = o.chat && !o.temp && c.temperature == 0;
-    const auto clock = uint64_t(std::chrono::system_clock::now().time_since_epoch().count());
-    Sampler sampler{o.temp.value_or(draws ? 0.1f : c.temperature), o.top_k.value_or(c.top_k),
-                    o.top_p.value_or(draws ? 0.9f : c.top_p), std::mt19937_64(o.seed.value_or(clock))};
-    const size_t n_new = o.steps > 0 ? size_t(o.steps) : SIZE_MAX;
-    Session s{*m};
-    std::string answer;
-    const char* comma = "";
-    const auto emit = [&](int id) {
-        if (!tokenizer || o.print_ids) {
-            std::printf("%s%d", std::exchange(comma, ","), id);
-        } else if (!(tokenizer->token_flags[size_t(id)] & Tokenizer::special)) {
-            answer += tokenizer->token(id);
-            std::fwrite(tokenizer->token(id).data(), 1, tokenizer->token(id).size(), stdout);
-        }
-        std::fflush(stdout);
-    };
+    const float temperature = o.temp.value_or(draws ? 0.1f : c.temperature);
+    const float top_p = o.top_p.value_or(draws ? 0.9f : c.top_p);
+    const uint64_t seed = o.seed.value_or(std::random_device()());
+    Session s{*m, tokenizer, {temperature, o.top_k.value_or(c.top_k), top_p, std::mt19937_64(seed)}};
     if (o.ppl) {
-        const std::string scored = given_text("--ppl: the text", read_bytes(*o.ppl));
-        print_perplexity(s, tokenizer->encode(scored, false), tokenizer->encode("", true));
+        s.print_perplexity(given_text("--ppl: the text", read_bytes(*o.ppl)));
     } else if (!o.chat) {
-        std::vector<int> ids = o.ids.value_or(std::vector<int>());
-        if (text && !text->empty()) ids = tokenizer->encode(*text, true);
-        if (ids.empty() && !o.ids && c.bos_id >= 0) ids = {c.bos_id};
-        check_prompt(ids, c.vocab_size, m->state.context);
-        if (text && !o.print_ids) std::fputs(text->c_str(), stdout);
-        if (!text && tokenizer && !o.print_ids) std::ranges::for_each(ids, emit);
-        generate(s, sampler, ids, n_new, emit);
-        std::puts("");
+        std::vector<int> ids = text ? tokenizer->encode(*text, true) : o.ids;
+        if (ids.empty() && c.bos_id >= 0) ids = {c.bos_id};
+        std::string shown = text.value_or("");
+        for (const int id : o.ids) {
+            if (id >= c.vocab_size) fail<UsageError>("--ids: ", id, " is outside the vocabulary");
+            shown += tokenizer ? tokenizer->shown(id) : "";
+        }
+        s.generate(ids, o.print_ids ? "" : shown);
     }
     std::vector<std::string> messages;
-    for (std::string line = text.value_or(""); o.chat && (!line.empty() || std::getline(std::cin, line));
-         line.clear()) {
+    std::string line = text.value_or("");
+    while (o.chat && (!line.empty() || std::getline(std::cin, line))) {
         if (line.ends_with('\r')) line.pop_back();
         if (line.empty()) continue;
-        messages.push_back(given_text("a line of standard input", line));
-        std::vector<int> ids = tokenizer->encode(tokenizer->chat_text(messages), false);
-        check_prompt(ids, c.vocab_size, m->state.context);
-        answer.clear(), comma = "";
-        generate(s, sampler, ids, n_new, emit);
-        messages.push_back(answer);
-        std::puts("");
+        messages.push_back(given_text("a line of standard input", std::exchange(line, "")));
+        messages.push_back(s.generate(tokenizer->encode(tokenizer->chat_text(messages), false), ""));
     }
     if (o.trace) trace.write(*o.trace);
-    for (const int kind : {0, 1})
-        if (s.n_tokens[kind] > 0)
-            std::fprintf(stderr, "%s %d tokens, %.1f tokens/s\n", kind == 0 ? "prefill" : "decode ",
-                         s.n_tokens[kind], s.n_tokens[kind] / s.time[kind].count());
+    for (const int i : {0, 1}) {
+        const char* what = i == 0 ? "prefill" : "decode ";
+        const int n = s.n_tokens[i];
+        if (n > 0) std::fprintf(stderr, "%s %d tokens, %.1f tokens/s\n", what, n, n / s.time[i].count());
+    }
 }
 
 inline int run_command_line(int argc, char** argv) try {
     const Options o = parse_options(argc, argv);
     if (!o.model_path.empty()) run(o);
-    if (std::fflush(stdout) != 0) fail("cannot write the output");
+    if (!std::cout.flush()) fail("cannot write the output");
     return 0;
 } catch (const std::exception& e) {
     const bool is_memory = dynamic_cast<const std::bad_alloc*>(&e) != nullptr;
