@@ -1,93 +1,666 @@
-// runq_gptq: Llama 3 and Qwen3 inference in 2, 4 and 8 bits, to read from top to bottom.
+// runq_gptq: Llama 3 and Qwen3 inference in 2, 4 and 8 bits, from the bytes of a model file to words on the
+// screen.
 //
 // Each kind of matrix has its own format: codes of 2, 4 or 8 bits with a scale and a zero point for each
 // group of weights along a row, and possibly two of each four weights left out. All of them expand to what
 // Q8 has (runq.cpp): int8 codes, and one fp32 scale for each group of activations. So the arithmetic is Q8's:
 // activations are quantized to int8 in groups of 64, each group of a product is an exact int32 sum, and the
 // groups are added up in fp32. How the weights came to their codes (GPTQ, Frantar et al. 2022, arXiv
-// 2210.17323) makes no difference here.
+// 2210.17323) makes no difference here. docs/gptq.md has the formats with pictures and numbers.
 //
-// This file has what is the scheme's own: the matrix, expanding it and multiplying by it as plain loops, the
-// tensors of a file, and the forward pass. The rest is in engine/, as runq.cpp says. docs/gptq.md has the
-// formats with pictures and numbers. What quantizes and multiplies can also be a shared library that is
-// chosen at run time, for another CPU or a GPU (--backend, docs/backends.md).
+// The file is complete. This line compiles it, and the next one tells a story:
 //
-//     make runq_gptq && ./runq_gptq model_gptq.bin -i "Once upon a time"
+//     g++ -std=c++20 -O3 -march=native -fopenmp runq_gptq.cpp -o runq_gptq -lpcre2-8 -lutf8proc
+//     ./runq_gptq model_gptq.bin -i "Once upon a time"
+//
+// -DNO_TOKENIZER does without PCRE2 and utf8proc: token ids in, token ids out. Loops are plain: they are the
+// specification. With -DENGINE, as `make` compiles it, engine/ takes the place of the two regions in #ifdef
+// ENGINE: the same names, faster and more comfortable. Left out here are what only it has, among it: products
+// on another CPU or a GPU (--backend, docs/backends.md), chat with a system prompt or a line editor.
+
+#ifdef ENGINE
+#include "engine/program.h"
+#else
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <bit>
+#include <charconv>
+#include <chrono>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
-#include <initializer_list>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <iterator>
 #include <limits>
+#include <map>
+#include <memory>
+#include <numbers>
+#include <numeric>
+#include <optional>
+#include <random>
 #include <span>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifndef NO_TOKENIZER
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <utf8proc.h>
+#endif
+#if __has_include(<sys/mman.h>)
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
 
-#include "engine/app/model.h"
-#include "engine/app/options.h"
-#include "engine/app/trace.h"
-#include "engine/backend/backend.h"
-#include "engine/cpu/attention.h"
-#include "engine/cpu/expand_sparse.h"
-#include "engine/cpu/half.h"
-#include "engine/cpu/ops.h"
-#include "engine/cpu/quant_matmul.h"
-#include "engine/cpu/rows.h"
-#include "engine/model/header.h"
-#include "engine/model/matrix_format.h"
-#include "engine/model/model_file.h"
-#include "engine/model/scheme.h"
-#include "engine/model/tensors.h"
-#include "engine/os/clock.h"
-#include "engine/os/threads.h"
+// ---- section rows ----------------------------------------------------------
+// Threads, errors, and what the forward pass hands from one operation to the next: a row per token
 
-// ----------------------------------------------------------------------------
-// The arithmetic. The loops are the specification; int8_quantize and quant_matmul are their fast forms.
-
-// A matrix of a GPTQ file. Of the tables of a QuantMatrix (engine/cpu/quant_matrix.h) a kind has some:
-//
-//   8 bits           weight = code * scale
-//   4 bits, 2 bits   weight = (code - zero) * scale
-//   two levels       weight = (5 * code - high nibble of level) * (low nibble of level * row_scale)
-//   2:4 sparse       weight = (code - zero) * scale where the mask has a 1, otherwise 0
-using GptqMatrix = ModelMatrix;
-
-// A row as Q8 has it: value k is codes[k] * scales[k / group_size], group_size the activations'.
-struct ExpandedRow {
-    std::vector<int8_t> codes;  // (n_cols,)
-    std::vector<float> scales;  // (n_cols / group_size,)
+// A wrong command line: exit code 2. All other errors: exit code 1.
+struct UsageError : std::runtime_error {
+    using std::runtime_error::runtime_error;
 };
 
-ExpandedRow expand(const GptqMatrix& w, int i) {
-    std::vector<uint8_t> stored(size_t(w.n_cols));
-    unpack_row(stored.data(), w, i);
-    const uint8_t* mask = w.kind == QUANT_GEMM_SPARSE ? w.mask + size_t(i) * mask_bytes(w) : nullptr;
-    const int times = w.kind == QUANT_GEMM_TWO_LEVEL ? 5 : 1;  // zero points are fifths of a code
-    ExpandedRow row;
-    size_t next = 0;  // of the stored codes
-    for (int first = 0; first < w.n_cols; first += w.group_size) {
-        const int group = first / w.group;  // of weights: one or more of the activations'
-        row.scales.push_back(weight_scale(w, i, group));
-        const int zero = weight_zero(w, i, group);
-        for (int k = first; k < first + w.group_size; k++) {
-            // What the mask leaves out, two of each four, is 0.
-            const bool is_stored = mask == nullptr || (mask[k / 8] >> k % 8 & 1) != 0;
-            row.codes.push_back(is_stored ? int8_t(times * int8_t(stored[next++]) - zero) : int8_t(0));
-        }
-    }
-    return row;
+// Throws an error that says its parts, one after another.
+template <class Error = std::runtime_error>
+[[noreturn]] void fail(const auto&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    throw Error(text.str());
 }
 
+// Calls body(i) for each i below n, in all threads.
+void parallel_for(int64_t n, auto body) {
+#pragma omp parallel for if (n > 1)
+    for (int64_t i = 0; i < n; i++) body(int(i));
+}
+
+// (n_rows, n_cols) fp32, with room for more rows. An operation sets n_rows of what it writes.
+struct Rows {
+    int n_rows = 0, n_cols;
+    std::vector<float> values;
+
+    explicit Rows(int max_rows = 0, int columns = 0) : n_cols(columns), values(size_t(max_rows) * columns) {}
+    float* row(int i) { return values.data() + size_t(i) * size_t(n_cols); }
+    const float* row(int i) const { return values.data() + size_t(i) * size_t(n_cols); }
+    void reserve(int rows) { values.resize(std::max(values.size(), size_t(rows) * size_t(n_cols))); }
+    // Drops all rows but the last n.
+    void keep_last(int n) {
+        std::copy(row(n_rows - n), row(n_rows), row(0));
+        n_rows = n;
+    }
+};
+
+// Rows in int8: codes (n_rows, n_cols), and a scale for each group of group_size along a row.
+struct Int8Rows {
+    int n_rows, n_cols, group_size;
+    std::vector<int8_t> codes;
+    std::vector<float> scales;
+
+    explicit Int8Rows(int max_rows = 0, int columns = 0, int group = 1) { resize(max_rows, columns, group); }
+    int n_groups() const { return n_cols / group_size; }
+    int8_t* row_codes(int i) { return codes.data() + size_t(i) * size_t(n_cols); }
+    const int8_t* row_codes(int i) const { return codes.data() + size_t(i) * size_t(n_cols); }
+    float* row_scales(int i) { return scales.data() + size_t(i) * size_t(n_groups()); }
+    const float* row_scales(int i) const { return scales.data() + size_t(i) * size_t(n_groups()); }
+    void resize(int rows, int columns, int group) {
+        n_rows = rows, n_cols = columns, group_size = group;
+        codes.resize(size_t(rows) * size_t(columns));
+        scales.resize(size_t(rows) * size_t(n_groups()));
+    }
+};
+
+// One of the products that read the same input: out (n_tokens, w.n_rows) = x times w transposed.
+template <class Matrix>
+struct MatrixProduct {
+    Rows& out;
+    const Matrix& w;
+};
+
+inline bool all_finite(const float* x, size_t n) {
+    return std::all_of(x, x + n, [](float value) { return std::isfinite(value); });
+}
+
+// What the engine does faster, and is asked first: nothing, in a file that is compiled alone.
+struct PackedMatrix;
+inline bool fast_quantize(Int8Rows&, const Rows&, int) { return false; }
+bool fast_matmul(const Int8Rows&, const auto&) { return false; }
+// ---- end of rows -----------------------------------------------------------
+
+// ---- section config --------------------------------------------------------
+// The numbers of a model, as the header of its file has them
+
+enum class Arch : uint32_t { llama = 1, qwen3 = 2, qwen3_moe = 3 };
+
+struct ModelConfig {
+    Arch arch = Arch::llama;
+    int dim = 0;         // length of a token's vector (hidden_size)
+    int hidden_dim = 0;  // length inside the feed-forward block (intermediate_size)
+    int n_layers = 0;
+    int n_heads = 0, n_kv_heads = 0;  // n_heads / n_kv_heads query heads share a key/value head
+    int head_dim = 0;                 // n_heads * head_dim need not be dim
+    int vocab_size = 0;               // rows of the embedding and of the classifier
+    int max_seq_len = 0;              // positions the model was made for
+    bool shared_classifier = false;   // the classifier is the embedding (tied)
+    int group_size = 0;               // weights that share one scale; 0: the whole row
+    bool static_activations = false;  // activations' scales are in the file, not found at run time
+    float norm_eps = 1e-5f, rope_theta = 500000;
+    bool llama3_rope = false;  // Llama 3's rescaling of the RoPE frequencies (config.json: rope_scaling)
+    float rope_factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+    int original_max_position = 0;
+    int bos_id = -1;                      // -1: none
+    std::vector<int> eos_ids;             // generation ends at any of these
+    float temperature = 1, top_p = 0.9f;  // sampling defaults; temperature 0 is greedy, top_p 1 off
+    int top_k = 0;                        // 0: off
+
+    bool has_head_norms() const { return arch != Arch::llama; }
+    int q_dim() const { return n_heads * head_dim; }
+    int kv_dim() const { return n_kv_heads * head_dim; }
+    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
+    // How long the rows of the layers' matrices are, by name.
+    std::array<std::pair<const char*, int>, 3> row_lengths() const {
+        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
+    }
+};
+// ---- end of config ---------------------------------------------------------
+
+// ----------------------------------------------------------------------------
+// Numbers and formats of a file
+
+// fp16 as a file holds it (IEEE 754 binary16): a sign, 5 bits of exponent, 10 of fraction.
+struct Half {
+    uint16_t bits;
+};
+
+// The same number in fp32. Its exponent's bias is 127 in place of 15, and 2^112 makes up for that, in
+// subnormal numbers, too.
+inline float to_float(Half h) {
+    const auto magnitude = std::bit_cast<float>(uint32_t(h.bits & 0x7fff) << 13) * 0x1p112f;
+    auto bits = std::bit_cast<uint32_t>(magnitude);
+    if ((h.bits & 0x7c00) == 0x7c00) bits |= 0x7f800000;  // infinity, NaN
+    return std::bit_cast<float>(bits | uint32_t(h.bits & 0x8000) << 16);
+}
+
+// How a kind of matrix is stored, in the four bytes that a header has for it: docs/model-files.md.
+struct MatrixFormat {
+    uint8_t bits = 0;    // of a code: 2, 4 or 8
+    uint8_t flags = 0;   // the sum of those below
+    uint16_t group = 0;  // weights along a row that share a scale; 0: the whole row
+
+    static constexpr uint8_t sparse_flag = 1;     // two of each four weights are 0 and not stored
+    static constexpr uint8_t two_level_flag = 2;  // groups have 4-bit scales under one fp32 scale per row
+
+    bool sparse() const { return (flags & sparse_flag) != 0; }
+    bool two_level() const { return (flags & two_level_flag) != 0; }
+    // Whether there is such a format.
+    bool known() const {
+        if (flags == sparse_flag) return bits == 4 && (group == 64 || group == 128);
+        if (flags == two_level_flag) return bits == 2 && group == 64;
+        const bool has_group = group == 0 || group == 32 || group == 64 || group == 128;
+        return flags == 0 && has_group && (bits == 2 || bits == 4 || bits == 8);
+    }
+    bool operator==(const MatrixFormat&) const = default;
+};
+
+// "4 bits in groups of 64, 2:4 sparse"
+inline std::string format_text(const MatrixFormat& f) {
+    const std::string groups = f.group > 0 ? "in groups of " + std::to_string(f.group) : "per row";
+    return std::to_string(f.bits) + " bits " + groups + (f.two_level() ? ", two-level" : "") +
+           (f.sparse() ? ", 2:4 sparse" : "");
+}
+
+// The engine looks through all masks of a file at once, in all threads: not where each is found.
+inline bool fast_check_mask(const uint8_t*) { return false; }
+
+// ----------------------------------------------------------------------------
+// Operations: on pointers and numbers, then on the rows of all tokens
+
+// lift rmsnorm
+// out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
+// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
+// normalized values lie exactly halfway between two codes, and the last bit would decide which.
+inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
+    const double inv = 1.0 / std::sqrt(sum / n + eps);
+    for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
+}
+
+// lift rope
+// Rotates the adjacent pairs (2i, 2i + 1) of one head by cos and sin (head_dim / 2,) (Su et al. 2021, arXiv
+// 2104.09864).
+inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
+    for (int i = 0; i < head_dim / 2; i++) {
+        const float a = head[2 * i], b = head[2 * i + 1];
+        head[2 * i] = a * cos[i] - b * sin[i];
+        head[2 * i + 1] = a * sin[i] + b * cos[i];
+    }
+}
+
+// lift softmax
+// x[i] = exp(x[i] - max) / sum over n values.
+inline void softmax(float* x, int n) {
+    const float max = *std::max_element(x, x + n);
+    float sum = 0;
+    for (int i = 0; i < n; i++) {
+        x[i] = std::exp(x[i] - max);
+        sum += x[i];
+    }
+    for (int i = 0; i < n; i++) x[i] /= sum;
+}
+
+// lift swiglu
+// out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202).
+inline void swiglu(float* out, const float* gate, const float* up, int n) {
+    for (int i = 0; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+}
+
+// lift attend
+// One query (head_dim,) against the keys and values of its kv head, (n_positions, head_dim) each -> scores
+// and probs (n_positions,), out (head_dim,).
+inline void attend(float* out, float* scores, float* probs, const float* q, const float* keys,
+                   const float* values, int n_positions, int head_dim) {
+    for (int p = 0; p < n_positions; p++) {
+        const float* key = keys + int64_t(p) * head_dim;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int i = 0; i < head_dim; i++) sum += q[i] * key[i];
+        scores[p] = sum / std::sqrt(float(head_dim));
+        probs[p] = scores[p];
+    }
+    softmax(probs, n_positions);
+    for (int i = 0; i < head_dim; i++) out[i] = 0;
+    for (int p = 0; p < n_positions; p++) {
+        const float* value = values + int64_t(p) * head_dim;
+        for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
+    }
+}
+
+// Normalizes each run of n values: whole rows of x, or each head of q or k. out may be x.
+inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float eps) {
+    out.n_rows = x.n_rows;
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += n) rmsnorm(out.row(t) + i, x.row(t) + i, weight, n, eps);
+    });
+}
+
+// cos and sin of the rotation angles of a chunk's positions, the same in every layer. At position 0 every
+// angle is 0. Pair i turns by theta^(-2i / head_dim) radians per position. Llama 3.1 and later divide the
+// frequencies of long wavelengths by `factor`, leave short ones alone and blend in between.
+struct RopeAngles {
+    std::vector<float> frequencies;  // (head_dim / 2,)
+    Rows cos, sin;                   // (n_tokens, head_dim / 2)
+
+    RopeAngles(const ModelConfig& c, int max_tokens) : cos(max_tokens, c.head_dim / 2), sin(cos) {
+        for (int i = 0; i < c.head_dim / 2; i++) {
+            double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
+            if (c.llama3_rope) {
+                // Turns within the context that the model was first trained on.
+                const double turns = c.original_max_position * f / (2 * std::numbers::pi);
+                const double low = c.low_freq_factor, high = c.high_freq_factor;
+                const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+                f = (1 - smooth) * f / c.rope_factor + smooth * f;
+            }
+            frequencies.push_back(float(f));
+        }
+    }
+    // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
+    void set_positions(int pos, int n_tokens) {
+        cos.n_rows = sin.n_rows = n_tokens;
+        for (int t = 0; t < n_tokens; t++) {
+            for (size_t i = 0; i < frequencies.size(); i++) {
+                const double angle = double(pos + t) * frequencies[i];
+                cos.row(t)[i] = float(std::cos(angle));
+                sin.row(t)[i] = float(std::sin(angle));
+            }
+        }
+    }
+};
+
+// Rotates every head of every token, in place. x: (n_tokens, heads * head_dim).
+inline void rope(Rows& x, const RopeAngles& angles, int head_dim) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += head_dim)
+            rope(x.row(t) + i, angles.cos.row(t), angles.sin.row(t), head_dim);
+    });
+}
+
+// SwiGLU of all tokens. out may be gate.
+inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
+    out.n_rows = gate.n_rows;
+    parallel_for(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });
+}
+
+// x += y
+inline void add(Rows& x, const Rows& y) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] += y.row(t)[i];
+    });
+}
+
+// The keys and values of every position so far, (n_layers, n_kv_heads, context, head_dim) each. Memory is
+// taken as positions are used.
+struct KvCache {
+    int n_kv_heads, head_dim, context;
+    std::unique_ptr<float[]> keys, values;
+
+    KvCache(const ModelConfig& c, int n_positions)
+        : n_kv_heads(c.n_kv_heads), head_dim(c.head_dim), context(n_positions) {
+        const size_t n = size_t(c.n_layers) * size_t(c.kv_dim()) * size_t(context);
+        keys = std::make_unique_for_overwrite<float[]>(n);
+        values = std::make_unique_for_overwrite<float[]>(n);
+    }
+    size_t at(int layer, int head, int pos) const {
+        return ((size_t(layer) * n_kv_heads + head) * context + pos) * head_dim;
+    }
+    // k and v (n_tokens, n_kv_heads * head_dim), of positions pos, pos + 1, ...
+    void append(int layer, int pos, const Rows& k, const Rows& v) {
+        for (int t = 0; t < k.n_rows; t++) {
+            for (int h = 0; h < n_kv_heads; h++) {
+                std::copy_n(k.row(t) + h * head_dim, head_dim, &keys[at(layer, h, pos + t)]);
+                std::copy_n(v.row(t) + h * head_dim, head_dim, &values[at(layer, h, pos + t)]);
+            }
+        }
+    }
+};
+
+// What each head makes of each position, before or after softmax, if a trace wants it: (n_tokens, n_heads,
+// context), of which token t has the first pos + t + 1 positions.
+struct HeadScores : Rows {
+    int n_heads, context, pos = 0;
+
+    HeadScores(bool is_wanted, int max_tokens, int heads, int n_positions)
+        : Rows(is_wanted ? max_tokens : 0, heads * n_positions), n_heads(heads), context(n_positions) {}
+    float* of_head(int t, int h) { return row(t) + size_t(h) * size_t(context); }
+    const float* of_head(int t, int h) const { return row(t) + size_t(h) * size_t(context); }
+};
+
+// Attention of a chunk: q (n_tokens, n_heads * head_dim), rotated, of tokens at positions pos, pos + 1, ...,
+// each against all positions up to its own -> out, same shape. Their keys and values are in the cache.
+inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, const KvCache& cache,
+                      int layer, int pos) {
+    const int d = cache.head_dim, n_heads = q.n_cols / d, heads_per_kv = n_heads / cache.n_kv_heads;
+    out.n_rows = scores.n_rows = probs.n_rows = q.n_rows;
+    scores.pos = probs.pos = pos;
+    parallel_for(int64_t(q.n_rows) * n_heads, [&](int i) {
+        const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
+        const size_t first = cache.at(layer, h / heads_per_kv, 0);
+        std::vector<float> unkept(scores.values.empty() ? size_t(n_positions) : 0);
+        float* s = scores.values.empty() ? unkept.data() : scores.of_head(t, h);
+        float* p = probs.values.empty() ? unkept.data() : probs.of_head(t, h);
+        attend(out.row(t) + h * d, s, p, q.row(t) + h * d, &cache.keys[first], &cache.values[first],
+               n_positions, d);
+    });
+}
+
+// ---- section tensors -------------------------------------------------------
+// A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place
+
+static_assert(std::endian::native == std::endian::little);
+constexpr size_t header_size = 256;
+constexpr int max_group_size = 1 << 16;  // keeps int32 sums of int8 products exact
+
+// Throws "NAME is VALUE, WHY" unless the value fits.
+void check_value(bool fits, const std::string& name, int64_t value, const auto&... why) {
+    if (!fits) fail(name, " is ", value, ", ", why...);
+}
+
+// What a program says of its files. Config is ModelConfig, or has it and fields of the program's own.
+struct HeaderReader;
+template <class Config>
+struct FileFormat {
+    uint32_t magic;                // a file's first word
+    int version;                   // and its second
+    void (*check)(const Config&);  // throws if the program cannot run such a model
+    // If it is there, reads the fields of the program's own, from byte 0xC0 on; what follows is 0.
+    size_t (*read_own)(const HeaderReader&, Config&) = nullptr;
+    Arch first_arch = Arch::llama, last_arch = Arch::qwen3;  // that it runs, and those between
+    int max_activations = 0;                                 // the highest value of that field
+    int alignment = 1;                                       // bytes: every tensor begins at a multiple of it
+};
+
+// The tensors of a file, one after another from the end of the header on.
+struct TensorList {
+    std::span<const std::byte> weights;
+    size_t alignment, end = 0;  // end: of the tensors so far
+
+    // The next tensor, in place.
+    template <class T>
+    const T* next(const std::string& name, std::vector<int> shape) {
+        const size_t begin = (end + alignment - 1) / alignment * alignment;
+        size_t n_bytes = sizeof(T);
+        for (const int n : shape) n_bytes *= size_t(n);
+        if (begin > weights.size() || n_bytes > weights.size() - begin)
+            fail("weights are ", weights.size(), " bytes and end before those of ", name);
+        end = begin + n_bytes;
+        return reinterpret_cast<const T*>(weights.data() + begin);
+    }
+    // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
+    auto layers(const ModelConfig& c, const std::string& name, auto make) {
+        std::vector<decltype(make(name))> found;
+        for (int l = 0; l < c.n_layers; l++)
+            found.push_back(make("layers." + std::to_string(l) + "." + name));
+        return found;
+    }
+    template <class T>
+    std::vector<const T*> vectors(const ModelConfig& c, const std::string& name, int n) {
+        return layers(c, name, [&](const std::string& full_name) { return next<T>(full_name, {n}); });
+    }
+};
+
+template <class Config>
+struct ModelFileOf {
+    Config config;
+    std::span<const std::byte> bytes, weights, tokenizer;  // of the whole file, and of its parts
+};
+
+// A loaded model, and all that a run of it needs. Weights and RunState are the program's own.
+template <class Config, class Weights, class RunState>
+struct TransformerOf {
+    ModelFileOf<Config> file;
+    Weights weights;
+    RunState state;
+    struct Trace* trace = nullptr;  // not null: record every step
+};
+// ---- end of tensors --------------------------------------------------------
+
+// ---- section options -------------------------------------------------------
+// What the command line asks for, and a record of all that a run computes
+
+// An option of one program alone. Its value is one of `choices`, the first by default.
+struct OwnOption {
+    const char* name;
+    std::vector<const char*> choices;
+    const char* help;
+};
+
+struct Options {
+    std::string model_path;
+    std::optional<std::string> prompt, file;  // "-": standard input
+    std::vector<int> ids;                     // the prompt as these; {}: not given
+    bool chat = false, print_ids = false;
+    int steps = 256, ctx = 0, threads = 0;  // 0: to the end of the context; at most 4096; OpenMP's default
+    std::optional<float> temp, top_p;       // these three: the model's if not given
+    std::optional<int> top_k;
+    std::optional<uint64_t> seed;            // another in each run if not given
+    std::optional<std::string> ppl, trace;   // paths
+    std::map<std::string, std::string> own;  // the program's own options
+};
+
+// How many tokens' logits a chunk of n tokens needs at most: those of all for perplexity or a trace.
+inline int n_logits(const Options& o, bool is_traced, int n) { return o.ppl || is_traced ? n : 1; }
+
+inline KvCache kv_cache(const Options&, const ModelConfig& c, int context) { return {c, context}; }
+
+constexpr int accumulator_layer = 1;  // of which a trace has the integer sums of each product
+
+// Every intermediate tensor of a run, by step name; all tokens one after another, however they were fed.
+struct Trace {
+    struct Tensor {
+        const char* type;                 // safetensors' name
+        std::vector<int> shape;           // of a token; {} is one number
+        std::vector<std::string> tokens;  // bytes of each
+    };
+    std::map<std::string, Tensor> tensors;
+
+    void write(const std::string& path) const;  // a safetensors file
+};
+
+// Appends the steps of one layer, or those outside the layers (layer -1), if there is a trace:
+//
+//     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
+struct Recorder {
+    Trace* trace;
+    int layer;
+
+    Recorder(Trace* t, int l) : trace(t), layer(l) {}
+    // n_tokens values of the given shape. The last dimension may grow from call to call, as attention's does.
+    template <class T>
+    void operator()(const std::string& name, const T* values, int n_tokens, std::vector<int> shape) const;
+    void operator()(const std::string& name, const Rows& x, int head_dim = 0) const;
+    void operator()(const std::string& name, const Int8Rows& x) const;
+    void operator()(const std::string& name, const HeadScores& x) const;
+    template <class Matrix>  // a product, and in one layer the integer sums of its groups
+    void operator()(const std::string& name, const Rows& out, const Int8Rows& x, const Matrix& w) const;
+};
+// ---- end of options --------------------------------------------------------
+
+// Of a matrix that is no int8 codes as it stands, the sums are those of its expanded rows.
+struct GptqMatrix;
+template <>
+inline void Recorder::operator()(const std::string& name, const Rows& out, const Int8Rows& x,
+                                 const GptqMatrix& w) const;
+
+#endif  // ENGINE
+
+// ----------------------------------------------------------------------------
+// The arithmetic of matrices in 2, 4 and 8 bits. fast_quantize and fast_matmul are the engine's forms of it
+
+// A matrix, row by row. Of its tables a format has some; the others are null. Weight (i, k), with g = k /
+// group:
+//
+//   8 bits           code * (scale of group g, or of row i)
+//   4 bits, 2 bits   (code - zero of g) * scale of g
+//   two levels       (5 * code - high half of level g) * (low half of level g * scale of row i)
+//   2:4 sparse       (code - zero of g) * scale of g where the mask has a 1, otherwise 0
+struct GptqMatrix {
+    const uint8_t* codes = nullptr;        // (n_rows, row_bytes()); of 8 bits they are int8
+    const uint8_t* mask = nullptr;         // (n_rows, n_cols / 8), column k in bit k % 8 of byte k / 8
+    const Half* scales = nullptr;          // (n_rows, n_groups())
+    const float* row_scales = nullptr;     // (n_rows,), instead
+    const uint8_t* zeros = nullptr;        // (n_rows, (n_groups() + 1) / 2), the first in the low half
+    const uint8_t* levels = nullptr;       // (n_rows, n_groups())
+    int bits = 0;                          // of a code: 2, 4 or 8
+    int n_rows = 0, n_cols = 0;            // output channels, input channels
+    int n_codes = 0;                       // of a row: n_cols, or half as many if there is a mask
+    int group = 0;                         // weights that share a scale: n_cols, or a multiple of ...
+    int group_size = 0;                    // activations that share one
+    const PackedMatrix* packed = nullptr;  // the engine's copy, if it has one
+
+    int n_groups() const { return n_cols / group; }
+    int row_bytes() const { return n_codes * bits / 8; }
+};
+
+// lift unpack_codes
+// The codes of a row in n_bytes, of 2 or 4 bits: (8 * n_bytes / bits,). The row is cut into blocks of 64
+// bytes, what is left into one of 32, then one of 16. In a block of B bytes, byte j holds codes j, j + B,
+// j + 2 B, ... from its lowest bits up: vector instructions unpack it by a shift and an AND.
+inline void unpack_codes(int16_t* codes, const uint8_t* bytes, int n_bytes, int bits) {
+    const int ones = (1 << bits) - 1;
+    for (int block = 64; block >= 16; block /= 2) {
+        for (; n_bytes >= block; n_bytes -= block, bytes += block) {
+            for (int shift = 0; shift < 8; shift += bits, codes += block)
+                for (int j = 0; j < block; j++) codes[j] = int16_t(bytes[j] >> shift & ones);
+        }
+    }
+}
+
+// lift subtract_zeros
+// codes (n,) become times * code - zero, with a zero point for each group: zeros (n / group,).
+inline void subtract_zeros(int16_t* codes, const int16_t* zeros, int times, int n, int group) {
+    for (int g = 0; g < n / group; g++)
+        for (int k = g * group; k < (g + 1) * group; k++) codes[k] = int16_t(times * codes[k] - zeros[g]);
+}
+
+// lift place_kept
+// codes (n,): where the mask (n / 8,) has a 1, the next of kept (n / 2,) minus its group's zero point; 0
+// elsewhere. Of each four columns two are kept: of columns k to k + 3 kept[k / 2] and the next. Which they
+// are is computed, as a processor would guess branches wrong.
+inline void place_kept(int16_t* codes, const int16_t* kept, const uint8_t* mask, const int16_t* zeros, int n,
+                       int group) {
+    for (int k = 0; k < n; k++) codes[k] = 0;
+    for (int g = 0; g < n / group; g++) {
+        for (int k = g * group; k < (g + 1) * group; k += 4) {
+            const int ones = mask[k / 8] >> k % 8;
+            const int first = (1 - (ones & 1)) * (2 - (ones >> 1 & 1));
+            const int second = 3 - (1 - (ones >> 3 & 1)) * (2 - (ones >> 2 & 1));
+            codes[k + first] = int16_t(kept[k / 2] - zeros[g]);
+            codes[k + second] = int16_t(kept[k / 2 + 1] - zeros[g]);
+        }
+    }
+}
+
+// A row as Q8 has it: value k is codes[k] * scales[k / group_size], group_size the activations'. Codes are
+// int8, in int16 because compilers multiply those faster.
+struct ExpandedRow {
+    std::vector<int16_t> codes;  // (n_cols,)
+    std::vector<float> scales;   // (n_cols / group_size,)
+    std::vector<int16_t> zeros;  // (n_groups,), of the weights' groups
+    std::vector<int16_t> kept;   // (n_codes,), of a sparse matrix
+};
+
+// Row i of w.
+void expand(ExpandedRow& row, const GptqMatrix& w, int i) {
+    const size_t n_groups = size_t(w.n_groups()), first = size_t(i) * n_groups;
+    const size_t n_zero_bytes = (n_groups + 1) / 2, times = size_t(w.group / w.group_size);
+    row.scales.resize(n_groups * times);
+    row.zeros.resize(n_groups);
+    for (size_t g = 0; g < n_groups; g++) {
+        float scale = w.row_scales != nullptr ? w.row_scales[i] : to_float(w.scales[first + g]);
+        if (w.zeros != nullptr) {
+            row.zeros[g] = w.zeros[size_t(i) * n_zero_bytes + g / 2] >> g % 2 * 4 & 15;
+        } else if (w.levels != nullptr) {
+            row.zeros[g] = w.levels[first + g] >> 4;
+            scale = float(w.levels[first + g] & 15) * scale;
+        }
+        std::fill_n(&row.scales[g * times], times, scale);
+    }
+
+    const uint8_t* bytes = w.codes + size_t(i) * size_t(w.row_bytes());
+    row.codes.resize(size_t(w.n_cols));
+    if (w.bits == 8) {
+        for (int k = 0; k < w.n_cols; k++) row.codes[size_t(k)] = int8_t(bytes[k]);
+    } else if (w.mask != nullptr) {
+        row.kept.resize(size_t(w.n_codes));
+        unpack_codes(row.kept.data(), bytes, w.row_bytes(), w.bits);
+        const uint8_t* mask = w.mask + size_t(i) * size_t(w.n_cols / 8);
+        place_kept(row.codes.data(), row.kept.data(), mask, row.zeros.data(), w.n_cols, w.group);
+    } else {
+        unpack_codes(row.codes.data(), bytes, w.row_bytes(), w.bits);
+        const int step = w.levels != nullptr ? 5 : 1;  // with two levels, zero points are fifths of a code
+        subtract_zeros(row.codes.data(), row.zeros.data(), step, w.n_cols, w.group);
+    }
+}
+
+// lift quantize_group
 // codes (group_size,) of x (group_size,): amax = max|x|, code = clamp(x * (127 / amax)) rounded half to even.
 // Returns the scale, amax / 127. Where 127 / amax is not finite (amax 0, or below 3.74e-37), scale and codes
 // are 0. -128 never appears.
-float quantize_group(int8_t* codes, const float* x, int group_size) {
+inline float quantize_group(int8_t* codes, const float* x, int group_size) {
     float amax = 0;
     for (int i = 0; i < group_size; i++) amax = std::max(amax, std::fabs(x[i]));
     float inv = 127.0f / amax;
@@ -101,41 +674,46 @@ float quantize_group(int8_t* codes, const float* x, int group_size) {
 }
 
 // Quantizes the rows of x: the input of the matrices that follow. out: codes (n_tokens, n_cols) and scales
-// (n_tokens, n_cols / group_size).
+// (n_tokens, n_cols / group_size); all scales of a row that is not finite are NaN, as no code can say so.
 void quantize(Int8Rows& out, const Rows& x, int group_size) {
+    if (fast_quantize(out, x, group_size)) return;
     out.resize(x.n_rows, x.n_cols, group_size);
-    for_each_row(x.n_rows, [&](int t) {
-        int8_t* codes = out.row_codes(t);
+    parallel_for(x.n_rows, [&](int t) {
         float* scales = out.row_scales(t);
-        if (!int8_quantize(codes, scales, out.row_sums(t), x.row(t), x.n_cols, group_size))
-            for (int i = 0; i < x.n_cols; i += group_size)
-                scales[i / group_size] = quantize_group(codes + i, x.row(t) + i, group_size);
-        keep_nan(out, t, x.row(t));
+        for (int i = 0; i < x.n_cols; i += group_size)
+            scales[i / group_size] = quantize_group(out.row_codes(t) + i, x.row(t) + i, group_size);
+        if (!all_finite(x.row(t), size_t(x.n_cols))) std::fill_n(scales, out.n_groups(), NAN);
     });
 }
 
-// Row t of x times an expanded row: each group is an exact int32 sum, scaled by both scales; the groups are
-// added up in fp32.
-float dot(const Int8Rows& x, int t, const ExpandedRow& w) {
+// lift dot
+// A row of activations (n,) times an expanded row of weights (n,): each group is an exact int32 sum, scaled
+// by both scales; the groups are added up in fp32.
+inline float dot(const int16_t* x, const float* x_scales, const int16_t* w, const float* w_scales, int n,
+                 int group_size) {
     float sum = 0;
-    for (int g = 0; g < x.n_groups(); g++) {
+    for (int g = 0; g < n / group_size; g++) {
         int32_t acc = 0;
-        for (int k = g * x.group_size; k < (g + 1) * x.group_size; k++)
-            acc += int32_t(x.row_codes(t)[k]) * int32_t(w.codes[k]);
-        sum += float(acc) * (w.scales[g] * x.row_scales(t)[g]);
+        for (int k = g * group_size; k < (g + 1) * group_size; k++) acc += int32_t(x[k]) * int32_t(w[k]);
+        sum += float(acc) * (w_scales[g] * x_scales[g]);
     }
     return sum;
 }
 
 // The products of one input with several matrices: q, k and v; gate and up. By far the most time is spent
-// here.
+// here. A row of weights is read and expanded once for all tokens.
 void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<GptqMatrix>> products) {
-    const Stopwatch time(phase_seconds.matmul);
-    if (quant_matmul(x, products)) return;
+    if (fast_matmul(x, products)) return;
+    const int n = x.n_cols;
+    const std::vector<int16_t> wide(x.codes.begin(), x.codes.begin() + ptrdiff_t(x.n_rows) * n);
     for (const MatrixProduct<GptqMatrix>& p : products) {
+        p.out.n_rows = x.n_rows;
         parallel_for(p.w.n_rows, [&](int i) {
-            const ExpandedRow row = expand(p.w, i);
-            for (int t = 0; t < x.n_rows; t++) p.out.row(t)[i] = dot(x, t, row);
+            static thread_local ExpandedRow row;
+            expand(row, p.w, i);
+            for (int t = 0; t < x.n_rows; t++)
+                p.out.row(t)[i] = dot(&wide[size_t(t) * size_t(n)], x.row_scales(t), row.codes.data(),
+                                      row.scales.data(), n, x.group_size);
         });
     }
 }
@@ -143,10 +721,19 @@ void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<GptqMatrix>> 
 // One row of the table per token, dequantized. The table as a whole stays as it is.
 void embed(Rows& out, const GptqMatrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
-    for_each_row(out.n_rows, [&](int t) {
-        const ExpandedRow row = expand(table, tokens[t]);
+    ExpandedRow row;
+    for (int t = 0; t < out.n_rows; t++) {
+        expand(row, table, tokens[size_t(t)]);
         for (int k = 0; k < out.n_cols; k++)
-            out.row(t)[k] = float(row.codes[k]) * row.scales[k / table.group_size];
+            out.row(t)[k] = float(row.codes[size_t(k)]) * row.scales[size_t(k / table.group_size)];
+    }
+}
+
+// Value k of a row of `out` becomes value order[k] of the same row of x.
+void gather(Rows& out, const Rows& x, const int32_t* order) {
+    out.n_rows = x.n_rows, out.n_cols = x.n_cols;
+    parallel_for(x.n_rows, [&](int t) {
+        for (int k = 0; k < x.n_cols; k++) out.row(t)[k] = x.row(t)[order[k]];
     });
 }
 
@@ -158,42 +745,18 @@ namespace kind {
 enum Index { embed, q_proj, k_proj, v_proj, o_proj, gate_proj, down_proj, up_proj, classifier };
 }  // namespace kind
 constexpr int n_kinds = 9;
-constexpr const char* kind_names[n_kinds] = {"embed",     "q_proj",    "k_proj",  "v_proj",    "o_proj",
-                                             "gate_proj", "down_proj", "up_proj", "classifier"};
 
 struct Config : ModelConfig {
+    static constexpr const char* kind_names[n_kinds] = {
+        "embed", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj", "up_proj", "classifier"};
     std::array<MatrixFormat, n_kinds> formats;  // how each kind of matrix is stored
-    bool has_order = false;                     // activations are gathered before they are quantized
+    int has_order = 0;                          // 1: activations are gathered before they are quantized
+
+    // The columns of a kind of matrix.
+    int columns(int which) const {
+        return which == kind::o_proj ? q_dim() : which == kind::down_proj ? hidden_dim : dim;
+    }
 };
-
-size_t read_own_fields(const HeaderReader& h, Config& c) {
-    constexpr size_t formats = 0xC0, has_order = 0xE4;
-    c.formats = h.value<decltype(c.formats)>(formats);
-    c.has_order = h.checked_int("has_order", h.u8(has_order), 0, 1) == 1;
-    return has_order + 1;
-}
-
-// The columns of a kind of matrix.
-int columns(const ModelConfig& c, int which) {
-    return which == kind::o_proj ? c.q_dim() : which == kind::down_proj ? c.hidden_dim : c.dim;
-}
-
-// Throws for a format that there is not or that does not fit its matrix, for two of a classifier that is the
-// embedding, and for other groups of activations than the formats ask for.
-void check_config(const Config& c) {
-    for (int which = 0; which < n_kinds; which++)
-        check_format(c.formats[which], kind_names[which], columns(c, which));
-    const MatrixFormat &embed = c.formats[kind::embed], &classifier = c.formats[kind::classifier];
-    if (c.shared_classifier && !(classifier == embed))
-        throw std::runtime_error("the classifier is the embedding, but its format is " +
-                                 format_text(classifier) + ", not " + format_text(embed));
-    const int expected = activation_group(c.formats);
-    check_value(c.group_size == expected, "group_size", c.group_size,
-                "expected " + std::to_string(expected) + ", the activations'");
-}
-
-const FileFormat<Config> file_format{
-    .magic = 0x616b6770, .version = 1, .check = check_config, .read_own = read_own_fields, .alignment = 64};
 
 // Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
 // of their declaration), so the list of names and shapes and the pointers into the file are the same lines.
@@ -201,15 +764,19 @@ struct Weights {
     TensorList file;
     Config c;
 
-    LayerNorms<float> norms = file.layer_norms<float>(c);     // attn, ffn: n_layers of (dim,); last: (dim,)
-    HeadNorms<float> head_norms = file.head_norms<float>(c);  // q, k: n_layers of (head_dim,), Qwen3 only
+    using Vectors = std::vector<const float*>;  // one of each layer
+    Vectors attn_norm = file.vectors<float>(c, "attn.norm", c.dim);
+    Vectors ffn_norm = file.vectors<float>(c, "ffn.norm", c.dim);
+    const float* norm = file.next<float>("norm", {c.dim});
+    Vectors q_norm = c.has_head_norms() ? file.vectors<float>(c, "attn.q_norm", c.head_dim) : Vectors();
+    Vectors k_norm = c.has_head_norms() ? file.vectors<float>(c, "attn.k_norm", c.head_dim) : Vectors();
 
-    // Which channel each column of the matrices that follow is for, n_layers of (n_cols,); null if they are
-    // in order.
-    std::vector<const int32_t*> attn_norm_order = orders("attn.norm.order", c.dim);
-    std::vector<const int32_t*> attn_mix_order = orders("attn.mix.order", c.q_dim());
-    std::vector<const int32_t*> ffn_norm_order = orders("ffn.norm.order", c.dim);
-    std::vector<const int32_t*> ffn_swiglu_order = orders("ffn.swiglu.order", c.hidden_dim);
+    // Which channel each column of the matrices that follow is for, (n_cols,); null if they are in order.
+    using Orders = std::vector<const int32_t*>;  // one of each layer
+    Orders attn_norm_order = orders("attn.norm.order", c.dim);
+    Orders attn_mix_order = orders("attn.mix.order", c.q_dim());
+    Orders ffn_norm_order = orders("ffn.norm.order", c.dim);
+    Orders ffn_swiglu_order = orders("ffn.swiglu.order", c.hidden_dim);
 
     GptqMatrix embedding = matrix("embed", kind::embed, c.vocab_size);
     std::vector<GptqMatrix> q_proj = layers("attn.q_proj", kind::q_proj, c.q_dim());
@@ -222,59 +789,60 @@ struct Weights {
     GptqMatrix classifier =
         c.shared_classifier ? embedding : matrix("classifier", kind::classifier, c.vocab_size);
 
-    std::vector<const int32_t*> orders(const char* part, int n) {
-        if (!c.has_order) return std::vector<const int32_t*>(size_t(c.n_layers));
-        return file.layers(c, part, [&](const std::string& name) { return file.next_order(name, n); });
+    // Throws for an order that has not every channel once: gathering by it would read what is not there.
+    Orders orders(const char* part, int n) {
+        if (c.has_order == 0) return Orders(size_t(c.n_layers));
+        return file.layers(c, part, [&](const std::string& name) {
+            const int32_t* order = file.next<int32_t>(name, {n});
+            // Null is what the engine has where it only counts bytes.
+            std::vector<int32_t> sorted(order, order != nullptr ? order + n : order);
+            std::ranges::sort(sorted);
+            for (size_t k = 0; k < sorted.size(); k++)
+                if (sorted[k] != int(k)) throw std::runtime_error(name + " does not have every channel once");
+            return order;
+        });
     }
     // A matrix: the mask of a sparse one, its codes, then what its groups have.
     GptqMatrix matrix(const std::string& name, kind::Index which, int n_rows) {
-        GptqMatrix m{matrix_in(c.formats[which], n_rows, columns(c, which), c.group_size)};
-        if (m.kind == QUANT_GEMM_SPARSE)
-            m.mask = file.next<uint8_t>(name + ".mask", {n_rows, int(mask_bytes(m))});
-        m.codes = m.bits == 8 ? as_bytes(file.next<int8_t>(name + ".codes", {n_rows, m.n_cols}))
-                              : file.next<uint8_t>(name + ".codes", {n_rows, int(code_bytes(m))});
-        if (m.kind == QUANT_GEMM_TWO_LEVEL) {
-            m.levels = file.next<uint8_t>(name + ".groups", {n_rows, n_scales(m)});
-            m.scales = file.next<float>(name + ".row_scales", {n_rows});
-        } else if (m.scale_type == QUANT_GEMM_ROW_FP32) {
-            m.scales = file.next<float>(name + ".scales", {n_rows});
+        const MatrixFormat& f = c.formats[which];
+        GptqMatrix m;
+        m.bits = f.bits, m.n_rows = n_rows, m.n_cols = c.columns(which), m.group_size = c.group_size;
+        m.n_codes = f.sparse() ? m.n_cols / 2 : m.n_cols;
+        m.group = f.group > 0 ? f.group : m.n_cols;
+        const int n_groups = m.n_groups();
+        if (f.sparse()) {
+            m.mask = file.next<uint8_t>(name + ".mask", {n_rows, m.n_cols / 8});
+            if (!fast_check_mask(m.mask)) check_mask(name + ".mask", m.mask, n_rows, m.n_cols);
+        }
+        const std::vector<int> shape{n_rows, m.row_bytes()};
+        m.codes = f.bits < 8 ? file.next<uint8_t>(name + ".codes", shape)
+                             : reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", shape));
+        if (f.two_level()) {
+            m.levels = file.next<uint8_t>(name + ".groups", {n_rows, n_groups});
+            m.row_scales = file.next<float>(name + ".row_scales", {n_rows});
+        } else if (f.bits == 8 && f.group == 0) {
+            m.row_scales = file.next<float>(name + ".scales", {n_rows});
         } else {
-            m.scales = file.next<Half>(name + ".scales", {n_rows, n_scales(m)});
-            if (m.bits < 8) m.zeros = file.next<uint8_t>(name + ".zeros", {n_rows, int(zero_bytes(m))});
+            m.scales = file.next<Half>(name + ".scales", {n_rows, n_groups});
+            if (f.bits < 8) m.zeros = file.next<uint8_t>(name + ".zeros", {n_rows, (n_groups + 1) / 2});
         }
         return m;
     }
     std::vector<GptqMatrix> layers(const char* part, kind::Index which, int n_rows) {
         return file.layers(c, part, [&](const std::string& name) { return matrix(name, which, n_rows); });
     }
-    // Throws std::runtime_error for a mask that does not keep two of each four columns: where the code of a
-    // column lies would depend on all columns before it. load_cpu() calls it.
-    void check() const {
-        std::vector<TensorInfo> masks;
-        for (const TensorInfo& t : file.all())
-            if (t.name.ends_with(".mask")) masks.push_back(t);
-        const auto row = [&](const TensorInfo& t, int64_t i) {
-            return reinterpret_cast<const uint8_t*>(file.data(t)) + size_t(i) * size_t(t.shape[1]);
-        };
-        const auto are_good = [&](const TensorInfo& t, int64_t begin, int64_t end) {
-            return is_two_of_four(row(t, begin), size_t(end - begin) * size_t(t.shape[1]));
-        };
-        std::atomic<bool> good = true;
-        parallel_lists(
-            masks, [](const TensorInfo& t) { return t.shape[0]; },
-            [&](const TensorInfo& t, int64_t begin, int64_t end) {
-                if (!are_good(t, begin, end)) good = false;
-            });
-        if (good) return;
-        for (const TensorInfo& t : masks) {  // the first
-            if (are_good(t, 0, t.shape[0])) continue;
-            int i = 0, k = 0;
-            while (are_good(t, i, i + 1)) i++;
-            const auto n_kept = [&](int at) { return std::popcount(row(t, i)[at / 8] >> at % 8 & 15u); };
-            while (n_kept(k) == 2) k += 4;
-            throw std::runtime_error(t.name + ": row " + std::to_string(i) + " keeps " +
-                                     std::to_string(n_kept(k)) + " of columns " + std::to_string(k) + " to " +
-                                     std::to_string(k + 3) + ", expected 2 of each 4");
+    // Throws for a mask that does not keep two of each four columns: where the code of a column lies would
+    // depend on all columns before it.
+    static void check_mask(const std::string& name, const uint8_t* mask, int n_rows, int n_cols) {
+        for (int i = 0; i < n_rows; i++) {
+            const uint8_t* of_row = mask + size_t(i) * size_t(n_cols / 8);
+            for (int k = 0; k < n_cols; k += 4) {
+                const int n_kept = std::popcount(of_row[k / 8] >> k % 8 & 15u);
+                if (n_kept == 2) continue;
+                throw std::runtime_error(name + ": row " + std::to_string(i) + " keeps " +
+                                         std::to_string(n_kept) + " of columns " + std::to_string(k) +
+                                         " to " + std::to_string(k + 3) + ", expected 2 of each 4");
+            }
         }
     }
     // The matrices that are multiplied: all but the embedding, unless it is the classifier, too.
@@ -315,28 +883,23 @@ struct RunState {
     RopeAngles angles{c, n};                           // of the chunk's positions
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
-    KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
-    ChosenBackend backend{};  // quantizes and multiplies; if it is none, the functions above do
+    KvCache cache = kv_cache(options, c, context);
 };
 
-// Its members: file, weights, state and trace (engine/app/model.h).
 using Transformer = TransformerOf<Config, Weights, RunState>;
 
-// The input of the products that follow: x, gathered where there is an order, and quantized. Recorded under
-// the name of x.
-void quantize(RunState& s, const Rows& x, const int32_t* order, const Recorder& record, std::string name) {
-    if (order != nullptr) {
+// The input of the products that follow, s.xq: x, gathered where there is an order, and quantized. Recorded
+// under the name of x.
+void gather_and_quantize(RunState& s, const Rows& x, const int32_t* order, const Recorder& record,
+                         const std::string& name) {
+    const bool is_gathered = order != nullptr;
+    const std::string step = is_gathered ? name + ".gathered" : name;
+    if (is_gathered) {
         gather(s.gathered, x, order);
-        record((name += ".gathered").c_str(), s.gathered);
+        record(step.c_str(), s.gathered);
     }
-    const Rows& input = order != nullptr ? s.gathered : x;
-    if (!s.backend.quantize(s.xq, input, s.c.group_size, s.traced)) quantize(s.xq, input, s.c.group_size);
-    record(name, s.xq);
-}
-
-// The products of that input with several matrices.
-void matmul(RunState& s, std::initializer_list<MatrixProduct<GptqMatrix>> products) {
-    if (!s.backend.multiply(products)) matmul(s.xq, products);
+    quantize(s.xq, is_gathered ? s.gathered : x, s.c.group_size);
+    record(step, s.xq);
 }
 
 // ----------------------------------------------------------------------------
@@ -351,16 +914,16 @@ void attention_block(Transformer& m, int l, int pos) {
     RunState& s = m.state;
     const Recorder record(m.trace, l);
 
-    rmsnorm(s.normed, s.x, w.norms.attn[l], c.dim, c.norm_eps);        record("attn.norm", s.normed);
-    quantize(s, s.normed, w.attn_norm_order[l], record, "attn.norm");
-    matmul(s, {{s.q, w.q_proj[l]},                                     // q, k and v read the same input
-               {s.k, w.k_proj[l]},
-               {s.v, w.v_proj[l]}});                                   record("attn.q_proj", s.q, s.xq, w.q_proj[l]);
+    rmsnorm(s.normed, s.x, w.attn_norm[l], c.dim, c.norm_eps);         record("attn.norm", s.normed);
+    gather_and_quantize(s, s.normed, w.attn_norm_order[l], record, "attn.norm");
+    matmul(s.xq, {{s.q, w.q_proj[l]},                                  // q, k and v read the same input
+                  {s.k, w.k_proj[l]},
+                  {s.v, w.v_proj[l]}});                                record("attn.q_proj", s.q, s.xq, w.q_proj[l]);
                                                                        record("attn.k_proj", s.k, s.xq, w.k_proj[l]);
                                                                        record("attn.v_proj", s.v, s.xq, w.v_proj[l]);
     if (c.arch == Arch::qwen3) {                                       // each head on its own
-        rmsnorm(s.q, s.q, w.head_norms.q[l], c.head_dim, c.norm_eps);  record("attn.q_norm", s.q, c.head_dim);
-        rmsnorm(s.k, s.k, w.head_norms.k[l], c.head_dim, c.norm_eps);  record("attn.k_norm", s.k, c.head_dim);
+        rmsnorm(s.q, s.q, w.q_norm[l], c.head_dim, c.norm_eps);        record("attn.q_norm", s.q, c.head_dim);
+        rmsnorm(s.k, s.k, w.k_norm[l], c.head_dim, c.norm_eps);        record("attn.k_norm", s.k, c.head_dim);
     }
     rope(s.q, s.angles, c.head_dim);                                   record("attn.q_rope", s.q, c.head_dim);
     rope(s.k, s.angles, c.head_dim);                                   record("attn.k_rope", s.k, c.head_dim);
@@ -368,8 +931,8 @@ void attention_block(Transformer& m, int l, int pos) {
     attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);    record("attn.scores", s.scores);
                                                                        record("attn.probs", s.probs);
                                                                        record("attn.mix", s.attn_out);
-    quantize(s, s.attn_out, w.attn_mix_order[l], record, "attn.mix");
-    matmul(s, {{s.proj, w.o_proj[l]}});                                record("attn.o_proj", s.proj, s.xq, w.o_proj[l]);
+    gather_and_quantize(s, s.attn_out, w.attn_mix_order[l], record, "attn.mix");
+    matmul(s.xq, {{s.proj, w.o_proj[l]}});                             record("attn.o_proj", s.proj, s.xq, w.o_proj[l]);
     add(s.x, s.proj);                                                  record("attn.residual", s.x);
 }
 
@@ -380,14 +943,14 @@ void feed_forward_block(Transformer& m, int l) {
     RunState& s = m.state;
     const Recorder record(m.trace, l);
 
-    rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);        record("ffn.norm", s.normed);
-    quantize(s, s.normed, w.ffn_norm_order[l], record, "ffn.norm");
-    matmul(s, {{s.gate, w.gate_proj[l]},
-               {s.up, w.up_proj[l]}});                                 record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
+    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.dim,  c.norm_eps);         record("ffn.norm", s.normed);
+    gather_and_quantize(s, s.normed, w.ffn_norm_order[l], record, "ffn.norm");
+    matmul(s.xq, {{s.gate, w.gate_proj[l]},
+                  {s.up, w.up_proj[l]}});                              record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
                                                                        record("ffn.up_proj", s.up, s.xq, w.up_proj[l]);
     swiglu(s.gate, s.gate, s.up);                                      record("ffn.swiglu", s.gate);
-    quantize(s, s.gate, w.ffn_swiglu_order[l], record, "ffn.swiglu");
-    matmul(s, {{s.proj, w.down_proj[l]}});                             record("ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
+    gather_and_quantize(s, s.gate, w.ffn_swiglu_order[l], record, "ffn.swiglu");
+    matmul(s.xq, {{s.proj, w.down_proj[l]}});                          record("ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
     add(s.x, s.proj);                                                  record("ffn.residual", s.x);
 }
 
@@ -410,41 +973,839 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     }
     if (n_logits == 0) return {};
     s.x.keep_last(n_logits);
-    rmsnorm(s.normed, s.x, w.norms.last, c.dim, c.norm_eps);           record("norm", s.normed);
-    quantize(s, s.normed, nullptr, record, "norm");
+    rmsnorm(s.normed, s.x, w.norm, c.dim, c.norm_eps);                 record("norm", s.normed);
+    quantize(s.xq, s.normed, c.group_size);                            record("norm", s.xq);
     s.logits.reserve(n_logits);
-    matmul(s, {{s.logits, w.classifier}});                             record("logits", s.logits);
+    matmul(s.xq, {{s.logits, w.classifier}});                          record("logits", s.logits);
     return {s.logits.row(0), size_t(n_logits) * c.vocab_size};
 }
 // clang-format on
 
 // ----------------------------------------------------------------------------
-// Loading, and handing the model to the command line
+// What files and the command line have of this program
 
-const OwnOption own_options[] = {
-    kv_option,
-    mmap_option,
-    {"--backend", {"auto", "builtin"}, "what quantizes and multiplies (docs/backends.md)", "or a NAME"}};
+// Throws for a format that there is not or that does not fit its matrix, for two of a classifier that is the
+// embedding, and for other groups of activations than the formats ask for.
+void check_config(const Config& c) {
+    bool has_short_groups = false;
+    for (int which = 0; which < n_kinds; which++) {
+        const MatrixFormat& f = c.formats[which];
+        const std::string name = Config::kind_names[which];
+        if (!f.known())
+            throw std::runtime_error("the format of " + name + " is bits " + std::to_string(f.bits) +
+                                     ", flags " + std::to_string(f.flags) + ", group " +
+                                     std::to_string(f.group) + ", which is none");
+        // Groups fill a row, and so do the activations' groups of up to 64.
+        const int n_cols = c.columns(which), multiple = f.group == 128 ? 128 : 64;
+        if (n_cols % multiple != 0)
+            throw std::runtime_error(name + " has " + std::to_string(n_cols) +
+                                     " columns, not a multiple of " + std::to_string(multiple));
+        has_short_groups = has_short_groups || f.group == 32;
+    }
+    const MatrixFormat &embed = c.formats[kind::embed], &classifier = c.formats[kind::classifier];
+    if (c.shared_classifier && !(classifier == embed))
+        throw std::runtime_error("the classifier is the embedding, but its format is " +
+                                 format_text(classifier) + ", not " + format_text(embed));
+    check_value(c.has_order == 0 || c.has_order == 1, "has_order", c.has_order, "expected 0 to 1");
+    // Activations share a scale by 64, or by 32 where a group of weights is as short.
+    const int expected = has_short_groups ? 32 : 64;
+    check_value(c.group_size == expected, "group_size", c.group_size,
+                "expected " + std::to_string(expected) + ", the activations'");
+}
 
-Model load_model(const Options& options, Trace* trace) {
-    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
-    const Config& c = m->file.config;
-    const auto matrices = options.info ? std::vector<GptqMatrix*>{} : m->weights.multiplied();
-    m->state.backend.load("runq_gptq", options.own.at("--backend"), matrices,
-                          packs_weights(m->file, options) ? &m->packed : nullptr);
-    Model model =
-        cpu_model(m, options, "GPTQ: 2, 4 and 8 bits", m->state.backend.kernel_name(c.group_size), max_chunk);
-    for (int which = 0; which < n_kinds; which++)
-        model.own_fields.push_back(
-            format_field(m->weights.file, kind_names[which], c.formats[which], columns(c, which)));
-    return model;
+size_t read_own_fields(const HeaderReader& h, Config& c);  // below, where the reader is known
+
+const FileFormat<Config> file_format{
+    .magic = 0x616b6770, .version = 1, .check = check_config, .read_own = read_own_fields, .alignment = 64};
+
+constexpr const char* program_name = "runq_gptq";
+constexpr const char* program_summary = "Llama 3 and Qwen3 in 2, 4 and 8 bits (GPTQ)";
+inline std::string scheme_text(const ModelConfig&) { return "GPTQ: 2, 4 and 8 bits"; }
+const std::vector<OwnOption> scheme_options;
+
+#ifdef ENGINE
+#include "engine/command_line.h"
+#else
+
+// ---- section text ----------------------------------------------------------
+// Files of text, and UTF-8
+
+// All of a file, of standard input for "-". Throws.
+inline std::string read_bytes(const std::string& path) {
+    std::ifstream file;
+    if (path != "-") file.open(path, std::ios::binary);
+    if (!file) fail("cannot open '", path, "': ", std::strerror(errno));
+    std::istream& in = path == "-" ? std::cin : file;
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// What libraries know of it.
+#ifdef NO_TOKENIZER
+struct Pattern {
+    bool drops_gaps;
+
+    Pattern(std::string_view, bool drops) : drops_gaps(drops) {}
+    std::pair<size_t, size_t> match(std::string_view s, size_t) const { return {s.size(), s.size()}; }
+};
+inline int utf8_length(std::string_view s) { return s.empty() ? 0 : 1; }
+inline std::string to_nfc(std::string_view s) { return std::string(s); }
+#else
+// A regular expression of PCRE2 that cuts text at its matches.
+struct Pattern {
+    bool drops_gaps;  // what no match covers
+    std::shared_ptr<pcre2_code> code;
+
+    Pattern(std::string_view pattern, bool drops) : drops_gaps(drops) {
+        int error = 0;
+        size_t offset = 0;
+        const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+        code = {pcre2_compile(PCRE2_SPTR(pattern.data()), pattern.size(), options, &error, &offset, nullptr),
+                pcre2_code_free};
+        if (!code) fail("tokenizer: a pattern does not compile at byte ", offset);
+    }
+    // Where the next match in s, valid UTF-8, begins and ends: from byte `at` on, and not empty there. At the
+    // end of s if there is none.
+    std::pair<size_t, size_t> match(std::string_view s, size_t at) const {
+        static pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+        static pcre2_match_context* limits = pcre2_match_context_create(nullptr);
+        pcre2_set_match_limit(limits, 10'000'000);  // a damaged file's pattern may explode
+        const uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY_ATSTART;
+        const int rc = pcre2_match(code.get(), PCRE2_SPTR(s.data()), s.size(), at, options, data, limits);
+        if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) fail("tokenizer: a pattern fails behind byte ", at);
+        const size_t* found = pcre2_get_ovector_pointer(data);
+        if (rc < 0 || found[0] < at || found[1] < std::max(found[0], at + 1)) return {s.size(), s.size()};
+        return {found[0], found[1]};
+    }
+};
+
+// How many bytes the first character of s has, negative if it is ill-formed.
+inline int utf8_length(std::string_view s) {
+    utf8proc_int32_t code = 0;
+    return int(utf8proc_iterate(PCRE2_SPTR(s.data()), ptrdiff_t(s.size()), &code));
+}
+
+// Unicode's normalization form C.
+inline std::string to_nfc(std::string_view s) {
+    utf8proc_uint8_t* out = nullptr;
+    const auto options = utf8proc_option_t(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    const auto n = utf8proc_map(PCRE2_SPTR(s.data()), ptrdiff_t(s.size()), &out, options);
+    if (n < 0) fail("tokenizer: NFC: ", utf8proc_errmsg(n));
+    const std::string normal(reinterpret_cast<const char*>(out), size_t(n));
+    std::free(out);
+    return normal;
+}
+#endif
+
+// s with U+FFFD for what is ill-formed.
+inline std::string repaired(std::string_view s) {
+    std::string out;
+    while (!s.empty()) {
+        const int n = utf8_length(s);
+        out += n > 0 ? s.substr(0, size_t(n)) : "\xEF\xBF\xBD";
+        s.remove_prefix(n > 0 ? size_t(n) : 1);
+    }
+    return out;
+}
+
+// The rule for every text that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in front is no
+// part of it. Throws UsageError.
+inline std::string given_text(const std::string& name, std::string_view s) {
+    std::string out;
+    for (size_t i = s.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < s.size();) {
+        const int n = utf8_length(s.substr(i));
+        if (n < 0) fail<UsageError>(name, " is not UTF-8 at byte ", i);
+        if (!s.substr(i).starts_with("\r\n")) out += s.substr(i, size_t(n));
+        i += size_t(n);
+    }
+    return out;
+}
+// ---- end of text -----------------------------------------------------------
+
+// ---- section file ----------------------------------------------------------
+// Opening a model file. All of the header is checked, by name; docs/model-files.md has every field
+
+struct HeaderReader {
+    std::span<const std::byte> file;  // at least 256 bytes
+
+    template <class T>
+    T value(size_t offset) const {
+        T v;
+        std::memcpy(&v, file.data() + offset, sizeof v);
+        return v;
+    }
+    int i32(const char* name, size_t offset, int low, int high) const {
+        const auto v = value<int32_t>(offset);
+        check_value(v >= low && v <= high, name, v, "expected ", low, " to ", high);
+        return v;
+    }
+    float f32(const char* name, size_t offset, float low, float high) const {
+        const auto v = value<float>(offset);
+        if (!(v >= low && v <= high)) fail(name, " is ", v);  // NaN, too
+        return v;
+    }
+};
+
+// The whole file in memory, until the program ends: mapped, or read where there is no mmap.
+inline std::span<const std::byte> file_bytes(const std::string& path) {
+#if __has_include(<sys/mman.h>)
+    const int file = open(path.c_str(), O_RDONLY);
+    struct stat status;
+    if (file < 0 || fstat(file, &status) != 0) fail("cannot open: ", std::strerror(errno));
+    if (!S_ISREG(status.st_mode)) fail("not a regular file");
+    const auto n = size_t(status.st_size);
+    void* p = n > 0 ? mmap(nullptr, n, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
+    close(file);
+    if (p == MAP_FAILED) fail("cannot map: ", std::strerror(errno));
+    return {static_cast<const std::byte*>(p), n};
+#else
+    static std::string bytes;
+    bytes = read_bytes(path);
+    return std::as_bytes(std::span(bytes));
+#endif
+}
+
+// Limits are far above any model's, and low enough that no product of sizes overflows 64 bits.
+template <class Config>
+ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Config>& format) {
+    const auto bytes = file_bytes(path);
+    const HeaderReader h{bytes};
+    if (bytes.size() < header_size || h.value<uint32_t>(0) != format.magic)
+        fail("no model file of ", program_name, " (python -m export makes one)");
+    h.i32("version", 4, format.version, format.version);
+    ModelFileOf<Config> f{{}, bytes, bytes.subspan(header_size), {}};
+    Config& c = f.config;
+    c.dim = h.i32("dim", 0x08, 1, 1 << 20);
+    c.hidden_dim = h.i32("hidden_dim", 0x0C, 1, 1 << 22);
+    c.n_layers = h.i32("n_layers", 0x10, 1, 1 << 12);
+    c.n_heads = h.i32("n_heads", 0x14, 1, 1 << 12);
+    c.n_kv_heads = h.i32("n_kv_heads", 0x18, 1, c.n_heads);
+    c.vocab_size = h.i32("vocab_size", 0x1C, 1, 1 << 24);
+    c.max_seq_len = h.i32("max_seq_len", 0x20, 1, 1 << 24);
+    c.shared_classifier = h.value<uint8_t>(0x24) != 0;
+    c.group_size = h.value<int32_t>(0x25);
+    c.head_dim = c.dim / c.n_heads;
+    check_value(c.n_heads % c.n_kv_heads == 0, "n_heads", c.n_heads, "not a multiple of n_kv_heads");
+    if (h.value<uint32_t>(0x40) != 0) {  // the extension; llama2.c's own files have none
+        h.i32("extension magic", 0x40, 0x31584b41, 0x31584b41);  // "AKX1"
+        c.arch = Arch(h.i32("arch", 0x44, int(format.first_arch), int(format.last_arch)));
+        c.head_dim = h.i32("head_dim", 0x48, 2, 1 << 12);
+        h.i32("group_size at 0x4c", 0x4C, c.group_size, c.group_size);
+        c.norm_eps = h.f32("norm_eps", 0x50, 0, 1);
+        c.rope_theta = h.f32("rope_theta", 0x54, 1, 1e12f);
+        c.llama3_rope = h.i32("rope_scaling type", 0x58, 0, 1) == 1;
+        if (c.llama3_rope) {
+            c.rope_factor = h.f32("rope_scaling factor", 0x5C, 1, 1e6f);
+            c.high_freq_factor = h.f32("high_freq_factor", 0x64, 1e-6f, 1e6f);
+            const float highest = std::nextafter(c.high_freq_factor, 0.0f);
+            c.low_freq_factor = h.f32("low_freq_factor", 0x60, 1e-6f, highest);
+            c.original_max_position = h.i32("original_max_position_embeddings", 0x68, 1, 1 << 24);
+        }
+        c.bos_id = h.i32("bos_id", 0x6C, -1, c.vocab_size - 1);
+        c.eos_ids.resize(size_t(h.i32("n_eos", 0x70, 0, 8)));
+        for (size_t i = 0; i < c.eos_ids.size(); i++)
+            c.eos_ids[i] = h.i32("eos_id", 0x74 + 4 * i, 0, c.vocab_size - 1);
+        c.temperature = h.f32("temperature", 0x94, 0, 100);
+        c.top_p = h.f32("top_p", 0x98, 0, 1);
+        c.top_k = h.i32("top_k", 0x9C, 0, 1 << 24);
+        c.static_activations = h.i32("activations", 0xB4, 0, format.max_activations) == 1;
+        const auto end = h.value<uint64_t>(0xA0), size = h.value<uint64_t>(0xA8);
+        if (end < header_size || end > bytes.size() || bytes.size() - end != size)
+            fail("file is ", bytes.size(), " bytes, but its tokenizer section is ", size, " bytes at ", end);
+        f.weights = bytes.subspan(header_size, end - header_size);
+        f.tokenizer = bytes.subspan(end);
+        for (size_t i = format.read_own == nullptr ? 0xC0 : format.read_own(h, c); i < header_size; i++)
+            if (h.value<uint8_t>(i) != 0) fail("reserved byte ", i, " is not 0");
+    }
+    check_value(c.head_dim >= 2 && c.head_dim % 2 == 0, "head_dim", c.head_dim, "RoPE needs an even number");
+    format.check(c);
+    return f;
+}
+// ---- end of file -----------------------------------------------------------
+
+// ---- section tokenizer -----------------------------------------------------
+// Text <-> token ids: byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of
+// the model file; ids are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
+//
+//   UTF-8 -> added tokens -> NFC -> added tokens -> regular expressions -> byte-pair encoding of each word
+
+struct Tokenizer {
+    enum Flag : uint32_t { nfc = 1, ignore_merges = 2, adds_bos = 4, has_chat = 8, has_steps = 16 };
+    enum TokenFlag : uint8_t { defined = 1, word = 2, special = 4 };
+    enum AddedFlag : uint32_t { normalized = 2, looks_around = 4 + 8 + 16 };
+    enum ChatFlag : uint32_t { trims_user = 2, trims_answer = 4, drops_thoughts = 8 + 128, strips = 8 + 64 };
+    enum Piece { opening, user = 5, user_end, answer, answer_end, generate, n_pieces = 13 };
+    struct Added {
+        std::string text;
+        int id;
+        bool is_normalized;  // found in normalized text
+    };
+
+    uint32_t flags = 0, chat_flags = 0;
+    int bos_id = -1;
+    std::string bytes;                                // every token's, one after the other
+    std::vector<uint32_t> offsets;                    // (vocab_size + 1,) where each token starts in bytes
+    std::string token_flags;                          // (vocab_size,)
+    std::unordered_map<std::string_view, int> words;  // tokens that text becomes, each single byte among them
+    std::map<std::pair<int, int>, size_t> ranks;      // of neighbours that may merge; the lowest does
+    std::vector<int> merged;                          // by rank: what they become
+    std::vector<Added> added;                         // the longest first
+    std::vector<Pattern> steps;
+    std::array<std::string, n_pieces> chat;
+
+    // A token's bytes: maybe no whole character.
+    std::string_view token(int id) const {
+        return std::string_view(bytes).substr(offsets[id], offsets[id + 1] - offsets[id]);
+    }
+    // What a reader sees of it.
+    std::string shown(int id) const { return std::string(token_flags[id] & special ? "" : token(id)); }
+
+    // Throws std::runtime_error for a section that is cut short, or has ids that there are not.
+    Tokenizer(std::span<const std::byte> section, int vocab_size) {
+        std::string_view rest(reinterpret_cast<const char*>(section.data()), section.size());
+        const auto check = [](bool is_good, const char* what) {
+            if (!is_good) fail("tokenizer: ", what);
+        };
+        const auto take = [&](size_t n) {
+            check(n <= rest.size(), "the section is cut short");
+            const std::string_view taken = rest.substr(0, n);
+            rest.remove_prefix(n);
+            return taken;
+        };
+        const auto u32 = [&] {
+            uint32_t v;
+            std::memcpy(&v, take(4).data(), 4);
+            return v;
+        };
+        const auto id = [&] {
+            const uint32_t v = u32();
+            check(v < uint32_t(vocab_size), "an id is outside the vocabulary");
+            return int(v);
+        };
+        check(u32() == 0x6E6B6F74 && u32() == 1, "the section does not begin as one");
+        check(u32() == section.size() && u32() == uint32_t(vocab_size), "the section has another size");
+        flags = u32(), bos_id = int(u32());
+        check(bos_id >= (flags & adds_bos ? 0 : -1) && bos_id < vocab_size, "bos_id is no id");
+        const uint32_t n_merges = u32(), n_added = u32(), pattern_size = u32(), word_size = u32();
+        const uint32_t chat_size = u32(), bytes_size = u32();
+        for (int i = 0; i <= vocab_size; i++) offsets.push_back(u32());
+        check(std::ranges::is_sorted(offsets) && offsets.back() == bytes_size, "tokens overlap");
+        for (size_t rank = 0; rank < n_merges; rank++) {
+            const int left = id(), right = id();
+            ranks.try_emplace({left, right}, rank);
+            merged.push_back(id());
+        }
+        for (uint32_t i = 0; i < n_added; i++) {
+            const int token_id = id();
+            const uint32_t f = u32();
+            check(!(f & looks_around), "an added token looks around");
+            added.push_back({"", token_id, (f & normalized) != 0});
+        }
+        token_flags = take(size_t(vocab_size)), bytes = take(bytes_size);
+        for (int i = 0; i < vocab_size; i++)
+            if (token_flags[i] & word) words[token(i)] = i;
+        for (Added& a : added) {
+            a.text = a.is_normalized && flags & nfc ? to_nfc(token(a.id)) : token(a.id);
+            check(!a.text.empty(), "an added token is empty");
+        }
+        std::ranges::stable_sort(added, std::greater{}, [](const Added& a) { return a.text.size(); });
+        for (const size_t end = rest.size() - std::min<size_t>(pattern_size, rest.size());
+             rest.size() > end;) {
+            check(steps.size() < 16, "there are too many patterns");
+            const bool drops_gaps = flags & has_steps && u32() == 1;
+            steps.emplace_back(take(flags & has_steps ? u32() : pattern_size), drops_gaps);
+        }
+        take(word_size);  // what an added token that looks around takes for a word
+        check(chat_size <= rest.size(), "the section is cut short");
+        if (!(flags & has_chat)) return;
+        chat_flags = u32();
+        for (std::string& piece : chat) piece = take(u32());
+    }
+
+    // The ids of a text; tokens such as <|eot_id|> inside it become theirs. wants_bos: with BOS in front, if
+    // this tokenizer does so.
+    std::vector<int> encode(std::string_view text, bool wants_bos) const {
+        std::vector<int> ids;
+        if (wants_bos && flags & adds_bos) ids.push_back(bos_id);
+        cut_added(repaired(text), false, ids);
+        return ids;
+    }
+
+    // Cuts s at the added tokens in it, of those at one place the longest: first at the ones that are found
+    // in the text as it is; then, in what is between them, at those that are found in normalized text.
+    void cut_added(std::string_view s, bool is_normalized, std::vector<int>& ids) const {
+        size_t done = 0;  // what is before it has its ids
+        for (size_t i = 0; i <= s.size();) {
+            const auto found = std::ranges::find_if(added, [&](const Added& a) {
+                return a.is_normalized == is_normalized && s.substr(i).starts_with(a.text);
+            });
+            if (found == added.end() && i < s.size()) {
+                i++;
+                continue;
+            }
+            const std::string_view part = s.substr(done, i - done);
+            if (is_normalized) cut(part, 0, ids);
+            if (!is_normalized) cut_added(flags & nfc ? to_nfc(part) : part, true, ids);
+            if (found == added.end()) break;
+            ids.push_back(found->id);
+            done = i += found->text.size();
+        }
+    }
+
+    // Cuts s at the matches of a step's pattern. Each part goes on to the next step, and so does what no
+    // match covers, unless the step drops it; what the last step leaves is a word. An empty match behind
+    // another is none.
+    void cut(std::string_view s, size_t step, std::vector<int>& ids) const {
+        if (s.empty()) return;
+        if (step == steps.size()) return encode_word(s, ids);
+        for (size_t done = 0; done < s.size();) {
+            const auto [begin, end] = steps[step].match(s, done);
+            if (!steps[step].drops_gaps) cut(s.substr(done, begin - done), step + 1, ids);
+            cut(s.substr(begin, end - begin), step + 1, ids);
+            done = end;
+        }
+    }
+
+    // Byte-pair encoding: of all neighbours that may merge, the pair with the lowest rank does, the leftmost
+    // of equals, until none may.
+    void encode_word(std::string_view text, std::vector<int>& ids) const {
+        const auto whole = words.find(text);
+        if (flags & ignore_merges && whole != words.end()) return ids.push_back(whole->second);
+        std::vector<int> id;
+        for (size_t i = 0; i < text.size(); i++) {
+            const auto byte = words.find(text.substr(i, 1));
+            if (byte != words.end()) id.push_back(byte->second);
+        }
+        while (true) {
+            size_t best = merged.size(), left = 0;  // the rank of a pair, and where it is
+            for (size_t i = 0; i + 1 < id.size(); i++) {
+                const auto rank = ranks.find({id[i], id[i + 1]});
+                if (rank != ranks.end() && rank->second < best) best = rank->second, left = i;
+            }
+            if (best == merged.size()) break;
+            id[left] = merged[best];
+            id.erase(id.begin() + ptrdiff_t(left) + 1);
+        }
+        ids.insert(ids.end(), id.begin(), id.end());
+    }
+
+    // A conversation of user and assistant in turn, the user's message last, as Hugging Face's
+    // apply_chat_template() writes it, up to where the model goes on.
+    std::string chat_text(std::span<const std::string> messages) const {
+        constexpr const char* spaces = " \t\n\v\f\r";
+        std::string out = chat[opening];
+        for (size_t i = 0; i < messages.size(); i++) {
+            std::string_view text = messages[i];
+            const bool is_user = i % 2 == 0;
+            const size_t thought = is_user ? text.npos : text.rfind("</think>");
+            if (chat_flags & drops_thoughts && thought != text.npos) {
+                text.remove_prefix(thought + 8);
+                while (chat_flags & strips && text.starts_with('\n')) text.remove_prefix(1);
+            }
+            if (chat_flags & (is_user ? trims_user : trims_answer)) {
+                text = text.substr(0, text.find_last_not_of(spaces) + 1);
+                text.remove_prefix(std::min(text.find_first_not_of(spaces), text.size()));
+            }
+            out.append(chat[is_user ? user : answer]).append(text);
+            out.append(chat[is_user ? user_end : answer_end]);
+        }
+        return out + chat[generate];
+    }
+};
+// ---- end of tokenizer ------------------------------------------------------
+
+// ---- section sampler -------------------------------------------------------
+// Logits -> the next token. Temperature 0 takes the most probable one. Otherwise divide by the temperature,
+// keep the top_k most probable tokens, of those the most probable that together have top_p of the
+// probability, and draw
+
+struct Sampler {
+    float temperature;
+    int top_k;
+    float top_p;
+    std::mt19937_64 random;
+
+    int sample(std::span<const float> logits) {
+        const auto best = std::ranges::max_element(logits) - logits.begin();
+        if (temperature == 0) return int(best);
+        std::vector<float> weights;  // softmax without its division
+        std::vector<size_t> ids;     // that may be drawn
+        for (size_t i = 0; i < logits.size(); i++) {
+            weights.push_back(std::exp((logits[i] - logits[best]) / temperature));
+            if (weights[i] > 0) ids.push_back(i);
+        }
+        const auto sum = [&](double so_far, size_t id) { return so_far + weights[id]; };
+        double total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+        const bool cuts_k = top_k > 0 && size_t(top_k) < ids.size();
+        if (cuts_k || top_p < 1) {
+            // Below (1 - top_p) / n a token is never among those of top_p: that leaves few to sort.
+            const double least = cuts_k ? 0 : (1.0 - top_p) * total / double(logits.size());
+            std::erase_if(ids, [&](size_t id) { return weights[id] < least; });
+            std::ranges::stable_sort(ids, std::greater{}, [&](size_t id) { return weights[id]; });
+            if (cuts_k) ids.resize(size_t(top_k));
+            if (cuts_k) total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+            size_t n = 0;
+            for (double kept = 0; n < ids.size() && (n == 0 || kept < top_p * total); n++)
+                kept += weights[ids[n]];
+            ids.resize(n);
+            std::ranges::sort(ids);
+            total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+        }
+        double r = double(random() >> 11) * 0x1p-53 * total;  // the same on every machine
+        for (const size_t id : ids) {
+            r -= weights[id];
+            if (r < 0) return int(id);
+        }
+        return int(ids.back());
+    }
+};
+// ---- end of sampler --------------------------------------------------------
+
+// ---- section trace ---------------------------------------------------------
+// Recording and writing a trace
+
+template <class T>
+void Recorder::operator()(const std::string& name, const T* values, int n_tokens,
+                          std::vector<int> shape) const {
+    if (trace == nullptr) return;
+    Trace::Tensor& t = trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name];
+    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, int8_t> ? "I8" : "I32";
+    size_t n = sizeof(T);
+    for (const int d : shape) n *= size_t(d);
+    for (int i = 0; i < n_tokens; i++)
+        t.tokens.emplace_back(reinterpret_cast<const char*>(values) + size_t(i) * n, n);
+    t.shape = std::move(shape);
+}
+inline void Recorder::operator()(const std::string& name, const Rows& x, int head_dim) const {
+    if (head_dim == 0) return (*this)(name, x.row(0), x.n_rows, {x.n_cols});
+    (*this)(name, x.row(0), x.n_rows, {x.n_cols / head_dim, head_dim});
+}
+inline void Recorder::operator()(const std::string& name, const Int8Rows& x) const {
+    (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_cols});
+    (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups()});
+}
+inline void Recorder::operator()(const std::string& name, const HeadScores& x) const {
+    for (int t = 0; t < x.n_rows && trace != nullptr; t++) {
+        const int n_positions = x.pos + t + 1;
+        std::vector<float> seen;
+        for (int h = 0; h < x.n_heads; h++)
+            seen.insert(seen.end(), x.of_head(t, h), x.of_head(t, h) + n_positions);
+        (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
+    }
+}
+template <class Matrix>
+void Recorder::operator()(const std::string& name, const Rows& out, const Int8Rows& x,
+                          const Matrix& w) const {
+    (*this)(name, out);
+    if (trace == nullptr || layer != accumulator_layer) return;
+    std::vector<int32_t> sums;
+    for (int t = 0; t < x.n_rows; t++) {
+        for (size_t k = 0; k < size_t(w.n_rows) * size_t(w.n_cols); k++) {
+            if (k % size_t(w.group_size) == 0) sums.push_back(0);
+            sums.back() += x.row_codes(t)[k % size_t(w.n_cols)] * w.codes[k];
+        }
+    }
+    (*this)(name + ".acc", sums.data(), x.n_rows, {w.n_rows, w.n_cols / w.group_size});
+}
+
+// A safetensors file (https://huggingface.co/docs/safetensors). Rows that are shorter than the last token's
+// are filled up with zeros.
+inline void Trace::write(const std::string& path) const {
+    std::string json = "{", data;
+    for (const auto& [name, t] : tensors) {
+        const size_t begin = data.size();
+        json += (begin == 0 ? "\"" : ",\"") + name + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
+                std::to_string(t.tokens.size());
+        for (const int d : t.shape) json += "," + std::to_string(d);
+        size_t n_rows = 1;  // of a token
+        for (size_t i = 0; i + 1 < t.shape.size(); i++) n_rows *= size_t(t.shape[i]);
+        const size_t longest = t.tokens.back().size() / n_rows;
+        for (const std::string& token : t.tokens) {
+            const size_t length = token.size() / n_rows;
+            for (size_t i = 0; i < token.size(); i += length)
+                data += token.substr(i, length) + std::string(longest - length, '\0');
+        }
+        json += "],\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(data.size()) + "]}";
+    }
+    json += "}" + std::string(7 - json.size() % 8, ' ');
+    const auto size = uint64_t(json.size());
+    std::ofstream file(path, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&size), sizeof size) << json << data;
+    if (!file.flush()) fail("--trace: cannot write '", path, "'");
+}
+// ---- end of trace ----------------------------------------------------------
+
+template <>
+inline void Recorder::operator()(const std::string& name, const Rows& out, const Int8Rows& x,
+                                 const GptqMatrix& w) const {
+    struct {
+        std::vector<int16_t> codes;
+        int n_rows, n_cols, group_size;
+    } expanded{{}, w.n_rows, w.n_cols, w.group_size};
+    ExpandedRow row;
+    for (int i = 0; i < w.n_rows && trace != nullptr && layer == accumulator_layer; i++) {
+        expand(row, w, i);
+        expanded.codes.insert(expanded.codes.end(), row.codes.begin(), row.codes.end());
+    }
+    (*this)(name, out, x, expanded);
+}
+
+// ---- section command line --------------------------------------------------
+// Options, and what a program does with a loaded model
+
+constexpr const char* help_text = R"(%s: %s
+usage: %s <model.bin> [options]
+  -i TEXT       the prompt; - reads standard input
+  -f PATH       the prompt is a file's text
+  --ids 1,2,3   the prompt as token ids
+  -m MODE       generate (default) or chat: a turn for each line of standard input
+  -n N          new tokens, in chat for each turn (default 256; 0: to the context's end)
+  -c N          context length (default: the model's, at most 4096)
+  -t F          temperature; 0 takes the most probable token
+  -k N          only the N most probable tokens; 0: all
+  -p F          only the most probable tokens, up to probability F
+  -s N          random seed (default: another in each run)
+  -j N          threads (default: OpenMP's)
+  --print-ids   print token ids instead of text
+  --trace PATH  write every intermediate tensor to a safetensors file
+  --ppl PATH    perplexity of a text file
+)";
+
+// Throws UsageError. No model path: --help was printed.
+inline Options parse_options(int argc, char** argv) {
+    Options o;
+    std::string name, value;
+    // All of the value as a number from low to high.
+    const auto number = [&](auto low, auto high) {
+        auto found = low;
+        const char* end = value.data() + value.size();
+        const auto [rest, error] = std::from_chars(value.data(), end, found);
+        if (error != std::errc() || rest != end || !(found >= low && found <= high))
+            fail<UsageError>(name, ": '", value, "' is no number from ", low, " to ", high);
+        return found;
+    };
+    const auto one_of = [&](const std::vector<const char*>& choices) {
+        if (std::ranges::count(choices, value) > 0) return value;
+        fail<UsageError>(name, ": '", value, "' is none of its choices, such as ", choices.back());
+    };
+    std::map<std::string, std::function<void()>> options{
+        {"-i", [&] { (value == "-" ? o.file : o.prompt) = value; }},
+        {"-f", [&] { o.file = value; }},
+        {"-n", [&] { o.steps = number(0, INT32_MAX); }},
+        {"-c", [&] { o.ctx = number(1, INT32_MAX); }},
+        {"-t", [&] { o.temp = float(number(0.0, 100.0)); }},
+        {"-k", [&] { o.top_k = number(0, INT32_MAX); }},
+        {"-p", [&] { o.top_p = float(number(0.0, 1.0)); }},
+        {"-s", [&] { o.seed = number(uint64_t{0}, UINT64_MAX); }},
+        {"-j", [&] { o.threads = number(1, 1024); }},
+        {"--trace", [&] { o.trace = value; }},
+        {"--ppl", [&] { o.ppl = value; }},
+    };
+    options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
+    options["--ids"] = [&] {
+        for (std::istringstream list(value + ","); std::getline(list, value, ',');)
+            o.ids.push_back(number(0, INT32_MAX));
+    };
+    for (const OwnOption& x : scheme_options) {
+        o.own[x.name] = x.choices.front();
+        options[x.name] = [&] { o.own[name] = one_of(x.choices); };
+    }
+    for (int i = 1; i < argc; i++) {
+        name = argv[i];
+        if (name == "-h" || name == "--help") {
+            std::printf(help_text, program_name, program_summary, program_name);
+            for (const OwnOption& x : scheme_options) std::printf("  %-13s %s\n", x.name, x.help);
+            return {};
+        }
+        if (name == "--print-ids") {
+            o.print_ids = true;
+        } else if (options.contains(name)) {
+            if (++i == argc) fail<UsageError>(name, ": needs a value");
+            value = argv[i];
+            options[name]();
+        } else if (name.starts_with('-') || !o.model_path.empty()) {
+            fail<UsageError>("unexpected argument '", name, "'; -h shows how to use this program");
+        } else {
+            o.model_path = name;
+        }
+    }
+    if (o.model_path.empty()) fail<UsageError>("no model file given; -h shows how to use this program");
+    return o;
+}
+
+// Opens the model file and allocates a run's memory.
+inline std::unique_ptr<Transformer> load_transformer(const Options& o, Trace* trace) try {
+    auto file = open_model_file(o.model_path, file_format);
+    Weights weights{TensorList{file.weights, size_t(file_format.alignment)}, file.config};
+    if (weights.file.end != file.weights.size())
+        fail("weights are ", file.weights.size(), " bytes, but the header implies ", weights.file.end);
+    const int most = file.config.max_seq_len, context = o.ctx > 0 ? o.ctx : std::min(most, 4096);
+    if (context > most) fail<UsageError>("-c: ", context, " is more than the model's ", most);
+    RunState state{file.config, o, context, trace != nullptr};
+    return std::make_unique<Transformer>(Transformer{file, std::move(weights), std::move(state), trace});
+} catch (const UsageError&) {
+    throw;
+} catch (const std::runtime_error& e) {
+    fail(o.model_path, ": ", e.what());
+}
+
+// A model that runs, and what it was asked.
+struct Session {
+    Transformer& m;
+    const std::optional<Tokenizer>& tokenizer;
+    Sampler sampler;
+    const ModelConfig& c = m.file.config;
+    const Options& o = m.state.options;
+    size_t context = size_t(m.state.context), vocab_size = size_t(c.vocab_size);
+    std::vector<int> held{};                  // the tokens that the KV cache holds, from position 0 on
+    int n_tokens[2]{};                        // that were run: of prompts, and one by one
+    std::chrono::duration<double> time[2]{};  // that they took
+
+    // Of ids, which begin with the tokens held, runs the next chunk. Returns its logits (n_logits,
+    // vocab_size).
+    std::span<const float> run(std::span<const int> ids) {
+        const auto start = std::chrono::steady_clock::now();
+        const size_t n = std::min(ids.size() - held.size(), size_t(m.state.n));
+        const auto chunk = ids.subspan(held.size(), n);
+        const auto logits = forward(m, chunk, int(held.size()), n_logits(o, m.trace != nullptr, int(n)));
+        held.insert(held.end(), chunk.begin(), chunk.end());
+        if (!all_finite(logits.data(), logits.size()))
+            fail("the logits of positions up to ", held.size() - 1, " are not finite");
+        n_tokens[n == 1] += int(n);
+        time[n == 1] += std::chrono::steady_clock::now() - start;
+        return logits;
+    }
+
+    // Writes `prompt`, and what continues ids: to a token that ends the text, to the end of the context, or
+    // as much as -n says. Returns its text. What the KV cache holds of ids is not run again.
+    std::string generate(std::vector<int> ids, const std::string& prompt) {
+        if (ids.empty()) fail<UsageError>("the prompt is empty, and no token begins a text of this model");
+        if (ids.size() > context)
+            fail<UsageError>("the prompt is ", ids.size(), " tokens long, the context only ", context);
+        std::cout << prompt;
+        const auto last = ids.end() - 1;  // always runs, for its logits
+        held.erase(std::mismatch(held.begin(), held.end(), ids.begin(), last).first, held.end());
+        const size_t end = o.steps > 0 ? std::min(context, ids.size() + size_t(o.steps)) : context;
+        std::string answer, comma;
+        while (ids.size() < end) {
+            std::span<const float> logits;
+            while (held.size() < ids.size()) logits = run(ids);
+            const int id = sampler.sample(logits.last(vocab_size));
+            ids.push_back(id);
+            const std::string text = tokenizer ? tokenizer->shown(id) : "";
+            const bool is_text = tokenizer && !o.print_ids;
+            answer += text;
+            std::cout << (is_text ? text : std::exchange(comma, ",") + std::to_string(id)) << std::flush;
+            if (std::ranges::count(c.eos_ids, id) > 0) break;
+        }
+        std::cout << std::endl;
+        return answer;
+    }
+
+    // The ids of the text are cut into windows that fill the context, each with BOS in front where the
+    // tokenizer says so, and run from position 0; every token that has another before it is scored.
+    void print_perplexity(std::string_view text) {
+        const std::vector<int> ids = tokenizer->encode(text, false), bos = tokenizer->encode("", true);
+        const size_t n_new = context - bos.size();  // of the text, in a window
+        double nll = 0;                             // negative log-likelihood
+        size_t n_scored = 0;
+        for (size_t i = 0; i < ids.size() && n_new > 0; i += n_new) {
+            std::vector<int> window = bos;
+            std::ranges::copy(std::span(ids).subspan(i, std::min(n_new, ids.size() - i)),
+                              std::back_inserter(window));
+            held.clear();
+            while (held.size() + 1 < window.size()) {
+                auto logits = run(std::span(window).first(window.size() - 1));
+                for (; !logits.empty(); logits = logits.subspan(vocab_size), n_scored++) {
+                    const auto row = logits.first(vocab_size);
+                    const int next = window[held.size() + 1 - logits.size() / vocab_size];
+                    const double max = *std::ranges::max_element(row);
+                    double sum = 0;
+                    for (const float logit : row) sum += std::exp(logit - max);
+                    nll += std::log(sum) + max - row[size_t(next)];
+                }
+            }
+        }
+        if (n_scored == 0) fail<UsageError>("--ppl: the text is too short");
+        const double perplexity = std::exp(nll / double(n_scored));
+        std::printf("perplexity %.4f over %zu tokens (windows of %zu)\n", perplexity, n_scored, context);
+    }
+};
+
+inline void run(const Options& o) {
+    std::optional<std::string> text = o.file ? read_bytes(*o.file) : o.prompt;
+    if (text) text = given_text("the prompt", *text);
+    if (o.file && text->ends_with('\n')) text->pop_back();  // its last line has ended; the text may go on
+    if (text && !o.ids.empty()) fail<UsageError>("there is a prompt twice: as text, and as --ids");
+#ifdef _OPENMP
+    if (o.threads > 0) omp_set_num_threads(o.threads);
+#endif
+    Trace trace;
+    const auto m = load_transformer(o, o.trace ? &trace : nullptr);
+    const ModelConfig& c = m->file.config;
+    std::optional<Tokenizer> tokenizer;
+#ifndef NO_TOKENIZER
+    if (!m->file.tokenizer.empty()) tokenizer.emplace(m->file.tokenizer, c.vocab_size);
+#endif
+    if (!tokenizer && (text || o.ppl || o.chat))
+        fail<UsageError>("there is no tokenizer, in this file or in this program: use --ids");
+    if (o.chat && !(tokenizer->flags & Tokenizer::has_chat))
+        fail<UsageError>("-m chat: this file has no chat template");
+
+    // A small model that never draws soon repeats itself: in chat it does, unless told otherwise.
+    const bool draws = o.chat && !o.temp && c.temperature == 0;
+    const float temperature = o.temp.value_or(draws ? 0.1f : c.temperature);
+    const float top_p = o.top_p.value_or(draws ? 0.9f : c.top_p);
+    const uint64_t seed = o.seed.value_or(std::random_device()());
+    Session s{*m, tokenizer, {temperature, o.top_k.value_or(c.top_k), top_p, std::mt19937_64(seed)}};
+    if (o.ppl) {
+        s.print_perplexity(given_text("--ppl: the text", read_bytes(*o.ppl)));
+    } else if (!o.chat) {
+        std::vector<int> ids = text ? tokenizer->encode(*text, true) : o.ids;
+        if (ids.empty() && c.bos_id >= 0) ids = {c.bos_id};
+        std::string shown = text.value_or("");
+        for (const int id : o.ids) {
+            if (id >= c.vocab_size) fail<UsageError>("--ids: ", id, " is outside the vocabulary");
+            shown += tokenizer ? tokenizer->shown(id) : "";
+        }
+        s.generate(ids, o.print_ids ? "" : shown);
+    }
+    std::vector<std::string> messages;
+    std::string line = text.value_or("");
+    while (o.chat && (!line.empty() || std::getline(std::cin, line))) {
+        if (line.ends_with('\r')) line.pop_back();
+        if (line.empty()) continue;
+        messages.push_back(given_text("a line of standard input", std::exchange(line, "")));
+        messages.push_back(s.generate(tokenizer->encode(tokenizer->chat_text(messages), false), ""));
+    }
+    if (o.trace) trace.write(*o.trace);
+    for (const int i : {0, 1}) {
+        const char* what = i == 0 ? "prefill" : "decode ";
+        const int n = s.n_tokens[i];
+        if (n > 0) std::fprintf(stderr, "%s %d tokens, %.1f tokens/s\n", what, n, n / s.time[i].count());
+    }
+}
+
+inline int run_command_line(int argc, char** argv) try {
+    const Options o = parse_options(argc, argv);
+    if (!o.model_path.empty()) run(o);
+    if (!std::cout.flush()) fail("cannot write the output");
+    return 0;
+} catch (const std::exception& e) {
+    const bool is_memory = dynamic_cast<const std::bad_alloc*>(&e) != nullptr;
+    std::fprintf(stderr, "%s: %s\n", program_name, is_memory ? "not enough memory" : e.what());
+    return dynamic_cast<const UsageError*>(&e) != nullptr ? 2 : 1;
+}
+// ---- end of command line ---------------------------------------------------
+#endif  // ENGINE
+
+// The fields that the header of a GPTQ file has of its own. Returns where they end.
+size_t read_own_fields(const HeaderReader& h, Config& c) {
+    constexpr size_t formats = 0xC0, has_order = 0xE4;
+    c.formats = h.value<decltype(c.formats)>(formats);
+    c.has_order = h.value<uint8_t>(has_order);
+    return has_order + 1;
 }
 
 #ifndef RUNQ_NO_MAIN
-#include "engine/app/cli.h"
-
-int main(int argc, char** argv) {
-    return run_command_line(
-        argc, argv, {"runq_gptq", "Llama 3 and Qwen3 in 2, 4 and 8 bits (GPTQ)", load_model, own_options});
-}
+int main(int argc, char** argv) { return run_command_line(argc, argv); }
 #endif

@@ -8,11 +8,12 @@
 #endif
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "engine/app/cli.h"
 #include "engine/app/model.h"
-#include "engine/cpu/quant_matmul.h"
+#include "engine/backend/program.h"
 
 // What is different with attention in int8, in a program that has it: its cache is another.
 template <class T>
@@ -30,14 +31,11 @@ void set_int8_attention(Model& model, const std::shared_ptr<T>& m) {
 inline Model load_model(const Options& options, Trace* trace) {
     if (options.chosen("--attn") == "int8" && options.chosen(kv_option.name) != "f32")
         throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
-    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
-    const ModelConfig& c = m->file.config;
-    // With a scale a row, rows of different lengths may take different paths: the name is that of the model's
-    // width.
-    const char* kernel = "portable";
-    if constexpr (requires { m->weights.multiplied(); })
-        kernel = int8_kernel_name(c.group_size > 0 ? c.group_size : c.dim);
-    Model model = cpu_model(m, options, scheme_text(c), kernel, max_chunk);
+    const bool packs = !takes_backends<decltype(Weights::c)>;  // or a back end has them
+    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace, packs);
+    const std::string kernel = choose_kernels(*m, options, program_name);
+    Model model = cpu_model(m, options, scheme_text(m->file.config), kernel, max_chunk);
+    model.own_fields = format_fields(*m);
     set_int8_attention(model, m);
     return model;
 }
@@ -46,6 +44,7 @@ inline Model load_model(const Options& options, Trace* trace) {
 const std::vector<OwnOption> own_options = [] {
     std::vector<OwnOption> all = scheme_options;
     all.insert(all.end(), {kv_option, mmap_option});
+    if (takes_backends<decltype(Weights::c)>) all.push_back(backend_option);
     return all;
 }();
 

@@ -38,6 +38,7 @@
 // quantize() of all rows by the best instructions of this build, under a fixed scale if that is not null.
 // False if it has none for such rows.
 inline bool fast_quantize(Int8Rows& out, const Rows& x, int group_size, const float* fixed_scale = nullptr) {
+    if (out.kernels != nullptr) return out.kernels->quantize(out, x, group_size), true;
     out.resize(x.n_rows, x.n_cols, group_size);
     const auto quantize_row = [&](int t) {
         const bool is_done = int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x.row(t),

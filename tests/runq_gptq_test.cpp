@@ -1,5 +1,5 @@
-// runq_gptq.cpp itself: the tests of any program, its loops against the golden vectors and against the fast
-// paths, and the files it takes.
+// runq_gptq.cpp itself, over the engine or alone: the tests of any program, its loops against the golden
+// vectors and against the fast paths, and the files it takes.
 #define RUNQ_NO_MAIN
 #include "../runq_gptq.cpp"
 
@@ -9,10 +9,47 @@ const char* const models[] = {"tiny-llama.gptq-w8",     "tiny-llama.gptq-w4",   
                               "tiny-qwen3.gptq-ladder", "tiny-qwen3.gptq-sparse", "random-llama.gptq-order"};
 }
 
-#include "engine/cpu/expand_rows.h"
 #include "int8_cases.h"
+#ifdef ENGINE
+#include "engine/cpu/expand_rows.h"
 #include "lowbit_cases.h"
+#endif
 #include "program_tests.h"
+
+namespace {
+
+// Row t of x times row i of w by the plain loops, all of them: (n_tokens, n_rows).
+[[maybe_unused]] std::vector<float> plain_products(const Int8Rows& x, const GptqMatrix& w) {
+    std::vector<float> out;
+    for (int t = 0; t < x.n_rows; t++) {
+        const std::vector<int16_t> codes(x.row_codes(t), x.row_codes(t) + x.n_cols);
+        for (int i = 0; i < w.n_rows; i++) {
+            ExpandedRow row;
+            expand(row, w, i);
+            out.push_back(dot(codes.data(), x.row_scales(t), row.codes.data(), row.scales.data(), w.n_cols,
+                              w.group_size));
+        }
+    }
+    return out;
+}
+
+#ifdef ENGINE
+GptqMatrix matrix_of(const LowbitCase& m) {
+    const QuantMatrix q = m.view();
+    GptqMatrix w;
+    w.codes = q.codes, w.mask = q.mask, w.zeros = q.zeros, w.levels = q.levels;
+    if (q.scale_type == QUANT_GEMM_ROW_FP32) {
+        w.row_scales = m.row_scales.data();
+    } else {
+        w.scales = m.scales.data();
+    }
+    w.n_codes = q.mask != nullptr ? q.n_cols / 2 : q.n_cols;
+    w.bits = q.bits, w.n_rows = q.n_rows, w.n_cols = q.n_cols, w.group = q.group, w.group_size = q.group_size;
+    return w;
+}
+#endif
+
+}  // namespace
 
 // ----------------------------------------------------------------------------
 // The arithmetic: plain loops against the golden vectors, fast paths against the plain loops
@@ -29,36 +66,45 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
             return found == golden_ops().end() ? nullptr : found->second.bytes.data();
         };
         // "gptq_expand.w4sg64.576.": bits, "x" two levels or "s" sparse, the group, the columns
-        GptqMatrix w{};
+        GptqMatrix w;
         w.bits = p[std::string("gptq_expand.w").size()] - '0';
-        w.kind = w.bits == 8 ? QUANT_GEMM_SIGNED : QUANT_GEMM_UNSIGNED;
         w.n_rows = tensor.shape[0], w.n_cols = tensor.shape[1];
+        w.n_codes = bytes("mask") != nullptr ? w.n_cols / 2 : w.n_cols;
         const int group = std::stoi(p.substr(p.find('g', p.find('w')) + 1));
         w.group = group > 0 ? group : w.n_cols, w.group_size = group == 32 ? 32 : 64;
         w.codes = reinterpret_cast<const uint8_t*>(bytes("codes"));
         w.mask = reinterpret_cast<const uint8_t*>(bytes("mask"));
         w.zeros = reinterpret_cast<const uint8_t*>(bytes("zeros"));
         w.levels = reinterpret_cast<const uint8_t*>(bytes("groups"));
-        w.scales = bytes(w.levels != nullptr ? "row_scales" : "scales");
-        if (w.mask != nullptr) w.kind = QUANT_GEMM_SPARSE;
-        if (w.levels != nullptr) w.kind = QUANT_GEMM_TWO_LEVEL;
-        w.scale_type =
-            w.levels != nullptr || (w.bits == 8 && group == 0) ? QUANT_GEMM_ROW_FP32 : QUANT_GEMM_GROUP_FP16;
+        const bool per_row = w.levels != nullptr || (w.bits == 8 && group == 0);
+        const char* scales_of_file = bytes(w.levels != nullptr ? "row_scales" : "scales");
+        if (per_row) {
+            w.row_scales = reinterpret_cast<const float*>(scales_of_file);
+        } else {
+            w.scales = reinterpret_cast<const Half*>(scales_of_file);
+        }
         const std::vector<int8_t> codes = tensor.i8();
         const std::vector<float> scales = golden_ops().at(p + "w.scales").f32();
-        std::vector<int8_t> plain, fast(codes.size());
-        std::vector<float> plain_scales, fast_scales(scales.size());
+        std::vector<int8_t> plain;
+        std::vector<float> plain_scales;
         for (int i = 0; i < w.n_rows; i++) {
-            const ExpandedRow row = expand(w, i);
+            ExpandedRow row;
+            expand(row, w, i);
             plain.insert(plain.end(), row.codes.begin(), row.codes.end());
             plain_scales.insert(plain_scales.end(), row.scales.begin(), row.scales.end());
-            expand_columns(fast.data() + size_t(i) * w.n_cols, w.view(), i, 0, w.n_cols);
-            expand_scales(fast_scales.data() + size_t(i) * (w.n_cols / w.group_size), w.view(), i);
         }
         CHECK(plain == codes);
         CHECK(plain_scales == scales);
+#ifdef ENGINE
+        std::vector<int8_t> fast(codes.size());
+        std::vector<float> fast_scales(scales.size());
+        for (int i = 0; i < w.n_rows; i++) {
+            expand_columns(fast.data() + size_t(i) * w.n_cols, view_of(w), i, 0, w.n_cols);
+            expand_scales(fast_scales.data() + size_t(i) * (w.n_cols / w.group_size), view_of(w), i);
+        }
         CHECK(fast == codes);
         CHECK(fast_scales == scales);
+#endif
     }
     CHECK(cases == 15);
 }
@@ -66,10 +112,9 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
 TEST_CASE("embed: the golden's rows of a table of more than 2^16, 8 bits with a scale for a row") {
     const GoldenTable table(64);
     const std::vector<int32_t> tokens = golden_ops().at("embedding.64.tokens").i32();
-    GptqMatrix w{};
-    w.bits = 8, w.kind = QUANT_GEMM_SIGNED, w.scale_type = QUANT_GEMM_ROW_FP32;
-    w.n_rows = table.n_rows, w.n_cols = w.group = w.group_size = table.n_cols;
-    w.codes = reinterpret_cast<const uint8_t*>(table.codes.data()), w.scales = table.scales.data();
+    GptqMatrix w;
+    w.bits = 8, w.n_rows = table.n_rows, w.n_cols = w.n_codes = w.group = w.group_size = table.n_cols;
+    w.codes = reinterpret_cast<const uint8_t*>(table.codes.data()), w.row_scales = table.scales.data();
     Rows out(tokens.size(), table.n_cols);
     embed(out, w, tokens);
     CHECK(out.values == golden_ops().at("embedding.64.out").f32());
@@ -89,6 +134,7 @@ TEST_CASE("gather and quantize: the golden's values, codes and scales, bit for b
     CHECK(found.scales == golden_ops().at("gptq_gather.scales").f32());
 }
 
+#ifdef ENGINE
 TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
     std::mt19937 rng(2);
     for (const MatrixFormat& f : all_formats()) {
@@ -103,31 +149,29 @@ TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
             Int8Rows x;
             quantize(x, values, group_size);
             const LowbitCase m = make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, false);
-            GptqMatrix w{};
-            static_cast<QuantMatrix&>(w) = m.view();
-            std::vector<float> plain;
-            for (int t = 0; t < n_tokens; t++) {
-                for (int i = 0; i < n_rows; i++) plain.push_back(dot(x, t, expand(w, i)));
-            }
+            const GptqMatrix w = matrix_of(m);
+            const std::vector<float> plain = plain_products(x, w);
             matmul(x, {{out, w}, {again, w}});
             CHECK(out.n_rows == n_tokens);
             CHECK(relative_error(plain, out.values) < 1e-6);
             CHECK(again.values == out.values);
             PackedMatrices packed;
-            w.packed = packed.add(w.view());
-            matmul(x, {{again, w}});
+            GptqMatrix with_copy = w;
+            with_copy.packed = packed.add(view_of(w));
+            matmul(x, {{again, with_copy}});
             CHECK(again.values == out.values);
         }
     }
 }
+#endif
 
 // ----------------------------------------------------------------------------
 // Files
 
 namespace {
 
-constexpr MatrixFormat bytes{8, 0, 0}, nibbles{4, 0, 128}, ladder{2, MatrixFormat::two_level_flag, 64},
-    sparse{4, MatrixFormat::sparse_flag, 128};
+constexpr MatrixFormat bytes{8, 0, 0}, nibbles{4, 0, 128}, ladder{2, MatrixFormat::two_level_flag, 64};
+[[maybe_unused]] constexpr MatrixFormat sparse{4, MatrixFormat::sparse_flag, 128};
 
 // Llama 3.2 1B.
 Config large(const MatrixFormat& embedding, const MatrixFormat& attention, const MatrixFormat& feed_forward) {
@@ -140,13 +184,16 @@ Config large(const MatrixFormat& embedding, const MatrixFormat& attention, const
     return c;
 }
 
+#ifdef ENGINE
 uint64_t weight_bytes(const Config& c) {
     check_config(c);
     return Weights{TensorList(nullptr, 0, 64, 64), c}.file.weight_bytes();
 }
+#endif
 
 }  // namespace
 
+#ifdef ENGINE
 TEST_CASE("weights: the bytes that a header implies") {
     const uint64_t table = 128256ull * 2048, norms = (2 * 16 + 1) * 2048 * 4;
     const uint64_t attention = 16ull * (2 * 2048 * 2048 + 2 * 512 * 2048), ffn = 16ull * 3 * 8192 * 2048;
@@ -179,11 +226,10 @@ TEST_CASE("header: the format of each kind of matrix is read as it stands, and w
         CHECK(read(at + 1, 78).formats[i].flags == 78);
         CHECK(read(at + 3, 1).formats[i].group == 256 + unsigned(file[at + 2]));
     }
-    CHECK_FALSE(read(0xE4, 0).has_order);
-    CHECK(read(0xE4, 1).has_order);
-    CHECK_THROWS_WITH(read(0xE4, 2), (path + ": has_order is 2, expected 0 to 1").c_str());
+    for (const int has_order : {0, 1, 2}) CHECK(read(0xE4, uint8_t(has_order)).has_order == has_order);
     CHECK_THROWS_WITH(read(0xE5, 1), (path + ": reserved byte at 229 is not 0").c_str());
 }
+#endif
 
 TEST_CASE("weights: formats that there are not, and what does not fit") {
     auto refused = [](auto change, const char* why) {
@@ -208,14 +254,16 @@ TEST_CASE("weights: formats that there are not, and what does not fit") {
     refused(with(kind::classifier, bytes),
             "the classifier is the embedding, but its format is 8 bits per row, not 4 bits in groups of 128");
     refused(with(kind::k_proj, {4, 0, 32}), "group_size is 64, expected 32, the activations'");
+    refused([](Config& c) { c.has_order = 2; }, "has_order is 2, expected 0 to 1");
     refused([](Config& c) { c.group_size = 32; }, "group_size is 32, expected 64, the activations'");
     refused([](Config& c) { c.hidden_dim = 8224; }, "down_proj has 8224 columns, not a multiple of 64");
     refused([](Config& c) { c.dim = 2112; }, "embed has 2112 columns, not a multiple of 128");
 }
 
+#ifdef ENGINE
 TEST_CASE("weights: an order has every channel once, or is refused by its name") {
     Config c = large(bytes, nibbles, bytes);
-    c.has_order = true, c.n_layers = 2, c.vocab_size = 8;
+    c.has_order = 1, c.n_layers = 2, c.vocab_size = 8;
     c.dim = 128, c.hidden_dim = 256, c.n_heads = 2, c.n_kv_heads = 1, c.head_dim = 64;
     const TensorList list = Weights{TensorList(nullptr, 0, 64, 64), c}.file;
     std::vector<std::byte> memory(list.memory_bytes());
@@ -232,3 +280,4 @@ TEST_CASE("weights: an order has every channel once, or is refused by its name")
         CHECK_THROWS_WITH(make(), "layers.1.ffn.swiglu.order does not have every channel once");
     }
 }
+#endif

@@ -281,7 +281,7 @@ def steps_of(source: str) -> dict[str, dict[str, object]]:
 def function(source: str, start: str) -> dict[str, object]:
     """The function whose first line begins with `start`: {"first": its line's number, "lines": its lines}."""
     lines = source.split("\n")
-    first = next(i for i, line in enumerate(lines) if line.startswith(start))
+    first = next(i for i, line in enumerate(lines) if line.removeprefix("inline ").startswith(start))
     last = next(i for i in range(first, len(lines)) if lines[i].startswith("}"))
     return {"first": first + 1, "lines": lines[first : last + 1]}
 

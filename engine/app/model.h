@@ -19,6 +19,7 @@
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/model/config.h"
+#include "engine/model/masks.h"
 #include "engine/model/matrix_format.h"
 #include "engine/model/model_file.h"
 #include "engine/model/tensors.h"
@@ -175,10 +176,10 @@ struct TransformerOf {
 
 // Opens the model file, which is of this format, and allocates a run's memory, for chunks of up to max_chunk
 // tokens. Throws std::runtime_error with one line that names the file. Nothing but the header and the
-// tokenizer section is read before everything has been checked.
+// tokenizer section is read before everything has been checked. packs: unless the caller does it, or not.
 template <class Transformer, class Config>
 std::shared_ptr<Transformer> load_cpu(const FileFormat<Config>& format, int max_chunk, const Options& options,
-                                      Trace* trace) {
+                                      Trace* trace, bool packs = true) {
     using Weights = decltype(Transformer::weights);
     using RunState = decltype(Transformer::state);
     const std::string& path = options.model_path;
@@ -196,12 +197,12 @@ std::shared_ptr<Transformer> load_cpu(const FileFormat<Config>& format, int max_
         RunState state{file.config, options, context, trace != nullptr};
         auto m = std::make_shared<Transformer>(
             Transformer{std::move(file), std::move(weights), std::move(state), trace});
-        if constexpr (requires { m->weights.check(); })  // what reads tensors: --info has no use for that
-            if (!options.info) m->weights.check();
+        if constexpr (requires { &Weights::check_mask; })  // reads tensors: --info has no use for that
+            if (!options.info) check_masks(m->weights);
         if constexpr (requires { m->weights.pack(m->packed); })  // or load_model() packs, or nothing does
             if (packs_weights(m->file, options)) m->weights.pack(m->packed);
         if constexpr (requires { m->weights.multiplied()[0]->packed; })
-            if (packs_weights(m->file, options))
+            if (packs && packs_weights(m->file, options))
                 for (auto* w : m->weights.multiplied()) w->packed = m->packed.add(view_of(*w));
         return m;
     } catch (const std::runtime_error& e) {

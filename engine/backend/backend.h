@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <filesystem>
-#include <initializer_list>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -20,10 +20,8 @@
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
-#include "engine/os/clock.h"
 #include "engine/os/system.h"
 #include "engine/os/threads.h"
-#include "engine/text/printable.h"
 
 // Where back ends are looked for: in $RUNQ_BACKENDS, or else in the folder `backends` beside the program.
 inline std::filesystem::path backend_folder() {
@@ -94,12 +92,13 @@ inline const QuantGemmBackend* load_backend(const std::filesystem::path& file) {
 
 // An open back end, the matrices that it was given, and its memory for activations. Each function throws
 // std::runtime_error with the back end's own text if it fails.
-class Backend {
+class Backend : public OtherKernels {
   public:
-    explicit Backend(const QuantGemmBackend* api) : api_(api) {
+    // keeps_codes: also where the memory is the back end's own, Int8Rows get the codes and scales.
+    Backend(const QuantGemmBackend* api, bool keeps_codes) : api_(api), keeps_codes_(keeps_codes) {
         check("open", api->open(&context_, run_loop));
     }
-    ~Backend() { api_->close(context_); }
+    ~Backend() override { api_->close(context_); }
     Backend(const Backend&) = delete;
     Backend& operator=(const Backend&) = delete;
 
@@ -108,16 +107,16 @@ class Backend {
     // Throws if it does not multiply such matrices.
     void check_format(const QuantMatrix& w) { check("matrix", api_->accepts(context_, &w)); }
 
-    // w as multiply() takes it. in_place: w's memory is read, which has to stay, if the back end can.
-    const void* load(const QuantMatrix& w, bool in_place) {
+    // Takes w for multiply(). in_place: w's memory is read, which has to stay, if the back end can.
+    void load(const QuantMatrix& w, bool in_place) {
         void* matrix = nullptr;
         check("load", api_->load(context_, &w, in_place ? 1 : 0, &matrix));
-        return matrix;
+        loaded_.push_back({{}, matrix});
     }
+    // The i-th matrix that was loaded; it is there as long as this is.
+    const PackedMatrix* loaded(size_t i) const { return &loaded_[i]; }
 
-    // Quantizes the rows of x in groups of group_size: the input of the products that come next. Where the
-    // memory is the back end's own, `out` gets the codes and scales only if they are to be kept.
-    void quantize(Int8Rows& out, const Rows& x, int group_size, bool keep) {
+    void quantize(Int8Rows& out, const Rows& x, int group_size) override {
         out.resize(x.n_rows, x.n_cols, group_size);
         const size_t n_codes = size_t(x.n_rows) * size_t(x.n_cols), n_groups = n_codes / size_t(group_size);
         rows_ = {out.codes.data(), out.scales.data(), out.sums.data(), x.n_rows, x.n_cols, group_size};
@@ -139,29 +138,27 @@ class Backend {
             keep_all_nan();
             check("upload", api_->upload(context_, rows_.scales, out.scales.data(), n_bytes));
         }
-        if (!keep) return;
+        if (!keeps_codes_) return;
         download(out.codes.data(), rows_.codes, n_codes);
         download(out.scales.data(), rows_.scales, n_groups * sizeof(float));
         download(out.sums.data(), rows_.sums, n_groups * sizeof(int32_t));
     }
 
-    // The products of the rows that quantize() made last with some loaded matrices, w.loaded.
-    template <class Matrix>
-    void multiply(std::initializer_list<MatrixProduct<Matrix>> products) {
+    // Of loaded matrices alone.
+    void multiply(std::span<const QuantProduct> products) override {
         std::vector<QuantGemmProduct> list;
         outputs_.resize(std::max(outputs_.size(), products.size()));
-        auto n_values = [&](const auto& p) { return size_t(rows_.n_rows) * size_t(p.w.n_rows); };
-        for (const auto& p : products) {
-            p.out.n_rows = rows_.n_rows;
-            float* to = p.out.row(0);
-            if (api_->host_memory == 0) to = outputs_[list.size()].template room<float>(*this, n_values(p));
-            list.push_back({to, p.w.loaded});
+        const auto n_values = [&](const QuantProduct& p) {
+            return size_t(rows_.n_rows) * size_t(p.w.n_rows);
+        };
+        for (const QuantProduct& p : products) {
+            float* to = p.out;
+            if (api_->host_memory == 0) to = outputs_[list.size()].room<float>(*this, n_values(p));
+            list.push_back({to, p.packed->loaded});
         }
         check("multiply", api_->multiply(context_, &rows_, list.data(), int32_t(list.size())));
-        size_t i = 0;
-        for (const auto& p : products) {
-            if (api_->host_memory == 0) download(p.out.row(0), list[i++].out, n_values(p) * sizeof(float));
-        }
+        for (size_t i = 0; i < list.size() && api_->host_memory == 0; i++)
+            download(products[i].out, list[i].out, n_values(products[i]) * sizeof(float));
     }
 
   private:
@@ -192,19 +189,21 @@ class Backend {
         check("download", api_->download(context_, to, from, n_bytes));
     }
     const QuantGemmBackend* api_;
+    bool keeps_codes_;
     void* context_ = nullptr;
+    std::deque<PackedMatrix> loaded_;
     QuantGemmRows rows_{};  // what quantize() made last
     Room x_, codes_, scales_, sums_;
     std::vector<Room> outputs_;
 };
 
-// The back end that --backend asks for, with all matrices, whose `loaded` is set: by name; `auto`, the one
-// that runs best here; or `builtin`, none (null), and the program's own kernels run. What fails is reported
-// through warn(one line) with `auto`, and the next best is tried; by name, std::runtime_error says it. A name
-// of no file is a UsageError. in_place: as load() has it.
-template <class Matrix, class Warn>
-std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<Matrix* const> matrices,
-                                      bool in_place, Warn warn) {
+// The back end that --backend asks for, with all matrices loaded: by name; `auto`, the one that runs best
+// here; or `builtin`, none (null), and the program's own kernels run. What fails is reported through warn(one
+// line) with `auto`, and the next best is tried; by name, std::runtime_error says it. A name of no file is a
+// UsageError. in_place and keeps_codes: as Backend has them.
+template <class Warn>
+std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<const QuantMatrix> matrices,
+                                      bool in_place, bool keeps_codes, Warn warn) {
     if (choice == "builtin") return nullptr;
     const std::filesystem::path folder = backend_folder();
     const std::vector<std::string> names = backend_names(folder);
@@ -212,9 +211,9 @@ std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<Matri
         return load_backend(folder / ("quant_gemm_" + name + library_suffix));
     };
     auto open = [&](const QuantGemmBackend* api) {
-        auto backend = std::make_unique<Backend>(api);
-        for (const Matrix* w : matrices) backend->check_format(w->view());
-        for (Matrix* w : matrices) w->loaded = backend->load(w->view(), in_place);
+        auto backend = std::make_unique<Backend>(api, keeps_codes);
+        for (const QuantMatrix& w : matrices) backend->check_format(w);
+        for (const QuantMatrix& w : matrices) backend->load(w, in_place);
         return backend;
     };
     if (choice != "auto") {
@@ -245,45 +244,3 @@ std::unique_ptr<Backend> open_backend(const std::string& choice, std::span<Matri
     }
     return nullptr;
 }
-
-// What --backend chose: a back end, or none. If none, quantize() and multiply() return false, and the
-// program's own kernels and loops do the work.
-class ChosenBackend {
-  public:
-    // As Backend::quantize.
-    bool quantize(Int8Rows& out, const Rows& x, int group_size, bool keep) {
-        if (backend_ == nullptr) return false;
-        backend_->quantize(out, x, group_size, keep);
-        return true;
-    }
-    // As Backend::multiply.
-    template <class Matrix>
-    bool multiply(std::initializer_list<MatrixProduct<Matrix>> products) {
-        if (backend_ == nullptr) return false;
-        const Stopwatch time(phase_seconds.matmul);
-        backend_->multiply(products);
-        return true;
-    }
-
-    // Opens it with all matrices, and throws, as open_backend() does; its warnings are notes from `program`.
-    // If it is none, they are packed for the kernels. packed: null if no memory is to be taken for copies.
-    template <class Matrix>
-    void load(const char* program, const std::string& choice, const std::vector<Matrix*>& matrices,
-              PackedMatrices* packed) {
-        auto warn = [&](const std::string& line) {
-            note(stderr, std::string(program) + ": " + printable(line) + "\n");
-        };
-        backend_ = open_backend<Matrix>(choice, matrices, packed == nullptr, warn);
-        if (backend_ != nullptr || packed == nullptr) return;
-        for (Matrix* w : matrices) w->packed = packed->add(w->view());
-    }
-
-    // What quantizes and multiplies, for --info.
-    std::string kernel_name(int group_size) const {
-        return backend_ != nullptr ? "back end " + std::string(backend_->name())
-                                   : int8_kernel_name(group_size);
-    }
-
-  private:
-    std::unique_ptr<Backend> backend_;
-};

@@ -22,7 +22,8 @@
 #include "engine/os/lazy_memory.h"
 
 struct PackedMatrix {
-    QuantMatrix w;  // its tables are packed
+    QuantMatrix w;                 // its tables are packed
+    const void* loaded = nullptr;  // instead: the matrix as OtherKernels have it
 };
 
 // Rows of a block: as many as a tile multiplies, and at least a cache line of words.

@@ -14,11 +14,22 @@
 // and nothing written, if this build has no path for the group size.
 bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list);
 
-// A program's matrix as the kernels take it: its view(), or one of int8 codes with scales.
+// What quantizes rows and multiplies by them in place of this build's kernels: engine/backend/backend.h.
+struct OtherKernels {
+    virtual ~OtherKernels() = default;
+    // Quantizes the rows of x in groups of group_size: the input of the products that come next.
+    virtual void quantize(Int8Rows& out, const Rows& x, int group_size) = 0;
+    // The products of the rows that were quantized last.
+    virtual void multiply(std::span<const QuantProduct> products) = 0;
+};
+
+// A program's matrix as the kernels take it: its view(), one of few bits, or one of int8 codes with scales.
 template <class Matrix>
 QuantMatrix view_of(const Matrix& w) {
     if constexpr (requires { w.view(); }) {
         return w.view();
+    } else if constexpr (requires { w.levels; }) {
+        return lowbit_matrix(w);
     } else {
         return int8_matrix(w.codes, w.scales, w.n_rows, w.n_cols, w.group_size);
     }
@@ -32,7 +43,9 @@ bool quant_matmul(const Int8Rows& x, const Products& products) {
         p.out.n_rows = p.first_row + x.n_rows;
         list.push_back({p.out.row(p.first_row), view_of(p.w), p.w.packed});
     }
-    return quant_matmul(x.view(), list);
+    if (x.kernels == nullptr) return quant_matmul(x.view(), list);
+    x.kernels->multiply(list);
+    return true;
 }
 
 // Name of the kernels for a group size; "portable" if a program's plain loops run.

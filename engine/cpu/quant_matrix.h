@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -15,7 +16,6 @@
 #include "engine/cpu/half.h"
 #include "engine/cpu/scratch.h"
 #include "engine/cpu/vector.h"
-#include "engine/model/matrix_format.h"
 
 using QuantMatrix = QuantGemmMatrix;
 
@@ -74,18 +74,19 @@ inline QuantMatrix int8_matrix(const int8_t* codes, const float* scales, int n_r
     return w;
 }
 
-// A matrix (n_rows, n_cols) in a format that is known(), without its tables, for activations in groups of
-// group_size.
-inline QuantMatrix matrix_in(const MatrixFormat& f, int n_rows, int n_cols, int group_size) {
+// A matrix of few bits, as a program has it: which of its tables there are says what its codes mean.
+template <class Matrix>
+QuantMatrix lowbit_matrix(const Matrix& m) {
     QuantMatrix w{};
-    w.kind = f.sparse()      ? QUANT_GEMM_SPARSE
-             : f.two_level() ? QUANT_GEMM_TWO_LEVEL
-             : f.bits == 8   ? QUANT_GEMM_SIGNED
-                             : QUANT_GEMM_UNSIGNED;
-    const bool one_scale = f.two_level() || (f.bits == 8 && f.group == 0);
-    w.scale_type = one_scale ? QUANT_GEMM_ROW_FP32 : QUANT_GEMM_GROUP_FP16;
-    w.bits = f.bits, w.n_rows = n_rows, w.n_cols = n_cols;
-    w.group = f.group > 0 ? f.group : n_cols, w.group_size = group_size;
+    w.codes = m.codes, w.mask = m.mask, w.zeros = m.zeros, w.levels = m.levels;
+    w.scales = m.scales, w.scale_type = QUANT_GEMM_GROUP_FP16;
+    if (m.row_scales != nullptr) w.scales = m.row_scales, w.scale_type = QUANT_GEMM_ROW_FP32;
+    w.kind = m.mask != nullptr     ? QUANT_GEMM_SPARSE
+             : m.levels != nullptr ? QUANT_GEMM_TWO_LEVEL
+             : m.bits == 8         ? QUANT_GEMM_SIGNED
+                                   : QUANT_GEMM_UNSIGNED;
+    w.bits = m.bits, w.n_rows = m.n_rows, w.n_cols = m.n_cols;
+    w.group = m.group, w.group_size = m.group_size;
     return w;
 }
 
@@ -106,7 +107,6 @@ struct PackedMatrix;  // packed_matrix.h
 // A matrix of a model: as the file has it, and what was made of it when the model was loaded.
 struct ModelMatrix : QuantMatrix {
     const PackedMatrix* packed = nullptr;  // the same weights as the kernels read them fastest, or null
-    const void* loaded = nullptr;          // and as the back end has them, if there is one
 
     const QuantMatrix& view() const { return *this; }
 };
@@ -123,6 +123,8 @@ inline const int8_t* row_codes(const QuantRows& x, int t) { return x.codes + siz
 inline const float* row_scales(const QuantRows& x, int t) { return x.scales + size_t(t) * n_groups(x); }
 inline const int32_t* row_sums(const QuantRows& x, int t) { return x.sums + size_t(t) * n_groups(x); }
 
+struct OtherKernels;  // quant_matmul.h
+
 // Quantized activations with their memory, a row per token.
 struct Int8Rows {
     int n_rows = 0, n_cols = 0;
@@ -130,6 +132,7 @@ struct Int8Rows {
     std::vector<int8_t> codes;  // (max_rows, n_cols) of the widest rows
     std::vector<float> scales;  // (max_rows, n_groups)
     std::vector<int32_t> sums;  // (max_rows, n_groups), the sum of each group's codes; for the kernels alone
+    std::shared_ptr<OtherKernels> kernels;  // quantize these rows and multiply by them; null: this build's
 
     Int8Rows() = default;
     Int8Rows(int max_rows, int columns, int group) { resize(max_rows, columns, group); }

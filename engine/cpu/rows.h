@@ -36,13 +36,6 @@ struct Rows {
     }
 };
 
-// Value k of a row of `out` becomes value order[k] of the same row of x; order (n_cols,).
-inline void gather(Rows& out, const Rows& x, const int32_t* order) {
-    out.n_rows = x.n_rows, out.n_cols = x.n_cols;
-    for (int t = 0; t < x.n_rows; t++)
-        for (int k = 0; k < x.n_cols; k++) out.row(t)[k] = x.row(t)[order[k]];
-}
-
 // Calls f(i) for each i below n, in all threads. One call needs no others: in decode, where every step has
 // one row, meeting would cost more than many of the steps.
 template <class F>

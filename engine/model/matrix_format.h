@@ -1,10 +1,7 @@
 // How a matrix of few bits is stored, in the four bytes that a header has for it.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <span>
-#include <stdexcept>
 #include <string>
 
 // What the fields mean is written down in docs/model-files.md.
@@ -36,24 +33,4 @@ inline std::string format_text(const MatrixFormat& f) {
     if (f.two_level()) text += ", two-level";
     if (f.sparse()) text += ", 2:4 sparse";
     return text;
-}
-
-// Throws for a format that there is not, and for a matrix `name` whose rows of n_cols weights it cannot
-// store: groups fill a row, and so do the activations' groups of up to 64.
-inline void check_format(const MatrixFormat& f, const std::string& name, int n_cols) {
-    if (!f.known())
-        throw std::runtime_error("the format of " + name + " is bits " + std::to_string(f.bits) + ", flags " +
-                                 std::to_string(f.flags) + ", group " + std::to_string(f.group) +
-                                 ", which is none");
-    const int multiple = f.group == 128 ? 128 : 64;
-    if (n_cols % multiple != 0)
-        throw std::runtime_error(name + " has " + std::to_string(n_cols) + " columns, not a multiple of " +
-                                 std::to_string(multiple));
-}
-
-// The activations that share a scale, in a file of such matrices: 64, or 32 if a group of weights is as
-// short.
-inline int activation_group(std::span<const MatrixFormat> formats) {
-    const auto is_short = [](const MatrixFormat& f) { return f.group == 32; };
-    return std::ranges::any_of(formats, is_short) ? 32 : 64;
 }

@@ -45,16 +45,6 @@ struct HeadNorms {
     std::vector<const T*> q, k;
 };
 
-// Whether each of 0 .. n - 1 stands once among n numbers.
-inline bool is_permutation(std::span<const int32_t> numbers) {
-    std::vector<bool> seen(numbers.size(), false);
-    for (const int32_t n : numbers) {
-        if (n < 0 || size_t(n) >= seen.size() || seen[size_t(n)]) return false;
-        seen[size_t(n)] = true;
-    }
-    return true;
-}
-
 class TensorList {
   public:
     // The list is of a file's weights, or of a copy of them in n_bytes of `memory` in which each tensor
@@ -80,15 +70,6 @@ class TensorList {
         weight_bytes_ = in_file + n_bytes;
         end_ = next_multiple(end_ + n_bytes, alignment_);
         return p;
-    }
-
-    // The next tensor, which says for each of n columns what channel it is: (n,). Throws std::runtime_error
-    // if it has not every channel once: gathering by it would read what is not there.
-    const int32_t* next_order(const std::string& name, int n) {
-        const auto* order = next<int32_t>(name, {n});
-        if (order != nullptr && !is_permutation({order, size_t(n)}))
-            throw std::runtime_error(name + " does not have every channel once");
-        return order;
     }
 
     // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
