@@ -13,12 +13,22 @@
 #include "engine/app/model.h"
 #include "engine/cpu/quant_matmul.h"
 
+// Of the kernels that multiply most matrices.
+template <class Model>
+const char* kernel_name(const Model& m) {
+    if constexpr (requires { kernel_group(m.weights.classifier); }) {
+        const int group = kernel_group(m.weights.classifier);
+        return group > 0 ? int8_kernel_name(group) : "portable";
+    } else {
+        return int8_kernel_name(m.file.config.group_size);
+    }
+}
+
 // Opens and checks a model file. Throws std::runtime_error that names it, UsageError for options that do not
 // fit.
 inline Model load_model(const Options& options, Trace* trace) {
     auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
-    const ModelConfig& c = m->file.config;
-    return cpu_model(m, options, scheme_text(c), int8_kernel_name(c.group_size), max_chunk);
+    return cpu_model(m, options, scheme_text(m->file.config), kernel_name(*m), max_chunk);
 }
 
 // All options that other programs may not have.

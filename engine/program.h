@@ -22,6 +22,9 @@
 #include "engine/app/options.h"
 #include "engine/app/trace.h"
 #include "engine/cpu/attention.h"
+#include "engine/cpu/expert_matrix.h"
+#include "engine/cpu/fp64_matmul.h"
+#include "engine/cpu/half.h"
 #include "engine/cpu/ops.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quantize.h"
@@ -33,6 +36,9 @@
 #include "engine/model/tensors.h"
 #include "engine/os/clock.h"
 #include "engine/os/threads.h"
+
+// The choices of an option that is given without a value.
+const std::vector<const char*> no_value;
 
 // quantize() of all rows by the best instructions of this build. False, and nothing written, if it has none
 // for groups of this size.
