@@ -792,8 +792,13 @@ struct WeightRow : WideCodes {
 
     void load_row(const MoeMatrix& w, int i) {
         const int8_t* from = w.codes + size_t(i) * w.row_bytes();
-        codes.resize(size_t(w.n_cols)), scales.resize(size_t(w.n_groups()));
-        w.is_int4() ? unpack_int4(codes.data(), from, w.n_cols / 2) : load(from, size_t(w.n_cols), w.is_mx());
+        if (w.is_int4()) {
+            codes.resize(size_t(w.n_cols));
+            unpack_int4(codes.data(), from, w.n_cols / 2);
+        } else {
+            load(from, size_t(w.n_cols), w.is_mx());
+        }
+        scales.resize(size_t(w.n_groups()));
         const size_t first = size_t(i) * scales.size();
         for (size_t g = 0; g < scales.size(); g++)
             scales[g] = w.row_scales != nullptr     ? w.row_scales[i]
@@ -828,26 +833,6 @@ float dot(const Code* x, float x_scale, const Code* w, const float* w_scales, in
         out += float(sum) * w_scales[g];
     }
     return out * x_scale;
-}
-
-// lift dot_by_digits
-// The same as hardware computes it that multiplies int4 by int4: a code of x is 16 * high + low + 8, two
-// digits in -8..7 each (MSD, the most significant digit first). The eights add the same to every product with
-// a row, 8 * sum(scale * w): `assist`, which the file has, so that they cost one addition. Tests hold it to
-// dot().
-template <class Code>
-float dot_by_digits(const Code* x, float x_scale, const Code* w, const float* w_scales, int n, int group,
-                    float assist) {
-    float out = 0;
-    for (int g = 0; g < n / group; g++) {
-        int32_t high_sum = 0, low_sum = 0;
-        for (int k = g * group; k < (g + 1) * group; k++) {
-            high_sum += (x[k] >> 4) * w[k];
-            low_sum += ((x[k] & 15) - 8) * w[k];
-        }
-        out += float(16 * high_sum + low_sum) * w_scales[g];
-    }
-    return (out + assist) * x_scale;
 }
 
 // lift dot_mx
@@ -1101,38 +1086,9 @@ struct Weights {
     // The tensors of a matrix, or of experts': codes, scales and, with A8W4, the assist matrix. `rows` is
     // their shape but n_cols.
     MoeMatrix tensors(const std::string& name, const WeightFormat& format, const std::vector<int>& rows,
-                      int n_cols) {
-        MoeMatrix w;
-        w.format = format, w.n_rows = rows.back(), w.n_cols = n_cols;
-        w.group = format.group > 0 ? format.group : n_cols;
-        std::vector<int> of_codes = rows, of_scales = rows;  // shapes
-        of_codes.push_back(int(w.row_bytes()));
-        if (format.group > 0) of_scales.push_back(w.n_groups());
-        if (format.kind == WeightKind::a8w8)
-            w.codes = file.next<int8_t>(name + ".codes", of_codes);
-        else
-            w.codes = reinterpret_cast<const int8_t*>(file.next<uint8_t>(name + ".codes", of_codes));
-        if (w.is_mx())
-            w.mx_scales = file.next<uint8_t>(name + ".scales", of_scales);
-        else if (format.group > 0)
-            w.group_scales = file.next<Half>(name + ".scales", of_scales);
-        else
-            w.row_scales = file.next<float>(name + ".scales", of_scales);
-        if (w.is_int4()) w.assist = file.next<float>(name + ".assist", rows);
-        return w;
-    }
+                      int n_cols);
     // All matrices that are multiplied: not the embedding, which is only looked up.
-    std::vector<MoeMatrix*> multiplied() {
-        std::vector<MoeMatrix*> all;
-        const auto add = [&](Matrices& list) {
-            for (MoeMatrix& w : list)
-                if (w.n_rows > 0) all.push_back(&w);
-        };
-        for (auto* list : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj}) add(*list);
-        for (Experts& e : experts) add(e.gate_up), add(e.down);
-        all.push_back(&classifier);
-        return all;
-    }
+    std::vector<MoeMatrix*> multiplied();
 };
 
 // ----------------------------------------------------------------------------
@@ -1255,7 +1211,7 @@ void dense_block(Transformer& m, int l) {
     RunState& s = m.state;
     const MoeRecorder record(m.trace, l);
 
-    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.dim, c.norm_eps) ;           record("ffn.norm", s.normed);
+    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.dim, c.norm_eps);            record("ffn.norm", s.normed);
     quantize(s.xq, s.normed, c.moe.other_format());                      record("ffn.norm", s.xq);
     matmul(s.xq, {{s.gate, w.gate_proj[l]},
                   {s.up, w.up_proj[l]}});                                record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
@@ -1327,7 +1283,62 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // clang-format on
 
 // ----------------------------------------------------------------------------
-// What the recorder of above does
+// What was left open above: the tensors of a matrix, other arithmetic for A8W4, and what is recorded
+
+MoeMatrix Weights::tensors(const std::string& name, const WeightFormat& format, const std::vector<int>& rows,
+                           int n_cols) {
+    MoeMatrix w;
+    w.format = format, w.n_rows = rows.back(), w.n_cols = n_cols;
+    w.group = format.group > 0 ? format.group : n_cols;
+    std::vector<int> of_codes = rows, of_scales = rows;  // shapes
+    of_codes.push_back(int(w.row_bytes()));
+    // A matrix in A8W8 that is no expert's says that its rows have one group.
+    if (format.group > 0 || (format.kind == WeightKind::a8w8 && rows.size() == 1))
+        of_scales.push_back(w.n_groups());
+    if (format.kind == WeightKind::a8w8)
+        w.codes = file.next<int8_t>(name + ".codes", of_codes);
+    else
+        w.codes = reinterpret_cast<const int8_t*>(file.next<uint8_t>(name + ".codes", of_codes));
+    if (w.is_mx())
+        w.mx_scales = file.next<uint8_t>(name + ".scales", of_scales);
+    else if (format.group > 0)
+        w.group_scales = file.next<Half>(name + ".scales", of_scales);
+    else
+        w.row_scales = file.next<float>(name + ".scales", of_scales);
+    if (w.is_int4()) w.assist = file.next<float>(name + ".assist", rows);
+    return w;
+}
+
+std::vector<MoeMatrix*> Weights::multiplied() {
+    std::vector<MoeMatrix*> all;
+    const auto add = [&](Matrices& list) {
+        for (MoeMatrix& w : list)
+            if (w.n_rows > 0) all.push_back(&w);
+    };
+    for (auto* list : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj}) add(*list);
+    for (Experts& e : experts) add(e.gate_up), add(e.down);
+    all.push_back(&classifier);
+    return all;
+}
+
+// lift dot_by_digits
+// dot() as hardware computes it that multiplies int4 by int4: a code of x is 16 * high + low + 8, two digits
+// in -8..7 each (MSD, the most significant digit first). The eights add the same to every product with
+// a row, 8 * sum(scale * w): `assist`, which the file has, so that they cost one addition.
+template <class Code>
+float dot_by_digits(const Code* x, float x_scale, const Code* w, const float* w_scales, int n, int group,
+                    float assist) {
+    float out = 0;
+    for (int g = 0; g < n / group; g++) {
+        int32_t high_sum = 0, low_sum = 0;
+        for (int k = g * group; k < (g + 1) * group; k++) {
+            high_sum += (x[k] >> 4) * w[k];
+            low_sum += ((x[k] & 15) - 8) * w[k];
+        }
+        out += float(16 * high_sum + low_sum) * w_scales[g];
+    }
+    return (out + assist) * x_scale;
+}
 
 // Rows of n values under a name; r: of pairs, which it puts into the order of tokens, or null.
 template <class T>
