@@ -514,6 +514,40 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("recorder: a token's experts from the best on, bytes of MXFP8, and sums of one layer") {
+    const std::string path = "build/moe_recorder.test.trace.safetensors";
+    Rows values(4, 2), out(1, 2);
+    values.values = {0, 1, 10, 11, 20, 21, 30, 31}, values.n_rows = 4, out.n_rows = 1;
+    Routing order;
+    order.k = 2, order.row_of = {2, 0, 3, 1}, order.experts = {0, 1, 0, 1};
+    CodedRows mx(1, 32, {WeightKind::mxfp8, 32}), x(1, 4, {});
+    std::fill(mx.codes.begin(), mx.codes.end(), int8_t(0xff)), mx.scales = {e8m0_value(200)};
+    x.codes = {1, 2, 3, 4}, x.scales = {1};
+    const int8_t rows[] = {1, 1, 1, 1, 0, -1, 2, 0};
+    MoeMatrix w;
+    w.codes = rows, w.n_rows = 2, w.n_cols = w.group = 4;
+    const float scales[] = {1, 1};
+    w.row_scales = scales;
+    Trace trace;
+    for (const int layer : {0, accumulator_layer}) {
+        const MoeRecorder record(&trace, layer);
+        record("sorted", values, order);
+        record("mx", mx);
+        record("product", out, x, w);
+    }
+    MoeRecorder(nullptr, accumulator_layer)("nothing", values, order);
+    trace.write(path);
+    const Tensors t = read_safetensors(path);
+    CHECK(t.size() == 9);
+    CHECK(t.at("layers.0.sorted").shape == std::vector<int>{2, 2, 2});
+    CHECK(t.at("layers.0.sorted").f32() == std::vector<float>{20, 21, 0, 1, 30, 31, 10, 11});
+    CHECK(t.at("layers.1.mx.q").type == "U8");
+    CHECK(bytes_of(t.at("layers.1.mx.q")) == std::vector<uint8_t>(32, 255));
+    CHECK(bytes_of(t.at("layers.1.mx.s")) == std::vector<uint8_t>{200});
+    CHECK(t.at("layers.1.product.acc").shape == std::vector<int>{1, 2, 1});
+    CHECK(t.at("layers.1.product.acc").i32() == std::vector<int32_t>{10, 4});
+}
+
 // ----------------------------------------------------------------------------
 // Files
 
