@@ -316,7 +316,7 @@ inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
 }
 
 // SwiGLU of rows whose first half is the gate: out (n_rows, n), x (n_rows, 2 n).
-inline void swiglu(Rows& out, const Rows& x) {
+inline void swiglu_halves(Rows& out, const Rows& x) {
     out.n_rows = x.n_rows;
     parallel_for(x.n_rows, [&](int t) { swiglu(out.row(t), x.row(t), x.row(t) + out.n_cols, out.n_cols); });
 }
@@ -637,7 +637,10 @@ inline uint8_t e4m3_code(float x) {
 
 // lift e8m0_value
 // The number that a scale is: 2^(code - 127), and NaN for 255.
-inline float e8m0_value(uint8_t code) { return code == 255 ? NAN : std::ldexp(1.0f, code - 127); }
+inline float e8m0_value(uint8_t code) {
+    if (code == 255) return NAN;
+    return std::ldexp(1.0f, code - 127);
+}
 
 // The same of all 256 codes.
 std::array<float, 256> values_of_bytes(float (*value)(uint8_t)) {
@@ -1241,7 +1244,7 @@ void moe_block(Transformer& m, int l) {
     } else {                                                             // the same, and every step is kept
         grouped_matmul(s.gate_up, s.workspace, s.expert_input, r.token_of, experts.gate_up, r);
                                                                          record("moe.gate_up_proj", s.gate_up, s.expert_input, r.token_of, experts.gate_up, r);
-        swiglu(s.hidden, s.gate_up);                                     record("moe.swiglu", s.hidden, r);
+        swiglu_halves(s.hidden, s.gate_up);                              record("moe.swiglu", s.hidden, r);
         quantize(s.expert_hidden, s.hidden, c.moe.expert_format);        record("moe.swiglu", s.expert_hidden, r);
     }
     grouped_matmul(s.down, s.workspace, s.expert_hidden, r.every_row, experts.down, r);

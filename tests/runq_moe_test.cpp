@@ -489,7 +489,7 @@ TEST_CASE(
         Workspace space;
         quantize(x, values, moe.expert_format);
         grouped_matmul(gate_up, space, x, routing.token_of, w, routing);
-        swiglu(hidden, gate_up);
+        swiglu_halves(hidden, gate_up);
         quantize(steps, hidden, moe.expert_format);
         for (const int j : {1, 2, 3}) {
             set_threads(j);
