@@ -1,46 +1,558 @@
-// runq_moe: Qwen3-MoE inference around one fused operator, to read from top to bottom.
+// runq_moe: Qwen3-MoE inference around one fused operator, in one file: from the bytes of a model file to
+// words on the screen.
 //
 // A layer has many feed-forward networks, its experts, and a token goes through a few of them. The operator
 // takes rows sorted by expert, multiplies each by its expert's gate and up, puts the first half through
 // swish, multiplies by the second half and quantizes the product: nothing in between is written to memory.
 // Experts are in A8W8 (int8 by int8), A8W4 (int8 by int4) or MXFP8 (blocks of 8-bit floats under one power of
 // two), as the file says. Attention, dense layers, embedding and classifier are in A8W8, or as experts are.
-// docs/moe.md tells the whole story.
+// The router is fp32, its sums fp64. docs/moe.md tells the whole story.
 //
-// This file has its matrices, quantizer, products and operator as plain loops, the tensors of a file, and the
-// forward pass. The rest is in engine/, as runq.cpp says; MXFP8 is cpu/mxfp8.h, routing cpu/routing.h.
+// The file is complete. This line compiles it, and the next one tells a story:
 //
-//     make runq_moe model_moe.bin && ./runq_moe model_moe.bin -i "Once upon a time"
+//     g++ -std=c++20 -O3 -march=native -fopenmp runq_moe.cpp -o runq_moe -lpcre2-8 -lutf8proc
+//     ./runq_moe model_moe.bin -i "Once upon a time"
+//
+// Without PCRE2 and utf8proc, -DNO_TOKENIZER makes a program that takes and prints token ids; without OpenMP
+// it runs in one thread. Loops are plain: they are the specification. With -DENGINE, which `make` sets, the
+// two regions between #ifdef ENGINE and #endif come from engine/ instead, under the same names: packed
+// weights, vector instructions, a chat with a line editor, and much that is left out here, such as a system
+// prompt in chat, numbers of less than 32 bits in the KV cache, and files that are damaged or cut while they
+// are read.
+
+#ifdef ENGINE
+#include "engine/program.h"
+#else
 
 #include <algorithm>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <chrono>
+#include <climits>
 #include <cmath>
-#include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <iterator>
 #include <limits>
+#include <map>
 #include <memory>
+#include <numbers>
+#include <numeric>
+#include <optional>
+#include <random>
 #include <span>
+#include <sstream>
+#include <stdexcept>
 #include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifndef NO_TOKENIZER
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <utf8proc.h>
+#endif
+#if __has_include(<sys/mman.h>)
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
 
-#include "engine/app/model.h"
-#include "engine/app/options.h"
-#include "engine/app/streams.h"
-#include "engine/app/trace.h"
-#include "engine/cpu/attention.h"
-#include "engine/cpu/coded_rows.h"
-#include "engine/cpu/fp64_matmul.h"
-#include "engine/cpu/half.h"
-#include "engine/cpu/mxfp8.h"
-#include "engine/cpu/ops.h"
-#include "engine/cpu/quant_matmul.h"
-#include "engine/cpu/routing.h"
-#include "engine/cpu/rows.h"
-#include "engine/model/header.h"
-#include "engine/model/model_file.h"
-#include "engine/model/scheme.h"
-#include "engine/model/tensors.h"
-#include "engine/os/clock.h"
-#include "engine/os/threads.h"
+// ---- section rows ----------------------------------------------------------
+// Threads, errors, and what the forward pass hands from one operation to the next: a row per token
+
+// A wrong command line: exit code 2. All other errors: exit code 1.
+struct UsageError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Throws an error that says its parts, one after another.
+template <class Error = std::runtime_error>
+[[noreturn]] void fail(const auto&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    throw Error(text.str());
+}
+
+// Calls body(i) for each i below n, in all threads.
+void parallel_for(int64_t n, auto body) {
+#pragma omp parallel for if (n > 1)
+    for (int64_t i = 0; i < n; i++) body(int(i));
+}
+
+// (n_rows, n_cols) fp32, with room for more rows. An operation sets n_rows of what it writes.
+struct Rows {
+    int n_rows = 0, n_cols;
+    std::vector<float> values;
+
+    explicit Rows(int max_rows = 0, int columns = 0) : n_cols(columns), values(size_t(max_rows) * columns) {}
+    float* row(int i) { return values.data() + size_t(i) * size_t(n_cols); }
+    const float* row(int i) const { return values.data() + size_t(i) * size_t(n_cols); }
+    void reserve(int rows) { values.resize(std::max(values.size(), size_t(rows) * size_t(n_cols))); }
+    // Drops all rows but the last n.
+    void keep_last(int n) {
+        std::copy(row(n_rows - n), row(n_rows), row(0));
+        n_rows = n;
+    }
+};
+
+// Rows in int8: codes (n_rows, n_cols), and a scale for each group of group_size along a row.
+struct Int8Rows {
+    int n_rows, n_cols, group_size;
+    std::vector<int8_t> codes;
+    std::vector<float> scales;
+
+    explicit Int8Rows(int max_rows = 0, int columns = 0, int group = 1) { resize(max_rows, columns, group); }
+    int n_groups() const { return n_cols / group_size; }
+    int8_t* row_codes(int i) { return codes.data() + size_t(i) * size_t(n_cols); }
+    const int8_t* row_codes(int i) const { return codes.data() + size_t(i) * size_t(n_cols); }
+    float* row_scales(int i) { return scales.data() + size_t(i) * size_t(n_groups()); }
+    const float* row_scales(int i) const { return scales.data() + size_t(i) * size_t(n_groups()); }
+    void resize(int rows, int columns, int group) {
+        n_rows = rows, n_cols = columns, group_size = group;
+        codes.resize(size_t(rows) * size_t(columns));
+        scales.resize(size_t(rows) * size_t(n_groups()));
+    }
+};
+
+// One of the products that read the same input: out (n_tokens, w.n_rows) = x times w transposed.
+template <class Matrix>
+struct MatrixProduct {
+    Rows& out;
+    const Matrix& w;
+};
+
+inline bool all_finite(const float* x, size_t n) {
+    return std::all_of(x, x + n, [](float value) { return std::isfinite(value); });
+}
+
+// What the engine does faster, and is asked first: nothing, in a file that is compiled alone.
+struct PackedMatrix;
+inline bool fast_quantize(Int8Rows&, const Rows&, int) { return false; }
+bool fast_matmul(const Int8Rows&, const auto&) { return false; }
+// ---- end of rows -----------------------------------------------------------
+
+// ---- section config --------------------------------------------------------
+// The numbers of a model, as the header of its file has them
+
+enum class Arch : uint32_t { llama = 1, qwen3 = 2, qwen3_moe = 3 };
+
+struct ModelConfig {
+    Arch arch = Arch::llama;
+    int dim = 0;         // length of a token's vector (hidden_size)
+    int hidden_dim = 0;  // length inside the feed-forward block (intermediate_size)
+    int n_layers = 0;
+    int n_heads = 0, n_kv_heads = 0;  // n_heads / n_kv_heads query heads share a key/value head
+    int head_dim = 0;                 // n_heads * head_dim need not be dim
+    int vocab_size = 0;               // rows of the embedding and of the classifier
+    int max_seq_len = 0;              // positions the model was made for
+    bool shared_classifier = false;   // the classifier is the embedding (tied)
+    int group_size = 0;               // weights that share one scale; 0: the whole row
+    bool static_activations = false;  // activations' scales are in the file, not found at run time
+    float norm_eps = 1e-5f, rope_theta = 500000;
+    bool llama3_rope = false;  // Llama 3's rescaling of the RoPE frequencies (config.json: rope_scaling)
+    float rope_factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+    int original_max_position = 0;
+    int bos_id = -1;                      // -1: none
+    std::vector<int> eos_ids;             // generation ends at any of these
+    float temperature = 1, top_p = 0.9f;  // sampling defaults; temperature 0 is greedy, top_p 1 off
+    int top_k = 0;                        // 0: off
+
+    bool has_head_norms() const { return arch != Arch::llama; }
+    int q_dim() const { return n_heads * head_dim; }
+    int kv_dim() const { return n_kv_heads * head_dim; }
+    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
+    // How long the rows of the layers' matrices are, by name.
+    std::array<std::pair<const char*, int>, 3> row_lengths() const {
+        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
+    }
+};
+// ---- end of config ---------------------------------------------------------
+
+// ----------------------------------------------------------------------------
+// Operations: on pointers and numbers, then on the rows of all tokens
+
+// lift rmsnorm
+// out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
+// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
+// normalized values lie exactly halfway between two codes, and the last bit would decide which.
+inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) sum += double(x[i]) * x[i];
+    const double inv = 1.0 / std::sqrt(sum / n + eps);
+    for (int i = 0; i < n; i++) out[i] = float(weight[i] * (x[i] * inv));
+}
+
+// lift rope
+// Rotates the adjacent pairs (2i, 2i + 1) of one head by cos and sin (head_dim / 2,) (Su et al. 2021, arXiv
+// 2104.09864).
+inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
+    for (int i = 0; i < head_dim / 2; i++) {
+        const float a = head[2 * i], b = head[2 * i + 1];
+        head[2 * i] = a * cos[i] - b * sin[i];
+        head[2 * i + 1] = a * sin[i] + b * cos[i];
+    }
+}
+
+// lift softmax
+// x[i] = exp(x[i] - max) / sum over n values.
+inline void softmax(float* x, int n) {
+    const float max = *std::max_element(x, x + n);
+    float sum = 0;
+    for (int i = 0; i < n; i++) {
+        x[i] = std::exp(x[i] - max);
+        sum += x[i];
+    }
+    for (int i = 0; i < n; i++) x[i] /= sum;
+}
+
+// lift swiglu
+// out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202).
+inline void swiglu(float* out, const float* gate, const float* up, int n) {
+    for (int i = 0; i < n; i++) out[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];
+}
+
+// lift attend
+// One query (head_dim,) against the keys and values of its kv head, (n_positions, head_dim) each -> scores
+// and probs (n_positions,), out (head_dim,).
+inline void attend(float* out, float* scores, float* probs, const float* q, const float* keys,
+                   const float* values, int n_positions, int head_dim) {
+    for (int p = 0; p < n_positions; p++) {
+        const float* key = keys + int64_t(p) * head_dim;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int i = 0; i < head_dim; i++) sum += q[i] * key[i];
+        scores[p] = sum / std::sqrt(float(head_dim));
+        probs[p] = scores[p];
+    }
+    softmax(probs, n_positions);
+    for (int i = 0; i < head_dim; i++) out[i] = 0;
+    for (int p = 0; p < n_positions; p++) {
+        const float* value = values + int64_t(p) * head_dim;
+        for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
+    }
+}
+
+// Normalizes each run of n values: whole rows of x, or each head of q or k. out may be x.
+inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float eps) {
+    out.n_rows = x.n_rows;
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += n) rmsnorm(out.row(t) + i, x.row(t) + i, weight, n, eps);
+    });
+}
+
+// cos and sin of the rotation angles of a chunk's positions, the same in every layer. At position 0 every
+// angle is 0. Pair i turns by theta^(-2i / head_dim) radians per position. Llama 3.1 and later divide the
+// frequencies of long wavelengths by `factor`, leave short ones alone and blend in between.
+struct RopeAngles {
+    std::vector<float> frequencies;  // (head_dim / 2,)
+    Rows cos, sin;                   // (n_tokens, head_dim / 2)
+
+    RopeAngles() = default;
+    RopeAngles(const ModelConfig& c, int max_tokens)
+        : frequencies(size_t(c.head_dim) / 2),
+          cos(max_tokens, c.head_dim / 2),
+          sin(max_tokens, c.head_dim / 2) {
+        for (size_t i = 0; i < frequencies.size(); i++) {
+            double f = std::pow(double(c.rope_theta), -2.0 * double(i) / c.head_dim);
+            if (c.llama3_rope) {
+                // Turns within the context that the model was first trained on.
+                const double turns = c.original_max_position * f / (2 * std::numbers::pi);
+                const double low = c.low_freq_factor, high = c.high_freq_factor;
+                const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+                f = (1 - smooth) * f / c.rope_factor + smooth * f;
+            }
+            frequencies[i] = float(f);
+        }
+    }
+    // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
+    void set_positions(int pos, int n_tokens) {
+        cos.n_rows = sin.n_rows = n_tokens;
+        for (int t = 0; t < n_tokens; t++) {
+            for (size_t i = 0; i < frequencies.size(); i++) {
+                const double angle = double(pos + t) * frequencies[i];
+                cos.row(t)[i] = float(std::cos(angle));
+                sin.row(t)[i] = float(std::sin(angle));
+            }
+        }
+    }
+};
+
+// Rotates every head of every token, in place. x: (n_tokens, heads * head_dim).
+inline void rope(Rows& x, const RopeAngles& angles, int head_dim) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i += head_dim)
+            rope(x.row(t) + i, angles.cos.row(t), angles.sin.row(t), head_dim);
+    });
+}
+
+// SwiGLU of all tokens. out may be gate.
+inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
+    out.n_rows = gate.n_rows;
+    parallel_for(gate.n_rows, [&](int t) { swiglu(out.row(t), gate.row(t), up.row(t), gate.n_cols); });
+}
+
+// SwiGLU of rows whose first half is the gate: out (n_rows, n), x (n_rows, 2 n).
+inline void swiglu_halves(Rows& out, const Rows& x) {
+    out.n_rows = x.n_rows;
+    parallel_for(x.n_rows, [&](int t) { swiglu(out.row(t), x.row(t), x.row(t) + out.n_cols, out.n_cols); });
+}
+
+// x += y
+inline void add(Rows& x, const Rows& y) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] += y.row(t)[i];
+    });
+}
+
+// The keys and values of every position so far, (n_layers, n_kv_heads, context, head_dim) each. Memory is
+// taken as positions are used.
+struct KvCache {
+    int n_kv_heads, head_dim, context;
+    std::unique_ptr<float[]> keys, values;
+
+    KvCache(const ModelConfig& c, int n_positions)
+        : n_kv_heads(c.n_kv_heads), head_dim(c.head_dim), context(n_positions) {
+        const size_t n = size_t(c.n_layers) * size_t(c.kv_dim()) * size_t(context);
+        keys = std::make_unique_for_overwrite<float[]>(n);
+        values = std::make_unique_for_overwrite<float[]>(n);
+    }
+    size_t at(int layer, int head, int pos) const {
+        return ((size_t(layer) * size_t(n_kv_heads) + size_t(head)) * size_t(context) + size_t(pos)) *
+               size_t(head_dim);
+    }
+    // k and v (n_tokens, n_kv_heads * head_dim), of positions pos, pos + 1, ...
+    void append(int layer, int pos, const Rows& k, const Rows& v) {
+        for (int t = 0; t < k.n_rows; t++) {
+            for (int h = 0; h < n_kv_heads; h++) {
+                std::copy_n(k.row(t) + h * head_dim, head_dim, &keys[at(layer, h, pos + t)]);
+                std::copy_n(v.row(t) + h * head_dim, head_dim, &values[at(layer, h, pos + t)]);
+            }
+        }
+    }
+};
+
+// What each head makes of each position, before or after softmax, if a trace wants it: (n_tokens, n_heads,
+// context), of which token t has the first pos + t + 1 positions.
+struct HeadScores : Rows {
+    int n_heads, context, pos = 0;
+
+    HeadScores(bool is_wanted, int max_tokens, int heads, int n_positions)
+        : Rows(is_wanted ? max_tokens : 0, heads * n_positions), n_heads(heads), context(n_positions) {}
+    float* of_head(int t, int h) { return row(t) + size_t(h) * size_t(context); }
+    const float* of_head(int t, int h) const { return row(t) + size_t(h) * size_t(context); }
+};
+
+// Attention of a chunk: q (n_tokens, n_heads * head_dim), rotated, of tokens at positions pos, pos + 1, ...,
+// each against all positions up to its own -> out, same shape. Their keys and values are in the cache.
+inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, const KvCache& cache,
+                      int layer, int pos) {
+    const int d = cache.head_dim, n_heads = q.n_cols / d, heads_per_kv = n_heads / cache.n_kv_heads;
+    out.n_rows = scores.n_rows = probs.n_rows = q.n_rows;
+    scores.pos = probs.pos = pos;
+    parallel_for(int64_t(q.n_rows) * n_heads, [&](int i) {
+        const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
+        const size_t first = cache.at(layer, h / heads_per_kv, 0);
+        std::vector<float> unkept(scores.values.empty() ? size_t(n_positions) : 0);
+        float* s = scores.values.empty() ? unkept.data() : scores.of_head(t, h);
+        float* p = probs.values.empty() ? unkept.data() : probs.of_head(t, h);
+        attend(out.row(t) + h * d, s, p, q.row(t) + h * d, &cache.keys[first], &cache.values[first],
+               n_positions, d);
+    });
+}
+
+// out (n_tokens, n_rows) = x (n_tokens, n) times w (n_rows, n) transposed, added up in fp64 and rounded once:
+// where the result decides which experts run, and rounding must not. out.n_cols is n_rows.
+inline void fp64_matmul(Rows& out, const Rows& x, const float* w) {
+    out.n_rows = x.n_rows;
+    parallel_for(int64_t(x.n_rows) * out.n_cols, [&](int at) {
+        const int t = at / out.n_cols, i = at % out.n_cols;
+        const float *token = x.row(t), *row = w + int64_t(i) * x.n_cols;
+        double sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int k = 0; k < x.n_cols; k++) sum += double(token[k]) * double(row[k]);
+        out.row(t)[i] = float(sum);
+    });
+}
+
+// Row i of `out` becomes row rows[i] of x.
+inline void gather(Int8Rows& out, const Int8Rows& x, std::span<const int> rows) {
+    out.resize(int(rows.size()), x.n_cols, x.group_size);
+    for (int i = 0; i < out.n_rows; i++) {
+        std::copy_n(x.row_codes(rows[size_t(i)]), x.n_cols, out.row_codes(i));
+        std::copy_n(x.row_scales(rows[size_t(i)]), x.n_groups(), out.row_scales(i));
+    }
+}
+
+// lift half_value
+// The number that an fp16 is (IEEE 754 binary16): a sign, 5 bits of exponent with bias 15, 10 of mantissa.
+inline float half_value(uint16_t bits) {
+    const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+    float value = std::ldexp(float(exponent == 0 ? mantissa : 1024 + mantissa), std::max(exponent, 1) - 25);
+    if (exponent == 31) value = mantissa == 0 ? INFINITY : NAN;
+    return bits & 0x8000 ? -value : value;
+}
+struct Half {
+    uint16_t bits;
+};
+inline float to_float(Half h) { return half_value(h.bits); }
+
+// The engine is asked for a single row, too.
+inline bool fast_quantize(Int8Rows&, int, const float*) { return false; }
+
+// ---- section tensors -------------------------------------------------------
+// A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place
+
+static_assert(std::endian::native == std::endian::little);
+constexpr size_t header_size = 256;
+constexpr int max_group_size = 1 << 16;  // keeps int32 sums of int8 products exact
+
+// Throws "NAME is VALUE, WHY" unless the value fits.
+void check_value(bool fits, const std::string& name, int64_t value, const auto&... why) {
+    if (!fits) fail(name, " is ", value, ", ", why...);
+}
+
+// What a program says of its files. Config is ModelConfig, or has it and fields of the program's own.
+struct HeaderReader;
+template <class Config>
+struct FileFormat {
+    uint32_t magic;                // a file's first word
+    int version;                   // and its second
+    void (*check)(const Config&);  // throws if the program cannot run such a model
+    // If it is there, reads the fields of the program's own, from byte 0xC0 on; what follows is 0.
+    size_t (*read_own)(const HeaderReader&, Config&) = nullptr;
+    Arch first_arch = Arch::llama, last_arch = Arch::qwen3;  // that it runs, and those between
+    int max_activations = 0;                                 // the highest value of that field
+    int alignment = 1;                                       // bytes: every tensor begins at a multiple of it
+};
+
+// The tensors of a file, one after another from the end of the header on.
+struct TensorList {
+    std::span<const std::byte> weights;
+    size_t alignment, end = 0;  // end: of the tensors so far
+
+    // The next tensor, in place.
+    template <class T>
+    const T* next(const std::string& name, std::vector<int> shape) {
+        const size_t begin = (end + alignment - 1) / alignment * alignment;
+        size_t n_bytes = sizeof(T);
+        for (const int n : shape) n_bytes *= size_t(n);
+        if (begin > weights.size() || n_bytes > weights.size() - begin)
+            fail("weights are ", weights.size(), " bytes and end before those of ", name);
+        end = begin + n_bytes;
+        return reinterpret_cast<const T*>(weights.data() + begin);
+    }
+    // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
+    auto layers(const ModelConfig& c, const std::string& name, auto make) {
+        std::vector<decltype(make(name))> found;
+        for (int l = 0; l < c.n_layers; l++)
+            found.push_back(make("layers." + std::to_string(l) + "." + name));
+        return found;
+    }
+    template <class T>
+    std::vector<const T*> vectors(const ModelConfig& c, const std::string& name, int n) {
+        return layers(c, name, [&](const std::string& full_name) { return next<T>(full_name, {n}); });
+    }
+};
+
+template <class Config>
+struct ModelFileOf {
+    Config config;
+    std::span<const std::byte> bytes, weights, tokenizer;  // of the whole file, and of its parts
+};
+
+// A loaded model, and all that a run of it needs. Weights and RunState are the program's own.
+template <class Config, class Weights, class RunState>
+struct TransformerOf {
+    ModelFileOf<Config> file;
+    Weights weights;
+    RunState state;
+    struct Trace* trace = nullptr;  // not null: record every step
+};
+// ---- end of tensors --------------------------------------------------------
+
+// ---- section options -------------------------------------------------------
+// What the command line asks for, and a record of all that a run computes
+
+// An option of one program alone. Its value is one of `choices`, the first by default.
+struct OwnOption {
+    const char* name;
+    std::vector<const char*> choices;
+    const char* help;
+};
+
+struct Options {
+    std::string model_path;
+    std::optional<std::string> prompt, file;  // "-": standard input
+    std::vector<int> ids;                     // the prompt as these; {}: not given
+    bool chat = false, print_ids = false;
+    int steps = 256, ctx = 0, threads = 0;  // 0: to the end of the context; at most 4096; OpenMP's default
+    std::optional<float> temp, top_p;       // these three: the model's if not given
+    std::optional<int> top_k;
+    std::optional<uint64_t> seed;            // another in each run if not given
+    std::optional<std::string> ppl, trace;   // paths
+    std::map<std::string, std::string> own;  // the program's own options
+};
+
+// How many tokens' logits a chunk of n tokens needs at most: those of all for perplexity or a trace.
+inline int n_logits(const Options& o, bool is_traced, int n) { return o.ppl || is_traced ? n : 1; }
+
+inline KvCache kv_cache(const Options&, const ModelConfig& c, int context) { return {c, context}; }
+
+constexpr int accumulator_layer = 1;  // of which a trace has the integer sums of each product
+
+// Every intermediate tensor of a run, by step name; all tokens one after another, however they were fed.
+struct Trace {
+    struct Tensor {
+        const char* type;                 // safetensors' name
+        std::vector<int> shape;           // of a token; {} is one number
+        std::vector<std::string> tokens;  // bytes of each
+    };
+    std::map<std::string, Tensor> tensors;
+
+    void write(const std::string& path) const;  // a safetensors file
+};
+
+// Appends the steps of one layer, or those outside the layers (layer -1), if there is a trace:
+//
+//     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
+struct Recorder {
+    Trace* trace;
+    int layer;
+
+    Recorder(Trace* t, int l) : trace(t), layer(l) {}
+    // n_tokens values of the given shape. The last dimension may grow from call to call, as attention's does.
+    template <class T>
+    void operator()(const std::string& name, const T* values, int n_tokens, std::vector<int> shape) const;
+    void operator()(const std::string& name, const Rows& x, int head_dim = 0) const;
+    void operator()(const std::string& name, const Int8Rows& x) const;
+    void operator()(const std::string& name, const HeadScores& x) const;
+    template <class Matrix>  // a product, and in one layer the integer sums of its groups
+    void operator()(const std::string& name, const Rows& out, const Int8Rows& x, const Matrix& w) const;
+};
+// ---- end of options --------------------------------------------------------
+
+// A trace has the codes of MXFP8 as bytes without sign.
+template <>
+void Recorder::operator()(const std::string& name, const uint8_t* values, int n_tokens,
+                          std::vector<int> shape) const;
+
+// What the choices of an option are that is given without a value: see the command line below.
+const std::vector<const char*> no_value{"no", "yes"};
+
+#endif  // ENGINE
 
 // ----------------------------------------------------------------------------
 // What the header says besides a model's usual numbers: docs/moe.md
@@ -74,175 +586,362 @@ struct Config : ModelConfig {
 };
 
 // ----------------------------------------------------------------------------
-// Matrices
+// MXFP8: 8-bit floats in blocks, each under one power of two (OCP Microscaling Formats 1.0). Elements are
+// E4M3: a sign, 4 bits of exponent with bias 7, 3 of mantissa; 0x7f and 0xff are NaN, and there is no
+// infinity. A scale is E8M0. Files have both as they are here, and golden/mx.py is the reference
 
-// The columns that go through the fast kernels under one scale of each side.
-int kernel_group(const WeightFormat& format, int n_cols) {
-    if (format.kind == WeightKind::a8w8 || n_cols % 32 != 0) return n_cols;
-    return format.group == 32 || n_cols % 64 != 0 ? 32 : 64;
+// lift e4m3_value
+// The number that an element is.
+inline float e4m3_value(uint8_t code) {
+    const int exponent = code >> 3 & 15, mantissa = code & 7;
+    float value = std::ldexp(float(exponent == 0 ? mantissa : 8 + mantissa), std::max(exponent, 1) - 10);
+    if ((code & 0x7f) == 0x7f) value = NAN;
+    return code & 0x80 ? -value : value;
 }
 
-// The weights of an expert, or others. A8W8 and A8W4 are described as to any kernel (cpu/quant_matrix.h),
-// int4 codes as 8 too large. MXFP8 has E4M3 codes, and scales (n_rows, n_cols / group) of a byte each.
-struct MoeMatrix : ModelMatrix {
-    WeightFormat format;
-    const float* assist = nullptr;  // (n_rows,), A8W4: see dot_by_digits
+// lift e4m3_code
+// The element nearest to x, halves to even; beyond the largest, 448, the largest; 0x7f for NaN.
+inline uint8_t e4m3_code(float x) {
+    if (std::isnan(x)) return 0x7f;
+    const float magnitude = std::min(std::fabs(x), 448.0f);
+    int exponent = -6;  // of the subnormals, and of the smallest normals
+    if (magnitude >= 0x1p-6f) exponent = std::ilogb(magnitude);
+    // In steps of 2^(exponent - 3): 8 to 16, or 0 to 8 for subnormals. 16 is the next exponent's 8.
+    const int steps = int(std::nearbyintf(std::ldexp(magnitude, 3 - exponent)));
+    const int code = std::min(steps + (exponent + 6) * 8, 0x7e);
+    return uint8_t(code | (std::signbit(x) ? 0x80 : 0));
+}
 
+// lift e8m0_value
+// The number that a scale is: 2^(code - 127), and NaN for 255.
+inline float e8m0_value(uint8_t code) {
+    if (code == 255) return NAN;
+    return std::ldexp(1.0f, code - 127);
+}
+
+// The same of all 256 codes.
+std::array<float, 256> values_of_bytes(float (*value)(uint8_t)) {
+    std::array<float, 256> all;
+    for (size_t code = 0; code < 256; code++) all[code] = value(uint8_t(code));
+    return all;
+}
+const std::array<float, 256> e4m3_values = values_of_bytes(e4m3_value);
+const std::array<float, 256> e8m0_values = values_of_bytes(e8m0_value);
+
+// lift quantize_mx_block
+// codes (n,) of a block x (n,), and its scale, which is returned: 2^(floor(log2(max|x|)) - 8), at least
+// 2^-127; 8 is the exponent of the largest element. With a NaN in it, all of the block is NaN.
+inline uint8_t quantize_mx_block(uint8_t* codes, const float* x, int n) {
+    float amax = 0;
+    bool has_nan = false;
+    for (int i = 0; i < n; i++) {
+        amax = std::max(amax, std::fabs(x[i]));
+        has_nan = has_nan || std::isnan(x[i]);
+    }
+    int shared = -127;
+    if (amax > 0) shared = std::max(shared, (std::isinf(amax) ? 128 : std::ilogb(amax)) - 8);
+    for (int i = 0; i < n; i++) {
+        const bool is_beside_nan = has_nan && !std::isnan(x[i]);
+        codes[i] = e4m3_code(is_beside_nan ? std::copysign(0.0f, x[i]) : std::ldexp(x[i], -shared));
+    }
+    return has_nan ? 255 : uint8_t(shared + 127);
+}
+
+// ----------------------------------------------------------------------------
+// Quantizing what matrices are multiplied by: to int8 with one scale a row, or to MXFP8
+
+// lift quantize_group
+// codes (group_size,) of x (group_size,): amax = max|x|, code = clamp(x * (127 / amax)) rounded half to even.
+// Returns the scale, amax / 127. Where 127 / amax is not finite (amax 0, or below 3.74e-37), scale and codes
+// are 0. -128 never appears.
+inline float quantize_group(int8_t* codes, const float* x, int group_size) {
+    float amax = 0;
+    for (int i = 0; i < group_size; i++) amax = std::max(amax, std::fabs(x[i]));
+    float inv = 127.0f / amax;
+    if (!(inv > 0 && inv <= std::numeric_limits<float>::max())) inv = 0;
+    for (int i = 0; i < group_size; i++) {
+        const float r = std::nearbyintf(x[i] * inv);
+        const float low = r > -127.0f ? r : -127.0f;  // in this order, NaN becomes -127 rather than undefined
+        codes[i] = int8_t(low < 127.0f ? low : 127.0f);
+    }
+    return inv > 0 ? amax / 127.0f : 0.0f;
+}
+
+// Rows in the codes that matrices of a format are multiplied by: int8, the whole row one group, or E4M3,
+// whose scales are the numbers that E8M0 means.
+struct CodedRows : Int8Rows {
+    bool is_mx = false;
+
+    CodedRows() = default;
+    CodedRows(int max_rows, int columns, const WeightFormat& of_matrices) {
+        if (max_rows > 0) resize(max_rows, columns, of_matrices);
+    }
+    // Makes room; what was there is lost.
+    void resize(int rows, int columns, const WeightFormat& of_matrices) {
+        is_mx = of_matrices.kind == WeightKind::mxfp8;
+        Int8Rows::resize(rows, columns, is_mx ? of_matrices.group : columns);
+    }
+};
+
+// x (n_cols,) becomes row t of `out`. The scale of an int8 row that is not finite is NaN, as no code can say
+// so.
+void quantize_row(CodedRows& out, int t, const float* x) {
+    int8_t* codes = out.row_codes(t);
+    float* scales = out.row_scales(t);
+    if (out.is_mx) {
+        for (int i = 0; i < out.n_cols; i += out.group_size)
+            scales[i / out.group_size] =
+                e8m0_value(quantize_mx_block(reinterpret_cast<uint8_t*>(codes) + i, x + i, out.group_size));
+        return;
+    }
+    if (fast_quantize(out, t, x)) return;
+    scales[0] = all_finite(x, size_t(out.n_cols)) ? quantize_group(codes, x, out.n_cols) : NAN;
+}
+
+// All rows of x, for matrices of a format: the input of the products that follow.
+void quantize(CodedRows& out, const Rows& x, const WeightFormat& format) {
+    out.resize(x.n_rows, x.n_cols, format);
+    parallel_for(x.n_rows, [&](int t) { quantize_row(out, t, x.row(t)); });
+}
+
+// ----------------------------------------------------------------------------
+// Matrices and their products
+
+// The weights of an expert, or others, row by row: weight (i, k) is a code times the scale of its row, or of
+// the k / group-th group of its row.
+struct MoeMatrix {
+    WeightFormat format;
+    int n_rows = 0, n_cols = 0;            // output channels, input channels
+    int group = 0;                         // weights of a row that share a scale; divides n_cols
+    const int8_t* codes = nullptr;         // (n_rows, n_cols) int8 or E4M3; A8W4: see unpack_int4
+    const float* row_scales = nullptr;     // (n_rows,): A8W8, and A8W4 without groups
+    const Half* group_scales = nullptr;    // (n_rows, n_groups): A8W4
+    const uint8_t* mx_scales = nullptr;    // (n_rows, n_groups): MXFP8, E8M0
+    const float* assist = nullptr;         // (n_rows,): A8W4, see dot_by_digits
+    const PackedMatrix* packed = nullptr;  // the engine's copy, if it has one
+
+    bool is_int4() const { return format.kind == WeightKind::a8w4; }
     bool is_mx() const { return format.kind == WeightKind::mxfp8; }
-    const uint8_t* mx_scales() const { return static_cast<const uint8_t*>(scales); }
-    // Whether the kernels multiply it: A8W8, and A8W4 in groups.
-    bool has_kernel() const { return bits == 8 ? !is_mx() : format.group > 0 && n_cols % 64 == 0; }
+    int n_groups() const { return n_cols / group; }
+    size_t row_bytes() const { return size_t(is_int4() ? n_cols / 2 : n_cols); }
+
     // The matrix that lies behind this one in the same tensors.
     MoeMatrix next() const {
         MoeMatrix w = *this;
-        if (codes == nullptr) return w;
-        w.codes += size_t(n_rows) * code_bytes(w);
-        w.scales = mx_scales() + size_t(n_rows) * (is_mx() ? n_scales(w) : scale_bytes(w));
+        if (codes != nullptr) w.codes += size_t(n_rows) * row_bytes();
+        if (row_scales != nullptr) w.row_scales += n_rows;
+        if (group_scales != nullptr) w.group_scales += size_t(n_rows) * size_t(n_groups());
+        if (mx_scales != nullptr) w.mx_scales += size_t(n_rows) * size_t(n_groups());
         if (assist != nullptr) w.assist += n_rows;
         return w;
     }
 };
 
-// A row of an int8 or int4 matrix as the plain loops multiply it.
-struct MatrixRow {
-    std::vector<int8_t> codes;  // (n_cols,)
-    std::vector<float> scales;  // (n_groups,)
+// lift unpack_int4
+// The codes of a row of int4 weights, -8..7, of bytes (n_bytes,): (2 * n_bytes,). A row is cut into blocks of
+// 64 bytes, what is left into one of 32, then one of 16; in a block of B bytes, byte j holds codes j and
+// j + B, in its low and in its high half, 8 too large.
+template <class Code>
+void unpack_int4(Code* codes, const int8_t* bytes, int n_bytes) {
+    for (int size = 64; size >= 16; size /= 2) {
+        for (; n_bytes >= size; n_bytes -= size, bytes += size, codes += 2 * size) {
+            for (int j = 0; j < size; j++) {
+                codes[j] = Code((bytes[j] & 15) - 8);
+                codes[j + size] = Code((bytes[j] >> 4 & 15) - 8);
+            }
+        }
+    }
+}
+
+// Codes as the loops multiply them: int8 and int4 as int16, which compilers multiply faster, and E4M3 as the
+// numbers that they are.
+struct WideCodes {
+    std::vector<int16_t> codes;
+    std::vector<float> values;
+
+    void load(const int8_t* from, size_t n, bool is_mx) {
+        codes.assign(from, from + (is_mx ? 0 : n));
+        values.resize(is_mx ? n : 0);
+        for (size_t k = 0; k < values.size(); k++) values[k] = e4m3_values[uint8_t(from[k])];
+    }
 };
 
-void load_row(MatrixRow& row, const MoeMatrix& w, int i) {
-    row.codes.resize(size_t(w.n_cols)), row.scales.resize(size_t(n_scales(w)));
-    unpack_row(reinterpret_cast<uint8_t*>(row.codes.data()), w, i);
-    for (int8_t& code : row.codes) code = int8_t(code - w.zero_point);
-    for (int g = 0; g < n_scales(w); g++) row.scales[g] = weight_scale(w, i, g);
-}
+// A row of weights, likewise, with its scales (n_groups,).
+struct WeightRow : WideCodes {
+    std::vector<float> scales;
+
+    void load_row(const MoeMatrix& w, int i) {
+        const int8_t* from = w.codes + size_t(i) * w.row_bytes();
+        if (w.is_int4()) {
+            codes.resize(size_t(w.n_cols));
+            unpack_int4(codes.data(), from, w.n_cols / 2);
+        } else {
+            load(from, size_t(w.n_cols), w.is_mx());
+        }
+        scales.resize(size_t(w.n_groups()));
+        const size_t first = size_t(i) * scales.size();
+        for (size_t g = 0; g < scales.size(); g++)
+            scales[g] = w.row_scales != nullptr     ? w.row_scales[i]
+                        : w.group_scales != nullptr ? to_float(w.group_scales[first + g])
+                                                    : e8m0_values[w.mx_scales[first + g]];
+    }
+};
 
 // One row of the table per token, dequantized.
 void embed(Rows& out, const MoeMatrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
-    MatrixRow row;
+    WeightRow row;
     for (int t = 0; t < out.n_rows; t++) {
-        if (!table.is_mx()) load_row(row, table, tokens[t]);
-        const size_t at = size_t(tokens[t]) * size_t(table.n_cols);  // of the row's first code
+        row.load_row(table, tokens[t]);
         for (int i = 0; i < out.n_cols; i++)
-            out.row(t)[i] = table.is_mx()
-                                ? scaled_value(table.codes[at + i], table.mx_scales()[(at + i) / table.group])
-                                : float(row.codes[i]) * row.scales[i / table.group];
+            out.row(t)[i] =
+                (table.is_mx() ? row.values[i] : float(row.codes[i])) * row.scales[i / table.group];
     }
 }
 
-// ----------------------------------------------------------------------------
-// Quantizing what matrices are multiplied by: to int8 with one scale a row, or to MXFP8 (engine/cpu/mxfp8.h).
-// The loops are the specification of int8_quantize and quant_matmul.
-
-// Makes room for rows that matrices of a format are multiplied by.
-void resize(CodedRows& out, int n_rows, int n_cols, const WeightFormat& of_matrices) {
-    if (of_matrices.kind == WeightKind::mxfp8) return out.resize_mx(n_rows, n_cols, of_matrices.group);
-    out.resize_int8(n_rows, n_cols, kernel_group(of_matrices, n_cols));
-}
-
-// Such room for n_rows rows of n_cols values; none if there are no rows.
-CodedRows coded_rows(int n_rows, int n_cols, const WeightFormat& of_matrices) {
-    CodedRows rows;
-    if (n_rows > 0) resize(rows, n_rows, n_cols, of_matrices);
-    return rows;
-}
-
-// codes (n,) of x (n,) under one scale, which is returned: max|x| / 127. Codes are x / scale rounded half to
-// even. Both are 0 where 127 / max|x| is not finite.
-float quantize_row(int8_t* codes, const float* x, int n) {
-    float largest = 0;
-    for (int i = 0; i < n; i++) largest = std::max(largest, std::fabs(x[i]));
-    float inv = 127.0f / largest;
-    if (!(inv > 0 && inv <= std::numeric_limits<float>::max())) inv = 0;
-    for (int i = 0; i < n; i++) {
-        const float whole = std::nearbyintf(x[i] * inv);
-        codes[i] = int8_t(std::min(127.0f, whole > -127.0f ? whole : -127.0f));
-    }
-    return inv > 0 ? largest / 127.0f : 0.0f;
-}
-
-// x (n_cols,) becomes row t of `out`.
-void quantize_row(CodedRows& out, int t, const float* x) {
-    if (out.is_mx) return quantize_row(out.mx, t, x);
-    const int n = out.n_cols;
-    int8_t* codes = out.int8.row_codes(t);
-    float* scales = out.int8.row_scales(t);
-    if (!int8_quantize(codes, scales, out.int8.row_sums(t), x, n, n)) scales[0] = quantize_row(codes, x, n);
-    std::fill_n(scales, out.int8.n_groups(), scales[0]);
-    sum_groups(out.int8.row_sums(t), codes, n, out.int8.group_size);
-    keep_nan(out.int8, t, x);
-}
-
-// All rows of x, for matrices of a format: the input of the products that follow.
-void quantize(CodedRows& out, const Rows& x, const WeightFormat& format) {
-    resize(out, x.n_rows, x.n_cols, format);
-    for_each_row(x.n_rows, [&](int t) { quantize_row(out, t, x.row(t)); });
-}
-
-// ----------------------------------------------------------------------------
-// Products
-
-// Row t of x times an int8 or int4 row: exact int32 sums of groups, scaled and added up in fp32; then x's
-// scale. If the row is one group, both scales are multiplied first.
-float dot(const Int8Rows& x, int t, const MatrixRow& w) {
-    const int8_t* codes = x.row_codes(t);
-    const float x_scale = x.row_scales(t)[0];
-    const size_t group = w.codes.size() / w.scales.size();
+// lift dot
+// A row of activations (n,) times a row of int8 or int4 weights (n,): each group is an exact int32 sum, times
+// the weights' scale; the groups are added up in fp32, and the activations' scale comes last. If the row is
+// one group, both scales are multiplied first.
+template <class Code>
+float dot(const Code* x, float x_scale, const Code* w, const float* w_scales, int n, int group) {
     float out = 0;
-    for (size_t g = 0; g < w.scales.size(); g++) {
+    for (int g = 0; g < n / group; g++) {
         int32_t sum = 0;
-        for (size_t k = g * group; k < (g + 1) * group; k++) sum += int32_t(codes[k]) * int32_t(w.codes[k]);
-        if (w.scales.size() == 1) return float(sum) * (w.scales[0] * x_scale);
-        out += float(sum) * w.scales[g];
+        for (int k = g * group; k < (g + 1) * group; k++) sum += int32_t(x[k]) * int32_t(w[k]);
+        if (group == n) return float(sum) * (w_scales[0] * x_scale);
+        out += float(sum) * w_scales[g];
     }
     return out * x_scale;
 }
 
-// A8W4 as hardware computes it that multiplies int4 by int4: a code of x is 16 * high + low + 8, two digits
-// in -8..7 each (MSD, the most significant digit first). The eights add the same to every product with a row,
-// 8 * sum(scale * w): `assist`, which the file has, so that they cost one addition. Tests hold it to dot().
-float dot_by_digits(const Int8Rows& x, int t, const MatrixRow& w, float assist) {
-    const int8_t* codes = x.row_codes(t);
-    const size_t group = w.codes.size() / w.scales.size();
+// lift dot_mx
+// A row of activations (n,) times a row of weights (n,), both MXFP8: the products of elements are exact, a
+// block is added up in fp32, then times both scales, which are powers of two; then the blocks are added.
+inline float dot_mx(const float* x, const float* x_scales, const float* w, const float* w_scales, int n,
+                    int block) {
     float out = 0;
-    for (size_t g = 0; g < w.scales.size(); g++) {
-        int32_t high_sum = 0, low_sum = 0;
-        for (size_t k = g * group; k < (g + 1) * group; k++) {
-            high_sum += (codes[k] >> 4) * w.codes[k];
-            low_sum += ((codes[k] & 15) - 8) * w.codes[k];
-        }
-        out += float(16 * high_sum + low_sum) * w.scales[g];
+    for (int b = 0; b < n / block; b++) {
+        const float *x_block = x + b * block, *w_block = w + b * block;
+        float sum = 0;
+#pragma omp simd reduction(+ : sum)
+        for (int k = 0; k < block; k++) sum += x_block[k] * w_block[k];
+        out += float(double(sum) * x_scales[b] * w_scales[b]);  // 2^254 has no room in fp32
     }
-    return (out + assist) * x.row_scales(t)[0];
+    return out;
 }
 
-// out (x.n_rows, w.n_rows) = x times the matrix transposed, as plain loops.
+// out (x.n_rows, w.n_rows) = x times the matrix transposed. A row of weights is read once for all tokens.
 void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p) {
-    p.out.n_rows = p.first_row + x.n_rows;
-    if (x.is_mx) return matmul(p.out, p.first_row, x.mx, p.w.codes, p.w.mx_scales());
-    parallel_ranges(p.w.n_rows, [&](int begin, int end) {
-        MatrixRow row;
-        for (int i = begin; i < end; i++) {
-            load_row(row, p.w, i);
-            for (int t = 0; t < x.n_rows; t++) p.out.row(p.first_row + t)[i] = dot(x.int8, t, row);
+    const int n = x.n_cols;
+    p.out.n_rows = x.n_rows;
+    WideCodes wide;
+    wide.load(x.codes.data(), size_t(x.n_rows) * size_t(n), x.is_mx);
+    parallel_for(p.w.n_rows, [&](int i) {
+        static thread_local WeightRow row;
+        row.load_row(p.w, i);
+        for (int t = 0; t < x.n_rows; t++) {
+            const size_t at = size_t(t) * size_t(n);
+            p.out.row(t)[i] = x.is_mx ? dot_mx(&wide.values[at], x.row_scales(t), row.values.data(),
+                                               row.scales.data(), n, p.w.group)
+                                      : dot(&wide.codes[at], x.row_scales(t)[0], row.codes.data(),
+                                            row.scales.data(), n, p.w.group);
         }
     });
 }
 
 // The products of one input with several matrices of a format: of experts, or q, k and v.
 void matmul(const CodedRows& x, const std::vector<MatrixProduct<MoeMatrix>>& products) {
-    const Stopwatch time(phase_seconds.matmul);
-    if (products[0].w.has_kernel() && quant_matmul(x.int8, products)) return;
+    if (fast_matmul(x, products)) return;
     for (const MatrixProduct<MoeMatrix>& p : products) plain_matmul(x, p);
+}
+
+// ----------------------------------------------------------------------------
+// Routing: which experts each token goes to, and what becomes of what they compute
+
+// A pair is a token and one of its k experts: t * k + r, r = 0 the best.
+struct Routing {
+    int k = 0;                     // experts that a token goes to
+    std::vector<int32_t> experts;  // (n_tokens, k)
+    std::vector<float> weights;    // (n_tokens, k)
+    std::vector<int> by_expert;    // all pairs, sorted by expert: the rows of what experts compute
+    std::vector<int> row_of;       // (n_tokens, k), where a pair is in by_expert
+    std::vector<int> token_of;     // (n_pairs,), the token of each row
+    std::vector<int> every_row;    // (n_pairs,), 0, 1, 2, ...
+};
+
+// The k largest of a token's logits (n_experts,), of equal ones the lowest index, and their softmax: over all
+// experts, or over these k (norm_topk_prob of Qwen3's config.json). experts, weights: (k,).
+void route(int32_t* experts, float* weights, const float* logits, int n_experts, int k, bool norm_topk_prob) {
+    std::vector<int32_t> all(size_t(n_experts), 0);
+    std::iota(all.begin(), all.end(), 0);
+    std::partial_sort(all.begin(), all.begin() + k, all.end(),
+                      [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
+    std::copy_n(all.begin(), k, experts);
+    const int n_summed = norm_topk_prob ? k : n_experts;
+    double sum = 0;
+    for (int i = 0; i < n_summed; i++) sum += std::exp(double(logits[all[i]]) - double(logits[all[0]]));
+    for (int r = 0; r < k; r++)
+        weights[r] = float(std::exp(double(logits[experts[r]]) - double(logits[all[0]])) / sum);
+}
+
+// Sorts the pairs of tokens and experts by expert; those of one expert stay in the order of tokens.
+void sort_pairs(Routing& r) {
+    r.every_row.resize(r.experts.size());
+    std::iota(r.every_row.begin(), r.every_row.end(), 0);
+    r.by_expert = r.row_of = r.token_of = r.every_row;
+    std::stable_sort(r.by_expert.begin(), r.by_expert.end(),
+                     [&](int a, int b) { return r.experts[a] < r.experts[b]; });
+    for (const int row : r.every_row) {
+        r.row_of[r.by_expert[row]] = row;
+        r.token_of[row] = r.by_expert[row] / r.k;
+    }
+}
+
+// The k experts of each token, given the router's logits (n_tokens, n_experts).
+void route(Routing& out, const Rows& logits, int k, bool norm_topk_prob) {
+    out.k = k;
+    out.experts.resize(size_t(logits.n_rows) * k), out.weights.resize(out.experts.size());
+    for (int t = 0; t < logits.n_rows; t++)
+        route(&out.experts[size_t(t) * k], &out.weights[size_t(t) * k], logits.row(t), logits.n_cols, k,
+              norm_topk_prob);
+    sort_pairs(out);
+}
+
+// Calls use(expert, first, n) for each expert that has rows: first, first + 1, ... of by_expert.
+template <class Use>
+void for_each_expert(const Routing& routing, Use use) {
+    const auto n_pairs = int(routing.by_expert.size());
+    for (int first = 0, end = 0; first < n_pairs; first = end) {
+        const int32_t expert = routing.experts[routing.by_expert[first]];
+        while (end < n_pairs && routing.experts[routing.by_expert[end]] == expert) end++;
+        use(expert, first, end - first);
+    }
+}
+
+// out (n_tokens, dim) = the sum of each token's rows of x (n_pairs, dim) times their weights, in rising order
+// of expert, which is that of the rows: the same sum whatever other tokens the chunk has.
+void combine(Rows& out, const Rows& x, const Routing& routing) {
+    out.n_rows = x.n_rows / routing.k;
+    parallel_for(out.n_rows, [&](int t) {
+        const auto first = routing.row_of.begin() + t * routing.k;
+        std::vector<int> rows(first, first + routing.k);
+        std::sort(rows.begin(), rows.end());
+        std::fill_n(out.row(t), out.n_cols, 0.0f);
+        for (const int row : rows)
+            for (int i = 0; i < out.n_cols; i++)
+                out.row(t)[i] += routing.weights[routing.by_expert[row]] * x.row(row)[i];
+    });
 }
 
 // ----------------------------------------------------------------------------
 // What experts compute: a row for each pair, sorted by expert
 
-// Room for what one expert, or one token, has in hand.
+// Room for what experts have in hand.
 struct Workspace {
-    CodedRows x;
-    Rows product;
+    CodedRows x;              // one expert's rows
+    Rows product;             // what it makes of them
+    std::vector<Rows> alone;  // where there is one token: a row for each of its experts
 };
 
 // Calls use(first, product) for each expert: `product` (n, n_out) has rows first, first + 1, ... of
@@ -251,20 +950,26 @@ struct Workspace {
 template <class Use>
 void expert_products(Workspace& space, const CodedRows& x, const std::vector<int>& rows,
                      const std::vector<MoeMatrix>& experts, const Routing& routing, Use use) {
-    space.product.n_cols = experts[0].n_rows;
+    const int n_out = experts[0].n_rows;
     if (x.n_rows == 1) {
-        space.product.reserve(int(rows.size()));
+        space.alone.resize(rows.size());
         std::vector<MatrixProduct<MoeMatrix>> products;
         for_each_expert(routing, [&](int expert, int first, int) {
-            products.push_back({space.product, experts[expert], first});
+            Rows& out = space.alone[size_t(first)];
+            out.n_cols = n_out;
+            out.reserve(1);
+            products.push_back({out, experts[size_t(expert)]});
         });
         matmul(x, products);
-        return use(0, space.product);
+        for (size_t i = 0; i < rows.size(); i++) use(int(i), space.alone[i]);
+        return;
     }
+    space.product.n_cols = n_out;
     for_each_expert(routing, [&](int expert, int first, int n) {
-        gather(space.x, x, std::span(rows).subspan(first, n));
+        space.x.is_mx = x.is_mx;
+        gather(space.x, x, std::span(rows).subspan(size_t(first), size_t(n)));
         space.product.reserve(n);
-        matmul(space.x, {{space.product, experts[expert]}});
+        matmul(space.x, {{space.product, experts[size_t(expert)]}});
         use(first, space.product);
     });
 }
@@ -283,9 +988,9 @@ void grouped_matmul(Rows& out, Workspace& space, const CodedRows& x, const std::
 void grouped_matmul_swiglu_quant(CodedRows& out, Workspace& space, const CodedRows& x,
                                  const std::vector<MoeMatrix>& experts, const Routing& routing) {
     const int half = experts[0].n_rows / 2;
-    resize(out, int(routing.by_expert.size()), half, experts[0].format);
+    out.resize(int(routing.by_expert.size()), half, experts[0].format);
     expert_products(space, x, routing.token_of, experts, routing, [&](int first, Rows& product) {
-        for_each_row(product.n_rows, [&](int i) {
+        parallel_for(product.n_rows, [&](int i) {
             swiglu(product.row(i), product.row(i), product.row(i) + half, half);
             quantize_row(out, first + i, product.row(i));
         });
@@ -294,52 +999,6 @@ void grouped_matmul_swiglu_quant(CodedRows& out, Workspace& space, const CodedRo
 
 // ----------------------------------------------------------------------------
 // The tensors of a file
-
-size_t read_own_fields(const HeaderReader& h, Config& c) {
-    MoeConfig& m = c.moe;
-    m.expert_format.kind = WeightKind(h.checked_i32("format", 0xC0, 0, 2));
-    m.n_experts = h.checked_i32("n_experts", 0xC4, 1, 1 << 10);
-    m.n_active = h.checked_i32("n_active", 0xC8, 1, m.n_experts);
-    m.hidden_dim = h.checked_i32("moe_hidden_dim", 0xCC, 1, 5120);
-    m.norm_topk_prob = h.checked_i32("norm_topk_prob", 0xD0, 0, 1) == 1;
-    m.expert_format.group = h.checked_i32("group", 0xD4, 0, 1024);
-    m.pure = h.checked_i32("pure", 0xD8, 0, 1) == 1;
-    // The table of dense layers is the first tensor: the others follow from it.
-    if (h.file.size() < header_size + size_t(c.n_layers)) h.fail("dense_layers ends too soon");
-    for (int l = 0; l < c.n_layers; l++)
-        m.is_dense.push_back(uint8_t(h.checked_int("dense_layers", h.u8(header_size + size_t(l)), 0, 1)));
-    return 0xDC;
-}
-
-// Throws for groups that a format has not, and for rows that are no multiple of what they have to be.
-void check_config(const Config& c) {
-    const auto [kind, group] = c.moe.expert_format;
-    const bool a8w8 = kind == WeightKind::a8w8, a8w4 = kind == WeightKind::a8w4, pure = c.moe.pure;
-    check_value(c.group_size == 0, "group_size", c.group_size, "expected 0 (whole rows)");
-    for (const auto& [name, n] : c.row_lengths())
-        check_value(n % 4 == 0 && n <= max_group_size, name, n,
-                    "expected a multiple of 4, at most " + std::to_string(max_group_size));
-    const bool has_group = a8w8   ? group == 0
-                           : a8w4 ? group == 0 || group == 32 || group == 64 || group == 128
-                                  : group > 0 && group % 32 == 0;
-    check_value(has_group, "group", group, "which the experts' format has not");
-    check_value(!(pure && a8w8), "pure", 1, "but all of A8W8 is int8: expected 0");
-    auto check_row = [unit = std::max(group, a8w4 ? 32 : 4)](const char* name, int n) {
-        check_value(n % unit == 0, name, n, "not a multiple of " + std::to_string(unit));
-    };
-    check_row("dim", c.dim);
-    check_row("moe_hidden_dim", c.moe.hidden_dim);
-    if (pure) check_row("n_heads * head_dim", c.q_dim());
-    if (pure && std::ranges::count(c.moe.is_dense, 1) > 0) check_row("hidden_dim", c.hidden_dim);
-}
-
-const FileFormat<Config> file_format{.magic = 0x616b6d65,
-                                     .version = 1,
-                                     .check = check_config,
-                                     .read_own = read_own_fields,
-                                     .first_arch = Arch::qwen3_moe,
-                                     .last_arch = Arch::qwen3_moe,
-                                     .alignment = 64};
 
 // The experts of a layer, (n_experts,) each.
 struct Experts {
@@ -353,92 +1012,75 @@ struct Weights {
     TensorList file;
     Config c;
 
+    using Vectors = std::vector<const float*>;                                       // one of each layer
+    using Matrices = std::vector<MoeMatrix>;                                         // likewise
     const uint8_t* dense_layers = file.next<uint8_t>("dense_layers", {c.n_layers});  // read with the header
-    LayerNorms<float> norms = file.layer_norms<float>(c);     // attn, ffn: n_layers of (dim,); last: (dim,)
-    HeadNorms<float> head_norms = file.head_norms<float>(c);  // q, k: n_layers of (head_dim,)
-    std::vector<const float*> router = routers();             // (n_experts, dim), of layers with experts
+    Vectors attn_norm = file.vectors<float>(c, "attn.norm", c.dim);
+    Vectors ffn_norm = file.vectors<float>(c, "ffn.norm", c.dim);
+    const float* norm = file.next<float>("norm", {c.dim});
+    Vectors q_norm = c.has_head_norms() ? file.vectors<float>(c, "attn.q_norm", c.head_dim) : Vectors();
+    Vectors k_norm = c.has_head_norms() ? file.vectors<float>(c, "attn.k_norm", c.head_dim) : Vectors();
+    Vectors router = layers(true, [&](const std::string& layer) {  // (n_experts, dim)
+        return file.next<float>(layer + "moe.router", {c.moe.n_experts, c.dim});
+    });
 
     MoeMatrix embedding = matrix("embed", c.vocab_size, c.dim);
-    std::vector<MoeMatrix> q_proj = layers("attn.q_proj", c.q_dim(), c.dim);
-    std::vector<MoeMatrix> k_proj = layers("attn.k_proj", c.kv_dim(), c.dim);
-    std::vector<MoeMatrix> v_proj = layers("attn.v_proj", c.kv_dim(), c.dim);
-    std::vector<MoeMatrix> o_proj = layers("attn.o_proj", c.dim, c.q_dim());
-    std::vector<MoeMatrix> gate_proj = layers("ffn.gate_proj", c.hidden_dim, c.dim, true);
-    std::vector<MoeMatrix> down_proj = layers("ffn.down_proj", c.dim, c.hidden_dim, true);
-    std::vector<MoeMatrix> up_proj = layers("ffn.up_proj", c.hidden_dim, c.dim, true);
+    Matrices q_proj = matrices("attn.q_proj", c.q_dim(), c.dim);
+    Matrices k_proj = matrices("attn.k_proj", c.kv_dim(), c.dim);
+    Matrices v_proj = matrices("attn.v_proj", c.kv_dim(), c.dim);
+    Matrices o_proj = matrices("attn.o_proj", c.dim, c.q_dim());
+    Matrices gate_proj = dense_matrices("ffn.gate_proj", c.hidden_dim, c.dim);
+    Matrices down_proj = dense_matrices("ffn.down_proj", c.dim, c.hidden_dim);
+    Matrices up_proj = dense_matrices("ffn.up_proj", c.hidden_dim, c.dim);
     MoeMatrix classifier = c.shared_classifier ? embedding : matrix("classifier", c.vocab_size, c.dim);
-    std::vector<Experts> experts = all_experts();  // of layers with experts
+    std::vector<Experts> experts = layers(true, [&](const std::string& layer) {
+        return Experts{experts_of(layer + "moe.gate_up_proj", 2 * c.moe.hidden_dim, c.dim),
+                       experts_of(layer + "moe.down_proj", c.dim, c.moe.hidden_dim)};
+    });
 
+    // What make("layers.3.") gives for each layer with experts, or for each without; the others' are empty.
+    template <class Make>
+    auto layers(bool have_experts, Make make) -> std::vector<decltype(make(""))> {
+        std::vector<decltype(make(""))> found(size_t(c.n_layers));
+        for (int l = 0; l < c.n_layers; l++)
+            if (c.has_experts(l) == have_experts)
+                found[size_t(l)] = make("layers." + std::to_string(l) + ".");
+        return found;
+    }
     // A matrix that is no expert's; and those of all layers, or of the dense ones.
     MoeMatrix matrix(const std::string& name, int n_rows, int n_cols) {
         return tensors(name, c.moe.other_format(), {n_rows}, n_cols);
     }
-    std::vector<MoeMatrix> layers(const char* part, int n_rows, int n_cols, bool dense_only = false) {
-        auto make = [&](const std::string& name) { return matrix(name, n_rows, n_cols); };
-        return file.layers(c, part, make, [&](int l) { return !dense_only || !c.has_experts(l); });
+    Matrices matrices(const char* part, int n_rows, int n_cols) {
+        return file.layers(c, part, [&](const std::string& name) { return matrix(name, n_rows, n_cols); });
     }
-    // What layers with experts have; that of others is empty.
-    std::vector<const float*> routers() {
-        auto make = [&](const std::string& name) { return file.next<float>(name, {c.moe.n_experts, c.dim}); };
-        return file.layers(c, "moe.router", make, [&](int l) { return c.has_experts(l); });
-    }
-    std::vector<Experts> all_experts() {
-        auto make = [&](const std::string& name) {
-            return Experts{experts_of(name + ".gate_up_proj", 2 * c.moe.hidden_dim, c.dim),
-                           experts_of(name + ".down_proj", c.dim, c.moe.hidden_dim)};
-        };
-        return file.layers(c, "moe", make, [&](int l) { return c.has_experts(l); });
+    Matrices dense_matrices(const char* part, int n_rows, int n_cols) {
+        return layers(false, [&](const std::string& layer) { return matrix(layer + part, n_rows, n_cols); });
     }
     // The matrices of a layer's experts: in the same tensors, one behind the other.
-    std::vector<MoeMatrix> experts_of(const std::string& name, int n_rows, int n_cols) {
-        std::vector<MoeMatrix> all{tensors(name, c.moe.expert_format, {c.moe.n_experts, n_rows}, n_cols,
-                                           {c.moe.n_active, c.moe.n_experts})};
+    Matrices experts_of(const std::string& name, int n_rows, int n_cols) {
+        Matrices all{tensors(name, c.moe.expert_format, {c.moe.n_experts, n_rows}, n_cols)};
         while (int(all.size()) < c.moe.n_experts) all.push_back(all.back().next());
         return all;
     }
     // The tensors of a matrix, or of experts': codes, scales and, with A8W4, the assist matrix. `rows` is
-    // their shape but n_cols, `read` what a token reads.
+    // their shape but n_cols.
     MoeMatrix tensors(const std::string& name, const WeightFormat& format, const std::vector<int>& rows,
-                      int n_cols, Share read = {}) {
-        MoeMatrix w{};
-        w.format = format, w.kind = QUANT_GEMM_SIGNED, w.bits = 8, w.scale_type = QUANT_GEMM_ROW_FP32;
-        w.n_rows = rows.back(), w.n_cols = n_cols;
-        w.group = format.group > 0 ? format.group : n_cols, w.group_size = kernel_group(format, n_cols);
-        std::vector<int> of_codes = rows, of_scales = rows;  // shapes
-        of_codes.push_back(format.kind == WeightKind::a8w4 ? n_cols / 2 : n_cols);
-        of_scales.push_back(n_scales(w));
-        if (format.kind == WeightKind::a8w8) {
-            w.codes = as_bytes(file.next<int8_t>(name + ".codes", of_codes, read));
-            w.scales = file.next<float>(name + ".scales", rows.size() == 1 ? of_scales : rows, read);
-        } else if (format.kind == WeightKind::mxfp8) {
-            w.codes = file.next<uint8_t>(name + ".codes", of_codes, read);
-            w.scales = file.next<uint8_t>(name + ".scales", of_scales, read);
-        } else {
-            w.kind = QUANT_GEMM_UNSIGNED, w.bits = 4, w.zero_point = 8;
-            if (format.group > 0) w.scale_type = QUANT_GEMM_GROUP_FP16;
-            w.codes = file.next<uint8_t>(name + ".codes", of_codes, read);
-            if (format.group == 0) w.scales = file.next<float>(name + ".scales", rows, read);
-            if (format.group > 0) w.scales = file.next<Half>(name + ".scales", of_scales, read);
-            w.assist = file.next<float>(name + ".assist", rows, {0, 1});
-        }
-        return w;
-    }
-    // Packs the matrices that are multiplied for the kernels.
-    void pack(PackedMatrices& packed) {
-        auto add = [&](std::span<MoeMatrix> matrices) {
-            for (MoeMatrix& m : matrices)
-                if (m.n_rows > 0 && m.has_kernel()) m.packed = packed.add(m);
-        };
-        for (auto* w : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj}) add(*w);
-        for (Experts& e : experts) add(e.gate_up), add(e.down);
-        add({&classifier, 1});
-    }
+                      int n_cols);
+    // All matrices that are multiplied: not the embedding, which is only looked up.
+    std::vector<MoeMatrix*> multiplied();
 };
 
 // ----------------------------------------------------------------------------
 // Everything a run needs besides the weights. Members are made where they stand, as those of Weights are
 
 constexpr int max_chunk = 512;  // tokens of a prompt that go through together: each expert gets a few of them
+
+// Whether --no-fuse is given.
+bool wants_steps(const Options& options) {
+    const auto given = options.own.find("--no-fuse");
+    return given != options.own.end() && given->second != "no";
+}
 
 struct RunState {
     Config c;
@@ -462,26 +1104,51 @@ struct RunState {
 
     // A row per pair of token and expert.
     int n_pairs = n * c.moe.n_active;
-    bool fused = !traced && !options.own.contains("--no-fuse");  // or step by step, which gives the same bits
+    bool fused = !traced && !wants_steps(options);  // or step by step, which gives the same bits
     Rows gate_up{fused ? 0 : n_pairs, 2 * c.moe.hidden_dim};
     Rows hidden{fused ? 0 : n_pairs, c.moe.hidden_dim};
     Rows down{n_pairs, c.dim};
 
     // The quantized input of the products that come next, and of experts' first and second product.
-    CodedRows xq = coded_rows(n, c.longest_row(), c.moe.other_format());
-    CodedRows expert_input = coded_rows(n, c.dim, c.moe.expert_format);
-    CodedRows expert_hidden = coded_rows(n_pairs, c.moe.hidden_dim, c.moe.expert_format);
+    CodedRows xq{n, c.longest_row(), c.moe.other_format()};
+    CodedRows expert_input{n, c.dim, c.moe.expert_format};
+    CodedRows expert_hidden{n_pairs, c.moe.hidden_dim, c.moe.expert_format};
     Routing routing{};
-    Workspace workspace{coded_rows(n, std::max(c.dim, c.moe.hidden_dim), c.moe.expert_format),
-                        Rows(std::max(n, c.moe.n_active), std::max(c.dim, 2 * c.moe.hidden_dim))};
+    Workspace workspace{{n, std::max(c.dim, c.moe.hidden_dim), c.moe.expert_format},
+                        Rows(n, std::max(c.dim, 2 * c.moe.hidden_dim)),
+                        {}};
     RopeAngles angles{c, n};                           // of the chunk's positions
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
-    KvCache cache{kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
+    KvCache cache = kv_cache(options, c, context);
 };
 
-// Its members: file, weights, state and trace (engine/app/model.h).
 using Transformer = TransformerOf<Config, Weights, RunState>;
+
+// ----------------------------------------------------------------------------
+// Recording what a Recorder does not know, if there is a trace
+
+struct MoeRecorder : Recorder {
+    bool is_on;       // there is a trace
+    bool wants_sums;  // and this is the layer of which it has the sums of products
+
+    MoeRecorder(Trace* t, int l)
+        : Recorder(t, l), is_on(t != nullptr), wants_sums(is_on && l == accumulator_layer) {}
+    using Recorder::operator();
+    using Name = const char*;
+
+    // What experts compute is a row for each pair of token and expert, sorted by expert. A trace has it as
+    // (n_tokens, k, n_cols), a token's best expert first.
+    void operator()(Name name, const Rows& x, const Routing& r) const;
+    // Codes, NAME.q (n_tokens, n_cols) and NAME.s (n_tokens, n_groups), or those of pairs.
+    void operator()(Name name, const CodedRows& x) const;
+    void operator()(Name name, const CodedRows& x, const Routing& r) const;
+    // A product (n_tokens, n_rows), and its sums, NAME.acc (n_tokens, n_rows, n_groups). MXFP8 has none.
+    void operator()(Name name, const Rows& out, const CodedRows& x, const MoeMatrix& w) const;
+    // Experts' products, of row rows[i] of x with the matrix of the i-th row's expert, likewise.
+    void operator()(Name name, const Rows& out, const CodedRows& x, const std::vector<int>& rows,
+                    const std::vector<MoeMatrix>& experts, const Routing& r) const;
+};
 
 // ----------------------------------------------------------------------------
 // The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
@@ -493,9 +1160,9 @@ void attention_block(Transformer& m, int l, int pos) {
     const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
-    const Recorder record(m.trace, l);
+    const MoeRecorder record(m.trace, l);
 
-    rmsnorm(s.normed, s.x, w.norms.attn[l], c.dim, c.norm_eps);          record("attn.norm", s.normed);
+    rmsnorm(s.normed, s.x, w.attn_norm[l], c.dim, c.norm_eps);           record("attn.norm", s.normed);
     quantize(s.xq, s.normed, c.moe.other_format());                      record("attn.norm", s.xq);
     matmul(s.xq, {{s.q, w.q_proj[l]},                                    // q, k and v read the same input
                   {s.k, w.k_proj[l]},
@@ -503,8 +1170,8 @@ void attention_block(Transformer& m, int l, int pos) {
                                                                          record("attn.k_proj", s.k, s.xq, w.k_proj[l]);
                                                                          record("attn.v_proj", s.v, s.xq, w.v_proj[l]);
     if (c.has_head_norms()) {                                            // each head on its own
-        rmsnorm(s.q, s.q, w.head_norms.q[l], c.head_dim, c.norm_eps);    record("attn.q_norm", s.q, c.head_dim);
-        rmsnorm(s.k, s.k, w.head_norms.k[l], c.head_dim, c.norm_eps);    record("attn.k_norm", s.k, c.head_dim);
+        rmsnorm(s.q, s.q, w.q_norm[l], c.head_dim, c.norm_eps);          record("attn.q_norm", s.q, c.head_dim);
+        rmsnorm(s.k, s.k, w.k_norm[l], c.head_dim, c.norm_eps);          record("attn.k_norm", s.k, c.head_dim);
     }
     rope(s.q, s.angles, c.head_dim);                                     record("attn.q_rope", s.q, c.head_dim);
     rope(s.k, s.angles, c.head_dim);                                     record("attn.k_rope", s.k, c.head_dim);
@@ -522,9 +1189,9 @@ void dense_block(Transformer& m, int l) {
     const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
-    const Recorder record(m.trace, l);
+    const MoeRecorder record(m.trace, l);
 
-    rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim,  c.norm_eps);          record("ffn.norm", s.normed);
+    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.dim, c.norm_eps);            record("ffn.norm", s.normed);
     quantize(s.xq, s.normed, c.moe.other_format());                      record("ffn.norm", s.xq);
     matmul(s.xq, {{s.gate, w.gate_proj[l]},
                   {s.up, w.up_proj[l]}});                                record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
@@ -540,11 +1207,11 @@ void moe_block(Transformer& m, int l) {
     const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
-    const Recorder record(m.trace, l);
+    const MoeRecorder record(m.trace, l);
     const Experts& experts = w.experts[l];
     const Routing& r = s.routing;
 
-    rmsnorm(s.normed, s.x, w.norms.ffn[l], c.dim, c.norm_eps);           record("ffn.norm", s.normed);
+    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.dim, c.norm_eps);            record("ffn.norm", s.normed);
     fp64_matmul(s.router, s.normed, w.router[l]);                        record("moe.router", s.router);
     route(s.routing, s.router, c.moe.n_active, c.moe.norm_topk_prob);    record("moe.experts", r.experts.data(), s.x.n_rows, {r.k});
                                                                          record("moe.weights", r.weights.data(), s.x.n_rows, {r.k});
@@ -554,7 +1221,7 @@ void moe_block(Transformer& m, int l) {
     } else {                                                             // the same, and every step is kept
         grouped_matmul(s.gate_up, s.workspace, s.expert_input, r.token_of, experts.gate_up, r);
                                                                          record("moe.gate_up_proj", s.gate_up, s.expert_input, r.token_of, experts.gate_up, r);
-        swiglu(s.hidden, s.gate_up);                                     record("moe.swiglu", s.hidden, r);
+        swiglu_halves(s.hidden, s.gate_up);                              record("moe.swiglu", s.hidden, r);
         quantize(s.expert_hidden, s.hidden, c.moe.expert_format);        record("moe.swiglu", s.expert_hidden, r);
     }
     grouped_matmul(s.down, s.workspace, s.expert_hidden, r.every_row, experts.down, r);
@@ -576,7 +1243,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     const Weights& w = m.weights;
     RunState& s = m.state;
     const int n_tokens = int(tokens.size());
-    const Recorder record(m.trace, -1);
+    const MoeRecorder record(m.trace, -1);
 
     embed(s.x, w.embedding, tokens);                                     record("tokens", tokens.data(), n_tokens, {});
                                                                          record("embed", s.x);
@@ -587,7 +1254,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     }
     if (n_logits == 0) return {};
     s.x.keep_last(n_logits);
-    rmsnorm(s.normed, s.x, w.norms.last, c.dim, c.norm_eps);             record("norm", s.normed);
+    rmsnorm(s.normed, s.x, w.norm, c.dim, c.norm_eps);                   record("norm", s.normed);
     quantize(s.xq, s.normed, c.moe.other_format());                      record("norm", s.xq);
     s.logits.reserve(n_logits);
     matmul(s.xq, {{s.logits, w.classifier}});                            record("logits", s.logits);
@@ -596,38 +1263,982 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // clang-format on
 
 // ----------------------------------------------------------------------------
-// Loading, and handing the model to the command line
+// What was left open above: the tensors of a matrix, other arithmetic for A8W4, and what is recorded
 
+MoeMatrix Weights::tensors(const std::string& name, const WeightFormat& format, const std::vector<int>& rows,
+                           int n_cols) {
+    MoeMatrix w;
+    w.format = format, w.n_rows = rows.back(), w.n_cols = n_cols;
+    w.group = format.group > 0 ? format.group : n_cols;
+    std::vector<int> of_codes = rows, of_scales = rows;  // shapes
+    of_codes.push_back(int(w.row_bytes()));
+    // A matrix in A8W8 that is no expert's says that its rows have one group.
+    if (format.group > 0 || (format.kind == WeightKind::a8w8 && rows.size() == 1))
+        of_scales.push_back(w.n_groups());
+    if (format.kind == WeightKind::a8w8)
+        w.codes = file.next<int8_t>(name + ".codes", of_codes);
+    else
+        w.codes = reinterpret_cast<const int8_t*>(file.next<uint8_t>(name + ".codes", of_codes));
+    if (w.is_mx())
+        w.mx_scales = file.next<uint8_t>(name + ".scales", of_scales);
+    else if (format.group > 0)
+        w.group_scales = file.next<Half>(name + ".scales", of_scales);
+    else
+        w.row_scales = file.next<float>(name + ".scales", of_scales);
+    if (w.is_int4()) w.assist = file.next<float>(name + ".assist", rows);
+    return w;
+}
+
+std::vector<MoeMatrix*> Weights::multiplied() {
+    std::vector<MoeMatrix*> all;
+    const auto add = [&](Matrices& list) {
+        for (MoeMatrix& w : list)
+            if (w.n_rows > 0) all.push_back(&w);
+    };
+    for (auto* list : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj}) add(*list);
+    for (Experts& e : experts) add(e.gate_up), add(e.down);
+    all.push_back(&classifier);
+    return all;
+}
+
+// lift dot_by_digits
+// dot() as hardware computes it that multiplies int4 by int4: a code of x is 16 * high + low + 8, two digits
+// in -8..7 each (MSD, the most significant digit first). The eights add the same to every product with
+// a row, 8 * sum(scale * w): `assist`, which the file has, so that they cost one addition.
+template <class Code>
+float dot_by_digits(const Code* x, float x_scale, const Code* w, const float* w_scales, int n, int group,
+                    float assist) {
+    float out = 0;
+    for (int g = 0; g < n / group; g++) {
+        int32_t high_sum = 0, low_sum = 0;
+        for (int k = g * group; k < (g + 1) * group; k++) {
+            high_sum += (x[k] >> 4) * w[k];
+            low_sum += ((x[k] & 15) - 8) * w[k];
+        }
+        out += float(16 * high_sum + low_sum) * w_scales[g];
+    }
+    return (out + assist) * x_scale;
+}
+
+// Rows of n values under a name; r: of pairs, which it puts into the order of tokens, or null.
+template <class T>
+void record_rows(const Recorder& record, const std::string& name, const T* rows, int n_rows, int n,
+                 const Routing* r) {
+    if (r == nullptr) return record(name.c_str(), rows, n_rows, {n});
+    std::vector<T> sorted;
+    for (const int row : r->row_of)
+        sorted.insert(sorted.end(), rows + int64_t(row) * n, rows + int64_t(row + 1) * n);
+    record(name.c_str(), sorted.data(), n_rows / r->k, {r->k, n});
+}
+
+// Codes and scales; those of MXFP8 are bytes without sign, as in a file.
+void record_codes(const Recorder& record, const std::string& name, const CodedRows& x, const Routing* r) {
+    const size_t n_scales = size_t(x.n_rows) * size_t(x.n_groups());
+    if (!x.is_mx) {
+        record_rows(record, name + ".q", x.codes.data(), x.n_rows, x.n_cols, r);
+        record_rows(record, name + ".s", x.scales.data(), x.n_rows, x.n_groups(), r);
+        return;
+    }
+    std::vector<uint8_t> scales;
+    for (size_t i = 0; i < n_scales; i++)
+        scales.push_back(std::isnan(x.scales[i]) ? 255 : uint8_t(std::ilogb(x.scales[i]) + 127));
+    const auto* codes = reinterpret_cast<const uint8_t*>(x.codes.data());
+    record_rows(record, name + ".q", codes, x.n_rows, x.n_cols, r);
+    record_rows(record, name + ".s", scales.data(), x.n_rows, x.n_groups(), r);
+}
+
+// Appends the exact sum of each group of each row of w, for one token's codes (n_cols,): (n_rows, n_groups).
+void append_sums(std::vector<int32_t>& sums, const int8_t* x, const MoeMatrix& w) {
+    WeightRow row;
+    for (int i = 0; i < w.n_rows; i++) {
+        row.load_row(w, i);
+        for (int k = 0; k < w.n_cols; k++) {
+            if (k % w.group == 0) sums.push_back(0);
+            sums.back() += x[k] * row.codes[size_t(k)];
+        }
+    }
+}
+
+void MoeRecorder::operator()(Name name, const Rows& x, const Routing& r) const {
+    if (is_on) record_rows(*this, name, x.values.data(), x.n_rows, x.n_cols, &r);
+}
+void MoeRecorder::operator()(Name name, const CodedRows& x) const {
+    if (is_on) record_codes(*this, name, x, nullptr);
+}
+void MoeRecorder::operator()(Name name, const CodedRows& x, const Routing& r) const {
+    if (is_on) record_codes(*this, name, x, &r);
+}
+void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, const MoeMatrix& w) const {
+    const std::string step = std::string(name) + ".acc";
+    (*this)(name, out);
+    for (int t = 0; t < x.n_rows && wants_sums && !x.is_mx; t++) {
+        std::vector<int32_t> sums;
+        append_sums(sums, x.row_codes(t), w);
+        (*this)(step.c_str(), sums.data(), 1, {w.n_rows, w.n_groups()});
+    }
+}
+void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, const std::vector<int>& rows,
+                             const std::vector<MoeMatrix>& experts, const Routing& r) const {
+    const std::string step = std::string(name) + ".acc";
+    (*this)(name, out, r);
+    const MoeMatrix& w = experts[0];
+    for (size_t pair = 0; pair < r.experts.size() && wants_sums && !x.is_mx; pair += size_t(r.k)) {
+        std::vector<int32_t> sums;
+        for (size_t i = pair; i < pair + size_t(r.k); i++)
+            append_sums(sums, x.row_codes(rows[size_t(r.row_of[i])]), experts[size_t(r.experts[i])]);
+        (*this)(step.c_str(), sums.data(), 1, {r.k, w.n_rows, w.n_groups()});
+    }
+}
+
+// ----------------------------------------------------------------------------
+// What files and the command line have of this program
+
+// Throws for groups that a format has not, and for rows that are no multiple of what they have to be.
+void check_config(const Config& c) {
+    const auto [kind, group] = c.moe.expert_format;
+    const bool a8w8 = kind == WeightKind::a8w8, a8w4 = kind == WeightKind::a8w4, pure = c.moe.pure;
+    check_value(c.group_size == 0, "group_size", c.group_size, "expected 0 (whole rows)");
+    for (const auto& [name, n] : c.row_lengths())
+        check_value(n % 4 == 0 && n <= max_group_size, name, n,
+                    "expected a multiple of 4, at most " + std::to_string(max_group_size));
+    for (const uint8_t flag : c.moe.is_dense) check_value(flag <= 1, "dense_layers", flag, "expected 0 or 1");
+    const bool has_group = a8w8   ? group == 0
+                           : a8w4 ? group == 0 || group == 32 || group == 64 || group == 128
+                                  : group > 0 && group % 32 == 0;
+    check_value(has_group, "group", group, "which the experts' format has not");
+    check_value(!(pure && a8w8), "pure", 1, "but all of A8W8 is int8: expected 0");
+    auto check_row = [unit = std::max(group, a8w4 ? 32 : 4)](const char* name, int n) {
+        check_value(n % unit == 0, name, n, "not a multiple of " + std::to_string(unit));
+    };
+    check_row("dim", c.dim);
+    check_row("moe_hidden_dim", c.moe.hidden_dim);
+    if (pure) check_row("n_heads * head_dim", c.q_dim());
+    if (pure && std::ranges::count(c.moe.is_dense, 1) > 0) check_row("hidden_dim", c.hidden_dim);
+}
+
+size_t read_own_fields(const HeaderReader& h, Config& c);  // at the end, where a HeaderReader is known
+
+const FileFormat<Config> file_format{.magic = 0x616b6d65,
+                                     .version = 1,
+                                     .check = check_config,
+                                     .read_own = read_own_fields,
+                                     .first_arch = Arch::qwen3_moe,
+                                     .last_arch = Arch::qwen3_moe,
+                                     .alignment = 64};
+
+constexpr const char* program_name = "runq_moe";
+constexpr const char* program_summary = "Qwen3-MoE with experts in A8W8, A8W4 or MXFP8";
 // "2 of 8 experts in A8W8, one scale a row; all else W8A8, one scale a row"
-std::string scheme_text(const MoeConfig& moe) {
+inline std::string scheme_text(const Config& c) {
     const char* const names[] = {"A8W8", "A8W4", "MXFP8"};
-    const auto [kind, group] = moe.expert_format;
-    return format("%d of %d experts in %s, ", moe.n_active, moe.n_experts, names[int(kind)]) +
-           (group > 0 ? "groups of " + std::to_string(group) : "one scale a row") +
-           (moe.pure ? "; all else the same" : "; all else W8A8, one scale a row");
+    const auto [kind, group] = c.moe.expert_format;
+    return std::to_string(c.moe.n_active) + " of " + std::to_string(c.moe.n_experts) + " experts in " +
+           names[int(kind)] + ", " + (group > 0 ? "groups of " + std::to_string(group) : "one scale a row") +
+           (c.moe.pure ? "; all else the same" : "; all else W8A8, one scale a row");
+}
+const std::vector<OwnOption> scheme_options{
+    {"--no-fuse", no_value, "experts step by step, without the fused operator"}};
+
+#ifdef ENGINE
+#include "engine/command_line.h"
+#else
+
+// ---- section text ----------------------------------------------------------
+// Files of text, and UTF-8
+
+// All of a file, of standard input for "-". Throws.
+inline std::string read_bytes(const std::string& path) {
+    std::ifstream file;
+    if (path != "-") file.open(path, std::ios::binary);
+    if (!file) fail("cannot open '", path, "': ", std::strerror(errno));
+    std::istream& in = path == "-" ? std::cin : file;
+    return {std::istreambuf_iterator<char>(in), {}};
 }
 
-Model load_model(const Options& options, Trace* trace) {
-    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
-    const Config& c = m->file.config;
-    const MoeMatrix& w = m->weights.classifier;  // all matrices but the experts' are multiplied by its kernel
-    const char* kernel = w.has_kernel() ? int8_kernel_name(w.group_size) : "portable";
-    Model model = cpu_model(m, options, scheme_text(c.moe), kernel, max_chunk);
-    uint64_t hidden_dims = 0;  // of the active experts alone
-    for (int l = 0; l < c.n_layers; l++)
-        hidden_dims += uint64_t(c.has_experts(l) ? c.moe.n_active * c.moe.hidden_dim : c.hidden_dim);
-    model.macs_per_token = c.macs_per_token(hidden_dims);
-    return model;
+// What libraries know of it.
+#ifdef NO_TOKENIZER
+struct Pattern {
+    bool drops_gaps;
+
+    Pattern(std::string_view, bool drops) : drops_gaps(drops) {}
+    std::pair<size_t, size_t> match(std::string_view s, size_t) const { return {s.size(), s.size()}; }
+};
+inline int utf8_length(std::string_view s) { return s.empty() ? 0 : 1; }
+inline std::string to_nfc(std::string_view s) { return std::string(s); }
+#else
+// A regular expression of PCRE2 that cuts text at its matches.
+struct Pattern {
+    bool drops_gaps;  // what no match covers
+    std::shared_ptr<pcre2_code> code;
+
+    Pattern(std::string_view pattern, bool drops) : drops_gaps(drops) {
+        int error = 0;
+        size_t offset = 0;
+        const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+        code = {pcre2_compile(PCRE2_SPTR(pattern.data()), pattern.size(), options, &error, &offset, nullptr),
+                pcre2_code_free};
+        if (!code) fail("tokenizer: a pattern does not compile at byte ", offset);
+    }
+    // Where the next match in s, valid UTF-8, begins and ends: from byte `at` on, and not empty there. At the
+    // end of s if there is none.
+    std::pair<size_t, size_t> match(std::string_view s, size_t at) const {
+        static pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+        static pcre2_match_context* limits = pcre2_match_context_create(nullptr);
+        pcre2_set_match_limit(limits, 10'000'000);  // a damaged file's pattern may explode
+        const uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY_ATSTART;
+        const int rc = pcre2_match(code.get(), PCRE2_SPTR(s.data()), s.size(), at, options, data, limits);
+        if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) fail("tokenizer: a pattern fails behind byte ", at);
+        const size_t* found = pcre2_get_ovector_pointer(data);
+        if (rc < 0 || found[0] < at || found[1] < std::max(found[0], at + 1)) return {s.size(), s.size()};
+        return {found[0], found[1]};
+    }
+};
+
+// How many bytes the first character of s has, negative if it is ill-formed.
+inline int utf8_length(std::string_view s) {
+    utf8proc_int32_t code = 0;
+    return int(utf8proc_iterate(PCRE2_SPTR(s.data()), ptrdiff_t(s.size()), &code));
 }
 
-const OwnOption own_options[] = {
-    kv_option, mmap_option, {"--no-fuse", {}, "experts step by step, without the fused operator"}};
+// Unicode's normalization form C.
+inline std::string to_nfc(std::string_view s) {
+    utf8proc_uint8_t* out = nullptr;
+    const auto options = utf8proc_option_t(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    const auto n = utf8proc_map(PCRE2_SPTR(s.data()), ptrdiff_t(s.size()), &out, options);
+    if (n < 0) fail("tokenizer: NFC: ", utf8proc_errmsg(n));
+    const std::string normal(reinterpret_cast<const char*>(out), size_t(n));
+    std::free(out);
+    return normal;
+}
+#endif
+
+// s with U+FFFD for what is ill-formed.
+inline std::string repaired(std::string_view s) {
+    std::string out;
+    while (!s.empty()) {
+        const int n = utf8_length(s);
+        out += n > 0 ? s.substr(0, size_t(n)) : "\xEF\xBF\xBD";
+        s.remove_prefix(n > 0 ? size_t(n) : 1);
+    }
+    return out;
+}
+
+// The rule for every text that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in front is no
+// part of it. Throws UsageError.
+inline std::string given_text(const std::string& name, std::string_view s) {
+    std::string out;
+    for (size_t i = s.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < s.size();) {
+        const int n = utf8_length(s.substr(i));
+        if (n < 0) fail<UsageError>(name, " is not UTF-8 at byte ", i);
+        if (!s.substr(i).starts_with("\r\n")) out += s.substr(i, size_t(n));
+        i += size_t(n);
+    }
+    return out;
+}
+// ---- end of text -----------------------------------------------------------
+
+// ---- section file ----------------------------------------------------------
+// Opening a model file. All of the header is checked, by name; docs/model-files.md has every field
+
+struct HeaderReader {
+    std::span<const std::byte> file;  // at least 256 bytes
+
+    template <class T>
+    T value(size_t offset) const {
+        T v;
+        std::memcpy(&v, file.data() + offset, sizeof v);
+        return v;
+    }
+    int i32(const char* name, size_t offset, int low, int high) const {
+        const auto v = value<int32_t>(offset);
+        check_value(v >= low && v <= high, name, v, "expected ", low, " to ", high);
+        return v;
+    }
+    float f32(const char* name, size_t offset, float low, float high) const {
+        const auto v = value<float>(offset);
+        if (!(v >= low && v <= high)) fail(name, " is ", v);  // NaN, too
+        return v;
+    }
+};
+
+// The whole file in memory, until the program ends: mapped, or read where there is no mmap.
+inline std::span<const std::byte> file_bytes(const std::string& path) {
+#if __has_include(<sys/mman.h>)
+    const int file = open(path.c_str(), O_RDONLY);
+    struct stat status;
+    if (file < 0 || fstat(file, &status) != 0) fail("cannot open: ", std::strerror(errno));
+    if (!S_ISREG(status.st_mode)) fail("not a regular file");
+    const auto n = size_t(status.st_size);
+    void* p = n > 0 ? mmap(nullptr, n, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
+    close(file);
+    if (p == MAP_FAILED) fail("cannot map: ", std::strerror(errno));
+    return {static_cast<const std::byte*>(p), n};
+#else
+    static std::string bytes;
+    bytes = read_bytes(path);
+    return std::as_bytes(std::span(bytes));
+#endif
+}
+
+// Limits are far above any model's, and low enough that no product of sizes overflows 64 bits.
+template <class Config>
+ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Config>& format) {
+    const auto bytes = file_bytes(path);
+    const HeaderReader h{bytes};
+    if (bytes.size() < header_size || h.value<uint32_t>(0) != format.magic)
+        fail("no model file of ", program_name, " (python -m export makes one)");
+    h.i32("version", 4, format.version, format.version);
+    ModelFileOf<Config> f{{}, bytes, bytes.subspan(header_size), {}};
+    Config& c = f.config;
+    c.dim = h.i32("dim", 0x08, 1, 1 << 20);
+    c.hidden_dim = h.i32("hidden_dim", 0x0C, 1, 1 << 22);
+    c.n_layers = h.i32("n_layers", 0x10, 1, 1 << 12);
+    c.n_heads = h.i32("n_heads", 0x14, 1, 1 << 12);
+    c.n_kv_heads = h.i32("n_kv_heads", 0x18, 1, c.n_heads);
+    c.vocab_size = h.i32("vocab_size", 0x1C, 1, 1 << 24);
+    c.max_seq_len = h.i32("max_seq_len", 0x20, 1, 1 << 24);
+    c.shared_classifier = h.value<uint8_t>(0x24) != 0;
+    c.group_size = h.value<int32_t>(0x25);
+    c.head_dim = c.dim / c.n_heads;
+    check_value(c.n_heads % c.n_kv_heads == 0, "n_heads", c.n_heads, "not a multiple of n_kv_heads");
+    if (h.value<uint32_t>(0x40) != 0) {  // the extension; llama2.c's own files have none
+        h.i32("extension magic", 0x40, 0x31584b41, 0x31584b41);  // "AKX1"
+        c.arch = Arch(h.i32("arch", 0x44, int(format.first_arch), int(format.last_arch)));
+        c.head_dim = h.i32("head_dim", 0x48, 2, 1 << 12);
+        h.i32("group_size at 0x4c", 0x4C, c.group_size, c.group_size);
+        c.norm_eps = h.f32("norm_eps", 0x50, 0, 1);
+        c.rope_theta = h.f32("rope_theta", 0x54, 1, 1e12f);
+        c.llama3_rope = h.i32("rope_scaling type", 0x58, 0, 1) == 1;
+        if (c.llama3_rope) {
+            c.rope_factor = h.f32("rope_scaling factor", 0x5C, 1, 1e6f);
+            c.high_freq_factor = h.f32("high_freq_factor", 0x64, 1e-6f, 1e6f);
+            const float highest = std::nextafter(c.high_freq_factor, 0.0f);
+            c.low_freq_factor = h.f32("low_freq_factor", 0x60, 1e-6f, highest);
+            c.original_max_position = h.i32("original_max_position_embeddings", 0x68, 1, 1 << 24);
+        }
+        c.bos_id = h.i32("bos_id", 0x6C, -1, c.vocab_size - 1);
+        c.eos_ids.resize(size_t(h.i32("n_eos", 0x70, 0, 8)));
+        for (size_t i = 0; i < c.eos_ids.size(); i++)
+            c.eos_ids[i] = h.i32("eos_id", 0x74 + 4 * i, 0, c.vocab_size - 1);
+        c.temperature = h.f32("temperature", 0x94, 0, 100);
+        c.top_p = h.f32("top_p", 0x98, 0, 1);
+        c.top_k = h.i32("top_k", 0x9C, 0, 1 << 24);
+        c.static_activations = h.i32("activations", 0xB4, 0, format.max_activations) == 1;
+        const auto end = h.value<uint64_t>(0xA0), size = h.value<uint64_t>(0xA8);
+        if (end < header_size || end > bytes.size() || bytes.size() - end != size)
+            fail("file is ", bytes.size(), " bytes, but its tokenizer section is ", size, " bytes at ", end);
+        f.weights = bytes.subspan(header_size, end - header_size);
+        f.tokenizer = bytes.subspan(end);
+        for (size_t i = format.read_own == nullptr ? 0xC0 : format.read_own(h, c); i < header_size; i++)
+            if (h.value<uint8_t>(i) != 0) fail("reserved byte ", i, " is not 0");
+    }
+    check_value(c.head_dim >= 2 && c.head_dim % 2 == 0, "head_dim", c.head_dim, "RoPE needs an even number");
+    format.check(c);
+    return f;
+}
+// ---- end of file -----------------------------------------------------------
+
+// ---- section tokenizer -----------------------------------------------------
+// Text <-> token ids: byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of
+// the model file; ids are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
+//
+//   UTF-8 -> added tokens -> NFC -> added tokens -> regular expressions -> byte-pair encoding of each word
+
+struct Tokenizer {
+    enum Flag : uint32_t { nfc = 1, ignore_merges = 2, adds_bos = 4, has_chat = 8, has_steps = 16 };
+    enum TokenFlag : uint8_t { defined = 1, word = 2, special = 4 };
+    enum AddedFlag : uint32_t { normalized = 2, looks_around = 4 + 8 + 16 };
+    enum ChatFlag : uint32_t { trims_user = 2, trims_answer = 4, drops_thoughts = 8 + 128, strips = 8 + 64 };
+    enum Piece { opening, user = 5, user_end, answer, answer_end, generate, n_pieces = 13 };
+    struct Added {
+        std::string text;
+        int id;
+        bool is_normalized;  // found in normalized text
+    };
+
+    uint32_t flags = 0, chat_flags = 0;
+    int bos_id = -1;
+    std::string bytes;                                // every token's, one after the other
+    std::vector<uint32_t> offsets;                    // (vocab_size + 1,) where each token starts in bytes
+    std::string token_flags;                          // (vocab_size,)
+    std::unordered_map<std::string_view, int> words;  // tokens that text becomes, each single byte among them
+    std::map<std::pair<int, int>, size_t> ranks;      // of neighbours that may merge; the lowest does
+    std::vector<int> merged;                          // by rank: what they become
+    std::vector<Added> added;                         // the longest first
+    std::vector<Pattern> steps;
+    std::array<std::string, n_pieces> chat;
+
+    // A token's bytes: maybe no whole character.
+    std::string_view token(int id) const {
+        return std::string_view(bytes).substr(offsets[id], offsets[id + 1] - offsets[id]);
+    }
+    // What a reader sees of it.
+    std::string shown(int id) const { return std::string(token_flags[id] & special ? "" : token(id)); }
+
+    // Throws std::runtime_error for a section that is cut short, or has ids that there are not.
+    Tokenizer(std::span<const std::byte> section, int vocab_size) {
+        std::string_view rest(reinterpret_cast<const char*>(section.data()), section.size());
+        const auto check = [](bool is_good, const char* what) {
+            if (!is_good) fail("tokenizer: ", what);
+        };
+        const auto take = [&](size_t n) {
+            check(n <= rest.size(), "the section is cut short");
+            const std::string_view taken = rest.substr(0, n);
+            rest.remove_prefix(n);
+            return taken;
+        };
+        const auto u32 = [&] {
+            uint32_t v;
+            std::memcpy(&v, take(4).data(), 4);
+            return v;
+        };
+        const auto id = [&] {
+            const uint32_t v = u32();
+            check(v < uint32_t(vocab_size), "an id is outside the vocabulary");
+            return int(v);
+        };
+        check(u32() == 0x6E6B6F74 && u32() == 1, "the section does not begin as one");
+        check(u32() == section.size() && u32() == uint32_t(vocab_size), "the section has another size");
+        flags = u32(), bos_id = int(u32());
+        check(bos_id >= (flags & adds_bos ? 0 : -1) && bos_id < vocab_size, "bos_id is no id");
+        const uint32_t n_merges = u32(), n_added = u32(), pattern_size = u32(), word_size = u32();
+        const uint32_t chat_size = u32(), bytes_size = u32();
+        for (int i = 0; i <= vocab_size; i++) offsets.push_back(u32());
+        check(std::ranges::is_sorted(offsets) && offsets.back() == bytes_size, "tokens overlap");
+        for (size_t rank = 0; rank < n_merges; rank++) {
+            const int left = id(), right = id();
+            ranks.try_emplace({left, right}, rank);
+            merged.push_back(id());
+        }
+        for (uint32_t i = 0; i < n_added; i++) {
+            const int token_id = id();
+            const uint32_t f = u32();
+            check(!(f & looks_around), "an added token looks around");
+            added.push_back({"", token_id, (f & normalized) != 0});
+        }
+        token_flags = take(size_t(vocab_size)), bytes = take(bytes_size);
+        for (int i = 0; i < vocab_size; i++)
+            if (token_flags[i] & word) words[token(i)] = i;
+        for (Added& a : added) {
+            a.text = a.is_normalized && flags & nfc ? to_nfc(token(a.id)) : token(a.id);
+            check(!a.text.empty(), "an added token is empty");
+        }
+        std::ranges::stable_sort(added, std::greater{}, [](const Added& a) { return a.text.size(); });
+        for (const size_t end = rest.size() - std::min<size_t>(pattern_size, rest.size());
+             rest.size() > end;) {
+            check(steps.size() < 16, "there are too many patterns");
+            const bool drops_gaps = flags & has_steps && u32() == 1;
+            steps.emplace_back(take(flags & has_steps ? u32() : pattern_size), drops_gaps);
+        }
+        take(word_size);  // what an added token that looks around takes for a word
+        check(chat_size <= rest.size(), "the section is cut short");
+        if (!(flags & has_chat)) return;
+        chat_flags = u32();
+        for (std::string& piece : chat) piece = take(u32());
+    }
+
+    // The ids of a text; tokens such as <|eot_id|> inside it become theirs. wants_bos: with BOS in front, if
+    // this tokenizer does so.
+    std::vector<int> encode(std::string_view text, bool wants_bos) const {
+        std::vector<int> ids;
+        if (wants_bos && flags & adds_bos) ids.push_back(bos_id);
+        cut_added(repaired(text), false, ids);
+        return ids;
+    }
+
+    // Cuts s at the added tokens in it, of those at one place the longest: first at the ones that are found
+    // in the text as it is; then, in what is between them, at those that are found in normalized text.
+    void cut_added(std::string_view s, bool is_normalized, std::vector<int>& ids) const {
+        size_t done = 0;  // what is before it has its ids
+        for (size_t i = 0; i <= s.size();) {
+            const auto found = std::ranges::find_if(added, [&](const Added& a) {
+                return a.is_normalized == is_normalized && s.substr(i).starts_with(a.text);
+            });
+            if (found == added.end() && i < s.size()) {
+                i++;
+                continue;
+            }
+            const std::string_view part = s.substr(done, i - done);
+            if (is_normalized) cut(part, 0, ids);
+            if (!is_normalized) cut_added(flags & nfc ? to_nfc(part) : part, true, ids);
+            if (found == added.end()) break;
+            ids.push_back(found->id);
+            done = i += found->text.size();
+        }
+    }
+
+    // Cuts s at the matches of a step's pattern. Each part goes on to the next step, and so does what no
+    // match covers, unless the step drops it; what the last step leaves is a word. An empty match behind
+    // another is none.
+    void cut(std::string_view s, size_t step, std::vector<int>& ids) const {
+        if (s.empty()) return;
+        if (step == steps.size()) return encode_word(s, ids);
+        for (size_t done = 0; done < s.size();) {
+            const auto [begin, end] = steps[step].match(s, done);
+            if (!steps[step].drops_gaps) cut(s.substr(done, begin - done), step + 1, ids);
+            cut(s.substr(begin, end - begin), step + 1, ids);
+            done = end;
+        }
+    }
+
+    // Byte-pair encoding: of all neighbours that may merge, the pair with the lowest rank does, the leftmost
+    // of equals, until none may.
+    void encode_word(std::string_view text, std::vector<int>& ids) const {
+        const auto whole = words.find(text);
+        if (flags & ignore_merges && whole != words.end()) return ids.push_back(whole->second);
+        std::vector<int> id;
+        for (size_t i = 0; i < text.size(); i++) {
+            const auto byte = words.find(text.substr(i, 1));
+            if (byte != words.end()) id.push_back(byte->second);
+        }
+        while (true) {
+            size_t best = merged.size(), left = 0;  // the rank of a pair, and where it is
+            for (size_t i = 0; i + 1 < id.size(); i++) {
+                const auto rank = ranks.find({id[i], id[i + 1]});
+                if (rank != ranks.end() && rank->second < best) best = rank->second, left = i;
+            }
+            if (best == merged.size()) break;
+            id[left] = merged[best];
+            id.erase(id.begin() + ptrdiff_t(left) + 1);
+        }
+        ids.insert(ids.end(), id.begin(), id.end());
+    }
+
+    // A conversation of user and assistant in turn, the user's message last, as Hugging Face's
+    // apply_chat_template() writes it, up to where the model goes on.
+    std::string chat_text(std::span<const std::string> messages) const {
+        constexpr const char* spaces = " \t\n\v\f\r";
+        std::string out = chat[opening];
+        for (size_t i = 0; i < messages.size(); i++) {
+            std::string_view text = messages[i];
+            const bool is_user = i % 2 == 0;
+            const size_t thought = is_user ? text.npos : text.rfind("</think>");
+            if (chat_flags & drops_thoughts && thought != text.npos) {
+                text.remove_prefix(thought + 8);
+                while (chat_flags & strips && text.starts_with('\n')) text.remove_prefix(1);
+            }
+            if (chat_flags & (is_user ? trims_user : trims_answer)) {
+                text = text.substr(0, text.find_last_not_of(spaces) + 1);
+                text.remove_prefix(std::min(text.find_first_not_of(spaces), text.size()));
+            }
+            out.append(chat[is_user ? user : answer]).append(text);
+            out.append(chat[is_user ? user_end : answer_end]);
+        }
+        return out + chat[generate];
+    }
+};
+// ---- end of tokenizer ------------------------------------------------------
+
+// ---- section sampler -------------------------------------------------------
+// Logits -> the next token. Temperature 0 takes the most probable one. Otherwise divide by the temperature,
+// keep the top_k most probable tokens, of those the most probable that together have top_p of the
+// probability, and draw
+
+struct Sampler {
+    float temperature;
+    int top_k;
+    float top_p;
+    std::mt19937_64 random;
+
+    int sample(std::span<const float> logits) {
+        const auto best = std::ranges::max_element(logits) - logits.begin();
+        if (temperature == 0) return int(best);
+        std::vector<float> weights;  // softmax without its division
+        std::vector<size_t> ids;     // that may be drawn
+        for (size_t i = 0; i < logits.size(); i++) {
+            weights.push_back(std::exp((logits[i] - logits[best]) / temperature));
+            if (weights[i] > 0) ids.push_back(i);
+        }
+        const auto sum = [&](double so_far, size_t id) { return so_far + weights[id]; };
+        double total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+        const bool cuts_k = top_k > 0 && size_t(top_k) < ids.size();
+        if (cuts_k || top_p < 1) {
+            // Below (1 - top_p) / n a token is never among those of top_p: that leaves few to sort.
+            const double least = cuts_k ? 0 : (1.0 - top_p) * total / double(logits.size());
+            std::erase_if(ids, [&](size_t id) { return weights[id] < least; });
+            std::ranges::stable_sort(ids, std::greater{}, [&](size_t id) { return weights[id]; });
+            if (cuts_k) ids.resize(size_t(top_k));
+            if (cuts_k) total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+            size_t n = 0;
+            for (double kept = 0; n < ids.size() && (n == 0 || kept < top_p * total); n++)
+                kept += weights[ids[n]];
+            ids.resize(n);
+            std::ranges::sort(ids);
+            total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+        }
+        double r = double(random() >> 11) * 0x1p-53 * total;  // the same on every machine
+        for (const size_t id : ids) {
+            r -= weights[id];
+            if (r < 0) return int(id);
+        }
+        return int(ids.back());
+    }
+};
+// ---- end of sampler --------------------------------------------------------
+
+// ---- section trace ---------------------------------------------------------
+// Recording and writing a trace
+
+template <class T>
+void Recorder::operator()(const std::string& name, const T* values, int n_tokens,
+                          std::vector<int> shape) const {
+    if (trace == nullptr) return;
+    Trace::Tensor& t = trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name];
+    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, int8_t> ? "I8" : "I32";
+    size_t n = sizeof(T);
+    for (const int d : shape) n *= size_t(d);
+    for (int i = 0; i < n_tokens; i++)
+        t.tokens.emplace_back(reinterpret_cast<const char*>(values) + size_t(i) * n, n);
+    t.shape = std::move(shape);
+}
+inline void Recorder::operator()(const std::string& name, const Rows& x, int head_dim) const {
+    if (head_dim == 0) return (*this)(name, x.row(0), x.n_rows, {x.n_cols});
+    (*this)(name, x.row(0), x.n_rows, {x.n_cols / head_dim, head_dim});
+}
+inline void Recorder::operator()(const std::string& name, const Int8Rows& x) const {
+    (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_cols});
+    (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups()});
+}
+inline void Recorder::operator()(const std::string& name, const HeadScores& x) const {
+    for (int t = 0; t < x.n_rows && trace != nullptr; t++) {
+        const int n_positions = x.pos + t + 1;
+        std::vector<float> seen;
+        for (int h = 0; h < x.n_heads; h++)
+            seen.insert(seen.end(), x.of_head(t, h), x.of_head(t, h) + n_positions);
+        (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
+    }
+}
+template <class Matrix>
+void Recorder::operator()(const std::string& name, const Rows& out, const Int8Rows& x,
+                          const Matrix& w) const {
+    (*this)(name, out);
+    if (trace == nullptr || layer != accumulator_layer) return;
+    std::vector<int32_t> sums;
+    for (int t = 0; t < x.n_rows; t++) {
+        for (size_t k = 0; k < size_t(w.n_rows) * size_t(w.n_cols); k++) {
+            if (k % size_t(w.group_size) == 0) sums.push_back(0);
+            sums.back() += x.row_codes(t)[k % size_t(w.n_cols)] * w.codes[k];
+        }
+    }
+    (*this)(name + ".acc", sums.data(), x.n_rows, {w.n_rows, w.n_cols / w.group_size});
+}
+
+// A safetensors file (https://huggingface.co/docs/safetensors). Rows that are shorter than the last token's
+// are filled up with zeros.
+inline void Trace::write(const std::string& path) const {
+    std::string json = "{", data;
+    for (const auto& [name, t] : tensors) {
+        const size_t begin = data.size();
+        json += (begin == 0 ? "\"" : ",\"") + name + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
+                std::to_string(t.tokens.size());
+        for (const int d : t.shape) json += "," + std::to_string(d);
+        size_t n_rows = 1;  // of a token
+        for (size_t i = 0; i + 1 < t.shape.size(); i++) n_rows *= size_t(t.shape[i]);
+        const size_t longest = t.tokens.back().size() / n_rows;
+        for (const std::string& token : t.tokens) {
+            const size_t length = token.size() / n_rows;
+            for (size_t i = 0; i < token.size(); i += length)
+                data += token.substr(i, length) + std::string(longest - length, '\0');
+        }
+        json += "],\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(data.size()) + "]}";
+    }
+    json += "}" + std::string(7 - json.size() % 8, ' ');
+    const auto size = uint64_t(json.size());
+    std::ofstream file(path, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(&size), sizeof size) << json << data;
+    if (!file.flush()) fail("--trace: cannot write '", path, "'");
+}
+// ---- end of trace ----------------------------------------------------------
+
+template <>
+inline void Recorder::operator()(const std::string& name, const uint8_t* values, int n_tokens,
+                                 std::vector<int> shape) const {
+    if (trace == nullptr) return;
+    (*this)(name, reinterpret_cast<const int8_t*>(values), n_tokens, std::move(shape));
+    trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name].type = "U8";
+}
+
+// The options of the section have a value. --no-fuse, which has none, gets "yes" on its way there.
+namespace with_values {
+// ---- section command line --------------------------------------------------
+// Options, and what a program does with a loaded model
+
+constexpr const char* help_text = R"(%s: %s
+usage: %s <model.bin> [options]
+  -i TEXT       the prompt; - reads standard input
+  -f PATH       the prompt is a file's text
+  --ids 1,2,3   the prompt as token ids
+  -m MODE       generate (default) or chat: a turn for each line of standard input
+  -n N          new tokens, in chat for each turn (default 256; 0: to the context's end)
+  -c N          context length (default: the model's, at most 4096)
+  -t F          temperature; 0 takes the most probable token
+  -k N          only the N most probable tokens; 0: all
+  -p F          only the most probable tokens, up to probability F
+  -s N          random seed (default: another in each run)
+  -j N          threads (default: OpenMP's)
+  --print-ids   print token ids instead of text
+  --trace PATH  write every intermediate tensor to a safetensors file
+  --ppl PATH    perplexity of a text file
+)";
+
+// Throws UsageError. No model path: --help was printed.
+inline Options parse_options(int argc, char** argv) {
+    Options o;
+    std::string name, value;
+    // All of the value as a number from low to high.
+    const auto number = [&](auto low, auto high) {
+        auto found = low;
+        const char* end = value.data() + value.size();
+        const auto [rest, error] = std::from_chars(value.data(), end, found);
+        if (error != std::errc() || rest != end || !(found >= low && found <= high))
+            fail<UsageError>(name, ": '", value, "' is no number from ", low, " to ", high);
+        return found;
+    };
+    const auto one_of = [&](const std::vector<const char*>& choices) {
+        if (std::ranges::count(choices, value) > 0) return value;
+        fail<UsageError>(name, ": '", value, "' is none of its choices, such as ", choices.back());
+    };
+    std::map<std::string, std::function<void()>> options{
+        {"-i", [&] { (value == "-" ? o.file : o.prompt) = value; }},
+        {"-f", [&] { o.file = value; }},
+        {"-n", [&] { o.steps = number(0, INT32_MAX); }},
+        {"-c", [&] { o.ctx = number(1, INT32_MAX); }},
+        {"-t", [&] { o.temp = float(number(0.0, 100.0)); }},
+        {"-k", [&] { o.top_k = number(0, INT32_MAX); }},
+        {"-p", [&] { o.top_p = float(number(0.0, 1.0)); }},
+        {"-s", [&] { o.seed = number(uint64_t{0}, UINT64_MAX); }},
+        {"-j", [&] { o.threads = number(1, 1024); }},
+        {"--trace", [&] { o.trace = value; }},
+        {"--ppl", [&] { o.ppl = value; }},
+    };
+    options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
+    options["--ids"] = [&] {
+        for (std::istringstream list(value + ","); std::getline(list, value, ',');)
+            o.ids.push_back(number(0, INT32_MAX));
+    };
+    for (const OwnOption& x : scheme_options) {
+        o.own[x.name] = x.choices.front();
+        options[x.name] = [&] { o.own[name] = one_of(x.choices); };
+    }
+    for (int i = 1; i < argc; i++) {
+        name = argv[i];
+        if (name == "-h" || name == "--help") {
+            std::printf(help_text, program_name, program_summary, program_name);
+            for (const OwnOption& x : scheme_options) std::printf("  %-13s %s\n", x.name, x.help);
+            return {};
+        }
+        if (name == "--print-ids") {
+            o.print_ids = true;
+        } else if (options.contains(name)) {
+            if (++i == argc) fail<UsageError>(name, ": needs a value");
+            value = argv[i];
+            options[name]();
+        } else if (name.starts_with('-') || !o.model_path.empty()) {
+            fail<UsageError>("unexpected argument '", name, "'; -h shows how to use this program");
+        } else {
+            o.model_path = name;
+        }
+    }
+    if (o.model_path.empty()) fail<UsageError>("no model file given; -h shows how to use this program");
+    return o;
+}
+
+// Opens the model file and allocates a run's memory.
+inline std::unique_ptr<Transformer> load_transformer(const Options& o, Trace* trace) try {
+    auto file = open_model_file(o.model_path, file_format);
+    Weights weights{TensorList{file.weights, size_t(file_format.alignment)}, file.config};
+    if (weights.file.end != file.weights.size())
+        fail("weights are ", file.weights.size(), " bytes, but the header implies ", weights.file.end);
+    const int most = file.config.max_seq_len, context = o.ctx > 0 ? o.ctx : std::min(most, 4096);
+    if (context > most) fail<UsageError>("-c: ", context, " is more than the model's ", most);
+    RunState state{file.config, o, context, trace != nullptr};
+    return std::make_unique<Transformer>(Transformer{file, std::move(weights), std::move(state), trace});
+} catch (const UsageError&) {
+    throw;
+} catch (const std::runtime_error& e) {
+    fail(o.model_path, ": ", e.what());
+}
+
+// A model that runs, and what it was asked.
+struct Session {
+    Transformer& m;
+    const std::optional<Tokenizer>& tokenizer;
+    Sampler sampler;
+    const ModelConfig& c = m.file.config;
+    const Options& o = m.state.options;
+    size_t context = size_t(m.state.context), vocab_size = size_t(c.vocab_size);
+    std::vector<int> held{};                  // the tokens that the KV cache holds, from position 0 on
+    int n_tokens[2]{};                        // that were run: of prompts, and one by one
+    std::chrono::duration<double> time[2]{};  // that they took
+
+    // Of ids, which begin with the tokens held, runs the next chunk. Returns its logits (n_logits,
+    // vocab_size).
+    std::span<const float> run(std::span<const int> ids) {
+        const auto start = std::chrono::steady_clock::now();
+        const size_t n = std::min(ids.size() - held.size(), size_t(m.state.n));
+        const auto chunk = ids.subspan(held.size(), n);
+        const auto logits = forward(m, chunk, int(held.size()), n_logits(o, m.trace != nullptr, int(n)));
+        held.insert(held.end(), chunk.begin(), chunk.end());
+        if (!all_finite(logits.data(), logits.size()))
+            fail("the logits of positions up to ", held.size() - 1, " are not finite");
+        n_tokens[n == 1] += int(n);
+        time[n == 1] += std::chrono::steady_clock::now() - start;
+        return logits;
+    }
+
+    // Writes `prompt`, and what continues ids: to a token that ends the text, to the end of the context, or
+    // as much as -n says. Returns its text. What the KV cache holds of ids is not run again.
+    std::string generate(std::vector<int> ids, const std::string& prompt) {
+        if (ids.empty()) fail<UsageError>("the prompt is empty, and no token begins a text of this model");
+        if (ids.size() > context)
+            fail<UsageError>("the prompt is ", ids.size(), " tokens long, the context only ", context);
+        std::cout << prompt;
+        const auto last = ids.end() - 1;  // always runs, for its logits
+        held.erase(std::mismatch(held.begin(), held.end(), ids.begin(), last).first, held.end());
+        const size_t end = o.steps > 0 ? std::min(context, ids.size() + size_t(o.steps)) : context;
+        std::string answer, comma;
+        while (ids.size() < end) {
+            std::span<const float> logits;
+            while (held.size() < ids.size()) logits = run(ids);
+            const int id = sampler.sample(logits.last(vocab_size));
+            ids.push_back(id);
+            const std::string text = tokenizer ? tokenizer->shown(id) : "";
+            const bool is_text = tokenizer && !o.print_ids;
+            answer += text;
+            std::cout << (is_text ? text : std::exchange(comma, ",") + std::to_string(id)) << std::flush;
+            if (std::ranges::count(c.eos_ids, id) > 0) break;
+        }
+        std::cout << std::endl;
+        return answer;
+    }
+
+    // The ids of the text are cut into windows that fill the context, each with BOS in front where the
+    // tokenizer says so, and run from position 0; every token that has another before it is scored.
+    void print_perplexity(std::string_view text) {
+        const std::vector<int> ids = tokenizer->encode(text, false), bos = tokenizer->encode("", true);
+        const size_t n_new = context - bos.size();  // of the text, in a window
+        double nll = 0;                             // negative log-likelihood
+        size_t n_scored = 0;
+        for (size_t i = 0; i < ids.size() && n_new > 0; i += n_new) {
+            std::vector<int> window = bos;
+            std::ranges::copy(std::span(ids).subspan(i, std::min(n_new, ids.size() - i)),
+                              std::back_inserter(window));
+            held.clear();
+            while (held.size() + 1 < window.size()) {
+                auto logits = run(std::span(window).first(window.size() - 1));
+                for (; !logits.empty(); logits = logits.subspan(vocab_size), n_scored++) {
+                    const auto row = logits.first(vocab_size);
+                    const int next = window[held.size() + 1 - logits.size() / vocab_size];
+                    const double max = *std::ranges::max_element(row);
+                    double sum = 0;
+                    for (const float logit : row) sum += std::exp(logit - max);
+                    nll += std::log(sum) + max - row[size_t(next)];
+                }
+            }
+        }
+        if (n_scored == 0) fail<UsageError>("--ppl: the text is too short");
+        const double perplexity = std::exp(nll / double(n_scored));
+        std::printf("perplexity %.4f over %zu tokens (windows of %zu)\n", perplexity, n_scored, context);
+    }
+};
+
+inline void run(const Options& o) {
+    std::optional<std::string> text = o.file ? read_bytes(*o.file) : o.prompt;
+    if (text) text = given_text("the prompt", *text);
+    if (o.file && text->ends_with('\n')) text->pop_back();  // its last line has ended; the text may go on
+    if (text && !o.ids.empty()) fail<UsageError>("there is a prompt twice: as text, and as --ids");
+#ifdef _OPENMP
+    if (o.threads > 0) omp_set_num_threads(o.threads);
+#endif
+    Trace trace;
+    const auto m = load_transformer(o, o.trace ? &trace : nullptr);
+    const ModelConfig& c = m->file.config;
+    std::optional<Tokenizer> tokenizer;
+#ifndef NO_TOKENIZER
+    if (!m->file.tokenizer.empty()) tokenizer.emplace(m->file.tokenizer, c.vocab_size);
+#endif
+    if (!tokenizer && (text || o.ppl || o.chat))
+        fail<UsageError>("there is no tokenizer, in this file or in this program: use --ids");
+    if (o.chat && !(tokenizer->flags & Tokenizer::has_chat))
+        fail<UsageError>("-m chat: this file has no chat template");
+
+    // A small model that never draws soon repeats itself: in chat it does, unless told otherwise.
+    const bool draws = o.chat && !o.temp && c.temperature == 0;
+    const float temperature = o.temp.value_or(draws ? 0.1f : c.temperature);
+    const float top_p = o.top_p.value_or(draws ? 0.9f : c.top_p);
+    const uint64_t seed = o.seed.value_or(std::random_device()());
+    Session s{*m, tokenizer, {temperature, o.top_k.value_or(c.top_k), top_p, std::mt19937_64(seed)}};
+    if (o.ppl) {
+        s.print_perplexity(given_text("--ppl: the text", read_bytes(*o.ppl)));
+    } else if (!o.chat) {
+        std::vector<int> ids = text ? tokenizer->encode(*text, true) : o.ids;
+        if (ids.empty() && c.bos_id >= 0) ids = {c.bos_id};
+        std::string shown = text.value_or("");
+        for (const int id : o.ids) {
+            if (id >= c.vocab_size) fail<UsageError>("--ids: ", id, " is outside the vocabulary");
+            shown += tokenizer ? tokenizer->shown(id) : "";
+        }
+        s.generate(ids, o.print_ids ? "" : shown);
+    }
+    std::vector<std::string> messages;
+    std::string line = text.value_or("");
+    while (o.chat && (!line.empty() || std::getline(std::cin, line))) {
+        if (line.ends_with('\r')) line.pop_back();
+        if (line.empty()) continue;
+        messages.push_back(given_text("a line of standard input", std::exchange(line, "")));
+        messages.push_back(s.generate(tokenizer->encode(tokenizer->chat_text(messages), false), ""));
+    }
+    if (o.trace) trace.write(*o.trace);
+    for (const int i : {0, 1}) {
+        const char* what = i == 0 ? "prefill" : "decode ";
+        const int n = s.n_tokens[i];
+        if (n > 0) std::fprintf(stderr, "%s %d tokens, %.1f tokens/s\n", what, n, n / s.time[i].count());
+    }
+}
+
+inline int run_command_line(int argc, char** argv) try {
+    const Options o = parse_options(argc, argv);
+    if (!o.model_path.empty()) run(o);
+    if (!std::cout.flush()) fail("cannot write the output");
+    return 0;
+} catch (const std::exception& e) {
+    const bool is_memory = dynamic_cast<const std::bad_alloc*>(&e) != nullptr;
+    std::fprintf(stderr, "%s: %s\n", program_name, is_memory ? "not enough memory" : e.what());
+    return dynamic_cast<const UsageError*>(&e) != nullptr ? 2 : 1;
+}
+// ---- end of command line ---------------------------------------------------
+}  // namespace with_values
+using with_values::load_transformer;
+
+inline int run_command_line(int argc, char** argv) {
+    std::string yes = "yes";
+    std::vector<char*> all;
+    for (int i = 0; i < argc; i++) {
+        all.push_back(argv[i]);
+        if (std::string_view(argv[i]) == "--no-fuse") all.push_back(yes.data());
+    }
+    return with_values::run_command_line(int(all.size()), all.data());
+}
+#endif  // ENGINE
+
+// The fields of the header that are this program's own. Returns where they end.
+size_t read_own_fields(const HeaderReader& h, Config& c) {
+    MoeConfig& m = c.moe;
+    m.expert_format.kind = WeightKind(h.i32("format", 0xC0, 0, 2));
+    m.n_experts = h.i32("n_experts", 0xC4, 1, 1 << 10);
+    m.n_active = h.i32("n_active", 0xC8, 1, m.n_experts);
+    m.hidden_dim = h.i32("moe_hidden_dim", 0xCC, 1, 5120);
+    m.norm_topk_prob = h.i32("norm_topk_prob", 0xD0, 0, 1) == 1;
+    m.expert_format.group = h.i32("group", 0xD4, 0, 1024);
+    m.pure = h.i32("pure", 0xD8, 0, 1) == 1;
+    // The table of dense layers is the first tensor: the others follow from it. Where the file ends before
+    // it does, its tensor will say so.
+    m.is_dense.resize(size_t(c.n_layers));
+    for (size_t l = 0; l < m.is_dense.size() && header_size + l < h.file.size(); l++)
+        m.is_dense[l] = h.value<uint8_t>(header_size + l);
+    return 0xDC;
+}
 
 #ifndef RUNQ_NO_MAIN
-#include "engine/app/cli.h"
-
-int main(int argc, char** argv) {
-    return run_command_line(
-        argc, argv, {"runq_moe", "Qwen3-MoE with experts in A8W8, A8W4 or MXFP8", load_model, own_options});
-}
+int main(int argc, char** argv) { return run_command_line(argc, argv); }
 #endif

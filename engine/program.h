@@ -23,6 +23,9 @@
 #include "engine/app/trace.h"
 #include "engine/cpu/attention.h"
 #include "engine/cpu/attention_int8.h"
+#include "engine/cpu/expert_matrix.h"
+#include "engine/cpu/fp64_matmul.h"
+#include "engine/cpu/half.h"
 #include "engine/cpu/ops.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quantize.h"
@@ -34,6 +37,9 @@
 #include "engine/model/tensors.h"
 #include "engine/os/clock.h"
 #include "engine/os/threads.h"
+
+// The choices of an option that is given without a value.
+const std::vector<const char*> no_value;
 
 // quantize() of all rows by the best instructions of this build, under a fixed scale if that is not null.
 // False if it has none for such rows.

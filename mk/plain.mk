@@ -3,7 +3,7 @@
 #     make plain         build/plain/runq and so on; the first lines of each file have the command for it
 #     make plain-asan    build/plain-asan/: the same under AddressSanitizer and UBSan, for tests
 #     make sections      what several programs have in common is copied out of the first that has it (tools/sections.py)
-PLAIN_PROGRAMS := runq runq_w8a8 runq_gptq
+PLAIN_PROGRAMS := runq runq_w8a8 runq_gptq runq_moe
 
 .PHONY: plain plain-asan sections
 plain: $(PLAIN_PROGRAMS:%=build/plain/%)

@@ -37,22 +37,19 @@ struct ExpertCase {
     int n_experts = 0, n_rows = 0, n_cols = 0, group = 0;
 
     std::vector<MoeMatrix> all() const {
-        MoeMatrix w{};
-        w.format = format, w.codes = codes.data(), w.n_rows = n_rows, w.n_cols = n_cols;
-        w.group = group, w.group_size = kernel_group(format, n_cols);
-        w.kind = QUANT_GEMM_SIGNED, w.bits = 8;
-        if (format.kind == WeightKind::a8w4) w.kind = QUANT_GEMM_UNSIGNED, w.bits = 4, w.zero_point = 8;
-        w.scale_type = group_scales.empty() ? QUANT_GEMM_ROW_FP32 : QUANT_GEMM_GROUP_FP16;
-        if (!mx_scales.empty()) w.scales = mx_scales.data();
-        if (!row_scales.empty()) w.scales = row_scales.data();
-        if (!group_scales.empty()) w.scales = group_scales.data();
+        MoeMatrix w;
+        w.format = format, w.n_rows = n_rows, w.n_cols = n_cols, w.group = group;
+        w.codes = reinterpret_cast<const int8_t*>(codes.data());
+        if (!mx_scales.empty()) w.mx_scales = mx_scales.data();
+        if (!row_scales.empty()) w.row_scales = row_scales.data();
+        if (!group_scales.empty()) w.group_scales = group_scales.data();
         std::vector<MoeMatrix> experts;
         for (int e = 0; e < n_experts; e++, w = w.next()) experts.push_back(w);
         return experts;
     }
 };
 
-// int4 codes -8..7 of a row, two in a byte: the inverse of unpack_row.
+// int4 codes -8..7 of a row, two in a byte: the inverse of unpack_int4.
 void pack_int4(std::vector<uint8_t>& out, std::span<const int8_t> row) {
     size_t at = 0;
     for (const size_t size : {64, 32, 16})
@@ -67,6 +64,14 @@ Half half_of(float x) {
         if (to_float(Half{uint16_t(bits)}) == x) return {uint16_t(bits)};
     FAIL("no fp16 number");
     return {};
+}
+
+// Row t of x alone.
+CodedRows row_of(const CodedRows& x, int t) {
+    CodedRows row;
+    row.is_mx = x.is_mx;
+    gather(row, x, std::span(&t, 1));
+    return row;
 }
 
 // Random experts: any codes, scales about 1.
@@ -146,16 +151,19 @@ TEST_CASE("mxfp8: elements mean what the golden's do, and are quantized alike, b
 TEST_CASE("mxfp8: scale bytes mean what the golden's do") {
     const std::vector<uint8_t> scales = bytes_of(golden_ops().at("mx_scales.scales"));
     const std::vector<float> values = golden_ops().at("mx_scales.values").f32();
-    for (size_t i = 0; i < scales.size(); i++) CHECK(scaled_value(e4m3_code(1), scales[i]) == values[i]);
+    for (size_t i = 0; i < scales.size(); i++) {
+        CHECK(e8m0_value(scales[i]) == values[i]);
+        CHECK(e8m0_values[scales[i]] == values[i]);
+    }
+    CHECK(std::isnan(e8m0_value(255)));
 }
 
 TEST_CASE("embed: the golden's rows of a table of more than 2^16") {
     const GoldenTable table(64);
     const std::vector<int32_t> tokens = golden_ops().at("embedding.64.tokens").i32();
-    MoeMatrix w{};
-    w.kind = QUANT_GEMM_SIGNED, w.bits = 8, w.scale_type = QUANT_GEMM_ROW_FP32;
-    w.n_rows = table.n_rows, w.n_cols = w.group = w.group_size = table.n_cols;
-    w.codes = as_bytes(table.codes.data()), w.scales = table.scales.data();
+    MoeMatrix w;
+    w.n_rows = table.n_rows, w.n_cols = w.group = table.n_cols;
+    w.codes = table.codes.data(), w.row_scales = table.scales.data();
     Rows out(tokens.size(), table.n_cols);
     embed(out, w, tokens);
     CHECK(out.values == golden_ops().at("embedding.64.out").f32());
@@ -169,21 +177,18 @@ TEST_CASE("quantize: the plain loop gives the golden's codes and scales, and a r
         const std::vector<float> x = golden_ops().at(p + "x").f32();
         const int n_rows = int(x.size()) / n;
         for (const MoeConfig& moe : {all_formats[0], all_formats[2], all_formats[3]}) {
-            CodedRows rows;
-            resize(rows, n_rows, n, moe.expert_format);
+            CodedRows rows(n_rows, n, moe.expert_format);
             std::vector<int8_t> codes(x.size());
             std::vector<float> scales, found;
             for (int t = 0; t < n_rows; t++) {
-                scales.push_back(quantize_row(&codes[size_t(t) * n], &x[size_t(t) * n], n));
+                scales.push_back(quantize_group(&codes[size_t(t) * n], &x[size_t(t) * n], n));
                 quantize_row(rows, t, &x[size_t(t) * n]);
-                const float* of_row = rows.int8.row_scales(t);
-                CHECK(std::all_of(of_row, of_row + rows.int8.n_groups(),
-                                  [&](float s) { return s == of_row[0]; }));
-                found.push_back(of_row[0]);
+                found.push_back(rows.row_scales(t)[0]);
             }
+            CHECK(rows.n_groups() == 1);
             CHECK(codes == golden_ops().at(p + "codes").i8());
             CHECK(scales == golden_ops().at(p + "scales").f32());
-            CHECK(std::equal(codes.begin(), codes.end(), rows.int8.codes.begin()));
+            CHECK(std::equal(codes.begin(), codes.end(), rows.codes.begin()));
             CHECK(found == scales);
         }
     }
@@ -312,35 +317,34 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
                 for (const float s : scales.f32()) w.group_scales.push_back(half_of(s));
         }
         const int n = ends.back();  // rows behind the last expert's are nobody's
-        CodedRows rows, out;
-        resize(rows, n, n_cols, moe.expert_format);
+        CodedRows rows(n, n_cols, moe.expert_format), out;
         bool is_ours = true;  // our quantizer gives no -128, which some kernels would not take
         if (format == "mxfp8") {
-            rows.mx.codes = bytes_of(x), rows.mx.scales = bytes_of(at("x.scales"));
-            for (size_t i = 0; i < rows.mx.values.size(); i++)
-                rows.mx.values[i] = e4m3_values[rows.mx.codes[i]];
+            const std::vector<uint8_t> codes = bytes_of(x), x_scales = bytes_of(at("x.scales"));
+            std::copy_n(codes.begin(), n * n_cols, rows.codes.begin());
+            for (int g = 0; g < n * rows.n_groups(); g++)
+                rows.scales[size_t(g)] = e8m0_value(x_scales[size_t(g)]);
         } else {
             const std::vector<int8_t> codes = x.i8();
-            for (int t = 0; t < n; t++) {
-                std::copy_n(&codes[size_t(t) * n_cols], n_cols, rows.int8.row_codes(t));
-                for (int g = 0; g < rows.int8.n_groups(); g++) {
-                    const int8_t* of_group = rows.int8.row_codes(t) + g * rows.int8.group_size;
-                    rows.int8.row_scales(t)[g] = at("x.scales").f32()[size_t(t)];
-                    rows.int8.row_sums(t)[g] = std::accumulate(of_group, of_group + rows.int8.group_size, 0);
-                }
-            }
+            const std::vector<float> x_scales = at("x.scales").f32();
+            std::copy_n(codes.begin(), n * n_cols, rows.codes.begin());
+            std::copy_n(x_scales.begin(), n, rows.scales.begin());
             is_ours = std::find(codes.begin(), codes.end(), -128) == codes.end();
+#ifdef ENGINE
+            for (int t = 0; t < n; t++)
+                rows.sums[size_t(t)] = std::accumulate(rows.row_codes(t), rows.row_codes(t) + n_cols, 0);
+#endif
         }
         const Routing routing = routing_of(ends);
         w.format = moe.expert_format;
         const std::vector<MoeMatrix> all = w.all();
         if (golden_ops().contains(p + "product")) {
             const std::vector<float> expected = at("product").f32();
-            Rows found(size_t(n), n_rows);
+            Rows found(n, n_rows), one(1, n_rows);
             for (int t = 0; t < n; t++) {
-                CodedRows row;
-                gather(row, rows, std::span(&routing.by_expert[size_t(t)], 1));
-                plain_matmul(row, {found, all[size_t(routing.experts[size_t(t)])], t});
+                plain_matmul(row_of(rows, routing.by_expert[size_t(t)]),
+                             {one, all[size_t(routing.experts[size_t(t)])]});
+                std::copy_n(one.row(0), n_rows, found.row(t));
             }
             CHECK(relative_error(expected, found.values) < 1e-6);
         }
@@ -351,17 +355,17 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
         if (format == "mxfp8") {
             const std::vector<uint8_t> codes = bytes_of(at("out.codes")),
                                        expected = bytes_of(at("out.scales"));
-            for (int t = 0; t < n; t++) {
-                CHECK(std::equal(out.mx.row_codes(t), out.mx.row_codes(t) + out.n_cols,
-                                 &codes[size_t(t) * out.n_cols]));
-                CHECK(std::equal(out.mx.row_scales(t), out.mx.row_scales(t) + out.mx.n_blocks(),
-                                 &expected[size_t(t) * out.mx.n_blocks()]));
+            for (int i = 0; i < n * out.n_cols; i++) CHECK(uint8_t(out.codes[size_t(i)]) == codes[size_t(i)]);
+            for (int g = 0; g < n * out.n_groups(); g++) {
+                const float scale = e8m0_value(expected[size_t(g)]);
+                CHECK((out.scales[size_t(g)] == scale || std::isnan(scale)));
+                CHECK(std::isnan(out.scales[size_t(g)]) == std::isnan(scale));
             }
         } else {
             const std::vector<int8_t> codes = at("out.codes").i8();
-            CHECK(std::equal(out.int8.codes.begin(), out.int8.codes.begin() + n * out.n_cols, codes.begin()));
+            CHECK(std::equal(codes.begin(), codes.begin() + n * out.n_cols, out.codes.begin()));
             for (int t = 0; t < n; t++)
-                CHECK(out.int8.row_scales(t)[0] ==
+                CHECK(out.row_scales(t)[0] ==
                       doctest::Approx(at("out.scales").f32()[size_t(t)]).epsilon(1e-5));
         }
     }
@@ -378,10 +382,11 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
             const int n_tokens = 9, n_rows = 21;
             const ExpertCase experts = random_experts(rng, moe, n_rows, n_cols);
             const MoeMatrix w = experts.all()[3];
-            Rows values(n_tokens, n_cols), plain(n_tokens, n_rows), found = plain, one = plain;
+            Rows values(n_tokens, n_cols), plain(n_tokens, n_rows), found = plain, again = plain;
+            Rows one(1, n_rows);
             values.values = random_values(rng, values.values.size());
             values.n_rows = n_tokens;
-            CodedRows x, row;
+            CodedRows x;
             quantize(x, values, moe.expert_format);
             plain_matmul(x, {plain, w});
             matmul(x, {{found, w}});
@@ -389,16 +394,17 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
             CHECK(found.n_rows == n_tokens);
             CHECK(relative_error(plain.values, found.values) < 1e-6);
             for (int t = 0; t < n_tokens; t++) {
-                gather(row, x, std::span(&t, 1));
-                matmul(row, {{one, w, t}});
-                CHECK(one.n_rows == t + 1);
+                matmul(row_of(x, t), {{one, w}});
+                CHECK(one.n_rows == 1);
+                CHECK(std::equal(one.row(0), one.row(1), found.row(t)));
             }
-            CHECK(one.values == found.values);
             MoeMatrix packed = w;
+#ifdef ENGINE
             PackedMatrices memory;
-            if (w.has_kernel()) packed.packed = memory.add(w.view());
-            matmul(x, {{one, packed}});
-            CHECK(one.values == found.values);
+            if (has_kernel(w)) packed.packed = memory.add(view_of(w));
+#endif
+            matmul(x, {{again, packed}});
+            CHECK(again.values == found.values);
         }
     }
 }
@@ -416,16 +422,19 @@ TEST_CASE("a8w4: int4 by int4, digit by digit, gives what int8 by int4 gives") {
         CodedRows x;
         quantize(x, values, moe.expert_format);
         const int8_t extremes[] = {-128, 127, -1, 0};
-        std::copy_n(extremes, 4, x.int8.row_codes(2));
+        std::copy_n(extremes, 4, x.row_codes(2));
         std::vector<float> direct, by_digits;
-        MatrixRow row;
+        WeightRow row;
         for (int i = 0; i < n_rows; i++) {
-            load_row(row, experts.all()[1], i);
+            row.load_row(experts.all()[1], i);
             double sum = 0;
             for (int k = 0; k < n_cols; k++) sum += double(row.codes[k]) * row.scales[k / experts.group];
             for (int t = 0; t < 3; t++) {
-                direct.push_back(dot(x.int8, t, row));
-                by_digits.push_back(dot_by_digits(x.int8, t, row, float(8 * sum)));
+                const std::vector<int16_t> codes(x.row_codes(t), x.row_codes(t) + n_cols);
+                const float scale = x.row_scales(t)[0], *scales = row.scales.data();
+                direct.push_back(dot(codes.data(), scale, row.codes.data(), scales, n_cols, experts.group));
+                by_digits.push_back(dot_by_digits(codes.data(), scale, row.codes.data(), scales, n_cols,
+                                                  experts.group, float(8 * sum)));
             }
         }
         CHECK(relative_error(direct, by_digits) < 1e-5);
@@ -445,7 +454,7 @@ TEST_CASE("embed: code times scale in every format") {
             const size_t at = row * n_cols + i, s = at / size_t(c.group);
             if (kind == WeightKind::a8w8) return float(int8_t(c.codes[at])) * c.row_scales[row];
             if (kind == WeightKind::mxfp8)
-                return e4m3_values[c.codes[at]] * std::ldexp(1.0f, c.mx_scales[s] - scale_bias);
+                return e4m3_values[c.codes[at]] * std::ldexp(1.0f, c.mx_scales[s] - 127);
             const int byte = c.codes[row * 64 + i % 64];  // of 128 codes, the first 64 are in the low halves
             const float scale = c.row_scales.empty() ? to_float(c.group_scales[s]) : c.row_scales[row];
             return float((i < 64 ? byte & 15 : byte >> 4) - 8) * scale;
@@ -464,7 +473,7 @@ TEST_CASE("embed: code times scale in every format") {
 TEST_CASE(
     "the fused operator and its steps: the same codes and scales, one token or many, however many threads") {
     std::mt19937 rng(4);
-    const int n_threads = threads().size();
+    const int n_before = n_threads();
     for (const MoeConfig& moe : all_formats) {
         const int n_tokens = 13, n_cols = 128, half = moe.hidden_dim, k = moe.n_active;
         CAPTURE(int(moe.expert_format.kind));
@@ -480,39 +489,63 @@ TEST_CASE(
         Workspace space;
         quantize(x, values, moe.expert_format);
         grouped_matmul(gate_up, space, x, routing.token_of, w, routing);
-        swiglu(hidden, gate_up);
+        swiglu_halves(hidden, gate_up);
         quantize(steps, hidden, moe.expert_format);
         for (const int j : {1, 2, 3}) {
-            threads().resize(j);
+            set_threads(j);
             grouped_matmul_swiglu_quant(fused, space, x, w, routing);
             CHECK(fused.n_rows == n_tokens * k);
-            CHECK(fused.mx.codes == steps.mx.codes);
-            CHECK(fused.mx.scales == steps.mx.scales);
-            CHECK(fused.int8.codes == steps.int8.codes);
-            CHECK(fused.int8.scales == steps.int8.scales);
-            CHECK(fused.int8.sums == steps.int8.sums);
+            CHECK(fused.codes == steps.codes);
+            CHECK(fused.scales == steps.scales);
         }
-        threads().resize(n_threads);
+        set_threads(n_before);
         for (int t = 0; t < n_tokens; t++) {
-            CodedRows row;
-            gather(row, x, std::span(&t, 1));
             Routing of_token;
             of_token.experts.assign(&routing.experts[size_t(t * k)], &routing.experts[size_t(t * k)] + k);
             of_token.k = k;
             sort_pairs(of_token);
-            grouped_matmul_swiglu_quant(alone, space, row, w, of_token);
+            grouped_matmul_swiglu_quant(alone, space, row_of(x, t), w, of_token);
             for (int r = 0; r < k; r++) {
                 const int mine = of_token.row_of[size_t(r)], theirs = routing.row_of[size_t(t * k + r)];
-                if (alone.is_mx) {
-                    CHECK(std::equal(alone.mx.row_codes(mine), alone.mx.row_codes(mine) + half,
-                                     steps.mx.row_codes(theirs)));
-                } else {
-                    CHECK(std::equal(alone.int8.row_codes(mine), alone.int8.row_codes(mine) + half,
-                                     steps.int8.row_codes(theirs)));
-                }
+                CHECK(
+                    std::equal(alone.row_codes(mine), alone.row_codes(mine) + half, steps.row_codes(theirs)));
             }
         }
     }
+}
+
+TEST_CASE("recorder: a token's experts from the best on, bytes of MXFP8, and sums of one layer") {
+    const std::string path = "build/moe_recorder.test.trace.safetensors";
+    Rows values(4, 2), out(1, 2);
+    values.values = {0, 1, 10, 11, 20, 21, 30, 31}, values.n_rows = 4, out.n_rows = 1;
+    Routing order;
+    order.k = 2, order.row_of = {2, 0, 3, 1}, order.experts = {0, 1, 0, 1};
+    CodedRows mx(1, 32, {WeightKind::mxfp8, 32}), x(1, 4, {});
+    std::fill(mx.codes.begin(), mx.codes.end(), int8_t(0xff)), mx.scales = {e8m0_value(200)};
+    x.codes = {1, 2, 3, 4}, x.scales = {1};
+    const int8_t rows[] = {1, 1, 1, 1, 0, -1, 2, 0};
+    MoeMatrix w;
+    w.codes = rows, w.n_rows = 2, w.n_cols = w.group = 4;
+    const float scales[] = {1, 1};
+    w.row_scales = scales;
+    Trace trace;
+    for (const int layer : {0, accumulator_layer}) {
+        const MoeRecorder record(&trace, layer);
+        record("sorted", values, order);
+        record("mx", mx);
+        record("product", out, x, w);
+    }
+    MoeRecorder(nullptr, accumulator_layer)("nothing", values, order);
+    trace.write(path);
+    const Tensors t = read_safetensors(path);
+    CHECK(t.size() == 9);
+    CHECK(t.at("layers.0.sorted").shape == std::vector<int>{2, 2, 2});
+    CHECK(t.at("layers.0.sorted").f32() == std::vector<float>{20, 21, 0, 1, 30, 31, 10, 11});
+    CHECK(t.at("layers.1.mx.q").type == "U8");
+    CHECK(bytes_of(t.at("layers.1.mx.q")) == std::vector<uint8_t>(32, 255));
+    CHECK(bytes_of(t.at("layers.1.mx.s")) == std::vector<uint8_t>{200});
+    CHECK(t.at("layers.1.product.acc").shape == std::vector<int>{1, 2, 1});
+    CHECK(t.at("layers.1.product.acc").i32() == std::vector<int32_t>{10, 4});
 }
 
 // ----------------------------------------------------------------------------
@@ -531,13 +564,16 @@ Config large(WeightKind kind, int group) {
     return c;
 }
 
+#ifdef ENGINE
 TensorList tensors(const Config& c) {
     check_config(c);
     return Weights{TensorList(nullptr, 0, 64, 64), c}.file;
 }
+#endif
 
 }  // namespace
 
+#ifdef ENGINE
 TEST_CASE("weights: the bytes that a header implies, and those that a token reads") {
     const uint64_t n = 48ull * 128 * 3 * 768 * 2048;  // weights of experts
     const uint64_t rows = 48ull * 128 * (2 * 768 + 2048);
@@ -561,6 +597,8 @@ TEST_CASE("weights: the bytes that a header implies, and those that a token read
     CHECK(tensors(pure).bytes_per_token(pure) ==
           read / 2 + read / 64 * 2 + rest - 16 - others - 4 * (rows_of_others + 2 * 151936));
 }
+
+#endif
 
 TEST_CASE("weights: formats that there are not, and what does not fit") {
     auto refused = [](WeightKind kind, int group, auto change, const char* why) {

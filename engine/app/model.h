@@ -108,10 +108,23 @@ inline uint64_t kv_bytes(const ModelConfig& c, KvFormat format) {
     return 2 * uint64_t(c.n_layers) * uint64_t(c.n_kv_heads) * kv_head_bytes(format, c.head_dim);
 }
 
+// The lengths of the feed-forward blocks together, of experts the active ones'.
+template <class Config>
+uint64_t hidden_dims(const Config& c) {
+    uint64_t n = 0;
+    for (int l = 0; l < c.n_layers; l++) {
+        int of_layer = c.hidden_dim;
+        if constexpr (requires { c.moe; })
+            if (c.has_experts(l)) of_layer = c.moe.n_active * c.moe.hidden_dim;
+        n += uint64_t(of_layer);
+    }
+    return n;
+}
+
 // What follows from a file and its tensors, whatever the scheme. kv: how the KV cache keeps a number.
 template <class Config>
 Model model_of(const ModelFileOf<Config>& file, const TensorList& tensors, KvFormat kv) {
-    const ModelConfig& c = file.config;
+    const Config& c = file.config;
     Model m;
     m.config = c;
     m.tokenizer_section = file.tokenizer;
@@ -119,7 +132,7 @@ Model model_of(const ModelFileOf<Config>& file, const TensorList& tensors, KvFor
     m.weight_bytes = tensors.weight_bytes();
     m.weight_bytes_per_token = tensors.bytes_per_token(c);
     m.kv_bytes_per_position = kv_bytes(c, kv);
-    m.macs_per_token = c.macs_per_token(uint64_t(c.n_layers) * uint64_t(c.hidden_dim));
+    m.macs_per_token = c.macs_per_token(hidden_dims(c));
     m.tensors = tensors.all();
     return m;
 }
@@ -203,7 +216,8 @@ std::shared_ptr<Transformer> load_cpu(const FileFormat<Config>& format, int max_
             if (packs_weights(m->file, options)) m->weights.pack(m->packed);
         if constexpr (requires { m->weights.multiplied()[0]->packed; })
             if (packs && packs_weights(m->file, options))
-                for (auto* w : m->weights.multiplied()) w->packed = m->packed.add(view_of(*w));
+                for (auto* w : m->weights.multiplied())
+                    if (has_kernel(*w)) w->packed = m->packed.add(view_of(*w));
         return m;
     } catch (const std::runtime_error& e) {
         throw std::runtime_error(path + ": " + e.what());

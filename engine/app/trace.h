@@ -32,12 +32,10 @@
 #include <utility>
 #include <vector>
 
-#include "engine/cpu/coded_rows.h"
 #include "engine/cpu/expand_rows.h"
 #include "engine/cpu/half.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quant_matrix.h"
-#include "engine/cpu/routing.h"
 #include "engine/cpu/rows.h"
 #include "engine/os/new_file.h"
 
@@ -320,48 +318,6 @@ class Recorder {
         (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {n_heads, head_dim});
         (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {n_heads, 1});
     }
-    // Activations in int8 with one scale a row, or in MXFP8: NAME.q (n_tokens, n_cols) and NAME.s (n_tokens,
-    // 1 or n_blocks).
-    void operator()(const std::string& name, const CodedRows& x) const {
-        auto add = [&](auto& rows, int n_scales) {
-            for (int t = 0; t < x.n_rows && trace_ != nullptr; t++) {
-                (*this)((name + ".q").c_str(), rows.row_codes(t), 1, {x.n_cols});
-                (*this)((name + ".s").c_str(), rows.row_scales(t), 1, {n_scales});
-            }
-        };
-        x.is_mx ? add(x.mx, x.mx.n_blocks()) : add(x.int8, 1);
-    }
-    // What experts compute, a row for each pair of token and expert: (n_tokens, k, n_cols), a token's best
-    // expert first.
-    void operator()(const std::string& name, const Rows& x, const Routing& r) const {
-        pairs(name, x.n_cols, r, [&](int i) { return x.row(i); });
-    }
-    // Such rows in codes: NAME.q (n_tokens, k, n_cols) and NAME.s (n_tokens, k, 1 or n_blocks).
-    void operator()(const std::string& name, const CodedRows& x, const Routing& r) const {
-        auto add = [&](auto& rows, int n_scales) {
-            pairs(name + ".q", x.n_cols, r, [&](int i) { return rows.row_codes(i); });
-            pairs(name + ".s", n_scales, r, [&](int i) { return rows.row_scales(i); });
-        };
-        x.is_mx ? add(x.mx, x.mx.n_blocks()) : add(x.int8, 1);
-    }
-    // A product, and its sums of the groups in which w has scales; MXFP8 has no sums.
-    template <class Matrix>
-    void operator()(const char* name, const Rows& out, const CodedRows& x, const Matrix& w) const {
-        x.is_mx ? (*this)(name, out) : (*this)(name, out, x.int8, w, w.group);
-    }
-    // Experts' products, of row rows[i] of x with the matrix of the i-th row's expert: NAME (n_tokens, k,
-    // n_rows), and its sums, NAME.acc (n_tokens, k, n_rows, n_groups).
-    template <class Matrix>
-    void operator()(const char* name, const Rows& out, const CodedRows& x, const std::vector<int>& rows,
-                    const std::vector<Matrix>& experts, const Routing& r) const {
-        (*this)(name, out, r);
-        if (x.is_mx) return;
-        const QuantMatrix& w = experts[0];
-        sums(name, int(r.experts.size()) / r.k, {r.k, w.n_rows, n_scales(w)}, [&](auto& all, int t) {
-            for (int pair = t * r.k; pair < (t + 1) * r.k; pair++)
-                append_sums(all, x.int8.row_codes(rows[r.row_of[pair]]), experts[r.experts[pair]], w.group);
-        });
-    }
     // The sums of a product, in accumulator_layer alone: NAME.acc has for each token those that append(sums,
     // token) appends, as many as `shape` says.
     template <class Append>
@@ -421,18 +377,6 @@ class Recorder {
     }
 
   private:
-    // Rows of n values for each pair; row(i) is the i-th.
-    template <class Row>
-    void pairs(const std::string& name, int n, const Routing& r, Row row) const {
-        if (trace_ == nullptr) return;
-        std::vector<std::decay_t<decltype(*row(0))>> of_token(size_t(r.k) * size_t(n));
-        for (size_t t = 0; t < r.row_of.size() / size_t(r.k); t++) {
-            for (int i = 0; i < r.k; i++)
-                std::copy_n(row(r.row_of[t * size_t(r.k) + size_t(i)]), n, &of_token[size_t(i) * size_t(n)]);
-            (*this)(name.c_str(), of_token.data(), 1, {r.k, n});
-        }
-    }
-
     Trace* trace_;
     int layer_;
 };

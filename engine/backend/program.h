@@ -47,10 +47,14 @@ std::string choose_kernels(Transformer& m, [[maybe_unused]] const Options& optio
         }
         for (size_t i = 0; i < matrices.size() && packs; i++) matrices[i]->packed = m.packed.add(views[i]);
     }
-    // With a scale a row, rows of different lengths may take different paths: the name is that of the model's
-    // width.
-    if constexpr (requires { m.weights.multiplied(); })
+    if constexpr (requires { kernel_group(m.weights.classifier); }) {
+        const int group = kernel_group(m.weights.classifier);
+        return group > 0 ? int8_kernel_name(group) : "portable";
+    } else if constexpr (requires { m.weights.multiplied(); }) {
+        // With a scale a row, rows of different lengths may take different paths: the name is that of the
+        // model's width.
         return int8_kernel_name(group_size > 0 ? group_size : m.file.config.dim);
+    }
     return "portable";
 }
 

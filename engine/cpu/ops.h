@@ -93,7 +93,7 @@ inline void swiglu(Rows& out, const Rows& gate, const Rows& up) {
 }
 
 // The same of rows whose first half is the gate: out (n_rows, n), x (n_rows, 2 n).
-inline void swiglu(Rows& out, const Rows& x) {
+inline void swiglu_halves(Rows& out, const Rows& x) {
     out.n_rows = x.n_rows;
     for_each_row(x.n_rows, [&](int t) { swiglu(out.row(t), x.row(t), x.row(t) + out.n_cols, out.n_cols); });
 }

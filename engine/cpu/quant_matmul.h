@@ -35,13 +35,20 @@ QuantMatrix view_of(const Matrix& w) {
     }
 }
 
-// Products with a program's own matrices, a list of MatrixProduct, each with view_of(), and `packed`. Sets n_rows of every `out`, also where it returns false.
+// Whether there may be a kernel for a program's matrix; expert_matrix.h says so of experts.
+template <class Matrix>
+bool has_kernel(const Matrix&) {
+    return true;
+}
+
+// Products with a program's own matrices, a list of MatrixProduct, each with view_of(), and `packed`. Sets
+// n_rows of every `out`, also where it returns false.
 template <class Products>
 bool quant_matmul(const Int8Rows& x, const Products& products) {
     std::vector<QuantProduct> list;
     for (const auto& p : products) {
-        p.out.n_rows = p.first_row + x.n_rows;
-        list.push_back({p.out.row(p.first_row), view_of(p.w), p.w.packed});
+        p.out.n_rows = x.n_rows;
+        list.push_back({p.out.row(0), view_of(p.w), p.w.packed});
     }
     if (x.kernels == nullptr) return quant_matmul(x.view(), list);
     x.kernels->multiply(list);

@@ -50,7 +50,6 @@ template <class Matrix>
 struct MatrixProduct {
     Rows& out;
     const Matrix& w;
-    int first_row = 0;  // where in `out` the first token's row is
 };
 
 // What each query head makes of each position, before or after softmax: (n_tokens, n_heads, width), where

@@ -66,6 +66,9 @@ struct HeaderReader {
     int checked_i32(const char* field, size_t offset, int low, int high) const {
         return checked_int(field, i32(offset), low, high);
     }
+    int i32(const char* field, size_t offset, int low, int high) const {
+        return checked_i32(field, offset, low, high);
+    }
     float checked_float(const char* field, float value, float low, float high) const {
         if (!(value >= low && value <= high)) {  // also refuses NaN
             char text[160];

@@ -131,16 +131,25 @@ class TensorList {
     }
 
     // Bytes that one decode step reads: each tensor's share, but nothing of an embedding that is not also the
-    // classifier, of which it is a row.
-    uint64_t bytes_per_token(const ModelConfig& c) const {
+    // classifier, of which it is a row, nor of what is for other hardware. Of experts the active ones' share.
+    template <class Config>
+    uint64_t bytes_per_token(const Config& c) const {
         uint64_t n = 0;
-        for (const TensorInfo& t : all_) n += is_looked_up(t, c) ? 0 : t.n_bytes_per_token;
+        for (const TensorInfo& t : all_) {
+            if (is_looked_up(t, c) || is_unread(t)) continue;
+            uint64_t n_bytes = t.n_bytes_per_token;
+            if constexpr (requires { c.moe; })
+                if (t.name.find(".moe.") != t.name.npos && !t.name.ends_with(".moe.router"))
+                    n_bytes = n_bytes / uint64_t(c.moe.n_experts) * uint64_t(c.moe.n_active);
+            n += n_bytes;
+        }
         return n;
     }
     // Bytes of the tensors that decode steps read, all of them together.
     uint64_t bytes_in_use(const ModelConfig& c) const {
         uint64_t n = 0;
-        for (const TensorInfo& t : all_) n += is_looked_up(t, c) || t.n_bytes_per_token == 0 ? 0 : t.n_bytes;
+        for (const TensorInfo& t : all_)
+            n += is_looked_up(t, c) || is_unread(t) || t.n_bytes_per_token == 0 ? 0 : t.n_bytes;
         return n;
     }
 
@@ -153,6 +162,8 @@ class TensorList {
     }
 
   private:
+    // The assist matrix of A8W4 (docs/moe.md).
+    static bool is_unread(const TensorInfo& t) { return t.name.ends_with(".assist"); }
     // Whether a step reads a row of t, and no more.
     static bool is_looked_up(const TensorInfo& t, const ModelConfig& c) {
         return !c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."));

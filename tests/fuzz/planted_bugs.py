@@ -31,7 +31,7 @@ BUGS = {
     "options": ("engine/app/options.h", "if (i + 1 >= argc) throw", "if (i >= argc) throw"),
     "section_built": ("engine/text/encode.h", "start > 0 && is_word_char", "is_word_char"),
     "section_raw": ("engine/text/tokenizer_section.h", "id >= token_flags_.size() ||", "id > token_flags_.size() ||"),
-    "forward_runq_moe": ("engine/cpu/routing.h", "while (end < n_pairs && ", "while ("),
+    "forward_runq_moe": ("runq_moe.cpp", "while (end < n_pairs && ", "while ("),
     "forward_runq_awq": ("engine/gpu/kv_cache.cuh", "all_values(c.n_layers * layer_size())",
                          "all_values(c.n_layers * layer_size() - 1)"),
 }  # fmt: skip

@@ -1,0 +1,88 @@
+// Matrices of experts for the kernels, described as runq_moe.cpp has them (MoeMatrix).
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+#include <vector>
+
+#include "engine/cpu/quant_matmul.h"
+#include "engine/cpu/quant_matrix.h"
+#include "engine/cpu/quantize.h"
+#include "engine/cpu/rows.h"
+#include "engine/cpu/scratch.h"
+#include "engine/os/clock.h"
+#include "engine/os/threads.h"
+
+// A type with the members of MoeMatrix.
+template <class Matrix>
+concept ExpertMatrix = requires(const Matrix& w) {
+    w.format.kind, w.row_scales, w.group_scales, w.mx_scales;
+};
+
+// The columns that go through the kernels under one scale of each side: all of A8W8, or a part of a group of
+// A8W4. 0: no kernel takes the matrix.
+template <ExpertMatrix Matrix>
+int kernel_group(const Matrix& w) {
+    using Kind = std::remove_cvref_t<decltype(w.format.kind)>;
+    if (w.format.kind == Kind::a8w8) return w.n_cols;
+    if (w.format.kind == Kind::mxfp8 || w.format.group == 0 || w.n_cols % 64 != 0) return 0;
+    return w.format.group == 32 ? 32 : 64;
+}
+template <ExpertMatrix Matrix>
+bool has_kernel(const Matrix& w) {
+    return kernel_group(w) > 0;
+}
+
+// One that has a kernel, for it: int4 codes are 8 too large.
+template <ExpertMatrix Matrix>
+QuantMatrix view_of(const Matrix& w) {
+    QuantMatrix to{};
+    const bool is_int4 = w.group_scales != nullptr;
+    to.kind = is_int4 ? QUANT_GEMM_UNSIGNED : QUANT_GEMM_SIGNED;
+    to.bits = is_int4 ? 4 : 8, to.zero_point = is_int4 ? 8 : 0;
+    to.scale_type = is_int4 ? QUANT_GEMM_GROUP_FP16 : QUANT_GEMM_ROW_FP32;
+    to.codes = as_bytes(w.codes), to.n_rows = w.n_rows, to.n_cols = w.n_cols;
+    to.group = w.group, to.group_size = kernel_group(w);
+    if (is_int4) to.scales = w.group_scales;
+    if (!is_int4) to.scales = w.row_scales;
+    return to;
+}
+
+// Rows that have one scale each, as kernels for groups of columns take them: the scale and the sum of codes
+// stand once for each group. They are in memory that the next call uses again.
+inline QuantRows in_groups(const Int8Rows& x, int group) {
+    static thread_local std::vector<float> all_scales;
+    static thread_local std::vector<int32_t> all_sums;
+    const int n = x.n_cols / group;
+    float* scales = scratch(all_scales, size_t(x.n_rows) * size_t(n));
+    int32_t* sums = scratch(all_sums, size_t(x.n_rows) * size_t(n));
+    for_each_row(x.n_rows, [&](int t) {
+        std::fill_n(scales + size_t(t) * size_t(n), n, x.row_scales(t)[0]);
+        sum_groups(sums + size_t(t) * size_t(n), x.row_codes(t), x.n_cols, group);
+    });
+    return {x.codes.data(), scales, sums, x.n_rows, x.n_cols, group};
+}
+
+// matmul() of runq_moe.cpp by the best path of this build. False, and nothing written, if there is none.
+template <ExpertMatrix Matrix>
+bool fast_matmul(const Int8Rows& x, const std::vector<MatrixProduct<Matrix>>& products) {
+    const int group = kernel_group(products[0].w);
+    if (group == 0) return false;
+    const Stopwatch time(phase_seconds.matmul);
+    if (group == x.n_cols) return quant_matmul(x, products);
+    std::vector<QuantProduct> list;
+    for (const auto& p : products) {
+        p.out.n_rows = x.n_rows;
+        list.push_back({p.out.row(0), view_of(p.w), p.w.packed});
+    }
+    return quant_matmul(in_groups(x, group), list);
+}
+
+// quantize_row() of runq_moe.cpp, likewise: x (n_cols,) becomes row t of `out`, which has one scale.
+inline bool fast_quantize(Int8Rows& out, int t, const float* x) {
+    if (!int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x, out.n_cols, out.n_cols))
+        return false;
+    keep_nan(out, t, x);
+    return true;
+}
