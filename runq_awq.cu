@@ -836,8 +836,12 @@ struct AwqProducts {
     int n = 0;
 };
 
+// lift nibble_shift
 // Where a word has the code of a column: the lowest of its four bits.
-__device__ inline int nibble_shift(int column) { return 4 * (column % 8 / 2 + column % 2 * 4); }
+__device__ inline int nibble_shift(int column) {
+    const int pair = column % 8 / 2, is_odd = column % 2;
+    return 4 * (pair + 4 * is_odd);
+}
 
 // The weight of input channel k for an output channel. q - zero is exact in fp16, only the product rounds.
 __device__ inline half awq_weight(const AwqMatrix& w, int k, int column) {
