@@ -13,8 +13,7 @@
 // (docs/simt.md). The third tells a story:
 //
 //     nvcc -std=c++20 -O3 -arch=sm_80 runq_awq.cu -o runq_awq -lpcre2-8 -lutf8proc
-//     g++ -std=c++20 -O3 -march=native -fopenmp -fno-strict-aliasing -Wno-unknown-pragmas -x c++ runq_awq.cu
-//         -o runq_awq -lpcre2-8 -lutf8proc
+//     g++ -std=c++20 -O3 -fopenmp -fno-strict-aliasing -x c++ runq_awq.cu -o runq_awq -lpcre2-8 -lutf8proc
 //     ./runq_awq model_awq.bin -i "Once upon a time" -n 32
 //
 // Without PCRE2 and utf8proc, -DNO_TOKENIZER makes a program that takes and prints token ids. Attention and
@@ -1473,8 +1472,7 @@ struct RunState {
     DeviceRows<float> q_norm{n_traced, c.q_dim()};  // as q and k, normalized heads
     DeviceRows<float> k_norm{n_traced, c.kv_dim()};
 
-    DeviceBuffer<int> inputs =
-        DeviceBuffer<int>(size_t(1 + n));  // the position of the first token, the tokens
+    DeviceBuffer<int> inputs{size_t(1 + n)};  // the position of the first token, then the tokens
     DeviceKvCache cache{c, context};
     RotationTable rotations{c, context};
     bool plain = options.own.at("--matmul") == "plain";  // products by awq_reference

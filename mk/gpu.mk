@@ -41,7 +41,7 @@ endef
 build/cuda/runq_awq.sm_%.o: runq_awq.cu $(CUDA_SOURCES)
 	$(cuda_check)
 # The file alone: without -DENGINE, and where no include could find another.
-build/cuda/plain_runq_awq.sm_%.o: private NVCC_FLAGS := $(filter-out $(ENGINE) -I.,$(NVCC_FLAGS))
+build/cuda/plain_runq_awq.sm_%.o: private NVCC_FLAGS := $(filter-out $(ENGINE) -I.,$(NVCC_FLAGS)) -Xcompiler -Wno-restrict
 build/cuda/plain_runq_awq.sm_%.o: runq_awq.cu build/flags
 	$(cuda_check)
 build/cuda/awq_kernels.sm_%.o: bench/awq_kernels.cu $(CUDA_SOURCES)

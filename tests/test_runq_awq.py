@@ -1,5 +1,7 @@
 """runq_awq as a user runs it: golden ids, traces, perplexity, foreign files, --matmul. In the emulator."""
 
+import re
+import shutil
 import struct
 import subprocess
 from functools import partial
@@ -158,6 +160,20 @@ def plain(name, *args, **options):
     """Runs build/plain/runq_awq (mk/plain.mk)."""
     command = [str(ROOT / "build" / "plain" / "runq_awq"), str(BIN.get(name, name)), *map(str, args)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=300, **options)
+
+
+def test_alone_the_line_in_the_file_compiles_it(tmp_path):
+    """Where nothing but the file and simt/ is."""
+    source = (ROOT / "runq_awq.cu").read_text()
+    (line,) = re.findall(r"^//     (g\+\+ .*)$", source, re.M)
+    (tmp_path / "runq_awq.cu").write_text(source)
+    shutil.copytree(ROOT / "simt", tmp_path / "simt")
+    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    golden = golden_json(WHOLE[0])["generations"][-1]
+    command = [tmp_path / "runq_awq", BIN[WHOLE[0]], "-i", golden["prompt"], "-t", "0", "-n", "4", "--print-ids"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == ",".join(map(str, golden["new_ids"][:4])) + "\n"
 
 
 @pytest.mark.parametrize("name", WHOLE)
