@@ -85,8 +85,8 @@ def messages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planted")
     program = (ROOT / "runq_awq.cu").read_text()
     # Each kernel with what stands before it under its heading, without what launches it.
-    sources = {kernel: re.search(rf"^// awq_{kernel}: .*?(?=^// The most blocks of awq_{kernel} )", program, re.M | re.S)[0]
-               for kernel in CALL}  # fmt: skip
+    part = "^// awq_{0}: .*?(?=^// The most blocks of awq_{0} )"
+    sources = {kernel: re.search(part.format(kernel), program, re.M | re.S)[0] for kernel in CALL}
     copies = []
     for name, (old, new, kernel, _) in BUGS.items():
         source = sources[kernel]

@@ -216,9 +216,17 @@ def test_alone_a_file_without_extension_runs(tmp_path):
 
 @pytest.mark.parametrize(
     ("code", "change", "options"),
-    [(1, None, []), (1, (0, b"nope"), []), (1, (0x29, b"\0\0\0\0"), []), (1, (0x48, b"\x21"), []), (1, (0x0C, b"\xff"), []),
-     (2, (0, b""), ["--matmul", "cublas"]), (2, (0, b""), ["-c", "2"]), (1, (0, b""), ["-c", "99999999"])],
-)  # fmt: skip
+    [
+        (1, None, []),
+        (1, (0, b"nope"), []),
+        (1, (0x29, b"\0\0\0\0"), []),
+        (1, (0x48, b"\x21"), []),
+        (1, (0x0C, b"\xff"), []),
+        (2, (0, b""), ["--matmul", "cublas"]),
+        (2, (0, b""), ["-c", "2"]),
+        (1, (0, b""), ["-c", "99999999"]),
+    ],
+)
 def test_alone_a_mistake_is_one_line(tmp_path, code, change, options):
     data = bytearray(BIN[MODELS[0]].read_bytes())
     at, new = change or (0, b"")
