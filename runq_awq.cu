@@ -1,75 +1,845 @@
-// runq_awq: Llama 3 and Qwen3 inference in AWQ int4 on a GPU, to read from top to bottom.
+// runq_awq: Llama 3 and Qwen3 inference in AWQ int4 on a GPU, in one file: from the bytes of a model file to
+// words on the screen.
 //
 // Weights are int4 with an integer zero point and an fp16 scale per output channel and group of 128 (or 64)
 // input channels: w = (q - zero) * scale, rounded to fp16 (AWQ: Lin et al. 2023, arXiv 2306.00978).
 // Activations are fp16 where a matrix reads them and in the KV cache, and fp32 elsewhere. Weights stay int4
-// in memory.
-//
-// This file has what is AWQ's own: how the codes lie, the matrix product as a plain loop, the tensors of a
-// file, and the forward pass. The fast products, which dequantize in registers and multiply on tensor cores,
-// begin in engine/gpu/awq_matmul.cuh; tests hold them equal to the plain loop, and docs/awq.md explains them.
-// The rest is in engine/, too: the other operations on a GPU (gpu/), model files (model/), the tokenizer
-// (text/), the command line (app/). docs/forward-pass.md walks through the same steps with equations and
+// in memory: the thread that multiplies by one converts it in its registers. docs/awq.md explains the scheme,
+// its bits and the two fast kernels; docs/forward-pass.md walks through the same steps with equations and
 // numbers.
 //
-// The same source compiles for a GPU with nvcc, and for any CPU through simt/, an emulator that runs every
-// lane of every warp. That is slow, and it checks everything: docs/simt.md.
+// The file is complete. The first line compiles it for a GPU. The second one compiles the same text for any
+// CPU, through simt/, an emulator that runs every lane of every warp: slow, and it checks everything
+// (docs/simt.md). The third tells a story:
 //
-//     make runq_awq model_awq.bin && ./runq_awq model_awq.bin -i "Once upon a time" -n 32
+//     nvcc -std=c++20 -O3 -arch=sm_80 runq_awq.cu -o runq_awq -lpcre2-8 -lutf8proc
+//     g++ -std=c++20 -O3 -fopenmp -fno-strict-aliasing -x c++ runq_awq.cu -o runq_awq -lpcre2-8 -lutf8proc
+//     ./runq_awq model_awq.bin -i "Once upon a time" -n 32
+//
+// Without PCRE2 and utf8proc, -DNO_TOKENIZER makes a program that takes and prints token ids. Attention and
+// what else is no product with an int4 matrix is plain here. With -DENGINE, which `make` sets, the two
+// regions between #ifdef ENGINE and #endif come from engine/ instead, under the same names: attention on
+// tensor cores, steps captured as CUDA graphs, cuBLAS for long prompts, memory that is counted before it is
+// taken, a chat with a line editor, and much else that is left out here, such as files that are damaged or
+// cut while they are read.
+
+#ifdef ENGINE
+#include "engine/gpu/program.cuh"
+#else
 
 #include <algorithm>
-#include <cstddef>
+#include <array>
+#include <bit>
+#include <charconv>
+#include <chrono>
+#include <climits>
+#include <cmath>
 #include <cstdint>
-#include <initializer_list>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <iterator>
+#include <limits>
+#include <map>
 #include <memory>
+#include <numbers>
+#include <numeric>
+#include <optional>
+#include <random>
 #include <span>
+#include <sstream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifndef NO_TOKENIZER
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <utf8proc.h>
+#endif
+#if __has_include(<sys/mman.h>)
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
 
-#include "engine/app/device_recorder.h"
-#include "engine/app/memory.h"
-#include "engine/app/model.h"
-#include "engine/app/options.h"
-#include "engine/app/trace.h"
-#include "engine/gpu/attention.cuh"
-#include "engine/gpu/awq_matmul.cuh"
-#include "engine/gpu/awq_matrix.cuh"
-#include "engine/gpu/bandwidth.h"
-#include "engine/gpu/cublas.h"
-#include "engine/gpu/device.h"
-#include "engine/gpu/dry_run.h"
-#include "engine/gpu/graph.cuh"
-#include "engine/gpu/half2.h"
-#include "engine/gpu/kv_cache.cuh"
-#include "engine/gpu/ops.cuh"
-#include "engine/gpu/rows.cuh"
-#include "engine/gpu/weights.h"
-#include "engine/model/header.h"
-#include "engine/model/model_file.h"
-#include "engine/model/scheme.h"
-#include "engine/model/tensors.h"
-#include "engine/os/machine.h"
+// main() turns an error into one line and an exit code: 2 for a wrong command line, else 1.
+struct UsageError : std::runtime_error {
+    using std::runtime_error::runtime_error;
+};
+
+// Throws an error that says its parts, one after another.
+template <class Error = std::runtime_error>
+[[noreturn]] void fail(const auto&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    throw Error(text.str());
+}
+
+inline bool all_finite(const float* x, size_t n) {
+    return std::all_of(x, x + n, [](float value) { return std::isfinite(value); });
+}
+
+// ---- section config --------------------------------------------------------
+// The numbers of a model, as the header of its file has them
+
+enum class Arch : uint32_t { llama = 1, qwen3 = 2, qwen3_moe = 3 };
+
+struct ModelConfig {
+    Arch arch = Arch::llama;
+    int dim = 0;         // length of a token's vector (hidden_size)
+    int hidden_dim = 0;  // length inside the feed-forward block (intermediate_size)
+    int n_layers = 0;
+    int n_heads = 0, n_kv_heads = 0;  // n_heads / n_kv_heads query heads share a key/value head
+    int head_dim = 0;                 // n_heads * head_dim need not be dim
+    int vocab_size = 0;               // rows of the embedding and of the classifier
+    int max_seq_len = 0;              // positions the model was made for
+    bool shared_classifier = false;   // the classifier is the embedding (tied)
+    int group_size = 0;               // weights that share one scale; 0: the whole row
+    bool static_activations = false;  // activations' scales are in the file, not found at run time
+    float norm_eps = 1e-5f, rope_theta = 500000;
+    bool llama3_rope = false;  // Llama 3's rescaling of the RoPE frequencies (config.json: rope_scaling)
+    float rope_factor = 1, low_freq_factor = 1, high_freq_factor = 4;
+    int original_max_position = 0;
+    int bos_id = -1;                      // -1: none
+    std::vector<int> eos_ids;             // generation ends at any of these
+    float temperature = 1, top_p = 0.9f;  // sampling defaults; temperature 0 is greedy, top_p 1 off
+    int top_k = 0;                        // 0: off
+
+    bool has_head_norms() const { return arch != Arch::llama; }
+    int q_dim() const { return n_heads * head_dim; }
+    int kv_dim() const { return n_kv_heads * head_dim; }
+    int longest_row() const { return std::max({dim, hidden_dim, q_dim()}); }
+    // How long the rows of the layers' matrices are, by name.
+    std::array<std::pair<const char*, int>, 3> row_lengths() const {
+        return {{{"dim", dim}, {"hidden_dim", hidden_dim}, {"n_heads * head_dim", q_dim()}}};
+    }
+};
+// ---- end of config ---------------------------------------------------------
+
+// ----------------------------------------------------------------------------
+// The device. A kernel is launched by launch<kernel>({.grid = 8, .block = 128}, arguments...), as a C++
+// compiler cannot read kernel<<<8, 128>>>(arguments...). What follows is for nvcc; the emulator in simt/ has
+// the same
+
+#ifdef __CUDACC__
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+constexpr bool is_gpu = true;
+
+struct Launch {
+    dim3 grid, block;         // blocks in the grid, threads in a block
+    size_t shared_bytes = 0;  // dynamic shared memory of a block
+    cudaStream_t stream = nullptr;
+};
+
+// A block's dynamic shared memory.
+template <class T>
+__device__ T* dynamic_shared() {
+    extern __shared__ __align__(128) unsigned char dynamic_shared_memory[];
+    return reinterpret_cast<T*>(dynamic_shared_memory);
+}
+
+// Starts a kernel. More than 48 KB of dynamic shared memory has to be requested first.
+template <auto kernel, class... Args>
+void launch(const Launch& how, Args... args) {
+    if (how.shared_bytes > 48 * 1024)
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared_bytes));
+    kernel<<<how.grid, how.block, how.shared_bytes, how.stream>>>(args...);
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess)
+        fail("a kernel: ", cudaGetErrorString(error));
+}
+
+// Throws if there is no device that can run these kernels. Returns how many streaming multiprocessors it has.
+inline int open_device() {
+    int n = 0;
+    cudaDeviceProp p{};
+    const cudaError_t error = cudaGetDeviceCount(&n);
+    if (error != cudaSuccess || n == 0 || cudaGetDeviceProperties(&p, 0) != cudaSuccess)
+        fail("no CUDA device: ", cudaGetErrorString(error));
+    if (p.major < 8) fail(p.name, ": compute capability ", p.major, ", these kernels need 8.0");
+    return p.multiProcessorCount;
+}
+
+// The instructions that CUDA has no function for (PTX ISA,
+// https://docs.nvidia.com/cuda/parallel-thread-execution).
+
+// Bitwise function of three words: bit 4 a + 2 b + c of `lut` is its value for the bits a, b, c.
+template <unsigned lut>
+__device__ __forceinline__ uint32_t lop3(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(d) : "r"(a), "r"(b), "r"(c), "n"(lut));
+    return d;
+}
+
+// Four of the eight bytes of a (0 to 3) and b (4 to 7): each nibble of the selector chooses one.
+__device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
+    uint32_t d;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(selector));
+    return d;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+// Loads four 8x8 matrices of 16-bit numbers from shared memory. Lane 8 i + j passes the address of row j of
+// matrix i, 16 bytes, and gets elements 2 (lane % 4) and the next of row lane / 4 of matrix i in r[i].
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// c (16 x 8, fp32) += a (16 x 16, fp16) * b (16 x 8, fp16), each spread over the warp. With g = lane / 4 and
+// t = lane % 4, a[0] holds row g, columns 2 t and 2 t + 1 of A; a[1] the same of row g + 8; a[2] and a[3]
+// columns 2 t + 8 and on of the same rows. b[0] holds rows 2 t and 2 t + 1 of B, column g; b[1] rows 2 t + 8
+// and on. c[0] and c[1] hold row g, columns 2 t and 2 t + 1 of C; c[2] and c[3] the same of row g + 8.
+__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Begins to copy 4 or 16 bytes into shared memory; zeros, reading nothing, if not valid.
+template <int bytes>
+__device__ __forceinline__ void cp_async(void* shared, const void* global, bool valid) {
+    if constexpr (bytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+                     "l"(global), "r"(valid ? 16 : 0)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(shared_address(shared)),
+                     "l"(global), "n"(bytes), "r"(valid ? bytes : 0)
+                     : "memory");
+    }
+}
+// Closes a group of copies.
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// Waits for all but the n latest groups of this thread.
+template <int n>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
+}
+#else
+#include "simt/ptx.h"
+constexpr bool is_gpu = false;
+inline int open_device() { return 4; }
+#endif
+
+struct Device {
+    int n_sms = open_device();      // streaming multiprocessors; launches try to have at least as many blocks
+    cudaStream_t stream = nullptr;  // the default stream: everything runs in order
+};
+
+// Opened at first use.
+inline const Device& device() {
+    static const Device opened;
+    return opened;
+}
+
+inline void check(cudaError_t error, const char* what) {
+    if (error != cudaSuccess) fail(what, ": ", cudaGetErrorString(error));
+}
+
+// An array of n values on the device, not initialized.
+template <class T>
+struct DeviceBuffer {
+    struct Free {
+        void operator()(T* p) const { cudaFree(p); }
+    };
+    std::unique_ptr<T, Free> memory;
+    size_t n_values = 0;
+
+    DeviceBuffer() = default;
+    explicit DeviceBuffer(size_t n) : n_values(n) {
+        if (n == 0) return;
+        device();
+        void* p = nullptr;
+        if (cudaMalloc(&p, n * sizeof(T)) != cudaSuccess)
+            fail("device memory: ", n * sizeof(T), " bytes are not free");
+        memory.reset(static_cast<T*>(p));
+    }
+    T* get() const { return memory.get(); }
+    size_t size() const { return n_values; }
+    void upload(const T* from, size_t n, size_t at = 0) {
+        check(cudaMemcpy(get() + at, from, n * sizeof(T), cudaMemcpyHostToDevice), "upload");
+    }
+    void clear() { check(cudaMemset(get(), 0, n_values * sizeof(T)), "cudaMemset"); }
+};
+
+// n values from the device, once everything launched before is done.
+template <class T>
+void download(T* to, const T* from, size_t n) {
+    check(cudaMemcpy(to, from, n * sizeof(T), cudaMemcpyDeviceToHost), "a kernel or its result");
+}
+
+// Two fp16 numbers in a 32-bit register, as the arithmetic sees them and as bits.
+__device__ inline half2 as_half2(uint32_t bits) {
+    half2 h;
+    memcpy(&h, &bits, sizeof h);
+    return h;
+}
+__device__ inline uint32_t as_bits(half2 h) {
+    uint32_t bits;
+    memcpy(&bits, &h, sizeof bits);
+    return bits;
+}
+
+// The sum over a warp, in each of its lanes.
+__device__ inline float warp_sum(float x) {
+    for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffff, x, distance);
+    return x;
+}
+
+// The sum over a block of up to 1024 threads, the same in every thread and in every run.
+__device__ inline float block_sum(float x) {
+    __shared__ float sums[32];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+    x = warp_sum(x);
+    if (lane == 0) sums[warp] = x;
+    __syncthreads();
+    float total = 0;
+    for (int i = 0; i < n_warps; i++) total += sums[i];
+    __syncthreads();  // the next call writes to `sums` again
+    return total;
+}
+
+// Called by each of n blocks once it has written its partial result to memory. Returns true, in all threads,
+// in the block that arrives last: it may read the partial results of all n blocks. *arrivals counts the
+// blocks; it has to be 0 before the launch and is 0 again after it.
+__device__ inline bool is_last(unsigned* arrivals, unsigned n) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();  // the block's partial result is visible before its arrival is
+        last = atomicAdd(arrivals, 1u) == n - 1;
+        if (last) *arrivals = 0;
+        __threadfence();  // the other blocks' partial results are read after this
+    }
+    __syncthreads();
+    return last;
+}
+
+// ----------------------------------------------------------------------------
+// What the forward pass hands from one operation to the next, on the device: a row per token
+
+// Some rows of a DeviceRows, to read.
+template <class T>
+struct RowSlice {
+    const T* values;  // (n_rows, n_cols)
+    int n_rows, n_cols;
+};
+
+// (n_rows, n_cols), with room for max_rows. An operation sets n_rows of what it writes.
+template <class T>
+struct DeviceRows {
+    int n_rows = 0, n_cols = 0;
+    DeviceBuffer<T> values;  // (max_rows, n_cols)
+
+    DeviceRows() = default;
+    DeviceRows(int max_rows, int columns) : n_cols(columns), values(size_t(max_rows) * size_t(columns)) {}
+
+    T* get() const { return values.get(); }
+    size_t size() const { return size_t(n_rows) * size_t(n_cols); }  // of the rows in use
+    bool is_allocated() const { return values.size() > 0; }
+    // n rows from `first` on.
+    RowSlice<T> slice(int first, int n) const { return {get() + size_t(first) * size_t(n_cols), n, n_cols}; }
+    operator RowSlice<T>() const { return slice(0, n_rows); }
+};
+
+// The keys and values of every position so far, in fp16.
+struct DeviceKvCache {
+    int n_kv_heads, head_dim, context;
+    DeviceBuffer<half> all_keys, all_values;  // each (n_layers, n_kv_heads, context, head_dim)
+
+    DeviceKvCache(const ModelConfig& c, int n_positions)
+        : n_kv_heads(c.n_kv_heads),
+          head_dim(c.head_dim),
+          context(n_positions),
+          all_keys(size_t(c.n_layers) * layer_size()),
+          all_values(size_t(c.n_layers) * layer_size()) {}
+
+    // A layer's keys and values: (n_kv_heads, context, head_dim).
+    size_t layer_size() const { return size_t(n_kv_heads) * size_t(context) * size_t(head_dim); }
+    half* keys(int layer) const { return all_keys.get() + size_t(layer) * layer_size(); }
+    half* values(int layer) const { return all_values.get() + size_t(layer) * layer_size(); }
+};
+
+// lift llama3_frequency
+// What Llama 3.1 and later make of a frequency, in radians per position: those of long wavelengths are
+// divided by `factor`, short ones stay, with a blend between. `original` positions are what the model was
+// first trained on.
+inline double llama3_frequency(double frequency, double factor, double low, double high, double original) {
+    const double turns = original * frequency / (2 * 3.14159265358979323846);
+    const double smooth = std::min(std::max((turns - low) / (high - low), 0.0), 1.0);
+    return (1 - smooth) * frequency / factor + smooth * frequency;
+}
+
+// cos and sin of every position and pair, (context, head_dim / 2). Pair i turns by theta^(-2i / head_dim)
+// radians per position, rounded to fp32; angles are fp64 (Su et al. 2021, arXiv 2104.09864).
+struct RotationTable {
+    DeviceBuffer<float2> table;
+
+    RotationTable(const ModelConfig& c, int context) : table(size_t(context) * size_t(c.head_dim / 2)) {
+        std::vector<float2> rows(table.size());
+        for (int i = 0; i < c.head_dim / 2; i++) {
+            double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
+            if (c.llama3_rope)
+                f = llama3_frequency(f, c.rope_factor, c.low_freq_factor, c.high_freq_factor,
+                                     c.original_max_position);
+            for (int pos = 0; pos < context; pos++) {
+                const double angle = double(pos) * float(f);
+                rows[size_t(pos) * size_t(c.head_dim / 2) + size_t(i)] =
+                    make_float2(float(std::cos(angle)), float(std::sin(angle)));
+            }
+        }
+        table.upload(rows.data(), rows.size());
+    }
+    void reach(int) {}  // the engine's table grows up to that position
+    operator const DeviceBuffer<float2>&() const { return table; }
+};
+
+// ----------------------------------------------------------------------------
+// The file of a model: 256 bytes of header, the weights, the tokenizer section; little-endian
+
+static_assert(std::endian::native == std::endian::little);
+constexpr size_t header_size = 256;
+
+// Throws "NAME is VALUE, WHY" unless the value fits.
+void check_value(bool fits, const std::string& name, int64_t value, const auto&... why) {
+    if (!fits) fail(name, " is ", value, ", ", why...);
+}
+
+// What this program says of its files.
+template <class Config>
+struct FileFormat {
+    uint32_t magic;                // a file's first word
+    int version;                   // and its second
+    void (*check)(const Config&);  // throws if the program cannot run such a model
+    // Where two fields are, and what holds in a file of another program, without the header's extension.
+    struct {
+        size_t group_size, head_dim;
+        Arch arch;
+        float norm_eps, rope_theta;
+    } base;
+    int alignment = 1;  // bytes: every tensor begins at a multiple of it
+};
+
+// The tensors of a file, one after another from the end of the header on. Each is copied to the device, to
+// memory of its own: there it begins where the widest loads may begin.
+struct TensorList {
+    std::span<const std::byte> weights;
+    size_t alignment, end = 0;  // end: of the tensors so far
+    std::vector<DeviceBuffer<std::byte>> copies = {};
+
+    template <class T>
+    const T* next(const std::string& name, std::vector<int> shape) {
+        size_t n_bytes = sizeof(T);
+        for (const int n : shape) n_bytes *= size_t(n);
+        if (end > weights.size() || n_bytes > weights.size() - end)
+            fail("weights are ", weights.size(), " bytes and end before those of ", name);
+        copies.emplace_back(n_bytes).upload(weights.data() + end, n_bytes);
+        end += n_bytes;
+        return reinterpret_cast<const T*>(copies.back().get());
+    }
+    // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
+    template <class Make>
+    auto layers(const ModelConfig& c, const std::string& name, Make make) {
+        std::vector<decltype(make(name))> found;
+        for (int l = 0; l < c.n_layers; l++)
+            found.push_back(make("layers." + std::to_string(l) + "." + name));
+        return found;
+    }
+    template <class T>
+    std::vector<const T*> vectors(const ModelConfig& c, const std::string& name, int n) {
+        return layers(c, name, [&](const std::string& full_name) { return next<T>(full_name, {n}); });
+    }
+};
+
+template <class Config>
+struct ModelFileOf {
+    Config config;
+    std::span<const std::byte> bytes, weights, tokenizer;  // of the whole file, and of its parts
+};
+
+// A loaded model, and all that a run of it needs.
+template <class Weights, class RunState>
+struct DeviceTransformerOf {
+    ModelFileOf<ModelConfig> file;
+    Weights weights;
+    RunState state;
+    struct Trace* trace = nullptr;  // not null: record every step
+};
+
+// ----------------------------------------------------------------------------
+// What the command line asks for, and a record of all that a run computes
+
+// An option of one program alone. Its value is one of `choices`, the first by default.
+struct OwnOption {
+    const char* name;
+    std::vector<const char*> choices;
+    const char* help;
+};
+
+struct Options {
+    std::string model_path;
+    std::optional<std::string> prompt, file;  // "-": standard input
+    std::vector<int> ids;                     // the prompt as these; {}: not given
+    bool chat = false, print_ids = false;
+    int steps = 256, ctx = 0, threads = 0;  // 0: to the end of the context; at most 4096; OpenMP's default
+    std::optional<float> temp, top_p;       // these three: the model's if not given
+    std::optional<int> top_k;
+    std::optional<uint64_t> seed;            // another in each run if not given
+    std::optional<std::string> ppl, trace;   // paths
+    std::map<std::string, std::string> own;  // the program's own options
+};
+
+// How many tokens' logits a chunk of n tokens needs at most: those of all for perplexity or a trace.
+inline int n_logits(const Options& o, bool is_traced, int n) { return o.ppl || is_traced ? n : 1; }
+
+// Every intermediate tensor of a run, by step name. A step's values are appended along the token axis, so
+// that a trace is the same however the tokens were fed.
+struct Trace {
+    struct Tensor {
+        const char* type;        // safetensors' name
+        std::vector<int> shape;  // of a token; {} is one number
+        std::string bytes;       // of all tokens
+        int n_tokens = 0;
+    };
+    std::map<std::string, Tensor> tensors;
+
+    void write(const std::string& path) const;  // a safetensors file
+};
+
+// Appends the steps of one layer, or those outside the layers (layer -1), if there is a trace:
+//
+//     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
+struct DeviceRecorder {
+    Trace* trace;
+    int layer;
+
+    DeviceRecorder(Trace* t, int l) : trace(t), layer(l) {}
+    // n_tokens values of the given shape, from the device or (the second) in this program's own memory.
+    template <class T>
+    void operator()(const std::string& name, const T* values, int n_tokens, std::vector<int> shape) const;
+    template <class T>
+    void add(const std::string& name, const std::vector<T>& values, int n_tokens,
+             const std::vector<int>& shape) const;
+    template <class T>  // (n_tokens, n_cols)
+    void operator()(const std::string& name, const DeviceRows<T>& x) const;
+    template <class T>  // (n_tokens, heads, head_dim)
+    void operator()(const std::string& name, const DeviceRows<T>& x, int head_dim) const;
+    // The cache's keys of n_tokens tokens at positions *pos, *pos + 1, ...: (n_tokens, n_kv_heads, head_dim).
+    void operator()(const std::string& name, const DeviceKvCache& cache, const int* pos, int n_tokens) const;
+};
+
+// What the engine does faster, and is asked first: nothing, in a file that is compiled alone.
+struct AwqProducts;
+struct FastMatmul {
+    FastMatmul(const ModelConfig&, const Options&, int) {}
+};
+struct FastAttention {
+    FastAttention(const ModelConfig&, int) {}
+};
+inline bool fast_matmul(const FastMatmul&, const half*, int, const AwqProducts&) { return false; }
+inline bool fast_attention(DeviceRows<half>&, const FastAttention&, const DeviceRows<half>&,
+                           const DeviceKvCache&, int, const int*) {
+    return false;
+}
+inline bool fast_classifier(DeviceRows<float>&, const DeviceRows<half>&, const half*) { return false; }
+
+#endif  // ENGINE
+
+// ----------------------------------------------------------------------------
+// Operations between the matrix products: a kernel, and behind it what launches it for the rows of all
+// tokens. Weights are fp16, sums fp32
+
+// x (n_tokens, dim) = the table's row of each token, (vocab_size, dim). grid: n_tokens, a block copies a row.
+__global__ void embed_kernel(float* x, const half* table, const int* tokens, int dim) {
+    const half* from = table + size_t(tokens[blockIdx.x]) * dim;
+    for (int i = threadIdx.x; i < dim; i += blockDim.x)
+        x[size_t(blockIdx.x) * dim + i] = __half2float(from[i]);
+}
+
+// tokens: on the device.
+void embed(DeviceRows<float>& out, const half* table, const int* tokens, int n_tokens) {
+    out.n_rows = n_tokens;
+    launch<embed_kernel>({.grid = n_tokens, .block = 256, .stream = device().stream}, out.get(), table,
+                         tokens, out.n_cols);
+}
+
+// out = weight * x / sqrt(mean(x^2) + eps) per row (Zhang & Sennrich 2019, arXiv 1910.07467). x: (rows, dim)
+// -> out, the same in fp16. grid: rows, as all threads of a block add up the squares of one.
+__global__ void rmsnorm_kernel(half* out, const float* x, const half* weight, int dim, float eps) {
+    x += size_t(blockIdx.x) * dim, out += size_t(blockIdx.x) * dim;
+    float squares = 0;
+    for (int i = threadIdx.x; i < dim; i += blockDim.x) squares = fmaf(x[i], x[i], squares);
+    const float inv = rsqrtf(block_sum(squares) / float(dim) + eps);
+    for (int i = threadIdx.x; i < dim; i += blockDim.x)
+        out[i] = __float2half(__half2float(weight[i]) * (x[i] * inv));
+}
+
+// weight: (n_cols,).
+void rmsnorm(DeviceRows<half>& out, RowSlice<float> x, const half* weight, float eps) {
+    out.n_rows = x.n_rows;
+    launch<rmsnorm_kernel>({.grid = x.n_rows, .block = 256, .stream = device().stream}, out.get(), x.values,
+                           weight, x.n_cols, eps);
+}
+
+// The arguments of prepare_heads_kernel.
+struct Heads {
+    const float *q, *k, *v;       // (n_tokens, heads * head_dim)
+    half* q_out;                  // (n_tokens, n_heads, head_dim)
+    half *keys, *values;          // of this layer: (n_kv_heads, context, head_dim)
+    const half *q_norm, *k_norm;  // (head_dim,), or null
+    const float2* rotations;      // (context, head_dim / 2) cos and sin
+    const int* pos;               // of token 0
+    int n_heads, n_kv_heads, head_dim, context;
+    float eps;
+    float *traced_q, *traced_k;  // the normalized heads, if a trace wants them
+};
+
+// From q, k and v to attention: Qwen3's norm over each head of q and k, RoPE, fp16, and k and v into the
+// cache. Pairs to rotate are (i, i + head_dim / 2), as Hugging Face stores them. grid: (n_heads + 2
+// n_kv_heads, n_tokens); block: a warp, which has one head and adds up its squares without a barrier.
+__global__ void prepare_heads_kernel(Heads h) {
+    const int lane = threadIdx.x, half_dim = h.head_dim / 2, token = blockIdx.y, pos = *h.pos + token;
+    const bool is_q = int(blockIdx.x) < h.n_heads, is_v = int(blockIdx.x) >= h.n_heads + h.n_kv_heads;
+    const int head = is_q ? blockIdx.x : (blockIdx.x - h.n_heads) % h.n_kv_heads;
+    const int n_heads = is_q ? h.n_heads : h.n_kv_heads;
+    const float* in = (is_q ? h.q : is_v ? h.v : h.k) + (size_t(token) * n_heads + head) * h.head_dim;
+    const size_t cached = (size_t(head) * h.context + pos) * h.head_dim;
+    if (is_v) {
+        for (int i = lane; i < h.head_dim; i += 32) h.values[cached + i] = __float2half(in[i]);
+        return;
+    }
+    const half* norm = is_q ? h.q_norm : h.k_norm;
+    float inv = 1;
+    if (norm != nullptr) {
+        float squares = 0;
+        for (int i = lane; i < h.head_dim; i += 32) squares = fmaf(in[i], in[i], squares);
+        inv = rsqrtf(warp_sum(squares) / float(h.head_dim) + h.eps);
+    }
+    half* out = is_q ? h.q_out + (size_t(token) * n_heads + head) * h.head_dim : h.keys + cached;
+    float* traced = is_q ? h.traced_q : h.traced_k;
+    if (traced != nullptr) traced += (size_t(token) * n_heads + head) * h.head_dim;
+    for (int i = lane; i < half_dim; i += 32) {
+        float a = in[i], b = in[i + half_dim];
+        if (norm != nullptr) {
+            a = __half2float(norm[i]) * (a * inv);
+            b = __half2float(norm[i + half_dim]) * (b * inv);
+            if (traced != nullptr) traced[i] = a, traced[i + half_dim] = b;
+        }
+        const float2 rotation = h.rotations[size_t(pos) * half_dim + i];
+        out[i] = __float2half(a * rotation.x - b * rotation.y);
+        out[i + half_dim] = __float2half(a * rotation.y + b * rotation.x);
+    }
+}
+
+// Qwen3's weights (head_dim,) of the norms over each head of q and k; null: no such norms.
+struct QkNorms {
+    const half *q = nullptr, *k = nullptr;
+    float eps = 0;
+};
+
+// Rotates q and k (n_tokens, heads * head_dim), normalized if there are norms, by their positions *pos,
+// *pos + 1, ...; writes q_rope, and k and v into the layer's cache. q_norm and k_norm get the normalized
+// heads if they have memory, which only traces need.
+void prepare_heads(DeviceRows<half>& q_rope, DeviceKvCache& cache, int layer, DeviceRows<float>& q_norm,
+                   DeviceRows<float>& k_norm, const DeviceRows<float>& q, const DeviceRows<float>& k,
+                   const DeviceRows<float>& v, const QkNorms& norms, const DeviceBuffer<float2>& rotations,
+                   const int* pos) {
+    q_rope.n_rows = q_norm.n_rows = k_norm.n_rows = q.n_rows;
+    Heads h{};
+    h.q = q.get(), h.k = k.get(), h.v = v.get(), h.q_out = q_rope.get();
+    h.keys = cache.keys(layer), h.values = cache.values(layer);
+    h.q_norm = norms.q, h.k_norm = norms.k, h.eps = norms.eps;
+    h.rotations = rotations.get(), h.pos = pos;
+    h.n_heads = q.n_cols / cache.head_dim, h.n_kv_heads = cache.n_kv_heads;
+    h.head_dim = cache.head_dim, h.context = cache.context;
+    h.traced_q = q_norm.get(), h.traced_k = k_norm.get();
+    launch<prepare_heads_kernel>(
+        {.grid = dim3(h.n_heads + 2 * h.n_kv_heads, q.n_rows), .block = 32, .stream = device().stream}, h);
+}
+
+// The head lengths that the attention kernels are for.
+inline bool has_attention(int head_dim) { return head_dim % 32 == 0 && head_dim <= 128; }
+
+// out = softmax(q . keys / sqrt(head_dim)) times the values, of one head of one token. q and out: (n_tokens,
+// n_heads, head_dim); keys and values: (n_kv_heads, context, head_dim), of which token t has the first
+// *pos + t + 1 positions. grid: (n_heads, n_tokens); block: a warp. It takes 32 keys at a time, a lane's
+// score is of one of them; then a lane has every 32nd element of the values. The softmax is online (Milakov &
+// Gimelshein 2018, arXiv 1805.02867): when the largest score grows, the sums so far are scaled down to it.
+__global__ void plain_attention(half* out, const half* q, const half* keys, const half* values,
+                                const int* pos, int heads_per_kv, int head_dim, int context, float scale) {
+    __shared__ float weights[32];
+    const int lane = threadIdx.x, head = blockIdx.x, token = blockIdx.y, n_keys = *pos + token + 1;
+    q += (size_t(token) * gridDim.x + head) * head_dim, out += (size_t(token) * gridDim.x + head) * head_dim;
+    keys += size_t(head / heads_per_kv) * context * head_dim;
+    values += size_t(head / heads_per_kv) * context * head_dim;
+    float largest = -INFINITY, total = 0;
+    float mix[4] = {};  // elements lane, lane + 32, lane + 64, lane + 96
+    for (int first = 0; first < n_keys; first += 32) {
+        float score = -INFINITY;  // beyond the last key
+        if (first + lane < n_keys) {
+            const half* key = keys + size_t(first + lane) * head_dim;
+            float dot = 0;
+            for (int i = 0; i < head_dim; i++) dot = fmaf(__half2float(q[i]), __half2float(key[i]), dot);
+            score = dot * scale;
+        }
+        float new_largest = fmaxf(largest, score);
+        for (int distance = 16; distance > 0; distance /= 2)
+            new_largest = fmaxf(new_largest, __shfl_xor_sync(0xffffffff, new_largest, distance));
+        const float shrink = expf(largest - new_largest);  // 0 for the first keys
+        weights[lane] = expf(score - new_largest);
+        largest = new_largest;
+        total = total * shrink + weights[lane];  // of this lane's keys
+        __syncwarp();
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (32 * j >= head_dim) break;
+            mix[j] *= shrink;
+            for (int i = 0; i < min(32, n_keys - first); i++)
+                mix[j] = fmaf(weights[i], __half2float(values[size_t(first + i) * head_dim + lane + 32 * j]),
+                              mix[j]);
+        }
+        __syncwarp();  // the next keys' weights overwrite these
+    }
+    total = warp_sum(total);
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        if (32 * j < head_dim) out[lane + 32 * j] = __float2half(mix[j] / total);
+}
+
+// Attention of a chunk: q (n_tokens, n_heads * head_dim), rotated, of tokens at positions *pos, *pos + 1,
+// ..., whose keys and values are in the cache -> out, the same shape.
+void attention(DeviceRows<half>& out, const FastAttention& fast, const DeviceRows<half>& q,
+               const DeviceKvCache& cache, int layer, const int* pos) {
+    out.n_rows = q.n_rows;
+    if (fast_attention(out, fast, q, cache, layer, pos)) return;
+    const int n_heads = q.n_cols / cache.head_dim;
+    launch<plain_attention>({.grid = dim3(n_heads, q.n_rows), .block = 32, .stream = device().stream},
+                            out.get(), static_cast<const half*>(q.get()),
+                            static_cast<const half*>(cache.keys(layer)),
+                            static_cast<const half*>(cache.values(layer)), pos, n_heads / cache.n_kv_heads,
+                            cache.head_dim, cache.context, float(1 / std::sqrt(double(cache.head_dim))));
+}
+
+// out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202), in fp16. A
+// thread per value.
+__global__ void swiglu_kernel(half* out, const float* gate, const float* up, size_t n) {
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) out[i] = __float2half(gate[i] / (1.0f + expf(-gate[i])) * up[i]);
+}
+
+void swiglu(DeviceRows<half>& out, const DeviceRows<float>& gate, const DeviceRows<float>& up) {
+    out.n_rows = gate.n_rows;
+    const size_t n = gate.size();
+    launch<swiglu_kernel>({.grid = dim3((n + 255) / 256), .block = 256, .stream = device().stream}, out.get(),
+                          gate.get(), up.get(), n);
+}
+
+// x[i] += y[i]. A thread per value. Only traces need it: otherwise products add to x themselves.
+__global__ void add_kernel(float* x, const float* y, size_t n) {
+    const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < n) x[i] += y[i];
+}
+
+void add(DeviceRows<float>& x, const DeviceRows<float>& y) {
+    const size_t n = x.size();
+    launch<add_kernel>({.grid = dim3((n + 255) / 256), .block = 256, .stream = device().stream}, x.get(),
+                       y.get(), n);
+}
+
+// out (n_tokens, n_rows) = x (n_tokens, n_in) by each row of an fp16 matrix (n_rows, n_in), n_in a multiple
+// of
+// 8. grid: (n_rows / 8, n_tokens); block: 256. A warp computes one output, so that it reads 512 consecutive
+// bytes of the row at a time, 16 a lane.
+__global__ void fp16_gemv(float* out, const half* x, const half* matrix, int n_rows, int n_in) {
+    const int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;
+    if (row >= n_rows) return;
+    const uint4* w = reinterpret_cast<const uint4*>(matrix + size_t(row) * n_in);
+    const uint4* v = reinterpret_cast<const uint4*>(x + size_t(blockIdx.y) * n_in);
+    float sum = 0;
+    for (int i = lane; i < n_in / 8; i += 32) {
+        const uint4 a = __ldg(w + i), b = __ldg(v + i);
+        const uint32_t aw[4] = {a.x, a.y, a.z, a.w}, bw[4] = {b.x, b.y, b.z, b.w};
+        for (int j = 0; j < 4; j++) {
+            const float2 p = __half22float2(as_half2(aw[j])), q = __half22float2(as_half2(bw[j]));
+            sum = fmaf(p.x, q.x, fmaf(p.y, q.y, sum));
+        }
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) out[size_t(blockIdx.y) * n_rows + row] = sum;
+}
+
+// The classifier: out (n_tokens, n_out) = x (n_tokens, n_in) times the transpose of an fp16 matrix (n_out,
+// n_in).
+void fp16_matmul(DeviceRows<float>& out, const DeviceRows<half>& x, const half* matrix) {
+    out.n_rows = x.n_rows;
+    if (fast_classifier(out, x, matrix)) return;
+    launch<fp16_gemv>({.grid = dim3((out.n_cols + 7) / 8, x.n_rows), .block = 256, .stream = device().stream},
+                      out.get(), static_cast<const half*>(x.get()), matrix, out.n_cols, x.n_cols);
+}
 
 // ----------------------------------------------------------------------------
 // AWQ: the matrix, and its product as a plain loop
-//
-// An AwqMatrix (engine/gpu/awq_matrix.cuh) has n_in rows, the input channels, and n_out columns, the output
-// channels:
-//
-//     qweight (n_in, n_out / 8)              eight int4 codes of a row per 32-bit word
-//     qzeros  (n_in / group_size, n_out / 8) the zero points of a group's columns, packed alike
-//     scales  (n_in / group_size, n_out)     fp16
-//
-// Word c of a row has columns 8c to 8c + 7 in AutoAWQ's order: the even ones in its low half, the odd ones in
-// its high half.
+
+// A matrix of n_in rows, the input channels, and n_out columns, the output channels. A word of a row has
+// eight columns' int4 codes. Word c has columns 8c to 8c + 7 in AutoAWQ's order: the even ones in its low
+// half, the odd ones in its high half.
 //
 //     bits    31-28  27-24  23-20  19-16  15-12  11-8   7-4    3-0
 //     column  8c+7   8c+5   8c+3   8c+1   8c+6   8c+4   8c+2   8c
+//
+struct AwqMatrix {
+    const uint32_t* qweight = nullptr;  // (n_in, n_out / 8)
+    const uint32_t* qzeros = nullptr;   // (n_in / group_size, n_out / 8), the zero points, packed alike
+    const half* scales = nullptr;       // (n_in / group_size, n_out)
+    const half* fp16 = nullptr;         // (n_in, n_out), expanded: the engine's copy, if it has one
+    int n_in = 0, n_out = 0, group_size = 128;
 
+    size_t n_weights() const { return size_t(n_in) * size_t(n_out); }
+    size_t n_groups() const { return n_weights() / size_t(group_size); }
+    size_t n_bytes() const {  // quantized
+        return (n_weights() + n_groups()) / 8 * sizeof(uint32_t) + n_groups() * sizeof(half);
+    }
+};
+
+// A product, out (n_tokens, n_out) = x * w, or += with `add`.
+struct AwqProduct {
+    AwqMatrix w;
+    float* out = nullptr;
+    bool add = false;
+};
+
+// The products of one launch. They read the same x (n_tokens, n_in).
+struct AwqProducts {
+    AwqProduct items[3];
+    int n = 0;
+};
+
+// lift nibble_shift
 // Where a word has the code of a column: the lowest of its four bits.
-__device__ inline int nibble_shift(int column) { return 4 * (column % 8 / 2 + column % 2 * 4); }
+__device__ inline int nibble_shift(int column) {
+    const int pair = column % 8 / 2, is_odd = column % 2;
+    return 4 * (pair + 4 * is_odd);
+}
 
 // The weight of input channel k for an output channel. q - zero is exact in fp16, only the product rounds.
 __device__ inline half awq_weight(const AwqMatrix& w, int k, int column) {
@@ -101,26 +871,532 @@ void run_reference(const half* x, int n_tokens, const AwqProducts& products) {
 }
 
 // ----------------------------------------------------------------------------
-// The tensors of a file
+// int4 -> fp16, in registers
+//
+// 0x6400 is 1024 in fp16, and the lowest of its ten mantissa bits is worth 1. So 0x6400 | q is 1024 + q for a
+// nibble q (four bits): setting the bits converts it. One lop3, (word & mask) | 0x64006400, does that for two
+// nibbles 16 bits apart; one subtraction removes 1024 and the zero point, exactly. A nibble four bits higher
+// gives 1024 + 16 q, and one multiply-add removes the factor, too: (1024 + 16 q) / 16 - (64 + zero) = q -
+// zero, also exact. Only the multiplication by the scale rounds.
 
-// Throws if the kernels cannot run such a model.
-void check_config(const ModelConfig& c) {
-    const int size = c.group_size;
-    check_value(size > 0 && size % gemm_inputs == 0, "group_size", size,
-                "expected a multiple of " + std::to_string(gemm_inputs));
-    for (const auto& [name, n] : c.row_lengths())
-        check_value(n % size == 0, name, n, "not a multiple of group_size " + std::to_string(size));
-    check_value(has_attention(c.head_dim), "head_dim", c.head_dim, "expected 32, 64, 96 or 128");
+constexpr unsigned and_or = (0xF0 & 0xCC) | 0xAA;  // lop3's truth table of (a & b) | c: PTX ISA, lop3
+
+// Pair p (0 to 3) of eight nibbles: the one at bit 4p and the one at bit 4p + 16, each + 1024 if p is even,
+// * 16 + 1024 if it is odd.
+__device__ inline half2 with_magic(uint32_t nibbles, int p) {
+    const uint32_t mask = p % 2 == 0 ? 0x000f000f : 0x00f000f0;
+    return as_half2(lop3<and_or>(p >= 2 ? nibbles >> 8 : nibbles, mask, 0x64006400));
 }
 
-// KuiperLLama's header has head_dim where llama2.c's has group_size, and group_size behind it. Its files have
-// no extension block, and are Qwen3.
-const FileFormat<ModelConfig> file_format{
-    .magic = 0x616b3438,
-    .version = 5,
-    .check = check_config,
-    .base = {
-        .group_size = 0x29, .head_dim = 0x25, .arch = Arch::qwen3, .norm_eps = 1e-6f, .rope_theta = 1e6f}};
+// Zero points and scales of a word's eight columns, each in both halves of a register. Columns 2p and 2p + 1
+// are pair p.
+struct Columns {
+    half2 zero[8];  // 1024 + zero point if the column's pair is even, -(64 + zero point) if it is odd
+    half2 scale[8];
+};
+
+__device__ inline Columns columns_of(uint32_t zeros, uint4 scales) {
+    Columns c;
+    const uint32_t packed[4] = {scales.x, scales.y, scales.z, scales.w};
+    for (int p = 0; p < 4; p++) {
+        half2 zero = with_magic(zeros, p);
+        if (p % 2 == 1) zero = __hmul2(zero, __float2half2_rn(-1.0f / 16));
+        const half2 scale = as_half2(packed[p]);
+        c.zero[2 * p] = __half2half2(__low2half(zero));
+        c.zero[2 * p + 1] = __half2half2(__high2half(zero));
+        c.scale[2 * p] = __half2half2(__low2half(scale));
+        c.scale[2 * p + 1] = __half2half2(__high2half(scale));
+    }
+    return c;
+}
+
+// The weights of column 2p (2p + 1 if `odd`) in two rows. nibbles: the even (odd) columns of one row in the
+// low half, of the other row in the high half.
+__device__ inline uint32_t dequantize(uint32_t nibbles, int p, int odd, const Columns& c) {
+    const half2 q = with_magic(nibbles, p);
+    const half2 difference = p % 2 == 0 ? __hsub2(q, c.zero[2 * p + odd])
+                                        : __hfma2(q, __float2half2_rn(1.0f / 16), c.zero[2 * p + odd]);
+    return as_bits(__hmul2(difference, c.scale[2 * p + odd]));
+}
+
+// The tensor core's operand A has 16 rows by 16 columns of fp16: here 16 output channels by 16 inputs. Lane
+// 4g + t holds, of rows g and g + 8, the columns 2t, 2t + 1, 2t + 8, 2t + 9 (PTX ISA, mma.m16n8k16). It makes
+// them from four words, one for each of these four inputs: columns 2p and 2p + 1 of a word (pair p) become
+// rows g and g + 8. A register of operand A holds two inputs of one output channel, but half a word holds
+// channels of one input only. So pair_rows() first exchanges halves between two words: four prmt, then all 32
+// weights of the four words are in place.
+struct RowPairs {
+    uint32_t even[2], odd[2];  // nibbles of the even (odd) columns in inputs 2t, 2t + 1, and 2t + 8, 2t + 9
+};
+
+__device__ inline RowPairs pair_rows(uint32_t w0, uint32_t w1, uint32_t w8, uint32_t w9) {
+    constexpr uint32_t low_halves = 0x5410, high_halves = 0x7632;
+    return {{prmt(w0, w1, low_halves), prmt(w8, w9, low_halves)},
+            {prmt(w0, w1, high_halves), prmt(w8, w9, high_halves)}};
+}
+
+__device__ inline void dequantize(uint32_t (&a)[4], const RowPairs& w, int p, const Columns& c) {
+    a[0] = dequantize(w.even[0], p, 0, c);
+    a[1] = dequantize(w.odd[0], p, 1, c);
+    a[2] = dequantize(w.even[1], p, 0, c);
+    a[3] = dequantize(w.odd[1], p, 1, c);
+}
+
+// ----------------------------------------------------------------------------
+// How a launch is divided into thread blocks: tiles of output channels, and for each tile one block, or
+// several that split its input channels (split-K)
+
+// Which product a block computes, and from which of its columns on.
+struct Tile {
+    int product = 0, first_column = 0;
+};
+
+// Blocks are numbered over all products: each has ceil(n_out / width) tiles of `width` columns.
+__device__ inline Tile find_tile(const AwqProducts& products, int block, int width) {
+    Tile tile;
+    for (; tile.product < products.n - 1; tile.product++) {
+        const int n_tiles = (products.items[tile.product].w.n_out + width - 1) / width;
+        if (block < n_tiles) break;
+        block -= n_tiles;
+    }
+    tile.first_column = block * width;
+    return tile;
+}
+
+inline int count_tiles(const AwqProducts& products, int width) {
+    int n = 0;
+    for (int i = 0; i < products.n; i++) n += (products.items[i].w.n_out + width - 1) / width;
+    return n;
+}
+
+// Where there are too few tiles to occupy the device, n_splits blocks compute each tile, from different input
+// channels. Each writes its sums to memory; the last to arrive adds them up.
+struct SplitScratch {
+    float* partials = nullptr;     // (n_splits, n_tiles, values of a tile)
+    unsigned* arrivals = nullptr;  // (n_tiles,), 0 between launches; see is_last()
+};
+
+// For awq_gemv: n values of each thread, which are sums over its block's inputs. Returns whether the block is
+// the one to write the result: then the values are the sums over all blocks that share its tile, in their
+// order, so that the result does not depend on which is last.
+template <int n>
+__device__ inline bool add_splits(float* values, const SplitScratch& scratch, unsigned tile, unsigned n_tiles,
+                                  unsigned split, unsigned n_splits) {
+    if (n_splits == 1) return true;
+    const auto partials_of = [&](unsigned from) {
+        return scratch.partials + (size_t(from) * n_tiles + tile) * n * blockDim.x + threadIdx.x;
+    };
+#pragma unroll
+    for (int i = 0; i < n; i++) partials_of(split)[i * blockDim.x] = values[i];
+    if (!is_last(scratch.arrivals + tile, n_splits)) return false;
+#pragma unroll
+    for (int i = 0; i < n; i++) values[i] = 0;
+    for (unsigned from = 0; from < n_splits; from++) {
+#pragma unroll
+        for (int i = 0; i < n; i++) values[i] += partials_of(from)[i * blockDim.x];
+    }
+    return true;
+}
+
+constexpr int max_splits = 16;            // blocks that share a tile
+constexpr int max_tiles = 4096;           // of one launch that is split
+constexpr size_t max_partials = 1 << 22;  // values; launches that would need more are split less
+
+// The number of blocks per tile, at most `most`, that gives every multiprocessor a few blocks and fits the
+// scratch memory.
+inline int splits_for(int n_tiles, int most, size_t tile_values) {
+    int n = 1;
+    auto more_helps = [&] { return n < most && n < max_splits && n * n_tiles < 4 * device().n_sms; };
+    while (more_helps() && n_tiles <= max_tiles && (n + 1) * n_tiles * tile_values <= max_partials) n++;
+    return n;
+}
+
+// ----------------------------------------------------------------------------
+// awq_gemv: one token by int4 matrices
+//
+// The time goes into reading the weights. So each lane loads up to 16 bytes at once, n_words of a row, and a
+// warp up to 128 bytes from each of four rows. The block's four warps take different groups of inputs, as do
+// the gridDim.y blocks that share a tile of columns. The tensor core's operand B has eight columns, of which
+// one is the token and seven are zero. It still is the cheapest way to add up, because dequantize() leaves
+// the weights in operand A's layout.
+
+constexpr int gemv_warps = 4;
+
+// n_words consecutive words, fetched by one load.
+template <int n_words>
+struct Words {
+    uint32_t word[n_words];
+};
+
+template <int n_words>
+__device__ inline Words<n_words> load_words(const uint32_t* p) {
+    Words<n_words> words;
+    if constexpr (n_words == 4) {
+        const uint4 v = __ldg(reinterpret_cast<const uint4*>(p));
+        words.word[0] = v.x, words.word[1] = v.y, words.word[2] = v.z, words.word[3] = v.w;
+    } else if constexpr (n_words == 2) {
+        const uint2 v = __ldg(reinterpret_cast<const uint2*>(p));
+        words.word[0] = v.x, words.word[1] = v.y;
+    } else {
+        static_assert(n_words == 1);
+        words.word[0] = __ldg(p);
+    }
+    return words;
+}
+
+// grid: (tiles of 64 * n_words columns of all products, n_splits); block: 32 * gemv_warps; n_out a multiple
+// of 8 * n_words.
+template <int n_words>
+__global__ void __launch_bounds__(32 * gemv_warps)
+    awq_gemv(const half* x, AwqProducts products, SplitScratch scratch) {
+    constexpr int width = 64 * n_words;
+    const Tile tile = find_tile(products, blockIdx.x, width);
+    const AwqProduct& product = products.items[tile.product];
+    const AwqMatrix& w = product.w;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int row_words = w.n_out / 8, column = tile.first_column + 8 * n_words * g;  // the lane's first
+    const bool has_columns = column < w.n_out;
+    const int word = has_columns ? column / 8 : 0;  // a lane without columns repeats word 0, unused
+
+    float sums[n_words][4][4] = {};
+    const int n_groups = w.n_in / w.group_size;
+    for (int group = blockIdx.y * gemv_warps + warp; group < n_groups; group += gridDim.y * gemv_warps) {
+        Columns columns[n_words];
+        const Words<n_words> zeros = load_words<n_words>(w.qzeros + size_t(group) * row_words + word);
+        for (int j = 0; j < n_words; j++) {
+            const half* scales = w.scales + size_t(group) * w.n_out + 8 * (word + j);
+            columns[j] = columns_of(zeros.word[j], __ldg(reinterpret_cast<const uint4*>(scales)));
+        }
+        const uint32_t* rows = w.qweight + (size_t(group) * w.group_size + 4 * t) * row_words + word;
+        const half* inputs = x + size_t(group) * w.group_size + 4 * t;
+        // Both operands may permute the inputs of an mma in the same way: here lane t has inputs 4t to 4t + 3
+        // instead of 2t, 2t + 1, 2t + 8, 2t + 9, so that it loads x by eight bytes.
+#pragma unroll 4
+        for (int k = 0; k < w.group_size; k += 16) {
+            Words<n_words> row[4];
+            for (int i = 0; i < 4; i++) row[i] = load_words<n_words>(rows + size_t(k + i) * row_words);
+            uint2 b = make_uint2(0, 0);  // token g is column g of operand B, and there is only token 0
+            if (g == 0) b = __ldg(reinterpret_cast<const uint2*>(inputs + k));
+            for (int j = 0; j < n_words; j++) {
+                const RowPairs pairs =
+                    pair_rows(row[0].word[j], row[1].word[j], row[2].word[j], row[3].word[j]);
+                for (int p = 0; p < 4; p++) {
+                    uint32_t a[4];
+                    dequantize(a, pairs, p, columns[j]);
+                    mma_m16n8k16(sums[j][p], a, {b.x, b.y});
+                }
+            }
+        }
+    }
+
+    // Column 0 of the result is the token's. Lane 4g has its rows g and g + 8: columns 2p and 2p + 1 of its
+    // words.
+    __shared__ float parts[gemv_warps][width];
+    if (t == 0) {
+        for (int j = 0; j < n_words; j++) {
+            for (int p = 0; p < 4; p++) {
+                parts[warp][8 * (n_words * g + j) + 2 * p] = sums[j][p][0];
+                parts[warp][8 * (n_words * g + j) + 2 * p + 1] = sums[j][p][2];
+            }
+        }
+    }
+    __syncthreads();
+    constexpr int n_threads = 32 * gemv_warps, n_values = (width + n_threads - 1) / n_threads;
+    float values[n_values] = {};  // of columns threadIdx.x, threadIdx.x + n_threads, ... of the tile
+    for (int j = 0; j < n_values; j++) {
+        const int i = threadIdx.x + j * n_threads;
+        for (int from = 0; from < gemv_warps && i < width; from++) values[j] += parts[from][i];
+    }
+    if (!add_splits<n_values>(values, scratch, blockIdx.x, gridDim.x, blockIdx.y, gridDim.y)) return;
+    for (int j = 0; j < n_values; j++) {
+        const int i = threadIdx.x + j * n_threads;
+        if (i >= width || tile.first_column + i >= w.n_out) continue;
+        float* out = product.out + tile.first_column + i;
+        *out = product.add ? *out + values[j] : values[j];
+    }
+}
+
+// The most blocks of awq_gemv that can share a tile: each warp has at least one group.
+inline int most_gemv_splits(const AwqMatrix& w) {
+    return (w.n_in / w.group_size + gemv_warps - 1) / gemv_warps;
+}
+
+template <int n_words>
+void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products, int n_splits) {
+    launch<awq_gemv<n_words>>({.grid = dim3(count_tiles(products, 64 * n_words), n_splits),
+                               .block = 32 * gemv_warps,
+                               .stream = device().stream},
+                              x, products, scratch);
+}
+
+// With as many splits as suit the device.
+template <int n_words>
+void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products) {
+    constexpr int width = 64 * n_words;
+    const int most = most_gemv_splits(products.items[0].w);
+    const size_t n_values = std::max(width, 32 * gemv_warps);  // each thread of a block has at least one
+    run_gemv<n_words>(scratch, x, products, splits_for(count_tiles(products, width), most, n_values));
+}
+
+// Words that a lane of awq_gemv loads at once. Wider loads are faster, but need rows that begin at multiples
+// of a load, and leave fewer tiles: there have to be blocks for all multiprocessors.
+inline int gemv_words(const AwqProducts& products) {
+    for (const int n_words : {4, 2}) {
+        bool fits =
+            count_tiles(products, 64 * n_words) * most_gemv_splits(products.items[0].w) >= 2 * device().n_sms;
+        for (int i = 0; i < products.n; i++) fits = fits && products.items[i].w.n_out % (8 * n_words) == 0;
+        if (fits) return n_words;
+    }
+    return 1;
+}
+
+// The product of one token, by loads of the width that suits the matrices.
+inline void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products) {
+    const int n_words = gemv_words(products);
+    n_words == 4   ? run_gemv<4>(scratch, x, products)
+    : n_words == 2 ? run_gemv<2>(scratch, x, products)
+                   : run_gemv<1>(scratch, x, products);
+}
+
+// ----------------------------------------------------------------------------
+// awq_gemm: several tokens by int4 matrices
+//
+// A block computes a tile of 256 output channels by 16, 32 or 64 tokens, each of its four warps 64 of the
+// channels. Activations and packed weights of 64 inputs at a time (a stage) go through shared memory, in a
+// ring of four stages that cp.async fills ahead. Weights are operand A, as in awq_gemv; tokens are operand B,
+// which ldmatrix loads. Each weight is dequantized once for all tokens of the tile, into the registers that
+// mma reads.
+
+constexpr int gemm_warps = 4, gemm_threads = 32 * gemm_warps, gemm_columns = 64 * gemm_warps;
+constexpr int gemm_inputs = 64;  // of a stage; a group is a multiple of it
+constexpr int gemm_stages = 4;
+
+template <int tile_tokens>
+struct GemmStage {
+    // Rows are padded by four words, so that the rows that a warp reads at once lie in different banks. With
+    // 36 words per row, consecutive rows are 4 banks apart for ldmatrix, and the words that lanes t and t + 1
+    // read (two rows) are 8 banks apart.
+    half x[tile_tokens][gemm_inputs + 8];
+    uint32_t words[gemm_inputs][gemm_columns / 8 + 4];
+    uint32_t zeros[gemm_columns / 8];
+    half scales[gemm_columns];
+};
+
+// Starts the copies of one stage: inputs k to k + gemm_inputs. Values outside the matrices become 0.
+template <int tile_tokens>
+__device__ inline void load_stage(GemmStage<tile_tokens>& stage, const half* x, int n_tokens,
+                                  const AwqMatrix& w, int first_token, int first_column, int k) {
+    constexpr int x_pieces = gemm_inputs / 8;  // of 16 bytes, per row
+    for (int i = threadIdx.x; i < tile_tokens * x_pieces; i += gemm_threads) {
+        const int token = first_token + i / x_pieces, part = i % x_pieces * 8;
+        const bool valid = token < n_tokens;
+        cp_async<16>(&stage.x[i / x_pieces][part], x + size_t(valid ? token : 0) * w.n_in + k + part, valid);
+    }
+    const int row_words = w.n_out / 8, first_word = first_column / 8, group = k / w.group_size;
+    constexpr int tile_words = gemm_columns / 8;
+    const uint32_t* zeros = w.qzeros + size_t(group) * row_words;
+    if (row_words % 4 == 0) {
+        constexpr int pieces = tile_words / 4;
+        for (int i = threadIdx.x; i < gemm_inputs * pieces; i += gemm_threads) {
+            const int row = i / pieces, part = i % pieces * 4;
+            const bool valid = first_word + part < row_words;
+            cp_async<16>(&stage.words[row][part],
+                         w.qweight + size_t(k + row) * row_words + (valid ? first_word + part : 0), valid);
+        }
+        for (int part = 4 * threadIdx.x; part < tile_words; part += 4 * gemm_threads) {
+            const bool valid = first_word + part < row_words;
+            cp_async<16>(&stage.zeros[part], zeros + (valid ? first_word + part : 0), valid);
+        }
+    } else {  // rows that begin at any multiple of 4 bytes
+        for (int i = threadIdx.x; i < gemm_inputs * tile_words; i += gemm_threads) {
+            const int row = i / tile_words, part = i % tile_words;
+            const bool valid = first_word + part < row_words;
+            cp_async<4>(&stage.words[row][part],
+                        w.qweight + size_t(k + row) * row_words + (valid ? first_word + part : 0), valid);
+        }
+        for (int part = threadIdx.x; part < tile_words; part += gemm_threads) {
+            const bool valid = first_word + part < row_words;
+            cp_async<4>(&stage.zeros[part], zeros + (valid ? first_word + part : 0), valid);
+        }
+    }
+    for (int part = threadIdx.x; part < tile_words; part += gemm_threads) {
+        const bool valid = first_word + part < row_words;
+        const half* scales = w.scales + size_t(group) * w.n_out + 8 * (valid ? first_word + part : 0);
+        cp_async<16>(&stage.scales[8 * part], scales, valid);
+    }
+}
+
+// sums[p][j]: pair p's columns by tokens 8j to 8j + 7.
+template <int tile_tokens>
+__device__ inline void multiply_stage(float (&sums)[4][tile_tokens / 8][4],
+                                      const GemmStage<tile_tokens>& stage) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, word = threadIdx.x / 32 * 8 + g;
+    const Columns columns =
+        columns_of(stage.zeros[word], *reinterpret_cast<const uint4*>(&stage.scales[8 * word]));
+#pragma unroll
+    for (int k = 0; k < gemm_inputs; k += 16) {
+        uint32_t b[tile_tokens / 8][2];
+#pragma unroll
+        for (int j = 0; j < tile_tokens / 8; j += 2) {
+            // Lane i passes the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are tokens 8j to 8j +
+            // 7 by inputs from k and from k + 8 on; matrices 2 and 3 are the next 8 tokens by the same
+            // inputs.
+            uint32_t r[4];
+            ldmatrix_x4(r, &stage.x[8 * j + lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
+            b[j][0] = r[0], b[j][1] = r[1], b[j + 1][0] = r[2], b[j + 1][1] = r[3];
+        }
+        const RowPairs pairs = pair_rows(stage.words[k + 2 * t][word], stage.words[k + 2 * t + 1][word],
+                                         stage.words[k + 2 * t + 8][word], stage.words[k + 2 * t + 9][word]);
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            uint32_t a[4];
+            dequantize(a, pairs, p, columns);
+#pragma unroll
+            for (int j = 0; j < tile_tokens / 8; j++) mma_m16n8k16(sums[p][j], a, b[j]);
+        }
+    }
+}
+
+// Eight columns of one token.
+struct EightColumns {
+    float4 low, high;
+};
+
+__device__ inline EightColumns operator+(const EightColumns& a, const EightColumns& b) {
+    return {make_float4(a.low.x + b.low.x, a.low.y + b.low.y, a.low.z + b.low.z, a.low.w + b.low.w),
+            make_float4(a.high.x + b.high.x, a.high.y + b.high.y, a.high.z + b.high.z, a.high.w + b.high.w)};
+}
+
+__device__ inline EightColumns load_columns(const float* p) {
+    const float4* v = reinterpret_cast<const float4*>(p);
+    return {v[0], v[1]};
+}
+
+__device__ inline void store_columns(float* p, const EightColumns& c) {
+    float4* v = reinterpret_cast<float4*>(p);
+    v[0] = c.low, v[1] = c.high;
+}
+
+// grid: (tiles of gemm_columns columns of all products, tiles of tokens, n_splits); block: gemm_threads;
+// dynamic shared memory: gemm_stages stages.
+template <int tile_tokens>
+__global__ void __launch_bounds__(gemm_threads)
+    awq_gemm(const half* x, int n_tokens, AwqProducts products, SplitScratch scratch) {
+    auto* stages = dynamic_shared<GemmStage<tile_tokens>>();
+    const Tile tile = find_tile(products, blockIdx.x, gemm_columns);
+    const AwqProduct& product = products.items[tile.product];
+    const AwqMatrix& w = product.w;
+    const int first_token = blockIdx.y * tile_tokens;
+
+    // The block's share of the inputs: n stages from stage `first` on.
+    const int n_all = w.n_in / gemm_inputs, per_split = (n_all + gridDim.z - 1) / gridDim.z;
+    const int first = min(n_all, int(blockIdx.z) * per_split), n = min(n_all, first + per_split) - first;
+    auto load = [&](int i) {
+        if (i < n) {
+            load_stage<tile_tokens>(stages[i % gemm_stages], x, n_tokens, w, first_token, tile.first_column,
+                                    (first + i) * gemm_inputs);
+        }
+        cp_async_commit();  // past the last stage, too: cp_async_wait counts groups
+    };
+
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const bool warp_has_columns = tile.first_column + 64 * warp < w.n_out;
+    float sums[4][tile_tokens / 8][4] = {};
+    for (int i = 0; i < gemm_stages - 1; i++) load(i);
+    for (int i = 0; i < n; i++) {
+        cp_async_wait<gemm_stages - 2>();  // this thread's copies of stage i have landed;
+        __syncthreads();                   // so have all threads', and all have used stage i - 1,
+        load(i + gemm_stages - 1);         // which is overwritten here
+        if (warp_has_columns) multiply_stage<tile_tokens>(sums, stages[i % gemm_stages]);
+    }
+
+    // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word, for
+    // tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns.
+    const int column = tile.first_column + 64 * warp + 8 * g;
+    const size_t tile_index = size_t(blockIdx.y) * gridDim.x + blockIdx.x,
+                 n_tiles = size_t(gridDim.x) * gridDim.y;
+    auto partial = [&](unsigned split, int token) {
+        return scratch.partials + ((split * n_tiles + tile_index) * tile_tokens + token) * gemm_columns +
+               64 * warp + 8 * g;
+    };
+    auto finish = [&](int token, EightColumns values) {
+        if (column >= w.n_out || first_token + token >= n_tokens) return;
+        float* out = product.out + size_t(first_token + token) * w.n_out + column;
+        store_columns(out, product.add ? load_columns(out) + values : values);
+    };
+#pragma unroll
+    for (int j = 0; j < tile_tokens / 8; j++) {
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            const int token = 8 * j + 2 * t + odd;
+            const EightColumns values = {
+                make_float4(sums[0][j][odd], sums[0][j][2 + odd], sums[1][j][odd], sums[1][j][2 + odd]),
+                make_float4(sums[2][j][odd], sums[2][j][2 + odd], sums[3][j][odd], sums[3][j][2 + odd])};
+            if (gridDim.z == 1) {
+                finish(token, values);
+            } else {
+                store_columns(partial(blockIdx.z, token), values);
+            }
+        }
+    }
+    if (gridDim.z == 1 || !is_last(scratch.arrivals + tile_index, gridDim.z)) return;
+    for (int j = 0; j < tile_tokens / 8; j++) {
+        for (int odd = 0; odd < 2; odd++) {
+            const int token = 8 * j + 2 * t + odd;
+            EightColumns values = load_columns(partial(0, token));
+            for (unsigned split = 1; split < gridDim.z; split++)
+                values = values + load_columns(partial(split, token));
+            finish(token, values);
+        }
+    }
+}
+
+// The most blocks of awq_gemm that can share a tile: each has at least two stages.
+inline int most_gemm_splits(const AwqMatrix& w) { return std::max(1, w.n_in / gemm_inputs / 2); }
+
+template <int tile_tokens>
+void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products,
+              int n_splits) {
+    const int n_rows = (n_tokens + tile_tokens - 1) / tile_tokens;
+    launch<awq_gemm<tile_tokens>>({.grid = dim3(count_tiles(products, gemm_columns), n_rows, n_splits),
+                                   .block = gemm_threads,
+                                   .shared_bytes = gemm_stages * sizeof(GemmStage<tile_tokens>),
+                                   .stream = device().stream},
+                                  x, n_tokens, products, scratch);
+}
+
+// With as many splits as suit the device.
+template <int tile_tokens>
+void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products) {
+    const int n_tiles = count_tiles(products, gemm_columns) * ((n_tokens + tile_tokens - 1) / tile_tokens);
+    const int n_splits =
+        splits_for(n_tiles, most_gemm_splits(products.items[0].w), size_t(tile_tokens) * gemm_columns);
+    run_gemm<tile_tokens>(scratch, x, n_tokens, products, n_splits);
+}
+
+// ----------------------------------------------------------------------------
+// Products in the forward pass
+
+// The memory of splits, that of one launch after the other.
+struct SplitMemory {
+    DeviceBuffer<float> partials{max_partials};
+    DeviceBuffer<unsigned> arrivals{max_tiles};
+
+    SplitMemory() { arrivals.clear(); }
+    SplitScratch scratch() const { return {partials.get(), arrivals.get()}; }
+};
+
+// By the kernel that suits the number of tokens: more of them share a weight that is read, but a tile that is
+// not full multiplies by zeros.
+void run_fused(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products) {
+    n_tokens == 1    ? run_gemv(scratch, x, products)
+    : n_tokens <= 16 ? run_gemm<16>(scratch, x, n_tokens, products)
+    : n_tokens <= 32 ? run_gemm<32>(scratch, x, n_tokens, products)
+                     : run_gemm<64>(scratch, x, n_tokens, products);
+}
+
+// ----------------------------------------------------------------------------
+// The tensors of a file
 
 // Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
 // of their declaration), so the list of names and shapes and the pointers into device memory are the same
@@ -129,7 +1405,10 @@ struct Weights {
     TensorList file;
     ModelConfig c;
 
-    LayerNorms<half> norms = file.layer_norms<half>(c);  // attn, ffn: n_layers of (dim,); last: (dim,)
+    using Vectors = std::vector<const half*>;  // one of each layer
+    Vectors attn_norm = file.vectors<half>(c, "attn.norm", c.dim);
+    Vectors ffn_norm = file.vectors<half>(c, "ffn.norm", c.dim);
+    const half* norm = file.next<half>("norm", {c.dim});
     const half* embedding = file.next<half>("embed", {c.vocab_size, c.dim});
     std::vector<AwqMatrix> q_proj = awq_layers("attn.q_proj", c.dim, c.q_dim());
     std::vector<AwqMatrix> k_proj = awq_layers("attn.k_proj", c.dim, c.kv_dim());
@@ -140,7 +1419,8 @@ struct Weights {
     std::vector<AwqMatrix> up_proj = awq_layers("ffn.up_proj", c.dim, c.hidden_dim);      // w3
     const half* classifier =
         c.shared_classifier ? embedding : file.next<half>("classifier", {c.vocab_size, c.dim});
-    HeadNorms<half> head_norms = file.head_norms<half>(c);  // q, k: n_layers of (head_dim,), Qwen3 only
+    Vectors q_norm = c.has_head_norms() ? file.vectors<half>(c, "attn.q_norm", c.head_dim) : Vectors();
+    Vectors k_norm = c.has_head_norms() ? file.vectors<half>(c, "attn.k_norm", c.head_dim) : Vectors();
 
     AwqMatrix awq(const std::string& name, int n_in, int n_out) {
         AwqMatrix m;
@@ -156,106 +1436,55 @@ struct Weights {
     // The matrices of all layers.
     std::vector<AwqMatrix*> matrices() {
         std::vector<AwqMatrix*> all;
-        for (auto* part : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj}) {
+        for (auto* part : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
             for (AwqMatrix& m : *part) all.push_back(&m);
-        }
         return all;
     }
 };
 
 // ----------------------------------------------------------------------------
-// Everything a run needs besides the weights
+// Everything a run needs besides the weights. Members are made where they stand, as those of Weights are
 
-#ifdef __CUDACC__
-constexpr int max_chunk = 512;  // tokens of a prompt that go through together
-#else
-constexpr int max_chunk = 64;
-#endif
-constexpr int logit_rows = 16;  // tokens whose logits are computed at a time
-
-// What --matmul chooses, but for `plain`: see RunState::plain.
-Matmul matmul_option(const Options& o) {
-    const std::string& name = o.own.at("--matmul");
-    return name == "dequant"      ? Matmul::dequant
-           : name == "predequant" ? Matmul::predequant
-           : name == "fp16"       ? Matmul::fp16
-                                  : Matmul::fused;
-}
+constexpr int max_chunk = is_gpu ? 512 : 64;  // tokens of a prompt that go through together
+constexpr int logit_rows = 16;                // tokens whose logits are computed at a time
 
 struct RunState {
+    ModelConfig c;
+    Options options;
+    int context;  // positions whose keys and values are kept
+    bool traced;  // every step is recorded
+
     // A row per token of the chunk.
-    DeviceRows<float> x;        // (max_chunk, dim), the residual stream
-    DeviceRows<half> normed;    // (max_chunk, dim), normalized x
-    DeviceRows<float> q;        // (max_chunk, n_heads * head_dim)
-    DeviceRows<float> k;        // (max_chunk, n_kv_heads * head_dim)
-    DeviceRows<float> v;        // (max_chunk, n_kv_heads * head_dim)
-    DeviceRows<half> q_rope;    // (max_chunk, n_heads * head_dim), rotated
-    DeviceRows<half> attn_out;  // (max_chunk, n_heads * head_dim)
-    DeviceRows<float> gate;     // (max_chunk, hidden_dim)
-    DeviceRows<float> up;       // (max_chunk, hidden_dim)
-    DeviceRows<half> hidden;    // (max_chunk, hidden_dim), silu(gate) * up
-    DeviceRows<float> logits;   // (logit_rows, vocab_size)
-    DeviceRows<float> proj;     // (max_chunk, dim), the output of o_proj and down_proj; only for traces
-    DeviceRows<float> q_norm, k_norm;  // as q and k, normalized heads; only for traces
+    int n = std::min(max_chunk, context), n_traced = traced ? n : 0;
+    DeviceRows<float> x{n, c.dim};       // the residual stream
+    DeviceRows<half> normed{n, c.dim};   // normalized x
+    DeviceRows<float> q{n, c.q_dim()};   // n_heads * head_dim
+    DeviceRows<float> k{n, c.kv_dim()};  // n_kv_heads * head_dim
+    DeviceRows<float> v{n, c.kv_dim()};
+    DeviceRows<half> q_rope{n, c.q_dim()};  // rotated
+    DeviceRows<half> attn_out{n, c.q_dim()};
+    DeviceRows<float> gate{n, c.hidden_dim};
+    DeviceRows<float> up{n, c.hidden_dim};
+    DeviceRows<half> hidden{n, c.hidden_dim};  // silu(gate) * up
+    DeviceRows<float> logits{std::min(logit_rows, n), c.vocab_size};
+    DeviceRows<float> proj{n_traced, c.dim};        // the output of o_proj and down_proj
+    DeviceRows<float> q_norm{n_traced, c.q_dim()};  // as q and k, normalized heads
+    DeviceRows<float> k_norm{n_traced, c.kv_dim()};
 
-    DeviceBuffer<int> inputs;        // (1 + max_chunk,), the position of the first token, then the tokens
-    DeviceBuffer<int> best;          // (1,), the most probable token
-    RotationTable rotations;         // (context, head_dim / 2) cos and sin
-    DeviceKvCache cache;             // keys and values of `context` positions
-    MatmulState matmul;              // how products are computed
-    bool plain;                      // by awq_reference instead
-    AttentionScratch attention;      // of single tokens
-    std::vector<float> host_logits;  // (1 or max_chunk, vocab_size)
-    Graphs<std::pair<int, bool>> graphs;  // by the arguments of run_step()
-
-    // Allocates a run's memory. context: positions to keep; largest_matrix: weights in it.
-    RunState(const ModelConfig& c, const Options& options, int context, bool traced, size_t largest_matrix) {
-        const int n = std::min(max_chunk, context);
-        const char* advice = "a smaller --ctx takes less";
-        name_allocations("the keys and values of positions 0 to " + std::to_string(context - 1), advice);
-        cache = DeviceKvCache(c, context);
-        name_allocations("RoPE", advice);
-        rotations = RotationTable(c, context);
-        name_allocations("a chunk of " + std::to_string(n) + " tokens");
-        x = DeviceRows<float>(n, c.dim);
-        normed = DeviceRows<half>(n, c.dim);
-        q = DeviceRows<float>(n, c.q_dim());
-        k = DeviceRows<float>(n, c.kv_dim());
-        v = DeviceRows<float>(n, c.kv_dim());
-        q_rope = DeviceRows<half>(n, c.q_dim());
-        attn_out = DeviceRows<half>(n, c.q_dim());
-        gate = DeviceRows<float>(n, c.hidden_dim);
-        up = DeviceRows<float>(n, c.hidden_dim);
-        hidden = DeviceRows<half>(n, c.hidden_dim);
-        proj = DeviceRows<float>(traced ? n : 0, c.dim);
-        q_norm = DeviceRows<float>(traced ? n : 0, c.q_dim());
-        k_norm = DeviceRows<float>(traced ? n : 0, c.kv_dim());
-        name_allocations(logits_part(std::min(logit_rows, n), c.vocab_size).what);
-        logits = DeviceRows<float>(std::min(logit_rows, n), c.vocab_size);
-        name_allocations("products and attention");
-        matmul = MatmulState(matmul_option(options), n, largest_matrix);
-        plain = options.own.at("--matmul") == "plain";
-        attention = AttentionScratch(c.n_kv_heads, c.heads_per_kv(), c.head_dim, context);
-        inputs = DeviceBuffer<int>(1 + n);
-        best = DeviceBuffer<int>(1);
-    }
+    DeviceBuffer<int> inputs{size_t(1 + n)};  // the position of the first token, then the tokens
+    DeviceKvCache cache{c, context};
+    RotationTable rotations{c, context};
+    bool plain = options.own.at("--matmul") == "plain";  // products by awq_reference
+    SplitMemory splits{};
+    FastMatmul fast_matmul{c, options, n};  // what the engine needs for its forms of these
+    FastAttention fast_attention{c, context};
+    std::vector<float> host_logits{};  // (1 or n, vocab_size)
 
     const int* pos() const { return inputs.get(); }
     const int* tokens() const { return inputs.get() + 1; }
 };
 
-struct Transformer {
-    ModelFile file;
-    DeviceBuffer<std::byte> weight_memory;
-    DeviceBuffer<half> fp16_memory;  // all matrices, only with predequant and fp16
-    Weights weights;
-    RunState state;
-    Trace* trace = nullptr;     // not null: record every step
-    uint64_t memory_bytes = 0;  // of the host that a run takes, with the file's weights
-};
-
-// ----------------------------------------------------------------------------
-// Products in the forward pass
+using Transformer = DeviceTransformerOf<Weights, RunState>;
 
 // Where a product goes: out (n_tokens, n_out) = x * w.
 struct Projection {
@@ -264,11 +1493,9 @@ struct Projection {
 };
 
 void run_products(const RunState& s, const DeviceRows<half>& x, const AwqProducts& products) {
-    if (s.plain) {
-        run_reference(x.get(), x.n_rows, products);
-    } else {
-        awq_matmul(s.matmul, x.get(), x.n_rows, products);
-    }
+    if (fast_matmul(s.fast_matmul, x.get(), x.n_rows, products)) return;
+    s.plain ? run_reference(x.get(), x.n_rows, products)
+            : run_fused(s.splits.scratch(), x.get(), x.n_rows, products);
 }
 
 // The products of one input with several matrices, in one launch: q, k and v; gate and up.
@@ -295,7 +1522,7 @@ void matmul_add(RunState& s, DeviceRows<float>& x, const DeviceRows<half>& input
 // ----------------------------------------------------------------------------
 // The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
 // which a trace has its result. Token ids and positions lie on the device (s.tokens(), s.pos()), so that the
-// launches of a step do not depend on them and can be captured as a graph.
+// launches of a step do not depend on them: the engine captures them as a graph.
 // clang-format off
 
 // x (n_tokens, dim) += attention of layer l, for tokens at positions *s.pos(), *s.pos() + 1, ...
@@ -305,9 +1532,9 @@ void attention_block(Transformer& m, int l) {
     RunState& s = m.state;
     const DeviceRecorder record(m.trace, l);
     QkNorms norms;  // none in a Llama
-    if (c.arch == Arch::qwen3) norms = {w.head_norms.q[l], w.head_norms.k[l], c.norm_eps};
+    if (c.arch == Arch::qwen3) norms = {w.q_norm[l], w.k_norm[l], c.norm_eps};
 
-    rmsnorm(s.normed, s.x, w.norms.attn[l], c.norm_eps);                   record("attn.norm", s.normed);
+    rmsnorm(s.normed, s.x, w.attn_norm[l], c.norm_eps);                   record("attn.norm", s.normed);
     matmul(s, s.normed, {{s.q, w.q_proj[l]},                               // q, k and v read the same input
                          {s.k, w.k_proj[l]},
                          {s.v, w.v_proj[l]}});                             record("attn.q_proj", s.q);
@@ -320,7 +1547,7 @@ void attention_block(Transformer& m, int l) {
     }
                                                                            record("attn.q_rope", s.q_rope, c.head_dim);
                                                                            record("attn.k_rope", s.cache, s.pos(), s.k.n_rows);
-    attention(s.attn_out, s.attention, s.q_rope, s.cache, l, s.pos());     record("attn.mix", s.attn_out);
+    attention(s.attn_out, s.fast_attention, s.q_rope, s.cache, l, s.pos()); record("attn.mix", s.attn_out);
     matmul_add(s, s.x, s.attn_out, w.o_proj[l]);                           record("attn.o_proj", s.proj);
                                                                            record("attn.residual", s.x);
 }
@@ -332,7 +1559,7 @@ void feed_forward_block(Transformer& m, int l) {
     RunState& s = m.state;
     const DeviceRecorder record(m.trace, l);
 
-    rmsnorm(s.normed, s.x, w.norms.ffn[l], c.norm_eps);                    record("ffn.norm", s.normed);
+    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.norm_eps);                    record("ffn.norm", s.normed);
     matmul(s, s.normed, {{s.gate, w.gate_proj[l]},
                          {s.up, w.up_proj[l]}});                           record("ffn.gate_proj", s.gate);
                                                                            record("ffn.up_proj", s.up);
@@ -362,25 +1589,10 @@ void run_classifier(Transformer& m, int first, int n_tokens) {
     RunState& s = m.state;
     const DeviceRecorder record(m.trace, -1);
 
-    rmsnorm(s.normed, s.x.slice(first, n_tokens), w.norms.last, c.norm_eps);  record("norm", s.normed);
+    rmsnorm(s.normed, s.x.slice(first, n_tokens), w.norm, c.norm_eps);  record("norm", s.normed);
     fp16_matmul(s.logits, s.normed, w.classifier);                            record("logits", s.logits);
 }
 // clang-format on
-
-// All layers for n_tokens tokens; with `next`, also the last one's logits and the most probable next token.
-void run_step(Transformer& m, int n_tokens, bool next) {
-    auto step = [&] {
-        run_layers(m, n_tokens);
-        if (!next) return;
-        run_classifier(m, n_tokens - 1, 1);
-        arg_max(m.state.best, m.state.logits.get(), m.file.config.vocab_size);
-    };
-    if (m.trace != nullptr) {
-        step();
-    } else {
-        m.state.graphs.run({n_tokens, next}, step);
-    }
-}
 
 // Puts a chunk's position and ids where a step finds them.
 void set_inputs(RunState& s, std::span<const int> tokens, int pos) {
@@ -396,157 +1608,801 @@ void set_inputs(RunState& s, std::span<const int> tokens, int pos) {
 std::span<const float> forward(Transformer& m, std::span<const int> tokens, int pos, int n_logits) {
     RunState& s = m.state;
     const int n_tokens = int(tokens.size());
-    const size_t vocab_size = m.file.config.vocab_size;
+    const size_t vocab_size = size_t(m.file.config.vocab_size), n_values = size_t(n_logits) * vocab_size;
     set_inputs(s, tokens, pos);
-    s.host_logits.resize(std::max(s.host_logits.size(), n_logits * vocab_size));
-    if (n_logits <= 1) {
-        run_step(m, n_tokens, n_logits == 1);
-        if (n_logits == 1) download(s.host_logits.data(), s.logits.get(), vocab_size);
-    } else {
-        run_layers(m, n_tokens);
-        for (int i = 0; i < n_logits; i += logit_rows) {
-            const int n = std::min(logit_rows, n_logits - i);
-            run_classifier(m, n_tokens - n_logits + i, n);
-            download(s.host_logits.data() + i * vocab_size, s.logits.get(), n * vocab_size);
-        }
+    run_layers(m, n_tokens);
+    s.host_logits.resize(std::max(s.host_logits.size(), n_values));
+    for (int i = 0; i < n_logits; i += logit_rows) {
+        const int n = std::min(logit_rows, n_logits - i);
+        run_classifier(m, n_tokens - n_logits + i, n);
+        download(s.host_logits.data() + size_t(i) * vocab_size, s.logits.get(), size_t(n) * vocab_size);
     }
-    return {s.host_logits.data(), n_logits * vocab_size};
-}
-
-// Runs a chunk as forward() does. Returns the most probable next token, which the device finds itself.
-int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) {
-    set_inputs(m.state, tokens, pos);
-    run_step(m, int(tokens.size()), true);
-    int best = 0;
-    download(&best, m.state.best.get(), 1);
-    return best;
+    return {s.host_logits.data(), n_values};
 }
 
 // ----------------------------------------------------------------------------
-// Loading, and handing the model to the command line
+// What files and the command line have of this program
 
-const OwnOption own_options[] = {{
-    "--matmul",
-#ifdef HAVE_CUBLAS
-    {"fused", "dequant", "predequant", "fp16", "plain"},
+// Throws if the kernels cannot run such a model.
+void check_config(const ModelConfig& c) {
+    const int size = c.group_size;
+    check_value(size > 0 && size % gemm_inputs == 0, "group_size", size,
+                "expected a multiple of " + std::to_string(gemm_inputs));
+    for (const auto& [name, n] : c.row_lengths())
+        check_value(n % size == 0, name, n, "not a multiple of group_size " + std::to_string(size));
+    check_value(has_attention(c.head_dim), "head_dim", c.head_dim, "expected 32, 64, 96 or 128");
+}
+
+// KuiperLLama's header has head_dim where llama2.c's has group_size, and group_size behind it. Its files have
+// no extension block, and are Qwen3.
+const FileFormat<ModelConfig> file_format{
+    .magic = 0x616b3438,
+    .version = 5,
+    .check = check_config,
+    .base = {
+        .group_size = 0x29, .head_dim = 0x25, .arch = Arch::qwen3, .norm_eps = 1e-6f, .rope_theta = 1e6f}};
+
+constexpr const char* program_name = "runq_awq";
+constexpr const char* program_summary = "Llama 3 and Qwen3 in AWQ (int4 by fp16)";
+inline std::string scheme_text(const ModelConfig& c) {
+    return "AWQ: int4 groups of " + std::to_string(c.group_size) + ", fp16 activations";
+}
+const std::vector<OwnOption> scheme_options = {{"--matmul", {"fused", "plain"}, "how products are computed"}};
+
+#ifdef ENGINE
+#include "engine/gpu/command_line.cuh"
 #else
-    {"fused", "plain"},
-#endif
-    "how products are computed",
-}};
 
-// What a run takes of the device's memory, all of it.
-struct RunMemory {
-    DeviceBuffer<std::byte> weights;
-    DeviceBuffer<half> fp16;  // all matrices, only with predequant and fp16
-    RunState state;
+// ---- section text ----------------------------------------------------------
+// Files of text, and UTF-8
+
+// All of a file, of standard input for "-". Throws.
+inline std::string read_bytes(const std::string& path) {
+    std::ifstream file;
+    if (path != "-") file.open(path, std::ios::binary);
+    if (!file) fail("cannot open '", path, "': ", std::strerror(errno));
+    std::istream& in = path == "-" ? std::cin : file;
+    return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// What libraries know of it.
+#ifdef NO_TOKENIZER
+struct Pattern {
+    bool drops_gaps;
+
+    Pattern(std::string_view, bool drops) : drops_gaps(drops) {}
+    std::pair<size_t, size_t> match(std::string_view s, size_t) const { return {s.size(), s.size()}; }
+};
+inline int utf8_length(std::string_view s) { return s.empty() ? 0 : 1; }
+inline std::string to_nfc(std::string_view s) { return std::string(s); }
+#else
+// A regular expression of PCRE2 that cuts text at its matches.
+struct Pattern {
+    bool drops_gaps;  // what no match covers
+    std::shared_ptr<pcre2_code> code;
+
+    Pattern(std::string_view pattern, bool drops) : drops_gaps(drops) {
+        int error = 0;
+        size_t offset = 0;
+        const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C;
+        code = {pcre2_compile(PCRE2_SPTR(pattern.data()), pattern.size(), options, &error, &offset, nullptr),
+                pcre2_code_free};
+        if (!code) fail("tokenizer: a pattern does not compile at byte ", offset);
+    }
+    // Where the next match in s, valid UTF-8, begins and ends: from byte `at` on, and not empty there. At the
+    // end of s if there is none.
+    std::pair<size_t, size_t> match(std::string_view s, size_t at) const {
+        static pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
+        static pcre2_match_context* limits = pcre2_match_context_create(nullptr);
+        pcre2_set_match_limit(limits, 10'000'000);  // a damaged file's pattern may explode
+        const uint32_t options = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY_ATSTART;
+        const int rc = pcre2_match(code.get(), PCRE2_SPTR(s.data()), s.size(), at, options, data, limits);
+        if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) fail("tokenizer: a pattern fails behind byte ", at);
+        const size_t* found = pcre2_get_ovector_pointer(data);
+        if (rc < 0 || found[0] < at || found[1] < std::max(found[0], at + 1)) return {s.size(), s.size()};
+        return {found[0], found[1]};
+    }
 };
 
-RunMemory allocate_run(const ModelFile& file, Weights& planned, const Options& o, int context, bool traced) {
-    size_t all = 0, largest = 0;
-    for (const AwqMatrix* w : planned.matrices())
-        all += w->n_weights(), largest = std::max(largest, w->n_weights());
-    name_allocations("the weights");
-    DeviceBuffer<std::byte> weights = upload_weights(file, planned.file);
-    name_allocations("the weights as fp16 (--matmul)");
-    DeviceBuffer<half> fp16(keeps_fp16(matmul_option(o)) ? all : 0);
-    return {std::move(weights), std::move(fp16), RunState(file.config, o, context, traced, largest)};
+// How many bytes the first character of s has, negative if it is ill-formed.
+inline int utf8_length(std::string_view s) {
+    utf8proc_int32_t code = 0;
+    return int(utf8proc_iterate(PCRE2_SPTR(s.data()), ptrdiff_t(s.size()), &code));
 }
 
-// Throws std::runtime_error if a run's memory is not there, on the device or on the host. on_device: what a
-// dry run of allocate_run() counted. Returns the host's bytes.
-uint64_t check_run_memory(const std::vector<DevicePart>& on_device, const ModelFile& file, const Options& o,
-                          int context, bool traced) {
-    const uint64_t n_logits = o.ppl || traced ? uint64_t(std::min(max_chunk, context)) : 1;
-    std::vector<MemoryPart> parts,
-        on_host = {logits_part(n_logits, file.config.vocab_size), {"the tokenizer", file.tokenizer.size()}};
-    for (const DevicePart& part : on_device) parts.push_back({part.what, part.bytes, part.advice});
-#ifdef HAVE_CUBLAS
-    cublas();  // its workspace takes device memory, too
+// Unicode's normalization form C.
+inline std::string to_nfc(std::string_view s) {
+    utf8proc_uint8_t* out = nullptr;
+    const auto options = utf8proc_option_t(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    const auto n = utf8proc_map(PCRE2_SPTR(s.data()), ptrdiff_t(s.size()), &out, options);
+    if (n < 0) fail("tokenizer: NFC: ", utf8proc_errmsg(n));
+    const std::string normal(reinterpret_cast<const char*>(out), size_t(n));
+    std::free(out);
+    return normal;
+}
 #endif
-#ifdef __CUDACC__
-    size_t free = 0, all = 0;
-    check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
-    check_memory(parts, free, "device memory");
+
+// s with U+FFFD for what is ill-formed.
+inline std::string repaired(std::string_view s) {
+    std::string out;
+    while (!s.empty()) {
+        const int n = utf8_length(s);
+        out += n > 0 ? s.substr(0, size_t(n)) : "\xEF\xBF\xBD";
+        s.remove_prefix(n > 0 ? size_t(n) : 1);
+    }
+    return out;
+}
+
+// The rule for every text that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in front is no
+// part of it. Throws UsageError.
+inline std::string given_text(const std::string& name, std::string_view s) {
+    std::string out;
+    for (size_t i = s.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < s.size();) {
+        const int n = utf8_length(s.substr(i));
+        if (n < 0) fail<UsageError>(name, " is not UTF-8 at byte ", i);
+        if (!s.substr(i).starts_with("\r\n")) out += s.substr(i, size_t(n));
+        i += size_t(n);
+    }
+    return out;
+}
+// ---- end of text -----------------------------------------------------------
+
+// ----------------------------------------------------------------------------
+// Opening a model file. All of the header is checked, by name; docs/model-files.md has every field
+
+struct HeaderReader {
+    std::span<const std::byte> file;  // at least 256 bytes
+
+    template <class T>
+    T value(size_t offset) const {
+        T v;
+        std::memcpy(&v, file.data() + offset, sizeof v);
+        return v;
+    }
+    int i32(const char* name, size_t offset, int low, int high) const {
+        const auto v = value<int32_t>(offset);
+        check_value(v >= low && v <= high, name, v, "expected ", low, " to ", high);
+        return v;
+    }
+    float f32(const char* name, size_t offset, float low, float high) const {
+        const auto v = value<float>(offset);
+        if (!(v >= low && v <= high)) fail(name, " is ", v);  // NaN, too
+        return v;
+    }
+};
+
+// The limits are far above any model's, and low enough that no product of sizes overflows 64 bits.
+template <class Config>
+Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
+    Config c;
+    c.dim = h.i32("dim", 0x08, 1, 1 << 20);
+    c.hidden_dim = h.i32("hidden_dim", 0x0C, 1, 1 << 22);
+    c.n_layers = h.i32("n_layers", 0x10, 1, 1 << 12);
+    c.n_heads = h.i32("n_heads", 0x14, 1, 1 << 12);
+    c.n_kv_heads = h.i32("n_kv_heads", 0x18, 1, c.n_heads);
+    c.vocab_size = h.i32("vocab_size", 0x1C, 1, 1 << 24);
+    c.max_seq_len = h.i32("max_seq_len", 0x20, 1, 1 << 24);
+    c.shared_classifier = h.value<uint8_t>(0x24) != 0;
+    c.group_size = h.value<int32_t>(format.base.group_size);
+    c.head_dim = h.value<int32_t>(format.base.head_dim);
+    c.arch = format.base.arch, c.norm_eps = format.base.norm_eps, c.rope_theta = format.base.rope_theta;
+    check_value(c.n_heads % c.n_kv_heads == 0, "n_heads", c.n_heads, "not a multiple of n_kv_heads");
+    if (h.value<uint32_t>(0x40) != 0) {  // the extension; KuiperLLama's own files have none
+        h.i32("extension magic", 0x40, 0x31584b41, 0x31584b41);  // "AKX1"
+        c.arch = Arch(h.i32("arch", 0x44, int(Arch::llama), int(Arch::qwen3)));
+        h.i32("head_dim at 0x48", 0x48, c.head_dim, c.head_dim);
+        h.i32("group_size at 0x4c", 0x4C, c.group_size, c.group_size);
+        c.norm_eps = h.f32("norm_eps", 0x50, 0, 1);
+        c.rope_theta = h.f32("rope_theta", 0x54, 1, 1e12f);
+        c.llama3_rope = h.i32("rope_scaling type", 0x58, 0, 1) == 1;
+        if (c.llama3_rope) {
+            c.rope_factor = h.f32("rope_scaling factor", 0x5C, 1, 1e6f);
+            c.high_freq_factor = h.f32("high_freq_factor", 0x64, 1e-6f, 1e6f);
+            c.low_freq_factor =
+                h.f32("low_freq_factor", 0x60, 1e-6f, std::nextafter(c.high_freq_factor, 0.0f));
+            c.original_max_position = h.i32("original_max_position_embeddings", 0x68, 1, 1 << 24);
+        }
+        c.bos_id = h.i32("bos_id", 0x6C, -1, c.vocab_size - 1);
+        c.eos_ids.resize(size_t(h.i32("n_eos", 0x70, 0, 8)));
+        for (size_t i = 0; i < c.eos_ids.size(); i++)
+            c.eos_ids[i] = h.i32("eos_id", 0x74 + 4 * i, 0, c.vocab_size - 1);
+        c.temperature = h.f32("temperature", 0x94, 0, 100);
+        c.top_p = h.f32("top_p", 0x98, 0, 1);
+        c.top_k = h.i32("top_k", 0x9C, 0, 1 << 24);
+        h.i32("activations", 0xB4, 0, 0);
+        for (size_t i = 0xC0; i < header_size; i++)
+            if (h.value<uint8_t>(i) != 0) fail("reserved byte ", i, " is not 0");
+    }
+    format.check(c);
+    return c;
+}
+
+// The whole file in memory, until the program ends: mapped, or read where there is no mmap.
+inline std::span<const std::byte> file_bytes(const std::string& path) {
+#if __has_include(<sys/mman.h>)
+    const int file = open(path.c_str(), O_RDONLY);
+    struct stat status;
+    if (file < 0 || fstat(file, &status) != 0) fail("cannot open: ", std::strerror(errno));
+    if (!S_ISREG(status.st_mode)) fail("not a regular file");
+    const auto n = size_t(status.st_size);
+    void* p = n > 0 ? mmap(nullptr, n, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
+    close(file);
+    if (p == MAP_FAILED) fail("cannot map: ", std::strerror(errno));
+    return {static_cast<const std::byte*>(p), n};
 #else
-    on_host.insert(on_host.end(), parts.begin(), parts.end());  // the emulator's memory is the host's
+    static std::string bytes;
+    bytes = read_bytes(path);
+    return std::as_bytes(std::span(bytes));
 #endif
-    check_memory(on_host, available_memory());
-    uint64_t n_bytes = 0;
-    for (const MemoryPart& part : on_host) n_bytes += part.bytes;
-    return n_bytes;
 }
 
-// Expands all matrices to fp16, for --matmul predequant and fp16.
-void expand_all(Weights& weights, half* to) {
-    for (AwqMatrix* w : weights.matrices()) {
-        run_dequantize(*w, to);
-        w->fp16 = to;
-        to += w->n_weights();
-    }
-    wait_for_device();
+template <class Config>
+ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Config>& format) {
+    const auto bytes = file_bytes(path);
+    const HeaderReader h{bytes};
+    if (bytes.size() < header_size || h.value<uint32_t>(0) != format.magic)
+        fail("no model file of ", program_name, " (python -m export makes one)");
+    h.i32("version", 4, format.version, format.version);
+    const Config c = read_header(h, format);
+    if (h.value<uint32_t>(0x40) == 0) return {c, bytes, bytes.subspan(header_size), {}};
+    const auto end = h.value<uint64_t>(0xA0), size = h.value<uint64_t>(0xA8);
+    if (end < header_size || end > bytes.size() || bytes.size() - end != size)
+        fail("file is ", bytes.size(), " bytes, but its tokenizer section is ", size, " bytes at ", end);
+    return {c, bytes, bytes.subspan(header_size, end - header_size), bytes.subspan(end)};
 }
+// ---- section tokenizer -----------------------------------------------------
+// Text <-> token ids: byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of
+// the model file; ids are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
+//
+//   UTF-8 -> added tokens -> NFC -> added tokens -> regular expressions -> byte-pair encoding of each word
 
-// Opens an AWQ file, copies it to the device and allocates a run's memory, once it is sure to be there.
-// Throws std::runtime_error with one line that names the file.
-Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
-    ModelFile file = open_model_file(path, file_format);
-    Weights planned{planned_tensors(), file.config};
-    planned.file.check_end(file);
-    if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
-    const int context = context_length(options, file.config);
-    const auto allocate = [&] { return allocate_run(file, planned, options, context, trace != nullptr); };
-    try {
-        device();
-        const uint64_t on_host =
-            check_run_memory(DryRun::parts_of(allocate), file, options, context, trace != nullptr);
-        RunMemory memory = allocate();
-        Weights weights{tensors_in(memory.weights), file.config};
-        if (memory.fp16.size() > 0) expand_all(weights, memory.fp16.get());
-        const uint64_t n_bytes = on_host + file.weights.size();
-        return {std::move(file),
-                std::move(memory.weights),
-                std::move(memory.fp16),
-                std::move(weights),
-                std::move(memory.state),
-                trace,
-                n_bytes};
-    } catch (const std::runtime_error& e) {
-        throw std::runtime_error(path + ": " + e.what());
-    }
-}
+struct Tokenizer {
+    enum Flag : uint32_t { nfc = 1, ignore_merges = 2, adds_bos = 4, has_chat = 8, has_steps = 16 };
+    enum TokenFlag : uint8_t { defined = 1, word = 2, special = 4 };
+    enum AddedFlag : uint32_t { normalized = 2, looks_around = 4 + 8 + 16 };
+    enum ChatFlag : uint32_t { trims_user = 2, trims_answer = 4, drops_thoughts = 8 + 128, strips = 8 + 64 };
+    enum Piece { opening, user = 5, user_end, answer, answer_end, generate, n_pieces = 13 };
+    struct Added {
+        std::string text;
+        int id;
+        bool is_normalized;  // found in normalized text
+    };
 
-Model load_model(const Options& options, Trace* trace) {
-    auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
-    const ModelConfig& c = m->file.config;
-    Model model = model_of(m->file, m->weights.file, KvFormat::f16);
-    model.scheme = "AWQ: int4 groups of " + std::to_string(c.group_size) + ", fp16 activations";
-    model.kernel = device().name;
-    if (options.own.at("--matmul") != "fused") model.kernel += ", --matmul " + options.own.at("--matmul");
-    if (m->state.matmul.how == Matmul::fp16) {  // decode reads the expanded matrices
-        for (const AwqMatrix* matrix : m->weights.matrices())
-            model.weight_bytes_per_token += matrix->n_weights() * sizeof(half) - matrix->n_bytes();
+    uint32_t flags = 0, chat_flags = 0;
+    int bos_id = -1;
+    std::string bytes;                                // every token's, one after the other
+    std::vector<uint32_t> offsets;                    // (vocab_size + 1,) where each token starts in bytes
+    std::string token_flags;                          // (vocab_size,)
+    std::unordered_map<std::string_view, int> words;  // tokens that text becomes, each single byte among them
+    std::map<std::pair<int, int>, size_t> ranks;      // of neighbours that may merge; the lowest does
+    std::vector<int> merged;                          // by rank: what they become
+    std::vector<Added> added;                         // the longest first
+    std::vector<Pattern> steps;
+    std::array<std::string, n_pieces> chat;
+
+    // A token's bytes: maybe no whole character.
+    std::string_view token(int id) const {
+        return std::string_view(bytes).substr(offsets[id], offsets[id + 1] - offsets[id]);
     }
-    model.memory_bytes = m->memory_bytes;
-    model.max_chunk = max_chunk;
-    model.device_bytes = [] { return device().peak; };
-    model.device_bandwidth = copy_bandwidth;
-    const ForwardChunk chunk = [m](auto... arguments) { return forward(*m, arguments...); };
-    model.forward = in_chunks(chunk, max_chunk, c.vocab_size, trace != nullptr);
-    model.prefill = without_logits(chunk, trace != nullptr);
-    if (trace == nullptr) {
-        model.forward_greedy = [m](std::span<const int> tokens, int pos) {
-            return forward_greedy(*m, tokens, pos);
+    // What a reader sees of it.
+    std::string shown(int id) const { return std::string(token_flags[id] & special ? "" : token(id)); }
+
+    // Throws std::runtime_error for a section that is cut short, or has ids that there are not.
+    Tokenizer(std::span<const std::byte> section, int vocab_size) {
+        std::string_view rest(reinterpret_cast<const char*>(section.data()), section.size());
+        const auto check = [](bool is_good, const char* what) {
+            if (!is_good) fail("tokenizer: ", what);
         };
+        const auto take = [&](size_t n) {
+            check(n <= rest.size(), "the section is cut short");
+            const std::string_view taken = rest.substr(0, n);
+            rest.remove_prefix(n);
+            return taken;
+        };
+        const auto u32 = [&] {
+            uint32_t v;
+            std::memcpy(&v, take(4).data(), 4);
+            return v;
+        };
+        const auto id = [&] {
+            const uint32_t v = u32();
+            check(v < uint32_t(vocab_size), "an id is outside the vocabulary");
+            return int(v);
+        };
+        check(u32() == 0x6E6B6F74 && u32() == 1, "the section does not begin as one");
+        check(u32() == section.size() && u32() == uint32_t(vocab_size), "the section has another size");
+        flags = u32(), bos_id = int(u32());
+        check(bos_id >= (flags & adds_bos ? 0 : -1) && bos_id < vocab_size, "bos_id is no id");
+        const uint32_t n_merges = u32(), n_added = u32(), pattern_size = u32(), word_size = u32();
+        const uint32_t chat_size = u32(), bytes_size = u32();
+        for (int i = 0; i <= vocab_size; i++) offsets.push_back(u32());
+        check(std::ranges::is_sorted(offsets) && offsets.back() == bytes_size, "tokens overlap");
+        for (size_t rank = 0; rank < n_merges; rank++) {
+            const int left = id(), right = id();
+            ranks.try_emplace({left, right}, rank);
+            merged.push_back(id());
+        }
+        for (uint32_t i = 0; i < n_added; i++) {
+            const int token_id = id();
+            const uint32_t f = u32();
+            check(!(f & looks_around), "an added token looks around");
+            added.push_back({"", token_id, (f & normalized) != 0});
+        }
+        token_flags = take(size_t(vocab_size)), bytes = take(bytes_size);
+        for (int i = 0; i < vocab_size; i++)
+            if (token_flags[i] & word) words[token(i)] = i;
+        for (Added& a : added) {
+            a.text = a.is_normalized && flags & nfc ? to_nfc(token(a.id)) : token(a.id);
+            check(!a.text.empty(), "an added token is empty");
+        }
+        std::ranges::stable_sort(added, std::greater{}, [](const Added& a) { return a.text.size(); });
+        for (const size_t end = rest.size() - std::min<size_t>(pattern_size, rest.size());
+             rest.size() > end;) {
+            check(steps.size() < 16, "there are too many patterns");
+            const bool drops_gaps = flags & has_steps && u32() == 1;
+            steps.emplace_back(take(flags & has_steps ? u32() : pattern_size), drops_gaps);
+        }
+        take(word_size);  // what an added token that looks around takes for a word
+        check(chat_size <= rest.size(), "the section is cut short");
+        if (!(flags & has_chat)) return;
+        chat_flags = u32();
+        for (std::string& piece : chat) piece = take(u32());
     }
-    return model;
+
+    // The ids of a text; tokens such as <|eot_id|> inside it become theirs. wants_bos: with BOS in front, if
+    // this tokenizer does so.
+    std::vector<int> encode(std::string_view text, bool wants_bos) const {
+        std::vector<int> ids;
+        if (wants_bos && flags & adds_bos) ids.push_back(bos_id);
+        cut_added(repaired(text), false, ids);
+        return ids;
+    }
+
+    // Cuts s at the added tokens in it, of those at one place the longest: first at the ones that are found
+    // in the text as it is; then, in what is between them, at those that are found in normalized text.
+    void cut_added(std::string_view s, bool is_normalized, std::vector<int>& ids) const {
+        size_t done = 0;  // what is before it has its ids
+        for (size_t i = 0; i <= s.size();) {
+            const auto found = std::ranges::find_if(added, [&](const Added& a) {
+                return a.is_normalized == is_normalized && s.substr(i).starts_with(a.text);
+            });
+            if (found == added.end() && i < s.size()) {
+                i++;
+                continue;
+            }
+            const std::string_view part = s.substr(done, i - done);
+            if (is_normalized) cut(part, 0, ids);
+            if (!is_normalized) cut_added(flags & nfc ? to_nfc(part) : part, true, ids);
+            if (found == added.end()) break;
+            ids.push_back(found->id);
+            done = i += found->text.size();
+        }
+    }
+
+    // Cuts s at the matches of a step's pattern. Each part goes on to the next step, and so does what no
+    // match covers, unless the step drops it; what the last step leaves is a word. An empty match behind
+    // another is none.
+    void cut(std::string_view s, size_t step, std::vector<int>& ids) const {
+        if (s.empty()) return;
+        if (step == steps.size()) return encode_word(s, ids);
+        for (size_t done = 0; done < s.size();) {
+            const auto [begin, end] = steps[step].match(s, done);
+            if (!steps[step].drops_gaps) cut(s.substr(done, begin - done), step + 1, ids);
+            cut(s.substr(begin, end - begin), step + 1, ids);
+            done = end;
+        }
+    }
+
+    // Byte-pair encoding: of all neighbours that may merge, the pair with the lowest rank does, the leftmost
+    // of equals, until none may.
+    void encode_word(std::string_view text, std::vector<int>& ids) const {
+        const auto whole = words.find(text);
+        if (flags & ignore_merges && whole != words.end()) return ids.push_back(whole->second);
+        std::vector<int> id;
+        for (size_t i = 0; i < text.size(); i++) {
+            const auto byte = words.find(text.substr(i, 1));
+            if (byte != words.end()) id.push_back(byte->second);
+        }
+        while (true) {
+            size_t best = merged.size(), left = 0;  // the rank of a pair, and where it is
+            for (size_t i = 0; i + 1 < id.size(); i++) {
+                const auto rank = ranks.find({id[i], id[i + 1]});
+                if (rank != ranks.end() && rank->second < best) best = rank->second, left = i;
+            }
+            if (best == merged.size()) break;
+            id[left] = merged[best];
+            id.erase(id.begin() + ptrdiff_t(left) + 1);
+        }
+        ids.insert(ids.end(), id.begin(), id.end());
+    }
+
+    // A conversation of user and assistant in turn, the user's message last, as Hugging Face's
+    // apply_chat_template() writes it, up to where the model goes on.
+    std::string chat_text(std::span<const std::string> messages) const {
+        constexpr const char* spaces = " \t\n\v\f\r";
+        std::string out = chat[opening];
+        for (size_t i = 0; i < messages.size(); i++) {
+            std::string_view text = messages[i];
+            const bool is_user = i % 2 == 0;
+            const size_t thought = is_user ? text.npos : text.rfind("</think>");
+            if (chat_flags & drops_thoughts && thought != text.npos) {
+                text.remove_prefix(thought + 8);
+                while (chat_flags & strips && text.starts_with('\n')) text.remove_prefix(1);
+            }
+            if (chat_flags & (is_user ? trims_user : trims_answer)) {
+                text = text.substr(0, text.find_last_not_of(spaces) + 1);
+                text.remove_prefix(std::min(text.find_first_not_of(spaces), text.size()));
+            }
+            out.append(chat[is_user ? user : answer]).append(text);
+            out.append(chat[is_user ? user_end : answer_end]);
+        }
+        return out + chat[generate];
+    }
+};
+// ---- end of tokenizer ------------------------------------------------------
+
+// ---- section sampler -------------------------------------------------------
+// Logits -> the next token. Temperature 0 takes the most probable one. Otherwise divide by the temperature,
+// keep the top_k most probable tokens, of those the most probable that together have top_p of the
+// probability, and draw
+
+struct Sampler {
+    float temperature;
+    int top_k;
+    float top_p;
+    std::mt19937_64 random;
+
+    int sample(std::span<const float> logits) {
+        const auto best = std::ranges::max_element(logits) - logits.begin();
+        if (temperature == 0) return int(best);
+        std::vector<float> weights;  // softmax without its division
+        std::vector<size_t> ids;     // that may be drawn
+        for (size_t i = 0; i < logits.size(); i++) {
+            weights.push_back(std::exp((logits[i] - logits[best]) / temperature));
+            if (weights[i] > 0) ids.push_back(i);
+        }
+        const auto sum = [&](double so_far, size_t id) { return so_far + weights[id]; };
+        double total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+        const bool cuts_k = top_k > 0 && size_t(top_k) < ids.size();
+        if (cuts_k || top_p < 1) {
+            // Below (1 - top_p) / n a token is never among those of top_p: that leaves few to sort.
+            const double least = cuts_k ? 0 : (1.0 - top_p) * total / double(logits.size());
+            std::erase_if(ids, [&](size_t id) { return weights[id] < least; });
+            std::ranges::stable_sort(ids, std::greater{}, [&](size_t id) { return weights[id]; });
+            if (cuts_k) ids.resize(size_t(top_k));
+            if (cuts_k) total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+            size_t n = 0;
+            for (double kept = 0; n < ids.size() && (n == 0 || kept < top_p * total); n++)
+                kept += weights[ids[n]];
+            ids.resize(n);
+            std::ranges::sort(ids);
+            total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+        }
+        double r = double(random() >> 11) * 0x1p-53 * total;  // the same on every machine
+        for (const size_t id : ids) {
+            r -= weights[id];
+            if (r < 0) return int(id);
+        }
+        return int(ids.back());
+    }
+};
+// ---- end of sampler --------------------------------------------------------
+
+// ----------------------------------------------------------------------------
+// Recording and writing a trace
+
+template <class T>
+void DeviceRecorder::add(const std::string& name, const std::vector<T>& values, int n_tokens,
+                         const std::vector<int>& shape) const {
+    Trace::Tensor& t = trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name];
+    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, half> ? "F16" : "I32";
+    t.shape = shape;
+    t.n_tokens += n_tokens;
+    t.bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T));
 }
+template <class T>
+void DeviceRecorder::operator()(const std::string& name, const T* values, int n_tokens,
+                                std::vector<int> shape) const {
+    if (trace == nullptr) return;
+    size_t n = size_t(n_tokens);
+    for (const int size : shape) n *= size_t(size);
+    std::vector<T> host(n);
+    download(host.data(), values, n);
+    add(name, host, n_tokens, shape);
+}
+template <class T>
+void DeviceRecorder::operator()(const std::string& name, const DeviceRows<T>& x) const {
+    (*this)(name, static_cast<const T*>(x.get()), x.n_rows, {x.n_cols});
+}
+template <class T>
+void DeviceRecorder::operator()(const std::string& name, const DeviceRows<T>& x, int head_dim) const {
+    (*this)(name, static_cast<const T*>(x.get()), x.n_rows, {x.n_cols / head_dim, head_dim});
+}
+inline void DeviceRecorder::operator()(const std::string& name, const DeviceKvCache& cache, const int* pos,
+                                       int n_tokens) const {
+    if (trace == nullptr) return;
+    int first = 0;
+    download(&first, pos, 1);
+    const size_t n = size_t(n_tokens), heads = size_t(cache.n_kv_heads), length = size_t(cache.head_dim);
+    std::vector<half> of_head(n * length), keys(n * heads * length);
+    for (size_t h = 0; h < heads; h++) {
+        const size_t row = h * size_t(cache.context) + size_t(first);
+        download(of_head.data(), cache.keys(layer) + row * length, of_head.size());
+        for (size_t t = 0; t < n; t++)
+            std::copy_n(of_head.data() + t * length, length, keys.data() + (t * heads + h) * length);
+    }
+    add(name, keys, n_tokens, {cache.n_kv_heads, cache.head_dim});
+}
+
+// A safetensors file (https://huggingface.co/docs/safetensors).
+inline void Trace::write(const std::string& path) const {
+    std::string json, data;
+    for (const auto& [name, t] : tensors) {
+        json += (json.empty() ? "{\"" : ",\"") + name + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
+                std::to_string(t.n_tokens);
+        for (const int d : t.shape) json += "," + std::to_string(d);
+        json += "],\"data_offsets\":[" + std::to_string(data.size()) + ",";
+        data += t.bytes;
+        json += std::to_string(data.size()) + "]}";
+    }
+    json += "}" + std::string(7 - json.size() % 8, ' ');
+    const auto size = uint64_t(json.size());
+    std::FILE* file = std::fopen(path.c_str(), "wb");
+    bool is_good = file != nullptr && std::fwrite(&size, sizeof size, 1, file) == 1;
+    is_good = is_good && std::fputs(json.c_str(), file) >= 0;
+    is_good = is_good && std::fwrite(data.data(), 1, data.size(), file) == data.size();
+    if (file == nullptr || std::fclose(file) != 0 || !is_good) fail("--trace: cannot write '" + path + "'");
+}
+
+// ---- section command line --------------------------------------------------
+// Options, and what a program does with a loaded model
+
+constexpr const char* help_text = R"(%s: %s
+usage: %s <model.bin> [options]
+  -i TEXT       the prompt; - reads standard input
+  -f PATH       the prompt is a file's text
+  --ids 1,2,3   the prompt as token ids
+  -m MODE       generate (default) or chat: a turn for each line of standard input
+  -n N          new tokens, in chat for each turn (default 256; 0: to the context's end)
+  -c N          context length (default: the model's, at most 4096)
+  -t F          temperature; 0 takes the most probable token
+  -k N          only the N most probable tokens; 0: all
+  -p F          only the most probable tokens, up to probability F
+  -s N          random seed (default: another in each run)
+  -j N          threads (default: OpenMP's)
+  --print-ids   print token ids instead of text
+  --trace PATH  write every intermediate tensor to a safetensors file
+  --ppl PATH    perplexity of a text file
+)";
+
+// Throws UsageError. No model path: --help was printed.
+inline Options parse_options(int argc, char** argv) {
+    Options o;
+    std::string name, value;
+    // All of the value as a number from low to high.
+    const auto number = [&](auto low, auto high) {
+        auto found = low;
+        const char* end = value.data() + value.size();
+        const auto [rest, error] = std::from_chars(value.data(), end, found);
+        if (error != std::errc() || rest != end || !(found >= low && found <= high))
+            fail<UsageError>(name, ": '", value, "' is no number from ", low, " to ", high);
+        return found;
+    };
+    const auto one_of = [&](const std::vector<const char*>& choices) {
+        if (std::ranges::count(choices, value) > 0) return value;
+        fail<UsageError>(name, ": '", value, "' is none of its choices, such as ", choices.back());
+    };
+    std::map<std::string, std::function<void()>> options{
+        {"-i", [&] { (value == "-" ? o.file : o.prompt) = value; }},
+        {"-f", [&] { o.file = value; }},
+        {"-n", [&] { o.steps = number(0, INT32_MAX); }},
+        {"-c", [&] { o.ctx = number(1, INT32_MAX); }},
+        {"-t", [&] { o.temp = float(number(0.0, 100.0)); }},
+        {"-k", [&] { o.top_k = number(0, INT32_MAX); }},
+        {"-p", [&] { o.top_p = float(number(0.0, 1.0)); }},
+        {"-s", [&] { o.seed = number(uint64_t{0}, UINT64_MAX); }},
+        {"-j", [&] { o.threads = number(1, 1024); }},
+        {"--trace", [&] { o.trace = value; }},
+        {"--ppl", [&] { o.ppl = value; }},
+    };
+    options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
+    options["--ids"] = [&] {
+        for (std::istringstream list(value + ","); std::getline(list, value, ',');)
+            o.ids.push_back(number(0, INT32_MAX));
+    };
+    for (const OwnOption& x : scheme_options) {
+        o.own[x.name] = x.choices.front();
+        options[x.name] = [&] { o.own[name] = one_of(x.choices); };
+    }
+    for (int i = 1; i < argc; i++) {
+        name = argv[i];
+        if (name == "-h" || name == "--help") {
+            std::printf(help_text, program_name, program_summary, program_name);
+            for (const OwnOption& x : scheme_options) std::printf("  %-13s %s\n", x.name, x.help);
+            return {};
+        }
+        if (name == "--print-ids") {
+            o.print_ids = true;
+        } else if (options.contains(name)) {
+            if (++i == argc) fail<UsageError>(name, ": needs a value");
+            value = argv[i];
+            options[name]();
+        } else if (name.starts_with('-') || !o.model_path.empty()) {
+            fail<UsageError>("unexpected argument '", name, "'; -h shows how to use this program");
+        } else {
+            o.model_path = name;
+        }
+    }
+    if (o.model_path.empty()) fail<UsageError>("no model file given; -h shows how to use this program");
+    return o;
+}
+
+// Opens the model file and allocates a run's memory.
+inline std::unique_ptr<Transformer> load_transformer(const Options& o, Trace* trace) try {
+    auto file = open_model_file(o.model_path, file_format);
+    Weights weights{TensorList{file.weights, size_t(file_format.alignment)}, file.config};
+    if (weights.file.end != file.weights.size())
+        fail("weights are ", file.weights.size(), " bytes, but the header implies ", weights.file.end);
+    const int most = file.config.max_seq_len, context = o.ctx > 0 ? o.ctx : std::min(most, 4096);
+    if (context > most) fail<UsageError>("-c: ", context, " is more than the model's ", most);
+    RunState state{file.config, o, context, trace != nullptr};
+    return std::make_unique<Transformer>(Transformer{file, std::move(weights), std::move(state), trace});
+} catch (const UsageError&) {
+    throw;
+} catch (const std::runtime_error& e) {
+    fail(o.model_path, ": ", e.what());
+}
+
+// A model that runs, and what it was asked.
+struct Session {
+    Transformer& m;
+    const std::optional<Tokenizer>& tokenizer;
+    Sampler sampler;
+    const ModelConfig& c = m.file.config;
+    const Options& o = m.state.options;
+    size_t context = size_t(m.state.context), vocab_size = size_t(c.vocab_size);
+    std::vector<int> held{};                  // the tokens that the KV cache holds, from position 0 on
+    int n_tokens[2]{};                        // that were run: of prompts, and one by one
+    std::chrono::duration<double> time[2]{};  // that they took
+
+    // Of ids, which begin with the tokens held, runs the next chunk. Returns its logits (n_logits,
+    // vocab_size).
+    std::span<const float> run(std::span<const int> ids) {
+        const auto start = std::chrono::steady_clock::now();
+        const size_t n = std::min(ids.size() - held.size(), size_t(m.state.n));
+        const auto chunk = ids.subspan(held.size(), n);
+        const auto logits = forward(m, chunk, int(held.size()), n_logits(o, m.trace != nullptr, int(n)));
+        held.insert(held.end(), chunk.begin(), chunk.end());
+        if (!all_finite(logits.data(), logits.size()))
+            fail("the logits of positions up to ", held.size() - 1, " are not finite");
+        n_tokens[n == 1] += int(n);
+        time[n == 1] += std::chrono::steady_clock::now() - start;
+        return logits;
+    }
+
+    // Writes `prompt`, and what continues ids: to a token that ends the text, to the end of the context, or
+    // as much as -n says. Returns its text. What the KV cache holds of ids is not run again.
+    std::string generate(std::vector<int> ids, const std::string& prompt) {
+        if (ids.empty()) fail<UsageError>("the prompt is empty, and no token begins a text of this model");
+        if (ids.size() > context)
+            fail<UsageError>("the prompt is ", ids.size(), " tokens long, the context only ", context);
+        std::cout << prompt;
+        const auto last = ids.end() - 1;  // always runs, for its logits
+        held.erase(std::mismatch(held.begin(), held.end(), ids.begin(), last).first, held.end());
+        const size_t end = o.steps > 0 ? std::min(context, ids.size() + size_t(o.steps)) : context;
+        std::string answer, comma;
+        while (ids.size() < end) {
+            std::span<const float> logits;
+            while (held.size() < ids.size()) logits = run(ids);
+            const int id = sampler.sample(logits.last(vocab_size));
+            ids.push_back(id);
+            const std::string text = tokenizer ? tokenizer->shown(id) : "";
+            const bool is_text = tokenizer && !o.print_ids;
+            answer += text;
+            std::cout << (is_text ? text : std::exchange(comma, ",") + std::to_string(id)) << std::flush;
+            if (std::ranges::count(c.eos_ids, id) > 0) break;
+        }
+        std::cout << std::endl;
+        return answer;
+    }
+
+    // The ids of the text are cut into windows that fill the context, each with BOS in front where the
+    // tokenizer says so, and run from position 0; every token that has another before it is scored.
+    void print_perplexity(std::string_view text) {
+        const std::vector<int> ids = tokenizer->encode(text, false), bos = tokenizer->encode("", true);
+        const size_t n_new = context - bos.size();  // of the text, in a window
+        double nll = 0;                             // negative log-likelihood
+        size_t n_scored = 0;
+        for (size_t i = 0; i < ids.size() && n_new > 0; i += n_new) {
+            std::vector<int> window = bos;
+            std::ranges::copy(std::span(ids).subspan(i, std::min(n_new, ids.size() - i)),
+                              std::back_inserter(window));
+            held.clear();
+            while (held.size() + 1 < window.size()) {
+                auto logits = run(std::span(window).first(window.size() - 1));
+                for (; !logits.empty(); logits = logits.subspan(vocab_size), n_scored++) {
+                    const auto row = logits.first(vocab_size);
+                    const int next = window[held.size() + 1 - logits.size() / vocab_size];
+                    const double max = *std::ranges::max_element(row);
+                    double sum = 0;
+                    for (const float logit : row) sum += std::exp(logit - max);
+                    nll += std::log(sum) + max - row[size_t(next)];
+                }
+            }
+        }
+        if (n_scored == 0) fail<UsageError>("--ppl: the text is too short");
+        const double perplexity = std::exp(nll / double(n_scored));
+        std::printf("perplexity %.4f over %zu tokens (windows of %zu)\n", perplexity, n_scored, context);
+    }
+};
+
+inline void run(const Options& o) {
+    std::optional<std::string> text = o.file ? read_bytes(*o.file) : o.prompt;
+    if (text) text = given_text("the prompt", *text);
+    if (o.file && text->ends_with('\n')) text->pop_back();  // its last line has ended; the text may go on
+    if (text && !o.ids.empty()) fail<UsageError>("there is a prompt twice: as text, and as --ids");
+#ifdef _OPENMP
+    if (o.threads > 0) omp_set_num_threads(o.threads);
+#endif
+    Trace trace;
+    const auto m = load_transformer(o, o.trace ? &trace : nullptr);
+    const ModelConfig& c = m->file.config;
+    std::optional<Tokenizer> tokenizer;
+#ifndef NO_TOKENIZER
+    if (!m->file.tokenizer.empty()) tokenizer.emplace(m->file.tokenizer, c.vocab_size);
+#endif
+    if (!tokenizer && (text || o.ppl || o.chat))
+        fail<UsageError>("there is no tokenizer, in this file or in this program: use --ids");
+    if (o.chat && !(tokenizer->flags & Tokenizer::has_chat))
+        fail<UsageError>("-m chat: this file has no chat template");
+
+    // A small model that never draws soon repeats itself: in chat it does, unless told otherwise.
+    const bool draws = o.chat && !o.temp && c.temperature == 0;
+    const float temperature = o.temp.value_or(draws ? 0.1f : c.temperature);
+    const float top_p = o.top_p.value_or(draws ? 0.9f : c.top_p);
+    const uint64_t seed = o.seed.value_or(std::random_device()());
+    Session s{*m, tokenizer, {temperature, o.top_k.value_or(c.top_k), top_p, std::mt19937_64(seed)}};
+    if (o.ppl) {
+        s.print_perplexity(given_text("--ppl: the text", read_bytes(*o.ppl)));
+    } else if (!o.chat) {
+        std::vector<int> ids = text ? tokenizer->encode(*text, true) : o.ids;
+        if (ids.empty() && c.bos_id >= 0) ids = {c.bos_id};
+        std::string shown = text.value_or("");
+        for (const int id : o.ids) {
+            if (id >= c.vocab_size) fail<UsageError>("--ids: ", id, " is outside the vocabulary");
+            shown += tokenizer ? tokenizer->shown(id) : "";
+        }
+        s.generate(ids, o.print_ids ? "" : shown);
+    }
+    std::vector<std::string> messages;
+    std::string line = text.value_or("");
+    while (o.chat && (!line.empty() || std::getline(std::cin, line))) {
+        if (line.ends_with('\r')) line.pop_back();
+        if (line.empty()) continue;
+        messages.push_back(given_text("a line of standard input", std::exchange(line, "")));
+        messages.push_back(s.generate(tokenizer->encode(tokenizer->chat_text(messages), false), ""));
+    }
+    if (o.trace) trace.write(*o.trace);
+    for (const int i : {0, 1}) {
+        const char* what = i == 0 ? "prefill" : "decode ";
+        const int n = s.n_tokens[i];
+        if (n > 0) std::fprintf(stderr, "%s %d tokens, %.1f tokens/s\n", what, n, n / s.time[i].count());
+    }
+}
+
+inline int run_command_line(int argc, char** argv) try {
+    const Options o = parse_options(argc, argv);
+    if (!o.model_path.empty()) run(o);
+    if (!std::cout.flush()) fail("cannot write the output");
+    return 0;
+} catch (const std::exception& e) {
+    const bool is_memory = dynamic_cast<const std::bad_alloc*>(&e) != nullptr;
+    std::fprintf(stderr, "%s: %s\n", program_name, is_memory ? "not enough memory" : e.what());
+    return dynamic_cast<const UsageError*>(&e) != nullptr ? 2 : 1;
+}
+// ---- end of command line ---------------------------------------------------
+#endif  // ENGINE
 
 #ifndef RUNQ_NO_MAIN
-#include "engine/app/cli.h"
-
-int main(int argc, char** argv) {
-    return run_command_line(argc, argv,
-                            {"runq_awq", "Llama 3 and Qwen3 in AWQ (int4 by fp16)", load_model, own_options});
-}
+int main(int argc, char** argv) { return run_command_line(argc, argv); }
 #endif

@@ -10,10 +10,6 @@
 #include <vector>
 
 #include "bench/awq_kernels.cuh"
-#include "engine/gpu/awq_dequantize.cuh"
-#include "engine/gpu/awq_matmul.cuh"
-#include "engine/gpu/awq_matrix.cuh"
-#include "engine/gpu/device.h"
 #include "engine/os/threads.h"
 
 // ----------------------------------------------------------------------------
@@ -76,7 +72,7 @@ inline HostMatrix random_matrix(int n_in, int n_out, int group_size, Random& ran
 // A problem's random matrices and activations, on the device and on the host: all that a rung reads and
 // writes.
 struct DeviceProblem {
-    MatmulState s{Matmul::fused, 1, 0};
+    RungMemory s;
     DeviceBuffer<half> x;     // (n_tokens, n_in)
     DeviceBuffer<float> out;  // (n_tokens, n_out) of each product in turn; some rungs write fp16
     std::vector<HostMatrix> host;

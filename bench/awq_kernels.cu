@@ -287,7 +287,7 @@ class LadderRun {
     }
 
     // Finds from how many tokens on dequantizing for cuBLAS is faster than awq_gemm<64>: dequantize_from in
-    // engine/gpu/awq_matmul.cuh.
+    // engine/gpu/program.cuh.
     void find_crossover(const Problem& problem, DeviceProblem& d) {
         const Rung* fused = rung_named("awq_gemm<64>");
         const Rung* expand = rung_named("dequantize + cuBLAS");

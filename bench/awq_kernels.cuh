@@ -1,4 +1,4 @@
-// The ladder of kernels that led to AWQ's two matrix products in engine/gpu/: a rung is one way to multiply
+// The ladder of kernels that led to the two matrix products of runq_awq.cu: a rung is one way to multiply
 // fp16 activations by int4 weights. The first is a loop per output, the last is what runq_awq does, and
 // cuBLAS stands beside them. A rung's comment says what it does and what the next one improves.
 //
@@ -11,16 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/gpu/awq_dequantize.cuh"
-#include "engine/gpu/awq_gemm.cuh"
-#include "engine/gpu/awq_gemv.cuh"
-#include "engine/gpu/awq_matmul.cuh"
-#include "engine/gpu/awq_matrix.cuh"
-#include "engine/gpu/device.h"
-#include "engine/gpu/half2.h"
-#include "engine/gpu/reduce.cuh"
-#include "simt/cuda.h"
-#include "simt/ptx.h"
+#define RUNQ_NO_MAIN
+#include "runq_awq.cu"
 
 // ----------------------------------------------------------------------------
 // Rung 1: plain_product. One thread per output
@@ -182,6 +174,11 @@ __global__ void __launch_bounds__(shared_gemm_threads)
 // All rungs
 
 // How a rung writes its results, and in which form it reads weights.
+// The memory of rungs: for splits, and for an expanded matrix.
+struct RungMemory : SplitMemory {
+    DeviceBuffer<half> expanded;
+};
+
 enum class Result { fp32, fp16 };
 enum class WeightsRead { int4, fp16 };
 
@@ -193,7 +190,7 @@ struct Rung {
     std::function<bool(const AwqMatrix&)> fits;
     // Products of x (n_tokens, n_in). The results of all products lie one behind the other, from the first
     // one's `out` on, as Result says.
-    std::function<void(MatmulState&, const half* x, int n_tokens, const AwqProducts&)> run;
+    std::function<void(RungMemory&, const half* x, int n_tokens, const AwqProducts&)> run;
 };
 
 // Where product i's results begin if they are fp16.
@@ -230,12 +227,21 @@ inline void run_fma_gemv(const half* x, const AwqProducts& products) {
     }
 }
 
+// As --matmul fused does.
+inline void run_chosen(RungMemory& s, const half* x, int n_tokens, const AwqProducts& products) {
+#ifdef HAVE_CUBLAS
+    if (choose_kernel(Matmul::fused, false, n_tokens) == AwqKernel::expand_cublas)
+        return run_expand_cublas(s.expanded.get(), x, n_tokens, products);
+#endif
+    run_fused(s.scratch(), x, n_tokens, products);
+}
+
 inline std::vector<Rung> all_rungs() {
     constexpr int any = 1 << 30;
     constexpr int reference_tokens = 128;  // more would take many times longer than all other rungs together
     auto always = [](const AwqMatrix&) { return true; };
     auto columns = [](int n) { return [n](const AwqMatrix& w) { return w.n_out % n == 0; }; };
-    using S = MatmulState&;
+    using S = RungMemory&;
     using X = const half*;
     using P = const AwqProducts&;
     std::vector<Rung> rungs = {
@@ -260,7 +266,7 @@ inline std::vector<Rung> all_rungs() {
         {"awq_gemm<64>", Result::fp32, WeightsRead::int4, 1, any, always,
          [](S s, X x, int n, P p) { run_gemm<64>(s.scratch(), x, n, p); }},
         {"runq_awq", Result::fp32, WeightsRead::int4, 1, any, always,
-         [](S s, X x, int n, P p) { awq_matmul(s, x, n, p); }},
+         [](S s, X x, int n, P p) { run_chosen(s, x, n, p); }},
     };
 #ifdef HAVE_CUBLAS
     rungs.push_back({"dequantize + cuBLAS", Result::fp32, WeightsRead::int4, 1, any, always,

@@ -1,11 +1,12 @@
 // Finds out which lane of a warp holds which element: of the matrices that ldmatrix loads, of the three
 // operands of mma.m16n8k16, and of the weights in AWQ's operand A. docs/figures.py draws the answers.
 //
-//     g++ -std=c++20 -pthread -fno-strict-aliasing -DNO_TOKENIZER -DENGINE -I. -x c++ docs/fragments.cu -o fragments
+//     g++ -std=c++20 -pthread -fno-strict-aliasing -DNO_TOKENIZER -DENGINE -I. -x c++ docs/fragments.cu -o
+//     fragments
 //     ./fragments [LANE]
 //
 // prints a line for each element, of all lanes or of one: operand, lane, register, half, row, column. The
-// functions under test are those of engine/gpu/awq_dequantize.cuh. Compiled by nvcc (without -pthread and the
+// functions under test are those of runq_awq.cu. Compiled by nvcc (without -pthread and the
 // like), it runs on a GPU.
 
 #include <cstdint>
@@ -14,11 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "engine/gpu/awq_dequantize.cuh"
-#include "engine/gpu/device.h"
-#include "engine/gpu/half2.h"
-#include "simt/cuda.h"
-#include "simt/ptx.h"
+#define RUNQ_NO_MAIN
+#include "runq_awq.cu"
 
 // The contents of a lane's registers. Each number encodes the element that is there, as 16 * row + column
 // unless said otherwise.

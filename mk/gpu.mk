@@ -32,13 +32,17 @@ gpu-check:
 
 # Where nvcc is: everything compiles for two generations of GPUs without a warning, and no kernel of this project keeps
 # registers in memory ("spills"). Nothing of it runs here.
-CUDA_CHECKS := $(foreach sm,80 90,build/cuda/runq_awq.sm_$(sm).o build/cuda/awq_kernels.sm_$(sm).o build/cuda/backend.sm_$(sm).o)
+CUDA_CHECKS := $(foreach sm,80 90,build/cuda/runq_awq.sm_$(sm).o build/cuda/plain_runq_awq.sm_$(sm).o build/cuda/awq_kernels.sm_$(sm).o build/cuda/backend.sm_$(sm).o)
 define cuda_check
 @mkdir -p $(@D)
 $(NVCC) $(NVCC_FLAGS) $(filter-out -l% -L% -Xlinker -rpath%,$(CUBLAS)) -Werror all-warnings -Xptxas -v -arch=sm_$* -c $< -o $@ 2> $(@:.o=.log) || { cat $(@:.o=.log); exit 1; }
 @! grep -B2 -E '[1-9][0-9]* bytes spill' $(@:.o=.log)
 endef
 build/cuda/runq_awq.sm_%.o: runq_awq.cu $(CUDA_SOURCES)
+	$(cuda_check)
+# The file alone: without -DENGINE, and where no include could find another.
+build/cuda/plain_runq_awq.sm_%.o: private NVCC_FLAGS := $(filter-out $(ENGINE) -I.,$(NVCC_FLAGS)) -Xcompiler -Wno-restrict
+build/cuda/plain_runq_awq.sm_%.o: runq_awq.cu build/flags
 	$(cuda_check)
 build/cuda/awq_kernels.sm_%.o: bench/awq_kernels.cu $(CUDA_SOURCES)
 	$(cuda_check)

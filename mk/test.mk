@@ -3,7 +3,7 @@
 # Instruction sets that SIMDe emulates.
 EMULATED   := int8_simde int8_wasm
 SIMT_TESTS := simt_test simt_checks_test $(CUDA_PROGRAMS:%=%_test) $(CUDA_PROGRAMS:%=%_checked_test) awq_kernels_test backend_gpu_test
-TEST_BINS  := build/engine_test $(EMULATED:%=build/%_test) $(PROGRAMS:%=build/%_test) $(PLAIN_PROGRAMS:%=build/plain/%_test) $(SIMT_TESTS:%=build/%)
+TEST_BINS  := build/engine_test $(EMULATED:%=build/%_test) $(PROGRAMS:%=build/%_test) $(PLAIN_PROGRAMS:%=build/plain/%_test) $(PLAIN_CUDA:%=build/plain/%_test) $(SIMT_TESTS:%=build/%)
 
 test: portable $(call BACKEND_PATH,emulated) $(call BACKEND_PATH,emulated64)
 test: $(TEST_BINS) build/tokenize_tool build/limits build/in_turns build/ladder/runq $(ALL_PROGRAMS) \

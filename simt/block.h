@@ -21,7 +21,9 @@
 #include <string>
 #include <vector>
 
+#ifdef ENGINE
 #include "engine/os/threads.h"
+#endif
 
 struct uint3 {
     unsigned x, y, z;
@@ -503,6 +505,18 @@ inline std::string run_block(const Run& run, long i) {
     }
 }
 
+// Calls body(i) for each i below n, in the engine's threads; of a program without it, in OpenMP's, if there
+// are.
+template <class Body>
+void for_each_block(long n, Body body) {
+#ifdef ENGINE
+    parallel_for(n, body);
+#else
+#pragma omp parallel for schedule(dynamic) if (n > 1)
+    for (long i = 0; i < n; i++) body(i);
+#endif
+}
+
 inline void run_grid(const Run& run) {
     const long n = long(run.grid.x) * run.grid.y * run.grid.z;
     const long n_threads = long(run.block.x) * run.block.y * run.block.z;
@@ -513,7 +527,7 @@ inline void run_grid(const Run& run) {
     std::mutex mutex;
     std::string failure;
     std::atomic<bool> failed = false;
-    parallel_for(n, [&](long i) {
+    for_each_block(n, [&](long i) {
         if (failed) return;
         const std::string what = run_block(run, i);
         if (what.empty()) return;

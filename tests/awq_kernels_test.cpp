@@ -105,7 +105,7 @@ TEST_CASE("kernel: awq_gemv and awq_gemm with any number of splits, even with mo
     };
     for (const int n_splits : {1, 2, 5, 16}) {
         CAPTURE(n_splits);
-        using S = MatmulState&;
+        using S = RungMemory&;
         using X = const half*;
         using P = const AwqProducts&;
         CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<1>(s.scratch(), x, p, n_splits); }) < 1e-5);
@@ -128,7 +128,7 @@ TEST_CASE("kernel: the ladder notices what is wrong") {
         const Rung rung{"", Result::fp32, WeightsRead::int4, 1, 17, {}, run};
         return relative_error_of(rung, d, 17, samples);
     };
-    using S = MatmulState&;
+    using S = RungMemory&;
     using X = const half*;
     using P = const AwqProducts&;
     CHECK(error([](S s, X x, int n, P p) { run_gemm<16>(s.scratch(), x, n, p); }) < fp32_tolerance);

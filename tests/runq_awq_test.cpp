@@ -1,5 +1,6 @@
-// runq_awq.cu itself: its plain loop and the kernels of engine/gpu/ against the golden vectors, each other
-// and sums in double, and then whole layers and models. On the CPU the kernels run in the emulator (simt/).
+// runq_awq.cu itself, over the engine (ENGINE) or alone: its plain loop and its kernels, and over the engine
+// those of engine/gpu/, against the golden vectors, each other and sums in double, and then whole layers and
+// models. On the CPU the kernels run in the emulator (simt/).
 // Built a second time with the emulator's checks of every memory access (-DCHECKED_BUILD), where whole models
 // would take too long. nvcc compiles the same file for a GPU.
 #define RUNQ_NO_MAIN
@@ -10,7 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#ifdef ENGINE
 #include "engine/app/sampler.h"
+#endif
 #include "golden.h"
 
 namespace {
@@ -126,6 +129,7 @@ void for_each_kernel(const half* x, int n_tokens, const AwqProducts& products, c
 // ----------------------------------------------------------------------------
 // Kernels
 
+#ifdef ENGINE
 TEST_CASE("kernel: dequantize is exact to the bit, for every code, zero point and kind of scale") {
     const DeviceMatrix m = golden_matrix("awq_dequantize.", 64);
     DeviceBuffer<half> out(size_t(m.matrix.n_in) * m.matrix.n_out);
@@ -135,12 +139,13 @@ TEST_CASE("kernel: dequantize is exact to the bit, for every code, zero point an
     REQUIRE(found.size() == expected.size());
     CHECK(std::memcmp(found.data(), expected.data(), 2 * found.size()) == 0);
 }
+#endif
 
 TEST_CASE("kernel: every product of the golden vectors, by every kernel") {
     struct Case {
         int n_tokens, n_out, n_in, group_size;
     };
-    const MatmulState state{Matmul::fused, 1, 0};
+    const SplitMemory state;
     for (const Case& k :
          {Case{1, 8, 128, 128}, Case{1, 136, 256, 64}, Case{2, 24, 256, 128}, Case{15, 64, 128, 64},
           Case{16, 72, 128, 128}, Case{17, 136, 256, 64}, Case{64, 64, 64, 64}, Case{100, 104, 256, 128}}) {
@@ -166,7 +171,7 @@ TEST_CASE("kernel: every product of the golden vectors, by every kernel") {
 
 TEST_CASE("kernel: several matrices in one launch, several tiles of columns, and adding to what is there") {
     std::mt19937 rng(1);
-    const MatmulState state{Matmul::fused, 1, 0};
+    const SplitMemory state;
     for (const int n_tokens : {1, 5, 33}) {
         const int n_in = 192;
         const DeviceMatrix a = random_matrix(rng, n_in, 264, 64), b = random_matrix(rng, n_in, 8, 64),
@@ -206,6 +211,7 @@ TEST_CASE("kernel: several matrices in one launch, several tiles of columns, and
     CHECK(all_zero(state.arrivals));
 }
 
+#ifdef ENGINE
 TEST_CASE("kernel: the reference is the product with the dequantized matrix, in double") {
     std::mt19937 rng(2);
     const int n_in = 256, n_out = 40, n_tokens = 3;
@@ -228,6 +234,7 @@ TEST_CASE("kernel: the reference is the product with the dequantized matrix, in 
     run_reference(inputs.get(), n_tokens, {{{m.matrix, out.get()}}, 1});
     CHECK(relative_error(expected, from_device(out)) < 1e-6);
 }
+#endif
 
 TEST_CASE("kernel: rmsnorm") {
     const std::vector<float> x = golden_ops().at("rmsnorm.128eps1e-05.x").f32(),
@@ -367,6 +374,7 @@ TEST_CASE("kernel: the classifier") {
     CHECK(relative_error(expected, from_device(rows.values)) < 1e-5);
 }
 
+#ifdef ENGINE
 TEST_CASE("kernel: the largest logit, the first of equals; -1 if one is not finite") {
     std::mt19937 rng(4);
     for (const int n : {1, 31, 1000, 5000}) {
@@ -442,6 +450,7 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
         CHECK(all_zero(arrivals));
     }
 }
+#endif
 
 TEST_CASE("kernel: attention of the golden vectors, a prompt at once") {
     for (const std::string p : {"attention_half.9x6x2x32.", "attention_half.37x4x1x64.",
@@ -465,6 +474,13 @@ TEST_CASE("kernel: attention of the golden vectors, a prompt at once") {
         const DeviceBuffer<half> q_in = on_device(halves(q.f32())), keys = cache(k), values = cache(v);
         const DeviceBuffer<int> pos = on_device(std::vector<int>{n - q.shape[0]});
         DeviceBuffer<half> out(q_in.size());
+        launch<plain_attention>(
+            {.grid = dim3(q.shape[1], q.shape[0]), .block = 32, .stream = device().stream}, out.get(),
+            static_cast<const half*>(q_in.get()), static_cast<const half*>(keys.get()),
+            static_cast<const half*>(values.get()), static_cast<const int*>(pos.get()),
+            q.shape[1] / n_kv_heads, d, n, float(1 / std::sqrt(double(d))));
+        CHECK(relative_error(golden_ops().at(p + "out").f32(), floats(from_device(out))) < 1e-3);
+#ifdef ENGINE
         Attention at{};
         at.q = q_in.get(), at.keys = keys.get(), at.values = values.get(), at.out = out.get(),
         at.pos = pos.get();
@@ -472,6 +488,7 @@ TEST_CASE("kernel: attention of the golden vectors, a prompt at once") {
         at.scale = float(1 / std::sqrt(double(d))), at.n_splits = 1;
         run_attention(at, d);
         CHECK(relative_error(golden_ops().at(p + "out").f32(), floats(from_device(out))) < 1e-3);
+#endif
     }
 }
 
@@ -497,6 +514,7 @@ TEST_CASE("fp16: where a value rounds to, on this side and on the device") {
     }
 }
 
+#ifdef ENGINE
 TEST_CASE("weights: the tensors that a header implies, and sizes that do not fit") {
     ModelConfig c;  // Qwen3 8B
     c.arch = Arch::qwen3;
@@ -575,6 +593,7 @@ TEST_CASE("weights: each tensor's bytes in device memory are those of the file")
         CHECK(planned.down_proj.back().scales == nullptr);
     }
 }
+#endif
 
 namespace {
 
@@ -586,14 +605,17 @@ Options options_of(const char* matmul, int ctx = 0) {
     return options;
 }
 
+#ifdef ENGINE
 uint64_t bytes_of(const std::vector<DevicePart>& parts) {
     uint64_t n = 0;
     for (const DevicePart& part : parts) n += part.bytes;
     return n;
 }
+#endif
 
 }  // namespace
 
+#ifdef ENGINE
 TEST_CASE("memory: a dry run counts and takes none") {
     Device& d = device();
     const uint64_t before = d.allocated, peak = d.peak;
@@ -626,20 +648,21 @@ TEST_CASE("memory: a dry run counts and takes none") {
 TEST_CASE("memory: the parts of a run") {
     const ModelFile file = open_model_file("build/models/tiny-llama.awq.bin", file_format);
     Weights planned{planned_tensors(), file.config};
-    std::vector<DevicePart> parts =
-        DryRun::parts_of([&] { allocate_run(file, planned, options_of("fused"), 300, false); });
+    const std::vector<DevicePart> parts = device_parts(file, planned, options_of("fused"), 300, false);
     std::vector<std::string> names;
     for (const DevicePart& part : parts) names.push_back(part.what);
-    CHECK(names ==
-          std::vector<std::string>{"the weights", "the weights as fp16 (--matmul)",
-                                   "the keys and values of positions 0 to 299", "RoPE",
-                                   "a chunk of " + std::to_string(std::min(max_chunk, 300)) + " tokens",
-                                   "the logits of 16 tokens", "products and attention"});
+    CHECK(names == std::vector<std::string>{
+                       "the weights", "the weights as fp16 (--matmul)",
+                       "a chunk of " + std::to_string(std::min(max_chunk, 300)) + " tokens",
+                       "the keys and values of positions 0 to 299", "RoPE", "the logits of 16 tokens"});
+    REQUIRE(parts.size() == 6);
+    CHECK(bytes_of(parts) ==
+          bytes_of(DryRun::parts_of([&] { allocate_run(file, planned, options_of("fused"), 300, false); })));
     CHECK(parts[0].bytes == planned.file.memory_bytes());
     CHECK(parts[1].bytes == 0);
-    CHECK(parts[2].bytes == 300 * kv_bytes(file.config, KvFormat::f16));
-    CHECK(parts[2].advice == std::string("a smaller --ctx takes less"));
-    CHECK(parts[3].bytes == 300 * size_t(file.config.head_dim / 2) * sizeof(float2));
+    CHECK(parts[3].bytes == 300 * kv_bytes(file.config, KvFormat::f16));
+    CHECK(parts[3].advice == std::string("a smaller --ctx takes less"));
+    CHECK(parts[4].bytes == 300 * size_t(file.config.head_dim / 2) * sizeof(float2));
     CHECK(parts[5].bytes == 16 * size_t(file.config.vocab_size) * sizeof(float));
 }
 
@@ -662,8 +685,7 @@ TEST_CASE("memory: what is asked for before loading is what a run has taken in t
                     const Options options = options_of(matmul, ctx);
                     const ModelFile file = open_model_file(path, file_format);
                     Weights planned{planned_tensors(), file.config};
-                    const uint64_t promised = bytes_of(
-                        DryRun::parts_of([&] { allocate_run(file, planned, options, ctx, traced); }));
+                    const uint64_t promised = bytes_of(device_parts(file, planned, options, ctx, traced));
 
                     Trace trace;
                     const uint64_t before = device().allocated;
@@ -699,15 +721,32 @@ TEST_CASE("rotations: computed as positions are used, the same as all at once") 
     CHECK(x.back().y == last.sin);
     CHECK(x[3].x == first.cos);
 }
+#endif
 
 // ----------------------------------------------------------------------------
 // Layers and whole passes
 
 namespace {
 
+#ifdef ENGINE
 Transformer load(const std::string& name, Trace* trace = nullptr, const char* matmul = "fused") {
     return load_transformer("build/models/" + name + ".bin", options_of(matmul), trace);
 }
+#else
+Transformer load(const std::string& name, Trace* trace = nullptr, const char* matmul = "fused") {
+    Options options = options_of(matmul);
+    options.model_path = "build/models/" + name + ".bin";
+    return std::move(*load_transformer(options, trace));
+}
+std::string step_name(int layer, const std::string& name) {
+    return "layers." + std::to_string(layer) + "." + name;
+}
+// The most probable next token of a chunk.
+int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) {
+    const std::span<const float> logits = forward(m, tokens, pos, 1);
+    return int(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+#endif
 
 Tensors golden_trace(const std::string& name) {
     return read_safetensors("golden/data/" + name + ".trace.safetensors");
@@ -811,12 +850,14 @@ TEST_CASE("logits do not depend on threads, and hardly on chunks") {
         std::vector<int> tokens = golden["prompt_ids"];
         tokens.insert(tokens.end(), golden["new_ids"].begin(), golden["new_ids"].end());
         tokens.resize(40);
-        const int n_threads = threads().size();
         Transformer m = load(name);
         const std::vector<float> reference = run(m, tokens, 32);
+#ifdef ENGINE
+        const int n_threads = threads().size();
         threads().resize(n_threads + 1);
         CHECK(run(m, tokens, 32) == reference);
         threads().resize(n_threads);
+#endif
         CHECK(largest_difference(reference, run(m, tokens, 20)) < 1e-2);
     }
 }

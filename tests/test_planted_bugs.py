@@ -1,4 +1,4 @@
-"""The checked build of the emulator names mistakes in AWQ's kernels: copies of their headers, each with one bug."""
+"""The checked build of the emulator names mistakes in AWQ's kernels: copies of their source, each with one bug."""
 
 import os
 import re
@@ -43,10 +43,11 @@ BUGS = {
     ),
 }
 
-# The sources' own includes come first, so that the copies find their guards set and declare nothing in a namespace.
+# What the copies take of the program comes first.
 DRIVER = """
 #include <cstdio>
-{includes}
+#define RUNQ_NO_MAIN
+#include "runq_awq.cu"
 {copies}
 // One product of 5 tokens (gemm) or one (gemv), 192 inputs in groups of 64, 72 outputs.
 template <class Run>
@@ -82,8 +83,10 @@ CALL = {
 def messages(tmp_path_factory):
     """What each copy's launch ends with, by name. One program has all copies, each in a namespace."""
     folder = tmp_path_factory.mktemp("planted")
-    sources = {kernel: (ROOT / "engine" / "gpu" / f"awq_{kernel}.cuh").read_text() for kernel in CALL}
-    includes = "\n".join(re.findall(r"^#include .*", "\n".join(sources.values()), re.MULTILINE))
+    program = (ROOT / "runq_awq.cu").read_text()
+    # Each kernel with what stands before it under its heading, without what launches it.
+    part = "^// awq_{0}: .*?(?=^// The most blocks of awq_{0} )"
+    sources = {kernel: re.search(part.format(kernel), program, re.M | re.S)[0] for kernel in CALL}
     copies = []
     for name, (old, new, kernel, _) in BUGS.items():
         source = sources[kernel]
@@ -91,7 +94,7 @@ def messages(tmp_path_factory):
         (folder / f"{name}.cuh").write_text(source.replace(old, new) if old else source)
         copies.append(f'namespace {name} {{\n#include "{folder}/{name}.cuh"\n}}')
     calls = "\n".join(CALL[kernel].format(n=name) for name, (_, _, kernel, _) in BUGS.items())
-    (folder / "driver.cpp").write_text(DRIVER.format(includes=includes, copies="\n".join(copies), calls=calls))
+    (folder / "driver.cpp").write_text(DRIVER.format(copies="\n".join(copies), calls=calls))
     compiler = os.environ.get("CXX", "g++")
     flags = ["-std=c++20", "-O1", "-fopenmp-simd", "-pthread", "-fno-strict-aliasing", "-DNO_TOKENIZER", "-DENGINE",
              "-I.", "-w", "-fsanitize=thread,alignment,bounds"]  # fmt: skip

@@ -1,6 +1,9 @@
 """runq_awq as a user runs it: golden ids, traces, perplexity, foreign files, --matmul. In the emulator."""
 
+import re
+import shutil
 import struct
+import subprocess
 from functools import partial
 
 import numpy as np
@@ -148,3 +151,87 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_numbers(tmp_path):
     assert f": {cache:.2f} GB for the keys and values of positions 0 to {context - 1}, " in text
     assert text.endswith("; a smaller --ctx takes less\n")
     assert text.count("\n") == 1
+
+
+# ---- the file alone, without the engine, through the emulator
+
+
+def plain(name, *args, **options):
+    """Runs build/plain/runq_awq (mk/plain.mk)."""
+    command = [str(ROOT / "build" / "plain" / "runq_awq"), str(BIN.get(name, name)), *map(str, args)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=300, **options)
+
+
+def test_alone_the_line_in_the_file_compiles_it(tmp_path):
+    """Where nothing but the file and simt/ is."""
+    source = (ROOT / "runq_awq.cu").read_text()
+    (line,) = re.findall(r"^//     (g\+\+ .*)$", source, re.M)
+    (tmp_path / "runq_awq.cu").write_text(source)
+    shutil.copytree(ROOT / "simt", tmp_path / "simt")
+    done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    golden = golden_json(WHOLE[0])["generations"][-1]
+    command = [tmp_path / "runq_awq", BIN[WHOLE[0]], "-i", golden["prompt"], "-t", "0", "-n", "4", "--print-ids"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == ",".join(map(str, golden["new_ids"][:4])) + "\n"
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_alone_ids_and_trace_are_the_goldens(tmp_path, name):
+    golden = golden_json(name)["generations"][-1]
+    for options in (["-n", 12], ["-n", 4, "--matmul", "plain"]):
+        done = plain(name, "-i", golden["prompt"], "-t", 0, *options, "--print-ids")
+        assert done.stdout.decode() == ",".join(map(str, golden["new_ids"][: options[1]])) + "\n", done.stderr
+    expected = read_trace(ROOT / "golden" / "data" / f"{name}.trace.safetensors")
+    ids = ",".join(map(str, expected["tokens"]))
+    assert plain(name, "--ids", ids, "-n", 1, "-t", 0, "--trace", tmp_path / "plain").returncode == 0
+    awq(name, "--ids", ids, "-n", 1, "-t", 0, "--trace", tmp_path / "engine")
+    found, engine = read_trace(tmp_path / "plain"), read_trace(tmp_path / "engine")
+    reports = compare(expected, found)
+    assert len(reports) > 60
+    assert all(r.ok for r in reports), [r for r in reports if not r.ok]
+    kinds = [{key: (x.dtype, x.shape) for key, x in trace.items()} for trace in (found, engine)]
+    assert kinds[0] == kinds[1]
+
+
+def test_alone_perplexity_is_the_engines(tmp_path):
+    (tmp_path / "text").write_text((ROOT / "models" / "held_out.txt").read_text()[:300])
+    args = [WHOLE[0], "--ppl", tmp_path / "text", "-c", 70]
+    alone, engine = plain(*args).stdout.split(), awq(*args).stdout.split()
+    assert alone[0] == engine[0] == b"perplexity"
+    assert alone[3] == engine[3]
+    assert float(alone[1]) == pytest.approx(float(engine[1]), rel=2e-4)
+
+
+def test_alone_a_file_without_extension_runs(tmp_path):
+    data = bytearray(BIN["tiny-qwen3.awq"].read_bytes())
+    end = struct.unpack_from("<Q", data, 0xA0)[0]
+    data[0x40:0x100] = bytes(0xC0)
+    (tmp_path / "foreign.bin").write_bytes(data[:end])
+    golden = golden_json("tiny-qwen3.awq")["generations"][-1]
+    ids = ",".join(map(str, golden["prompt_ids"]))
+    done = plain(tmp_path / "foreign.bin", "--ids", ids, "-t", 0, "-n", 4, "--print-ids")
+    assert done.stdout.decode() == ",".join(map(str, golden["new_ids"][:4])) + "\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "change", "options"),
+    [
+        (1, None, []),
+        (1, (0, b"nope"), []),
+        (1, (0x29, b"\0\0\0\0"), []),
+        (1, (0x48, b"\x21"), []),
+        (1, (0x0C, b"\xff"), []),
+        (2, (0, b""), ["--matmul", "cublas"]),
+        (2, (0, b""), ["-c", "2"]),
+        (1, (0, b""), ["-c", "99999999"]),
+    ],
+)
+def test_alone_a_mistake_is_one_line(tmp_path, code, change, options):
+    data = bytearray(BIN[MODELS[0]].read_bytes())
+    at, new = change or (0, b"")
+    data[at : at + len(new)] = new
+    (tmp_path / "m.bin").write_bytes(data[: len(data) if change else 3000])
+    done = plain(tmp_path / "m.bin", "--ids", "1,2,3", "-n", 1, *options)
+    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (code, b"", 1), done
+    assert done.stderr.startswith(b"runq_awq: ")

@@ -199,10 +199,7 @@ __global__ void __launch_bounds__(32 * attention_warps) attention_kernel(Attenti
     }
 }
 
-// The head lengths that there are kernels for.
-inline bool has_attention(int head_dim) { return head_dim % 32 == 0 && head_dim <= 128; }
-
-// Precondition: has_attention(head_dim).
+// Precondition: head_dim is 32, 64, 96 or 128.
 inline void run_attention(const Attention& at, int head_dim) {
     const int n_rows = at.n_tokens * (at.n_heads / at.n_kv_heads);
     const int n_tiles = (n_rows + attention_rows - 1) / attention_rows;
@@ -217,22 +214,24 @@ inline void run_attention(const Attention& at, int head_dim) {
 }
 
 // Memory for a single token's attention, whose keys are split among n_splits warps.
-struct AttentionScratch {
+struct FastAttention {
     int n_splits = 1;
     DeviceBuffer<float> partials;
     DeviceBuffer<unsigned> arrivals;
 
-    AttentionScratch() = default;
-    // n_kv_heads key heads with heads_per_kv query heads each, over up to `context` positions.
-    AttentionScratch(int n_kv_heads, int heads_per_kv, int head_dim, int context)
+    // Over up to `context` positions.
+    FastAttention(const ModelConfig& c, int context)
+        : FastAttention(c.n_kv_heads, c.heads_per_kv(), c.head_dim, context) {}
+
+  private:
+    // n_kv_heads key heads with heads_per_kv query heads each.
+    FastAttention(int n_kv_heads, int heads_per_kv, int head_dim, int context)
         : n_splits(count_splits(n_kv_heads, heads_per_kv, context)),
           partials(size_t(count_tiles(n_kv_heads, heads_per_kv)) * size_t(n_splits) * attention_rows *
                    size_t(head_dim + 2)),
           arrivals(size_t(count_tiles(n_kv_heads, heads_per_kv))) {
         arrivals.clear();
     }
-
-  private:
     static int count_tiles(int n_kv_heads, int heads_per_kv) {
         return (heads_per_kv + attention_rows - 1) / attention_rows * n_kv_heads;
     }
@@ -246,10 +245,9 @@ struct AttentionScratch {
 
 // out (n_tokens, n_heads * head_dim): each head's mean of the values under softmax(q . keys /
 // sqrt(head_dim)). q: (n_tokens, n_heads * head_dim), of tokens at positions *pos, *pos + 1, ..., whose keys
-// and values are in the cache.
-inline void attention(DeviceRows<half>& out, const AttentionScratch& scratch, const DeviceRows<half>& q,
-                      const DeviceKvCache& cache, int layer, const int* pos) {
-    out.n_rows = q.n_rows;
+// and values are in the cache. Always true: it is faster than the program's own.
+inline bool fast_attention(DeviceRows<half>& out, const FastAttention& scratch, const DeviceRows<half>& q,
+                           const DeviceKvCache& cache, int layer, const int* pos) {
     Attention at{};
     at.q = q.get(), at.out = out.get(), at.pos = pos;
     at.keys = cache.keys(layer), at.values = cache.values(layer);
@@ -259,4 +257,5 @@ inline void attention(DeviceRows<half>& out, const AttentionScratch& scratch, co
     at.n_splits = q.n_rows == 1 ? scratch.n_splits : 1;
     at.partials = scratch.partials.get(), at.arrivals = scratch.arrivals.get();
     run_attention(at, cache.head_dim);
+    return true;
 }

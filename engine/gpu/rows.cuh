@@ -20,7 +20,7 @@ struct DeviceRows {
     DeviceBuffer<T> values;  // (max_rows, n_cols)
 
     DeviceRows() = default;
-    DeviceRows(size_t max_rows, int columns) : n_cols(columns), values(max_rows * size_t(columns)) {}
+    DeviceRows(int max_rows, int columns) : n_cols(columns), values(size_t(max_rows) * size_t(columns)) {}
 
     T* get() const { return values.get(); }
     size_t size() const { return size_t(n_rows) * size_t(n_cols); }  // of the rows in use

@@ -1,0 +1,210 @@
+// What runq_awq.cu has behind forward() when it is compiled alone: everything from a loaded model to words on
+// the screen. It is included there, as it takes the program's own names: Transformer, forward, run_layers,
+// file_format, max_chunk, program_name, program_summary, scheme_text and scheme_options.
+#pragma once
+
+#ifndef ENGINE
+#error "this header is the engine's: compile with -DENGINE (make does)"
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/app/cli.h"
+#include "engine/app/memory.h"
+#include "engine/app/model.h"
+#include "engine/gpu/awq_matmul.cuh"
+#include "engine/gpu/bandwidth.h"
+#include "engine/gpu/dry_run.h"
+#include "engine/gpu/weights.h"
+#include "engine/os/machine.h"
+
+// ----------------------------------------------------------------------------
+// Steps that are captured as graphs
+
+// All layers for n_tokens tokens; with `next`, also the last one's logits and the most probable next token.
+inline void run_step(Transformer& m, int n_tokens, bool next) {
+    auto step = [&] {
+        run_layers(m, n_tokens);
+        if (!next) return;
+        run_classifier(m, n_tokens - 1, 1);
+        arg_max(m.best, m.state.logits.get(), m.file.config.vocab_size);
+    };
+    if (m.trace != nullptr) {
+        step();
+    } else {
+        m.graphs.run({n_tokens, next}, step);
+    }
+}
+
+// Runs a chunk as forward() does, which does it where all logits are wanted.
+inline std::span<const float> forward_step(Transformer& m, std::span<const int> tokens, int pos,
+                                           int n_logits) {
+    if (n_logits > 1) return forward(m, tokens, pos, n_logits);
+    RunState& s = m.state;
+    set_inputs(s, tokens, pos);
+    run_step(m, int(tokens.size()), n_logits == 1);
+    if (n_logits == 0) return {};
+    s.host_logits.resize(std::max(s.host_logits.size(), size_t(m.file.config.vocab_size)));
+    download(s.host_logits.data(), s.logits.get(), size_t(m.file.config.vocab_size));
+    return {s.host_logits.data(), size_t(m.file.config.vocab_size)};
+}
+
+// The same, but the most probable next token, which the device finds itself.
+inline int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) {
+    set_inputs(m.state, tokens, pos);
+    run_step(m, int(tokens.size()), true);
+    int best = 0;
+    download(&best, m.best.get(), 1);
+    return best;
+}
+
+// ----------------------------------------------------------------------------
+// Loading
+
+// What a run takes of the device's memory, all of it.
+struct RunMemory {
+    DeviceBuffer<std::byte> weights;
+    DeviceBuffer<half> fp16;  // all matrices, only with predequant and fp16
+    DeviceBuffer<int> best;
+    RunState state;
+};
+
+inline RunMemory allocate_run(const ModelFile& file, Weights& planned, const Options& o, int context,
+                              bool traced) {
+    size_t all = 0;
+    for (const AwqMatrix* w : planned.matrices()) all += w->n_weights();
+    name_allocations("the weights");
+    DeviceBuffer<std::byte> weights = upload_weights(file, planned.file);
+    name_allocations("the weights as fp16 (--matmul)");
+    DeviceBuffer<half> fp16(keeps_fp16(matmul_option(o)) ? all : 0);
+    name_allocations("a chunk of " + std::to_string(std::min(max_chunk, context)) + " tokens");
+    return {std::move(weights), std::move(fp16), DeviceBuffer<int>(1),
+            RunState{file.config, o, context, traced}};
+}
+
+// What that would take, by what it is for.
+inline std::vector<DevicePart> device_parts(const ModelFile& file, Weights& planned, const Options& o,
+                                            int context, bool traced) {
+    const ModelConfig& c = file.config;
+    std::vector<DevicePart> parts =
+        DryRun::parts_of([&] { allocate_run(file, planned, o, context, traced); });
+    const auto take = [&](std::string what, const char* advice, uint64_t bytes) {
+        parts[2].bytes -= bytes;
+        parts.push_back({std::move(what), advice, bytes});
+    };
+    const char* advice = "a smaller --ctx takes less";
+    take("the keys and values of positions 0 to " + std::to_string(context - 1), advice,
+         uint64_t(context) * kv_bytes(c, KvFormat::f16));
+    take("RoPE", advice, uint64_t(context) * uint64_t(c.head_dim / 2) * sizeof(float2));
+    const MemoryPart logits = logits_part(uint64_t(std::min({logit_rows, max_chunk, context})), c.vocab_size);
+    take(logits.what, "", logits.bytes);
+    return parts;
+}
+
+// Throws std::runtime_error if a run's memory is not there, on the device or on the host. on_device: what
+// device_parts() counted. Returns the host's bytes.
+inline uint64_t check_run_memory(const std::vector<DevicePart>& on_device, const ModelFile& file,
+                                 const Options& o, int context, bool traced) {
+    const uint64_t n_logits = o.ppl || traced ? uint64_t(std::min(max_chunk, context)) : 1;
+    std::vector<MemoryPart> parts,
+        on_host = {logits_part(n_logits, file.config.vocab_size), {"the tokenizer", file.tokenizer.size()}};
+    for (const DevicePart& part : on_device) parts.push_back({part.what, part.bytes, part.advice});
+#ifdef HAVE_CUBLAS
+    cublas();  // its workspace takes device memory, too
+#endif
+#ifdef __CUDACC__
+    size_t free = 0, all = 0;
+    check(cudaMemGetInfo(&free, &all), "cudaMemGetInfo");
+    check_memory(parts, free, "device memory");
+#else
+    on_host.insert(on_host.end(), parts.begin(), parts.end());  // the emulator's memory is the host's
+#endif
+    check_memory(on_host, available_memory());
+    uint64_t n_bytes = 0;
+    for (const MemoryPart& part : on_host) n_bytes += part.bytes;
+    return n_bytes;
+}
+
+// Expands all matrices to fp16, for --matmul predequant and fp16.
+inline void expand_all(Weights& weights, half* to) {
+    for (AwqMatrix* w : weights.matrices()) {
+        run_dequantize(*w, to);
+        w->fp16 = to;
+        to += w->n_weights();
+    }
+    wait_for_device();
+}
+
+// Opens an AWQ file, copies it to the device and allocates a run's memory, once it is sure to be there.
+// Throws std::runtime_error with one line that names the file.
+inline Transformer load_transformer(const std::string& path, const Options& options, Trace* trace) {
+    ModelFile file = open_model_file(path, file_format);
+    Weights planned{planned_tensors(), file.config};
+    planned.file.check_end(file);
+    if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
+    const int context = context_length(options, file.config);
+    const bool traced = trace != nullptr;
+    try {
+        device();
+        const uint64_t on_host = check_run_memory(device_parts(file, planned, options, context, traced), file,
+                                                  options, context, traced);
+        RunMemory memory = allocate_run(file, planned, options, context, traced);
+        Weights weights{tensors_in(memory.weights), file.config};
+        if (memory.fp16.size() > 0) expand_all(weights, memory.fp16.get());
+        const uint64_t n_bytes = on_host + file.weights.size();
+        return {std::move(file),           std::move(weights),     std::move(memory.state), trace,
+                std::move(memory.weights), std::move(memory.fp16), std::move(memory.best),  n_bytes};
+    } catch (const std::runtime_error& e) {
+        throw std::runtime_error(path + ": " + e.what());
+    }
+}
+
+// ----------------------------------------------------------------------------
+// What the command line takes
+
+inline Model load_model(const Options& options, Trace* trace) {
+    auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
+    const ModelConfig& c = m->file.config;
+    Model model = model_of(m->file, m->weights.file, KvFormat::f16);
+    model.scheme = scheme_text(c);
+    model.kernel = device().name;
+    if (options.own.at("--matmul") != "fused") model.kernel += ", --matmul " + options.own.at("--matmul");
+    if (matmul_option(options) == Matmul::fp16) {  // decode reads the expanded matrices
+        for (const AwqMatrix* matrix : m->weights.matrices())
+            model.weight_bytes_per_token += matrix->n_weights() * sizeof(half) - matrix->n_bytes();
+    }
+    model.memory_bytes = m->memory_bytes;
+    model.max_chunk = max_chunk;
+    model.device_bytes = [] { return device().peak; };
+    model.device_bandwidth = copy_bandwidth;
+    const ForwardChunk chunk = [m](auto... arguments) { return forward_step(*m, arguments...); };
+    model.forward = in_chunks(chunk, max_chunk, c.vocab_size, trace != nullptr);
+    model.prefill = without_logits(chunk, trace != nullptr);
+    if (trace == nullptr) {
+        model.forward_greedy = [m](std::span<const int> tokens, int pos) {
+            return forward_greedy(*m, tokens, pos);
+        };
+    }
+    return model;
+}
+
+// All options that other programs may not have.
+const std::vector<OwnOption> own_options = [] {
+    std::vector<OwnOption> all = scheme_options;
+#ifdef HAVE_CUBLAS
+    all[0].choices = {"fused", "dequant", "predequant", "fp16", "plain"};
+#endif
+    return all;
+}();
+
+inline int run_command_line(int argc, char** argv) {
+    return run_command_line(argc, argv, {program_name, program_summary, load_model, own_options});
+}
