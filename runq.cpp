@@ -1,9 +1,9 @@
 // runq: Llama 3 and Qwen3 inference in Q8, from the bytes of a model file to words on the screen.
 //
-// Weights are int8 with one fp32 scale per group of 64 along a row. Before each matrix product the
-// activations are quantized the same way, the product runs in int8 x int8 -> int32 group by group, and
-// everything else (normalization, rotation, softmax, SwiGLU, residuals) is plain fp32. A layer has 4
-// quantizations and 7 products. docs/forward-pass.md walks through this file with equations and numbers.
+// Weights are int8 with one fp32 scale per group along a row, of 64 in most files. Before each matrix product
+// the activations are quantized the same way, the product runs in int8 x int8 -> int32 group by group, and
+// all else (rotation, attention, SwiGLU, residuals) is fp32; RMSNorm and the angles are computed in fp64. A
+// layer has 4 quantizations and 7 products. docs/forward-pass.md walks through this file.
 //
 // The file is complete. This line compiles it, and the next one tells a story:
 //
@@ -11,9 +11,11 @@
 //     ./runq model.bin -i "Once upon a time"
 //
 // -DNO_TOKENIZER does without PCRE2 and utf8proc: token ids in, token ids out. Loops are plain: they are the
-// specification. With -DENGINE, as `make` compiles it, engine/ takes the place of the two regions in #ifdef
-// ENGINE: the same names, faster and more comfortable. Left out here are what only it has, among it: chat
-// with a system prompt or a line editor, penalties, 8- and 16-bit KV caches, added tokens that look around.
+// specification, but for the order in which fp32 sums are added up, which the compiler may choose. With
+// -DENGINE, as `make` compiles it, engine/ takes the place of the two regions in #ifdef ENGINE: the same
+// names, faster and more comfortable. Left out here is what only it has, among it: a system prompt in chat,
+// penalties, 8- and 16-bit KV caches, the file's checksum, added tokens that look around. Sections are equal
+// in several programs (make sections); `lift` marks loops that need nothing else (docs/hardware.md).
 
 #ifdef ENGINE
 #include "engine/program.h"
@@ -179,8 +181,8 @@ struct ModelConfig {
 
 // lift rmsnorm
 // out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
-// In fp64, rounded once: the result is the same for any order of summation, which matters here alone. Many
-// normalized values lie exactly halfway between two codes, and the last bit would decide which.
+// In fp64, rounded once, so that it hardly depends on the order of summation: in the first layer some of
+// these values lie halfway between two codes, and the last bit would decide which they get.
 inline void rmsnorm(float* out, const float* x, const float* weight, int n, float eps) {
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -191,7 +193,8 @@ inline void rmsnorm(float* out, const float* x, const float* weight, int n, floa
 
 // lift rope
 // Rotates the adjacent pairs (2i, 2i + 1) of one head by cos and sin (head_dim / 2,) (Su et al. 2021, arXiv
-// 2104.09864).
+// 2104.09864). Hugging Face's pairs are (i, i + head_dim / 2): the exporter has reordered q_proj, k_proj and
+// the head norms.
 inline void rope(float* head, const float* cos, const float* sin, int head_dim) {
     for (int i = 0; i < head_dim / 2; i++) {
         const float a = head[2 * i], b = head[2 * i + 1];
@@ -220,7 +223,7 @@ inline void swiglu(float* out, const float* gate, const float* up, int n) {
 
 // lift attend
 // One query (head_dim,) against the keys and values of its kv head, (n_positions, head_dim) each -> scores
-// and probs (n_positions,), out (head_dim,).
+// and probs (n_positions,), which may be one array, and out (head_dim,).
 inline void attend(float* out, float* scores, float* probs, const float* q, const float* keys,
                    const float* values, int n_positions, int head_dim) {
     for (int p = 0; p < n_positions; p++) {
@@ -267,7 +270,7 @@ struct RopeAngles {
             frequencies.push_back(float(f));
         }
     }
-    // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
+    // For n_tokens tokens at positions pos, pos + 1, ... In fp64, from frequencies that are fp32.
     void set_positions(int pos, int n_tokens) {
         cos.n_rows = sin.n_rows = n_tokens;
         for (int t = 0; t < n_tokens; t++) {
@@ -505,9 +508,9 @@ struct Q8Matrix {
 };
 
 // lift quantize_group
-// codes (group_size,) of x (group_size,): amax = max|x|, code = clamp(x * (127 / amax)) rounded half to even.
-// Returns the scale, amax / 127. Where 127 / amax is not finite (amax 0, or below 3.74e-37), scale and codes
-// are 0. -128 never appears.
+// codes (group_size,) of x (group_size,): amax = max|x|, code = clamp(x * inv) rounded half to even, where
+// inv = 127 / amax is rounded to fp32 first. Returns the scale, amax / 127. Where inv is not finite (amax 0,
+// or at most 127 / FLT_MAX), scale and codes are 0. -128 never appears.
 inline float quantize_group(int8_t* codes, const float* x, int group_size) {
     float amax = 0;
     for (int i = 0; i < group_size; i++) amax = std::max(amax, std::fabs(x[i]));
@@ -585,9 +588,9 @@ void embed(Rows& out, const Q8Matrix& table, std::span<const int> tokens) {
 // ----------------------------------------------------------------------------
 // The tensors of a file
 
-// Every tensor in the order of the file, which is llama2.c's version 2 with Qwen3's two head norms added. A
-// member is made as it stands here (C++ makes members in the order of their declaration), so the list of
-// names and shapes and the pointers into the file are the same lines.
+// Every tensor in the order of the file, which is llama2.c's version 2 with Qwen3's two head norms added: a
+// tensor of all layers, one behind the other, then the next tensor. A member is made as it stands here (C++
+// makes members in the order of their declaration), so this list is also that of the pointers into the file.
 struct Weights {
     TensorList file;
     ModelConfig c;
@@ -672,7 +675,7 @@ void attention_block(Transformer& m, int l, int pos) {
     RunState& s = m.state;
     const Recorder record(m.trace, l);
 
-    rmsnorm(s.normed, s.x, w.attn_norm[l], c.dim, c.norm_eps);        record("attn.norm", s.normed);
+    rmsnorm(s.normed, s.x, w.attn_norm[l], c.dim, c.norm_eps);         record("attn.norm", s.normed);
     quantize(s.xq, s.normed, c.group_size);                            record("attn.norm", s.xq);
     matmul(s.xq, {{s.q, w.q_proj[l]},                                  // q, k and v read the same input
                   {s.k, w.k_proj[l]},
@@ -680,8 +683,8 @@ void attention_block(Transformer& m, int l, int pos) {
                                                                        record("attn.k_proj", s.k, s.xq, w.k_proj[l]);
                                                                        record("attn.v_proj", s.v, s.xq, w.v_proj[l]);
     if (c.arch == Arch::qwen3) {                                       // each head on its own
-        rmsnorm(s.q, s.q, w.q_norm[l], c.head_dim, c.norm_eps);  record("attn.q_norm", s.q, c.head_dim);
-        rmsnorm(s.k, s.k, w.k_norm[l], c.head_dim, c.norm_eps);  record("attn.k_norm", s.k, c.head_dim);
+        rmsnorm(s.q, s.q, w.q_norm[l], c.head_dim, c.norm_eps);        record("attn.q_norm", s.q, c.head_dim);
+        rmsnorm(s.k, s.k, w.k_norm[l], c.head_dim, c.norm_eps);        record("attn.k_norm", s.k, c.head_dim);
     }
     rope(s.q, s.angles, c.head_dim);                                   record("attn.q_rope", s.q, c.head_dim);
     rope(s.k, s.angles, c.head_dim);                                   record("attn.k_rope", s.k, c.head_dim);
@@ -701,7 +704,7 @@ void feed_forward_block(Transformer& m, int l) {
     RunState& s = m.state;
     const Recorder record(m.trace, l);
 
-    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.dim,  c.norm_eps);        record("ffn.norm", s.normed);
+    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.dim, c.norm_eps);          record("ffn.norm", s.normed);
     quantize(s.xq, s.normed, c.group_size);                            record("ffn.norm", s.xq);
     matmul(s.xq, {{s.gate, w.gate_proj[l]},
                   {s.up, w.up_proj[l]}});                              record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
@@ -729,9 +732,9 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
         attention_block(m, l, pos);
         feed_forward_block(m, l);
     }
-    if (n_logits == 0) return {};
+    if (n_logits == 0) return {};  // of a prompt that goes on
     s.x.keep_last(n_logits);
-    rmsnorm(s.normed, s.x, w.norm, c.dim, c.norm_eps);           record("norm", s.normed);
+    rmsnorm(s.normed, s.x, w.norm, c.dim, c.norm_eps);                 record("norm", s.normed);
     quantize(s.xq, s.normed, c.group_size);                            record("norm", s.xq);
     s.logits.reserve(n_logits);
     matmul(s.xq, {{s.logits, w.classifier}});                          record("logits", s.logits);
@@ -860,7 +863,7 @@ inline std::string given_text(const std::string& name, std::string_view s) {
 // ---- end of text -----------------------------------------------------------
 
 // ---- section file ----------------------------------------------------------
-// Opening a model file. All of the header is checked, by name; docs/model-files.md has every field
+// Opening a model file. All of the header that is used is checked; docs/model-files.md has every field
 
 struct HeaderReader {
     std::span<const std::byte> file;  // at least 256 bytes
@@ -921,7 +924,7 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
     c.max_seq_len = h.i32("max_seq_len", 0x20, 1, 1 << 24);
     c.shared_classifier = h.value<uint8_t>(0x24) != 0;
     c.group_size = h.value<int32_t>(0x25);
-    c.head_dim = c.dim / c.n_heads;
+    c.head_dim = c.dim / c.n_heads;  // without an extension
     check_value(c.n_heads % c.n_kv_heads == 0, "n_heads", c.n_heads, "not a multiple of n_kv_heads");
     if (h.value<uint32_t>(0x40) != 0) {  // the extension; llama2.c's own files have none
         h.i32("extension magic", 0x40, 0x31584b41, 0x31584b41);  // "AKX1"
@@ -953,6 +956,8 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
         f.tokenizer = bytes.subspan(end);
         for (size_t i = format.read_own == nullptr ? 0xC0 : format.read_own(h, c); i < header_size; i++)
             if (h.value<uint8_t>(i) != 0) fail("reserved byte ", i, " is not 0");
+    } else {
+        check_value(c.dim % c.n_heads == 0, "dim", c.dim, "not a multiple of n_heads");
     }
     check_value(c.head_dim >= 2 && c.head_dim % 2 == 0, "head_dim", c.head_dim, "RoPE needs an even number");
     format.check(c);
@@ -1352,6 +1357,7 @@ inline Options parse_options(int argc, char** argv) {
         }
     }
     if (o.model_path.empty()) fail<UsageError>("no model file given; -h shows how to use this program");
+    if (o.trace && (o.chat || o.ppl)) fail<UsageError>("--trace: not together with -m chat or --ppl");
     return o;
 }
 

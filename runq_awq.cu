@@ -2234,6 +2234,7 @@ inline Options parse_options(int argc, char** argv) {
         }
     }
     if (o.model_path.empty()) fail<UsageError>("no model file given; -h shows how to use this program");
+    if (o.trace && (o.chat || o.ppl)) fail<UsageError>("--trace: not together with -m chat or --ppl");
     return o;
 }
 

@@ -1538,7 +1538,7 @@ inline std::string given_text(const std::string& name, std::string_view s) {
 // ---- end of text -----------------------------------------------------------
 
 // ---- section file ----------------------------------------------------------
-// Opening a model file. All of the header is checked, by name; docs/model-files.md has every field
+// Opening a model file. All of the header that is used is checked; docs/model-files.md has every field
 
 struct HeaderReader {
     std::span<const std::byte> file;  // at least 256 bytes
@@ -1599,7 +1599,7 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
     c.max_seq_len = h.i32("max_seq_len", 0x20, 1, 1 << 24);
     c.shared_classifier = h.value<uint8_t>(0x24) != 0;
     c.group_size = h.value<int32_t>(0x25);
-    c.head_dim = c.dim / c.n_heads;
+    c.head_dim = c.dim / c.n_heads;  // without an extension
     check_value(c.n_heads % c.n_kv_heads == 0, "n_heads", c.n_heads, "not a multiple of n_kv_heads");
     if (h.value<uint32_t>(0x40) != 0) {  // the extension; llama2.c's own files have none
         h.i32("extension magic", 0x40, 0x31584b41, 0x31584b41);  // "AKX1"
@@ -1631,6 +1631,8 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
         f.tokenizer = bytes.subspan(end);
         for (size_t i = format.read_own == nullptr ? 0xC0 : format.read_own(h, c); i < header_size; i++)
             if (h.value<uint8_t>(i) != 0) fail("reserved byte ", i, " is not 0");
+    } else {
+        check_value(c.dim % c.n_heads == 0, "dim", c.dim, "not a multiple of n_heads");
     }
     check_value(c.head_dim >= 2 && c.head_dim % 2 == 0, "head_dim", c.head_dim, "RoPE needs an even number");
     format.check(c);
@@ -2040,6 +2042,7 @@ inline Options parse_options(int argc, char** argv) {
         }
     }
     if (o.model_path.empty()) fail<UsageError>("no model file given; -h shows how to use this program");
+    if (o.trace && (o.chat || o.ppl)) fail<UsageError>("--trace: not together with -m chat or --ppl");
     return o;
 }
 
