@@ -942,6 +942,10 @@ struct Workspace {
     CodedRows x;              // one expert's rows
     Rows product;             // what it makes of them
     std::vector<Rows> alone;  // where there is one token: a row for each of its experts
+
+    Workspace() = default;
+    Workspace(int n, int dim, int hidden_dim, const WeightFormat& of_experts)
+        : x(n, std::max(dim, hidden_dim), of_experts), product(n, std::max(dim, 2 * hidden_dim)) {}
 };
 
 // Calls use(first, product) for each expert: `product` (n, n_out) has rows first, first + 1, ... of
@@ -1114,9 +1118,7 @@ struct RunState {
     CodedRows expert_input{n, c.dim, c.moe.expert_format};
     CodedRows expert_hidden{n_pairs, c.moe.hidden_dim, c.moe.expert_format};
     Routing routing{};
-    Workspace workspace{{n, std::max(c.dim, c.moe.hidden_dim), c.moe.expert_format},
-                        Rows(n, std::max(c.dim, 2 * c.moe.hidden_dim)),
-                        {}};
+    Workspace workspace{n, c.dim, c.moe.hidden_dim, c.moe.expert_format};
     RopeAngles angles{c, n};                           // of the chunk's positions
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};

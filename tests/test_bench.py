@@ -581,7 +581,7 @@ def test_ladder_takes_medians_of_ratios_in_a_round():
     assert lines[-1].split()[-2:] == ["243.00", "243.00"]  # of the first in both columns
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks for the cores of Linux")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux, which is asked for its cores")
 def test_ladder_runs_every_form(tmp_path):
     options = ["--prompts", "4", "--tokens", "2", "--rounds", "1", "--threads", "2"]
     done = run_here("bench.ladder", "--model", ROOT / "model.bin", *options)

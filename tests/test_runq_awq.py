@@ -224,7 +224,7 @@ def test_alone_a_file_without_extension_runs(tmp_path):
         (1, (0x0C, b"\xff"), []),
         (2, (0, b""), ["--matmul", "cublas"]),
         (2, (0, b""), ["-c", "2"]),
-        (1, (0, b""), ["-c", "99999999"]),
+        (2, (0, b""), ["-c", "99999999"]),
     ],
 )
 def test_alone_a_mistake_is_one_line(tmp_path, code, change, options):

@@ -297,10 +297,10 @@ class Program:
 PROGRAMS = {
     "runq": Program("float quantize_group(", "float dot("),
     "runq_w8a8": Program(
-        "inline float quantize_group(int8_t* codes, const float* x, int n, const float* static_scale =", "void dot("
+        "float quantize_group(int8_t* codes, const float* x, int n, const float* static_scale =", "void dot("
     ),
     "runq_gptq": Program("float quantize_group(", "float dot("),
-    "runq_moe": Program("float quantize_row(", "float dot("),
+    "runq_moe": Program("float quantize_group(", "float dot("),
 }
 
 

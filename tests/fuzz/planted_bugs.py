@@ -31,6 +31,7 @@ BUGS = {
     "options": ("engine/app/options.h", "if (i + 1 >= argc) throw", "if (i >= argc) throw"),
     "section_built": ("engine/text/encode.h", "start > 0 && is_word_char", "is_word_char"),
     "section_raw": ("engine/text/tokenizer_section.h", "id >= token_flags_.size() ||", "id > token_flags_.size() ||"),
+    "plain_forward_runq_w8a8": ("runq_w8a8.cpp", "size_t(context) * size_t(width);", "size_t(context) * width - 1;"),
     "forward_runq_moe": ("runq_moe.cpp", "while (end < n_pairs && ", "while ("),
     "forward_runq_awq": ("engine/gpu/kv_cache.cuh", "all_values(c.n_layers * layer_size())",
                          "all_values(c.n_layers * layer_size() - 1)"),
@@ -46,7 +47,7 @@ PLAIN_BUGS = {
 def bug_of(name: str) -> tuple[str, str, str]:
     """The bug planted for a harness: its own, or the one for any program."""
     kind, _, program = name.partition("_runq")
-    if kind in PLAIN_BUGS:
+    if kind in PLAIN_BUGS and name not in BUGS:
         return (f"runq{program}.cpp", *PLAIN_BUGS[kind])
     return BUGS.get(name) or BUG_OF_KIND[kind]
 
