@@ -1118,7 +1118,8 @@ __global__ void __launch_bounds__(32 * gemv_warps)
 
 // The most blocks of awq_gemv that can share a tile: each warp has at least one group.
 inline int most_gemv_splits(const AwqMatrix& w) {
-    return (w.n_in / w.group_size + gemv_warps - 1) / gemv_warps;
+    const int n_groups = w.group_size > 0 ? w.n_in / w.group_size : 1;
+    return (n_groups + gemv_warps - 1) / gemv_warps;
 }
 
 template <int n_words>

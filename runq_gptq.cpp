@@ -412,7 +412,7 @@ inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Ro
 
 static_assert(std::endian::native == std::endian::little);
 constexpr size_t header_size = 256;
-constexpr int max_group_size = 1 << 16;  // keeps int32 sums of int8 products exact
+[[maybe_unused]] constexpr int max_group_size = 1 << 16;  // keeps int32 sums of int8 products exact
 
 // Throws "NAME is VALUE, WHY" unless the value fits.
 void check_value(bool fits, const std::string& name, int64_t value, const auto&... why) {
@@ -643,7 +643,7 @@ void expand(ExpandedRow& row, const GptqMatrix& w, int i) {
     const uint8_t* bytes = w.codes + size_t(i) * size_t(w.row_bytes());
     row.codes.resize(size_t(w.n_cols));
     if (w.bits == 8) {
-        for (int k = 0; k < w.n_cols; k++) row.codes[size_t(k)] = int8_t(bytes[k]);
+        std::copy_n(reinterpret_cast<const int8_t*>(bytes), w.n_cols, row.codes.begin());
     } else if (w.mask != nullptr) {
         row.kept.resize(size_t(w.n_codes));
         unpack_codes(row.kept.data(), bytes, w.row_bytes(), w.bits);

@@ -417,7 +417,7 @@ inline bool fast_quantize(Int8Rows&, int, const float*) { return false; }
 
 static_assert(std::endian::native == std::endian::little);
 constexpr size_t header_size = 256;
-constexpr int max_group_size = 1 << 16;  // keeps int32 sums of int8 products exact
+[[maybe_unused]] constexpr int max_group_size = 1 << 16;  // keeps int32 sums of int8 products exact
 
 // Throws "NAME is VALUE, WHY" unless the value fits.
 void check_value(bool fits, const std::string& name, int64_t value, const auto&... why) {

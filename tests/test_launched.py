@@ -64,7 +64,7 @@ def test_a_command_does_the_same_here_as_by_itself(tmp_path, module, arguments, 
         words = {"MISSING": tmp_path / "missing", "LOGITS": tmp_path / "logits", "TEXT": tmp_path / "text"}
         given = [words.get(a, str(a).replace("OUT", str(out))) for a in arguments]
         done = run(module, *given, text=False)
-        stderr = re.sub(rb"\[[^]\n]*/s[^]\n]*\]|in \d+\.\d s\n|.*\r", b"", done.stderr)  # times
+        stderr = re.sub(rb"\[[^]\n]*/s[^]\n]*\]|in \d+\.\d s\n|.*\r| +$", b"", done.stderr, flags=re.M)  # times
         results.append((done.returncode, done.stdout, stderr, made(out), done.args))
         out.rename(tmp_path / run.__name__)
     assert results[0] == results[1]

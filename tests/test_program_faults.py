@@ -150,7 +150,7 @@ def test_perplexity_of_a_text_that_goes_on():
         process.stdin.write(text)
     process.stdin.flush()
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=300) == 130
+    assert process.wait(timeout=900) == 130
     assert re.fullmatch(rb"perplexity [\d.]+ over [1-9]\d* tokens \(windows of 64\)\n", process.stdout.read())
     peak = re.search(rb"peak memory ([\d.]+) MB", process.stderr.read())
     assert float(peak[1]) < 100
