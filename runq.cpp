@@ -392,7 +392,7 @@ struct TensorList {
 
     // The next tensor, in place.
     template <class T>
-    const T* next(const std::string& name, std::vector<int> shape) {
+    const T* next(const std::string& name, const std::vector<int>& shape) {
         const size_t begin = (end + alignment - 1) / alignment * alignment;
         size_t n_bytes = sizeof(T);
         for (const int n : shape) n_bytes *= size_t(n);
@@ -831,7 +831,7 @@ inline std::string to_nfc(std::string_view s) {
     const auto options = utf8proc_option_t(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     const auto n = utf8proc_map(PCRE2_SPTR(s.data()), ptrdiff_t(s.size()), &out, options);
     if (n < 0) fail("tokenizer: NFC: ", utf8proc_errmsg(n));
-    const std::string normal(reinterpret_cast<const char*>(out), size_t(n));
+    std::string normal(reinterpret_cast<const char*>(out), size_t(n));
     std::free(out);
     return normal;
 }
@@ -1024,8 +1024,9 @@ struct Tokenizer {
             check(v < uint32_t(vocab_size), "an id is outside the vocabulary");
             return int(v);
         };
-        check(u32() == 0x6E6B6F74 && u32() == 1, "the section does not begin as one");
-        check(u32() == section.size() && u32() == uint32_t(vocab_size), "the section has another size");
+        const uint32_t magic = u32(), version = u32(), size = u32(), vocab = u32();
+        check(magic == 0x6E6B6F74 && version == 1, "the section does not begin as one");
+        check(size == section.size() && vocab == uint32_t(vocab_size), "the section has another size");
         flags = u32(), bos_id = int(u32());
         check(bos_id >= (flags & adds_bos ? 0 : -1) && bos_id < vocab_size, "bos_id is no id");
         const uint32_t n_merges = u32(), n_added = u32(), pattern_size = u32(), word_size = u32();

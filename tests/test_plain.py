@@ -22,8 +22,8 @@ from tests.test_runq import BIN, MODELS, N_STEPS, RANDOM, clear_generation, dete
 
 # Lines of a program at most, and the part of them behind which its forward pass has ended. They are what stands: a
 # change that needs more has to say why.
-LIMITS = {"runq": (1532, 0.5), "runq_w8a8": (1750, 0.6), "runq_gptq": (1814, 0.6), "runq_moe": (2249, 0.6),
-          "runq_awq": (2410, 0.68)}  # fmt: skip
+LIMITS = {"runq": (1533, 0.5), "runq_w8a8": (1751, 0.6), "runq_gptq": (1815, 0.6), "runq_moe": (2250, 0.6),
+          "runq_awq": (2411, 0.68)}  # fmt: skip
 SOURCE = {path.stem: path for path in ROOT.glob("runq*.c*")}
 WHOLE = [name for name in LIMITS if re.search(r"^#if(n?def| ?!?defined\(?) ?ENGINE\b", SOURCE[name].read_text(), re.M)]
 PROGRAMS = [name for name in WHOLE if SOURCE[name].suffix == ".cpp"]
