@@ -871,6 +871,257 @@ void run_reference(const half* x, int n_tokens, const AwqProducts& products) {
 }
 
 // ----------------------------------------------------------------------------
+// Products in the forward pass
+
+// Where there are too few tiles to occupy the device, n_splits blocks compute each tile, from different input
+// channels. Each writes its sums to memory; the last to arrive adds them up.
+struct SplitScratch {
+    float* partials = nullptr;     // (n_splits, n_tiles, values of a tile)
+    unsigned* arrivals = nullptr;  // (n_tiles,), 0 between launches; see is_last()
+};
+
+constexpr int max_splits = 16;            // blocks that share a tile
+constexpr int max_tiles = 4096;           // of one launch that is split
+constexpr size_t max_partials = 1 << 22;  // values; launches that would need more are split less
+
+// The memory of splits, that of one launch after the other.
+struct SplitMemory {
+    DeviceBuffer<float> partials{max_partials};
+    DeviceBuffer<unsigned> arrivals{max_tiles};
+
+    SplitMemory() { arrivals.clear(); }
+    SplitScratch scratch() const { return {partials.get(), arrivals.get()}; }
+};
+
+// By awq_gemv or awq_gemm, the kernels that follow the forward pass.
+void run_fused(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products);
+
+// ----------------------------------------------------------------------------
+// The tensors of a file
+
+// Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
+// of their declaration), so the list of names and shapes and the pointers into device memory are the same
+// lines.
+struct Weights {
+    TensorList file;
+    ModelConfig c;
+
+    using Vectors = std::vector<const half*>;  // one of each layer
+    Vectors attn_norm = file.vectors<half>(c, "attn.norm", c.dim);
+    Vectors ffn_norm = file.vectors<half>(c, "ffn.norm", c.dim);
+    const half* norm = file.next<half>("norm", {c.dim});
+    const half* embedding = file.next<half>("embed", {c.vocab_size, c.dim});
+    std::vector<AwqMatrix> q_proj = awq_layers("attn.q_proj", c.dim, c.q_dim());
+    std::vector<AwqMatrix> k_proj = awq_layers("attn.k_proj", c.dim, c.kv_dim());
+    std::vector<AwqMatrix> v_proj = awq_layers("attn.v_proj", c.dim, c.kv_dim());
+    std::vector<AwqMatrix> o_proj = awq_layers("attn.o_proj", c.q_dim(), c.dim);
+    std::vector<AwqMatrix> gate_proj = awq_layers("ffn.gate_proj", c.dim, c.hidden_dim);  // w1 in llama2.c
+    std::vector<AwqMatrix> down_proj = awq_layers("ffn.down_proj", c.hidden_dim, c.dim);  // w2
+    std::vector<AwqMatrix> up_proj = awq_layers("ffn.up_proj", c.dim, c.hidden_dim);      // w3
+    const half* classifier =
+        c.shared_classifier ? embedding : file.next<half>("classifier", {c.vocab_size, c.dim});
+    Vectors q_norm = c.has_head_norms() ? file.vectors<half>(c, "attn.q_norm", c.head_dim) : Vectors();
+    Vectors k_norm = c.has_head_norms() ? file.vectors<half>(c, "attn.k_norm", c.head_dim) : Vectors();
+
+    AwqMatrix awq(const std::string& name, int n_in, int n_out) {
+        AwqMatrix m;
+        m.n_in = n_in, m.n_out = n_out, m.group_size = c.group_size;
+        m.qweight = file.next<uint32_t>(name + ".qweight", {n_in, n_out / 8});
+        m.qzeros = file.next<uint32_t>(name + ".qzeros", {n_in / c.group_size, n_out / 8});
+        m.scales = file.next<half>(name + ".scales", {n_in / c.group_size, n_out});
+        return m;
+    }
+    std::vector<AwqMatrix> awq_layers(const char* part, int n_in, int n_out) {
+        return file.layers(c, part, [&](const std::string& name) { return awq(name, n_in, n_out); });
+    }
+    // The matrices of all layers.
+    std::vector<AwqMatrix*> matrices() {
+        std::vector<AwqMatrix*> all;
+        for (auto* part : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
+            for (AwqMatrix& m : *part) all.push_back(&m);
+        return all;
+    }
+};
+
+// ----------------------------------------------------------------------------
+// Everything a run needs besides the weights. Members are made where they stand, as those of Weights are
+
+constexpr int max_chunk = is_gpu ? 512 : 64;  // tokens of a prompt that go through together
+constexpr int logit_rows = 16;                // tokens whose logits are computed at a time
+
+struct RunState {
+    ModelConfig c;
+    Options options;
+    int context;  // positions whose keys and values are kept
+    bool traced;  // every step is recorded
+
+    // A row per token of the chunk.
+    int n = std::min(max_chunk, context), n_traced = traced ? n : 0;
+    DeviceRows<float> x{n, c.dim};       // the residual stream
+    DeviceRows<half> normed{n, c.dim};   // normalized x
+    DeviceRows<float> q{n, c.q_dim()};   // n_heads * head_dim
+    DeviceRows<float> k{n, c.kv_dim()};  // n_kv_heads * head_dim
+    DeviceRows<float> v{n, c.kv_dim()};
+    DeviceRows<half> q_rope{n, c.q_dim()};  // rotated
+    DeviceRows<half> attn_out{n, c.q_dim()};
+    DeviceRows<float> gate{n, c.hidden_dim};
+    DeviceRows<float> up{n, c.hidden_dim};
+    DeviceRows<half> hidden{n, c.hidden_dim};  // silu(gate) * up
+    DeviceRows<float> logits{std::min(logit_rows, n), c.vocab_size};
+    DeviceRows<float> proj{n_traced, c.dim};        // the output of o_proj and down_proj
+    DeviceRows<float> q_norm{n_traced, c.q_dim()};  // as q and k, normalized heads
+    DeviceRows<float> k_norm{n_traced, c.kv_dim()};
+
+    DeviceBuffer<int> inputs{size_t(1 + n)};  // the position of the first token, then the tokens
+    DeviceKvCache cache{c, context};
+    RotationTable rotations{c, context};
+    bool plain = options.own.at("--matmul") == "plain";  // products by awq_reference
+    SplitMemory splits{};
+    FastMatmul fast_matmul{c, options, n};  // what the engine needs for its forms of these
+    FastAttention fast_attention{c, context};
+    std::vector<float> host_logits{};  // (1 or n, vocab_size)
+
+    const int* pos() const { return inputs.get(); }
+    const int* tokens() const { return inputs.get() + 1; }
+};
+
+using Transformer = DeviceTransformerOf<Weights, RunState>;
+
+// Where a product goes: out (n_tokens, n_out) = x * w.
+struct Projection {
+    DeviceRows<float>& out;
+    const AwqMatrix& w;
+};
+
+void run_products(const RunState& s, const DeviceRows<half>& x, const AwqProducts& products) {
+    if (fast_matmul(s.fast_matmul, x.get(), x.n_rows, products)) return;
+    s.plain ? run_reference(x.get(), x.n_rows, products)
+            : run_fused(s.splits.scratch(), x.get(), x.n_rows, products);
+}
+
+// The products of one input with several matrices, in one launch: q, k and v; gate and up.
+void matmul(const RunState& s, const DeviceRows<half>& x, std::initializer_list<Projection> projections) {
+    AwqProducts products;
+    for (const Projection& p : projections) {
+        p.out.n_rows = x.n_rows;
+        products.items[products.n++] = {p.w, p.out.get(), false};
+    }
+    run_products(s, x, products);
+}
+
+// x += input * w. The kernel adds to x itself; if s.proj has memory, which only traces need, it gets the
+// product.
+void matmul_add(RunState& s, DeviceRows<float>& x, const DeviceRows<half>& input, const AwqMatrix& w) {
+    if (s.proj.is_allocated()) {
+        matmul(s, input, {{s.proj, w}});
+        add(x, s.proj);
+    } else {
+        run_products(s, input, {{{w, x.get(), true}}, 1});
+    }
+}
+
+// ----------------------------------------------------------------------------
+// The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
+// which a trace has its result. Token ids and positions lie on the device (s.tokens(), s.pos()), so that the
+// launches of a step do not depend on them: the engine captures them as a graph.
+// clang-format off
+
+// x (n_tokens, dim) += attention of layer l, for tokens at positions *s.pos(), *s.pos() + 1, ...
+void attention_block(Transformer& m, int l) {
+    const ModelConfig& c = m.file.config;
+    const Weights& w = m.weights;
+    RunState& s = m.state;
+    const DeviceRecorder record(m.trace, l);
+    QkNorms norms;  // none in a Llama
+    if (c.arch == Arch::qwen3) norms = {w.q_norm[l], w.k_norm[l], c.norm_eps};
+
+    rmsnorm(s.normed, s.x, w.attn_norm[l], c.norm_eps);                   record("attn.norm", s.normed);
+    matmul(s, s.normed, {{s.q, w.q_proj[l]},                               // q, k and v read the same input
+                         {s.k, w.k_proj[l]},
+                         {s.v, w.v_proj[l]}});                             record("attn.q_proj", s.q);
+                                                                           record("attn.k_proj", s.k);
+                                                                           record("attn.v_proj", s.v);
+    prepare_heads(s.q_rope, s.cache, l, s.q_norm, s.k_norm,                // q_norm, k_norm, RoPE; k and v into
+                  s.q, s.k, s.v, norms, s.rotations, s.pos());             // the cache
+    if (c.arch == Arch::qwen3) {                                           record("attn.q_norm", s.q_norm, c.head_dim);
+                                                                           record("attn.k_norm", s.k_norm, c.head_dim);
+    }
+                                                                           record("attn.q_rope", s.q_rope, c.head_dim);
+                                                                           record("attn.k_rope", s.cache, s.pos(), s.k.n_rows);
+    attention(s.attn_out, s.fast_attention, s.q_rope, s.cache, l, s.pos()); record("attn.mix", s.attn_out);
+    matmul_add(s, s.x, s.attn_out, w.o_proj[l]);                           record("attn.o_proj", s.proj);
+                                                                           record("attn.residual", s.x);
+}
+
+// x (n_tokens, dim) += down_proj(silu(gate_proj(normed)) * up_proj(normed)) of layer l.
+void feed_forward_block(Transformer& m, int l) {
+    const ModelConfig& c = m.file.config;
+    const Weights& w = m.weights;
+    RunState& s = m.state;
+    const DeviceRecorder record(m.trace, l);
+
+    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.norm_eps);                    record("ffn.norm", s.normed);
+    matmul(s, s.normed, {{s.gate, w.gate_proj[l]},
+                         {s.up, w.up_proj[l]}});                           record("ffn.gate_proj", s.gate);
+                                                                           record("ffn.up_proj", s.up);
+    swiglu(s.hidden, s.gate, s.up);                                        record("ffn.swiglu", s.hidden);
+    matmul_add(s, s.x, s.hidden, w.down_proj[l]);                          record("ffn.down_proj", s.proj);
+                                                                           record("ffn.residual", s.x);
+}
+
+// x (n_tokens, dim) of the first n_tokens tokens of s.tokens(): the embedding and all layers.
+void run_layers(Transformer& m, int n_tokens) {
+    const ModelConfig& c = m.file.config;
+    RunState& s = m.state;
+    const DeviceRecorder record(m.trace, -1);
+
+    embed(s.x, m.weights.embedding, s.tokens(), n_tokens);                 record("tokens", s.tokens(), n_tokens, {});
+                                                                           record("embed", s.x);
+    for (int l = 0; l < c.n_layers; l++) {
+        attention_block(m, l);
+        feed_forward_block(m, l);
+    }
+}
+
+// logits (n_tokens, vocab_size) of n_tokens rows of x, from `first` on. At most logit_rows.
+void run_classifier(Transformer& m, int first, int n_tokens) {
+    const ModelConfig& c = m.file.config;
+    const Weights& w = m.weights;
+    RunState& s = m.state;
+    const DeviceRecorder record(m.trace, -1);
+
+    rmsnorm(s.normed, s.x.slice(first, n_tokens), w.norm, c.norm_eps);  record("norm", s.normed);
+    fp16_matmul(s.logits, s.normed, w.classifier);                            record("logits", s.logits);
+}
+// clang-format on
+
+// Puts a chunk's position and ids where a step finds them.
+void set_inputs(RunState& s, std::span<const int> tokens, int pos) {
+    s.rotations.reach(pos + int(tokens.size()));
+    std::vector<int> inputs{pos};
+    inputs.insert(inputs.end(), tokens.begin(), tokens.end());
+    s.inputs.upload(inputs.data(), inputs.size());
+}
+
+// Runs a chunk of up to max_chunk tokens, tokens[i] at position pos + i; each attends to every position up to
+// its own. Returns logits (n_logits, vocab_size), those of the last n_logits tokens: none, one or all.
+// Preconditions: pos + tokens.size() <= context; positions before pos have been run.
+std::span<const float> forward(Transformer& m, std::span<const int> tokens, int pos, int n_logits) {
+    RunState& s = m.state;
+    const int n_tokens = int(tokens.size());
+    const size_t vocab_size = size_t(m.file.config.vocab_size), n_values = size_t(n_logits) * vocab_size;
+    set_inputs(s, tokens, pos);
+    run_layers(m, n_tokens);
+    s.host_logits.resize(std::max(s.host_logits.size(), n_values));
+    for (int i = 0; i < n_logits; i += logit_rows) {
+        const int n = std::min(logit_rows, n_logits - i);
+        run_classifier(m, n_tokens - n_logits + i, n);
+        download(s.host_logits.data() + size_t(i) * vocab_size, s.logits.get(), size_t(n) * vocab_size);
+    }
+    return {s.host_logits.data(), n_values};
+}
+
+// ----------------------------------------------------------------------------
 // int4 -> fp16, in registers
 //
 // 0x6400 is 1024 in fp16, and the lowest of its ten mantissa bits is worth 1. So 0x6400 | q is 1024 + q for a
@@ -969,13 +1220,6 @@ inline int count_tiles(const AwqProducts& products, int width) {
     return n;
 }
 
-// Where there are too few tiles to occupy the device, n_splits blocks compute each tile, from different input
-// channels. Each writes its sums to memory; the last to arrive adds them up.
-struct SplitScratch {
-    float* partials = nullptr;     // (n_splits, n_tiles, values of a tile)
-    unsigned* arrivals = nullptr;  // (n_tiles,), 0 between launches; see is_last()
-};
-
 // For awq_gemv: n values of each thread, which are sums over its block's inputs. Returns whether the block is
 // the one to write the result: then the values are the sums over all blocks that share its tile, in their
 // order, so that the result does not depend on which is last.
@@ -997,10 +1241,6 @@ __device__ inline bool add_splits(float* values, const SplitScratch& scratch, un
     }
     return true;
 }
-
-constexpr int max_splits = 16;            // blocks that share a tile
-constexpr int max_tiles = 4096;           // of one launch that is split
-constexpr size_t max_partials = 1 << 22;  // values; launches that would need more are split less
 
 // The number of blocks per tile, at most `most`, that gives every multiprocessor a few blocks and fits the
 // scratch memory.
@@ -1375,18 +1615,6 @@ void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const Aw
     run_gemm<tile_tokens>(scratch, x, n_tokens, products, n_splits);
 }
 
-// ----------------------------------------------------------------------------
-// Products in the forward pass
-
-// The memory of splits, that of one launch after the other.
-struct SplitMemory {
-    DeviceBuffer<float> partials{max_partials};
-    DeviceBuffer<unsigned> arrivals{max_tiles};
-
-    SplitMemory() { arrivals.clear(); }
-    SplitScratch scratch() const { return {partials.get(), arrivals.get()}; }
-};
-
 // By the kernel that suits the number of tokens: more of them share a weight that is read, but a tile that is
 // not full multiplies by zeros.
 void run_fused(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products) {
@@ -1394,231 +1622,6 @@ void run_fused(const SplitScratch& scratch, const half* x, int n_tokens, const A
     : n_tokens <= 16 ? run_gemm<16>(scratch, x, n_tokens, products)
     : n_tokens <= 32 ? run_gemm<32>(scratch, x, n_tokens, products)
                      : run_gemm<64>(scratch, x, n_tokens, products);
-}
-
-// ----------------------------------------------------------------------------
-// The tensors of a file
-
-// Every tensor in the order of the file. A member is made as it stands here (C++ makes members in the order
-// of their declaration), so the list of names and shapes and the pointers into device memory are the same
-// lines.
-struct Weights {
-    TensorList file;
-    ModelConfig c;
-
-    using Vectors = std::vector<const half*>;  // one of each layer
-    Vectors attn_norm = file.vectors<half>(c, "attn.norm", c.dim);
-    Vectors ffn_norm = file.vectors<half>(c, "ffn.norm", c.dim);
-    const half* norm = file.next<half>("norm", {c.dim});
-    const half* embedding = file.next<half>("embed", {c.vocab_size, c.dim});
-    std::vector<AwqMatrix> q_proj = awq_layers("attn.q_proj", c.dim, c.q_dim());
-    std::vector<AwqMatrix> k_proj = awq_layers("attn.k_proj", c.dim, c.kv_dim());
-    std::vector<AwqMatrix> v_proj = awq_layers("attn.v_proj", c.dim, c.kv_dim());
-    std::vector<AwqMatrix> o_proj = awq_layers("attn.o_proj", c.q_dim(), c.dim);
-    std::vector<AwqMatrix> gate_proj = awq_layers("ffn.gate_proj", c.dim, c.hidden_dim);  // w1 in llama2.c
-    std::vector<AwqMatrix> down_proj = awq_layers("ffn.down_proj", c.hidden_dim, c.dim);  // w2
-    std::vector<AwqMatrix> up_proj = awq_layers("ffn.up_proj", c.dim, c.hidden_dim);      // w3
-    const half* classifier =
-        c.shared_classifier ? embedding : file.next<half>("classifier", {c.vocab_size, c.dim});
-    Vectors q_norm = c.has_head_norms() ? file.vectors<half>(c, "attn.q_norm", c.head_dim) : Vectors();
-    Vectors k_norm = c.has_head_norms() ? file.vectors<half>(c, "attn.k_norm", c.head_dim) : Vectors();
-
-    AwqMatrix awq(const std::string& name, int n_in, int n_out) {
-        AwqMatrix m;
-        m.n_in = n_in, m.n_out = n_out, m.group_size = c.group_size;
-        m.qweight = file.next<uint32_t>(name + ".qweight", {n_in, n_out / 8});
-        m.qzeros = file.next<uint32_t>(name + ".qzeros", {n_in / c.group_size, n_out / 8});
-        m.scales = file.next<half>(name + ".scales", {n_in / c.group_size, n_out});
-        return m;
-    }
-    std::vector<AwqMatrix> awq_layers(const char* part, int n_in, int n_out) {
-        return file.layers(c, part, [&](const std::string& name) { return awq(name, n_in, n_out); });
-    }
-    // The matrices of all layers.
-    std::vector<AwqMatrix*> matrices() {
-        std::vector<AwqMatrix*> all;
-        for (auto* part : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
-            for (AwqMatrix& m : *part) all.push_back(&m);
-        return all;
-    }
-};
-
-// ----------------------------------------------------------------------------
-// Everything a run needs besides the weights. Members are made where they stand, as those of Weights are
-
-constexpr int max_chunk = is_gpu ? 512 : 64;  // tokens of a prompt that go through together
-constexpr int logit_rows = 16;                // tokens whose logits are computed at a time
-
-struct RunState {
-    ModelConfig c;
-    Options options;
-    int context;  // positions whose keys and values are kept
-    bool traced;  // every step is recorded
-
-    // A row per token of the chunk.
-    int n = std::min(max_chunk, context), n_traced = traced ? n : 0;
-    DeviceRows<float> x{n, c.dim};       // the residual stream
-    DeviceRows<half> normed{n, c.dim};   // normalized x
-    DeviceRows<float> q{n, c.q_dim()};   // n_heads * head_dim
-    DeviceRows<float> k{n, c.kv_dim()};  // n_kv_heads * head_dim
-    DeviceRows<float> v{n, c.kv_dim()};
-    DeviceRows<half> q_rope{n, c.q_dim()};  // rotated
-    DeviceRows<half> attn_out{n, c.q_dim()};
-    DeviceRows<float> gate{n, c.hidden_dim};
-    DeviceRows<float> up{n, c.hidden_dim};
-    DeviceRows<half> hidden{n, c.hidden_dim};  // silu(gate) * up
-    DeviceRows<float> logits{std::min(logit_rows, n), c.vocab_size};
-    DeviceRows<float> proj{n_traced, c.dim};        // the output of o_proj and down_proj
-    DeviceRows<float> q_norm{n_traced, c.q_dim()};  // as q and k, normalized heads
-    DeviceRows<float> k_norm{n_traced, c.kv_dim()};
-
-    DeviceBuffer<int> inputs{size_t(1 + n)};  // the position of the first token, then the tokens
-    DeviceKvCache cache{c, context};
-    RotationTable rotations{c, context};
-    bool plain = options.own.at("--matmul") == "plain";  // products by awq_reference
-    SplitMemory splits{};
-    FastMatmul fast_matmul{c, options, n};  // what the engine needs for its forms of these
-    FastAttention fast_attention{c, context};
-    std::vector<float> host_logits{};  // (1 or n, vocab_size)
-
-    const int* pos() const { return inputs.get(); }
-    const int* tokens() const { return inputs.get() + 1; }
-};
-
-using Transformer = DeviceTransformerOf<Weights, RunState>;
-
-// Where a product goes: out (n_tokens, n_out) = x * w.
-struct Projection {
-    DeviceRows<float>& out;
-    const AwqMatrix& w;
-};
-
-void run_products(const RunState& s, const DeviceRows<half>& x, const AwqProducts& products) {
-    if (fast_matmul(s.fast_matmul, x.get(), x.n_rows, products)) return;
-    s.plain ? run_reference(x.get(), x.n_rows, products)
-            : run_fused(s.splits.scratch(), x.get(), x.n_rows, products);
-}
-
-// The products of one input with several matrices, in one launch: q, k and v; gate and up.
-void matmul(const RunState& s, const DeviceRows<half>& x, std::initializer_list<Projection> projections) {
-    AwqProducts products;
-    for (const Projection& p : projections) {
-        p.out.n_rows = x.n_rows;
-        products.items[products.n++] = {p.w, p.out.get(), false};
-    }
-    run_products(s, x, products);
-}
-
-// x += input * w. The kernel adds to x itself; if s.proj has memory, which only traces need, it gets the
-// product.
-void matmul_add(RunState& s, DeviceRows<float>& x, const DeviceRows<half>& input, const AwqMatrix& w) {
-    if (s.proj.is_allocated()) {
-        matmul(s, input, {{s.proj, w}});
-        add(x, s.proj);
-    } else {
-        run_products(s, input, {{{w, x.get(), true}}, 1});
-    }
-}
-
-// ----------------------------------------------------------------------------
-// The forward pass, side by side with golden/forward.py: an operation per line, and behind it the name under
-// which a trace has its result. Token ids and positions lie on the device (s.tokens(), s.pos()), so that the
-// launches of a step do not depend on them: the engine captures them as a graph.
-// clang-format off
-
-// x (n_tokens, dim) += attention of layer l, for tokens at positions *s.pos(), *s.pos() + 1, ...
-void attention_block(Transformer& m, int l) {
-    const ModelConfig& c = m.file.config;
-    const Weights& w = m.weights;
-    RunState& s = m.state;
-    const DeviceRecorder record(m.trace, l);
-    QkNorms norms;  // none in a Llama
-    if (c.arch == Arch::qwen3) norms = {w.q_norm[l], w.k_norm[l], c.norm_eps};
-
-    rmsnorm(s.normed, s.x, w.attn_norm[l], c.norm_eps);                   record("attn.norm", s.normed);
-    matmul(s, s.normed, {{s.q, w.q_proj[l]},                               // q, k and v read the same input
-                         {s.k, w.k_proj[l]},
-                         {s.v, w.v_proj[l]}});                             record("attn.q_proj", s.q);
-                                                                           record("attn.k_proj", s.k);
-                                                                           record("attn.v_proj", s.v);
-    prepare_heads(s.q_rope, s.cache, l, s.q_norm, s.k_norm,                // q_norm, k_norm, RoPE; k and v into
-                  s.q, s.k, s.v, norms, s.rotations, s.pos());             // the cache
-    if (c.arch == Arch::qwen3) {                                           record("attn.q_norm", s.q_norm, c.head_dim);
-                                                                           record("attn.k_norm", s.k_norm, c.head_dim);
-    }
-                                                                           record("attn.q_rope", s.q_rope, c.head_dim);
-                                                                           record("attn.k_rope", s.cache, s.pos(), s.k.n_rows);
-    attention(s.attn_out, s.fast_attention, s.q_rope, s.cache, l, s.pos()); record("attn.mix", s.attn_out);
-    matmul_add(s, s.x, s.attn_out, w.o_proj[l]);                           record("attn.o_proj", s.proj);
-                                                                           record("attn.residual", s.x);
-}
-
-// x (n_tokens, dim) += down_proj(silu(gate_proj(normed)) * up_proj(normed)) of layer l.
-void feed_forward_block(Transformer& m, int l) {
-    const ModelConfig& c = m.file.config;
-    const Weights& w = m.weights;
-    RunState& s = m.state;
-    const DeviceRecorder record(m.trace, l);
-
-    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.norm_eps);                    record("ffn.norm", s.normed);
-    matmul(s, s.normed, {{s.gate, w.gate_proj[l]},
-                         {s.up, w.up_proj[l]}});                           record("ffn.gate_proj", s.gate);
-                                                                           record("ffn.up_proj", s.up);
-    swiglu(s.hidden, s.gate, s.up);                                        record("ffn.swiglu", s.hidden);
-    matmul_add(s, s.x, s.hidden, w.down_proj[l]);                          record("ffn.down_proj", s.proj);
-                                                                           record("ffn.residual", s.x);
-}
-
-// x (n_tokens, dim) of the first n_tokens tokens of s.tokens(): the embedding and all layers.
-void run_layers(Transformer& m, int n_tokens) {
-    const ModelConfig& c = m.file.config;
-    RunState& s = m.state;
-    const DeviceRecorder record(m.trace, -1);
-
-    embed(s.x, m.weights.embedding, s.tokens(), n_tokens);                 record("tokens", s.tokens(), n_tokens, {});
-                                                                           record("embed", s.x);
-    for (int l = 0; l < c.n_layers; l++) {
-        attention_block(m, l);
-        feed_forward_block(m, l);
-    }
-}
-
-// logits (n_tokens, vocab_size) of n_tokens rows of x, from `first` on. At most logit_rows.
-void run_classifier(Transformer& m, int first, int n_tokens) {
-    const ModelConfig& c = m.file.config;
-    const Weights& w = m.weights;
-    RunState& s = m.state;
-    const DeviceRecorder record(m.trace, -1);
-
-    rmsnorm(s.normed, s.x.slice(first, n_tokens), w.norm, c.norm_eps);  record("norm", s.normed);
-    fp16_matmul(s.logits, s.normed, w.classifier);                            record("logits", s.logits);
-}
-// clang-format on
-
-// Puts a chunk's position and ids where a step finds them.
-void set_inputs(RunState& s, std::span<const int> tokens, int pos) {
-    s.rotations.reach(pos + int(tokens.size()));
-    std::vector<int> inputs{pos};
-    inputs.insert(inputs.end(), tokens.begin(), tokens.end());
-    s.inputs.upload(inputs.data(), inputs.size());
-}
-
-// Runs a chunk of up to max_chunk tokens, tokens[i] at position pos + i; each attends to every position up to
-// its own. Returns logits (n_logits, vocab_size), those of the last n_logits tokens: none, one or all.
-// Preconditions: pos + tokens.size() <= context; positions before pos have been run.
-std::span<const float> forward(Transformer& m, std::span<const int> tokens, int pos, int n_logits) {
-    RunState& s = m.state;
-    const int n_tokens = int(tokens.size());
-    const size_t vocab_size = size_t(m.file.config.vocab_size), n_values = size_t(n_logits) * vocab_size;
-    set_inputs(s, tokens, pos);
-    run_layers(m, n_tokens);
-    s.host_logits.resize(std::max(s.host_logits.size(), n_values));
-    for (int i = 0; i < n_logits; i += logit_rows) {
-        const int n = std::min(logit_rows, n_logits - i);
-        run_classifier(m, n_tokens - n_logits + i, n);
-        download(s.host_logits.data() + size_t(i) * vocab_size, s.logits.get(), size_t(n) * vocab_size);
-    }
-    return {s.host_logits.data(), n_values};
 }
 
 // ----------------------------------------------------------------------------
@@ -1723,26 +1726,15 @@ inline std::string to_nfc(std::string_view s) {
 }
 #endif
 
-// s with U+FFFD for what is ill-formed.
-inline std::string repaired(std::string_view s) {
+// s as the rule for every text says that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in
+// front is no part of it. What is ill-formed throws UsageError, or becomes U+FFFD where there is no name.
+inline std::string valid_text(std::string_view s, const char* name = nullptr) {
     std::string out;
-    while (!s.empty()) {
-        const int n = utf8_length(s);
-        out += n > 0 ? s.substr(0, size_t(n)) : "\xEF\xBF\xBD";
-        s.remove_prefix(n > 0 ? size_t(n) : 1);
-    }
-    return out;
-}
-
-// The rule for every text that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in front is no
-// part of it. Throws UsageError.
-inline std::string given_text(const std::string& name, std::string_view s) {
-    std::string out;
-    for (size_t i = s.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < s.size();) {
-        const int n = utf8_length(s.substr(i));
-        if (n < 0) fail<UsageError>(name, " is not UTF-8 at byte ", i);
-        if (!s.substr(i).starts_with("\r\n")) out += s.substr(i, size_t(n));
-        i += size_t(n);
+    for (size_t i = name && s.starts_with("\xEF\xBB\xBF") ? 3 : 0, n; i < s.size(); i += n) {
+        const int length = utf8_length(s.substr(i));
+        if (length < 0 && name) fail<UsageError>(name, " is not UTF-8 at byte ", i);
+        n = size_t(std::max(length, 1));
+        if (!name || !s.substr(i).starts_with("\r\n")) out += length < 0 ? "\xEF\xBF\xBD" : s.substr(i, n);
     }
     return out;
 }
@@ -1851,23 +1843,18 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
         fail("file is ", bytes.size(), " bytes, but its tokenizer section is ", size, " bytes at ", end);
     return {c, bytes, bytes.subspan(header_size, end - header_size), bytes.subspan(end)};
 }
-// ---- section tokenizer -----------------------------------------------------
+// ---- section tokenizer and sampler -----------------------------------------
 // Text <-> token ids: byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of
 // the model file; ids are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
 //
-//   UTF-8 -> added tokens -> NFC -> added tokens -> regular expressions -> byte-pair encoding of each word
+//   UTF-8 -> added tokens -> NFC -> regular expressions -> byte-pair encoding of each word
 
 struct Tokenizer {
     enum Flag : uint32_t { nfc = 1, ignore_merges = 2, adds_bos = 4, has_chat = 8, has_steps = 16 };
     enum TokenFlag : uint8_t { defined = 1, word = 2, special = 4 };
-    enum AddedFlag : uint32_t { normalized = 2, looks_around = 4 + 8 + 16 };
+    enum AddedFlag : uint32_t { normalized = 2, unusual = 4 + 8 + 16 };
     enum ChatFlag : uint32_t { trims_user = 2, trims_answer = 4, drops_thoughts = 8 + 128, strips = 8 + 64 };
     enum Piece { opening, user = 5, user_end, answer, answer_end, generate, n_pieces = 13 };
-    struct Added {
-        std::string text;
-        int id;
-        bool is_normalized;  // found in normalized text
-    };
 
     uint32_t flags = 0, chat_flags = 0;
     int bos_id = -1;
@@ -1877,7 +1864,7 @@ struct Tokenizer {
     std::unordered_map<std::string_view, int> words;  // tokens that text becomes, each single byte among them
     std::map<std::pair<int, int>, size_t> ranks;      // of neighbours that may merge; the lowest does
     std::vector<int> merged;                          // by rank: what they become
-    std::vector<Added> added;                         // the longest first
+    std::vector<int> added;                           // ids of those cut out of a text, the longest first
     std::vector<Pattern> steps;
     std::array<std::string, n_pieces> chat;
 
@@ -1925,19 +1912,15 @@ struct Tokenizer {
             merged.push_back(id());
         }
         for (uint32_t i = 0; i < n_added; i++) {
-            const int token_id = id();
-            const uint32_t f = u32();
-            check(!(f & looks_around), "an added token looks around");
-            added.push_back({"", token_id, (f & normalized) != 0});
+            added.push_back(id());
+            check((u32() & (flags & nfc ? unusual | normalized : unusual)) == 0,
+                  "an added token looks around");
         }
         token_flags = take(size_t(vocab_size)), bytes = take(bytes_size);
         for (int i = 0; i < vocab_size; i++)
             if (token_flags[i] & word) words[token(i)] = i;
-        for (Added& a : added) {
-            a.text = a.is_normalized && flags & nfc ? to_nfc(token(a.id)) : token(a.id);
-            check(!a.text.empty(), "an added token is empty");
-        }
-        std::ranges::stable_sort(added, std::greater{}, [](const Added& a) { return a.text.size(); });
+        std::ranges::stable_sort(added, std::greater{}, [&](int i) { return token(i).size(); });
+        check(added.empty() || !token(added.back()).empty(), "an added token is empty");
         for (const size_t end = rest.size() - std::min<size_t>(pattern_size, rest.size());
              rest.size() > end;) {
             check(steps.size() < 16, "there are too many patterns");
@@ -1951,34 +1934,26 @@ struct Tokenizer {
         for (std::string& piece : chat) piece = take(u32());
     }
 
-    // The ids of a text; tokens such as <|eot_id|> inside it become theirs. wants_bos: with BOS in front, if
-    // this tokenizer does so.
+    // The ids of a text. Added tokens such as <|eot_id|> inside it become theirs, of those that begin at one
+    // place the longest; what is between them is cut into words. wants_bos: with BOS in front, if this
+    // tokenizer does so.
     std::vector<int> encode(std::string_view text, bool wants_bos) const {
         std::vector<int> ids;
         if (wants_bos && flags & adds_bos) ids.push_back(bos_id);
-        cut_added(repaired(text), false, ids);
-        return ids;
-    }
-
-    // Cuts s at the added tokens in it, of those at one place the longest: first at the ones that are found
-    // in the text as it is; then, in what is between them, at those that are found in normalized text.
-    void cut_added(std::string_view s, bool is_normalized, std::vector<int>& ids) const {
-        size_t done = 0;  // what is before it has its ids
-        for (size_t i = 0; i <= s.size();) {
-            const auto found = std::ranges::find_if(added, [&](const Added& a) {
-                return a.is_normalized == is_normalized && s.substr(i).starts_with(a.text);
-            });
-            if (found == added.end() && i < s.size()) {
-                i++;
-                continue;
-            }
-            const std::string_view part = s.substr(done, i - done);
-            if (is_normalized) cut(part, 0, ids);
-            if (!is_normalized) cut_added(flags & nfc ? to_nfc(part) : part, true, ids);
+        const std::string valid = valid_text(text);
+        const std::string_view s = valid;
+        for (size_t done = 0, i = 0; i <= s.size(); i++) {  // what is before done has its ids
+            const auto begins = [&](int a) { return s.substr(i).starts_with(token(a)); };
+            const auto found = std::ranges::find_if(added, begins);
+            if (found == added.end() && i < s.size()) continue;
+            const std::string part(s.substr(done, i - done));
+            cut(flags & nfc ? to_nfc(part) : part, 0, ids);
             if (found == added.end()) break;
-            ids.push_back(found->id);
-            done = i += found->text.size();
+            ids.push_back(*found);
+            done = i + token(*found).size();
+            i = done - 1;
         }
+        return ids;
     }
 
     // Cuts s at the matches of a step's pattern. Each part goes on to the next step, and so does what no
@@ -2041,13 +2016,10 @@ struct Tokenizer {
         return out + chat[generate];
     }
 };
-// ---- end of tokenizer ------------------------------------------------------
 
-// ---- section sampler -------------------------------------------------------
 // Logits -> the next token. Temperature 0 takes the most probable one. Otherwise divide by the temperature,
 // keep the top_k most probable tokens, of those the most probable that together have top_p of the
-// probability, and draw
-
+// probability, and draw.
 struct Sampler {
     float temperature;
     int top_k;
@@ -2088,7 +2060,7 @@ struct Sampler {
         return int(ids.back());
     }
 };
-// ---- end of sampler --------------------------------------------------------
+// ---- end of tokenizer and sampler ------------------------------------------
 
 // ----------------------------------------------------------------------------
 // Recording and writing a trace
@@ -2206,8 +2178,11 @@ inline Options parse_options(int argc, char** argv) {
         {"-j", [&] { o.threads = number(1, 1024); }},
         {"--trace", [&] { o.trace = value; }},
         {"--ppl", [&] { o.ppl = value; }},
+        {"-m",
+         [&] {
+             o.chat = one_of({"generate", "chat"}) == "chat";
+         }},
     };
-    options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
     options["--ids"] = [&] {
         for (std::istringstream list(value + ","); std::getline(list, value, ',');)
             o.ids.push_back(number(0, INT32_MAX));
@@ -2318,8 +2293,7 @@ struct Session {
         size_t n_scored = 0;
         for (size_t i = 0; i < ids.size() && n_new > 0; i += n_new) {
             std::vector<int> window = bos;
-            std::ranges::copy(std::span(ids).subspan(i, std::min(n_new, ids.size() - i)),
-                              std::back_inserter(window));
+            window.insert(window.end(), &ids[i], &ids[i] + std::min(n_new, ids.size() - i));
             held.clear();
             while (held.size() + 1 < window.size()) {
                 auto logits = run(std::span(window).first(window.size() - 1));
@@ -2341,7 +2315,7 @@ struct Session {
 
 inline void run(const Options& o) {
     std::optional<std::string> text = o.file ? read_bytes(*o.file) : o.prompt;
-    if (text) text = given_text("the prompt", *text);
+    if (text) text = valid_text(*text, "the prompt");
     if (o.file && text->ends_with('\n')) text->pop_back();  // its last line has ended; the text may go on
     if (text && !o.ids.empty()) fail<UsageError>("there is a prompt twice: as text, and as --ids");
 #ifdef _OPENMP
@@ -2358,15 +2332,11 @@ inline void run(const Options& o) {
         fail<UsageError>("there is no tokenizer, in this file or in this program: use --ids");
     if (o.chat && !(tokenizer->flags & Tokenizer::has_chat))
         fail<UsageError>("-m chat: this file has no chat template");
-
-    // A small model that never draws soon repeats itself: in chat it does, unless told otherwise.
-    const bool draws = o.chat && !o.temp && c.temperature == 0;
-    const float temperature = o.temp.value_or(draws ? 0.1f : c.temperature);
-    const float top_p = o.top_p.value_or(draws ? 0.9f : c.top_p);
+    const float temperature = o.temp.value_or(c.temperature), top_p = o.top_p.value_or(c.top_p);
     const uint64_t seed = o.seed.value_or(std::random_device()());
     Session s{*m, tokenizer, {temperature, o.top_k.value_or(c.top_k), top_p, std::mt19937_64(seed)}};
     if (o.ppl) {
-        s.print_perplexity(given_text("--ppl: the text", read_bytes(*o.ppl)));
+        s.print_perplexity(valid_text(read_bytes(*o.ppl), "--ppl: the text"));
     } else if (!o.chat) {
         std::vector<int> ids = text ? tokenizer->encode(*text, true) : o.ids;
         if (ids.empty() && c.bos_id >= 0) ids = {c.bos_id};
@@ -2382,7 +2352,7 @@ inline void run(const Options& o) {
     while (o.chat && (!line.empty() || std::getline(std::cin, line))) {
         if (line.ends_with('\r')) line.pop_back();
         if (line.empty()) continue;
-        messages.push_back(given_text("a line of standard input", std::exchange(line, "")));
+        messages.push_back(valid_text(std::exchange(line, ""), "a line of standard input"));
         messages.push_back(s.generate(tokenizer->encode(tokenizer->chat_text(messages), false), ""));
     }
     if (o.trace) trace.write(*o.trace);

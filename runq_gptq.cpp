@@ -84,7 +84,7 @@ template <class Error = std::runtime_error>
 
 // Calls body(i) for each i below n, in all threads.
 void parallel_for(int64_t n, auto body) {
-#pragma omp parallel for if (n > 1)
+#pragma omp parallel for schedule(guided) if (n > 1)
     for (int64_t i = 0; i < n; i++) body(int(i));
 }
 
@@ -270,12 +270,12 @@ inline void swiglu(float* out, const float* gate, const float* up, int n) {
 }
 
 // lift attend
-// One query (head_dim,) against the keys and values of its kv head, (n_positions, head_dim) each -> scores
-// and probs (n_positions,), out (head_dim,).
+// One query (head_dim,) against the keys and values of its kv head, those of position p at p * stride ->
+// scores and probs (n_positions,), which may be one array, and out (head_dim,).
 inline void attend(float* out, float* scores, float* probs, const float* q, const float* keys,
-                   const float* values, int n_positions, int head_dim) {
+                   const float* values, int n_positions, int head_dim, int stride) {
     for (int p = 0; p < n_positions; p++) {
-        const float* key = keys + int64_t(p) * head_dim;
+        const float* key = keys + int64_t(p) * stride;
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < head_dim; i++) sum += q[i] * key[i];
@@ -285,7 +285,7 @@ inline void attend(float* out, float* scores, float* probs, const float* q, cons
     softmax(probs, n_positions);
     for (int i = 0; i < head_dim; i++) out[i] = 0;
     for (int p = 0; p < n_positions; p++) {
-        const float* value = values + int64_t(p) * head_dim;
+        const float* value = values + int64_t(p) * stride;
         for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
     }
 }
@@ -352,63 +352,56 @@ inline void add(Rows& x, const Rows& y) {
     });
 }
 
-// The keys and values of every position so far, (n_layers, n_kv_heads, context, head_dim) each. Memory is
+// The keys and values of every position so far, (n_layers, context, n_kv_heads * head_dim) each. Memory is
 // taken as positions are used.
 struct KvCache {
-    int n_kv_heads, head_dim, context;
+    int head_dim, kv_dim, context;
     std::unique_ptr<float[]> keys, values;
 
     KvCache(const ModelConfig& c, int n_positions)
-        : n_kv_heads(c.n_kv_heads), head_dim(c.head_dim), context(n_positions) {
-        const size_t n = size_t(c.n_layers) * size_t(c.kv_dim()) * size_t(context);
-        keys = std::make_unique_for_overwrite<float[]>(n);
-        values = std::make_unique_for_overwrite<float[]>(n);
+        : head_dim(c.head_dim), kv_dim(c.kv_dim()), context(n_positions) {
+        keys = std::make_unique_for_overwrite<float[]>(at(c.n_layers, 0));
+        values = std::make_unique_for_overwrite<float[]>(at(c.n_layers, 0));
     }
-    size_t at(int layer, int head, int pos) const {
-        return ((size_t(layer) * n_kv_heads + head) * context + pos) * head_dim;
-    }
+    size_t at(int layer, int pos) const { return (size_t(layer) * context + pos) * kv_dim; }
     // k and v (n_tokens, n_kv_heads * head_dim), of positions pos, pos + 1, ...
     void append(int layer, int pos, const Rows& k, const Rows& v) {
-        for (int t = 0; t < k.n_rows; t++) {
-            for (int h = 0; h < n_kv_heads; h++) {
-                std::copy_n(k.row(t) + h * head_dim, head_dim, &keys[at(layer, h, pos + t)]);
-                std::copy_n(v.row(t) + h * head_dim, head_dim, &values[at(layer, h, pos + t)]);
-            }
-        }
+        std::copy(k.row(0), k.row(k.n_rows), &keys[at(layer, pos)]);
+        std::copy(v.row(0), v.row(v.n_rows), &values[at(layer, pos)]);
     }
 };
 
-// What each head makes of each position, before or after softmax, if a trace wants it: (n_tokens, n_heads,
-// context), of which token t has the first pos + t + 1 positions.
+// What each head makes of each position, before or after softmax, if a trace wants it: row t * n_heads + h is
+// of token t, whose first pos + t + 1 positions count.
 struct HeadScores : Rows {
-    int n_heads, context, pos = 0;
+    int n_heads, pos = 0;
 
     HeadScores(bool is_wanted, int max_tokens, int heads, int n_positions)
-        : Rows(is_wanted ? max_tokens : 0, heads * n_positions), n_heads(heads), context(n_positions) {}
-    float* of_head(int t, int h) { return row(t) + size_t(h) * size_t(context); }
-    const float* of_head(int t, int h) const { return row(t) + size_t(h) * size_t(context); }
+        : Rows(is_wanted ? max_tokens * heads : 0, n_positions), n_heads(heads) {}
 };
 
 // Attention of a chunk: q (n_tokens, n_heads * head_dim), rotated, of tokens at positions pos, pos + 1, ...,
 // each against all positions up to its own -> out, same shape. Their keys and values are in the cache.
 inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, const KvCache& cache,
                       int layer, int pos) {
-    const int d = cache.head_dim, n_heads = q.n_cols / d, heads_per_kv = n_heads / cache.n_kv_heads;
-    out.n_rows = scores.n_rows = probs.n_rows = q.n_rows;
+    const int d = cache.head_dim, n_heads = q.n_cols / d, heads_per_kv = n_heads * d / cache.kv_dim;
+    const bool keeps = !scores.values.empty();
+    out.n_rows = q.n_rows;
+    scores.n_rows = probs.n_rows = q.n_rows * n_heads;
     scores.pos = probs.pos = pos;
     parallel_for(int64_t(q.n_rows) * n_heads, [&](int i) {
         const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
-        const size_t first = cache.at(layer, h / heads_per_kv, 0);
-        std::vector<float> unkept(scores.values.empty() ? size_t(n_positions) : 0);
-        float* s = scores.values.empty() ? unkept.data() : scores.of_head(t, h);
-        float* p = probs.values.empty() ? unkept.data() : probs.of_head(t, h);
-        attend(out.row(t) + h * d, s, p, q.row(t) + h * d, &cache.keys[first], &cache.values[first],
-               n_positions, d);
+        const size_t first = cache.at(layer, 0) + size_t(h / heads_per_kv) * d;
+        std::vector<float> unkept(keeps ? 0 : size_t(n_positions));
+        attend(out.row(t) + h * d, keeps ? scores.row(i) : unkept.data(),
+               keeps ? probs.row(i) : unkept.data(), q.row(t) + h * d, &cache.keys[first],
+               &cache.values[first], n_positions, d, cache.kv_dim);
     });
 }
 
-// ---- section tensors -------------------------------------------------------
-// A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place
+// ---- section tensors and options -------------------------------------------
+// A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place. What
+// the command line asks for, and a record of all that a run computes
 
 static_assert(std::endian::native == std::endian::little);
 constexpr size_t header_size = 256;
@@ -476,10 +469,6 @@ struct TransformerOf {
     RunState state;
     struct Trace* trace = nullptr;  // not null: record every step
 };
-// ---- end of tensors --------------------------------------------------------
-
-// ---- section options -------------------------------------------------------
-// What the command line asks for, and a record of all that a run computes
 
 // An option of one program alone. Its value is one of `choices`, the first by default.
 struct OwnOption {
@@ -537,7 +526,7 @@ struct Recorder {
     template <class Matrix>  // a product, and in one layer the integer sums of its groups
     void operator()(const std::string& name, const Rows& out, const Int8Rows& x, const Matrix& w) const;
 };
-// ---- end of options --------------------------------------------------------
+// ---- end of tensors and options --------------------------------------------
 
 // Of a matrix that is no int8 codes as it stands, the sums are those of its expanded rows.
 struct GptqMatrix;
@@ -579,81 +568,58 @@ struct GptqMatrix {
 // The codes of a row in n_bytes, of 2 or 4 bits: (8 * n_bytes / bits,). The row is cut into blocks of 64
 // bytes, what is left into one of 32, then one of 16. In a block of B bytes, byte j holds codes j, j + B,
 // j + 2 B, ... from its lowest bits up: vector instructions unpack it by a shift and an AND.
-inline void unpack_codes(int16_t* codes, const uint8_t* bytes, int n_bytes, int bits) {
+inline void unpack_codes(int8_t* codes, const uint8_t* bytes, int n_bytes, int bits) {
     const int ones = (1 << bits) - 1;
     for (int block = 64; block >= 16; block /= 2) {
         for (; n_bytes >= block; n_bytes -= block, bytes += block) {
             for (int shift = 0; shift < 8; shift += bits, codes += block)
-                for (int j = 0; j < block; j++) codes[j] = int16_t(bytes[j] >> shift & ones);
+                for (int j = 0; j < block; j++) codes[j] = int8_t(bytes[j] >> shift & ones);
         }
     }
-}
-
-// lift subtract_zeros
-// codes (n,) become times * code - zero, with a zero point for each group: zeros (n / group,).
-inline void subtract_zeros(int16_t* codes, const int16_t* zeros, int times, int n, int group) {
-    for (int g = 0; g < n / group; g++)
-        for (int k = g * group; k < (g + 1) * group; k++) codes[k] = int16_t(times * codes[k] - zeros[g]);
 }
 
 // lift place_kept
-// codes (n,): where the mask (n / 8,) has a 1, the next of kept (n / 2,) minus its group's zero point; 0
-// elsewhere. Of each four columns two are kept: of columns k to k + 3 kept[k / 2] and the next. Which they
-// are is computed, as a processor would guess branches wrong.
-inline void place_kept(int16_t* codes, const int16_t* kept, const uint8_t* mask, const int16_t* zeros, int n,
-                       int group) {
-    for (int k = 0; k < n; k++) codes[k] = 0;
-    for (int g = 0; g < n / group; g++) {
-        for (int k = g * group; k < (g + 1) * group; k += 4) {
-            const int ones = mask[k / 8] >> k % 8;
-            const int first = (1 - (ones & 1)) * (2 - (ones >> 1 & 1));
-            const int second = 3 - (1 - (ones >> 3 & 1)) * (2 - (ones >> 2 & 1));
-            codes[k + first] = int16_t(kept[k / 2] - zeros[g]);
-            codes[k + second] = int16_t(kept[k / 2 + 1] - zeros[g]);
-        }
+// codes (n,): where the mask (n / 8,) has a 1, the next of kept (n / 2,), which may be the upper half of
+// codes; 0 elsewhere. Of each four columns two are kept. Which they are is computed, as a processor would
+// guess branches wrong.
+inline void place_kept(int8_t* codes, const int8_t* kept, const uint8_t* mask, int n) {
+    for (int k = 0; k < n; k += 4) {
+        const int ones = mask[k / 8] >> k % 8;
+        const int first = (1 - (ones & 1)) * (2 - (ones >> 1 & 1));
+        const int second = 3 - (1 - (ones >> 3 & 1)) * (2 - (ones >> 2 & 1));
+        const int8_t a = kept[k / 2], b = kept[k / 2 + 1];
+        for (int j = 0; j < 4; j++) codes[k + j] = 0;
+        codes[k + first] = a, codes[k + second] = b;
     }
 }
 
-// A row as Q8 has it: value k is codes[k] * scales[k / group_size], group_size the activations'. Codes are
-// int8, in int16 because compilers multiply those faster.
-struct ExpandedRow {
-    std::vector<int16_t> codes;  // (n_cols,)
-    std::vector<float> scales;   // (n_cols / group_size,)
-    std::vector<int16_t> zeros;  // (n_groups,), of the weights' groups
-    std::vector<int16_t> kept;   // (n_codes,), of a sparse matrix
-};
-
-// Row i of w.
-void expand(ExpandedRow& row, const GptqMatrix& w, int i) {
-    const size_t n_groups = size_t(w.n_groups()), first = size_t(i) * n_groups;
-    const size_t n_zero_bytes = (n_groups + 1) / 2, times = size_t(w.group / w.group_size);
-    row.scales.resize(n_groups * times);
-    row.zeros.resize(n_groups);
-    for (size_t g = 0; g < n_groups; g++) {
+// Row i of w as Q8 has it: value k is codes[k] * scales[k / group_size], group_size the activations'. codes
+// (n_cols,) fit int8: what is stored in 8 bits is int8, and all else is a zero point of 0 to 15 taken from a
+// code of 0 to 15, or from 5 times one of 0 to 3. scales: (n_cols / group_size,).
+void expand(int8_t* codes, float* scales, const GptqMatrix& w, int i) {
+    const int n_groups = w.n_groups(), n = w.n_codes / n_groups, n_scales = w.group / w.group_size;
+    const size_t first = size_t(i) * n_groups;
+    const uint8_t* bytes = w.codes + size_t(i) * w.row_bytes();
+    int8_t* stored = codes + (w.n_cols - w.n_codes);  // the upper half, if half of them are 0
+    if (w.bits == 8) {
+        std::copy_n(reinterpret_cast<const int8_t*>(bytes), w.n_codes, stored);
+    } else {
+        unpack_codes(stored, bytes, w.row_bytes(), w.bits);
+    }
+    for (int g = 0; g < n_groups; g++) {
         float scale = w.row_scales != nullptr ? w.row_scales[i] : to_float(w.scales[first + g]);
+        int times = 1, zero = 0;
         if (w.zeros != nullptr) {
-            row.zeros[g] = w.zeros[size_t(i) * n_zero_bytes + g / 2] >> g % 2 * 4 & 15;
+            zero = w.zeros[size_t(i) * ((n_groups + 1) / 2) + g / 2] >> g % 2 * 4 & 15;
         } else if (w.levels != nullptr) {
-            row.zeros[g] = w.levels[first + g] >> 4;
+            times = 5, zero = w.levels[first + g] >> 4;  // zero points are fifths of a code
             scale = float(w.levels[first + g] & 15) * scale;
         }
-        std::fill_n(&row.scales[g * times], times, scale);
+        if (w.bits < 8)
+            for (int k = g * n; k < (g + 1) * n; k++) stored[k] = int8_t(times * stored[k] - zero);
+        std::fill_n(scales + g * n_scales, n_scales, scale);
     }
-
-    const uint8_t* bytes = w.codes + size_t(i) * size_t(w.row_bytes());
-    row.codes.resize(size_t(w.n_cols));
-    if (w.bits == 8) {
-        std::copy_n(reinterpret_cast<const int8_t*>(bytes), w.n_cols, row.codes.begin());
-    } else if (w.mask != nullptr) {
-        row.kept.resize(size_t(w.n_codes));
-        unpack_codes(row.kept.data(), bytes, w.row_bytes(), w.bits);
-        const uint8_t* mask = w.mask + size_t(i) * size_t(w.n_cols / 8);
-        place_kept(row.codes.data(), row.kept.data(), mask, row.zeros.data(), w.n_cols, w.group);
-    } else {
-        unpack_codes(row.codes.data(), bytes, w.row_bytes(), w.bits);
-        const int step = w.levels != nullptr ? 5 : 1;  // with two levels, zero points are fifths of a code
-        subtract_zeros(row.codes.data(), row.zeros.data(), step, w.n_cols, w.group);
-    }
+    if (w.mask != nullptr) place_kept(codes, stored, w.mask + size_t(i) * (w.n_cols / 8), w.n_cols);
 }
 
 // lift quantize_group
@@ -687,33 +653,46 @@ void quantize(Int8Rows& out, const Rows& x, int group_size) {
 }
 
 // lift dot
-// A row of activations (n,) times an expanded row of weights (n,): each group is an exact int32 sum, scaled
-// by both scales; the groups are added up in fp32.
-inline float dot(const int16_t* x, const float* x_scales, const int16_t* w, const float* w_scales, int n,
-                 int group_size) {
-    float sum = 0;
-    for (int g = 0; g < n / group_size; g++) {
-        int32_t acc = 0;
-        for (int k = g * group_size; k < (g + 1) * group_size; k++) acc += int32_t(x[k]) * int32_t(w[k]);
-        sum += float(acc) * (w_scales[g] * x_scales[g]);
+// Rows of activations (n_tokens, n) times a row of weights (n,) -> out (n_tokens,): each group is an exact
+// int32 sum, scaled by both scales; the groups are added up in fp32. Activations are int8, widened to int16,
+// which compilers multiply faster. known_size, if not 0, is group_size, known to the compiler: faster, too.
+template <int n_tokens, int known_size>
+void dot(float* out, const int16_t* x, const float* x_scales, const int8_t* w, const float* w_scales, int n,
+         int group_size) {
+    if (known_size > 0) group_size = known_size;
+    const int n_groups = n / group_size;
+    float total[n_tokens] = {};
+    for (int g = 0; g < n_groups; g++) {
+        int32_t sums[n_tokens] = {};
+        for (int k = g * group_size; k < (g + 1) * group_size; k++)
+            for (int t = 0; t < n_tokens; t++) sums[t] += int32_t(x[t * n + k]) * int32_t(w[k]);
+        for (int t = 0; t < n_tokens; t++)
+            total[t] += float(sums[t]) * (w_scales[g] * x_scales[t * n_groups + g]);
     }
-    return sum;
+    for (int t = 0; t < n_tokens; t++) out[t] = total[t];
 }
 
 // The products of one input with several matrices: q, k and v; gate and up. By far the most time is spent
-// here. A row of weights is read and expanded once for all tokens.
+// here. A row of weights is read and expanded once for all tokens, which it meets four at a time.
 void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<GptqMatrix>> products) {
     if (fast_matmul(x, products)) return;
     const int n = x.n_cols;
     const std::vector<int16_t> wide(x.codes.begin(), x.codes.begin() + ptrdiff_t(x.n_rows) * n);
+    const auto dot_1 = x.group_size == 64 ? dot<1, 64> : dot<1, 0>;
+    const auto dot_4 = x.group_size == 64 ? dot<4, 64> : dot<4, 0>;
     for (const MatrixProduct<GptqMatrix>& p : products) {
         p.out.n_rows = x.n_rows;
         parallel_for(p.w.n_rows, [&](int i) {
-            static thread_local ExpandedRow row;
-            expand(row, p.w, i);
-            for (int t = 0; t < x.n_rows; t++)
-                p.out.row(t)[i] = dot(&wide[size_t(t) * size_t(n)], x.row_scales(t), row.codes.data(),
-                                      row.scales.data(), n, x.group_size);
+            static thread_local Int8Rows row;
+            row.resize(1, n, x.group_size);
+            expand(row.row_codes(0), row.row_scales(0), p.w, i);
+            for (int t = 0, together; t < x.n_rows; t += together) {
+                together = x.n_rows - t < 4 ? 1 : 4;
+                float out[4];
+                (together == 4 ? dot_4 : dot_1)(out, &wide[size_t(t) * n], x.row_scales(t), row.row_codes(0),
+                                                row.row_scales(0), n, x.group_size);
+                for (int k = 0; k < together; k++) p.out.row(t + k)[i] = out[k];
+            }
         });
     }
 }
@@ -721,11 +700,11 @@ void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<GptqMatrix>> 
 // One row of the table per token, dequantized. The table as a whole stays as it is.
 void embed(Rows& out, const GptqMatrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
-    ExpandedRow row;
+    Int8Rows row(1, table.n_cols, table.group_size);
     for (int t = 0; t < out.n_rows; t++) {
-        expand(row, table, tokens[size_t(t)]);
+        expand(row.row_codes(0), row.row_scales(0), table, tokens[t]);
         for (int k = 0; k < out.n_cols; k++)
-            out.row(t)[k] = float(row.codes[size_t(k)]) * row.scales[size_t(k / table.group_size)];
+            out.row(t)[k] = float(row.codes[k]) * row.scales[k / table.group_size];
     }
 }
 
@@ -796,9 +775,9 @@ struct Weights {
             const int32_t* order = file.next<int32_t>(name, {n});
             // Null is what the engine has where it only counts bytes.
             std::vector<int32_t> sorted(order, order != nullptr ? order + n : order);
-            std::ranges::sort(sorted);
+            std::sort(sorted.begin(), sorted.end());
             for (size_t k = 0; k < sorted.size(); k++)
-                if (sorted[k] != int(k)) throw std::runtime_error(name + " does not have every channel once");
+                if (sorted[k] != int(k)) fail(name, " does not have every channel once");
             return order;
         });
     }
@@ -838,19 +817,11 @@ struct Weights {
             const uint8_t* of_row = mask + size_t(i) * size_t(n_cols / 8);
             for (int k = 0; k < n_cols; k += 4) {
                 const int n_kept = std::popcount(of_row[k / 8] >> k % 8 & 15u);
-                if (n_kept == 2) continue;
-                throw std::runtime_error(name + ": row " + std::to_string(i) + " keeps " +
-                                         std::to_string(n_kept) + " of columns " + std::to_string(k) +
-                                         " to " + std::to_string(k + 3) + ", expected 2 of each 4");
+                if (n_kept != 2)
+                    fail(name, ": row ", i, " keeps ", n_kept, " of columns ", k, " to ", k + 3,
+                         ", expected 2 of each 4");
             }
         }
-    }
-    // The matrices that are multiplied: all but the embedding, unless it is the classifier, too.
-    std::vector<GptqMatrix*> multiplied() {
-        std::vector<GptqMatrix*> all{&classifier};
-        for (auto* part : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
-            for (GptqMatrix& m : *part) all.push_back(&m);
-        return all;
     }
 };
 
@@ -891,15 +862,14 @@ using Transformer = TransformerOf<Config, Weights, RunState>;
 // The input of the products that follow, s.xq: x, gathered where there is an order, and quantized. Recorded
 // under the name of x.
 void gather_and_quantize(RunState& s, const Rows& x, const int32_t* order, const Recorder& record,
-                         const std::string& name) {
-    const bool is_gathered = order != nullptr;
-    const std::string step = is_gathered ? name + ".gathered" : name;
-    if (is_gathered) {
+                         std::string name) {
+    if (order != nullptr) {
         gather(s.gathered, x, order);
-        record(step.c_str(), s.gathered);
+        name += ".gathered";
+        record(name.c_str(), s.gathered);
     }
-    quantize(s.xq, is_gathered ? s.gathered : x, s.c.group_size);
-    record(step, s.xq);
+    quantize(s.xq, order != nullptr ? s.gathered : x, s.c.group_size);
+    record(name, s.xq);
 }
 
 // ----------------------------------------------------------------------------
@@ -992,25 +962,22 @@ void check_config(const Config& c) {
         const MatrixFormat& f = c.formats[which];
         const std::string name = Config::kind_names[which];
         if (!f.known())
-            throw std::runtime_error("the format of " + name + " is bits " + std::to_string(f.bits) +
-                                     ", flags " + std::to_string(f.flags) + ", group " +
-                                     std::to_string(f.group) + ", which is none");
+            fail("the format of ", name, " is bits ", int(f.bits), ", flags ", int(f.flags), ", group ",
+                 f.group, ", which is none");
         // Groups fill a row, and so do the activations' groups of up to 64.
         const int n_cols = c.columns(which), multiple = f.group == 128 ? 128 : 64;
-        if (n_cols % multiple != 0)
-            throw std::runtime_error(name + " has " + std::to_string(n_cols) +
-                                     " columns, not a multiple of " + std::to_string(multiple));
+        if (n_cols % multiple != 0) fail(name, " has ", n_cols, " columns, not a multiple of ", multiple);
         has_short_groups = has_short_groups || f.group == 32;
     }
     const MatrixFormat &embed = c.formats[kind::embed], &classifier = c.formats[kind::classifier];
-    if (c.shared_classifier && !(classifier == embed))
-        throw std::runtime_error("the classifier is the embedding, but its format is " +
-                                 format_text(classifier) + ", not " + format_text(embed));
+    if (c.shared_classifier && classifier != embed)
+        fail("the classifier is the embedding, but its format is ", format_text(classifier), ", not ",
+             format_text(embed));
     check_value(c.has_order == 0 || c.has_order == 1, "has_order", c.has_order, "expected 0 to 1");
     // Activations share a scale by 64, or by 32 where a group of weights is as short.
     const int expected = has_short_groups ? 32 : 64;
-    check_value(c.group_size == expected, "group_size", c.group_size,
-                "expected " + std::to_string(expected) + ", the activations'");
+    check_value(c.group_size == expected, "group_size", c.group_size, "expected ", expected,
+                ", the activations'");
 }
 
 size_t read_own_fields(const HeaderReader& h, Config& c);  // below, where the reader is known
@@ -1096,26 +1063,15 @@ inline std::string to_nfc(std::string_view s) {
 }
 #endif
 
-// s with U+FFFD for what is ill-formed.
-inline std::string repaired(std::string_view s) {
+// s as the rule for every text says that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in
+// front is no part of it. What is ill-formed throws UsageError, or becomes U+FFFD where there is no name.
+inline std::string valid_text(std::string_view s, const char* name = nullptr) {
     std::string out;
-    while (!s.empty()) {
-        const int n = utf8_length(s);
-        out += n > 0 ? s.substr(0, size_t(n)) : "\xEF\xBF\xBD";
-        s.remove_prefix(n > 0 ? size_t(n) : 1);
-    }
-    return out;
-}
-
-// The rule for every text that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in front is no
-// part of it. Throws UsageError.
-inline std::string given_text(const std::string& name, std::string_view s) {
-    std::string out;
-    for (size_t i = s.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < s.size();) {
-        const int n = utf8_length(s.substr(i));
-        if (n < 0) fail<UsageError>(name, " is not UTF-8 at byte ", i);
-        if (!s.substr(i).starts_with("\r\n")) out += s.substr(i, size_t(n));
-        i += size_t(n);
+    for (size_t i = name && s.starts_with("\xEF\xBB\xBF") ? 3 : 0, n; i < s.size(); i += n) {
+        const int length = utf8_length(s.substr(i));
+        if (length < 0 && name) fail<UsageError>(name, " is not UTF-8 at byte ", i);
+        n = size_t(std::max(length, 1));
+        if (!name || !s.substr(i).starts_with("\r\n")) out += length < 0 ? "\xEF\xBF\xBD" : s.substr(i, n);
     }
     return out;
 }
@@ -1224,23 +1180,18 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
 }
 // ---- end of file -----------------------------------------------------------
 
-// ---- section tokenizer -----------------------------------------------------
+// ---- section tokenizer and sampler -----------------------------------------
 // Text <-> token ids: byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of
 // the model file; ids are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
 //
-//   UTF-8 -> added tokens -> NFC -> added tokens -> regular expressions -> byte-pair encoding of each word
+//   UTF-8 -> added tokens -> NFC -> regular expressions -> byte-pair encoding of each word
 
 struct Tokenizer {
     enum Flag : uint32_t { nfc = 1, ignore_merges = 2, adds_bos = 4, has_chat = 8, has_steps = 16 };
     enum TokenFlag : uint8_t { defined = 1, word = 2, special = 4 };
-    enum AddedFlag : uint32_t { normalized = 2, looks_around = 4 + 8 + 16 };
+    enum AddedFlag : uint32_t { normalized = 2, unusual = 4 + 8 + 16 };
     enum ChatFlag : uint32_t { trims_user = 2, trims_answer = 4, drops_thoughts = 8 + 128, strips = 8 + 64 };
     enum Piece { opening, user = 5, user_end, answer, answer_end, generate, n_pieces = 13 };
-    struct Added {
-        std::string text;
-        int id;
-        bool is_normalized;  // found in normalized text
-    };
 
     uint32_t flags = 0, chat_flags = 0;
     int bos_id = -1;
@@ -1250,7 +1201,7 @@ struct Tokenizer {
     std::unordered_map<std::string_view, int> words;  // tokens that text becomes, each single byte among them
     std::map<std::pair<int, int>, size_t> ranks;      // of neighbours that may merge; the lowest does
     std::vector<int> merged;                          // by rank: what they become
-    std::vector<Added> added;                         // the longest first
+    std::vector<int> added;                           // ids of those cut out of a text, the longest first
     std::vector<Pattern> steps;
     std::array<std::string, n_pieces> chat;
 
@@ -1298,19 +1249,15 @@ struct Tokenizer {
             merged.push_back(id());
         }
         for (uint32_t i = 0; i < n_added; i++) {
-            const int token_id = id();
-            const uint32_t f = u32();
-            check(!(f & looks_around), "an added token looks around");
-            added.push_back({"", token_id, (f & normalized) != 0});
+            added.push_back(id());
+            check((u32() & (flags & nfc ? unusual | normalized : unusual)) == 0,
+                  "an added token looks around");
         }
         token_flags = take(size_t(vocab_size)), bytes = take(bytes_size);
         for (int i = 0; i < vocab_size; i++)
             if (token_flags[i] & word) words[token(i)] = i;
-        for (Added& a : added) {
-            a.text = a.is_normalized && flags & nfc ? to_nfc(token(a.id)) : token(a.id);
-            check(!a.text.empty(), "an added token is empty");
-        }
-        std::ranges::stable_sort(added, std::greater{}, [](const Added& a) { return a.text.size(); });
+        std::ranges::stable_sort(added, std::greater{}, [&](int i) { return token(i).size(); });
+        check(added.empty() || !token(added.back()).empty(), "an added token is empty");
         for (const size_t end = rest.size() - std::min<size_t>(pattern_size, rest.size());
              rest.size() > end;) {
             check(steps.size() < 16, "there are too many patterns");
@@ -1324,34 +1271,26 @@ struct Tokenizer {
         for (std::string& piece : chat) piece = take(u32());
     }
 
-    // The ids of a text; tokens such as <|eot_id|> inside it become theirs. wants_bos: with BOS in front, if
-    // this tokenizer does so.
+    // The ids of a text. Added tokens such as <|eot_id|> inside it become theirs, of those that begin at one
+    // place the longest; what is between them is cut into words. wants_bos: with BOS in front, if this
+    // tokenizer does so.
     std::vector<int> encode(std::string_view text, bool wants_bos) const {
         std::vector<int> ids;
         if (wants_bos && flags & adds_bos) ids.push_back(bos_id);
-        cut_added(repaired(text), false, ids);
-        return ids;
-    }
-
-    // Cuts s at the added tokens in it, of those at one place the longest: first at the ones that are found
-    // in the text as it is; then, in what is between them, at those that are found in normalized text.
-    void cut_added(std::string_view s, bool is_normalized, std::vector<int>& ids) const {
-        size_t done = 0;  // what is before it has its ids
-        for (size_t i = 0; i <= s.size();) {
-            const auto found = std::ranges::find_if(added, [&](const Added& a) {
-                return a.is_normalized == is_normalized && s.substr(i).starts_with(a.text);
-            });
-            if (found == added.end() && i < s.size()) {
-                i++;
-                continue;
-            }
-            const std::string_view part = s.substr(done, i - done);
-            if (is_normalized) cut(part, 0, ids);
-            if (!is_normalized) cut_added(flags & nfc ? to_nfc(part) : part, true, ids);
+        const std::string valid = valid_text(text);
+        const std::string_view s = valid;
+        for (size_t done = 0, i = 0; i <= s.size(); i++) {  // what is before done has its ids
+            const auto begins = [&](int a) { return s.substr(i).starts_with(token(a)); };
+            const auto found = std::ranges::find_if(added, begins);
+            if (found == added.end() && i < s.size()) continue;
+            const std::string part(s.substr(done, i - done));
+            cut(flags & nfc ? to_nfc(part) : part, 0, ids);
             if (found == added.end()) break;
-            ids.push_back(found->id);
-            done = i += found->text.size();
+            ids.push_back(*found);
+            done = i + token(*found).size();
+            i = done - 1;
         }
+        return ids;
     }
 
     // Cuts s at the matches of a step's pattern. Each part goes on to the next step, and so does what no
@@ -1414,13 +1353,10 @@ struct Tokenizer {
         return out + chat[generate];
     }
 };
-// ---- end of tokenizer ------------------------------------------------------
 
-// ---- section sampler -------------------------------------------------------
 // Logits -> the next token. Temperature 0 takes the most probable one. Otherwise divide by the temperature,
 // keep the top_k most probable tokens, of those the most probable that together have top_p of the
-// probability, and draw
-
+// probability, and draw.
 struct Sampler {
     float temperature;
     int top_k;
@@ -1461,7 +1397,7 @@ struct Sampler {
         return int(ids.back());
     }
 };
-// ---- end of sampler --------------------------------------------------------
+// ---- end of tokenizer and sampler ------------------------------------------
 
 // ---- section trace ---------------------------------------------------------
 // Recording and writing a trace
@@ -1471,7 +1407,7 @@ void Recorder::operator()(const std::string& name, const T* values, int n_tokens
                           std::vector<int> shape) const {
     if (trace == nullptr) return;
     Trace::Tensor& t = trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name];
-    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, int8_t> ? "I8" : "I32";
+    t.type = std::is_floating_point_v<T> ? "F32" : sizeof(T) > 1 ? "I32" : std::is_signed_v<T> ? "I8" : "U8";
     size_t n = sizeof(T);
     for (const int d : shape) n *= size_t(d);
     for (int i = 0; i < n_tokens; i++)
@@ -1487,11 +1423,11 @@ inline void Recorder::operator()(const std::string& name, const Int8Rows& x) con
     (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups()});
 }
 inline void Recorder::operator()(const std::string& name, const HeadScores& x) const {
-    for (int t = 0; t < x.n_rows && trace != nullptr; t++) {
+    for (int t = 0; t < x.n_rows / x.n_heads && trace != nullptr; t++) {
         const int n_positions = x.pos + t + 1;
         std::vector<float> seen;
-        for (int h = 0; h < x.n_heads; h++)
-            seen.insert(seen.end(), x.of_head(t, h), x.of_head(t, h) + n_positions);
+        for (int i = t * x.n_heads; i < (t + 1) * x.n_heads; i++)
+            seen.insert(seen.end(), x.row(i), x.row(i) + n_positions);
         (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
     }
 }
@@ -1540,15 +1476,8 @@ inline void Trace::write(const std::string& path) const {
 template <>
 inline void Recorder::operator()(const std::string& name, const Rows& out, const Int8Rows& x,
                                  const GptqMatrix& w) const {
-    struct {
-        std::vector<int16_t> codes;
-        int n_rows, n_cols, group_size;
-    } expanded{{}, w.n_rows, w.n_cols, w.group_size};
-    ExpandedRow row;
-    for (int i = 0; i < w.n_rows && trace != nullptr && layer == accumulator_layer; i++) {
-        expand(row, w, i);
-        expanded.codes.insert(expanded.codes.end(), row.codes.begin(), row.codes.end());
-    }
+    Int8Rows expanded(trace != nullptr && layer == accumulator_layer ? w.n_rows : 0, w.n_cols, w.group_size);
+    for (int i = 0; i < expanded.n_rows; i++) expand(expanded.row_codes(i), expanded.row_scales(i), w, i);
     (*this)(name, out, x, expanded);
 }
 
@@ -1602,8 +1531,11 @@ inline Options parse_options(int argc, char** argv) {
         {"-j", [&] { o.threads = number(1, 1024); }},
         {"--trace", [&] { o.trace = value; }},
         {"--ppl", [&] { o.ppl = value; }},
+        {"-m",
+         [&] {
+             o.chat = one_of({"generate", "chat"}) == "chat";
+         }},
     };
-    options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
     options["--ids"] = [&] {
         for (std::istringstream list(value + ","); std::getline(list, value, ',');)
             o.ids.push_back(number(0, INT32_MAX));
@@ -1714,8 +1646,7 @@ struct Session {
         size_t n_scored = 0;
         for (size_t i = 0; i < ids.size() && n_new > 0; i += n_new) {
             std::vector<int> window = bos;
-            std::ranges::copy(std::span(ids).subspan(i, std::min(n_new, ids.size() - i)),
-                              std::back_inserter(window));
+            window.insert(window.end(), &ids[i], &ids[i] + std::min(n_new, ids.size() - i));
             held.clear();
             while (held.size() + 1 < window.size()) {
                 auto logits = run(std::span(window).first(window.size() - 1));
@@ -1737,7 +1668,7 @@ struct Session {
 
 inline void run(const Options& o) {
     std::optional<std::string> text = o.file ? read_bytes(*o.file) : o.prompt;
-    if (text) text = given_text("the prompt", *text);
+    if (text) text = valid_text(*text, "the prompt");
     if (o.file && text->ends_with('\n')) text->pop_back();  // its last line has ended; the text may go on
     if (text && !o.ids.empty()) fail<UsageError>("there is a prompt twice: as text, and as --ids");
 #ifdef _OPENMP
@@ -1754,15 +1685,11 @@ inline void run(const Options& o) {
         fail<UsageError>("there is no tokenizer, in this file or in this program: use --ids");
     if (o.chat && !(tokenizer->flags & Tokenizer::has_chat))
         fail<UsageError>("-m chat: this file has no chat template");
-
-    // A small model that never draws soon repeats itself: in chat it does, unless told otherwise.
-    const bool draws = o.chat && !o.temp && c.temperature == 0;
-    const float temperature = o.temp.value_or(draws ? 0.1f : c.temperature);
-    const float top_p = o.top_p.value_or(draws ? 0.9f : c.top_p);
+    const float temperature = o.temp.value_or(c.temperature), top_p = o.top_p.value_or(c.top_p);
     const uint64_t seed = o.seed.value_or(std::random_device()());
     Session s{*m, tokenizer, {temperature, o.top_k.value_or(c.top_k), top_p, std::mt19937_64(seed)}};
     if (o.ppl) {
-        s.print_perplexity(given_text("--ppl: the text", read_bytes(*o.ppl)));
+        s.print_perplexity(valid_text(read_bytes(*o.ppl), "--ppl: the text"));
     } else if (!o.chat) {
         std::vector<int> ids = text ? tokenizer->encode(*text, true) : o.ids;
         if (ids.empty() && c.bos_id >= 0) ids = {c.bos_id};
@@ -1778,7 +1705,7 @@ inline void run(const Options& o) {
     while (o.chat && (!line.empty() || std::getline(std::cin, line))) {
         if (line.ends_with('\r')) line.pop_back();
         if (line.empty()) continue;
-        messages.push_back(given_text("a line of standard input", std::exchange(line, "")));
+        messages.push_back(valid_text(std::exchange(line, ""), "a line of standard input"));
         messages.push_back(s.generate(tokenizer->encode(tokenizer->chat_text(messages), false), ""));
     }
     if (o.trace) trace.write(*o.trace);

@@ -1,5 +1,5 @@
-// runq_moe: Qwen3-MoE inference around one fused operator, in one file: from the bytes of a model file to
-// words on the screen.
+// runq_moe: Qwen3-MoE inference around one fused operator, from the bytes of a model file to words on the
+// screen.
 //
 // A layer has many feed-forward networks, its experts, and a token goes through a few of them. The operator
 // takes rows sorted by expert, multiplies each by its expert's gate and up, puts the first half through
@@ -13,12 +13,10 @@
 //     g++ -std=c++20 -O3 -march=native -fopenmp runq_moe.cpp -o runq_moe -lpcre2-8 -lutf8proc
 //     ./runq_moe model_moe.bin -i "Once upon a time"
 //
-// Without PCRE2 and utf8proc, -DNO_TOKENIZER makes a program that takes and prints token ids; without OpenMP
-// it runs in one thread. Loops are plain: they are the specification. With -DENGINE, which `make` sets, the
-// two regions between #ifdef ENGINE and #endif come from engine/ instead, under the same names: packed
-// weights, vector instructions, a chat with a line editor, and much that is left out here, such as a system
-// prompt in chat, numbers of less than 32 bits in the KV cache, and files that are damaged or cut while they
-// are read.
+// -DNO_TOKENIZER does without PCRE2 and utf8proc: token ids in, token ids out. Loops are plain: they are the
+// specification. With -DENGINE, as `make` compiles it, engine/ takes the place of the two regions in #ifdef
+// ENGINE: the same names, faster and more comfortable. Left out here is what only it has, among it: a system
+// prompt in chat, penalties, 8- and 16-bit KV caches, the file's checksum.
 
 #ifdef ENGINE
 #include "engine/program.h"
@@ -87,7 +85,7 @@ template <class Error = std::runtime_error>
 
 // Calls body(i) for each i below n, in all threads.
 void parallel_for(int64_t n, auto body) {
-#pragma omp parallel for if (n > 1)
+#pragma omp parallel for schedule(guided) if (n > 1)
     for (int64_t i = 0; i < n; i++) body(int(i));
 }
 
@@ -225,12 +223,12 @@ inline void swiglu(float* out, const float* gate, const float* up, int n) {
 }
 
 // lift attend
-// One query (head_dim,) against the keys and values of its kv head, (n_positions, head_dim) each -> scores
-// and probs (n_positions,), out (head_dim,).
+// One query (head_dim,) against the keys and values of its kv head, those of position p at p * stride ->
+// scores and probs (n_positions,), which may be one array, and out (head_dim,).
 inline void attend(float* out, float* scores, float* probs, const float* q, const float* keys,
-                   const float* values, int n_positions, int head_dim) {
+                   const float* values, int n_positions, int head_dim, int stride) {
     for (int p = 0; p < n_positions; p++) {
-        const float* key = keys + int64_t(p) * head_dim;
+        const float* key = keys + int64_t(p) * stride;
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < head_dim; i++) sum += q[i] * key[i];
@@ -240,7 +238,7 @@ inline void attend(float* out, float* scores, float* probs, const float* q, cons
     softmax(probs, n_positions);
     for (int i = 0; i < head_dim; i++) out[i] = 0;
     for (int p = 0; p < n_positions; p++) {
-        const float* value = values + int64_t(p) * head_dim;
+        const float* value = values + int64_t(p) * stride;
         for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
     }
 }
@@ -317,59 +315,50 @@ inline void add(Rows& x, const Rows& y) {
     });
 }
 
-// The keys and values of every position so far, (n_layers, n_kv_heads, context, head_dim) each. Memory is
+// The keys and values of every position so far, (n_layers, context, n_kv_heads * head_dim) each. Memory is
 // taken as positions are used.
 struct KvCache {
-    int n_kv_heads, head_dim, context;
+    int head_dim, kv_dim, context;
     std::unique_ptr<float[]> keys, values;
 
     KvCache(const ModelConfig& c, int n_positions)
-        : n_kv_heads(c.n_kv_heads), head_dim(c.head_dim), context(n_positions) {
-        const size_t n = size_t(c.n_layers) * size_t(c.kv_dim()) * size_t(context);
-        keys = std::make_unique_for_overwrite<float[]>(n);
-        values = std::make_unique_for_overwrite<float[]>(n);
+        : head_dim(c.head_dim), kv_dim(c.kv_dim()), context(n_positions) {
+        keys = std::make_unique_for_overwrite<float[]>(at(c.n_layers, 0));
+        values = std::make_unique_for_overwrite<float[]>(at(c.n_layers, 0));
     }
-    size_t at(int layer, int head, int pos) const {
-        return ((size_t(layer) * size_t(n_kv_heads) + size_t(head)) * size_t(context) + size_t(pos)) *
-               size_t(head_dim);
-    }
+    size_t at(int layer, int pos) const { return (size_t(layer) * context + pos) * kv_dim; }
     // k and v (n_tokens, n_kv_heads * head_dim), of positions pos, pos + 1, ...
     void append(int layer, int pos, const Rows& k, const Rows& v) {
-        for (int t = 0; t < k.n_rows; t++) {
-            for (int h = 0; h < n_kv_heads; h++) {
-                std::copy_n(k.row(t) + h * head_dim, head_dim, &keys[at(layer, h, pos + t)]);
-                std::copy_n(v.row(t) + h * head_dim, head_dim, &values[at(layer, h, pos + t)]);
-            }
-        }
+        std::copy(k.row(0), k.row(k.n_rows), &keys[at(layer, pos)]);
+        std::copy(v.row(0), v.row(v.n_rows), &values[at(layer, pos)]);
     }
 };
 
-// What each head makes of each position, before or after softmax, if a trace wants it: (n_tokens, n_heads,
-// context), of which token t has the first pos + t + 1 positions.
+// What each head makes of each position, before or after softmax, if a trace wants it: row t * n_heads + h is
+// of token t, whose first pos + t + 1 positions count.
 struct HeadScores : Rows {
-    int n_heads, context, pos = 0;
+    int n_heads, pos = 0;
 
     HeadScores(bool is_wanted, int max_tokens, int heads, int n_positions)
-        : Rows(is_wanted ? max_tokens : 0, heads * n_positions), n_heads(heads), context(n_positions) {}
-    float* of_head(int t, int h) { return row(t) + size_t(h) * size_t(context); }
-    const float* of_head(int t, int h) const { return row(t) + size_t(h) * size_t(context); }
+        : Rows(is_wanted ? max_tokens * heads : 0, n_positions), n_heads(heads) {}
 };
 
 // Attention of a chunk: q (n_tokens, n_heads * head_dim), rotated, of tokens at positions pos, pos + 1, ...,
 // each against all positions up to its own -> out, same shape. Their keys and values are in the cache.
 inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, const KvCache& cache,
                       int layer, int pos) {
-    const int d = cache.head_dim, n_heads = q.n_cols / d, heads_per_kv = n_heads / cache.n_kv_heads;
-    out.n_rows = scores.n_rows = probs.n_rows = q.n_rows;
+    const int d = cache.head_dim, n_heads = q.n_cols / d, heads_per_kv = n_heads * d / cache.kv_dim;
+    const bool keeps = !scores.values.empty();
+    out.n_rows = q.n_rows;
+    scores.n_rows = probs.n_rows = q.n_rows * n_heads;
     scores.pos = probs.pos = pos;
     parallel_for(int64_t(q.n_rows) * n_heads, [&](int i) {
         const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
-        const size_t first = cache.at(layer, h / heads_per_kv, 0);
-        std::vector<float> unkept(scores.values.empty() ? size_t(n_positions) : 0);
-        float* s = scores.values.empty() ? unkept.data() : scores.of_head(t, h);
-        float* p = probs.values.empty() ? unkept.data() : probs.of_head(t, h);
-        attend(out.row(t) + h * d, s, p, q.row(t) + h * d, &cache.keys[first], &cache.values[first],
-               n_positions, d);
+        const size_t first = cache.at(layer, 0) + size_t(h / heads_per_kv) * d;
+        std::vector<float> unkept(keeps ? 0 : size_t(n_positions));
+        attend(out.row(t) + h * d, keeps ? scores.row(i) : unkept.data(),
+               keeps ? probs.row(i) : unkept.data(), q.row(t) + h * d, &cache.keys[first],
+               &cache.values[first], n_positions, d, cache.kv_dim);
     });
 }
 
@@ -412,8 +401,9 @@ inline float to_float(Half h) { return half_value(h.bits); }
 // The engine is asked for a single row, too.
 inline bool fast_quantize(Int8Rows&, int, const float*) { return false; }
 
-// ---- section tensors -------------------------------------------------------
-// A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place
+// ---- section tensors and options -------------------------------------------
+// A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place. What
+// the command line asks for, and a record of all that a run computes
 
 static_assert(std::endian::native == std::endian::little);
 constexpr size_t header_size = 256;
@@ -481,10 +471,6 @@ struct TransformerOf {
     RunState state;
     struct Trace* trace = nullptr;  // not null: record every step
 };
-// ---- end of tensors --------------------------------------------------------
-
-// ---- section options -------------------------------------------------------
-// What the command line asks for, and a record of all that a run computes
 
 // An option of one program alone. Its value is one of `choices`, the first by default.
 struct OwnOption {
@@ -542,14 +528,9 @@ struct Recorder {
     template <class Matrix>  // a product, and in one layer the integer sums of its groups
     void operator()(const std::string& name, const Rows& out, const Int8Rows& x, const Matrix& w) const;
 };
-// ---- end of options --------------------------------------------------------
+// ---- end of tensors and options --------------------------------------------
 
-// A trace has the codes of MXFP8 as bytes without sign.
-template <>
-void Recorder::operator()(const std::string& name, const uint8_t* values, int n_tokens,
-                          std::vector<int> shape) const;
-
-// What the choices of an option are that is given without a value: see the command line below.
+// The choices of an option that is given without a value: main() writes "yes" behind it.
 const std::vector<const char*> no_value{"no", "yes"};
 
 #endif  // ENGINE
@@ -564,7 +545,6 @@ struct WeightFormat {
     int group = 0;  // weights of a row that share a scale; 0: the whole row
 };
 
-// The mixtures of experts.
 struct MoeConfig {
     WeightFormat expert_format;
     bool pure = false;              // other matrices are stored as experts are, not in A8W8 (export --pure)
@@ -604,8 +584,7 @@ inline float e4m3_value(uint8_t code) {
 inline uint8_t e4m3_code(float x) {
     if (std::isnan(x)) return 0x7f;
     const float magnitude = std::min(std::fabs(x), 448.0f);
-    int exponent = -6;  // of the subnormals, and of the smallest normals
-    if (magnitude >= 0x1p-6f) exponent = std::ilogb(magnitude);
+    const int exponent = magnitude < 0x1p-6f ? -6 : std::ilogb(magnitude);  // -6: of the subnormals, too
     // In steps of 2^(exponent - 3): 8 to 16, or 0 to 8 for subnormals. 16 is the next exponent's 8.
     const int steps = int(std::nearbyintf(std::ldexp(magnitude, 3 - exponent)));
     const int code = std::min(steps + (exponent + 6) * 8, 0x7e);
@@ -625,8 +604,7 @@ std::array<float, 256> values_of_bytes(float (*value)(uint8_t)) {
     for (size_t code = 0; code < 256; code++) all[code] = value(uint8_t(code));
     return all;
 }
-const std::array<float, 256> e4m3_values = values_of_bytes(e4m3_value);
-const std::array<float, 256> e8m0_values = values_of_bytes(e8m0_value);
+const auto e4m3_values = values_of_bytes(e4m3_value), e8m0_values = values_of_bytes(e8m0_value);
 
 // lift quantize_mx_block
 // codes (n,) of a block x (n,), and its scale, which is returned: 2^(floor(log2(max|x|)) - 8), at least
@@ -672,19 +650,16 @@ inline float quantize_group(int8_t* codes, const float* x, int group_size) {
 struct CodedRows : Int8Rows {
     bool is_mx = false;
 
-    CodedRows() = default;
-    CodedRows(int max_rows, int columns, const WeightFormat& of_matrices) {
-        if (max_rows > 0) resize(max_rows, columns, of_matrices);
+    explicit CodedRows(int max_rows = 0, int columns = 1, const WeightFormat& of_matrices = {}) {
+        resize(max_rows, columns, of_matrices);
     }
-    // Makes room; what was there is lost.
     void resize(int rows, int columns, const WeightFormat& of_matrices) {
         is_mx = of_matrices.kind == WeightKind::mxfp8;
         Int8Rows::resize(rows, columns, is_mx ? of_matrices.group : columns);
     }
 };
 
-// x (n_cols,) becomes row t of `out`. The scale of an int8 row that is not finite is NaN, as no code can say
-// so.
+// x (n_cols,) becomes row t of `out`. An int8 row that is not finite has scale NaN, as no code can say so.
 void quantize_row(CodedRows& out, int t, const float* x) {
     int8_t* codes = out.row_codes(t);
     float* scales = out.row_scales(t);
@@ -712,6 +687,7 @@ void quantize(CodedRows& out, const Rows& x, const WeightFormat& format) {
 struct MoeMatrix {
     WeightFormat format;
     int n_rows = 0, n_cols = 0;            // output channels, input channels
+    int first_row = 0;                     // in the tensors, where experts lie one behind the other
     int group = 0;                         // weights of a row that share a scale; divides n_cols
     const int8_t* codes = nullptr;         // (n_rows, n_cols) int8 or E4M3; A8W4: see unpack_int4
     const float* row_scales = nullptr;     // (n_rows,): A8W8, and A8W4 without groups
@@ -724,17 +700,6 @@ struct MoeMatrix {
     bool is_mx() const { return format.kind == WeightKind::mxfp8; }
     int n_groups() const { return n_cols / group; }
     size_t row_bytes() const { return size_t(is_int4() ? n_cols / 2 : n_cols); }
-
-    // The matrix that lies behind this one in the same tensors.
-    MoeMatrix next() const {
-        MoeMatrix w = *this;
-        if (codes != nullptr) w.codes += size_t(n_rows) * row_bytes();
-        if (row_scales != nullptr) w.row_scales += n_rows;
-        if (group_scales != nullptr) w.group_scales += size_t(n_rows) * size_t(n_groups());
-        if (mx_scales != nullptr) w.mx_scales += size_t(n_rows) * size_t(n_groups());
-        if (assist != nullptr) w.assist += n_rows;
-        return w;
-    }
 };
 
 // lift unpack_int4
@@ -754,24 +719,19 @@ void unpack_int4(Code* codes, const int8_t* bytes, int n_bytes) {
 }
 
 // Codes as the loops multiply them: int8 and int4 as int16, which compilers multiply faster, and E4M3 as the
-// numbers that they are.
+// numbers that they are. Of a row of weights, its scales (n_groups,), too.
 struct WideCodes {
     std::vector<int16_t> codes;
-    std::vector<float> values;
+    std::vector<float> values, scales;
 
     void load(const int8_t* from, size_t n, bool is_mx) {
         codes.assign(from, from + (is_mx ? 0 : n));
         values.resize(is_mx ? n : 0);
-        for (size_t k = 0; k < values.size(); k++) values[k] = e4m3_values[uint8_t(from[k])];
+        for (size_t k = 0, end = values.size(); k < end; k++) values[k] = e4m3_values[uint8_t(from[k])];
     }
-};
-
-// A row of weights, likewise, with its scales (n_groups,).
-struct WeightRow : WideCodes {
-    std::vector<float> scales;
-
     void load_row(const MoeMatrix& w, int i) {
-        const int8_t* from = w.codes + size_t(i) * w.row_bytes();
+        const size_t row = size_t(w.first_row) + size_t(i), first = row * size_t(w.n_groups());
+        const int8_t* from = w.codes + row * w.row_bytes();
         if (w.is_int4()) {
             codes.resize(size_t(w.n_cols));
             unpack_int4(codes.data(), from, w.n_cols / 2);
@@ -779,9 +739,8 @@ struct WeightRow : WideCodes {
             load(from, size_t(w.n_cols), w.is_mx());
         }
         scales.resize(size_t(w.n_groups()));
-        const size_t first = size_t(i) * scales.size();
         for (size_t g = 0; g < scales.size(); g++)
-            scales[g] = w.row_scales != nullptr     ? w.row_scales[i]
+            scales[g] = w.row_scales != nullptr     ? w.row_scales[row]
                         : w.group_scales != nullptr ? to_float(w.group_scales[first + g])
                                                     : e8m0_values[w.mx_scales[first + g]];
     }
@@ -790,7 +749,7 @@ struct WeightRow : WideCodes {
 // One row of the table per token, dequantized.
 void embed(Rows& out, const MoeMatrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
-    WeightRow row;
+    WideCodes row;
     for (int t = 0; t < out.n_rows; t++) {
         row.load_row(table, tokens[t]);
         for (int i = 0; i < out.n_cols; i++)
@@ -838,7 +797,7 @@ void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p) {
     WideCodes wide;
     wide.load(x.codes.data(), size_t(x.n_rows) * size_t(n), x.is_mx);
     parallel_for(p.w.n_rows, [&](int i) {
-        static thread_local WeightRow row;
+        static thread_local WideCodes row;
         row.load_row(p.w, i);
         for (int t = 0; t < x.n_rows; t++) {
             const size_t at = size_t(t) * size_t(n);
@@ -870,21 +829,6 @@ struct Routing {
     std::vector<int> every_row;    // (n_pairs,), 0, 1, 2, ...
 };
 
-// The k largest of a token's logits (n_experts,), of equal ones the lowest index, and their softmax: over all
-// experts, or over these k (norm_topk_prob of Qwen3's config.json). experts, weights: (k,).
-void route(int32_t* experts, float* weights, const float* logits, int n_experts, int k, bool norm_topk_prob) {
-    std::vector<int32_t> all(size_t(n_experts), 0);
-    std::iota(all.begin(), all.end(), 0);
-    std::partial_sort(all.begin(), all.begin() + k, all.end(),
-                      [&](int a, int b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
-    std::copy_n(all.begin(), k, experts);
-    const int n_summed = norm_topk_prob ? k : n_experts;
-    double sum = 0;
-    for (int i = 0; i < n_summed; i++) sum += std::exp(double(logits[all[i]]) - double(logits[all[0]]));
-    for (int r = 0; r < k; r++)
-        weights[r] = float(std::exp(double(logits[experts[r]]) - double(logits[all[0]])) / sum);
-}
-
 // Sorts the pairs of tokens and experts by expert; those of one expert stay in the order of tokens.
 void sort_pairs(Routing& r) {
     r.every_row.resize(r.experts.size());
@@ -898,25 +842,26 @@ void sort_pairs(Routing& r) {
     }
 }
 
-// The k experts of each token, given the router's logits (n_tokens, n_experts).
+// Of each token's logits (n_tokens, n_experts) the k largest, of equal ones the lowest index, and their
+// softmax: over all experts, or over these k (norm_topk_prob of Qwen3's config.json).
 void route(Routing& out, const Rows& logits, int k, bool norm_topk_prob) {
     out.k = k;
     out.experts.resize(size_t(logits.n_rows) * k), out.weights.resize(out.experts.size());
-    for (int t = 0; t < logits.n_rows; t++)
-        route(&out.experts[size_t(t) * k], &out.weights[size_t(t) * k], logits.row(t), logits.n_cols, k,
-              norm_topk_prob);
-    sort_pairs(out);
-}
-
-// Calls use(expert, first, n) for each expert that has rows: first, first + 1, ... of by_expert.
-template <class Use>
-void for_each_expert(const Routing& routing, Use use) {
-    const auto n_pairs = int(routing.by_expert.size());
-    for (int first = 0, end = 0; first < n_pairs; first = end) {
-        const int32_t expert = routing.experts[routing.by_expert[first]];
-        while (end < n_pairs && routing.experts[routing.by_expert[end]] == expert) end++;
-        use(expert, first, end - first);
+    std::vector<int32_t> order(size_t(logits.n_cols));
+    for (int t = 0; t < logits.n_rows; t++) {
+        const float* row = logits.row(t);
+        std::iota(order.begin(), order.end(), 0);
+        std::partial_sort(order.begin(), order.begin() + k, order.end(),
+                          [&](int a, int b) { return row[a] != row[b] ? row[a] > row[b] : a < b; });
+        const auto term = [&](int i) { return std::exp(double(row[order[i]]) - double(row[order[0]])); };
+        double sum = 0;
+        for (int i = 0; i < (norm_topk_prob ? k : logits.n_cols); i++) sum += term(i);
+        for (int i = 0; i < k; i++) {
+            out.experts[t * k + i] = order[i];
+            out.weights[t * k + i] = float(term(i) / sum);
+        }
     }
+    sort_pairs(out);
 }
 
 // out (n_tokens, dim) = the sum of each token's rows of x (n_pairs, dim) times their weights, in rising order
@@ -937,63 +882,49 @@ void combine(Rows& out, const Rows& x, const Routing& routing) {
 // ----------------------------------------------------------------------------
 // What experts compute: a row for each pair, sorted by expert
 
-// Room for what experts have in hand.
-struct Workspace {
-    CodedRows x;              // one expert's rows
-    Rows product;             // what it makes of them
-    std::vector<Rows> alone;  // where there is one token: a row for each of its experts
-
-    Workspace() = default;
-    Workspace(int n, int dim, int hidden_dim, const WeightFormat& of_experts)
-        : x(n, std::max(dim, hidden_dim), of_experts), product(n, std::max(dim, 2 * hidden_dim)) {}
-};
-
-// Calls use(first, product) for each expert: `product` (n, n_out) has rows first, first + 1, ... of
-// by_expert, and row i is the expert's matrix times row rows[i] of x. One token's experts all read one row
-// and go together.
-template <class Use>
-void expert_products(Workspace& space, const CodedRows& x, const std::vector<int>& rows,
-                     const std::vector<MoeMatrix>& experts, const Routing& routing, Use use) {
-    const int n_out = experts[0].n_rows;
-    if (x.n_rows == 1) {
-        space.alone.resize(rows.size());
-        std::vector<MatrixProduct<MoeMatrix>> products;
-        for_each_expert(routing, [&](int expert, int first, int) {
-            Rows& out = space.alone[size_t(first)];
-            out.n_cols = n_out;
-            out.reserve(1);
-            products.push_back({out, experts[size_t(expert)]});
-        });
-        matmul(x, products);
-        for (size_t i = 0; i < rows.size(); i++) use(int(i), space.alone[i]);
-        return;
+// Calls use(first, product) for each expert that has rows: `product` (n, n_out) has rows first, first + 1,
+// ... of by_expert, and row i is the expert's matrix times row rows[i] of x. One token's experts all read one
+// row and go together.
+void expert_products(const CodedRows& x, const std::vector<int>& rows, const std::vector<MoeMatrix>& experts,
+                     const Routing& routing, auto use) {
+    const int n_pairs = int(rows.size()), n_out = experts[0].n_rows;
+    CodedRows expert_x;
+    expert_x.is_mx = x.is_mx;
+    Rows product(0, n_out);
+    std::vector<Rows> of_one_row(x.n_rows == 1 ? rows.size() : 0, Rows(1, n_out));
+    std::vector<MatrixProduct<MoeMatrix>> together;
+    for (int first = 0, end = 0; first < n_pairs; first = end) {
+        const int32_t expert = routing.experts[routing.by_expert[first]];
+        while (end < n_pairs && routing.experts[routing.by_expert[end]] == expert) end++;
+        if (x.n_rows == 1) {
+            together.push_back({of_one_row[first], experts[expert]});
+            continue;
+        }
+        gather(expert_x, x, std::span(rows).subspan(first, end - first));
+        product.reserve(end - first);
+        matmul(expert_x, {{product, experts[expert]}});
+        use(first, product);
     }
-    space.product.n_cols = n_out;
-    for_each_expert(routing, [&](int expert, int first, int n) {
-        space.x.is_mx = x.is_mx;
-        gather(space.x, x, std::span(rows).subspan(size_t(first), size_t(n)));
-        space.product.reserve(n);
-        matmul(space.x, {{space.product, experts[size_t(expert)]}});
-        use(first, space.product);
-    });
+    if (!together.empty()) matmul(x, together);
+    for (size_t i = 0; i < together.size(); i++) use(int(i), of_one_row[i]);
 }
 
 // out (n_pairs, n_out): row i is row rows[i] of x times the matrix of its expert.
-void grouped_matmul(Rows& out, Workspace& space, const CodedRows& x, const std::vector<int>& rows,
+void grouped_matmul(Rows& out, const CodedRows& x, const std::vector<int>& rows,
                     const std::vector<MoeMatrix>& experts, const Routing& routing) {
     out.n_rows = int(rows.size());
-    expert_products(space, x, rows, experts, routing, [&](int first, const Rows& product) {
+    expert_products(x, rows, experts, routing, [&](int first, const Rows& product) {
         std::copy(product.row(0), product.row(product.n_rows), out.row(first));
     });
 }
 
 // The fused operator (golden/grouped.py): matmul, swiglu and quantize for one expert's rows after another. At
 // a time there are fp32 results of one expert alone, which stay in the cache.
-void grouped_matmul_swiglu_quant(CodedRows& out, Workspace& space, const CodedRows& x,
-                                 const std::vector<MoeMatrix>& experts, const Routing& routing) {
+void grouped_matmul_swiglu_quant(CodedRows& out, const CodedRows& x, const std::vector<MoeMatrix>& experts,
+                                 const Routing& routing) {
     const int half = experts[0].n_rows / 2;
     out.resize(int(routing.by_expert.size()), half, experts[0].format);
-    expert_products(space, x, routing.token_of, experts, routing, [&](int first, Rows& product) {
+    expert_products(x, routing.token_of, experts, routing, [&](int first, Rows& product) {
         parallel_for(product.n_rows, [&](int i) {
             swiglu(product.row(i), product.row(i), product.row(i) + half, half);
             quantize_row(out, first + i, product.row(i));
@@ -1024,67 +955,86 @@ struct Weights {
     const float* norm = file.next<float>("norm", {c.dim});
     Vectors q_norm = c.has_head_norms() ? file.vectors<float>(c, "attn.q_norm", c.head_dim) : Vectors();
     Vectors k_norm = c.has_head_norms() ? file.vectors<float>(c, "attn.k_norm", c.head_dim) : Vectors();
-    Vectors router = layers(true, [&](const std::string& layer) {  // (n_experts, dim)
+    Vectors router = layers(with_experts, [&](const std::string& layer) {  // (n_experts, dim)
         return file.next<float>(layer + "moe.router", {c.moe.n_experts, c.dim});
     });
 
     MoeMatrix embedding = matrix("embed", c.vocab_size, c.dim);
-    Matrices q_proj = matrices("attn.q_proj", c.q_dim(), c.dim);
-    Matrices k_proj = matrices("attn.k_proj", c.kv_dim(), c.dim);
-    Matrices v_proj = matrices("attn.v_proj", c.kv_dim(), c.dim);
-    Matrices o_proj = matrices("attn.o_proj", c.dim, c.q_dim());
-    Matrices gate_proj = dense_matrices("ffn.gate_proj", c.hidden_dim, c.dim);
-    Matrices down_proj = dense_matrices("ffn.down_proj", c.dim, c.hidden_dim);
-    Matrices up_proj = dense_matrices("ffn.up_proj", c.hidden_dim, c.dim);
+    Matrices q_proj = matrices(each, "attn.q_proj", c.q_dim(), c.dim);
+    Matrices k_proj = matrices(each, "attn.k_proj", c.kv_dim(), c.dim);
+    Matrices v_proj = matrices(each, "attn.v_proj", c.kv_dim(), c.dim);
+    Matrices o_proj = matrices(each, "attn.o_proj", c.dim, c.q_dim());
+    Matrices gate_proj = matrices(dense, "ffn.gate_proj", c.hidden_dim, c.dim);
+    Matrices down_proj = matrices(dense, "ffn.down_proj", c.dim, c.hidden_dim);
+    Matrices up_proj = matrices(dense, "ffn.up_proj", c.hidden_dim, c.dim);
     MoeMatrix classifier = c.shared_classifier ? embedding : matrix("classifier", c.vocab_size, c.dim);
-    std::vector<Experts> experts = layers(true, [&](const std::string& layer) {
+    std::vector<Experts> experts = layers(with_experts, [&](const std::string& layer) {
         return Experts{experts_of(layer + "moe.gate_up_proj", 2 * c.moe.hidden_dim, c.dim),
                        experts_of(layer + "moe.down_proj", c.dim, c.moe.hidden_dim)};
     });
 
-    // What make("layers.3.") gives for each layer with experts, or for each without; the others' are empty.
-    template <class Make>
-    auto layers(bool have_experts, Make make) -> std::vector<decltype(make(""))> {
+    // What make("layers.3.") gives for each of such layers; the others' are empty.
+    enum Layers { each, dense, with_experts };
+    auto layers(Layers which, auto make) -> std::vector<decltype(make(""))> {
         std::vector<decltype(make(""))> found(size_t(c.n_layers));
         for (int l = 0; l < c.n_layers; l++)
-            if (c.has_experts(l) == have_experts)
+            if (which == each || c.has_experts(l) == (which == with_experts))
                 found[size_t(l)] = make("layers." + std::to_string(l) + ".");
         return found;
     }
-    // A matrix that is no expert's; and those of all layers, or of the dense ones.
+    // A matrix that is no expert's, those of layers, and those of a layer's experts.
     MoeMatrix matrix(const std::string& name, int n_rows, int n_cols) {
         return tensors(name, c.moe.other_format(), {n_rows}, n_cols);
     }
-    Matrices matrices(const char* part, int n_rows, int n_cols) {
-        return file.layers(c, part, [&](const std::string& name) { return matrix(name, n_rows, n_cols); });
+    Matrices matrices(Layers which, const char* part, int n_rows, int n_cols) {
+        return layers(which, [&](const std::string& layer) { return matrix(layer + part, n_rows, n_cols); });
     }
-    Matrices dense_matrices(const char* part, int n_rows, int n_cols) {
-        return layers(false, [&](const std::string& layer) { return matrix(layer + part, n_rows, n_cols); });
-    }
-    // The matrices of a layer's experts: in the same tensors, one behind the other.
     Matrices experts_of(const std::string& name, int n_rows, int n_cols) {
-        Matrices all{tensors(name, c.moe.expert_format, {c.moe.n_experts, n_rows}, n_cols)};
-        while (int(all.size()) < c.moe.n_experts) all.push_back(all.back().next());
+        const int n = c.moe.n_experts;
+        Matrices all(size_t(n), tensors(name, c.moe.expert_format, {n, n_rows}, n_cols));
+        for (int e = 0; e < n; e++) all[size_t(e)].first_row = e * n_rows;
         return all;
     }
     // The tensors of a matrix, or of experts': codes, scales and, with A8W4, the assist matrix. `rows` is
     // their shape but n_cols.
     MoeMatrix tensors(const std::string& name, const WeightFormat& format, const std::vector<int>& rows,
-                      int n_cols);
+                      int n_cols) {
+        MoeMatrix w;
+        w.format = format, w.n_rows = rows.back(), w.n_cols = n_cols;
+        w.group = format.group > 0 ? format.group : n_cols;
+        std::vector<int> of_codes = rows, of_scales = rows;  // shapes
+        of_codes.push_back(int(w.row_bytes()));
+        // A matrix in A8W8 that is no expert's says that its rows have one group.
+        if (format.group > 0 || (format.kind == WeightKind::a8w8 && rows.size() == 1))
+            of_scales.push_back(w.n_groups());
+        if (format.kind == WeightKind::a8w8)
+            w.codes = file.next<int8_t>(name + ".codes", of_codes);
+        else
+            w.codes = reinterpret_cast<const int8_t*>(file.next<uint8_t>(name + ".codes", of_codes));
+        if (w.is_mx())
+            w.mx_scales = file.next<uint8_t>(name + ".scales", of_scales);
+        else if (format.group > 0)
+            w.group_scales = file.next<Half>(name + ".scales", of_scales);
+        else
+            w.row_scales = file.next<float>(name + ".scales", of_scales);
+        if (w.is_int4()) w.assist = file.next<float>(name + ".assist", rows);
+        return w;
+    }
     // All matrices that are multiplied: not the embedding, which is only looked up.
-    std::vector<MoeMatrix*> multiplied();
+    std::vector<MoeMatrix*> multiplied() {
+        std::vector<Matrices*> lists{&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj};
+        for (Experts& e : experts) lists.insert(lists.end(), {&e.gate_up, &e.down});
+        std::vector<MoeMatrix*> all{&classifier};
+        for (Matrices* list : lists)
+            for (MoeMatrix& w : *list) all.push_back(&w);
+        return all;
+    }
 };
 
 // ----------------------------------------------------------------------------
 // Everything a run needs besides the weights. Members are made where they stand, as those of Weights are
 
 constexpr int max_chunk = 512;  // tokens of a prompt that go through together: each expert gets a few of them
-
-// Whether --no-fuse is given.
-bool wants_steps(const Options& options) {
-    const auto given = options.own.find("--no-fuse");
-    return given != options.own.end() && given->second != "no";
-}
 
 struct RunState {
     Config c;
@@ -1108,17 +1058,16 @@ struct RunState {
 
     // A row per pair of token and expert.
     int n_pairs = n * c.moe.n_active;
-    bool fused = !traced && !wants_steps(options);  // or step by step, which gives the same bits
+    // Or step by step, which gives the same bits.
+    bool fused = !traced && (!options.own.contains("--no-fuse") || options.own.at("--no-fuse") == "no");
     Rows gate_up{fused ? 0 : n_pairs, 2 * c.moe.hidden_dim};
     Rows hidden{fused ? 0 : n_pairs, c.moe.hidden_dim};
     Rows down{n_pairs, c.dim};
 
-    // The quantized input of the products that come next, and of experts' first and second product.
+    // The quantized input of the products that come next, and of experts' second product.
     CodedRows xq{n, c.longest_row(), c.moe.other_format()};
-    CodedRows expert_input{n, c.dim, c.moe.expert_format};
     CodedRows expert_hidden{n_pairs, c.moe.hidden_dim, c.moe.expert_format};
     Routing routing{};
-    Workspace workspace{n, c.dim, c.moe.hidden_dim, c.moe.expert_format};
     RopeAngles angles{c, n};                           // of the chunk's positions
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
@@ -1128,7 +1077,8 @@ struct RunState {
 using Transformer = TransformerOf<Config, Weights, RunState>;
 
 // ----------------------------------------------------------------------------
-// Recording what a Recorder does not know, if there is a trace
+// Recording what a Recorder does not know. What experts compute is a row for each pair of token and expert,
+// sorted by expert; a trace has it as (n_tokens, k, n_cols), a token's best expert first
 
 struct MoeRecorder : Recorder {
     bool is_on;       // there is a trace
@@ -1139,12 +1089,9 @@ struct MoeRecorder : Recorder {
     using Recorder::operator();
     using Name = const char*;
 
-    // What experts compute is a row for each pair of token and expert, sorted by expert. A trace has it as
-    // (n_tokens, k, n_cols), a token's best expert first.
     void operator()(Name name, const Rows& x, const Routing& r) const;
     // Codes, NAME.q (n_tokens, n_cols) and NAME.s (n_tokens, n_groups), or those of pairs.
-    void operator()(Name name, const CodedRows& x) const;
-    void operator()(Name name, const CodedRows& x, const Routing& r) const;
+    void operator()(Name name, const CodedRows& x, const Routing* r = nullptr) const;
     // A product (n_tokens, n_rows), and its sums, NAME.acc (n_tokens, n_rows, n_groups). MXFP8 has none.
     void operator()(Name name, const Rows& out, const CodedRows& x, const MoeMatrix& w) const;
     // Experts' products, of row rows[i] of x with the matrix of the i-th row's expert, likewise.
@@ -1186,26 +1133,9 @@ void attention_block(Transformer& m, int l, int pos) {
     add(s.x, s.proj);                                                    record("attn.residual", s.x);
 }
 
-// x (n_tokens, dim) += down_proj(silu(gate_proj(normed)) * up_proj(normed)) of layer l.
-void dense_block(Transformer& m, int l) {
-    const Config& c = m.file.config;
-    const Weights& w = m.weights;
-    RunState& s = m.state;
-    const MoeRecorder record(m.trace, l);
-
-    rmsnorm(s.normed, s.x, w.ffn_norm[l], c.dim, c.norm_eps);            record("ffn.norm", s.normed);
-    quantize(s.xq, s.normed, c.moe.other_format());                      record("ffn.norm", s.xq);
-    matmul(s.xq, {{s.gate, w.gate_proj[l]},
-                  {s.up, w.up_proj[l]}});                                record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
-                                                                         record("ffn.up_proj", s.up, s.xq, w.up_proj[l]);
-    swiglu(s.gate, s.gate, s.up);                                        record("ffn.swiglu", s.gate);
-    quantize(s.xq, s.gate, c.moe.other_format());                        record("ffn.swiglu", s.xq);
-    matmul(s.xq, {{s.proj, w.down_proj[l]}});                            record("ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
-    add(s.x, s.proj);                                                    record("ffn.residual", s.x);
-}
-
-// x (n_tokens, dim) += the weighted sum of what each token's experts make of it, in layer l.
-void moe_block(Transformer& m, int l) {
+// x (n_tokens, dim) += what the feed-forward block of layer l makes of it: the weighted sum of what each token's
+// experts make, or, in a dense layer, down_proj(silu(gate_proj(normed)) * up_proj(normed)).
+void feed_forward_block(Transformer& m, int l) {
     const Config& c = m.file.config;
     const Weights& w = m.weights;
     RunState& s = m.state;
@@ -1214,27 +1144,33 @@ void moe_block(Transformer& m, int l) {
     const Routing& r = s.routing;
 
     rmsnorm(s.normed, s.x, w.ffn_norm[l], c.dim, c.norm_eps);            record("ffn.norm", s.normed);
-    fp64_matmul(s.router, s.normed, w.router[l]);                        record("moe.router", s.router);
-    route(s.routing, s.router, c.moe.n_active, c.moe.norm_topk_prob);    record("moe.experts", r.experts.data(), s.x.n_rows, {r.k});
+    if (c.has_experts(l)) {
+        fp64_matmul(s.router, s.normed, w.router[l]);                    record("moe.router", s.router);
+        route(s.routing, s.router, c.moe.n_active, c.moe.norm_topk_prob);
+                                                                         record("moe.experts", r.experts.data(), s.x.n_rows, {r.k});
                                                                          record("moe.weights", r.weights.data(), s.x.n_rows, {r.k});
-    quantize(s.expert_input, s.normed, c.moe.expert_format);             record("ffn.norm", s.expert_input);
-    if (s.fused) {
-        grouped_matmul_swiglu_quant(s.expert_hidden, s.workspace, s.expert_input, experts.gate_up, r);
-    } else {                                                             // the same, and every step is kept
-        grouped_matmul(s.gate_up, s.workspace, s.expert_input, r.token_of, experts.gate_up, r);
-                                                                         record("moe.gate_up_proj", s.gate_up, s.expert_input, r.token_of, experts.gate_up, r);
-        swiglu_halves(s.hidden, s.gate_up);                              record("moe.swiglu", s.hidden, r);
-        quantize(s.expert_hidden, s.hidden, c.moe.expert_format);        record("moe.swiglu", s.expert_hidden, r);
-    }
-    grouped_matmul(s.down, s.workspace, s.expert_hidden, r.every_row, experts.down, r);
+        quantize(s.xq, s.normed, c.moe.expert_format);                   record("ffn.norm", s.xq);
+        if (s.fused) {
+            grouped_matmul_swiglu_quant(s.expert_hidden, s.xq, experts.gate_up, r);
+        } else {                                                         // the same, and every step is kept
+            grouped_matmul(s.gate_up, s.xq, r.token_of, experts.gate_up, r);
+                                                                         record("moe.gate_up_proj", s.gate_up, s.xq, r.token_of, experts.gate_up, r);
+            swiglu_halves(s.hidden, s.gate_up);                          record("moe.swiglu", s.hidden, r);
+            quantize(s.expert_hidden, s.hidden, c.moe.expert_format);    record("moe.swiglu", s.expert_hidden, &r);
+        }
+        grouped_matmul(s.down, s.expert_hidden, r.every_row, experts.down, r);
                                                                          record("moe.down_proj", s.down, s.expert_hidden, r.every_row, experts.down, r);
-    combine(s.proj, s.down, r);                                          record("moe.mix", s.proj);
+        combine(s.proj, s.down, r);                                      record("moe.mix", s.proj);
+    } else {
+        quantize(s.xq, s.normed, c.moe.other_format());                  record("ffn.norm", s.xq);
+        matmul(s.xq, {{s.gate, w.gate_proj[l]},
+                      {s.up, w.up_proj[l]}});                            record("ffn.gate_proj", s.gate, s.xq, w.gate_proj[l]);
+                                                                         record("ffn.up_proj", s.up, s.xq, w.up_proj[l]);
+        swiglu(s.gate, s.gate, s.up);                                    record("ffn.swiglu", s.gate);
+        quantize(s.xq, s.gate, c.moe.other_format());                    record("ffn.swiglu", s.xq);
+        matmul(s.xq, {{s.proj, w.down_proj[l]}});                        record("ffn.down_proj", s.proj, s.xq, w.down_proj[l]);
+    }
     add(s.x, s.proj);                                                    record("ffn.residual", s.x);
-}
-
-// x (n_tokens, dim) += what the feed-forward block of layer l makes of it, dense or a mixture of experts.
-void feed_forward_block(Transformer& m, int l) {
-    m.file.config.has_experts(l) ? moe_block(m, l) : dense_block(m, l);
 }
 
 // Runs a chunk of up to max_chunk tokens, tokens[i] at position pos + i; each attends to every position up to
@@ -1265,43 +1201,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // clang-format on
 
 // ----------------------------------------------------------------------------
-// What was left open above: the tensors of a matrix, other arithmetic for A8W4, and what is recorded
-
-MoeMatrix Weights::tensors(const std::string& name, const WeightFormat& format, const std::vector<int>& rows,
-                           int n_cols) {
-    MoeMatrix w;
-    w.format = format, w.n_rows = rows.back(), w.n_cols = n_cols;
-    w.group = format.group > 0 ? format.group : n_cols;
-    std::vector<int> of_codes = rows, of_scales = rows;  // shapes
-    of_codes.push_back(int(w.row_bytes()));
-    // A matrix in A8W8 that is no expert's says that its rows have one group.
-    if (format.group > 0 || (format.kind == WeightKind::a8w8 && rows.size() == 1))
-        of_scales.push_back(w.n_groups());
-    if (format.kind == WeightKind::a8w8)
-        w.codes = file.next<int8_t>(name + ".codes", of_codes);
-    else
-        w.codes = reinterpret_cast<const int8_t*>(file.next<uint8_t>(name + ".codes", of_codes));
-    if (w.is_mx())
-        w.mx_scales = file.next<uint8_t>(name + ".scales", of_scales);
-    else if (format.group > 0)
-        w.group_scales = file.next<Half>(name + ".scales", of_scales);
-    else
-        w.row_scales = file.next<float>(name + ".scales", of_scales);
-    if (w.is_int4()) w.assist = file.next<float>(name + ".assist", rows);
-    return w;
-}
-
-std::vector<MoeMatrix*> Weights::multiplied() {
-    std::vector<MoeMatrix*> all;
-    const auto add = [&](Matrices& list) {
-        for (MoeMatrix& w : list)
-            if (w.n_rows > 0) all.push_back(&w);
-    };
-    for (auto* list : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj}) add(*list);
-    for (Experts& e : experts) add(e.gate_up), add(e.down);
-    all.push_back(&classifier);
-    return all;
-}
+// What was left open above: other arithmetic for A8W4, and what is recorded
 
 // lift dot_by_digits
 // dot() as hardware computes it that multiplies int4 by int4: a code of x is 16 * high + low + 8, two digits
@@ -1333,25 +1233,9 @@ void record_rows(const Recorder& record, const std::string& name, const T* rows,
     record(name.c_str(), sorted.data(), n_rows / r->k, {r->k, n});
 }
 
-// Codes and scales; those of MXFP8 are bytes without sign, as in a file.
-void record_codes(const Recorder& record, const std::string& name, const CodedRows& x, const Routing* r) {
-    const size_t n_scales = size_t(x.n_rows) * size_t(x.n_groups());
-    if (!x.is_mx) {
-        record_rows(record, name + ".q", x.codes.data(), x.n_rows, x.n_cols, r);
-        record_rows(record, name + ".s", x.scales.data(), x.n_rows, x.n_groups(), r);
-        return;
-    }
-    std::vector<uint8_t> scales;
-    for (size_t i = 0; i < n_scales; i++)
-        scales.push_back(std::isnan(x.scales[i]) ? 255 : uint8_t(std::ilogb(x.scales[i]) + 127));
-    const auto* codes = reinterpret_cast<const uint8_t*>(x.codes.data());
-    record_rows(record, name + ".q", codes, x.n_rows, x.n_cols, r);
-    record_rows(record, name + ".s", scales.data(), x.n_rows, x.n_groups(), r);
-}
-
 // Appends the exact sum of each group of each row of w, for one token's codes (n_cols,): (n_rows, n_groups).
 void append_sums(std::vector<int32_t>& sums, const int8_t* x, const MoeMatrix& w) {
-    WeightRow row;
+    WideCodes row;
     for (int i = 0; i < w.n_rows; i++) {
         row.load_row(w, i);
         for (int k = 0; k < w.n_cols; k++) {
@@ -1364,31 +1248,35 @@ void append_sums(std::vector<int32_t>& sums, const int8_t* x, const MoeMatrix& w
 void MoeRecorder::operator()(Name name, const Rows& x, const Routing& r) const {
     if (is_on) record_rows(*this, name, x.values.data(), x.n_rows, x.n_cols, &r);
 }
-void MoeRecorder::operator()(Name name, const CodedRows& x) const {
-    if (is_on) record_codes(*this, name, x, nullptr);
-}
-void MoeRecorder::operator()(Name name, const CodedRows& x, const Routing& r) const {
-    if (is_on) record_codes(*this, name, x, &r);
+void MoeRecorder::operator()(Name name, const CodedRows& x, const Routing* r) const {
+    if (!is_on) return;
+    const auto record = [&](const auto* codes, const auto* scales) {
+        record_rows(*this, std::string(name) + ".q", codes, x.n_rows, x.n_cols, r);
+        record_rows(*this, std::string(name) + ".s", scales, x.n_rows, x.n_groups(), r);
+    };
+    if (!x.is_mx) return record(x.codes.data(), x.scales.data());
+    std::vector<uint8_t> scales;  // bytes, as in a file
+    for (int i = 0; i < x.n_rows * x.n_groups(); i++)
+        scales.push_back(std::isnan(x.scales[i]) ? 255 : uint8_t(std::ilogb(x.scales[i]) + 127));
+    record(reinterpret_cast<const uint8_t*>(x.codes.data()), scales.data());
 }
 void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, const MoeMatrix& w) const {
-    const std::string step = std::string(name) + ".acc";
     (*this)(name, out);
     for (int t = 0; t < x.n_rows && wants_sums && !x.is_mx; t++) {
         std::vector<int32_t> sums;
         append_sums(sums, x.row_codes(t), w);
-        (*this)(step.c_str(), sums.data(), 1, {w.n_rows, w.n_groups()});
+        (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1, {w.n_rows, w.n_groups()});
     }
 }
 void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, const std::vector<int>& rows,
                              const std::vector<MoeMatrix>& experts, const Routing& r) const {
-    const std::string step = std::string(name) + ".acc";
     (*this)(name, out, r);
     const MoeMatrix& w = experts[0];
     for (size_t pair = 0; pair < r.experts.size() && wants_sums && !x.is_mx; pair += size_t(r.k)) {
         std::vector<int32_t> sums;
         for (size_t i = pair; i < pair + size_t(r.k); i++)
             append_sums(sums, x.row_codes(rows[size_t(r.row_of[i])]), experts[size_t(r.experts[i])]);
-        (*this)(step.c_str(), sums.data(), 1, {r.k, w.n_rows, w.n_groups()});
+        (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1, {r.k, w.n_rows, w.n_groups()});
     }
 }
 
@@ -1514,26 +1402,15 @@ inline std::string to_nfc(std::string_view s) {
 }
 #endif
 
-// s with U+FFFD for what is ill-formed.
-inline std::string repaired(std::string_view s) {
+// s as the rule for every text says that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in
+// front is no part of it. What is ill-formed throws UsageError, or becomes U+FFFD where there is no name.
+inline std::string valid_text(std::string_view s, const char* name = nullptr) {
     std::string out;
-    while (!s.empty()) {
-        const int n = utf8_length(s);
-        out += n > 0 ? s.substr(0, size_t(n)) : "\xEF\xBF\xBD";
-        s.remove_prefix(n > 0 ? size_t(n) : 1);
-    }
-    return out;
-}
-
-// The rule for every text that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in front is no
-// part of it. Throws UsageError.
-inline std::string given_text(const std::string& name, std::string_view s) {
-    std::string out;
-    for (size_t i = s.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < s.size();) {
-        const int n = utf8_length(s.substr(i));
-        if (n < 0) fail<UsageError>(name, " is not UTF-8 at byte ", i);
-        if (!s.substr(i).starts_with("\r\n")) out += s.substr(i, size_t(n));
-        i += size_t(n);
+    for (size_t i = name && s.starts_with("\xEF\xBB\xBF") ? 3 : 0, n; i < s.size(); i += n) {
+        const int length = utf8_length(s.substr(i));
+        if (length < 0 && name) fail<UsageError>(name, " is not UTF-8 at byte ", i);
+        n = size_t(std::max(length, 1));
+        if (!name || !s.substr(i).starts_with("\r\n")) out += length < 0 ? "\xEF\xBF\xBD" : s.substr(i, n);
     }
     return out;
 }
@@ -1642,23 +1519,18 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
 }
 // ---- end of file -----------------------------------------------------------
 
-// ---- section tokenizer -----------------------------------------------------
+// ---- section tokenizer and sampler -----------------------------------------
 // Text <-> token ids: byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of
 // the model file; ids are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
 //
-//   UTF-8 -> added tokens -> NFC -> added tokens -> regular expressions -> byte-pair encoding of each word
+//   UTF-8 -> added tokens -> NFC -> regular expressions -> byte-pair encoding of each word
 
 struct Tokenizer {
     enum Flag : uint32_t { nfc = 1, ignore_merges = 2, adds_bos = 4, has_chat = 8, has_steps = 16 };
     enum TokenFlag : uint8_t { defined = 1, word = 2, special = 4 };
-    enum AddedFlag : uint32_t { normalized = 2, looks_around = 4 + 8 + 16 };
+    enum AddedFlag : uint32_t { normalized = 2, unusual = 4 + 8 + 16 };
     enum ChatFlag : uint32_t { trims_user = 2, trims_answer = 4, drops_thoughts = 8 + 128, strips = 8 + 64 };
     enum Piece { opening, user = 5, user_end, answer, answer_end, generate, n_pieces = 13 };
-    struct Added {
-        std::string text;
-        int id;
-        bool is_normalized;  // found in normalized text
-    };
 
     uint32_t flags = 0, chat_flags = 0;
     int bos_id = -1;
@@ -1668,7 +1540,7 @@ struct Tokenizer {
     std::unordered_map<std::string_view, int> words;  // tokens that text becomes, each single byte among them
     std::map<std::pair<int, int>, size_t> ranks;      // of neighbours that may merge; the lowest does
     std::vector<int> merged;                          // by rank: what they become
-    std::vector<Added> added;                         // the longest first
+    std::vector<int> added;                           // ids of those cut out of a text, the longest first
     std::vector<Pattern> steps;
     std::array<std::string, n_pieces> chat;
 
@@ -1716,19 +1588,15 @@ struct Tokenizer {
             merged.push_back(id());
         }
         for (uint32_t i = 0; i < n_added; i++) {
-            const int token_id = id();
-            const uint32_t f = u32();
-            check(!(f & looks_around), "an added token looks around");
-            added.push_back({"", token_id, (f & normalized) != 0});
+            added.push_back(id());
+            check((u32() & (flags & nfc ? unusual | normalized : unusual)) == 0,
+                  "an added token looks around");
         }
         token_flags = take(size_t(vocab_size)), bytes = take(bytes_size);
         for (int i = 0; i < vocab_size; i++)
             if (token_flags[i] & word) words[token(i)] = i;
-        for (Added& a : added) {
-            a.text = a.is_normalized && flags & nfc ? to_nfc(token(a.id)) : token(a.id);
-            check(!a.text.empty(), "an added token is empty");
-        }
-        std::ranges::stable_sort(added, std::greater{}, [](const Added& a) { return a.text.size(); });
+        std::ranges::stable_sort(added, std::greater{}, [&](int i) { return token(i).size(); });
+        check(added.empty() || !token(added.back()).empty(), "an added token is empty");
         for (const size_t end = rest.size() - std::min<size_t>(pattern_size, rest.size());
              rest.size() > end;) {
             check(steps.size() < 16, "there are too many patterns");
@@ -1742,34 +1610,26 @@ struct Tokenizer {
         for (std::string& piece : chat) piece = take(u32());
     }
 
-    // The ids of a text; tokens such as <|eot_id|> inside it become theirs. wants_bos: with BOS in front, if
-    // this tokenizer does so.
+    // The ids of a text. Added tokens such as <|eot_id|> inside it become theirs, of those that begin at one
+    // place the longest; what is between them is cut into words. wants_bos: with BOS in front, if this
+    // tokenizer does so.
     std::vector<int> encode(std::string_view text, bool wants_bos) const {
         std::vector<int> ids;
         if (wants_bos && flags & adds_bos) ids.push_back(bos_id);
-        cut_added(repaired(text), false, ids);
-        return ids;
-    }
-
-    // Cuts s at the added tokens in it, of those at one place the longest: first at the ones that are found
-    // in the text as it is; then, in what is between them, at those that are found in normalized text.
-    void cut_added(std::string_view s, bool is_normalized, std::vector<int>& ids) const {
-        size_t done = 0;  // what is before it has its ids
-        for (size_t i = 0; i <= s.size();) {
-            const auto found = std::ranges::find_if(added, [&](const Added& a) {
-                return a.is_normalized == is_normalized && s.substr(i).starts_with(a.text);
-            });
-            if (found == added.end() && i < s.size()) {
-                i++;
-                continue;
-            }
-            const std::string_view part = s.substr(done, i - done);
-            if (is_normalized) cut(part, 0, ids);
-            if (!is_normalized) cut_added(flags & nfc ? to_nfc(part) : part, true, ids);
+        const std::string valid = valid_text(text);
+        const std::string_view s = valid;
+        for (size_t done = 0, i = 0; i <= s.size(); i++) {  // what is before done has its ids
+            const auto begins = [&](int a) { return s.substr(i).starts_with(token(a)); };
+            const auto found = std::ranges::find_if(added, begins);
+            if (found == added.end() && i < s.size()) continue;
+            const std::string part(s.substr(done, i - done));
+            cut(flags & nfc ? to_nfc(part) : part, 0, ids);
             if (found == added.end()) break;
-            ids.push_back(found->id);
-            done = i += found->text.size();
+            ids.push_back(*found);
+            done = i + token(*found).size();
+            i = done - 1;
         }
+        return ids;
     }
 
     // Cuts s at the matches of a step's pattern. Each part goes on to the next step, and so does what no
@@ -1832,13 +1692,10 @@ struct Tokenizer {
         return out + chat[generate];
     }
 };
-// ---- end of tokenizer ------------------------------------------------------
 
-// ---- section sampler -------------------------------------------------------
 // Logits -> the next token. Temperature 0 takes the most probable one. Otherwise divide by the temperature,
 // keep the top_k most probable tokens, of those the most probable that together have top_p of the
-// probability, and draw
-
+// probability, and draw.
 struct Sampler {
     float temperature;
     int top_k;
@@ -1879,7 +1736,7 @@ struct Sampler {
         return int(ids.back());
     }
 };
-// ---- end of sampler --------------------------------------------------------
+// ---- end of tokenizer and sampler ------------------------------------------
 
 // ---- section trace ---------------------------------------------------------
 // Recording and writing a trace
@@ -1889,7 +1746,7 @@ void Recorder::operator()(const std::string& name, const T* values, int n_tokens
                           std::vector<int> shape) const {
     if (trace == nullptr) return;
     Trace::Tensor& t = trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name];
-    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, int8_t> ? "I8" : "I32";
+    t.type = std::is_floating_point_v<T> ? "F32" : sizeof(T) > 1 ? "I32" : std::is_signed_v<T> ? "I8" : "U8";
     size_t n = sizeof(T);
     for (const int d : shape) n *= size_t(d);
     for (int i = 0; i < n_tokens; i++)
@@ -1905,11 +1762,11 @@ inline void Recorder::operator()(const std::string& name, const Int8Rows& x) con
     (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups()});
 }
 inline void Recorder::operator()(const std::string& name, const HeadScores& x) const {
-    for (int t = 0; t < x.n_rows && trace != nullptr; t++) {
+    for (int t = 0; t < x.n_rows / x.n_heads && trace != nullptr; t++) {
         const int n_positions = x.pos + t + 1;
         std::vector<float> seen;
-        for (int h = 0; h < x.n_heads; h++)
-            seen.insert(seen.end(), x.of_head(t, h), x.of_head(t, h) + n_positions);
+        for (int i = t * x.n_heads; i < (t + 1) * x.n_heads; i++)
+            seen.insert(seen.end(), x.row(i), x.row(i) + n_positions);
         (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
     }
 }
@@ -1955,16 +1812,6 @@ inline void Trace::write(const std::string& path) const {
 }
 // ---- end of trace ----------------------------------------------------------
 
-template <>
-inline void Recorder::operator()(const std::string& name, const uint8_t* values, int n_tokens,
-                                 std::vector<int> shape) const {
-    if (trace == nullptr) return;
-    (*this)(name, reinterpret_cast<const int8_t*>(values), n_tokens, std::move(shape));
-    trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name].type = "U8";
-}
-
-// The options of the section have a value. --no-fuse, which has none, gets "yes" on its way there.
-namespace with_values {
 // ---- section command line --------------------------------------------------
 // Options, and what a program does with a loaded model
 
@@ -2015,8 +1862,11 @@ inline Options parse_options(int argc, char** argv) {
         {"-j", [&] { o.threads = number(1, 1024); }},
         {"--trace", [&] { o.trace = value; }},
         {"--ppl", [&] { o.ppl = value; }},
+        {"-m",
+         [&] {
+             o.chat = one_of({"generate", "chat"}) == "chat";
+         }},
     };
-    options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
     options["--ids"] = [&] {
         for (std::istringstream list(value + ","); std::getline(list, value, ',');)
             o.ids.push_back(number(0, INT32_MAX));
@@ -2127,8 +1977,7 @@ struct Session {
         size_t n_scored = 0;
         for (size_t i = 0; i < ids.size() && n_new > 0; i += n_new) {
             std::vector<int> window = bos;
-            std::ranges::copy(std::span(ids).subspan(i, std::min(n_new, ids.size() - i)),
-                              std::back_inserter(window));
+            window.insert(window.end(), &ids[i], &ids[i] + std::min(n_new, ids.size() - i));
             held.clear();
             while (held.size() + 1 < window.size()) {
                 auto logits = run(std::span(window).first(window.size() - 1));
@@ -2150,7 +1999,7 @@ struct Session {
 
 inline void run(const Options& o) {
     std::optional<std::string> text = o.file ? read_bytes(*o.file) : o.prompt;
-    if (text) text = given_text("the prompt", *text);
+    if (text) text = valid_text(*text, "the prompt");
     if (o.file && text->ends_with('\n')) text->pop_back();  // its last line has ended; the text may go on
     if (text && !o.ids.empty()) fail<UsageError>("there is a prompt twice: as text, and as --ids");
 #ifdef _OPENMP
@@ -2167,15 +2016,11 @@ inline void run(const Options& o) {
         fail<UsageError>("there is no tokenizer, in this file or in this program: use --ids");
     if (o.chat && !(tokenizer->flags & Tokenizer::has_chat))
         fail<UsageError>("-m chat: this file has no chat template");
-
-    // A small model that never draws soon repeats itself: in chat it does, unless told otherwise.
-    const bool draws = o.chat && !o.temp && c.temperature == 0;
-    const float temperature = o.temp.value_or(draws ? 0.1f : c.temperature);
-    const float top_p = o.top_p.value_or(draws ? 0.9f : c.top_p);
+    const float temperature = o.temp.value_or(c.temperature), top_p = o.top_p.value_or(c.top_p);
     const uint64_t seed = o.seed.value_or(std::random_device()());
     Session s{*m, tokenizer, {temperature, o.top_k.value_or(c.top_k), top_p, std::mt19937_64(seed)}};
     if (o.ppl) {
-        s.print_perplexity(given_text("--ppl: the text", read_bytes(*o.ppl)));
+        s.print_perplexity(valid_text(read_bytes(*o.ppl), "--ppl: the text"));
     } else if (!o.chat) {
         std::vector<int> ids = text ? tokenizer->encode(*text, true) : o.ids;
         if (ids.empty() && c.bos_id >= 0) ids = {c.bos_id};
@@ -2191,7 +2036,7 @@ inline void run(const Options& o) {
     while (o.chat && (!line.empty() || std::getline(std::cin, line))) {
         if (line.ends_with('\r')) line.pop_back();
         if (line.empty()) continue;
-        messages.push_back(given_text("a line of standard input", std::exchange(line, "")));
+        messages.push_back(valid_text(std::exchange(line, ""), "a line of standard input"));
         messages.push_back(s.generate(tokenizer->encode(tokenizer->chat_text(messages), false), ""));
     }
     if (o.trace) trace.write(*o.trace);
@@ -2213,18 +2058,7 @@ inline int run_command_line(int argc, char** argv) try {
     return dynamic_cast<const UsageError*>(&e) != nullptr ? 2 : 1;
 }
 // ---- end of command line ---------------------------------------------------
-}  // namespace with_values
-using with_values::load_transformer;
 
-inline int run_command_line(int argc, char** argv) {
-    std::string yes = "yes";
-    std::vector<char*> all;
-    for (int i = 0; i < argc; i++) {
-        all.push_back(argv[i]);
-        if (std::string_view(argv[i]) == "--no-fuse") all.push_back(yes.data());
-    }
-    return with_values::run_command_line(int(all.size()), all.data());
-}
 #endif  // ENGINE
 
 // The fields of the header that are this program's own. Returns where they end.
@@ -2246,5 +2080,11 @@ size_t read_own_fields(const HeaderReader& h, Config& c) {
 }
 
 #ifndef RUNQ_NO_MAIN
-int main(int argc, char** argv) { return run_command_line(argc, argv); }
+int main(int argc, char** argv) {
+    char yes[] = "yes";
+    std::vector<char*> words(argv, argv + argc);
+    for (size_t i = 1; i < words.size() && !no_value.empty(); i++)
+        if (std::strcmp(words[i], "--no-fuse") == 0) words.insert(words.begin() + int(i) + 1, yes);
+    return run_command_line(int(words.size()), words.data());
+}
 #endif

@@ -1,30 +1,24 @@
-// runq_w8a8: Llama 3 and Qwen3 inference in SmoothQuant W8A8, in one file: from the bytes of a model file to
-// words on the screen.
+// runq_w8a8: Llama 3 and Qwen3 in SmoothQuant W8A8, from the bytes of a model file to words on the screen.
 //
-// Weights are int8 with one fp32 scale per row (output channel), activations are int8 with one fp32 scale per
-// token. So the whole dot product of a row and a token is a sum of int32, and is scaled once: what a systolic
-// array or an int8 matrix unit computes. One scale for all channels of a token is hard on an LLM, because a
-// few channels of its activations are far larger than the others. SmoothQuant (Xiao et al. 2022, arXiv
-// 2211.10438) divides these channels and multiplies the weights' input channels, once, at export: this
-// program knows nothing of it. docs/w8a8.md tells the whole story.
+// Weights are int8 with one fp32 scale per row (output channel), activations are int8 with one per token. So
+// the whole dot product of a row and a token is a sum of int32, and is scaled once: what a systolic array or
+// an int8 matrix unit computes. This is hard on an LLM, because a few channels of its activations are far
+// larger than the others. SmoothQuant (Xiao et al. 2022, arXiv 2211.10438) divides these channels and
+// multiplies the weights' input channels, once, at export: this program knows nothing of it.
 //
-// A file may instead hold a scale per 32 weights; then activations get one per 32 values, too. And a file may
-// hold the activations' scales, one per place, measured beforehand; then only the rounding is left to do at
-// run time. With --attn int8 the two products of attention are int8, too, and so is the KV cache. Everything
-// else is fp32: normalization, rotation, softmax, SwiGLU, residuals. docs/forward-pass.md walks through the
-// same steps with equations and numbers.
+// A file may instead have a scale per 32 weights; then activations get one per 32 values, too. Or it has the
+// activations' scales, one per place, measured beforehand. With --attn int8 the two products of attention are
+// int8, too, and so is the KV cache. All else is fp32, as in runq.cpp. docs/w8a8.md tells the whole story.
 //
 // The file is complete. This line compiles it, and the next one tells a story:
 //
 //     g++ -std=c++20 -O3 -march=native -fopenmp runq_w8a8.cpp -o runq_w8a8 -lpcre2-8 -lutf8proc
 //     ./runq_w8a8 model_w8a8.bin -i "Once upon a time"
 //
-// Without PCRE2 and utf8proc, -DNO_TOKENIZER makes a program that takes and prints token ids; without OpenMP
-// it runs in one thread. Loops are plain: they are the specification. With -DENGINE, which `make` sets, the
-// two regions between #ifdef ENGINE and #endif come from engine/ instead, under the same names: packed
-// weights, vector instructions, a chat with a line editor, and much that is left out here, such as a system
-// prompt in chat, numbers of less than 32 bits in the KV cache of attention in fp32, and files that are
-// damaged or cut while they are read.
+// -DNO_TOKENIZER does without PCRE2 and utf8proc: token ids in, token ids out. Loops are plain: they are the
+// specification. With -DENGINE, as `make` compiles it, engine/ takes the place of the two regions in #ifdef
+// ENGINE: the same names, faster and more comfortable. Left out here is what only it has, among it: a system
+// prompt in chat, and 8- and 16-bit KV caches of attention in fp32.
 
 #ifdef ENGINE
 #include "engine/program.h"
@@ -35,7 +29,6 @@
 #include <bit>
 #include <charconv>
 #include <chrono>
-#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -93,7 +86,7 @@ template <class Error = std::runtime_error>
 
 // Calls body(i) for each i below n, in all threads.
 void parallel_for(int64_t n, auto body) {
-#pragma omp parallel for if (n > 1)
+#pragma omp parallel for schedule(guided) if (n > 1)
     for (int64_t i = 0; i < n; i++) body(int(i));
 }
 
@@ -234,12 +227,12 @@ inline void swiglu(float* out, const float* gate, const float* up, int n) {
 }
 
 // lift attend
-// One query (head_dim,) against the keys and values of its kv head, (n_positions, head_dim) each -> scores
-// and probs (n_positions,), out (head_dim,).
+// One query (head_dim,) against the keys and values of its kv head, those of position p at p * stride ->
+// scores and probs (n_positions,), which may be one array, and out (head_dim,).
 inline void attend(float* out, float* scores, float* probs, const float* q, const float* keys,
-                   const float* values, int n_positions, int head_dim) {
+                   const float* values, int n_positions, int head_dim, int stride) {
     for (int p = 0; p < n_positions; p++) {
-        const float* key = keys + int64_t(p) * head_dim;
+        const float* key = keys + int64_t(p) * stride;
         float sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int i = 0; i < head_dim; i++) sum += q[i] * key[i];
@@ -249,7 +242,7 @@ inline void attend(float* out, float* scores, float* probs, const float* q, cons
     softmax(probs, n_positions);
     for (int i = 0; i < head_dim; i++) out[i] = 0;
     for (int p = 0; p < n_positions; p++) {
-        const float* value = values + int64_t(p) * head_dim;
+        const float* value = values + int64_t(p) * stride;
         for (int i = 0; i < head_dim; i++) out[i] += probs[p] * value[i];
     }
 }
@@ -320,77 +313,62 @@ inline void add(Rows& x, const Rows& y) {
     });
 }
 
-// What is kept of the keys and values of every position so far, `width` numbers of each head: (n_layers,
-// n_kv_heads, context, width) each. Memory is taken as positions are used.
+// The keys and values of every position so far, n_numbers of each head: (n_layers, context, n_kv_heads *
+// n_numbers) each. Memory is taken as positions are used.
 template <class T>
 struct KvCacheOf {
-    int n_kv_heads, width, context;
+    int head_dim, kv_dim, context;
     std::unique_ptr<T[]> keys, values;
 
+    KvCacheOf(const ModelConfig& c, int n_positions) : KvCacheOf(c, n_positions, c.head_dim) {}
     KvCacheOf(const ModelConfig& c, int n_positions, int n_numbers)
-        : n_kv_heads(c.n_kv_heads), width(n_numbers), context(n_positions) {
-        const size_t n = size_t(c.n_layers) * size_t(n_kv_heads) * size_t(context) * size_t(width);
-        keys = std::make_unique_for_overwrite<T[]>(n);
-        values = std::make_unique_for_overwrite<T[]>(n);
+        : head_dim(n_numbers), kv_dim(c.n_kv_heads * n_numbers), context(n_positions) {
+        keys = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0));
+        values = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0));
     }
-    size_t at(int layer, int head, int pos) const {
-        return ((size_t(layer) * size_t(n_kv_heads) + size_t(head)) * size_t(context) + size_t(pos)) *
-               size_t(width);
-    }
-    // k and v (n_tokens, n_kv_heads * width), of positions pos, pos + 1, ...
+    size_t at(int layer, int pos) const { return (size_t(layer) * context + pos) * kv_dim; }
+    // k and v (n_tokens, kv_dim), of positions pos, pos + 1, ...
     void append(int layer, int pos, int n_tokens, const T* k, const T* v) {
-        for (int t = 0; t < n_tokens; t++) {
-            for (int h = 0; h < n_kv_heads; h++, k += width, v += width) {
-                std::copy_n(k, width, &keys[at(layer, h, pos + t)]);
-                std::copy_n(v, width, &values[at(layer, h, pos + t)]);
-            }
-        }
+        std::copy_n(k, size_t(n_tokens) * kv_dim, &keys[at(layer, pos)]);
+        std::copy_n(v, size_t(n_tokens) * kv_dim, &values[at(layer, pos)]);
     }
-};
-
-// In fp32: head_dim numbers of each head.
-struct KvCache : KvCacheOf<float> {
-    KvCache(const ModelConfig& c, int n_positions) : KvCacheOf(c, n_positions, c.head_dim) {}
     void append(int layer, int pos, const Rows& k, const Rows& v) {
-        KvCacheOf::append(layer, pos, k.n_rows, k.row(0), v.row(0));
+        append(layer, pos, k.n_rows, k.row(0), v.row(0));
     }
 };
+using KvCache = KvCacheOf<float>;
 
-// What each head makes of each position, before or after softmax, if a trace wants it: (n_tokens, n_heads,
-// context), of which token t has the first pos + t + 1 positions.
+// What each head makes of each position, before or after softmax, if a trace wants it: row t * n_heads + h is
+// of token t, whose first pos + t + 1 positions count.
 struct HeadScores : Rows {
-    int n_heads, context, pos = 0;
+    int n_heads, pos = 0;
 
     HeadScores(bool is_wanted, int max_tokens, int heads, int n_positions)
-        : Rows(is_wanted ? max_tokens : 0, heads * n_positions), n_heads(heads), context(n_positions) {}
-    float* of_head(int t, int h) { return row(t) + size_t(h) * size_t(context); }
-    const float* of_head(int t, int h) const { return row(t) + size_t(h) * size_t(context); }
-    // Keeps those of query head h of token t, if they are wanted.
-    void keep(int t, int h, const float* x, int n_positions) {
-        if (!values.empty()) std::copy_n(x, n_positions, of_head(t, h));
-    }
+        : Rows(is_wanted ? max_tokens * heads : 0, n_positions), n_heads(heads) {}
 };
 
 // Attention of a chunk: q (n_tokens, n_heads * head_dim), rotated, of tokens at positions pos, pos + 1, ...,
 // each against all positions up to its own -> out, same shape. Their keys and values are in the cache.
 inline void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, const KvCache& cache,
                       int layer, int pos) {
-    const int d = cache.width, n_heads = q.n_cols / d, heads_per_kv = n_heads / cache.n_kv_heads;
-    out.n_rows = scores.n_rows = probs.n_rows = q.n_rows;
+    const int d = cache.head_dim, n_heads = q.n_cols / d, heads_per_kv = n_heads * d / cache.kv_dim;
+    const bool keeps = !scores.values.empty();
+    out.n_rows = q.n_rows;
+    scores.n_rows = probs.n_rows = q.n_rows * n_heads;
     scores.pos = probs.pos = pos;
     parallel_for(int64_t(q.n_rows) * n_heads, [&](int i) {
         const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
-        const size_t first = cache.at(layer, h / heads_per_kv, 0);
-        std::vector<float> unkept(scores.values.empty() ? size_t(n_positions) : 0);
-        float* s = scores.values.empty() ? unkept.data() : scores.of_head(t, h);
-        float* p = probs.values.empty() ? unkept.data() : probs.of_head(t, h);
-        attend(out.row(t) + h * d, s, p, q.row(t) + h * d, &cache.keys[first], &cache.values[first],
-               n_positions, d);
+        const size_t first = cache.at(layer, 0) + size_t(h / heads_per_kv) * d;
+        std::vector<float> unkept(keeps ? 0 : size_t(n_positions));
+        attend(out.row(t) + h * d, keeps ? scores.row(i) : unkept.data(),
+               keeps ? probs.row(i) : unkept.data(), q.row(t) + h * d, &cache.keys[first],
+               &cache.values[first], n_positions, d, cache.kv_dim);
     });
 }
 
-// ---- section tensors -------------------------------------------------------
-// A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place
+// ---- section tensors and options -------------------------------------------
+// A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place. What
+// the command line asks for, and a record of all that a run computes
 
 static_assert(std::endian::native == std::endian::little);
 constexpr size_t header_size = 256;
@@ -458,125 +436,6 @@ struct TransformerOf {
     RunState state;
     struct Trace* trace = nullptr;  // not null: record every step
 };
-// ---- end of tensors --------------------------------------------------------
-
-// ----------------------------------------------------------------------------
-// Attention in int8 (--attn int8): both products are int8 by int8, with exact int32 sums (SmoothQuant,
-// section 5: "INT8 batched matrix multiply"). Each head of q, k and v is quantized, its head_dim numbers
-// under one scale. docs/w8a8.md says what this costs
-
-// Defined below, with the scheme.
-inline float quantize_group(int8_t* codes, const float* x, int n, const float* static_scale);
-
-// lift scores_int8
-// scores (n_positions,) of a query against the keys of its kv head, all in codes: q (head_dim,), keys
-// (n_positions, head_dim) with a scale each. A score is an exact sum, scaled once.
-inline void scores_int8(float* scores, const int8_t* q, float q_scale, const int8_t* keys,
-                        const float* key_scales, int n_positions, int head_dim) {
-    const float scale = q_scale * (1.0f / std::sqrt(float(head_dim)));
-    for (int p = 0; p < n_positions; p++) {
-        const int8_t* key = keys + int64_t(p) * head_dim;
-        int32_t sum = 0;
-        for (int i = 0; i < head_dim; i++) sum += int32_t(q[i]) * int32_t(key[i]);
-        scores[p] = float(sum) * (scale * key_scales[p]);
-    }
-}
-
-// lift mix_int8
-// out (head_dim,) is the sum over positions of weight times value, in codes: weights (n_positions,) under one
-// scale, values (n_positions, head_dim). sums (head_dim,) is memory for the exact sums.
-inline void mix_int8(float* out, int32_t* sums, const int8_t* weights, float weights_scale,
-                     const int8_t* values, int n_positions, int head_dim) {
-    for (int i = 0; i < head_dim; i++) sums[i] = 0;
-    for (int p = 0; p < n_positions; p++) {
-        const int8_t* value = values + int64_t(p) * head_dim;
-        for (int i = 0; i < head_dim; i++) sums[i] += int32_t(weights[p]) * int32_t(value[i]);
-    }
-    for (int i = 0; i < head_dim; i++) out[i] = float(sums[i]) * weights_scale;
-}
-
-// In int8: of each head head_dim codes, and a scale.
-struct Int8KvCache {
-    // A sum of this many products of codes stays within int32: 133144 * 127 * 127 < 2^31.
-    static constexpr int max_context = 133144;
-    KvCacheOf<int8_t> codes;
-    KvCacheOf<float> scales;
-
-    Int8KvCache(const ModelConfig& c, int context) : codes(c, context, c.head_dim), scales(c, context, 1) {
-        check_value(context <= max_context, "--attn int8: the context", context,
-                    "expected at most " + std::to_string(max_context) + ", so that sums stay within int32");
-    }
-    // k and v (n_tokens, n_kv_heads groups of head_dim codes), of positions pos, pos + 1, ...
-    void append(int layer, int pos, const Int8Rows& k, const Int8Rows& v) {
-        codes.append(layer, pos, k.n_rows, k.codes.data(), v.codes.data());
-        scales.append(layer, pos, k.n_rows, k.scales.data(), v.scales.data());
-    }
-};
-
-// As HeadScores, what each head multiplies the values of each position by; and its codes.
-struct HeadWeights : HeadScores {
-    Int8Rows quantized;  // (n_tokens, n_heads * context), one scale for each head
-
-    HeadWeights(bool is_wanted, int max_tokens, int heads, int n_positions)
-        : HeadScores(is_wanted, max_tokens, heads, n_positions) {
-        if (is_wanted && n_positions > 0) quantized.resize(max_tokens, heads * n_positions, n_positions);
-    }
-    void keep(int t, int h, const float* x, const int8_t* codes, float scale, int n_positions) {
-        if (values.empty()) return;
-        HeadScores::keep(t, h, x, n_positions);
-        std::copy_n(codes, n_positions, quantized.row_codes(t) + size_t(h) * size_t(context));
-        quantized.row_scales(t)[h] = scale;
-    }
-};
-
-// What attention in int8 reads, and of a trace the weights that it multiplies values by.
-struct Int8Attention {
-    Int8KvCache cache;
-    Int8Rows q, k, v;  // of the chunk in hand: a row per token, a group of head_dim codes per head
-    HeadWeights weights;
-
-    // For chunks of up to max_tokens tokens; for no context it takes no memory.
-    Int8Attention(const ModelConfig& c, int max_tokens, int context, bool traced)
-        : cache(c, context),
-          q(context > 0 ? max_tokens : 0, c.q_dim(), c.head_dim),
-          k(q.n_rows, c.kv_dim(), c.head_dim),
-          v(q.n_rows, c.kv_dim(), c.head_dim),
-          weights(traced, q.n_rows, c.n_heads, context) {}
-};
-
-// Attention of the chunk whose q is a.q, and whose k and v are in a.cache, as attention() does it in fp32.
-// Each position's value has its own scale, which cannot be taken out of a sum over positions. So it goes to
-// the probability, before that is quantized: then one scale is left for each query.
-inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int8Attention& a, int layer,
-                           int pos) {
-    const KvCacheOf<int8_t>& codes = a.cache.codes;
-    const KvCacheOf<float>& scales = a.cache.scales;
-    const int d = codes.width, n_heads = a.q.n_groups(), heads_per_kv = n_heads / codes.n_kv_heads;
-    out.n_rows = scores.n_rows = probs.n_rows = a.weights.n_rows = a.q.n_rows;
-    scores.pos = probs.pos = a.weights.pos = pos;
-    parallel_for(int64_t(a.q.n_rows) * n_heads, [&](int i) {
-        const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
-        const int8_t* keys = &codes.keys[codes.at(layer, h / heads_per_kv, 0)];
-        const int8_t* values = &codes.values[codes.at(layer, h / heads_per_kv, 0)];
-        const size_t first = scales.at(layer, h / heads_per_kv, 0);
-        std::vector<float> x(size_t(n_positions), 0.0f);  // scores, then probabilities, then weights
-        std::vector<int8_t> weights(x.size());            // in codes
-        std::vector<int32_t> sums(size_t(d), 0);
-        scores_int8(x.data(), a.q.row_codes(t) + h * d, a.q.row_scales(t)[h], keys, &scales.keys[first],
-                    n_positions, d);
-        scores.keep(t, h, x.data(), n_positions);
-        softmax(x.data(), n_positions);
-        probs.keep(t, h, x.data(), n_positions);
-        for (int p = 0; p < n_positions; p++) x[size_t(p)] *= scales.values[first + size_t(p)];
-        float scale = quantize_group(weights.data(), x.data(), n_positions, nullptr);
-        if (!all_finite(x.data(), x.size())) scale = NAN;
-        a.weights.keep(t, h, x.data(), weights.data(), scale, n_positions);
-        mix_int8(out.row(t) + h * d, sums.data(), weights.data(), scale, values, n_positions, d);
-    });
-}
-
-// ---- section options -------------------------------------------------------
-// What the command line asks for, and a record of all that a run computes
 
 // An option of one program alone. Its value is one of `choices`, the first by default.
 struct OwnOption {
@@ -634,30 +493,117 @@ struct Recorder {
     template <class Matrix>  // a product, and in one layer the integer sums of its groups
     void operator()(const std::string& name, const Rows& out, const Int8Rows& x, const Matrix& w) const;
 };
-// ---- end of options --------------------------------------------------------
+// ---- end of tensors and options --------------------------------------------
+
+// ----------------------------------------------------------------------------
+// Attention in int8 (--attn int8): both products are int8 by int8, with exact int32 sums (SmoothQuant,
+// section 5: "INT8 batched matrix multiply"). Each head of q, k and v is quantized, its head_dim numbers
+// under one scale. docs/w8a8.md says what this costs
+
+// Defined below, with the scheme. group_size 0 is a whole row.
+void quantize(Int8Rows& out, const Rows& x, int group_size, const float* static_scale);
+
+// lift scores_int8
+// scores (n_positions,) of a query against the keys of its kv head, all in codes: q (head_dim,), keys
+// (n_positions, head_dim) with a scale each, of every n_kv_heads-th head. A score is an exact sum, scaled
+// once.
+inline void scores_int8(float* scores, const int8_t* q, float q_scale, const int8_t* keys,
+                        const float* key_scales, int n_positions, int n_kv_heads, int head_dim) {
+    const float scale = q_scale * (1.0f / std::sqrt(float(head_dim)));
+    for (int p = 0; p < n_positions; p++) {
+        const int8_t* key = keys + int64_t(p) * n_kv_heads * head_dim;
+        int32_t sum = 0;
+        for (int i = 0; i < head_dim; i++) sum += int32_t(q[i]) * int32_t(key[i]);
+        scores[p] = float(sum) * (scale * key_scales[p * n_kv_heads]);
+    }
+}
+
+// lift mix_int8
+// out (head_dim,) is the sum over positions of weight times value, in codes: weights (n_positions,) under one
+// scale, values as keys are in scores_int8. sums (head_dim,) is memory for the exact sums.
+inline void mix_int8(float* out, int32_t* sums, const int8_t* weights, float weights_scale,
+                     const int8_t* values, int n_positions, int n_kv_heads, int head_dim) {
+    for (int i = 0; i < head_dim; i++) sums[i] = 0;
+    for (int p = 0; p < n_positions; p++) {
+        const int8_t* value = values + int64_t(p) * n_kv_heads * head_dim;
+        for (int i = 0; i < head_dim; i++) sums[i] += int32_t(weights[p]) * int32_t(value[i]);
+    }
+    for (int i = 0; i < head_dim; i++) out[i] = float(sums[i]) * weights_scale;
+}
+
+// What attention in int8 reads, and of a trace the weights that it multiplies values by.
+struct Int8Attention {
+    // A sum of this many products of codes stays within int32: 133144 * 127 * 127 < 2^31.
+    static constexpr int max_context = 133144;
+    Int8Rows q, k, v;         // of the chunk in hand: a row per token, a group of head_dim codes per head
+    KvCacheOf<int8_t> codes;  // of keys and values: head_dim codes of each head, and a scale
+    KvCacheOf<float> scales;
+    HeadScores weights;
+
+    Int8Attention(const ModelConfig& c, int max_tokens, int context, bool traced)
+        : codes(c, context), scales(c, context, 1), weights(traced, max_tokens, c.n_heads, context) {
+        check_value(context <= max_context, "--attn int8: the context", context, "expected at most ",
+                    max_context, ", so that sums stay within int32");
+    }
+};
+
+// Attention of the chunk a.q, a.k and a.v, as attention() does it in fp32. Each position's value has its own
+// scale, which cannot be taken out of a sum over positions. So it goes to the probability, before that is
+// quantized: then one scale is left for each query.
+inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int8Attention& a, int layer,
+                           int pos) {
+    a.codes.append(layer, pos, a.k.n_rows, a.k.codes.data(), a.v.codes.data());
+    a.scales.append(layer, pos, a.k.n_rows, a.k.scales.data(), a.v.scales.data());
+    const int d = a.codes.head_dim, n_heads = a.q.n_groups(), n_kv_heads = a.scales.kv_dim;
+    out.n_rows = a.q.n_rows;
+    for (HeadScores* kept : {&scores, &probs, &a.weights})
+        kept->n_rows = a.q.n_rows * n_heads, kept->pos = pos;
+    parallel_for(int64_t(a.q.n_rows) * n_heads, [&](int i) {
+        const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
+        const size_t first = a.scales.at(layer, 0) + h / (n_heads / n_kv_heads);
+        Rows x(1, n_positions);  // scores, then probabilities, then weights
+        x.n_rows = 1;
+        Int8Rows weights;
+        std::vector<int32_t> sums(size_t(d), 0);
+        const auto keep = [&](HeadScores& kept) {
+            if (!kept.values.empty()) std::ranges::copy(x.values, kept.row(i));
+        };
+        scores_int8(x.row(0), a.q.row_codes(t) + h * d, a.q.row_scales(t)[h], &a.codes.keys[first * d],
+                    &a.scales.keys[first], n_positions, n_kv_heads, d);
+        keep(scores);
+        softmax(x.row(0), n_positions);
+        keep(probs);
+        for (int p = 0; p < n_positions; p++) x.row(0)[p] *= a.scales.values[first + size_t(p) * n_kv_heads];
+        keep(a.weights);
+        quantize(weights, x, 0, nullptr);
+        mix_int8(out.row(t) + h * d, sums.data(), weights.row_codes(0), weights.scales[0],
+                 &a.codes.values[first * d], n_positions, n_kv_heads, d);
+    });
+}
 
 // A Recorder that knows what attention in int8 makes, too.
 struct AttentionRecorder : Recorder {
     using Recorder::Recorder;
     using Recorder::operator();
 
-    // Heads in codes: NAME.q (n_tokens, heads, head_dim) and NAME.s (n_tokens, heads, 1).
-    void operator()(const std::string& name, const Int8Rows& x, int head_dim) const {
-        (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_groups(), head_dim});
+    // Heads in codes: NAME.q (n_tokens, heads, length) and NAME.s (n_tokens, heads, 1).
+    void operator()(const std::string& name, const Int8Rows& x, int length) const {
+        (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_groups(), length});
         (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups(), 1});
     }
-    // Weights, their codes, NAME.q, and the scales of these, NAME.s (n_tokens, n_heads, 1).
-    void operator()(const std::string& name, const HeadWeights& x) const {
-        (*this)(name, static_cast<const HeadScores&>(x));
-        (*this)(name + ".s", x.quantized.scales.data(), x.n_rows, {x.n_heads, 1});
-        for (int t = 0; t < x.n_rows && trace != nullptr; t++) {
-            const int n_positions = x.pos + t + 1;
-            std::vector<int8_t> seen;
-            for (int h = 0; h < x.n_heads; h++) {
-                const int8_t* codes = x.quantized.row_codes(t) + size_t(h) * size_t(x.context);
-                seen.insert(seen.end(), codes, codes + n_positions);
-            }
-            (*this)(name + ".q", seen.data(), 1, {x.n_heads, n_positions});
+    // Weights, and the same in codes: as long as a token has positions.
+    void operator()(const std::string& name, const Int8Attention& a) const {
+        (*this)(name, a.weights);
+        const int n_heads = a.weights.n_heads;
+        for (int t = 0; t < a.weights.n_rows / n_heads && trace != nullptr; t++) {
+            const int n_positions = a.weights.pos + t + 1;
+            Rows seen(1, n_heads * n_positions);
+            Int8Rows codes;
+            seen.n_rows = 1;
+            for (int h = 0; h < n_heads; h++)
+                std::copy_n(a.weights.row(t * n_heads + h), n_positions, seen.row(0) + h * n_positions);
+            quantize(codes, seen, n_positions, nullptr);
+            (*this)(name, codes, n_positions);
         }
     }
 };
@@ -691,9 +637,8 @@ inline float quantize_group(int8_t* codes, const float* x, int n, const float* s
     float inv = static_scale != nullptr ? 1.0f / *static_scale : 127.0f / largest;
     if (!(inv <= std::numeric_limits<float>::max())) inv = 0;
     for (int i = 0; i < n; i++) {
-        const float whole = std::nearbyintf(x[i] * inv);
-        // Compared in this order, NaN becomes -127 rather than undefined.
-        const float low = whole > -127.0f ? whole : -127.0f;
+        const float r = std::nearbyintf(x[i] * inv);
+        const float low = r > -127.0f ? r : -127.0f;  // in this order, NaN becomes -127 rather than undefined
         codes[i] = int8_t(low < 127.0f ? low : 127.0f);
     }
     if (static_scale != nullptr) return *static_scale;
@@ -739,21 +684,19 @@ void dot(float* out, const int16_t* x, const float* x_scales, const int8_t* w, c
 // after the other, which memory delivers faster.
 void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<W8A8Matrix>> products) {
     if (fast_matmul(x, products)) return;
-    const int n = x.n_cols, size = x.group_size, together = x.n_rows > 1 ? 8 : 1;  // rows of weights
+    const int n = x.n_cols;
     const std::vector<int16_t> wide(x.codes.begin(), x.codes.begin() + ptrdiff_t(x.n_rows) * n);
     for (const MatrixProduct<W8A8Matrix>& p : products) {
         p.out.n_rows = x.n_rows;
-        parallel_for((p.w.n_rows + together - 1) / together, [&](int tile) {
-            const int first = tile * together, end = std::min(first + together, p.w.n_rows);
-            const bool is_whole = end - first == 8;
-            for (int i = first; i < end; i += is_whole ? 8 : 1) {
-                const int8_t* codes = p.w.codes + size_t(i) * size_t(n);
-                const float* scales = p.w.scales + size_t(i) * size_t(p.w.n_groups());
-                for (int t = 0; t < x.n_rows; t++) {
-                    const auto dots = is_whole ? dot<8> : dot<1>;
-                    dots(p.out.row(t) + i, &wide[size_t(t) * size_t(n)], x.row_scales(t), codes, scales, n,
-                         size);
-                }
+        parallel_for((p.w.n_rows + 7) / 8, [&](int tile) {
+            const int end = std::min(8 * tile + 8, p.w.n_rows);
+            const int together = x.n_rows > 1 && end % 8 == 0 ? 8 : 1;
+            for (int i = 8 * tile; i < end; i += together) {
+                const int8_t* codes = p.w.codes + size_t(i) * n;
+                const float* scales = p.w.scales + size_t(i) * p.w.n_groups();
+                for (int t = 0; t < x.n_rows; t++)
+                    (together == 8 ? dot<8> : dot<1>)(p.out.row(t) + i, &wide[size_t(t) * n], x.row_scales(t),
+                                                      codes, scales, n, x.group_size);
             }
         });
     }
@@ -811,13 +754,6 @@ struct Weights {
     std::vector<W8A8Matrix> w8a8_layers(const char* part, int n_rows, int n_cols) {
         return file.layers(c, part, [&](const std::string& name) { return w8a8(name, n_rows, n_cols); });
     }
-    // All matrices that are multiplied: not the embedding, which is only looked up.
-    std::vector<W8A8Matrix*> multiplied() {
-        std::vector<W8A8Matrix*> all{&classifier};
-        for (auto* layers : {&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj})
-            for (W8A8Matrix& m : *layers) all.push_back(&m);
-        return all;
-    }
     // The static scale of a place; null if activations get their own. Layer n_layers is the classifier.
     const float* act_scale(int layer, int place) const {
         return act_scales == nullptr ? nullptr : act_scales + layer * n_places + place;
@@ -848,9 +784,8 @@ struct RunState {
     Rows up{n, c.hidden_dim};
     Rows logits{n_logits(options, traced, n), c.vocab_size};  // of the last token, or of all
 
-    // The quantized input of the products that come next.
-    Int8Rows xq{n, c.longest_row(), group_of(c.group_size, c.longest_row())};
-    RopeAngles angles{c, n};                           // of the chunk's positions
+    Int8Rows xq{n, c.longest_row(), group_of(c.group_size, c.longest_row())};  // the input of products
+    RopeAngles angles{c, n};                                                   // of the chunk's positions
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
 
@@ -891,13 +826,11 @@ void attention_block(Transformer& m, int l, int pos) {
         quantize(s.int8.q, s.q, c.head_dim, nullptr);                    record("attn.q_rope", s.int8.q, c.head_dim);
         quantize(s.int8.k, s.k, c.head_dim, nullptr);                    record("attn.k_rope", s.int8.k, c.head_dim);
         quantize(s.int8.v, s.v, c.head_dim, nullptr);                    record("attn.v_proj", s.int8.v);
-        s.int8.cache.append(l, pos, s.int8.k, s.int8.v);
-        attention_int8(s.attn_out, s.scores, s.probs, s.int8, l, pos);   record("attn.weights", s.int8.weights);
+        attention_int8(s.attn_out, s.scores, s.probs, s.int8, l, pos);   record("attn.weights", s.int8);
     } else {
         s.cache.append(l, pos, s.k, s.v);
         attention(s.attn_out, s.scores, s.probs, s.q, s.cache, l, pos);
-    }
-                                                                         record("attn.scores", s.scores);
+    }                                                                    record("attn.scores", s.scores);
                                                                          record("attn.probs", s.probs);
                                                                          record("attn.mix", s.attn_out);
     quantize(s.xq, s.attn_out, c.group_size, w.act_scale(l, attn_mix));  record("attn.mix", s.xq);
@@ -955,16 +888,15 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 
 // Throws for a group size that there is not, and for rows that cannot share a scale.
 void check_config(const ModelConfig& c) {
-    const int size = c.group_size;
-    check_value(size == 0 || size == 32, "group_size", size, "expected 0 (whole rows) or 32");
-    if (size != 0 && c.static_activations)
-        throw std::runtime_error("activations is 1 (static) with group_size 32, expected 0");
+    const bool whole_rows = c.group_size == 0;
+    check_value(whole_rows || c.group_size == 32, "group_size", c.group_size,
+                "expected 0 (whole rows) or 32");
+    if (!whole_rows && c.static_activations) fail("activations is 1 (static) with group_size 32, expected 0");
     // A multiple of 4 keeps the scales behind the codes aligned; the limit keeps the int32 sums exact.
-    const int multiple = size == 0 ? 4 : size;
+    const int multiple = whole_rows ? 4 : 32;
     for (const auto& [name, n] : c.row_lengths()) {
-        check_value(n % multiple == 0, name, n, "not a multiple of " + std::to_string(multiple));
-        check_value(size != 0 || n <= max_group_size, name, n,
-                    "expected at most " + std::to_string(max_group_size));
+        check_value(n % multiple == 0, name, n, "not a multiple of ", multiple);
+        check_value(!whole_rows || n <= max_group_size, name, n, "expected at most ", max_group_size);
     }
 }
 
@@ -974,10 +906,9 @@ const FileFormat<ModelConfig> file_format{
 constexpr const char* program_name = "runq_w8a8";
 constexpr const char* program_summary = "Llama 3 and Qwen3 in SmoothQuant W8A8 (int8 by int8)";
 inline std::string scheme_text(const ModelConfig& c) {
-    const bool whole_rows = c.group_size == 0;
-    std::string text = "W8A8: int8, one scale ";
-    text += whole_rows ? "a row; activations one a " : "for 32 weights; activations one for ";
-    return text + (c.static_activations ? "place (static)" : whole_rows ? "token" : "32 values");
+    if (c.group_size > 0) return "W8A8: int8, one scale for 32 weights; activations one for 32 values";
+    const std::string weights = "W8A8: int8, one scale a row; activations one a ";
+    return weights + (c.static_activations ? "place (static)" : "token");
 }
 const std::vector<OwnOption> scheme_options{
     {"--attn", {"fp32", "int8"}, "products of attention; int8: so is the cache"}};
@@ -1055,26 +986,15 @@ inline std::string to_nfc(std::string_view s) {
 }
 #endif
 
-// s with U+FFFD for what is ill-formed.
-inline std::string repaired(std::string_view s) {
+// s as the rule for every text says that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in
+// front is no part of it. What is ill-formed throws UsageError, or becomes U+FFFD where there is no name.
+inline std::string valid_text(std::string_view s, const char* name = nullptr) {
     std::string out;
-    while (!s.empty()) {
-        const int n = utf8_length(s);
-        out += n > 0 ? s.substr(0, size_t(n)) : "\xEF\xBF\xBD";
-        s.remove_prefix(n > 0 ? size_t(n) : 1);
-    }
-    return out;
-}
-
-// The rule for every text that a person gives: it is UTF-8; "\r\n" is "\n"; a byte order mark in front is no
-// part of it. Throws UsageError.
-inline std::string given_text(const std::string& name, std::string_view s) {
-    std::string out;
-    for (size_t i = s.starts_with("\xEF\xBB\xBF") ? 3 : 0; i < s.size();) {
-        const int n = utf8_length(s.substr(i));
-        if (n < 0) fail<UsageError>(name, " is not UTF-8 at byte ", i);
-        if (!s.substr(i).starts_with("\r\n")) out += s.substr(i, size_t(n));
-        i += size_t(n);
+    for (size_t i = name && s.starts_with("\xEF\xBB\xBF") ? 3 : 0, n; i < s.size(); i += n) {
+        const int length = utf8_length(s.substr(i));
+        if (length < 0 && name) fail<UsageError>(name, " is not UTF-8 at byte ", i);
+        n = size_t(std::max(length, 1));
+        if (!name || !s.substr(i).starts_with("\r\n")) out += length < 0 ? "\xEF\xBF\xBD" : s.substr(i, n);
     }
     return out;
 }
@@ -1183,23 +1103,18 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
 }
 // ---- end of file -----------------------------------------------------------
 
-// ---- section tokenizer -----------------------------------------------------
+// ---- section tokenizer and sampler -----------------------------------------
 // Text <-> token ids: byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of
 // the model file; ids are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
 //
-//   UTF-8 -> added tokens -> NFC -> added tokens -> regular expressions -> byte-pair encoding of each word
+//   UTF-8 -> added tokens -> NFC -> regular expressions -> byte-pair encoding of each word
 
 struct Tokenizer {
     enum Flag : uint32_t { nfc = 1, ignore_merges = 2, adds_bos = 4, has_chat = 8, has_steps = 16 };
     enum TokenFlag : uint8_t { defined = 1, word = 2, special = 4 };
-    enum AddedFlag : uint32_t { normalized = 2, looks_around = 4 + 8 + 16 };
+    enum AddedFlag : uint32_t { normalized = 2, unusual = 4 + 8 + 16 };
     enum ChatFlag : uint32_t { trims_user = 2, trims_answer = 4, drops_thoughts = 8 + 128, strips = 8 + 64 };
     enum Piece { opening, user = 5, user_end, answer, answer_end, generate, n_pieces = 13 };
-    struct Added {
-        std::string text;
-        int id;
-        bool is_normalized;  // found in normalized text
-    };
 
     uint32_t flags = 0, chat_flags = 0;
     int bos_id = -1;
@@ -1209,7 +1124,7 @@ struct Tokenizer {
     std::unordered_map<std::string_view, int> words;  // tokens that text becomes, each single byte among them
     std::map<std::pair<int, int>, size_t> ranks;      // of neighbours that may merge; the lowest does
     std::vector<int> merged;                          // by rank: what they become
-    std::vector<Added> added;                         // the longest first
+    std::vector<int> added;                           // ids of those cut out of a text, the longest first
     std::vector<Pattern> steps;
     std::array<std::string, n_pieces> chat;
 
@@ -1257,19 +1172,15 @@ struct Tokenizer {
             merged.push_back(id());
         }
         for (uint32_t i = 0; i < n_added; i++) {
-            const int token_id = id();
-            const uint32_t f = u32();
-            check(!(f & looks_around), "an added token looks around");
-            added.push_back({"", token_id, (f & normalized) != 0});
+            added.push_back(id());
+            check((u32() & (flags & nfc ? unusual | normalized : unusual)) == 0,
+                  "an added token looks around");
         }
         token_flags = take(size_t(vocab_size)), bytes = take(bytes_size);
         for (int i = 0; i < vocab_size; i++)
             if (token_flags[i] & word) words[token(i)] = i;
-        for (Added& a : added) {
-            a.text = a.is_normalized && flags & nfc ? to_nfc(token(a.id)) : token(a.id);
-            check(!a.text.empty(), "an added token is empty");
-        }
-        std::ranges::stable_sort(added, std::greater{}, [](const Added& a) { return a.text.size(); });
+        std::ranges::stable_sort(added, std::greater{}, [&](int i) { return token(i).size(); });
+        check(added.empty() || !token(added.back()).empty(), "an added token is empty");
         for (const size_t end = rest.size() - std::min<size_t>(pattern_size, rest.size());
              rest.size() > end;) {
             check(steps.size() < 16, "there are too many patterns");
@@ -1283,34 +1194,26 @@ struct Tokenizer {
         for (std::string& piece : chat) piece = take(u32());
     }
 
-    // The ids of a text; tokens such as <|eot_id|> inside it become theirs. wants_bos: with BOS in front, if
-    // this tokenizer does so.
+    // The ids of a text. Added tokens such as <|eot_id|> inside it become theirs, of those that begin at one
+    // place the longest; what is between them is cut into words. wants_bos: with BOS in front, if this
+    // tokenizer does so.
     std::vector<int> encode(std::string_view text, bool wants_bos) const {
         std::vector<int> ids;
         if (wants_bos && flags & adds_bos) ids.push_back(bos_id);
-        cut_added(repaired(text), false, ids);
-        return ids;
-    }
-
-    // Cuts s at the added tokens in it, of those at one place the longest: first at the ones that are found
-    // in the text as it is; then, in what is between them, at those that are found in normalized text.
-    void cut_added(std::string_view s, bool is_normalized, std::vector<int>& ids) const {
-        size_t done = 0;  // what is before it has its ids
-        for (size_t i = 0; i <= s.size();) {
-            const auto found = std::ranges::find_if(added, [&](const Added& a) {
-                return a.is_normalized == is_normalized && s.substr(i).starts_with(a.text);
-            });
-            if (found == added.end() && i < s.size()) {
-                i++;
-                continue;
-            }
-            const std::string_view part = s.substr(done, i - done);
-            if (is_normalized) cut(part, 0, ids);
-            if (!is_normalized) cut_added(flags & nfc ? to_nfc(part) : part, true, ids);
+        const std::string valid = valid_text(text);
+        const std::string_view s = valid;
+        for (size_t done = 0, i = 0; i <= s.size(); i++) {  // what is before done has its ids
+            const auto begins = [&](int a) { return s.substr(i).starts_with(token(a)); };
+            const auto found = std::ranges::find_if(added, begins);
+            if (found == added.end() && i < s.size()) continue;
+            const std::string part(s.substr(done, i - done));
+            cut(flags & nfc ? to_nfc(part) : part, 0, ids);
             if (found == added.end()) break;
-            ids.push_back(found->id);
-            done = i += found->text.size();
+            ids.push_back(*found);
+            done = i + token(*found).size();
+            i = done - 1;
         }
+        return ids;
     }
 
     // Cuts s at the matches of a step's pattern. Each part goes on to the next step, and so does what no
@@ -1373,13 +1276,10 @@ struct Tokenizer {
         return out + chat[generate];
     }
 };
-// ---- end of tokenizer ------------------------------------------------------
 
-// ---- section sampler -------------------------------------------------------
 // Logits -> the next token. Temperature 0 takes the most probable one. Otherwise divide by the temperature,
 // keep the top_k most probable tokens, of those the most probable that together have top_p of the
-// probability, and draw
-
+// probability, and draw.
 struct Sampler {
     float temperature;
     int top_k;
@@ -1420,7 +1320,7 @@ struct Sampler {
         return int(ids.back());
     }
 };
-// ---- end of sampler --------------------------------------------------------
+// ---- end of tokenizer and sampler ------------------------------------------
 
 // ---- section trace ---------------------------------------------------------
 // Recording and writing a trace
@@ -1430,7 +1330,7 @@ void Recorder::operator()(const std::string& name, const T* values, int n_tokens
                           std::vector<int> shape) const {
     if (trace == nullptr) return;
     Trace::Tensor& t = trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name];
-    t.type = std::is_same_v<T, float> ? "F32" : std::is_same_v<T, int8_t> ? "I8" : "I32";
+    t.type = std::is_floating_point_v<T> ? "F32" : sizeof(T) > 1 ? "I32" : std::is_signed_v<T> ? "I8" : "U8";
     size_t n = sizeof(T);
     for (const int d : shape) n *= size_t(d);
     for (int i = 0; i < n_tokens; i++)
@@ -1446,11 +1346,11 @@ inline void Recorder::operator()(const std::string& name, const Int8Rows& x) con
     (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups()});
 }
 inline void Recorder::operator()(const std::string& name, const HeadScores& x) const {
-    for (int t = 0; t < x.n_rows && trace != nullptr; t++) {
+    for (int t = 0; t < x.n_rows / x.n_heads && trace != nullptr; t++) {
         const int n_positions = x.pos + t + 1;
         std::vector<float> seen;
-        for (int h = 0; h < x.n_heads; h++)
-            seen.insert(seen.end(), x.of_head(t, h), x.of_head(t, h) + n_positions);
+        for (int i = t * x.n_heads; i < (t + 1) * x.n_heads; i++)
+            seen.insert(seen.end(), x.row(i), x.row(i) + n_positions);
         (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
     }
 }
@@ -1546,8 +1446,11 @@ inline Options parse_options(int argc, char** argv) {
         {"-j", [&] { o.threads = number(1, 1024); }},
         {"--trace", [&] { o.trace = value; }},
         {"--ppl", [&] { o.ppl = value; }},
+        {"-m",
+         [&] {
+             o.chat = one_of({"generate", "chat"}) == "chat";
+         }},
     };
-    options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
     options["--ids"] = [&] {
         for (std::istringstream list(value + ","); std::getline(list, value, ',');)
             o.ids.push_back(number(0, INT32_MAX));
@@ -1658,8 +1561,7 @@ struct Session {
         size_t n_scored = 0;
         for (size_t i = 0; i < ids.size() && n_new > 0; i += n_new) {
             std::vector<int> window = bos;
-            std::ranges::copy(std::span(ids).subspan(i, std::min(n_new, ids.size() - i)),
-                              std::back_inserter(window));
+            window.insert(window.end(), &ids[i], &ids[i] + std::min(n_new, ids.size() - i));
             held.clear();
             while (held.size() + 1 < window.size()) {
                 auto logits = run(std::span(window).first(window.size() - 1));
@@ -1681,7 +1583,7 @@ struct Session {
 
 inline void run(const Options& o) {
     std::optional<std::string> text = o.file ? read_bytes(*o.file) : o.prompt;
-    if (text) text = given_text("the prompt", *text);
+    if (text) text = valid_text(*text, "the prompt");
     if (o.file && text->ends_with('\n')) text->pop_back();  // its last line has ended; the text may go on
     if (text && !o.ids.empty()) fail<UsageError>("there is a prompt twice: as text, and as --ids");
 #ifdef _OPENMP
@@ -1698,15 +1600,11 @@ inline void run(const Options& o) {
         fail<UsageError>("there is no tokenizer, in this file or in this program: use --ids");
     if (o.chat && !(tokenizer->flags & Tokenizer::has_chat))
         fail<UsageError>("-m chat: this file has no chat template");
-
-    // A small model that never draws soon repeats itself: in chat it does, unless told otherwise.
-    const bool draws = o.chat && !o.temp && c.temperature == 0;
-    const float temperature = o.temp.value_or(draws ? 0.1f : c.temperature);
-    const float top_p = o.top_p.value_or(draws ? 0.9f : c.top_p);
+    const float temperature = o.temp.value_or(c.temperature), top_p = o.top_p.value_or(c.top_p);
     const uint64_t seed = o.seed.value_or(std::random_device()());
     Session s{*m, tokenizer, {temperature, o.top_k.value_or(c.top_k), top_p, std::mt19937_64(seed)}};
     if (o.ppl) {
-        s.print_perplexity(given_text("--ppl: the text", read_bytes(*o.ppl)));
+        s.print_perplexity(valid_text(read_bytes(*o.ppl), "--ppl: the text"));
     } else if (!o.chat) {
         std::vector<int> ids = text ? tokenizer->encode(*text, true) : o.ids;
         if (ids.empty() && c.bos_id >= 0) ids = {c.bos_id};
@@ -1722,7 +1620,7 @@ inline void run(const Options& o) {
     while (o.chat && (!line.empty() || std::getline(std::cin, line))) {
         if (line.ends_with('\r')) line.pop_back();
         if (line.empty()) continue;
-        messages.push_back(given_text("a line of standard input", std::exchange(line, "")));
+        messages.push_back(valid_text(std::exchange(line, ""), "a line of standard input"));
         messages.push_back(s.generate(tokenizer->encode(tokenizer->chat_text(messages), false), ""));
     }
     if (o.trace) trace.write(*o.trace);

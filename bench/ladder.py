@@ -57,8 +57,7 @@ def run(form: Form, model: Path, prompt: int, tokens: int, threads: int) -> dict
     ids = ",".join(str(1 + i % 1000) for i in range(prompt))
     command = [ROOT / form.program, model, "--ids", ids, "-n", tokens + 1, "-c", prompt + tokens + 1, "-t", 0]
     command += ["-j", form.threads or threads, "--print-ids", *form.options]
-    environment = os.environ | {"OMP_WAIT_POLICY": "passive"}  # threads of a busy machine shall not wait in loops
-    done = subprocess.run(list(map(str, command)), env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     found = speeds(done.stderr)
     if done.returncode != 0 or set(found) != set(PHASES):
         raise ValueError(f"{form.program}: exit code {done.returncode}: {done.stderr.strip()}")

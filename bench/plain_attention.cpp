@@ -12,7 +12,7 @@
 namespace plain {
 // Taken out of runq.cpp by mk/bench.mk.
 void attend(float* out, float* scores, float* probs, const float* q, const float* keys, const float* values,
-            int n_positions, int head_dim);
+            int n_positions, int head_dim, int stride);
 }  // namespace plain
 
 namespace {
@@ -60,6 +60,6 @@ void attention(Rows& out, HeadScores& scores, HeadScores& probs, const Rows& q, 
         const size_t first = size_t(h / heads_per_kv) * size_t(cache.context()) * size_t(d);
         plain::attend(out.row(t) + h * d, room.data(), room.data(), q.row(t) + h * d,
                       &layers[size_t(layer)].keys[first], &layers[size_t(layer)].values[first], n_positions,
-                      d);
+                      d, d);
     });
 }

@@ -64,5 +64,9 @@ bool fast_matmul(const Int8Rows& x, const Products& products) {
     return quant_matmul(x, products);
 }
 
-// That of a program with attention in int8 (engine/cpu/attention_int8.h): the engine's records all of it.
-using AttentionRecorder = Recorder;
+// That of a program with attention in int8 (engine/cpu/attention_int8.h).
+struct AttentionRecorder : Recorder {
+    using Recorder::Recorder;
+    using Recorder::operator();
+    void operator()(const std::string& name, const Int8Attention& a) const { (*this)(name, a.weights); }
+};

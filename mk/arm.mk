@@ -33,7 +33,7 @@ build/arm/$1/%_test: tests/%_test.cpp $(ARM_SOURCES)
 	$(ARM_CXX) $(ARM_FLAGS) -march=$1 tests/main.cpp $$< $(LIBRARY) -o $$@
 endef
 $(foreach a,$(ARM_ARCHS),$(eval $(call arm_rules,$a)))
-test-arm: $(ARM_TESTS) $(TEST_MODELS)
+test-arm: $(ARM_TESTS) $(TEST_MODELS) $(RANDOM_MODELS)
 	@for test in $(ARM_TESTS); do \
 	    echo "--- $$test"; $(ARM_RUN) $$test --no-colors=1 || echo "exit code $$?"; \
 	done | awk -v runs=$(words $(ARM_TESTS)) '{ print; fflush() } \

@@ -126,5 +126,5 @@ build/packages-wine:
 	@$(call install,$(PACKAGES_WINE))
 	@touch $@
 .PHONY: test-windows
-test-windows: windows windows-mingw macos build/packages-wine $(PROGRAMS) $(VENV_READY) $(TEST_MODELS)
+test-windows: windows windows-mingw macos build/packages-wine $(PROGRAMS) $(VENV_READY) $(TEST_MODELS) $(RANDOM_MODELS)
 	@$(PY) -m pytest -q -rs tests/test_wine.py

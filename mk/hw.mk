@@ -135,6 +135,7 @@ hw-unit: $(HW_TESTS:%=$(HW)/%_test) $(HW_VECTORS)
 
 # All three tools take every module, and Verilator has no warning, nor Yosys a latch, a loop or two drivers.
 hw-lint: build/packages-hw
+	@mkdir -p build/hw
 	@for top in $(HW_TOPS); do verilator --lint-only -Wall -y $(RTL) --top-module $$top $(RTL)/$$top.sv || exit 1; done
 	@for top in $(HW_TOPS); do iverilog -g2012 -y $(RTL) -Y .sv -s $$top -o build/hw/lint.vvp $(RTL)/$$top.sv || exit 1; done
 	@for top in $(HW_TOPS); do yosys -q -e latch -p "read_verilog -sv $(RTL)/*.sv; hierarchy -top $$top; proc; check -assert" \

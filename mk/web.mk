@@ -95,7 +95,7 @@ $(PROGRAMS:%=$(WASM)/%_test.js): $(WASM)/%_test.js: $(WASM)/tests/%_test.o
 $(WASM_TESTS:%=$(WASM)/%_test.js): $(WASM)/tests/main.o $(LIBRARY:%.cpp=$(WASM)/tests/%.o)
 	$(EMCC) $(WASM_TEST_LINK) $(filter %.o,$^) -o $@
 
-test-web-node: web $(WASM_TESTS:%=$(WASM)/%_test.js) $(PROGRAMS) $(VENV_READY) $(TEST_MODELS)
+test-web-node: web $(WASM_TESTS:%=$(WASM)/%_test.js) $(PROGRAMS) $(VENV_READY) $(TEST_MODELS) $(RANDOM_MODELS)
 	@$(PY) -m pytest -q tests/test_web_node.py
 
 $(WASM)/flags: FORCE

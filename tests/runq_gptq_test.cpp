@@ -18,16 +18,23 @@ const char* const models[] = {"tiny-llama.gptq-w8",     "tiny-llama.gptq-w4",   
 
 namespace {
 
+// Row i of w as Q8 has it.
+Int8Rows expanded_row(const GptqMatrix& w, int i) {
+    Int8Rows row(1, w.n_cols, w.group_size);
+    expand(row.row_codes(0), row.row_scales(0), w, i);
+    return row;
+}
+
 // Row t of x times row i of w by the plain loops, all of them: (n_tokens, n_rows).
 [[maybe_unused]] std::vector<float> plain_products(const Int8Rows& x, const GptqMatrix& w) {
     std::vector<float> out;
     for (int t = 0; t < x.n_rows; t++) {
         const std::vector<int16_t> codes(x.row_codes(t), x.row_codes(t) + x.n_cols);
         for (int i = 0; i < w.n_rows; i++) {
-            ExpandedRow row;
-            expand(row, w, i);
-            out.push_back(dot(codes.data(), x.row_scales(t), row.codes.data(), row.scales.data(), w.n_cols,
-                              w.group_size));
+            const Int8Rows row = expanded_row(w, i);
+            out.push_back(0);
+            dot<1, 0>(&out.back(), codes.data(), x.row_scales(t), row.row_codes(0), row.row_scales(0),
+                      w.n_cols, w.group_size);
         }
     }
     return out;
@@ -88,10 +95,9 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
         std::vector<int8_t> plain;
         std::vector<float> plain_scales;
         for (int i = 0; i < w.n_rows; i++) {
-            ExpandedRow row;
-            expand(row, w, i);
-            plain.insert(plain.end(), row.codes.begin(), row.codes.end());
-            plain_scales.insert(plain_scales.end(), row.scales.begin(), row.scales.end());
+            const Int8Rows row = expanded_row(w, i);
+            plain.insert(plain.end(), row.row_codes(0), row.row_codes(1));
+            plain_scales.insert(plain_scales.end(), row.row_scales(0), row.row_scales(1));
         }
         CHECK(plain == codes);
         CHECK(plain_scales == scales);

@@ -44,7 +44,7 @@ struct ExpertCase {
         if (!row_scales.empty()) w.row_scales = row_scales.data();
         if (!group_scales.empty()) w.group_scales = group_scales.data();
         std::vector<MoeMatrix> experts;
-        for (int e = 0; e < n_experts; e++, w = w.next()) experts.push_back(w);
+        for (int e = 0; e < n_experts; e++, w.first_row += n_rows) experts.push_back(w);
         return experts;
     }
 };
@@ -350,8 +350,7 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
         }
         if (!is_ours) continue;
         formats.insert(format);
-        Workspace space;
-        grouped_matmul_swiglu_quant(out, space, rows, all, routing);
+        grouped_matmul_swiglu_quant(out, rows, all, routing);
         if (format == "mxfp8") {
             const std::vector<uint8_t> codes = bytes_of(at("out.codes")),
                                        expected = bytes_of(at("out.scales"));
@@ -424,7 +423,7 @@ TEST_CASE("a8w4: int4 by int4, digit by digit, gives what int8 by int4 gives") {
         const int8_t extremes[] = {-128, 127, -1, 0};
         std::copy_n(extremes, 4, x.row_codes(2));
         std::vector<float> direct, by_digits;
-        WeightRow row;
+        WideCodes row;
         for (int i = 0; i < n_rows; i++) {
             row.load_row(experts.all()[1], i);
             double sum = 0;
@@ -486,14 +485,13 @@ TEST_CASE(
         values.values = random_values(rng, values.values.size(), 0.01f);
         values.n_rows = n_tokens;
         CodedRows x, steps, fused, alone;
-        Workspace space;
         quantize(x, values, moe.expert_format);
-        grouped_matmul(gate_up, space, x, routing.token_of, w, routing);
+        grouped_matmul(gate_up, x, routing.token_of, w, routing);
         swiglu_halves(hidden, gate_up);
         quantize(steps, hidden, moe.expert_format);
         for (const int j : {1, 2, 3}) {
             set_threads(j);
-            grouped_matmul_swiglu_quant(fused, space, x, w, routing);
+            grouped_matmul_swiglu_quant(fused, x, w, routing);
             CHECK(fused.n_rows == n_tokens * k);
             CHECK(fused.codes == steps.codes);
             CHECK(fused.scales == steps.scales);
@@ -504,7 +502,7 @@ TEST_CASE(
             of_token.experts.assign(&routing.experts[size_t(t * k)], &routing.experts[size_t(t * k)] + k);
             of_token.k = k;
             sort_pairs(of_token);
-            grouped_matmul_swiglu_quant(alone, space, row_of(x, t), w, of_token);
+            grouped_matmul_swiglu_quant(alone, row_of(x, t), w, of_token);
             for (int r = 0; r < k; r++) {
                 const int mine = of_token.row_of[size_t(r)], theirs = routing.row_of[size_t(t * k + r)];
                 CHECK(

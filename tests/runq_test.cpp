@@ -13,8 +13,10 @@ namespace {
 // Row t of x times row i of w, by the plain loop.
 float plain_dot(const Int8Rows& x, int t, const Q8Matrix& w, int i) {
     const std::vector<int16_t> codes(x.row_codes(t), x.row_codes(t) + x.n_cols);
-    return dot(codes.data(), x.row_scales(t), w.codes + size_t(i) * w.n_cols,
-               w.scales + size_t(i) * w.n_groups(), w.n_cols, w.group_size);
+    float out;
+    dot<1, 0>(&out, codes.data(), x.row_scales(t), w.codes + size_t(i) * w.n_cols,
+              w.scales + size_t(i) * w.n_groups(), w.n_cols, w.group_size);
+    return out;
 }
 }  // namespace
 

@@ -177,15 +177,9 @@ TEST_CASE("attention in int8: the plain loops give the golden vectors") {
         std::vector<float> found(size_t(n) * n_heads * n_positions);
         for (int i = 0; i < n * n_heads; i++) {
             const int kv = i % n_heads / (n_heads / n_kv_heads);
-            std::vector<int8_t> keys;
-            std::vector<float> scales;
-            for (int t = 0; t < n_positions - n + i / n_heads + 1; t++) {
-                const size_t at = size_t(t) * n_kv_heads + kv;
-                keys.insert(keys.end(), &k[at * head_dim], &k[at * head_dim] + head_dim);
-                scales.push_back(k_scales[at]);
-            }
-            scores_int8(&found[size_t(i) * n_positions], &q[size_t(i) * head_dim], q_scales[i], keys.data(),
-                        scales.data(), int(scales.size()), head_dim);
+            scores_int8(&found[size_t(i) * n_positions], &q[size_t(i) * head_dim], q_scales[i],
+                        &k[size_t(kv) * head_dim], &k_scales[kv], n_positions - n + i / n_heads + 1,
+                        n_kv_heads, head_dim);
         }
         CHECK(relative_error(golden_ops().at(p + "scores").f32(), found) < 1e-6);
     }
@@ -209,17 +203,14 @@ TEST_CASE("attention in int8: the plain loops give the golden vectors") {
         for (int i = 0; i < n * n_heads; i++) {
             const int kv = i % n_heads / (n_heads / n_kv_heads);
             std::vector<float> weights;
-            std::vector<int8_t> values, found(n_positions);
-            for (int t = 0; t < n_positions; t++) {
-                const size_t at = size_t(t) * n_kv_heads + kv;
-                weights.push_back(probs[size_t(i) * n_positions + t] * v_scales[at]);
-                values.insert(values.end(), &v[at * head_dim], &v[at * head_dim] + head_dim);
-            }
+            std::vector<int8_t> found(n_positions);
+            for (int t = 0; t < n_positions; t++)
+                weights.push_back(probs[size_t(i) * n_positions + t] * v_scales[size_t(t) * n_kv_heads + kv]);
             const float scale = quantize_group(found.data(), weights.data(), n_positions);
             CHECK(scale == scales[i]);
             CHECK(std::equal(found.begin(), found.end(), &codes[size_t(i) * n_positions]));
-            mix_int8(&out[size_t(i) * head_dim], sums.data(), found.data(), scale, values.data(), n_positions,
-                     head_dim);
+            mix_int8(&out[size_t(i) * head_dim], sums.data(), found.data(), scale, &v[size_t(kv) * head_dim],
+                     n_positions, n_kv_heads, head_dim);
         }
         CHECK(relative_error(golden_ops().at(p + "out").f32(), out) < 1e-6);
     }
@@ -229,9 +220,9 @@ TEST_CASE("attention in int8: the plain loops give the golden vectors") {
 TEST_CASE("attention in int8: a context whose sums could leave int32 is refused") {
     ModelConfig c;
     c.n_layers = c.n_kv_heads = 1, c.head_dim = 4;
-    CHECK_NOTHROW(Int8KvCache(c, Int8KvCache::max_context));
+    CHECK_NOTHROW(Int8Attention(c, 1, Int8Attention::max_context, false));
     CHECK_THROWS_WITH(
-        Int8KvCache(c, Int8KvCache::max_context + 1),
+        Int8Attention(c, 1, Int8Attention::max_context + 1, false),
         "--attn int8: the context is 133145, expected at most 133144, so that sums stay within int32");
 }
 #endif

@@ -22,14 +22,14 @@ from tests.test_runq import BIN, MODELS, N_STEPS, RANDOM, clear_generation, dete
 
 # Lines of a program at most, and the part of them behind which its forward pass has ended. They are what stands: a
 # change that needs more has to say why.
-LIMITS = {"runq": (1533, 0.5), "runq_w8a8": (1751, 0.6), "runq_gptq": (1815, 0.6), "runq_moe": (2250, 0.6),
-          "runq_awq": (2411, 0.68)}  # fmt: skip
+LIMITS = {"runq": (1489, 0.5), "runq_w8a8": (1649, 0.6), "runq_gptq": (1742, 0.6), "runq_moe": (2090, 0.6),
+          "runq_awq": (2400, 0.5)}  # fmt: skip
 SOURCE = {path.stem: path for path in ROOT.glob("runq*.c*")}
 WHOLE = [name for name in LIMITS if re.search(r"^#if(n?def| ?!?defined\(?) ?ENGINE\b", SOURCE[name].read_text(), re.M)]
 PROGRAMS = [name for name in WHOLE if SOURCE[name].suffix == ".cpp"]
 FILES = [name for name in MODELS if program_of(name) in PROGRAMS]
 TRACED = FILES + [name for name in RANDOM if program_of(name) in PROGRAMS]
-OWN_OPTIONS = {"runq_w8a8": ("--attn", "int8")}  # of a program alone
+OWN_OPTIONS = {"runq_w8a8": ("--attn", "int8"), "runq_moe": ("--no-fuse",)}  # of a program alone
 HELD_OUT = ROOT / "models" / "held_out.txt"
 FULL_DISK = Path("/dev/full")
 CXX = os.environ.get("CXX", "g++")

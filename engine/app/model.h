@@ -176,6 +176,24 @@ bool packs_weights(const ModelFileOf<Config>& file, const Options& options) {
     return file.weights.size() <= available - available / 4;
 }
 
+// The matrices of a program that are multiplied, those that the engine may have copies of: all but the
+// embedding, unless it is the classifier, too. Weights may say themselves which they are.
+template <class Weights>
+requires requires(Weights& w) { w.multiplied(); } || requires(Weights& w) {
+    w.classifier.packed;
+}
+auto multiplied(Weights& w) {
+    if constexpr (requires { w.multiplied(); }) {
+        return w.multiplied();
+    } else {
+        std::vector all{&w.classifier};
+        for (auto* layers :
+             {&w.q_proj, &w.k_proj, &w.v_proj, &w.o_proj, &w.gate_proj, &w.down_proj, &w.up_proj})
+            for (auto& m : *layers) all.push_back(&m);
+        return all;
+    }
+}
+
 // A model that a CPU program has loaded, and all that a run of it needs: what forward() is given. Weights and
 // RunState are the program's own, and so may be Config.
 template <class Config, class Weights, class RunState>
@@ -214,9 +232,9 @@ std::shared_ptr<Transformer> load_cpu(const FileFormat<Config>& format, int max_
             if (!options.info) check_masks(m->weights);
         if constexpr (requires { m->weights.pack(m->packed); })  // or load_model() packs, or nothing does
             if (packs_weights(m->file, options)) m->weights.pack(m->packed);
-        if constexpr (requires { m->weights.multiplied()[0]->packed; })
+        if constexpr (requires { multiplied(m->weights)[0]->packed; })
             if (packs && packs_weights(m->file, options))
-                for (auto* w : m->weights.multiplied())
+                for (auto* w : multiplied(m->weights))
                     if (has_kernel(*w)) w->packed = m->packed.add(view_of(*w));
         return m;
     } catch (const std::runtime_error& e) {

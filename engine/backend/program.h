@@ -31,7 +31,7 @@ std::string choose_kernels(Transformer& m, [[maybe_unused]] const Options& optio
     [[maybe_unused]] const int group_size = m.file.config.group_size;
     if constexpr (takes_backends<decltype(m.file.config)>) {
         const bool packs = packs_weights(m.file, options);
-        auto matrices = m.weights.multiplied();
+        auto matrices = multiplied(m.weights);
         if (options.info) matrices.clear();
         std::vector<QuantMatrix> views;
         for (const auto* w : matrices) views.push_back(view_of(*w));
@@ -50,7 +50,7 @@ std::string choose_kernels(Transformer& m, [[maybe_unused]] const Options& optio
     if constexpr (requires { kernel_group(m.weights.classifier); }) {
         const int group = kernel_group(m.weights.classifier);
         return group > 0 ? int8_kernel_name(group) : "portable";
-    } else if constexpr (requires { m.weights.multiplied(); }) {
+    } else if constexpr (requires { multiplied(m.weights); }) {
         // With a scale a row, rows of different lengths may take different paths: the name is that of the
         // model's width.
         return int8_kernel_name(group_size > 0 ? group_size : m.file.config.dim);

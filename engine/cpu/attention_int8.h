@@ -281,8 +281,9 @@ struct Int8Attention {
           weights(traced, q.n_rows, c.n_heads, context) {}
 };
 
-// Attention of the chunk whose q is a.q, and whose k and v are in a.cache; a.weights is written.
+// Attention of the chunk a.q, a.k and a.v: its keys and values go to a.cache; a.weights is written.
 inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int8Attention& a, int layer,
                            int pos) {
+    a.cache.append(layer, pos, a.k, a.v);
     attention_int8(out, scores, probs, a.weights, a.q, a.cache, layer, pos);
 }

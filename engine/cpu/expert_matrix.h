@@ -17,7 +17,7 @@
 // A type with the members of MoeMatrix.
 template <class Matrix>
 concept ExpertMatrix = requires(const Matrix& w) {
-    w.format.kind, w.row_scales, w.group_scales, w.mx_scales;
+    w.format.kind, w.first_row, w.row_scales, w.group_scales, w.mx_scales;
 };
 
 // The columns that go through the kernels under one scale of each side: all of A8W8, or a part of a group of
@@ -42,10 +42,11 @@ QuantMatrix view_of(const Matrix& w) {
     to.kind = is_int4 ? QUANT_GEMM_UNSIGNED : QUANT_GEMM_SIGNED;
     to.bits = is_int4 ? 4 : 8, to.zero_point = is_int4 ? 8 : 0;
     to.scale_type = is_int4 ? QUANT_GEMM_GROUP_FP16 : QUANT_GEMM_ROW_FP32;
-    to.codes = as_bytes(w.codes), to.n_rows = w.n_rows, to.n_cols = w.n_cols;
+    const auto first = size_t(w.first_row);
+    to.codes = as_bytes(w.codes) + first * w.row_bytes(), to.n_rows = w.n_rows, to.n_cols = w.n_cols;
     to.group = w.group, to.group_size = kernel_group(w);
-    if (is_int4) to.scales = w.group_scales;
-    if (!is_int4) to.scales = w.row_scales;
+    if (is_int4) to.scales = w.group_scales + first * size_t(w.n_groups());
+    if (!is_int4) to.scales = w.row_scales + first;
     return to;
 }
 

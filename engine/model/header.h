@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <span>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -88,9 +89,16 @@ struct BaseHeader {
     float norm_eps = 1e-5f, rope_theta = 500000;
 };
 
+// Throws an error that says its parts, one after another.
+[[noreturn]] void fail(const auto&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    throw std::runtime_error(text.str());
+}
+
 // Throws "NAME is VALUE, WHY" unless the value fits: what a FileFormat's check() is made of.
-inline void check_value(bool fits, const std::string& name, int value, const std::string& why) {
-    if (!fits) throw std::runtime_error(name + " is " + std::to_string(value) + ", " + why);
+void check_value(bool fits, const std::string& name, int value, const auto&... why) {
+    if (!fits) fail(name, " is ", value, ", ", why...);
 }
 
 // What a program says of its files. Config is ModelConfig, or has it and fields of the program's own.
