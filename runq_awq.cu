@@ -1122,7 +1122,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 }
 
 // ----------------------------------------------------------------------------
-// int4 -> fp16, in registers
+// The kernels of run_fused, up to its body. First: int4 -> fp16, in registers
 //
 // 0x6400 is 1024 in fp16, and the lowest of its ten mantissa bits is worth 1. So 0x6400 | q is 1024 + q for a
 // nibble q (four bits): setting the bits converts it. One lop3, (word & mask) | 0x64006400, does that for two
