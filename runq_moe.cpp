@@ -687,7 +687,7 @@ void quantize(CodedRows& out, const Rows& x, const WeightFormat& format) {
 struct MoeMatrix {
     WeightFormat format;
     int n_rows = 0, n_cols = 0;            // output channels, input channels
-    int first_row = 0;                     // in the tensors, where experts lie one behind the other
+    int64_t first_row = 0;                 // in the tensors, where experts lie one behind the other
     int group = 0;                         // weights of a row that share a scale; divides n_cols
     const int8_t* codes = nullptr;         // (n_rows, n_cols) int8 or E4M3; A8W4: see unpack_int4
     const float* row_scales = nullptr;     // (n_rows,): A8W8, and A8W4 without groups
@@ -992,7 +992,7 @@ struct Weights {
     Matrices experts_of(const std::string& name, int n_rows, int n_cols) {
         const int n = c.moe.n_experts;
         Matrices all(size_t(n), tensors(name, c.moe.expert_format, {n, n_rows}, n_cols));
-        for (int e = 0; e < n; e++) all[size_t(e)].first_row = e * n_rows;
+        for (int e = 0; e < n; e++) all[size_t(e)].first_row = int64_t(e) * n_rows;
         return all;
     }
     // The tensors of a matrix, or of experts': codes, scales and, with A8W4, the assist matrix. `rows` is
