@@ -1303,7 +1303,8 @@ void check_config(const Config& c) {
     check_row("dim", c.dim);
     check_row("moe_hidden_dim", c.moe.hidden_dim);
     if (pure) check_row("n_heads * head_dim", c.q_dim());
-    if (pure && std::count(c.moe.is_dense.begin(), c.moe.is_dense.end(), 1) > 0) check_row("hidden_dim", c.hidden_dim);
+    if (pure && std::count(c.moe.is_dense.begin(), c.moe.is_dense.end(), 1) > 0)
+        check_row("hidden_dim", c.hidden_dim);
 }
 
 size_t read_own_fields(const HeaderReader& h, Config& c);  // at the end, where a HeaderReader is known
