@@ -235,7 +235,7 @@ def glossary() -> dict[str, str]:
 # Lines of the programs
 
 # What has codes and scales, in all programs.
-QUANTIZED = {"s.xq", "s.expert_input", "s.expert_hidden", "s.int8.q", "s.int8.k", "s.int8.v"}
+QUANTIZED = {"s.xq", "s.expert_hidden", "s.int8.q", "s.int8.k", "s.int8.v"}
 
 
 def steps_of(source: str) -> dict[str, dict[str, object]]:
@@ -295,11 +295,11 @@ class Program:
 
 
 PROGRAMS = {
-    "runq": Program("float quantize_group(", "float dot("),
+    "runq": Program("float quantize_group(", "void dot("),
     "runq_w8a8": Program(
         "float quantize_group(int8_t* codes, const float* x, int n, const float* static_scale =", "void dot("
     ),
-    "runq_gptq": Program("float quantize_group(", "float dot("),
+    "runq_gptq": Program("float quantize_group(", "void dot("),
     "runq_moe": Program("float quantize_group(", "float dot("),
 }
 
