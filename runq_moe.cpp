@@ -651,7 +651,7 @@ struct CodedRows : Int8Rows {
     bool is_mx = false;
 
     explicit CodedRows(int max_rows = 0, int columns = 1, const WeightFormat& of_matrices = {}) {
-        resize(max_rows, columns, of_matrices);
+        if (max_rows > 0) resize(max_rows, columns, of_matrices);
     }
     void resize(int rows, int columns, const WeightFormat& of_matrices) {
         is_mx = of_matrices.kind == WeightKind::mxfp8;

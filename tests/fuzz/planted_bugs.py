@@ -31,7 +31,8 @@ BUGS = {
     "options": ("engine/app/options.h", "if (i + 1 >= argc) throw", "if (i >= argc) throw"),
     "section_built": ("engine/text/encode.h", "start > 0 && is_word_char", "is_word_char"),
     "section_raw": ("engine/text/tokenizer_section.h", "id >= token_flags_.size() ||", "id > token_flags_.size() ||"),
-    "plain_forward_runq_w8a8": ("runq_w8a8.cpp", "size_t(context) * size_t(width);", "size_t(context) * width - 1;"),
+    "plain_forward_runq_w8a8": ("runq_w8a8.cpp", "keys = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0));",
+                                "keys = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0) - 1);"),
     "forward_runq_moe": ("runq_moe.cpp", "while (end < n_pairs && ", "while ("),
     "forward_runq_awq": ("engine/gpu/kv_cache.cuh", "all_values(c.n_layers * layer_size())",
                          "all_values(c.n_layers * layer_size() - 1)"),
@@ -40,7 +41,8 @@ BUG_OF_KIND = {"load": NO_LIMIT_OF_BOS, "forward": ONE_PAGE_SHORT}  # of a progr
 # In the one file of any program.
 PLAIN_BUGS = {
     "plain_load": ('("bos_id", 0x6C, -1, c.vocab_size - 1)', '("bos_id", 0x6C, -1, 1 << 24)'),
-    "plain_forward": ("size_t(c.kv_dim()) * size_t(context);", "size_t(c.kv_dim()) * size_t(context) - 1;"),
+    "plain_forward": ("keys = std::make_unique_for_overwrite<float[]>(at(c.n_layers, 0));",
+                      "keys = std::make_unique_for_overwrite<float[]>(at(c.n_layers, 0) - 1);"),
 }  # fmt: skip
 
 
