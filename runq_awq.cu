@@ -41,12 +41,10 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
 #include <numbers>
-#include <numeric>
 #include <optional>
 #include <random>
 #include <span>
@@ -1669,11 +1667,9 @@ inline std::string read_bytes(const std::string& path) {
     return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// What libraries know of it.
 #ifdef NO_TOKENIZER
 struct Pattern {
     bool drops_gaps;
-
     Pattern(std::string_view, bool drops) : drops_gaps(drops) {}
     std::pair<size_t, size_t> match(std::string_view s, size_t) const { return {s.size(), s.size()}; }
 };
@@ -1684,7 +1680,6 @@ inline std::string to_nfc(std::string_view s) { return std::string(s); }
 struct Pattern {
     bool drops_gaps;  // what no match covers
     std::shared_ptr<pcre2_code> code;
-
     Pattern(std::string_view pattern, bool drops) : drops_gaps(drops) {
         int error = 0;
         size_t offset = 0;
@@ -1693,8 +1688,7 @@ struct Pattern {
                 pcre2_code_free};
         if (!code) fail("tokenizer: a pattern does not compile at byte ", offset);
     }
-    // Where the next match in s, valid UTF-8, begins and ends: from byte `at` on, and not empty there. At the
-    // end of s if there is none.
+    // The next match in s, valid UTF-8, that is not empty at byte `at`: begin and end, of s if there is none.
     std::pair<size_t, size_t> match(std::string_view s, size_t at) const {
         static pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
         static pcre2_match_context* limits = pcre2_match_context_create(nullptr);
@@ -1846,7 +1840,6 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
 // ---- section tokenizer and sampler -----------------------------------------
 // Text <-> token ids: byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of
 // the model file; ids are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
-//
 //   UTF-8 -> added tokens -> NFC -> regular expressions -> byte-pair encoding of each word
 
 struct Tokenizer {
@@ -1934,9 +1927,8 @@ struct Tokenizer {
         for (std::string& piece : chat) piece = take(u32());
     }
 
-    // The ids of a text. Added tokens such as <|eot_id|> inside it become theirs, of those that begin at one
-    // place the longest; what is between them is cut into words. wants_bos: with BOS in front, if this
-    // tokenizer does so.
+    // The ids of a text: of added tokens such as <|eot_id|> in it, at each place the longest, and of the
+    // words between. wants_bos: with BOS in front, if this tokenizer does so.
     std::vector<int> encode(std::string_view text, bool wants_bos) const {
         std::vector<int> ids;
         if (wants_bos && flags & adds_bos) ids.push_back(bos_id);
@@ -1957,8 +1949,7 @@ struct Tokenizer {
     }
 
     // Cuts s at the matches of a step's pattern. Each part goes on to the next step, and so does what no
-    // match covers, unless the step drops it; what the last step leaves is a word. An empty match behind
-    // another is none.
+    // match covers, unless the step drops it; what the last step leaves is a word.
     void cut(std::string_view s, size_t step, std::vector<int>& ids) const {
         if (s.empty()) return;
         if (step == steps.size()) return encode_word(s, ids);
@@ -2031,32 +2022,30 @@ struct Sampler {
         if (temperature == 0) return int(best);
         std::vector<float> weights;  // softmax without its division
         std::vector<size_t> ids;     // that may be drawn
+        double total = 0;            // of their weights
         for (size_t i = 0; i < logits.size(); i++) {
             weights.push_back(std::exp((logits[i] - logits[best]) / temperature));
-            if (weights[i] > 0) ids.push_back(i);
+            if (weights[i] > 0) ids.push_back(i), total += weights[i];
         }
-        const auto sum = [&](double so_far, size_t id) { return so_far + weights[id]; };
-        double total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
         const bool cuts_k = top_k > 0 && size_t(top_k) < ids.size();
         if (cuts_k || top_p < 1) {
             // Below (1 - top_p) / n a token is never among those of top_p: that leaves few to sort.
             const double least = cuts_k ? 0 : (1.0 - top_p) * total / double(logits.size());
             std::erase_if(ids, [&](size_t id) { return weights[id] < least; });
             std::ranges::stable_sort(ids, std::greater{}, [&](size_t id) { return weights[id]; });
-            if (cuts_k) ids.resize(size_t(top_k));
-            if (cuts_k) total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+            if (cuts_k) {
+                ids.resize(size_t(top_k)), total = 0;
+                for (const size_t id : ids) total += weights[id];
+            }
+            const double wanted = top_p * std::exchange(total, 0);
             size_t n = 0;
-            for (double kept = 0; n < ids.size() && (n == 0 || kept < top_p * total); n++)
-                kept += weights[ids[n]];
+            while (n < ids.size() && (n == 0 || total < wanted)) total += weights[ids[n++]];
             ids.resize(n);
             std::ranges::sort(ids);
-            total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
         }
         double r = double(random() >> 11) * 0x1p-53 * total;  // the same on every machine
-        for (const size_t id : ids) {
-            r -= weights[id];
-            if (r < 0) return int(id);
-        }
+        for (const size_t id : ids)
+            if ((r -= weights[id]) < 0) return int(id);
         return int(ids.back());
     }
 };
@@ -2178,11 +2167,8 @@ inline Options parse_options(int argc, char** argv) {
         {"-j", [&] { o.threads = number(1, 1024); }},
         {"--trace", [&] { o.trace = value; }},
         {"--ppl", [&] { o.ppl = value; }},
-        {"-m",
-         [&] {
-             o.chat = one_of({"generate", "chat"}) == "chat";
-         }},
     };
+    options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
     options["--ids"] = [&] {
         for (std::istringstream list(value + ","); std::getline(list, value, ',');)
             o.ids.push_back(number(0, INT32_MAX));
@@ -2225,8 +2211,6 @@ inline std::unique_ptr<Transformer> load_transformer(const Options& o, Trace* tr
     if (context > most) fail<UsageError>("-c: ", context, " is more than the model's ", most);
     RunState state{file.config, o, context, trace != nullptr};
     return std::make_unique<Transformer>(Transformer{file, std::move(weights), std::move(state), trace});
-} catch (const UsageError&) {
-    throw;
 } catch (const std::runtime_error& e) {
     fail(o.model_path, ": ", e.what());
 }
@@ -2243,8 +2227,7 @@ struct Session {
     int n_tokens[2]{};                        // that were run: of prompts, and one by one
     std::chrono::duration<double> time[2]{};  // that they took
 
-    // Of ids, which begin with the tokens held, runs the next chunk. Returns its logits (n_logits,
-    // vocab_size).
+    // Runs the next chunk of ids, which begin with the tokens held. Returns logits (n_logits, vocab_size).
     std::span<const float> run(std::span<const int> ids) {
         const auto start = std::chrono::steady_clock::now();
         const size_t n = std::min(ids.size() - held.size(), size_t(m.state.n));
@@ -2308,8 +2291,8 @@ struct Session {
             }
         }
         if (n_scored == 0) fail<UsageError>("--ppl: the text is too short");
-        const double perplexity = std::exp(nll / double(n_scored));
-        std::printf("perplexity %.4f over %zu tokens (windows of %zu)\n", perplexity, n_scored, context);
+        std::printf("perplexity %.4f over %zu tokens (windows of %zu)\n", std::exp(nll / double(n_scored)),
+                    n_scored, context);
     }
 };
 

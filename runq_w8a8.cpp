@@ -1,10 +1,9 @@
 // runq_w8a8: Llama 3 and Qwen3 in SmoothQuant W8A8, from the bytes of a model file to words on the screen.
 //
 // Weights are int8 with one fp32 scale per row (output channel), activations are int8 with one per token. So
-// the whole dot product of a row and a token is a sum of int32, and is scaled once: what a systolic array or
-// an int8 matrix unit computes. This is hard on an LLM, because a few channels of its activations are far
-// larger than the others. SmoothQuant (Xiao et al. 2022, arXiv 2211.10438) divides these channels and
-// multiplies the weights' input channels, once, at export: this program knows nothing of it.
+// the whole dot product of a row and a token is a sum of int32, and is scaled once: what a systolic array
+// computes. An LLM makes that hard, as a few channels of its activations are far larger than the others.
+// SmoothQuant (Xiao et al. 2022, arXiv 2211.10438) divides these at export, and multiplies the weights.
 //
 // A file may instead have a scale per 32 weights; then activations get one per 32 values, too. Or it has the
 // activations' scales, one per place, measured beforehand. With --attn int8 the two products of attention are
@@ -17,8 +16,7 @@
 //
 // -DNO_TOKENIZER does without PCRE2 and utf8proc: token ids in, token ids out. Loops are plain: they are the
 // specification. With -DENGINE, as `make` compiles it, engine/ takes the place of the two regions in #ifdef
-// ENGINE: the same names, faster and more comfortable. Left out here is what only it has, among it: a system
-// prompt in chat, and 8- and 16-bit KV caches of attention in fp32.
+// ENGINE: the same names, faster, with what is left out here, as a system prompt in chat (docs/engine.md).
 
 #ifdef ENGINE
 #include "engine/program.h"
@@ -34,15 +32,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iostream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <memory>
 #include <numbers>
-#include <numeric>
 #include <optional>
 #include <random>
 #include <span>
@@ -64,7 +61,6 @@
 #if __has_include(<sys/mman.h>)
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #endif
 
@@ -72,8 +68,8 @@
 // Threads, errors, and what the forward pass hands from one operation to the next: a row per token
 
 // A wrong command line: exit code 2. All other errors: exit code 1.
-struct UsageError : std::runtime_error {
-    using std::runtime_error::runtime_error;
+struct UsageError : std::logic_error {
+    using std::logic_error::logic_error;
 };
 
 // Throws an error that says its parts, one after another.
@@ -92,10 +88,10 @@ void parallel_for(int64_t n, auto body) {
 
 // (n_rows, n_cols) fp32, with room for more rows. An operation sets n_rows of what it writes.
 struct Rows {
-    int n_rows = 0, n_cols;
+    int n_rows, n_cols;
     std::vector<float> values;
 
-    explicit Rows(int max_rows = 0, int columns = 0) : n_cols(columns), values(size_t(max_rows) * columns) {}
+    explicit Rows(int rows = 0, int cols = 0) : n_rows(rows), n_cols(cols), values(size_t(rows) * cols) {}
     float* row(int i) { return values.data() + size_t(i) * size_t(n_cols); }
     const float* row(int i) const { return values.data() + size_t(i) * size_t(n_cols); }
     void reserve(int rows) { values.resize(std::max(values.size(), size_t(rows) * size_t(n_cols))); }
@@ -313,16 +309,17 @@ inline void add(Rows& x, const Rows& y) {
     });
 }
 
-// The keys and values of every position so far, n_numbers of each head: (n_layers, context, n_kv_heads *
-// n_numbers) each. Memory is taken as positions are used.
+// The keys and values of every position so far, n_numbers (head_dim) of each head: (n_layers, context,
+// n_kv_heads * n_numbers) each. Memory is taken as positions are used.
 template <class T>
 struct KvCacheOf {
     int head_dim, kv_dim, context;
     std::unique_ptr<T[]> keys, values;
 
-    KvCacheOf(const ModelConfig& c, int n_positions) : KvCacheOf(c, n_positions, c.head_dim) {}
-    KvCacheOf(const ModelConfig& c, int n_positions, int n_numbers)
-        : head_dim(n_numbers), kv_dim(c.n_kv_heads * n_numbers), context(n_positions) {
+    KvCacheOf(const ModelConfig& c, int n_positions, int n_numbers = 0)
+        : head_dim(n_numbers ? n_numbers : c.head_dim),
+          kv_dim(c.n_kv_heads * head_dim),
+          context(n_positions) {
         keys = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0));
         values = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0));
     }
@@ -446,40 +443,34 @@ struct OwnOption {
 
 struct Options {
     std::string model_path;
-    std::optional<std::string> prompt, file;  // "-": standard input
-    std::vector<int> ids;                     // the prompt as these; {}: not given
+    std::optional<std::string> prompt, file, ppl, trace;  // a text, paths; file "-": standard input
+    std::vector<int> ids;                                 // the prompt as these; {}: not given
     bool chat = false, print_ids = false;
     int steps = 256, ctx = 0, threads = 0;  // 0: to the end of the context; at most 4096; OpenMP's default
     std::optional<float> temp, top_p;       // these three: the model's if not given
     std::optional<int> top_k;
     std::optional<uint64_t> seed;            // another in each run if not given
-    std::optional<std::string> ppl, trace;   // paths
     std::map<std::string, std::string> own;  // the program's own options
 };
 
 // How many tokens' logits a chunk of n tokens needs at most: those of all for perplexity or a trace.
 inline int n_logits(const Options& o, bool is_traced, int n) { return o.ppl || is_traced ? n : 1; }
-
 inline KvCache kv_cache(const Options&, const ModelConfig& c, int context) { return {c, context}; }
-
-constexpr int accumulator_layer = 1;  // of which a trace has the integer sums of each product
-
 // Every intermediate tensor of a run, by step name; all tokens one after another, however they were fed.
 struct Trace {
     struct Tensor {
-        const char* type;                 // safetensors' name
-        std::vector<int> shape;           // of a token; {} is one number
-        std::vector<std::string> tokens;  // bytes of each
+        const char* type;               // safetensors' name
+        int n_tokens = 0;               // so far
+        std::vector<int> shape;         // of a token; {} is one number
+        std::vector<std::string> rows;  // bytes along the last dimension
     };
     std::map<std::string, Tensor> tensors;
-
     void write(const std::string& path) const;  // a safetensors file
 };
 
-// Appends the steps of one layer, or those outside the layers (layer -1), if there is a trace:
-//
-//     rmsnorm(s.normed, s.x, ...);  record("attn.norm", s.normed);
+// Appends the steps of one layer, or those outside the layers (layer -1), if there is a trace.
 struct Recorder {
+    static constexpr int accumulator_layer = 1;  // of which a trace has the integer sums of each product
     Trace* trace;
     int layer;
 
@@ -487,26 +478,43 @@ struct Recorder {
     // n_tokens values of the given shape. The last dimension may grow from call to call, as attention's does.
     template <class T>
     void operator()(const std::string& name, const T* values, int n_tokens, std::vector<int> shape) const;
-    void operator()(const std::string& name, const Rows& x, int head_dim = 0) const;
-    void operator()(const std::string& name, const Int8Rows& x) const;
+    void operator()(const std::string& name, const Rows& x) const {
+        (*this)(name, x.row(0), x.n_rows, {x.n_cols});
+    }
+    void operator()(const std::string& name, const Rows& x, int head_dim) const {
+        (*this)(name, x.row(0), x.n_rows, {x.n_cols / head_dim, head_dim});
+    }
+    void operator()(const std::string& name, const Int8Rows& x) const {
+        (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_cols});
+        (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups()});
+    }
     void operator()(const std::string& name, const HeadScores& x) const;
     template <class Matrix>  // a product, and in one layer the integer sums of its groups
-    void operator()(const std::string& name, const Rows& out, const Int8Rows& x, const Matrix& w) const;
+    void operator()(const std::string& name, const Rows& out, const Int8Rows& x, const Matrix& w) const {
+        (*this)(name, out);
+        if (trace == nullptr || layer != accumulator_layer) return;
+        std::vector<int32_t> sums;
+        for (int t = 0; t < x.n_rows; t++) {
+            for (size_t k = 0; k < size_t(w.n_rows) * size_t(w.n_cols); k++) {
+                if (k % size_t(w.group_size) == 0) sums.push_back(0);
+                sums.back() += x.row_codes(t)[k % size_t(w.n_cols)] * w.codes[k];
+            }
+        }
+        (*this)(name + ".acc", sums.data(), x.n_rows, {w.n_rows, w.n_cols / w.group_size});
+    }
 };
 // ---- end of tensors and options --------------------------------------------
 
 // ----------------------------------------------------------------------------
 // Attention in int8 (--attn int8): both products are int8 by int8, with exact int32 sums (SmoothQuant,
-// section 5: "INT8 batched matrix multiply"). Each head of q, k and v is quantized, its head_dim numbers
-// under one scale. docs/w8a8.md says what this costs
+// section 5). Each head of q, k and v is quantized under one scale. docs/w8a8.md says what this costs
 
-// Defined below, with the scheme. group_size 0 is a whole row.
-void quantize(Int8Rows& out, const Rows& x, int group_size, const float* static_scale);
+void quantize(Int8Rows& out, const Rows& x, int group_size,
+              const float* static_scale);  // of the scheme, below
 
 // lift scores_int8
 // scores (n_positions,) of a query against the keys of its kv head, all in codes: q (head_dim,), keys
-// (n_positions, head_dim) with a scale each, of every n_kv_heads-th head. A score is an exact sum, scaled
-// once.
+// (n_positions, head_dim) with a scale each, of every n_kv_heads-th head. Each is an exact sum, scaled once.
 inline void scores_int8(float* scores, const int8_t* q, float q_scale, const int8_t* keys,
                         const float* key_scales, int n_positions, int n_kv_heads, int head_dim) {
     const float scale = q_scale * (1.0f / std::sqrt(float(head_dim)));
@@ -533,8 +541,7 @@ inline void mix_int8(float* out, int32_t* sums, const int8_t* weights, float wei
 
 // What attention in int8 reads, and of a trace the weights that it multiplies values by.
 struct Int8Attention {
-    // A sum of this many products of codes stays within int32: 133144 * 127 * 127 < 2^31.
-    static constexpr int max_context = 133144;
+    static constexpr int max_context = 133144;  // 133144 * 127 * 127 < 2^31: sums stay within int32
     Int8Rows q, k, v;         // of the chunk in hand: a row per token, a group of head_dim codes per head
     KvCacheOf<int8_t> codes;  // of keys and values: head_dim codes of each head, and a scale
     KvCacheOf<float> scales;
@@ -562,7 +569,6 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int
         const int t = i / n_heads, h = i % n_heads, n_positions = pos + t + 1;
         const size_t first = a.scales.at(layer, 0) + h / (n_heads / n_kv_heads);
         Rows x(1, n_positions);  // scores, then probabilities, then weights
-        x.n_rows = 1;
         Int8Rows weights;
         std::vector<int32_t> sums(size_t(d), 0);
         const auto keep = [&](HeadScores& kept) {
@@ -585,7 +591,6 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Int
 struct AttentionRecorder : Recorder {
     using Recorder::Recorder;
     using Recorder::operator();
-
     // Heads in codes: NAME.q (n_tokens, heads, length) and NAME.s (n_tokens, heads, 1).
     void operator()(const std::string& name, const Int8Rows& x, int length) const {
         (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_groups(), length});
@@ -599,7 +604,6 @@ struct AttentionRecorder : Recorder {
             const int n_positions = a.weights.pos + t + 1;
             Rows seen(1, n_heads * n_positions);
             Int8Rows codes;
-            seen.n_rows = 1;
             for (int h = 0; h < n_heads; h++)
                 std::copy_n(a.weights.row(t * n_heads + h), n_positions, seen.row(0) + h * n_positions);
             quantize(codes, seen, n_positions, nullptr);
@@ -661,9 +665,8 @@ void quantize(Int8Rows& out, const Rows& x, int group_size, const float* static_
 }
 
 // lift dot
-// A row of activations (n,) times n_rows rows of weights (n_rows, n) -> out (n_rows,): an exact int32 sum of
-// each group, mostly of the whole row, scaled once by both scales. An activation is loaded once for all these
-// rows. It is int8, widened to int16, as compilers multiply that faster.
+// A row of activations (n,) times rows of weights (n_rows, n) -> out (n_rows,): an exact int32 sum of each
+// group, mostly of the whole row, scaled by both scales. Activations are int8, widened to int16: faster.
 template <int n_rows>
 void dot(float* out, const int16_t* x, const float* x_scales, const int8_t* w, const float* w_scales, int n,
          int group_size) {
@@ -788,7 +791,6 @@ struct RunState {
     RopeAngles angles{c, n};                                                   // of the chunk's positions
     HeadScores scores{traced, n, c.n_heads, context};  // attention's, if there is a trace
     HeadScores probs{traced, n, c.n_heads, context};
-
     // Keys and values of the positions; or, with --attn int8, these and the chunk's q, k and v in int8.
     bool int8_attention = options.own["--attn"] == "int8";
     KvCache cache = kv_cache(options, c, int8_attention ? 0 : context);
@@ -907,8 +909,8 @@ constexpr const char* program_name = "runq_w8a8";
 constexpr const char* program_summary = "Llama 3 and Qwen3 in SmoothQuant W8A8 (int8 by int8)";
 inline std::string scheme_text(const ModelConfig& c) {
     if (c.group_size > 0) return "W8A8: int8, one scale for 32 weights; activations one for 32 values";
-    const std::string weights = "W8A8: int8, one scale a row; activations one a ";
-    return weights + (c.static_activations ? "place (static)" : "token");
+    return std::string("W8A8: int8, one scale a row; activations one a ") +
+           (c.static_activations ? "place (static)" : "token");
 }
 const std::vector<OwnOption> scheme_options{
     {"--attn", {"fp32", "int8"}, "products of attention; int8: so is the cache"}};
@@ -929,11 +931,9 @@ inline std::string read_bytes(const std::string& path) {
     return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// What libraries know of it.
 #ifdef NO_TOKENIZER
 struct Pattern {
     bool drops_gaps;
-
     Pattern(std::string_view, bool drops) : drops_gaps(drops) {}
     std::pair<size_t, size_t> match(std::string_view s, size_t) const { return {s.size(), s.size()}; }
 };
@@ -944,7 +944,6 @@ inline std::string to_nfc(std::string_view s) { return std::string(s); }
 struct Pattern {
     bool drops_gaps;  // what no match covers
     std::shared_ptr<pcre2_code> code;
-
     Pattern(std::string_view pattern, bool drops) : drops_gaps(drops) {
         int error = 0;
         size_t offset = 0;
@@ -953,8 +952,7 @@ struct Pattern {
                 pcre2_code_free};
         if (!code) fail("tokenizer: a pattern does not compile at byte ", offset);
     }
-    // Where the next match in s, valid UTF-8, begins and ends: from byte `at` on, and not empty there. At the
-    // end of s if there is none.
+    // The next match in s, valid UTF-8, that is not empty at byte `at`: begin and end, of s if there is none.
     std::pair<size_t, size_t> match(std::string_view s, size_t at) const {
         static pcre2_match_data* data = pcre2_match_data_create(1, nullptr);
         static pcre2_match_context* limits = pcre2_match_context_create(nullptr);
@@ -1012,14 +1010,10 @@ struct HeaderReader {
         std::memcpy(&v, file.data() + offset, sizeof v);
         return v;
     }
-    int i32(const char* name, size_t offset, int low, int high) const {
-        const auto v = value<int32_t>(offset);
-        check_value(v >= low && v <= high, name, v, "expected ", low, " to ", high);
-        return v;
-    }
-    float f32(const char* name, size_t offset, float low, float high) const {
-        const auto v = value<float>(offset);
-        if (!(v >= low && v <= high)) fail(name, " is ", v);  // NaN, too
+    template <class T>
+    T number(const char* name, size_t offset, T low, T high) const {
+        const T v = value<T>(offset);
+        if (!(v >= low && v <= high)) fail(name, " is ", v, ", expected ", low, " to ", high);  // NaN, too
         return v;
     }
 };
@@ -1028,10 +1022,8 @@ struct HeaderReader {
 inline std::span<const std::byte> file_bytes(const std::string& path) {
 #if __has_include(<sys/mman.h>)
     const int file = open(path.c_str(), O_RDONLY);
-    struct stat status;
-    if (file < 0 || fstat(file, &status) != 0) fail("cannot open: ", std::strerror(errno));
-    if (!S_ISREG(status.st_mode)) fail("not a regular file");
-    const auto n = size_t(status.st_size);
+    if (file < 0) fail("cannot open: ", std::strerror(errno));
+    const size_t n = std::filesystem::file_size(path);  // throws for a directory, a device
     void* p = n > 0 ? mmap(nullptr, n, PROT_READ, MAP_PRIVATE, file, 0) : nullptr;
     close(file);
     if (p == MAP_FAILED) fail("cannot map: ", std::strerror(errno));
@@ -1050,43 +1042,43 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
     const HeaderReader h{bytes};
     if (bytes.size() < header_size || h.value<uint32_t>(0) != format.magic)
         fail("no model file of ", program_name, " (python -m export makes one)");
-    h.i32("version", 4, format.version, format.version);
+    h.number("version", 4, format.version, format.version);
     ModelFileOf<Config> f{{}, bytes, bytes.subspan(header_size), {}};
     Config& c = f.config;
-    c.dim = h.i32("dim", 0x08, 1, 1 << 20);
-    c.hidden_dim = h.i32("hidden_dim", 0x0C, 1, 1 << 22);
-    c.n_layers = h.i32("n_layers", 0x10, 1, 1 << 12);
-    c.n_heads = h.i32("n_heads", 0x14, 1, 1 << 12);
-    c.n_kv_heads = h.i32("n_kv_heads", 0x18, 1, c.n_heads);
-    c.vocab_size = h.i32("vocab_size", 0x1C, 1, 1 << 24);
-    c.max_seq_len = h.i32("max_seq_len", 0x20, 1, 1 << 24);
+    c.dim = h.number("dim", 0x08, 1, 1 << 20);
+    c.hidden_dim = h.number("hidden_dim", 0x0C, 1, 1 << 22);
+    c.n_layers = h.number("n_layers", 0x10, 1, 1 << 12);
+    c.n_heads = h.number("n_heads", 0x14, 1, 1 << 12);
+    c.n_kv_heads = h.number("n_kv_heads", 0x18, 1, c.n_heads);
+    c.vocab_size = h.number("vocab_size", 0x1C, 1, 1 << 24);
+    c.max_seq_len = h.number("max_seq_len", 0x20, 1, 1 << 24);
     c.shared_classifier = h.value<uint8_t>(0x24) != 0;
     c.group_size = h.value<int32_t>(0x25);
     c.head_dim = c.dim / c.n_heads;  // without an extension
     check_value(c.n_heads % c.n_kv_heads == 0, "n_heads", c.n_heads, "not a multiple of n_kv_heads");
     if (h.value<uint32_t>(0x40) != 0) {  // the extension; llama2.c's own files have none
-        h.i32("extension magic", 0x40, 0x31584b41, 0x31584b41);  // "AKX1"
-        c.arch = Arch(h.i32("arch", 0x44, int(format.first_arch), int(format.last_arch)));
-        c.head_dim = h.i32("head_dim", 0x48, 2, 1 << 12);
-        h.i32("group_size at 0x4c", 0x4C, c.group_size, c.group_size);
-        c.norm_eps = h.f32("norm_eps", 0x50, 0, 1);
-        c.rope_theta = h.f32("rope_theta", 0x54, 1, 1e12f);
-        c.llama3_rope = h.i32("rope_scaling type", 0x58, 0, 1) == 1;
+        h.number("extension magic", 0x40, 0x31584b41, 0x31584b41);  // "AKX1"
+        c.arch = Arch(h.number("arch", 0x44, int(format.first_arch), int(format.last_arch)));
+        c.head_dim = h.number("head_dim", 0x48, 2, 1 << 12);
+        h.number("group_size at 0x4c", 0x4C, c.group_size, c.group_size);
+        c.norm_eps = h.number("norm_eps", 0x50, 0.0f, 1.0f);
+        c.rope_theta = h.number("rope_theta", 0x54, 1.0f, 1e12f);
+        c.llama3_rope = h.number("rope_scaling type", 0x58, 0, 1) == 1;
         if (c.llama3_rope) {
-            c.rope_factor = h.f32("rope_scaling factor", 0x5C, 1, 1e6f);
-            c.high_freq_factor = h.f32("high_freq_factor", 0x64, 1e-6f, 1e6f);
+            c.rope_factor = h.number("rope_scaling factor", 0x5C, 1.0f, 1e6f);
+            c.high_freq_factor = h.number("high_freq_factor", 0x64, 1e-6f, 1e6f);
             const float highest = std::nextafter(c.high_freq_factor, 0.0f);
-            c.low_freq_factor = h.f32("low_freq_factor", 0x60, 1e-6f, highest);
-            c.original_max_position = h.i32("original_max_position_embeddings", 0x68, 1, 1 << 24);
+            c.low_freq_factor = h.number("low_freq_factor", 0x60, 1e-6f, highest);
+            c.original_max_position = h.number("original_max_position_embeddings", 0x68, 1, 1 << 24);
         }
-        c.bos_id = h.i32("bos_id", 0x6C, -1, c.vocab_size - 1);
-        c.eos_ids.resize(size_t(h.i32("n_eos", 0x70, 0, 8)));
+        c.bos_id = h.number("bos_id", 0x6C, -1, c.vocab_size - 1);
+        c.eos_ids.resize(size_t(h.number("n_eos", 0x70, 0, 8)));
         for (size_t i = 0; i < c.eos_ids.size(); i++)
-            c.eos_ids[i] = h.i32("eos_id", 0x74 + 4 * i, 0, c.vocab_size - 1);
-        c.temperature = h.f32("temperature", 0x94, 0, 100);
-        c.top_p = h.f32("top_p", 0x98, 0, 1);
-        c.top_k = h.i32("top_k", 0x9C, 0, 1 << 24);
-        c.static_activations = h.i32("activations", 0xB4, 0, format.max_activations) == 1;
+            c.eos_ids[i] = h.number("eos_id", 0x74 + 4 * i, 0, c.vocab_size - 1);
+        c.temperature = h.number("temperature", 0x94, 0.0f, 100.0f);
+        c.top_p = h.number("top_p", 0x98, 0.0f, 1.0f);
+        c.top_k = h.number("top_k", 0x9C, 0, 1 << 24);
+        c.static_activations = h.number("activations", 0xB4, 0, format.max_activations) == 1;
         const auto end = h.value<uint64_t>(0xA0), size = h.value<uint64_t>(0xA8);
         if (end < header_size || end > bytes.size() || bytes.size() - end != size)
             fail("file is ", bytes.size(), " bytes, but its tokenizer section is ", size, " bytes at ", end);
@@ -1106,7 +1098,6 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
 // ---- section tokenizer and sampler -----------------------------------------
 // Text <-> token ids: byte-level BPE (Sennrich et al. 2015, arXiv 1508.07909), read from the last section of
 // the model file; ids are those of Hugging Face's tokenizers. docs/tokenizer.md has each step and byte:
-//
 //   UTF-8 -> added tokens -> NFC -> regular expressions -> byte-pair encoding of each word
 
 struct Tokenizer {
@@ -1194,9 +1185,8 @@ struct Tokenizer {
         for (std::string& piece : chat) piece = take(u32());
     }
 
-    // The ids of a text. Added tokens such as <|eot_id|> inside it become theirs, of those that begin at one
-    // place the longest; what is between them is cut into words. wants_bos: with BOS in front, if this
-    // tokenizer does so.
+    // The ids of a text: of added tokens such as <|eot_id|> in it, at each place the longest, and of the
+    // words between. wants_bos: with BOS in front, if this tokenizer does so.
     std::vector<int> encode(std::string_view text, bool wants_bos) const {
         std::vector<int> ids;
         if (wants_bos && flags & adds_bos) ids.push_back(bos_id);
@@ -1217,8 +1207,7 @@ struct Tokenizer {
     }
 
     // Cuts s at the matches of a step's pattern. Each part goes on to the next step, and so does what no
-    // match covers, unless the step drops it; what the last step leaves is a word. An empty match behind
-    // another is none.
+    // match covers, unless the step drops it; what the last step leaves is a word.
     void cut(std::string_view s, size_t step, std::vector<int>& ids) const {
         if (s.empty()) return;
         if (step == steps.size()) return encode_word(s, ids);
@@ -1291,32 +1280,30 @@ struct Sampler {
         if (temperature == 0) return int(best);
         std::vector<float> weights;  // softmax without its division
         std::vector<size_t> ids;     // that may be drawn
+        double total = 0;            // of their weights
         for (size_t i = 0; i < logits.size(); i++) {
             weights.push_back(std::exp((logits[i] - logits[best]) / temperature));
-            if (weights[i] > 0) ids.push_back(i);
+            if (weights[i] > 0) ids.push_back(i), total += weights[i];
         }
-        const auto sum = [&](double so_far, size_t id) { return so_far + weights[id]; };
-        double total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
         const bool cuts_k = top_k > 0 && size_t(top_k) < ids.size();
         if (cuts_k || top_p < 1) {
             // Below (1 - top_p) / n a token is never among those of top_p: that leaves few to sort.
             const double least = cuts_k ? 0 : (1.0 - top_p) * total / double(logits.size());
             std::erase_if(ids, [&](size_t id) { return weights[id] < least; });
             std::ranges::stable_sort(ids, std::greater{}, [&](size_t id) { return weights[id]; });
-            if (cuts_k) ids.resize(size_t(top_k));
-            if (cuts_k) total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
+            if (cuts_k) {
+                ids.resize(size_t(top_k)), total = 0;
+                for (const size_t id : ids) total += weights[id];
+            }
+            const double wanted = top_p * std::exchange(total, 0);
             size_t n = 0;
-            for (double kept = 0; n < ids.size() && (n == 0 || kept < top_p * total); n++)
-                kept += weights[ids[n]];
+            while (n < ids.size() && (n == 0 || total < wanted)) total += weights[ids[n++]];
             ids.resize(n);
             std::ranges::sort(ids);
-            total = std::accumulate(ids.begin(), ids.end(), 0.0, sum);
         }
         double r = double(random() >> 11) * 0x1p-53 * total;  // the same on every machine
-        for (const size_t id : ids) {
-            r -= weights[id];
-            if (r < 0) return int(id);
-        }
+        for (const size_t id : ids)
+            if ((r -= weights[id]) < 0) return int(id);
         return int(ids.back());
     }
 };
@@ -1331,19 +1318,11 @@ void Recorder::operator()(const std::string& name, const T* values, int n_tokens
     if (trace == nullptr) return;
     Trace::Tensor& t = trace->tensors[layer < 0 ? name : "layers." + std::to_string(layer) + "." + name];
     t.type = std::is_floating_point_v<T> ? "F32" : sizeof(T) > 1 ? "I32" : std::is_signed_v<T> ? "I8" : "U8";
-    size_t n = sizeof(T);
-    for (const int d : shape) n *= size_t(d);
-    for (int i = 0; i < n_tokens; i++)
-        t.tokens.emplace_back(reinterpret_cast<const char*>(values) + size_t(i) * n, n);
-    t.shape = std::move(shape);
-}
-inline void Recorder::operator()(const std::string& name, const Rows& x, int head_dim) const {
-    if (head_dim == 0) return (*this)(name, x.row(0), x.n_rows, {x.n_cols});
-    (*this)(name, x.row(0), x.n_rows, {x.n_cols / head_dim, head_dim});
-}
-inline void Recorder::operator()(const std::string& name, const Int8Rows& x) const {
-    (*this)(name + ".q", x.codes.data(), x.n_rows, {x.n_cols});
-    (*this)(name + ".s", x.scales.data(), x.n_rows, {x.n_groups()});
+    t.n_tokens += n_tokens, t.shape = shape;
+    const size_t row = sizeof(T) * size_t(shape.empty() ? 1 : shape.back());
+    size_t all = sizeof(T) * size_t(n_tokens);
+    for (const int d : shape) all *= size_t(d);
+    for (size_t i = 0; i < all; i += row) t.rows.emplace_back(reinterpret_cast<const char*>(values) + i, row);
 }
 inline void Recorder::operator()(const std::string& name, const HeadScores& x) const {
     for (int t = 0; t < x.n_rows / x.n_heads && trace != nullptr; t++) {
@@ -1354,38 +1333,16 @@ inline void Recorder::operator()(const std::string& name, const HeadScores& x) c
         (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
     }
 }
-template <class Matrix>
-void Recorder::operator()(const std::string& name, const Rows& out, const Int8Rows& x,
-                          const Matrix& w) const {
-    (*this)(name, out);
-    if (trace == nullptr || layer != accumulator_layer) return;
-    std::vector<int32_t> sums;
-    for (int t = 0; t < x.n_rows; t++) {
-        for (size_t k = 0; k < size_t(w.n_rows) * size_t(w.n_cols); k++) {
-            if (k % size_t(w.group_size) == 0) sums.push_back(0);
-            sums.back() += x.row_codes(t)[k % size_t(w.n_cols)] * w.codes[k];
-        }
-    }
-    (*this)(name + ".acc", sums.data(), x.n_rows, {w.n_rows, w.n_cols / w.group_size});
-}
-
-// A safetensors file (https://huggingface.co/docs/safetensors). Rows that are shorter than the last token's
-// are filled up with zeros.
+// A safetensors file (https://huggingface.co/docs/safetensors). Rows that are shorter than the last are
+// filled up with zeros.
 inline void Trace::write(const std::string& path) const {
     std::string json = "{", data;
     for (const auto& [name, t] : tensors) {
-        const size_t begin = data.size();
+        const size_t begin = data.size(), longest = t.rows.back().size();
+        for (const std::string& row : t.rows) data += row + std::string(longest - row.size(), '\0');
         json += (begin == 0 ? "\"" : ",\"") + name + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
-                std::to_string(t.tokens.size());
+                std::to_string(t.n_tokens);
         for (const int d : t.shape) json += "," + std::to_string(d);
-        size_t n_rows = 1;  // of a token
-        for (size_t i = 0; i + 1 < t.shape.size(); i++) n_rows *= size_t(t.shape[i]);
-        const size_t longest = t.tokens.back().size() / n_rows;
-        for (const std::string& token : t.tokens) {
-            const size_t length = token.size() / n_rows;
-            for (size_t i = 0; i < token.size(); i += length)
-                data += token.substr(i, length) + std::string(longest - length, '\0');
-        }
         json += "],\"data_offsets\":[" + std::to_string(begin) + "," + std::to_string(data.size()) + "]}";
     }
     json += "}" + std::string(7 - json.size() % 8, ' ');
@@ -1446,11 +1403,8 @@ inline Options parse_options(int argc, char** argv) {
         {"-j", [&] { o.threads = number(1, 1024); }},
         {"--trace", [&] { o.trace = value; }},
         {"--ppl", [&] { o.ppl = value; }},
-        {"-m",
-         [&] {
-             o.chat = one_of({"generate", "chat"}) == "chat";
-         }},
     };
+    options["-m"] = [&] { o.chat = one_of({"generate", "chat"}) == "chat"; };
     options["--ids"] = [&] {
         for (std::istringstream list(value + ","); std::getline(list, value, ',');)
             o.ids.push_back(number(0, INT32_MAX));
@@ -1493,8 +1447,6 @@ inline std::unique_ptr<Transformer> load_transformer(const Options& o, Trace* tr
     if (context > most) fail<UsageError>("-c: ", context, " is more than the model's ", most);
     RunState state{file.config, o, context, trace != nullptr};
     return std::make_unique<Transformer>(Transformer{file, std::move(weights), std::move(state), trace});
-} catch (const UsageError&) {
-    throw;
 } catch (const std::runtime_error& e) {
     fail(o.model_path, ": ", e.what());
 }
@@ -1511,8 +1463,7 @@ struct Session {
     int n_tokens[2]{};                        // that were run: of prompts, and one by one
     std::chrono::duration<double> time[2]{};  // that they took
 
-    // Of ids, which begin with the tokens held, runs the next chunk. Returns its logits (n_logits,
-    // vocab_size).
+    // Runs the next chunk of ids, which begin with the tokens held. Returns logits (n_logits, vocab_size).
     std::span<const float> run(std::span<const int> ids) {
         const auto start = std::chrono::steady_clock::now();
         const size_t n = std::min(ids.size() - held.size(), size_t(m.state.n));
@@ -1576,8 +1527,8 @@ struct Session {
             }
         }
         if (n_scored == 0) fail<UsageError>("--ppl: the text is too short");
-        const double perplexity = std::exp(nll / double(n_scored));
-        std::printf("perplexity %.4f over %zu tokens (windows of %zu)\n", perplexity, n_scored, context);
+        std::printf("perplexity %.4f over %zu tokens (windows of %zu)\n", std::exp(nll / double(n_scored)),
+                    n_scored, context);
     }
 };
 

@@ -64,11 +64,8 @@ struct HeaderReader {
         }
         return value;
     }
-    int checked_i32(const char* field, size_t offset, int low, int high) const {
+    int number(const char* field, size_t offset, int low, int high) const {
         return checked_int(field, i32(offset), low, high);
-    }
-    int i32(const char* field, size_t offset, int low, int high) const {
-        return checked_i32(field, offset, low, high);
     }
     float checked_float(const char* field, float value, float low, float high) const {
         if (!(value >= low && value <= high)) {  // also refuses NaN
@@ -157,13 +154,13 @@ inline void check_beginning(const HeaderReader& h, const Scheme& scheme) {
 // and low enough that no product of fields that the loaders form overflows 64 bits: n_layers * dim *
 // hidden_dim * 4 < 2^56.
 inline void read_base(const HeaderReader& h, const BaseHeader& base, ModelConfig& c) {
-    c.dim = h.checked_i32("dim", 0x08, 1, 1 << 20);
-    c.hidden_dim = h.checked_i32("hidden_dim", 0x0C, 1, 1 << 22);
-    c.n_layers = h.checked_i32("n_layers", 0x10, 1, 1 << 12);
-    c.n_heads = h.checked_i32("n_heads", 0x14, 1, 1 << 12);
-    c.n_kv_heads = h.checked_i32("n_kv_heads", 0x18, 1, c.n_heads);
-    c.vocab_size = h.checked_i32("vocab_size", 0x1C, 1, 1 << 24);
-    c.max_seq_len = h.checked_i32("max_seq_len", 0x20, 1, 1 << 24);
+    c.dim = h.number("dim", 0x08, 1, 1 << 20);
+    c.hidden_dim = h.number("hidden_dim", 0x0C, 1, 1 << 22);
+    c.n_layers = h.number("n_layers", 0x10, 1, 1 << 12);
+    c.n_heads = h.number("n_heads", 0x14, 1, 1 << 12);
+    c.n_kv_heads = h.number("n_kv_heads", 0x18, 1, c.n_heads);
+    c.vocab_size = h.number("vocab_size", 0x1C, 1, 1 << 24);
+    c.max_seq_len = h.number("max_seq_len", 0x20, 1, 1 << 24);
     c.shared_classifier =
         h.checked_int("shared_classifier", h.u8(header_offset::shared_classifier), 0, 1) != 0;
     if (c.n_heads % c.n_kv_heads != 0) {
@@ -193,7 +190,7 @@ inline void read_shape(const HeaderReader& h, const BaseHeader& base, Arch first
                       extension_magic);
         h.fail(text);
     }
-    c.arch = Arch(h.checked_i32("arch", header_offset::arch, int(first_arch), int(last_arch)));
+    c.arch = Arch(h.number("arch", header_offset::arch, int(first_arch), int(last_arch)));
     c.head_dim = h.i32(header_offset::head_dim);
     char text[160];
     if (base.head_dim != 0 && h.i32(base.head_dim) != c.head_dim) {
@@ -213,27 +210,25 @@ inline void read_rope(const HeaderReader& h, ModelConfig& c) {
     c.rope_theta = h.checked_float("rope_theta", h.f32(header_offset::rope_theta), 1, 1e12f);
     constexpr size_t at = header_offset::rope_scaling;
     RopeScaling& s = c.rope_scaling;
-    s.llama3 = h.checked_i32("rope_scaling type", at, 0, 1) != 0;
+    s.llama3 = h.number("rope_scaling type", at, 0, 1) != 0;
     if (!s.llama3) return;
     s.factor = h.checked_float("rope_scaling factor", h.f32(at + 4), 1, 1e6f);
     s.low_freq_factor = h.checked_float("low_freq_factor", h.f32(at + 8), 1e-6f, 1e6f);
     s.high_freq_factor = h.checked_float("high_freq_factor", h.f32(at + 12), 1e-6f, 1e6f);
-    s.original_max_position_embeddings =
-        h.checked_i32("original_max_position_embeddings", at + 16, 1, 1 << 24);
+    s.original_max_position_embeddings = h.number("original_max_position_embeddings", at + 16, 1, 1 << 24);
     if (!(s.high_freq_factor > s.low_freq_factor)) h.fail("high_freq_factor is not above low_freq_factor");
 }
 
 // Reads the ids at which texts begin and end, and the sampling defaults.
 inline void read_generation(const HeaderReader& h, ModelConfig& c) {
-    c.bos_id = h.checked_i32("bos_id", header_offset::bos_id, -1, c.vocab_size - 1);
-    const int n_eos = h.checked_i32("n_eos", header_offset::n_eos, 0, max_eos_ids);
+    c.bos_id = h.number("bos_id", header_offset::bos_id, -1, c.vocab_size - 1);
+    const int n_eos = h.number("n_eos", header_offset::n_eos, 0, max_eos_ids);
     for (int i = 0; i < n_eos; i++) {
-        c.eos_ids.push_back(
-            h.checked_i32("eos_id", header_offset::eos_ids + 4 * size_t(i), 0, c.vocab_size - 1));
+        c.eos_ids.push_back(h.number("eos_id", header_offset::eos_ids + 4 * size_t(i), 0, c.vocab_size - 1));
     }
     c.temperature = h.checked_float("temperature", h.f32(header_offset::temperature), 0, 100);
     c.top_p = h.checked_float("top_p", h.f32(header_offset::top_p), 0, 1);
-    c.top_k = h.checked_i32("top_k", header_offset::top_k, 0, 1 << 24);
+    c.top_k = h.number("top_k", header_offset::top_k, 0, 1 << 24);
     c.min_p = h.checked_float("min_p", h.f32(header_offset::min_p), 0, 1);
     if (h.u32(header_offset::repetition_penalty) == 0) return;
     c.repetition_penalty =
@@ -281,7 +276,7 @@ Config read_header(const std::string& path, std::span<const std::byte> file,
         read_rope(h, c);
         read_generation(h, c);
         c.static_activations =
-            h.checked_i32("activations", header_offset::activations, 0, format.max_activations) == 1;
+            h.number("activations", header_offset::activations, 0, format.max_activations) == 1;
         check_reserved(h, format.read_own(h, c));
         check_tokenizer(h);
     }
