@@ -4,7 +4,7 @@
 # make test       set up, build and run every test
 # make help       all targets
 #
-# Everything is built into build/, but for the programs and their models. The rules are in mk/.
+# Everything is built into build/, but for the programs and their models. The rules are in mk/, by subject.
 
 # No rules but those here and in mk/.
 MAKEFLAGS += --no-builtin-rules
@@ -60,7 +60,7 @@ ALL_PROGRAMS := $(PROGRAMS) $(CUDA_PROGRAMS)
 FIRST_MODELS := $(patsubst runq%,model%.bin,$(ALL_PROGRAMS))
 all: $(ALL_PROGRAMS) $(FIRST_MODELS)
 
-include mk/build.mk mk/plain.mk mk/backends.mk mk/models.mk mk/smollm2.mk mk/test.mk mk/serve.mk mk/book.mk mk/fresh.mk mk/fuzz.mk mk/gpu.mk mk/arm.mk mk/libraries.mk mk/desks.mk mk/dist.mk mk/bench.mk mk/lint.mk mk/hw.mk mk/rtl.mk mk/web.mk mk/web-page.mk
+include mk/build.mk mk/models.mk mk/backends.mk mk/test.mk mk/fuzz.mk mk/desks.mk mk/bench.mk mk/hw.mk mk/web.mk
 
 # What the goals take of Debian (mk/build.mk) comes before whatever asks for some of it, or fetches something.
 ifneq ($(NEEDS_HERE),)
@@ -109,40 +109,52 @@ help:
 	@echo 'make             build the programs, export the bundled model to $(FIRST_MODELS)'
 	@echo 'make run         the same, and print a story'
 	@echo 'make chat        fetch a real model (SmolLM2-135M-Instruct, 93 MB) and talk to it'
-	@echo 'make smollm2     the same model as a file of every scheme'
-	@echo 'make quality     how much each scheme loses on that model: docs/quality.md'
+	@echo 'make runq        only that program; likewise $(filter-out runq,$(ALL_PROGRAMS))'
+	@echo 'make plain       build/plain: the programs from their one file alone, without engine/ (make plain-asan: under AddressSanitizer)'
 	@echo 'make test        set up, build and run every test'
 	@echo 'make check       the C++ tests alone, in less than a minute after a change (P=runq: of one program)'
+	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
+	@echo 'make install     programs, manual pages and completions to PREFIX=/usr/local (make uninstall takes them away)'
+	@echo 'make clean       remove what was built'
+	@echo
+	@echo 'Models and measurements'
+	@echo 'make smollm2     the model of make chat as a file of every scheme'
+	@echo 'make quality     how much each scheme loses on that model: docs/quality.md'
+	@echo 'make ladder      what each part of the engine brings, over the plain loops (PROMPTS="128 512" ROUNDS=5)'
+	@echo 'make golden      write golden/data anew from the numpy reference'
+	@echo
+	@echo 'More tests'
+	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
 	@echo 'make test-all    make test, lint, Arm, every fuzzing harness, the pages, new Debian systems'
 	@echo 'make test-pages  type the commands of README.md and docs/ in a fresh clone (docs/contributing.md)'
 	@echo 'make test-fresh  what README says first, on new Debian systems (needs root and debootstrap; SUITES=bookworm)'
+	@echo 'make fuzz        look for inputs that crash, with libFuzzer (SECONDS=60 for each harness, FUZZ="encode chat")'
+	@echo 'make test-hf     compare the reference, --hf-out and imports with transformers (PYTHON_HF=python that has torch)'
+	@echo 'make serve-check what --hf-out writes, served by vLLM on this CPU and asked: docs/serving.md (PYTHON_SERVE=python that has vLLM; SERVE=smollm2)'
+	@echo
+	@echo 'Other machines'
 	@echo 'make portable    build/portable: runq_gptq for any processor, and its back ends (BACKENDS="opencl cuda hip")'
 	@echo 'make cuda        compile what runs on NVIDIA GPUs for two kinds of them, where nvcc is'
 	@echo 'make hip         compile the back end for AMD GPUs, for two kinds of them'
 	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, in one report (make gpu-files first)'
 	@echo 'make test-arm    the Arm kernels and the forward pass, cross-compiled and run under qemu'
-	@echo 'make fuzz        look for inputs that crash, with libFuzzer (SECONDS=60 for each harness, FUZZ="encode chat")'
-	@echo 'make hw          build and test the SystemVerilog of hw/: docs/rtl.md (FULL=1: 10^8 random pairs; make hw-quick: a part)'
-	@echo 'make rtl-story   three programs with every product in RTL: the golden stories, and cycles beside the model (ARRAY=16x16)'
-	@echo 'make rtl-chip    place and route an array of 8 x 8 and one of 16 x 16 for an ECP5'
 	@echo 'make windows     the programs for Windows, by zig (make windows-mingw: by g++; make macos: for Macs; make test-windows: under Wine)'
 	@echo 'make dist        releases for Linux, macOS and Windows (make test-dist: built twice, run where nothing else is): docs/desks.md'
+	@echo
+	@echo 'Hardware: docs/rtl.md'
+	@echo 'make hw          build and test the SystemVerilog of hw/ (FULL=1: 10^8 random pairs; make hw-quick: a part)'
+	@echo 'make rtl-story   three programs with every product in RTL: the golden stories, and cycles beside the model (ARRAY=16x16)'
+	@echo 'make rtl-chip    place and route an array of 8 x 8 and one of 16 x 16 for an ECP5'
+	@echo
+	@echo 'Pages'
 	@echo 'make web         build/web: the page in which the programs run step by step (docs/web.md), in WebAssembly (docs/web-build.md)'
-	@echo 'make test-web-node  them under node: golden ids and traces, operations, damaged files, mistakes'
-	@echo 'make lint        clang-format, clang-tidy, ruff, warnings as errors with g++ and clang++'
-	@echo 'make format      put all sources into their format'
-	@echo 'make golden      write golden/data anew from the numpy reference'
-	@echo 'make test-hf     compare the reference, --hf-out and imports with transformers (PYTHON_HF=python that has torch)'
-	@echo 'make serve-check what --hf-out writes, served by vLLM on this CPU and asked: docs/serving.md (PYTHON_SERVE=python that has vLLM; SERVE=smollm2)'
-	@echo 'make bench       speed against what this machine can do (SCHEME=q8 MODELS="llama-3.2-1b qwen3-0.6b" RUNS=3 THREADS=n)'
-	@echo 'make ladder      what each part of the engine brings, over the plain loops (PROMPTS="128 512" ROUNDS=5)'
-	@echo 'make test-web    the page, in headless Chromium and Firefox'
-	@echo 'make plain       build/plain: the programs from their one file alone, without engine/ (make plain-asan: under AddressSanitizer)'
-	@echo 'make sections    copy what several programs have in common out of the first that has it'
+	@echo 'make test-web    the page, in headless Chromium and Firefox (make test-web-node: the programs of it, under node)'
 	@echo 'make book        build/book: the pages as a site; make book-serve serves it (PORT=8000), make book-pdf prints it, make test-book looks at it'
-	@echo 'make runq        only that program; likewise $(filter-out runq,$(ALL_PROGRAMS))'
-	@echo 'make install     programs, manual pages and completions to PREFIX=/usr/local (make uninstall takes them away)'
-	@echo 'make clean       remove what was built'
+	@echo
+	@echo 'Sources'
+	@echo 'make format      put all sources into their format'
+	@echo 'make sections    copy what several programs have in common out of the first that has it'
+	@echo
 	@echo 'Choices: CXX=clang++  ARCH=x86-64-v3  TOKENIZER=0 (without PCRE2 and utf8proc: ids only)  WERROR=1'
 	@echo '         LINE_EDITOR=0 (without libedit: chat without arrow keys and history)'
 	@echo '         CUDA=1 CUDA_ARCH=sm_90 (runq_awq for a GPU)  CUDA=0 (for the CPU)'

@@ -30,7 +30,7 @@ PROGRAMS = {
 
 
 def built(array: str, scalers: int) -> Path:
-    """Where mk/rtl.mk builds what runs on an array; scalers 0: as many as the core has by itself."""
+    """Where mk/hw.mk builds what runs on an array; scalers 0: as many as the core has by itself."""
     return Path("build/hw") / f"axi-{array}{f'-scalers{scalers}' if scalers else ''}"
 
 

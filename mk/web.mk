@@ -29,7 +29,7 @@ WASM_LINK := $(WASM_FLAGS) -Oz -sENVIRONMENT=worker -sMODULARIZE -sEXPORT_ES6 -s
 LIBRARIES_C      := $(WASM)/libraries
 WASM_LIBRARIES_I := -isystem $(SOURCES)/include
 WASM_LIBS        := $(PCRE2_PARTS:%=$(LIBRARIES_C)/pcre2_%.o) $(LIBRARIES_C)/utf8proc.o
-$(PCRE2_PARTS:%=$(LIBRARIES_C)/pcre2_%.o): $(LIBRARIES_C)/pcre2_%.o: $(SOURCES)/ready mk/libraries.mk build/packages-web
+$(PCRE2_PARTS:%=$(LIBRARIES_C)/pcre2_%.o): $(LIBRARIES_C)/pcre2_%.o: $(SOURCES)/ready mk/desks.mk build/packages-web
 	@mkdir -p $(@D)
 	$(EMCC) -Os $(WASM_FLAGS) $(PCRE2_FLAGS) -c $(SOURCES)/pcre2/src/pcre2_$*.c -o $@
 $(LIBRARIES_C)/utf8proc.o: $(SOURCES)/ready build/packages-web
@@ -78,7 +78,7 @@ web: $(PROGRAMS:%=$(WEB)/%.js) $(WEB_MODULES) $(WEB_PROGRAMS:%=$(WEB)/variants/%
 	@$(PYTHON) tools/web_sizes.py $(WEB)
 
 # ---- tests ------------------------------------------------------------------------------------------------------------
-# The kernels in one test program, each program's source in one of its own, as on Arm (mk/arm.mk). They read files of the
+# The kernels in one test program, each program's source in one of its own, as on Arm (mk/desks.mk). They read files of the
 # machine, as node lets them; Emscripten 3.1.6 does not expect that node can fetch.
 WASM_TESTS      := kernels $(PROGRAMS)
 WASM_TEST_FLAGS  = $(WASM_CXXFLAGS) -DNO_TOKENIZER -DDOCTEST_CONFIG_NO_POSIX_SIGNALS -Itests -idirafter /usr/include
@@ -106,3 +106,80 @@ build/packages-web:
 	@mkdir -p build
 	@$(call install,$(PACKAGES_WEB))
 	@touch $@
+
+# ---- the page --------------------------------------------------------------------------------------------------------
+# The page in which the programs run step by step (docs/web.md), and its tests in a browser:
+#
+#     make web         puts it into build/web/, with what it shows and the models that it runs
+#     make test-web    it, headless, in Debian's Chromium and Firefox
+#
+# Playwright drives Chromium, Biome looks at the sources; both are in an environment of their own (tools/web.lock), beside
+# what the tests take. Playwright's own browsers are not fetched.
+WEB_VENV          := build/web-venv
+PACKAGES_BROWSER  := chromium firefox-esr
+NEEDS_test-web    := BUILD PYTHON TEST WEB BROWSER
+
+PAGE_FILES  := $(patsubst web/page/%,$(WEB)/%,$(wildcard web/page/*))
+PAGE_MODELS := $(patsubst %,build/models/%.bin,tiny-llama.q8 tiny-llama.w8a8 tiny-llama.gptq-ladder tiny-qwen3-moe.moe-a8w8 tiny-qwen3.q8)
+
+.PHONY: test-web
+web: $(PAGE_FILES) $(WEB)/data.json
+
+$(PAGE_FILES): $(WEB)/%: web/page/%
+	@mkdir -p $(@D)
+	@cp $< $@
+
+# Lines of the programs, equations of docs/, offsets in the model files.
+$(WEB)/data.json: web/page_data.py $(PROGRAMS:%=%.cpp) $(wildcard docs/*.md golden/*.py formats/*.py web/variants/*.json) $(PAGE_MODELS) $(VENV_READY)
+	@mkdir -p $(@D)
+	@$(PY) -m web.page_data $(@D)
+
+test-web: web $(WEB_VENV)/ready build/packages-browser
+	@$(WEB_VENV)/bin/biome ci --config-path=tools/biome.json web/page
+	@$(WEB_VENV)/bin/python -m pytest tests/test_web.py
+
+$(WEB_VENV)/ready: requirements.lock tools/web.lock $(call moved,$(WEB_VENV))
+	$(call set_up,requirements.lock tools/web.lock)
+
+build/packages-browser:
+	@mkdir -p build
+	@$(call install,$(PACKAGES_BROWSER))
+	@touch $@
+
+# ---- the book --------------------------------------------------------------------------------------------------------
+# The book: docs/ as a site in build/book (tools/book/), with the page in which the model runs where that is built.
+#
+#     make book                   build/book
+#     make book-serve PORT=8000   the same, served on this machine alone
+#     make book-pdf               build/book/runq.pdf, by a Chromium
+#     make test-book              the same, and tests/test_book.py looks at all of it
+
+BOOK_VENV := build/book-venv
+PORT      ?= 8000
+BOOK_GOALS := book book-serve book-pdf test-book
+
+# The page in which the model runs: taken as it is, or made if there is what makes it, or left out.
+BOOK_RUN := $(and $(filter $(BOOK_GOALS),$(MAKECMDGOALS)),$(if $(wildcard build/web/index.html),,yes),$(shell command -v emcc),web)
+$(foreach goal,$(BOOK_GOALS),$(eval NEEDS_$(goal) := PYTHON $(if $(BOOK_RUN),WEB)))
+
+.PHONY: $(BOOK_GOALS)
+book: $(BOOK_VENV)/ready $(BOOK_RUN)
+	@[ -f build/web/index.html ] || echo 'without the page in which the model runs: make web makes it, with emscripten'
+	@NO_MKDOCS_2_WARNING=1 $(BOOK_VENV)/bin/mkdocs build --quiet --config-file tools/book/mkdocs.yml
+
+book-serve: book
+	@'$(PYTHON)' tools/book/serve.py build/book '$(PORT)'
+
+# Whoever is root has no sandbox to print in.
+CHROMIUM = $(firstword $(shell command -v chromium chromium-browser google-chrome) chromium)
+book-pdf: book
+	@$(CHROMIUM) --headless $(if $(filter 0,$(shell id -u)),--no-sandbox) --no-pdf-header-footer \
+	    --print-to-pdf=build/book/runq.pdf 'file://$(CURDIR)/build/book/print.html' > build/book-pdf.log 2>&1 || \
+	    { echo 'book-pdf: $(CHROMIUM) does not print (build/book-pdf.log); Debian has it in the package chromium' >&2; exit 1; }
+	@echo build/book/runq.pdf
+
+test-book: book $(VENV_READY)
+	@$(PY) -m pytest -q tests/test_book.py
+
+$(BOOK_VENV)/ready: tools/book/requirements.lock $(call moved,$(BOOK_VENV))
+	$(call set_up,tools/book/requirements.lock)

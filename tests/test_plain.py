@@ -1,6 +1,6 @@
 """The programs as one file each, compiled without -DENGINE: goldens, the engine's results, mistakes, damaged files.
 
-They are in build/plain, and in build/plain-asan with AddressSanitizer and UBSan (mk/plain.mk).
+They are in build/plain, and in build/plain-asan with AddressSanitizer and UBSan (mk/build.mk).
 """
 
 import json

@@ -166,7 +166,7 @@ def made(tree) -> Path:
         shutil.copy2(path, copy)
     corpus = tree / "tests" / "fuzz" / "corpus"
     for harness in ("load", "forward"):
-        shutil.copytree(corpus / f"{harness}_runq", corpus / f"{harness}_runq_f32")
+        shutil.copy(corpus / f"{harness}_runq.zip", corpus / f"{harness}_runq_f32.zip")
     files = [tree / "build" / "models" / f"{name}.f32.bin" for name in TINY]
     files[0].parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(1) as compiler:

@@ -157,7 +157,7 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_numbers(tmp_path):
 
 
 def plain(name, *args, **options):
-    """Runs build/plain/runq_awq (mk/plain.mk)."""
+    """Runs build/plain/runq_awq (mk/build.mk)."""
     command = [str(ROOT / "build" / "plain" / "runq_awq"), str(BIN.get(name, name)), *map(str, args)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=300, **options)
 

@@ -1,4 +1,4 @@
-// main() of a program that has everything twice or more, once for each level of instructions: mk/dist.mk.
+// main() of a program that has everything twice or more, once for each level of instructions: mk/desks.mk.
 //
 // This file is compiled for any processor of the architecture. LEVELS: the levels, the best first, as
 // X(avx2) X(portable).

@@ -4,23 +4,27 @@
     python tests/fuzz/run.py --merge NAME...         takes over what was found into tests/fuzz/corpus
     python tests/fuzz/run.py --coverage NAME...      what stored and found inputs reach of the sources
 
-A harness NAME is build/fuzz/bin/NAME. It starts from the inputs in tests/fuzz/corpus/NAME and keeps those that reach
-something new in build/fuzz/NAME. An input that it does not survive stays in build/fuzz/crashes; the exit code is
+A harness NAME is build/fuzz/bin/NAME. It starts from the inputs in tests/fuzz/corpus/NAME.zip and keeps those that
+reach something new in build/fuzz/NAME. An input that it does not survive stays in build/fuzz/crashes; the exit code is
 then 1. Needs nothing but Python.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STORED = ROOT / "tests" / "fuzz" / "corpus"
+STORED = ROOT / "tests" / "fuzz" / "corpus"  # has an archive of inputs for each harness
 BUILD = Path("build/fuzz")
+UNPACKED = ROOT / BUILD / "stored"
 STORED_BYTES = 150_000  # of a harness at most; where the fewest inputs are more than that, the smallest of them stay
 # Bytes of an input at most, where libFuzzer's own limit, a little above the longest input of the corpus, is too low.
 LONGEST = {"encode": 4096, "section_raw": 4096, "section_built": 1024, "chat": 1024, "options": 512}
@@ -34,13 +38,36 @@ def longest(name: str) -> int:
 
 
 def stored(name: str) -> list[Path]:
-    """Where the inputs of a harness are stored: its own, and those that it shares.
+    """Folders with the stored inputs of a harness, unpacked if need be: its own (there may be none), those it shares.
 
     These are headers, with which all programs' files may begin, and for a program's plain form those of its other one.
     """
     of_any_form = name.removeprefix("plain_")
     shared = [of_any_form] * (of_any_form != name) + ["header"] * of_any_form.startswith("load_")
-    return [STORED / folder for folder in (name, *shared)]
+    return [unpacked(archive) for archive in (name, *shared)]
+
+
+def unpacked(name: str) -> Path:
+    """The folder with an archive's inputs. There is none if there is no archive."""
+    archive = STORED / f"{name}.zip"
+    if not archive.exists():
+        return UNPACKED / name
+    state = archive.stat()
+    folder = UNPACKED / f"{name}-{state.st_mtime_ns}-{state.st_size}"
+    if not folder.exists():
+        UNPACKED.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=UNPACKED) as new, zipfile.ZipFile(archive) as inputs:
+            inputs.extractall(Path(new, "inputs"))
+            with contextlib.suppress(OSError):  # another process was faster
+                Path(new, "inputs").rename(folder)
+    return folder
+
+
+def store(name: str, inputs: list[Path]) -> None:
+    """Packs inputs into a harness's archive: the same bytes for the same inputs."""
+    with zipfile.ZipFile(STORED / f"{name}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(inputs):
+            archive.writestr(zipfile.ZipInfo(path.name[:12]), path.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
 def replay_of(name: str) -> str:
@@ -97,27 +124,25 @@ def merge(name: str) -> None:
 
     Nothing is stored for what the shared headers reach.
     """
-    new, shared = BUILD / "merged", stored(name)[1:]
+    new, (own, *shared) = BUILD / "merged", stored(name)
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     for path in (path for folder in shared for path in folder.iterdir()):
         shutil.copy(path, new)  # what lies here to begin with stays, and only what it does not reach is added
-    sources = [folder for folder in (STORED / name, BUILD / name) if folder.is_dir()]
+    sources = [folder for folder in (own, BUILD / name) if folder.is_dir()]
     # Edges alone: how often each was passed would keep five times as many inputs.
     command = [BUILD / "bin" / name, "-merge=1", "-use_counters=0", f"-max_len={longest(name)}", new, *sources]
     subprocess.run([str(word) for word in command], check=True, capture_output=True)
-    (STORED / name).mkdir(parents=True, exist_ok=True)
-    for path in (STORED / name).iterdir():
-        path.unlink()
     for path in (path for folder in shared for path in folder.iterdir()):
         (new / path.name).unlink()
-    total = 0
+    total, kept = 0, []
     for path in sorted(new.iterdir(), key=lambda path: path.stat().st_size):
+        if total + path.stat().st_size > STORED_BYTES:
+            break
         total += path.stat().st_size
-        if total <= STORED_BYTES:
-            path.rename(STORED / name / path.name[:12])
-    sizes = [path.stat().st_size for path in (STORED / name).iterdir()]
-    print(f"{name}: {len(sizes)} inputs, {sum(sizes)} bytes", flush=True)
+        kept.append(path)
+    store(name, kept)
+    print(f"{name}: {len(kept)} inputs, {total} bytes", flush=True)
 
 
 def llvm_cov(what: str, *options: str) -> str:
