@@ -442,6 +442,7 @@ struct Options {
 // How many tokens' logits a chunk of n tokens needs at most: those of all for perplexity or a trace.
 inline int n_logits(const Options& o, bool is_traced, int n) { return o.ppl || is_traced ? n : 1; }
 inline KvCache kv_cache(const Options&, const ModelConfig& c, int context) { return {c, context}; }
+constexpr int accumulator_layer = 1;  // of which a trace has the integer sums of each product
 // Every intermediate tensor of a run, by step name; all tokens one after another, however they were fed.
 struct Trace {
     struct Tensor {
@@ -456,7 +457,6 @@ struct Trace {
 
 // Appends the steps of one layer, or those outside the layers (layer -1), if there is a trace.
 struct Recorder {
-    static constexpr int accumulator_layer = 1;  // of which a trace has the integer sums of each product
     Trace* trace;
     int layer;
 

@@ -1,4 +1,4 @@
-"""Writes the trace of a port of runq with a planted bug, for docs/numerics.md and the exercises of docs/README.md.
+"""Writes the trace of a port of runq with a planted bug, for docs/numerics.md and docs/exercises.md.
 
     python -m docs.planted BUG OUT.safetensors
 

@@ -61,7 +61,7 @@ void check_chunk(const Heads& q, const Heads& k, const Heads& v, const std::vect
         cache.append(layer, pos, k.rows(pos, n_tokens), v.rows(pos, n_tokens));
         Rows out(size_t(n_tokens), q.n_heads * head_dim);
         HeadScores scores, probs;
-        HeadWeights weights;
+        ScaledProbs weights;
         scores.wanted = probs.wanted = weights.values.wanted = true;
         attention_int8(out, scores, probs, weights, q.rows(pos, n_tokens), cache, layer, pos);
         REQUIRE(out.n_rows == n_tokens);
@@ -103,7 +103,7 @@ void check_chunk(const Heads& q, const Heads& k, const Heads& v, const std::vect
         CHECK(relative_error(expected_probs, found_probs) < 1e-6);
         // Without a trace nothing else comes out.
         HeadScores none;
-        HeadWeights no_weights;
+        ScaledProbs no_weights;
         const std::vector<float> before = out.values;
         attention_int8(out, none, none, no_weights, q.rows(pos, n_tokens), cache, layer, pos);
         CHECK(out.values == before);
@@ -146,7 +146,7 @@ TEST_CASE("attention in int8: sums of the largest codes over thousands of positi
         q.scales[0] = 1;
         Rows out(1, head_dim);
         HeadScores none;
-        HeadWeights weights;
+        ScaledProbs weights;
         weights.values.wanted = true;
         attention_int8(out, none, none, weights, q, cache, 0, n - 1);
         for (int d = 0; d < head_dim; d++)
@@ -179,7 +179,7 @@ TEST_CASE("attention in int8: the golden vectors, of the scores") {
             cache.append(0, 0, k.rows(0, n_positions), v.rows(0, n_positions));
             Rows out(size_t(n), n_heads * head_dim);
             HeadScores scores, probs;
-            HeadWeights weights;
+            ScaledProbs weights;
             scores.wanted = true;
             attention_int8(out, scores, probs, weights, q.rows(0, n), cache, 0, start);
             const std::vector<float> expected = of("scores.scores").f32();
@@ -210,7 +210,7 @@ TEST_CASE("attention in int8: the golden vectors, of the weights of their own pr
                                  v_scales[size_t(t) * 2 + i % n_heads / (n_heads / 2)];
             std::vector<int8_t> found(row.size());
             int32_t sum;
-            CHECK(quantize_row(found.data(), &sum, row.data(), int(row.size())) == scales[size_t(i)]);
+            CHECK(quantize_group(found.data(), &sum, row.data(), int(row.size())) == scales[size_t(i)]);
             CHECK(std::equal(found.begin(), found.begin() + n_positions, &codes[size_t(i) * n_positions]));
             int32_t expected_sum = 0;
             for (const int8_t code : found) expected_sum += code;

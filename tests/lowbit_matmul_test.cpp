@@ -44,25 +44,25 @@ void for_each_lowbit_path(int group_size, Check check) {
         using Isa = decltype(isa);
         if (group_size % (4 * Isa::lanes) != 0) return;
         const std::string name = Isa::name;
-        auto by = [](Path path) {
+        auto by = [](ProductKernel path) {
             return [=](const QuantRows& x, const Products& list) {
                 multiply_by<Isa>(x, list, [=](const QuantProduct& p, int) {
                     // Int8 has words of its own alone.
-                    return path == Path::words && p.w.bits == 8 ? Path::int8 : path;
+                    return path == ProductKernel::words && p.w.bits == 8 ? ProductKernel::int8 : path;
                 });
             };
         };
-        auto packed_by = [=](Path path) {
+        auto packed_by = [=](ProductKernel path) {
             return [=](const QuantRows& x, Products list) {
                 PackedMatrices memory;
                 for (QuantProduct& p : list) p.packed = memory.add<Isa>(p.w);
                 by(path)(x, list);
             };
         };
-        check(name + " rows", by(Path::rows));
-        check(name + " int8", by(Path::int8));
-        check(name + " packed, words", packed_by(Path::words));
-        check(name + " packed, int8", packed_by(Path::int8));
+        check(name + " rows", by(ProductKernel::rows));
+        check(name + " int8", by(ProductKernel::int8));
+        check(name + " packed, words", packed_by(ProductKernel::words));
+        check(name + " packed, int8", packed_by(ProductKernel::int8));
     });
     if (int8_kernel_name(group_size) != std::string("portable")) {
         check("quant_matmul",

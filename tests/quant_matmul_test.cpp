@@ -77,12 +77,12 @@ void for_each_path(int group_size, Check check) {
                 multiply_by<Isa>(x, list, choose);
             };
         };
-        check(name, by(choose_path));
-        check(name + " rows", by([](auto&...) { return Path::rows; }));
-        check(name + " tiles", by([](auto&...) { return Path::int8; }));
+        check(name, by(choose_kernel));
+        check(name + " rows", by([](auto&...) { return ProductKernel::rows; }));
+        check(name + " tiles", by([](auto&...) { return ProductKernel::int8; }));
         check(name + " packed", [=](const QuantRows& x, const std::vector<QuantProduct>& list) {
             PackedMatrices memory;
-            by(choose_path)(x, packed([&](const auto& w) { return memory.add<Isa>(w); }, list));
+            by(choose_kernel)(x, packed([&](const auto& w) { return memory.add<Isa>(w); }, list));
         });
     });
 }

@@ -366,7 +366,7 @@ def test_two_schemes_are_compared(opened):
     ("temperature", "shares"), [(0.5, [0.881, 0.119]), (2, [0.455, 0.276, 0.167, 0.102]), (0, [1])]
 )
 def test_the_next_token_is_drawn_as_the_contract_says(opened, temperature, shares):
-    """Four logits under top-p 0.9: the exercise of docs/README.md."""
+    """Four logits under top-p 0.9, as in an exercise of docs/exercises.md."""
     found = opened("port").evaluate(
         """async (temperature) => {
             const { sampler } = await import("./context.js");

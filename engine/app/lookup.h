@@ -4,7 +4,7 @@
 // Where the last few tokens stood before, what followed them then may follow again: in summaries, in edited
 // code, in lists. The model runs the guess behind the last token in one pass, which reads the weights once,
 // and says what it would have chosen behind each of them. The guess counts as far as it chose the same, which
-// generate() in session.h checks.
+// generate() in generate.h checks.
 #pragma once
 
 #include <algorithm>

@@ -66,7 +66,7 @@ struct Model {
     // all_logits, else one row, the last token's. They are valid until the next call. At most max_chunk
     // tokens with all_logits; without, any number.
     std::function<std::span<const float>(std::span<const int> tokens, int pos, bool all_logits)> forward;
-    int max_chunk = 64;
+    int max_chunk = 0;  // the program sets it
     // Runs up to max_chunk tokens of a prompt that goes on, without logits. Empty: forward() does it.
     std::function<void(std::span<const int> tokens, int pos)> prefill;
     // Puts made-up keys and values of positions 0 .. n - 1 into the cache. Empty: the program has to run

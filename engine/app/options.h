@@ -12,7 +12,6 @@
 #include <cstdio>
 #include <limits>
 #include <map>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <stdexcept>
@@ -139,7 +138,7 @@ struct Options {
     std::optional<std::vector<int>> ids;
     Mode mode = Mode::generate;
     int steps = 256;                    // new tokens; 0: to the end of the context
-    int ctx = 0;                        // 0: the default; see context_length() in cli.h
+    int ctx = 0;                        // 0: the default; see context_length() in memory.h
     std::optional<std::string> system;  // chat
     bool think = true;                  // chat
     std::optional<float> temp;          // these five: the model's if not given
@@ -204,21 +203,13 @@ inline std::vector<int> parse_list(const std::string& option, const std::string&
     }
 }
 
-// Letters to insert, remove, replace or swap with their neighbour to get from a to b (the Damerau-Levenshtein
-// distance, no letter touched twice).
-inline int edit_distance(std::string_view a, std::string_view b) {
-    std::vector<int> before, above(b.size() + 1), row(b.size() + 1);  // of a's prefixes i - 2, i - 1 and i
-    std::iota(above.begin(), above.end(), 0);
-    for (size_t i = 1; i <= a.size(); i++) {
-        row[0] = int(i);
-        for (size_t j = 1; j <= b.size(); j++) {
-            row[j] = std::min({above[j] + 1, row[j - 1] + 1, above[j - 1] + (a[i - 1] != b[j - 1])});
-            const bool swapped = i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1];
-            if (swapped) row[j] = std::min(row[j], before[j - 2] + 1);
-        }
-        before = std::exchange(above, row);
-    }
-    return above.back();
+// Whether one is the other but for a letter more, a letter less, another letter, or two neighbours swapped.
+inline bool differ_by_a_letter(std::string_view a, std::string_view b) {
+    const auto n_equal = size_t(std::ranges::mismatch(a, b).in1 - a.begin());
+    a.remove_prefix(n_equal), b.remove_prefix(n_equal);
+    while (!a.empty() && !b.empty() && a.back() == b.back()) a.remove_suffix(1), b.remove_suffix(1);
+    return std::max(a.size(), b.size()) == 1 ||
+           (a.size() == 2 && b.size() == 2 && a[0] == b[1] && a[1] == b[0]);
 }
 
 // Options of llama.cpp and llama2.c that are called otherwise here, or are not there.
@@ -242,29 +233,24 @@ constexpr Habit habits[] = {
     {" -b -ub --batch-size --ubatch-size -fa --flash-attn -co --color ", "nothing has to be set for that"},
 };
 
-// "; did you mean '--temp'?" for an option that is none: what `habits` says; the nearest of those in
-// --help; or one that it begins with or is the beginning of. Empty if none is near.
+// "; did you mean '--temp'?" for an option that is none: what `habits` says; or one in --help that differs by
+// a letter; or one that it begins with or is the beginning of. Empty if there is none.
 inline std::string suggestion(const std::string& typed, std::span<const OwnOption> own) {
-    constexpr size_t longest = 32;  // letters of a name that is compared
-    if (typed.size() > longest) return "";
     for (const auto& [names, here] : habits)
         if (names.find(" " + typed + " ") != names.npos) return "; " + std::string(here);
     const std::string help = help_text + own_help(own);
-    // Two letters of three are no likeness.
-    const size_t n_letters = typed.size() - std::min(typed.find_first_not_of('-'), typed.size());
-    int least = n_letters < 4 ? 2 : 3;
-    std::string nearest;
+    std::string meant;
     for (size_t at = help.find(" --"); at != std::string::npos; at = help.find(" --", at + 1)) {
         const size_t end = help.find_first_not_of("abcdefghijklmnopqrstuvwxyz-", at + 1);
         const std::string name = help.substr(at + 1, end - at - 1);
         const bool is_beginning =
             std::min(typed.size(), name.size()) >= 6 && (typed.starts_with(name) || name.starts_with(typed));
-        const int distance = is_beginning ? 2 : edit_distance(typed, name);
-        if (distance >= least) continue;
-        least = distance;
-        nearest = name;
+        if (is_beginning && meant.empty()) meant = name;
+        if (!differ_by_a_letter(typed, name)) continue;
+        meant = name;
+        break;
     }
-    return nearest.empty() ? "" : "; did you mean '" + nearest + "'?";
+    return meant.empty() ? "" : "; did you mean '" + meant + "'?";
 }
 
 // Throws UsageError. After -h or -V nothing more is read or checked.

@@ -360,7 +360,7 @@ class Recorder {
         }
     }
     // Such a matrix and its codes, NAME.q, and their scales, NAME.s (n_tokens, n_heads, 1).
-    void operator()(const std::string& name, const HeadWeights& weights) const {
+    void operator()(const std::string& name, const ScaledProbs& weights) const {
         const HeadScores& x = weights.values;
         (*this)(name.c_str(), x);
         for (int t = 0; t < x.n_tokens && trace_ != nullptr; t++) {

@@ -70,7 +70,7 @@ void cpu_quantize(const QuantGemmRows& rows, const float* x) noexcept {
         const float* from = x + size_t(t) * n;
         if (int8_quantize(codes, scales, sums, from, n, size)) return;
         for (int g = 0; g < groups; g++) {
-            scales[g] = quantize_values(codes + g * size, 1, from + g * size, size);
+            scales[g] = quantize_group(codes + g * size, 1, from + g * size, size);
             sums[g] = std::accumulate(codes + g * size, codes + (g + 1) * size, 0);
         }
     });

@@ -2,7 +2,7 @@
 // only int8 multipliers (SmoothQuant, Xiao et al. 2022, arXiv 2211.10438, section 5: "INT8 batched matrix
 // multiply").
 //
-// For a query and the keys and values of its kv head, each quantized by quantize_values, the head_dim numbers
+// For a query and the keys and values of its kv head, each quantized by quantize_group, the head_dim numbers
 // of a position under one scale:
 //
 //     scores[t] = float(sum over d of q.codes[d] * k.codes[t][d]) * ((q.scale / sqrt(head_dim)) * k.scale[t])
@@ -155,10 +155,10 @@ inline void weigh_values_int8(int32_t* sums, int width, const int8_t* weights, c
 }
 
 // codes (n,) of x (n,) under one scale, which is returned; *sum is that of the codes. n is a multiple of 32.
-inline float quantize_row(int8_t* codes, int32_t* sum, const float* x, int n) {
+inline float quantize_group(int8_t* codes, int32_t* sum, const float* x, int n) {
     float scale;
     if (int8_quantize(codes, &scale, sum, x, n, n)) return scale;
-    scale = quantize_values(codes, 1, x, n);
+    scale = quantize_group(codes, 1, x, n);
     *sum = std::accumulate(codes, codes + n, 0);
     return scale;
 }
@@ -166,7 +166,7 @@ inline float quantize_row(int8_t* codes, int32_t* sum, const float* x, int n) {
 // Attention of a chunk, as attention() in attention.h, in int8: q (n_tokens, n_heads groups of head_dim
 // codes), rotated, quantized.
 template <class Isa>
-inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, HeadWeights& weights,
+inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, ScaledProbs& weights,
                            const Int8Rows& q, const Int8KvCacheOf<Isa>& cache, int layer, int pos) {
     const Stopwatch time(phase_seconds.attention);
     const int head_dim = cache.head_dim(), n_tokens = q.n_rows;
@@ -237,7 +237,7 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
             }
             std::fill(row + seen, row + end, 0.0f);
             int8_t* row_codes = codes + r * width;
-            weighing.scale[r] = quantize_row(row_codes, &weighing.sum[r], row, end);
+            weighing.scale[r] = quantize_group(row_codes, &weighing.sum[r], row, end);
             if (!std::isfinite(total)) weighing.scale[r] = std::numeric_limits<float>::quiet_NaN();
             if (weights.values.wanted) {
                 weights.keep(token_of(r), head_of(r), row, row_codes, weighing.scale[r], seen);
@@ -270,7 +270,7 @@ inline void attention_int8(Rows& out, HeadScores& scores, HeadScores& probs, Hea
 struct Int8Attention {
     Int8KvCache cache;  // keys and values of the positions
     Int8Rows q, k, v;   // of the chunk in hand: a row per token, a group of head_dim codes per head
-    HeadWeights weights;
+    ScaledProbs weights;
 
     // For chunks of up to max_tokens tokens; for no context it takes no memory. Throws as Int8KvCache does.
     Int8Attention(const ModelConfig& c, int max_tokens, int context, bool traced)

@@ -35,7 +35,7 @@ inline size_t attention_room(size_t width, int context) {
 // How a number is kept:
 //   f32   as it is
 //   f16   as fp16, rounded to nearest even (IEEE 754; above 65519 that is infinity)
-//   q8    as int8, the head_dim numbers of a position and head under one fp32 scale (quantize_values)
+//   q8    as int8, the head_dim numbers of a position and head under one fp32 scale (quantize_group)
 enum class KvFormat { f32, f16, q8 };
 
 // Bytes of the keys, or of the values, of one position and kv head.
@@ -157,7 +157,7 @@ class KvCache {
         } else if constexpr (std::is_same_v<T, Half>) {
             for (int i = 0; i < head_dim_; i++) to[i * stride] = to_half(x[i]);
         } else {
-            *scale = quantize_values(to, stride, x, head_dim_);
+            *scale = quantize_group(to, stride, x, head_dim_);
             if (!all_finite(x, size_t(head_dim_)))  // which codes cannot say
                 *scale = std::numeric_limits<float>::quiet_NaN();
         }

@@ -6,7 +6,7 @@
 #include "engine/cpu/quant_paths.h"
 
 bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list) {
-    return with_best_isa(x.group_size, [&](auto isa) { multiply_by<decltype(isa)>(x, list, choose_path); });
+    return with_best_isa(x.group_size, [&](auto isa) { multiply_by<decltype(isa)>(x, list, choose_kernel); });
 }
 
 const char* int8_kernel_name(int group_size) {

@@ -32,16 +32,17 @@
 //
 // For `int8`, what is not packed, or not int8, is first brought into this form, some columns at a time: these
 // stay in the first-level cache for all tokens.
-enum class Path { rows, words, int8 };
+enum class ProductKernel { rows, words, int8 };
 
 // Up to max_tokens_by_rows tokens, weights that are not packed are multiplied row by row (2- and 4-bit codes
 // are brought into bytes first). Up to max_tokens_by_words, packed codes of 2 and 4 bits are multiplied as
 // they are. With more tokens it pays to bring them into int8 blocks.
 constexpr int max_tokens_by_rows = 4, max_tokens_by_words = 32;
 
-inline Path choose_path(const QuantProduct& p, int n_tokens) {
-    if (p.packed == nullptr) return n_tokens <= max_tokens_by_rows ? Path::rows : Path::int8;
-    return p.w.bits == 8 || n_tokens > max_tokens_by_words ? Path::int8 : Path::words;
+inline ProductKernel choose_kernel(const QuantProduct& p, int n_tokens) {
+    if (p.packed == nullptr)
+        return n_tokens <= max_tokens_by_rows ? ProductKernel::rows : ProductKernel::int8;
+    return p.w.bits == 8 || n_tokens > max_tokens_by_words ? ProductKernel::int8 : ProductKernel::words;
 }
 
 // Calls use(Format{}) with the format of w's packed words.
@@ -200,16 +201,17 @@ inline PackedTokens pack_all_tokens(const QuantRows& x) {
     return tokens;
 }
 
-// The products of x with several matrices, by one instruction set; choose(product, n_tokens) is a Path.
+// The products of x with several matrices, by one instruction set; choose(product, n_tokens) is a
+// ProductKernel.
 template <class Isa, class Choose>
 inline void multiply_by(const QuantRows& x, std::span<const QuantProduct> list, Choose choose) {
     auto path = [&](const QuantProduct& p) { return choose(p, x.n_rows); };
     if constexpr (!std::is_same_v<Isa, ByWords<Isa>>) {  // tokens lie otherwise for words
-        if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) == Path::words; }))
+        if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) == ProductKernel::words; }))
             return multiply_by<ByWords<Isa>>(x, list, choose);
     }
     PackedTokens tokens{};
-    if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) != Path::rows; }))
+    if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) != ProductKernel::rows; }))
         tokens = pack_all_tokens<Isa>(x);
     constexpr int n = block_rows<Isa>;
     auto n_blocks = [](const QuantProduct& p) { return (p.w.n_rows + n - 1) / n; };
@@ -219,8 +221,8 @@ inline void multiply_by(const QuantRows& x, std::span<const QuantProduct> list, 
         auto multiply = [&](auto format) {
             multiply_blocks<decltype(format)>(memory, x.n_rows, tokens, p, begin, end);
         };
-        if (path(p) == Path::int8) return multiply(WordFormat<Isa, 8, QUANT_GEMM_SIGNED>());
-        if (path(p) == Path::words) return with_format<Isa>(p.w, multiply);
+        if (path(p) == ProductKernel::int8) return multiply(WordFormat<Isa, 8, QUANT_GEMM_SIGNED>());
+        if (path(p) == ProductKernel::words) return with_format<Isa>(p.w, multiply);
         multiply_rows<Isa>(p.out, x, p.w, begin * n, std::min(end * n, p.w.n_rows));
     });
 }

@@ -14,7 +14,7 @@
 #include "engine/cpu/int8_wasm.h"
 
 // to[i * stride] = the code of x[i], for n values under one scale, which is returned.
-inline float quantize_values(int8_t* to, size_t stride, const float* x, int n) {
+inline float quantize_group(int8_t* to, size_t stride, const float* x, int n) {
     float amax = 0, scale;
     for (int i = 0; i < n; i++) amax = std::max(amax, std::fabs(x[i]));
     const float inv = choose_scale(&scale, amax, nullptr);

@@ -81,16 +81,17 @@ struct HeadScores {
     size_t at(int token, int head) const { return (size_t(token) * size_t(n_heads) + size_t(head)) * width; }
 };
 
-// Every head's weights of each position, and their codes and scales: (n_tokens, n_heads, width), the scales
+// Every head's probability of each position times that position's scale of the values, which attention in
+// int8 multiplies codes by; and the codes and scales of these: (n_tokens, n_heads, width), the scales
 // (n_tokens, n_heads). Only traces want them kept.
-struct HeadWeights {
+struct ScaledProbs {
     HeadScores values;
     std::vector<int8_t> codes;
     std::vector<float> scales;
 
-    HeadWeights() = default;
+    ScaledProbs() = default;
     // As HeadScores has them.
-    HeadWeights(bool wanted, int max_tokens, int heads, int n_positions)
+    ScaledProbs(bool wanted, int max_tokens, int heads, int n_positions)
         : values(wanted, max_tokens, heads, n_positions) {
         if (wanted)
             MemoryCount::counts_as_used(uint64_t(max_tokens) * uint64_t(heads) * uint64_t(n_positions));

@@ -54,7 +54,7 @@ inline double granted_processors(const std::string& root);
 // How many processors there are for this process's threads, of which n_awake run now; -1 if nobody knows.
 inline int processors_left(int n_awake);
 
-// Sleeps while `value` is `old`; who changes it calls wake_all(value) then. May return for no reason.
+// Sleeps while `value` is `old`; who changes it calls wake_all(value) then. May return earlier.
 template <class T>
 void sleep_while(const std::atomic<T>& value, T old);
 template <class T>
@@ -151,7 +151,7 @@ inline size_t read_bytes(std::FILE* in, char* bytes, size_t n);
 inline int read_byte(std::FILE* in);
 
 // Waits until a terminal has something to read: true. False if Ctrl-C has come, before or meanwhile, and may
-// be false for no reason.
+// also be false otherwise.
 inline bool wait_for_input(std::FILE* in);
 
 // ----------------------------------------------------------------------------

@@ -43,8 +43,8 @@ class ThreadPool {
         team_.reset(size_, size_, seconds_now());
     }
     // From now on fewer of them share a loop while other programs want the cores.
-    void make_room() {
-        makes_room_ = true;
+    void yield_to_others() {
+        yields_ = true;
         team_.reset(size_, free_cores(1), seconds_now());
     }
     int size() const { return size_; }
@@ -86,7 +86,7 @@ class ThreadPool {
 
     void run_shared() noexcept {
         if (parts_ == nullptr) start();
-        if (makes_room_) team_.grow(seconds_now(), [&] { return free_cores(team_.size()); });
+        if (yields_) team_.grow(seconds_now(), [&] { return free_cores(team_.size()); });
         if (team_.size() != team_size_) set_team(team_.size());
         n_parts_ = team_.size();
         if (n_parts_ == 1) return body_(argument_, 0, n_);
@@ -103,7 +103,7 @@ class ThreadPool {
         const double own_end = seconds_now();
         for (int n; (n = n_inside_.load()) > 0;) wait_while(n_inside_, n);
         const double end = seconds_now();
-        if (makes_room_) team_.judge(n_, own_items, own_end - begin, end - begin, end);
+        if (yields_) team_.judge(n_, own_items, own_end - begin, end - begin, end);
     }
 
     // Takes items, first of this thread's part, then of the others'. Returns how many.
@@ -143,7 +143,7 @@ class ThreadPool {
         }
     }
 
-    // Returns when `value` is not `old` any more, or for no reason.
+    // Waits until `value` is no longer `old`. May return earlier.
     template <class T>
     static void wait_while(const std::atomic<T>& value, T old) {
         const double end = seconds_now() + spin_seconds;
@@ -195,7 +195,7 @@ class ThreadPool {
     alignas(line) std::atomic<int> n_inside_ = 0;  // helpers that may be at work
     int n_parts_ = 1;                              // among how many the loop is shared
     TeamSize team_;
-    bool makes_room_ = false;
+    bool yields_ = false;
     std::atomic<bool> is_busy_ = false, quit_ = false;
     alignas(line) std::atomic<int> team_size_ = 1;  // helpers from this one on have nothing to do
 };

@@ -115,7 +115,7 @@ def on_config(config: MkDocsConfig) -> None:
     config.nav = ["README.md"]
     for order in orders():
         pages = dict.fromkeys(page_of(stop) for stop in order.stops)
-        config.nav.append({order.title: [{short_title(page): page} for page in pages if page != "README.md"]})
+        config.nav.append({order.title: [{short_title(page): page} for page in pages]})
     if (WEB / "index.html").is_file():
         title = re.search(r"<title>(.*?)</title>", (WEB / "index.html").read_text(encoding="utf-8"), re.S)
         config.nav.insert(1, {title[1].strip() if title else "Run": "run/index.html"})
@@ -244,8 +244,7 @@ def way(stop: Stop | None, rel: str, text: str) -> str:
     address = ("index.html" if page == "README.md" else page.replace(".md", ".html")) + (
         "#" + stop.anchor if stop.anchor else ""
     )
-    title = stop.text if page == "README.md" and stop.text else short_title(page)
-    return f'<a rel="{rel}" href="{address}">{text.format(escape(title))}</a>'
+    return f'<a rel="{rel}" href="{address}">{text.format(escape(short_title(page)))}</a>'
 
 
 def on_post_page(output: str, page: Page, **_: Any) -> None:
@@ -257,7 +256,7 @@ def on_post_page(output: str, page: Page, **_: Any) -> None:
 def on_post_build(config: MkDocsConfig) -> None:
     """print.html, and the font of the equations."""
     stops = [page_of(stop).replace(".md", ".html") for order in orders() for stop in order.stops]
-    names = dict.fromkeys(["index.html", *(name for name in stops if name != "README.html"), *built_pages])
+    names = dict.fromkeys(["index.html", *stops, *built_pages])
     pages = {name: built_pages[name] for name in names}
     (Path(config.site_dir) / "print.html").write_text(one_page(pages), encoding="utf-8")
     write_font(Path(config.site_dir) / "equations.woff2")

@@ -1,16 +1,14 @@
 """The reading orders of docs/README.md, which the book's navigation is made of.
 
 A paragraph `**To learn how a language model runs**, ...` begins an order, and the numbered list behind it has its
-steps. Every link of a step is a stop; so are `Exercises 1 to 8`. The last paragraph of the section, which begins with
-`To add`, is an order of its own.
+steps. Every link of a step is a stop. The last paragraph of the section, which begins with `To add`, is an order of
+its own.
 """
 
 import re
 from dataclasses import dataclass
 
-LINK_OR_EXERCISES = re.compile(
-    r"\[(?P<text>[^]]+)\]\((?P<target>[^)]+)\)|(?P<exercises>[Ee]xercises (?P<first>\d+) to \d+)"
-)
+LINK = re.compile(r"\[(?P<text>[^]]+)\]\((?P<target>[^)]+)\)")
 
 
 @dataclass(frozen=True)
@@ -39,26 +37,14 @@ def reading_orders(overview: str) -> list[Order]:
     *_, last = parts
     parts[-1], _, more = last.partition("\n\nTo add ")
     titles, lists = [*parts[1::2], "To add"], [*parts[2::2], more]
-    return [Order(title, tuple(stops(text, overview))) for title, text in zip(titles, lists, strict=True)]
+    return [Order(title, tuple(stops(text))) for title, text in zip(titles, lists, strict=True)]
 
 
-def stops(text: str, overview: str) -> list[Stop]:
+def stops(text: str) -> list[Stop]:
     """The stops of a list: a page once, unless a heading of it is named before or after."""
     found: list[Stop] = []
-    for m in LINK_OR_EXERCISES.finditer(re.sub(r"\s*\n\s*", " ", text)):
-        if m["exercises"]:
-            words = m["exercises"]
-            found.append(Stop(words[0].upper() + words[1:], "README.md", exercise_heading(overview, int(m["first"]))))
-            continue
+    for m in LINK.finditer(re.sub(r"\s*\n\s*", " ", text)):
         page, _, anchor = m["target"].partition("#")
         if page not in [stop.page for stop in found]:
             found.append(Stop(m["text"], page, anchor))
     return found
-
-
-def exercise_heading(overview: str, number: int) -> str:
-    """The anchor of the heading over an exercise. Raises ValueError if there is no such exercise."""
-    before, found, _ = overview.partition(f"\n**{number}. ")
-    if not found:
-        raise ValueError(f"docs/README.md: no exercise {number}")
-    return re.findall(r"^### (\w+)$", before, re.M)[-1].lower()
