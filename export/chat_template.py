@@ -3,7 +3,7 @@
 A chat template is a Jinja program. For a plain conversation, though, the usual ones only put fixed text in
 front of and behind each message. That text is found here by rendering the template with sentinels for
 contents, and then checked: conversations composed from the pieces (`compose`, which chat_text() in
-engine/tokenizer.h mirrors) must equal the rendered ones. A template that fails the check is not exported.
+engine/text/chat_template.h mirrors) must equal the rendered ones. A template that fails the check is not exported.
 """
 
 import itertools

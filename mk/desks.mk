@@ -43,7 +43,7 @@ test-arm: $(ARM_TESTS) $(TEST_MODELS) $(RANDOM_MODELS)
 
 # ---- libraries from source -------------------------------------------------------------------------------------------
 # PCRE2 and utf8proc from the sources of the distribution's packages, for systems that have no packages of them:
-# desks.mk, dist.mk and web.mk compile them.
+# What is below and web.mk compile them.
 SOURCES     := build/library-sources
 PCRE2_PARTS := auto_possess chartables compile config context error extuni find_bracket jit_compile maketables match match_data \
                newline ord2utf pattern_info script_run serialize string_utils study substring tables ucd valid_utf xclass

@@ -57,7 +57,7 @@ def first_file(program):
 
 
 def test_make_knows_the_whole_programs():
-    plain = re.search(r"^PLAIN_PROGRAMS := (.*)$", (ROOT / "mk" / "plain.mk").read_text(), re.M)
+    plain = re.search(r"^PLAIN_PROGRAMS := (.*)$", (ROOT / "mk" / "build.mk").read_text(), re.M)
     assert plain[1].split() == PROGRAMS
 
 
