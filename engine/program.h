@@ -35,7 +35,7 @@
 #include "engine/model/model_file.h"
 #include "engine/model/scheme.h"
 #include "engine/model/tensors.h"
-#include "engine/os/clock.h"
+#include "engine/os/process.h"
 #include "engine/os/threads.h"
 
 // The choices of an option that is given without a value.

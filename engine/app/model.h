@@ -23,8 +23,8 @@
 #include "engine/model/matrix_format.h"
 #include "engine/model/model_file.h"
 #include "engine/model/tensors.h"
-#include "engine/os/clock.h"
 #include "engine/os/machine.h"
+#include "engine/os/process.h"
 
 class Tokenizer;  // engine/text/tokenizer.h
 

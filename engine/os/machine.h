@@ -13,7 +13,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/os/clock.h"
+#include "engine/os/process.h"
 #include "engine/os/system.h"
 #include "engine/os/threads.h"
 
