@@ -337,7 +337,7 @@ int32_t open(void** context, [[maybe_unused]] QuantGemmRunLoop loop) {
         if (hipGetDeviceProperties(&device, 0) == hipSuccess) c->warp_lanes = device.warpSize;
 #elif !defined(__CUDACC__)
         c->warp_lanes = simt::warp_size;
-        run_loop = loop;
+        simt::run_loop = loop;
 #endif
         *context = c;
         return QUANT_GEMM_OK;
