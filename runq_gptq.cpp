@@ -1000,7 +1000,7 @@ inline std::string scheme_text(const ModelConfig&) { return "GPTQ: 2, 4 and 8 bi
 const std::vector<OwnOption> scheme_options;
 
 #ifdef ENGINE
-#include "engine/command_line.h"
+#include "engine/backend/command_line.h"
 #else
 
 // ---- section text ----------------------------------------------------------

@@ -30,7 +30,7 @@
 #include "bench/awq_harness.cuh"
 #include "engine/app/options.h"
 #include "engine/gpu/bandwidth.h"
-#include "engine/os/clock.h"
+#include "engine/os/process.h"
 
 // ----------------------------------------------------------------------------
 // Time

@@ -17,8 +17,8 @@
 #include "engine/cpu/attention.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/rows.h"
-#include "engine/os/lazy_memory.h"
 #include "engine/os/machine.h"
+#include "engine/os/memory.h"
 #include "engine/os/threads.h"
 
 namespace {

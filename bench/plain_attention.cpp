@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/cpu/attention.h"
-#include "engine/os/clock.h"
+#include "engine/os/process.h"
 #include "engine/os/threads.h"
 
 namespace plain {

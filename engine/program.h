@@ -32,10 +32,11 @@
 #include "engine/cpu/rows.h"
 #include "engine/cpu/vector.h"
 #include "engine/model/header.h"
+#include "engine/model/matrix_format.h"
 #include "engine/model/model_file.h"
 #include "engine/model/scheme.h"
 #include "engine/model/tensors.h"
-#include "engine/os/clock.h"
+#include "engine/os/process.h"
 #include "engine/os/threads.h"
 
 // The choices of an option that is given without a value.

@@ -21,10 +21,6 @@
 #include <string>
 #include <vector>
 
-#ifdef ENGINE
-#include "engine/os/threads.h"
-#endif
-
 struct uint3 {
     unsigned x, y, z;
 };
@@ -505,16 +501,23 @@ inline std::string run_block(const Run& run, long i) {
     }
 }
 
-// Calls body(i) for each i below n, in the engine's threads; of a program without it, in OpenMP's, if there
-// are.
+// Calls body(argument, begin, end) for runs of items that together are 0 .. n - 1, in several threads. Null:
+// OpenMP's run the blocks, if there are. A program with threads of its own puts here what runs their loops.
+using LoopBody = void (*)(void* argument, int64_t begin, int64_t end);
+inline void (*run_loop)(int64_t n, LoopBody body, void* argument) = nullptr;
+
+// Calls body(i) for each i below n.
 template <class Body>
 void for_each_block(long n, Body body) {
-#ifdef ENGINE
-    parallel_for(n, body);
-#else
+    if (run_loop == nullptr) {
 #pragma omp parallel for schedule(dynamic) if (n > 1)
-    for (long i = 0; i < n; i++) body(i);
-#endif
+        for (long i = 0; i < n; i++) body(i);
+        return;
+    }
+    const auto call = [](void* argument, int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; i++) (*static_cast<Body*>(argument))(i);
+    };
+    run_loop(n, call, &body);
 }
 
 inline void run_grid(const Run& run) {

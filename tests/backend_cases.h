@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "engine/backend/quant_gemm.h"
+#include "engine/os/threads.h"
 #include "int8_cases.h"
 #include "lowbit_cases.h"
 

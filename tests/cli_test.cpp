@@ -21,7 +21,7 @@
 #include "engine/app/perplexity.h"
 #include "engine/app/sampler.h"
 #include "engine/app/session.h"
-#include "engine/os/signals.h"
+#include "engine/os/process.h"
 #include "safetensors.h"
 #include "section.h"
 #include "table_model.h"

@@ -17,7 +17,7 @@
 #include <string>
 #include <thread>
 
-#include "engine/os/signals.h"
+#include "engine/os/process.h"
 #include "own_folder.h"
 
 namespace fs = std::filesystem;

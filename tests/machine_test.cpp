@@ -119,9 +119,9 @@ TEST_CASE("available memory: version 1, and a container that sees its own group 
     root.write("proc/self/cgroup", "2:cpu,cpuacct:/docker/abc\n");
     root.write(cpu + "cpu.cfs_period_us", "100000\n");
     root.write(cpu + "cpu.cfs_quota_us", "-1\n");
-    CHECK(cgroup_cpu_quota(root.path()) == std::numeric_limits<double>::infinity());
+    CHECK(granted_processors(root.path()) == std::numeric_limits<double>::infinity());
     root.write(cpu + "cpu.cfs_quota_us", "150000\n");
-    CHECK(cgroup_cpu_quota(root.path()) == 1.5);
+    CHECK(granted_processors(root.path()) == 1.5);
 }
 
 TEST_CASE("available memory: no more than is left of the address space") {
@@ -148,10 +148,10 @@ TEST_CASE("threads: the physical cores, no more than a CPU quota feeds, at least
     set("max 100000\n", "max 100000\n");
     CHECK(default_threads(root.path()) == physical_cores());
     set("6400000 100000\n", "10000000 10000\n");
-    CHECK(cgroup_cpu_quota(root.path()) == 64);
+    CHECK(granted_processors(root.path()) == 64);
     CHECK(default_threads(root.path()) == std::min(64, physical_cores()));
     set("150000 100000\n", "max 100000\n");
-    CHECK(cgroup_cpu_quota(root.path()) == 1.5);
+    CHECK(granted_processors(root.path()) == 1.5);
     CHECK(default_threads(root.path()) == 1);
     set("290000 100000\n", "max 100000\n");
     CHECK(default_threads(root.path()) == std::min(2, physical_cores()));

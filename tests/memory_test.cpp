@@ -16,8 +16,7 @@
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/scratch.h"
-#include "engine/os/lazy_memory.h"
-#include "engine/os/memory_count.h"
+#include "engine/os/memory.h"
 
 TEST_CASE("memory: refused with the sum, what is available, the largest parts and what makes them smaller") {
     const std::vector<MemoryPart> parts = {{"a", 5000000000},

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "engine/model/tensors.h"
-#include "engine/os/cgroup.h"
+#include "engine/os/linux.h"
 #include "own_folder.h"
 
 namespace {

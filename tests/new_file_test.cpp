@@ -1,5 +1,5 @@
 // Files that are there as a whole or not at all.
-#include "engine/os/new_file.h"
+#include "engine/os/files.h"
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>

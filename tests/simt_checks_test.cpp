@@ -6,10 +6,13 @@
 #include <string>
 #include <vector>
 
+#include "engine/os/threads.h"
 #include "simt/cuda.h"
 #include "simt/ptx.h"
 
 namespace simt_checks {
+
+[[maybe_unused]] const bool has_threads = (simt::run_loop = run_loop) != nullptr;
 
 template <class T>
 struct Device {

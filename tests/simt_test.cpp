@@ -12,11 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "engine/os/threads.h"
 #include "simt/cuda.h"
 #include "simt/ptx.h"
 
 // The kernels' names are in the messages, so they have a namespace with a name.
 namespace simt_test {
+
+[[maybe_unused]] const bool has_threads = (simt::run_loop = run_loop) != nullptr;
 
 // Memory of the device.
 template <class T>

@@ -11,7 +11,7 @@
 
 #include "engine/app/cli.h"
 #include "engine/app/session.h"
-#include "engine/os/signals.h"
+#include "engine/os/process.h"
 
 namespace {
 

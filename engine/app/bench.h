@@ -11,9 +11,8 @@
 
 #include "engine/app/session.h"
 #include "engine/app/streams.h"
-#include "engine/os/clock.h"
 #include "engine/os/machine.h"
-#include "engine/os/signals.h"
+#include "engine/os/process.h"
 
 // The line that says where `seconds` went, given what the program had counted before and after them.
 inline std::string time_split(const char* what, double seconds, const PhaseSeconds& before,

@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "engine/os/signals.h"
+#include "engine/os/process.h"
 #include "engine/os/system.h"
 
 #ifdef LINE_EDITOR
@@ -19,7 +19,6 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <clocale>
 #include <csignal>
 #include <cstring>

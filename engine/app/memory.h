@@ -1,7 +1,7 @@
 // How much memory a run takes, and whether it is there, asked before any of it is taken: otherwise the kernel
 // ends the process without a word, or this one takes minutes to fill what a few bytes of a header ask for.
 // Of a program on a CPU cpu_memory() finds it out by making the program's RunState where memory is only
-// counted (engine/os/memory_count.h).
+// counted (engine/os/memory.h).
 //
 // What is counted is what a run cannot do without. That is not the weights: a mapped file is read from the
 // disk again and again if it has to be. And it is not the KV cache of the whole context, which takes memory
@@ -20,7 +20,7 @@
 #include "engine/model/config.h"
 #include "engine/model/model_file.h"
 #include "engine/os/machine.h"
-#include "engine/os/memory_count.h"
+#include "engine/os/memory.h"
 
 // "12.3 MB", "4.56 GB"
 inline std::string size_text(uint64_t bytes) {

@@ -20,11 +20,10 @@
 #include "engine/cpu/quant_matmul.h"
 #include "engine/model/config.h"
 #include "engine/model/masks.h"
-#include "engine/model/matrix_format.h"
 #include "engine/model/model_file.h"
 #include "engine/model/tensors.h"
-#include "engine/os/clock.h"
 #include "engine/os/machine.h"
+#include "engine/os/process.h"
 
 class Tokenizer;  // engine/text/tokenizer.h
 
@@ -33,16 +32,6 @@ struct OwnField {
     const char* name;
     std::string value;
 };
-
-// Such a line for all matrices of a kind together: "q_proj: 4 bits in groups of 64, 1.2 MB, 4.375 bits per
-// weight", or that it has none of its own.
-inline OwnField format_field(const TensorList& file, const std::string& kind, const MatrixFormat& f,
-                             int n_cols) {
-    const auto [n_bytes, n_rows] = file.size_of(kind);
-    if (n_rows == 0) return {"format", kind + ": the embedding"};
-    return {"format", kind + ": " + format_text(f) + ", " + size_text(n_bytes) +
-                          format(", %.3f bits per weight", 8 * double(n_bytes) / (double(n_rows) * n_cols))};
-}
 
 // What a program hands to the command line: one loaded model, ready to run.
 struct Model {
@@ -213,6 +202,8 @@ std::shared_ptr<Transformer> load_cpu(const FileFormat<Config>& format, int max_
                                       Trace* trace, bool packs = true) {
     using Weights = decltype(Transformer::weights);
     using RunState = decltype(Transformer::state);
+    if (options.chosen("--attn") == "int8" && kv_format(options) != KvFormat::f32)
+        throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
     const std::string& path = options.model_path;
     ModelFileOf<Config> file = open_model_file(path, format);
     const auto alignment = uint64_t(format.alignment);
@@ -242,6 +233,21 @@ std::shared_ptr<Transformer> load_cpu(const FileFormat<Config>& format, int max_
     }
 }
 
+// What quantizes and multiplies where this build's kernels do.
+template <class Transformer>
+const char* kernel_name(const Transformer& m) {
+    if constexpr (requires { kernel_group(m.weights.classifier); }) {
+        const int group = kernel_group(m.weights.classifier);
+        return group > 0 ? int8_kernel_name(group) : "portable";
+    } else if constexpr (requires { multiplied(m.weights); }) {
+        // With a scale a row, rows of different lengths may take different paths: the name is that of the
+        // model's width.
+        const int group = m.file.config.group_size;
+        return int8_kernel_name(group > 0 ? group : m.file.config.dim);
+    }
+    return "portable";
+}
+
 // A loaded Transformer as the command line takes it. `forward` is the program's own.
 template <class Transformer>
 Model cpu_model(std::shared_ptr<Transformer> m, const Options& options, std::string scheme,
@@ -267,6 +273,13 @@ Model cpu_model(std::shared_ptr<Transformer> m, const Options& options, std::str
     model.phases = &phase_seconds;
     model.max_chunk = max_chunk;
     model.fill_cache = [m](int n) { m->state.cache.fill(n); };
+    if constexpr (requires { m->state.int8_attention; }) {
+        if (m->state.int8_attention) {  // its cache is another
+            model.scheme += "; attention in int8";
+            model.kv_bytes_per_position = kv_bytes(model.config, KvFormat::q8);
+            model.fill_cache = [m](int n) { m->state.int8.cache.fill(n); };
+        }
+    }
     model.kv_page = decltype(m->state.cache)::page;
     const ForwardChunk chunk = [m](auto... arguments) { return forward(*m, arguments...); };
     model.forward = in_chunks(chunk, max_chunk, m->file.config.vocab_size, m->trace != nullptr);

@@ -15,7 +15,7 @@
 #include "engine/app/generate.h"
 #include "engine/app/session.h"
 #include "engine/app/streams.h"
-#include "engine/os/signals.h"
+#include "engine/os/process.h"
 #include "engine/os/threads.h"
 
 struct Perplexity {

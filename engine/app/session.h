@@ -21,7 +21,7 @@
 #include "engine/app/streams.h"
 #include "engine/cpu/vector.h"
 #include "engine/os/machine.h"
-#include "engine/os/signals.h"
+#include "engine/os/process.h"
 #include "engine/os/threads.h"
 #include "engine/text/tokenizer.h"
 

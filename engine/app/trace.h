@@ -37,7 +37,7 @@
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
-#include "engine/os/new_file.h"
+#include "engine/os/files.h"
 
 // The full name of a step: "layers.3.attn.norm", or "norm" outside the layers (layer -1).
 inline std::string step_name(int layer, const char* name) {

@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "engine/app/options.h"
-#include "engine/app/streams.h"
 #include "engine/backend/quant_gemm.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matmul.h"

@@ -5,13 +5,11 @@
 // takes a row. For many, a block takes 64 rows and 64 tokens, and on NVIDIA's GPUs the tensor cores multiply.
 // Each group is an exact int32 sum, as everywhere.
 #include <cstdint>
-#include <cstdio>
 #include <deque>
 #include <set>
-#include <stdexcept>
 
+#include "engine/backend/device.h"
 #include "engine/backend/quant_gemm.h"
-#include "engine/backend/tables.h"
 #include "simt/cuda.h"
 
 // What multiplies a tile: the tensor cores, or dp4a where there are none (AMD; with wavefronts of 64 the
@@ -296,25 +294,10 @@ constexpr const char* backend_name = SIMT_WARP_SIZE == 32 ? "emulated" : "emulat
 constexpr int32_t backend_rank = 1;
 #endif
 
-thread_local char latest_error[256] = "no error";
-
-int32_t fail(QuantGemmStatus status, const char* why) {
-    std::snprintf(latest_error, sizeof latest_error, "%s", why);
-    return status;
-}
 int32_t status_of(cudaError_t error) {
     if (error == cudaSuccess) return QUANT_GEMM_OK;
     return fail(error == cudaErrorMemoryAllocation ? QUANT_GEMM_NO_MEMORY : QUANT_GEMM_FAILED,
                 cudaGetErrorString(error));
-}
-// What f returns, or the code for what it throws.
-template <class F>
-int32_t guarded(F f) try {
-    return f();
-} catch (const std::bad_alloc&) {
-    return fail(QUANT_GEMM_NO_MEMORY, "out of memory");
-} catch (const std::exception& e) {
-    return fail(QUANT_GEMM_FAILED, e.what());
 }
 
 struct Context {
@@ -337,7 +320,7 @@ int32_t open(void** context, [[maybe_unused]] QuantGemmRunLoop loop) {
         if (hipGetDeviceProperties(&device, 0) == hipSuccess) c->warp_lanes = device.warpSize;
 #elif !defined(__CUDACC__)
         c->warp_lanes = simt::warp_size;
-        run_loop = loop;
+        simt::run_loop = loop;
 #endif
         *context = c;
         return QUANT_GEMM_OK;
@@ -347,11 +330,6 @@ void close(void* context) {
     auto* c = static_cast<Context*>(context);
     for (void* m : c->memory) (void)cudaFree(m);
     delete c;
-}
-
-int32_t accepts(void*, const QuantGemmMatrix* w) {
-    const char* why = why_unsupported(*w);
-    return why == nullptr ? QUANT_GEMM_OK : fail(QUANT_GEMM_UNSUPPORTED, why);
 }
 
 int32_t allocate(void* context, void** memory, size_t n_bytes) {
@@ -373,14 +351,7 @@ int32_t download(void*, void* to, const void* from, size_t n_bytes) {
 }
 
 int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
-    return guarded([&] {
-        auto* c = static_cast<Context*>(context);
-        QuantGemmMatrix& m = c->matrices.emplace_back(*w);
-        *matrix = &m;
-        return upload_tables(
-            m, [&](void** to, size_t n) { return allocate(c, to, n); },
-            [&](void* to, const void* from, size_t n) { return upload(c, to, from, n); });
-    });
+    return load_tables(static_cast<Context*>(context)->matrices, *w, matrix, context, allocate, upload);
 }
 
 int32_t quantize(void*, const QuantGemmRows* rows, const float* x) {
@@ -432,8 +403,6 @@ int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* 
         return QUANT_GEMM_OK;
     });
 }
-
-const char* error_text() { return latest_error; }
 
 constexpr QuantGemmBackend backend = {
     QUANT_GEMM_VERSION, 0,       backend_name, rank,     open,     close,    accepts,   load,

@@ -6,16 +6,14 @@
 #define CL_TARGET_OPENCL_VERSION 120
 #include <CL/cl.h>
 
-#include <cstdio>
-#include <cstring>
 #include <deque>
-#include <new>
+#include <memory>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "engine/backend/device.h"
 #include "engine/backend/quant_gemm.h"
-#include "engine/backend/tables.h"
 
 namespace {
 
@@ -125,17 +123,12 @@ __kernel void quantize(__global const float* x, __global char* codes, __global f
 }
 )";
 
-thread_local char latest_error[256] = "no error";
-
-int32_t fail(QuantGemmStatus status, const std::string& why) {
-    std::snprintf(latest_error, sizeof latest_error, "%s", why.substr(0, why.find('\n')).c_str());
-    return status;
-}
 int32_t status_of(cl_int error) {
     if (error == CL_SUCCESS) return QUANT_GEMM_OK;
     const bool memory = error == CL_MEM_OBJECT_ALLOCATION_FAILURE || error == CL_OUT_OF_RESOURCES ||
                         error == CL_OUT_OF_HOST_MEMORY || error == CL_INVALID_BUFFER_SIZE;
-    return fail(memory ? QUANT_GEMM_NO_MEMORY : QUANT_GEMM_FAILED, "OpenCL error " + std::to_string(error));
+    return fail(memory ? QUANT_GEMM_NO_MEMORY : QUANT_GEMM_FAILED,
+                ("OpenCL error " + std::to_string(error)).c_str());
 }
 
 struct Device {
@@ -187,16 +180,6 @@ struct Context {
     }
 };
 
-// What f returns, or the code for what it throws.
-template <class F>
-int32_t guarded(F f) try {
-    return f();
-} catch (const std::bad_alloc&) {
-    return fail(QUANT_GEMM_NO_MEMORY, "out of memory");
-} catch (...) {
-    return fail(QUANT_GEMM_FAILED, "an exception");
-}
-
 int32_t rank() {
     int32_t found = 0;
     guarded([&]() -> int32_t {
@@ -221,7 +204,7 @@ int32_t open_device(Context& c) {
         std::vector<char> log(4096);
         clGetProgramBuildInfo(c.program, device.id, CL_PROGRAM_BUILD_LOG, log.size() - 1, log.data(),
                               nullptr);
-        return fail(QUANT_GEMM_FAILED, "the kernels do not compile: " + std::string(log.data()));
+        return fail(QUANT_GEMM_FAILED, ("the kernels do not compile: " + std::string(log.data())).c_str());
     }
     c.multiply = clCreateKernel(c.program, "multiply", &e);
     if (e == CL_SUCCESS) c.quantize = clCreateKernel(c.program, "quantize", &e);
@@ -229,22 +212,13 @@ int32_t open_device(Context& c) {
 }
 int32_t open(void** context, QuantGemmRunLoop) {
     return guarded([&]() -> int32_t {
-        auto* c = new Context;
+        auto c = std::make_unique<Context>();
         const int32_t status = open_device(*c);
-        if (status == QUANT_GEMM_OK) {
-            *context = c;
-        } else {
-            delete c;
-        }
+        if (status == QUANT_GEMM_OK) *context = c.release();
         return status;
     });
 }
 void close(void* context) { delete static_cast<Context*>(context); }
-
-int32_t accepts(void*, const QuantGemmMatrix* w) {
-    const char* why = why_unsupported(*w);
-    return why == nullptr ? QUANT_GEMM_OK : fail(QUANT_GEMM_UNSUPPORTED, why);
-}
 
 // Addresses are cl_mem.
 int32_t allocate(void* context, void** memory, size_t n_bytes) {
@@ -275,44 +249,30 @@ int32_t download(void* context, void* to, const void* from, size_t n_bytes) {
 }
 
 int32_t load(void* context, const QuantGemmMatrix* w, int32_t, void** matrix) {
-    return guarded([&]() -> int32_t {
-        auto* c = static_cast<Context*>(context);
-        QuantGemmMatrix& m = c->matrices.emplace_back(*w);
-        *matrix = &m;
-        return upload_tables(
-            m, [&](void** to, size_t n) { return allocate(c, to, n); },
-            [&](void* to, const void* from, size_t n) { return upload(c, to, from, n); });
-    });
+    return load_tables(static_cast<Context*>(context)->matrices, *w, matrix, context, allocate, upload);
 }
 
-// Sets a kernel's arguments: addresses, possibly null, and ints.
-class Arguments {
-  public:
-    explicit Arguments(cl_kernel kernel) : kernel_(kernel) {}
-    void add(const void* address) {
-        cl_mem m = static_cast<cl_mem>(const_cast<void*>(address));
-        set(sizeof m, &m);
-    }
-    void add(int32_t value) { set(sizeof value, &value); }
+// An argument of a kernel: an address, possibly null, or an int.
+cl_int set_argument(cl_kernel kernel, cl_uint i, const void* address) {
+    cl_mem m = static_cast<cl_mem>(const_cast<void*>(address));
+    return clSetKernelArg(kernel, i, sizeof m, &m);
+}
+cl_int set_argument(cl_kernel kernel, cl_uint i, int32_t value) {
+    return clSetKernelArg(kernel, i, sizeof value, &value);
+}
+// All of them. Returns the first error.
+template <class... Arguments>
+cl_int set_arguments(cl_kernel kernel, Arguments... arguments) {
+    cl_uint i = 0;
     cl_int error = CL_SUCCESS;
-
-  private:
-    void set(size_t n, const void* value) {
-        if (error == CL_SUCCESS) error = clSetKernelArg(kernel_, n_, n, value);
-        n_++;
-    }
-    cl_kernel kernel_;
-    cl_uint n_ = 0;
-};
+    ((error = error == CL_SUCCESS ? set_argument(kernel, i++, arguments) : error), ...);
+    return error;
+}
 
 int32_t quantize(void* context, const QuantGemmRows* rows, const float* x) {
     auto* c = static_cast<Context*>(context);
-    Arguments a(c->quantize);
-    for (const void* address : {static_cast<const void*>(x), static_cast<const void*>(rows->codes),
-                                static_cast<const void*>(rows->scales), static_cast<const void*>(rows->sums)})
-        a.add(address);
-    a.add(rows->group_size);
-    if (a.error != CL_SUCCESS) return status_of(a.error);
+    const cl_int e = set_arguments(c->quantize, x, rows->codes, rows->scales, rows->sums, rows->group_size);
+    if (e != CL_SUCCESS) return status_of(e);
     const size_t n = size_t(rows->n_rows) * size_t(rows->n_cols / rows->group_size);
     return status_of(
         clEnqueueNDRangeKernel(c->queue, c->quantize, 1, nullptr, &n, nullptr, 0, nullptr, nullptr));
@@ -323,31 +283,20 @@ int32_t multiply(void* context, const QuantGemmRows* x, const QuantGemmProduct* 
     auto* c = static_cast<Context*>(context);
     for (int32_t p = 0; p < n_products; p++) {
         const auto& w = *static_cast<const QuantGemmMatrix*>(products[p].matrix);
-        Arguments a(c->multiply);
-        for (const void* address :
-             {static_cast<const void*>(w.codes), static_cast<const void*>(w.mask), w.scales,
-              static_cast<const void*>(w.zeros), static_cast<const void*>(w.levels)})
-            a.add(address);
-        for (const int32_t value :
-             {w.bits, int32_t(w.kind == QUANT_GEMM_SPARSE), int32_t(w.kind == QUANT_GEMM_TWO_LEVEL),
-              int32_t(w.scale_type == QUANT_GEMM_GROUP_FP16), w.n_rows, w.n_cols, w.group, x->group_size})
-            a.add(value);
-        a.add(x->codes);
-        a.add(x->scales);
-        a.add(x->n_rows);
-        a.add(products[p].out);
-        if (a.error != CL_SUCCESS) return status_of(a.error);
+        const int sparse = w.kind == QUANT_GEMM_SPARSE, two_level = w.kind == QUANT_GEMM_TWO_LEVEL,
+                  halves = w.scale_type == QUANT_GEMM_GROUP_FP16;
+        cl_int e = set_arguments(c->multiply, w.codes, w.mask, w.scales, w.zeros, w.levels, w.bits, sparse,
+                                 two_level, halves, w.n_rows, w.n_cols, w.group, x->group_size, x->codes,
+                                 x->scales, x->n_rows, products[p].out);
+        if (e != CL_SUCCESS) return status_of(e);
         const size_t local[2] = {items, 1};
         const size_t global[2] = {size_t(w.n_rows) * items,
                                   (size_t(x->n_rows) + tokens_at_once - 1) / tokens_at_once};
-        const cl_int e =
-            clEnqueueNDRangeKernel(c->queue, c->multiply, 2, nullptr, global, local, 0, nullptr, nullptr);
+        e = clEnqueueNDRangeKernel(c->queue, c->multiply, 2, nullptr, global, local, 0, nullptr, nullptr);
         if (e != CL_SUCCESS) return status_of(e);
     }
     return QUANT_GEMM_OK;
 }
-
-const char* error_text() { return latest_error; }
 
 constexpr QuantGemmBackend backend = {
     QUANT_GEMM_VERSION, 0,       "opencl", rank,     open,     close,    accepts,   load,

@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine/cpu/quant_gemm_matrix.h" /* QuantGemmMatrix */
+
 #define QUANT_GEMM_VERSION 5 /* of this file; a program takes no back end of another */
 
 typedef enum QuantGemmStatus {
@@ -27,39 +29,6 @@ typedef enum QuantGemmStatus {
     QUANT_GEMM_UNSUPPORTED = 3, /* a format, or a group size, that this back end does not multiply */
     QUANT_GEMM_FAILED = 4       /* anything else: error_text() says what */
 } QuantGemmStatus;
-
-/* What a code means. Value (i, k) of a matrix, with s = k / group and the scale of row i's group s: */
-typedef enum QuantGemmKind {
-    QUANT_GEMM_SIGNED = 0,    /* 8 bits: code * scale; codes are int8 */
-    QUANT_GEMM_UNSIGNED = 1,  /* 4 bits, 2 bits: (code - zero) * scale */
-    QUANT_GEMM_TWO_LEVEL = 2, /* 2 bits: (5 * code - high nibble of level) * (low nibble of level * scale) */
-    QUANT_GEMM_SPARSE = 3     /* 2:4 of 4 bits: (code - zero) * scale where the mask has a 1, otherwise 0 */
-} QuantGemmKind;
-
-/* What a matrix has scales of. */
-typedef enum QuantGemmScales {
-    QUANT_GEMM_ROW_FP32 = 0,   /* (n_rows,) fp32: one per row */
-    QUANT_GEMM_GROUP_FP16 = 1, /* (n_rows, n_cols / group) fp16 */
-    QUANT_GEMM_GROUP_FP32 = 2  /* (n_rows, n_cols / group) fp32 */
-} QuantGemmScales;
-
-/* A matrix of n_rows output channels and n_cols input channels, row after row, laid out as in a model file:
-   see docs/model-files.md. Addresses that a kind has no use for are null. */
-typedef struct QuantGemmMatrix {
-    const uint8_t* codes; /* (n_rows, n_cols * bits / 8), half as many if sparse */
-    const uint8_t* mask;  /* (n_rows, n_cols / 8), bit k % 8 of byte k / 8 is column k's, two 1s in each four
-                             columns: the program has made sure; sparse only */
-    const void* scales;   /* as scale_type says */
-    const uint8_t* zeros; /* (n_rows, (n_cols / group + 1) / 2), two each, the first in the low half; null: */
-    int32_t zero_point;   /* ... what is taken off all codes */
-    const uint8_t* levels;  /* (n_rows, n_cols / group); two levels only */
-    int32_t kind;           /* QuantGemmKind */
-    int32_t scale_type;     /* QuantGemmScales */
-    int32_t bits;           /* of a code: 2, 4 or 8 */
-    int32_t n_rows, n_cols; /* for 2 and 4 bits n_cols is a multiple of 64 */
-    int32_t group;          /* columns that share a scale: n_cols, or a multiple of group_size */
-    int32_t group_size;     /* activations that share a scale; divides n_cols */
-} QuantGemmMatrix;
 
 /* Quantized activations, a row for each token. Value (t, k) is codes[t][k] * scales[t][k / group_size]. */
 typedef struct QuantGemmRows {

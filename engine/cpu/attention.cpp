@@ -7,7 +7,7 @@
 
 #include "engine/cpu/attention_kernels.h"
 #include "engine/cpu/scratch.h"
-#include "engine/os/clock.h"
+#include "engine/os/process.h"
 #include "engine/os/threads.h"
 
 // Query heads that share a kv head read the same keys and values, so they go together, and with them those of

@@ -34,7 +34,7 @@
 #include "engine/cpu/transpose.h"
 #include "engine/cpu/unroll.h"
 #include "engine/model/config.h"
-#include "engine/os/clock.h"
+#include "engine/os/process.h"
 #include "engine/os/threads.h"
 
 // Queries that go through together against two vectors of keys: as many sums as the registers hold.

@@ -22,8 +22,8 @@
 #include "engine/cpu/rows.h"
 #include "engine/cpu/scratch.h"
 #include "engine/cpu/vector.h"
-#include "engine/os/clock.h"
-#include "engine/os/memory_count.h"
+#include "engine/os/memory.h"
+#include "engine/os/process.h"
 #include "engine/os/threads.h"
 
 // Queries that go through together, against key_vectors vectors of keys or of a value's elements: as many

@@ -11,7 +11,7 @@
 #include "engine/cpu/quantize.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/scratch.h"
-#include "engine/os/clock.h"
+#include "engine/os/process.h"
 #include "engine/os/threads.h"
 
 // A type with the members of MoeMatrix.

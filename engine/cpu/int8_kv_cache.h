@@ -14,8 +14,7 @@
 #include "engine/cpu/kv_cache.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
-#include "engine/os/lazy_memory.h"
-#include "engine/os/memory_count.h"
+#include "engine/os/memory.h"
 #include "engine/os/threads.h"
 
 // Codes and scales of every position's keys and values so far, as the kernels below read them. Codes are

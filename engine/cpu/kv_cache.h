@@ -13,8 +13,7 @@
 #include "engine/cpu/quantize.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/vector.h"
-#include "engine/os/lazy_memory.h"
-#include "engine/os/memory_count.h"
+#include "engine/os/memory.h"
 #include "engine/os/threads.h"
 
 // Positions whose keys lie side by side, one in each lane of this many vectors.

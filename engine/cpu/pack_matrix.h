@@ -12,7 +12,7 @@
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/transpose.h"
-#include "engine/os/mapped_file.h"
+#include "engine/os/files.h"
 #include "engine/os/threads.h"
 
 // The codes of a row of a file, n_words words, with the columns of each word one behind the other: four in

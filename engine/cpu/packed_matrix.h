@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "engine/cpu/quant_matrix.h"
-#include "engine/os/lazy_memory.h"
+#include "engine/os/memory.h"
 
 struct PackedMatrix {
     QuantMatrix w;                 // its tables are packed

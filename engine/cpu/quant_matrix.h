@@ -1,7 +1,6 @@
 // A quantized matrix as a file has it, the activations that it is multiplied by, and their products.
 //
-// A matrix is described as in the interface to back ends (engine/backend/quant_gemm.h). A program has a
-// matrix of its own, as its scheme stores it, and shows it to the kernels as a QuantMatrix.
+// A program has a matrix of its own, as its scheme stores it, and shows it to the kernels as a QuantMatrix.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +11,8 @@
 #include <span>
 #include <vector>
 
-#include "engine/backend/quant_gemm.h"
 #include "engine/cpu/half.h"
+#include "engine/cpu/quant_gemm_matrix.h"
 #include "engine/cpu/scratch.h"
 #include "engine/cpu/vector.h"
 

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "engine/os/memory_count.h"
+#include "engine/os/memory.h"
 
 // Happens once in a run: not a part of the loops that ask for room.
 template <class T>

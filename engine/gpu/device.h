@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "engine/gpu/dry_run.h"
+#include "engine/os/threads.h"
 #include "simt/cuda.h"
 
 inline void check(cudaError_t error, const char* what) {
@@ -45,6 +46,8 @@ inline Device& device() {
         }
         found.n_sms = p.multiProcessorCount;
         check(cudaStreamCreate(&found.stream), "cudaStreamCreate");
+#else
+        simt::run_loop = run_loop;
 #endif
         return found;
     }();

@@ -15,7 +15,7 @@
 #include "engine/model/config.h"
 #include "engine/model/header.h"
 #include "engine/model/other_file.h"
-#include "engine/os/mapped_file.h"
+#include "engine/os/files.h"
 #include "engine/text/printable.h"
 
 // Config is ModelConfig, or has it and fields of the program's own.

@@ -10,10 +10,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
-#include "engine/os/clock.h"
+#include "engine/os/memory.h"
+#include "engine/os/process.h"
 #include "engine/os/system.h"
 #include "engine/os/threads.h"
 
@@ -59,11 +61,10 @@ class ReadBuffer {
         constexpr size_t page = 4096;
         n_bytes = std::min(n_bytes, available_memory() / 4);
         per_thread_ = std::max<size_t>(1, n_bytes / page / static_cast<size_t>(n_threads)) * page;
-        size_ = per_thread_ * static_cast<size_t>(n_threads);
-        words_ = static_cast<uint32_t*>(take_pages(size_));
-        if (words_ == nullptr) {
-            size_ = 0;
-            return;
+        try {
+            memory_ = LazyMemory(size(), "reading");
+        } catch (const std::runtime_error&) {
+            n_threads_ = 0;
         }
         // Written, so that every page exists, near the thread that will read it.
         each_part([&](uint32_t* part) -> uint32_t {
@@ -71,14 +72,9 @@ class ReadBuffer {
             return 0;
         });
     }
-    ReadBuffer(const ReadBuffer&) = delete;
-    ReadBuffer& operator=(const ReadBuffer&) = delete;
-    ~ReadBuffer() {
-        if (size_ > 0) release_pages(words_, size_);
-    }
 
     // In bytes; 0 if there was no memory.
-    size_t size() const { return size_; }
+    size_t size() const { return per_thread_ * static_cast<size_t>(n_threads_); }
 
     // How many seconds it takes to read all of it once.
     double seconds_to_read() const {
@@ -91,16 +87,16 @@ class ReadBuffer {
     template <class Work>
     void each_part(Work work) const {
         std::atomic<uint32_t> total = 0;
-        parallel_for(size_ > 0 ? n_threads_ : 0, [&](int t) {
-            total += work(words_ + static_cast<size_t>(t) * per_thread_ / sizeof(uint32_t));
+        parallel_for(n_threads_, [&](int t) {
+            total += work(memory_.as<uint32_t>() + static_cast<size_t>(t) * per_thread_ / sizeof(uint32_t));
         });
         volatile uint32_t sink = total;  // uses the sum; without a use the compiler drops the loop
         (void)sink;
     }
 
     int n_threads_;
-    size_t per_thread_ = 0, size_ = 0;  // bytes
-    uint32_t* words_ = nullptr;
+    size_t per_thread_ = 0;  // bytes
+    LazyMemory memory_;
 };
 
 // Bytes per second that `n_threads` threads together read from a buffer far larger than the caches: the best

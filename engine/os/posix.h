@@ -1,4 +1,5 @@
-// system.h on Linux, macOS and in WebAssembly, as far as they do not differ.
+// What this project asks of the operating system: on Linux, macOS and in WebAssembly. windows.h has the same
+// functions there.
 #pragma once
 
 #include <dlfcn.h>
@@ -12,22 +13,41 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstddef>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <initializer_list>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <string>
 #include <string_view>
+#include <vector>
 
-#include "engine/os/system.h"
+#include "engine/os/process.h"
+
+#if defined(__APPLE__)
+#include <mach-o/dyld.h>
+#include <mach/mach.h>
+#include <sys/sysctl.h>
+#elif !defined(__wasm__)
+#include "engine/os/linux.h"
+#endif
 
 #define PRINTF_FORMAT printf  // for compilers: what format() in engine/app/streams.h takes
 
 // ----------------------------------------------------------------------------
 // Memory
 
-inline size_t page_size() { return size_t(sysconf(_SC_PAGESIZE)); }
+inline size_t page_size() { return size_t(sysconf(_SC_PAGESIZE)); }  // bytes
 
+// Zeroed memory that the system provides as it is first touched, in huge pages where it has them: hardware
+// stops fetching ahead at the end of each page of memory. Null if the system refuses.
 inline void* take_pages(size_t n_bytes) {
     void* pages =
         mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -38,11 +58,78 @@ inline void* take_pages(size_t n_bytes) {
     return pages;
 }
 inline void release_pages(void* pages, size_t n_bytes) { munmap(pages, n_bytes); }
+// From now on these pages are nobody's: touching them ends the program.
 inline void forbid_pages(void* pages, size_t n_bytes) { mprotect(pages, n_bytes, PROT_NONE); }
 
 // ----------------------------------------------------------------------------
-// Processors
+// What the machine has: linux.h says it of Linux
 
+#ifdef __APPLE__  // what sysctl and Mach say. Nobody of this project has run it.
+
+constexpr const char* library_suffix = ".dylib";
+
+// A number that the system knows under this name; 0 if it does not.
+inline int system_number(const char* name) {
+    int value = 0;
+    size_t size = sizeof value;
+    return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && size == sizeof value ? value : 0;
+}
+
+inline uint64_t peak_memory_bytes() {
+    rusage usage{};
+    getrusage(RUSAGE_SELF, &usage);
+    return static_cast<uint64_t>(usage.ru_maxrss);  // bytes here: man 2 getrusage
+}
+
+// Pages that are free, or that hold what can be dropped or was not used lately.
+inline uint64_t available_memory(const std::string& = "") {
+    vm_statistics64_data_t pages{};
+    mach_msg_type_number_t count = HOST_VM_INFO64_COUNT;
+    const mach_port_t host = mach_host_self();
+    const kern_return_t status =
+        host_statistics64(host, HOST_VM_INFO64, reinterpret_cast<host_info64_t>(&pages), &count);
+    mach_port_deallocate(mach_task_self(), host);
+    if (status != KERN_SUCCESS) return no_limit;
+    // free_count has the speculative ones.
+    return (uint64_t{pages.free_count} + pages.inactive_count + pages.purgeable_count) * page_size();
+}
+
+// Of Apple's own processors those of performance level 0 are the fast ones.
+inline int system_cores() {
+    const int fast = system_number("hw.perflevel0.physicalcpu");
+    return fast > 0 ? fast : system_number("hw.physicalcpu");
+}
+
+inline std::filesystem::path program_file() {
+    uint32_t size = 0;
+    _NSGetExecutablePath(nullptr, &size);
+    std::string path(size, '\0');
+    if (_NSGetExecutablePath(path.data(), &size) != 0) return {};
+    std::error_code error;
+    return std::filesystem::canonical(path.c_str(), error);  // from the folder where a link leads
+}
+
+#elif defined(__wasm__)  // a module of Emscripten's: one thread, at most 4 GiB of memory, no libraries
+
+constexpr const char* library_suffix = ".wasm";
+
+// A module's memory grows and never shrinks.
+inline uint64_t peak_memory_bytes() { return uint64_t{__builtin_wasm_memory_size(0)} * 65536; }
+inline uint64_t available_memory(const std::string& = "") {
+    return (uint64_t{1} << 32) - peak_memory_bytes();
+}
+
+inline int system_cores() { return 1; }
+inline std::filesystem::path program_file() { return {}; }
+
+#endif
+
+#if defined(__APPLE__) || defined(__wasm__)
+inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }
+inline int processors_left(int) { return std::numeric_limits<int>::max(); }
+#endif
+
+// Sleeps while `value` is `old`; who changes it calls wake_all(value) then. May return earlier.
 template <class T>
 void sleep_while(const std::atomic<T>& value, T old) {
     value.wait(old);
@@ -55,47 +142,48 @@ void wake_all(std::atomic<T>& value) {
 // ----------------------------------------------------------------------------
 // Files
 
+// As std::fopen. Null and errno if it fails.
 inline std::FILE* open_file(const std::string& path, const char* mode) {
     return std::fopen(path.c_str(), mode);
 }
 
-inline Mapping map_file(const std::string& path) {
+// A whole file in memory; null, if it is empty. Throws std::runtime_error "PATH: cannot open: reason", "PATH:
+// not a regular file" or "PATH: cannot map: reason".
+inline std::span<const std::byte> map_file(const std::string& path) {
     // Without O_NONBLOCK a FIFO would keep this waiting for a writer.
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0) {
-        const int reason = errno;
-        return {.error = std::string("cannot open: ") + std::strerror(reason), .no_entry = reason == ENOENT};
-    }
+    if (fd < 0) cannot_open(path, errno);
     struct stat info {};
     if (fstat(fd, &info) != 0 || !S_ISREG(info.st_mode)) {
         close(fd);
-        return {.error = "not a regular file"};
+        throw std::runtime_error(path + ": not a regular file");
     }
     const auto size = static_cast<size_t>(info.st_size);
     void* p = size == 0 ? nullptr : mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
     const int reason = errno;
     close(fd);
-    if (p == MAP_FAILED) return {.error = std::string("cannot map: ") + std::strerror(reason)};
-    return {.data = static_cast<const std::byte*>(p), .size = size};
+    if (p == MAP_FAILED) throw std::runtime_error(path + ": cannot map: " + std::strerror(reason));
+    return {static_cast<const std::byte*>(p), size};
 }
-inline void unmap_file(const Mapping& mapping) { munmap(const_cast<std::byte*>(mapping.data), mapping.size); }
+inline void unmap_file(std::span<const std::byte> file) {
+    munmap(const_cast<std::byte*>(file.data()), file.size());
+}
+// Gives back the memory of some pages of a mapped file. Read again, they come from the disk, or from what the
+// system keeps of it.
 inline void drop_mapped_pages(const std::byte* pages, size_t n_bytes) {
     madvise(const_cast<std::byte*>(pages), n_bytes, MADV_DONTNEED);
 }
 
+// Whether both names lead to one file, by links or not.
 inline bool same_file(const std::string& a, const std::string& b) {
     struct stat x {
     }, y{};
     return stat(a.c_str(), &x) == 0 && stat(b.c_str(), &y) == 0 && x.st_dev == y.st_dev &&
            x.st_ino == y.st_ino;
 }
-inline FileKind file_kind(const std::string& path) {
-    struct stat info {};
-    if (stat(path.c_str(), &info) != 0) return errno == ENOENT ? FileKind::none : FileKind::error;
-    if (S_ISDIR(info.st_mode)) return FileKind::folder;
-    return S_ISREG(info.st_mode) ? FileKind::regular : FileKind::other;
-}
 
+// For NewFile (files.h). Each returns -1 or false, and errno, if it fails.
+// Opens a new file to be written that has no name yet, in this folder.
 inline int create_unnamed([[maybe_unused]] const std::filesystem::path& folder) {
 #ifdef O_TMPFILE
     return open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
@@ -116,6 +204,7 @@ inline bool give_name(int fd, const std::filesystem::path& name) {
     const std::string self = "/proc/self/fd/" + std::to_string(fd);
     return linkat(AT_FDCWD, self.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0;
 }
+// The same with a name, of no file that is there.
 inline int create_named(const std::filesystem::path& name) {
     const int fd = open(name.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0666);
     if (fd < 0) return -1;
@@ -126,6 +215,7 @@ inline int create_named(const std::filesystem::path& name) {
     errno = EEXIST;
     return -1;
 }
+// Removes a file that create_named() made in a process that has ended; one that is still open stays.
 inline void remove_stale(const std::filesystem::path& name) {
     const int fd = open(name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0) return;
@@ -135,9 +225,13 @@ inline void remove_stale(const std::filesystem::path& name) {
     close(fd);
 }
 inline std::FILE* stream_of(int fd) { return fdopen(fd, "wb"); }
+// Waits until what was written is on the disk: without that a crash of the machine could leave a name with
+// nothing behind it.
 inline bool flush_to_disk(int fd) {
-    return fsync(fd) == 0 || errno == EINVAL;
-}  // EINVAL: nothing to wait for
+    return fsync(fd) == 0 || errno == EINVAL;  // nothing to wait for
+}
+// Closes the stream, which has written `from`. That is then `to`, which may have been there; at no time is
+// there a part of it.
 inline bool replace_file(std::FILE* stream, const std::filesystem::path& from,
                          const std::filesystem::path& to) {
     const bool is_renamed = std::rename(from.c_str(), to.c_str()) == 0;  // while it is locked
@@ -151,6 +245,8 @@ inline unsigned long process_id() { return static_cast<unsigned long>(getpid());
 // ----------------------------------------------------------------------------
 // Standard streams and the command line
 
+// First of all in main().
+//
 // A standard descriptor that is not open would be the number of the next file that is opened, and what is
 // meant for standard output would go into that file. So such a descriptor gets /dev/null, to be used the
 // wrong way round: reading it, or writing to it, fails as before (EBADF).
@@ -163,19 +259,23 @@ inline void set_up_streams() {
     }
 }
 
+// argv in UTF-8.
 inline std::vector<std::string> utf8_arguments(int argc, const char* const* argv) {
     return {argv, argv + argc};
 }
 
+// A variable of the environment; empty if there is none.
 inline std::string environment(const char* name) {
     const char* value = std::getenv(name);
     return value == nullptr ? "" : value;
 }
 
+// Where a person's own files lie; empty if the system does not say.
 inline std::string home_folder() { return environment("HOME"); }
 
 inline bool is_terminal(std::FILE* file) { return isatty(fileno(file)) == 1; }
 
+// Whether bytes are there to be read at once, in a file or a pipe of which nothing has been read.
 inline bool has_input(std::FILE* in) {
     struct stat info {};
     int n_waiting = 0;
@@ -184,9 +284,12 @@ inline bool has_input(std::FILE* in) {
     return S_ISFIFO(info.st_mode) && ioctl(fileno(in), FIONREAD, &n_waiting) == 0 && n_waiting > 0;
 }
 
+// As write(2), at once and past the stream's buffer. EPIPE: the reader has gone.
 inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n) {
     return write(fileno(out), bytes, n);
 }
+// As std::fread and std::getc, except that what a person types is UTF-8. read_byte() is EOF also when Ctrl-C
+// interrupts the wait.
 inline size_t read_bytes(std::FILE* in, char* bytes, size_t n) { return std::fread(bytes, 1, n, in); }
 inline int read_byte(std::FILE* in) { return std::getc(in); }
 
@@ -203,7 +306,11 @@ inline void wake_reader() {
     errno = reason;
 }
 
-#ifndef __wasm__  // nothing comes meanwhile there
+// Waits until a terminal has something to read: true. False if Ctrl-C has come, before or meanwhile, and may
+// also be false otherwise.
+#ifdef __wasm__  // nothing comes meanwhile there
+inline bool wait_for_input(std::FILE*) { return !interrupted; }
+#else
 inline bool wait_for_input(std::FILE* in) {
     if (wake_pipe[0] < 0 && pipe(wake_pipe) == 0) {
         for (const int fd : wake_pipe) {
@@ -228,7 +335,9 @@ inline bool wait_for_input(std::FILE* in) {
 // ----------------------------------------------------------------------------
 // Signals
 
-// Without SA_RESTART the first also ends a wait for input.
+// The first Ctrl-C only sets `interrupted`, and ends a wait for input (no SA_RESTART); the second one kills.
+// A program that was started with Ctrl-C ignored goes on ignoring it: so a shell without job control starts
+// what it runs in the background, which a Ctrl-C at the terminal is not for.
 inline void catch_ctrl_c() {
     struct sigaction action {};
     if (sigaction(SIGINT, nullptr, &action) == 0 && action.sa_handler == SIG_IGN) return;
@@ -259,6 +368,7 @@ inline void handle_bus_error(int, siginfo_t* info, void*) {
     std::signal(SIGBUS, SIG_DFL);
     std::raise(SIGBUS);  // delivered when this returns
 }
+// A read from the mapped model file behind its end ends the process with one line and exit code 1.
 inline void catch_bus_errors() {
     struct sigaction action {};
     action.sa_sigaction = handle_bus_error;
@@ -269,6 +379,9 @@ inline void catch_bus_errors() {
 // ----------------------------------------------------------------------------
 // Shared libraries
 
+// Null, and why in `error`, if it cannot be loaded. It stays loaded until the process ends. find_symbol() is
+// null where it has no such function.
+//
 // A program without the C library beside it (make dist) has nothing that a library could be linked with.
 #ifdef STATIC_PROGRAM
 inline void* load_library(const std::filesystem::path& file, std::string& error) {

@@ -1,4 +1,4 @@
-// system.h on Windows. Names and text are UTF-16 there.
+// The functions of posix.h on Windows, where names and text are UTF-16.
 #pragma once
 
 #ifndef WIN32_LEAN_AND_MEAN
@@ -18,14 +18,22 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <bit>
+#include <atomic>
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
 #include <string_view>
+#include <vector>
 
-#include "engine/os/system.h"
+#include "engine/os/process.h"
 
 // What compilers hold calls of format() to (engine/app/streams.h): C99, which MinGW's own printf() has.
 #define PRINTF_FORMAT __MINGW_PRINTF_FORMAT
@@ -50,12 +58,11 @@ inline std::string to_utf8(std::wstring_view wide) {
 // ----------------------------------------------------------------------------
 // Memory
 
-inline SYSTEM_INFO system_info() {
+inline size_t page_size() {
     SYSTEM_INFO info{};
     GetSystemInfo(&info);
-    return info;
+    return info.dwPageSize;
 }
-inline size_t page_size() { return system_info().dwPageSize; }
 
 // Windows promises all of it at once, and provides a page when it is touched.
 inline void* take_pages(size_t n_bytes) {
@@ -74,7 +81,7 @@ inline uint64_t peak_memory_bytes() {
 }
 
 // The least of the memory that nobody needs, of what Windows can still promise, and of addresses.
-inline uint64_t available_memory(const std::string&) {
+inline uint64_t available_memory(const std::string& = "") {
     MEMORYSTATUSEX status{};
     status.dwLength = sizeof status;
     if (!GlobalMemoryStatusEx(&status)) return no_limit;
@@ -97,7 +104,7 @@ inline int system_cores() {
     }));
 }
 inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }
-inline int processors_left(int) { return -1; }
+inline int processors_left(int) { return std::numeric_limits<int>::max(); }
 
 // Not std::atomic::wait(): where there is no futex, libstdc++ (12) looks at the value, then takes a lock,
 // then sleeps; notify_all() takes none, and if it comes between the two first, nobody wakes the sleeper.
@@ -124,25 +131,16 @@ inline std::FILE* open_file(const std::string& path, const char* mode) {
     return _wfopen(path_of(path).c_str(), to_utf16(mode).c_str());
 }
 
-inline FileKind file_kind(const std::string& path) {
-    struct _stat64 info {};
-    if (_wstat64(path_of(path).c_str(), &info) != 0)
-        return errno == ENOENT ? FileKind::none : FileKind::error;
-    if ((info.st_mode & _S_IFMT) == _S_IFDIR) return FileKind::folder;
-    return (info.st_mode & _S_IFMT) == _S_IFREG ? FileKind::regular : FileKind::other;
-}
-
-inline Mapping map_file(const std::string& path) {
-    if (file_kind(path) == FileKind::folder) return {.error = "not a regular file"};
+inline std::span<const std::byte> map_file(const std::string& path) {
+    std::error_code ignored;
+    const std::string not_regular = path + ": not a regular file";
+    if (std::filesystem::is_directory(path_of(path), ignored)) throw std::runtime_error(not_regular);
     const int fd = _wopen(path_of(path).c_str(), _O_RDONLY | _O_BINARY | _O_NOINHERIT);
-    if (fd < 0) {
-        const int reason = errno;
-        return {.error = std::string("cannot open: ") + std::strerror(reason), .no_entry = reason == ENOENT};
-    }
+    if (fd < 0) cannot_open(path, errno);
     struct _stat64 info {};
     if (_fstat64(fd, &info) != 0 || (info.st_mode & _S_IFMT) != _S_IFREG) {
         _close(fd);
-        return {.error = "not a regular file"};
+        throw std::runtime_error(not_regular);
     }
     const auto size = static_cast<size_t>(info.st_size);
     void* p = nullptr;
@@ -155,10 +153,11 @@ inline Mapping map_file(const std::string& path) {
         if (mapping != nullptr) CloseHandle(mapping);  // the view keeps what it needs
     }
     _close(fd);
-    if (size > 0 && p == nullptr) return {.error = "cannot map: error " + std::to_string(code)};
-    return {.data = static_cast<const std::byte*>(p), .size = size};
+    if (size > 0 && p == nullptr)
+        throw std::runtime_error(path + ": cannot map: error " + std::to_string(code));
+    return {static_cast<const std::byte*>(p), size};
 }
-inline void unmap_file(const Mapping& mapping) { UnmapViewOfFile(mapping.data); }
+inline void unmap_file(std::span<const std::byte> file) { UnmapViewOfFile(file.data()); }
 // To unlock what is not locked takes pages out of the working set: Microsoft's page on VirtualUnlock.
 inline void drop_mapped_pages(const std::byte* pages, size_t n_bytes) {
     VirtualUnlock(const_cast<std::byte*>(pages), n_bytes);

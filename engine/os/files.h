@@ -1,16 +1,61 @@
-// A file that is there as a whole or not at all, whatever ends the process while it is written.
+// A whole file in memory, and a file that is there as a whole or not at all, whatever ends the process while
+// it is written.
 #pragma once
 
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "engine/os/system.h"
+
+// Gives back the memory of n bytes of the file that was mapped last from p on, from the page in which they
+// begin to the last whole one: read again, they come from the disk or from what the system keeps of it.
+inline void drop_mapped(const void* p, size_t n) {
+    const auto* begin = static_cast<const std::byte*>(p);
+    const size_t page = page_size();
+    if (begin < mapped_range.begin || begin + n > mapped_range.begin + mapped_range.size) return;
+    const size_t first = size_t(begin - mapped_range.begin) / page * page;
+    const size_t end = size_t(begin - mapped_range.begin + n) / page * page;
+    if (first < end) drop_mapped_pages(mapped_range.begin + first, end - first);
+}
+
+// It is mapped: what is read of it comes from the disk then, and can be dropped again where memory is short.
+class MappedFile {
+  public:
+    MappedFile() = default;
+
+    // Maps the file and reads nothing of it. Throws as map_file(). `shown` is the path as an error line may
+    // have it.
+    MappedFile(const std::string& path, const std::string& shown)
+        : bytes_(map_file(path)), shown_(std::make_unique<const std::string>(shown)) {
+        if (bytes_.data() != nullptr) mapped_range = {bytes_.data(), bytes_.size(), *shown_};
+    }
+    ~MappedFile() {
+        if (bytes_.data() == nullptr) return;
+        if (mapped_range.begin == bytes_.data()) mapped_range = {};
+        unmap_file(bytes_);
+    }
+    MappedFile(MappedFile&& other) noexcept { *this = std::move(other); }
+    MappedFile& operator=(MappedFile&& other) noexcept {
+        std::swap(bytes_, other.bytes_);
+        std::swap(shown_, other.shown_);
+        return *this;
+    }
+
+    std::span<const std::byte> bytes() const { return bytes_; }
+
+  private:
+    std::span<const std::byte> bytes_;
+    std::unique_ptr<const std::string> shown_;  // stays where it is when this is moved
+};
 
 // Written without a name (O_TMPFILE), in the directory where it will be, and renamed into place at the end.
 // Where a system or a file system cannot do that it has a name of its own, ".runq-PID-N.part", which only a
@@ -21,11 +66,13 @@ class NewFile {
     // no regular file. A link is followed, also to a file that is not there yet. is_named: it has a name of
     // its own in any case.
     explicit NewFile(const std::string& path, bool is_named = false) : path_(path), target_(path_of(path)) {
-        const FileKind kind = file_kind(path);
-        if (kind == FileKind::error) fail(errno);
-        if (kind == FileKind::folder) fail(EISDIR);
-        if (kind == FileKind::other) throw std::runtime_error(path_ + ": cannot write: not a regular file");
-        if (kind == FileKind::regular) target_ = std::filesystem::canonical(target_);
+        std::error_code error;
+        const std::filesystem::file_status status = std::filesystem::status(target_, error);
+        if (error && error.value() != ENOENT) fail(error.value());
+        if (std::filesystem::is_directory(status)) fail(EISDIR);
+        if (std::filesystem::is_other(status))
+            throw std::runtime_error(path_ + ": cannot write: not a regular file");
+        if (std::filesystem::is_regular_file(status)) target_ = std::filesystem::canonical(target_);
         while (std::filesystem::is_symlink(std::filesystem::symlink_status(target_)))
             target_ = target_.parent_path() / std::filesystem::read_symlink(target_);
         if (target_.filename().empty()) fail(path.empty() ? ENOENT : EISDIR);

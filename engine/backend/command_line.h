@@ -1,0 +1,76 @@
+// engine/command_line.h for a program whose matrices back ends multiply: with the option --backend, and lines
+// of --info on its formats, one for each kind of matrix.
+#pragma once
+
+#ifndef ENGINE
+#error "this header is the engine's: compile with -DENGINE (make does)"
+#endif
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/app/cli.h"
+#include "engine/app/memory.h"
+#include "engine/app/model.h"
+#include "engine/app/streams.h"
+#include "engine/backend/backend.h"
+#include "engine/model/matrix_format.h"
+#include "engine/text/printable.h"
+
+const OwnOption backend_option = {
+    "--backend", {"auto", "builtin"}, "what quantizes and multiplies (docs/backends.md)", "or a NAME"};
+
+// Has the model's matrices loaded by the back end that --backend chooses, or packed for this build's kernels;
+// with --info no matrix is. Returns what will quantize and multiply. Throws as open_backend() does; warnings
+// are notes.
+inline std::string choose_kernels(Transformer& m, const Options& options) {
+    const bool packs = packs_weights(m.file, options);
+    auto matrices = multiplied(m.weights);
+    if (options.info) matrices.clear();
+    std::vector<QuantMatrix> views;
+    for (const auto* w : matrices) views.push_back(view_of(*w));
+    const auto warn = [](const std::string& line) {
+        note(stderr, std::string(program_name) + ": " + printable(line) + "\n");
+    };
+    const std::string choice = options.own.at(backend_option.name);
+    if (std::shared_ptr<Backend> backend = open_backend(choice, views, !packs, m.trace != nullptr, warn)) {
+        for (size_t i = 0; i < matrices.size(); i++) matrices[i]->packed = backend->loaded(i);
+        m.state.xq.kernels = backend;
+        return "back end " + std::string(backend->name());
+    }
+    for (size_t i = 0; i < matrices.size() && packs; i++) matrices[i]->packed = m.packed.add(views[i]);
+    return kernel_name(m);
+}
+
+// What --info says of all matrices of a kind together: "q_proj: 4 bits in groups of 64, 1.2 MB, 4.375 bits
+// per weight", or that it has none of its own.
+inline std::string kind_text(const TensorList& file, const std::string& kind, const MatrixFormat& f,
+                             int n_cols) {
+    const auto [n_bytes, n_rows] = file.size_of(kind);
+    if (n_rows == 0) return kind + ": the embedding";
+    return kind + ": " + format_text(f) + ", " + size_text(n_bytes) +
+           format(", %.3f bits per weight", 8 * double(n_bytes) / (double(n_rows) * n_cols));
+}
+
+inline Model load_model(const Options& options, Trace* trace) {
+    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace, false);
+    const std::string kernel = choose_kernels(*m, options);
+    Model model = cpu_model(m, options, scheme_text(m->file.config), kernel, max_chunk);
+    const auto& c = m->file.config;
+    for (size_t i = 0; i < c.formats.size(); i++)
+        model.own_fields.push_back(
+            {"format", kind_text(m->weights.file, c.kind_names[i], c.formats[i], c.columns(int(i)))});
+    return model;
+}
+
+const std::vector<OwnOption> own_options = [] {
+    std::vector<OwnOption> all = scheme_options;
+    all.insert(all.end(), {kv_option, mmap_option, backend_option});
+    return all;
+}();
+
+inline int run_command_line(int argc, char** argv) {
+    return run_command_line(argc, argv, {program_name, program_summary, load_model, own_options});
+}

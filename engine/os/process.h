@@ -1,0 +1,87 @@
+// What is the same on every system: names of files, the time, and what handlers of signals look at.
+//
+// Names of files, arguments and what is typed are UTF-8, on every system. No static object of engine/os/ has
+// a constructor: it would run before anybody asks whether the processor has its instructions
+// (engine/backend/cpu_kernels.cpp).
+#pragma once
+
+#ifndef ENGINE
+#error "this header is the engine's: compile with -DENGINE (make does)"
+#endif
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <limits>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+// A UTF-8 name as this system takes it, and back.
+inline std::filesystem::path path_of(const std::string& name) {
+    return std::u8string(name.begin(), name.end());
+}
+inline std::string name_of(const std::filesystem::path& path) {
+    const std::u8string name = path.u8string();
+    return {name.begin(), name.end()};
+}
+
+[[noreturn]] inline void cannot_open(const std::string& path, int reason) {
+    std::string line = path + ": cannot open: " + std::strerror(reason);
+    if (reason == ENOENT && path_of(path).is_relative())
+        line += " in the folder " + name_of(std::filesystem::current_path());
+    throw std::runtime_error(line);
+}
+
+constexpr uint64_t no_limit = std::numeric_limits<uint64_t>::max();  // of bytes
+
+// ----------------------------------------------------------------------------
+// The time, and where a program's time goes
+
+inline double seconds_now() {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// Seconds spent in matrix products and in attention since the process began. What is left of a run is
+// everything else.
+struct PhaseSeconds {
+    double matmul = 0;
+    double attention = 0;
+};
+inline PhaseSeconds phase_seconds;
+
+// Adds the time of its own life to one of these.
+class Stopwatch {
+  public:
+    explicit Stopwatch(double& total) : total_(total) {}
+    ~Stopwatch() { total_ += seconds_now() - start_; }
+    Stopwatch(const Stopwatch&) = delete;
+    Stopwatch& operator=(const Stopwatch&) = delete;
+
+  private:
+    double& total_;
+    double start_ = seconds_now();
+};
+
+// ----------------------------------------------------------------------------
+// Ctrl-C, and a model file that gets shorter
+
+inline volatile std::sig_atomic_t interrupted = 0;  // catch_ctrl_c() sets it
+
+// Once a Ctrl-C has been obeyed and the program goes on.
+inline void hear_ctrl_c_again() { interrupted = 0; }
+
+// What the error line of a mapped file that gets shorter begins with.
+inline const char* program_in_error_lines = "";
+
+// Where the file lies that was mapped last (files.h), and its name: see catch_bus_errors().
+struct MappedRange {
+    const std::byte* begin = nullptr;
+    size_t size = 0;
+    std::string_view path{};  // for an error line; whoever mapped the file keeps it
+};
+inline constinit MappedRange mapped_range;
