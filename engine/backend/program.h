@@ -12,7 +12,7 @@
 #include "engine/app/streams.h"
 #include "engine/backend/backend.h"
 #include "engine/cpu/quant_matmul.h"
-#include "engine/text/printable.h"
+#include "engine/text/utf8.h"
 
 template <class Config>
 constexpr bool takes_backends = requires(const Config& c) {
