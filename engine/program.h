@@ -31,8 +31,6 @@
 #include "engine/cpu/quantize.h"
 #include "engine/cpu/rows.h"
 #include "engine/cpu/vector.h"
-#include "engine/model/header.h"
-#include "engine/model/matrix_format.h"
 #include "engine/model/model_file.h"
 #include "engine/model/scheme.h"
 #include "engine/model/tensors.h"

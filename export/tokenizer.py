@@ -30,7 +30,7 @@ DROP_GAPS = 1  # of a step
 MAX_STEPS = 16
 ADDED_SPECIAL, ADDED_NORMALIZED, ADDED_LSTRIP, ADDED_RSTRIP, ADDED_SINGLE_WORD = 1, 2, 4, 8, 16
 
-# What the programs load at most, in bytes (engine/text/tokenizer_section.h): the longest token, all added tokens, the
+# What the programs load at most, in bytes (engine/text/vocabulary.h): the longest token, all added tokens, the
 # pattern, and all merged tokens with 256 bytes more for each merge.
 MAX_TOKEN, MAX_ADDED, MAX_PATTERN, MAX_MERGED = 1 << 14, 1 << 22, 1 << 14, 1 << 24
 

@@ -1323,9 +1323,9 @@ TEST_CASE("--ppl: the ids of a text that is read in pieces are those of the whol
     }
     CHECK(tokenizer.encode_beginning("ab ab\nabababababab", ids) == 5);
     CHECK(ids == std::vector<int>{int(ab), ' ', int(ab)});
-    for (const char* pattern : {"^a", "a$", "a\\b", "[^a]\\Z"}) CHECK(has_anchor(pattern));
+    for (const char* pattern : {"^a", "a$", "a\\b", "[^a]\\Z"}) CHECK(scan_pattern(pattern).anchored);
     for (const char* pattern : {"", "[^a$]", "[\\]^]b", "\\^\\$", "\\\\b", "[\\b]"})
-        CHECK(!has_anchor(pattern));
+        CHECK(!scan_pattern(pattern).anchored);
 }
 #endif
 

@@ -15,6 +15,7 @@
 
 #include "engine/model/tensors.h"
 #include "engine/os/linux.h"
+#include "header_offset.h"
 #include "own_folder.h"
 
 namespace {
@@ -391,11 +392,10 @@ TEST_CASE("tensors: one after another, each with its place in the file, and none
     CHECK(list.bytes_per_token(c) == 24 + 256 + 32);  // the embedding is the classifier
     c.shared_classifier = false;
     CHECK(list.bytes_per_token(c) == 24 + 256);
-    list.next<int8_t>("of_others", {4, 10}, {3, 4});
-    list.next<int8_t>("of_nobody", {7}, {0, 1});
-    CHECK(list.bytes_per_token(c) == 24 + 256 + 30);
-    c.arch = Arch::llama;
-    CHECK(list.head_norms<float>(c).q.empty());
+    list.next<int8_t>("of_others", {4, 10});
+    list.next<int8_t>("of_nobody.assist", {7});
+    CHECK(list.bytes_per_token(c) == 24 + 256 + 40);
+    CHECK(list.bytes_in_use(c) == 24 + 256 + 40);
 
     // A copy in which tensors begin at multiples of 16.
     TensorList copy(file.weights.data(), 64, 16);
@@ -426,7 +426,7 @@ struct OtherConfig : ModelConfig {
     int number = 0;
 };
 size_t read_number(const HeaderReader& h, OtherConfig& c) {
-    c.number = h.checked_int("number", h.i32(0xC0), 1, 5);
+    c.number = h.number("number", 0xC0, 1, 5);
     return 0xC4;
 }
 const FileFormat<OtherConfig> other_format{.magic = scheme_awq.magic,

@@ -505,7 +505,7 @@ def test_one_pattern_that_does_what_two_steps_do(tool: Path, tmp_path: Path) -> 
 
 
 def test_what_nfc_makes_shorter() -> None:
-    """No character of a text in NFC is made of more bytes than the bound of nfc.h says.
+    """No character of a text in NFC is made of more bytes than the bound of pre_tokenizer.h says.
 
     cost: of each character of full decompositions, the most bytes that any way to write it takes for it.
     """
@@ -518,7 +518,7 @@ def test_what_nfc_makes_shorter() -> None:
     kept = [c for c in characters if unicodedata.normalize("NFC", c) == c]
     most = max(sum(cost[part] for part in parts[c]) / len(c.encode()) for c in kept)
     assert most == 3.5
-    (line,) = re.findall(r"most_bytes_per_nfc_byte = (\d+);", (ROOT / "engine" / "text" / "nfc.h").read_text())
+    (line,) = re.findall(r"most_bytes_per_nfc_byte = (\d+);", (ROOT / "engine" / "text" / "pre_tokenizer.h").read_text())
     assert int(line) >= most
     for c in kept:  # NFC cuts no text in front of what is up to U+0020, nor makes such a character
         assert len(c) == 1

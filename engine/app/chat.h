@@ -20,7 +20,6 @@
 #include "engine/os/files.h"
 #include "engine/os/process.h"
 #include "engine/os/system.h"
-#include "engine/text/printable.h"
 #include "engine/text/tokenizer.h"
 #include "engine/text/utf8.h"
 

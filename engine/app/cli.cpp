@@ -29,8 +29,8 @@
 #include "engine/os/process.h"
 #include "engine/os/system.h"
 #include "engine/os/threads.h"
-#include "engine/text/printable.h"
 #include "engine/text/tokenizer.h"
+#include "engine/text/utf8.h"
 
 void load_tokenizer(Model& model, const std::string& path) {
     if (model.tokenizer_section.empty()) return;

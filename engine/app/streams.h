@@ -13,7 +13,6 @@
 #include <utility>
 
 #include "engine/os/system.h"
-#include "engine/text/printable.h"
 #include "engine/text/utf8.h"
 
 inline std::string format(const char* pattern, ...) __attribute__((format(PRINTF_FORMAT, 1, 2)));

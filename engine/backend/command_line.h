@@ -17,7 +17,7 @@
 #include "engine/app/streams.h"
 #include "engine/backend/backend.h"
 #include "engine/model/matrix_format.h"
-#include "engine/text/printable.h"
+#include "engine/text/utf8.h"
 
 const OwnOption backend_option = {
     "--backend", {"auto", "builtin"}, "what quantizes and multiplies (docs/backends.md)", "or a NAME"};

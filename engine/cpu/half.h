@@ -7,7 +7,7 @@
 
 #include "engine/cpu/int8.h"
 #include "engine/cpu/vector.h"
-#include "engine/model/tensor_type.h"
+#include "engine/model/matrix_format.h"
 
 #if defined(__F16C__) && !defined(RUNQ_SIMDE)
 #include <immintrin.h>

@@ -10,7 +10,7 @@
 
 #include "engine/cpu/rows.h"
 #include "engine/cpu/vector.h"
-#include "engine/model/rope.h"
+#include "engine/model/config.h"
 
 // out[i] = weight[i] * x[i] / sqrt(mean(x^2) + eps) over n values (Zhang & Sennrich 2019, arXiv 1910.07467).
 //

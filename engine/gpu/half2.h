@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "engine/model/tensor_type.h"
+#include "engine/model/matrix_format.h"
 #include "simt/cuda.h"
 
 template <>

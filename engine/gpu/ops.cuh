@@ -11,7 +11,6 @@
 #include "engine/gpu/device.h"
 #include "engine/gpu/rows.cuh"
 #include "engine/model/config.h"
-#include "engine/model/rope.h"
 
 // cos and sin of every position and pair, (context, head_dim / 2), on the device. They are computed as a run
 // comes to its positions, some thousand at a time: those of a long context would take seconds.

@@ -31,7 +31,6 @@
 #include "engine/gpu/ops.cuh"
 #include "engine/gpu/reduce.cuh"
 #include "engine/gpu/rows.cuh"
-#include "engine/model/header.h"
 #include "engine/model/model_file.h"
 #include "engine/model/scheme.h"
 #include "engine/model/tensors.h"

@@ -1,8 +1,23 @@
-// How a matrix of few bits is stored, in the four bytes that a header has for it.
+// How model files store numbers: the types of tensors, and the format of a matrix of few bits in the four
+// bytes that a header has for it.
 #pragma once
 
 #include <cstdint>
 #include <string>
+
+// The safetensors name of a type. engine/gpu/half2.h adds half, engine/cpu/half.h Half.
+template <class T>
+constexpr const char* tensor_type = nullptr;
+template <>
+inline constexpr const char* tensor_type<float> = "F32";
+template <>
+inline constexpr const char* tensor_type<int8_t> = "I8";
+template <>
+inline constexpr const char* tensor_type<uint8_t> = "U8";
+template <>
+inline constexpr const char* tensor_type<int32_t> = "I32";
+template <>
+inline constexpr const char* tensor_type<uint32_t> = "I32";  // eight 4-bit codes
 
 // What the fields mean is written down in docs/model-files.md.
 struct MatrixFormat {

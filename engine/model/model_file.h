@@ -1,22 +1,82 @@
-// Model files: a 256-byte header (header.h), the weights, the tokenizer section; little-endian, used in
-// place. Which tensors the weights are, and how they are quantized, each program says in its Weights
-// (tensors.h).
+// Model files: a 256-byte header, the weights, the tokenizer section; little-endian, used in place. The byte
+// layout is written down in docs/model-files.md and written by formats/model_file.py. What a program's files
+// have of their own, it hands in as a FileFormat; which tensors the weights are, and how they are quantized,
+// it says in its Weights (tensors.h).
 //
 // Everything is checked before the first value of a tensor is read. Each failure is a std::runtime_error
-// whose text names the file; main() turns it into one line and exit code 1.
+// whose text names the file, the field and the value; main() turns it into one line and exit code 1.
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <ios>
 #include <span>
 #include <stdexcept>
 #include <string>
 
 #include "engine/model/config.h"
-#include "engine/model/header.h"
-#include "engine/model/other_file.h"
+#include "engine/model/scheme.h"
 #include "engine/os/files.h"
-#include "engine/text/printable.h"
+#include "engine/text/utf8.h"
+
+static_assert(std::endian::native == std::endian::little, "model files are little-endian and read in place");
+
+constexpr size_t header_size = 256;
+constexpr uint32_t extension_magic = 0x31584b41;  // "AKX1"; 0 in files made by other programs
+
+// Throws "NAME is VALUE, WHY" unless the value fits: what a FileFormat's check() is made of.
+void check_value(bool fits, const std::string& name, int value, const auto&... why) {
+    if (!fits) fail(name, " is ", value, ", ", why...);
+}
+
+// The fields of a file that has at least a header.
+struct HeaderReader {
+    std::span<const std::byte> file;
+
+    template <class T>
+    T value(size_t offset) const {
+        T v;
+        std::memcpy(&v, file.data() + offset, sizeof v);
+        return v;
+    }
+    // The value, if it is within limits, which NaN is not.
+    template <class T>
+    T number(const char* field, size_t offset, T low, T high) const {
+        const T v = value<T>(offset);
+        if (!(v >= low && v <= high)) fail(field, " is ", v, ", expected ", low, " to ", high);
+        return v;
+    }
+};
+
+// The header in front of the extension block. Files of other programs have no more than this.
+struct BaseHeader {
+    size_t group_size = 0x25;  // where the field is
+    size_t head_dim = 0;       // and this one; 0: nowhere, it is dim / n_heads
+    // What holds without an extension block.
+    Arch arch = Arch::llama;
+    float norm_eps = 1e-5f, rope_theta = 500000;
+};
+
+// What a program says of its files. Config is ModelConfig, or has it and fields of the program's own.
+template <class Config>
+struct FileFormat {
+    uint32_t magic;  // a file's first word
+    int version;     // and its second
+    // Throws a text without the path if the program cannot run such a model.
+    void (*check)(const Config&) = [](const Config&) {};
+    // Reads the fields from byte 0xC0 on. Returns where they end: what follows is reserved, and 0.
+    size_t (*read_own)(const HeaderReader&, Config&) = [](const HeaderReader&, Config&) {
+        return size_t{0xC0};
+    };
+    BaseHeader base{};
+    Arch first_arch = Arch::llama, last_arch = Arch::qwen3;  // that it runs, and those between
+    int max_activations = 0;                                 // the highest value of that field
+    int alignment = 1;                                       // bytes: every tensor begins at a multiple of it
+};
 
 // Config is ModelConfig, or has it and fields of the program's own.
 template <class Config>
@@ -30,28 +90,143 @@ struct ModelFileOf {
 };
 using ModelFile = ModelFileOf<ModelConfig>;
 
+// CRC-32 as in zlib and PNG (polynomial 0xEDB88320, reflected), continued from `crc`.
+inline uint32_t crc32(std::span<const std::byte> bytes, uint32_t crc = 0) {
+    static const std::array<uint32_t, 256> table = [] {
+        std::array<uint32_t, 256> t{};
+        for (uint32_t i = 0; i < 256; i++) {
+            t[i] = i;
+            for (int k = 0; k < 8; k++) t[i] = (t[i] & 1) ? 0xEDB88320u ^ (t[i] >> 1) : t[i] >> 1;
+        }
+        return t;
+    }();
+    crc = ~crc;
+    for (const std::byte b : bytes) crc = table[(crc ^ static_cast<uint32_t>(b)) & 0xFF] ^ (crc >> 8);
+    return ~crc;
+}
+
+inline std::string hex_word(uint32_t word) {
+    char text[16];
+    std::snprintf(text, sizeof text, "0x%08x", word);
+    return text;
+}
+
+// Throws unless the file begins as those of the scheme do. Says what it is instead, where that can be seen.
+inline void check_beginning(const std::string& path, const HeaderReader& h, const Scheme& scheme) {
+    if (const std::string other = describe_other_file(path, h.file, scheme); !other.empty()) fail(other);
+    if (h.file.size() < header_size)
+        fail("file is ", h.file.size(), " bytes, shorter than the 256-byte header");
+    if (const auto magic = h.value<uint32_t>(0); magic != scheme.magic) {
+        std::string hint =
+            "no model file: python -m export makes one of a Hugging Face directory or a GGUF file";
+        for (const Scheme& other : schemes)
+            if (magic == other.magic) hint = std::string(other.file) + ": use " + other.program;
+        fail("magic is ", hex_word(magic), ", expected ", hex_word(scheme.magic), " (", hint, ")");
+    }
+    if (const auto version = h.value<int>(4); version != scheme.version)
+        fail("version is ", version, ", expected ", scheme.version);
+}
+
+// Reads and checks the extension block. Some fields stand there for the second time.
+template <class Config>
+void read_extension(const HeaderReader& h, const FileFormat<Config>& format, Config& c) {
+    if (const auto magic = h.value<uint32_t>(0x40); magic != extension_magic)
+        fail("extension magic is ", hex_word(magic), ", expected ", hex_word(extension_magic), " or 0");
+    c.arch = Arch(h.number("arch", 0x44, int(format.first_arch), int(format.last_arch)));
+    c.head_dim = h.value<int>(0x48);
+    if (const size_t at = format.base.head_dim; at != 0 && h.value<int>(at) != c.head_dim)
+        fail("head_dim is ", h.value<int>(at), " at 0x", std::hex, at, std::dec, " and ", c.head_dim,
+             " at 0x48");
+    if (const auto again = h.value<int>(0x4C); again != c.group_size)
+        fail("group_size is ", c.group_size, " in the header and ", again, " at 0x4c");
+    c.norm_eps = h.number("norm_eps", 0x50, 0.0f, 1.0f);
+    c.rope_theta = h.number("rope_theta", 0x54, 1.0f, 1e12f);
+    RopeScaling& s = c.rope_scaling;
+    s.llama3 = h.number("rope_scaling type", 0x58, 0, 1) != 0;
+    if (s.llama3) {
+        s.factor = h.number("rope_scaling factor", 0x5C, 1.0f, 1e6f);
+        s.low_freq_factor = h.number("low_freq_factor", 0x60, 1e-6f, 1e6f);
+        s.high_freq_factor = h.number("high_freq_factor", 0x64, 1e-6f, 1e6f);
+        s.original_max_position_embeddings = h.number("original_max_position_embeddings", 0x68, 1, 1 << 24);
+        if (!(s.high_freq_factor > s.low_freq_factor)) fail("high_freq_factor is not above low_freq_factor");
+    }
+    c.bos_id = h.number("bos_id", 0x6C, -1, c.vocab_size - 1);
+    c.eos_ids.resize(size_t(h.number("n_eos", 0x70, 0, 8)));
+    for (size_t i = 0; i < c.eos_ids.size(); i++)
+        c.eos_ids[i] = h.number("eos_id", 0x74 + 4 * i, 0, c.vocab_size - 1);
+    c.temperature = h.number("temperature", 0x94, 0.0f, 100.0f);
+    c.top_p = h.number("top_p", 0x98, 0.0f, 1.0f);
+    c.top_k = h.number("top_k", 0x9C, 0, 1 << 24);
+    c.min_p = h.number("min_p", 0xB8, 0.0f, 1.0f);
+    if (h.value<uint32_t>(0xBC) != 0)
+        c.repetition_penalty = h.number("repetition_penalty", 0xBC, 0.01f, 100.0f);
+    c.static_activations = h.number("activations", 0xB4, 0, format.max_activations) == 1;
+    for (size_t i = format.read_own(h, c); i < header_size; i++)
+        if (h.value<uint8_t>(i) != 0) fail("reserved byte at ", i, " is not 0");
+
+    // The place of the tokenizer section, and the checksum over it and the header.
+    const auto offset = h.value<uint64_t>(0xA0), size = h.value<uint64_t>(0xA8);
+    const size_t n = h.file.size();
+    if (offset < header_size || offset > n || n - offset != size)
+        fail("file is ", n, " bytes, but its tokenizer section is ", size, " bytes at ", offset);
+    std::array<std::byte, header_size> blank;
+    std::memcpy(blank.data(), h.file.data(), header_size);
+    std::memset(blank.data() + 0xB0, 0, 4);
+    const uint32_t crc = crc32(h.file.subspan(offset), crc32(blank)), expected = h.value<uint32_t>(0xB0);
+    if (crc != expected)
+        fail("checksum is ", hex_word(expected), ", but header and tokenizer give ", hex_word(crc));
+}
+
+// Reads and checks the header, everything but the length of the weights. The limits are far above any model
+// of these families, and low enough that no product of fields that the loaders form overflows 64 bits:
+// n_layers * dim * hidden_dim * 4 < 2^56.
+template <class Config>
+Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
+    Config c;
+    c.dim = h.number("dim", 0x08, 1, 1 << 20);
+    c.hidden_dim = h.number("hidden_dim", 0x0C, 1, 1 << 22);
+    c.n_layers = h.number("n_layers", 0x10, 1, 1 << 12);
+    c.n_heads = h.number("n_heads", 0x14, 1, 1 << 12);
+    c.n_kv_heads = h.number("n_kv_heads", 0x18, 1, c.n_heads);
+    c.vocab_size = h.number("vocab_size", 0x1C, 1, 1 << 24);
+    c.max_seq_len = h.number("max_seq_len", 0x20, 1, 1 << 24);
+    const int shared = h.value<uint8_t>(0x24);
+    check_value(shared <= 1, "shared_classifier", shared, "expected 0 to 1");
+    c.shared_classifier = shared == 1;
+    check_value(c.n_heads % c.n_kv_heads == 0, "n_heads", c.n_heads, "not a multiple of n_kv_heads ",
+                c.n_kv_heads);
+    const BaseHeader& base = format.base;
+    c.group_size = h.value<int>(base.group_size);
+    if (h.value<uint32_t>(0x40) != 0) {
+        read_extension(h, format, c);
+    } else {  // made by another program
+        c.arch = base.arch, c.norm_eps = base.norm_eps, c.rope_theta = base.rope_theta;
+        check_value(base.head_dim != 0 || c.dim % c.n_heads == 0, "dim", c.dim, "not a multiple of n_heads ",
+                    c.n_heads);
+        c.head_dim = base.head_dim == 0 ? c.dim / c.n_heads : h.value<int>(base.head_dim);
+    }
+    check_value(c.head_dim >= 2 && c.head_dim <= 1 << 12, "head_dim", c.head_dim, "expected 2 to 4096");
+    check_value(c.head_dim % 2 == 0, "head_dim", c.head_dim, "RoPE needs an even number");
+    return c;
+}
+
 // Opens a model file and checks its header, which with the tokenizer section is all that is read of it here.
 // The length of the weights is checked by TensorList::check_end.
 template <class Config>
 ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Config>& format) {
-    ModelFileOf<Config> file;
-    file.path = path;
-    file.alignment = format.alignment;
-    if (const std::string other = describe_directory(path, scheme_of(format.magic)); !other.empty()) {
-        throw std::runtime_error(path + ": " + other);
-    }
-    file.map = MappedFile(path, printable(path));
-    const std::span<const std::byte> bytes = file.map.bytes();
-    file.config = read_header(path, bytes, format);
+    const Scheme& scheme = scheme_of(format.magic);
+    if (const std::string other = describe_directory(path, scheme); !other.empty()) fail(path, ": ", other);
+    ModelFileOf<Config> file{path, MappedFile(path, printable(path)), {}, {}, {}, format.alignment};
+    const HeaderReader h{file.map.bytes()};
     try {
+        check_beginning(path, h, scheme);
+        file.config = read_header(h, format);
         format.check(file.config);
     } catch (const std::runtime_error& e) {
-        throw std::runtime_error(path + ": " + e.what());
+        fail(path, ": ", e.what());
     }
-    const HeaderReader h{path, bytes};
-    const bool is_extended = h.u32(header_offset::extension) != 0;
-    const uint64_t end = is_extended ? h.u64(header_offset::tokenizer_offset) : bytes.size();
-    file.weights = bytes.subspan(header_size, end - header_size);
-    file.tokenizer = bytes.subspan(end);
+    const size_t end = h.value<uint32_t>(0x40) != 0 ? size_t(h.value<uint64_t>(0xA0)) : h.file.size();
+    file.weights = h.file.subspan(header_size, end - header_size);
+    file.tokenizer = h.file.subspan(end);
     return file;
 }

@@ -8,14 +8,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <stdexcept>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "engine/model/matrix_format.h"
 #include "engine/model/model_file.h"
-#include "engine/model/tensor_type.h"
 
 struct TensorInfo {
     std::string name;        // of the step that uses it, as in a trace: "layers.0.attn.q_proj.codes"
@@ -24,25 +22,6 @@ struct TensorInfo {
     uint64_t offset;         // in the file, bytes
     uint64_t memory_offset;  // from the start of the list's memory, bytes
     uint64_t n_bytes;
-    uint64_t n_bytes_per_token = 0;  // those that one decode step reads, if it reads any
-};
-
-// How much of a tensor one decode step reads: `n` of `of` equal parts.
-struct Share {
-    int n = 1, of = 1;
-};
-
-// The norms that every model has: before attention, before the feed-forward block, before the classifier.
-template <class T>
-struct LayerNorms {
-    std::vector<const T*> attn, ffn;  // n_layers of (dim,)
-    const T* last = nullptr;          // (dim,)
-};
-
-// Qwen3's norms over each head of q and of k, n_layers of (head_dim,); none in a Llama.
-template <class T>
-struct HeadNorms {
-    std::vector<const T*> q, k;
 };
 
 class TensorList {
@@ -58,15 +37,14 @@ class TensorList {
 
     // The next tensor of the file, in place; null if the memory ends before it does.
     template <class T>
-    const T* next(const std::string& name, std::vector<int> shape, Share per_token = {}) {
+    const T* next(const std::string& name, std::vector<int> shape) {
         static_assert(tensor_type<T> != nullptr);
         uint64_t n_bytes = sizeof(T);
         for (const int n : shape) n_bytes *= uint64_t(n);
         const uint64_t in_file = next_multiple(weight_bytes_, file_alignment_);
         const bool is_there = end_ <= n_bytes_ && n_bytes <= n_bytes_ - end_;
         const auto* p = is_there ? reinterpret_cast<const T*>(memory_ + end_) : nullptr;
-        all_.push_back({name, tensor_type<T>, std::move(shape), header_size + in_file, end_, n_bytes,
-                        n_bytes / uint64_t(per_token.of) * uint64_t(per_token.n)});
+        all_.push_back({name, tensor_type<T>, std::move(shape), header_size + in_file, end_, n_bytes});
         weight_bytes_ = in_file + n_bytes;
         end_ = next_multiple(end_ + n_bytes, alignment_);
         return p;
@@ -75,39 +53,15 @@ class TensorList {
     // What make(name) gives for each layer's tensor: "layers.0.NAME", "layers.1.NAME", ...
     template <class Make>
     auto layers(const ModelConfig& c, const std::string& name, Make make) {
-        return layers(c, name, make, [](int) { return true; });
-    }
-    // Only of the layers l for which has(l) is true; what the others have is empty.
-    template <class Make, class Has>
-    auto layers(const ModelConfig& c, const std::string& name, Make make, Has has) {
-        std::vector<decltype(make(name))> found(size_t(c.n_layers));
+        std::vector<decltype(make(name))> found;
         for (int l = 0; l < c.n_layers; l++)
-            if (has(l)) found[size_t(l)] = make("layers." + std::to_string(l) + "." + name);
+            found.push_back(make("layers." + std::to_string(l) + "." + name));
         return found;
     }
-
     // A vector of n values for each layer, n_layers of (n,).
     template <class T>
     std::vector<const T*> vectors(const ModelConfig& c, const std::string& name, int n) {
         return layers(c, name, [&](const std::string& full_name) { return next<T>(full_name, {n}); });
-    }
-
-    // Norms do not change with the scheme but for their type, float or half.
-    template <class T>
-    LayerNorms<T> layer_norms(const ModelConfig& c) {
-        LayerNorms<T> n;
-        n.attn = vectors<T>(c, "attn.norm", c.dim);
-        n.ffn = vectors<T>(c, "ffn.norm", c.dim);
-        n.last = next<T>("norm", {c.dim});
-        return n;
-    }
-    template <class T>
-    HeadNorms<T> head_norms(const ModelConfig& c) {
-        if (!c.has_head_norms()) return {};
-        HeadNorms<T> n;
-        n.q = vectors<T>(c, "attn.q_norm", c.head_dim);
-        n.k = vectors<T>(c, "attn.k_norm", c.head_dim);
-        return n;
     }
 
     const std::vector<TensorInfo>& all() const { return all_; }
@@ -130,43 +84,39 @@ class TensorList {
         return size;
     }
 
-    // Bytes that one decode step reads: each tensor's share, but nothing of an embedding that is not also the
-    // classifier, of which it is a row, nor of what is for other hardware. Of experts the active ones' share.
+    // Bytes of the tensors that decode steps read, all of them together: nothing of an embedding that is not
+    // also the classifier, of which a step reads a row, nor of what is for other hardware, the assist matrix
+    // of A8W4 (docs/moe.md).
+    uint64_t bytes_in_use(const ModelConfig& c) const {
+        return bytes_read(c, [](const TensorInfo& t) { return t.n_bytes; });
+    }
+    // Bytes of them that one step reads: of experts the active ones'.
     template <class Config>
     uint64_t bytes_per_token(const Config& c) const {
-        uint64_t n = 0;
-        for (const TensorInfo& t : all_) {
-            if (is_looked_up(t, c) || is_unread(t)) continue;
-            uint64_t n_bytes = t.n_bytes_per_token;
+        return bytes_read(c, [&](const TensorInfo& t) {
             if constexpr (requires { c.moe; })
                 if (t.name.find(".moe.") != t.name.npos && !t.name.ends_with(".moe.router"))
-                    n_bytes = n_bytes / uint64_t(c.moe.n_experts) * uint64_t(c.moe.n_active);
-            n += n_bytes;
-        }
-        return n;
-    }
-    // Bytes of the tensors that decode steps read, all of them together.
-    uint64_t bytes_in_use(const ModelConfig& c) const {
-        uint64_t n = 0;
-        for (const TensorInfo& t : all_)
-            n += is_looked_up(t, c) || is_unread(t) || t.n_bytes_per_token == 0 ? 0 : t.n_bytes;
-        return n;
+                    return t.n_bytes / uint64_t(c.moe.n_experts) * uint64_t(c.moe.n_active);
+            return t.n_bytes;
+        });
     }
 
     // Throws std::runtime_error unless the tensors fill the file's weights exactly.
     template <class Config>
     void check_end(const ModelFileOf<Config>& file) const {
-        if (file.weights.size() == weight_bytes_) return;
-        throw std::runtime_error(file.path + ": weights are " + std::to_string(file.weights.size()) +
-                                 " bytes, but the header implies " + std::to_string(weight_bytes_));
+        if (file.weights.size() != weight_bytes_)
+            fail(file.path, ": weights are ", file.weights.size(), " bytes, but the header implies ",
+                 weight_bytes_);
     }
 
   private:
-    // The assist matrix of A8W4 (docs/moe.md).
-    static bool is_unread(const TensorInfo& t) { return t.name.ends_with(".assist"); }
-    // Whether a step reads a row of t, and no more.
-    static bool is_looked_up(const TensorInfo& t, const ModelConfig& c) {
-        return !c.shared_classifier && (t.name == "embed" || t.name.starts_with("embed."));
+    uint64_t bytes_read(const ModelConfig& c, auto of_tensor) const {
+        uint64_t n = 0;
+        for (const TensorInfo& t : all_) {
+            const bool is_embedding = t.name == "embed" || t.name.starts_with("embed.");
+            if ((c.shared_classifier || !is_embedding) && !t.name.ends_with(".assist")) n += of_tensor(t);
+        }
+        return n;
     }
     static uint64_t next_multiple(uint64_t n, uint64_t of) { return (n + of - 1) / of * of; }
 

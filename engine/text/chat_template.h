@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -51,9 +50,7 @@ struct ChatTemplate {
 // Python's str.strip(): White_Space and the four ASCII separators U+001C to U+001F.
 inline std::string_view chat_trim(std::string_view s) {
     const auto is_space = [](char32_t c) { return is_white_space(c) || (c >= 0x1C && c <= 0x1F); };
-    s.remove_prefix(leading_space(s, is_space));
-    s.remove_suffix(trailing_space(s, is_space));
-    return s;
+    return without_leading(without_trailing(s, is_space), is_space);
 }
 inline std::string_view trim_newlines(std::string_view s, bool left, bool right) {
     while (left && !s.empty() && s.front() == '\n') s.remove_prefix(1);
@@ -66,7 +63,7 @@ inline std::string_view trim_newlines(std::string_view s, bool left, bool right)
 // empty or has a role or an order that the template lacks.
 inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessage> messages, bool think,
                              bool generation_prompt) {
-    if (messages.empty()) throw std::runtime_error("chat: no messages");
+    if (messages.empty()) fail("chat: no messages");
     const auto has = [&](ChatTemplate::Flag flag) { return (chat.flags & flag) != 0; };
 
     // Qwen3: an answer keeps its thoughts only while no user has spoken since. (A user message that is one
@@ -78,61 +75,48 @@ inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessa
         if (role == "user" && (!tool || has(ChatTemplate::turns_only))) last_user = i;
         const bool in_turn =
             i < first ? messages.size() > 1 : role == ((i - first) % 2 ? "assistant" : "user");
-        if (has(ChatTemplate::turns_only) && !in_turn) {
-            throw std::runtime_error("chat: with this template, user and assistant must take turns");
-        }
+        if (has(ChatTemplate::turns_only) && !in_turn)
+            fail("chat: with this template, user and assistant must take turns");
     }
 
     std::string out = messages[0].role == "system" ? "" : chat.no_system;
     for (size_t i = 0; i < messages.size(); i++) {
-        const std::string text = utf8_replace_invalid(messages[i].content);
-        const auto content = [&](bool trim) { return trim ? chat_trim(text) : std::string_view(text); };
+        const std::string valid = utf8_replace_invalid(messages[i].content);
+        std::string_view text = valid;
         const std::string& role = messages[i].role;
-        if (role == "system" && i == 0) {
-            out.append(chat.system_prefix).append(content(has(ChatTemplate::trim_system)));
-            out.append(chat.system_suffix);
-        } else if (role == "system") {
-            if (!has(ChatTemplate::late_system)) {
-                throw std::runtime_error("chat: the system message must be the first");
-            }
-            out.append(chat.late_system_prefix).append(content(has(ChatTemplate::trim_system)));
-            out.append(chat.late_system_suffix);
+        if (role == "system") {
+            if (i > 0 && !has(ChatTemplate::late_system)) fail("chat: the system message must be the first");
+            if (has(ChatTemplate::trim_system)) text = chat_trim(text);
+            out.append(i == 0 ? chat.system_prefix : chat.late_system_prefix).append(text);
+            out.append(i == 0 ? chat.system_suffix : chat.late_system_suffix);
         } else if (role == "user") {
-            out.append(chat.user_prefix).append(content(has(ChatTemplate::trim_user)));
-            out.append(chat.user_suffix);
+            if (has(ChatTemplate::trim_user)) text = chat_trim(text);
+            out.append(chat.user_prefix).append(text).append(chat.user_suffix);
         } else if (role == "assistant") {
-            std::string_view answer = text, thoughts;
-            const size_t thought_end = text.rfind("</think>");
-            if (has(ChatTemplate::drop_thoughts) && thought_end != std::string::npos) {
-                answer =
-                    trim_newlines(answer.substr(thought_end + 8), has(ChatTemplate::strip_answer), false);
-            }
-            if (has(ChatTemplate::trim_assistant)) answer = chat_trim(answer);
-            if (has(ChatTemplate::think_blocks)) {
-                // "<think>\nthoughts\n</think>\n\nanswer", with text that has no </think> all answer.
-                const std::string_view whole = answer;
-                if (const size_t end = whole.rfind("</think>"); end != std::string_view::npos) {
-                    answer = trim_newlines(whole.substr(end + 8), true, false);
-                    thoughts = trim_newlines(whole.substr(0, whole.find("</think>")), false, true);
-                    if (const size_t open = thoughts.rfind("<think>"); open != std::string_view::npos) {
-                        thoughts.remove_prefix(open + 7);
-                    }
-                    thoughts = trim_newlines(thoughts, true, false);
-                }
-            }
+            constexpr std::string_view open = "<think>", close = "</think>";
+            if (const size_t end = text.rfind(close); has(ChatTemplate::drop_thoughts) && end != text.npos)
+                text = trim_newlines(text.substr(end + close.size()), has(ChatTemplate::strip_answer), false);
+            if (has(ChatTemplate::trim_assistant)) text = chat_trim(text);
             out.append(chat.assistant_prefix);
-            const bool current =
-                has(ChatTemplate::think_blocks) && last_user < messages.size() && i > last_user;
-            if (current && (i + 1 == messages.size() || !thoughts.empty())) {
-                out.append(chat.think_open).append(trim_newlines(thoughts, true, true));
-                out.append(chat.think_close);
-                out.append(trim_newlines(answer, has(ChatTemplate::strip_answer), false));
-            } else {
-                out.append(answer);
+            // "<think>\nthoughts\n</think>\n\nanswer", with text that has no </think> all answer.
+            std::string_view thoughts;
+            if (const size_t end = text.rfind(close); has(ChatTemplate::think_blocks) && end != text.npos) {
+                thoughts = trim_newlines(text.substr(0, text.find(close)), false, true);
+                if (const size_t begin = thoughts.rfind(open); begin != thoughts.npos)
+                    thoughts.remove_prefix(begin + open.size());
+                thoughts = trim_newlines(thoughts, true, false);
+                text = trim_newlines(text.substr(end + close.size()), true, false);
             }
-            out.append(chat.assistant_suffix);
+            const bool current = has(ChatTemplate::think_blocks) && last_user < i;
+            if (current && (i + 1 == messages.size() || !thoughts.empty())) {
+                out.append(chat.think_open)
+                    .append(trim_newlines(thoughts, true, true))
+                    .append(chat.think_close);
+                text = trim_newlines(text, has(ChatTemplate::strip_answer), false);
+            }
+            out.append(text).append(chat.assistant_suffix);
         } else {
-            throw std::runtime_error("chat: role '" + role + "' is not system, user or assistant");
+            fail("chat: role '", role, "' is not system, user or assistant");
         }
     }
     if (generation_prompt) out.append(think ? chat.generate : chat.generate_no_think);

@@ -3,165 +3,287 @@
 //
 //   bytes -> valid UTF-8 -> added tokens -> NFC -> added tokens -> regex split -> byte-level BPE -> ids
 //
-// The section is written by export/tokenizer.py; its byte layout and every step above, with a worked
-// example, are in docs/tokenizer.md. This file has the class; tokenizer_section.h reads the section, encode.h
-// makes ids of text.
-//
-// Not here: training, offsets, other models than BPE, other normalizers than NFC. The exporter refuses those.
-//
-// Needs PCRE2 (the regular expression) and utf8proc (NFC). With -DNO_TOKENIZER neither is used, and encode()
-// throws; everything else works.
+// Every step, with a worked example, is in docs/tokenizer.md. Not here: training, offsets, other models than
+// BPE, other normalizers than NFC. The exporter refuses those. With -DNO_TOKENIZER, without PCRE2 and
+// utf8proc, encode() throws; everything else works.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
+#include <queue>
 #include <span>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "engine/text/added_tokens.h"
-#include "engine/text/chat_template.h"
-#include "engine/text/random_hash.h"
-#include "engine/text/regex.h"
+#include "engine/text/pre_tokenizer.h"
+#include "engine/text/utf8.h"
+#include "engine/text/vocabulary.h"
 
-class Tokenizer {
+class Tokenizer : public Vocabulary {
   public:
-    // Reads a tokenizer section (docs/tokenizer.md) and keeps a copy of what it needs. `vocab_size` is the
-    // model's. Throws std::runtime_error, "tokenizer: <field> <value> ...", for anything but a sound section.
-    static Tokenizer load(std::span<const std::byte> section, int vocab_size);
+    // See Vocabulary.
+    static Tokenizer load(std::span<const std::byte> section, int vocab_size) {
+        return {section, vocab_size};
+    }
 
     // Text, any bytes, to ids, as Hugging Face's encode() of bytes.decode(errors="replace"); tokens such as
     // <|eot_id|> inside the text become their ids. `add_bos` puts the BOS id first, if this tokenizer does
     // so. Throws std::runtime_error if the section's pattern explodes on this text (no real model's does).
-    std::vector<int> encode(std::string_view text, bool add_bos) const;
+    std::vector<int> encode(std::string_view text, bool add_bos) const {
+#ifdef NO_TOKENIZER
+        fail("tokenizer: built without PCRE2 and utf8proc (TOKENIZER=0), so it takes ids only");
+#endif
+        std::vector<int> ids;
+        if (add_bos && flags_ & kAddBos) ids.push_back(bos_id_);
+        std::string repaired;
+        if (utf8_valid_prefix(text) != text.size()) text = repaired = utf8_replace_invalid(text);
+        RegexBudget budget(text.size());
+        split_added(raw_tokens_, text, budget, ids, [&](std::string_view s) {
+            std::string normal;
+            if (flags_ & kNfc) s = normal = nfc(s);
+            encode_normalized(s, budget, ids);
+        });
+        return ids;
+    }
 
     // Of a text that goes on, `text` (valid UTF-8) is the beginning. Appends the ids of as much of it as is
     // sure whatever follows, and returns how many bytes that is; the ids of the rest are those of the rest by
-    // itself. 0: more has to be read.
-    size_t encode_beginning(std::string_view text, std::vector<int>& ids) const;
+    // itself. 0: more has to be read. Takes every step of encode(), as far as nothing that may follow can
+    // change what it does.
+    size_t encode_beginning(std::string_view text, std::vector<int>& ids) const {
+        constexpr uint32_t looks_around = AddedToken::lstrip | AddedToken::rstrip | AddedToken::single_word;
+        if (steps_.empty() || steps_[0].pattern.anchored || added_flags_ & looks_around) return 0;
+        const auto sure_end =
+            [&](std::string_view s) {  // an added token that begins behind it may be cut off
+                size_t end = s.size() - std::min(s.size(), longest_added_);
+                while (end > 0 && end < s.size() && (s[end] & 0xC0) == 0x80) end--;
+                return end;
+            };
+        const auto end_of_added = [&](const AddedTokens& tokens,
+                                      std::string_view s) {  // of the last sure one
+            size_t end = 0;
+            for (const AddedTokens::Found& f : tokens.find(s))
+                if (f.at >= end && f.at < sure_end(s)) end = f.at + f.token->text.size();
+            return end;
+        };
+        const auto between = [](std::string_view s, size_t begin, size_t end) {
+            return s.substr(begin, std::max(begin, end) - begin);
+        };
+
+        const size_t start = end_of_added(raw_tokens_, text);
+        const std::vector<int> before = encode(text.substr(0, start), false);
+        ids.insert(ids.end(), before.begin(), before.end());
+        std::string_view stretch = between(text, start, sure_end(text)), normal = stretch;
+        std::string normalized;
+        if (flags_ & kNfc) {  // as far as it may be cut in front of an ASCII character
+            while (!stretch.empty() && static_cast<uint8_t>(stretch.back()) >= 0x80) stretch.remove_suffix(1);
+            if (!stretch.empty()) stretch.remove_suffix(1);
+            normal = normalized = nfc(stretch);
+        }
+        RegexBudget budget(text.size());
+        const size_t first = end_of_added(normalized_tokens_, normal);
+        Sure sure{0, ids.size()};
+        encode_normalized(normal.substr(0, first), budget, ids);
+        encode_text(between(normal, first, sure_end(normal)), budget, ids, &sure);
+        ids.resize(sure.n_ids);
+        if (sure.bytes == 0) return start;
+        if (!(flags_ & kNfc)) return start + first + sure.bytes;
+        // NFC neither makes nor changes a character up to U+0020: before the same one, the same text has
+        // been.
+        const auto is_blank = [](char c) { return static_cast<uint8_t>(c) <= 0x20; };
+        const std::string_view done = normal.substr(0, first + sure.bytes);
+        auto n = std::count_if(done.begin(), done.end(), is_blank);
+        size_t end = 0;
+        while (!is_blank(stretch[end]) || n-- > 0) end++;
+        return start + end;
+    }
 
     // A text (valid UTF-8) of more than n times as many bytes is more than n ids. 0: there is no such number,
     // as parts of a text may be no ids: bytes without a token, what a step drops, white space beside an added
     // token.
-    size_t most_bytes_per_id() const;
-
-    // The raw bytes of one token: maybe no whole character (see Utf8Stream), for an added token its name, and
-    // nothing for an id that the tokenizer does not define.
-    std::string_view token_bytes(int id) const {
-        if (id < 0 || id >= vocab_size()) return {};
-        return std::string_view(bytes_).substr(offsets_[id], offsets_[id + 1] - offsets_[id]);
+    size_t most_bytes_per_id() const {
+        size_t most = longest_added_;
+        bool drops = added_flags_ & (AddedToken::lstrip | AddedToken::rstrip);
+        for (const SplitStep& step : steps_) drops = drops || step.flags & kDropGaps;
+        for (int byte = 0; byte <= 0xF4; byte++)  // C0, C1 and F5 up are in no UTF-8
+            drops = drops || (byte_ids_[byte] < 0 && byte != 0xC0 && byte != 0xC1);
+        for (int id = 0; id < vocab_size(); id++)
+            if (token_flags_[id] & kWord) most = std::max(most, token_bytes(id).size());
+        return drops ? 0 : most * (flags_ & kNfc ? most_bytes_per_nfc_byte : 1);
     }
-    // Special tokens steer the model (<|eot_id|>); their bytes are not for the reader.
-    bool is_special(int id) const { return id >= 0 && id < vocab_size() && (token_flags_[id] & kSpecial); }
-    bool has_chat() const { return has_chat_; }
-    // The conversation as text for encode(text, false). Needs has_chat(); see chat_text() for the rest.
-    std::string render_chat(std::span<const ChatMessage> messages, bool think, bool generation_prompt) const {
-        if (!has_chat_) throw std::runtime_error("chat: this model file has no chat template");
-        return chat_text(chat_, messages, think, generation_prompt);
-    }
-    int vocab_size() const { return static_cast<int>(token_flags_.size()); }
-    int bos_id() const { return bos_id_; }  // -1: none
 
   private:
-    // the section's flags
-    static constexpr uint32_t kNfc = 1, kIgnoreMerges = 2, kAddBos = 4, kHasChat = 8, kSteps = 16;
-    static constexpr uint8_t kDefined = 1, kWord = 2, kSpecial = 4;  // a token's flags
+    using Vocabulary::Vocabulary;
 
-    // A step of the pre-tokenizer: cuts a piece of text at the matches of a pattern.
-    struct SplitStep {
-        static constexpr uint32_t kDropGaps = 1;  // what no match covers is dropped
-        static constexpr size_t kMost = 16;       // steps; DeepSeek's tokenizers have up to 5
-        uint32_t flags = 0;
-#ifndef NO_TOKENIZER
-        AnchoredRegex pattern;
-#endif
-    };
-
-    static constexpr uint32_t kNoRank = 0xFFFFFFFF;
-    static constexpr size_t kShortWord = 48;  // bytes up to which the quadratic merge loop is the faster one
-
-    // Merge `left right` -> `merged`; a lower rank goes first. A slot of the hash table is empty at left =
-    // -1.
-    struct Merge {
-        int32_t left = -1, right = -1, merged = -1;
-        uint32_t rank = kNoRank;
-    };
-
-    uint32_t flags_ = 0;
-    int bos_id_ = -1;
-    bool has_chat_ = false;
-    ChatTemplate chat_;
-    std::string bytes_;                 // every token's bytes, one after the other
-    std::vector<uint32_t> offsets_;     // (vocab_size + 1,) where each token starts in bytes_
-    std::vector<uint8_t> token_flags_;  // (vocab_size,)
-    std::array<int, 256> byte_ids_;     // the token of each single byte, -1 if there is none
-    RandomHash hash_;
-    std::vector<Merge> merges_;   // open addressing, a power of two of slots
-    std::vector<int32_t> words_;  // ids by the hash of their bytes, the same way; only for kIgnoreMerges
-    AddedTokens raw_tokens_, normalized_tokens_;  // found before normalizing, and after
-    size_t longest_added_ = 0;                    // bytes that one of them is found by
-    uint32_t added_flags_ = 0;                    // that some of them have
-    std::vector<SplitStep> steps_;
-#ifndef NO_TOKENIZER
-    AnchoredRegex word_pattern_;
-#endif
-
-    // Where the search for a pair begins.
-    size_t first_slot(int32_t left, int32_t right) const {
-        const uint64_t pair =
-            static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
-        return hash_(pair) & (merges_.size() - 1);
-    }
-    // The slot of a pair or a word, or else the empty slot where it would go.
-    size_t merge_slot(int32_t left, int32_t right) const {
-        size_t slot = first_slot(left, right);
-        while (merges_[slot].left >= 0 && (merges_[slot].left != left || merges_[slot].right != right)) {
-            slot = (slot + 1) & (merges_.size() - 1);
-        }
-        return slot;
-    }
-    size_t word_slot(std::string_view word) const {
-        size_t slot = hash_(word) & (words_.size() - 1);
-        while (words_[slot] >= 0 && token_bytes(words_[slot]) != word)
-            slot = (slot + 1) & (words_.size() - 1);
-        return slot;
-    }
-    const Merge& find_merge(int32_t left, int32_t right) const { return merges_[merge_slot(left, right)]; }
-    static size_t slots_for(size_t n) {
-        size_t slots = 16;
-        while (slots < 2 * n) slots *= 2;
-        return slots;
-    }
-
-    struct SectionReader;
-    void read_merges(SectionReader& in, uint32_t n_merges);
-    void read_added(SectionReader& in, uint32_t n_added, bool has_word_pattern);
-    void read_steps(std::string_view bytes);
-    void read_chat(std::string_view bytes);
-
-#ifndef NO_TOKENIZER
-    template <typename Text, typename Token>
-    void split_added(const AddedTokens& tokens, std::string_view s, RegexBudget& budget, Text on_text,
-                     Token on_token) const;
-    bool is_word_char(std::string_view character, RegexBudget& budget) const;
     // The last place in a piece that goes on where a word has surely begun, and the ids before it.
     struct Sure {
         size_t bytes = 0, n_ids = 0;
     };
-    void encode_text(std::string_view s, RegexBudget& budget, std::vector<int>& ids,
-                     Sure* sure = nullptr) const;
-    void split(std::string_view piece, size_t step, std::span<RegexMatcher> matchers, std::vector<int>& ids,
-               Sure* sure = nullptr) const;
-    void encode_word(std::string_view word, std::vector<int>& ids) const;
-    void merge_short(std::vector<int>& ids, size_t start) const;
-    void merge_long(std::vector<int>& ids, size_t start) const;
-#endif
-};
 
-#include "engine/text/tokenizer_section.h"
-// (after the class, whose members they define)
-#include "engine/text/encode.h"
+    // Cuts `s` at the added tokens in it, whose ids it appends: on_text(stretch) for what is between them. Of
+    // the tokens that match at one place the longest is taken. This follows `find_matches` of Hugging Face's
+    // added_vocabulary.rs, also where that is peculiar: the search goes on behind a token's own text, not
+    // behind the white space that `rstrip` takes along, and behind a token that `single_word` turns down.
+    template <typename Text>
+    void split_added(const AddedTokens& tokens, std::string_view s, RegexBudget& budget,
+                     std::vector<int>& ids, Text on_text) const {
+        size_t done = 0;                          // everything before it has been handed out
+        size_t searched = 0;                      // tokens that start before it are not looked at
+        size_t spaces_start = 0, spaces_end = 0;  // the last white space that `rstrip` has measured
+        for (const auto& [at, token] : tokens.find(s)) {
+            if (at < searched) continue;
+            size_t start = at, stop = searched = at + token->text.size();
+            if (token->flags & AddedToken::single_word) {
+                const bool word_before = start > 0 && is_word_char(utf8_last(s.substr(0, start)), budget);
+                if (word_before || (stop < s.size() && is_word_char(s.substr(stop), budget))) continue;
+            }
+            if (token->flags & AddedToken::lstrip) {
+                const size_t stretch = start - std::min(start, done);
+                start = done + without_trailing(s.substr(done, stretch), is_white_space).size();
+            }
+            if (token->flags & AddedToken::rstrip) {
+                if (stop < spaces_start || stop > spaces_end) {
+                    spaces_start = stop;
+                    spaces_end = s.size() - without_leading(s.substr(stop), is_white_space).size();
+                }
+                stop = spaces_end;
+            }
+            if (done < start) on_text(s.substr(done, start - done));
+            ids.push_back(token->id);
+            done = stop;
+        }
+        if (done < s.size()) on_text(s.substr(done));
+    }
+
+    // Whether the first character of `s` may be part of a word (\w of Rust's regular expressions).
+    bool is_word_char(std::string_view s, RegexBudget& budget) const {
+        return RegexMatcher(word_pattern_, s.substr(0, utf8_first(s).length), budget).match(0) > 0;
+    }
+
+    void encode_normalized(std::string_view s, RegexBudget& budget, std::vector<int>& ids) const {
+        split_added(normalized_tokens_, s, budget, ids,
+                    [&](std::string_view t) { encode_text(t, budget, ids); });
+    }
+
+    // Splits normalized text into words, as the steps of the pre-tokenizer say, and encodes each. `sure`: the
+    // text goes on.
+    void encode_text(std::string_view s, RegexBudget& budget, std::vector<int>& ids,
+                     Sure* sure = nullptr) const {
+        std::vector<RegexMatcher> matchers;  // one per step, for all its pieces
+        matchers.reserve(steps_.size());
+        for (const SplitStep& step : steps_) matchers.emplace_back(step.pattern, s, budget);
+        if (sure != nullptr) matchers[0].goes_on = true;
+        split(s, 0, matchers, ids, sure);
+    }
+
+    // Cuts a piece of text at the matches of the step's pattern; each part goes on to the next step, and what
+    // the last one leaves is a word. What no match covers is a part too ("isolated" in Hugging Face's terms),
+    // unless the step drops it. An empty match also cuts, but one right behind the last match does not count.
+    void split(std::string_view piece, size_t step, std::span<RegexMatcher> matchers, std::vector<int>& ids,
+               Sure* sure = nullptr) const {
+        if (step == steps_.size()) return encode_word(piece, ids);
+        RegexMatcher& matcher = matchers[step];
+        matcher.text = piece;  // the pattern sees no more than the piece
+        const bool keep_gaps = !(steps_[step].flags & kDropGaps);
+        const auto part = [&](size_t from, size_t to) {
+            if (from < to) split(piece.substr(from, to - from), step + 1, matchers, ids);
+        };
+        size_t start = 0;           // of the text not yet handed on
+        bool just_matched = false;  // a match ended at `i`
+        for (size_t i = 0; i < piece.size();) {
+            const ptrdiff_t end = matcher.match(i);
+            if (end == RegexMatcher::undecided) return;
+            if (end < 0 || (just_matched && static_cast<size_t>(end) == i)) {
+                i += utf8_first(piece.substr(i)).length;
+                just_matched = false;
+                continue;
+            }
+            if (keep_gaps) part(start, i);
+            part(i, static_cast<size_t>(end));
+            start = i = static_cast<size_t>(end);
+            just_matched = true;
+            // In NFC the place has to be found in the text as it was: see encode_beginning().
+            const bool blank = i < piece.size() && static_cast<uint8_t>(piece[i]) <= 0x20;
+            if (sure != nullptr && (blank || !(flags_ & kNfc))) *sure = {i, ids.size()};
+        }
+        if (keep_gaps) part(start, piece.size());
+    }
+
+    void encode_word(std::string_view word, std::vector<int>& ids) const {
+        constexpr size_t short_word = 48;  // ids up to which the quadratic merge loop is the faster one
+        if (flags_ & kIgnoreMerges)
+            if (const int id = words_[word_slot(word)]; id >= 0) return ids.push_back(id);
+        const size_t start = ids.size();
+        for (const char c : word) {
+            // A byte that no token stands for vanishes, as it does in Hugging Face's BPE without an
+            // unk_token.
+            if (const int id = byte_ids_[static_cast<uint8_t>(c)]; id >= 0) ids.push_back(id);
+        }
+        const std::span<int> of_word = std::span(ids).subspan(start);
+        ids.resize(start +
+                   (of_word.size() <= short_word ? merge_short<short_word>(of_word) : merge_long(of_word)));
+    }
+
+    // Byte-pair encoding: again and again, of all neighbours that may merge, the pair with the lowest rank
+    // does, the leftmost of equals. Takes O(n^2) steps for n ids, in two small arrays. Returns how many ids
+    // are left.
+    template <size_t most>
+    size_t merge_short(std::span<int> id) const {
+        std::array<uint32_t, most> ranks;  // of the merge of i and i + 1
+        size_t n = id.size();
+        const auto rank_at = [&](size_t i) {
+            return i + 1 < n ? merges_[merge_slot(id[i], id[i + 1])].rank : kNoRank;
+        };
+        for (size_t i = 0; i < n; i++) ranks[i] = rank_at(i);
+        while (n > 1) {
+            const size_t best = std::min_element(ranks.begin(), ranks.begin() + n) - ranks.begin();
+            if (ranks[best] == kNoRank) break;
+            id[best] = merges_[merge_slot(id[best], id[best + 1])].merged;
+            std::copy(id.begin() + best + 2, id.begin() + n, id.begin() + best + 1);
+            std::copy(ranks.begin() + best + 2, ranks.begin() + n, ranks.begin() + best + 1);
+            n--;
+            ranks[best] = rank_at(best);
+            if (best > 0) ranks[best - 1] = rank_at(best - 1);
+        }
+        return n;
+    }
+
+    // Merges a word's ids as merge_short() does, in O(n log n): a linked list of ids, and a heap of the
+    // merges that were possible when they were pushed. One whose ids have changed since is skipped.
+    size_t merge_long(std::span<int> id) const {  // -1: merged into the one on its left
+        struct Candidate {
+            uint32_t rank, left, right;  // left and right: positions
+            bool operator<(const Candidate& o) const {
+                return rank != o.rank ? rank > o.rank : left > o.left;
+            }
+        };
+        if (id.size() > UINT32_MAX) fail("tokenizer: a word of 4 GiB");
+        const auto n = static_cast<uint32_t>(id.size()), none = n;
+        std::vector<uint32_t> next(n), previous(n);
+        std::priority_queue<Candidate> heap;
+        const auto push = [&](uint32_t left, uint32_t right) {
+            if (left == none || right == none) return;
+            const uint32_t rank = merges_[merge_slot(id[left], id[right])].rank;
+            if (rank != kNoRank) heap.push({rank, left, right});
+        };
+        for (uint32_t i = 0; i < n; i++) next[i] = i + 1, previous[i] = i > 0 ? i - 1 : none;
+        for (uint32_t i = 0; i + 1 < n; i++) push(i, i + 1);
+        while (!heap.empty()) {
+            const Candidate c = heap.top();
+            heap.pop();
+            if (id[c.left] < 0 || id[c.right] < 0 || next[c.left] != c.right) continue;
+            const Merge& merge = merges_[merge_slot(id[c.left], id[c.right])];
+            if (merge.rank != c.rank) continue;
+            id[c.left] = merge.merged;
+            id[c.right] = -1;
+            next[c.left] = next[c.right];
+            if (next[c.left] != none) previous[next[c.left]] = c.left;
+            push(previous[c.left], c.left);
+            push(c.left, next[c.left]);
+        }
+        return static_cast<size_t>(std::remove(id.begin(), id.end(), -1) - id.begin());
+    }
+};

@@ -1,10 +1,21 @@
-// UTF-8: one character at a time, with ill-formed bytes replaced as Python's errors="replace" does.
+// UTF-8: one character at a time, with ill-formed bytes replaced as Python's errors="replace" does; text for
+// a terminal, which obeys control characters; and errors that say what their parts do.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
+
+// Throws an error that says its parts, one after another.
+[[noreturn]] void fail(const auto&... parts) {
+    std::ostringstream text;
+    (text << ... << parts);
+    throw std::runtime_error(text.str());
+}
 
 inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+FFFD
 
@@ -72,9 +83,7 @@ struct Utf8Stream {
     }
     // At the end of the text: U+FFFD if a character was left unfinished, else nothing.
     std::string flush() {
-        const bool dangling = !pending.empty();
-        pending.clear();
-        return std::string(dangling ? kReplacementCharacter : "");
+        return std::string(std::exchange(pending, "").empty() ? "" : kReplacementCharacter);
     }
 };
 
@@ -98,24 +107,37 @@ inline std::string_view utf8_last(std::string_view s) {
     return s.substr(i);
 }
 
-// How many bytes of white space (as `is_space` sees it) `s`, valid UTF-8, starts or ends with.
-template <typename IsSpace>
-size_t leading_space(std::string_view s, IsSpace is_space) {
-    size_t i = 0;
-    while (i < s.size()) {
-        const Utf8Char c = utf8_first(s.substr(i));
-        if (!is_space(c.code)) break;
-        i += c.length;
-    }
-    return i;
+// `s`, valid UTF-8, without the white space (as `is_space` sees it) that it starts or ends with.
+inline std::string_view without_leading(std::string_view s, bool (*is_space)(char32_t)) {
+    while (!s.empty() && is_space(utf8_first(s).code)) s.remove_prefix(utf8_first(s).length);
+    return s;
 }
-template <typename IsSpace>
-size_t trailing_space(std::string_view s, IsSpace is_space) {
-    size_t n = 0;
-    while (n < s.size()) {
-        const std::string_view last = utf8_last(s.substr(0, s.size() - n));
-        if (!is_space(utf8_first(last).code)) break;
-        n += last.size();
+inline std::string_view without_trailing(std::string_view s, bool (*is_space)(char32_t)) {
+    while (!s.empty() && is_space(utf8_first(utf8_last(s)).code)) s.remove_suffix(utf8_last(s).size());
+    return s;
+}
+
+// The text with control characters spelled out: U+0000 to U+001F, U+007F to U+009F, and bytes that are not
+// UTF-8 (a terminal may take 80 to 9F for controls). ESC becomes the four characters \x1b. Those in `kept`
+// stay as they are.
+inline std::string printable(std::string_view text, std::string_view kept = "") {
+    std::string out;
+    const auto spell = [&](char32_t code) {
+        constexpr const char* digits = "0123456789abcdef";
+        out += {'\\', 'x', digits[code >> 4 & 0xF], digits[code & 0xF]};
+    };
+    while (!text.empty()) {
+        const Utf8Char c = utf8_first(text);
+        const std::string_view bytes = text.substr(0, static_cast<size_t>(c.length));
+        const bool is_control = c.code < 0x20 || (c.code >= 0x7F && c.code < 0xA0);
+        if (!c.valid) {
+            for (const char byte : bytes) spell(static_cast<uint8_t>(byte));
+        } else if (is_control && kept.find(bytes) == kept.npos) {
+            spell(c.code);
+        } else {
+            out += bytes;
+        }
+        text.remove_prefix(bytes.size());
     }
-    return n;
+    return out;
 }

@@ -13,11 +13,12 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/model/header.h"
 #include "engine/model/matrix_format.h"
+#include "engine/model/model_file.h"
 #include "engine/model/tensors.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/program.h"
+#include "tests/header_offset.h"
 #include "tests/section.h"
 
 using ProgramConfig = decltype(Weights::c);

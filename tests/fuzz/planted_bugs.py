@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 N_RUNS = 200_000  # executions within which the bug has to be found
 
 # A file, and what to replace in it by what.
-NO_LIMIT_OF_BOS = ("engine/model/header.h", "header_offset::bos_id, -1, c.vocab_size - 1)",
-                   "header_offset::bos_id, -1, 1 << 24)")  # fmt: skip
+NO_LIMIT_OF_BOS = ("engine/model/model_file.h", '("bos_id", 0x6C, -1, c.vocab_size - 1)',
+                   '("bos_id", 0x6C, -1, 1 << 24)')  # fmt: skip
 ONE_PAGE_SHORT = (
     "engine/cpu/kv_cache.h",
     "(size_t(context) + page - 1) / page * page",
@@ -27,10 +27,10 @@ ONE_PAGE_SHORT = (
 )
 BUGS = {
     "chat": ("engine/text/chat_template.h", "while (left && !s.empty() && ", "while (left && "),
-    "encode": ("engine/text/encode.h", "if (next[c.left] != none) previous", "previous"),
+    "encode": ("engine/text/tokenizer.h", "if (next[c.left] != none) previous", "previous"),
     "options": ("engine/app/options.h", "if (i + 1 >= argc) throw", "if (i >= argc) throw"),
-    "section_built": ("engine/text/encode.h", "start > 0 && is_word_char", "is_word_char"),
-    "section_raw": ("engine/text/tokenizer_section.h", "id >= token_flags_.size() ||", "id > token_flags_.size() ||"),
+    "section_built": ("engine/text/tokenizer.h", "start > 0 && is_word_char", "is_word_char"),
+    "section_raw": ("engine/text/vocabulary.h", "(id) < token_flags_.size() &&", "(id) <= token_flags_.size() &&"),
     "plain_forward_runq_w8a8": ("runq_w8a8.cpp", "keys = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0));",
                                 "keys = std::make_unique_for_overwrite<T[]>(at(c.n_layers, 0) - 1);"),
     "forward_runq_moe": ("runq_moe.cpp", "while (end < n_pairs && ", "while ("),

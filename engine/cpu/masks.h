@@ -20,17 +20,15 @@ void check_masks(const Weights& w) {
     std::vector<TensorInfo> masks;
     for (const TensorInfo& t : w.file.all())
         if (t.name.ends_with(".mask")) masks.push_back(t);
-    const auto bytes = [&](const TensorInfo& t) { return reinterpret_cast<const uint8_t*>(w.file.data(t)); };
-    const auto are_good = [&](const TensorInfo& t, int64_t begin, int64_t end) {
-        const auto row_bytes = size_t(t.shape[1]);
-        return is_two_of_four(bytes(t) + size_t(begin) * row_bytes, size_t(end - begin) * row_bytes);
+    const auto rows = [&](const TensorInfo& t, int64_t i) {
+        return reinterpret_cast<const uint8_t*>(w.file.data(t)) + i * t.shape[1];
     };
     std::atomic<bool> good = true;
     parallel_lists(
         masks, [](const TensorInfo& t) { return t.shape[0]; },
         [&](const TensorInfo& t, int64_t begin, int64_t end) {
-            if (!are_good(t, begin, end)) good = false;
+            if (!is_two_of_four(rows(t, begin), size_t(end - begin) * size_t(t.shape[1]))) good = false;
         });
     if (good) return;
-    for (const TensorInfo& t : masks) Weights::check_mask(t.name, bytes(t), t.shape[0], 8 * t.shape[1]);
+    for (const TensorInfo& t : masks) Weights::check_mask(t.name, rows(t, 0), t.shape[0], 8 * t.shape[1]);
 }

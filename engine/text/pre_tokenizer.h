@@ -1,0 +1,309 @@
+// What happens to text before byte-pair encoding, by two libraries: Unicode's normalization form C
+// (utf8proc), and regular expressions that cut it into words (PCRE2), within a bound on the work. With
+// -DNO_TOKENIZER both are left out.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/text/utf8.h"
+
+// No text has more than this many times the bytes of its NFC form. Every character that is in NFC is made of
+// at most 3.5 times its own bytes: U+0390 of U+1FBE, U+0308 and U+0301 (7 bytes to 2). A syllable of Hangul
+// is made of 3 times as many. tests/test_tokenizer.py::test_what_nfc_makes_shorter looks at all characters.
+constexpr size_t most_bytes_per_nfc_byte = 4;
+
+#ifdef NO_TOKENIZER
+// What there is instead: encode() throws before it uses any of it.
+inline std::string nfc(std::string_view s) { return std::string(s); }
+struct AnchoredRegex {
+    bool anchored = true;
+    void compile(std::string_view, const char*) {}
+};
+struct RegexBudget {
+    explicit RegexBudget(size_t) {}
+};
+struct RegexMatcher {
+    static constexpr ptrdiff_t undecided = -2;
+    std::string_view text{};
+    bool goes_on = false;
+    RegexMatcher(const AnchoredRegex&, std::string_view, RegexBudget&) {}
+    ptrdiff_t match(size_t) { return -1; }
+};
+#else
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+#include <utf8proc.h>
+
+// Characters whose part in normalization was defined after Unicode 9: combining marks, and pairs that
+// compose. Hugging Face normalizes by the tables of Unicode 9, to which they are unknown, so that they
+// neither reorder nor compose; utf8proc is newer. docs/tokenizer.md says how this table was measured.
+inline bool newer_than_unicode_9(char32_t c) {
+    static constexpr std::array<std::array<char32_t, 2>, 59> ranges{
+        {{0x5C8, 0x5C9},     {0x7FD, 0x7FD},     {0x897, 0x89F},     {0x8CA, 0x8D3},     {0x9FE, 0x9FE},
+         {0xC3C, 0xC3C},     {0xD3B, 0xD3C},     {0xEBA, 0xEBA},     {0x1715, 0x1715},   {0x1ABF, 0x1AF0},
+         {0x1DF6, 0x1DFA},   {0xA82C, 0xA82C},   {0x105C9, 0x105C9}, {0x105D2, 0x105D2}, {0x105DA, 0x105DA},
+         {0x105E4, 0x105E4}, {0x10D24, 0x10D27}, {0x10D69, 0x10D6D}, {0x10EAB, 0x10EAC}, {0x10ECB, 0x10ECF},
+         {0x10EF0, 0x10EFB}, {0x10EFD, 0x10EFF}, {0x10F46, 0x10F50}, {0x10F82, 0x10F85}, {0x11070, 0x11070},
+         {0x1133B, 0x1133B}, {0x11380, 0x113E2}, {0x1145E, 0x1145E}, {0x11839, 0x1183A}, {0x11930, 0x11930},
+         {0x11938, 0x11938}, {0x1193D, 0x1193E}, {0x11943, 0x11943}, {0x119E0, 0x119E0}, {0x11A34, 0x11A34},
+         {0x11A47, 0x11A47}, {0x11A99, 0x11A99}, {0x11D42, 0x11D42}, {0x11D44, 0x11D45}, {0x11D97, 0x11D97},
+         {0x11F41, 0x11F42}, {0x1611E, 0x1612F}, {0x16D63, 0x16D6A}, {0x16FF0, 0x16FF1}, {0x1D127, 0x1D128},
+         {0x1D250, 0x1D252}, {0x1D25B, 0x1D25C}, {0x1D25F, 0x1D25F}, {0x1D280, 0x1D281}, {0x1E08F, 0x1E08F},
+         {0x1E130, 0x1E136}, {0x1E2AE, 0x1E2AE}, {0x1E2EC, 0x1E2EF}, {0x1E4EC, 0x1E4EF}, {0x1E5EE, 0x1E5EF},
+         {0x1E6E3, 0x1E6E3}, {0x1E6E6, 0x1E6E6}, {0x1E6EE, 0x1E6EF}, {0x1E6F5, 0x1E6F5}}};
+    const auto it = std::lower_bound(ranges.begin(), ranges.end(), c,
+                                     [](const auto& range, char32_t value) { return range[1] < value; });
+    return it != ranges.end() && (*it)[0] <= c;
+}
+
+// Appends the NFC form of `s`, valid UTF-8, to `out`, by utf8proc's tables: every character is decomposed,
+// marks that follow each other are sorted by combining class (UAX #15), and what composes is composed.
+// utf8proc_map() does the same, but sorts in quadratic time.
+inline void append_nfc(std::string_view s, std::string& out) {
+    if (s.empty()) return;
+    const auto options = static_cast<utf8proc_option_t>(UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    const auto check = [](utf8proc_ssize_t n) {
+        if (n < 0) fail("tokenizer: NFC: ", utf8proc_errmsg(n));
+        return static_cast<size_t>(n);
+    };
+    const auto has_lower_class = [](utf8proc_int32_t a, utf8proc_int32_t b) {
+        return utf8proc_get_property(a)->combining_class < utf8proc_get_property(b)->combining_class;
+    };
+    const auto is_starter = [](utf8proc_int32_t code) {
+        return utf8proc_get_property(code)->combining_class == 0;
+    };
+
+    std::vector<utf8proc_int32_t> codes;
+    codes.reserve(s.size());
+    for (size_t i = 0; i < s.size();) {
+        const Utf8Char c = utf8_first(s.substr(i));
+        std::array<utf8proc_int32_t, 4> parts;  // the longest, of U+1F82 for example
+        const size_t n = check(utf8proc_decompose_char(static_cast<utf8proc_int32_t>(c.code), parts.data(),
+                                                       parts.size(), options, nullptr));
+        if (n > parts.size()) fail("tokenizer: NFC: a decomposition is too long");
+        codes.insert(codes.end(), parts.begin(), parts.begin() + n);
+        i += c.length;
+    }
+    for (auto run = codes.begin(); run != codes.end();) {
+        const auto end = std::find_if(run, codes.end(), is_starter);
+        if (!std::is_sorted(run, end, has_lower_class)) std::stable_sort(run, end, has_lower_class);
+        run = std::find_if_not(end, codes.end(), is_starter);
+    }
+    const auto n = static_cast<utf8proc_ssize_t>(codes.size());
+    codes.push_back(0);  // room for a byte behind the text that codes become, in their place
+    const size_t n_bytes = check(utf8proc_reencode(codes.data(), n, options));
+    out.append(reinterpret_cast<const char*>(codes.data()), n_bytes);
+}
+
+// NFC by the tables of Unicode 9. A character below U+0300 neither changes by itself nor acts on what stands
+// before it, so that text may be cut in front of it, and a run of them needs no work but for the last one, to
+// which marks may follow. A newer mark ends one stretch of text and starts the next, which keeps it there.
+inline std::string nfc(std::string_view s) {
+    const auto is_simple = [&](size_t i) { return static_cast<uint8_t>(s[i]) < 0xCC; };  // U+0300 is CC 80
+    std::string out;
+    out.reserve(s.size());
+    size_t start = 0;  // of the stretch not yet handed out
+    for (size_t i = 0; i < s.size();) {
+        if (is_simple(i)) {
+            append_nfc(s.substr(start, i - start), out);
+            start = i;
+            while (i < s.size() && is_simple(i)) i++;
+            const size_t last = i - utf8_last(s.substr(start, i - start)).size();
+            out.append(s.substr(start, last - start));
+            start = last;
+            continue;
+        }
+        const Utf8Char c = utf8_first(s.substr(i));
+        if (newer_than_unicode_9(c.code)) {
+            append_nfc(s.substr(start, i - start), out);
+            out.append(s.substr(i, c.length));
+            start = i + c.length;
+        }
+        i += c.length;
+    }
+    append_nfc(s.substr(start), out);
+    return out;
+}
+
+// What a pattern has. `unsafe`: where something is that can take time that nobody counts, or npos: classes in
+// caseless mode, which are slow to compile; back references, lookbehind, large counts, recursion and what
+// begins with (*, script runs for example; and what hides text from this search, \Q, \c, comments and [ in a
+// class. `anchored`: whether a match may depend on where the text begins or ends, or on the character in
+// front of it.
+struct PatternScan {
+    size_t unsafe = std::string_view::npos;
+    bool anchored = false;
+};
+inline PatternScan scan_pattern(std::string_view pattern) {
+    PatternScan found;
+    const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+    const auto is_one_of = [](char c, std::string_view all) { return all.find(c) != all.npos; };
+    bool in_class = false;
+    for (size_t i = 0; i < pattern.size() && found.unsafe == pattern.npos; i++) {
+        const size_t at = i;
+        const std::string_view rest = pattern.substr(i), next = rest.substr(1);
+        bool safe = true;
+        if (rest[0] == '\\' && !next.empty()) {
+            safe = !is_digit(next[0]) && !is_one_of(next[0], "EQcgk");
+            found.anchored = found.anchored || (!in_class && is_one_of(next[0], "AbBGZz"));
+            i++;
+            if (is_one_of(next[0], "Ppx") && next.substr(1).starts_with('{'))
+                i += std::min(next.find('}'), next.size() - 1);
+        } else if (in_class) {
+            safe = rest[0] != '[';
+            in_class = rest[0] != ']';
+        } else if (rest[0] == '[') {
+            safe = !next.starts_with(']') && !next.starts_with("^]");
+            in_class = true;
+        } else if (rest[0] == '{') {  // a count: three digits
+            size_t digits = 0;
+            for (const char c : next.substr(0, std::min<size_t>(next.find('}'), 8))) {
+                digits = is_digit(c) ? digits + 1 : 0;
+                safe = safe && digits <= 3;
+            }
+        } else if (rest.starts_with("(?i:")) {  // plain words
+            safe = rest.find_first_of("([\\", 1) > rest.find(')');
+        } else if (rest.starts_with("(?")) {
+            safe = rest.starts_with("(?:") || rest.starts_with("(?=") || rest.starts_with("(?!");
+        } else if (rest[0] == '(') {
+            safe = !next.starts_with('*');
+        } else if (rest[0] == '^' || rest[0] == '$') {
+            found.anchored = true;
+        }
+        if (!safe) found.unsafe = at;
+    }
+    return found;
+}
+
+// One compiled regular expression, matched only where it is told to (anchored).
+struct AnchoredRegex {
+    std::shared_ptr<pcre2_code> code, counted;  // counted: calls back before every item of the pattern
+    bool anchored = false;                      // see PatternScan
+
+    // `what` names the pattern in the error message. Throws std::runtime_error.
+    void compile(std::string_view pattern, const char* what) {
+        const PatternScan found = scan_pattern(pattern);
+        if (found.unsafe != pattern.npos) {
+            fail("tokenizer: ", what, " has something at byte ", found.unsafe, " that is not supported");
+        }
+        // UCP: \p{..} and caseless matching by Unicode's tables. \C would cut characters in two.
+        const uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED | PCRE2_NEVER_BACKSLASH_C;
+        code = compiled(pattern, options, what);
+        counted = compiled(pattern, options | PCRE2_AUTO_CALLOUT, what);
+        anchored = found.anchored;
+        // Where there is no JIT, the interpreter is used.
+        pcre2_jit_compile(code.get(), PCRE2_JIT_COMPLETE | PCRE2_JIT_PARTIAL_HARD);
+    }
+
+    static std::string message(int error) {
+        unsigned char text[200] = "";
+        pcre2_get_error_message(error, text, sizeof text);
+        return reinterpret_cast<const char*>(text);
+    }
+
+  private:
+    static std::shared_ptr<pcre2_code> compiled(std::string_view pattern, uint32_t options,
+                                                const char* what) {
+        int error = 0;
+        size_t offset = 0;
+        std::shared_ptr<pcre2_code> result(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()),
+                                                         pattern.size(), options, &error, &offset, nullptr),
+                                           pcre2_code_free);
+        if (error == PCRE2_ERROR_HEAP_FAILED) throw std::bad_alloc();  // no fault of the pattern
+        if (!result) {
+            fail("tokenizer: ", what, " does not compile at byte ", offset, ": ", message(error));
+        }
+        return result;
+    }
+};
+
+// The work that all matches in one text may take together, in steps: 64 per byte, of which the patterns of
+// real models take 4.2 at most (`\s*[\r\n]+` on a long run of spaces), and some for short texts.
+struct RegexBudget {
+    size_t total, left;
+    explicit RegexBudget(size_t text_size) : total(100'000 + 64 * text_size), left(total) {}
+};
+
+// Matches an AnchoredRegex at positions of one string. Not shared between threads.
+//
+// A step is an item of the pattern that is tried, or a byte that the match moves. PCRE2 does not count what a
+// repeat such as \s* runs over, does not tell how much it has counted, and counts differently with and
+// without JIT. So a match is first tried where it cannot take long: on the next `window` bytes, within
+// `quick_limit`. If it needs to see more (to PCRE2 it is a partial match then) or to try more, the
+// interpreter does it again, with a callback before each item of the pattern that counts the steps.
+struct RegexMatcher {
+    static constexpr size_t window = 128;
+    static constexpr uint32_t quick_limit = 64;
+    static constexpr ptrdiff_t undecided = -2;
+
+    const AnchoredRegex& regex;
+    std::string_view text;  // valid UTF-8
+    RegexBudget& budget;
+    bool goes_on = false;  // there is more of the text than is here
+    std::unique_ptr<pcre2_match_data, void (*)(pcre2_match_data*)> data;
+    std::unique_ptr<pcre2_match_context, void (*)(pcre2_match_context*)> quick, counting;
+    size_t position = 0;  // at the last callback
+
+    RegexMatcher(const AnchoredRegex& r, std::string_view t, RegexBudget& b)
+        : regex(r),
+          text(t),
+          budget(b),
+          data(pcre2_match_data_create(1, nullptr), pcre2_match_data_free),
+          quick(pcre2_match_context_create(nullptr), pcre2_match_context_free),
+          counting(pcre2_match_context_create(nullptr), pcre2_match_context_free) {
+        if (!data || !quick || !counting) throw std::bad_alloc();
+        pcre2_set_match_limit(quick.get(), quick_limit);
+        pcre2_set_callout(counting.get(), count, this);
+        pcre2_set_match_limit(counting.get(), UINT32_MAX);
+        pcre2_set_heap_limit(counting.get(), 64 * 1024);  // KiB
+    }
+
+    // The end of the match that starts at `at`, or -1 if there is none; of a text that goes on, `undecided`
+    // if that depends on what follows. Throws std::runtime_error when the budget is spent (by a pattern whose
+    // backtracking explodes).
+    ptrdiff_t match(size_t at) {
+        size_t end = std::min(text.size(), at + window);
+        while (end < text.size() && (text[end] & 0xC0) == 0x80) end--;  // whole characters
+        const uint32_t open = goes_on ? PCRE2_PARTIAL_HARD : 0;
+        int rc = run(*regex.code, end, at, end < text.size() ? PCRE2_PARTIAL_HARD : open, *quick);
+        if (rc < 0 && rc != PCRE2_ERROR_NOMATCH) {
+            position = at;
+            rc = run(*regex.counted, text.size(), at, open, *counting);
+        }
+        if (rc == PCRE2_ERROR_PARTIAL) return undecided;
+        if (rc == PCRE2_ERROR_NOMATCH) return -1;
+        if (rc < 0) {
+            std::string why = AnchoredRegex::message(rc);
+            if (rc == PCRE2_ERROR_CALLOUT)
+                why = "it takes more than " + std::to_string(budget.total) + " steps";
+            fail("tokenizer: pattern fails at byte ", at, " of a text of ", text.size(), ": ", why);
+        }
+        return static_cast<ptrdiff_t>(std::max(pcre2_get_ovector_pointer(data.get())[1], at));
+    }
+
+  private:
+    int run(const pcre2_code& code, size_t end, size_t at, uint32_t options, pcre2_match_context& context) {
+        return pcre2_match(&code, reinterpret_cast<PCRE2_SPTR>(text.data()), end, at,
+                           PCRE2_NO_UTF_CHECK | options, data.get(), &context);
+    }
+    // PCRE2's callback before each item of the pattern: a step, and one for each byte since the last.
+    static int count(pcre2_callout_block* at, void* matcher) {
+        RegexMatcher& m = *static_cast<RegexMatcher*>(matcher);
+        const size_t now = at->current_position;
+        const size_t steps = 1 + (now > m.position ? now - m.position : m.position - now);
+        m.position = now;
+        if (steps > m.budget.left) return PCRE2_ERROR_CALLOUT;
+        m.budget.left -= steps;
+        return 0;
+    }
+};
+
+#endif  // NO_TOKENIZER

@@ -1,0 +1,418 @@
+// What a tokenizer section has (docs/tokenizer.md: its bytes), read and checked: tokens, merges, added
+// tokens, the pre-tokenizer's patterns, the chat template. The section is written by export/tokenizer.py.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/text/chat_template.h"
+#include "engine/text/pre_tokenizer.h"
+#include "engine/text/utf8.h"
+
+// Sizes that no real tokenizer comes near. They bound the work and the memory that a small file can ask for.
+constexpr uint32_t max_token_bytes = 1 << 14;    // printed each time the token is generated
+constexpr uint32_t max_merge_bytes = 1 << 24;    // of all merged tokens, and 256 more for each merge
+constexpr uint32_t max_added_bytes = 1 << 22;    // of all added tokens, for each of which there is a node
+constexpr uint32_t max_pattern_bytes = 1 << 14;  // each takes time at every byte of a text
+constexpr uint32_t max_chat_bytes = 1 << 20;     // repeated in every turn
+
+// A hash function drawn at random, so that no file can be made whose keys collide in it: the upper half of a
+// x + b mod 2^128 with random a and b. Over the draw, the hashes of any two numbers are independent and
+// uniform (Dietzfelbinger, "Universal hashing and k-wise independence via integer arithmetic without primes",
+// 1996), so any two fall into the same of n slots with probability 1/n.
+class RandomHash {
+  public:
+    uint64_t operator()(uint64_t x) const { return static_cast<uint64_t>((a_ * x + b_) >> 64); }
+
+    uint64_t operator()(std::string_view s) const {
+        uint64_t h = (*this)(s.size());
+        for (; s.size() >= 8; s.remove_prefix(8)) {
+            uint64_t eight;
+            std::memcpy(&eight, s.data(), 8);
+            h = (*this)(h ^ eight);
+        }
+        uint64_t rest = 0;
+        std::memcpy(&rest, s.data(), s.size());
+        return (*this)(h ^ rest);
+    }
+
+  private:
+    static unsigned __int128 draw() {
+        std::random_device random;  // 32 bits a call
+        unsigned __int128 bits = 0;
+        for (int i = 0; i < 4; i++) bits = bits << 32 | random();
+        return bits;
+    }
+    unsigned __int128 a_ = draw(), b_ = draw();
+};
+
+// Hash tables with open addressing: a power of two of slots, for up to half as many keys. A key is searched
+// for from the slot of its hash on, up to its own or an empty one, which is_end(slot) tells.
+inline size_t slots_for(size_t n) { return std::bit_ceil(std::max<size_t>(16, 2 * n)); }
+template <class Slot, class IsEnd>
+size_t find_slot(const std::vector<Slot>& table, uint64_t hash, IsEnd is_end) {
+    size_t i = hash & (table.size() - 1);
+    while (!is_end(table[i])) i = (i + 1) & (table.size() - 1);
+    return i;
+}
+
+struct AddedToken {
+    enum Flag : uint32_t { special = 1, normalized = 2, lstrip = 4, rstrip = 8, single_word = 16 };
+    int id = 0;
+    uint32_t flags = 0;
+    std::string text;
+};
+
+// Finds added tokens, such as <|im_end|>, in a text: the automaton of Aho and Corasick ("Efficient string
+// matching", 1975), which reads a text once, whatever is looked for. Here it reads backwards: after s[i..]
+// its state is the longest start of s[i..] that some token ends with, and the longest token at i is that
+// whole state or a start of it.
+class AddedTokens {
+  public:
+    // Takes the place of all tokens so far. Texts are not empty; of tokens with the same text the first
+    // counts.
+    void build(std::vector<AddedToken> tokens) {
+        tokens_ = std::move(tokens);
+        size_t bytes = 0;
+        for (const AddedToken& t : tokens_) bytes += t.text.size();
+        nodes_.assign(1, {});
+        nodes_.reserve(bytes + 1);
+        longer_.assign(slots_for(bytes), 0);
+        first_.fill(0);
+        // All tokens grow together, a byte at a time: `shorter` and its token are there before they are
+        // needed.
+        std::vector<std::pair<int32_t, int32_t>> growing;  // tokens, and the nodes of their ends
+        for (size_t i = 0; i < tokens_.size(); i++) growing.emplace_back(i, 0);
+        for (size_t size = 1; !growing.empty(); size++) {
+            for (auto& [token, node] : growing) {
+                const std::string& text = tokens_[token].text;
+                const auto byte = static_cast<uint8_t>(text[text.size() - size]);
+                int32_t& longer = longer_[slot_of(node, byte)];
+                if (longer == 0) {
+                    const int32_t shorter = node == 0 ? 0 : step(nodes_[node].shorter, byte);
+                    longer = static_cast<int32_t>(nodes_.size());
+                    nodes_.push_back({node, shorter, nodes_[shorter].token, byte});
+                    if (node == 0) first_[byte] = longer;
+                }
+                node = longer;
+                int32_t& longest = nodes_[node].token;
+                if (text.size() == size && (longest < 0 || tokens_[longest].text.size() < size))
+                    longest = token;
+            }
+            std::erase_if(growing, [&](const auto& g) { return tokens_[g.first].text.size() == size; });
+        }
+    }
+
+    struct Found {
+        size_t at = 0;
+        const AddedToken* token = nullptr;
+    };
+    // Every place in `s` where a token starts, the first first, each with the longest token there.
+    std::vector<Found> find(std::string_view s) const {
+        std::vector<Found> found;
+        int32_t node = 0;
+        for (size_t i = tokens_.empty() ? 0 : s.size(); i-- > 0;) {
+            node = step(node, static_cast<uint8_t>(s[i]));
+            if (const int32_t token = nodes_[node].token; token >= 0) found.push_back({i, &tokens_[token]});
+        }
+        std::reverse(found.begin(), found.end());
+        return found;
+    }
+
+  private:
+    // A node stands for the end of a token's text; nodes_[0] for the empty one.
+    struct Node {
+        int32_t parent = 0;   // without its first byte
+        int32_t shorter = 0;  // the longest node that this one starts with
+        int32_t token = -1;   // the longest token that this node starts with
+        uint8_t byte = 0;     // its first
+    };
+    // Where longer_ has the node that is longer by one byte on the left, or 0.
+    size_t slot_of(int32_t node, uint8_t byte) const {
+        return find_slot(longer_, hash_(static_cast<uint64_t>(node) << 8 | byte), [&](int32_t n) {
+            return n == 0 || (nodes_[n].parent == node && nodes_[n].byte == byte);
+        });
+    }
+    // The state after one more byte on the left.
+    int32_t step(int32_t node, uint8_t byte) const {
+        for (; node != 0; node = nodes_[node].shorter)
+            if (const int32_t longer = longer_[slot_of(node, byte)]) return longer;
+        return first_[byte];
+    }
+
+    std::vector<AddedToken> tokens_;
+    std::vector<Node> nodes_;
+    std::vector<int32_t> longer_;       // all nodes but the empty one, by parent and byte
+    std::array<int32_t, 256> first_{};  // those of one byte
+    RandomHash hash_;
+};
+
+// Throws "tokenizer: " and the parts unless a section is sound.
+void check_section(bool is_sound, const auto&... parts) {
+    if (!is_sound) fail("tokenizer: ", parts...);
+}
+
+// A cursor over the section. Every read is checked; numbers are little-endian at any alignment.
+struct SectionReader {
+    std::string_view rest;
+
+    std::string_view take(uint64_t n, const char* field) {
+        check_section(n <= rest.size(), field, " ", n, " bytes, but only ", rest.size(), " are left");
+        const std::string_view taken = rest.substr(0, n);
+        rest.remove_prefix(n);
+        return taken;
+    }
+    uint32_t u32(const char* field) {
+        uint32_t value;
+        std::memcpy(&value, take(4, field).data(), 4);
+        return value;
+    }
+    static void check_text(std::string_view text, const char* field) {
+        const size_t valid = utf8_valid_prefix(text);
+        check_section(valid == text.size(), field, " byte ", valid, " is not valid UTF-8");
+    }
+};
+
+class Vocabulary {
+  public:
+    // Reads a section and keeps a copy of what it needs. `vocab_size` is the model's. Throws
+    // std::runtime_error, "tokenizer: <field> <value> ...", for anything but a sound section.
+    Vocabulary(std::span<const std::byte> section, int vocab_size) {
+        SectionReader in{{reinterpret_cast<const char*>(section.data()), section.size()}};
+        // The header: twelve 32-bit numbers.
+        const uint32_t magic = in.u32("magic"), version = in.u32("version"), size = in.u32("size");
+        check_section(magic == 0x6E6B6F74, "magic ", magic, " is not 0x6e6b6f74 (\"tokn\")");
+        check_section(version == 1, "version ", version, " is not 1");
+        check_section(size == section.size(), "size ", size, " but the section has ", section.size(),
+                      " bytes");
+        const uint32_t vocab = in.u32("vocab_size");
+        check_section(vocab_size > 0 && vocab == static_cast<uint32_t>(vocab_size), "vocab_size ", vocab,
+                      " is not the model's ", vocab_size);
+        flags_ = in.u32("flags");
+        check_section(flags_ < 2 * kSteps, "flags ", flags_, " has unknown bits");
+        const uint32_t bos_id = in.u32("bos_id");
+        bos_id_ = static_cast<int>(bos_id);
+        check_section(bos_id < vocab || bos_id_ == -1, "bos_id ", bos_id, " is not an id");
+        check_section(bos_id < vocab || !(flags_ & kAddBos), "flags ", flags_,
+                      " asks for BOS without a bos_id");
+        const uint32_t n_merges = in.u32("n_merges"), n_added = in.u32("n_added");
+        const uint32_t pattern_size = in.u32("pattern_size"), word_pattern_size = in.u32("word_pattern_size");
+        const uint32_t chat_size = in.u32("chat_size"), bytes_size = in.u32("bytes_size");
+
+        // Where each token's bytes start. The bytes themselves come later.
+        SectionReader offsets{in.take(4 * (uint64_t{vocab} + 1), "vocab_size")};
+        for (size_t i = 0; i <= vocab; i++) {
+            const uint32_t low = i == 0 ? 0 : offsets_.back(), high = i == 0 ? 0 : bytes_size;
+            const uint32_t offset = offsets.u32("offset");
+            check_section(offset >= low && offset <= high, "offsets[", i, "] ", offset, " is not in ", low,
+                          "..", high);
+            offsets_.push_back(offset);
+        }
+        check_section(offsets_[vocab] == bytes_size, "bytes_size ", bytes_size,
+                      " is not where the last token ends");
+
+        const auto check_size = [](const char* field, uint32_t value, uint32_t most) {
+            check_section(value <= most, field, " ", value, " is more than ", most);
+        };
+        check_size("pattern_size", pattern_size, max_pattern_bytes);
+        check_size("word_pattern_size", word_pattern_size, max_pattern_bytes);
+        check_size("chat_size", chat_size, max_chat_bytes);
+        const SectionReader merges{in.take(12 * uint64_t{n_merges}, "n_merges")};
+        const SectionReader added{in.take(8 * uint64_t{n_added}, "n_added")};
+        token_flags_ = in.take(vocab, "vocab_size");
+        bytes_ = in.take(bytes_size, "bytes_size");
+        const SectionReader steps{in.take(pattern_size, "pattern_size")};
+        const std::string_view word_pattern = in.take(word_pattern_size, "word_pattern_size");
+        const SectionReader chat{in.take(chat_size, "chat_size")};
+        check_section(in.rest.empty(), "size ", size, " leaves ", in.rest.size(), " bytes over");
+
+        read_tokens();
+        read_merges(merges, n_merges);
+        read_steps(steps);
+        SectionReader::check_text(word_pattern, "word_pattern");
+        if (!word_pattern.empty()) word_pattern_.compile(word_pattern, "word_pattern");
+        read_added(added, n_added, !word_pattern.empty());
+        if (has_chat()) read_chat(chat);
+        check_section(has_chat() || chat_size == 0, "chat_size ", chat_size,
+                      " but the flags say there is no chat");
+    }
+
+    // The raw bytes of one token: maybe no whole character (see Utf8Stream), for an added token its name, and
+    // nothing for an id that is not defined.
+    std::string_view token_bytes(int id) const {
+        if (id < 0 || id >= vocab_size()) return {};
+        return std::string_view(bytes_).substr(offsets_[id], offsets_[id + 1] - offsets_[id]);
+    }
+    // Special tokens steer the model (<|eot_id|>); their bytes are not for the reader.
+    bool is_special(int id) const { return id >= 0 && id < vocab_size() && (token_flags_[id] & kSpecial); }
+    int vocab_size() const { return static_cast<int>(token_flags_.size()); }
+    int bos_id() const { return bos_id_; }  // -1: none
+    bool has_chat() const { return (flags_ & kHasChat) != 0; }
+    // The conversation as text for encode(text, false). Needs has_chat(); see chat_text() for the rest.
+    std::string render_chat(std::span<const ChatMessage> messages, bool think, bool generation_prompt) const {
+        if (!has_chat()) fail("chat: this model file has no chat template");
+        return chat_text(chat_, messages, think, generation_prompt);
+    }
+
+  protected:
+    static constexpr uint32_t kNfc = 1, kIgnoreMerges = 2, kAddBos = 4, kHasChat = 8, kSteps = 16;
+    static constexpr uint8_t kDefined = 1, kWord = 2, kSpecial = 4;  // a token's flags
+    static constexpr uint32_t kNoRank = 0xFFFFFFFF;
+
+    // A step of the pre-tokenizer: cuts a piece of text at the matches of a pattern.
+    static constexpr uint32_t kDropGaps = 1;  // a step's flag: what no match covers is dropped
+    struct SplitStep {
+        uint32_t flags = 0;
+        AnchoredRegex pattern{};
+    };
+    // Merge `left right` -> `merged`; a lower rank goes first. An empty slot has left = -1.
+    struct Merge {
+        int32_t left = -1, right = -1, merged = -1;
+        uint32_t rank = kNoRank;
+    };
+    // The slot of a pair or a word, or else the empty slot where it would go.
+    size_t merge_slot(int32_t left, int32_t right) const {
+        return find_slot(merges_, hash_of(left, right),
+                         [&](const Merge& m) { return m.left < 0 || (m.left == left && m.right == right); });
+    }
+    size_t word_slot(std::string_view word) const {
+        return find_slot(words_, hash_(word), [&](int32_t id) { return id < 0 || token_bytes(id) == word; });
+    }
+
+    uint32_t flags_ = 0;
+    int bos_id_ = -1;
+    ChatTemplate chat_;
+    std::string bytes_;              // every token's bytes, one after the other
+    std::vector<uint32_t> offsets_;  // (vocab_size + 1,) where each token starts in bytes_
+    std::string token_flags_;        // (vocab_size,)
+    std::array<int, 256> byte_ids_;  // the token of each single byte, -1 if there is none
+    RandomHash hash_;
+    std::vector<Merge> merges_;                   // a hash table by left and right
+    std::vector<int32_t> words_;                  // ids, a hash table by their bytes; only for kIgnoreMerges
+    AddedTokens raw_tokens_, normalized_tokens_;  // found before normalizing, and after
+    size_t longest_added_ = 0;                    // bytes that one of them is found by
+    uint32_t added_flags_ = 0;                    // that some of them have
+    std::vector<SplitStep> steps_;
+    AnchoredRegex word_pattern_;
+
+  private:
+    uint64_t hash_of(int32_t left, int32_t right) const {
+        return hash_(uint64_t{static_cast<uint32_t>(left)} << 32 | static_cast<uint32_t>(right));
+    }
+
+    void read_tokens() {
+        byte_ids_.fill(-1);
+        if (flags_ & kIgnoreMerges) words_.assign(slots_for(token_flags_.size()), -1);
+        for (int id = 0; id < vocab_size(); id++) {
+            const unsigned f = static_cast<uint8_t>(token_flags_[id]);
+            const std::string_view bytes = token_bytes(id);
+            const size_t n = bytes.size();
+            check_section(n <= max_token_bytes, "token ", id, " of ", n, " bytes is longer than ",
+                          max_token_bytes);
+            check_section(f == 0 ? n == 0 : n > 0 && f & kDefined && f < 2 * kSpecial, "token_flags[", id,
+                          "] ", f, " does not fit a token of ", n, " bytes");
+            if (!(f & kWord)) continue;
+            if (n == 1) byte_ids_[static_cast<uint8_t>(bytes[0])] = id;
+            if (flags_ & kIgnoreMerges) words_[word_slot(bytes)] = id;
+        }
+    }
+
+    // Merges are stored by rank, lowest first: left id, right id, id of the result.
+    void read_merges(SectionReader in, uint32_t n_merges) {
+        merges_.resize(slots_for(n_merges));
+        uint64_t bytes = 0;  // of the results
+        for (uint32_t rank = 0; rank < n_merges; rank++) {
+            const auto id_of = [](SectionReader& from) { return static_cast<int>(from.u32("merge")); };
+            const auto check_id = [&](bool is_sound, int id, const char* what) {
+                check_section(is_sound, "merges[", rank, "] ", static_cast<uint32_t>(id), what);
+            };
+            // The table does not fit into the caches, so slots are asked for some merges ahead.
+            if (in.rest.size() >= 9 * 12) {
+                SectionReader later{in.rest.substr(8 * 12)};
+                const int left = id_of(later), right = id_of(later);
+                __builtin_prefetch(&merges_[hash_of(left, right) & (merges_.size() - 1)]);
+            }
+            const int left = id_of(in), right = id_of(in), merged = id_of(in);
+            for (const int id : {left, right, merged})
+                check_id(static_cast<uint32_t>(id) < token_flags_.size() && token_flags_[id] & kWord, id,
+                         " is not a token that words consist of");
+            const std::string_view a = token_bytes(left), b = token_bytes(right), ab = token_bytes(merged);
+            bytes += ab.size();
+            check_id(bytes <= max_merge_bytes + 256 * uint64_t{n_merges}, merged,
+                     " makes merges too long in all");
+            check_id(ab.size() == a.size() + b.size() && ab.starts_with(a) && ab.ends_with(b), merged,
+                     " is not its two parts put together");
+            Merge& slot = merges_[merge_slot(left, right)];
+            check_id(slot.left < 0, left, " and its partner repeat");
+            slot = {left, right, merged, rank};
+        }
+    }
+
+    // Steps are stored in the order in which they cut: flags, length of the pattern, the pattern. Without
+    // kSteps the bytes are the one step's pattern, and if there are none text is not cut.
+    void read_steps(SectionReader in) {
+        const size_t n_bytes = in.rest.size();
+        const bool are_listed = (flags_ & kSteps) != 0;
+        while (!in.rest.empty()) {
+            check_section(steps_.size() < 16, "pattern_size ", n_bytes, " holds more than 16 steps");
+            const uint32_t flags = are_listed ? in.u32("pattern flags") : 0;
+            check_section(flags <= kDropGaps, "pattern flags ", flags, " has unknown bits");
+            const std::string_view pattern = in.take(are_listed ? in.u32("pattern") : n_bytes, "pattern of");
+            SectionReader::check_text(pattern, "pattern");
+            steps_.push_back({flags, {}});
+            steps_.back().pattern.compile(pattern, "pattern");
+        }
+    }
+
+    void read_added(SectionReader in, uint32_t n_added, bool has_word_pattern) {
+        std::vector<AddedToken> raw, normalized;
+        std::vector<bool> seen(token_flags_.size());
+        uint64_t bytes = 0;
+        for (uint32_t i = 0; i < n_added; i++) {
+            const uint32_t id = in.u32("added id"), f = in.u32("added flags");
+            const auto check_id = [&](bool is_sound, const auto&... what) {
+                check_section(is_sound, "added[", i, "].id ", id, what...);
+            };
+            check_id(id < seen.size(), " is not below ", seen.size());
+            check_section(f <= 31, "added[", i, "].flags ", f, " has unknown bits");
+            check_section(!(f & AddedToken::single_word) || has_word_pattern, "added[", i, "].flags ", f,
+                          " needs a word_pattern");
+            std::string text(token_bytes(static_cast<int>(id)));
+            check_id(!text.empty(), " is a token without text");
+            check_id(!seen[id], " is there twice");
+            seen[id] = true;
+            bytes += text.size();
+            check_id(bytes <= max_added_bytes, " makes added tokens longer than ", max_added_bytes,
+                     " bytes in all");
+            SectionReader::check_text(text, "added token");
+            const bool is_normalized = (f & AddedToken::normalized) != 0;
+            if (is_normalized && flags_ & kNfc) text = nfc(text);
+            longest_added_ = std::max(longest_added_, text.size());
+            added_flags_ |= f;
+            (is_normalized ? normalized : raw).push_back({static_cast<int>(id), f, std::move(text)});
+        }
+        raw_tokens_.build(std::move(raw));
+        normalized_tokens_.build(std::move(normalized));
+    }
+
+    void read_chat(SectionReader in) {
+        const size_t n_bytes = in.rest.size();
+        chat_.flags = in.u32("chat.flags");
+        check_section(chat_.flags <= 255, "chat.flags ", chat_.flags, " has unknown bits");
+        for (std::string* piece : chat_.pieces()) {
+            *piece = in.take(in.u32("chat literal"), "chat literal of");
+            SectionReader::check_text(*piece, "chat literal");
+        }
+        check_section(in.rest.empty(), "chat_size ", n_bytes, " leaves bytes over");
+    }
+};
