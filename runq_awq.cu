@@ -72,8 +72,8 @@
 #endif
 
 // main() turns an error into one line and an exit code: 2 for a wrong command line, else 1.
-struct UsageError : std::runtime_error {
-    using std::runtime_error::runtime_error;
+struct UsageError : std::logic_error {
+    using std::logic_error::logic_error;
 };
 
 // Throws an error that says its parts, one after another.

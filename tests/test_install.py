@@ -12,7 +12,7 @@ import pytest
 from tests.helpers import ROOT
 from tools.manual import bash, manual, parse, zsh
 
-PROGRAMS = ("runq", "runq_w8a8", "runq_gptq", "runq_moe", "runq_awq")
+PROGRAMS = tuple(path.stem for path in sorted(ROOT.glob("runq*.c*")))
 
 
 def help_of(program):

@@ -149,7 +149,7 @@ def tree(tmp_path_factory) -> Path:
 
 def test_the_page_names_the_files_that_a_scheme_changes(tree):
     changed = changed_files(tree)
-    (names,) = re.findall(r"has changed \w+ files that were there: ([^.]*(?:\.\w+[^.]*)*?)\. ", section_of_page())
+    (names,) = re.findall(r"has changed \w+ existing files: ([^.]*(?:\.\w+[^.]*)*?)\. ", section_of_page())
     assert set(re.findall(r"`([^`]+)`", names)) == changed
     assert len(changed) <= MOST_CHANGED
 

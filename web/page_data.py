@@ -224,7 +224,7 @@ def glossary() -> dict[str, str]:
     text = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     table = text[text.index("| word | meaning |") :].split("\n\n")[0]
     words = {}
-    for row in table.split("\n")[2:]:
+    for row in table.strip().split("\n")[2:]:
         names, meaning = (cell.strip() for cell in row.strip("|").split("|", 1))
         meaning = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", meaning).replace("`", "").replace("*", "")
         words |= {name.strip(): meaning for name in names.split(",")}
