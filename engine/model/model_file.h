@@ -127,6 +127,11 @@ inline void check_beginning(const std::string& path, const HeaderReader& h, cons
         fail("version is ", version, ", expected ", scheme.version);
 }
 
+inline void check_reserved(const HeaderReader& h, size_t first) {
+    for (size_t i = first; i < header_size; i++)
+        if (h.value<uint8_t>(i) != 0) fail("reserved byte at ", i, " is not 0");
+}
+
 // Reads and checks the extension block. Some fields stand there for the second time.
 template <class Config>
 void read_extension(const HeaderReader& h, const FileFormat<Config>& format, Config& c) {
@@ -161,8 +166,7 @@ void read_extension(const HeaderReader& h, const FileFormat<Config>& format, Con
     if (h.value<uint32_t>(0xBC) != 0)
         c.repetition_penalty = h.number("repetition_penalty", 0xBC, 0.01f, 100.0f);
     c.static_activations = h.number("activations", 0xB4, 0, format.max_activations) == 1;
-    for (size_t i = format.read_own(h, c); i < header_size; i++)
-        if (h.value<uint8_t>(i) != 0) fail("reserved byte at ", i, " is not 0");
+    check_reserved(h, format.read_own(h, c));
 
     // The place of the tokenizer section, and the checksum over it and the header.
     const auto offset = h.value<uint64_t>(0xA0), size = h.value<uint64_t>(0xA8);
