@@ -185,7 +185,10 @@ void read_extension(const HeaderReader& h, const FileFormat<Config>& format, Con
 // of these families, and low enough that no product of fields that the loaders form overflows 64 bits:
 // n_layers * dim * hidden_dim * 4 < 2^56.
 template <class Config>
-Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
+Config read_header(const std::string& path, std::span<const std::byte> file,
+                   const FileFormat<Config>& format) {
+    const HeaderReader h{file};
+    check_beginning(path, h, scheme_of(format.magic));
     Config c;
     c.dim = h.number("dim", 0x08, 1, 1 << 20);
     c.hidden_dim = h.number("hidden_dim", 0x0C, 1, 1 << 22);
@@ -218,13 +221,12 @@ Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
 // The length of the weights is checked by TensorList::check_end.
 template <class Config>
 ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Config>& format) {
-    const Scheme& scheme = scheme_of(format.magic);
-    if (const std::string other = describe_directory(path, scheme); !other.empty()) fail(path, ": ", other);
+    const std::string other = describe_directory(path, scheme_of(format.magic));
+    if (!other.empty()) fail(path, ": ", other);
     ModelFileOf<Config> file{path, MappedFile(path, printable(path)), {}, {}, {}, format.alignment};
     const HeaderReader h{file.map.bytes()};
     try {
-        check_beginning(path, h, scheme);
-        file.config = read_header(h, format);
+        file.config = read_header(path, h.file, format);
         format.check(file.config);
     } catch (const std::runtime_error& e) {
         fail(path, ": ", e.what());
