@@ -127,6 +127,11 @@ inline void check_beginning(const std::string& path, const HeaderReader& h, cons
         fail("version is ", version, ", expected ", scheme.version);
 }
 
+inline void check_reserved(const HeaderReader& h, size_t first) {
+    for (size_t i = first; i < header_size; i++)
+        if (h.value<uint8_t>(i) != 0) fail("reserved byte at ", i, " is not 0");
+}
+
 // Reads and checks the extension block. Some fields stand there for the second time.
 template <class Config>
 void read_extension(const HeaderReader& h, const FileFormat<Config>& format, Config& c) {
@@ -161,8 +166,7 @@ void read_extension(const HeaderReader& h, const FileFormat<Config>& format, Con
     if (h.value<uint32_t>(0xBC) != 0)
         c.repetition_penalty = h.number("repetition_penalty", 0xBC, 0.01f, 100.0f);
     c.static_activations = h.number("activations", 0xB4, 0, format.max_activations) == 1;
-    for (size_t i = format.read_own(h, c); i < header_size; i++)
-        if (h.value<uint8_t>(i) != 0) fail("reserved byte at ", i, " is not 0");
+    check_reserved(h, format.read_own(h, c));
 
     // The place of the tokenizer section, and the checksum over it and the header.
     const auto offset = h.value<uint64_t>(0xA0), size = h.value<uint64_t>(0xA8);
@@ -181,7 +185,10 @@ void read_extension(const HeaderReader& h, const FileFormat<Config>& format, Con
 // of these families, and low enough that no product of fields that the loaders form overflows 64 bits:
 // n_layers * dim * hidden_dim * 4 < 2^56.
 template <class Config>
-Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
+Config read_header(const std::string& path, std::span<const std::byte> file,
+                   const FileFormat<Config>& format) {
+    const HeaderReader h{file};
+    check_beginning(path, h, scheme_of(format.magic));
     Config c;
     c.dim = h.number("dim", 0x08, 1, 1 << 20);
     c.hidden_dim = h.number("hidden_dim", 0x0C, 1, 1 << 22);
@@ -214,13 +221,12 @@ Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
 // The length of the weights is checked by TensorList::check_end.
 template <class Config>
 ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Config>& format) {
-    const Scheme& scheme = scheme_of(format.magic);
-    if (const std::string other = describe_directory(path, scheme); !other.empty()) fail(path, ": ", other);
+    const std::string other = describe_directory(path, scheme_of(format.magic));
+    if (!other.empty()) fail(path, ": ", other);
     ModelFileOf<Config> file{path, MappedFile(path, printable(path)), {}, {}, {}, format.alignment};
     const HeaderReader h{file.map.bytes()};
     try {
-        check_beginning(path, h, scheme);
-        file.config = read_header(h, format);
+        file.config = read_header(path, h.file, format);
         format.check(file.config);
     } catch (const std::runtime_error& e) {
         fail(path, ": ", e.what());
