@@ -8,43 +8,110 @@
 #endif
 
 #include <memory>
+#include <span>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "engine/app/cli.h"
 #include "engine/app/model.h"
 #include "engine/backend/program.h"
+#include "engine/model/masks.h"
 
-// What is different with attention in int8, in a program that has it: its cache is another.
-template <class T>
-void set_int8_attention(Model& model, const std::shared_ptr<T>& m) {
-    if constexpr (requires { m->state.int8_attention; }) {
-        if (!m->state.int8_attention) return;
-        model.scheme += "; attention in int8";
-        model.kv_bytes_per_position = kv_bytes(model.config, KvFormat::q8);
-        model.fill_cache = [m](int n) { m->state.int8.cache.fill(n); };
+// Opens the model file and allocates a run's memory. Throws std::runtime_error with one line that names the
+// file. Nothing but the header and the tokenizer section is read before everything has been checked. packs:
+// unless the caller does it.
+template <class T = Transformer>  // whose members are asked for: programs do not have all of them
+std::unique_ptr<T> load_transformer(const Options& options, Trace* trace, bool packs = true) {
+    using OwnWeights = decltype(T::weights);
+    const std::string& path = options.model_path;
+    auto file = open_model_file(path, file_format);
+    const auto alignment = uint64_t(file_format.alignment);
+    OwnWeights{TensorList(nullptr, 0, alignment, alignment), file.config}.file.check_end(file);
+    if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
+    const int context = context_length(options, file.config);
+    const bool traced = trace != nullptr;
+    const uint64_t available = available_memory();
+    try {
+        check_memory(cpu_memory<RunState>(file, options, traced, max_chunk, sure_positions(options, context)),
+                     available);
+        OwnWeights weights{TensorList(file), file.config};
+        RunState state{file.config, options, context, traced};
+        auto m = std::make_unique<T>(T{std::move(file), std::move(weights), std::move(state), trace});
+        if constexpr (requires { &OwnWeights::check_mask; })  // reads tensors: --info has no use for that
+            if (!options.info) check_masks(m->weights);
+        if constexpr (requires { m->weights.pack(m->packed); })  // or load_model() packs, or nothing does
+            if (packs_weights(m->file, options)) m->weights.pack(m->packed);
+        if constexpr (requires { multiplied(m->weights)[0]->packed; })
+            if (packs && packs_weights(m->file, options))
+                for (auto* w : multiplied(m->weights))
+                    if (has_kernel(*w)) w->packed = m->packed.add(view_of(*w));
+        return m;
+    } catch (const std::runtime_error& e) {
+        throw std::runtime_error(path + ": " + e.what());
     }
 }
 
-// Opens and checks a model file. Throws std::runtime_error that names it, UsageError for options that do not
-// fit.
-inline Model load_model(const Options& options, Trace* trace) {
+// The program's model as the command line runs it.
+template <class T>
+struct CpuModel : Model {
+    std::unique_ptr<T> m;
+
+    // Throws as load_transformer() does, and UsageError for options that do not fit.
+    CpuModel(const Options& options, Trace* trace)
+        : m(load_transformer<T>(options, trace, !takes_backends<decltype(T::file.config)>)) {
+        kernel = choose_kernels(*m, options, program_name);
+        describe(*this, m->file, m->weights.file, m->state.cache.format());
+        scheme = scheme_text(m->file.config);
+        own_fields = format_fields(*m);
+        phases = &phase_seconds;
+        max_chunk = ::max_chunk;
+        kv_page = decltype(m->state.cache)::page;
+        if constexpr (requires { m->state.int8_attention; }) {
+            if (m->state.int8_attention) {
+                scheme += "; attention in int8";
+                kv_bytes_per_position = kv_bytes(config, KvFormat::q8);
+            }
+        }
+        const auto memory = [&](int n_positions) {
+            uint64_t n_bytes = 0;
+            for (const MemoryPart& part :
+                 cpu_memory<RunState>(m->file, options, trace != nullptr, max_chunk, n_positions))
+                n_bytes += part.bytes;
+            return n_bytes;
+        };
+        bytes_per_position = memory(1) - memory(0);
+        memory_bytes = m->weights.file.bytes_in_use(config) + memory(context_length(options, config));
+        if (trace != nullptr && !options.own.contains(mmap_option.name)) {
+            // Accumulators are computed from the file, which otherwise is packed and given back.
+            for (const TensorInfo& t : tensors)
+                if (t.name.starts_with(step_name(accumulator_layer, ""))) memory_bytes += t.n_bytes;
+        }
+    }
+
+    // A trace has the logits of every token, so that it does not depend on how the tokens were fed.
+    std::span<const float> forward(std::span<const int> tokens, int pos, int n_logits) override {
+        const auto logits = ::forward(*m, tokens, pos, m->trace != nullptr ? int(tokens.size()) : n_logits);
+        return logits.last(size_t(n_logits) * size_t(config.vocab_size));
+    }
+    bool fill_cache(int n) override {
+        if constexpr (requires { m->state.int8_attention; })
+            if (m->state.int8_attention) return m->state.int8.cache.fill(n), true;
+        return m->state.cache.fill(n), true;
+    }
+};
+
+inline std::unique_ptr<Model> load_model(const Options& options, Trace* trace) {
     if (options.chosen("--attn") == "int8" && options.chosen(kv_option.name) != "f32")
         throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
-    const bool packs = !takes_backends<decltype(Weights::c)>;  // or a back end has them
-    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace, packs);
-    const std::string kernel = choose_kernels(*m, options, program_name);
-    Model model = cpu_model(m, options, scheme_text(m->file.config), kernel, max_chunk);
-    model.own_fields = format_fields(*m);
-    set_int8_attention(model, m);
-    return model;
+    return std::make_unique<CpuModel<Transformer>>(options, trace);
 }
 
 // All options that other programs may not have.
 const std::vector<OwnOption> own_options = [] {
     std::vector<OwnOption> all = scheme_options;
     all.insert(all.end(), {kv_option, mmap_option});
-    if (takes_backends<decltype(Weights::c)>) all.push_back(backend_option);
+    if (takes_backends<decltype(Transformer::file.config)>) all.push_back(backend_option);
     return all;
 }();
 
