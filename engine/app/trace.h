@@ -266,10 +266,12 @@ class Recorder {
         for (int t = 0; t < x.n_rows; t++) {
             const bool is_kept = trace_->keeps_next(step_name(layer_, step));
             std::vector<int32_t> sums(size_t(matrix.n_rows) * size_t(x.n_groups()));
+            int32_t* sum = sums.data();
             for (int i = 0; i < matrix.n_rows && is_kept; i++) {
                 expand_columns(codes.data(), matrix, i, 0, x.n_cols);
-                for (int k = 0; k < x.n_cols; k++)
-                    sums[size_t(i * x.n_groups() + k / x.group_size)] += x.row_codes(t)[k] * codes[size_t(k)];
+                for (int first = 0; first < x.n_cols; first += x.group_size, sum++)
+                    for (int k = first; k < first + x.group_size; k++)
+                        *sum += int32_t(x.row_codes(t)[k]) * int32_t(codes[size_t(k)]);
             }
             (*this)(step, sums.data(), 1, {matrix.n_rows, x.n_groups()});
         }
