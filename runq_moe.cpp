@@ -17,7 +17,7 @@
 // ENGINE: the same names, faster, with what is left out here, as a system prompt in chat (docs/engine.md).
 
 #ifdef ENGINE
-#include "engine/program.h"
+#include "engine/program_experts.h"
 #else
 
 #include <algorithm>

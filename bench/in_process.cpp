@@ -17,7 +17,40 @@
 
 namespace {
 Options options;
-Model model;
+decltype(load_model(options, nullptr)) model{};
+
+// What a tree's load_model() gives: a pointer to a Model, or, in trees whose Model is no interface, a value.
+template <class Loaded>
+constexpr bool is_pointer = requires(Loaded& loaded) {
+    *loaded;
+};
+template <class Loaded>
+auto& of(Loaded& loaded) {
+    if constexpr (is_pointer<Loaded>)
+        return *loaded;
+    else
+        return loaded;
+}
+// Has n made-up positions in the cache, if the program can do that.
+template <class Loaded>
+void fill(Loaded& loaded, int n) {
+    if constexpr (is_pointer<Loaded>)
+        loaded->fill_cache(n);
+    else if (loaded.fill_cache)
+        loaded.fill_cache(n);
+}
+template <class Loaded>
+void run(Loaded& loaded, std::span<const int> ids, int pos) {
+    if constexpr (is_pointer<Loaded>) {
+        const auto most = size_t(loaded->max_chunk);
+        for (size_t i = 0; i < ids.size(); i += most) {
+            const auto chunk = ids.subspan(i, std::min(most, ids.size() - i));
+            loaded->forward(chunk, pos + int(i), i + most >= ids.size());
+        }
+    } else {
+        loaded.forward(ids, pos, false);
+    }
+}
 }  // namespace
 
 // Loads a model file. `arguments` are n_arguments of the command line, the first of them the program's name.
@@ -29,9 +62,9 @@ EXPORT const char* open_model(int n_arguments, const char* const* arguments, int
         options = parse_options(n_arguments, arguments, own_options);
         threads().resize(options.threads);
         model = load_model(options, nullptr);
-        if (n_positions + n_tokens > context_length(options, model.config))
+        if (n_positions + n_tokens > context_length(options, of(model).config))
             throw std::runtime_error("the context is shorter than " + std::to_string(n_positions + n_tokens));
-        if (model.fill_cache) model.fill_cache(n_positions);
+        fill(model, n_positions);
         return nullptr;
     } catch (const std::exception& e) {
         error = e.what();
@@ -42,6 +75,6 @@ EXPORT const char* open_model(int n_arguments, const char* const* arguments, int
 // Runs n tokens at once at position pos, the last of which gets logits.
 EXPORT void run_tokens(int n, int pos) {
     std::vector<int> ids(static_cast<size_t>(n));
-    for (int i = 0; i < n; i++) ids[size_t(i)] = (7 + 31 * i) % model.config.vocab_size;
-    model.forward(ids, pos, false);
+    for (int i = 0; i < n; i++) ids[size_t(i)] = (7 + 31 * i) % of(model).config.vocab_size;
+    run(model, ids, pos);
 }

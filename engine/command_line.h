@@ -8,16 +8,19 @@
 #error "this header is the engine's: compile with -DENGINE (make does)"
 #endif
 
+#include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
-#include "engine/app/cli.h"
-#include "engine/app/model.h"
+#include "engine/cpu_model.h"
 
 // Opens and checks a model file. Throws std::runtime_error that names it, UsageError for options that do not
 // fit.
-inline Model load_model(const Options& options, Trace* trace) {
-    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace);
-    return cpu_model(m, options, scheme_text(m->file.config), kernel_name(*m), max_chunk);
+inline std::unique_ptr<Model> load_model(const Options& options, Trace* trace) {
+    auto m = load_transformer(options, trace);
+    std::string kernel = kernel_name(*m);
+    return std::make_unique<CpuModel<Transformer>>(std::move(m), options, trace, std::move(kernel));
 }
 
 // All options that other programs may not have.

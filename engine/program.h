@@ -22,11 +22,10 @@
 #include "engine/app/options.h"
 #include "engine/app/trace.h"
 #include "engine/cpu/attention.h"
-#include "engine/cpu/attention_int8.h"
-#include "engine/cpu/expert_matrix.h"
-#include "engine/cpu/fp64_matmul.h"
 #include "engine/cpu/half.h"
+#include "engine/cpu/masks.h"
 #include "engine/cpu/ops.h"
+#include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/quantize.h"
 #include "engine/cpu/rows.h"
@@ -63,9 +62,13 @@ bool fast_matmul(const Int8Rows& x, const Products& products) {
     return quant_matmul(x, products);
 }
 
-// That of a program with attention in int8 (engine/cpu/attention_int8.h).
-struct AttentionRecorder : Recorder {
-    using Recorder::Recorder;
-    using Recorder::operator();
-    void operator()(const std::string& name, const Int8Attention& a) const { (*this)(name, a.weights); }
+// A loaded model, and all that a run of it needs: what forward() is given. Weights and RunState are the
+// program's own, and so may be Config.
+template <class Config, class Weights, class RunState>
+struct TransformerOf {
+    ModelFileOf<Config> file;
+    Weights weights;
+    RunState state;
+    Trace* trace = nullptr;      // not null: record every step
+    PackedMatrices packed = {};  // the weights, as the kernels read them fastest; the program may do without
 };

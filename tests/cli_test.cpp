@@ -1,6 +1,4 @@
 // The command line, the sampler, and what the programs do with a model, on a model that is a small table.
-#include "engine/app/cli.h"
-
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -14,11 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "engine/app/bench.h"
 #include "engine/app/chat.h"
 #include "engine/app/generate.h"
-#include "engine/app/info.h"
-#include "engine/app/perplexity.h"
+#include "engine/app/measure.h"
+#include "engine/app/model.h"
 #include "engine/app/sampler.h"
 #include "engine/app/session.h"
 #include "engine/os/process.h"
@@ -349,7 +346,8 @@ TEST_CASE("cli: failures are exit code 1 and one line") {
     CHECK(r.code == 1);
     CHECK(r.err == "runq: --file: cannot read '/': Is a directory\n");
 
-    const Program starving = {"runq", "", [](const Options&, Trace*) -> Model { throw std::bad_alloc(); }};
+    const Program starving = {
+        "runq", "", [](const Options&, Trace*) -> std::unique_ptr<Model> { throw std::bad_alloc(); }};
     r = run_cli(starving, {"m"});
     CHECK(r.code == 1);
     CHECK(r.err == "runq: not enough memory\n");
@@ -621,14 +619,14 @@ TEST_CASE("sampler: NaN and infinities never draw anything impossible") {
 
 TEST_CASE("generate: the prompt goes in pieces, then one token at a time, up to an eos id") {
     Bigram table;
-    const Model model = table.model();
+    TableModel model = table.model();
     Session s = greedy_session(model);
     std::vector<int> ids = {0, 4}, emitted;
     CHECK(generate(s, ids, [&](int id) { emitted.push_back(id); }) == Stop::end_of_text);
     CHECK(ids == std::vector<int>{0, 4, 5, 6, 7});
     CHECK(emitted == std::vector<int>{5, 6, 7});
     // The eos id itself is never run.
-    CHECK(table.fed == std::vector<Fed>{{0, {0, 4}, false}, {2, {5}, false}, {3, {6}, false}});
+    CHECK(table.fed == std::vector<Fed>{{0, {0, 4}, 1}, {2, {5}, 1}, {3, {6}, 1}});
     CHECK(s.held == std::vector<int>{0, 4, 5, 6});
     CHECK(s.statistics.n_prefill == 2);
     CHECK(s.statistics.n_decode == 2);
@@ -641,12 +639,12 @@ TEST_CASE("generate: the prompt goes in pieces, then one token at a time, up to 
     CHECK(generate(t, long_prompt, [](int) {}) == Stop::steps);
     REQUIRE(table.fed.size() == 10);  // chunks of 3
     for (size_t i = 0; i < 10; i++)
-        CHECK(table.fed[i] == Fed{static_cast<int>(3 * i), std::vector<int>(3, 1), false});
+        CHECK(table.fed[i] == Fed{static_cast<int>(3 * i), std::vector<int>(3, 1), i < 9 ? 0 : 1});
 }
 
 TEST_CASE("generate: stops at its number of tokens and at the end of the context") {
     Bigram table;
-    Model model = table.model();
+    TableModel model = table.model();
     model.config.eos_ids = {};
     Session s = greedy_session(model, 10);
     s.max_new = 3;
@@ -705,7 +703,7 @@ TEST_CASE("lookup: the same text in fewer passes, greedy and drawn") {
         std::vector<size_t> passes;
         for (const int most : {0, 1, 3, 9}) {
             table.fed.clear();
-            Model model = table.model();
+            TableModel model = table.model();
             model.config.eos_ids = {eos};
             Session s{model, Sampler(temperature, 0, 1, uint64_t(round), 0, penalty), 40, max_new,
                       Lookup(most)};
@@ -741,7 +739,7 @@ TEST_CASE("lookup: the same text in fewer passes, greedy and drawn") {
 
 TEST_CASE("generate: what the KV cache holds is not run again") {
     Bigram table;
-    const Model model = table.model();
+    TableModel model = table.model();
     Session s = greedy_session(model);
     s.max_new = 2;
     std::vector<int> ids = {0, 1, 2};
@@ -754,10 +752,10 @@ TEST_CASE("generate: what the KV cache holds is not run again") {
         Fed first;
     };
     const std::vector<Turn> turns = {
-        {{0, 1, 2, 3, 4, 6, 1}, {4, {4, 6, 1}, false}},  // goes on; held: 0 1 2 3 4 6 1 2
-        {{0, 1, 5, 2}, {2, {5, 2}, false}},              // parts at the third token; held: 0 1 5 2 3
-        {{0, 1, 5, 2}, {3, {2}, false}},                 // all there, but the last is run for its logits
-        {{3, 2}, {0, {3, 2}, false}},                    // nothing in common
+        {{0, 1, 2, 3, 4, 6, 1}, {4, {4, 6, 1}, 1}},  // goes on; held: 0 1 2 3 4 6 1 2
+        {{0, 1, 5, 2}, {2, {5, 2}, 1}},              // parts at the third token; held: 0 1 5 2 3
+        {{0, 1, 5, 2}, {3, {2}, 1}},                 // all there, but the last is run for its logits
+        {{3, 2}, {0, {3, 2}, 1}},                    // nothing in common
     };
     for (const Turn& turn : turns) {
         table.fed.clear();
@@ -774,11 +772,12 @@ TEST_CASE(
     for (const float penalty : {1.0f, 2.0f}) {
         Bigram table;  // 5 for the next token, else 0
         for (int t = 0; t < 7; t++) table.row(t)[6] = 3;
-        Model model = table.model();
+        TableModel model = table.model();
         int picked = 0;
-        model.forward_greedy = [&](std::span<const int> tokens, int pos) {
+        model.finds_best = true;
+        model.greedy = [&](std::span<const int> tokens, int pos) {
             picked++;
-            return argmax(model.forward(tokens, pos, false));
+            return argmax(model.forward(tokens, pos, 1));
         };
         Session s{model, Sampler(0, 0, 1, 0, 0, penalty), 64};
         std::vector<int> ids = {3, 0, 1};
@@ -795,11 +794,11 @@ TEST_CASE("generate: logits that are not finite end it, behind the text and with
         for (const bool by_device : {false, true}) {
             Bigram table;
             table.row(2)[4] = bad;
-            const Model whole = table.model();
-            Model model = whole;
+            TableModel model = table.model();
+            model.finds_best = by_device;
             if (by_device)
-                model.forward_greedy = [&](std::span<const int> tokens, int pos) {
-                    const auto logits = whole.forward(tokens, pos, false);
+                model.greedy = [&](std::span<const int> tokens, int pos) {
+                    const auto logits = model.forward(tokens, pos, 1);
                     return all_finite(logits.data(), logits.size()) ? argmax(logits) : -1;
                 };
             Session s{model, Sampler(0, 0, 1, 0), 64};
@@ -822,7 +821,7 @@ TEST_CASE("generate: a penalty with a window counts the last of the new tokens a
     table.row(1)[2] = 0;
     table.row(1)[0] = 5;
     table.row(0)[6] = table.row(1)[6] = 3;
-    const Model model = table.model();
+    TableModel model = table.model();
     const std::vector<std::pair<std::optional<size_t>, Ids>> cases = {
         {std::nullopt, {0, 1, 6, 7}},  // 0 is in the prompt
         {64, {0, 1, 0, 6, 7}},         // 1 was said two tokens ago
@@ -884,9 +883,9 @@ TEST_CASE("cli: ids in, ids out, and the statistics") {
 
 TEST_CASE("cli: without a prompt generation starts from the BOS alone") {
     struct WithBos {
-        static Model load(const Options&, Trace*) {
-            Model m = loaded->model();
-            m.config.bos_id = 4;
+        static std::unique_ptr<Model> load(const Options&, Trace*) {
+            auto m = std::make_unique<TableModel>(*loaded);
+            m->config.bos_id = 4;
             return m;
         }
     };
@@ -902,10 +901,10 @@ TEST_CASE("cli: without a prompt generation starts from the BOS alone") {
 
 TEST_CASE("cli: min_p and the penalty are the model's unless given; --info names them where they are set") {
     struct Asking {
-        static Model load(const Options&, Trace*) {
-            Model m = loaded->model();
-            m.config.min_p = 0.05f;
-            m.config.repetition_penalty = 1.1f;
+        static std::unique_ptr<Model> load(const Options&, Trace*) {
+            auto m = std::make_unique<TableModel>(*loaded);
+            m->config.min_p = 0.05f;
+            m->config.repetition_penalty = 1.1f;
             return m;
         }
     };
@@ -956,10 +955,10 @@ TEST_CASE("cli: --info names every field and runs nothing") {
     CHECK(fields["rope_scaling"] == "none");
     // The tensors, which this model does not have but here.
     struct WithTensors {
-        static Model load(const Options&, Trace*) {
-            Model m = loaded->model();
-            m.tensors = {{"norm", "F32", {8}, 256, 0, 32},
-                         {"layers.0.attn.q_proj.codes", "I8", {4, 8}, 288, 32, 32}};
+        static std::unique_ptr<Model> load(const Options&, Trace*) {
+            auto m = std::make_unique<TableModel>(*loaded);
+            m->tensors = {{"norm", "F32", {8}, 256, 0, 32},
+                          {"layers.0.attn.q_proj.codes", "I8", {4, 8}, 288, 32, 32}};
             return m;
         }
     };
@@ -1036,12 +1035,12 @@ struct Talker : Bigram {
 };
 
 template <bool add_bos, Chat chat>
-Model load_talker(const Options& o, Trace*) {
-    Model m = loaded->model();
-    m.config.eos_ids = {end};
-    m.config.bos_id = bos;
-    m.tokenizer = std::make_shared<Tokenizer>(small_tokenizer(add_bos, chat));
-    context_length(o, m.config);
+std::unique_ptr<Model> load_talker(const Options& o, Trace*) {
+    auto m = std::make_unique<TableModel>(*loaded);
+    m->config.eos_ids = {end};
+    m->config.bos_id = bos;
+    m->tokenizer = std::make_shared<Tokenizer>(small_tokenizer(add_bos, chat));
+    context_length(o, m->config);
     return m;
 }
 const Program talker = {"runq", "", load_talker<true, Chat::pieces>};
@@ -1092,8 +1091,8 @@ TEST_CASE("chat mode: every turn runs only what has changed") {
         return calls;
     };
     // In the second turn the first one's thought has gone, so all after its <a> is new.
-    CHECK(prompts() == std::vector<Fed>{{0, {bos, user, a, end, assistant}, false},
-                                        {5, {d, end, user, b, end, assistant}, false}});
+    CHECK(prompts() == std::vector<Fed>{{0, {bos, user, a, end, assistant}, 1},
+                                        {5, {d, end, user, b, end, assistant}, 1}});
     CHECK(r.err.find("prefill   11 tokens") != std::string::npos);
     CHECK(r.err.find("decode    8 tokens") != std::string::npos);
     CHECK(r.err.find("> ") == std::string::npos);
@@ -1102,14 +1101,14 @@ TEST_CASE("chat mode: every turn runs only what has changed") {
     r = run_cli(talker, {"m", "-m", "chat", "-i", "a", "-y", "cc", "-r", "0"}, "b");
     CHECK(r.out == "d\nd\n");
     CHECK(prompts() ==
-          std::vector<Fed>{{0, {bos, sys, c, c, end, user, a, end, assistant, think, unthink}, false},
-                           {9, {d, end, user, b, end, assistant, think, unthink}, false}});
+          std::vector<Fed>{{0, {bos, sys, c, c, end, user, a, end, assistant, think, unthink}, 1},
+                           {9, {d, end, user, b, end, assistant, think, unthink}, 1}});
 
     // An answer that -n cut short is closed by the template, and otherwise stays: no </think>, no thought.
     model.fed.clear();
     r = run_cli(talker, {"m", "-m", "chat", "-n", "2", "--print-ids"}, "a\nb\n");
     CHECK(r.out == "10,7\n10,7\n");
-    CHECK(prompts()[1] == Fed{6, {c, end, user, b, end, assistant}, false});
+    CHECK(prompts()[1] == Fed{6, {c, end, user, b, end, assistant}, 1});
 }
 
 TEST_CASE("chat mode: a conversation as JSON has every character of a message, those of a terminal escaped") {
@@ -1122,12 +1121,12 @@ TEST_CASE("chat mode: a conversation as JSON has every character of a message, t
 TEST_CASE("chat mode: draws if neither the user nor the file asks for a temperature") {
     static ModelConfig file;
     struct Asking {
-        static Model load(const Options& o, Trace* trace) {
-            Model m = load_talker<true, Chat::pieces>(o, trace);
-            m.config.temperature = file.temperature;
-            m.config.top_p = file.top_p;
-            m.config.top_k = file.top_k;
-            m.config.repetition_penalty = file.repetition_penalty;
+        static std::unique_ptr<Model> load(const Options& o, Trace* trace) {
+            auto m = load_talker<true, Chat::pieces>(o, trace);
+            m->config.temperature = file.temperature;
+            m->config.top_p = file.top_p;
+            m->config.top_k = file.top_k;
+            m->config.repetition_penalty = file.repetition_penalty;
             return m;
         }
     };
@@ -1214,7 +1213,7 @@ TEST_CASE("chat mode: a conversation that gives no tokens is refused, and nothin
 
 TEST_CASE("generate: a long prompt's progress is told before each chunk and at its end, a short one's not") {
     Bigram table;
-    Model model = table.model();
+    TableModel model = table.model();
     model.max_chunk = 2;
     std::vector<std::pair<size_t, size_t>> told;
     const auto run = [&](uint64_t macs_per_token) {
@@ -1233,7 +1232,7 @@ TEST_CASE("generate: a long prompt's progress is told before each chunk and at i
 
 TEST_CASE("generate: takes 1 to `context` tokens") {
     Bigram table;
-    const Model model = table.model();
+    TableModel model = table.model();
     Session s = greedy_session(model, 4);
     std::vector<int> none, five(5, 1);
     CHECK_THROWS_WITH_AS(generate(s, none, [](int) {}), "generate: 0 tokens to go on from, expected 1 to 4",
@@ -1331,7 +1330,7 @@ TEST_CASE("--ppl: the ids of a text that is read in pieces are those of the whol
 
 TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
     Bigram table;
-    const Model model = table.model();
+    TableModel model = table.model();
     // After t: 5 for t + 1, 0 for the seven others.
     const double hit = std::log(std::exp(5.0) + 7) - 5, miss = hit + 5;
     std::vector<size_t> progress;
@@ -1343,7 +1342,7 @@ TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
     CHECK(p.n_scored == 7);
     CHECK(p.nll == doctest::Approx(5 * hit + 2 * miss).epsilon(1e-12));
     CHECK(p.value() == doctest::Approx(std::exp((5 * hit + 2 * miss) / 7)).epsilon(1e-12));
-    CHECK(table.fed == std::vector<Fed>{{0, {0, 1, 2}, true}, {0, {4, 0, 1}, true}, {0, {3}, true}});
+    CHECK(table.fed == std::vector<Fed>{{0, {0, 1, 2}, 3}, {0, {4, 0, 1}, 3}, {0, {3}, 1}});
     CHECK(progress == std::vector<size_t>{4, 8, 10});
 
     // With BOS 2 in front, windows of 3 ids: 2(0 1 2) 2(3 4 0) 2(1 2 3) 2(5); all ten are scored.
@@ -1354,7 +1353,7 @@ TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
     // hits: 0>1 1>2, 2>3 3>4, 1>2 2>3; misses: 2>0, 4>0, 2>1, 2>5
     CHECK(p.nll == doctest::Approx(6 * hit + 4 * miss).epsilon(1e-12));
     CHECK(table.fed ==
-          std::vector<Fed>{{0, {2, 0, 1}, true}, {0, {2, 3, 4}, true}, {0, {2, 1, 2}, true}, {0, {2}, true}});
+          std::vector<Fed>{{0, {2, 0, 1}, 3}, {0, {2, 3, 4}, 3}, {0, {2, 1, 2}, 3}, {0, {2}, 1}});
     CHECK(progress == std::vector<size_t>{3, 6, 9, 10});
 
     // A window longer than max_chunk = 3 goes in chunks, at the right positions.
@@ -1362,7 +1361,7 @@ TEST_CASE("perplexity: windows, chunks and scores, against a sum by hand") {
     p = perplexity(model, ids_of(ids), -1, 64, keep);
     CHECK(p.n_scored == 9);
     CHECK(p.nll == doctest::Approx(7 * hit + 2 * miss).epsilon(1e-12));
-    CHECK(table.fed == std::vector<Fed>{{0, {0, 1, 2}, true}, {3, {3, 4, 0}, true}, {6, {1, 2, 3}, true}});
+    CHECK(table.fed == std::vector<Fed>{{0, {0, 1, 2}, 3}, {3, {3, 4, 0}, 3}, {6, {1, 2, 3}, 3}});
 
     // Nothing to score: no ids, one id without a BOS, a last window of one id, no room beside the BOS.
     CHECK(perplexity(model, ids_of({}), 2, 4, keep).n_scored == 0);
@@ -1420,9 +1419,9 @@ TEST_CASE("bench: a share above 100% is explained, and no other") {
 
 TEST_CASE("bench: behind positions that are made up nothing runs but the tokens that are timed, and one") {
     struct Filled {
-        static Model load(const Options& o, Trace* trace) {
-            Model m = table_program.load(o, trace);
-            m.fill_cache = [](int n) { CHECK(n == 1000); };
+        static std::unique_ptr<Model> load(const Options& o, Trace* trace) {
+            auto m = load_table(o, trace);
+            m->fill = [](int n) { CHECK(n == 1000); };
             return m;
         }
     };
@@ -1441,7 +1440,7 @@ TEST_CASE("bench: one token in each page of the KV cache goes ahead, untimed") {
     const Result r = run_cli(table_program, {"m", "--bench", "298,2"});
     CHECK(r.code == 0);
     REQUIRE(table.fed.size() == 6);
-    for (size_t i = 0; i < 3; i++) CHECK(table.fed[i] == Fed{static_cast<int>(i) * 128, {7}, false});
+    for (size_t i = 0; i < 3; i++) CHECK(table.fed[i] == Fed{static_cast<int>(i) * 128, {7}, 1});
     CHECK(table.fed[3].pos == 0);
     CHECK(table.fed[3].tokens.size() == 298);
     CHECK(table.fed.back().pos == 299);

@@ -1,5 +1,5 @@
 // What is said when a run's memory is not there, and what happens at the end of what is.
-#include "engine/app/memory.h"
+#include "engine/app/model.h"
 
 #include <doctest/doctest.h>
 #include <sys/resource.h>

@@ -3,19 +3,18 @@
 
 #include <utility>
 
-#include "engine/app/perplexity.h"
+#include "engine/app/measure.h"
 #include "engine/os/machine.h"
 #include "engine/os/threads.h"
 #include "table_model.h"
 
 namespace {
 
-// A model that prefills in chunks of 3 tokens and gets a Ctrl-C in the n-th.
+// A model that takes chunks of 3 tokens and gets a Ctrl-C in the n-th call, counted from 0.
 struct Interrupted : Bigram {
     const OnSigint default_action{SIG_DFL};
     explicit Interrupted(int n) {
-        has_prefill = true;
-        raise_at_prefill = n;
+        raise_at_call = n;
         context = 64;
     }
 };
@@ -24,25 +23,23 @@ struct Interrupted : Bigram {
 
 TEST_CASE("prefill: without logits up to the last chunk") {
     Interrupted table(-1);
-    const Model model = table.model();
+    TableModel model = table.model();
     Session s = greedy_session(model);
     s.max_new = 1;
     std::vector<int> ids = {0, 1, 2, 3, 4, 5, 6, 0};
     CHECK(generate(s, ids, [](int) {}) == Stop::steps);
-    CHECK(table.prefilled == std::vector<Fed>{{0, {0, 1, 2}, false}, {3, {3, 4, 5}, false}});
-    CHECK(table.fed == std::vector<Fed>{{6, {6, 0}, false}});
+    CHECK(table.fed == std::vector<Fed>{{0, {0, 1, 2}, 0}, {3, {3, 4, 5}, 0}, {6, {6, 0}, 1}});
     CHECK(s.held == std::vector<int>{0, 1, 2, 3, 4, 5, 6, 0});
     CHECK(s.statistics.n_prefill == 8);
 }
 
 TEST_CASE("prefill: Ctrl-C ends it after the chunk that runs, with the statistics so far and exit code 130") {
-    Interrupted table(2);
+    Interrupted table(1);
     loaded = &table;
     const Result r = run_cli(table_program, {"m", "--ids", "0,1,2,3,4,5,6,0,1,2,3,4", "-n", "0"});
     CHECK(r.code == 130);
     CHECK(r.out == "\n");
-    CHECK(table.prefilled.size() == 2);
-    CHECK(table.fed.empty());
+    CHECK(table.fed.size() == 2);
     CHECK(r.err.find("prefill   6 tokens") != std::string::npos);
 }
 
@@ -51,15 +48,15 @@ TEST_CASE("prefill: Ctrl-C ends --bench within the prompt, untimed or timed") {
     loaded = &timed;
     Result r = run_cli(table_program, {"m", "--bench", "40,20"});
     CHECK(r.code == 130);
-    CHECK(timed.prefilled.size() == 2);
-    CHECK(timed.fed.size() == 1);  // the one that goes ahead
+    CHECK(timed.fed.size() == 1 + 2);  // the one that goes ahead, and two chunks
     CHECK(r.out.starts_with("prefill 6 tokens: "));
     CHECK(r.out.find("decode") == std::string::npos);
 
     struct OnDevice {
-        static Model load(const Options&, Trace*) {
-            Model m = loaded->model();
-            m.forward_greedy = [](std::span<const int>, int) { return 0; };
+        static std::unique_ptr<Model> load(const Options&, Trace*) {
+            auto m = std::make_unique<TableModel>(*loaded);
+            m->finds_best = true;
+            m->greedy = [](std::span<const int>, int) { return 0; };
             return m;
         }
     };
@@ -67,7 +64,7 @@ TEST_CASE("prefill: Ctrl-C ends --bench within the prompt, untimed or timed") {
     loaded = &untimed;
     r = run_cli({"runq", "", OnDevice::load}, {"m", "--bench", "40,20"});
     CHECK(r.code == 130);
-    CHECK(untimed.prefilled.size() == 2);
+    CHECK(untimed.fed.size() == 1 + 2);
     CHECK(r.out.find("prefill") == std::string::npos);
 }
 
@@ -75,7 +72,7 @@ TEST_CASE("prefill: Ctrl-C ends --ppl after the chunk that runs") {
     const OnSigint default_action(SIG_DFL);
     Bigram table;
     table.raise_at_call = 2;
-    const Model model = table.model();
+    TableModel model = table.model();
     catch_ctrl_c();
     const NextIds endless = [](size_t n) { return std::vector<int>(n, 1); };
     const Perplexity p = perplexity(model, endless, -1, 20, [](size_t) {});
@@ -105,7 +102,7 @@ TEST_CASE("KV cache: no memory for the next page of positions is one line, not t
 
     // Asked once a page, and before decoding comes to it.
     table.kv_page = 4, table.kv_bytes = 1;
-    Model model = table.model();
+    TableModel model = table.model();
     Session s = greedy_session(model);
     make_room(s, 5);
     CHECK(s.kv_room == 8);
@@ -129,7 +126,7 @@ TEST_CASE("KV cache: no memory for the next page of positions is one line, not t
 TEST_CASE(
     "trace: no memory for the next positions is one line, asked for the prompt and then token by token") {
     Bigram table;
-    Model model = table.model();
+    TableModel model = table.model();
     Session s = greedy_session(model);
     make_room(s, 1000);  // no trace
     CHECK(s.trace_room == 0);

@@ -14,11 +14,7 @@ namespace {
 
 Transformer load(const std::string& name, Trace* trace = nullptr, Options options = {}) {
     options.model_path = "build/models/" + name + ".bin";
-#ifdef ENGINE
-    return std::move(*load_cpu<Transformer>(file_format, max_chunk, options, trace));
-#else
     return std::move(*load_transformer(options, trace));
-#endif
 }
 
 void set_threads(int n) {

@@ -4,12 +4,14 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <functional>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
-#include "engine/app/cli.h"
+#include "engine/app/model.h"
 #include "engine/app/session.h"
 #include "engine/os/process.h"
 
@@ -21,7 +23,7 @@ namespace {
 struct Fed {
     int pos;
     std::vector<int> tokens;
-    bool all_logits;
+    int n_logits;
     bool operator==(const Fed&) const = default;
 };
 
@@ -32,9 +34,6 @@ struct Bigram {
     int raise_at_call = -1;    // the call that also sends this process a SIGINT
     uint64_t weight_bytes = 1000, kv_bytes = 10;
     int context = 64, max_chunk = 3, kv_page = 0;
-    bool has_prefill = false;
-    std::vector<Fed> prefilled;  // every call of prefill(), if the model has it
-    int raise_at_prefill = -1;   // that call, counted from 1, also sends a SIGINT
 
     // After token t comes t + 1, and after the last one the first.
     explicit Bigram(int vocab = 8) : vocab_size(vocab), table(static_cast<size_t>(vocab * vocab), 0.0f) {
@@ -45,40 +44,48 @@ struct Bigram {
         return std::span(table).subspan(static_cast<size_t>(t) * n, n);
     }
 
-    Model model() {
-        Model m;
-        m.config.vocab_size = vocab_size;
-        m.config.max_seq_len = context;
-        m.config.dim = m.config.n_layers = 1;
-        m.config.temperature = 0;
-        m.config.eos_ids = {7};
-        m.scheme = "table";
-        m.kernel = "lookup";
-        m.weight_bytes_per_token = weight_bytes;
-        m.kv_bytes_per_position = m.bytes_per_position = kv_bytes;
-        m.kv_page = kv_page;
-        m.max_chunk = max_chunk;
-        m.forward = [this, logits = std::vector<float>()](std::span<const int> tokens, int pos,
-                                                          bool all_logits) mutable {
-            if (static_cast<int>(fed.size()) == raise_at_call) std::raise(SIGINT);
-            fed.push_back({pos, {tokens.begin(), tokens.end()}, all_logits});
-            logits.clear();
-            for (const int t : all_logits ? tokens : tokens.last(1)) {
-                logits.insert(logits.end(), row(t).begin(), row(t).end());
-            }
-            return std::span<const float>(logits);
-        };
-        if (has_prefill) {
-            m.prefill = [this](std::span<const int> tokens, int pos) {
-                prefilled.push_back({pos, {tokens.begin(), tokens.end()}, false});
-                if (static_cast<int>(prefilled.size()) == raise_at_prefill) std::raise(SIGINT);
-            };
-        }
-        return m;
+    struct TableModel model();
+};
+
+struct TableModel : Model {
+    Bigram* table;
+    std::vector<float> logits{};
+    std::function<int(std::span<const int> tokens, int pos)> greedy{};  // set finds_best, too
+    std::function<void(int n)> fill{};
+
+    explicit TableModel(Bigram& t) : table(&t) {
+        config.vocab_size = t.vocab_size;
+        config.max_seq_len = t.context;
+        config.dim = config.n_layers = 1;
+        config.temperature = 0;
+        config.eos_ids = {7};
+        scheme = "table";
+        kernel = "lookup";
+        weight_bytes_per_token = t.weight_bytes;
+        kv_bytes_per_position = bytes_per_position = t.kv_bytes;
+        kv_page = t.kv_page;
+        max_chunk = t.max_chunk;
+    }
+    std::span<const float> forward(std::span<const int> tokens, int pos, int n_logits) override {
+        if (static_cast<int>(table->fed.size()) == table->raise_at_call) std::raise(SIGINT);
+        table->fed.push_back({pos, {tokens.begin(), tokens.end()}, n_logits});
+        if (tokens.empty() || tokens.size() > static_cast<size_t>(max_chunk))
+            throw std::logic_error("a chunk of " + std::to_string(tokens.size()) + " tokens");
+        logits.clear();
+        for (const int t : tokens.last(static_cast<size_t>(n_logits)))
+            logits.insert(logits.end(), table->row(t).begin(), table->row(t).end());
+        return logits;
+    }
+    int forward_greedy(std::span<const int> tokens, int pos) override { return greedy(tokens, pos); }
+    bool fill_cache(int n) override {
+        if (fill) fill(n);
+        return fill != nullptr;
     }
 };
 
-[[maybe_unused]] Session greedy_session(const Model& model, int context = 64) {
+inline TableModel Bigram::model() { return TableModel(*this); }
+
+[[maybe_unused]] Session greedy_session(Model& model, int context = 64) {
     return Session{model, Sampler(0, 0, 1, 0), context};
 }
 
@@ -122,12 +129,16 @@ struct OnSigint {
 
 [[maybe_unused]] Bigram* loaded = nullptr;  // what the next load gives; a Program's load is a plain function
 
-[[maybe_unused]] const Program table_program = {"runq", "a table", [](const Options& o, Trace*) {
-                                                    Model m = loaded->model();
-                                                    context_length(o, m.config);
-                                                    return m;
-                                                }};
-[[maybe_unused]] const Program no_program = {"runq", "loads nothing", [](const Options&, Trace*) -> Model {
+[[maybe_unused]] std::unique_ptr<TableModel> load_table(const Options& o, Trace*) {
+    auto m = std::make_unique<TableModel>(*loaded);
+    context_length(o, m->config);
+    return m;
+}
+[[maybe_unused]] const Program table_program = {
+    "runq", "a table",
+    [](const Options& o, Trace* trace) -> std::unique_ptr<Model> { return load_table(o, trace); }};
+[[maybe_unused]] const Program no_program = {"runq", "loads nothing",
+                                             [](const Options&, Trace*) -> std::unique_ptr<Model> {
                                                  throw std::runtime_error("the model was opened");
                                              }};
 

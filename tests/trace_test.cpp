@@ -77,7 +77,7 @@ TEST_CASE("trace: from a position on, but tokens, keys and values from the first
 }
 
 TEST_CASE("trace: what it will take is counted, and nothing of that is kept") {
-    constexpr uint64_t token = 16;  // of a token of a step, besides its values
+    constexpr uint64_t token = 40;  // of a token of a step, besides its values
     const float x[64] = {};
     for (const int from : {0, 3}) {
         Trace trace(from);
@@ -115,7 +115,7 @@ TEST_CASE("trace: values stay as they are, however many and however large") {
     std::filesystem::create_directories(folder);
     const std::string path = folder + "large.safetensors";
     Trace trace;
-    std::vector<float> row(50000);  // some a block, some a block of their own
+    std::vector<float> row(50000);
     for (int i = 0; i < 300; i++) {
         const int n = i % 3 == 0 ? int(row.size()) : i % 3 == 1 ? 1000 : 1;
         std::fill(row.begin(), row.end(), float(i));
@@ -158,26 +158,6 @@ TEST_CASE("recorder: accumulators of one layer's products") {
     CHECK(t.at("layers.1.ffn.up_proj.acc").shape == std::vector<int>{2, 3, 2});
     CHECK(t.at("layers.1.ffn.up_proj.acc").i32() ==
           std::vector<int32_t>{21, -100, 1142, -100, 0, 100, -127, 8, -32385, 2, 0, -2});
-}
-
-TEST_CASE("recorder: sums of products") {
-    std::filesystem::create_directories(folder);
-    const std::string path = folder + "sums.safetensors";
-    Trace trace;
-    const int8_t x[] = {1, 2, 3, 4}, rows[] = {1, 1, 1, 1, 0, -1, 2, 0};
-    const float scales[4] = {};
-    for (const int layer : {0, accumulator_layer}) {
-        const Recorder record(&trace, layer);
-        record.sums("product", 1, {2, 2}, [&](std::vector<int32_t>& sums, int token) {
-            CHECK(token == 0);
-            append_sums(sums, x, int8_matrix(rows, scales, 2, 4, 2), 2);
-        });
-    }
-    trace.write(path);
-    const Tensors t = read_safetensors(path);
-    CHECK(t.size() == 1);
-    CHECK(t.at("layers.1.product.acc").shape == std::vector<int>{1, 2, 2});
-    CHECK(t.at("layers.1.product.acc").i32() == std::vector<int32_t>{3, 7, -2, 6});
 }
 
 TEST_CASE("recorder: names, shapes, quantized rows and what each token sees") {

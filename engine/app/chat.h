@@ -28,7 +28,7 @@
 // what either of them does say of the others holds. The temperature is low: a small model that knows an
 // answer is not sure of its first word, and some other first words lead it to a wrong one. So it is the
 // penalty that has to keep it from repeating itself. It is for the last tokens of the answer, and, again and
-// again, for those that would repeat a phrase of it (generate() in generate.h). One for everything since the
+// again, for those that would repeat a phrase of it (generate() in session.h). One for everything since the
 // beginning also grows with a long answer until it is no language any more, and it makes the token that ends
 // an answer less likely, which templates put behind each turn (docs/real-model.md).
 constexpr float chat_temperature = 0.1f, chat_top_p = 0.9f, chat_repetition_penalty = 1.15f;

@@ -1,6 +1,5 @@
-// What the programs do once their model runs: generate, chat, measure perplexity, measure speed.
-#include "engine/app/cli.h"
-
+// The command line of the programs, and what they do once their model is loaded: print what it says of
+// itself, generate, chat, measure.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -14,13 +13,11 @@
 #include <utility>
 #include <vector>
 
-#include "engine/app/bench.h"
 #include "engine/app/chat.h"
 #include "engine/app/generate.h"
-#include "engine/app/info.h"
+#include "engine/app/measure.h"
 #include "engine/app/model.h"
 #include "engine/app/options.h"
-#include "engine/app/perplexity.h"
 #include "engine/app/session.h"
 #include "engine/app/streams.h"
 #include "engine/app/trace.h"
@@ -42,7 +39,106 @@ void load_tokenizer(Model& model, const std::string& path) {
     }
 }
 
+void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
+    const ModelConfig& c = m.config;
+    std::string text;
+    auto line = [&](const char* field, const std::string& value) {
+        text += format("%-24s%s\n", field, value.c_str());
+    };
+    auto number = [&](const char* field, uint64_t value) { line(field, std::to_string(value)); };
+    auto integer = [&](const char* field, int value) { line(field, std::to_string(value)); };
+    line("file", o.model_path);
+    line("arch", arch_name(c.arch));
+    line("scheme", m.scheme);
+    line("kernel", m.kernel);
+    integer("threads", o.threads);
+    integer("dim", c.dim);
+    integer("hidden_dim", c.hidden_dim);
+    integer("n_layers", c.n_layers);
+    integer("n_heads", c.n_heads);
+    integer("n_kv_heads", c.n_kv_heads);
+    integer("head_dim", c.head_dim);
+    integer("vocab_size", c.vocab_size);
+    integer("max_seq_len", c.max_seq_len);
+    line("shared_classifier", c.shared_classifier ? "yes" : "no");
+    line("group_size", c.group_size > 0 ? std::to_string(c.group_size) : "whole rows");
+    for (const OwnField& field : m.own_fields) line(field.name, field.value);
+    line("norm_eps", format("%g", double(c.norm_eps)));
+    line("rope_theta", format("%.9g", double(c.rope_theta)));
+    const RopeScaling& r = c.rope_scaling;
+    line("rope_scaling", r.llama3 ? format("llama3, factor %g, low_freq_factor %g, high_freq_factor %g, "
+                                           "original_max_position_embeddings %d",
+                                           double(r.factor), double(r.low_freq_factor),
+                                           double(r.high_freq_factor), r.original_max_position_embeddings)
+                                  : "none");
+    line("bos_id", c.bos_id >= 0 ? std::to_string(c.bos_id) : "none");
+    std::string eos;
+    for (const int id : c.eos_ids) eos += (eos.empty() ? "" : ",") + std::to_string(id);
+    line("eos_ids", eos.empty() ? "none" : eos);
+    line("temperature", format("%g", double(c.temperature)));
+    integer("top_k", c.top_k);
+    line("top_p", format("%g", double(c.top_p)));
+    if (c.min_p > 0) line("min_p", format("%g", double(c.min_p)));
+    if (c.repetition_penalty != 1) {
+        line("repetition_penalty", format("%g", double(c.repetition_penalty)));
+    }
+    line("tokenizer", m.tokenizer ? "yes" : "no");
+    line("chat_template", m.tokenizer && m.tokenizer->has_chat() ? "yes" : "no");
+    integer("context", context);
+    number("file_bytes", m.file_bytes);
+    number("weight_bytes", m.weight_bytes);
+    number("weight_bytes_per_token", m.weight_bytes_per_token);
+    number("kv_bytes_per_position", m.kv_bytes_per_position);
+    number("kv_cache_bytes", m.kv_bytes_per_position * uint64_t(context));
+    if (m.memory_bytes > 0) {
+        number("memory_bytes", m.memory_bytes + m.trace_size.bytes(0, uint64_t(context)));
+    }
+    for (const TensorInfo& t : m.tensors) {
+        std::string shape;
+        for (const int n : t.shape) {
+            if (!shape.empty()) shape += ",";
+            shape += std::to_string(n);
+        }
+        line("tensor", t.name + " " + t.type + " [" + shape + "] " + std::to_string(t.offset));
+    }
+    put_foreign(out, text);  // a file's name may hold anything
+}
+
 namespace {
+
+// For Session::progress: one line of a terminal, which is empty again at the end.
+void show_progress(std::FILE* err, size_t n_done, size_t n_tokens) {
+    const std::string text = format("reading: %zu of %zu tokens", n_done, n_tokens);
+    note(err, "\r" + (n_done < n_tokens ? text : std::string(text.size(), ' ') + "\r"));
+}
+
+// `sampling` is empty where nothing was drawn.
+void print_statistics(std::FILE* err, const Session& s, int n_threads, const std::string& sampling) {
+    const Model& m = s.model;
+    const ModelConfig& c = m.config;
+    const Statistics& t = s.statistics;
+    std::string text =
+        format("model     %s, %d layers, dim %d, vocabulary %d; %s; %s\n", arch_name(c.arch), c.n_layers,
+               c.dim, c.vocab_size, m.scheme.c_str(), size_text(m.file_bytes).c_str());
+    text += format("run       %s, %d thread%s, context %d, peak memory %s", m.kernel.c_str(), n_threads,
+                   n_threads == 1 ? "" : "s", s.context,
+                   size_text(t.peak_memory > 0 ? t.peak_memory : peak_memory_bytes()).c_str());
+    if (m.device_bytes() > 0) text += ", of the device " + size_text(m.device_bytes());
+    text += "\n";
+    if (!sampling.empty()) text += "sampling  " + sampling + "\n";
+    if (t.n_prefill > 0) {
+        text += format("prefill   %d tokens in %.2f s, %.1f tokens/s\n", t.n_prefill, t.prefill_seconds,
+                       per_second(t.n_prefill, t.prefill_seconds));
+    }
+    if (t.n_decode > 0) {
+        text += format("decode    %d tokens in %.2f s, %.1f tokens/s, %.1f GB/s", t.n_decode,
+                       t.decode_seconds, per_second(t.n_decode, t.decode_seconds),
+                       per_second(t.decode_bytes, t.decode_seconds) / 1e9);
+        if (t.n_passes < t.n_decode) text += format(", %.2f tokens a pass", double(t.n_decode) / t.n_passes);
+        text += "\n";
+    }
+    note(err, text);
+}
 
 // The first step that is not finite where these tokens are run, of the first position that has one: the model
 // is loaded once more, to look at all of them. A value at one position can make those before it in a chunk
@@ -52,12 +148,12 @@ std::optional<NotFiniteValue> first_not_finite(const Program& program, const Opt
                                                std::span<const int> ids) {
     std::optional<NotFiniteValue> found;
     Trace trace;
-    const Model model = program.load(o, &trace);
-    for (const auto chunk : {static_cast<size_t>(model.max_chunk), size_t{1}}) {
+    const std::unique_ptr<Model> model = program.load(o, &trace);
+    for (const auto chunk : {size_t(model->max_chunk), size_t{1}}) {
         for (size_t i = 0; i < ids.size() && !found && !interrupted; i += chunk) {
             for (size_t end = std::min(i + chunk, ids.size()); end > i;) {
                 trace.find_not_finite(i);
-                model.forward(ids.subspan(i, end - i), static_cast<int>(i), false);
+                model->forward(ids.subspan(i, end - i), int(i), 1);
                 if (!trace.not_finite()) break;
                 found = trace.not_finite();
                 end = found->position;
@@ -99,14 +195,15 @@ int run(Options o, const Program& program, const Streams& io) {
     threads().resize(o.threads);
     threads().yield_to_others();
     Trace trace(o.trace_from.value_or(0));
-    Model model = program.load(o, o.trace ? &trace : nullptr);
+    std::unique_ptr<Model> loaded = program.load(o, o.trace ? &trace : nullptr);
+    Model& model = *loaded;
     const ModelConfig& c = model.config;
     const int context = context_length(o, c);
     load_tokenizer(model, o.model_path);
     if (o.trace) {  // any token, at the first two positions
         model.trace_size = trace.size_of(std::min(context, 2), [&](int position) {
             const int id = 0;
-            model.forward(std::span(&id, 1), position, false);
+            model.forward(std::span(&id, 1), position, 1);
         });
     }
     if (o.info) {
@@ -122,20 +219,19 @@ int run(Options o, const Program& program, const Streams& io) {
     const float min_p = o.min_p.value_or(c.min_p),
                 repetition_penalty = o.repetition_penalty.value_or(c.repetition_penalty);
     const int top_k = o.top_k.value_or(c.top_k);
-    const uint64_t seed = o.seed.value_or(static_cast<uint64_t>(
-        std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1)));
+    const uint64_t seed = o.seed.value_or(
+        uint64_t(std::chrono::system_clock::now().time_since_epoch() / std::chrono::microseconds(1)));
     Session s{model, Sampler(temp, top_k, top_p, seed, min_p, repetition_penalty), context};
     if (o.steps > 0) s.max_new = o.steps;
     s.penalty_window = penalty_window;
     s.lookup = Lookup(o.lookup);
     if (is_terminal(io.err)) s.progress = [&](size_t n_done, size_t n) { show_progress(io.err, n_done, n); };
-    std::string sampling =
-        temp == 0 ? "temperature 0, the most probable token each time"
-                  : format("temperature %g, top-k %d, top-p %g, seed %llu", static_cast<double>(temp), top_k,
-                           static_cast<double>(top_p), static_cast<unsigned long long>(seed));
-    if (min_p > 0 && temp != 0) sampling += format(", min-p %g", static_cast<double>(min_p));
+    std::string sampling = temp == 0 ? "temperature 0, the most probable token each time"
+                                     : format("temperature %g, top-k %d, top-p %g, seed %llu", double(temp),
+                                              top_k, double(top_p), static_cast<unsigned long long>(seed));
+    if (min_p > 0 && temp != 0) sampling += format(", min-p %g", double(min_p));
     if (repetition_penalty != 1) {
-        sampling += format(", repetition penalty %g", static_cast<double>(repetition_penalty));
+        sampling += format(", repetition penalty %g", double(repetition_penalty));
         if (penalty_window) sampling += format(" within %zu tokens", *penalty_window);
     }
     if (o.ppl || o.bench) sampling.clear();
@@ -162,7 +258,7 @@ int run(Options o, const Program& program, const Streams& io) {
     }
     if (trace_file && has_trace) trace.write(*trace_file);
     if (not_finite) {
-        model = {};  // its memory
+        loaded.reset();  // its memory
         throw std::runtime_error(o.model_path + ": " + not_finite_text(program, o, *not_finite));
     }
     print_statistics(io.err, s, threads().size(), sampling);

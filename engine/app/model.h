@@ -1,29 +1,35 @@
-// Between a program and its command line: a loaded model, ready to run.
+// Between a program and its command line, which is the same whatever the scheme: a program gives its name and
+// a function that loads a model. And how much memory a run takes, and whether it is there, asked before any
+// of it is taken: otherwise the kernel ends the process without a word, or this one takes minutes to fill
+// what a few bytes of a header ask for.
+//
+// What is counted is what a run cannot do without. That is not the weights: a mapped file is read from the
+// disk again and again if it has to be. And it is not the KV cache of the whole context, which takes memory
+// as positions are used (a context of 131072 does no harm to a short talk), but that of the positions which
+// are sure to be used. Programs on a device count all of that, as they allocate all of it.
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
+#include <cstdio>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "engine/app/memory.h"
 #include "engine/app/options.h"
 #include "engine/app/streams.h"
 #include "engine/app/trace.h"
 #include "engine/cpu/kv_cache.h"
-#include "engine/cpu/masks.h"
-#include "engine/cpu/packed_matrix.h"
-#include "engine/cpu/quant_matmul.h"
 #include "engine/model/config.h"
 #include "engine/model/matrix_format.h"
 #include "engine/model/model_file.h"
 #include "engine/model/tensors.h"
 #include "engine/os/machine.h"
+#include "engine/os/memory.h"
 #include "engine/os/process.h"
 
 class Tokenizer;  // engine/text/tokenizer.h
@@ -34,7 +40,7 @@ struct OwnField {
     std::string value;
 };
 
-// What a program hands to the command line: one loaded model, ready to run.
+// One loaded model, ready to run. Programs on a device with its own memory override all functions.
 struct Model {
     ModelConfig config;
     std::shared_ptr<const Tokenizer> tokenizer;      // null if the file has none; the command line loads it
@@ -52,107 +58,177 @@ struct Model {
     std::vector<TensorInfo> tensors;       // of the file, in its order
     std::vector<OwnField> own_fields{};    // of --info, that only this scheme has
     const PhaseSeconds* phases = nullptr;  // where the time goes; null if the program does not measure it
-    // Runs tokens[i] at position pos + i. Returns logits (n_rows, vocab_size): a row for every token with
-    // all_logits, else one row, the last token's. They are valid until the next call. At most max_chunk
-    // tokens with all_logits; without, any number.
-    std::function<std::span<const float>(std::span<const int> tokens, int pos, bool all_logits)> forward;
-    int max_chunk = 0;  // the program sets it
-    // Runs up to max_chunk tokens of a prompt that goes on, without logits. Empty: forward() does it.
-    std::function<void(std::span<const int> tokens, int pos)> prefill;
-    // Puts made-up keys and values of positions 0 .. n - 1 into the cache. Empty: the program has to run
-    // them.
-    std::function<void(int n)> fill_cache;
-    int kv_page = 0;  // positions for which the KV cache takes memory at a time; 0: it has all of it already
+    int max_chunk = 0;                     // tokens that forward() takes at once
+    int kv_page = 0;          // positions for which the KV cache takes memory at a time; 0: it has all of it
+    bool finds_best = false;  // forward_greedy() is there
 
-    // The members below are set by programs that run on a device with its own memory, and empty elsewhere.
-    // As forward() for the last of up to max_chunk tokens, but the index of the largest logit: the device
-    // finds it itself. -1 if they are not all finite.
-    std::function<int(std::span<const int> tokens, int pos)> forward_greedy;
-    std::function<uint64_t()> device_bytes;    // the most memory that was taken there
-    std::function<double()> device_bandwidth;  // bytes/s it can read; 0 if its memory is this machine's
+    Model() = default;
+    virtual ~Model() = default;
+
+    // Runs up to max_chunk tokens, tokens[i] at position pos + i. Returns logits (n_logits, vocab_size),
+    // those of the last n_logits tokens: none, one or all. They are valid until the next call.
+    virtual std::span<const float> forward(std::span<const int> tokens, int pos, int n_logits) = 0;
+    // The same for the last token, but the index of the largest logit: the device finds it itself. -1 if they
+    // are not all finite.
+    virtual int forward_greedy(std::span<const int> /*tokens*/, int /*pos*/) { return -1; }
+    // Puts made-up keys and values of positions 0 .. n - 1 into the cache. False: the program has to run
+    // them.
+    virtual bool fill_cache(int /*n*/) { return false; }
+    virtual uint64_t device_bytes() const { return 0; }  // the most memory that was taken there
+    // Bytes/s that the device can read; 0 if its memory is this machine's.
+    virtual double device_bandwidth() { return 0; }
 };
 
 struct Program {
     const char* name;
-    const char* summary;                          // one line for --help
-    Model (*load)(const Options&, Trace* trace);  // trace is null unless there is a --trace
-    std::span<const OwnOption> options{};         // that the other programs do not have
+    const char* summary;                                           // one line for --help
+    std::unique_ptr<Model> (*load)(const Options&, Trace* trace);  // trace is null unless there is a --trace
+    std::span<const OwnOption> options{};                          // that the other programs do not have
 };
 
-// The option of programs that run on a CPU.
-inline const OwnOption kv_option = {"--kv", {"f32", "f16", "q8"}, "numbers of the KV cache"};
-// Products take longer, but nothing is copied, and processes share the file's memory.
-inline const OwnOption mmap_option = {"--mmap", {}, "weights are read where the file lies: slower, no copy"};
-inline KvFormat kv_format(const Options& options) {
-    const std::string name = options.chosen(kv_option.name);
-    return name == "q8" ? KvFormat::q8 : name == "f16" ? KvFormat::f16 : KvFormat::f32;
-}
+// All of a program's main(): engine/app/cli.cpp. Text goes to standard output and nothing else does. Every
+// error becomes one line on standard error and an exit code, which is returned.
+int run_command_line(int argc, const char* const* argv, const Program& program);
 
-// The KV cache of a run.
-inline KvCache kv_cache(const Options& options, const ModelConfig& c, int context) {
-    return {kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
-}
+// The same with streams of the caller's.
+int run_with_streams(int argc, const char* const* argv, const Program& program, const Streams& io);
+
+// The tokenizer of the model's file, if it has one. Throws std::runtime_error with the file's name if the
+// section is unsound.
+void load_tokenizer(Model& model, const std::string& path);
+
+// --info: a line for each field, and at last for each tensor, in the order of the file: name, type, shape and
+// offset in the file in bytes.
+void print_info(std::FILE* out, const Model& model, const Options& o, int context);
+
+// ----------------------------------------------------------------------------
+// What follows from a file
 
 // Bytes of the KV cache for a position.
 inline uint64_t kv_bytes(const ModelConfig& c, KvFormat format) {
     return 2 * uint64_t(c.n_layers) * uint64_t(c.n_kv_heads) * kv_head_bytes(format, c.head_dim);
 }
 
-// The lengths of the feed-forward blocks together, of experts the active ones'.
-template <class Config>
-uint64_t hidden_dims(const Config& c) {
-    uint64_t n = 0;
-    for (int l = 0; l < c.n_layers; l++) {
-        int of_layer = c.hidden_dim;
-        if constexpr (requires { c.moe; })
-            if (c.has_experts(l)) of_layer = c.moe.n_active * c.moe.hidden_dim;
-        n += uint64_t(of_layer);
-    }
-    return n;
-}
-
 // What follows from a file and its tensors, whatever the scheme. kv: how the KV cache keeps a number.
 template <class Config>
-Model model_of(const ModelFileOf<Config>& file, const TensorList& tensors, KvFormat kv) {
+void describe(Model& m, const ModelFileOf<Config>& file, const TensorList& tensors, KvFormat kv) {
     const Config& c = file.config;
-    Model m;
     m.config = c;
     m.tokenizer_section = file.tokenizer;
     m.file_bytes = file.map.bytes().size();
     m.weight_bytes = tensors.weight_bytes();
     m.weight_bytes_per_token = tensors.bytes_per_token(c);
     m.kv_bytes_per_position = kv_bytes(c, kv);
-    m.macs_per_token = c.macs_per_token(hidden_dims(c));
+    uint64_t hidden_dims = 0;  // the feed-forward blocks' together, of experts the active ones'
+    for (int l = 0; l < c.n_layers; l++) {
+        int of_layer = c.hidden_dim;
+        if constexpr (requires { c.moe; })
+            if (c.has_experts(l)) of_layer = c.moe.n_active * c.moe.hidden_dim;
+        hidden_dims += uint64_t(of_layer);
+    }
+    m.macs_per_token = c.macs_per_token(hidden_dims);
     m.tensors = tensors.all();
-    return m;
 }
 
-// A chunk's forward pass: up to max_chunk tokens, tokens[i] at position pos + i. Returns logits (n_logits,
-// vocab_size), those of the last n_logits tokens: none, one or all.
-using ForwardChunk =
-    std::function<std::span<const float>(std::span<const int> tokens, int pos, int n_logits)>;
-
-// Model::forward made of that: any number of tokens, a chunk after the other. A trace has the logits of every
-// token, so that it does not depend on how the tokens were fed. Otherwise only the last chunk's are computed.
-inline auto in_chunks(ForwardChunk forward, int max_chunk, int vocab_size, bool traced) {
-    return [=, forward = std::move(forward)](std::span<const int> tokens, int pos, bool all_logits) {
-        std::span<const float> logits;
-        while (!tokens.empty()) {
-            const auto chunk = tokens.first(std::min(tokens.size(), size_t(max_chunk)));
-            tokens = tokens.subspan(chunk.size());
-            const bool all = all_logits || traced;
-            logits = forward(chunk, pos, all ? int(chunk.size()) : tokens.empty() ? 1 : 0);
-            pos += int(chunk.size());
-        }
-        return all_logits ? logits : logits.last(size_t(vocab_size));
-    };
+// "12.3 MB", "4.56 GB"
+inline std::string size_text(uint64_t bytes) {
+    const auto b = double(bytes);
+    return bytes < 1000000000 ? format("%.1f MB", b / 1e6) : format("%.2f GB", b / 1e9);
 }
 
-// Model::prefill made of a chunk's forward pass: no logits, unless there is a trace, which has every token's.
-inline auto without_logits(ForwardChunk forward, bool traced) {
-    return [=, forward = std::move(forward)](std::span<const int> chunk, int pos) {
-        forward(chunk, pos, traced ? int(chunk.size()) : 0);
-    };
+// ----------------------------------------------------------------------------
+// Memory
+
+struct MemoryPart {
+    std::string what;  // "the logits of 128 tokens"
+    uint64_t bytes;
+    const char* advice = "";  // what makes it smaller, if anything does
+};
+
+// Throws std::runtime_error, without the file's name, unless all parts together are available. `kind` is
+// "memory" or "device memory". The line has the largest parts, but none below a hundredth.
+inline void check_memory(std::vector<MemoryPart> parts, uint64_t available, const char* kind = "memory") {
+    uint64_t needed = 0;
+    for (const MemoryPart& part : parts) needed += part.bytes;
+    if (needed <= available) return;
+    std::stable_sort(parts.begin(), parts.end(),
+                     [](const MemoryPart& a, const MemoryPart& b) { return a.bytes > b.bytes; });
+    std::string text = format("needs %s of %s, %s are available: ", size_text(needed).c_str(), kind,
+                              size_text(available).c_str());
+    for (size_t i = 0; i < std::min<size_t>(3, parts.size()); i++) {
+        if (i > 0 && parts[i].bytes < needed / 100) break;
+        if (i > 0) text += ", ";
+        text += size_text(parts[i].bytes) + " for " + parts[i].what;
+    }
+    if (const std::string advice = parts[0].advice; !advice.empty()) text += "; " + advice;
+    throw std::runtime_error(text);
+}
+
+// The logits of n tokens in fp32.
+inline MemoryPart logits_part(uint64_t n, int vocab_size) {
+    return {n == 1 ? "the logits" : "the logits of " + std::to_string(n) + " tokens",
+            n * uint64_t(vocab_size) * sizeof(float)};
+}
+
+// The KV cache of positions `first` to `end` - 1.
+inline MemoryPart kv_part(size_t first, size_t end, uint64_t bytes_per_position, const char* advice) {
+    return {format("the keys and values of positions %zu to %zd", first, ptrdiff_t(end) - 1),
+            uint64_t(end - first) * bytes_per_position, advice};
+}
+
+// The context that a run uses: --ctx, or by default what the model was made for but at most 4096 positions.
+inline int context_length(const Options& options, const ModelConfig& config) {
+    if (options.ctx == 0) return std::min(4096, config.max_seq_len);
+    if (options.ctx <= config.max_seq_len) return options.ctx;
+    throw UsageError(
+        format("--ctx: %d is more than the model's max_seq_len, %d", options.ctx, config.max_seq_len));
+}
+
+// The positions that a run is sure to use, as far as its options tell, up to `context`.
+inline int sure_positions(const Options& o, int context) {
+    const uint64_t n =
+        o.bench ? uint64_t(o.bench->n_prompt) + uint64_t(o.bench->n_generated) + uint64_t(o.bench->depth)
+        : o.ids ? o.ids->size()
+                : 1;
+    return int(std::clamp<uint64_t>(n, 1, uint64_t(context)));
+}
+
+// How many tokens' logits a run asks for at once, in chunks of n tokens: those of all for perplexity or a
+// trace, those of a guess and the token before it, or one token's.
+inline int n_logits(const Options& o, bool traced, int n) {
+    return o.ppl || traced ? n : std::min(n, 1 + o.lookup);
+}
+
+// What a CPU program's run takes besides the weights and a trace once it has used n_positions, in chunks of
+// up to max_chunk tokens: what its RunState takes, made where memory is counted.
+template <class RunState, class Config>
+std::vector<MemoryPart> cpu_memory(const ModelFileOf<Config>& file, const Options& o, bool traced,
+                                   int max_chunk, int n_positions) {
+    const int context = context_length(o, file.config), n = std::min(max_chunk, context);
+    const MemoryCount count;
+    const RunState counted{file.config, o, context, traced};
+    const MemoryPart logits = logits_part(uint64_t(n_logits(o, traced, n)), file.config.vocab_size);
+    // The cache, and with it what attention takes in each thread, is for whole pages of positions.
+    constexpr int page = decltype(counted.cache)::page;
+    const uint64_t n_all = (uint64_t(context) + page - 1) / page * page;
+    return {{"a chunk of " + std::to_string(n) + " tokens", count.at_once() - logits.bytes},
+            logits,
+            kv_part(0, size_t(n_positions), count.as_used() / n_all, "fewer tokens take less"),
+            {"the tokenizer", file.tokenizer.size()}};
+}
+
+// ----------------------------------------------------------------------------
+// What programs on a CPU have in common
+
+inline const OwnOption kv_option = {"--kv", {"f32", "f16", "q8"}, "numbers of the KV cache"};
+// Products take longer, but nothing is copied, and processes share the file's memory.
+inline const OwnOption mmap_option = {"--mmap", {}, "weights are read where the file lies: slower, no copy"};
+
+// The KV cache of a run.
+inline KvCache kv_cache(const Options& options, const ModelConfig& c, int context) {
+    const std::string name = options.chosen(kv_option.name);
+    const KvFormat format = name == "q8" ? KvFormat::q8 : name == "f16" ? KvFormat::f16 : KvFormat::f32;
+    return {format, c.n_layers, c.n_kv_heads, c.head_dim, context};
 }
 
 // Whether matrices are packed for the kernels, in a copy: if that takes no more than three quarters of the
@@ -182,108 +258,4 @@ auto multiplied(Weights& w) {
             for (auto& m : *layers) all.push_back(&m);
         return all;
     }
-}
-
-// A model that a CPU program has loaded, and all that a run of it needs: what forward() is given. Weights and
-// RunState are the program's own, and so may be Config.
-template <class Config, class Weights, class RunState>
-struct TransformerOf {
-    ModelFileOf<Config> file;
-    Weights weights;
-    RunState state;
-    Trace* trace = nullptr;      // not null: record every step
-    PackedMatrices packed = {};  // the weights, as the kernels read them fastest; the program may do without
-};
-
-// Opens the model file, which is of this format, and allocates a run's memory, for chunks of up to max_chunk
-// tokens. Throws std::runtime_error with one line that names the file. Nothing but the header and the
-// tokenizer section is read before everything has been checked. packs: unless the caller does it, or not.
-template <class Transformer, class Config>
-std::shared_ptr<Transformer> load_cpu(const FileFormat<Config>& format, int max_chunk, const Options& options,
-                                      Trace* trace, bool packs = true) {
-    using Weights = decltype(Transformer::weights);
-    using RunState = decltype(Transformer::state);
-    if (options.chosen("--attn") == "int8" && kv_format(options) != KvFormat::f32)
-        throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
-    const std::string& path = options.model_path;
-    ModelFileOf<Config> file = open_model_file(path, format);
-    const auto alignment = uint64_t(format.alignment);
-    Weights{TensorList(nullptr, 0, alignment, alignment), file.config}.file.check_end(file);
-    if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
-    const int context = context_length(options, file.config);
-    const uint64_t available = available_memory();
-    try {
-        check_memory(cpu_memory<RunState>(file, options, trace != nullptr, max_chunk,
-                                          sure_positions(options, context)),
-                     available);
-        Weights weights{TensorList(file), file.config};
-        RunState state{file.config, options, context, trace != nullptr};
-        auto m = std::make_shared<Transformer>(
-            Transformer{std::move(file), std::move(weights), std::move(state), trace});
-        if constexpr (requires { &Weights::check_mask; })  // reads tensors: --info has no use for that
-            if (!options.info) check_masks(m->weights);
-        if constexpr (requires { m->weights.pack(m->packed); })  // or load_model() packs, or nothing does
-            if (packs_weights(m->file, options)) m->weights.pack(m->packed);
-        if constexpr (requires { multiplied(m->weights)[0]->packed; })
-            if (packs && packs_weights(m->file, options))
-                for (auto* w : multiplied(m->weights))
-                    if (has_kernel(*w)) w->packed = m->packed.add(view_of(*w));
-        return m;
-    } catch (const std::runtime_error& e) {
-        throw std::runtime_error(path + ": " + e.what());
-    }
-}
-
-// What quantizes and multiplies where this build's kernels do.
-template <class Transformer>
-const char* kernel_name(const Transformer& m) {
-    if constexpr (requires { kernel_group(m.weights.classifier); }) {
-        const int group = kernel_group(m.weights.classifier);
-        return group > 0 ? int8_kernel_name(group) : "portable";
-    } else if constexpr (requires { multiplied(m.weights); }) {
-        // With a scale a row, rows of different lengths may take different paths: the name is that of the
-        // model's width.
-        const int group = m.file.config.group_size;
-        return int8_kernel_name(group > 0 ? group : m.file.config.dim);
-    }
-    return "portable";
-}
-
-// A loaded Transformer as the command line takes it. `forward` is the program's own.
-template <class Transformer>
-Model cpu_model(std::shared_ptr<Transformer> m, const Options& options, std::string scheme,
-                std::string kernel, int max_chunk) {
-    Model model = model_of(m->file, m->weights.file, m->state.cache.format());
-    model.memory_bytes = m->weights.file.bytes_in_use(model.config);
-    const auto memory = [&](int n_positions) {
-        uint64_t n_bytes = 0;
-        for (const MemoryPart& part :
-             cpu_memory<decltype(m->state)>(m->file, options, m->trace != nullptr, max_chunk, n_positions))
-            n_bytes += part.bytes;
-        return n_bytes;
-    };
-    model.memory_bytes += memory(context_length(options, model.config));
-    model.bytes_per_position = memory(1) - memory(0);
-    if (m->trace != nullptr && !options.own.contains(mmap_option.name)) {
-        // Accumulators are computed from the file, which otherwise is packed and given back.
-        for (const TensorInfo& t : m->weights.file.all())
-            if (t.name.starts_with(step_name(accumulator_layer, ""))) model.memory_bytes += t.n_bytes;
-    }
-    model.scheme = std::move(scheme);
-    model.kernel = std::move(kernel);
-    model.phases = &phase_seconds;
-    model.max_chunk = max_chunk;
-    model.fill_cache = [m](int n) { m->state.cache.fill(n); };
-    if constexpr (requires { m->state.int8_attention; }) {
-        if (m->state.int8_attention) {  // its cache is another
-            model.scheme += "; attention in int8";
-            model.kv_bytes_per_position = kv_bytes(model.config, KvFormat::q8);
-            model.fill_cache = [m](int n) { m->state.int8.cache.fill(n); };
-        }
-    }
-    model.kv_page = decltype(m->state.cache)::page;
-    const ForwardChunk chunk = [m](auto... arguments) { return forward(*m, arguments...); };
-    model.forward = in_chunks(chunk, max_chunk, m->file.config.vocab_size, m->trace != nullptr);
-    model.prefill = without_logits(chunk, m->trace != nullptr);
-    return model;
 }

@@ -9,8 +9,9 @@
 #include <charconv>
 #include <climits>
 #include <cstdint>
-#include <cstdio>
-#include <limits>
+#include <functional>
+#include <initializer_list>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <span>
@@ -21,6 +22,8 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#include "engine/app/streams.h"
 
 constexpr const char* program_version = "0.1.0";
 
@@ -106,19 +109,13 @@ struct OwnOption {
 inline std::string own_help(std::span<const OwnOption> own) {
     std::string text;
     for (const OwnOption& option : own) {
-        char line[160];
-        std::snprintf(line, sizeof line, "      %-18s%s:\n", option.name, option.help);
-        text += line;
-        if (option.choices.empty()) {
-            text.replace(text.size() - 2, 1, "");  // no colon
-            continue;
-        }
-        std::string choices(24, ' ');
-        for (const char* choice : option.choices)
-            choices += std::string(choice) + (choice == option.choices.front() ? " (default), " : ", ");
-        choices.resize(choices.size() - 2);
-        if (option.others != nullptr) choices += std::string(", ") + option.others;
-        text += choices + "\n";
+        const bool has_value = !option.choices.empty();
+        text += format("      %-18s%s%s\n", option.name, option.help, has_value ? ":" : "");
+        if (!has_value) continue;
+        text += format("%24s%s (default)", "", option.choices[0]);
+        for (const char* choice : std::span(option.choices).subspan(1)) text += std::string(", ") + choice;
+        if (option.others != nullptr) text += std::string(", ") + option.others;
+        text += "\n";
     }
     return text;
 }
@@ -138,7 +135,7 @@ struct Options {
     std::optional<std::vector<int>> ids;
     Mode mode = Mode::generate;
     int steps = 256;                    // new tokens; 0: to the end of the context
-    int ctx = 0;                        // 0: the default; see context_length() in memory.h
+    int ctx = 0;                        // 0: the default; see context_length()
     std::optional<std::string> system;  // chat
     bool think = true;                  // chat
     std::optional<float> temp;          // these five: the model's if not given
@@ -173,15 +170,11 @@ T parse_number(const std::string& option, const std::string& text, T low, T high
     const char* end = text.data() + text.size();
     const auto [stop, error] = std::from_chars(text.data(), end, value);
     if (error != std::errc() || stop != end || !(value >= low && value <= high)) {
-        constexpr bool whole = std::is_integral_v<T>;
-        auto limit = [](T x) {
-            if constexpr (whole) return std::to_string(x);
-            char number[32];
-            std::snprintf(number, sizeof number, "%g", static_cast<double>(x));
-            return std::string(number);
-        };
-        throw UsageError(option + ": '" + text + "' is not a " + (whole ? "whole number" : "number") +
-                         " from " + limit(low) + " to " + limit(high));
+        const std::string line = option + ": '" + text + "' is not a ";
+        if constexpr (std::is_integral_v<T>)
+            throw UsageError(line + "whole number from " + std::to_string(low) + " to " +
+                             std::to_string(high));
+        throw UsageError(line + format("number from %g to %g", double(low), double(high)));
     }
     return value;
 }
@@ -263,9 +256,6 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     const char* chat_only = nullptr;   // an option that only a chat has a use for
     int i = 1;
 
-    auto is = [&](const char* short_name, const char* long_name) {
-        return name == long_name || name == short_name;
-    };
     auto value = [&]() -> std::string {
         if (glued) return *std::exchange(glued, std::nullopt);
         if (i + 1 >= argc) throw UsageError(name + ": needs a value");
@@ -274,7 +264,73 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
     auto whole = [&](int low, int high) { return parse_number<int>(name, value(), low, high); };
     // Read as double so that 1e-50 is a small number and not an error, then rounded.
     auto real = [&](double low, double high) {
-        return static_cast<float>(parse_number<double>(name, value(), low, high));
+        return float(parse_number<double>(name, value(), low, high));
+    };
+    const auto mode = [&] {
+        const std::string text = value();
+        if (text == "generate" || text == "chat") return text == "chat" ? Mode::chat : Mode::generate;
+        const bool is_file = text.find_first_of("./\\") != text.npos;
+        throw UsageError(name + ": '" + text + "' is not generate or chat" +
+                         (is_file ? "; the model's file name stands by itself" : ""));
+    };
+    const auto probability = [&] {
+        const std::string text = value();
+        if (text.find_first_not_of("0123456789+-.eE") != text.npos)
+            throw UsageError(name + ": '" + text + "' is not a number from 0 to 1; a prompt goes behind -i");
+        return float(parse_number<double>(name, text, 0, 1));
+    };
+    const auto bench_size = [&] {
+        const std::string text = value();
+        std::vector<int> sizes = parse_list(name, text);
+        if (sizes.size() < 2 || sizes.size() > 3 || (sizes[0] == 0 && sizes[1] == 0))
+            throw UsageError(name + ": '" + text +
+                             "' is not P,N or P,N,D: whole numbers, P and N not both 0");
+        sizes.resize(3);
+        return BenchSize{sizes[0], sizes[1], sizes[2]};
+    };
+    struct Known {
+        std::string_view short_name, long_name;
+        std::function<void()> read;
+    };
+    const Known all_options[] = {
+        {"-i", "--prompt", [&] { o.prompt = value(); }},
+        {"-f", "--file", [&] { o.file = value(); }},
+        {"", "--ids", [&] { o.ids = parse_list(name, value()); }},
+        {"-m", "--mode", [&] { o.mode = mode(); }},
+        {"-n", "--steps", [&] { o.steps = whole(0, INT_MAX); }},
+        {"-c", "--ctx", [&] { o.ctx = whole(1, INT_MAX); }},
+        {"-y", "--system", [&] { o.system = value(), chat_only = "--system"; }},
+        {"-r", "--think", [&] { o.think = whole(0, 1) != 0, chat_only = "--think"; }},
+        {"-t", "--temp", [&] { o.temp = real(0, 100); }},
+        {"-k", "--top-k", [&] { o.top_k = whole(0, INT_MAX); }},
+        {"-p", "--top-p", [&] { o.top_p = probability(); }},
+        {"", "--min-p", [&] { o.min_p = real(0, 1); }},
+        {"", "--repetition-penalty", [&] { o.repetition_penalty = real(0.01, 100); }},
+        {"-s", "--seed", [&] { o.seed = parse_number<uint64_t>(name, value(), 0, UINT64_MAX); }},
+        {"", "--lookup", [&] { o.lookup = whole(0, 1024); }},
+        {"", "--info", [&] { o.info = true; }},
+        {"", "--ppl", [&] { o.ppl = value(); }},
+        {"", "--bench", [&] { o.bench = bench_size(); }},
+        {"-j", "--threads", [&] { o.threads = whole(1, 1024); }},
+        {"", "--print-ids", [&] { o.print_ids = true; }},
+        {"", "--trace", [&] { o.trace = value(); }},
+        {"", "--trace-from", [&] { o.trace_from = whole(0, INT_MAX); }},
+        {"", "--rope-theta", [&] { o.rope_theta = real(1, 1e12); }},
+        {"-h", "--help", [&] { o.help = true; }},
+        {"-V", "--version", [&] { o.version = true; }},
+    };
+    // One of the program's own.
+    const auto read_own = [&] {
+        const auto option = std::find_if(own.begin(), own.end(), [&](auto& x) { return name == x.name; });
+        if (option == own.end()) throw UsageError("unknown option '" + name + "'" + suggestion(name, own));
+        if (option->choices.empty()) return o.own[name].clear();
+        const std::string text = value();
+        std::string choices;
+        for (const char* choice : option->choices) {
+            if (text == choice || option->others != nullptr) return void(o.own[name] = text);
+            choices += (choices.empty() ? "" : ", ") + std::string(choice);
+        }
+        throw UsageError(name + ": '" + text + "' is not one of " + choices);
     };
 
     for (; i < argc; i++) {
@@ -298,121 +354,37 @@ inline Options parse_options(int argc, const char* const* argv, std::span<const 
             glued = name.substr(2);
             name.resize(2);
         }
-        if (is("-i", "--prompt")) {
-            o.prompt = value();
-        } else if (is("-f", "--file")) {
-            o.file = value();
-        } else if (is("", "--ids")) {
-            o.ids = parse_list(name, value());
-        } else if (is("-m", "--mode")) {
-            const std::string mode = value();
-            if (mode != "generate" && mode != "chat") {
-                const bool is_file = mode.find_first_of("./\\") != mode.npos;
-                throw UsageError(name + ": '" + mode + "' is not generate or chat" +
-                                 (is_file ? "; the model's file name stands by itself" : ""));
-            }
-            o.mode = mode == "chat" ? Mode::chat : Mode::generate;
-        } else if (is("-n", "--steps")) {
-            o.steps = whole(0, INT_MAX);
-        } else if (is("-c", "--ctx")) {
-            o.ctx = whole(1, INT_MAX);
-        } else if (is("-y", "--system")) {
-            o.system = value();
-            chat_only = "--system";
-        } else if (is("-r", "--think")) {
-            chat_only = "--think";
-            o.think = whole(0, 1) != 0;
-        } else if (is("-t", "--temp")) {
-            o.temp = real(0, 100);
-        } else if (is("-k", "--top-k")) {
-            o.top_k = whole(0, INT_MAX);
-        } else if (is("-p", "--top-p")) {
-            const std::string text = value();
-            if (text.find_first_not_of("0123456789+-.eE") != text.npos)
-                throw UsageError(name + ": '" + text +
-                                 "' is not a number from 0 to 1; a prompt goes behind -i");
-            o.top_p = static_cast<float>(parse_number<double>(name, text, 0, 1));
-        } else if (is("", "--min-p")) {
-            o.min_p = real(0, 1);
-        } else if (is("", "--repetition-penalty")) {
-            o.repetition_penalty = real(0.01, 100);
-        } else if (is("-s", "--seed")) {
-            o.seed = parse_number<uint64_t>(name, value(), 0, std::numeric_limits<uint64_t>::max());
-        } else if (is("", "--lookup")) {
-            o.lookup = whole(0, 1024);
-        } else if (is("", "--info")) {
-            o.info = true;
-        } else if (is("", "--ppl")) {
-            o.ppl = value();
-        } else if (is("", "--bench")) {
-            const std::string text = value();
-            const std::vector<int> sizes = parse_list(name, text);
-            if (sizes.size() < 2 || sizes.size() > 3 || (sizes[0] == 0 && sizes[1] == 0)) {
-                throw UsageError(name + ": '" + text +
-                                 "' is not P,N or P,N,D: whole numbers, P and N not both 0");
-            }
-            o.bench = BenchSize{sizes[0], sizes[1], sizes.size() == 3 ? sizes[2] : 0};
-        } else if (is("-j", "--threads")) {
-            o.threads = whole(1, 1024);
-        } else if (is("", "--print-ids")) {
-            o.print_ids = true;
-        } else if (is("", "--trace")) {
-            o.trace = value();
-        } else if (is("", "--trace-from")) {
-            o.trace_from = whole(0, INT_MAX);
-        } else if (is("", "--rope-theta")) {
-            o.rope_theta = real(1, 1e12);
-        } else if (is("-h", "--help")) {
-            o.help = true;
-        } else if (is("-V", "--version")) {
-            o.version = true;
-        } else if (const auto option =
-                       std::find_if(own.begin(), own.end(), [&](auto& x) { return name == x.name; });
-                   option != own.end()) {
-            if (option->choices.empty()) {
-                o.own[name] = "";
-            } else {
-                const std::string text = value();
-                std::string choices;
-                for (const char* choice : option->choices)
-                    choices += (choices.empty() ? "" : ", ") + std::string(choice);
-                if (option->others == nullptr && std::find(option->choices.begin(), option->choices.end(),
-                                                           text) == option->choices.end()) {
-                    throw UsageError(name + ": '" + text + "' is not one of " + choices);
-                }
-                o.own[name] = text;
-            }
-        } else {
-            throw UsageError("unknown option '" + name + "'" + suggestion(name, own));
-        }
+        const auto known = std::find_if(std::begin(all_options), std::end(all_options), [&](const Known& x) {
+            return name == x.short_name || name == x.long_name;
+        });
+        known != std::end(all_options) ? known->read() : read_own();
         if (glued) throw UsageError(name + ": takes no value, got '" + *glued + "'");
         if (o.help || o.version) return o;
     }
 
     if (o.model_path.empty()) throw UsageError("no model file given; -h shows how to use this program");
-    const char* prompts[] = {o.prompt ? "--prompt" : nullptr, o.file ? "--file" : nullptr,
-                             o.ids ? "--ids" : nullptr};
-    const char* tasks[] = {o.info ? "--info" : nullptr, o.ppl ? "--ppl" : nullptr,
-                           o.bench ? "--bench" : nullptr, o.mode == Mode::chat ? "--mode chat" : nullptr};
-    auto at_most_one = [](std::span<const char*> names) {
+    using Given = std::pair<bool, const char*>;
+    const auto at_most_one = [](std::initializer_list<Given> options) {
         const char* first = nullptr;
-        for (const char* given : names) {
-            if (given == nullptr) continue;
-            if (first != nullptr) {
-                throw UsageError(std::string(given) + ": cannot be used together with " + first);
-            }
-            first = given;
+        for (const auto& [is_given, option] : options) {
+            if (is_given && first != nullptr)
+                throw UsageError(std::string(option) + ": cannot be used together with " + first);
+            if (is_given) first = option;
         }
         return first;
     };
-    const char *prompt = at_most_one(prompts), *task = at_most_one(tasks);
+    const char* prompt = at_most_one(
+        {{o.prompt.has_value(), "--prompt"}, {o.file.has_value(), "--file"}, {o.ids.has_value(), "--ids"}});
+    const char* task = at_most_one({{o.info, "--info"},
+                                    {o.ppl.has_value(), "--ppl"},
+                                    {o.bench.has_value(), "--bench"},
+                                    {o.mode == Mode::chat, "--mode chat"}});
     if (prompt != nullptr && task != nullptr && (o.ids || o.mode != Mode::chat))
         throw UsageError(std::string(prompt) + ": cannot be used together with " + task);
     if (chat_only != nullptr && o.mode != Mode::chat)
         throw UsageError(std::string(chat_only) + ": has no meaning without --mode chat");
-    if (o.trace && task != nullptr && !o.info) {  // --info says what memory it takes
+    if (o.trace && task != nullptr && !o.info)  // --info says what memory it takes
         throw UsageError(std::string("--trace: cannot be used together with ") + task);
-    }
     if (o.trace && o.lookup > 0) throw UsageError("--trace: cannot be used together with --lookup");
     if (o.trace_from && !o.trace) throw UsageError("--trace-from: has no meaning without --trace");
     return o;

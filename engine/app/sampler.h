@@ -29,7 +29,7 @@ inline int argmax(std::span<const float> logits) {
             best_logit = logits[i];
         }
     }
-    return static_cast<int>(best);
+    return int(best);
 }
 
 class Sampler {
@@ -39,7 +39,7 @@ class Sampler {
     Sampler(float temperature, int top_k, float top_p, uint64_t seed, float min_p = 0,
             float repetition_penalty = 1)
         : temperature_(temperature),
-          top_k_(static_cast<size_t>(top_k)),
+          top_k_(size_t(top_k)),
           top_p_(top_p),
           min_p_(min_p),
           repetition_penalty_(repetition_penalty),
@@ -55,7 +55,7 @@ class Sampler {
         if (repetition_penalty_ != 1) logits = penalized(logits, seen, repeated);
         const int best = argmax(logits);
         if (temperature_ == 0) return best;
-        const float max = logits[static_cast<size_t>(best)];
+        const float max = logits[size_t(best)];
         // +inf wins outright; all NaN or -inf leaves nothing to draw from.
         if (!std::isfinite(max)) return best;
 
@@ -77,14 +77,14 @@ class Sampler {
 
         // Walking in the order of the ids makes the draw independent of how the cuts shuffled theirs.
         double r = uniform() * total;
-        size_t last = static_cast<size_t>(best);
+        size_t last = size_t(best);
         for (size_t i = 0; i < n; i++) {
             if (weights_[i] == 0) continue;
             r -= weights_[i];
             last = i;
             if (r < 0) break;
         }
-        return static_cast<int>(last);
+        return int(last);
     }
 
     // What the last draw, if there was one, drew by: (vocab_size,) probabilities up to a factor, 0 for tokens
@@ -100,9 +100,9 @@ class Sampler {
             return logit < 0 ? logit * repetition_penalty_ : logit / repetition_penalty_;
         };
         penalized_.assign(logits.begin(), logits.end());
-        for (const int id : seen) penalized_[static_cast<size_t>(id)] = less(logits[static_cast<size_t>(id)]);
+        for (const int id : seen) penalized_[size_t(id)] = less(logits[size_t(id)]);
         for (const int id : repeated) {
-            float& logit = penalized_[static_cast<size_t>(id)];
+            float& logit = penalized_[size_t(id)];
             logit = less(logit);
         }
         return penalized_;
@@ -111,26 +111,26 @@ class Sampler {
     // Zeroes the weights of the tokens that the two cuts drop. Returns the sum of the others.
     double cut(bool cut_k, bool cut_p, double total) {
         const auto before = [this](int a, int b) {  // the more probable first, of equals the lower id
-            const float wa = weights_[static_cast<size_t>(a)], wb = weights_[static_cast<size_t>(b)];
+            const float wa = weights_[size_t(a)], wb = weights_[size_t(b)];
             return wa != wb ? wa > wb : a < b;
         };
         const auto sum = [this](auto from, auto to) {
             double s = 0;
-            for (auto it = from; it != to; ++it) s += weights_[static_cast<size_t>(*it)];
+            for (auto it = from; it != to; ++it) s += weights_[size_t(*it)];
             return s;
         };
         // Without top_k, a token of less than (1 - top_p) / n cannot be among those that make up top_p: it
         // and the less probable ones together have less than 1 - top_p. That leaves out nearly the whole
         // vocabulary.
-        const double least = cut_k ? 0 : (1.0 - top_p_) * total / static_cast<double>(weights_.size());
+        const double least = cut_k ? 0 : (1.0 - top_p_) * total / double(weights_.size());
         kept_.clear();
         kept_.reserve(weights_.size());
         for (size_t i = 0; i < weights_.size(); i++) {
-            if (weights_[i] >= least) kept_.push_back(static_cast<int>(i));
+            if (weights_[i] >= least) kept_.push_back(int(i));
         }
         auto end = kept_.end();
         if (cut_k) {
-            end = kept_.begin() + static_cast<std::ptrdiff_t>(top_k_);
+            end = kept_.begin() + ptrdiff_t(top_k_);
             std::nth_element(kept_.begin(), end, kept_.end(), before);
             total = sum(kept_.begin(), end);
         }
@@ -154,7 +154,7 @@ class Sampler {
             end = high;
         }
         // What is kept is marked by its sign for a moment, so that one pass zeroes the rest.
-        for (auto it = kept_.begin(); it != end; ++it) weights_[static_cast<size_t>(*it)] *= -1;
+        for (auto it = kept_.begin(); it != end; ++it) weights_[size_t(*it)] *= -1;
         total = 0;
         for (float& w : weights_) {
             w = w < 0 ? -w : 0;
@@ -165,7 +165,7 @@ class Sampler {
 
     // [0, 1), the same on every machine: the standard fixes mt19937_64's sequence but not
     // std::uniform_real_distribution's.
-    double uniform() { return static_cast<double>(random_() >> 11) * 0x1p-53; }
+    double uniform() { return double(random_() >> 11) * 0x1p-53; }
 
     float temperature_;
     size_t top_k_;

@@ -1,11 +1,10 @@
-// Running a model, with a clock on it: tokens go in by feed() and prefill(). And what is printed about a run.
+// Running a model: tokens go in by feed(), and generate() is the loop over those that come out.
 #pragma once
 
 #include <algorithm>
 #include <climits>
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <functional>
 #include <optional>
 #include <span>
@@ -14,8 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include "engine/app/lookup.h"
-#include "engine/app/memory.h"
 #include "engine/app/model.h"
 #include "engine/app/sampler.h"
 #include "engine/app/streams.h"
@@ -23,7 +20,6 @@
 #include "engine/os/machine.h"
 #include "engine/os/process.h"
 #include "engine/os/threads.h"
-#include "engine/text/tokenizer.h"
 
 struct Statistics {
     int n_prefill = 0;  // tokens
@@ -35,8 +31,47 @@ struct Statistics {
     double decode_bytes = 0;   // read from memory: weights, and the keys and values of all earlier positions
 };
 
+inline double per_second(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
+
+// Prompt lookup: what may come next, guessed from the text so far (Apoorv Saxena, 2023,
+// github.com/apoorvumang/prompt-lookup-decoding).
+//
+// Where the last few tokens stood before, what followed them then may follow again: in summaries, in edited
+// code, in lists. The model runs the guess behind the last token in one pass, which reads the weights once,
+// and says what it would have chosen behind each of them. The guess counts as far as it chose the same.
+class Lookup {
+  public:
+    // most: tokens of a guess; 0 guesses nothing.
+    explicit Lookup(int most = 0) : most_(size_t(most)), width_(std::min<size_t>(most_, 2)) {}
+
+    // What followed the last tokens of `ids` where they stood before, three of them if they did, or two; up
+    // to `room` tokens, and none if they never did. Of several places the last.
+    std::vector<int> guess(std::span<const int> ids, size_t room) const {
+        const size_t width = std::min(width_, room);
+        for (size_t n = 3; width > 0 && n >= 2; n--) {
+            if (ids.size() <= n) continue;
+            const auto last = ids.last(n), before = ids.first(ids.size() - 1);
+            const auto found = std::find_end(before.begin(), before.end(), last.begin(), last.end());
+            if (found == before.end()) continue;
+            const auto follows = ids.subspan(size_t(found - before.begin()) + n);
+            const auto chosen = follows.first(std::min(width, follows.size()));
+            return {chosen.begin(), chosen.end()};
+        }
+        return {};
+    }
+
+    // What came of a guess: so many of its tokens were right. Guesses become longer while they are, and short
+    // where they are not: a pass over more tokens takes longer.
+    void judge(size_t n_right, size_t n_guessed) {
+        width_ = n_right == n_guessed ? std::min(2 * width_, most_) : std::max<size_t>(n_right, 1);
+    }
+
+  private:
+    size_t most_, width_;
+};
+
 struct Session {
-    const Model& model;
+    Model& model;
     Sampler sampler;
     int context = 0;        // positions
     int max_new = INT_MAX;  // tokens generated in one go
@@ -52,18 +87,6 @@ struct Session {
     Statistics statistics{};
 };
 
-// Why a generation ended.
-enum class Stop { end_of_text, steps, context, ctrl_c };
-
-// What comes after tokens that were run: after the last, or, of a guess, after each.
-struct Next {
-    std::span<const float> logits;  // (n, vocab_size), or empty and then
-    int most_probable = -1;         // after the last
-};
-
-// What tokens are fed for: a prompt that goes on behind them, its end, or decoding.
-enum class Feed { prompt, prompt_end, decode };
-
 // Thrown where the logits of a position are not finite.
 struct NotFinite : std::runtime_error {
     NotFinite(size_t position, std::vector<int> tokens)
@@ -72,53 +95,18 @@ struct NotFinite : std::runtime_error {
     std::vector<int> ids;  // that were run, from position 0 on
 };
 
-// Runs up to max_chunk `tokens` after those held. `greedy`: logits are wanted for nothing but the largest of
-// them. Of a prompt that goes on they are not wanted at all. In decoding, tokens after the first are a guess:
-// logits are those after each, and whether they are held is for the caller to say.
-inline Next feed(Session& s, std::span<const int> tokens, Feed what, bool greedy) {
-    const double start = seconds_now();
-    const int pos = static_cast<int>(s.held.size());
-    Next next;
-    if (what == Feed::prompt && s.model.prefill) {
-        s.model.prefill(tokens, pos);
-    } else if (what == Feed::decode && tokens.size() > 1) {
-        next.logits = s.model.forward(tokens, pos, true);
-    } else if (greedy && s.model.forward_greedy) {
-        next.most_probable = s.model.forward_greedy(tokens, pos);
-    } else {
-        next.logits = s.model.forward(tokens, pos, false);
-    }
-    const double seconds = seconds_now() - start;
-    const auto held = what == Feed::decode ? tokens.first(1) : tokens;
-    s.held.insert(s.held.end(), held.begin(), held.end());
-    if (what == Feed::decode) {
-        s.statistics.n_decode++;
-        s.statistics.n_passes++;
-        s.statistics.decode_seconds += seconds;
-        s.statistics.decode_bytes +=
-            static_cast<double>(s.model.weight_bytes_per_token) +
-            static_cast<double>(s.model.kv_bytes_per_position) * static_cast<double>(s.held.size());
-    } else {
-        s.statistics.n_prefill += static_cast<int>(tokens.size());
-        s.statistics.prefill_seconds += seconds;
-    }
-    return next;
-}
-
 // Before positions up to n_positions - 1 are used for the first time: throws std::runtime_error if there is
 // no memory for their keys and values, and their part of a trace, of which the kernel would only say
 // "Killed".
 inline void make_room(Session& s, size_t n_positions) {
     std::vector<MemoryPart> parts;
     size_t kv_room = s.kv_room, trace_room = s.trace_room;
-    if (const auto page = static_cast<size_t>(s.model.kv_page); page > 0 && n_positions > s.kv_room) {
-        const size_t end = (n_positions + page - 1) / page * page;
+    if (const auto page = size_t(s.model.kv_page); page > 0 && n_positions > s.kv_room) {
+        kv_room = (n_positions + page - 1) / page * page;
         // Each thread has a stack, which counts where the address space is limited.
         const bool too_many = threads().size() > default_threads();
-        parts.push_back(kv_part(static_cast<int64_t>(s.kv_room), static_cast<int64_t>(end),
-                                s.model.bytes_per_position,
+        parts.push_back(kv_part(s.kv_room, kv_room, s.model.bytes_per_position,
                                 too_many ? "fewer threads (-j) take less" : "fewer tokens take less"));
-        kv_room = end;
     }
     if (s.model.trace_size.at_first > 0 && n_positions > s.trace_room) {
         parts.push_back({format("the trace of positions %zu to %zu", s.trace_room, n_positions - 1),
@@ -129,84 +117,117 @@ inline void make_room(Session& s, size_t n_positions) {
     s.kv_room = kv_room, s.trace_room = trace_room;
 }
 
-// Runs the rest of a prompt after the tokens held, a chunk at a time, to look for Ctrl-C before each. Returns
-// what comes after its last token, or nothing if Ctrl-C came.
-inline Next prefill(Session& s, std::span<const int> rest, bool greedy) {
-    make_room(s, s.held.size() + rest.size());
-    const auto chunk = static_cast<size_t>(s.model.max_chunk);
+// What comes after tokens that were run: after the last, or, of a guess, after each.
+struct Next {
+    std::span<const float> logits{};  // (n, vocab_size), or empty and then
+    int most_probable = -1;           // after the last
+};
+
+// Runs `tokens` after those held. A prompt goes in chunks: Ctrl-C ends it before any of them, and then
+// nothing comes after it. In decoding, tokens after the first are a guess, and whether they are held is for
+// the caller to say.
+enum class Feed { prompt, decode };
+inline Next feed(Session& s, std::span<const int> tokens, Feed what) {
+    const bool decodes = what == Feed::decode;
+    const size_t n_tokens = tokens.size();
+    if (!decodes) make_room(s, s.held.size() + n_tokens);
     constexpr double macs_of_a_long_wait = 1e11;  // about a second
-    const size_t n_tokens = rest.size();
-    const bool tells = s.progress && double(n_tokens) * double(s.model.macs_per_token) > macs_of_a_long_wait;
+    const bool tells =
+        !decodes && s.progress && double(n_tokens) * double(s.model.macs_per_token) > macs_of_a_long_wait;
+    Statistics& t = s.statistics;
     Next next;
-    while (!interrupted) {
-        if (tells) s.progress(n_tokens - rest.size(), n_tokens);
-        if (rest.size() <= chunk) {
-            next = feed(s, rest, Feed::prompt_end, greedy);
-            break;
+    while (!tokens.empty() && (decodes || !interrupted)) {
+        if (tells) s.progress(n_tokens - tokens.size(), n_tokens);
+        const auto chunk = tokens.first(std::min(tokens.size(), size_t(s.model.max_chunk)));
+        tokens = tokens.subspan(chunk.size());
+        const int pos = int(s.held.size()), n_logits = !tokens.empty() ? 0 : decodes ? int(chunk.size()) : 1;
+        const double start = seconds_now();
+        if (n_logits == 1 && s.model.finds_best && s.sampler.greedy()) {
+            next.most_probable = s.model.forward_greedy(chunk, pos);
+        } else {
+            next.logits = s.model.forward(chunk, pos, n_logits);
         }
-        feed(s, rest.first(chunk), Feed::prompt, greedy);
-        rest = rest.subspan(chunk);
+        (decodes ? t.decode_seconds : t.prefill_seconds) += seconds_now() - start;
+        s.held.insert(s.held.end(), chunk.begin(), decodes ? chunk.begin() + 1 : chunk.end());
+        if (!decodes) t.n_prefill += int(chunk.size());
     }
     if (tells) s.progress(n_tokens, n_tokens);
+    if (decodes) {
+        t.n_decode++;
+        t.n_passes++;
+        t.decode_bytes += double(s.model.weight_bytes_per_token) +
+                          double(s.model.kv_bytes_per_position) * double(s.held.size());
+    }
     return next;
 }
 
-// Prints tokens as they come: as text in whole UTF-8 characters, or as ids separated by commas.
-class TokenPrinter {
-  public:
-    TokenPrinter(std::FILE* out, const Model& model, bool print_ids)
-        : out_(out), tokenizer_(model.tokenizer && !print_ids ? model.tokenizer.get() : nullptr) {}
+// Why a generation ended.
+enum class Stop { end_of_text, steps, context, ctrl_c };
 
-    bool prints_text() const { return tokenizer_ != nullptr; }
+// Continues `ids` (1 to `context` of them) token by token, each appended to `ids` and handed to `emit`.
+// What the KV cache already holds of `ids` is not run again. Throws std::invalid_argument for any other
+// number of ids, NotFinite where there is nothing to choose by.
+inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void(int)>& emit) {
+    if (ids.empty() || ids.size() > size_t(s.context)) {
+        throw std::invalid_argument(
+            format("generate: %zu tokens to go on from, expected 1 to %d", ids.size(), s.context));
+    }
+    const size_t n_prompt = ids.size();
+    const auto penalized = [&]() -> std::span<const int> {
+        if (!s.penalty_window) return ids;
+        return std::span(ids).last(std::min(ids.size() - n_prompt, *s.penalty_window));
+    };
+    // What followed the last new tokens wherever they stood before among the new ones, with a window.
+    std::vector<int> followed;
+    const auto repeated = [&]() -> std::span<const int> {
+        constexpr ptrdiff_t phrase_length = 8;  // tokens that are a repetition if they come again
+        followed.clear();
+        if (!s.penalty_window) return followed;
+        const auto end = ptrdiff_t(ids.size());
+        for (ptrdiff_t i = ptrdiff_t(n_prompt) + phrase_length; i < end; i++) {
+            const auto before = ids.begin() + i - phrase_length;
+            if (std::equal(before, before + phrase_length, ids.end() - phrase_length))
+                followed.push_back(ids[size_t(i)]);
+        }
+        return followed;
+    };
+    size_t same = 0;  // the last token always runs, for its logits
+    while (same < s.held.size() && same + 1 < ids.size() && s.held[same] == ids[same]) same++;
+    s.held.resize(same);
 
-    void token(int id) {
-        if (tokenizer_ == nullptr) {
-            put(out_, (n_ids_++ > 0 ? "," : "") + std::to_string(id));
-        } else if (!tokenizer_->is_special(id)) {
-            put_foreign(out_, utf8_.push(tokenizer_->token_bytes(id)));
+    Next next = feed(s, std::span(ids).subspan(same), Feed::prompt);
+    const auto vocab_size = size_t(s.model.config.vocab_size);
+    const std::vector<int>& eos_ids = s.model.config.eos_ids;
+    std::vector<int> run;  // the ids of the last forward pass: one, and what was guessed to follow it
+    size_t n_right = 0;    // of the guess
+    bool is_known = true;  // whether that pass has said what comes after the last id
+    for (int n_new = 0;; n_new++) {
+        if (interrupted) return Stop::ctrl_c;
+        if (n_new == s.max_new) return Stop::steps;
+        if (ids.size() == size_t(s.context)) return Stop::context;
+        if (!is_known) {
+            if (run.size() > 1) s.lookup.judge(n_right, run.size() - 1);
+            const size_t room = std::min(size_t(s.max_new - n_new), s.context - ids.size()) - 1;
+            run = s.lookup.guess(ids, std::min(room, size_t(s.model.max_chunk) - 1));
+            run.insert(run.begin(), ids.back());
+            make_room(s, ids.size() + run.size() - 1);
+            next = feed(s, run, Feed::decode);
+            n_right = 0;
+        }
+        const auto logits =
+            next.logits.empty() ? next.logits : next.logits.subspan(n_right * vocab_size, vocab_size);
+        if (logits.empty() ? next.most_probable < 0 : !all_finite(logits.data(), logits.size()))
+            throw NotFinite(ids.size() - 1, ids);
+        const int id =
+            logits.empty() ? next.most_probable : s.sampler.sample(logits, penalized(), repeated());
+        ids.push_back(id);
+        emit(id);
+        if (std::find(eos_ids.begin(), eos_ids.end(), id) != eos_ids.end()) return Stop::end_of_text;
+        is_known = n_right + 1 < run.size() && run[n_right + 1] == id;
+        if (is_known) {  // it was run
+            n_right++;
+            s.held.push_back(id);
+            s.statistics.n_decode++;
         }
     }
-    void end() { put(out_, utf8_.flush() + "\n"); }
-
-  private:
-    std::FILE* out_;
-    const Tokenizer* tokenizer_;  // null: print ids
-    Utf8Stream utf8_;
-    int n_ids_ = 0;
-};
-
-inline double per_second(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
-
-// For Session::progress: one line of a terminal, which is empty again at the end.
-inline void show_progress(std::FILE* err, size_t n_done, size_t n_tokens) {
-    const std::string text = format("reading: %zu of %zu tokens", n_done, n_tokens);
-    note(err, "\r" + (n_done < n_tokens ? text : std::string(text.size(), ' ') + "\r"));
-}
-
-// `sampling` is empty where nothing was drawn.
-inline void print_statistics(std::FILE* err, const Session& s, int n_threads, const std::string& sampling) {
-    const Model& m = s.model;
-    const ModelConfig& c = m.config;
-    const Statistics& t = s.statistics;
-    std::string text =
-        format("model     %s, %d layers, dim %d, vocabulary %d; %s; %s\n", arch_name(c.arch), c.n_layers,
-               c.dim, c.vocab_size, m.scheme.c_str(), size_text(m.file_bytes).c_str());
-    text += format("run       %s, %d thread%s, context %d, peak memory %s", m.kernel.c_str(), n_threads,
-                   n_threads == 1 ? "" : "s", s.context,
-                   size_text(t.peak_memory > 0 ? t.peak_memory : peak_memory_bytes()).c_str());
-    if (m.device_bytes) text += ", of the device " + size_text(m.device_bytes());
-    text += "\n";
-    if (!sampling.empty()) text += "sampling  " + sampling + "\n";
-    if (t.n_prefill > 0) {
-        text += format("prefill   %d tokens in %.2f s, %.1f tokens/s\n", t.n_prefill, t.prefill_seconds,
-                       per_second(t.n_prefill, t.prefill_seconds));
-    }
-    if (t.n_decode > 0) {
-        text += format("decode    %d tokens in %.2f s, %.1f tokens/s, %.1f GB/s", t.n_decode,
-                       t.decode_seconds, per_second(t.n_decode, t.decode_seconds),
-                       per_second(t.decode_bytes, t.decode_seconds) / 1e9);
-        if (t.n_passes < t.n_decode) text += format(", %.2f tokens a pass", double(t.n_decode) / t.n_passes);
-        text += "\n";
-    }
-    note(err, text);
 }

@@ -20,7 +20,7 @@ inline std::string format(const char* pattern, ...) {
     va_list arguments, again;
     va_start(arguments, pattern);
     va_copy(again, arguments);
-    std::string text(static_cast<size_t>(std::vsnprintf(nullptr, 0, pattern, arguments)), '\0');
+    std::string text(size_t(std::vsnprintf(nullptr, 0, pattern, arguments)), '\0');
     std::vsnprintf(text.data(), text.size() + 1, pattern, again);
     va_end(again);
     va_end(arguments);
@@ -40,7 +40,7 @@ inline void put(std::FILE* out, std::string_view text) {
     while (!text.empty()) {
         const ptrdiff_t n = write_bytes(out, text.data(), text.size());
         if (n >= 0) {
-            text.remove_prefix(static_cast<size_t>(n));
+            text.remove_prefix(size_t(n));
         } else if (errno == EPIPE) {
             throw OutputClosed();
         } else if (errno != EINTR) {
@@ -155,8 +155,7 @@ class TextFile {
 inline bool read_line(std::FILE* in, std::string& line, size_t most = SIZE_MAX) {
     line.clear();
     int c = 0;
-    while (line.size() <= most && (c = read_byte(in)) != EOF && c != '\n')
-        line.push_back(static_cast<char>(c));
+    while (line.size() <= most && (c = read_byte(in)) != EOF && c != '\n') line.push_back(char(c));
     if (line.size() > most) return true;
     if (!line.empty() && line.back() == '\r') line.pop_back();
     return c == '\n' || (!line.empty() && std::ferror(in) == 0);

@@ -23,13 +23,11 @@
 #include <deque>
 #include <initializer_list>
 #include <map>
-#include <memory>
 #include <optional>
 #include <span>
-#include <sstream>
 #include <string>
+#include <string_view>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "engine/cpu/expand_rows.h"
@@ -40,8 +38,8 @@
 #include "engine/os/files.h"
 
 // The full name of a step: "layers.3.attn.norm", or "norm" outside the layers (layer -1).
-inline std::string step_name(int layer, const char* name) {
-    return layer < 0 ? name : "layers." + std::to_string(layer) + "." + name;
+inline std::string step_name(int layer, std::string_view name) {
+    return (layer < 0 ? "" : "layers." + std::to_string(layer) + ".").append(name);
 }
 
 // The layer of which a trace has the accumulators of each product; golden/ says the same.
@@ -59,26 +57,6 @@ struct TraceSize {
         const uint64_t kept = std::clamp(uint64_t(first_position), begin, end), n = end - kept;
         return (kept - begin) * before + n * at_first + growth * ((kept + end) * n - n) / 2;
     }
-};
-
-// Bytes in memory, some at a time, which stay where they are as long as the pool is there.
-class BytePool {
-  public:
-    char* take(size_t n) {
-        if (n > block / 32) return blocks_.emplace_back(std::make_unique_for_overwrite<char[]>(n)).get();
-        if (n > left_) {
-            next_ = blocks_.emplace_back(std::make_unique_for_overwrite<char[]>(block)).get();
-            left_ = block;
-        }
-        left_ -= n;
-        return std::exchange(next_, next_ + n);
-    }
-
-  private:
-    static constexpr size_t block = size_t(4) << 20;
-    std::vector<std::unique_ptr<char[]>> blocks_;
-    char* next_ = nullptr;
-    size_t left_ = 0;
 };
 
 // A value that is infinite or NaN.
@@ -131,11 +109,11 @@ class Trace {
         const std::span outer(shape.begin(), shape.size() - (shape.size() > 0));
         size_t n_rows = 1;
         for (const int n : outer) n_rows *= size_t(n);
-        const size_t n_cols = shape.size() > 0 ? *(shape.end() - 1) : 1;
+        const size_t n_cols = shape.size() > 0 ? size_t(*(shape.end() - 1)) : 1;
         const size_t n_bytes = n_rows * n_cols * sizeof(T);
         if (counts_) {
-            counted_ += n_tokens * (n_bytes + sizeof(Token));
-            if (of_all) counted_before_ += n_tokens * (n_bytes + sizeof(Token));
+            counted_ += n_tokens * (n_bytes + besides);
+            if (of_all) counted_before_ += n_tokens * (n_bytes + besides);
             return;
         }
         if (finds_) return find(step, values, n_tokens, n_rows * n_cols);
@@ -147,12 +125,12 @@ class Trace {
         t.n_rows = n_rows;
         t.width = std::max(t.width, n_cols);
         for (size_t i = 0; i < n_tokens; i++) {
-            const size_t position = t.n_seen++;
-            if (position < first_position_ && !of_all) continue;
+            const auto position = int32_t(t.n_seen++);
+            if (step == "tokens" && first_position_ > 0) add("positions", &position, 1, {});
+            if (size_t(position) < first_position_ && !of_all) continue;
             const auto* p = reinterpret_cast<const char*>(values) + i * n_bytes;
-            t.keep(pool_, n_cols, p, n_bytes);
+            t.tokens.emplace_back(p, p + n_bytes);
         }
-        if (step == "tokens" && first_position_ > 0) add_positions(t.n_seen - n_tokens, t.n_seen);
     }
 
     // Whether the next token's values of a step will be kept.
@@ -172,32 +150,30 @@ class Trace {
         write(file);
     }
     void write(NewFile& file) const {
-        std::ostringstream json;
-        json << '{';
+        std::string header = "{";
         size_t offset = 0;
         for (const auto& [step, t] : tensors_) {
             const size_t n_bytes = t.tokens.size() * t.n_rows * t.width * t.value_size;
-            json << (offset ? ",\"" : "\"") << step << "\":{\"dtype\":\"" << t.type << "\",\"shape\":["
-                 << t.tokens.size();
-            for (const int n : t.outer) json << ',' << n;
-            if (t.n_dims > 0) json << ',' << t.width;
-            json << "],\"data_offsets\":[" << offset << ',' << offset + n_bytes << "]}";
+            header += (offset > 0 ? ",\"" : "\"") + step + "\":{\"dtype\":\"" + t.type + "\",\"shape\":[" +
+                      std::to_string(t.tokens.size());
+            for (const int n : t.outer) header += "," + std::to_string(n);
+            if (t.n_dims > 0) header += "," + std::to_string(t.width);
+            header += "],\"data_offsets\":[" + std::to_string(offset) + "," +
+                      std::to_string(offset + n_bytes) + "]}";
             offset += n_bytes;
         }
-        json << '}';
-        std::string header = json.str();
+        header += '}';
         header.resize((header.size() + 7) / 8 * 8, ' ');
-
         const uint64_t header_bytes = header.size();
         file.write(&header_bytes, sizeof header_bytes);
         file.write(header.data(), header.size());
         for (const auto& [step, t] : tensors_) {
             const std::vector<char> zeros(t.width * t.value_size);
-            for (const Token& token : t.tokens) {
-                const size_t row_bytes = token.n_cols * t.value_size;
+            for (const std::vector<char>& token : t.tokens) {
+                const size_t row_bytes = token.size() / t.n_rows;
                 for (size_t r = 0; r < t.n_rows; r++) {
-                    file.write(token.bytes + r * row_bytes, row_bytes);
-                    file.write(zeros.data(), (t.width - token.n_cols) * t.value_size);
+                    file.write(token.data() + r * row_bytes, row_bytes);
+                    file.write(zeros.data(), zeros.size() - row_bytes);
                 }
             }
         }
@@ -205,23 +181,16 @@ class Trace {
     }
 
   private:
-    struct Token {
-        size_t n_cols;
-        const char* bytes;  // (n_rows, n_cols), in the pool
-    };
+    static constexpr size_t besides = 40;  // bytes that a token of a step takes besides its values
     struct Tensor {
         std::string type;
         size_t value_size = 0;
-        size_t n_dims = 0;       // of a token's shape
-        std::vector<int> outer;  // its dimensions but the last
-        size_t n_rows = 1;       // their product
-        size_t width = 0;        // the most columns any token has
-        size_t n_seen = 0;       // tokens, kept or not
-        std::deque<Token> tokens;
-
-        void keep(BytePool& pool, size_t n_cols, const char* bytes, size_t n_bytes) {
-            tokens.push_back({n_cols, std::copy_n(bytes, n_bytes, pool.take(n_bytes)) - n_bytes});
-        }
+        size_t n_dims = 0;                     // of a token's shape
+        std::vector<int> outer;                // its dimensions but the last
+        size_t n_rows = 1;                     // their product
+        size_t width = 0;                      // the most columns any token has
+        size_t n_seen = 0;                     // tokens, kept or not
+        std::deque<std::vector<char>> tokens;  // (n_rows, n_cols) each
     };
 
     // Looks for values that are not finite, n for each token.
@@ -242,17 +211,6 @@ class Trace {
         return float(x);
     }
 
-    // The kept ones of positions begin .. end - 1, as steps `positions`.
-    void add_positions(size_t begin, size_t end) {
-        Tensor& t = tensors_["positions"];
-        t.type = "I32", t.value_size = sizeof(int32_t), t.width = 1;
-        for (size_t i = std::max(begin, first_position_); i < end; i++) {
-            const auto position = int32_t(i);
-            const auto* p = reinterpret_cast<const char*>(&position);
-            t.keep(pool_, 1, p, sizeof position);
-        }
-    }
-
     static const char* type_name(const float*) { return "F32"; }
     static const char* type_name(const int8_t*) { return "I8"; }
     static const char* type_name(const int32_t*) { return "I32"; }
@@ -261,26 +219,11 @@ class Trace {
 
     size_t first_position_;
     std::map<std::string, Tensor> tensors_;
-    BytePool pool_;
     bool counts_ = false;  // while it does, nothing is kept
     uint64_t counted_ = 0, counted_before_ = 0;
     bool finds_ = false;  // likewise, but for not_finite_
     std::optional<NotFiniteValue> not_finite_;
 };
-
-// Appends, for each row of w and each group of its columns, the int32 sum of x's codes times the row's, by a
-// plain loop: kernels keep none.
-inline void append_sums(std::vector<int32_t>& sums, const int8_t* x, const QuantMatrix& w, int group) {
-    std::vector<int8_t> codes(size_t(w.n_cols));
-    for (int i = 0; i < w.n_rows; i++) {
-        expand_columns(codes.data(), w, i, 0, w.n_cols);
-        for (int first = 0; first < w.n_cols; first += group) {
-            int32_t sum = 0;
-            for (int k = first; k < first + group; k++) sum += int32_t(x[k]) * int32_t(codes[size_t(k)]);
-            sums.push_back(sum);
-        }
-    }
-}
 
 // Records the steps of one layer, or those outside the layers (layer -1), if there is a trace:
 //
@@ -290,90 +233,65 @@ class Recorder {
     Recorder(Trace* trace, int layer) : trace_(trace), layer_(layer) {}
 
     explicit operator bool() const { return trace_ != nullptr; }
-    int layer() const { return layer_; }
-    // Whether the next token's values of a step will be kept, if there is a trace.
-    bool keeps_next(const std::string& name) const {
-        return trace_ != nullptr && trace_->keeps_next(step_name(layer_, name.c_str()));
-    }
 
     // n_tokens values of the given shape, as Trace::add() has it.
     template <class T>
-    void operator()(const char* name, const T* values, int n_tokens, std::initializer_list<int> shape) const {
+    void operator()(std::string_view name, const T* values, int n_tokens,
+                    std::initializer_list<int> shape) const {
         if (trace_ != nullptr) trace_->add(step_name(layer_, name), values, size_t(n_tokens), shape);
     }
     // (n_tokens, n_cols)
-    void operator()(const char* name, const Rows& x) const { (*this)(name, x.row(0), x.n_rows, {x.n_cols}); }
+    void operator()(std::string_view name, const Rows& x) const {
+        (*this)(name, x.row(0), x.n_rows, {x.n_cols});
+    }
     // (n_tokens, heads, head_dim)
-    void operator()(const char* name, const Rows& x, int head_dim) const {
+    void operator()(std::string_view name, const Rows& x, int head_dim) const {
         (*this)(name, x.row(0), x.n_rows, {x.n_cols / head_dim, head_dim});
     }
     // Quantized activations: NAME.q (n_tokens, n_cols) and NAME.s (n_tokens, n_groups).
-    void operator()(const std::string& name, const Int8Rows& x) const {
-        (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {x.n_cols});
-        (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {x.n_groups()});
+    void operator()(std::string_view name, const Int8Rows& x) const {
+        if (trace_ == nullptr) return;
+        (*this)(std::string(name) + ".q", x.codes.data(), x.n_rows, {x.n_cols});
+        (*this)(std::string(name) + ".s", x.scales.data(), x.n_rows, {x.n_groups()});
     }
-    // Quantized heads: NAME.q (n_tokens, heads, head_dim) and NAME.s (n_tokens, heads, 1).
-    void operator()(const std::string& name, const Int8Rows& x, int head_dim) const {
-        const int n_heads = x.n_cols / head_dim;
-        (*this)((name + ".q").c_str(), x.codes.data(), x.n_rows, {n_heads, head_dim});
-        (*this)((name + ".s").c_str(), x.scales.data(), x.n_rows, {n_heads, 1});
-    }
-    // The sums of a product, in accumulator_layer alone: NAME.acc has for each token those that append(sums,
-    // token) appends, as many as `shape` says.
-    template <class Append>
-    void sums(const std::string& name, int n_tokens, std::initializer_list<int> shape, Append append) const {
-        if (trace_ == nullptr || layer_ != accumulator_layer) return;
-        const std::string step = name + ".acc";
-        size_t n = 1;
-        for (const int length : shape) n *= size_t(length);
-        std::vector<int32_t> all;
-        for (int t = 0; t < n_tokens; t++) {
-            all.clear();
-            if (keeps_next(step)) append(all, t);
-            all.resize(n);
-            (*this)(step.c_str(), all.data(), 1, shape);
-        }
-    }
-    // A product: out (n_tokens, w.n_rows) under its name, and its sums (n_tokens, w.n_rows, n_groups).
+    // A product: out (n_tokens, w.n_rows) under its name. In accumulator_layer NAME.acc (n_tokens, w.n_rows,
+    // n_groups) has the int32 sums of codes in each group, by a plain loop: kernels keep none.
     template <class Matrix>
-    void operator()(const char* name, const Rows& out, const Int8Rows& x, const Matrix& w) const {
-        (*this)(name, out, x, w, x.group_size);
-    }
-    // A product whose sums are those of other groups than the activations': (n_tokens, w.n_rows, n_cols /
-    // group).
-    template <class Matrix>
-    void operator()(const char* name, const Rows& out, const Int8Rows& x, const Matrix& w, int group) const {
+    void operator()(std::string_view name, const Rows& out, const Int8Rows& x, const Matrix& w) const {
         (*this)(name, out);
         if (trace_ == nullptr || layer_ != accumulator_layer) return;
+        const std::string step = std::string(name) + ".acc";
         const QuantMatrix matrix = view_of(w);
-        sums(name, x.n_rows, {matrix.n_rows, x.n_cols / group},
-             [&](std::vector<int32_t>& all, int t) { append_sums(all, x.row_codes(t), matrix, group); });
+        std::vector<int8_t> codes(size_t(x.n_cols));
+        for (int t = 0; t < x.n_rows; t++) {
+            const bool is_kept = trace_->keeps_next(step_name(layer_, step));
+            std::vector<int32_t> sums(size_t(matrix.n_rows) * size_t(x.n_groups()));
+            int32_t* sum = sums.data();
+            for (int i = 0; i < matrix.n_rows && is_kept; i++) {
+                expand_columns(codes.data(), matrix, i, 0, x.n_cols);
+                for (int first = 0; first < x.n_cols; first += x.group_size, sum++)
+                    for (int k = first; k < first + x.group_size; k++)
+                        *sum += int32_t(x.row_codes(t)[k]) * int32_t(codes[size_t(k)]);
+            }
+            (*this)(step, sums.data(), 1, {matrix.n_rows, x.n_groups()});
+        }
     }
     // A matrix (n_heads, positions) for each token, of the positions that it sees.
-    void operator()(const char* name, const HeadScores& x) const {
+    void operator()(std::string_view name, const HeadScores& x) const { seen(name, x, x.values.data()); }
+
+  protected:
+    // The same of `values`, which lie as those of x do.
+    template <class T>
+    void seen(std::string_view name, const HeadScores& x, const T* values) const {
         for (int t = 0; t < x.n_tokens && trace_ != nullptr; t++) {
             const int n_positions = x.pos + t + 1;
-            std::vector<float> seen;
-            for (int h = 0; h < x.n_heads; h++)
-                seen.insert(seen.end(), x.row(t, h), x.row(t, h) + n_positions);
-            (*this)(name, seen.data(), 1, {x.n_heads, n_positions});
-        }
-    }
-    // Such a matrix and its codes, NAME.q, and their scales, NAME.s (n_tokens, n_heads, 1).
-    void operator()(const std::string& name, const ScaledProbs& weights) const {
-        const HeadScores& x = weights.values;
-        (*this)(name.c_str(), x);
-        for (int t = 0; t < x.n_tokens && trace_ != nullptr; t++) {
-            const int n_positions = x.pos + t + 1;
-            std::vector<int8_t> seen;
+            std::vector<T> of_token;
             for (int h = 0; h < x.n_heads; h++) {
-                const int8_t* row = weights.codes.data() + x.at(t, h);
-                seen.insert(seen.end(), row, row + n_positions);
+                const T* row = values + x.at(t, h);
+                of_token.insert(of_token.end(), row, row + n_positions);
             }
-            (*this)((name + ".q").c_str(), seen.data(), 1, {x.n_heads, n_positions});
+            (*this)(name, of_token.data(), 1, {x.n_heads, n_positions});
         }
-        if (trace_ != nullptr)
-            (*this)((name + ".s").c_str(), weights.scales.data(), x.n_tokens, {x.n_heads, 1});
     }
 
   private:

@@ -9,13 +9,12 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "engine/app/cli.h"
-#include "engine/app/memory.h"
-#include "engine/app/model.h"
 #include "engine/app/streams.h"
 #include "engine/backend/backend.h"
+#include "engine/cpu_model.h"
 #include "engine/model/matrix_format.h"
 #include "engine/text/utf8.h"
 
@@ -54,14 +53,16 @@ inline std::string kind_text(const TensorList& file, const std::string& kind, co
            format(", %.3f bits per weight", 8 * double(n_bytes) / (double(n_rows) * n_cols));
 }
 
-inline Model load_model(const Options& options, Trace* trace) {
-    auto m = load_cpu<Transformer>(file_format, max_chunk, options, trace, false);
-    const std::string kernel = choose_kernels(*m, options);
-    Model model = cpu_model(m, options, scheme_text(m->file.config), kernel, max_chunk);
-    const auto& c = m->file.config;
-    for (size_t i = 0; i < c.formats.size(); i++)
-        model.own_fields.push_back(
-            {"format", kind_text(m->weights.file, c.kind_names[i], c.formats[i], c.columns(int(i)))});
+inline std::unique_ptr<Model> load_model(const Options& options, Trace* trace) {
+    auto m = load_transformer(options, trace, false);
+    std::string kernel = choose_kernels(*m, options);
+    auto model = std::make_unique<CpuModel<Transformer>>(std::move(m), options, trace, std::move(kernel));
+    const auto& c = model->m->file.config;
+    for (size_t i = 0; i < c.formats.size(); i++) {
+        const TensorList& file = model->m->weights.file;
+        model->own_fields.push_back(
+            {"format", kind_text(file, c.kind_names[i], c.formats[i], c.columns(int(i)))});
+    }
     return model;
 }
 

@@ -17,8 +17,6 @@
 #include <utility>
 #include <vector>
 
-#include "engine/app/cli.h"
-#include "engine/app/memory.h"
 #include "engine/app/model.h"
 #include "engine/gpu/awq_matmul.cuh"
 #include "engine/gpu/bandwidth.h"
@@ -170,30 +168,38 @@ inline Transformer load_transformer(const std::string& path, const Options& opti
 // ----------------------------------------------------------------------------
 // What the command line takes
 
-inline Model load_model(const Options& options, Trace* trace) {
-    auto m = std::make_shared<Transformer>(load_transformer(options.model_path, options, trace));
-    const ModelConfig& c = m->file.config;
-    Model model = model_of(m->file, m->weights.file, KvFormat::f16);
-    model.scheme = scheme_text(c);
-    model.kernel = device().name;
-    if (options.own.at("--matmul") != "fused") model.kernel += ", --matmul " + options.own.at("--matmul");
-    if (matmul_option(options) == Matmul::fp16) {  // decode reads the expanded matrices
-        for (const AwqMatrix* matrix : m->weights.matrices())
-            model.weight_bytes_per_token += matrix->n_weights() * sizeof(half) - matrix->n_bytes();
+// The program's model as the command line runs it.
+struct GpuModel : Model {
+    Transformer m;
+
+    GpuModel(const Options& options, Trace* trace) : m(load_transformer(options.model_path, options, trace)) {
+        describe(*this, m.file, m.weights.file, KvFormat::f16);
+        scheme = scheme_text(config);
+        kernel = device().name;
+        if (options.own.at("--matmul") != "fused") kernel += ", --matmul " + options.own.at("--matmul");
+        if (matmul_option(options) == Matmul::fp16) {  // decode reads the expanded matrices
+            for (const AwqMatrix* matrix : m.weights.matrices())
+                weight_bytes_per_token += matrix->n_weights() * sizeof(half) - matrix->n_bytes();
+        }
+        memory_bytes = m.memory_bytes;
+        max_chunk = ::max_chunk;
+        finds_best = trace == nullptr;
     }
-    model.memory_bytes = m->memory_bytes;
-    model.max_chunk = max_chunk;
-    model.device_bytes = [] { return device().peak; };
-    model.device_bandwidth = copy_bandwidth;
-    const ForwardChunk chunk = [m](auto... arguments) { return forward_step(*m, arguments...); };
-    model.forward = in_chunks(chunk, max_chunk, c.vocab_size, trace != nullptr);
-    model.prefill = without_logits(chunk, trace != nullptr);
-    if (trace == nullptr) {
-        model.forward_greedy = [m](std::span<const int> tokens, int pos) {
-            return forward_greedy(*m, tokens, pos);
-        };
+
+    // A trace has the logits of every token, so that it does not depend on how the tokens were fed.
+    std::span<const float> forward(std::span<const int> tokens, int pos, int n_logits) override {
+        const auto logits = forward_step(m, tokens, pos, m.trace != nullptr ? int(tokens.size()) : n_logits);
+        return logits.last(size_t(n_logits) * size_t(config.vocab_size));
     }
-    return model;
+    int forward_greedy(std::span<const int> tokens, int pos) override {
+        return ::forward_greedy(m, tokens, pos);
+    }
+    uint64_t device_bytes() const override { return device().peak; }
+    double device_bandwidth() override { return copy_bandwidth(); }
+};
+
+inline std::unique_ptr<Model> load_model(const Options& options, Trace* trace) {
+    return std::make_unique<GpuModel>(options, trace);
 }
 
 // All options that other programs may not have.

@@ -11,14 +11,16 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "engine/app/device_recorder.h"
 #include "engine/app/model.h"
 #include "engine/app/options.h"
 #include "engine/app/trace.h"
@@ -117,4 +119,61 @@ struct DeviceTransformerOf {
     DeviceBuffer<int> best{};                 // (1,), the most probable token
     uint64_t memory_bytes = 0;                // of the host that a run takes, with the file's weights
     Graphs<std::pair<int, bool>> graphs{};    // by the arguments of run_step()
+};
+
+// Records steps whose values lie on the device into a trace, as Recorder (engine/app/trace.h) does for those
+// in the host's memory. fp16 values are recorded as fp16.
+class DeviceRecorder {
+  public:
+    DeviceRecorder(Trace* trace, int layer) : record_(trace, layer), layer_(layer) {}
+
+    template <class T>
+    void operator()(std::string_view name, const T* values, int n_tokens,
+                    std::initializer_list<int> shape) const {
+        if (!record_) return;
+        size_t n = size_t(n_tokens);
+        for (const int size : shape) n *= size_t(size);
+        std::vector<T> host(n);
+        download(host.data(), values, n);
+        add(name, host, n_tokens, shape);
+    }
+    template <class T>
+    void operator()(std::string_view name, const DeviceRows<T>& x) const {
+        (*this)(name, x.get(), x.n_rows, {x.n_cols});
+    }
+    template <class T>
+    void operator()(std::string_view name, const DeviceRows<T>& x, int head_dim) const {
+        (*this)(name, x.get(), x.n_rows, {x.n_cols / head_dim, head_dim});
+    }
+    // The cache's keys of n_tokens tokens at positions *pos, *pos + 1, ...: (n_tokens, n_kv_heads, head_dim).
+    void operator()(std::string_view name, const DeviceKvCache& cache, const int* pos, int n_tokens) const {
+        if (!record_) return;
+        int first = 0;
+        download(&first, pos, 1);
+        const size_t n = size_t(n_tokens), heads = size_t(cache.n_kv_heads), length = size_t(cache.head_dim);
+        std::vector<half> of_head(n * length), keys(n * heads * length);
+        for (size_t h = 0; h < heads; h++) {
+            const size_t row = h * size_t(cache.context) + size_t(first);
+            download(of_head.data(), cache.keys(layer_) + row * length, of_head.size());
+            for (size_t t = 0; t < n; t++)
+                std::copy_n(of_head.data() + t * length, length, keys.data() + (t * heads + h) * length);
+        }
+        add(name, keys, n_tokens, {cache.n_kv_heads, cache.head_dim});
+    }
+
+  private:
+    template <class T>
+    void add(std::string_view name, const std::vector<T>& values, int n_tokens,
+             std::initializer_list<int> shape) const {
+        if constexpr (std::is_same_v<T, half>) {
+            std::vector<uint16_t> bits(values.size());
+            std::memcpy(bits.data(), values.data(), values.size() * sizeof(half));
+            record_(name, bits.data(), n_tokens, shape);
+        } else {
+            record_(name, values.data(), n_tokens, shape);
+        }
+    }
+
+    Recorder record_;
+    int layer_;
 };

@@ -40,25 +40,29 @@ void render(Choices& choices) {
 }
 
 // A model whose next token depends on position and last token alone, and that checks what it is given.
-Model table_model(std::shared_ptr<const Tokenizer> tokenizer, int context, uint32_t seed, int max_chunk) {
-    Model m;
-    m.config.vocab_size = tokenizer->vocab_size();
-    m.config.max_seq_len = context;
-    m.config.eos_ids = {int(seed % uint32_t(m.config.vocab_size))};
-    m.max_chunk = max_chunk;
-    m.tokenizer = std::move(tokenizer);
-    m.forward = [n_vocab = m.config.vocab_size, context, seed, logits = std::vector<float>()](
-                    std::span<const int> tokens, int pos, bool) mutable {
-        expect(!tokens.empty() && pos >= 0 && int64_t{pos} + int64_t(tokens.size()) <= context,
+struct ChatModel : Model {
+    uint32_t seed;
+    std::vector<float> logits{};
+
+    ChatModel(std::shared_ptr<const Tokenizer> of_section, int context, uint32_t s, int chunk) : seed(s) {
+        config.vocab_size = of_section->vocab_size();
+        config.max_seq_len = context;
+        config.eos_ids = {int(seed % uint32_t(config.vocab_size))};
+        max_chunk = chunk;
+        tokenizer = std::move(of_section);
+    }
+    std::span<const float> forward(std::span<const int> tokens, int pos, int n_logits) override {
+        expect(!tokens.empty() && int(tokens.size()) <= max_chunk, "tokens run in chunks");
+        expect(pos >= 0 && int64_t{pos} + int64_t(tokens.size()) <= config.max_seq_len,
                "tokens run within the context");
-        for (const int id : tokens) expect(id >= 0 && id < n_vocab, "tokens run are in the vocabulary");
+        for (const int id : tokens)
+            expect(id >= 0 && id < config.vocab_size, "tokens run are in the vocabulary");
         const uint32_t mixed = (uint32_t(pos) * 31 + uint32_t(tokens.back())) * 2654435761u ^ seed;
-        logits.assign(size_t(n_vocab), 0);
-        logits[(mixed >> 8) % uint32_t(n_vocab)] = 1;
-        return std::span<const float>(logits);
-    };
-    return m;
-}
+        logits.assign(size_t(config.vocab_size), 0);
+        logits[(mixed >> 8) % uint32_t(config.vocab_size)] = 1;
+        return std::span<const float>(logits).first(n_logits > 0 ? logits.size() : 0);
+    }
+};
 
 void converse(Choices& choices) {
     BuiltSection built = build_section(choices);
@@ -82,7 +86,7 @@ void converse(Choices& choices) {
     try {
         auto tokenizer = std::make_shared<const Tokenizer>(
             Tokenizer::load(std::as_bytes(std::span(section_bytes)), s.vocab_size()));
-        const Model model = table_model(tokenizer, context, seed, max_chunk);
+        ChatModel model(tokenizer, context, seed, max_chunk);
         Session session{model, Sampler(0, 0, 1, 0), context, max_new};
         std::FILE* in = fmemopen(lines.data(), lines.size(), "r");
         const std::unique_ptr<std::FILE, int (*)(std::FILE*)> closed(in, std::fclose);

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/app/cli.h"
+#include "engine/app/model.h"
 #include "tests/fuzz/fuzz.h"
 #include "tests/fuzz/poisoned_tail.h"
 #include "tests/fuzz/program.h"
@@ -44,9 +44,9 @@ class Output {
 // Of the file that is open. Set when it is mapped, and taken away when the run is over.
 std::optional<PoisonedTail> tail;
 
-Model load_guarded(const Options& options, Trace* trace) {
-    Model model = load_model(options, trace);
-    const auto section = model.tokenizer_section;
+std::unique_ptr<Model> load_guarded(const Options& options, Trace* trace) {
+    auto model = load_model(options, trace);
+    const auto section = model->tokenizer_section;
     tail.emplace(section.data() + section.size());
     return model;
 }

@@ -164,7 +164,7 @@ void fuzz_forward(FuzzBytes bytes) {
     if (has_experts && choices.yes()) o.own["--no-fuse"] = "";
     Trace trace;
     const bool is_traced = choices.yes() && o.ctx <= 20;  // instrumented, 300 positions take a minute
-    const Model m = load_model(o, is_traced ? &trace : nullptr);
+    const auto m = load_model(o, is_traced ? &trace : nullptr);
 
     std::vector<int> ids(size_t(o.ctx));
     auto state = uint32_t(choices.number(0, 255));
@@ -178,16 +178,20 @@ void fuzz_forward(FuzzBytes bytes) {
     int reached = 0;
     for (int pos = 0, chunks = 0; pos < o.ctx && chunks < most_chunks; chunks++) {
         const bool all_logits = choices.yes();
-        const int n = choices.number(1, std::min(o.ctx - pos, all_logits ? m.max_chunk : o.ctx));
-        const auto tokens = std::span(ids).subspan(size_t(pos), size_t(n));
-        seen.add(m.forward(tokens, pos, all_logits), pos + n);
+        const int n = choices.number(1, std::min(o.ctx - pos, all_logits ? m->max_chunk : o.ctx));
+        for (int i = 0; i < n; i += m->max_chunk) {
+            const int end = std::min(n, i + m->max_chunk);
+            const auto tokens = std::span(ids).subspan(size_t(pos + i), size_t(end - i));
+            const auto logits = m->forward(tokens, pos + i, all_logits ? end - i : end == n ? 1 : 0);
+            if (!logits.empty()) seen.add(logits, pos + end);
+        }
         pos += n;
         reached = std::max(reached, pos);
         if (choices.number(0, 3) == 3) pos = choices.number(0, pos);
     }
     // And the first of them again, one at a time.
     for (int pos = 0; pos < std::min(reached, most_again); pos++) {
-        seen.add(m.forward(std::span(&ids[size_t(pos)], 1), pos, false), pos + 1);
+        seen.add(m->forward(std::span(&ids[size_t(pos)], 1), pos, 1), pos + 1);
     }
 }
 

@@ -1,8 +1,7 @@
 // Fuzzes opening a model file of the program PROGRAM. The input is the file, or a header of no program, of
 // which it is made (model_parts.h). A file that opens has to run: its header and tensors are printed, and a
 // token of it is run. With PLAIN the program's file alone opens it.
-#include "engine/app/cli.h"
-#include "engine/app/info.h"
+#include "engine/app/model.h"
 #include "engine/app/sampler.h"
 #include "engine/app/session.h"
 #include "engine/text/tokenizer.h"
@@ -21,16 +20,16 @@ void open_and_run(const std::string& path) {
     Options o;
     o.model_path = path;
     o.ctx = 1;
-    const Model m = load_model(o, nullptr);
-    const ModelConfig& c = m.transformer->file.config;
+    const auto m = load_model(o, nullptr);
+    const ModelConfig& c = m->transformer->file.config;
     std::optional<Tokenizer> tokenizer;
-    const std::span<const std::byte> section = m.transformer->file.tokenizer;
+    const std::span<const std::byte> section = m->transformer->file.tokenizer;
     if (!section.empty()) tokenizer.emplace(section, c.vocab_size);
     std::vector<int> ids{c.vocab_size - 1};
     if (c.bos_id >= 0) ids.push_back(c.bos_id);
     ids.insert(ids.end(), c.eos_ids.begin(), c.eos_ids.end());
     for (const int id : ids) {
-        const std::span<const float> logits = m.forward(std::span(&id, 1), 0, false);
+        const std::span<const float> logits = m->forward(std::span(&id, 1), 0, 1);
         expect(logits.size() == size_t(c.vocab_size), "there is a logit for each token");
         if (!all_finite(logits.data(), logits.size())) continue;  // of which the program draws none
         Sampler sampler{c.temperature, c.top_k, c.top_p, std::mt19937_64(1)};
@@ -59,7 +58,8 @@ void open_and_run(const std::string& path) {
     o.ctx = 1;
     o.own["--matmul"] = "fused";
     o.own["--backend"] = "builtin";
-    Model m = load_model(o, nullptr);
+    const std::unique_ptr<Model> loaded = load_model(o, nullptr);
+    Model& m = *loaded;
     const PoisonedTail guard(m.tokenizer_section.data() + m.tokenizer_section.size());
     load_tokenizer(m, path);
     print_info(nowhere(), m, o, context_length(o, m.config));
@@ -68,7 +68,7 @@ void open_and_run(const std::string& path) {
     if (c.bos_id >= 0) ids.push_back(c.bos_id);
     ids.insert(ids.end(), c.eos_ids.begin(), c.eos_ids.end());
     for (const int id : ids) {
-        const std::span<const float> logits = m.forward(std::span(&id, 1), 0, false);
+        const std::span<const float> logits = m.forward(std::span(&id, 1), 0, 1);
         expect(logits.size() == size_t(c.vocab_size), "there is a logit for each token");
         Sampler sampler(c.temperature, c.top_k, c.top_p, 1, c.min_p, c.repetition_penalty);
         const int next = sampler.sample(logits, ids);

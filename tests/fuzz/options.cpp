@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/app/cli.h"
+#include "engine/app/model.h"
 #include "tests/fuzz/fuzz.h"
 #ifndef LIBRARY_IS_LINKED
 #include "engine/app/cli.cpp"

@@ -36,25 +36,18 @@ struct Trace;  // not the engine's
 // A loaded model, as the engine's Model is used by harnesses.
 struct Model {
     std::unique_ptr<Transformer> transformer;
-    int max_chunk = plain::max_chunk;
+    int max_chunk;
 
     ~Model() { mapped_files.clear(); }
-    // The logits of all tokens, or of the last.
-    std::span<const float> forward(std::span<const int> tokens, int pos, bool wants_all) const {
-        std::span<const float> logits;
-        while (!tokens.empty()) {
-            const auto chunk = tokens.first(std::min(tokens.size(), size_t(transformer->state.n)));
-            tokens = tokens.subspan(chunk.size());
-            const int n_wanted = wants_all ? int(chunk.size()) : tokens.empty() ? 1 : 0;
-            logits = plain::forward(*transformer, chunk, pos, n_wanted);
-            pos += int(chunk.size());
-        }
-        return logits;
+    std::span<const float> forward(std::span<const int> tokens, int pos, int n_logits) const {
+        return plain::forward(*transformer, tokens, pos, n_logits);
     }
 };
-inline Model load_model(const Options& options, Trace* trace) {
+inline std::unique_ptr<Model> load_model(const Options& options, Trace* trace) {
     mapped_files.clear();  // of files that were refused
-    return {load_transformer(options, trace)};
+    auto transformer = load_transformer(options, trace);
+    const int n = transformer->state.n;
+    return std::unique_ptr<Model>(new Model{std::move(transformer), n});
 }
 }  // namespace plain
 #undef mmap

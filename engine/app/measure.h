@@ -1,0 +1,254 @@
+// What is measured: perplexity (--ppl) and speed (--bench).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "engine/app/generate.h"
+#include "engine/app/session.h"
+#include "engine/app/streams.h"
+#include "engine/os/machine.h"
+#include "engine/os/process.h"
+#include "engine/os/threads.h"
+#include "engine/text/tokenizer.h"
+
+// ----------------------------------------------------------------------------
+// Perplexity of a text, over the same windows as golden/perplexity.py
+
+struct Perplexity {
+    double nll = 0;  // negative log-likelihood, summed over the scored tokens
+    size_t n_scored = 0;
+    double value() const { return std::exp(nll / double(n_scored)); }
+};
+
+// -log softmax(logits)[id], in double
+inline double negative_log_likelihood(std::span<const float> logits, int id) {
+    const auto max = double(*std::max_element(logits.begin(), logits.end()));
+    double sum = 0;
+    for (const float logit : logits) sum += std::exp(double(logit) - max);
+    return std::log(sum) + max - double(logits[size_t(id)]);
+}
+
+// The ids of a file, a few at a time, however long it is.
+class FileIds {
+  public:
+    FileIds(const Tokenizer& tokenizer, const std::string& path, std::FILE* in)
+        : tokenizer_(tokenizer),
+          file_("--ppl", path, in),
+          name_("--ppl: a stretch of '" + path + "' that cannot be cut") {}
+
+    // The next n ids; fewer only at the end.
+    std::vector<int> next(size_t n) {
+        while (ids_.size() - n_given_ < n && goes_on_) {
+            ids_.erase(ids_.begin(), ids_.begin() + ptrdiff_t(std::exchange(n_given_, 0)));
+            const TextLimit limit = memory_limit();
+            goes_on_ = file_.read(text_, std::min(limit.n_bytes, std::max(piece, 4 * text_.size())));
+            size_t n_done = text_.size();
+            if (goes_on_) {
+                n_done = tokenizer_.encode_beginning(text_, ids_);
+            } else {
+                const std::vector<int> last = tokenizer_.encode(text_, false);
+                ids_.insert(ids_.end(), last.begin(), last.end());
+            }
+            text_.erase(0, n_done);
+            if (text_.size() > limit.n_bytes) throw std::runtime_error(limit.line(name_));
+        }
+        const auto begin = ids_.begin() + ptrdiff_t(n_given_);
+        n = std::min(n, ids_.size() - n_given_);
+        n_given_ += n;
+        return {begin, begin + ptrdiff_t(n)};
+    }
+
+  private:
+    static constexpr size_t piece = 1 << 18;  // bytes
+
+    const Tokenizer& tokenizer_;
+    TextFile file_;
+    std::string name_, text_{};  // text: what has been read and is no ids yet
+    std::vector<int> ids_{};
+    size_t n_given_ = 0;  // of these
+    bool goes_on_ = true;
+};
+
+// The next n ids of a text; fewer only at its end.
+using NextIds = std::function<std::vector<int>(size_t n)>;
+
+// The ids are cut into windows that fill the context, each run from position 0; every token that has another
+// before it in its window is scored. A model whose texts begin with a BOS (bos_id >= 0) gets one in front of
+// every window, which takes a position. `progress` hears how many ids are done. Throws NotFinite.
+inline Perplexity perplexity(Model& m, const NextIds& next, int bos_id, int context,
+                             const std::function<void(size_t)>& progress) {
+    Perplexity result;
+    const size_t bos = bos_id >= 0 ? 1 : 0, length = size_t(context) - bos,
+                 vocab = size_t(m.config.vocab_size);
+    std::vector<int> window;
+    std::vector<double> nll;
+    for (size_t begin = 0; length > 0; begin += length) {
+        const std::vector<int> part = next(length);
+        if (part.empty()) break;
+        window.assign(bos, bos_id);
+        window.insert(window.end(), part.begin(), part.end());
+        // Token i predicts token i + 1, so the last one need not be run.
+        for (size_t i = 0; i + 1 < window.size(); i += nll.size()) {
+            if (interrupted) return result;
+            nll.resize(std::min(size_t(m.max_chunk), window.size() - 1 - i));
+            const std::span<const float> logits =  // (n, vocab_size)
+                m.forward(std::span(window).subspan(i, nll.size()), int(i), int(nll.size()));
+            parallel_for(int64_t(nll.size()), [&](size_t k) {
+                const auto row = logits.subspan(k * vocab, vocab);
+                const bool good = all_finite(row.data(), vocab);
+                nll[k] = good ? negative_log_likelihood(row, window[i + k + 1]) : NAN;
+            });
+            for (size_t k = 0; k < nll.size(); k++) {  // here, so that the threads do not change the sum
+                if (std::isnan(nll[k])) {
+                    window.resize(i + nll.size());
+                    throw NotFinite(i + k, window);
+                }
+                result.nll += nll[k];
+            }
+            result.n_scored += nll.size();
+            progress(begin + i + nll.size() + 1 - bos);
+        }
+    }
+    return result;
+}
+
+inline Stop run_perplexity(Session& s, const Options& o, const Streams& io) {
+    const Tokenizer& tokenizer = need_tokenizer(s.model, "--ppl");
+    FileIds file(tokenizer, *o.ppl, io.in);
+    const int bos_id = tokenizer.encode("", true).empty() ? -1 : s.model.config.bos_id;
+    const bool terminal = is_terminal(io.err);
+    size_t n_ids = 0;
+    const auto next = [&](size_t n) {
+        std::vector<int> ids = file.next(n);
+        n_ids += ids.size();
+        make_room(s, ids.size());
+        return ids;
+    };
+    const double start = seconds_now();
+    const Perplexity p = perplexity(s.model, next, bos_id, s.context, [&](size_t n) {
+        if (terminal) note(io.err, format("\r%zu tokens", n));
+    });
+    if (terminal) note(io.err, "\r\033[K");
+    s.statistics.n_prefill = int(p.n_scored);
+    s.statistics.prefill_seconds = seconds_now() - start;
+    if (p.n_scored > 0) {
+        put(io.out,
+            format("perplexity %.4f over %zu tokens (windows of %d)\n", p.value(), p.n_scored, s.context));
+    } else if (!interrupted) {
+        throw std::runtime_error(format("--ppl: '%s' is %zu tokens long, too short with a context of %d",
+                                        o.ppl->c_str(), n_ids, s.context));
+    }
+    return interrupted ? Stop::ctrl_c : Stop::end_of_text;
+}
+
+// ----------------------------------------------------------------------------
+// Tokens per second of a prompt and of decoding, against what the memory can deliver
+
+// The line that says where `seconds` went, given what the program had counted before and after them.
+inline std::string time_split(const char* what, double seconds, const PhaseSeconds& before,
+                              const PhaseSeconds& after) {
+    const double matmul = after.matmul - before.matmul, attention = after.attention - before.attention;
+    return format("%s took %.6f s: matmul %.6f, attention %.6f, rest %.6f\n", what, seconds, matmul,
+                  attention, std::max(0.0, seconds - matmul - attention));
+}
+
+inline Stop run_bench(Session& s, const Options& o, const Streams& io) {
+    const auto [n_prompt, n_generated, depth] = *o.bench;
+    const int64_t n = int64_t{n_prompt} + n_generated + depth;
+    if (n > s.context) {
+        throw UsageError(format("--bench: %d + %d tokens%s do not fit in the context of %d", n_prompt,
+                                n_generated, depth > 0 ? format(" behind %d", depth).c_str() : "",
+                                s.context));
+    }
+    // Which tokens they are makes no difference to the time; these are spread over the vocabulary.
+    std::vector<int> ids(size_t(n), 0);
+    for (size_t i = 0; i < ids.size(); i++) {
+        ids[i] = int((i + 1) * 7919 % size_t(s.model.config.vocab_size));
+    }
+    const auto prompt = std::span<const int>(ids).subspan(size_t(depth), size_t(n_prompt));
+    make_room(s, ids.size());
+    s.sampler = Sampler(0, 0, 1, 0);
+    // Not timed: this reads the file into memory and touches every page of the KV cache (256 positions), but
+    // those that are filled, where each pass would read all of them before it.
+    const bool fills = depth > 0 && s.model.fill_cache(depth);
+    for (int pos = fills ? depth : 0; pos < n && !interrupted; pos += 128) {
+        s.model.forward(std::span(ids).first(1), pos, 1);
+    }
+    // Not timed either: at its first runs a device loads kernels and captures graphs.
+    for (int i = 0; s.model.finds_best && i < 2; i++) {
+        if (n_generated > 0) s.model.forward_greedy(std::span(ids).first(1), 0);
+        Session first{s.model, s.sampler, s.context};
+        if (n_prompt > 0) feed(first, prompt, Feed::prompt);
+    }
+    auto phases = [&] { return s.model.phases != nullptr ? *s.model.phases : PhaseSeconds{}; };
+    // What stands before the prompt: where it would take long to run, numbers that take as long to read.
+    if (depth > 0 && !fills) feed(s, std::span(ids).first(size_t(depth)), Feed::prompt);
+    s.held.assign(ids.begin(), ids.begin() + depth);
+    s.statistics = {};
+    const PhaseSeconds at_start = phases();
+    if (n_prompt > 0) feed(s, prompt, Feed::prompt);
+    const PhaseSeconds at_decode = phases();
+    Statistics& t = s.statistics;
+    t.peak_memory = peak_memory_bytes();
+    // The memory bus of a shared machine may be half as fast in the next second. So between any two tokens
+    // all threads read as many bytes as a token does, and decode's average is compared with that average; on
+    // a device, with what it can copy.
+    const bool decodes = n_generated > 0 && !interrupted;
+    const double device_limit = decodes ? s.model.device_bandwidth() : 0;
+    std::optional<ReadBuffer> buffer;
+    if (decodes && device_limit == 0) {
+        buffer.emplace(std::min<uint64_t>(s.model.weight_bytes_per_token, 1 << 30), threads().size());
+    }
+    double read_bytes = 0, read_seconds = 0;
+    for (size_t i = size_t(depth) + size_t(n_prompt); i < ids.size() && !interrupted; i++) {
+        feed(s, std::span(ids).subspan(i, 1), Feed::decode);
+        if (!buffer) continue;
+        read_seconds += buffer->seconds_to_read();
+        read_bytes += double(buffer->size());
+    }
+    const PhaseSeconds at_end = phases();
+    const double read_limit = per_second(read_bytes, read_seconds);
+    t.peak_memory = std::max(t.peak_memory, peak_memory_bytes() - (buffer ? buffer->size() : 0));
+    std::string text;
+    if (t.n_prefill > 0) {
+        const double rate = per_second(t.n_prefill, t.prefill_seconds);
+        text += format("prefill %d tokens: %.2f tokens/s", t.n_prefill, rate);
+        if (s.model.macs_per_token > 0) {
+            // In the layers: only the last token goes through the classifier.
+            text += format(", %.2f GMAC/s, at most %d tokens at a time",
+                           rate * double(s.model.macs_per_token) / 1e9, s.model.max_chunk);
+        }
+        text += "\n";
+    }
+    if (t.n_decode > 0) {
+        const double rate = per_second(t.decode_bytes, t.decode_seconds);
+        text += format("decode %d tokens: %.2f tokens/s, %.2f GB/s", t.n_decode,
+                       per_second(t.n_decode, t.decode_seconds), rate / 1e9);
+        if (device_limit > 0) {
+            text += format(", %.0f%% of the %.2f GB/s that the device can copy", 100 * rate / device_limit,
+                           device_limit / 1e9);
+        } else if (read_limit > 0) {
+            text += format(", %.0f%% of the %.2f GB/s that %d threads read between the tokens",
+                           100 * rate / read_limit, read_limit / 1e9, threads().size());
+            if (rate > read_limit) text += " (above 100%: what fits into the caches is read from there)";
+        }
+        text += "\n";
+    }
+    if (s.model.phases != nullptr) {
+        if (t.n_prefill > 0) text += time_split("prefill", t.prefill_seconds, at_start, at_decode);
+        if (t.n_decode > 0) text += time_split("decode", t.decode_seconds, at_decode, at_end);
+    }
+    put(io.out, text + format("memory %.3f GB at its peak\n", double(t.peak_memory) / 1e9));
+    return interrupted ? Stop::ctrl_c : Stop::steps;
+}

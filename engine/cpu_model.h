@@ -1,0 +1,116 @@
+// A program's model on a CPU: loaded, and run by its forward(). Included behind that, as it takes the
+// program's own names: Transformer, RunState, forward, file_format, max_chunk, program_name and scheme_text.
+#pragma once
+
+#ifndef ENGINE
+#error "this header is the engine's: compile with -DENGINE (make does)"
+#endif
+
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "engine/app/model.h"
+#include "engine/cpu/masks.h"
+#include "engine/cpu/quant_matmul.h"
+
+// What quantizes and multiplies where this build's kernels do.
+template <class T>
+const char* kernel_name(const T& m) {
+    if constexpr (requires { kernel_group(m.weights.classifier); }) {
+        const int group = kernel_group(m.weights.classifier);
+        return group > 0 ? int8_kernel_name(group) : "portable";
+    } else if constexpr (requires { multiplied(m.weights); }) {
+        // With a scale a row, rows of different lengths may take different paths: the name is that of the
+        // model's width.
+        const int group = m.file.config.group_size;
+        return int8_kernel_name(group > 0 ? group : m.file.config.dim);
+    }
+    return "portable";
+}
+
+// Opens the model file and allocates a run's memory. Throws std::runtime_error with one line that names the
+// file. Nothing but the header and the tokenizer section is read before everything has been checked. packs:
+// unless the caller does it.
+template <class T = Transformer>  // whose members are asked for: programs do not have all of them
+std::unique_ptr<T> load_transformer(const Options& options, Trace* trace, bool packs = true) {
+    if (options.chosen("--attn") == "int8" && options.chosen(kv_option.name) != "f32")
+        throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
+    using OwnWeights = decltype(T::weights);
+    const std::string& path = options.model_path;
+    auto file = open_model_file(path, file_format);
+    const auto alignment = uint64_t(file_format.alignment);
+    OwnWeights{TensorList(nullptr, 0, alignment, alignment), file.config}.file.check_end(file);
+    if (options.rope_theta) file.config.rope_theta = *options.rope_theta;
+    const int context = context_length(options, file.config);
+    const bool traced = trace != nullptr;
+    const uint64_t available = available_memory();
+    try {
+        check_memory(cpu_memory<RunState>(file, options, traced, max_chunk, sure_positions(options, context)),
+                     available);
+        OwnWeights weights{TensorList(file), file.config};
+        RunState state{file.config, options, context, traced};
+        auto m = std::make_unique<T>(T{std::move(file), std::move(weights), std::move(state), trace});
+        if constexpr (requires { &OwnWeights::check_mask; })  // reads tensors: --info has no use for that
+            if (!options.info) check_masks(m->weights);
+        if constexpr (requires { m->weights.pack(m->packed); })  // or load_model() packs, or nothing does
+            if (packs_weights(m->file, options)) m->weights.pack(m->packed);
+        if constexpr (requires { multiplied(m->weights)[0]->packed; })
+            if (packs && packs_weights(m->file, options))
+                for (auto* w : multiplied(m->weights))
+                    if (has_kernel(*w)) w->packed = m->packed.add(view_of(*w));
+        return m;
+    } catch (const std::runtime_error& e) {
+        throw std::runtime_error(path + ": " + e.what());
+    }
+}
+
+// The program's model as the command line runs it.
+template <class T>
+struct CpuModel : Model {
+    std::unique_ptr<T> m;
+
+    // kernel_in_use: what quantizes and multiplies.
+    CpuModel(std::unique_ptr<T> loaded, const Options& options, Trace* trace, std::string kernel_in_use)
+        : m(std::move(loaded)) {
+        kernel = std::move(kernel_in_use);
+        describe(*this, m->file, m->weights.file, m->state.cache.format());
+        scheme = scheme_text(m->file.config);
+        phases = &phase_seconds;
+        max_chunk = ::max_chunk;
+        kv_page = decltype(m->state.cache)::page;
+        if constexpr (requires { m->state.int8_attention; }) {
+            if (m->state.int8_attention) {
+                scheme += "; attention in int8";
+                kv_bytes_per_position = kv_bytes(config, KvFormat::q8);
+            }
+        }
+        const auto memory = [&](int n_positions) {
+            uint64_t n_bytes = 0;
+            for (const MemoryPart& part :
+                 cpu_memory<RunState>(m->file, options, trace != nullptr, max_chunk, n_positions))
+                n_bytes += part.bytes;
+            return n_bytes;
+        };
+        bytes_per_position = memory(1) - memory(0);
+        memory_bytes = m->weights.file.bytes_in_use(config) + memory(context_length(options, config));
+        if (trace != nullptr && !options.own.contains(mmap_option.name)) {
+            // Accumulators are computed from the file, which otherwise is packed and given back.
+            for (const TensorInfo& t : tensors)
+                if (t.name.starts_with(step_name(accumulator_layer, ""))) memory_bytes += t.n_bytes;
+        }
+    }
+
+    // A trace has the logits of every token, so that it does not depend on how the tokens were fed.
+    std::span<const float> forward(std::span<const int> tokens, int pos, int n_logits) override {
+        const auto logits = ::forward(*m, tokens, pos, m->trace != nullptr ? int(tokens.size()) : n_logits);
+        return logits.last(size_t(n_logits) * size_t(config.vocab_size));
+    }
+    bool fill_cache(int n) override {
+        if constexpr (requires { m->state.int8_attention; })
+            if (m->state.int8_attention) return m->state.int8.cache.fill(n), true;
+        return m->state.cache.fill(n), true;
+    }
+};
