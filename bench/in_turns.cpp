@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/cpu/attention.h"
+#include "engine/cpu/kv_cache.h"
 #include "engine/cpu/quant_matmul.h"
 #include "engine/cpu/rows.h"
 #include "engine/os/machine.h"

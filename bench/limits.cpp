@@ -20,8 +20,8 @@
 #include <vector>
 
 #include "engine/cpu/instructions.h"
-#include "engine/cpu/pin_register.h"
 #include "engine/cpu/quant_matmul.h"
+#include "engine/cpu/vector.h"
 #include "engine/os/machine.h"
 #include "engine/os/threads.h"
 

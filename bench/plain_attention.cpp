@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "engine/cpu/attention.h"
+#include "engine/cpu/kv_cache.h"
 #include "engine/os/process.h"
 #include "engine/os/threads.h"
 

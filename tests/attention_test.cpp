@@ -1,5 +1,5 @@
 // Attention's kernels, against the golden vectors and against plain loops in double precision.
-#include "engine/cpu/attention.h"
+#include "engine/cpu/kv_cache.h"
 
 #include <doctest/doctest.h>
 

@@ -15,7 +15,6 @@
 #include "engine/cpu/kv_cache.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
-#include "engine/cpu/scratch.h"
 #include "engine/os/memory.h"
 
 TEST_CASE("memory: refused with the sum, what is available, the largest parts and what makes them smaller") {

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "engine/app/sampler.h"
-#include "engine/cpu/fused_multiply_add.h"
 #include "engine/cpu/pack_matrix.h"
 #include "engine/cpu/quant_paths.h"
+#include "engine/cpu/vector.h"
 #include "int8_cases.h"
 #include "int8_isas.h"
 

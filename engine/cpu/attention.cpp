@@ -1,4 +1,4 @@
-#include "engine/cpu/attention.h"
+#include "engine/cpu/kv_cache.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "engine/cpu/attention_kernels.h"
-#include "engine/cpu/scratch.h"
+#include "engine/cpu/rows.h"
 #include "engine/os/process.h"
 #include "engine/os/threads.h"
 

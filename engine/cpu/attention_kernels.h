@@ -18,9 +18,7 @@
 
 #include "engine/cpu/half.h"
 #include "engine/cpu/kv_cache.h"
-#include "engine/cpu/pin_register.h"
 #include "engine/cpu/rows.h"
-#include "engine/cpu/scratch.h"
 #include "engine/cpu/vector.h"
 #include "engine/os/memory.h"
 #include "engine/os/process.h"

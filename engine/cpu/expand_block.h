@@ -1,5 +1,5 @@
-// Blocks of packed low-bit weights expanded to int8, for many tokens: everything from there on is
-// tile_kernel.h.
+// What goes with the codes of a packed matrix: scales, zero points, masks. And blocks of its codes expanded
+// to int8, for many tokens: everything from there on is tile_kernel.h.
 #pragma once
 
 #include <algorithm>
@@ -7,10 +7,67 @@
 #include <cstdint>
 #include <cstring>
 
-#include "engine/cpu/block_groups.h"
+#include "engine/cpu/lowbit_ops.h"
 #include "engine/cpu/packed_matrix.h"
-#include "engine/cpu/unroll.h"
-#include "engine/cpu/word_format.h"
+#include "engine/cpu/vector.h"
+
+// What goes with the codes of a packed matrix: scales, zero points, masks.
+// The scales and zero points of some rows of a packed matrix that lie side by side, as many as Isa has lanes.
+template <class Isa>
+struct BlockGroups {
+    static constexpr int lanes = Isa::lanes, n = block_rows<Isa>;
+    typedef int32_t Whole __attribute__((vector_size(4 * lanes)));
+
+    // The tables of the block, from the first of these rows on.
+    const Half* halfs = nullptr;
+    const float* floats = nullptr;
+    size_t float_step = 0;  // to the scales of the next group; 0: they are those of the whole rows
+    const uint8_t *zeros = nullptr, *levels = nullptr;
+    int same_zero;  // of all groups, where `zeros` is null
+
+    // Rows i, i + 1, ... of a matrix with so many groups in a row. Inlined, so that products have the
+    // pointers in registers.
+    __attribute__((always_inline)) BlockGroups(const QuantMatrix& w, int i, int n_groups)
+        : same_zero(w.zero_point) {
+        const size_t first = size_t(i) / n * n, row = size_t(i) - first, groups = size_t(n_groups);
+        if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
+            halfs = static_cast<const Half*>(w.scales) + first * groups + row;
+        } else {
+            if (w.scale_type == QUANT_GEMM_GROUP_FP32) float_step = n;
+            floats = static_cast<const float*>(w.scales) + first * (float_step > 0 ? groups : 1) + row;
+        }
+        if (w.zeros != nullptr) zeros = w.zeros + first * zero_bytes(w) + row;
+        if (w.levels != nullptr) levels = w.levels + first * groups + row;
+    }
+
+    static Whole bytes(const uint8_t* from) { return Whole(LowbitOps<Isa>::widened(from)); }
+    // What is taken off the codes of group s; with two levels, off five times the codes.
+    Whole zero(int s) const {
+        if (levels != nullptr) return bytes(levels + s * n) >> 4;
+        return zeros != nullptr ? bytes(zeros + s / 2 * n) >> s % 2 * 4 & 15 : Whole{} + same_zero;
+    }
+    typename Isa::Floats scale(int s) const {
+        if (halfs != nullptr) {
+            float wide[lanes];
+            widen(wide, halfs + s * n, lanes);
+            return Isa::load_floats(wide);
+        }
+        const auto row_scales = Isa::load_floats(floats + size_t(s) * float_step);
+        if (levels == nullptr) return row_scales;
+        const Whole level = bytes(levels + s * n) & 15;
+        return Isa::add_scaled(Isa::zero(), typename Isa::Ints(level), row_scales);
+    }
+};
+
+// Masks of some rows of a block that lie side by side, each word 32 columns of a row; the lowest bits are
+// column k's, a multiple of 4.
+template <class Isa>
+inline auto mask_words(const uint8_t* masks, int k) {
+    typedef uint32_t Words __attribute__((vector_size(4 * Isa::lanes)));
+    Words words;
+    std::memcpy(&words, masks + size_t(k / 32 * 4 * block_rows<Isa>), sizeof words);
+    return words >> uint32_t(k % 32);
+}
 
 // Rows i, i + 1, ..., as many as Isa has lanes, of a packed low-bit matrix: n_cols columns from k on, whole
 // groups, as the int8 codes that are multiplied, flipped. Column k + j of the r-th is in word

@@ -15,7 +15,6 @@
 
 #include "engine/cpu/expand_sparse.h"
 #include "engine/cpu/quant_matrix.h"
-#include "engine/cpu/unroll.h"
 #include "engine/cpu/vector.h"
 
 // Bytes as wide as the machine's registers.

@@ -10,7 +10,6 @@
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/quantize.h"
 #include "engine/cpu/rows.h"
-#include "engine/cpu/scratch.h"
 #include "engine/os/process.h"
 #include "engine/os/threads.h"
 

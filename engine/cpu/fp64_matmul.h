@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "engine/cpu/rows.h"
-#include "engine/cpu/unroll.h"
 #include "engine/cpu/vector.h"
 #include "engine/os/threads.h"
 

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "engine/cpu/fused_multiply_add.h"
 #include "engine/cpu/int8.h"
+#include "engine/cpu/vector.h"
 
 #if defined(__wasm_simd128__) && !defined(RUNQ_SIMDE)  // tests/int8_wasm_test.cpp brings its own intrinsics
 #include <wasm_simd128.h>

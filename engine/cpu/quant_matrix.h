@@ -13,7 +13,7 @@
 
 #include "engine/cpu/half.h"
 #include "engine/cpu/quant_gemm_matrix.h"
-#include "engine/cpu/scratch.h"
+#include "engine/cpu/rows.h"
 #include "engine/cpu/vector.h"
 
 using QuantMatrix = QuantGemmMatrix;

@@ -10,10 +10,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "engine/cpu/block_groups.h"
 #include "engine/cpu/expand_block.h"
 #include "engine/cpu/expand_rows.h"
 #include "engine/cpu/instructions.h"
+#include "engine/cpu/lowbit_ops.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/quantize.h"
@@ -21,7 +21,6 @@
 #include "engine/cpu/rows.h"
 #include "engine/cpu/tile_i8mm.h"
 #include "engine/cpu/tile_kernel.h"
-#include "engine/cpu/word_format.h"
 #include "engine/os/threads.h"
 
 // How a product is computed.

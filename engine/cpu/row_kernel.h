@@ -9,11 +9,10 @@
 #include <vector>
 
 #include "engine/cpu/expand_rows.h"
-#include "engine/cpu/fused_multiply_add.h"
 #include "engine/cpu/int8.h"
 #include "engine/cpu/quant_matrix.h"
-#include "engine/cpu/scratch.h"
-#include "engine/cpu/unroll.h"
+#include "engine/cpu/rows.h"
+#include "engine/cpu/vector.h"
 
 // How far ahead of use a row is asked for, in bytes: in a file's memory that is the next page of 4 KiB, at
 // whose beginning the hardware does not know that the stream goes on. With int8 codes on a Zen 4 this was the

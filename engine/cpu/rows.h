@@ -11,8 +11,23 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/cpu/scratch.h"
+#include "engine/os/memory.h"
 #include "engine/os/threads.h"
+
+// Gives a buffer that stays from call to call more room. Happens once in a run: no part of the loops that
+// ask.
+template <class T>
+[[gnu::noinline, gnu::cold]] void grow_scratch(std::vector<T>& buffer, size_t n) {
+    if (!MemoryCount::counts_at_once(n * sizeof(T))) buffer.resize(n);
+}
+
+// Room for n values in `buffer`, which grows if it has to. What was there is lost or not: do not read it.
+// Null, and no room, where memory is counted (MemoryCount).
+template <class T>
+inline T* scratch(std::vector<T>& buffer, size_t n) {
+    if (buffer.size() < n) grow_scratch(buffer, n);
+    return buffer.data();
+}
 
 // (n_rows, n_cols) fp32, one row after another. Memory for max_rows rows is allocated once; operations set
 // n_rows of what they write to the number of tokens that they were given.

@@ -18,14 +18,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "engine/cpu/block_groups.h"
+#include "engine/cpu/expand_block.h"
 #include "engine/cpu/int8.h"
+#include "engine/cpu/lowbit_ops.h"
 #include "engine/cpu/packed_matrix.h"
-#include "engine/cpu/pin_register.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/transpose.h"
-#include "engine/cpu/unroll.h"
-#include "engine/cpu/word_format.h"
+#include "engine/cpu/vector.h"
 
 // Activations of some tokens side by side, for a row of weights, or part of it.
 struct PackedTokens {

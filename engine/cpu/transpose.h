@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "engine/cpu/unroll.h"
+#include "engine/cpu/vector.h"
 
 // Turning n vectors of n words into columns takes log2(n) steps. Each makes two vectors of two, and moves a
 // bit of the lane's number into the vector's number: first within quads of words (x86's unpack, Arm's zip),

@@ -1,4 +1,5 @@
-// A vector of floats as wide as the machine's registers.
+// What kernels are made of: vectors of floats as wide as the machine's registers, and what keeps compilers
+// from undoing that.
 //
 // GCC's and Clang's vector types (GCC manual, "Using Vector Instructions through Built-in Functions") take
 // operators on every lane. g++ 12 keeps one wider than a register in memory, which made attention seven times
@@ -6,6 +7,8 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -75,4 +78,63 @@ inline Floats exp(Floats x) {
     std::memcpy(&p, &bits, sizeof p);
     // Of a NaN, those bits may be any number. NOLINTNEXTLINE(misc-redundant-expression)
     return x == x ? p : x;
+}
+
+// UNROLL(n) before a loop: all of its n passes one after the other. Without it, g++ would keep an array of
+// vectors that the loop goes through in memory. UNROLL_BY(n) before a loop of any number of passes: n of them
+// at a time. Neither where instructions are emulated, which would take the compiler minutes, nor for nvcc,
+// which does not know them. And no UNROLL_BY in WebAssembly: a browser's compiler has 16 registers on x86,
+// and keeps a short loop in them.
+#if defined(RUNQ_SIMDE) || defined(__CUDACC__)
+#define UNROLL(n)
+#define UNROLL_BY(n)
+#else
+#define UNROLL_PRAGMA(text) _Pragma(#text)
+#define UNROLL(n) UNROLL_PRAGMA(GCC unroll n)
+#ifdef __wasm__
+#define UNROLL_BY(n) UNROLL(1)
+#else
+#define UNROLL_BY(n) UNROLL(n)
+#endif
+#endif
+
+// No-op that pins a vector in a register: the compiler has to have v there, and must take its value as new.
+//
+// g++ 12 otherwise loads a value again for each use, or copies an accumulator before and after each
+// instruction that adds to it.
+template <class Vector>
+inline void pin_register([[maybe_unused]] Vector& v) {
+#if defined(RUNQ_SIMDE)  // emulated vectors are no registers: tests/int8_simde_test.cpp
+#elif defined(__x86_64__)
+    asm("" : "+v"(v));
+#elif defined(__aarch64__)
+    asm("" : "+w"(v));
+#endif
+}
+
+// a * b + c, rounded once, as the kernels' sums of groups are.
+// The lowest 29 of a double's 52 bits of fraction are those that a float has not. Half of its last place is
+// this.
+constexpr uint64_t below_float = (uint64_t{1} << 29) - 1, half_of_float = uint64_t{1} << 28;
+
+// By doubles, for processors that have no such instruction: the product is exact, and so is rounding the sum
+// to a double and then to a float, but where the double lies halfway between two floats. There, what the
+// first rounding has lost (Knuth's TwoSum) decides. For results that are normal numbers, or that are a
+// multiple of 2^-149 to begin with, as sums of whole numbers times fp32 scales are.
+inline float fused_by_doubles(float a, float b, float c) {
+    const double product = double(a) * b, sum = product + c;
+    auto bits = std::bit_cast<uint64_t>(sum);
+    if ((bits & below_float) == half_of_float) {
+        const double added = sum - product, lost = (product - (sum - added)) + (c - added);
+        if (lost != 0) bits += (lost > 0) == (sum > 0) ? 1 : uint64_t(-1);
+    }
+    return float(std::bit_cast<double>(bits));
+}
+
+inline float fused_multiply_add(float a, float b, float c) {
+#ifdef __wasm__  // std::fma is a function there, which musl gets wrong where rounding modes cannot be set
+    return fused_by_doubles(a, b, c);
+#else
+    return std::fma(a, b, c);
+#endif
 }

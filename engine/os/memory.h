@@ -10,7 +10,7 @@
 
 #include "engine/os/system.h"
 
-// While one exists, scratch() (engine/cpu/scratch.h) and LazyMemory of this thread take no memory and say
+// While one exists, scratch() (engine/cpu/rows.h) and LazyMemory of this thread take no memory and say
 // here how much they would have taken. What has been made then may be asked for nothing, only destroyed.
 //
 //     const MemoryCount count;
