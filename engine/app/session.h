@@ -1,4 +1,4 @@
-// Running a model: tokens go in by feed(), and generate() is the loop over those that come out.
+// Running a model, with a clock on it: tokens go in by feed().
 #pragma once
 
 #include <algorithm>
@@ -163,71 +163,3 @@ inline Next feed(Session& s, std::span<const int> tokens, Feed what) {
 
 // Why a generation ended.
 enum class Stop { end_of_text, steps, context, ctrl_c };
-
-// Continues `ids` (1 to `context` of them) token by token, each appended to `ids` and handed to `emit`.
-// What the KV cache already holds of `ids` is not run again. Throws std::invalid_argument for any other
-// number of ids, NotFinite where there is nothing to choose by.
-inline Stop generate(Session& s, std::vector<int>& ids, const std::function<void(int)>& emit) {
-    if (ids.empty() || ids.size() > size_t(s.context)) {
-        throw std::invalid_argument(
-            format("generate: %zu tokens to go on from, expected 1 to %d", ids.size(), s.context));
-    }
-    const size_t n_prompt = ids.size();
-    const auto penalized = [&]() -> std::span<const int> {
-        if (!s.penalty_window) return ids;
-        return std::span(ids).last(std::min(ids.size() - n_prompt, *s.penalty_window));
-    };
-    // What followed the last new tokens wherever they stood before among the new ones, with a window.
-    std::vector<int> followed;
-    const auto repeated = [&]() -> std::span<const int> {
-        constexpr ptrdiff_t phrase_length = 8;  // tokens that are a repetition if they come again
-        followed.clear();
-        if (!s.penalty_window) return followed;
-        const auto end = ptrdiff_t(ids.size());
-        for (ptrdiff_t i = ptrdiff_t(n_prompt) + phrase_length; i < end; i++) {
-            const auto before = ids.begin() + i - phrase_length;
-            if (std::equal(before, before + phrase_length, ids.end() - phrase_length))
-                followed.push_back(ids[size_t(i)]);
-        }
-        return followed;
-    };
-    size_t same = 0;  // the last token always runs, for its logits
-    while (same < s.held.size() && same + 1 < ids.size() && s.held[same] == ids[same]) same++;
-    s.held.resize(same);
-
-    Next next = feed(s, std::span(ids).subspan(same), Feed::prompt);
-    const auto vocab_size = size_t(s.model.config.vocab_size);
-    const std::vector<int>& eos_ids = s.model.config.eos_ids;
-    std::vector<int> run;  // the ids of the last forward pass: one, and what was guessed to follow it
-    size_t n_right = 0;    // of the guess
-    bool is_known = true;  // whether that pass has said what comes after the last id
-    for (int n_new = 0;; n_new++) {
-        if (interrupted) return Stop::ctrl_c;
-        if (n_new == s.max_new) return Stop::steps;
-        if (ids.size() == size_t(s.context)) return Stop::context;
-        if (!is_known) {
-            if (run.size() > 1) s.lookup.judge(n_right, run.size() - 1);
-            const size_t room = std::min(size_t(s.max_new - n_new), s.context - ids.size()) - 1;
-            run = s.lookup.guess(ids, std::min(room, size_t(s.model.max_chunk) - 1));
-            run.insert(run.begin(), ids.back());
-            make_room(s, ids.size() + run.size() - 1);
-            next = feed(s, run, Feed::decode);
-            n_right = 0;
-        }
-        const auto logits =
-            next.logits.empty() ? next.logits : next.logits.subspan(n_right * vocab_size, vocab_size);
-        if (logits.empty() ? next.most_probable < 0 : !all_finite(logits.data(), logits.size()))
-            throw NotFinite(ids.size() - 1, ids);
-        const int id =
-            logits.empty() ? next.most_probable : s.sampler.sample(logits, penalized(), repeated());
-        ids.push_back(id);
-        emit(id);
-        if (std::find(eos_ids.begin(), eos_ids.end(), id) != eos_ids.end()) return Stop::end_of_text;
-        is_known = n_right + 1 < run.size() && run[n_right + 1] == id;
-        if (is_known) {  // it was run
-            n_right++;
-            s.held.push_back(id);
-            s.statistics.n_decode++;
-        }
-    }
-}
