@@ -200,3 +200,24 @@ def test_how_much_faster_than_other_programs():
     first, second = (f"{ours[0] / other[0]:.1f} times" for ours in (q8, w8a8))
     assert f"`runq` is {first} as fast as ik_llama.cpp, and `runq_w8a8` {second}." in one_line(side)
     assert f"Here it is {w8a8[1] / q8[1]:.1f} times as fast" in one_line(side)
+
+
+def test_the_house_stays_small():
+    """The limits of contributing.md's table of sizes, which a change may only make smaller."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    engine = [path for path in tracked if path.startswith("engine/")]
+    words = {path: len((ROOT / path).read_text(encoding="utf-8").split()) for path in tracked if path.endswith(".md")}
+    found = {
+        "files in git": len(tracked),
+        "files in `mk/`": sum(path.startswith("mk/") for path in tracked),
+        "files of `engine/`": len(engine),
+        "lines of `engine/`": sum((ROOT / path).read_text(encoding="utf-8").count("\n") for path in engine),
+        "words of `README.md`": words["README.md"],
+        "words of `docs/`, without measurements.md": sum(
+            n for path, n in words.items() if path.startswith("docs/") and path != "docs/measurements.md"
+        ),
+    }
+    rows = re.findall(r"^\| ([^|]+) \| ([\d,]+) \|$", section("contributing.md", "Sizes"), re.M)
+    limits = {name: int(limit.replace(",", "")) for name, limit in rows}
+    assert limits.keys() == found.keys()
+    assert {name: n for name, n in found.items() if n > limits[name]} == {}
