@@ -198,7 +198,7 @@ inline std::vector<int> parse_list(const std::string& option, const std::string&
 
 // Whether one is the other but for a letter more, a letter less, another letter, or two neighbours swapped.
 inline bool differ_by_a_letter(std::string_view a, std::string_view b) {
-    const auto n_equal = size_t(std::ranges::mismatch(a, b).in1 - a.begin());
+    const auto n_equal = size_t(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
     a.remove_prefix(n_equal), b.remove_prefix(n_equal);
     while (!a.empty() && !b.empty() && a.back() == b.back()) a.remove_suffix(1), b.remove_suffix(1);
     return std::max(a.size(), b.size()) == 1 ||
