@@ -36,7 +36,7 @@ const char* kernel_name(const T& m) {
 // unless the caller does it.
 template <class T = Transformer>  // whose members are asked for: programs do not have all of them
 std::unique_ptr<T> load_transformer(const Options& options, Trace* trace, bool packs = true) {
-    if (options.chosen("--attn") == "int8" && options.chosen(kv_option.name) != "f32")
+    if (options.chosen("--attn") == "int8" && kv_format(options) != KvFormat::f32)
         throw UsageError("--kv: has no meaning with --attn int8, whose cache is int8");
     using OwnWeights = decltype(T::weights);
     const std::string& path = options.model_path;
