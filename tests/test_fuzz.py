@@ -33,6 +33,7 @@ def test_the_inputs_are_small():
 def test_stored_inputs(name):
     replay = ROOT / "build" / "fuzz" / replay_of(name)
     files = sorted(str(path) for folder in stored(name) if folder.is_dir() for path in folder.iterdir())
+    assert files
     done = subprocess.run(
         [replay, name, *files], cwd=ROOT, capture_output=True, check=False, timeout=600,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
