@@ -224,11 +224,14 @@ inline const OwnOption kv_option = {"--kv", {"f32", "f16", "q8"}, "numbers of th
 // Products take longer, but nothing is copied, and processes share the file's memory.
 inline const OwnOption mmap_option = {"--mmap", {}, "weights are read where the file lies: slower, no copy"};
 
+inline KvFormat kv_format(const Options& options) {
+    const std::string name = options.chosen(kv_option.name);
+    return name == "q8" ? KvFormat::q8 : name == "f16" ? KvFormat::f16 : KvFormat::f32;
+}
+
 // The KV cache of a run.
 inline KvCache kv_cache(const Options& options, const ModelConfig& c, int context) {
-    const std::string name = options.chosen(kv_option.name);
-    const KvFormat format = name == "q8" ? KvFormat::q8 : name == "f16" ? KvFormat::f16 : KvFormat::f32;
-    return {format, c.n_layers, c.n_kv_heads, c.head_dim, context};
+    return {kv_format(options), c.n_layers, c.n_kv_heads, c.head_dim, context};
 }
 
 // Whether matrices are packed for the kernels, in a copy: if that takes no more than three quarters of the
