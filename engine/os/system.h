@@ -145,8 +145,9 @@ inline bool has_input(std::FILE* in);
 // As write(2), at once and past the stream's buffer. EPIPE: the reader has gone.
 inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n);
 
-// As std::fread and std::getc, except that what a person types is UTF-8. read_byte() is EOF also when Ctrl-C
-// interrupts the wait.
+// As std::fread and std::getc, except that what a person types is UTF-8, and that read_bytes() may end with
+// what a pipe or terminal holds (0: the end). With Ctrl-C during the wait they are 0 and EOF. A stream is read
+// by one of the two.
 inline size_t read_bytes(std::FILE* in, char* bytes, size_t n);
 inline int read_byte(std::FILE* in);
 
