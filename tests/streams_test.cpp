@@ -4,7 +4,9 @@
 #include <doctest/doctest.h>
 #include <pty.h>
 
+#include <csignal>
 #include <string>
+#include <thread>
 
 TEST_CASE("printable: control characters are spelled out, all else stays") {
     CHECK(printable("") == "");
@@ -80,4 +82,37 @@ TEST_CASE("texts: one rule, wherever the pieces end in which a file is read") {
             CHECK(said.empty() == (error == nullptr));
         }
     }
+}
+
+TEST_CASE("a text from a pipe: what is there is taken at once, and Ctrl-C ends the wait for more") {
+    void (*const before)(int) = std::signal(SIGINT, SIG_DFL);
+    catch_ctrl_c();
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    std::FILE* in = fdopen(ends[0], "rb");
+    char bytes[8];
+    for (const std::string piece : {"a", "bc"}) {
+        REQUIRE(write(ends[1], piece.data(), piece.size()) == ssize_t(piece.size()));
+        CHECK(std::string(bytes, read_bytes(in, bytes, sizeof bytes)) == piece);  // and does not wait for eight
+    }
+    std::thread writer([&] {
+        REQUIRE(write(ends[1], "d", 1) == 1);
+        kill(getpid(), SIGINT);  // before the reader's first wait, in it, or between it and the second
+    });
+    std::string text;
+    TextFile file("--ppl", "-", in);
+    CHECK_FALSE(file.read(text, 100));  // the pipe stays open
+    CHECK(interrupted == 1);
+    writer.join();
+    interrupted = 0;
+    CHECK((text.empty() || text == "d"));
+    close(ends[1]);
+    CHECK_FALSE(file.read(text, 100));
+    CHECK(text == "d");
+    std::fclose(in);
+
+    std::FILE* folder = std::fopen("/", "rb");
+    CHECK_THROWS_WITH(TextFile("-f", "-", folder).read(text, 100), "-f: cannot read '-': Is a directory");
+    std::fclose(folder);
+    std::signal(SIGINT, before);
 }
