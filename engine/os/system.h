@@ -146,8 +146,8 @@ inline bool has_input(std::FILE* in);
 inline ptrdiff_t write_bytes(std::FILE* out, const char* bytes, size_t n);
 
 // As std::fread and std::getc, except that what a person types is UTF-8, and that read_bytes() may end with
-// what a pipe or terminal holds (0: the end). With Ctrl-C during the wait they are 0 and EOF. A stream is read
-// by one of the two.
+// what a pipe or terminal holds (0: the end). With Ctrl-C during the wait they are 0 and EOF. A stream is
+// read by one of the two.
 inline size_t read_bytes(std::FILE* in, char* bytes, size_t n);
 inline int read_byte(std::FILE* in);
 
