@@ -93,7 +93,8 @@ TEST_CASE("a text from a pipe: what is there is taken at once, and Ctrl-C ends t
     char bytes[8];
     for (const std::string piece : {"a", "bc"}) {
         REQUIRE(write(ends[1], piece.data(), piece.size()) == ssize_t(piece.size()));
-        CHECK(std::string(bytes, read_bytes(in, bytes, sizeof bytes)) == piece);  // and does not wait for eight
+        CHECK(std::string(bytes, read_bytes(in, bytes, sizeof bytes)) ==
+              piece);  // and does not wait for eight
     }
     std::thread writer([&] {
         REQUIRE(write(ends[1], "d", 1) == 1);
