@@ -6,15 +6,21 @@
 #error "this header is the engine's: compile with -DENGINE (make does)"
 #endif
 
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "engine/app/model.h"
-#include "engine/cpu/masks.h"
+#include "engine/cpu/expand_rows.h"
 #include "engine/cpu/quant_matmul.h"
+#include "engine/model/tensors.h"
+#include "engine/os/threads.h"
 
 // What quantizes and multiplies where this build's kernels do.
 template <class T>
@@ -29,6 +35,26 @@ const char* kernel_name(const T& m) {
         return int8_kernel_name(group > 0 ? group : m.file.config.dim);
     }
     return "portable";
+}
+
+// Looks through all masks in one loop: threads do not meet between one and the next. Of the first that does
+// not keep two of each four columns, the program's own check_mask() says why.
+template <class Weights>
+void check_masks(const Weights& w) {
+    std::vector<TensorInfo> masks;
+    for (const TensorInfo& t : w.file.all())
+        if (t.name.ends_with(".mask")) masks.push_back(t);
+    const auto rows = [&](const TensorInfo& t, int64_t i) {
+        return reinterpret_cast<const uint8_t*>(w.file.data(t)) + i * t.shape[1];
+    };
+    std::atomic<bool> good = true;
+    parallel_lists(
+        masks, [](const TensorInfo& t) { return t.shape[0]; },
+        [&](const TensorInfo& t, int64_t begin, int64_t end) {
+            if (!is_two_of_four(rows(t, begin), size_t(end - begin) * size_t(t.shape[1]))) good = false;
+        });
+    if (good) return;
+    for (const TensorInfo& t : masks) Weights::check_mask(t.name, rows(t, 0), t.shape[0], 8 * t.shape[1]);
 }
 
 // Opens the model file and allocates a run's memory. Throws std::runtime_error with one line that names the

@@ -23,7 +23,6 @@
 #include "engine/app/trace.h"
 #include "engine/cpu/half.h"
 #include "engine/cpu/kv_cache.h"
-#include "engine/cpu/masks.h"
 #include "engine/cpu/ops.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matmul.h"
@@ -61,6 +60,9 @@ bool fast_matmul(const Int8Rows& x, const Products& products) {
     const Stopwatch time(phase_seconds.matmul);
     return quant_matmul(x, products);
 }
+
+// A program need not look at a mask where it finds it: check_masks() (cpu_model.h) comes later, if at all.
+inline bool fast_check_mask(const uint8_t*) { return true; }
 
 // A loaded model, and all that a run of it needs: what forward() is given. Weights and RunState are the
 // program's own, and so may be Config.

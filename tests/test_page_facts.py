@@ -202,16 +202,43 @@ def test_how_much_faster_than_other_programs():
     assert f"Here it is {w8a8[1] / q8[1]:.1f} times as fast" in one_line(side)
 
 
+def library_sources():
+    """What every program over the engine is linked with: LIBRARY in mk/build.mk."""
+    return re.search(r"^LIBRARY +:= (.*)$", (ROOT / "mk/build.mk").read_text(), re.M)[1].split()
+
+
+def test_no_include_points_up():
+    """Folders of engine/, each above those before it, as contributing.md says; nothing of simt/ includes any."""
+    order = ["os", "text", "model", "cpu", "app", "backend", "gpu"]
+    for path in sorted((ROOT / "engine").glob("*/*")) + sorted((ROOT / "simt").iterdir()):
+        for folder in re.findall(r'#include "engine/(\w+)/', path.read_text(encoding="utf-8")):
+            above = path.parent.name == "simt" or order.index(folder) > order.index(path.parent.name)
+            assert not above, f"{path.relative_to(ROOT)} includes {folder}/"
+
+
 def test_the_house_stays_small():
     """The limits of contributing.md's table of sizes, which a change may only make smaller."""
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     engine = [path for path in tracked if path.startswith("engine/")]
     words = {path: len((ROOT / path).read_text(encoding="utf-8").split()) for path in tracked if path.endswith(".md")}
+    sources = ["runq.cpp", *library_sources()]
+    listed = subprocess.run(
+        ["g++", "-std=c++20", "-march=x86-64-v3", "-DENGINE", "-DLINE_EDITOR", "-I.", "-MM", *sources],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    of_runq = sorted(set(re.findall(r"engine/\S+", listed)))
     found = {
         "files in git": len(tracked),
         "files in `mk/`": sum(path.startswith("mk/") for path in tracked),
         "files of `engine/`": len(engine),
+        "of these, files that `./runq` is made of": len(of_runq),
         "lines of `engine/`": sum((ROOT / path).read_text(encoding="utf-8").count("\n") for path in engine),
+        "of these, lines that `./runq` is made of": sum(
+            (ROOT / path).read_text(encoding="utf-8").count("\n") for path in of_runq
+        ),
         "words of `README.md`": words["README.md"],
         "words of `docs/`, without measurements.md": sum(
             n for path, n in words.items() if path.startswith("docs/") and path != "docs/measurements.md"

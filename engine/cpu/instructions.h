@@ -6,10 +6,10 @@
 #include <tuple>
 #include <type_traits>
 
+#include "engine/cpu/int8.h"
 #include "engine/cpu/int8_avx2.h"
 #include "engine/cpu/int8_avx512.h"
 #include "engine/cpu/int8_neon.h"
-#include "engine/cpu/int8_plain.h"
 #include "engine/cpu/int8_wasm.h"
 
 template <class... Isa>

@@ -51,3 +51,27 @@ inline float choose_scale(float* scale, float amax, const float* fixed_scale) {
     *scale = usable ? amax / 127.0f : 0.0f;
     return usable ? inv : 0.0f;
 }
+
+// In plain C++, what attention needs of an instruction set: where a build has none, and where tests look for
+// the same sums.
+struct PlainInt8 {
+    static constexpr int lanes = 4, offset = 0;
+    static constexpr uint8_t flip = 0;
+    using Ints = Int4;
+    using Floats = Float4;
+    static Ints splat(int32_t v) { return Ints{v, v, v, v}; }
+    static Ints load(const void* p) { return load4<Ints>(static_cast<const int32_t*>(p)); }
+    static Ints dot4(Ints acc, Ints w, Ints x) {
+        int8_t a[16], b[16];
+        std::memcpy(a, &w, sizeof a);
+        std::memcpy(b, &x, sizeof b);
+        for (int i = 0; i < 16; i++) acc[i / 4] += int32_t(a[i]) * int32_t(b[i]);
+        return acc;
+    }
+    static Floats zero() { return Floats{}; }
+    static Floats scales(const float* w_scales, float x_scale) { return load4<Floats>(w_scales) * x_scale; }
+    static Floats add_scaled(Floats sums, Ints acc, Floats scales) {
+        return sums + __builtin_convertvector(acc, Floats) * scales;
+    }
+    static void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+};

@@ -85,7 +85,7 @@ struct NeonDot : Neon {
 #endif
 
 #if defined(__aarch64__) && defined(__ARM_FEATURE_MATMUL_INT8) && defined(__ARM_FEATURE_DOTPROD)
-// With the matrix products of Armv8.6, which tile_i8mm.h takes for several tokens; one goes by sdot.
+// With the matrix products of Armv8.6, which tile_kernel.h takes for several tokens; one goes by sdot.
 struct NeonI8mm : NeonDot {
     static constexpr const char* name = "neon-i8mm";
 };

@@ -19,7 +19,6 @@
 #include "engine/cpu/quantize.h"
 #include "engine/cpu/row_kernel.h"
 #include "engine/cpu/rows.h"
-#include "engine/cpu/tile_i8mm.h"
 #include "engine/cpu/tile_kernel.h"
 #include "engine/os/threads.h"
 
