@@ -518,7 +518,9 @@ def test_what_nfc_makes_shorter() -> None:
     kept = [c for c in characters if unicodedata.normalize("NFC", c) == c]
     most = max(sum(cost[part] for part in parts[c]) / len(c.encode()) for c in kept)
     assert most == 3.5
-    (line,) = re.findall(r"most_bytes_per_nfc_byte = (\d+);", (ROOT / "engine" / "text" / "pre_tokenizer.h").read_text())
+    (line,) = re.findall(
+        r"most_bytes_per_nfc_byte = (\d+);", (ROOT / "engine" / "text" / "pre_tokenizer.h").read_text()
+    )
     assert int(line) >= most
     for c in kept:  # NFC cuts no text in front of what is up to U+0020, nor makes such a character
         assert len(c) == 1
