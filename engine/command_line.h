@@ -9,7 +9,6 @@
 #endif
 
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,8 +18,8 @@
 // fit.
 inline std::unique_ptr<Model> load_model(const Options& options, Trace* trace) {
     auto m = load_transformer(options, trace);
-    std::string kernel = kernel_name(*m);
-    return std::make_unique<CpuModel<Transformer>>(std::move(m), options, trace, std::move(kernel));
+    const char* kernel = kernel_name(*m);
+    return std::make_unique<CpuModel<Transformer>>(std::move(m), options, trace, kernel);
 }
 
 // All options that other programs may not have.

@@ -99,9 +99,10 @@ struct CpuModel : Model {
     std::unique_ptr<T> m;
 
     // kernel_in_use: what quantizes and multiplies.
-    CpuModel(std::unique_ptr<T> loaded, const Options& options, Trace* trace, std::string kernel_in_use)
+    CpuModel(std::unique_ptr<T> loaded, const Options& options, Trace* trace,
+             const std::string& kernel_in_use)
         : m(std::move(loaded)) {
-        kernel = std::move(kernel_in_use);
+        kernel = kernel_in_use;
         describe(*this, m->file, m->weights.file, m->state.cache.format());
         scheme = scheme_text(m->file.config);
         phases = &phase_seconds;

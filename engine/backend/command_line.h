@@ -55,8 +55,8 @@ inline std::string kind_text(const TensorList& file, const std::string& kind, co
 
 inline std::unique_ptr<Model> load_model(const Options& options, Trace* trace) {
     auto m = load_transformer(options, trace, false);
-    std::string kernel = choose_kernels(*m, options);
-    auto model = std::make_unique<CpuModel<Transformer>>(std::move(m), options, trace, std::move(kernel));
+    const std::string kernel = choose_kernels(*m, options);
+    auto model = std::make_unique<CpuModel<Transformer>>(std::move(m), options, trace, kernel);
     const auto& c = model->m->file.config;
     for (size_t i = 0; i < c.formats.size(); i++) {
         const TensorList& file = model->m->weights.file;
