@@ -809,7 +809,11 @@ TEST_CASE("every step of the trace is within the contract, however the tokens ar
             int chunk;
             const char* matmul;
         };
-        for (const Case& k : {Case{64, "fused"}, Case{4, "fused"}, Case{1, "fused"}, Case{64, "plain"}}) {
+        std::vector<Case> cases{{64, "fused"}, {4, "fused"}, {1, "fused"}, {64, "plain"}};
+#ifdef HAVE_CUBLAS
+        cases.insert(cases.end(), {{64, "dequant"}, {64, "predequant"}, {64, "fp16"}, {1, "fp16"}});
+#endif
+        for (const Case& k : cases) {
             const int chunk = k.chunk;
             const char* matmul = k.matmul;
             CAPTURE(name);
@@ -863,6 +867,11 @@ TEST_CASE("logits do not depend on threads, and hardly on chunks") {
 }
 
 TEST_CASE("greedy generation gives the golden's 64 ids, with the prompt at once or one token at a time") {
+#ifdef HAVE_CUBLAS
+    const std::vector<const char*> ways = {"fused", "dequant", "predequant", "fp16"};
+#else
+    const std::vector<const char*> ways = {"fused"};
+#endif
     for (const std::string name : models) {
         const nlohmann::json golden = nlohmann::json::parse(read_file("golden/data/" + name + ".json"));
         const size_t most_at_once = in_part(name) ? 64 : 8;
@@ -875,24 +884,28 @@ TEST_CASE("greedy generation gives the golden's 64 ids, with the prompt at once 
             const auto determined =
                 std::find_if(leads.begin(), leads.end(), [](double x) { return x < 2e-2; }) - leads.begin();
             REQUIRE(expected.size() == 64);
-            for (const bool at_once : {true, false}) {
-                // After the prompt both do the same.
-                const size_t n = std::min<size_t>(clear ? 64 : determined, at_once ? most_at_once : 8);
-                CAPTURE(name);
-                CAPTURE(generation["prompt"]);
-                CAPTURE(at_once);
-                Transformer m = load(name);
-                if (!at_once) {
-                    for (size_t i = 0; i + 1 < prompt.size(); i++)
-                        forward_greedy(m, std::span(prompt).subspan(i, 1), int(i));
+            for (const char* way : ways) {
+                for (const bool at_once : {true, false}) {
+                    // After the prompt both do the same.
+                    const bool is_long = at_once && way == ways[0];
+                    const size_t n = std::min<size_t>(clear ? 64 : determined, is_long ? most_at_once : 8);
+                    CAPTURE(name);
+                    CAPTURE(generation["prompt"]);
+                    CAPTURE(way);
+                    CAPTURE(at_once);
+                    Transformer m = load(name, nullptr, way);
+                    if (!at_once) {
+                        for (size_t i = 0; i + 1 < prompt.size(); i++)
+                            forward_greedy(m, std::span(prompt).subspan(i, 1), int(i));
+                    }
+                    const auto rest = std::span(prompt).subspan(at_once ? 0 : prompt.size() - 1);
+                    std::vector<int> ids{forward_greedy(m, rest, int(prompt.size() - rest.size()))};
+                    while (ids.size() < n) {
+                        const int pos = int(prompt.size() + ids.size()) - 1;
+                        ids.push_back(forward_greedy(m, std::span(ids).last(1), pos));
+                    }
+                    CHECK(std::equal(ids.begin(), ids.begin() + n, expected.begin()));
                 }
-                const auto rest = std::span(prompt).subspan(at_once ? 0 : prompt.size() - 1);
-                std::vector<int> ids{forward_greedy(m, rest, int(prompt.size() - rest.size()))};
-                while (ids.size() < n) {
-                    const int pos = int(prompt.size() + ids.size()) - 1;
-                    ids.push_back(forward_greedy(m, std::span(ids).last(1), pos));
-                }
-                CHECK(std::equal(ids.begin(), ids.begin() + n, expected.begin()));
             }
         }
     }

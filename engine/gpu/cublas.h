@@ -1,11 +1,16 @@
 // Products of fp16 matrices by cuBLAS. HAVE_CUBLAS says whether there is one: it comes with CUDA, -DNO_CUBLAS
-// leaves it out, and the emulator has none.
+// leaves it out, and the emulator has a stand-in for tests alone.
 #pragma once
 
-#if defined(__CUDACC__) && __has_include(<cublas_v2.h>) && !defined(NO_CUBLAS)
+#ifdef SIMT_CUBLAS
+#define HAVE_CUBLAS
+#include "simt/cublas.h"
+#elif defined(__CUDACC__) && __has_include(<cublas_v2.h>) && !defined(NO_CUBLAS)
 #define HAVE_CUBLAS
 #include <cublas_v2.h>
+#endif
 
+#ifdef HAVE_CUBLAS
 #include <algorithm>
 #include <cstddef>
 #include <stdexcept>
