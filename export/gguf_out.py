@@ -36,7 +36,17 @@ from gguf.gguf_writer import WriterState
 
 from export.chat_template import find_source
 from export.tokenizer import DIGITS_PATTERN, GPT2_PATTERN, Refusal, pcre2_pattern, read_bos, read_files, read_steps
-from formats.checkpoint import DENSE, SPARSE, Config, ModelError, input_files, read_config
+from formats.checkpoint import (
+    DENSE,
+    SPARSE,
+    Config,
+    ModelError,
+    RopeScaling,
+    input_files,
+    read_config,
+    yarn,
+    yarn_attention,
+)
 from formats.files import check_output, replacing
 from formats.gguf_model import ROPE_FREQS, gguf_name, rope_divisors
 from formats.gguf_tokenizer import CONTROL, END_TOKENS, NORMAL, PRE_TOKENIZERS, SPECIAL_TOKENS, UNUSED, USER_DEFINED
@@ -198,7 +208,7 @@ def expert_values(
 def stored_tensors(scheme: FileScheme) -> Iterator[Stored]:
     """Every tensor of the file."""
     c = scheme.config
-    if c.rope_scaling is not None:
+    if c.rope_scaling is not None and c.rope_scaling.kind == "llama3":
         freq = F64(F32(c.rope_theta)) ** (-np.arange(0, c.head_dim, 2) / c.head_dim)
         yield Stored(ROPE_FREQS, freq.shape, Kind.F32, lambda: rope_divisors(c.rope_scaling, freq))
     for name, shape in norm_shapes(c):
@@ -286,7 +296,14 @@ def add_parameters(writer: GGUFWriter, config: Config, generation: Generation) -
     writer.add_value_length(c.head_dim)
     writer.add_rope_dimension_count(c.head_dim)
     writer.add_rope_freq_base(c.rope_theta)
-    writer.add_rope_scaling_type(RopeScalingType.NONE)  # llama3's is a tensor
+    if (s := c.rope_scaling) is not None and s.kind != "llama3":  # that is a tensor
+        writer.add_rope_scaling_type(RopeScalingType(s.kind))
+        writer.add_rope_scaling_factor(s.factor)
+        writer.add_rope_scaling_orig_ctx_len(s.original_max_position_embeddings)
+        if s.kind == "yarn":
+            writer.add_rope_scaling_attn_factors(s.attention_factor / yarn_attention(s.factor))
+    else:
+        writer.add_rope_scaling_type(RopeScalingType.NONE)
     writer.add_layer_norm_rms_eps(c.norm_eps)
     if c.moe is not None:
         writer.add_expert_count(c.moe.n_experts)
@@ -301,11 +318,21 @@ def add_parameters(writer: GGUFWriter, config: Config, generation: Generation) -
         writer.add_sampling_penalty_repeat(g.repetition_penalty)
 
 
+def default_yarn(config: Config) -> RopeScaling:
+    """The YaRN of a model without fields of its own but the attention factor."""
+    c, s = config, config.rope_scaling
+    return yarn(
+        s.factor, s.original_max_position_embeddings, c.head_dim, c.rope_theta, attention_factor=s.attention_factor
+    )
+
+
 def check_config(path: Path, config: Config) -> None:
     """Raises ModelError for a model that llama.cpp would run as another one."""
-    why = None
-    if config.rope_scaling is not None and config.arch != "llama":
+    why, s = None, config.rope_scaling
+    if s is not None and s.kind == "llama3" and config.arch != "llama":
         why = f"rope_scaling llama3, which llama.cpp has for llama alone, not for {config.arch}"
+    elif s is not None and s.kind == "yarn" and s != default_yarn(config):
+        why = "rope_scaling yarn with beta_fast, beta_slow or truncate other than 32, 1 and true, which llama.cpp takes"
     elif config.moe is not None and config.moe.dense_layers:
         why = f"layer {config.moe.dense_layers[0]} without experts, llama.cpp's qwen3moe has them in every layer"
     elif config.moe is not None and not config.moe.norm_topk_prob:
