@@ -195,6 +195,8 @@ def _read_rope(fields: Fields, head_dim: int) -> tuple[float, RopeScaling | None
             rope.refuse("high_freq_factor", "must be above low_freq_factor")
     elif kind != "default":
         supported = f"supported are default, {', '.join(ROPE_KINDS[:-1])} and {ROPE_KINDS[-1]}"
+        if kind == "dynamic":
+            supported += " (dynamic's frequencies depend on how a prompt was split)"
         raise ModelError(f"{fields.path}: {rope.inside}rope_type is {shown(kind)}: {supported}")
     place = rope if "partial_rotary_factor" in rope.values else fields
     part = place.values.get("partial_rotary_factor")
