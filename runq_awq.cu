@@ -106,9 +106,8 @@ struct ModelConfig {
     int group_size = 0;               // weights that share one scale; 0: the whole row
     bool static_activations = false;  // activations' scales are in the file, not found at run time
     float norm_eps = 1e-5f, rope_theta = 500000;
-    bool llama3_rope = false;  // Llama 3's rescaling of the RoPE frequencies (config.json: rope_scaling)
-    float rope_factor = 1, low_freq_factor = 1, high_freq_factor = 4;
-    int original_max_position = 0;
+    int rope_type = 0, original_max_position = 0;  // config.json's rope_scaling: 1 llama3, 2 linear, 3 yarn
+    float rope_factor = 1, low_freq_factor = 1, high_freq_factor = 4, attention_factor = 1;
     int bos_id = -1;                      // -1: none
     std::vector<int> eos_ids;             // generation ends at any of these
     float temperature = 1, top_p = 0.9f;  // sampling defaults; temperature 0 is greedy, top_p 1 off
@@ -378,13 +377,11 @@ struct DeviceKvCache {
     half* values(int layer) const { return all_values.get() + size_t(layer) * layer_size(); }
 };
 
-// lift llama3_frequency
-// What Llama 3.1 and later make of a frequency, in radians per position: those of long wavelengths are
-// divided by `factor`, short ones stay, with a blend between. `original` positions are what the model was
-// first trained on.
-inline double llama3_frequency(double frequency, double factor, double low, double high, double original) {
-    const double turns = original * frequency / (2 * 3.14159265358979323846);
-    const double smooth = std::min(std::max((turns - low) / (high - low), 0.0), 1.0);
+// lift rescaled_frequency
+// What rope_scaling makes of a frequency, in radians per position: it is divided by `factor` for x up to low,
+// stays from high on, with a blend between. x grows with the frequency.
+inline double rescaled_frequency(double frequency, double factor, double x, double low, double high) {
+    const double smooth = std::min(std::max((x - low) / (high - low), 0.0), 1.0);
     return (1 - smooth) * frequency / factor + smooth * frequency;
 }
 
@@ -397,13 +394,15 @@ struct RotationTable {
         std::vector<float2> rows(table.size());
         for (int i = 0; i < c.head_dim / 2; i++) {
             double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
-            if (c.llama3_rope)
-                f = llama3_frequency(f, c.rope_factor, c.low_freq_factor, c.high_freq_factor,
-                                     c.original_max_position);
+            // llama3 goes by turns within the context that the model was first trained on, YaRN by the pair
+            const double turns = c.original_max_position * f / (2 * 3.14159265358979323846);
+            const double x = c.rope_type == 1 ? turns : c.head_dim - i;
+            if (c.rope_type > 0)
+                f = rescaled_frequency(f, c.rope_factor, x, c.low_freq_factor, c.high_freq_factor);
             for (int pos = 0; pos < context; pos++) {
                 const double angle = double(pos) * float(f);
-                rows[size_t(pos) * size_t(c.head_dim / 2) + size_t(i)] =
-                    make_float2(float(std::cos(angle)), float(std::sin(angle)));
+                rows[size_t(pos) * size_t(c.head_dim / 2) + size_t(i)] = make_float2(
+                    float(c.attention_factor * std::cos(angle)), float(c.attention_factor * std::sin(angle)));
             }
         }
         table.upload(rows.data(), rows.size());
@@ -1781,8 +1780,9 @@ Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
         h.i32("group_size at 0x4c", 0x4C, c.group_size, c.group_size);
         c.norm_eps = h.f32("norm_eps", 0x50, 0, 1);
         c.rope_theta = h.f32("rope_theta", 0x54, 1, 1e12f);
-        c.llama3_rope = h.i32("rope_scaling type", 0x58, 0, 1) == 1;
-        if (c.llama3_rope) {
+        c.rope_type = h.i32("rope_scaling type", 0x58, 0, 3);
+        if (c.rope_type > 1) c.attention_factor = h.f32("attention_factor", 0x30, 0.01f, 100);
+        if (c.rope_type > 0) {
             c.rope_factor = h.f32("rope_scaling factor", 0x5C, 1, 1e6f);
             c.high_freq_factor = h.f32("high_freq_factor", 0x64, 1e-6f, 1e6f);
             c.low_freq_factor =

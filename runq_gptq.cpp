@@ -154,9 +154,8 @@ struct ModelConfig {
     int group_size = 0;               // weights that share one scale; 0: the whole row
     bool static_activations = false;  // activations' scales are in the file, not found at run time
     float norm_eps = 1e-5f, rope_theta = 500000;
-    bool llama3_rope = false;  // Llama 3's rescaling of the RoPE frequencies (config.json: rope_scaling)
-    float rope_factor = 1, low_freq_factor = 1, high_freq_factor = 4;
-    int original_max_position = 0;
+    int rope_type = 0, original_max_position = 0;  // config.json's rope_scaling: 1 llama3, 2 linear, 3 yarn
+    float rope_factor = 1, low_freq_factor = 1, high_freq_factor = 4, attention_factor = 1;
     int bos_id = -1;                      // -1: none
     std::vector<int> eos_ids;             // generation ends at any of these
     float temperature = 1, top_p = 0.9f;  // sampling defaults; temperature 0 is greedy, top_p 1 off
@@ -294,21 +293,22 @@ inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float 
     });
 }
 
-// cos and sin of the rotation angles of a chunk's positions, the same in every layer. At position 0 every
-// angle is 0. Pair i turns by theta^(-2i / head_dim) radians per position. Llama 3.1 and later divide the
-// frequencies of long wavelengths by `factor`, leave short ones alone and blend in between.
+// cos and sin of a chunk's angles. Pair i turns by theta^(-2i / head_dim) radians per position; rope_scaling
+// divides low frequencies by `factor`, blending by turns in the first context (llama3) or by pairs (YaRN).
 struct RopeAngles {
     std::vector<float> frequencies;  // (head_dim / 2,)
     Rows cos, sin;                   // (n_tokens, head_dim / 2)
+    double scale = 1;                // of both: YaRN's attention_factor
 
     RopeAngles(const ModelConfig& c, int max_tokens) : cos(max_tokens, c.head_dim / 2), sin(cos) {
+        scale = c.attention_factor;
         for (int i = 0; i < c.head_dim / 2; i++) {
             double f = std::pow(double(c.rope_theta), -2.0 * i / c.head_dim);
-            if (c.llama3_rope) {
-                // Turns within the context that the model was first trained on.
+            if (c.rope_type > 0) {
                 const double turns = c.original_max_position * f / (2 * std::numbers::pi);
+                const double x = c.rope_type == 1 ? turns : c.head_dim - i;
                 const double low = c.low_freq_factor, high = c.high_freq_factor;
-                const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+                const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
                 f = (1 - smooth) * f / c.rope_factor + smooth * f;
             }
             frequencies.push_back(float(f));
@@ -317,13 +317,12 @@ struct RopeAngles {
     // For n_tokens tokens at positions pos, pos + 1, ... In fp64, rounded once.
     void set_positions(int pos, int n_tokens) {
         cos.n_rows = sin.n_rows = n_tokens;
-        for (int t = 0; t < n_tokens; t++) {
+        for (int t = 0; t < n_tokens; t++)
             for (size_t i = 0; i < frequencies.size(); i++) {
                 const double angle = double(pos + t) * frequencies[i];
-                cos.row(t)[i] = float(std::cos(angle));
-                sin.row(t)[i] = float(std::sin(angle));
+                cos.row(t)[i] = float(scale * std::cos(angle));
+                sin.row(t)[i] = float(scale * std::sin(angle));
             }
-        }
     }
 };
 
@@ -1147,14 +1146,15 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
         h.number("group_size at 0x4c", 0x4C, c.group_size, c.group_size);
         c.norm_eps = h.number("norm_eps", 0x50, 0.0f, 1.0f);
         c.rope_theta = h.number("rope_theta", 0x54, 1.0f, 1e12f);
-        c.llama3_rope = h.number("rope_scaling type", 0x58, 0, 1) == 1;
-        if (c.llama3_rope) {
+        c.rope_type = h.number("rope_scaling type", 0x58, 0, 3);
+        if (c.rope_type > 0) {
             c.rope_factor = h.number("rope_scaling factor", 0x5C, 1.0f, 1e6f);
             c.high_freq_factor = h.number("high_freq_factor", 0x64, 1e-6f, 1e6f);
             const float highest = std::nextafter(c.high_freq_factor, 0.0f);
             c.low_freq_factor = h.number("low_freq_factor", 0x60, 1e-6f, highest);
             c.original_max_position = h.number("original_max_position_embeddings", 0x68, 1, 1 << 24);
         }
+        if (c.rope_type > 1) c.attention_factor = h.number("attention_factor", 0x30, 0.01f, 100.0f);
         c.bos_id = h.number("bos_id", 0x6C, -1, c.vocab_size - 1);
         c.eos_ids.resize(size_t(h.number("n_eos", 0x70, 0, 8)));
         for (size_t i = 0; i < c.eos_ids.size(); i++)

@@ -14,8 +14,9 @@ if (
     sys.path[0], sys.argv[0] = str(Path(__file__).resolve().parent.parent), "-m"
     runpy.run_module("export", run_name="__main__", alter_sys=True)
 
-from export import awq, gptq, moe, q8, w8a8
+from export import awq, gguf_out, gptq, moe, q8, w8a8
 from export.arguments import add_common
+from export.hf_directory import after_model_file
 from export.termination import Terminated, termination
 from formats.errors import one_line
 
@@ -30,6 +31,14 @@ def is_model(path: Path) -> bool:
         return (path / "config.json").exists()
     with path.open("rb") as f:
         return f.read(4) == b"GGUF"
+
+
+def with_gguf(args: argparse.Namespace) -> None:
+    """Exports as the command line says, then writes --gguf-out, whose metadata are made first."""
+    writer = gguf_out.prepare(args.hf_dir, args.out, args.gguf_out, not args.no_tokenizer)
+    args.run(args)
+    with after_model_file(args.gguf_out, args.out):
+        gguf_out.write_gguf(writer, args.hf_dir, args.out, args.gguf_out)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"export: {one_line(exchanged)}", file=sys.stderr)
             return USAGE
         with termination():
-            args.run(args)
+            if args.gguf_out is None:
+                args.run(args)
+            else:
+                with_gguf(args)
     except (OSError, ValueError, MemoryError, RecursionError) as error:  # ModelError is a ValueError
         print(f"export: {one_line(error)}", file=sys.stderr)
         return FAILED
@@ -63,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"export: {how}, {one_line(interrupt) or f'{args.out} was not written'}", file=sys.stderr)
         return code
     seconds = time.monotonic() - start
-    print(f"{one_line(args.out)}: {args.out.stat().st_size / 1e6:.1f} MB in {seconds:.1f} s", file=sys.stderr)
+    for out in (args.out, *([] if args.gguf_out is None else [args.gguf_out])):
+        print(f"{one_line(out)}: {out.stat().st_size / 1e6:.1f} MB in {seconds:.1f} s", file=sys.stderr)
     return 0
 
 

@@ -11,6 +11,8 @@ def add_common(parser: argparse.ArgumentParser) -> None:
                         help="a Hugging Face directory, or a GGUF file (docs/gguf.md)")  # fmt: skip
     parser.add_argument("out", type=Path, metavar="OUT.bin")
     parser.add_argument("--no-tokenizer", action="store_true", help="leave it out: the file runs on token ids alone")
+    parser.add_argument("--gguf-out", type=Path, metavar="FILE",
+                        help="also write a GGUF file for llama.cpp (docs/serving.md)")  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 

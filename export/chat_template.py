@@ -397,7 +397,7 @@ def chat_pieces(source: str, special_tokens: dict[str, str]) -> tuple[bytes, str
 # A Hugging Face directory
 
 
-def _find_source(hf_dir: Path, config: dict[str, Any]) -> str | None:
+def find_source(hf_dir: Path, config: dict[str, Any]) -> str | None:
     """The template, or None. A file of its own goes before tokenizer_config.json."""
     path, config_path = hf_dir / "chat_template.jinja", hf_dir / "tokenizer_config.json"
     if path.exists():
@@ -427,7 +427,7 @@ def chat_section(hf_dir: Path, config: dict[str, Any]) -> tuple[bytes, str]:
     Without a template: (b"", ""). With one that is not literal: (b"", the reason, in one line). Raises ModelError for
     files that cannot be read.
     """
-    source = _find_source(hf_dir, config)
+    source = find_source(hf_dir, config)
     if not source:
         return b"", ""
     names = ("bos_token", "eos_token", "unk_token", "pad_token")

@@ -33,8 +33,14 @@ def shortest(value: float) -> float:
 def config_json(model: GGUFModel) -> dict[str, Any]:
     """config.json of the unquantized model, in fields that transformers 4 and 5 read."""
     c, rope = model.config, None
-    if c.rope_scaling is not None:
-        rope = {"rope_type": "llama3", **vars(c.rope_scaling)}
+    if (s := c.rope_scaling) is not None:
+        rope = {"rope_type": s.kind, "factor": shortest(s.factor)}
+        if s.kind != "linear":
+            rope["original_max_position_embeddings"] = s.original_max_position_embeddings
+        if s.kind == "llama3":
+            rope |= {"low_freq_factor": s.low_freq_factor, "high_freq_factor": s.high_freq_factor}
+        elif s.kind == "yarn":
+            rope["attention_factor"] = s.attention_factor
     return {
         "architectures": [ARCHITECTURES[c.arch]],
         "model_type": c.arch,

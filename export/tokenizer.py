@@ -195,7 +195,7 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
-class _Refusal:
+class Refusal:
     """Makes the one kind of error of this module: file, field, value, and why."""
 
     def __init__(self, path: Path):
@@ -214,7 +214,7 @@ def _steps(component: dict | None, key: str) -> list[dict]:
     return [component]
 
 
-def _split_pattern(step: dict, refuse: _Refusal) -> tuple[str, int]:
+def _split_pattern(step: dict, refuse: Refusal) -> tuple[str, int]:
     """(pattern as `tokenizers` matches it, flags) of a Split.
 
     The behaviors are those that byte-level tokenizers use: matches and what is between them (Isolated), or matches
@@ -231,7 +231,7 @@ def _split_pattern(step: dict, refuse: _Refusal) -> tuple[str, int]:
     return pattern["Regex"], DROP_GAPS if invert else 0
 
 
-def _read_steps(tokenizer: dict, refuse: _Refusal) -> list[tuple[str, int]]:
+def read_steps(tokenizer: dict, refuse: Refusal) -> list[tuple[str, int]]:
     """(pattern for PCRE2, flags) of each step of `pre_tokenizer` that cuts text. The last step is ByteLevel.
 
     A step gets each piece that the one before it left, and sees nothing around it.
@@ -277,7 +277,7 @@ def _step_bytes(steps: list[tuple[str, int]]) -> tuple[bytes, int]:
     return b"".join(struct.pack("<II", flags, len(pattern)) + pattern for pattern, flags in encoded), STEPS
 
 
-def _read_nfc(tokenizer: dict, refuse: _Refusal) -> bool:
+def _read_nfc(tokenizer: dict, refuse: Refusal) -> bool:
     steps = _steps(tokenizer.get("normalizer"), "normalizers")
     for step in steps:
         if step.get("type") != "NFC":
@@ -285,7 +285,7 @@ def _read_nfc(tokenizer: dict, refuse: _Refusal) -> bool:
     return bool(steps)
 
 
-def _read_bos(tokenizer: dict, config: dict, ids: dict[str, int], refuse: _Refusal) -> tuple[int, bool]:
+def read_bos(tokenizer: dict, config: dict, ids: dict[str, int], refuse: Refusal) -> tuple[int, bool]:
     """(id of the BOS token or -1, whether encoding puts it first)."""
     bos = token_text(config, "bos_token", refuse.path.with_name("tokenizer_config.json"))
     bos_id = ids.get(bos, -1) if bos else -1
@@ -307,7 +307,7 @@ def _read_bos(tokenizer: dict, config: dict, ids: dict[str, int], refuse: _Refus
     return bos_id, add_bos
 
 
-def _check_model(model: dict, refuse: _Refusal, all_bytes: bool) -> None:
+def _check_model(model: dict, refuse: Refusal, all_bytes: bool) -> None:
     if model.get("type", "BPE") != "BPE":
         raise refuse("model.type", model["type"])
     for field in ("dropout", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix"):
@@ -317,7 +317,7 @@ def _check_model(model: dict, refuse: _Refusal, all_bytes: bool) -> None:
         raise refuse("model.unk_token", model["unk_token"], "would be used, as not every byte has a token")
 
 
-def _read_merges(model: dict, vocab: dict[str, int], words: set[int], refuse: _Refusal) -> np.ndarray:
+def _read_merges(model: dict, vocab: dict[str, int], words: set[int], refuse: Refusal) -> np.ndarray:
     """(n, 3) int32: left id, right id, merged id, by rank."""
     merges: dict[tuple[int, int], int] = {}
     for rank, merge in enumerate(model["merges"]):
@@ -338,7 +338,7 @@ def _read_merges(model: dict, vocab: dict[str, int], words: set[int], refuse: _R
 
 
 def _check_sizes(
-    tokens: list[bytes], merges: np.ndarray, added: dict[int, int], pattern: bytes, refuse: _Refusal
+    tokens: list[bytes], merges: np.ndarray, added: dict[int, int], pattern: bytes, refuse: Refusal
 ) -> None:
     """Refuses what is larger than the programs load."""
     longest = max(range(len(tokens)), key=lambda token_id: len(tokens[token_id]))
@@ -391,7 +391,7 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     """
     files = read_files(Path(hf_dir))
     path, tokenizer, config = files.path, files.tokenizer, files.config
-    refuse = _Refusal(path)
+    refuse = Refusal(path)
     config_path = path.with_name("tokenizer_config.json")
     check_types(tokenizer, refuse)
 
@@ -455,10 +455,10 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
 
     if any(step.get("type") != "ByteLevel" for step in _steps(tokenizer.get("decoder"), "decoders")):
         raise refuse("decoder", tokenizer["decoder"])
-    pattern, steps_flag = _step_bytes(_read_steps(tokenizer, refuse))
+    pattern, steps_flag = _step_bytes(read_steps(tokenizer, refuse))
     needs_words = any(added_flags & ADDED_SINGLE_WORD for added_flags in added.values())
     word_pattern = _WORD_PATTERN.encode("utf-8") if needs_words else b""
-    bos_id, add_bos = _read_bos(tokenizer, config, ids, refuse)
+    bos_id, add_bos = read_bos(tokenizer, config, ids, refuse)
     if not (0 if add_bos else -1) <= bos_id < vocab_size:
         raise refuse("post_processor.special_tokens.ids", bos_id, f"is not below the model's vocab_size, {vocab_size}")
     chat, reason = chat_section(Path(hf_dir), config)

@@ -7,6 +7,7 @@ What only needs a `Config`, such as making a model file with random weights on a
 alone: safetensors is imported where a checkpoint is opened.
 """
 
+import math
 import re
 from collections.abc import Container
 from contextlib import suppress
@@ -35,12 +36,18 @@ INPUTS = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """Llama 3's rescaling of the RoPE frequencies (`rope_scaling` of type `llama3`)."""
+    """A rescaling of the RoPE frequencies (`rope_scaling`): (1 - s) / factor + s is what each is multiplied by.
+
+    s is (x - low_freq_factor) / (high_freq_factor - low_freq_factor), clipped to 0..1. In llama3 x is how often a pair
+    turns within the original context, in linear and yarn head_dim - i for pair i.
+    """
 
     factor: float
     low_freq_factor: float
     high_freq_factor: float
     original_max_position_embeddings: int
+    kind: str = "llama3"  # or "linear", "yarn"
+    attention_factor: float = 1.0  # what cos and sin are multiplied by; 1 in llama3 and linear
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,70 @@ class Config:
         return self.n_kv_heads * self.head_dim
 
 
-def _read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
+ROPE_KINDS = ("llama3", "linear", "yarn")  # rescalings, by their numbers in a header, from 1 on
+
+
+def linear(factor: float, context: int, head_dim: int) -> RopeScaling:
+    """All frequencies are divided by factor. context: for the header alone."""
+    return RopeScaling(factor, head_dim, head_dim + 1, context, "linear")
+
+
+def yarn(
+    factor: float,
+    context: int,
+    head_dim: int,
+    theta: float,
+    turns: tuple[float, float] = (32.0, 1.0),
+    attention_factor: float | None = None,
+    truncate: bool = True,
+) -> RopeScaling:
+    """YaRN (Peng et al. 2023, arXiv 2309.00071), as in transformers 5.24: `_compute_yarn_parameters`.
+
+    Pairs that turn turns[0] times or more within the original context stay, those that turn turns[1] times or less are
+    divided by factor; in between it goes linearly over the pairs. truncate: the ends are whole pairs.
+    """
+    first, last = (head_dim * math.log(context / (n * 2 * math.pi)) / (2 * math.log(theta)) for n in turns)
+    if truncate:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, head_dim - 1)
+    if first == last:
+        last += 0.001
+    if attention_factor is None:
+        attention_factor = yarn_attention(factor)
+    return RopeScaling(factor, head_dim - last, head_dim - first, context, "yarn", attention_factor)
+
+
+def yarn_attention(factor: float, scale: float = 1.0) -> float:
+    """What YaRN multiplies cos and sin by (the same, equation 22)."""
+    return 0.1 * scale * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _read_yarn(rope: Fields, fields: Fields, head_dim: int, theta: float) -> RopeScaling:
+    """YaRN's fields. What is missing, null or 0 is the default of transformers."""
+
+    def number(name: str, limits: str, default: float) -> float:
+        return rope.number(name, LIMITS[limits]) if rope.values.get(name) else default
+
+    factor, given = rope.number("factor", LIMITS["rope_scaling factor"]), rope.values.get("attention_factor")
+    scales = [number(name, "attention_factor", 0.0) for name in ("mscale", "mscale_all_dim")]
+    attention = yarn_attention(factor)
+    if given is not None:
+        attention = rope.number("attention_factor", LIMITS["attention_factor"])
+    elif all(scales):
+        attention = yarn_attention(factor, scales[0]) / yarn_attention(factor, scales[1])
+    limits = LIMITS["original_max_position_embeddings"]
+    context = rope.whole("original_max_position_embeddings", limits, fields.values.get("max_position_embeddings"))
+    turns = tuple(number(name, "high_freq_factor", default) for name, default in (("beta_fast", 32), ("beta_slow", 1)))
+    if theta <= 1:
+        raise ModelError(f"{fields.path}: rope_theta is {theta:g}, YaRN needs more than 1")
+    found = yarn(factor, context, head_dim, theta, turns, attention, rope.flag("truncate", True))
+    if not np.float32(found.high_freq_factor) > np.float32(found.low_freq_factor):
+        pairs = f"{head_dim - found.high_freq_factor:g} and {head_dim - found.low_freq_factor:g}"
+        rope.refuse("rope_type", f"beta_fast and beta_slow give the pairs {pairs}, expected a first and a later one")
+    return found
+
+
+def _read_rope(fields: Fields, head_dim: int) -> tuple[float, RopeScaling | None]:
     """(rope_theta, its rescaling), from the fields of config.json.
 
     transformers 4 writes rope_theta and rope_scaling, transformers 5 both into one object, rope_parameters. Where a
@@ -105,8 +175,14 @@ def _read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
         if isinstance(value, dict):  # one object for each type of layer
             rope.refuse(field, "not supported")
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
+    theta = (rope if "rope_theta" in rope.values else fields).number("rope_theta", LIMITS["rope_theta"], 10000.0)
     found = None
-    if kind == "llama3":
+    if kind == "linear":
+        context = fields.whole("max_position_embeddings", LIMITS["max_seq_len"])
+        found = linear(rope.number("factor", LIMITS["rope_scaling factor"]), context, head_dim)
+    elif kind == "yarn":
+        found = _read_yarn(rope, fields, head_dim, theta)
+    elif kind == "llama3":
         found = RopeScaling(
             factor=rope.number("factor", LIMITS["rope_scaling factor"]),
             low_freq_factor=rope.number("low_freq_factor", LIMITS["low_freq_factor"]),
@@ -118,12 +194,14 @@ def _read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
         if not np.float32(found.high_freq_factor) > np.float32(found.low_freq_factor):
             rope.refuse("high_freq_factor", "must be above low_freq_factor")
     elif kind != "default":
-        raise ModelError(f"{fields.path}: {rope.inside}rope_type is {shown(kind)}: supported are default and llama3")
+        supported = f"supported are default, {', '.join(ROPE_KINDS[:-1])} and {ROPE_KINDS[-1]}"
+        if kind == "dynamic":
+            supported += " (dynamic's frequencies depend on how a prompt was split)"
+        raise ModelError(f"{fields.path}: {rope.inside}rope_type is {shown(kind)}: {supported}")
     place = rope if "partial_rotary_factor" in rope.values else fields
     part = place.values.get("partial_rotary_factor")
     if part is not None and (not is_number(part) or part != 1):
         place.refuse("partial_rotary_factor", "not supported")
-    theta = (rope if "rope_theta" in rope.values else fields).number("rope_theta", LIMITS["rope_theta"], 10000.0)
     return theta, found
 
 
@@ -177,10 +255,11 @@ def read_config(hf_dir: Path, quantized: bool = False, archs: tuple[str, ...] = 
         raw.refuse("hidden_act", "only silu is supported")
     if raw.values.get("quantization_config") is not None and not quantized:
         raw.object("quantization_config").refuse("quant_method", "expected unquantized weights")
-    rope_theta, rope_scaling = _read_rope(raw)
 
     dim, n_heads = raw.whole("hidden_size", LIMITS["dim"]), raw.whole("num_attention_heads", LIMITS["n_heads"])
     n_layers = raw.whole("num_hidden_layers", LIMITS["n_layers"])
+    head_dim = raw.whole("head_dim", LIMITS["head_dim"], 128 if arch == "qwen3" else dim // n_heads)
+    rope_theta, rope_scaling = _read_rope(raw, head_dim)
     config = Config(
         arch=arch,
         dim=dim,
@@ -188,7 +267,7 @@ def read_config(hf_dir: Path, quantized: bool = False, archs: tuple[str, ...] = 
         n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=raw.whole("num_key_value_heads", LIMITS["n_kv_heads"], n_heads),
-        head_dim=raw.whole("head_dim", LIMITS["head_dim"], 128 if arch == "qwen3" else dim // n_heads),
+        head_dim=head_dim,
         vocab_size=raw.whole("vocab_size", LIMITS["vocab_size"]),
         max_seq_len=raw.whole("max_position_embeddings", LIMITS["max_seq_len"]),
         tied=raw.flag("tie_word_embeddings"),

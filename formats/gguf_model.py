@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.checkpoint import DENSE, Config, ModelError, RopeScaling, tensor_shapes
+from formats.checkpoint import DENSE, Config, ModelError, RopeScaling, linear, tensor_shapes, yarn, yarn_attention
 from formats.gguf_file import TYPES, GGUFFiles, Metadata
 from formats.gguf_tokenizer import TokenizerFiles, end_tokens, tokenizer_files
 from formats.limits import LIMITS
@@ -175,12 +175,14 @@ def read_config(files: GGUFFiles) -> Config:
 
 
 def read_rope_scaling(files: GGUFFiles, arch: str, head_dim: int, theta: float) -> RopeScaling | None:
-    """Llama 3's rescaling, if the file has one. Raises ModelError for every other kind."""
+    """The rescaling that a file has. Raises ModelError for kinds that no program runs."""
     m = files.metadata
     key = f"{arch}.rope.scaling.type"
     kind = m.text(key, "none")
+    if kind in ("linear", "yarn"):
+        return read_linear_or_yarn(m, kind, arch, head_dim, theta)
     if kind not in ("none", "llama3"):
-        raise m.refuse(key, "supported are none and, by rope_freqs.weight, llama3")
+        raise m.refuse(key, "supported are none, linear, yarn and, by rope_freqs.weight, llama3")
     tensor = files.tensors.get(ROPE_FREQS)
     if tensor is None:
         if kind == "llama3":
@@ -199,11 +201,35 @@ def read_rope_scaling(files: GGUFFiles, arch: str, head_dim: int, theta: float) 
     scaling = find_rope_scaling(divisors, head_dim, theta)
     if scaling is None:
         raise ModelError(f"{where} does not hold the factors of a rescaling of type llama3, others are not supported")
-    for field, value in vars(scaling).items():
+    for field in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"):
+        value = getattr(scaling, field)
         limit = LIMITS["rope_scaling factor" if field == "factor" else field]
         if not limit.holds(value):
             raise ModelError(f"{where} is a rescaling whose {field} is {value}, expected {limit}")
     return scaling
+
+
+def read_linear_or_yarn(m: Metadata, kind: str, arch: str, head_dim: int, theta: float) -> RopeScaling | None:
+    """Those two, from the keys that llama.cpp reads; a factor of 0, 1 or none changes nothing.
+
+    llama.cpp takes YaRN's beta_fast and beta_slow as 32 and 1 whatever the file says, in these architectures.
+    """
+    key, context = f"{arch}.rope.scaling.factor", m.integer(f"{arch}.context_length")
+    factor = m.number(key, 1.0)
+    if factor in (0.0, 1.0):
+        return None
+    if not LIMITS["rope_scaling factor"].holds(factor):
+        raise m.refuse(key, f"expected {LIMITS['rope_scaling factor']}")
+    if kind == "linear":
+        return linear(factor, context, head_dim)
+    context = m.integer(f"{arch}.rope.scaling.original_context_length", context)
+    attention = yarn_attention(factor) * m.number(f"{arch}.rope.scaling.attn_factor", 1.0)
+    if theta <= 1:
+        raise m.refuse(f"{arch}.rope.freq_base", "YaRN needs more than 1")
+    found = yarn(factor, context, head_dim, theta, attention_factor=attention)
+    if not (LIMITS["attention_factor"].holds(attention) and found.high_freq_factor > found.low_freq_factor):
+        raise m.refuse(key, "a rescaling of type yarn that no program runs")
+    return found
 
 
 def read_generation(m: Metadata, vocab_size: int) -> Generation:

@@ -46,6 +46,7 @@ LIMITS = {
     "low_freq_factor": Range(1e-6, 1e6),
     "high_freq_factor": Range(1e-6, 1e6),  # and above low_freq_factor
     "original_max_position_embeddings": Range(1, 1 << 24),
+    "attention_factor": Range(0.01, 100.0),
     "n_experts": Range(1, 1 << 10),
     "n_active": Range(1, 1 << 10),  # and at most n_experts
     "moe_hidden_dim": Range(1, 5120),  # half of what the operator has for N (golden/grouped.py)

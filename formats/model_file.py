@@ -13,7 +13,7 @@ from typing import BinaryIO, NoReturn
 
 import numpy as np
 
-from formats.checkpoint import Config, RopeScaling
+from formats.checkpoint import ROPE_KINDS, Config, RopeScaling
 from formats.errors import ModelError, shown
 from formats.fields import is_number, is_whole
 from formats.files import check_file, read_json
@@ -29,6 +29,7 @@ MAX_EOS_IDS = int(LIMITS["n_eos"].high)
 _HEADER = "<Ii7iBi"  # magic, version, seven dimensions, shared_classifier, group_size
 _EXTENSION = "<IIiiffIfffiii8iffiQQIiff"  # up to repetition_penalty
 _CHECKSUM_OFFSET = 0xB0
+_ATTENTION_FACTOR_OFFSET = 0x30
 _OWN_OFFSET = 0xC0  # fields of the scheme's own, to the end of the header
 _KUIPER_GROUP_SIZE_OFFSET = 0x29  # head_dim is where the others have group_size
 
@@ -156,7 +157,10 @@ def header(
         struct.pack_into("<i", head, _KUIPER_GROUP_SIZE_OFFSET, group_size)
     scaling = (0, 0.0, 0.0, 0.0, 0)
     if s is not None:
-        scaling = (1, s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_position_embeddings)
+        kind = 1 + ROPE_KINDS.index(s.kind)
+        scaling = (kind, s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_position_embeddings)
+        if s.kind != "llama3":
+            struct.pack_into("<f", head, _ATTENTION_FACTOR_OFFSET, s.attention_factor)
     eos = generation.eos_ids + [0] * (MAX_EOS_IDS - len(generation.eos_ids))
     struct.pack_into(
         _EXTENSION,
@@ -242,6 +246,10 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
             arch, head_dim, norm_eps, rope_theta, scaled = ARCH_NUMBER["qwen3"], at_25, 1e-6, 1e6, 0
         elif at_25 != head_dim:
             raise ModelError(f"{path}: head_dim is {at_25} at 0x25 and {head_dim} at 0x48")
+    if not 0 <= scaled <= len(ROPE_KINDS):
+        raise ModelError(f"{path}: rope_scaling type is {scaled}, expected 0 to {len(ROPE_KINDS)}")
+    if scaled > 1:
+        scaling = [*scaling, ROPE_KINDS[scaled - 1], *struct.unpack_from("<f", head, _ATTENTION_FACTOR_OFFSET)]
     archs = {number: name for name, number in ARCH_NUMBER.items() if name in file_format.archs}
     if arch not in archs:
         raise ModelError(f"{path}: arch is {arch}, expected one of {sorted(archs)}")
@@ -289,6 +297,7 @@ def check_ranges(path: Path, config: Config) -> None:
             "low_freq_factor": s.low_freq_factor,
             "high_freq_factor": s.high_freq_factor,
             "original_max_position_embeddings": s.original_max_position_embeddings,
+            "attention_factor": s.attention_factor,
         }
     for name, value in fields.items():
         if not LIMITS[name].holds(value):

@@ -74,25 +74,28 @@ def rmsnorm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rope_frequencies(config: Config) -> np.ndarray:
-    """Angle per position of each pair, (head_dim / 2,) fp32: theta^(-2i / head_dim), rescaled as Llama 3.1 does.
+    """Angle per position of each pair, (head_dim / 2,) fp32: theta^(-2i / head_dim), rescaled as the model says.
 
-    The rescaling (config.json: rope_scaling, type llama3) leaves short wavelengths alone, divides the
-    frequencies of long ones by `factor`, and goes linearly from one to the other in between.
+    A rescaling (config.json: rope_scaling) leaves short wavelengths alone, divides the frequencies of long ones by
+    `factor`, and goes linearly from one to the other in between: over turns (llama3) or over pairs (yarn). Linear's
+    divides them all.
     """
     i = np.arange(0, config.head_dim, 2, dtype=F64)
     freq = F64(F32(config.rope_theta)) ** (-i / config.head_dim)
     s = config.rope_scaling
     if s is not None:
         turns = s.original_max_position_embeddings * freq / (2 * np.pi)  # turns within the original context
-        smooth = np.clip((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0, 1)
+        x = turns if s.kind == "llama3" else config.head_dim - i / 2
+        smooth = np.clip((x - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor), 0, 1)
         freq = (1 - smooth) * freq / s.factor + smooth * freq
     return freq.astype(F32)
 
 
 def rope_table(config: Config, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of position * frequency, each (n, head_dim / 2) fp32."""
+    """cos and sin of position * frequency, each (n, head_dim / 2) fp32; in yarn times its attention_factor."""
     angle = positions[:, None].astype(F64) * rope_frequencies(config).astype(F64)
-    return np.cos(angle).astype(F32), np.sin(angle).astype(F32)
+    scale = F64(F32(1 if config.rope_scaling is None else config.rope_scaling.attention_factor))
+    return (scale * np.cos(angle)).astype(F32), (scale * np.sin(angle)).astype(F32)
 
 
 def rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from golden.op_cases import OpVectors
 from golden.op_vectors_awq import add_awq
-from golden.op_vectors_fp32 import add_attention, add_fp32_operations
+from golden.op_vectors_fp32 import add_attention, add_fp32_operations, add_rescaled_rope
 from golden.op_vectors_gptq import add_gptq
 from golden.op_vectors_int8 import add_attention_int8, add_matmul, add_models, add_quantize, add_static
 from golden.op_vectors_kinds import add_kinds
@@ -29,4 +29,5 @@ def op_vectors() -> OpVectors:
     add_moe(vectors, np.random.default_rng(10))
     add_attention_int8(vectors, np.random.default_rng(11))
     add_kinds(vectors, np.random.default_rng(12))
+    add_rescaled_rope(vectors, np.random.default_rng(13))
     return vectors

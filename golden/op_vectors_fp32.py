@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from formats.checkpoint import Config, RopeScaling
+from formats.checkpoint import Config, RopeScaling, linear, yarn
 from golden.forward import F32, attention, rmsnorm, rope, rope_frequencies, rope_table, softmax, swiglu
 from golden.op_cases import EXACT, OpVectors
 from golden.trace import OP_TOLERANCE, Recorder
@@ -43,6 +43,12 @@ def add_fp32_operations(vectors: OpVectors, rng: np.random.Generator) -> None:
     vectors.add("argmax", "argmax", {"logits": logits}, {"ids": (ids, EXACT)})
 
 
+def add_rescaled_rope(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """RoPE under YaRN, which also scales cos and sin, and under linear rescaling."""
+    for name, scaling in (("yarn", yarn(4.0, 32768, 128, 1000000.0)), ("linear", linear(2.0, 8192, 128))):
+        add_rope(vectors, f"rope.{name}", rope_config(128, 1000000.0, scaling), rng, interleaved=True)
+
+
 def add_rope(vectors: OpVectors, case: str, config: Config, rng: np.random.Generator, interleaved: bool) -> None:
     """Rotation at ROPE_POSITIONS, with the tables it takes."""
     cos, sin = rope_table(config, ROPE_POSITIONS)
@@ -53,10 +59,12 @@ def add_rope(vectors: OpVectors, case: str, config: Config, rng: np.random.Gener
         "sin": (sin, OP_TOLERANCE),
         "out": (rope(x, cos, sin, interleaved), OP_TOLERANCE),
     }
-    scaling = config.rope_scaling
+    scaling = None if config.rope_scaling is None else dict(vars(config.rope_scaling))
+    if scaling is not None and scaling["kind"] == "llama3":  # which has no more than four numbers
+        del scaling["kind"], scaling["attention_factor"]
     vectors.add(
         case, "rope", {"positions": ROPE_POSITIONS.astype(np.int32), "x": x}, outputs,
-        head_dim=config.head_dim, theta=config.rope_theta, scaling=vars(scaling) if scaling else None,
+        head_dim=config.head_dim, theta=config.rope_theta, scaling=scaling,
         pairs="(2i, 2i + 1)" if interleaved else "(i, i + head_dim / 2)",
     )  # fmt: skip
 

@@ -8,10 +8,14 @@ ids and the fp32 logits under eager attention. Together they exercise GQA and MH
 head_dim other than dim / n_heads, llama3 RoPE scaling past original_max_position_embeddings, and a config that
 contradicts itself and its weights. MOE_FIXTURES are mixtures of experts: one expert active, all of them, some with
 equal logits, dense layers by list and by step, weights normalized or not.
+
+rope_scalings.safetensors has logits of two of these models under the rescalings of RoPE in ROPE_SCALINGS, at positions
+up to four times the original context.
 """
 
 import json
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -76,6 +80,20 @@ MOE_FIXTURES = {
 # torch.topk takes is not defined; here all are right. The op vectors have ties with one right answer.
 TIED_EXPERTS = ("qwen3-moe-ties",)
 OWN_CLASSIFIER = ("llama-contradictory",)
+# Rescalings of RoPE: original context, factor, and other fields of YaRN; linear has none.
+ROPE_SCALINGS = {
+    f"{base}.{name}": (base, context, {"original_max_position_embeddings": context, "factor": factor, **fields})
+    for base in ("llama-scaled-rope", "qwen3-gqa-untied")
+    for name, context, factor, fields in (
+        ("linear", 256, 4.0, {"rope_type": "linear"}),
+        ("yarn", 64, 4.0, {"rope_type": "yarn"}),
+        ("yarn-type", 100, 2.5, {"type": "yarn"}),  # as older files call it
+        ("yarn-betas", 128, 4.0, {"rope_type": "yarn", "beta_fast": 8, "beta_slow": 2}),
+        ("yarn-not-truncated", 192, 4.0, {"rope_type": "yarn", "truncate": False}),
+        ("yarn-attention", 64, 4.0, {"rope_type": "yarn", "attention_factor": 0.9}),
+        ("yarn-mscale", 100, 4.0, {"rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 0.5}),
+    )
+}
 N_TOKENS = 48  # three times the original context of the scaled fixture
 
 
@@ -87,6 +105,26 @@ def transformers_logits(hf_dir: Path, tokens: np.ndarray) -> np.ndarray:
     model = AutoModelForCausalLM.from_pretrained(hf_dir, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         return model(torch.tensor(tokens[None].astype(np.int64))).logits[0].numpy()
+
+
+def with_rope_scaling(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Makes the directory of one of ROPE_SCALINGS; its tokens, and the positions whose logits are stored."""
+    base, context, scaling = ROPE_SCALINGS[name]
+    n = 4 * context
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps(FIXTURES[base] | {"rope_scaling": scaling, "max_position_embeddings": n})
+    )
+    (folder / "model.safetensors").symlink_to(FOLDER / base / "model.safetensors")
+    tokens = np.random.default_rng(n).integers(0, FIXTURES[base]["vocab_size"], n).astype(np.int32)
+    return tokens, np.array([1, context - 1, context, 2 * context, 3 * context, n - 1])
+
+
+def rope_logits(name: str) -> np.ndarray:
+    """Logits that transformers computes at those positions."""
+    with tempfile.TemporaryDirectory() as folder:
+        tokens, positions = with_rope_scaling(name, Path(folder) / "hf")
+        return transformers_logits(Path(folder) / "hf", tokens)[positions]
 
 
 def random_weights(config: dict, seed: int, own_classifier: bool) -> dict[str, np.ndarray]:
@@ -141,6 +179,14 @@ def main() -> int:
         print(
             f"{name}: largest logit {np.abs(expected['logits']).max():.2f}, stored and computed differ by {error:.1e}"
         )
+    stored = FOLDER / "rope_scalings.safetensors"
+    if not names or "rope_scalings" in names:
+        found = {name: rope_logits(name) for name in ROPE_SCALINGS}
+        if command == "write":
+            save_file(found, stored)
+        error = max(float(np.abs(found[name] - logits).max()) for name, logits in load_file(stored).items())
+        worst = max(worst, error)
+        print(f"rope_scalings: {len(found)} configs, stored and computed differ by {error:.1e}")
     return 0 if worst <= 1e-4 else 1
 
 

@@ -31,7 +31,7 @@ from typing import Any
 from formats.interpreter import need
 
 if __name__ == "__main__":
-    need("numpy", "ml_dtypes", "jinja2", "tokenizers", "torch", "transformers", "compressed_tensors")
+    need("numpy", "ml_dtypes", "jinja2", "tokenizers", "torch", "transformers", "compressed_tensors", "accelerate")
 
 import numpy as np
 

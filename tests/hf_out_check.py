@@ -2,8 +2,8 @@
 
     python -m tests.hf_out_check
 
-Needs torch, transformers and compressed-tensors; for AWQ also gptqmodel, for GPTQ also gptqmodel and optimum, without
-which these parts are left out. Both tiny models are exported, W8A8 with dynamic and with static scales, AWQ in groups
+Needs torch, transformers, compressed-tensors and accelerate; for AWQ also gptqmodel, for GPTQ gptqmodel and optimum,
+without which these parts are left out. Both tiny models are exported, W8A8 with dynamic and with static scales, AWQ in groups
 of 64 and 128, GPTQ with 4 bits in groups of 64; the mixture of experts in A8W8. For each directory:
 
     matrices   each quantized matrix of the loaded model, over the texts below. W8A8: its outputs against the product
@@ -32,7 +32,7 @@ from typing import NamedTuple
 from formats.interpreter import need
 
 if __name__ == "__main__":
-    need("numpy", "ml_dtypes", "jinja2", "tokenizers", "torch", "transformers", "compressed_tensors")
+    need("numpy", "ml_dtypes", "jinja2", "tokenizers", "torch", "transformers", "compressed_tensors", "accelerate")
 
 import numpy as np
 

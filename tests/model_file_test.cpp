@@ -115,7 +115,7 @@ TEST_CASE("model file: a good header is read as written") {
     CHECK(c.group_size == 64);
     CHECK(c.norm_eps == 1e-6f);
     CHECK(c.rope_theta == 1e6f);
-    CHECK(c.rope_scaling.llama3);
+    CHECK(c.rope_scaling.type == 1);
     CHECK(c.rope_scaling.factor == 32);
     CHECK(c.rope_scaling.low_freq_factor == 1);
     CHECK(c.rope_scaling.high_freq_factor == 4);
@@ -150,7 +150,7 @@ TEST_CASE("model file: a file of llama2.c, without extension, gets the documente
     CHECK(file.config.head_dim == 16);
     CHECK(file.config.rope_theta == 500000);
     CHECK(file.config.norm_eps == 1e-5f);
-    CHECK_FALSE(file.config.rope_scaling.llama3);
+    CHECK(file.config.rope_scaling.type == 0);
     CHECK(file.config.bos_id == -1);
     CHECK(file.config.eos_ids.empty());
     CHECK(file.tokenizer.empty());
@@ -189,7 +189,8 @@ TEST_CASE("model file: every bad field is named with its value") {
         {header_offset::head_dim, 0, "head_dim is 0, expected 2 to 4096"},
         {header_offset::norm_eps, 0x7fc00000, "norm_eps is nan, expected 0 to 1"},
         {header_offset::rope_theta, 0, "rope_theta is 0, expected 1 to 1e+12"},
-        {header_offset::rope_scaling, 2, "rope_scaling type is 2, expected 0 to 1"},
+        {header_offset::rope_scaling, 4, "rope_scaling type is 4, expected 0 to 3"},
+        {header_offset::rope_scaling, 3, "attention_factor is 0, expected 0.01 to 100"},
         {header_offset::rope_scaling + 4, 0, "rope_scaling factor is 0, expected 1 to 1e+06"},
         {header_offset::rope_scaling + 12, 0x3f800000, "high_freq_factor is not above low_freq_factor"},
         {header_offset::rope_scaling + 16, 0,

@@ -47,7 +47,7 @@ TEST_CASE("rmsnorm: rows, and runs of a row") {
     }
 }
 
-TEST_CASE("rope: frequencies with and without llama3 scaling, angles, and the rotation") {
+TEST_CASE("rope: frequencies with and without rescaling, angles, and the rotation") {
     struct Case {
         const char* name;
         int head_dim;
@@ -55,8 +55,9 @@ TEST_CASE("rope: frequencies with and without llama3 scaling, angles, and the ro
         RopeScaling scaling;
     };
     for (const Case& k :
-         {Case{"plain", 64, 500000, {}}, Case{"llama-3.2-1b", 64, 500000, {true, 32, 1, 4, 8192}},
-          Case{"tiny", 32, 1000000, {true, 8, 1, 4, 128}}}) {
+         {Case{"plain", 64, 500000, {}}, Case{"llama-3.2-1b", 64, 500000, {1, 32, 1, 4, 8192}},
+          Case{"tiny", 32, 1000000, {1, 8, 1, 4, 128}}, Case{"linear", 128, 1000000, {2, 2, 128, 129, 8192}},
+          Case{"yarn", 128, 1000000, {3, 4, 88, 105, 32768, float(0.1 * std::log(4.0) + 1)}}}) {
         const std::string p = std::string("rope.") + k.name + ".";
         CAPTURE(p);
         const std::vector<int32_t> positions = golden_ops().at(p + "positions").i32();

@@ -86,6 +86,8 @@ def rope_frequencies(head_dim, theta, scaling):
     if scaling:
         low, high, factor = scaling["low_freq_factor"], scaling["high_freq_factor"], scaling["factor"]
         turns = scaling["original_max_position_embeddings"] * freq / (2 * np.pi)
+        if "kind" in scaling:
+            turns = head_dim - np.arange(head_dim // 2)
         part = np.clip((turns - low) / (high - low), 0, 1)
         freq = (1 - part) * freq / factor + part * freq
     return freq.astype(F32)
@@ -98,7 +100,8 @@ def wide_angles(positions, freq):
 def rope(positions, x, head_dim, theta, scaling, pairs, frequencies=rope_frequencies, angles=wide_angles):
     freq = frequencies(head_dim, theta, scaling)
     angle = angles(positions, freq)
-    cos, sin = np.cos(angle).astype(F32), np.sin(angle).astype(F32)
+    scale = F32((scaling or {}).get("attention_factor", 1))
+    cos, sin = (scale * np.cos(angle)).astype(F32), (scale * np.sin(angle)).astype(F32)
     half = head_dim // 2
     first, second = (
         (np.arange(0, head_dim, 2), np.arange(1, head_dim, 2))

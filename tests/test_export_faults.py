@@ -242,8 +242,8 @@ def test_rope_scaling_replaces_rope_parameters(model, fields, theta, factor):
 @pytest.mark.parametrize(
     ("file", "fields", "text"),
     [
-        ("config.json", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}, "rope_parameters": PLAIN},
-         'rope_scaling.rope_type is "yarn": supported are default and llama3'),
+        ("config.json", {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "rope_parameters": PLAIN},
+         'rope_scaling.rope_type is "dynamic": supported are default, llama3, linear and yarn (dynamic\'s frequencies'),
         ("config.json", {"rope_scaling": None, "rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
          'rope_parameters.full_attention is {"rope_type": "yarn"}: not supported'),
         ("config.json", {"tie_word_embeddings": "false"}, 'tie_word_embeddings is "false": expected true or false'),

@@ -100,7 +100,8 @@ def test_golden_make_says_which_file_is_missing(tmp_path):
 OFFSETS = {
     "dim": 0x08, "hidden_dim": 0x0C, "n_layers": 0x10, "n_heads": 0x14, "n_kv_heads": 0x18, "vocab_size": 0x1C,
     "max_seq_len": 0x20, "head_dim": 0x48, "norm_eps": 0x50, "rope_theta": 0x54, "rope_scaling factor": 0x5C,
-    "low_freq_factor": 0x60, "high_freq_factor": 0x64, "original_max_position_embeddings": 0x68, "n_eos": 0x70,
+    "low_freq_factor": 0x60, "high_freq_factor": 0x64, "original_max_position_embeddings": 0x68,
+    "attention_factor": 0x30, "n_eos": 0x70,
     "temperature": 0x94, "top_p": 0x98, "top_k": 0x9C, "min_p": 0xB8, "repetition_penalty": 0xBC,
     "n_experts": 0xC4, "n_active": 0xC8, "moe_hidden_dim": 0xCC,
 }  # fmt: skip
@@ -111,7 +112,7 @@ def test_ranges_are_those_of_the_programs(tmp_path, field):
     """A number beyond each end is refused with the range; at the ends something else may be wrong, but not that."""
     of_experts = OFFSETS[field] >= 0xC0
     good = bytearray((FILES[-1] if of_experts else FILES[0]).read_bytes())
-    struct.pack_into("<ifffi", good, 0x58, 1, 8, 1, 4, 8192)
+    struct.pack_into("<ifffi", good, 0x58, 3 if field == "attention_factor" else 1, 8, 1, 4, 8192)
     if field == "n_kv_heads":  # which is at most n_heads
         struct.pack_into("<i", good, 0x14, LIMITS["n_heads"].high)
     if field == "n_active":  # and this at most n_experts

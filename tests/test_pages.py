@@ -72,10 +72,11 @@ def test_markers_that_say_nothing(good: str, drifted: str):
 # Without their packages, these say in one line what is missing and what to type. -S: a Python that has no packages.
 TOOLS = {
     "tests.hf_fixtures": "numpy, safetensors, torch, transformers",
-    "tests.hf_out_check": "numpy, ml_dtypes, jinja2, tokenizers, torch, transformers, compressed_tensors",
-    "tests.hf_in_check": "numpy, ml_dtypes, jinja2, tokenizers, torch, transformers, compressed_tensors",
+    "tests.hf_out_check": "numpy, ml_dtypes, jinja2, tokenizers, torch, transformers, compressed_tensors, accelerate",
+    "tests.hf_in_check": "numpy, ml_dtypes, jinja2, tokenizers, torch, transformers, compressed_tensors, accelerate",
     "tests.hf_smollm2": "numpy, gguf, pytest, tokenizers, torch, transformers",
     "tests.imported_fixtures": "numpy, safetensors, torch, transformers, compressed_tensors, llmcompressor",
+    "tests.llama_cpp_check": "numpy, ml_dtypes, jinja2, tokenizers, gguf, torch, transformers, accelerate, cyllama",
     "tests.mx_check": "numpy, torch, torchao",
     "tests.gptq_fixture": "numpy, torch, transformers",
     "tests.autoawq_fixture": "numpy, torch, accelerate",
@@ -112,7 +113,7 @@ def test_tools_say_which_packages_they_need(tool: str):
 def test_make_test_hf_says_which_packages_it_needs():
     refused(
         ["make", "--no-print-directory", "test-hf", f"PYTHON_HF='{sys.executable}' -S"],
-        "numpy, safetensors, ml_dtypes, jinja2, tokenizers, torch, transformers, compressed_tensors",
+        "numpy, safetensors, ml_dtypes, jinja2, tokenizers, torch, transformers, compressed_tensors, accelerate",
     )
 
 

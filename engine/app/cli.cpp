@@ -66,11 +66,15 @@ void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
     line("norm_eps", format("%g", double(c.norm_eps)));
     line("rope_theta", format("%.9g", double(c.rope_theta)));
     const RopeScaling& r = c.rope_scaling;
-    line("rope_scaling", r.llama3 ? format("llama3, factor %g, low_freq_factor %g, high_freq_factor %g, "
-                                           "original_max_position_embeddings %d",
-                                           double(r.factor), double(r.low_freq_factor),
-                                           double(r.high_freq_factor), r.original_max_position_embeddings)
-                                  : "none");
+    const char* const rescalings[] = {"none", "llama3", "linear", "yarn"};
+    std::string rope = rescalings[r.type];
+    if (r.type > 0) rope += format(", factor %g", double(r.factor));
+    if (r.type == 1 || r.type == 3)
+        rope +=
+            format(", low_freq_factor %g, high_freq_factor %g, original_max_position_embeddings %d",
+                   double(r.low_freq_factor), double(r.high_freq_factor), r.original_max_position_embeddings);
+    if (r.type == 3) rope += format(", attention_factor %g", double(r.attention_factor));
+    line("rope_scaling", rope);
     line("bos_id", c.bos_id >= 0 ? std::to_string(c.bos_id) : "none");
     std::string eos;
     for (const int id : c.eos_ids) eos += (eos.empty() ? "" : ",") + std::to_string(id);

@@ -39,19 +39,21 @@ inline void rmsnorm(Rows& out, const Rows& x, const float* weight, int n, float 
 struct RopeAngles {
     std::vector<float> frequencies;  // (head_dim / 2,) radians per position
     Rows cos, sin;                   // (n_tokens, head_dim / 2)
+    float attention_factor = 1;
 
     RopeAngles() = default;
     RopeAngles(const ModelConfig& c, int max_tokens)
         : frequencies(rope_frequencies(c)),
           cos(max_tokens, c.head_dim / 2),
-          sin(max_tokens, c.head_dim / 2) {}
+          sin(max_tokens, c.head_dim / 2),
+          attention_factor(c.rope_scaling.attention_factor) {}
 
     // For n_tokens tokens at positions pos, pos + 1, ...
     void set_positions(int pos, int n_tokens) {
         cos.n_rows = sin.n_rows = n_tokens;
         for (int t = 0; t < n_tokens; t++) {
             for (size_t i = 0; i < frequencies.size(); i++) {
-                const Rotation r = rotation(pos + t, frequencies[i]);
+                const Rotation r = rotation(pos + t, frequencies[i], attention_factor);
                 cos.row(t)[i] = r.cos;
                 sin.row(t)[i] = r.sin;
             }

@@ -20,6 +20,7 @@ class RotationTable {
     RotationTable(const ModelConfig& c, int context)
         : context_(context),
           frequencies_(rope_frequencies(c)),
+          attention_factor_(c.rope_scaling.attention_factor),
           table_(size_t(context) * frequencies_.size()) {}
 
     // Before positions up to end - 1 are used.
@@ -32,7 +33,7 @@ class RotationTable {
         rows.reserve(size_t(n_ready_ - first) * frequencies_.size());
         for (int pos = first; pos < n_ready_; pos++) {
             for (const float frequency : frequencies_) {
-                const Rotation r = rotation(pos, frequency);
+                const Rotation r = rotation(pos, frequency, attention_factor_);
                 rows.push_back(make_float2(r.cos, r.sin));
             }
         }
@@ -43,6 +44,7 @@ class RotationTable {
   private:
     int context_ = 0, n_ready_ = 0;   // positions
     std::vector<float> frequencies_;  // (head_dim / 2,)
+    float attention_factor_ = 1;
     DeviceBuffer<float2> table_;
 };
 

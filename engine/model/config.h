@@ -20,13 +20,14 @@ inline const char* arch_name(Arch arch) {
     return arch == Arch::llama ? "llama" : arch == Arch::qwen3 ? "qwen3" : "qwen3_moe";
 }
 
-// Llama 3's rescaling of the RoPE frequencies (config.json: rope_scaling, type "llama3").
+// A rescaling of the RoPE frequencies (config.json: rope_scaling).
 struct RopeScaling {
-    bool llama3 = false;  // false: the frequencies are used as they are
+    int type = 0;  // 0: the frequencies are used as they are; 1 llama3, 2 linear, 3 yarn
     float factor = 1;
     float low_freq_factor = 1;
     float high_freq_factor = 4;
     int original_max_position_embeddings = 0;
+    float attention_factor = 1;  // what cos and sin are multiplied by
 };
 
 // What the header of every model file says. A program whose files say more has a Config of its own, with
@@ -77,18 +78,20 @@ struct ModelConfig {
 };
 
 // RoPE (Su et al. 2021, arXiv 2104.09864), whose rotating is each program's, or engine/cpu/ops.h's.
-// Radians per position of each pair, theta^(-2i / head_dim), (head_dim / 2,) fp32. Llama 3.1 and later divide
-// the frequencies of long wavelengths by `factor`, leave short wavelengths alone and blend in between. The
-// frequencies are the same at every position; at position 0 every angle is 0.
+// Radians per position of each pair, theta^(-2i / head_dim), (head_dim / 2,) fp32. A rescaling divides the
+// frequencies of long wavelengths by `factor`, leaves short wavelengths alone and blends in between, over
+// turns (Llama 3.1 and later) or over pairs (YaRN, Peng et al. 2023, arXiv 2309.00071; linear, which divides
+// all).
 inline std::vector<float> rope_frequencies(const ModelConfig& c) {
     std::vector<float> freq(size_t(c.head_dim) / 2);
     for (size_t i = 0; i < freq.size(); i++) {
         double f = std::pow(double(c.rope_theta), -2.0 * double(i) / c.head_dim);
-        if (const RopeScaling& s = c.rope_scaling; s.llama3) {
+        if (const RopeScaling& s = c.rope_scaling; s.type > 0) {
             // Turns within the context that the model was first trained on.
             const double turns = s.original_max_position_embeddings * f / (2 * std::numbers::pi);
+            const double x = s.type == 1 ? turns : c.head_dim - double(i);
             const double low = s.low_freq_factor, high = s.high_freq_factor;
-            const double smooth = std::clamp((turns - low) / (high - low), 0.0, 1.0);
+            const double smooth = std::clamp((x - low) / (high - low), 0.0, 1.0);
             f = (1 - smooth) * f / s.factor + smooth * f;
         }
         freq[i] = float(f);
@@ -96,11 +99,11 @@ inline std::vector<float> rope_frequencies(const ModelConfig& c) {
     return freq;
 }
 
-// cos and sin of the angle of a pair at a position, computed in fp64 and rounded once.
+// cos and sin of the angle of a pair at a position, times YaRN's factor, computed in fp64 and rounded once.
 struct Rotation {
     float cos, sin;
 };
-inline Rotation rotation(int pos, float frequency) {
+inline Rotation rotation(int pos, float frequency, double attention_factor = 1) {
     const double angle = double(pos) * frequency;
-    return {float(std::cos(angle)), float(std::sin(angle))};
+    return {float(attention_factor * std::cos(angle)), float(attention_factor * std::sin(angle))};
 }

@@ -147,8 +147,9 @@ void read_extension(const HeaderReader& h, const FileFormat<Config>& format, Con
     c.norm_eps = h.number("norm_eps", 0x50, 0.0f, 1.0f);
     c.rope_theta = h.number("rope_theta", 0x54, 1.0f, 1e12f);
     RopeScaling& s = c.rope_scaling;
-    s.llama3 = h.number("rope_scaling type", 0x58, 0, 1) != 0;
-    if (s.llama3) {
+    s.type = h.number("rope_scaling type", 0x58, 0, 3);
+    if (s.type > 1) s.attention_factor = h.number("attention_factor", 0x30, 0.01f, 100.0f);
+    if (s.type > 0) {
         s.factor = h.number("rope_scaling factor", 0x5C, 1.0f, 1e6f);
         s.low_freq_factor = h.number("low_freq_factor", 0x60, 1e-6f, 1e6f);
         s.high_freq_factor = h.number("high_freq_factor", 0x64, 1e-6f, 1e6f);

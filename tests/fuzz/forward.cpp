@@ -44,7 +44,7 @@ C choose_config(Choices& choices) {
     c.bos_id = -1;
     c.eos_ids.clear();
     c.shared_classifier = choices.yes();
-    c.rope_scaling.llama3 = choices.yes();
+    c.rope_scaling.type = choices.number(0, 3);
     c.rope_theta = choices.one_of({1.0f, 1e4f, 1e12f});
     c.norm_eps = choices.one_of({1e-5f, 0.0f, 1.0f});
     if constexpr (is_emulated) {

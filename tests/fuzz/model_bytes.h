@@ -96,11 +96,12 @@ inline Header header_of(const ProgramConfig& c) {
     h.set(header_offset::ext_group_size, c.group_size);
     h.set(header_offset::norm_eps, c.norm_eps);
     h.set(header_offset::rope_theta, c.rope_theta);
-    h.set(header_offset::rope_scaling, int(c.rope_scaling.llama3));
+    h.set(header_offset::rope_scaling, c.rope_scaling.type);
     h.set(header_offset::rope_scaling + 4, c.rope_scaling.factor);
     h.set(header_offset::rope_scaling + 8, c.rope_scaling.low_freq_factor);
     h.set(header_offset::rope_scaling + 12, c.rope_scaling.high_freq_factor);
     h.set(header_offset::rope_scaling + 16, c.rope_scaling.original_max_position_embeddings);
+    h.set(header_offset::attention_factor, c.rope_scaling.attention_factor);
     h.set(header_offset::bos_id, c.bos_id);
     h.set(header_offset::n_eos, int(c.eos_ids.size()));
     for (size_t i = 0; i < c.eos_ids.size(); i++) h.set(header_offset::eos_ids + 4 * i, c.eos_ids[i]);
