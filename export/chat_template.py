@@ -13,6 +13,7 @@ import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -54,6 +55,22 @@ class ChatTemplate:
     def to_bytes(self) -> bytes:
         pieces = [getattr(self, f.name).encode("utf-8") for f in fields(self) if f.name != "flags"]
         return struct.pack("<I", self.flags) + b"".join(struct.pack("<I", len(p)) + p for p in pieces)
+
+    @classmethod
+    def of_bytes(cls, section: bytes) -> "ChatTemplate":
+        """The inverse of `to_bytes`."""
+        pieces, at = [], 4
+        while at < len(section):
+            (size,) = struct.unpack_from("<I", section, at)
+            pieces.append(section[at + 4 : at + 4 + size].decode("utf-8"))
+            at += 4 + size
+        return cls(*pieces, flags=int.from_bytes(section[:4], "little"))
+
+
+def end_of_turn(section: bytes, tokens: Iterable[str]) -> str | None:
+    """Which of these tokens ends an answer, by the pieces of a template; None: none does, or there is no template."""
+    suffix = ChatTemplate.of_bytes(section).assistant_suffix.lstrip() if section else ""
+    return max(filter(suffix.startswith, tokens), key=len, default=None)
 
 
 class NotLiteralError(Exception):

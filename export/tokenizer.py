@@ -10,16 +10,18 @@ import json
 import re
 import struct
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from export.chat_template import chat_section, token_text
+from export.chat_template import chat_section, end_of_turn, token_text
 from export.tokenizer_json import check_types
 from formats.errors import shown
 from formats.files import read_json
 from formats.gguf_tokenizer import TokenizerFiles
-from formats.source import is_gguf, open_gguf
+from formats.model_file import MAX_EOS_IDS, Generation
+from formats.source import Source, generation_of, is_gguf, open_gguf
 
 MAGIC = 0x6E6B6F74  # "tokn"
 VERSION = 1
@@ -381,6 +383,30 @@ def read_files(source: Path) -> TokenizerFiles:
     if not path.exists():
         raise ValueError(f"{path}: missing; only tokenizers in this form can be exported")
     return TokenizerFiles(path, read_json(path), read_json(config_path) if config_path.exists() else {})
+
+
+def text_of(source: Source, with_tokenizer: bool = True) -> tuple[Generation, bytes]:
+    """How a model generates text, and its tokenizer section, empty if it is to be without.
+
+    A text also ends at tokenizer_config.json's `eos_token`, and at the token with which the chat template ends an
+    answer: many a fine-tune of a base model has left `eos_token_id` as it was. Raises ModelError for more ends than
+    the header has room for, and ValueError as `tokenizer_section` does.
+    """
+    generation, vocab_size = generation_of(source), source.config.vocab_size
+    if not with_tokenizer:
+        return generation, b""
+    section, files = tokenizer_section(source.path, vocab_size), read_files(source.path)
+    added = files.tokenizer.get("added_tokens") or []
+    ids = files.tokenizer["model"]["vocab"] | {token["content"]: token["id"] for token in added}
+    pieces, _ = chat_section(source.path, files.config)
+    names = (
+        token_text(files.config, "eos_token", files.path),
+        end_of_turn(pieces, [token["content"] for token in added if token["special"]]),
+    )
+    ends = list(dict.fromkeys(generation.eos_ids + [ids[name] for name in names if name in ids]))
+    if len(ends) > MAX_EOS_IDS:
+        raise ValueError(f"{files.path}: a text ends at ids {ends}, at most {MAX_EOS_IDS} fit the header")
+    return replace(generation, eos_ids=ends), section
 
 
 def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:

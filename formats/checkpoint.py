@@ -1,18 +1,21 @@
 """A Hugging Face model directory: config.json and the tensors, one at a time.
 
-Reads `config.json`, and `model.safetensors` or the shards that `model.safetensors.index.json` names. Everything
+Reads `config.json`, and `model.safetensors` or else the shards that `model.safetensors.index.json` names. Everything
 the forward pass depends on comes from the file. What the forward pass does not implement is refused by name.
 
 What only needs a `Config`, such as making a model file with random weights on a bare GPU machine, runs with numpy
 alone: safetensors is imported where a checkpoint is opened.
 """
 
+import json
 import re
-from collections.abc import Container
+import warnings
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,7 +24,7 @@ from formats.fields import Fields, is_number, is_whole
 from formats.files import check_file, read_json
 from formats.gguf_file import parts_of
 from formats.limits import LIMITS
-from formats.packing import FLOATS, Packing
+from formats.packing import FLOATS, Form, Load, Loose, PartError, unpack_words
 
 with suppress(ImportError):
     import ml_dtypes  # noqa: F401  (teaches numpy the name "bfloat16")
@@ -149,12 +152,6 @@ def _read_moe(fields: Fields, n_layers: int) -> Moe:
     )
 
 
-def quantization_field(config: Container[str]) -> str:
-    """Which field of config.json says how weights are quantized: early compressed-tensors has a name of its own."""
-    old = "compression_config" in config and "quantization_config" not in config
-    return "compression_config" if old else "quantization_config"
-
-
 def read_config(hf_dir: Path, quantized: bool = False, archs: tuple[str, ...] = DENSE) -> Config:
     """`config.json` of a Hugging Face directory. Raises ModelError for anything this project does not run.
 
@@ -233,33 +230,23 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+Made = TypeVar("Made")
+ONE_BYTE = {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "u1"}  # numpy's, of safetensors' types
 EMBEDDING, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight"
 COMPARED_VALUES = 1 << 24  # of two matrices at a time
 
 
-Expected = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]  # names of tensors -> shape, and types that are read
-
-
-def packed_tensor_shapes(config: Config, packing: Packing, found: Container[str]) -> Expected:
-    """Every tensor of a quantized checkpoint; of those that it may leave out, the ones that were found."""
-    tensors: Expected = {}
-    for name, shape in tensor_shapes(config).items():
-        if len(shape) == 2 and ".layers." in name:
-            stem = name.removesuffix("weight")
-            for part, part_shape, types, needed in packing.parts(*shape):
-                if needed or stem + part in found:
-                    tensors[stem + part] = part_shape, types
-        else:
-            tensors[name] = shape, FLOATS
-    return tensors
+# Names of tensors -> shape, None: any, and types that are read, none: all.
+Expected = dict[str, tuple[tuple[int, ...] | None, tuple[str, ...]]]
 
 
 def is_left_over(name: str, expected: Container[str]) -> bool:
     """Whether a tensor changes what a layer or the classifier computes, in a way that this project does not."""
     if name in expected or not name.startswith(("model.layers.", "lm_head.")):
         return False
-    # old checkpoints store the frequencies of RoPE, some the classifier though it is the embedding
-    return name != "lm_head.weight" and not name.endswith(".rotary_emb.inv_freq")
+    # old checkpoints store the frequencies of RoPE, some the classifier though it is the embedding, some the scales of
+    # a quantized cache of keys and values, which is not the file's business here
+    return name != "lm_head.weight" and not name.endswith((".rotary_emb.inv_freq", "attn.k_scale", "attn.v_scale"))
 
 
 def input_files(source: Path, text: Path | None = None) -> list[Path]:
@@ -293,50 +280,111 @@ def is_inside(file: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in file
 
 
+@lru_cache(maxsize=2)
+def _places(file: Path, _mtime_ns: int) -> tuple[int, dict[str, Any]]:
+    """Where a safetensors file's tensors begin, and its header, which whoever opened the file has checked."""
+    with file.open("rb") as f:
+        size = int.from_bytes(f.read(8), "little")
+        return 8 + size, json.loads(f.read(size))
+
+
+def read_bytes(file: Path, name: str) -> np.ndarray:
+    """A tensor of numbers of one byte, FP8 or exponents, of which the package has no array for numpy."""
+    start, header = _places(file, file.stat().st_mtime_ns)
+    place = header[name]
+    begin, end = place["data_offsets"]
+    return np.fromfile(file, ONE_BYTE[place["dtype"]], end - begin, offset=start + begin).reshape(place["shape"])
+
+
 class Checkpoint:
     """The tensors of a Hugging Face directory, read from disk when asked for.
 
     Opening checks that every tensor is there with the right shape and type, and that layers and classifier have no
     others, such as biases. It reads none, unless there is a classifier beside `tie_word_embeddings: true`: if the two
-    matrices differ in any bit, the model is not tied, as in transformers 5.23 (tie_weights of modeling_utils.py).
-    packing: of a quantized checkpoint; None: weights are floating-point numbers. archs: architectures that the caller
-    runs; others are refused.
+    matrices differ in any bit, the model is not tied, as in transformers 5.23 (tie_weights of modeling_utils.py); or
+    unless there are GPTQ's zero points.
+    storage: of a quantized checkpoint, by module; a form stands for all. None: weights are floating-point numbers, as
+    those of other directories are whose tensors say so. archs: architectures that the caller runs; others are refused.
     """
 
-    def __init__(self, hf_dir: Path | str, packing: Packing | None = None, archs: tuple[str, ...] = DENSE):
+    def __init__(
+        self,
+        hf_dir: Path | str,
+        storage: Callable[[str], Form] | Form | None = None,
+        archs: tuple[str, ...] = DENSE,
+    ):
         self.path = Path(hf_dir)
         self.config_path = self.path / "config.json"
         check_directory(self.path)
-        self.config = read_config(self.path, quantized=packing is not None, archs=archs)
+        self.config = read_config(self.path, quantized=storage is not None, archs=archs)
         self._file_of = self._locate()
         if self.config.tied and CLASSIFIER in self._file_of:
             self._check_tensors({EMBEDDING: ((self.config.vocab_size, self.config.dim), FLOATS)})
             if self._differ(EMBEDDING, CLASSIFIER):
                 self.config = replace(self.config, tied=False)
-        if packing is not None:
-            self._check_quantized(packing)
-        expected = self._shapes(packing)
-        self._check_names(expected, packing is not None)
+        form_of = storage if storage is None or callable(storage) else lambda _module: storage
+        self._shape_of = tensor_shapes(self.config)
+        self.forms = {} if form_of is None else dict(self._find_forms(form_of))  # of quantized matrices, by name
+        expected: Expected = {}
+        for name, shape in self._shape_of.items():
+            if name not in self.forms:
+                expected[name] = shape, FLOATS
+                continue
+            stem = name.removesuffix("weight")
+            for part, part_shape, types, needed in self.forms[name].parts(*shape):
+                if needed or stem + part in self._file_of:
+                    expected[stem + part] = part_shape, types
+        self._check_names(expected, storage is not None)
         self._check_tensors(expected)
+        self._settle_zero_points()
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
         return name in self._file_of
 
-    def _shapes(self, packing: Packing | None) -> Expected:
-        """Shape and types of every tensor that the directory has to have."""
-        if packing is not None:
-            return packed_tensor_shapes(self.config, packing, self._file_of)
-        return {name: (shape, FLOATS) for name, shape in tensor_shapes(self.config).items()}
+    def _find_forms(self, form_of: Callable[[str], Form]) -> Iterator[tuple[str, Form]]:
+        """Name and form of each matrix that is quantized.
 
-    def _check_quantized(self, packing: Packing) -> None:
-        """Refuses matrices of layers that compressed-tensors has left as they were; names what config.json says."""
-        for name, shape in tensor_shapes(self.config).items() if packing.is_compressed_tensors else ():
+        Those of layers are, unless they are there as they were; those outside layers, and routers, where all parts are.
+        """
+        for name, shape in self._shape_of.items():
+            if len(shape) != 2:
+                continue
             module = name.removesuffix(".weight")
-            if len(shape) == 2 and ".layers." in name and self.has(name) and not self.has(f"{module}.weight_scale"):
-                config = read_json(self.config_path)
-                fields = Fields(self.config_path, config).object(quantization_field(config))
-                fields.refuse("ignore", f"{module} is not quantized, expected all matrices of the layers to be")
+            form = form_of(module)
+            needed = [f"{module}.{part}" for part, _, _, needed in form.parts(*shape) if needed]
+            if ".layers." not in name or name.endswith("mlp.gate.weight"):
+                is_quantized = all(map(self.has, needed))
+            else:
+                is_quantized = not self.has(name) or any(self.has(part) for part in needed if part != name)
+            if is_quantized:
+                yield name, form
+
+    def _settle_zero_points(self) -> None:
+        """Symmetric zero points, all the middle code, tell how GPTQ's are stored, whatever config.json says.
+
+        Raises ModelError for `sym: true` with others.
+        """
+        gptq = {name: form for name, form in self.forms.items() if getattr(form, "method", "") == "gptq"}
+        found: set[int] = set()  # what the middle code has above what is stored
+        for name, form in gptq.items():
+            stored = f"{name.removesuffix('weight')}qzeros"
+            values = {
+                (1 << (form.bits - 1)) - int(z) for z in np.unique(unpack_words(self.stored(stored).T, form.bits))
+            }
+            if form.symmetric and values not in ({0}, {1}):
+                where = f"{self._file_of[stored]}: tensor {stored}"
+                raise ModelError(f"{where} has zero points beside the middle code, though config.json says sym: true")
+            found |= values
+        said = {form.added for form in gptq.values()}
+        if found in ({0}, {1}) and found != said:
+            (added,) = found
+            self.forms |= {name: form._replace(added=added) for name, form in gptq.items()}
+            warnings.warn(
+                f"{self.path}: its zero points are those of gptq{'' if added else '_v2'}, config.json says otherwise: "
+                "read as they are",
+                stacklevel=2,
+            )
 
     def _check_tensors(self, expected: Expected) -> None:
         """Refuses tensors that are missing or have another shape or type. Each file is opened once."""
@@ -351,11 +399,12 @@ class Checkpoint:
                     self._check_tensor(file, name, self._part(f, file, name), *expected[name])
 
     @staticmethod
-    def _check_tensor(file: Path, name: str, part: Any, shape: tuple[int, ...], types: tuple[str, ...]) -> None:
+    def _check_tensor(file: Path, name: str, part: Any, shape: tuple[int, ...] | None, types: tuple[str, ...]) -> None:
         found, dtype = tuple(part.get_shape()), part.get_dtype()
-        if found != shape:
-            raise ModelError(f"{file}: tensor {name} has shape {found}, config.json implies {shape}")
-        if dtype not in types:
+        loose = isinstance(shape, Loose) and [n for n in found if n != 1] == [n for n in shape if n != 1]
+        if shape is not None and found != shape and not loose:
+            raise ModelError(f"{file}: tensor {name} has shape {found}, config.json implies {tuple(shape)}")
+        if types and dtype not in types:
             supported = " and ".join(", ".join(types).rsplit(", ", 1))
             raise ModelError(f"{file}: tensor {name} has type {dtype}, supported are {supported}")
 
@@ -405,32 +454,55 @@ class Checkpoint:
             raise ModelError(f"{file}: {error}") from None
 
     def _locate(self) -> dict[str, Path]:
-        """Which file holds each tensor."""
-        index = self.path / "model.safetensors.index.json"
-        if index.exists():
-            fields = Fields(index, read_json(index))
-            if fields.values.get("weight_map") is None:
-                raise ModelError(f"{index}: weight_map is missing")
-            weight_map = fields.object("weight_map").values
-            for name, file in weight_map.items():
-                if not isinstance(file, str):
-                    raise ModelError(f"{index}: weight_map.{name} is {shown(file)}, expected the name of a file")
-                if not is_inside(file):
-                    raise ModelError(f"{index}: weight_map.{name} is {shown(file)}, expected a file of this directory")
-            return {name: self.path / file for name, file in weight_map.items()}
-        single = self.path / "model.safetensors"
-        with self._open(single) as f:
-            return dict.fromkeys(f.keys(), single)
+        """Which file holds each tensor. A single file goes before an index, as in transformers: the index is stale."""
+        single, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
+        if single.exists() or not index.exists():
+            with self._open(single) as f:
+                found = dict.fromkeys(f.keys(), single)
+            if index.exists():
+                warnings.warn(f"{index}: not followed, as there is a {single.name}", stacklevel=2)
+            return found
+        fields = Fields(index, read_json(index))
+        if fields.values.get("weight_map") is None:
+            raise ModelError(f"{index}: weight_map is missing")
+        weight_map = fields.object("weight_map").values
+        for name, file in weight_map.items():
+            if not isinstance(file, str):
+                raise ModelError(f"{index}: weight_map.{name} is {shown(file)}, expected the name of a file")
+            if not is_inside(file):
+                raise ModelError(f"{index}: weight_map.{name} is {shown(file)}, expected a file of this directory")
+        return {name: self.path / file for name, file in weight_map.items()}
 
     def stored(self, name: str) -> np.ndarray:
         """One tensor as it is, finite. The file is opened and closed, so that its pages do not stay resident."""
         file = self._file_of[name]
         with self._open(file) as f:
-            value = f.get_tensor(name)
+            one_byte = self._part(f, file, name).get_dtype() in ONE_BYTE
+            value = None if one_byte else f.get_tensor(name)
+        value = read_bytes(file, name) if one_byte else value
         if not np.isfinite(value).all():
             raise ModelError(f"{file}: tensor {name} has values that are not finite")
         return value
 
+    def from_parts(self, name: str, make: Callable[[Load, tuple[int, ...]], Made]) -> Made:
+        """What make(load, shape) makes of the parts of a quantized matrix. Raises ModelError for a PartError."""
+        stem = name.removesuffix("weight")
+
+        def load(part: str) -> np.ndarray | None:
+            return self.stored(stem + part) if self.has(stem + part) else None
+
+        try:
+            return make(load, self._shape_of[name])
+        except PartError as error:
+            part, what = error.args
+            raise ModelError(f"{self.path}: tensor {stem}{part} {what}") from None
+
     def tensor(self, name: str) -> np.ndarray:
-        """One tensor as fp32, finite."""
-        return self.stored(name).astype(np.float32)
+        """One tensor as fp32, finite; of a quantized matrix the weights that it stands for."""
+        if name not in self.forms:
+            return self.stored(name).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = self.from_parts(name, self.forms[name].weights)
+        if not np.isfinite(value).all():
+            raise ModelError(f"{self.path}: {name} has values that are not finite")
+        return value.astype(np.float32, copy=False)

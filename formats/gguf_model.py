@@ -242,6 +242,7 @@ class GGUFModel:
 
     def __init__(self, path: Path | str):
         self.path = self.config_path = Path(path)
+        self.forms: dict = {}  # no tensor is kept in the form that it has
         self._files = GGUFFiles(self.path)
         self.metadata = self._files.metadata
         self.config = read_config(self._files)

@@ -3,7 +3,8 @@
 from functools import lru_cache
 from pathlib import Path
 
-from formats.checkpoint import DENSE, Checkpoint, ModelError, Packing
+from formats.checkpoint import DENSE, Checkpoint, ModelError
+from formats.foreign import storage_of
 from formats.gguf_model import GGUFModel
 from formats.model_file import Generation, read_generation
 
@@ -36,9 +37,12 @@ def open_gguf(path: Path) -> GGUFModel:
     return _open_gguf(Path(path), status.st_size, status.st_mtime_ns)
 
 
-def open_model(path: Path, packing: Packing | None = None, archs: tuple[str, ...] = DENSE) -> Source:
-    """The model at a path. Raises ModelError. packing: of a quantized checkpoint. archs: what the caller runs."""
-    return open_gguf(path) if is_gguf(path) else Checkpoint(path, packing, archs)
+def open_model(path: Path, archs: tuple[str, ...] = DENSE) -> Source:
+    """The model at a path, quantized or not. Raises ModelError. archs: what the caller runs."""
+    if is_gguf(path):
+        return open_gguf(path)
+    storage = storage_of(path)
+    return Checkpoint(path, storage and storage.form, archs)
 
 
 def generation_of(source: Source) -> Generation:

@@ -1,0 +1,93 @@
+"""Directories of others that say one thing and mean another, or store what they have in forms of their own."""
+
+import json
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from export.gptq import Options, export_gptq
+from export.tokenizer import text_of
+from formats.checkpoint import Checkpoint
+from formats.packing import pack_words, unpack_words
+from tests.helpers import MODELS
+
+LLAMA, QWEN = MODELS / "tiny-llama", MODELS / "tiny-qwen3"
+NORM = "model.norm.weight"
+
+
+def changed(source, out, tensors=None, file="config.json", **fields):
+    """A copy of a directory. tensors: changes the dict of its tensors. fields: of a JSON file; ... takes one out."""
+    shutil.copytree(source, out)
+    if tensors:
+        found = load_file(out / "model.safetensors")
+        tensors(found)
+        save_file({name: np.ascontiguousarray(value) for name, value in found.items()}, out / "model.safetensors")
+    found = json.loads((out / file).read_text()) | fields
+    (out / file).write_text(json.dumps({name: value for name, value in found.items() if value is not ...}))
+    return out
+
+
+# ---- which file, which end
+
+
+@pytest.mark.parametrize("shards", [True, False])
+def test_a_single_file_goes_before_an_index(tmp_path, shards):
+    """As in transformers: whoever merges shards into one file may leave the index, and shards of older weights."""
+    source = shutil.copytree(LLAMA, tmp_path / "hf")
+    tensors = load_file(source / "model.safetensors")
+    index = source / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}))
+    if shards:
+        save_file({name: -value for name, value in tensors.items()}, source / "model-00001-of-00001.safetensors")
+    with pytest.warns(UserWarning, match=r"index.json: not followed, as there is a model.safetensors$"):
+        found = Checkpoint(source)
+    assert np.array_equal(found.stored(NORM), tensors[NORM])
+
+
+def test_a_text_ends_where_its_tokenizer_and_its_template_say(tmp_path):
+    """Of a fine-tune whose eos_token_id is the base model's."""
+    ends = json.loads((QWEN / "generation_config.json").read_text())["eos_token_id"]  # <|im_end|>, <|endoftext|>
+    changed(QWEN, tmp_path / "base", file="generation_config.json", eos_token_id=ends[1])
+    changed(tmp_path / "base", tmp_path / "turn", file="tokenizer_config.json", eos_token="<|endoftext|>")
+    changed(tmp_path / "base", tmp_path / "token", file="tokenizer_config.json", chat_template=...)
+    changed(tmp_path / "turn", tmp_path / "neither", file="tokenizer_config.json", chat_template=...)
+    for name, expected in (("base", ends[::-1]), ("turn", ends[::-1]), ("token", ends[::-1]), ("neither", ends[1:])):
+        assert text_of(Checkpoint(tmp_path / name))[0].eos_ids == expected, name
+    assert text_of(Checkpoint(tmp_path / "turn"), with_tokenizer=False)[0].eos_ids == ends[1:]
+
+
+# ---- GPTQ's zero points
+
+
+def plus_one(tensors):
+    """From zero - 1, as AutoGPTQ stores zero points, to what the version 2 stores."""
+    for name in [name for name in tensors if name.endswith("qzeros")]:
+        tensors[name] = pack_words(unpack_words(tensors[name].T, 4) + np.uint8(1), 4).T
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_version_of_zero_points(tmp_path, symmetric):
+    """Symmetric ones tell it, whatever config.json says; of others it is taken from there, by either field."""
+    export_gptq(
+        QWEN, tmp_path / "m.bin", bits={"attn": 4, "ffn": 4}, group=64, hf_out=tmp_path / "v1", progress=False,
+        options=Options(rtn=True, symmetric=symmetric, first_zero=1),
+    )  # fmt: skip
+    said = json.loads((tmp_path / "v1" / "config.json").read_text())["quantization_config"]
+    new = said | {"checkpoint_format": None, "format": "gptq_v2"}
+    sources = {"v1": (tmp_path / "v1", False)}
+    sources["v2"] = changed(tmp_path / "v1", tmp_path / "v2", plus_one, quantization_config=new), False
+    if symmetric:
+        sources["8"] = changed(tmp_path / "v1", tmp_path / "8", plus_one), True
+        sources["7"] = changed(tmp_path / "v1", tmp_path / "7", quantization_config=new), True
+    for name, (source, warned) in sources.items():
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            export_gptq(source, tmp_path / f"{name}.bin", progress=False)
+        assert (tmp_path / f"{name}.bin").read_bytes() == (tmp_path / "v1.bin").read_bytes(), name
+        texts = [str(w.message) for w in found if "zero points" in str(w.message)]
+        version = "gptq_v2" if name == "8" else "gptq"
+        says = f"{source}: its zero points are those of {version}, config.json says otherwise: read as they are"
+        assert texts == [says] * warned
