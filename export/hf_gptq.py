@@ -135,8 +135,6 @@ class Repacker:
         of_zeros, of_scales = ("qzeros", "scales")
         if form.is_compressed_tensors:
             of_zeros, of_scales = ("weight_zero_point", "weight_scale")
-        if (scales < 0).any():
-            raise self._refuse(name, of_scales, f"has {scales.min()}, expected no negative values")
         if form.bits < 8 and zeros.max() >= 1 << form.bits:
             raise self._refuse(name, of_zeros, f"has a zero point of {zeros.max()}, above the largest code")
         order = self.orders.get(input_of(name))
@@ -164,7 +162,7 @@ class Repacker:
         with np.errstate(over="ignore"):
             half = scales.astype(F16)
         inexact = half.astype(F32) != scales
-        if (bad := inexact & (scales >= np.finfo(F16).smallest_normal)).any():
+        if (bad := inexact & (np.abs(scales) >= np.finfo(F16).smallest_normal)).any():
             raise self._refuse(name, part, f"has {scales[bad][0]:.9g}, which is no fp16 number: not supported")
         self.n_rounded += int(inexact.sum())
         return half

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 
 from formats.fields import Fields
-from formats.packing import INT_QUANTIZED, MXFP4, NVFP4, PACK_QUANTIZED, Form, Packing, fp8
+from formats.packing import INT_QUANTIZED, MXFP4, MXFP8, NVFP4, PACK_QUANTIZED, Form, Packing, fp8
 
 GROUPS = (32, 64, 128)
 
@@ -135,4 +135,5 @@ READERS: dict[str, Callable[[Fields, Fields], Form]] = {
     "naive-quantized": lambda g, w: (_read_float if w.values.get("type") == "float" else _read_int8)(g, w),
     "nvfp4-pack-quantized": lambda _group, _weights: NVFP4,
     "mxfp4-pack-quantized": lambda _group, _weights: MXFP4,
+    "mxfp8-quantized": lambda _group, _weights: MXFP8,
 }

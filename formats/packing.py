@@ -294,6 +294,7 @@ NVFP4 = Scaled("NVFP4", "weight_packed", BYTES,
 MODELOPT_NVFP4 = Scaled("NVFP4", "weight", BYTES, (Scale("weight_scale", E4M3, 1, 16), Scale("weight_scale_2")),
                         ("input_scale", "k_scale", "v_scale"))  # fmt: skip
 MXFP4 = Scaled("MXFP4", "weight_packed", BYTES, (Scale("weight_scale", ("U8", "F8_E8M0"), 1, 32),))
+MXFP8 = Scaled("MXFP8", "weight", E4M3, (Scale("weight_scale", ("U8", "F8_E8M0"), 1, 32),))
 # bitsandbytes: a row's largest weight, of which a code is 127ths.
 INT8_ROWS = Scaled("int8 of bitsandbytes", "weight", ("I8",), (Scale("SCB", FLOATS, 1, 0, unit=1 / 127),),
                    ("weight_format",))  # fmt: skip
