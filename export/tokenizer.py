@@ -375,6 +375,11 @@ def _only_in_config(config: dict, added: list[dict]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _listed(names: list[str]) -> str:
+    """The first of some names, for a message."""
+    return ", ".join(json.dumps(name, ensure_ascii=False) for name in names[:5]) + ", ..." * (len(names) > 5)
+
+
 def read_files(source: Path) -> TokenizerFiles:
     """tokenizer.json and tokenizer_config.json of a directory, or what a GGUF file says in their place."""
     if is_gguf(source):
@@ -403,7 +408,9 @@ def text_of(source: Source, with_tokenizer: bool = True) -> tuple[Generation, by
         token_text(files.config, "eos_token", files.path),
         end_of_turn(pieces, [token["content"] for token in added if token["special"]]),
     )
-    ends = list(dict.fromkeys(generation.eos_ids + [ids[name] for name in names if name in ids]))
+    ends = list(
+        dict.fromkeys(generation.eos_ids + [ids[name] for name in names if ids.get(name, vocab_size) < vocab_size])
+    )
     if len(ends) > MAX_EOS_IDS:
         raise ValueError(f"{files.path}: a text ends at ids {ends}, at most {MAX_EOS_IDS} fit the header")
     return replace(generation, eos_ids=ends), section
@@ -455,9 +462,12 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     # Added tokens. `tokenizers` numbers a new one itself, and ignores the number in the file.
     ids = dict(vocab)
     added: dict[int, int] = {}  # id -> flags; of two entries for an id the later counts
-    next_id = len(vocab)
+    next_id, beyond = len(vocab), []
     for i, token in enumerate(tokenizer.get("added_tokens") or []):
         name, token_id, field = token["content"], token["id"], f"added_tokens[{i}]"
+        if token_id >= vocab_size:
+            beyond.append(name)
+            continue
         define(name, token_id, field)
         if ids.get(name, next_id) != token_id:
             raise refuse(f"{field}.id", token_id, f"is loaded as {ids.get(name, next_id)} by `tokenizers`")
@@ -490,11 +500,14 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     chat, reason = chat_section(Path(hf_dir), config)
     if reason:
         warnings.warn(reason, stacklevel=2)
+    if beyond:
+        warnings.warn(
+            f"{path}: added tokens beyond the model's {vocab_size} ids, left out: {_listed(beyond)}", stacklevel=2
+        )
     if names := _only_in_config(config, tokenizer.get("added_tokens") or []):
-        listed = ", ".join(json.dumps(name, ensure_ascii=False) for name in names[:5]) + ", ..." * (len(names) > 5)
         warnings.warn(
             f"{config_path}: not followed, unlike in transformers: tokens that {path.name} lacks or has with other "
-            f"flags: {listed}",
+            f"flags: {_listed(names)}",
             stacklevel=2,
         )
 

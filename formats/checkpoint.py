@@ -23,7 +23,7 @@ from formats.errors import ModelError, shown
 from formats.fields import Fields, is_number, is_whole
 from formats.files import check_file, read_json
 from formats.gguf_file import parts_of
-from formats.limits import LIMITS
+from formats.limits import LIMITS, Range
 from formats.packing import FLOATS, Form, Load, Loose, PartError, unpack_words
 
 with suppress(ImportError):
@@ -110,13 +110,13 @@ def _read_rope(fields: Fields) -> tuple[float, RopeScaling | None]:
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     found = None
     if kind == "llama3":
+        name = "original_max_position_embeddings"
+        outside = fields.values.get(name) is not None  # which goes before the one inside
         found = RopeScaling(
             factor=rope.number("factor", LIMITS["rope_scaling factor"]),
             low_freq_factor=rope.number("low_freq_factor", LIMITS["low_freq_factor"]),
             high_freq_factor=rope.number("high_freq_factor", LIMITS["high_freq_factor"]),
-            original_max_position_embeddings=rope.whole(
-                "original_max_position_embeddings", LIMITS["original_max_position_embeddings"]
-            ),
+            original_max_position_embeddings=(fields if outside else rope).whole(name, LIMITS[name]),
         )
         if not np.float32(found.high_freq_factor) > np.float32(found.low_freq_factor):
             rope.refuse("high_freq_factor", "must be above low_freq_factor")
@@ -163,10 +163,14 @@ def read_config(hf_dir: Path, quantized: bool = False, archs: tuple[str, ...] = 
     if arch not in archs:
         of_moe = "; python -m export moe takes it" if arch in SPARSE else ""
         raw.refuse("model_type", f"supported {'is' if len(archs) == 1 else 'are'} {' and '.join(archs)}{of_moe}")
-    for field in ("attention_bias", "mlp_bias", "use_sliding_window"):
+    n_layers = raw.whole("num_hidden_layers", LIMITS["n_layers"])
+    kinds = raw.values.get("layer_types")
+    slides = raw.flag("use_sliding_window") and kinds is None and raw.values.get("sliding_window", 4096) is not None
+    if slides and raw.whole("max_window_layers", Range(0, 2**31 - 1), 28) < n_layers:  # those behind slide
+        raw.refuse("use_sliding_window", "not supported")
+    for field in ("attention_bias", "mlp_bias"):
         if raw.flag(field):
             raw.refuse(field, "not supported")
-    kinds = raw.values.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         different = sorted({k if isinstance(k, str) else shown(k) for k in kinds}) if isinstance(kinds, list) else kinds
         raw.refuse("layer_types", "only full_attention is supported", different)
@@ -177,7 +181,6 @@ def read_config(hf_dir: Path, quantized: bool = False, archs: tuple[str, ...] = 
     rope_theta, rope_scaling = _read_rope(raw)
 
     dim, n_heads = raw.whole("hidden_size", LIMITS["dim"]), raw.whole("num_attention_heads", LIMITS["n_heads"])
-    n_layers = raw.whole("num_hidden_layers", LIMITS["n_layers"])
     config = Config(
         arch=arch,
         dim=dim,
@@ -318,7 +321,10 @@ class Checkpoint:
         check_directory(self.path)
         self.config = read_config(self.path, quantized=storage is not None, archs=archs)
         self._file_of = self._locate()
-        if self.config.tied and CLASSIFIER in self._file_of:
+        self._part_of = dict(self._find_fused())  # of tensors that are there as parts of others: which, and where in it
+        if self.config.tied and EMBEDDING not in self._file_of and CLASSIFIER in self._file_of:  # as in transformers
+            self._part_of[EMBEDDING] = CLASSIFIER, ()
+        elif self.config.tied and CLASSIFIER in self._file_of:
             self._check_tensors({EMBEDDING: ((self.config.vocab_size, self.config.dim), FLOATS)})
             if self._differ(EMBEDDING, CLASSIFIER):
                 self.config = replace(self.config, tied=False)
@@ -327,6 +333,10 @@ class Checkpoint:
         self.forms = {} if form_of is None else dict(self._find_forms(form_of))  # of quantized matrices, by name
         expected: Expected = {}
         for name, shape in self._shape_of.items():
+            if name in self._part_of:
+                whole, index = self._part_of[name]
+                expected[whole] = self._fused_shape(whole) if index else shape, FLOATS
+                continue
             if name not in self.forms:
                 expected[name] = shape, FLOATS
                 continue
@@ -340,7 +350,26 @@ class Checkpoint:
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
-        return name in self._file_of
+        return name in self._file_of or name in self._part_of
+
+    def _find_fused(self) -> Iterator[tuple[str, tuple[str, tuple[int | slice, ...]]]]:
+        """Matrices of experts that are in one tensor for a layer, as transformers 5 has them in memory.
+
+        gate_up_proj (n_experts, 2 * moe.hidden_dim, dim), gate's rows first; down_proj (n_experts, dim, hidden_dim).
+        """
+        moe = self.config.moe
+        for i in range(self.config.n_layers if moe else 0):
+            layer = f"model.layers.{i}.mlp.experts."
+            rows = {"gate": slice(moe.hidden_dim), "up": slice(moe.hidden_dim, None), "down": slice(None)}
+            for part, index in rows.items():
+                whole = f"{layer}{'down' if part == 'down' else 'gate_up'}_proj"
+                if whole in self._file_of:
+                    for expert in range(moe.n_experts):
+                        yield f"{layer}{expert}.{part}_proj.weight", (whole, (expert, index))
+
+    def _fused_shape(self, whole: str) -> tuple[int, ...]:
+        c, moe = self.config, self.config.moe
+        return (moe.n_experts, *((c.dim, moe.hidden_dim) if "down" in whole else (2 * moe.hidden_dim, c.dim)))
 
     def _find_forms(self, form_of: Callable[[str], Form]) -> Iterator[tuple[str, Form]]:
         """Name and form of each matrix that is quantized.
@@ -475,10 +504,12 @@ class Checkpoint:
 
     def stored(self, name: str) -> np.ndarray:
         """One tensor as it is, finite. The file is opened and closed, so that its pages do not stay resident."""
-        file = self._file_of[name]
+        whole, index = self._part_of.get(name, (name, ()))
+        file = self._file_of[whole]
         with self._open(file) as f:
-            one_byte = self._part(f, file, name).get_dtype() in ONE_BYTE
-            value = None if one_byte else f.get_tensor(name)
+            part = self._part(f, file, whole)
+            one_byte = part.get_dtype() in ONE_BYTE
+            value = None if one_byte else part[index] if index else f.get_tensor(whole)
         value = read_bytes(file, name) if one_byte else value
         if not np.isfinite(value).all():
             raise ModelError(f"{file}: tensor {name} has values that are not finite")

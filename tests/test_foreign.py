@@ -9,12 +9,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from export.gptq import Options, export_gptq
-from export.tokenizer import text_of
-from formats.checkpoint import Checkpoint
+from export.tokenizer import text_of, tokenizer_section
+from formats.checkpoint import SPARSE, Checkpoint, read_config
+from formats.errors import ModelError
 from formats.packing import pack_words, unpack_words
 from tests.helpers import MODELS
 
-LLAMA, QWEN = MODELS / "tiny-llama", MODELS / "tiny-qwen3"
+LLAMA, QWEN, MOE = MODELS / "tiny-llama", MODELS / "tiny-qwen3", MODELS / "tiny-qwen3-moe"
 NORM = "model.norm.weight"
 
 
@@ -91,3 +92,82 @@ def test_the_version_of_zero_points(tmp_path, symmetric):
         version = "gptq_v2" if name == "8" else "gptq"
         says = f"{source}: its zero points are those of {version}, config.json says otherwise: read as they are"
         assert texts == [says] * warned
+
+
+# ---- what stands in another place
+
+
+def test_an_embedding_that_is_stored_as_the_classifier(tmp_path):
+    def moved(tensors):
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+
+    found = Checkpoint(changed(LLAMA, tmp_path / "hf", moved))
+    assert found.config.tied
+    assert np.array_equal(
+        found.stored("model.embed_tokens.weight"), Checkpoint(LLAMA).stored("model.embed_tokens.weight")
+    )
+
+
+def test_experts_in_one_tensor(tmp_path):
+    """As transformers 5 has them in memory: gate's rows before up's, for all experts of a layer."""
+    names = sorted(name for name in load_file(MOE / "model.safetensors") if ".experts." in name)
+
+    def fused(tensors):
+        layers = {name.split(".experts.")[0] for name in names}
+        for layer in layers:
+            of = {
+                p: [tensors.pop(f"{layer}.experts.{e}.{p}_proj.weight") for e in range(8)]
+                for p in ("gate", "up", "down")
+            }
+            both = [np.concatenate(pair) for pair in zip(of["gate"], of["up"], strict=True)]
+            tensors |= {
+                f"{layer}.experts.gate_up_proj": np.stack(both),
+                f"{layer}.experts.down_proj": np.stack(of["down"]),
+            }
+
+    source = changed(MOE, tmp_path / "hf", fused)
+    found, expected = Checkpoint(source, archs=SPARSE), Checkpoint(MOE, archs=SPARSE)
+    assert all(np.array_equal(found.stored(name), expected.stored(name)) for name in names)
+
+    def cut(tensors):
+        name = "model.layers.1.mlp.experts.gate_up_proj"
+        tensors[name] = tensors[name][:, 1:]
+
+    with pytest.raises(ModelError, match="gate_up_proj has shape"):
+        Checkpoint(changed(source, tmp_path / "cut", cut), archs=SPARSE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "taken"),
+    [
+        ({"max_window_layers": 4}, True),  # all of them are full attention
+        ({"max_window_layers": 3}, False),
+        ({"max_window_layers": 0, "sliding_window": None}, True),
+        ({"max_window_layers": 0, "layer_types": ["full_attention"] * 4}, True),
+    ],
+)
+def test_sliding_windows_that_no_layer_has(tmp_path, fields, taken):
+    source = changed(QWEN, tmp_path / "hf", **({"use_sliding_window": True, "sliding_window": 64} | fields))
+    if taken:
+        assert read_config(source) == read_config(QWEN)
+    else:
+        with pytest.raises(ModelError, match="use_sliding_window is true: not supported"):
+            read_config(source)
+
+
+def test_the_original_context_outside_of_rope_scaling(tmp_path):
+    """It goes before the one inside, as in transformers."""
+    source = changed(LLAMA, tmp_path / "hf", original_max_position_embeddings=64)
+    assert read_config(source).rope_scaling.original_max_position_embeddings == 64
+
+
+def test_added_tokens_beyond_the_embedding(tmp_path):
+    """They are left out, with a warning: transformers loads them, and fails where one is used."""
+    tokenizer = json.loads((QWEN / "tokenizer.json").read_text())
+    token = {"id": 2048, "content": "<|new|>", "single_word": False, "lstrip": False, "rstrip": False,
+             "normalized": False, "special": True}  # fmt: skip
+    added = tokenizer["added_tokens"] + [token, token | {"id": 2049, "content": "<|other|>"}]
+    source = changed(QWEN, tmp_path / "hf", file="tokenizer.json", added_tokens=added)
+    with pytest.warns(UserWarning, match='beyond the model\'s 2048 ids, left out: "<\\|new\\|>", "<\\|other'):
+        section = tokenizer_section(source, 2048)
+    assert section == tokenizer_section(QWEN, 2048)
