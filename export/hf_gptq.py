@@ -109,16 +109,18 @@ class Repacker:
 
     def _order_of(self, layer: str, place: str) -> np.ndarray | None:
         """In which order the inputs of a place are gathered, int32; None: as they are."""
-        consumers = (name for name in CONSUMERS[place] if self._forms[layer + name] is not None)
+        consumers = [name for name in CONSUMERS[place] if self._forms[layer + name] is not None]
         groups = {consumer: self._groups_of(layer + consumer) for consumer in consumers}
-        if not groups:
+        if all(found is None for found in groups.values()):
             return None
-        first, *others = groups
+        # Smaller groups lie within larger ones, or there is no order for both.
+        first, *others = sorted(consumers, key=lambda name: self._forms[layer + name].group_size or 1 << 30)
+        order = None if groups[first] is None else np.argsort(groups[first], kind="stable").astype(np.int32)
         for other in others:
-            a, b = groups[first], groups[other]
-            if (a is None) != (b is None) or (a is not None and not np.array_equal(a, b)):
+            found = groups[other]
+            if order is None or found is None or (np.diff(found[order]) < 0).any():
                 raise self._refuse(layer + other, "g_idx", f"differs from that of {first}, which reads the same inputs")
-        return None if groups[first] is None else np.argsort(groups[first], kind="stable").astype(np.int32)
+        return order
 
     def plain(self, name: str) -> np.ndarray | None:
         """The weights of a matrix that is not quantized, fp32, its columns gathered; None for others."""
