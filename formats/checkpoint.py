@@ -266,9 +266,33 @@ def input_files(source: Path, text: Path | None = None) -> list[Path]:
 _HUGGING_FACE = re.compile(r"(?:https?:/+huggingface\.co/)?(([A-Za-z\d][\w.-]*)/([A-Za-z\d][\w.-]*))", re.ASCII)
 
 
+# What there is where a model in Hugging Face's format is not, and what to do.
+_INSTEAD = {
+    "adapter_config.json": "a LoRA adapter, which is merged into its base model first (merge_and_unload of peft)",
+    "*.pth": "Meta's own format: take the Hugging Face directory of the same model",
+    "pytorch_model*.bin": "PyTorch's format: load it with transformers, and save it with save_pretrained",
+    "model-*-of-*.safetensors": "shards: model.safetensors.index.json belongs beside them",
+}
+
+
+def no_such_file(path: Path) -> ModelError:
+    """The error for a file that is missing in a model's directory, by what else lies there."""
+    if path.with_name("model.safetensors.index.json").exists():
+        return ModelError(f"{path}: no such file, though the index names it: the download is not complete")
+    for pattern, what in _INSTEAD.items():
+        if found := sorted(path.parent.glob(pattern)):
+            return ModelError(f"{path}: no such file; there is {found[0].name}, {what}")
+    return ModelError(f"{path}: no such file")
+
+
 def check_directory(path: Path) -> None:
-    """Raises ModelError if a model's directory is not there, which says how to download one by its name."""
+    """Raises ModelError if a model's directory is not there, which says how to download one by its name.
+
+    Also if it has no config.json.
+    """
     if path.is_dir():
+        if not (path / "config.json").exists():
+            raise no_such_file(path / "config.json")
         return
     name, hint = _HUGGING_FACE.fullmatch(str(path)), ""
     if name and not path.exists() and not Path(name[2]).exists():
@@ -476,6 +500,8 @@ class Checkpoint:
         """An open safetensors file; its type has no name there."""
         from safetensors import SafetensorError, safe_open
 
+        if not file.exists():
+            raise no_such_file(file)
         check_file(file)
         try:
             return safe_open(file, framework="numpy")

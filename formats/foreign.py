@@ -19,6 +19,10 @@ from formats.packing import INT8_ROWS, MODELOPT_NVFP4, Form, Levels, Packing, fp
 GPTQ_BITS, GROUPS = (2, 3, 4, 8), (16, 32, 64, 128, 256, 512, 1024)
 
 
+# Files that early versions wrote in the place of the field: where it is in there, and whose they are.
+EARLY_FILES = {"hf_quant_config.json": ("quantization", "modelopt"), "quantize_config.json": ("", "gptq")}
+
+
 class Storage(NamedTuple):
     """How a directory's matrices are stored: the form of a module's, such as model.layers.0.mlp.up_proj."""
 
@@ -33,23 +37,25 @@ def quantization_field(config: dict) -> str:
 
 
 def quantization_of(hf_dir: Path) -> Fields | None:
-    """`quantization_config` of a directory, None for unquantized weights. Raises ModelError if it is no object.
-
-    Early versions of modelopt have a file of their own.
-    """
+    """`quantization_config` of a directory, None for unquantized weights. Raises ModelError if it is no object."""
     path = Path(hf_dir) / "config.json"
     check_directory(Path(hf_dir))
     config = read_json(path)
-    name, other = quantization_field(config), path.with_name("hf_quant_config.json")
-    found = config.get(name)
-    if found is None and other.exists():
-        path, name = other, "quantization"
-        found = {"quant_method": "modelopt"} | Fields(path, read_json(path)).object(name).values
+    if isinstance(config.get("quantization"), dict):
+        raise ModelError(f"{path}: quantization is of MLX: take the model that this one was made of")
+    name = quantization_field(config)
+    if (found := config.get(name)) is None:
+        for file, (field, method) in EARLY_FILES.items():
+            if path.with_name(file).exists():
+                path = path.with_name(file)
+                fields = Fields(path, read_json(path))
+                found, name = {"quant_method": method} | (fields.object(field) if field else fields).values, field
+                break
     if found is None:
         return None
     if not isinstance(found, dict):
         raise ModelError(f"{path}: {name} is {shown(found)}, expected an object")
-    return Fields(path, found, f"{name}.")
+    return Fields(path, found, f"{name}." if name else "")
 
 
 def storage_of(hf_dir: Path) -> Storage | None:

@@ -1,6 +1,7 @@
 """Directories of others that say one thing and mean another, or store what they have in forms of their own."""
 
 import json
+import re
 import shutil
 import warnings
 
@@ -13,7 +14,8 @@ from export.tokenizer import text_of, tokenizer_section
 from formats.checkpoint import SPARSE, Checkpoint, read_config
 from formats.errors import ModelError
 from formats.packing import pack_words, unpack_words
-from tests.helpers import MODELS
+from formats.source import open_model
+from tests.helpers import MODELS, run_export
 
 LLAMA, QWEN, MOE = MODELS / "tiny-llama", MODELS / "tiny-qwen3", MODELS / "tiny-qwen3-moe"
 NORM = "model.norm.weight"
@@ -171,3 +173,61 @@ def test_added_tokens_beyond_the_embedding(tmp_path):
     with pytest.warns(UserWarning, match='beyond the model\'s 2048 ids, left out: "<\\|new\\|>", "<\\|other'):
         section = tokenizer_section(source, 2048)
     assert section == tokenizer_section(QWEN, 2048)
+
+
+# ---- what is refused, with what to do
+
+
+@pytest.mark.parametrize(
+    ("files", "gone", "says"),
+    [
+        (["pytorch_model.bin"], ["model.safetensors"], "model.safetensors: no such file; there is pytorch_model.bin"),
+        (["model-00001-of-00002.safetensors"], ["model.safetensors"],
+         "model.safetensors: no such file; there is model-00001-of-00002.safetensors, shards"),
+        (["adapter_config.json", "adapter_model.safetensors"], ["config.json", "model.safetensors"],
+         "config.json: no such file; there is adapter_config.json, a LoRA adapter, which is merged into"),
+        (["consolidated.00.pth", "params.json"], ["config.json", "model.safetensors"],
+         "config.json: no such file; there is consolidated.00.pth, Meta's own format: take the Hugging Face directory"),
+        ([], ["model.safetensors"], "model.safetensors: no such file\n"),
+    ],
+)  # fmt: skip
+def test_another_format_than_hugging_faces(tmp_path, files, gone, says):
+    source = shutil.copytree(LLAMA, tmp_path / "hf")
+    for file in gone:
+        (source / file).unlink()
+    for file in files:
+        (source / file).write_text("{}")
+    done = run_export("q8", source, tmp_path / "m.bin", "--quiet")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"export: {source}/{says}")
+
+
+def test_half_a_download(tmp_path):
+    source = shutil.copytree(LLAMA, tmp_path / "hf")
+    names = load_file(source / "model.safetensors")
+    (source / "model.safetensors").rename(source / "model-00001-of-00002.safetensors")
+    weight_map = dict.fromkeys(names, "model-00001-of-00002.safetensors")
+    weight_map |= {NORM: "model-00002-of-00002.safetensors"}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    says = "model-00002-of-00002.safetensors: no such file, though the index names it: the download is not complete"
+    with pytest.raises(ModelError, match=re.escape(f"{source}/{says}")):
+        Checkpoint(source)
+
+
+def test_mlx(tmp_path):
+    source = changed(LLAMA, tmp_path / "hf", quantization={"group_size": 64, "bits": 4})
+    with pytest.raises(ModelError, match="quantization is of MLX: take the model that this one was made of"):
+        open_model(source)
+
+
+def test_the_file_of_early_autogptq(tmp_path):
+    """It says what `quantization_config` does."""
+    export_gptq(QWEN, tmp_path / "m.bin", bits={"attn": 4, "ffn": 4}, group=64, hf_out=tmp_path / "hf", progress=False,
+                options=Options(rtn=True, symmetric=True, first_zero=1))  # fmt: skip
+    early = changed(tmp_path / "hf", tmp_path / "early", quantization_config=...)
+    (early / "quantize_config.json").write_text(
+        json.dumps({"bits": 4, "group_size": 64, "desc_act": False, "sym": True})
+    )
+    for source, out in ((tmp_path / "hf", "m.bin"), (early, "early.bin")):
+        export_gptq(source, tmp_path / out, progress=False)
+    assert (tmp_path / "early.bin").read_bytes() == (tmp_path / "m.bin").read_bytes()
