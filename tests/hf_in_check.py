@@ -24,6 +24,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,8 @@ def dequantized(hf_dir: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Name and values, fp32, of each matrix that has a scale, as the package compressed-tensors dequantizes it."""
     import torch
     from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4 import base as nvfp4
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization import QuantizationConfig
     from compressed_tensors.utils import match_name
     from safetensors.torch import load_file
@@ -152,6 +155,7 @@ def dequantized(hf_dir: Path) -> Iterator[tuple[str, np.ndarray]]:
         parts = {key.removeprefix(f"{module}."): t for key, t in tensors.items() if key.startswith(f"{module}.")}
         if parts["weight_scale"].is_floating_point() and parts["weight_scale"].element_size() > 1:
             parts["weight_scale"] = parts["weight_scale"].to(torch.float32)
+        nvfp4.unpack_fp4_from_uint8 = partial(unpack_fp4_from_uint8, dtype=torch.float32)  # bf16 would be rounded
         yield f"{module}.weight", compressor.decompress(parts, scheme)["weight"].float().numpy()
 
 
