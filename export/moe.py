@@ -38,7 +38,7 @@ from formats.moe import (
     pack_layout,
 )
 from formats.schemes import MOE_FILE
-from formats.source import is_gguf, open_model
+from formats.source import open_model
 from formats.tensors import HEADER_SIZE, Tensor, weights_end, with_offsets
 from golden.calibration import read_samples
 from golden.channel_scaling import ChannelScaling, describe
@@ -117,8 +117,6 @@ def export_moe(
         if layout.format != "a8w8":
             raise ModelError(f"--hf-out has int8 experts, --format {layout.format} has others: use --format a8w8")
         check_destination(hf_out, out, hf_dir)
-    if is_gguf(hf_dir):
-        raise ModelError(f"{hf_dir}: moe takes Hugging Face directories, this is a GGUF file")
     checkpoint = open_model(hf_dir, archs=SPARSE)
     tell_model(checkpoint)
     config = checkpoint.config

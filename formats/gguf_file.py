@@ -302,14 +302,16 @@ class GGUFFiles:
             )
         return metadata
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor, dequantized: fp32, finite."""
+    def read(self, name: str, index: int | None = None) -> np.ndarray:
+        """One tensor, or one matrix of a tensor of several, dequantized: fp32, finite."""
         from gguf import GGMLQuantizationType, dequantize
 
         tensor = self.tensors[name]
         with _one_line(tensor.file):
-            data = np.fromfile(tensor.file, np.uint8, tensor.n_bytes, offset=tensor.offset)
-            rows = data.reshape(*tensor.shape[:-1], -1)
+            shape, size, first = tensor.shape, tensor.n_bytes, 0
+            if index is not None:
+                shape, size, first = shape[1:], size // shape[0], index * (size // shape[0])
+            rows = np.fromfile(tensor.file, np.uint8, size, offset=tensor.offset + first).reshape(*shape[:-1], -1)
             with np.errstate(invalid="ignore", over="ignore"):
                 value = dequantize(rows, GGMLQuantizationType[tensor.type])
         if not np.isfinite(value).all():

@@ -4,18 +4,23 @@ import json
 import re
 import shutil
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter
 from safetensors.numpy import load_file, save_file
 
 from export.gptq import Options, export_gptq
 from export.tokenizer import text_of, tokenizer_section
-from formats.checkpoint import SPARSE, Checkpoint, read_config
+from formats.checkpoint import SPARSE, Checkpoint, read_config, tensor_shapes
 from formats.errors import ModelError
+from formats.gguf_model import gguf_name
 from formats.packing import pack_words, unpack_words
 from formats.source import open_model
+from formats.tensors import HEADER_SIZE
 from tests.helpers import MODELS, run_export
+from tests.hf_fixtures import FOLDER
 
 LLAMA, QWEN, MOE = MODELS / "tiny-llama", MODELS / "tiny-qwen3", MODELS / "tiny-qwen3-moe"
 NORM = "model.norm.weight"
@@ -231,3 +236,52 @@ def test_the_file_of_early_autogptq(tmp_path):
     for source, out in ((tmp_path / "hf", "m.bin"), (early, "early.bin")):
         export_gptq(source, tmp_path / out, progress=False)
     assert (tmp_path / "early.bin").read_bytes() == (tmp_path / "m.bin").read_bytes()
+
+
+# ---- mixtures of experts in GGUF
+
+
+def write_moe_gguf(hf_dir, out):
+    """A directory without tokenizer as llama.cpp's converter writes it: a layer's experts in one tensor."""
+    c, source, writer = (
+        Checkpoint(hf_dir, archs=SPARSE).config,
+        Checkpoint(hf_dir, archs=SPARSE),
+        GGUFWriter(out, "qwen3moe"),
+    )
+    for key, value in {"context_length": c.max_seq_len, "embedding_length": c.dim, "block_count": c.n_layers,
+                       "feed_forward_length": c.hidden_dim, "attention.head_count": c.n_heads,
+                       "attention.head_count_kv": c.n_kv_heads, "attention.key_length": c.head_dim,
+                       "expert_count": c.moe.n_experts, "expert_used_count": c.moe.n_active,
+                       "expert_feed_forward_length": c.moe.hidden_dim}.items():  # fmt: skip
+        writer.add_uint32(f"qwen3moe.{key}", value)
+    writer.add_float32("qwen3moe.rope.freq_base", c.rope_theta)
+    writer.add_float32("qwen3moe.attention.layer_norm_rms_epsilon", c.norm_eps)
+    written = {}
+    for name in tensor_shapes(c):
+        written.setdefault(gguf_name(name), []).append(source.tensor(name))
+    for name, values in written.items():
+        writer.add_tensor(name, np.stack(values) if "_exps" in name else values[0])
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    return out
+
+
+def test_a_mixture_of_experts_in_gguf(tmp_path):
+    hf_dir = FOLDER / "qwen3-moe-2-of-8"
+    gguf = write_moe_gguf(hf_dir, tmp_path / "m.gguf")
+    found, expected = open_model(gguf, SPARSE), Checkpoint(hf_dir, archs=SPARSE)
+    assert replace(found.config, norm_eps=expected.config.norm_eps) == expected.config
+    assert all(np.array_equal(found.tensor(name), expected.tensor(name)) for name in tensor_shapes(expected.config))
+    for source, out in ((gguf, "gguf.bin"), (hf_dir, "hf.bin")):
+        done = run_export("moe", source, tmp_path / out, "--no-smooth", "--no-tokenizer", "--quiet")
+        assert done.returncode == 0
+    ours, theirs = ((tmp_path / out).read_bytes()[HEADER_SIZE:] for out in ("gguf.bin", "hf.bin"))
+    assert ours == theirs
+    done = run_export("q8", gguf, tmp_path / "m.bin", "--quiet")
+    assert done.stderr == (f"export: {gguf}: general.architecture is 'qwen3moe': supported are llama and qwen3; "
+                           "python -m export moe takes it\n")  # fmt: skip
