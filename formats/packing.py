@@ -71,14 +71,14 @@ def _places(bits: int) -> Iterator[tuple[int, int, int]]:
         yield i, period, i * bits
 
 
-AWQ_NIBBLE = (0, 4, 1, 5, 2, 6, 3, 7)  # AutoAWQ: channel 8c + i is in bits 4 * AWQ_NIBBLE[i] and up of word c
+NIBBLE = (0, 4, 1, 5, 2, 6, 3, 7)  # AutoAWQ: channel 8c + i is in bits 4 * NIBBLE[i] and up of word c
 
 
 def unpack_awq(words: np.ndarray) -> np.ndarray:
     """The codes of AutoAWQ's words: (rows, n / 8) int32 -> (rows, n) uint8."""
     words = np.ascontiguousarray(words).view(np.uint32)
     codes = np.empty((len(words), words.shape[1] * 8), np.uint8)
-    for i, nibble in enumerate(AWQ_NIBBLE):
+    for i, nibble in enumerate(NIBBLE):
         codes[:, i::8] = (words >> np.uint32(4 * nibble)) & np.uint32(15)
     return codes
 

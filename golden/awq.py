@@ -22,7 +22,7 @@ import numpy as np
 
 from formats.checkpoint import ModelError
 from formats.model_file import map_tensors, read_header
-from formats.packing import AWQ_NIBBLE as NIBBLE
+from formats.packing import NIBBLE
 from formats.packing import unpack_awq as unpack
 from formats.schemes import AWQ_FILE
 from golden.forward import F32, F64, Step, ignore
