@@ -13,38 +13,22 @@ describes; others pack in other ways.
 from functools import partial
 from pathlib import Path
 
-from export.hf_directory import part_name, quantization_of, read_source_config, write_directory
-from formats.checkpoint import Config, ModelError
-from formats.errors import shown
+from export.hf_directory import part_name, read_source_config, write_directory
+from formats.checkpoint import Config
+from formats.packing import Packing
+from formats.source import Source
 from formats.tensors import awq_tensors
 from golden.awq import AWQ, GROUP_SIZES, Packed
 from golden.forward import hf_name
 
-MATRICES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
-            "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")  # fmt: skip
 
-
-def read_group_size(hf_dir: Path) -> int | None:
-    """The group size of an AutoAWQ checkpoint, None for unquantized weights. Raises ModelError for other kinds."""
-    found = quantization_of(hf_dir)
-    if found is None:
+def read_group_size(checkpoint: Source) -> int | None:
+    """The group size of a checkpoint in AutoAWQ's packing that an AWQ file has room for; None for all others."""
+    found = {(form.method, form.group_size) for form in checkpoint.forms.values() if isinstance(form, Packing)}
+    if len(found) != 1 or not all(isinstance(form, Packing) for form in checkpoint.forms.values()):
         return None
-    found.one_of("quant_method", ("awq",))
-    found.one_of("version", ("gemm",), "gemm")
-    found.one_of("bits", (4,))
-    found.one_of("zero_point", (True,), None if "zero_point" in found.values else True)
-    excluded = found.values.get("modules_to_not_convert")
-    if excluded is not None and (not isinstance(excluded, list) or any(map(names_matrices, excluded))):
-        raise ModelError(
-            f"{found.path}: quantization_config.modules_to_not_convert is {shown(excluded)}, "
-            "supported are names of modules outside the layers"
-        )
-    return found.one_of("group_size", GROUP_SIZES)
-
-
-def names_matrices(module: object) -> bool:
-    """Whether an entry of modules_to_not_convert, part of a module's name, can be about a layer's matrix."""
-    return not isinstance(module, str) or "layers" in module or any(module in matrix for matrix in MATRICES)
+    ((method, group_size),) = found
+    return group_size if method == "awq" and group_size in GROUP_SIZES else None
 
 
 def stored_name(config: Config, name: str) -> str:
@@ -65,17 +49,17 @@ def write_autoawq(source: Path, model_file: Path, hf_out: Path) -> None:
     config["torch_dtype"] = "float16"
     if "dtype" in config:  # what newer versions of transformers call it
         config["dtype"] = "float16"
-    config.setdefault(
-        "quantization_config",
-        {
-            "bits": 4,
-            "group_size": model.group_size,
-            "modules_to_not_convert": None,
-            "quant_method": "awq",
-            "version": "gemm",
-            "zero_point": True,
-        },
-    )
+    ours = {
+        "bits": 4,
+        "group_size": model.group_size,
+        "modules_to_not_convert": None,
+        "quant_method": "awq",
+        "version": "gemm",
+        "zero_point": True,
+    }
+    theirs = config.get("quantization_config") or {}
+    if theirs.get("quant_method") != "awq" or "layers" in str(theirs.get("modules_to_not_convert")):
+        config["quantization_config"] = ours
     contents = (
         (tensor._replace(name=stored_name(model.config, tensor.name)), partial(model.tensor, tensor.name))
         for tensor in awq_tensors(model.config, model.group_size)

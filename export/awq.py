@@ -15,16 +15,27 @@ from tqdm import tqdm
 from export.arguments import add_calibration, calibration_options, first_given
 from export.autoawq import read_group_size, stored_name, write_autoawq
 from export.engines import GPU_AND_CPU, announce
-from export.hf_directory import add_hf_out, after_model_file, check_destination
-from export.tokenizer import tokenizer_section
+from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
+from export.tokenizer import text_of
 from export.writer import Writer, finish
-from formats.checkpoint import ModelError, Packing, input_files
+from formats.checkpoint import ModelError, input_files
 from formats.dimensions import check_group_size
 from formats.files import replacing
 from formats.schemes import AWQ_FILE
-from formats.source import Source, generation_of, is_gguf, open_model
+from formats.source import Source, open_model
 from formats.tensors import awq_tensors
-from golden.awq import F16, GROUP_SIZES, HEAD_DIMS, Packed, fits_half, largest_weights, pack_matrix, unpack
+from golden.awq import (
+    F16,
+    GROUP_SIZES,
+    HEAD_DIMS,
+    Packed,
+    fits_half,
+    group_range,
+    largest_weights,
+    pack_matrix,
+    quantize,
+    unpack,
+)
 from golden.awq_search import SEARCH_ROWS, choose_scales, quantize_scaled
 from golden.calibration import Inputs, observe, read_samples
 from golden.channel_scaling import ChannelScaling, describe, describe_errors, largest_scaled
@@ -101,11 +112,24 @@ def in_half(checkpoint: Source, name: str, values: np.ndarray) -> np.ndarray:
     return half
 
 
-def repack(writer: Writer, checkpoint: Source, progress: bool) -> None:
-    """Writes the tensors of an AutoAWQ checkpoint as they are. Raises ModelError if weights are beyond fp16."""
+def repack(writer: Writer, checkpoint: Source, group_size: int, progress: bool) -> None:
+    """Writes the tensors of an AutoAWQ checkpoint as they are; matrices that it skips are rounded to nearest.
+
+    Raises ModelError if weights are beyond fp16.
+    """
+    rounded: dict[str, np.ndarray] = {}
     for name in tqdm(writer.names, unit="tensor", disable=not progress):
-        value = checkpoint.stored(stored_name(checkpoint.config, name))
         stem, _, part = name.rpartition(".")
+        if part in Packed._fields and hf_name(checkpoint.config, stem) not in checkpoint.forms:
+            if part == Packed._fields[0]:
+                weight = checkpoint.tensor(hf_name(checkpoint.config, stem))
+                try:
+                    rounded = pack_matrix(quantize(weight, *group_range(weight, group_size)))._asdict()
+                except OverflowError as error:
+                    raise beyond(checkpoint, stem, error) from None
+            writer.write(name, rounded[part])
+            continue
+        value = checkpoint.stored(stored_name(checkpoint.config, name))
         if part == "scales":
             zeros = unpack(checkpoint.stored(stored_name(checkpoint.config, stem + ".qzeros")))
             largest = largest_weights(value, zeros)
@@ -176,8 +200,10 @@ def export_awq(
     hf_out: a directory that must not exist, for an AutoAWQ checkpoint with the same tensors. It is written when `out`
     is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """
-    stored = None if is_gguf(hf_dir) else read_group_size(hf_dir)
-    checkpoint = open_model(hf_dir, None if stored is None else Packing("awq", 4, stored))
+    checkpoint = open_model(hf_dir)
+    stored = read_group_size(checkpoint)
+    if stored is None:
+        tell_model(checkpoint)
     calibrating = calibration_options(calibration, n_samples, seq_len)
     if stored is not None:
         given = {**calibrating, "--rtn": rtn, "--group-size": None if group_size == stored else group_size}
@@ -192,8 +218,7 @@ def export_awq(
         check_destination(hf_out, out, hf_dir)
     config, group_size = checkpoint.config, stored or (128 if group_size is None else group_size)
     check_dimensions(checkpoint, group_size, "--group-size" if stored is None else "group_size")
-    generation = generation_of(checkpoint)
-    tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
+    generation, tokenizer = text_of(checkpoint, with_tokenizer)
     samples = []
     if calibration is not None:
         samples = read_samples(checkpoint, calibration, n_samples, seq_len)
@@ -203,7 +228,7 @@ def export_awq(
         if stored is None:
             found = quantize_model(writer, checkpoint, samples, group_size, progress)
         else:
-            repack(writer, checkpoint, progress)
+            repack(writer, checkpoint, group_size, progress)
         finish(f, config, generation, FORMAT, group_size, writer.end, tokenizer)
     if hf_out is not None:
         with after_model_file(hf_out, out):

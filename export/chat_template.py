@@ -13,7 +13,9 @@ import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -50,10 +52,27 @@ class ChatTemplate:
     think_open: str = ""
     think_close: str = ""
     flags: int = 0
+    differs: str = ""  # what the pieces cannot hold, for a message; it is not in the section
 
     def to_bytes(self) -> bytes:
-        pieces = [getattr(self, f.name).encode("utf-8") for f in fields(self) if f.name != "flags"]
+        pieces = [getattr(self, f.name).encode("utf-8") for f in fields(self)[:-2]]
         return struct.pack("<I", self.flags) + b"".join(struct.pack("<I", len(p)) + p for p in pieces)
+
+    @classmethod
+    def of_bytes(cls, section: bytes) -> "ChatTemplate":
+        """The inverse of `to_bytes`."""
+        pieces, at = [], 4
+        while at < len(section):
+            (size,) = struct.unpack_from("<I", section, at)
+            pieces.append(section[at + 4 : at + 4 + size].decode("utf-8"))
+            at += 4 + size
+        return cls(*pieces, flags=int.from_bytes(section[:4], "little"))
+
+
+def end_of_turn(section: bytes, tokens: Iterable[str]) -> str | None:
+    """Which of these tokens ends an answer, by the pieces of a template; None: none does, or there is no template."""
+    suffix = ChatTemplate.of_bytes(section).assistant_suffix.lstrip() if section else ""
+    return max(filter(suffix.startswith, tokens), key=len, default=None)
 
 
 class NotLiteralError(Exception):
@@ -82,22 +101,27 @@ def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, *
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 
-def compile_template(source: str) -> jinja2.Template:
-    """The template in the environment that transformers gives it, but for strftime_now: an exported template
-    must not depend on the day, and those that use it have a fixed date to fall back on."""
+DATE = datetime(2024, 7, 26)  # on which Llama 3.2's template falls back
+
+
+def compile_template(source: str, with_date: bool = False) -> jinja2.Template:
+    """The template in the environment that transformers gives it, but for strftime_now: an exported template must not
+    depend on the day. Some that use it have a fixed date to fall back on; others get DATE, with_date."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
+    if with_date:
+        environment.globals["strftime_now"] = DATE.strftime
     return environment.from_string(source)
 
 
 class Renderer:
     """render(messages, generation_prompt, think) -> text, or None where the template raises an error."""
 
-    def __init__(self, source: str, special_tokens: dict[str, str]):
-        self.template = compile_template(source)
+    def __init__(self, source: str, special_tokens: dict[str, str], with_date: bool = False):
+        self.template = compile_template(source, with_date)
         self.special_tokens = special_tokens
 
     def __call__(self, messages: list[Message], generation_prompt: bool = False, think: bool = True) -> str | None:
@@ -207,8 +231,11 @@ def find_pieces(render: Renderer) -> ChatTemplate:
     chat.user_prefix = _without(answer_to_user, prefix=chat.assistant_suffix)
     chat.no_system = _without(before, suffix=chat.user_prefix)
 
-    chat.system_prefix, system_to_user, _ = _between(render([system, user]), s, u)
-    chat.system_suffix = _without(system_to_user, suffix=chat.user_prefix)
+    try:
+        chat.system_prefix, system_to_user, _ = _between(render([system, user]), s, u)
+        chat.system_suffix = _without(system_to_user, suffix=chat.user_prefix)
+    except NotLiteralError:  # it is refused, or part of the first message: in front of that is next to it
+        chat.system_prefix, chat.system_suffix = chat.no_system, "\n\n"
     late = render([user, system, user2])
     if late is not None and u in late and s in late.split(u)[1]:  # not moved to the front
         _, user_to_system, late_to_user, _ = _between(late, u, s, u2)
@@ -221,11 +248,11 @@ def find_pieces(render: Renderer) -> ChatTemplate:
     chat.generate_no_think = _without(render([user], generation_prompt=True, think=False) or "", prefix=plain)
 
     for flag, role in ((TRIM_SYSTEM, "system"), (TRIM_USER, "user"), (TRIM_ASSISTANT, "assistant")):
-        conversation = [system, user, answer, user2]
+        conversation = [system, user, answer, user2][role != "system" :]
         index = [m["role"] for m in conversation].index(role)
         padded = f" \n{conversation[index]['content']}\t "
         conversation[index] = _message(role, padded)
-        if padded not in (render(conversation) or ""):
+        if padded not in (render(conversation) or padded):
             chat.flags |= flag
 
     thinking = _message("assistant", f"<think>\nSENTINEL-five\n</think>\n\n{a}")
@@ -292,29 +319,45 @@ def _irregular_conversations() -> list[list[Message]]:
 def chat_template(source: str, special_tokens: dict[str, str]) -> ChatTemplate:
     """The pieces of a Jinja template, checked against it. Raises NotLiteralError (or a Jinja error in `source`).
 
+    They have to hold for all that a chat is made of, which ends in a question and has no system message. For others
+    (with one, or that end in an answer) `differs` says it if they do not.
+
     If the pieces hold for conversations in which user and assistant take turns, but not for some others (which
     the template may also refuse), the flag TURNS_ONLY limits them to the former.
     """
+    user = _message("user", "Hello")
     render = Renderer(source, special_tokens)
+    dated = render([user]) is None and "strftime_now" in source
+    if dated:
+        render = Renderer(source, special_tokens, with_date=True)
     chat = find_pieces(render)
 
-    def first_difference(conversations: list[list[Message]]) -> list[Message] | None:
+    def is_chat(messages: list[Message], prompt: bool) -> bool:
+        return prompt and messages[0]["role"] != "system" and messages[-1]["role"] == "user"
+
+    def first_difference(conversations: list[list[Message]], needed: bool | None = None) -> str | None:
+        """The roles of a conversation that the pieces do not hold. needed: of those only that a chat is made of."""
         for messages, prompt, think in itertools.product(conversations, (False, True), (True, False)):
+            if needed is not None and needed != is_chat(messages, prompt):
+                continue
             try:
                 composed = compose(chat, messages, prompt, think)
             except NotLiteralError:
                 composed = None
             rendered = render(messages, prompt, think)
             if composed != rendered and not (composed is None and chat.flags & TURNS_ONLY):
-                return messages
+                return ", ".join(m["role"] for m in messages)
         return None
 
     if first_difference(_irregular_conversations()) is not None:
         chat.flags |= TURNS_ONLY
-    different = first_difference([*_conversations(), *_irregular_conversations()])
-    if different is not None:
-        roles = ", ".join(m["role"] for m in different)
+    conversations = [*_conversations(), *_irregular_conversations()]
+    if (roles := first_difference(conversations, needed=True)) is not None:
         raise NotLiteralError(f"the conversation ({roles}) is not made of the same pieces as others")
+    if (roles := first_difference(conversations, needed=False)) is not None:
+        chat.differs = f"the conversation ({roles}) is not as the template has it"
+    if dated:
+        chat.differs += "; " * bool(chat.differs) + f"the date is always {DATE:%Y-%m-%d}"
     return chat
 
 
@@ -343,7 +386,8 @@ def child_main() -> int:
     ):
         resource.setrlimit(limit, (value, value))
     try:
-        pieces = chat_template(task["source"], task["special_tokens"]).to_bytes()
+        chat = chat_template(task["source"], task["special_tokens"])
+        pieces = chat.to_bytes()
         if len(pieces) > limits["pieces"]:
             raise NotLiteralError(f"the pieces are {len(pieces)} bytes, expected at most {limits['pieces']}")
     except (NotLiteralError, jinja2.TemplateError) as error:
@@ -353,7 +397,7 @@ def child_main() -> int:
     except Exception as error:  # whatever Jinja and Python make of a strange template
         reason = f"{type(error).__name__}: {error}"
     else:
-        sys.stdout.buffer.write(pieces)
+        sys.stdout.buffer.write(struct.pack("<I", len(pieces)) + pieces + chat.differs.encode())
         return 0
     sys.stdout.buffer.write(reason[:1000].encode("utf-8", "backslashreplace"))
     return 1
@@ -361,7 +405,7 @@ def child_main() -> int:
 
 @lru_cache(maxsize=8)
 def _in_child(task: str, cpu_seconds: float, wall_seconds: float) -> tuple[bytes, str]:
-    """What a child process makes of a task: (pieces, "") or (b"", the reason why there are none)."""
+    """What a child process makes of a task: (pieces, what they cannot hold) or (b"", the reason why there are none)."""
     command = [sys.executable, "-m", "export.chat_template"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
@@ -375,7 +419,8 @@ def _in_child(task: str, cpu_seconds: float, wall_seconds: float) -> tuple[bytes
                 return b"", f"it takes more than {wall_seconds} s"
             raise
     if child.returncode == 0:
-        return output, ""
+        end = 4 + int.from_bytes(output[:4], "little")
+        return output[4:end], output[end:].decode("utf-8")
     if child.returncode in (-signal.SIGXCPU, -signal.SIGKILL):
         return b"", f"it takes more than {cpu_seconds} s of processor time"
     if child.returncode == 1 and output:
@@ -384,7 +429,7 @@ def _in_child(task: str, cpu_seconds: float, wall_seconds: float) -> tuple[bytes
 
 
 def chat_pieces(source: str, special_tokens: dict[str, str]) -> tuple[bytes, str]:
-    """(the chat part of a tokenizer section, "") for a template, or (b"", the reason why there is none, in one line).
+    """The chat part of a tokenizer section, and what it cannot hold; or (b"", the reason why there is none, in a line).
 
     A child process does it, with limits on time and memory.
     """
@@ -422,10 +467,10 @@ def token_text(config: dict[str, Any], field: str, path: Path) -> str | None:
 
 
 def chat_section(hf_dir: Path, config: dict[str, Any]) -> tuple[bytes, str]:
-    """(chat part of the tokenizer section, "") for the template in `hf_dir` or in `config`, its tokenizer_config.json.
+    """Chat part of the tokenizer section for the template in `hf_dir` or in `config`, its tokenizer_config.json.
 
-    Without a template: (b"", ""). With one that is not literal: (b"", the reason, in one line). Raises ModelError for
-    files that cannot be read.
+    And a line that says what it cannot hold, or why there is none for a template; otherwise "". Without a template:
+    (b"", ""). Raises ModelError for files that cannot be read.
     """
     source = find_source(hf_dir, config)
     if not source:
@@ -433,7 +478,7 @@ def chat_section(hf_dir: Path, config: dict[str, Any]) -> tuple[bytes, str]:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: token_text(config, name, hf_dir / "tokenizer_config.json") for name in names}
     pieces, reason = chat_pieces(source, {name: text for name, text in special.items() if text})
-    return pieces, reason and f"{hf_dir}: no chat template exported: {reason}"
+    return pieces, reason and f"{hf_dir}: {'chat template' if pieces else 'no chat template exported'}: {reason}"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ What is in such a directory beside the norms and the tables, for each matrix of 
 An expert's matrices are model.layers.0.mlp.experts.5.gate_proj, up_proj and down_proj. In config.json,
 `quantization_config` has the format "int-quantized" of the package compressed-tensors.
 
-`Int8Matrices` reads such directories, `write_compressed_tensors` writes them; export/compressed_config.py has what
+`Int8Matrices` reads such directories, `write_compressed_tensors` writes them; formats/compressed_config.py has what
 config.json may say in one that others made.
 
 Weights are symmetric with a scale per row, activations symmetric with a scale per token or one per tensor. Embedding,
@@ -42,13 +42,10 @@ from golden.w8a8 import W8A8
 
 
 class Int8Matrices:
-    """The matrices of a checkpoint of compressed-tensors in the format "int-quantized", with rotated rows in pairs.
-
-    It is also a source of the model that they stand for: `tensor` gives weights in fp32.
-    """
+    """The matrices of a checkpoint of compressed-tensors in the format "int-quantized", with rotated rows in pairs."""
 
     def __init__(self, checkpoint: Checkpoint):
-        self.path, self.config_path, self.config = checkpoint.path, checkpoint.config_path, checkpoint.config
+        self.path, self.config = checkpoint.path, checkpoint.config
         self._checkpoint = checkpoint
 
     def _part(self, name: str, part: str) -> np.ndarray:
@@ -85,13 +82,6 @@ class Int8Matrices:
         for name in (first, *others):
             self._check_zero_point(name, "input_zero_point")
         return scale
-
-    def tensor(self, name: str) -> np.ndarray:
-        """What is stored under Hugging Face's name, as fp32, int8 codes times their scales."""
-        value = self._checkpoint.stored(name)
-        if value.dtype == np.int8:
-            return value * self._checkpoint.tensor(f"{name}_scale")
-        return value.astype(F32)
 
 
 # ----------------------------------------------------------------------------

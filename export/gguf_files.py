@@ -20,7 +20,7 @@ from formats.checkpoint import EMBEDDING
 from formats.gguf_model import GGUFModel
 from formats.gguf_tokenizer import SPECIAL_TOKENS
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
 TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 DTYPES = {"<f4": "float32", "<f2": "float16", "bfloat16": "bfloat16"}  # as config.json calls what is stored
 
@@ -32,7 +32,14 @@ def shortest(value: float) -> float:
 
 def config_json(model: GGUFModel) -> dict[str, Any]:
     """config.json of the unquantized model, in fields that transformers 4 and 5 read."""
-    c, rope = model.config, None
+    c, rope, experts = model.config, None, {}
+    if c.moe is not None:
+        experts = {
+            "num_experts": c.moe.n_experts,
+            "num_experts_per_tok": c.moe.n_active,
+            "moe_intermediate_size": c.moe.hidden_dim,
+            "norm_topk_prob": c.moe.norm_topk_prob,
+        }
     if (s := c.rope_scaling) is not None:
         rope = {"rope_type": s.kind, "factor": shortest(s.factor)}
         if s.kind != "linear":
@@ -46,6 +53,7 @@ def config_json(model: GGUFModel) -> dict[str, Any]:
         "model_type": c.arch,
         "hidden_size": c.dim,
         "intermediate_size": c.hidden_dim,
+        **experts,
         "num_hidden_layers": c.n_layers,
         "num_attention_heads": c.n_heads,
         "num_key_value_heads": c.n_kv_heads,

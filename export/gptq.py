@@ -20,15 +20,15 @@ from tqdm import tqdm
 from export.arguments import add_calibration, calibration_options, first_given
 from export.engines import GPU_AND_CPU, announce, gptq_refused, warn_refused
 from export.gptq_layout import budget_forms, check_dimensions, choose_layout, describe_sizes, parse_bits
-from export.hf_directory import add_hf_out, after_model_file, check_destination
-from export.hf_gptq import Repacker, check_expressible, read_packing, write_gptq_checkpoint
-from export.tokenizer import tokenizer_section
+from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
+from export.hf_gptq import Repacker, can_repack, check_expressible, write_gptq_checkpoint
+from export.tokenizer import text_of
 from export.writer import Writer, finish
 from formats.checkpoint import Config, ModelError, input_files
 from formats.files import replacing
 from formats.gptq import GptqLayout, MatrixFormat, gptq_tensors, pack_layout
 from formats.schemes import GPTQ_FILE
-from formats.source import Source, generation_of, is_gguf, open_model
+from formats.source import Source, open_model
 from formats.tensors import matrix_shapes, norm_shapes
 from golden.calibration import read_samples
 from golden.forward import load_weight
@@ -212,15 +212,13 @@ def write_quantized(
 def write_repacked(
     writer: Writer, checkpoint: Source, config: Config, layout: GptqLayout, repacker: Repacker, progress: bool
 ) -> None:
-    """Writes the matrices of a quantized checkpoint, code for code; embedding and classifier are rounded."""
+    """Writes the matrices of a quantized checkpoint, code for code; those that are not quantized are rounded."""
     quantizer = Quantizer(checkpoint.path, layout, Options())
     for place, order in repacker.orders.items():
         writer.write(place + ".order", order)
     for name, _ in tqdm(list(matrix_shapes(config)), unit="matrix", disable=not progress):
-        if name.startswith("layers."):
-            write_matrix(writer, name, repacker.matrix(name))
-        else:
-            write_matrix(writer, name, quantizer.rounded(name, load_weight(checkpoint, name, interleaved=True)))
+        weight = repacker.plain(name)
+        write_matrix(writer, name, repacker.matrix(name) if weight is None else quantizer.rounded(name, weight))
     if repacker.n_rounded:
         warnings.warn(
             f"{checkpoint.path}: {repacker.n_rounded} scales below 2^-14 are rounded to fp16, by at most 2^-25",
@@ -264,15 +262,16 @@ def export_gptq(
 ) -> tuple[Config, GptqLayout]:
     """Writes `out`, and returns what its header says. Raises ModelError, and writes nothing, for what cannot be done.
 
-    calibration: a text file, needed unless options.rtn, or unless hf_dir is quantized already (GPTQ, AutoAWQ,
-    compressed-tensors): its matrices are repacked code for code. bits: by place, LADDER's for those that are missing.
+    calibration: a text file, needed unless options.rtn, or unless hf_dir is quantized already in integers that the file
+    has room for (GPTQ, AutoAWQ, compressed-tensors): they are repacked code for code. bits: by place, LADDER's for
+    those that are missing.
     budget: bits per weight of the file, in the place of bits: what each kind of matrix loses is measured first
     (golden/gptq_budget.py). hf_out: a directory that must not exist, for a GPTQ checkpoint; options.first_zero is 1
     then, and a warning says what vLLM refuses of it. It is written when `out` is in its place, which then stays; the
     error or the KeyboardInterrupt says so.
     """
-    packed = None if is_gguf(hf_dir) else read_packing(hf_dir)
-    checkpoint = open_model(hf_dir, packed and packed[0])
+    checkpoint = open_model(hf_dir)
+    packed = can_repack(checkpoint)
     if hf_out is not None:
         check_destination(hf_out, out, hf_dir)
     calibrating = calibration_options(calibration, n_samples, seq_len)
@@ -309,10 +308,11 @@ def export_gptq(
         raise ModelError("--bits: the classifier is the embedding and has its bits; --untie stores it on its own")
     repacker = None
     if packed:
-        repacker = Repacker(checkpoint, *packed)
+        repacker = Repacker(checkpoint)
         bits = {"embed": 8, "classifier": 8} | bits
-        layout = choose_layout(config, bits, None, False).with_layers(repacker.form, repacker.has_order)
+        layout = repacker.layout(choose_layout(config, bits, None, False))
     else:
+        tell_model(checkpoint)
         layout = choose_layout(config, bits, group, sparse)
     samples = []
     if calibration is not None:
@@ -320,11 +320,10 @@ def export_gptq(
     if budget is not None:
         layout = spend(checkpoint, config, samples, budget, group, options, progress)
     if hf_out is not None:
-        form = check_expressible(layout, repacked=packed is not None)
+        form = check_expressible(layout, repacked=packed)
         if not packed:  # of a checkpoint's codes, zero points say it: as soon as they are read
             warn_refused(gptq_refused(form, options.symmetric or form.bits == 8, has_order=False))
-    generation = generation_of(checkpoint)
-    tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
+    generation, tokenizer = text_of(checkpoint, with_tokenizer)
     with replacing(out, input_files(hf_dir, calibration)) as f:
         writer = Writer(f, gptq_tensors(config, layout), FORMAT.alignment)
         for name, _ in norm_shapes(config):

@@ -6,6 +6,7 @@ exported, and its own tensors. Of a GGUF file these are made (export/gguf_files.
 
 import argparse
 import json
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,9 +17,8 @@ import numpy as np
 
 from export.gguf_files import config_json, metadata_files
 from formats import safetensors
-from formats.checkpoint import Config, check_directory, quantization_field
-from formats.errors import ModelError, shown
-from formats.fields import Fields
+from formats.checkpoint import Config
+from formats.errors import ModelError
 from formats.files import new_directory, read_json
 from formats.model_file import write_array
 from formats.source import Source, is_gguf, open_gguf
@@ -37,21 +37,11 @@ Content = tuple[Tensor, Callable[[], np.ndarray]]
 # In
 
 
-def quantization_of(hf_dir: Path) -> Fields | None:
-    """`quantization_config` of a directory, None for unquantized weights. Raises ModelError if it is no object.
-
-    Early versions of compressed-tensors called it `compression_config`.
-    """
-    path = Path(hf_dir) / "config.json"
-    check_directory(Path(hf_dir))
-    config = read_json(path)
-    name = quantization_field(config)
-    found = config.get(name)
-    if found is None:
-        return None
-    if not isinstance(found, dict):
-        raise ModelError(f"{path}: {name} is {shown(found)}, expected an object")
-    return Fields(path, found, f"{name}.")
+def tell_model(source: Source) -> None:
+    """Says, where a directory is quantized, that its codes are not kept, as a warning of the command line."""
+    if source.forms:
+        kinds = "; ".join(sorted({str(form) for form in source.forms.values()}))
+        warnings.warn(f"{source.path}: {kinds}: weights are codes times scales, and rounded anew", stacklevel=2)
 
 
 def part_name(config: Config, step_name: str, part: str) -> str:

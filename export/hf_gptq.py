@@ -21,189 +21,140 @@ A checkpoint of compressed-tensors in the format "pack-quantized" has for each o
 Here codes and zero points count from 0, in the package from the middle code. The bits are the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from export import compressed_config
-from export.hf_directory import (
-    Content,
-    as_stored,
-    part_name,
-    quantization_of,
-    read_source_config,
-    write_directory,
-)
-from formats.checkpoint import Checkpoint, ModelError, Packing
-from formats.errors import shown
-from formats.gptq import ORDER_PLACES, ROW_UNIT, GptqLayout, MatrixFormat
-from formats.packing import PACK_QUANTIZED
+from export.hf_directory import Content, as_stored, part_name, read_source_config, write_directory
+from formats.checkpoint import Checkpoint, ModelError
+from formats.gptq import KINDS, ORDER_PLACES, ROW_UNIT, GptqLayout, MatrixFormat
+from formats.packing import INT_QUANTIZED, Packing, pack_words
 from formats.source import Source
 from formats.tensors import Tensor, matrix_shapes, norm_shapes
-from golden import awq
-from golden.awq import Packed
 from golden.channel_scaling import CONSUMERS, input_of
-from golden.forward import F32, hf_name, in_halves, in_pairs
+from golden.forward import F32, hf_name, in_halves, in_pairs, load_weight
 from golden.gptq import F16, GPTQ, Matrix
 
-BITS = (2, 4, 8)
-GROUPS = (32, 64, 128)
-
-
-# ----------------------------------------------------------------------------
-# Words
-
-
-def pack_words(codes: np.ndarray, bits: int) -> np.ndarray:
-    """32 / bits neighbours of a column in an int32, the first lowest: (n, m) -> (n * bits / 32, m) int32."""
-    k = 32 // bits
-    words = np.zeros((len(codes) // k, codes.shape[1]), np.uint32)
-    for i in range(k):
-        words |= codes[i::k].astype(np.uint32) << np.uint32(bits * i)
-    return words.view(np.int32)
-
-
-def unpack_words(words: np.ndarray, bits: int) -> np.ndarray:
-    """The codes of packed words: (n, m) int32 -> (n * 32 / bits, m) uint8."""
-    k, words = 32 // bits, np.ascontiguousarray(words).view(np.uint32)
-    codes = np.empty((len(words) * k, words.shape[1]), np.uint8)
-    for i in range(k):
-        codes[i::k] = words >> np.uint32(bits * i) & np.uint32((1 << bits) - 1)
-    return codes
+BITS, GROUPS = (2, 4, 8), (32, 64, 128)  # of a GPTQ file
 
 
 # ----------------------------------------------------------------------------
 # In
 
 
-def read_packing(hf_dir: Path) -> tuple[Packing, int] | None:
-    """How a checkpoint is quantized, and what to add to its stored zero points; None for unquantized weights.
+def can_repack(checkpoint: Source) -> bool:
+    """Whether a GPTQ file has room for the codes of all quantized matrices of a model, of which there are some."""
+    forms = list(checkpoint.forms.values())
+    return bool(forms) and all(
+        isinstance(form, Packing) and form.method != INT_QUANTIZED and (not form.group_size or form.group_size >= 32)
+        for form in forms
+    )
 
-    Raises ModelError for kinds that cannot be repacked.
+
+def widest(forms: Iterable[Packing | None]) -> MatrixFormat:
+    """The format of a file that has room for matrices of these forms; None: one that is not quantized, for int8.
+
+    A code is the same in more bits, and a group's scale that of several smaller groups.
     """
-    found = quantization_of(hf_dir)
-    if found is None:
-        return None
-    method = found.one_of("quant_method", ("gptq", "awq", "compressed-tensors"))
-    if method == "compressed-tensors":
-        return compressed_config.read_packing(found, PACK_QUANTIZED), 0
-    if method == "awq":
-        found.one_of("version", ("gemm",), "gemm")
-        found.one_of("zero_point", (True,), True)
-        return Packing("awq", found.one_of("bits", (4,)), found.one_of("group_size", GROUPS)), 0
-    convention = found.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
-    found.one_of("pack_dtype", ("int32",), "int32")
-    found.one_of("lm_head", (False,), False)
-    if dynamic := found.values.get("dynamic"):
-        raise ModelError(f"{found.path}: quantization_config.dynamic is {shown(dynamic)}, not supported")
-    bits, group = found.one_of("bits", BITS), found.one_of("group_size", (*GROUPS, -1))
-    return Packing("gptq", bits, max(group, 0)), 1 if convention == "gptq" else 0
+    forms = list(forms)
+    most = max((form.bits for form in forms if form), default=8)
+    groups = {min(form.group_size, GROUPS[-1]) for form in forms if form} - {0}
+    return MatrixFormat(8 if None in forms else next(bits for bits in BITS if bits >= most), min(groups, default=0))
 
 
 class Repacker:
     """The matrices of a quantized checkpoint, as a GPTQ file has them."""
 
-    def __init__(self, checkpoint: Checkpoint, packing: Packing, added: int):
-        self._checkpoint, self._packing, self._added = checkpoint, packing, added
-        self._config = checkpoint.config
-        self._group = packing.group_size
+    def __init__(self, checkpoint: Checkpoint):
+        self._checkpoint, self._config = checkpoint, checkpoint.config
+        self._forms = {
+            step: checkpoint.forms.get(hf_name(self._config, step))
+            for step, _ in matrix_shapes(self._config)
+            if step.startswith("layers.")
+        }
+        group = max(form.group_size for form in self._forms.values() if form)
         for field, n in {"hidden_size": self._config.dim, "intermediate_size": self._config.hidden_dim}.items():
-            if n % ROW_UNIT or n % (self._group or n):
-                multiple = max(ROW_UNIT, self._group)
-                raise ModelError(f"{checkpoint.config_path}: {field} is {n}, expected a multiple of {multiple}")
-        self.form = MatrixFormat(packing.bits, self._group)
-        self._shapes = dict(matrix_shapes(self._config))
+            if n % ROW_UNIT or n % (group or n):
+                raise ModelError(
+                    f"{checkpoint.config_path}: {field} is {n}, expected a multiple of {max(ROW_UNIT, group)}"
+                )
+        of_kind: dict[str, list[Packing | None]] = {}
+        for step, form in self._forms.items():
+            of_kind.setdefault(step.rsplit(".", 1)[-1], []).append(form)
+        self._formats = {kind: widest(forms) for kind, forms in of_kind.items()}
         self.n_rounded = 0  # scales of the matrices so far that were not fp16 numbers
         layers = [f"layers.{i}." for i in range(self._config.n_layers)]
         found = {layer + place: self._order_of(layer, place) for layer in layers for place in ORDER_PLACES}
-        self.has_order = any(order is not None for order in found.values())
+        self._has_order = any(order is not None for order in found.values())
         self.orders: dict[str, np.ndarray] = {}  # by place, int32; empty if no place has one
-        if self.has_order:
+        if self._has_order:
             for place, order in found.items():
                 n = getattr(self._config, ORDER_PLACES[place.split(".", 2)[-1]])
                 self.orders[place] = np.arange(n, dtype=np.int32) if order is None else order
+
+    def layout(self, others: GptqLayout) -> GptqLayout:
+        """The layout of the file. others: has the formats of embedding and classifier."""
+        formats = (self._formats.get(kind, other) for kind, other in zip(KINDS, others.formats, strict=True))
+        return GptqLayout(tuple(formats), self._has_order)
 
     def _refuse(self, name: str, part: str, what: str) -> ModelError:
         return ModelError(f"{self._checkpoint.path}: tensor {part_name(self._config, name, part)} {what}")
 
     def _groups_of(self, name: str) -> np.ndarray | None:
-        """g_idx of a matrix; None where groups are neighbours."""
-        stored = part_name(self._config, name, "g_idx")
-        if not self._checkpoint.has(stored):
-            return None
-        groups = self._checkpoint.stored(stored)
-        size = self._group or len(groups)
-        if np.array_equal(groups, np.arange(len(groups)) // size):
-            return None
-        if not np.array_equal(np.sort(groups), np.arange(len(groups)) // size):
-            raise self._refuse(name, "g_idx", f"does not have {size} inputs in each group")
-        return groups
+        """The group of each input of a quantized matrix; None where groups are neighbours."""
+        form = self._forms[name]
+        return self._checkpoint.from_parts(hf_name(self._config, name), lambda load, shape: form.groups(load, shape[1]))
 
     def _order_of(self, layer: str, place: str) -> np.ndarray | None:
         """In which order the inputs of a place are gathered, int32; None: as they are."""
-        groups = {consumer: self._groups_of(layer + consumer) for consumer in CONSUMERS[place]}
-        first, *others = groups
+        consumers = [name for name in CONSUMERS[place] if self._forms[layer + name] is not None]
+        groups = {consumer: self._groups_of(layer + consumer) for consumer in consumers}
+        if all(found is None for found in groups.values()):
+            return None
+        # Smaller groups lie within larger ones, or there is no order for both.
+        first, *others = sorted(consumers, key=lambda name: self._forms[layer + name].group_size or 1 << 30)
+        order = None if groups[first] is None else np.argsort(groups[first], kind="stable").astype(np.int32)
         for other in others:
-            a, b = groups[first], groups[other]
-            if (a is None) != (b is None) or (a is not None and not np.array_equal(a, b)):
+            found = groups[other]
+            if order is None or found is None or (np.diff(found[order]) < 0).any():
                 raise self._refuse(layer + other, "g_idx", f"differs from that of {first}, which reads the same inputs")
-        return None if groups[first] is None else np.argsort(groups[first], kind="stable").astype(np.int32)
+        return order
+
+    def plain(self, name: str) -> np.ndarray | None:
+        """The weights of a matrix that is not quantized, fp32, its columns gathered; None for others."""
+        if self._forms.get(name) is not None:
+            return None
+        weight = load_weight(self._checkpoint, name, interleaved=True)
+        order = self.orders.get(input_of(name)) if name in self._forms else None
+        return weight if order is None else weight[:, order]
 
     def matrix(self, name: str) -> Matrix:
-        """A matrix of a layer, its columns gathered. Raises ModelError for what a GPTQ file cannot hold."""
-        compressed = self._packing.is_compressed_tensors
-        codes, zeros, scales = self._compressed(name) if compressed else self._packed(name)
-        of_zeros, of_scales = ("weight_zero_point", "weight_scale") if compressed else ("qzeros", "scales")
-        bits = self._packing.bits
-        if (scales < 0).any():
-            raise self._refuse(name, of_scales, f"has {scales.min()}, expected no negative values")
+        """A quantized matrix of a layer, its columns gathered. Raises ModelError for what a GPTQ file cannot hold."""
+        form, target = self._forms[name], self._formats[name.rsplit(".", 1)[-1]]
+        codes, zeros, scales = self._checkpoint.from_parts(hf_name(self._config, name), form.integers)
+        of_zeros, of_scales = ("qzeros", "scales")
+        if form.is_compressed_tensors:
+            of_zeros, of_scales = ("weight_zero_point", "weight_scale")
+        if form.bits < 8 and zeros.max() >= 1 << form.bits:
+            raise self._refuse(name, of_zeros, f"has a zero point of {zeros.max()}, above the largest code")
         order = self.orders.get(input_of(name))
         if order is not None:
             codes = codes[:, order]
-        kind = F16 if self._group or bits < 8 else F32
+        kind = F16 if target.group or target.bits < 8 else F32
         if kind == F16 and scales.dtype != F16:
             scales = self._in_half(name, of_scales, scales.astype(F32))
         codes, zeros, scales = (in_pairs(self._config, name, rows) for rows in (codes, zeros, scales))
-        if bits == 8:
+        n_groups = codes.shape[1] // (target.group or codes.shape[1])
+        zeros, scales = (np.repeat(values, n_groups // values.shape[1], axis=1) for values in (zeros, scales))
+        scales = np.ascontiguousarray(scales, kind)
+        if target.bits == 8:
             steps = codes.reshape(*zeros.shape, -1).astype(np.int16) - zeros[..., None]
             if steps.min() < -128 or steps.max() > 127:
                 raise self._refuse(name, of_zeros, "puts codes beyond int8: not supported")
-            return Matrix(self.form, steps.reshape(codes.shape).astype(np.int8), np.ascontiguousarray(scales, kind))
-        if zeros.max() >= 1 << bits:
-            raise self._refuse(name, of_zeros, f"has a zero point of {zeros.max()}, above the largest code")
-        return Matrix(self.form, np.ascontiguousarray(codes), np.ascontiguousarray(scales, F16), zeros.astype(np.uint8))
-
-    def _packed(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Codes (n_out, n_in), zero points and scales (n_out, n_groups) of a GPTQ or AutoAWQ checkpoint's matrix."""
-        qweight, qzeros, scales = (
-            self._checkpoint.stored(part_name(self._config, name, part)) for part in Packed._fields
-        )
-        bits = self._packing.bits
-        if self._packing.method == "awq":
-            return awq.unpack(qweight).T, awq.unpack(qzeros).T.astype(np.int16), scales.T
-        bias = part_name(self._config, name, "bias")
-        if self._checkpoint.has(bias) and self._checkpoint.stored(bias).any():
-            raise self._refuse(name, "bias", "is not zero: not supported")
-        zeros = unpack_words(qzeros.T, bits).astype(np.int16) + self._added
-        return unpack_words(qweight, bits).T, zeros, scales.T
-
-    def _compressed(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same of a matrix in the format "pack-quantized"."""
-        bits = self._packing.bits
-
-        def stored(part: str) -> np.ndarray:
-            return self._checkpoint.stored(part_name(self._config, name, part))
-
-        scales, shape = stored("weight_scale"), self._shapes[name]
-        if tuple(stored("weight_shape")) != shape:
-            raise self._refuse(name, "weight_shape", f"is {stored('weight_shape').tolist()}, expected {list(shape)}")
-        codes = unpack_words(stored("weight_packed").T, bits).T[:, : shape[1]]
-        if self._packing.symmetric:
-            return codes, np.full(scales.shape, 1 << (bits - 1), np.int16), scales
-        zeros = unpack_words(stored("weight_zero_point"), bits)[: shape[0]].astype(np.int16)
-        return codes, zeros, scales
+            return Matrix(target, steps.reshape(codes.shape).astype(np.int8), scales)
+        return Matrix(target, np.ascontiguousarray(codes), scales, zeros.astype(np.uint8))
 
     def _in_half(self, name: str, part: str, scales: np.ndarray) -> np.ndarray:
         """Scales in fp16; below 2^-14, where fp16 is a grid of 2^-24, rounded and counted.
@@ -213,7 +164,7 @@ class Repacker:
         with np.errstate(over="ignore"):
             half = scales.astype(F16)
         inexact = half.astype(F32) != scales
-        if (bad := inexact & (scales >= np.finfo(F16).smallest_normal)).any():
+        if (bad := inexact & (np.abs(scales) >= np.finfo(F16).smallest_normal)).any():
             raise self._refuse(name, part, f"has {scales[bad][0]:.9g}, which is no fp16 number: not supported")
         self.n_rounded += int(inexact.sum())
         return half

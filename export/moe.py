@@ -19,9 +19,9 @@ from tqdm import tqdm
 from export.arguments import add_calibration, calibration_options, first_given
 from export.compressed_tensors import write_compressed_tensors
 from export.engines import INT8_EXPERTS, warn_refused
-from export.hf_directory import add_hf_out, after_model_file, check_destination
+from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
 from export.int8 import BLOCK_VALUES, progress_bar
-from export.tokenizer import tokenizer_section
+from export.tokenizer import text_of
 from export.w8a8 import parse_alpha
 from export.writer import finish
 from formats.checkpoint import SPARSE, Config, ModelError, input_files
@@ -38,7 +38,7 @@ from formats.moe import (
     pack_layout,
 )
 from formats.schemes import MOE_FILE
-from formats.source import generation_of, is_gguf, open_model
+from formats.source import open_model
 from formats.tensors import HEADER_SIZE, Tensor, weights_end, with_offsets
 from golden.calibration import read_samples
 from golden.channel_scaling import ChannelScaling, describe
@@ -117,14 +117,12 @@ def export_moe(
         if layout.format != "a8w8":
             raise ModelError(f"--hf-out has int8 experts, --format {layout.format} has others: use --format a8w8")
         check_destination(hf_out, out, hf_dir)
-    if is_gguf(hf_dir):
-        raise ModelError(f"{hf_dir}: moe takes Hugging Face directories, this is a GGUF file")
     checkpoint = open_model(hf_dir, archs=SPARSE)
+    tell_model(checkpoint)
     config = checkpoint.config
     check_rows(checkpoint)
     check_layout(checkpoint.config_path, config, layout, "--group")
-    generation = generation_of(checkpoint)
-    tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
+    generation, tokenizer = text_of(checkpoint, with_tokenizer)
     samples = [] if alpha is None else read_samples(checkpoint, calibration, n_samples, seq_len)
     if hf_out is not None:
         warn_refused(INT8_EXPERTS)

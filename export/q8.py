@@ -9,14 +9,15 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from export.hf_directory import tell_model
 from export.int8 import progress_bar, write_tensors
-from export.tokenizer import tokenizer_section
+from export.tokenizer import text_of
 from export.writer import finish
 from formats.checkpoint import input_files
 from formats.dimensions import check_group_size
 from formats.files import replacing
 from formats.schemes import Q8_FILE
-from formats.source import generation_of, open_model
+from formats.source import open_model
 from formats.tensors import q8_tensors, weights_end
 from golden.forward import load_weight
 
@@ -42,10 +43,10 @@ def export_q8(
     A file without a tokenizer runs on token ids alone.
     """
     checkpoint = open_model(hf_dir)
+    tell_model(checkpoint)
     config = checkpoint.config
     check_group_size(checkpoint, group_size)
-    generation = generation_of(checkpoint)
-    tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
+    generation, tokenizer = text_of(checkpoint, with_tokenizer)
     tensors = list(q8_tensors(config, group_size))
 
     with replacing(out, input_files(hf_dir)) as f, progress_bar(tensors, progress) as bar:

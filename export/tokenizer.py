@@ -10,16 +10,18 @@ import json
 import re
 import struct
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from export.chat_template import chat_section, token_text
+from export.chat_template import chat_section, end_of_turn, token_text
 from export.tokenizer_json import check_types
 from formats.errors import shown
 from formats.files import read_json
 from formats.gguf_tokenizer import TokenizerFiles
-from formats.source import is_gguf, open_gguf
+from formats.model_file import MAX_EOS_IDS, Generation
+from formats.source import Source, generation_of, is_gguf, open_gguf
 
 MAGIC = 0x6E6B6F74  # "tokn"
 VERSION = 1
@@ -373,6 +375,11 @@ def _only_in_config(config: dict, added: list[dict]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def _listed(names: list[str]) -> str:
+    """The first of some names, for a message."""
+    return ", ".join(json.dumps(name, ensure_ascii=False) for name in names[:5]) + ", ..." * (len(names) > 5)
+
+
 def read_files(source: Path) -> TokenizerFiles:
     """tokenizer.json and tokenizer_config.json of a directory, or what a GGUF file says in their place."""
     if is_gguf(source):
@@ -381,6 +388,32 @@ def read_files(source: Path) -> TokenizerFiles:
     if not path.exists():
         raise ValueError(f"{path}: missing; only tokenizers in this form can be exported")
     return TokenizerFiles(path, read_json(path), read_json(config_path) if config_path.exists() else {})
+
+
+def text_of(source: Source, with_tokenizer: bool = True) -> tuple[Generation, bytes]:
+    """How a model generates text, and its tokenizer section, empty if it is to be without.
+
+    A text also ends at tokenizer_config.json's `eos_token`, and at the token with which the chat template ends an
+    answer: many a fine-tune of a base model has left `eos_token_id` as it was. Raises ModelError for more ends than
+    the header has room for, and ValueError as `tokenizer_section` does.
+    """
+    generation, vocab_size = generation_of(source), source.config.vocab_size
+    if not with_tokenizer:
+        return generation, b""
+    section, files = tokenizer_section(source.path, vocab_size), read_files(source.path)
+    added = files.tokenizer.get("added_tokens") or []
+    ids = files.tokenizer["model"]["vocab"] | {token["content"]: token["id"] for token in added}
+    pieces, _ = chat_section(source.path, files.config)
+    names = (
+        token_text(files.config, "eos_token", files.path),
+        end_of_turn(pieces, [token["content"] for token in added if token["special"]]),
+    )
+    ends = list(
+        dict.fromkeys(generation.eos_ids + [ids[name] for name in names if ids.get(name, vocab_size) < vocab_size])
+    )
+    if len(ends) > MAX_EOS_IDS:
+        raise ValueError(f"{files.path}: a text ends at ids {ends}, at most {MAX_EOS_IDS} fit the header")
+    return replace(generation, eos_ids=ends), section
 
 
 def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
@@ -429,9 +462,12 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     # Added tokens. `tokenizers` numbers a new one itself, and ignores the number in the file.
     ids = dict(vocab)
     added: dict[int, int] = {}  # id -> flags; of two entries for an id the later counts
-    next_id = len(vocab)
+    next_id, beyond = len(vocab), []
     for i, token in enumerate(tokenizer.get("added_tokens") or []):
         name, token_id, field = token["content"], token["id"], f"added_tokens[{i}]"
+        if token_id >= vocab_size:
+            beyond.append(name)
+            continue
         define(name, token_id, field)
         if ids.get(name, next_id) != token_id:
             raise refuse(f"{field}.id", token_id, f"is loaded as {ids.get(name, next_id)} by `tokenizers`")
@@ -464,11 +500,14 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     chat, reason = chat_section(Path(hf_dir), config)
     if reason:
         warnings.warn(reason, stacklevel=2)
+    if beyond:
+        warnings.warn(
+            f"{path}: added tokens beyond the model's {vocab_size} ids, left out: {_listed(beyond)}", stacklevel=2
+        )
     if names := _only_in_config(config, tokenizer.get("added_tokens") or []):
-        listed = ", ".join(json.dumps(name, ensure_ascii=False) for name in names[:5]) + ", ..." * (len(names) > 5)
         warnings.warn(
             f"{config_path}: not followed, unlike in transformers: tokens that {path.name} lacks or has with other "
-            f"flags: {listed}",
+            f"flags: {_listed(names)}",
             stacklevel=2,
         )
 

@@ -12,23 +12,23 @@ from pathlib import Path
 import numpy as np
 
 from export.arguments import add_calibration, calibration_options, first_given
-from export.compressed_config import read_packing
 from export.compressed_tensors import Int8Matrices, write_compressed_tensors
 from export.engines import GPU_AND_CPU, announce
-from export.hf_directory import add_hf_out, after_model_file, check_destination, quantization_of
+from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
 from export.int8 import progress_bar, write_tensors
-from export.tokenizer import tokenizer_section
+from export.tokenizer import text_of
 from export.writer import finish
-from formats.checkpoint import Checkpoint, ModelError, input_files
+from formats.checkpoint import ModelError, input_files, tensor_shapes
 from formats.dimensions import check_group_size, check_rows
 from formats.files import replacing
-from formats.packing import INT_QUANTIZED, Packing
+from formats.foreign import storage_of
+from formats.packing import INT_QUANTIZED
 from formats.schemes import W8A8_FILE
-from formats.source import generation_of, is_gguf, open_model
+from formats.source import is_gguf, open_model
 from formats.tensors import w8a8_tensors, weights_end
 from golden.calibration import read_samples
 from golden.channel_scaling import ChannelScaling, describe
-from golden.forward import load_weight
+from golden.forward import hf_name, load_weight
 from golden.q8 import Quantized
 from golden.smooth import find_smoothing, load_smoothed
 from golden.w8a8 import static_places, static_scale
@@ -53,13 +53,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Exports as the command line says."""
-    if not is_gguf(args.hf_dir) and (found := quantization_of(args.hf_dir)) is not None:
-        packing = read_packing(found, INT_QUANTIZED)
+    if is_int8(args.hf_dir):
         given = {"--alpha": args.alpha, "--no-smooth": args.no_smooth, "--block": args.block or None}
         if option := first_given(given):
             raise ModelError(f"{args.hf_dir}: is quantized already, {option} would change nothing: leave it out")
         import_w8a8(
-            args.hf_dir, args.out, packing, args.act, args.calib, args.samples, args.seq_len, args.hf_out,
+            args.hf_dir, args.out, args.act, args.calib, args.samples, args.seq_len, args.hf_out,
             not args.no_tokenizer, not args.quiet,
         )  # fmt: skip
         return
@@ -74,10 +73,15 @@ def run(args: argparse.Namespace) -> None:
         print(*describe(smoothing, args.verbose), sep="\n", file=sys.stderr)
 
 
+def is_int8(hf_dir: Path) -> bool:
+    """Whether a directory has int8 matrices of compressed-tensors, whose codes a W8A8 file keeps."""
+    storage = None if is_gguf(hf_dir) else storage_of(hf_dir)
+    return storage is not None and getattr(storage.form(""), "method", None) == INT_QUANTIZED
+
+
 def import_w8a8(
     hf_dir: Path,
     out: Path,
-    packing: Packing,
     act: str | None = None,
     calibration: Path | None = None,
     n_samples: int | None = None,
@@ -86,18 +90,21 @@ def import_w8a8(
     with_tokenizer: bool = True,
     progress: bool = True,
 ) -> None:
-    """Writes `out` from a checkpoint of compressed-tensors, code for code; embedding and classifier are rounded.
+    """Writes `out` from a checkpoint of compressed-tensors, code for code; what is not quantized is rounded.
 
     act: "dynamic" leaves static scales out; None: the checkpoint's own. A file with static scales needs one that the
     checkpoint does not have, of the input of the classifier, which is not quantized there: calibration, a text file,
     is for that alone. hf_out: as of `export_w8a8`. Raises ModelError, and writes nothing, for what cannot be done.
     """
-    if act == "static" and not packing.static:
+    checkpoint = open_model(hf_dir)
+    matrices = [name for name, shape in tensor_shapes(checkpoint.config).items() if len(shape) == 2]
+    forms = [checkpoint.forms.get(name) for name in matrices if ".layers." in name]
+    has_static = all(form is not None and form.static for form in forms)
+    if act == "static" and not has_static:
         raise ModelError(f"{hf_dir}: is quantized for dynamic activations, --act static is not possible: leave it out")
-    static = packing.static and act != "dynamic"
+    static = has_static and act != "dynamic"
     if hf_out is not None:
         check_destination(hf_out, out, hf_dir)
-    checkpoint = Checkpoint(hf_dir, packing)
     calibrating = calibration_options(calibration, n_samples, seq_len)
     if not static and (option := first_given(calibrating)):
         raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
@@ -108,8 +115,7 @@ def import_w8a8(
         )
     check_rows(checkpoint)
     config, stored = checkpoint.config, Int8Matrices(checkpoint)
-    generation = generation_of(checkpoint)
-    tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
+    generation, tokenizer = text_of(checkpoint, with_tokenizer)
     act_scales = [stored.input_scale(place) for place in static_places(config)[:-1]] if static else []
     samples = read_samples(checkpoint, calibration, n_samples, seq_len) if static else []
     tensors = list(w8a8_tensors(config, 0, static))
@@ -117,13 +123,13 @@ def import_w8a8(
     def load(name: str) -> np.ndarray | Quantized:
         if name == "act_scales":
             return np.array(act_scales)
-        if name.startswith("layers.") and not name.endswith("norm"):
+        if hf_name(config, name) in checkpoint.forms and name.startswith("layers."):
             return stored.matrix(name)
         return load_weight(checkpoint, name, interleaved=True)
 
     with replacing(out, input_files(hf_dir, calibration)) as f:
         if static:
-            largest = find_smoothing(stored, samples, None, 0, True, progress).largest["norm"]
+            largest = find_smoothing(checkpoint, samples, None, 0, True, progress).largest["norm"]
             act_scales.append(static_scale(largest))
         with progress_bar(tensors, progress, "writing") as bar:
             write_tensors(f, tensors, load, 0, bar)
@@ -182,13 +188,13 @@ def export_w8a8(
     if not calibrates and (option := first_given(calibration_options(calibration, n_samples, seq_len))):
         raise ModelError(f"{option} would change nothing with --no-smooth and dynamic activations: leave it out")
     checkpoint = open_model(hf_dir)
+    tell_model(checkpoint)
     config = checkpoint.config
     if block:
         check_group_size(checkpoint, block, "--block")
     else:
         check_rows(checkpoint)
-    generation = generation_of(checkpoint)
-    tokenizer = tokenizer_section(checkpoint.path, config.vocab_size) if with_tokenizer else b""
+    generation, tokenizer = text_of(checkpoint, with_tokenizer)
     samples = []
     if calibrates:
         samples = read_samples(checkpoint, calibration, n_samples, seq_len)

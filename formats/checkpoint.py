@@ -1,19 +1,22 @@
 """A Hugging Face model directory: config.json and the tensors, one at a time.
 
-Reads `config.json`, and `model.safetensors` or the shards that `model.safetensors.index.json` names. Everything
+Reads `config.json`, and `model.safetensors` or else the shards that `model.safetensors.index.json` names. Everything
 the forward pass depends on comes from the file. What the forward pass does not implement is refused by name.
 
 What only needs a `Config`, such as making a model file with random weights on a bare GPU machine, runs with numpy
 alone: safetensors is imported where a checkpoint is opened.
 """
 
+import json
 import math
 import re
-from collections.abc import Container
+import warnings
+from collections.abc import Callable, Container, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,8 +24,8 @@ from formats.errors import ModelError, shown
 from formats.fields import Fields, is_number, is_whole
 from formats.files import check_file, read_json
 from formats.gguf_file import parts_of
-from formats.limits import LIMITS
-from formats.packing import FLOATS, Packing
+from formats.limits import LIMITS, Range
+from formats.packing import FLOATS, Form, Load, Loose, PartError, unpack_words
 
 with suppress(ImportError):
     import ml_dtypes  # noqa: F401  (teaches numpy the name "bfloat16")
@@ -149,8 +152,9 @@ def _read_yarn(rope: Fields, fields: Fields, head_dim: int, theta: float) -> Rop
         attention = rope.number("attention_factor", LIMITS["attention_factor"])
     elif all(scales):
         attention = yarn_attention(factor, scales[0]) / yarn_attention(factor, scales[1])
-    limits = LIMITS["original_max_position_embeddings"]
-    context = rope.whole("original_max_position_embeddings", limits, fields.values.get("max_position_embeddings"))
+    name = "original_max_position_embeddings"
+    outer = fields if fields.values.get(name) is not None else rope
+    context = outer.whole(name, LIMITS[name], fields.values.get("max_position_embeddings"))
     turns = tuple(number(name, "high_freq_factor", default) for name, default in (("beta_fast", 32), ("beta_slow", 1)))
     if theta <= 1:
         raise ModelError(f"{fields.path}: rope_theta is {theta:g}, YaRN needs more than 1")
@@ -177,6 +181,8 @@ def _read_rope(fields: Fields, head_dim: int) -> tuple[float, RopeScaling | None
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     theta = (rope if "rope_theta" in rope.values else fields).number("rope_theta", LIMITS["rope_theta"], 10000.0)
     found = None
+    name = "original_max_position_embeddings"
+    outer = fields if fields.values.get(name) is not None else rope  # the one outside goes before the one inside
     if kind == "linear":
         context = fields.whole("max_position_embeddings", LIMITS["max_seq_len"])
         found = linear(rope.number("factor", LIMITS["rope_scaling factor"]), context, head_dim)
@@ -187,9 +193,7 @@ def _read_rope(fields: Fields, head_dim: int) -> tuple[float, RopeScaling | None
             factor=rope.number("factor", LIMITS["rope_scaling factor"]),
             low_freq_factor=rope.number("low_freq_factor", LIMITS["low_freq_factor"]),
             high_freq_factor=rope.number("high_freq_factor", LIMITS["high_freq_factor"]),
-            original_max_position_embeddings=rope.whole(
-                "original_max_position_embeddings", LIMITS["original_max_position_embeddings"]
-            ),
+            original_max_position_embeddings=outer.whole(name, LIMITS[name]),
         )
         if not np.float32(found.high_freq_factor) > np.float32(found.low_freq_factor):
             rope.refuse("high_freq_factor", "must be above low_freq_factor")
@@ -227,12 +231,6 @@ def _read_moe(fields: Fields, n_layers: int) -> Moe:
     )
 
 
-def quantization_field(config: Container[str]) -> str:
-    """Which field of config.json says how weights are quantized: early compressed-tensors has a name of its own."""
-    old = "compression_config" in config and "quantization_config" not in config
-    return "compression_config" if old else "quantization_config"
-
-
 def read_config(hf_dir: Path, quantized: bool = False, archs: tuple[str, ...] = DENSE) -> Config:
     """`config.json` of a Hugging Face directory. Raises ModelError for anything this project does not run.
 
@@ -244,10 +242,14 @@ def read_config(hf_dir: Path, quantized: bool = False, archs: tuple[str, ...] = 
     if arch not in archs:
         of_moe = "; python -m export moe takes it" if arch in SPARSE else ""
         raw.refuse("model_type", f"supported {'is' if len(archs) == 1 else 'are'} {' and '.join(archs)}{of_moe}")
-    for field in ("attention_bias", "mlp_bias", "use_sliding_window"):
+    n_layers = raw.whole("num_hidden_layers", LIMITS["n_layers"])
+    kinds = raw.values.get("layer_types")
+    slides = raw.flag("use_sliding_window") and kinds is None and raw.values.get("sliding_window", 4096) is not None
+    if slides and raw.whole("max_window_layers", Range(0, 2**31 - 1), 28) < n_layers:  # those behind slide
+        raw.refuse("use_sliding_window", "not supported")
+    for field in ("attention_bias", "mlp_bias"):
         if raw.flag(field):
             raw.refuse(field, "not supported")
-    kinds = raw.values.get("layer_types")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds)):
         different = sorted({k if isinstance(k, str) else shown(k) for k in kinds}) if isinstance(kinds, list) else kinds
         raw.refuse("layer_types", "only full_attention is supported", different)
@@ -257,7 +259,6 @@ def read_config(hf_dir: Path, quantized: bool = False, archs: tuple[str, ...] = 
         raw.object("quantization_config").refuse("quant_method", "expected unquantized weights")
 
     dim, n_heads = raw.whole("hidden_size", LIMITS["dim"]), raw.whole("num_attention_heads", LIMITS["n_heads"])
-    n_layers = raw.whole("num_hidden_layers", LIMITS["n_layers"])
     head_dim = raw.whole("head_dim", LIMITS["head_dim"], 128 if arch == "qwen3" else dim // n_heads)
     rope_theta, rope_scaling = _read_rope(raw, head_dim)
     config = Config(
@@ -312,33 +313,23 @@ def tensor_shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+Made = TypeVar("Made")
+ONE_BYTE = {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "u1"}  # numpy's, of safetensors' types
 EMBEDDING, CLASSIFIER = "model.embed_tokens.weight", "lm_head.weight"
 COMPARED_VALUES = 1 << 24  # of two matrices at a time
 
 
-Expected = dict[str, tuple[tuple[int, ...], tuple[str, ...]]]  # names of tensors -> shape, and types that are read
-
-
-def packed_tensor_shapes(config: Config, packing: Packing, found: Container[str]) -> Expected:
-    """Every tensor of a quantized checkpoint; of those that it may leave out, the ones that were found."""
-    tensors: Expected = {}
-    for name, shape in tensor_shapes(config).items():
-        if len(shape) == 2 and ".layers." in name:
-            stem = name.removesuffix("weight")
-            for part, part_shape, types, needed in packing.parts(*shape):
-                if needed or stem + part in found:
-                    tensors[stem + part] = part_shape, types
-        else:
-            tensors[name] = shape, FLOATS
-    return tensors
+# Names of tensors -> shape, None: any, and types that are read, none: all.
+Expected = dict[str, tuple[tuple[int, ...] | None, tuple[str, ...]]]
 
 
 def is_left_over(name: str, expected: Container[str]) -> bool:
     """Whether a tensor changes what a layer or the classifier computes, in a way that this project does not."""
     if name in expected or not name.startswith(("model.layers.", "lm_head.")):
         return False
-    # old checkpoints store the frequencies of RoPE, some the classifier though it is the embedding
-    return name != "lm_head.weight" and not name.endswith(".rotary_emb.inv_freq")
+    # old checkpoints store the frequencies of RoPE, some the classifier though it is the embedding, some the scales of
+    # a quantized cache of keys and values, which is not the file's business here
+    return name != "lm_head.weight" and not name.endswith((".rotary_emb.inv_freq", "attn.k_scale", "attn.v_scale"))
 
 
 def input_files(source: Path, text: Path | None = None) -> list[Path]:
@@ -355,9 +346,33 @@ def input_files(source: Path, text: Path | None = None) -> list[Path]:
 _HUGGING_FACE = re.compile(r"(?:https?:/+huggingface\.co/)?(([A-Za-z\d][\w.-]*)/([A-Za-z\d][\w.-]*))", re.ASCII)
 
 
+# What there is where a model in Hugging Face's format is not, and what to do.
+_INSTEAD = {
+    "adapter_config.json": "a LoRA adapter, which is merged into its base model first (merge_and_unload of peft)",
+    "*.pth": "Meta's own format: take the Hugging Face directory of the same model",
+    "pytorch_model*.bin": "PyTorch's format: load it with transformers, and save it with save_pretrained",
+    "model-*-of-*.safetensors": "shards: model.safetensors.index.json belongs beside them",
+}
+
+
+def no_such_file(path: Path) -> ModelError:
+    """The error for a file that is missing in a model's directory, by what else lies there."""
+    if path.with_name("model.safetensors.index.json").exists():
+        return ModelError(f"{path}: no such file, though the index names it: the download is not complete")
+    for pattern, what in _INSTEAD.items():
+        if found := sorted(path.parent.glob(pattern)):
+            return ModelError(f"{path}: no such file; there is {found[0].name}, {what}")
+    return ModelError(f"{path}: no such file")
+
+
 def check_directory(path: Path) -> None:
-    """Raises ModelError if a model's directory is not there, which says how to download one by its name."""
+    """Raises ModelError if a model's directory is not there, which says how to download one by its name.
+
+    Also if it has no config.json.
+    """
     if path.is_dir():
+        if not (path / "config.json").exists():
+            raise no_such_file(path / "config.json")
         return
     name, hint = _HUGGING_FACE.fullmatch(str(path)), ""
     if name and not path.exists() and not Path(name[2]).exists():
@@ -372,50 +387,137 @@ def is_inside(file: str) -> bool:
     return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in file
 
 
+@lru_cache(maxsize=2)
+def _places(file: Path, _mtime_ns: int) -> tuple[int, dict[str, Any]]:
+    """Where a safetensors file's tensors begin, and its header, which whoever opened the file has checked."""
+    with file.open("rb") as f:
+        size = int.from_bytes(f.read(8), "little")
+        return 8 + size, json.loads(f.read(size))
+
+
+def read_bytes(file: Path, name: str) -> np.ndarray:
+    """A tensor of numbers of one byte, FP8 or exponents, of which the package has no array for numpy."""
+    start, header = _places(file, file.stat().st_mtime_ns)
+    place = header[name]
+    begin, end = place["data_offsets"]
+    return np.fromfile(file, ONE_BYTE[place["dtype"]], end - begin, offset=start + begin).reshape(place["shape"])
+
+
 class Checkpoint:
     """The tensors of a Hugging Face directory, read from disk when asked for.
 
     Opening checks that every tensor is there with the right shape and type, and that layers and classifier have no
     others, such as biases. It reads none, unless there is a classifier beside `tie_word_embeddings: true`: if the two
-    matrices differ in any bit, the model is not tied, as in transformers 5.23 (tie_weights of modeling_utils.py).
-    packing: of a quantized checkpoint; None: weights are floating-point numbers. archs: architectures that the caller
-    runs; others are refused.
+    matrices differ in any bit, the model is not tied, as in transformers 5.23 (tie_weights of modeling_utils.py); or
+    unless there are GPTQ's zero points.
+    storage: of a quantized checkpoint, by module; a form stands for all. None: weights are floating-point numbers, as
+    those of other directories are whose tensors say so. archs: architectures that the caller runs; others are refused.
     """
 
-    def __init__(self, hf_dir: Path | str, packing: Packing | None = None, archs: tuple[str, ...] = DENSE):
+    def __init__(
+        self,
+        hf_dir: Path | str,
+        storage: Callable[[str], Form] | Form | None = None,
+        archs: tuple[str, ...] = DENSE,
+    ):
         self.path = Path(hf_dir)
         self.config_path = self.path / "config.json"
         check_directory(self.path)
-        self.config = read_config(self.path, quantized=packing is not None, archs=archs)
+        self.config = read_config(self.path, quantized=storage is not None, archs=archs)
         self._file_of = self._locate()
-        if self.config.tied and CLASSIFIER in self._file_of:
+        self._part_of = dict(self._find_fused())  # of tensors that are there as parts of others: which, and where in it
+        if self.config.tied and EMBEDDING not in self._file_of and CLASSIFIER in self._file_of:  # as in transformers
+            self._part_of[EMBEDDING] = CLASSIFIER, ()
+        elif self.config.tied and CLASSIFIER in self._file_of:
             self._check_tensors({EMBEDDING: ((self.config.vocab_size, self.config.dim), FLOATS)})
             if self._differ(EMBEDDING, CLASSIFIER):
                 self.config = replace(self.config, tied=False)
-        if packing is not None:
-            self._check_quantized(packing)
-        expected = self._shapes(packing)
-        self._check_names(expected, packing is not None)
+        form_of = storage if storage is None or callable(storage) else lambda _module: storage
+        self._shape_of = tensor_shapes(self.config)
+        self.forms = {} if form_of is None else dict(self._find_forms(form_of))  # of quantized matrices, by name
+        expected: Expected = {}
+        for name, shape in self._shape_of.items():
+            if name in self._part_of:
+                whole, index = self._part_of[name]
+                expected[whole] = self._fused_shape(whole) if index else shape, FLOATS
+                continue
+            if name not in self.forms:
+                expected[name] = shape, FLOATS
+                continue
+            stem = name.removesuffix("weight")
+            for part, part_shape, types, needed in self.forms[name].parts(*shape):
+                if needed or stem + part in self._file_of:
+                    expected[stem + part] = part_shape, types
+        self._check_names(expected, storage is not None)
         self._check_tensors(expected)
+        self._settle_zero_points()
 
     def has(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
-        return name in self._file_of
+        return name in self._file_of or name in self._part_of
 
-    def _shapes(self, packing: Packing | None) -> Expected:
-        """Shape and types of every tensor that the directory has to have."""
-        if packing is not None:
-            return packed_tensor_shapes(self.config, packing, self._file_of)
-        return {name: (shape, FLOATS) for name, shape in tensor_shapes(self.config).items()}
+    def _find_fused(self) -> Iterator[tuple[str, tuple[str, tuple[int | slice, ...]]]]:
+        """Matrices of experts that are in one tensor for a layer, as transformers 5 has them in memory.
 
-    def _check_quantized(self, packing: Packing) -> None:
-        """Refuses matrices of layers that compressed-tensors has left as they were; names what config.json says."""
-        for name, shape in tensor_shapes(self.config).items() if packing.is_compressed_tensors else ():
+        gate_up_proj (n_experts, 2 * moe.hidden_dim, dim), gate's rows first; down_proj (n_experts, dim, hidden_dim).
+        """
+        moe = self.config.moe
+        for i in range(self.config.n_layers if moe else 0):
+            layer = f"model.layers.{i}.mlp.experts."
+            rows = {"gate": slice(moe.hidden_dim), "up": slice(moe.hidden_dim, None), "down": slice(None)}
+            for part, index in rows.items():
+                whole = f"{layer}{'down' if part == 'down' else 'gate_up'}_proj"
+                if whole in self._file_of:
+                    for expert in range(moe.n_experts):
+                        yield f"{layer}{expert}.{part}_proj.weight", (whole, (expert, index))
+
+    def _fused_shape(self, whole: str) -> tuple[int, ...]:
+        c, moe = self.config, self.config.moe
+        return (moe.n_experts, *((c.dim, moe.hidden_dim) if "down" in whole else (2 * moe.hidden_dim, c.dim)))
+
+    def _find_forms(self, form_of: Callable[[str], Form]) -> Iterator[tuple[str, Form]]:
+        """Name and form of each matrix that is quantized.
+
+        Those of layers are, unless they are there as they were; those outside layers, and routers, where all parts are.
+        """
+        for name, shape in self._shape_of.items():
+            if len(shape) != 2:
+                continue
             module = name.removesuffix(".weight")
-            if len(shape) == 2 and ".layers." in name and self.has(name) and not self.has(f"{module}.weight_scale"):
-                config = read_json(self.config_path)
-                fields = Fields(self.config_path, config).object(quantization_field(config))
-                fields.refuse("ignore", f"{module} is not quantized, expected all matrices of the layers to be")
+            form = form_of(module)
+            needed = [f"{module}.{part}" for part, _, _, needed in form.parts(*shape) if needed]
+            if ".layers." not in name or name.endswith("mlp.gate.weight"):
+                is_quantized = all(map(self.has, needed))
+            else:
+                is_quantized = not self.has(name) or any(self.has(part) for part in needed if part != name)
+            if is_quantized:
+                yield name, form
+
+    def _settle_zero_points(self) -> None:
+        """Symmetric zero points, all the middle code, tell how GPTQ's are stored, whatever config.json says.
+
+        Raises ModelError for `sym: true` with others.
+        """
+        gptq = {name: form for name, form in self.forms.items() if getattr(form, "method", "") == "gptq"}
+        found: set[int] = set()  # what the middle code has above what is stored
+        for name, form in gptq.items():
+            stored = f"{name.removesuffix('weight')}qzeros"
+            values = {
+                (1 << (form.bits - 1)) - int(z) for z in np.unique(unpack_words(self.stored(stored).T, form.bits))
+            }
+            if form.symmetric and values not in ({0}, {1}):
+                where = f"{self._file_of[stored]}: tensor {stored}"
+                raise ModelError(f"{where} has zero points beside the middle code, though config.json says sym: true")
+            found |= values
+        said = {form.added for form in gptq.values()}
+        if found in ({0}, {1}) and found != said:
+            (added,) = found
+            self.forms |= {name: form._replace(added=added) for name, form in gptq.items()}
+            warnings.warn(
+                f"{self.path}: its zero points are those of gptq{'' if added else '_v2'}, config.json says otherwise: "
+                "read as they are",
+                stacklevel=2,
+            )
 
     def _check_tensors(self, expected: Expected) -> None:
         """Refuses tensors that are missing or have another shape or type. Each file is opened once."""
@@ -430,11 +532,12 @@ class Checkpoint:
                     self._check_tensor(file, name, self._part(f, file, name), *expected[name])
 
     @staticmethod
-    def _check_tensor(file: Path, name: str, part: Any, shape: tuple[int, ...], types: tuple[str, ...]) -> None:
+    def _check_tensor(file: Path, name: str, part: Any, shape: tuple[int, ...] | None, types: tuple[str, ...]) -> None:
         found, dtype = tuple(part.get_shape()), part.get_dtype()
-        if found != shape:
-            raise ModelError(f"{file}: tensor {name} has shape {found}, config.json implies {shape}")
-        if dtype not in types:
+        loose = isinstance(shape, Loose) and [n for n in found if n != 1] == [n for n in shape if n != 1]
+        if shape is not None and found != shape and not loose:
+            raise ModelError(f"{file}: tensor {name} has shape {found}, config.json implies {tuple(shape)}")
+        if types and dtype not in types:
             supported = " and ".join(", ".join(types).rsplit(", ", 1))
             raise ModelError(f"{file}: tensor {name} has type {dtype}, supported are {supported}")
 
@@ -477,6 +580,8 @@ class Checkpoint:
         """An open safetensors file; its type has no name there."""
         from safetensors import SafetensorError, safe_open
 
+        if not file.exists():
+            raise no_such_file(file)
         check_file(file)
         try:
             return safe_open(file, framework="numpy")
@@ -484,32 +589,57 @@ class Checkpoint:
             raise ModelError(f"{file}: {error}") from None
 
     def _locate(self) -> dict[str, Path]:
-        """Which file holds each tensor."""
-        index = self.path / "model.safetensors.index.json"
-        if index.exists():
-            fields = Fields(index, read_json(index))
-            if fields.values.get("weight_map") is None:
-                raise ModelError(f"{index}: weight_map is missing")
-            weight_map = fields.object("weight_map").values
-            for name, file in weight_map.items():
-                if not isinstance(file, str):
-                    raise ModelError(f"{index}: weight_map.{name} is {shown(file)}, expected the name of a file")
-                if not is_inside(file):
-                    raise ModelError(f"{index}: weight_map.{name} is {shown(file)}, expected a file of this directory")
-            return {name: self.path / file for name, file in weight_map.items()}
-        single = self.path / "model.safetensors"
-        with self._open(single) as f:
-            return dict.fromkeys(f.keys(), single)
+        """Which file holds each tensor. A single file goes before an index, as in transformers: the index is stale."""
+        single, index = self.path / "model.safetensors", self.path / "model.safetensors.index.json"
+        if single.exists() or not index.exists():
+            with self._open(single) as f:
+                found = dict.fromkeys(f.keys(), single)
+            if index.exists():
+                warnings.warn(f"{index}: not followed, as there is a {single.name}", stacklevel=2)
+            return found
+        fields = Fields(index, read_json(index))
+        if fields.values.get("weight_map") is None:
+            raise ModelError(f"{index}: weight_map is missing")
+        weight_map = fields.object("weight_map").values
+        for name, file in weight_map.items():
+            if not isinstance(file, str):
+                raise ModelError(f"{index}: weight_map.{name} is {shown(file)}, expected the name of a file")
+            if not is_inside(file):
+                raise ModelError(f"{index}: weight_map.{name} is {shown(file)}, expected a file of this directory")
+        return {name: self.path / file for name, file in weight_map.items()}
 
     def stored(self, name: str) -> np.ndarray:
         """One tensor as it is, finite. The file is opened and closed, so that its pages do not stay resident."""
-        file = self._file_of[name]
+        whole, index = self._part_of.get(name, (name, ()))
+        file = self._file_of[whole]
         with self._open(file) as f:
-            value = f.get_tensor(name)
+            part = self._part(f, file, whole)
+            one_byte = part.get_dtype() in ONE_BYTE
+            value = None if one_byte else part[index] if index else f.get_tensor(whole)
+        value = read_bytes(file, name) if one_byte else value
         if not np.isfinite(value).all():
             raise ModelError(f"{file}: tensor {name} has values that are not finite")
         return value
 
+    def from_parts(self, name: str, make: Callable[[Load, tuple[int, ...]], Made]) -> Made:
+        """What make(load, shape) makes of the parts of a quantized matrix. Raises ModelError for a PartError."""
+        stem = name.removesuffix("weight")
+
+        def load(part: str) -> np.ndarray | None:
+            return self.stored(stem + part) if self.has(stem + part) else None
+
+        try:
+            return make(load, self._shape_of[name])
+        except PartError as error:
+            part, what = error.args
+            raise ModelError(f"{self.path}: tensor {stem}{part} {what}") from None
+
     def tensor(self, name: str) -> np.ndarray:
-        """One tensor as fp32, finite."""
-        return self.stored(name).astype(np.float32)
+        """One tensor as fp32, finite; of a quantized matrix the weights that it stands for."""
+        if name not in self.forms:
+            return self.stored(name).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = self.from_parts(name, self.forms[name].weights)
+        if not np.isfinite(value).all():
+            raise ModelError(f"{self.path}: {name} has values that are not finite")
+        return value.astype(np.float32, copy=False)

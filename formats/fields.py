@@ -70,6 +70,13 @@ class Fields:
             raise ModelError(f"{self.path}: {self.inside}{field} is {shown(value)}, supported is {supported}")
         return known
 
+    def pair(self, field: str) -> tuple[int, int]:
+        """Two whole numbers above 0. Raises ModelError."""
+        value = self._value(field, None)
+        if not (isinstance(value, list) and len(value) == 2 and all(is_whole(n) and n > 0 for n in value)):
+            self.refuse(field, "expected two positive whole numbers")
+        return value[0], value[1]
+
     def object(self, field: str) -> "Fields":
         """An object, empty where there is none."""
         value = self._value(field, {})

@@ -29,7 +29,8 @@ MAX_DIMENSIONS = 4
 
 # Types of tensors that are read, in the order of docs/gguf.md.
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
-         "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")  # fmt: skip
+         "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S",
+         "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4")  # fmt: skip
 
 PART_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
@@ -301,14 +302,16 @@ class GGUFFiles:
             )
         return metadata
 
-    def read(self, name: str) -> np.ndarray:
-        """One tensor, dequantized: fp32, finite."""
+    def read(self, name: str, index: int | None = None) -> np.ndarray:
+        """One tensor, or one matrix of a tensor of several, dequantized: fp32, finite."""
         from gguf import GGMLQuantizationType, dequantize
 
         tensor = self.tensors[name]
         with _one_line(tensor.file):
-            data = np.fromfile(tensor.file, np.uint8, tensor.n_bytes, offset=tensor.offset)
-            rows = data.reshape(*tensor.shape[:-1], -1)
+            shape, size, first = tensor.shape, tensor.n_bytes, 0
+            if index is not None:
+                shape, size, first = shape[1:], size // shape[0], index * (size // shape[0])
+            rows = np.fromfile(tensor.file, np.uint8, size, offset=tensor.offset + first).reshape(*shape[:-1], -1)
             with np.errstate(invalid="ignore", over="ignore"):
                 value = dequantize(rows, GGMLQuantizationType[tensor.type])
         if not np.isfinite(value).all():

@@ -13,7 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from formats.checkpoint import DENSE, Config, ModelError, RopeScaling, linear, tensor_shapes, yarn, yarn_attention
+from formats.checkpoint import (
+    DENSE,
+    SPARSE,
+    Config,
+    ModelError,
+    Moe,
+    RopeScaling,
+    linear,
+    tensor_shapes,
+    yarn,
+    yarn_attention,
+)
 from formats.gguf_file import TYPES, GGUFFiles, Metadata
 from formats.gguf_tokenizer import TokenizerFiles, end_tokens, tokenizer_files
 from formats.limits import LIMITS
@@ -33,7 +44,10 @@ _IN_LAYERS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",  # the router
 }
+_EXPERTS = {"gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps"}  # of all in one
+_ARCHS = {"llama": "llama", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}  # llama.cpp's names, and Hugging Face's
 ROPE_FREQS = "rope_freqs.weight"
 _DTYPES = {"F16": "<f2", "BF16": "bfloat16"}  # numpy's, of types that are stored as they are
 # What a model may have beyond the forward pass implemented here, and the value of each that changes nothing.
@@ -48,7 +62,8 @@ _UNSUPPORTED = {
     "embedding_scale": 1,
     "residual_scale": 1,
     "logit_scale": 1,
-    "expert_count": 0,
+    "expert_shared_count": 0,
+    "expert_weights_scale": 1,
     "use_parallel_residual": False,
     "rope.scale_linear": 1,
 }
@@ -63,7 +78,15 @@ def gguf_name(hf_name: str) -> str:
     if stem in _OUTSIDE_LAYERS:
         return f"{_OUTSIDE_LAYERS[stem]}.weight"
     _, _, layer, part = stem.split(".", 3)
+    if part.startswith("mlp.experts."):
+        return f"blk.{layer}.{_EXPERTS[part.rsplit('.', 1)[-1]]}.weight"
     return f"blk.{layer}.{_IN_LAYERS[part]}.weight"
+
+
+def expert_of(hf_name: str) -> int | None:
+    """The number of the expert whose matrix a name is, None for other tensors."""
+    parts = hf_name.split(".")
+    return int(parts[5]) if parts[4:5] == ["experts"] else None
 
 
 def pairs_to_halves(weight: np.ndarray, head_dim: int) -> np.ndarray:
@@ -121,12 +144,16 @@ def find_rope_scaling(divisors: np.ndarray, head_dim: int, theta: float) -> Rope
 # Metadata
 
 
-def read_config(files: GGUFFiles) -> Config:
-    """The config that the metadata gives. Raises ModelError for anything this project does not run."""
+def read_config(files: GGUFFiles, archs: tuple[str, ...] = DENSE) -> Config:
+    """The config that the metadata gives. Raises ModelError for anything this project does not run, or not in archs."""
     m = files.metadata
     arch = m.text("general.architecture")
-    if arch not in DENSE:
-        raise m.refuse("general.architecture", f"supported are {' and '.join(DENSE)}")
+    if _ARCHS.get(arch) not in archs:
+        hint = "; python -m export moe takes it" if _ARCHS.get(arch) in SPARSE else ""
+        names = [name for name, hf in _ARCHS.items() if hf in archs]
+        raise m.refuse(
+            "general.architecture", f"supported {'is' if len(names) == 1 else 'are'} {' and '.join(names)}{hint}"
+        )
     for field, harmless in _UNSUPPORTED.items():
         key = f"{arch}.{field}"
         if key in m and m.value(key) != harmless:
@@ -153,8 +180,16 @@ def read_config(files: GGUFFiles) -> Config:
     for key, value in ((f"{arch}.rope.freq_base", theta), (f"{arch}.attention.layer_norm_rms_epsilon", eps)):
         if value == 0:
             raise m.refuse(key, "expected a positive number")
+    moe = None
+    if _ARCHS[arch] in SPARSE:  # of llama.cpp's qwen3moe all layers have experts, and weights sum to 1
+        n_experts = m.integer(f"{arch}.expert_count", most=int(LIMITS["n_experts"].high))
+        n_active = m.integer(f"{arch}.expert_used_count", most=n_experts)
+        moe = Moe(n_experts, n_active, m.integer(f"{arch}.expert_feed_forward_length"), norm_topk_prob=True)
+    elif m.integer(f"{arch}.expert_count", 0, least=0):
+        raise m.refuse(f"{arch}.expert_count", "not supported")
     config = Config(
-        arch=arch,
+        arch=_ARCHS[arch],
+        moe=moe,
         dim=dim,
         hidden_dim=m.integer(f"{arch}.feed_forward_length"),
         n_layers=m.integer(f"{arch}.block_count", most=65535),
@@ -266,16 +301,20 @@ class GGUFModel:
     others, such as biases; it reads none but the few numbers of rope_freqs.weight.
     """
 
-    def __init__(self, path: Path | str):
+    def __init__(self, path: Path | str, archs: tuple[str, ...] = DENSE):
         self.path = self.config_path = Path(path)
+        self.forms: dict = {}  # no tensor is kept in the form that it has
         self._files = GGUFFiles(self.path)
         self.metadata = self._files.metadata
-        self.config = read_config(self._files)
+        self.config = read_config(self._files, archs)
         self.generation = read_generation(self.metadata, self.config.vocab_size)
         self._check_tensors()
 
     def _check_tensors(self) -> None:
-        expected = {gguf_name(name): shape for name, shape in tensor_shapes(self.config).items()}
+        expected: dict[str, tuple[int, ...]] = {}
+        for name, shape in tensor_shapes(self.config).items():
+            experts = () if expert_of(name) is None else (self.config.moe.n_experts,)
+            expected[gguf_name(name)] = (*experts, *shape)
         tensors = self._files.tensors
         for name, shape in expected.items():
             if name not in tensors:
@@ -300,7 +339,7 @@ class GGUFModel:
 
     def tensor(self, name: str) -> np.ndarray:
         """One tensor as fp32, finite, by Hugging Face's name and in Hugging Face's order of rows."""
-        value = self._files.read(gguf_name(name))
+        value = self._files.read(gguf_name(name), expert_of(name))
         if self.config.arch == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             return pairs_to_halves(value, self.config.head_dim)
         return value

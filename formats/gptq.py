@@ -71,10 +71,6 @@ class GptqLayout(NamedTuple):
         """The format of a matrix by its step name, such as `layers.0.attn.q_proj`."""
         return self.formats[KINDS.index(name.rsplit(".", 1)[-1])]
 
-    def with_layers(self, form: MatrixFormat, has_order: bool) -> "GptqLayout":
-        """A layout that has one format in all layers, with or without orders, and is otherwise as it was."""
-        return GptqLayout((self.formats[0], *[form] * (len(KINDS) - 2), self.formats[-1]), has_order)
-
     @property
     def activation_group(self) -> int:
         """The activations that share a scale: 64, or 32 where a weight group is as short."""

@@ -3,7 +3,8 @@
 from functools import lru_cache
 from pathlib import Path
 
-from formats.checkpoint import DENSE, Checkpoint, ModelError, Packing
+from formats.checkpoint import DENSE, SPARSE, Checkpoint, ModelError
+from formats.foreign import storage_of
 from formats.gguf_model import GGUFModel
 from formats.model_file import Generation, read_generation
 
@@ -26,19 +27,23 @@ def is_gguf(path: Path) -> bool:
 
 
 @lru_cache(maxsize=1)
-def _open_gguf(path: Path, _size: int, _mtime_ns: int) -> GGUFModel:
-    return GGUFModel(path)
+def _open_gguf(path: Path, _size: int, _mtime_ns: int, archs: tuple[str, ...]) -> GGUFModel:
+    return GGUFModel(path, archs)
 
 
-def open_gguf(path: Path) -> GGUFModel:
+def open_gguf(path: Path, archs: tuple[str, ...] = (*DENSE, *SPARSE)) -> GGUFModel:
     """The model in a GGUF file. Kept until another is opened, as reading a large vocabulary takes seconds."""
     status = Path(path).stat()
-    return _open_gguf(Path(path), status.st_size, status.st_mtime_ns)
+    return _open_gguf(Path(path), status.st_size, status.st_mtime_ns, archs)
 
 
-def open_model(path: Path, packing: Packing | None = None, archs: tuple[str, ...] = DENSE) -> Source:
-    """The model at a path. Raises ModelError. packing: of a quantized checkpoint. archs: what the caller runs."""
-    return open_gguf(path) if is_gguf(path) else Checkpoint(path, packing, archs)
+def open_model(path: Path, archs: tuple[str, ...] = DENSE) -> Source:
+    """The model at a path, quantized or not. Raises ModelError. archs: what the caller runs."""
+    if is_gguf(path):
+        model = open_gguf(path)
+        return model if model.config.arch in archs else open_gguf(path, archs)
+    storage = storage_of(path)
+    return Checkpoint(path, storage and storage.form, archs)
 
 
 def generation_of(source: Source) -> Generation:

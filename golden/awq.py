@@ -22,12 +22,13 @@ import numpy as np
 
 from formats.checkpoint import ModelError
 from formats.model_file import map_tensors, read_header
+from formats.packing import NIBBLE
+from formats.packing import unpack_awq as unpack
 from formats.schemes import AWQ_FILE
 from golden.forward import F32, F64, Step, ignore
 
 F16 = np.float16
 MAX_CODE = 15
-NIBBLE = (0, 4, 1, 5, 2, 6, 3, 7)  # channel 8c + i is in bits 4 * NIBBLE[i] and up of word c
 GROUP_SIZES = (64, 128)
 HEAD_DIMS = (32, 64, 96, 128)  # runq_awq has attention for these
 
@@ -118,15 +119,6 @@ def pack(codes: np.ndarray) -> np.ndarray:
     for i, nibble in enumerate(NIBBLE):
         words |= codes[:, i::8].astype(np.uint32) << np.uint32(4 * nibble)
     return words.view(np.int32)
-
-
-def unpack(words: np.ndarray) -> np.ndarray:
-    """The codes of packed words: (rows, n / 8) int32 -> (rows, n) uint8."""
-    words = np.ascontiguousarray(words).view(np.uint32)
-    codes = np.empty((len(words), words.shape[1] * 8), np.uint8)
-    for i, nibble in enumerate(NIBBLE):
-        codes[:, i::8] = (words >> np.uint32(4 * nibble)) & np.uint32(MAX_CODE)
-    return codes
 
 
 class Packed(NamedTuple):

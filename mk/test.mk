@@ -71,7 +71,8 @@ build/tokenize_tool: tests/tokenize_tool.cpp build/flags build/packages
 
 # Compares the numpy reference with transformers itself, what --hf-out writes with the libraries that load it, and model
 # files of what llmcompressor writes with the same libraries. Needs torch, transformers, compressed-tensors, ml_dtypes
-# (and gptqmodel for AWQ, gptqmodel and optimum for GPTQ, llmcompressor for what comes in) in the Python it is given:
+# (and gptqmodel for AWQ, gptqmodel and optimum for GPTQ; llmcompressor, auto-round, bitsandbytes and nvidia-modelopt for
+# what comes in) in the Python it is given:
 #     python3 -m venv .venv-torch
 #     .venv-torch/bin/pip install -r requirements.txt torch transformers compressed-tensors
 #     make test-hf PYTHON_HF=.venv-torch/bin/python
@@ -81,6 +82,7 @@ test-hf: runq_w8a8 runq_gptq
 	$(PYTHON_HF) -m tests.hf_fixtures check
 	$(PYTHON_HF) -m tests.hf_out_check
 	$(PYTHON_HF) -m tests.hf_in_check
+	$(PYTHON_HF) -m tests.hf_foreign_check
 
 # The model files that tests and golden vectors take.
 test-models: $(PY) $(TEST_MODELS)

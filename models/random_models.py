@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from export.hf_gptq import pack_words
 from formats.checkpoint import DENSE, SPARSE, read_config, tensor_shapes
+from formats.packing import pack_words
 
 MODELS = Path(__file__).resolve().parent
 SMALL = {

@@ -8,7 +8,7 @@ the tiny models' rows have 128 and 384. `widened` makes of one a model with rows
 import json
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter, quantize
 from safetensors.numpy import load_file, save_file
 
 from formats.checkpoint import Checkpoint, tensor_shapes
@@ -134,8 +134,17 @@ ENCODERS = {"Q2_K": (256, q2_k), "Q3_K": (256, q3_k), "Q4_K": (256, q4_k), "Q5_K
             "IQ4_NL": (32, iq4_nl), "IQ4_XS": (256, iq4_xs)}  # fmt: skip
 
 
+# Types without an encoder: of these `encode` makes random blocks.
+NOT_ENCODED = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4")
+
+
 def encode(values, kind):
     """fp32 values (rows, n) as the bytes, or fp32 or fp16, of a type of tensor."""
+    if kind == "I8":  # no weights
+        return values.astype(np.int8)
+    if kind in NOT_ENCODED:  # a byte below 0x3c makes no number of fp16 that is not finite
+        block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        return np.random.default_rng(0).integers(0, 0x3C, (len(values), values.shape[1] // block * size), np.uint8)
     if kind not in ENCODERS:
         return quantize(values, GGMLQuantizationType[kind])
     size, encoder = ENCODERS[kind]

@@ -24,6 +24,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,12 +36,11 @@ if __name__ == "__main__":
 
 import numpy as np
 
-from export import compressed_config
 from export.gptq import export_gptq
-from export.hf_directory import quantization_of
-from export.w8a8 import import_w8a8
+from export.w8a8 import import_w8a8, is_int8
 from formats.checkpoint import Checkpoint
-from formats.packing import INT_QUANTIZED, PACK_QUANTIZED, Packing
+from formats.foreign import storage_of
+from formats.packing import INT_QUANTIZED, Packing
 from golden.forward import forward, hf_name, in_halves
 from golden.gptq import GPTQ, stands_for
 from golden.q8 import dequantize
@@ -110,6 +110,11 @@ def quantize(source: Path, kind: str, out: Path, tokens: np.ndarray) -> None:
                        "tokenizer": AutoTokenizer.from_pretrained(MODELS / TINY[0])}  # fmt: skip
     oneshot(model=model, recipe=recipe, **calibration)
     model.save_pretrained(out, save_compressed=True)
+    copy_tokenizer(source, out)
+
+
+def copy_tokenizer(source: Path, out: Path) -> None:
+    """The files that a package which saves a model leaves out."""
     for pattern in ("tokenizer*", "generation_config.json"):
         for file in source.glob(pattern):
             (out / file.name).write_bytes(file.read_bytes())
@@ -117,14 +122,15 @@ def quantize(source: Path, kind: str, out: Path, tokens: np.ndarray) -> None:
 
 def imported(hf_dir: Path, out: Path) -> tuple[W8A8 | GPTQ, Packing]:
     """The model file that the exporter makes of a directory of any kind."""
-    found = quantization_of(hf_dir)
-    assert found is not None
-    if found.values["format"] == PACK_QUANTIZED:
+    storage = storage_of(hf_dir)
+    assert storage is not None
+    packing = storage.form("")
+    assert isinstance(packing, Packing)
+    if not is_int8(hf_dir):
         export_gptq(hf_dir, out, progress=False)
-        return GPTQ(out), compressed_config.read_packing(found, PACK_QUANTIZED)
-    packing = compressed_config.read_packing(found, INT_QUANTIZED)
+        return GPTQ(out), packing
     text = {"calibration": MODELS / "calibration.txt", "n_samples": N_SAMPLES, "seq_len": SEQ_LEN}
-    import_w8a8(hf_dir, out, packing, **(text if packing.static else {}), progress=False)
+    import_w8a8(hf_dir, out, **(text if packing.static else {}), progress=False)
     return W8A8(out), packing
 
 
@@ -132,19 +138,25 @@ def dequantized(hf_dir: Path) -> Iterator[tuple[str, np.ndarray]]:
     """Name and values, fp32, of each matrix that has a scale, as the package compressed-tensors dequantizes it."""
     import torch
     from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4 import base as nvfp4
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization import QuantizationConfig
+    from compressed_tensors.utils import match_name
     from safetensors.torch import load_file
 
     config = json.loads((hf_dir / "config.json").read_text())["quantization_config"]
     found = QuantizationConfig.model_validate(config)
-    (scheme,) = found.config_groups.values()
-    compressor = BaseCompressor.get_value_from_registry(found.format)
     tensors = load_file(hf_dir / "model.safetensors")
     for name in [name for name in tensors if name.endswith(".weight_scale")]:
-        module = name.removesuffix("weight_scale")
-        parts = {key.removeprefix(module): value for key, value in tensors.items() if key.startswith(module)}
-        parts["weight_scale"] = parts["weight_scale"].to(torch.float32)
-        yield f"{module}weight", compressor.decompress(parts, scheme)["weight"].numpy()
+        module = name.removesuffix(".weight_scale")
+        schemes = found.config_groups.values()
+        scheme = next(s for s in schemes for target in s.targets if target == "Linear" or match_name(module, target))
+        compressor = BaseCompressor.get_value_from_registry(scheme.format or found.format)
+        parts = {key.removeprefix(f"{module}."): t for key, t in tensors.items() if key.startswith(f"{module}.")}
+        if parts["weight_scale"].is_floating_point() and parts["weight_scale"].element_size() > 1:
+            parts["weight_scale"] = parts["weight_scale"].to(torch.float32)
+        nvfp4.unpack_fp4_from_uint8 = partial(unpack_fp4_from_uint8, dtype=torch.float32)  # bf16 would be rounded
+        yield f"{module}.weight", compressor.decompress(parts, scheme)["weight"].float().numpy()
 
 
 def equal_matrices(hf_dir: Path, model: W8A8 | GPTQ) -> int:

@@ -89,7 +89,7 @@ def test_sampling_defaults_and_ids_come_from_generation_config(tmp_path):
         temperature, top_p, top_k = struct.unpack_from("<ffi", data, 0x94)
         min_p, penalty = struct.unpack_from("<ff", data, 0xB8)
         assert (round(temperature, 5), round(top_p, 5), top_k, round(min_p, 5), round(penalty, 5)) == expected
-        assert struct.unpack_from("<iiii", data, 0x6C) == (3, 2, 5, 9)
+        assert struct.unpack_from("<iiiii", data, 0x6C) == (3, 3, 5, 9, 2047)  # the last is the tokenizer's
     (hf_dir / "generation_config.json").write_text(json.dumps({"eos_token_id": 4000}))
     with pytest.raises(
         ModelError, match=r"generation_config.json: eos_token_id is 4000, expected an id below vocab_size"

@@ -23,8 +23,8 @@ from formats.gguf_tokenizer import END_TOKENS
 from formats.source import open_model
 from golden.forward import Fp32, forward, rope_frequencies
 from golden.perplexity import load_tokenizer
-from tests.gguf_fixture import ENCODERS, encode, rope_factors, widened, write_gguf
-from tests.helpers import MODELS, ROOT, TINY, calibration, launch_export, run_export, run_golden
+from tests.gguf_fixture import ENCODERS, NOT_ENCODED, encode, rope_factors, widened, write_gguf
+from tests.helpers import F32, MODELS, ROOT, TINY, calibration, launch_export, run_export, run_golden
 from tests.hf_fixtures import FIXTURES, FOLDER
 from tests.test_tokenizer import FIXED_STRINGS, random_strings
 
@@ -105,7 +105,7 @@ def story_of(source, folder):
     return run[0], float(run[1].split()[1])
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", [kind for kind in TYPES if kind not in NOT_ENCODED])
 def test_every_type_is_read_and_tells_a_story(tmp_path, wide, kind):
     """Values are those that the package makes of the bytes; what is written through runq is close to the directory."""
     source = wide if ENCODERS.get(kind, (0,))[0] == 256 else MODELS / "tiny-llama"
@@ -126,6 +126,16 @@ def test_every_type_is_read_and_tells_a_story(tmp_path, wide, kind):
     assert after < before * {2: 20, 3: 1.3, 4: 1.1}.get(bits, 1.03)  # a model this small loses much in 2 bits
     if kind in EXACT:
         assert (story, before) == (found, after)
+
+
+@pytest.mark.parametrize("kind", NOT_ENCODED)
+def test_blocks_of_types_without_an_encoder(tmp_path, wide, kind):
+    """Random ones, in the place of a matrix."""
+    name, weight = "model.layers.1.mlp.down_proj.weight", np.zeros((256, 512), F32)
+    gguf = write_gguf(wide, tmp_path / "m.gguf", "F16", {gguf_name(name): weight}, {gguf_name(name): kind})
+    found = open_model(gguf).tensor(name)
+    assert found.std() > 0
+    assert np.array_equal(found, dequantize(encode(weight, kind), GGMLQuantizationType[kind]))
 
 
 def test_widened_computes_the_same(wide):
@@ -314,7 +324,7 @@ def test_tensors_that_cannot_be_used_are_refused(tmp_path):
     refused("tensor blk.0.ffn_norm.weight has shape (64,), the metadata implies (128,)",
             tensors={"blk.0.ffn_norm.weight": np.zeros(64, np.float32)})  # fmt: skip
     name, zeros = "blk.0.ffn_up.weight", np.zeros((384, 256), np.float32)
-    refused("has type TQ1_0, supported are F32, F16, BF16, Q8_0", tensors={name: zeros}, types={name: "TQ1_0"})
+    refused("has type I8, supported are F32, F16, BF16, Q8_0", tensors={name: zeros}, types={name: "I8"})
     refused("general.alignment is 48, expected a power of two", general__alignment=48)
     weight = np.full((384, 128), np.nan, np.float32)
     gguf = write_gguf(MODELS / "tiny-llama", tmp_path / "m.gguf", tensors={"blk.2.ffn_up.weight": weight})

@@ -471,7 +471,7 @@ def config_of(name="llama-gqa-tied", **changes):
     [
         ({"model_type": "mistral"}, 'model_type is "mistral": supported are llama and qwen3'),
         ({"attention_bias": True}, "attention_bias is true: not supported"),
-        ({"use_sliding_window": True}, "use_sliding_window is true: not supported"),
+        ({"use_sliding_window": True, "max_window_layers": 1}, "use_sliding_window is true: not supported"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "only full_attention is supported"),
         ({"layer_types": 5}, "layer_types is 5: only full_attention is supported"),
         ({"layer_types": [["a"], 5]}, "only full_attention is supported"),

@@ -9,10 +9,11 @@ from safetensors.numpy import load_file, save_file
 
 from export.awq import export_awq
 from export.gptq import Options, export_gptq
-from export.hf_gptq import pack_words, read_packing, unpack_words
 from formats.checkpoint import Checkpoint
 from formats.errors import ModelError
+from formats.foreign import storage_of
 from formats.gptq import MatrixFormat
+from formats.packing import pack_words, unpack_words
 from golden import awq
 from golden.forward import forward, hf_name, permute_rows
 from golden.gptq import GPTQ, expand, stands_for
@@ -117,7 +118,7 @@ def test_both_conventions_of_the_zero_point(four, tmp_path):
                 tensors[name] = pack_words(unpack_words(tensors[name].T, 4) + np.uint8(1), 4).T
 
     v2 = changed(four / "hf", tmp_path / "v2", plus_one, {"checkpoint_format": "gptq_v2"})
-    assert read_packing(v2)[1] == 0
+    assert storage_of(v2).form("").added == 0
     for source, out in ((four / "hf", tmp_path / "1.bin"), (v2, tmp_path / "2.bin")):
         export_gptq(source, out, progress=False)
     assert (tmp_path / "1.bin").read_bytes() == (tmp_path / "2.bin").read_bytes()
@@ -225,11 +226,14 @@ BAD = {
         with_tensor("g_idx", lambda t: t[::-1]), {}, "g_idx differs from that of attn.q_proj, which reads the same",
     ),
     "negative scales": (with_tensor("scales", lambda t: -t), {}, "expected no negative values"),
-    "3 bits": (nothing, {"bits": 3}, "quantization_config.bits is 3, supported is 2 or 4 or 8"),
-    "groups of 1024": (nothing, {"group_size": 1024}, "group_size is 1024, supported is 32 or 64 or 128 or -1"),
+    "5 bits": (nothing, {"bits": 5}, "quantization_config.bits is 5, supported is 2 or 3 or 4 or 8"),
+    "groups of 48": (nothing, {"group_size": 48}, "group_size is 48, supported is 16 or 32 or 64 or 128 or 256"),
+    "sym: true and others": (nothing, {"sym": True}, "qzeros has zero points beside the middle code, though"),
     "marlin": (nothing, {"checkpoint_format": "marlin"}, 'checkpoint_format is "marlin"'),
-    "a quantized classifier": (nothing, {"lm_head": True}, "lm_head is true, supported is false"),
-    "rules by module": (nothing, {"dynamic": {"+:x": {"bits": 8}}}, "quantization_config.dynamic is"),
+    "other bits by module": (
+        nothing, {"dynamic": {"+:.*o_proj": {"bits": 8}}}, "o_proj.qweight has shape (32, 128), config.json implies (64, 128)",
+    ),
+    "a bad rule": (nothing, {"dynamic": {".*": {"bits": 5}}}, "quantization_config.dynamic..*.bits is 5, supported is"),
     "another method": (nothing, {"quant_method": "aqlm"}, 'quant_method is "aqlm", supported is "gptq" or "awq"'),
     "other groups than it says": (nothing, {"group_size": 128}, "has shape (2, 32), config.json implies (1, 32)"),
 }  # fmt: skip

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from export.compressed_config import read_packing
 from export.gptq import export_gptq
-from export.hf_directory import quantization_of
-from export.w8a8 import export_w8a8, import_w8a8
+from export.w8a8 import export_w8a8, import_w8a8, is_int8
 from formats.checkpoint import Checkpoint
+from formats.compressed_config import READERS
 from formats.errors import ModelError
+from formats.foreign import storage_of
 from formats.gptq import MatrixFormat
-from formats.packing import INT_QUANTIZED, PACK_QUANTIZED, Packing
+from formats.packing import PACK_QUANTIZED, Packing
 from formats.tensors import matrix_shapes, norm_shapes
 from golden.forward import forward, hf_name, load_weight, permute_rows, rmsnorm
 from golden.gptq import GPTQ
@@ -37,13 +37,12 @@ ROTATED = ("attn.q_proj", "attn.k_proj")
 
 def read(hf_dir, out):
     """The model file of a directory of either kind, and how the directory is packed."""
-    found = quantization_of(hf_dir)
-    if found.values["format"] == PACK_QUANTIZED:
+    packing = storage_of(hf_dir).form("")
+    if not is_int8(hf_dir):
         export_gptq(hf_dir, out, with_tokenizer=False, progress=False)
-        return GPTQ(out), read_packing(found, PACK_QUANTIZED)
-    packing = read_packing(found, INT_QUANTIZED)
+        return GPTQ(out), packing
     act = "dynamic" if packing.static else None  # there is no tokenizer to calibrate with
-    import_w8a8(hf_dir, out, packing, act, with_tokenizer=False, progress=False)
+    import_w8a8(hf_dir, out, act, with_tokenizer=False, progress=False)
     return W8A8(out), packing
 
 
@@ -196,10 +195,10 @@ def test_the_early_name_of_the_configuration(tmp_path):
     read(IMPORTED / "qwen3-w8a8", tmp_path / "expected.bin")
     assert (tmp_path / "m.bin").read_bytes() == (tmp_path / "expected.bin").read_bytes()
     assert "compression_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
-    fields["compression_config"]["format"] = "float-quantized"
+    fields["compression_config"]["format"] = "marlin-24"
     (source / "config.json").write_text(json.dumps(fields))
     done = run_export("w8a8", source, tmp_path / "n.bin", *options)
-    assert done.stderr.startswith(f'export: {source}/config.json: compression_config.format is "float-quantized": ')
+    assert done.stderr.startswith(f'export: {source}/config.json: compression_config.format is "marlin-24", ')
 
 
 # ---- packed weights
@@ -356,14 +355,13 @@ def without(name):
 GROUP_FIELDS = ("weights", "input_activations", "output_activations", "targets")
 GROUP = "quantization_config.config_groups.group_0"
 Q, K = ("model.layers.1.self_attn.q_proj", "model.layers.1.self_attn.k_proj")
+FORMATS = " or ".join(map(json.dumps, (*READERS, "mixed-precision")))
 FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 
 # kind -> the directory, and changes of its tensors or its config, with what the line says behind the path.
 BAD_W8A8 = {
-    "another format": (None, at("format", "float-quantized"), 'quantization_config.format is "float-quantized": '
-                       'supported is "int-quantized"'),
-    "packed weights": (None, at("format", "pack-quantized"), 'quantization_config.format is "pack-quantized": '
-                       'supported is "int-quantized"; python -m export gptq takes it'),
+    "another format": (None, at("format", "marlin-24"), f'quantization_config.format is "marlin-24", supported is '
+                       f"{FORMATS}"),
     "fp8 weights": (None, at("weights", FP8), f'{GROUP}.weights.type is "float", supported is "int"'),
     "blocks": (None, at("weights.strategy", "block"), f'{GROUP}.weights.strategy is "block", supported is "channel"'),
     "groups": (None, at("weights.group_size", 128), f"{GROUP}.weights.group_size is 128, supported is -1"),
@@ -385,21 +383,14 @@ BAD_W8A8 = {
                          "field is not supported"),
     "an unknown field on top": (None, at("extra", [1]), "quantization_config.extra is [1]: this field is not "
                                 "supported"),
-    "a KV cache in fp8": (None, at("kv_cache_scheme", FP8), "quantization_config.kv_cache_scheme is "
-                          f"{json.dumps(FP8)}: not supported"),
     "transforms": (None, at("transform_config", {"config_groups": {"u": 1}}), "quantization_config.transform_config."
                    'config_groups is {"u": 1}: not supported'),
     "sparse codes": (None, at("sparsity_config", {"format": "sparse-24-bitmask"}), "quantization_config."
                      'sparsity_config.format is "sparse-24-bitmask", supported is "dense"'),
-    "two groups": (None, at("config_groups", {"a": {}, "b": {}}), 'quantization_config.config_groups is {"a": {}, '
-                   '"b": {}}: 2 groups, supported is one'),
-    "no groups": (None, at("config_groups", {}), "quantization_config.config_groups is {}: 0 groups, supported is one"),
+    "no groups": (None, at("config_groups", {}), "quantization_config.config_groups is {}: expected at least one"
+                  " group"),
     "not compressed": (None, at("quantization_status", "initialized"), "quantization_config.quantization_status is "
                        '"initialized", supported is "compressed" or "frozen"'),
-    "an ignored matrix": (lambda t: (without(f"{K}.weight_scale")(t), tensor(f"{K}.weight", F16)(t)),
-                          at("ignore", ["lm_head", "re:.*1.*k_proj"]), "quantization_config.ignore is "
-                          f'["lm_head", "re:.*1.*k_proj"]: {K} is not quantized, expected all matrices of the layers '
-                          "to be"),
     "scales of another shape": (tensor(f"{K}.weight_scale", lambda s: s[:, 0]), None, f"tensor {K}.weight_scale has "
                                 "shape (64,), config.json implies (64, 1)"),
     "codes of another type": (tensor(f"{K}.weight", lambda w: w.astype(np.int32)), None, f"tensor {K}.weight has type "
@@ -409,14 +400,10 @@ BAD_W8A8 = {
                                   f"{K}.weight_scale has values that are not finite"),
     "a zero point": (lambda t: t.update({f"{K}.weight_zero_point": np.ones((64, 1), np.int8)}), None,
                      f"tensor {K}.weight_zero_point is not zero: not supported"),
-    "a quantized KV cache": (lambda t: t.update({"model.layers.1.self_attn.k_scale": np.ones(1, F32)}), None,
-                             "tensor model.layers.1.self_attn.k_scale is not supported"),
     "a quantized classifier": (lambda t: t.update({"lm_head.weight_scale": np.ones((160, 1), F32)}), None,
-                               "tensor lm_head.weight_scale is not supported"),
+                               "tensor lm_head.weight has type BF16, supported are I8"),
 }  # fmt: skip
 BAD_PACKED = {
-    "int8": (None, at("format", "int-quantized"), 'quantization_config.format is "int-quantized": supported is '
-             '"pack-quantized"; python -m export w8a8 takes it'),
     "3 bits": (None, at("weights.num_bits", 3), f"{GROUP}.weights.num_bits is 3, supported is 4 or 8"),
     "groups of 16": (None, at("weights.group_size", 16), f"{GROUP}.weights.group_size is 16, supported is 32 or 64 or "
                      "128"),
@@ -424,18 +411,14 @@ BAD_PACKED = {
                   '"group" or "channel"'),
     "int8 activations": (None, at("input_activations", {"num_bits": 8}), f"{GROUP}.input_activations is "
                          '{"num_bits": 8}: not supported'),
-    "an order of activations": (None, at("weights.actorder", "group"), f'{GROUP}.weights.actorder is "group", '
-                                'supported is false or "weight" or "static"'),
+    "an unknown order": (None, at("weights.actorder", "input"), f'{GROUP}.weights.actorder is "input", supported is '
+                         'false or "group" or "weight" or "static"'),
     "other groups than it says": (None, at("weights.group_size", 64), "tensor model.layers.0.self_attn.q_proj."
                                   "weight_scale has shape (128, 2), config.json implies (128, 1)"),
     "scattered groups": (lambda t: t.update({f"{K}.weight_g_idx": np.zeros(64, np.int32)}), None,
-                         f"tensor {K}.weight_g_idx is not supported"),
+                         f"tensor {K}.weight_g_idx does not have 32 inputs in each group"),
     "another shape than it says": (tensor(f"{K}.weight_shape", lambda s: s + 1), None, f"tensor {K}.weight_shape is "
                                    "[65, 65], expected [64, 64]"),
-    "an ignored matrix": (lambda t: (without(f"{K}.weight_packed")(t), without(f"{K}.weight_shape")(t),
-                                     without(f"{K}.weight_scale")(t), t.update({f"{K}.weight": np.ones((2, 2), F16)})),
-                          None, f'quantization_config.ignore is ["lm_head"]: {K} is not quantized, expected all '
-                          "matrices of the layers to be"),
     "negative scales": (tensor(f"{K}.weight_scale", lambda s: -s), None, f"tensor {K}.weight_scale has -"),
 }  # fmt: skip
 BAD = {("qwen3-w8a8", name): case for name, case in BAD_W8A8.items()}
@@ -498,8 +481,5 @@ def test_a_packing_says_which_tensors_there_are():
 
 def test_dequantized_weights_are_codes_times_scales(tmp_path):
     model, packing = read(IMPORTED / "qwen3-w8a8", tmp_path / "m.bin")
-    from export.compressed_tensors import Int8Matrices
-
-    source = Int8Matrices(Checkpoint(IMPORTED / "qwen3-w8a8", packing))
-    step = "layers.1.attn.k_proj"
+    source, step = Checkpoint(IMPORTED / "qwen3-w8a8", packing), "layers.1.attn.k_proj"
     assert np.array_equal(load_weight(source, step, interleaved=True), dequantize(model.matrix(step)))

@@ -870,6 +870,46 @@ def test_template_that_insists_on_turns() -> None:
     assert (chat.system_prefix, chat.user_prefix) == ("S:", "<|user|>")
 
 
+TURN = "<|{{ m.role }}|>{{ m.content }}<|end|>\n"
+REASONING = "{% if loop.last %}<think>{{ m.reasoning_content | default('') }}</think>{% endif %}"
+PROMPT = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+# What the pieces hold of a template is what a chat is made of; what they do not is said.
+HELD_IN_PART = {
+    "thoughts in a field of their own": (
+        "{% for m in messages %}" + TURN.replace("{{ m.content", "{% if m.role == 'assistant' %}" + REASONING
+                                                 + "{% endif %}{{ m.content") + "{% endfor %}" + PROMPT,
+        "the conversation (user, assistant) is not as the template has it",
+    ),
+    "today's date": (
+        "<|date|>{{ strftime_now('%d %b %Y') }}\n" + CHATML, "the date is always 2024-07-26",
+    ),
+    "no system message": (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHATML,
+        "the conversation (system, user) is not as the template has it",
+    ),
+    "a system message within the first": (
+        "{% set s = messages[0].content ~ '\n\n' if messages[0].role == 'system' else '' %}"
+        "{% for m in messages %}{% if m.role != 'system' %}" + TURN.replace(
+            "{{ m.content", "{{ (s if messages[loop.index0 - 1].role == 'system' and loop.index0 else '') ~ m.content")
+        + "{% endif %}{% endfor %}" + PROMPT,
+        "the conversation (system, user) is not as the template has it",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HELD_IN_PART)
+def test_templates_that_are_held_in_part(name: str, tmp_path: Path) -> None:
+    source, differs = HELD_IN_PART[name]
+    chat = chat_template(source, {})
+    assert chat.differs == differs
+    assert (chat.user_prefix, chat.user_suffix, chat.generate) == ("<|user|>", "<|end|>\n", "<|assistant|>")
+    assert chat.no_system == ("<|date|>26 Jul 2024\n" if "date" in name else "")
+    write_json(tmp_path, small_json())
+    (tmp_path / "chat_template.jinja").write_text(source)
+    with pytest.warns(UserWarning, match=re.escape(f"{tmp_path}: chat template: {differs}")):
+        assert b"<|user|>" in tokenizer_section(tmp_path, 300)
+
+
 def test_named_templates_and_generation_blocks(tmp_path: Path) -> None:
     assert chat_template(CHATML, {}).user_prefix == "<|user|>"
     marked = CHATML.replace("{{ m.content }}", "{% generation %}{{ m.content }}{% endgeneration %}")
