@@ -152,7 +152,16 @@ def kernels_of(text: str, implement) -> dict[str, Kernel]:
     names = subprocess.run(["c++filt"], input="\n".join(m[1] for m in entries), capture_output=True, text=True, check=True)
     found = {}
     for m, demangled in zip(entries, names.stdout.splitlines(), strict=True):
-        end = re.compile(r"^\}", re.M).search(text, m.end()).start()
         name = simple_name(demangled)
-        found[name] = Kernel(m[1], name, m[2], text[m.end() : end], module_shared, implement)
+        found[name] = Kernel(m[1], name, m[2], _body(text, m.end()), module_shared, implement)
     return found
+
+
+def _body(text: str, begin: int) -> str:
+    """From behind an opening brace to the one that closes it."""
+    depth = 1
+    for brace in re.compile(r"[{}]").finditer(text, begin):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return text[begin : brace.start()]
+    raise PtxError("a kernel without an end")
