@@ -1,0 +1,130 @@
+"""Every launch of every kernel: what the emulator runs is recorded, then run again from the PTX of nvcc.
+
+    .venv/bin/python -m ptx.suite            all of it (make test-ptx); --quick: what make test has
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from ptx.check import check_launch
+from ptx.instructions import implement
+from ptx.launches import Launch, read_launches
+from ptx.parse import Kernel, kernels_of
+
+ROOT = Path(__file__).resolve().parent.parent
+ARCHITECTURES = (80, 90)
+
+
+@dataclass
+class Run:
+    """A program that launches kernels in the emulator, and the PTX that has the same kernels."""
+
+    ptx: str  # build/ptx/NAME.sm_80.ptx
+    command: list[str]
+    quick: bool = False  # also in the short part
+    repeats: bool = False  # launches of equal shape, too: those of another position
+
+
+def _story(program: str, model: str, *options: str) -> list[str]:
+    return [program, f"build/models/{model}.bin", "-i", "Once upon a time", "-t", "0", *options]
+
+
+LLAMA, QWEN, OTHER = "tiny-llama.awq", "tiny-qwen3.awq", "tiny-llama.awq-g64"
+RUNS = [
+    Run("runq_awq", _story("./runq_awq", LLAMA, "-n", "2"), quick=True),
+    Run("runq_awq", _story("./runq_awq", QWEN, "-n", "2"), quick=True),
+    Run("runq_awq", _story("./runq_awq", OTHER, "-n", "8"), repeats=True),
+    Run("runq_awq", _story("./runq_awq", QWEN, "-n", "3", "--matmul", "plain")),
+    Run("runq_awq", _story("./runq_awq", QWEN, "-n", "3", "--trace", os.devnull)),
+    Run("runq_awq", ["./runq_awq", f"build/models/{LLAMA}.bin", "--ppl", "models/held_out.txt", "-n", "70"]),
+    Run("runq_awq", ["build/runq_awq_test", "-tc=kernel: dequantize*,kernel: the largest logit*"], quick=True),
+    Run("runq_awq", ["build/runq_awq_test", "-tc=kernel: *"]),
+    Run("awq_kernels", ["build/awq_kernels_test", "-tc=kernel: every rung*exactly,kernel: awq_gemv and*"]),
+    Run("plain_runq_awq", _story("build/plain/runq_awq", LLAMA, "-n", "2")),
+    Run("plain_runq_awq", _story("build/plain/runq_awq", QWEN, "-n", "2", "--matmul", "plain")),
+    Run("backend", ["build/backend_gpu_test", "-tc=the kernels of*"], quick=True),
+]
+
+
+def ptx_file(name: str, architecture: int) -> Path:
+    return ROOT / f"build/ptx/{name}.sm_{architecture}.ptx"
+
+
+def record(run: Run, path: Path) -> list[Launch]:
+    """The launches of a run: of equal shapes the first, and all if it `repeats`."""
+    done = subprocess.run(
+        run.command, cwd=ROOT, env=os.environ | {"SIMT_LAUNCHES": str(path)}, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(run.command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    seen, kept = set(), []
+    for launch in read_launches(path):
+        if run.repeats or launch.shape not in seen:
+            kept.append(launch)
+        seen.add(launch.shape)
+    return kept
+
+
+def same_text(kernel: Kernel, other: Kernel) -> bool:
+    return [i.text for i in kernel.code] == [i.text for i in other.code] and kernel.symbols == other.symbols
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m ptx.suite", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a part that takes half a minute")
+    args = parser.parse_args()
+    kernels: dict[tuple[str, int], dict[str, Kernel]] = {}
+    launched, failures, seen = Counter(), 0, set()
+    for run in RUNS:
+        if args.quick and not run.quick:
+            continue
+        start = time.monotonic()
+        for sm in ARCHITECTURES:
+            if (run.ptx, sm) not in kernels:
+                kernels[run.ptx, sm] = kernels_of(ptx_file(run.ptx, sm).read_text(), implement)
+        with tempfile.TemporaryDirectory() as folder:
+            launches = record(run, Path(folder) / "launches")
+        n = 0
+        for launch in launches:
+            if (run.ptx, launch.shape) in seen and not run.repeats:
+                continue
+            seen.add((run.ptx, launch.shape))
+            n += 1
+            done: list[Kernel] = []
+            for sm in ARCHITECTURES:
+                kernel = kernels[run.ptx, sm].get(launch.kernel)
+                if kernel and any(same_text(kernel, k) for k in done):
+                    continue  # the compiler wrote the same for both
+                wrong = check_launch(kernel, launch) if kernel else "is not in the PTX"
+                done.append(kernel)
+                launched[run.ptx, launch.kernel] += 1
+                if wrong:
+                    failures += 1
+                    print(f"sm_{sm} {launch.kernel} {launch.grid} x {launch.block}: {wrong}", flush=True)
+        print(f"{n:5} launches {time.monotonic() - start:6.1f} s  {' '.join(run.command)}", flush=True)
+    if not args.quick:
+        for (name, sm), of in kernels.items():
+            if missing := [k for k in of if (name, k) not in launched] if sm == ARCHITECTURES[0] else []:
+                failures += 1
+                print(f"{name}: no run launches {', '.join(sorted(missing))}")
+    differ = sum(
+        not same_text(k, kernels[name, ARCHITECTURES[1]][k_name])
+        for (name, sm), of in kernels.items()
+        if sm == ARCHITECTURES[0]
+        for k_name, k in of.items()
+    )
+    n_kernels = len({(name, k) for (name, k) in launched})
+    print(f"{sum(launched.values())} launches of {n_kernels} kernels: {failures} differ beyond the contract")
+    print(f"sm_80 and sm_90: nvcc's text differs in {differ} kernels")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
