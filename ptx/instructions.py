@@ -11,7 +11,17 @@ import numpy as np
 
 from ptx.parse import Instruction, Operand, PtxError
 
-DTYPE = {"pred": "?", "b8": "u1", "u8": "u1", "s8": "i1", "b16": "u2", "u16": "u2", "s16": "i2", "b32": "u4", "u32": "u4"}
+DTYPE = {
+    "pred": "?",
+    "b8": "u1",
+    "u8": "u1",
+    "s8": "i1",
+    "b16": "u2",
+    "u16": "u2",
+    "s16": "i2",
+    "b32": "u4",
+    "u32": "u4",
+}
 DTYPE |= {"s32": "i4", "b64": "u8", "u64": "u8", "s64": "i8", "f16": "f2", "f16x2": "f2", "f32": "f4"}
 DTYPE = {name: np.dtype(code) for name, code in DTYPE.items()}
 INT = r"([su](?:16|32|64))"
@@ -195,7 +205,14 @@ def _rsqrt(m, o: list[Operand]) -> None:
 def _setp(m, o: list[Operand], compare: str, unordered: str, type: str) -> None:
     """Of floats, `u` makes the result true if one is NaN; without it, false."""
     a, b = m.get(o[1], type), m.get(o[2], type)
-    f = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal}
+    f = {
+        "eq": np.equal,
+        "ne": np.not_equal,
+        "lt": np.less,
+        "le": np.less_equal,
+        "gt": np.greater,
+        "ge": np.greater_equal,
+    }
     r = f[compare](a, b)
     if type == "f32":
         nan = np.isnan(a) | np.isnan(b)
@@ -213,7 +230,9 @@ def _mov(m, o: list[Operand], type: str) -> None:
     """Also packs registers into a wider one, the first lowest, or takes it apart."""
     if o[1].kind == "vector":
         bits = 8 * o[1].parts[0].storage.itemsize
-        parts = [m.full(p, f"u{bits}").astype(DTYPE[type]) << DTYPE[type].type(bits * i) for i, p in enumerate(o[1].parts)]
+        parts = [
+            m.full(p, f"u{bits}").astype(DTYPE[type]) << DTYPE[type].type(bits * i) for i, p in enumerate(o[1].parts)
+        ]
         return m.put(o[0], np.bitwise_or.reduce(parts))
     value = np.asarray(m.get(o[1], type))
     if o[0].kind != "vector":
@@ -333,7 +352,7 @@ def _ldmatrix(m, o: list[Operand], transposed: str | None) -> None:
 
 @define(r"mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.f16\.f16\.f32")
 def _mma_fp16(m, o: list[Operand]) -> None:
-    """"Matrix Fragments for mma.m16n8k16 with floating point type". Products are exact in fp32; they are added in
+    """ "Matrix Fragments for mma.m16n8k16 with floating point type". Products are exact in fp32; they are added in
     fp32 in the order of k, as simt/ptx.h does: in which order a tensor core adds, and how it rounds, is not known."""
     n = len(m.whole_warps("mma"))
     a, b, c = np.empty((n, 16, 16), "f4"), np.empty((n, 16, 8), "f4"), np.empty((n, 16, 8), "f4")
@@ -356,7 +375,7 @@ def _mma_fp16(m, o: list[Operand]) -> None:
 
 @define(r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.s8\.s8\.s32")
 def _mma_int8(m, o: list[Operand]) -> None:
-    """"Matrix Fragments for mma.m16n8k32". Without .satfinite, sums wrap."""
+    """ "Matrix Fragments for mma.m16n8k32". Without .satfinite, sums wrap."""
     n = len(m.whole_warps("mma"))
     a, b, c = np.empty((n, 16, 32), "i4"), np.empty((n, 32, 8), "i4"), np.empty((n, 16, 8), "i4")
     for i, x in enumerate(o[1].parts):

@@ -131,13 +131,11 @@ def planted(m: Mutant, original: dict[str, Kernel]) -> str:
 def found(m: Mutant, original: dict[str, Kernel], launches: list[Launch]) -> str:
     """How the mistake shows; '' if it does not."""
     try:
-        kernels = kernels_of(planted(m, original), implement)
+        kernels = kernels_of(planted(m, original), implement, original)
     except PtxError as error:
         return str(error)
-    changed = {k for k in kernels if [i.text for i in kernels[k].code] != [i.text for i in original[k].code]}
-    changed |= {k for k in kernels if kernels[k].static_shared != original[k].static_shared}
     for launch in launches:
-        if launch.kernel in changed and (wrong := check_launch(kernels[launch.kernel], launch)):
+        if launch.kernel in kernels and (wrong := check_launch(kernels[launch.kernel], launch)):
             return wrong
     return ""
 

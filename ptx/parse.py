@@ -53,15 +53,13 @@ class Kernel:
     """
 
     def __init__(self, mangled: str, name: str, parameters: str, body: str, module_shared: list, implement):
-        self.mangled, self.name = mangled, name
+        self.mangled, self.name, self.body = mangled, name, body
         self.symbols: dict[str, int] = {}  # address of a parameter, or of a variable in shared memory
         self.registers: dict[str, np.dtype] = {}
         self.labels: dict[str, int] = {}
         self.code: list[Instruction] = []
         self.parameters = 0
-        for align, kind, symbol, n in re.findall(
-            r"\.param (?:\.align (\d+) )?\.(\w+) (\w+)(?:\[(\d+)\])?", parameters
-        ):
+        for align, kind, symbol, n in re.findall(r"\.param (?:\.align (\d+) )?\.(\w+) (\w+)(?:\[(\d+)\])?", parameters):
             size = SIZE[kind] * int(n or 1)
             self.parameters = _aligned(self.parameters, int(align or size))
             self.symbols[symbol] = self.parameters
@@ -144,16 +142,20 @@ def simple_name(demangled: str) -> str:
     return re.sub(r"\s+", "", name.partition("(")[0])
 
 
-def kernels_of(text: str, implement) -> dict[str, Kernel]:
-    """Every kernel of a PTX file, by simple name; implement(instruction) is what executes it, or raises PtxError."""
+def kernels_of(text: str, implement, known: dict[str, Kernel] | None = None) -> dict[str, Kernel]:
+    """Every kernel of a PTX file, by simple name; implement(instruction) is what executes it, or raises PtxError.
+    Without those that `known` has with the same text."""
     text = re.sub(r"//[^\n]*", "", text)
     module_shared = re.findall(r"^\.shared \.align (\d+) \.(\w+) (\w+)(?:\[(\d+)\])?;", text, re.M)
     entries = list(re.finditer(r"\.entry (\w+)\(([^)]*)\)[^{]*\{", text))
-    names = subprocess.run(["c++filt"], input="\n".join(m[1] for m in entries), capture_output=True, text=True, check=True)
+    names = subprocess.run(
+        ["c++filt"], input="\n".join(m[1] for m in entries), capture_output=True, text=True, check=True
+    )
     found = {}
     for m, demangled in zip(entries, names.stdout.splitlines(), strict=True):
-        name = simple_name(demangled)
-        found[name] = Kernel(m[1], name, m[2], _body(text, m.end()), module_shared, implement)
+        name, body = simple_name(demangled), _body(text, m.end())
+        if not known or known[name].body != body:
+            found[name] = Kernel(m[1], name, m[2], body, module_shared, implement)
     return found
 
 
