@@ -18,8 +18,8 @@ from ptx.machine import run
 from ptx.parse import Kernel, PtxError, kernels_of
 
 # Where results need not be equal to the bit: by kernel, the offset in the arguments of a pointer to results, their
-# type, and how far they may be apart: relative to a value, and to the largest of the buffer; or, if a fourth number says
-# where in the arguments the length of a row is, to the largest of the value's row or of its column, which is less.
+# type, and how far they may be apart: relative to a value, and to the largest of the buffer; or, if a fourth number
+# says where in the arguments the length of a row is, to the largest of the value's row or column, whichever is less.
 #
 # rmsnorm, prepare_heads: rsqrt.approx has an error of up to 2^-22.9; nvcc makes one fma of a product and a sum, g++
 # does not. In fp16 the result is at most its neighbour; where RoPE subtracts two numbers, relative to these.
@@ -44,7 +44,7 @@ CLOSE = {
 
 
 def difference(launch: Launch, found: dict[int, np.ndarray], apart: dict[str, float] | None = None) -> str:
-    """What is wrong in `found`; '' if nothing is. apart: by kernel, the largest part of an allowed difference so far."""
+    """What is wrong in `found`; '' if nothing is. apart: by kernel, the largest part of an allowed difference."""
     rules = {}
     for at, rule in CLOSE.get(launch.kernel.partition("<")[0], {}).items():
         p = int.from_bytes(launch.arguments[at : at + 8], "little")
@@ -95,6 +95,7 @@ def check_launch(kernel: Kernel, launch: Launch, apart: dict[str, float] | None 
 
 
 def main() -> int:
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m ptx.check", description=__doc__.splitlines()[0])
     parser.add_argument("ptx", type=Path, help="what nvcc -ptx wrote")
     parser.add_argument("launches", type=Path, nargs="+", help="what SIMT_LAUNCHES wrote")

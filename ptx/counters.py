@@ -30,6 +30,7 @@ _KIND: dict[str, str] = {}
 
 
 def kind_of(opcode: str) -> str:
+    """The kind of an opcode, of KINDS."""
     if opcode not in _KIND:
         _KIND[opcode] = next(kind for kind, pattern in KINDS.items() if re.match(pattern, opcode))
     return _KIND[opcode]

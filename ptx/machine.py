@@ -46,6 +46,8 @@ def run(
 
 
 class Machine:
+    """The state of the threads that run together; instructions.py changes it for those that are active."""
+
     def __init__(self, kernel, grid, block, dynamic_shared, arguments, memory, order, first_block):  # noqa: ANN001
         self.kernel, self.grid, self.block, self.memory, self.order = kernel, grid, block, memory, order
         self.dynamic_shared, self.first_block = dynamic_shared, first_block

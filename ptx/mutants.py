@@ -8,6 +8,8 @@ layouts and strides. It is found if a launch that the emulator ran from the righ
 a rule of the machine.
 """
 
+# ruff: noqa: E501 (a mistake is a line)
+
 import argparse
 import re
 import shutil
@@ -141,6 +143,7 @@ def found(m: Mutant, original: dict[str, Kernel], launches: list[Launch]) -> str
 
 
 def main() -> int:
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m ptx.mutants", description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="a part of the names")
     parser.add_argument("--quick", action="store_true", help="a few, none of which is compiled")
@@ -151,8 +154,8 @@ def main() -> int:
     for name in originals:
         with tempfile.TemporaryDirectory() as folder:
             runs = [r for r in RUNS if r.ptx == name and r.command[0].endswith("_test") and "*" in r.command[1]]
-            by_shape = {l.shape: l for r in runs for l in record(r, Path(folder) / "launches")}
-        launches[name] = sorted(by_shape.values(), key=lambda l: l.grid[0] * l.grid[1] * l.grid[2] * l.block[0])
+            by_shape = {x.shape: x for r in runs for x in record(r, Path(folder) / "launches")}
+        launches[name] = sorted(by_shape.values(), key=lambda x: x.grid[0] * x.grid[1] * x.grid[2] * x.block[0])
     missed = 0
     for m in chosen:
         how = found(m, originals[m.ptx], launches[m.ptx])

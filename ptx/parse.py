@@ -6,6 +6,7 @@ inline assembly uses for registers of its own, or hold the parts of a vector ope
 
 import re
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,7 +43,7 @@ class Instruction:
     negated: bool
     opcode: str
     operands: list[Operand]
-    run: object = None
+    run: Callable | None = None
 
 
 class Kernel:
@@ -52,7 +53,7 @@ class Kernel:
     shared memory that the kernel declares; dynamic shared memory begins behind it, at a multiple of 128.
     """
 
-    def __init__(self, mangled: str, name: str, parameters: str, body: str, module_shared: list, implement):
+    def __init__(self, mangled: str, name: str, parameters: str, body: str, module_shared: list, implement: Callable):
         self.mangled, self.name, self.body = mangled, name, body
         self.symbols: dict[str, int] = {}  # address of a parameter, or of a variable in shared memory
         self.registers: dict[str, np.dtype] = {}
@@ -142,7 +143,7 @@ def simple_name(demangled: str) -> str:
     return re.sub(r"\s+", "", name.partition("(")[0])
 
 
-def kernels_of(text: str, implement, known: dict[str, Kernel] | None = None) -> dict[str, Kernel]:
+def kernels_of(text: str, implement: Callable, known: dict[str, Kernel] | None = None) -> dict[str, Kernel]:
     """Every kernel of a PTX file, by simple name; implement(instruction) is what executes it, or raises PtxError.
     Without those that `known` has with the same text."""
     text = re.sub(r"//[^\n]*", "", text)

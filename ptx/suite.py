@@ -54,6 +54,7 @@ RUNS = [
 
 
 def ptx_file(name: str, architecture: int) -> Path:
+    """What nvcc wrote of build/ptx/NAME for an architecture."""
     return ROOT / f"build/ptx/{name}.sm_{architecture}.ptx"
 
 
@@ -89,6 +90,7 @@ def kernels_for(name: str) -> dict[int, dict[str, Kernel]]:
 
 
 def main() -> int:
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m ptx.suite", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a part that takes half a minute")
     args = parser.parse_args()
@@ -128,7 +130,7 @@ def main() -> int:
             print(f"{name}: no run launches {', '.join(missing)}")
         print(f"{name}: in {len(of[ARCHITECTURES[1]])} kernels, what nvcc wrote for sm_90 differs from sm_80")
     for name, part in sorted(apart.items()):
-        print(f"{name}: not equal to the bit; apart by {part:.3f} of what is allowed")
+        print(f"{name}: not equal to the bit; apart by {part:.1e} of what is allowed")
     print(f"{sum(launched.values())} launches of {len(launched)} kernels: {failures} differ beyond the contract")
     return 1 if failures else 0
 

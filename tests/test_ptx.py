@@ -116,7 +116,7 @@ COPY = """
 def test_a_copy_arrives_when_it_is_waited_for():
     np.testing.assert_array_equal(launch(COPY.format(wait="cp.async.wait_group 0;"), dynamic=256), np.arange(64) + 100)
     for wait in ("", "cp.async.wait_group 1;"):
-        with pytest.raises(PtxError, match="where a cp.async is not yet waited for"):
+        with pytest.raises(PtxError, match=r"where a cp\.async is not yet waited for"):
             launch(COPY.format(wait=wait), dynamic=256)
     with pytest.raises(PtxError, match="outside: 4 bytes at 384 of 384 of shared memory"):
         launch(COPY.format(wait="cp.async.wait_group 0;"), dynamic=128)
