@@ -154,19 +154,20 @@ build/ptx/awq_kernels.sm_%.ptx: bench/awq_kernels.cu $(CUDA_SOURCES) build/flags
 	$(make_ptx)
 build/ptx/backend.sm_%.ptx: engine/backend/gpu.cu $(CUDA_SOURCES) build/flags
 	$(make_ptx)
-.PHONY: test-ptx
+.PHONY: ptx test-ptx
 NEEDS_test-ptx := BUILD PYTHON TEST
 ifneq ($(shell command -v $(NVCC)),)
 cuda: $(CUDA_CHECKS)
 	@echo 'runq_awq.cu, bench/awq_kernels.cu and engine/backend/gpu.cu compile for sm_80 and sm_90, nothing spills'
 test: $(call PTX_OF,runq_awq backend)
-test-ptx: $(call PTX_OF,runq_awq plain_runq_awq awq_kernels backend) $(PTX_PROGRAMS) $(VENV_READY) $(filter %.awq.bin %.awq-g64.bin,$(TEST_MODELS))
+ptx: $(call PTX_OF,runq_awq plain_runq_awq awq_kernels backend)
+test-ptx: ptx $(PTX_PROGRAMS) $(VENV_READY) $(filter %.awq.bin %.awq-g64.bin,$(TEST_MODELS))
 	@$(PY) -m ptx.suite
 	@$(PY) -m ptx.mutants
 else
 cuda:
 	@echo 'there is no nvcc here: nothing was compiled for a GPU'
-test-ptx:
+ptx test-ptx:
 	@echo 'there is no nvcc here: nothing of what it makes was run'
 endif
 

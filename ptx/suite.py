@@ -40,9 +40,9 @@ LLAMA, QWEN, OTHER = "tiny-llama.awq", "tiny-qwen3.awq", "tiny-llama.awq-g64"
 RUNS = [
     Run("runq_awq", _story("./runq_awq", LLAMA, "-n", "2"), quick=True),
     Run("runq_awq", _story("./runq_awq", QWEN, "-n", "2"), quick=True),
-    Run("runq_awq", _story("./runq_awq", OTHER, "-n", "8"), repeats=True),
+    Run("runq_awq", _story("./runq_awq", OTHER, "-n", "6"), repeats=True),
     Run("runq_awq", _story("./runq_awq", QWEN, "-n", "3", "--matmul", "plain")),
-    Run("runq_awq", _story("./runq_awq", QWEN, "-n", "3", "--trace", os.devnull)),
+    Run("runq_awq", _story("./runq_awq", QWEN, "-n", "3", "--trace", "build/ptx/trace.safetensors")),
     Run("runq_awq", ["./runq_awq", f"build/models/{LLAMA}.bin", "--ppl", "models/held_out.txt", "-n", "70"]),
     Run("runq_awq", ["build/runq_awq_test", "-tc=kernel: dequantize*,kernel: the largest logit*"], quick=True),
     Run("runq_awq", ["build/runq_awq_test", "-tc=kernel: *"]),
