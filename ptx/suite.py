@@ -37,13 +37,14 @@ def _story(program: str, model: str, *options: str) -> list[str]:
 
 
 LLAMA, QWEN, OTHER = "tiny-llama.awq", "tiny-qwen3.awq", "tiny-llama.awq-g64"
+LONG = ",".join(str(3 + 7 * i % 2000) for i in range(100))  # a chunk of 64 tokens and one of 36
 RUNS = [
     Run("runq_awq", _story("./runq_awq", LLAMA, "-n", "2"), quick=True),
     Run("runq_awq", _story("./runq_awq", QWEN, "-n", "2"), quick=True),
     Run("runq_awq", _story("./runq_awq", OTHER, "-n", "6"), repeats=True),
     Run("runq_awq", _story("./runq_awq", QWEN, "-n", "3", "--matmul", "plain")),
     Run("runq_awq", _story("./runq_awq", QWEN, "-n", "3", "--trace", "build/ptx/trace.safetensors")),
-    Run("runq_awq", ["./runq_awq", f"build/models/{LLAMA}.bin", "--ppl", "models/held_out.txt", "-n", "70"]),
+    Run("runq_awq", ["./runq_awq", f"build/models/{LLAMA}.bin", "--ids", LONG, "-n", "1", "-t", "0"]),
     Run("runq_awq", ["build/runq_awq_test", "-tc=kernel: dequantize*,kernel: the largest logit*"], quick=True),
     Run("runq_awq", ["build/runq_awq_test", "-tc=kernel: *"]),
     Run("awq_kernels", ["build/awq_kernels_test", "-tc=kernel: every rung*exactly,kernel: awq_gemv and*"]),
