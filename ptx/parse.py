@@ -54,7 +54,8 @@ class Kernel:
     """
 
     def __init__(self, mangled: str, name: str, parameters: str, body: str, module_shared: list, implement: Callable):
-        self.mangled, self.name, self.body = mangled, name, body
+        self.mangled, self.name = mangled, name
+        self.text = _text(body)
         self.symbols: dict[str, int] = {}  # address of a parameter, or of a variable in shared memory
         self.registers: dict[str, np.dtype] = {}
         self.labels: dict[str, int] = {}
@@ -133,6 +134,11 @@ class Kernel:
         return Operand("number", name)
 
 
+def _text(body: str) -> str:
+    """A kernel's body without its number in the file."""
+    return re.sub(r"\$L__BB\d+_", "$L_", body)
+
+
 def _aligned(n: int, align: int) -> int:
     return -(-n // align) * align
 
@@ -155,7 +161,7 @@ def kernels_of(text: str, implement: Callable, known: dict[str, Kernel] | None =
     found = {}
     for m, demangled in zip(entries, names.stdout.splitlines(), strict=True):
         name, body = simple_name(demangled), _body(text, m.end())
-        if not known or known[name].body != body:
+        if not known or known[name].text != _text(body):
             found[name] = Kernel(m[1], name, m[2], body, module_shared, implement)
     return found
 

@@ -123,9 +123,11 @@ def main() -> int:
                 if wrong:
                     failures += 1
                     print(f"sm_{sm} {launch.kernel} {launch.grid} x {launch.block}: {wrong}", flush=True)
-        print(f"{n:5} launches {time.monotonic() - start:6.1f} s  {' '.join(run.command)}", flush=True)
+        print(f"{n:5} launches {time.monotonic() - start:6.1f} s  {' '.join(run.command)[:110]}", flush=True)
+    first = {name: of[ARCHITECTURES[0]] for name, of in kernels.items()}
+    texts = {first[name][k].text for name, k in launched if k in first[name]}
     for name, of in kernels.items():
-        missing = sorted(k for k in of[ARCHITECTURES[0]] if (name, k) not in launched)
+        missing = sorted(k for k, kernel in first[name].items() if kernel.text not in texts)
         if missing and not args.quick:
             failures += 1
             print(f"{name}: no run launches {', '.join(missing)}")
