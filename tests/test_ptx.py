@@ -1,6 +1,6 @@
 """The interpreter of PTX on small kernels, and, where nvcc is, some launches of what it makes of ours: docs/ptx.md."""
 
-import shutil
+import os
 import subprocess
 import sys
 from fractions import Fraction
@@ -9,13 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ptx.check import difference
 from ptx.instructions import implement
+from ptx.launches import read_launches
 from ptx.machine import run
 from ptx.parse import PtxError, kernels_of
 
 ROOT = Path(__file__).resolve().parent.parent
 IN, OUT = 1 << 40, 1 << 41
-needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+needs_nvcc = pytest.mark.skipif(
+    not all((ROOT / f"build/ptx/{name}.sm_90.ptx").exists() for name in ("runq_awq", "backend")),
+    reason="needs nvcc: make ptx",
+)
+AWQ_TEST = ROOT / "build" / "runq_awq_test"
 
 
 def launch(body, grid=1, block=64, dynamic=0, values=None):
@@ -153,13 +159,37 @@ def test_fma_rounds_once():
     assert np.isinf(got.view("f4")[-1])
 
 
+@pytest.mark.skipif(not AWQ_TEST.exists(), reason="needs build/runq_awq_test")
+def test_the_emulator_writes_its_launches(tmp_path):
+    path = tmp_path / "launches"
+    environment = os.environ | {"SIMT_LAUNCHES": str(path)}
+    subprocess.run([AWQ_TEST, "-tc=kernel: swiglu*"], cwd=ROOT, env=environment, capture_output=True, check=True)
+    launches = list(read_launches(path))
+    assert {x.kernel for x in launches} == {"swiglu_kernel", "embed_kernel", "add_kernel"}
+    for x in launches:
+        if x.kernel == "swiglu_kernel":
+            out, gate, up, n = (int(v) for v in np.frombuffer(x.arguments, "u8"))
+            z, y = (x.before[p].view("f4")[:n].astype("f8") for p in (gate, up))
+            want = (z / (1 + np.exp(-z)) * y).astype("f2")
+            np.testing.assert_allclose(x.after[out].view("f2")[:n], want, rtol=2**-10)
+            assert difference(x, x.after) == ""
+            wrong = x.after[out].copy()
+            wrong.view("u2")[n // 2] ^= 4
+            assert f"f2 {n // 2} is " in difference(x, x.after | {out: wrong})
+
+
+def run_module(*args):
+    done = subprocess.run([sys.executable, "-m", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+    if "is it built for a GPU?" in done.stderr:
+        pytest.skip("runq_awq is built for a GPU")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @needs_nvcc
 def test_what_nvcc_makes_of_the_kernels_does_what_the_emulator_does():
-    done = subprocess.run([sys.executable, "-m", "ptx.suite", "--quick"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_module("ptx.suite", "--quick")
 
 
 @needs_nvcc
 def test_planted_mistakes_are_found():
-    done = subprocess.run([sys.executable, "-m", "ptx.mutants", "--quick"], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_module("ptx.mutants", "--quick")
