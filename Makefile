@@ -135,6 +135,7 @@ help:
 	@echo 'Other machines'
 	@echo 'make portable    build/portable: runq_gptq for any processor, and its back ends (BACKENDS="opencl cuda hip")'
 	@echo 'make cuda        compile what runs on NVIDIA GPUs for two kinds of them, where nvcc is'
+	@echo 'make test-ptx    what nvcc makes of the kernels, run on the CPU, where nvcc is: docs/ptx.md'
 	@echo 'make hip         compile the back end for AMD GPUs, for two kinds of them'
 	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, in one report (make gpu-files first)'
 	@echo 'make test-arm    the Arm kernels and the forward pass, cross-compiled and run under qemu'

@@ -141,12 +141,34 @@ build/cuda/awq_kernels.sm_%.o: bench/awq_kernels.cu $(CUDA_SOURCES)
 	$(cuda_check)
 build/cuda/backend.sm_%.o: engine/backend/gpu.cu $(CUDA_SOURCES)
 	$(cuda_check)
+# What nvcc makes of the kernels, run on the CPU (docs/ptx.md): build/ptx/NAME.sm_80.ptx and so on. `make test` has a part.
+PTX_OF       = $(foreach sm,80 90,$(1:%=build/ptx/%.sm_$(sm).ptx))
+PTX_PROGRAMS := runq_awq build/plain/runq_awq $(addprefix build/,runq_awq_test awq_kernels_test backend_gpu_test)
+make_ptx     = @mkdir -p $(@D) && $(NVCC) $(filter-out -DNO_TOKENIZER -DLINE_EDITOR,$(NVCC_FLAGS)) -DNO_TOKENIZER -DNO_CUBLAS -ptx -arch=sm_$* $< -o $@
+build/ptx/runq_awq.sm_%.ptx: runq_awq.cu $(CUDA_SOURCES) build/flags
+	$(make_ptx)
+build/ptx/plain_runq_awq.sm_%.ptx: private NVCC_FLAGS := $(filter-out $(ENGINE) -I.,$(NVCC_FLAGS)) -Xcompiler -Wno-restrict
+build/ptx/plain_runq_awq.sm_%.ptx: runq_awq.cu build/flags
+	$(make_ptx)
+build/ptx/awq_kernels.sm_%.ptx: bench/awq_kernels.cu $(CUDA_SOURCES) build/flags
+	$(make_ptx)
+build/ptx/backend.sm_%.ptx: engine/backend/gpu.cu $(CUDA_SOURCES) build/flags
+	$(make_ptx)
+.PHONY: ptx test-ptx
+NEEDS_test-ptx := BUILD PYTHON TEST
 ifneq ($(shell command -v $(NVCC)),)
 cuda: $(CUDA_CHECKS)
 	@echo 'runq_awq.cu, bench/awq_kernels.cu and engine/backend/gpu.cu compile for sm_80 and sm_90, nothing spills'
+test: $(call PTX_OF,runq_awq backend)
+ptx: $(call PTX_OF,runq_awq plain_runq_awq awq_kernels backend)
+test-ptx: ptx $(PTX_PROGRAMS) $(VENV_READY) $(filter %.awq.bin %.awq-g64.bin,$(TEST_MODELS))
+	@$(PY) -m ptx.suite
+	@$(PY) -m ptx.mutants
 else
 cuda:
 	@echo 'there is no nvcc here: nothing was compiled for a GPU'
+ptx test-ptx:
+	@echo 'there is no nvcc here: nothing of what it makes was run'
 endif
 
 # The back end compiles for AMD's GPUs, too.

@@ -22,6 +22,7 @@
 #elif defined(__HIPCC__)
 #include "hip.h"
 #else
+#include "launches.h"
 #include "simt.h"
 #endif
 
@@ -99,14 +100,17 @@ T* dynamic_shared() {
 template <auto kernel, class... Args>
 void launch(const Launch& how, Args... args) {
     const std::tuple<Args...> stored(args...);
-    simt::run_grid(
-        {.kernel = simt::kernel_name<kernel>(),
-         .grid = how.grid,
-         .block = how.block,
-         .shared_bytes = how.shared_bytes,
-         .call = [](const void* p) { std::apply(kernel, *static_cast<const std::tuple<Args...>*>(p)); },
-         .args = &stored,
-         .args_bytes = sizeof(stored)});
+    const simt::Run run{
+        .kernel = simt::kernel_name<kernel>(),
+        .grid = how.grid,
+        .block = how.block,
+        .shared_bytes = how.shared_bytes,
+        .call = [](const void* p) { std::apply(kernel, *static_cast<const std::tuple<Args...>*>(p)); },
+        .args = &stored,
+        .args_bytes = sizeof(stored)};
+    simt::LaunchFile* file = simt::LaunchFile::get();
+    if (file == nullptr) return simt::run_grid(run);
+    file->record(run, simt::argument_bytes(kernel, args...), [&] { simt::run_grid(run); });
 }
 
 #endif

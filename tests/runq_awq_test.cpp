@@ -400,10 +400,14 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
     struct Case {
         int n_tokens, pos, n_heads, n_kv_heads, head_dim, n_splits;
     };
-    for (const Case& k : {Case{1, 0, 2, 1, 32, 1}, Case{9, 0, 6, 2, 32, 1}, Case{1, 70, 8, 2, 64, 8},
-                          Case{37, 3, 4, 1, 64, 1}, Case{1, 300, 4, 2, 128, 4}, Case{5, 40, 3, 3, 96, 1},
-                          Case{1, 33, 20, 1, 32, 4}, Case{1, 5, 2, 2, 128, 16}, Case{70, 10, 2, 1, 32, 1},
-                          Case{1, 255, 2, 1, 32, 12}}) {  // two whole blocks have keys, the third none
+    for (const Case& k :
+         {Case{1, 0, 2, 1, 32, 1}, Case{9, 0, 6, 2, 32, 1}, Case{1, 70, 8, 2, 64, 8},
+          Case{37, 3, 4, 1, 64, 1}, Case{1, 300, 4, 2, 128, 4}, Case{5, 40, 3, 3, 96, 1},
+          Case{1, 33, 20, 1, 32, 4}, Case{1, 5, 2, 2, 128, 16}, Case{70, 10, 2, 1, 32, 1},
+          Case{1, 255, 2, 1, 32, 12},  // two whole blocks have keys, the third none
+          Case{1, 1, 2, 1, 64, 8}, Case{1, 31, 4, 2, 96, 8}, Case{1, 32, 2, 2, 64, 8},
+          Case{1, 127, 4, 1, 96, 8}, Case{1, 128, 2, 1, 64, 8}, Case{1, 129, 2, 1, 128, 8},
+          Case{1, 500, 4, 2, 64, 16}, Case{1, 1022, 2, 1, 96, 32}, Case{1, 1023, 4, 1, 128, 32}}) {
         CAPTURE(k.n_tokens);
         CAPTURE(k.pos);
         CAPTURE(k.head_dim);

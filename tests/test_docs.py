@@ -240,7 +240,7 @@ def check_sessions(document: str) -> list[str]:
 # ----------------------------------------------------------------------------
 # Commands, files and links
 
-FOLDERS = "bench|docs|engine|export|formats|golden|hw|mk|models|simt|tests|tools"
+FOLDERS = "bench|docs|engine|export|formats|golden|hw|mk|models|ptx|simt|tests|tools"
 
 
 @cache

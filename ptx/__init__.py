@@ -1,0 +1,1 @@
+"""What nvcc compiled, run on a CPU: an interpreter of PTX, and checks that use it. docs/ptx.md explains it."""
