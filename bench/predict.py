@@ -156,11 +156,12 @@ def elementwise(counts: dict, kernel: str, n: int, n_bytes: float, rounds: int =
 
 
 def rmsnorm(counts: dict, rows: int, dim: int) -> Launch:
-    """rmsnorm_kernel: one block a row; a thread has dim / 256 values, twice. The weights come from memory."""
-    n = math.ceil(dim / 256)
-    instructions, near = row_walk(counts, "rmsnorm_kernel", n)
-    _, rounds = row_walk(counts, "rmsnorm_kernel", 2 * n)  # x again, and the weights
-    return Launch("rmsnorm_kernel", rows, 8, 2 * dim, 6 * rows * dim, 2 * instructions, near=near, rounds=rounds / 2)
+    """rmsnorm_kernel: one block a row. A thread reads dim / 256 values, then these again and as many weights."""
+    n, row = math.ceil(dim / 256), counts["rmsnorm_kernel"]
+    near = math.ceil(n / row["first"]["in_flight"])
+    instructions, rounds = row_walk(counts, "rmsnorm_kernel", 2 * n)
+    instructions += n * row["first"]["instructions"] / row["first"]["loads"]
+    return Launch("rmsnorm_kernel", rows, 8, 2 * dim, 6 * rows * dim, instructions, near=near, rounds=rounds)
 
 
 def prepare_heads(counts: dict, c: Config, rows: int) -> Launch:
@@ -210,15 +211,15 @@ def gemm(card: Card, counts: dict, n_in: int, outs: list[int], n_tokens: int) ->
     n_tiles = rows * sum(math.ceil(n / GEMM_COLUMNS) for n in outs)
     splits = splits_for(card, n_tiles, max(1, n_in // GEMM_INPUTS // 2))
     stages = math.ceil(n_in / GEMM_INPUTS / splits)
-    main, weights = counts[kernel]["main"], weight_bytes(n_in, sum(outs))
+    row, weights = counts[kernel], weight_bytes(n_in, sum(outs))
     stage_bytes = 2 * size * (64 + 8) + 4 * 64 * (32 + 4) + 4 * 32 + 2 * 256  # docs/awq.md, awq_gemm
-    partials = 8 * splits * sum(outs) * rows * size if splits > 1 else 0
-    return Launch(
-        kernel, n_tiles * splits, 4, weights, rows * weights + n_tiles * n_in * size * 2 + partials,
-        counts[kernel]["straight"] + stages * main["instructions"], stages * 4 * 4 * size / 8,
-        1 + stages / (GEMM_STAGES - 1), alone=2 + splits * size / 2 / counts[kernel]["last"]["in_flight"] if splits > 1 else 0,
-        dynamic_shared=GEMM_STAGES * stage_bytes,
-    )  # fmt: skip
+    l2, finish = rows * weights + n_tiles * n_in * size * 2, 0.0
+    if splits > 1:
+        l2 += 8 * splits * sum(outs) * rows * size
+        finish = 2 + math.ceil(splits * size / 2 / row["last"]["in_flight"])
+    instructions, mma = row["straight"] + stages * row["main"]["instructions"], stages * 4 * 4 * size / 8
+    return Launch(kernel, n_tiles * splits, 4, weights, l2, instructions, mma, 1 + stages / (GEMM_STAGES - 1),
+                  alone=finish, dynamic_shared=GEMM_STAGES * stage_bytes)  # fmt: skip
 
 
 def cublas(n_tokens: int, n_in: int, n_out: int) -> Launch:
@@ -329,7 +330,7 @@ def read_counts() -> dict:
     return json.loads((Path(__file__).parent / "kernel_counts.json").read_text(encoding="utf-8"))
 
 
-KERNEL_HEADS = "kernel launches blocks of-an-SM MB instructions waits us us-of-all limit".split()
+KERNEL_HEADS = ["kernel", "launches", "blocks", "of an SM", "MB", "instructions", "waits", "us", "us of all", "limit"]
 
 
 def kernel_rows(card: Card, counts: dict, launches: list[Launch]) -> Iterator[list[object]]:

@@ -5,11 +5,11 @@
 Registers and static shared memory are ptxas's own (-Xptxas -v). The rest is read in SASS, what the GPU executes, as
 nvdisasm prints it; the Python package nvidia-cuda-nvdisasm has this program. No GPU is needed.
 
-A loop is what lies between a label and a branch back to it. A kernel's *main* loop is the innermost one with the most mma
-instructions, or with the most loads where there are none; *first* is the first innermost loop that loads; *last* is the
-last one behind the main loop that has at least four loads, and so is not the remainder of an unrolled one. *In flight*
-are the loads of a warp that have begun when it first has to wait for one of them: when an instruction takes a register
-that a load has still to fill. Instructions are counted on the shortest way: of two branches, the one that takes less.
+A loop is what lies between a label and a branch back to it. A kernel's *main* loop is the innermost one with most mma
+instructions, or with most loads where there are none; *first* is the first innermost loop that loads, *last* the last
+behind the main loop that has at least four loads, and so is not the remainder of an unrolled one. *In flight* are
+the loads of a warp that have begun when it first has to wait for one of them: when an instruction takes a register that
+a load has still to fill. Instructions are counted on the shortest way: of two branches, the one that takes less.
 """
 
 import argparse
