@@ -57,6 +57,8 @@ class Card:
 CARDS = {
     "h100": Card("H100 SXM", "sm_90", 132, 1.83e9, 3.35e12, 989.4e12, 0.62, 479, 263, 5.6e12, 64, 32, 228 << 10),
     "a100": Card("A100 SXM 80 GB", "sm_80", 108, 1.41e9, 2.039e12, 312e12, 1, 466, 262, 4.3e12, 64, 32, 164 << 10),
+    # H200 SXM: an H100 with faster memory (its data sheet).
+    "h200": Card("H200 SXM", "sm_90", 132, 1.83e9, 4.8e12, 989.4e12, 0.62, 479, 263, 5.6e12, 64, 32, 228 << 10),
     "4090": Card("RTX 4090", "sm_89", 128, 2.52e9, 1.008e12, 165.2e12, 1, 542, 273, 5.0e12, 48, 24, 100 << 10),
 }
 READ_SHARE = 0.92  # assumed: of the data sheet's bandwidth that reading reaches
@@ -355,7 +357,7 @@ def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m bench.predict", description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=PREDICTED, metavar="MODEL")
-    parser.add_argument("--cards", nargs="+", choices=CARDS, default=list(CARDS), metavar="CARD")
+    parser.add_argument("--cards", nargs="+", choices=CARDS, default=["h100", "a100", "4090"], metavar="CARD")
     parser.add_argument("--kernels", metavar="PHASE:N", help="every kernel of decode:KEYS or prefill:TOKENS")
     args = parser.parse_args()
     counts = read_counts()

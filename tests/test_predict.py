@@ -44,6 +44,7 @@ def test_a_launch_by_hand():
 
 def test_blocks_of_an_sm():
     assert blocks_per_sm(H100, 165, 0, 4) == 3  # 5,376 registers a warp, 12 warps
+    assert blocks_per_sm(H100, 81, 0, 4) == 5  # 2,816, as for 88
     assert blocks_per_sm(H100, 32, 0, 1) == 32
     assert blocks_per_sm(H100, 32, 0, 8) == 8  # 64 warps
     assert blocks_per_sm(CARDS["a100"], 128, 76288, 4) == 2  # of 164 KiB
