@@ -332,7 +332,8 @@ def read_counts() -> dict:
     return json.loads((Path(__file__).parent / "kernel_counts.json").read_text(encoding="utf-8"))
 
 
-KERNEL_HEADS = ["kernel", "launches", "blocks", "of an SM", "MB", "instructions", "waits", "us", "us of all", "limit"]
+# waits: for memory, for L2, and for L2 by the last block alone
+KERNEL_HEADS = ["kernel", "launches", "blocks", "of an SM", "MB", "instructions", "waits", "us", "us in all", "limit"]
 
 
 def kernel_rows(card: Card, counts: dict, launches: list[Launch]) -> Iterator[list[object]]:
@@ -346,11 +347,12 @@ def kernel_rows(card: Card, counts: dict, launches: list[Launch]) -> Iterator[li
                f"{1e6 * total(parts):.1f}", f"{1e6 * n * total(parts):.0f}", binds(parts)]  # fmt: skip
 
 
-def print_table(heads: list[str], rows: list[list[object]]) -> None:
-    """Markdown, as the pages have it."""
-    for cells in [heads, ["---"] + ["---:"] * (len(heads) - 1), *rows]:
-        print("| " + " | ".join(str(cell) for cell in cells) + " |")
-    print()
+def aligned(rows: list[list[object]]) -> str:
+    """Columns of text; all but the first to the right."""
+    text = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*text, strict=True)]
+    lines = ("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in text)
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -360,22 +362,21 @@ def main() -> int:
     parser.add_argument("--cards", nargs="+", choices=CARDS, default=["h100", "a100", "4090"], metavar="CARD")
     parser.add_argument("--kernels", metavar="PHASE:N", help="every kernel of decode:KEYS or prefill:TOKENS")
     args = parser.parse_args()
-    counts = read_counts()
+    counts, parts = read_counts(), []
     for card in (CARDS[name] for name in args.cards):
-        print(f"{card.name}: predicted tokens/s, and per cent of the limit\n")
-        rows = []
-        for name in args.models:
-            c = config_of(name)
-            speeds = [(tokens_per_s(card, counts, c, *cell), limit(card, c, *cell)) for cell in CELLS]
-            rows.append([name, *(f"{speed:.0f} ({100 * speed / most:.0f} %)" for speed, most in speeds)])
-        print_table(["model", *(f"{phase} {n}" for phase, n in CELLS)], rows)
-        if not args.kernels:
-            continue
-        phase, _, n = args.kernels.partition(":")
-        for name in args.models:
+        rows: list[list[object]] = [[card.name, *args.models]]
+        for phase, n in CELLS:
+            speeds = [
+                (tokens_per_s(card, counts, c, phase, n), limit(card, c, phase, n)) for c in map(config_of, args.models)
+            ]
+            rows.append([f"{phase} {n}", *(f"{speed:.0f} ({100 * speed / most:.0f} %)" for speed, most in speeds)])
+        parts.append(f"Predicted tokens/s, and per cent of the limit\n\n{aligned(rows)}")
+        phase, _, n = (args.kernels or "").partition(":")
+        for name in args.models if phase else []:
             steps = launches_of(card, counts[card.arch], config_of(name), phase, int(n))
-            print(f"{card.name}, {name}, {phase} {n}. Waits: for memory, for L2, for L2 alone\n")
-            print_table(KERNEL_HEADS, list(kernel_rows(card, counts[card.arch], [x for s in steps for x in s])))
+            rows = [KERNEL_HEADS, *kernel_rows(card, counts[card.arch], [x for step in steps for x in step])]
+            parts.append(f"{card.name}, {name}, {phase} {n}\n\n{aligned(rows)}")
+    print("\n\n".join(parts))
     return 0
 
 
