@@ -49,15 +49,14 @@ class Card:
     shared: int
 
 
-# SMs, clock, bandwidth, dense fp16 FLOP/s with fp32 sums: NVIDIA's H100 and A100 data sheets and white papers, Ada GPU
-# architecture white paper (RTX 4090). Cycles: Luo et al. 2024 (arXiv 2402.13499), H100 PCIe, A100, RTX 4090, and from
-# it that mma.sync reaches 62 % of Hopper's peak, as only wgmma has all of it. Warps, blocks, shared bytes: CUDA C++
-# Programming Guide, Technical Specifications per Compute Capability. Assumed: the L2's bandwidth, 60 % of 5,120 bytes
-# per clock (A100 white paper; the others alike).
+# SMs, clock, bandwidth, dense fp16 FLOP/s with fp32 sums: NVIDIA's H100, H200 and A100 data sheets and white papers,
+# Ada GPU architecture white paper (RTX 4090). Warps, blocks, shared bytes: CUDA C++ Programming Guide, Technical
+# Specifications per Compute Capability. Assumed: cycles, and mma.sync's share of Hopper's peak (only wgmma has all of
+# it), both after Luo et al. 2024 (arXiv 2402.13499: H100 PCIe, A100, RTX 4090; without load); the L2's bandwidth, 60 %
+# of 5,120 bytes per clock (A100 white paper; the others alike).
 CARDS = {
     "h100": Card("H100 SXM", "sm_90", 132, 1.83e9, 3.35e12, 989.4e12, 0.62, 479, 263, 5.6e12, 64, 32, 228 << 10),
     "a100": Card("A100 SXM 80 GB", "sm_80", 108, 1.41e9, 2.039e12, 312e12, 1, 466, 262, 4.3e12, 64, 32, 164 << 10),
-    # H200 SXM: an H100 with faster memory (its data sheet).
     "h200": Card("H200 SXM", "sm_90", 132, 1.83e9, 4.8e12, 989.4e12, 0.62, 479, 263, 5.6e12, 64, 32, 228 << 10),
     "4090": Card("RTX 4090", "sm_89", 128, 2.52e9, 1.008e12, 165.2e12, 1, 542, 273, 5.0e12, 48, 24, 100 << 10),
 }
@@ -200,7 +199,7 @@ def gemv(card: Card, counts: dict, n_in: int, outs: list[int]) -> Launch:
     instructions, rounds = row_walk(counts, kernel, 40)
     finish = 2 + math.ceil(splits / max(1, counts[kernel]["last"]["in_flight"])) if splits > 1 else 0
     return Launch(
-        kernel, tiles(words) * splits, GEMV_WARPS, weight_bytes(n_in, sum(outs)), 8 * splits * sum(outs),
+        kernel, tiles(words) * splits, GEMV_WARPS, weight_bytes(n_in, sum(outs)), 8 * splits * sum(outs) * (splits > 1),
         of_warp * instructions, of_warp * 32 * words, of_warp * (1 + rounds), 1, alone=finish,
         alone_instructions=splits * counts[kernel]["last"]["instructions"] if splits > 1 else 0,
     )  # fmt: skip
@@ -355,25 +354,34 @@ def aligned(rows: list[list[object]]) -> str:
     return "\n".join(lines)
 
 
+def phase_and_n(text: str) -> tuple[str, int]:
+    """decode:1024 as ("decode", 1024)."""
+    phase, _, n = text.partition(":")
+    if phase not in ("decode", "prefill") or not (n.isascii() and n.isdigit()) or not 1 <= int(n) <= 1 << 20:
+        raise argparse.ArgumentTypeError(f"'{text}' is not decode:KEYS or prefill:TOKENS, of 1 to {1 << 20}")
+    return phase, int(n)
+
+
 def main() -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m bench.predict", description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=PREDICTED, metavar="MODEL")
     parser.add_argument("--cards", nargs="+", choices=CARDS, default=["h100", "a100", "4090"], metavar="CARD")
-    parser.add_argument("--kernels", metavar="PHASE:N", help="every kernel of decode:KEYS or prefill:TOKENS")
+    parser.add_argument(
+        "--kernels", type=phase_and_n, metavar="PHASE:N", help="every kernel of decode:KEYS or prefill:TOKENS"
+    )
     args = parser.parse_args()
     counts, parts = read_counts(), []
     for card in (CARDS[name] for name in args.cards):
         rows: list[list[object]] = [[card.name, *args.models]]
         for phase, n in CELLS:
-            speeds = [
-                (tokens_per_s(card, counts, c, phase, n), limit(card, c, phase, n)) for c in map(config_of, args.models)
-            ]
+            configs = map(config_of, args.models)
+            speeds = [(tokens_per_s(card, counts, c, phase, n), limit(card, c, phase, n)) for c in configs]
             rows.append([f"{phase} {n}", *(f"{speed:.0f} ({100 * speed / most:.0f} %)" for speed, most in speeds)])
         parts.append(f"Predicted tokens/s, and per cent of the limit\n\n{aligned(rows)}")
-        phase, _, n = (args.kernels or "").partition(":")
-        for name in args.models if phase else []:
-            steps = launches_of(card, counts[card.arch], config_of(name), phase, int(n))
+        for name in args.models if args.kernels else []:
+            phase, n = args.kernels
+            steps = launches_of(card, counts[card.arch], config_of(name), phase, n)
             rows = [KERNEL_HEADS, *kernel_rows(card, counts[card.arch], [x for step in steps for x in step])]
             parts.append(f"{card.name}, {name}, {phase} {n}\n\n{aligned(rows)}")
     print("\n\n".join(parts))

@@ -141,6 +141,17 @@ def test_what_is_printed(monkeypatch, capsys):
     assert re.search(r"^fp16_gemv +1 +18992 .* memory$", out, re.M)
 
 
+@pytest.mark.parametrize(
+    "bad", ["decode", "decode:", "decode:0", "decode:-1", "prefill:1x", "chat:1", "decode:9999999"]
+)
+def test_a_phase_that_is_none(monkeypatch, capsys, bad):
+    monkeypatch.setattr(sys, "argv", ["predict", "--kernels", bad])
+    with pytest.raises(SystemExit) as error:
+        predict.main()
+    assert error.value.code == 2
+    assert f"argument --kernels: '{bad}' is not decode:KEYS" in capsys.readouterr().err
+
+
 # ---- counting in SASS
 
 LISTING = """
