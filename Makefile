@@ -137,7 +137,7 @@ help:
 	@echo 'make cuda        compile what runs on NVIDIA GPUs for two kinds of them, where nvcc is'
 	@echo 'make test-ptx    what nvcc makes of the kernels, run on the CPU, where nvcc is: docs/ptx.md'
 	@echo 'make hip         compile the back end for AMD GPUs, for two kinds of them'
-	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, in one report (make gpu-files first)'
+	@echo 'make gpu-check   on a machine with a GPU: tests, sanitizer, every kernel timed, predictions, in one report (make gpu-files first)'
 	@echo 'make test-arm    the Arm kernels and the forward pass, cross-compiled and run under qemu'
 	@echo 'make windows     the programs for Windows, by zig (make windows-mingw: by g++; make macos: for Macs; make test-windows: under Wine)'
 	@echo 'make dist        releases for Linux, macOS and Windows (make test-dist: built twice, run where nothing else is): docs/desks.md'

@@ -3,13 +3,17 @@
     python3 -m bench.gpu_check [--quick] [--only STEP ...] [--tune] [--out REPORT.md] [--tmp FOLDER] [--minutes N]
 
     machine     what it ran on
+    build       whether all that this takes was compiled
     tests       the C++ tests, compiled by nvcc
     models      runq_awq on the tiny models: greedy ids and traces against the golden vectors, every --matmul
+    backend     runq_gptq --backend cuda on the tiny models: greedy ids; and its speed
     sanitizer   compute-sanitizer's memcheck and racecheck over the tests of kernels
     ladder      build/gpu/awq_kernels: every kernel checked on real shapes, and timed
-    speed       runq_awq --bench on files of Qwen3-8B's and Llama-3.2-1B's shape with random weights, made on the spot
+    speed       runq_awq --bench on files of Qwen3-8B's and Llama-3.2-1B's shape with random weights, made on the spot:
+                prompts, decode at short and long contexts, and what bench/predict.py expected of them
 
-A step that fails does not keep the next from running; the exit code is 0 if none failed. --quick runs the first three.
+A step that fails does not keep the next from running; the exit code is 0 if none failed. --quick runs the first five,
+and of the back end no speed.
 
 It runs on a machine that has the CUDA toolkit and Python with numpy and nothing else, so it imports only what needs no
 other package: bench/make_model.py, formats/ and tests/run.py. Model files for `models` are taken from build/models, or
@@ -35,6 +39,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.make_model import POOL_SIZE, write_model
+from bench.predict import CARDS, Card, read_counts, tokens_per_s
 from bench.random_checkpoint import config_of
 from bench.run import Work, work_of
 from formats.checkpoint import Config
@@ -118,6 +123,8 @@ class Context:
     deadline: float  # on time.monotonic()'s clock
     tmp: Path
     tune: bool = False
+    quick: bool = False
+    card: Card | None = None  # what bench/predict.py knows of the device, once the machine was looked at
     limits: dict | None = None  # copy_gb_per_s and cublas_tflops, once the ladder has measured them
 
     def time_for(self, seconds: float) -> float:
@@ -149,7 +156,15 @@ def table(heads: list[str], rows: list[list[object]]) -> list[str]:
 
 
 # ----------------------------------------------------------------------------
-# machine
+# machine and build
+
+
+def card_of(device: str) -> Card | None:
+    """The data sheet of a device that nvidia-smi names so; None: bench/predict.py has none."""
+    names = {"H100 80GB HBM3": "h100", "H200": "h200", "A100-SXM4-80GB": "a100", "GeForce RTX 4090": "4090"}
+    return next(
+        (CARDS[card] for name, card in names.items() if re.search(rf"{name}(?! *(NVL|D|Laptop))\b", device)), None
+    )
 
 
 def machine(context: Context) -> Result:
@@ -157,6 +172,7 @@ def machine(context: Context) -> Result:
     result = Result()
     query = "name,driver_version,memory.total,compute_cap"
     gpu = run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], context.time_for(30))
+    context.card = card_of(gpu.out)
     if gpu.code != 0:
         result.failures.append("nvidia-smi shows no device")
         result.details("nvidia-smi", gpu.tail)
@@ -180,10 +196,24 @@ def machine(context: Context) -> Result:
     return result
 
 
+TESTS = ("runq_awq_test", "awq_kernels_test", "backend_gpu_test")
+PROGRAMS = (*TESTS, "runq_awq", "runq_gptq", "awq_kernels", "backends/quant_gemm_cuda.so")
+
+
+def build(context: Context) -> Result:
+    """What `make gpu-check` compiled before, and wrote into build.log. The other steps run with what there is."""
+    log = BUILD / "build.log"
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    result = Result([f"{name} was not built" for name in PROGRAMS if not (BUILD / name).exists()])
+    result.failures += re.findall(r"^make.*\*\*\* (\[.*)", text, re.M)
+    errors = [line for line in text.splitlines() if re.search(r"error|warning|undefined reference", line)]
+    if errors:
+        result.details("what the compilers said", "\n".join(errors[:40]))
+    return result
+
+
 # ----------------------------------------------------------------------------
 # tests
-
-TESTS = ("runq_awq_test", "awq_kernels_test")
 
 
 def case_counts(done: Done) -> tuple[int, int]:
@@ -195,7 +225,7 @@ def case_counts(done: Done) -> tuple[int, int]:
 def tests(context: Context) -> Result:
     """The C++ tests on the device."""
     result, rows = Result(), []
-    for name in MODELS:
+    for name in MODELS + BACKEND_MODELS:
         find_model(name)  # the tests look into build/models
     for name in TESTS:
         done = run([BUILD / name, "--no-colors=1"], context.time_for(90))
@@ -306,6 +336,49 @@ def models(context: Context) -> Result:
 
 
 # ----------------------------------------------------------------------------
+# backend
+
+BACKEND_MODELS = tuple(f"tiny-{model}.gptq-{form}" for model in ("llama", "qwen3") for form in ("ladder", "w8"))
+BACKEND_SHAPE, BACKEND_BENCH = config_of("qwen3-0.6b"), "512,32"
+
+
+def backend(context: Context) -> Result:
+    """The back end for CUDA in runq_gptq: ids of tiny models, and speed beside the processor's own kernels."""
+    result, program = Result(), BUILD / "runq_gptq"
+    if not program.exists():
+        return Result([f"{program} is not there"])
+    rows = []
+    for name in BACKEND_MODELS:
+        golden, same = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8")), []
+        for generation in golden["generations"]:
+            ids = ",".join(map(str, generation["prompt_ids"]))
+            command = [program, find_model(name), "--backend", "cuda", "-t", 0, "--print-ids", "-n", NEW_TOKENS]
+            done = run([*command, "--ids", ids], context.time_for(60))
+            sure, n = determined(generation["leads"]), n_equal(ids_of(done.out), generation["new_ids"])
+            same.append(f"{n} ({sure})")
+            if done.code != 0 or n < sure:
+                wrong = f"exit code {done.code}" if done.code else f"id {n + 1} after {generation['prompt']!r} differs"
+                result.failures.append(f"{name} --backend cuda: {wrong}")
+                result.details(result.failures[-1], done.tail)
+        rows.append([name, ", ".join(same)])
+    result.report += table(["model", "ids equal (sure)"], rows)
+    if context.quick:
+        return result
+    path, rows = context.tmp / "backend.gptq.bin", []
+    write_model(BACKEND_SHAPE, path, "gptq", progress=False)
+    for name in ("cuda", "builtin"):
+        done = run([program, path, "--bench", BACKEND_BENCH, "--backend", name], context.time_for(90))
+        bench = parse_bench(done.out, done.err)
+        rows.append([name, cell(bench.prefill), cell(bench.decode)])
+        if done.code != 0 or bench.prefill is None:
+            result.failures.append(f"--bench {BACKEND_BENCH} --backend {name}: exit code {done.code}")
+            result.details(result.failures[-1], done.tail)
+    path.unlink()
+    result.report += table(["back end, Qwen3-0.6B's shape", "prefill tokens/s", "decode tokens/s"], rows)
+    return result
+
+
+# ----------------------------------------------------------------------------
 # sanitizer
 
 TOOLS = {"memcheck": r"ERROR SUMMARY: (\d+) error", "racecheck": r"RACECHECK SUMMARY: (\d+) hazard"}
@@ -397,6 +470,7 @@ def kv_cache_bytes(config: Config) -> int:
 
 PROMPTS = (16, 32, 128, 512, 2048, 4096)
 N_DECODE = 256  # after the shortest prompt
+KEYS, N_AT_KEYS = (1, 1024, 8192), 64  # decode at long contexts, by --matmul fused alone
 SPEED_MATMULS = ("fused", "fp16")
 
 
@@ -476,6 +550,23 @@ def speed_tables(
     return lines
 
 
+def prediction_tables(
+    card: Card | None, config: Config, prefill: dict[int, Bench], decode: dict[int, Bench]
+) -> list[str]:
+    """What bench/predict.py expects beside what was measured; by the prompt's tokens, and by keys."""
+    rows: list[list[object]] = []
+    for phase, runs in (("prefill", prefill), ("decode", decode)):
+        for n, bench in runs.items():
+            # In the middle of what was generated.
+            keys = n if phase == "prefill" else n + N_AT_KEYS // 2
+            expected = tokens_per_s(card, read_counts(), config, phase, keys) if card else None
+            found = bench.prefill if phase == "prefill" else bench.decode
+            ratio = found / expected if found and expected else None
+            rows.append([f"{phase} {n}", cell(expected, "{:.0f}"), cell(found), cell(ratio, "{:.2f}")])
+    note = f"Predicted for {card.name} by bench/predict.py." if card else "bench/predict.py does not know this device."
+    return [note, *table(["fused", "predicted tokens/s", "measured", "measured / predicted"], rows)]
+
+
 def speed(context: Context) -> Result:
     """--bench on the real shapes."""
     result, program = Result(), BUILD / "runq_awq"
@@ -502,6 +593,17 @@ def speed(context: Context) -> Result:
                         result.failures.append(f"{name} --bench {bench} --matmul {matmul}: exit code {done.code}")
                         result.details(result.failures[-1], done.tail)
             result.report += speed_tables(work_of(config, "awq"), runs, sizes, context.limits)
+            prefill, decode = {n: b for (matmul, n), b in runs.items() if matmul == "fused"}, {}
+            for keys in KEYS:
+                bench = f"0,{N_AT_KEYS},{keys - 1}"
+                ctx = min(config.max_seq_len, max(4096, keys + N_AT_KEYS))
+                command = [program, path, "--bench", bench, "--ctx", ctx]
+                done = run(command, context.time_for(60))
+                decode[keys] = parse_bench(done.out, done.err)
+                if done.code != 0 or decode[keys].decode is None:
+                    result.failures.append(f"{name} --bench {bench}: exit code {done.code}")
+                    result.details(result.failures[-1], done.tail)
+            result.report += prediction_tables(context.card, config, prefill, decode)
         finally:
             path.unlink(missing_ok=True)
     return result
@@ -511,13 +613,15 @@ def speed(context: Context) -> Result:
 
 STEPS: dict[str, Callable[[Context], Result]] = {
     "machine": machine,
+    "build": build,
     "tests": tests,
     "models": models,
+    "backend": backend,
     "sanitizer": sanitizer,
     "ladder": ladder,
     "speed": speed,
 }
-QUICK = ("machine", "tests", "models")
+QUICK = ("machine", "build", "tests", "models", "backend")
 
 
 @dataclass(frozen=True)
@@ -583,13 +687,13 @@ def main(arguments: list[str] | None = None, steps: dict[str, Callable[[Context]
     parser.add_argument("--tune", action="store_true", help="ladder: also every tile and number of splits")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu-report.md", help="the report (%(default)s)")
     parser.add_argument("--tmp", type=Path, default=ROOT / "build" / "gpu-tmp", help="for model files of up to 6 GB")
-    parser.add_argument("--minutes", type=float, default=8, help="when to give up (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=12, help="when to give up (%(default)s)")
     args = parser.parse_args(arguments)
     names = args.only or [name for name in steps if not args.quick or name in QUICK]
     args.tmp.mkdir(parents=True, exist_ok=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.tmp) as folder:
-        context = Context(time.monotonic() + 60 * args.minutes, Path(folder).resolve(), args.tune)
+        context = Context(time.monotonic() + 60 * args.minutes, Path(folder).resolve(), args.tune, args.quick)
         finished = run_steps(names, context, steps, args.out)
     print(f"gpu-check: {verdict(finished)}; report in {args.out}")
     return 1 if any(f.result.failures for f in finished) else 0

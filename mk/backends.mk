@@ -95,9 +95,11 @@ $(OBJECTS)/flags: FORCE | build/packages
 
 # What only a GPU shows, in one report. The machine needs the CUDA toolkit, make and python3 with numpy. What else the
 # tests take comes from build/gpu-files, where it is not installed: `make gpu-files` fills that folder, to be copied along.
-GPU_BINS   := $(addprefix build/gpu/,runq_awq awq_kernels runq_awq_test awq_kernels_test)
-GPU_MODELS := $(filter %.awq.bin %.awq-g64.bin,$(TEST_MODELS))
-GPU_FLAGS   = $(filter-out -DNO_TOKENIZER,$(NVCC_FLAGS)) -DNO_TOKENIZER -lineinfo -arch=$(CUDA_ARCH) -Itests \
+GPU_TESTS  := $(addprefix build/gpu/,runq_awq_test awq_kernels_test backend_gpu_test)
+GPU_BINS   := $(GPU_TESTS) $(addprefix build/gpu/,runq_awq awq_kernels runq_gptq backends/quant_gemm_cuda.so)
+GPU_MODELS := $(filter %.awq.bin %.awq-g64.bin %.gptq-ladder.bin %.gptq-w8.bin,$(TEST_MODELS))
+NO_LIBRARY  = $(filter-out -DNO_TOKENIZER -DLINE_EDITOR,$1) -DNO_TOKENIZER
+GPU_FLAGS   = $(call NO_LIBRARY,$(NVCC_FLAGS)) -lineinfo -arch=$(CUDA_ARCH) -Itests \
               $(if $(and $(wildcard /usr/include/doctest/doctest.h),$(wildcard /usr/include/nlohmann/json.hpp)),,-isystem build/gpu-files/include)
 GPU_BUILD   = $(NVCC) $(GPU_FLAGS) $(CUBLAS) $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null)
 build/gpu/flags: FORCE
@@ -106,11 +108,17 @@ build/gpu/flags: FORCE
 # nvcc builds few files here, so each depends on everything that it could read.
 CUDA_SOURCES := $(wildcard *.cu engine/backend/*.cu bench/*.cu bench/*.cuh engine/*/*.h engine/*/*.cuh simt/*.h)
 $(GPU_BINS): $(CUDA_SOURCES) build/gpu/flags
-build/gpu/runq_awq: runq_awq.cu engine/app/cli.cpp engine/app/line_editor.cpp
-	$(NVCC) $(GPU_FLAGS) $^ -o $@ $(CUBLAS)
+GPU_LIBRARY := engine/app/cli.cpp engine/app/line_editor.cpp
+build/gpu/runq_awq: runq_awq.cu $(GPU_LIBRARY)
+	$(NVCC) $(GPU_FLAGS) $< $(GPU_LIBRARY) -o $@ $(CUBLAS)
 build/gpu/awq_kernels: bench/awq_kernels.cu
 	$(NVCC) $(GPU_FLAGS) $< -o $@ $(CUBLAS)
-build/gpu/runq_awq_test build/gpu/awq_kernels_test: build/gpu/%: tests/%.cpp tests/main.cpp $(wildcard tests/*.h)
+build/gpu/runq_gptq: runq_gptq.cpp $(LIBRARY)
+	$(CXX) $(call NO_LIBRARY,$(CXXFLAGS_ALL)) $< $(LIBRARY) -o $@ -ldl
+build/gpu/backends/quant_gemm_cuda.so: engine/backend/gpu.cu engine/backend/exports
+	@mkdir -p $(@D)
+	$(NVCC) $(GPU_FLAGS) -Xcompiler -fPIC,-fvisibility=hidden -shared -Xlinker --version-script=engine/backend/exports $< -o $@
+$(GPU_TESTS): build/gpu/%: tests/%.cpp tests/main.cpp $(wildcard tests/*.h)
 	$(NVCC) $(GPU_FLAGS) -x cu tests/main.cpp $< -o $@ $(CUBLAS)
 
 gpu-files: build/packages-test $(GPU_MODELS)
@@ -119,8 +127,10 @@ gpu-files: build/packages-test $(GPU_MODELS)
 	cp $(GPU_MODELS) build/gpu-files/models
 
 # GPU_CHECK='--quick', '--only ladder speed --tune' and so on: python3 -m bench.gpu_check --help
+# What does not compile is a failure in the report, and the rest runs all the same.
 gpu-check:
-	@$(MAKE) --no-print-directory -j4 $(GPU_BINS)
+	@mkdir -p build/gpu
+	@$(MAKE) --no-print-directory -k -j4 $(GPU_BINS) 2>&1 | tee build/gpu/build.log
 	@'$(PYTHON)' -m bench.gpu_check $(GPU_CHECK)
 
 # Where nvcc is: everything compiles for two generations of GPUs without a warning, and no kernel of this project keeps

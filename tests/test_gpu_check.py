@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from bench import gpu_check
 from bench.gpu_check import SHAPES, Bench, Context, Done, Result
+from bench.predict import CARDS, read_counts, tokens_per_s
 from bench.run import work_of
 from formats.model_file import read_header
 from formats.schemes import AWQ_FILE
@@ -265,7 +266,7 @@ def test_quick_is_tests_only(tmp_path):
     ran = []
     steps = {name: lambda _, name=name: ran.append(name) or Result() for name in gpu_check.STEPS}
     assert gpu_check.main(["--quick", "--out", str(tmp_path / "r"), "--tmp", str(tmp_path)], steps) == 0
-    assert ran == ["machine", "tests", "models"]
+    assert ran == ["machine", "build", "tests", "models", "backend"]
 
 
 def fake(folder, name, text):
@@ -282,7 +283,11 @@ import json, pathlib, shutil
 if args == ["--help"]:
     print("      --matmul    how:\\n                  fused (default), dequant, predequant, fp16, plain\\n")
     sys.exit()
-name, matmul = pathlib.Path(args[0]).stem, args[args.index("--matmul") + 1]
+if "--bench" in args:
+    print("prefill 512 tokens: 900.5 tokens/s\\ndecode 32 tokens: 90.5 tokens/s, 1.0 GB/s")
+    sys.exit()
+name = pathlib.Path(args[0]).stem
+matmul = args[args.index("--matmul" if "--matmul" in args else "--backend") + 1]
 data = pathlib.Path("golden/data")
 if "--trace" in args:
     shutil.copyfile(data / f"{name}.trace.safetensors", args[args.index("--trace") + 1])
@@ -300,6 +305,7 @@ subprocess.run(args[6:])
 print("ERROR SUMMARY: 0 errors" if args[1] == "memcheck" else "RACECHECK SUMMARY: 0 hazards displayed")
 """
 WRONG_IDS = GOLDEN_PROGRAM.replace("WRONG", "dequant")
+WRONG_BACKEND = GOLDEN_PROGRAM.replace("WRONG", "cuda")
 WRONG_TRACE = GOLDEN_PROGRAM.replace("{name}.trace", "tiny-llama.awq.trace")
 
 
@@ -316,12 +322,15 @@ def fakes(tmp_path, monkeypatch):
         fake(folder, name, f"print({doctest_output(4, 0)!r})")
     fake(folder, "compute-sanitizer", SANITIZER)
     fake(folder, "runq_awq", GOLDEN_PROGRAM)
+    fake(folder, "runq_gptq", GOLDEN_PROGRAM)
+    monkeypatch.setattr(gpu_check, "BACKEND_SHAPE", small("Qwen3-8B"))
     return folder
 
 
 def test_steps_with_programs_that_work(context, fakes):
     assert "NVIDIA H200" in "\n".join(gpu_check.machine(context).report)
-    for step in (gpu_check.tests, gpu_check.models, gpu_check.sanitizer):
+    assert context.card == CARDS["h200"]
+    for step in (gpu_check.tests, gpu_check.models, gpu_check.backend, gpu_check.sanitizer):
         result = step(context)
         assert result.failures == []
     result = gpu_check.models(context)
@@ -364,6 +373,8 @@ def test_tests_find_carried_models(context, fakes, monkeypatch, tmp_path):
         ("models", "runq_awq", "sys.exit('no CUDA device: 0 found')", "tiny-llama.awq --matmul fused: exit code 1"),
         ("models", "runq_awq", WRONG_IDS, "--matmul dequant: id 1 after 'Once' differs"),
         ("models", "runq_awq", WRONG_TRACE, "tiny-qwen3.awq --matmul"),
+        ("backend", "runq_gptq", WRONG_BACKEND, "tiny-llama.gptq-w8 --backend cuda: id 1 after 'Once'"),
+        ("backend", "runq_gptq", "sys.exit('no device')", "--bench 512,32 --backend cuda: exit code 1"),
         ("sanitizer", "compute-sanitizer", "print('ERROR SUMMARY: 3 errors')", "awq_kernels_test: 3 found"),
         ("ladder", "awq_kernels", "print('WRONG: awq_gemv, one'); sys.exit(1)", "1 wrong, first: awq_gemv, one"),
     ],
@@ -372,6 +383,76 @@ def test_steps_with_programs_that_do_not(context, fakes, step, name, text, failu
     fake(fakes, name, text)
     result = gpu_check.STEPS[step](context)
     assert any(failure in f for f in result.failures), result.failures
+
+
+def test_what_the_back_end_makes_is_reported(context, fakes):
+    text = "\n".join(gpu_check.backend(context).report)
+    assert len(re.findall(r"^\| tiny-(?:llama|qwen3)\.gptq-(?:ladder|w8) \| \d+ \(\d+\), ", text, re.M)) == 4
+    assert "| cuda | 900.5 | 90.5 |" in text
+    assert "900.5" not in "\n".join(gpu_check.backend(replace(context, quick=True)).report)
+
+
+def test_what_was_not_built_is_said_and_the_rest_runs(context, fakes):
+    """As on a first run where one program does not compile."""
+    assert gpu_check.build(context).failures == [
+        f"{name} was not built" for name in ("awq_kernels", "backends/quant_gemm_cuda.so")
+    ]
+    (fakes / "runq_gptq").unlink()
+    (fakes / "build.log").write_text(
+        "cli.cpp(3): error: expected a ;\nmake[1]: *** [mk/backends.mk:112: build/gpu/runq_gptq] Error 2\n"
+    )
+    result = gpu_check.build(context)
+    assert "runq_gptq was not built" in result.failures
+    assert "[mk/backends.mk:112: build/gpu/runq_gptq] Error 2" in result.failures
+    assert "expected a ;" in "\n".join(result.report)
+    finished = gpu_check.run_steps(["build", "backend", "models"], context, gpu_check.STEPS)
+    assert [bool(f.result.failures) for f in finished] == [True, True, False]
+
+
+def test_each_program_is_made_of_its_own_sources():
+    """And of no header, however many of these a rule depends on; no library that a bare machine lacks is asked for."""
+    names = [f"build/gpu/{name}" for name in gpu_check.PROGRAMS]
+    done = subprocess.run(
+        ["make", "-nB", "CUDA_ARCH=sm_80", "NVCC=nvcc", *names], cwd=ROOT, capture_output=True, text=True
+    )
+    lines = [line for line in done.stdout.splitlines() if re.search(r" -o build/gpu/\S", line)]
+    assert len(lines) == len(names), done.stderr
+    for line in lines:
+        (target,) = re.findall(r"-o build/gpu/(\S+)", line)
+        sources = set(re.findall(r"\S+\.(?:cu|cpp)\b", line))
+        assert not re.search(r"\S\.c?uh?\b(?<!\.cu)|\.h\b|flags\b|LINE_EDITOR|-ledit", line), line
+        own = {"backends/quant_gemm_cuda.so": "engine/backend/gpu.cu"}.get(target, target.split("/")[-1])
+        assert [s for s in sources if own.removesuffix("_test") in s], line
+        assert sum(s.endswith(".cu") for s in sources) <= 1, line
+
+
+@pytest.mark.parametrize(
+    ("device", "card"),
+    [
+        ("NVIDIA H100 80GB HBM3, 580.1, 81559 MiB, 9.0", "h100"),
+        ("NVIDIA H200, 580.1, 143771 MiB, 9.0", "h200"),
+        ("NVIDIA A100-SXM4-80GB, 580.1, 81920 MiB, 8.0", "a100"),
+        ("NVIDIA GeForce RTX 4090, 580.1, 24564 MiB, 8.9", "4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU, 580.1, 16376 MiB, 8.9", None),
+        ("NVIDIA H200 NVL, 580.1, 143771 MiB, 9.0", None),
+        ("NVIDIA H100 PCIe, 580.1, 81559 MiB, 9.0", None),
+        ("", None),
+    ],
+)
+def test_the_card_of_a_device(device, card):
+    assert gpu_check.card_of(device) == (CARDS[card] if card else None)
+
+
+def test_predictions_stand_beside_measurements():
+    prefill, decode = {512: Bench(prefill=20000.0), 2048: Bench()}, {1024: Bench(decode=250.0)}
+    config = SHAPES["Qwen3-8B"]
+    text = "\n".join(gpu_check.prediction_tables(CARDS["h100"], config, prefill, decode))
+    expected = tokens_per_s(CARDS["h100"], read_counts(), config, "decode", 1056)
+    assert f"| decode 1024 | {expected:.0f} | 250.0 | {250 / expected:.2f} |" in text
+    assert re.search(r"^\| prefill 512 \| \d+ \| 20000\.0 \| \d\.\d\d \|$", text, re.M)
+    assert re.search(r"^\| prefill 2048 \| \d+ \| - \| - \|$", text, re.M)
+    text = "\n".join(gpu_check.prediction_tables(None, config, prefill, decode))
+    assert "| decode 1024 | - | 250.0 | - |" in text and "does not know this device" in text
 
 
 def test_ladder_gives_the_limits(context, fakes):
@@ -391,6 +472,8 @@ def test_speed_from_end_to_end(context, monkeypatch, tmp_path):
     monkeypatch.setattr(gpu_check, "SHAPES", {"small": small("Llama-3.2-1B")})
     monkeypatch.setattr(gpu_check, "PROMPTS", (4, 8))
     monkeypatch.setattr(gpu_check, "N_DECODE", 3)
+    monkeypatch.setattr(gpu_check, "KEYS", (1, 20))
+    monkeypatch.setattr(gpu_check, "N_AT_KEYS", 3)
     monkeypatch.setattr(gpu_check, "SPEED_MATMULS", ("fused",))
     context.limits = {"copy_gb_per_s": 1.0, "cublas_tflops": 0.001}
     result = gpu_check.speed(context)
@@ -399,6 +482,7 @@ def test_speed_from_end_to_end(context, monkeypatch, tmp_path):
     assert re.search(r"^\| 4 \| [\d.]+ \| - \| - \| \d+% \|$", text, re.M)
     assert re.search(r"^\| fused \| [\d.]+ \| [\d.]+ \| - \|$", text, re.M)
     assert "Device memory, fused" in text
+    assert re.search(r"^\| decode 20 \| - \| [\d.]+ \| - \|$", text, re.M)
     assert not list(context.tmp.glob("*.bin"))
 
 
