@@ -238,7 +238,24 @@ def test_the_file_of_early_autogptq(tmp_path):
     assert (tmp_path / "early.bin").read_bytes() == (tmp_path / "m.bin").read_bytes()
 
 
-# ---- mixtures of experts in GGUF
+# ---- mixtures of experts
+
+
+def test_int8_experts_are_kept_code_for_code(tmp_path):
+    """Also codes of -128, which compressed-tensors' rule gives, and which no rounding here does."""
+    options = ("--no-smooth", "--quiet")
+    assert run_export("moe", MOE, tmp_path / "m.bin", *options, "--hf-out", tmp_path / "hf").returncode == 0
+
+    def lowest(tensors):
+        for name in [name for name in tensors if tensors[name].dtype == np.int8]:
+            tensors[name][:, ::7] = -128
+
+    source = changed(tmp_path / "hf", tmp_path / "low", lowest)
+    done = run_export("moe", source, tmp_path / "low.bin", *options, "--hf-out", tmp_path / "again")
+    assert (done.returncode, done.stderr.count("warning: " + str(source))) == (0, 0)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "again", source))
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
 def write_moe_gguf(hf_dir, out):

@@ -225,7 +225,6 @@ BAD = {
     "another order than q": (
         with_tensor("g_idx", lambda t: t[::-1]), {}, "g_idx differs from that of attn.q_proj, which reads the same",
     ),
-    "negative scales": (with_tensor("scales", lambda t: -t), {}, "expected no negative values"),
     "5 bits": (nothing, {"bits": 5}, "quantization_config.bits is 5, supported is 2 or 3 or 4 or 8"),
     "groups of 48": (nothing, {"group_size": 48}, "group_size is 48, supported is 16 or 32 or 64 or 128 or 256"),
     "sym: true and others": (nothing, {"sym": True}, "qzeros has zero points beside the middle code, though"),
@@ -248,6 +247,16 @@ def test_what_cannot_be_repacked_is_refused_by_name(four, tmp_path, case):
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "m.bin").exists()
+
+
+def test_negative_scales_stay(four, tmp_path):
+    """AutoRound has them, so that the largest weight of a group gets the code that is one further from the middle."""
+    source = changed(four / "hf", tmp_path / "hf", with_tensor("scales", lambda t: -t))
+    export_gptq(source, tmp_path / "m.bin", progress=False)
+    export_gptq(four / "hf", tmp_path / "expected.bin", progress=False)
+    for name, sign in (("layers.1.attn.k_proj", -1), ("layers.1.attn.q_proj", 1)):
+        expected = GPTQ(tmp_path / "expected.bin").stored(name)
+        assert np.array_equal(stands_for(GPTQ(tmp_path / "m.bin").stored(name)), sign * stands_for(expected))
 
 
 def test_a_bias_of_zeros_is_left_out(four, tmp_path):

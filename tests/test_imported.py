@@ -419,7 +419,6 @@ BAD_PACKED = {
                          f"tensor {K}.weight_g_idx does not have 32 inputs in each group"),
     "another shape than it says": (tensor(f"{K}.weight_shape", lambda s: s + 1), None, f"tensor {K}.weight_shape is "
                                    "[65, 65], expected [64, 64]"),
-    "negative scales": (tensor(f"{K}.weight_scale", lambda s: -s), None, f"tensor {K}.weight_scale has -"),
 }  # fmt: skip
 BAD = {("qwen3-w8a8", name): case for name, case in BAD_W8A8.items()}
 BAD |= {("qwen3-w4a16-g32", name): case for name, case in BAD_PACKED.items()}
