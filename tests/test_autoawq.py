@@ -12,7 +12,7 @@ from formats import foreign
 from formats.checkpoint import ModelError
 from golden.awq import AWQ, GROUP_SIZES, Packed, pack, unpack
 from golden.forward import forward, hf_name
-from tests.helpers import CALIBRATION, F16, F32, MODELS, TINY, export_tiny, run_export
+from tests.helpers import CALIBRATION, F16, F32, MODELS, TINY, export_tiny
 
 METHODS = " or ".join(map(json.dumps, foreign.METHODS))
 

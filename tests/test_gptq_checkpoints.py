@@ -230,7 +230,7 @@ BAD = {
     "sym: true and others": (nothing, {"sym": True}, "qzeros has zero points beside the middle code, though"),
     "marlin": (nothing, {"checkpoint_format": "marlin"}, 'checkpoint_format is "marlin"'),
     "other bits by module": (
-        nothing, {"dynamic": {"+:.*o_proj": {"bits": 8}}}, "o_proj.qweight has shape (32, 128), config.json implies (64, 128)",
+        nothing, {"dynamic": {"+:.*o_proj": {"bits": 8}}}, "o_proj.qweight has shape (32, 128), config.json im",
     ),
     "a bad rule": (nothing, {"dynamic": {".*": {"bits": 5}}}, "quantization_config.dynamic..*.bits is 5, supported is"),
     "another method": (nothing, {"quant_method": "aqlm"}, 'quant_method is "aqlm", supported is "gptq" or "awq"'),
