@@ -184,7 +184,8 @@ def of_modules(hf_dir: Path) -> Iterator[tuple[str, np.ndarray]]:
     for name, module in plain(hf_dir, dtype=torch.float32).named_modules():
         if hasattr(module, "qweight"):
             with torch.no_grad():
-                yield f"{name}.weight", module(torch.eye(module.in_features)).T.float().numpy()
+                n_in = module.infeatures if hasattr(module, "infeatures") else module.in_features
+                yield f"{name}.weight", module(torch.eye(n_in)).T.float().numpy()
 
 
 def gptqmodel(**options: Any) -> Callable[[Path, Path], None]:
@@ -202,9 +203,10 @@ def gptqmodel(**options: Any) -> Callable[[Path, Path], None]:
 
 def of_gptqmodel(hf_dir: Path) -> Iterator[tuple[str, np.ndarray]]:
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
-    from tests.hf_out_check import load
+    from gptqmodel import BACKEND, GPTQModel
 
-    for name, module in load(hf_dir, backend="gptq_torch").named_modules():
+    # transformers does not follow `dynamic`.
+    for name, module in GPTQModel.load(str(hf_dir), device="cpu", backend=BACKEND.GPTQ_TORCH).model.named_modules():
         if hasattr(module, "dequantize_weight"):
             yield f"{name}.weight", module.dequantize_weight().T.float().numpy()
 

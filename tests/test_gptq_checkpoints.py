@@ -207,6 +207,32 @@ def test_other_widths_and_whole_rows(four, tmp_path, bits, group):
     assert all(np.array_equal(again[n], tensors[n]) for n in tensors)
 
 
+def test_rules_by_module(four, tmp_path):
+    """`dynamic`: other bits and groups; "-:" is a module that is not quantized, as the tensors say."""
+    rng = np.random.default_rng(0)
+    name, eight = "model.layers.0.self_attn.v_proj.", {}
+
+    def other(tensors):
+        n_out = tensors[name + "scales"].shape[1]
+        eight["codes"] = rng.integers(0, 256, (128, n_out))
+        eight["scales"] = rng.uniform(0.001, 0.01, (4, n_out)).astype(F16)
+        tensors[name + "qweight"] = pack_words(eight["codes"], 8)
+        tensors[name + "qzeros"] = pack_words(np.full((n_out, 4), 127), 8).T
+        tensors[name + "scales"] = eight["scales"]
+        tensors[name + "g_idx"] = (np.arange(128) // 32).astype(np.int32)
+
+    rules = {"-:.*lm_head": {}, r"+:.*\.0\..*v_proj": {"bits": 8, "group_size": 32}}
+    source = changed(four / "hf", tmp_path / "hf", other, {"dynamic": rules})
+    export_gptq(source, tmp_path / "m.bin", progress=False)
+    model, before = GPTQ(tmp_path / "m.bin"), GPTQ(four / "m.bin")
+    assert model.layout.of("layers.1.attn.v_proj") == MatrixFormat(8, 32)  # one for all of a kind
+    assert model.layout.of("layers.0.attn.k_proj") == MatrixFormat(4, 64)
+    expected = (eight["codes"] - 128) * np.repeat(eight["scales"].astype(F32), 32, axis=0)
+    assert np.array_equal(stands_for(model.stored("layers.0.attn.v_proj")), expected.T.astype(F32))
+    step = "layers.1.attn.v_proj"
+    assert np.array_equal(stands_for(model.stored(step)), stands_for(before.stored(step)))
+
+
 # ---- what cannot be repacked
 
 
