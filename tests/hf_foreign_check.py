@@ -203,10 +203,12 @@ def gptqmodel(**options: Any) -> Callable[[Path, Path], None]:
 
 def of_gptqmodel(hf_dir: Path) -> Iterator[tuple[str, np.ndarray]]:
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", "2")
+    import torch
     from gptqmodel import BACKEND, GPTQModel
 
     # transformers does not follow `dynamic`.
-    for name, module in GPTQModel.load(str(hf_dir), device="cpu", backend=BACKEND.GPTQ_TORCH).model.named_modules():
+    loaded = GPTQModel.load(str(hf_dir), device="cpu", backend=BACKEND.GPTQ_TORCH, dtype=torch.float16)
+    for name, module in loaded.model.named_modules():
         if hasattr(module, "dequantize_weight"):
             yield f"{name}.weight", module.dequantize_weight().T.float().numpy()
 
