@@ -15,7 +15,7 @@ from tqdm import tqdm
 from export.arguments import add_calibration, calibration_options, first_given
 from export.autoawq import read_group_size, stored_name, write_autoawq
 from export.engines import GPU_AND_CPU, announce
-from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
+from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model, unquantized
 from export.tokenizer import text_of
 from export.writer import Writer, finish
 from formats.checkpoint import ModelError, input_files
@@ -129,7 +129,7 @@ def repack(writer: Writer, checkpoint: Source, group_size: int, progress: bool) 
                     raise beyond(checkpoint, stem, error) from None
             writer.write(name, rounded[part])
             continue
-        value = checkpoint.stored(stored_name(checkpoint.config, name))
+        value = unquantized(checkpoint, stored_name(checkpoint.config, name))
         if part == "scales":
             zeros = unpack(checkpoint.stored(stored_name(checkpoint.config, stem + ".qzeros")))
             largest = largest_weights(value, zeros)
@@ -177,7 +177,7 @@ def quantize_model(
         found.largest["norm"] = largest_scaled(config, "norm", seen["norm"].largest, None)
         check_activations(checkpoint, found.largest)
     for name in ("norm", "embed", *([] if config.tied else ["classifier"])):
-        writer.write(name, in_half(checkpoint, name, checkpoint.stored(hf_name(config, name))))
+        writer.write(name, in_half(checkpoint, name, unquantized(checkpoint, hf_name(config, name))))
     return found
 
 

@@ -48,6 +48,10 @@ class Int8Matrices:
         self.path, self.config = checkpoint.path, checkpoint.config
         self._checkpoint = checkpoint
 
+    def has(self, name: str) -> bool:
+        """Whether a matrix is one of them."""
+        return hf_name(self.config, name) in self._checkpoint.forms
+
     def _part(self, name: str, part: str) -> np.ndarray:
         return self._checkpoint.stored(part_name(self.config, name, part))
 

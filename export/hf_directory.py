@@ -101,11 +101,16 @@ def other_files(source: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in files}
 
 
+def unquantized(source: Source, name: str) -> np.ndarray:
+    """A tensor as it is stored; of a quantized classifier the weights that it stands for."""
+    return source.tensor(name) if name in source.forms else source.stored(name)
+
+
 def as_stored(source: Source, name: str, stored: str) -> Content:
     """The tensor `name` of a directory that is the tensor `stored` of the source, in its type."""
-    values = source.stored(stored)
+    values = unquantized(source, stored)
     dtype = "bfloat16" if values.dtype.name == "bfloat16" else values.dtype.str
-    return Tensor(name, dtype, values.shape), partial(source.stored, stored)
+    return Tensor(name, dtype, values.shape), partial(unquantized, source, stored)
 
 
 def write_directory(source: Path, hf_out: Path, config: dict[str, Any], contents: Iterable[Content]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from export.arguments import add_calibration, calibration_options, first_given
-from export.compressed_tensors import write_compressed_tensors
+from export.compressed_tensors import Int8Matrices, write_compressed_tensors
 from export.engines import INT8_EXPERTS, warn_refused
 from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
 from export.int8 import BLOCK_VALUES, progress_bar
@@ -37,6 +37,7 @@ from formats.moe import (
     moe_tensors,
     pack_layout,
 )
+from formats.packing import INT_QUANTIZED
 from formats.schemes import MOE_FILE
 from formats.source import open_model
 from formats.tensors import HEADER_SIZE, Tensor, weights_end, with_offsets
@@ -46,7 +47,7 @@ from golden.forward import load_expert
 from golden.grouped import assist_matrix
 from golden.int4 import quantize_int4
 from golden.mx import quantize_mx
-from golden.q8 import quantize
+from golden.q8 import Quantized, quantize
 from golden.smooth import find_smoothing, load_smoothed
 
 FORMAT = MOE_FILE
@@ -118,7 +119,11 @@ def export_moe(
             raise ModelError(f"--hf-out has int8 experts, --format {layout.format} has others: use --format a8w8")
         check_destination(hf_out, out, hf_dir)
     checkpoint = open_model(hf_dir, archs=SPARSE)
-    tell_model(checkpoint)
+    # Codes of int8 are kept where a matrix is int8 and smoothing leaves it as it is.
+    forms = {getattr(form, "method", "") for form in checkpoint.forms.values()}
+    int8 = Int8Matrices(checkpoint) if forms == {INT_QUANTIZED} and alpha is None else None
+    if int8 is None or layout.format != "a8w8":
+        tell_model(checkpoint)
     config = checkpoint.config
     check_rows(checkpoint)
     check_layout(checkpoint.config_path, config, layout, "--group")
@@ -136,7 +141,7 @@ def export_moe(
             drop_experts(config, layout, smoothing)
         load = partial(load_smoothed, checkpoint, smoothing=smoothing, interleaved=True)
         with progress_bar(tensors, progress, "writing") as bar:
-            write_moe(f, tensors, load, config, layout, bar)
+            write_moe(f, tensors, load, config, layout, bar, int8)
         finish(f, config, generation, FORMAT, 0, end, tokenizer, own=pack_layout(config, layout))
     if hf_out is not None:
         with after_model_file(hf_out, out):
@@ -167,10 +172,14 @@ def quantized_rows(weight: np.ndarray, layout: MoeLayout) -> Iterator[np.ndarray
         yield assist_matrix(codes[None], scales[None])[0]
 
 
-def write_stored(f: BinaryIO, weights: Iterable[np.ndarray], layout: MoeLayout) -> dict[str, np.ndarray]:
-    """Appends the codes of matrices (n_out, n_in) fp32, one behind the other; what else a file has of them."""
+def write_stored(f: BinaryIO, weights: Iterable[np.ndarray | Quantized], layout: MoeLayout) -> dict[str, np.ndarray]:
+    """Appends the codes of matrices (n_out, n_in) fp32 or int8, one behind the other; what else a file has of them."""
     others: list[list[np.ndarray]] = []
     for weight in weights:
+        if isinstance(weight, Quantized):
+            write_array(f, weight.codes, "i1")
+            others.append([weight.scales[:, 0]])
+            continue
         rows = max(1, BLOCK_VALUES // weight.shape[1])
         for start in range(0, len(weight), rows):
             codes, *rest = quantized_rows(weight[start : start + rows], layout)
@@ -189,8 +198,16 @@ def write_moe(
     config: Config,
     layout: MoeLayout,
     bar: tqdm,
+    int8: Int8Matrices | None = None,
 ) -> None:
-    """Writes every tensor at its place, behind room for the header. load(name): the values of a weight, fp32."""
+    """Writes every tensor at its place, behind room for the header. load(name): the values of a weight, fp32.
+
+    int8: matrices whose codes are kept where the file has them.
+    """
+
+    def load_stored(name: str, how: MoeLayout) -> np.ndarray | Quantized:
+        return int8.matrix(name) if int8 is not None and how.format == "a8w8" and int8.has(name) else load(name)
+
     assert config.moe is not None
     f.write(bytes(HEADER_SIZE))
     waiting: dict[str, np.ndarray] = {}  # what a matrix has besides its codes
@@ -204,9 +221,10 @@ def write_moe(
             write_array(f, values.reshape(tensor.shape), tensor.dtype)
         else:
             bar.set_postfix_str(stem)
-            experts = (load_expert(load, stem, expert) for expert in range(config.moe.n_experts))
-            weights = experts if ".moe." in stem else [load(stem)]
             how = layout if ".moe." in stem or layout.pure else OTHERS
+            by_name = partial(load_stored, how=how)
+            experts = (load_expert(by_name, stem, expert) for expert in range(config.moe.n_experts))
+            weights = experts if ".moe." in stem else [by_name(stem)]
             waiting |= {f"{stem}.{name}": values for name, values in write_stored(f, weights, how).items()}
         if part not in ("scales", "assist"):
             bar.update()

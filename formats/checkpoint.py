@@ -500,15 +500,18 @@ class Checkpoint:
         """
         gptq = {name: form for name, form in self.forms.items() if getattr(form, "method", "") == "gptq"}
         found: set[int] = set()  # what the middle code has above what is stored
-        for name, form in gptq.items():
-            stored = f"{name.removesuffix('weight')}qzeros"
-            values = {
-                (1 << (form.bits - 1)) - int(z) for z in np.unique(unpack_words(self.stored(stored).T, form.bits))
-            }
-            if form.symmetric and values not in ({0}, {1}):
-                where = f"{self._file_of[stored]}: tensor {stored}"
-                raise ModelError(f"{where} has zero points beside the middle code, though config.json says sym: true")
-            found |= values
+        stored = {f"{name.removesuffix('weight')}qzeros": form for name, form in gptq.items()}
+        for file in {self._file_of[name] for name in stored}:
+            with self._open(file) as f:  # once, as an index of many experts takes its time
+                for name, form in stored.items():
+                    if self._file_of[name] != file:
+                        continue
+                    zeros = np.unique(unpack_words(f.get_tensor(name).T, form.bits)).tolist()
+                    values = {(1 << (form.bits - 1)) - zero for zero in zeros}
+                    if form.symmetric and values not in ({0}, {1}):
+                        why = "has zero points beside the middle code, though config.json says sym: true"
+                        raise ModelError(f"{file}: tensor {name} {why}")
+                    found |= values
         said = {form.added for form in gptq.values()}
         if found in ({0}, {1}) and found != said:
             (added,) = found

@@ -385,7 +385,10 @@ def load_expert(load: Callable[[str], np.ndarray], name: str, expert: int) -> np
     """The matrix of one expert: of gate_up_proj (2 * moe.hidden_dim, dim), gate's rows before up's. load: by step."""
     layer, part = name.rsplit(".", 1)
     if part == "gate_up_proj":
-        return np.concatenate([load(f"{layer}.{expert}.{half}_proj") for half in ("gate", "up")])
+        gate, up = (load(f"{layer}.{expert}.{half}_proj") for half in ("gate", "up"))
+        if isinstance(gate, tuple):  # codes and scales
+            return type(gate)(*(np.concatenate(both) for both in zip(gate, up, strict=True)))
+        return np.concatenate([gate, up])
     return load(f"{layer}.{expert}.{part}")
 
 

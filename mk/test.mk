@@ -77,7 +77,7 @@ build/tokenize_tool: tests/tokenize_tool.cpp build/flags build/packages
 #     .venv-torch/bin/pip install -r requirements.txt torch transformers compressed-tensors
 #     make test-hf PYTHON_HF=.venv-torch/bin/python
 PYTHON_HF ?= $(PYTHON)
-test-hf: runq_w8a8 runq_gptq
+test-hf: runq runq_w8a8 runq_gptq
 	@$(PYTHON_HF) -m formats.interpreter numpy safetensors ml_dtypes jinja2 tokenizers torch transformers compressed_tensors accelerate
 	$(PYTHON_HF) -m tests.hf_fixtures check
 	$(PYTHON_HF) -m tests.hf_out_check

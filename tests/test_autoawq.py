@@ -8,10 +8,13 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from export.awq import export_awq
+from export.gptq import export_gptq
 from formats import foreign
 from formats.checkpoint import ModelError
-from golden.awq import AWQ, GROUP_SIZES, Packed, pack, unpack
-from golden.forward import forward, hf_name
+from formats.gptq import MatrixFormat
+from golden.awq import AWQ, GROUP_SIZES, Packed, group_range, pack, pack_matrix, quantize, unpack
+from golden.forward import forward, hf_name, permute_rows
+from golden.gptq import GPTQ, stands_for
 from tests.helpers import CALIBRATION, F16, F32, MODELS, TINY, export_tiny
 
 METHODS = " or ".join(map(json.dumps, foreign.METHODS))
@@ -145,6 +148,33 @@ def test_what_the_quantization_config_need_not_say(tmp_path, changes):
     (hf_dir / "config.json").write_text(json.dumps(config))
     export_awq(hf_dir, tmp_path / "m.bin", with_tokenizer=False, progress=False)
     assert (tmp_path / "m.bin").read_bytes() == (tmp_path / "full.bin").read_bytes()
+
+
+def test_a_matrix_that_is_skipped(tmp_path):
+    """It is rounded: to 4 bits as all of an AWQ file, to 8 bits in a GPTQ file, where others keep their codes."""
+    hf_dir, config, values = autoawq_checkpoint(tmp_path / "hf")
+    key, weight = "model.layers.1.self_attn.k_proj.", np.random.default_rng(1).normal(0, 0.1, (64, 128)).astype(F16)
+    values = {name: value for name, value in values.items() if not name.startswith(key)} | {f"{key}weight": weight}
+    save_file(values, hf_dir / "model.safetensors")
+    config["quantization_config"]["modules_to_not_convert"] = ["layers.1.self_attn.k_proj"]
+    (hf_dir / "config.json").write_text(json.dumps(config))
+    options = {"with_tokenizer": False, "progress": False}
+    export_awq(hf_dir, tmp_path / "m.bin", hf_out=tmp_path / "again", **options)
+    scheme, (low, high) = AWQ(tmp_path / "m.bin"), group_range(weight.astype(F32), 64)
+    expected = pack_matrix(quantize(weight.astype(F32), low, high))
+    assert all(map(np.array_equal, scheme.matrix("layers.1.attn.k_proj"), expected))
+    fields = json.loads((tmp_path / "again" / "config.json").read_text())["quantization_config"]
+    assert fields["modules_to_not_convert"] is None  # all are quantized there
+    export_gptq(hf_dir, tmp_path / "g.bin", **options)
+    model = GPTQ(tmp_path / "g.bin")
+    assert (model.layout.of("layers.0.attn.k_proj"), model.layout.of("layers.0.attn.q_proj")) == (
+        MatrixFormat(8, 64), MatrixFormat(4, 64)
+    )  # fmt: skip
+    found = stands_for(model.stored("layers.1.attn.k_proj"))
+    assert np.abs(found - permute_rows(weight.astype(F32), 32)).max() < np.abs(weight).max() / 200
+    kept = scheme.matrix("layers.0.attn.k_proj")
+    codes, zeros = unpack(kept.qweight).T.astype(int), np.repeat(unpack(kept.qzeros).T.astype(int), 64, axis=1)
+    assert np.array_equal(model.stored("layers.0.attn.k_proj").codes, permute_rows(codes - zeros, 32))
 
 
 def test_broken_autoawq_checkpoints_are_refused(tmp_path):

@@ -3,9 +3,11 @@
 import json
 import re
 import shutil
+import struct
 import warnings
 from dataclasses import replace
 
+import ml_dtypes
 import numpy as np
 import pytest
 from gguf import GGUFWriter
@@ -13,13 +15,14 @@ from safetensors.numpy import load_file, save_file
 
 from export.gptq import Options, export_gptq
 from export.tokenizer import text_of, tokenizer_section
+from formats import safetensors
 from formats.checkpoint import SPARSE, Checkpoint, read_config, tensor_shapes
 from formats.errors import ModelError
 from formats.gguf_model import gguf_name
 from formats.packing import pack_words, unpack_words
 from formats.source import open_model
-from formats.tensors import HEADER_SIZE
-from tests.helpers import MODELS, run_export
+from formats.tensors import HEADER_SIZE, Tensor
+from tests.helpers import F32, MODELS, run_export
 from tests.hf_fixtures import FOLDER
 
 LLAMA, QWEN, MOE = MODELS / "tiny-llama", MODELS / "tiny-qwen3", MODELS / "tiny-qwen3-moe"
@@ -180,6 +183,34 @@ def test_added_tokens_beyond_the_embedding(tmp_path):
     assert section == tokenizer_section(QWEN, 2048)
 
 
+def test_a_quantized_classifier(tmp_path):
+    """Whatever is read of it are its weights."""
+    codes, scales = {}, {}
+
+    def fp8(tensors):
+        for name in [name for name in tensors if name.endswith("_proj.weight") or name == "lm_head.weight"]:
+            scales[name] = (np.abs(tensors[name].astype(F32)).max(axis=1, keepdims=True) / F32(448)).astype(F32)
+            codes[name] = (tensors[name].astype(F32) / scales[name]).astype(ml_dtypes.float8_e4m3fn)
+            tensors |= {name: np.zeros(1, F32), f"{name}_scale": scales[name]}
+
+    source = changed(QWEN, tmp_path / "hf", fp8, quantization_config={"quant_method": "fbgemm_fp8"})
+    tensors = load_file(source / "model.safetensors") | codes
+    contents = [Tensor(name, "|i1" if name in codes else value.dtype.str if value.dtype.kind == "f" else "bfloat16",
+                       value.shape) for name, value in tensors.items()]  # fmt: skip
+    header = safetensors.header(contents).replace(b'"I8"', b'"F8_E4M3"')
+    header = struct.pack("<Q", len(header) - 8) + header[8:]
+    (source / "model.safetensors").write_bytes(header + b"".join(value.tobytes() for value in tensors.values()))
+    found = open_model(source)
+    for name in codes:
+        assert np.array_equal(found.tensor(name), codes[name].astype(F32) * scales[name]), name
+    for scheme, *bits in (("awq",), ("gptq", "--bits", "4")):
+        done = run_export(scheme, source, tmp_path / "m.bin", *bits, "--rtn", "--quiet", "--hf-out", tmp_path / scheme)
+        assert done.returncode == 0
+        assert f"export: warning: {source}: FP8 per row: weights are codes times scales" in done.stderr
+        written = load_file(tmp_path / scheme / "model.safetensors")["lm_head.weight"]
+        assert np.allclose(written, found.tensor("lm_head.weight"), rtol=1e-3, atol=1e-6)
+
+
 # ---- what is refused, with what to do
 
 
@@ -238,7 +269,24 @@ def test_the_file_of_early_autogptq(tmp_path):
     assert (tmp_path / "early.bin").read_bytes() == (tmp_path / "m.bin").read_bytes()
 
 
-# ---- mixtures of experts in GGUF
+# ---- mixtures of experts
+
+
+def test_int8_experts_are_kept_code_for_code(tmp_path):
+    """Also codes of -128, which compressed-tensors' rule gives, and which no rounding here does."""
+    options = ("--no-smooth", "--quiet")
+    assert run_export("moe", MOE, tmp_path / "m.bin", *options, "--hf-out", tmp_path / "hf").returncode == 0
+
+    def lowest(tensors):
+        for name in [name for name in tensors if tensors[name].dtype == np.int8]:
+            tensors[name][:, ::7] = -128
+
+    source = changed(tmp_path / "hf", tmp_path / "low", lowest)
+    done = run_export("moe", source, tmp_path / "low.bin", *options, "--hf-out", tmp_path / "again")
+    assert (done.returncode, done.stderr.count("warning: " + str(source))) == (0, 0)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "again", source))
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[name], theirs[name]) for name in theirs)
 
 
 def write_moe_gguf(hf_dir, out):

@@ -207,6 +207,32 @@ def test_other_widths_and_whole_rows(four, tmp_path, bits, group):
     assert all(np.array_equal(again[n], tensors[n]) for n in tensors)
 
 
+def test_rules_by_module(four, tmp_path):
+    """`dynamic`: other bits and groups; "-:" is a module that is not quantized, as the tensors say."""
+    rng = np.random.default_rng(0)
+    name, eight = "model.layers.0.self_attn.v_proj.", {}
+
+    def other(tensors):
+        n_out = tensors[name + "scales"].shape[1]
+        eight["codes"] = rng.integers(0, 256, (128, n_out))
+        eight["scales"] = rng.uniform(0.001, 0.01, (4, n_out)).astype(F16)
+        tensors[name + "qweight"] = pack_words(eight["codes"], 8)
+        tensors[name + "qzeros"] = pack_words(np.full((n_out, 4), 127), 8).T
+        tensors[name + "scales"] = eight["scales"]
+        tensors[name + "g_idx"] = (np.arange(128) // 32).astype(np.int32)
+
+    rules = {"-:.*lm_head": {}, r"+:.*\.0\..*v_proj": {"bits": 8, "group_size": 32}}
+    source = changed(four / "hf", tmp_path / "hf", other, {"dynamic": rules})
+    export_gptq(source, tmp_path / "m.bin", progress=False)
+    model, before = GPTQ(tmp_path / "m.bin"), GPTQ(four / "m.bin")
+    assert model.layout.of("layers.1.attn.v_proj") == MatrixFormat(8, 32)  # one for all of a kind
+    assert model.layout.of("layers.0.attn.k_proj") == MatrixFormat(4, 64)
+    expected = (eight["codes"] - 128) * np.repeat(eight["scales"].astype(F32), 32, axis=0)
+    assert np.array_equal(stands_for(model.stored("layers.0.attn.v_proj")), expected.T.astype(F32))
+    step = "layers.1.attn.v_proj"
+    assert np.array_equal(stands_for(model.stored(step)), stands_for(before.stored(step)))
+
+
 # ---- what cannot be repacked
 
 
@@ -225,13 +251,12 @@ BAD = {
     "another order than q": (
         with_tensor("g_idx", lambda t: t[::-1]), {}, "g_idx differs from that of attn.q_proj, which reads the same",
     ),
-    "negative scales": (with_tensor("scales", lambda t: -t), {}, "expected no negative values"),
     "5 bits": (nothing, {"bits": 5}, "quantization_config.bits is 5, supported is 2 or 3 or 4 or 8"),
     "groups of 48": (nothing, {"group_size": 48}, "group_size is 48, supported is 16 or 32 or 64 or 128 or 256"),
     "sym: true and others": (nothing, {"sym": True}, "qzeros has zero points beside the middle code, though"),
     "marlin": (nothing, {"checkpoint_format": "marlin"}, 'checkpoint_format is "marlin"'),
     "other bits by module": (
-        nothing, {"dynamic": {"+:.*o_proj": {"bits": 8}}}, "o_proj.qweight has shape (32, 128), config.json implies (64, 128)",
+        nothing, {"dynamic": {"+:.*o_proj": {"bits": 8}}}, "o_proj.qweight has shape (32, 128), config.json im",
     ),
     "a bad rule": (nothing, {"dynamic": {".*": {"bits": 5}}}, "quantization_config.dynamic..*.bits is 5, supported is"),
     "another method": (nothing, {"quant_method": "aqlm"}, 'quant_method is "aqlm", supported is "gptq" or "awq"'),
@@ -248,6 +273,16 @@ def test_what_cannot_be_repacked_is_refused_by_name(four, tmp_path, case):
     assert says in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "m.bin").exists()
+
+
+def test_negative_scales_stay(four, tmp_path):
+    """AutoRound has them, so that the largest weight of a group gets the code that is one further from the middle."""
+    source = changed(four / "hf", tmp_path / "hf", with_tensor("scales", lambda t: -t))
+    export_gptq(source, tmp_path / "m.bin", progress=False)
+    export_gptq(four / "hf", tmp_path / "expected.bin", progress=False)
+    for name, sign in (("layers.1.attn.k_proj", -1), ("layers.1.attn.q_proj", 1)):
+        expected = GPTQ(tmp_path / "expected.bin").stored(name)
+        assert np.array_equal(stands_for(GPTQ(tmp_path / "m.bin").stored(name)), sign * stands_for(expected))
 
 
 def test_a_bias_of_zeros_is_left_out(four, tmp_path):

@@ -22,7 +22,7 @@ from formats.gptq import MatrixFormat
 from formats.packing import PACK_QUANTIZED, Packing
 from formats.tensors import matrix_shapes, norm_shapes
 from golden.forward import forward, hf_name, load_weight, permute_rows, rmsnorm
-from golden.gptq import GPTQ
+from golden.gptq import GPTQ, stands_for
 from golden.q8 import dequantize, quantize
 from golden.w8a8 import W8A8, static_places
 from tests.helpers import CALIBRATION, F16, F32, MODELS, calibration, run_export
@@ -322,6 +322,59 @@ def test_what_a_packed_model_stands_for_comes_out_as_a_gptq_checkpoint(tmp_path)
     assert (tmp_path / "m.bin").read_bytes() == (tmp_path / "again.bin").read_bytes()
 
 
+def test_a_group_whose_inputs_are_scattered(tmp_path):
+    """`actorder: group`: weight_g_idx has the group of each input. -1 throughout: there is no order."""
+    drawn, order = packed(LLAMA, tmp_path / "hf", 4, 64, True), np.random.default_rng(0).permutation(128)
+
+    def scatter(tensors):
+        for step in drawn:
+            if step.endswith("down_proj"):
+                tensors[f"{hf_name(config, step)}_g_idx"] = (order // 64).astype(np.int32)
+            elif step.endswith("o_proj"):
+                tensors[f"{hf_name(config, step)}_g_idx"] = np.full(len(order), -1, np.int32)
+
+    config = Checkpoint(LLAMA).config
+    source = changed(tmp_path / "hf", tmp_path / "group", scatter, at("weights.actorder", "group"))
+    model, packing = read(source, tmp_path / "m.bin")
+    step = "layers.1.ffn.down_proj"
+    codes, zeros, scales = drawn[step]
+    weight = ((codes - zeros[:, order // 64]) * scales[:, order // 64]).astype(F32)
+    assert np.array_equal(Checkpoint(source, packing).tensor(hf_name(config, step)), weight)
+    gathered = model.orders["layers.1.ffn.swiglu"]
+    assert np.array_equal(stands_for(model.stored(step)), weight[:, gathered])
+    assert np.array_equal(model.orders["layers.1.attn.mix"], np.arange(config.q_dim))
+
+
+def test_a_matrix_that_is_ignored(tmp_path):
+    """It is rounded as an unquantized model's, and the others keep their codes."""
+    weight = np.random.default_rng(0).normal(0, 0.1, (64, 64)).astype(F32)
+
+    def plain(tensors):
+        without(f"{K}.weight_scale")(tensors)
+        tensors[f"{K}.weight"] = weight
+
+    source = changed(IMPORTED / "qwen3-w8a8", tmp_path / "hf", plain)
+    model, _ = read(source, tmp_path / "m.bin")
+    found, expected = model.matrix("layers.1.attn.k_proj"), quantize(weight, 64)
+    assert np.array_equal(found.codes, permute_rows(expected.codes, model.config.head_dim))
+    before, _ = read(IMPORTED / "qwen3-w8a8", tmp_path / "before.bin")
+    for ours, theirs in zip(model.matrix(step := "layers.1.attn.q_proj"), before.matrix(step), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_groups_of_modules(tmp_path):
+    """A module has the form of the group that names it, by a regular expression or whole; others that of "Linear"."""
+    packed(LLAMA, tmp_path / "hf", 4, 64, True)
+    group = json.loads((tmp_path / "hf" / "config.json").read_text())["quantization_config"]["config_groups"]["group_0"]
+    eight = group | {"targets": ["re:.*down_proj"], "weights": group["weights"] | {"num_bits": 8}}
+    whole = group | {"targets": [Q], "weights": group["weights"] | {"strategy": "channel", "group_size": None}}
+    source = changed(tmp_path / "hf", tmp_path / "two", None, at("config_groups", {"a": group, "b": eight, "c": whole}))
+    form = storage_of(source).form
+    assert [(form(m).bits, form(m).group_size) for m in (K, "model.layers.0.mlp.down_proj", Q)] == [
+        (4, 64), (8, 64), (4, 0)
+    ]  # fmt: skip
+
+
 # ---- what cannot be repacked
 
 
@@ -419,7 +472,6 @@ BAD_PACKED = {
                          f"tensor {K}.weight_g_idx does not have 32 inputs in each group"),
     "another shape than it says": (tensor(f"{K}.weight_shape", lambda s: s + 1), None, f"tensor {K}.weight_shape is "
                                    "[65, 65], expected [64, 64]"),
-    "negative scales": (tensor(f"{K}.weight_scale", lambda s: -s), None, f"tensor {K}.weight_scale has -"),
 }  # fmt: skip
 BAD = {("qwen3-w8a8", name): case for name, case in BAD_W8A8.items()}
 BAD |= {("qwen3-w4a16-g32", name): case for name, case in BAD_PACKED.items()}
