@@ -149,8 +149,9 @@ def _read_yarn(rope: Fields, fields: Fields, head_dim: int, theta: float) -> Rop
         attention = rope.number("attention_factor", LIMITS["attention_factor"])
     elif all(scales):
         attention = yarn_attention(factor, scales[0]) / yarn_attention(factor, scales[1])
-    limits = LIMITS["original_max_position_embeddings"]
-    context = rope.whole("original_max_position_embeddings", limits, fields.values.get("max_position_embeddings"))
+    name = "original_max_position_embeddings"
+    place = rope if fields.values.get(name) is None else fields  # outside, it goes before the one inside
+    context = place.whole(name, LIMITS[name], fields.values.get("max_position_embeddings"))
     turns = tuple(number(name, "high_freq_factor", default) for name, default in (("beta_fast", 32), ("beta_slow", 1)))
     if theta <= 1:
         raise ModelError(f"{fields.path}: rope_theta is {theta:g}, YaRN needs more than 1")
