@@ -89,6 +89,25 @@ def test_old_files_stay_as_they_were(tmp_path):
         assert (tmp_path / "m.bin").read_bytes()[0x2D:0x40] == bytes(19)
 
 
+def test_the_original_context_is_that_of_transformers(tmp_path):
+    """Outside of rope_scaling it goes before the one inside; without either it is the context."""
+    inside = {name: value for name, value in YARN.items() if name != "original_max_position_embeddings"}
+    for i, (scaling, fields, context) in enumerate(
+        ((YARN, {"original_max_position_embeddings": 64}, 64), (YARN, {}, 128), (inside, {}, 512))
+    ):
+        found = read_config(scaled("tiny-llama", tmp_path / str(i), scaling, **fields)).rope_scaling
+        assert found.original_max_position_embeddings == context
+
+
+def test_info_has_the_rescaling(tmp_path):
+    export_q8(scaled("tiny-llama", tmp_path / "hf", YARN), tmp_path / "m.bin", progress=False)
+    done = subprocess.run([ROOT / "runq", tmp_path / "m.bin", "--info"], capture_output=True, text=True, check=True)
+    assert (
+        "rope_scaling            yarn, factor 4, low_freq_factor 28, high_freq_factor 32, "
+        "original_max_position_embeddings 128, attention_factor 1.13863\n" in done.stdout
+    )
+
+
 def test_headers_that_cannot_be_are_refused(tmp_path):
     export_q8(scaled("tiny-qwen3", tmp_path / "hf", YARN), tmp_path / "m.bin", progress=False)
     data = (tmp_path / "m.bin").read_bytes()
