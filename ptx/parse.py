@@ -70,9 +70,8 @@ class Kernel:
         for align, kind, symbol, n in module_shared:
             if re.search(rf"\b{re.escape(symbol)}\b", body):
                 self._declare_shared(align, kind, symbol, n)
-        dynamic = []
         for statement in body.split(";"):
-            self._statement(statement, dynamic)
+            self._statement(statement)
         self.static_shared = _aligned(self.static_shared, 128)
         for i in self.code:
             i.run = implement(i)
@@ -84,7 +83,7 @@ class Kernel:
         self.symbols[symbol] = self.static_shared
         self.static_shared += SIZE[kind] * int(n or 1)
 
-    def _statement(self, text: str, dynamic: list) -> None:
+    def _statement(self, text: str) -> None:
         while True:  # braces of scopes, and labels
             text = re.sub(r"^[{}\s]+", "", text)
             label = re.match(r"(\$\w+):", text)
