@@ -426,6 +426,13 @@ def test_each_program_is_made_of_its_own_sources():
         assert sum(s.endswith(".cu") for s in sources) <= 1, line
 
 
+def test_a_program_that_does_not_compile_keeps_none_from_running():
+    done = subprocess.run(["make", "-n", "gpu-check"], cwd=ROOT, capture_output=True, text=True, check=True)
+    (compiles,) = re.findall(r"^make .* -k .*\| tee build/gpu/build\.log$", done.stdout, re.M)
+    assert all(f"build/gpu/{name}" in compiles for name in gpu_check.PROGRAMS)
+    assert "-m bench.gpu_check" in done.stdout.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("device", "card"),
     [
