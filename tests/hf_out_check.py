@@ -3,8 +3,8 @@
     python -m tests.hf_out_check
 
 Needs torch, transformers, compressed-tensors and accelerate; for AWQ also gptqmodel, for GPTQ gptqmodel and optimum,
-without which these parts are left out. Both tiny models are exported, W8A8 with dynamic and with static scales, AWQ in groups
-of 64 and 128, GPTQ with 4 bits in groups of 64; the mixture of experts in A8W8. For each directory:
+without which these parts are left out. Both tiny models are exported, W8A8 with dynamic and with static scales, AWQ in
+groups of 64 and 128, GPTQ with 4 bits in groups of 64; the mixture of experts in A8W8. For each directory:
 
     matrices   each quantized matrix of the loaded model, over the texts below. W8A8: its outputs against the product
                that the reference computes from the same inputs by compressed-tensors' rule (tests/served.py), relative

@@ -45,6 +45,7 @@ class LlamaCpp:
         from cyllama.llama import llama_cpp
 
         self._lib = llama_cpp
+
         class Model(llama_cpp.LlamaModel):
             n_vocab = property(lambda self: self.get_vocab().n_vocab)  # LlamaContext of cyllama 0.2.18 asks for it
 
