@@ -13,6 +13,7 @@ const std::vector<Problem> small_problems = {
     {"", "half a tile", 256, {192}},
     {"", "more than a tile, several groups", 384, {320}},
     {"", "several products", 256, {128, 64, 256}},
+    {"", "tiles of 128", 128, {256}},
 };
 
 // Gives every token the input 1 at its own place and 0 elsewhere. Returns the places.
