@@ -155,10 +155,35 @@ def test_perplexity_is_that_of_the_reference(name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_drawn_ids_are_those_of_the_engine(name):
+def test_drawn_ids_are_those_of_the_engine(tmp_path, name):
+    """Logits differ by 1e-7, as sums have another order, until a value near the edge of two codes gets the other."""
+    n_equal = 0
     for options in (["-k", 0, "-p", 0.9], ["-k", 20, "-p", 1], ["-k", 50, "-p", 0.8]):
-        args = [BIN[name], "-i", "Once upon a time", "-t", 0.8, *options, "-s", 11, "-n", 24, "--print-ids"]
-        assert ids_of(run(*args)) == ids_of(run(*args, folder=""))
+        args = [BIN[name], "-i", "Once upon a time", "-t", 0.8, *options, "-s", 11, "-n", 24]
+        plain, engine = (ids_of(run(*args, "--print-ids", folder=folder)) for folder in ("build/plain", ""))
+        n_equal += plain == engine
+        if plain != engine:
+            assert a_code_went_first(tmp_path, args), options
+    assert n_equal > 0
+
+
+def a_code_went_first(folder, args):
+    """Whether two runs draw other ids only behind a position where a code differs, by 1, and logits with it."""
+    for form, trace in (("build/plain", "plain"), ("", "engine")):
+        assert run(*args, "--trace", folder / trace, folder=form).returncode == 0
+    plain, engine = read_trace(folder / "plain"), read_trace(folder / "engine")
+    n = next(i for i, (x, y) in enumerate(zip(plain["tokens"], engine["tokens"], strict=True)) if x != y)
+    codes = [step for step in engine if step.endswith(".q")]
+    first, steps = n, []
+    for step in codes:
+        rows = (plain[step][:n] != engine[step][:n]).reshape(n, -1).any(axis=1)
+        if rows.any() and (at := int(rows.argmax())) <= first:
+            first, steps = at, [*(steps if at == first else []), step]
+    if first == n:
+        return False
+    apart = np.abs(plain["logits"][:first] - engine["logits"][:first]).max(initial=0) / np.abs(engine["logits"]).max()
+    least = min(np.abs(plain[step][first].astype(int) - engine[step][first]).max() for step in steps)
+    return apart < 1e-5 and least == 1
 
 
 @pytest.mark.parametrize("name", TRACED)
