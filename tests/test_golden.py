@@ -531,6 +531,7 @@ def test_bad_weights_are_refused(tmp_path):
     refused("has type I32, supported are F32, F16 and BF16")
     save_file(weights | {"model.norm.weight": np.full(64, np.nan, F32)}, tmp_path / "model.safetensors")
     refused("has values that are not finite")
+    (tmp_path / "model.safetensors").unlink()  # it would be taken alone
     (tmp_path / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": dict.fromkeys(weights, "absent.safetensors")})
     )

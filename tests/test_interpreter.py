@@ -14,6 +14,7 @@ COMMANDS = {
     "golden": ["golden", "ppl"],
     "models": ["models.compare_schemes"],
     "bench": ["bench.run"],
+    "ptx": ["ptx.count"],
     "tests": ["tests.test_docs"],
     "web": ["web.page_data"],
 }

@@ -181,7 +181,7 @@ def test_the_emulator_writes_its_launches(tmp_path):
 def run_module(*args):
     done = subprocess.run([sys.executable, "-m", *args], cwd=ROOT, capture_output=True, text=True, check=False)
     if "is it built for a GPU?" in done.stderr:
-        pytest.skip("runq_awq is built for a GPU")
+        pytest.skip("needs runq_awq with the emulator: it is built for a GPU")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
