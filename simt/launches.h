@@ -48,9 +48,9 @@ class LaunchFile {
         }
         for (const Allocation& a : used) write_changes(a);
         run_grid();
-        print("ran\n");
+        write("ran\n", 4);
         for (const Allocation& a : used) write_changes(a);
-        print("end\n");
+        write("end\n", 4);
         std::fflush(file_);
     }
 
