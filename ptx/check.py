@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from formats.errors import one_line
 from ptx.instructions import implement
 from ptx.launches import Launch, read_launches
 from ptx.machine import run
@@ -126,4 +127,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main()
+    except (OSError, ValueError, PtxError) as error:
+        code = f"ptx.check: {one_line(error)}"
+    sys.exit(code)
