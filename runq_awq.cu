@@ -138,6 +138,7 @@ struct Launch {
     dim3 grid, block;         // blocks in the grid, threads in a block
     size_t shared_bytes = 0;  // dynamic shared memory of a block
     cudaStream_t stream = nullptr;
+    bool is_early = false;  // the engine's, see wait_for_previous()
 };
 
 // A block's dynamic shared memory.
@@ -232,6 +233,8 @@ template <int n>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
+// Here launches are in order. In the engine a kernel may start while those before it run, and wait here.
+__device__ __forceinline__ void wait_for_previous() {}
 #else
 #include "simt/ptx.h"
 constexpr bool is_gpu = false;
@@ -877,7 +880,7 @@ struct SplitScratch {
     unsigned* arrivals = nullptr;  // (n_tiles,), 0 between launches; see is_last()
 };
 
-constexpr int max_splits = 16;            // blocks that share a tile
+constexpr int max_splits = 32;            // blocks that share a tile
 constexpr int max_tiles = 4096;           // of one launch that is split
 constexpr size_t max_partials = 1 << 22;  // values; launches that would need more are split less
 
@@ -1136,24 +1139,49 @@ __device__ inline half2 with_magic(uint32_t nibbles, int p) {
     return as_half2(lop3<and_or>(p >= 2 ? nibbles >> 8 : nibbles, mask, 0x64006400));
 }
 
-// Zero points and scales of a word's eight columns, each in both halves of a register. Columns 2p and 2p + 1
-// are pair p.
+// Zero points and scales of a word's eight columns, where with_magic() has the nibbles: [p] is pair p, columns
+// 2p and 2p + 1.
+struct PairScales {
+    half2 zero[4];  // 1024 + zero point if p is even, -(64 + zero point) if it is odd
+    half2 scale[4];
+};
+
+__device__ inline PairScales pair_scales(uint32_t zeros, uint4 scales) {
+    PairScales s;
+    const uint32_t packed[4] = {scales.x, scales.y, scales.z, scales.w};
+    for (int p = 0; p < 4; p++) {
+        s.zero[p] = with_magic(zeros, p);
+        if (p % 2 == 1) s.zero[p] = __hmul2(s.zero[p], __float2half2_rn(-1.0f / 16));
+        s.scale[p] = as_half2(packed[p]);
+    }
+    return s;
+}
+
+// The weights of nibbles, those of pair p; zero and scale: theirs.
+__device__ inline uint32_t dequantize(uint32_t nibbles, int p, half2 zero, half2 scale) {
+    const half2 q = with_magic(nibbles, p);
+    const half2 difference = p % 2 == 0 ? __hsub2(q, zero) : __hfma2(q, __float2half2_rn(1.0f / 16), zero);
+    return as_bits(__hmul2(difference, scale));
+}
+
+// The weights of a word's columns 2p and 2p + 1.
+__device__ inline uint32_t weight_pair(uint32_t word, int p, const PairScales& s) {
+    return dequantize(word, p, s.zero[p], s.scale[p]);
+}
+
+// The same, each in both halves of a register: of columns 0 to 7.
 struct Columns {
-    half2 zero[8];  // 1024 + zero point if the column's pair is even, -(64 + zero point) if it is odd
-    half2 scale[8];
+    half2 zero[8], scale[8];
 };
 
 __device__ inline Columns columns_of(uint32_t zeros, uint4 scales) {
     Columns c;
-    const uint32_t packed[4] = {scales.x, scales.y, scales.z, scales.w};
+    const PairScales s = pair_scales(zeros, scales);
     for (int p = 0; p < 4; p++) {
-        half2 zero = with_magic(zeros, p);
-        if (p % 2 == 1) zero = __hmul2(zero, __float2half2_rn(-1.0f / 16));
-        const half2 scale = as_half2(packed[p]);
-        c.zero[2 * p] = __half2half2(__low2half(zero));
-        c.zero[2 * p + 1] = __half2half2(__high2half(zero));
-        c.scale[2 * p] = __half2half2(__low2half(scale));
-        c.scale[2 * p + 1] = __half2half2(__high2half(scale));
+        c.zero[2 * p] = __half2half2(__low2half(s.zero[p]));
+        c.zero[2 * p + 1] = __half2half2(__high2half(s.zero[p]));
+        c.scale[2 * p] = __half2half2(__low2half(s.scale[p]));
+        c.scale[2 * p + 1] = __half2half2(__high2half(s.scale[p]));
     }
     return c;
 }
@@ -1161,10 +1189,7 @@ __device__ inline Columns columns_of(uint32_t zeros, uint4 scales) {
 // The weights of column 2p (2p + 1 if `odd`) in two rows. nibbles: the even (odd) columns of one row in the
 // low half, of the other row in the high half.
 __device__ inline uint32_t dequantize(uint32_t nibbles, int p, int odd, const Columns& c) {
-    const half2 q = with_magic(nibbles, p);
-    const half2 difference = p % 2 == 0 ? __hsub2(q, c.zero[2 * p + odd])
-                                        : __hfma2(q, __float2half2_rn(1.0f / 16), c.zero[2 * p + odd]);
-    return as_bits(__hmul2(difference, c.scale[2 * p + odd]));
+    return dequantize(nibbles, p, c.zero[2 * p + odd], c.scale[2 * p + odd]);
 }
 
 // The tensor core's operand A has 16 rows by 16 columns of fp16: here 16 output channels by 16 inputs. Lane
@@ -1243,7 +1268,7 @@ __device__ inline bool add_splits(float* values, const SplitScratch& scratch, un
 // scratch memory.
 inline int splits_for(int n_tiles, int most, size_t tile_values) {
     int n = 1;
-    auto more_helps = [&] { return n < most && n < max_splits && n * n_tiles < 4 * device().n_sms; };
+    auto more_helps = [&] { return n < most && n < max_splits && (n + 1) * n_tiles <= 4 * device().n_sms; };
     while (more_helps() && n_tiles <= max_tiles && (n + 1) * n_tiles * tile_values <= max_partials) n++;
     return n;
 }
@@ -1252,12 +1277,18 @@ inline int splits_for(int n_tiles, int most, size_t tile_values) {
 // awq_gemv: one token by int4 matrices
 //
 // The time goes into reading the weights. So each lane loads up to 16 bytes at once, n_words of a row, and a
-// warp up to 128 bytes from each of four rows. The block's four warps take different groups of inputs, as do
-// the gridDim.y blocks that share a tile of columns. The tensor core's operand B has eight columns, of which
-// one is the token and seven are zero. It still is the cheapest way to add up, because dequantize() leaves
-// the weights in operand A's layout.
+// warp up to 128 bytes from each of four rows, always two such steps ahead of what it multiplies. The block's
+// warps take consecutive inputs, as do the gridDim.y blocks that share a tile of columns.
+//
+// Weights are operand A of the tensor core, but not as in awq_gemm: here a register holds a pair as it lies
+// in the word, two columns of one input, and the sum runs over both. Operand B has eight columns, and there
+// is only one token: its first column has the token's value for even columns of the weights and 0 for odd
+// ones, the second the other way round. So the results' columns 0 and 1 are the sums of the even and of the
+// odd column, and no bits have to be moved.
 
 constexpr int gemv_warps = 4;
+constexpr int gemv_inputs = 16;  // of a step
+constexpr int gemv_ahead = 2;    // steps that a lane loads ahead
 
 // n_words consecutive words, fetched by one load.
 template <int n_words>
@@ -1281,10 +1312,17 @@ __device__ inline Words<n_words> load_words(const uint32_t* p) {
     return words;
 }
 
+// What a lane loads for a step: its words of four rows, and the token's values of these four inputs.
+template <int n_words>
+struct GemvStep {
+    Words<n_words> rows[4];
+    uint2 x;
+};
+
 // grid: (tiles of 64 * n_words columns of all products, n_splits); block: 32 * gemv_warps; n_out a multiple
 // of 8 * n_words.
 template <int n_words>
-__global__ void __launch_bounds__(32 * gemv_warps)
+__global__ void __launch_bounds__(32 * gemv_warps, n_words == 4 ? 4 : 5)
     awq_gemv(const half* x, AwqProducts products, SplitScratch scratch) {
     constexpr int width = 64 * n_words;
     const Tile tile = find_tile(products, blockIdx.x, width);
@@ -1292,48 +1330,76 @@ __global__ void __launch_bounds__(32 * gemv_warps)
     const AwqMatrix& w = product.w;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int row_words = w.n_out / 8, column = tile.first_column + 8 * n_words * g;  // the lane's first
-    const bool has_columns = column < w.n_out;
-    const int word = has_columns ? column / 8 : 0;  // a lane without columns repeats word 0, unused
+    const int word = column < w.n_out ? column / 8 : 0;  // a lane without columns repeats word 0, unused
 
-    float sums[n_words][4][4] = {};
-    const int n_groups = w.n_in / w.group_size;
-    for (int group = blockIdx.y * gemv_warps + warp; group < n_groups; group += gridDim.y * gemv_warps) {
-        Columns columns[n_words];
-        const Words<n_words> zeros = load_words<n_words>(w.qzeros + size_t(group) * row_words + word);
+    // The warp's share of the inputs. Lane 4g + t has inputs 4t to 4t + 3 of a step.
+    const int n_steps = w.n_in / gemv_inputs, n_warps = gridDim.y * gemv_warps;
+    const int per_warp = (n_steps + n_warps - 1) / n_warps, first = (blockIdx.y * gemv_warps + warp) * per_warp;
+    const int end = min(n_steps, first + per_warp);
+    GemvStep<n_words> steps[gemv_ahead];
+    auto load = [&](GemvStep<n_words>& step, int i) {
+        if (i >= end) return;
+        const uint32_t* row = w.qweight + size_t(gemv_inputs * i + 4 * t) * row_words + word;
+        for (int j = 0; j < 4; j++) step.rows[j] = load_words<n_words>(row + size_t(j) * row_words);
+    };
+    auto load_x = [&](GemvStep<n_words>& step, int i) {
+        if (i < end) step.x = *reinterpret_cast<const uint2*>(x + gemv_inputs * i + 4 * t);
+    };
+
+    // prmt's selectors that put the lower (upper) half of a register where column g of operand B wants it.
+    const uint32_t lower = g == 0 ? 0x4410 : g == 1 ? 0x1044 : 0x4444;
+    const uint32_t upper = g == 0 ? 0x4432 : g == 1 ? 0x3244 : 0x4444;
+    float sums[n_words][2][4] = {};
+    PairScales scales[n_words] = {};
+    auto multiply = [&](const GemvStep<n_words>& step) {
+        const uint32_t b[4] = {prmt(step.x.x, 0, lower), prmt(step.x.x, 0, upper), prmt(step.x.y, 0, lower),
+                               prmt(step.x.y, 0, upper)};
         for (int j = 0; j < n_words; j++) {
-            const half* scales = w.scales + size_t(group) * w.n_out + 8 * (word + j);
-            columns[j] = columns_of(zeros.word[j], __ldg(reinterpret_cast<const uint4*>(scales)));
-        }
-        const uint32_t* rows = w.qweight + (size_t(group) * w.group_size + 4 * t) * row_words + word;
-        const half* inputs = x + size_t(group) * w.group_size + 4 * t;
-        // Both operands may permute the inputs of an mma in the same way: here lane t has inputs 4t to 4t + 3
-        // instead of 2t, 2t + 1, 2t + 8, 2t + 9, so that it loads x by eight bytes.
-#pragma unroll 4
-        for (int k = 0; k < w.group_size; k += 16) {
-            Words<n_words> row[4];
-            for (int i = 0; i < 4; i++) row[i] = load_words<n_words>(rows + size_t(k + i) * row_words);
-            uint2 b = make_uint2(0, 0);  // token g is column g of operand B, and there is only token 0
-            if (g == 0) b = __ldg(reinterpret_cast<const uint2*>(inputs + k));
-            for (int j = 0; j < n_words; j++) {
-                const RowPairs pairs =
-                    pair_rows(row[0].word[j], row[1].word[j], row[2].word[j], row[3].word[j]);
-                for (int p = 0; p < 4; p++) {
-                    uint32_t a[4];
-                    dequantize(a, pairs, p, columns[j]);
-                    mma_m16n8k16(sums[j][p], a, {b.x, b.y});
+            for (int i = 0; i < 4; i += 2) {
+                const uint32_t w0 = step.rows[i].word[j], w1 = step.rows[i + 1].word[j];
+                for (int p = 0; p < 4; p += 2) {
+                    const uint32_t a[4] = {weight_pair(w0, p, scales[j]), weight_pair(w0, p + 1, scales[j]),
+                                           weight_pair(w1, p, scales[j]), weight_pair(w1, p + 1, scales[j])};
+                    mma_m16n8k16(sums[j][p / 2], a, {b[i], b[i + 1]});
                 }
             }
         }
+    };
+    const int group_steps = w.group_size / gemv_inputs;
+    int group = first / group_steps;
+    auto load_scales = [&] {
+        const Words<n_words> zeros = load_words<n_words>(w.qzeros + size_t(group) * row_words + word);
+        const half* from = w.scales + size_t(group) * w.n_out + 8 * word;
+        for (int j = 0; j < n_words; j++)
+            scales[j] = pair_scales(zeros.word[j], __ldg(reinterpret_cast<const uint4*>(from) + j));
+    };
+
+    // Weights do not depend on the kernels before, x does.
+    for (int i = 0; i < gemv_ahead; i++) load(steps[i], first + i);
+    if (first < end) load_scales();
+    wait_for_previous();
+    for (int i = 0; i < gemv_ahead; i++) load_x(steps[i], first + i);
+    for (int i = first; i < end; i += gemv_ahead) {
+#pragma unroll
+        for (int ahead = 0; ahead < gemv_ahead; ahead++) {
+            const int step = i + ahead;
+            if (step >= end) break;
+            if (step == (group + 1) * group_steps) group++, load_scales();
+            multiply(steps[ahead]);
+            load(steps[ahead], step + gemv_ahead);
+            load_x(steps[ahead], step + gemv_ahead);
+        }
     }
 
-    // Column 0 of the result is the token's. Lane 4g has its rows g and g + 8: columns 2p and 2p + 1 of its
-    // words.
-    __shared__ float parts[gemv_warps][width];
+    // Lane 4g has columns 0 and 1 of the results' rows g and g + 8: four consecutive columns of its words.
+    // After each lane's columns are four floats that nothing uses, so that all lanes write to other banks.
+    constexpr int lane_columns = 8 * n_words + 4;
+    __shared__ __align__(16) float parts[gemv_warps][8 * lane_columns];
     if (t == 0) {
         for (int j = 0; j < n_words; j++) {
-            for (int p = 0; p < 4; p++) {
-                parts[warp][8 * (n_words * g + j) + 2 * p] = sums[j][p][0];
-                parts[warp][8 * (n_words * g + j) + 2 * p + 1] = sums[j][p][2];
+            for (int i = 0; i < 2; i++) {
+                *reinterpret_cast<float4*>(&parts[warp][lane_columns * g + 8 * j + 4 * i]) =
+                    make_float4(sums[j][i][0], sums[j][i][1], sums[j][i][2], sums[j][i][3]);
             }
         }
     }
@@ -1341,8 +1407,8 @@ __global__ void __launch_bounds__(32 * gemv_warps)
     constexpr int n_threads = 32 * gemv_warps, n_values = (width + n_threads - 1) / n_threads;
     float values[n_values] = {};  // of columns threadIdx.x, threadIdx.x + n_threads, ... of the tile
     for (int j = 0; j < n_values; j++) {
-        const int i = threadIdx.x + j * n_threads;
-        for (int from = 0; from < gemv_warps && i < width; from++) values[j] += parts[from][i];
+        const int i = threadIdx.x + j * n_threads, at = i / (8 * n_words) * lane_columns + i % (8 * n_words);
+        for (int from = 0; from < gemv_warps && i < width; from++) values[j] += parts[from][at];
     }
     if (!add_splits<n_values>(values, scratch, blockIdx.x, gridDim.x, blockIdx.y, gridDim.y)) return;
     for (int j = 0; j < n_values; j++) {
@@ -1353,21 +1419,22 @@ __global__ void __launch_bounds__(32 * gemv_warps)
     }
 }
 
-// The most blocks of awq_gemv that can share a tile: each warp has at least one group.
+// The most blocks of awq_gemv that can share a tile: each warp has at least one step.
 inline int most_gemv_splits(const AwqMatrix& w) {
-    const int n_groups = w.group_size > 0 ? w.n_in / w.group_size : 1;
-    return (n_groups + gemv_warps - 1) / gemv_warps;
+    return std::max(1, w.n_in / (gemv_inputs * gemv_warps));
 }
 
 template <int n_words>
 void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products, int n_splits) {
     launch<awq_gemv<n_words>>({.grid = dim3(count_tiles(products, 64 * n_words), n_splits),
                                .block = 32 * gemv_warps,
-                               .stream = device().stream},
+                               .stream = device().stream,
+                               .is_early = true},
                               x, products, scratch);
 }
 
-// With as many splits as suit the device.
+// With as many splits as suit the device: no more blocks than it has room for, and if all multiprocessors
+// have the same number of blocks, at most that many.
 template <int n_words>
 void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products) {
     constexpr int width = 64 * n_words;
