@@ -148,10 +148,10 @@ __device__ T* dynamic_shared() {
     return reinterpret_cast<T*>(dynamic_shared_memory);
 }
 
-// Starts a kernel. More than 48 KB of dynamic shared memory has to be requested first.
+// Starts a kernel. More than 48 KB of shared memory, with what the kernel declares, has to be requested first.
 template <auto kernel, class... Args>
 void launch(const Launch& how, Args... args) {
-    if (how.shared_bytes > 48 * 1024)
+    if (how.shared_bytes > 0)
         cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                              cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared_bytes));
     kernel<<<how.grid, how.block, how.shared_bytes, how.stream>>>(args...);
@@ -1139,8 +1139,8 @@ __device__ inline half2 with_magic(uint32_t nibbles, int p) {
     return as_half2(lop3<and_or>(p >= 2 ? nibbles >> 8 : nibbles, mask, 0x64006400));
 }
 
-// Zero points and scales of a word's eight columns, where with_magic() has the nibbles: [p] is pair p, columns
-// 2p and 2p + 1.
+// Zero points and scales of a word's eight columns, where with_magic() has the nibbles: [p] is pair p,
+// columns 2p and 2p + 1.
 struct PairScales {
     half2 zero[4];  // 1024 + zero point if p is even, -(64 + zero point) if it is odd
     half2 scale[4];
@@ -1276,8 +1276,8 @@ inline int splits_for(int n_tiles, int most, size_t tile_values) {
 // ----------------------------------------------------------------------------
 // awq_gemv: one token by int4 matrices
 //
-// The time goes into reading the weights. So each lane loads up to 16 bytes at once, n_words of a row, and a
-// warp up to 128 bytes from each of four rows, always two such steps ahead of what it multiplies. The block's
+// The time goes into reading the weights. So a warp copies 128 consecutive bytes of each row, three steps of
+// 16 rows ahead of what it multiplies; its ring of steps is its own, and no barrier is needed. The block's
 // warps take consecutive inputs, as do the gridDim.y blocks that share a tile of columns.
 //
 // Weights are operand A of the tensor core, but not as in awq_gemm: here a register holds a pair as it lies
@@ -1288,106 +1288,111 @@ inline int splits_for(int n_tiles, int most, size_t tile_values) {
 
 constexpr int gemv_warps = 4;
 constexpr int gemv_inputs = 16;  // of a step
-constexpr int gemv_ahead = 2;    // steps that a lane loads ahead
+constexpr int gemv_steps = 3;    // that a warp has in flight
 
-// n_words consecutive words, fetched by one load.
+// n_words consecutive words, which one load fetches.
 template <int n_words>
-struct Words {
+struct alignas(4 * n_words) Words {
     uint32_t word[n_words];
 };
 
-template <int n_words>
-__device__ inline Words<n_words> load_words(const uint32_t* p) {
-    Words<n_words> words;
-    if constexpr (n_words == 4) {
-        const uint4 v = __ldg(reinterpret_cast<const uint4*>(p));
-        words.word[0] = v.x, words.word[1] = v.y, words.word[2] = v.z, words.word[3] = v.w;
-    } else if constexpr (n_words == 2) {
-        const uint2 v = __ldg(reinterpret_cast<const uint2*>(p));
-        words.word[0] = v.x, words.word[1] = v.y;
-    } else {
-        static_assert(n_words == 1);
-        words.word[0] = __ldg(p);
-    }
-    return words;
-}
-
-// What a lane loads for a step: its words of four rows, and the token's values of these four inputs.
+// What a warp copies for a step. Piece g is of lanes 4g to 4g + 3.
 template <int n_words>
 struct GemvStep {
-    Words<n_words> rows[4];
-    uint2 x;
+    Words<n_words> rows[gemv_inputs][8];  // see piece_at()
+    uint4 scales[8][n_words];             // of eight columns each; with zeros, at the start of a group only
+    Words<n_words> zeros[8];
 };
 
+// Where piece g of a row is. Lanes 4g + t read rows 4t + i: this way they read different banks.
+__device__ inline int piece_at(int g, int row) { return g ^ row / 4 * 2; }
+
 // grid: (tiles of 64 * n_words columns of all products, n_splits); block: 32 * gemv_warps; n_out a multiple
-// of 8 * n_words.
+// of 8 * n_words; dynamic shared memory: gemv_shared_bytes().
 template <int n_words>
-__global__ void __launch_bounds__(32 * gemv_warps, n_words == 4 ? 4 : 5)
+__global__ void __launch_bounds__(32 * gemv_warps, 4)
     awq_gemv(const half* x, AwqProducts products, SplitScratch scratch) {
     constexpr int width = 64 * n_words;
     const Tile tile = find_tile(products, blockIdx.x, width);
     const AwqProduct& product = products.items[tile.product];
     const AwqMatrix& w = product.w;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int row_words = w.n_out / 8, column = tile.first_column + 8 * n_words * g;  // the lane's first
-    const int word = column < w.n_out ? column / 8 : 0;  // a lane without columns repeats word 0, unused
 
-    // The warp's share of the inputs. Lane 4g + t has inputs 4t to 4t + 3 of a step.
-    const int n_steps = w.n_in / gemv_inputs, n_warps = gridDim.y * gemv_warps;
-    const int per_warp = (n_steps + n_warps - 1) / n_warps, first = (blockIdx.y * gemv_warps + warp) * per_warp;
-    const int end = min(n_steps, first + per_warp);
-    GemvStep<n_words> steps[gemv_ahead];
-    auto load = [&](GemvStep<n_words>& step, int i) {
-        if (i >= end) return;
-        const uint32_t* row = w.qweight + size_t(gemv_inputs * i + 4 * t) * row_words + word;
-        for (int j = 0; j < 4; j++) step.rows[j] = load_words<n_words>(row + size_t(j) * row_words);
+    // The warp's share of the inputs, in steps.
+    const int n_all = w.n_in / gemv_inputs, n_warps = gridDim.y * gemv_warps;
+    const int per_warp = (n_all + n_warps - 1) / n_warps;
+    const int first = min(n_all, int(blockIdx.y * gemv_warps + warp) * per_warp);
+    const int n_steps = min(n_all, first + per_warp) - first;
+    auto* ring = dynamic_shared<GemvStep<n_words>>() + warp * gemv_steps;
+    auto* inputs = reinterpret_cast<half*>(dynamic_shared<GemvStep<n_words>>() + gemv_warps * gemv_steps) +
+                   warp * per_warp * gemv_inputs;
+
+    // Copies go by rows: lane i copies piece i % 8 of every fourth row. Beyond the last column it is word
+    // 0's, and nothing uses it.
+    const int row_words = w.n_out / 8, group_steps = w.group_size / gemv_inputs;
+    const int first_word = tile.first_column / 8, piece = first_word + lane % 8 * n_words,
+              word = first_word + lane;
+    const uint32_t* next =
+        w.qweight + size_t(first * gemv_inputs + lane / 8) * row_words + (piece < row_words ? piece : 0);
+    int group = first / group_steps, until = 0;  // the next step that starts a group
+    auto copy = [&](int i) {
+        if (i < n_steps) {
+            GemvStep<n_words>& step = ring[i % gemv_steps];
+            for (int row = lane / 8; row < gemv_inputs; row += 4, next += 4 * size_t(row_words))
+                cp_async<4 * n_words>(&step.rows[row][piece_at(lane % 8, row)], next, true);
+            if (i == until) {
+                const uint32_t* zeros =
+                    w.qzeros + size_t(group) * row_words + (piece < row_words ? piece : 0);
+                const half* scales = w.scales + size_t(group) * w.n_out + (word < row_words ? 8 * word : 0);
+                if (lane < 8) cp_async<4 * n_words>(&step.zeros[lane], zeros, true);
+                if (lane < 8 * n_words)
+                    cp_async<16>(&step.scales[lane / n_words][lane % n_words], scales, true);
+                group++, until = group * group_steps - first;
+            }
+        }
+        cp_async_commit();  // past the last step, too: cp_async_wait counts groups
     };
-    auto load_x = [&](GemvStep<n_words>& step, int i) {
-        if (i < end) step.x = *reinterpret_cast<const uint2*>(x + gemv_inputs * i + 4 * t);
-    };
+
+    // Weights do not depend on the kernels before, x does.
+#pragma unroll 1
+    for (int i = 0; i < gemv_steps; i++) copy(i);
+    wait_for_previous();
+#pragma unroll 1
+    for (int i = lane; i < n_steps * gemv_inputs / 8; i += 32)
+        reinterpret_cast<uint4*>(inputs)[i] = reinterpret_cast<const uint4*>(x + first * gemv_inputs)[i];
 
     // prmt's selectors that put the lower (upper) half of a register where column g of operand B wants it.
     const uint32_t lower = g == 0 ? 0x4410 : g == 1 ? 0x1044 : 0x4444;
     const uint32_t upper = g == 0 ? 0x4432 : g == 1 ? 0x3244 : 0x4444;
     float sums[n_words][2][4] = {};
-    PairScales scales[n_words] = {};
-    auto multiply = [&](const GemvStep<n_words>& step) {
-        const uint32_t b[4] = {prmt(step.x.x, 0, lower), prmt(step.x.x, 0, upper), prmt(step.x.y, 0, lower),
-                               prmt(step.x.y, 0, upper)};
+    PairScales scales[n_words];
+    int next_scales = 0;
+#pragma unroll 1
+    for (int i = 0; i < n_steps; i++) {
+        cp_async_wait<gemv_steps - 1>();  // this lane's copies of the step have landed,
+        __syncwarp();                     // and so have the other lanes'
+        const GemvStep<n_words>& step = ring[i % gemv_steps];
+        if (i == next_scales) {
+            next_scales = (first + i) / group_steps * group_steps + group_steps - first;
+            for (int j = 0; j < n_words; j++)
+                scales[j] = pair_scales(step.zeros[g].word[j], step.scales[g][j]);
+        }
+        Words<n_words> rows[4];
+        for (int j = 0; j < 4; j++) rows[j] = step.rows[4 * t + j][piece_at(g, 4 * t)];
+        const uint2 x_pairs = *reinterpret_cast<const uint2*>(inputs + gemv_inputs * i + 4 * t);
+        __syncwarp();  // all lanes have read the step that is overwritten here
+        copy(i + gemv_steps);
+        const uint32_t b[4] = {prmt(x_pairs.x, 0, lower), prmt(x_pairs.x, 0, upper),
+                               prmt(x_pairs.y, 0, lower), prmt(x_pairs.y, 0, upper)};
         for (int j = 0; j < n_words; j++) {
-            for (int i = 0; i < 4; i += 2) {
-                const uint32_t w0 = step.rows[i].word[j], w1 = step.rows[i + 1].word[j];
+            for (int r = 0; r < 4; r += 2) {
+                const uint32_t w0 = rows[r].word[j], w1 = rows[r + 1].word[j];
                 for (int p = 0; p < 4; p += 2) {
                     const uint32_t a[4] = {weight_pair(w0, p, scales[j]), weight_pair(w0, p + 1, scales[j]),
                                            weight_pair(w1, p, scales[j]), weight_pair(w1, p + 1, scales[j])};
-                    mma_m16n8k16(sums[j][p / 2], a, {b[i], b[i + 1]});
+                    mma_m16n8k16(sums[j][p / 2], a, {b[r], b[r + 1]});
                 }
             }
-        }
-    };
-    const int group_steps = w.group_size / gemv_inputs;
-    int group = first / group_steps;
-    auto load_scales = [&] {
-        const Words<n_words> zeros = load_words<n_words>(w.qzeros + size_t(group) * row_words + word);
-        const half* from = w.scales + size_t(group) * w.n_out + 8 * word;
-        for (int j = 0; j < n_words; j++)
-            scales[j] = pair_scales(zeros.word[j], __ldg(reinterpret_cast<const uint4*>(from) + j));
-    };
-
-    // Weights do not depend on the kernels before, x does.
-    for (int i = 0; i < gemv_ahead; i++) load(steps[i], first + i);
-    if (first < end) load_scales();
-    wait_for_previous();
-    for (int i = 0; i < gemv_ahead; i++) load_x(steps[i], first + i);
-    for (int i = first; i < end; i += gemv_ahead) {
-#pragma unroll
-        for (int ahead = 0; ahead < gemv_ahead; ahead++) {
-            const int step = i + ahead;
-            if (step >= end) break;
-            if (step == (group + 1) * group_steps) group++, load_scales();
-            multiply(steps[ahead]);
-            load(steps[ahead], step + gemv_ahead);
-            load_x(steps[ahead], step + gemv_ahead);
         }
     }
 
@@ -1420,47 +1425,39 @@ __global__ void __launch_bounds__(32 * gemv_warps, n_words == 4 ? 4 : 5)
 }
 
 // The most blocks of awq_gemv that can share a tile: each warp has at least one step.
-inline int most_gemv_splits(const AwqMatrix& w) {
-    return std::max(1, w.n_in / (gemv_inputs * gemv_warps));
-}
+inline int most_gemv_splits(const AwqMatrix& w) { return std::max(1, w.n_in / (gemv_inputs * gemv_warps)); }
 
 template <int n_words>
 void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products, int n_splits) {
+    // A ring of steps for each warp, and the block's inputs.
+    const int n_warps = n_splits * gemv_warps, n_steps = products.items[0].w.n_in / gemv_inputs;
+    const size_t inputs = size_t((n_steps + n_warps - 1) / n_warps) * gemv_inputs * sizeof(half);
     launch<awq_gemv<n_words>>({.grid = dim3(count_tiles(products, 64 * n_words), n_splits),
                                .block = 32 * gemv_warps,
+                               .shared_bytes = gemv_warps * (gemv_steps * sizeof(GemvStep<n_words>) + inputs),
                                .stream = device().stream,
                                .is_early = true},
                               x, products, scratch);
 }
 
-// With as many splits as suit the device: no more blocks than it has room for, and if all multiprocessors
-// have the same number of blocks, at most that many.
+// As many blocks of a tile as suit the device: the most that it holds at once, about four on a
+// multiprocessor, and of those numbers one that gives each warp either many steps or as many as the others.
 template <int n_words>
 void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products) {
     constexpr int width = 64 * n_words;
-    const int most = most_gemv_splits(products.items[0].w);
+    const AwqMatrix& w = products.items[0].w;
+    const int n_steps = w.n_in / gemv_inputs / gemv_warps;     // of a block that does not share
     const size_t n_values = std::max(width, 32 * gemv_warps);  // each thread of a block has at least one
-    run_gemv<n_words>(scratch, x, products, splits_for(count_tiles(products, width), most, n_values));
+    int n_splits = splits_for(count_tiles(products, width), most_gemv_splits(w), n_values);
+    while (n_steps < 8 * n_splits && n_steps % n_splits != 0) n_splits--;
+    run_gemv<n_words>(scratch, x, products, n_splits);
 }
 
-// Words that a lane of awq_gemv loads at once. Wider loads are faster, but need rows that begin at multiples
-// of a load, and leave fewer tiles: there have to be blocks for all multiprocessors.
-inline int gemv_words(const AwqProducts& products) {
-    for (const int n_words : {4, 2}) {
-        bool fits =
-            count_tiles(products, 64 * n_words) * most_gemv_splits(products.items[0].w) >= 2 * device().n_sms;
-        for (int i = 0; i < products.n; i++) fits = fits && products.items[i].w.n_out % (8 * n_words) == 0;
-        if (fits) return n_words;
-    }
-    return 1;
-}
-
-// The product of one token, by loads of the width that suits the matrices.
+// A lane has four words of a row at once, 16 bytes, where rows begin at a multiple of that.
 inline void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products) {
-    const int n_words = gemv_words(products);
-    n_words == 4   ? run_gemv<4>(scratch, x, products)
-    : n_words == 2 ? run_gemv<2>(scratch, x, products)
-                   : run_gemv<1>(scratch, x, products);
+    bool wide = true;
+    for (int i = 0; i < products.n; i++) wide = wide && products.items[i].w.n_out % 32 == 0;
+    wide ? run_gemv<4>(scratch, x, products) : run_gemv<1>(scratch, x, products);
 }
 
 // ----------------------------------------------------------------------------

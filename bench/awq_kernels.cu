@@ -331,7 +331,7 @@ class LadderRun {
             std::string how;
             auto attempt = [&](const std::string& name, auto run, size_t n_tiles, size_t tile_values,
                                int most) {
-                for (const int n_splits : {1, 2, 3, 4, 6, 8, 12, 16}) {
+                for (const int n_splits : {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32}) {
                     if (n_splits > std::min(most, max_splits)) break;
                     if (n_splits > 1 &&
                         (n_tiles > size_t(max_tiles) || n_splits * n_tiles * tile_values > max_partials))
@@ -365,7 +365,6 @@ class LadderRun {
             };
             if (n == 1) {
                 attempt_gemv.template operator()<1>();
-                attempt_gemv.template operator()<2>();
                 attempt_gemv.template operator()<4>();
             } else {
                 attempt_gemm.template operator()<16>();

@@ -251,8 +251,6 @@ inline std::vector<Rung> all_rungs() {
          [](S, X x, int, P p) { run_fma_gemv(x, p); }},
         {"awq_gemv<1>", Result::fp32, WeightsRead::int4, 1, 1, always,
          [](S s, X x, int, P p) { run_gemv<1>(s.scratch(), x, p); }},
-        {"awq_gemv<2>", Result::fp32, WeightsRead::int4, 1, 1, columns(16),
-         [](S s, X x, int, P p) { run_gemv<2>(s.scratch(), x, p); }},
         {"awq_gemv<4>", Result::fp32, WeightsRead::int4, 1, 1, columns(32),
          [](S s, X x, int, P p) { run_gemv<4>(s.scratch(), x, p); }},
         {"shared_gemm<64>", Result::fp16, WeightsRead::int4, 1, any, columns(64),

@@ -78,10 +78,11 @@ void start_kernel(Kernel kernel, const Launch& how, Args... args) {
     cudaLaunchAttribute early{};
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
-    cudaLaunchConfig_t config{how.grid, how.block, how.shared_bytes, how.stream, &early, how.is_early ? 1u : 0u};
+    cudaLaunchConfig_t config{how.grid,   how.block, how.shared_bytes,
+                              how.stream, &early,    how.is_early ? 1u : 0u};
     cudaLaunchKernelEx(&config, kernel, args...);
 #else
-    kernel<<<how.grid, how.block, how.shared_bytes, how.stream>>>(args...);
+    kernel<<<how.grid, how.block, how.shared_bytes, how.stream> > >(args...);
 #endif
 }
 
@@ -89,8 +90,8 @@ void start_kernel(Kernel kernel, const Launch& how, Args... args) {
 template <auto kernel, class... Args>
 void launch(const Launch& how, Args... args) {
     cudaError_t error = cudaSuccess;
-    // More than 48 KB of dynamic shared memory has to be requested for a kernel before its first launch.
-    static size_t limit = 48 * 1024;
+    // More than 48 KB of shared memory, with what the kernel declares, has to be requested before its launch.
+    static size_t limit = 0;
     if (how.shared_bytes > limit) {
         error = cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                      cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared_bytes));

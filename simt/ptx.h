@@ -84,7 +84,8 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
 // Lets the next kernel start if its launch is early, then waits until the kernels before this one have
-// finished and their results are visible. In front of it a kernel may read what no kernel writes, and no more.
+// finished and their results are visible. In front of it a kernel may read what no kernel writes, and no
+// more.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");

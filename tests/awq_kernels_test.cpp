@@ -110,7 +110,6 @@ TEST_CASE("kernel: awq_gemv and awq_gemm with any number of splits, even with mo
         using X = const half*;
         using P = const AwqProducts&;
         CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<1>(s.scratch(), x, p, n_splits); }) < 1e-5);
-        CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<2>(s.scratch(), x, p, n_splits); }) < 1e-5);
         CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<4>(s.scratch(), x, p, n_splits); }) < 1e-5);
         CHECK(error(n_tokens, several,
                     [=](S s, X x, int n, P p) { run_gemm<16>(s.scratch(), x, n, p, n_splits); }) < 1e-5);

@@ -113,10 +113,7 @@ void for_each_kernel(const half* x, int n_tokens, const AwqProducts& products, c
         const std::string in_splits = ", " + std::to_string(n_splits) + " splits";
         if (n_tokens == 1) {
             run("gemv<1>" + in_splits, [&] { run_gemv<1>(scratch, x, products, n_splits); });
-            if (wide) {
-                run("gemv<2>" + in_splits, [&] { run_gemv<2>(scratch, x, products, n_splits); });
-                run("gemv<4>" + in_splits, [&] { run_gemv<4>(scratch, x, products, n_splits); });
-            }
+            if (wide) run("gemv<4>" + in_splits, [&] { run_gemv<4>(scratch, x, products, n_splits); });
         }
         run("gemm<16>" + in_splits, [&] { run_gemm<16>(scratch, x, n_tokens, products, n_splits); });
         run("gemm<32>" + in_splits, [&] { run_gemm<32>(scratch, x, n_tokens, products, n_splits); });
