@@ -303,17 +303,15 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
-// The sum over a block of up to 1024 threads, the same in every thread and in every run.
+// The sum over a block of up to 1024 threads, the same in every thread and in every run. A
+// kernel calls it once, or has a barrier between: `sums` is read behind the one here.
 __device__ inline float block_sum(float x) {
     __shared__ float sums[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
     x = warp_sum(x);
     if (lane == 0) sums[warp] = x;
     __syncthreads();
-    float total = 0;
-    for (int i = 0; i < n_warps; i++) total += sums[i];
-    __syncthreads();  // the next call writes to `sums` again
-    return total;
+    return warp_sum(lane < n_warps ? sums[lane] : 0.0f);
 }
 
 // Called by each of n blocks once it has written its partial result to memory. Returns true, in all threads,
@@ -564,38 +562,60 @@ inline bool fast_classifier(DeviceRows<float>&, const DeviceRows<half>&, const h
 
 // ----------------------------------------------------------------------------
 // Operations between the matrix products: a kernel, and behind it what launches it for the rows of all
-// tokens. Weights are fp16, sums fp32
+// tokens. Weights are fp16, sums fp32. A thread takes four values at a time, as rows have a multiple of four
+
+// f of each of four pairs, rounded to fp16; and four of these in fp32.
+__device__ inline uint2 to_halves(float4 a, float4 b, const auto& f) {
+    const half2 low = __floats2half2_rn(f(a.x, b.x), f(a.y, b.y));
+    return make_uint2(as_bits(low), as_bits(__floats2half2_rn(f(a.z, b.z), f(a.w, b.w))));
+}
+__device__ inline float4 to_floats(uint2 v) {
+    const float2 low = __half22float2(as_half2(v.x)), high = __half22float2(as_half2(v.y));
+    return make_float4(low.x, low.y, high.x, high.y);
+}
+
+// How many threads a block has for a row of n values.
+inline int row_threads(int n) { return std::min(1024, (n / 4 + 31) / 32 * 32); }
 
 // x (n_tokens, dim) = the table's row of each token, (vocab_size, dim). grid: n_tokens, a block copies a row.
 __global__ void embed_kernel(float* x, const half* table, const int* tokens, int dim) {
-    const half* from = table + size_t(tokens[blockIdx.x]) * dim;
-    for (int i = threadIdx.x; i < dim; i += blockDim.x)
-        x[size_t(blockIdx.x) * dim + i] = __half2float(from[i]);
+    const uint2* from = reinterpret_cast<const uint2*>(table + size_t(tokens[blockIdx.x]) * dim);
+    float4* to = reinterpret_cast<float4*>(x + size_t(blockIdx.x) * dim);
+    for (int i = threadIdx.x; i < dim / 4; i += blockDim.x) to[i] = to_floats(from[i]);
 }
 
 // tokens: on the device.
 void embed(DeviceRows<float>& out, const half* table, const int* tokens, int n_tokens) {
     out.n_rows = n_tokens;
-    launch<embed_kernel>({.grid = n_tokens, .block = 256, .stream = device().stream}, out.get(), table,
-                         tokens, out.n_cols);
+    launch<embed_kernel>({.grid = n_tokens, .block = row_threads(out.n_cols), .stream = device().stream},
+                         out.get(), table, tokens, out.n_cols);
 }
 
 // out = weight * x / sqrt(mean(x^2) + eps) per row (Zhang & Sennrich 2019, arXiv 1910.07467). x: (rows, dim)
-// -> out, the same in fp16. grid: rows, as all threads of a block add up the squares of one.
+// -> out, the same in fp16. grid: rows, as all threads of a block add up the squares of one. A thread loads
+// its first four values once, with their weights, and those beyond 4096 of a row twice.
 __global__ void rmsnorm_kernel(half* out, const float* x, const half* weight, int dim, float eps) {
-    x += size_t(blockIdx.x) * dim, out += size_t(blockIdx.x) * dim;
-    float squares = 0;
-    for (int i = threadIdx.x; i < dim; i += blockDim.x) squares = fmaf(x[i], x[i], squares);
+    const int first = threadIdx.x, step = blockDim.x, n = dim / 4;
+    const uint2* weights = reinterpret_cast<const uint2*>(weight);
+    const float4* in = reinterpret_cast<const float4*>(x + size_t(blockIdx.x) * dim);
+    uint2* to = reinterpret_cast<uint2*>(out + size_t(blockIdx.x) * dim);
+    uint2 w = weights[min(first, n - 1)];
+    float4 v = in[min(first, n - 1)];
+    const auto squares_of = [](float4 a) { return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w; };
+    float squares = first < n ? squares_of(v) : 0;
+    for (int i = first + step; i < n; i += step) squares += squares_of(in[i]);
     const float inv = rsqrtf(block_sum(squares) / float(dim) + eps);
-    for (int i = threadIdx.x; i < dim; i += blockDim.x)
-        out[i] = __float2half(__half2float(weight[i]) * (x[i] * inv));
+    for (int i = first; i < n; i += step) {
+        if (i > first) w = weights[i], v = in[i];
+        to[i] = to_halves(to_floats(w), v, [&](float scale, float value) { return scale * (value * inv); });
+    }
 }
 
 // weight: (n_cols,).
 void rmsnorm(DeviceRows<half>& out, RowSlice<float> x, const half* weight, float eps) {
     out.n_rows = x.n_rows;
-    launch<rmsnorm_kernel>({.grid = x.n_rows, .block = 256, .stream = device().stream}, out.get(), x.values,
-                           weight, x.n_cols, eps);
+    launch<rmsnorm_kernel>({.grid = x.n_rows, .block = row_threads(x.n_cols), .stream = device().stream},
+                           out.get(), x.values, weight, x.n_cols, eps);
 }
 
 // The arguments of prepare_heads_kernel.
@@ -613,39 +633,39 @@ struct Heads {
 
 // From q, k and v to attention: Qwen3's norm over each head of q and k, RoPE, fp16, and k and v into the
 // cache. Pairs to rotate are (i, i + head_dim / 2), as Hugging Face stores them. grid: (n_heads + 2
-// n_kv_heads, n_tokens); block: a warp, which has one head and adds up its squares without a barrier.
+// n_kv_heads, n_tokens); block: a warp, which has one head and adds up its squares without a barrier. Lane i
+// has pairs 2i and 2i + 1; lanes from head_dim / 4 on only read.
 __global__ void prepare_heads_kernel(Heads h) {
-    const int lane = threadIdx.x, half_dim = h.head_dim / 2, token = blockIdx.y, pos = *h.pos + token;
+    const int lane = threadIdx.x, n_lanes = h.head_dim / 4, i = min(lane, n_lanes - 1), token = blockIdx.y;
     const bool is_q = int(blockIdx.x) < h.n_heads, is_v = int(blockIdx.x) >= h.n_heads + h.n_kv_heads;
     const int head = is_q ? blockIdx.x : (blockIdx.x - h.n_heads) % h.n_kv_heads;
     const int n_heads = is_q ? h.n_heads : h.n_kv_heads;
-    const float* in = (is_q ? h.q : is_v ? h.v : h.k) + (size_t(token) * n_heads + head) * h.head_dim;
-    const size_t cached = (size_t(head) * h.context + pos) * h.head_dim;
-    if (is_v) {
-        for (int i = lane; i < h.head_dim; i += 32) h.values[cached + i] = __float2half(in[i]);
-        return;
-    }
-    const half* norm = is_q ? h.q_norm : h.k_norm;
-    float inv = 1;
+    const half2* norm = reinterpret_cast<const half2*>(is_q ? h.q_norm : is_v ? nullptr : h.k_norm);
+    float2 scale_a{}, scale_b{};
+    if (norm != nullptr) scale_a = __half22float2(norm[i]), scale_b = __half22float2(norm[i + n_lanes]);
+    const int pos = *h.pos + token;
+    const size_t at = (size_t(token) * n_heads + head) * 2 * n_lanes + i;  // of two values, as all below
+    const float2* in = reinterpret_cast<const float2*>(is_q ? h.q : is_v ? h.v : h.k) + at;
+    float2 a = in[0], b = in[n_lanes];
+    // cos and sin of pair 2i, and of the next
+    const float4 turns = reinterpret_cast<const float4*>(h.rotations)[size_t(pos) * n_lanes + i];
     if (norm != nullptr) {
-        float squares = 0;
-        for (int i = lane; i < h.head_dim; i += 32) squares = fmaf(in[i], in[i], squares);
-        inv = rsqrtf(warp_sum(squares) / float(h.head_dim) + h.eps);
+        const float squares = fmaf(a.x, a.x, fmaf(a.y, a.y, fmaf(b.x, b.x, b.y * b.y)));
+        const float inv = rsqrtf(warp_sum(lane == i ? squares : 0) / float(h.head_dim) + h.eps);
+        a = make_float2(scale_a.x * (a.x * inv), scale_a.y * (a.y * inv));
+        b = make_float2(scale_b.x * (b.x * inv), scale_b.y * (b.y * inv));
     }
-    half* out = is_q ? h.q_out + (size_t(token) * n_heads + head) * h.head_dim : h.keys + cached;
-    float* traced = is_q ? h.traced_q : h.traced_k;
-    if (traced != nullptr) traced += (size_t(token) * n_heads + head) * h.head_dim;
-    for (int i = lane; i < half_dim; i += 32) {
-        float a = in[i], b = in[i + half_dim];
-        if (norm != nullptr) {
-            a = __half2float(norm[i]) * (a * inv);
-            b = __half2float(norm[i + half_dim]) * (b * inv);
-            if (traced != nullptr) traced[i] = a, traced[i + half_dim] = b;
-        }
-        const float2 rotation = h.rotations[size_t(pos) * half_dim + i];
-        out[i] = __float2half(a * rotation.x - b * rotation.y);
-        out[i + half_dim] = __float2half(a * rotation.y + b * rotation.x);
+    if (lane != i) return;
+    float2* traced = reinterpret_cast<float2*>(is_q ? h.traced_q : h.traced_k);
+    if (norm != nullptr && traced != nullptr) traced[at] = a, traced[at + n_lanes] = b;
+    half2* out = reinterpret_cast<half2*>(is_q ? h.q_out : is_v ? h.values : h.keys);
+    out += is_q ? at : (size_t(head) * h.context + pos) * 2 * n_lanes + i;
+    if (!is_v) {
+        const float2 before = a;
+        a = make_float2(a.x * turns.x - b.x * turns.y, a.y * turns.z - b.y * turns.w);
+        b = make_float2(before.x * turns.y + b.x * turns.x, before.y * turns.w + b.y * turns.z);
     }
+    out[0] = __float22half2_rn(a), out[n_lanes] = __float22half2_rn(b);
 }
 
 // Qwen3's weights (head_dim,) of the norms over each head of q and k; null: no such norms.
@@ -738,17 +758,20 @@ void attention(DeviceRows<half>& out, const FastAttention& fast, const DeviceRow
 }
 
 // out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202), in fp16. A
-// thread per value.
+// thread per four values.
 __global__ void swiglu_kernel(half* out, const float* gate, const float* up, size_t n) {
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = __float2half(gate[i] / (1.0f + expf(-gate[i])) * up[i]);
+    if (i >= n / 4) return;
+    reinterpret_cast<uint2*>(out)[i] =
+        to_halves(reinterpret_cast<const float4*>(gate)[i], reinterpret_cast<const float4*>(up)[i],
+                  [](float z, float y) { return z / (1.0f + expf(-z)) * y; });
 }
 
 void swiglu(DeviceRows<half>& out, const DeviceRows<float>& gate, const DeviceRows<float>& up) {
     out.n_rows = gate.n_rows;
     const size_t n = gate.size();
-    launch<swiglu_kernel>({.grid = dim3((n + 255) / 256), .block = 256, .stream = device().stream}, out.get(),
-                          gate.get(), up.get(), n);
+    launch<swiglu_kernel>({.grid = dim3((n / 4 + 127) / 128), .block = 128, .stream = device().stream},
+                          out.get(), gate.get(), up.get(), n);
 }
 
 // x[i] += y[i]. A thread per value. Only traces need it: otherwise products add to x themselves.

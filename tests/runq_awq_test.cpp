@@ -320,20 +320,22 @@ TEST_CASE("kernel: rotation in halves, norms of heads, and the cache") {
 
 TEST_CASE("kernel: swiglu, embedding, addition") {
     for (const std::string name : {"swiglu", "swiglu.slope"}) {
-        const std::vector<float> gate = golden_ops().at(name + ".gate").f32(),
-                                 up = golden_ops().at(name + ".up").f32();
-        const int n = int(gate.size());
+        std::vector<float> gate = golden_ops().at(name + ".gate").f32(),
+                           up = golden_ops().at(name + ".up").f32(),
+                           expected = golden_ops().at(name + ".out").f32();
+        const int n = (int(gate.size()) + 3) / 4 * 4;  // the kernel takes four at a time
+        gate.resize(n), up.resize(n), expected.resize(n);
         const DeviceRows<float> g = rows_on_device(gate, n), u = rows_on_device(up, n);
         DeviceRows<half> out(1, n);
         swiglu(out, g, u);
-        CHECK(relative_error(golden_ops().at(name + ".out").f32(), floats(from_device(out.values))) < 5e-4);
+        CHECK(relative_error(expected, floats(from_device(out.values))) < 5e-4);
     }
 
-    const DeviceBuffer<half> table = on_device(halves({1, 2, 3, 4, 5, 6, 7, 8}));
-    const DeviceBuffer<int> tokens = on_device(std::vector<int>{3, 0, 3});
-    DeviceRows<float> rows(3, 2);
+    const DeviceBuffer<half> table = on_device(halves({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
+    const DeviceBuffer<int> tokens = on_device(std::vector<int>{2, 0, 2});
+    DeviceRows<float> rows(3, 4);
     embed(rows, table.get(), tokens.get(), 3);
-    CHECK(from_device(rows.values) == std::vector<float>{7, 8, 1, 2, 7, 8});
+    CHECK(from_device(rows.values) == std::vector<float>{9, 10, 11, 12, 1, 2, 3, 4, 9, 10, 11, 12});
     // A table of more than 2^16 rows, whose numbers are those of the golden's codes.
     const GoldenTable large(64);
     const std::vector<int32_t> ids = golden_ops().at("embedding.64.tokens").i32();
@@ -345,9 +347,9 @@ TEST_CASE("kernel: swiglu, embedding, addition") {
     for (size_t i = 0; i < values.size(); i++)
         CHECK(values[i] == large.codes[size_t(ids[i / 64]) * 64 + i % 64]);
 
-    const DeviceRows<float> more = rows_on_device(std::vector<float>{1, 1, 2, 2, 3, 3}, 2);
+    const DeviceRows<float> more = rows_on_device(std::vector<float>{1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3}, 4);
     add(rows, more);
-    CHECK(from_device(rows.values) == std::vector<float>{8, 9, 3, 4, 10, 11});
+    CHECK(from_device(rows.values) == std::vector<float>{10, 11, 12, 13, 3, 4, 5, 6, 12, 13, 14, 15});
 }
 
 TEST_CASE("kernel: the classifier") {
@@ -377,20 +379,25 @@ TEST_CASE("kernel: the classifier") {
 #ifdef ENGINE
 TEST_CASE("kernel: the largest logit, the first of equals; -1 if one is not finite") {
     std::mt19937 rng(4);
-    for (const int n : {1, 31, 1000, 5000}) {
-        for (int round = 0; round < 5; round++) {
+    const BestToken best;
+    const int more = 4 * arg_max_threads * arg_max_blocks + 9;  // than the largest grid takes at once
+    for (const int n : {1, 2, 3, 4, 31, 1000, 5000, more}) {
+        for (int kind = 0; kind < 28; kind += n == more ? 5 : 1) {
             CAPTURE(n);
-            CAPTURE(round);
-            std::vector<float> logits = random_values(rng, n);
-            if (round == 1) {  // ties
+            CAPTURE(kind);
+            const int begin = kind % 4;  // of the row, in floats behind a multiple of 16 bytes
+            std::vector<float> all(begin + n, 9), logits = random_values(rng, n);
+            const size_t place = kind % 3 == 0 ? 0 : kind % 3 == 1 ? n - 1 : rng() % n;
+            if (kind / 4 == 1) {  // ties
                 for (float& x : logits) x = std::round(x);
-            } else if (round > 1) {
-                logits[rng() % n] = round == 2 ? NAN : round == 3 ? INFINITY : -INFINITY;
+            } else if (kind / 4 > 1) {
+                logits[place] = std::array{8.0f, 8.0f, NAN, INFINITY, -INFINITY}[kind / 4 - 2];
             }
-            const DeviceBuffer<float> in = on_device(logits);
-            DeviceBuffer<int> best(1);
-            arg_max(best, in.get(), n);
-            CHECK(from_device(best)[0] == (round > 1 ? -1 : argmax(logits)));
+            std::copy(logits.begin(), logits.end(), all.begin() + begin);
+            const DeviceBuffer<float> in = on_device(all);
+            arg_max(best, in.get() + begin, n);
+            CHECK(from_device(best.index)[0] == (kind / 4 > 3 ? -1 : argmax(logits)));
+            CHECK(all_zero(best.arrivals));
         }
     }
 }

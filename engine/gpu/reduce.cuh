@@ -8,17 +8,15 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
-// The sum over a block of up to 1024 threads, the same in every thread and in every run.
+// The sum over a block of up to 1024 threads, the same in every thread and in every run. A
+// kernel calls it once, or has a barrier between: `sums` is read behind the one here.
 __device__ inline float block_sum(float x) {
     __shared__ float sums[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
     x = warp_sum(x);
     if (lane == 0) sums[warp] = x;
     __syncthreads();
-    float total = 0;
-    for (int i = 0; i < n_warps; i++) total += sums[i];
-    __syncthreads();  // the next call writes to `sums` again
-    return total;
+    return warp_sum(lane < n_warps ? sums[lane] : 0.0f);
 }
 
 // Called by each of n blocks once it has written its partial result to memory. Returns true, in all threads,
