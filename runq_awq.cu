@@ -303,14 +303,13 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
-// The sum over a block of up to 1024 threads, the same in every thread and in every run. A
-// kernel calls it once, or has a barrier between: `sums` is read behind the one here.
+// The sum over a block of up to 1024 threads, the same in every thread and in every run.
 __device__ inline float block_sum(float x) {
     __shared__ float sums[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
     x = warp_sum(x);
     if (lane == 0) sums[warp] = x;
-    __syncthreads();
+    __syncthreads();  // a second call in a kernel would need another, before `sums` is written again
     return warp_sum(lane < n_warps ? sums[lane] : 0.0f);
 }
 
@@ -562,60 +561,59 @@ inline bool fast_classifier(DeviceRows<float>&, const DeviceRows<half>&, const h
 
 // ----------------------------------------------------------------------------
 // Operations between the matrix products: a kernel, and behind it what launches it for the rows of all
-// tokens. Weights are fp16, sums fp32. A thread takes four values at a time, as rows have a multiple of four
+// tokens. Weights are fp16, sums fp32. A row has a multiple of 64 values: threads take two or four at a time
 
-// f of each of four pairs, rounded to fp16; and four of these in fp32.
-__device__ inline uint2 to_halves(float4 a, float4 b, const auto& f) {
-    const half2 low = __floats2half2_rn(f(a.x, b.x), f(a.y, b.y));
-    return make_uint2(as_bits(low), as_bits(__floats2half2_rn(f(a.z, b.z), f(a.w, b.w))));
-}
-__device__ inline float4 to_floats(uint2 v) {
-    const float2 low = __half22float2(as_half2(v.x)), high = __half22float2(as_half2(v.y));
-    return make_float4(low.x, low.y, high.x, high.y);
-}
-
-// How many threads a block has for a row of n values.
-inline int row_threads(int n) { return std::min(1024, (n / 4 + 31) / 32 * 32); }
-
-// x (n_tokens, dim) = the table's row of each token, (vocab_size, dim). grid: n_tokens, a block copies a row.
+// x (n_tokens, dim) = the table's row of each token, (vocab_size, dim). grid: (dim / 2 / blockDim.x,
+// n_tokens).
 __global__ void embed_kernel(float* x, const half* table, const int* tokens, int dim) {
-    const uint2* from = reinterpret_cast<const uint2*>(table + size_t(tokens[blockIdx.x]) * dim);
-    float4* to = reinterpret_cast<float4*>(x + size_t(blockIdx.x) * dim);
-    for (int i = threadIdx.x; i < dim / 4; i += blockDim.x) to[i] = to_floats(from[i]);
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
+    const half2* row = reinterpret_cast<const half2*>(table + size_t(tokens[token]) * dim);
+    if (i < dim / 2) reinterpret_cast<float2*>(x + size_t(token) * dim)[i] = __half22float2(row[i]);
 }
 
 // tokens: on the device.
 void embed(DeviceRows<float>& out, const half* table, const int* tokens, int n_tokens) {
     out.n_rows = n_tokens;
-    launch<embed_kernel>({.grid = n_tokens, .block = row_threads(out.n_cols), .stream = device().stream},
-                         out.get(), table, tokens, out.n_cols);
+    const dim3 grid((out.n_cols / 2 + 255) / 256, n_tokens);
+    launch<embed_kernel>({.grid = grid, .block = 256, .stream = device().stream}, out.get(), table, tokens,
+                         out.n_cols);
 }
 
 // out = weight * x / sqrt(mean(x^2) + eps) per row (Zhang & Sennrich 2019, arXiv 1910.07467). x: (rows, dim)
-// -> out, the same in fp16. grid: rows, as all threads of a block add up the squares of one. A thread loads
-// its first four values once, with their weights, and those beyond 4096 of a row twice.
+// -> out, the same in fp16. grid: rows, as all threads of a block add up the squares of one. A thread keeps
+// up to norm_fours times four values with their weights; the rest of a longer row is loaded twice.
+constexpr int norm_fours = 4;
 __global__ void rmsnorm_kernel(half* out, const float* x, const half* weight, int dim, float eps) {
     const int first = threadIdx.x, step = blockDim.x, n = dim / 4;
     const uint2* weights = reinterpret_cast<const uint2*>(weight);
     const float4* in = reinterpret_cast<const float4*>(x + size_t(blockIdx.x) * dim);
     uint2* to = reinterpret_cast<uint2*>(out + size_t(blockIdx.x) * dim);
-    uint2 w = weights[min(first, n - 1)];
-    float4 v = in[min(first, n - 1)];
-    const auto squares_of = [](float4 a) { return a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w; };
-    float squares = first < n ? squares_of(v) : 0;
-    for (int i = first + step; i < n; i += step) squares += squares_of(in[i]);
+    uint2 w[norm_fours];
+    float4 v[norm_fours];
+    for (int j = 0; j < norm_fours; j++) w[j] = weights[min(first + j * step, n - 1)];
+    for (int j = 0; j < norm_fours; j++) v[j] = in[min(first + j * step, n - 1)];
+    float squares = 0;
+    const auto add = [&](float4 a) { squares += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w; };
+    for (int j = 0; j < norm_fours; j++)
+        if (first + j * step < n) add(v[j]);
+    for (int i = first + norm_fours * step; i < n; i += step) add(in[i]);
     const float inv = rsqrtf(block_sum(squares) / float(dim) + eps);
-    for (int i = first; i < n; i += step) {
-        if (i > first) w = weights[i], v = in[i];
-        to[i] = to_halves(to_floats(w), v, [&](float scale, float value) { return scale * (value * inv); });
-    }
+    const auto put = [&](int i, float4 a, uint2 scales) {
+        const float2 s = __half22float2(as_half2(scales.x)), t = __half22float2(as_half2(scales.y));
+        to[i] = make_uint2(as_bits(__floats2half2_rn(s.x * (a.x * inv), s.y * (a.y * inv))),
+                           as_bits(__floats2half2_rn(t.x * (a.z * inv), t.y * (a.w * inv))));
+    };
+    for (int j = 0; j < norm_fours; j++)
+        if (first + j * step < n) put(first + j * step, v[j], w[j]);
+    for (int i = first + norm_fours * step; i < n; i += step) put(i, in[i], weights[i]);
 }
 
 // weight: (n_cols,).
 void rmsnorm(DeviceRows<half>& out, RowSlice<float> x, const half* weight, float eps) {
     out.n_rows = x.n_rows;
-    launch<rmsnorm_kernel>({.grid = x.n_rows, .block = row_threads(x.n_cols), .stream = device().stream},
-                           out.get(), x.values, weight, x.n_cols, eps);
+    const int n_threads = std::min(1024, (x.n_cols / (4 * norm_fours) + 31) / 32 * 32);
+    launch<rmsnorm_kernel>({.grid = x.n_rows, .block = n_threads, .stream = device().stream}, out.get(),
+                           x.values, weight, x.n_cols, eps);
 }
 
 // The arguments of prepare_heads_kernel.
@@ -638,34 +636,31 @@ struct Heads {
 __global__ void prepare_heads_kernel(Heads h) {
     const int lane = threadIdx.x, n_lanes = h.head_dim / 4, i = min(lane, n_lanes - 1), token = blockIdx.y;
     const bool is_q = int(blockIdx.x) < h.n_heads, is_v = int(blockIdx.x) >= h.n_heads + h.n_kv_heads;
-    const int head = is_q ? blockIdx.x : (blockIdx.x - h.n_heads) % h.n_kv_heads;
-    const int n_heads = is_q ? h.n_heads : h.n_kv_heads;
+    const int head = blockIdx.x - (is_q ? 0 : is_v ? h.n_heads + h.n_kv_heads : h.n_heads);
+    // Below, everything is counted in two values. A weight, a, and x and y of a turn are of the first of a
+    // pair
+    const size_t at = (size_t(token) * (is_q ? h.n_heads : h.n_kv_heads) + head) * 2 * n_lanes + i;
     const half2* norm = reinterpret_cast<const half2*>(is_q ? h.q_norm : is_v ? nullptr : h.k_norm);
-    float2 scale_a{}, scale_b{};
-    if (norm != nullptr) scale_a = __half22float2(norm[i]), scale_b = __half22float2(norm[i + n_lanes]);
+    float2 wa{}, wb{};
+    if (norm != nullptr) wa = __half22float2(norm[i]), wb = __half22float2(norm[i + n_lanes]);
     const int pos = *h.pos + token;
-    const size_t at = (size_t(token) * n_heads + head) * 2 * n_lanes + i;  // of two values, as all below
     const float2* in = reinterpret_cast<const float2*>(is_q ? h.q : is_v ? h.v : h.k) + at;
     float2 a = in[0], b = in[n_lanes];
-    // cos and sin of pair 2i, and of the next
-    const float4 turns = reinterpret_cast<const float4*>(h.rotations)[size_t(pos) * n_lanes + i];
+    float4 turns = make_float4(1, 0, 1, 0);  // of v: none
+    if (!is_v) turns = reinterpret_cast<const float4*>(h.rotations)[size_t(pos) * n_lanes + i];
     if (norm != nullptr) {
-        const float squares = fmaf(a.x, a.x, fmaf(a.y, a.y, fmaf(b.x, b.x, b.y * b.y)));
+        const float squares = a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y;
         const float inv = rsqrtf(warp_sum(lane == i ? squares : 0) / float(h.head_dim) + h.eps);
-        a = make_float2(scale_a.x * (a.x * inv), scale_a.y * (a.y * inv));
-        b = make_float2(scale_b.x * (b.x * inv), scale_b.y * (b.y * inv));
+        a = make_float2(wa.x * (a.x * inv), wa.y * (a.y * inv));
+        b = make_float2(wb.x * (b.x * inv), wb.y * (b.y * inv));
     }
     if (lane != i) return;
     float2* traced = reinterpret_cast<float2*>(is_q ? h.traced_q : h.traced_k);
     if (norm != nullptr && traced != nullptr) traced[at] = a, traced[at + n_lanes] = b;
     half2* out = reinterpret_cast<half2*>(is_q ? h.q_out : is_v ? h.values : h.keys);
     out += is_q ? at : (size_t(head) * h.context + pos) * 2 * n_lanes + i;
-    if (!is_v) {
-        const float2 before = a;
-        a = make_float2(a.x * turns.x - b.x * turns.y, a.y * turns.z - b.y * turns.w);
-        b = make_float2(before.x * turns.y + b.x * turns.x, before.y * turns.w + b.y * turns.z);
-    }
-    out[0] = __float22half2_rn(a), out[n_lanes] = __float22half2_rn(b);
+    out[0] = __floats2half2_rn(a.x * turns.x - b.x * turns.y, a.y * turns.z - b.y * turns.w);
+    out[n_lanes] = __floats2half2_rn(a.x * turns.y + b.x * turns.x, a.y * turns.w + b.y * turns.z);
 }
 
 // Qwen3's weights (head_dim,) of the norms over each head of q and k; null: no such norms.
@@ -758,19 +753,19 @@ void attention(DeviceRows<half>& out, const FastAttention& fast, const DeviceRow
 }
 
 // out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202), in fp16. A
-// thread per four values.
+// thread per two values.
 __global__ void swiglu_kernel(half* out, const float* gate, const float* up, size_t n) {
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i >= n / 4) return;
-    reinterpret_cast<uint2*>(out)[i] =
-        to_halves(reinterpret_cast<const float4*>(gate)[i], reinterpret_cast<const float4*>(up)[i],
-                  [](float z, float y) { return z / (1.0f + expf(-z)) * y; });
+    if (i >= n / 2) return;
+    const float2 g = reinterpret_cast<const float2*>(gate)[i], u = reinterpret_cast<const float2*>(up)[i];
+    const auto silu = [](float z) { return z / (1.0f + expf(-z)); };
+    reinterpret_cast<half2*>(out)[i] = __floats2half2_rn(silu(g.x) * u.x, silu(g.y) * u.y);
 }
 
 void swiglu(DeviceRows<half>& out, const DeviceRows<float>& gate, const DeviceRows<float>& up) {
     out.n_rows = gate.n_rows;
     const size_t n = gate.size();
-    launch<swiglu_kernel>({.grid = dim3((n / 4 + 127) / 128), .block = 128, .stream = device().stream},
+    launch<swiglu_kernel>({.grid = dim3((n / 2 + 255) / 256), .block = 256, .stream = device().stream},
                           out.get(), gate.get(), up.get(), n);
 }
 
@@ -787,9 +782,8 @@ void add(DeviceRows<float>& x, const DeviceRows<float>& y) {
 }
 
 // out (n_tokens, n_rows) = x (n_tokens, n_in) by each row of an fp16 matrix (n_rows, n_in), n_in a multiple
-// of
-// 8. grid: (n_rows / 8, n_tokens); block: 256. A warp computes one output, so that it reads 512 consecutive
-// bytes of the row at a time, 16 a lane.
+// of 8. grid: (n_rows / 8, n_tokens); block: 256. A warp computes one output, so that it reads 512
+// consecutive bytes of the row at a time, 16 a lane.
 __global__ void fp16_gemv(float* out, const half* x, const half* matrix, int n_rows, int n_in) {
     const int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;
     if (row >= n_rows) return;

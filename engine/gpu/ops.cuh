@@ -105,6 +105,7 @@ static __global__ void __launch_bounds__(arg_max_threads)
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, n_threads = gridDim.x * blockDim.x;
     const int before = min(n, int(-reinterpret_cast<uintptr_t>(logits) % 16 / 4)), n_fours = (n - before) / 4;
     const int behind = before + 4 * n_fours;
+#pragma unroll 1
     for (int i = thread; i < n_fours; i += n_threads) {
         const float4 four = reinterpret_cast<const float4*>(logits + before)[i];
         const int at = before + 4 * i;

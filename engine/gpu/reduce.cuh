@@ -8,14 +8,13 @@ __device__ inline float warp_sum(float x) {
     return x;
 }
 
-// The sum over a block of up to 1024 threads, the same in every thread and in every run. A
-// kernel calls it once, or has a barrier between: `sums` is read behind the one here.
+// The sum over a block of up to 1024 threads, the same in every thread and in every run.
 __device__ inline float block_sum(float x) {
     __shared__ float sums[32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
     x = warp_sum(x);
     if (lane == 0) sums[warp] = x;
-    __syncthreads();
+    __syncthreads();  // a second call in a kernel would need another, before `sums` is written again
     return warp_sum(lane < n_warps ? sums[lane] : 0.0f);
 }
 
