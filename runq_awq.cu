@@ -630,15 +630,16 @@ struct Heads {
 };
 
 // From q, k and v to attention: Qwen3's norm over each head of q and k, RoPE, fp16, and k and v into the
-// cache. Pairs to rotate are (i, i + head_dim / 2), as Hugging Face stores them. grid: (n_heads + 2
-// n_kv_heads, n_tokens); block: a warp, which has one head and adds up its squares without a barrier. Lane i
-// has pairs 2i and 2i + 1; lanes from head_dim / 4 on only read.
+// cache. Pairs to rotate are (i, i + head_dim / 2), as Hugging Face stores them. grid: ((n_heads + 2
+// n_kv_heads) / 4, n_tokens); block: (32, 4). A warp has one head and adds up its squares without a barrier.
+// Lane i has pairs 2i and 2i + 1; lanes from head_dim / 4 on only read.
 __global__ void prepare_heads_kernel(Heads h) {
     const int lane = threadIdx.x, n_lanes = h.head_dim / 4, i = min(lane, n_lanes - 1), token = blockIdx.y;
-    const bool is_q = int(blockIdx.x) < h.n_heads, is_v = int(blockIdx.x) >= h.n_heads + h.n_kv_heads;
-    const int head = blockIdx.x - (is_q ? 0 : is_v ? h.n_heads + h.n_kv_heads : h.n_heads);
-    // Below, everything is counted in two values. A weight, a, and x and y of a turn are of the first of a
-    // pair
+    const int warp = blockIdx.x * blockDim.y + threadIdx.y, n_qk = h.n_heads + h.n_kv_heads;
+    if (warp >= n_qk + h.n_kv_heads) return;
+    const bool is_q = warp < h.n_heads, is_v = warp >= n_qk;
+    const int head = warp - (is_q ? 0 : is_v ? n_qk : h.n_heads);
+    // Offsets count two values as one: a is values 2i and 2i + 1, b those half a head further
     const size_t at = (size_t(token) * (is_q ? h.n_heads : h.n_kv_heads) + head) * 2 * n_lanes + i;
     const half2* norm = reinterpret_cast<const half2*>(is_q ? h.q_norm : is_v ? nullptr : h.k_norm);
     float2 wa{}, wb{};
@@ -685,8 +686,8 @@ void prepare_heads(DeviceRows<half>& q_rope, DeviceKvCache& cache, int layer, De
     h.n_heads = q.n_cols / cache.head_dim, h.n_kv_heads = cache.n_kv_heads;
     h.head_dim = cache.head_dim, h.context = cache.context;
     h.traced_q = q_norm.get(), h.traced_k = k_norm.get();
-    launch<prepare_heads_kernel>(
-        {.grid = dim3(h.n_heads + 2 * h.n_kv_heads, q.n_rows), .block = 32, .stream = device().stream}, h);
+    const dim3 grid((h.n_heads + 2 * h.n_kv_heads + 3) / 4, q.n_rows);
+    launch<prepare_heads_kernel>({.grid = grid, .block = dim3(32, 4), .stream = device().stream}, h);
 }
 
 // The head lengths that the attention kernels are for.

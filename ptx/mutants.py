@@ -73,7 +73,6 @@ MUTANTS = [
     Mutant("arrivals: not set back to 0", AWQ, rf"st\.global\.u32\s+\[%rd\d+\], {R};", "", "awq_gemm<64>"),
     Mutant("barrier of block_sum", AWQ, BAR, "", "rmsnorm_kernel", 0),
     Mutant("barrier of arg_max, in a block", AWQ, BAR, "", "arg_max_kernel", 0),
-    Mutant("barrier 1 of is_last, in arg_max", AWQ, BAR, "", "arg_max_kernel", 1),
     Mutant("barrier 2 of is_last, in arg_max", AWQ, BAR, "", "arg_max_kernel", 2),
     Mutant("barrier of arg_max, in the last block", AWQ, BAR, "", "arg_max_kernel", 3),
     Mutant("barrier 1 of plain_attention, a warp's", AWQ, WARP_BAR, "", "plain_attention", 0),
