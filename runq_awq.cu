@@ -312,11 +312,8 @@ __device__ inline float block_sum(float x) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
     x = warp_sum(x);
     if (lane == 0) sums[warp] = x;
-    __syncthreads();
-    float total = 0;
-    for (int i = 0; i < n_warps; i++) total += sums[i];
-    __syncthreads();  // the next call writes to `sums` again
-    return total;
+    __syncthreads();  // a second call in a kernel would need another, before `sums` is written again
+    return warp_sum(lane < n_warps ? sums[lane] : 0.0f);
 }
 
 // Called by each of n blocks once it has written its partial result to memory. Returns true, in all threads,
@@ -567,38 +564,59 @@ inline bool fast_classifier(DeviceRows<float>&, const DeviceRows<half>&, const h
 
 // ----------------------------------------------------------------------------
 // Operations between the matrix products: a kernel, and behind it what launches it for the rows of all
-// tokens. Weights are fp16, sums fp32
+// tokens. Weights are fp16, sums fp32. A row has a multiple of 64 values: threads take two or four at a time
 
-// x (n_tokens, dim) = the table's row of each token, (vocab_size, dim). grid: n_tokens, a block copies a row.
+// x (n_tokens, dim) = the table's row of each token, (vocab_size, dim). grid: (dim / 2 / blockDim.x,
+// n_tokens).
 __global__ void embed_kernel(float* x, const half* table, const int* tokens, int dim) {
-    const half* from = table + size_t(tokens[blockIdx.x]) * dim;
-    for (int i = threadIdx.x; i < dim; i += blockDim.x)
-        x[size_t(blockIdx.x) * dim + i] = __half2float(from[i]);
+    const int i = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
+    const half2* row = reinterpret_cast<const half2*>(table + size_t(tokens[token]) * dim);
+    if (i < dim / 2) reinterpret_cast<float2*>(x + size_t(token) * dim)[i] = __half22float2(row[i]);
 }
 
 // tokens: on the device.
 void embed(DeviceRows<float>& out, const half* table, const int* tokens, int n_tokens) {
     out.n_rows = n_tokens;
-    launch<embed_kernel>({.grid = n_tokens, .block = 256, .stream = device().stream}, out.get(), table,
-                         tokens, out.n_cols);
+    const dim3 grid((out.n_cols / 2 + 255) / 256, n_tokens);
+    launch<embed_kernel>({.grid = grid, .block = 256, .stream = device().stream}, out.get(), table, tokens,
+                         out.n_cols);
 }
 
 // out = weight * x / sqrt(mean(x^2) + eps) per row (Zhang & Sennrich 2019, arXiv 1910.07467). x: (rows, dim)
-// -> out, the same in fp16. grid: rows, as all threads of a block add up the squares of one.
+// -> out, the same in fp16. grid: rows, as all threads of a block add up the squares of one. A thread keeps
+// up to norm_fours times four values with their weights; the rest of a longer row is loaded twice.
+constexpr int norm_fours = 4;
 __global__ void rmsnorm_kernel(half* out, const float* x, const half* weight, int dim, float eps) {
-    x += size_t(blockIdx.x) * dim, out += size_t(blockIdx.x) * dim;
+    const int first = threadIdx.x, step = blockDim.x, n = dim / 4;
+    const uint2* weights = reinterpret_cast<const uint2*>(weight);
+    const float4* in = reinterpret_cast<const float4*>(x + size_t(blockIdx.x) * dim);
+    uint2* to = reinterpret_cast<uint2*>(out + size_t(blockIdx.x) * dim);
+    uint2 w[norm_fours];
+    float4 v[norm_fours];
+    for (int j = 0; j < norm_fours; j++) w[j] = weights[min(first + j * step, n - 1)];
+    for (int j = 0; j < norm_fours; j++) v[j] = in[min(first + j * step, n - 1)];
     float squares = 0;
-    for (int i = threadIdx.x; i < dim; i += blockDim.x) squares = fmaf(x[i], x[i], squares);
+    const auto add = [&](float4 a) { squares += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w; };
+    for (int j = 0; j < norm_fours; j++)
+        if (first + j * step < n) add(v[j]);
+    for (int i = first + norm_fours * step; i < n; i += step) add(in[i]);
     const float inv = rsqrtf(block_sum(squares) / float(dim) + eps);
-    for (int i = threadIdx.x; i < dim; i += blockDim.x)
-        out[i] = __float2half(__half2float(weight[i]) * (x[i] * inv));
+    const auto put = [&](int i, float4 a, uint2 scales) {
+        const float2 s = __half22float2(as_half2(scales.x)), t = __half22float2(as_half2(scales.y));
+        to[i] = make_uint2(as_bits(__floats2half2_rn(s.x * (a.x * inv), s.y * (a.y * inv))),
+                           as_bits(__floats2half2_rn(t.x * (a.z * inv), t.y * (a.w * inv))));
+    };
+    for (int j = 0; j < norm_fours; j++)
+        if (first + j * step < n) put(first + j * step, v[j], w[j]);
+    for (int i = first + norm_fours * step; i < n; i += step) put(i, in[i], weights[i]);
 }
 
 // weight: (n_cols,).
 void rmsnorm(DeviceRows<half>& out, RowSlice<float> x, const half* weight, float eps) {
     out.n_rows = x.n_rows;
-    launch<rmsnorm_kernel>({.grid = x.n_rows, .block = 256, .stream = device().stream}, out.get(), x.values,
-                           weight, x.n_cols, eps);
+    const int n_threads = std::min(1024, (x.n_cols / (4 * norm_fours) + 31) / 32 * 32);
+    launch<rmsnorm_kernel>({.grid = x.n_rows, .block = n_threads, .stream = device().stream}, out.get(),
+                           x.values, weight, x.n_cols, eps);
 }
 
 // The arguments of prepare_heads_kernel.
@@ -615,40 +633,38 @@ struct Heads {
 };
 
 // From q, k and v to attention: Qwen3's norm over each head of q and k, RoPE, fp16, and k and v into the
-// cache. Pairs to rotate are (i, i + head_dim / 2), as Hugging Face stores them. grid: (n_heads + 2
-// n_kv_heads, n_tokens); block: a warp, which has one head and adds up its squares without a barrier.
+// cache. Pairs to rotate are (i, i + head_dim / 2), as Hugging Face stores them. grid: ((n_heads + 2
+// n_kv_heads) / 4, n_tokens); block: (32, 4). A warp has one head and adds up its squares without a barrier.
+// Lane i has pairs 2i and 2i + 1; lanes from head_dim / 4 on only read.
 __global__ void prepare_heads_kernel(Heads h) {
-    const int lane = threadIdx.x, half_dim = h.head_dim / 2, token = blockIdx.y, pos = *h.pos + token;
-    const bool is_q = int(blockIdx.x) < h.n_heads, is_v = int(blockIdx.x) >= h.n_heads + h.n_kv_heads;
-    const int head = is_q ? blockIdx.x : (blockIdx.x - h.n_heads) % h.n_kv_heads;
-    const int n_heads = is_q ? h.n_heads : h.n_kv_heads;
-    const float* in = (is_q ? h.q : is_v ? h.v : h.k) + (size_t(token) * n_heads + head) * h.head_dim;
-    const size_t cached = (size_t(head) * h.context + pos) * h.head_dim;
-    if (is_v) {
-        for (int i = lane; i < h.head_dim; i += 32) h.values[cached + i] = __float2half(in[i]);
-        return;
-    }
-    const half* norm = is_q ? h.q_norm : h.k_norm;
-    float inv = 1;
+    const int lane = threadIdx.x, n_lanes = h.head_dim / 4, i = min(lane, n_lanes - 1), token = blockIdx.y;
+    const int warp = blockIdx.x * blockDim.y + threadIdx.y, n_qk = h.n_heads + h.n_kv_heads;
+    if (warp >= n_qk + h.n_kv_heads) return;
+    const bool is_q = warp < h.n_heads, is_v = warp >= n_qk;
+    const int head = warp - (is_q ? 0 : is_v ? n_qk : h.n_heads);
+    // Offsets count two values as one: a is values 2i and 2i + 1, b those half a head further
+    const size_t at = (size_t(token) * (is_q ? h.n_heads : h.n_kv_heads) + head) * 2 * n_lanes + i;
+    const half2* norm = reinterpret_cast<const half2*>(is_q ? h.q_norm : is_v ? nullptr : h.k_norm);
+    float2 wa{}, wb{};
+    if (norm != nullptr) wa = __half22float2(norm[i]), wb = __half22float2(norm[i + n_lanes]);
+    const int pos = *h.pos + token;
+    const float2* in = reinterpret_cast<const float2*>(is_q ? h.q : is_v ? h.v : h.k) + at;
+    float2 a = in[0], b = in[n_lanes];
+    float4 turns = make_float4(1, 0, 1, 0);  // of v: none
+    if (!is_v) turns = reinterpret_cast<const float4*>(h.rotations)[size_t(pos) * n_lanes + i];
     if (norm != nullptr) {
-        float squares = 0;
-        for (int i = lane; i < h.head_dim; i += 32) squares = fmaf(in[i], in[i], squares);
-        inv = rsqrtf(warp_sum(squares) / float(h.head_dim) + h.eps);
+        const float squares = a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y;
+        const float inv = rsqrtf(warp_sum(lane == i ? squares : 0) / float(h.head_dim) + h.eps);
+        a = make_float2(wa.x * (a.x * inv), wa.y * (a.y * inv));
+        b = make_float2(wb.x * (b.x * inv), wb.y * (b.y * inv));
     }
-    half* out = is_q ? h.q_out + (size_t(token) * n_heads + head) * h.head_dim : h.keys + cached;
-    float* traced = is_q ? h.traced_q : h.traced_k;
-    if (traced != nullptr) traced += (size_t(token) * n_heads + head) * h.head_dim;
-    for (int i = lane; i < half_dim; i += 32) {
-        float a = in[i], b = in[i + half_dim];
-        if (norm != nullptr) {
-            a = __half2float(norm[i]) * (a * inv);
-            b = __half2float(norm[i + half_dim]) * (b * inv);
-            if (traced != nullptr) traced[i] = a, traced[i + half_dim] = b;
-        }
-        const float2 rotation = h.rotations[size_t(pos) * half_dim + i];
-        out[i] = __float2half(a * rotation.x - b * rotation.y);
-        out[i + half_dim] = __float2half(a * rotation.y + b * rotation.x);
-    }
+    if (lane != i) return;
+    float2* traced = reinterpret_cast<float2*>(is_q ? h.traced_q : h.traced_k);
+    if (norm != nullptr && traced != nullptr) traced[at] = a, traced[at + n_lanes] = b;
+    half2* out = reinterpret_cast<half2*>(is_q ? h.q_out : is_v ? h.values : h.keys);
+    out += is_q ? at : (size_t(head) * h.context + pos) * 2 * n_lanes + i;
+    out[0] = __floats2half2_rn(a.x * turns.x - b.x * turns.y, a.y * turns.z - b.y * turns.w);
+    out[n_lanes] = __floats2half2_rn(a.x * turns.y + b.x * turns.x, a.y * turns.w + b.y * turns.z);
 }
 
 // Qwen3's weights (head_dim,) of the norms over each head of q and k; null: no such norms.
@@ -673,8 +689,8 @@ void prepare_heads(DeviceRows<half>& q_rope, DeviceKvCache& cache, int layer, De
     h.n_heads = q.n_cols / cache.head_dim, h.n_kv_heads = cache.n_kv_heads;
     h.head_dim = cache.head_dim, h.context = cache.context;
     h.traced_q = q_norm.get(), h.traced_k = k_norm.get();
-    launch<prepare_heads_kernel>(
-        {.grid = dim3(h.n_heads + 2 * h.n_kv_heads, q.n_rows), .block = 32, .stream = device().stream}, h);
+    const dim3 grid((h.n_heads + 2 * h.n_kv_heads + 3) / 4, q.n_rows);
+    launch<prepare_heads_kernel>({.grid = grid, .block = dim3(32, 4), .stream = device().stream}, h);
 }
 
 // The head lengths that the attention kernels are for.
@@ -741,17 +757,20 @@ void attention(DeviceRows<half>& out, const FastAttention& fast, const DeviceRow
 }
 
 // out[i] = silu(gate[i]) * up[i], silu(z) = z / (1 + exp(-z)) (Shazeer 2020, arXiv 2002.05202), in fp16. A
-// thread per value.
+// thread per two values.
 __global__ void swiglu_kernel(half* out, const float* gate, const float* up, size_t n) {
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < n) out[i] = __float2half(gate[i] / (1.0f + expf(-gate[i])) * up[i]);
+    if (i >= n / 2) return;
+    const float2 g = reinterpret_cast<const float2*>(gate)[i], u = reinterpret_cast<const float2*>(up)[i];
+    const auto silu = [](float z) { return z / (1.0f + expf(-z)); };
+    reinterpret_cast<half2*>(out)[i] = __floats2half2_rn(silu(g.x) * u.x, silu(g.y) * u.y);
 }
 
 void swiglu(DeviceRows<half>& out, const DeviceRows<float>& gate, const DeviceRows<float>& up) {
     out.n_rows = gate.n_rows;
     const size_t n = gate.size();
-    launch<swiglu_kernel>({.grid = dim3((n + 255) / 256), .block = 256, .stream = device().stream}, out.get(),
-                          gate.get(), up.get(), n);
+    launch<swiglu_kernel>({.grid = dim3((n / 2 + 255) / 256), .block = 256, .stream = device().stream},
+                          out.get(), gate.get(), up.get(), n);
 }
 
 // x[i] += y[i]. A thread per value. Only traces need it: otherwise products add to x themselves.
@@ -767,9 +786,8 @@ void add(DeviceRows<float>& x, const DeviceRows<float>& y) {
 }
 
 // out (n_tokens, n_rows) = x (n_tokens, n_in) by each row of an fp16 matrix (n_rows, n_in), n_in a multiple
-// of
-// 8. grid: (n_rows / 8, n_tokens); block: 256. A warp computes one output, so that it reads 512 consecutive
-// bytes of the row at a time, 16 a lane.
+// of 8. grid: (n_rows / 8, n_tokens); block: 256. A warp computes one output, so that it reads 512
+// consecutive bytes of the row at a time, 16 a lane.
 __global__ void fp16_gemv(float* out, const half* x, const half* matrix, int n_rows, int n_in) {
     const int lane = threadIdx.x % 32, row = blockIdx.x * 8 + threadIdx.x / 32;
     if (row >= n_rows) return;

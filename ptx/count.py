@@ -95,12 +95,12 @@ def _attention(heads: int, kv_heads: int, head_dim: int, keys: int, splits: int,
 
 def _rmsnorm(dim: int, m: Memory) -> tuple:
     pointers = (m.zeros(dim, "f2"), m.normal(dim, dtype="f4"), m.normal(dim))
-    return (1, 1, 1), 256, 0, struct.pack("<QQQif", *pointers, dim, 1e-6)
+    return (1, 1, 1), dim // 16, 0, struct.pack("<QQQif", *pointers, dim, 1e-6)
 
 
 def _swiglu(n: int, m: Memory) -> tuple:
     pointers = (m.zeros(n, "f2"), m.normal(n, dtype="f4"), m.normal(n, dtype="f4"))
-    return (-(-n // 256), 1, 1), 256, 0, struct.pack("<QQQQ", *pointers, n)
+    return (-(-n // 512), 1, 1), 256, 0, struct.pack("<QQQQ", *pointers, n)
 
 
 def _classifier(n_rows: int, n_in: int, m: Memory) -> tuple:
@@ -110,7 +110,7 @@ def _classifier(n_rows: int, n_in: int, m: Memory) -> tuple:
 
 def _dequantize(n_in: int, n_out: int, m: Memory) -> tuple:
     arguments = _awq(m, n_in, n_out, 128) + struct.pack("<Q", m.zeros(n_in * n_out, "f2"))
-    return (-(-n_out // 2048), n_in, 1), 256, 0, arguments
+    return (-(-n_out // 1024), n_in // 8, 1), 128, 0, arguments
 
 
 def _tile(n_tokens: int, n_rows: int, n_cols: int, m: Memory) -> tuple:

@@ -253,6 +253,24 @@ TEST_CASE("kernel: rmsnorm") {
     CHECK(out.n_rows == 1);
     const std::vector<float> rows = floats(from_device(out.values));
     CHECK(relative_error(std::span(expected).last(128), std::span(rows).first(128)) < 5e-4);
+    // Blocks with idle threads, and rows with more values than the registers of a block hold.
+    std::mt19937 rng(6);
+    for (const int dim : {64, 192, 2048, 4096, 4160, 16384, 16448, 40000}) {
+        CAPTURE(dim);
+        const std::vector<float> values = random_values(rng, 2 * size_t(dim));
+        const std::vector<half> scales = halves(random_values(rng, dim));
+        std::vector<float> wanted;
+        for (int t = 0; t < 2; t++) {
+            double sum = 0;
+            for (int i = 0; i < dim; i++) sum += double(values[t * dim + i]) * values[t * dim + i];
+            for (int i = 0; i < dim; i++)
+                wanted.push_back(
+                    float(__half2float(scales[i]) * values[t * dim + i] / std::sqrt(sum / dim + 1e-5)));
+        }
+        DeviceRows<half> found(2, dim);
+        rmsnorm(found, rows_on_device(values, dim), on_device(scales).get(), 1e-5f);
+        CHECK(relative_error(wanted, floats(from_device(found.values))) < 5e-4);
+    }
 }
 
 TEST_CASE("kernel: rotation in halves, norms of heads, and the cache") {
@@ -310,6 +328,61 @@ TEST_CASE("kernel: rotation in halves, norms of heads, and the cache") {
                     CHECK(relative_error(part(heads, head * head_dim), part(v, (2 * head + 1) * head_dim)) <
                           5e-4);
                 }
+            }
+        }
+    }
+}
+
+TEST_CASE("kernel: heads of every length, of several tokens, with weights of norms") {
+    std::mt19937 rng(7);
+    const int n_tokens = 3, n_heads = 6, n_kv_heads = 2, first = 2;
+    for (const int d : {32, 64, 96, 128}) {
+        CAPTURE(d);
+        ModelConfig c;
+        c.n_layers = 1, c.n_kv_heads = n_kv_heads, c.head_dim = d;
+        DeviceKvCache cache(c, first + n_tokens);
+        const std::vector<float> q = random_values(rng, n_tokens * n_heads * d),
+                                 k = random_values(rng, n_tokens * n_kv_heads * d),
+                                 v = random_values(rng, n_tokens * n_kv_heads * d),
+                                 angles = random_values(rng, (first + n_tokens) * d / 2, 3);
+        const std::vector<half> q_weights = halves(random_values(rng, d)),
+                                k_weights = halves(random_values(rng, d));
+        std::vector<float2> turns;
+        for (const float a : angles) turns.push_back(make_float2(std::cos(a), std::sin(a)));
+        const DeviceBuffer<half> q_norm = on_device(q_weights), k_norm = on_device(k_weights);
+        const DeviceBuffer<float2> rotations = on_device(turns);
+        const DeviceBuffer<int> pos = on_device(std::vector<int>{first});
+        DeviceRows<half> q_out(n_tokens, n_heads * d);
+        DeviceRows<float> traced_q(n_tokens, n_heads * d), traced_k(n_tokens, n_kv_heads * d);
+        prepare_heads(q_out, cache, 0, traced_q, traced_k, rows_on_device(q, n_heads * d),
+                      rows_on_device(k, n_kv_heads * d), rows_on_device(v, n_kv_heads * d),
+                      {q_norm.get(), k_norm.get(), 1e-6f}, rotations, pos.get());
+        const std::vector<float> traces[2] = {from_device(traced_q.values), from_device(traced_k.values)};
+        const std::vector<float> out = floats(from_device(q_out.values)),
+                                 keys = floats(from_device(cache.all_keys)),
+                                 values = floats(from_device(cache.all_values));
+        for (int t = 0; t < n_tokens; t++) {
+            for (int head = 0; head < n_heads + n_kv_heads; head++) {
+                const bool is_q = head < n_heads;
+                const int h = is_q ? head : head - n_heads, at = (t * (is_q ? n_heads : n_kv_heads) + h) * d;
+                const int cached = (h * (first + n_tokens) + first + t) * d;
+                double squares = 0;
+                std::vector<float> normed(d), turned(d);
+                for (int i = 0; i < d; i++) squares += std::pow(double((is_q ? q : k)[at + i]), 2);
+                for (int i = 0; i < d; i++)
+                    normed[i] = float(__half2float((is_q ? q_weights : k_weights)[i]) *
+                                      (is_q ? q : k)[at + i] / std::sqrt(squares / d + 1e-6));
+                for (int i = 0; i < d / 2; i++) {
+                    const float2 turn = turns[(first + t) * d / 2 + i];
+                    turned[i] = normed[i] * turn.x - normed[i + d / 2] * turn.y;
+                    turned[i + d / 2] = normed[i] * turn.y + normed[i + d / 2] * turn.x;
+                }
+                const auto part = [&](const std::vector<float>& all, int begin) {
+                    return std::span(all).subspan(begin, d);
+                };
+                CHECK(relative_error(normed, part(traces[is_q ? 0 : 1], at)) < 1e-5);
+                CHECK(relative_error(turned, part(is_q ? out : keys, is_q ? at : cached)) < 5e-4);
+                if (!is_q) CHECK(relative_error(part(v, at), part(values, cached)) < 5e-4);
             }
         }
     }
@@ -374,20 +447,25 @@ TEST_CASE("kernel: the classifier") {
 #ifdef ENGINE
 TEST_CASE("kernel: the largest logit, the first of equals; -1 if one is not finite") {
     std::mt19937 rng(4);
-    for (const int n : {1, 31, 1000, 5000}) {
-        for (int round = 0; round < 5; round++) {
+    const BestToken best;
+    const int more = 4 * arg_max_threads * arg_max_blocks + 9;  // than the largest grid takes at once
+    for (const int n : {1, 2, 3, 4, 31, 1000, 5000, more}) {
+        for (int kind = 0; kind < 28; kind += n == more ? 5 : 1) {
             CAPTURE(n);
-            CAPTURE(round);
-            std::vector<float> logits = random_values(rng, n);
-            if (round == 1) {  // ties
+            CAPTURE(kind);
+            const int begin = kind % 4;  // of the row, in floats behind a multiple of 16 bytes
+            std::vector<float> all(begin + n, 9), logits = random_values(rng, n);
+            const size_t place = kind % 3 == 0 ? 0 : kind % 3 == 1 ? n - 1 : rng() % n;
+            if (kind / 4 == 1) {  // ties
                 for (float& x : logits) x = std::round(x);
-            } else if (round > 1) {
-                logits[rng() % n] = round == 2 ? NAN : round == 3 ? INFINITY : -INFINITY;
+            } else if (kind / 4 > 1) {
+                logits[place] = std::array{8.0f, 8.0f, NAN, INFINITY, -INFINITY}[kind / 4 - 2];
             }
-            const DeviceBuffer<float> in = on_device(logits);
-            DeviceBuffer<int> best(1);
-            arg_max(best, in.get(), n);
-            CHECK(from_device(best)[0] == (round > 1 ? -1 : argmax(logits)));
+            std::copy(logits.begin(), logits.end(), all.begin() + begin);
+            const DeviceBuffer<float> in = on_device(all);
+            arg_max(best, in.get() + begin, n);
+            CHECK(from_device(best.index)[0] == (kind / 4 > 3 ? -1 : argmax(logits)));
+            CHECK(all_zero(best.arrivals));
         }
     }
 }

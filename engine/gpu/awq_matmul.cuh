@@ -10,28 +10,33 @@
 // ----------------------------------------------------------------------------
 // Expanding a matrix: awq_dequantize
 
-// out (n_in, n_out), the weights as fp16. grid: (words of a row / 256, n_in); one thread per word.
+constexpr int dequantize_rows = 8;  // of a thread. A group has a multiple of it
+
+// out (n_in, n_out), the weights as fp16. grid: (words of a row / 128, n_in / dequantize_rows). A thread has
+// the same word of several rows of a group, with one load of zero points and scales.
 static __global__ void awq_dequantize(AwqMatrix w, half* out) {
-    const int row_words = w.n_out / 8, word = blockIdx.x * blockDim.x + threadIdx.x, row = blockIdx.y;
+    const int row_words = w.n_out / 8, word = blockIdx.x * blockDim.x + threadIdx.x;
+    const int row = blockIdx.y * dequantize_rows, group = row / w.group_size;
     if (word >= row_words) return;
-    const int group = row / w.group_size;
-    const Columns columns =
-        columns_of(w.qzeros[size_t(group) * row_words + word],
-                   *reinterpret_cast<const uint4*>(w.scales + size_t(group) * w.n_out + 8 * word));
-    const uint32_t nibbles = w.qweight[size_t(row) * row_words + word];
-    uint32_t pairs[4];
-    for (int p = 0; p < 4; p++) {  // the halves of the word are columns 2p and 2p + 1 of one row
-        const half2 even = as_half2(dequantize(nibbles, p, 0, columns)),
-                    odd = as_half2(dequantize(nibbles, p, 1, columns));
-        pairs[p] = as_bits(__halves2half2(__low2half(even), __high2half(odd)));
+    uint32_t nibbles[dequantize_rows];
+    for (int i = 0; i < dequantize_rows; i++) nibbles[i] = w.qweight[size_t(row + i) * row_words + word];
+    Columns c = columns_of(w.qzeros[size_t(group) * row_words + word],
+                           *reinterpret_cast<const uint4*>(w.scales + size_t(group) * w.n_out + 8 * word));
+    for (int p = 0; p < 4; p++) {  // a register for columns 2p and 2p + 1 of a row, in place of two rows' 2p
+        c.zero[2 * p] = __halves2half2(__low2half(c.zero[2 * p]), __high2half(c.zero[2 * p + 1]));
+        c.scale[2 * p] = __halves2half2(__low2half(c.scale[2 * p]), __high2half(c.scale[2 * p + 1]));
     }
-    *reinterpret_cast<uint4*>(out + size_t(row) * w.n_out + 8 * word) =
-        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    for (int i = 0; i < dequantize_rows; i++) {
+        uint32_t pairs[4];
+        for (int p = 0; p < 4; p++) pairs[p] = dequantize(nibbles[i], p, 0, c);
+        *reinterpret_cast<uint4*>(out + size_t(row + i) * w.n_out + 8 * word) =
+            make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
 }
 
 inline void run_dequantize(const AwqMatrix& w, half* out) {
-    launch<awq_dequantize>(
-        {.grid = dim3((w.n_out / 8 + 255) / 256, w.n_in), .block = 256, .stream = device().stream}, w, out);
+    const dim3 grid((w.n_out / 8 + 127) / 128, w.n_in / dequantize_rows);
+    launch<awq_dequantize>({.grid = grid, .block = 128, .stream = device().stream}, w, out);
 }
 
 // ----------------------------------------------------------------------------

@@ -60,7 +60,7 @@ inline int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) 
     set_inputs(m.state, tokens, pos);
     run_step(m, int(tokens.size()), true);
     int best = 0;
-    download(&best, m.best.get(), 1);
+    download(&best, m.best.index.get(), 1);
     return best;
 }
 
@@ -71,7 +71,7 @@ inline int forward_greedy(Transformer& m, std::span<const int> tokens, int pos) 
 struct RunMemory {
     DeviceBuffer<std::byte> weights;
     DeviceBuffer<half> fp16;  // all matrices, only with predequant and fp16
-    DeviceBuffer<int> best;
+    BestToken best;
     RunState state;
 };
 
@@ -84,8 +84,7 @@ inline RunMemory allocate_run(const ModelFile& file, Weights& planned, const Opt
     name_allocations("the weights as fp16 (--matmul)");
     DeviceBuffer<half> fp16(keeps_fp16(matmul_option(o)) ? all : 0);
     name_allocations("a chunk of " + std::to_string(std::min(max_chunk, context)) + " tokens");
-    return {std::move(weights), std::move(fp16), DeviceBuffer<int>(1),
-            RunState{file.config, o, context, traced}};
+    return {std::move(weights), std::move(fp16), BestToken{}, RunState{file.config, o, context, traced}};
 }
 
 // What that would take, by what it is for.

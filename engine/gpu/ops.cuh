@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "engine/gpu/cublas.h"
 #include "engine/gpu/device.h"
+#include "engine/gpu/reduce.cuh"
 #include "engine/gpu/rows.cuh"
 #include "engine/model/config.h"
 
@@ -64,36 +66,72 @@ inline bool fast_classifier([[maybe_unused]] DeviceRows<float>& out,
     return false;
 }
 
-// grid: 1; block: 1024.
-static __global__ void arg_max_kernel(int* best, const float* logits, int n) {
-    __shared__ float values[32];
-    __shared__ int indices[32];
-    float value = -INFINITY;
-    int index = 0x7fffffff;
-    auto take = [&](float v, int i) {
-        if (v > value || (v == value && i < index)) value = v, index = i;
-    };
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        isfinite(logits[i]) ? take(logits[i], i) : take(INFINITY, -1);
-    }
-    auto over_warp = [&] {
-        for (int distance = 16; distance > 0; distance /= 2) {
-            const float v = __shfl_xor_sync(0xffffffff, value, distance);
-            const int i = __shfl_xor_sync(0xffffffff, index, distance);
-            take(v, i);
-        }
-    };
-    over_warp();
-    if (threadIdx.x % 32 == 0) values[threadIdx.x / 32] = value, indices[threadIdx.x / 32] = index;
-    __syncthreads();
-    if (threadIdx.x >= 32) return;
-    value = threadIdx.x < blockDim.x / 32 ? values[threadIdx.x] : -INFINITY;
-    index = threadIdx.x < blockDim.x / 32 ? indices[threadIdx.x] : 0x7fffffff;
-    over_warp();
-    if (threadIdx.x == 0) *best = index;
+constexpr int arg_max_threads = 256, arg_max_blocks = 256;  // of a block; of a launch, at most as many
+
+// A logit, and where it stands in its row.
+struct alignas(8) Logit {
+    float value;
+    int index;
+};
+
+// The larger; of equals, the first.
+__device__ inline Logit larger(Logit a, Logit b) {
+    return b.value > a.value || (b.value == a.value && b.index < a.index) ? b : a;
 }
 
-// *best = the index of the largest of a row of logits (n,), the first of equals; -1 if one is not finite.
-inline void arg_max(DeviceBuffer<int>& best, const float* logits, int n) {
-    launch<arg_max_kernel>({.grid = 1, .block = 1024, .stream = device().stream}, best.get(), logits, n);
+// The largest of a block's. In thread 0.
+__device__ inline Logit block_largest(Logit x) {
+    __shared__ Logit of_warps[arg_max_threads / 32];
+    const auto over_warp = [&x] {
+        for (int distance = 16; distance > 0; distance /= 2)
+            x = larger(x, {__shfl_xor_sync(0xffffffff, x.value, distance),
+                           __shfl_xor_sync(0xffffffff, x.index, distance)});
+    };
+    over_warp();
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = x;
+    __syncthreads();
+    if (threadIdx.x < 32) x = of_warps[threadIdx.x % (arg_max_threads / 32)], over_warp();
+    return x;
+}
+
+// A thread takes 16 bytes of the row at a time, and up to three logits before and behind these. grid: up to
+// arg_max_blocks, the last of which takes the largest of all blocks.
+static __global__ void __launch_bounds__(arg_max_threads)
+    arg_max_kernel(int* best, const float* logits, int n, Logit* partials, unsigned* arrivals) {
+    Logit largest{-INFINITY, 0x7fffffff};
+    const auto take = [&](float v, int i) {
+        largest = larger(largest, isfinite(v) ? Logit{v, i} : Logit{INFINITY, -1});
+    };
+    const int thread = blockIdx.x * blockDim.x + threadIdx.x, n_threads = gridDim.x * blockDim.x;
+    const int before = min(n, int(-reinterpret_cast<uintptr_t>(logits) % 16 / 4)), n_fours = (n - before) / 4;
+    const int behind = before + 4 * n_fours;
+#pragma unroll 1
+    for (int i = thread; i < n_fours; i += n_threads) {
+        const float4 four = reinterpret_cast<const float4*>(logits + before)[i];
+        const int at = before + 4 * i;
+        take(four.x, at), take(four.y, at + 1), take(four.z, at + 2), take(four.w, at + 3);
+    }
+    if (thread < before) take(logits[thread], thread);
+    if (thread < n - behind) take(logits[behind + thread], behind + thread);
+    largest = block_largest(largest);
+    if (threadIdx.x == 0) partials[blockIdx.x] = largest;
+    if (!is_last(arrivals, gridDim.x)) return;
+    largest = block_largest(partials[min(threadIdx.x, gridDim.x - 1)]);
+    if (threadIdx.x == 0) *best = largest.index;
+}
+
+// The most probable token, and what the blocks that look for it leave for the last of them.
+struct BestToken {
+    DeviceBuffer<int> index{1};
+    DeviceBuffer<Logit> partials{arg_max_blocks};
+    DeviceBuffer<unsigned> arrivals{1};
+
+    BestToken() { arrivals.clear(); }
+};
+
+// best.index = that of the largest of a row of logits (n,), the first of equals; -1 if one is not finite.
+inline void arg_max(const BestToken& best, const float* logits, int n) {
+    const int n_blocks = std::min((n + 4 * arg_max_threads - 1) / (4 * arg_max_threads), arg_max_blocks);
+    launch<arg_max_kernel>({.grid = n_blocks, .block = arg_max_threads, .stream = device().stream},
+                           best.index.get(), logits, n, best.partials.get(), best.arrivals.get());
 }

@@ -116,9 +116,9 @@ struct DeviceTransformerOf {
     Trace* trace = nullptr;                   // not null: record every step
     DeviceBuffer<std::byte> weight_memory{};  // of all tensors
     DeviceBuffer<half> fp16_memory{};         // all matrices, only with predequant and fp16
-    DeviceBuffer<int> best{};                 // (1,), the most probable token
-    uint64_t memory_bytes = 0;                // of the host that a run takes, with the file's weights
-    Graphs<std::pair<int, bool>> graphs{};    // by the arguments of run_step()
+    BestToken best{};
+    uint64_t memory_bytes = 0;              // of the host that a run takes, with the file's weights
+    Graphs<std::pair<int, bool>> graphs{};  // by the arguments of run_step()
 };
 
 // Records steps whose values lie on the device into a trace, as Recorder (engine/app/trace.h) does for those

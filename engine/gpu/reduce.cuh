@@ -14,11 +14,8 @@ __device__ inline float block_sum(float x) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
     x = warp_sum(x);
     if (lane == 0) sums[warp] = x;
-    __syncthreads();
-    float total = 0;
-    for (int i = 0; i < n_warps; i++) total += sums[i];
-    __syncthreads();  // the next call writes to `sums` again
-    return total;
+    __syncthreads();  // a second call in a kernel would need another, before `sums` is written again
+    return warp_sum(lane < n_warps ? sums[lane] : 0.0f);
 }
 
 // Called by each of n blocks once it has written its partial result to memory. Returns true, in all threads,
