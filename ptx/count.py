@@ -86,11 +86,11 @@ def _gemm(tile: int, n_tokens: int, n_in: int, n_out: int, splits: int, m: Memor
 
 
 def _attention(heads: int, kv_heads: int, head_dim: int, keys: int, splits: int, m: Memory) -> tuple:
-    cache = [m.normal(kv_heads, keys, head_dim) for _ in range(2)]
+    cache, rows = [m.normal(kv_heads, keys, head_dim) for _ in range(2)], heads // kv_heads
     pointers = [m.normal(heads, head_dim), *cache, m.zeros(heads * head_dim, "f2"), m.put(np.array([keys - 1], "i4"))]
-    arguments = struct.pack("<QQQQQiiiifi", *pointers, 1, heads, kv_heads, keys, head_dim**-0.5, splits)
-    partials = m.zeros(kv_heads * splits * 16 * (head_dim + 2))
-    return (1, kv_heads, splits // 4), 128, 0, arguments + struct.pack("<QQ", partials, m.zeros(kv_heads, "u4"))
+    arguments = struct.pack("<QQQQQiiiifi", *pointers, 1, rows, kv_heads, keys, head_dim**-0.5, splits)
+    partials = [m.zeros(heads * splits * head_dim), m.zeros(heads * splits * 2), m.zeros(kv_heads, "u4")]
+    return (1, kv_heads, splits), 256, 4 * rows * (8 * head_dim + 4), arguments + struct.pack("<QQQ", *partials)
 
 
 def _rmsnorm(dim: int, m: Memory) -> tuple:
@@ -139,14 +139,14 @@ CASES = [
     _product_case("awq_gemm<64>", 64, 1024, 256, partial(_gemm, 64, 64, 1024, 256, 1), ""),
     *(
         Case(
-            "attention_kernel<4>",
+            "token_attention<4>",
             f"32 heads, 8 kv heads, {keys:,} keys, {splits} splits",
             partial(_attention, 32, 8, 128, keys, splits),
             "keys",
             8 * keys / 1024,
             2 * 2 * 8 * 128 * keys + 2 * 2 * 32 * 128,
         )
-        for keys, splits in ((1024, 32), (1024, 128))
+        for keys, splits in ((1024, 1), (1024, 16))
     ),
     Case("rmsnorm_kernel", "1 x 4,096", partial(_rmsnorm, 4096), "values", 4, 8 * 4096),
     Case("swiglu_kernel", "1 x 12,288", partial(_swiglu, 12288), "values", 12, 10 * 12288),

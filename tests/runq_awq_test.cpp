@@ -434,7 +434,8 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
         Attention at{};
         at.q = q_in.get(), at.keys = k_in.get(), at.values = v_in.get(), at.out = out.get(),
         at.pos = pos.get();
-        at.n_tokens = k.n_tokens, at.heads_per_kv = per_kv, at.n_kv_heads = k.n_kv_heads, at.context = context;
+        at.n_tokens = k.n_tokens, at.heads_per_kv = per_kv, at.n_kv_heads = k.n_kv_heads,
+        at.context = context;
         at.scale = float(1 / std::sqrt(double(d))), at.n_splits = k.n_splits;
         at.partials = partials.get(), at.statistics = statistics.get(), at.arrivals = arrivals.get();
         run_attention(at, d);

@@ -254,9 +254,6 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
     const half* keys = at.keys + size_t(kv) * at.context * head_dim;
     const half* values = at.values + size_t(kv) * at.context * head_dim;
 
-    // A row beyond the last repeats the last row and is not written.
-    RowTile<chunks> tile;
-    tile.load(q + min(g, n_rows - 1) * head_dim, q + min(g + 8, n_rows - 1) * head_dim, t);
     // The keys are split only as far as that leaves each block enough; the other blocks return here. Steps of
     // 16 keys go to the blocks in turn, and a block's to its warps in turn.
     const int n_keys = *at.pos + 1, n_steps = (n_keys + token_keys - 1) / token_keys;
@@ -264,53 +261,60 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
         n_steps <= token_warps ? 1 : min(at.n_splits, (n_steps + token_steps - 1) / token_steps);
     if (split >= n_splits) return;
 
-    uint4 k[2][chunks];
-    uint2 v[chunks][4];
-    const auto load_keys = [&](int first) {  // beyond the last, that one
-        for (int j = 0; j < 2; j++) {
-            const half* key = keys + size_t(min(first + 8 * j + g, n_keys - 1)) * head_dim + 8 * t;
-            for (int c = 0; c < chunks; c++) k[j][c] = *reinterpret_cast<const uint4*>(key + 32 * c);
-        }
-    };
-    const int begin = (split + n_splits * warp) * token_keys, step = n_splits * token_warps * token_keys;
-    load_keys(begin);
-    load_values(v, values, begin, n_keys);
-    const int last_key[2] = {n_keys - 1, n_keys - 1};
-    int first = begin;
-    do {  // once in a warp without keys, too: it adds zeros
-        float scores[2][4] = {};
-        for (int c = 0; c < chunks; c++) {
+    int first = (split + n_splits * warp) * token_keys;
+    const int step = n_splits * token_warps * token_keys, last_key[2] = {n_keys - 1, n_keys - 1};
+    if (first < n_keys) {
+        // A row beyond the last repeats the last row and is not written.
+        RowTile<chunks> tile;
+        tile.load(q + min(g, n_rows - 1) * head_dim, q + min(g + 8, n_rows - 1) * head_dim, t);
+        uint4 k[2][chunks];
+        uint2 v[chunks][4];
+        const auto load_keys = [&] {  // from `first` on; beyond the last, that one
             for (int j = 0; j < 2; j++) {
-                mma_m16n8k16(scores[j], tile.q[c][0], {k[j][c].x, k[j][c].y});
-                mma_m16n8k16(scores[j], tile.q[c][1], {k[j][c].z, k[j][c].w});
+                const half* key = keys + size_t(min(first + 8 * j + g, n_keys - 1)) * head_dim + 8 * t;
+                for (int c = 0; c < chunks; c++) k[j][c] = *reinterpret_cast<const uint4*>(key + 32 * c);
+            }
+        };
+        load_keys();
+        load_values(v, values, first, n_keys);
+        for (bool is_last_step = false; !is_last_step;) {
+            float scores[2][4] = {};
+            for (int c = 0; c < chunks; c++) {
+                for (int j = 0; j < 2; j++) {
+                    mma_m16n8k16(scores[j], tile.q[c][0], {k[j][c].x, k[j][c].y});
+                    mma_m16n8k16(scores[j], tile.q[c][1], {k[j][c].z, k[j][c].w});
+                }
+            }
+            const int now = first;
+            first += step;
+            is_last_step = first >= n_keys;
+            // What the next step needs is loaded as soon as there are registers for it.
+            if (!is_last_step) load_keys();
+            tile.softmax(scores, now, last_key, at.scale);
+            tile.add_values(scores[0], scores[1], v);
+            if (!is_last_step) load_values(v, values, first, n_keys);
+        }
+        tile.add_lanes();
+        for (int i = 0; i < 2; i++) {
+            const int row = g + 8 * i;
+            if (row >= n_rows) continue;
+            if (t == 0) statistics[row][warp] = make_float2(tile.largest[i], tile.total[i]);
+            float* to = sums + row * row_size + warp * head_dim + 8 * t;
+            for (int c = 0; c < chunks; c++) {
+                float x[8];
+                tile.eight(x, c, i);
+                *reinterpret_cast<float4*>(to + 32 * c) = make_float4(x[0], x[1], x[2], x[3]);
+                *reinterpret_cast<float4*>(to + 32 * c + 4) = make_float4(x[4], x[5], x[6], x[7]);
             }
         }
-        // What the next step needs is loaded as soon as there are registers for it.
-        if (first + step < n_keys) load_keys(first + step);
-        tile.softmax(scores, first, last_key, at.scale);
-        tile.add_values(scores[0], scores[1], v);
-        if (first + step < n_keys) load_values(v, values, first + step, n_keys);
-        first += step;
-    } while (first < n_keys);
-    tile.add_lanes();
-    for (int i = 0; i < 2; i++) {
-        const int row = g + 8 * i;
-        if (row >= n_rows) continue;
-        if (t == 0) statistics[row][warp] = make_float2(tile.largest[i], tile.total[i]);
-        float* to = sums + row * row_size + warp * head_dim + 8 * t;
-        for (int c = 0; c < chunks; c++) {
-            float x[8];
-            tile.eight(x, c, i);
-            *reinterpret_cast<float4*>(to + 32 * c) = make_float4(x[0], x[1], x[2], x[3]);
-            *reinterpret_cast<float4*>(to + 32 * c + 4) = make_float4(x[4], x[5], x[6], x[7]);
-        }
     }
+    int n_warps = 0;  // that had keys
+    for (int i = 0; i < token_warps; i++) n_warps += split + n_splits * i < n_steps;
     __syncthreads();
 
-    // From here on, a thread has four elements of a row, or of several.
+    // From here on, a warp has a row, or several, and a lane four elements of it.
     const auto for_each_four = [&](auto&& body) {
-        for (int i = threadIdx.x; i < n_rows * head_dim / 4; i += blockDim.x)
-            body(i / (head_dim / 4), i % (head_dim / 4) * 4);
+        for (int row = warp; row < n_rows && 4 * lane < head_dim; row += token_warps) body(row, 4 * lane);
     };
     half* out = at.out + (q - at.q);
     const auto write = [&](int row, int element, const Partial& p) {
@@ -324,8 +328,8 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
         return (index * min(attention_rows, heads_per_kv) + row) * at.n_splits;
     };
     for_each_four([&](int row, int element) {
-        const Partial p = add_partials<token_warps, head_dim>(sums + row * row_size + element,
-                                                              statistics[row], token_warps);
+        const Partial p =
+            add_partials<token_warps, head_dim>(sums + row * row_size + element, statistics[row], n_warps);
         if (n_splits == 1) return write(row, element, p);
         *reinterpret_cast<float4*>(at.partials + (at_row(row) + split) * head_dim + element) = p.sums;
         if (element == 0) at.statistics[at_row(row) + split] = make_float2(p.largest, p.total);
