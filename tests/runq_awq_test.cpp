@@ -403,6 +403,9 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
     for (const Case& k :
          {Case{9, 0, 6, 2, 32, 1}, Case{37, 3, 4, 1, 64, 1}, Case{5, 40, 3, 3, 96, 1},
           Case{70, 10, 2, 1, 32, 1}, Case{2, 300, 20, 1, 128, 1},
+          // Several blocks of 128 rows and stages of 64 keys; warps that have no rows, or skip the last
+          // stage.
+          Case{100, 60, 4, 2, 64, 1}, Case{130, 200, 3, 1, 96, 1}, Case{33, 500, 8, 1, 128, 1},
           // One token: one block, of which some warps have no keys, up to 128 keys.
           Case{1, 0, 2, 1, 32, 1}, Case{1, 5, 2, 2, 128, 16}, Case{1, 15, 4, 2, 96, 8},
           Case{1, 16, 2, 2, 64, 8}, Case{1, 70, 8, 2, 64, 8}, Case{1, 127, 4, 1, 96, 8},

@@ -4,14 +4,14 @@
 // warp computes a row tile: 16 queries that read the same keys, namely the query heads of one kv head, of one
 // token or of several consecutive tokens. It takes some keys at a time: scores by mma, the running maximum,
 // exp, and the weighted sum of the values by mma. When the maximum grows, the sums so far are scaled down to
-// it. A long prompt has enough row tiles to fill the device, a single token does not: blocks and their warps
-// split its keys. A warp's sums are a partial result, scaled to a maximum of its own. A block adds those of
-// its warps, and the last block to finish adds those of the blocks.
+// it.
 //
-// Keys and values go from memory to registers directly, without shared memory. Queries and keys use the same
-// permutation of a head's elements, in which a lane loads 16 consecutive bytes of a key: of each chunk of 32
-// elements, lane t has the eight from 8t on. Of a value's chunk of 32 elements, lane g has the four from 4g
-// on; prmt combines those of two positions.
+// The row tiles of a prompt fill the device: attention_kernel. The warps of a block have consecutive ones and
+// read their keys and values in shared memory, where cp.async puts those of the next stage meanwhile.
+//
+// A single token has too few row tiles: token_attention. Blocks and their warps split its keys. A warp's sums
+// are a partial result, scaled to a maximum of its own. A block adds those of its warps, and the last block
+// to finish adds those of the blocks. No keys are read twice; they go from memory to registers directly.
 #pragma once
 
 #include <algorithm>
@@ -42,55 +42,50 @@ struct Attention {
     unsigned* arrivals;  // (n_row_tiles * n_kv_heads,), see is_last()
 };
 
-constexpr int attention_warps = 4;
-constexpr int attention_keys = 32;  // that a warp takes at a time
+constexpr float log2_e = 1.44269504f;
 constexpr int attention_rows = 16;  // queries of a row tile
-// The same of a single token's attention.
+// In attention_kernel: the row tiles of a block, and the keys of a stage, 8 for each warp to copy.
+constexpr int attention_warps = 8;
+constexpr int attention_keys = 8 * attention_warps;
+// In token_attention: the warps of a block; the keys that one takes at a time, in a step; and the steps that
+// are worth a block of their own.
 constexpr int token_warps = 8;
 constexpr int token_keys = 16;
-constexpr int token_steps = 4;  // of token_keys keys; a block has as many or more, once they fill token_warps
+constexpr int token_steps = 4;
 
-// A row tile, spread over a warp. A lane has rows g and g + 8.
+// A row tile, spread over a warp. A lane has rows g = lane / 4 and g + 8, and t = lane % 4.
 template <int chunks>
 struct RowTile {
     uint32_t q[chunks][2][4];                 // operand A, 16 elements each
-    float largest[2] = {-FLT_MAX, -FLT_MAX};  // of a row without a visible key, too
+    float largest[2] = {-FLT_MAX, -FLT_MAX};  // times log2(e); this of a row without a visible key, too
     float total[2] = {0, 0};                  // of this lane's keys, until add_lanes()
-    float mix[chunks][4][4] = {};  // [c][e]: rows g, g + 8 by elements 32c + 4n + e, n = 2t and 2t + 1
-
-    // From two queries of head_dim elements.
-    __device__ void load(const half* query, const half* query_8, int t) {
-        for (int c = 0; c < chunks; c++) {
-            const uint4 low = *reinterpret_cast<const uint4*>(query + 32 * c + 8 * t);
-            const uint4 high = *reinterpret_cast<const uint4*>(query_8 + 32 * c + 8 * t);
-            q[c][0][0] = low.x, q[c][0][1] = high.x, q[c][0][2] = low.y, q[c][0][3] = high.y;
-            q[c][1][0] = low.z, q[c][1][1] = high.z, q[c][1][2] = low.w, q[c][1][3] = high.w;
-        }
-    }
+    float mix[chunks][4][4] = {};             // rows g, g + 8 by 8 elements; of them, columns 2t and 2t + 1
 
     // Makes probabilities of scores, relative to the largest so far. scores[j][0..1]: row g, keys 8j + 2t and
-    // + 1 after `first`; [2..3]: row g + 8. The four lanes of a row have all its keys.
+    // + 1 after `first`; [2..3]: row g + 8. The four lanes of a row have all its keys. scale: at.scale *
+    // log2(e), because exp2 is faster than exp.
     template <int n>
     __device__ void softmax(float (&scores)[n][4], int first, const int (&last_key)[2], float scale) {
         for (int i = 0; i < 2; i++) {
-            float new_largest = largest[i];
+            const int n_visible = last_key[i] + 1 - first - int(threadIdx.x) % 4 * 2;
+            float top = -INFINITY;
             for (int j = 0; j < n; j++) {
                 for (int odd = 0; odd < 2; odd++) {
                     float& score = scores[j][2 * i + odd];
-                    score = first + 8 * j + int(threadIdx.x) % 4 * 2 + odd <= last_key[i] ? score * scale
-                                                                                          : -INFINITY;
-                    new_largest = fmaxf(new_largest, score);
+                    if (8 * j + odd >= n_visible) score = -INFINITY;
+                    top = fmaxf(top, score);
                 }
             }
-            new_largest = fmaxf(new_largest, __shfl_xor_sync(0xffffffff, new_largest, 1));
-            new_largest = fmaxf(new_largest, __shfl_xor_sync(0xffffffff, new_largest, 2));
-            const float shrink = expf(largest[i] - new_largest);
+            top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
+            const float new_largest = fmaxf(largest[i], top * scale);
+            const float shrink = exp2_approx(largest[i] - new_largest);
             largest[i] = new_largest;
             float sum = 0;
             for (int j = 0; j < n; j++) {
                 for (int odd = 0; odd < 2; odd++) {
                     float& score = scores[j][2 * i + odd];
-                    score = expf(score - new_largest);
+                    score = exp2_approx(fmaf(score, scale, -new_largest));
                     sum += score;
                 }
             }
@@ -101,106 +96,116 @@ struct RowTile {
         }
     }
 
-    // Adds 16 values. low, high: probabilities of eight keys each, whose mma results, side by side, have the
-    // layout of operand A of 16 keys. v[c][i]: elements 32c + 4g and on of key 2t + i / 2 * 8 + i % 2.
-    __device__ void add_values(const float (&low)[4], const float (&high)[4], const uint2 (&v)[chunks][4]) {
-        const uint32_t a[4] = {
-            as_bits(__floats2half2_rn(low[0], low[1])), as_bits(__floats2half2_rn(low[2], low[3])),
-            as_bits(__floats2half2_rn(high[0], high[1])), as_bits(__floats2half2_rn(high[2], high[3]))};
-        for (int c = 0; c < chunks; c++) {
-            const uint2(&u)[4] = v[c];
-            mma_m16n8k16(mix[c][0], a, {prmt(u[0].x, u[1].x, 0x5410), prmt(u[2].x, u[3].x, 0x5410)});
-            mma_m16n8k16(mix[c][1], a, {prmt(u[0].x, u[1].x, 0x7632), prmt(u[2].x, u[3].x, 0x7632)});
-            mma_m16n8k16(mix[c][2], a, {prmt(u[0].y, u[1].y, 0x5410), prmt(u[2].y, u[3].y, 0x5410)});
-            mma_m16n8k16(mix[c][3], a, {prmt(u[0].y, u[1].y, 0x7632), prmt(u[2].y, u[3].y, 0x7632)});
-        }
-    }
-
     __device__ void add_lanes() {
         for (float& x : total) {
             x += __shfl_xor_sync(0xffffffff, x, 1);
             x += __shfl_xor_sync(0xffffffff, x, 2);
         }
     }
-    // Elements 32c + 8t + 0..7 of row g + 8i.
-    __device__ void eight(float (&out)[8], int c, int i) const {
-        for (int e = 0; e < 4; e++) out[e] = mix[c][e][2 * i], out[4 + e] = mix[c][e][2 * i + 1];
-    }
 };
 
-// Elements 32c + 4g and on of 16 values from `first` on, as RowTile::add_values() takes them; beyond the last
-// key, the last one's.
-template <int chunks>
-__device__ void load_values(uint2 (&v)[chunks][4], const half* values, int first, int n_keys) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    for (int i = 0; i < 4; i++) {
-        const int key = min(first + 2 * t + i / 2 * 8 + i % 2, n_keys - 1);
-        for (int c = 0; c < chunks; c++) {
-            v[c][i] = *reinterpret_cast<const uint2*>(values + size_t(key) * 32 * chunks + 32 * c + 4 * g);
-        }
-    }
+// Probabilities of two times eight keys, mma's results side by side: operand A of 16 keys.
+__device__ inline void to_operand(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4]) {
+    a[0] = as_bits(__floats2half2_rn(low[0], low[1])), a[1] = as_bits(__floats2half2_rn(low[2], low[3]));
+    a[2] = as_bits(__floats2half2_rn(high[0], high[1])), a[3] = as_bits(__floats2half2_rn(high[2], high[3]));
 }
 
-// Of several tokens. grid: (tiles of 16 queries / attention_warps, n_kv_heads). block: 32 * attention_warps.
-// chunks: head_dim / 32.
+// Keys and values in shared memory. The addresses of 8 rows are in different banks.
 template <int chunks>
-__global__ void __launch_bounds__(32 * attention_warps) attention_kernel(Attention at) {
+struct KeyStage {
+    half keys[attention_keys][32 * chunks + 8], values[attention_keys][32 * chunks + 8];
+};
+
+// Of several tokens. grid: (tiles of 16 queries / attention_warps, n_kv_heads). block: 32 * attention_warps.
+// Dynamic shared memory: two KeyStage. chunks: head_dim / 32.
+template <int chunks>
+__global__ void __launch_bounds__(32 * attention_warps, 1) attention_kernel(Attention at) {
     constexpr int head_dim = 32 * chunks;
+    auto* stages = dynamic_shared<KeyStage<chunks>>();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, kv = blockIdx.y;
-    const int row_tile = blockIdx.x * attention_warps + warp;
     const int heads_per_kv = at.heads_per_kv, n_rows = at.n_tokens * heads_per_kv;
-    if (row_tile * 16 >= n_rows) return;  // the whole warp; no barrier follows
+    const int block = gridDim.x - 1 - blockIdx.x;  // those with the most keys begin first
+    const int first_row = (block * attention_warps + warp) * attention_rows;
 
     // Rows g and g + 8 of the tile. A row beyond the last repeats the last row and is not written.
     size_t query[2];
     int last_key[2];
     for (int i = 0; i < 2; i++) {
-        const int row = min(row_tile * 16 + g + 8 * i, n_rows - 1), token = row / heads_per_kv;
+        const int row = min(first_row + g + 8 * i, n_rows - 1), token = row / heads_per_kv;
         const int head = kv * heads_per_kv + row % heads_per_kv;
         query[i] = (size_t(token) * at.n_kv_heads * heads_per_kv + head) * head_dim;
         last_key[i] = *at.pos + token;
     }
-    const int last_row = min(row_tile * 16 + 15, n_rows - 1);
-    const int n_keys = *at.pos + last_row / heads_per_kv + 1;  // that the tile's last row sees
-    const half* keys = at.keys + size_t(kv) * at.context * head_dim;
-    const half* values = at.values + size_t(kv) * at.context * head_dim;
+    // Keys that the last row of this warp, and of the block, sees.
+    const auto n_keys_of = [&](int row) { return *at.pos + min(row, n_rows - 1) / heads_per_kv + 1; };
+    const int n_keys = first_row < n_rows ? n_keys_of(first_row + attention_rows - 1) : 0;
+    const int n_block_keys = n_keys_of((block + 1) * attention_warps * attention_rows - 1);
+
+    const auto load_stage = [&](int first) {
+        KeyStage<chunks>& stage = stages[first / attention_keys % 2];
+        const int key = 8 * warp + lane % 8;
+        const bool is_there = first + key < n_block_keys;
+        const size_t from =
+            (size_t(kv) * at.context + (is_there ? first + key : 0)) * head_dim + lane / 8 * 8;
+        for (int c = 0; c < chunks; c++) {
+            cp_async<16>(&stage.keys[key][lane / 8 * 8 + 32 * c], at.keys + from + 32 * c, is_there);
+            cp_async<16>(&stage.values[key][lane / 8 * 8 + 32 * c], at.values + from + 32 * c, is_there);
+        }
+        cp_async_commit();
+    };
+    load_stage(0);
 
     RowTile<chunks> tile;
-    tile.load(at.q + query[0], at.q + query[1], t);
-    for (int first = 0; first < n_keys; first += attention_keys) {
+    for (int c = 0; c < chunks; c++) {
+        for (int i = 0; i < 8; i++) {
+            const half* x = at.q + query[i % 2] + 32 * c + 8 * (i / 2) + 2 * t;
+            tile.q[c][i / 4][i % 4] = *reinterpret_cast<const uint32_t*>(x);
+        }
+    }
+    for (int first = 0; first < n_block_keys; first += attention_keys) {
+        cp_async_wait<0>();
+        __syncthreads();  // this stage is there, and nobody reads the one before it any more
+        if (first + attention_keys < n_block_keys) load_stage(first + attention_keys);
+        if (first >= n_keys) continue;
+        const KeyStage<chunks>& stage = stages[first / attention_keys % 2];
         float scores[attention_keys / 8][4] = {};
-        for (int j = 0; j < attention_keys / 8; j++) {
-            const half* key = keys + size_t(min(first + 8 * j + g, n_keys - 1)) * head_dim + 8 * t;
-            for (int c = 0; c < chunks; c++) {
-                const uint4 k = *reinterpret_cast<const uint4*>(key + 32 * c);
-                mma_m16n8k16(scores[j], tile.q[c][0], {k.x, k.y});
-                mma_m16n8k16(scores[j], tile.q[c][1], {k.z, k.w});
+        for (int c = 0; c < 2 * chunks; c++) {
+            uint32_t k[attention_keys / 16][4];
+            for (int j = 0; j < attention_keys / 16; j++) {
+                const int key = 16 * j + lane / 16 * 8 + lane % 8;
+                ldmatrix_x4(k[j], &stage.keys[key][16 * c + lane / 8 % 2 * 8]);
+            }
+            for (int j = 0; j < attention_keys / 16; j++) {
+                mma_m16n8k16(scores[2 * j], tile.q[c / 2][c % 2], {k[j][0], k[j][1]});
+                mma_m16n8k16(scores[2 * j + 1], tile.q[c / 2][c % 2], {k[j][2], k[j][3]});
             }
         }
-        tile.softmax(scores, first, last_key, at.scale);
-        for (int j = 0; j < attention_keys / 8; j += 2) {
-            uint2 v[chunks][4];
-            load_values(v, values, first + 8 * j, n_keys);
-            tile.add_values(scores[j], scores[j + 1], v);
+        tile.softmax(scores, first, last_key, at.scale * log2_e);
+        for (int j = 0; j < attention_keys / 16; j++) {
+            const int key = 16 * j + lane / 8 % 2 * 8 + lane % 8;
+            uint32_t a[4], v[2 * chunks][4];
+            for (int e = 0; e < 2 * chunks; e++)
+                ldmatrix_x4_trans(v[e], &stage.values[key][16 * e + lane / 16 * 8]);
+            to_operand(a, scores[2 * j], scores[2 * j + 1]);
+            for (int e = 0; e < 2 * chunks; e++) {
+                mma_m16n8k16(tile.mix[e / 2][e % 2 * 2], a, {v[e][0], v[e][1]});
+                mma_m16n8k16(tile.mix[e / 2][e % 2 * 2 + 1], a, {v[e][2], v[e][3]});
+            }
         }
     }
     tile.add_lanes();
     for (int i = 0; i < 2; i++) {
-        if (row_tile * 16 + g + 8 * i >= n_rows) continue;
-        for (int c = 0; c < chunks; c++) {
-            float x[8];
-            tile.eight(x, c, i);
-            uint32_t pairs[4];
-            for (int e = 0; e < 4; e++) {
-                pairs[e] = as_bits(__floats2half2_rn(x[2 * e] / tile.total[i], x[2 * e + 1] / tile.total[i]));
-            }
-            *reinterpret_cast<uint4*>(at.out + query[i] + 32 * c + 8 * t) =
-                make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        if (first_row + g + 8 * i >= n_rows) continue;
+        const float factor = 1 / tile.total[i];
+        for (int e = 0; e < 4 * chunks; e++) {
+            const float* x = tile.mix[e / 4][e % 4] + 2 * i;
+            *reinterpret_cast<uint32_t*>(at.out + query[i] + 8 * e + 2 * t) =
+                as_bits(__floats2half2_rn(x[0] * factor, x[1] * factor));
         }
     }
 }
 
-// Four elements of a partial result of a row: sums of exp(score - largest) * value; total is that of the
+// Four elements of a partial result of a row: sums of exp2(score - largest) * value; total is that of the
 // factors.
 struct Partial {
     float4 sums = {0, 0, 0, 0};
@@ -224,11 +229,11 @@ __device__ inline Partial add_partials(const float* sums, const float2* statisti
         }
         float largest = all.largest;
         for (int i = 0; i < at_once; i++) largest = fmaxf(largest, s[i].x);
-        const float shrink = expf(all.largest - largest);
+        const float shrink = exp2_approx(all.largest - largest);
         all.largest = largest, all.total *= shrink;
         all.sums.x *= shrink, all.sums.y *= shrink, all.sums.z *= shrink, all.sums.w *= shrink;
         for (int i = 0; i < at_once; i++) {
-            const float weight = expf(s[i].x - largest);
+            const float weight = exp2_approx(s[i].x - largest);
             all.total = fmaf(weight, s[i].y, all.total);
             all.sums.x = fmaf(weight, part[i].x, all.sums.x),
             all.sums.y = fmaf(weight, part[i].y, all.sums.y);
@@ -239,14 +244,21 @@ __device__ inline Partial add_partials(const float* sums, const float2* statisti
     return all;
 }
 
+// In shared memory: floats from a row's sums by the warps to the next row's, which begin in another bank.
+template <int chunks>
+constexpr int sums_row = token_warps * 32 * chunks + 4;
+
 // Of one token. grid: (tiles of 16 query heads of a kv head, n_kv_heads, n_splits). block: 32 * token_warps.
-// Dynamic shared memory: token_shared(). chunks: head_dim / 32.
+// Dynamic shared memory: sums_row floats for each row of a tile. chunks: head_dim / 32.
+//
+// Queries and keys use the same permutation of a head's elements, in which a lane loads 16 consecutive bytes
+// of a key: of each chunk of 32 elements, lane t has the eight from 8t on. Of a value's chunk, lane g has the
+// four from 4g on; prmt combines those of two positions.
 template <int chunks>
 __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at) {
     constexpr int head_dim = 32 * chunks;
-    constexpr int row_size = token_warps * head_dim + 4;        // of `sums`; rows begin in different banks
     __shared__ float2 statistics[attention_rows][token_warps];  // of the warps: maximum and total
-    auto* sums = dynamic_shared<float>();                       // of the warps: (n_rows, row_size)
+    auto* sums = dynamic_shared<float>();                       // of the warps: (n_rows, sums_row)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, kv = blockIdx.y;
     const int heads_per_kv = at.heads_per_kv, split = blockIdx.z;
     const int n_rows = min(attention_rows, heads_per_kv - int(blockIdx.x) * attention_rows);
@@ -266,7 +278,14 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
     if (first < n_keys) {
         // A row beyond the last repeats the last row and is not written.
         RowTile<chunks> tile;
-        tile.load(q + min(g, n_rows - 1) * head_dim, q + min(g + 8, n_rows - 1) * head_dim, t);
+        for (int i = 0; i < 2; i++) {
+            const half* row = q + min(g + 8 * i, n_rows - 1) * head_dim + 8 * t;
+            for (int c = 0; c < chunks; c++) {
+                const uint4 x = *reinterpret_cast<const uint4*>(row + 32 * c);
+                tile.q[c][0][i] = x.x, tile.q[c][0][2 + i] = x.y;
+                tile.q[c][1][i] = x.z, tile.q[c][1][2 + i] = x.w;
+            }
+        }
         uint4 k[2][chunks];
         uint2 v[chunks][4];
         const auto load_keys = [&] {  // from `first` on; beyond the last, that one
@@ -275,8 +294,15 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
                 for (int c = 0; c < chunks; c++) k[j][c] = *reinterpret_cast<const uint4*>(key + 32 * c);
             }
         };
+        const auto load_values = [&] {  // those of keys 2t, 2t + 1, 2t + 8 and 2t + 9
+            for (int i = 0; i < 4; i++) {
+                const int key = min(first + 2 * t + i / 2 * 8 + i % 2, n_keys - 1);
+                const half* value = values + size_t(key) * head_dim + 4 * g;
+                for (int c = 0; c < chunks; c++) v[c][i] = *reinterpret_cast<const uint2*>(value + 32 * c);
+            }
+        };
         load_keys();
-        load_values(v, values, first, n_keys);
+        load_values();
         for (bool is_last_step = false; !is_last_step;) {
             float scores[2][4] = {};
             for (int c = 0; c < chunks; c++) {
@@ -290,21 +316,33 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
             is_last_step = first >= n_keys;
             // What the next step needs is loaded as soon as there are registers for it.
             if (!is_last_step) load_keys();
-            tile.softmax(scores, now, last_key, at.scale);
-            tile.add_values(scores[0], scores[1], v);
-            if (!is_last_step) load_values(v, values, first, n_keys);
+            tile.softmax(scores, now, last_key, at.scale * log2_e);
+            uint32_t a[4];
+            to_operand(a, scores[0], scores[1]);
+            for (int c = 0; c < chunks; c++) {
+                const uint2(&u)[4] = v[c];
+                auto& mix = tile.mix[c];
+                mma_m16n8k16(mix[0], a, {prmt(u[0].x, u[1].x, 0x5410), prmt(u[2].x, u[3].x, 0x5410)});
+                mma_m16n8k16(mix[1], a, {prmt(u[0].x, u[1].x, 0x7632), prmt(u[2].x, u[3].x, 0x7632)});
+                mma_m16n8k16(mix[2], a, {prmt(u[0].y, u[1].y, 0x5410), prmt(u[2].y, u[3].y, 0x5410)});
+                mma_m16n8k16(mix[3], a, {prmt(u[0].y, u[1].y, 0x7632), prmt(u[2].y, u[3].y, 0x7632)});
+            }
+            if (!is_last_step) load_values();
         }
         tile.add_lanes();
         for (int i = 0; i < 2; i++) {
             const int row = g + 8 * i;
             if (row >= n_rows) continue;
             if (t == 0) statistics[row][warp] = make_float2(tile.largest[i], tile.total[i]);
-            float* to = sums + row * row_size + warp * head_dim + 8 * t;
+            float* to = sums + row * sums_row<chunks> + warp * head_dim + 8 * t;
             for (int c = 0; c < chunks; c++) {
-                float x[8];
-                tile.eight(x, c, i);
-                *reinterpret_cast<float4*>(to + 32 * c) = make_float4(x[0], x[1], x[2], x[3]);
-                *reinterpret_cast<float4*>(to + 32 * c + 4) = make_float4(x[4], x[5], x[6], x[7]);
+                // mix[e][2i] is element 32c + 8t + e, mix[e][2i + 1] the fourth after it.
+                const auto& mix = tile.mix[c];
+                for (int odd = 0; odd < 2; odd++) {
+                    const int n = 2 * i + odd;
+                    *reinterpret_cast<float4*>(to + 32 * c + 4 * odd) =
+                        make_float4(mix[0][n], mix[1][n], mix[2][n], mix[3][n]);
+                }
             }
         }
     }
@@ -328,8 +366,8 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
         return (index * min(attention_rows, heads_per_kv) + row) * at.n_splits;
     };
     for_each_four([&](int row, int element) {
-        const Partial p =
-            add_partials<token_warps, head_dim>(sums + row * row_size + element, statistics[row], n_warps);
+        const Partial p = add_partials<token_warps, head_dim>(sums + row * sums_row<chunks> + element,
+                                                              statistics[row], n_warps);
         if (n_splits == 1) return write(row, element, p);
         *reinterpret_cast<float4*>(at.partials + (at_row(row) + split) * head_dim + element) = p.sums;
         if (element == 0) at.statistics[at_row(row) + split] = make_float2(p.largest, p.total);
@@ -342,32 +380,31 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
     });
 }
 
-// Bytes: a warp's sums of each row of a tile.
-inline size_t token_shared(int heads_per_kv, int head_dim) {
-    return sizeof(float) * size_t(std::min(heads_per_kv, attention_rows) * (token_warps * head_dim + 4));
-}
-
-// Precondition: head_dim is 32, 64, 96 or 128. Of n_tokens > 1, the last four fields are not used.
-inline void run_attention(const Attention& at, int head_dim) {
+template <int chunks>
+void run_attention(const Attention& at) {
     const int n_tiles = (at.n_tokens * at.heads_per_kv + attention_rows - 1) / attention_rows;
     if (at.n_tokens > 1) {
-        const Launch how{.grid = dim3((n_tiles + attention_warps - 1) / attention_warps, at.n_kv_heads),
-                         .block = 32 * attention_warps,
-                         .stream = device().stream};
-        head_dim == 32   ? launch<attention_kernel<1>>(how, at)
-        : head_dim == 64 ? launch<attention_kernel<2>>(how, at)
-        : head_dim == 96 ? launch<attention_kernel<3>>(how, at)
-                         : launch<attention_kernel<4>>(how, at);
-        return;
+        launch<attention_kernel<chunks>>(
+            {.grid = dim3((n_tiles + attention_warps - 1) / attention_warps, at.n_kv_heads),
+             .block = 32 * attention_warps,
+             .shared_bytes = 2 * sizeof(KeyStage<chunks>),
+             .stream = device().stream},
+            at);
+    } else {
+        launch<token_attention<chunks>>(
+            {.grid = dim3(n_tiles, at.n_kv_heads, at.n_splits),
+             .block = 32 * token_warps,
+             .shared_bytes = sizeof(float) * std::min(at.heads_per_kv, attention_rows) * sums_row<chunks>,
+             .stream = device().stream},
+            at);
     }
-    const Launch how{.grid = dim3(n_tiles, at.n_kv_heads, at.n_splits),
-                     .block = 32 * token_warps,
-                     .shared_bytes = token_shared(at.heads_per_kv, head_dim),
-                     .stream = device().stream};
-    head_dim == 32   ? launch<token_attention<1>>(how, at)
-    : head_dim == 64 ? launch<token_attention<2>>(how, at)
-    : head_dim == 96 ? launch<token_attention<3>>(how, at)
-                     : launch<token_attention<4>>(how, at);
+}
+// Precondition: head_dim is 32, 64, 96 or 128. Of n_tokens > 1, the last four fields are not used.
+inline void run_attention(const Attention& at, int head_dim) {
+    head_dim == 32   ? run_attention<1>(at)
+    : head_dim == 64 ? run_attention<2>(at)
+    : head_dim == 96 ? run_attention<3>(at)
+                     : run_attention<4>(at);
 }
 
 // Memory for a single token's attention, whose keys are split among up to n_splits blocks.
