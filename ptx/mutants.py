@@ -97,7 +97,7 @@ MUTANTS = [
     Mutant("one stage too few in the ring", AWQ, "load_stage<tile_tokens>(stages[i % gemm_stages]", "load_stage<tile_tokens>(stages[i % (gemm_stages - 1)]", file="runq_awq.cu"),
     Mutant("stride of partial sums", AWQ, "tile_index) * tile_tokens + token) * gemm_columns", "tile_index) * tile_tokens + token) * 64", file="runq_awq.cu"),
     Mutant("attention: stride of partial rows", AWQ, "(at_row(row) + split) * head_dim + element) = p.sums", "(at_row(row) + split) * 32 + element) = p.sums", file="engine/gpu/attention.cuh"),
-    Mutant("attention: one stage instead of two", AWQ, "KeyStage<chunks>& stage = stages[first / attention_keys % 2];\n        const int key", "KeyStage<chunks>& stage = stages[0];\n        const int key", file="engine/gpu/attention.cuh"),
+    Mutant("attention: one stage instead of two", AWQ, "KeyStage<chunks>& stage = stages[first / attention_keys % 2];\n        for", "KeyStage<chunks>& stage = stages[0];\n        for", file="engine/gpu/attention.cuh"),
     Mutant("attention: partial results of a block too few", AWQ, "at.statistics + at_row(row), n_splits)", "at.statistics + at_row(row), n_splits - 1)", file="engine/gpu/attention.cuh"),
     Mutant("attention: keys beyond the last", AWQ, "min(first + 8 * j + g, n_keys - 1)", "(first + 8 * j + g)", file="engine/gpu/attention.cuh"),
     Mutant("attention: a token does not see itself", AWQ, "last_key[i] + 1 - first", "last_key[i] - first", file="engine/gpu/attention.cuh"),

@@ -44,9 +44,9 @@ struct Attention {
 
 constexpr float log2_e = 1.44269504f;
 constexpr int attention_rows = 16;  // queries of a row tile
-// In attention_kernel: the row tiles of a block, and the keys of a stage, 8 for each warp to copy.
+// In attention_kernel: the row tiles of a block, each a warp's, and the keys of a stage.
 constexpr int attention_warps = 8;
-constexpr int attention_keys = 8 * attention_warps;
+constexpr int attention_keys = 64;
 // In token_attention: the warps of a block; the keys that one takes at a time, in a step; and the steps that
 // are worth a block of their own.
 constexpr int token_warps = 8;
@@ -143,13 +143,13 @@ __global__ void __launch_bounds__(32 * attention_warps, 1) attention_kernel(Atte
 
     const auto load_stage = [&](int first) {
         KeyStage<chunks>& stage = stages[first / attention_keys % 2];
-        const int key = 8 * warp + lane % 8;
-        const bool is_there = first + key < n_block_keys;
-        const size_t from =
-            (size_t(kv) * at.context + (is_there ? first + key : 0)) * head_dim + lane / 8 * 8;
-        for (int c = 0; c < chunks; c++) {
-            cp_async<16>(&stage.keys[key][lane / 8 * 8 + 32 * c], at.keys + from + 32 * c, is_there);
-            cp_async<16>(&stage.values[key][lane / 8 * 8 + 32 * c], at.values + from + 32 * c, is_there);
+        for (int key = 8 * warp + lane % 8; key < attention_keys; key += 8 * attention_warps) {
+            const bool is_there = first + key < n_block_keys;
+            const size_t from = (size_t(kv) * at.context + (is_there ? first + key : 0)) * head_dim;
+            for (int e = lane / 8 * 8; e < head_dim; e += 32) {
+                cp_async<16>(&stage.keys[key][e], at.keys + from + e, is_there);
+                cp_async<16>(&stage.values[key][e], at.values + from + e, is_there);
+            }
         }
         cp_async_commit();
     };
