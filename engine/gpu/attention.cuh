@@ -42,7 +42,6 @@ struct Attention {
     unsigned* arrivals;  // (n_row_tiles * n_kv_heads,), see is_last()
 };
 
-constexpr float log2_e = 1.44269504f;
 constexpr int attention_rows = 16;  // queries of a row tile
 // In attention_kernel: the row tiles of a block, each a warp's, and the keys of a stage.
 constexpr int attention_warps = 8;
@@ -57,15 +56,16 @@ constexpr int token_steps = 4;
 template <int chunks>
 struct RowTile {
     uint32_t q[chunks][2][4];                 // operand A, 16 elements each
-    float largest[2] = {-FLT_MAX, -FLT_MAX};  // times log2(e); this of a row without a visible key, too
+    float largest[2] = {-FLT_MAX, -FLT_MAX};  // score * at.scale * log2(e); -FLT_MAX: none is visible yet
     float total[2] = {0, 0};                  // of this lane's keys, until add_lanes()
     float mix[chunks][4][4] = {};             // rows g, g + 8 by 8 elements; of them, columns 2t and 2t + 1
 
-    // Makes probabilities of scores, relative to the largest so far. scores[j][0..1]: row g, keys 8j + 2t and
-    // + 1 after `first`; [2..3]: row g + 8. The four lanes of a row have all its keys. scale: at.scale *
-    // log2(e), because exp2 is faster than exp.
+    // Makes probabilities of scores, relative to the largest so far: exp2(score * at.scale * log2(e) -
+    // largest). scores[j][0..1]: row g, keys first + 8j + 2t and + 1; [2..3]: row g + 8. The four lanes of a
+    // row have all its keys.
     template <int n>
-    __device__ void softmax(float (&scores)[n][4], int first, const int (&last_key)[2], float scale) {
+    __device__ void softmax(float (&scores)[n][4], int first, const int (&last_key)[2], float at_scale) {
+        const float scale = at_scale * 1.44269504f;
         for (int i = 0; i < 2; i++) {
             const int n_visible = last_key[i] + 1 - first - int(threadIdx.x) % 4 * 2;
             float top = -INFINITY;
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(32 * attention_warps, 1) attention_kernel(Atte
                 mma_m16n8k16(scores[2 * j + 1], tile.q[c / 2][c % 2], {k[j][2], k[j][3]});
             }
         }
-        tile.softmax(scores, first, last_key, at.scale * log2_e);
+        tile.softmax(scores, first, last_key, at.scale);
         for (int j = 0; j < attention_keys / 16; j++) {
             const int key = 16 * j + lane / 8 % 2 * 8 + lane % 8;
             uint32_t a[4], v[2 * chunks][4];
@@ -205,8 +205,8 @@ __global__ void __launch_bounds__(32 * attention_warps, 1) attention_kernel(Atte
     }
 }
 
-// Four elements of a partial result of a row: sums of exp2(score - largest) * value; total is that of the
-// factors.
+// Of a partial result of a row: four elements of the sum of probabilities times values; the probabilities are
+// relative to `largest`, and `total` is their sum.
 struct Partial {
     float4 sums = {0, 0, 0, 0};
     float largest = -FLT_MAX, total = 0;
@@ -230,14 +230,15 @@ __device__ inline Partial add_partials(const float* sums, const float2* statisti
         float largest = all.largest;
         for (int i = 0; i < at_once; i++) largest = fmaxf(largest, s[i].x);
         const float shrink = exp2_approx(all.largest - largest);
-        all.largest = largest, all.total *= shrink;
-        all.sums.x *= shrink, all.sums.y *= shrink, all.sums.z *= shrink, all.sums.w *= shrink;
+        all = {{shrink * all.sums.x, shrink * all.sums.y, shrink * all.sums.z, shrink * all.sums.w},
+               largest,
+               shrink * all.total};
         for (int i = 0; i < at_once; i++) {
             const float weight = exp2_approx(s[i].x - largest);
             all.total = fmaf(weight, s[i].y, all.total);
-            all.sums.x = fmaf(weight, part[i].x, all.sums.x),
+            all.sums.x = fmaf(weight, part[i].x, all.sums.x);
             all.sums.y = fmaf(weight, part[i].y, all.sums.y);
-            all.sums.z = fmaf(weight, part[i].z, all.sums.z),
+            all.sums.z = fmaf(weight, part[i].z, all.sums.z);
             all.sums.w = fmaf(weight, part[i].w, all.sums.w);
         }
     }
@@ -316,7 +317,7 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
             is_last_step = first >= n_keys;
             // What the next step needs is loaded as soon as there are registers for it.
             if (!is_last_step) load_keys();
-            tile.softmax(scores, now, last_key, at.scale * log2_e);
+            tile.softmax(scores, now, last_key, at.scale);
             uint32_t a[4];
             to_operand(a, scores[0], scores[1]);
             for (int c = 0; c < chunks; c++) {
@@ -414,30 +415,17 @@ struct FastAttention {
     DeviceBuffer<float2> statistics;
     DeviceBuffer<unsigned> arrivals;
 
-    // Over up to `context` positions.
-    FastAttention(const ModelConfig& c, int context)
-        : FastAttention(c.n_kv_heads, c.heads_per_kv(), c.head_dim, context) {}
-
-  private:
-    // n_kv_heads key heads with heads_per_kv query heads each.
-    FastAttention(int n_kv_heads, int heads_per_kv, int head_dim, int context)
-        : n_splits(count_splits(n_kv_heads, heads_per_kv, context)),
-          partials(count_rows(n_kv_heads, heads_per_kv) * size_t(n_splits) * size_t(head_dim)),
-          statistics(count_rows(n_kv_heads, heads_per_kv) * size_t(n_splits)),
-          arrivals(size_t(count_tiles(n_kv_heads, heads_per_kv))) {
+    // Over up to `context` positions. One block for each multiprocessor, as far as each has enough keys.
+    FastAttention(const ModelConfig& c, int context) {
+        const int rows = std::min(c.heads_per_kv(), attention_rows),
+                  keys_per_block = token_steps * token_keys;
+        const int n_tiles = (c.heads_per_kv() + attention_rows - 1) / attention_rows * c.n_kv_heads;
+        n_splits = std::clamp(device().n_sms / n_tiles, 1, (context + keys_per_block - 1) / keys_per_block);
+        const size_t n_rows = size_t(n_tiles) * size_t(rows) * size_t(n_splits);
+        partials = DeviceBuffer<float>(n_rows * size_t(c.head_dim));
+        statistics = DeviceBuffer<float2>(n_rows);
+        arrivals = DeviceBuffer<unsigned>(size_t(n_tiles));
         arrivals.clear();
-    }
-    static int count_tiles(int n_kv_heads, int heads_per_kv) {
-        return (heads_per_kv + attention_rows - 1) / attention_rows * n_kv_heads;
-    }
-    static size_t count_rows(int n_kv_heads, int heads_per_kv) {
-        return size_t(count_tiles(n_kv_heads, heads_per_kv)) * size_t(std::min(heads_per_kv, attention_rows));
-    }
-    // One block for each multiprocessor, as far as each has enough keys.
-    static int count_splits(int n_kv_heads, int heads_per_kv, int context) {
-        const int keys_per_block = token_steps * token_keys;
-        return std::clamp(device().n_sms / count_tiles(n_kv_heads, heads_per_kv), 1,
-                          (context + keys_per_block - 1) / keys_per_block);
     }
 };
 
