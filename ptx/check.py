@@ -38,7 +38,8 @@ CLOSE = {
     },
     "swiglu_kernel": {0: ("f2", HALF, 0)},
     "plain_attention": {0: ("f2", HALF, 2**-20)},
-    "attention_kernel": {24: ("f2", HALF, 2**-11), 64: ("f4", 2**-11, 2**-11)},
+    "attention_kernel": {24: ("f2", HALF, 2**-11)},
+    "token_attention": {24: ("f2", HALF, 2**-11), 64: ("f4", 2**-11, 2**-11), 72: ("f4", 2**-11, 2**-11)},
     "multiply_rows": {128: ("f4", 2**-20, 2**-20, 60)},
     "multiply_tile": {120: ("f4", 2**-20, 2**-20, 60)},
 }

@@ -85,12 +85,17 @@ def _gemm(tile: int, n_tokens: int, n_in: int, n_out: int, splits: int, m: Memor
     return (-(-n_out // 256), -(-n_tokens // tile), splits), 128, 4 * stage, arguments
 
 
-def _attention(heads: int, kv_heads: int, head_dim: int, keys: int, splits: int, m: Memory) -> tuple:
-    cache = [m.normal(kv_heads, keys, head_dim) for _ in range(2)]
-    pointers = [m.normal(heads, head_dim), *cache, m.zeros(heads * head_dim, "f2"), m.put(np.array([keys - 1], "i4"))]
-    arguments = struct.pack("<QQQQQiiiifi", *pointers, 1, heads, kv_heads, keys, head_dim**-0.5, splits)
-    partials = m.zeros(kv_heads * splits * 16 * (head_dim + 2))
-    return (1, kv_heads, splits // 4), 128, 0, arguments + struct.pack("<QQ", partials, m.zeros(kv_heads, "u4"))
+def _attention(tokens: int, kv_heads: int, keys: int, splits: int, m: Memory) -> tuple:
+    """Four heads of 128 elements for each kv head."""
+    heads, cache = 4 * kv_heads, [m.normal(kv_heads, keys, 128) for _ in range(2)]
+    pos = m.put(np.array([keys - tokens], "i4"))
+    pointers = [m.normal(tokens * heads, 128), *cache, m.zeros(tokens * heads * 128, "f2"), pos]
+    partials = [m.zeros(heads * splits * 128), m.zeros(heads * splits * 2), m.zeros(kv_heads, "u4")]
+    arguments = struct.pack("<QQQQQiiiifi", *pointers, tokens, 4, kv_heads, keys, 128**-0.5, splits)
+    arguments += struct.pack("<QQQ", *partials)
+    if tokens > 1:
+        return (-(-tokens // 32), kv_heads, 1), 256, 2 * 2 * 64 * (128 + 8) * 2, arguments
+    return (1, kv_heads, splits), 256, 4 * 4 * (8 * 128 + 4), arguments
 
 
 def _rmsnorm(dim: int, m: Memory) -> tuple:
@@ -139,14 +144,18 @@ CASES = [
     _product_case("awq_gemm<64>", 64, 1024, 256, partial(_gemm, 64, 64, 1024, 256, 1), ""),
     *(
         Case(
-            "attention_kernel<4>",
-            f"32 heads, 8 kv heads, {keys:,} keys, {splits} splits",
-            partial(_attention, 32, 8, 128, keys, splits),
-            "keys",
-            8 * keys / 1024,
-            2 * 2 * 8 * 128 * keys + 2 * 2 * 32 * 128,
+            "attention_kernel<4>" if tokens > 1 else "token_attention<4>",
+            f"{tokens} x {4 * kv_heads} heads, {kv_heads} kv heads, {keys:,} keys{note}",
+            partial(_attention, tokens, kv_heads, keys, splits),
+            "queries by keys",
+            tokens * 4 * kv_heads * keys / 1024,
+            2 * 2 * kv_heads * 128 * keys + tokens * 2 * 2 * 4 * kv_heads * 128,
         )
-        for keys, splits in ((1024, 32), (1024, 128))
+        for tokens, kv_heads, keys, splits, note in (
+            (1, 8, 1024, 1, ", not split"),
+            (1, 8, 1024, 16, ", 16 splits"),
+            (32, 1, 512, 1, ""),
+        )
     ),
     Case("rmsnorm_kernel", "1 x 4,096", partial(_rmsnorm, 4096), "values", 4, 8 * 4096),
     Case("swiglu_kernel", "1 x 12,288", partial(_swiglu, 12288), "values", 12, 10 * 12288),

@@ -200,6 +200,11 @@ def _ex2(m: Machine, o: list[Operand]) -> None:
     m.put(o[0], np.where(np.abs(r) < np.finfo("f4").tiny, np.float32(0), r))
 
 
+@define(r"rcp\.rn\.f32")
+def _reciprocal(m: Machine, o: list[Operand]) -> None:
+    m.put(o[0], np.float32(1) / m.get(o[1], "f32"))
+
+
 @define(r"rsqrt\.approx\.f32")
 def _rsqrt(m: Machine, o: list[Operand]) -> None:
     """The GPU's has a relative error of up to 2^-22.9."""

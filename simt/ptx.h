@@ -24,6 +24,13 @@ __device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t select
     return d;
 }
 
+// 2^x, within 2 units of the last place; 0 if that is less than 2^-126.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
@@ -114,6 +121,8 @@ inline uint32_t prmt(uint32_t a, uint32_t b, uint32_t selector) {
     }
     return d;
 }
+
+inline float exp2_approx(float x) { return x < -126 ? 0.0f : exp2f(x); }
 
 namespace simt {
 

@@ -476,13 +476,22 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
         int n_tokens, pos, n_heads, n_kv_heads, head_dim, n_splits;
     };
     for (const Case& k :
-         {Case{1, 0, 2, 1, 32, 1}, Case{9, 0, 6, 2, 32, 1}, Case{1, 70, 8, 2, 64, 8},
-          Case{37, 3, 4, 1, 64, 1}, Case{1, 300, 4, 2, 128, 4}, Case{5, 40, 3, 3, 96, 1},
-          Case{1, 33, 20, 1, 32, 4}, Case{1, 5, 2, 2, 128, 16}, Case{70, 10, 2, 1, 32, 1},
-          Case{1, 255, 2, 1, 32, 12},  // two whole blocks have keys, the third none
-          Case{1, 1, 2, 1, 64, 8}, Case{1, 31, 4, 2, 96, 8}, Case{1, 32, 2, 2, 64, 8},
-          Case{1, 127, 4, 1, 96, 8}, Case{1, 128, 2, 1, 64, 8}, Case{1, 129, 2, 1, 128, 8},
-          Case{1, 500, 4, 2, 64, 16}, Case{1, 1022, 2, 1, 96, 32}, Case{1, 1023, 4, 1, 128, 32}}) {
+         {Case{9, 0, 6, 2, 32, 1}, Case{37, 3, 4, 1, 64, 1}, Case{5, 40, 3, 3, 96, 1},
+          Case{70, 10, 2, 1, 32, 1}, Case{2, 300, 20, 1, 128, 1},
+          // Several blocks of 128 rows and stages of 64 keys; warps that have no rows, or skip the last
+          // stage.
+          Case{100, 60, 4, 2, 64, 1}, Case{130, 200, 3, 1, 96, 1}, Case{33, 500, 8, 1, 128, 1},
+          // One token: one block, of which some warps have no keys, up to 128 keys.
+          Case{1, 0, 2, 1, 32, 1}, Case{1, 5, 2, 2, 128, 16}, Case{1, 15, 4, 2, 96, 8},
+          Case{1, 16, 2, 2, 64, 8}, Case{1, 70, 8, 2, 64, 8}, Case{1, 127, 4, 1, 96, 8},
+          Case{1, 300, 4, 2, 128, 1},  // the warps take more than one step
+          // More blocks, as many as have four steps of 16 keys each.
+          Case{1, 128, 2, 1, 64, 8}, Case{1, 255, 2, 1, 32, 12}, Case{1, 256, 9, 1, 128, 12},
+          Case{1, 300, 4, 2, 128, 4}, Case{1, 1022, 2, 1, 96, 32}, Case{1, 1023, 4, 1, 128, 16},
+          Case{1, 2000, 4, 1, 32, 17}, Case{1, 2999, 10, 2, 64, 5}, Case{1, 2999, 2, 1, 128, 3},
+          // Row tiles of 16 heads, the last one not full.
+          Case{1, 33, 20, 1, 32, 4}, Case{1, 200, 16, 1, 64, 4}, Case{1, 1100, 40, 1, 96, 20},
+          Case{1, 150, 34, 2, 128, 2}}) {
         CAPTURE(k.n_tokens);
         CAPTURE(k.pos);
         CAPTURE(k.head_dim);
@@ -493,17 +502,20 @@ TEST_CASE("kernel: attention against sums in double: shapes, positions, keys sha
                                 values = halves(random_values(rng, size_t(k.n_kv_heads) * context * d));
         const DeviceBuffer<half> q_in = on_device(q), k_in = on_device(keys), v_in = on_device(values);
         const DeviceBuffer<int> pos = on_device(std::vector<int>{k.pos});
-        const int n_tiles = (k.n_tokens * per_kv + 15) / 16;
+        const int n_tiles = (per_kv + 15) / 16, n_rows = n_tiles * k.n_kv_heads * std::min(per_kv, 16);
         DeviceBuffer<half> out(q.size());
-        DeviceBuffer<float> partials(size_t(n_tiles) * k.n_kv_heads * k.n_splits * 16 * (d + 2));
+        const DeviceBuffer<float> partials = on_device(std::vector<float>(n_rows * k.n_splits * d, NAN));
+        const DeviceBuffer<float2> statistics =
+            on_device(std::vector<float2>(n_rows * k.n_splits, float2{NAN, NAN}));
         DeviceBuffer<unsigned> arrivals(size_t(n_tiles) * k.n_kv_heads);
         arrivals.clear();
         Attention at{};
         at.q = q_in.get(), at.keys = k_in.get(), at.values = v_in.get(), at.out = out.get(),
         at.pos = pos.get();
-        at.n_tokens = k.n_tokens, at.n_heads = k.n_heads, at.n_kv_heads = k.n_kv_heads, at.context = context;
+        at.n_tokens = k.n_tokens, at.heads_per_kv = per_kv, at.n_kv_heads = k.n_kv_heads,
+        at.context = context;
         at.scale = float(1 / std::sqrt(double(d))), at.n_splits = k.n_splits;
-        at.partials = partials.get(), at.arrivals = arrivals.get();
+        at.partials = partials.get(), at.statistics = statistics.get(), at.arrivals = arrivals.get();
         run_attention(at, d);
         std::vector<float> expected;
         for (int t = 0; t < k.n_tokens; t++) {
@@ -563,7 +575,8 @@ TEST_CASE("kernel: attention of the golden vectors, a prompt at once") {
         Attention at{};
         at.q = q_in.get(), at.keys = keys.get(), at.values = values.get(), at.out = out.get(),
         at.pos = pos.get();
-        at.n_tokens = q.shape[0], at.context = n, at.n_heads = q.shape[1], at.n_kv_heads = n_kv_heads;
+        at.n_tokens = q.shape[0], at.context = n, at.heads_per_kv = q.shape[1] / n_kv_heads;
+        at.n_kv_heads = n_kv_heads;
         at.scale = float(1 / std::sqrt(double(d))), at.n_splits = 1;
         run_attention(at, d);
         CHECK(relative_error(golden_ops().at(p + "out").f32(), floats(from_device(out))) < 1e-3);
