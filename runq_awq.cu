@@ -148,7 +148,8 @@ __device__ T* dynamic_shared() {
     return reinterpret_cast<T*>(dynamic_shared_memory);
 }
 
-// Starts a kernel. More than 48 KB of shared memory, with what the kernel declares, has to be requested first.
+// Starts a kernel. More than 48 KB of shared memory, with what the kernel declares, has to be requested
+// first.
 template <auto kernel, class... Args>
 void launch(const Launch& how, Args... args) {
     if (how.shared_bytes > 0)
@@ -571,6 +572,7 @@ inline bool fast_classifier(DeviceRows<float>&, const DeviceRows<half>&, const h
 __global__ void embed_kernel(float* x, const half* table, const int* tokens, int dim) {
     const int i = blockIdx.x * blockDim.x + threadIdx.x, token = blockIdx.y;
     const half2* row = reinterpret_cast<const half2*>(table + size_t(tokens[token]) * dim);
+    wait_for_previous();
     if (i < dim / 2) reinterpret_cast<float2*>(x + size_t(token) * dim)[i] = __half22float2(row[i]);
 }
 
@@ -578,8 +580,8 @@ __global__ void embed_kernel(float* x, const half* table, const int* tokens, int
 void embed(DeviceRows<float>& out, const half* table, const int* tokens, int n_tokens) {
     out.n_rows = n_tokens;
     const dim3 grid((out.n_cols / 2 + 255) / 256, n_tokens);
-    launch<embed_kernel>({.grid = grid, .block = 256, .stream = device().stream}, out.get(), table, tokens,
-                         out.n_cols);
+    launch<embed_kernel>({.grid = grid, .block = 256, .stream = device().stream, .is_early = true}, out.get(),
+                         table, tokens, out.n_cols);
 }
 
 // out = weight * x / sqrt(mean(x^2) + eps) per row (Zhang & Sennrich 2019, arXiv 1910.07467). x: (rows, dim)
@@ -594,6 +596,7 @@ __global__ void rmsnorm_kernel(half* out, const float* x, const half* weight, in
     uint2 w[norm_fours];
     float4 v[norm_fours];
     for (int j = 0; j < norm_fours; j++) w[j] = weights[min(first + j * step, n - 1)];
+    wait_for_previous();
     for (int j = 0; j < norm_fours; j++) v[j] = in[min(first + j * step, n - 1)];
     float squares = 0;
     const auto add = [&](float4 a) { squares += a.x * a.x + a.y * a.y + a.z * a.z + a.w * a.w; };
@@ -615,8 +618,9 @@ __global__ void rmsnorm_kernel(half* out, const float* x, const half* weight, in
 void rmsnorm(DeviceRows<half>& out, RowSlice<float> x, const half* weight, float eps) {
     out.n_rows = x.n_rows;
     const int n_threads = std::min(1024, (x.n_cols / (4 * norm_fours) + 31) / 32 * 32);
-    launch<rmsnorm_kernel>({.grid = x.n_rows, .block = n_threads, .stream = device().stream}, out.get(),
-                           x.values, weight, x.n_cols, eps);
+    launch<rmsnorm_kernel>(
+        {.grid = x.n_rows, .block = n_threads, .stream = device().stream, .is_early = true}, out.get(),
+        x.values, weight, x.n_cols, eps);
 }
 
 // The arguments of prepare_heads_kernel.
@@ -648,10 +652,11 @@ __global__ void prepare_heads_kernel(Heads h) {
     float2 wa{}, wb{};
     if (norm != nullptr) wa = __half22float2(norm[i]), wb = __half22float2(norm[i + n_lanes]);
     const int pos = *h.pos + token;
-    const float2* in = reinterpret_cast<const float2*>(is_q ? h.q : is_v ? h.v : h.k) + at;
-    float2 a = in[0], b = in[n_lanes];
     float4 turns = make_float4(1, 0, 1, 0);  // of v: none
     if (!is_v) turns = reinterpret_cast<const float4*>(h.rotations)[size_t(pos) * n_lanes + i];
+    wait_for_previous();
+    const float2* in = reinterpret_cast<const float2*>(is_q ? h.q : is_v ? h.v : h.k) + at;
+    float2 a = in[0], b = in[n_lanes];
     if (norm != nullptr) {
         const float squares = a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y;
         const float inv = rsqrtf(warp_sum(lane == i ? squares : 0) / float(h.head_dim) + h.eps);
@@ -690,7 +695,8 @@ void prepare_heads(DeviceRows<half>& q_rope, DeviceKvCache& cache, int layer, De
     h.head_dim = cache.head_dim, h.context = cache.context;
     h.traced_q = q_norm.get(), h.traced_k = k_norm.get();
     const dim3 grid((h.n_heads + 2 * h.n_kv_heads + 3) / 4, q.n_rows);
-    launch<prepare_heads_kernel>({.grid = grid, .block = dim3(32, 4), .stream = device().stream}, h);
+    launch<prepare_heads_kernel>(
+        {.grid = grid, .block = dim3(32, 4), .stream = device().stream, .is_early = true}, h);
 }
 
 // The head lengths that the attention kernels are for.
@@ -761,6 +767,7 @@ void attention(DeviceRows<half>& out, const FastAttention& fast, const DeviceRow
 __global__ void swiglu_kernel(half* out, const float* gate, const float* up, size_t n) {
     const size_t i = size_t(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i >= n / 2) return;
+    wait_for_previous();
     const float2 g = reinterpret_cast<const float2*>(gate)[i], u = reinterpret_cast<const float2*>(up)[i];
     const auto silu = [](float z) { return z / (1.0f + expf(-z)); };
     reinterpret_cast<half2*>(out)[i] = __floats2half2_rn(silu(g.x) * u.x, silu(g.y) * u.y);
@@ -769,8 +776,9 @@ __global__ void swiglu_kernel(half* out, const float* gate, const float* up, siz
 void swiglu(DeviceRows<half>& out, const DeviceRows<float>& gate, const DeviceRows<float>& up) {
     out.n_rows = gate.n_rows;
     const size_t n = gate.size();
-    launch<swiglu_kernel>({.grid = dim3((n / 2 + 255) / 256), .block = 256, .stream = device().stream},
-                          out.get(), gate.get(), up.get(), n);
+    launch<swiglu_kernel>(
+        {.grid = dim3((n / 2 + 255) / 256), .block = 256, .stream = device().stream, .is_early = true},
+        out.get(), gate.get(), up.get(), n);
 }
 
 // x[i] += y[i]. A thread per value. Only traces need it: otherwise products add to x themselves.
@@ -793,9 +801,10 @@ __global__ void fp16_gemv(float* out, const half* x, const half* matrix, int n_r
     if (row >= n_rows) return;
     const uint4* w = reinterpret_cast<const uint4*>(matrix + size_t(row) * n_in);
     const uint4* v = reinterpret_cast<const uint4*>(x + size_t(blockIdx.y) * n_in);
+    wait_for_previous();
     float sum = 0;
     for (int i = lane; i < n_in / 8; i += 32) {
-        const uint4 a = __ldg(w + i), b = __ldg(v + i);
+        const uint4 a = __ldg(w + i), b = v[i];
         const uint32_t aw[4] = {a.x, a.y, a.z, a.w}, bw[4] = {b.x, b.y, b.z, b.w};
         for (int j = 0; j < 4; j++) {
             const float2 p = __half22float2(as_half2(aw[j])), q = __half22float2(as_half2(bw[j]));
@@ -811,7 +820,10 @@ __global__ void fp16_gemv(float* out, const half* x, const half* matrix, int n_r
 void fp16_matmul(DeviceRows<float>& out, const DeviceRows<half>& x, const half* matrix) {
     out.n_rows = x.n_rows;
     if (fast_classifier(out, x, matrix)) return;
-    launch<fp16_gemv>({.grid = dim3((out.n_cols + 7) / 8, x.n_rows), .block = 256, .stream = device().stream},
+    launch<fp16_gemv>({.grid = dim3((out.n_cols + 7) / 8, x.n_rows),
+                       .block = 256,
+                       .stream = device().stream,
+                       .is_early = true},
                       out.get(), static_cast<const half*>(x.get()), matrix, out.n_cols, x.n_cols);
 }
 
@@ -1622,6 +1634,7 @@ __global__ void __launch_bounds__(gemm_threads)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const bool warp_has_columns = tile.first_column + 64 * warp < w.n_out;
     float sums[4][tile_tokens / 8][4] = {};
+    wait_for_previous();
     for (int i = 0; i < gemm_stages - 1; i++) load(i);
     for (int i = 0; i < n; i++) {
         cp_async_wait<gemm_stages - 2>();  // this thread's copies of stage i have landed;
@@ -1681,7 +1694,8 @@ void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const Aw
     launch<awq_gemm<tile_tokens>>({.grid = dim3(count_tiles(products, gemm_columns), n_rows, n_splits),
                                    .block = gemm_threads,
                                    .shared_bytes = gemm_stages * sizeof(GemmStage<tile_tokens>),
-                                   .stream = device().stream},
+                                   .stream = device().stream,
+                                   .is_early = true},
                                   x, n_tokens, products, scratch);
 }
 

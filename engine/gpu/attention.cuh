@@ -153,6 +153,7 @@ __global__ void __launch_bounds__(32 * attention_warps, 1) attention_kernel(Atte
         }
         cp_async_commit();
     };
+    wait_for_previous();
     load_stage(0);
 
     RowTile<chunks> tile;
@@ -276,17 +277,9 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
 
     int first = (split + n_splits * warp) * token_keys;
     const int step = n_splits * token_warps * token_keys, last_key[2] = {n_keys - 1, n_keys - 1};
-    if (first < n_keys) {
-        // A row beyond the last repeats the last row and is not written.
-        RowTile<chunks> tile;
-        for (int i = 0; i < 2; i++) {
-            const half* row = q + min(g + 8 * i, n_rows - 1) * head_dim + 8 * t;
-            for (int c = 0; c < chunks; c++) {
-                const uint4 x = *reinterpret_cast<const uint4*>(row + 32 * c);
-                tile.q[c][0][i] = x.x, tile.q[c][0][2 + i] = x.y;
-                tile.q[c][1][i] = x.z, tile.q[c][1][2 + i] = x.w;
-            }
-        }
+    if (first >= n_keys) {
+        wait_for_previous();
+    } else {
         uint4 k[2][chunks];
         uint2 v[chunks][4];
         const auto load_keys = [&] {  // from `first` on; beyond the last, that one
@@ -302,8 +295,21 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
                 for (int c = 0; c < chunks; c++) v[c][i] = *reinterpret_cast<const uint2*>(value + 32 * c);
             }
         };
-        load_keys();
-        load_values();
+        // The kernel before writes the last key and value, and the query.
+        const bool is_old = first + token_keys < n_keys;
+        if (is_old) load_keys(), load_values();
+        wait_for_previous();
+        if (!is_old) load_keys(), load_values();
+        // A row beyond the last repeats the last row and is not written.
+        RowTile<chunks> tile;
+        for (int i = 0; i < 2; i++) {
+            const half* row = q + min(g + 8 * i, n_rows - 1) * head_dim + 8 * t;
+            for (int c = 0; c < chunks; c++) {
+                const uint4 x = *reinterpret_cast<const uint4*>(row + 32 * c);
+                tile.q[c][0][i] = x.x, tile.q[c][0][2 + i] = x.y;
+                tile.q[c][1][i] = x.z, tile.q[c][1][2 + i] = x.w;
+            }
+        }
         for (bool is_last_step = false; !is_last_step;) {
             float scores[2][4] = {};
             for (int c = 0; c < chunks; c++) {
@@ -389,14 +395,16 @@ void run_attention(const Attention& at) {
             {.grid = dim3((n_tiles + attention_warps - 1) / attention_warps, at.n_kv_heads),
              .block = 32 * attention_warps,
              .shared_bytes = 2 * sizeof(KeyStage<chunks>),
-             .stream = device().stream},
+             .stream = device().stream,
+             .is_early = true},
             at);
     } else {
         launch<token_attention<chunks>>(
             {.grid = dim3(n_tiles, at.n_kv_heads, at.n_splits),
              .block = 32 * token_warps,
              .shared_bytes = sizeof(float) * std::min(at.heads_per_kv, attention_rows) * sums_row<chunks>,
-             .stream = device().stream},
+             .stream = device().stream,
+             .is_early = true},
             at);
     }
 }

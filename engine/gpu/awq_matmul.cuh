@@ -20,15 +20,13 @@ static __global__ void awq_dequantize(AwqMatrix w, half* out) {
     if (word >= row_words) return;
     uint32_t nibbles[dequantize_rows];
     for (int i = 0; i < dequantize_rows; i++) nibbles[i] = w.qweight[size_t(row + i) * row_words + word];
-    Columns c = columns_of(w.qzeros[size_t(group) * row_words + word],
-                           *reinterpret_cast<const uint4*>(w.scales + size_t(group) * w.n_out + 8 * word));
-    for (int p = 0; p < 4; p++) {  // a register for columns 2p and 2p + 1 of a row, in place of two rows' 2p
-        c.zero[2 * p] = __halves2half2(__low2half(c.zero[2 * p]), __high2half(c.zero[2 * p + 1]));
-        c.scale[2 * p] = __halves2half2(__low2half(c.scale[2 * p]), __high2half(c.scale[2 * p + 1]));
-    }
+    const PairScales scales =
+        pair_scales(w.qzeros[size_t(group) * row_words + word],
+                    *reinterpret_cast<const uint4*>(w.scales + size_t(group) * w.n_out + 8 * word));
+    wait_for_previous();
     for (int i = 0; i < dequantize_rows; i++) {
         uint32_t pairs[4];
-        for (int p = 0; p < 4; p++) pairs[p] = dequantize(nibbles[i], p, 0, c);
+        for (int p = 0; p < 4; p++) pairs[p] = weight_pair(nibbles[i], p, scales);
         *reinterpret_cast<uint4*>(out + size_t(row + i) * w.n_out + 8 * word) =
             make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
     }
@@ -36,7 +34,7 @@ static __global__ void awq_dequantize(AwqMatrix w, half* out) {
 
 inline void run_dequantize(const AwqMatrix& w, half* out) {
     const dim3 grid((w.n_out / 8 + 127) / 128, w.n_in / dequantize_rows);
-    launch<awq_dequantize>({.grid = grid, .block = 128, .stream = device().stream}, w, out);
+    launch<awq_dequantize>({.grid = grid, .block = 128, .stream = device().stream, .is_early = true}, w, out);
 }
 
 // ----------------------------------------------------------------------------

@@ -105,6 +105,7 @@ static __global__ void __launch_bounds__(arg_max_threads)
     const int thread = blockIdx.x * blockDim.x + threadIdx.x, n_threads = gridDim.x * blockDim.x;
     const int before = min(n, int(-reinterpret_cast<uintptr_t>(logits) % 16 / 4)), n_fours = (n - before) / 4;
     const int behind = before + 4 * n_fours;
+    wait_for_previous();
 #pragma unroll 1
     for (int i = thread; i < n_fours; i += n_threads) {
         const float4 four = reinterpret_cast<const float4*>(logits + before)[i];
@@ -132,6 +133,7 @@ struct BestToken {
 // best.index = that of the largest of a row of logits (n,), the first of equals; -1 if one is not finite.
 inline void arg_max(const BestToken& best, const float* logits, int n) {
     const int n_blocks = std::min((n + 4 * arg_max_threads - 1) / (4 * arg_max_threads), arg_max_blocks);
-    launch<arg_max_kernel>({.grid = n_blocks, .block = arg_max_threads, .stream = device().stream},
-                           best.index.get(), logits, n, best.partials.get(), best.arrivals.get());
+    launch<arg_max_kernel>(
+        {.grid = n_blocks, .block = arg_max_threads, .stream = device().stream, .is_early = true},
+        best.index.get(), logits, n, best.partials.get(), best.arrivals.get());
 }
