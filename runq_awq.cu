@@ -879,7 +879,7 @@ struct SplitScratch {
 
 constexpr int max_splits = 16;            // blocks that share a tile
 constexpr int max_tiles = 4096;           // of one launch that is split
-constexpr size_t max_partials = 1 << 22;  // values; launches that would need more are split less
+constexpr size_t max_partials = 1 << 23;  // values; launches that would need more are split less
 
 // The memory of splits, that of one launch after the other.
 struct SplitMemory {
@@ -1399,226 +1399,322 @@ inline void run_gemv(const SplitScratch& scratch, const half* x, const AwqProduc
 // ----------------------------------------------------------------------------
 // awq_gemm: several tokens by int4 matrices
 //
-// A block computes a tile of 256 output channels by 16, 32 or 64 tokens, each of its four warps 64 of the
-// channels. Activations and packed weights of 64 inputs at a time (a stage) go through shared memory, in a
-// ring of four stages that cp.async fills ahead. Weights are operand A, as in awq_gemv; tokens are operand B,
-// which ldmatrix loads. Each weight is dequantized once for all tokens of the tile, into the registers that
-// mma reads.
+// A tile of the result is 128 output channels by 16, 32 or 64 tokens, or 256 by 128. It takes a number of
+// stages: in each, a warp multiplies 64 inputs of 64 channels by up to 64 tokens. Where that makes fewer than
+// eight warps, k_groups sets of warps take different inputs of a tile and add up at its end. The stages of
+// all tiles, one tile after the other, are shared out equally to as many blocks as run at once (stream-K:
+// Osama et al. 2023, arXiv 2301.03598), so a tile may be cut where one block ends and the next begins.
+//
+// Activations and packed weights go through shared memory, in a ring of stages that cp.async fills ahead.
+// Weights are operand A, as in awq_gemv; tokens are operand B, which ldmatrix loads. Each weight is
+// dequantized once for up to 64 tokens, into the registers that mma reads.
 
-constexpr int gemm_warps = 4, gemm_threads = 32 * gemm_warps, gemm_columns = 64 * gemm_warps;
-constexpr int gemm_inputs = 64;  // of a stage; a group is a multiple of it
-constexpr int gemm_stages = 4;
+constexpr int gemm_inputs = 64;  // of a warp in a stage; a group of weights is a multiple of it
+constexpr int gemm_stages = 3;   // of the ring
+
+// How a block computes tiles of tile_tokens tokens.
+template <int tile_tokens>
+struct GemmShape {
+    static constexpr int columns = tile_tokens > 64 ? 256 : 128;
+    static constexpr int k_groups = tile_tokens > 64 ? 1 : tile_tokens > 32 ? 2 : 4;
+    static constexpr int warp_tokens = tile_tokens > 64 ? 64 : tile_tokens;
+    static constexpr int group_threads = columns / 64 * (tile_tokens / warp_tokens) * 32;
+    static constexpr int threads = k_groups * group_threads, inputs = k_groups * gemm_inputs;  // of a stage
+    static constexpr int blocks_per_sm = tile_tokens > 64 ? 1 : 2;  // registers and shared memory suffice for
+    static constexpr int values = tile_tokens * columns;
+};
+
+// What a k group multiplies in a stage, in pieces of 16 bytes. Pieces that a warp reads at once have to lie
+// in different banks of shared memory, eight of them in all 32: ldmatrix reads one piece of eight rows of x,
+// and the lanes t read two pieces of every second row of words. So pieces of a row change places.
+template <int tile_tokens>
+struct __align__(128) GemmPart {
+    static constexpr int row_pieces = GemmShape<tile_tokens>::columns / 32;
+    uint4 x[tile_tokens * 8];               // (token, piece of 8 inputs)
+    uint4 words[gemm_inputs * row_pieces];  // (input, piece of 32 columns)
+
+    static __device__ int x_place(int token, int piece) { return token * 8 + (piece ^ token % 8); }
+    static __device__ int words_place(int row, int piece) {
+        return (row * row_pieces + piece) ^ (row / 2 % 4 * 2);
+    }
+};
 
 template <int tile_tokens>
 struct GemmStage {
-    // Rows are padded by four words, so that the rows that a warp reads at once lie in different banks. With
-    // 36 words per row, consecutive rows are 4 banks apart for ldmatrix, and the words that lanes t and t + 1
-    // read (two rows) are 8 banks apart.
-    half x[tile_tokens][gemm_inputs + 8];
-    uint32_t words[gemm_inputs][gemm_columns / 8 + 4];
-    uint32_t zeros[gemm_columns / 8];
-    half scales[gemm_columns];
+    GemmPart<tile_tokens> parts[GemmShape<tile_tokens>::k_groups];
 };
 
-// Starts the copies of one stage: inputs k to k + gemm_inputs. Values outside the matrices become 0.
-template <int tile_tokens>
-__device__ inline void load_stage(GemmStage<tile_tokens>& stage, const half* x, int n_tokens,
-                                  const AwqMatrix& w, int first_token, int first_column, int k) {
-    constexpr int x_pieces = gemm_inputs / 8;  // of 16 bytes, per row
-    for (int i = threadIdx.x; i < tile_tokens * x_pieces; i += gemm_threads) {
-        const int token = first_token + i / x_pieces, part = i % x_pieces * 8;
-        const bool valid = token < n_tokens;
-        cp_async<16>(&stage.x[i / x_pieces][part], x + size_t(valid ? token : 0) * w.n_in + k + part, valid);
-    }
-    const int row_words = w.n_out / 8, first_word = first_column / 8, group = k / w.group_size;
-    constexpr int tile_words = gemm_columns / 8;
-    const uint32_t* zeros = w.qzeros + size_t(group) * row_words;
-    if (row_words % 4 == 0) {
-        constexpr int pieces = tile_words / 4;
-        for (int i = threadIdx.x; i < gemm_inputs * pieces; i += gemm_threads) {
-            const int row = i / pieces, part = i % pieces * 4;
-            const bool valid = first_word + part < row_words;
-            cp_async<16>(&stage.words[row][part],
-                         w.qweight + size_t(k + row) * row_words + (valid ? first_word + part : 0), valid);
-        }
-        for (int part = 4 * threadIdx.x; part < tile_words; part += 4 * gemm_threads) {
-            const bool valid = first_word + part < row_words;
-            cp_async<16>(&stage.zeros[part], zeros + (valid ? first_word + part : 0), valid);
-        }
-    } else {  // rows that begin at any multiple of 4 bytes
-        for (int i = threadIdx.x; i < gemm_inputs * tile_words; i += gemm_threads) {
-            const int row = i / tile_words, part = i % tile_words;
-            const bool valid = first_word + part < row_words;
-            cp_async<4>(&stage.words[row][part],
-                        w.qweight + size_t(k + row) * row_words + (valid ? first_word + part : 0), valid);
-        }
-        for (int part = threadIdx.x; part < tile_words; part += gemm_threads) {
-            const bool valid = first_word + part < row_words;
-            cp_async<4>(&stage.zeros[part], zeros + (valid ? first_word + part : 0), valid);
-        }
-    }
-    for (int part = threadIdx.x; part < tile_words; part += gemm_threads) {
-        const bool valid = first_word + part < row_words;
-        const half* scales = w.scales + size_t(group) * w.n_out + 8 * (valid ? first_word + part : 0);
-        cp_async<16>(&stage.scales[8 * part], scales, valid);
-    }
-}
+// n stages in equal shares: block b has stages first(b) to first(b + 1), `extra` of the blocks one more.
+struct Shares {
+    int each, extra;
 
-// sums[p][j]: pair p's columns by tokens 8j to 8j + 7.
+    __device__ int first(int block) const { return block * each + min(block, extra); }
+    __device__ int block_of(int stage) const {
+        const int of_extra = extra * (each + 1);
+        return stage < of_extra ? stage / (each + 1) : extra + (stage - of_extra) / each;
+    }
+};
+
+// The copies that a thread makes, stage by stage: the same pieces of its group's part each time, from memory
+// that is `inputs` inputs further on.
 template <int tile_tokens>
-__device__ inline void multiply_stage(float (&sums)[4][tile_tokens / 8][4],
-                                      const GemmStage<tile_tokens>& stage) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, word = threadIdx.x / 32 * 8 + g;
-    const Columns columns =
-        columns_of(stage.zeros[word], *reinterpret_cast<const uint4*>(&stage.scales[8 * word]));
+struct GemmLoader {
+    using Shape = GemmShape<tile_tokens>;
+    using Part = GemmPart<tile_tokens>;
+    static constexpr int x_step = Shape::group_threads / 8;  // rows between two pieces of this thread
+    static constexpr int words_step = Shape::group_threads / Part::row_pieces;
+
+    const uint32_t* words;  // of the first piece
+    const half* x;
+    int row_words, words_left, tokens_left;  // a row's words, and how many there are from this piece on
+    int n_in, k;
+
+    // From input `from` on, of the tile from that column and token on.
+    __device__ GemmLoader(const half* all_x, int n_tokens, const AwqMatrix& w, int first_column,
+                          int first_token, int from, int thread)
+        : row_words(w.n_out / 8), n_in(w.n_in), k(from) {
+        const int word = first_column / 8 + thread % Part::row_pieces * 4;
+        words = w.qweight + size_t(k + thread / Part::row_pieces) * row_words + word;
+        x = all_x + size_t(first_token + thread / 8) * n_in + k + thread % 8 * 8;
+        words_left = row_words - word, tokens_left = n_tokens - first_token - thread / 8;
+    }
+    // Starts the copies of a stage. Values outside the matrices become 0.
+    __device__ void load(Part& part, int thread) {
+        if (k >= n_in) return;  // the last stage of a tile may have fewer inputs
+        uint4* to = part.words + Part::words_place(thread / Part::row_pieces, thread % Part::row_pieces);
+#pragma unroll
+        for (int i = 0; i < gemm_inputs / words_step; i++, to += words_step * Part::row_pieces) {
+            const uint32_t* from = words + size_t(i * words_step) * row_words;
+            if (row_words % 4 == 0) {
+                cp_async<16>(to, from, words_left > 0);
+            } else {  // rows begin at any multiple of 4 bytes
+                for (int j = 0; j < 4; j++)
+                    cp_async<4>(reinterpret_cast<uint32_t*>(to) + j, from + j, words_left > j);
+            }
+        }
+        to = part.x + Part::x_place(thread / 8, thread % 8);
+#pragma unroll
+        for (int i = 0; i < tile_tokens / x_step; i++)
+            cp_async<16>(to + i * x_step * 8, x + size_t(i * x_step) * n_in, i * x_step < tokens_left);
+        k += Shape::inputs, x += Shape::inputs, words += size_t(Shape::inputs) * row_words;
+    }
+};
+
+// sums[p][j]: pair p's columns by tokens 8j to 8j + 7, of the warp's columns and tokens.
+template <int tile_tokens, int n>
+__device__ inline void multiply_part(float (&sums)[4][n][4], const GemmPart<tile_tokens>& part,
+                                     const Columns& columns, int warp_column, int warp_token) {
+    const int lane = threadIdx.x % 32, t = lane % 4, word = warp_column / 8 + lane / 4;
+    auto word_at = [&](int row) {
+        return reinterpret_cast<const uint32_t*>(part.words + part.words_place(row, word / 4))[word % 4];
+    };
 #pragma unroll
     for (int k = 0; k < gemm_inputs; k += 16) {
-        uint32_t b[tile_tokens / 8][2];
+        uint32_t b[n][2];
 #pragma unroll
-        for (int j = 0; j < tile_tokens / 8; j += 2) {
+        for (int j = 0; j < n; j += 2) {
             // Lane i passes the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are tokens 8j to 8j +
             // 7 by inputs from k and from k + 8 on; matrices 2 and 3 are the next 8 tokens by the same
             // inputs.
+            const int token = warp_token + 8 * j + lane % 8 + lane / 16 * 8;
             uint32_t r[4];
-            ldmatrix_x4(r, &stage.x[8 * j + lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
+            ldmatrix_x4(r, &part.x[part.x_place(token, k / 8 + lane / 8 % 2)]);
             b[j][0] = r[0], b[j][1] = r[1], b[j + 1][0] = r[2], b[j + 1][1] = r[3];
         }
-        const RowPairs pairs = pair_rows(stage.words[k + 2 * t][word], stage.words[k + 2 * t + 1][word],
-                                         stage.words[k + 2 * t + 8][word], stage.words[k + 2 * t + 9][word]);
+        const RowPairs pairs = pair_rows(word_at(k + 2 * t), word_at(k + 2 * t + 1), word_at(k + 2 * t + 8),
+                                         word_at(k + 2 * t + 9));
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             uint32_t a[4];
             dequantize(a, pairs, p, columns);
 #pragma unroll
-            for (int j = 0; j < tile_tokens / 8; j++) mma_m16n8k16(sums[p][j], a, b[j]);
+            for (int j = 0; j < n; j++) mma_m16n8k16(sums[p][j], a, b[j]);
         }
     }
 }
 
-// Eight columns of one token.
-struct EightColumns {
-    float4 low, high;
-};
-
-__device__ inline EightColumns operator+(const EightColumns& a, const EightColumns& b) {
-    return {make_float4(a.low.x + b.low.x, a.low.y + b.low.y, a.low.z + b.low.z, a.low.w + b.low.w),
-            make_float4(a.high.x + b.high.x, a.high.y + b.high.y, a.high.z + b.high.z, a.high.w + b.high.w)};
-}
-
-__device__ inline EightColumns load_columns(const float* p) {
-    const float4* v = reinterpret_cast<const float4*>(p);
-    return {v[0], v[1]};
-}
-
-__device__ inline void store_columns(float* p, const EightColumns& c) {
-    float4* v = reinterpret_cast<float4*>(p);
-    v[0] = c.low, v[1] = c.high;
-}
-
-// grid: (tiles of gemm_columns columns of all products, tiles of tokens, n_splits); block: gemm_threads;
-// dynamic shared memory: gemm_stages stages.
-template <int tile_tokens>
-__global__ void __launch_bounds__(gemm_threads)
-    awq_gemm(const half* x, int n_tokens, AwqProducts products, SplitScratch scratch) {
-    auto* stages = dynamic_shared<GemmStage<tile_tokens>>();
-    const Tile tile = find_tile(products, blockIdx.x, gemm_columns);
-    const AwqProduct& product = products.items[tile.product];
-    const AwqMatrix& w = product.w;
-    const int first_token = blockIdx.y * tile_tokens;
-
-    // The block's share of the inputs: n stages from stage `first` on.
-    const int n_all = w.n_in / gemm_inputs, per_split = (n_all + gridDim.z - 1) / gridDim.z;
-    const int first = min(n_all, int(blockIdx.z) * per_split), n = min(n_all, first + per_split) - first;
-    auto load = [&](int i) {
-        if (i < n) {
-            load_stage<tile_tokens>(stages[i % gemm_stages], x, n_tokens, w, first_token, tile.first_column,
-                                    (first + i) * gemm_inputs);
-        }
-        cp_async_commit();  // past the last stage, too: cp_async_wait counts groups
-    };
-
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const bool warp_has_columns = tile.first_column + 64 * warp < w.n_out;
-    float sums[4][tile_tokens / 8][4] = {};
-    for (int i = 0; i < gemm_stages - 1; i++) load(i);
-    for (int i = 0; i < n; i++) {
-        cp_async_wait<gemm_stages - 2>();  // this thread's copies of stage i have landed;
-        __syncthreads();                   // so have all threads', and all have used stage i - 1,
-        load(i + gemm_stages - 1);         // which is overwritten here
-        if (warp_has_columns) multiply_stage<tile_tokens>(sums, stages[i % gemm_stages]);
-    }
-
-    // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word, for
-    // tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns.
-    const int column = tile.first_column + 64 * warp + 8 * g;
-    const size_t tile_index = size_t(blockIdx.y) * gridDim.x + blockIdx.x,
-                 n_tiles = size_t(gridDim.x) * gridDim.y;
-    auto partial = [&](unsigned split, int token) {
-        return scratch.partials + ((split * n_tiles + tile_index) * tile_tokens + token) * gemm_columns +
-               64 * warp + 8 * g;
-    };
-    auto finish = [&](int token, EightColumns values) {
-        if (column >= w.n_out || first_token + token >= n_tokens) return;
-        float* out = product.out + size_t(first_token + token) * w.n_out + column;
-        store_columns(out, product.add ? load_columns(out) + values : values);
-    };
+// Adds up the sums of the k groups, in the first of them: the upper half of the groups hands its sums to the
+// lower half, until one is left. memory: of a stage that is not in use.
+template <int k_groups, int group_threads, int n>
+__device__ inline void add_groups(float (&sums)[4][n][4], float4* memory) {
+    constexpr int at_once = n > 4 ? 4 : n;  // so that half the groups' sums fit
+    const int group = threadIdx.x / group_threads, thread = threadIdx.x % group_threads;
+    for (int half = k_groups / 2; half > 0; half /= 2) {
 #pragma unroll
-    for (int j = 0; j < tile_tokens / 8; j++) {
+        for (int first = 0; first < n; first += at_once) {
+            float4* at = memory + group % half * 4 * at_once * group_threads + thread;
+            __syncthreads();
 #pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-            const int token = 8 * j + 2 * t + odd;
-            const EightColumns values = {
-                make_float4(sums[0][j][odd], sums[0][j][2 + odd], sums[1][j][odd], sums[1][j][2 + odd]),
-                make_float4(sums[2][j][odd], sums[2][j][2 + odd], sums[3][j][odd], sums[3][j][2 + odd])};
-            if (gridDim.z == 1) {
-                finish(token, values);
-            } else {
-                store_columns(partial(blockIdx.z, token), values);
+            for (int i = 0; i < 4 * at_once; i++) {
+                const float(&s)[4] = sums[i / at_once][first + i % at_once];
+                if (group >= half && group < 2 * half)
+                    at[i * group_threads] = make_float4(s[0], s[1], s[2], s[3]);
+            }
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < 4 * at_once; i++) {
+                float(&s)[4] = sums[i / at_once][first + i % at_once];
+                if (group >= half) continue;
+                const float4 v = at[i * group_threads];
+                s[0] += v.x, s[1] += v.y, s[2] += v.z, s[3] += v.w;
             }
         }
     }
-    if (gridDim.z == 1 || !is_last(scratch.arrivals + tile_index, gridDim.z)) return;
-    for (int j = 0; j < tile_tokens / 8; j++) {
-        for (int odd = 0; odd < 2; odd++) {
-            const int token = 8 * j + 2 * t + odd;
-            EightColumns values = load_columns(partial(0, token));
-            for (unsigned split = 1; split < gridDim.z; split++)
-                values = values + load_columns(partial(split, token));
-            finish(token, values);
+}
+
+__device__ inline float4 operator+(const float4& a, const float4& b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// n_tiles: of columns, by those of tokens. grid: any number of blocks up to that of all stages; block:
+// GemmShape::threads; dynamic shared memory: gemm_stages stages. A block has 2 * GemmShape::values of the
+// partial sums.
+template <int tile_tokens>
+__global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<tile_tokens>::blocks_per_sm)
+    awq_gemm(const half* x, int n_tokens, int n_tiles, AwqProducts products, SplitScratch scratch) {
+    using Shape = GemmShape<tile_tokens>;
+    auto* ring = dynamic_shared<GemmStage<tile_tokens>>();
+    const int group = threadIdx.x / Shape::group_threads, thread = threadIdx.x % Shape::group_threads;
+    const int lane = thread % 32, warp = thread / 32, t = lane % 4;
+    const int warp_column = warp % (Shape::columns / 64) * 64,
+              warp_token = warp / (Shape::columns / 64) * Shape::warp_tokens;
+
+    const int n_in = products.items[0].w.n_in, n_rows = (n_tokens + tile_tokens - 1) / tile_tokens;
+    const int tile_stages = (n_in + Shape::inputs - 1) / Shape::inputs, n_stages = n_tiles * tile_stages;
+    const Shares shares{n_stages / int(gridDim.x), n_stages % int(gridDim.x)};
+    const int first = shares.first(blockIdx.x), end = shares.first(blockIdx.x + 1);
+    auto loader_at = [&](int stage) {
+        const int tile = stage / tile_stages, k = stage % tile_stages * Shape::inputs + group * gemm_inputs;
+        const Tile at = find_tile(products, tile / n_rows, Shape::columns);
+        return GemmLoader<tile_tokens>(x, n_tokens, products.items[at.product].w, at.first_column,
+                                       tile % n_rows * tile_tokens, k, thread);
+    };
+    GemmLoader<tile_tokens> loader = loader_at(first);
+    int next_tile = (first / tile_stages + 1) * tile_stages;  // its first stage
+    auto load = [&](int stage) {
+        if (stage < end) {
+            if (stage == next_tile) loader = loader_at(stage), next_tile += tile_stages;
+            loader.load(ring[(stage - first) % gemm_stages].parts[group], thread);
+        }
+        cp_async_commit();  // past the last stage, too: cp_async_wait counts groups
+    };
+    for (int i = 0; i < gemm_stages - 1; i++) load(first + i);
+
+    for (int stage = first; stage < end;) {
+        // The block's stages of one tile.
+        const int tile = stage / tile_stages, tile_first = tile * tile_stages;
+        const int tile_end = min(end, tile_first + tile_stages);
+        const Tile at = find_tile(products, tile / n_rows, Shape::columns);
+        const AwqProduct& product = products.items[at.product];
+        const AwqMatrix& w = product.w;
+        const int n_out = w.n_out, first_token = tile % n_rows * tile_tokens;
+        const int column = at.first_column + warp_column + lane / 4 * 8;
+        const bool warp_has_columns = at.first_column + warp_column < n_out;
+        int k = (stage - tile_first) * Shape::inputs + group * gemm_inputs;
+        uint32_t zeros = 0;
+        uint4 scales{};
+        auto load_group = [&] {  // of the lane's word, for input k
+            if (k >= n_in || column >= n_out) return;
+            const size_t i = size_t(k / w.group_size) * n_out + column;
+            zeros = __ldg(w.qzeros + i / 8);
+            scales = __ldg(reinterpret_cast<const uint4*>(w.scales + i));
+        };
+        load_group();
+        float sums[4][Shape::warp_tokens / 8][4] = {};
+        for (; stage < tile_end; stage++) {
+            cp_async_wait<gemm_stages - 2>();  // this thread's copies of the stage have landed;
+            __syncthreads();                   // so have all threads', and all have used the stage before,
+            load(stage + gemm_stages - 1);     // which is overwritten here
+            const bool is_busy = warp_has_columns && k < n_in;
+            const Columns columns = columns_of(zeros, scales);
+            k += Shape::inputs;
+            load_group();  // of the next stage
+            if (is_busy)
+                multiply_part(sums, ring[(stage - first) % gemm_stages].parts[group], columns, warp_column,
+                              warp_token);
+        }
+        add_groups<Shape::k_groups, Shape::group_threads>(
+            sums, reinterpret_cast<float4*>(&ring[(stage - 1 - first) % gemm_stages]));
+
+        // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word,
+        // for tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns.
+        const int first_block = shares.block_of(tile_first),
+                  last_block = shares.block_of(tile_first + tile_stages - 1);
+        auto partial = [&](int block) {  // a block has parts of two tiles at most, of one from its beginning
+            return scratch.partials + size_t(2 * block + (block == first_block)) * Shape::values;
+        };
+        auto finish = [&](int token, int of_column, float4 values) {
+            if (of_column >= n_out || first_token + token >= n_tokens) return;
+            auto* out =
+                reinterpret_cast<float4*>(product.out + size_t(first_token + token) * n_out + of_column);
+            *out = product.add ? *out + values : values;
+        };
+        const bool is_whole = first_block == last_block;
+        float* own = partial(blockIdx.x) + warp_column + lane / 4 * 8;
+#pragma unroll
+        for (int i = 0; i < Shape::warp_tokens / 2; i++) {
+            const int j = i / 4, odd = i / 2 % 2, p = i % 2 * 2, token = warp_token + 8 * j + 2 * t + odd;
+            const float4 values = make_float4(sums[p][j][odd], sums[p][j][2 + odd], sums[p + 1][j][odd],
+                                              sums[p + 1][j][2 + odd]);
+            if (group > 0) continue;
+            if (is_whole) {
+                finish(token, column + 2 * p, values);
+            } else {
+                *reinterpret_cast<float4*>(own + token * Shape::columns + 2 * p) = values;
+            }
+        }
+        if (is_whole || !is_last(scratch.arrivals + tile, last_block - first_block + 1)) continue;
+        constexpr int at_once = 2, row = Shape::columns / 4;
+        for (int i = threadIdx.x; i < Shape::values / 4; i += at_once * Shape::threads) {
+            float4 values[at_once] = {};
+            for (int from = first_block; from <= last_block; from += 8) {
+#pragma unroll
+                for (int block = from; block < from + 8; block++) {
+                    const float4* parts = reinterpret_cast<const float4*>(partial(block));
+                    for (int j = 0; j < at_once; j++)
+                        if (block <= last_block) values[j] = values[j] + parts[i + j * Shape::threads];
+                }
+            }
+            for (int j = 0; j < at_once; j++) {
+                const int piece = i + j * Shape::threads;
+                finish(piece / row, at.first_column + piece % row * 4, values[j]);
+            }
         }
     }
 }
 
-// The most blocks of awq_gemm that can share a tile: each has at least two stages.
-inline int most_gemm_splits(const AwqMatrix& w) { return std::max(1, w.n_in / gemm_inputs / 2); }
-
+// By n_blocks blocks, or by fewer if there is no work or no memory for so many.
 template <int tile_tokens>
 void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products,
-              int n_splits) {
-    const int n_rows = (n_tokens + tile_tokens - 1) / tile_tokens;
-    launch<awq_gemm<tile_tokens>>({.grid = dim3(count_tiles(products, gemm_columns), n_rows, n_splits),
-                                   .block = gemm_threads,
+              int n_blocks) {
+    using Shape = GemmShape<tile_tokens>;
+    const int n_tiles = count_tiles(products, Shape::columns) * ((n_tokens + tile_tokens - 1) / tile_tokens);
+    const int tile_stages = (products.items[0].w.n_in + Shape::inputs - 1) / Shape::inputs;
+    n_blocks = std::min({n_blocks, n_tiles * tile_stages, int(max_partials / (2 * Shape::values))});
+    if (n_tiles > max_tiles) n_blocks = n_tiles;  // which need not be cut
+    launch<awq_gemm<tile_tokens>>({.grid = n_blocks,
+                                   .block = Shape::threads,
                                    .shared_bytes = gemm_stages * sizeof(GemmStage<tile_tokens>),
                                    .stream = device().stream},
-                                  x, n_tokens, products, scratch);
+                                  x, n_tokens, n_tiles, products, scratch);
 }
 
-// With as many splits as suit the device.
+// By as many blocks as run at once.
 template <int tile_tokens>
 void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products) {
-    const int n_tiles = count_tiles(products, gemm_columns) * ((n_tokens + tile_tokens - 1) / tile_tokens);
-    const int n_splits =
-        splits_for(n_tiles, most_gemm_splits(products.items[0].w), size_t(tile_tokens) * gemm_columns);
-    run_gemm<tile_tokens>(scratch, x, n_tokens, products, n_splits);
+    run_gemm<tile_tokens>(scratch, x, n_tokens, products,
+                          GemmShape<tile_tokens>::blocks_per_sm * device().n_sms);
 }
 
 // By the kernel that suits the number of tokens: more of them share a weight that is read, but a tile that is
-// not full multiplies by zeros.
+// not full multiplies by zeros, and of large tiles there have to be enough.
 void run_fused(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products) {
-    n_tokens == 1    ? run_gemv(scratch, x, products)
-    : n_tokens <= 16 ? run_gemm<16>(scratch, x, n_tokens, products)
-    : n_tokens <= 32 ? run_gemm<32>(scratch, x, n_tokens, products)
-                     : run_gemm<64>(scratch, x, n_tokens, products);
+    const int n_large = count_tiles(products, GemmShape<128>::columns) * ((n_tokens + 127) / 128);
+    n_tokens == 1                                    ? run_gemv(scratch, x, products)
+    : n_tokens <= 16                                 ? run_gemm<16>(scratch, x, n_tokens, products)
+    : n_tokens <= 32                                 ? run_gemm<32>(scratch, x, n_tokens, products)
+    : n_tokens <= 64 || 3 * n_large < device().n_sms ? run_gemm<64>(scratch, x, n_tokens, products)
+                                                     : run_gemm<128>(scratch, x, n_tokens, products);
 }
 
 // ----------------------------------------------------------------------------
