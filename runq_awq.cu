@@ -1425,8 +1425,8 @@ struct GemmShape {
 };
 
 // What a k group multiplies in a stage, in pieces of 16 bytes. Pieces that a warp reads at once have to lie
-// in different banks of shared memory, eight of them in all 32: ldmatrix reads one piece of eight rows of x,
-// and the lanes t read two pieces of every second row of words. So pieces of a row change places.
+// in different banks of shared memory, eight of them in all 32: ldmatrix reads the same piece of eight rows
+// of x, and the lanes t read two pieces of every second row of words. So pieces of a row change places.
 template <int tile_tokens>
 struct __align__(128) GemmPart {
     static constexpr int row_pieces = GemmShape<tile_tokens>::columns / 32;
@@ -1444,9 +1444,9 @@ struct GemmStage {
     GemmPart<tile_tokens> parts[GemmShape<tile_tokens>::k_groups];
 };
 
-// n stages in equal shares: block b has stages first(b) to first(b + 1), `extra` of the blocks one more.
-struct Shares {
-    int each, extra;
+// How stages are shared out: block b has stages first(b) to first(b + 1), `extra` of the blocks one more.
+struct GemmShares {
+    int token_tiles, tile_stages, each, extra;  // tiles are numbered (tile of columns, tile of tokens)
 
     __device__ int first(int block) const { return block * each + min(block, extra); }
     __device__ int block_of(int stage) const {
@@ -1455,74 +1455,30 @@ struct Shares {
     }
 };
 
-// The copies that a thread makes, stage by stage: the same pieces of its group's part each time, from memory
-// that is `inputs` inputs further on.
-template <int tile_tokens>
-struct GemmLoader {
-    using Shape = GemmShape<tile_tokens>;
-    using Part = GemmPart<tile_tokens>;
-    static constexpr int x_step = Shape::group_threads / 8;  // rows between two pieces of this thread
-    static constexpr int words_step = Shape::group_threads / Part::row_pieces;
-
-    const uint32_t* words;  // of the first piece
-    const half* x;
-    int row_words, words_left, tokens_left;  // a row's words, and how many there are from this piece on
-    int n_in, k;
-
-    // From input `from` on, of the tile from that column and token on.
-    __device__ GemmLoader(const half* all_x, int n_tokens, const AwqMatrix& w, int first_column,
-                          int first_token, int from, int thread)
-        : row_words(w.n_out / 8), n_in(w.n_in), k(from) {
-        const int word = first_column / 8 + thread % Part::row_pieces * 4;
-        words = w.qweight + size_t(k + thread / Part::row_pieces) * row_words + word;
-        x = all_x + size_t(first_token + thread / 8) * n_in + k + thread % 8 * 8;
-        words_left = row_words - word, tokens_left = n_tokens - first_token - thread / 8;
-    }
-    // Starts the copies of a stage. Values outside the matrices become 0.
-    __device__ void load(Part& part, int thread) {
-        if (k >= n_in) return;  // the last stage of a tile may have fewer inputs
-        uint4* to = part.words + Part::words_place(thread / Part::row_pieces, thread % Part::row_pieces);
-#pragma unroll
-        for (int i = 0; i < gemm_inputs / words_step; i++, to += words_step * Part::row_pieces) {
-            const uint32_t* from = words + size_t(i * words_step) * row_words;
-            if (row_words % 4 == 0) {
-                cp_async<16>(to, from, words_left > 0);
-            } else {  // rows begin at any multiple of 4 bytes
-                for (int j = 0; j < 4; j++)
-                    cp_async<4>(reinterpret_cast<uint32_t*>(to) + j, from + j, words_left > j);
-            }
-        }
-        to = part.x + Part::x_place(thread / 8, thread % 8);
-#pragma unroll
-        for (int i = 0; i < tile_tokens / x_step; i++)
-            cp_async<16>(to + i * x_step * 8, x + size_t(i * x_step) * n_in, i * x_step < tokens_left);
-        k += Shape::inputs, x += Shape::inputs, words += size_t(Shape::inputs) * row_words;
-    }
-};
-
 // sums[p][j]: pair p's columns by tokens 8j to 8j + 7, of the warp's columns and tokens.
 template <int tile_tokens, int n>
 __device__ inline void multiply_part(float (&sums)[4][n][4], const GemmPart<tile_tokens>& part,
                                      const Columns& columns, int warp_column, int warp_token) {
     const int lane = threadIdx.x % 32, t = lane % 4, word = warp_column / 8 + lane / 4;
-    auto word_at = [&](int row) {
-        return reinterpret_cast<const uint32_t*>(part.words + part.words_place(row, word / 4))[word % 4];
-    };
+    // Lane i passes ldmatrix the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are eight tokens by
+    // inputs from k and from k + 8 on; matrices 2 and 3 are the next eight tokens by the same inputs.
+    const int x_place = part.x_place(warp_token + lane % 8 + lane / 16 * 8, lane / 8 % 2);
+    // The lane's word of inputs 2t and 2t + 1; those of other inputs lie a multiple of eight rows further on.
+    const auto* words = reinterpret_cast<const uint32_t*>(part.words) + word % 4;
+    const uint32_t *word0 = words + 4 * part.words_place(2 * t, word / 4),
+                   *word1 = words + 4 * part.words_place(2 * t + 1, word / 4);
+    constexpr int row = 4 * part.row_pieces;
 #pragma unroll
     for (int k = 0; k < gemm_inputs; k += 16) {
         uint32_t b[n][2];
 #pragma unroll
         for (int j = 0; j < n; j += 2) {
-            // Lane i passes the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are tokens 8j to 8j +
-            // 7 by inputs from k and from k + 8 on; matrices 2 and 3 are the next 8 tokens by the same
-            // inputs.
-            const int token = warp_token + 8 * j + lane % 8 + lane / 16 * 8;
             uint32_t r[4];
-            ldmatrix_x4(r, &part.x[part.x_place(token, k / 8 + lane / 8 % 2)]);
+            ldmatrix_x4(r, &part.x[(x_place ^ k / 8) + 64 * j]);  // 64 pieces are eight tokens
             b[j][0] = r[0], b[j][1] = r[1], b[j + 1][0] = r[2], b[j + 1][1] = r[3];
         }
-        const RowPairs pairs = pair_rows(word_at(k + 2 * t), word_at(k + 2 * t + 1), word_at(k + 2 * t + 8),
-                                         word_at(k + 2 * t + 9));
+        const RowPairs pairs =
+            pair_rows(word0[k * row], word1[k * row], word0[(k + 8) * row], word1[(k + 8) * row]);
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             uint32_t a[4];
@@ -1566,75 +1522,108 @@ __device__ inline float4 operator+(const float4& a, const float4& b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// n_tiles: of columns, by those of tokens. grid: any number of blocks up to that of all stages; block:
-// GemmShape::threads; dynamic shared memory: gemm_stages stages. A block has 2 * GemmShape::values of the
-// partial sums.
+// grid: the blocks that `shares` is for; block: GemmShape::threads; dynamic shared memory: gemm_stages
+// stages. The partial sums have room for two tiles per block.
 template <int tile_tokens>
 __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<tile_tokens>::blocks_per_sm)
-    awq_gemm(const half* x, int n_tokens, int n_tiles, AwqProducts products, SplitScratch scratch) {
+    awq_gemm(const half* x, int n_tokens, GemmShares shares, AwqProducts products, SplitScratch scratch) {
     using Shape = GemmShape<tile_tokens>;
+    using Part = GemmPart<tile_tokens>;
     auto* ring = dynamic_shared<GemmStage<tile_tokens>>();
     const int group = threadIdx.x / Shape::group_threads, thread = threadIdx.x % Shape::group_threads;
     const int lane = thread % 32, warp = thread / 32, t = lane % 4;
     const int warp_column = warp % (Shape::columns / 64) * 64,
               warp_token = warp / (Shape::columns / 64) * Shape::warp_tokens;
-
-    const int n_in = products.items[0].w.n_in, n_rows = (n_tokens + tile_tokens - 1) / tile_tokens;
-    const int tile_stages = (n_in + Shape::inputs - 1) / Shape::inputs, n_stages = n_tiles * tile_stages;
-    const Shares shares{n_stages / int(gridDim.x), n_stages % int(gridDim.x)};
+    const int n_in = products.items[0].w.n_in, tile_stages = shares.tile_stages;
     const int first = shares.first(blockIdx.x), end = shares.first(blockIdx.x + 1);
-    auto loader_at = [&](int stage) {
-        const int tile = stage / tile_stages, k = stage % tile_stages * Shape::inputs + group * gemm_inputs;
-        const Tile at = find_tile(products, tile / n_rows, Shape::columns);
-        return GemmLoader<tile_tokens>(x, n_tokens, products.items[at.product].w, at.first_column,
-                                       tile % n_rows * tile_tokens, k, thread);
-    };
-    GemmLoader<tile_tokens> loader = loader_at(first);
-    int next_tile = (first / tile_stages + 1) * tile_stages;  // its first stage
-    auto load = [&](int stage) {
-        if (stage < end) {
-            if (stage == next_tile) loader = loader_at(stage), next_tile += tile_stages;
-            loader.load(ring[(stage - first) % gemm_stages].parts[group], thread);
-        }
-        cp_async_commit();  // past the last stage, too: cp_async_wait counts groups
-    };
-    for (int i = 0; i < gemm_stages - 1; i++) load(first + i);
 
+    // What this thread copies next: in each stage the same pieces of its group's part, each a few rows from
+    // the one before.
+    constexpr int x_rows = Shape::group_threads / 8, words_rows = Shape::group_threads / Part::row_pieces;
+    const int x_row = thread / 8, words_row = thread / Part::row_pieces,
+              words_piece = thread % Part::row_pieces;
+    const half* from_x = nullptr;
+    const uint32_t* from_words = nullptr;
+    int load_k = 0, load_left = 0, row_words = 0, words_left = 0, tokens_left = 0;  // load_left: of the tile
+    auto load = [&](int stage, Part& part) {
+        if (load_left == 0) {  // the first stage, or a tile's
+            const int tile = stage / tile_stages, done = stage % tile_stages;
+            const Tile at = find_tile(products, tile / shares.token_tiles, Shape::columns);
+            const int token = tile % shares.token_tiles * tile_tokens + x_row;
+            const int word = at.first_column / 8 + words_piece * 4;
+            load_k = done * Shape::inputs + group * gemm_inputs, load_left = tile_stages - done;
+            row_words = products.items[at.product].w.n_out / 8;
+            from_words = products.items[at.product].w.qweight + size_t(load_k + words_row) * row_words + word;
+            from_x = x + size_t(token) * n_in + load_k + thread % 8 * 8;
+            words_left = row_words - word, tokens_left = n_tokens - token;
+        }
+        uint4* to = part.words + Part::words_place(words_row, words_piece);
+        if (load_k >= n_in) {  // the last stage of a tile may have fewer inputs
+        } else if (row_words % 4 == 0) {
+#pragma unroll
+            for (int i = 0; i < gemm_inputs; i += words_rows)
+                cp_async<16>(to + i * Part::row_pieces, from_words + i * row_words, words_left > 0);
+        } else {  // rows begin at any multiple of 4 bytes
+#pragma unroll 1
+            for (int i = 0; i < 4 * gemm_inputs; i += words_rows) {
+                const int row = i / 4 / words_rows * words_rows, j = i / words_rows % 4;
+                cp_async<4>(reinterpret_cast<uint32_t*>(to + row * Part::row_pieces) + j,
+                            from_words + row * row_words + j, words_left > j);
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < tile_tokens; i += x_rows)
+            cp_async<16>(part.x + Part::x_place(x_row, thread % 8) + i * 8, from_x + i * n_in,
+                         i < tokens_left && load_k < n_in);
+        load_left--, load_k += Shape::inputs, from_x += Shape::inputs;
+        from_words += Shape::inputs * row_words;
+    };
+    for (int i = 0; i < gemm_stages - 1; i++) {
+        if (first + i < end) load(first + i, ring[i].parts[group]);
+        cp_async_commit();
+    }
+
+    int slot = 0;  // of the ring
     for (int stage = first; stage < end;) {
         // The block's stages of one tile.
         const int tile = stage / tile_stages, tile_first = tile * tile_stages;
         const int tile_end = min(end, tile_first + tile_stages);
-        const Tile at = find_tile(products, tile / n_rows, Shape::columns);
+        const Tile at = find_tile(products, tile / shares.token_tiles, Shape::columns);
         const AwqProduct& product = products.items[at.product];
-        const AwqMatrix& w = product.w;
-        const int n_out = w.n_out, first_token = tile % n_rows * tile_tokens;
+        const int n_out = product.w.n_out, first_token = tile % shares.token_tiles * tile_tokens;
         const int column = at.first_column + warp_column + lane / 4 * 8;
         const bool warp_has_columns = at.first_column + warp_column < n_out;
+        const uint32_t* all_zeros = product.w.qzeros;
+        const half* all_scales = product.w.scales;
+        const uint32_t per_group = UINT32_MAX / product.w.group_size + 1;  // 2^32 / group_size, rounded up
         int k = (stage - tile_first) * Shape::inputs + group * gemm_inputs;
         uint32_t zeros = 0;
         uint4 scales{};
         auto load_group = [&] {  // of the lane's word, for input k
             if (k >= n_in || column >= n_out) return;
-            const size_t i = size_t(k / w.group_size) * n_out + column;
-            zeros = __ldg(w.qzeros + i / 8);
-            scales = __ldg(reinterpret_cast<const uint4*>(w.scales + i));
+            const int i = int(uint64_t(k) * per_group >> 32) * n_out + column;
+            zeros = __ldg(all_zeros + i / 8);
+            scales = __ldg(reinterpret_cast<const uint4*>(all_scales + i));
         };
         load_group();
         float sums[4][Shape::warp_tokens / 8][4] = {};
+        int used = slot;
         for (; stage < tile_end; stage++) {
-            cp_async_wait<gemm_stages - 2>();  // this thread's copies of the stage have landed;
-            __syncthreads();                   // so have all threads', and all have used the stage before,
-            load(stage + gemm_stages - 1);     // which is overwritten here
+            used = slot;
+            const int before = used == 0 ? gemm_stages - 1 : used - 1;
+            slot = used == gemm_stages - 1 ? 0 : used + 1;
+            cp_async_wait<gemm_stages - 2>();   // this thread's copies of the stage have landed;
+            __syncthreads();                    // so have all threads', and all have used the stage before,
+            if (stage + gemm_stages - 1 < end)  // which is overwritten here
+                load(stage + gemm_stages - 1, ring[before].parts[group]);
+            cp_async_commit();  // past the last stage, too: cp_async_wait counts groups
             const bool is_busy = warp_has_columns && k < n_in;
             const Columns columns = columns_of(zeros, scales);
             k += Shape::inputs;
             load_group();  // of the next stage
-            if (is_busy)
-                multiply_part(sums, ring[(stage - first) % gemm_stages].parts[group], columns, warp_column,
-                              warp_token);
+            if (is_busy) multiply_part(sums, ring[used].parts[group], columns, warp_column, warp_token);
         }
-        add_groups<Shape::k_groups, Shape::group_threads>(
-            sums, reinterpret_cast<float4*>(&ring[(stage - 1 - first) % gemm_stages]));
+        add_groups<Shape::k_groups, Shape::group_threads>(sums, reinterpret_cast<float4*>(&ring[used]));
 
         // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word,
         // for tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns.
@@ -1688,15 +1677,18 @@ template <int tile_tokens>
 void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products,
               int n_blocks) {
     using Shape = GemmShape<tile_tokens>;
-    const int n_tiles = count_tiles(products, Shape::columns) * ((n_tokens + tile_tokens - 1) / tile_tokens);
+    const int token_tiles = (n_tokens + tile_tokens - 1) / tile_tokens;
     const int tile_stages = (products.items[0].w.n_in + Shape::inputs - 1) / Shape::inputs;
+    const int n_tiles = count_tiles(products, Shape::columns) * token_tiles;
     n_blocks = std::min({n_blocks, n_tiles * tile_stages, int(max_partials / (2 * Shape::values))});
-    if (n_tiles > max_tiles) n_blocks = n_tiles;  // which need not be cut
+    if (n_tiles > max_tiles) n_blocks = n_tiles;  // none is cut
+    const GemmShares shares{token_tiles, tile_stages, n_tiles * tile_stages / n_blocks,
+                            n_tiles * tile_stages % n_blocks};
     launch<awq_gemm<tile_tokens>>({.grid = n_blocks,
                                    .block = Shape::threads,
                                    .shared_bytes = gemm_stages * sizeof(GemmStage<tile_tokens>),
                                    .stream = device().stream},
-                                  x, n_tokens, n_tiles, products, scratch);
+                                  x, n_tokens, shares, products, scratch);
 }
 
 // By as many blocks as run at once.
