@@ -1439,11 +1439,6 @@ struct __align__(128) GemmPart {
     }
 };
 
-template <int tile_tokens>
-struct GemmStage {
-    GemmPart<tile_tokens> parts[GemmShape<tile_tokens>::k_groups];
-};
-
 // How stages are shared out: block b has stages first(b) to first(b + 1), `extra` of the blocks one more.
 struct GemmShares {
     int token_tiles, tile_stages, each, extra;  // tiles are numbered (tile of columns, tile of tokens)
@@ -1455,18 +1450,35 @@ struct GemmShares {
     }
 };
 
-// sums[p][j]: pair p's columns by tokens 8j to 8j + 7, of the warp's columns and tokens.
-template <int tile_tokens, int n>
-__device__ inline void multiply_part(float (&sums)[4][n][4], const GemmPart<tile_tokens>& part,
-                                     const Columns& columns, int warp_column, int warp_token) {
+// The compiler keeps this in a register, instead of computing it anew in each stage.
+__device__ inline int kept(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+// Where a lane of a warp finds its operands in a part: x, and the words of inputs 2t and 2t + 1. Those of
+// other inputs lie a multiple of eight rows further on.
+struct GemmPlaces {
+    int x, word0, word1;
+};
+
+template <int tile_tokens>
+__device__ inline GemmPlaces gemm_places(int warp_column, int warp_token) {
+    using Part = GemmPart<tile_tokens>;
     const int lane = threadIdx.x % 32, t = lane % 4, word = warp_column / 8 + lane / 4;
     // Lane i passes ldmatrix the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are eight tokens by
     // inputs from k and from k + 8 on; matrices 2 and 3 are the next eight tokens by the same inputs.
-    const int x_place = part.x_place(warp_token + lane % 8 + lane / 16 * 8, lane / 8 % 2);
-    // The lane's word of inputs 2t and 2t + 1; those of other inputs lie a multiple of eight rows further on.
-    const auto* words = reinterpret_cast<const uint32_t*>(part.words) + word % 4;
-    const uint32_t *word0 = words + 4 * part.words_place(2 * t, word / 4),
-                   *word1 = words + 4 * part.words_place(2 * t + 1, word / 4);
+    return {kept(Part::x_place(warp_token + lane % 8 + lane / 16 * 8, lane / 8 % 2)),
+            kept(4 * Part::words_place(2 * t, word / 4) + word % 4),
+            kept(4 * Part::words_place(2 * t + 1, word / 4) + word % 4)};
+}
+
+// sums[p][j]: pair p's columns by tokens 8j to 8j + 7, of the warp's columns and tokens.
+template <int tile_tokens, int n>
+__device__ inline void multiply_part(float (&sums)[4][n][4], const GemmPart<tile_tokens>& part,
+                                     const Columns& columns, const GemmPlaces& places) {
+    const auto* words = reinterpret_cast<const uint32_t*>(part.words);
+    const uint32_t *word0 = words + places.word0, *word1 = words + places.word1;
     constexpr int row = 4 * part.row_pieces;
 #pragma unroll
     for (int k = 0; k < gemm_inputs; k += 16) {
@@ -1474,7 +1486,7 @@ __device__ inline void multiply_part(float (&sums)[4][n][4], const GemmPart<tile
 #pragma unroll
         for (int j = 0; j < n; j += 2) {
             uint32_t r[4];
-            ldmatrix_x4(r, &part.x[(x_place ^ k / 8) + 64 * j]);  // 64 pieces are eight tokens
+            ldmatrix_x4(r, &part.x[(places.x ^ k / 8) + 64 * j]);  // 64 pieces are eight tokens
             b[j][0] = r[0], b[j][1] = r[1], b[j + 1][0] = r[2], b[j + 1][1] = r[3];
         }
         const RowPairs pairs =
@@ -1529,7 +1541,7 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
     awq_gemm(const half* x, int n_tokens, GemmShares shares, AwqProducts products, SplitScratch scratch) {
     using Shape = GemmShape<tile_tokens>;
     using Part = GemmPart<tile_tokens>;
-    auto* ring = dynamic_shared<GemmStage<tile_tokens>>();
+    auto* ring = dynamic_shared<Part>();  // (gemm_stages, k_groups)
     const int group = threadIdx.x / Shape::group_threads, thread = threadIdx.x % Shape::group_threads;
     const int lane = thread % 32, warp = thread / 32, t = lane % 4;
     const int warp_column = warp % (Shape::columns / 64) * 64,
@@ -1542,66 +1554,71 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
     constexpr int x_rows = Shape::group_threads / 8, words_rows = Shape::group_threads / Part::row_pieces;
     const int x_row = thread / 8, words_row = thread / Part::row_pieces,
               words_piece = thread % Part::row_pieces;
+    const int x_place = kept(Part::x_place(x_row, thread % 8)),
+              words_place = kept(Part::words_place(words_row, words_piece));
     const half* from_x = nullptr;
     const uint32_t* from_words = nullptr;
     int load_k = 0, load_left = 0, row_words = 0, words_left = 0, tokens_left = 0;  // load_left: of the tile
     auto load = [&](int stage, Part& part) {
         if (load_left == 0) {  // the first stage, or a tile's
-            const int tile = stage / tile_stages, done = stage % tile_stages;
+            const unsigned tile = unsigned(stage) / tile_stages, done = unsigned(stage) % tile_stages;
             const Tile at = find_tile(products, tile / shares.token_tiles, Shape::columns);
             const int token = tile % shares.token_tiles * tile_tokens + x_row;
             const int word = at.first_column / 8 + words_piece * 4;
+            const AwqMatrix& w = products.items[at.product].w;
             load_k = done * Shape::inputs + group * gemm_inputs, load_left = tile_stages - done;
-            row_words = products.items[at.product].w.n_out / 8;
-            from_words = products.items[at.product].w.qweight + size_t(load_k + words_row) * row_words + word;
+            row_words = w.n_out / 8, words_left = row_words - word, tokens_left = n_tokens - token;
+            from_words = w.qweight + size_t(load_k + words_row) * row_words + word;
             from_x = x + size_t(token) * n_in + load_k + thread % 8 * 8;
-            words_left = row_words - word, tokens_left = n_tokens - token;
         }
-        uint4* to = part.words + Part::words_place(words_row, words_piece);
-        if (load_k >= n_in) {  // the last stage of a tile may have fewer inputs
-        } else if (row_words % 4 == 0) {
+        if (load_k < n_in) {  // the last stage of a tile may have fewer inputs
+            uint4* to = part.words + words_place;
+            if (row_words % 4 == 0) {
 #pragma unroll
-            for (int i = 0; i < gemm_inputs; i += words_rows)
-                cp_async<16>(to + i * Part::row_pieces, from_words + i * row_words, words_left > 0);
-        } else {  // rows begin at any multiple of 4 bytes
+                for (int i = 0; i < gemm_inputs; i += words_rows)
+                    cp_async<16>(to + i * Part::row_pieces, from_words + i * row_words, words_left > 0);
+            } else {  // rows begin at any multiple of 4 bytes
 #pragma unroll 1
-            for (int i = 0; i < 4 * gemm_inputs; i += words_rows) {
-                const int row = i / 4 / words_rows * words_rows, j = i / words_rows % 4;
-                cp_async<4>(reinterpret_cast<uint32_t*>(to + row * Part::row_pieces) + j,
-                            from_words + row * row_words + j, words_left > j);
+                for (int i = 0; i < 4 * gemm_inputs; i += words_rows) {
+                    const int row = i / 4 / words_rows * words_rows, j = i / words_rows % 4;
+                    cp_async<4>(reinterpret_cast<uint32_t*>(to + row * Part::row_pieces) + j,
+                                from_words + row * row_words + j, words_left > j);
+                }
             }
-        }
 #pragma unroll
-        for (int i = 0; i < tile_tokens; i += x_rows)
-            cp_async<16>(part.x + Part::x_place(x_row, thread % 8) + i * 8, from_x + i * n_in,
-                         i < tokens_left && load_k < n_in);
+            for (int i = 0; i < tile_tokens; i += x_rows)
+                cp_async<16>(part.x + x_place + i * 8, from_x + i * n_in, i < tokens_left);
+        }
         load_left--, load_k += Shape::inputs, from_x += Shape::inputs;
         from_words += Shape::inputs * row_words;
     };
+#pragma unroll 1
     for (int i = 0; i < gemm_stages - 1; i++) {
-        if (first + i < end) load(first + i, ring[i].parts[group]);
+        if (first + i < end) load(first + i, ring[i * Shape::k_groups + group]);
         cp_async_commit();
     }
 
+    const GemmPlaces places = gemm_places<tile_tokens>(warp_column, warp_token);
     int slot = 0;  // of the ring
     for (int stage = first; stage < end;) {
         // The block's stages of one tile.
-        const int tile = stage / tile_stages, tile_first = tile * tile_stages;
+        const int tile = unsigned(stage) / tile_stages, tile_first = tile * tile_stages;
         const int tile_end = min(end, tile_first + tile_stages);
-        const Tile at = find_tile(products, tile / shares.token_tiles, Shape::columns);
+        const Tile at = find_tile(products, unsigned(tile) / shares.token_tiles, Shape::columns);
         const AwqProduct& product = products.items[at.product];
-        const int n_out = product.w.n_out, first_token = tile % shares.token_tiles * tile_tokens;
+        const int n_out = product.w.n_out, first_token = unsigned(tile) % shares.token_tiles * tile_tokens;
         const int column = at.first_column + warp_column + lane / 4 * 8;
-        const bool warp_has_columns = at.first_column + warp_column < n_out;
         const uint32_t* all_zeros = product.w.qzeros;
         const half* all_scales = product.w.scales;
         const uint32_t per_group = UINT32_MAX / product.w.group_size + 1;  // 2^32 / group_size, rounded up
-        int k = (stage - tile_first) * Shape::inputs + group * gemm_inputs;
+        unsigned k = (stage - tile_first) * Shape::inputs + group * gemm_inputs;
+        const unsigned lane_inputs = column < n_out ? n_in : 0,  // that it multiplies
+            warp_inputs = at.first_column + warp_column < n_out ? n_in : 0;
         uint32_t zeros = 0;
         uint4 scales{};
         auto load_group = [&] {  // of the lane's word, for input k
-            if (k >= n_in || column >= n_out) return;
-            const int i = int(uint64_t(k) * per_group >> 32) * n_out + column;
+            if (k >= lane_inputs) return;
+            const unsigned i = unsigned(uint64_t(k) * per_group >> 32) * n_out + column;
             zeros = __ldg(all_zeros + i / 8);
             scales = __ldg(reinterpret_cast<const uint4*>(all_scales + i));
         };
@@ -1610,20 +1627,22 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
         int used = slot;
         for (; stage < tile_end; stage++) {
             used = slot;
-            const int before = used == 0 ? gemm_stages - 1 : used - 1;
-            slot = used == gemm_stages - 1 ? 0 : used + 1;
-            cp_async_wait<gemm_stages - 2>();   // this thread's copies of the stage have landed;
-            __syncthreads();                    // so have all threads', and all have used the stage before,
-            if (stage + gemm_stages - 1 < end)  // which is overwritten here
-                load(stage + gemm_stages - 1, ring[before].parts[group]);
+            slot = used + 1 < gemm_stages ? used + 1 : 0;
+            cp_async_wait<gemm_stages - 2>();     // this thread's copies of the stage have landed;
+            __syncthreads();                      // so have all threads', and all have used the stage before,
+            if (stage + gemm_stages - 1 < end) {  // which is overwritten here
+                const int before = used > 0 ? used - 1 : gemm_stages - 1;
+                load(stage + gemm_stages - 1, ring[before * Shape::k_groups + group]);
+            }
             cp_async_commit();  // past the last stage, too: cp_async_wait counts groups
-            const bool is_busy = warp_has_columns && k < n_in;
+            const bool is_busy = k < warp_inputs;
             const Columns columns = columns_of(zeros, scales);
             k += Shape::inputs;
             load_group();  // of the next stage
-            if (is_busy) multiply_part(sums, ring[used].parts[group], columns, warp_column, warp_token);
+            if (is_busy) multiply_part(sums, ring[used * Shape::k_groups + group], columns, places);
         }
-        add_groups<Shape::k_groups, Shape::group_threads>(sums, reinterpret_cast<float4*>(&ring[used]));
+        add_groups<Shape::k_groups, Shape::group_threads>(
+            sums, reinterpret_cast<float4*>(&ring[used * Shape::k_groups]));
 
         // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word,
         // for tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns.
@@ -1684,11 +1703,12 @@ void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const Aw
     if (n_tiles > max_tiles) n_blocks = n_tiles;  // none is cut
     const GemmShares shares{token_tiles, tile_stages, n_tiles * tile_stages / n_blocks,
                             n_tiles * tile_stages % n_blocks};
-    launch<awq_gemm<tile_tokens>>({.grid = n_blocks,
-                                   .block = Shape::threads,
-                                   .shared_bytes = gemm_stages * sizeof(GemmStage<tile_tokens>),
-                                   .stream = device().stream},
-                                  x, n_tokens, shares, products, scratch);
+    launch<awq_gemm<tile_tokens>>(
+        {.grid = n_blocks,
+         .block = Shape::threads,
+         .shared_bytes = gemm_stages * Shape::k_groups * sizeof(GemmPart<tile_tokens>),
+         .stream = device().stream},
+        x, n_tokens, shares, products, scratch);
 }
 
 // By as many blocks as run at once.
