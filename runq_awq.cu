@@ -1442,6 +1442,7 @@ struct __align__(128) GemmPart {
 // How stages are shared out: block b has stages first(b) to first(b + 1), `extra` of the blocks one more.
 struct GemmShares {
     int token_tiles, tile_stages, each, extra;  // tiles are numbered (tile of columns, tile of tokens)
+    uint32_t per_group;                         // 2^32 / group_size, rounded up
 
     __device__ int first(int block) const { return block * each + min(block, extra); }
     __device__ int block_of(int stage) const {
@@ -1554,24 +1555,28 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
     constexpr int x_rows = Shape::group_threads / 8, words_rows = Shape::group_threads / Part::row_pieces;
     const int x_row = thread / 8, words_row = thread / Part::row_pieces,
               words_piece = thread % Part::row_pieces;
-    const int x_place = kept(Part::x_place(x_row, thread % 8)),
+    const int x_place = Part::x_place(x_row, thread % 8),
               words_place = kept(Part::words_place(words_row, words_piece));
     const half* from_x = nullptr;
     const uint32_t* from_words = nullptr;
-    int load_k = 0, load_left = 0, row_words = 0, words_left = 0, tokens_left = 0;  // load_left: of the tile
-    auto load = [&](int stage, Part& part) {
-        if (load_left == 0) {  // the first stage, or a tile's
-            const unsigned tile = unsigned(stage) / tile_stages, done = unsigned(stage) % tile_stages;
+    int to_load = end - first, tile_to_load = 0;  // stages
+    int row_words = 0, words_left = 0, tokens_left = 0;
+    auto load = [&](int slot) {
+        Part& part = ring[slot * Shape::k_groups + group];
+        if (tile_to_load == 0) {  // the first stage, or a tile's
+            const unsigned stage = end - to_load, tile = stage / tile_stages, done = stage % tile_stages;
             const Tile at = find_tile(products, tile / shares.token_tiles, Shape::columns);
             const int token = tile % shares.token_tiles * tile_tokens + x_row;
             const int word = at.first_column / 8 + words_piece * 4;
             const AwqMatrix& w = products.items[at.product].w;
-            load_k = done * Shape::inputs + group * gemm_inputs, load_left = tile_stages - done;
+            const int k = done * Shape::inputs + group * gemm_inputs;
+            tile_to_load = tile_stages - done;
             row_words = w.n_out / 8, words_left = row_words - word, tokens_left = n_tokens - token;
-            from_words = w.qweight + size_t(load_k + words_row) * row_words + word;
-            from_x = x + size_t(token) * n_in + load_k + thread % 8 * 8;
+            from_words = w.qweight + size_t(k + words_row) * row_words + word;
+            from_x = x + size_t(token) * n_in + k + thread % 8 * 8;
         }
-        if (load_k < n_in) {  // the last stage of a tile may have fewer inputs
+        // The last stage of a tile may have fewer inputs.
+        if ((tile_stages - tile_to_load) * Shape::inputs + group * gemm_inputs < n_in) {
             uint4* to = part.words + words_place;
             if (row_words % 4 == 0) {
 #pragma unroll
@@ -1589,64 +1594,58 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
             for (int i = 0; i < tile_tokens; i += x_rows)
                 cp_async<16>(part.x + x_place + i * 8, from_x + i * n_in, i < tokens_left);
         }
-        load_left--, load_k += Shape::inputs, from_x += Shape::inputs;
+        to_load--, tile_to_load--, from_x += Shape::inputs;
         from_words += Shape::inputs * row_words;
     };
 #pragma unroll 1
     for (int i = 0; i < gemm_stages - 1; i++) {
-        if (first + i < end) load(first + i, ring[i * Shape::k_groups + group]);
+        if (to_load > 0) load(i);
         cp_async_commit();
     }
 
     const GemmPlaces places = gemm_places<tile_tokens>(warp_column, warp_token);
     int slot = 0;  // of the ring
+    auto slot_before = [&] { return slot > 0 ? slot - 1 : gemm_stages - 1; };
     for (int stage = first; stage < end;) {
-        // The block's stages of one tile.
-        const int tile = unsigned(stage) / tile_stages, tile_first = tile * tile_stages;
-        const int tile_end = min(end, tile_first + tile_stages);
+        // The block's stages of one tile: inputs k to k_end.
+        const int tile = unsigned(stage) / tile_stages, skipped = unsigned(stage) % tile_stages;
         const Tile at = find_tile(products, unsigned(tile) / shares.token_tiles, Shape::columns);
         const AwqProduct& product = products.items[at.product];
-        const int n_out = product.w.n_out, first_token = unsigned(tile) % shares.token_tiles * tile_tokens;
-        const int column = at.first_column + warp_column + lane / 4 * 8;
-        const uint32_t* all_zeros = product.w.qzeros;
-        const half* all_scales = product.w.scales;
-        const uint32_t per_group = UINT32_MAX / product.w.group_size + 1;  // 2^32 / group_size, rounded up
-        unsigned k = (stage - tile_first) * Shape::inputs + group * gemm_inputs;
-        const unsigned lane_inputs = column < n_out ? n_in : 0,  // that it multiplies
-            warp_inputs = at.first_column + warp_column < n_out ? n_in : 0;
+        const int n_out = product.w.n_out, column = at.first_column + warp_column + lane / 4 * 8;
+        const int warp_inputs = at.first_column + warp_column < n_out ? n_in : 0;  // that it multiplies
+        const int group_column = min(column, n_out - 8);  // a lane without columns has others' scales
+        int k = skipped * Shape::inputs + group * gemm_inputs;
+        const int k_end = min(tile_stages, skipped + end - stage) * Shape::inputs;
         uint32_t zeros = 0;
         uint4 scales{};
         auto load_group = [&] {  // of the lane's word, for input k
-            if (k >= lane_inputs) return;
-            const unsigned i = unsigned(uint64_t(k) * per_group >> 32) * n_out + column;
-            zeros = __ldg(all_zeros + i / 8);
-            scales = __ldg(reinterpret_cast<const uint4*>(all_scales + i));
+            if (k >= n_in) return;
+            const unsigned i =
+                unsigned(uint64_t(unsigned(k)) * shares.per_group >> 32) * product.w.n_out + group_column;
+            zeros = __ldg(product.w.qzeros + i / 8);
+            scales = __ldg(reinterpret_cast<const uint4*>(product.w.scales + i));
         };
         load_group();
         float sums[4][Shape::warp_tokens / 8][4] = {};
-        int used = slot;
-        for (; stage < tile_end; stage++) {
-            used = slot;
-            slot = used + 1 < gemm_stages ? used + 1 : 0;
-            cp_async_wait<gemm_stages - 2>();     // this thread's copies of the stage have landed;
-            __syncthreads();                      // so have all threads', and all have used the stage before,
-            if (stage + gemm_stages - 1 < end) {  // which is overwritten here
-                const int before = used > 0 ? used - 1 : gemm_stages - 1;
-                load(stage + gemm_stages - 1, ring[before * Shape::k_groups + group]);
-            }
-            cp_async_commit();  // past the last stage, too: cp_async_wait counts groups
+        while (k < k_end) {
+            cp_async_wait<gemm_stages - 2>();      // this thread's copies of the stage have landed;
+            __syncthreads();                       // so have all threads', and all have used the one before,
+            if (to_load > 0) load(slot_before());  // which is overwritten here
+            cp_async_commit();                     // past the last stage, too: cp_async_wait counts groups
             const bool is_busy = k < warp_inputs;
             const Columns columns = columns_of(zeros, scales);
             k += Shape::inputs;
             load_group();  // of the next stage
-            if (is_busy) multiply_part(sums, ring[used * Shape::k_groups + group], columns, places);
+            if (is_busy) multiply_part(sums, ring[slot * Shape::k_groups + group], columns, places);
+            slot = slot + 1 < gemm_stages ? slot + 1 : 0;
         }
         add_groups<Shape::k_groups, Shape::group_threads>(
-            sums, reinterpret_cast<float4*>(&ring[used * Shape::k_groups]));
+            sums, reinterpret_cast<float4*>(&ring[slot_before() * Shape::k_groups]));
 
         // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word,
         // for tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns.
-        const int first_block = shares.block_of(tile_first),
+        const int first_token = unsigned(tile) % shares.token_tiles * tile_tokens,
+                  tile_first = tile * tile_stages, first_block = shares.block_of(tile_first),
                   last_block = shares.block_of(tile_first + tile_stages - 1);
         auto partial = [&](int block) {  // a block has parts of two tiles at most, of one from its beginning
             return scratch.partials + size_t(2 * block + (block == first_block)) * Shape::values;
@@ -1658,6 +1657,7 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
             *out = product.add ? *out + values : values;
         };
         const bool is_whole = first_block == last_block;
+        stage = min(end, tile_first + tile_stages);
         float* own = partial(blockIdx.x) + warp_column + lane / 4 * 8;
 #pragma unroll
         for (int i = 0; i < Shape::warp_tokens / 2; i++) {
@@ -1702,7 +1702,8 @@ void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const Aw
     n_blocks = std::min({n_blocks, n_tiles * tile_stages, int(max_partials / (2 * Shape::values))});
     if (n_tiles > max_tiles) n_blocks = n_tiles;  // none is cut
     const GemmShares shares{token_tiles, tile_stages, n_tiles * tile_stages / n_blocks,
-                            n_tiles * tile_stages % n_blocks};
+                            n_tiles * tile_stages % n_blocks,
+                            UINT32_MAX / products.items[0].w.group_size + 1};
     launch<awq_gemm<tile_tokens>>(
         {.grid = n_blocks,
          .block = Shape::threads,
