@@ -1457,10 +1457,9 @@ __device__ inline int kept(int value) {
     return value;
 }
 
-// Where a lane of a warp finds its operands in a part: x, and the words of inputs 2t and 2t + 1. Those of
-// other inputs lie a multiple of eight rows further on.
+// Where a lane finds its operands in a part: a piece of x for ldmatrix, and its word of input 2t.
 struct GemmPlaces {
-    int x, word0, word1;
+    int x, word;
 };
 
 template <int tile_tokens>
@@ -1470,17 +1469,16 @@ __device__ inline GemmPlaces gemm_places(int warp_column, int warp_token) {
     // Lane i passes ldmatrix the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are eight tokens by
     // inputs from k and from k + 8 on; matrices 2 and 3 are the next eight tokens by the same inputs.
     return {kept(Part::x_place(warp_token + lane % 8 + lane / 16 * 8, lane / 8 % 2)),
-            kept(4 * Part::words_place(2 * t, word / 4) + word % 4),
-            kept(4 * Part::words_place(2 * t + 1, word / 4) + word % 4)};
+            kept(4 * Part::words_place(2 * t, word / 4) + word % 4)};
 }
 
 // sums[p][j]: pair p's columns by tokens 8j to 8j + 7, of the warp's columns and tokens.
 template <int tile_tokens, int n>
 __device__ inline void multiply_part(float (&sums)[4][n][4], const GemmPart<tile_tokens>& part,
                                      const Columns& columns, const GemmPlaces& places) {
+    constexpr int row = 4 * part.row_pieces;  // words; places of eight rows repeat
     const auto* words = reinterpret_cast<const uint32_t*>(part.words);
-    const uint32_t *word0 = words + places.word0, *word1 = words + places.word1;
-    constexpr int row = 4 * part.row_pieces;
+    const uint32_t *word0 = words + places.word, *word1 = words + (places.word ^ row);  // inputs 2t, 2t + 1
 #pragma unroll
     for (int k = 0; k < gemm_inputs; k += 16) {
         uint32_t b[n][2];
@@ -1547,17 +1545,17 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
     const int lane = thread % 32, warp = thread / 32, t = lane % 4;
     const int warp_column = warp % (Shape::columns / 64) * 64,
               warp_token = warp / (Shape::columns / 64) * Shape::warp_tokens;
-    const int n_in = products.items[0].w.n_in, tile_stages = shares.tile_stages;
+    const unsigned n_in = products.items[0].w.n_in;
+    const int tile_stages = shares.tile_stages;
     const int first = shares.first(blockIdx.x), end = shares.first(blockIdx.x + 1);
 
     // What this thread copies next: in each stage the same pieces of its group's part, each a few rows from
     // the one before.
     constexpr int x_rows = Shape::group_threads / 8, words_rows = Shape::group_threads / Part::row_pieces;
     const int x_row = thread / 8, words_row = thread / Part::row_pieces,
-              words_piece = thread % Part::row_pieces;
-    const int x_place = Part::x_place(x_row, thread % 8),
-              words_place = kept(Part::words_place(words_row, words_piece));
-    const half* from_x = nullptr;
+              first_word = thread % Part::row_pieces * 4, x_place = Part::x_place(x_row, thread % 8),
+              words_place = Part::words_place(words_row, first_word / 4);
+    unsigned from_x = 0;
     const uint32_t* from_words = nullptr;
     int to_load = end - first, tile_to_load = 0;  // stages
     int row_words = 0, words_left = 0, tokens_left = 0;
@@ -1566,14 +1564,13 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
         if (tile_to_load == 0) {  // the first stage, or a tile's
             const unsigned stage = end - to_load, tile = stage / tile_stages, done = stage % tile_stages;
             const Tile at = find_tile(products, tile / shares.token_tiles, Shape::columns);
-            const int token = tile % shares.token_tiles * tile_tokens + x_row;
-            const int word = at.first_column / 8 + words_piece * 4;
+            const int token = tile % shares.token_tiles * tile_tokens, word = at.first_column / 8;
             const AwqMatrix& w = products.items[at.product].w;
             const int k = done * Shape::inputs + group * gemm_inputs;
             tile_to_load = tile_stages - done;
             row_words = w.n_out / 8, words_left = row_words - word, tokens_left = n_tokens - token;
-            from_words = w.qweight + size_t(k + words_row) * row_words + word;
-            from_x = x + size_t(token) * n_in + k + thread % 8 * 8;
+            from_words = w.qweight + size_t(k + words_row) * row_words + word + first_word;
+            from_x = (token + x_row) * n_in + k + thread % 8 * 8;
         }
         // The last stage of a tile may have fewer inputs.
         if ((tile_stages - tile_to_load) * Shape::inputs + group * gemm_inputs < n_in) {
@@ -1581,18 +1578,19 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
             if (row_words % 4 == 0) {
 #pragma unroll
                 for (int i = 0; i < gemm_inputs; i += words_rows)
-                    cp_async<16>(to + i * Part::row_pieces, from_words + i * row_words, words_left > 0);
+                    cp_async<16>(to + i * Part::row_pieces, from_words + i * row_words,
+                                 first_word < words_left);
             } else {  // rows begin at any multiple of 4 bytes
 #pragma unroll 1
                 for (int i = 0; i < 4 * gemm_inputs; i += words_rows) {
                     const int row = i / 4 / words_rows * words_rows, j = i / words_rows % 4;
                     cp_async<4>(reinterpret_cast<uint32_t*>(to + row * Part::row_pieces) + j,
-                                from_words + row * row_words + j, words_left > j);
+                                from_words + row * row_words + j, first_word + j < words_left);
                 }
             }
 #pragma unroll
             for (int i = 0; i < tile_tokens; i += x_rows)
-                cp_async<16>(part.x + x_place + i * 8, from_x + i * n_in, i < tokens_left);
+                cp_async<16>(part.x + x_place + i * 8, x + (from_x + i * n_in), x_row + i < tokens_left);
         }
         to_load--, tile_to_load--, from_x += Shape::inputs;
         from_words += Shape::inputs * row_words;
@@ -1606,22 +1604,21 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
     const GemmPlaces places = gemm_places<tile_tokens>(warp_column, warp_token);
     int slot = 0;  // of the ring
     auto slot_before = [&] { return slot > 0 ? slot - 1 : gemm_stages - 1; };
-    for (int stage = first; stage < end;) {
-        // The block's stages of one tile: inputs k to k_end.
-        const int tile = unsigned(stage) / tile_stages, skipped = unsigned(stage) % tile_stages;
+    for (int tile = first / tile_stages; tile * tile_stages < end; tile++) {
         const Tile at = find_tile(products, unsigned(tile) / shares.token_tiles, Shape::columns);
         const AwqProduct& product = products.items[at.product];
         const int n_out = product.w.n_out, column = at.first_column + warp_column + lane / 4 * 8;
-        const int warp_inputs = at.first_column + warp_column < n_out ? n_in : 0;  // that it multiplies
-        const int group_column = min(column, n_out - 8);  // a lane without columns has others' scales
-        int k = skipped * Shape::inputs + group * gemm_inputs;
-        const int k_end = min(tile_stages, skipped + end - stage) * Shape::inputs;
+        const int tile_first = tile * tile_stages;  // of the stages; the block has those of inputs k to k_end
+        unsigned k = max(first - tile_first, 0) * Shape::inputs + group * gemm_inputs;
+        const unsigned k_end = min(end - tile_first, tile_stages) * Shape::inputs;
         uint32_t zeros = 0;
         uint4 scales{};
         auto load_group = [&] {  // of the lane's word, for input k
             if (k >= n_in) return;
+            const uint64_t products_of = uint64_t(k) * shares.per_group;
+            // A lane without columns takes the last ones' scales for its words, which are 0.
             const unsigned i =
-                unsigned(uint64_t(unsigned(k)) * shares.per_group >> 32) * product.w.n_out + group_column;
+                unsigned(products_of >> 32) * product.w.n_out + min(column, product.w.n_out - 8);
             zeros = __ldg(product.w.qzeros + i / 8);
             scales = __ldg(reinterpret_cast<const uint4*>(product.w.scales + i));
         };
@@ -1632,7 +1629,7 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
             __syncthreads();                       // so have all threads', and all have used the one before,
             if (to_load > 0) load(slot_before());  // which is overwritten here
             cp_async_commit();                     // past the last stage, too: cp_async_wait counts groups
-            const bool is_busy = k < warp_inputs;
+            const bool is_busy = k < n_in;
             const Columns columns = columns_of(zeros, scales);
             k += Shape::inputs;
             load_group();  // of the next stage
@@ -1645,7 +1642,7 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
         // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word,
         // for tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns.
         const int first_token = unsigned(tile) % shares.token_tiles * tile_tokens,
-                  tile_first = tile * tile_stages, first_block = shares.block_of(tile_first),
+                  first_block = shares.block_of(tile_first),
                   last_block = shares.block_of(tile_first + tile_stages - 1);
         auto partial = [&](int block) {  // a block has parts of two tiles at most, of one from its beginning
             return scratch.partials + size_t(2 * block + (block == first_block)) * Shape::values;
@@ -1657,7 +1654,6 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
             *out = product.add ? *out + values : values;
         };
         const bool is_whole = first_block == last_block;
-        stage = min(end, tile_first + tile_stages);
         float* own = partial(blockIdx.x) + warp_column + lane / 4 * 8;
 #pragma unroll
         for (int i = 0; i < Shape::warp_tokens / 2; i++) {
