@@ -1457,35 +1457,21 @@ __device__ inline int kept(int value) {
     return value;
 }
 
-// Where a lane finds its operands in a part: a piece of x for ldmatrix, and its word of input 2t.
-struct GemmPlaces {
-    int x, word;
-};
-
-template <int tile_tokens>
-__device__ inline GemmPlaces gemm_places(int warp_column, int warp_token) {
-    using Part = GemmPart<tile_tokens>;
-    const int lane = threadIdx.x % 32, t = lane % 4, word = warp_column / 8 + lane / 4;
-    // Lane i passes ldmatrix the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are eight tokens by
-    // inputs from k and from k + 8 on; matrices 2 and 3 are the next eight tokens by the same inputs.
-    return {kept(Part::x_place(warp_token + lane % 8 + lane / 16 * 8, lane / 8 % 2)),
-            kept(4 * Part::words_place(2 * t, word / 4) + word % 4)};
-}
-
-// sums[p][j]: pair p's columns by tokens 8j to 8j + 7, of the warp's columns and tokens.
+// sums[p][j]: pair p's columns by tokens 8j to 8j + 7, of the warp's columns and tokens. x_place: of the
+// piece that the lane passes to ldmatrix; word_place: of its word of input 2t.
 template <int tile_tokens, int n>
 __device__ inline void multiply_part(float (&sums)[4][n][4], const GemmPart<tile_tokens>& part,
-                                     const Columns& columns, const GemmPlaces& places) {
+                                     const Columns& columns, int x_place, int word_place) {
     constexpr int row = 4 * part.row_pieces;  // words; places of eight rows repeat
     const auto* words = reinterpret_cast<const uint32_t*>(part.words);
-    const uint32_t *word0 = words + places.word, *word1 = words + (places.word ^ row);  // inputs 2t, 2t + 1
+    const uint32_t *word0 = words + word_place, *word1 = words + (word_place ^ row);  // inputs 2t, 2t + 1
 #pragma unroll
     for (int k = 0; k < gemm_inputs; k += 16) {
         uint32_t b[n][2];
 #pragma unroll
         for (int j = 0; j < n; j += 2) {
             uint32_t r[4];
-            ldmatrix_x4(r, &part.x[(places.x ^ k / 8) + 64 * j]);  // 64 pieces are eight tokens
+            ldmatrix_x4(r, &part.x[(x_place ^ k / 8) + 64 * j]);  // 64 pieces are eight tokens
             b[j][0] = r[0], b[j][1] = r[1], b[j + 1][0] = r[2], b[j + 1][1] = r[3];
         }
         const RowPairs pairs =
@@ -1496,35 +1482,6 @@ __device__ inline void multiply_part(float (&sums)[4][n][4], const GemmPart<tile
             dequantize(a, pairs, p, columns);
 #pragma unroll
             for (int j = 0; j < n; j++) mma_m16n8k16(sums[p][j], a, b[j]);
-        }
-    }
-}
-
-// Adds up the sums of the k groups, in the first of them: the upper half of the groups hands its sums to the
-// lower half, until one is left. memory: of a stage that is not in use.
-template <int k_groups, int group_threads, int n>
-__device__ inline void add_groups(float (&sums)[4][n][4], float4* memory) {
-    constexpr int at_once = n > 4 ? 4 : n;  // so that half the groups' sums fit
-    const int group = threadIdx.x / group_threads, thread = threadIdx.x % group_threads;
-    for (int half = k_groups / 2; half > 0; half /= 2) {
-#pragma unroll
-        for (int first = 0; first < n; first += at_once) {
-            float4* at = memory + group % half * 4 * at_once * group_threads + thread;
-            __syncthreads();
-#pragma unroll
-            for (int i = 0; i < 4 * at_once; i++) {
-                const float(&s)[4] = sums[i / at_once][first + i % at_once];
-                if (group >= half && group < 2 * half)
-                    at[i * group_threads] = make_float4(s[0], s[1], s[2], s[3]);
-            }
-            __syncthreads();
-#pragma unroll
-            for (int i = 0; i < 4 * at_once; i++) {
-                float(&s)[4] = sums[i / at_once][first + i % at_once];
-                if (group >= half) continue;
-                const float4 v = at[i * group_threads];
-                s[0] += v.x, s[1] += v.y, s[2] += v.z, s[3] += v.w;
-            }
         }
     }
 }
@@ -1573,7 +1530,7 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
             from_x = (token + x_row) * n_in + k + thread % 8 * 8;
         }
         // The last stage of a tile may have fewer inputs.
-        if ((tile_stages - tile_to_load) * Shape::inputs + group * gemm_inputs < n_in) {
+        if (unsigned((tile_stages - tile_to_load) * Shape::inputs + group * gemm_inputs) < n_in) {
             uint4* to = part.words + words_place;
             if (row_words % 4 == 0) {
 #pragma unroll
@@ -1601,7 +1558,11 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
         cp_async_commit();
     }
 
-    const GemmPlaces places = gemm_places<tile_tokens>(warp_column, warp_token);
+    // Lane i passes ldmatrix the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are eight tokens by
+    // inputs from k and from k + 8 on; matrices 2 and 3 are the next eight tokens by the same inputs.
+    const int lane_x = kept(Part::x_place(warp_token + lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    const int word = warp_column / 8 + lane / 4,
+              lane_word = kept(4 * Part::words_place(2 * t, word / 4) + word % 4);
     int slot = 0;  // of the ring
     auto slot_before = [&] { return slot > 0 ? slot - 1 : gemm_stages - 1; };
     for (int tile = first / tile_stages; tile * tile_stages < end; tile++) {
@@ -1633,56 +1594,72 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
             const Columns columns = columns_of(zeros, scales);
             k += Shape::inputs;
             load_group();  // of the next stage
-            if (is_busy) multiply_part(sums, ring[slot * Shape::k_groups + group], columns, places);
+            if (is_busy)
+                multiply_part(sums, ring[slot * Shape::k_groups + group], columns, lane_x, lane_word);
             slot = slot + 1 < gemm_stages ? slot + 1 : 0;
         }
-        add_groups<Shape::k_groups, Shape::group_threads>(
-            sums, reinterpret_cast<float4*>(&ring[slot_before() * Shape::k_groups]));
-
-        // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word,
-        // for tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns.
         const int first_token = unsigned(tile) % shares.token_tiles * tile_tokens,
                   first_block = shares.block_of(tile_first),
                   last_block = shares.block_of(tile_first + tile_stages - 1);
+        constexpr int pieces = Shape::columns / 4;  // of four columns, in a row
         auto partial = [&](int block) {  // a block has parts of two tiles at most, of one from its beginning
-            return scratch.partials + size_t(2 * block + (block == first_block)) * Shape::values;
+            return reinterpret_cast<float4*>(scratch.partials) +
+                   size_t(2 * block + (block == first_block)) * tile_tokens * pieces;
         };
-        auto finish = [&](int token, int of_column, float4 values) {
-            if (of_column >= n_out || first_token + token >= n_tokens) return;
-            auto* out =
-                reinterpret_cast<float4*>(product.out + size_t(first_token + token) * n_out + of_column);
-            *out = product.add ? *out + values : values;
+        float4* out = partial(blockIdx.x);  // (out_tokens, out_pieces) in rows of out_row
+        int out_row = pieces, out_tokens = tile_tokens, out_pieces = pieces;
+        bool adds = false;
+        auto set_result = [&] {
+            out = reinterpret_cast<float4*>(product.out + size_t(first_token) * n_out + at.first_column);
+            out_row = n_out / 4, out_tokens = n_tokens - first_token;
+            out_pieces = out_row - at.first_column / 4, adds = product.add;
+        };
+        auto store = [&](int token, int piece, float4 values) {
+            float4* to = out + token * out_row + piece;
+            if (token < out_tokens && piece < out_pieces) *to = adds ? *to + values : values;
         };
         const bool is_whole = first_block == last_block;
-        float* own = partial(blockIdx.x) + warp_column + lane / 4 * 8;
+        if (is_whole) set_result();
+
+        // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word,
+        // for tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns. They go through
+        // memory of the ring, eight tokens of each warp at a time, where all threads add up the k groups.
+        constexpr int rows = tile_tokens / Shape::warp_tokens * 8, pitch = pieces + 2;
+        const int piece = threadIdx.x % pieces;
+        auto* memory = reinterpret_cast<float4*>(&ring[slot_before() * Shape::k_groups]);
 #pragma unroll
-        for (int i = 0; i < Shape::warp_tokens / 2; i++) {
-            const int j = i / 4, odd = i / 2 % 2, p = i % 2 * 2, token = warp_token + 8 * j + 2 * t + odd;
-            const float4 values = make_float4(sums[p][j][odd], sums[p][j][2 + odd], sums[p + 1][j][odd],
-                                              sums[p + 1][j][2 + odd]);
-            if (group > 0) continue;
-            if (is_whole) {
-                finish(token, column + 2 * p, values);
-            } else {
-                *reinterpret_cast<float4*>(own + token * Shape::columns + 2 * p) = values;
+        for (int j = 0; j < Shape::warp_tokens / 8; j++) {
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int odd = i / 2, p = i % 2 * 2, r = warp_token / Shape::warp_tokens * 8 + 2 * t + odd;
+                memory[(group * rows + r) * pitch + warp_column / 4 + lane / 4 * 2 + i % 2] = make_float4(
+                    sums[p][j][odd], sums[p][j][2 + odd], sums[p + 1][j][odd], sums[p + 1][j][2 + odd]);
+            }
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < rows; i += Shape::threads / pieces) {
+                const int r = i + threadIdx.x / pieces;
+                float4 values = memory[r * pitch + piece];
+                for (int from = 1; from < Shape::k_groups; from++)
+                    values = values + memory[(from * rows + r) * pitch + piece];
+                store(r / 8 * Shape::warp_tokens + 8 * j + r % 8, piece, values);
             }
         }
         if (is_whole || !is_last(scratch.arrivals + tile, last_block - first_block + 1)) continue;
-        constexpr int at_once = 2, row = Shape::columns / 4;
-        for (int i = threadIdx.x; i < Shape::values / 4; i += at_once * Shape::threads) {
+        set_result();
+        constexpr int at_once = 2, step = Shape::threads / pieces;  // tokens
+        for (int token = threadIdx.x / pieces; token < tile_tokens; token += at_once * step) {
             float4 values[at_once] = {};
             for (int from = first_block; from <= last_block; from += 8) {
 #pragma unroll
                 for (int block = from; block < from + 8; block++) {
-                    const float4* parts = reinterpret_cast<const float4*>(partial(block));
                     for (int j = 0; j < at_once; j++)
-                        if (block <= last_block) values[j] = values[j] + parts[i + j * Shape::threads];
+                        if (block <= last_block)
+                            values[j] = values[j] + partial(block)[(token + j * step) * pieces + piece];
                 }
             }
-            for (int j = 0; j < at_once; j++) {
-                const int piece = i + j * Shape::threads;
-                finish(piece / row, at.first_column + piece % row * 4, values[j]);
-            }
+            for (int j = 0; j < at_once; j++) store(token + j * step, piece, values[j]);
         }
     }
 }
@@ -1695,10 +1672,12 @@ void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const Aw
     const int token_tiles = (n_tokens + tile_tokens - 1) / tile_tokens;
     const int tile_stages = (products.items[0].w.n_in + Shape::inputs - 1) / Shape::inputs;
     const int n_tiles = count_tiles(products, Shape::columns) * token_tiles;
-    n_blocks = std::min({n_blocks, n_tiles * tile_stages, int(max_partials / (2 * Shape::values))});
+    const int n_stages = n_tiles * tile_stages;
+    n_blocks = std::min({n_blocks, n_stages, int(max_partials / (2 * Shape::values))});
+    const int share = (n_stages + n_blocks - 1) / n_blocks;
+    n_blocks = (n_stages + share - 1) / share;    // more would not make the longest share shorter
     if (n_tiles > max_tiles) n_blocks = n_tiles;  // none is cut
-    const GemmShares shares{token_tiles, tile_stages, n_tiles * tile_stages / n_blocks,
-                            n_tiles * tile_stages % n_blocks,
+    const GemmShares shares{token_tiles, tile_stages, n_stages / n_blocks, n_stages % n_blocks,
                             UINT32_MAX / products.items[0].w.group_size + 1};
     launch<awq_gemm<tile_tokens>>(
         {.grid = n_blocks,
