@@ -216,7 +216,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[
 template <int bytes>
 __device__ __forceinline__ void cp_async(void* shared, const void* global, bool valid) {
     if constexpr (bytes == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                      "l"(global), "r"(valid ? 16 : 0)
                      : "memory");
     } else {
