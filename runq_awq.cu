@@ -1239,6 +1239,10 @@ __device__ inline bool add_splits(float* values, const SplitScratch& scratch, un
     return true;
 }
 
+__device__ inline float4 operator+(const float4& a, const float4& b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
 // The number of blocks per tile, at most `most`, that gives every multiprocessor a few blocks and fits the
 // scratch memory.
 inline int splits_for(int n_tiles, int most, size_t tile_values) {
@@ -1484,10 +1488,6 @@ __device__ inline void multiply_part(float (&sums)[4][n][4], const GemmPart<tile
             for (int j = 0; j < n; j++) mma_m16n8k16(sums[p][j], a, b[j]);
         }
     }
-}
-
-__device__ inline float4 operator+(const float4& a, const float4& b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
 // grid: the blocks that `shares` is for; block: GemmShape::threads; dynamic shared memory: gemm_stages

@@ -15,7 +15,7 @@ BUGS = {
         "            __syncthreads();                       // so have all threads'",
         "                                                   // so have all threads'",
         "gemm",
-        r"missing_barrier::awq_gemm<16>, block \(\d,0,0\), thread \d+: .*shared memory.*thread \d+",
+        r"missing_barrier::awq_gemm<16>, block \(\d,0,0\), thread \d+: .*shared memory",
     ),
     "wait_too_short": (
         "cp_async_wait<gemm_stages - 2>();",
