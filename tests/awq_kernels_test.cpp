@@ -94,7 +94,7 @@ TEST_CASE("cuBLAS: its rungs agree with float64, and their weights are exact") {
 #endif
 
 TEST_CASE(
-    "kernel: awq_gemv in any number of splits, awq_gemm by any number of blocks, even more than have work") {
+    "kernel: awq_gemv and awq_gemm in any number of splits or blocks, even more than there is work for") {
     Random random(3);
     const Problem problem{"", "", 640, {320, 64}};
     const int n_tokens = 20;
