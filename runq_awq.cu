@@ -218,7 +218,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[
 template <int bytes>
 __device__ __forceinline__ void cp_async(void* shared, const void* global, bool valid) {
     if constexpr (bytes == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                      "l"(global), "r"(valid ? 16 : 0)
                      : "memory");
     } else {
@@ -912,7 +912,7 @@ struct SplitScratch {
 
 constexpr int max_splits = 32;            // blocks that share a tile
 constexpr int max_tiles = 4096;           // of one launch that is split
-constexpr size_t max_partials = 1 << 22;  // values; launches that would need more are split less
+constexpr size_t max_partials = 1 << 23;  // values; launches that would need more are split less
 
 // The memory of splits, that of one launch after the other.
 struct SplitMemory {
@@ -1294,6 +1294,10 @@ __device__ inline bool add_splits(float* values, const SplitScratch& scratch, un
     return true;
 }
 
+__device__ inline float4 operator+(const float4& a, const float4& b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
 // The number of blocks per tile, at most `most`, that gives every multiprocessor a few blocks and fits the
 // scratch memory.
 inline int splits_for(int n_tiles, int most, size_t tile_values) {
@@ -1493,228 +1497,308 @@ inline void run_gemv(const SplitScratch& scratch, const half* x, const AwqProduc
 // ----------------------------------------------------------------------------
 // awq_gemm: several tokens by int4 matrices
 //
-// A block computes a tile of 256 output channels by 16, 32 or 64 tokens, each of its four warps 64 of the
-// channels. Activations and packed weights of 64 inputs at a time (a stage) go through shared memory, in a
-// ring of four stages that cp.async fills ahead. Weights are operand A, as in awq_gemv; tokens are operand B,
-// which ldmatrix loads. Each weight is dequantized once for all tokens of the tile, into the registers that
-// mma reads.
+// A tile of the result is 128 output channels by 16, 32 or 64 tokens, or 256 by 128. It takes a number of
+// stages: in each, a warp multiplies 64 inputs of 64 channels by up to 64 tokens. Where that makes fewer than
+// eight warps, k_groups sets of warps take different inputs of a tile and add up at its end. The stages of
+// all tiles, one tile after the other, are shared out equally to as many blocks as run at once (stream-K:
+// Osama et al. 2023, arXiv 2301.03598), so a tile may be cut where one block ends and the next begins.
+//
+// Activations and packed weights go through shared memory, in a ring of stages that cp.async fills ahead.
+// Weights are operand A, as in awq_gemv; tokens are operand B, which ldmatrix loads. Each weight is
+// dequantized once for up to 64 tokens, into the registers that mma reads.
 
-constexpr int gemm_warps = 4, gemm_threads = 32 * gemm_warps, gemm_columns = 64 * gemm_warps;
-constexpr int gemm_inputs = 64;  // of a stage; a group is a multiple of it
-constexpr int gemm_stages = 4;
+constexpr int gemm_inputs = 64;  // of a warp in a stage; a group of weights is a multiple of it
+constexpr int gemm_stages = 3;   // of the ring
 
+// How a block computes tiles of tile_tokens tokens.
 template <int tile_tokens>
-struct GemmStage {
-    // Rows are padded by four words, so that the rows that a warp reads at once lie in different banks. With
-    // 36 words per row, consecutive rows are 4 banks apart for ldmatrix, and the words that lanes t and t + 1
-    // read (two rows) are 8 banks apart.
-    half x[tile_tokens][gemm_inputs + 8];
-    uint32_t words[gemm_inputs][gemm_columns / 8 + 4];
-    uint32_t zeros[gemm_columns / 8];
-    half scales[gemm_columns];
+struct GemmShape {
+    static constexpr int columns = tile_tokens > 64 ? 256 : 128;
+    static constexpr int k_groups = tile_tokens > 64 ? 1 : tile_tokens > 32 ? 2 : 4;
+    static constexpr int warp_tokens = tile_tokens > 64 ? 64 : tile_tokens;
+    static constexpr int group_threads = columns / 64 * (tile_tokens / warp_tokens) * 32;
+    static constexpr int threads = k_groups * group_threads, inputs = k_groups * gemm_inputs;  // of a stage
+    static constexpr int blocks_per_sm = tile_tokens > 64 ? 1 : 2;  // registers and shared memory suffice for
+    static constexpr int values = tile_tokens * columns;
 };
 
-// Starts the copies of one stage: inputs k to k + gemm_inputs. Values outside the matrices become 0.
+// What a k group multiplies in a stage, in pieces of 16 bytes. Pieces that a warp reads at once have to lie
+// in different banks of shared memory, eight of them in all 32: ldmatrix reads the same piece of eight rows
+// of x, and the lanes t read two pieces of every second row of words. So pieces of a row change places.
 template <int tile_tokens>
-__device__ inline void load_stage(GemmStage<tile_tokens>& stage, const half* x, int n_tokens,
-                                  const AwqMatrix& w, int first_token, int first_column, int k) {
-    constexpr int x_pieces = gemm_inputs / 8;  // of 16 bytes, per row
-    for (int i = threadIdx.x; i < tile_tokens * x_pieces; i += gemm_threads) {
-        const int token = first_token + i / x_pieces, part = i % x_pieces * 8;
-        const bool valid = token < n_tokens;
-        cp_async<16>(&stage.x[i / x_pieces][part], x + size_t(valid ? token : 0) * w.n_in + k + part, valid);
+struct __align__(128) GemmPart {
+    static constexpr int row_pieces = GemmShape<tile_tokens>::columns / 32;
+    uint4 x[tile_tokens * 8];               // (token, piece of 8 inputs)
+    uint4 words[gemm_inputs * row_pieces];  // (input, piece of 32 columns)
+
+    static __device__ int x_place(int token, int piece) { return token * 8 + (piece ^ token % 8); }
+    static __device__ int words_place(int row, int piece) {
+        return (row * row_pieces + piece) ^ (row / 2 % 4 * 2);
     }
-    const int row_words = w.n_out / 8, first_word = first_column / 8, group = k / w.group_size;
-    constexpr int tile_words = gemm_columns / 8;
-    const uint32_t* zeros = w.qzeros + size_t(group) * row_words;
-    if (row_words % 4 == 0) {
-        constexpr int pieces = tile_words / 4;
-        for (int i = threadIdx.x; i < gemm_inputs * pieces; i += gemm_threads) {
-            const int row = i / pieces, part = i % pieces * 4;
-            const bool valid = first_word + part < row_words;
-            cp_async<16>(&stage.words[row][part],
-                         w.qweight + size_t(k + row) * row_words + (valid ? first_word + part : 0), valid);
-        }
-        for (int part = 4 * threadIdx.x; part < tile_words; part += 4 * gemm_threads) {
-            const bool valid = first_word + part < row_words;
-            cp_async<16>(&stage.zeros[part], zeros + (valid ? first_word + part : 0), valid);
-        }
-    } else {  // rows that begin at any multiple of 4 bytes
-        for (int i = threadIdx.x; i < gemm_inputs * tile_words; i += gemm_threads) {
-            const int row = i / tile_words, part = i % tile_words;
-            const bool valid = first_word + part < row_words;
-            cp_async<4>(&stage.words[row][part],
-                        w.qweight + size_t(k + row) * row_words + (valid ? first_word + part : 0), valid);
-        }
-        for (int part = threadIdx.x; part < tile_words; part += gemm_threads) {
-            const bool valid = first_word + part < row_words;
-            cp_async<4>(&stage.zeros[part], zeros + (valid ? first_word + part : 0), valid);
-        }
+};
+
+// How stages are shared out: block b has stages first(b) to first(b + 1), `extra` of the blocks one more.
+struct GemmShares {
+    int token_tiles, tile_stages, each, extra;  // tiles are numbered (tile of columns, tile of tokens)
+    uint32_t per_group;                         // 2^32 / group_size, rounded up
+
+    __device__ int first(int block) const { return block * each + min(block, extra); }
+    __device__ int block_of(int stage) const {
+        const int of_extra = extra * (each + 1);
+        return stage < of_extra ? stage / (each + 1) : extra + (stage - of_extra) / each;
     }
-    for (int part = threadIdx.x; part < tile_words; part += gemm_threads) {
-        const bool valid = first_word + part < row_words;
-        const half* scales = w.scales + size_t(group) * w.n_out + 8 * (valid ? first_word + part : 0);
-        cp_async<16>(&stage.scales[8 * part], scales, valid);
-    }
+};
+
+// The compiler keeps this in a register, instead of computing it anew in each stage.
+__device__ inline int kept(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
 }
 
-// sums[p][j]: pair p's columns by tokens 8j to 8j + 7.
-template <int tile_tokens>
-__device__ inline void multiply_stage(float (&sums)[4][tile_tokens / 8][4],
-                                      const GemmStage<tile_tokens>& stage) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, word = threadIdx.x / 32 * 8 + g;
-    const Columns columns =
-        columns_of(stage.zeros[word], *reinterpret_cast<const uint4*>(&stage.scales[8 * word]));
+// sums[p][j]: pair p's columns by tokens 8j to 8j + 7, of the warp's columns and tokens. x_place: of the
+// piece that the lane passes to ldmatrix; word_place: of its word of input 2t.
+template <int tile_tokens, int n>
+__device__ inline void multiply_part(float (&sums)[4][n][4], const GemmPart<tile_tokens>& part,
+                                     const Columns& columns, int x_place, int word_place) {
+    constexpr int row = 4 * part.row_pieces;  // words; places of eight rows repeat
+    const auto* words = reinterpret_cast<const uint32_t*>(part.words);
+    const uint32_t *word0 = words + word_place, *word1 = words + (word_place ^ row);  // inputs 2t, 2t + 1
 #pragma unroll
     for (int k = 0; k < gemm_inputs; k += 16) {
-        uint32_t b[tile_tokens / 8][2];
+        uint32_t b[n][2];
 #pragma unroll
-        for (int j = 0; j < tile_tokens / 8; j += 2) {
-            // Lane i passes the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are tokens 8j to 8j +
-            // 7 by inputs from k and from k + 8 on; matrices 2 and 3 are the next 8 tokens by the same
-            // inputs.
+        for (int j = 0; j < n; j += 2) {
             uint32_t r[4];
-            ldmatrix_x4(r, &stage.x[8 * j + lane % 8 + lane / 16 * 8][k + lane / 8 % 2 * 8]);
+            ldmatrix_x4(r, &part.x[(x_place ^ k / 8) + 64 * j]);  // 64 pieces are eight tokens
             b[j][0] = r[0], b[j][1] = r[1], b[j + 1][0] = r[2], b[j + 1][1] = r[3];
         }
-        const RowPairs pairs = pair_rows(stage.words[k + 2 * t][word], stage.words[k + 2 * t + 1][word],
-                                         stage.words[k + 2 * t + 8][word], stage.words[k + 2 * t + 9][word]);
+        const RowPairs pairs =
+            pair_rows(word0[k * row], word1[k * row], word0[(k + 8) * row], word1[(k + 8) * row]);
 #pragma unroll
         for (int p = 0; p < 4; p++) {
             uint32_t a[4];
             dequantize(a, pairs, p, columns);
 #pragma unroll
-            for (int j = 0; j < tile_tokens / 8; j++) mma_m16n8k16(sums[p][j], a, b[j]);
+            for (int j = 0; j < n; j++) mma_m16n8k16(sums[p][j], a, b[j]);
         }
     }
 }
 
-// Eight columns of one token.
-struct EightColumns {
-    float4 low, high;
-};
-
-__device__ inline EightColumns operator+(const EightColumns& a, const EightColumns& b) {
-    return {make_float4(a.low.x + b.low.x, a.low.y + b.low.y, a.low.z + b.low.z, a.low.w + b.low.w),
-            make_float4(a.high.x + b.high.x, a.high.y + b.high.y, a.high.z + b.high.z, a.high.w + b.high.w)};
-}
-
-__device__ inline EightColumns load_columns(const float* p) {
-    const float4* v = reinterpret_cast<const float4*>(p);
-    return {v[0], v[1]};
-}
-
-__device__ inline void store_columns(float* p, const EightColumns& c) {
-    float4* v = reinterpret_cast<float4*>(p);
-    v[0] = c.low, v[1] = c.high;
-}
-
-// grid: (tiles of gemm_columns columns of all products, tiles of tokens, n_splits); block: gemm_threads;
-// dynamic shared memory: gemm_stages stages.
+// grid: the blocks that `shares` is for; block: GemmShape::threads; dynamic shared memory: gemm_stages
+// stages. The partial sums have room for two tiles per block.
 template <int tile_tokens>
-__global__ void __launch_bounds__(gemm_threads)
-    awq_gemm(const half* x, int n_tokens, AwqProducts products, SplitScratch scratch) {
-    auto* stages = dynamic_shared<GemmStage<tile_tokens>>();
-    const Tile tile = find_tile(products, blockIdx.x, gemm_columns);
-    const AwqProduct& product = products.items[tile.product];
-    const AwqMatrix& w = product.w;
-    const int first_token = blockIdx.y * tile_tokens;
+__global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<tile_tokens>::blocks_per_sm)
+    awq_gemm(const half* x, int n_tokens, GemmShares shares, AwqProducts products, SplitScratch scratch) {
+    using Shape = GemmShape<tile_tokens>;
+    using Part = GemmPart<tile_tokens>;
+    auto* ring = dynamic_shared<Part>();  // (gemm_stages, k_groups)
+    const int group = threadIdx.x / Shape::group_threads, thread = threadIdx.x % Shape::group_threads;
+    const int lane = thread % 32, warp = thread / 32, t = lane % 4;
+    const int warp_column = warp % (Shape::columns / 64) * 64,
+              warp_token = warp / (Shape::columns / 64) * Shape::warp_tokens;
+    const unsigned n_in = products.items[0].w.n_in;
+    const int tile_stages = shares.tile_stages;
+    const int first = shares.first(blockIdx.x), end = shares.first(blockIdx.x + 1);
 
-    // The block's share of the inputs: n stages from stage `first` on.
-    const int n_all = w.n_in / gemm_inputs, per_split = (n_all + gridDim.z - 1) / gridDim.z;
-    const int first = min(n_all, int(blockIdx.z) * per_split), n = min(n_all, first + per_split) - first;
-    auto load = [&](int i) {
-        if (i < n) {
-            load_stage<tile_tokens>(stages[i % gemm_stages], x, n_tokens, w, first_token, tile.first_column,
-                                    (first + i) * gemm_inputs);
+    // What this thread copies next: in each stage the same pieces of its group's part, each a few rows from
+    // the one before.
+    constexpr int x_rows = Shape::group_threads / 8, words_rows = Shape::group_threads / Part::row_pieces;
+    const int x_row = thread / 8, words_row = thread / Part::row_pieces,
+              first_word = thread % Part::row_pieces * 4, x_place = Part::x_place(x_row, thread % 8),
+              words_place = Part::words_place(words_row, first_word / 4);
+    unsigned from_x = 0;
+    const uint32_t* from_words = nullptr;
+    int to_load = end - first, tile_to_load = 0;  // stages
+    int row_words = 0, words_left = 0, tokens_left = 0;
+    auto load = [&](int slot) {
+        Part& part = ring[slot * Shape::k_groups + group];
+        if (tile_to_load == 0) {  // the first stage, or a tile's
+            const unsigned stage = end - to_load, tile = stage / tile_stages, done = stage % tile_stages;
+            const Tile at = find_tile(products, tile / shares.token_tiles, Shape::columns);
+            const int token = tile % shares.token_tiles * tile_tokens, word = at.first_column / 8;
+            const AwqMatrix& w = products.items[at.product].w;
+            const int k = done * Shape::inputs + group * gemm_inputs;
+            tile_to_load = tile_stages - done;
+            row_words = w.n_out / 8, words_left = row_words - word, tokens_left = n_tokens - token;
+            from_words = w.qweight + size_t(k + words_row) * row_words + word + first_word;
+            from_x = (token + x_row) * n_in + k + thread % 8 * 8;
         }
-        cp_async_commit();  // past the last stage, too: cp_async_wait counts groups
+        // The last stage of a tile may have fewer inputs.
+        if (unsigned((tile_stages - tile_to_load) * Shape::inputs + group * gemm_inputs) < n_in) {
+            uint4* to = part.words + words_place;
+            if (row_words % 4 == 0) {
+#pragma unroll
+                for (int i = 0; i < gemm_inputs; i += words_rows)
+                    cp_async<16>(to + i * Part::row_pieces, from_words + i * row_words,
+                                 first_word < words_left);
+            } else {  // rows begin at any multiple of 4 bytes
+#pragma unroll 1
+                for (int i = 0; i < 4 * gemm_inputs; i += words_rows) {
+                    const int row = i / 4 / words_rows * words_rows, j = i / words_rows % 4;
+                    cp_async<4>(reinterpret_cast<uint32_t*>(to + row * Part::row_pieces) + j,
+                                from_words + row * row_words + j, first_word + j < words_left);
+                }
+            }
+#pragma unroll
+            for (int i = 0; i < tile_tokens; i += x_rows)
+                cp_async<16>(part.x + x_place + i * 8, x + (from_x + i * n_in), x_row + i < tokens_left);
+        }
+        to_load--, tile_to_load--, from_x += Shape::inputs;
+        from_words += Shape::inputs * row_words;
     };
-
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const bool warp_has_columns = tile.first_column + 64 * warp < w.n_out;
-    float sums[4][tile_tokens / 8][4] = {};
     wait_for_previous();
-    for (int i = 0; i < gemm_stages - 1; i++) load(i);
-    for (int i = 0; i < n; i++) {
-        cp_async_wait<gemm_stages - 2>();  // this thread's copies of stage i have landed;
-        __syncthreads();                   // so have all threads', and all have used stage i - 1,
-        load(i + gemm_stages - 1);         // which is overwritten here
-        if (warp_has_columns) multiply_stage<tile_tokens>(sums, stages[i % gemm_stages]);
+#pragma unroll 1
+    for (int i = 0; i < gemm_stages - 1; i++) {
+        if (to_load > 0) load(i);
+        cp_async_commit();
     }
 
-    // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word, for
-    // tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns.
-    const int column = tile.first_column + 64 * warp + 8 * g;
-    const size_t tile_index = size_t(blockIdx.y) * gridDim.x + blockIdx.x,
-                 n_tiles = size_t(gridDim.x) * gridDim.y;
-    auto partial = [&](unsigned split, int token) {
-        return scratch.partials + ((split * n_tiles + tile_index) * tile_tokens + token) * gemm_columns +
-               64 * warp + 8 * g;
-    };
-    auto finish = [&](int token, EightColumns values) {
-        if (column >= w.n_out || first_token + token >= n_tokens) return;
-        float* out = product.out + size_t(first_token + token) * w.n_out + column;
-        store_columns(out, product.add ? load_columns(out) + values : values);
-    };
+    // Lane i passes ldmatrix the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are eight tokens by
+    // inputs from k and from k + 8 on; matrices 2 and 3 are the next eight tokens by the same inputs.
+    const int lane_x = kept(Part::x_place(warp_token + lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    const int word = warp_column / 8 + lane / 4,
+              lane_word = kept(4 * Part::words_place(2 * t, word / 4) + word % 4);
+    int slot = 0;  // of the ring
+    auto slot_before = [&] { return slot > 0 ? slot - 1 : gemm_stages - 1; };
+    for (int tile = first / tile_stages; tile * tile_stages < end; tile++) {
+        const Tile at = find_tile(products, unsigned(tile) / shares.token_tiles, Shape::columns);
+        const AwqProduct& product = products.items[at.product];
+        const int n_out = product.w.n_out, column = at.first_column + warp_column + lane / 4 * 8;
+        const int tile_first = tile * tile_stages;  // of the stages; the block has those of inputs k to k_end
+        unsigned k = max(first - tile_first, 0) * Shape::inputs + group * gemm_inputs;
+        const unsigned k_end = min(end - tile_first, tile_stages) * Shape::inputs;
+        uint32_t zeros = 0;
+        uint4 scales{};
+        auto load_group = [&] {  // of the lane's word, for input k
+            if (k >= n_in) return;
+            const uint64_t products_of = uint64_t(k) * shares.per_group;
+            // A lane without columns takes the last ones' scales for its words, which are 0.
+            const unsigned i =
+                unsigned(products_of >> 32) * product.w.n_out + min(column, product.w.n_out - 8);
+            zeros = __ldg(product.w.qzeros + i / 8);
+            scales = __ldg(reinterpret_cast<const uint4*>(product.w.scales + i));
+        };
+        load_group();
+        float sums[4][Shape::warp_tokens / 8][4] = {};
+        while (k < k_end) {
+            cp_async_wait<gemm_stages - 2>();      // this thread's copies of the stage have landed;
+            __syncthreads();                       // so have all threads', and all have used the one before,
+            if (to_load > 0) load(slot_before());  // which is overwritten here
+            cp_async_commit();                     // past the last stage, too: cp_async_wait counts groups
+            const bool is_busy = k < n_in;
+            const Columns columns = columns_of(zeros, scales);
+            k += Shape::inputs;
+            load_group();  // of the next stage
+            if (is_busy)
+                multiply_part(sums, ring[slot * Shape::k_groups + group], columns, lane_x, lane_word);
+            slot = slot + 1 < gemm_stages ? slot + 1 : 0;
+        }
+        const int first_token = unsigned(tile) % shares.token_tiles * tile_tokens,
+                  first_block = shares.block_of(tile_first),
+                  last_block = shares.block_of(tile_first + tile_stages - 1);
+        constexpr int pieces = Shape::columns / 4;  // of four columns, in a row
+        auto partial = [&](int block) {  // a block has parts of two tiles at most, of one from its beginning
+            return reinterpret_cast<float4*>(scratch.partials) +
+                   size_t(2 * block + (block == first_block)) * tile_tokens * pieces;
+        };
+        float4* out = partial(blockIdx.x);  // (out_tokens, out_pieces) in rows of out_row
+        int out_row = pieces, out_tokens = tile_tokens, out_pieces = pieces;
+        bool adds = false;
+        auto set_result = [&] {
+            out = reinterpret_cast<float4*>(product.out + size_t(first_token) * n_out + at.first_column);
+            out_row = n_out / 4, out_tokens = n_tokens - first_token;
+            out_pieces = out_row - at.first_column / 4, adds = product.add;
+        };
+        auto store = [&](int token, int piece, float4 values) {
+            float4* to = out + token * out_row + piece;
+            if (token < out_tokens && piece < out_pieces) *to = adds ? *to + values : values;
+        };
+        const bool is_whole = first_block == last_block;
+        if (is_whole) set_result();
+
+        // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word,
+        // for tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns. They go through
+        // memory of the ring, eight tokens of each warp at a time, where all threads add up the k groups.
+        constexpr int rows = tile_tokens / Shape::warp_tokens * 8, pitch = pieces + 2;
+        const int piece = threadIdx.x % pieces;
+        auto* memory = reinterpret_cast<float4*>(&ring[slot_before() * Shape::k_groups]);
 #pragma unroll
-    for (int j = 0; j < tile_tokens / 8; j++) {
+        for (int j = 0; j < Shape::warp_tokens / 8; j++) {
+            __syncthreads();
 #pragma unroll
-        for (int odd = 0; odd < 2; odd++) {
-            const int token = 8 * j + 2 * t + odd;
-            const EightColumns values = {
-                make_float4(sums[0][j][odd], sums[0][j][2 + odd], sums[1][j][odd], sums[1][j][2 + odd]),
-                make_float4(sums[2][j][odd], sums[2][j][2 + odd], sums[3][j][odd], sums[3][j][2 + odd])};
-            if (gridDim.z == 1) {
-                finish(token, values);
-            } else {
-                store_columns(partial(blockIdx.z, token), values);
+            for (int i = 0; i < 4; i++) {
+                const int odd = i / 2, p = i % 2 * 2, r = warp_token / Shape::warp_tokens * 8 + 2 * t + odd;
+                memory[(group * rows + r) * pitch + warp_column / 4 + lane / 4 * 2 + i % 2] = make_float4(
+                    sums[p][j][odd], sums[p][j][2 + odd], sums[p + 1][j][odd], sums[p + 1][j][2 + odd]);
+            }
+            __syncthreads();
+#pragma unroll
+            for (int i = 0; i < rows; i += Shape::threads / pieces) {
+                const int r = i + threadIdx.x / pieces;
+                float4 values = memory[r * pitch + piece];
+                for (int from = 1; from < Shape::k_groups; from++)
+                    values = values + memory[(from * rows + r) * pitch + piece];
+                store(r / 8 * Shape::warp_tokens + 8 * j + r % 8, piece, values);
             }
         }
-    }
-    if (gridDim.z == 1 || !is_last(scratch.arrivals + tile_index, gridDim.z)) return;
-    for (int j = 0; j < tile_tokens / 8; j++) {
-        for (int odd = 0; odd < 2; odd++) {
-            const int token = 8 * j + 2 * t + odd;
-            EightColumns values = load_columns(partial(0, token));
-            for (unsigned split = 1; split < gridDim.z; split++)
-                values = values + load_columns(partial(split, token));
-            finish(token, values);
+        if (is_whole || !is_last(scratch.arrivals + tile, last_block - first_block + 1)) continue;
+        set_result();
+        constexpr int at_once = 2, step = Shape::threads / pieces;  // tokens
+        for (int token = threadIdx.x / pieces; token < tile_tokens; token += at_once * step) {
+            float4 values[at_once] = {};
+            for (int from = first_block; from <= last_block; from += 8) {
+#pragma unroll
+                for (int block = from; block < from + 8; block++) {
+                    for (int j = 0; j < at_once; j++)
+                        if (block <= last_block)
+                            values[j] = values[j] + partial(block)[(token + j * step) * pieces + piece];
+                }
+            }
+            for (int j = 0; j < at_once; j++) store(token + j * step, piece, values[j]);
         }
     }
 }
 
-// The most blocks of awq_gemm that can share a tile: each has at least two stages.
-inline int most_gemm_splits(const AwqMatrix& w) { return std::max(1, w.n_in / gemm_inputs / 2); }
-
+// By n_blocks blocks, or by fewer if there is no work or no memory for so many.
 template <int tile_tokens>
 void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products,
-              int n_splits) {
-    const int n_rows = (n_tokens + tile_tokens - 1) / tile_tokens;
-    launch<awq_gemm<tile_tokens>>({.grid = dim3(count_tiles(products, gemm_columns), n_rows, n_splits),
-                                   .block = gemm_threads,
-                                   .shared_bytes = gemm_stages * sizeof(GemmStage<tile_tokens>),
-                                   .stream = device().stream,
-                                   .is_early = true},
-                                  x, n_tokens, products, scratch);
+              int n_blocks) {
+    using Shape = GemmShape<tile_tokens>;
+    const int token_tiles = (n_tokens + tile_tokens - 1) / tile_tokens;
+    const int tile_stages = (products.items[0].w.n_in + Shape::inputs - 1) / Shape::inputs;
+    const int n_tiles = count_tiles(products, Shape::columns) * token_tiles;
+    const int n_stages = n_tiles * tile_stages;
+    n_blocks = std::min({n_blocks, n_stages, int(max_partials / (2 * Shape::values))});
+    const int share = (n_stages + n_blocks - 1) / n_blocks;
+    n_blocks = (n_stages + share - 1) / share;    // more would not make the longest share shorter
+    if (n_tiles > max_tiles) n_blocks = n_tiles;  // none is cut
+    const GemmShares shares{token_tiles, tile_stages, n_stages / n_blocks, n_stages % n_blocks,
+                            UINT32_MAX / products.items[0].w.group_size + 1};
+    launch<awq_gemm<tile_tokens>>(
+        {.grid = n_blocks,
+         .block = Shape::threads,
+         .shared_bytes = gemm_stages * Shape::k_groups * sizeof(GemmPart<tile_tokens>),
+         .stream = device().stream,
+         .is_early = true},
+        x, n_tokens, shares, products, scratch);
 }
 
-// With as many splits as suit the device.
+// By as many blocks as run at once.
 template <int tile_tokens>
 void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products) {
-    const int n_tiles = count_tiles(products, gemm_columns) * ((n_tokens + tile_tokens - 1) / tile_tokens);
-    const int n_splits =
-        splits_for(n_tiles, most_gemm_splits(products.items[0].w), size_t(tile_tokens) * gemm_columns);
-    run_gemm<tile_tokens>(scratch, x, n_tokens, products, n_splits);
+    run_gemm<tile_tokens>(scratch, x, n_tokens, products,
+                          GemmShape<tile_tokens>::blocks_per_sm * device().n_sms);
 }
 
 // By the kernel that suits the number of tokens: more of them share a weight that is read, but a tile that is
-// not full multiplies by zeros.
+// not full multiplies by zeros, and of large tiles there have to be enough.
 void run_fused(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products) {
-    n_tokens == 1    ? run_gemv(scratch, x, products)
-    : n_tokens <= 16 ? run_gemm<16>(scratch, x, n_tokens, products)
-    : n_tokens <= 32 ? run_gemm<32>(scratch, x, n_tokens, products)
-                     : run_gemm<64>(scratch, x, n_tokens, products);
+    const int n_large = count_tiles(products, GemmShape<128>::columns) * ((n_tokens + 127) / 128);
+    n_tokens == 1                                    ? run_gemv(scratch, x, products)
+    : n_tokens <= 16                                 ? run_gemm<16>(scratch, x, n_tokens, products)
+    : n_tokens <= 32                                 ? run_gemm<32>(scratch, x, n_tokens, products)
+    : n_tokens <= 64 || 3 * n_large < device().n_sms ? run_gemm<64>(scratch, x, n_tokens, products)
+                                                     : run_gemm<128>(scratch, x, n_tokens, products);
 }
 
 // ----------------------------------------------------------------------------

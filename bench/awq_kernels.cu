@@ -11,9 +11,9 @@
 // Weights are cold, as in a model that is larger than the cache: consecutive runs read different copies of
 // them. Activations are warm, as if the kernel before had just written them.
 //
-// --quick: three numbers of tokens instead of ten. --tune: also every tile and every number of splits of
-// awq_gemv and awq_gemm, to see whether runq_awq picks well. Without a GPU, the emulator checks the rungs on
-// small matrices.
+// --quick: three numbers of tokens instead of ten. --tune: also awq_gemv in several numbers of splits, and
+// awq_gemm of every tile by several numbers of blocks, to see whether runq_awq picks well. Without a GPU, the
+// emulator checks the rungs on small matrices.
 
 #include <algorithm>
 #include <cerrno>
@@ -329,39 +329,34 @@ class LadderRun {
         for (const int n : tokens) {
             double best = INFINITY;
             std::string how;
-            auto attempt = [&](const std::string& name, auto run, size_t n_tiles, size_t tile_values,
-                               int most) {
-                for (const int n_splits : {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32}) {
-                    if (n_splits > std::min(most, max_splits)) break;
-                    if (n_splits > 1 &&
-                        (n_tiles > size_t(max_tiles) || n_splits * n_tiles * tile_values > max_partials))
-                        break;
-                    const std::string kernel = name + ", " + std::to_string(n_splits) + " splits";
-                    const double s = time_runs(
-                        events_, [&](size_t i) { run(d.products(i, n), n_splits); }, d.copies.size(),
-                        tuning_);
-                    tuned_.push_back({&problem, n, kernel, 0, s, 0, 0});
-                    if (s < best) best = s, how = kernel;
-                }
-            };
             const AwqProducts p = d.products(0, n);
+            auto attempt = [&](const std::string& kernel, const auto& run) {
+                const double s = time_runs(
+                    events_, [&](size_t i) { run(d.products(i, n)); }, d.copies.size(), tuning_);
+                tuned_.push_back({&problem, n, kernel, 0, s, 0, 0});
+                if (s < best) best = s, how = kernel;
+            };
             auto attempt_gemm = [&]<int tile>() {
                 if (n > 16 * tile) return;  // far slower than wider tiles
-                const size_t n_tiles = size_t(count_tiles(p, gemm_columns)) * ((n + tile - 1) / tile);
-                attempt(
-                    "awq_gemm<" + std::to_string(tile) + ">",
-                    [&](const AwqProducts& q, int splits) {
-                        run_gemm<tile>(d.s.scratch(), d.x.get(), n, q, splits);
-                    },
-                    n_tiles, size_t(tile) * gemm_columns, most_gemm_splits(p.items[0].w));
+                const int all = GemmShape<tile>::blocks_per_sm * device().n_sms;
+                for (const int n_blocks : {all / 4, all / 2, 3 * all / 4, all, 2 * all}) {
+                    attempt("awq_gemm<" + std::to_string(tile) + ">, " + std::to_string(n_blocks) + " blocks",
+                            [&](const AwqProducts& q) {
+                                run_gemm<tile>(d.s.scratch(), d.x.get(), n, q, n_blocks);
+                            });
+                }
             };
             auto attempt_gemv = [&]<int words>() {
-                attempt(
-                    "awq_gemv<" + std::to_string(words) + ">",
-                    [&](const AwqProducts& q, int splits) {
-                        run_gemv<words>(d.s.scratch(), d.x.get(), q, splits);
-                    },
-                    size_t(count_tiles(p, 64 * words)), size_t(64) * words, most_gemv_splits(p.items[0].w));
+                const size_t values = size_t(count_tiles(p, 64 * words)) * 64 * words;
+                for (const int n_splits : {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32}) {
+                    if (n_splits > std::min(most_gemv_splits(p.items[0].w), max_splits)) break;
+                    if (n_splits * values > max_partials) break;
+                    attempt(
+                        "awq_gemv<" + std::to_string(words) + ">, " + std::to_string(n_splits) + " splits",
+                        [&](const AwqProducts& q) {
+                            run_gemv<words>(d.s.scratch(), d.x.get(), q, n_splits);
+                        });
+                }
             };
             if (n == 1) {
                 attempt_gemv.template operator()<1>();
@@ -370,6 +365,7 @@ class LadderRun {
                 attempt_gemm.template operator()<16>();
                 attempt_gemm.template operator()<32>();
                 attempt_gemm.template operator()<64>();
+                attempt_gemm.template operator()<128>();
             }
             const Measurement* chosen = find(problem, n, "runq_awq");
             std::printf("| %d | %.2f | %.2f | %s |\n", n, chosen != nullptr ? chosen->seconds * 1e6 : 0,

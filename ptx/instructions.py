@@ -310,7 +310,7 @@ def _membar(m: Machine, o: list[Operand]) -> None:
     m.order.fence(m.threads())
 
 
-@define(r"cp\.async\.(?:ca|cg)\.shared\.global")
+@define(r"cp\.async\.(?:ca|cg)\.shared\.global(?:\.L2::128B)?")
 def _cp_async(m: Machine, o: list[Operand]) -> None:
     """The fourth operand is how many bytes are read; the rest becomes zero."""
     m.begin_copy(m.address(o[0]), m.address(o[1]), int(o[2].text), m.full(o[3], "u32") if len(o) > 3 else None)

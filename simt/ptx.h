@@ -74,7 +74,7 @@ template <int bytes>
 __device__ __forceinline__ void cp_async(void* shared, const void* global, bool valid) {
     static_assert(bytes == 4 || bytes == 8 || bytes == 16);
     if constexpr (bytes == 16) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                      "l"(global), "r"(valid ? 16 : 0)
                      : "memory");
     } else {

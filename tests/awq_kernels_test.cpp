@@ -93,7 +93,8 @@ TEST_CASE("cuBLAS: its rungs agree with float64, and their weights are exact") {
 }
 #endif
 
-TEST_CASE("kernel: awq_gemv and awq_gemm with any number of splits, even with more than there is work for") {
+TEST_CASE(
+    "kernel: awq_gemv and awq_gemm in any number of splits or blocks, even more than there is work for") {
     Random random(3);
     const Problem problem{"", "", 640, {320, 64}};
     const int n_tokens = 20;
@@ -104,19 +105,25 @@ TEST_CASE("kernel: awq_gemv and awq_gemm with any number of splits, even with mo
         const Rung rung{"", Result::fp32, WeightsRead::int4, 1, n, {}, run};
         return relative_error_of(rung, d, n, samples);
     };
-    for (const int n_splits : {1, 2, 5, 16}) {
+    for (const int n_splits : {1, 2, 5, 16, 1000}) {  // of a tile, or blocks of all tiles
         CAPTURE(n_splits);
         using S = RungMemory&;
         using X = const half*;
         using P = const AwqProducts&;
-        CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<1>(s.scratch(), x, p, n_splits); }) < 1e-5);
-        CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<4>(s.scratch(), x, p, n_splits); }) < 1e-5);
+        if (n_splits <= max_splits) {
+            CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<1>(s.scratch(), x, p, n_splits); }) <
+                  1e-5);
+            CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<4>(s.scratch(), x, p, n_splits); }) <
+                  1e-5);
+        }
         CHECK(error(n_tokens, several,
                     [=](S s, X x, int n, P p) { run_gemm<16>(s.scratch(), x, n, p, n_splits); }) < 1e-5);
         CHECK(error(n_tokens, several,
                     [=](S s, X x, int n, P p) { run_gemm<32>(s.scratch(), x, n, p, n_splits); }) < 1e-5);
         CHECK(error(n_tokens, several,
                     [=](S s, X x, int n, P p) { run_gemm<64>(s.scratch(), x, n, p, n_splits); }) < 1e-5);
+        CHECK(error(n_tokens, several,
+                    [=](S s, X x, int n, P p) { run_gemm<128>(s.scratch(), x, n, p, n_splits); }) < 1e-5);
     }
 }
 

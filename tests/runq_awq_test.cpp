@@ -115,9 +115,13 @@ void for_each_kernel(const half* x, int n_tokens, const AwqProducts& products, c
             run("gemv<1>" + in_splits, [&] { run_gemv<1>(scratch, x, products, n_splits); });
             if (wide) run("gemv<4>" + in_splits, [&] { run_gemv<4>(scratch, x, products, n_splits); });
         }
-        run("gemm<16>" + in_splits, [&] { run_gemm<16>(scratch, x, n_tokens, products, n_splits); });
-        run("gemm<32>" + in_splits, [&] { run_gemm<32>(scratch, x, n_tokens, products, n_splits); });
-        run("gemm<64>" + in_splits, [&] { run_gemm<64>(scratch, x, n_tokens, products, n_splits); });
+    }
+    for (const int n_blocks : {1, 2, 5}) {  // which cut no tile, or tiles where they come to an end
+        const std::string by_blocks = ", " + std::to_string(n_blocks) + " blocks";
+        run("gemm<16>" + by_blocks, [&] { run_gemm<16>(scratch, x, n_tokens, products, n_blocks); });
+        run("gemm<32>" + by_blocks, [&] { run_gemm<32>(scratch, x, n_tokens, products, n_blocks); });
+        run("gemm<64>" + by_blocks, [&] { run_gemm<64>(scratch, x, n_tokens, products, n_blocks); });
+        run("gemm<128>" + by_blocks, [&] { run_gemm<128>(scratch, x, n_tokens, products, n_blocks); });
     }
 }
 

@@ -12,10 +12,10 @@ from tests.test_runq import ROOT
 BUGS = {
     "no_bug": ("", "", "gemm", None),
     "missing_barrier": (
-        "        __syncthreads();                   // so have all threads'",
-        "                                           // so have all threads'",
+        "            __syncthreads();                       // so have all threads'",
+        "                                                   // so have all threads'",
         "gemm",
-        r"missing_barrier::awq_gemm<16>, block \(\d,0,0\), thread \d+: .*shared memory.*thread \d+",
+        r"missing_barrier::awq_gemm<16>, block \(\d,0,0\), thread \d+: .*shared memory",
     ),
     "wait_too_short": (
         "cp_async_wait<gemm_stages - 2>();",
@@ -23,11 +23,11 @@ BUGS = {
         "gemm",
         r"wait_too_short::awq_gemm<16>, block \(\d,0,0\), thread \d+: .*shared memory",
     ),
-    "wrong_lane": (
-        "stage.words[k + 2 * t + 9][word]",
-        "stage.words[k + 2 * t + 10][word]",
+    "wrong_part": (
+        "multiply_part(sums, ring[slot * Shape::k_groups + group],",
+        "multiply_part(sums, ring[slot * Shape::k_groups + group + 1],",
         "gemm",
-        r"wrong_lane::awq_gemm<16>, block \(\d,0,0\), thread \d+: ",
+        r"wrong_part::awq_gemm<16>, block \(\d,0,0\), thread \d+: ",
     ),
     "unequal_lanes": (
         "mma_m16n8k16(sums[j][p], a, {b.x, b.y});",
@@ -72,8 +72,9 @@ int main() {{
 """
 START = 'attempt("{n}", [](const half* x, const AwqProducts& products, const SplitScratch& scratch) {{ '
 CALL = {
-    "gemm": START + "launch<{n}::awq_gemm<16>>({{.grid = 1, .block = {n}::gemm_threads, "
-    ".shared_bytes = {n}::gemm_stages * sizeof({n}::GemmStage<16>)}}, x, 5, products, scratch); }});",
+    "gemm": START + "launch<{n}::awq_gemm<16>>({{.grid = 1, .block = {n}::GemmShape<16>::threads, "
+    ".shared_bytes = {n}::gemm_stages * {n}::GemmShape<16>::k_groups * sizeof({n}::GemmPart<16>)}}, "
+    "x, 5, {n}::GemmShares{{1, 1, 1, 0, UINT32_MAX / 64 + 1}}, products, scratch); }});",
     "gemv": START
     + "launch<{n}::awq_gemv<1>>({{.grid = 2, .block = 32 * {n}::gemv_warps}}, x, products, scratch); }});",
 }
@@ -85,7 +86,7 @@ def messages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planted")
     program = (ROOT / "runq_awq.cu").read_text()
     # Each kernel with what stands before it under its heading, without what launches it.
-    part = "^// awq_{0}: .*?(?=^// The most blocks of awq_{0} )"
+    part = r"^// awq_{0}: .*?(?=^// (The most blocks of awq_gemv|By n_blocks blocks)\b)"
     sources = {kernel: re.search(part.format(kernel), program, re.M | re.S)[0] for kernel in CALL}
     copies = []
     for name, (old, new, kernel, _) in BUGS.items():
