@@ -43,6 +43,7 @@ class Mutant:
     kernel: str = ""
     nth: int = -1
     file: str = ""
+    sm: int = 80
 
 
 BAR, FENCE, WARP_BAR = r"bar\.sync\s+0;", r"membar\.gl;", r"bar\.warp\.sync\s+-1;"
@@ -70,6 +71,7 @@ MUTANTS = [
     Mutant("cp.async: zeros where there are values", AWQ, rf"(selp\.b32\s+{R}), 16, 0,", r"\1, 0, 16,"),
     Mutant("vector load: elements exchanged", AWQ, rf"(ld\.global\.nc\.v4\.u32\s+)\{{{R},{R},", r"\1{\3,\2,", "awq_gemv<1>"),
     Mutant("vector load: misaligned", AWQ, r"(ld\.global\.nc\.v4\.u32\s[^;]*\[%rd\d+)\]", r"\1+4]", "fp16_gemv"),
+    Mutant("griddepcontrol: never waits", AWQ, r"griddepcontrol\.wait;", "", "swiglu_kernel", sm=90),
     Mutant("arrivals: not set back to 0", AWQ, rf"st\.global\.u32\s+\[%rd\d+\], {R};", "", "awq_gemm<64>"),
     Mutant("barrier of block_sum", AWQ, BAR, "", "rmsnorm_kernel", 0),
     Mutant("barrier of arg_max, in a block", AWQ, BAR, "", "arg_max_kernel", 0),
@@ -125,7 +127,7 @@ def planted(m: Mutant, original: dict[str, Kernel]) -> str:
             flags = ["-std=c++20", "-O3", "-I.", "-DENGINE", "-DNO_TOKENIZER", "-DNO_CUBLAS", "-ptx", "-arch=sm_80"]
             subprocess.run(["nvcc", *flags, SOURCE[m.ptx], "-o", "mutant.ptx"], cwd=folder, check=True)
             return (Path(folder) / "mutant.ptx").read_text()
-    text = ptx_file(m.ptx, 80).read_text()
+    text = ptx_file(m.ptx, m.sm).read_text()
     begin, end = 0, len(text)
     if m.kernel:
         begin = text.index(f".entry {original[m.kernel].mangled}(")
@@ -145,7 +147,7 @@ def found(m: Mutant, original: dict[str, Kernel], launches: list[Launch]) -> str
     except PtxError as error:
         return str(error)
     for launch in launches:
-        if launch.kernel in kernels and (wrong := check_launch(kernels[launch.kernel], launch)):
+        if launch.kernel in kernels and launch.kernel.startswith(m.kernel) and (wrong := check_launch(kernels[launch.kernel], launch)):
             return wrong
     return ""
 
