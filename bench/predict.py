@@ -118,23 +118,31 @@ def blocks_per_sm(card: Card, registers: int, shared: int, warps: int) -> int:
     return max(1, min(card.blocks, card.warps // warps, 65536 // per_warp // warps, card.shared // (shared + 1024)))
 
 
+def is_early(card: Card, launch: Launch) -> bool:
+    """Whether it begins beside the launch before."""
+    return card.arch >= "sm_90" and launch.kernel != "cuBLAS"
+
+
+def rounds_of(card: Card, launch: Launch) -> float:
+    """How often it waits for memory."""
+    return launch.rounds - launch.early * is_early(card, launch)
+
+
 def times(card: Card, counts: dict, launch: Launch, graph: bool = True) -> dict[str, float]:
     """Seconds by what they are for; "start" and "finish" are added to the longest of the others."""
     row = counts.get(launch.kernel, UNKNOWN)
     fit = blocks_per_sm(card, row["registers"], row["shared"] + launch.dynamic_shared, launch.warps)
     busiest, turns = math.ceil(launch.blocks / card.n_sms), math.ceil(launch.blocks / (fit * card.n_sms))
-    is_early = card.arch >= "sm_90" and launch.kernel != "cuBLAS"
-    rounds = launch.rounds - launch.early * is_early
     far, near, step = card.dram_cycles / card.clock, card.l2_cycles / card.clock, CYCLES / card.clock
     flops = card.fp16_flops / card.n_sms * card.mma_share
     return {
-        "start": LAUNCH_ALONE if not graph else LAUNCH_EARLY if is_early else LAUNCH,
+        "start": LAUNCH_ALONE if not graph else LAUNCH_EARLY if is_early(card, launch) else LAUNCH,
         "memory": launch.dram / (card.bandwidth * READ_SHARE),
         "L2": launch.l2 / card.l2_bandwidth,
         "instructions": busiest * launch.warps * launch.instructions / (4 * card.clock),
         "tensor": busiest * launch.warps * launch.mma * MMA_FLOP / flops
         + launch.flop / (card.fp16_flops * CUBLAS_SHARE),
-        "wait": turns * (rounds * far + launch.near * near + launch.instructions * step),
+        "wait": turns * (rounds_of(card, launch) * far + launch.near * near + launch.instructions * step),
         "finish": launch.alone * near + launch.alone_instructions * step,
     }
 
@@ -366,7 +374,7 @@ def kernel_rows(card: Card, counts: dict, launches: list[Launch]) -> Iterator[li
     for x, parts in sorted(costs.items(), key=lambda item: -launches.count(item[0]) * total(item[1])):
         row, n = counts.get(x.kernel, UNKNOWN), launches.count(x)
         fit = blocks_per_sm(card, row["registers"], row["shared"] + x.dynamic_shared, x.warps)
-        waits = f"{x.rounds:.0f}+{x.near:.0f}+{x.alone:.0f}"
+        waits = f"{rounds_of(card, x):.0f}+{x.near:.0f}+{x.alone:.0f}"
         yield [x.kernel, n, x.blocks, fit, f"{x.dram / 1e6:.2f}", f"{x.instructions:.0f}", waits,
                f"{1e6 * total(parts):.1f}", f"{1e6 * n * total(parts):.0f}", binds(parts)]  # fmt: skip
 
