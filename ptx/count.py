@@ -78,11 +78,14 @@ def _gemv(words: int, n_in: int, n_out: int, splits: int, m: Memory) -> tuple:
     return (-(-n_out // (64 * words)), splits, 1), 128, 0, arguments
 
 
-def _gemm(tile: int, n_tokens: int, n_in: int, n_out: int, splits: int, m: Memory) -> tuple:
-    stage = 2 * tile * 72 + 4 * 64 * 36 + 128 + 512
-    arguments = struct.pack("<Qi4x", m.normal(n_tokens, n_in), n_tokens) + _products(m, n_in, n_out, n_tokens)
-    arguments += _scratch(m, splits * -(-n_tokens // tile) * tile * -(-n_out // 256) * 256)
-    return (-(-n_out // 256), -(-n_tokens // tile), splits), 128, 4 * stage, arguments
+def _gemm(tile: int, n_tokens: int, n_in: int, n_out: int, blocks: int, m: Memory) -> tuple:
+    columns, k_groups = (256, 1) if tile > 64 else (128, 2 if tile > 32 else 4)
+    part, token_tiles, tile_stages = 128 * tile + 2 * columns * 16, -(-n_tokens // tile), -(-n_in // (64 * k_groups))
+    each, extra = divmod(-(-n_out // columns) * token_tiles * tile_stages, blocks)
+    shares = struct.pack("<iiiiI", token_tiles, tile_stages, each, extra, (1 << 32) // 128)
+    arguments = struct.pack("<Qi", m.normal(n_tokens, n_in), n_tokens) + shares + _products(m, n_in, n_out, n_tokens)
+    arguments += _scratch(m, 2 * blocks * tile * columns)
+    return (blocks, 1, 1), k_groups * columns * max(64, tile) // 128, 3 * k_groups * part, arguments
 
 
 def _attention(tokens: int, kv_heads: int, keys: int, splits: int, m: Memory) -> tuple:
@@ -139,9 +142,10 @@ def _product_case(kernel: str, n_tokens: int, n_in: int, n_out: int, make: Calla
 CASES = [
     _product_case("awq_gemv<4>", 1, 4096, 512, partial(_gemv, 4, 4096, 512, 8), ", 8 splits"),
     _product_case("awq_gemv<1>", 1, 4096, 256, partial(_gemv, 1, 4096, 256, 4), ", 4 splits"),
-    _product_case("awq_gemm<16>", 16, 2048, 256, partial(_gemm, 16, 16, 2048, 256, 4), ", 4 splits"),
-    _product_case("awq_gemm<32>", 32, 1024, 256, partial(_gemm, 32, 32, 1024, 256, 1), ""),
-    _product_case("awq_gemm<64>", 64, 1024, 256, partial(_gemm, 64, 64, 1024, 256, 1), ""),
+    _product_case("awq_gemm<16>", 16, 2048, 256, partial(_gemm, 16, 16, 2048, 256, 8), ", 8 blocks"),
+    _product_case("awq_gemm<32>", 32, 1024, 256, partial(_gemm, 32, 32, 1024, 256, 2), ", 2 blocks"),
+    _product_case("awq_gemm<64>", 64, 1024, 256, partial(_gemm, 64, 64, 1024, 256, 2), ", 2 blocks"),
+    _product_case("awq_gemm<128>", 128, 1024, 256, partial(_gemm, 128, 128, 1024, 256, 1), ""),
     *(
         Case(
             "attention_kernel<4>" if tokens > 1 else "token_attention<4>",

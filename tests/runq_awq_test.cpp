@@ -174,7 +174,7 @@ TEST_CASE("kernel: several matrices in one launch, several tiles of columns, and
     std::mt19937 rng(1);
     const SplitMemory state;
     for (const int n_tokens : {1, 5, 33}) {
-        const int n_in = 192;
+        const int n_in = 576;  // so that awq_gemm cuts tiles
         const DeviceMatrix a = random_matrix(rng, n_in, 264, 64), b = random_matrix(rng, n_in, 8, 64),
                            c = random_matrix(rng, n_in, 320, 64);
         const DeviceBuffer<half> x = on_device(halves(random_values(rng, size_t(n_tokens) * n_in)));
