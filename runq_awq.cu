@@ -234,6 +234,14 @@ template <int n>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
+// Adds 1 to *count and returns what it was. What this thread's block wrote before a barrier is visible to
+// whoever sees the new count; what others wrote before they counted is visible to this thread from here on,
+// and to its block after a barrier (PTX ISA, Memory Consistency Model: release and acquire).
+__device__ __forceinline__ unsigned count_arrival(unsigned* count) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+    return before;
+}
 // Here launches are in order. In the engine a kernel may start while those before it run, and wait here.
 __device__ __forceinline__ void wait_for_previous() {}
 #else
@@ -324,10 +332,8 @@ __device__ inline bool is_last(unsigned* arrivals, unsigned n) {
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();  // the block's partial result is visible before its arrival is
-        last = atomicAdd(arrivals, 1u) == n - 1;
+        last = count_arrival(arrivals) == n - 1;
         if (last) *arrivals = 0;
-        __threadfence();  // the other blocks' partial results are read after this
     }
     __syncthreads();
     return last;
