@@ -8,10 +8,12 @@ A launch takes the time to start it, and the longest of five times: bytes from m
 (L2); instructions of the busiest multiprocessor (SM); its products on tensor cores; and the *wait*, the time of one
 warp alone: its instructions one by one, and its loads, as many at a time as the compiled kernel has in flight, times
 the blocks that come one after another. What the last block of a tile does alone is added. Launches follow one another.
+On Hopper all but cuBLAS's are *early* (Programmatic Dependent Launch): of a launch's start LAUNCH_EARLY remains, and
+loads from memory in front of the wait for the launch before cost nothing, as if that hid them.
 
-Left out: what overlaps between launches; that latency grows with the load; hits in L1, and hits of weights in L2; bank
-conflicts; clocks below the boost clock; which block runs where. cuBLAS is a share of the peak. Nothing was fitted to a
-measurement of this program. bench/sass.py counts what was compiled, into bench/kernel_counts.json.
+Left out: what else overlaps between launches; that latency grows with the load; hits in L1, and hits of weights in L2;
+bank conflicts; clocks below the boost clock; which block runs where. cuBLAS is a share of the peak. Nothing was fitted
+to a measurement of this program. bench/sass.py counts what was compiled, into bench/kernel_counts.json.
 """
 
 import argparse
@@ -63,6 +65,7 @@ CARDS = {
 READ_SHARE = 0.92  # assumed: of the data sheet's bandwidth that reading reaches
 LAUNCH = 1.3e-6  # assumed: a kernel in a graph: 0.5 us to the next (Gray 2019, "Getting Started with CUDA Graphs", on a
 # V100), and 0.8 us until its first instruction and after its last
+LAUNCH_EARLY = 0.5e-6  # of these 1.3 us, what remains of an early launch
 LAUNCH_ALONE = 2.5e-6  # assumed: without a graph the host takes this long per launch
 STEP = 15e-6  # assumed: per step of the host: ids up, the graph's launch, the result down
 CYCLES = 2.0  # assumed: per instruction of a warp that runs alone; a result takes 4, and half of them wait for one
@@ -71,8 +74,10 @@ CUBLAS_SHARE = 0.7  # assumed: of the tensor cores' peak
 MMA_FLOP = 2 * 16 * 8 * 16  # of an mma.m16n8k16
 
 # Of the program; tests/test_predict.py holds these to the sources.
-MAX_CHUNK, MAX_SPLITS, DEQUANTIZE_FROM = 512, 16, 384
-GEMV_WARPS, ATTENTION_WARPS, GEMM_COLUMNS, GEMM_INPUTS, GEMM_STAGES = 4, 4, 256, 64, 4
+MAX_CHUNK, MAX_SPLITS, MAX_PARTIALS, DEQUANTIZE_FROM = 512, 32, 1 << 23, 384
+GEMV_WARPS, GEMV_INPUTS, GEMV_STEPS, GEMM_INPUTS, GEMM_STAGES = 4, 16, 3, 64, 3
+ATTENTION_WARPS, ATTENTION_KEYS, TOKEN_WARPS, TOKEN_KEYS, TOKEN_STEPS = 8, 64, 8, 16, 4
+ARG_MAX_THREADS, ARG_MAX_BLOCKS = 256, 256
 
 
 # ----------------------------------------------------------------------------
@@ -83,7 +88,8 @@ GEMV_WARPS, ATTENTION_WARPS, GEMM_COLUMNS, GEMM_INPUTS, GEMM_STAGES = 4, 4, 256,
 class Launch:
     """A kernel's launch. Instructions, mma and rounds are those of its longest warp.
 
-    dram, l2: bytes of all blocks. rounds, near: how often a warp waits for memory and for L2, one after the other.
+    dram, l2: bytes of all blocks. rounds, near: how often a warp waits for memory and for L2, one after the other;
+    early: of these rounds, those of loads that begin before the wait for the launch before.
     alone, alone_instructions: the same for L2 in the block that finishes a tile. flop: of cuBLAS.
     """
 
@@ -96,6 +102,7 @@ class Launch:
     mma: float = 0
     rounds: float = 0
     near: float = 0
+    early: float = 0
     alone: float = 0
     alone_instructions: float = 0
     dynamic_shared: int = 0
@@ -111,6 +118,16 @@ def blocks_per_sm(card: Card, registers: int, shared: int, warps: int) -> int:
     return max(1, min(card.blocks, card.warps // warps, 65536 // per_warp // warps, card.shared // (shared + 1024)))
 
 
+def is_early(card: Card, launch: Launch) -> bool:
+    """Whether it begins beside the launch before."""
+    return card.arch >= "sm_90" and launch.kernel != "cuBLAS"
+
+
+def rounds_of(card: Card, launch: Launch) -> float:
+    """How often it waits for memory."""
+    return launch.rounds - launch.early * is_early(card, launch)
+
+
 def times(card: Card, counts: dict, launch: Launch, graph: bool = True) -> dict[str, float]:
     """Seconds by what they are for; "start" and "finish" are added to the longest of the others."""
     row = counts.get(launch.kernel, UNKNOWN)
@@ -119,13 +136,13 @@ def times(card: Card, counts: dict, launch: Launch, graph: bool = True) -> dict[
     far, near, step = card.dram_cycles / card.clock, card.l2_cycles / card.clock, CYCLES / card.clock
     flops = card.fp16_flops / card.n_sms * card.mma_share
     return {
-        "start": LAUNCH if graph else LAUNCH_ALONE,
+        "start": LAUNCH_ALONE if not graph else LAUNCH_EARLY if is_early(card, launch) else LAUNCH,
         "memory": launch.dram / (card.bandwidth * READ_SHARE),
         "L2": launch.l2 / card.l2_bandwidth,
         "instructions": busiest * launch.warps * launch.instructions / (4 * card.clock),
         "tensor": busiest * launch.warps * launch.mma * MMA_FLOP / flops
         + launch.flop / (card.fp16_flops * CUBLAS_SHARE),
-        "wait": turns * (launch.rounds * far + launch.near * near + launch.instructions * step),
+        "wait": turns * (rounds_of(card, launch) * far + launch.near * near + launch.instructions * step),
         "finish": launch.alone * near + launch.alone_instructions * step,
     }
 
@@ -151,34 +168,28 @@ def row_walk(counts: dict, kernel: str, loads: float) -> tuple[float, float]:
     return instructions, math.ceil(loads / max(1, main["in_flight"]))
 
 
-def elementwise(counts: dict, kernel: str, n: int, n_bytes: float, rounds: int = 1) -> Launch:
-    """embed_kernel, swiglu_kernel: a thread per value; what they read was just written, and lies in L2."""
-    return Launch(kernel, math.ceil(n / 256), 8, 0, n_bytes, counts[kernel]["straight"], near=rounds)
+def embed(counts: dict, rows: int, dim: int) -> Launch:
+    """embed_kernel: a thread has two values; the token's id, then its row."""
+    blocks, straight = rows * math.ceil(dim / 512), counts["embed_kernel"]["straight"]
+    return Launch("embed_kernel", blocks, 8, 2 * rows * dim, 4 * rows * dim, straight, rounds=1, near=1)
 
 
 def rmsnorm(counts: dict, rows: int, dim: int) -> Launch:
-    """rmsnorm_kernel: one block a row. A thread reads dim / 256 values, then these again and as many weights."""
-    n, row = math.ceil(dim / 256), counts["rmsnorm_kernel"]
-    near = math.ceil(n / row["first"]["in_flight"])
-    instructions, rounds = row_walk(counts, "rmsnorm_kernel", 2 * n)
-    instructions += n * row["first"]["instructions"] / row["first"]["loads"]
-    return Launch("rmsnorm_kernel", rows, 8, 2 * dim, 6 * rows * dim, instructions, near=near, rounds=rounds)
+    """rmsnorm_kernel: one block a row; a thread loads up to 16 weights at once, and as many values."""
+    warps, straight = min(32, math.ceil(dim / 512)), counts["rmsnorm_kernel"]["straight"]
+    return Launch("rmsnorm_kernel", rows, warps, 2 * dim, 6 * rows * dim, straight, rounds=1, near=1, early=1)
 
 
 def prepare_heads(counts: dict, c: Config, rows: int) -> Launch:
-    """prepare_heads_kernel: a warp a head; position, then the squares, then the pairs."""
-    heads = c.n_heads + 2 * c.n_kv_heads
-    instructions, near = row_walk(counts, "prepare_heads_kernel", 3 * c.head_dim / 32)
-    n_bytes = rows * heads * c.head_dim * 6
-    return Launch("prepare_heads_kernel", heads * rows, 1, 0, n_bytes, instructions, near=1 + near, rounds=1)
+    """prepare_heads_kernel: a warp a head; position, rotations, then the head."""
+    heads, straight = c.n_heads + 2 * c.n_kv_heads, counts["prepare_heads_kernel"]["straight"]
+    blocks, n_bytes = rows * math.ceil(heads / 4), rows * heads * c.head_dim * 6
+    return Launch("prepare_heads_kernel", blocks, 4, 0, n_bytes, straight, near=2, rounds=1, early=1)
 
 
-def splits_for(card: Card, n_tiles: int, most: int) -> int:
-    """As runq_awq.cu has it; scratch memory suffices for these shapes."""
-    n = 1
-    while n < most and n < MAX_SPLITS and n * n_tiles < 4 * card.n_sms:
-        n += 1
-    return n
+def swiglu(counts: dict, n: int) -> Launch:
+    """swiglu_kernel: a thread has two values, which were just written, and lie in L2."""
+    return Launch("swiglu_kernel", math.ceil(n / 512), 8, 0, 10 * n, counts["swiglu_kernel"]["straight"], near=1)
 
 
 def weight_bytes(n_in: int, n_out: int) -> float:
@@ -186,41 +197,59 @@ def weight_bytes(n_in: int, n_out: int) -> float:
     return n_in * n_out * (4 + 4 / 128 + 16 / 128) / 8
 
 
+def gemv_splits(card: Card, n_in: int, n_tiles: int) -> int:
+    """splits_for() and run_gemv(); scratch memory suffices for these shapes."""
+    steps = n_in // GEMV_INPUTS // GEMV_WARPS
+    splits = max(1, min(steps, MAX_SPLITS, 4 * card.n_sms // n_tiles))
+    while steps < 8 * splits and steps % splits:
+        splits -= 1
+    return splits
+
+
 def gemv(card: Card, counts: dict, n_in: int, outs: list[int]) -> Launch:
-    """awq_gemv with gemv_words(), splits_for(). A group: one round for zeros and scales, then 8 times five loads."""
-    groups, most = n_in // 128, math.ceil(n_in / 128 / GEMV_WARPS)
-
-    def tiles(words: int) -> int:
-        return sum(math.ceil(n / (64 * words)) for n in outs)
-
-    words = next((w for w in (4, 2) if tiles(w) * most >= 2 * card.n_sms), 1)
-    splits, kernel = splits_for(card, tiles(words), most), f"awq_gemv<{words}>"
-    of_warp = math.ceil(groups / (splits * GEMV_WARPS))
-    instructions, rounds = row_walk(counts, kernel, 40)
-    finish = 2 + math.ceil(splits / max(1, counts[kernel]["last"]["in_flight"])) if splits > 1 else 0
+    """awq_gemv with run_gemv(). A main loop is a step of 16 inputs, and a warp has the copies of three in flight."""
+    words = 4 if all(n % 32 == 0 for n in outs) else 1
+    tiles, kernel, values = sum(math.ceil(n / (64 * words)) for n in outs), f"awq_gemv<{words}>", max(1, words // 2)
+    splits, row = gemv_splits(card, n_in, tiles), counts[f"awq_gemv<{words}>"]
+    steps = math.ceil(n_in / GEMV_INPUTS / (splits * GEMV_WARPS))
+    step_bytes, finish, finish_instructions = 672 * words, 0.0, 0.0
+    if splits > 1:
+        finish = 2 + math.ceil(splits * values / row["last"]["in_flight"])
+        finish_instructions = splits * values * row["last"]["instructions"] / row["last"]["loads"]
     return Launch(
-        kernel, tiles(words) * splits, GEMV_WARPS, weight_bytes(n_in, sum(outs)), 8 * splits * sum(outs) * (splits > 1),
-        of_warp * instructions, of_warp * 32 * words, of_warp * (1 + rounds), 1, alone=finish,
-        alone_instructions=splits * counts[kernel]["last"]["instructions"] if splits > 1 else 0,
+        kernel, tiles * splits, GEMV_WARPS, weight_bytes(n_in, sum(outs)), 8 * splits * sum(outs) * (splits > 1),
+        row["straight"] + steps * row["main"]["instructions"], steps * row["main"]["mma"],
+        max(1, steps / GEMV_STEPS), 1, 1, finish, finish_instructions,
+        GEMV_WARPS * (GEMV_STEPS * step_bytes + 2 * GEMV_INPUTS * steps),
     )  # fmt: skip
 
 
+def gemm_shape(size: int) -> tuple[int, int, int]:
+    """GemmShape of tiles of `size` tokens: output channels of a tile, k groups, warps."""
+    columns, k_groups = (256, 1) if size > 64 else (128, 2 if size > 32 else 4)
+    return columns, k_groups, k_groups * columns // 64 * math.ceil(size / 64)
+
+
 def gemm(card: Card, counts: dict, n_in: int, outs: list[int], n_tokens: int) -> Launch:
-    """awq_gemm with run_gemm(). A main loop is a stage of 64 inputs; the ring has three stages in flight."""
-    size = 16 if n_tokens <= 16 else 32 if n_tokens <= 32 else 64
-    rows, kernel = math.ceil(n_tokens / size), f"awq_gemm<{size}>"
-    n_tiles = rows * sum(math.ceil(n / GEMM_COLUMNS) for n in outs)
-    splits = splits_for(card, n_tiles, max(1, n_in // GEMM_INPUTS // 2))
-    stages = math.ceil(n_in / GEMM_INPUTS / splits)
-    row, weights = counts[kernel], weight_bytes(n_in, sum(outs))
-    stage_bytes = 2 * size * (64 + 8) + 4 * 64 * (32 + 4) + 4 * 32 + 2 * 256  # docs/awq.md, awq_gemm
+    """awq_gemm with run_fused() and run_gemm(). A main loop is a stage; the ring has two stages in flight."""
+    n_large = sum(math.ceil(n / 256) for n in outs) * math.ceil(n_tokens / 128)
+    size = next((n for n in (16, 32, 64) if n_tokens <= n), 64 if 3 * n_large < card.n_sms else 128)
+    (columns, k_groups, warps), rows, row = gemm_shape(size), math.ceil(n_tokens / size), counts[f"awq_gemm<{size}>"]
+    n_tiles, tile_stages = rows * sum(math.ceil(n / columns) for n in outs), math.ceil(n_in / GEMM_INPUTS / k_groups)
+    n_stages = n_tiles * tile_stages
+    most = min((1 if size > 64 else 2) * card.n_sms, n_stages, MAX_PARTIALS // (2 * size * columns))
+    stages = math.ceil(n_stages / most)  # of a block, the longest
+    blocks, weights = math.ceil(n_stages / stages), weight_bytes(n_in, sum(outs))
     l2, finish = rows * weights + n_tiles * n_in * size * 2, 0.0
-    if splits > 1:
-        l2 += 8 * splits * sum(outs) * rows * size
-        finish = 2 + math.ceil(splits * size / 2 / row["last"]["in_flight"])
-    instructions, mma = row["straight"] + stages * row["main"]["instructions"], stages * 4 * 4 * size / 8
-    return Launch(kernel, n_tiles * splits, 4, weights, l2, instructions, mma, 1 + stages / (GEMM_STAGES - 1),
-                  alone=finish, dynamic_shared=GEMM_STAGES * stage_bytes)  # fmt: skip
+    if stages % tile_stages:  # tiles are cut; a thread adds parts of two tokens, of up to eight blocks, at a time
+        l2 += 8 * (blocks + n_tiles) * size * columns
+        parts = math.ceil(tile_stages / stages) + 1
+        finish = 2 + math.ceil(size * columns / (4 * 32 * warps) / 2) * math.ceil(parts / 8)
+    return Launch(
+        f"awq_gemm<{size}>", blocks, warps, weights, l2, row["straight"] + stages * row["main"]["instructions"],
+        stages * row["main"]["mma"], 1 + stages / (GEMM_STAGES - 1), alone=finish,
+        dynamic_shared=GEMM_STAGES * k_groups * (2 * GEMM_INPUTS * size + GEMM_INPUTS * columns // 2),
+    )  # fmt: skip
 
 
 def cublas(n_tokens: int, n_in: int, n_out: int) -> Launch:
@@ -236,48 +265,52 @@ def products(card: Card, counts: dict, n_in: int, outs: list[int], n_tokens: int
         yield gemm(card, counts, n_in, outs, n_tokens)
     else:
         for n_out in outs:
-            words, straight = n_in * n_out // 8, counts["awq_dequantize"]["straight"]
-            n_bytes = weight_bytes(n_in, n_out)
-            yield Launch("awq_dequantize", math.ceil(words / 256), 8, n_bytes + 16 * words, 0, straight, rounds=1)
+            blocks, straight = math.ceil(n_out / 1024) * n_in // 8, counts["awq_dequantize"]["straight"]
+            n_bytes = weight_bytes(n_in, n_out) + 2 * n_in * n_out
+            yield Launch("awq_dequantize", blocks, 4, n_bytes, 0, straight, rounds=1, early=1)
             yield cublas(n_tokens, n_in, n_out)
 
 
 def attention(card: Card, counts: dict, c: Config, n_tokens: int, pos: int, context: int) -> Launch:
-    """attention_kernel and FastAttention. A main loop is 32 keys; the last block of a kv head combines the splits."""
-    kernel, per_kv, kv_bytes = f"attention_kernel<{c.head_dim // 32}>", c.n_heads // c.n_kv_heads, 4 * c.kv_dim
-    main, straight = counts[kernel]["main"], counts[kernel]["straight"]
-    tiles, keys = math.ceil(n_tokens * per_kv / 16), pos + n_tokens
-    waits = math.ceil(main["loads"] / max(1, main["in_flight"]))
-    steps, blocks, alone, alone_instructions, partials = math.ceil(keys / 32), math.ceil(tiles / 4), 0.0, 0.0, 0.0
-    if n_tokens == 1:
-        blocks = min(math.ceil(context / 128), 64, 1 + 4 * card.n_sms // (tiles * c.n_kv_heads))
-        used = min(4 * blocks, math.ceil(keys / 32))
-        steps, blocks = math.ceil(keys / 32 / (4 * blocks)), tiles * math.ceil(used / ATTENTION_WARPS)
-        last = counts[kernel]["last"]
-        walks = per_kv * 5 * used  # loads of a row: the maximum; total and maximum; sum and maximum
-        alone = 2 + walks / max(1, last["in_flight"])
-        alone_instructions = walks * last["instructions"] / max(1, last["loads"])
-        partials = 4 * c.n_kv_heads * used * (16 + per_kv) * (c.head_dim + 2)
-    seen = (pos + n_tokens / 2) * kv_bytes * tiles if n_tokens > 1 else 0
+    """attention_kernel, or of one token token_attention and FastAttention."""
+    per_kv, keys, kv_bytes = c.n_heads // c.n_kv_heads, pos + n_tokens, 4 * c.kv_dim
+    tiles = math.ceil(n_tokens * per_kv / 16)
+    if n_tokens > 1:  # a main loop is a stage of keys, and the next is copied meanwhile
+        kernel, steps = f"attention_kernel<{c.head_dim // 32}>", math.ceil(keys / ATTENTION_KEYS)
+        row, blocks = counts[kernel], math.ceil(tiles / ATTENTION_WARPS)
+        return Launch(
+            kernel, blocks * c.n_kv_heads, ATTENTION_WARPS, keys * kv_bytes, (pos + n_tokens / 2) * kv_bytes * blocks,
+            row["straight"] + steps * row["main"]["instructions"], steps * row["main"]["mma"], 1 + steps, near=2,
+            dynamic_shared=2 * 2 * ATTENTION_KEYS * 2 * (c.head_dim + 8),
+        )  # fmt: skip
+    kernel, n_tiles = f"token_attention<{c.head_dim // 32}>", tiles * c.n_kv_heads
+    row, n_steps, block_keys, splits = counts[kernel], math.ceil(keys / TOKEN_KEYS), TOKEN_STEPS * TOKEN_KEYS, 1
+    if n_steps > TOKEN_WARPS:
+        most = max(1, min(card.n_sms // n_tiles, math.ceil(context / block_keys)))
+        splits = min(most, math.ceil(n_steps / TOKEN_STEPS))
+    steps, walks = math.ceil(n_steps / (splits * TOKEN_WARPS)), math.ceil(splits / 16) * (splits > 1)
     return Launch(
-        kernel, blocks * c.n_kv_heads, ATTENTION_WARPS, keys * kv_bytes, partials + seen,
-        straight + steps * main["instructions"], steps * main["mma"], steps * waits, near=2, alone=alone,
-        alone_instructions=alone_instructions,
+        kernel, n_tiles * splits, TOKEN_WARPS, keys * kv_bytes, 16 * c.n_heads * splits * (c.head_dim / 2 + 1),
+        row["straight"] + steps * row["main"]["instructions"], steps * row["main"]["mma"], steps, 2, 1,
+        2 * (splits > 1) + walks, walks * row["last"]["instructions"], 4 * min(per_kv, 16) * (8 * c.head_dim + 4),
     )  # fmt: skip
 
 
 def classifier(counts: dict, c: Config) -> Iterator[Launch]:
-    """fp16_gemv: a warp a row, two loads of 16 bytes a lane at a time; arg_max_kernel: one block."""
+    """fp16_gemv: a warp a row, two loads of 16 bytes a lane at a time; arg_max_kernel: four logits a load."""
     instructions, rounds = row_walk(counts, "fp16_gemv", 2 * math.ceil(c.dim / 256))
     blocks = math.ceil(c.vocab_size / 8)
     yield Launch("fp16_gemv", blocks, 8, 2 * c.vocab_size * c.dim, blocks * 2 * c.dim, instructions, rounds=rounds)
-    instructions, near = row_walk(counts, "arg_max_kernel", math.ceil(c.vocab_size / 1024))
-    yield Launch("arg_max_kernel", 1, 32, 0, 4 * c.vocab_size, instructions, near=near)
+    blocks = min(math.ceil(c.vocab_size / (4 * ARG_MAX_THREADS)), ARG_MAX_BLOCKS)
+    loads = math.ceil(c.vocab_size / (4 * ARG_MAX_THREADS * blocks))
+    instructions, near = row_walk(counts, "arg_max_kernel", loads)
+    warps = ARG_MAX_THREADS // 32
+    yield Launch("arg_max_kernel", blocks, warps, 0, 4 * c.vocab_size, instructions, near=near, alone=3)
 
 
 def step(card: Card, counts: dict, c: Config, n: int, pos: int, context: int, next_token: bool) -> list[Launch]:
     """run_step() of engine/gpu/command_line.cuh: n tokens from position pos on."""
-    launches = [elementwise(counts, "embed_kernel", n * 256, 6 * n * c.dim, math.ceil(c.dim / 256))]
+    launches = [embed(counts, n, c.dim)]
     for _ in range(c.n_layers):
         launches += [
             rmsnorm(counts, n, c.dim),
@@ -287,7 +320,7 @@ def step(card: Card, counts: dict, c: Config, n: int, pos: int, context: int, ne
             *products(card, counts, c.n_heads * c.head_dim, [c.dim], n),
             rmsnorm(counts, n, c.dim),
             *products(card, counts, c.dim, [c.hidden_dim, c.hidden_dim], n),
-            elementwise(counts, "swiglu_kernel", n * c.hidden_dim, 10 * n * c.hidden_dim),
+            swiglu(counts, n * c.hidden_dim),
             *products(card, counts, c.hidden_dim, [c.dim], n),
         ]
     return launches + ([rmsnorm(counts, 1, c.dim), *classifier(counts, c)] if next_token else [])
@@ -341,7 +374,7 @@ def kernel_rows(card: Card, counts: dict, launches: list[Launch]) -> Iterator[li
     for x, parts in sorted(costs.items(), key=lambda item: -launches.count(item[0]) * total(item[1])):
         row, n = counts.get(x.kernel, UNKNOWN), launches.count(x)
         fit = blocks_per_sm(card, row["registers"], row["shared"] + x.dynamic_shared, x.warps)
-        waits = f"{x.rounds:.0f}+{x.near:.0f}+{x.alone:.0f}"
+        waits = f"{rounds_of(card, x):.0f}+{x.near:.0f}+{x.alone:.0f}"
         yield [x.kernel, n, x.blocks, fit, f"{x.dram / 1e6:.2f}", f"{x.instructions:.0f}", waits,
                f"{1e6 * total(parts):.1f}", f"{1e6 * n * total(parts):.0f}", binds(parts)]  # fmt: skip
 

@@ -159,15 +159,15 @@ def compile_and_count(nvcc: str, nvdisasm: str) -> dict:
     """{architecture: {kernel: counts}} of runq_awq.cu as it is now."""
     with tempfile.TemporaryDirectory() as folder:
         fatbin = Path(folder) / "kernels.fatbin"
-        targets = f"arch=compute_80,code=[{','.join(ARCHS)}]"
-        command = [nvcc, *NVCC_OPTIONS, "-gencode", targets, "-fatbin", "--keep", "--keep-dir", folder, "runq_awq.cu",
+        targets = (f"-gencode=arch=compute_{arch[3:]},code={arch}" for arch in ARCHS)
+        command = [nvcc, *NVCC_OPTIONS, *targets, "-fatbin", "--keep", "--keep-dir", folder, "runq_awq.cu",
                    "-o", fatbin]  # fmt: skip
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if done.returncode != 0:
             raise SystemExit(f"nvcc: exit code {done.returncode}\n{done.stderr}")
         counts = resources(done.stderr + done.stdout)
         for cubin in Path(folder).glob("*.cubin"):
-            arch = re.search(r"sm_\d+", cubin.name)[0]
+            arch = "sm_" + re.findall(r"_(\d+)", cubin.name)[-1]
             listing = subprocess.run([nvdisasm, "-c", cubin], capture_output=True, text=True, check=True).stdout
             for kernel, code in functions(listing).items():
                 counts[arch][kernel] |= count(code)

@@ -90,7 +90,9 @@ def difference(launch: Launch, found: dict[int, np.ndarray], apart: dict[str, fl
 def check_launch(kernel: Kernel, launch: Launch, apart: dict[str, float] | None = None) -> str:
     """Runs a launch; what is wrong, or ''."""
     try:
-        found = run(kernel, launch.grid, launch.block, launch.shared, launch.arguments, launch.before)
+        found = run(
+            kernel, launch.grid, launch.block, launch.shared, launch.arguments, launch.before, fresh=launch.fresh
+        )
     except PtxError as error:
         return str(error)
     return difference(launch, found, apart)

@@ -410,6 +410,19 @@ def _mma_int8(m: Machine, o: list[Operand]) -> None:
         m.put(x, c[:, G + i // 2 * 8, 2 * T + i % 2].ravel())
 
 
+# ---- the kernels before ("Parallel Synchronization and Communication Instructions: griddepcontrol") ------------------
+
+
+@define(r"griddepcontrol\.launch_dependents")
+def _launch_dependents(m: Machine, o: list[Operand]) -> None:
+    """Lets the next kernel start; here launches follow one another."""
+
+
+@define(r"griddepcontrol\.wait")
+def _wait_for_previous(m: Machine, o: list[Operand]) -> None:
+    m.memory.waited[m.threads()] = True
+
+
 # ---- control flow: machine.py looks at these itself ------------------------------------------------------------------
 
 

@@ -1,7 +1,8 @@
 """Reads the launches that simt/launches.h wrote."""
 
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,8 @@ from ptx.parse import simple_name
 
 @dataclass
 class Launch:
-    """A launch: `before` and `after` are the allocations that its arguments point into, {address: bytes}."""
+    """A launch: `before` and `after` are the allocations that its arguments point into, {address: bytes}; `fresh` the
+    words of them that the eight launches before changed, {address: indices}."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -20,6 +22,7 @@ class Launch:
     arguments: bytes
     before: dict[int, np.ndarray]
     after: dict[int, np.ndarray]
+    fresh: dict[int, np.ndarray] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple:
@@ -36,6 +39,7 @@ class Launch:
 def read_launches(path: Path) -> Iterator[Launch]:
     """Every launch of a file, in order."""
     memory: dict[int, np.ndarray] = {}
+    changed: deque[dict[int, np.ndarray]] = deque(maxlen=8)  # by a launch each, and not by the host since
     launch, used = None, {}
     with path.open("rb") as file:
         for line in file:
@@ -49,17 +53,28 @@ def read_launches(path: Path) -> Iterator[Launch]:
                 address, size = int(rest[0]), int(rest[1])
                 if len(memory.get(address, b"")) != size:
                     memory[address] = np.zeros(size, "u1")
+                    for words in changed:
+                        words.pop(address, None)
                 used[address] = memory[address]
             elif word == b"bytes":
                 at, n = int(rest[0]), int(rest[1])
                 if not memory[address].flags.writeable:
                     memory[address] = used[address] = memory[address].copy()
                 memory[address][at : at + n] = np.frombuffer(file.read(n), "u1")
+                if used is launch.before:
+                    for words in changed:
+                        if (w := words.get(address)) is not None:
+                            words[address] = w[(w < at // 4) | (w >= (at + n + 3) // 4)]
             elif word in (b"ran", b"end"):
                 for b in used.values():  # later launches change copies
                     b.flags.writeable = False
-                used = launch.after
                 if word == b"end":
+                    pairs = ((a, launch.before[a], b) for a, b in used.items() if b is not launch.before[a])
+                    changed.append({a: np.unique(np.flatnonzero(x != y) // 4) for a, x, y in pairs})
                     yield launch
+                else:
+                    for a in used:
+                        launch.fresh[a] = np.concatenate([np.zeros(0, "i8"), *(x[a] for x in changed if a in x)])
+                    used = launch.after
             else:
                 raise ValueError(f"{path}: {line[:40]!r} is no record of simt/launches.h")

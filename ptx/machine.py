@@ -23,8 +23,10 @@ def run(
     arguments: bytes,
     buffers: dict[int, np.ndarray],
     counters: object = None,
+    fresh: dict[int, np.ndarray] | None = None,
 ) -> dict[int, np.ndarray]:
-    """Runs a launch on copies of the buffers ({address: bytes}); returns what it leaves in them."""
+    """Runs a launch on copies of the buffers ({address: bytes}); returns what it leaves in them. fresh: of these, the
+    words that kernels just before wrote, {address: indices}."""
     size = block[0] * block[1] * block[2]
     n_blocks = grid[0] * grid[1] * grid[2]
     if len(arguments) != kernel.parameters:
@@ -33,6 +35,8 @@ def run(
         raise PtxError(f"{kernel.name}: blocks of {size} threads are not made of whole warps")
     order = Order(n_blocks, size)
     memory = GlobalMemory(buffers, order)
+    if any(i.opcode.startswith("griddepcontrol") for i in kernel.code):
+        memory.begin_early(n_blocks * size, fresh or {})
     together = max(1, MOST_THREADS // size)
     with np.errstate(all="ignore"):
         for first in range(0, n_blocks, together):
@@ -163,7 +167,7 @@ class Machine:
 
     def atomic_add(self, out: Operand, address: np.ndarray, values: np.ndarray) -> None:
         at = self.memory.place(address, 4)
-        self.memory.atomic(at)
+        self.memory.atomic(at, self.threads())
         words, old = self.memory.bytes.view("u4"), np.empty(len(at), "u4")
         for i, word in enumerate(at // 4):  # one after another
             old[i] = words[word]

@@ -84,6 +84,22 @@ class GlobalMemory:
         self.writer = np.full(len(self.bytes) // 4, NOBODY, "i4")  # of this launch; SEVERAL: atomic operations
         self.time = np.zeros(len(self.bytes) // 4, "i4")
         self.written = False
+        # Programmatic dependent launch: threads that have waited for the kernels before; what those wrote.
+        self.waited: np.ndarray | None = None
+        self.fresh = np.zeros(len(self.bytes) // 4, bool)
+
+    def begin_early(self, n_threads: int, fresh: dict[int, np.ndarray]) -> None:
+        """No thread may write before its griddepcontrol.wait, nor read the words `fresh` ({address: indices})."""
+        self.waited = np.zeros(n_threads, bool)
+        for begin, words in fresh.items():
+            self.fresh[self.offsets[self.begins.index(begin)] // 4 + words] = True
+
+    def _check_early(self, at: np.ndarray, size: int, who: np.ndarray, write: bool) -> None:
+        early = ~self.waited[who]
+        for j in range(max(1, size // 4) if early.any() else 0):
+            if np.any(early & (write | self.fresh[at // 4 + j])):
+                did = "writes global memory" if write else "reads what a kernel before it wrote"
+                raise PtxError(f"{did}, before griddepcontrol.wait")
 
     def place(self, address: np.ndarray, size: int) -> np.ndarray:
         """Indices into `bytes` of `size` bytes at each address."""
@@ -102,6 +118,8 @@ class GlobalMemory:
 
     def check(self, at: np.ndarray, size: int, who: np.ndarray, write: bool) -> None:
         """Words that another thread of this launch wrote need an order; a write is remembered."""
+        if self.waited is not None:
+            self._check_early(at, size, who, write)
         if not (write or self.written):
             return
         for j in range(max(1, size // 4)):
@@ -126,7 +144,9 @@ class GlobalMemory:
                 keep = other != SEVERAL
                 self.writer[word[keep]], self.time[word[keep]] = who[keep], self.order.clock
 
-    def atomic(self, at: np.ndarray) -> None:
+    def atomic(self, at: np.ndarray, who: np.ndarray) -> None:
+        if self.waited is not None:
+            self._check_early(at, 4, who, True)
         self.writer[at // 4] = SEVERAL
 
     def contents(self) -> dict[int, np.ndarray]:

@@ -43,6 +43,7 @@ class Mutant:
     kernel: str = ""
     nth: int = -1
     file: str = ""
+    sm: int = 80
 
 
 BAR, WARP_BAR = r"bar\.sync\s+0;", r"bar\.warp\.sync\s+-1;"
@@ -57,7 +58,7 @@ MUTANTS = [
     Mutant("ldmatrix: transposed", AWQ, r"m8n8\.x4\.shared", "m8n8.x4.trans.shared"),
     Mutant("ldmatrix: two results exchanged", AWQ, rf"(x4\.shared\.b16) {FOUR}", r"\1 {\2, \4, \3, \5}"),
     Mutant("mma: registers of A exchanged", AWQ, rf"(f16\.f32 {FOUR}), {FOUR}", r"\1, {\6, \8, \7, \9}", "awq_gemm<32>"),
-    Mutant("mma: registers of B exchanged", AWQ, rf"(f16\.f32 {FOUR}, {FOUR}), \{{{R}, {R}\}}", r"\1, {\11, \10}", "awq_gemv<2>"),
+    Mutant("mma: registers of B exchanged", AWQ, rf"(f16\.f32 {FOUR}, {FOUR}), \{{{R}, {R}\}}", r"\1, {\11, \10}", "awq_gemv<4>"),
     Mutant("mma: registers of the result exchanged", AWQ, rf"(f16\.f32) {FOUR}", r"\1 {\2, \4, \3, \5}", "attention_kernel<2>"),
     Mutant("mma of int8: registers of A exchanged", BACKEND, rf"(s8\.s32 {FOUR}), {FOUR}", r"\1, {\6, \8, \7, \9}"),
     Mutant("mma of int8: registers of B exchanged", BACKEND, rf"(s8\.s32 {FOUR}, {FOUR}), \{{{R}, {R}\}}", r"\1, {\11, \10}"),
@@ -65,11 +66,13 @@ MUTANTS = [
     Mutant("shuffle: twice the distance", AWQ, rf"(shfl\.sync\.bfly\.b32\s+{R}\|{R}, {R}), {R}", r"\1, 2", "rmsnorm_kernel", 0),
     Mutant("shuffle: another distance, in a group of 8", BACKEND, rf"(shfl\.sync\.bfly\.b32\s+{R}\|{R}, {R}), {R}", r"\1, 1", "quantize_groups", 0),
     Mutant("cp.async: waits for one group less", AWQ, r"wait_group 1", "wait_group 2"),
+    Mutant("cp.async: waits for one group less, in awq_gemv", AWQ, r"wait_group 2", "wait_group 3", "awq_gemv<4>"),
     Mutant("cp.async: never waited for", AWQ, r"cp\.async\.wait_group \d;", ""),
     Mutant("cp.async: no groups", AWQ, r"cp\.async\.commit_group;", "", "awq_gemm<16>"),
     Mutant("cp.async: zeros where there are values", AWQ, rf"(selp\.b32\s+{R}), 16, 0,", r"\1, 0, 16,"),
-    Mutant("vector load: elements exchanged", AWQ, rf"(ld\.global\.nc\.v4\.u32\s+)\{{{R},{R},", r"\1{\3,\2,", "awq_gemv<1>"),
+    Mutant("vector load: elements exchanged", AWQ, rf"(ld\.global\.nc\.v4\.u32\s+)\{{{R},{R},", r"\1{\3,\2,", "fp16_gemv"),
     Mutant("vector load: misaligned", AWQ, r"(ld\.global\.nc\.v4\.u32\s[^;]*\[%rd\d+)\]", r"\1+4]", "fp16_gemv"),
+    Mutant("griddepcontrol: never waits", AWQ, r"griddepcontrol\.wait;", "", "swiglu_kernel", sm=90),
     Mutant("arrivals: not set back to 0", AWQ, rf"st\.global\.u32\s+\[%rd\d+\], {R};", "", "awq_gemm<64>"),
     Mutant("barrier of block_sum", AWQ, BAR, "", "rmsnorm_kernel", 0),
     Mutant("barrier of arg_max, in a block", AWQ, BAR, "", "arg_max_kernel", 0),
@@ -78,6 +81,8 @@ MUTANTS = [
     Mutant("barrier 1 of plain_attention, a warp's", AWQ, WARP_BAR, "", "plain_attention", 0),
     Mutant("barrier 2 of plain_attention, a warp's", AWQ, WARP_BAR, "", "plain_attention", 1),
     Mutant("barrier of awq_gemv, before its parts are added", AWQ, BAR, "", "awq_gemv<1>", 0),
+    Mutant("barrier 1 of awq_gemv's steps, a warp's", AWQ, WARP_BAR, "", "awq_gemv<4>", 0),
+    Mutant("barrier 2 of awq_gemv's steps, a warp's", AWQ, WARP_BAR, "", "awq_gemv<4>", 1),
     Mutant("barrier of awq_gemm, of a stage", AWQ, BAR, "", "awq_gemm<16>", 0),
     Mutant("barrier 1 of is_last, in awq_gemv", AWQ, BAR, "", "awq_gemv<4>", 1),
     Mutant("barrier 2 of is_last, in awq_gemv", AWQ, BAR, "", "awq_gemv<4>", 2),
@@ -94,7 +99,9 @@ MUTANTS = [
     Mutant("barrier 2 of multiply_tile", BACKEND, BAR, "", "multiply_tile<Format<8,false,false>>", 1),
     Mutant("layout of A: registers of dequantize", AWQ, "a[1] = dequantize(w.odd[0], p, 1, c);\n    a[2] = dequantize(w.even[1], p, 0, c);",
            "a[2] = dequantize(w.odd[0], p, 1, c);\n    a[1] = dequantize(w.even[1], p, 0, c);", file="runq_awq.cu"),
-    Mutant("inputs of a lane of awq_gemv", AWQ, "w.group_size + 4 * t) * row_words", "w.group_size + 2 * t) * row_words", file="runq_awq.cu"),
+    Mutant("rows of a lane of awq_gemv", AWQ, "step.rows[4 * t + j][piece_at(g, 4 * t)]", "step.rows[2 * t + j][piece_at(g, 2 * t)]", file="runq_awq.cu"),
+    Mutant("awq_gemv: when a group begins", AWQ, "next_scales = (first + i) / group_steps * group_steps + group_steps - first", "next_scales = i + group_steps", file="runq_awq.cu"),
+    Mutant("stride of awq_gemv's partial sums", AWQ, "(size_t(from) * n_tiles + tile) * n * blockDim.x", "(size_t(from) * n_tiles + tile) * blockDim.x", file="runq_awq.cu"),
     Mutant("rows of ldmatrix", AWQ, "lane % 8 + lane / 16 * 8, lane / 8 % 2)", "lane % 8 + lane / 8 % 2 * 8, lane / 16)", file="runq_awq.cu"),
     Mutant("places of a part's activations", AWQ, "(x_place ^ k / 8) + 64 * j", "(x_place ^ k / 8) + 32 * j", file="runq_awq.cu"),
     Mutant("one stage too few in the ring", AWQ, "slot > 0 ? slot - 1 : gemm_stages - 1", "slot > 0 ? slot - 1 : gemm_stages - 2", file="runq_awq.cu"),
@@ -124,7 +131,7 @@ def planted(m: Mutant, original: dict[str, Kernel]) -> str:
             flags = ["-std=c++20", "-O3", "-I.", "-DENGINE", "-DNO_TOKENIZER", "-DNO_CUBLAS", "-ptx", "-arch=sm_80"]
             subprocess.run(["nvcc", *flags, SOURCE[m.ptx], "-o", "mutant.ptx"], cwd=folder, check=True)
             return (Path(folder) / "mutant.ptx").read_text()
-    text = ptx_file(m.ptx, 80).read_text()
+    text = ptx_file(m.ptx, m.sm).read_text()
     begin, end = 0, len(text)
     if m.kernel:
         begin = text.index(f".entry {original[m.kernel].mangled}(")
@@ -143,7 +150,7 @@ def found(m: Mutant, original: dict[str, Kernel], launches: list[Launch]) -> str
         kernels = kernels_of(planted(m, original), implement, original)
     except PtxError as error:
         return str(error)
-    for launch in launches:
+    for launch in (x for x in launches if x.kernel.startswith(m.kernel)):
         if launch.kernel in kernels and (wrong := check_launch(kernels[launch.kernel], launch)):
             return wrong
     return ""

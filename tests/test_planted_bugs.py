@@ -29,15 +29,21 @@ BUGS = {
         "gemm",
         r"wrong_part::awq_gemm<16>, block \(\d,0,0\), thread \d+: ",
     ),
+    "missing_warp_barrier": (
+        "        __syncwarp();                     // and so",
+        "                                          // and so",
+        "gemv",
+        r"missing_warp_barrier::awq_gemv<1>, block \(\d,0,0\), thread \d+: .*shared memory",
+    ),
     "unequal_lanes": (
-        "mma_m16n8k16(sums[j][p], a, {b.x, b.y});",
-        "if (has_columns) mma_m16n8k16(sums[j][p], a, {b.x, b.y});",
+        "mma_m16n8k16(sums[j][p / 2], a, {b[r], b[r + 1]});",
+        "if (g < 4) mma_m16n8k16(sums[j][p / 2], a, {b[r], b[r + 1]});",
         "gemv",
         r"unequal_lanes::awq_gemv<1>, block \(\d,0,0\), thread \d+: mma was never reached by ",
     ),
     "beyond_the_end": (
-        "const int word = has_columns ? column / 8 : 0;",
-        "const int word = column / 8;",
+        "lane / 8) * row_words + (piece < row_words ? piece : 0);",
+        "lane / 8) * row_words + piece;",
         "gemv",
         r"beyond_the_end::awq_gemv<1>, block \(\d,0,0\), thread \d+: reads 4 bytes .*",
     ),
@@ -75,8 +81,8 @@ CALL = {
     "gemm": START + "launch<{n}::awq_gemm<16>>({{.grid = 1, .block = {n}::GemmShape<16>::threads, "
     ".shared_bytes = {n}::gemm_stages * {n}::GemmShape<16>::k_groups * sizeof({n}::GemmPart<16>)}}, "
     "x, 5, {n}::GemmShares{{1, 1, 1, 0, UINT32_MAX / 64 + 1}}, products, scratch); }});",
-    "gemv": START
-    + "launch<{n}::awq_gemv<1>>({{.grid = 2, .block = 32 * {n}::gemv_warps}}, x, products, scratch); }});",
+    "gemv": START + "launch<{n}::awq_gemv<1>>({{.grid = 2, .block = 32 * {n}::gemv_warps, "
+    ".shared_bytes = 3 * {n}::gemv_warps * (sizeof({n}::GemvStep<1>) + 32)}}, x, products, scratch); }});",
 }
 
 

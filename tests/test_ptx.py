@@ -24,7 +24,7 @@ needs_nvcc = pytest.mark.skipif(
 AWQ_TEST = ROOT / "build" / "runq_awq_test"
 
 
-def launch(body, grid=1, block=64, dynamic=0, values=None):
+def launch(body, grid=1, block=64, dynamic=0, values=None, fresh=None):
     """Runs `body` with %rd1 and %rd2, the addresses of this thread's words of IN and OUT; returns OUT's words."""
     text = f"""
 .version 9.0
@@ -60,7 +60,7 @@ def launch(body, grid=1, block=64, dynamic=0, values=None):
     kernel = kernels_of(text, implement)["test"]
     buffers = {IN: values.view("u1"), OUT: np.zeros(4 * n, "u1")}
     arguments = np.array([IN, OUT], "u8").tobytes()
-    return run(kernel, (grid, 1, 1), (block, 1, 1), dynamic, arguments, buffers)[OUT].view("u4")
+    return run(kernel, (grid, 1, 1), (block, 1, 1), dynamic, arguments, buffers, fresh=fresh)[OUT].view("u4")
 
 
 REVERSE = """
@@ -126,6 +126,17 @@ def test_a_copy_arrives_when_it_is_waited_for():
             launch(COPY.format(wait=wait), dynamic=256)
     with pytest.raises(PtxError, match="outside: 4 bytes at 384 of 384 of shared memory"):
         launch(COPY.format(wait="cp.async.wait_group 0;"), dynamic=128)
+
+
+def test_an_early_kernel_waits_before_it_writes_or_reads_what_was_just_written():
+    store, wait = "st.global.u32 [%rd2], %r5;", "griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;"
+    np.testing.assert_array_equal(launch(f"{wait}\n\t{store}"), np.arange(64) + 100)
+    launch(f"{wait}\n\tld.global.u32 %r5, [%rd2];", fresh={OUT: np.arange(64)})
+    for body in (f"{store}\n\t{wait}", f"griddepcontrol.launch_dependents;\n\t{store}"):
+        with pytest.raises(PtxError, match=r"writes global memory, before griddepcontrol\.wait"):
+            launch(body)
+    with pytest.raises(PtxError, match=r"reads what a kernel before it wrote, before griddepcontrol\.wait"):
+        launch(wait, fresh={IN: np.arange(3, 4)})
 
 
 @pytest.mark.parametrize(
