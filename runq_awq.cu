@@ -234,6 +234,14 @@ template <int n>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
+// Adds 1 to *count and returns what it was. What this thread's block wrote before a barrier is visible to
+// whoever sees the new count; what others wrote before they counted is visible to this thread from here on,
+// and to its block after a barrier (PTX ISA, Memory Consistency Model: release and acquire).
+__device__ __forceinline__ unsigned count_arrival(unsigned* count) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+    return before;
+}
 // Here launches are in order. In the engine a kernel may start while those before it run, and wait here.
 __device__ __forceinline__ void wait_for_previous() {}
 #else
@@ -324,10 +332,8 @@ __device__ inline bool is_last(unsigned* arrivals, unsigned n) {
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();  // the block's partial result is visible before its arrival is
-        last = atomicAdd(arrivals, 1u) == n - 1;
+        last = count_arrival(arrivals) == n - 1;
         if (last) *arrivals = 0;
-        __threadfence();  // the other blocks' partial results are read after this
     }
     __syncthreads();
     return last;
@@ -1310,7 +1316,7 @@ inline int splits_for(int n_tiles, int most, size_t tile_values) {
 // ----------------------------------------------------------------------------
 // awq_gemv: one token by int4 matrices
 //
-// The time goes into reading the weights. So a warp copies 128 consecutive bytes of each row, three steps of
+// The time goes into reading the weights. So a warp copies 128 consecutive bytes of each row, four steps of
 // 16 rows ahead of what it multiplies; its ring of steps is its own, and no barrier is needed. The block's
 // warps take consecutive inputs, as do the gridDim.y blocks that share a tile of columns.
 //
@@ -1322,7 +1328,7 @@ inline int splits_for(int n_tiles, int most, size_t tile_values) {
 
 constexpr int gemv_warps = 4;
 constexpr int gemv_inputs = 16;  // of a step
-constexpr int gemv_steps = 3;    // that a warp has in flight
+constexpr int gemv_steps = 4;    // that a warp has in flight
 
 // n_words consecutive words, which one load fetches.
 template <int n_words>
@@ -1497,15 +1503,15 @@ inline void run_gemv(const SplitScratch& scratch, const half* x, const AwqProduc
 // ----------------------------------------------------------------------------
 // awq_gemm: several tokens by int4 matrices
 //
-// A tile of the result is 128 output channels by 16, 32 or 64 tokens, or 256 by 128. It takes a number of
-// stages: in each, a warp multiplies 64 inputs of 64 channels by up to 64 tokens. Where that makes fewer than
-// eight warps, k_groups sets of warps take different inputs of a tile and add up at its end. The stages of
-// all tiles, one tile after the other, are shared out equally to as many blocks as run at once (stream-K:
-// Osama et al. 2023, arXiv 2301.03598), so a tile may be cut where one block ends and the next begins.
+// A tile of the result is 128 output channels by 16, 32 or 64 tokens. It takes a number of stages: in each, a
+// warp multiplies 64 inputs of 64 channels by all tokens, and k_groups sets of two warps take different
+// inputs, whose sums they add up at the tile's end. The stages of all tiles, one tile after the other, are
+// shared out equally to as many blocks as run at once (stream-K: Osama et al. 2023, arXiv 2301.03598), so a
+// tile may be cut where one block ends and the next begins.
 //
 // Activations and packed weights go through shared memory, in a ring of stages that cp.async fills ahead.
 // Weights are operand A, as in awq_gemv; tokens are operand B, which ldmatrix loads. Each weight is
-// dequantized once for up to 64 tokens, into the registers that mma reads.
+// dequantized once for all tokens of the tile, into the registers that mma reads.
 
 constexpr int gemm_inputs = 64;  // of a warp in a stage; a group of weights is a multiple of it
 constexpr int gemm_stages = 3;   // of the ring
@@ -1513,12 +1519,10 @@ constexpr int gemm_stages = 3;   // of the ring
 // How a block computes tiles of tile_tokens tokens.
 template <int tile_tokens>
 struct GemmShape {
-    static constexpr int columns = tile_tokens > 64 ? 256 : 128;
-    static constexpr int k_groups = tile_tokens > 64 ? 1 : tile_tokens > 32 ? 2 : 4;
-    static constexpr int warp_tokens = tile_tokens > 64 ? 64 : tile_tokens;
-    static constexpr int group_threads = columns / 64 * (tile_tokens / warp_tokens) * 32;
-    static constexpr int threads = k_groups * group_threads, inputs = k_groups * gemm_inputs;  // of a stage
-    static constexpr int blocks_per_sm = tile_tokens > 64 ? 1 : 2;  // registers and shared memory suffice for
+    static constexpr int columns = 128, k_groups = tile_tokens > 32 ? 2 : 4;
+    static constexpr int group_threads = columns / 64 * 32, threads = k_groups * group_threads;
+    static constexpr int inputs = k_groups * gemm_inputs;  // of a stage
+    static constexpr int blocks_per_sm = 2;                // registers and shared memory suffice for
     static constexpr int values = tile_tokens * columns;
 };
 
@@ -1594,8 +1598,7 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
     auto* ring = dynamic_shared<Part>();  // (gemm_stages, k_groups)
     const int group = threadIdx.x / Shape::group_threads, thread = threadIdx.x % Shape::group_threads;
     const int lane = thread % 32, warp = thread / 32, t = lane % 4;
-    const int warp_column = warp % (Shape::columns / 64) * 64,
-              warp_token = warp / (Shape::columns / 64) * Shape::warp_tokens;
+    const int warp_column = warp * 64;
     const unsigned n_in = products.items[0].w.n_in;
     const int tile_stages = shares.tile_stages;
     const int first = shares.first(blockIdx.x), end = shares.first(blockIdx.x + 1);
@@ -1655,7 +1658,7 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
 
     // Lane i passes ldmatrix the address of row i % 8 of matrix i / 8. Matrices 0 and 1 are eight tokens by
     // inputs from k and from k + 8 on; matrices 2 and 3 are the next eight tokens by the same inputs.
-    const int lane_x = kept(Part::x_place(warp_token + lane % 8 + lane / 16 * 8, lane / 8 % 2));
+    const int lane_x = kept(Part::x_place(lane % 8 + lane / 16 * 8, lane / 8 % 2));
     const int word = warp_column / 8 + lane / 4,
               lane_word = kept(4 * Part::words_place(2 * t, word / 4) + word % 4);
     int slot = 0;  // of the ring
@@ -1679,7 +1682,7 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
             scales = __ldg(reinterpret_cast<const uint4*>(product.w.scales + i));
         };
         load_group();
-        float sums[4][Shape::warp_tokens / 8][4] = {};
+        float sums[4][tile_tokens / 8][4] = {};
         while (k < k_end) {
             cp_async_wait<gemm_stages - 2>();      // this thread's copies of the stage have landed;
             __syncthreads();                       // so have all threads', and all have used the one before,
@@ -1718,27 +1721,27 @@ __global__ void __launch_bounds__(GemmShape<tile_tokens>::threads, GemmShape<til
 
         // A lane has rows g and g + 8 of each 16 by 8 result, which are columns 2p and 2p + 1 of its word,
         // for tokens 2t and 2t + 1. With p from 0 to 3 these are eight consecutive columns. They go through
-        // memory of the ring, eight tokens of each warp at a time, where all threads add up the k groups.
-        constexpr int rows = tile_tokens / Shape::warp_tokens * 8, pitch = pieces + 2;
+        // memory of the ring, eight tokens at a time, where all threads add up the k groups.
+        constexpr int pitch = pieces + 2;
         const int piece = threadIdx.x % pieces;
         auto* memory = reinterpret_cast<float4*>(&ring[slot_before() * Shape::k_groups]);
 #pragma unroll
-        for (int j = 0; j < Shape::warp_tokens / 8; j++) {
+        for (int j = 0; j < tile_tokens / 8; j++) {
             __syncthreads();
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                const int odd = i / 2, p = i % 2 * 2, r = warp_token / Shape::warp_tokens * 8 + 2 * t + odd;
-                memory[(group * rows + r) * pitch + warp_column / 4 + lane / 4 * 2 + i % 2] = make_float4(
+                const int odd = i / 2, p = i % 2 * 2, r = 2 * t + odd;
+                memory[(group * 8 + r) * pitch + warp_column / 4 + lane / 4 * 2 + i % 2] = make_float4(
                     sums[p][j][odd], sums[p][j][2 + odd], sums[p + 1][j][odd], sums[p + 1][j][2 + odd]);
             }
             __syncthreads();
 #pragma unroll
-            for (int i = 0; i < rows; i += Shape::threads / pieces) {
+            for (int i = 0; i < 8; i += Shape::threads / pieces) {
                 const int r = i + threadIdx.x / pieces;
                 float4 values = memory[r * pitch + piece];
                 for (int from = 1; from < Shape::k_groups; from++)
-                    values = values + memory[(from * rows + r) * pitch + piece];
-                store(r / 8 * Shape::warp_tokens + 8 * j + r % 8, piece, values);
+                    values = values + memory[(from * 8 + r) * pitch + piece];
+                store(8 * j + r, piece, values);
             }
         }
         if (is_whole || !is_last(scratch.arrivals + tile, last_block - first_block + 1)) continue;
@@ -1791,14 +1794,12 @@ void run_gemm(const SplitScratch& scratch, const half* x, int n_tokens, const Aw
 }
 
 // By the kernel that suits the number of tokens: more of them share a weight that is read, but a tile that is
-// not full multiplies by zeros, and of large tiles there have to be enough.
+// not full multiplies by zeros.
 void run_fused(const SplitScratch& scratch, const half* x, int n_tokens, const AwqProducts& products) {
-    const int n_large = count_tiles(products, GemmShape<128>::columns) * ((n_tokens + 127) / 128);
-    n_tokens == 1                                    ? run_gemv(scratch, x, products)
-    : n_tokens <= 16                                 ? run_gemm<16>(scratch, x, n_tokens, products)
-    : n_tokens <= 32                                 ? run_gemm<32>(scratch, x, n_tokens, products)
-    : n_tokens <= 64 || 3 * n_large < device().n_sms ? run_gemm<64>(scratch, x, n_tokens, products)
-                                                     : run_gemm<128>(scratch, x, n_tokens, products);
+    n_tokens == 1    ? run_gemv(scratch, x, products)
+    : n_tokens <= 16 ? run_gemm<16>(scratch, x, n_tokens, products)
+    : n_tokens <= 32 ? run_gemm<32>(scratch, x, n_tokens, products)
+                     : run_gemm<64>(scratch, x, n_tokens, products);
 }
 
 // ----------------------------------------------------------------------------

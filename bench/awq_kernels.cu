@@ -365,7 +365,6 @@ class LadderRun {
                 attempt_gemm.template operator()<16>();
                 attempt_gemm.template operator()<32>();
                 attempt_gemm.template operator()<64>();
-                attempt_gemm.template operator()<128>();
             }
             const Measurement* chosen = find(problem, n, "runq_awq");
             std::printf("| %d | %.2f | %.2f | %s |\n", n, chosen != nullptr ? chosen->seconds * 1e6 : 0,

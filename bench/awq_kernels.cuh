@@ -263,8 +263,6 @@ inline std::vector<Rung> all_rungs() {
          [](S s, X x, int n, P p) { run_gemm<32>(s.scratch(), x, n, p); }},
         {"awq_gemm<64>", Result::fp32, WeightsRead::int4, 1, any, always,
          [](S s, X x, int n, P p) { run_gemm<64>(s.scratch(), x, n, p); }},
-        {"awq_gemm<128>", Result::fp32, WeightsRead::int4, 1, any, always,
-         [](S s, X x, int n, P p) { run_gemm<128>(s.scratch(), x, n, p); }},
         {"runq_awq", Result::fp32, WeightsRead::int4, 1, any, always,
          [](S s, X x, int n, P p) { run_chosen(s, x, n, p); }},
     };

@@ -7,7 +7,7 @@
     tests       the C++ tests, compiled by nvcc
     models      runq_awq on the tiny models: greedy ids and traces against the golden vectors, every --matmul
     backend     runq_gptq --backend cuda on the tiny models: greedy ids; and its speed
-    sanitizer   compute-sanitizer's memcheck and racecheck over the tests of kernels
+    sanitizer   compute-sanitizer's memcheck, initcheck, synccheck and racecheck over the tests of kernels
     ladder      build/gpu/awq_kernels: every kernel checked on real shapes, and timed
     speed       runq_awq --bench on files of Qwen3-8B's and Llama-3.2-1B's shape with random weights, made on the spot:
                 prompts, decode at short and long contexts, and what bench/predict.py expected of them
@@ -381,7 +381,8 @@ def backend(context: Context) -> Result:
 # ----------------------------------------------------------------------------
 # sanitizer
 
-TOOLS = {"memcheck": r"ERROR SUMMARY: (\d+) error", "racecheck": r"RACECHECK SUMMARY: (\d+) hazard"}
+TOOLS = dict.fromkeys(("memcheck", "initcheck", "synccheck"), r"ERROR SUMMARY: (\d+) error")
+TOOLS["racecheck"] = r"RACECHECK SUMMARY: (\d+) hazard"
 # Under these tools a test takes many times as long; those that are about kernels alone are enough.
 SANITIZED = ("awq_kernels_test", "runq_awq_test")
 SANITIZED_CASES = "--test-case=kernel:*"

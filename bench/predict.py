@@ -74,8 +74,8 @@ CUBLAS_SHARE = 0.7  # assumed: of the tensor cores' peak
 MMA_FLOP = 2 * 16 * 8 * 16  # of an mma.m16n8k16
 
 # Of the program; tests/test_predict.py holds these to the sources.
-MAX_CHUNK, MAX_SPLITS, MAX_PARTIALS, DEQUANTIZE_FROM = 512, 32, 1 << 23, 384
-GEMV_WARPS, GEMV_INPUTS, GEMV_STEPS, GEMM_INPUTS, GEMM_STAGES = 4, 16, 3, 64, 3
+MAX_CHUNK, MAX_SPLITS, MAX_PARTIALS, DEQUANTIZE_FROM = 512, 32, 1 << 23, 256
+GEMV_WARPS, GEMV_INPUTS, GEMV_STEPS, GEMM_INPUTS, GEMM_STAGES = 4, 16, 4, 64, 3
 ATTENTION_WARPS, ATTENTION_KEYS, TOKEN_WARPS, TOKEN_KEYS, TOKEN_STEPS = 8, 64, 8, 16, 4
 ARG_MAX_THREADS, ARG_MAX_BLOCKS = 256, 256
 
@@ -207,7 +207,7 @@ def gemv_splits(card: Card, n_in: int, n_tiles: int) -> int:
 
 
 def gemv(card: Card, counts: dict, n_in: int, outs: list[int]) -> Launch:
-    """awq_gemv with run_gemv(). A main loop is a step of 16 inputs, and a warp has the copies of three in flight."""
+    """awq_gemv with run_gemv(). A main loop is a step of 16 inputs, and a warp has the copies of four in flight."""
     words = 4 if all(n % 32 == 0 for n in outs) else 1
     tiles, kernel, values = sum(math.ceil(n / (64 * words)) for n in outs), f"awq_gemv<{words}>", max(1, words // 2)
     splits, row = gemv_splits(card, n_in, tiles), counts[f"awq_gemv<{words}>"]
@@ -226,18 +226,17 @@ def gemv(card: Card, counts: dict, n_in: int, outs: list[int]) -> Launch:
 
 def gemm_shape(size: int) -> tuple[int, int, int]:
     """GemmShape of tiles of `size` tokens: output channels of a tile, k groups, warps."""
-    columns, k_groups = (256, 1) if size > 64 else (128, 2 if size > 32 else 4)
-    return columns, k_groups, k_groups * columns // 64 * math.ceil(size / 64)
+    columns, k_groups = 128, 2 if size > 32 else 4
+    return columns, k_groups, k_groups * columns // 64
 
 
 def gemm(card: Card, counts: dict, n_in: int, outs: list[int], n_tokens: int) -> Launch:
     """awq_gemm with run_fused() and run_gemm(). A main loop is a stage; the ring has two stages in flight."""
-    n_large = sum(math.ceil(n / 256) for n in outs) * math.ceil(n_tokens / 128)
-    size = next((n for n in (16, 32, 64) if n_tokens <= n), 64 if 3 * n_large < card.n_sms else 128)
+    size = next((n for n in (16, 32) if n_tokens <= n), 64)
     (columns, k_groups, warps), rows, row = gemm_shape(size), math.ceil(n_tokens / size), counts[f"awq_gemm<{size}>"]
     n_tiles, tile_stages = rows * sum(math.ceil(n / columns) for n in outs), math.ceil(n_in / GEMM_INPUTS / k_groups)
     n_stages = n_tiles * tile_stages
-    most = min((1 if size > 64 else 2) * card.n_sms, n_stages, MAX_PARTIALS // (2 * size * columns))
+    most = min(2 * card.n_sms, n_stages, MAX_PARTIALS // (2 * size * columns))
     stages = math.ceil(n_stages / most)  # of a block, the longest
     blocks, weights = math.ceil(n_stages / stages), weight_bytes(n_in, sum(outs))
     l2, finish = rows * weights + n_tiles * n_in * size * 2, 0.0

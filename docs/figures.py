@@ -8,7 +8,7 @@ two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.
 awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what docs/fragments.cu says, which is compiled with $CXX (g++)
 and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures, quality-weights.svg
 docs/quality-weights.json (docs/quality.md has the command), rtl-wave.svg docs/rtl-wave.json, which `make rtl-wave`
-simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures.
+simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures; gpu-ladder.svg docs/gpu-results.json.
 """
 
 import json
@@ -968,6 +968,45 @@ def awq_roofline() -> str:
     return s.done()
 
 
+def gpu_ladder() -> str:
+    """Microseconds of gate_proj and up_proj in one launch by the number of tokens, of docs/gpu-results.json."""
+    found = json.loads((HERE / "gpu-results.json").read_text(encoding="utf-8"))
+    rows = [r for r in found["measured"] if r["matrices"] == "gate, up in one launch"]
+    tokens = sorted({r["tokens"] for r in rows})
+    kernels = {
+        "plain": ("#8250df", "plain"), "shared_gemm<64>": (QUIET, "weights through shared memory"),
+        "runq_awq": (FILL["int8"][1], "runq_awq"), "dequantize + cuBLAS": ("#2f855a", "expanded, then cuBLAS"),
+        "fp16 cuBLAS": (FILL["fp32"][1], "fp16 weights, cuBLAS"),
+    }  # fmt: skip
+    title = f"Qwen3-8B, gate and up in one launch, on an {found['device'].split(',')[0]}"
+    s = Svg(880, 480, "Microseconds by tokens, on a GPU", title + ": microseconds over tokens, both axes logarithmic.")
+    left, top, width, height, low, high = 84, 56, 560, 350, 10.0, 30000.0
+
+    def at(n: float, us: float) -> tuple[float, float]:
+        down = math.log(high / us) / math.log(high / low)
+        return left + width * math.log(n) / math.log(tokens[-1]), top + height * down
+
+    s.text(24, 31, title, 15, INK, "start", bold=True)
+    for tick in (10, 100, 1000, 10000):
+        y = at(1, tick)[1]
+        s.parts.append(f'<path d="M{left} {y:.1f} H{left + width}" stroke="{FILL["memory"][0]}"/>')
+        s.text(left - 8, y + 4, f"{tick:,} us", 12, QUIET, "end")
+    for n in tokens:
+        s.text(at(n, low)[0], top + height + 20, f"{n:,}", 12, QUIET)
+    s.text(left + width / 2, top + height + 46, "tokens", 13)
+    ends: list[float] = []
+    for kernel, (colour, name) in kernels.items():
+        points = [at(r["tokens"], r["us"]) for r in rows if r["kernel"] == kernel]
+        path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        s.parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2.2"/>')
+        ends.append(max([points[-1][1], *(y + 17 for y in ends if abs(y - points[-1][1]) < 17)]))
+        s.text(points[-1][0] + 10, ends[-1] + 4, name, 13, colour, "start")
+    floor = at(1, 1e-3 * rows[0]["n_in"] * rows[0]["n_out"] * (4 + 4 / 128 + 16 / 128) / 8 / found["copy_gb_per_s"])[1]
+    s.arrow((left, floor), (left + width, floor), tip=False, dashed=True)
+    s.text(left + width - 4, floor - 6, "reading int4 weights at the speed of a copy", 12, QUIET, "end")
+    return s.done()
+
+
 def gptq_ladder() -> str:
     """Bits per weight over numbers of weights, of Llama 3.2 1B: areas are bytes."""
     from bench.random_checkpoint import config_of
@@ -1312,6 +1351,7 @@ FIGURES = {
     "kv-cache.svg": kv_cache,
     "blocks.svg": blocks,
     "words.svg": words,
+    "gpu-ladder.svg": gpu_ladder,
     "gptq-ladder.svg": gptq_ladder,
     "moe-routing.svg": moe_routing,
     "quality.svg": quality,

@@ -146,7 +146,6 @@ CASES = [
     _product_case("awq_gemv<1>", 1, 4096, 256, partial(_gemv, 1, 4096, 256, 4), ", 4 splits"),
     _product_case("awq_gemm<16>", 16, 2048, 256, partial(_gemm, 16, 16, 2048, 256, 8), ", 8 blocks"),
     _product_case("awq_gemm<64>", 64, 1024, 256, partial(_gemm, 64, 64, 1024, 256, 2), ", 2 blocks"),
-    _product_case("awq_gemm<128>", 128, 1024, 256, partial(_gemm, 128, 128, 1024, 256, 1), ""),
     *(
         Case(
             "attention_kernel<4>" if tokens > 1 else "token_attention<4>",

@@ -300,9 +300,13 @@ def _st(m: Machine, o: list[Operand], space: str, n: str | None, type: str) -> N
     m.store(space, m.address(o[0]), [m.full(p, type) for p in parts])
 
 
-@define(r"atom\.global\.add\.u32")
-def _atom(m: Machine, o: list[Operand]) -> None:
+@define(r"atom(\.acq_rel\.gpu)?\.global\.add\.u32")
+def _atom(m: Machine, o: list[Operand], order: str | None) -> None:
+    if order:
+        m.order.fence(m.threads())
     m.atomic_add(o[0], m.address(o[1]), m.full(o[2], "u32"))
+    if order:
+        m.order.fence(m.threads())
 
 
 @define(r"membar\.gl")

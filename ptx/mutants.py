@@ -46,7 +46,7 @@ class Mutant:
     sm: int = 80
 
 
-BAR, FENCE, WARP_BAR = r"bar\.sync\s+0;", r"membar\.gl;", r"bar\.warp\.sync\s+-1;"
+BAR, WARP_BAR = r"bar\.sync\s+0;", r"bar\.warp\.sync\s+-1;"
 MUTANTS = [
     Mutant("lop3: two operands exchanged", AWQ, rf"lop3\.b32 {R}, {R}, {R}, {R}, 234", r"lop3.b32 \1, \2, \4, \3, 234"),
     Mutant("lop3: another table", AWQ, rf"(lop3\.b32 {R}, {R}, {R}, {R}), 234", r"\1, 248"),
@@ -94,8 +94,7 @@ MUTANTS = [
     Mutant("barrier of token_attention, before its warps are added", AWQ, BAR, "", "token_attention<1>", 0),
     Mutant("barrier 1 of is_last, in attention", AWQ, BAR, "", "token_attention<1>", 1),
     Mutant("barrier 2 of is_last, in attention", AWQ, BAR, "", "token_attention<1>", 2),
-    Mutant("fence 1 of is_last", AWQ, FENCE, "", "awq_gemm<32>", 0),
-    Mutant("fence 2 of is_last", AWQ, FENCE, "", "awq_gemm<32>", 1),
+    Mutant("is_last: neither release nor acquire", AWQ, r"atom\.acq_rel\.gpu", "atom", "awq_gemm<32>"),
     Mutant("barrier 1 of multiply_tile", BACKEND, BAR, "", "multiply_tile<Format<8,false,false>>", 0),
     Mutant("barrier 2 of multiply_tile", BACKEND, BAR, "", "multiply_tile<Format<8,false,false>>", 1),
     Mutant("layout of A: registers of dequantize", AWQ, "a[1] = dequantize(w.odd[0], p, 1, c);\n    a[2] = dequantize(w.even[1], p, 0, c);",

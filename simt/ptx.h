@@ -90,6 +90,14 @@ template <int n>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory");
 }
+// Adds 1 to *count and returns what it was. What this thread's block wrote before a barrier is visible to
+// whoever sees the new count; what others wrote before they counted is visible to this thread from here on,
+// and to its block after a barrier (PTX ISA, Memory Consistency Model: release and acquire).
+__device__ __forceinline__ unsigned count_arrival(unsigned* count) {
+    unsigned before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(count) : "memory");
+    return before;
+}
 // Lets the next kernel start if its launch is early, then waits until the kernels before this one have
 // finished and their results are visible. In front of it a kernel may read what no kernel writes, and no
 // more.
@@ -264,6 +272,10 @@ inline void cp_async_commit() {
 template <int n>
 void cp_async_wait() {
     simt::cp_async_wait(n);
+}
+inline unsigned count_arrival(unsigned* count) {
+    __threadfence();
+    return atomicAdd(count, 1u);
 }
 inline void wait_for_previous() {}
 

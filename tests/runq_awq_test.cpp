@@ -121,7 +121,6 @@ void for_each_kernel(const half* x, int n_tokens, const AwqProducts& products, c
         run("gemm<16>" + by_blocks, [&] { run_gemm<16>(scratch, x, n_tokens, products, n_blocks); });
         run("gemm<32>" + by_blocks, [&] { run_gemm<32>(scratch, x, n_tokens, products, n_blocks); });
         run("gemm<64>" + by_blocks, [&] { run_gemm<64>(scratch, x, n_tokens, products, n_blocks); });
-        run("gemm<128>" + by_blocks, [&] { run_gemm<128>(scratch, x, n_tokens, products, n_blocks); });
     }
 }
 

@@ -302,7 +302,7 @@ for g in json.loads((data / f"{name}.json").read_text())["generations"]:
 SANITIZER = """
 import subprocess
 subprocess.run(args[6:])
-print("ERROR SUMMARY: 0 errors" if args[1] == "memcheck" else "RACECHECK SUMMARY: 0 hazards displayed")
+print("RACECHECK SUMMARY: 0 hazards displayed" if args[1] == "racecheck" else "ERROR SUMMARY: 0 errors")
 """
 WRONG_IDS = GOLDEN_PROGRAM.replace("WRONG", "dequant")
 WRONG_BACKEND = GOLDEN_PROGRAM.replace("WRONG", "cuda")

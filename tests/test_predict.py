@@ -122,7 +122,7 @@ def test_grids_are_those_of_the_program():
     assert predict.gemv_splits(H100, 4096, 50) == 8  # of 10, which gives warps 7 steps, but some fewer
     few, many = (predict.gemm(H100, kernels, 4096, [3072], n) for n in (16, 600))
     assert (few.kernel, few.blocks) == ("awq_gemm<16>", 192)  # 24 tiles of 16 stages, 264 blocks at most: two each
-    assert (many.kernel, many.blocks) == ("awq_gemm<128>", 128)  # 60 of 64, 132 blocks at most: 30 each
+    assert (many.kernel, many.blocks) == ("awq_gemm<64>", 256)  # 240 tiles of 32, 264 blocks at most: 30 each
     token = predict.attention(H100, kernels, QWEN, 1, 1023, 4096)
     assert (token.kernel, token.blocks, token.rounds) == ("token_attention<4>", 8 * 16, 1)
     assert predict.attention(H100, kernels, QWEN, 1, 127, 4096).blocks == 8

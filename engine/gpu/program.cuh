@@ -65,11 +65,8 @@ inline Matmul matmul_option(const Options& o) {
 // Whether all matrices are expanded to fp16 when loading: AwqMatrix::fp16.
 inline bool keeps_fp16(Matmul how) { return how == Matmul::predequant || how == Matmul::fp16; }
 
-// Tokens from which on expanding a matrix for cuBLAS is assumed to be faster than awq_gemm. An estimate, not
-// a measurement: to expand a matrix of 4096 x 4096 and to read it again moves 76 MB, 19 us at 4 TB/s. In 19
-// us tensor cores at 600 TFLOP/s multiply 340 tokens. So if awq_gemm reaches half of cuBLAS's rate, it takes
-// 19 us longer than cuBLAS for 340 tokens, and more for more.
-[[maybe_unused]] constexpr int dequantize_from = 384;
+// Tokens from which on expanding a matrix for cuBLAS is faster than awq_gemm: docs/gpu-results.md.
+[[maybe_unused]] constexpr int dequantize_from = 256;
 
 enum class AwqKernel {
     own,            // runq_awq.cu's

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "simt/cuda.h"
+#include "simt/ptx.h"
 
 __device__ inline float warp_sum(float x) {
     for (int distance = 16; distance > 0; distance /= 2) x += __shfl_xor_sync(0xffffffff, x, distance);
@@ -25,10 +26,8 @@ __device__ inline bool is_last(unsigned* arrivals, unsigned n) {
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();  // the block's partial result is visible before its arrival is
-        last = atomicAdd(arrivals, 1u) == n - 1;
+        last = count_arrival(arrivals) == n - 1;
         if (last) *arrivals = 0;
-        __threadfence();  // the other blocks' partial results are read after this
     }
     __syncthreads();
     return last;
