@@ -77,7 +77,7 @@ def _gemv(words: int, n_in: int, n_out: int, splits: int, m: Memory) -> tuple:
     tiles, steps = -(-n_out // (64 * words)), -(-n_in // (16 * 4 * splits))
     arguments = struct.pack("<Q", m.normal(n_in)) + _products(m, n_in, n_out, 1)
     arguments += _scratch(m, splits * tiles * max(128, 64 * words))
-    return (tiles, splits, 1), 128, 4 * (3 * 672 * words + 32 * steps), arguments
+    return (tiles, splits, 1), 128, 4 * (4 * 672 * words + 32 * steps), arguments
 
 
 def _gemm(tile: int, n_tokens: int, n_in: int, n_out: int, blocks: int, m: Memory) -> tuple:

@@ -66,7 +66,7 @@ MUTANTS = [
     Mutant("shuffle: twice the distance", AWQ, rf"(shfl\.sync\.bfly\.b32\s+{R}\|{R}, {R}), {R}", r"\1, 2", "rmsnorm_kernel", 0),
     Mutant("shuffle: another distance, in a group of 8", BACKEND, rf"(shfl\.sync\.bfly\.b32\s+{R}\|{R}, {R}), {R}", r"\1, 1", "quantize_groups", 0),
     Mutant("cp.async: waits for one group less", AWQ, r"wait_group 1", "wait_group 2"),
-    Mutant("cp.async: waits for one group less, in awq_gemv", AWQ, r"wait_group 2", "wait_group 3", "awq_gemv<4>"),
+    Mutant("cp.async: waits for one group less, in awq_gemv", AWQ, r"wait_group 3", "wait_group 4", "awq_gemv<4>"),
     Mutant("cp.async: never waited for", AWQ, r"cp\.async\.wait_group \d;", ""),
     Mutant("cp.async: no groups", AWQ, r"cp\.async\.commit_group;", "", "awq_gemm<16>"),
     Mutant("cp.async: zeros where there are values", AWQ, rf"(selp\.b32\s+{R}), 16, 0,", r"\1, 0, 16,"),
