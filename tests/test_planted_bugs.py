@@ -82,7 +82,8 @@ CALL = {
     ".shared_bytes = {n}::gemm_stages * {n}::GemmShape<16>::k_groups * sizeof({n}::GemmPart<16>)}}, "
     "x, 5, {n}::GemmShares{{1, 1, 1, 0, UINT32_MAX / 64 + 1}}, products, scratch); }});",
     "gemv": START + "launch<{n}::awq_gemv<1>>({{.grid = 2, .block = 32 * {n}::gemv_warps, "
-    ".shared_bytes = {n}::gemv_warps * ({n}::gemv_steps * sizeof({n}::GemvStep<1>) + 32)}}, x, products, scratch); }});",
+    ".shared_bytes = {n}::gemv_steps * {n}::gemv_warps * (sizeof({n}::GemvStep<1>) + 32)}}, "
+    "x, products, scratch); }});",
 }
 
 
