@@ -1564,7 +1564,7 @@ __device__ inline int kept(int value) {
 template <int tile_tokens, int n>
 __device__ inline void multiply_part(float (&sums)[4][n][4], const GemmPart<tile_tokens>& part,
                                      const Columns& columns, int x_place, int word_place) {
-    constexpr int row = 4 * part.row_pieces;  // words; places of eight rows repeat
+    constexpr int row = 4 * GemmPart<tile_tokens>::row_pieces;  // words; places of eight rows repeat
     const auto* words = reinterpret_cast<const uint32_t*>(part.words);
     const uint32_t *word0 = words + word_place, *word1 = words + (word_place ^ row);  // inputs 2t, 2t + 1
 #pragma unroll
