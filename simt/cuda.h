@@ -82,7 +82,7 @@ void start_kernel(Kernel kernel, const Launch& how, Args... args) {
                               how.stream, &early,    how.is_early ? 1u : 0u};
     cudaLaunchKernelEx(&config, kernel, args...);
 #else
-    kernel<<<how.grid, how.block, how.shared_bytes, how.stream> > >(args...);
+    hipLaunchKernelGGL(kernel, how.grid, how.block, how.shared_bytes, how.stream, args...);
 #endif
 }
 
