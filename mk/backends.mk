@@ -166,18 +166,27 @@ build/ptx/awq_kernels.sm_%.ptx: bench/awq_kernels.cu $(CUDA_SOURCES) build/flags
 	$(make_ptx)
 build/ptx/backend.sm_%.ptx: engine/backend/gpu.cu $(CUDA_SOURCES) build/flags
 	$(make_ptx)
-.PHONY: ptx test-ptx
+.PHONY: ptx test-ptx cuda-cublas
 NEEDS_test-ptx := BUILD PYTHON TEST
 ifneq ($(shell command -v $(NVCC)),)
 cuda: $(CUDA_CHECKS)
 	@echo 'runq_awq.cu, bench/awq_kernels.cu and engine/backend/gpu.cu compile for sm_80 and sm_90, nothing spills'
 test: $(call PTX_OF,runq_awq backend)
+# With cuBLAS's own header and library, from the Python package of the toolkit's version (570 MB): for test-all.
+build/cublas/ready:
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install -q "nvidia-cublas==$$($(NVCC) --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p').*"
+	@touch $@
+cuda-cublas: build/cublas/ready build/packages-test
+	@flags=$$(sh tools/cublas.sh $(NVCC) build/cublas/bin/python) && case "$$flags" in *NO_CUBLAS*) exit 1;; esac && \
+	$(MAKE_AGAIN) CUDA_ARCH=sm_90 CUBLAS="$$flags" $(addprefix build/gpu/,runq_awq awq_kernels runq_awq_test awq_kernels_test)
+	@echo 'runq_awq.cu, bench/awq_kernels.cu and their tests compile and link with cuBLAS'
 ptx: $(call PTX_OF,runq_awq plain_runq_awq awq_kernels backend)
 test-ptx: ptx $(PTX_PROGRAMS) $(VENV_READY) $(filter %.awq.bin %.awq-g64.bin,$(TEST_MODELS))
 	@$(PY) -m ptx.suite
 	@$(PY) -m ptx.mutants
 else
-cuda:
+cuda cuda-cublas:
 	@echo 'there is no nvcc here: nothing was compiled for a GPU'
 ptx test-ptx:
 	@echo 'there is no nvcc here: nothing of what it makes was run'

@@ -21,7 +21,7 @@ check: $(CHECKED) $(or $(P),$(PROGRAMS)) $(VENV_READY) $(filter-out $(wildcard $
 # new Debian systems.
 test-all: export FULL := 1
 test-all: test
-	$(MAKE) lint test-arm cuda test-ptx hip
+	$(MAKE) lint test-arm cuda cuda-cublas test-ptx hip
 	$(MAKE) test-fuzz
 	$(MAKE) test-pages test-fresh
 

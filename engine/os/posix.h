@@ -126,7 +126,6 @@ inline std::filesystem::path program_file() { return {}; }
 
 #if defined(__APPLE__) || defined(__wasm__)
 inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }
-inline int processors_left(int) { return std::numeric_limits<int>::max(); }
 #endif
 
 // Sleeps while `value` is `old`; who changes it calls wake_all(value) then. May return earlier.

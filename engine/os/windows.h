@@ -104,7 +104,6 @@ inline int system_cores() {
     }));
 }
 inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }
-inline int processors_left(int) { return std::numeric_limits<int>::max(); }
 
 // Not std::atomic::wait(): where there is no futex, libstdc++ (12) looks at the value, then takes a lock,
 // then sleeps; notify_all() takes none, and if it comes between the two first, nobody wakes the sleeper.
