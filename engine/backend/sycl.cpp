@@ -9,6 +9,7 @@
 #include <deque>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <set>
 
 #include "engine/backend/device.h"
@@ -144,20 +145,16 @@ int32_t rank_of(const sycl::device& device) {
     return device.is_gpu() ? 105 : 1;  // a CPU has faster back ends
 }
 
-// The best device's rank, and the device if `best` is not null.
-int32_t find_device(sycl::device* best) {
-    int32_t rank = 0;
-    for (const sycl::device& device : sycl::device::get_devices()) {
-        if (rank_of(device) <= rank) continue;
-        rank = rank_of(device);
-        if (best != nullptr) *best = device;
-    }
-    return rank;
+std::optional<sycl::device> best_device() {
+    std::optional<sycl::device> best;
+    for (const sycl::device& device : sycl::device::get_devices())
+        if (rank_of(device) > (best ? rank_of(*best) : 0)) best = device;
+    return best;
 }
 int32_t rank() {
     int32_t found = 0;
     guarded([&]() -> int32_t {
-        found = find_device(nullptr);
+        if (const auto device = best_device()) found = rank_of(*device);
         return QUANT_GEMM_OK;
     });
     return found;
@@ -178,10 +175,10 @@ struct Context {
 
 int32_t open(void** context, QuantGemmRunLoop) {
     return guarded([&]() -> int32_t {
-        sycl::device device;
-        if (find_device(&device) == 0)
+        const auto device = best_device();
+        if (!device)
             return fail(QUANT_GEMM_NO_DEVICE, "there is no SYCL device whose arithmetic is IEEE 754's");
-        *context = new Context(device);
+        *context = new Context(*device);
         return QUANT_GEMM_OK;
     });
 }
