@@ -102,6 +102,14 @@ def expand(m: Matrix, activation_group: int) -> Quantized:
     return Quantized(codes, np.repeat(scales, n_in // activation_group // scales.shape[1], axis=1))
 
 
+def expand_parts(parts: Mapping[str, np.ndarray], form: MatrixFormat, activation_group: int) -> Quantized:
+    """`expand` of a matrix's tensors, or of those of all experts' matrices: codes (n_out, n_in) or (E, n_out, n_in)."""
+    *rows, _ = parts["codes"].shape
+    flat = {part: values.reshape(-1, *values.shape[len(rows) :]) for part, values in parts.items()}
+    found = expand(unpack_matrix(flat, form), activation_group)
+    return Quantized(found.codes.reshape(*rows, -1), found.scales.reshape(*rows, -1))
+
+
 def stands_for(m: Matrix) -> np.ndarray:
     """The weights that a matrix stands for, w' * scale, (n_out, n_in) fp32."""
     return dequantize(expand(m, m.form.group or m.codes.shape[1]))
@@ -177,7 +185,7 @@ class GPTQ(Int8Scheme):
 
     def embedding(self, tokens: np.ndarray) -> np.ndarray:
         rows = {part: value[tokens] for part, value in self.tensors("embed").items()}
-        return dequantize(expand(unpack_matrix(rows, self.layout.of("embed")), self.group_size))
+        return dequantize(expand_parts(rows, self.layout.of("embed"), self.group_size))
 
     def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized:
         if name in self.orders:

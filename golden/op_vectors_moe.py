@@ -19,6 +19,7 @@ from golden.grouped import (
     grouped_matmul_swiglu_quant,
     int4_sums,
     msd_split,
+    output_group,
     quantize_like,
 )
 from golden.mx import E4M3, E5M2, MX, SCALE_BIAS, SCALE_NAN, Element, element_values, encode_elements, quantize_mx
@@ -135,14 +136,14 @@ def add_combine(vectors: OpVectors, rng: np.random.Generator) -> None:
 # The operator
 
 
-def is_clear(product: np.ndarray, x: Quantized | MX) -> bool:
+def is_clear(product: np.ndarray, x: Quantized | MX, group: int) -> bool:
     """Whether results stay the same codes under noise as large as another order of additions makes, and larger."""
     rng, half = np.random.default_rng(0), product.shape[1] // 2
     sizes = np.where(np.isfinite(product), np.abs(product), 0)  # NaN and infinities are so in any order
     size = NOISE * sizes.max(axis=1, keepdims=True, initial=0) * (product != 0)
 
     def codes(values: np.ndarray) -> np.ndarray:
-        return quantize_like(swiglu(values[:, :half], values[:, half:]), x).codes
+        return quantize_like(swiglu(values[:, :half], values[:, half:]), x, group).codes
 
     with np.errstate(invalid="ignore"):
         noisy = ((product + size * rng.standard_normal(product.shape)).astype(F32) for _ in range(NOISY_RUNS))
@@ -170,10 +171,11 @@ def add_case(
         product[start:end] = expert_matmul(rows_of(x, slice(start, end)), weight, i)
         if isinstance(weight, Int4Experts):
             sums.append(int4_sums(x.codes[start:end], weight.codes[i], weight.scales.shape[2]))
-    if not exact and not is_clear(product, x):
+    group = output_group(x, weight)
+    if not exact and not is_clear(product, x, group):
         return False
 
-    before = empty_like(x, n // 2)
+    before = empty_like(x, n // 2, group)
     for array in before[:2]:
         array.view(np.uint8)[...] = UNTOUCHED
     out = before._replace(codes=before.codes.copy(), scales=before.scales.copy())
