@@ -32,8 +32,8 @@ from formats.schemes import GPTQ_FILE
 from formats.source import Source, open_model
 from formats.tensors import matrix_shapes, norm_shapes
 from golden.calibration import read_samples
-from golden.forward import load_expert, load_weight
-from golden.gptq import Matrix, pack_matrix, stands_for
+from golden.forward import expert_steps, load_expert, load_weight
+from golden.gptq import Matrix, joined, pack_matrix, stands_for
 from golden.gptq_budget import choose, kinds_of, measure_losses
 from golden.gptq_calibration import quantize_model
 from golden.gptq_matching import classifier_hessian, quantize_matching
@@ -116,9 +116,7 @@ class MatrixWriter:
 
 def by_rows(weight: np.ndarray, quantize: object) -> Matrix:
     """What quantize(rows) makes of a matrix, a few thousand rows at a time. Rows do not depend on each other."""
-    parts = [quantize(weight[start : start + ROWS]) for start in range(0, len(weight), ROWS)]
-    joined = [None if column[0] is None else np.concatenate(column) for column in list(zip(*parts, strict=True))[1:]]
-    return Matrix(parts[0].form, *joined)
+    return joined([quantize(weight[start : start + ROWS]) for start in range(0, len(weight), ROWS)])
 
 
 class Quantizer:
@@ -235,16 +233,26 @@ def write_quantized(
 
 
 def write_repacked(
-    writer: Writer, checkpoint: Source, config: Config, layout: GptqLayout, repacker: Repacker, progress: bool
+    writer: Writer,
+    checkpoint: Source,
+    config: Config,
+    layout: GptqLayout | MoeLayout,
+    repacker: Repacker,
+    progress: bool,
 ) -> None:
     """Writes the matrices of a quantized checkpoint, code for code; those that are not quantized are rounded."""
-    quantizer = Quantizer(checkpoint.path, layout, Options())
+    quantizer, matrices = Quantizer(checkpoint.path, layout, Options()), MatrixWriter(writer, config)
     for place, order in repacker.orders.items():
         writer.write(place + ".order", order)
-    matrices = MatrixWriter(writer, config)
-    for name, _ in tqdm(list(matrix_shapes(config)), unit="matrix", disable=not progress):
+
+    def stored(name: str) -> Matrix:
         weight = repacker.plain(name)
-        matrices.put(name, repacker.matrix(name) if weight is None else quantizer.rounded(name, weight))
+        return repacker.matrix(name) if weight is None else quantizer.rounded(name, weight)
+
+    steps = [(name, [name]) for name, _ in matrix_shapes(config)]
+    steps += [(name, expert_steps(name, i)) for name, (n, *_) in expert_shapes(config) for i in range(n)]
+    for name, parts in tqdm(steps, unit="matrix", disable=not progress):
+        matrices.put(name, joined([stored(part) for part in parts]))
     if repacker.n_rounded:
         warnings.warn(
             f"{checkpoint.path}: {repacker.n_rounded} scales below 2^-14 are rounded to fp16, by at most 2^-25",

@@ -49,15 +49,17 @@ def parse_bits(text: str | None, places: Collection[str] = tuple(PLACES)) -> dic
     return dict.fromkeys(places, bits[""]) if "" in bits else bits
 
 
-def check_dimensions(checkpoint: Source) -> None:
-    """Refuses matrices whose rows are not whole vectors of 64 weights."""
-    c = checkpoint.config
-    rows = {"hidden_size": c.dim, "num_attention_heads * head_dim": c.q_dim}
+def row_lengths(config: Config) -> dict[str, int]:
+    """The lengths of rows of matrices, by the fields of config.json that say them."""
+    c, rows = config, {"hidden_size": config.dim, "num_attention_heads * head_dim": config.q_dim}
     if c.moe is None or c.moe.dense_layers:
         rows["intermediate_size"] = c.hidden_dim
-    if c.moe is not None:
-        rows["moe_intermediate_size"] = c.moe.hidden_dim
-    for name, n in rows.items():
+    return rows if c.moe is None else rows | {"moe_intermediate_size": c.moe.hidden_dim}
+
+
+def check_dimensions(checkpoint: Source) -> None:
+    """Refuses matrices whose rows are not whole vectors of 64 weights."""
+    for name, n in row_lengths(checkpoint.config).items():
         if n % ROW_UNIT:
             raise ModelError(f"{checkpoint.config_path}: {name} is {n}, expected a multiple of {ROW_UNIT}")
 

@@ -9,6 +9,7 @@ ladder has the formats of export/gptq.py and is quantized as there, experts by g
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,15 +21,17 @@ from tqdm import tqdm
 from export.arguments import add_calibration, calibration_options, first_given
 from export.compressed_tensors import Int8Matrices, write_compressed_tensors
 from export.engines import INT8_EXPERTS, warn_refused
-from export.gptq import Options, write_quantized
+from export.gptq import Options, write_quantized, write_repacked
 from export.gptq_layout import (
     PLACES_WITH_EXPERTS,
+    TABLES,
     check_dimensions,
     choose_expert_layout,
     describe_sizes,
     parse_bits,
 )
 from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
+from export.hf_gptq import Repacker, can_repack
 from export.int8 import BLOCK_VALUES, progress_bar
 from export.tokenizer import text_of
 from export.w8a8 import parse_alpha
@@ -195,21 +198,35 @@ def export_ladder(
 ) -> tuple[Config, MoeLayout, dict[str, np.ndarray]]:
     """Writes `out` in the formats of a ladder; returns what its header says, and the tokens that each expert saw.
 
-    Raises ModelError, and writes nothing, for what cannot be done. calibration: a text file, needed unless rtn. bits,
+    Raises ModelError, and writes nothing, for what cannot be done. calibration: a text file, needed unless rtn, or
+    unless hf_dir is quantized already in integers that the file has room for: they are repacked code for code. bits,
     group, sparse: see export/gptq_layout.py.
     """
     calibrating = calibration_options(calibration, n_samples, seq_len)
-    if rtn and (option := first_given(calibrating)):
-        raise ModelError(f"{option} and --rtn exclude each other")
-    if not rtn and calibration is None:
-        raise ModelError("GPTQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)")
-    checkpoint = open_model(hf_dir, archs=SPARSE)
-    config, bits, options = checkpoint.config, bits or {}, Options(rtn=rtn, symmetric=False)
+    checkpoint, bits = open_model(hf_dir, archs=SPARSE), bits or {}
+    config = checkpoint.config
     check_dimensions(checkpoint)
+    repacker = Repacker(checkpoint) if can_repack(checkpoint) else None
+    if repacker is not None and repacker.has_order:
+        why = "its groups are scattered over the inputs (desc_act), which a file with experts cannot say"
+        warnings.warn(f"{hf_dir}: {why}", stacklevel=2)
+        repacker = None
+    if repacker is not None:
+        layers = {f"--bits {place}": n for place, n in bits.items() if place not in TABLES}
+        if option := first_given({**calibrating, "--rtn": rtn, "--group": group, "--sparse": sparse, **layers}):
+            raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
+        bits = {"embed": 8, "classifier": 8} | bits
+    elif rtn and (option := first_given(calibrating)):
+        raise ModelError(f"{option} and --rtn exclude each other")
+    elif not rtn and calibration is None:
+        raise ModelError("GPTQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)")
     if config.tied and bits.get("classifier", bits.get("embed", 8)) != bits.get("embed", 8):
         raise ModelError("--bits: the classifier is the embedding and has its bits")
-    tell_model(checkpoint)
     layout = choose_expert_layout(config, bits, group, sparse)
+    if repacker is not None:
+        layout = repacker.layout(layout)
+    else:
+        tell_model(checkpoint)
     samples = [] if calibration is None else read_samples(checkpoint, calibration, n_samples, seq_len)
     generation, tokenizer = text_of(checkpoint, with_tokenizer)
     with replacing(out, input_files(hf_dir, calibration)) as f:
@@ -217,7 +234,12 @@ def export_ladder(
         writer.write(DENSE_LAYERS, dense_layers(config))
         for name, _ in (*norm_shapes(config), *router_shapes(config)):
             writer.write(name, load_weight(checkpoint, name, interleaved=True))
-        seen = write_quantized(writer, checkpoint, config, layout, samples, options, progress)
+        seen: dict[str, np.ndarray] = {}
+        if repacker is not None:
+            write_repacked(writer, checkpoint, config, layout, repacker, progress)
+        else:
+            options = Options(rtn=rtn)
+            seen = write_quantized(writer, checkpoint, config, layout, samples, options, progress)
         own = pack_layout(config, layout)
         finish(f, config, generation, FORMAT, layout.activation_group, writer.end, tokenizer, own=own)
     return config, layout, seen

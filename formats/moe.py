@@ -74,11 +74,13 @@ class MoeLayout(NamedTuple):
 
 
 def ladder_kind(name: str) -> str:
-    """Which of LADDER_KINDS the matrix of a step is."""
+    """Which of LADDER_KINDS the matrix of a step is, also that of one expert: `layers.0.moe.5.up_proj`."""
     if not name.startswith("layers."):
         return name
     _, _, block, part = name.split(".", 3)
-    return part if block == "moe" else block
+    if block != "moe":
+        return block
+    return "down_proj" if part.endswith("down_proj") else "gate_up_proj"
 
 
 def check_layout(where: object, config: Config, layout: MoeLayout, name: str = "group") -> None:

@@ -16,7 +16,7 @@ activations of a place are gathered before they are quantized: x[order[k]] meets
 How the codes are found is in golden/gptq_quantize.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +44,12 @@ class Matrix(NamedTuple):
     zeros: np.ndarray | None = None  # (n_out, n_groups) uint8; None at 8 bits
     row_scales: np.ndarray | None = None  # (n_out,) fp32, of the two-level form
     kept: np.ndarray | None = None  # (n_out, n_in) bool, two of each four, of the sparse form
+
+
+def joined(parts: Sequence[Matrix]) -> Matrix:
+    """Matrices of one format, with rows of one length, one behind the other."""
+    columns = list(zip(*parts, strict=True))[1:]
+    return Matrix(parts[0].form, *(None if column[0] is None else np.concatenate(column) for column in columns))
 
 
 # ----------------------------------------------------------------------------

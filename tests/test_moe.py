@@ -427,7 +427,7 @@ def with_header(path, offset, value):
     ("offset", "value", "text"),
     [
         (0x44, 2, "arch is 2, expected one of [3]"),
-        (0xC0, 3, "format is 3, expected 0 to 2"),
+        (0xC0, 4, "format is 4, expected 0 to 3"),
         (0xC4, 0, "n_experts is 0, expected 1 to 1024"),
         (0xC8, 6, "n_active is 6, there are 5 experts"),
         (0xCC, 5121, "moe_hidden_dim is 5121, expected 1 to 5120"),
