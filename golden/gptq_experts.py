@@ -37,7 +37,6 @@ def quantize_experts(
     layer: str,
     x: np.ndarray,
     quantize: Callable[[str, np.ndarray, np.ndarray], Matrix],
-    enough: int = ENOUGH,
 ) -> Generator[tuple[str, Matrix | np.ndarray], None, np.ndarray]:
     """Every expert's gate_up_proj, then every expert's down_proj, by step name. Returns what the layer makes of x.
 
@@ -55,7 +54,7 @@ def quantize_experts(
     hidden = []  # of each expert: what its down projection reads
     for expert in range(moe.n_experts):
         token, _ = np.nonzero(chosen == expert)
-        rows = normed[calibrating_tokens(logits[:, expert], token, enough)]
+        rows = normed[calibrating_tokens(logits[:, expert], token, ENOUGH)]
         matrix = quantize(gate_up, load_expert(weights.load, gate_up, expert), squares(rows))
         yield gate_up, matrix
         hidden.append(swiglu(*np.split(Fp32.linear_with(rows, stands_for(matrix)), 2, axis=1)))

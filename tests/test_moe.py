@@ -242,9 +242,9 @@ def test_experts_of_a_file_are_the_quantized_weights(model, tmp_path):
     assert np.array_equal(weight.assist, assist_matrix(weight.codes, weight.scales))
 
 
-def with_tokenizer(folder):
+def with_tokenizer(folder, **values):
     """A small model with a tokenizer, and a text to calibrate it with."""
-    model = small_model(folder / "model", vocab_size=2048)
+    model = small_model(folder / "model", vocab_size=2048, **values)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODELS / "tiny-qwen3" / name, model / name)
     (folder / "text").write_text(TEXT * 20)
