@@ -242,9 +242,9 @@ def test_experts_of_a_file_are_the_quantized_weights(model, tmp_path):
     assert np.array_equal(weight.assist, assist_matrix(weight.codes, weight.scales))
 
 
-def with_tokenizer(folder):
+def with_tokenizer(folder, **values):
     """A small model with a tokenizer, and a text to calibrate it with."""
-    model = small_model(folder / "model", vocab_size=2048)
+    model = small_model(folder / "model", vocab_size=2048, **values)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODELS / "tiny-qwen3" / name, model / name)
     (folder / "text").write_text(TEXT * 20)
@@ -427,7 +427,7 @@ def with_header(path, offset, value):
     ("offset", "value", "text"),
     [
         (0x44, 2, "arch is 2, expected one of [3]"),
-        (0xC0, 3, "format is 3, expected 0 to 2"),
+        (0xC0, 4, "format is 4, expected 0 to 3"),
         (0xC4, 0, "n_experts is 0, expected 1 to 1024"),
         (0xC8, 6, "n_active is 6, there are 5 experts"),
         (0xCC, 5121, "moe_hidden_dim is 5121, expected 1 to 5120"),
