@@ -433,6 +433,84 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
     CHECK(formats == std::set<std::string>{"a8w8", "a8w4", "mxfp8"});
 }
 
+TEST_CASE("the fused operator: the ladder's golden, and mistakes at an expert's edge are seen") {
+    int n_cases = 0, n_mistakes = 0;
+    for (const auto& [name, x_codes] : golden_ops()) {
+        if (!name.starts_with("ladder_experts.") || !name.ends_with(".x.codes")) continue;
+        n_cases++;
+        // "ladder_experts.w4sg64.128.": bits, "x" two levels or "s" sparse, the group, the columns
+        const std::string p = name.substr(0, name.size() - std::string("x.codes").size());
+        CAPTURE(p);
+        auto at = [&](const char* part) -> const Tensor& { return golden_ops().at(p + part); };
+        auto bytes = [&](const char* part) {
+            return golden_ops().contains(p + part) ? bytes_of(at(part)) : std::vector<uint8_t>();
+        };
+        MatrixFormat f{uint8_t(p[std::string("ladder_experts.w").size()] - '0')};
+        f.flags = uint8_t((p.find("xg") != p.npos ? MatrixFormat::two_level_flag : 0) |
+                          (p.find("sg") != p.npos ? MatrixFormat::sparse_flag : 0));
+        f.group = uint16_t(std::stoi(p.substr(p.find('g', p.find('w')) + 1)));
+        ExpertCase w;
+        w.ladder = f, w.n_experts = at("weight.codes").shape[0], w.n_rows = at("weight.codes").shape[1];
+        w.n_cols = x_codes.shape[1], w.group = f.group > 0 ? f.group : w.n_cols;
+        w.codes = bytes("weight.codes"), w.mask = bytes("weight.mask"), w.zeros = bytes("weight.zeros");
+        w.levels = bytes("weight.groups");
+        const Tensor& scales = at(f.two_level() ? "weight.row_scales" : "weight.scales");
+        if (f.two_level() || (f.bits == 8 && f.group == 0)) {
+            w.row_scales = scales.f32();
+        } else {
+            w.group_scales.resize(scales.bytes.size() / sizeof(Half));
+            std::memcpy(w.group_scales.data(), scales.bytes.data(), scales.bytes.size());
+        }
+        w.format = {WeightKind::ladder, x_codes.shape[1] / at("x.scales").shape[1]};
+
+        const Routing routing = routing_of(at("group_list").i32());
+        const int n = int(routing.experts.size());
+        CodedRows x(n, w.n_cols, w.format);
+        const std::vector<int8_t> codes = x_codes.i8(), expected = at("out.codes").i8();
+        const std::vector<float> x_scales = at("x.scales").f32(), product = at("product").f32();
+        const std::vector<float> expected_scales = at("out.scales").f32();
+        std::copy_n(codes.begin(), x.codes.size(), x.codes.begin());
+        std::copy_n(x_scales.begin(), x.scales.size(), x.scales.begin());
+#ifdef ENGINE
+        for (size_t k = 0; k < x.codes.size(); k++) x.sums[k / size_t(x.group_size)] += x.codes[k];
+#endif
+        // Whether products, and the operator's codes and scales, are the golden's.
+        const auto is_golden = [&](const std::vector<MoeMatrix>& experts) {
+            Rows found(n, w.n_rows);
+            CodedRows out;
+            grouped_matmul(found, x, routing.token_of, experts, routing);
+            grouped_matmul_swiglu_quant(out, x, experts, routing);
+            for (int t = 0; t < n; t++) {  // by the plain loop, too
+                Rows one(1, w.n_rows);
+                plain_matmul(row_of(x, t), {one, experts[size_t(routing.experts[size_t(t)])]});
+                const std::vector<float> of_row(found.row(t), found.row(t + 1));
+                CHECK(relative_error(one.values, of_row) < 1e-6);
+            }
+            const std::vector<float> used(product.begin(), product.begin() + ptrdiff_t(found.values.size()));
+            const std::vector<float> used_scales(expected_scales.begin(),
+                                                 expected_scales.begin() + ptrdiff_t(out.scales.size()));
+            return relative_error(used, found.values) < 1e-6 &&
+                   std::equal(out.codes.begin(), out.codes.end(), expected.begin()) &&
+                   relative_error(used_scales, out.scales) < 1e-5;
+        };
+        const std::vector<MoeMatrix> all = w.all();
+        CHECK(is_golden(all));
+        // Expert 1 with a table of expert 0, and with groups that are one off.
+        const auto is_seen = [&](auto table, int off) {
+            std::vector<MoeMatrix> experts = all;
+            if (experts[1].*table == nullptr) return;
+            experts[1].*table = off == 0 ? experts[0].*table : experts[1].*table + off;
+            CHECK(!is_golden(experts));
+            n_mistakes++;
+        };
+        is_seen(&MoeMatrix::scales, 0), is_seen(&MoeMatrix::row_scales, 0), is_seen(&MoeMatrix::zeros, 0);
+        is_seen(&MoeMatrix::levels, 0), is_seen(&MoeMatrix::mask, 0), is_seen(&MoeMatrix::codes, 0);
+        is_seen(&MoeMatrix::scales, -1), is_seen(&MoeMatrix::levels, -1);
+    }
+    CHECK(n_cases == 5);
+    CHECK(n_mistakes == 2 + 4 + 4 + 4 + 5);
+}
+
 TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same in any company") {
     std::mt19937 rng(3);
     for (const MoeConfig& moe : all_kinds) {
