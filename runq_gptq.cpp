@@ -173,8 +173,6 @@ struct ModelConfig {
 // ---- end of config ---------------------------------------------------------
 
 // ---- section formats of few bits -------------------------------------------
-// Numbers and formats of a file
-
 // fp16 as a file holds it (IEEE 754 binary16): a sign, 5 bits of exponent, 10 of fraction.
 struct Half {
     uint16_t bits;

@@ -176,8 +176,6 @@ struct ModelConfig {
 // ---- end of config ---------------------------------------------------------
 
 // ---- section formats of few bits -------------------------------------------
-// Numbers and formats of a file
-
 // fp16 as a file holds it (IEEE 754 binary16): a sign, 5 bits of exponent, 10 of fraction.
 struct Half {
     uint16_t bits;
@@ -586,6 +584,8 @@ enum class WeightKind : uint32_t { a8w8 = 0, a8w4 = 1, mxfp8 = 2, ladder = 3 };
 struct WeightFormat {
     WeightKind kind = WeightKind::a8w8;
     int group = 0;  // weights of a row that share a scale, 0: the whole row; of the ladder, activations
+
+    bool is_ladder() const { return kind == WeightKind::ladder; }
 };
 
 // Of the ladder each of these kinds of matrix has a format, in the order of the header: q, k, v and o are of
@@ -602,9 +602,10 @@ struct MoeConfig {
     bool norm_topk_prob = false;    // weights of the active experts are divided by their sum
     std::vector<uint8_t> is_dense;  // (n_layers,), 1: no experts
 
-    bool is_ladder() const { return expert_format.kind == WeightKind::ladder; }
     // The format of all matrices but the experts'.
-    WeightFormat other_format() const { return pure || is_ladder() ? expert_format : WeightFormat{}; }
+    WeightFormat other_format() const {
+        return pure || expert_format.is_ladder() ? expert_format : WeightFormat{};
+    }
 };
 
 struct Config : ModelConfig {
@@ -773,8 +774,7 @@ inline float quantize_group(int8_t* codes, const float* x, int group_size) {
 // ---- end of matrices of few bits -------------------------------------------
 
 // ----------------------------------------------------------------------------
-// Quantizing what matrices are multiplied by: to int8 with one scale a row or, for the ladder, a group, or to
-// MXFP8
+// Quantizing what matrices are multiplied by: to int8 with one scale a row or a group, or to MXFP8
 
 // Rows in the codes that matrices of a format are multiplied by: int8, the whole row one group but with the
 // ladder, or E4M3, whose scales are the numbers that E8M0 means.
@@ -786,8 +786,7 @@ struct CodedRows : Int8Rows {
     }
     void resize(int rows, int columns, const WeightFormat& of_matrices) {
         is_mx = of_matrices.kind == WeightKind::mxfp8;
-        const bool has_groups = is_mx || of_matrices.kind == WeightKind::ladder;
-        Int8Rows::resize(rows, columns, has_groups ? of_matrices.group : columns);
+        Int8Rows::resize(rows, columns, is_mx || of_matrices.is_ladder() ? of_matrices.group : columns);
     }
 };
 
@@ -895,7 +894,7 @@ inline float dot_mx(const float* x, const float* x_scales, const float* w, const
 
 // out (x.n_rows, w.n_rows) = x times the matrix transposed. A row of weights is read once for all tokens.
 void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p) {
-    const int n = x.n_cols;
+    const int n = x.n_cols, size = p.w.group_size;
     p.out.n_rows = x.n_rows;
     WideCodes wide;
     wide.load(x.codes.data(), size_t(x.n_rows) * size_t(n), x.is_mx);
@@ -904,10 +903,10 @@ void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p) {
         row.load_row(p.w, i);
         for (int t = 0; t < x.n_rows; t++) {
             const size_t at = size_t(t) * size_t(n);
-            p.out.row(t)[i] = x.is_mx ? dot_mx(&wide.values[at], x.row_scales(t), row.values.data(),
-                                               row.scales.data(), n, p.w.group_size)
-                                      : dot(&wide.codes[at], x.row_scales(t), x.n_groups(), row.codes.data(),
-                                            row.scales.data(), n, p.w.group_size);
+            const float *x_scales = x.row_scales(t), *scales = row.scales.data();
+            p.out.row(t)[i] =
+                x.is_mx ? dot_mx(&wide.values[at], x_scales, row.values.data(), scales, n, size)
+                        : dot(&wide.codes[at], x_scales, x.n_groups(), row.codes.data(), scales, n, size);
         }
     });
 }
@@ -1375,7 +1374,7 @@ Weights::Matrices Weights::tensors(const std::string& name, const WeightFormat& 
     w.n_rows = rows.back(), w.n_cols = w.n_codes = n_cols, w.format = format;
     w.group = w.group_size = group > 0 ? group : n_cols;
     w.bits = a8w4 ? 4 : 8, w.zero_point = a8w4 ? 8 : 0;
-    if (kind == WeightKind::ladder) {
+    if (format.is_ladder()) {
         size_t which = 0;  // the first kind whose name is in the matrix's: "ffn" of "layers.0.ffn.down_proj"
         while (name.find(ladder_kinds[which]) == name.npos) which++;
         w = {lowbit_tensors(file, name, c.moe.ladder[which], rows, n_cols, c.group_size), format};
@@ -1469,18 +1468,13 @@ void check_config(const Config& c) {
     const auto [kind, group] = c.moe.expert_format;
     const bool a8w8 = kind == WeightKind::a8w8, a8w4 = kind == WeightKind::a8w4, pure = c.moe.pure;
     for (const uint8_t flag : c.moe.is_dense) check_value(flag <= 1, "dense_layers", flag, "expected 0 or 1");
-    if (c.moe.is_ladder()) {
-        const auto& [embed, attn, ffn, gate_up, down, classifier] = c.moe.ladder;
-        const bool has_dense = std::ranges::count(c.moe.is_dense, 1) > 0;
-        const std::vector<std::tuple<const char*, MatrixFormat, int>> kinds{
-            {"embed", embed, c.dim},
-            {"attn", attn, c.dim},
-            {"attn", attn, c.q_dim()},
-            {"ffn", ffn, c.dim},
-            {"ffn", ffn, has_dense ? c.hidden_dim : c.dim},
-            {"gate_up_proj", gate_up, c.dim},
-            {"down_proj", down, c.moe.hidden_dim},
-            {"classifier", classifier, c.dim}};
+    if (c.moe.expert_format.is_ladder()) {
+        const int ffn = std::ranges::count(c.moe.is_dense, 1) > 0 ? c.hidden_dim : c.dim;
+        std::vector<std::tuple<const char*, MatrixFormat, int>> kinds;
+        const int which[] = {0, 1, 1, 2, 2, 3, 4, 5};
+        const int n_cols[] = {c.dim, c.dim, c.q_dim(), c.dim, ffn, c.dim, c.moe.hidden_dim, c.dim};
+        for (int i = 0; i < 8; i++)
+            kinds.push_back({ladder_kinds[which[i]], c.moe.ladder[which[i]], n_cols[i]});
         return check_formats(c, kinds);
     }
     check_value(c.group_size == 0, "group_size", c.group_size, "expected 0 (whole rows)");
@@ -1516,16 +1510,17 @@ constexpr const char* program_name = "runq_moe";
 constexpr const char* program_summary = "Qwen3-MoE with experts in A8W8, A8W4, MXFP8 or 2, 4 and 8 bits";
 // "2 of 8 experts in A8W8, one scale a row; all else W8A8, one scale a row"
 inline std::string scheme_text(const Config& c) {
-    const char* const names[] = {"A8W8, ", "A8W4, ", "MXFP8, ", ""};
+    const char* const names[] = {"A8W8", "A8W4", "MXFP8"};
     const auto [kind, group] = c.moe.expert_format;
-    const std::string groups = c.moe.is_ladder() ? format_text(c.moe.ladder[3])
-                               : group > 0       ? "groups of " + std::to_string(group)
-                                                 : "one scale a row";
-    return std::to_string(c.moe.n_active) + " of " + std::to_string(c.moe.n_experts) + " experts in " +
-           names[int(kind)] + groups +
-           (c.moe.is_ladder() ? "; all else in 2, 4 and 8 bits"
-            : c.moe.pure      ? "; all else the same"
-                              : "; all else W8A8, one scale a row");
+    const MatrixFormat &gate_up = c.moe.ladder[3], &down = c.moe.ladder[4];
+    const std::string k = std::to_string(c.moe.n_active),
+                      experts = k + " of " + std::to_string(c.moe.n_experts) + " experts in ";
+    if (kind == WeightKind::ladder)
+        return experts + format_text(gate_up) + (down == gate_up ? "" : " and " + format_text(down)) +
+               "; all else by the ladder";
+    return experts + names[int(kind)] + ", " +
+           (group > 0 ? "groups of " + std::to_string(group) : "one scale a row") +
+           (c.moe.pure ? "; all else the same" : "; all else W8A8, one scale a row");
 }
 const std::vector<OwnOption> scheme_options{
     {"--no-fuse", no_value, "experts step by step, without the fused operator"}};
@@ -2216,7 +2211,7 @@ inline int run_command_line(int argc, char** argv) try {
 size_t read_own_fields(const HeaderReader& h, Config& c) {
     MoeConfig& m = c.moe;
     m.expert_format.kind = WeightKind(h.number("format", 0xC0, 0, 3));
-    const bool is_ladder = m.is_ladder();
+    const bool is_ladder = m.expert_format.is_ladder();
     m.n_experts = h.number("n_experts", 0xC4, 1, 1 << 10);
     m.n_active = h.number("n_active", 0xC8, 1, m.n_experts);
     m.hidden_dim = h.number("moe_hidden_dim", 0xCC, 1, 5120);
