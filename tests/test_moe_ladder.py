@@ -19,10 +19,11 @@ from formats.tensors import matrix_shapes, with_offsets
 from golden import gptq_experts
 from golden.calibration import read_samples
 from golden.forward import Fp32, forward, load_expert, load_weight
-from golden.gptq import expand
+from golden.gptq import expand, unpack_matrix
 from golden.gptq_experts import calibrating_tokens, squares
 from golden.gptq_quantize import column_order, curvature, quantize_matrix, round_matrix
 from golden.grouped import grouped_matmul_swiglu_quant
+from golden.hex_tensors import read_tensors
 from golden.moe import MoE
 from golden.q8 import Quantized
 from golden.trace import Recorder, compare, replay
@@ -191,6 +192,22 @@ def test_a_mask_that_keeps_three_of_four_is_refused(model, tmp_path):
         MoE(path)
     why = "layers.2.moe.gate_up_proj.mask: row 391 keeps 3 of columns 4 to 7, expected 2 of each 4"
     assert str(error.value).endswith(why)
+
+
+@pytest.mark.parametrize("which", ["ladder", "4", "sparse"])
+def test_codes_zero_points_and_masks_unpacked(model, tmp_path, which):
+    """As `golden hex --unpack` has them, of all experts."""
+    path = exported(model, tmp_path / "m.bin", **LADDERS[which])
+    scheme, file, name = MoE(path), read_tensors(path, unpack=True), "layers.2.moe.gate_up_proj"
+    form, packed = scheme.layout.of(name), read_tensors(path)
+    for expert in range(5):
+        stored = {part.rpartition(".")[2]: v().array[expert] for part, v in packed.tensors.items() if name in part}
+        m = unpack_matrix(stored, form)
+        found = {part.rpartition(".")[2]: v().array[expert] for part, v in file.tensors.items() if name in part}
+        assert np.array_equal(found["codes"].ravel(), (m.codes if m.kept is None else m.codes[m.kept]).ravel())
+        assert m.kept is None or np.array_equal(found["mask"], m.kept)
+        assert form.two_level or np.array_equal(found["zeros"], m.zeros)
+    assert file.tensors[f"{name}.codes"]().type == f"uint{form.bits}"
 
 
 # ---- the forward pass
