@@ -29,6 +29,7 @@ from golden.q8 import Quantized
 from golden.trace import Recorder, compare, replay
 from models.random_models import random_gptq
 from tests.helpers import MODELS, run_export
+from tests.ladder_cases import CASES, TOKENS, write_case
 from tests.test_moe import small_model, with_header, with_tokenizer
 
 WIDE = {"hidden_size": 128, "moe_intermediate_size": 64, "head_dim": 32, "intermediate_size": 192}
@@ -393,3 +394,25 @@ def test_codes_that_are_kept_leave_nothing_to_choose(tmp_path, option):
     said = option.split("=")[0] if "=" in option else option.split()[0]
     expected = f"export: {model}: is quantized already, {said} would change nothing: leave it out\n"
     assert (done.returncode, done.stderr) == (1, expected)
+
+
+# ---- random models
+
+
+@pytest.mark.parametrize("which", range(len(CASES)))
+def test_random_mixtures(tmp_path, which):
+    """Of other shapes, with experts that no token goes to, or one that every token goes to."""
+    n_experts, n_active, routing, options = CASES[which]
+    model, recorder = write_case(tmp_path / "model", which), Recorder()
+    scheme, checkpoint = MoE(exported(model, tmp_path / "m.bin", **options)), Checkpoint(model, archs=SPARSE)
+    tokens = np.arange(TOKENS)
+    exact = forward(checkpoint.config, dequantized(checkpoint, scheme), tokens)
+    found = forward(checkpoint.config, scheme, tokens, recorder)
+    error = np.median(np.linalg.norm(exact - found, axis=1) / np.linalg.norm(exact, axis=1))
+    assert 1e-4 < error < 0.05
+    seen = np.bincount(recorder.tensors["layers.1.moe.experts"].ravel(), minlength=n_experts)
+    if routing == "empty":
+        assert not seen[n_experts // 2 :].any() or n_active > n_experts // 2
+    if routing == "all":
+        assert seen[0] == TOKENS
+    assert all(r.ok for r in replay(partial(forward, scheme.config, scheme), recorder.tensors | {"tokens": tokens}))
