@@ -19,15 +19,17 @@ from formats.tensors import matrix_shapes, with_offsets
 from golden import gptq_experts
 from golden.calibration import read_samples
 from golden.forward import Fp32, forward, load_expert, load_weight
-from golden.gptq import expand
+from golden.gptq import expand, unpack_matrix
 from golden.gptq_experts import calibrating_tokens, squares
 from golden.gptq_quantize import column_order, curvature, quantize_matrix, round_matrix
 from golden.grouped import grouped_matmul_swiglu_quant
+from golden.hex_tensors import read_tensors
 from golden.moe import MoE
 from golden.q8 import Quantized
 from golden.trace import Recorder, compare, replay
 from models.random_models import random_gptq
 from tests.helpers import MODELS, run_export
+from tests.ladder_cases import CASES, TOKENS, write_case
 from tests.test_moe import small_model, with_header, with_tokenizer
 
 WIDE = {"hidden_size": 128, "moe_intermediate_size": 64, "head_dim": 32, "intermediate_size": 192}
@@ -191,6 +193,22 @@ def test_a_mask_that_keeps_three_of_four_is_refused(model, tmp_path):
         MoE(path)
     why = "layers.2.moe.gate_up_proj.mask: row 391 keeps 3 of columns 4 to 7, expected 2 of each 4"
     assert str(error.value).endswith(why)
+
+
+@pytest.mark.parametrize("which", ["ladder", "4", "sparse"])
+def test_codes_zero_points_and_masks_unpacked(model, tmp_path, which):
+    """As `golden hex --unpack` has them, of all experts."""
+    path = exported(model, tmp_path / "m.bin", **LADDERS[which])
+    scheme, file, name = MoE(path), read_tensors(path, unpack=True), "layers.2.moe.gate_up_proj"
+    form, packed = scheme.layout.of(name), read_tensors(path)
+    for expert in range(5):
+        stored = {part.rpartition(".")[2]: v().array[expert] for part, v in packed.tensors.items() if name in part}
+        m = unpack_matrix(stored, form)
+        found = {part.rpartition(".")[2]: v().array[expert] for part, v in file.tensors.items() if name in part}
+        assert np.array_equal(found["codes"].ravel(), (m.codes if m.kept is None else m.codes[m.kept]).ravel())
+        assert m.kept is None or np.array_equal(found["mask"], m.kept)
+        assert form.two_level or np.array_equal(found["zeros"], m.zeros)
+    assert file.tensors[f"{name}.codes"]().type == f"uint{form.bits}"
 
 
 # ---- the forward pass
@@ -376,3 +394,25 @@ def test_codes_that_are_kept_leave_nothing_to_choose(tmp_path, option):
     said = option.split("=")[0] if "=" in option else option.split()[0]
     expected = f"export: {model}: is quantized already, {said} would change nothing: leave it out\n"
     assert (done.returncode, done.stderr) == (1, expected)
+
+
+# ---- random models
+
+
+@pytest.mark.parametrize("which", range(len(CASES)))
+def test_random_mixtures(tmp_path, which):
+    """Of other shapes, with experts that no token goes to, or one that every token goes to."""
+    n_experts, n_active, routing, options = CASES[which]
+    model, recorder = write_case(tmp_path / "model", which), Recorder()
+    scheme, checkpoint = MoE(exported(model, tmp_path / "m.bin", **options)), Checkpoint(model, archs=SPARSE)
+    tokens = np.arange(TOKENS)
+    exact = forward(checkpoint.config, dequantized(checkpoint, scheme), tokens)
+    found = forward(checkpoint.config, scheme, tokens, recorder)
+    error = np.median(np.linalg.norm(exact - found, axis=1) / np.linalg.norm(exact, axis=1))
+    assert 1e-4 < error < 0.05
+    seen = np.bincount(recorder.tensors["layers.1.moe.experts"].ravel(), minlength=n_experts)
+    if routing == "empty":
+        assert not seen[n_experts // 2 :].any() or n_active > n_experts // 2
+    if routing == "all":
+        assert seen[0] == TOKENS
+    assert all(r.ok for r in replay(partial(forward, scheme.config, scheme), recorder.tensors | {"tokens": tokens}))
