@@ -209,8 +209,8 @@ def test_a_mixture_of_experts(tmp_path, scheme):
     assert read.config.moe == moe
 
     expert, rows = 3 * 128 * 128, 3 * 128  # weights of an expert
-    # a8w8: fp32 scales of rows. a8w4: fp16 scales of groups of 64; the assist matrix is not read. Ladders: an fp16 scale
-    # and a byte of zero points for 128 weights, which are a row here, or in two levels a byte for 64 weights.
+    # a8w8: fp32 scales of rows. a8w4: fp16 scales of groups of 64; the assist matrix is not read. Ladders: a fp16
+    # scale and a byte of zero points for 128 weights, which are a row here, or in two levels a byte for 64 weights.
     per_expert = {"a8w8": expert + 4 * rows, "a8w4": expert // 2 + expert // 64 * 2, "moe-4": expert // 2 + 3 * rows,
              "moe-ladder": expert // 4 + expert // 64 + 4 * rows, "moe-sparse": expert * 3 // 8 + 3 * rows}  # fmt: skip
     expert_bytes = per_expert[scheme.removesuffix("-pure")]
