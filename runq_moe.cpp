@@ -426,8 +426,9 @@ inline void gather(Int8Rows& out, const Int8Rows& x, std::span<const int> rows) 
     }
 }
 
-// The engine is asked for a single row, too.
+// The engine is asked for a single row, too, and for the products of rows with a matrix each.
 inline bool fast_quantize(Int8Rows&, int, const float*) { return false; }
+bool fast_matmul(const Int8Rows&, const auto&, bool) { return false; }
 
 // ---- section tensors and options -------------------------------------------
 // A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place. What
@@ -892,18 +893,19 @@ inline float dot_mx(const float* x, const float* x_scales, const float* w, const
     return out;
 }
 
-// out (x.n_rows, w.n_rows) = x times the matrix transposed. A row of weights is read once for all tokens.
-void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p) {
+// out (n_rows, w.n_rows) = rows of x, from `first` on, times the matrix transposed. A row of weights is read
+// once for all tokens.
+void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p, int first, int n_rows) {
     const int n = x.n_cols, size = p.w.group_size;
-    p.out.n_rows = x.n_rows;
+    p.out.n_rows = n_rows;
     WideCodes wide;
-    wide.load(x.codes.data(), size_t(x.n_rows) * size_t(n), x.is_mx);
+    wide.load(x.row_codes(first), size_t(n_rows) * size_t(n), x.is_mx);
     parallel_for(p.w.n_rows, [&](int i) {
         static thread_local WideCodes row;
         row.load_row(p.w, i);
-        for (int t = 0; t < x.n_rows; t++) {
+        for (int t = 0; t < n_rows; t++) {
             const size_t at = size_t(t) * size_t(n);
-            const float *x_scales = x.row_scales(t), *scales = row.scales.data();
+            const float *x_scales = x.row_scales(first + t), *scales = row.scales.data();
             p.out.row(t)[i] =
                 x.is_mx ? dot_mx(&wide.values[at], x_scales, row.values.data(), scales, n, size)
                         : dot(&wide.codes[at], x_scales, x.n_groups(), row.codes.data(), scales, n, size);
@@ -911,10 +913,13 @@ void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p) {
     });
 }
 
-// The products of one input with several matrices of a format: of experts, or q, k and v.
-void matmul(const CodedRows& x, const std::vector<MatrixProduct<MoeMatrix>>& products) {
-    if (fast_matmul(x, products)) return;
-    for (const MatrixProduct<MoeMatrix>& p : products) plain_matmul(x, p);
+// The products of one input with several matrices of a format: of experts, or q, k and v. With row_each those
+// of its row i with the i-th: of one token, whose experts each have their row.
+void matmul(const CodedRows& x, const std::vector<MatrixProduct<MoeMatrix>>& products,
+            bool row_each = false) {
+    if (fast_matmul(x, products, row_each)) return;
+    for (size_t i = 0; i < products.size(); i++)
+        plain_matmul(x, products[i], row_each ? int(i) : 0, row_each ? 1 : x.n_rows);
 }
 
 // ----------------------------------------------------------------------------
@@ -985,20 +990,21 @@ void combine(Rows& out, const Rows& x, const Routing& routing) {
 // What experts compute: a row for each pair, sorted by expert
 
 // Calls use(first, product) for each expert that has rows: `product` (n, n_out) has rows first, first + 1,
-// ... of by_expert, and row i is the expert's matrix times row rows[i] of x. One token's experts all read one
-// row and go together.
+// ... of by_expert, and row i is the expert's matrix times row rows[i] of x. One token's experts go together:
+// they all read one row, or each its own.
 void expert_products(const CodedRows& x, const std::vector<int>& rows, const std::vector<MoeMatrix>& experts,
                      const Routing& routing, auto use) {
     const int n_pairs = int(rows.size()), n_out = experts[0].n_rows;
     CodedRows expert_x;
     expert_x.is_mx = x.is_mx;
     Rows product(0, n_out);
-    std::vector<Rows> of_one_row(x.n_rows == 1 ? rows.size() : 0, Rows(1, n_out));
+    const bool is_one_token = n_pairs == routing.k;
+    std::vector<Rows> of_one_row(is_one_token ? rows.size() : 0, Rows(1, n_out));
     std::vector<MatrixProduct<MoeMatrix>> together;
     for (int first = 0, end = 0; first < n_pairs; first = end) {
         const int32_t expert = routing.experts[routing.by_expert[first]];
         while (end < n_pairs && routing.experts[routing.by_expert[end]] == expert) end++;
-        if (x.n_rows == 1) {
+        if (is_one_token) {
             together.push_back({of_one_row[first], experts[expert]});
             continue;
         }
@@ -1007,7 +1013,7 @@ void expert_products(const CodedRows& x, const std::vector<int>& rows, const std
         matmul(expert_x, {{product, experts[expert]}});
         use(first, product);
     }
-    if (!together.empty()) matmul(x, together);
+    if (!together.empty()) matmul(x, together, x.n_rows > 1);
     for (size_t i = 0; i < together.size(); i++) use(int(i), of_one_row[i]);
 }
 

@@ -404,8 +404,8 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
             const std::vector<float> expected = at("product").f32();
             Rows found(n, n_rows), one(1, n_rows);
             for (int t = 0; t < n; t++) {
-                plain_matmul(row_of(rows, routing.by_expert[size_t(t)]),
-                             {one, all[size_t(routing.experts[size_t(t)])]});
+                plain_matmul(rows, {one, all[size_t(routing.experts[size_t(t)])]},
+                             routing.by_expert[size_t(t)], 1);
                 std::copy_n(one.row(0), n_rows, found.row(t));
             }
             CHECK(relative_error(expected, found.values) < 1e-6);
@@ -482,7 +482,7 @@ TEST_CASE("the fused operator: the ladder's golden, and mistakes at an expert's 
             grouped_matmul_swiglu_quant(out, x, experts, routing);
             for (int t = 0; t < n; t++) {  // by the plain loop, too
                 Rows one(1, w.n_rows);
-                plain_matmul(row_of(x, t), {one, experts[size_t(routing.experts[size_t(t)])]});
+                plain_matmul(x, {one, experts[size_t(routing.experts[size_t(t)])]}, t, 1);
                 const std::vector<float> of_row(found.row(t), found.row(t + 1));
                 CHECK(relative_error(one.values, of_row) < 1e-6);
             }
@@ -527,7 +527,7 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
             values.n_rows = n_tokens;
             CodedRows x;
             quantize(x, values, moe.expert_format);
-            plain_matmul(x, {plain, w});
+            plain_matmul(x, {plain, w}, 0, n_tokens);
             matmul(x, {{found, w}});
             CHECK(plain.n_rows == n_tokens);
             CHECK(found.n_rows == n_tokens);

@@ -58,17 +58,16 @@ inline QuantRows in_groups(const Int8Rows& x, int group) {
 
 // matmul() of runq_moe.cpp by the best path of this build. False, and nothing written, if there is none.
 template <ExpertMatrix Matrix>
-bool fast_matmul(const Int8Rows& x, const std::vector<MatrixProduct<Matrix>>& products) {
+bool fast_matmul(const Int8Rows& x, const std::vector<MatrixProduct<Matrix>>& products, bool row_each) {
     const int group = kernel_group(products[0].w);
     if (group == 0) return false;
     const Stopwatch time(phase_seconds.matmul);
-    if (group == x.group_size) return quant_matmul(x, products);
     std::vector<QuantProduct> list;
     for (const auto& p : products) {
-        p.out.n_rows = x.n_rows;
+        p.out.n_rows = row_each ? 1 : x.n_rows;
         list.push_back({p.out.row(0), view_of(p.w), p.w.packed});
     }
-    return quant_matmul(in_groups(x, group), list);
+    return quant_matmul(group == x.group_size ? x.view() : in_groups(x, group), list, row_each);
 }
 
 // quantize_row() of runq_moe.cpp, likewise: x (n_cols,) becomes row t of `out`.
