@@ -41,19 +41,14 @@ bool int8_quantize(int8_t* codes, float* scales, int32_t* sums, const float* x, 
     return true;
 }
 
+// row_each is for experts, which no program here has.
 bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list, bool row_each) {
     Shared& s = shared();
     const std::lock_guard lock(s.mutex);
-    if (!s.rtl.core.fits(x.n_cols, x.group_size)) return false;
+    if (row_each || !s.rtl.core.fits(x.n_cols, x.group_size)) return false;
     std::vector<RtlProduct> products;
     for (const QuantProduct& p : list) products.push_back({p.out, &s.packed(p.w)});
-    if (!row_each) {
-        s.rtl.multiply(x.codes, x.scales, x.n_rows, x.n_cols, x.group_size, products);
-    } else {
-        for (int i = 0; i < x.n_rows; i++)
-            s.rtl.multiply(row_codes(x, i), row_scales(x, i), 1, x.n_cols, x.group_size,
-                           {products[size_t(i)]});
-    }
+    s.rtl.multiply(x.codes, x.scales, x.n_rows, x.n_cols, x.group_size, products);
     return true;
 }
 
