@@ -148,8 +148,25 @@ def component_sizes(config: Config, layout: GptqLayout | MoeLayout) -> dict[str,
     return {what: (n_weights[what], size) for what, size in n_bytes.items()}
 
 
+def token_sizes(config: Config, layout: MoeLayout) -> tuple[float, float, float]:
+    """What one token reads of a mixture of experts: weights, bytes, and weights of 2 bits.
+
+    Of the experts those that are active, of the embedding nothing unless it is the classifier, of all else everything.
+    """
+    n_weights = n_bytes = n_low = 0.0
+    share = {EXPERTS: config.moe.n_active / config.moe.n_experts, COMPONENTS["embed"]: float(config.tied)}
+    for what, (n, size) in component_sizes(config, layout).items():
+        n_weights, n_bytes = n_weights + share.get(what, 1) * n, n_bytes + share.get(what, 1) * size
+    for name, shape in (*matrix_shapes(config), *expert_shapes(config)):
+        n_low += share.get(component(name), 1) * math.prod(shape) * (layout.of(name).bits == 2)
+    return n_weights, n_bytes, n_low
+
+
 def describe_sizes(config: Config, layout: GptqLayout | MoeLayout) -> Iterator[str]:
-    """A line per component: how it is stored, its weights, their bits each with scales and zero points, and MB."""
+    """A line per component: how it is stored, its weights, their bits each with scales and zero points, and MB.
+
+    Of a mixture of experts also what a token reads.
+    """
     sizes = component_sizes(config, layout)
     stored: dict[str, list[str]] = {"norms": ["fp32"], "routers": ["fp32"], "orders": ["int32"]}
     for name, _ in (*matrix_shapes(config), *expert_shapes(config)):
@@ -157,7 +174,7 @@ def describe_sizes(config: Config, layout: GptqLayout | MoeLayout) -> Iterator[s
         if form not in stored.setdefault(component(name), []):
             stored[component(name)].append(form)
 
-    def line(what: str, n_weights: int, n_bytes: int, how: str) -> str:
+    def line(what: str, n_weights: float, n_bytes: float, how: str) -> str:
         bits = f"{8 * n_bytes / n_weights:6.3f}" if n_weights else " " * 6
         millions = f"{n_weights / 1e6:8.1f}" if n_weights else " " * 8
         return f"{what:<12} {millions} {bits} {n_bytes / 1e6:9.2f}  {how}".rstrip()
@@ -166,3 +183,6 @@ def describe_sizes(config: Config, layout: GptqLayout | MoeLayout) -> Iterator[s
     for what, (n_weights, n_bytes) in sizes.items():
         yield line(what, n_weights, n_bytes, "; ".join(stored[what]))
     yield line("total", *map(sum, zip(*sizes.values(), strict=True)), "")
+    if isinstance(layout, MoeLayout):
+        n_weights, n_bytes, n_low = token_sizes(config, layout)
+        yield line("for a token", n_weights, n_bytes, f"{n_low / n_weights:.0%} of the weights have 2 bits")

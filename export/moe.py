@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> None:
             args.group, args.sparse is not None, args.rtn, not args.no_tokenizer, not args.quiet,
         )  # fmt: skip
         if not args.quiet:
-            tokens = describe_tokens(seen) if seen else ()
+            tokens = describe_tokens(config, seen) if seen else ()
             print(*describe_sizes(config, layout), *tokens, sep="\n", file=sys.stderr)
         return
     if args.no_smooth and args.alpha is not None:

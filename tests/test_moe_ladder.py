@@ -16,12 +16,11 @@ from formats.moe import LADDER_KINDS, expert_shapes, moe_tensors
 from formats.schemes import MOE_FILE
 from formats.source import open_model
 from formats.tensors import matrix_shapes, with_offsets
-from golden import gptq_experts
 from golden.calibration import read_samples
 from golden.forward import Fp32, forward, load_expert, load_weight
 from golden.gptq import expand, unpack_matrix
-from golden.gptq_experts import calibrating_tokens, squares
-from golden.gptq_quantize import column_order, curvature, quantize_matrix, round_matrix
+from golden.gptq_experts import hessian
+from golden.gptq_quantize import column_order, curvature, quantize_matrix, round_best, round_matrix
 from golden.grouped import grouped_matmul_swiglu_quant
 from golden.hex_tensors import read_tensors
 from golden.moe import MoE
@@ -229,6 +228,7 @@ def dequantized(checkpoint, scheme):
     weights = Fp32(checkpoint, interleaved=True)
     for name, _ in matrix_shapes(checkpoint.config):
         weights._weights[name] = stands_for(scheme.experts(name))[0]
+    weights._weights.setdefault("classifier", weights._weights["embed"])
     for name, _ in expert_shapes(checkpoint.config):
         layer, part = name.rsplit(".", 1)
         for i, weight in enumerate(stands_for(scheme.experts(name))):
@@ -280,18 +280,20 @@ def test_traces_of_a_file_are_judged(tmp_path, which):
 # ---- GPTQ of each expert
 
 
-def test_an_expert_that_sees_too_few_tokens_takes_those_that_the_router_likes_most():
-    logits = np.array([0.5, 3, 1, 2, 2, -1])
-    assert calibrating_tokens(logits, np.array([5, 1]), 2).tolist() == [5, 1]
-    assert calibrating_tokens(logits, np.array([5, 1]), 5).tolist() == [5, 1, 3, 4, 2]
-    assert calibrating_tokens(logits, np.array([], int), 3).tolist() == [1, 3, 4]
-    assert calibrating_tokens(logits, np.array([5]), 99).tolist() == [5, 1, 3, 4, 2, 0]
+def test_an_expert_without_a_token_is_rounded_to_nearest_on_searched_grids():
+    """And the fewer it sees, the less they count: each column has half a token of its own."""
+    rng = np.random.default_rng(0)
+    weight, form = rng.standard_normal((8, 128)).astype(np.float32), MatrixFormat(2, 64, two_level=True)
+    x = rng.standard_normal((40, 128)).astype(np.float32)
+    assert np.allclose(hessian(x[:0], 3.0), 192 * np.eye(128))
+    assert np.allclose(hessian(x, 3.0) - hessian(x[:0], 3.0), x.T @ x, atol=1e-4)
+    found, plain = quantize_matrix(weight, curvature(hessian(x[:0], 3.0)), form), round_best(weight, form)
+    assert all(np.array_equal(a, b) for a, b in zip(found, plain, strict=True) if a is not None)
+    assert not np.array_equal(quantize_matrix(weight, curvature(hessian(x, 3.0)), form).codes, plain.codes)
 
 
-@pytest.mark.parametrize("enough", [0, 40])
-def test_experts_are_quantized_for_the_tokens_that_they_see(tmp_path, monkeypatch, enough):
-    """Each by an H from its own tokens, in the stream of what is quantized before; those of few tokens take more."""
-    monkeypatch.setattr(gptq_experts, "ENOUGH", enough)
+def test_experts_are_quantized_for_the_tokens_that_they_see(tmp_path):
+    """Each by an H from its own tokens, in the stream of what is quantized before."""
     model, text = with_tokenizer(tmp_path, **WIDE | {"num_hidden_layers": 2, "num_experts": 9, "mlp_only_layers": []})
     _, layout, seen = export_ladder(model, tmp_path / "m.bin", text, 1, 64, progress=False)
     scheme, checkpoint, recorder = MoE(tmp_path / "m.bin"), Checkpoint(model, archs=SPARSE), Recorder()
@@ -301,22 +303,18 @@ def test_experts_are_quantized_for_the_tokens_that_they_see(tmp_path, monkeypatc
     forward(checkpoint.config, weights, sample, recorder)
     load, t = partial(load_weight, checkpoint, interleaved=True), recorder.tensors
     for layer in ("layers.0.", "layers.1."):
-        experts, logits = t[layer + "moe.experts"], t[layer + "moe.router"]
-        counts = np.bincount(experts.ravel(), minlength=9)
-        assert np.array_equal(seen[layer + "moe.router"], counts)
+        experts, normed, hidden = (t[layer + name] for name in ("moe.experts", "ffn.norm", "moe.swiglu"))
+        assert np.array_equal(seen[layer + "moe.router"], np.bincount(experts.ravel(), minlength=9))
         for e in range(9):
             token, place = np.nonzero(experts == e)
-            chosen = calibrating_tokens(logits[:, e], token, enough)
-            rows = t[layer + "ffn.norm"][chosen]
-            assert same(scheme, layout, layer + "moe.gate_up_proj", e, load, rows)
-            if len(chosen) == len(token):
-                assert same(scheme, layout, layer + "moe.down_proj", e, load, t[layer + "moe.swiglu"][token, place])
-        assert counts.min() < 40
+            for part, rows, everything in (("gate_up", normed[token], normed), ("down", hidden[token, place], hidden)):
+                h = hessian(rows, np.square(everything, dtype=np.float64).mean())
+                assert same(scheme, layout, f"{layer}moe.{part}_proj", e, load, h), (layer, part, e)
 
 
-def same(scheme, layout, name, expert, load, rows):
-    """Whether nearly all codes of an expert are those of GPTQ with H of these rows: sums may round otherwise."""
-    form, h = layout.of(name), squares(rows)
+def same(scheme, layout, name, expert, load, h):
+    """Whether nearly all codes of an expert are those of GPTQ with this H: sums may round otherwise."""
+    form = layout.of(name)
     inputs = curvature(h, column_order(np.diag(h), form))
     expected = expand(quantize_matrix(load_expert(load, name, expert), inputs, form), scheme.group_size)
     found = scheme.experts(name, slice(expert, expert + 1))
@@ -325,11 +323,11 @@ def same(scheme, layout, name, expert, load, rows):
 
 def test_the_exporter_says_how_many_tokens_experts_saw(tmp_path):
     model, text = with_tokenizer(tmp_path, **WIDE)
-    options = ("--format", "ladder", "--calib", text, "--samples", 1, "--seq-len", 64, "--no-tokenizer")
+    options = ("--format", "ladder", "--calib", text, "--samples", 1, "--seq-len", 32, "--no-tokenizer")
     done = run_export("moe", model, tmp_path / "m.bin", *options)
     assert done.returncode == 0
     table = done.stderr.partition("tokens of an expert")[2].splitlines()
-    assert table[0].split() == ["fewest", "median", "most", "fewer", "than", str(gptq_experts.ENOUGH)]
+    assert table[0].split() == ["fewest", "median", "most", "fewer", "than", "64"]
     assert [line.split()[0] for line in table[1:3]] == ["layers.0", "layers.2"]
     assert all(line.endswith("5 of 5") for line in table[1:3])
     assert "experts" in done.stderr.partition("tokens of an expert")[0]
