@@ -4,9 +4,9 @@
 #include "../runq_moe.cpp"
 
 namespace {
-const char* const models[] = {"tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4",
+const char* const models[] = {"tiny-qwen3-moe.moe-a8w8",      "tiny-qwen3-moe.moe-a8w4",
                               "tiny-qwen3-moe.moe-a8w4-pure", "tiny-qwen3-moe.moe-mxfp8",
-                              "random-qwen3-moe.moe-a8w8"};
+                              "tiny-qwen3-moe.moe-ladder",    "random-qwen3-moe.moe-a8w8"};
 }
 
 #include <array>
