@@ -49,6 +49,7 @@ EXPORT_moe-a8w8      := moe $(CALIBRATION) --format a8w8
 EXPORT_moe-a8w4      := moe $(CALIBRATION) --format a8w4
 EXPORT_moe-mxfp8     := moe $(CALIBRATION) --format mxfp8
 EXPORT_moe-a8w4-pure := moe --format a8w4 --pure
+EXPORT_moe-ladder    := moe $(CALIBRATION) --format ladder
 # Small random models, for what no trained one has (models/random_models.py). They have no tokenizer.
 RANDOM_MODELS := build/models/random-llama.gptq-order.bin build/models/random-qwen3-moe.moe-a8w8.bin
 

@@ -172,9 +172,7 @@ struct ModelConfig {
 };
 // ---- end of config ---------------------------------------------------------
 
-// ----------------------------------------------------------------------------
-// Numbers and formats of a file
-
+// ---- section formats of few bits -------------------------------------------
 // fp16 as a file holds it (IEEE 754 binary16): a sign, 5 bits of exponent, 10 of fraction.
 struct Half {
     uint16_t bits;
@@ -219,6 +217,7 @@ inline std::string format_text(const MatrixFormat& f) {
 
 // The engine looks through all masks of a file at once, in all threads: not where each is found.
 inline bool fast_check_mask(const uint8_t*) { return false; }
+// ---- end of formats of few bits --------------------------------------------
 
 // ----------------------------------------------------------------------------
 // Operations: on pointers and numbers, then on the rows of all tokens
@@ -537,31 +536,31 @@ struct Recorder {
 // ---- end of tensors and options --------------------------------------------
 
 // Of a matrix that is no int8 codes as it stands, the sums are those of its expanded rows.
-struct GptqMatrix;
+struct LowbitMatrix;
 template <>
 inline void Recorder::operator()(const std::string& name, const Rows& out, const Int8Rows& x,
-                                 const GptqMatrix& w) const;
+                                 const LowbitMatrix& w) const;
 
 #endif  // ENGINE
 
-// ----------------------------------------------------------------------------
+// ---- section matrices of few bits ------------------------------------------
 // The arithmetic of matrices in 2, 4 and 8 bits. fast_quantize and fast_matmul are the engine's forms of it
 
 // A matrix, row by row. Of its tables a format has some; the others are null. Weight (i, k), with g = k /
 // group:
 //
 //   8 bits           code * (scale of group g, or of row i)
-//   4 bits, 2 bits   (code - zero of g) * scale of g
+//   4 bits, 2 bits   (code - zero of g) * scale of g, or with one zero point for all groups
 //   two levels       (5 * code - high half of level g) * (low half of level g * scale of row i)
 //   2:4 sparse       (code - zero of g) * scale of g where the mask has a 1, otherwise 0
-struct GptqMatrix {
+struct LowbitMatrix {
     const uint8_t* codes = nullptr;        // (n_rows, row_bytes()); of 8 bits they are int8
     const uint8_t* mask = nullptr;         // (n_rows, n_cols / 8), column k in bit k % 8 of byte k / 8
     const Half* scales = nullptr;          // (n_rows, n_groups())
     const float* row_scales = nullptr;     // (n_rows,), instead
     const uint8_t* zeros = nullptr;        // (n_rows, (n_groups() + 1) / 2), the first in the low half
     const uint8_t* levels = nullptr;       // (n_rows, n_groups())
-    int bits = 0;                          // of a code: 2, 4 or 8
+    int bits = 0, zero_point = 0;          // of a code: 2, 4 or 8; where there are no zeros
     int n_rows = 0, n_cols = 0;            // output channels, input channels
     int n_codes = 0;                       // of a row: n_cols, or half as many if there is a mask
     int group = 0;                         // weights that share a scale: n_cols, or a multiple of ...
@@ -573,12 +572,12 @@ struct GptqMatrix {
 };
 
 // lift unpack_codes
-// The codes of a row in n_bytes, of 2 or 4 bits: (8 * n_bytes / bits,). The row is cut into blocks of 64
-// bytes, what is left into one of 32, then one of 16. In a block of B bytes, byte j holds codes j, j + B,
-// j + 2 B, ... from its lowest bits up: vector instructions unpack it by a shift and an AND.
+// The codes of a row in n_bytes, of 2, 4 or 8 bits: (8 * n_bytes / bits,). The row is cut into blocks of 64
+// bytes, what is left into one of 32, one of 16, and so on. In a block of B bytes, byte j holds codes j,
+// j + B, j + 2 B, ... from its lowest bits up: vector instructions unpack it by a shift and an AND.
 inline void unpack_codes(int8_t* codes, const uint8_t* bytes, int n_bytes, int bits) {
     const int ones = (1 << bits) - 1;
-    for (int block = 64; block >= 16; block /= 2) {
+    for (int block = 64; block > 0; block /= 2) {
         for (; n_bytes >= block; n_bytes -= block, bytes += block) {
             for (int shift = 0; shift < 8; shift += bits, codes += block)
                 for (int j = 0; j < block; j++) codes[j] = int8_t(bytes[j] >> shift & ones);
@@ -604,27 +603,21 @@ inline void place_kept(int8_t* codes, const int8_t* kept, const uint8_t* mask, i
 // Row i of w as Q8 has it: value k is codes[k] * scales[k / group_size], group_size the activations'. codes
 // (n_cols,) fit int8: what is stored in 8 bits is int8, and all else is a zero point of 0 to 15 taken from a
 // code of 0 to 15, or from 5 times one of 0 to 3. scales: (n_cols / group_size,).
-void expand(int8_t* codes, float* scales, const GptqMatrix& w, int i) {
+void expand(int8_t* codes, float* scales, const LowbitMatrix& w, int i) {
     const int n_groups = w.n_groups(), n = w.n_codes / n_groups, n_scales = w.group / w.group_size;
     const size_t first = size_t(i) * n_groups;
-    const uint8_t* bytes = w.codes + size_t(i) * w.row_bytes();
     int8_t* stored = codes + (w.n_cols - w.n_codes);  // the upper half, if half of them are 0
-    if (w.bits == 8) {
-        std::copy_n(reinterpret_cast<const int8_t*>(bytes), w.n_codes, stored);
-    } else {
-        unpack_codes(stored, bytes, w.row_bytes(), w.bits);
-    }
+    unpack_codes(stored, w.codes + size_t(i) * w.row_bytes(), w.row_bytes(), w.bits);
     for (int g = 0; g < n_groups; g++) {
         float scale = w.row_scales != nullptr ? w.row_scales[i] : to_float(w.scales[first + g]);
-        int times = 1, zero = 0;
+        int times = 1, zero = w.zero_point;
         if (w.zeros != nullptr) {
             zero = w.zeros[size_t(i) * ((n_groups + 1) / 2) + g / 2] >> g % 2 * 4 & 15;
         } else if (w.levels != nullptr) {
             times = 5, zero = w.levels[first + g] >> 4;  // zero points are fifths of a code
             scale = float(w.levels[first + g] & 15) * scale;
         }
-        if (w.bits < 8)
-            for (int k = g * n; k < (g + 1) * n; k++) stored[k] = int8_t(times * stored[k] - zero);
+        for (int k = g * n; k < (g + 1) * n; k++) stored[k] = int8_t(times * stored[k] - zero);
         std::fill_n(scales + g * n_scales, n_scales, scale);
     }
     if (w.mask != nullptr) place_kept(codes, stored, w.mask + size_t(i) * (w.n_cols / 8), w.n_cols);
@@ -646,6 +639,7 @@ inline float quantize_group(int8_t* codes, const float* x, int group_size) {
     }
     return inv > 0 ? amax / 127.0f : 0.0f;
 }
+// ---- end of matrices of few bits -------------------------------------------
 
 // Quantizes the rows of x: the input of the matrices that follow. out: codes (n_tokens, n_cols) and scales
 // (n_tokens, n_cols / group_size); all scales of a row that is not finite are NaN, as no code can say so.
@@ -682,13 +676,13 @@ void dot(float* out, const int16_t* x, const float* x_scales, const int8_t* w, c
 
 // The products of one input with several matrices: q, k and v; gate and up. By far the most time is spent
 // here. A row of weights is read and expanded once for all tokens, which it meets four at a time.
-void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<GptqMatrix>> products) {
+void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<LowbitMatrix>> products) {
     if (fast_matmul(x, products)) return;
     const int n = x.n_cols;
     const std::vector<int16_t> wide(x.codes.begin(), x.codes.begin() + ptrdiff_t(x.n_rows) * n);
     const auto dot_1 = x.group_size == 64 ? dot<1, 64> : dot<1, 0>;
     const auto dot_4 = x.group_size == 64 ? dot<4, 64> : dot<4, 0>;
-    for (const MatrixProduct<GptqMatrix>& p : products) {
+    for (const MatrixProduct<LowbitMatrix>& p : products) {
         p.out.n_rows = x.n_rows;
         parallel_for(p.w.n_rows, [&](int i) {
             static thread_local Int8Rows row;
@@ -706,7 +700,7 @@ void matmul(const Int8Rows& x, std::initializer_list<MatrixProduct<GptqMatrix>> 
 }
 
 // One row of the table per token, dequantized. The table as a whole stays as it is.
-void embed(Rows& out, const GptqMatrix& table, std::span<const int> tokens) {
+void embed(Rows& out, const LowbitMatrix& table, std::span<const int> tokens) {
     out.n_rows = int(tokens.size());
     Int8Rows row(1, table.n_cols, table.group_size);
     for (int t = 0; t < out.n_rows; t++) {
@@ -724,8 +718,67 @@ void gather(Rows& out, const Rows& x, const int32_t* order) {
     });
 }
 
-// ----------------------------------------------------------------------------
-// The tensors of a file
+// ---- section reading matrices of few bits ----------------------------------
+// Throws for a mask that does not keep two of each four columns: where the code of a column lies would
+// depend on all columns before it.
+void check_mask(const std::string& name, const uint8_t* mask, int n_rows, int n_cols) {
+    for (int64_t k = 0; k < int64_t(n_rows) * n_cols; k += 4) {
+        const int n_kept = std::popcount(mask[k / 8] >> k % 8 & 15u);
+        if (n_kept != 2)
+            fail(name, ": row ", k / n_cols, " keeps ", n_kept, " of columns ", k % n_cols, " to ",
+                 k % n_cols + 3, ", expected 2 of each 4");
+    }
+}
+
+// The tensors of a matrix: the mask of a sparse one, its codes, then what its groups have. rows: {n_rows}, or
+// {n_matrices, n_rows} of matrices that lie one behind the other in each tensor: the first of them.
+LowbitMatrix lowbit_tensors(TensorList& file, const std::string& name, const MatrixFormat& f,
+                            const std::vector<int>& rows, int n_cols, int group_size) {
+    LowbitMatrix m;
+    m.bits = f.bits, m.n_rows = rows.back(), m.n_cols = n_cols, m.group_size = group_size;
+    m.n_codes = f.sparse() ? n_cols / 2 : n_cols, m.group = f.group > 0 ? f.group : n_cols;
+    const auto with = [&](int n, std::vector<int> shape) { return shape.push_back(n), shape; };
+    if (f.sparse()) {
+        m.mask = file.next<uint8_t>(name + ".mask", with(n_cols / 8, rows));
+        const int n_rows = rows.size() > 1 ? rows[0] * rows[1] : rows[0];
+        if (!fast_check_mask(m.mask)) check_mask(name + ".mask", m.mask, n_rows, n_cols);
+    }
+    m.codes = f.bits < 8
+                  ? file.next<uint8_t>(name + ".codes", with(m.row_bytes(), rows))
+                  : reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", with(n_cols, rows)));
+    if (f.two_level()) {
+        m.levels = file.next<uint8_t>(name + ".groups", with(m.n_groups(), rows));
+        m.row_scales = file.next<float>(name + ".row_scales", rows);
+    } else if (f.bits == 8 && f.group == 0) {
+        m.row_scales = file.next<float>(name + ".scales", rows);
+    } else {
+        m.scales = file.next<Half>(name + ".scales", with(m.n_groups(), rows));
+        if (f.bits < 8) m.zeros = file.next<uint8_t>(name + ".zeros", with((m.n_groups() + 1) / 2, rows));
+    }
+    return m;
+}
+
+// Throws for a format that there is not or that does not fit its matrix, for two of a classifier that is the
+// embedding, and for other groups of activations than the formats ask for. kinds: tuples of a name, a format
+// and columns, those of the embedding first, of the classifier last.
+void check_formats(const ModelConfig& c, const auto& kinds) {
+    int expected = 64;  // activations share a scale by 64, or by 32 where a group of weights is as short
+    for (const auto& [name, f, n_cols] : kinds) {
+        if (!f.known())
+            fail("the format of ", name, " is bits ", int(f.bits), ", flags ", int(f.flags), ", group ",
+                 f.group, ", which is none");
+        const int multiple = f.group == 128 ? 128 : 64;  // groups fill a row, the activations', too
+        if (n_cols % multiple != 0) fail(name, " has ", n_cols, " columns, not a multiple of ", multiple);
+        if (f.group == 32) expected = 32;
+    }
+    const MatrixFormat &embed = std::get<1>(kinds.front()), &classifier = std::get<1>(kinds.back());
+    if (c.shared_classifier && classifier != embed)
+        fail("the classifier is the embedding, but its format is ", format_text(classifier), ", not ",
+             format_text(embed));
+    check_value(c.group_size == expected, "group_size", c.group_size, "expected ", expected,
+                ", the activations'");
+}
+// ---- end of reading matrices of few bits -----------------------------------
 
 // The kinds of matrices, in the order of the header; formats/gptq.py has the same list.
 namespace kind {
@@ -765,15 +818,15 @@ struct Weights {
     Orders ffn_norm_order = orders("ffn.norm.order", c.dim);
     Orders ffn_swiglu_order = orders("ffn.swiglu.order", c.hidden_dim);
 
-    GptqMatrix embedding = matrix("embed", kind::embed, c.vocab_size);
-    std::vector<GptqMatrix> q_proj = layers("attn.q_proj", kind::q_proj, c.q_dim());
-    std::vector<GptqMatrix> k_proj = layers("attn.k_proj", kind::k_proj, c.kv_dim());
-    std::vector<GptqMatrix> v_proj = layers("attn.v_proj", kind::v_proj, c.kv_dim());
-    std::vector<GptqMatrix> o_proj = layers("attn.o_proj", kind::o_proj, c.dim);
-    std::vector<GptqMatrix> gate_proj = layers("ffn.gate_proj", kind::gate_proj, c.hidden_dim);
-    std::vector<GptqMatrix> down_proj = layers("ffn.down_proj", kind::down_proj, c.dim);
-    std::vector<GptqMatrix> up_proj = layers("ffn.up_proj", kind::up_proj, c.hidden_dim);
-    GptqMatrix classifier =
+    LowbitMatrix embedding = matrix("embed", kind::embed, c.vocab_size);
+    std::vector<LowbitMatrix> q_proj = layers("attn.q_proj", kind::q_proj, c.q_dim());
+    std::vector<LowbitMatrix> k_proj = layers("attn.k_proj", kind::k_proj, c.kv_dim());
+    std::vector<LowbitMatrix> v_proj = layers("attn.v_proj", kind::v_proj, c.kv_dim());
+    std::vector<LowbitMatrix> o_proj = layers("attn.o_proj", kind::o_proj, c.dim);
+    std::vector<LowbitMatrix> gate_proj = layers("ffn.gate_proj", kind::gate_proj, c.hidden_dim);
+    std::vector<LowbitMatrix> down_proj = layers("ffn.down_proj", kind::down_proj, c.dim);
+    std::vector<LowbitMatrix> up_proj = layers("ffn.up_proj", kind::up_proj, c.hidden_dim);
+    LowbitMatrix classifier =
         c.shared_classifier ? embedding : matrix("classifier", kind::classifier, c.vocab_size);
 
     // Throws for an order that has not every channel once: gathering by it would read what is not there.
@@ -789,48 +842,13 @@ struct Weights {
             return order;
         });
     }
-    // A matrix: the mask of a sparse one, its codes, then what its groups have.
-    GptqMatrix matrix(const std::string& name, kind::Index which, int n_rows) {
-        const MatrixFormat& f = c.formats[which];
-        GptqMatrix m;
-        m.bits = f.bits, m.n_rows = n_rows, m.n_cols = c.columns(which), m.group_size = c.group_size;
-        m.n_codes = f.sparse() ? m.n_cols / 2 : m.n_cols;
-        m.group = f.group > 0 ? f.group : m.n_cols;
-        const int n_groups = m.n_groups();
-        if (f.sparse()) {
-            m.mask = file.next<uint8_t>(name + ".mask", {n_rows, m.n_cols / 8});
-            if (!fast_check_mask(m.mask)) check_mask(name + ".mask", m.mask, n_rows, m.n_cols);
-        }
-        const std::vector<int> shape{n_rows, m.row_bytes()};
-        m.codes = f.bits < 8 ? file.next<uint8_t>(name + ".codes", shape)
-                             : reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", shape));
-        if (f.two_level()) {
-            m.levels = file.next<uint8_t>(name + ".groups", {n_rows, n_groups});
-            m.row_scales = file.next<float>(name + ".row_scales", {n_rows});
-        } else if (f.bits == 8 && f.group == 0) {
-            m.row_scales = file.next<float>(name + ".scales", {n_rows});
-        } else {
-            m.scales = file.next<Half>(name + ".scales", {n_rows, n_groups});
-            if (f.bits < 8) m.zeros = file.next<uint8_t>(name + ".zeros", {n_rows, (n_groups + 1) / 2});
-        }
-        return m;
+    LowbitMatrix matrix(const std::string& name, kind::Index which, int n_rows) {
+        return lowbit_tensors(file, name, c.formats[which], {n_rows}, c.columns(which), c.group_size);
     }
-    std::vector<GptqMatrix> layers(const char* part, kind::Index which, int n_rows) {
+    std::vector<LowbitMatrix> layers(const char* part, kind::Index which, int n_rows) {
         return file.layers(c, part, [&](const std::string& name) { return matrix(name, which, n_rows); });
     }
-    // Throws for a mask that does not keep two of each four columns: where the code of a column lies would
-    // depend on all columns before it.
-    static void check_mask(const std::string& name, const uint8_t* mask, int n_rows, int n_cols) {
-        for (int i = 0; i < n_rows; i++) {
-            const uint8_t* of_row = mask + size_t(i) * size_t(n_cols / 8);
-            for (int k = 0; k < n_cols; k += 4) {
-                const int n_kept = std::popcount(of_row[k / 8] >> k % 8 & 15u);
-                if (n_kept != 2)
-                    fail(name, ": row ", i, " keeps ", n_kept, " of columns ", k, " to ", k + 3,
-                         ", expected 2 of each 4");
-            }
-        }
-    }
+    static constexpr auto check_mask = ::check_mask;  // of the engine's choice of time
 };
 
 // ----------------------------------------------------------------------------
@@ -873,8 +891,7 @@ void gather_and_quantize(RunState& s, const Rows& x, const int32_t* order, const
                          std::string name) {
     if (order != nullptr) {
         gather(s.gathered, x, order);
-        name += ".gathered";
-        record(name.c_str(), s.gathered);
+        record(name += ".gathered", s.gathered);
     }
     quantize(s.xq, order != nullptr ? s.gathered : x, s.c.group_size);
     record(name, s.xq);
@@ -962,30 +979,11 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // ----------------------------------------------------------------------------
 // What files and the command line have of this program
 
-// Throws for a format that there is not or that does not fit its matrix, for two of a classifier that is the
-// embedding, and for other groups of activations than the formats ask for.
 void check_config(const Config& c) {
-    bool has_short_groups = false;
-    for (int which = 0; which < n_kinds; which++) {
-        const MatrixFormat& f = c.formats[which];
-        const std::string name = Config::kind_names[which];
-        if (!f.known())
-            fail("the format of ", name, " is bits ", int(f.bits), ", flags ", int(f.flags), ", group ",
-                 f.group, ", which is none");
-        // Groups fill a row, and so do the activations' groups of up to 64.
-        const int n_cols = c.columns(which), multiple = f.group == 128 ? 128 : 64;
-        if (n_cols % multiple != 0) fail(name, " has ", n_cols, " columns, not a multiple of ", multiple);
-        has_short_groups = has_short_groups || f.group == 32;
-    }
-    const MatrixFormat &embed = c.formats[kind::embed], &classifier = c.formats[kind::classifier];
-    if (c.shared_classifier && classifier != embed)
-        fail("the classifier is the embedding, but its format is ", format_text(classifier), ", not ",
-             format_text(embed));
+    std::vector<std::tuple<const char*, MatrixFormat, int>> kinds;
+    for (int i = 0; i < n_kinds; i++) kinds.push_back({Config::kind_names[i], c.formats[i], c.columns(i)});
+    check_formats(c, kinds);
     check_value(c.has_order == 0 || c.has_order == 1, "has_order", c.has_order, "expected 0 to 1");
-    // Activations share a scale by 64, or by 32 where a group of weights is as short.
-    const int expected = has_short_groups ? 32 : 64;
-    check_value(c.group_size == expected, "group_size", c.group_size, "expected ", expected,
-                ", the activations'");
 }
 
 size_t read_own_fields(const HeaderReader& h, Config& c);  // below, where the reader is known
@@ -1439,7 +1437,7 @@ inline void Trace::write(const std::string& path) const {
 
 template <>
 inline void Recorder::operator()(const std::string& name, const Rows& out, const Int8Rows& x,
-                                 const GptqMatrix& w) const {
+                                 const LowbitMatrix& w) const {
     Int8Rows expanded(trace != nullptr && layer == accumulator_layer ? w.n_rows : 0, w.n_cols, w.group_size);
     for (int i = 0; i < expanded.n_rows; i++) expand(expanded.row_codes(i), expanded.row_scales(i), w, i);
     (*this)(name, out, x, expanded);

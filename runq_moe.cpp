@@ -5,7 +5,8 @@
 // swish, multiplies by the second half and quantizes the product: nothing in between is written to memory.
 // Experts are in A8W8 (int8 by int8), A8W4 (int8 by int4) or MXFP8 (blocks of 8-bit floats under one power of
 // two), as the file says. Attention, dense layers, embedding and classifier are in A8W8, or as experts are.
-// The router is fp32, its sums fp64. docs/moe.md tells the whole story.
+// Or all matrices are of the ladder: each kind in 2, 4 or 8 bits, as in runq_gptq.cpp. The router is fp32,
+// its sums fp64. docs/moe.md tells the whole story.
 //
 // The file is complete. This line compiles it, and the next one tells a story:
 //
@@ -173,6 +174,53 @@ struct ModelConfig {
     }
 };
 // ---- end of config ---------------------------------------------------------
+
+// ---- section formats of few bits -------------------------------------------
+// fp16 as a file holds it (IEEE 754 binary16): a sign, 5 bits of exponent, 10 of fraction.
+struct Half {
+    uint16_t bits;
+};
+
+// The same number in fp32. Its exponent's bias is 127 in place of 15, and 2^112 makes up for that, in
+// subnormal numbers, too.
+inline float to_float(Half h) {
+    const auto magnitude = std::bit_cast<float>(uint32_t(h.bits & 0x7fff) << 13) * 0x1p112f;
+    auto bits = std::bit_cast<uint32_t>(magnitude);
+    if ((h.bits & 0x7c00) == 0x7c00) bits |= 0x7f800000;  // infinity, NaN
+    return std::bit_cast<float>(bits | uint32_t(h.bits & 0x8000) << 16);
+}
+
+// How a kind of matrix is stored, in the four bytes that a header has for it: docs/model-files.md.
+struct MatrixFormat {
+    uint8_t bits = 0;    // of a code: 2, 4 or 8
+    uint8_t flags = 0;   // the sum of those below
+    uint16_t group = 0;  // weights along a row that share a scale; 0: the whole row
+
+    static constexpr uint8_t sparse_flag = 1;     // two of each four weights are 0 and not stored
+    static constexpr uint8_t two_level_flag = 2;  // groups have 4-bit scales under one fp32 scale per row
+
+    bool sparse() const { return (flags & sparse_flag) != 0; }
+    bool two_level() const { return (flags & two_level_flag) != 0; }
+    // Whether there is such a format.
+    bool known() const {
+        if (flags == sparse_flag) return bits == 4 && (group == 64 || group == 128);
+        if (flags == two_level_flag) return bits == 2 && group == 64;
+        const bool has_group = group == 0 || group == 32 || group == 64 || group == 128;
+        return flags == 0 && has_group && (bits == 2 || bits == 4 || bits == 8);
+    }
+    bool operator==(const MatrixFormat&) const = default;
+};
+
+// "4 bits in groups of 64, 2:4 sparse"
+inline std::string format_text(const MatrixFormat& f) {
+    const std::string groups = f.group > 0 ? "in groups of " + std::to_string(f.group) : "per row";
+    return std::to_string(f.bits) + " bits " + groups + (f.two_level() ? ", two-level" : "") +
+           (f.sparse() ? ", 2:4 sparse" : "");
+}
+
+// The engine looks through all masks of a file at once, in all threads: not where each is found.
+inline bool fast_check_mask(const uint8_t*) { return false; }
+// ---- end of formats of few bits --------------------------------------------
 
 // ----------------------------------------------------------------------------
 // Operations: on pointers and numbers, then on the rows of all tokens
@@ -378,21 +426,9 @@ inline void gather(Int8Rows& out, const Int8Rows& x, std::span<const int> rows) 
     }
 }
 
-// lift half_value
-// The number that an fp16 is (IEEE 754 binary16): a sign, 5 bits of exponent with bias 15, 10 of mantissa.
-inline float half_value(uint16_t bits) {
-    const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-    float value = std::ldexp(float(exponent == 0 ? mantissa : 1024 + mantissa), std::max(exponent, 1) - 25);
-    if (exponent == 31) value = mantissa == 0 ? INFINITY : NAN;
-    return bits & 0x8000 ? -value : value;
-}
-struct Half {
-    uint16_t bits;
-};
-inline float to_float(Half h) { return half_value(h.bits); }
-
-// The engine is asked for a single row, too.
+// The engine is asked for a single row, too, and for the products of rows with a matrix each.
 inline bool fast_quantize(Int8Rows&, int, const float*) { return false; }
+bool fast_matmul(const Int8Rows&, const auto&, bool) { return false; }
 
 // ---- section tensors and options -------------------------------------------
 // A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place. What
@@ -545,14 +581,21 @@ const std::vector<const char*> no_value{"no", "yes"};
 // What the header says besides a model's usual numbers: docs/moe.md
 
 // How a matrix is stored.
-enum class WeightKind : uint32_t { a8w8 = 0, a8w4 = 1, mxfp8 = 2 };
+enum class WeightKind : uint32_t { a8w8 = 0, a8w4 = 1, mxfp8 = 2, ladder = 3 };
 struct WeightFormat {
     WeightKind kind = WeightKind::a8w8;
-    int group = 0;  // weights of a row that share a scale; 0: the whole row
+    int group = 0;  // weights of a row that share a scale, 0: the whole row; of the ladder, activations
+
+    bool is_ladder() const { return kind == WeightKind::ladder; }
 };
+
+// Of the ladder each of these kinds of matrix has a format, in the order of the header: q, k, v and o are of
+// attn, gate, up and down of dense layers of ffn, experts' are of the next two.
+constexpr const char* ladder_kinds[] = {"embed", "attn", "ffn", "gate_up_proj", "down_proj", "classifier"};
 
 struct MoeConfig {
     WeightFormat expert_format;
+    std::array<MatrixFormat, std::size(ladder_kinds)> ladder;
     bool pure = false;              // other matrices are stored as experts are, not in A8W8 (export --pure)
     int n_experts = 0;              // of each layer that has any
     int n_active = 0;               // experts that a token goes to
@@ -561,7 +604,9 @@ struct MoeConfig {
     std::vector<uint8_t> is_dense;  // (n_layers,), 1: no experts
 
     // The format of all matrices but the experts'.
-    WeightFormat other_format() const { return pure ? expert_format : WeightFormat{}; }
+    WeightFormat other_format() const {
+        return pure || expert_format.is_ladder() ? expert_format : WeightFormat{};
+    }
 };
 
 struct Config : ModelConfig {
@@ -631,8 +676,85 @@ inline uint8_t quantize_mx_block(uint8_t* codes, const float* x, int n) {
     return has_nan ? 255 : uint8_t(shared + 127);
 }
 
-// ----------------------------------------------------------------------------
-// Quantizing what matrices are multiplied by: to int8 with one scale a row, or to MXFP8
+// ---- section matrices of few bits ------------------------------------------
+// The arithmetic of matrices in 2, 4 and 8 bits. fast_quantize and fast_matmul are the engine's forms of it
+
+// A matrix, row by row. Of its tables a format has some; the others are null. Weight (i, k), with g = k /
+// group:
+//
+//   8 bits           code * (scale of group g, or of row i)
+//   4 bits, 2 bits   (code - zero of g) * scale of g, or with one zero point for all groups
+//   two levels       (5 * code - high half of level g) * (low half of level g * scale of row i)
+//   2:4 sparse       (code - zero of g) * scale of g where the mask has a 1, otherwise 0
+struct LowbitMatrix {
+    const uint8_t* codes = nullptr;        // (n_rows, row_bytes()); of 8 bits they are int8
+    const uint8_t* mask = nullptr;         // (n_rows, n_cols / 8), column k in bit k % 8 of byte k / 8
+    const Half* scales = nullptr;          // (n_rows, n_groups())
+    const float* row_scales = nullptr;     // (n_rows,), instead
+    const uint8_t* zeros = nullptr;        // (n_rows, (n_groups() + 1) / 2), the first in the low half
+    const uint8_t* levels = nullptr;       // (n_rows, n_groups())
+    int bits = 0, zero_point = 0;          // of a code: 2, 4 or 8; where there are no zeros
+    int n_rows = 0, n_cols = 0;            // output channels, input channels
+    int n_codes = 0;                       // of a row: n_cols, or half as many if there is a mask
+    int group = 0;                         // weights that share a scale: n_cols, or a multiple of ...
+    int group_size = 0;                    // activations that share one
+    const PackedMatrix* packed = nullptr;  // the engine's copy, if it has one
+
+    int n_groups() const { return n_cols / group; }
+    int row_bytes() const { return n_codes * bits / 8; }
+};
+
+// lift unpack_codes
+// The codes of a row in n_bytes, of 2, 4 or 8 bits: (8 * n_bytes / bits,). The row is cut into blocks of 64
+// bytes, what is left into one of 32, one of 16, and so on. In a block of B bytes, byte j holds codes j,
+// j + B, j + 2 B, ... from its lowest bits up: vector instructions unpack it by a shift and an AND.
+inline void unpack_codes(int8_t* codes, const uint8_t* bytes, int n_bytes, int bits) {
+    const int ones = (1 << bits) - 1;
+    for (int block = 64; block > 0; block /= 2) {
+        for (; n_bytes >= block; n_bytes -= block, bytes += block) {
+            for (int shift = 0; shift < 8; shift += bits, codes += block)
+                for (int j = 0; j < block; j++) codes[j] = int8_t(bytes[j] >> shift & ones);
+        }
+    }
+}
+
+// lift place_kept
+// codes (n,): where the mask (n / 8,) has a 1, the next of kept (n / 2,), which may be the upper half of
+// codes; 0 elsewhere. Of each four columns two are kept. Which they are is computed, as a processor would
+// guess branches wrong.
+inline void place_kept(int8_t* codes, const int8_t* kept, const uint8_t* mask, int n) {
+    for (int k = 0; k < n; k += 4) {
+        const int ones = mask[k / 8] >> k % 8;
+        const int first = (1 - (ones & 1)) * (2 - (ones >> 1 & 1));
+        const int second = 3 - (1 - (ones >> 3 & 1)) * (2 - (ones >> 2 & 1));
+        const int8_t a = kept[k / 2], b = kept[k / 2 + 1];
+        for (int j = 0; j < 4; j++) codes[k + j] = 0;
+        codes[k + first] = a, codes[k + second] = b;
+    }
+}
+
+// Row i of w as Q8 has it: value k is codes[k] * scales[k / group_size], group_size the activations'. codes
+// (n_cols,) fit int8: what is stored in 8 bits is int8, and all else is a zero point of 0 to 15 taken from a
+// code of 0 to 15, or from 5 times one of 0 to 3. scales: (n_cols / group_size,).
+void expand(int8_t* codes, float* scales, const LowbitMatrix& w, int i) {
+    const int n_groups = w.n_groups(), n = w.n_codes / n_groups, n_scales = w.group / w.group_size;
+    const size_t first = size_t(i) * n_groups;
+    int8_t* stored = codes + (w.n_cols - w.n_codes);  // the upper half, if half of them are 0
+    unpack_codes(stored, w.codes + size_t(i) * w.row_bytes(), w.row_bytes(), w.bits);
+    for (int g = 0; g < n_groups; g++) {
+        float scale = w.row_scales != nullptr ? w.row_scales[i] : to_float(w.scales[first + g]);
+        int times = 1, zero = w.zero_point;
+        if (w.zeros != nullptr) {
+            zero = w.zeros[size_t(i) * ((n_groups + 1) / 2) + g / 2] >> g % 2 * 4 & 15;
+        } else if (w.levels != nullptr) {
+            times = 5, zero = w.levels[first + g] >> 4;  // zero points are fifths of a code
+            scale = float(w.levels[first + g] & 15) * scale;
+        }
+        for (int k = g * n; k < (g + 1) * n; k++) stored[k] = int8_t(times * stored[k] - zero);
+        std::fill_n(scales + g * n_scales, n_scales, scale);
+    }
+    if (w.mask != nullptr) place_kept(codes, stored, w.mask + size_t(i) * (w.n_cols / 8), w.n_cols);
+}
 
 // lift quantize_group
 // codes (group_size,) of x (group_size,): amax = max|x|, code = clamp(x * (127 / amax)) rounded half to even.
@@ -650,9 +772,13 @@ inline float quantize_group(int8_t* codes, const float* x, int group_size) {
     }
     return inv > 0 ? amax / 127.0f : 0.0f;
 }
+// ---- end of matrices of few bits -------------------------------------------
 
-// Rows in the codes that matrices of a format are multiplied by: int8, the whole row one group, or E4M3,
-// whose scales are the numbers that E8M0 means.
+// ----------------------------------------------------------------------------
+// Quantizing what matrices are multiplied by: to int8 with one scale a row or a group, or to MXFP8
+
+// Rows in the codes that matrices of a format are multiplied by: int8, the whole row one group but with the
+// ladder, or E4M3, whose scales are the numbers that E8M0 means.
 struct CodedRows : Int8Rows {
     bool is_mx = false;
 
@@ -661,7 +787,7 @@ struct CodedRows : Int8Rows {
     }
     void resize(int rows, int columns, const WeightFormat& of_matrices) {
         is_mx = of_matrices.kind == WeightKind::mxfp8;
-        Int8Rows::resize(rows, columns, is_mx ? of_matrices.group : columns);
+        Int8Rows::resize(rows, columns, is_mx || of_matrices.is_ladder() ? of_matrices.group : columns);
     }
 };
 
@@ -669,14 +795,13 @@ struct CodedRows : Int8Rows {
 void quantize_row(CodedRows& out, int t, const float* x) {
     int8_t* codes = out.row_codes(t);
     float* scales = out.row_scales(t);
-    if (out.is_mx) {
-        for (int i = 0; i < out.n_cols; i += out.group_size)
-            scales[i / out.group_size] =
-                e8m0_value(quantize_mx_block(reinterpret_cast<uint8_t*>(codes) + i, x + i, out.group_size));
-        return;
+    if (!out.is_mx && fast_quantize(out, t, x)) return;
+    for (int i = 0, n = out.group_size; i < out.n_cols; i += n) {
+        auto* bytes = reinterpret_cast<uint8_t*>(codes) + i;
+        scales[i / n] =
+            out.is_mx ? e8m0_value(quantize_mx_block(bytes, x + i, n)) : quantize_group(codes + i, x + i, n);
     }
-    if (fast_quantize(out, t, x)) return;
-    scales[0] = all_finite(x, size_t(out.n_cols)) ? quantize_group(codes, x, out.n_cols) : NAN;
+    if (!out.is_mx && !all_finite(x, size_t(out.n_cols))) std::fill_n(scales, out.n_groups(), NAN);
 }
 
 // All rows of x, for matrices of a format: the input of the products that follow.
@@ -688,41 +813,15 @@ void quantize(CodedRows& out, const Rows& x, const WeightFormat& format) {
 // ----------------------------------------------------------------------------
 // Matrices and their products
 
-// The weights of an expert, or others, row by row: weight (i, k) is a code times the scale of its row, or of
-// the k / group-th group of its row.
-struct MoeMatrix {
+// The weights of an expert, or others. A8W8 is 8 bits with a scale for a row, A8W4 is 4 bits with the zero
+// point 8; group_size are the weights whose products are added up before they are scaled.
+struct MoeMatrix : LowbitMatrix {
     WeightFormat format;
-    int n_rows = 0, n_cols = 0;            // output channels, input channels
-    int64_t first_row = 0;                 // in the tensors, where experts lie one behind the other
-    int group = 0;                         // weights of a row that share a scale; divides n_cols
-    const int8_t* codes = nullptr;         // (n_rows, n_cols) int8 or E4M3; A8W4: see unpack_int4
-    const float* row_scales = nullptr;     // (n_rows,): A8W8, and A8W4 without groups
-    const Half* group_scales = nullptr;    // (n_rows, n_groups): A8W4
-    const uint8_t* mx_scales = nullptr;    // (n_rows, n_groups): MXFP8, E8M0
-    const float* assist = nullptr;         // (n_rows,): A8W4, see dot_by_digits
-    const PackedMatrix* packed = nullptr;  // the engine's copy, if it has one
+    const uint8_t* mx_scales = nullptr;  // (n_rows, n_groups()): MXFP8, E8M0; codes are E4M3
+    const float* assist = nullptr;       // (n_rows,): A8W4, see dot_by_digits
 
-    bool is_int4() const { return format.kind == WeightKind::a8w4; }
     bool is_mx() const { return format.kind == WeightKind::mxfp8; }
-    int n_groups() const { return n_cols / group; }
-    size_t row_bytes() const { return size_t(is_int4() ? n_cols / 2 : n_cols); }
 };
-
-// lift unpack_int4
-// The codes of a row of int4 weights, -8..7, of bytes (n_bytes,): (2 * n_bytes,). A row is cut into blocks of
-// 64 bytes, what is left into one of 32, then one of 16; in a block of B bytes, byte j holds codes j and
-// j + B, in its low and in its high half, 8 too large.
-template <class Code>
-void unpack_int4(Code* codes, const int8_t* bytes, int n_bytes) {
-    for (int size = 64; size >= 16; size /= 2) {
-        for (; n_bytes >= size; n_bytes -= size, bytes += size, codes += 2 * size) {
-            for (int j = 0; j < size; j++) {
-                codes[j] = Code((bytes[j] & 15) - 8);
-                codes[j + size] = Code((bytes[j] >> 4 & 15) - 8);
-            }
-        }
-    }
-}
 
 // Codes as the loops multiply them: int8 and int4 as int16, which compilers multiply faster, and E4M3 as the
 // numbers that they are. Of a row of weights, its scales (n_groups,), too.
@@ -736,19 +835,16 @@ struct WideCodes {
         for (size_t k = 0, end = values.size(); k < end; k++) values[k] = e4m3_values[uint8_t(from[k])];
     }
     void load_row(const MoeMatrix& w, int i) {
-        const size_t row = size_t(w.first_row) + size_t(i), first = row * size_t(w.n_groups());
-        const int8_t* from = w.codes + row * w.row_bytes();
-        if (w.is_int4()) {
-            codes.resize(size_t(w.n_cols));
-            unpack_int4(codes.data(), from, w.n_cols / 2);
+        std::vector<int8_t> row(size_t(w.n_cols));
+        scales.resize(size_t(w.n_cols / w.group_size));
+        if (!w.is_mx()) {
+            expand(row.data(), scales.data(), w, i);
         } else {
-            load(from, size_t(w.n_cols), w.is_mx());
+            std::copy_n(w.codes + size_t(i) * row.size(), row.size(), row.data());
+            for (size_t g = 0; g < scales.size(); g++)
+                scales[g] = e8m0_values[w.mx_scales[size_t(i) * scales.size() + g]];
         }
-        scales.resize(size_t(w.n_groups()));
-        for (size_t g = 0; g < scales.size(); g++)
-            scales[g] = w.row_scales != nullptr     ? w.row_scales[row]
-                        : w.group_scales != nullptr ? to_float(w.group_scales[first + g])
-                                                    : e8m0_values[w.mx_scales[first + g]];
+        load(row.data(), row.size(), w.is_mx());
     }
 };
 
@@ -760,24 +856,25 @@ void embed(Rows& out, const MoeMatrix& table, std::span<const int> tokens) {
         row.load_row(table, tokens[t]);
         for (int i = 0; i < out.n_cols; i++)
             out.row(t)[i] =
-                (table.is_mx() ? row.values[i] : float(row.codes[i])) * row.scales[i / table.group];
+                (table.is_mx() ? row.values[i] : float(row.codes[i])) * row.scales[i / table.group_size];
     }
 }
 
 // lift dot
-// A row of activations (n,) times a row of int8 or int4 weights (n,): each group is an exact int32 sum, times
-// the weights' scale; the groups are added up in fp32, and the activations' scale comes last. If the row is
-// one group, both scales are multiplied first.
+// A row of activations (n,) times a row of weights (n,): each group is an exact int32 sum, the groups are
+// added up in fp32. Where the activations have one scale for all groups, it comes last; where they have one
+// for each, it is multiplied by the weights' first.
 template <class Code>
-float dot(const Code* x, float x_scale, const Code* w, const float* w_scales, int n, int group) {
+float dot(const Code* x, const float* x_scales, int n_scales, const Code* w, const float* w_scales, int n,
+          int group) {
+    const bool comes_last = n_scales < n / group;
     float out = 0;
     for (int g = 0; g < n / group; g++) {
         int32_t sum = 0;
         for (int k = g * group; k < (g + 1) * group; k++) sum += int32_t(x[k]) * int32_t(w[k]);
-        if (group == n) return float(sum) * (w_scales[0] * x_scale);
-        out += float(sum) * w_scales[g];
+        out += float(sum) * (comes_last ? w_scales[g] : w_scales[g] * x_scales[g]);
     }
-    return out * x_scale;
+    return comes_last ? out * x_scales[0] : out;
 }
 
 // lift dot_mx
@@ -796,29 +893,33 @@ inline float dot_mx(const float* x, const float* x_scales, const float* w, const
     return out;
 }
 
-// out (x.n_rows, w.n_rows) = x times the matrix transposed. A row of weights is read once for all tokens.
-void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p) {
-    const int n = x.n_cols;
-    p.out.n_rows = x.n_rows;
+// out (n_rows, w.n_rows) = rows of x, from `first` on, times the matrix transposed. A row of weights is read
+// once for all tokens.
+void plain_matmul(const CodedRows& x, const MatrixProduct<MoeMatrix>& p, int first, int n_rows) {
+    const int n = x.n_cols, size = p.w.group_size;
+    p.out.n_rows = n_rows;
     WideCodes wide;
-    wide.load(x.codes.data(), size_t(x.n_rows) * size_t(n), x.is_mx);
+    wide.load(x.row_codes(first), size_t(n_rows) * size_t(n), x.is_mx);
     parallel_for(p.w.n_rows, [&](int i) {
         static thread_local WideCodes row;
         row.load_row(p.w, i);
-        for (int t = 0; t < x.n_rows; t++) {
+        for (int t = 0; t < n_rows; t++) {
             const size_t at = size_t(t) * size_t(n);
-            p.out.row(t)[i] = x.is_mx ? dot_mx(&wide.values[at], x.row_scales(t), row.values.data(),
-                                               row.scales.data(), n, p.w.group)
-                                      : dot(&wide.codes[at], x.row_scales(t)[0], row.codes.data(),
-                                            row.scales.data(), n, p.w.group);
+            const float *x_scales = x.row_scales(first + t), *scales = row.scales.data();
+            p.out.row(t)[i] =
+                x.is_mx ? dot_mx(&wide.values[at], x_scales, row.values.data(), scales, n, size)
+                        : dot(&wide.codes[at], x_scales, x.n_groups(), row.codes.data(), scales, n, size);
         }
     });
 }
 
-// The products of one input with several matrices of a format: of experts, or q, k and v.
-void matmul(const CodedRows& x, const std::vector<MatrixProduct<MoeMatrix>>& products) {
-    if (fast_matmul(x, products)) return;
-    for (const MatrixProduct<MoeMatrix>& p : products) plain_matmul(x, p);
+// The products of one input with several matrices of a format: of experts, or q, k and v. With row_each those
+// of its row i with the i-th: of one token, whose experts each have their row.
+void matmul(const CodedRows& x, const std::vector<MatrixProduct<MoeMatrix>>& products,
+            bool row_each = false) {
+    if (fast_matmul(x, products, row_each)) return;
+    for (size_t i = 0; i < products.size(); i++)
+        plain_matmul(x, products[i], row_each ? int(i) : 0, row_each ? 1 : x.n_rows);
 }
 
 // ----------------------------------------------------------------------------
@@ -889,20 +990,21 @@ void combine(Rows& out, const Rows& x, const Routing& routing) {
 // What experts compute: a row for each pair, sorted by expert
 
 // Calls use(first, product) for each expert that has rows: `product` (n, n_out) has rows first, first + 1,
-// ... of by_expert, and row i is the expert's matrix times row rows[i] of x. One token's experts all read one
-// row and go together.
+// ... of by_expert, and row i is the expert's matrix times row rows[i] of x. One token's experts go together:
+// they all read one row, or each its own.
 void expert_products(const CodedRows& x, const std::vector<int>& rows, const std::vector<MoeMatrix>& experts,
                      const Routing& routing, auto use) {
     const int n_pairs = int(rows.size()), n_out = experts[0].n_rows;
     CodedRows expert_x;
     expert_x.is_mx = x.is_mx;
     Rows product(0, n_out);
-    std::vector<Rows> of_one_row(x.n_rows == 1 ? rows.size() : 0, Rows(1, n_out));
+    const bool is_one_token = n_pairs == routing.k;
+    std::vector<Rows> of_one_row(is_one_token ? rows.size() : 0, Rows(1, n_out));
     std::vector<MatrixProduct<MoeMatrix>> together;
     for (int first = 0, end = 0; first < n_pairs; first = end) {
         const int32_t expert = routing.experts[routing.by_expert[first]];
         while (end < n_pairs && routing.experts[routing.by_expert[end]] == expert) end++;
-        if (x.n_rows == 1) {
+        if (is_one_token) {
             together.push_back({of_one_row[first], experts[expert]});
             continue;
         }
@@ -911,7 +1013,7 @@ void expert_products(const CodedRows& x, const std::vector<int>& rows, const std
         matmul(expert_x, {{product, experts[expert]}});
         use(first, product);
     }
-    if (!together.empty()) matmul(x, together);
+    if (!together.empty()) matmul(x, together, x.n_rows > 1);
     for (size_t i = 0; i < together.size(); i++) use(int(i), of_one_row[i]);
 }
 
@@ -940,6 +1042,8 @@ void grouped_matmul_swiglu_quant(CodedRows& out, const CodedRows& x, const std::
 
 // ----------------------------------------------------------------------------
 // The tensors of a file
+
+void check_mask(const std::string& name, const uint8_t* mask, int n_rows, int n_cols);
 
 // The experts of a layer, (n_experts,) each.
 struct Experts {
@@ -990,42 +1094,18 @@ struct Weights {
     }
     // A matrix that is no expert's, those of layers, and those of a layer's experts.
     MoeMatrix matrix(const std::string& name, int n_rows, int n_cols) {
-        return tensors(name, c.moe.other_format(), {n_rows}, n_cols);
+        return tensors(name, c.moe.other_format(), {n_rows}, n_cols)[0];
     }
     Matrices matrices(Layers which, const char* part, int n_rows, int n_cols) {
         return layers(which, [&](const std::string& layer) { return matrix(layer + part, n_rows, n_cols); });
     }
     Matrices experts_of(const std::string& name, int n_rows, int n_cols) {
-        const int n = c.moe.n_experts;
-        Matrices all(size_t(n), tensors(name, c.moe.expert_format, {n, n_rows}, n_cols));
-        for (int e = 0; e < n; e++) all[size_t(e)].first_row = int64_t(e) * n_rows;
-        return all;
+        return tensors(name, c.moe.expert_format, {c.moe.n_experts, n_rows}, n_cols);
     }
-    // The tensors of a matrix, or of experts': codes, scales and, with A8W4, the assist matrix. `rows` is
-    // their shape but n_cols.
-    MoeMatrix tensors(const std::string& name, const WeightFormat& format, const std::vector<int>& rows,
-                      int n_cols) {
-        MoeMatrix w;
-        w.format = format, w.n_rows = rows.back(), w.n_cols = n_cols;
-        w.group = format.group > 0 ? format.group : n_cols;
-        std::vector<int> of_codes = rows, of_scales = rows;  // shapes
-        of_codes.push_back(int(w.row_bytes()));
-        // A matrix in A8W8 that is no expert's says that its rows have one group.
-        if (format.group > 0 || (format.kind == WeightKind::a8w8 && rows.size() == 1))
-            of_scales.push_back(w.n_groups());
-        if (format.kind == WeightKind::a8w8)
-            w.codes = file.next<int8_t>(name + ".codes", of_codes);
-        else
-            w.codes = reinterpret_cast<const int8_t*>(file.next<uint8_t>(name + ".codes", of_codes));
-        if (w.is_mx())
-            w.mx_scales = file.next<uint8_t>(name + ".scales", of_scales);
-        else if (format.group > 0)
-            w.group_scales = file.next<Half>(name + ".scales", of_scales);
-        else
-            w.row_scales = file.next<float>(name + ".scales", of_scales);
-        if (w.is_int4()) w.assist = file.next<float>(name + ".assist", rows);
-        return w;
-    }
+    // The matrices in the tensors of a name. rows: {n_rows}, or {n_matrices, n_rows}.
+    Matrices tensors(const std::string& name, const WeightFormat& format, const std::vector<int>& rows,
+                     int n_cols);
+    static constexpr auto check_mask = ::check_mask;  // for the engine, which chooses when
     // All matrices that are multiplied: not the embedding, which is only looked up.
     std::vector<MoeMatrix*> multiplied() {
         std::vector<Matrices*> lists{&q_proj, &k_proj, &v_proj, &o_proj, &gate_proj, &down_proj, &up_proj};
@@ -1207,7 +1287,7 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 // clang-format on
 
 // ----------------------------------------------------------------------------
-// What was left open above: other arithmetic for A8W4, and what is recorded
+// What was left open above: other arithmetic for A8W4, tensors, and what is recorded
 
 // lift dot_by_digits
 // dot() as hardware computes it that multiplies int4 by int4: a code of x is 16 * high + low + 8, two digits
@@ -1228,6 +1308,105 @@ float dot_by_digits(const Code* x, float x_scale, const Code* w, const float* w_
     return (out + assist) * x_scale;
 }
 
+// ---- section reading matrices of few bits ----------------------------------
+// Throws for a mask that does not keep two of each four columns: where the code of a column lies would
+// depend on all columns before it.
+void check_mask(const std::string& name, const uint8_t* mask, int n_rows, int n_cols) {
+    for (int64_t k = 0; k < int64_t(n_rows) * n_cols; k += 4) {
+        const int n_kept = std::popcount(mask[k / 8] >> k % 8 & 15u);
+        if (n_kept != 2)
+            fail(name, ": row ", k / n_cols, " keeps ", n_kept, " of columns ", k % n_cols, " to ",
+                 k % n_cols + 3, ", expected 2 of each 4");
+    }
+}
+
+// The tensors of a matrix: the mask of a sparse one, its codes, then what its groups have. rows: {n_rows}, or
+// {n_matrices, n_rows} of matrices that lie one behind the other in each tensor: the first of them.
+LowbitMatrix lowbit_tensors(TensorList& file, const std::string& name, const MatrixFormat& f,
+                            const std::vector<int>& rows, int n_cols, int group_size) {
+    LowbitMatrix m;
+    m.bits = f.bits, m.n_rows = rows.back(), m.n_cols = n_cols, m.group_size = group_size;
+    m.n_codes = f.sparse() ? n_cols / 2 : n_cols, m.group = f.group > 0 ? f.group : n_cols;
+    const auto with = [&](int n, std::vector<int> shape) { return shape.push_back(n), shape; };
+    if (f.sparse()) {
+        m.mask = file.next<uint8_t>(name + ".mask", with(n_cols / 8, rows));
+        const int n_rows = rows.size() > 1 ? rows[0] * rows[1] : rows[0];
+        if (!fast_check_mask(m.mask)) check_mask(name + ".mask", m.mask, n_rows, n_cols);
+    }
+    m.codes = f.bits < 8
+                  ? file.next<uint8_t>(name + ".codes", with(m.row_bytes(), rows))
+                  : reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", with(n_cols, rows)));
+    if (f.two_level()) {
+        m.levels = file.next<uint8_t>(name + ".groups", with(m.n_groups(), rows));
+        m.row_scales = file.next<float>(name + ".row_scales", rows);
+    } else if (f.bits == 8 && f.group == 0) {
+        m.row_scales = file.next<float>(name + ".scales", rows);
+    } else {
+        m.scales = file.next<Half>(name + ".scales", with(m.n_groups(), rows));
+        if (f.bits < 8) m.zeros = file.next<uint8_t>(name + ".zeros", with((m.n_groups() + 1) / 2, rows));
+    }
+    return m;
+}
+
+// Throws for a format that there is not or that does not fit its matrix, for two of a classifier that is the
+// embedding, and for other groups of activations than the formats ask for. kinds: tuples of a name, a format
+// and columns, those of the embedding first, of the classifier last.
+void check_formats(const ModelConfig& c, const auto& kinds) {
+    int expected = 64;  // activations share a scale by 64, or by 32 where a group of weights is as short
+    for (const auto& [name, f, n_cols] : kinds) {
+        if (!f.known())
+            fail("the format of ", name, " is bits ", int(f.bits), ", flags ", int(f.flags), ", group ",
+                 f.group, ", which is none");
+        const int multiple = f.group == 128 ? 128 : 64;  // groups fill a row, the activations', too
+        if (n_cols % multiple != 0) fail(name, " has ", n_cols, " columns, not a multiple of ", multiple);
+        if (f.group == 32) expected = 32;
+    }
+    const MatrixFormat &embed = std::get<1>(kinds.front()), &classifier = std::get<1>(kinds.back());
+    if (c.shared_classifier && classifier != embed)
+        fail("the classifier is the embedding, but its format is ", format_text(classifier), ", not ",
+             format_text(embed));
+    check_value(c.group_size == expected, "group_size", c.group_size, "expected ", expected,
+                ", the activations'");
+}
+// ---- end of reading matrices of few bits -----------------------------------
+
+// Codes, scales and, with A8W4, the assist matrix.
+Weights::Matrices Weights::tensors(const std::string& name, const WeightFormat& format,
+                                   const std::vector<int>& rows, int n_cols) {
+    const auto [kind, group] = format;
+    const bool a8w8 = kind == WeightKind::a8w8, a8w4 = kind == WeightKind::a8w4;
+    const auto with = [&](int n, std::vector<int> shape) { return shape.push_back(n), shape; };
+    MoeMatrix w;
+    w.n_rows = rows.back(), w.n_cols = w.n_codes = n_cols, w.format = format;
+    w.group = w.group_size = group > 0 ? group : n_cols;
+    w.bits = a8w4 ? 4 : 8, w.zero_point = a8w4 ? 8 : 0;
+    if (format.is_ladder()) {
+        size_t which = 0;  // the first kind whose name is in the matrix's: "ffn" of "layers.0.ffn.down_proj"
+        while (name.find(ladder_kinds[which]) == name.npos) which++;
+        w = {lowbit_tensors(file, name, c.moe.ladder[which], rows, n_cols, c.group_size), format};
+    } else if (a8w8) {  // a matrix that is no expert's says that its rows have one group
+        w.codes = reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", with(n_cols, rows)));
+        w.row_scales = file.next<float>(name + ".scales", rows.size() == 1 ? with(1, rows) : rows);
+    } else {
+        w.codes = file.next<uint8_t>(name + ".codes", with(w.row_bytes(), rows));
+        if (!a8w4) w.mx_scales = file.next<uint8_t>(name + ".scales", with(w.n_groups(), rows));
+        if (a8w4 && group > 0) w.scales = file.next<Half>(name + ".scales", with(w.n_groups(), rows));
+        if (a8w4 && group == 0) w.row_scales = file.next<float>(name + ".scales", rows);
+        if (a8w4) w.assist = file.next<float>(name + ".assist", rows);
+    }
+    Matrices all;
+    for (int e = 0; e < (rows.size() > 1 ? rows[0] : 1); e++) {
+        all.push_back(w);
+        const auto move = [&](auto*& tensor, int row) {  // null, too: where the engine only counts bytes
+            if (tensor != nullptr) tensor += int64_t(w.n_rows) * row;
+        };
+        move(w.codes, w.row_bytes()), move(w.mask, n_cols / 8), move(w.scales, w.n_groups());
+        move(w.row_scales, 1), move(w.zeros, (w.n_groups() + 1) / 2), move(w.levels, w.n_groups());
+        move(w.mx_scales, w.n_groups()), move(w.assist, 1);
+    }
+    return all;
+}
+
 // Rows of n values under a name; r: of pairs, which it puts into the order of tokens, or null.
 template <class T>
 void record_rows(const Recorder& record, const std::string& name, const T* rows, int n_rows, int n,
@@ -1245,7 +1424,7 @@ void append_sums(std::vector<int32_t>& sums, const int8_t* x, const MoeMatrix& w
     for (int i = 0; i < w.n_rows; i++) {
         row.load_row(w, i);
         for (int k = 0; k < w.n_cols; k++) {
-            if (k % w.group == 0) sums.push_back(0);
+            if (k % w.group_size == 0) sums.push_back(0);
             sums.back() += x[k] * row.codes[size_t(k)];
         }
     }
@@ -1271,7 +1450,7 @@ void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, con
     for (int t = 0; t < x.n_rows && wants_sums && !x.is_mx; t++) {
         std::vector<int32_t> sums;
         append_sums(sums, x.row_codes(t), w);
-        (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1, {w.n_rows, w.n_groups()});
+        (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1, {w.n_rows, w.n_cols / w.group_size});
     }
 }
 void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, const std::vector<int>& rows,
@@ -1282,7 +1461,8 @@ void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, con
         std::vector<int32_t> sums;
         for (size_t i = pair; i < pair + size_t(r.k); i++)
             append_sums(sums, x.row_codes(rows[size_t(r.row_of[i])]), experts[size_t(r.experts[i])]);
-        (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1, {r.k, w.n_rows, w.n_groups()});
+        (*this)((std::string(name) + ".acc").c_str(), sums.data(), 1,
+                {r.k, w.n_rows, w.n_cols / w.group_size});
     }
 }
 
@@ -1293,11 +1473,20 @@ void MoeRecorder::operator()(Name name, const Rows& out, const CodedRows& x, con
 void check_config(const Config& c) {
     const auto [kind, group] = c.moe.expert_format;
     const bool a8w8 = kind == WeightKind::a8w8, a8w4 = kind == WeightKind::a8w4, pure = c.moe.pure;
+    for (const uint8_t flag : c.moe.is_dense) check_value(flag <= 1, "dense_layers", flag, "expected 0 or 1");
+    if (c.moe.expert_format.is_ladder()) {
+        const int ffn = std::ranges::count(c.moe.is_dense, 1) > 0 ? c.hidden_dim : c.dim;
+        std::vector<std::tuple<const char*, MatrixFormat, int>> kinds;
+        const int which[] = {0, 1, 1, 2, 2, 3, 4, 5};
+        const int n_cols[] = {c.dim, c.dim, c.q_dim(), c.dim, ffn, c.dim, c.moe.hidden_dim, c.dim};
+        for (int i = 0; i < 8; i++)
+            kinds.push_back({ladder_kinds[which[i]], c.moe.ladder[which[i]], n_cols[i]});
+        return check_formats(c, kinds);
+    }
     check_value(c.group_size == 0, "group_size", c.group_size, "expected 0 (whole rows)");
     for (const auto& [name, n] : c.row_lengths())
         check_value(n % 4 == 0 && n <= max_group_size, name, n,
                     "expected a multiple of 4, at most " + std::to_string(max_group_size));
-    for (const uint8_t flag : c.moe.is_dense) check_value(flag <= 1, "dense_layers", flag, "expected 0 or 1");
     const bool has_group = a8w8   ? group == 0
                            : a8w4 ? group == 0 || group == 32 || group == 64 || group == 128
                                   : group > 0 && group % 32 == 0;
@@ -1324,13 +1513,19 @@ const FileFormat<Config> file_format{.magic = 0x616b6d65,
                                      .alignment = 64};
 
 constexpr const char* program_name = "runq_moe";
-constexpr const char* program_summary = "Qwen3-MoE with experts in A8W8, A8W4 or MXFP8";
+constexpr const char* program_summary = "Qwen3-MoE with experts in A8W8, A8W4, MXFP8 or 2, 4 and 8 bits";
 // "2 of 8 experts in A8W8, one scale a row; all else W8A8, one scale a row"
 inline std::string scheme_text(const Config& c) {
     const char* const names[] = {"A8W8", "A8W4", "MXFP8"};
     const auto [kind, group] = c.moe.expert_format;
-    return std::to_string(c.moe.n_active) + " of " + std::to_string(c.moe.n_experts) + " experts in " +
-           names[int(kind)] + ", " + (group > 0 ? "groups of " + std::to_string(group) : "one scale a row") +
+    const MatrixFormat &gate_up = c.moe.ladder[3], &down = c.moe.ladder[4];
+    const std::string k = std::to_string(c.moe.n_active),
+                      experts = k + " of " + std::to_string(c.moe.n_experts) + " experts in ";
+    if (kind == WeightKind::ladder)
+        return experts + format_text(gate_up) + (down == gate_up ? "" : " and " + format_text(down)) +
+               "; all else by the ladder";
+    return experts + names[int(kind)] + ", " +
+           (group > 0 ? "groups of " + std::to_string(group) : "one scale a row") +
            (c.moe.pure ? "; all else the same" : "; all else W8A8, one scale a row");
 }
 const std::vector<OwnOption> scheme_options{
@@ -2021,19 +2216,24 @@ inline int run_command_line(int argc, char** argv) try {
 // The fields of the header that are this program's own. Returns where they end.
 size_t read_own_fields(const HeaderReader& h, Config& c) {
     MoeConfig& m = c.moe;
-    m.expert_format.kind = WeightKind(h.number("format", 0xC0, 0, 2));
+    m.expert_format.kind = WeightKind(h.number("format", 0xC0, 0, 3));
+    const bool is_ladder = m.expert_format.is_ladder();
     m.n_experts = h.number("n_experts", 0xC4, 1, 1 << 10);
     m.n_active = h.number("n_active", 0xC8, 1, m.n_experts);
     m.hidden_dim = h.number("moe_hidden_dim", 0xCC, 1, 5120);
     m.norm_topk_prob = h.number("norm_topk_prob", 0xD0, 0, 1) == 1;
-    m.expert_format.group = h.number("group", 0xD4, 0, 1024);
-    m.pure = h.number("pure", 0xD8, 0, 1) == 1;
+    m.expert_format.group = h.number("group", 0xD4, 0, is_ladder ? 0 : 1024);
+    m.pure = h.number("pure", 0xD8, 0, is_ladder ? 0 : 1) == 1;
     // The table of dense layers is the first tensor: the others follow from it. Where the file ends before
     // it does, its tensor will say so.
     m.is_dense.resize(size_t(c.n_layers));
     for (size_t l = 0; l < m.is_dense.size() && header_size + l < h.file.size(); l++)
         m.is_dense[l] = h.value<uint8_t>(header_size + l);
-    return 0xDC;
+    constexpr size_t ladder = 0xDC;
+    if (!is_ladder) return ladder;
+    m.expert_format.group = c.group_size;
+    m.ladder = h.value<decltype(m.ladder)>(ladder);
+    return ladder + sizeof m.ladder;
 }
 
 #ifndef RUNQ_NO_MAIN

@@ -1,7 +1,7 @@
 """A model file of a real model's shape with random weights, written directly as codes and scales.
 
     python -m bench.make_model --like llama-3.2-1b [--scheme q8 | w8a8 | awq | gptq | gptq-4 | gptq-2 | ...] OUT.bin
-    python -m bench.make_model --like qwen3-30b-a3b --scheme a8w8 | a8w4 | a8w4-pure [--layers N] OUT.bin
+    python -m bench.make_model --like qwen3-30b-a3b --scheme a8w8 | a8w4 | moe-ladder | ... [--layers N] OUT.bin
 
 For measuring speed without downloading or quantizing anything. There is no tokenizer: such a file runs with --ids
 and --bench. Scales are such that activations keep the size they have in a trained model; the time taken does not
@@ -43,7 +43,7 @@ class Storage:
     """The kind of file that is made of a scheme."""
 
     format: FileFormat
-    group_size: int  # weights that share a scale, of GPTQ activations; 0: a whole row
+    group_size: int  # weights that share a scale, of GPTQ and ladders the activations; 0: a whole row
     kv_value_bytes: int = 4  # in the KV cache
     layout: Layout | None = None  # of a GPTQ or MoE file
 
@@ -79,10 +79,21 @@ SCHEMES = {
     "gptq-2": gptq(PAIRS, PAIRS, PAIRS, PAIRS),
     "gptq-sparse": gptq(NIBBLES, SPARSE, SPARSE, NIBBLES),
 }
+
+
+def ladder(attention: MatrixFormat, experts: MatrixFormat) -> Storage:
+    """A MoE file with these formats; the embedding is in 8 bits, the classifier stored as attention is."""
+    formats = (BYTES, attention, attention, experts, experts, attention)
+    return Storage(MOE_FILE, 64, layout=MoeLayout(moe.LADDER, 0, formats=formats))
+
+
 MOE_SCHEMES = {  # of mixtures of experts
     "a8w8": Storage(MOE_FILE, 0, layout=MoeLayout("a8w8", 0)),
     "a8w4": Storage(MOE_FILE, 0, layout=MoeLayout("a8w4", 64)),
     "a8w4-pure": Storage(MOE_FILE, 0, layout=MoeLayout("a8w4", 64, pure=True)),
+    "moe-ladder": ladder(NIBBLES, PAIRS),  # the exporter's
+    "moe-4": ladder(NIBBLES, NIBBLES),
+    "moe-sparse": ladder(SPARSE, SPARSE),
 }
 
 

@@ -44,17 +44,17 @@ void check_masks(const Weights& w) {
     std::vector<TensorInfo> masks;
     for (const TensorInfo& t : w.file.all())
         if (t.name.ends_with(".mask")) masks.push_back(t);
+    const auto n_rows = [](const TensorInfo& t) { return int64_t(t.n_bytes) / t.shape.back(); };
     const auto rows = [&](const TensorInfo& t, int64_t i) {
-        return reinterpret_cast<const uint8_t*>(w.file.data(t)) + i * t.shape[1];
+        return reinterpret_cast<const uint8_t*>(w.file.data(t)) + i * t.shape.back();
     };
     std::atomic<bool> good = true;
-    parallel_lists(
-        masks, [](const TensorInfo& t) { return t.shape[0]; },
-        [&](const TensorInfo& t, int64_t begin, int64_t end) {
-            if (!is_two_of_four(rows(t, begin), size_t(end - begin) * size_t(t.shape[1]))) good = false;
-        });
+    parallel_lists(masks, n_rows, [&](const TensorInfo& t, int64_t begin, int64_t end) {
+        if (!is_two_of_four(rows(t, begin), size_t(end - begin) * size_t(t.shape.back()))) good = false;
+    });
     if (good) return;
-    for (const TensorInfo& t : masks) Weights::check_mask(t.name, rows(t, 0), t.shape[0], 8 * t.shape[1]);
+    for (const TensorInfo& t : masks)
+        Weights::check_mask(t.name, rows(t, 0), int(n_rows(t)), 8 * t.shape.back());
 }
 
 // Opens the model file and allocates a run's memory. Throws std::runtime_error with one line that names the

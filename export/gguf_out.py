@@ -58,7 +58,6 @@ from golden.awq import AWQ, unpack
 from golden.channel_scaling import input_of
 from golden.forward import F32, F64, hf_name, in_halves, in_pairs
 from golden.gptq import F16, GPTQ
-from golden.grouped import Int8Experts
 from golden.moe import MoE
 from golden.mx import MX, dequantize_mx
 from golden.schemes import FileScheme, read_file
@@ -113,7 +112,7 @@ def codes_of(scheme: FileScheme, name: str, n_in: int) -> Codes | None:
             return None
         zeros = 0 if form.bits == 8 else scheme.zeros(name)
         return Codes(form.bits, form.group or n_in, zeros, lambda: scheme.stored(name)[1:3])
-    if isinstance(scheme, MoE) and scheme.layout.pure:
+    if isinstance(scheme, MoE) and scheme.layout.is_uniform:
         return expert_codes(scheme, name, n_in)
     m = scheme.matrix(name)
     return Codes(8, n_in // m.scales.shape[1], 0, lambda: (m.codes, m.scales))
@@ -123,14 +122,14 @@ def expert_codes(scheme: MoE, name: str, n_in: int) -> Codes | None:
     """The same of the matrices of a step's experts, their rows one behind the other, (E * n_out, n_in)."""
     if scheme.layout.format == "mxfp8":
         return None
-    bits = 8 if scheme.layout.format == "a8w8" else 4
+    bits = 4 if scheme.layout.format == "a8w4" else 8  # a ladder's codes are expanded
 
     def load() -> tuple[np.ndarray, np.ndarray]:
         found = scheme.experts(name)
-        codes = found.codes if isinstance(found, Int8Experts) else (found.codes + np.int8(MIDDLE)).astype(np.uint8)
+        codes = found.codes if bits == 8 else (found.codes + np.int8(MIDDLE)).astype(np.uint8)
         return codes.reshape(-1, n_in), found.scales.reshape(codes.shape[0] * codes.shape[1], -1)
 
-    return Codes(bits, scheme.layout.group or n_in, MIDDLE, load)
+    return Codes(bits, scheme.layout.group or scheme.group_size or n_in, MIDDLE, load)
 
 
 def kind_of(codes: Codes | None) -> Kind:
@@ -166,7 +165,7 @@ def blocks(name: str, codes: Codes, kind: Kind) -> np.ndarray:
 
 def dense(scheme: FileScheme, name: str) -> np.ndarray:
     """What a matrix stands for, (n_out, n_in) fp32; experts', and any of a pure file, one behind the other."""
-    if isinstance(scheme, MoE) and (scheme.layout.pure or ".moe." in name):
+    if isinstance(scheme, MoE) and (scheme.layout.is_uniform or ".moe." in name):
         found = scheme.experts(name)
         if isinstance(found, MX):
             values = dequantize_mx(found).astype(F32)

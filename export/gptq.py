@@ -27,12 +27,13 @@ from export.writer import Writer, finish
 from formats.checkpoint import Config, ModelError, input_files
 from formats.files import replacing
 from formats.gptq import GptqLayout, MatrixFormat, gptq_tensors, pack_layout
+from formats.moe import MoeLayout, expert_shapes
 from formats.schemes import GPTQ_FILE
 from formats.source import Source, open_model
 from formats.tensors import matrix_shapes, norm_shapes
 from golden.calibration import read_samples
-from golden.forward import load_weight
-from golden.gptq import Matrix, pack_matrix, stands_for
+from golden.forward import expert_steps, load_expert, load_weight
+from golden.gptq import Matrix, joined, pack_matrix, stands_for
 from golden.gptq_budget import choose, kinds_of, measure_losses
 from golden.gptq_calibration import quantize_model
 from golden.gptq_matching import classifier_hessian, quantize_matching
@@ -93,23 +94,35 @@ def run(args: argparse.Namespace) -> None:
         print(*describe_sizes(config, layout), sep="\n", file=sys.stderr)
 
 
-def write_matrix(writer: Writer, name: str, matrix: Matrix) -> None:
-    """Writes the tensors of a matrix."""
-    for part, values in pack_matrix(matrix).items():
-        writer.write(f"{name}.{part}", values)
+class MatrixWriter:
+    """Writes the tensors of matrices; those of experts, which come one after the other, when all are there."""
+
+    def __init__(self, writer: Writer, config: Config):
+        self._writer, self._experts = writer, dict(expert_shapes(config))
+        self._waiting: list[dict[str, np.ndarray]] = []  # of experts
+
+    def put(self, name: str, matrix: Matrix) -> None:
+        """Writes a matrix, or takes that of the next expert."""
+        parts = pack_matrix(matrix)
+        if name in self._experts:
+            self._waiting.append(parts)
+            if len(self._waiting) < self._experts[name][0]:
+                return
+            parts = {part: np.stack([expert[part] for expert in self._waiting]) for part in parts}
+            self._waiting = []
+        for part, values in parts.items():
+            self._writer.write(f"{name}.{part}", values)
 
 
 def by_rows(weight: np.ndarray, quantize: object) -> Matrix:
     """What quantize(rows) makes of a matrix, a few thousand rows at a time. Rows do not depend on each other."""
-    parts = [quantize(weight[start : start + ROWS]) for start in range(0, len(weight), ROWS)]
-    joined = [None if column[0] is None else np.concatenate(column) for column in list(zip(*parts, strict=True))[1:]]
-    return Matrix(parts[0].form, *joined)
+    return joined([quantize(weight[start : start + ROWS]) for start in range(0, len(weight), ROWS)])
 
 
 class Quantizer:
     """Quantizes the matrices of one model as the options say, and names the matrix that fp16 cannot hold."""
 
-    def __init__(self, path: Path, layout: GptqLayout, options: Options):
+    def __init__(self, path: Path, layout: GptqLayout | MoeLayout, options: Options):
         self._path, self._layout, self._options = path, layout, options
         self._hessian: np.ndarray | None = None  # of the last place, so that q, k and v share its factors
         self._curvature: dict[MatrixFormat, Curvature] = {}
@@ -166,18 +179,23 @@ def write_quantized(
     writer: Writer,
     checkpoint: Source,
     config: Config,
-    layout: GptqLayout,
+    layout: GptqLayout | MoeLayout,
     samples: Sequence[np.ndarray],
     options: Options,
     progress: bool,
-) -> None:
-    """Quantizes and writes every matrix; by plain rounding without samples. config, layout: of the file."""
-    quantizer = Quantizer(checkpoint.path, layout, options)
+) -> dict[str, np.ndarray]:
+    """Quantizes and writes every matrix; by plain rounding without samples. config, layout: of the file.
+
+    Returns how many tokens of the samples each expert saw, (E,) by the step of its layer's router.
+    """
+    seen: dict[str, np.ndarray] = {}
+    quantizer, matrices = Quantizer(checkpoint.path, layout, options), MatrixWriter(writer, config)
     names = [name for name, _ in matrix_shapes(config)]
-    with tqdm(total=len(names), unit="matrix", disable=not progress) as bar:
+    experts = [(name, expert) for name, (n_experts, *_) in expert_shapes(config) for expert in range(n_experts)]
+    with tqdm(total=len(names) + len(experts), unit="matrix", disable=not progress) as bar:
 
         def put(name: str, matrix: Matrix) -> None:
-            write_matrix(writer, name, matrix)
+            matrices.put(name, matrix)
             bar.set_postfix_str(name)
             bar.update()
 
@@ -187,7 +205,9 @@ def write_quantized(
         if not samples:
             for name in names:
                 put(name, quantizer.rounded(name, load(name)))
-            return
+            for name, expert in experts:
+                put(name, quantizer.rounded(name, load_expert(load, name, expert)))
+            return seen
         hessian, embedding = None, None
         if options.match:
             if config.tied:
@@ -201,24 +221,38 @@ def write_quantized(
         for name, found in found_matrices:
             if name == "norm":
                 hessian = found
-            else:
+            elif isinstance(found, Matrix):
                 put(name, found)
+            else:
+                seen[name] = found
         if "classifier" in names:
             put("classifier", quantizer.calibrated("classifier", load("classifier"), hessian))
         if not options.match:
             put("embed", quantizer.embedding(load("embed"), hessian if config.tied else None))
+    return seen
 
 
 def write_repacked(
-    writer: Writer, checkpoint: Source, config: Config, layout: GptqLayout, repacker: Repacker, progress: bool
+    writer: Writer,
+    checkpoint: Source,
+    config: Config,
+    layout: GptqLayout | MoeLayout,
+    repacker: Repacker,
+    progress: bool,
 ) -> None:
     """Writes the matrices of a quantized checkpoint, code for code; those that are not quantized are rounded."""
-    quantizer = Quantizer(checkpoint.path, layout, Options())
+    quantizer, matrices = Quantizer(checkpoint.path, layout, Options()), MatrixWriter(writer, config)
     for place, order in repacker.orders.items():
         writer.write(place + ".order", order)
-    for name, _ in tqdm(list(matrix_shapes(config)), unit="matrix", disable=not progress):
+
+    def stored(name: str) -> Matrix:
         weight = repacker.plain(name)
-        write_matrix(writer, name, repacker.matrix(name) if weight is None else quantizer.rounded(name, weight))
+        return repacker.matrix(name) if weight is None else quantizer.rounded(name, weight)
+
+    steps = [(name, [name]) for name, _ in matrix_shapes(config)]
+    steps += [(name, expert_steps(name, i)) for name, (n, *_) in expert_shapes(config) for i in range(n)]
+    for name, parts in tqdm(steps, unit="matrix", disable=not progress):
+        matrices.put(name, joined([stored(part) for part in parts]))
     if repacker.n_rounded:
         warnings.warn(
             f"{checkpoint.path}: {repacker.n_rounded} scales below 2^-14 are rounded to fp16, by at most 2^-25",

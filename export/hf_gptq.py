@@ -27,14 +27,16 @@ from pathlib import Path
 
 import numpy as np
 
+from export.gptq_layout import row_lengths
 from export.hf_directory import Content, as_stored, part_name, read_source_config, write_directory
 from formats.checkpoint import Checkpoint, ModelError
 from formats.gptq import KINDS, ORDER_PLACES, ROW_UNIT, GptqLayout, MatrixFormat
+from formats.moe import LADDER_KINDS, MoeLayout, expert_shapes, ladder_kind
 from formats.packing import INT_QUANTIZED, Packing, pack_words
 from formats.source import Source
 from formats.tensors import Tensor, matrix_shapes, norm_shapes
 from golden.channel_scaling import CONSUMERS, input_of
-from golden.forward import F32, hf_name, in_halves, in_pairs, load_weight
+from golden.forward import F32, expert_steps, hf_name, in_halves, in_pairs, load_weight
 from golden.gptq import F16, GPTQ, Matrix
 
 BITS, GROUPS = (2, 4, 8), (32, 64, 128)  # of a GPTQ file
@@ -65,39 +67,52 @@ def widest(forms: Iterable[Packing | None]) -> MatrixFormat:
 
 
 class Repacker:
-    """The matrices of a quantized checkpoint, as a GPTQ file has them."""
+    """The matrices of a quantized checkpoint, as a GPTQ file has them, or a ladder of experts.
+
+    has_order: groups are scattered over the inputs; a file with experts cannot have that.
+    """
 
     def __init__(self, checkpoint: Checkpoint):
         self._checkpoint, self._config = checkpoint, checkpoint.config
-        self._forms = {
-            step: checkpoint.forms.get(hf_name(self._config, step))
-            for step, _ in matrix_shapes(self._config)
-            if step.startswith("layers.")
-        }
+        names = [step for step, _ in matrix_shapes(self._config) if step.startswith("layers.")]
+        experts = [(name, expert) for name, (n, *_) in expert_shapes(self._config) for expert in range(n)]
+        names += [step for name, expert in experts for step in expert_steps(name, expert)]
+        self._forms = {step: checkpoint.forms.get(hf_name(self._config, step)) for step in names}
         group = max(form.group_size for form in self._forms.values() if form)
-        for field, n in {"hidden_size": self._config.dim, "intermediate_size": self._config.hidden_dim}.items():
+        for field, n in row_lengths(self._config).items():
             if n % ROW_UNIT or n % (group or n):
                 raise ModelError(
                     f"{checkpoint.config_path}: {field} is {n}, expected a multiple of {max(ROW_UNIT, group)}"
                 )
         of_kind: dict[str, list[Packing | None]] = {}
         for step, form in self._forms.items():
-            of_kind.setdefault(step.rsplit(".", 1)[-1], []).append(form)
+            of_kind.setdefault(self._kind(step), []).append(form)
         self._formats = {kind: widest(forms) for kind, forms in of_kind.items()}
         self.n_rounded = 0  # scales of the matrices so far that were not fp16 numbers
+        self.orders: dict[str, np.ndarray] = {}  # by place, int32; empty if no place has one
+        if self._config.moe is not None:
+            self._formats.setdefault("ffn", self._formats["attn"])
+            self.has_order = any(form and self._groups_of(step) is not None for step, form in self._forms.items())
+            return
         layers = [f"layers.{i}." for i in range(self._config.n_layers)]
         found = {layer + place: self._order_of(layer, place) for layer in layers for place in ORDER_PLACES}
-        self._has_order = any(order is not None for order in found.values())
-        self.orders: dict[str, np.ndarray] = {}  # by place, int32; empty if no place has one
-        if self._has_order:
+        self.has_order = any(order is not None for order in found.values())
+        if self.has_order:
             for place, order in found.items():
                 n = getattr(self._config, ORDER_PLACES[place.split(".", 2)[-1]])
                 self.orders[place] = np.arange(n, dtype=np.int32) if order is None else order
 
-    def layout(self, others: GptqLayout) -> GptqLayout:
+    def _kind(self, step: str) -> str:
+        """The kind of a matrix, of formats/gptq.py's or formats/moe.py's."""
+        return step.rsplit(".", 1)[-1] if self._config.moe is None else ladder_kind(step)
+
+    def layout(self, others: GptqLayout | MoeLayout) -> GptqLayout | MoeLayout:
         """The layout of the file. others: has the formats of embedding and classifier."""
-        formats = (self._formats.get(kind, other) for kind, other in zip(KINDS, others.formats, strict=True))
-        return GptqLayout(tuple(formats), self._has_order)
+        kinds = KINDS if isinstance(others, GptqLayout) else LADDER_KINDS
+        formats = tuple(self._formats.get(kind, other) for kind, other in zip(kinds, others.formats, strict=True))
+        if isinstance(others, GptqLayout):
+            return GptqLayout(formats, self.has_order)
+        return others._replace(formats=formats)
 
     def _refuse(self, name: str, part: str, what: str) -> ModelError:
         return ModelError(f"{self._checkpoint.path}: tensor {part_name(self._config, name, part)} {what}")
@@ -122,24 +137,27 @@ class Repacker:
                 raise self._refuse(layer + other, "g_idx", f"differs from that of {first}, which reads the same inputs")
         return order
 
+    def _order(self, name: str) -> np.ndarray | None:
+        return self.orders.get(input_of(name)) if self.orders else None
+
     def plain(self, name: str) -> np.ndarray | None:
         """The weights of a matrix that is not quantized, fp32, its columns gathered; None for others."""
         if self._forms.get(name) is not None:
             return None
         weight = load_weight(self._checkpoint, name, interleaved=True)
-        order = self.orders.get(input_of(name)) if name in self._forms else None
+        order = self._order(name) if name in self._forms else None
         return weight if order is None else weight[:, order]
 
     def matrix(self, name: str) -> Matrix:
         """A quantized matrix of a layer, its columns gathered. Raises ModelError for what a GPTQ file cannot hold."""
-        form, target = self._forms[name], self._formats[name.rsplit(".", 1)[-1]]
+        form, target = self._forms[name], self._formats[self._kind(name)]
         codes, zeros, scales = self._checkpoint.from_parts(hf_name(self._config, name), form.integers)
         of_zeros, of_scales = ("qzeros", "scales")
         if form.is_compressed_tensors:
             of_zeros, of_scales = ("weight_zero_point", "weight_scale")
         if form.bits < 8 and zeros.max() >= 1 << form.bits:
             raise self._refuse(name, of_zeros, f"has a zero point of {zeros.max()}, above the largest code")
-        order = self.orders.get(input_of(name))
+        order = self._order(name)
         if order is not None:
             codes = codes[:, order]
         kind = F16 if target.group or target.bits < 8 else F32

@@ -1,13 +1,15 @@
-"""MoE files for runq_moe: Qwen3-MoE with its experts in A8W8, A8W4 or MXFP8, all else int8, or as experts.
+"""MoE files for runq_moe: Qwen3-MoE with its experts in A8W8, A8W4 or MXFP8, all else int8, or as experts; or a ladder.
 
 docs/model-files.md has the layout. Experts are read, quantized and written one at a time. Smoothing (golden/smooth.py)
 is that of W8A8 where it costs nothing at run time: around attention, in dense layers, and, with A8W8 experts, at the
 input that router and experts share. 4-bit weights and MXFP8 do without it there: it would move what is hard to quantize
-into weights that have fewer codes, or between values that have exponents of their own. Nor has a pure file any.
+into weights that have fewer codes, or between values that have exponents of their own. Nor has a pure file any. A
+ladder has the formats of export/gptq.py and is quantized as there, experts by golden/gptq_experts.py.
 """
 
 import argparse
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -19,11 +21,21 @@ from tqdm import tqdm
 from export.arguments import add_calibration, calibration_options, first_given
 from export.compressed_tensors import Int8Matrices, write_compressed_tensors
 from export.engines import INT8_EXPERTS, warn_refused
+from export.gptq import Options, write_quantized, write_repacked
+from export.gptq_layout import (
+    PLACES_WITH_EXPERTS,
+    TABLES,
+    check_dimensions,
+    choose_expert_layout,
+    describe_sizes,
+    parse_bits,
+)
 from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
+from export.hf_gptq import Repacker, can_repack
 from export.int8 import BLOCK_VALUES, progress_bar
 from export.tokenizer import text_of
 from export.w8a8 import parse_alpha
-from export.writer import finish
+from export.writer import Writer, finish
 from formats.checkpoint import SPARSE, Config, ModelError, input_files
 from formats.dimensions import check_rows
 from formats.files import replacing
@@ -32,18 +44,21 @@ from formats.model_file import write_array
 from formats.moe import (
     DENSE_LAYERS,
     EXPERT_FORMATS,
+    LADDER,
     MoeLayout,
     check_layout,
     moe_tensors,
     pack_layout,
+    router_shapes,
 )
 from formats.packing import INT_QUANTIZED
 from formats.schemes import MOE_FILE
 from formats.source import open_model
-from formats.tensors import HEADER_SIZE, Tensor, weights_end, with_offsets
+from formats.tensors import HEADER_SIZE, Tensor, norm_shapes, weights_end, with_offsets
 from golden.calibration import read_samples
 from golden.channel_scaling import ChannelScaling, describe
-from golden.forward import load_expert
+from golden.forward import load_expert, load_weight
+from golden.gptq_experts import describe_tokens
 from golden.grouped import assist_matrix
 from golden.int4 import quantize_int4
 from golden.mx import quantize_mx
@@ -60,7 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of MoE."""
     parser.add_argument("--format", choices=EXPERT_FORMATS, default="a8w8", help="of the experts (a8w8)")
     parser.add_argument("--group", type=int, metavar="N",
-                        help="weights of a row that share a scale; 0: all (a8w4: 64, mxfp8: 32)")  # fmt: skip
+                        help="weights of a row that share a scale; 0: all (a8w4: 64, mxfp8: 32, "
+                             "ladder: 128, or 64)")  # fmt: skip
+    parser.add_argument("--bits", metavar="BITS",
+                        help="ladder: 2, 4 or 8 for all, or by place "
+                             "(embed=8,attn=4,ffn=4,experts=2,classifier=4)")  # fmt: skip
+    parser.add_argument("--sparse", choices=("2:4",), help="ladder: two of each four weights at 4 bits are zero")
+    parser.add_argument("--rtn", action="store_true", help="ladder: plain rounding to nearest, no calibration")
     parser.add_argument(
         "--pure", action="store_true", help="all other matrices as the experts, too; without it they are a8w8"
     )
@@ -72,6 +93,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Exports as the command line says."""
+    of_ladder = {"--bits": args.bits, "--sparse": args.sparse, "--rtn": args.rtn}
+    others = {"--pure": args.pure, "--alpha": args.alpha, "--no-smooth": args.no_smooth, "--hf-out": args.hf_out}
+    if option := first_given(others if args.format == LADDER else of_ladder):
+        raise ModelError(f"{option} does not go with --format {args.format}: leave it out")
+    if args.format == LADDER:
+        config, layout, seen = export_ladder(
+            args.hf_dir, args.out, args.calib, args.samples, args.seq_len, parse_bits(args.bits, PLACES_WITH_EXPERTS),
+            args.group, args.sparse is not None, args.rtn, not args.no_tokenizer, not args.quiet,
+        )  # fmt: skip
+        if not args.quiet:
+            tokens = describe_tokens(config, seen) if seen else ()
+            print(*describe_sizes(config, layout), *tokens, sep="\n", file=sys.stderr)
+        return
     if args.no_smooth and args.alpha is not None:
         raise ModelError("--alpha and --no-smooth exclude each other")
     if args.pure and (option := first_given({"--alpha": args.alpha, "--no-smooth": args.no_smooth})):
@@ -149,6 +183,73 @@ def export_moe(
     return smoothing
 
 
+def export_ladder(
+    hf_dir: Path,
+    out: Path,
+    calibration: Path | None = None,
+    n_samples: int | None = None,
+    seq_len: int | None = None,
+    bits: dict[str, int] | None = None,
+    group: int | None = None,
+    sparse: bool = False,
+    rtn: bool = False,
+    with_tokenizer: bool = True,
+    progress: bool = True,
+) -> tuple[Config, MoeLayout, dict[str, np.ndarray]]:
+    """Writes `out` in the formats of a ladder; returns what its header says, and the tokens that each expert saw.
+
+    Raises ModelError, and writes nothing, for what cannot be done. calibration: a text file, needed unless rtn, or
+    unless hf_dir is quantized already in integers that the file has room for: they are repacked code for code. bits,
+    group, sparse: see export/gptq_layout.py.
+    """
+    calibrating = calibration_options(calibration, n_samples, seq_len)
+    checkpoint, bits = open_model(hf_dir, archs=SPARSE), bits or {}
+    config = checkpoint.config
+    check_dimensions(checkpoint)
+    repacker = Repacker(checkpoint) if can_repack(checkpoint) else None
+    if repacker is not None and repacker.has_order:
+        why = "its groups are scattered over the inputs (desc_act), which a file with experts cannot say"
+        warnings.warn(f"{hf_dir}: {why}", stacklevel=2)
+        repacker = None
+    if repacker is not None:
+        layers = {f"--bits {place}": n for place, n in bits.items() if place not in TABLES}
+        if option := first_given({**calibrating, "--rtn": rtn, "--group": group, "--sparse": sparse, **layers}):
+            raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
+        bits = {"embed": 8, "classifier": 8} | bits
+    elif rtn and (option := first_given(calibrating)):
+        raise ModelError(f"{option} and --rtn exclude each other")
+    elif not rtn and calibration is None:
+        raise ModelError("GPTQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)")
+    if config.tied and bits.get("classifier", bits.get("embed", 8)) != bits.get("embed", 8):
+        raise ModelError("--bits: the classifier is the embedding and has its bits")
+    layout = choose_expert_layout(config, bits, group, sparse)
+    if repacker is not None:
+        layout = repacker.layout(layout)
+    else:
+        tell_model(checkpoint)
+    samples = [] if calibration is None else read_samples(checkpoint, calibration, n_samples, seq_len)
+    generation, tokenizer = text_of(checkpoint, with_tokenizer)
+    with replacing(out, input_files(hf_dir, calibration)) as f:
+        writer = Writer(f, moe_tensors(config, layout), FORMAT.alignment)
+        writer.write(DENSE_LAYERS, dense_layers(config))
+        for name, _ in (*norm_shapes(config), *router_shapes(config)):
+            writer.write(name, load_weight(checkpoint, name, interleaved=True))
+        seen: dict[str, np.ndarray] = {}
+        if repacker is not None:
+            write_repacked(writer, checkpoint, config, layout, repacker, progress)
+        else:
+            options = Options(rtn=rtn)
+            seen = write_quantized(writer, checkpoint, config, layout, samples, options, progress)
+        own = pack_layout(config, layout)
+        finish(f, config, generation, FORMAT, layout.activation_group, writer.end, tokenizer, own=own)
+    return config, layout, seen
+
+
+def dense_layers(config: Config) -> np.ndarray:
+    """The first tensor of a file, (n_layers,) uint8."""
+    return np.array([not config.has_experts(i) for i in range(config.n_layers)], np.uint8)
+
+
 def drop_experts(config: Config, layout: MoeLayout, smoothing: ChannelScaling) -> None:
     """Takes the factors of the experts' input out, unless experts are int8."""
     if layout.format != "a8w8":
@@ -215,7 +316,7 @@ def write_moe(
         f.write(bytes(tensor.offset - f.tell()))
         stem, _, part = tensor.name.rpartition(".")
         if tensor.name == DENSE_LAYERS:
-            f.write(bytes(not config.has_experts(i) for i in range(config.n_layers)))
+            write_array(f, dense_layers(config), tensor.dtype)
         elif part != "codes":
             values = waiting.pop(tensor.name) if tensor.name in waiting else load(tensor.name)
             write_array(f, values.reshape(tensor.shape), tensor.dtype)

@@ -15,7 +15,7 @@ them whether activations are gathered before they are quantized. golden/gptq.py 
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ ORDER_PLACES = {"attn.norm": "dim", "attn.mix": "q_dim", "ffn.norm": "dim", "ffn
 
 SPARSE, TWO_LEVEL = 1, 2  # flags of an entry
 _ENTRY = struct.Struct("<BBH")
+ENTRY_BYTES = _ENTRY.size
 
 
 class MatrixFormat(NamedTuple):
@@ -73,17 +74,55 @@ class GptqLayout(NamedTuple):
 
     @property
     def activation_group(self) -> int:
-        """The activations that share a scale: 64, or 32 where a weight group is as short."""
-        return 32 if any(f.group == 32 for f in self.formats) else 64
+        """The activations that share a scale."""
+        return activation_group(self.formats)
 
 
-N_BYTES = len(KINDS) * _ENTRY.size + 1  # in the header
+def activation_group(formats: Iterable[MatrixFormat]) -> int:
+    """The activations of a file with these formats that share a scale: 64, or 32 where a weight group is as short."""
+    return 32 if any(f.group == 32 for f in formats) else 64
+
+
+# ----------------------------------------------------------------------------
+# The header
+
+
+N_BYTES = len(KINDS) * ENTRY_BYTES + 1  # in the header
+
+
+def pack_entries(formats: Iterable[MatrixFormat]) -> bytes:
+    """The entries of a header, one for each format."""
+    return b"".join(_ENTRY.pack(f.bits, SPARSE * f.sparse + TWO_LEVEL * f.two_level, f.group) for f in formats)
+
+
+def read_entries(path: Path, raw: bytes, kinds: Sequence[str], tied: bool, group_size: int) -> tuple[MatrixFormat, ...]:
+    """The formats of a header's entries, the first for the embedding, the last for the classifier.
+
+    Raises ModelError, naming path and field, for those that no program runs, and for a group_size that is not theirs.
+    """
+    formats = []
+    for kind, (bits, flags, group) in zip(kinds, _ENTRY.iter_unpack(raw[: len(kinds) * ENTRY_BYTES]), strict=True):
+        found = MatrixFormat(bits, group, bool(flags & SPARSE), bool(flags & TWO_LEVEL))
+        if found not in FORMATS or flags & ~(SPARSE | TWO_LEVEL):
+            raise ModelError(f"{path}: {kind} has bits {bits}, flags {flags}, group {group}: not supported")
+        formats.append(found)
+    if tied and formats[0] != formats[-1]:
+        raise ModelError(f"{path}: the classifier is the embedding, but its format is {formats[-1]}, not {formats[0]}")
+    if group_size != activation_group(formats):
+        raise ModelError(f"{path}: group_size is {group_size}, expected {activation_group(formats)}")
+    return tuple(formats)
+
+
+def check_columns(path: object, name: str, n_in: int, form: MatrixFormat) -> None:
+    """Raises ModelError, naming path and matrix, for rows that are not whole blocks and groups."""
+    if n_in % ROW_UNIT or n_in % (form.group or n_in):
+        of = f"groups of {form.group}" if n_in % ROW_UNIT == 0 else f"a multiple of {ROW_UNIT}"
+        raise ModelError(f"{path}: {name} has {n_in} columns, expected {of}")
 
 
 def pack_layout(layout: GptqLayout) -> bytes:
     """The bytes of the header from 0xC0 on."""
-    entries = [_ENTRY.pack(f.bits, SPARSE * f.sparse + TWO_LEVEL * f.two_level, f.group) for f in layout.formats]
-    return b"".join(entries) + bytes([layout.has_order])
+    return pack_entries(layout.formats) + bytes([layout.has_order])
 
 
 def read_layout(path: Path, own: bytes, config: Config, group_size: int) -> tuple[Config, GptqLayout]:
@@ -91,52 +130,48 @@ def read_layout(path: Path, own: bytes, config: Config, group_size: int) -> tupl
 
     Raises ModelError, naming path and field, for what no program runs.
     """
-    raw = own[:N_BYTES]
-    formats = []
-    for kind, (bits, flags, group) in zip(KINDS, _ENTRY.iter_unpack(raw[: N_BYTES - 1]), strict=True):
-        found = MatrixFormat(bits, group, bool(flags & SPARSE), bool(flags & TWO_LEVEL))
-        if found not in FORMATS or flags & ~(SPARSE | TWO_LEVEL):
-            raise ModelError(f"{path}: {kind} has bits {bits}, flags {flags}, group {group}: not supported")
-        formats.append(found)
-    if config.tied and formats[0] != formats[-1]:
-        raise ModelError(f"{path}: the classifier is the embedding, but its format is {formats[-1]}, not {formats[0]}")
-    if raw[N_BYTES - 1] > 1:
-        raise ModelError(f"{path}: has_order is {raw[N_BYTES - 1]}, expected 0 or 1")
-    layout = GptqLayout(tuple(formats), bool(raw[N_BYTES - 1]))
-    if group_size != layout.activation_group:
-        raise ModelError(f"{path}: group_size is {group_size}, expected {layout.activation_group}")
+    has_order = own[N_BYTES - 1]
+    if has_order > 1:
+        raise ModelError(f"{path}: has_order is {has_order}, expected 0 or 1")
+    layout = GptqLayout(read_entries(path, own, KINDS, config.tied, group_size), bool(has_order))
     for name, (_, n_in) in matrix_shapes(config):
-        if n_in % ROW_UNIT or n_in % (layout.of(name).group or n_in):
-            of = f"groups of {layout.of(name).group}" if n_in % ROW_UNIT == 0 else f"a multiple of {ROW_UNIT}"
-            raise ModelError(f"{path}: {name} has {n_in} columns, expected {of}")
+        check_columns(path, name, n_in, layout.of(name))
     return config, layout
 
 
-def matrix_tensors(name: str, n_out: int, n_in: int, form: MatrixFormat) -> Iterator[Tensor]:
-    """The tensors of one matrix."""
+# ----------------------------------------------------------------------------
+# Tensors
+
+
+def matrix_tensors(name: str, shape: tuple[int, ...], form: MatrixFormat) -> Iterator[Tensor]:
+    """The tensors of one matrix (n_out, n_in), or of all experts', one behind the other (E, n_out, n_in)."""
+    *rows, n_in = shape
     n_groups = n_in // (form.group or n_in)
     if form.sparse:
-        yield Tensor(f"{name}.mask", "|u1", (n_out, n_in // 8))
+        yield Tensor(f"{name}.mask", "|u1", (*rows, n_in // 8))
     if form.bits == 8:
-        yield Tensor(f"{name}.codes", "|i1", (n_out, n_in))
+        yield Tensor(f"{name}.codes", "|i1", shape)
     else:
         n_codes = n_in // 2 if form.sparse else n_in
-        yield Tensor(f"{name}.codes", "|u1", (n_out, n_codes * form.bits // 8))
+        yield Tensor(f"{name}.codes", "|u1", (*rows, n_codes * form.bits // 8))
     if form.two_level:
-        yield Tensor(f"{name}.groups", "|u1", (n_out, n_groups))
-        yield Tensor(f"{name}.row_scales", "<f4", (n_out,))
+        yield Tensor(f"{name}.groups", "|u1", (*rows, n_groups))
+        yield Tensor(f"{name}.row_scales", "<f4", tuple(rows))
     elif form.bits == 8 and not form.group:
-        yield Tensor(f"{name}.scales", "<f4", (n_out,))
+        yield Tensor(f"{name}.scales", "<f4", tuple(rows))
     else:
-        yield Tensor(f"{name}.scales", "<f2", (n_out, n_groups))
+        yield Tensor(f"{name}.scales", "<f2", (*rows, n_groups))
     if form.bits < 8 and not form.two_level:
-        yield Tensor(f"{name}.zeros", "|u1", (n_out, (n_groups + 1) // 2))
+        yield Tensor(f"{name}.zeros", "|u1", (*rows, (n_groups + 1) // 2))
 
 
 def check_masks(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Raises ModelError, naming path and tensor, for a mask that does not keep two of each four weights."""
+    """Raises ModelError, naming path and tensor, for a mask that does not keep two of each four weights.
+
+    Rows of experts are counted through from the first expert's.
+    """
     for name, mask in tensors.items():
-        if name.endswith(".mask") and (why := why_not_two_of_four(mask)):
+        if name.endswith(".mask") and (why := why_not_two_of_four(mask.reshape(-1, mask.shape[-1]))):
             raise ModelError(f"{path}: {name}: {why}")
 
 
@@ -147,5 +182,5 @@ def gptq_tensors(config: Config, layout: GptqLayout) -> Iterator[Tensor]:
     for place, width in ORDER_PLACES.items() if layout.has_order else ():
         for i in range(config.n_layers):
             yield Tensor(f"layers.{i}.{place}.order", "<i4", (getattr(config, width),))
-    for name, (n_out, n_in) in matrix_shapes(config):
-        yield from matrix_tensors(name, n_out, n_in, layout.of(name))
+    for name, shape in matrix_shapes(config):
+        yield from matrix_tensors(name, shape, layout.of(name))

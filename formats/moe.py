@@ -12,7 +12,10 @@ NAME is layers.I.moe.gate_up_proj with (n_out, n_in) = (2 * moe_hidden_dim, dim)
             NAME.assist fp32 (E, n_out): 8 * sum of the row's weights (golden/grouped.py, assist_matrix)
     mxfp8   NAME.codes uint8 (E, n_out, n_in): E4M3; NAME.scales uint8 (E, n_out, n_in / group): E8M0
 
-Other matrices have no E, and are as a8w8 says, with scales (n_out, 1), unless the file is pure.
+    ladder  the tensors of GPTQ files (formats/gptq.py) in the format of the place, with E in front
+
+Other matrices have no E, and are as a8w8 says, with scales (n_out, 1), unless the file is pure; those of a ladder file
+are as in GPTQ files.
 """
 
 import struct
@@ -23,11 +26,23 @@ from typing import NamedTuple
 
 from formats.checkpoint import Config, Moe
 from formats.errors import ModelError
+from formats.gptq import (
+    ENTRY_BYTES,
+    MatrixFormat,
+    activation_group,
+    check_columns,
+    matrix_tensors,
+    pack_entries,
+    read_entries,
+)
 from formats.limits import LIMITS
 from formats.tensors import HEADER_SIZE, Tensor, int8_matrices, matrix_shapes, norm_shapes
 
-EXPERT_FORMATS = ("a8w8", "a8w4", "mxfp8")  # by their numbers in the header
-GROUPS = {"a8w8": (0,), "a8w4": (0, 32, 64, 128), "mxfp8": tuple(range(32, 1025, 32))}  # 0: a row
+LADDER = "ladder"
+EXPERT_FORMATS = ("a8w8", "a8w4", "mxfp8", LADDER)  # by their numbers in the header
+GROUPS = {"a8w8": (0,), "a8w4": (0, 32, 64, 128), "mxfp8": tuple(range(32, 1025, 32)), LADDER: (0,)}  # 0: a row
+# What has a format of its own in a ladder file: attn and ffn are the matrices of attention and of dense layers.
+LADDER_KINDS = ("embed", "attn", "ffn", "gate_up_proj", "down_proj", "classifier")
 INT4_UNIT = 32  # codes of a row are a multiple of it: whole blocks of formats/low_bits.py
 ALIGNMENT = 64  # bytes: every tensor begins at a multiple, so that rows can be read in aligned vectors
 DENSE_LAYERS = "dense_layers"  # the first tensor: uint8 (n_layers,), 1 where a layer has no experts
@@ -39,8 +54,33 @@ class MoeLayout(NamedTuple):
     """How the matrices of a file are stored."""
 
     format: str  # of the experts, one of EXPERT_FORMATS
-    group: int  # weights along a row that share a scale, in mxfp8 activations as well; 0: a whole row
+    group: int  # weights along a row that share a scale, in mxfp8 activations as well; 0: a whole row, or a ladder
     pure: bool = False  # all other matrices are stored like that, too; never of a8w8, which has no other way
+    formats: tuple[MatrixFormat, ...] = ()  # of a ladder: one for each of LADDER_KINDS
+
+    def of(self, name: str) -> MatrixFormat:
+        """The format of a matrix of a ladder by its step name, such as `layers.0.moe.down_proj`."""
+        return self.formats[LADDER_KINDS.index(ladder_kind(name))]
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether one set of formats is for all matrices: of a pure file, and of a ladder."""
+        return self.pure or self.format == LADDER
+
+    @property
+    def activation_group(self) -> int:
+        """The activations that share a scale, as the header has it; 0: those of a token, or as `format` says."""
+        return activation_group(self.formats) if self.formats else 0
+
+
+def ladder_kind(name: str) -> str:
+    """Which of LADDER_KINDS the matrix of a step is, also that of one expert: `layers.0.moe.5.up_proj`."""
+    if not name.startswith("layers."):
+        return name
+    _, _, block, part = name.split(".", 3)
+    if block != "moe":
+        return block
+    return "down_proj" if part.endswith("down_proj") else "gate_up_proj"
 
 
 def check_layout(where: object, config: Config, layout: MoeLayout, name: str = "group") -> None:
@@ -53,8 +93,13 @@ def check_layout(where: object, config: Config, layout: MoeLayout, name: str = "
     if layout.group not in allowed:
         expected = "a multiple of 32 up to 1024" if layout.format == "mxfp8" else " or ".join(map(str, allowed))
         raise ModelError(f"{where}: {name} is {layout.group}, {layout.format} has {expected}")
-    if layout.pure and layout.format == "a8w8":
-        raise ModelError(f"{where}: pure is 1, but all of a8w8 is int8: expected 0")
+    if layout.pure and layout.format in ("a8w8", LADDER):
+        all_of_it = "is int8" if layout.format == "a8w8" else "has formats of its own"
+        raise ModelError(f"{where}: pure is 1, but all of {layout.format} {all_of_it}: expected 0")
+    if layout.format == LADDER:
+        for matrix, shape in (*matrix_shapes(config), *expert_shapes(config)):
+            check_columns(where, matrix, shape[-1], layout.of(matrix))
+        return
     unit = max(layout.group, INT4_UNIT) if layout.format == "a8w4" else layout.group or 4
     widths = {"hidden_size": config.dim, "moe_intermediate_size": config.moe.hidden_dim}
     if layout.pure:
@@ -71,16 +116,18 @@ def pack_layout(config: Config, layout: MoeLayout) -> bytes:
     m = config.moe
     assert m is not None
     number = EXPERT_FORMATS.index(layout.format)
-    return _FIELDS.pack(number, m.n_experts, m.n_active, m.hidden_dim, m.norm_topk_prob, layout.group, layout.pure)
+    fields = number, m.n_experts, m.n_active, m.hidden_dim, m.norm_topk_prob, layout.group, layout.pure
+    return _FIELDS.pack(*fields) + pack_entries(layout.formats)
 
 
-def read_layout(path: Path, own: bytes, config: Config, _group_size: int) -> tuple[Config, MoeLayout]:
+def read_layout(path: Path, own: bytes, config: Config, group_size: int) -> tuple[Config, MoeLayout]:
     """The layout that a header says, and the config with its experts. Raises ModelError for what no program runs.
 
     own: the header's bytes from 0xC0 on. Which layers are dense stands behind the header.
     """
     number, n_experts, n_active, hidden_dim, normalize, group, pure = _FIELDS.unpack_from(own)
-    if any(own[_FIELDS.size :]):
+    is_ladder = EXPERT_FORMATS[number : number + 1] == (LADDER,)
+    if any(own[_FIELDS.size + is_ladder * ENTRY_BYTES * len(LADDER_KINDS) :]):
         raise ModelError(f"{path}: a reserved byte of the header is not 0")
     for name, value in (("n_experts", n_experts), ("n_active", n_active), ("moe_hidden_dim", hidden_dim)):
         if not LIMITS[name].holds(value):
@@ -98,7 +145,9 @@ def read_layout(path: Path, own: bytes, config: Config, _group_size: int) -> tup
     if len(table) < config.n_layers or any(flag > 1 for flag in table):
         raise ModelError(f"{path}: {DENSE_LAYERS} has other bytes than 0 and 1, or ends too soon")
     moe = Moe(n_experts, n_active, hidden_dim, bool(normalize), tuple(i for i, flag in enumerate(table) if flag))
-    config, layout = replace(config, moe=moe), MoeLayout(EXPERT_FORMATS[number], group, bool(pure))
+    entries = own[_FIELDS.size :]
+    formats = read_entries(path, entries, LADDER_KINDS, config.tied, group_size) if is_ladder else ()
+    config, layout = replace(config, moe=moe), MoeLayout(EXPERT_FORMATS[number], group, bool(pure), formats)
     check_layout(path, config, layout)
     return config, layout
 
@@ -112,19 +161,20 @@ def router_shapes(config: Config) -> Iterator[tuple[str, tuple[int, int]]]:
 
 
 def expert_shapes(config: Config) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Name and shape (E, n_out, n_in) of the experts' matrices, layer by layer."""
-    assert config.moe is not None
-    e, hidden = config.moe.n_experts, config.moe.hidden_dim
+    """Name and shape (E, n_out, n_in) of the experts' matrices, layer by layer; none of a dense model."""
     for i in range(config.n_layers):
         if config.has_experts(i):
+            e, hidden = config.moe.n_experts, config.moe.hidden_dim
             yield f"layers.{i}.moe.gate_up_proj", (e, 2 * hidden, config.dim)
             yield f"layers.{i}.moe.down_proj", (e, config.dim, hidden)
 
 
 def stored_tensors(name: str, shape: tuple[int, ...], layout: MoeLayout) -> Iterator[Tensor]:
-    """The tensors of one matrix of all experts (E, n_out, n_in), or, of a pure file, of another (n_out, n_in)."""
+    """The tensors of one matrix of all experts (E, n_out, n_in), or, of a uniform file, of another (n_out, n_in)."""
     *rows, n_in = shape
-    if layout.format == "a8w8":
+    if layout.format == LADDER:
+        yield from matrix_tensors(name, shape, layout.of(name))
+    elif layout.format == "a8w8":
         yield Tensor(f"{name}.codes", "|i1", shape)
         yield Tensor(f"{name}.scales", "<f4", tuple(rows))
     elif layout.format == "mxfp8":
@@ -146,7 +196,7 @@ def moe_tensors(config: Config, layout: MoeLayout) -> Iterator[Tensor]:
         yield Tensor(name, "<f4", shape)
     for name, matrix in router_shapes(config):
         yield Tensor(name, "<f4", matrix)
-    if layout.pure:
+    if layout.is_uniform:
         for name, matrix in matrix_shapes(config):
             yield from stored_tensors(name, matrix, layout)
     else:

@@ -381,15 +381,20 @@ def load_weight(checkpoint: Source, step_name: str, interleaved: bool) -> np.nda
     return in_pairs(checkpoint.config, step_name, weight) if interleaved else weight
 
 
+def expert_steps(name: str, expert: int) -> list[str]:
+    """The steps of one expert whose matrices lie in `name`, one behind the other: gate_proj before up_proj."""
+    layer, part = name.rsplit(".", 1)
+    return [f"{layer}.{expert}.{half}_proj" for half in (("gate", "up") if part == "gate_up_proj" else ("down",))]
+
+
 def load_expert(load: Callable[[str], np.ndarray], name: str, expert: int) -> np.ndarray:
     """The matrix of one expert: of gate_up_proj (2 * moe.hidden_dim, dim), gate's rows before up's. load: by step."""
-    layer, part = name.rsplit(".", 1)
-    if part == "gate_up_proj":
-        gate, up = (load(f"{layer}.{expert}.{half}_proj") for half in ("gate", "up"))
-        if isinstance(gate, tuple):  # codes and scales
-            return type(gate)(*(np.concatenate(both) for both in zip(gate, up, strict=True)))
-        return np.concatenate([gate, up])
-    return load(f"{layer}.{expert}.{part}")
+    first, *others = (load(step) for step in expert_steps(name, expert))
+    if not others:
+        return first
+    if isinstance(first, tuple):  # codes and scales
+        return type(first)(*(np.concatenate(parts) for parts in zip(first, *others, strict=True)))
+    return np.concatenate([first, *others])
 
 
 class Fp32:

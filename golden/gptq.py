@@ -16,7 +16,7 @@ activations of a place are gathered before they are quantized: x[order[k]] meets
 How the codes are found is in golden/gptq_quantize.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +44,12 @@ class Matrix(NamedTuple):
     zeros: np.ndarray | None = None  # (n_out, n_groups) uint8; None at 8 bits
     row_scales: np.ndarray | None = None  # (n_out,) fp32, of the two-level form
     kept: np.ndarray | None = None  # (n_out, n_in) bool, two of each four, of the sparse form
+
+
+def joined(parts: Sequence[Matrix]) -> Matrix:
+    """Matrices of one format, with rows of one length, one behind the other."""
+    columns = list(zip(*parts, strict=True))[1:]
+    return Matrix(parts[0].form, *(None if column[0] is None else np.concatenate(column) for column in columns))
 
 
 # ----------------------------------------------------------------------------
@@ -100,6 +106,14 @@ def expand(m: Matrix, activation_group: int) -> Quantized:
     if m.kept is not None:
         codes = np.where(m.kept, codes, np.int8(0))
     return Quantized(codes, np.repeat(scales, n_in // activation_group // scales.shape[1], axis=1))
+
+
+def expand_parts(parts: Mapping[str, np.ndarray], form: MatrixFormat, activation_group: int) -> Quantized:
+    """`expand` of a matrix's tensors, or of those of all experts' matrices: codes (n_out, n_in) or (E, n_out, n_in)."""
+    *rows, _ = parts["codes"].shape
+    flat = {part: values.reshape(-1, *values.shape[len(rows) :]) for part, values in parts.items()}
+    found = expand(unpack_matrix(flat, form), activation_group)
+    return Quantized(found.codes.reshape(*rows, -1), found.scales.reshape(*rows, -1))
 
 
 def stands_for(m: Matrix) -> np.ndarray:
@@ -177,7 +191,7 @@ class GPTQ(Int8Scheme):
 
     def embedding(self, tokens: np.ndarray) -> np.ndarray:
         rows = {part: value[tokens] for part, value in self.tensors("embed").items()}
-        return dequantize(expand(unpack_matrix(rows, self.layout.of("embed")), self.group_size))
+        return dequantize(expand_parts(rows, self.layout.of("embed"), self.group_size))
 
     def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized:
         if name in self.orders:

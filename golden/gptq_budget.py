@@ -6,6 +6,7 @@ probabilities from the unquantized model's, on samples that gave no H. Losses of
 `choose` then takes the formats whose losses have the smallest sum within the budget, by trying all combinations.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
@@ -133,10 +134,10 @@ def choose(config: Config, losses: Losses, bits: float) -> GptqLayout:
     kinds = list(losses)
     n_bytes = {kind: dict.fromkeys(forms, 0) for kind, forms in losses.items()}
     n_weights = 0
-    for name, (n_out, n_in) in matrix_shapes(config):
-        n_weights += n_out * n_in
+    for name, shape in matrix_shapes(config):
+        n_weights += math.prod(shape)
         for form in n_bytes[kind_of(name)]:
-            n_bytes[kind_of(name)][form] += sum(t.n_bytes for t in matrix_tensors(name, n_out, n_in, form))
+            n_bytes[kind_of(name)][form] += sum(t.n_bytes for t in matrix_tensors(name, shape, form))
     norms = sum(t.n_bytes for t in gptq_tensors(config, layout_of(config, {k: next(iter(losses[k])) for k in kinds})))
     norms -= sum(n_bytes[k][next(iter(losses[k]))] for k in kinds)
     n_weights += norms // 4

@@ -2,7 +2,8 @@
 
 The calibration text goes through the model layer by layer. In a layer, the four places come one after the other: the
 inputs of q, k and v; those of o, with the quantized q, k and v; those of gate and up; those of down. So each matrix is
-quantized for the inputs that it will have. One layer's weights are in memory at a time.
+quantized for the inputs that it will have. One layer's weights are in memory at a time. golden/gptq_experts.py has
+layers with experts.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from golden.forward import (
     rope_table,
 )
 from golden.gptq import Matrix, stands_for
+from golden.gptq_experts import quantize_experts
 
 
 class Partly(Fp32):
@@ -66,11 +68,11 @@ Quantize = Callable[[str, np.ndarray, np.ndarray], Matrix]
 
 def quantize_model(
     checkpoint: Source, config: Config, samples: list[np.ndarray], quantize: Quantize
-) -> Iterator[tuple[str, Matrix]]:
+) -> Iterator[tuple[str, Matrix | np.ndarray]]:
     """Every matrix of the layers, by step name, quantized; at the end `norm` with H of the classifier's inputs.
 
     samples: token ids. quantize(name, weight (n_out, n_in) fp32, H (n_in, n_in) fp64) -> Matrix. config: of the file.
-    The last pair's second member is H, an array.
+    The last pair's second member is H, an array. For layers with experts see `quantize_experts`.
     """
     table = Fp32(checkpoint, interleaved=True)
     states = [table.embedding(sample) for sample in samples]
@@ -85,7 +87,8 @@ def quantize_model(
         def feed_forward(x: np.ndarray, step: Step, layer: str = layer, weights: Partly = weights) -> np.ndarray:
             return feed_forward_block(config, weights, layer, x, step)
 
-        for block, places in ((attend, ("attn.norm", "attn.mix")), (feed_forward, ("ffn.norm", "ffn.swiglu"))):
+        blocks = [(attend, ("attn.norm", "attn.mix")), (feed_forward, ("ffn.norm", "ffn.swiglu"))]
+        for block, places in blocks[:1] if config.has_experts(i) else blocks:
             for place in places:
                 hessian = _hessian_until(layer + place, block, states)
                 for consumer in CONSUMERS[place]:
@@ -94,6 +97,10 @@ def quantize_model(
                     yield layer + consumer, matrix
             for j, x in enumerate(states):
                 states[j] = block(x, ignore)
+        if config.has_experts(i):
+            ends = np.cumsum([len(x) for x in states])[:-1]
+            x = yield from quantize_experts(config, weights, layer, np.concatenate(states), quantize)
+            states = np.split(x, ends)
         del weights  # before the next layer's are read
     last = Fp32(checkpoint)
     total = np.zeros((config.dim, config.dim))

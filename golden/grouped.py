@@ -2,11 +2,12 @@
 
 Tokens stand sorted by expert: rows 0 to a - 1 belong to expert 0, rows a to b - 1 to expert 1, and so on; the group
 list says where. Each row is multiplied by its expert's matrix, the first half of the N results goes through swish and
-is multiplied by the second half, and the N / 2 products are quantized per token. Definition: the operator
+is multiplied by the second half, and the N / 2 products are quantized as x is. Definition: the operator
 GroupedMatmulSwigluQuantV2 of Huawei's CANN library, with the differences that docs/moe.md lists.
 
     x            Quantized: codes (M, K) int8, scales (M, 1) fp32; or MX: codes (M, K), scales (M, K / block)
     weight       Int8Experts, Int4Experts, or MX: codes (E, N, K), scales (E, N, K / block)
+                 or, of a ladder, Quantized: codes (E, N, K) int8, scales (E, N, K / group) fp32; x then has groups, too
     group_list   E whole numbers: the end of each expert's rows ("cumsum"), or how many they are ("count")
     result       of x's kind, (M, N / 2). Rows that belong to no expert are not touched.
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from golden.forward import F32, F64, swiglu
 from golden.mx import BLOCK_UNIT, LARGEST_BLOCK, MX, dequantize_mx, quantize_mx
-from golden.q8 import Quantized, group_sums, quantize, rows_of
+from golden.q8 import Quantized, group_sums, matmul, quantize, rows_of, scaled_sum
 
 MAX_N, MAX_K = 10240, 65536  # the operator's; with K at most 65536 an int32 holds any sum of products of two int8
 GROUP_LIST_TYPES = ("cumsum", "count")
@@ -45,7 +46,7 @@ class Int4Experts(NamedTuple):
     assist: np.ndarray
 
 
-Experts = Int8Experts | Int4Experts | MX
+Experts = Int8Experts | Int4Experts | Quantized | MX
 
 
 # ----------------------------------------------------------------------------
@@ -109,8 +110,15 @@ def check_operands(x: Quantized | MX, weight: Experts) -> tuple[int, int, int, i
             raise ValueError(f"x has blocks of {x.block} and weight of {weight.block}, expected the same")
         return m, e, n, k
     _check("x", x.codes, np.int8, (m, k))
-    _check("x's scales", x.scales, F32, (m, 1))
     _check("weight", weight.codes, np.int8, (e, n, k))
+    if isinstance(weight, Quantized):
+        n_groups = x.scales.shape[-1] if x.scales.ndim else 0
+        if n_groups == 0 or k % n_groups:
+            raise ValueError(f"x's scales are {x.scales.shape}, expected (M, G) with a G that divides K {k}")
+        _check("x's scales", x.scales, F32, (m, n_groups))
+        _check("weight's scales", weight.scales, F32, (e, n, n_groups))
+        return m, e, n, k
+    _check("x's scales", x.scales, F32, (m, 1))
     if isinstance(weight, Int8Experts):
         _check("weight's scales", weight.scales, F32, (e, n))
         return m, e, n, k
@@ -172,6 +180,8 @@ def expert_matmul(x: Quantized | MX, weight: Experts, expert: int, path: str = "
         w = MX(weight.codes[expert], weight.scales[expert], weight.element)
         with np.errstate(over="ignore", invalid="ignore"):
             return (dequantize_mx(x) @ dequantize_mx(w).T + 0.0).astype(F32)
+    if isinstance(weight, Quantized):
+        return matmul(x, rows_of(weight, expert))
     if isinstance(weight, Int8Experts) or path == "direct":
         return scaled_sums(expert_sums(x, weight, expert), x, weight, expert)
     codes, scales = weight.codes[expert], weight.scales[expert].astype(F64)
@@ -181,29 +191,39 @@ def expert_matmul(x: Quantized | MX, weight: Experts, expert: int, path: str = "
         return (product * x.scales.astype(F64)).astype(F32)
 
 
-def expert_sums(x: Quantized, weight: Int8Experts | Int4Experts, expert: int) -> np.ndarray:
+def expert_sums(x: Quantized, weight: Int8Experts | Int4Experts | Quantized, expert: int) -> np.ndarray:
     """The accumulators of `expert_matmul`, (M, N, G) int32: `group_sums`, before any scale. A8W8 has one group."""
     return group_sums(x.codes, weight.codes[expert], 1 if isinstance(weight, Int8Experts) else weight.scales.shape[2])
 
 
-def scaled_sums(sums: np.ndarray, x: Quantized, weight: Int8Experts | Int4Experts, expert: int) -> np.ndarray:
-    """Sum over groups of sums * weight scale, times x scale, (M, N) fp32. sums: (M, N, G)."""
+def scaled_sums(
+    sums: np.ndarray, x: Quantized, weight: Int8Experts | Int4Experts | Quantized, expert: int
+) -> np.ndarray:
+    """Sum over groups of sums * weight scale, times x scale, or G of a ladder's, (M, N) fp32. sums: (M, N, G)."""
+    if isinstance(weight, Quantized):
+        return scaled_sum(sums, x, rows_of(weight, expert))
     scales = weight.scales[expert].astype(F64).reshape(sums.shape[1:])
     product = np.einsum("mng,ng->mn", sums.astype(F64), scales)
     with np.errstate(over="ignore"):
         return (product * x.scales.astype(F64)).astype(F32)
 
 
-def quantize_like(values: np.ndarray, x: Quantized | MX) -> Quantized | MX:
-    """Values (M, n) fp32, quantized as x is: int8 with a scale per token, or MX with x's elements and blocks."""
-    return quantize_mx(values, x.block, x.element) if isinstance(x, MX) else quantize(values, values.shape[-1])
+def output_group(x: Quantized | MX, weight: Experts) -> int:
+    """The values of a result that share a scale: x's, or all N / 2 of a token."""
+    if isinstance(weight, Int8Experts | Int4Experts):
+        return weight.codes.shape[1] // 2
+    return x.block if isinstance(x, MX) else x.group_size
 
 
-def empty_like(x: Quantized | MX, n: int) -> Quantized | MX:
+def quantize_like(values: np.ndarray, x: Quantized | MX, group: int) -> Quantized | MX:
+    """Values (M, n) fp32, quantized as x is: int8, or MX with x's elements, with a scale per group."""
+    return quantize_mx(values, group, x.element) if isinstance(x, MX) else quantize(values, group)
+
+
+def empty_like(x: Quantized | MX, n: int, group: int) -> Quantized | MX:
     """Zeros of x's kind, (M, n)."""
-    n_scales = n // x.block if isinstance(x, MX) else 1
     return x._replace(
-        codes=np.zeros((len(x.codes), n), x.codes.dtype), scales=np.zeros((len(x.codes), n_scales), x.scales.dtype)
+        codes=np.zeros((len(x.codes), n), x.codes.dtype), scales=np.zeros((len(x.codes), n // group), x.scales.dtype)
     )
 
 
@@ -222,10 +242,12 @@ def grouped_matmul_swiglu_quant(
     m, n_experts, n, _ = check_operands(x, weight)
     if path not in PATHS:
         raise ValueError(f"path is {path!r}, expected {' or '.join(PATHS)}")
-    if isinstance(x, MX) and n // 2 % x.block:
-        raise ValueError(f"N / 2 is {n // 2}, no multiple of the block {x.block}")
+    group = output_group(x, weight)
+    if n // 2 % group:
+        what = "block" if isinstance(x, MX) else "group"
+        raise ValueError(f"N / 2 is {n // 2}, no multiple of the {what} {group}")
     starts = group_starts(group_list, group_list_type, n_experts, m)
-    wanted = empty_like(x, n // 2)
+    wanted = empty_like(x, n // 2, group)
     if out is None:
         out = wanted
     if not isinstance(out, type(x)):
@@ -237,6 +259,6 @@ def grouped_matmul_swiglu_quant(
             product = expert_matmul(rows_of(x, slice(start, end)), weight, expert, path)
             with np.errstate(over="ignore", invalid="ignore"):
                 hidden = swiglu(product[:, : n // 2], product[:, n // 2 :])
-            result = quantize_like(hidden, x)
+            result = quantize_like(hidden, x, group)
             out.codes[start:end], out.scales[start:end] = result.codes, result.scales
     return out

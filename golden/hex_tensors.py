@@ -4,9 +4,9 @@ A model file's tensors are those of the file, under the names of `--info`. Where
 unpacking gives them one by one, output by output, the same way for every scheme:
 
     NAME.codes    (..., n_out, n_in): int4 (A8W4), uint4 or uint2 (GPTQ, AWQ); of a 2:4 sparse matrix those of the
-                  weights that are kept, (n_out, n_in / 2), in their order
-    NAME.mask     (n_out, n_in), of a sparse matrix: uint1, whether the weight is kept
-    NAME.zeros    (n_out, n_groups): uint4
+                  weights that are kept, (..., n_out, n_in / 2), in their order
+    NAME.mask     (..., n_out, n_in), of a sparse matrix: uint1, whether the weight is kept
+    NAME.zeros    (..., n_out, n_groups): uint4
     NAME.scales   AWQ's, (n_out, n_groups), which lie the other way round in the file
 
 All else is as the file has it (formats/tensors.py, formats/gptq.py, formats/moe.py).
@@ -22,7 +22,7 @@ import numpy as np
 from formats.gptq import GptqLayout, check_masks
 from formats.low_bits import unpack_codes, unpack_mask, unpack_nibbles
 from formats.model_file import FileHeader, map_tensors, read_format, read_header
-from formats.moe import MoeLayout
+from formats.moe import LADDER, MoeLayout
 from formats.schemes import AWQ_FILE
 from golden import awq
 from golden.op_cases import read_cases
@@ -69,15 +69,20 @@ def unpacked(head: FileHeader, tensors: dict[str, np.ndarray], name: str) -> Val
     packed, layout = tensors[name], head.layout
     if head.file_format is AWQ_FILE and part in AWQ_PARTS:
         return whole(packed.T) if part == "scales" else Values(awq.unpack(packed).T, 4)
-    if isinstance(layout, GptqLayout) and part == "zeros":
-        return Values(unpack_nibbles(packed, tensors[f"{matrix}.scales"].shape[1]), 4)
-    if isinstance(layout, GptqLayout) and part == "mask":
-        return Values(unpack_mask(packed).astype(np.uint8), 1)
-    if isinstance(layout, GptqLayout) and part == "codes" and layout.of(matrix).bits < 8:
-        return Values(unpack_codes(packed, layout.of(matrix).bits), layout.of(matrix).bits)
-    if isinstance(layout, MoeLayout) and layout.format == "a8w4" and part == "codes" and packed.dtype == np.uint8:
-        codes = unpack_codes(packed.reshape(-1, packed.shape[-1]), 4).astype(np.int8) - np.int8(8)
-        return Values(codes.reshape(*packed.shape[:-1], -1), 4)
+    rows = packed.reshape(-1, packed.shape[-1])  # of all experts
+
+    def by_row(values: np.ndarray, bits: int) -> Values:
+        return Values(values.reshape(*packed.shape[:-1], -1), bits)
+
+    if isinstance(layout, GptqLayout) or (isinstance(layout, MoeLayout) and layout.format == LADDER):
+        if part == "zeros":
+            return by_row(unpack_nibbles(rows, tensors[f"{matrix}.scales"].shape[-1]), 4)
+        if part == "mask":
+            return by_row(unpack_mask(rows).astype(np.uint8), 1)
+        if part == "codes" and layout.of(matrix).bits < 8:
+            return by_row(unpack_codes(rows, layout.of(matrix).bits), layout.of(matrix).bits)
+    elif isinstance(layout, MoeLayout) and layout.format == "a8w4" and part == "codes" and packed.dtype == np.uint8:
+        return by_row(unpack_codes(rows, 4).astype(np.int8) - np.int8(8), 4)
     return None
 
 

@@ -12,7 +12,7 @@ from golden.op_vectors_fp32 import add_attention, add_fp32_operations, add_resca
 from golden.op_vectors_gptq import add_gptq
 from golden.op_vectors_int8 import add_attention_int8, add_matmul, add_models, add_quantize, add_static
 from golden.op_vectors_kinds import add_kinds
-from golden.op_vectors_moe import add_moe
+from golden.op_vectors_moe import add_ladder, add_moe
 
 
 def op_vectors() -> OpVectors:
@@ -30,4 +30,5 @@ def op_vectors() -> OpVectors:
     add_attention_int8(vectors, np.random.default_rng(11))
     add_kinds(vectors, np.random.default_rng(12))
     add_rescaled_rope(vectors, np.random.default_rng(13))
+    add_ladder(vectors, np.random.default_rng(14))
     return vectors

@@ -46,15 +46,19 @@ def random_matrix(rng: np.random.Generator, form: MatrixFormat, n_out: int, n_in
     return Matrix(form, codes, scales, rng.integers(0, 2**form.bits, shape).astype(np.uint8), kept=kept)
 
 
+def format_name(form: MatrixFormat) -> str:
+    """In the names of cases: w8g0, w2xg64 (two-level), w4sg64 (sparse)."""
+    return f"w{form.bits}{'x' * form.two_level}{'s' * form.sparse}g{form.group}"
+
+
 def add_expand(vectors: OpVectors, rng: np.random.Generator, form: MatrixFormat, n_out: int, n_in: int) -> None:
     """A random matrix and what it expands to."""
     m = random_matrix(rng, form, n_out, n_in)
     group_size = 32 if form.group == 32 else 64
     expanded = expand(m, group_size)
     outputs = {"w.codes": (expanded.codes, EXACT), "w.scales": (expanded.scales, EXACT)}
-    kind = ("w2x" if form.two_level else f"w{form.bits}") + ("s" if form.sparse else "")
     vectors.add(
-        f"gptq_expand.{kind}g{form.group}.{n_in}", "gptq_expand", pack_matrix(m), outputs, bits=form.bits,
+        f"gptq_expand.{format_name(form)}.{n_in}", "gptq_expand", pack_matrix(m), outputs, bits=form.bits,
         group=form.group, sparse=form.sparse, two_level=form.two_level, group_size=group_size,
     )  # fmt: skip
 

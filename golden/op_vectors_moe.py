@@ -7,7 +7,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from formats.gptq import MatrixFormat
 from golden.forward import F32, F64, swiglu
+from golden.gptq import expand_parts, pack_matrix
 from golden.grouped import (
     Experts,
     Int4Experts,
@@ -15,14 +17,16 @@ from golden.grouped import (
     assist_matrix,
     empty_like,
     expert_matmul,
+    expert_sums,
     group_starts,
     grouped_matmul_swiglu_quant,
-    int4_sums,
     msd_split,
+    output_group,
     quantize_like,
 )
 from golden.mx import E4M3, E5M2, MX, SCALE_BIAS, SCALE_NAN, Element, element_values, encode_elements, quantize_mx
 from golden.op_cases import EXACT, OpVectors
+from golden.op_vectors_gptq import format_name, random_matrix
 from golden.q8 import Quantized, rows_of
 from golden.routing import combine, route
 from golden.trace import OP_TOLERANCE
@@ -135,14 +139,14 @@ def add_combine(vectors: OpVectors, rng: np.random.Generator) -> None:
 # The operator
 
 
-def is_clear(product: np.ndarray, x: Quantized | MX) -> bool:
+def is_clear(product: np.ndarray, x: Quantized | MX, group: int) -> bool:
     """Whether results stay the same codes under noise as large as another order of additions makes, and larger."""
     rng, half = np.random.default_rng(0), product.shape[1] // 2
     sizes = np.where(np.isfinite(product), np.abs(product), 0)  # NaN and infinities are so in any order
     size = NOISE * sizes.max(axis=1, keepdims=True, initial=0) * (product != 0)
 
     def codes(values: np.ndarray) -> np.ndarray:
-        return quantize_like(swiglu(values[:, :half], values[:, half:]), x).codes
+        return quantize_like(swiglu(values[:, :half], values[:, half:]), x, group).codes
 
     with np.errstate(invalid="ignore"):
         noisy = ((product + size * rng.standard_normal(product.shape)).astype(F32) for _ in range(NOISY_RUNS))
@@ -157,10 +161,12 @@ def add_case(
     group_list: np.ndarray = ENDS,
     kind: str = "cumsum",
     exact: bool = False,
+    stored: dict[str, np.ndarray] | None = None,
     **parameters: object,
 ) -> bool:
     """One call of the operator, with its fp32 results before they are quantized, unless some of them are no numbers.
 
+    stored: a ladder's weights as a file has them, by their parts' names.
     exact: fp32 arithmetic gives the same in any order, so results may lie in the middle of two codes. Otherwise, if
     one comes near it, nothing is added and the answer is False.
     """
@@ -168,17 +174,19 @@ def add_case(
     product, sums = np.zeros((starts[-1], n), F32), []
     for i, (start, end) in enumerate(pairwise(starts)):
         product[start:end] = expert_matmul(rows_of(x, slice(start, end)), weight, i)
-        if isinstance(weight, Int4Experts):
-            sums.append(int4_sums(x.codes[start:end], weight.codes[i], weight.scales.shape[2]))
-    if not exact and not is_clear(product, x):
+        if isinstance(weight, Int4Experts | Quantized):
+            sums.append(expert_sums(rows_of(x, slice(start, end)), weight, i))
+    group = output_group(x, weight)
+    if not exact and not is_clear(product, x, group):
         return False
 
-    before = empty_like(x, n // 2)
+    before = empty_like(x, n // 2, group)
     for array in before[:2]:
         array.view(np.uint8)[...] = UNTOUCHED
     out = before._replace(codes=before.codes.copy(), scales=before.scales.copy())
     grouped_matmul_swiglu_quant(x, weight, group_list, kind, out)
-    inputs = {"x.codes": x.codes, "x.scales": x.scales, "weight.codes": weight.codes, "weight.scales": weight.scales}
+    stored = stored or {"codes": weight.codes, "scales": weight.scales}
+    inputs = {"x.codes": x.codes, "x.scales": x.scales} | {f"weight.{part}": v for part, v in stored.items()}
     inputs |= {"group_list": group_list, "before.codes": before.codes, "before.scales": before.scales}
     outputs = {
         "out.codes": (out.codes, EXACT),
@@ -187,9 +195,12 @@ def add_case(
     if np.isfinite(product).all():
         hidden = swiglu(product[:, : n // 2], product[:, n // 2 :])
         outputs |= {"product": (product, OP_TOLERANCE), "hidden": (hidden, OP_TOLERANCE)}
+    if sums:
+        outputs["sums"] = np.concatenate(sums), EXACT
     if isinstance(weight, Int4Experts):
-        outputs |= {"sums": (np.concatenate(sums), EXACT), "assist": (weight.assist, OP_TOLERANCE)}
-    op = {Int8Experts: "grouped_a8w8", Int4Experts: "grouped_a8w4", MX: "grouped_mxfp8"}[type(weight)]
+        outputs["assist"] = weight.assist, OP_TOLERANCE
+    ops = {Int8Experts: "grouped_a8w8", Int4Experts: "grouped_a8w4", MX: "grouped_mxfp8", Quantized: "ladder_experts"}
+    op = ops[type(weight)]
     vectors.add(f"{op}.{case}", op, inputs, outputs, group_list_type=kind, **parameters)
     return True
 
@@ -257,6 +268,38 @@ def add_int4(vectors: OpVectors, rng: np.random.Generator) -> None:
     until_clear(lambda: add_case(vectors, "channel", int8_rows(rng, k=K), experts(1)))
     until_clear(lambda: add_case(vectors, "groups", int8_rows(rng, k=K), experts(2)))
     until_clear(edges)
+
+
+LADDER = (
+    (MatrixFormat(8), 64), (MatrixFormat(4, 32), 64), (MatrixFormat(4, 64), 192),
+    (MatrixFormat(2, 64, two_level=True), 192), (MatrixFormat(4, 64, sparse=True), 128),
+)  # fmt: skip
+
+
+def add_ladder(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """Experts as a ladder's file has them, K columns of each format; all tokens have groups of activations."""
+
+    def add(form: MatrixFormat, k: int) -> bool:
+        group, n = 32 if form.group == 32 else 64, 2 * N
+        m = random_matrix(rng, form, E * n, k)
+        scales = rng.uniform(0.5, 2, m.scales.shape) / 2**form.bits / 8
+        if form.two_level:
+            m = m._replace(row_scales=(scales[:, 0] / 32).astype(F32))
+        else:
+            m = m._replace(scales=scales.astype(m.scales.dtype))
+        stored = {part: v.reshape(E, n, *v.shape[1:]) for part, v in pack_matrix(m).items()}
+        x = Quantized(
+            rng.integers(-127, 128, (M, k)).astype(np.int8),
+            (rng.uniform(0.5, 2, (M, k // group)) / 64).astype(F32),
+        )
+        weight, kind = expand_parts(stored, form, group), format_name(form)
+        return add_case(
+            vectors, f"{kind}.{k}", x, weight, stored=stored, bits=form.bits, group=form.group, sparse=form.sparse,
+            two_level=form.two_level, group_size=group,
+        )  # fmt: skip
+
+    for form, k in LADDER:
+        until_clear(partial(add, form, k))
 
 
 def mx_operands(rng: np.random.Generator, element: Element, block: int, k: int, n: int) -> tuple[MX, MX]:

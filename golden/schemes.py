@@ -24,7 +24,7 @@ class FileScheme(Scheme, Protocol):
 
 DENSE_MODELS, MOE_MODELS = ("tiny-llama", "tiny-qwen3"), ("tiny-qwen3-moe",)  # below models/
 GPTQ_VARIANTS = ("gptq-w8", "gptq-w4", "gptq-ladder", "gptq-sparse")
-MOE_VARIANTS = ("moe-a8w8", "moe-a8w4", "moe-a8w4-pure", "moe-mxfp8")
+MOE_VARIANTS = ("moe-a8w8", "moe-a8w4", "moe-a8w4-pure", "moe-mxfp8", "moe-ladder")
 # Small random models, for what no trained one has: activations in an order, and routers' weights that are not
 # normalized. They write no text, so that they have traces alone. Name: scheme and variant.
 RANDOM_MODELS = {"random-llama": ("gptq", "gptq-order"), "random-qwen3-moe": ("moe", "moe-a8w8")}

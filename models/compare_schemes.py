@@ -17,7 +17,8 @@ models/evaluate.py's, by the reference forward pass of golden/:
     AWQ; AWQ, groups of 64      the same after the search of scales and clipping (golden/awq_search.py)
 
 A mixture of experts gets no outliers (--plain). It is measured in fp32 and in what `python -m export moe` makes of it:
-A8W8, A8W4 in groups of 64, MXFP8 in blocks of 32, these two also in all matrices (golden/moe.py).
+A8W8, A8W4 in groups of 64, MXFP8 in blocks of 32, these two also in all matrices (golden/moe.py), and ladders with
+experts of 8, 4 and 2 bits.
 
 Models with outliers and the W8A8 and AWQ files, made by `python -m export`, go to a temporary directory.
 
@@ -68,6 +69,17 @@ MOE_VARIANTS = {
     "A8W4, pure": ["moe", "--pure", "--format", "a8w4"],
     "MXFP8, blocks of 32": ["moe", *CALIBRATION, "--format", "mxfp8"],
     "MXFP8, pure": ["moe", "--pure", "--format", "mxfp8"],
+}
+LADDERS = {  # of experts, by their bits
+    "8 bits everywhere": ["--bits", "8"],
+    "4 bits, groups of 64": ["--bits", "experts=4", "--group", "64"],
+    "4 bits, 2:4": ["--bits", "experts=4", "--group", "64", "--sparse", "2:4"],
+    "2 bits": [],
+}
+MOE_VARIANTS |= {
+    f"Ladder, {name}{how}": ["moe", "--format", "ladder", *options, *calibration]
+    for name, options in LADDERS.items()
+    for how, calibration in (("", CALIBRATION), (", plain rounding", ["--rtn"]))
 }
 
 

@@ -45,18 +45,19 @@ void for_each_lowbit_path(int group_size, Check check) {
         if (group_size % (4 * Isa::lanes) != 0) return;
         const std::string name = Isa::name;
         auto by = [](ProductKernel path) {
-            return [=](const QuantRows& x, const Products& list) {
-                multiply_by<Isa>(x, list, [=](const QuantProduct& p, int) {
+            return [=](const QuantRows& x, const Products& list, bool row_each = false) {
+                const auto choose = [=](const QuantProduct& p, int) {
                     // Int8 has words of its own alone.
                     return path == ProductKernel::words && p.w.bits == 8 ? ProductKernel::int8 : path;
-                });
+                };
+                multiply_by<Isa>(x, list, choose, row_each);
             };
         };
         auto packed_by = [=](ProductKernel path) {
-            return [=](const QuantRows& x, Products list) {
+            return [=](const QuantRows& x, Products list, bool row_each = false) {
                 PackedMatrices memory;
                 for (QuantProduct& p : list) p.packed = memory.add<Isa>(p.w);
-                by(path)(x, list);
+                by(path)(x, list, row_each);
             };
         };
         check(name + " rows", by(ProductKernel::rows));
@@ -65,12 +66,13 @@ void for_each_lowbit_path(int group_size, Check check) {
         check(name + " packed, int8", packed_by(ProductKernel::int8));
     });
     if (int8_kernel_name(group_size) != std::string("portable")) {
-        check("quant_matmul",
-              [](const QuantRows& x, const Products& list) { REQUIRE(quant_matmul(x, list)); });
-        check("quant_matmul, packed", [](const QuantRows& x, Products list) {
+        check("quant_matmul", [](const QuantRows& x, const Products& list, bool row_each = false) {
+            REQUIRE(quant_matmul(x, list, row_each));
+        });
+        check("quant_matmul, packed", [](const QuantRows& x, Products list, bool row_each = false) {
             PackedMatrices memory;
             for (QuantProduct& p : list) p.packed = memory.add(p.w);
-            REQUIRE(quant_matmul(x, list));
+            REQUIRE(quant_matmul(x, list, row_each));
         });
     }
 }
@@ -225,6 +227,8 @@ TEST_CASE("matmul: right, and the same bits by rows and by panels, for any numbe
                 CAPTURE(group_size);
                 const LowbitCase w =
                     make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, false);
+                const LowbitCase other =
+                    make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, false);
                 const Matrix x = filled_matrix(rng, uniform, true, n_tokens, n_cols, group_size);
                 const std::vector<float> exact = exact_outputs(x.rows(), w);
                 std::vector<float> reference;
@@ -236,6 +240,16 @@ TEST_CASE("matmul: right, and the same bits by rows and by panels, for any numbe
                         CHECK(relative_error(exact, all) < 1e-6);
                         if (reference.empty()) reference = all;
                         CHECK(all == reference);
+                        // Rows with a matrix each: the same as alone.
+                        std::vector<float> each(2 * size_t(n_rows));
+                        multiply(x.rows(0, 2),
+                                 {{each.data(), other.view(), nullptr},
+                                  {&each[size_t(n_rows)], w.view(), nullptr}},
+                                 true);
+                        CHECK(std::equal(each.begin() + n_rows, each.end(), reference.begin() + n_rows));
+                        const std::vector<float> of_other =
+                            lowbit_outputs(x.rows(0, 1), other.view(), multiply);
+                        CHECK(std::equal(of_other.begin(), of_other.end(), each.begin()));
                         for (const int n : {1, 4}) {
                             const std::vector<float> some = lowbit_outputs(x.rows(2, n), w.view(), multiply);
                             CHECK(std::equal(some.begin(), some.end(), all.begin() + 2 * n_rows));

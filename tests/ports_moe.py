@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from tests.ports import quantize, swiglu
+from tests.ports import gptq_expand, quantize, swiglu
 
 F32, F64 = np.float32, np.float64
 FORMATS = {"e4m3": (4, 3, 7, 448.0, 8), "e5m2": (5, 2, 15, 57344.0, 15)}  # exponent, mantissa, bias, largest, emax
@@ -231,3 +231,28 @@ def grouped_mxfp8(tensors, group_list_type, element, block, quantized=mx_quantiz
 
     with np.errstate(invalid="ignore", over="ignore"):
         return grouped(tensors, group_list_type, product_of, codes_and_scales, **change)
+
+
+def part_of_expert(values, expert, part):
+    return values[expert]
+
+
+def ladder_experts(tensors, group_list_type, bits, group, sparse, two_level, group_size, of_expert=part_of_expert,
+                   quantized=quantize, **change):  # fmt: skip
+    """Experts stored as GPTQ files store matrices; of_expert(values, expert, part) is what one of them has."""
+    stored = {name[7:]: values for name, values in tensors.items() if name.startswith("weight.")}
+    x, scales, all_sums = tensors["x.codes"].astype(np.int64), tensors["x.scales"], []
+
+    def product_of(rows, expert):
+        parts = {part: of_expert(values, expert, part) for part, values in stored.items()}
+        w = gptq_expand(**parts, bits=bits, group=group, sparse=sparse, two_level=two_level, group_size=group_size)
+        codes = w["w.codes"].astype(np.int64)
+        spans = [slice(at, at + group_size) for at in range(0, x.shape[1], group_size)]
+        all_sums.append(np.stack([x[rows, span] @ codes[:, span].T for span in spans], axis=-1).astype(np.int32))
+        return (all_sums[-1].astype(F32) * (w["w.scales"] * scales[rows][:, None])).sum(axis=-1)
+
+    def by_group(values):
+        return quantized(values, group_size=group_size)
+
+    outputs = grouped(tensors, group_list_type, product_of, by_group, **change)
+    return outputs | {"sums": np.concatenate(all_sums)}

@@ -19,14 +19,14 @@ const char* const models[] = {"tiny-llama.gptq-w8",     "tiny-llama.gptq-w4",   
 namespace {
 
 // Row i of w as Q8 has it.
-Int8Rows expanded_row(const GptqMatrix& w, int i) {
+Int8Rows expanded_row(const LowbitMatrix& w, int i) {
     Int8Rows row(1, w.n_cols, w.group_size);
     expand(row.row_codes(0), row.row_scales(0), w, i);
     return row;
 }
 
 // Row t of x times row i of w by the plain loops, all of them: (n_tokens, n_rows).
-[[maybe_unused]] std::vector<float> plain_products(const Int8Rows& x, const GptqMatrix& w) {
+[[maybe_unused]] std::vector<float> plain_products(const Int8Rows& x, const LowbitMatrix& w) {
     std::vector<float> out;
     for (int t = 0; t < x.n_rows; t++) {
         const std::vector<int16_t> codes(x.row_codes(t), x.row_codes(t) + x.n_cols);
@@ -41,9 +41,9 @@ Int8Rows expanded_row(const GptqMatrix& w, int i) {
 }
 
 #ifdef ENGINE
-GptqMatrix matrix_of(const LowbitCase& m) {
+LowbitMatrix matrix_of(const LowbitCase& m) {
     const QuantMatrix q = m.view();
-    GptqMatrix w;
+    LowbitMatrix w;
     w.codes = q.codes, w.mask = q.mask, w.zeros = q.zeros, w.levels = q.levels;
     if (q.scale_type == QUANT_GEMM_ROW_FP32) {
         w.row_scales = m.row_scales.data();
@@ -73,7 +73,7 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
             return found == golden_ops().end() ? nullptr : found->second.bytes.data();
         };
         // "gptq_expand.w4sg64.576.": bits, "x" two levels or "s" sparse, the group, the columns
-        GptqMatrix w;
+        LowbitMatrix w;
         w.bits = p[std::string("gptq_expand.w").size()] - '0';
         w.n_rows = tensor.shape[0], w.n_cols = tensor.shape[1];
         w.n_codes = bytes("mask") != nullptr ? w.n_cols / 2 : w.n_cols;
@@ -118,7 +118,7 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
 TEST_CASE("embed: the golden's rows of a table of more than 2^16, 8 bits with a scale for a row") {
     const GoldenTable table(64);
     const std::vector<int32_t> tokens = golden_ops().at("embedding.64.tokens").i32();
-    GptqMatrix w;
+    LowbitMatrix w;
     w.bits = 8, w.n_rows = table.n_rows, w.n_cols = w.n_codes = w.group = w.group_size = table.n_cols;
     w.codes = reinterpret_cast<const uint8_t*>(table.codes.data()), w.row_scales = table.scales.data();
     Rows out(tokens.size(), table.n_cols);
@@ -155,14 +155,14 @@ TEST_CASE("matmul: any path gives what expanding and multiplying as Q8 gives") {
             Int8Rows x;
             quantize(x, values, group_size);
             const LowbitCase m = make_lowbit(rng, f, group_size, n_rows, n_cols, LowbitFill::uniform, false);
-            const GptqMatrix w = matrix_of(m);
+            const LowbitMatrix w = matrix_of(m);
             const std::vector<float> plain = plain_products(x, w);
             matmul(x, {{out, w}, {again, w}});
             CHECK(out.n_rows == n_tokens);
             CHECK(relative_error(plain, out.values) < 1e-6);
             CHECK(again.values == out.values);
             PackedMatrices packed;
-            GptqMatrix with_copy = w;
+            LowbitMatrix with_copy = w;
             with_copy.packed = packed.add(view_of(w));
             matmul(x, {{again, with_copy}});
             CHECK(again.values == out.values);

@@ -4,9 +4,9 @@
 #include "../runq_moe.cpp"
 
 namespace {
-const char* const models[] = {"tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4",
+const char* const models[] = {"tiny-qwen3-moe.moe-a8w8",      "tiny-qwen3-moe.moe-a8w4",
                               "tiny-qwen3-moe.moe-a8w4-pure", "tiny-qwen3-moe.moe-mxfp8",
-                              "random-qwen3-moe.moe-a8w8"};
+                              "tiny-qwen3-moe.moe-ladder",    "random-qwen3-moe.moe-a8w8"};
 }
 
 #include <array>
@@ -28,28 +28,46 @@ MoeConfig moe_config(WeightKind kind, int group, int n_experts, int n_active, in
     return c;
 }
 
+// All matrices of one format of the ladder.
+MoeConfig ladder_config(const MatrixFormat& f) {
+    MoeConfig c = moe_config(WeightKind::ladder, f.group == 32 ? 32 : 64, 5, 2, f.group == 128 ? 128 : 64);
+    c.ladder.fill(f);
+    return c;
+}
+
 // A matrix of each expert, with their memory.
 struct ExpertCase {
     WeightFormat format;
-    std::vector<uint8_t> codes, mx_scales;
+    MatrixFormat ladder;
+    std::vector<uint8_t> codes, mx_scales, mask, zeros, levels;
     std::vector<float> row_scales;
     std::vector<Half> group_scales;
     int n_experts = 0, n_rows = 0, n_cols = 0, group = 0;
 
     std::vector<MoeMatrix> all() const {
-        MoeMatrix w;
-        w.format = format, w.n_rows = n_rows, w.n_cols = n_cols, w.group = group;
-        w.codes = reinterpret_cast<const int8_t*>(codes.data());
-        if (!mx_scales.empty()) w.mx_scales = mx_scales.data();
-        if (!row_scales.empty()) w.row_scales = row_scales.data();
-        if (!group_scales.empty()) w.group_scales = group_scales.data();
+        const bool is_ladder = format.kind == WeightKind::ladder, is_int4 = format.kind == WeightKind::a8w4;
         std::vector<MoeMatrix> experts;
-        for (int e = 0; e < n_experts; e++, w.first_row += n_rows) experts.push_back(w);
+        for (int e = 0; e < n_experts; e++) {
+            const size_t row = size_t(e) * n_rows, n_groups = size_t(n_cols / group);
+            const auto at = [&](const auto& v, size_t of_row) {
+                return v.empty() ? nullptr : v.data() + row * of_row;
+            };
+            MoeMatrix w;
+            w.format = format, w.n_rows = n_rows, w.n_cols = n_cols, w.group = group;
+            w.bits = is_ladder ? ladder.bits : is_int4 ? 4 : 8, w.zero_point = is_int4 ? 8 : 0;
+            w.n_codes = ladder.sparse() ? n_cols / 2 : n_cols,
+            w.group_size = is_ladder ? format.group : group;
+            w.codes = at(codes, size_t(w.row_bytes())), w.mask = at(mask, size_t(n_cols) / 8);
+            w.row_scales = at(row_scales, 1), w.scales = at(group_scales, n_groups);
+            w.zeros = at(zeros, (n_groups + 1) / 2), w.levels = at(levels, n_groups);
+            w.mx_scales = at(mx_scales, n_groups);
+            experts.push_back(w);
+        }
         return experts;
     }
 };
 
-// int4 codes -8..7 of a row, two in a byte: the inverse of unpack_int4.
+// int4 codes -8..7 of a row, two in a byte: the inverse of unpack_codes.
 void pack_int4(std::vector<uint8_t>& out, std::span<const int8_t> row) {
     size_t at = 0;
     for (const size_t size : {64, 32, 16})
@@ -79,7 +97,27 @@ ExpertCase random_experts(std::mt19937& rng, const MoeConfig& moe, int n_rows, i
     ExpertCase w;
     w.format = moe.expert_format, w.n_experts = moe.n_experts, w.n_rows = n_rows, w.n_cols = n_cols,
     w.group = moe.expert_format.group > 0 ? moe.expert_format.group : n_cols;
-    const size_t n = size_t(moe.n_experts) * n_rows * n_cols, n_groups = n / w.group;
+    const size_t n = size_t(moe.n_experts) * n_rows * n_cols;
+    if (w.format.kind == WeightKind::ladder) {
+        const MatrixFormat& f = w.ladder = moe.ladder[3];
+        w.group = f.group > 0 ? f.group : n_cols;
+        for (size_t i = 0; i < n / (f.sparse() ? 2 : 1) * f.bits / 8; i++)
+            w.codes.push_back(f.bits < 8 ? uint8_t(rng()) : uint8_t(int(rng() % 255) - 127));
+        const uint8_t pairs[] = {0b0011, 0b0101, 0b0110, 0b1001, 0b1010, 0b1100};
+        for (size_t i = 0; i < n / 8 && f.sparse(); i++)
+            w.mask.push_back(uint8_t(pairs[rng() % 6] | pairs[rng() % 6] << 4));
+        const size_t rows = size_t(moe.n_experts) * n_rows, n_groups = size_t(n_cols / w.group);
+        const bool has_row_scales = f.two_level() || (f.bits == 8 && f.group == 0);
+        for (size_t i = 0; i < rows * n_groups; i++) {
+            if (f.two_level()) w.levels.push_back(uint8_t(rng()));
+            if (!has_row_scales) w.group_scales.push_back({uint16_t(0x3800 + rng() % 0x800)});
+        }
+        for (size_t i = 0; i < rows && has_row_scales; i++) w.row_scales.push_back(float(1 + rng() % 7) / 4);
+        for (size_t i = 0; i < rows * ((n_groups + 1) / 2) && f.bits < 8 && !f.two_level(); i++)
+            w.zeros.push_back(uint8_t(rng() & (f.bits == 4 ? 0xff : 0x33)));
+        return w;
+    }
+    const size_t n_groups = n / w.group;
     for (size_t i = 0; i < n; i++) {
         if (moe.expert_format.kind == WeightKind::a8w8) w.codes.push_back(uint8_t(int(rng() % 255) - 127));
         if (moe.expert_format.kind == WeightKind::mxfp8)
@@ -117,11 +155,22 @@ Routing routing_of(const std::vector<int>& ends) {
     return r;
 }
 
-const MoeConfig all_formats[] = {
-    moe_config(WeightKind::a8w8, 0, 5, 2, 64),    moe_config(WeightKind::a8w4, 0, 5, 2, 64),
-    moe_config(WeightKind::a8w4, 32, 5, 2, 64),   moe_config(WeightKind::a8w4, 64, 5, 2, 64),
-    moe_config(WeightKind::a8w4, 128, 5, 2, 128), moe_config(WeightKind::mxfp8, 32, 5, 2, 64),
+const MoeConfig all_kinds[] = {
+    moe_config(WeightKind::a8w8, 0, 5, 2, 64),
+    moe_config(WeightKind::a8w4, 0, 5, 2, 64),
+    moe_config(WeightKind::a8w4, 32, 5, 2, 64),
+    moe_config(WeightKind::a8w4, 64, 5, 2, 64),
+    moe_config(WeightKind::a8w4, 128, 5, 2, 128),
+    moe_config(WeightKind::mxfp8, 32, 5, 2, 64),
     moe_config(WeightKind::mxfp8, 64, 5, 2, 64),
+    ladder_config({8, 0, 0}),
+    ladder_config({8, 0, 64}),
+    ladder_config({4, 0, 128}),
+    ladder_config({4, 0, 32}),
+    ladder_config({2, 0, 64}),
+    ladder_config({2, MatrixFormat::two_level_flag, 64}),
+    ladder_config({4, MatrixFormat::sparse_flag, 64}),
+    ladder_config({4, MatrixFormat::sparse_flag, 128}),
 };
 
 }  // namespace
@@ -162,8 +211,8 @@ TEST_CASE("embed: the golden's rows of a table of more than 2^16") {
     const GoldenTable table(64);
     const std::vector<int32_t> tokens = golden_ops().at("embedding.64.tokens").i32();
     MoeMatrix w;
-    w.n_rows = table.n_rows, w.n_cols = w.group = table.n_cols;
-    w.codes = table.codes.data(), w.row_scales = table.scales.data();
+    w.bits = 8, w.n_rows = table.n_rows, w.n_cols = w.n_codes = w.group = w.group_size = table.n_cols;
+    w.codes = reinterpret_cast<const uint8_t*>(table.codes.data()), w.row_scales = table.scales.data();
     Rows out(tokens.size(), table.n_cols);
     embed(out, w, tokens);
     CHECK(out.values == golden_ops().at("embedding.64.out").f32());
@@ -176,7 +225,7 @@ TEST_CASE("quantize: the plain loop gives the golden's codes and scales, and a r
         CAPTURE(p);
         const std::vector<float> x = golden_ops().at(p + "x").f32();
         const int n_rows = int(x.size()) / n;
-        for (const MoeConfig& moe : {all_formats[0], all_formats[2], all_formats[3]}) {
+        for (const MoeConfig& moe : {all_kinds[0], all_kinds[2], all_kinds[3]}) {
             CodedRows rows(n_rows, n, moe.expert_format);
             std::vector<int8_t> codes(x.size());
             std::vector<float> scales, found;
@@ -192,6 +241,19 @@ TEST_CASE("quantize: the plain loop gives the golden's codes and scales, and a r
             CHECK(found == scales);
         }
     }
+}
+
+TEST_CASE(
+    "quantize: groups of the ladder are the golden's of Q8, a row that is not finite has scales of NaN") {
+    const std::vector<float> x = golden_ops().at("quantize.64.x").f32();
+    CodedRows rows(1, int(x.size()), {WeightKind::ladder, 64});
+    quantize_row(rows, 0, x.data());
+    CHECK(rows.codes == golden_ops().at("quantize.64.codes").i8());
+    CHECK(rows.scales == golden_ops().at("quantize.64.scales").f32());
+    std::vector<float> bad = x;
+    bad[70] = INFINITY;
+    quantize_row(rows, 0, bad.data());
+    CHECK(std::all_of(rows.scales.begin(), rows.scales.end(), [](float s) { return std::isnan(s); }));
 }
 
 TEST_CASE("fp64_matmul: the fp64 sums rounded once, each token's the same in any company") {
@@ -342,8 +404,8 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
             const std::vector<float> expected = at("product").f32();
             Rows found(n, n_rows), one(1, n_rows);
             for (int t = 0; t < n; t++) {
-                plain_matmul(row_of(rows, routing.by_expert[size_t(t)]),
-                             {one, all[size_t(routing.experts[size_t(t)])]});
+                plain_matmul(rows, {one, all[size_t(routing.experts[size_t(t)])]},
+                             routing.by_expert[size_t(t)], 1);
                 std::copy_n(one.row(0), n_rows, found.row(t));
             }
             CHECK(relative_error(expected, found.values) < 1e-6);
@@ -371,9 +433,87 @@ TEST_CASE("the fused operator: products, codes and scales of the golden") {
     CHECK(formats == std::set<std::string>{"a8w8", "a8w4", "mxfp8"});
 }
 
+TEST_CASE("the fused operator: the ladder's golden, and mistakes at an expert's edge are seen") {
+    int n_cases = 0, n_mistakes = 0;
+    for (const auto& [name, x_codes] : golden_ops()) {
+        if (!name.starts_with("ladder_experts.") || !name.ends_with(".x.codes")) continue;
+        n_cases++;
+        // "ladder_experts.w4sg64.128.": bits, "x" two levels or "s" sparse, the group, the columns
+        const std::string p = name.substr(0, name.size() - std::string("x.codes").size());
+        CAPTURE(p);
+        auto at = [&](const char* part) -> const Tensor& { return golden_ops().at(p + part); };
+        auto bytes = [&](const char* part) {
+            return golden_ops().contains(p + part) ? bytes_of(at(part)) : std::vector<uint8_t>();
+        };
+        MatrixFormat f{uint8_t(p[std::string("ladder_experts.w").size()] - '0')};
+        f.flags = uint8_t((p.find("xg") != p.npos ? MatrixFormat::two_level_flag : 0) |
+                          (p.find("sg") != p.npos ? MatrixFormat::sparse_flag : 0));
+        f.group = uint16_t(std::stoi(p.substr(p.find('g', p.find('w')) + 1)));
+        ExpertCase w;
+        w.ladder = f, w.n_experts = at("weight.codes").shape[0], w.n_rows = at("weight.codes").shape[1];
+        w.n_cols = x_codes.shape[1], w.group = f.group > 0 ? f.group : w.n_cols;
+        w.codes = bytes("weight.codes"), w.mask = bytes("weight.mask"), w.zeros = bytes("weight.zeros");
+        w.levels = bytes("weight.groups");
+        const Tensor& scales = at(f.two_level() ? "weight.row_scales" : "weight.scales");
+        if (f.two_level() || (f.bits == 8 && f.group == 0)) {
+            w.row_scales = scales.f32();
+        } else {
+            w.group_scales.resize(scales.bytes.size() / sizeof(Half));
+            std::memcpy(w.group_scales.data(), scales.bytes.data(), scales.bytes.size());
+        }
+        w.format = {WeightKind::ladder, x_codes.shape[1] / at("x.scales").shape[1]};
+
+        const Routing routing = routing_of(at("group_list").i32());
+        const int n = int(routing.experts.size());
+        CodedRows x(n, w.n_cols, w.format);
+        const std::vector<int8_t> codes = x_codes.i8(), expected = at("out.codes").i8();
+        const std::vector<float> x_scales = at("x.scales").f32(), product = at("product").f32();
+        const std::vector<float> expected_scales = at("out.scales").f32();
+        std::copy_n(codes.begin(), x.codes.size(), x.codes.begin());
+        std::copy_n(x_scales.begin(), x.scales.size(), x.scales.begin());
+#ifdef ENGINE
+        for (size_t k = 0; k < x.codes.size(); k++) x.sums[k / size_t(x.group_size)] += x.codes[k];
+#endif
+        // Whether products, and the operator's codes and scales, are the golden's.
+        const auto is_golden = [&](const std::vector<MoeMatrix>& experts) {
+            Rows found(n, w.n_rows);
+            CodedRows out;
+            grouped_matmul(found, x, routing.token_of, experts, routing);
+            grouped_matmul_swiglu_quant(out, x, experts, routing);
+            for (int t = 0; t < n; t++) {  // by the plain loop, too
+                Rows one(1, w.n_rows);
+                plain_matmul(x, {one, experts[size_t(routing.experts[size_t(t)])]}, t, 1);
+                const std::vector<float> of_row(found.row(t), found.row(t + 1));
+                CHECK(relative_error(one.values, of_row) < 1e-6);
+            }
+            const std::vector<float> used(product.begin(), product.begin() + ptrdiff_t(found.values.size()));
+            const std::vector<float> used_scales(expected_scales.begin(),
+                                                 expected_scales.begin() + ptrdiff_t(out.scales.size()));
+            return relative_error(used, found.values) < 1e-6 &&
+                   std::equal(out.codes.begin(), out.codes.end(), expected.begin()) &&
+                   relative_error(used_scales, out.scales) < 1e-5;
+        };
+        const std::vector<MoeMatrix> all = w.all();
+        CHECK(is_golden(all));
+        // Expert 1 with a table of expert 0, and with groups that are one off.
+        const auto is_seen = [&](auto table, int off) {
+            std::vector<MoeMatrix> experts = all;
+            if (experts[1].*table == nullptr) return;
+            experts[1].*table = off == 0 ? experts[0].*table : experts[1].*table + off;
+            CHECK(!is_golden(experts));
+            n_mistakes++;
+        };
+        is_seen(&MoeMatrix::scales, 0), is_seen(&MoeMatrix::row_scales, 0), is_seen(&MoeMatrix::zeros, 0);
+        is_seen(&MoeMatrix::levels, 0), is_seen(&MoeMatrix::mask, 0), is_seen(&MoeMatrix::codes, 0);
+        is_seen(&MoeMatrix::scales, -1), is_seen(&MoeMatrix::levels, -1);
+    }
+    CHECK(n_cases == 5);
+    CHECK(n_mistakes == 2 + 4 + 4 + 4 + 5);
+}
+
 TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same in any company") {
     std::mt19937 rng(3);
-    for (const MoeConfig& moe : all_formats) {
+    for (const MoeConfig& moe : all_kinds) {
         for (const int n_cols : {128, 384}) {
             CAPTURE(int(moe.expert_format.kind));
             CAPTURE(moe.expert_format.group);
@@ -387,7 +527,7 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
             values.n_rows = n_tokens;
             CodedRows x;
             quantize(x, values, moe.expert_format);
-            plain_matmul(x, {plain, w});
+            plain_matmul(x, {plain, w}, 0, n_tokens);
             matmul(x, {{found, w}});
             CHECK(plain.n_rows == n_tokens);
             CHECK(found.n_rows == n_tokens);
@@ -410,7 +550,7 @@ TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same i
 
 TEST_CASE("a8w4: int4 by int4, digit by digit, gives what int8 by int4 gives") {
     std::mt19937 rng(6);
-    for (const MoeConfig& moe : all_formats) {
+    for (const MoeConfig& moe : all_kinds) {
         if (moe.expert_format.kind != WeightKind::a8w4) continue;
         CAPTURE(moe.expert_format.group);
         const int n_cols = 384, n_rows = 21;
@@ -431,7 +571,8 @@ TEST_CASE("a8w4: int4 by int4, digit by digit, gives what int8 by int4 gives") {
             for (int t = 0; t < 3; t++) {
                 const std::vector<int16_t> codes(x.row_codes(t), x.row_codes(t) + n_cols);
                 const float scale = x.row_scales(t)[0], *scales = row.scales.data();
-                direct.push_back(dot(codes.data(), scale, row.codes.data(), scales, n_cols, experts.group));
+                direct.push_back(
+                    dot(codes.data(), &scale, 1, row.codes.data(), scales, n_cols, experts.group));
                 by_digits.push_back(dot_by_digits(codes.data(), scale, row.codes.data(), scales, n_cols,
                                                   experts.group, float(8 * sum)));
             }
@@ -442,8 +583,9 @@ TEST_CASE("a8w4: int4 by int4, digit by digit, gives what int8 by int4 gives") {
 
 TEST_CASE("embed: code times scale in every format") {
     std::mt19937 rng(5);
-    for (MoeConfig moe : all_formats) {
+    for (MoeConfig moe : all_kinds) {
         const WeightKind kind = moe.expert_format.kind;
+        if (kind == WeightKind::ladder) continue;  // of which runq_gptq's tests are
         CAPTURE(int(kind));
         CAPTURE(moe.expert_format.group);
         moe.n_experts = 1;
@@ -473,7 +615,7 @@ TEST_CASE(
     "the fused operator and its steps: the same codes and scales, one token or many, however many threads") {
     std::mt19937 rng(4);
     const int n_before = n_threads();
-    for (const MoeConfig& moe : all_formats) {
+    for (const MoeConfig& moe : all_kinds) {
         const int n_tokens = 13, n_cols = 128, half = moe.hidden_dim, k = moe.n_active;
         CAPTURE(int(moe.expert_format.kind));
         CAPTURE(moe.expert_format.group);
@@ -523,7 +665,8 @@ TEST_CASE("recorder: a token's experts from the best on, bytes of MXFP8, and sum
     x.codes = {1, 2, 3, 4}, x.scales = {1};
     const int8_t rows[] = {1, 1, 1, 1, 0, -1, 2, 0};
     MoeMatrix w;
-    w.codes = rows, w.n_rows = 2, w.n_cols = w.group = 4;
+    w.codes = reinterpret_cast<const uint8_t*>(rows), w.bits = 8, w.n_rows = 2;
+    w.n_cols = w.n_codes = w.group = w.group_size = 4;
     const float scales[] = {1, 1};
     w.row_scales = scales;
     Trace trace;
@@ -562,6 +705,15 @@ Config large(WeightKind kind, int group) {
     return c;
 }
 
+// The same by the ladder of docs/moe.md: experts in 2 bits, attention in 4.
+Config large_ladder() {
+    Config c = large(WeightKind::ladder, 64);
+    const MatrixFormat nibbles{4, 0, 128}, pairs{2, MatrixFormat::two_level_flag, 64};
+    c.moe.ladder = {MatrixFormat{8, 0, 0}, nibbles, nibbles, pairs, pairs, nibbles};
+    c.group_size = 64;
+    return c;
+}
+
 #ifdef ENGINE
 TensorList tensors(const Config& c) {
     check_config(c);
@@ -594,6 +746,42 @@ TEST_CASE("weights: the bytes that a header implies, and those that a token read
                    rows_of_others = 48ull * (2048 + 4096 + 2 * 512);
     CHECK(tensors(pure).bytes_per_token(pure) ==
           read / 2 + read / 64 * 2 + rest - 16 - others - 4 * (rows_of_others + 2 * 151936));
+    // The ladder: 2 bits and a byte for 64 weights of experts, four bytes for a row; 4 bits and 20 for 128.
+    const uint64_t table = 151936ull * 2048, attention = others - 2 * table;
+    CHECK(tensors(large_ladder()).weight_bytes() ==
+          rest - others - 4 * (rows_of_others + 2 * 151936) + n / 4 + n / 64 + 4 * rows + table + 4 * 151936 +
+              uint64_t(double(attention + table) * (4 + 20.0 / 128) / 8));
+}
+
+TEST_CASE("weights: an expert of the ladder has its own rows of every tensor") {
+    for (const MatrixFormat& f : {MatrixFormat{2, MatrixFormat::two_level_flag, 64},
+                                  {4, MatrixFormat::sparse_flag, 64},
+                                  {4, 0, 64}}) {
+        CAPTURE(format_text(f));
+        Config c = large_ladder();
+        c.moe.ladder[3] = c.moe.ladder[4] = f, c.n_layers = 1, c.moe.is_dense = {0}, c.vocab_size = 8;
+        c.moe.n_experts = 3, c.moe.n_active = 2, c.moe.hidden_dim = 64;
+        const TensorList list = tensors(c);
+        std::vector<std::byte> memory(list.memory_bytes(), std::byte{0x33});
+        const Weights w{TensorList(memory.data(), memory.size(), 64, 64), c};
+        size_t n_seen = 0;
+        for (const TensorInfo& t : w.file.all()) {
+            if (!t.name.starts_with("layers.0.moe.") || t.name.ends_with("router")) continue;
+            const bool is_down = t.name.find("down") != t.name.npos;
+            const size_t n_bytes = t.n_bytes / 3, n_before = n_seen;
+            for (int e = 0; e < 3; e++) {
+                const MoeMatrix& m = (is_down ? w.experts[0].down : w.experts[0].gate_up)[size_t(e)];
+                const std::byte* at = w.file.data(t) + size_t(e) * n_bytes;
+                for (const void* p :
+                     {static_cast<const void*>(m.codes), static_cast<const void*>(m.mask),
+                      static_cast<const void*>(m.scales), static_cast<const void*>(m.zeros),
+                      static_cast<const void*>(m.row_scales), static_cast<const void*>(m.levels)})
+                    n_seen += p == at;
+            }
+            CHECK(n_seen == n_before + 3);
+        }
+        CHECK(n_seen == 2 * 3 * (f.sparse() ? 4u : 3u));
+    }
 }
 
 #endif
@@ -624,4 +812,36 @@ TEST_CASE("weights: formats that there are not, and what does not fit") {
     refused(
         WeightKind::a8w8, 0, [](Config& c) { c.dim = 2046; },
         "dim is 2046, expected a multiple of 4, at most 65536");
+    auto ladder = [](auto change, const char* why) {
+        Config c = large_ladder();
+        change(c);
+        CHECK_THROWS_WITH(check_config(c), why);
+    };
+    CHECK_NOTHROW(check_config(large_ladder()));
+    ladder(
+        [](Config& c) {
+            c.moe.ladder[3] = {3, 0, 64};
+        },
+        "the format of gate_up_proj is bits 3, flags 0, group 64, which is none");
+    ladder(
+        [](Config& c) {
+            c.moe.ladder[4] = {2, 2, 32};
+        },
+        "the format of down_proj is bits 2, flags 2, group 32, which is none");
+    ladder(
+        [](Config& c) {
+            c.moe.ladder[1] = {4, 0, 32};
+        },
+        "group_size is 64, expected 32, the activations'");
+    ladder([](Config& c) { c.group_size = 0; }, "group_size is 0, expected 64, the activations'");
+    ladder([](Config& c) { c.shared_classifier = true; },
+           "the classifier is the embedding, but its format is 4 bits in groups of 128, not 8 bits per row");
+    ladder([](Config& c) { c.moe.hidden_dim = 96; }, "down_proj has 96 columns, not a multiple of 64");
+    ladder([](Config& c) { c.head_dim = 66; }, "attn has 2112 columns, not a multiple of 128");
+    ladder([](Config& c) { c.hidden_dim = 1088, c.moe.is_dense[3] = 1; },
+           "ffn has 1088 columns, not a multiple of 128");
+    ladder([](Config& c) { c.moe.is_dense[3] = 2; }, "dense_layers is 2, expected 0 or 1");
+    Config without_dense = large_ladder();
+    without_dense.hidden_dim = 1088;
+    CHECK_NOTHROW(check_config(without_dense));
 }

@@ -199,8 +199,8 @@ def test_a_mixture_of_experts(tmp_path, scheme):
     """The program reads it, and counts of the experts the active ones: an eighth here."""
     found = config_of("qwen3-30b-a3b", layers=3)
     assert (found.n_layers, found.q_dim, found.kv_dim, found.moe) == (3, 4096, 512, Moe(128, 8, 768, True, ()))
-    moe = replace(found.moe, n_experts=16, n_active=2, hidden_dim=64, dense_layers=(1,))
-    config = replace(found, dim=128, hidden_dim=192, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=320,
+    moe = replace(found.moe, n_experts=16, n_active=2, hidden_dim=128, dense_layers=(1,))
+    config = replace(found, dim=128, hidden_dim=256, n_heads=4, n_kv_heads=2, head_dim=32, vocab_size=320,
                      max_seq_len=64, moe=moe)  # fmt: skip
     write_model(config, tmp_path / "m", scheme, progress=False)
     said = info(ROOT / "runq_moe", tmp_path / "m")
@@ -208,16 +208,23 @@ def test_a_mixture_of_experts(tmp_path, scheme):
     read = MoE(tmp_path / "m")
     assert read.config.moe == moe
 
-    expert = 3 * 128 * 64  # weights
-    # a8w8: fp32 scales of 256 rows. a8w4: fp16 scales of groups of 64; the assist matrix is not read.
-    expert_bytes = {"a8w8": expert + 4 * 256, "a8w4": expert // 2 + expert // 64 * 2}[scheme[:4]]
+    expert, rows = 3 * 128 * 128, 3 * 128  # weights of an expert
+    # a8w8: fp32 scales of rows. a8w4: fp16 scales of groups of 64; the assist matrix is not read. Ladders: a fp16
+    # scale and a byte of zero points for 128 weights, which are a row here, or in two levels a byte for 64 weights.
+    per_expert = {"a8w8": expert + 4 * rows, "a8w4": expert // 2 + expert // 64 * 2, "moe-4": expert // 2 + 3 * rows,
+             "moe-ladder": expert // 4 + expert // 64 + 4 * rows, "moe-sparse": expert * 3 // 8 + 3 * rows}  # fmt: skip
+    expert_bytes = per_expert[scheme.removesuffix("-pure")]
 
     def others(rows: int, columns: int) -> int:
         n = rows * columns
+        if scheme.startswith("moe-"):
+            groups = n // 128
+            zeros = rows * -(-columns // 256)
+            return n * 3 // 8 + 2 * groups + zeros if scheme == "moe-sparse" else n // 2 + 2 * groups + zeros
         return n // 2 + n // 64 * 2 if scheme.endswith("-pure") else n + 4 * rows
 
     attention = 3 * (2 * others(128, 128) + 2 * others(64, 128))
-    dense = 2 * others(192, 128) + others(128, 192)
+    dense = 2 * others(256, 128) + others(128, 256)
     classifier, norms = others(320, 128), 4 * ((2 * 3 + 1) * 128 + 2 * 3 * 32)
     table = 3  # bytes that say which layers are dense
     of_experts = 2 * (2 * expert_bytes + 4 * 16 * 128)  # and routers
@@ -238,7 +245,7 @@ def test_schemes_of_the_other_kind_of_model_are_refused(tmp_path):
     for options, text in (
         (
             ("--like", "qwen3-30b-a3b", "--scheme", "q8"),
-            "--scheme is q8, a mixture of experts has a8w8, a8w4, a8w4-pure",
+            "--scheme is q8, a mixture of experts has a8w8, a8w4, a8w4-pure, moe-ladder",
         ),
         (("--like", "qwen3-0.6b", "--scheme", "a8w4"), "--scheme is a8w4, a model without experts has q8, w8a8"),
         (("--like", "qwen3-0.6b", "--layers", "0"), "--layers is 0, expected 1 to 4096"),

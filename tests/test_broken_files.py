@@ -27,7 +27,7 @@ PROGRAM = {v: reference.format.program for reference in SCHEMES.values() for v i
 MODELS = ["tiny-llama.q8", "tiny-qwen3.q8", "tiny-llama.w8a8-static", "tiny-qwen3.w8a8-block32",
           "tiny-llama.awq", "tiny-qwen3.awq-g64", "tiny-llama.gptq-w4", "tiny-qwen3.gptq-ladder",
           "tiny-llama.gptq-sparse", "tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4-pure",
-          "tiny-qwen3-moe.moe-mxfp8"]  # fmt: skip
+          "tiny-qwen3-moe.moe-mxfp8", "tiny-qwen3-moe.moe-ladder"]  # fmt: skip
 N = 400  # changed copies of a file
 RUN = ["-i", "Once <|eot_id|>upon\n", "-t", "0", "-j", "1", "-n", "2"]
 # An emulated GPU takes half a second for a token: one file in 16 is run, for one. The others end when they are
@@ -189,7 +189,8 @@ def test_a_mask_that_is_not_two_of_four_is_refused(tmp_path, ones, reader):
 
 # Files of every program, and of every way to code activations.
 OVERFLOWING = ("tiny-llama.q8", "tiny-qwen3.w8a8", "tiny-llama.w8a8-static", "tiny-qwen3.gptq-w4", "tiny-llama.awq",
-               "tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4-pure", "tiny-qwen3-moe.moe-mxfp8")  # fmt: skip
+               "tiny-qwen3-moe.moe-a8w8", "tiny-qwen3-moe.moe-a8w4-pure", "tiny-qwen3-moe.moe-mxfp8",
+               "tiny-qwen3-moe.moe-ladder")  # fmt: skip
 TASKS = {
     "greedy": ("-i", "Once upon", "-t", 0, "-n", 3),
     "drawn": ("--ids", "1,2,3", "-t", 1, "-s", 1, "-n", 3, "--print-ids"),

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from export import gguf_out
 from export.gptq import Options, export_gptq
-from export.moe import export_moe
+from export.moe import export_ladder, export_moe
 from export.q8 import export_q8
 from export.tokenizer import tokenizer_section
 from formats.moe import MoeLayout
@@ -161,11 +161,15 @@ def test_exported_again_it_has_the_same_codes(tmp_path):
 @pytest.mark.parametrize(
     ("layout", "kinds"),
     [(MoeLayout("a8w8", 0), ("Q8_0", "Q8_0")), (MoeLayout("a8w4", 64), ("Q8_0", "Q4_0")),
-     (MoeLayout("a8w4", 0, pure=True), ("Q4_0", "Q4_0")), (MoeLayout("mxfp8", 32, pure=True), ("F16", "F16"))],
+     (MoeLayout("a8w4", 0, pure=True), ("Q4_0", "Q4_0")), (MoeLayout("mxfp8", 32, pure=True), ("F16", "F16")),
+     ("ladder", ("Q8_0", "Q8_0"))],
 )  # fmt: skip
 def test_experts(tmp_path, layout, kinds):
     source, out = all_experts(MODELS / "tiny-qwen3-moe", tmp_path / "hf"), tmp_path / "m.bin"
-    export_moe(source, out, layout, alpha=None, progress=False)
+    if layout == "ladder":
+        export_ladder(source, out, rtn=True, progress=False)
+    else:
+        export_moe(source, out, layout, alpha=None, progress=False)
     scheme, tensors = read_file(out), written(source, out, tmp_path / "m.gguf")
     assert tuple(tensors[f"blk.0.{name}.weight"].tensor_type.name for name in ("attn_q", "ffn_up_exps")) == kinds
     c = scheme.config

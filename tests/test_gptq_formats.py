@@ -95,7 +95,7 @@ def test_a_matrix_comes_back_from_its_tensors(form):
     weight = np.random.default_rng(0).standard_normal((6, 384)).astype(F32)
     m = round_matrix(weight, form)
     parts = pack_matrix(m)
-    expected = {t.name.removeprefix("m."): (np.dtype(t.dtype), t.shape) for t in matrix_tensors("m", 6, 384, form)}
+    expected = {t.name.removeprefix("m."): (np.dtype(t.dtype), t.shape) for t in matrix_tensors("m", (6, 384), form)}
     assert {name: (v.dtype, v.shape) for name, v in parts.items()} == expected
     for a, b in zip(m[1:], unpack_matrix(parts, form)[1:], strict=True):
         assert (a is None) == (b is None)

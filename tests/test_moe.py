@@ -242,9 +242,9 @@ def test_experts_of_a_file_are_the_quantized_weights(model, tmp_path):
     assert np.array_equal(weight.assist, assist_matrix(weight.codes, weight.scales))
 
 
-def with_tokenizer(folder):
+def with_tokenizer(folder, **values):
     """A small model with a tokenizer, and a text to calibrate it with."""
-    model = small_model(folder / "model", vocab_size=2048)
+    model = small_model(folder / "model", vocab_size=2048, **values)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODELS / "tiny-qwen3" / name, model / name)
     (folder / "text").write_text(TEXT * 20)
@@ -394,7 +394,9 @@ def test_a_directory_has_int8_experts(model, tmp_path):
 
 def test_compare_schemes_has_a_row_for_each_format(tmp_path, monkeypatch):
     unsmoothed = {
-        k: v if "--pure" in v else [v[0], "--no-smooth", *v[-2:]] for k, v in compare_schemes.MOE_VARIANTS.items()
+        k: v if "--pure" in v or "--rtn" in v else [v[0], "--no-smooth", *v[-2:]]
+        for k, v in compare_schemes.MOE_VARIANTS.items()
+        if "ladder" not in v or "--rtn" in v
     }
     monkeypatch.setattr(compare_schemes, "MOE_VARIANTS", unsmoothed)
     (name, config, exact), *rows = compare_schemes.schemes(MODELS / "tiny-qwen3-moe", tmp_path)
@@ -402,6 +404,11 @@ def test_compare_schemes_has_a_row_for_each_format(tmp_path, monkeypatch):
     assert [(name, layout_name(scheme.layout)) for name, _, scheme in rows] == [
         ("A8W8", "a8w8-0"), ("A8W4, groups of 64", "a8w4-64"), ("A8W4, pure", "a8w4-64-pure"),
         ("MXFP8, blocks of 32", "mxfp8-32"), ("MXFP8, pure", "mxfp8-32-pure"),
+        *((f"Ladder, {name}, plain rounding", "ladder-0") for name in compare_schemes.LADDERS),
+    ]  # fmt: skip
+    assert [str(scheme.layout.of("layers.1.moe.down_proj")) for _, _, scheme in rows[5:]] == [
+        "8 bits per row", "4 bits in groups of 64", "4 bits in groups of 64, 2:4 sparse",
+        "2 bits in groups of 64, two-level",
     ]  # fmt: skip
     tokens = np.arange(2, 10)
     expected = forward(config, exact, tokens)
@@ -427,7 +434,7 @@ def with_header(path, offset, value):
     ("offset", "value", "text"),
     [
         (0x44, 2, "arch is 2, expected one of [3]"),
-        (0xC0, 3, "format is 3, expected 0 to 2"),
+        (0xC0, 4, "format is 4, expected 0 to 3"),
         (0xC4, 0, "n_experts is 0, expected 1 to 1024"),
         (0xC8, 6, "n_active is 6, there are 5 experts"),
         (0xCC, 5121, "moe_hidden_dim is 5121, expected 1 to 5120"),

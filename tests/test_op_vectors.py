@@ -55,7 +55,7 @@ PORT = {
     **{op: with_packed_inputs(from_module(ports, op)) for op in ("matmul", "classifier")},
     **{
         op: with_packed_inputs(from_module(ports_moe, op))
-        for op in ("grouped_a8w8", "grouped_a8w4", "grouped_mxfp8")
+        for op in ("grouped_a8w8", "grouped_a8w4", "grouped_mxfp8", "ladder_experts")
     },
 }  # fmt: skip
 
@@ -227,6 +227,24 @@ def interleaved_halves(product):
     return ports.swiglu(gate=product[:, ::2], up=product[:, 1::2])["out"]
 
 
+def of_the_expert_before(wrong):
+    """One part of an expert's matrix is that of the expert before it."""
+    return lambda values, expert, part: values[max(expert - 1, 0) if part == wrong else expert]
+
+
+def one_group_too_far(values, expert, part):
+    """Groups that begin one late at an expert's edge: the last is the next expert's first."""
+    if part not in ("scales", "groups"):
+        return values[expert]
+    flat = np.roll(values.reshape(-1), -1)
+    return flat.reshape(values.shape)[expert]
+
+
+def one_scale_for_all(values, group_size):
+    found = ports.quantize(values, group_size=values.shape[1])
+    return found | {"scales": np.repeat(found["scales"], values.shape[1] // group_size, axis=1)}
+
+
 GROUPED_MISTAKES = {
     "second half through swish": {"act": second_half_through_swish},
     "halves interleaved": {"act": interleaved_halves},
@@ -350,9 +368,23 @@ MISTAKES = {
     "zero point off by one": {"awq_dequantize": partial(ports.awq_dequantize, offset=1)},
     **{
         f"{name}, {op}": {op: with_packed_inputs(partial(getattr(ports_moe, op), **change))}
-        for op in ("grouped_a8w8", "grouped_a8w4", "grouped_mxfp8")
+        for op in ("grouped_a8w8", "grouped_a8w4", "grouped_mxfp8", "ladder_experts")
         for name, change in GROUPED_MISTAKES.items()
     },
+    **{
+        f"ladder: {what}": grouped_with("ladder_experts", of_expert=of_expert)
+        for what, of_expert in {
+            "scales of the expert before": of_the_expert_before("scales"),
+            "scale codes of the expert before": of_the_expert_before("groups"),
+            "row scales of the expert before": of_the_expert_before("row_scales"),
+            "zero points of the expert before": of_the_expert_before("zeros"),
+            "mask of the expert before": of_the_expert_before("mask"),
+            "first group of the next expert": one_group_too_far,
+        }.items()
+    },
+    "ladder: a result with one scale for a token": grouped_with(
+        "ladder_experts", quantized=lambda values, group_size: one_scale_for_all(values, group_size)
+    ),
     "counts read as ends": grouped_with("grouped_a8w8", ends=lambda group_list, _: group_list),
     "operator: half away from zero": grouped_with("grouped_a8w8", quantized=away_by_row),
     "low nibble without its 8": {"msd_split": lambda codes: ports_moe.msd_split(codes) | {"low": codes & 15}},

@@ -16,15 +16,15 @@
 // A type with the members of MoeMatrix.
 template <class Matrix>
 concept ExpertMatrix = requires(const Matrix& w) {
-    w.format.kind, w.first_row, w.row_scales, w.group_scales, w.mx_scales;
+    w.format.kind, w.mx_scales, w.assist;
 };
 
-// The columns that go through the kernels under one scale of each side: all of A8W8, or a part of a group of
-// A8W4. 0: no kernel takes the matrix.
+// The columns that go through the kernels under one scale of each side: all of A8W8, a group of activations
+// of the ladder, or a part of a group of A8W4. 0: no kernel takes the matrix.
 template <ExpertMatrix Matrix>
 int kernel_group(const Matrix& w) {
     using Kind = std::remove_cvref_t<decltype(w.format.kind)>;
-    if (w.format.kind == Kind::a8w8) return w.n_cols;
+    if (w.format.kind == Kind::a8w8 || w.format.kind == Kind::ladder) return w.group_size;
     if (w.format.kind == Kind::mxfp8 || w.format.group == 0 || w.n_cols % 64 != 0) return 0;
     return w.format.group == 32 ? 32 : 64;
 }
@@ -33,19 +33,11 @@ bool has_kernel(const Matrix& w) {
     return kernel_group(w) > 0;
 }
 
-// One that has a kernel, for it: int4 codes are 8 too large.
+// One that has a kernel, for it.
 template <ExpertMatrix Matrix>
 QuantMatrix view_of(const Matrix& w) {
-    QuantMatrix to{};
-    const bool is_int4 = w.group_scales != nullptr;
-    to.kind = is_int4 ? QUANT_GEMM_UNSIGNED : QUANT_GEMM_SIGNED;
-    to.bits = is_int4 ? 4 : 8, to.zero_point = is_int4 ? 8 : 0;
-    to.scale_type = is_int4 ? QUANT_GEMM_GROUP_FP16 : QUANT_GEMM_ROW_FP32;
-    const auto first = size_t(w.first_row);
-    to.codes = as_bytes(w.codes) + first * w.row_bytes(), to.n_rows = w.n_rows, to.n_cols = w.n_cols;
-    to.group = w.group, to.group_size = kernel_group(w);
-    if (is_int4) to.scales = w.group_scales + first * size_t(w.n_groups());
-    if (!is_int4) to.scales = w.row_scales + first;
+    QuantMatrix to = lowbit_matrix(w);
+    to.group_size = kernel_group(w);
     return to;
 }
 
@@ -66,22 +58,21 @@ inline QuantRows in_groups(const Int8Rows& x, int group) {
 
 // matmul() of runq_moe.cpp by the best path of this build. False, and nothing written, if there is none.
 template <ExpertMatrix Matrix>
-bool fast_matmul(const Int8Rows& x, const std::vector<MatrixProduct<Matrix>>& products) {
+bool fast_matmul(const Int8Rows& x, const std::vector<MatrixProduct<Matrix>>& products, bool row_each) {
     const int group = kernel_group(products[0].w);
     if (group == 0) return false;
     const Stopwatch time(phase_seconds.matmul);
-    if (group == x.n_cols) return quant_matmul(x, products);
     std::vector<QuantProduct> list;
     for (const auto& p : products) {
-        p.out.n_rows = x.n_rows;
+        p.out.n_rows = row_each ? 1 : x.n_rows;
         list.push_back({p.out.row(0), view_of(p.w), p.w.packed});
     }
-    return quant_matmul(in_groups(x, group), list);
+    return quant_matmul(group == x.group_size ? x.view() : in_groups(x, group), list, row_each);
 }
 
-// quantize_row() of runq_moe.cpp, likewise: x (n_cols,) becomes row t of `out`, which has one scale.
+// quantize_row() of runq_moe.cpp, likewise: x (n_cols,) becomes row t of `out`.
 inline bool fast_quantize(Int8Rows& out, int t, const float* x) {
-    if (!int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x, out.n_cols, out.n_cols))
+    if (!int8_quantize(out.row_codes(t), out.row_scales(t), out.row_sums(t), x, out.n_cols, out.group_size))
         return false;
     keep_nan(out, t, x);
     return true;

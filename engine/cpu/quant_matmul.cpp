@@ -5,8 +5,9 @@
 #include "engine/cpu/pack_matrix.h"
 #include "engine/cpu/quant_paths.h"
 
-bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list) {
-    return with_best_isa(x.group_size, [&](auto isa) { multiply_by<decltype(isa)>(x, list, choose_kernel); });
+bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list, bool row_each) {
+    return with_best_isa(x.group_size,
+                         [&](auto isa) { multiply_by<decltype(isa)>(x, list, choose_kernel, row_each); });
 }
 
 const char* int8_kernel_name(int group_size) {

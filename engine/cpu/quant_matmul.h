@@ -9,10 +9,11 @@
 #include "engine/cpu/quantize.h"
 #include "engine/cpu/rows.h"
 
-// The products of x with several matrices that have its n_cols and group_size. Every output is computed with
-// the same roundings whatever the number of threads or tokens, so results do not depend on either. False,
-// and nothing written, if this build has no path for the group size.
-bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list);
+// The products of x with several matrices that have its n_cols and group_size, or with row_each those of its
+// row i with the i-th. Every output is computed with the same roundings whatever the number of threads or
+// tokens, so results do not depend on either. False, and nothing written, if this build has no path for the
+// group size.
+bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list, bool row_each = false);
 
 // What quantizes rows and multiplies by them in place of this build's kernels: engine/backend/backend.h.
 struct OtherKernels {

@@ -84,7 +84,7 @@ QuantMatrix lowbit_matrix(const Matrix& m) {
              : m.levels != nullptr ? QUANT_GEMM_TWO_LEVEL
              : m.bits == 8         ? QUANT_GEMM_SIGNED
                                    : QUANT_GEMM_UNSIGNED;
-    w.bits = m.bits, w.n_rows = m.n_rows, w.n_cols = m.n_cols;
+    w.bits = m.bits, w.zero_point = m.zero_point, w.n_rows = m.n_rows, w.n_cols = m.n_cols;
     w.group = m.group, w.group_size = m.group_size;
     return w;
 }

@@ -176,10 +176,11 @@ inline void multiply_blocks(BlockMemory& memory, int n_tokens, const PackedToken
     }
 }
 
-// The tokens of x side by side; all threads share the work.
+// The tokens of x side by side, or each alone; all threads share the work.
 template <class Isa>
-inline PackedTokens pack_all_tokens(const QuantRows& x) {
-    const int width = tile_width<Isa>(x.n_rows), n_tiles = (x.n_rows + width - 1) / width;
+inline PackedTokens pack_all_tokens(const QuantRows& x, bool each_alone) {
+    const int width = tile_width<Isa>(each_alone ? 1 : x.n_rows), step = each_alone ? 1 : width;
+    const int n_tiles = (x.n_rows + step - 1) / step;
     const size_t tile_groups = size_t(n_groups(x)) * width, tile_codes = size_t(x.n_cols) / 4 * width;
     static thread_local std::vector<uint32_t> codes;
     static thread_local std::vector<float> scales;
@@ -189,38 +190,49 @@ inline PackedTokens pack_all_tokens(const QuantRows& x) {
     auto pack = [&](int tile) {
         pack_tokens<Isa>({tokens.codes + tile * tile_codes, tokens.scales + tile * tile_groups,
                           tokens.sums + tile * tile_groups, width},
-                         x, tile * width);
+                         x, tile * step);
     };
-    if (n_tiles == 1) {
-        pack(0);  // threads need not meet for that
+    if (n_tiles == 1 || each_alone) {  // threads need not meet for that
+        for (int tile = 0; tile < n_tiles; tile++) pack(tile);
     } else {
         parallel_for(n_tiles, pack);
     }
     return tokens;
 }
 
-// The products of x with several matrices, by one instruction set; choose(product, n_tokens) is a
-// ProductKernel.
+// The products of x with several matrices, or with row_each of row i with the i-th, by one instruction set;
+// choose(product, n_tokens) is a ProductKernel.
 template <class Isa, class Choose>
-inline void multiply_by(const QuantRows& x, std::span<const QuantProduct> list, Choose choose) {
-    auto path = [&](const QuantProduct& p) { return choose(p, x.n_rows); };
+inline void multiply_by(const QuantRows& x, std::span<const QuantProduct> list, Choose choose,
+                        bool row_each = false) {
+    const int n_tokens = row_each ? 1 : x.n_rows;
+    auto path = [&](const QuantProduct& p) { return choose(p, n_tokens); };
     if constexpr (!std::is_same_v<Isa, ByWords<Isa>>) {  // tokens lie otherwise for words
         if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) == ProductKernel::words; }))
-            return multiply_by<ByWords<Isa>>(x, list, choose);
+            return multiply_by<ByWords<Isa>>(x, list, choose, row_each);
     }
     PackedTokens tokens{};
     if (std::ranges::any_of(list, [&](const QuantProduct& p) { return path(p) != ProductKernel::rows; }))
-        tokens = pack_all_tokens<Isa>(x);
+        tokens = pack_all_tokens<Isa>(x, row_each);
     constexpr int n = block_rows<Isa>;
     auto n_blocks = [](const QuantProduct& p) { return (p.w.n_rows + n - 1) / n; };
     // Threads take blocks in long runs, one stream for each, and few at a time near the end.
     parallel_lists(list, n_blocks, [&](const QuantProduct& p, int begin, int end) {
         static thread_local BlockMemory memory;
+        const auto row = row_each ? &p - list.data() : 0, first = row * tokens.width;
+        const PackedTokens packed{tokens.codes + first * x.n_cols / 4, tokens.scales + first * n_groups(x),
+                                  tokens.sums + first * n_groups(x), tokens.width};
+        const QuantRows rows{row_codes(x, int(row)),
+                             row_scales(x, int(row)),
+                             row_sums(x, int(row)),
+                             n_tokens,
+                             x.n_cols,
+                             x.group_size};
         auto multiply = [&](auto format) {
-            multiply_blocks<decltype(format)>(memory, x.n_rows, tokens, p, begin, end);
+            multiply_blocks<decltype(format)>(memory, n_tokens, packed, p, begin, end);
         };
         if (path(p) == ProductKernel::int8) return multiply(WordFormat<Isa, 8, QUANT_GEMM_SIGNED>());
         if (path(p) == ProductKernel::words) return with_format<Isa>(p.w, multiply);
-        multiply_rows<Isa>(p.out, x, p.w, begin * n, std::min(end * n, p.w.n_rows));
+        multiply_rows<Isa>(p.out, rows, p.w, begin * n, std::min(end * n, p.w.n_rows));
     });
 }

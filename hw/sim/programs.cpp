@@ -41,10 +41,11 @@ bool int8_quantize(int8_t* codes, float* scales, int32_t* sums, const float* x, 
     return true;
 }
 
-bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list) {
+// row_each is for experts, which no program here has.
+bool quant_matmul(const QuantRows& x, std::span<const QuantProduct> list, bool row_each) {
     Shared& s = shared();
     const std::lock_guard lock(s.mutex);
-    if (!s.rtl.core.fits(x.n_cols, x.group_size)) return false;
+    if (row_each || !s.rtl.core.fits(x.n_cols, x.group_size)) return false;
     std::vector<RtlProduct> products;
     for (const QuantProduct& p : list) products.push_back({p.out, &s.packed(p.w)});
     s.rtl.multiply(x.codes, x.scales, x.n_rows, x.n_cols, x.group_size, products);

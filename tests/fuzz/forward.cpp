@@ -71,22 +71,28 @@ C choose_config(Choices& choices) {
         auto& m = c.moe;
         auto& [kind, group] = m.expert_format;
         using Kind = decltype(m.expert_format.kind);
-        kind = choices.one_of({Kind::a8w8, Kind::a8w4, Kind::mxfp8});
+        kind = choices.one_of({Kind::a8w8, Kind::a8w4, Kind::mxfp8, Kind::ladder});
+        const bool is_ladder = kind == Kind::ladder;
+        for (MatrixFormat& f : m.ladder)
+            if (is_ladder) f = matrix_formats[size_t(choices.number(0, int(matrix_formats.size()) - 1))];
+        if (c.shared_classifier) m.ladder.back() = m.ladder.front();
         group = kind == Kind::a8w8   ? 0
                 : kind == Kind::a8w4 ? choices.one_of({64, 0, 32, 128})
+                : is_ladder          ? group_size_of(m.ladder)
                                      : choices.one_of({32, 64, 96});
-        m.pure = kind != Kind::a8w8 && choices.yes();
+        m.pure = kind != Kind::a8w8 && !is_ladder && choices.yes();
         m.n_experts = choices.number(1, 5);
         m.n_active = choices.number(1, m.n_experts);
         m.norm_topk_prob = choices.yes();
         for (int l = 0; l < c.n_layers; l++) m.is_dense.push_back(choices.yes());
-        const int unit = std::max(group, kind == Kind::a8w4 ? 32 : 4);
+        const int unit = is_ladder ? 128 : std::max(group, kind == Kind::a8w4 ? 32 : 4);
+        const bool has_rows = m.pure || is_ladder;  // of that unit, in all matrices
         const int most = std::max(1, 96 / unit);
         m.hidden_dim = unit * choices.number(1, most);
         c.dim = unit * choices.number(1, most);
-        c.hidden_dim = m.pure ? unit * choices.number(1, most) : 4 * choices.number(1, 20);
-        c.group_size = 0;
-        c.head_dim = m.pure ? unit : 4 * choices.number(1, 8);
+        c.hidden_dim = has_rows ? unit * choices.number(1, most) : 4 * choices.number(1, 20);
+        c.group_size = is_ladder ? group : 0;
+        c.head_dim = has_rows ? unit : 4 * choices.number(1, 8);
     } else {
         c.group_size = choose_group_size(c, choices);
         const int unit = std::max(4, c.group_size);

@@ -70,10 +70,17 @@ void put_own_fields(Header& h, const C& c) {
         h.set(0xE4, uint8_t(c.has_order));
     }
     if constexpr (with_experts<C>) {
-        const int fields[] = {
-            int(c.moe.expert_format.kind), c.moe.n_experts,           c.moe.n_active, c.moe.hidden_dim,
-            int(c.moe.norm_topk_prob),     c.moe.expert_format.group, int(c.moe.pure)};
+        const auto& m = c.moe;
+        const bool is_ladder = m.expert_format.is_ladder();
+        const int fields[] = {int(m.expert_format.kind),
+                              m.n_experts,
+                              m.n_active,
+                              m.hidden_dim,
+                              int(m.norm_topk_prob),
+                              is_ladder ? 0 : m.expert_format.group,
+                              int(m.pure)};
         std::memcpy(h.bytes.data() + header_offset::own, fields, sizeof fields);
+        if (is_ladder) h.set(header_offset::own + sizeof fields, m.ladder);
     }
 }
 
