@@ -57,8 +57,8 @@ inline QuantRows in_groups(const Int8Rows& x, int group) {
     return {x.codes.data(), scales, sums, x.n_rows, x.n_cols, group};
 }
 
-// Of a model that is read where the file lies: all pages of the experts that have tokens, in rising order, are
-// asked for at once. A product would wait for them one after the other.
+// Of a model that is read where the file lies: all pages of the experts that have tokens, in rising order,
+// are asked for at once. A product would wait for them one after the other.
 template <class Experts, class Routing>
 void will_read(const Experts& experts, const Routing& r) {
     if (experts.down[0].packed != nullptr) return;
