@@ -172,6 +172,10 @@ inline void unmap_file(std::span<const std::byte> file) {
 inline void drop_mapped_pages(const std::byte* pages, size_t n_bytes) {
     madvise(const_cast<std::byte*>(pages), n_bytes, MADV_DONTNEED);
 }
+// Begins to read such pages from the disk, and does not wait for them.
+inline void want_mapped_pages(const std::byte* pages, size_t n_bytes) {
+    madvise(const_cast<std::byte*>(pages), n_bytes, MADV_WILLNEED);
+}
 
 // Whether both names lead to one file, by links or not.
 inline bool same_file(const std::string& a, const std::string& b) {

@@ -161,6 +161,10 @@ inline void unmap_file(std::span<const std::byte> file) { UnmapViewOfFile(file.d
 inline void drop_mapped_pages(const std::byte* pages, size_t n_bytes) {
     VirtualUnlock(const_cast<std::byte*>(pages), n_bytes);
 }
+inline void want_mapped_pages(const std::byte* pages, size_t n_bytes) {
+    WIN32_MEMORY_RANGE_ENTRY range{const_cast<std::byte*>(pages), n_bytes};
+    PrefetchVirtualMemory(GetCurrentProcess(), 1, &range, 0);
+}
 
 inline bool same_file(const std::string& a, const std::string& b) {
     std::error_code error;
