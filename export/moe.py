@@ -66,7 +66,7 @@ from golden.q8 import Quantized, quantize
 from golden.smooth import find_smoothing, load_smoothed
 
 FORMAT = MOE_FILE
-HELP = "Qwen3-MoE: experts in int8, int4 or MXFP8, all else int8 or the same, for runq_moe"
+HELP = "Qwen3-MoE: experts in int8, int4 or MXFP8, all else int8 or the same; or a ladder; for runq_moe"
 OTHERS = MoeLayout("a8w8", 0)  # how all matrices but the experts' are stored, unless a file is pure
 DEFAULT_GROUP = {"a8w8": 0, "a8w4": 64, "mxfp8": 32}
 

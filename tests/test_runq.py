@@ -85,7 +85,7 @@ def test_greedy_ids_from_text_are_the_goldens(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_guessing_from_the_text_changes_nothing_but_the_number_of_passes(name):
     """A whole story, in which names come back, greedy and drawn."""
-    for sampling in (["-t", "0"], ["-t", "0.8", "-s", "4"]):
+    for sampling in (["-t", "0"], ["-t", "0.8", "-s", "5"]):
         args = [BIN[name], "-i", "Once upon a time", "-n", "200", "-j", "1", "--print-ids", *sampling]
         plain, guessing = runq(*args), runq(*args, "--lookup", "7")
         assert guessing.returncode == 0, guessing.stderr
@@ -184,7 +184,7 @@ def test_perplexity_is_near_that_of_fp32(name):
     assert int(words[3]) == golden["tokens"]
     if "moe-a8w4" in name:
         assert float(words[1]) == pytest.approx(golden["fp32"], rel=25e-3 if name.endswith("pure") else 5e-3)
-    elif not name.endswith(("gptq-w4", "gptq-ladder", "gptq-sparse")):
+    elif not name.endswith(("gptq-w4", "ladder", "gptq-sparse")):
         assert float(words[1]) == pytest.approx(golden["fp32"], rel=4e-3 if name.endswith("static") else 2e-3)
     assert float(words[1]) == pytest.approx(golden[name.split(".")[1]], rel=5e-4)
 
