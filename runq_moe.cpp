@@ -426,9 +426,11 @@ inline void gather(Int8Rows& out, const Int8Rows& x, std::span<const int> rows) 
     }
 }
 
-// The engine is asked for a single row, too, and for the products of rows with a matrix each.
+// The engine is asked for a single row, too, and for the products of rows with a matrix each; and told which
+// experts come next.
 inline bool fast_quantize(Int8Rows&, int, const float*) { return false; }
 bool fast_matmul(const Int8Rows&, const auto&, bool) { return false; }
+void will_read(const auto&, const auto&) {}
 
 // ---- section tensors and options -------------------------------------------
 // A model file: 256 bytes of header, the weights, the tokenizer section; little-endian, used in place. What
@@ -1235,6 +1237,7 @@ void feed_forward_block(Transformer& m, int l) {
         route(s.routing, s.router, c.moe.n_active, c.moe.norm_topk_prob);
                                                                          record("moe.experts", r.experts.data(), s.x.n_rows, {r.k});
                                                                          record("moe.weights", r.weights.data(), s.x.n_rows, {r.k});
+        will_read(experts, r);
         quantize(s.xq, s.normed, c.moe.expert_format);                   record("ffn.norm", s.xq);
         if (s.fused) {
             grouped_matmul_swiglu_quant(s.expert_hidden, s.xq, experts.gate_up, r);

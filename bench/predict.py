@@ -1,8 +1,9 @@
 """Predicts how many tokens/s runq_awq makes on GPUs, from counts of its kernels and the cards' data sheets.
 
-    python -m bench.predict [--models qwen3-8b ...] [--cards h100 ...] [--kernels PHASE:N]
+    python -m bench.predict [--models qwen3-8b ...] [--cards h100 ...] [--kernels PHASE:N] [--blocks]
 
     --kernels decode:1024    also every kernel of a token at 1,024 keys: what it costs and what limits it
+    --blocks                 instead, how many blocks and warps of each kernel an SM holds at once, by architecture
 
 A launch takes the time to start it, and the longest of five times: bytes from memory; bytes from the second-level cache
 (L2); instructions of the busiest multiprocessor (SM); its products on tensor cores; and the *wait*, the time of one
@@ -21,7 +22,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.random_checkpoint import MODELS, config_of
@@ -378,6 +379,23 @@ def kernel_rows(card: Card, counts: dict, launches: list[Launch]) -> Iterator[li
                f"{1e6 * total(parts):.1f}", f"{1e6 * n * total(parts):.0f}", binds(parts)]  # fmt: skip
 
 
+def block_rows(c: Config) -> Iterator[list[object]]:
+    """Every kernel of a model, by the architectures that bench/sass.py counted: blocks and warps of an SM."""
+    ampere = replace(CARDS["4090"], arch="sm_86", blocks=16)  # RTX 3090: otherwise as sm_89
+    cards, all_counts = [CARDS["a100"], ampere, CARDS["4090"], CARDS["h100"]], read_counts()
+    yield ["kernel", "warps", *(card.arch for card in cards)]
+    phases = [("decode", 1024), *(("prefill", n) for n in (16, 32, 64, 512))]
+    found: dict[str, Launch] = {}
+    for phase, n in phases:
+        for launch in (x for step in launches_of(cards[-1], all_counts["sm_90"], c, phase, n) for x in step):
+            found.setdefault(launch.kernel, launch)
+    for kernel, x in sorted(found.items()):
+        if kernel != "cuBLAS":
+            rows = [(card, all_counts[card.arch][kernel]) for card in cards]
+            fit = [blocks_per_sm(card, r["registers"], r["shared"] + x.dynamic_shared, x.warps) for card, r in rows]
+            yield [kernel, x.warps, *(f"{n} ({n * x.warps})" for n in fit)]
+
+
 def aligned(rows: list[list[object]]) -> str:
     """Columns of text; all but the first to the right."""
     text = [[str(cell) for cell in row] for row in rows]
@@ -402,8 +420,14 @@ def main() -> int:
     parser.add_argument(
         "--kernels", type=phase_and_n, metavar="PHASE:N", help="every kernel of decode:KEYS or prefill:TOKENS"
     )
+    parser.add_argument("--blocks", action="store_true", help="blocks and warps of each kernel that an SM holds")
     args = parser.parse_args()
     counts, parts = read_counts(), []
+    if args.blocks:
+        args.cards = []
+        parts = [
+            f"{name}: blocks (warps) of an SM\n\n{aligned(list(block_rows(config_of(name))))}" for name in args.models
+        ]
     for card in (CARDS[name] for name in args.cards):
         rows: list[list[object]] = [[card.name, *args.models]]
         for phase, n in CELLS:

@@ -29,7 +29,7 @@ from formats.files import read_text
 
 ROOT = Path(__file__).resolve().parent.parent
 TRIM_SYSTEM, TRIM_USER, TRIM_ASSISTANT, THINK_BLOCKS, LATE_SYSTEM, TURNS_ONLY, STRIP_ANSWER = 1, 2, 4, 8, 16, 32, 64
-DROP_THOUGHTS = 128
+DROP_THOUGHTS, FOLD_SYSTEM = 128, 256
 
 Message = dict[str, str]  # {"role": .., "content": ..}
 
@@ -174,7 +174,8 @@ def compose(chat: ChatTemplate, messages: list[Message], generation_prompt: bool
                 raise NotLiteralError("a system message that is not the first")
             out += chat.late_system_prefix + content + chat.late_system_suffix
         elif role == "user":
-            out += chat.user_prefix + content + chat.user_suffix
+            folded = chat.flags & FOLD_SYSTEM and i == 1 and roles[0] == "system"
+            out += ("" if folded else chat.user_prefix) + content + chat.user_suffix
         else:
             thoughts = ""
             if chat.flags & THINK_BLOCKS and "</think>" in content:
@@ -232,10 +233,13 @@ def find_pieces(render: Renderer) -> ChatTemplate:
     chat.no_system = _without(before, suffix=chat.user_prefix)
 
     try:
-        chat.system_prefix, system_to_user, _ = _between(render([system, user]), s, u)
-        chat.system_suffix = _without(system_to_user, suffix=chat.user_prefix)
-    except NotLiteralError:  # it is refused, or part of the first message: in front of that is next to it
-        chat.system_prefix, chat.system_suffix = chat.no_system, "\n\n"
+        chat.system_prefix, chat.system_suffix, _ = _between(render([system, user]), s, u)
+    except NotLiteralError:  # it is refused: the first message begins with it
+        chat.system_prefix, chat.system_suffix = chat.no_system + chat.user_prefix, "\n\n"
+    if chat.system_suffix.endswith(chat.user_prefix):
+        chat.system_suffix = chat.system_suffix.removesuffix(chat.user_prefix)
+    else:
+        chat.flags |= FOLD_SYSTEM
     late = render([user, system, user2])
     if late is not None and u in late and s in late.split(u)[1]:  # not moved to the front
         _, user_to_system, late_to_user, _ = _between(late, u, s, u2)

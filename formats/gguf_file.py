@@ -27,6 +27,8 @@ MAX_ARRAY = 1 << 22  # values: vocabularies have some 10^5
 MAX_NAME = 1 << 16
 MAX_DIMENSIONS = 4
 
+SCALE, INPUT_SCALE = ".scale", ".input_scale"  # factors of a matrix in NVFP4, and of its input, which stays as it is
+
 # Types of tensors that are read, in the order of docs/gguf.md.
 TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
          "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S",
@@ -314,6 +316,8 @@ class GGUFFiles:
             rows = np.fromfile(tensor.file, np.uint8, size, offset=tensor.offset + first).reshape(*shape[:-1], -1)
             with np.errstate(invalid="ignore", over="ignore"):
                 value = dequantize(rows, GGMLQuantizationType[tensor.type])
+                if (scale := name.removesuffix(".weight") + SCALE) in self.tensors:
+                    value = value * self.read(scale)[index or 0]
         if not np.isfinite(value).all():
             raise ModelError(f"{tensor.file}: tensor {name} has values that are not finite")
         return value

@@ -25,7 +25,7 @@ from formats.checkpoint import (
     yarn,
     yarn_attention,
 )
-from formats.gguf_file import TYPES, GGUFFiles, Metadata
+from formats.gguf_file import INPUT_SCALE, SCALE, TYPES, GGUFFiles, Metadata
 from formats.gguf_tokenizer import TokenizerFiles, end_tokens, tokenizer_files
 from formats.limits import LIMITS
 from formats.model_file import MAX_EOS_IDS, Generation
@@ -316,6 +316,9 @@ class GGUFModel:
             experts = () if expert_of(name) is None else (self.config.moe.n_experts,)
             expected[gguf_name(name)] = (*experts, *shape)
         tensors = self._files.tensors
+        for name in [name for name, tensor in tensors.items() if tensor.type == "NVFP4" and name in expected]:
+            for scale in (name.replace(".weight", SCALE), name.replace(".weight", INPUT_SCALE)):
+                expected |= {scale: expected[name][:-2] or (1,)} if scale in tensors else {}
         for name, shape in expected.items():
             if name not in tensors:
                 raise ModelError(f"{self.path}: tensor {name} is missing")

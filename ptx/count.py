@@ -136,12 +136,33 @@ def _awq_bytes(n_in: int, n_out: int, n_tokens: int) -> int:
     return weights // 2 + weights // 128 * 5 // 2 + n_tokens * (2 * n_in + 4 * n_out)
 
 
-def _product_case(kernel: str, n_tokens: int, n_in: int, n_out: int, make: Callable, note: str) -> Case:
+def _rung(grid: tuple, threads: int, n_tokens: int, n_in: int, n_out: int, m: Memory) -> tuple:
+    """Of bench/awq_kernels.cuh: out, x, of several tokens by tiles their number, w."""
+    arguments = struct.pack("<QQ", m.zeros(n_tokens * n_out), m.normal(n_tokens, n_in))
+    if threads == 64:
+        arguments += struct.pack("<i4x", n_tokens)
+    return (*grid, 1), threads, 0, arguments + _awq(m, n_in, n_out, 128)
+
+
+def _product_case(
+    kernel: str, n_tokens: int, n_in: int, n_out: int, make: Callable, note: str = "", ptx: str = "runq_awq"
+) -> Case:
     shape = f"{n_tokens} x {n_in} x {n_out}{note}"
-    return Case(kernel, shape, make, "weights", n_in * n_out / 1024, _awq_bytes(n_in, n_out, n_tokens))
+    return Case(kernel, shape, make, "weights", n_in * n_out / 1024, _awq_bytes(n_in, n_out, n_tokens), ptx)
 
 
 CASES = [
+    *(
+        _product_case(
+            kernel, n_tokens, n_in, n_out, partial(_rung, grid, threads, n_tokens, n_in, n_out), "", "awq_kernels"
+        )
+        for kernel, n_tokens, n_in, n_out, grid, threads in (
+            ("plain_product", 1, 4096, 512, (4, 1), 128),
+            ("fma_gemv", 1, 4096, 512, (8, 1), 256),
+            ("plain_product", 16, 2048, 256, (2, 16), 128),
+            ("shared_gemm<64>", 16, 2048, 256, (4, 1), 64),
+        )
+    ),
     _product_case("awq_gemv<4>", 1, 4096, 512, partial(_gemv, 4, 4096, 512, 8), ", 8 splits"),
     _product_case("awq_gemv<1>", 1, 4096, 256, partial(_gemv, 1, 4096, 256, 4), ", 4 splits"),
     _product_case("awq_gemm<16>", 16, 2048, 256, partial(_gemm, 16, 16, 2048, 256, 8), ", 8 blocks"),

@@ -1184,7 +1184,12 @@ TEST_CASE("chat mode: a full context drops the oldest turns with one line, and e
     r = run_cli(talker, {"m", "-m", "chat", "-c", "16"}, "a\nbbbbbbbbbbbbbbbbbbbb\nb\n");
     CHECK(r.out == "<think>c</think>d\n<think>c</think>d\n");
     CHECK(r.err.find("this message is too long: ") == 0);
-    r = run_cli(talker, {"m", "-m", "chat", "-c", "4"}, "a\nb\n");
+    r = run_cli(talker, {"m", "-m", "chat", "-c", "9"}, "bbbbbbbbbbbbbbbbbbbb\na\n");
+    CHECK(r.code == 0);
+    CHECK(r.out == "<think>c</think>d\n");
+    CHECK(r.err.find("this message is too long: 24 tokens, the context is 9 (--ctx)\n") == 0);
+    // That of an option ends it.
+    r = run_cli(talker, {"m", "-m", "chat", "-c", "4", "-i", "a"}, "b\n");
     CHECK(r.code == 2);
     CHECK(r.out == "");
     CHECK(r.err == "runq: --mode chat: the prompt is 5 tokens long, the context only 4\n");

@@ -2,10 +2,12 @@
 
 The `gguf` package writes the files and quantizes to all types but the K-quants and IQ4, for which `ENCODERS` has plain
 encoders: enough to tell a story, not made for quality. Rows of K-quants and IQ4_XS are whole blocks of 256 values, and
-the tiny models' rows have 128 and 384. `widened` makes of one a model with rows of 256 and 512 that computes the same.
+the tiny models' rows have 128 and 384. `widened` makes of one a model with rows of 256 and 512 that computes the same,
+`all_experts` of tiny-qwen3-moe one without dense layers.
 """
 
 import json
+import shutil
 
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType, GGUFWriter, quantize
@@ -310,4 +312,25 @@ def widened(hf_dir, out):
         target = tuple(widths.get(n, n) for n in shape)
         padded[name] = np.pad(value, [(0, t - n) for n, t in zip(shape, target, strict=True)])
     save_file(padded, out / "model.safetensors")
+    return out
+
+
+def all_experts(hf_dir, out):
+    """tiny-qwen3-moe with experts in its dense layer, too, as llama.cpp has it, that computes the same.
+
+    That layer's are all alike: two of them weigh 1 in sum. The others' are as wide by zeros.
+    """
+    shutil.copytree(hf_dir, out)
+    config, weights = json.loads((hf_dir / "config.json").read_text()), load_file(hf_dir / "model.safetensors")
+    wide = config["intermediate_size"]
+    for name in [name for name in weights if ".0.mlp." in name]:
+        value = weights.pop(name)
+        weights |= {name.replace("mlp.", f"mlp.experts.{i}."): value for i in range(config["num_experts"])}
+    for name in [name for name in weights if ".experts." in name]:
+        n_out, n_in = weights[name].shape
+        zeros = (0, wide - n_in) if "down_proj" in name else (wide - n_out, 0)
+        weights[name] = np.pad(weights[name], [(0, n) for n in zeros])
+    weights["model.layers.0.mlp.gate.weight"] = weights["model.layers.1.mlp.gate.weight"]
+    save_file(weights, out / "model.safetensors", {"format": "pt"})
+    (out / "config.json").write_text(json.dumps(config | {"mlp_only_layers": [], "moe_intermediate_size": wide}))
     return out

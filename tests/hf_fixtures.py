@@ -18,6 +18,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 from formats.interpreter import need
 
@@ -86,7 +87,7 @@ ROPE_SCALINGS = {
     for base in ("llama-scaled-rope", "qwen3-gqa-untied")
     for name, context, factor, fields in (
         ("linear", 256, 4.0, {"rope_type": "linear"}),
-        ("yarn", 64, 4.0, {"rope_type": "yarn"}),
+        ("yarn", 256, 4.0, {"rope_type": "yarn"}),
         ("yarn-type", 100, 2.5, {"type": "yarn"}),  # as older files call it
         ("yarn-betas", 128, 4.0, {"rope_type": "yarn", "beta_fast": 8, "beta_slow": 2}),
         ("yarn-not-truncated", 192, 4.0, {"rope_type": "yarn", "truncate": False}),
@@ -121,10 +122,18 @@ def with_rope_scaling(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def rope_logits(name: str) -> np.ndarray:
-    """Logits that transformers computes at those positions."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Logits (6, vocab_size) fp32 that transformers computes at those positions, all in fp64.
+
+    In fp32 frequencies and angles are off by so much that at position 1000 logits are by 1e-5 of the largest.
+    """
+    import torch
+
+    in_fp64 = patch.multiple(torch, float=torch.float64, float32=torch.float64)  # what its code asks for by name
+    with tempfile.TemporaryDirectory() as folder, in_fp64, patch.object(torch.Tensor, "float", torch.Tensor.double):
         tokens, positions = with_rope_scaling(name, Path(folder) / "hf")
-        return transformers_logits(Path(folder) / "hf", tokens)[positions]
+        logits = transformers_logits(Path(folder) / "hf", tokens)[positions]
+    assert logits.dtype == np.float64
+    return logits.astype(np.float32)
 
 
 def random_weights(config: dict, seed: int, own_classifier: bool) -> dict[str, np.ndarray]:

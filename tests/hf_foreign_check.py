@@ -19,6 +19,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ if __name__ == "__main__":
     need("numpy", "ml_dtypes", "jinja2", "tokenizers", "torch", "transformers", "compressed_tensors")
 
 import numpy as np
+from packaging.version import Version
 
 from formats.checkpoint import DENSE, SPARSE
 from formats.source import open_model
@@ -265,6 +267,8 @@ KINDS = {
     "MXFP4": Kind("llmcompressor", llmcompressor(scheme="MXFP4A16"), dequantized),
     "MXFP8": Kind("llmcompressor", llmcompressor(scheme="MXFP8A16"), dequantized),
     "4 and 8 bits": Kind("llmcompressor", llmcompressor(config_groups=groups(attn=8, mlp=4)), dequantized, "gptq"),
+    "4 bits in scattered groups": Kind("llmcompressor<0.13", llmcompressor(config_groups=groups(proj=4),
+                                                                           actorder="group"), dequantized, "gptq"),
     "4 bits but for a layer": Kind("llmcompressor", llmcompressor(("re:.*layers.1.*",), scheme="W4A16"),
                                    dequantized, "gptq"),
     "W8A8 but for a layer": Kind("llmcompressor", llmcompressor(("re:.*layers.1.*",), scheme="W8A8"),
@@ -331,12 +335,18 @@ def check(title: str, kind: Kind) -> bool:
     return complete and equal == len(theirs) and figures.largest <= (EXACT if exact else HALF) and figures.same >= SAME
 
 
+def is_there(package: str) -> bool:
+    """Whether a package is installed, "NAME<1.2": in an older version."""
+    name, _, end = package.partition("<")
+    return find_spec(name) is not None and (not end or Version(version(name)) < Version(end))
+
+
 def main() -> int:
     """See the module's docstring. Exit code 1 if something is not as it should be."""
     warnings.simplefilter("ignore")
     right = True
     for name in sys.argv[1:] or KINDS:
-        if find_spec(KINDS[name].package) is None:
+        if not is_there(KINDS[name].package):
             print(f"{name}: left out, there is no {KINDS[name].package}")
             continue
         right = check(name, KINDS[name]) and right

@@ -2,7 +2,7 @@
 
     python -m tests.llama_cpp_check
 
-Needs torch, transformers, accelerate and cyllama, which has a build of llama.cpp. Both tiny models, and SmolLM2 where
+Needs torch, transformers, accelerate and cyllama, which has a build of llama.cpp. The tiny models, and SmolLM2 where
 build/models/smollm2.gguf is there, are exported and written as GGUF:
 
     ids   of held-out stories, of odd texts and of a chat's first turn, by llama.cpp's tokenizer and by transformers'
@@ -22,6 +22,7 @@ if __name__ == "__main__":
 import numpy as np
 
 from export.__main__ import main as export
+from tests.gguf_fixture import all_experts
 
 ROOT = Path(__file__).resolve().parent.parent
 STORIES = (ROOT / "models" / "held_out.txt").read_text(encoding="utf-8").split("\n\n")
@@ -35,6 +36,12 @@ EXPORTS = {
     "gptq": ["gptq", "--rtn", "--bits", "embed=8,attn=4,ffn=4", "--group", "64"],
     "gptq-ladder": ["gptq", "--rtn"],
     "awq": ["awq", "--rtn", "--group-size", "64"],
+}
+MIXTURES = {
+    "a8w8": ["moe", "--no-smooth"],
+    "a8w4": ["moe", "--no-smooth", "--format", "a8w4"],
+    "a8w4-pure": ["moe", "--format", "a8w4", "--pure"],
+    "mxfp8": ["moe", "--format", "mxfp8", "--pure"],
 }
 
 
@@ -113,10 +120,11 @@ def main():
     if SMOLLM2.exists():
         sources["smollm2"] = SMOLLM2
     with tempfile.TemporaryDirectory() as folder:
+        sources["tiny-qwen3-moe"] = all_experts(ROOT / "models" / "tiny-qwen3-moe", Path(folder) / "tiny-qwen3-moe")
         good = [
             check(f"{model}.{name}", source, arguments, Path(folder))
             for model, source in sources.items()
-            for name, arguments in EXPORTS.items()
+            for name, arguments in (MIXTURES if "moe" in model else EXPORTS).items()
         ]
     return 0 if all(good) else 1
 

@@ -2,6 +2,7 @@
 #include "engine/os/files.h"
 
 #include <doctest/doctest.h>
+#include <sched.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -207,6 +208,30 @@ TEST_CASE("new file: a write that fails, or a signal that kills, leaves nothing"
         CHECK(text_of(path) == "old");
         CHECK(n_files(folder) == 1);
     }
+}
+
+TEST_CASE("new file: where there is no /proc, as in a chroot, it has a name") {
+    const std::string folder = fresh("no_proc");
+    const pid_t child = fork();
+    if (child == 0) {
+        const char* root = folder.c_str();
+        if (chroot(root) != 0 && (unshare(CLONE_NEWUSER) != 0 || chroot(root) != 0)) _exit(77);
+        try {
+            write_text("/out", "text");
+        } catch (const std::runtime_error& e) {
+            _exit(1);
+        }
+        _exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    if (WEXITSTATUS(status) == 77) {
+        MESSAGE("left out: chroot is not permitted");
+        return;
+    }
+    CHECK(status == 0);
+    CHECK(text_of(folder + "out") == "text");
+    CHECK(n_files(folder) == 1);
 }
 
 TEST_CASE("new file: what a killed process leaves under a name goes with the next, what is open stays") {

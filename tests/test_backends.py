@@ -56,17 +56,17 @@ def kernel(**where):
 
 def needs(backend):
     """Skips where a back end, or what it runs on, is not there."""
-    is_opencl = backend == "opencl"
+    make = {"opencl": "build/packages-opencl && make portable", "sycl": "test-sycl"}.get(backend, "portable")
     if not (HERE / "backends" / f"quant_gemm_{backend}.so").exists():
-        pytest.skip(f"needs the back end {backend}: make {'build/packages-opencl && make ' * is_opencl}portable")
+        pytest.skip(f"needs the back end {backend}: make {make}")
     done = run("--info", "--backend", backend)
     if done.returncode == 1 and "(code 1)" in done.stderr:  # QUANT_GEMM_NO_DEVICE
-        on = "a device for OpenCL, as the package pocl-opencl-icd has" if is_opencl else f"a processor with {backend}"
-        pytest.skip(f"needs {on}")
+        devices = {"opencl": "a device for OpenCL, as the package pocl-opencl-icd has", "sycl": "a device for SYCL"}
+        pytest.skip(f"needs {devices.get(backend, f'a processor with {backend}')}")
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("backend", [*CPU_BACKENDS, "opencl", "builtin"])
+@pytest.mark.parametrize("backend", [*CPU_BACKENDS, "opencl", "sycl", "builtin"])
 def test_the_goldens_ids(backend, model):
     if backend != "builtin":
         needs(backend)
@@ -264,6 +264,13 @@ def test_without_back_ends_the_programs_own_kernels_run(tmp_path):
 
 # ----------------------------------------------------------------------------
 # The files themselves
+
+
+def test_sycl_without_a_compiler_is_one_line():
+    make = ("make", "-s", "test-sycl", "SYCLCXX=no-such-compiler")
+    done = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"there is no SYCL compiler here, .*SYCLCXX=FILE\n", done.stdout)
 
 
 @pytest.mark.parametrize("backend", CPU_BACKENDS)

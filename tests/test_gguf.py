@@ -138,6 +138,28 @@ def test_blocks_of_types_without_an_encoder(tmp_path, wide, kind):
     assert np.array_equal(found, dequantize(encode(weight, kind), GGMLQuantizationType[kind]))
 
 
+def test_a_matrix_in_nvfp4_has_a_scale_of_its_own(tmp_path, wide):
+    """As the converter writes it for NVFP4 of modelopt; input_scale is of activations."""
+    name, weight = "blk.1.ffn_down.weight", np.zeros((256, 512), F32)
+
+    def written(kind="NVFP4", **scales):
+        scales = {name.replace("weight", key): np.array(value, F32) for key, value in scales.items()}
+        return open_model(write_gguf(wide, tmp_path / "m.gguf", "F16", {name: weight} | scales, {name: kind}))
+
+    def found(**scales):
+        return written(**scales).tensor("model.layers.1.mlp.down_proj.weight")
+
+    assert np.array_equal(found(scale=[0.375], input_scale=[7.0]), F32(0.375) * found())
+    for text, options in (
+        ("blk.1.ffn_down.scale has shape (2,), the metadata implies (1,)", {"scale": [1.0, 2.0]}),
+        ("blk.1.ffn_down.scale is not supported", {"kind": "F16", "scale": [0.5]}),
+    ):
+        with pytest.raises(ModelError, match=re.escape(text)):
+            written(**options)
+    with pytest.raises(ModelError, match=re.escape(f"{name} has values that are not finite")):
+        found(scale=[3e38])
+
+
 def test_widened_computes_the_same(wide):
     tokens = np.arange(40) * 7
     for source, expected in ((wide, MODELS / "tiny-llama"),):

@@ -20,7 +20,7 @@ from formats.tensors import matrix_shapes, norm_shapes
 from golden.awq import unpack
 from golden.forward import hf_name
 from golden.schemes import read_file
-from tests.gguf_fixture import write_gguf
+from tests.gguf_fixture import all_experts, write_gguf
 from tests.helpers import F16, F32, GOLDEN_FILES, MODELS, TINY, run_export
 
 # Kinds of the layers' matrices of the files behind the goldens.
@@ -158,23 +158,6 @@ def test_exported_again_it_has_the_same_codes(tmp_path):
 # ---- experts
 
 
-def only_experts(out):
-    """tiny-qwen3-moe without its dense layer, which is the first."""
-    source = MODELS / "tiny-qwen3-moe"
-    shutil.copytree(source, out)
-    config = json.loads((source / "config.json").read_text())
-    n = config["num_hidden_layers"] - 1
-    tensors = {
-        f"model.layers.{int(name.split('.')[2]) - 1}.{name.split('.', 3)[3]}" if ".layers." in name else name: value
-        for name, value in load_file(source / "model.safetensors").items()
-        if not name.startswith("model.layers.0.")
-    }
-    save_file(tensors, out / "model.safetensors")
-    changes = {"num_hidden_layers": n, "mlp_only_layers": []}
-    (out / "config.json").write_text(json.dumps(config | changes))
-    return out
-
-
 @pytest.mark.parametrize(
     ("layout", "kinds"),
     [(MoeLayout("a8w8", 0), ("Q8_0", "Q8_0")), (MoeLayout("a8w4", 64), ("Q8_0", "Q4_0")),
@@ -182,7 +165,7 @@ def only_experts(out):
      ("ladder", ("Q8_0", "Q8_0"))],
 )  # fmt: skip
 def test_experts(tmp_path, layout, kinds):
-    source, out = only_experts(tmp_path / "hf"), tmp_path / "m.bin"
+    source, out = all_experts(MODELS / "tiny-qwen3-moe", tmp_path / "hf"), tmp_path / "m.bin"
     if layout == "ladder":
         export_ladder(source, out, rtn=True, progress=False)
     else:
@@ -229,7 +212,7 @@ def test_models_that_llama_cpp_would_run_as_others_are_refused(tmp_path):
     assert "which llama.cpp has for llama alone, not for qwen3" in refused(tmp_path, "q8", scaled)
     no_smooth = ("--no-smooth",)
     assert "layer 0 without experts" in refused(tmp_path, "moe", MODELS / "tiny-qwen3-moe", *no_smooth)
-    source = only_experts(tmp_path / "experts")
+    source = all_experts(MODELS / "tiny-qwen3-moe", tmp_path / "experts")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"norm_topk_prob": False}))
     assert "norm_topk_prob false" in refused(tmp_path, "moe", source, *no_smooth)

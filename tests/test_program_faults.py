@@ -122,7 +122,6 @@ def test_a_small_file_takes_little_memory_whatever_its_header_says(tmp_path, pro
     [
         (("-f", "/dev/zero"), "--file: the prompt", 2),
         (("-i", "-"), "--prompt: the prompt", 2),
-        (("-m", "chat"), "--mode chat: a line of standard input", 2),
         (("--ppl", "/dev/zero"), "--ppl: a stretch of '/dev/zero' that cannot be cut", 1),
     ],
 )
@@ -137,6 +136,20 @@ def test_a_text_without_end_is_refused_while_it_is_read(tmp_path, options, name,
     else:
         assert line.endswith(" bytes, and so than the context of 512 tokens\n")
         assert memory < 100e6
+
+
+def test_of_a_line_that_is_too_long_for_a_chat_nothing_is_kept(tmp_path):
+    with (tmp_path / "lines").open("w+b") as lines:
+        lines.write(b"Hi\n")
+        lines.truncate(150_000_000)  # zeros
+        lines.seek(0, 2)
+        lines.write(b"\nHi\n")
+        lines.seek(0)
+        done, memory = run_measured(tmp_path, "runq", LLAMA, "-m", "chat", "-n", 1, stdin=lines)
+    assert (done.returncode, done.stdout.count(b"\n")) == (0, 2)
+    assert done.stderr.startswith(b"--mode chat: a line of standard input is longer than ")
+    assert done.stderr.count(b"longer than") == 1
+    assert memory < 100e6
 
 
 def test_perplexity_of_a_text_that_goes_on():

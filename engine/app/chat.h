@@ -172,8 +172,8 @@ inline Typed read_message(Conversation& chat, std::string& text) {
 
 // The conversation as ids, with room for an answer: while there is none, the oldest message of the user and
 // its answer are dropped. Where the last message alone is too long, it is dropped instead, and there are no
-// ids.
-inline std::vector<int> ids_that_fit(Conversation& chat) {
+// ids; UsageError if it is an option's.
+inline std::vector<int> ids_that_fit(Conversation& chat, bool is_option) {
     const auto context = size_t(chat.session.context);
     const size_t room = std::min(size_t(chat.session.max_new), std::max<size_t>(context / 4, 1));
     const size_t oldest = chat.has_system() ? 1 : 0;
@@ -187,8 +187,7 @@ inline std::vector<int> ids_that_fit(Conversation& chat) {
         kept.erase(begin, begin + 2);
         n_dropped++;
     }
-    const bool opening = chat.messages.size() == oldest + 1;
-    if (ids.empty() || (opening && !chat.terminal)) check_prompt("--mode chat", ids.size(), int(context));
+    if (ids.empty() || is_option) check_prompt("--mode chat", ids.size(), int(context));
     if (ids.size() >= context) {
         note(chat.io.err, format("this message is too long: %zu tokens, the context is %zu (--ctx)\n",
                                  ids.size(), context));
@@ -242,7 +241,8 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
     if (o.system) chat.messages.push_back({"system", *o.system});
     while (true) {
         std::string text;
-        if (first && !first->empty()) {
+        const bool is_option = first && !first->empty();
+        if (is_option) {
             text = *std::exchange(first, std::nullopt);
         } else {
             const Typed typed = read_message(chat, text);
@@ -253,7 +253,6 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
             }
             const std::string name = terminal ? "this message" : "--mode chat: a line of standard input";
             if (typed == Typed::too_long) {
-                if (!terminal) throw UsageError(limit.line(name));
                 note(io.err, limit.line(name) + "\n");
                 continue;
             }
@@ -274,7 +273,7 @@ inline Stop run_chat(Session& s, const Options& o, std::optional<std::string> fi
             }
         }
         chat.messages.push_back({"user", text});
-        std::vector<int> ids = ids_that_fit(chat);
+        std::vector<int> ids = ids_that_fit(chat, is_option);
         if (ids.empty()) continue;
         if (answer(chat, std::move(ids)) != Stop::ctrl_c) continue;
         if (!terminal) return Stop::ctrl_c;

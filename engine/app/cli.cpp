@@ -197,7 +197,6 @@ int run(Options o, const Program& program, const Streams& io) {
     if (o.system) o.system = option_text("--system", *o.system);
     if (o.threads == 0) o.threads = default_threads();
     threads().resize(o.threads);
-    threads().yield_to_others();
     Trace trace(o.trace_from.value_or(0));
     std::unique_ptr<Model> loaded = program.load(o, o.trace ? &trace : nullptr);
     Model& model = *loaded;

@@ -333,13 +333,13 @@ Typed LineEditor::read_line_behind(const char* marker, std::string& line) {
         return Typed::line;
     }
 #endif
+    for (int c; is_cut_ && !interrupted && (c = read_byte(io_.in)) != EOF;) is_cut_ = c != '\n';
     if (terminal_) note(io_.err, marker);
     while (terminal_ && !interrupted && !wait_for_input(io_.in)) {
     }
     if (!interrupted && read_line(io_.in, line, most_)) {
-        if (line.size() <= most_) return Typed::line;
-        for (int c; terminal_ && (c = read_byte(io_.in)) != EOF && c != '\n';) continue;
-        return Typed::too_long;
+        is_cut_ = line.size() > most_;
+        return is_cut_ ? Typed::too_long : Typed::line;
     }
     if (terminal_) note(io_.err, "\n");  // what is printed next does not stand behind the marker
     std::clearerr(io_.in);

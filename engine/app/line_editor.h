@@ -44,5 +44,6 @@ class LineEditor {
     bool terminal_;
     std::string history_;
     size_t most_;
+    bool is_cut_ = false;         // the last line was longer: its rest comes next, and is dropped
     std::unique_ptr<Keys> keys_;  // null: lines as they come
 };

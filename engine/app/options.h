@@ -41,9 +41,8 @@ Usual (without a prompt the model starts from its beginning-of-text token)
                         (default 256; 0: to the end of the context)
   -t, --temp F          temperature, 0 to 100; 0 takes the most probable token
   -c, --ctx N           context length (default: the model's, at most 4096)
-  -j, --threads N       threads, 1 to 1024; fewer while other programs want the
-                        cores (default: all physical cores, in a container no
-                        more than its CPU quota)
+  -j, --threads N       threads, 1 to 1024 (default: all physical cores, in a
+                        container no more than its CPU quota)
 
 Prompts and chat
   -f, --file PATH       the prompt is a file's text; - reads standard input

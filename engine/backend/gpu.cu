@@ -215,10 +215,11 @@ __global__ void __launch_bounds__(tile_threads)
     const int thread = int(threadIdx.x), unit = thread / 32, g = thread % 32 / 4, t = thread % 4;
     const int first_row = int(blockIdx.x) * tile_size, first_token = int(blockIdx.y) * tile_size;
     const int n_groups = 64 / x.group_size, group_words = x.group_size / 4;
+    // What it expands. Eight threads store to all banks at once: two rows, as a fourth row is 16 banks on.
+    const int own_row = thread / 32 * 8 + thread / 4 % 2 * 4 + thread / 8 % 4, col = thread % 4 * 16;
     float sums[8][4] = {};
     for (int k = 0; k < w.n_cols; k += 64) {
-        for (int piece = thread; piece < tile_size * 4; piece += tile_threads) {
-            const int row = piece / 4, col = piece % 4 * 16;
+        for (int row = own_row; row < tile_size; row += tile_threads / 4) {
             const int i = first_row + row, token = first_token + row;
             const uint4 none = make_uint4(0, 0, 0, 0);
             *reinterpret_cast<uint4*>(w_codes + row * tile_words + col / 4) =
@@ -227,10 +228,10 @@ __global__ void __launch_bounds__(tile_threads)
                 token < x.n_rows ? load_tokens(x, token, k + col) : none;
         }
         for (int j = thread; j < n_groups * tile_size; j += tile_threads) {
-            const int row = j % tile_size, group = j / tile_size, col = k + group * x.group_size;
+            const int row = j % tile_size, first = k + j / tile_size * x.group_size;
             const int i = first_row + row, token = first_token + row;
-            w_scales[j] = i < w.n_rows ? load_scale<F>(w, i, col) : 0;
-            x_scales[j] = token < x.n_rows ? load_token_scale(x, token, col / x.group_size) : 0;
+            w_scales[j] = i < w.n_rows ? load_scale<F>(w, i, first) : 0;
+            x_scales[j] = token < x.n_rows ? load_token_scale(x, token, first / x.group_size) : 0;
         }
         __syncthreads();
         for (int group = 0; group < n_groups; group++) {

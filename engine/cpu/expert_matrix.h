@@ -10,6 +10,7 @@
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/quantize.h"
 #include "engine/cpu/rows.h"
+#include "engine/os/files.h"
 #include "engine/os/process.h"
 #include "engine/os/threads.h"
 
@@ -54,6 +55,26 @@ inline QuantRows in_groups(const Int8Rows& x, int group) {
         sum_groups(sums + size_t(t) * size_t(n), x.row_codes(t), x.n_cols, group);
     });
     return {x.codes.data(), scales, sums, x.n_rows, x.n_cols, group};
+}
+
+// Of a model that is read where the file lies: all pages of the experts that have tokens, in rising order,
+// are asked for at once. A product would wait for them one after the other.
+template <class Experts, class Routing>
+void will_read(const Experts& experts, const Routing& r) {
+    if (experts.down[0].packed != nullptr) return;
+    for (const auto* matrices : {&experts.gate_up, &experts.down}) {
+        int last = -1;
+        for (const int pair : r.by_expert) {
+            if (r.experts[size_t(pair)] == last) continue;
+            const auto& w = (*matrices)[size_t(last = r.experts[size_t(pair)])];
+            want_mapped(w.codes, size_t(w.n_rows) * size_t(w.row_bytes()));
+            const size_t n_groups = size_t(w.n_rows) * size_t(w.n_groups());
+            if (w.mask != nullptr) want_mapped(w.mask, size_t(w.n_rows) * size_t(w.n_cols) / 8);
+            if (w.levels != nullptr) want_mapped(w.levels, n_groups);
+            if (w.scales != nullptr) want_mapped(w.scales, sizeof(*w.scales) * n_groups);
+            if (w.zeros != nullptr) want_mapped(w.zeros, size_t(w.n_rows) * ((size_t(w.n_groups()) + 1) / 2));
+        }
+    }
 }
 
 // matmul() of runq_moe.cpp by the best path of this build. False, and nothing written, if there is none.

@@ -260,7 +260,9 @@ template <int chunks>
 __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at) {
     constexpr int head_dim = 32 * chunks;
     __shared__ float2 statistics[attention_rows][token_warps];  // of the warps: maximum and total
-    auto* sums = dynamic_shared<float>();                       // of the warps: (n_rows, sums_row)
+    // The tile's queries, for all warps. A row begins 16 banks behind the one before it.
+    __shared__ uint4 queries[attention_rows][4 * (chunks | 1)];
+    auto* sums = dynamic_shared<float>();  // of the warps: (n_rows, sums_row)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, kv = blockIdx.y;
     const int heads_per_kv = at.heads_per_kv, split = blockIdx.z;
     const int n_rows = min(attention_rows, heads_per_kv - int(blockIdx.x) * attention_rows);
@@ -277,35 +279,38 @@ __global__ void __launch_bounds__(32 * token_warps) token_attention(Attention at
 
     int first = (split + n_splits * warp) * token_keys;
     const int step = n_splits * token_warps * token_keys, last_key[2] = {n_keys - 1, n_keys - 1};
-    if (first >= n_keys) {
-        wait_for_previous();
-    } else {
-        uint4 k[2][chunks];
-        uint2 v[chunks][4];
-        const auto load_keys = [&] {  // from `first` on; beyond the last, that one
-            for (int j = 0; j < 2; j++) {
-                const half* key = keys + size_t(min(first + 8 * j + g, n_keys - 1)) * head_dim + 8 * t;
-                for (int c = 0; c < chunks; c++) k[j][c] = *reinterpret_cast<const uint4*>(key + 32 * c);
-            }
-        };
-        const auto load_values = [&] {  // those of keys 2t, 2t + 1, 2t + 8 and 2t + 9
-            for (int i = 0; i < 4; i++) {
-                const int key = min(first + 2 * t + i / 2 * 8 + i % 2, n_keys - 1);
-                const half* value = values + size_t(key) * head_dim + 4 * g;
-                for (int c = 0; c < chunks; c++) v[c][i] = *reinterpret_cast<const uint2*>(value + 32 * c);
-            }
-        };
-        // The kernel before writes the last key and value, and the query.
-        const bool is_old = first + token_keys < n_keys;
-        if (is_old) load_keys(), load_values();
-        wait_for_previous();
+    uint4 k[2][chunks];
+    uint2 v[chunks][4];
+    const auto load_keys = [&] {  // from `first` on; beyond the last, that one
+        for (int j = 0; j < 2; j++) {
+            const half* key = keys + size_t(min(first + 8 * j + g, n_keys - 1)) * head_dim + 8 * t;
+            for (int c = 0; c < chunks; c++) k[j][c] = *reinterpret_cast<const uint4*>(key + 32 * c);
+        }
+    };
+    const auto load_values = [&] {  // those of keys 2t, 2t + 1, 2t + 8 and 2t + 9
+        for (int i = 0; i < 4; i++) {
+            const int key = min(first + 2 * t + i / 2 * 8 + i % 2, n_keys - 1);
+            const half* value = values + size_t(key) * head_dim + 4 * g;
+            for (int c = 0; c < chunks; c++) v[c][i] = *reinterpret_cast<const uint2*>(value + 32 * c);
+        }
+    };
+    // The kernel before writes the last key and value, and the query.
+    const bool is_old = first + token_keys < n_keys;
+    if (is_old) load_keys(), load_values();
+    wait_for_previous();
+    static_assert(32 * token_warps == 16 * attention_rows);
+    const int own_row = threadIdx.x / 16, piece = threadIdx.x % 16;
+    if (own_row < n_rows && piece < 4 * chunks)
+        queries[own_row][piece] = *reinterpret_cast<const uint4*>(q + own_row * head_dim + 8 * piece);
+    __syncthreads();
+    if (first < n_keys) {
         if (!is_old) load_keys(), load_values();
         // A row beyond the last repeats the last row and is not written.
         RowTile<chunks> tile;
         for (int i = 0; i < 2; i++) {
-            const half* row = q + min(g + 8 * i, n_rows - 1) * head_dim + 8 * t;
+            const uint4* row = queries[min(g + 8 * i, n_rows - 1)] + t;
             for (int c = 0; c < chunks; c++) {
-                const uint4 x = *reinterpret_cast<const uint4*>(row + 32 * c);
+                const uint4 x = row[4 * c];
                 tile.q[c][0][i] = x.x, tile.q[c][0][2 + i] = x.y;
                 tile.q[c][1][i] = x.z, tile.q[c][1][2 + i] = x.w;
             }

@@ -27,6 +27,14 @@ inline void drop_mapped(const void* p, size_t n) {
     if (first < end) drop_mapped_pages(mapped_range.begin + first, end - first);
 }
 
+// The pages of these bytes will be read soon: they can begin to come from the disk.
+inline void want_mapped(const void* p, size_t n) {
+    const auto* begin = static_cast<const std::byte*>(p);
+    if (n == 0 || begin < mapped_range.begin || begin + n > mapped_range.begin + mapped_range.size) return;
+    const size_t before = size_t(begin - mapped_range.begin) % page_size();
+    want_mapped_pages(begin - before, before + n);
+}
+
 // It is mapped: what is read of it comes from the disk then, and can be dropped again where memory is short.
 class MappedFile {
   public:

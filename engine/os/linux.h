@@ -185,26 +185,6 @@ inline double granted_processors(const std::string& root) {
     return quota;
 }
 
-// The number of threads on this machine, of all programs, that run or wait for a core; 0 if the system does
-// not say. The fourth field of /proc/loadavg is RUNNING/ALL (man 5 proc_loadavg).
-inline int runnable_threads() {
-    std::ifstream file("/proc/loadavg");
-    double load = 0;
-    int running = 0;
-    return file >> load >> load >> load >> running ? running : 0;
-}
-
-// How many processors there are for this process's threads, of which n_awake run now; a large number if
-// nobody knows. What runs on the whole machine says nothing of the processors of a process that has only some
-// of them.
-inline int processors_left(int n_awake) {
-    const int running = runnable_threads(), online = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-    cpu_set_t ours;
-    if (running > 0 && sched_getaffinity(0, sizeof ours, &ours) == 0 && CPU_COUNT(&ours) == online)
-        return std::max(0, online - (running - n_awake));
-    return std::numeric_limits<int>::max();
-}
-
 // Where this program's own file lies.
 inline std::filesystem::path program_file() {
     std::error_code error;

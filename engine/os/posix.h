@@ -126,7 +126,6 @@ inline std::filesystem::path program_file() { return {}; }
 
 #if defined(__APPLE__) || defined(__wasm__)
 inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }
-inline int processors_left(int) { return std::numeric_limits<int>::max(); }
 #endif
 
 // Sleeps while `value` is `old`; who changes it calls wake_all(value) then. May return earlier.
@@ -173,6 +172,10 @@ inline void unmap_file(std::span<const std::byte> file) {
 inline void drop_mapped_pages(const std::byte* pages, size_t n_bytes) {
     madvise(const_cast<std::byte*>(pages), n_bytes, MADV_DONTNEED);
 }
+// Begins to read such pages from the disk, and does not wait for them.
+inline void want_mapped_pages(const std::byte* pages, size_t n_bytes) {
+    madvise(const_cast<std::byte*>(pages), n_bytes, MADV_WILLNEED);
+}
 
 // Whether both names lead to one file, by links or not.
 inline bool same_file(const std::string& a, const std::string& b) {
@@ -186,10 +189,10 @@ inline bool same_file(const std::string& a, const std::string& b) {
 // Opens a new file to be written that has no name yet, in this folder.
 inline int create_unnamed([[maybe_unused]] const std::filesystem::path& folder) {
 #ifdef O_TMPFILE
-    return open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
-#else
-    return -1;
+    if (access("/proc/self/fd", X_OK) == 0)  // by which give_name() finds it; not every chroot has it
+        return open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
 #endif
+    return -1;
 }
 // A lock that lasts as long as the file is open. False where there is none, or another has it.
 inline bool lock_file([[maybe_unused]] int fd, [[maybe_unused]] int how) {

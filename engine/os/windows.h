@@ -104,7 +104,6 @@ inline int system_cores() {
     }));
 }
 inline double granted_processors(const std::string&) { return std::numeric_limits<double>::infinity(); }
-inline int processors_left(int) { return std::numeric_limits<int>::max(); }
 
 // Not std::atomic::wait(): where there is no futex, libstdc++ (12) looks at the value, then takes a lock,
 // then sleeps; notify_all() takes none, and if it comes between the two first, nobody wakes the sleeper.
@@ -161,6 +160,10 @@ inline void unmap_file(std::span<const std::byte> file) { UnmapViewOfFile(file.d
 // To unlock what is not locked takes pages out of the working set: Microsoft's page on VirtualUnlock.
 inline void drop_mapped_pages(const std::byte* pages, size_t n_bytes) {
     VirtualUnlock(const_cast<std::byte*>(pages), n_bytes);
+}
+inline void want_mapped_pages(const std::byte* pages, size_t n_bytes) {
+    WIN32_MEMORY_RANGE_ENTRY range{const_cast<std::byte*>(pages), n_bytes};
+    PrefetchVirtualMemory(GetCurrentProcess(), 1, &range, 0);
 }
 
 inline bool same_file(const std::string& a, const std::string& b) {

@@ -28,7 +28,8 @@ struct ChatTemplate {
         // Newlines in front of an answer are dropped: in front of the last one (think_blocks, Qwen3), or
         // where thoughts are (drop_thoughts).
         strip_answer = 64,
-        drop_thoughts = 128  // an answer is what follows its last </think> (DeepSeek-R1's distillations)
+        drop_thoughts = 128,  // an answer is what follows its last </think> (DeepSeek-R1's distillations)
+        fold_system = 256     // the first user message goes on where the system message ends (Llama 2)
     };
     uint32_t flags = 0;
     // What stands before the first message when that is not a system message.
@@ -91,7 +92,8 @@ inline std::string chat_text(const ChatTemplate& chat, std::span<const ChatMessa
             out.append(i == 0 ? chat.system_suffix : chat.late_system_suffix);
         } else if (role == "user") {
             if (has(ChatTemplate::trim_user)) text = chat_trim(text);
-            out.append(chat.user_prefix).append(text).append(chat.user_suffix);
+            const bool folded = has(ChatTemplate::fold_system) && i == 1 && messages[0].role == "system";
+            out.append(folded ? "" : chat.user_prefix).append(text).append(chat.user_suffix);
         } else if (role == "assistant") {
             constexpr std::string_view open = "<think>", close = "</think>";
             if (const size_t end = text.rfind(close); has(ChatTemplate::drop_thoughts) && end != text.npos)

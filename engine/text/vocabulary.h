@@ -408,7 +408,7 @@ class Vocabulary {
     void read_chat(SectionReader in) {
         const size_t n_bytes = in.rest.size();
         chat_.flags = in.u32("chat.flags");
-        check_section(chat_.flags <= 255, "chat.flags ", chat_.flags, " has unknown bits");
+        check_section(chat_.flags <= 511, "chat.flags ", chat_.flags, " has unknown bits");
         for (std::string* piece : chat_.pieces()) {
             *piece = in.take(in.u32("chat literal"), "chat literal of");
             SectionReader::check_text(*piece, "chat literal");

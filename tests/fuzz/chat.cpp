@@ -31,6 +31,7 @@ void render(Choices& choices) {
         messages.push_back({role, content});
     }
     const bool think = choices.yes(), generation_prompt = choices.yes();
+    if (choices.yes()) chat.flags |= ChatTemplate::fold_system;
     try {
         const std::string text = chat_text(chat, messages, think, generation_prompt);
         expect(utf8_valid_prefix(text) == text.size(), "a conversation is UTF-8");

@@ -1,0 +1,90 @@
+"""Decode of a mixture of experts that does not fit into memory: tokens/s by how much of the file may be there.
+
+    sudo .venv/bin/python -m bench.memory_limit MODEL.bin [MODEL.bin ...] [--shares 100 75 50 25] [--steps N]
+
+runq_moe reads the file where it lies (--mmap) within a memory control group (cgroup v1 or v2) whose limit is a share of
+the file's size, and room for the program itself. The file is taken out of memory before each run, as its pages are
+charged to whoever read them first. Prompt and first tokens, which fill memory, are not counted: a run is repeated with
+half as many tokens, and the difference is taken. Models with random weights are what bench.make_model writes; with
+--skew a quarter of the experts gets most tokens.
+"""
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GROUP = "runq-memory-limit"
+OWN_BYTES = 400 << 20  # of the program: a chunk of tokens, the cache
+
+
+def group_folder() -> tuple[Path, str]:
+    """The folder of a memory control group, made, and the name of its limit. Raises OSError where there is none."""
+    for folder, name in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        with suppress(OSError):
+            (folder / GROUP).mkdir(exist_ok=True)
+            if (folder / GROUP / name).exists():
+                return folder / GROUP, name
+    raise OSError("there is no memory control group here that this user may make: it takes Linux, and root")
+
+
+def drop(path: Path) -> None:
+    """Takes a file's pages out of memory."""
+    with path.open("rb") as f:
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def seconds_of(model: Path, steps: int, folder: Path) -> float:
+    """Seconds of decoding so many tokens, in the group. Raises RuntimeError with what the program says if it fails."""
+
+    def join() -> None:
+        (folder / "cgroup.procs").write_text(str(os.getpid()))
+
+    drop(model)
+    command = [ROOT / "runq_moe", model, "--mmap", "--ids", "1,2,3,4", "-n", str(steps), "-t", "0", "--seed", "1"]
+    done = subprocess.run(command, preexec_fn=join, capture_output=True, text=True, check=False)
+    found = re.search(r"decode +\d+ tokens in ([\d.]+) s", done.stderr)
+    if done.returncode or found is None:
+        raise RuntimeError(f"{model}, exit code {done.returncode}: {done.stderr.strip()[-300:]}")
+    return float(found[1])
+
+
+def main() -> int:
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m bench.memory_limit", description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--shares", nargs="+", type=int, default=[100, 75, 50, 25], help="per cent of the file")
+    parser.add_argument("--steps", type=int, default=64, help="tokens of the longer run (64)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each, of which the median counts (3)")
+    args = parser.parse_args()
+    try:
+        folder, limit = group_folder()
+    except OSError as error:
+        print(f"memory_limit: {error}", file=sys.stderr)
+        return 1
+    print("| tokens/s | " + " | ".join(f"{share} %" for share in args.shares) + " |")
+    print("|---|" + "---:|" * len(args.shares))
+    for model in args.models:
+        cells = []
+        for share in args.shares:
+            (folder / limit).write_text(str(model.stat().st_size * share // 100 + OWN_BYTES))
+            speeds = []
+            for _ in range(args.rounds):
+                whole, half = (seconds_of(model, n, folder) for n in (args.steps, args.steps // 2))
+                speeds.append((args.steps - args.steps // 2) / max(whole - half, 1e-3))
+            cells.append(f"{statistics.median(speeds):.1f}")
+        print(f"| {model.stem} | " + " | ".join(cells) + " |", flush=True)
+    folder.rmdir()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
