@@ -32,7 +32,7 @@ FILES = {
     "tiny-qwen3.w8a8-block32": "runq_w8a8", "tiny-llama.w8a8-static": "runq_w8a8",
     "tiny-llama.gptq-ladder": "runq_gptq", "tiny-qwen3.gptq-sparse": "runq_gptq",
     "tiny-llama.gptq-w4": "runq_gptq", "tiny-qwen3-moe.moe-a8w8": "runq_moe", "tiny-qwen3-moe.moe-a8w4": "runq_moe",
-    "tiny-qwen3-moe.moe-mxfp8": "runq_moe",
+    "tiny-qwen3-moe.moe-mxfp8": "runq_moe", "tiny-qwen3-moe.moe-ladder": "runq_moe",
 }  # fmt: skip
 
 
