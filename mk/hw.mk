@@ -201,7 +201,7 @@ $(foreach goal,rtl-backend rtl-story rtl-test rtl-netlist rtl-quick rtl-wave rtl
 # The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a, or axi-RxC-scalersN.
 RTL_ARRAY := $(ARRAY)$(if $(SCALERS),-scalers$(SCALERS))
 rtl_scalers = $(word 2,$(subst -scalers, ,$1))
-RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --noassert --top-module matmul_axi --prefix Vmatmul_axi $(RTL_TRACE)
+RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --assert -CFLAGS -DVL_USER_STOP --top-module matmul_axi --prefix Vmatmul_axi $(RTL_TRACE)
 $(HW)/axi-%/model/model.a: $(RTL_SOURCES) build/packages-hw
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(RTL_VERILATOR) -GROWS=$(call array_rows,$*) -GCOLS=$(call array_cols,$*) -GMIN_GROUP=$(call array_rows,$*) $(if $(call rtl_scalers,$*),-GSCALERS=$(call rtl_scalers,$*)) --Mdir $(@D) $(RTL_SOURCES)
@@ -261,7 +261,7 @@ $(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/chip/two
 
 # The test of the core finds every mistake that is planted in it.
 .PHONY: hw-core-mutants
-hw-core-mutants: $(HW)/axi-4x4/matmul_axi_test
+hw-core-mutants: $(HW)/axi-4x8/matmul_axi_test
 	@$(PYTHON) hw/tests/core_mutants.py $(if $(CORE_MUTANT),"$(CORE_MUTANT)")
 hw: hw-core-mutants
 
