@@ -285,7 +285,7 @@ $(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/chip/two
 
 # The test of the core finds every mistake that is planted in it.
 .PHONY: hw-core-mutants
-hw-core-mutants: $(HW)/axi-4x8/matmul_axi_test
+hw-core-mutants: $(HW)/axi-4x8-scalers2/matmul_axi_test
 	@$(PYTHON) hw/tests/core_mutants.py $(if $(CORE_MUTANT),"$(CORE_MUTANT)")
 hw: hw-core-mutants
 

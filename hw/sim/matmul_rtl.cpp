@@ -208,6 +208,7 @@ void MatmulRtl::stop() {
     t.s_axis_w_tvalid = t.s_axis_x_tvalid = t.m_axis_tready = 0;
     stopping_ = true;  // the one time that a result may be taken back
     write(rtl_register::control, rtl_command::stop);
+    tick();
     stopping_ = false;
 }
 
