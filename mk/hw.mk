@@ -8,7 +8,7 @@
 #     make hw-unit ARRAY=8x32  the modules in Verilator, and tiles on an array of 8 rows x 32 columns; make hw-icarus likewise
 
 PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev
-$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage hw-cocotb hw-cocotb-quick,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage hw-cocotb hw-cocotb-quick hw-hls,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 build/packages-hw: build/packages
 	@$(call install,$(PACKAGES_HW))
 	@touch $@
@@ -124,9 +124,9 @@ build/hw/vectors/%/cases.txt: $(HW_VECTORS_FROM)
 HW_RANDOM := $(if $(FULL),100000000,1000000)
 HW_TOPS   := systolic_array dot_row group_scaler row_scaler quantizer fp32_fma file_codes weight_expander fp16_to_fp32 msd_array
 .PHONY: hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage
-hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage hw-cocotb
+hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage hw-cocotb hw-hls
 	@echo 'hw: all passed, $(HW_RANDOM) random pairs for each fp32 module$(if $(FULL),, (FULL=1: 100000000))'
-hw-quick: hw-lint hw-unit hw-icarus-quick hw-cocotb-quick
+hw-quick: hw-lint hw-unit hw-icarus-quick hw-cocotb-quick hw-hls
 	@echo 'hw-quick: $(HW_TESTS) passed; make hw also has the other modules, planted mistakes, proofs, coverage, and every tile in Icarus'
 
 # Every test program, one after the other. HW_PAIRS is read by fp32_test, HW_ARRAY by those that take products.
@@ -178,6 +178,21 @@ hw-cocotb hw-cocotb-quick: $(COCOTB)/ready build/packages-hw
 	    vvp -n -M "$$($(COCOTB)/bin/cocotb-config --prefix)/cocotb/libs" -m libcocotbvpi_icarus $(COCOTB)/core.vvp > $(COCOTB)/log 2>&1; \
 	    grep -q '<testcase name="stop"' $(COCOTB)/results.xml && ! grep -q '<failure' $(COCOTB)/results.xml && ! grep -q 'ERROR:' $(COCOTB)/log || { cat $(COCOTB)/log; exit 1; }
 	@echo '$@: $(if $(findstring quick,$@),30,1000) products under the AXI models of cocotbext-axi, in Icarus'
+
+# A layer for high-level synthesis (hw/hls/layer.h) beside the golden trace, with RMSNorm in fp32 and fp64, in two compilers;
+# nothing in it takes memory from the heap.
+HLS_FLAGS := -std=c++17 -O1 -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -ffp-contract=off -fno-exceptions -I. -Ibuild/hw/hls
+HLS_TRACE := golden/data/tiny-llama.q8.decode.trace.safetensors
+.PHONY: hw-hls
+hw-hls: build/models/tiny-llama.q8.bin $(VENV_READY)
+	@mkdir -p build/hw/hls
+	@$(PY) -m golden hex 'layers.1.*' --file $< --format c > build/hw/hls/weights.h
+	@$(PY) -m golden hex 'layers.1.*' layers.0.ffn.residual --file $(HLS_TRACE) --format c > build/hw/hls/steps.h
+	@for cxx in g++ $(if $(shell command -v clang++),clang++); do for norm in float double; do \
+	    $$cxx $(HLS_FLAGS) -DNORM_T=$$norm -c hw/hls/layer_test.cpp -o build/hw/hls/layer_test.o || exit 1; \
+	    ! nm -u build/hw/hls/layer_test.o | grep -E ' (malloc|calloc|_Zn[aw].*)$$' || exit 1; \
+	    $$cxx build/hw/hls/layer_test.o -o build/hw/hls/layer_test && build/hw/hls/layer_test > build/hw/hls/log || { cat build/hw/hls/log; exit 1; }; \
+	    echo "hw-hls: $$cxx, RMSNorm in $$norm: $$(tail -n 1 build/hw/hls/log)"; done; done
 
 # Proofs: each hw/formal/NAME.sv has a module of its name with assertions, which sat of Yosys proves by induction over clocks.
 hw-formal: build/packages-hw

@@ -174,7 +174,7 @@ void MatmulRtl::access(std::span<RtlAccess> all) {
     size_t addresses = 0, words = 0, written = 0, asked = 0, answered = 0;
     const double share = stalls.registers;
     for (int clock = 0; written < writes.size() || answered < reads.size(); clock++) {
-        if (clock == 100000) throw std::runtime_error("a register does not answer");
+        if (clock == 20000) throw std::runtime_error("a register does not answer");
         if (!t.s_axil_awvalid)
             t.s_axil_awvalid = addresses < writes.size() && !pause(share),
             t.s_axil_awaddr = t.s_axil_awvalid ? writes[addresses]->address : rtl_register::control;
@@ -274,11 +274,11 @@ std::vector<uint8_t> MatmulRtl::run(uint32_t command, std::span<const uint8_t> w
         if (more_x) t.s_axis_x_tvalid = 0;
         idle = w_taken || x_taken || m_taken ? 0 : idle + 1;
         if (after_clocks != 0 && clocks - began >= after_clocks) return results;
-        if (idle > 100000) throw std::runtime_error("nothing moves on any stream");
+        if (idle > 20000) throw std::runtime_error("nothing moves on any stream");
     }
     t.s_axis_w_tvalid = t.s_axis_x_tvalid = t.m_axis_tready = 0;
     for (int i = 0; (read(rtl_register::status) & rtl_status::done) == 0; i++)
-        if (i == 100000) throw std::runtime_error("a command does not end");
+        if (i == 20000) throw std::runtime_error("a command does not end");
     if (w_at != weights.size()) throw std::runtime_error("weights are left over");
     check_end(command, coded_);
     return results;

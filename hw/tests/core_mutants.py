@@ -336,7 +336,9 @@ def check(name: str, change: tuple[str, str, str] | None) -> str:
         if built.returncode != 0:
             raise ValueError(f"{name}: does not compile: {built.stderr[-1000:]}")
     try:
-        done = subprocess.run([folder / "test"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [folder / "test", "--abort-after=1"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+        )
     except subprocess.TimeoutExpired:
         return "it hangs"
     finally:
