@@ -56,7 +56,7 @@ def run_bench(folder, text):
         ("", "", None),
         ("amax / 127.0f", "amax / 126.0f", "key"),
         ("h / (N_HEADS / N_KV_HEADS)", "h % N_KV_HEADS", "output"),
-        ("pos + 1,\n", "pos,\n", "output"),
+        ("pos + 1, HEAD_DIM", "pos, HEAD_DIM", "output"),
         ("gate[i] / (1.0f", "gate[i] / (2.0f", "output"),
         ("out[i] = x[i] + proj[i]", "out[i] = proj[i]", "output"),
     ],

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "Vmatmul_axi.h"
 #include "verilated.h"
@@ -10,9 +11,11 @@
 #include "verilated_vcd_c.h"
 #endif
 
-// What Verilator calls where an assertion of the RTL does not hold (VL_USER_STOP).
+// What Verilator calls where an assertion of the RTL does not hold (VL_USER_STOP); it holds a lock meanwhile,
+// so tick() throws.
+static std::string broken_assertion;
 void vl_stop(const char* file, int line, const char*) {
-    throw std::runtime_error(std::string(file) + ":" + std::to_string(line) + ": an assertion does not hold");
+    broken_assertion = std::string(file) + ":" + std::to_string(line) + ": an assertion does not hold";
 }
 
 struct MatmulRtl::Model {
@@ -38,8 +41,7 @@ MatmulRtl::~MatmulRtl() {
     if (model_->traced) model_->vcd.close();
 #endif
     model_->top.final();
-    Verilated::threadContextp(
-        &model_->context);  // whose names of scopes Verilator 5.006 takes out: another core's may be gone
+    Verilated::threadContextp(&model_->context);  // its scopes are taken out of it
 }
 
 namespace {
@@ -119,6 +121,7 @@ void MatmulRtl::check_end(uint32_t command, bool coded) {
 // A clock: what was set and evaluated before is sampled by its rising edge.
 void MatmulRtl::tick() {
     Model& m = *model_;
+    Verilated::threadContextp(&m.context);  // not that of the core that was made last, which may be gone
     watch();
 #if VM_TRACE
     if (m.traced) m.top.eval(), m.vcd.dump(m.time++);  // what the edge will sample, at times that 3 divides
@@ -131,6 +134,7 @@ void MatmulRtl::tick() {
 #endif
     }
     clocks++;
+    if (!broken_assertion.empty()) throw std::runtime_error(std::exchange(broken_assertion, {}));
 }
 
 void MatmulRtl::trace_to([[maybe_unused]] const std::string& path) {
