@@ -265,3 +265,20 @@ def test_an_array_that_cannot_be_is_refused(tmp_path, sizes, named):
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode != 0, command
         assert re.search(rf"\b{named}[_ ]has[_ ]to[_ ]be[_ ]", done.stdout + done.stderr), done.stdout + done.stderr
+
+
+def test_file_lists_have_every_module():
+    """Those for Bender, FuseSoC, and simulators that take -f."""
+    modules = sorted(path.name for path in (ROOT / "hw" / "rtl").glob("*.sv"))
+    for name in ("Bender.yml", "matmul_axi.core", "matmul_axi.f"):
+        assert re.findall(r"rtl/(\w+\.sv)", (ROOT / "hw" / name).read_text()) == modules, name
+
+
+@needs_tools
+def test_simulators_take_the_file_list():
+    for command in (
+        ["verilator", "--lint-only", "-Wall", "--top-module", "matmul_axi", "-f", "hw/matmul_axi.f"],
+        ["iverilog", "-g2012", "-t", "null", "-s", "matmul_axi", "-f", "hw/matmul_axi.f"],
+    ):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr
