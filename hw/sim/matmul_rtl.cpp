@@ -204,6 +204,16 @@ void MatmulRtl::access(std::span<RtlAccess> all) {
     t.eval();
 }
 
+void MatmulRtl::ask() {
+    Vmatmul_axi& t = model_->top;
+    t.s_axil_araddr = t.s_axil_awaddr = rtl_register::id;
+    t.s_axil_arvalid = t.s_axil_awvalid = t.s_axil_wvalid = 1;
+    t.eval();
+    tick();
+    t.s_axil_arvalid = t.s_axil_awvalid = t.s_axil_wvalid = 0;
+    t.eval();
+}
+
 bool MatmulRtl::result_is_there() const { return model_->top.m_axis_tvalid != 0; }
 bool MatmulRtl::interrupts() const { return model_->top.irq != 0; }
 

@@ -92,6 +92,7 @@ class MatmulRtl {
     // Accesses one behind the other, without waiting for answers; reads and writes are two orders of their
     // own.
     void access(std::span<RtlAccess> all);
+    void ask();  // a read and a write of ID whose answers nobody takes, for a test of reset
     RtlCounters counters();
     bool result_is_there() const;  // m_axis_tvalid
     bool interrupts() const;       // irq
