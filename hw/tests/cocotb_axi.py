@@ -22,6 +22,8 @@ ID, SHAPE, CONTROL, STATUS, TOKENS, PASSES, GROUPS, TILES, MODE = 0, 4, 0x0C, 0x
 INTERRUPT, WEIGHT_BEATS = 0x2C, 0x38
 LOAD, MULTIPLY, READ, STOP = 1, 2, 4, 8
 CODED = 4
+CLOCK = 10  # steps of the simulator
+PRODUCTS = int(os.environ.get("COCOTB_PRODUCTS", "1000"))
 
 
 class Core:
@@ -40,7 +42,7 @@ class Core:
 
     async def begin(self) -> None:
         """Starts the clock, and resets the core."""
-        cocotb.start_soon(Clock(self.dut.aclk, 10, units="step").start())
+        cocotb.start_soon(Clock(self.dut.aclk, CLOCK, units="step").start())
         self.dut.aresetn.value = 0
         for _ in range(4):
             await RisingEdge(self.dut.aclk)
@@ -104,16 +106,16 @@ def product(rng: np.random.Generator, rows: int, cols: int, mode: int) -> tuple[
     return at, x_stream, bytes(w_stream), out
 
 
-@cocotb.test()
+@cocotb.test(timeout_time=CLOCK * 1500 * PRODUCTS, timeout_unit="step")
 async def products(dut: Any) -> None:
     """Random products, equal to the bit."""
     core = Core(dut)
     await core.begin()
     assert await core.registers.read_dword(ID) == 0x716E7572
     await core.registers.write_dword(INTERRUPT, 1)
-    seed, n_products = int(os.environ.get("COCOTB_SEED", 1)), int(os.environ.get("COCOTB_PRODUCTS", 1000))
+    seed = int(os.environ.get("COCOTB_SEED", "1"))
     rng, draw = np.random.default_rng(seed), random.Random(seed)
-    for i in range(n_products):
+    for i in range(PRODUCTS):
         if i % 10 == 0:
             core.pauses(draw, (0, 0.3, 0.6)[i // 10 % 3])
         mode = i % 4
@@ -135,10 +137,10 @@ async def products(dut: Any) -> None:
         assert await core.registers.read_dword(WEIGHT_BEATS) == len(w) // core.cols
         for address, value in at.items():
             assert await core.registers.read_dword(address) == value
-    dut._log.info("%d products are equal to the bit", n_products)
+    dut._log.info("%d products are equal to the bit", PRODUCTS)
 
 
-@cocotb.test()
+@cocotb.test(timeout_time=CLOCK * 5000, timeout_unit="step")
 async def stop(dut: Any) -> None:
     """A command whose stream has too few beats runs until it is stopped, and the next one is as ever."""
     core = Core(dut)
