@@ -5,6 +5,7 @@
 #     make hw-quick            what make test runs of it
 #     make hw-coverage         lines and signals of the RTL that the tests reach
 #     make hw-mutants          the tests find every mistake that is planted in the RTL (MUTANTS=name: this one)
+#     make hw-cocotb           the core under AXI models of PyPI; make hw-hls: a layer for high-level synthesis
 #     make hw-unit ARRAY=8x32  the modules in Verilator, and tiles on an array of 8 rows x 32 columns; make hw-icarus likewise
 
 PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev
