@@ -151,6 +151,11 @@ TEST_CASE("no stream gives more than its command takes") {
     CHECK(differences(rtl, {3, 3 * rtl.cols, 128, 64, 16, RtlFormat::two_bits}) == 0);
     std::vector<float> x(128, 0.5f);
     rtl.quantize(x.data(), 1, 128, 64);
+    // Nor to a product that nothing was loaded for since the reset.
+    const RtlMatrix w = packed(rtl, {1, rtl.cols, 64, 64, 24});
+    rtl.reset();
+    rtl.set_sizes({1, uint32_t(64 / rtl.rows), 1, 1}, 0);
+    CHECK_NOTHROW(rtl.run(rtl_command::multiply, w.stream, {}, true));
 }
 
 // As decode_cycles of bench/systolic.py says where the stream is the limit: the last tile is loaded, the last
