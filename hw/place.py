@@ -24,8 +24,13 @@ SOFT_ROWS = {"8x8": range(0), "16x16": range(7, 16)}
 MAX_INPUTS = 8192
 
 
+def near(path: Path) -> str:
+    """A path from ROOT on, in which tools run: those of PyPI see no absolute one below the temporary folder."""
+    return str(path.relative_to(ROOT))
+
+
 def run(command: list[str], log: Path) -> None:
-    """Runs a tool; what it prints goes to `log`. Raises RuntimeError with its last lines."""
+    """Runs a tool in ROOT; what it prints goes to `log`. Raises RuntimeError with its last lines."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as out:
         done = subprocess.run(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, check=False)
@@ -103,12 +108,12 @@ def place_ecp5(size: str, nextpnr: str) -> dict:
         ]
         files = [
             "--json",
-            f"{base}.json",
+            near(base.with_suffix(".json")),
             "--lpf-allow-unconstrained",
             "--report",
-            str(report),
+            near(report),
             "--write",
-            f"{base}.placed.json",
+            near(base.with_suffix(".placed.json")),
         ]
         run([nextpnr, *options, *files], base.with_suffix(".nextpnr.log"))
     found = json.loads(report.read_text())

@@ -1,6 +1,7 @@
 """Stories with every product in RTL: the goldens' ids, and the cycles that the RTL counts beside bench/systolic.py.
 
-    python -m hw.story [--array 16x16] [--scalers 4] [--ids 16] [--mhz 100] [--weight-every 1] [--programs q8 w8a8 gptq]
+    python -m hw.story [--hw build/hw] [--array 16x16] [--scalers 4] [--ids 16] [--mhz 100] [--weight-every 1]
+                       [--programs q8 w8a8 gptq]
 
 make rtl-story builds what this runs. Ids have to be the golden's, and the cycles of each product those that
 `core_cycles` says; otherwise the exit code is 1. The table splits what a product of one token takes: what an array does
@@ -29,9 +30,9 @@ PROGRAMS = {
 }
 
 
-def built(array: str, scalers: int) -> Path:
-    """Where mk/hw.mk builds what runs on an array; scalers 0: as many as the core has by itself."""
-    return Path("build/hw") / f"axi-{array}{f'-scalers{scalers}' if scalers else ''}"
+def built(array: str, scalers: int, hw: str = "build/hw") -> Path:
+    """Where mk/hw.mk builds what runs on an array, below its HW; scalers 0: as many as the core has by itself."""
+    return Path(hw) / f"axi-{array}{f'-scalers{scalers}' if scalers else ''}"
 
 
 def command(name: str, folder: Path) -> list[str]:
@@ -42,13 +43,15 @@ def command(name: str, folder: Path) -> list[str]:
     return [str(folder / program), f"build/models/tiny-llama.{name}.bin"]
 
 
-def tell(name: str, array: str, n_ids: int, weight_every: int, scalers: int = 0) -> tuple[list[int], list[dict], float]:
+def tell(
+    name: str, array: str, n_ids: int, weight_every: int, scalers: int = 0, hw: str = "build/hw"
+) -> tuple[list[int], list[dict], float]:
     """Ids that follow "Once", the log of all commands, and the seconds that they took.
 
     Raises RuntimeError with a line if the array is not built, or if the program fails or has no product in RTL.
     """
     make = f"make rtl-story ARRAY={array}{f' SCALERS={scalers}' if scalers else ''}"
-    folder = built(array, scalers)
+    folder = built(array, scalers, hw)
     if not (ROOT / folder).is_dir():
         raise RuntimeError(f"{folder} is not there: {make} builds it")
     with tempfile.TemporaryDirectory() as temporary:
@@ -146,6 +149,7 @@ def table(entries: list[dict], mhz: float) -> tuple[list[str], int]:
 def main() -> int:
     """Tells the stories; the exit code is 1 if an id or a number of cycles is another."""
     parser = argparse.ArgumentParser(prog="python -m hw.story", description=__doc__.splitlines()[0])
+    parser.add_argument("--hw", default="build/hw", help="where the model was built: HW of make's command line")
     parser.add_argument("--array", default="16x16", help="rows x columns of cells, of a model that was built")
     parser.add_argument("--scalers", type=int, default=0, help="of that model; 0: as many as it has by itself")
     parser.add_argument("--ids", type=int, default=16, help="new ids of each story")
@@ -163,7 +167,7 @@ def main() -> int:
             "new_ids"
         ]
         try:
-            found, entries, seconds = tell(name, args.array, args.ids, args.weight_every, args.scalers)
+            found, entries, seconds = tell(name, args.array, args.ids, args.weight_every, args.scalers, args.hw)
         except (OSError, RuntimeError) as e:
             print(f"{title}: {e}", file=sys.stderr)
             return 1

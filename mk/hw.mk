@@ -5,10 +5,11 @@
 #     make hw-quick            what make test runs of it
 #     make hw-coverage         lines and signals of the RTL that the tests reach
 #     make hw-mutants          the tests find every mistake that is planted in the RTL (MUTANTS=name: this one)
+#     make hw-cocotb           the core under AXI models of PyPI; make hw-hls: a layer for high-level synthesis
 #     make hw-unit ARRAY=8x32  the modules in Verilator, and tiles on an array of 8 rows x 32 columns; make hw-icarus likewise
 
 PACKAGES_HW := verilator iverilog yosys doctest-dev nlohmann-json3-dev
-$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+$(foreach goal,hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage hw-cocotb hw-cocotb-quick hw-hls,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 build/packages-hw: build/packages
 	@$(call install,$(PACKAGES_HW))
 	@touch $@
@@ -124,9 +125,9 @@ build/hw/vectors/%/cases.txt: $(HW_VECTORS_FROM)
 HW_RANDOM := $(if $(FULL),100000000,1000000)
 HW_TOPS   := systolic_array dot_row group_scaler row_scaler quantizer fp32_fma file_codes weight_expander fp16_to_fp32 msd_array
 .PHONY: hw hw-quick hw-unit hw-lint hw-icarus hw-icarus-quick hw-formal hw-mutants hw-coverage
-hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage
+hw: hw-lint hw-unit hw-icarus hw-formal hw-mutants hw-coverage hw-cocotb hw-hls
 	@echo 'hw: all passed, $(HW_RANDOM) random pairs for each fp32 module$(if $(FULL),, (FULL=1: 100000000))'
-hw-quick: hw-lint hw-unit hw-icarus-quick
+hw-quick: hw-lint hw-unit hw-icarus-quick hw-cocotb-quick hw-hls
 	@echo 'hw-quick: $(HW_TESTS) passed; make hw also has the other modules, planted mistakes, proofs, coverage, and every tile in Icarus'
 
 # Every test program, one after the other. HW_PAIRS is read by fp32_test, HW_ARRAY by those that take products.
@@ -165,6 +166,35 @@ hw-icarus hw-icarus-quick: build/hw/vectors/$(ARRAY)/cases.txt build/packages-hw
 	    vvp -n build/hw/soft_mul_tb.vvp > build/hw/soft_mul_tb.log && sed 's|^|soft_mul_tb: |' build/hw/soft_mul_tb.log && grep -q '^equal' build/hw/soft_mul_tb.log
 	@echo '$@: tiles and scalers of an array of $(ARRAY) in Icarus'
 
+# The core under AXI models of PyPI (hw/tests/cocotb_axi.py), on Icarus, as cocotb takes no Verilator as old as Debian's.
+COCOTB := build/hw/cocotb
+$(COCOTB)/ready: tools/cocotb.lock $(call moved,$(COCOTB))
+	$(call set_up,tools/cocotb.lock)
+.PHONY: hw-cocotb hw-cocotb-quick
+hw-cocotb hw-cocotb-quick: $(COCOTB)/ready build/packages-hw
+	@iverilog -g2012 -s matmul_axi -P matmul_axi.ROWS=4 -P matmul_axi.COLS=8 -P matmul_axi.MIN_GROUP=4 -o $(COCOTB)/core.vvp $(wildcard $(RTL)/*.sv)
+	@rm -f $(COCOTB)/results.xml
+	@PATH="$(CURDIR)/$(COCOTB)/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/$(COCOTB)" PYTHONPATH="$(CURDIR)" COCOTB_LOG_LEVEL=WARNING \
+	    COCOTB_RESULTS_FILE=$(COCOTB)/results.xml COCOTB_PRODUCTS=$(if $(findstring quick,$@),30,1000) MODULE=hw.tests.cocotb_axi TOPLEVEL=matmul_axi \
+	    vvp -n -M "$$($(COCOTB)/bin/cocotb-config --prefix)/cocotb/libs" -m libcocotbvpi_icarus $(COCOTB)/core.vvp > $(COCOTB)/log 2>&1; \
+	    grep -q '<testcase name="stop"' $(COCOTB)/results.xml && ! grep -q '<failure' $(COCOTB)/results.xml && ! grep -q 'ERROR:' $(COCOTB)/log || { cat $(COCOTB)/log; exit 1; }
+	@echo '$@: $(if $(findstring quick,$@),30,1000) products under the AXI models of cocotbext-axi, in Icarus'
+
+# A layer for high-level synthesis (hw/hls/layer.h) beside the golden trace, with RMSNorm in fp32 and fp64, in two compilers;
+# nothing in it takes memory from the heap.
+HLS_FLAGS := -std=c++17 -O1 -Wall -Wextra -Wshadow -Werror -Wno-unknown-pragmas -ffp-contract=off -fno-exceptions -I. -Ibuild/hw/hls
+HLS_TRACE := golden/data/tiny-llama.q8.decode.trace.safetensors
+.PHONY: hw-hls
+hw-hls: build/models/tiny-llama.q8.bin $(VENV_READY)
+	@mkdir -p build/hw/hls
+	@$(PY) -m golden hex 'layers.1.*' --file $< --format c > build/hw/hls/weights.h
+	@$(PY) -m golden hex 'layers.1.*' layers.0.ffn.residual --file $(HLS_TRACE) --format c > build/hw/hls/steps.h
+	@for cxx in g++ $(if $(shell command -v clang++),clang++); do for norm in float double; do \
+	    $$cxx $(HLS_FLAGS) -DNORM_T=$$norm -c hw/hls/layer_test.cpp -o build/hw/hls/layer_test.o || exit 1; \
+	    ! nm -u build/hw/hls/layer_test.o | grep -E ' (malloc|calloc|_Zn[aw].*)$$' || exit 1; \
+	    $$cxx build/hw/hls/layer_test.o -o build/hw/hls/layer_test && build/hw/hls/layer_test > build/hw/hls/log || { cat build/hw/hls/log; exit 1; }; \
+	    echo "hw-hls: $$cxx, RMSNorm in $$norm: $$(tail -n 1 build/hw/hls/log)"; done; done
+
 # Proofs: each hw/formal/NAME.sv has a module of its name with assertions, which sat of Yosys proves by induction over clocks.
 hw-formal: build/packages-hw
 	@for proof in $(basename $(notdir $(wildcard hw/formal/*.sv))); do \
@@ -196,12 +226,12 @@ RTL_OPT ?= -O2
 # RTL, the sources, and HW, where all is built, are those of mk/hw.mk; hw/tests/core_mutants.py has other ones.
 RTL_SOURCES := $(wildcard $(RTL)/*.sv)
 HW_TOPS += matmul_axi mac_cell_pair
-$(foreach goal,rtl-backend rtl-story rtl-test rtl-netlist rtl-quick rtl-wave rtl-chip hw-core-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
+$(foreach goal,rtl-backend rtl-story rtl-test rtl-netlist rtl-quick rtl-wave rtl-chip rtl-broken hw-core-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 
 # The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a, or axi-RxC-scalersN.
 RTL_ARRAY := $(ARRAY)$(if $(SCALERS),-scalers$(SCALERS))
 rtl_scalers = $(word 2,$(subst -scalers, ,$1))
-RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --noassert --top-module matmul_axi --prefix Vmatmul_axi $(RTL_TRACE)
+RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --assert -CFLAGS -DVL_USER_STOP --top-module matmul_axi --prefix Vmatmul_axi $(RTL_TRACE)
 $(HW)/axi-%/model/model.a: $(RTL_SOURCES) build/packages-hw
 	@rm -rf $(@D) && mkdir -p $(@D)
 	$(RTL_VERILATOR) -GROWS=$(call array_rows,$*) -GCOLS=$(call array_cols,$*) -GMIN_GROUP=$(call array_rows,$*) $(if $(call rtl_scalers,$*),-GSCALERS=$(call rtl_scalers,$*)) --Mdir $(@D) $(RTL_SOURCES)
@@ -250,7 +280,17 @@ $(foreach p,$(RTL_PROGRAMS),$(eval $(call rtl_program,$p)))
 .PHONY: rtl-story
 rtl-story: $(HW)/axi-$(RTL_ARRAY)/runq $(HW)/axi-$(RTL_ARRAY)/runq_w8a8 $(HW)/axi-$(RTL_ARRAY)/backends/quant_gemm_rtl.so \
            $(PORTABLE)/runq_gptq $(foreach scheme,q8 w8a8 gptq-ladder,build/models/tiny-llama.$(scheme).bin) $(VENV_READY)
-	@$(PY) -m hw.story --array $(ARRAY) $(if $(SCALERS),--scalers $(SCALERS))
+	@$(PY) -m hw.story --hw $(HW) --array $(ARRAY) $(if $(SCALERS),--scalers $(SCALERS)) $(STORY)
+
+# A core with a mistake fails the story.
+.PHONY: rtl-broken
+rtl-broken:
+	@rm -rf build/hw/broken/rtl && mkdir -p build/hw/broken && cp -r hw/rtl build/hw/broken/rtl
+	@sed "s/+ (first_pass ? '0 : earlier)/- (first_pass ? '0 : earlier)/" hw/rtl/column_edges.sv > build/hw/broken/rtl/column_edges.sv && ! cmp -s hw/rtl/column_edges.sv build/hw/broken/rtl/column_edges.sv
+	@! $(MAKE) rtl-story RTL=build/hw/broken/rtl HW=build/hw/broken ARRAY=4x4 RTL_OPT=-O1 STORY='--ids 2 --programs q8' > build/hw/broken/log 2>&1 && \
+	    grep -q "ids are NOT the golden's" build/hw/broken/log || { tail build/hw/broken/log; exit 1; }
+	@echo 'rtl-broken: the story of a core with a mistake is found to be another'
+hw: rtl-broken
 
 # Two products by one multiplier, beside two cells.
 $(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/chip/two_cells.sv hw/tests/sim.h $(RTL)/mac_cell.sv $(RTL)/mac_cell_pair.sv build/packages-hw build/packages-test
@@ -261,7 +301,7 @@ $(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/chip/two
 
 # The test of the core finds every mistake that is planted in it.
 .PHONY: hw-core-mutants
-hw-core-mutants: $(HW)/axi-4x4/matmul_axi_test
+hw-core-mutants: $(HW)/axi-4x8-scalers2/matmul_axi_test
 	@$(PYTHON) hw/tests/core_mutants.py $(if $(CORE_MUTANT),"$(CORE_MUTANT)")
 hw: hw-core-mutants
 

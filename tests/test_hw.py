@@ -241,3 +241,44 @@ def test_planted_mistakes_have_their_place():
     assert len({mutant.name for mutant in mutants["MUTANTS"]}) == len(mutants["MUTANTS"]) >= 15
     for mutant in mutants["MUTANTS"]:
         assert mutants["mistaken"](mutant) != (ROOT / f"hw/rtl/{mutant.module}.sv").read_text()
+    core = runpy.run_path(str(ROOT / "hw/tests/core_mutants.py"))["MUTANTS"]
+    assert len(core) >= 78
+    for name, (file, old, new) in core.items():
+        text = (ROOT / "hw/rtl" / file).read_text()
+        assert text.count(old) == 1 and old != new, name
+
+
+@needs_tools
+@pytest.mark.parametrize(("sizes", "named"), [({"ROWS": 1}, "ROWS"), ({"COLS": 3, "PAIRED": "1"}, "COLS")])
+def test_an_array_that_cannot_be_is_refused(tmp_path, sizes, named):
+    """systolic_array alone, in three tools."""
+    rtl = ROOT / "hw/rtl"
+    array = rtl / "systolic_array.sv"
+    chosen = " ".join(f"-chparam {name} {n}" for name, n in sizes.items())
+    commands = [
+        ["verilator", "--lint-only", "-Wno-lint", "-y", rtl, *(f"-G{name}={n}" for name, n in sizes.items()), array],
+        ["iverilog", "-g2012", "-y", rtl, "-Y", ".sv", "-s", "systolic_array", "-o", tmp_path / "array.vvp", array]
+        + [f"-Psystolic_array.{name}={n}" for name, n in sizes.items()],
+        ["yosys", "-q", "-p", f"read_verilog -sv {rtl}/*.sv; hierarchy -top systolic_array {chosen}"],
+    ]
+    for command in commands:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode != 0, command
+        assert re.search(rf"\b{named}[_ ]has[_ ]to[_ ]be[_ ]", done.stdout + done.stderr), done.stdout + done.stderr
+
+
+def test_file_lists_have_every_module():
+    """Those for Bender, FuseSoC, and simulators that take -f."""
+    modules = sorted(path.name for path in (ROOT / "hw" / "rtl").glob("*.sv"))
+    for name in ("Bender.yml", "matmul_axi.core", "matmul_axi.f"):
+        assert re.findall(r"rtl/(\w+\.sv)", (ROOT / "hw" / name).read_text()) == modules, name
+
+
+@needs_tools
+def test_simulators_take_the_file_list():
+    for command in (
+        ["verilator", "--lint-only", "-Wall", "--top-module", "matmul_axi", "-f", "hw/matmul_axi.f"],
+        ["iverilog", "-g2012", "-t", "null", "-s", "matmul_axi", "-f", "hw/matmul_axi.f"],
+    ):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done.stderr

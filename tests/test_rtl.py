@@ -100,9 +100,9 @@ def test_a_story_with_other_ids_or_cycles_fails(monkeypatch, capsys):
 
 def test_a_story_without_products_says_why(monkeypatch):
     with pytest.raises(
-        RuntimeError, match="axi-4x8-scalers2 is not there: make rtl-story ARRAY=4x8 SCALERS=2 builds it"
+        RuntimeError, match="axi-4x12-scalers3 is not there: make rtl-story ARRAY=4x12 SCALERS=3 builds it"
     ):
-        story.tell("q8", "4x8", 2, 1, 2)
+        story.tell("q8", "4x12", 2, 1, 3)
     monkeypatch.setattr(story, "built", lambda *_: story.Path("hw"))
     monkeypatch.setattr(story.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, "480,258\n", ""))
     with pytest.raises(RuntimeError, match="no product ran on the array of 16x16: its rows have to divide the groups"):

@@ -16,7 +16,7 @@ module chip_top #(
 );
 
   localparam int IN_W = 8 + 1 + 32 + 4 + 1 + 1 + 8 + 1 + 1 + 1 + 8 * COLS + 1 + 32 + 1;
-  localparam int OUT_W = 1 + 1 + 2 + 1 + 1 + 32 + 2 + 1 + 1 + 1 + 1 + 8 * COLS + COLS + 1;
+  localparam int OUT_W = 1 + 1 + 2 + 1 + 1 + 32 + 2 + 1 + 1 + 1 + 1 + 8 * COLS + COLS + 1 + 1;
 
   logic [IN_W-1:0]  shift_q, in_q;
   logic [OUT_W-1:0] out, out_q, fold_q;
@@ -35,13 +35,13 @@ module chip_top #(
   logic [31:0]       wdata, x_tdata, rdata;
   logic [3:0]        wstrb;
   logic [8*COLS-1:0] w_tdata, m_tdata;
-  logic              awready, wready, bvalid, arready, rvalid, w_tready, x_tready, m_tvalid, m_tlast;
+  logic              awready, wready, bvalid, arready, rvalid, w_tready, x_tready, m_tvalid, m_tlast, irq;
   logic [1:0]        bresp, rresp;
   logic [COLS-1:0]   m_tkeep;
   assign {awaddr, awvalid, wdata, wstrb, wvalid, bready, araddr, arvalid, rready, w_tvalid, w_tdata, x_tvalid, x_tdata,
           m_tready} = in_q;
   assign out = {awready, wready, bresp, bvalid, arready, rdata, rresp, rvalid, w_tready, x_tready, m_tvalid, m_tdata,
-                m_tkeep, m_tlast};
+                m_tkeep, m_tlast, irq};
 
   matmul_axi #(
       .ROWS      (ROWS),
@@ -79,7 +79,8 @@ module chip_top #(
       .m_axis_tready  (m_tready),
       .m_axis_tdata   (m_tdata),
       .m_axis_tkeep   (m_tkeep),
-      .m_axis_tlast   (m_tlast)
+      .m_axis_tlast   (m_tlast),
+      .irq            (irq)
   );
 
 endmodule

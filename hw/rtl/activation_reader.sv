@@ -78,4 +78,14 @@ module activation_reader #(
     end
   end
 
+  handshake #(
+      .WIDTH(33)
+  ) u_word (
+      .clk_i,
+      .rst_ni (rst_ni & ~start_i),
+      .valid_i(valid_o),
+      .ready_i,
+      .data_i ({last_o, word_o})
+  );
+
 endmodule

@@ -27,8 +27,8 @@ module axil_registers #(
     output logic [31:0]        rdata_o,
     output logic               rvalid_o,
     input  logic               rready_i,
-    // Commands, for a clock each: load activations, multiply, read activations.
-    output logic [2:0]         command_o,
+    // Commands, for a clock each: load activations, multiply, read activations, stop.
+    output logic [3:0]         command_o,
     input  logic [2:0]         status_i,    // busy, done, refused
     // Sizes and modes.
     output logic [TOKEN_W:0]   tokens_o,
@@ -39,6 +39,7 @@ module axil_registers #(
     output logic               coded_o,     // activations come as codes and scales, not as fp32
     output logic               fixed_o,     // activations have scale_o for a scale
     output logic [31:0]        scale_o,
+    output logic               interrupt_o, // done is to be an interrupt
     // What is counted.
     input  logic [31:0]        cycles_i,
     input  logic [31:0]        sum_cycles_i,
@@ -51,7 +52,7 @@ module axil_registers #(
   // Addresses / 4.
   localparam logic [5:0] ID = 6'h00, SHAPE_AT = 6'h01, LIMITS_AT = 6'h02, CONTROL = 6'h03, STATUS = 6'h04;
   localparam logic [5:0] TOKENS = 6'h05, PASSES = 6'h06, GROUPS = 6'h07, ROWS_OF_TILES = 6'h08, MODE = 6'h09;
-  localparam logic [5:0] SCALE = 6'h0a, CYCLES = 6'h0c, SUM_CYCLES = 6'h0d, WEIGHT_BEATS = 6'h0e;
+  localparam logic [5:0] SCALE = 6'h0a, INTERRUPT = 6'h0b, CYCLES = 6'h0c, SUM_CYCLES = 6'h0d, WEIGHT_BEATS = 6'h0e;
   localparam logic [5:0] WEIGHT_WAITS = 6'h0f, WEIGHT_STALLS = 6'h10, RESULT_STALLS = 6'h11;
 
   logic write, unused_address;
@@ -73,9 +74,11 @@ module axil_registers #(
       coded_o         <= 1'b0;
       fixed_o         <= 1'b0;
       scale_o         <= '0;
+      interrupt_o     <= 1'b0;
     end else begin
       bvalid_o  <= write | (bvalid_o & ~bready_i);
-      command_o <= write & (awaddr_i[7:2] == CONTROL) ? wdata_i[2:0] : 3'b000;
+      command_o <= write & (awaddr_i[7:2] == CONTROL) ? wdata_i[3:0] : 4'h0;
+      if (write & (awaddr_i[7:2] == INTERRUPT)) interrupt_o <= wdata_i[0];
       // Sizes of a product that runs stay.
       if (write & ~status_i[0]) begin
         case (awaddr_i[7:2])
@@ -106,6 +109,7 @@ module axil_registers #(
         ROWS_OF_TILES: rdata_o <= 32'(rows_of_tiles_o);
         MODE:          rdata_o <= {28'h0, fixed_o, coded_o, format_o};
         SCALE:         rdata_o <= scale_o;
+        INTERRUPT:     rdata_o <= {31'h0, interrupt_o};
         CYCLES:        rdata_o <= cycles_i;
         SUM_CYCLES:    rdata_o <= sum_cycles_i;
         WEIGHT_BEATS:  rdata_o <= weight_beats_i;
@@ -116,5 +120,22 @@ module axil_registers #(
       endcase
     end
   end
+
+  handshake u_b (
+      .clk_i,
+      .rst_ni,
+      .valid_i(bvalid_o),
+      .ready_i(bready_i),
+      .data_i (1'b0)
+  );
+  handshake #(
+      .WIDTH(32)
+  ) u_r (
+      .clk_i,
+      .rst_ni,
+      .valid_i(rvalid_o),
+      .ready_i(rready_i),
+      .data_i (rdata_o)
+  );
 
 endmodule

@@ -8,7 +8,7 @@
 //   read      m_axis: scales and codes of the activations, as activation_reader.sv has them, in the lowest 32 bits
 //
 // Activations stay for any number of products. A command that cannot be, because another one runs, or its sizes are 0 or
-// too large, is refused and changes nothing but STATUS. Reset drops all, and aborts what runs.
+// too large, is refused and changes nothing but STATUS. Reset drops all; the command `stop`, all but the registers.
 
 module matmul_axi #(
     parameter int ROWS       = 16,   // rows of cells: inputs. 4, 8, 16, 32 or 64 (array_sizes.sv has all rules)
@@ -54,7 +54,9 @@ module matmul_axi #(
     input  logic              m_axis_tready,
     output logic [8*COLS-1:0] m_axis_tdata,
     output logic [COLS-1:0]   m_axis_tkeep,
-    output logic              m_axis_tlast
+    output logic              m_axis_tlast,
+    // As long as STATUS says done, if INTERRUPT is 1.
+    output logic              irq
 );
 
   array_sizes #(
@@ -74,11 +76,11 @@ module matmul_axi #(
   localparam int GROUP_W = $clog2(MAX_GROUPS);
 
   // ---- registers ----
-  logic [2:0]         command;
+  logic [3:0]         command;
   logic [TOKEN_W:0]   tokens;
   logic [COUNT_W-1:0] passes, groups, rows_of_tiles;
   logic [1:0]         format;
-  logic               coded, fixed, busy, done_q, refused_q;
+  logic               coded, fixed, interrupts, busy, done_q, refused_q;
   logic [31:0]        fixed_scale;
   logic [31:0] cycles_q, sum_cycles_q, weight_beats_q, weight_waits_q, weight_stalls_q, result_stalls_q;
   axil_registers #(
@@ -113,6 +115,7 @@ module matmul_axi #(
       .coded_o        (coded),
       .fixed_o        (fixed),
       .scale_o        (fixed_scale),
+      .interrupt_o    (interrupts),
       .cycles_i       (cycles_q),
       .sum_cycles_i   (sum_cycles_q),
       .weight_beats_i (weight_beats_q),
@@ -124,6 +127,9 @@ module matmul_axi #(
   assign s_axil_rresp = 2'b00;
 
   // ---- commands ----
+  logic rst_n;  // of all but the registers
+  assign rst_n = aresetn & ~command[3];
+
   logic [2*COUNT_W-1:0] token_passes_q;
   always_ff @(posedge aclk) token_passes_q <= passes * groups;
 
@@ -133,15 +139,16 @@ module matmul_axi #(
   assign last_token = TOKEN_W'(tokens - (TOKEN_W + 1)'(1));
   assign sizes_fit = (tokens != '0) & (tokens <= (TOKEN_W + 1)'(TOKENS)) & (groups <= COUNT_W'(MAX_GROUPS)) &
                      (token_passes_q != '0) & (token_passes_q <= (2 * COUNT_W)'(MAX_PASSES));
-  assign load_start     = command[0] & ~busy & sizes_fit;
-  assign multiply_start = command[1] & ~busy & sizes_fit & (rows_of_tiles != '0);
-  assign read_start     = command[2] & ~busy & sizes_fit;
+  assign load_start     = ~busy & sizes_fit & (command == 4'd1);
+  assign multiply_start = ~busy & sizes_fit & (command == 4'd2) & (rows_of_tiles != '0);
+  assign read_start     = ~busy & sizes_fit & (command == 4'd4);
   assign busy           = loading_q | core_active | reader_active;
+  assign irq            = done_q & interrupts;
 
   logic full, load_end, busy_q;
   assign load_end = loading_q & full;
   always_ff @(posedge aclk) begin
-    if (!aresetn) begin
+    if (!rst_n) begin
       loading_q <= 1'b0;
       busy_q    <= 1'b0;
       done_q    <= 1'b0;
@@ -154,7 +161,7 @@ module matmul_axi #(
         refused_q <= 1'b0;
       end else begin
         if (busy_q & ~busy) done_q <= 1'b1;
-        if (command != 3'b000) refused_q <= 1'b1;
+        if (command != 4'h0) refused_q <= 1'b1;
       end
     end
   end
@@ -185,7 +192,7 @@ module matmul_axi #(
       .MAX_N(MAX_INPUTS)
   ) u_quantizer (
       .clk_i         (aclk),
-      .rst_ni        (aresetn & ~load_start),
+      .rst_ni        (rst_n & ~load_start),
       .static_i      (fixed),
       .static_scale_i(fixed_scale),
       .valid_i       (s_axis_x_tvalid & loading_q & ~coded & ~all_taken_q),
@@ -199,7 +206,7 @@ module matmul_axi #(
       .last_o        (code_last)
   );
   always_ff @(posedge aclk) begin
-    if (!aresetn || load_start) begin
+    if (!rst_n || load_start) begin
       word_q       <= '0;
       x_group_q    <= '0;
       x_token_q    <= '0;
@@ -236,7 +243,7 @@ module matmul_axi #(
       .COUNT_W   (COUNT_W)
   ) u_core (
       .clk_i           (aclk),
-      .rst_ni          (aresetn),
+      .rst_ni          (rst_n),
       .start_i         (multiply_start),
       .format_i        (format),
       .last_token_i    (last_token),
@@ -278,7 +285,7 @@ module matmul_axi #(
       .COUNT_W(COUNT_W)
   ) u_reader (
       .clk_i       (aclk),
-      .rst_ni      (aresetn),
+      .rst_ni      (rst_n),
       .start_i     (read_start),
       .last_token_i(last_token),
       .passes_i    (passes),
@@ -302,7 +309,7 @@ module matmul_axi #(
 
   // ---- counters: of the latest command ----
   always_ff @(posedge aclk) begin
-    if (!aresetn || load_start || multiply_start || read_start) begin
+    if (!rst_n || load_start || multiply_start || read_start) begin
       cycles_q        <= '0;
       sum_cycles_q    <= '0;
       weight_beats_q  <= '0;
@@ -318,6 +325,46 @@ module matmul_axi #(
       if (m_axis_tvalid & ~m_axis_tready) result_stalls_q <= result_stalls_q + 32'd1;
     end
   end
+
+  // ---- what simulation checks ----
+  handshake #(
+      .WIDTH(9 * COLS + 1)
+  ) u_m_axis (
+      .clk_i  (aclk),
+      .rst_ni (rst_n),
+      .valid_i(m_axis_tvalid),
+      .ready_i(m_axis_tready),
+      .data_i ({m_axis_tlast, m_axis_tkeep, m_axis_tdata})
+  );
+  logic [63:0] tokens_long, codes_per_beat, group_words;
+  assign tokens_long    = 64'(tokens);
+  assign codes_per_beat = format == 2'd0 ? 64'd1 : format == 2'd1 ? 64'd2 : 64'd4;
+  assign group_words    = 64'(passes) * 64'(ROWS);
+  beats u_results (
+      .clk_i     (aclk),
+      .rst_ni    (rst_n),
+      .start_i   (multiply_start | read_start),
+      .beat_i    (m_axis_tvalid & m_axis_tready),
+      .end_i     (m_axis_tvalid & m_axis_tready & m_axis_tlast),
+      .expected_i(reader_active ? tokens_long * 64'(groups) * (64'd1 + group_words / 64'd4) :
+                                  tokens_long * 64'(rows_of_tiles) * 64'd4)
+  );
+  beats u_weights (
+      .clk_i     (aclk),
+      .rst_ni    (rst_n),
+      .start_i   (multiply_start),
+      .beat_i    (s_axis_w_tvalid & s_axis_w_tready),
+      .end_i     (core_active & ~weights_active),
+      .expected_i(64'(rows_of_tiles) * 64'(groups) * ((format == 2'd0 ? 64'd4 : 64'd5) + group_words / codes_per_beat))
+  );
+  beats u_activations (
+      .clk_i     (aclk),
+      .rst_ni    (rst_n),
+      .start_i   (load_start),
+      .beat_i    (x_taken),
+      .end_i     (load_end),
+      .expected_i(tokens_long * 64'(groups) * (coded ? 64'd1 + group_words / 64'd4 : group_words))
+  );
 
   logic unused;
   assign unused = ^{s_axil_wstrb, token_passes_q[2*COUNT_W-1:COUNT_W]};

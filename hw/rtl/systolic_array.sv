@@ -21,7 +21,7 @@
 // SUM_W has room for ROWS products of the extremes: docs/hardware.md, "Bits".
 
 module systolic_array #(
-    parameter int ROWS  = 16,
+    parameter int ROWS  = 16,   // 2 or more
     parameter int COLS  = 16,
     parameter int X_W   = 8,    // bits of an activation
     parameter int W_W   = 8,    // bits of a weight
@@ -46,6 +46,15 @@ module systolic_array #(
     output logic [COLS-1:0]       sum_valid_o,
     output logic [COLS*SUM_W-1:0] sum_o
 );
+
+`ifdef __ICARUS__
+  // As in array_sizes.sv.
+  if (ROWS < 2) ROWS_has_to_be_2_or_more u_rows ();
+  if (PAIRED && COLS % 2 != 0) COLS_has_to_be_even_if_PAIRED u_cols ();
+`else
+  if (ROWS < 2) $error("ROWS has to be 2 or more");
+  if (PAIRED && COLS % 2 != 0) $error("COLS has to be even if PAIRED");
+`endif
 
   // The codes of a token enter diagonally.
   logic [ROWS*X_W-1:0] x_skewed;

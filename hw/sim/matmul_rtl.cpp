@@ -3,12 +3,20 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "Vmatmul_axi.h"
 #include "verilated.h"
 #if VM_TRACE
 #include "verilated_vcd_c.h"
 #endif
+
+// What Verilator calls where an assertion of the RTL does not hold (VL_USER_STOP); it holds a lock meanwhile,
+// so tick() throws.
+static std::string broken_assertion;
+void vl_stop(const char* file, int line, const char*) {
+    broken_assertion = std::string(file) + ":" + std::to_string(line) + ": an assertion does not hold";
+}
 
 struct MatmulRtl::Model {
     VerilatedContext context;
@@ -33,11 +41,88 @@ MatmulRtl::~MatmulRtl() {
     if (model_->traced) model_->vcd.close();
 #endif
     model_->top.final();
+    Verilated::threadContextp(&model_->context);  // its scopes are taken out of it
 }
 
-// A clock: what was set before is sampled by its rising edge.
+namespace {
+void require(bool holds, const char* rule) {
+    if (!holds) throw std::runtime_error(std::string("AXI: ") + rule);
+}
+}  // namespace
+
+// What the next edge will sample.
+void MatmulRtl::watch() {
+    const Vmatmul_axi& t = model_->top;
+    if (!t.aresetn) {
+        waiting_result_.clear(), waiting_b_ = waiting_r_ = false;
+        addresses_ = words_ = written_ = reads_ = answered_ = 0;
+        return;
+    }
+    // What is offered stays, with all its data, until it is taken.
+    const size_t keep_bytes = (size_t(cols) + 7) / 8;
+    std::vector<uint8_t> result;
+    if (t.m_axis_tvalid && (!t.m_axis_tready || !waiting_result_.empty())) {
+        result.resize(size_t(cols) + keep_bytes + 1);
+        std::memcpy(result.data(), &t.m_axis_tdata, size_t(cols));
+        std::memcpy(result.data() + cols, &t.m_axis_tkeep, keep_bytes);
+        result.back() = t.m_axis_tlast;
+    }
+    require(stopping_ || waiting_result_.empty() || waiting_result_ == result,
+            "m_axis changes while it waits");
+    if (t.m_axis_tready) result.clear();
+    waiting_result_.swap(result);
+    require(!waiting_b_ || t.s_axil_bvalid, "bvalid falls while it waits");
+    require(!waiting_r_ || (t.s_axil_rvalid && t.s_axil_rdata == waiting_read_), "r changes while it waits");
+    waiting_b_ = t.s_axil_bvalid && !t.s_axil_bready, waiting_r_ = t.s_axil_rvalid && !t.s_axil_rready;
+    waiting_read_ = t.s_axil_rdata;
+    if (t.m_axis_tvalid) {
+        for (int c = 0; c < cols; c++) {
+            uint8_t byte;
+            std::memcpy(&byte, reinterpret_cast<const uint8_t*>(&t.m_axis_tkeep) + c / 8, 1);
+            require((byte >> c % 8 & 1) == (command_ != rtl_command::read || c < 4), "tkeep");
+        }
+    }
+    // An answer belongs to a request.
+    require(!t.s_axil_bvalid || written_ < std::min(addresses_, words_), "an answer to no write");
+    require(!t.s_axil_rvalid || answered_ < reads_, "an answer to no read");
+    require(t.s_axil_bresp == 0 && t.s_axil_rresp == 0, "an answer is no OKAY");
+    const bool address = t.s_axil_awvalid && t.s_axil_awready, word = t.s_axil_wvalid && t.s_axil_wready;
+    addresses_ += address, words_ += word, written_ += t.s_axil_bvalid && t.s_axil_bready;
+    reads_ += t.s_axil_arvalid && t.s_axil_arready, answered_ += t.s_axil_rvalid && t.s_axil_rready;
+    // What is counted.
+    if (!begun_ && address && t.s_axil_awaddr == rtl_register::control) begun_ = true, begins_ = clocks + 2;
+    if (!begun_ || clocks < begins_) return;
+    if (weights_left_ != 0) {
+        const bool taken = t.s_axis_w_tvalid && t.s_axis_w_tready;
+        expected_.weight_beats += taken, weights_left_ -= taken;
+        expected_.weight_waits += !t.s_axis_w_tvalid;
+        expected_.weight_stalls += t.s_axis_w_tvalid && !t.s_axis_w_tready;
+    }
+    expected_.result_stalls += t.m_axis_tvalid && !t.m_axis_tready;
+}
+
+// CYCLES is known from outside but where the quantizer takes its time.
+void MatmulRtl::check_end(uint32_t command, bool coded) {
+    const uint32_t status = read(rtl_register::status);
+    const RtlCounters c = counters();
+    auto same = [](const char* name, uint32_t found, uint32_t wanted) {
+        if (found != wanted)
+            throw std::runtime_error(std::string(name) + " is " + std::to_string(found) +
+                                     ", the ports have shown " + std::to_string(wanted));
+    };
+    same("STATUS", status, rtl_status::done);
+    if (command != rtl_command::load || coded) same("CYCLES", c.cycles, expected_.cycles);
+    same("WEIGHT_BEATS", c.weight_beats, expected_.weight_beats);
+    same("WEIGHT_WAITS", c.weight_waits, expected_.weight_waits);
+    same("WEIGHT_STALLS", c.weight_stalls, expected_.weight_stalls);
+    same("RESULT_STALLS", c.result_stalls, expected_.result_stalls);
+}
+
+// A clock: what was set and evaluated before is sampled by its rising edge.
 void MatmulRtl::tick() {
     Model& m = *model_;
+    Verilated::threadContextp(&m.context);  // not that of the core that was made last, which may be gone
+    watch();
 #if VM_TRACE
     if (m.traced) m.top.eval(), m.vcd.dump(m.time++);  // what the edge will sample, at times that 3 divides
 #endif
@@ -49,6 +134,7 @@ void MatmulRtl::tick() {
 #endif
     }
     clocks++;
+    if (!broken_assertion.empty()) throw std::runtime_error(std::exchange(broken_assertion, {}));
 }
 
 void MatmulRtl::trace_to([[maybe_unused]] const std::string& path) {
@@ -67,6 +153,7 @@ void MatmulRtl::reset(int n_clocks) {
     t.s_axil_awvalid = t.s_axil_wvalid = t.s_axil_bready = t.s_axil_arvalid = t.s_axil_rready = 0;
     t.s_axis_w_tvalid = t.s_axis_x_tvalid = t.m_axis_tready = 0;
     t.aresetn = 0;
+    t.eval();
     for (int i = 0; i < n_clocks; i++) tick();
     t.aresetn = 1;
     t.eval();
@@ -74,33 +161,70 @@ void MatmulRtl::reset(int n_clocks) {
 }
 
 uint32_t MatmulRtl::read(uint8_t address) {
-    Vmatmul_axi& t = model_->top;
-    t.s_axil_araddr = address, t.s_axil_arvalid = 1, t.s_axil_rready = 1;
-    t.eval();
-    while (!t.s_axil_arready) tick();
-    tick();
-    t.s_axil_arvalid = 0;
-    while (!t.s_axil_rvalid) tick();
-    const uint32_t value = t.s_axil_rdata;
-    tick();
-    t.s_axil_rready = 0;
-    return value;
+    RtlAccess one[] = {{false, address, 0}};
+    access(one);
+    return one[0].value;
+}
+void MatmulRtl::write(uint8_t address, uint32_t value) {
+    RtlAccess one[] = {{true, address, value}};
+    access(one);
 }
 
-void MatmulRtl::write(uint8_t address, uint32_t value) {
+// Five channels, each at its own pace. What is not valid is noise.
+void MatmulRtl::access(std::span<RtlAccess> all) {
     Vmatmul_axi& t = model_->top;
-    t.s_axil_awaddr = address, t.s_axil_wdata = value, t.s_axil_wstrb = 15;
-    t.s_axil_awvalid = t.s_axil_wvalid = t.s_axil_bready = 1;
+    std::vector<RtlAccess*> writes, reads;
+    for (RtlAccess& a : all) (a.writes ? writes : reads).push_back(&a);
+    size_t addresses = 0, words = 0, written = 0, asked = 0, answered = 0;
+    const double share = stalls.registers;
+    for (int clock = 0; written < writes.size() || answered < reads.size(); clock++) {
+        if (clock == 20000) throw std::runtime_error("a register does not answer");
+        if (!t.s_axil_awvalid)
+            t.s_axil_awvalid = addresses < writes.size() && !pause(share),
+            t.s_axil_awaddr = t.s_axil_awvalid ? writes[addresses]->address : rtl_register::control;
+        if (!t.s_axil_wvalid)
+            t.s_axil_wvalid = words < writes.size() && !pause(share),
+            t.s_axil_wdata = t.s_axil_wvalid ? writes[words]->value : 0xa5a5a5a5u, t.s_axil_wstrb = 15;
+        if (!t.s_axil_arvalid)
+            t.s_axil_arvalid = asked < reads.size() && !pause(share),
+            t.s_axil_araddr = t.s_axil_arvalid ? reads[asked]->address : 0xfc;
+        t.s_axil_bready = written < writes.size() && !pause(share);
+        t.s_axil_rready = answered < reads.size() && !pause(share);
+        t.eval();
+        const bool aw = t.s_axil_awvalid && t.s_axil_awready, w = t.s_axil_wvalid && t.s_axil_wready,
+                   ar = t.s_axil_arvalid && t.s_axil_arready;
+        written += t.s_axil_bvalid && t.s_axil_bready;
+        if (t.s_axil_rvalid && t.s_axil_rready) reads[answered++]->value = t.s_axil_rdata;
+        tick();
+        if (aw) t.s_axil_awvalid = 0, addresses++;
+        if (w) t.s_axil_wvalid = 0, words++;
+        if (ar) t.s_axil_arvalid = 0, asked++;
+    }
+    t.s_axil_bready = t.s_axil_rready = 0;
     t.eval();
-    while (!t.s_axil_wready) tick();
+}
+
+void MatmulRtl::ask() {
+    Vmatmul_axi& t = model_->top;
+    t.s_axil_araddr = t.s_axil_awaddr = rtl_register::id;
+    t.s_axil_arvalid = t.s_axil_awvalid = t.s_axil_wvalid = 1;
+    t.eval();
     tick();
-    t.s_axil_awvalid = t.s_axil_wvalid = 0;
-    while (!t.s_axil_bvalid) tick();
-    tick();
-    t.s_axil_bready = 0;
+    t.s_axil_arvalid = t.s_axil_awvalid = t.s_axil_wvalid = 0;
+    t.eval();
 }
 
 bool MatmulRtl::result_is_there() const { return model_->top.m_axis_tvalid != 0; }
+bool MatmulRtl::interrupts() const { return model_->top.irq != 0; }
+
+void MatmulRtl::stop() {
+    Vmatmul_axi& t = model_->top;
+    t.s_axis_w_tvalid = t.s_axis_x_tvalid = t.m_axis_tready = 0;
+    stopping_ = true;  // the one time that a result may be taken back
+    write(rtl_register::control, rtl_command::stop);
+    tick();
+    stopping_ = false;
+}
 
 RtlCounters MatmulRtl::counters() {
     using namespace rtl_register;
@@ -110,7 +234,7 @@ RtlCounters MatmulRtl::counters() {
 
 void MatmulRtl::set_sizes(const RtlSizes& s, uint32_t mode) {
     using namespace rtl_register;
-    sizes_ = s;
+    sizes_ = s, coded_ = (mode & rtl_mode::coded) != 0;
     write(tokens, s.tokens), write(passes, s.passes), write(groups, s.groups);
     write(rows_of_tiles, s.rows_of_tiles), write(rtl_register::mode, mode);
 }
@@ -119,10 +243,13 @@ std::vector<uint8_t> MatmulRtl::run(uint32_t command, std::span<const uint8_t> w
                                     std::span<const uint32_t> activations, bool has_results,
                                     uint64_t after_clocks) {
     Vmatmul_axi& t = model_->top;
-    write(rtl_register::control, command);
-    if ((read(rtl_register::status) & rtl_status::refused) != 0)
-        throw std::runtime_error("the core refused a command");
     const size_t beat = size_t(cols);
+    command_ = command, weights_left_ = uint32_t(weights.size() / beat), expected_ = {}, begun_ = false;
+    write(rtl_register::control, command);
+    const uint32_t status = read(rtl_register::status);
+    if ((status & rtl_status::refused) != 0) throw std::runtime_error("the core refused a command");
+    if (status != rtl_status::busy)
+        throw std::runtime_error("a command begins, and STATUS is not busy alone");
     std::vector<uint8_t> results;
     size_t w_at = 0, x_at = 0;
     bool last = false;
@@ -137,8 +264,14 @@ std::vector<uint8_t> MatmulRtl::run(uint32_t command, std::span<const uint8_t> w
         }
         if (!t.s_axis_x_tvalid && x_at < activations.size() && !pause(stalls.activations))
             t.s_axis_x_tvalid = 1, t.s_axis_x_tdata = activations[x_at];
+        const bool more_w = !t.s_axis_w_tvalid && stalls.more && w_at >= weights.size(),
+                   more_x = !t.s_axis_x_tvalid && stalls.more && x_at >= activations.size();
+        if (more_w) t.s_axis_w_tvalid = 1;
+        if (more_x) t.s_axis_x_tvalid = 1;
         t.m_axis_tready = has_results && !pause(stalls.results);
         t.eval();
+        if ((more_w && t.s_axis_w_tready) || (more_x && t.s_axis_x_tready))
+            throw std::runtime_error("the core takes a beat that belongs to no command");
         const bool w_taken = t.s_axis_w_tvalid && t.s_axis_w_tready,
                    x_taken = t.s_axis_x_tvalid && t.s_axis_x_tready;
         const bool m_taken = t.m_axis_tvalid && t.m_axis_tready;
@@ -147,17 +280,28 @@ std::vector<uint8_t> MatmulRtl::run(uint32_t command, std::span<const uint8_t> w
             std::memcpy(results.data() + results.size() - beat, &t.m_axis_tdata, beat);
             last = t.m_axis_tlast;
         }
+        if (m_taken || x_taken) expected_.cycles = uint32_t(clocks - begins_ + (m_taken ? 1 : 2));
         tick();
-        if (w_taken) w_at += beat, t.s_axis_w_tvalid = 0;
-        if (x_taken) x_at++, t.s_axis_x_tvalid = 0;
+        if (w_taken) w_at += beat, t.s_axis_w_tvalid = 0, std::memset(&t.s_axis_w_tdata, int(clocks), beat);
+        if (x_taken) x_at++, t.s_axis_x_tvalid = 0, t.s_axis_x_tdata = uint32_t(clocks);
+        if (more_w) t.s_axis_w_tvalid = 0;
+        if (more_x) t.s_axis_x_tvalid = 0;
         idle = w_taken || x_taken || m_taken ? 0 : idle + 1;
         if (after_clocks != 0 && clocks - began >= after_clocks) return results;
-        if (idle > 100000) throw std::runtime_error("nothing moves on any stream");
+        if (idle > 20000) throw std::runtime_error("nothing moves on any stream");
+    }
+    for (int i = 0; stalls.more && i < 100; i++) {
+        t.s_axis_w_tvalid = t.s_axis_x_tvalid = 1;
+        t.eval();
+        if (t.s_axis_w_tready || t.s_axis_x_tready)
+            throw std::runtime_error("the core takes a beat behind its command's last");
+        tick();
     }
     t.s_axis_w_tvalid = t.s_axis_x_tvalid = t.m_axis_tready = 0;
     for (int i = 0; (read(rtl_register::status) & rtl_status::done) == 0; i++)
-        if (i == 100000) throw std::runtime_error("a command does not end");
+        if (i == 20000) throw std::runtime_error("a command does not end");
     if (w_at != weights.size()) throw std::runtime_error("weights are left over");
+    check_end(command, coded_);
     return results;
 }
 

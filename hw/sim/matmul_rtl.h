@@ -17,11 +17,11 @@ class Vmatmul_axi;
 namespace rtl_register {
 constexpr uint8_t id = 0x00, shape = 0x04, limits = 0x08, control = 0x0c, status = 0x10, tokens = 0x14,
                   passes = 0x18, groups = 0x1c, rows_of_tiles = 0x20, mode = 0x24, scale = 0x28,
-                  cycles = 0x30, sum_cycles = 0x34, weight_beats = 0x38, weight_waits = 0x3c,
-                  weight_stalls = 0x40, result_stalls = 0x44;
+                  interrupt = 0x2c, cycles = 0x30, sum_cycles = 0x34, weight_beats = 0x38,
+                  weight_waits = 0x3c, weight_stalls = 0x40, result_stalls = 0x44;
 }
 namespace rtl_command {
-constexpr uint32_t load = 1, multiply = 2, read = 4;
+constexpr uint32_t load = 1, multiply = 2, read = 4, stop = 8;
 }
 namespace rtl_status {
 constexpr uint32_t busy = 1, done = 2, refused = 4;
@@ -41,12 +41,22 @@ struct RtlCounters {
     uint32_t result_stalls;  // clocks in which results had to wait
 };
 
-// How often a stream pauses, as a share of all clocks; weight_every: a beat of weights comes every so many
-// clocks, as from a memory that is narrower than a row of cells.
+// How often a stream pauses, as a share of all clocks, and each channel of the registers; weight_every: a
+// beat of weights comes every so many clocks, as from a memory that is narrower than a row of cells; more:
+// streams go on offering beats that belong to no command, which the core must not take.
 struct RtlStalls {
     double weights = 0, activations = 0, results = 0;
     uint32_t seed = 1;
     int weight_every = 1;
+    double registers = 0;
+    bool more = false;
+};
+
+// An access to a register: what is written, or what was read.
+struct RtlAccess {
+    bool writes;
+    uint8_t address;
+    uint32_t value;
 };
 
 // Sizes of a product or of activations, in what the registers count.
@@ -61,6 +71,9 @@ struct RtlMatrix {
     RtlFormat format = RtlFormat::int8;
 };
 
+// Every clock is checked: what the core offers stays until it is taken, an answer belongs to a request, tkeep
+// is right, and at the end of a command STATUS and counters are what the ports have shown. std::runtime_error
+// says what is not.
 class MatmulRtl {
   public:
     MatmulRtl();
@@ -76,8 +89,15 @@ class MatmulRtl {
     void reset(int n_clocks = 4);
     uint32_t read(uint8_t address);
     void write(uint8_t address, uint32_t value);
+    // Accesses one behind the other, without waiting for answers; reads and writes are two orders of their
+    // own.
+    void access(std::span<RtlAccess> all);
+    void ask();  // a read and a write of ID whose answers nobody takes, for a test of reset
     RtlCounters counters();
     bool result_is_there() const;  // m_axis_tvalid
+    bool interrupts() const;       // irq
+    // Ends what runs, and takes back all that streams offer; registers stay.
+    void stop();
 
     // Whether activations in such groups can be multiplied.
     bool fits(int n_cols, int group_size) const {
@@ -114,9 +134,22 @@ class MatmulRtl {
 
   private:
     void tick();
+    void watch();
+    void check_end(uint32_t command, bool coded);
     struct Model;
     std::unique_ptr<Model> model_;
     std::mt19937 random_;
+    // What the ports have shown: the beat of each channel that waits, and how many requests came and were
+    // answered.
+    std::vector<uint8_t> waiting_result_;
+    bool waiting_b_ = false, waiting_r_ = false;
+    uint32_t waiting_read_ = 0;
+    uint64_t addresses_ = 0, words_ = 0, written_ = 0, reads_ = 0, answered_ = 0;
+    // And what the counters have to be: a command begins two clocks after its write to CONTROL.
+    RtlCounters expected_ = {};
+    uint32_t command_ = 0, weights_left_ = 0;
+    uint64_t begins_ = 0;
+    bool begun_ = true, coded_ = false, stopping_ = false;
     RtlSizes sizes_;
     int group_size_ = 0, n_cols_ = 0;
     bool pause(double share) {

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -136,6 +137,34 @@ TEST_CASE("the largest sums are exact") {
             CAPTURE(group);
             CHECK(differences(rtl, {3, rtl.cols, 512, group, 12, f, true}) == 0);
         }
+    for (int group : {rtl.min_group, 64, rtl.max_inputs}) {
+        CAPTURE(group);
+        CHECK(differences(rtl, {3, 2 * rtl.cols, rtl.max_inputs, group, 13, RtlFormat::int8, true}) == 0);
+        CHECK(differences(rtl, {rtl.max_tokens, 2 * rtl.cols, rtl.max_inputs, group, 14}) == 0);
+    }
+}
+
+TEST_CASE("no stream gives more than its command takes") {
+    MatmulRtl rtl;
+    rtl.stalls.more = true;
+    CHECK(differences(rtl, {rtl.max_tokens, 3 * rtl.cols, 128, 64, 15}) == 0);
+    CHECK(differences(rtl, {3, 3 * rtl.cols, 128, 64, 16, RtlFormat::two_bits}) == 0);
+    std::vector<float> x(128, 0.5f);
+    rtl.quantize(x.data(), 1, 128, 64);
+    // Nor to a product that nothing was loaded for since the reset.
+    const RtlMatrix w = packed(rtl, {1, rtl.cols, 64, 64, 24});
+    rtl.reset();
+    rtl.set_sizes({1, uint32_t(64 / rtl.rows), 1, 1}, 0);
+    CHECK_NOTHROW(rtl.run(rtl_command::multiply, w.stream, {}, true));
+}
+
+// As decode_cycles of bench/systolic.py says where the stream is the limit: the last tile is loaded, the last
+// sum goes through the rows and on to the last column, and there are 3 registers.
+TEST_CASE("SUM_CYCLES end with the last sum") {
+    MatmulRtl rtl;
+    REQUIRE(differences(rtl, {1, 2 * rtl.cols, 16 * rtl.rows, 16 * rtl.rows, 17}) == 0);
+    const RtlCounters c = rtl.counters();
+    CHECK(c.sum_cycles == c.weight_beats + uint32_t(rtl.rows + rtl.cols + 4));
 }
 
 TEST_CASE("pauses on streams change nothing") {
@@ -176,6 +205,25 @@ TEST_CASE("a reset in the middle leaves nothing behind") {
         CHECK(rtl.read(rtl_register::passes) == 0);
         CHECK(differences(rtl, c) == 0);
     }
+    // In each of the last clocks, in which results go out.
+    auto begin = [&](uint64_t after) {
+        rtl.stalls = {1.0 / 3, 1.0 / 3, 1.0 / 3, 77};
+        rtl.reset(1);
+        rtl.load(c.x.data(), c.x_scales.data(), c.n_tokens, c.n_cols, c.group_size);
+        rtl.set_sizes({4, uint32_t(64 / rtl.rows), 4, 6}, 0);
+        const uint64_t from = rtl.clocks;
+        rtl.run(rtl_command::multiply, w.stream, {}, true, after);
+        return rtl.clocks - from;
+    };
+    rtl.stalls.registers = 0;
+    const uint64_t all = begin(0);
+    for (uint64_t before = 0; before < 80; before++) {
+        CAPTURE(before);
+        begin(all - before);
+        rtl.reset(1);
+        CHECK(rtl.read(rtl_register::status) == 0);
+        CHECK(differences(rtl, c) == 0);
+    }
     // Nor a result that nobody has taken.
     rtl.stalls = {0, 0, 1, 1};
     rtl.load(c.x.data(), c.x_scales.data(), c.n_tokens, c.n_cols, c.group_size);
@@ -184,6 +232,104 @@ TEST_CASE("a reset in the middle leaves nothing behind") {
     CHECK(rtl.result_is_there());
     rtl.reset(1);
     CHECK(!rtl.result_is_there());
+}
+
+TEST_CASE("stop ends a command, and leaves the registers as they are") {
+    MatmulRtl rtl;
+    const Case c{4, 6 * rtl.cols, 256, 64, 18};
+    const RtlMatrix w = packed(rtl, c);
+    std::vector<float> x(size_t(c.n_tokens * c.n_cols), 1.5f);
+    const auto* numbers = reinterpret_cast<const uint32_t*>(x.data());
+    const RtlSizes sizes{4, uint32_t(64 / rtl.rows), 4, 6};
+    for (uint64_t after = 2; after < 600; after += 19) {
+        CAPTURE(after);
+        rtl.stalls = {0.2, 0.2, 0.4, uint32_t(after)};
+        rtl.load(c.x.data(), c.x_scales.data(), c.n_tokens, c.n_cols, c.group_size);
+        rtl.set_sizes(sizes, 0);
+        const bool loads = after % 2 == 0;
+        if (loads)
+            rtl.run(rtl_command::load, {}, {numbers, x.size()}, false, after);
+        else
+            rtl.run(rtl_command::multiply, w.stream, {}, true, after);
+        CHECK(rtl.read(rtl_register::status) == rtl_status::busy);
+        rtl.stop();
+        CHECK(rtl.read(rtl_register::status) == 0);
+        CHECK(rtl.read(rtl_register::groups) == sizes.groups);
+        CHECK(rtl.read(rtl_register::cycles) == 0);
+        CHECK(!rtl.result_is_there());
+        CHECK(differences(rtl, c) == 0);
+    }
+}
+
+TEST_CASE("the interrupt is done, if it is enabled") {
+    MatmulRtl rtl;
+    const Case c{1, rtl.cols, 64, 64, 19};
+    CHECK(differences(rtl, c) == 0);
+    CHECK(!rtl.interrupts());
+    rtl.write(rtl_register::interrupt, 1);
+    CHECK(rtl.interrupts());
+    CHECK(rtl.read(rtl_register::interrupt) == 1);
+    rtl.set_sizes({1, uint32_t(64 / rtl.rows), 1, 1}, rtl_mode::coded);
+    rtl.write(rtl_register::control, rtl_command::load);
+    CHECK(!rtl.interrupts());
+    rtl.write(rtl_register::interrupt, 0);  // while the command runs, too
+    CHECK(rtl.read(rtl_register::interrupt) == 0);
+    rtl.write(rtl_register::interrupt, 3);
+    rtl.stop();
+    CHECK(!rtl.interrupts());
+    CHECK(differences(rtl, c) == 0);
+    CHECK(rtl.interrupts());
+    rtl.reset();
+    CHECK(!rtl.interrupts());
+    CHECK(rtl.read(rtl_register::interrupt) == 0);
+}
+
+// Five channels that wait for each other in all ways.
+TEST_CASE("registers are written and read at any pace") {
+    MatmulRtl rtl;
+    using namespace rtl_register;
+    std::mt19937 random(20);
+    for (double share : {0.0, 0.3, 0.7}) {
+        rtl.stalls = {0, 0, 0, 21, 1, share};
+        rtl.reset();
+        std::vector<RtlAccess> accesses;
+        uint32_t held[16] = {};
+        for (int round = 0; round < 100; round++) {
+            CAPTURE(round);
+            accesses.clear();
+            for (int i = 0; i < 8; i++) {
+                const uint8_t at =
+                    std::array<uint8_t, 6>{tokens, passes, groups, rows_of_tiles, mode, scale}[random() % 6];
+                accesses.push_back({true, at, held[at / 4] = at == scale ? random() : random() % 16});
+            }
+            rtl.access(accesses);
+            for (RtlAccess& a : accesses) a.writes = false, a.value = 0;
+            rtl.access(accesses);
+            for (const RtlAccess& a : accesses) CHECK(a.value == held[a.address / 4]);
+        }
+        // A product with its commands at that pace.
+        CHECK(differences(rtl, {3, 2 * rtl.cols, 128, 64, 22}) == 0);
+        // Reset takes back answers that wait.
+        rtl.ask();
+        rtl.reset(1);
+        CHECK(rtl.read(id) == 0x716e7572);
+        rtl.write(tokens, 5);
+    }
+}
+
+TEST_CASE("reset sets all registers to 0") {
+    MatmulRtl rtl;
+    using namespace rtl_register;
+    CHECK(differences(rtl, {2, 2 * rtl.cols, 128, 64, 23}) == 0);
+    rtl.write(scale, 1), rtl.write(mode, 15);
+    CHECK(rtl.read(status) == rtl_status::done);
+    rtl.write(control, 3);
+    CHECK(rtl.read(status) == (rtl_status::done | rtl_status::refused));
+    rtl.reset(1);
+    for (uint8_t at = status; at <= result_stalls; at += 4) {
+        CAPTURE(int(at));
+        CHECK(rtl.read(at) == 0);
+    }
 }
 
 TEST_CASE("registers") {
@@ -197,8 +343,15 @@ TEST_CASE("registers") {
     CHECK(rtl.read(mode) == 15);
     rtl.write(scale, 0x3f800001);
     CHECK(rtl.read(scale) == 0x3f800001);
-    rtl.write(passes, 0x10001);
-    CHECK(rtl.read(passes) == 0);  // not cut to 16 bits
+    for (uint8_t at : {passes, groups, rows_of_tiles}) {
+        rtl.write(at, 0x10001);
+        CHECK(rtl.read(at) == 0);  // not cut to 16 bits
+    }
+    rtl.write(tokens, 0x10001);
+    CHECK(rtl.read(tokens) > uint32_t(rtl.max_tokens));
+    CHECK(rtl.max_tokens == 16);
+    CHECK(rtl.max_inputs == 2048);
+    CHECK(rtl.min_group == rtl.rows);
     rtl.write(id, 0), rtl.write(0xfc, 1);
     CHECK(rtl.read(0xfc) == 0);
     CHECK(rtl.read(id) == 0x716e7572);
@@ -224,6 +377,7 @@ TEST_CASE("what cannot be is refused") {
     CHECK(refused({1, 4, 0, 1}, rtl_command::read));
     CHECK(refused({1, 4, 1, 0}, rtl_command::multiply));
     CHECK(refused({1, most + 1, 1, 1}, rtl_command::load));
+    for (uint32_t several : {3u, 5u, 6u, 7u}) CHECK(refused({1, 4, 1, 1}, several));
     CHECK(refused({1, 1, uint32_t(rtl.max_inputs / rtl.min_group) + 1, 1}, rtl_command::multiply));
     // While a command runs, another one is, and sizes stay.
     rtl.set_sizes({1, 4, 1, 1}, 0);
@@ -232,6 +386,12 @@ TEST_CASE("what cannot be is refused") {
     CHECK((rtl.read(status) & rtl_status::refused) != 0);
     rtl.write(groups, 2);
     CHECK(rtl.read(groups) == 1);
+    // What was refused is forgotten when a command begins.
+    rtl.stop();
+    rtl.write(control, 3);
+    CHECK(rtl.read(status) == rtl_status::refused);
+    rtl.write(control, rtl_command::multiply);
+    CHECK(rtl.read(status) == rtl_status::busy);
 }
 
 // Activations by the quantizer, and by the plain loop of runq.cpp and runq_w8a8.cpp.
