@@ -36,6 +36,7 @@ POOL_SIZE = 1 << 24  # random values are made once and then read from anywhere: 
 CODE_DEVIATION = 50  # of int8 codes: in a group of 64 normal values the largest, code 127, is at about 2.5
 INT4_DEVIATION = math.sqrt((16**2 - 1) / 12)  # of codes that are all equally frequent
 SKEW = 1.77  # times as large, every fourth expert's logits win 60 % of the eight places of 128
+EMBEDDING = 32  # of mixtures: larger than what all layers add
 LADDER_DEVIATION = 8 * 5 * math.sqrt((4**2 - 1) / 12)  # of 2-bit codes in fifths, times the mean of the scales' codes
 
 
@@ -190,7 +191,10 @@ def write_weights(
         elif part == "qzeros":
             source.write(f, source.zeros, n)
         elif part == "scales":  # behind the codes that they belong to
-            source.write(f, (source.factors * (1 / (deviation * math.sqrt(n_in)))).astype(dtype), n)
+            size = 1 / (deviation * math.sqrt(n_in))
+            if config.moe is not None and tensor.name == "embed.scales":  # routers tell tokens apart in all layers
+                size *= EMBEDDING * math.sqrt(n_in)
+            source.write(f, (source.factors * size).astype(dtype), n)
         elif part == moe.DENSE_LAYERS:
             f.write(bytes(not config.has_experts(i) for i in range(config.n_layers)))
         elif part == "assist":  # for hardware; the program does not read it
