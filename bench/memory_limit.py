@@ -50,7 +50,8 @@ def speed_of(model: Path, steps: int, folder: Path) -> float:
         (folder / "cgroup.procs").write_text(str(os.getpid()))
 
     drop(model)
-    command = [ROOT / "runq_moe", model, "--mmap", "--ids", PROMPT, "-n", str(steps), "-t", "0", "--seed", "1"]
+    sampled = ["-t", "2", "--top-p", "1", "--seed", "1"]  # the most probable tokens repeat
+    command = [ROOT / "runq_moe", model, "--mmap", "--ids", PROMPT, "-n", str(steps), *sampled]
     done = subprocess.run(command, preexec_fn=join, capture_output=True, text=True, check=False)
     found = re.search(r"decode .* ([\d.]+) tokens/s", done.stderr)
     if done.returncode or found is None:

@@ -86,8 +86,8 @@ $(call BACKEND_PATH,sycl): engine/backend/sycl.cpp engine/backend/exports $(HEAD
 	@mkdir -p $(@D)
 	$(SYCLCXX) $(SYCL_FLAGS) $(BACKEND_LINK) $< -o $@
 .PHONY: test-sycl
-ifneq ($(HAS_SYCL),)
 NEEDS_test-sycl := BUILD PYTHON TEST
+ifneq ($(HAS_SYCL),)
 test-sycl: $(PORTABLE)/runq_gptq $(call BACKEND_PATH,portable) $(call BACKEND_PATH,sycl) build/engine_test $(VENV_READY) $(filter %.gptq-w8.bin %.gptq-w4.bin %.gptq-ladder.bin %.gptq-sparse.bin,$(TEST_MODELS))
 	$(PORTABLE)/runq_gptq build/models/tiny-llama.gptq-ladder.bin --info --backend sycl | grep '^kernel'
 	build/engine_test -tc='back ends*'
@@ -192,15 +192,14 @@ build/ptx/backend.sm_%.ptx: engine/backend/gpu.cu $(CUDA_SOURCES) build/flags
 	$(make_ptx)
 .PHONY: ptx test-ptx cuda-cublas
 NEEDS_test-ptx := BUILD PYTHON TEST
+NEEDS_cuda-cublas := BUILD PYTHON TEST
 ifneq ($(shell command -v $(NVCC)),)
 cuda: $(CUDA_CHECKS)
 	@echo 'runq_awq.cu, bench/awq_kernels.cu and engine/backend/gpu.cu compile for sm_80 and sm_90, nothing spills'
 test: $(call PTX_OF,runq_awq backend)
-# With cuBLAS's own header and library, from the Python package of the toolkit's version (570 MB): for test-all.
-build/cublas/ready:
-	@$(PYTHON) -m venv $(@D)
-	@$(@D)/bin/pip install -q "nvidia-cublas==$$($(NVCC) --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p').*"
-	@touch $@
+# With cuBLAS's own header and library, of a Python package (570 MB): for test-all.
+build/cublas/ready: tools/cublas.lock $(call moved,build/cublas)
+	$(call set_up,tools/cublas.lock)
 cuda-cublas: build/cublas/ready build/packages-test
 	@flags=$$(sh tools/cublas.sh $(NVCC) build/cublas/bin/python) && case "$$flags" in *NO_CUBLAS*) exit 1;; esac && \
 	$(MAKE_AGAIN) CUDA_ARCH=sm_90 CUBLAS="$$flags" $(addprefix build/gpu/,runq_awq awq_kernels runq_awq_test awq_kernels_test)

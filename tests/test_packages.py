@@ -441,7 +441,8 @@ def tree(tmp_path):
 
 
 # Goals that take no packages.
-NOTHING = {"clean", "uninstall", "help", "sections", "cuda", "gpu-check", "ptx", "serve-python", "test-fresh"}
+NOTHING = {"clean", "uninstall", "help", "sections", "cuda", "gpu-check", "ptx", "serve-python", "test-fresh",
+           "test-sycl"}  # fmt: skip
 
 
 def test_a_goal_asks_for_all_its_packages_at_once_and_first(tree):

@@ -91,7 +91,8 @@ def test_guessing_from_the_text_changes_nothing_but_the_number_of_passes(name):
         assert guessing.returncode == 0, guessing.stderr
         assert guessing.stdout == plain.stdout
         assert b"tokens a pass" not in plain.stderr
-        assert b"tokens a pass" in guessing.stderr
+        # A drawn story may have no guess that is right.
+        assert b"tokens a pass" in guessing.stderr or sampling[1] != "0"
 
 
 @pytest.mark.parametrize("name", ["tiny-llama.q8", "tiny-qwen3.q8"])
