@@ -59,19 +59,9 @@ def speed_of(model: Path, steps: int, folder: Path) -> float:
     return float(found[1])
 
 
-def main() -> int:
-    """Command line; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m bench.memory_limit", description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="+", type=Path)
-    parser.add_argument("--shares", nargs="+", type=int, default=[100, 75, 50, 25], help="per cent of the file")
-    parser.add_argument("--steps", type=int, default=64, help="tokens of a run (64)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each, of which the median counts (3)")
-    args = parser.parse_args()
-    try:
-        folder, limit = group_folder()
-    except OSError as error:
-        print(f"memory_limit: {error}", file=sys.stderr)
-        return 1
+def measure(args: argparse.Namespace) -> None:
+    """Prints the table. Raises OSError without a control group, RuntimeError if a run fails."""
+    folder, limit = group_folder()
     print("| tokens/s | " + " | ".join(f"{share} %" for share in args.shares) + " |")
     print("|---|" + "---:|" * len(args.shares))
     for model in args.models:
@@ -82,6 +72,26 @@ def main() -> int:
             cells.append(f"{statistics.median(speeds):.1f}")
         print(f"| {model.stem} | " + " | ".join(cells) + " |", flush=True)
     folder.rmdir()
+
+
+def main() -> int:
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m bench.memory_limit", description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--shares", nargs="+", type=int, default=[100, 75, 50, 25], help="per cent of the file")
+    parser.add_argument("--steps", type=int, default=64, help="tokens of a run (64)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each, of which the median counts (3)")
+    args = parser.parse_args()
+    if min(args.rounds, *args.shares) < 1 or args.steps < 2:
+        parser.error("--rounds and --shares have to be 1 or more, --steps 2 or more")
+    if missing := [str(model) for model in args.models if not model.is_file()]:
+        print(f"memory_limit: {missing[0]}: no such file", file=sys.stderr)
+        return 1
+    try:
+        measure(args)
+    except (OSError, RuntimeError) as error:
+        print(f"memory_limit: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -608,3 +608,19 @@ def test_the_loop_in_place_of_attention_gives_the_same_ids():
         for name in ("runq", "build/ladder/runq")
     }
     assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        (["no-such.bin"], "memory_limit: no-such.bin: no such file"),
+        (["README.md", "--steps", "1"], "--rounds and --shares have to be 1 or more, --steps 2 or more"),
+        (["README.md"], r"memory_limit: (README.md, exit code 1: .*magic is|there is no memory control group here)"),
+    ],
+)
+def test_memory_limit_says_in_one_line_what_is_wrong(args, line):
+    command = [sys.executable, "-m", "bench.memory_limit", *args]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2)
+    assert re.search(line, done.stderr.splitlines()[-1])
+    assert "Traceback" not in done.stderr
