@@ -1304,13 +1304,10 @@ __device__ inline float4 operator+(const float4& a, const float4& b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-// The number of blocks per tile, at most `most`, that gives every multiprocessor a few blocks and fits the
-// scratch memory.
-inline int splits_for(int n_tiles, int most, size_t tile_values) {
-    int n = 1;
-    auto more_helps = [&] { return n < most && n < max_splits && (n + 1) * n_tiles <= 4 * device().n_sms; };
-    while (more_helps() && n_tiles <= max_tiles && (n + 1) * n_tiles * tile_values <= max_partials) n++;
-    return n;
+// The compiler keeps this in a register, instead of computing it anew in each stage.
+__device__ inline int kept(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
 }
 
 // ----------------------------------------------------------------------------
@@ -1326,7 +1323,7 @@ inline int splits_for(int n_tiles, int most, size_t tile_values) {
 // ones, the second the other way round. So the results' columns 0 and 1 are the sums of the even and of the
 // odd column, and no bits have to be moved.
 
-constexpr int gemv_warps = 4;
+constexpr int gemv_warps = 8;    // of a block; or half of that
 constexpr int gemv_inputs = 16;  // of a step
 constexpr int gemv_steps = 4;    // that a warp has in flight
 
@@ -1336,35 +1333,34 @@ struct alignas(4 * n_words) Words {
     uint32_t word[n_words];
 };
 
-// What a warp copies for a step. Piece g is of lanes 4g to 4g + 3.
+// What a warp copies for a step. Piece g of a row is of lanes 4g to 4g + 3, and lane 4g + t reads rows 4t to
+// 4t + 3. Behind each four rows are 32 bytes that nothing uses, so that the lanes t read different banks.
 template <int n_words>
 struct GemvStep {
-    Words<n_words> rows[gemv_inputs][8];  // see piece_at()
-    uint4 scales[8][n_words];             // of eight columns each; with zeros, at the start of a group only
+    Words<n_words> rows[4][4 * 8 + 8 / n_words];
+    uint4 scales[8][n_words];  // of eight columns each; with zeros, at the start of a group only
     Words<n_words> zeros[8];
 };
 
-// Where piece g of a row is. Lanes 4g + t read rows 4t + i: this way they read different banks.
-__device__ inline int piece_at(int g, int row) { return g ^ row / 4 * 2; }
-
-// grid: (tiles of 64 * n_words columns of all products, n_splits); block: 32 * gemv_warps; n_out a multiple
-// of 8 * n_words; dynamic shared memory: gemv_shared_bytes().
-template <int n_words>
-__global__ void __launch_bounds__(32 * gemv_warps, 4)
+// grid: (tiles of 64 * n_words columns of all products, n_splits); block: 32 * n_warps; n_out a multiple of
+// 8 * n_words; dynamic shared memory: see run_gemv().
+template <int n_words, int n_warps>
+__global__ void __launch_bounds__(32 * n_warps, 2 * gemv_warps / n_warps)
     awq_gemv(const half* x, AwqProducts products, SplitScratch scratch) {
     constexpr int width = 64 * n_words;
     const Tile tile = find_tile(products, blockIdx.x, width);
     const AwqProduct& product = products.items[tile.product];
     const AwqMatrix& w = product.w;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x / 32, 0);  // the compiler sees that all lanes agree
 
     // The warp's share of the inputs, in steps.
-    const int n_all = w.n_in / gemv_inputs, n_warps = gridDim.y * gemv_warps;
-    const int per_warp = (n_all + n_warps - 1) / n_warps;
-    const int first = min(n_all, int(blockIdx.y * gemv_warps + warp) * per_warp);
+    const int n_all = w.n_in / gemv_inputs, all_warps = gridDim.y * n_warps;
+    const int per_warp = (n_all + all_warps - 1) / all_warps;
+    const int first = min(n_all, int(blockIdx.y * n_warps + warp) * per_warp);
     const int n_steps = min(n_all, first + per_warp) - first;
     auto* ring = dynamic_shared<GemvStep<n_words>>() + warp * gemv_steps;
-    auto* inputs = reinterpret_cast<half*>(dynamic_shared<GemvStep<n_words>>() + gemv_warps * gemv_steps) +
+    auto* inputs = reinterpret_cast<half*>(dynamic_shared<GemvStep<n_words>>() + n_warps * gemv_steps) +
                    warp * per_warp * gemv_inputs;
 
     // Copies go by rows: lane i copies piece i % 8 of every fourth row. Beyond the last column it is word
@@ -1375,11 +1371,11 @@ __global__ void __launch_bounds__(32 * gemv_warps, 4)
     const uint32_t* next =
         w.qweight + size_t(first * gemv_inputs + lane / 8) * row_words + (piece < row_words ? piece : 0);
     int group = first / group_steps, until = 0;  // the next step that starts a group
-    auto copy = [&](int i) {
+    auto copy = [&](int i, GemvStep<n_words>& step) {
         if (i < n_steps) {
-            GemvStep<n_words>& step = ring[i % gemv_steps];
-            for (int row = lane / 8; row < gemv_inputs; row += 4, next += 4 * size_t(row_words))
-                cp_async<4 * n_words>(&step.rows[row][piece_at(lane % 8, row)], next, true);
+#pragma unroll
+            for (int j = 0; j < 4; j++, next += 4 * row_words)
+                cp_async<4 * n_words>(&step.rows[j][lane], next, true);
             if (i == until) {
                 const uint32_t* zeros =
                     w.qzeros + size_t(group) * row_words + (piece < row_words ? piece : 0);
@@ -1395,33 +1391,33 @@ __global__ void __launch_bounds__(32 * gemv_warps, 4)
 
     // Weights do not depend on the kernels before, x does.
 #pragma unroll 1
-    for (int i = 0; i < gemv_steps; i++) copy(i);
+    for (int i = 0; i < gemv_steps; i++) copy(i, ring[i]);
     wait_for_previous();
 #pragma unroll 1
     for (int i = lane; i < n_steps * gemv_inputs / 8; i += 32)
         reinterpret_cast<uint4*>(inputs)[i] = reinterpret_cast<const uint4*>(x + first * gemv_inputs)[i];
 
     // prmt's selectors that put the lower (upper) half of a register where column g of operand B wants it.
-    const uint32_t lower = g == 0 ? 0x4410 : g == 1 ? 0x1044 : 0x4444;
-    const uint32_t upper = g == 0 ? 0x4432 : g == 1 ? 0x3244 : 0x4444;
+    const uint32_t lower = kept(g == 0 ? 0x4410 : g == 1 ? 0x1044 : 0x4444);
+    const uint32_t upper = kept(g == 0 ? 0x4432 : g == 1 ? 0x3244 : 0x4444);
     float sums[n_words][2][4] = {};
     PairScales scales[n_words];
     int next_scales = 0;
-#pragma unroll 1
-    for (int i = 0; i < n_steps; i++) {
+    const uint2* x_at = reinterpret_cast<const uint2*>(inputs) + t;
+    auto multiply = [&](int i, int slot) {
         cp_async_wait<gemv_steps - 1>();  // this lane's copies of the step have landed,
         __syncwarp();                     // and so have the other lanes'
-        const GemvStep<n_words>& step = ring[i % gemv_steps];
+        GemvStep<n_words>& step = ring[slot];
         if (i == next_scales) {
-            next_scales = (first + i) / group_steps * group_steps + group_steps - first;
+            next_scales = i == 0 ? group_steps - first % group_steps : i + group_steps;
             for (int j = 0; j < n_words; j++)
                 scales[j] = pair_scales(step.zeros[g].word[j], step.scales[g][j]);
         }
         Words<n_words> rows[4];
-        for (int j = 0; j < 4; j++) rows[j] = step.rows[4 * t + j][piece_at(g, 4 * t)];
-        const uint2 x_pairs = *reinterpret_cast<const uint2*>(inputs + gemv_inputs * i + 4 * t);
+        for (int j = 0; j < 4; j++) rows[j] = step.rows[t][8 * j + g];
+        const uint2 x_pairs = x_at[slot * gemv_inputs / 4];
         __syncwarp();  // all lanes have read the step that is overwritten here
-        copy(i + gemv_steps);
+        copy(i + gemv_steps, step);
         const uint32_t b[4] = {prmt(x_pairs.x, 0, lower), prmt(x_pairs.x, 0, upper),
                                prmt(x_pairs.y, 0, lower), prmt(x_pairs.y, 0, upper)};
         for (int j = 0; j < n_words; j++) {
@@ -1434,12 +1430,18 @@ __global__ void __launch_bounds__(32 * gemv_warps, 4)
                 }
             }
         }
+    };
+#pragma unroll 1
+    for (int i = 0; i < n_steps; i += gemv_steps, x_at += gemv_steps * gemv_inputs / 4) {
+#pragma unroll  // so that the places in the ring are constants
+        for (int slot = 0; slot < gemv_steps; slot++)
+            if (i + slot < n_steps) multiply(i + slot, slot);
     }
 
     // Lane 4g has columns 0 and 1 of the results' rows g and g + 8: four consecutive columns of its words.
     // After each lane's columns are four floats that nothing uses, so that all lanes write to other banks.
     constexpr int lane_columns = 8 * n_words + 4;
-    __shared__ __align__(16) float parts[gemv_warps][8 * lane_columns];
+    __shared__ __align__(16) float parts[n_warps][8 * lane_columns];
     if (t == 0) {
         for (int j = 0; j < n_words; j++) {
             for (int i = 0; i < 2; i++) {
@@ -1449,11 +1451,11 @@ __global__ void __launch_bounds__(32 * gemv_warps, 4)
         }
     }
     __syncthreads();
-    constexpr int n_threads = 32 * gemv_warps, n_values = (width + n_threads - 1) / n_threads;
+    constexpr int n_threads = 32 * n_warps, n_values = (width + n_threads - 1) / n_threads;
     float values[n_values] = {};  // of columns threadIdx.x, threadIdx.x + n_threads, ... of the tile
     for (int j = 0; j < n_values; j++) {
         const int i = threadIdx.x + j * n_threads, at = i / (8 * n_words) * lane_columns + i % (8 * n_words);
-        for (int from = 0; from < gemv_warps && i < width; from++) values[j] += parts[from][at];
+        for (int from = 0; from < n_warps && i < width; from++) values[j] += parts[from][at];
     }
     if (!add_splits<n_values>(values, scratch, blockIdx.x, gridDim.x, blockIdx.y, gridDim.y)) return;
     for (int j = 0; j < n_values; j++) {
@@ -1464,33 +1466,51 @@ __global__ void __launch_bounds__(32 * gemv_warps, 4)
     }
 }
 
-// The most blocks of awq_gemv that can share a tile: each warp has at least one step.
-inline int most_gemv_splits(const AwqMatrix& w) { return std::max(1, w.n_in / (gemv_inputs * gemv_warps)); }
+// How awq_gemv is launched: warps of a block, and blocks that share a tile.
+struct GemvShape {
+    int n_warps, n_splits;
+    int steps(int n_in) const {  // of the warp that has most
+        return (n_in / gemv_inputs + n_warps * n_splits - 1) / (n_warps * n_splits);
+    }
+};
 
-template <int n_words>
-void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products, int n_splits) {
-    // A ring of steps for each warp, and the block's inputs.
-    const int n_warps = n_splits * gemv_warps, n_steps = products.items[0].w.n_in / gemv_inputs;
-    const size_t inputs = size_t((n_steps + n_warps - 1) / n_warps) * gemv_inputs * sizeof(half);
-    launch<awq_gemv<n_words>>({.grid = dim3(count_tiles(products, 64 * n_words), n_splits),
-                               .block = 32 * gemv_warps,
-                               .shared_bytes = gemv_warps * (gemv_steps * sizeof(GemvStep<n_words>) + inputs),
-                               .stream = device().stream,
-                               .is_early = true},
-                              x, products, scratch);
+// As many blocks as a device holds at once: two of eight warps or four of four on a multiprocessor; and of
+// those numbers one that gives each warp either many steps or as many as the others. Blocks of eight warps
+// leave fewer sums to add up, those of four may divide the work more evenly.
+inline GemvShape gemv_shape(int n_in, int n_tiles, size_t tile_values) {
+    const auto shape_of = [&](int n_warps) {
+        const int n_steps = std::max(1, n_in / gemv_inputs / n_warps);  // of a block that does not share
+        const int room = 2 * gemv_warps / n_warps * device().n_sms / n_tiles;
+        const int most = n_tiles <= max_tiles ? int(max_partials / (n_tiles * tile_values)) : 1;
+        int n = std::max(1, std::min({room, n_steps, max_splits, most}));
+        while (n_steps < 8 * n && n_steps % n != 0) n--;
+        return GemvShape{n_warps, n};
+    };
+    const GemvShape wide = shape_of(gemv_warps), narrow = shape_of(gemv_warps / 2);
+    return narrow.steps(n_in) < wide.steps(n_in) ? narrow : wide;
 }
 
-// As many blocks of a tile as suit the device: the most that it holds at once, about four on a
-// multiprocessor, and of those numbers one that gives each warp either many steps or as many as the others.
+template <int n_words, int n_warps>
+void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products, int n_splits) {
+    // A ring of steps for each warp, and the block's inputs.
+    const size_t inputs = GemvShape{n_warps, n_splits}.steps(products.items[0].w.n_in) * gemv_inputs;
+    launch<awq_gemv<n_words, n_warps>>(
+        {.grid = dim3(count_tiles(products, 64 * n_words), n_splits),
+         .block = 32 * n_warps,
+         .shared_bytes = n_warps * (gemv_steps * sizeof(GemvStep<n_words>) + inputs * sizeof(half)),
+         .stream = device().stream,
+         .is_early = true},
+        x, products, scratch);
+}
+
 template <int n_words>
 void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products) {
     constexpr int width = 64 * n_words;
-    const AwqMatrix& w = products.items[0].w;
-    const int n_steps = w.n_in / gemv_inputs / gemv_warps;     // of a block that does not share
-    const size_t n_values = std::max(width, 32 * gemv_warps);  // each thread of a block has at least one
-    int n_splits = splits_for(count_tiles(products, width), most_gemv_splits(w), n_values);
-    while (n_steps < 8 * n_splits && n_steps % n_splits != 0) n_splits--;
-    run_gemv<n_words>(scratch, x, products, n_splits);
+    const size_t tile_values = std::max(width, 32 * gemv_warps);  // each thread of a block has at least one
+    const GemvShape shape =
+        gemv_shape(products.items[0].w.n_in, count_tiles(products, width), tile_values);
+    shape.n_warps == gemv_warps ? run_gemv<n_words, gemv_warps>(scratch, x, products, shape.n_splits)
+                                : run_gemv<n_words, gemv_warps / 2>(scratch, x, products, shape.n_splits);
 }
 
 // A lane has four words of a row at once, 16 bytes, where rows begin at a multiple of that.
@@ -1552,12 +1572,6 @@ struct GemmShares {
         return stage < of_extra ? stage / (each + 1) : extra + (stage - of_extra) / each;
     }
 };
-
-// The compiler keeps this in a register, instead of computing it anew in each stage.
-__device__ inline int kept(int value) {
-    asm volatile("" : "+r"(value));
-    return value;
-}
 
 // sums[p][j]: pair p's columns by tokens 8j to 8j + 7, of the warp's columns and tokens. x_place: of the
 // piece that the lane passes to ldmatrix; word_place: of its word of input 2t.

@@ -346,21 +346,23 @@ class LadderRun {
                             });
                 }
             };
-            auto attempt_gemv = [&]<int words>() {
+            auto attempt_gemv = [&]<int words, int warps>() {
                 const size_t values = size_t(count_tiles(p, 64 * words)) * 64 * words;
                 for (const int n_splits : {1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32}) {
-                    if (n_splits > std::min(most_gemv_splits(p.items[0].w), max_splits)) break;
+                    if (n_splits * warps * gemv_inputs > d.n_in) break;
                     if (n_splits * values > max_partials) break;
                     attempt(
-                        "awq_gemv<" + std::to_string(words) + ">, " + std::to_string(n_splits) + " splits",
+                        "awq_gemv<" + std::to_string(words) + ", " + std::to_string(warps) + ">, " +
+                            std::to_string(n_splits) + " splits",
                         [&](const AwqProducts& q) {
-                            run_gemv<words>(d.s.scratch(), d.x.get(), q, n_splits);
+                            run_gemv<words, warps>(d.s.scratch(), d.x.get(), q, n_splits);
                         });
                 }
             };
             if (n == 1) {
-                attempt_gemv.template operator()<1>();
-                attempt_gemv.template operator()<4>();
+                attempt_gemv.template operator()<1, 8>();
+                attempt_gemv.template operator()<4, 4>();
+                attempt_gemv.template operator()<4, 8>();
             } else {
                 attempt_gemm.template operator()<16>();
                 attempt_gemm.template operator()<32>();

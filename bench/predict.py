@@ -76,7 +76,7 @@ MMA_FLOP = 2 * 16 * 8 * 16  # of an mma.m16n8k16
 
 # Of the program; tests/test_predict.py holds these to the sources.
 MAX_CHUNK, MAX_SPLITS, MAX_PARTIALS, DEQUANTIZE_FROM = 512, 32, 1 << 23, 256
-GEMV_WARPS, GEMV_INPUTS, GEMV_STEPS, GEMM_INPUTS, GEMM_STAGES = 4, 16, 4, 64, 3
+GEMV_WARPS, GEMV_INPUTS, GEMV_STEPS, GEMM_INPUTS, GEMM_STAGES = 8, 16, 4, 64, 3
 ATTENTION_WARPS, ATTENTION_KEYS, TOKEN_WARPS, TOKEN_KEYS, TOKEN_STEPS = 8, 64, 8, 16, 4
 ARG_MAX_THREADS, ARG_MAX_BLOCKS = 256, 256
 
@@ -198,30 +198,33 @@ def weight_bytes(n_in: int, n_out: int) -> float:
     return n_in * n_out * (4 + 4 / 128 + 16 / 128) / 8
 
 
-def gemv_splits(card: Card, n_in: int, n_tiles: int) -> int:
-    """splits_for() and run_gemv(); scratch memory suffices for these shapes."""
-    steps = n_in // GEMV_INPUTS // GEMV_WARPS
-    splits = max(1, min(steps, MAX_SPLITS, 4 * card.n_sms // n_tiles))
-    while steps < 8 * splits and steps % splits:
-        splits -= 1
-    return splits
+def gemv_shape(card: Card, n_in: int, n_tiles: int) -> tuple[int, int, int]:
+    """gemv_shape(): warps of a block, blocks of a tile, and a warp's most steps. Scratch memory suffices here."""
+    shapes = []
+    for warps in (GEMV_WARPS, GEMV_WARPS // 2):
+        steps = max(1, n_in // GEMV_INPUTS // warps)
+        splits = max(1, min(2 * GEMV_WARPS // warps * card.n_sms // n_tiles, steps, MAX_SPLITS))
+        while steps < 8 * splits and steps % splits:
+            splits -= 1
+        shapes.append((warps, splits, math.ceil(n_in / GEMV_INPUTS / (warps * splits))))
+    return min(shapes, key=lambda shape: shape[2])
 
 
 def gemv(card: Card, counts: dict, n_in: int, outs: list[int]) -> Launch:
-    """awq_gemv with run_gemv(). A main loop is a step of 16 inputs, and a warp has the copies of four in flight."""
+    """awq_gemv with run_gemv(). A main loop is four steps of 16 inputs, and a warp has their copies in flight."""
     words = 4 if all(n % 32 == 0 for n in outs) else 1
-    tiles, kernel, values = sum(math.ceil(n / (64 * words)) for n in outs), f"awq_gemv<{words}>", max(1, words // 2)
-    splits, row = gemv_splits(card, n_in, tiles), counts[f"awq_gemv<{words}>"]
-    steps = math.ceil(n_in / GEMV_INPUTS / (splits * GEMV_WARPS))
-    step_bytes, finish, finish_instructions = 672 * words, 0.0, 0.0
+    tiles = sum(math.ceil(n / (64 * words)) for n in outs)
+    warps, splits, steps = gemv_shape(card, n_in, tiles)
+    kernel, values = f"awq_gemv<{words}, {warps}>", max(1, 2 * words // warps)
+    row, step_bytes, finish, finish_instructions = counts[kernel], 672 * words + 128, 0.0, 0.0
     if splits > 1:
         finish = 2 + math.ceil(splits * values / row["last"]["in_flight"])
         finish_instructions = splits * values * row["last"]["instructions"] / row["last"]["loads"]
     return Launch(
-        kernel, tiles * splits, GEMV_WARPS, weight_bytes(n_in, sum(outs)), 8 * splits * sum(outs) * (splits > 1),
-        row["straight"] + steps * row["main"]["instructions"], steps * row["main"]["mma"],
+        kernel, tiles * splits, warps, weight_bytes(n_in, sum(outs)), 8 * splits * sum(outs) * (splits > 1),
+        row["straight"] + steps * row["main"]["instructions"] / GEMV_STEPS, steps * row["main"]["mma"] // GEMV_STEPS,
         max(1, steps / GEMV_STEPS), 1, 1, finish, finish_instructions,
-        GEMV_WARPS * (GEMV_STEPS * step_bytes + 2 * GEMV_INPUTS * steps),
+        warps * (GEMV_STEPS * step_bytes + 2 * GEMV_INPUTS * steps),
     )  # fmt: skip
 
 

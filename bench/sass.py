@@ -30,11 +30,11 @@ LOAD = re.compile(r"(?:LDG|LD)\.E\S*$")  # from global memory into registers
 
 
 def kernel_name(mangled: str) -> str:
-    """`awq_gemv<4>` of `_Z8awq_gemvILi4EEv...`."""
+    """`awq_gemv<4, 8>` of `_Z8awq_gemvILi4ELi8EEv...`."""
     n, rest = re.match(r"_Z(?:N\d+_INTERNAL_\w+?E?|L)?(\d+)(\w+)", mangled).groups()
     name, after = rest[: int(n)], rest[int(n) :]
-    arguments = re.match(r"ILi(\d+)E", after)
-    return f"{name}<{arguments[1]}>" if arguments else name
+    arguments = re.match(r"I((?:Li\d+E)+)", after)
+    return f"{name}<{', '.join(re.findall(r'[0-9]+', arguments[1]))}>" if arguments else name
 
 
 def resources(log: str) -> dict[str, dict[str, dict[str, int]]]:
@@ -123,11 +123,13 @@ def in_flight(body: list[Step]) -> int:
 
 
 def loop_counts(code: list[Step], begin: int, end: int) -> dict[str, int]:
-    """Of the loop code[begin:end]; instructions are those of the shortest way that passes all mma and wide copies."""
+    """Of the loop code[begin:end]; instructions are those of the shortest way that passes all mma and most copies:
+    the first and the last wide one, and any that is the fourth of a few lines, as those of a step's rows are."""
     body = code[begin:end]
     mma = [i for i in range(begin, end) if code[i].opcode.startswith("HMMA")]
     copies = [i for i in range(begin, end) if re.match(r"LDGSTS.*128", code[i].opcode)]
-    stops = sorted({begin, *copies[:1], *copies[-1:], *mma[:1], *mma[-1:], end - 1})
+    rows = [i for i in copies if sum(i - 16 < other <= i for other in copies) == 4]
+    stops = sorted({begin, *copies[:1], *copies[-1:], *rows, *mma, end - 1})
     return {
         "instructions": 1 + sum(shortest_way(code, a, b) for a, b in itertools.pairwise(stops)),
         "loads": sum(bool(LOAD.match(step.opcode)) for step in body),

@@ -73,11 +73,11 @@ def _scratch(m: Memory, n_values: int) -> bytes:
     return struct.pack("<QQ", m.zeros(n_values), m.zeros(64, "u4"))
 
 
-def _gemv(words: int, n_in: int, n_out: int, splits: int, m: Memory) -> tuple:
-    tiles, steps = -(-n_out // (64 * words)), -(-n_in // (16 * 4 * splits))
+def _gemv(words: int, warps: int, n_in: int, n_out: int, splits: int, m: Memory) -> tuple:
+    tiles, steps = -(-n_out // (64 * words)), -(-n_in // (16 * warps * splits))
     arguments = struct.pack("<Q", m.normal(n_in)) + _products(m, n_in, n_out, 1)
-    arguments += _scratch(m, splits * tiles * max(128, 64 * words))
-    return (tiles, splits, 1), 128, 4 * (4 * 672 * words + 32 * steps), arguments
+    arguments += _scratch(m, splits * tiles * max(32 * warps, 64 * words))
+    return (tiles, splits, 1), 32 * warps, warps * (4 * (672 * words + 128) + 32 * steps), arguments
 
 
 def _gemm(tile: int, n_tokens: int, n_in: int, n_out: int, blocks: int, m: Memory) -> tuple:
@@ -163,8 +163,8 @@ CASES = [
             ("shared_gemm<64>", 16, 2048, 256, (4, 1), 64),
         )
     ),
-    _product_case("awq_gemv<4>", 1, 4096, 512, partial(_gemv, 4, 4096, 512, 8), ", 8 splits"),
-    _product_case("awq_gemv<1>", 1, 4096, 256, partial(_gemv, 1, 4096, 256, 4), ", 4 splits"),
+    _product_case("awq_gemv<4,8>", 1, 4096, 512, partial(_gemv, 4, 8, 4096, 512, 8), ", 8 splits"),
+    _product_case("awq_gemv<1,8>", 1, 4096, 256, partial(_gemv, 1, 8, 4096, 256, 4), ", 4 splits"),
     _product_case("awq_gemm<16>", 16, 2048, 256, partial(_gemm, 16, 16, 2048, 256, 8), ", 8 blocks"),
     _product_case("awq_gemm<64>", 64, 1024, 256, partial(_gemm, 64, 64, 1024, 256, 2), ", 2 blocks"),
     *(

@@ -111,10 +111,13 @@ TEST_CASE(
         using X = const half*;
         using P = const AwqProducts&;
         if (n_splits <= max_splits) {
-            CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<1>(s.scratch(), x, p, n_splits); }) <
-                  1e-5);
-            CHECK(error(1, one, [=](S s, X x, int, P p) { run_gemv<4>(s.scratch(), x, p, n_splits); }) <
-                  1e-5);
+            const auto check = [&]<int words, int warps>() {
+                CHECK(error(1, one, [=](S s, X x, int, P p) {
+                          run_gemv<words, warps>(s.scratch(), x, p, n_splits);
+                      }) < 1e-5);
+            };
+            check.template operator()<1, 4>(), check.template operator()<1, 8>();
+            check.template operator()<4, 4>(), check.template operator()<4, 8>();
         }
         CHECK(error(n_tokens, several,
                     [=](S s, X x, int n, P p) { run_gemm<16>(s.scratch(), x, n, p, n_splits); }) < 1e-5);

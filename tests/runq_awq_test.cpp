@@ -112,8 +112,10 @@ void for_each_kernel(const half* x, int n_tokens, const AwqProducts& products, c
     for (const int n_splits : {1, 2, 3}) {
         const std::string in_splits = ", " + std::to_string(n_splits) + " splits";
         if (n_tokens == 1) {
-            run("gemv<1>" + in_splits, [&] { run_gemv<1>(scratch, x, products, n_splits); });
-            if (wide) run("gemv<4>" + in_splits, [&] { run_gemv<4>(scratch, x, products, n_splits); });
+            run("gemv<1, 8>" + in_splits, [&] { run_gemv<1, 8>(scratch, x, products, n_splits); });
+            if (!wide) continue;
+            run("gemv<4, 4>" + in_splits, [&] { run_gemv<4, 4>(scratch, x, products, n_splits); });
+            run("gemv<4, 8>" + in_splits, [&] { run_gemv<4, 8>(scratch, x, products, n_splits); });
         }
     }
     for (const int n_blocks : {1, 2, 5}) {  // which cut no tile, or tiles where they come to an end

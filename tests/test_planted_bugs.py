@@ -33,19 +33,19 @@ BUGS = {
         "        __syncwarp();                     // and so",
         "                                          // and so",
         "gemv",
-        r"missing_warp_barrier::awq_gemv<1>, block \(\d,0,0\), thread \d+: .*shared memory",
+        r"missing_warp_barrier::awq_gemv<1, 8>, block \(\d,0,0\), thread \d+: .*shared memory",
     ),
     "unequal_lanes": (
         "mma_m16n8k16(sums[j][p / 2], a, {b[r], b[r + 1]});",
         "if (g < 4) mma_m16n8k16(sums[j][p / 2], a, {b[r], b[r + 1]});",
         "gemv",
-        r"unequal_lanes::awq_gemv<1>, block \(\d,0,0\), thread \d+: mma was never reached by ",
+        r"unequal_lanes::awq_gemv<1, 8>, block \(\d,0,0\), thread \d+: mma was never reached by ",
     ),
     "beyond_the_end": (
         "lane / 8) * row_words + (piece < row_words ? piece : 0);",
         "lane / 8) * row_words + piece;",
         "gemv",
-        r"beyond_the_end::awq_gemv<1>, block \(\d,0,0\), thread \d+: reads 4 bytes .*",
+        r"beyond_the_end::awq_gemv<1, 8>, block \(\d,0,0\), thread \d+: reads 4 bytes .*",
     ),
 }
 
@@ -81,7 +81,7 @@ CALL = {
     "gemm": START + "launch<{n}::awq_gemm<16>>({{.grid = 1, .block = {n}::GemmShape<16>::threads, "
     ".shared_bytes = {n}::gemm_stages * {n}::GemmShape<16>::k_groups * sizeof({n}::GemmPart<16>)}}, "
     "x, 5, {n}::GemmShares{{1, 1, 1, 0, UINT32_MAX / 64 + 1}}, products, scratch); }});",
-    "gemv": START + "launch<{n}::awq_gemv<1>>({{.grid = 2, .block = 32 * {n}::gemv_warps, "
+    "gemv": START + "launch<{n}::awq_gemv<1, 8>>({{.grid = 2, .block = 32 * {n}::gemv_warps, "
     ".shared_bytes = {n}::gemv_steps * {n}::gemv_warps * (sizeof({n}::GemvStep<1>) + 32)}}, "
     "x, products, scratch); }});",
 }
@@ -93,7 +93,7 @@ def messages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planted")
     program = (ROOT / "runq_awq.cu").read_text()
     # Each kernel with what stands before it under its heading, without what launches it.
-    part = r"^// awq_{0}: .*?(?=^// (The most blocks of awq_gemv|By n_blocks blocks)\b)"
+    part = r"^// awq_{0}: .*?(?=^// (How awq_gemv is launched|By n_blocks blocks)\b)"
     sources = {kernel: re.search(part.format(kernel), program, re.M | re.S)[0] for kernel in CALL}
     copies = []
     for name, (old, new, kernel, _) in BUGS.items():

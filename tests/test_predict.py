@@ -81,8 +81,8 @@ def test_more_loads_in_flight_wait_less():
 
 def test_adding_up_splits_takes_less_time_with_more_loads_in_flight():
     slow, fast = copy.deepcopy(COUNTS), copy.deepcopy(COUNTS)
-    slow["sm_90"]["awq_gemv<4>"]["last"]["in_flight"] = 2
-    fast["sm_90"]["awq_gemv<4>"]["last"]["in_flight"] = 16
+    slow["sm_90"]["awq_gemv<4, 8>"]["last"]["in_flight"] = 2
+    fast["sm_90"]["awq_gemv<4, 8>"]["last"]["in_flight"] = 16
     assert seconds(H100, fast, QWEN, "decode", 8192) < seconds(H100, slow, QWEN, "decode", 8192)
 
 
@@ -116,10 +116,10 @@ def test_grids_are_those_of_the_program():
     """Qwen3-8B on 132 SMs."""
     kernels = COUNTS["sm_90"]
     o_proj, gate_up, narrow = (predict.gemv(H100, kernels, 4096, outs) for outs in ([4096], [12288] * 2, [4104]))
-    assert (o_proj.kernel, o_proj.blocks) == ("awq_gemv<4>", 16 * 32)  # two steps of 16 inputs a warp
-    assert (gate_up.kernel, gate_up.blocks) == ("awq_gemv<4>", 96 * 5)
-    assert (narrow.kernel, narrow.blocks) == ("awq_gemv<1>", 65 * 8)  # rows begin at no multiple of 16 bytes
-    assert predict.gemv_splits(H100, 4096, 50) == 8  # of 10, which gives warps 7 steps, but some fewer
+    assert (o_proj.kernel, o_proj.blocks) == ("awq_gemv<4, 8>", 16 * 16)  # two steps of 16 inputs a warp
+    assert (gate_up.kernel, gate_up.blocks) == ("awq_gemv<4, 4>", 96 * 5)  # 13 steps a warp; by eight warps, 16
+    assert (narrow.kernel, narrow.blocks) == ("awq_gemv<1, 8>", 65 * 4)  # rows begin at no multiple of 16 bytes
+    assert predict.gemv_shape(H100, 4096, 50) == (8, 4, 8)  # of 5, which gives warps 7 steps, but some fewer
     few, many = (predict.gemm(H100, kernels, 4096, [3072], n) for n in (16, 600))
     assert (few.kernel, few.blocks) == ("awq_gemm<16>", 192)  # 24 tiles of 16 stages, 264 blocks at most: two each
     assert (many.kernel, many.blocks) == ("awq_gemm<64>", 256)  # 240 tiles of 32, 264 blocks at most: 30 each
@@ -175,7 +175,7 @@ def test_a_phase_that_is_none(monkeypatch, capsys, bad):
 # ---- counting in SASS
 
 LISTING = """
-.text._Z8awq_gemvILi4EEvPK6__half:
+.text._Z8awq_gemvILi4ELi8EEvPK6__half:
         /*0000*/                   MOV R1, c[0x0][0x28] ;
         /*0010*/               @P0 EXIT ;
 .L_x_1:
@@ -197,7 +197,7 @@ LISTING = """
 
 def test_a_loop_of_sass_is_counted():
     (code,) = functions(LISTING).values()
-    assert list(functions(LISTING)) == ["awq_gemv<4>"]
+    assert list(functions(LISTING)) == ["awq_gemv<4, 8>"]
     loop = {
         "instructions": 8,
         "loads": 4,
