@@ -170,6 +170,11 @@ inline int open_device() {
     if (p.major < 8) fail(p.name, ": compute capability ", p.major, ", these kernels need 8.0");
     return p.multiProcessorCount;
 }
+inline size_t shared_memory() {
+    int bytes = 0;
+    cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, 0);
+    return size_t(bytes);
+}
 
 // The instructions that CUDA has no function for (PTX ISA,
 // https://docs.nvidia.com/cuda/parallel-thread-execution).
@@ -248,11 +253,13 @@ __device__ __forceinline__ void wait_for_previous() {}
 #include "simt/ptx.h"
 constexpr bool is_gpu = false;
 inline int open_device() { return 4; }
+inline size_t shared_memory() { return 233472; }
 #endif
 
 struct Device {
-    int n_sms = open_device();      // streaming multiprocessors; launches try to have at least as many blocks
-    cudaStream_t stream = nullptr;  // the default stream: everything runs in order
+    int n_sms = open_device();  // streaming multiprocessors; launches try to have at least as many blocks
+    size_t shared_per_sm = shared_memory();  // bytes
+    cudaStream_t stream = nullptr;           // the default stream: everything runs in order
 };
 
 // Opened at first use.
@@ -1441,7 +1448,8 @@ __global__ void __launch_bounds__(32 * n_warps, 2 * gemv_warps / n_warps)
     // Lane 4g has columns 0 and 1 of the results' rows g and g + 8: four consecutive columns of its words.
     // After each lane's columns are four floats that nothing uses, so that all lanes write to other banks.
     constexpr int lane_columns = 8 * n_words + 4;
-    __shared__ __align__(16) float parts[n_warps][8 * lane_columns];
+    auto* parts = reinterpret_cast<float(*)[sizeof(*ring) / 4 * gemv_steps]>(dynamic_shared<float>());
+    __syncwarp();  // the warp's ring has been read: now it has the sums
     if (t == 0) {
         for (int j = 0; j < n_words; j++) {
             for (int i = 0; i < 2; i++) {
@@ -1476,8 +1484,9 @@ struct GemvShape {
 
 // As many blocks as a device holds at once: two of eight warps or four of four on a multiprocessor; and of
 // those numbers one that gives each warp either many steps or as many as the others. Blocks of eight warps
-// leave fewer sums to add up, those of four may divide the work more evenly.
-inline GemvShape gemv_shape(int n_in, int n_tiles, size_t tile_values) {
+// leave fewer sums to add up; those of four may divide the work more evenly, and fit where shared memory is
+// short (before sm_90).
+inline GemvShape gemv_shape(int n_in, int n_tiles, size_t tile_values, size_t ring_bytes) {
     const auto shape_of = [&](int n_warps) {
         const int n_steps = std::max(1, n_in / gemv_inputs / n_warps);  // of a block that does not share
         const int room = 2 * gemv_warps / n_warps * device().n_sms / n_tiles;
@@ -1487,7 +1496,8 @@ inline GemvShape gemv_shape(int n_in, int n_tiles, size_t tile_values) {
         return GemvShape{n_warps, n};
     };
     const GemvShape wide = shape_of(gemv_warps), narrow = shape_of(gemv_warps / 2);
-    return narrow.steps(n_in) < wide.steps(n_in) ? narrow : wide;
+    const bool fits = 2 * gemv_warps * ring_bytes + 8192 <= device().shared_per_sm;
+    return fits && wide.steps(n_in) <= narrow.steps(n_in) ? wide : narrow;
 }
 
 template <int n_words, int n_warps>
@@ -1507,8 +1517,8 @@ template <int n_words>
 void run_gemv(const SplitScratch& scratch, const half* x, const AwqProducts& products) {
     constexpr int width = 64 * n_words;
     const size_t tile_values = std::max(width, 32 * gemv_warps);  // each thread of a block has at least one
-    const GemvShape shape =
-        gemv_shape(products.items[0].w.n_in, count_tiles(products, width), tile_values);
+    const GemvShape shape = gemv_shape(products.items[0].w.n_in, count_tiles(products, width), tile_values,
+                                       gemv_steps * sizeof(GemvStep<n_words>));
     shape.n_warps == gemv_warps ? run_gemv<n_words, gemv_warps>(scratch, x, products, shape.n_splits)
                                 : run_gemv<n_words, gemv_warps / 2>(scratch, x, products, shape.n_splits);
 }

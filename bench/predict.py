@@ -198,10 +198,10 @@ def weight_bytes(n_in: int, n_out: int) -> float:
     return n_in * n_out * (4 + 4 / 128 + 16 / 128) / 8
 
 
-def gemv_shape(card: Card, n_in: int, n_tiles: int) -> tuple[int, int, int]:
+def gemv_shape(card: Card, n_in: int, n_tiles: int, step_bytes: int) -> tuple[int, int, int]:
     """gemv_shape(): warps of a block, blocks of a tile, and a warp's most steps. Scratch memory suffices here."""
-    shapes = []
-    for warps in (GEMV_WARPS, GEMV_WARPS // 2):
+    shapes, fits = [], 2 * GEMV_WARPS * GEMV_STEPS * step_bytes + 8192 <= card.shared
+    for warps in (GEMV_WARPS, GEMV_WARPS // 2)[not fits :]:
         steps = max(1, n_in // GEMV_INPUTS // warps)
         splits = max(1, min(2 * GEMV_WARPS // warps * card.n_sms // n_tiles, steps, MAX_SPLITS))
         while steps < 8 * splits and steps % splits:
@@ -214,9 +214,10 @@ def gemv(card: Card, counts: dict, n_in: int, outs: list[int]) -> Launch:
     """awq_gemv with run_gemv(). A main loop is four steps of 16 inputs, and a warp has their copies in flight."""
     words = 4 if all(n % 32 == 0 for n in outs) else 1
     tiles = sum(math.ceil(n / (64 * words)) for n in outs)
-    warps, splits, steps = gemv_shape(card, n_in, tiles)
+    step_bytes, finish, finish_instructions = 672 * words + 128, 0.0, 0.0
+    warps, splits, steps = gemv_shape(card, n_in, tiles, step_bytes)
     kernel, values = f"awq_gemv<{words}, {warps}>", max(1, 2 * words // warps)
-    row, step_bytes, finish, finish_instructions = counts[kernel], 672 * words + 128, 0.0, 0.0
+    row = counts[kernel]
     if splits > 1:
         finish = 2 + math.ceil(splits * values / row["last"]["in_flight"])
         finish_instructions = splits * values * row["last"]["instructions"] / row["last"]["loads"]

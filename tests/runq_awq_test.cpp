@@ -346,6 +346,7 @@ TEST_CASE("kernel: heads of every length, of several tokens, with weights of nor
         ModelConfig c;
         c.n_layers = 1, c.n_kv_heads = n_kv_heads, c.head_dim = d;
         DeviceKvCache cache(c, first + n_tokens);
+        cache.all_keys.clear(), cache.all_values.clear();
         const std::vector<float> q = random_values(rng, n_tokens * n_heads * d),
                                  k = random_values(rng, n_tokens * n_kv_heads * d),
                                  v = random_values(rng, n_tokens * n_kv_heads * d),

@@ -119,7 +119,8 @@ def test_grids_are_those_of_the_program():
     assert (o_proj.kernel, o_proj.blocks) == ("awq_gemv<4, 8>", 16 * 16)  # two steps of 16 inputs a warp
     assert (gate_up.kernel, gate_up.blocks) == ("awq_gemv<4, 4>", 96 * 5)  # 13 steps a warp; by eight warps, 16
     assert (narrow.kernel, narrow.blocks) == ("awq_gemv<1, 8>", 65 * 4)  # rows begin at no multiple of 16 bytes
-    assert predict.gemv_shape(H100, 4096, 50) == (8, 4, 8)  # of 5, which gives warps 7 steps, but some fewer
+    assert predict.gemv_shape(H100, 4096, 50, 2816) == (8, 4, 8)  # of 5, which gives warps 7 steps, but some fewer
+    assert predict.gemv_shape(CARDS["a100"], 4096, 50, 2816)[0] == 4  # two blocks of eight do not fit
     few, many = (predict.gemm(H100, kernels, 4096, [3072], n) for n in (16, 600))
     assert (few.kernel, few.blocks) == ("awq_gemm<16>", 192)  # 24 tiles of 16 stages, 264 blocks at most: two each
     assert (many.kernel, many.blocks) == ("awq_gemm<64>", 256)  # 240 tiles of 32, 264 blocks at most: 30 each

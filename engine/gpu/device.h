@@ -22,6 +22,7 @@ inline void check(cudaError_t error, const char* what) {
 struct Device {
     std::string name = "emulated on the CPU (simt)";
     int n_sms = 4;  // streaming multiprocessors; launches try to have at least as many blocks
+    size_t shared_per_sm = 233472;     // bytes
     uint64_t allocated = 0, peak = 0;  // bytes of device memory: now, and the most at any time
     cudaStream_t stream = nullptr;     // everything runs in this one
 };
@@ -45,6 +46,7 @@ inline Device& device() {
                                      std::to_string(p.minor) + ", these kernels need 8.0");
         }
         found.n_sms = p.multiProcessorCount;
+        found.shared_per_sm = p.sharedMemPerMultiprocessor;
         check(cudaStreamCreate(&found.stream), "cudaStreamCreate");
 #else
         simt::run_loop = run_loop;
