@@ -8,7 +8,8 @@ two: tiny-llama gets outliers (models/outliers.py) and reads models/calibration.
 awq-fragments.svg, awq-pairs.svg and ldmatrix.svg show what docs/fragments.cu says, which is compiled with $CXX (g++)
 and run in the emulator. quality.svg shows docs/quality.json, which `make quality` measures, quality-weights.svg
 docs/quality-weights.json (docs/quality.md has the command), rtl-wave.svg docs/rtl-wave.json, which `make rtl-wave`
-simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures; gpu-ladder.svg docs/gpu-results.json.
+simulates, rtl-chip.svg docs/rtl-chip.json, which `make rtl-chip` measures; gpu-ladder.svg docs/gpu-results.json,
+memory-limit.svg a table of docs/moe.md.
 """
 
 import json
@@ -1108,6 +1109,37 @@ def moe_routing() -> str:
     return s.done()
 
 
+def memory_limit() -> str:
+    """Decode of a mixture by how much of its file memory may hold: the table of docs/moe.md."""
+    lines = (HERE / "moe.md").read_text(encoding="utf-8").split("### More experts than memory")[1].splitlines()
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    shares = [int(cell.removesuffix("%")) for cell in table[0][1:]]
+    rows = {row[0]: [float(cell) for cell in row[1:]] for row in table[2:]}
+    said = "; ".join(f"{name}: {', '.join(map(str, speeds))}" for name, speeds in rows.items())
+    s = Svg(640, 320, "More experts than memory", f"Tokens/s at {', '.join(map(str, shares))} % of the file: {said}.")
+    left, top, width, height = 60, 56, 440, 206
+    high = 2 * math.ceil(max(map(max, rows.values())) / 2)
+
+    def at(share: float, speed: float) -> tuple[float, float]:
+        return left + width * share / 100, top + height * (1 - speed / high)
+
+    s.text(24, 31, "Tokens/s by how much of the file memory may hold", 15, INK, "start", bold=True)
+    for tick in range(0, high + 1, 2):
+        y = at(0, tick)[1]
+        s.parts.append(f'<path d="M{left} {y:.1f} H{left + width}" stroke="{FILL["memory"][0]}"/>')
+        s.text(left - 8, y + 4, str(tick), 12, QUIET, "end")
+    for share in shares:
+        s.text(at(share, 0)[0], top + height + 20, f"{share} %", 12, QUIET)
+    s.text(left + width / 2, top + height + 44, "of the 8.8 GB of Qwen3-30B-A3B by the ladder", 13)
+    for (name, speeds), colour in zip(rows.items(), (FILL["fp32"][1], FILL["int8"][1]), strict=True):
+        points = [at(share, speed) for share, speed in zip(shares, speeds, strict=True)]
+        path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        s.parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
+        s.parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>' for x, y in points]
+        s.text(points[0][0] + 10, points[0][1] + 4, f"{name} routing", 13, colour, "start")
+    return s.done()
+
+
 def quality_weights() -> str:
     """Size and divergence of formats of weights alone, of this project's and of GGUF files."""
     return quality(
@@ -1354,6 +1386,7 @@ FIGURES = {
     "gpu-ladder.svg": gpu_ladder,
     "gptq-ladder.svg": gptq_ladder,
     "moe-routing.svg": moe_routing,
+    "memory-limit.svg": memory_limit,
     "quality.svg": quality,
     "quality-weights.svg": quality_weights,
     "rtl-blocks.svg": rtl_blocks,

@@ -6,16 +6,22 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
 #include "engine/cpu/int8.h"
 #include "engine/cpu/int8_kv_cache.h"
 #include "engine/cpu/kv_cache.h"
+#include "engine/cpu/pack_matrix.h"
 #include "engine/cpu/quant_matrix.h"
 #include "engine/cpu/rows.h"
 #include "engine/os/memory.h"
+#include "own_folder.h"
 
 TEST_CASE("memory: refused with the sum, what is available, the largest parts and what makes them smaller") {
     const std::vector<MemoryPart> parts = {{"a", 5000000000},
@@ -104,4 +110,25 @@ TEST_CASE("lazy memory: all of it can be used, and nothing behind it") {
             CHECK(WTERMSIG(status) == SIGSEGV);
         }
     }
+}
+
+TEST_CASE("mapped file: what has been packed of it takes no memory, though it is read out of order") {
+    constexpr size_t first = (1 << 20) + 300, row_bytes = 512;
+    constexpr int n_rows = 1 << 14, rows = 32;
+    const std::string path = (own_folder() / "mapped").string();
+    std::ofstream(path, std::ios::binary) << std::string(first + n_rows * row_bytes, 1);
+    const MappedFile file(path, path);
+    const std::byte* table = file.bytes().data() + first;
+    std::atomic<int> sum = 0;
+    pack_blocks(table, n_rows, row_bytes, rows,
+                [&](int b) { sum += int(table[row_bytes * rows * size_t(b)]) + int(table[0]); });
+    CHECK(sum == 2 * n_rows / rows);
+    // A page of memory has eight bytes here, whose highest bit says whether it is there (man 5 proc).
+    std::ifstream pages("/proc/self/pagemap", std::ios::binary);
+    pages.seekg(std::streamoff(reinterpret_cast<uintptr_t>(file.bytes().data()) / page_size() * 8));
+    std::vector<uint64_t> entries(file.bytes().size() / page_size());
+    pages.read(reinterpret_cast<char*>(entries.data()), std::streamsize(8 * entries.size()));
+    CHECK(pages.good());
+    CHECK(std::ranges::count_if(entries, [](uint64_t entry) { return entry >> 63 != 0; }) == 0);
+    std::filesystem::remove(path);
 }

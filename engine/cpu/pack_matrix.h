@@ -11,6 +11,7 @@
 #include "engine/cpu/expand_rows.h"
 #include "engine/cpu/packed_matrix.h"
 #include "engine/cpu/quant_matrix.h"
+#include "engine/cpu/rows.h"
 #include "engine/cpu/transpose.h"
 #include "engine/os/files.h"
 #include "engine/os/threads.h"
@@ -52,24 +53,30 @@ inline void pack_block(T* to, const T* table, int i, int n_rows, size_t n_values
     }
 }
 
+// Calls pack(b) for each block of `rows` rows of a table of n_rows, in all threads. What was read of a mapped
+// file need not stay in memory beside the copy. It is given back while nobody reads beside it: with a page
+// that is read come those around it.
+inline void pack_blocks(const void* table, int n_rows, size_t row_bytes, int rows, auto pack) {
+    const auto* from = static_cast<const uint8_t*>(table);
+    const int n_blocks = (n_rows + rows - 1) / rows;
+    const int part = int(std::max<size_t>(1, (16 << 20) / (row_bytes * size_t(rows))));
+    for (int first = 0; first < n_blocks; first += part) {
+        const int n = std::min(part, n_blocks - first), n_read = std::min(n * rows, n_rows - first * rows);
+        parallel_for(n, [&](int b) { pack(first + b); });
+        drop_mapped(from + row_bytes * size_t(first) * size_t(rows), row_bytes * size_t(n_read));
+    }
+}
+
 // A table of n_rows rows of row_bytes in blocks, value by value; null if there is none.
 template <class Isa, class Value, class T>
 const T* PackedMatrices::packed(const T* table, int n_rows, size_t row_bytes, uint32_t flip) {
     if (table == nullptr) return nullptr;
     constexpr int n = block_rows<Isa>;
-    const int n_blocks = (n_rows + n - 1) / n;
     const auto* from = reinterpret_cast<const Value*>(table);
-    auto* to = static_cast<Value*>(memory(row_bytes * n * size_t(n_blocks)));
+    auto* to = static_cast<Value*>(memory(row_bytes * n * size_t((n_rows + n - 1) / n)));
     const size_t n_values = row_bytes / sizeof(Value);
-    parallel_ranges(n_blocks, [&](int begin, int end) {
-        for (int b = begin, read = begin; b < end; b++) {
-            pack_block<Isa, n>(to + n_values * n * size_t(b), from, b * n, n_rows, n_values, flip);
-            // What was read of a mapped file need not stay in memory beside the copy.
-            const size_t n_read = size_t(std::min((b + 1) * n, n_rows) - read * n) * row_bytes;
-            if (n_read < (1 << 20) && b + 1 < end) continue;
-            drop_mapped(from + n_values * n * size_t(read), n_read);
-            read = b + 1;
-        }
+    pack_blocks(table, n_rows, row_bytes, n, [&](int b) {
+        pack_block<Isa, n>(to + n_values * n * size_t(b), from, b * n, n_rows, n_values, flip);
     });
     return reinterpret_cast<const T*>(to);
 }
@@ -79,18 +86,15 @@ template <class Isa, int bits>
 const uint8_t* PackedMatrices::packed_codes(const QuantMatrix& w) {
     constexpr int n = block_rows<Isa>;
     const size_t row_bytes = code_bytes(w), row_words = row_bytes / 4;
-    const int n_blocks = (w.n_rows + n - 1) / n;
-    auto* to = static_cast<uint32_t*>(memory(row_bytes * n * size_t(n_blocks)));
-    parallel_ranges(n_blocks, [&](int begin, int end) {
-        std::vector<uint32_t> rows(row_words * n);
-        for (int b = begin; b < end; b++) {
-            const int n_rows = std::min(n, w.n_rows - b * n);
-            const uint8_t* from = w.codes + row_bytes * n * size_t(b);
-            for (int r = 0; r < n_rows; r++)
-                order_codes<bits>(&rows[row_words * r], from + row_bytes * r, row_words);
-            pack_block<Isa, n>(to + row_words * n * size_t(b), rows.data(), 0, n_rows, row_words, 0);
-            drop_mapped(from, row_bytes * size_t(n_rows));
-        }
+    auto* to = static_cast<uint32_t*>(memory(row_bytes * n * size_t((w.n_rows + n - 1) / n)));
+    pack_blocks(w.codes, w.n_rows, row_bytes, n, [&](int b) {
+        static thread_local std::vector<uint32_t> words;
+        uint32_t* rows = scratch(words, row_words * n);
+        const int n_rows = std::min(n, w.n_rows - b * n);
+        for (int r = 0; r < n_rows; r++)
+            order_codes<bits>(rows + row_words * size_t(r), w.codes + row_bytes * size_t(b * n + r),
+                              row_words);
+        pack_block<Isa, n>(to + row_words * n * size_t(b), rows, 0, n_rows, row_words, 0);
     });
     return reinterpret_cast<const uint8_t*>(to);
 }
