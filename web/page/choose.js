@@ -36,6 +36,24 @@ export function modelChoice(legend, group, names, chosen, onChange) {
     return field;
 }
 
+// Controls that fold to one line where the page is narrow. told(): what that line says of what is chosen.
+// fold(): folds them, if the page is narrow, and says it anew.
+const narrow = matchMedia("(max-width: 860px)");
+export function folding(told, ...controls) {
+    const said = h("span", {}, told());
+    const line = h("summary", {}, said, h("span", { class: "change" }, "Change"));
+    const box = h("details", { class: "fold", open: !narrow.matches }, line, controls);
+    narrow.addEventListener("change", () => (box.open = !narrow.matches));
+    box.fold = () => {
+        said.textContent = told();
+        if (!narrow.matches) return;
+        const isInside = box.contains(document.activeElement);
+        box.open = false;
+        if (isInside) line.focus();
+    };
+    return box;
+}
+
 // A line that says what goes on, and what went wrong.
 export function statusLine() {
     const line = h("p", { class: "status", role: "status" });

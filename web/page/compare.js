@@ -1,7 +1,7 @@
 // The second view: the same text in two schemes, step beside step.
 
 import { byId, h, heatMap, lineChart } from "./dom.js";
-import { modelChoice, statusLine, words, working } from "./choose.js";
+import { folding, modelChoice, statusLine, words, working } from "./choose.js";
 import { contextOfRun } from "./context.js";
 import { relativeError } from "./diff.js";
 import { full, short, whole } from "./numbers.js";
@@ -37,8 +37,14 @@ export function startCompare() {
             modelChoice("First", "compare-a", names, chosen.a, (name) => (chosen.a = name)),
             modelChoice("Second", "compare-b", names, chosen.b, (name) => (chosen.b = name)),
         ),
-        status,
     );
+    const told = () => `“${walk.prompt}” · ${data.models[chosen.a].title} beside ${data.models[chosen.b].title}`;
+    const intro = h(
+        "p",
+        { class: "intro" },
+        "The same trained model, its numbers stored in two ways. Both read the same words; at each step you see how far apart they are, and where in the end they say different things.",
+    );
+    const controls = folding(told, intro, form);
     form.addEventListener("submit", (event) => {
         event.preventDefault();
         working(button, status, "Both programs run ...", async () => {
@@ -58,16 +64,13 @@ export function startCompare() {
                 token: Math.max(0, a.nPrompt - 1),
             };
             show();
+            controls.fold();
         });
     });
     byId("compare").append(
         h("h2", { id: "compare-title", class: "quiet" }, "Compare two schemes"),
-        h(
-            "p",
-            { class: "intro" },
-            "The same trained model, its numbers stored in two ways. Both read the same words; at each step you see how far apart they are, and where in the end they say different things.",
-        ),
-        form,
+        controls,
+        status,
         h("div", { id: "compare-view" }),
     );
     form.requestSubmit();

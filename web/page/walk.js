@@ -1,7 +1,7 @@
 // The first view: one run, step by step.
 
 import { byId, guided, h } from "./dom.js";
-import { modelChoice, statusLine, working } from "./choose.js";
+import { folding, modelChoice, statusLine, working } from "./choose.js";
 import { contextOfRun } from "./context.js";
 import { isProduct } from "./inputs.js";
 import { codeLines } from "./parts.js";
@@ -41,19 +41,26 @@ export function startWalk() {
             state.model = name;
             form.requestSubmit();
         }),
-        status,
         shortcuts(),
     );
+    const told = () => `“${state.prompt}” · ${data.models[state.model].title} · ${amount.value} new tokens`;
+    const controls = folding(told, form);
     form.addEventListener("submit", (event) => {
         event.preventDefault();
         working(button, status, "The program runs ...", async () => {
             const before = performance.now();
             const context = await contextOfRun(state.model, { prompt: prompt.value, newTokens: Number(amount.value) });
             look(context);
+            controls.fold();
             return `${data.models[state.model].program} ran for ${((performance.now() - before) / 1000).toFixed(2)} s and wrote down the ${context.steps.length} steps of each of ${context.tokens.length} tokens.`;
         });
     });
-    root.append(h("h2", { id: "walk-title", class: "quiet" }, "Step through it"), form, h("div", { id: "run-view" }));
+    root.append(
+        h("h2", { id: "walk-title", class: "quiet" }, "Step through it"),
+        controls,
+        status,
+        h("div", { id: "run-view" }),
+    );
     document.addEventListener("keydown", (event) => {
         if (root.hidden || !state.context || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey)
             return;
@@ -116,6 +123,7 @@ function show() {
             h("nav", { class: "path", id: "path", "aria-label": "steps of the forward pass", onkeydown: pathKeys }),
             h("div", { class: "stage" }, stepper(), h("article", { id: "stage", "aria-live": "off" })),
         ),
+        aboutTokens(),
     );
     showPath();
     showStage();
@@ -167,16 +175,9 @@ function tokenStrip() {
         "aria-label": "token",
         oninput: (event) => goToken(Number(event.target.value)),
     });
-    const special = [next, ...context.tokens].map((id) => context.vocabulary[id]).find(isSpecial);
     const box = h(
         "div",
         { class: "words" },
-        h(
-            "p",
-            { class: "note" },
-            "The text in tokens; a word may be several of them. They are counted from 0, as in the program.",
-            special ? ` ${specialNote(special)}` : "",
-        ),
         h(
             "div",
             {
@@ -195,15 +196,26 @@ function tokenStrip() {
             ),
         ),
         h("label", { class: "scrubber" }, h("span", { id: "token-said" }), range),
-        h(
-            "details",
-            { class: "ids" },
-            h("summary", {}, "Ids of the new tokens"),
-            h("output", { id: "new-ids" }, context.newIds.join(",")),
-        ),
     );
     queueMicrotask(markToken);
     return box;
+}
+
+function aboutTokens() {
+    const { context } = state;
+    const special = [...context.newIds, ...context.tokens].map((id) => context.vocabulary[id]).find(isSpecial);
+    return h(
+        "details",
+        { class: "ids" },
+        h("summary", {}, "About the tokens"),
+        h(
+            "p",
+            { class: "note" },
+            "The text is cut into tokens; a word may be several of them. They are counted from 0, as in the program.",
+            special ? ` ${specialNote(special)}` : "",
+        ),
+        h("p", { class: "note" }, "Ids of the new ones: ", h("output", { id: "new-ids" }, context.newIds.join(","))),
+    );
 }
 
 function chipKeys(event) {
