@@ -54,6 +54,29 @@ export function folding(told, ...controls) {
     return box;
 }
 
+// A place for a file of the visitor's own: chosen by a button, or dropped anywhere on the page (main.js). take(file)
+// gets it. what: "a trace file".
+export function filePlace(id, accept, what, take) {
+    const input = h("input", {
+        type: "file",
+        id,
+        accept,
+        class: "quiet",
+        onchange: () => {
+            if (input.files[0]) take(input.files[0]);
+            input.value = ""; // so that the same file can be chosen again
+        },
+    });
+    const place = h(
+        "div",
+        { class: "drop" },
+        h("p", {}, `Drop ${what} here, or`),
+        h("label", { class: "pick" }, "Choose a file", input),
+    );
+    place.take = take;
+    return place;
+}
+
 // A line that says what goes on, and what went wrong.
 export function statusLine() {
     const line = h("p", { class: "status", role: "status" });

@@ -78,8 +78,13 @@ export function colour(t) {
     return `rgb(${mix.join(",")})`;
 }
 
+// Black or white, whichever stands out more from a colour: 4.58 to 1 at least (WCAG 1.4.3, relative luminance).
 export function inkOn(t) {
-    return Math.sqrt(Math.min(1, Math.abs(t))) > 0.62 ? "var(--ink-on-strong)" : "var(--ink)";
+    const light = colour(t)
+        .match(/\d+/g)
+        .map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+    return light > 0.179 ? "#000" : "#fff";
 }
 
 // A heat map of `values`, `columns` to a row, on a canvas that takes the keyboard: arrows move a cursor, Enter chooses.

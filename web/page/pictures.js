@@ -1,7 +1,7 @@
 // What a step's values look like: heat maps of a token's row, attention, experts, the next token.
 
 import { sampler } from "./context.js";
-import { h, heatMap } from "./dom.js";
+import { colour, h, heatMap, inkOn } from "./dom.js";
 import { explain } from "./explain.js";
 import { inputsOf, isProduct, placeOf } from "./inputs.js";
 import { full, short, whole } from "./numbers.js";
@@ -145,8 +145,8 @@ function attentionPicture(name) {
             ...Array.from({ length: token + 1 }, (_, u) => {
                 const share = shares.row(token)[head * n + u];
                 const mark = h("mark", { title: `${short(100 * share)} %` }, visible(context.textOf(u)));
-                mark.style.setProperty("--share", `${Math.round(100 * Math.sqrt(share))}%`);
-                if (Math.sqrt(share) > 0.55) mark.style.color = "var(--ink-on-strong)";
+                mark.style.background = colour(share);
+                mark.style.color = inkOn(share);
                 return mark;
             }),
         );

@@ -384,7 +384,7 @@ function showStage() {
             guide?.equations.length
                 ? h(
                       "div",
-                      { class: "equation", "aria-label": "equation" },
+                      { class: "equation", role: "group", "aria-label": "equation", tabindex: "0" },
                       guide.equations.map((line) => h("code", {}, line)),
                   )
                 : null,
