@@ -33,6 +33,10 @@ export function modelChoice(legend, group, names, chosen, onChange) {
         ),
         about,
     );
+    field.choose = (name) => {
+        field.querySelector(`[value=${name}]`).checked = true;
+        about.textContent = data.models[name].text;
+    };
     return field;
 }
 
