@@ -2,6 +2,7 @@
 
 import { h } from "./dom.js";
 import { data } from "./runner.js";
+import { state } from "./state.js";
 
 // Radio buttons of some models. names: of data.models; onChange(name).
 export function modelChoice(legend, group, names, chosen, onChange) {
@@ -33,7 +34,39 @@ export function modelChoice(legend, group, names, chosen, onChange) {
         ),
         about,
     );
+    field.choose = (name) => {
+        field.querySelector(`[value=${name}]`).checked = true;
+        about.textContent = data.models[name].text;
+    };
     return field;
+}
+
+// The field for a prompt: {field, input}. It counts characters when it is nearly full, and those that do not fit.
+const MOST = 300;
+export function promptField(id) {
+    const count = h("span", { id: `${id}-count`, role: "status" });
+    let more = 0; // characters of a text being pasted that do not fit
+    const input = h("input", {
+        id,
+        type: "text",
+        value: state.prompt,
+        maxlength: String(MOST),
+        autocomplete: "off",
+        spellcheck: "false",
+        onpaste: (event) => {
+            const kept = input.value.length - (input.selectionEnd - input.selectionStart);
+            more = kept + event.clipboardData.getData("text").length - MOST;
+        },
+        oninput: () => {
+            const n = input.value.length;
+            state.prompt = input.value;
+            count.textContent =
+                more > 0 ? `: the last ${more} do not fit` : n > MOST - 50 ? `: ${n} of ${MOST} characters` : "";
+            more = 0;
+        },
+    });
+    const field = h("div", { class: "field grow" }, h("label", { for: id }, "A beginning", count), input);
+    return { field, input };
 }
 
 // Controls that fold to one line where the page is narrow. told(): what that line says of what is chosen.

@@ -1,7 +1,7 @@
 // The second view: the same text in two schemes, step beside step.
 
 import { byId, h, heatMap, lineChart } from "./dom.js";
-import { folding, modelChoice, statusLine, words, working } from "./choose.js";
+import { folding, modelChoice, promptField, statusLine, words, working } from "./choose.js";
 import { contextOfRun } from "./context.js";
 import { relativeError } from "./diff.js";
 import { full, short, whole } from "./numbers.js";
@@ -15,21 +15,13 @@ const chosen = { a: "q8", b: names.includes("gptq") ? "gptq" : names[1] };
 let state = null; // {a, b, stories, steps, at, token}
 
 export function startCompare() {
-    const prompt = h("input", {
-        id: "compare-prompt",
-        type: "text",
-        value: walk.prompt,
-        oninput: () => (walk.prompt = prompt.value),
-        maxlength: "300",
-        autocomplete: "off",
-        spellcheck: "false",
-    });
+    const { field, input: prompt } = promptField("compare-prompt");
     const button = h("button", { type: "submit", class: "primary" }, "Compare");
     const status = statusLine();
     const form = h(
         "form",
         { class: "controls" },
-        h("div", { class: "field grow" }, h("label", { for: "compare-prompt" }, "A beginning"), prompt),
+        field,
         button,
         h(
             "div",

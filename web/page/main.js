@@ -2,29 +2,44 @@
 
 import { byId } from "./dom.js";
 import { workerBytes } from "./runner.js";
-import { startWalk } from "./walk.js";
+import { arrive, arrived, placeOf } from "./url.js";
+import { startWalk, visitWalk } from "./walk.js";
 
+// A view's start() builds it; its visit(of), where it has one, shows the place that the address names.
 const views = {
-    walk: startWalk,
-    compare: async () => (await import("./compare.js")).startCompare(),
-    break: async () => (await import("./break.js")).startBreak(),
-    port: async () => (await import("./port.js")).startPort(),
-    chat: async () => (await import("./chat.js")).startChat(),
+    walk: async () => ({ start: startWalk, visit: visitWalk }),
+    compare: async () => {
+        const { startCompare, visitCompare } = await import("./compare.js");
+        return { start: startCompare, visit: visitCompare };
+    },
+    break: async () => {
+        const { startBreak, visitBreak } = await import("./break.js");
+        return { start: startBreak, visit: visitBreak };
+    },
+    port: async () => ({ start: (await import("./port.js")).startPort }),
+    chat: async () => ({ start: (await import("./chat.js")).startChat }),
 };
 const started = new Set();
+let shown = "";
 
 async function show() {
-    const name = location.hash.slice(1) in views ? location.hash.slice(1) : "walk";
+    const { view, of } = placeOf(location.hash);
+    const name = view in views ? view : "walk";
+    const arrival = arrive(name);
     for (const view of Object.keys(views)) byId(view).hidden = view !== name;
     for (const link of byId("tabs").querySelectorAll("a")) {
         if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
         else link.removeAttribute("aria-current");
     }
+    const { start, visit } = await views[name]();
     if (!started.has(name)) {
         started.add(name);
-        await views[name]();
+        start();
     }
-    scrollTo(0, 0);
+    if (shown !== name) scrollTo(0, 0);
+    shown = name;
+    await visit?.(of);
+    arrived(arrival);
 }
 
 // A function whose body is one SIMD instruction (i8x16.splat, i8x16.extract_lane_s): whether it may be compiled.

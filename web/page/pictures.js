@@ -2,11 +2,11 @@
 
 import { sampler } from "./context.js";
 import { colour, h, heatMap, inkOn } from "./dom.js";
-import { explain } from "./explain.js";
 import { inputsOf, isProduct, placeOf } from "./inputs.js";
 import { full, short, whole } from "./numbers.js";
 import { explained, isSpecial, specialNote, state, title, visible } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
+import { keep } from "./url.js";
 
 const columnsFor = (n) => {
     const width = Math.min(innerWidth, 1180);
@@ -140,6 +140,7 @@ function attentionPicture(name) {
     const text = h("p", { class: "attended" });
     const say = (head) => {
         state.head = head;
+        keep(false);
         text.replaceChildren(
             h("small", {}, `Head ${head} of “${context.said(token)}” looks at: `),
             ...Array.from({ length: token + 1 }, (_, u) => {
@@ -225,7 +226,7 @@ function expertsPicture(name) {
         return h(
             "li",
             { class: k >= 0 ? "chosen" : "" },
-            h("button", { type: "button", onclick: () => explainRouter(layer, e) }, `expert ${e}`),
+            h("button", { type: "button", onclick: () => explained(e) }, `expert ${e}`),
             h("span", { class: "bar-box" }, bar),
             h("span", { class: "number" }, short(score)),
             h("span", { class: "weight" }, k >= 0 ? `chosen, weight ${short(weights[k])}` : ""),
@@ -268,10 +269,6 @@ function routes(layer) {
     );
 }
 
-function explainRouter(layer, e) {
-    byId("explained").replaceChildren(explain(`layers.${layer}.moe.router`, state.token, e, state.context));
-}
-
 const percent = (p) => (p >= 0.00005 || p === 0 ? `${(100 * p).toFixed(2)} %` : "< 0.01 %");
 
 // Probabilities of the next token, with the sampler's two settings.
@@ -295,6 +292,7 @@ function nextToken(logits) {
                 value: String(value),
                 oninput: (event) => {
                     set(Number(event.target.value));
+                    keep(false);
                     output.textContent = short(Number(event.target.value));
                     draw();
                 },
