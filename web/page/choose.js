@@ -1,5 +1,6 @@
 // Choosing a model, and the line that says what goes on.
 
+import { textOfTokens } from "./context.js";
 import { h } from "./dom.js";
 import { data } from "./runner.js";
 import { state } from "./state.js";
@@ -142,4 +143,4 @@ export async function working(button, status, text, work) {
     }
 }
 
-export const words = (ids, vocabulary) => ids.map((id) => vocabulary[id] ?? "").join("");
+export const words = (ids, vocabulary) => textOfTokens(ids.map((id) => vocabulary[id] ?? ""));

@@ -120,7 +120,13 @@ function tokensPicture() {
             "ul",
             { class: "token-list" },
             Array.from(context.tokens, (id, t) =>
-                h("li", {}, h("b", {}, visible(context.textOf(t))), " ", h("small", {}, String(id))),
+                h(
+                    "li",
+                    {},
+                    h("b", {}, visible(context.textOf(t))),
+                    " ",
+                    h("small", {}, context.partOf(t) ? `of ${context.partOf(t)}, ${id}` : String(id)),
+                ),
             ),
         ),
     );
@@ -145,7 +151,8 @@ function attentionPicture(name) {
             h("small", {}, `Head ${head} of “${context.said(token)}” looks at: `),
             ...Array.from({ length: token + 1 }, (_, u) => {
                 const share = shares.row(token)[head * n + u];
-                const mark = h("mark", { title: `${short(100 * share)} %` }, visible(context.textOf(u)));
+                const text = context.partOf(u) ? `${context.textOf(u)}(${context.partOf(u)})` : context.textOf(u);
+                const mark = h("mark", { title: `${short(100 * share)} %` }, visible(text));
                 mark.style.background = colour(share);
                 mark.style.color = inkOn(share);
                 return mark;

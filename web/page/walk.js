@@ -276,7 +276,7 @@ function tokenStrip() {
                 onclick: () => goToken(t),
             },
             visible(context.textOf(t)),
-            h("small", {}, String(id)),
+            h("small", {}, context.partOf(t) ? `of ${context.partOf(t)}, ${id}` : String(id)),
         ),
     );
     const range = h("input", {
@@ -308,7 +308,7 @@ function tokenStrip() {
                 h("small", {}, "next"),
             ),
         ),
-        h("label", { class: "scrubber" }, h("span", { id: "token-said" }), range),
+        h("label", { class: "scrubber" }, h("span", { id: "token-said", role: "status" }), range),
     );
     queueMicrotask(markToken);
     return box;
@@ -324,7 +324,7 @@ function aboutTokens() {
         h(
             "p",
             { class: "note" },
-            "The text is cut into tokens; a word may be several of them. They are counted from 0, as in the program.",
+            "The text is cut into tokens; a word may be several of them, and a character that the vocabulary lacks is its bytes in UTF-8, such as <0xD7>. They are counted from 0, as in the program.",
             special ? ` ${specialNote(special)}` : "",
         ),
         h("p", { class: "note" }, "Ids of the new ones: ", h("output", { id: "new-ids" }, context.newIds.join(","))),
@@ -356,7 +356,7 @@ function stepper() {
         "div",
         { class: "stepper" },
         h("button", { type: "button", id: "back", onclick: () => go(state.at - 1) }, "◀ Back"),
-        h("p", {}, h("span", { id: "step-said" }), h("span", { class: "keys" }, " · keys ← →")),
+        h("p", {}, h("span", { id: "step-said", role: "status" }), h("span", { class: "keys" }, " · keys ← →")),
         h("button", { type: "button", id: "step", class: "primary", onclick: () => go(state.at + 1) }, "Step ▶"),
     );
 }
@@ -459,7 +459,10 @@ function showPath() {
         if (side) nav.scrollTo({ left: marked.offsetLeft - nav.clientWidth / 2 });
         else nav.scrollTo({ top: marked.offsetTop - nav.clientHeight / 2 });
     }
-    byId("step-said").textContent = `Step ${at + 1} of ${context.steps.length}`;
+    byId("step-said").replaceChildren(
+        `Step ${at + 1} of ${context.steps.length}`,
+        h("span", { class: "quiet" }, `: ${title(context.steps[at])}, ${context.steps[at]}`),
+    );
     byId("back").disabled = at === 0;
     byId("step").disabled = at === context.steps.length - 1;
 }
