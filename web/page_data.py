@@ -19,9 +19,11 @@ from formats.files import replacing
 from formats.gptq import KINDS, GptqLayout
 from formats.model_file import FileHeader, read_header
 from formats.schemes import FORMATS
-from formats.tensors import with_offsets
+from formats.source import open_model
+from formats.tensors import matrix_shapes, with_offsets
 from golden import trace
-from golden.q8 import ACCUMULATOR_LAYER
+from golden.forward import load_weight
+from golden.q8 import ACCUMULATOR_LAYER, quantize
 from golden.w8a8 import STATIC_PLACES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -398,6 +400,26 @@ def model_data(choice: Choice) -> dict[str, object]:
 
 
 # ----------------------------------------------------------------------------
+# One matrix in fewer bits: in the Q8 file it lies in codes of a smaller range, so that the program runs it as it is
+
+BITS = (7, 6, 5, 4, 3, 2)
+BITS_OF = "q8"  # of CHOICES
+
+
+def matrices_in_bits(choice: Choice) -> dict[str, bytes]:
+    """Name of each matrix of the layers -> for each of BITS its int8 codes and then its fp32 scales, as in the file."""
+    head = read_header(model_path(choice), FORMATS[choice.scheme])
+    checkpoint = open_model(ROOT / "models" / choice.model)
+    parts: dict[str, bytes] = {}
+    for name, _ in matrix_shapes(head.config):
+        if name.startswith("layers."):
+            weight = load_weight(checkpoint, name, interleaved=True)
+            found = [quantize(weight, head.group_size, bits) for bits in BITS]
+            parts[name] = b"".join(q.codes.tobytes() + q.scales.tobytes() for q in found)
+    return parts
+
+
+# ----------------------------------------------------------------------------
 # Programs with a mistake: web/variants/
 
 
@@ -474,6 +496,7 @@ def page_data() -> dict[str, object]:
         "programs": {name: program_data(name, program) for name, program in PROGRAMS.items()},
         "models": {name: model_data(choice) for name, choice in CHOICES.items()},
         "vocabularies": {model: vocabulary(model) for model in sorted({c.model for c in CHOICES.values()})},
+        "bits": {"model": BITS_OF, "all": BITS},
         "contract": contract(),
         "variants": {path.stem: variant_data(path) for path in sorted((ROOT / "web" / "variants").glob("*.json"))},
         "magics": {f.magic: f.program for f in FORMATS.values() if f.program in PROGRAMS},
@@ -492,6 +515,9 @@ def main(argv: list[str]) -> int:
         for choice in CHOICES.values():
             packed = gzip.compress(model_path(choice).read_bytes(), mtime=0)
             (folder / "models" / f"{model_path(choice).name}.gz").write_bytes(packed)
+        (folder / "bits").mkdir(exist_ok=True)
+        for name, parts in matrices_in_bits(CHOICES[BITS_OF]).items():
+            (folder / "bits" / f"{name}.gz").write_bytes(gzip.compress(parts, mtime=0))
         with replacing(folder / "data.json") as f:
             f.write(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode())
     except (ModelError, OSError) as error:
