@@ -234,6 +234,53 @@ def glossary() -> dict[str, str]:
 
 
 # ----------------------------------------------------------------------------
+# Places on the page (web/page/url.js), to which the book links
+
+
+_PRODUCT_AT, _CODES_AT = "walk?step=layers.0.attn.q_proj&cell=0", "walk?step=layers.0.attn.norm.q&cell=0"
+WORD_PLACES = {
+    "token": "walk?step=tokens",
+    "row": _PRODUCT_AT,
+    "code": _CODES_AT,
+    "scale": _CODES_AT,
+    "group": _CODES_AT,
+    "zero point": "walk?model=gptq&step=layers.0.attn.q_proj&cell=0",
+    "accumulator": _PRODUCT_AT,
+    "place": "walk?step=layers.0.attn.norm.q&map=1",
+    "attention block": "walk?step=layers.0.attn.norm&map=1",
+    "prefill": "walk?step=tokens",
+    "step": "walk?step=layers.0.attn.norm&map=1",
+    "trace": "port",
+    "flip": "break?mistake=round-half-up",
+    "MAC": _PRODUCT_AT,
+    "classifier": "walk?step=logits&cell=0",
+    "KV cache": "walk?step=layers.1.attn.scores&map=1",
+}
+# Sections of docs/forward-pass.md that name no step.
+SECTION_PLACES = {
+    "7-kv-cache": WORD_PLACES["KV cache"],
+    "12-sampling": "walk?step=logits&temperature=2",
+    "13-prefill-and-decode": WORD_PLACES["prefill"],
+}
+
+
+def step_place(step: str) -> str:
+    """The place of a step of GUIDES, in the first model and layer that have it; of products and codes, a number."""
+    model = {"moe": "model=moe&", "attn.q_norm": "model=qwen3&", "attn.k_norm": "model=qwen3&"}
+    is_inside = step.startswith(("attn.", "ffn.", "moe."))
+    layer = "layers.1." if step.startswith("moe.") else "layers.0." if is_inside else ""
+    cell = "&cell=0" if step in trace._INPUT or step.endswith(".q") or step == "logits" else ""
+    return f"walk?{model.get(step, model.get(step.split('.')[0], ''))}step={layer}{step}{cell}"
+
+
+def places() -> dict[str, dict[str, str]]:
+    """Places of steps, by the names that pages give them (NAME.s is where NAME.q is), of words, of sections."""
+    steps = {step: step_place(step) for step in GUIDES}
+    steps |= {f"{name[:-2]}.s": at for name, at in steps.items() if name.endswith(".q")}
+    return {"steps": steps, "words": WORD_PLACES, "sections": SECTION_PLACES}
+
+
+# ----------------------------------------------------------------------------
 # Lines of the programs
 
 # What has codes and scales, in all programs.
@@ -493,6 +540,7 @@ def page_data() -> dict[str, object]:
     return {
         "steps": steps,
         "words": glossary(),
+        "places": places(),
         "programs": {name: program_data(name, program) for name, program in PROGRAMS.items()},
         "models": {name: model_data(choice) for name, choice in CHOICES.items()},
         "vocabularies": {model: vocabulary(model) for model in sorted({c.model for c in CHOICES.values()})},

@@ -161,6 +161,7 @@ export async function visitCompare(of) {
         state.at = state.steps.indexOf(nameIn(of, "step", state.steps, state.steps[state.at], wrong));
         show();
     } else await run(of, wrong);
+    if (of.size) byId("compare-view").scrollIntoView({ block: "start" });
     if (wrong.length) status.failed(saidWrong(wrong));
 }
 

@@ -54,10 +54,10 @@ export const STOPS = [
     },
     {
         title: "The KV cache fills up",
-        at: "walk?model=q8&token=4&step=layers.1.attn.scores&map=1",
+        at: "walk?model=q8&new=64&token=4&step=layers.1.attn.scores&map=1",
         text: "Keys and values of all tokens so far are kept: green on the map, at “Compare” and “Mix” of every layer. With each token they grow by a line, and nothing of the old ones is computed again. For long texts they take more memory than the weights.",
         click: "Go to the last token, and watch the green boxes",
-        next: "walk?model=q8&token=19&step=layers.1.attn.scores&map=1",
+        next: "walk?model=q8&new=64&token=67&step=layers.1.attn.scores&map=1",
         question: "How many numbers does this model keep for each token?",
         answer: "512: in each of 4 layers 64 of its key and 64 of its value.",
     },
