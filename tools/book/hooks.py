@@ -247,7 +247,7 @@ def with_places(html: str, src_uri: str) -> str:
 
 
 def named_steps(line: re.Match[str]) -> str:
-    """Names of steps in a line as links: `layers.N.attn.norm.q`, `.s`. One that begins with a dot continues the last."""
+    """Names of steps in a line as links: `layers.N.attn.norm.q`, `.s`. One with a dot in front continues the last."""
     steps, last = places()["steps"], ""
 
     def link(m: re.Match[str]) -> str:
