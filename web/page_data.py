@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from export.tokenizer import byte_alphabet
 from formats.errors import ModelError
 from formats.files import replacing
 from formats.gptq import KINDS, GptqLayout
@@ -506,9 +507,15 @@ def variant_data(path: Path) -> dict[str, object]:
 
 
 def vocabulary(model: str) -> list[str]:
-    """The text of every token."""
+    """The text of every token; of one whose bytes are no text of their own, each byte as <0xD7>."""
     tokenizer = Tokenizer.from_file(str(ROOT / "models" / model / "tokenizer.json"))
-    return [tokenizer.decode([i], skip_special_tokens=False) for i in range(tokenizer.get_vocab_size())]
+    alphabet = byte_alphabet()
+
+    def text(i: int) -> str:
+        said = tokenizer.decode([i], skip_special_tokens=False)
+        return "".join(f"<0x{alphabet[c]:02X}>" for c in tokenizer.id_to_token(i)) if "\ufffd" in said else said
+
+    return [text(i) for i in range(tokenizer.get_vocab_size())]
 
 
 # ----------------------------------------------------------------------------

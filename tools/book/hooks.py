@@ -299,6 +299,13 @@ def on_post_page(output: str, page: Page, **_: Any) -> None:
         built_pages[page.file.dest_uri] = output
 
 
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    """404.html by relative paths, so that the book may lie below any address."""
+    if template_name != "404.html":
+        return output_content
+    return re.sub(r'((?:href|src)="|"base": ?"|new URL\(")/', r"\1./", output_content)
+
+
 def on_post_build(config: MkDocsConfig) -> None:
     """print.html, and the font of the equations."""
     stops = [page_of(stop).replace(".md", ".html") for order in orders() for stop in order.stops]

@@ -1,7 +1,7 @@
 // The second view: the same text in two schemes, step beside step.
 
 import { byId, h, heatMap, lineChart } from "./dom.js";
-import { modelChoice, statusLine, words, working } from "./choose.js";
+import { folding, modelChoice, promptField, statusLine, words, working } from "./choose.js";
 import { contextOfRun, sampler } from "./context.js";
 import { relativeError } from "./diff.js";
 import { inputsOf } from "./inputs.js";
@@ -30,15 +30,7 @@ let state = null; // {a, b, own, steps, at, token, ran, errors, maps}
 let controls = null;
 
 export function startCompare() {
-    const prompt = h("input", {
-        id: "compare-prompt",
-        type: "text",
-        value: walk.prompt,
-        oninput: () => (walk.prompt = prompt.value),
-        maxlength: "300",
-        autocomplete: "off",
-        spellcheck: "false",
-    });
+    const { field, input: prompt } = promptField("compare-prompt");
     const button = h("button", { type: "submit", class: "primary" }, "Compare");
     const status = statusLine();
     const first = modelChoice("First", "compare-a", names, chosen.a, (name) => (chosen.a = name));
@@ -73,11 +65,19 @@ export function startCompare() {
     const form = h(
         "form",
         { class: "controls" },
-        h("div", { class: "field grow" }, h("label", { for: "compare-prompt" }, "A beginning"), prompt),
+        field,
         button,
         h("div", { class: "side whole" }, first, h("div", {}, second, fewer)),
-        status,
     );
+    const titleOfSecond = () =>
+        chosen.b === "bits" ? `${chosen.bits} bits of one matrix` : data.models[chosen.b].title;
+    const told = () => `“${walk.prompt}” · ${data.models[chosen.a].title} beside ${titleOfSecond()}`;
+    const intro = h(
+        "p",
+        { class: "intro" },
+        "The same trained model, its numbers stored in two ways. Both read the same words; at each step you see how far apart they are, and where in the end they say different things.",
+    );
+    const folded = folding(told, intro, form);
     form.addEventListener("submit", (event) => {
         event.preventDefault();
         run();
@@ -108,6 +108,7 @@ export function startCompare() {
                 token: of ? numberIn(of, "token", 0, a.tokens.length - 1, token, wrong) : token,
             };
             show();
+            folded.fold();
             keep(true);
         });
     controls = {
@@ -125,12 +126,8 @@ export function startCompare() {
     controls.fill();
     byId("compare").append(
         h("h2", { id: "compare-title", class: "quiet" }, "Compare two schemes"),
-        h(
-            "p",
-            { class: "intro" },
-            "The same trained model, its numbers stored in two ways. Both read the same words; at each step you see how far apart they are, and where in the end they say different things.",
-        ),
-        form,
+        folded,
+        status,
         h("div", { id: "compare-view" }),
     );
     hasPlaces("compare", () => {

@@ -56,17 +56,13 @@ export function lacks() {
     else if (!WebAssembly.validate(SIMD))
         missing.push("WebAssembly's SIMD instructions, without which no program runs here");
     if (typeof DecompressionStream !== "function") missing.push("DecompressionStream, with which models are unpacked");
-    if (typeof SharedArrayBuffer !== "function" || !crossOriginIsolated)
-        missing.push(
-            "shared memory (SharedArrayBuffer on a page that is isolated from other origins), without which there is no chat",
-        );
     return missing;
 }
 
 const missing = lacks();
 if (missing.length) {
     byId("lacks").hidden = false;
-    byId("lacks").textContent = `This browser, or the server that the page came from, lacks ${missing.join("; and ")}.`;
+    byId("lacks").textContent = `This browser lacks ${missing.join("; and ")}.`;
 }
 
 function transferred() {
@@ -78,6 +74,28 @@ function transferred() {
 setInterval(transferred, 2000);
 transferred();
 
+// A file that is dropped goes to the view that takes one; no browser opens it in the page's place.
+const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+const place = () => document.querySelector("main > section:not([hidden]) .drop");
+addEventListener("dragover", (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    place()?.classList.add("over");
+});
+addEventListener("dragleave", () => place()?.classList.remove("over"));
+addEventListener("drop", (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    place()?.classList.remove("over");
+    const [file, ...others] = event.dataTransfer.files;
+    const left = place() ? others : [file, ...others];
+    byId("said").textContent = left.length
+        ? `Not taken: ${left.map((f) => f.name).join(", ")}. Check takes one trace file, Chat one model file.`
+        : "";
+    if (file) place()?.take(file);
+});
+
+addEventListener("hashchange", () => (byId("said").textContent = ""));
 addEventListener("hashchange", show);
 await show();
 document.documentElement.dataset.ready = "yes";

@@ -1,7 +1,7 @@
 // What a step's values look like: heat maps of a token's row, attention, experts, the next token.
 
 import { sampler } from "./context.js";
-import { h, heatMap } from "./dom.js";
+import { colour, h, heatMap, inkOn } from "./dom.js";
 import { inputsOf, isProduct, placeOf } from "./inputs.js";
 import { full, short, whole } from "./numbers.js";
 import { explained, isSpecial, specialNote, state, title, visible } from "./state.js";
@@ -120,7 +120,13 @@ function tokensPicture() {
             "ul",
             { class: "token-list" },
             Array.from(context.tokens, (id, t) =>
-                h("li", {}, h("b", {}, visible(context.textOf(t))), " ", h("small", {}, String(id))),
+                h(
+                    "li",
+                    {},
+                    h("b", {}, visible(context.textOf(t))),
+                    " ",
+                    h("small", {}, context.partOf(t) ? `of ${context.partOf(t)}, ${id}` : String(id)),
+                ),
             ),
         ),
     );
@@ -145,9 +151,10 @@ function attentionPicture(name) {
             h("small", {}, `Head ${head} of “${context.said(token)}” looks at: `),
             ...Array.from({ length: token + 1 }, (_, u) => {
                 const share = shares.row(token)[head * n + u];
-                const mark = h("mark", { title: `${short(100 * share)} %` }, visible(context.textOf(u)));
-                mark.style.setProperty("--share", `${Math.round(100 * Math.sqrt(share))}%`);
-                if (Math.sqrt(share) > 0.55) mark.style.color = "var(--ink-on-strong)";
+                const text = context.partOf(u) ? `${context.textOf(u)}(${context.partOf(u)})` : context.textOf(u);
+                const mark = h("mark", { title: `${short(100 * share)} %` }, visible(text));
+                mark.style.background = colour(share);
+                mark.style.color = inkOn(share);
                 return mark;
             }),
         );

@@ -1,7 +1,7 @@
 // The first view: one run, step by step.
 
 import { byId, guided, h } from "./dom.js";
-import { modelChoice, statusLine, working } from "./choose.js";
+import { folding, modelChoice, promptField, statusLine, working } from "./choose.js";
 import { contextOfRun } from "./context.js";
 import { isProduct } from "./inputs.js";
 import { mapView } from "./map.js";
@@ -22,15 +22,7 @@ let run = null; // runs what the form says, then shows a place of it
 
 export function startWalk() {
     const root = byId("walk");
-    const prompt = h("input", {
-        id: "prompt",
-        type: "text",
-        value: state.prompt,
-        oninput: () => (state.prompt = prompt.value),
-        maxlength: "300",
-        autocomplete: "off",
-        spellcheck: "false",
-    });
+    const { field, input: prompt } = promptField("prompt");
     const amount = h(
         "select",
         { id: "amount" },
@@ -45,13 +37,14 @@ export function startWalk() {
     const form = h(
         "form",
         { class: "controls" },
-        h("div", { class: "field grow" }, h("label", { for: "prompt" }, "A beginning"), prompt),
+        field,
         h("div", { class: "field" }, h("label", { for: "amount" }, "New tokens"), amount),
         button,
         choice,
-        status,
         shortcuts(),
     );
+    const told = () => `“${state.prompt}” · ${data.models[state.model].title} · ${amount.value} new tokens`;
+    const controls = folding(told, form);
     form.addEventListener("submit", (event) => {
         event.preventDefault();
         run();
@@ -62,11 +55,17 @@ export function startWalk() {
             const ran = { model: state.model, prompt: prompt.value, amount: Number(amount.value) };
             const context = await contextOfRun(ran.model, { prompt: ran.prompt, newTokens: ran.amount });
             look(context, of, wrong);
+            controls.fold();
             state.ran = ran;
             keep(true);
             return `${data.models[ran.model].program} ran for ${((performance.now() - before) / 1000).toFixed(2)} s and wrote down the ${context.steps.length} steps of each of ${context.tokens.length} tokens.`;
         });
-    root.append(h("h2", { id: "walk-title", class: "quiet" }, "Step through it"), form, h("div", { id: "run-view" }));
+    root.append(
+        h("h2", { id: "walk-title", class: "quiet" }, "Step through it"),
+        controls,
+        status,
+        h("div", { id: "run-view" }),
+    );
     document.addEventListener("keydown", (event) => {
         if (root.hidden || !state.context || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey)
             return;
@@ -198,6 +197,7 @@ function show() {
             h("nav", { class: "path", id: "path", "aria-label": "steps of the forward pass", onkeydown: pathKeys }),
             h("div", { class: "stage" }, stepper(), h("article", { id: "stage", "aria-live": "off" })),
         ),
+        aboutTokens(),
     );
     showPath();
     showStage();
@@ -276,7 +276,7 @@ function tokenStrip() {
                 onclick: () => goToken(t),
             },
             visible(context.textOf(t)),
-            h("small", {}, String(id)),
+            h("small", {}, context.partOf(t) ? `of ${context.partOf(t)}, ${id}` : String(id)),
         ),
     );
     const range = h("input", {
@@ -288,16 +288,9 @@ function tokenStrip() {
         "aria-label": "token",
         oninput: (event) => goToken(Number(event.target.value)),
     });
-    const special = [next, ...context.tokens].map((id) => context.vocabulary[id]).find(isSpecial);
     const box = h(
         "div",
         { class: "words" },
-        h(
-            "p",
-            { class: "note" },
-            "The text in tokens; a word may be several of them. They are counted from 0, as in the program.",
-            special ? ` ${specialNote(special)}` : "",
-        ),
         h(
             "div",
             {
@@ -315,16 +308,27 @@ function tokenStrip() {
                 h("small", {}, "next"),
             ),
         ),
-        h("label", { class: "scrubber" }, h("span", { id: "token-said" }), range),
-        h(
-            "details",
-            { class: "ids" },
-            h("summary", {}, "Ids of the new tokens"),
-            h("output", { id: "new-ids" }, context.newIds.join(",")),
-        ),
+        h("label", { class: "scrubber" }, h("span", { id: "token-said", role: "status" }), range),
     );
     queueMicrotask(markToken);
     return box;
+}
+
+function aboutTokens() {
+    const { context } = state;
+    const special = [...context.newIds, ...context.tokens].map((id) => context.vocabulary[id]).find(isSpecial);
+    return h(
+        "details",
+        { class: "ids" },
+        h("summary", {}, "About the tokens"),
+        h(
+            "p",
+            { class: "note" },
+            "The text is cut into tokens; a word may be several of them, and a character that the vocabulary lacks is its bytes in UTF-8, such as <0xD7>. They are counted from 0, as in the program.",
+            special ? ` ${specialNote(special)}` : "",
+        ),
+        h("p", { class: "note" }, "Ids of the new ones: ", h("output", { id: "new-ids" }, context.newIds.join(","))),
+    );
 }
 
 function chipKeys(event) {
@@ -352,7 +356,7 @@ function stepper() {
         "div",
         { class: "stepper" },
         h("button", { type: "button", id: "back", onclick: () => go(state.at - 1) }, "◀ Back"),
-        h("p", {}, h("span", { id: "step-said" }), h("span", { class: "keys" }, " · keys ← →")),
+        h("p", {}, h("span", { id: "step-said", role: "status" }), h("span", { class: "keys" }, " · keys ← →")),
         h("button", { type: "button", id: "step", class: "primary", onclick: () => go(state.at + 1) }, "Step ▶"),
     );
 }
@@ -455,7 +459,10 @@ function showPath() {
         if (side) nav.scrollTo({ left: marked.offsetLeft - nav.clientWidth / 2 });
         else nav.scrollTo({ top: marked.offsetTop - nav.clientHeight / 2 });
     }
-    byId("step-said").textContent = `Step ${at + 1} of ${context.steps.length}`;
+    byId("step-said").replaceChildren(
+        `Step ${at + 1} of ${context.steps.length}`,
+        h("span", { class: "quiet" }, `: ${title(context.steps[at])}, ${context.steps[at]}`),
+    );
     byId("back").disabled = at === 0;
     byId("step").disabled = at === context.steps.length - 1;
 }
@@ -494,7 +501,7 @@ function showStage() {
             guide?.equations.length
                 ? h(
                       "div",
-                      { class: "equation", "aria-label": "equation" },
+                      { class: "equation", role: "group", "aria-label": "equation", tabindex: "0" },
                       guide.equations.map((line) => h("code", {}, line)),
                   )
                 : null,
