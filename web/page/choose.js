@@ -5,9 +5,9 @@ import { h } from "./dom.js";
 import { data } from "./runner.js";
 import { state } from "./state.js";
 
-// Radio buttons of some models. names: of data.models; onChange(name).
-export function modelChoice(legend, group, names, chosen, onChange) {
-    const about = h("p", { class: "about" }, data.models[chosen].text);
+// Radio buttons of some models. names: of `models`; onChange(name).
+export function modelChoice(legend, group, names, chosen, onChange, models = data.models) {
+    const about = h("p", { class: "about" }, models[chosen].text);
     const field = h(
         "fieldset",
         { class: "choice" },
@@ -25,11 +25,11 @@ export function modelChoice(legend, group, names, chosen, onChange) {
                         value: name,
                         checked: name === chosen,
                         onchange: () => {
-                            about.textContent = data.models[name].text;
+                            about.textContent = models[name].text;
                             onChange?.(name);
                         },
                     }),
-                    h("span", {}, data.models[name].title, h("small", {}, data.models[name].brief)),
+                    h("span", {}, models[name].title, h("small", {}, models[name].brief)),
                 ),
             ),
         ),
@@ -37,7 +37,7 @@ export function modelChoice(legend, group, names, chosen, onChange) {
     );
     field.choose = (name) => {
         field.querySelector(`[value=${name}]`).checked = true;
-        about.textContent = data.models[name].text;
+        about.textContent = models[name].text;
     };
     return field;
 }

@@ -2,6 +2,7 @@
 
 import { byId } from "./dom.js";
 import { workerBytes } from "./runner.js";
+import { showStop, tourStart } from "./tour.js";
 import { arrive, arrived, placeOf } from "./url.js";
 import { startWalk, visitWalk } from "./walk.js";
 
@@ -24,8 +25,10 @@ let shown = "";
 
 async function show() {
     const { view, of } = placeOf(location.hash);
+    if (view === "tour") return location.replace(tourStart(of));
     const name = view in views ? view : "walk";
-    const arrival = arrive(name);
+    const arrival = arrive(name, of);
+    if (of.size) showStop(/^([1-9]|10)$/.test(of.get("tour")) ? Number(of.get("tour")) : 0);
     for (const view of Object.keys(views)) byId(view).hidden = view !== name;
     for (const link of byId("tabs").querySelectorAll("a")) {
         if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");

@@ -112,7 +112,7 @@ function draw({ context, token, at, isLine, width, title, shade, said }) {
                 const box = (kind, rows, bottom, width = w) => {
                     const place = { x, y: bottom - rows, width, height: rows, class: shade ? "map-shaded" : kind };
                     add(group, "rect", place);
-                    if (shade) group.lastChild.style.setProperty("--share", `${Math.round(100 * share)}%`);
+                    if (shade) group.lastChild.style.setProperty("--share", `${Math.round(100 * Math.min(1, share))}%`);
                 };
                 const hit = { x, y: top - 2, width: w + GAP, height: base - top + STRIP + STREAM, class: "map-hit" };
                 add(group, "rect", hit);
@@ -164,7 +164,8 @@ export function mapView(options) {
     const stepAt = (event) => event.target.closest?.(".map-step")?.dataset.at;
     const say = (i) => (readout.textContent = said(context.steps[i]));
     view.redraw = (place = {}) => {
-        ({ token, at } = { token, at, ...place });
+        token = place.token ?? token;
+        at = place.at ?? at;
         if (!box.clientWidth) return;
         box.replaceChildren(draw({ ...options, token, at, said, width: box.clientWidth }));
         box.setAttribute(

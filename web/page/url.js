@@ -12,8 +12,9 @@ let written = ""; // the fragment that is shown
 let changed = -BURST; // when the last entry was asked for
 let timer = 0;
 let [arrivals, settled] = [0, 0];
+let tour = null; // number of the tour's stop, as text
 
-// {view, named, of}: of is a Map of what the address names, in text.
+// {view, of}: of is a Map of what the address names, in text.
 export function placeOf(hash) {
     const [view, query = ""] = hash.replace(/^#/, "").split("?", 2);
     return { view, of: new Map(new URLSearchParams(query)) };
@@ -25,10 +26,11 @@ export function hasPlaces(view, place) {
 }
 
 // The address has named a place of a view: what happens until it is shown is no change of a visitor's.
-export function arrive(view) {
+export function arrive(view, of) {
     clearTimeout(timer);
     timer = 0;
     shown = view;
+    if (of.size) tour = of.get("tour") ?? null; // a tab's link leaves the tour as it is
     written = location.hash;
     return ++arrivals;
 }
@@ -40,9 +42,14 @@ export function arrived(arrival) {
     write(false);
 }
 
-// The fragment of a place of a view; of what it shows now, with some of it changed.
-export function linkTo(view, changes = {}) {
-    const all = { ...places[view]?.(), tour: placeOf(location.hash).of.get("tour"), ...changes };
+export function endTour() {
+    tour = null;
+    keep(false);
+}
+
+// The fragment of the place that a view shows.
+function linkTo(view) {
+    const all = { ...places[view]?.(), tour };
     const named = Object.entries(all).filter(([, value]) => value !== null && value !== undefined);
     const query = new URLSearchParams(named.map(([key, value]) => [key, String(value)])).toString();
     return query ? `#${view}?${query}` : `#${view}`;
