@@ -115,7 +115,7 @@ def opened(browser, server):
     def open_page(view="walk", width=1280, colours="light", url=None, script=None, **options):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=colours, **options)
         contexts.append(context)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(300_000)
         if script:
             context.add_init_script(script)
         page = context.new_page()
