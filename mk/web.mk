@@ -114,7 +114,7 @@ build/packages-web:
 #     make web-serve PORT=8000    the same, served on this machine alone
 #     make test-web               it, headless, in Debian's Chromium and Firefox
 #
-# Playwright drives Chromium, Biome looks at the sources; both are in an environment of their own (tools/web.lock), beside
+# Playwright drives Chromium, Biome looks at the sources, axe at the page; they are in an environment of their own (tools/web.lock), beside
 # what the tests take. Playwright's own browsers are not fetched.
 WEB_VENV          := build/web-venv
 PACKAGES_BROWSER  := chromium firefox-esr
@@ -146,7 +146,7 @@ $(WEB)/data.json: web/page_data.py $(PROGRAMS:%=%.cpp) $(wildcard docs/*.md gold
 web-serve: web
 	@'$(PYTHON)' tools/book/serve.py $(WEB) '$(PORT)'
 
-test-web: web $(WEB_VENV)/ready build/packages-browser
+test-web: web $(PROGRAMS) $(WEB_VENV)/ready build/packages-browser
 	@$(WEB_VENV)/bin/biome ci --config-path=tools/biome.json web/page
 	@$(WEB_VENV)/bin/python -m pytest tests/test_web.py tests/test_web_places.py
 

@@ -114,12 +114,16 @@ function conversation(file, program, facts) {
         h("label", { class: "note" }, calm, " always the most probable token"),
         rate,
     );
-    form.addEventListener("submit", async (event) => {
+    const options = () => [
+        ...["-c", String(Math.min(1024, Number(facts.max_seq_len)))],
+        ...(calm.checked ? ["-t", "0"] : []),
+    ];
+    form.addEventListener("submit", (event) => {
         event.preventDefault();
         const text = line.value.trim();
         if (!text) return;
         line.value = "";
-        talk ??= await begin(file, program, calm.checked, list, rate, send);
+        talk ??= begin(file, program, options(), list, rate, send);
         calm.disabled = true;
         talk.say(text);
     });
@@ -127,7 +131,7 @@ function conversation(file, program, facts) {
 }
 
 // Starts the program; its standard input is memory that both sides share.
-async function begin(file, program, calm, list, rate, send) {
+function begin(file, program, options, list, rate, send) {
     const input = openInput();
     let answer = null;
     let pieces = 0;
@@ -145,7 +149,7 @@ async function begin(file, program, calm, list, rate, send) {
         const seconds = (performance.now() - first) / 1000;
         if (pieces > 4) rate.textContent = `about ${Math.round((pieces - 1) / seconds)} tokens/s`;
     };
-    const args = [`/${file.name}`, "-m", "chat", "-c", "1024", ...(calm ? ["-t", "0"] : [])];
+    const args = [`/${file.name}`, "-m", "chat", ...options];
     run({ program, args, files: { [`/${file.name}`]: file }, input: input.buffer, heard }).then((result) => {
         send.disabled = false;
         talk = null;
