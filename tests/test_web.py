@@ -844,6 +844,40 @@ def test_the_keyboard_is_enough(opened):
     assert "Arrow keys move" in canvas.get_attribute("aria-label")
 
 
+@pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.parametrize("view", VIEWS)
+def test_tab_goes_everywhere(opened, view, width):
+    """To all that can be used, and whatever has the focus shows it. One stop for radio buttons, chips, steps."""
+    page = opened(view, width)
+    if view == "compare":
+        page.wait_for_selector("#compare-said")
+    hidden = []
+    for _ in range(150):
+        page.keyboard.press("Tab")
+        outline = page.evaluate(
+            """() => {
+                const it = document.activeElement;
+                if (it.dataset.seen) return null;
+                if (it === document.body) return "the browser's own";
+                it.dataset.seen = "yes";
+                const shown = it.matches(".pill input") ? it.nextElementSibling : it.closest(".pick") ?? it;
+                return getComputedStyle(shown).outlineStyle + " " + it.outerHTML.slice(0, 100);
+            }"""
+        )
+        if outline is None:
+            break
+        if outline.startswith("none"):
+            hidden.append(outline)
+    assert hidden == []
+    left = page.evaluate(
+        """() => Array.from(document.querySelectorAll("a, button, input, select, summary, canvas, [tabindex]"), (it) =>
+            it.dataset.seen || it.disabled || it.tabIndex < 0 || it.type === "radio" || !it.checkVisibility() ||
+            (it.matches("canvas") && !it.hasAttribute("tabindex")) ? null : it.outerHTML.slice(0, 120)
+        ).filter(Boolean)"""
+    )
+    assert left == []
+
+
 def test_words_of_the_glossary_say_what_they_mean(opened):
     page = opened()
     go_to(page, "layers.0.attn.norm.q")

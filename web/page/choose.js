@@ -72,7 +72,7 @@ export function promptField(id) {
 
 // Controls that fold to one line where the page is narrow. told(): what that line says of what is chosen.
 // fold(): folds them, if the page is narrow, and says it anew.
-const narrow = matchMedia("(max-width: 860px)");
+const narrow = matchMedia("(max-width: 1100px)");
 export function folding(told, ...controls) {
     const said = h("span", {}, told());
     const line = h("summary", {}, said, h("span", { class: "change" }, "Change"));
