@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import shutil
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
@@ -13,7 +14,7 @@ from formats.source import open_model
 from golden.forward import load_weight
 from golden.q8 import quantize
 from tests.helpers import ROOT
-from tests.test_web import WEB, browser, go_to, number, opened, page_data, pytestmark, server  # noqa: F401
+from tests.test_web import Firefox, browser, number, opened, page_data, pytestmark, server  # noqa: F401
 
 NARROW = 375
 
@@ -466,3 +467,39 @@ def test_a_matrix_in_fewer_bits(opened, name):  # noqa: F811
     assert "No step of this token differs." in page.inner_text("#compare-grows")
     assert words != page.inner_text("#compare-divergence")
     until(page, "(text) => location.hash.includes(text)", "bits=8")
+
+
+# ---- Firefox
+
+
+@pytest.mark.parametrize("width", [NARROW, 1440])
+def test_places_in_firefox(server, tmp_path, width):  # noqa: F811
+    """The map, every stop of the tour, two schemes and a matrix in fewer bits; Back returns."""
+    binary = shutil.which("firefox-esr") or shutil.which("firefox")
+    if binary is None:
+        pytest.skip("needs Firefox: make test-web")
+    firefox = Firefox(binary, tmp_path, server.url, width)
+    try:
+        firefox.wait_for("document.documentElement.dataset.ready === 'yes'")
+        firefox.evaluate("void (location.hash = 'walk?model=gptq&step=layers.1.ffn.up_proj&cell=3&map=1')")
+        firefox.wait_for("document.querySelector('#step-name').textContent === 'layers.1.ffn.up_proj'")
+        firefox.wait_for("document.querySelectorAll('#map .map-saved').length === 28")
+        assert firefox.evaluate("document.querySelectorAll('#explained .explain').length") == 1
+        assert firefox.evaluate("document.documentElement.scrollWidth") <= width
+        stops = firefox.evaluate("(async () => (await import('./tour.js')).STOPS)()")
+        for n, stop in enumerate(stops, 1):
+            firefox.evaluate(f"void (location.hash = {json.dumps(stop['at'] + f'&tour={n}')})")
+            firefox.wait_for(f"document.querySelector('#tour').dataset.stop === '{n}'")
+            step = parse_qs(stop["at"].partition("?")[2]).get("step", [""])[0]
+            if step:
+                firefox.wait_for(f"document.querySelector('#step-name').textContent === {json.dumps(step)}")
+            firefox.wait_for("document.querySelectorAll('button:disabled:not(#back, #step)').length === 0")
+            assert firefox.evaluate("document.documentElement.scrollWidth") <= width, stop["title"]
+        firefox.wait_for("document.querySelector('#break-view .headline') !== null")
+        firefox.evaluate("history.back()")
+        firefox.wait_for("!document.querySelector('#compare').hidden")
+        firefox.wait_for("document.querySelector('#compare .map-shaded') !== null")
+        assert firefox.evaluate("location.hash").startswith("#compare?a=q8&b=bits")
+        assert firefox.errors == []
+    finally:
+        firefox.close()
