@@ -14,7 +14,7 @@ from formats.source import open_model
 from golden.forward import load_weight
 from golden.q8 import quantize
 from tests.helpers import ROOT
-from tests.test_web import Firefox, browser, number, opened, page_data, pytestmark, server  # noqa: F401
+from tests.test_web import Firefox, browser, number, opened, page_data, pytestmark, server, too_small, violations  # noqa: F401
 
 NARROW = 375
 
@@ -360,9 +360,26 @@ def test_the_tour_on_a_phone(opened, colours):  # noqa: F811
     assert panel["width"] <= NARROW
     assert panel["height"] <= 0.5 * 900
     assert page.evaluate("document.documentElement.scrollWidth") <= NARROW
+    assert too_small(page) == []
     page.click("#tour-title")
     assert page.locator("#tour").bounding_box()["height"] < 110
     page.screenshot(path=ROOT / "build" / "web-pictures" / f"tour-{colours}.png")
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width", [NARROW, 1440])
+def test_axe_finds_nothing_on_the_map_and_the_tour(opened, width, colours):  # noqa: F811
+    for place in (
+        "walk?step=layers.1.attn.q_proj&cell=0&map=1&tour=4",
+        "compare?b=bits&bits=2&tour=9",
+        "break?mistake=group-of-128&tour=10",
+    ):
+        page = open_at(opened, place, width=width, colours=colours)
+        page.click("#tour-body summary")
+        assert violations(page) == [], place
+        if width == NARROW:
+            page.evaluate("for (const it of document.querySelectorAll('.fold')) it.open = true")
+            assert too_small(page) == [], place
 
 
 # ---- two schemes side by side

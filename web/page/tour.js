@@ -138,7 +138,7 @@ function panel() {
         h(
             "details",
             { open: true },
-            h("summary", { id: "tour-title", role: "status" }),
+            h("summary", { id: "tour-title", "aria-live": "polite" }),
             h("div", { id: "tour-body", tabindex: "0", role: "group", "aria-labelledby": "tour-title" }),
         ),
         h(
