@@ -10,7 +10,7 @@ import { full, short, whole } from "./numbers.js";
 import { bytesInBits, data } from "./runner.js";
 import { title, visible, state as walk } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
-import { hasPlaces, keep, nameIn, numberIn, saidWrong } from "./url.js";
+import { hasPlaces, keep, nameIn, numberIn, promptIn, saidWrong } from "./url.js";
 
 // Schemes of one and the same model: only these can be laid side by side. And as the second one Q8 in which one matrix has
 // fewer bits.
@@ -148,7 +148,7 @@ export async function visitCompare(of) {
         chosen.b = nameIn(of, "b", [...names, "bits"], usual.b, wrong);
         chosen.matrix = nameIn(of, "matrix", matrices, usual.matrix, wrong);
         chosen.bits = numberIn(of, "bits", Math.min(...data.bits.all), 8, usual.bits, wrong);
-        walk.prompt = (of.get("prompt") ?? data.models.q8.prompt).slice(0, prompt.maxLength);
+        walk.prompt = promptIn(of, data.models.q8.prompt, prompt.maxLength, wrong);
     }
     prompt.value = walk.prompt;
     fill();
@@ -158,7 +158,7 @@ export async function visitCompare(of) {
         state.at = state.steps.indexOf(nameIn(of, "step", state.steps, state.steps[state.at], wrong));
         show();
     } else await run(of, wrong);
-    if (of.size) byId("compare-view").scrollIntoView({ block: "start" });
+    if (of.size) byId("compare-map")?.scrollIntoView({ block: "start" });
     if (wrong.length) status.failed(saidWrong(wrong));
 }
 
@@ -187,18 +187,11 @@ function show() {
     state.map = map;
     byId("compare-view").replaceChildren(
         h("section", { class: "card" }, h("h3", {}, "Where the words part"), stories(a, own)),
-        h("section", { class: "card" }, h("h3", {}, "Where the difference grows"), view),
-        h("section", { class: "card" }, h("h3", {}, "What comes next"), h("div", { id: "compare-next" })),
         h(
             "section",
-            { class: "card" },
-            h("h3", {}, "How the error grows through the layers"),
-            h("div", { id: "growth" }),
-        ),
-        h(
-            "section",
-            { class: "card" },
-            h("h3", {}, "One step, twice"),
+            { class: "card", id: "compare-map" },
+            h("h3", {}, "Where the difference grows"),
+            view,
             h(
                 "div",
                 { class: "stepper" },
@@ -208,6 +201,13 @@ function show() {
             ),
             h("label", { class: "scrubber" }, h("span", { id: "compare-token" }), token),
             h("div", { id: "compare-step-view" }),
+        ),
+        h("section", { class: "card" }, h("h3", {}, "What comes next"), h("div", { id: "compare-next" })),
+        h(
+            "section",
+            { class: "card" },
+            h("h3", {}, "How the error grows through the layers"),
+            h("div", { id: "growth" }),
         ),
     );
     step();
@@ -261,7 +261,7 @@ const errorAt = (name, token) => relativeError(valuesOf(state.a, name, token), v
 
 // The map in the colours of the error, and a sentence on where it grows most.
 function differences() {
-    const { a, steps } = state;
+    const { a, steps, ran } = state;
     const shade = (name) => (state.errors.get(name) ?? 0) / state.largest;
     const map = mapView({
         context: a,
@@ -269,7 +269,10 @@ function differences() {
         at: a.steps.indexOf(steps[state.at]),
         title,
         shade,
-        more: (name) => (state.errors.has(name) ? `; error ${short(100 * state.errors.get(name))} %` : ""),
+        more: (name) => {
+            const fewer = ran.b === "bits" && name === ran.matrix ? ` (second: ${ran.bits} bits)` : "";
+            return state.errors.has(name) ? `${fewer}; error ${short(100 * state.errors.get(name))} %` : fewer;
+        },
         go: (i) => go(steps.indexOf(a.steps[i])),
     });
     const view = h(

@@ -9,6 +9,7 @@ import { layerOf, shortName } from "./trace.js";
 const GAP = 3; // pixels between two steps
 const THIN = 3; // the least width of a step
 const STRIP = 9; // height of a step's result
+const EDGE = 3; // in front of the first step
 const PART = 12; // and behind a layer
 const NAMES = 66; // height of the steps' names
 const STREAM = 14; // height of the residual stream where it is longest
@@ -74,7 +75,7 @@ function draw({ context, token, at, isLine, width, title, shade, said }) {
     const columns = ({ name }) => Math.max(sizes.get(name).values, sizes.get(name).cache?.columns ?? 0);
     const most = Math.max(...rows.map((row) => row.flatMap((part) => part.steps.map(columns)).reduce((a, b) => a + b)));
     const gaps = Math.max(...rows.map((row) => row.reduce((n, part) => n + part.steps.length * (GAP + 1) + PART, 0)));
-    const scale = Math.min(0.21, (width - gaps) / most); // pixels for a number
+    const scale = Math.min(0.21, (width - gaps - EDGE) / most); // pixels for a number
     const hasNames = !isLine && width > 700;
     const norms = new Map(context.steps.filter(isStream).map((name) => [name, norm(context.trace[name].row(token))]));
     const longest = Math.max(...norms.values());
@@ -86,8 +87,8 @@ function draw({ context, token, at, isLine, width, title, shade, said }) {
         const tall = ({ name }) => Math.max(sizes.get(name).matrix?.columns ?? 0, sizes.get(name).cache?.rows ?? 0);
         const top = y + 15 + (hasNames && row[0].layer === 0 ? NAMES : 0);
         const base = top + scale * Math.max(...row.flatMap((part) => part.steps.map(tall))); // where matrices end
-        let x = 0;
-        let flows = 0; // from where the stream is to be drawn
+        let x = EDGE;
+        let flows = x; // from where the stream is to be drawn
         const stream = (to) => {
             const height = (STREAM * length) / longest;
             const place = {

@@ -45,7 +45,7 @@ export const STOPS = [
     },
     {
         title: "Heads, and what they look at",
-        at: "walk?model=q8&token=12&step=layers.1.attn.probs&head=0",
+        at: "walk?model=q8&token=12&step=layers.1.attn.probs",
         text: "Each of the four heads compares this token's query with the key of every token so far. Softmax makes shares of these scores: all positive, together 1. The darker a word is here, the more of its value this head takes over.",
         click: "Look at what another head sees",
         next: "walk?model=q8&token=12&step=layers.1.attn.probs&head=3",
@@ -138,7 +138,7 @@ function panel() {
         h(
             "details",
             { open: true },
-            h("summary", { id: "tour-title", role: "status" }),
+            h("summary", { id: "tour-title", "aria-live": "polite" }),
             h("div", { id: "tour-body", tabindex: "0", role: "group", "aria-labelledby": "tour-title" }),
         ),
         h(

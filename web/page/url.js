@@ -94,4 +94,11 @@ export function nameIn(of, key, names, otherwise, wrong) {
     return otherwise;
 }
 
+// The prompt, of at most `most` characters.
+export function promptIn(of, otherwise, most, wrong) {
+    const text = of.get("prompt") ?? otherwise;
+    if (text.length > most) wrong.push(`prompt has ${text.length} characters, of which ${most} are taken`);
+    return text.slice(0, most);
+}
+
 export const saidWrong = (wrong) => (wrong.length ? `The address: ${wrong.join("; ")}.` : "");

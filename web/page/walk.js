@@ -11,7 +11,7 @@ import { whole } from "./numbers.js";
 import { data } from "./runner.js";
 import { explained, isSpecial, specialNote, state, title, visible } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
-import { hasPlaces, keep, nameIn, numberIn, saidWrong } from "./url.js";
+import { hasPlaces, keep, nameIn, numberIn, promptIn, saidWrong } from "./url.js";
 
 export const current = () => state;
 
@@ -107,12 +107,10 @@ export async function visitWalk(of) {
     if (state.context && !of.size) return;
     const wrong = [];
     state.model = nameIn(of, "model", Object.keys(data.models), of.size ? "q8" : state.model, wrong);
-    const prompt = of.get("prompt") ?? (of.size ? data.models[state.model].prompt : state.prompt);
-    const most = byId("prompt").maxLength;
-    if (prompt.length > most) wrong.push(`prompt has ${prompt.length} characters, of which ${most} are taken`);
+    const usual = of.size ? data.models[state.model].prompt : state.prompt;
     const wanted = {
         model: state.model,
-        prompt: prompt.slice(0, most),
+        prompt: promptIn(of, usual, byId("prompt").maxLength, wrong),
         amount: Number(nameIn(of, "new", AMOUNTS.map(String), String(AMOUNT), wrong)),
     };
     choice.choose(state.model);
