@@ -26,7 +26,7 @@ const isMatrix = (name) => name.startsWith("layers.") && name.endsWith(".codes")
 const matrices = Object.keys(data.models[data.bits.model].tensors)
     .filter(isMatrix)
     .map((name) => name.replace(".codes", ""));
-let state = null; // {a, b, own, steps, at, token, ran, errors, maps}
+let state = null; // {a, b, own, steps, at, token, ran, map, errors, measured}
 let controls = null;
 
 export function startCompare() {
@@ -184,7 +184,7 @@ function show() {
         },
     });
     const { map, view } = differences();
-    state.map = map;
+    Object.assign(state, { map, measured: null });
     byId("compare-view").replaceChildren(
         h("section", { class: "card" }, h("h3", {}, "Where the words part"), stories(a, own)),
         h(
@@ -294,6 +294,7 @@ function differences() {
 // Errors of the chosen token, step by step, and the step that adds most to what its inputs bring.
 function measure() {
     const { a, steps, token } = state;
+    state.measured = token;
     state.errors = new Map(steps.map((name) => [name, errorAt(name, token)]));
     state.largest = Math.max(1e-9, ...[...state.errors.values()].filter(Number.isFinite));
     byId("compare-largest").textContent = `${short(100 * state.largest)} %`;
@@ -397,7 +398,7 @@ function step() {
     const isCodes = name.endsWith(".q");
     const [x, y] = [a.trace[name].row(token), b.trace[name].row(token)];
     byId("compare-token").textContent = `Token ${token} (of 0 to ${a.tokens.length - 1}): “${a.said(token)}”`;
-    measure();
+    if (state.measured !== token) measure();
     state.map.redraw({ token, at: a.steps.indexOf(name) });
     next();
     growth();

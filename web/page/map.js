@@ -66,9 +66,9 @@ export function saidOf(name, t, context, title) {
     return `${title(name)} (${name}): ${parts.join("; ")}`;
 }
 
-// A drawing of the map. options: context; token; at: number of the chosen step; title(name); isLine: all in one line,
+// A drawing of the map. options: context; token; title(name); isLine: all in one line,
 // without names; width: in pixels; shade(name): from 0 to 1, instead of the colours of what is stored; said(name).
-function draw({ context, token, at, isLine, width, title, shade, said }) {
+function draw({ context, token, isLine, width, title, shade, said }) {
     const parts = partsOf(context);
     const rows = isLine ? [parts] : parts.map((part) => [part]);
     const sizes = new Map(context.steps.map((name) => [name, sizesOf(name, token, context)]));
@@ -125,10 +125,6 @@ function draw({ context, token, at, isLine, width, title, shade, said }) {
                 }
                 if (cache) box("map-cache", Math.max(1, scale * cache.rows), base - 1, scale * cache.columns);
                 box(isCodes ? "map-codes" : "map-fp32", STRIP, base + STRIP, Math.max(THIN, scale * values));
-                if (i === at) {
-                    const frame = { x: x - 2, y: top - 3, width: w + 4, height: base - top + STRIP + 5, rx: 3 };
-                    add(group, "rect", { ...frame, class: "map-frame" });
-                }
                 if (hasNames && layer === 0) {
                     lastName = Math.max(x + w / 2, lastName + 13);
                     const turn = `translate(${lastName.toFixed(1)} ${top - 5}) rotate(-48)`;
@@ -154,7 +150,8 @@ function draw({ context, token, at, isLine, width, title, shade, said }) {
 }
 
 // The map as an element that takes the keyboard: arrows go to the next step and to the next layer. options as for
-// draw(), but for width and said; go(at); more(name): what is said of a step besides. redraw({token, at}) draws again.
+// draw(), but for width and said; at: number of the chosen step; go(at); more(name): what is said of a step besides.
+// redraw({token, at}) shows another place.
 export function mapView(options) {
     const { context, title, go, more = () => "" } = options;
     let { token, at } = options;
@@ -162,13 +159,24 @@ export function mapView(options) {
     const box = h("div", { class: "map-box", tabindex: "0", role: "application", "aria-roledescription": "map" });
     const readout = h("p", { class: "readout", "aria-live": "polite" });
     const view = h("div", { class: "map-view" }, box, readout);
+    let drawn = null; // the token whose map there is
+    // Outlines the chosen step.
+    const mark = () => {
+        box.querySelector(".map-frame")?.remove();
+        const step = box.querySelector(`[data-at="${at}"]`);
+        const { x, y, width, height } = step.querySelector(".map-hit").getBBox();
+        const frame = { x: x - 2, y: y - 1, width: width - GAP + 4, height: height - STREAM + 5, rx: 3 };
+        step.append(svg("rect", { ...frame, class: "map-frame" }));
+    };
     const stepAt = (event) => event.target.closest?.(".map-step")?.dataset.at;
     const say = (i) => (readout.textContent = said(context.steps[i]));
     view.redraw = (place = {}) => {
         token = place.token ?? token;
         at = place.at ?? at;
         if (!box.clientWidth) return;
-        box.replaceChildren(draw({ ...options, token, at, said, width: box.clientWidth }));
+        if (drawn !== token) box.replaceChildren(draw({ ...options, token, said, width: box.clientWidth }));
+        drawn = token;
+        mark();
         box.setAttribute(
             "aria-label",
             `Map of the model, at ${said(context.steps[at])}. Arrow keys go to other steps.`,
@@ -199,6 +207,7 @@ export function mapView(options) {
     new ResizeObserver(() => {
         if (box.clientWidth === width) return;
         width = box.clientWidth;
+        drawn = null;
         view.redraw();
     }).observe(box);
     return view;
