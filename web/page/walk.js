@@ -227,7 +227,7 @@ const MAP_KEY = {
     codes: "whole numbers (int8)",
     fp32: "fp32",
     cache: "keys and values of the tokens so far (KV cache)",
-    stream: "residual stream, as thick as it is long, in numbers behind each layer",
+    stream: "residual stream, as thick as it is long (its norm)",
 };
 let maps = [];
 
