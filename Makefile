@@ -150,7 +150,7 @@ help:
 	@echo 'make rtl-chip    place and route an array of 8 x 8 and one of 16 x 16 for an ECP5'
 	@echo
 	@echo 'Pages'
-	@echo 'make web         build/web: the page in which the programs run step by step (docs/web.md), in WebAssembly (docs/web-build.md)'
+	@echo 'make web         build/web: the page in which the programs run step by step (docs/web.md, docs/web-build.md); make web-serve serves it (PORT=8000)'
 	@echo 'make test-web    the page, in headless Chromium and Firefox (make test-web-node: the programs of it, under node)'
 	@echo 'make book        build/book: the pages as a site; make book-serve serves it (PORT=8000), make book-pdf prints it, make test-book looks at it'
 	@echo

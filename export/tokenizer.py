@@ -190,7 +190,7 @@ def pcre2_pattern(pattern: str) -> str:
 # tokenizer.json
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """GPT-2's printable stand-ins: character -> the byte that it stands for in a token's name."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
@@ -431,7 +431,7 @@ def tokenizer_section(hf_dir: Path, vocab_size: int) -> bytes:
     # Tokens of the model: their names spell bytes in GPT-2's alphabet. A name with other characters is nothing
     # that text can turn into.
     model = tokenizer["model"]
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     table = str.maketrans({name: chr(byte) for name, byte in alphabet.items()})
     tokens = [b""] * vocab_size
     flags = np.zeros(vocab_size, dtype=np.uint8)

@@ -41,20 +41,22 @@ def recorded(step: Step, name: str, x: Codes) -> Codes:
     return x._replace(codes=step(name + ".q", x.codes), scales=step(name + ".s", x.scales))
 
 
-def quantize(x: np.ndarray, group_size: int) -> Quantized:
+def quantize(x: np.ndarray, group_size: int, bits: int = 8) -> Quantized:
     """Rounds each group of x to int8: amax = max|x|, scale = amax / 127, code = rint(x * (127 / amax)).
 
     x: (rows, n) fp32, n a multiple of group_size. All in fp32, rounding half to even. A group whose amax is so
-    small that 127 / amax overflows fp32 (below 3.74e-37), zero included, has scale 0 and codes 0.
+    small that 127 / amax overflows fp32 (below 3.74e-37), zero included, has scale 0 and codes 0. Fewer bits: codes
+    of -most..most with most = 2^(bits - 1) - 1 in place of 127, still stored as int8.
     """
+    most = F32(2 ** (bits - 1) - 1)
     groups = x.astype(F32).reshape(x.shape[0], -1, group_size)
     amax = np.abs(groups).max(axis=-1)  # (rows, n / group_size)
     with np.errstate(divide="ignore", over="ignore"):
-        inv = F32(127) / amax
+        inv = most / amax
     usable = np.isfinite(inv) & (inv > 0)
     inv = np.where(usable, inv, F32(0))
-    scales = np.where(usable, amax / F32(127), F32(0))
-    codes = np.clip(np.rint(groups * inv[..., None]), -127, 127).astype(np.int8)
+    scales = np.where(usable, amax / most, F32(0))
+    codes = np.clip(np.rint(groups * inv[..., None]), -most, most).astype(np.int8)
     return Quantized(codes.reshape(x.shape), scales)
 
 

@@ -19,7 +19,7 @@ class Firefox:
         if line is None:
             raise RuntimeError(f"{binary} does not start")
         address = re.search(r"ws://\S+", line)[0]
-        self._socket = create_connection(f"{address}/session", timeout=60, suppress_origin=True)
+        self._socket = create_connection(f"{address}/session", timeout=300, suppress_origin=True)
         self.send("session.new", capabilities={})
         self.send("session.subscribe", events=["log.entryAdded"])
         self._context = self.send("browsingContext.getTree")["contexts"][0]["context"]
@@ -49,7 +49,7 @@ class Firefox:
             raise RuntimeError(answer["exceptionDetails"]["text"])
         return json.loads(answer["result"]["value"])
 
-    def wait_for(self, expression, seconds=60):
+    def wait_for(self, expression, seconds=300):
         """Until an expression is true. Raises TimeoutError."""
         end = time.monotonic() + seconds
         while not self.evaluate(expression):

@@ -322,6 +322,8 @@ def broken_links(name: str) -> list[str]:
             if link is None or urlsplit(link).scheme:
                 continue
             path, _, anchor = link.partition("#")
+            if path == "run/index.html":
+                anchor = anchor.partition("?")[0]  # a view, and what it shows: tests/test_web.py goes there
             file = (BOOK / name).parent / unquote(path) if path else BOOK / name
             file = file / "index.html" if file.is_dir() else file
             inside = file.is_file() and file.resolve().is_relative_to(BOOK.resolve())
@@ -338,7 +340,7 @@ def has_anchor(file: Path, anchor: str) -> bool:
 @looks_at_site
 def test_links():
     assert len(names()) > len(DOCUMENTS) + 20
-    bad = {name: links for name in names() if (links := broken_links(name))}
+    bad = {name: links for name in [*names(), "404.html"] if (links := broken_links(name))}
     assert not bad
 
 
@@ -475,6 +477,28 @@ def test_the_page_in_which_the_model_runs():
         if path.is_file():
             assert (BOOK / "run" / path.relative_to(WEB)).read_bytes() == path.read_bytes(), path
     assert any(a["href"] == "run/index.html" for a in site("q8.html").all("a"))
+
+
+@looks_at_site
+@pytest.mark.skipif(not (WEB / "index.html").is_file(), reason="needs build/web: make web")
+def test_steps_and_words_lead_to_their_places():
+    """Every section of the forward pass, each step that it names, the glossary's rows with a step or a place."""
+    places = json.loads((WEB / "data.json").read_text(encoding="utf-8"))["places"]
+    link = re.compile(r'<a class="run" href="run/index\.html#([^"]+)">(.*?)</a>')
+    _, *sections = re.split(r'<h2 id="(?=\d+-)', article("forward-pass.html"))
+    found = [(unescape(place), re.sub("<[^>]*>", "", text)) for s in sections for place, text in link.findall(s)]
+    assert len(sections) == 14
+    for section in sections[:13]:
+        assert link.search(section), section[:40]
+    shown = {place for name, place in places["steps"].items() if not name.startswith("moe.")}
+    assert {place for place, _ in found} == shown | {*places["sections"].values()}
+    for place, text in found:
+        if text != "Step by step, in this browser":
+            end = re.sub(r"\.s$", ".q", text.removeprefix("layers.N"))
+            assert re.search(rf"(=|\.){re.escape(end.lstrip('.'))}(&|$)", place), (place, text)
+    rows = link.findall(article("index.html").partition('id="glossary"')[2])
+    assert {unescape(place) for place, _ in rows} >= {*places["words"].values()}
+    assert {text for _, text in rows} >= {*places["words"], "<code>attn.q_proj</code>", "<code>logits</code>"}
 
 
 @looks_at_site

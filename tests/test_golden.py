@@ -127,6 +127,13 @@ def test_quantize_by_hand():
     assert q.scales.tolist() == [[0]]
 
 
+@pytest.mark.parametrize(("bits", "codes"), [(2, [1, 0, -1, 0]), (3, [3, 2, -3, 0]), (4, [7, 4, -7, -1])])
+def test_quantize_in_fewer_bits(bits, codes):
+    q = quantize(np.array([[2.0, 1.0, -2.0, -0.25]], F32), 4, bits)  # 1.0 lies half way: to even
+    assert q.codes.tolist() == [codes]
+    assert q.scales.tolist() == [[float(F32(2) / F32(2 ** (bits - 1) - 1))]]
+
+
 @pytest.mark.parametrize("group_size", [4, 32, 64, 128])
 def test_quantization_error_is_at_most_half_a_step(group_size):
     x = (np.random.default_rng(1).standard_normal((50, 256)) * 10.0 ** np.arange(-25, 25)[:, None]).astype(F32)

@@ -5,16 +5,19 @@ After every test: no request has left the origin, and the console has no error.
 """
 
 import base64
+import contextlib
 import functools
 import gzip
 import json
 import re
 import shutil
 import struct
+import subprocess
 import threading
 from collections import Counter
 from fractions import Fraction
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -37,9 +40,10 @@ pytestmark = [
     ),
 ]
 PICTURES = ROOT / "build" / "web-pictures"
-WIDTHS = (360, 820, 1280)
+WIDTHS = (375, 768, 1024, 1440)
 VIEWS = ("walk", "compare", "break", "port", "chat")
 MEGABYTE = 1e6
+IS_THE_PROGRAMS = "= the value of the program in WebAssembly, to the bit ✓"
 # A model of the page and the golden vectors of its file.
 GOLDEN = {
     "q8": "tiny-llama.q8",
@@ -59,12 +63,12 @@ def page_data():
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Files of build/web. The server counts what it sends, by path."""
+    """Files of build/web, or of the server's folder. The server counts what it sends, by path."""
 
     extensions_map = SimpleHTTPRequestHandler.extensions_map | {".wasm": "application/wasm", ".js": "text/javascript"}
 
     def __init__(self, *args):
-        super().__init__(*args, directory=str(WEB))
+        super().__init__(*args, directory=str(args[-1].folder))
 
     def end_headers(self):
         if self.server.isolated:
@@ -73,18 +77,16 @@ class Handler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def copyfile(self, source, outputfile):
-        self.server.sent[self.path] += (
-            (WEB / self.path.lstrip("/").split("?")[0]).stat().st_size if self.path != "/" else 0
-        )
+        self.server.sent[self.path.split("?")[0]] += 1
         super().copyfile(source, outputfile)
 
     def log_message(self, *_):
         pass
 
 
-def serve(isolated):
+def serve(isolated, folder=WEB):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.isolated, server.sent = isolated, Counter()
+    server.isolated, server.folder, server.sent = isolated, folder, Counter()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     server.url = f"http://127.0.0.1:{server.server_port}/"
     return server
@@ -110,10 +112,10 @@ def opened(browser, server):
     """A function that opens the page, at a view, width and colours. Nothing may go wrong there or leave the origin."""
     wrong, contexts = [], []
 
-    def open_page(view="walk", width=1280, colours="light", url=None, script=None):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=colours)
+    def open_page(view="walk", width=1280, colours="light", url=None, script=None, **options):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=colours, **options)
         contexts.append(context)
-        context.set_default_timeout(60_000)
+        context.set_default_timeout(300_000)
         if script:
             context.add_init_script(script)
         page = context.new_page()
@@ -312,7 +314,42 @@ def test_products_add_up_to_the_value(opened, model):
     )
     assert total == np.float32(own_value)
     assert (len(acc) > 1) == ("rounded once (a fused multiply-add)" in page.inner_text(".explain .total"))
-    assert page.inner_text(".explain .total .check") == "= the program's value, to the bit ✓"
+    assert page.inner_text(".explain .total .check") == IS_THE_PROGRAMS
+
+
+@pytest.mark.parametrize("model", GOLDEN)
+def test_the_native_program_says_the_same(opened, tmp_path, model):
+    """Codes and sums of whole numbers are equal, fp32 is within the contract; six values are shown so."""
+    about = page_data()["models"][model]
+    native = tmp_path / "trace"
+    subprocess.run(
+        [f"./{about['program']}", ROOT / "build" / "models" / f"{GOLDEN[model]}.bin", "-i", about["prompt"],
+         "-n", "1", "-t", "0", "--trace", native],
+        cwd=ROOT, capture_output=True, check=True,
+    )  # fmt: skip
+    native = read_trace(native)
+    page = opened()
+    choose(page, model, tokens=1)
+    text = page.evaluate(
+        """async ([model, prompt]) => {
+            const { trace } = await (await import("./runner.js")).traceRun(model, { prompt, newTokens: 1 });
+            return btoa(Array.from(new Uint8Array(trace), (x) => String.fromCharCode(x)).join(""));
+        }""",
+        [model, about["prompt"]],
+    )
+    found = load(base64.b64decode(text))
+    assert first_bad(compare(native, found)) is None
+    wholes = [name for name in native if native[name].dtype.kind in "iu"]
+    assert len(wholes) > 20
+    assert [name for name in wholes if not np.array_equal(native[name], found[name])] == []
+    for i, step in enumerate((*EXPLAINED[:2], "layers.0.attn.norm.q", "layers.2.attn.o_proj", "norm", "logits")):
+        go_to(page, step)
+        page.evaluate("async (i) => (await import('./state.js')).explained(i)", 7 * i)
+        shown = number(page.inner_text(".explain h3 .value"))
+        values = native[step][len(native["tokens"]) - 1].reshape(-1)
+        assert shown == pytest.approx(float(values[7 * i]), rel=2e-5, abs=2e-5 * float(np.abs(values).max()))
+        assert page.locator(".explain .check").last.inner_text() == IS_THE_PROGRAMS
+    assert "fp32 may differ in their last digits" in page.text_content(".explain")
 
 
 EXPLAINED = ("embed", "layers.1.attn.norm", "layers.0.attn.norm.q", "layers.2.attn.o_proj", "layers.1.attn.residual",
@@ -334,7 +371,7 @@ def test_explanations_give_the_value(opened, model):
         canvas.focus()
         canvas.press("End")
         canvas.press("Enter")
-        assert page.locator(".explain .check").last.inner_text() == "= the program's value, to the bit ✓", step
+        assert page.locator(".explain .check").last.inner_text() == IS_THE_PROGRAMS, step
 
 
 def test_two_schemes_are_compared(opened):
@@ -504,6 +541,12 @@ def test_a_ports_trace_is_judged(opened, tmp_path):
         (struct.pack("<Q", 4) + b"text", "not a safetensors file: its header is not JSON"),
         (save({"embed": np.zeros(2, np.float32)}), "the trace has no tokens"),
         (save({"tokens": np.array([1, 5000], np.int32)}), "token 5000 is no id below the model's vocab_size, 2048"),
+        (save({"tokens": np.array([2**61 + 1])}), "token 2305843009213693953 is no id below"),
+        (
+            struct.pack("<Q", 99)
+            + b'{"a":{"dtype":"F32","shape":[1234567890123456789],"data_offsets":[0,9007199254740993]}}'.ljust(99),
+            "tensor a does not fit: shape [1234567890123456789], bytes [0,9007199254740993]",
+        ),
         (
             save({"tokens": np.ones(2, np.int32), "positions": np.array([1, 1], np.int32)}),
             "positions are not ascending",
@@ -589,26 +632,155 @@ def test_a_model_of_ones_own_answers(opened):
 
 def test_what_a_browser_lacks_is_said_in_one_line(opened):
     assert opened().locator("#lacks").is_hidden()
+    page = opened("chat", script="WebAssembly.validate = () => false")
+    assert "SIMD" in page.inner_text("#lacks")
+
+
+@contextlib.contextmanager
+def plain_site(tmp_path):
+    """The page as a plain server has it: below a folder, without headers. Gives its address."""
+    (tmp_path / "site" / "below").mkdir(parents=True)
+    (tmp_path / "site" / "below" / "page").symlink_to(WEB)
+    server = serve(isolated=False, folder=tmp_path / "site")
+    try:
+        yield f"{server.url}below/page/"
+    finally:
+        server.shutdown()
+
+
+# Drops a file with the bytes of a URL, or with a text, onto an element, as a hand would.
+DROP = """async ([at, name, url, text]) => {
+    let bytes = text;
+    if (url) bytes = await (await import("./runner.js")).modelBytes(url);
+    const dataTransfer = new DataTransfer();
+    dataTransfer.items.add(new File([bytes], name));
+    for (const type of ["dragover", "drop"]) {
+        const event = new DragEvent(type, { dataTransfer, bubbles: true, cancelable: true });
+        document.querySelector(at).dispatchEvent(event);
+        if (!event.defaultPrevented) throw new Error(`the browser would take the ${type}`);
+    }
+}"""
+
+
+def test_a_plain_server_is_enough(opened, tmp_path):
+    """Every view, chat with a model of the page's own included; none has a line on what the server lacks."""
+    with plain_site(tmp_path) as url:
+        page = opened(url=url)
+        for view in VIEWS[1:-1]:
+            page.click(f"#tabs a[href='#{view}']")
+            page.wait_for_selector(f"#{view}:not([hidden])")
+        page.wait_for_selector("#compare-said", state="attached")
+        assert page.locator("#lacks").is_hidden()
+        assert not page.evaluate("crossOriginIsolated")
+        with page.expect_event("load"):
+            page.click("#tabs a[href='#chat']")
+        page.wait_for_selector("html[data-ready]")
+        assert page.evaluate("crossOriginIsolated")
+        page.evaluate(DROP, ["body", "q8.bin", "q8", None])
+        page.fill("#chat-line", "Tell me of a cat.")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#talk .it:not(:empty)")
+
+
+def test_a_plain_server_is_enough_for_firefox(tmp_path):
+    binary = shutil.which("firefox-esr") or shutil.which("firefox")
+    if binary is None:
+        pytest.skip("needs Firefox: make test-web")
+    (tmp_path / "profile").mkdir()
+    with plain_site(tmp_path) as url:
+        firefox = Firefox(binary, tmp_path / "profile", url, 375)
+        try:
+            firefox.wait_for("document.querySelector('#stage .step-title') !== null")
+            assert firefox.evaluate("document.querySelector('#lacks').hidden && !crossOriginIsolated")
+            firefox.evaluate("void (location.hash = 'chat')")
+            firefox.wait_for("crossOriginIsolated && document.querySelector('#chat .drop') !== null")
+            firefox.evaluate(f"({DROP})(['body', 'q8.bin', 'q8', null])")
+            firefox.wait_for("document.querySelector('#chat-line') !== null")
+            firefox.evaluate(
+                "void ((document.querySelector('#chat-line').value = 'Tell me of a cat.'), "
+                "document.querySelector('#chat form').requestSubmit())"
+            )
+            firefox.wait_for("document.querySelector('#talk .it')?.textContent.length > 0")
+            assert firefox.errors == []
+        finally:
+            firefox.close()
+
+
+def test_where_there_is_no_chat_the_view_says_what_to_do(opened):
     plain = serve(isolated=False)
     try:
-        page = opened("chat", url=plain.url)
-        assert "SharedArrayBuffer" in page.inner_text("#lacks")
-        page = opened("chat", script="WebAssembly.validate = () => false")
-        assert "SIMD" in page.inner_text("#lacks")
+        page = opened("chat", url=plain.url, service_workers="block", script="sessionStorage.isolating = 'yes'")
+        assert page.locator("#lacks").is_hidden()
+        page.evaluate(DROP, ["#chat .drop", "q8.bin", "q8", None])
+        page.wait_for_selector("#chat .note:has-text('https, or from this very computer')")
     finally:
         plain.shutdown()
 
 
-@pytest.mark.parametrize("model", GOLDEN)
-def test_it_is_light(opened, model):
-    """With Q8, and what each other scheme adds when it is chosen: as a server sends it that compresses nothing."""
+def test_a_file_beside_the_place_for_files(opened):
+    page = opened()
+    page.evaluate(DROP, ["footer", "mine.bin", None, "text"])
+    assert page.inner_text("#said") == "Not taken: mine.bin. Check takes one trace file, Chat one model file."
+    page.click("#tabs a[href='#port']")
+    page.wait_for_selector("#port .drop")
+    assert page.inner_text("#said") == ""
+    page.evaluate(DROP, ["h1", "mine.safetensors", None, "text"])
+    page.wait_for_selector("#port .status.failed:has-text('mine.safetensors: not a safetensors file: 4 bytes')")
+
+
+def test_bytes_are_of_a_character(opened):
+    page = opened()
+    choose(page, "q8", "שلا😀", 1)
+    chips = [text.split("\n") for text in page.locator("#chips .given").all_inner_texts()][1:]
+    shown = [(token, text.partition(",")[0].removeprefix("of ").strip("\u2068\u2069")) for token, text in chips]
+    assert shown == [(f"<0x{byte:02X}>", c) for c in "שلا😀" for byte in c.encode()]
+    tokens = ["a", "<0xD7>", "<0xA9>", "b", "<0xD7>", " <0x41"]
+    text = page.evaluate("async (tokens) => (await import('./context.js')).textOfTokens(tokens)", tokens)
+    assert text == "aשb\ufffd <0x41"
+    page.click("#tabs a[href='#compare']")
+    page.wait_for_selector(".story .begun:has-text('שلا😀')")
+
+
+def test_a_prompt_that_is_too_long_is_counted(opened):
+    page = opened()
+    page.fill("#prompt", "x" * 280)
+    assert page.inner_text("#prompt-count") == ": 280 of 300 characters"
+    page.fill("#prompt", "")
+    assert page.inner_text("#prompt-count") == ""
+    page.fill("#prompt", "y" * 250)
+    page.evaluate(
+        """() => {
+            const clipboardData = new DataTransfer();
+            clipboardData.setData("text", "z".repeat(73));
+            const it = document.querySelector("#prompt");
+            it.setSelectionRange(240, 250);
+            it.dispatchEvent(new ClipboardEvent("paste", { clipboardData }));
+            it.setRangeText("z".repeat(60));
+            it.dispatchEvent(new Event("input"));
+        }"""
+    )
+    assert page.inner_text("#prompt-count") == ": the last 13 do not fit"
+
+
+def test_it_is_light(opened):
+    """Compressed, until the first step is seen; then what each other scheme adds when it is chosen."""
     server = serve(isolated=True)
+
+    @functools.cache
+    def packed(path):
+        return len(gzip.compress((WEB / path.lstrip("/")).read_bytes()))
+
+    def size():
+        return sum(packed(path) for path in server.sent if path != "/")
+
     try:
         page = opened(url=server.url)
-        first = sum(server.sent.values())
-        assert 1 * MEGABYTE < first < 4 * MEGABYTE
-        choose(page, model)
-        assert sum(server.sent.values()) - first < 4 * MEGABYTE
+        first = size()
+        assert 1 * MEGABYTE < first < 3 * MEGABYTE
+        for model in GOLDEN:
+            before = size()
+            choose(page, model)
+            assert size() - before < 3 * MEGABYTE, model
     finally:
         server.shutdown()
 
@@ -644,7 +816,7 @@ def test_the_keyboard_is_enough(opened):
     while not stops or stops[-1] != "step":
         page.keyboard.press("Tab")
         stops.append(page.evaluate("document.activeElement.id"))
-        assert len(stops) <= 20, stops
+        assert len(stops) <= 22, stops
     page.locator("#chips [tabindex='0']").focus()
     page.keyboard.press("ArrowLeft")
     assert page.evaluate("document.activeElement.dataset.token") == page.get_attribute(
@@ -670,6 +842,40 @@ def test_the_keyboard_is_enough(opened):
     assert page.inner_text("#step-name") == "layers.0.attn.norm.q"  # the heat map has taken the keys
     assert page.inner_text(".explain h3").startswith("How value 65 came about")
     assert "Arrow keys move" in canvas.get_attribute("aria-label")
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.parametrize("view", VIEWS)
+def test_tab_goes_everywhere(opened, view, width):
+    """To all that can be used, and whatever has the focus shows it. One stop for radio buttons, chips, steps."""
+    page = opened(view, width)
+    if view == "compare":
+        page.wait_for_selector("#compare-said")
+    hidden = []
+    for _ in range(150):
+        page.keyboard.press("Tab")
+        outline = page.evaluate(
+            """() => {
+                const it = document.activeElement;
+                if (it.dataset.seen) return null;
+                if (it === document.body) return "the browser's own";
+                it.dataset.seen = "yes";
+                const shown = it.matches(".pill input") ? it.nextElementSibling : it.closest(".pick") ?? it;
+                return getComputedStyle(shown).outlineStyle + " " + it.outerHTML.slice(0, 100);
+            }"""
+        )
+        if outline is None:
+            break
+        if outline.startswith("none"):
+            hidden.append(outline)
+    assert hidden == []
+    left = page.evaluate(
+        """() => Array.from(document.querySelectorAll("a, button, input, select, summary, canvas, [tabindex]"), (it) =>
+            it.dataset.seen || it.disabled || it.tabIndex < 0 || it.type === "radio" || !it.checkVisibility() ||
+            (it.matches("canvas") && !it.hasAttribute("tabindex")) ? null : it.outerHTML.slice(0, 120)
+        ).filter(Boolean)"""
+    )
+    assert left == []
 
 
 def test_words_of_the_glossary_say_what_they_mean(opened):
@@ -753,6 +959,84 @@ def test_show_me_goes_to_the_heading(opened):
         button.click()
         heading, bar = page.locator("#stage .step-title").bounding_box(), page.locator(".stepper").bounding_box()
         assert bar["y"] + bar["height"] <= heading["y"] < 400
+
+
+@functools.cache
+def axe():
+    """The source of axe-core: https://github.com/dequelabs/axe-core"""
+    package = pytest.importorskip("axe_playwright_python", reason="needs axe: make test-web")
+    return (Path(package.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+def violations(page):
+    """What axe-core has to say of the page as it is, a line for each."""
+    page.evaluate(axe())
+    found = page.evaluate("async () => (await axe.run()).violations")
+    return [f"{v['id']}: {node['html'][:200]}" for v in found for node in v["nodes"]]
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width", [375, 1280])
+def test_axe_finds_nothing(opened, tmp_path, width, colours):
+    trace = tmp_path / "mine.safetensors"
+    write_trace(trace, planted(next(iter(BUGS))))
+    page = opened(width=width, colours=colours)
+    assert violations(page) == []
+    for step in ("layers.0.attn.norm.q", "layers.0.attn.q_proj", "layers.1.attn.probs", "logits"):
+        go_to(page, step)
+        page.evaluate("async () => (await import('./state.js')).explained(3)")
+        page.evaluate("for (const it of document.querySelectorAll('#walk details')) it.open = true")
+        assert violations(page) == [], step
+    page.click("#tabs a[href='#compare']")
+    page.wait_for_selector("#compare-said")
+    assert violations(page) == []
+    page.click("#tabs a[href='#break']")
+    page.click("#break form button[type=submit]")
+    page.wait_for_selector("#break-view .headline")
+    assert violations(page) == []
+    page.click("#tabs a[href='#port']")
+    page.set_input_files("#port-file", trace)
+    page.wait_for_selector("#port-view .headline")
+    assert violations(page) == []
+    page.click("#tabs a[href='#chat']")
+    page.evaluate(DROP, ["#chat .drop", "q8.bin", "q8", None])
+    page.wait_for_selector("#chat-line")
+    assert violations(page) == []
+
+
+def too_small(page):
+    """What fingers miss: less than 44 pixels high or wide (WCAG 2.5.5)."""
+    return page.evaluate(
+        """() => Array.from(document.querySelectorAll("a, button, select, input, summary"), (it) => {
+            const isInLabel = it.matches("input[type=radio], input[type=checkbox], input[type=file]");
+            const box = (isInLabel ? it.closest("label") : it).getBoundingClientRect();
+            const exempt = it.matches(".term, .skip") || it.closest("p.more, .intro");
+            return box.width && !exempt && (box.width < 44 || box.height < 44) ? it.outerHTML.slice(0, 120) : null;
+        }).filter(Boolean)"""
+    )
+
+
+@pytest.mark.parametrize("width", [375, 768])
+@pytest.mark.parametrize("view", VIEWS)
+def test_fingers_hit(opened, view, width):
+    """44 pixels each way (WCAG 2.5.5): all that can be tapped but words in a text and numbers of a heat map, which have
+    buttons of their own. On the first screen there is the step."""
+    page = opened(view, width)
+    if view == "walk":
+        assert page.locator("#stage").bounding_box()["y"] < 420
+        page.click("#walk .fold > summary")
+        go_to(page, "layers.0.attn.q_proj")
+        page.evaluate("async () => (await import('./state.js')).explained(3)")
+        for _ in range(2):
+            page.locator(".nudge button").nth(1).click()
+        assert page.inner_text(".explain h3").startswith("How value 1 ")
+    if view == "compare":
+        page.wait_for_selector("#compare-said")
+        page.click("#compare .fold > summary")
+    if view == "break":
+        page.click("#break form button[type=submit]")
+        page.wait_for_selector("#break-view .headline")
+    assert too_small(page) == []
 
 
 @pytest.mark.parametrize("width", WIDTHS)

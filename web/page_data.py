@@ -14,14 +14,17 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from export.tokenizer import byte_alphabet
 from formats.errors import ModelError
 from formats.files import replacing
 from formats.gptq import KINDS, GptqLayout
 from formats.model_file import FileHeader, read_header
 from formats.schemes import FORMATS
-from formats.tensors import with_offsets
+from formats.source import open_model
+from formats.tensors import matrix_shapes, with_offsets
 from golden import trace
-from golden.q8 import ACCUMULATOR_LAYER
+from golden.forward import load_weight
+from golden.q8 import ACCUMULATOR_LAYER, quantize
 from golden.w8a8 import STATIC_PLACES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -232,6 +235,53 @@ def glossary() -> dict[str, str]:
 
 
 # ----------------------------------------------------------------------------
+# Places on the page (web/page/url.js), to which the book links
+
+
+_PRODUCT_AT, _CODES_AT = "walk?step=layers.0.attn.q_proj&cell=0", "walk?step=layers.0.attn.norm.q&cell=0"
+WORD_PLACES = {
+    "token": "walk?step=tokens",
+    "row": _PRODUCT_AT,
+    "code": _CODES_AT,
+    "scale": _CODES_AT,
+    "group": _CODES_AT,
+    "zero point": "walk?model=gptq&step=layers.0.attn.q_proj&cell=0",
+    "accumulator": _PRODUCT_AT,
+    "place": "walk?step=layers.0.attn.norm.q&map=1",
+    "attention block": "walk?step=layers.0.attn.norm&map=1",
+    "prefill": "walk?step=tokens",
+    "step": "walk?step=layers.0.attn.norm&map=1",
+    "trace": "port",
+    "flip": "break?mistake=round-half-up",
+    "MAC": _PRODUCT_AT,
+    "classifier": "walk?step=logits&cell=0",
+    "KV cache": "walk?step=layers.1.attn.scores&map=1",
+}
+# Sections of docs/forward-pass.md that name no step.
+SECTION_PLACES = {
+    "7-kv-cache": WORD_PLACES["KV cache"],
+    "12-sampling": "walk?step=logits&temperature=2",
+    "13-prefill-and-decode": WORD_PLACES["prefill"],
+}
+
+
+def step_place(step: str) -> str:
+    """The place of a step of GUIDES, in the first model and layer that have it; of products and codes, a number."""
+    model = {"moe": "model=moe&", "attn.q_norm": "model=qwen3&", "attn.k_norm": "model=qwen3&"}
+    is_inside = step.startswith(("attn.", "ffn.", "moe."))
+    layer = "layers.1." if step.startswith("moe.") else "layers.0." if is_inside else ""
+    cell = "&cell=0" if step in trace._INPUT or step.endswith(".q") or step == "logits" else ""
+    return f"walk?{model.get(step, model.get(step.split('.')[0], ''))}step={layer}{step}{cell}"
+
+
+def places() -> dict[str, dict[str, str]]:
+    """Places of steps, by the names that pages give them (NAME.s is where NAME.q is), of words, of sections."""
+    steps = {step: step_place(step) for step in GUIDES}
+    steps |= {f"{name[:-2]}.s": at for name, at in steps.items() if name.endswith(".q")}
+    return {"steps": steps, "words": WORD_PLACES, "sections": SECTION_PLACES}
+
+
+# ----------------------------------------------------------------------------
 # Lines of the programs
 
 # What has codes and scales, in all programs.
@@ -398,6 +448,26 @@ def model_data(choice: Choice) -> dict[str, object]:
 
 
 # ----------------------------------------------------------------------------
+# One matrix in fewer bits: in the Q8 file it lies in codes of a smaller range, so that the program runs it as it is
+
+BITS = (7, 6, 5, 4, 3, 2)
+BITS_OF = "q8"  # of CHOICES
+
+
+def matrices_in_bits(choice: Choice) -> dict[str, bytes]:
+    """Name of each matrix of the layers -> for each of BITS its int8 codes and then its fp32 scales, as in the file."""
+    head = read_header(model_path(choice), FORMATS[choice.scheme])
+    checkpoint = open_model(ROOT / "models" / choice.model)
+    parts: dict[str, bytes] = {}
+    for name, _ in matrix_shapes(head.config):
+        if name.startswith("layers."):
+            weight = load_weight(checkpoint, name, interleaved=True)
+            found = [quantize(weight, head.group_size, bits) for bits in BITS]
+            parts[name] = b"".join(q.codes.tobytes() + q.scales.tobytes() for q in found)
+    return parts
+
+
+# ----------------------------------------------------------------------------
 # Programs with a mistake: web/variants/
 
 
@@ -437,9 +507,15 @@ def variant_data(path: Path) -> dict[str, object]:
 
 
 def vocabulary(model: str) -> list[str]:
-    """The text of every token."""
+    """The text of every token; of one whose bytes are no text of their own, each byte as <0xD7>."""
     tokenizer = Tokenizer.from_file(str(ROOT / "models" / model / "tokenizer.json"))
-    return [tokenizer.decode([i], skip_special_tokens=False) for i in range(tokenizer.get_vocab_size())]
+    alphabet = byte_alphabet()
+
+    def text(i: int) -> str:
+        said = tokenizer.decode([i], skip_special_tokens=False)
+        return "".join(f"<0x{alphabet[c]:02X}>" for c in tokenizer.id_to_token(i)) if "\ufffd" in said else said
+
+    return [text(i) for i in range(tokenizer.get_vocab_size())]
 
 
 # ----------------------------------------------------------------------------
@@ -471,9 +547,11 @@ def page_data() -> dict[str, object]:
     return {
         "steps": steps,
         "words": glossary(),
+        "places": places(),
         "programs": {name: program_data(name, program) for name, program in PROGRAMS.items()},
         "models": {name: model_data(choice) for name, choice in CHOICES.items()},
         "vocabularies": {model: vocabulary(model) for model in sorted({c.model for c in CHOICES.values()})},
+        "bits": {"model": BITS_OF, "all": BITS},
         "contract": contract(),
         "variants": {path.stem: variant_data(path) for path in sorted((ROOT / "web" / "variants").glob("*.json"))},
         "magics": {f.magic: f.program for f in FORMATS.values() if f.program in PROGRAMS},
@@ -492,6 +570,9 @@ def main(argv: list[str]) -> int:
         for choice in CHOICES.values():
             packed = gzip.compress(model_path(choice).read_bytes(), mtime=0)
             (folder / "models" / f"{model_path(choice).name}.gz").write_bytes(packed)
+        (folder / "bits").mkdir(exist_ok=True)
+        for name, parts in matrices_in_bits(CHOICES[BITS_OF]).items():
+            (folder / "bits" / f"{name}.gz").write_bytes(gzip.compress(parts, mtime=0))
         with replacing(folder / "data.json") as f:
             f.write(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode())
     except (ModelError, OSError) as error:

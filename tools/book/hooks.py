@@ -4,6 +4,7 @@ The pages are written for GitHub and for the tests that hold them to the sources
 to pages of the book, excerpts get their file and line, equations are set, answers fold, and terms get tooltips.
 """
 
+import json
 import re
 import sys
 from functools import cache
@@ -210,9 +211,54 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
         r'<span class="filename"><a href="source/\1.html#__codelineno-0-\2">\1, line \2</a></span>',
         html,
     )
+    html = with_places(html, src_uri)
     html = re.sub(r"<table>.*?</table>", r'<div class="wide">\g<0></div>', html, flags=re.S)
     html = re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a class="wide" href="\1">\g<0></a>', html)
     return with_tooltips(html, glossary(), "glossary" if src_uri == "README.md" else "") + ways_on(src_uri)
+
+
+@cache
+def places() -> dict[str, dict[str, str]]:
+    """Where the page in run/ shows steps, words, sections (places() of web/page_data.py); none if it is not built."""
+    data = WEB / "data.json"
+    found = json.loads(data.read_text(encoding="utf-8")) if data.is_file() else {}
+    return found.get("places", {"steps": {}, "words": {}, "sections": {}})
+
+
+def to_place(text: str, place: str | None) -> str:
+    """HTML as a link to a place of the page in run/; as it is if there is none."""
+    return text if place is None else f'<a class="run" href="run/index.html#{escape(place)}">{text}</a>'
+
+
+def with_places(html: str, src_uri: str) -> str:
+    """The steps of the forward pass, below their headings, and the glossary's rows, as links to the page in run/."""
+    steps, words, sections = (places()[kind] for kind in ("steps", "words", "sections"))
+    if src_uri == "forward-pass.md":
+        for anchor, place in sections.items():
+            link = to_place("Step by step, in this browser", place)
+            html = re.sub(rf'<h2 id="{anchor}">.*?</h2>', lambda m, link=link: f"{m[0]}\n<p>{link}</p>", html)
+        return re.sub(r"(?<=<p>)<code>[\w.]+</code>(?:[\s,()]*<code>[\w.]+</code>)*\)?(?=</p>)", named_steps, html)
+    if src_uri != "README.md":
+        return html
+    before, heading, after = html.partition('id="glossary"')
+    after = re.sub(r"<code>([\w.]+)</code>", lambda m: to_place(m[0], steps.get(m[1])), after)
+    after = re.sub(r"(?<=<td>)[A-Za-z ]+(?=[<,:])", lambda m: to_place(m[0], words.get(m[0])), after)
+    return before + heading + after
+
+
+def named_steps(line: re.Match[str]) -> str:
+    """Names of steps in a line as links: `layers.N.attn.norm.q`, `.s`. One with a dot in front continues the last."""
+    steps, last = places()["steps"], ""
+
+    def link(m: re.Match[str]) -> str:
+        nonlocal last
+        parts = last.split(".")
+        tries = [".".join(parts[:n]) + m[1] for n in range(len(parts), 0, -1)] if m[1].startswith(".") else [m[1]]
+        found = next((t for t in (t.removeprefix("layers.N.") for t in tries) if t in steps), None)
+        last = found or last
+        return to_place(m[0], steps.get(found or ""))
+
+    return re.sub(r"<code>([\w.]+)</code>", link, line[0])
 
 
 def ways_on(src_uri: str) -> str:
@@ -251,6 +297,13 @@ def on_post_page(output: str, page: Page, **_: Any) -> None:
     """Keeps what print.html is made of: every page but the sources."""
     if not page.file.src_uri.startswith("source/"):
         built_pages[page.file.dest_uri] = output
+
+
+def on_post_template(output_content: str, template_name: str, **_: Any) -> str:
+    """404.html by relative paths, so that the book may lie below any address."""
+    if template_name != "404.html":
+        return output_content
+    return re.sub(r'((?:href|src)="|"base": ?"|new URL\(")/', r"\1./", output_content)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

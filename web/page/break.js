@@ -7,9 +7,13 @@ import { contextOfRun } from "./context.js";
 import { compare, firstBad } from "./diff.js";
 import { data, ProgramError, traceRun } from "./runner.js";
 import { readTrace, shortName } from "./trace.js";
+import { hasPlaces, keep, nameIn, saidWrong } from "./url.js";
 import { verdictView } from "./verdict.js";
 
-let chosen = Object.keys(data.variants ?? {})[0];
+const names = Object.keys(data.variants ?? {});
+let chosen = names[0];
+let ran = null; // the mistake that is shown
+let run = null;
 
 export function startBreak() {
     const root = byId("break");
@@ -52,9 +56,27 @@ export function startBreak() {
     );
     form.addEventListener("submit", (event) => {
         event.preventDefault();
-        working(button, status, "The right program and the broken one run ...", () => runVariant(chosen, view));
+        run();
     });
+    run = () =>
+        working(button, status, "The right program and the broken one run ...", async () => {
+            await runVariant(chosen, view);
+            ran = chosen;
+            keep(true);
+        });
     root.append(form, view);
+    hasPlaces("break", () => ({ mistake: ran }));
+}
+
+// Runs the mistake that the address names.
+export async function visitBreak(of) {
+    if (!of.has("mistake") || !run || of.get("mistake") === ran) return;
+    const wrong = [];
+    const mistake = nameIn(of, "mistake", names, null, wrong);
+    if (!mistake) return byId("break").querySelector(".status").failed(saidWrong(wrong));
+    chosen = mistake;
+    byId("break").querySelector(`[name=variant][value=${chosen}]`).checked = true;
+    await run();
 }
 
 // The traces that were judged last: tests look at them.
@@ -85,7 +107,7 @@ async function runVariant(name, view) {
                 h("p", { class: "printed" }, error.message),
             ),
         );
-        return "";
+        return;
     }
     judgedTraces = [right.trace, wrong.trace];
     const [a, b] = judgedTraces.map(readTrace);
@@ -109,7 +131,6 @@ async function runVariant(name, view) {
         h("section", { class: "card" }, h("h3", {}, "What they write"), texts(rightStory, wrongStory)),
     );
     view.scrollIntoView({ block: "start" });
-    return "";
 }
 
 // The step at which they part, of the first token that differs.

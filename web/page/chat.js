@@ -1,34 +1,28 @@
 // The fifth view: a model file of the visitor's own, and a conversation with it.
 
 import { byId, h } from "./dom.js";
-import { statusLine } from "./choose.js";
+import { filePlace, statusLine } from "./choose.js";
 import { short } from "./numbers.js";
 import { data, lastLine, run, stopAll } from "./runner.js";
+import { canOpenInput, openInput } from "./stdin.js";
 
 let talk = null; // the running conversation: {input, ended}
 
+// Shared memory needs two headers. Where the server does not send them, a service worker adds them (isolate.js) once the
+// page is loaded again.
+async function isolate() {
+    if (crossOriginIsolated) return sessionStorage.removeItem("isolating");
+    if (!navigator.serviceWorker || sessionStorage.getItem("isolating")) return;
+    sessionStorage.setItem("isolating", "yes"); // once: where it does not help, it will not the second time
+    await navigator.serviceWorker.register("isolate.js");
+    await navigator.serviceWorker.ready;
+    location.reload();
+}
+
 export function startChat() {
+    isolate().catch(() => {}); // conversation() says what to do
     const status = statusLine();
     const view = h("div", { id: "chat-view" });
-    const input = h("input", {
-        type: "file",
-        id: "chat-file",
-        accept: ".bin",
-        class: "quiet",
-        onchange: () => open(input.files[0]),
-    });
-    const drop = h(
-        "div",
-        { class: "drop" },
-        h("p", {}, "Drop a model file here, or"),
-        h("button", { type: "button", onclick: () => input.click() }, "Choose a file"),
-        input,
-    );
-    drop.addEventListener("dragover", (event) => event.preventDefault());
-    drop.addEventListener("drop", (event) => {
-        event.preventDefault();
-        if (event.dataTransfer.files[0]) open(event.dataTransfer.files[0]);
-    });
     byId("chat").append(
         h("h2", { id: "chat-title", class: "quiet" }, "Chat with a model of your own"),
         h(
@@ -42,13 +36,12 @@ export function startChat() {
                 : "",
             "The file is read in parts and stays on your computer.",
         ),
-        drop,
+        filePlace("chat-file", ".bin", "a model file", open),
         status,
         view,
     );
 
     async function open(file) {
-        if (!file) return;
         talk?.end();
         stopAll();
         talk = null;
@@ -92,11 +85,11 @@ async function programOf(file) {
 }
 
 function conversation(file, program, facts) {
-    if (typeof SharedArrayBuffer !== "function" || !crossOriginIsolated)
+    if (!canOpenInput())
         return h(
             "p",
-            { class: "lacks" },
-            "This page has no shared memory here, so there is no chat: serve it with `make book-serve`.",
+            { class: "note" },
+            "A chat needs memory that page and program share. Browsers give it to a page that came by https, or from this very computer (http://127.0.0.1, as make web-serve does), and not in a private window. All other views work without it.",
         );
     if (facts.chat_template !== "yes")
         return h("p", { class: "note" }, "The file has no chat template: there is nothing to talk to.");
@@ -121,12 +114,16 @@ function conversation(file, program, facts) {
         h("label", { class: "note" }, calm, " always the most probable token"),
         rate,
     );
-    form.addEventListener("submit", async (event) => {
+    const options = () => [
+        ...["-c", String(Math.min(1024, Number(facts.max_seq_len)))],
+        ...(calm.checked ? ["-t", "0"] : []),
+    ];
+    form.addEventListener("submit", (event) => {
         event.preventDefault();
         const text = line.value.trim();
         if (!text) return;
         line.value = "";
-        talk ??= await begin(file, program, calm.checked, list, rate, send);
+        talk ??= begin(file, program, options(), list, rate, send);
         calm.disabled = true;
         talk.say(text);
     });
@@ -134,8 +131,7 @@ function conversation(file, program, facts) {
 }
 
 // Starts the program; its standard input is memory that both sides share.
-async function begin(file, program, calm, list, rate, send) {
-    const { openInput } = await import("./stdin.js");
+function begin(file, program, options, list, rate, send) {
     const input = openInput();
     let answer = null;
     let pieces = 0;
@@ -153,7 +149,7 @@ async function begin(file, program, calm, list, rate, send) {
         const seconds = (performance.now() - first) / 1000;
         if (pieces > 4) rate.textContent = `about ${Math.round((pieces - 1) / seconds)} tokens/s`;
     };
-    const args = [`/${file.name}`, "-m", "chat", "-c", "1024", ...(calm ? ["-t", "0"] : [])];
+    const args = [`/${file.name}`, "-m", "chat", ...options];
     run({ program, args, files: { [`/${file.name}`]: file }, input: input.buffer, heard }).then((result) => {
         send.disabled = false;
         talk = null;

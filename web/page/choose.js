@@ -1,11 +1,13 @@
 // Choosing a model, and the line that says what goes on.
 
+import { textOfTokens } from "./context.js";
 import { h } from "./dom.js";
 import { data } from "./runner.js";
+import { state } from "./state.js";
 
-// Radio buttons of some models. names: of data.models; onChange(name).
-export function modelChoice(legend, group, names, chosen, onChange) {
-    const about = h("p", { class: "about" }, data.models[chosen].text);
+// Radio buttons of some models. names: of `models`; onChange(name).
+export function modelChoice(legend, group, names, chosen, onChange, models = data.models) {
+    const about = h("p", { class: "about" }, models[chosen].text);
     const field = h(
         "fieldset",
         { class: "choice" },
@@ -23,17 +25,90 @@ export function modelChoice(legend, group, names, chosen, onChange) {
                         value: name,
                         checked: name === chosen,
                         onchange: () => {
-                            about.textContent = data.models[name].text;
+                            about.textContent = models[name].text;
                             onChange?.(name);
                         },
                     }),
-                    h("span", {}, data.models[name].title, h("small", {}, data.models[name].brief)),
+                    h("span", {}, models[name].title, h("small", {}, models[name].brief)),
                 ),
             ),
         ),
         about,
     );
+    field.choose = (name) => {
+        field.querySelector(`[value=${name}]`).checked = true;
+        about.textContent = models[name].text;
+    };
     return field;
+}
+
+// The field for a prompt: {field, input}. It counts characters when it is nearly full, and those that do not fit.
+const MOST = 300;
+export function promptField(id) {
+    const count = h("span", { id: `${id}-count`, role: "status" });
+    let more = 0; // characters of a text being pasted that do not fit
+    const input = h("input", {
+        id,
+        type: "text",
+        value: state.prompt,
+        maxlength: String(MOST),
+        autocomplete: "off",
+        spellcheck: "false",
+        onpaste: (event) => {
+            const kept = input.value.length - (input.selectionEnd - input.selectionStart);
+            more = kept + event.clipboardData.getData("text").length - MOST;
+        },
+        oninput: () => {
+            const n = input.value.length;
+            state.prompt = input.value;
+            count.textContent =
+                more > 0 ? `: the last ${more} do not fit` : n > MOST - 50 ? `: ${n} of ${MOST} characters` : "";
+            more = 0;
+        },
+    });
+    const field = h("div", { class: "field grow" }, h("label", { for: id }, "A beginning", count), input);
+    return { field, input };
+}
+
+// Controls that fold to one line where the page is narrow. told(): what that line says of what is chosen.
+// fold(): folds them, if the page is narrow, and says it anew.
+const narrow = matchMedia("(max-width: 1100px)");
+export function folding(told, ...controls) {
+    const said = h("span", {}, told());
+    const line = h("summary", {}, said, h("span", { class: "change" }, "Change"));
+    const box = h("details", { class: "fold", open: !narrow.matches }, line, controls);
+    narrow.addEventListener("change", () => (box.open = !narrow.matches));
+    box.fold = () => {
+        said.textContent = told();
+        if (!narrow.matches) return;
+        const isInside = box.contains(document.activeElement);
+        box.open = false;
+        if (isInside) line.focus();
+    };
+    return box;
+}
+
+// A place for a file of the visitor's own: chosen by a button, or dropped anywhere on the page (main.js). take(file)
+// gets it. what: "a trace file".
+export function filePlace(id, accept, what, take) {
+    const input = h("input", {
+        type: "file",
+        id,
+        accept,
+        class: "quiet",
+        onchange: () => {
+            if (input.files[0]) take(input.files[0]);
+            input.value = ""; // so that the same file can be chosen again
+        },
+    });
+    const place = h(
+        "div",
+        { class: "drop" },
+        h("p", {}, `Drop ${what} here, or`),
+        h("label", { class: "pick" }, "Choose a file", input),
+    );
+    place.take = take;
+    return place;
 }
 
 // A line that says what goes on, and what went wrong.
@@ -68,4 +143,4 @@ export async function working(button, status, text, work) {
     }
 }
 
-export const words = (ids, vocabulary) => ids.map((id) => vocabulary[id] ?? "").join("");
+export const words = (ids, vocabulary) => textOfTokens(ids.map((id) => vocabulary[id] ?? ""));

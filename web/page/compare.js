@@ -1,85 +1,168 @@
 // The second view: the same text in two schemes, step beside step.
 
 import { byId, h, heatMap, lineChart } from "./dom.js";
-import { modelChoice, statusLine, words, working } from "./choose.js";
-import { contextOfRun } from "./context.js";
+import { folding, modelChoice, promptField, statusLine, words, working } from "./choose.js";
+import { contextOfRun, sampler } from "./context.js";
 import { relativeError } from "./diff.js";
+import { inputsOf } from "./inputs.js";
+import { mapView } from "./map.js";
 import { full, short, whole } from "./numbers.js";
-import { data } from "./runner.js";
-import { state as walk } from "./state.js";
+import { bytesInBits, data } from "./runner.js";
+import { title, visible, state as walk } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
+import { hasPlaces, keep, nameIn, numberIn, promptIn, saidWrong } from "./url.js";
 
-// Schemes of one and the same model: only these can be laid side by side.
+// Schemes of one and the same model: only these can be laid side by side. And as the second one Q8 in which one matrix has
+// fewer bits.
+const BITS = {
+    title: "Fewer bits",
+    brief: "Q8, but for one matrix",
+    text: "Q8 in which one matrix has codes of fewer bits. The program is the same: it reads another file.",
+};
 const names = Object.keys(data.models).filter((name) => data.models[name].model === data.models.q8.model);
-const chosen = { a: "q8", b: names.includes("gptq") ? "gptq" : names[1] };
-let state = null; // {a, b, stories, steps, at, token}
+const chosen = { a: "q8", b: "gptq", matrix: "layers.1.ffn.down_proj", bits: 3 };
+const usual = { ...chosen };
+const isMatrix = (name) => name.startsWith("layers.") && name.endsWith(".codes");
+const matrices = Object.keys(data.models[data.bits.model].tensors)
+    .filter(isMatrix)
+    .map((name) => name.replace(".codes", ""));
+let state = null; // {a, b, own, steps, at, token, ran, map, errors, measured}
+let controls = null;
 
 export function startCompare() {
-    const prompt = h("input", {
-        id: "compare-prompt",
-        type: "text",
-        value: walk.prompt,
-        oninput: () => (walk.prompt = prompt.value),
-        maxlength: "300",
-        autocomplete: "off",
-        spellcheck: "false",
-    });
+    const { field, input: prompt } = promptField("compare-prompt");
     const button = h("button", { type: "submit", class: "primary" }, "Compare");
     const status = statusLine();
+    const first = modelChoice("First", "compare-a", names, chosen.a, (name) => (chosen.a = name));
+    const choose = (name) => {
+        chosen.b = name;
+        fewer.hidden = name !== "bits";
+    };
+    const second = modelChoice("Second", "compare-b", [...names, "bits"], chosen.b, choose, {
+        ...data.models,
+        bits: BITS,
+    });
+    const matrix = h(
+        "select",
+        { id: "compare-matrix", onchange: () => run() },
+        matrices.map((name) => h("option", { value: name, selected: name === chosen.matrix }, name)),
+    );
+    const said = h("output", {});
+    const bits = h("input", {
+        id: "compare-bits",
+        type: "range",
+        min: String(Math.min(...data.bits.all)),
+        max: "8",
+        oninput: () => (said.textContent = bits.value),
+        onchange: () => run(),
+    });
+    const fewer = h(
+        "div",
+        { class: "fewer", hidden: true },
+        h("div", { class: "field" }, h("label", { for: "compare-matrix" }, "Its matrix"), matrix),
+        h("label", { class: "scrubber", for: "compare-bits" }, h("span", {}, "Bits of a weight: ", said), bits),
+    );
     const form = h(
         "form",
         { class: "controls" },
-        h("div", { class: "field grow" }, h("label", { for: "compare-prompt" }, "A beginning"), prompt),
+        field,
         button,
-        h(
-            "div",
-            { class: "side whole" },
-            modelChoice("First", "compare-a", names, chosen.a, (name) => (chosen.a = name)),
-            modelChoice("Second", "compare-b", names, chosen.b, (name) => (chosen.b = name)),
-        ),
-        status,
+        h("div", { class: "side whole" }, first, h("div", {}, second, fewer)),
     );
+    const titleOfSecond = () =>
+        chosen.b === "bits" ? `${chosen.bits} bits of one matrix` : data.models[chosen.b].title;
+    const told = () => `“${walk.prompt}” · ${data.models[chosen.a].title} beside ${titleOfSecond()}`;
+    const intro = h(
+        "p",
+        { class: "intro" },
+        "The same trained model, its numbers stored in two ways. Both read the same words; at each step you see how far apart they are, and where in the end they say different things.",
+    );
+    const folded = folding(told, intro, form);
     form.addEventListener("submit", (event) => {
         event.preventDefault();
+        run();
+    });
+    // Runs what the form says, then shows a place of it.
+    const run = (of = null, wrong = []) =>
         working(button, status, "Both programs run ...", async () => {
-            const a = await contextOfRun(chosen.a, { prompt: prompt.value, newTokens: 32 });
-            const own = await contextOfRun(chosen.b, { prompt: prompt.value, newTokens: 32 });
-            const b = await contextOfRun(chosen.b, { ids: a.tokens, newTokens: 1 });
+            Object.assign(chosen, { matrix: matrix.value, bits: Number(bits.value) });
+            const ran = { ...chosen, prompt: prompt.value };
+            const bytes = ran.b === "bits" ? await bytesInBits(ran.matrix, ran.bits) : undefined;
+            const name = ran.b === "bits" ? data.bits.model : ran.b;
+            const a = await contextOfRun(ran.a, { prompt: ran.prompt, newTokens: 32 });
+            const own = await contextOfRun(name, { prompt: ran.prompt, newTokens: 32, bytes });
+            const b = await contextOfRun(name, { ids: a.tokens, newTokens: 1, bytes });
+            if (bytes) b.label = own.label = `Q8, one matrix in ${ran.bits} bits`;
             const steps = a.steps.filter(
                 (name) => name in b.trace && name !== "tokens" && a.trace[name].size === b.trace[name].size,
             );
-            const before = state?.steps[state.at];
+            const before = of?.size ? nameIn(of, "step", steps, "layers.0.attn.q_proj", wrong) : state?.steps[state.at];
+            const token = Math.max(0, a.nPrompt - 1);
             state = {
                 a,
                 b,
                 own,
                 steps,
+                ran,
                 at: Math.max(0, steps.indexOf(before ?? "layers.0.attn.q_proj")),
-                token: Math.max(0, a.nPrompt - 1),
+                token: of ? numberIn(of, "token", 0, a.tokens.length - 1, token, wrong) : token,
             };
             show();
+            folded.fold();
+            keep(true);
         });
-    });
+    controls = {
+        run,
+        status,
+        prompt,
+        fill() {
+            first.choose(chosen.a);
+            second.choose(chosen.b);
+            fewer.hidden = chosen.b !== "bits";
+            matrix.value = chosen.matrix;
+            bits.value = said.textContent = String(chosen.bits);
+        },
+    };
+    controls.fill();
     byId("compare").append(
         h("h2", { id: "compare-title", class: "quiet" }, "Compare two schemes"),
-        h(
-            "p",
-            { class: "intro" },
-            "The same trained model, its numbers stored in two ways. Both read the same words; at each step you see how far apart they are, and where in the end they say different things.",
-        ),
-        form,
+        folded,
+        status,
         h("div", { id: "compare-view" }),
     );
-    form.requestSubmit();
-    // Whoever comes back with another beginning sees that one.
-    addEventListener("hashchange", () => {
-        if (location.hash !== "#compare" || prompt.value === walk.prompt) return;
-        prompt.value = walk.prompt;
-        form.requestSubmit();
+    hasPlaces("compare", () => {
+        if (!state) return {};
+        const { matrix, bits, ...ran } = state.ran;
+        const fewer = ran.b === "bits" ? { matrix, bits } : {};
+        return { ...ran, ...fewer, token: state.token, step: state.steps[state.at] };
     });
 }
 
-const nameOf = (context) => context.model.title;
+// Shows what the address names. Whoever comes back with another beginning sees that one.
+export async function visitCompare(of) {
+    const { run, status, prompt, fill } = controls;
+    if (!of.size && state?.ran.prompt === walk.prompt) return;
+    const wrong = [];
+    if (of.size) {
+        chosen.a = nameIn(of, "a", names, usual.a, wrong);
+        chosen.b = nameIn(of, "b", [...names, "bits"], usual.b, wrong);
+        chosen.matrix = nameIn(of, "matrix", matrices, usual.matrix, wrong);
+        chosen.bits = numberIn(of, "bits", Math.min(...data.bits.all), 8, usual.bits, wrong);
+        walk.prompt = promptIn(of, data.models.q8.prompt, prompt.maxLength, wrong);
+    }
+    prompt.value = walk.prompt;
+    fill();
+    const same = state && Object.entries({ ...chosen, prompt: walk.prompt }).every(([k, v]) => state.ran[k] === v);
+    if (same) {
+        state.token = numberIn(of, "token", 0, state.a.tokens.length - 1, state.token, wrong);
+        state.at = state.steps.indexOf(nameIn(of, "step", state.steps, state.steps[state.at], wrong));
+        show();
+    } else await run(of, wrong);
+    if (of.size) byId("compare-map")?.scrollIntoView({ block: "start" });
+    if (wrong.length) status.failed(saidWrong(wrong));
+}
+
+const nameOf = (context) => context.label ?? context.model.title;
 
 function show() {
     const { a, own, steps } = state;
@@ -97,20 +180,18 @@ function show() {
         oninput: (event) => {
             state.token = Number(event.target.value);
             step();
+            keep(false);
         },
     });
+    const { map, view } = differences();
+    Object.assign(state, { map, measured: null });
     byId("compare-view").replaceChildren(
         h("section", { class: "card" }, h("h3", {}, "Where the words part"), stories(a, own)),
         h(
             "section",
-            { class: "card" },
-            h("h3", {}, "How the error grows through the layers"),
-            h("div", { id: "growth" }),
-        ),
-        h(
-            "section",
-            { class: "card" },
-            h("h3", {}, "One step, twice"),
+            { class: "card", id: "compare-map" },
+            h("h3", {}, "Where the difference grows"),
+            view,
             h(
                 "div",
                 { class: "stepper" },
@@ -121,6 +202,13 @@ function show() {
             h("label", { class: "scrubber" }, h("span", { id: "compare-token" }), token),
             h("div", { id: "compare-step-view" }),
         ),
+        h("section", { class: "card" }, h("h3", {}, "What comes next"), h("div", { id: "compare-next" })),
+        h(
+            "section",
+            { class: "card" },
+            h("h3", {}, "How the error grows through the layers"),
+            h("div", { id: "growth" }),
+        ),
     );
     step();
 }
@@ -130,6 +218,7 @@ function go(at) {
     state.at = at;
     byId("compare-step").value = String(at);
     step();
+    keep(true);
 }
 
 function stories(a, own) {
@@ -159,10 +248,113 @@ function stories(a, own) {
 
 // ----------------------------------------------------------------------------
 
-const errorAt = (name, token) =>
-    token === null
-        ? relativeError(state.a.trace[name].values, state.b.trace[name].values)
-        : relativeError(state.a.trace[name].row(token), state.b.trace[name].row(token));
+// A step's values of a token, or of all if it is null; codes count as what they stand for.
+function valuesOf(context, name, token) {
+    const of = (tensor) => (token === null ? tensor.values : tensor.row(token));
+    const values = of(context.trace[name]);
+    if (!name.endsWith(".q")) return values;
+    const scales = of(context.trace[`${name.slice(0, -2)}.s`]);
+    return Float64Array.from(values, (code, i) => code * scales[Math.floor((i * scales.length) / values.length)]);
+}
+
+const errorAt = (name, token) => relativeError(valuesOf(state.a, name, token), valuesOf(state.b, name, token));
+
+// The map in the colours of the error, and a sentence on where it grows most.
+function differences() {
+    const { a, steps, ran } = state;
+    const shade = (name) => (state.errors.get(name) ?? 0) / state.largest;
+    const map = mapView({
+        context: a,
+        token: state.token,
+        at: a.steps.indexOf(steps[state.at]),
+        title,
+        shade,
+        more: (name) => {
+            const fewer = ran.b === "bits" && name === ran.matrix ? ` (second: ${ran.bits} bits)` : "";
+            return state.errors.has(name) ? `${fewer}; error ${short(100 * state.errors.get(name))} %` : fewer;
+        },
+        go: (i) => go(steps.indexOf(a.steps[i])),
+    });
+    const view = h(
+        "div",
+        {},
+        h("p", { id: "compare-grows" }),
+        map,
+        h(
+            "p",
+            { class: "legend" },
+            "error of this token: 0 %",
+            h("span", { class: "legend-bar shade" }),
+            h("span", { id: "compare-largest" }),
+        ),
+    );
+    return { map, view };
+}
+
+// Errors of the chosen token, step by step, and the step that adds most to what its inputs bring.
+function measure() {
+    const { a, steps, token } = state;
+    state.measured = token;
+    state.errors = new Map(steps.map((name) => [name, errorAt(name, token)]));
+    state.largest = Math.max(1e-9, ...[...state.errors.values()].filter(Number.isFinite));
+    byId("compare-largest").textContent = `${short(100 * state.largest)} %`;
+    let most = { added: 0 };
+    for (const [name, error] of state.errors) {
+        const before = Math.max(0, ...inputsOf(name, a).map((input) => state.errors.get(input) ?? 0));
+        if (error - before > most.added) most = { added: error - before, name, error, before };
+    }
+    byId("compare-grows").textContent = most.name
+        ? `For this token the error grows most at ${most.name}, “${title(most.name)}”: from ${short(100 * most.before)} % in what it reads to ${short(100 * most.error)} %. Choose a step on the map to see it below.`
+        : "No step of this token differs.";
+}
+
+// The sum of p log(p / q) over the next tokens, in bits: how much the second's probabilities differ from the first's.
+export function divergence(logits, others) {
+    const logs = (x) => {
+        const most = x.reduce((m, v) => Math.max(m, v), -Infinity);
+        const total = Math.log(x.reduce((sum, v) => sum + Math.exp(v - most), 0));
+        return Float64Array.from(x, (v) => v - most - total);
+    };
+    const [p, q] = [logs(logits), logs(others)];
+    return p.reduce((sum, v, i) => sum + Math.exp(v) * (v - q[i]), 0) / Math.LN2;
+}
+
+// The next token's probabilities in both, and their divergence.
+function next() {
+    const { a, b, token } = state;
+    const rows = [a, b].map((context) => context.trace.logits.row(token));
+    const [x, y] = rows.map((row) => new Map(sampler(row, 1, 1).all.map(({ id, p }) => [id, p])));
+    const shown = new Set([...[...x.keys()].slice(0, 5), ...[...y.keys()].slice(0, 5)]);
+    const all = Array.from(a.tokens, (_, t) => divergence(a.trace.logits.row(t), b.trace.logits.row(t)));
+    const cell = (p) => h("td", { class: "number" }, `${(100 * p).toFixed(2)} %`);
+    byId("compare-next").replaceChildren(
+        h(
+            "p",
+            { id: "compare-divergence" },
+            `Kullback-Leibler divergence of the second from the first: ${short(divergence(...rows))} bits behind this token, ${short(all.reduce((sum, v) => sum + v, 0) / all.length)} on average over all. 0 says that both find every next word equally likely.`,
+        ),
+        h(
+            "table",
+            {},
+            h(
+                "thead",
+                {},
+                h(
+                    "tr",
+                    {},
+                    ["next token", nameOf(a), nameOf(b)].map((c) => h("th", { scope: "col" }, c)),
+                ),
+            ),
+            h(
+                "tbody",
+                {},
+                Array.from(shown, (id) =>
+                    h("tr", {}, h("th", { scope: "row" }, visible(a.vocabulary[id])), cell(x.get(id)), cell(y.get(id))),
+                ),
+            ),
+        ),
+    );
+}
 
 function growth() {
     const { a, steps, at } = state;
@@ -206,6 +398,9 @@ function step() {
     const isCodes = name.endsWith(".q");
     const [x, y] = [a.trace[name].row(token), b.trace[name].row(token)];
     byId("compare-token").textContent = `Token ${token} (of 0 to ${a.tokens.length - 1}): “${a.said(token)}”`;
+    if (state.measured !== token) measure();
+    state.map.redraw({ token, at: a.steps.indexOf(name) });
+    next();
     growth();
     const columns = x.length % 64 === 0 ? (innerWidth < 480 ? 16 : innerWidth < 720 ? 32 : 64) : x.length;
     const difference = Float32Array.from(x, (v, i) => y[i] - v);

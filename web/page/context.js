@@ -8,6 +8,7 @@ export async function contextOf(name, traceBytes, nPrompt) {
     const trace = readTrace(traceBytes);
     const vocabulary = data.vocabularies[model.model];
     const tokens = trace.tokens.values;
+    const characters = charactersOf(Array.from(tokens, (id) => vocabulary[id] ?? ""));
     return {
         name,
         model,
@@ -19,13 +20,48 @@ export async function contextOf(name, traceBytes, nPrompt) {
         steps: walkSteps(trace, data.contract.order),
         tokens,
         textOf: (t) => vocabulary[tokens[t]] ?? "",
-        said: (t) => (vocabulary[tokens[t]] ?? "").trim() || "␣", // in a sentence
+        partOf: (t) => characters[t], // the character of which a token is some bytes, or ""
+        // In a sentence.
+        said: (t) =>
+            ((vocabulary[tokens[t]] ?? "").trim() || "␣") + (characters[t] ? `, a byte of ${characters[t]}` : ""),
         // The ids that the model wrote: those behind the prompt, and the most probable one behind the last.
         get newIds() {
             const last = mostProbable(trace.logits.row(tokens.length - 1));
             return [...tokens.subarray(nPrompt ?? tokens.length), last];
         },
     };
+}
+
+// The bytes of a token that is no text of its own: <0xD7> in the vocabulary; null of any other.
+const bytesOf = (text) =>
+    /^(<0x[0-9A-F]{2}>)+$/.test(text) ? text.match(/[0-9A-F]{2}(?=>)/g).map((byte) => Number.parseInt(byte, 16)) : null;
+
+// The text of tokens, bytes put together to characters.
+export function textOfTokens(texts) {
+    const encoder = new TextEncoder();
+    return new TextDecoder().decode(
+        Uint8Array.from(texts.flatMap((text) => bytesOf(text) ?? [...encoder.encode(text)])),
+    );
+}
+
+// The character that each token is some bytes of, isolated from the direction of what stands around it; "" where it is
+// text of its own, or its bytes make none.
+function charactersOf(texts) {
+    const found = texts.map(() => "");
+    const bytes = texts.map(bytesOf);
+    for (let t = 0; t < bytes.length; t++) {
+        const lead = bytes[t]?.[0] ?? 0;
+        const length = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2; // of the character, UTF-8
+        let end = t;
+        const all = [];
+        while (end < bytes.length && bytes[end] && all.length < length) all.push(...bytes[end++]);
+        const text = new TextDecoder().decode(Uint8Array.from(all));
+        if (all.length === length && !text.includes("\ufffd")) {
+            found.fill(`\u2068${text}\u2069`, t, end);
+            t = end - 1;
+        }
+    }
+    return found;
 }
 
 // Runs a model on a text: {prompt, newTokens}, or {ids, newTokens}.

@@ -26,9 +26,14 @@ export function svg(tag, attributes = {}, ...children) {
 
 export const byId = (id) => document.getElementById(id);
 
-// Text in which [[word]] is a word of the glossary: a button that shows what it means, below the paragraph.
+// Text in which [[word]] is a word of the glossary: a button that shows what it means, below the paragraph. No line ends
+// between it and what is written behind it.
 export function guided(text, words) {
-    return text.split(/\[\[|\]\]/).map((part, i) => (i % 2 ? term(part, words) : part));
+    return text.split(/(\[\[[^\]]*\]\]\S*)/).map((part, i) => {
+        if (i % 2 === 0) return part;
+        const [word, behind] = part.slice(2).split("]]");
+        return h("span", { class: "term-box" }, term(word, words), behind);
+    });
 }
 
 function term(word, words) {
@@ -73,8 +78,13 @@ export function colour(t) {
     return `rgb(${mix.join(",")})`;
 }
 
+// Black or white, whichever stands out more from a colour: 4.58 to 1 at least (WCAG 1.4.3, relative luminance).
 export function inkOn(t) {
-    return Math.sqrt(Math.min(1, Math.abs(t))) > 0.62 ? "var(--ink-on-strong)" : "var(--ink)";
+    const light = colour(t)
+        .match(/\d+/g)
+        .map((c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+    return light > 0.179 ? "#000" : "#fff";
 }
 
 // A heat map of `values`, `columns` to a row, on a canvas that takes the keyboard: arrows move a cursor, Enter chooses.
@@ -111,10 +121,29 @@ export function heatMap(values, options) {
         ),
         bar,
         readout,
+        options.choose ? nudges() : null,
     );
     let cell = 10;
     let height = 18;
 
+    // A finger covers several cells: with these it goes to the one that it meant.
+    function nudges() {
+        const by = (n, sign, name) =>
+            h("button", { type: "button", "aria-label": name, onclick: () => chooseAt(cursor + n) }, sign);
+        return h(
+            "p",
+            { class: "nudge" },
+            by(-1, "◀", "number before"),
+            by(1, "▶", "next number"),
+            by(-options.columns, "▲", "number above"),
+            by(options.columns, "▼", "number below"),
+        );
+    }
+    function chooseAt(i) {
+        if (i < 0 || i >= values.length) return;
+        move(i);
+        options.choose?.(i);
+    }
     function draw() {
         const width = canvas.parentElement.clientWidth;
         if (!width) return;
@@ -178,10 +207,7 @@ export function heatMap(values, options) {
     canvas.addEventListener("pointermove", (event) => say(at(event)));
     canvas.addEventListener("pointerleave", () => say(cursor));
     canvas.addEventListener("click", (event) => {
-        const i = at(event);
-        if (i < 0) return;
-        move(i);
-        options.choose?.(i);
+        chooseAt(at(event));
     });
     canvas.addEventListener("keydown", (event) => {
         const by = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -options.columns, ArrowDown: options.columns }[event.key];

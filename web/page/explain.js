@@ -260,7 +260,7 @@ function score(name, t, i, context) {
             h("summary", {}, `The ${d} products`),
             listed(
                 Array.from(q, (v, j) => [String(j), full(v), full(k[j]), short(v * k[j])]),
-                ["", "query", "key", "product"],
+                ["number", "query", "key", "product"],
             ),
         ),
     );

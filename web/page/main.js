@@ -2,29 +2,47 @@
 
 import { byId } from "./dom.js";
 import { workerBytes } from "./runner.js";
-import { startWalk } from "./walk.js";
+import { showStop, tourStart } from "./tour.js";
+import { arrive, arrived, placeOf } from "./url.js";
+import { startWalk, visitWalk } from "./walk.js";
 
+// A view's start() builds it; its visit(of), where it has one, shows the place that the address names.
 const views = {
-    walk: startWalk,
-    compare: async () => (await import("./compare.js")).startCompare(),
-    break: async () => (await import("./break.js")).startBreak(),
-    port: async () => (await import("./port.js")).startPort(),
-    chat: async () => (await import("./chat.js")).startChat(),
+    walk: async () => ({ start: startWalk, visit: visitWalk }),
+    compare: async () => {
+        const { startCompare, visitCompare } = await import("./compare.js");
+        return { start: startCompare, visit: visitCompare };
+    },
+    break: async () => {
+        const { startBreak, visitBreak } = await import("./break.js");
+        return { start: startBreak, visit: visitBreak };
+    },
+    port: async () => ({ start: (await import("./port.js")).startPort }),
+    chat: async () => ({ start: (await import("./chat.js")).startChat }),
 };
 const started = new Set();
+let shown = "";
 
 async function show() {
-    const name = location.hash.slice(1) in views ? location.hash.slice(1) : "walk";
+    const { view, of } = placeOf(location.hash);
+    if (view === "tour") return location.replace(tourStart(of));
+    const name = view in views ? view : "walk";
+    const arrival = arrive(name, of);
+    if (of.size) showStop(/^([1-9]|10)$/.test(of.get("tour")) ? Number(of.get("tour")) : 0);
     for (const view of Object.keys(views)) byId(view).hidden = view !== name;
     for (const link of byId("tabs").querySelectorAll("a")) {
         if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
         else link.removeAttribute("aria-current");
     }
+    const { start, visit } = await views[name]();
     if (!started.has(name)) {
         started.add(name);
-        await views[name]();
+        start();
     }
-    scrollTo(0, 0);
+    if (shown !== name) scrollTo(0, 0);
+    shown = name;
+    await visit?.(of);
+    arrived(arrival);
 }
 
 // A function whose body is one SIMD instruction (i8x16.splat, i8x16.extract_lane_s): whether it may be compiled.
@@ -38,17 +56,13 @@ export function lacks() {
     else if (!WebAssembly.validate(SIMD))
         missing.push("WebAssembly's SIMD instructions, without which no program runs here");
     if (typeof DecompressionStream !== "function") missing.push("DecompressionStream, with which models are unpacked");
-    if (typeof SharedArrayBuffer !== "function" || !crossOriginIsolated)
-        missing.push(
-            "shared memory (SharedArrayBuffer on a page that is isolated from other origins), without which there is no chat",
-        );
     return missing;
 }
 
 const missing = lacks();
 if (missing.length) {
     byId("lacks").hidden = false;
-    byId("lacks").textContent = `This browser, or the server that the page came from, lacks ${missing.join("; and ")}.`;
+    byId("lacks").textContent = `This browser lacks ${missing.join("; and ")}.`;
 }
 
 function transferred() {
@@ -60,6 +74,28 @@ function transferred() {
 setInterval(transferred, 2000);
 transferred();
 
+// A file that is dropped goes to the view that takes one; no browser opens it in the page's place.
+const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+const place = () => document.querySelector("main > section:not([hidden]) .drop");
+addEventListener("dragover", (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    place()?.classList.add("over");
+});
+addEventListener("dragleave", () => place()?.classList.remove("over"));
+addEventListener("drop", (event) => {
+    if (!hasFiles(event)) return;
+    event.preventDefault();
+    place()?.classList.remove("over");
+    const [file, ...others] = event.dataTransfer.files;
+    const left = place() ? others : [file, ...others];
+    byId("said").textContent = left.length
+        ? `Not taken: ${left.map((f) => f.name).join(", ")}. Check takes one trace file, Chat one model file.`
+        : "";
+    if (file) place()?.take(file);
+});
+
+addEventListener("hashchange", () => (byId("said").textContent = ""));
 addEventListener("hashchange", show);
 await show();
 document.documentElement.dataset.ready = "yes";

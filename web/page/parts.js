@@ -16,17 +16,31 @@ export function panel(name, t, i, context, ...children) {
             h("span", { class: "value" }, context.trace[name].isWhole ? whole(value) : full(value)),
         ),
         ...children,
+        context.trace[name].isWhole ? null : native(),
     );
 }
 
-// Whether the number found here is the program's, to the bit, or how far it is.
+function native() {
+    return h(
+        "details",
+        { class: "loop" },
+        h("summary", {}, "And outside the browser?"),
+        h(
+            "p",
+            {},
+            "This is the program's own code, compiled to WebAssembly. Compiled for a processor, it adds in vectors of another width, so in another order: codes and sums of whole numbers are equal, numbers in fp32 may differ in their last digits, by what the numeric contract allows.",
+        ),
+    );
+}
+
+// Whether the number found here is that of the program in WebAssembly, to the bit, or how far it is.
 export function agreement(found, value) {
-    if (found === value) return h("span", { class: "same" }, "= the program's value, to the bit ✓");
+    if (found === value) return h("span", { class: "same" }, "= the value of the program in WebAssembly, to the bit ✓");
     const far = Math.abs(found - value) / Math.max(Math.abs(value), 1e-30);
     return h(
         "span",
         { class: far < 1e-5 ? "near" : "apart" },
-        `the program's value is ${full(value)}${far < 1e-5 ? `: ${short(far)} away, as additions in another order may be` : ""}`,
+        `the value of the program in WebAssembly is ${full(value)}${far < 1e-5 ? `: ${short(far)} away, as additions in another order may be` : ""}`,
     );
 }
 

@@ -1,12 +1,12 @@
 // What a step's values look like: heat maps of a token's row, attention, experts, the next token.
 
 import { sampler } from "./context.js";
-import { h, heatMap } from "./dom.js";
-import { explain } from "./explain.js";
+import { colour, h, heatMap, inkOn } from "./dom.js";
 import { inputsOf, isProduct, placeOf } from "./inputs.js";
 import { full, short, whole } from "./numbers.js";
 import { explained, isSpecial, specialNote, state, title, visible } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
+import { keep } from "./url.js";
 
 const columnsFor = (n) => {
     const width = Math.min(innerWidth, 1180);
@@ -120,7 +120,13 @@ function tokensPicture() {
             "ul",
             { class: "token-list" },
             Array.from(context.tokens, (id, t) =>
-                h("li", {}, h("b", {}, visible(context.textOf(t))), " ", h("small", {}, String(id))),
+                h(
+                    "li",
+                    {},
+                    h("b", {}, visible(context.textOf(t))),
+                    " ",
+                    h("small", {}, context.partOf(t) ? `of ${context.partOf(t)}, ${id}` : String(id)),
+                ),
             ),
         ),
     );
@@ -140,13 +146,15 @@ function attentionPicture(name) {
     const text = h("p", { class: "attended" });
     const say = (head) => {
         state.head = head;
+        keep(false);
         text.replaceChildren(
             h("small", {}, `Head ${head} of “${context.said(token)}” looks at: `),
             ...Array.from({ length: token + 1 }, (_, u) => {
                 const share = shares.row(token)[head * n + u];
-                const mark = h("mark", { title: `${short(100 * share)} %` }, visible(context.textOf(u)));
-                mark.style.setProperty("--share", `${Math.round(100 * Math.sqrt(share))}%`);
-                if (Math.sqrt(share) > 0.55) mark.style.color = "var(--ink-on-strong)";
+                const text = context.partOf(u) ? `${context.textOf(u)}(${context.partOf(u)})` : context.textOf(u);
+                const mark = h("mark", { title: `${short(100 * share)} %` }, visible(text));
+                mark.style.background = colour(share);
+                mark.style.color = inkOn(share);
                 return mark;
             }),
         );
@@ -225,7 +233,7 @@ function expertsPicture(name) {
         return h(
             "li",
             { class: k >= 0 ? "chosen" : "" },
-            h("button", { type: "button", onclick: () => explainRouter(layer, e) }, `expert ${e}`),
+            h("button", { type: "button", onclick: () => explained(e) }, `expert ${e}`),
             h("span", { class: "bar-box" }, bar),
             h("span", { class: "number" }, short(score)),
             h("span", { class: "weight" }, k >= 0 ? `chosen, weight ${short(weights[k])}` : ""),
@@ -268,10 +276,6 @@ function routes(layer) {
     );
 }
 
-function explainRouter(layer, e) {
-    byId("explained").replaceChildren(explain(`layers.${layer}.moe.router`, state.token, e, state.context));
-}
-
 const percent = (p) => (p >= 0.00005 || p === 0 ? `${(100 * p).toFixed(2)} %` : "< 0.01 %");
 
 // Probabilities of the next token, with the sampler's two settings.
@@ -295,6 +299,7 @@ function nextToken(logits) {
                 value: String(value),
                 oninput: (event) => {
                     set(Number(event.target.value));
+                    keep(false);
                     output.textContent = short(Number(event.target.value));
                     draw();
                 },

@@ -1,7 +1,7 @@
 // The fourth view: a trace file of somebody's own port, judged as `golden diff` does.
 
 import { byId, h } from "./dom.js";
-import { modelChoice, statusLine } from "./choose.js";
+import { filePlace, modelChoice, statusLine } from "./choose.js";
 import { atPositions, compare } from "./diff.js";
 import { data, traceRun } from "./runner.js";
 import { readTrace } from "./trace.js";
@@ -13,37 +13,13 @@ let last = null;
 export function startPort() {
     const status = statusLine();
     const view = h("div", { id: "port-view" });
-    const input = h("input", {
-        type: "file",
-        id: "port-file",
-        accept: ".safetensors",
-        class: "quiet",
-        onchange: () => take(input.files[0]),
-    });
-    const drop = h(
-        "div",
-        { class: "drop", id: "drop" },
-        h("p", {}, "Drop a trace file here, or"),
-        h("button", { type: "button", onclick: () => input.click() }, "Choose a file"),
-        input,
-    );
+    const drop = filePlace("port-file", ".safetensors", "a trace file", take);
     const own = h(
         "button",
         { type: "button", class: "link", onclick: () => save(own) },
         "Save a trace of the program's own, to look at or to change",
     );
-    drop.addEventListener("dragover", (event) => {
-        event.preventDefault();
-        drop.classList.add("over");
-    });
-    drop.addEventListener("dragleave", () => drop.classList.remove("over"));
-    drop.addEventListener("drop", (event) => {
-        event.preventDefault();
-        drop.classList.remove("over");
-        if (event.dataTransfer.files[0]) take(event.dataTransfer.files[0]);
-    });
     async function take(file) {
-        if (!file) return;
         last = file;
         view.replaceChildren();
         status.busy(`${file.name} is judged ...`);
@@ -95,8 +71,9 @@ function check(trace, vocabulary) {
     if (tokens.shape.length !== 1 || !tokens.isWhole)
         throw new Error(`tokens are ${tokens.type} (${tokens.shape}), expected a list of whole numbers`);
     if (!tokens.size) throw new Error("no tokens, expected 1 to the model's context");
-    const wrong = tokens.values.find((id) => id < 0 || id >= vocabulary);
-    if (wrong !== undefined) throw new Error(`token ${wrong} is no id below the model's vocab_size, ${vocabulary}`);
+    const wrong = tokens.values.findIndex((id) => id < 0 || id >= vocabulary);
+    if (wrong >= 0)
+        throw new Error(`token ${tokens.exact[wrong]} is no id below the model's vocab_size, ${vocabulary}`);
     if (!trace.positions) return;
     const at = trace.positions.values;
     if (trace.positions.shape.length !== 1 || !trace.positions.isWhole || !at.length)

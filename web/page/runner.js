@@ -88,6 +88,26 @@ async function unpacked(url) {
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).arrayBuffer();
 }
 
+// Bytes of a model file in which one matrix has codes of fewer bits (matrices_in_bits of web/page_data.py).
+export async function bytesInBits(matrix, bits) {
+    const { model, all } = data.bits;
+    const bytes = await modelBytes(model);
+    if (!all.includes(bits)) return bytes;
+    const fetched = inBits.get(matrix) ?? unpacked(`bits/${matrix}.gz`);
+    inBits.set(matrix, fetched);
+    const parts = new Uint8Array(await fetched);
+    const changed = new Uint8Array(bytes.slice(0));
+    let from = (all.indexOf(bits) * parts.length) / all.length;
+    for (const part of ["codes", "scales"]) {
+        const [dtype, shape, offset] = data.models[model].tensors[`${matrix}.${part}`];
+        const size = shape.reduce((n, m) => n * m, dtype === "|i1" ? 1 : 4);
+        changed.set(parts.subarray(from, from + size), offset);
+        from += size;
+    }
+    return changed.buffer;
+}
+const inBits = new Map();
+
 export async function weightsOf(name) {
     return new Weights(data.models[name], await modelBytes(name));
 }

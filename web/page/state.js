@@ -4,11 +4,14 @@ import { byId } from "./dom.js";
 import { explain } from "./explain.js";
 import { data } from "./runner.js";
 import { shortName } from "./trace.js";
+import { keep } from "./url.js";
 
 // context: the run (context.js); at: the step, by its number; cell: the value that is explained, -1 if none.
+// ran: {model, prompt, amount} of that run; null if it is of ids.
 // prompt: the beginning that the visitor has typed, here or in the second view.
 export const state = {
     context: null,
+    ran: null,
     at: 0,
     token: 0,
     cell: -1,
@@ -17,6 +20,7 @@ export const state = {
     prompt: data.models.q8.prompt,
     temperature: 1,
     topP: 0.9,
+    hasMap: false,
 };
 
 export const title = (name) => data.steps[shortName(name)]?.title ?? shortName(name);
@@ -33,6 +37,8 @@ export const specialNote = (text) =>
 export function explained(i) {
     state.cell = i;
     const { context, at, token } = state;
-    const box = explain(context.steps[at], token, i, context);
+    const name = context.steps[at].replace(/moe\.(experts|weights)$/, "moe.router"); // of whose scores they come
+    const box = explain(name, token, i, context);
     byId("explained")?.replaceChildren(box ?? "");
+    keep(false);
 }

@@ -13,21 +13,23 @@ const TYPES = {
         2,
         (b) => Float32Array.from(new Uint16Array(b), (v) => new Float32Array(new Uint32Array([v << 16]).buffer)[0]),
     ],
-    I64: ["int64", 8, (b) => Float64Array.from(new BigInt64Array(b), Number)],
+    I64: ["int64", 8, (b) => new BigInt64Array(b)],
     I32: ["int32", 4, (b) => new Int32Array(b)],
     I16: ["int16", 2, (b) => new Int16Array(b)],
     I8: ["int8", 1, (b) => new Int8Array(b)],
-    U64: ["uint64", 8, (b) => Float64Array.from(new BigUint64Array(b), Number)],
+    U64: ["uint64", 8, (b) => new BigUint64Array(b)],
     U32: ["uint32", 4, (b) => new Uint32Array(b)],
     U16: ["uint16", 2, (b) => new Uint16Array(b)],
     U8: ["uint8", 1, (b) => new Uint8Array(b)],
 };
 
 export class Tensor {
-    constructor(type, shape, values) {
+    // exact: the values where a number of JavaScript may have rounded them, of 64-bit integers, as BigInt.
+    constructor(type, shape, values, exact = values) {
         this.type = type;
         this.shape = shape;
         this.values = values;
+        this.exact = exact;
     }
     get size() {
         return this.shape.reduce((n, m) => n * m, 1);
@@ -50,16 +52,21 @@ export class Tensor {
     }
 }
 
+// Whole numbers that JavaScript would round stay as they are written, as strings: for messages.
+const STRING_OR_NUMBER = /"(?:[^"\\]|\\.)*"|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?/g;
+const keepDigits = (part) => (/^-?\d{16,}$/.test(part) ? `"${part}"` : part);
+
 // {name: Tensor} of a file's bytes. Throws with one line for what is no trace.
 export function readTrace(buffer) {
     if (buffer.byteLength < 8) throw new Error(`not a safetensors file: ${buffer.byteLength} bytes`);
     const view = new DataView(buffer);
     const length = Number(view.getBigUint64(0, true));
     if (length > buffer.byteLength - 8)
-        throw new Error(`not a safetensors file: its header would have ${length} bytes`);
+        throw new Error(`not a safetensors file: its header would have ${view.getBigUint64(0, true)} bytes`);
     let header;
     try {
-        header = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(new Uint8Array(buffer, 8, length)));
+        const text = new TextDecoder("utf-8", { fatal: true }).decode(new Uint8Array(buffer, 8, length));
+        header = JSON.parse(text.replace(STRING_OR_NUMBER, keepDigits));
     } catch {
         throw new Error("not a safetensors file: its header is not JSON");
     }
@@ -71,10 +78,12 @@ export function readTrace(buffer) {
             throw new Error(`tensor ${name} has type ${dtype}, expected one of ${Object.keys(TYPES).join(", ")}`);
         const [type, size, read] = TYPES[dtype];
         const n = Array.isArray(shape) ? shape.reduce((a, b) => a * b, 1) : NaN;
-        const [begin, end] = Array.isArray(range) ? range.map((at) => at + 8 + length) : [];
+        const [begin, end] = Array.isArray(range) ? range.map((at) => Number(at) + 8 + length) : [];
         if (!(end - begin === n * size) || begin < 8 + length || end > buffer.byteLength)
             throw new Error(`tensor ${name} does not fit: shape [${shape}], bytes [${range}]`);
-        tensors[name] = new Tensor(type, shape, read(buffer.slice(begin, end)));
+        const exact = read(buffer.slice(begin, end));
+        const values = type.endsWith("int64") ? Float64Array.from(exact, Number) : exact;
+        tensors[name] = new Tensor(type, shape, values, exact);
     }
     return tensors;
 }

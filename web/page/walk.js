@@ -1,70 +1,127 @@
 // The first view: one run, step by step.
 
 import { byId, guided, h } from "./dom.js";
-import { modelChoice, statusLine, working } from "./choose.js";
+import { folding, modelChoice, promptField, statusLine, working } from "./choose.js";
 import { contextOfRun } from "./context.js";
 import { isProduct } from "./inputs.js";
+import { mapView } from "./map.js";
 import { codeLines } from "./parts.js";
 import { picture } from "./pictures.js";
 import { whole } from "./numbers.js";
 import { data } from "./runner.js";
 import { explained, isSpecial, specialNote, state, title, visible } from "./state.js";
 import { layerOf, shortName } from "./trace.js";
+import { hasPlaces, keep, nameIn, numberIn, promptIn, saidWrong } from "./url.js";
 
 export const current = () => state;
 
+const AMOUNTS = [1, 8, 16, 32, 64];
+const AMOUNT = 16;
+let choice = null; // of a model
+let run = null; // runs what the form says, then shows a place of it
+
 export function startWalk() {
     const root = byId("walk");
-    const prompt = h("input", {
-        id: "prompt",
-        type: "text",
-        value: state.prompt,
-        oninput: () => (state.prompt = prompt.value),
-        maxlength: "300",
-        autocomplete: "off",
-        spellcheck: "false",
-    });
+    const { field, input: prompt } = promptField("prompt");
     const amount = h(
         "select",
         { id: "amount" },
-        [1, 8, 16, 32, 64].map((n) => h("option", { value: n, selected: n === 16 }, String(n))),
+        AMOUNTS.map((n) => h("option", { value: n, selected: n === AMOUNT }, String(n))),
     );
     const button = h("button", { type: "submit", class: "primary", id: "run" }, "Run");
     const status = statusLine();
+    choice = modelChoice("How its numbers are stored", "walk-model", Object.keys(data.models), "q8", (name) => {
+        state.model = name;
+        form.requestSubmit();
+    });
     const form = h(
         "form",
         { class: "controls" },
-        h("div", { class: "field grow" }, h("label", { for: "prompt" }, "A beginning"), prompt),
+        field,
         h("div", { class: "field" }, h("label", { for: "amount" }, "New tokens"), amount),
         button,
-        modelChoice("How its numbers are stored", "walk-model", Object.keys(data.models), "q8", (name) => {
-            state.model = name;
-            form.requestSubmit();
-        }),
-        status,
+        choice,
         shortcuts(),
     );
+    const told = () => `“${state.prompt}” · ${data.models[state.model].title} · ${amount.value} new tokens`;
+    const controls = folding(told, form);
     form.addEventListener("submit", (event) => {
         event.preventDefault();
+        run();
+    });
+    run = (of = null, wrong = []) =>
         working(button, status, "The program runs ...", async () => {
             const before = performance.now();
-            const context = await contextOfRun(state.model, { prompt: prompt.value, newTokens: Number(amount.value) });
-            look(context);
-            return `${data.models[state.model].program} ran for ${((performance.now() - before) / 1000).toFixed(2)} s and wrote down the ${context.steps.length} steps of each of ${context.tokens.length} tokens.`;
+            const ran = { model: state.model, prompt: prompt.value, amount: Number(amount.value) };
+            const context = await contextOfRun(ran.model, { prompt: ran.prompt, newTokens: ran.amount });
+            look(context, of, wrong);
+            controls.fold();
+            state.ran = ran;
+            keep(true);
+            return `${data.models[ran.model].program} ran for ${((performance.now() - before) / 1000).toFixed(2)} s and wrote down the ${context.steps.length} steps of each of ${context.tokens.length} tokens.`;
         });
-    });
-    root.append(h("h2", { id: "walk-title", class: "quiet" }, "Step through it"), form, h("div", { id: "run-view" }));
+    root.append(
+        h("h2", { id: "walk-title", class: "quiet" }, "Step through it"),
+        controls,
+        status,
+        h("div", { id: "run-view" }),
+    );
     document.addEventListener("keydown", (event) => {
         if (root.hidden || !state.context || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey)
             return;
-        if (event.target.closest?.("input, select, textarea, canvas, pre, .table-box, .tiles, [role=radiogroup]"))
+        if (
+            event.target.closest?.(
+                "input, select, textarea, canvas, pre, .map-box, .table-box, .tiles, [role=radiogroup]",
+            )
+        )
             return;
         if (event.key === "ArrowRight") go(state.at + 1);
         else if (event.key === "ArrowLeft") go(state.at - 1);
         else return;
         event.preventDefault();
     });
-    form.requestSubmit();
+    hasPlaces("walk", place);
+}
+
+// What the address says of this view.
+function place() {
+    const { context, ran, at, token, cell, head, temperature, topP } = state;
+    if (!context || !ran) return {};
+    const isOther = (value, usual) => (value === usual ? null : value);
+    return {
+        model: ran.model,
+        prompt: ran.prompt,
+        new: isOther(ran.amount, AMOUNT),
+        token,
+        step: context.steps[at],
+        cell: isOther(cell, -1),
+        head: isOther(head, 0),
+        temperature: isOther(temperature, 1),
+        "top-p": isOther(topP, 0.9),
+        map: state.hasMap ? 1 : null,
+    };
+}
+
+// Shows what the address names: runs the program if it is another run, then goes to the step.
+export async function visitWalk(of) {
+    if (state.context && !of.size) return;
+    const wrong = [];
+    state.model = nameIn(of, "model", Object.keys(data.models), of.size ? "q8" : state.model, wrong);
+    const usual = of.size ? data.models[state.model].prompt : state.prompt;
+    const wanted = {
+        model: state.model,
+        prompt: promptIn(of, usual, byId("prompt").maxLength, wrong),
+        amount: Number(nameIn(of, "new", AMOUNTS.map(String), String(AMOUNT), wrong)),
+    };
+    choice.choose(state.model);
+    state.prompt = byId("prompt").value = wanted.prompt;
+    byId("amount").value = String(wanted.amount);
+    const isThere = state.context && Object.keys(wanted).every((key) => state.ran?.[key] === wanted[key]);
+    if (isThere) look(state.context, of, wrong);
+    else await run(of, wrong);
+    if (!state.context) return;
+    if (of.has("step")) byId(state.hasMap ? "map" : "stage").scrollIntoView({ block: "start" });
+    if (wrong.length) byId("walk").querySelector(".status").failed(saidWrong(wrong));
 }
 
 // For whoever has a minute: straight to what the page is about.
@@ -96,29 +153,88 @@ function shortcuts() {
 
 // ----------------------------------------------------------------------------
 
-// Shows a run: at the step that was shown before, and at the prompt's last token.
-export function look(context) {
+// Shows a run: at the step that was shown before, and at the prompt's last token; or where the address says.
+export function look(context, of = null, wrong = []) {
     const before = state.context?.steps[state.at];
     state.context = context;
-    state.token = Math.min(Math.max(0, (context.nPrompt ?? 1) - 1), context.tokens.length - 1);
-    state.at = Math.max(0, context.steps.indexOf(before));
+    state.ran = of && state.ran;
+    const last = context.tokens.length - 1;
+    const usual = Math.min(Math.max(0, (context.nPrompt ?? 1) - 1), last);
+    state.token = of ? numberIn(of, "token", 0, last, usual, wrong) : usual;
+    const step = of?.size ? nameIn(of, "step", context.steps, "tokens", wrong) : before;
+    state.at = Math.max(0, context.steps.indexOf(step));
     state.cell = -1;
+    if (of?.size) {
+        state.hasMap = of.get("map") === "1";
+        state.head = numberIn(of, "head", 0, context.model.n_heads - 1, 0, wrong);
+        state.temperature = shareIn(of, "temperature", 2, 1, wrong);
+        state.topP = shareIn(of, "top-p", 1, 0.9, wrong);
+        const cells = context.trace[context.steps[state.at]].perToken;
+        state.cell = numberIn(of, "cell", 0, cells - 1, -1, wrong);
+    }
     show();
+}
+
+// A number of the address from 0 to `most`, which a slider shows.
+function shareIn(of, key, most, usual, wrong) {
+    const text = of.get(key);
+    const value = Number(text);
+    if (text === undefined || (text !== "" && value >= 0 && value <= most)) return text === undefined ? usual : value;
+    wrong.push(`${key} is “${text}”, expected 0 to ${most}`);
+    return usual;
 }
 
 function show() {
     const view = byId("run-view");
     view.replaceChildren(
         tokenStrip(),
+        mapOfRun(),
         h(
             "div",
             { class: "walk-grid" },
             h("nav", { class: "path", id: "path", "aria-label": "steps of the forward pass", onkeydown: pathKeys }),
             h("div", { class: "stage" }, stepper(), h("article", { id: "stage", "aria-live": "off" })),
         ),
+        aboutTokens(),
     );
     showPath();
     showStage();
+}
+
+// Over the steps the map in one line, where there is room; on demand all of it.
+function mapOfRun() {
+    const { context, token, at } = state;
+    maps = [true, false].map((isLine) => mapView({ context, token, at, title, isLine, go: (i) => go(i) }));
+    const box = h(
+        "details",
+        { id: "map", open: state.hasMap, ontoggle: () => openMap(box.open) },
+        h("summary", {}, "Map of the model"),
+        h("p", { class: "note" }, MAP_NOTE),
+        h(
+            "p",
+            { class: "map-key" },
+            Object.entries(MAP_KEY).map(([kind, said]) => h("span", {}, h("i", { class: `map-${kind}` }), said)),
+        ),
+        maps[1],
+    );
+    return h("section", { class: "map", "aria-label": "map of the model" }, maps[0], box);
+}
+
+const MAP_NOTE =
+    "Everything that happens to a token, each layer in a line, from left to right. A step is as wide as its numbers are many; a matrix is as high as the numbers that it takes, in the same scale. Choose a step to go there.";
+const MAP_KEY = {
+    matrix: "weights, whole numbers; outlined: what fewer than 8 bits save",
+    codes: "whole numbers (int8)",
+    fp32: "fp32",
+    cache: "keys and values of the tokens so far (KV cache)",
+    stream: "residual stream, as thick as it is long (its norm)",
+};
+let maps = [];
+
+function openMap(isOpen) {
+    if (state.hasMap === isOpen) return;
+    state.hasMap = isOpen;
+    keep(false);
 }
 
 export function go(at, cell = -1) {
@@ -128,6 +244,7 @@ export function go(at, cell = -1) {
     state.cell = cell;
     showPath();
     showStage();
+    keep(true);
 }
 
 export function goToken(t) {
@@ -135,7 +252,9 @@ export function goToken(t) {
     state.cell = -1;
     byId("token-range").value = String(t);
     markToken();
+    showPath();
     showStage();
+    keep(false);
 }
 
 // Tokens as chips, and the scrubber below.
@@ -155,7 +274,7 @@ function tokenStrip() {
                 onclick: () => goToken(t),
             },
             visible(context.textOf(t)),
-            h("small", {}, String(id)),
+            h("small", {}, context.partOf(t) ? `of ${context.partOf(t)}, ${id}` : String(id)),
         ),
     );
     const range = h("input", {
@@ -167,16 +286,9 @@ function tokenStrip() {
         "aria-label": "token",
         oninput: (event) => goToken(Number(event.target.value)),
     });
-    const special = [next, ...context.tokens].map((id) => context.vocabulary[id]).find(isSpecial);
     const box = h(
         "div",
         { class: "words" },
-        h(
-            "p",
-            { class: "note" },
-            "The text in tokens; a word may be several of them. They are counted from 0, as in the program.",
-            special ? ` ${specialNote(special)}` : "",
-        ),
         h(
             "div",
             {
@@ -194,16 +306,27 @@ function tokenStrip() {
                 h("small", {}, "next"),
             ),
         ),
-        h("label", { class: "scrubber" }, h("span", { id: "token-said" }), range),
-        h(
-            "details",
-            { class: "ids" },
-            h("summary", {}, "Ids of the new tokens"),
-            h("output", { id: "new-ids" }, context.newIds.join(",")),
-        ),
+        h("label", { class: "scrubber" }, h("span", { id: "token-said", role: "status" }), range),
     );
     queueMicrotask(markToken);
     return box;
+}
+
+function aboutTokens() {
+    const { context } = state;
+    const special = [...context.newIds, ...context.tokens].map((id) => context.vocabulary[id]).find(isSpecial);
+    return h(
+        "details",
+        { class: "ids" },
+        h("summary", {}, "About the tokens"),
+        h(
+            "p",
+            { class: "note" },
+            "The text is cut into tokens; a word may be several of them, and a character that the vocabulary lacks is its bytes in UTF-8, such as <0xD7>. They are counted from 0, as in the program.",
+            special ? ` ${specialNote(special)}` : "",
+        ),
+        h("p", { class: "note" }, "Ids of the new ones: ", h("output", { id: "new-ids" }, context.newIds.join(","))),
+    );
 }
 
 function chipKeys(event) {
@@ -231,7 +354,7 @@ function stepper() {
         "div",
         { class: "stepper" },
         h("button", { type: "button", id: "back", onclick: () => go(state.at - 1) }, "◀ Back"),
-        h("p", {}, h("span", { id: "step-said" }), h("span", { class: "keys" }, " · keys ← →")),
+        h("p", {}, h("span", { id: "step-said", role: "status" }), h("span", { class: "keys" }, " · keys ← →")),
         h("button", { type: "button", id: "step", class: "primary", onclick: () => go(state.at + 1) }, "Step ▶"),
     );
 }
@@ -247,7 +370,8 @@ function pathKeys(event) {
 
 // The way through the model: what is in front of the layers, the chosen layer, what is behind.
 function showPath() {
-    const { context, at } = state;
+    const { context, at, token } = state;
+    for (const map of maps) map.redraw({ at, token });
     const nav = byId("path");
     const focused = nav.contains(document.activeElement) ? document.activeElement.id : "";
     const layer = Math.max(
@@ -333,7 +457,10 @@ function showPath() {
         if (side) nav.scrollTo({ left: marked.offsetLeft - nav.clientWidth / 2 });
         else nav.scrollTo({ top: marked.offsetTop - nav.clientHeight / 2 });
     }
-    byId("step-said").textContent = `Step ${at + 1} of ${context.steps.length}`;
+    byId("step-said").replaceChildren(
+        `Step ${at + 1} of ${context.steps.length}`,
+        h("span", { class: "quiet" }, `: ${title(context.steps[at])}, ${context.steps[at]}`),
+    );
     byId("back").disabled = at === 0;
     byId("step").disabled = at === context.steps.length - 1;
 }
@@ -372,7 +499,7 @@ function showStage() {
             guide?.equations.length
                 ? h(
                       "div",
-                      { class: "equation", "aria-label": "equation" },
+                      { class: "equation", role: "group", "aria-label": "equation", tabindex: "0" },
                       guide.equations.map((line) => h("code", {}, line)),
                   )
                 : null,
