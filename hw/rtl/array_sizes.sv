@@ -7,7 +7,11 @@ module array_sizes #(
     parameter int TOKENS     = 16,
     parameter int MAX_INPUTS = 2048,
     parameter int SCALERS    = 4,
-    parameter int MIN_GROUP  = 32
+    parameter int MIN_GROUP  = 32,
+    parameter bit FETCH      = 1'b0,
+    parameter int BURST      = 32,
+    parameter int IN_FLIGHT  = 16,
+    parameter int ADDRESS_W  = 40
 ) ();
 
   // A row of cells is a whole part of each group, and addresses of passes and groups are counted without gaps.
@@ -20,6 +24,12 @@ module array_sizes #(
   // Register LIMITS has 16 bits for each.
   localparam bit MIN_GROUP_FITS = MIN_GROUP >= ROWS && (MIN_GROUP & (MIN_GROUP - 1)) == 0;
   localparam bit MAX_INPUTS_FIT = MAX_INPUTS >= 2 * MIN_GROUP && MAX_INPUTS <= 32768 && (MAX_INPUTS & (MAX_INPUTS - 1)) == 0;
+  // A beat of AXI4 is a power of two up to 1024 bits; a burst is up to 256 beats and 4 KB, and begins at a multiple of its
+  // length. 64 bits of address are in the registers.
+  localparam bit FETCH_FITS = !FETCH || (COLS <= 128 && (COLS & (COLS - 1)) == 0 && BURST >= 2 && BURST <= 256 &&
+                                         BURST * COLS <= 4096 && (BURST & (BURST - 1)) == 0 && IN_FLIGHT >= 2 &&
+                                         IN_FLIGHT <= 256 && (IN_FLIGHT & (IN_FLIGHT - 1)) == 0 &&
+                                         ADDRESS_W >= 32 && ADDRESS_W <= 63);
 
 `ifdef __ICARUS__
   // Icarus 11 has no $error outside of procedures: a module that there is not.
@@ -28,6 +38,7 @@ module array_sizes #(
   if (!SCALERS_FIT) SCALERS_has_to_divide_COLS u_scalers ();
   if (!TOKENS_FIT) TOKENS_has_to_be_a_power_of_two_from_2_to_128 u_tokens ();
   if (!MIN_GROUP_FITS) MIN_GROUP_has_to_be_a_power_of_two_from_ROWS_on u_min_group ();
+  if (!FETCH_FITS) FETCH_takes_COLS_of_a_power_of_two_up_to_128_and_bursts_of_up_to_4_KB u_fetch ();
   if (!MAX_INPUTS_FIT) MAX_INPUTS_has_to_be_a_power_of_two_from_2_MIN_GROUP_to_32768 u_max_inputs ();
 `else
   if (!ROWS_FIT) $error("ROWS has to be 4, 8, 16, 32 or 64");
@@ -35,6 +46,7 @@ module array_sizes #(
   if (!SCALERS_FIT) $error("SCALERS has to divide COLS");
   if (!TOKENS_FIT) $error("TOKENS has to be a power of two from 2 to 128");
   if (!MIN_GROUP_FITS) $error("MIN_GROUP has to be a power of two from ROWS on");
+  if (!FETCH_FITS) $error("FETCH takes COLS, FETCH_BURST and FETCH_OUTSTANDING of a power of two, and bursts of up to 4 KB");
   if (!MAX_INPUTS_FIT) $error("MAX_INPUTS has to be a power of two from 2 * MIN_GROUP to 32768");
 `endif
 
