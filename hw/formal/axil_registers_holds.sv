@@ -1,6 +1,7 @@
 // Proves of axil_registers, from the first reset on and whatever a master does: an address and its data are taken in the
 // same clock; each write has one answer, each read one, and they wait until they are taken (handshake.sv, in the module);
-// what a read gives stays; a command comes only from a write to CONTROL, and a product for the queue from each to QUEUE; and sizes and modes stay while one runs.
+// what a read gives stays; a command comes only from a write to CONTROL, and a product for the queue from each to QUEUE;
+// and sizes and modes stay while one runs.
 
 module axil_registers_holds (
     input logic        clk_i,

@@ -69,16 +69,17 @@ module weight_fetcher #(
   // ---- the queue ----
   logic [ADDRESS_W-1:BYTE_W]   addresses_q[DEPTH];
   logic [COUNT_W+1:0]          sizes_q[DEPTH];  // format, rows of tiles
-  logic [QUEUE_W-1:0]          first_q, fetch_q;
+  logic [QUEUE_W-1:0]          first_q, fetch_q, push_at;
   logic [COUNT_OF_DEPTH_W-1:0] entries_q, unread_q;  // of these, not yet read from memory
   logic                        read_entry;
   assign room_o  = COUNT_OF_DEPTH_W'(DEPTH) - entries_q;
   assign waits_o = entries_q != '0;
+  assign push_at = first_q + QUEUE_W'(entries_q);
   assign {format_o, rows_of_tiles_o} = sizes_q[first_q];
   always_ff @(posedge clk_i) begin
     if (push_i) begin
-      addresses_q[first_q+QUEUE_W'(entries_q)] <= beat_address_i;
-      sizes_q[first_q+QUEUE_W'(entries_q)]     <= {format_i, rows_of_tiles_i};
+      addresses_q[push_at] <= beat_address_i;
+      sizes_q[push_at]     <= {format_i, rows_of_tiles_i};
     end
     if (!rst_ni || stop_i) begin
       first_q   <= '0;
