@@ -162,7 +162,6 @@ def count_xilinx(name: str, top: str, parameters: dict[str, int]) -> dict:
 XILINX = {
     "two cells": ("two_cells", {}),
     "a pair of cells": ("mac_cell_pair", {"SUM_W": 19}),
-    "m_axi, 64 columns": ("weight_fetcher", {"COLS": 64}),
     **{
         f"core, {rows}x{cols}{', pairs' if pairs else ''}": (
             "matmul_axi",
@@ -170,6 +169,7 @@ XILINX = {
         )
         for rows, cols, pairs in ((16, 16, 0), (16, 16, 1), (16, 64, 1))
     },
+    "m_axi, 64 columns": ("weight_fetcher", {"COLS": 64}),
 }
 
 

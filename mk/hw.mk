@@ -225,7 +225,7 @@ hw-coverage: build/packages-hw $(HW_VECTORS)
 RTL_OPT ?= -O2
 # RTL, the sources, and HW, where all is built, are those of mk/hw.mk; hw/tests/core_mutants.py has other ones.
 RTL_SOURCES := $(wildcard $(RTL)/*.sv)
-HW_TOPS += matmul_axi mac_cell_pair
+HW_TOPS += matmul_axi weight_fetcher mac_cell_pair
 $(foreach goal,rtl-backend rtl-story rtl-test rtl-netlist rtl-quick rtl-wave rtl-chip rtl-broken hw-core-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 
 # The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a, or axi-RxC-scalersN.

@@ -414,7 +414,8 @@ module matmul_axi #(
   end else begin : gen_no_fetch
     assign {queue_room, queue_waits, queue_rows_of_tiles, queue_format, queue_drains, queue_error} = '0;
     assign {m_axi_arvalid, m_axi_araddr, m_axi_arlen, m_axi_rready, fetch_valid, fetch_data} = '0;
-    assign unused_fetch = ^{push_sizes[COUNT_W+1:COUNT_W], m_axi_arready, m_axi_rid, m_axi_rdata, m_axi_rresp, m_axi_rlast, m_axi_rvalid};
+    assign unused_fetch = ^{push_sizes[COUNT_W+1:COUNT_W], m_axi_arready, m_axi_rid, m_axi_rdata, m_axi_rresp, m_axi_rlast,
+                            m_axi_rvalid};
   end
 
   // ---- counters: of the latest command ----
@@ -465,7 +466,8 @@ module matmul_axi #(
       .start_i   (multiply_start),
       .beat_i    (w_valid & w_ready),
       .end_i     (core_active & ~weights_active),
-      .expected_i(64'(product_rows_of_tiles) * 64'(groups) * ((product_format == 2'd0 ? 64'd4 : 64'd5) + group_words / codes_per_beat))
+      .expected_i(64'(product_rows_of_tiles) * 64'(groups) *
+                  ((product_format == 2'd0 ? 64'd4 : 64'd5) + group_words / codes_per_beat))
   );
   beats u_activations (
       .clk_i     (aclk),
