@@ -91,9 +91,9 @@ module matmul_axi #(
       .SCALERS   (SCALERS),
       .MIN_GROUP (MIN_GROUP),
       .FETCH     (FETCH),
-      .BURST     (FETCH_BURST),
-      .IN_FLIGHT (FETCH_OUTSTANDING),
-      .ADDRESS_W (FETCH_ADDRESS_W)
+      .FETCH_BURST(FETCH_BURST),
+      .FETCH_OUTSTANDING(FETCH_OUTSTANDING),
+      .FETCH_ADDRESS_W(FETCH_ADDRESS_W)
   ) u_array_sizes ();
 
   localparam int COUNT_W = 16;
