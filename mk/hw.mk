@@ -253,6 +253,7 @@ $(HW)/axi-%/matmul_axi_test.o: hw/tests/matmul_axi_test.cpp hw/tests/product_cas
 	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -c $< -o $@
 $(HW)/axi-%/system_test.o: hw/tests/system_test.cpp hw/tests/product_case.h hw/sim/matmul_rtl.h hw/sim/matmul_system.h hw/driver/matmul.h build/packages-test
 	@mkdir -p $(@D)
+	@echo '#include "hw/driver/matmul.h"' | $(CC) -x c -std=c99 -Wall -Wextra -Wpedantic -Wshadow -Werror -I. -fsyntax-only -
 	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -c $< -o $@
 $(HW)/axi-%/system_test: $(HW)/axi-%/system_test.o $(HW)/axi-%/matmul_system.o $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/model/model.a
 	$(CXX) $^ -pthread -o $@

@@ -129,7 +129,7 @@ TEST_CASE("products from memory are equal to the bit at any latency") {
             Batch mixed(h, 1 + int(seed % 5), 256, 64, seed,
                         {{3 * cols + 1, int8}, {cols, four_bits}, {1, two_bits}, {5 * cols - 1, two_level}});
             Batch flat(h, 2, rows, rows, seed + 1,
-                       {{7 * cols, int8}, {2, int8}});                 // the shortest rows of tiles
+                       {{7 * cols, int8}, {2, int8}});                   // the shortest rows of tiles
             Batch whole(h, 16, 512, 512, seed + 2, {{2 * cols, int8}});  // W8A8
             for (Batch* b : {&mixed, &flat, &whole}) {
                 h.load(b->cases[0]);
