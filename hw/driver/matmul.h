@@ -38,11 +38,10 @@ enum { MATMUL_BUSY = 1, MATMUL_DONE = 2, MATMUL_REFUSED = 4, MATMUL_ERROR = 8 };
 enum {  // what functions return
     MATMUL_OK = 0,
     MATMUL_NO_CORE = -1,     // there is none at these registers, or it has no queue
-    MATMUL_BAD_SIZES = -2,   // the core cannot take them; the message of matmul_why() has which
+    MATMUL_BAD_SIZES = -2,   // the core cannot take them; matmul_why says which
     MATMUL_QUEUE_FULL = -3,  // wait, and push again
-    MATMUL_BUS_ERROR =
-        -4,                // memory answered a read with an error: results since the latest load may be wrong
-    MATMUL_TIMED_OUT = -5  // the core was stopped; reset the DMA engines before the next product
+    MATMUL_BUS_ERROR = -4,   // memory had an error: results since the latest load may be wrong
+    MATMUL_TIMED_OUT = -5    // the core was stopped; reset the DMA engines before the next product
 };
 
 // How a system reaches the core. `context` is handed to each function.
@@ -55,10 +54,9 @@ typedef struct {
     void (*send)(void* context, const void* from, size_t bytes);
     void (*receive)(void* context, void* to, size_t bytes);
     uint64_t (*address)(void* context, const void* packed);  // as m_axi sees it
-    // Returns when irq is 1, or after a while of the system's choice: 0 is too late. NULL: STATUS is polled,
-    // `polls` times.
+    // Returns when irq is 1, or after a while of the system's choice: 0 is too late. NULL: STATUS is polled.
     int (*wait)(void* context);
-    unsigned long polls;
+    unsigned long polls;  // reads of STATUS at most, and behind a stop
 } matmul_bus;
 
 typedef struct {
@@ -159,6 +157,8 @@ static inline int matmul_wait(matmul_device* d) {
     }
     if ((status & MATMUL_DONE) == 0) {
         b->write(b->context, MATMUL_CONTROL, 8);
+        for (unsigned long i = 0; i < b->polls && (b->read(b->context, MATMUL_STATUS) & MATMUL_BUSY); i++) {
+        }  // what memory still owes
         return MATMUL_TIMED_OUT;
     }
     return status & MATMUL_ERROR ? MATMUL_BUS_ERROR : MATMUL_OK;
