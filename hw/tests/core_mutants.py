@@ -153,19 +153,24 @@ MUTANTS = {
     ),
     "reset forgets done": (
         "matmul_axi.sv",
-        "      done_q    <= 1'b0;\n      refused_q <= 1'b0;\n    end else begin\n      loading_q",
-        "      refused_q <= 1'b0;\n    end else begin\n      loading_q",
+        "      done_q    <= 1'b0;\n      refused_q <= 1'b0;\n      error_q",
+        "      refused_q <= 1'b0;\n      error_q",
     ),
     "reset forgets refused": (
         "matmul_axi.sv",
-        "      refused_q <= 1'b0;\n    end else begin\n      loading_q",
-        "    end else begin\n      loading_q",
+        "      refused_q <= 1'b0;\n      error_q",
+        "      error_q",
+    ),
+    "reset forgets an error": (
+        "matmul_axi.sv",
+        "      error_q   <= 1'b0;\n    end else begin",
+        "    end else begin",
     ),
     # Registers.
     "done stays when the next command begins": (
         "matmul_axi.sv",
-        "read_start) begin\n        done_q    <= 1'b0;\n",
-        "read_start) begin\n",
+        "push_fits) begin\n        done_q    <= 1'b0;\n",
+        "push_fits) begin\n",
     ),
     "refused stays when the next command begins": (
         "matmul_axi.sv",

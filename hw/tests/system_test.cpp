@@ -216,6 +216,11 @@ TEST_CASE("an error of memory ends the product with a flag, and no beat less") {
         CHECK(h.system.idle());
         CHECK(b.differences(h) == 0);  // this memory sends what it has, all the same
     }
+    h.system.clear(), h.system.memory.error_at = 3;
+    REQUIRE(b.push(h) == MATMUL_OK);
+    CHECK(matmul_wait(&h.device) == MATMUL_BUS_ERROR);
+    h.system.reset();
+    CHECK(h.status() == 0);
 }
 
 TEST_CASE("a stop leaves nothing behind, whenever it comes") {
