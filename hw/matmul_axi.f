@@ -33,4 +33,5 @@ hw/rtl/skew.sv
 hw/rtl/systolic_array.sv
 hw/rtl/tile_sequencer.sv
 hw/rtl/weight_expander.sv
+hw/rtl/weight_fetcher.sv
 hw/rtl/weight_loader.sv

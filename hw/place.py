@@ -169,6 +169,7 @@ XILINX = {
         )
         for rows, cols, pairs in ((16, 16, 0), (16, 16, 1), (16, 64, 1))
     },
+    "m_axi, 64 columns": ("weight_fetcher", {"COLS": 64}),
 }
 
 

@@ -172,12 +172,12 @@ $(COCOTB)/ready: tools/cocotb.lock $(call moved,$(COCOTB))
 	$(call set_up,tools/cocotb.lock)
 .PHONY: hw-cocotb hw-cocotb-quick
 hw-cocotb hw-cocotb-quick: $(COCOTB)/ready build/packages-hw
-	@iverilog -g2012 -s matmul_axi -P matmul_axi.ROWS=4 -P matmul_axi.COLS=8 -P matmul_axi.MIN_GROUP=4 -o $(COCOTB)/core.vvp $(wildcard $(RTL)/*.sv)
+	@iverilog -g2012 -s matmul_axi -P matmul_axi.ROWS=4 -P matmul_axi.COLS=8 -P matmul_axi.MIN_GROUP=4 -P matmul_axi.FETCH=1 -o $(COCOTB)/core.vvp $(wildcard $(RTL)/*.sv)
 	@rm -f $(COCOTB)/results.xml
 	@PATH="$(CURDIR)/$(COCOTB)/bin:$$PATH" VIRTUAL_ENV="$(CURDIR)/$(COCOTB)" PYTHONPATH="$(CURDIR)" COCOTB_LOG_LEVEL=WARNING \
 	    COCOTB_RESULTS_FILE=$(COCOTB)/results.xml COCOTB_PRODUCTS=$(if $(findstring quick,$@),30,1000) MODULE=hw.tests.cocotb_axi TOPLEVEL=matmul_axi \
 	    vvp -n -M "$$($(COCOTB)/bin/cocotb-config --prefix)/cocotb/libs" -m libcocotbvpi_icarus $(COCOTB)/core.vvp > $(COCOTB)/log 2>&1; \
-	    grep -q '<testcase name="stop"' $(COCOTB)/results.xml && ! grep -q '<failure' $(COCOTB)/results.xml && ! grep -q 'ERROR:' $(COCOTB)/log || { cat $(COCOTB)/log; exit 1; }
+	    grep -q '<testcase name="queue"' $(COCOTB)/results.xml && ! grep -q '<failure' $(COCOTB)/results.xml && ! grep -q 'ERROR:' $(COCOTB)/log || { cat $(COCOTB)/log; exit 1; }
 	@echo '$@: $(if $(findstring quick,$@),30,1000) products under the AXI models of cocotbext-axi, in Icarus'
 
 # A layer for high-level synthesis (hw/hls/layer.h) beside the golden trace, with RMSNorm in fp32 and fp64, in two compilers;
@@ -225,28 +225,38 @@ hw-coverage: build/packages-hw $(HW_VECTORS)
 RTL_OPT ?= -O2
 # RTL, the sources, and HW, where all is built, are those of mk/hw.mk; hw/tests/core_mutants.py has other ones.
 RTL_SOURCES := $(wildcard $(RTL)/*.sv)
-HW_TOPS += matmul_axi mac_cell_pair
+HW_TOPS += matmul_axi weight_fetcher mac_cell_pair
 $(foreach goal,rtl-backend rtl-story rtl-test rtl-netlist rtl-quick rtl-wave rtl-chip rtl-broken hw-core-mutants,$(eval NEEDS_$(goal) := BUILD PYTHON TEST HW))
 
 # The model that Verilator makes of the top, with its runtime: $(HW)/axi-RxC/model/model.a, or axi-RxC-scalersN.
 RTL_ARRAY := $(ARRAY)$(if $(SCALERS),-scalers$(SCALERS))
 rtl_scalers = $(word 2,$(subst -scalers, ,$1))
+# The core has the master m_axi where its beats are those of AXI4.
+rtl_fetch = $(if $(filter 4 8 16 32 64 128,$(call array_cols,$1)),"-GFETCH=1'b1")
 RTL_VERILATOR = verilator --cc -O3 -Wall --x-assign fast --x-initial fast --assert -CFLAGS -DVL_USER_STOP --top-module matmul_axi --prefix Vmatmul_axi $(RTL_TRACE)
 $(HW)/axi-%/model/model.a: $(RTL_SOURCES) build/packages-hw
 	@rm -rf $(@D) && mkdir -p $(@D)
-	$(RTL_VERILATOR) -GROWS=$(call array_rows,$*) -GCOLS=$(call array_cols,$*) -GMIN_GROUP=$(call array_rows,$*) $(if $(call rtl_scalers,$*),-GSCALERS=$(call rtl_scalers,$*)) --Mdir $(@D) $(RTL_SOURCES)
+	$(RTL_VERILATOR) -GROWS=$(call array_rows,$*) -GCOLS=$(call array_cols,$*) -GMIN_GROUP=$(call array_rows,$*) $(if $(call rtl_scalers,$*),-GSCALERS=$(call rtl_scalers,$*)) $(call rtl_fetch,$*) --Mdir $(@D) $(RTL_SOURCES)
 	MAKEFLAGS= make -s -j2 -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST='$(RTL_OPT) -fPIC' OPT_SLOW='-O1 -fPIC' OPT_GLOBAL='-O2 -fPIC' \
 	    Vmatmul_axi__ALL.a verilated.o verilated_threads.o $(if $(RTL_TRACE),verilated_vcd_c.o) > $(@D)/log
 	cd $(@D) && ar -rcs model.a $$(ar -t Vmatmul_axi__ALL.a) verilated*.o
 $(HW)/axi-%/matmul_rtl.o: hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.h $(HW)/axi-%/model/model.a
 	$(CXX) -std=c++20 -O2 -fPIC -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -isystem $(VERILATOR_ROOT)/include -isystem $(@D)/model $(if $(RTL_TRACE),-DVM_TRACE=1) -c $< -o $@
 # make does not see that the next run needs these again.
-.PRECIOUS: $(HW)/axi-%/matmul_axi_test.o $(HW)/axi-%/model/model.a $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/backend.o $(HW)/axi-%/programs.o
+$(HW)/axi-%/matmul_system.o: hw/sim/matmul_system.cpp hw/sim/matmul_system.h hw/driver/matmul.h hw/sim/matmul_rtl.h $(HW)/axi-%/model/model.a
+	$(CXX) -std=c++20 -O2 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -isystem $(VERILATOR_ROOT)/include -isystem $(@D)/model -c $< -o $@
+.PRECIOUS: $(HW)/axi-%/matmul_system.o $(HW)/axi-%/system_test.o $(HW)/axi-%/matmul_axi_test.o $(HW)/axi-%/model/model.a $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/rtl_session.o $(HW)/axi-%/backend.o $(HW)/axi-%/programs.o
 
 # Stalls, reset, registers, and products against plain arithmetic.
-$(HW)/axi-%/matmul_axi_test.o: hw/tests/matmul_axi_test.cpp hw/sim/matmul_rtl.h build/packages-test
+$(HW)/axi-%/matmul_axi_test.o: hw/tests/matmul_axi_test.cpp hw/tests/product_case.h hw/sim/matmul_rtl.h build/packages-test
 	@mkdir -p $(@D)
 	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -c $< -o $@
+$(HW)/axi-%/system_test.o: hw/tests/system_test.cpp hw/tests/product_case.h hw/sim/matmul_rtl.h hw/sim/matmul_system.h hw/driver/matmul.h build/packages-test
+	@mkdir -p $(@D)
+	@echo '#include "hw/driver/matmul.h"' | $(CC) -x c -std=c99 -Wall -Wextra -Wpedantic -Wshadow -Werror -I. -fsyntax-only -
+	$(CXX) -std=c++20 -O1 -Wall -Wextra -Wshadow $(if $(WERROR),-Werror) $(ENGINE) -I. -c $< -o $@
+$(HW)/axi-%/system_test: $(HW)/axi-%/system_test.o $(HW)/axi-%/matmul_system.o $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/model/model.a
+	$(CXX) $^ -pthread -o $@
 $(HW)/axi-%/matmul_axi_test: $(HW)/axi-%/matmul_axi_test.o $(HW)/axi-%/matmul_rtl.o $(HW)/axi-%/model/model.a
 	$(CXX) $^ -pthread -o $@
 
@@ -301,7 +311,7 @@ $(HW)/mac_pair_test: hw/tests/mac_pair_test.cpp hw/tests/mac_pair.sv hw/chip/two
 
 # The test of the core finds every mistake that is planted in it.
 .PHONY: hw-core-mutants
-hw-core-mutants: $(HW)/axi-4x8-scalers2/matmul_axi_test
+hw-core-mutants: $(HW)/axi-4x8-scalers2/matmul_axi_test $(HW)/axi-4x8-scalers2/system_test
 	@$(PYTHON) hw/tests/core_mutants.py $(if $(CORE_MUTANT),"$(CORE_MUTANT)")
 hw: hw-core-mutants
 
@@ -318,7 +328,7 @@ build/hw/wave/tile.vcd: hw/sim/wave.cpp hw/sim/matmul_rtl.cpp hw/sim/matmul_rtl.
 
 # What tests/test_rtl.py takes: make test builds it where Verilator is.
 .PHONY: rtl-quick
-rtl-quick: $(HW)/axi-16x16/matmul_axi_test $(HW)/axi-16x16/runq $(HW)/axi-16x16/runq_w8a8 $(HW)/axi-16x16/backends/quant_gemm_rtl.so \
+rtl-quick: $(HW)/axi-16x16/matmul_axi_test $(HW)/axi-16x16/system_test $(HW)/axi-16x16/runq $(HW)/axi-16x16/runq_w8a8 $(HW)/axi-16x16/backends/quant_gemm_rtl.so \
            $(PORTABLE)/runq_gptq $(if $(FULL),build/hw/wave/tile.vcd)
 
 # Place and route, and counts of cells: docs/rtl-chip.json and its picture. The tools of PyPI are in build/hw/yowasp.
@@ -331,21 +341,24 @@ build/hw/yowasp/ready: tools/yowasp.lock $(call moved,build/hw/yowasp)
 
 # The tests of the core for any array, and of two products by one multiplier.
 .PHONY: rtl-test
-rtl-test: $(HW)/axi-$(RTL_ARRAY)/matmul_axi_test $(HW)/mac_pair_test
+rtl-test: $(HW)/axi-$(RTL_ARRAY)/matmul_axi_test $(HW)/axi-$(RTL_ARRAY)/system_test $(HW)/mac_pair_test
 	RTL_ARRAY=$(ARRAY) $(HW)/axi-$(RTL_ARRAY)/matmul_axi_test
+	$(HW)/axi-$(RTL_ARRAY)/system_test
 	$(HW)/mac_pair_test
 	@echo 'rtl-test: rows, columns and scalers of the core that passed: $(array_said)'
 hw: rtl-test
 
 # The core as Yosys understands it, its words and memories written as Verilog again, through the same test.
 .PHONY: rtl-netlist
-rtl-netlist: $(HW)/netlist/test
-	$<
+rtl-netlist: $(HW)/netlist/matmul_axi_test
+	$(@:rtl-%=$(HW)/%)/matmul_axi_test
+	$(@:rtl-%=$(HW)/%)/system_test
 hw: rtl-netlist
-$(HW)/netlist/test: $(RTL_SOURCES) $(HW)/axi-4x4/matmul_axi_test
+$(HW)/netlist/matmul_axi_test: $(RTL_SOURCES) $(HW)/axi-4x4/matmul_axi_test $(HW)/axi-4x4/system_test
 	@rm -rf $(@D) && mkdir -p $(@D)
-	yosys -q -p "read_verilog -sv $(RTL_SOURCES); hierarchy -check -top matmul_axi -chparam ROWS 4 -chparam COLS 4 -chparam MIN_GROUP 4; \
+	yosys -q -p "read_verilog -sv $(RTL_SOURCES); hierarchy -check -top matmul_axi -chparam ROWS 4 -chparam COLS 4 -chparam MIN_GROUP 4 -chparam FETCH 1'b1; \
 	    proc; flatten; opt; wreduce; peepopt; opt; memory -nomap; opt_clean; write_verilog -noattr $(@D)/matmul_axi.v" > $(@D)/yosys.log 2>&1 || { tail $(@D)/yosys.log; exit 1; }
 	verilator --cc -O3 -Wno-fatal -Wno-lint --x-assign fast --x-initial fast --prefix Vmatmul_axi --top-module matmul_axi --Mdir $(@D) $(@D)/matmul_axi.v > $(@D)/verilator.log 2>&1
 	MAKEFLAGS= make -s -j2 -C $(@D) -f Vmatmul_axi.mk CXX='$(CXX)' OPT_FAST=-O1 Vmatmul_axi__ALL.a > $(@D)/log
-	$(CXX) $(HW)/axi-4x4/matmul_axi_test.o $(HW)/axi-4x4/matmul_rtl.o $(@D)/Vmatmul_axi__ALL.a $(HW)/axi-4x4/model/verilated.o $(HW)/axi-4x4/model/verilated_threads.o -pthread -o $@
+	for test in system_test matmul_axi_test; do \
+	    $(CXX) $(patsubst %,$(HW)/axi-4x4/%.o,matmul_rtl matmul_system model/verilated model/verilated_threads) $(HW)/axi-4x4/$$test.o $(@D)/Vmatmul_axi__ALL.a -pthread -o $(@D)/$$test || exit 1; done

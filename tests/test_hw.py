@@ -82,7 +82,14 @@ def test_scalers_of_the_top_are_the_models(tmp_path):
 
 
 # Parameters of hw/rtl/array_sizes.sv beside the rows, columns and scalers that make knows, and who is refused.
-OTHER_SIZES = {"TOKENS": (1, 3, 256), "MIN_GROUP": (8, 48), "MAX_INPUTS": (32, 1000, 65536)}
+OTHER_SIZES = {
+    "TOKENS": (1, 3, 256),
+    "MIN_GROUP": (8, 48),
+    "MAX_INPUTS": (32, 1000, 65536),
+    "FETCH_BURST": (1, 48, 512),
+    "FETCH_OUTSTANDING": (1, 12, 512),
+    "FETCH_ADDRESS_W": (31, 64),
+}
 
 
 @needs_tools
@@ -126,7 +133,10 @@ def test_simulators_and_synthesis_refuse_what_make_refuses(tmp_path):
             )
     for name, values in OTHER_SIZES.items():
         for value in values:
-            assert refused("iverilog", {name: value}) == {name}
+            assert refused("iverilog", {name: value, "FETCH": 1}) == {name}
+    # With m_axi a row of cells is a beat of AXI4: a power of two of up to 128 bytes.
+    for cols, names in ((16, set()), (128, set()), (48, {"FETCH"}), (256, {"FETCH", "FETCH_BURST"})):
+        assert refused("iverilog", {"COLS": cols, "FETCH": 1}) == names
 
 
 @needs_tools

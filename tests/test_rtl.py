@@ -30,8 +30,9 @@ def core():
 
 
 @pytest.mark.usefixtures("core")
-def test_the_core_through_its_ports():
-    done = subprocess.run([CORE / "matmul_axi_test"], cwd=ROOT, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize("test", ["matmul_axi_test", "system_test"])
+def test_the_core_through_its_ports(test):
+    done = subprocess.run([CORE / test], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 

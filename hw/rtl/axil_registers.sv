@@ -29,7 +29,7 @@ module axil_registers #(
     input  logic               rready_i,
     // Commands, for a clock each: load activations, multiply, read activations, stop.
     output logic [3:0]         command_o,
-    input  logic [2:0]         status_i,    // busy, done, refused
+    input  logic [3:0]         status_i,    // error, refused, done, busy
     // Sizes and modes.
     output logic [TOKEN_W:0]   tokens_o,
     output logic [COUNT_W-1:0] passes_o,
@@ -40,6 +40,11 @@ module axil_registers #(
     output logic               fixed_o,     // activations have scale_o for a scale
     output logic [31:0]        scale_o,
     output logic               interrupt_o, // done is to be an interrupt
+    // A product for the queue, for a clock; the address stays.
+    output logic               push_o,
+    output logic [COUNT_W+1:0] push_sizes_o,    // format, rows of tiles
+    output logic [63:0]        fetch_address_o,
+    input  logic [7:0]         queue_room_i,
     // What is counted.
     input  logic [31:0]        cycles_i,
     input  logic [31:0]        sum_cycles_i,
@@ -54,6 +59,7 @@ module axil_registers #(
   localparam logic [5:0] TOKENS = 6'h05, PASSES = 6'h06, GROUPS = 6'h07, ROWS_OF_TILES = 6'h08, MODE = 6'h09;
   localparam logic [5:0] SCALE = 6'h0a, INTERRUPT = 6'h0b, CYCLES = 6'h0c, SUM_CYCLES = 6'h0d, WEIGHT_BEATS = 6'h0e;
   localparam logic [5:0] WEIGHT_WAITS = 6'h0f, WEIGHT_STALLS = 6'h10, RESULT_STALLS = 6'h11;
+  localparam logic [5:0] FETCH_ADDRESS = 6'h12, FETCH_ADDRESS_HIGH = 6'h13, QUEUE = 6'h14;
 
   logic write, unused_address;
   assign write          = awvalid_i & wvalid_i & ~bvalid_o;
@@ -75,10 +81,15 @@ module axil_registers #(
       fixed_o         <= 1'b0;
       scale_o         <= '0;
       interrupt_o     <= 1'b0;
+      push_o          <= 1'b0;
+      fetch_address_o <= '0;
     end else begin
       bvalid_o  <= write | (bvalid_o & ~bready_i);
       command_o <= write & (awaddr_i[7:2] == CONTROL) ? wdata_i[3:0] : 4'h0;
       if (write & (awaddr_i[7:2] == INTERRUPT)) interrupt_o <= wdata_i[0];
+      push_o <= write & (awaddr_i[7:2] == QUEUE);
+      if (write & (awaddr_i[7:2] == FETCH_ADDRESS)) fetch_address_o[31:0] <= wdata_i;
+      if (write & (awaddr_i[7:2] == FETCH_ADDRESS_HIGH)) fetch_address_o[63:32] <= wdata_i;
       // Sizes of a product that runs stay.
       if (write & ~status_i[0]) begin
         case (awaddr_i[7:2])
@@ -94,6 +105,8 @@ module axil_registers #(
     end
   end
 
+  always_ff @(posedge clk_i) if (write) push_sizes_o <= |wdata_i[31:COUNT_W+2] ? '0 : wdata_i[COUNT_W+1:0];
+
   always_ff @(posedge clk_i) begin
     if (!rst_ni) rvalid_o <= 1'b0;
     else rvalid_o <= (arvalid_i & arready_o) | (rvalid_o & ~rready_i);
@@ -102,7 +115,7 @@ module axil_registers #(
         ID:            rdata_o <= 32'h716e_7572;  // "runq"
         SHAPE_AT:      rdata_o <= SHAPE;
         LIMITS_AT:     rdata_o <= LIMITS;
-        STATUS:        rdata_o <= {29'h0, status_i};
+        STATUS:        rdata_o <= {28'h0, status_i};
         TOKENS:        rdata_o <= 32'(tokens_o);
         PASSES:        rdata_o <= 32'(passes_o);
         GROUPS:        rdata_o <= 32'(groups_o);
@@ -116,6 +129,9 @@ module axil_registers #(
         WEIGHT_WAITS:  rdata_o <= weight_waits_i;
         WEIGHT_STALLS: rdata_o <= weight_stalls_i;
         RESULT_STALLS: rdata_o <= result_stalls_i;
+        FETCH_ADDRESS: rdata_o <= fetch_address_o[31:0];
+        FETCH_ADDRESS_HIGH: rdata_o <= fetch_address_o[63:32];
+        QUEUE:         rdata_o <= {24'h0, queue_room_i};
         default:       rdata_o <= 32'h0;
       endcase
     end

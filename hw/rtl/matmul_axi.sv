@@ -7,6 +7,9 @@
 //   multiply  s_axis_w: the matrix, as weight_loader.sv has it; m_axis: results, as result_store.sv has them
 //   read      m_axis: scales and codes of the activations, as activation_reader.sv has them, in the lowest 32 bits
 //
+// With FETCH, products can be queued: their matrices come from memory by m_axi, as weight_fetcher.sv has it, and each starts
+// when the one before is done.
+//
 // Activations stay for any number of products. A command that cannot be, because another one runs, or its sizes are 0 or
 // too large, is refused and changes nothing but STATUS. Reset drops all; the command `stop`, all but the registers.
 
@@ -19,7 +22,12 @@ module matmul_axi #(
     // largest power of two that divides both, the lowest 1 among the bits of the two.
     parameter int SCALERS    = COLS / ((COLS | (64 / ROWS)) & -(COLS | (64 / ROWS))),
     parameter int MIN_GROUP  = 32,   // inputs that share a scale, at least; a power of two
-    parameter bit PAIRED     = 1'b0  // neighbouring cells share a multiplier of 27 x 18 bits, as AMD's DSP48E2 has
+    parameter bit PAIRED     = 1'b0,  // neighbouring cells share a multiplier of 27 x 18 bits, as AMD's DSP48E2 has
+    // The queue and the master m_axi; COLS is a power of two then. Bursts have up to FETCH_BURST beats, a power of two.
+    parameter bit FETCH      = 1'b0,
+    parameter int FETCH_BURST = 32,
+    parameter int FETCH_OUTSTANDING = 16,  // bursts, a power of two; the buffer has room for as many
+    parameter int FETCH_ADDRESS_W = 40
 ) (
     input  logic              aclk,
     input  logic              aresetn,
@@ -55,6 +63,22 @@ module matmul_axi #(
     output logic [8*COLS-1:0] m_axis_tdata,
     output logic [COLS-1:0]   m_axis_tkeep,
     output logic              m_axis_tlast,
+    // AXI4, reads of the queue's matrices.
+    output logic                       m_axi_arid,
+    output logic [FETCH_ADDRESS_W-1:0] m_axi_araddr,
+    output logic [7:0]                 m_axi_arlen,
+    output logic [2:0]                 m_axi_arsize,
+    output logic [1:0]                 m_axi_arburst,
+    output logic [3:0]                 m_axi_arcache,
+    output logic [2:0]                 m_axi_arprot,
+    output logic                       m_axi_arvalid,
+    input  logic                       m_axi_arready,
+    input  logic                       m_axi_rid,
+    input  logic [8*COLS-1:0]          m_axi_rdata,
+    input  logic [1:0]                 m_axi_rresp,
+    input  logic                       m_axi_rlast,
+    input  logic                       m_axi_rvalid,
+    output logic                       m_axi_rready,
     // As long as STATUS says done, if INTERRUPT is 1.
     output logic              irq
 );
@@ -65,7 +89,11 @@ module matmul_axi #(
       .TOKENS    (TOKENS),
       .MAX_INPUTS(MAX_INPUTS),
       .SCALERS   (SCALERS),
-      .MIN_GROUP (MIN_GROUP)
+      .MIN_GROUP (MIN_GROUP),
+      .FETCH     (FETCH),
+      .FETCH_BURST(FETCH_BURST),
+      .FETCH_OUTSTANDING(FETCH_OUTSTANDING),
+      .FETCH_ADDRESS_W(FETCH_ADDRESS_W)
   ) u_array_sizes ();
 
   localparam int COUNT_W = 16;
@@ -80,7 +108,10 @@ module matmul_axi #(
   logic [TOKEN_W:0]   tokens;
   logic [COUNT_W-1:0] passes, groups, rows_of_tiles;
   logic [1:0]         format;
-  logic               coded, fixed, interrupts, busy, done_q, refused_q;
+  logic               coded, fixed, interrupts, busy, done_q, refused_q, error_q, push;
+  logic [COUNT_W+1:0] push_sizes;
+  logic [63:0]        fetch_address;
+  logic [7:0]         queue_room;
   logic [31:0]        fixed_scale;
   logic [31:0] cycles_q, sum_cycles_q, weight_beats_q, weight_waits_q, weight_stalls_q, result_stalls_q;
   axil_registers #(
@@ -106,7 +137,7 @@ module matmul_axi #(
       .rvalid_o       (s_axil_rvalid),
       .rready_i       (s_axil_rready),
       .command_o      (command),
-      .status_i       ({refused_q, done_q, busy}),
+      .status_i       ({error_q, refused_q, done_q, busy}),
       .tokens_o       (tokens),
       .passes_o       (passes),
       .groups_o       (groups),
@@ -116,6 +147,10 @@ module matmul_axi #(
       .fixed_o        (fixed),
       .scale_o        (fixed_scale),
       .interrupt_o    (interrupts),
+      .push_o         (push),
+      .push_sizes_o   (push_sizes),
+      .fetch_address_o(fetch_address),
+      .queue_room_i   (queue_room),
       .cycles_i       (cycles_q),
       .sum_cycles_i   (sum_cycles_q),
       .weight_beats_i (weight_beats_q),
@@ -134,16 +169,29 @@ module matmul_axi #(
   always_ff @(posedge aclk) token_passes_q <= passes * groups;
 
   logic [TOKEN_W-1:0] last_token;
-  logic               sizes_fit, load_start, multiply_start, read_start;
+  logic               sizes_fit, load_start, command_multiplies, multiply_start, read_start, push_fits;
   logic               loading_q, core_active, reader_active;
+  logic               queue_waits, queue_drains, queue_starts, queue_runs_q, queue_ends, queue_error;
+  logic [COUNT_W-1:0] queue_rows_of_tiles, product_rows_of_tiles;
+  logic [1:0]         queue_format, product_format;
   assign last_token = TOKEN_W'(tokens - (TOKEN_W + 1)'(1));
   assign sizes_fit = (tokens != '0) & (tokens <= (TOKEN_W + 1)'(TOKENS)) & (groups <= COUNT_W'(MAX_GROUPS)) &
                      (token_passes_q != '0) & (token_passes_q <= (2 * COUNT_W)'(MAX_PASSES));
   assign load_start     = ~busy & sizes_fit & (command == 4'd1);
-  assign multiply_start = ~busy & sizes_fit & (command == 4'd2) & (rows_of_tiles != '0);
+  assign command_multiplies = ~busy & sizes_fit & (command == 4'd2) & (rows_of_tiles != '0);
   assign read_start     = ~busy & sizes_fit & (command == 4'd4);
-  assign busy           = loading_q | core_active | reader_active;
+  assign busy           = loading_q | core_active | reader_active | queue_waits | queue_drains;
   assign irq            = done_q & interrupts;
+
+  // The queue: its first product starts when the core is idle, and is taken off when it is idle again.
+  assign queue_starts          = queue_waits & ~queue_runs_q & ~core_active;
+  assign queue_ends            = queue_runs_q & ~core_active;
+  assign multiply_start        = command_multiplies | queue_starts;
+  assign product_rows_of_tiles = queue_waits ? queue_rows_of_tiles : rows_of_tiles;
+  assign product_format        = queue_waits ? queue_format : format;
+  assign push_fits = push & (~busy | queue_waits) & sizes_fit & (push_sizes[COUNT_W-1:0] != '0) & (queue_room != '0) &
+                     (fetch_address[$clog2(COLS)-1:0] == '0) & ((fetch_address >> FETCH_ADDRESS_W) == '0);
+  always_ff @(posedge aclk) queue_runs_q <= rst_n & (queue_starts | (queue_runs_q & ~queue_ends));
 
   logic full, load_end, busy_q;
   assign load_end = loading_q & full;
@@ -153,15 +201,17 @@ module matmul_axi #(
       busy_q    <= 1'b0;
       done_q    <= 1'b0;
       refused_q <= 1'b0;
+      error_q   <= 1'b0;
     end else begin
       loading_q <= load_start | (loading_q & ~load_end);
-      busy_q    <= busy;
-      if (load_start | multiply_start | read_start) begin
+      busy_q    <= busy & ~queue_drains;
+      error_q   <= queue_error | (error_q & ~(load_start | command_multiplies | read_start));
+      if (load_start | command_multiplies | read_start | push_fits) begin
         done_q    <= 1'b0;
         refused_q <= 1'b0;
       end else begin
         if (busy_q & ~busy) done_q <= 1'b1;
-        if (command != 4'h0) refused_q <= 1'b1;
+        if (push | (command != 4'h0)) refused_q <= 1'b1;
       end
     end
   end
@@ -231,6 +281,10 @@ module matmul_axi #(
   logic [8*ROWS-1:0]  read_codes;
   logic [31:0]        read_scale;
   logic               result_valid, result_ready, result_last, weights_active, sums_active;
+  logic               fetch_valid, w_valid, w_ready;
+  logic [8*COLS-1:0]  fetch_data;
+  assign w_valid         = queue_waits ? fetch_valid : s_axis_w_tvalid;
+  assign s_axis_w_tready = w_ready & ~queue_waits;
   logic [8*COLS-1:0]  result_data;
   matmul_core #(
       .ROWS      (ROWS),
@@ -245,12 +299,12 @@ module matmul_axi #(
       .clk_i           (aclk),
       .rst_ni          (rst_n),
       .start_i         (multiply_start),
-      .format_i        (format),
+      .format_i        (product_format),
       .last_token_i    (last_token),
       .passes_i        (passes),
       .groups_i        (groups),
       .token_passes_i  (token_passes_q[COUNT_W-1:0]),
-      .rows_of_tiles_i (rows_of_tiles),
+      .rows_of_tiles_i (product_rows_of_tiles),
       .active_o        (core_active),
       .weights_active_o(weights_active),
       .sums_active_o   (sums_active),
@@ -266,9 +320,9 @@ module matmul_axi #(
       .group_i         (read_group),
       .codes_o         (read_codes),
       .scale_o         (read_scale),
-      .s_w_valid_i     (s_axis_w_tvalid),
-      .s_w_ready_o     (s_axis_w_tready),
-      .s_w_data_i      (s_axis_w_tdata),
+      .s_w_valid_i     (w_valid),
+      .s_w_ready_o     (w_ready),
+      .s_w_data_i      (queue_waits ? fetch_data : s_axis_w_tdata),
       .m_valid_o       (result_valid),
       .m_ready_i       (result_ready),
       .m_data_o        (result_data),
@@ -307,6 +361,63 @@ module matmul_axi #(
   assign m_axis_tkeep  = reader_active ? COLS'(15) : '1;
   assign m_axis_tlast  = reader_active ? reader_last : result_last;
 
+  // ---- matrices from memory ----
+  assign m_axi_arid    = 1'b0;
+  assign m_axi_arsize  = 3'($clog2(COLS));
+  assign m_axi_arburst = 2'b01;    // addresses go up
+  assign m_axi_arcache = 4'b0011;  // as AMD and Arm advise for a master of normal memory
+  assign m_axi_arprot  = 3'b000;
+  logic unused_fetch;
+  if (FETCH) begin : gen_fetch
+    localparam int QUEUE = 4;
+    logic [$clog2(QUEUE+1)-1:0] room;
+    weight_fetcher #(
+        .ROWS       (ROWS),
+        .COLS       (COLS),
+        .COUNT_W    (COUNT_W),
+        .ADDRESS_W  (FETCH_ADDRESS_W),
+        .BURST      (FETCH_BURST),
+        .OUTSTANDING(FETCH_OUTSTANDING),
+        .DEPTH      (QUEUE)
+    ) u_fetcher (
+        .clk_i          (aclk),
+        .rst_ni         (aresetn),
+        .stop_i         (command[3]),
+        .token_passes_i (token_passes_q[COUNT_W-1:0]),
+        .groups_i       (groups),
+        .push_i         (push_fits),
+        .beat_address_i (fetch_address[FETCH_ADDRESS_W-1:$clog2(COLS)]),
+        .rows_of_tiles_i(push_sizes[COUNT_W-1:0]),
+        .format_i       (push_sizes[COUNT_W+1:COUNT_W]),
+        .room_o         (room),
+        .waits_o        (queue_waits),
+        .rows_of_tiles_o(queue_rows_of_tiles),
+        .format_o       (queue_format),
+        .end_i          (queue_ends),
+        .drains_o       (queue_drains),
+        .error_o        (queue_error),
+        .ar_valid_o     (m_axi_arvalid),
+        .ar_ready_i     (m_axi_arready),
+        .ar_address_o   (m_axi_araddr),
+        .ar_len_o       (m_axi_arlen),
+        .r_valid_i      (m_axi_rvalid),
+        .r_ready_o      (m_axi_rready),
+        .r_data_i       (m_axi_rdata),
+        .r_error_i      (m_axi_rresp[1]),
+        .r_last_i       (m_axi_rlast),
+        .valid_o        (fetch_valid),
+        .ready_i        (w_ready),
+        .data_o         (fetch_data)
+    );
+    assign queue_room   = 8'(room);
+    assign unused_fetch = ^{m_axi_rid, m_axi_rresp[0]};
+  end else begin : gen_no_fetch
+    assign {queue_room, queue_waits, queue_rows_of_tiles, queue_format, queue_drains, queue_error} = '0;
+    assign {m_axi_arvalid, m_axi_araddr, m_axi_arlen, m_axi_rready, fetch_valid, fetch_data} = '0;
+    assign unused_fetch = ^{push_sizes[COUNT_W+1:COUNT_W], m_axi_arready, m_axi_rid, m_axi_rdata, m_axi_rresp, m_axi_rlast,
+                            m_axi_rvalid};
+  end
+
   // ---- counters: of the latest command ----
   always_ff @(posedge aclk) begin
     if (!rst_n || load_start || multiply_start || read_start) begin
@@ -319,9 +430,9 @@ module matmul_axi #(
     end else begin
       if (busy) cycles_q <= cycles_q + 32'd1;
       if (sums_active) sum_cycles_q <= sum_cycles_q + 32'd1;
-      if (s_axis_w_tvalid & s_axis_w_tready) weight_beats_q <= weight_beats_q + 32'd1;
-      if (weights_active & ~s_axis_w_tvalid) weight_waits_q <= weight_waits_q + 32'd1;
-      if (weights_active & s_axis_w_tvalid & ~s_axis_w_tready) weight_stalls_q <= weight_stalls_q + 32'd1;
+      if (w_valid & w_ready) weight_beats_q <= weight_beats_q + 32'd1;
+      if (weights_active & ~w_valid) weight_waits_q <= weight_waits_q + 32'd1;
+      if (weights_active & w_valid & ~w_ready) weight_stalls_q <= weight_stalls_q + 32'd1;
       if (m_axis_tvalid & ~m_axis_tready) result_stalls_q <= result_stalls_q + 32'd1;
     end
   end
@@ -338,7 +449,7 @@ module matmul_axi #(
   );
   logic [63:0] tokens_long, codes_per_beat, group_words;
   assign tokens_long    = 64'(tokens);
-  assign codes_per_beat = format == 2'd0 ? 64'd1 : format == 2'd1 ? 64'd2 : 64'd4;
+  assign codes_per_beat = product_format == 2'd0 ? 64'd1 : product_format == 2'd1 ? 64'd2 : 64'd4;
   assign group_words    = 64'(passes) * 64'(ROWS);
   beats u_results (
       .clk_i     (aclk),
@@ -347,15 +458,16 @@ module matmul_axi #(
       .beat_i    (m_axis_tvalid & m_axis_tready),
       .end_i     (m_axis_tvalid & m_axis_tready & m_axis_tlast),
       .expected_i(reader_active ? tokens_long * 64'(groups) * (64'd1 + group_words / 64'd4) :
-                                  tokens_long * 64'(rows_of_tiles) * 64'd4)
+                                  tokens_long * 64'(product_rows_of_tiles) * 64'd4)
   );
   beats u_weights (
       .clk_i     (aclk),
       .rst_ni    (rst_n),
       .start_i   (multiply_start),
-      .beat_i    (s_axis_w_tvalid & s_axis_w_tready),
+      .beat_i    (w_valid & w_ready),
       .end_i     (core_active & ~weights_active),
-      .expected_i(64'(rows_of_tiles) * 64'(groups) * ((format == 2'd0 ? 64'd4 : 64'd5) + group_words / codes_per_beat))
+      .expected_i(64'(product_rows_of_tiles) * 64'(groups) *
+                  ((product_format == 2'd0 ? 64'd4 : 64'd5) + group_words / codes_per_beat))
   );
   beats u_activations (
       .clk_i     (aclk),
@@ -367,6 +479,6 @@ module matmul_axi #(
   );
 
   logic unused;
-  assign unused = ^{s_axil_wstrb, token_passes_q[2*COUNT_W-1:COUNT_W]};
+  assign unused = ^{unused_fetch, s_axil_wstrb, token_passes_q[2*COUNT_W-1:COUNT_W]};
 
 endmodule

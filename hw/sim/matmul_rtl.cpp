@@ -17,6 +17,7 @@ static std::string broken_assertion;
 void vl_stop(const char* file, int line, const char*) {
     broken_assertion = std::string(file) + ":" + std::to_string(line) + ": an assertion does not hold";
 }
+std::string take_broken_assertion() { return std::exchange(broken_assertion, {}); }
 
 struct MatmulRtl::Model {
     VerilatedContext context;
@@ -134,7 +135,7 @@ void MatmulRtl::tick() {
 #endif
     }
     clocks++;
-    if (!broken_assertion.empty()) throw std::runtime_error(std::exchange(broken_assertion, {}));
+    if (std::string broken = take_broken_assertion(); !broken.empty()) throw std::runtime_error(broken);
 }
 
 void MatmulRtl::trace_to([[maybe_unused]] const std::string& path) {

@@ -1,6 +1,7 @@
 """matmul_axi on Icarus under AXI models that nobody here wrote: cocotbext-axi drives registers and streams.
 
-    make hw-cocotb           1,000 products of all formats, with random pauses on every channel; then a stop
+    make hw-cocotb           1,000 products of all formats, with random pauses on every channel; a stop; 300 products
+                             from an AXI4 memory
 
 Environment: COCOTB_PRODUCTS, their number; COCOTB_SEED. Each result has to be what numpy gives for it, to the bit, each
 register what was written, and WEIGHT_BEATS and STATUS what was sent.
@@ -15,15 +16,33 @@ import cocotb
 import numpy as np
 from cocotb.clock import Clock
 from cocotb.triggers import RisingEdge
-from cocotbext.axi import AxiLiteBus, AxiLiteMaster, AxiStreamBus, AxiStreamFrame, AxiStreamSink, AxiStreamSource
+from cocotbext.axi import (
+    AxiLiteBus,
+    AxiLiteMaster,
+    AxiRamRead,
+    AxiReadBus,
+    AxiStreamBus,
+    AxiStreamFrame,
+    AxiStreamSink,
+    AxiStreamSource,
+)
 
 # Registers: docs/rtl.md.
 ID, SHAPE, CONTROL, STATUS, TOKENS, PASSES, GROUPS, TILES, MODE = 0, 4, 0x0C, 0x10, 0x14, 0x18, 0x1C, 0x20, 0x24
-INTERRUPT, WEIGHT_BEATS = 0x2C, 0x38
+INTERRUPT, WEIGHT_BEATS, ADDRESS, QUEUE = 0x2C, 0x38, 0x48, 0x50
 LOAD, MULTIPLY, READ, STOP = 1, 2, 4, 8
 CODED = 4
 CLOCK = 10  # steps of the simulator
 PRODUCTS = int(os.environ.get("COCOTB_PRODUCTS", "1000"))
+
+
+class Memory(AxiRamRead):
+    """64 KB, from 0 on; what is above is answered with an error."""
+
+    async def _read(self, address: int, length: int) -> bytes:
+        if address >= 1 << 16:
+            raise IndexError(f"no memory at {address:#x}")
+        return self.read(address, length)
 
 
 class Core:
@@ -39,6 +58,8 @@ class Core:
         self.weights = stream(AxiStreamSource, "s_axis_w")
         self.activations = stream(AxiStreamSource, "s_axis_x")
         self.results = stream(AxiStreamSink, "m_axis")
+        bus = AxiReadBus.from_prefix(dut, "m_axi")
+        self.memory = Memory(bus, dut.aclk, dut.aresetn, reset_active_level=False, size=1 << 16)
 
     async def begin(self) -> None:
         """Starts the clock, and resets the core."""
@@ -59,6 +80,7 @@ class Core:
 
         write, read = self.registers.write_if, self.registers.read_if
         channels = [write.aw_channel, write.w_channel, write.b_channel, read.ar_channel, read.r_channel]
+        channels += [self.memory.ar_channel, self.memory.r_channel]
         for channel in [*channels, self.weights, self.activations, self.results]:
             channel.set_pause_generator(clocks())
 
@@ -163,3 +185,41 @@ async def stop(dut: Any) -> None:
     first = np.frombuffer(bytes(frame.tdata), np.float32)[: core.cols]
     assert np.array_equal(first, wanted[0, : core.cols])
     await core.done()
+
+
+@cocotb.test(timeout_time=CLOCK * 2000 * PRODUCTS, timeout_unit="step")
+async def queue(dut: Any) -> None:
+    """Products whose matrices the core reads from memory: up to four in the queue, equal to the bit."""
+    core = Core(dut)
+    await core.begin()
+    await core.registers.write_dword(INTERRUPT, 1)
+    rng, draw = np.random.default_rng(3), random.Random(3)
+    done = 0
+    while done < max(4, 3 * PRODUCTS // 10):
+        core.pauses(draw, (0, 0.3, 0.6)[done % 3])
+        mode, times = done % 4, int(rng.integers(1, 5))
+        at, x, w, wanted = product(rng, core.rows, core.cols, mode)
+        await core.command(LOAD, {**at, MODE: CODED})
+        await core.activations.send(AxiStreamFrame(x))
+        await core.done()
+        address = int(rng.integers(0, (1 << 16) - len(w))) // core.cols * core.cols
+        core.memory.write(address, w)
+        for _ in range(times):
+            await core.registers.write_dword(ADDRESS, address)
+            await core.registers.write_dword(QUEUE, at[TILES] | mode << 16)
+        n, tiles = at[TOKENS], at[TILES]
+        for _ in range(times):
+            frame = await core.results.recv()
+            found = np.frombuffer(bytes(frame.tdata), np.float32).reshape(tiles, n, core.cols).swapaxes(0, 1)
+            assert np.array_equal(found.reshape(n, -1).view(np.int32), wanted.view(np.int32)), f"product {done} differs"
+        await core.done()
+        assert await core.registers.read_dword(QUEUE) == 4
+        done += times
+    # What memory does not have is answered with an error, which is the product's.
+    await core.registers.write_dword(ADDRESS, 1 << 16)
+    await core.registers.write_dword(QUEUE, 1)
+    await core.results.recv()
+    while not dut.irq.value:
+        await RisingEdge(dut.aclk)
+    assert await core.registers.read_dword(STATUS) == 2 | 8
+    dut._log.info("%d products from memory are equal to the bit", done)
