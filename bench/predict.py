@@ -199,7 +199,7 @@ def weight_bytes(n_in: int, n_out: int) -> float:
 
 
 def gemv_shape(card: Card, n_in: int, n_tiles: int, step_bytes: int) -> tuple[int, int, int]:
-    """gemv_shape(): warps of a block, blocks of a tile, and a warp's most steps. Scratch memory suffices here."""
+    """Warps of a block, blocks of a tile, and a warp's most steps. Scratch memory suffices for these shapes."""
     shapes, fits = [], 2 * GEMV_WARPS * GEMV_STEPS * step_bytes + 8192 <= card.shared
     for warps in (GEMV_WARPS, GEMV_WARPS // 2)[not fits :]:
         steps = max(1, n_in // GEMV_INPUTS // warps)

@@ -338,14 +338,14 @@ def _warp_sync(m: Machine, o: list[Operand]) -> None:
     m.order.warp_barrier[m.whole_warps("bar.warp.sync", o[0])] = m.order.tick()
 
 
-@define(r"shfl\.sync\.bfly\.b32")
-def _shuffle(m: Machine, o: list[Operand]) -> None:
-    """Lane i gets the value of lane i ^ b, or keeps its own where that is outside of its segment."""
+@define(r"shfl\.sync\.(bfly|idx)\.b32")
+def _shuffle(m: Machine, o: list[Operand], mode: str) -> None:
+    """Lane i gets the value of lane i ^ b (bfly) or of lane b of its segment (idx); its own where that is outside."""
     n, lane = len(m.whole_warps("shfl.sync", o[4])), np.arange(32, dtype="u4")
     value, by, c = (m.full(x, "b32").reshape(n, 32) for x in o[1:4])
     segment, clamp = c >> np.uint32(8) & np.uint32(31), c & np.uint32(31)
     last = (lane & segment) | (clamp & ~segment)
-    source = lane ^ (by & np.uint32(31))
+    source = lane ^ (by & np.uint32(31)) if mode == "bfly" else (lane & segment) | (by & np.uint32(31) & ~segment)
     source = np.where(source <= last, source, lane)
     m.put(o[0], np.take_along_axis(value, source.astype("i8"), 1).ravel())
 

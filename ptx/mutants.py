@@ -101,7 +101,7 @@ MUTANTS = [
     Mutant("layout of A: registers of dequantize", AWQ, "a[1] = dequantize(w.odd[0], p, 1, c);\n    a[2] = dequantize(w.even[1], p, 0, c);",
            "a[2] = dequantize(w.odd[0], p, 1, c);\n    a[1] = dequantize(w.even[1], p, 0, c);", file="runq_awq.cu"),
     Mutant("rows of a lane of awq_gemv", AWQ, "step.rows[t][8 * j + g]", "step.rows[t][8 * j + (g ^ 1)]", file="runq_awq.cu"),
-    Mutant("awq_gemv: when a group begins", AWQ, "next_scales = (first + i) / group_steps * group_steps + group_steps - first", "next_scales = i + group_steps", file="runq_awq.cu"),
+    Mutant("awq_gemv: when a group begins", AWQ, "i == 0 ? group_steps - first % group_steps : i + group_steps", "i + group_steps", file="runq_awq.cu"),
     Mutant("stride of awq_gemv's partial sums", AWQ, "(size_t(from) * n_tiles + tile) * n * blockDim.x", "(size_t(from) * n_tiles + tile) * blockDim.x", file="runq_awq.cu"),
     Mutant("rows of ldmatrix", AWQ, "lane % 8 + lane / 16 * 8, lane / 8 % 2)", "lane % 8 + lane / 8 % 2 * 8, lane / 16)", file="runq_awq.cu"),
     Mutant("places of a part's activations", AWQ, "(x_place ^ k / 8) + 64 * j", "(x_place ^ k / 8) + 32 * j", file="runq_awq.cu"),

@@ -108,6 +108,20 @@ $done:
     np.testing.assert_array_equal(got, (np.arange(64) ^ 1) % 4)
 
 
+# PTX ISA, shfl.sync: 0x1f has the whole warp as one segment, 0x181f segments of 8, 0x5 ends a segment at lane 5.
+@pytest.mark.parametrize(("c", "source"), [("31", [9] * 32), ("6175", [8 * (i // 8) + 1 for i in range(32)]),
+                                           ("5", list(range(32)))])  # fmt: skip
+def test_a_lane_by_its_number(c, source):
+    got = launch(f"""
+	mov.u32 %r10, 9;
+	mov.u32 %r11, -1;
+	shfl.sync.idx.b32 %r12|%p2, %r1, %r10, {c}, %r11;
+	st.global.u32 [%rd2], %r12;
+""")
+    lanes = launch("st.global.u32 [%rd2], %r1;")
+    np.testing.assert_array_equal(got, lanes.reshape(-1, 32)[:, source].ravel())
+
+
 COPY = """
 	mov.u32 %r8, dynamic_shared_memory;
 	add.s32 %r8, %r8, %r6;
