@@ -42,7 +42,7 @@ from formats.model_file import read_format, read_header
 from formats.source import Source, is_gguf, open_model
 from formats.tensors import HEADER_SIZE
 from golden import q8
-from golden.forward import F32, F64, Fp32, Scheme, Step, forward_layer, ignore, rmsnorm, rope_table
+from golden.forward import F32, F64, Fp32, Scheme, Step, embed, forward_layer, ignore, last_norm, rope_table
 from golden.perplexity import encode, windows
 from golden.q8 import Q8, Quantized
 from golden.schemes import read_file
@@ -175,14 +175,13 @@ def classifier_inputs(
     The weights of a layer serve all samples, one after another.
     """
     step = scheme.steps(ignore)
-    states = [step("embed", scheme.embedding(ids)) for ids in samples]
+    states = [embed(config, scheme, ids, step) for ids in samples]
     for i in range(config.n_layers):
         for j, x in enumerate(states):
             rotation = rope_table(config, np.arange(len(x)))
             states[j] = forward_layer(config, scheme, i, x, rotation, step, attention_in_fp32)
             advance(len(x))
-    norm = scheme.vector("norm")
-    return np.concatenate([step("norm", rmsnorm(x, norm, config.norm_eps)) for x in states])
+    return np.concatenate([last_norm(config, scheme, x, step) for x in states])
 
 
 def logits_of(scheme: Scheme, normed: np.ndarray) -> np.ndarray:
