@@ -22,6 +22,7 @@ from golden import forward, rotation, routing
 from golden.rotation import Rotated, best_seed, hadamard, random_signs, rotate, rotate_back
 from golden.schemes import read_file
 from golden.trace import Recorder, compare, read_trace
+from tests.gguf_fixture import write_gguf
 from tests.helpers import F32, F64, MODELS, ROOT, run_export
 
 IDS = [1, 5, 77, 300, 21, 9]
@@ -163,3 +164,13 @@ def test_what_cannot_be_rotated_is_refused(tmp_path, arguments, text):
     done = run_export(scheme, MODELS / "tiny-llama", tmp_path / "m.bin", *options)
     assert (done.returncode, text in done.stderr) == (1, True), done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gguf_file_can_be_rotated(tmp_path):
+    """As the directory that it was made from; what a text begins and ends with is its own."""
+    write_gguf(MODELS / "tiny-llama", tmp_path / "m.gguf")
+    for source, out in ((MODELS / "tiny-llama", "a.bin"), (tmp_path / "m.gguf", "b.bin")):
+        export_q8(source, tmp_path / out, with_tokenizer=False, progress=False, rotate=1)
+    assert (tmp_path / "a.bin").read_bytes()[0x6C:0x94] == (tmp_path / "b.bin").read_bytes()[0x6C:0x94]
+    found, expected = (read_file(tmp_path / name) for name in ("b.bin", "a.bin"))
+    assert np.array_equal(found.matrix("layers.0.attn.q_proj").codes, expected.matrix("layers.0.attn.q_proj").codes)
