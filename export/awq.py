@@ -199,6 +199,7 @@ def export_awq(
 
     calibration: a text file. It is needed unless rtn (plain rounding, neither scaling nor clipping), or unless hf_dir
     is an AutoAWQ checkpoint, whose tensors are copied as they are. group_size: 64 or 128, which is the default.
+    rotate: as of `export.rotation.rotated`; not of a tied model.
     hf_out: a directory that must not exist, for an AutoAWQ checkpoint with the same tensors. It is written when `out`
     is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """

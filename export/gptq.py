@@ -301,6 +301,7 @@ def export_gptq(
     calibration: a text file, needed unless options.rtn, or unless hf_dir is quantized already in integers that the file
     has room for (GPTQ, AutoAWQ, compressed-tensors): they are repacked code for code. bits: by place, LADDER's for
     those that are missing.
+    rotate: as of `export.rotation.rotated`.
     budget: bits per weight of the file, in the place of bits: what each kind of matrix loses is measured first
     (golden/gptq_budget.py). hf_out: a directory that must not exist, for a GPTQ checkpoint; options.first_zero is 1
     then, and a warning says what vLLM refuses of it. It is written when `out` is in its place, which then stays; the

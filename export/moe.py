@@ -138,6 +138,7 @@ def export_moe(
 
     calibration: a text file, needed unless alpha is None (no smoothing), when neither it nor n_samples nor seq_len may
     be given.
+    rotate: as of `export.rotation.rotated`.
     hf_out: a directory that must not exist, for a compressed-tensors checkpoint; with a8w8 alone. It is written when
     `out` is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """
@@ -204,7 +205,7 @@ def export_ladder(
 
     Raises ModelError, and writes nothing, for what cannot be done. calibration: a text file, needed unless rtn, or
     unless hf_dir is quantized already in integers that the file has room for: they are repacked code for code. bits,
-    group, sparse: see export/gptq_layout.py.
+    group, sparse: see export/gptq_layout.py. rotate: as of `export.rotation.rotated`.
     """
     calibrating = calibration_options(calibration, n_samples, seq_len)
     checkpoint, bits = open_model(hf_dir, archs=SPARSE), bits or {}

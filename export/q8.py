@@ -46,7 +46,7 @@ def export_q8(
 ) -> None:
     """Writes `out`. Raises ModelError, before anything is written, for what cannot be exported.
 
-    A file without a tokenizer runs on token ids alone.
+    A file without a tokenizer runs on token ids alone. rotate: as of `export.rotation.rotated`.
     """
     checkpoint = open_model(hf_dir)
     tell_model(checkpoint)

@@ -34,7 +34,10 @@ def rotation_of(args: argparse.Namespace) -> Rotate:
 
 
 def rotated(source: Source, rotate: Rotate, progress: bool = True, untie: bool = False) -> Source:
-    """The model to quantize: the source itself, or rotated. Raises ModelError if its dimensions have no pairs."""
+    """The model to quantize: the source itself, or rotated. Raises ModelError if its dim is odd.
+
+    progress: says which seed. untie: as of `golden.rotation.Rotated`.
+    """
     if rotate is None:
         return source
     if block_of(source.config.dim) == 1:

@@ -172,7 +172,7 @@ def export_w8a8(
 
     calibration: a text file, needed unless alpha is None (no smoothing) and activations are dynamic, when neither it
     nor n_samples nor seq_len may be given.
-    block: 0 for one scale per row, or 32.
+    block: 0 for one scale per row, or 32. rotate: as of `export.rotation.rotated`.
     hf_out: a directory that must not exist, for a compressed-tensors checkpoint; not with blocks. It is written when
     `out` is in its place, which then stays; the error or the KeyboardInterrupt says so.
     """
