@@ -39,6 +39,7 @@ EXPORT_q8            := q8
 EXPORT_w8a8          := w8a8 $(CALIBRATION)
 EXPORT_w8a8-block32  := w8a8 $(CALIBRATION) --block 32
 EXPORT_w8a8-static   := w8a8 $(CALIBRATION) --act static
+EXPORT_w8a8-rotate   := w8a8 $(CALIBRATION) --rotate --rotate-seed 2
 EXPORT_awq           := awq $(CALIBRATION)
 EXPORT_awq-g64       := awq $(CALIBRATION) --group-size 64
 EXPORT_gptq-w8       := gptq $(CALIBRATION) --bits 8

@@ -23,6 +23,7 @@ class FileScheme(Scheme, Protocol):
 
 
 DENSE_MODELS, MOE_MODELS = ("tiny-llama", "tiny-qwen3"), ("tiny-qwen3-moe",)  # below models/
+W8A8_VARIANTS = ("w8a8", "w8a8-block32", "w8a8-static", "w8a8-rotate")
 GPTQ_VARIANTS = ("gptq-w8", "gptq-w4", "gptq-ladder", "gptq-sparse")
 MOE_VARIANTS = ("moe-a8w8", "moe-a8w4", "moe-a8w4-pure", "moe-mxfp8", "moe-ladder")
 # Small random models, for what no trained one has: activations in an order, and routers' weights that are not
@@ -46,7 +47,7 @@ SCHEMES = {
     reference.format.scheme: reference
     for reference in (
         Reference(Q8_FILE, None, ("q8",)),
-        Reference(W8A8_FILE, W8A8, ("w8a8", "w8a8-block32", "w8a8-static"), short_traces=("w8a8-static",)),
+        Reference(W8A8_FILE, W8A8, W8A8_VARIANTS, short_traces=W8A8_VARIANTS[2:]),
         Reference(AWQ_FILE, AWQ, ("awq", "awq-g64"), short_traces=("awq-g64",)),
         Reference(GPTQ_FILE, GPTQ, GPTQ_VARIANTS, short_traces=GPTQ_VARIANTS),
         Reference(MOE_FILE, MoE, MOE_VARIANTS, short_traces=MOE_VARIANTS, models=MOE_MODELS),

@@ -37,7 +37,8 @@ NUMPY_ERRORS = np.geterr()  # what numpy begins with
 FULL = os.environ.get("FULL", "0") not in ("", "0")  # sweeps that `make test` does in part are done whole
 
 # The model files behind the golden vectors: name of the variant -> options of the export, as the Makefile has them.
-W8A8_VARIANTS = {"w8a8": {}, "w8a8-block32": {"block": 32}, "w8a8-static": {"static": True}}
+W8A8_VARIANTS = {"w8a8": {}, "w8a8-block32": {"block": 32}, "w8a8-static": {"static": True},
+                 "w8a8-rotate": {"rotate": 2}}  # fmt: skip
 AWQ_VARIANTS = {"awq": {}, "awq-g64": {"group_size": 64}}
 
 

@@ -4,7 +4,8 @@
 
 namespace {
 const char* const models[] = {"tiny-llama.w8a8",         "tiny-qwen3.w8a8",        "tiny-llama.w8a8-block32",
-                              "tiny-qwen3.w8a8-block32", "tiny-llama.w8a8-static", "tiny-qwen3.w8a8-static"};
+                              "tiny-qwen3.w8a8-block32", "tiny-llama.w8a8-static", "tiny-qwen3.w8a8-static",
+                              "tiny-llama.w8a8-rotate",  "tiny-qwen3.w8a8-rotate"};
 }
 
 #include "int8_cases.h"

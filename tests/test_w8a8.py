@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from export.rotation import rotated
 from export.w8a8 import export_w8a8
 from formats.checkpoint import Checkpoint, ModelError
 from formats.tensors import HEADER_SIZE, matrix_shapes, norm_shapes
@@ -369,7 +370,7 @@ def test_static_scales_are_the_largest_smoothed_activations(tmp_path):
 def test_the_file_holds_the_quantized_smoothed_weights(tmp_path, name, variant):
     """Read the whole file with nothing but struct and numpy, then by W8A8."""
     options, out = W8A8_VARIANTS[variant], tmp_path / "model.bin"
-    checkpoint = Checkpoint(MODELS / name)
+    checkpoint = rotated(Checkpoint(MODELS / name), options.get("rotate"))
     smoothing = export_w8a8(checkpoint.path, out, CALIBRATION, 0.5, 2, 32, progress=False, **options)
     data, c = out.read_bytes(), checkpoint.config
     block, static = options.get("block", 0), options.get("static", False)

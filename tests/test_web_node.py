@@ -30,6 +30,7 @@ VARIANTS = {p.stem: json.loads(p.read_text()) for p in sorted((ROOT / "web" / "v
 FILES = {
     "tiny-llama.q8": "runq", "tiny-qwen3.q8": "runq", "tiny-llama.w8a8": "runq_w8a8",
     "tiny-qwen3.w8a8-block32": "runq_w8a8", "tiny-llama.w8a8-static": "runq_w8a8",
+    "tiny-llama.w8a8-rotate": "runq_w8a8",
     "tiny-llama.gptq-ladder": "runq_gptq", "tiny-qwen3.gptq-sparse": "runq_gptq",
     "tiny-llama.gptq-w4": "runq_gptq", "tiny-qwen3-moe.moe-a8w8": "runq_moe", "tiny-qwen3-moe.moe-a8w4": "runq_moe",
     "tiny-qwen3-moe.moe-mxfp8": "runq_moe", "tiny-qwen3-moe.moe-ladder": "runq_moe",
