@@ -19,7 +19,7 @@ import numpy as np
 
 from golden.forward import F32, F64
 from golden.gptq import Matrix, expand
-from golden.gptq_grid import Grid, as_stored, to_codes, to_values
+from golden.gptq_grid import Grid, as_stored, middle_code, to_codes, to_values
 
 BLOCK = 32  # columns whose changes reach the columns outside of the block at once
 
@@ -27,7 +27,8 @@ BLOCK = 32  # columns whose changes reach the columns outside of the block at on
 def units(m: Matrix) -> tuple[np.ndarray, np.ndarray]:
     """w', and the scales to fit: what a matrix stands for is their product. (n_out, n_in), (n_out, n_groups), fp64.
 
-    In the two-level form there is one scale, the row's, and w' are multiplied by the groups' whole numbers.
+    In the two-level form and with int8 scales there is one scale, the row's, and w' are multiplied by the groups' whole
+    numbers.
     """
     n_in = m.codes.shape[1]
     whole = expand(m._replace(scales=m.scales.astype(F32)), m.form.group or n_in).codes.astype(F64)
@@ -68,7 +69,9 @@ def improve_codes(weight: np.ndarray, m: Matrix, hessian: np.ndarray) -> Matrix:
     form, n_in = m.form, m.codes.shape[1]
     size = form.group or n_in
     scales = m.scales.astype(F32) * (1 if m.row_scales is None else m.row_scales[:, None])
-    zeros = np.zeros_like(scales) if m.zeros is None else m.zeros.astype(F32)
+    zeros = np.full_like(scales, middle_code(form) if form.int8_scales else 0)
+    if m.zeros is not None:
+        zeros = m.zeros.astype(F32)
     whole, fitted = units(m)
     codes, value = m.codes.T.astype(F64), (whole * np.repeat(fitted, n_in // fitted.shape[1], axis=1)).T.copy()
     pull = hessian @ (weight.T - value)  # H d, (n_in, n_out): a column is a row here
@@ -78,7 +81,7 @@ def improve_codes(weight: np.ndarray, m: Matrix, hessian: np.ndarray) -> Matrix:
         near = pull[at].copy()
         for k in range(at.stop - start):
             i = start + k
-            grid = Grid(scales[:, i // size], zeros[:, i // size])
+            grid = Grid(scales[:, i // size], zeros[:, i // size], m.table)
             code = to_codes(value[i] + near[k] / hessian[i, i], grid, form)
             new = to_values(code, grid, form)
             if m.kept is not None:

@@ -28,6 +28,8 @@ FORMS = (
     MatrixFormat(8, 64),
     MatrixFormat(2, 64, two_level=True),
     MatrixFormat(4, 64, sparse=True),
+    MatrixFormat(4, 32, int8_scales=True),
+    MatrixFormat(5, 64, int8_scales=True),
 )
 
 
