@@ -7,6 +7,7 @@ the one with the smallest sum of importance * (rounded - w)^2.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -49,13 +50,30 @@ def middles(table: np.ndarray) -> np.ndarray:
     return (table[1:].astype(F64) + table[:-1]) / 2
 
 
+@cache
+def _cells(table: bytes) -> np.ndarray:
+    """The code of each cell k / 2 < x <= (k + 1) / 2, k = -256 .. 255: its nearest value of a table of int8."""
+    middle = (np.arange(-256, 256) + 0.5) / 2
+    return np.searchsorted(middles(np.frombuffer(table, np.int8)), middle).astype(np.uint8)
+
+
+def nearest_codes(x: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """The code of the nearest value of a rising table for each x, uint8; of two as near, the lower.
+
+    Middles of whole numbers are multiples of 1/2, so which half unit x is in decides.
+    """
+    half = np.ceil(x * 2)
+    half += 255
+    return _cells(table.tobytes())[np.clip(half, 0, 511, out=half).astype(np.int16)]
+
+
 def to_codes(w: np.ndarray, grid: Grid, form: MatrixFormat) -> np.ndarray:
     """The nearest code of each weight, whole numbers in w's type. w: (rows,) or (rows, n)."""
     shape = (-1,) + (1,) * (w.ndim - 1)
     scale, zero = (v.astype(w.dtype).reshape(shape) for v in grid[:2])
     codes = w / np.where(scale != 0, scale, np.inf)
     if grid.table is not None:
-        return np.searchsorted(middles(grid.table), codes).astype(w.dtype)
+        return nearest_codes(codes, grid.table).astype(w.dtype)
     codes += zero
     if form.two_level:
         codes /= ZERO_STEPS

@@ -11,14 +11,15 @@ d = w - q.
              others stay: q_i + (d H)_i / H_ii, rounded (coordinate descent, as QuantEase has it, Behdin et al. 2023,
              arXiv 2309.01885).
 
-Neither step can raise the cost: scales that rounding to fp16 makes worse are left as they were. Zero points, the scale
-codes of the two-level form (whose row scale is refitted), and the choice of 2:4 stay.
+Neither step can raise the cost: scales that rounding to fp16 makes worse are left as they were. Int8 scales are refitted
+one after the other, each to the whole number that is best while the others stay. Zero points, the scale codes of the
+two-level form (whose row scale is refitted), and the choice of 2:4 stay.
 """
 
 import numpy as np
 
 from golden.forward import F32, F64
-from golden.gptq import Matrix, expand
+from golden.gptq import Matrix, expand, stands_for
 from golden.gptq_grid import Grid, as_stored, middle_code, to_codes, to_values
 
 BLOCK = 32  # columns whose changes reach the columns outside of the block at once
@@ -39,6 +40,8 @@ def units(m: Matrix) -> tuple[np.ndarray, np.ndarray]:
 
 def refit_scales(weight: np.ndarray, m: Matrix, hessian: np.ndarray) -> Matrix:
     """The scales with the least cost for these codes, row by row. weight: (n_out, n_in); hessian: damped, fp64."""
+    if m.form.int8_scales:
+        return refit_int8_scales(weight, m, hessian)
     whole, old = units(m)
     n_out, n_groups = old.shape
     size = whole.shape[1] // n_groups
@@ -62,6 +65,23 @@ def refit_scales(weight: np.ndarray, m: Matrix, hessian: np.ndarray) -> Matrix:
     if m.row_scales is not None:
         return m._replace(row_scales=best[:, 0])
     return m._replace(scales=best.astype(m.scales.dtype))
+
+
+def refit_int8_scales(weight: np.ndarray, m: Matrix, hessian: np.ndarray) -> Matrix:
+    """One pass over the groups: each scale becomes the best of -127..127 but 0. Arguments as for `refit_scales`."""
+    size, scales, row_scales = m.form.group, m.scales.astype(F64), m.row_scales.astype(F64)
+    whole = expand(m, size).codes.astype(F64)
+    pull = (weight - stands_for(m)) @ hessian  # d H, (n_out, n_in)
+    for g in range(scales.shape[1]):
+        at = slice(g * size, (g + 1) * size)
+        toward = whole[:, at] @ hessian[at] * row_scales[:, None]  # what one more of this scale takes from the pull
+        own = (toward[:, at] * whole[:, at]).sum(axis=1)
+        step = (pull[:, at] * whole[:, at]).sum(axis=1) / np.where(own > 0, own, np.inf)
+        new = np.clip(np.rint(scales[:, g] + step), -127, 127)
+        new = np.where(new == 0, scales[:, g], new)
+        pull -= toward * (new - scales[:, g])[:, None]
+        scales[:, g] = new
+    return m._replace(scales=scales.astype(np.int8))
 
 
 def improve_codes(weight: np.ndarray, m: Matrix, hessian: np.ndarray) -> Matrix:

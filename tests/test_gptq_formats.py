@@ -29,6 +29,7 @@ from formats.model_file import read_header
 from formats.schemes import GPTQ_FILE
 from formats.tensors import with_offsets
 from golden.gptq import GPTQ, Matrix, expand, pack_matrix, stands_for, unpack_matrix
+from golden.gptq_grid import nearest_codes
 from golden.gptq_quantize import round_matrix
 from golden.op_vectors_fp32 import rope_config
 from tests.helpers import F16, F32, MODELS, ROOT
@@ -140,6 +141,13 @@ def test_every_format_by_hand():
     eight = expand(Matrix(MatrixFormat(8), codes.astype(np.int8), np.array([[0.1]], F32)), 32)
     assert eight.codes.tolist() == codes.tolist()
     assert eight.scales.tolist() == [[F32(0.1), F32(0.1)]]
+
+
+def test_nearest_of_a_table():
+    table = np.array([-127, -90, -60, -31, -30, -9, -1, 2, 3, 5, 8, 13, 40, 77, 100, 126], np.int8)
+    x = np.arange(-1200, 1200, dtype=F32) / 8  # every middle among them, and beyond both ends
+    distance = np.abs(x[:, None] - table)
+    assert np.array_equal(nearest_codes(x, table), distance.argmin(axis=1))  # the lower of two as near
 
 
 # ---- the header
