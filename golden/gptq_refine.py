@@ -11,7 +11,7 @@ d = w - q.
              others stay: q_i + (d H)_i / H_ii, rounded (coordinate descent, as QuantEase has it, Behdin et al. 2023,
              arXiv 2309.01885).
 
-Neither step can raise the cost: scales that rounding to fp16 makes worse are left as they were. Int8 scales are refitted
+Neither step can raise the cost: scales that rounding to fp16 makes worse are left as they were. Int8 scales are fitted
 one after the other, each to the whole number that is best while the others stay. Zero points, the scale codes of the
 two-level form (whose row scale is refitted), and the choice of 2:4 stay.
 """
