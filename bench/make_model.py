@@ -35,7 +35,7 @@ from formats.tensors import HEADER_SIZE, Tensor, weights_end
 POOL_SIZE = 1 << 24  # random values are made once and then read from anywhere: as good here, and far quicker
 CODE_DEVIATION = 50  # of int8 codes: in a group of 64 normal values the largest, code 127, is at about 2.5
 INT4_DEVIATION = math.sqrt((16**2 - 1) / 12)  # of codes that are all equally frequent
-TABLE = np.rint(np.linspace(-120, 120, 16)).astype(np.int8)  # what codes of 4 bits by table stand for
+TABLES = {bits: np.rint(np.linspace(-120, 120, 2**bits)).astype(np.int8) for bits in (4, 5)}  # what codes stand for
 SKEW = 1.77  # times as large, every fourth expert's logits win 60 % of the eight places of 128
 EMBEDDING = 32  # of mixtures: larger than what all layers add
 LADDER_DEVIATION = 8 * 5 * math.sqrt((4**2 - 1) / 12)  # of 2-bit codes in fifths, times the mean of the scales' codes
@@ -188,10 +188,10 @@ def write_weights(
             row_bytes, n_in, deviation = n_in // 2, 64 * shape[-1], LADDER_DEVIATION
             if dtype == "|i1":
                 bits = 8 * row_bytes // n_in
-                deviation = CODE_DEVIATION * (TABLE.std() if bits == 4 else math.sqrt((4**bits - 1) / 12))
+                deviation = CODE_DEVIATION * (TABLES[bits].std() if bits in TABLES else math.sqrt((4**bits - 1) / 12))
             source.write(f, source.levels if dtype == "|u1" else source.codes, n)
         elif part == "table":
-            f.write(TABLE.data)
+            f.write(TABLES[n.bit_length() - 1].data)
         elif part == "zeros":
             source.write(f, source.zeros.view(np.uint8), n)
         elif part == "row_scales":

@@ -11,7 +11,8 @@ them whether activations are gathered before they are quantized. golden/gptq.py 
     2 bits in two levels    NAME.codes uint8 (n_out, n_in / 4); NAME.groups uint8 (n_out, n_groups): the scale's code in
                             the low half, the zero point's in the high; NAME.row_scales fp32 (n_out,)
     int8 scales             NAME.codes uint8 (n_out, n_in * bits / 8) of 4, 5 or 6 bits; NAME.groups int8 (n_out,
-                            n_groups); NAME.row_scales fp32 (n_out,); at 4 bits first NAME.table int8 (16,)
+                            n_groups); NAME.row_scales fp32 (n_out,); before them at 4 and 5 bits NAME.table int8
+                            (2^bits,), of experts (n_experts, 2^bits)
     4 bits, 2:4 sparse      NAME.mask uint8 (n_out, n_in / 8): bit k % 8 of byte k / 8 says that weight k is kept;
                             NAME.codes uint8 (n_out, n_in / 4) of the kept ones; scales and zeros as above
 """
@@ -51,8 +52,8 @@ class MatrixFormat(NamedTuple):
 
     @property
     def has_table(self) -> bool:
-        """Whether codes index 16 int8 values: nl4, 4 bits on a grid that is not linear."""
-        return self.int8_scales and self.bits == 4
+        """Whether codes index int8 values, 16 or 32: nl4, and 5 bits, on a grid that is not linear."""
+        return self.int8_scales and self.bits <= 5
 
     @property
     def has_zeros(self) -> bool:

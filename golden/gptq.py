@@ -8,8 +8,8 @@ golden.q8's, letter for letter:
     4 bits, 2 bits    uint8   code - zero, zero a code            the group's fp16, widened
     2:4 sparse        uint8   code - zero where kept, otherwise 0 the group's fp16, widened
     2 bits, two-level uint8   5 code - z, z 0..15                 s * row_scale, s 0..15, rounded once
-    4 bits by table   uint8   table[code], 16 int8 of the matrix  s * row_scale, s -127..127, rounded once
-    5 bits, 6 bits    uint8   code - 16, code - 32                s * row_scale, s -127..127, rounded once
+    nl4, 5 bits       uint8   table[code], int8, a matrix's own   s * row_scale, s -127..127, rounded once
+    6 bits            uint8   code - 32                           s * row_scale, s -127..127, rounded once
 
 The two-level form has its zero point at z / 5, between codes, so that groups need not have a code for 0; the 5 is
 folded into the row's scale. A weight group is a whole number of groups of activations. Where a file has an order, the
@@ -46,7 +46,7 @@ class Matrix(NamedTuple):
     zeros: np.ndarray | None = None  # (n_out, n_groups) uint8; None at 8 bits and with int8 scales
     row_scales: np.ndarray | None = None  # (n_out,) fp32, of the two-level form and with int8 scales
     kept: np.ndarray | None = None  # (n_out, n_in) bool, two of each four, of the sparse form
-    table: np.ndarray | None = None  # int8, what codes stand for: (16,), or (n_out, 16) of experts' rows
+    table: np.ndarray | None = None  # int8, what codes stand for: (2^bits,), or (n_out, 2^bits) of experts' rows
 
 
 def joined(parts: Sequence[Matrix]) -> Matrix:

@@ -18,9 +18,15 @@ from golden.gptq import F16, ZERO_STEPS
 
 SHRINKS = tuple(1 - i / 40 for i in range(21))  # of a group's range: 1, 0.975, ... 0.5
 LEVELS = 16  # of the two-level form's scales and zero points
-# What codes by table stand for: Lloyd-Max values of normally distributed weights in groups of 32, each with its best
-# scale of either sign.
-NORMAL_TABLE = np.array([-127, -100, -79, -62, -47, -34, -21, -9, 2, 13, 25, 36, 50, 65, 82, 106], np.int8)
+# What codes by table stand for, by bits: Lloyd-Max values of weights in groups of 32, each with its best scale of either
+# sign; of 4 bits of normally distributed weights, of 5 bits of SmolLM2's.
+# fmt: off
+NORMAL_TABLES = {
+    4: np.array([-127, -100, -79, -62, -47, -34, -21, -9, 2, 13, 25, 36, 50, 65, 82, 106], np.int8),
+    5: np.array([-127, -107, -92, -80, -71, -63, -55, -48, -42, -35, -30, -24, -19, -13, -7, -2,
+                 4, 9, 13, 19, 24, 30, 35, 42, 48, 55, 63, 71, 80, 92, 105, 125], np.int8),
+}
+# fmt: on
 TRIED_VALUES = 1 << 16  # weights that are tried at a time: they stay in the cache
 
 
@@ -171,12 +177,12 @@ def best_grid(
 
 
 def middle_code(form: MatrixFormat) -> int:
-    """The code that is taken off all codes where they have neither zero points nor a table: 16 of 5 bits."""
+    """The code that is taken off all codes where they have neither zero points nor a table: 32 of 6 bits."""
     return 1 << form.bits - 1
 
 
 def units_at_ends(form: MatrixFormat, table: np.ndarray | None) -> tuple[float, float]:
-    """The smallest and the largest whole number that a code stands for: of 5 bits -16 and 15."""
+    """The smallest and the largest whole number that a code stands for: of 6 bits -32 and 31."""
     if table is not None:
         return float(table[0]), float(table[-1])
     return -middle_code(form), middle_code(form) - 1

@@ -25,7 +25,7 @@ from formats.gptq import MatrixFormat
 from golden.forward import F32, F64
 from golden.gptq import F16, Matrix
 from golden.gptq_grid import (
-    NORMAL_TABLE,
+    NORMAL_TABLES,
     Grid,
     best_codes,
     best_grid,
@@ -90,7 +90,7 @@ def curvature(hessian: np.ndarray, order: np.ndarray | None = None, damping: flo
 class Grids:
     """Scales and zero points of a matrix while it is quantized: those of a group for all rows, once they are set.
 
-    table: of 16 rising int8 values, for a format that has one; None: NORMAL_TABLE.
+    table: of rising int8 values, for a format that has one; None: of NORMAL_TABLES.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Grids:
         self.size = form.group or n_in
         self.scales = np.zeros((n_out, n_in // self.size), F32)  # codes, in the two-level form and with int8 scales
         self.zeros = np.zeros_like(self.scales)
-        self.table = None if not form.has_table else NORMAL_TABLE if table is None else table
+        self.table = None if not form.has_table else NORMAL_TABLES[form.bits] if table is None else table
         self.row_scales = None
         if form.two_level:
             self.row_scales = row_scales(weight, form)

@@ -134,6 +134,9 @@ def test_every_format_by_hand():
     six = Matrix(MatrixFormat(6, 64, int8_scales=True), np.arange(64, dtype=np.uint8)[None], s.astype(np.int8), None,
                  F32([0.1]))  # fmt: skip
     assert expand(six, 64).codes.tolist() == [[k - 32 for k in range(64)]]
+    five = Matrix(MatrixFormat(5, 64, int8_scales=True), codes * 2, s.astype(np.int8), None, F32([0.1]),
+                  table=np.arange(-96, 128, 7, dtype=np.int8))  # fmt: skip
+    assert expand(five, 64).codes.tolist() == [[14 * (k % 16) - 96 for k in range(64)]]
     planes = pack_matrix(six)["codes"][0]
     assert [planes[k % 32] >> (k // 32 * 4) & 15 for k in range(64)] == [k % 16 for k in range(64)]
     assert [planes[32 + k % 16] >> (k // 16 * 2) & 3 for k in range(64)] == [k // 16 for k in range(64)]

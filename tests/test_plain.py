@@ -22,8 +22,8 @@ from tests.test_runq import BIN, MODELS, N_STEPS, RANDOM, clear_generation, dete
 
 # Lines of a program at most, and the part of them behind which its forward pass has ended. A change that needs more has
 # to say why. runq_moe: 200 more than without the ladder, of which 200 are runq_gptq's sections, for A8W4, too.
-LIMITS = {"runq": (1450, 750 / 1450), "runq_w8a8": (1600, 0.6), "runq_gptq": (1700, 0.6), "runq_moe": (2250, 0.6),
-          "runq_awq": (2550, 0.5)}  # fmt: skip
+LIMITS = {"runq": (1450, 750 / 1450), "runq_w8a8": (1600, 0.6), "runq_gptq": (1725, 0.6), "runq_moe": (2280, 0.6),
+          "runq_awq": (2550, 0.5)}  # of the two, 27 lines for nl4, 5 and 6 bits # fmt: skip
 SOURCE = {path.stem: path for path in ROOT.glob("runq*.c*")}
 WHOLE = [name for name in LIMITS if re.search(r"^#if(n?def| ?!?defined\(?) ?ENGINE\b", SOURCE[name].read_text(), re.M)]
 PROGRAMS = [name for name in WHOLE if SOURCE[name].suffix == ".cpp"]
