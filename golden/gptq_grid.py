@@ -18,8 +18,8 @@ from golden.gptq import F16, ZERO_STEPS
 
 SHRINKS = tuple(1 - i / 40 for i in range(21))  # of a group's range: 1, 0.975, ... 0.5
 LEVELS = 16  # of the two-level form's scales and zero points
-# What codes by table stand for, by bits: Lloyd-Max values of weights in groups of 32, each with its best scale of either
-# sign; of 4 bits of normally distributed weights, of 5 bits of SmolLM2's.
+# What codes by table stand for, by bits: Lloyd-Max values of weights in groups of 32, each with its best scale of
+# either sign; of 4 bits of normally distributed weights, of 5 bits of SmolLM2's.
 # fmt: off
 NORMAL_TABLES = {
     4: np.array([-127, -100, -79, -62, -47, -34, -21, -9, 2, 13, 25, 36, 50, 65, 82, 106], np.int8),

@@ -9,8 +9,8 @@
 #include "engine/cpu/quant_matrix.h"
 #include "hw/sim/matmul_rtl.h"
 
-// What MatmulRtl::pack takes. A sparse matrix is filled up with codes that are its zero points; where groups have
-// int8 scales, the core gets in 8 bits what codes stand for.
+// What MatmulRtl::pack takes. A sparse matrix is filled up with codes that are its zero points; where groups
+// have int8 scales, the core gets in 8 bits what codes stand for.
 inline RtlMatrix pack_matrix(const MatmulRtl& core, const QuantMatrix& w) {
     std::vector<int8_t> codes;
     std::vector<uint8_t> stored, zeros;
