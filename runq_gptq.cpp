@@ -190,20 +190,24 @@ inline float to_float(Half h) {
 
 // How a kind of matrix is stored, in the four bytes that a header has for it: docs/model-files.md.
 struct MatrixFormat {
-    uint8_t bits = 0;    // of a code: 2, 4 or 8
+    uint8_t bits = 0;    // of a code: 2, 4, 5, 6 or 8
     uint8_t flags = 0;   // the sum of those below
     uint16_t group = 0;  // weights along a row that share a scale; 0: the whole row
 
-    static constexpr uint8_t sparse_flag = 1;     // two of each four weights are 0 and not stored
-    static constexpr uint8_t two_level_flag = 2;  // groups have 4-bit scales under one fp32 scale per row
+    static constexpr uint8_t sparse_flag = 1;       // two of each four weights are 0 and not stored
+    static constexpr uint8_t two_level_flag = 2;    // groups have 4-bit scales under one fp32 scale per row
+    static constexpr uint8_t int8_scales_flag = 4;  // int8 ones, and of 4 and 5 bits a table of values
 
     bool sparse() const { return (flags & sparse_flag) != 0; }
     bool two_level() const { return (flags & two_level_flag) != 0; }
+    bool int8_scales() const { return (flags & int8_scales_flag) != 0; }
+    bool has_table() const { return int8_scales() && bits <= 5; }
     // Whether there is such a format.
     bool known() const {
         if (flags == sparse_flag) return bits == 4 && (group == 64 || group == 128);
         if (flags == two_level_flag) return bits == 2 && group == 64;
         const bool has_group = group == 0 || group == 32 || group == 64 || group == 128;
+        if (flags == int8_scales_flag) return bits >= 4 && bits <= 6 && has_group && group > 0;
         return flags == 0 && has_group && (bits == 2 || bits == 4 || bits == 8);
     }
     bool operator==(const MatrixFormat&) const = default;
@@ -213,7 +217,7 @@ struct MatrixFormat {
 inline std::string format_text(const MatrixFormat& f) {
     const std::string groups = f.group > 0 ? "in groups of " + std::to_string(f.group) : "per row";
     return std::to_string(f.bits) + " bits " + groups + (f.two_level() ? ", two-level" : "") +
-           (f.sparse() ? ", 2:4 sparse" : "");
+           (f.has_table() ? ", by table" : "") + (f.sparse() ? ", 2:4 sparse" : "");
 }
 
 // The engine looks through all masks of a file at once, in all threads: not where each is found.
@@ -545,7 +549,7 @@ inline void Recorder::operator()(const std::string& name, const Rows& out, const
 #endif  // ENGINE
 
 // ---- section matrices of few bits ------------------------------------------
-// The arithmetic of matrices in 2, 4 and 8 bits. fast_quantize and fast_matmul are the engine's forms of it
+// The arithmetic of matrices in 2 to 8 bits. fast_quantize and fast_matmul are the engine's forms of it
 
 // A matrix, row by row. Of its tables a format has some; the others are null. Weight (i, k), with g = k /
 // group:
@@ -553,6 +557,8 @@ inline void Recorder::operator()(const std::string& name, const Rows& out, const
 //   8 bits           code * (scale of group g, or of row i)
 //   4 bits, 2 bits   (code - zero of g) * scale of g, or with one zero point for all groups
 //   two levels       (5 * code - high half of level g) * (low half of level g * scale of row i)
+//   nl4, 5 bits      table[code] * (int8 level of g * scale of row i)
+//   6 bits           (code - 32) * (int8 level of g * scale of row i)
 //   2:4 sparse       (code - zero of g) * scale of g where the mask has a 1, otherwise 0
 struct LowbitMatrix {
     const uint8_t* codes = nullptr;        // (n_rows, row_bytes()); of 8 bits they are int8
@@ -560,8 +566,9 @@ struct LowbitMatrix {
     const Half* scales = nullptr;          // (n_rows, n_groups())
     const float* row_scales = nullptr;     // (n_rows,), instead
     const uint8_t* zeros = nullptr;        // (n_rows, (n_groups() + 1) / 2), the first in the low half
-    const uint8_t* levels = nullptr;       // (n_rows, n_groups())
-    int bits = 0, zero_point = 0;          // of a code: 2, 4 or 8; where there are no zeros
+    const uint8_t* levels = nullptr;       // (n_rows, n_groups()); int8 but of 2 bits
+    const int8_t* table = nullptr;         // (2^bits,)
+    int bits = 0, zero_point = 0;          // of a code: 2, 4, 5, 6 or 8; where there are no zeros
     int n_rows = 0, n_cols = 0;            // output channels, input channels
     int n_codes = 0;                       // of a row: n_cols, or half as many if there is a mask
     int group = 0;                         // weights that share a scale: n_cols, or a multiple of ...
@@ -573,15 +580,17 @@ struct LowbitMatrix {
 };
 
 // lift unpack_codes
-// The codes of a row in n_bytes, of 2, 4 or 8 bits: (8 * n_bytes / bits,). The row is cut into blocks of 64
-// bytes, what is left into one of 32, one of 16, and so on. In a block of B bytes, byte j holds codes j,
-// j + B, j + 2 B, ... from its lowest bits up: vector instructions unpack it by a shift and an AND.
-inline void unpack_codes(int8_t* codes, const uint8_t* bytes, int n_bytes, int bits) {
-    const int ones = (1 << bits) - 1;
+// The codes of a row in n_bytes, of 1, 2, 4 or 8 bits: (8 * n_bytes / bits,). The row is cut into blocks of
+// 64 bytes, what is left into one of 32, one of 16, and so on. In a block of B bytes, byte j holds codes j,
+// j + B, j + 2 B, ... from its lowest bits up: vector instructions unpack it by a shift and an AND. A code
+// goes `left` bits to the left, above what codes has there.
+inline void unpack_codes(int8_t* codes, const uint8_t* bytes, int n_bytes, int bits, int left) {
+    const int ones = (1 << bits) - 1, below = (1 << left) - 1;
     for (int block = 64; block > 0; block /= 2) {
         for (; n_bytes >= block; n_bytes -= block, bytes += block) {
             for (int shift = 0; shift < 8; shift += bits, codes += block)
-                for (int j = 0; j < block; j++) codes[j] = int8_t(bytes[j] >> shift & ones);
+                for (int j = 0; j < block; j++)
+                    codes[j] = int8_t((codes[j] & below) | (bytes[j] >> shift & ones) << left);
         }
     }
 }
@@ -602,23 +611,31 @@ inline void place_kept(int8_t* codes, const int8_t* kept, const uint8_t* mask, i
 }
 
 // Row i of w as Q8 has it: value k is codes[k] * scales[k / group_size], group_size the activations'. codes
-// (n_cols,) fit int8: what is stored in 8 bits is int8, and all else is a zero point of 0 to 15 taken from a
-// code of 0 to 15, or from 5 times one of 0 to 3. scales: (n_cols / group_size,).
+// (n_cols,) fit int8: what is stored in 8 bits or by a table is int8, and all else is a zero point of 0 to 15
+// taken from a code of 0 to 15, or from 5 times one of 0 to 3, or 32 from one of 0 to 63. Codes of 5 and 6
+// bits are two planes, one behind the other: the low 4 bits of all, then the upper 1 or 2. scales: (n_cols /
+// group_size,).
 void expand(int8_t* codes, float* scales, const LowbitMatrix& w, int i) {
     const int n_groups = w.n_groups(), n = w.n_codes / n_groups, n_scales = w.group / w.group_size;
     const size_t first = size_t(i) * n_groups;
     int8_t* stored = codes + (w.n_cols - w.n_codes);  // the upper half, if half of them are 0
-    unpack_codes(stored, w.codes + size_t(i) * w.row_bytes(), w.row_bytes(), w.bits);
+    const uint8_t* row = w.codes + size_t(i) * w.row_bytes();
+    const int low = w.bits == 5 || w.bits == 6 ? 4 : w.bits, low_bytes = w.n_codes * low / 8;
+    unpack_codes(stored, row, low_bytes, low, 0);
+    unpack_codes(stored, row + low_bytes, w.row_bytes() - low_bytes, w.bits - low, low);
     for (int g = 0; g < n_groups; g++) {
         float scale = w.row_scales != nullptr ? w.row_scales[i] : to_float(w.scales[first + g]);
         int times = 1, zero = w.zero_point;
         if (w.zeros != nullptr) {
             zero = w.zeros[size_t(i) * ((n_groups + 1) / 2) + g / 2] >> g % 2 * 4 & 15;
+        } else if (w.levels != nullptr && w.bits > 2) {
+            scale = float(int8_t(w.levels[first + g])) * scale;
         } else if (w.levels != nullptr) {
             times = 5, zero = w.levels[first + g] >> 4;  // zero points are fifths of a code
             scale = float(w.levels[first + g] & 15) * scale;
         }
-        for (int k = g * n; k < (g + 1) * n; k++) stored[k] = int8_t(times * stored[k] - zero);
+        for (int k = g * n; k < (g + 1) * n; k++)
+            stored[k] = w.table != nullptr ? w.table[stored[k]] : int8_t(times * stored[k] - zero);
         std::fill_n(scales + g * n_scales, n_scales, scale);
     }
     if (w.mask != nullptr) place_kept(codes, stored, w.mask + size_t(i) * (w.n_cols / 8), w.n_cols);
@@ -731,7 +748,7 @@ void check_mask(const std::string& name, const uint8_t* mask, int n_rows, int n_
     }
 }
 
-// The tensors of a matrix: the mask of a sparse one, its codes, then what its groups have. rows: {n_rows}, or
+// The tensors of a matrix: its mask or table, its codes, then what its groups have. rows: {n_rows}, or
 // {n_matrices, n_rows} of matrices that lie one behind the other in each tensor: the first of them.
 LowbitMatrix lowbit_tensors(TensorList& file, const std::string& name, const MatrixFormat& f,
                             const std::vector<int>& rows, int n_cols, int group_size) {
@@ -744,11 +761,20 @@ LowbitMatrix lowbit_tensors(TensorList& file, const std::string& name, const Mat
         const int n_rows = rows.size() > 1 ? rows[0] * rows[1] : rows[0];
         if (!fast_check_mask(m.mask)) check_mask(name + ".mask", m.mask, n_rows, n_cols);
     }
+    if (f.has_table()) {
+        const std::vector<int> matrices(rows.begin(), rows.end() - 1);
+        m.table = file.next<int8_t>(name + ".table", with(1 << f.bits, matrices));
+    } else if (f.int8_scales()) {
+        m.zero_point = 1 << (f.bits - 1);
+    }
     m.codes = f.bits < 8
                   ? file.next<uint8_t>(name + ".codes", with(m.row_bytes(), rows))
                   : reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".codes", with(n_cols, rows)));
-    if (f.two_level()) {
-        m.levels = file.next<uint8_t>(name + ".groups", with(m.n_groups(), rows));
+    if (f.two_level() || f.int8_scales()) {
+        const std::vector<int> shape = with(m.n_groups(), rows);
+        m.levels = f.two_level()
+                       ? file.next<uint8_t>(name + ".groups", shape)
+                       : reinterpret_cast<const uint8_t*>(file.next<int8_t>(name + ".groups", shape));
         m.row_scales = file.next<float>(name + ".row_scales", rows);
     } else if (f.bits == 8 && f.group == 0) {
         m.row_scales = file.next<float>(name + ".scales", rows);

@@ -35,6 +35,7 @@ from formats.tensors import HEADER_SIZE, Tensor, weights_end
 POOL_SIZE = 1 << 24  # random values are made once and then read from anywhere: as good here, and far quicker
 CODE_DEVIATION = 50  # of int8 codes: in a group of 64 normal values the largest, code 127, is at about 2.5
 INT4_DEVIATION = math.sqrt((16**2 - 1) / 12)  # of codes that are all equally frequent
+TABLES = {bits: np.rint(np.linspace(-120, 120, 2**bits)).astype(np.int8) for bits in (4, 5)}  # what codes stand for
 SKEW = 1.77  # times as large, every fourth expert's logits win 60 % of the eight places of 128
 EMBEDDING = 32  # of mixtures: larger than what all layers add
 LADDER_DEVIATION = 8 * 5 * math.sqrt((4**2 - 1) / 12)  # of 2-bit codes in fifths, times the mean of the scales' codes
@@ -64,6 +65,7 @@ class Storage:
 
 BYTES, NIBBLES, SPARSE = MatrixFormat(8), MatrixFormat(4, 128), MatrixFormat(4, 128, sparse=True)
 PAIRS = MatrixFormat(2, 64, two_level=True)
+NL4, FIVE, SIX = (MatrixFormat(bits, 64, int8_scales=True) for bits in (4, 5, 6))
 
 
 def gptq(embed: MatrixFormat, attention: MatrixFormat, feed_forward: MatrixFormat, classifier: MatrixFormat) -> Storage:
@@ -79,6 +81,9 @@ SCHEMES = {
     "gptq-8": gptq(BYTES, BYTES, BYTES, BYTES),
     "gptq-4": gptq(NIBBLES, NIBBLES, NIBBLES, NIBBLES),
     "gptq-2": gptq(PAIRS, PAIRS, PAIRS, PAIRS),
+    "gptq-nl4": gptq(NL4, NL4, NL4, NL4),
+    "gptq-5": gptq(FIVE, FIVE, FIVE, FIVE),
+    "gptq-6": gptq(SIX, SIX, SIX, SIX),
     "gptq-sparse": gptq(NIBBLES, SPARSE, SPARSE, NIBBLES),
 }
 
@@ -179,12 +184,18 @@ def write_weights(
             source.write(f, source.words.view(np.uint8), n)
         elif part == "mask":
             source.write(f, source.mask, n)
-        elif part == "groups":
-            source.write(f, source.levels, n)
+        elif part == "groups":  # behind their codes
+            row_bytes, n_in, deviation = n_in // 2, 64 * shape[-1], LADDER_DEVIATION
+            if dtype == "|i1":
+                bits = 8 * row_bytes // n_in
+                deviation = CODE_DEVIATION * (TABLES[bits].std() if bits in TABLES else math.sqrt((4**bits - 1) / 12))
+            source.write(f, source.levels if dtype == "|u1" else source.codes, n)
+        elif part == "table":
+            f.write(TABLES[n.bit_length() - 1].data)
         elif part == "zeros":
             source.write(f, source.zeros.view(np.uint8), n)
         elif part == "row_scales":
-            source.write(f, source.factors * np.float32(1 / (LADDER_DEVIATION * math.sqrt(2 * n_in))), n)
+            source.write(f, source.factors * np.float32(1 / (deviation * math.sqrt(n_in))), n)
         elif part == "qweight":
             n_in, deviation = shape[0], INT4_DEVIATION
             source.write(f, source.words, n)

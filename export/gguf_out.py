@@ -108,7 +108,7 @@ def codes_of(scheme: FileScheme, name: str, n_in: int) -> Codes | None:
         return Codes(4, scheme.group_size, unpack(m.qzeros).T, lambda: (unpack(m.qweight).T, m.scales.T))
     if isinstance(scheme, GPTQ):
         form = scheme.layout.of(name)
-        if form.bits == 2 or form.sparse or is_gathered(scheme, name):
+        if form.bits == 2 or form.sparse or form.int8_scales or is_gathered(scheme, name):
             return None
         zeros = 0 if form.bits == 8 else scheme.zeros(name)
         return Codes(form.bits, form.group or n_in, zeros, lambda: scheme.stored(name)[1:3])

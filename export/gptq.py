@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from export.arguments import add_calibration, calibration_options, first_given
 from export.engines import GPU_AND_CPU, announce, gptq_refused, warn_refused
-from export.gptq_layout import budget_forms, check_dimensions, choose_layout, describe_sizes, parse_bits
+from export.gptq_layout import Bits, budget_forms, check_dimensions, choose_layout, describe_sizes, parse_bits
 from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
 from export.hf_gptq import Repacker, can_repack, check_expressible, write_gptq_checkpoint
 from export.rotation import Rotate, rotated
@@ -62,9 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of GPTQ."""
     add_calibration(parser)
     parser.add_argument("--bits", metavar="BITS",
-                        help="2, 4 or 8 for all, or by place (embed=8,attn=4,ffn=2,classifier=4)")  # fmt: skip
+                        help="2, 4, nl4, 5, 6, 8 for all, or by place (embed=8,attn=4,ffn=2,classifier=4)")  # fmt: skip
     parser.add_argument("--group", type=int, metavar="N",
-                        help="weights that share a scale at 4 bits: 32, 64, 128 (128, or 64)")  # fmt: skip
+                        help="weights that share a scale at 4 to 6 bits: 32, 64, 128 (128, or 64)")  # fmt: skip
     parser.add_argument("--sparse", choices=("2:4",), help="two of each four weights of layers at 4 bits are zero")
     parser.add_argument("--sym", action=argparse.BooleanOptionalAction,
                         help="zero point 8 at 4 bits (with --hf-out, as vLLM takes no other)")  # fmt: skip
@@ -285,7 +285,7 @@ def export_gptq(
     calibration: Path | None = None,
     n_samples: int | None = None,
     seq_len: int | None = None,
-    bits: dict[str, int] | None = None,
+    bits: Bits | None = None,
     group: int | None = None,
     sparse: bool = False,
     options: Options = Options(),  # noqa: B008  (a tuple)

@@ -27,23 +27,26 @@ EXPERTS, EXPERT_PLACES = "experts", ("gate_up", "down")
 EXPERT_LADDER = LADDER | {"ffn": 4, EXPERTS: 2}
 PLACES_WITH_EXPERTS = (*EXPERT_LADDER, *EXPERT_PLACES)
 TABLES = ("embed", "classifier")
-BITS = (2, 4, 8)
+NL4 = "nl4"  # 4 bits by a table
+BITS = {"2": 2, "4": 4, NL4: NL4, "5": 5, "6": 6, "8": 8}
+Bits = dict[str, int | str]  # by place
 GROUPS = (32, 64, 128)
+INT8_SCALES_GROUP = 64  # of formats with int8 scales, if none is given
 SPARSE_GROUPS = (64, 128)
 COMPONENTS = {"embed": "embedding", "attn": "attention", "ffn": "feed-forward", "classifier": "classifier"}
 
 
-def parse_bits(text: str | None, places: Collection[str] = tuple(PLACES)) -> dict[str, int]:
-    """`--bits`: one number for all places, or `PLACE=BITS,...` for some. Raises ModelError."""
-    bits = {}
+def parse_bits(text: str | None, places: Collection[str] = tuple(PLACES)) -> Bits:
+    """`--bits`: one of BITS for all places, or `PLACE=BITS,...` for some. Raises ModelError."""
+    bits: Bits = {}
     for part in text.split(",") if text is not None else ():
         place, equals, number = part.partition("=")
         if not equals:
             place, number = "", part
-        if number not in map(str, BITS) or (place and place not in places) or place in bits:
-            expected = f"{', '.join(map(str, BITS))}, or PLACE=BITS,... with places {', '.join(places)}"
+        if number not in BITS or (place and place not in places) or place in bits:
+            expected = f"{', '.join(BITS)}, or PLACE=BITS,... with places {', '.join(places)}"
             raise ModelError(f"--bits is {text}, expected {expected}")
-        bits[place] = int(number)
+        bits[place] = BITS[number]
     if "" in bits and len(bits) > 1:
         raise ModelError(f"--bits is {text}: one number for all, or one for each place")
     return dict.fromkeys(places, bits[""]) if "" in bits else bits
@@ -65,13 +68,14 @@ def check_dimensions(checkpoint: Source) -> None:
 
 
 def choose_formats(
-    kinds: Iterable[tuple[str, int, Sequence[int]]], tied: bool, group: int | None, sparse: bool
+    kinds: Iterable[tuple[str, int | str, Sequence[int]]], tied: bool, group: int | None, sparse: bool
 ) -> tuple[MatrixFormat, ...]:
     """The format of every kind of matrix. Raises ModelError for options that do not go together.
 
     kinds: of each its name, bits, and the lengths of its rows; of a kind that a model has not none, its format is that
-    of the kind before. Where the embedding is the classifier (tied), both have one format. group: at 4 bits, and in
-    layers at 8; None: 128 where that divides rows, otherwise 64; at 8 bits a row. sparse: 2:4 in layers at 4 bits.
+    of the kind before. Where the embedding is the classifier (tied), both have one format. group: at 4 to 6 bits, and
+    in layers at 8; None: 128 where that divides rows at 4 bits, otherwise 64; at 8 bits a row. sparse: 2:4 in layers at
+    4 bits.
     """
     kinds = list(kinds)
     if group is not None and group not in GROUPS:
@@ -90,6 +94,8 @@ def choose_formats(
             raise ModelError(f"--group is {group}, {kind} has rows of {found[0]}; 64 divides them")
         if bits == 2:
             formats.append(MatrixFormat(2, 64, two_level=True))
+        elif bits in (NL4, 5, 6):
+            formats.append(MatrixFormat(4 if bits == NL4 else bits, group or INT8_SCALES_GROUP, int8_scales=True))
         elif bits == 4:
             formats.append(MatrixFormat(4, own, sparse=sparse and kind not in TABLES))
         else:
@@ -97,7 +103,7 @@ def choose_formats(
     return tuple(formats)
 
 
-def choose_layout(config: Config, bits: dict[str, int], group: int | None, sparse: bool) -> GptqLayout:
+def choose_layout(config: Config, bits: Bits, group: int | None, sparse: bool) -> GptqLayout:
     """The format of every kind of matrix of a dense model. bits: by place, those of LADDER for the others.
 
     group, sparse, errors: see `choose_formats`.
@@ -109,7 +115,7 @@ def choose_layout(config: Config, bits: dict[str, int], group: int | None, spars
     return GptqLayout(choose_formats(kinds, config.tied, group, sparse))
 
 
-def choose_expert_layout(config: Config, bits: dict[str, int], group: int | None, sparse: bool) -> MoeLayout:
+def choose_expert_layout(config: Config, bits: Bits, group: int | None, sparse: bool) -> MoeLayout:
     """The same of a mixture of experts, whose ladder is EXPERT_LADDER."""
     chosen = EXPERT_LADDER | bits
     chosen = dict.fromkeys(EXPERT_PLACES, chosen[EXPERTS]) | chosen
@@ -121,10 +127,12 @@ def choose_expert_layout(config: Config, bits: dict[str, int], group: int | None
 
 
 def budget_forms(config: Config, kind: str, group: int | None) -> list[MatrixFormat]:
-    """The formats of which --budget chooses one for a kind of matrix. group: the only one at 4 bits, if it is given."""
+    """The formats of which --budget chooses one for a kind of matrix. group: the only one at 4 to 6 bits, if given."""
     columns = next(n_in for name, (_, n_in) in matrix_shapes(config) if name.rsplit(".", 1)[-1] == kind)
     groups = [g for g in (GROUPS if group is None else (group,)) if columns % g == 0]
-    return [MatrixFormat(8), *(MatrixFormat(4, g) for g in groups), MatrixFormat(2, 64, two_level=True)]
+    by_table = [MatrixFormat(4, g, int8_scales=True) for g in groups]
+    uniform = [MatrixFormat(bits, group or INT8_SCALES_GROUP, int8_scales=True) for bits in (6, 5)]
+    return [MatrixFormat(8), *uniform, *by_table, MatrixFormat(2, 64, two_level=True)]
 
 
 def component(name: str) -> str:

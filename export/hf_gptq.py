@@ -202,7 +202,7 @@ def check_expressible(layout: GptqLayout, repacked: bool = False) -> MatrixForma
         two = f"{formats[0]}; {formats[1]}"
         raise ModelError(f"--hf-out: a GPTQ checkpoint has one format for all layers, here are {two}")
     (form,) = formats
-    if form.two_level:
+    if form.two_level or form.int8_scales:
         raise ModelError(f"--hf-out: a GPTQ checkpoint cannot express {form}")
     if form.bits == 8 and not form.group and not repacked:
         raise ModelError("--hf-out: a GPTQ checkpoint has fp16 scales, 8 bits per row has fp32's: give --group")

@@ -25,6 +25,7 @@ from export.gptq import Options, write_quantized, write_repacked
 from export.gptq_layout import (
     PLACES_WITH_EXPERTS,
     TABLES,
+    Bits,
     check_dimensions,
     choose_expert_layout,
     describe_sizes,
@@ -193,7 +194,7 @@ def export_ladder(
     calibration: Path | None = None,
     n_samples: int | None = None,
     seq_len: int | None = None,
-    bits: dict[str, int] | None = None,
+    bits: Bits | None = None,
     group: int | None = None,
     sparse: bool = False,
     rtn: bool = False,

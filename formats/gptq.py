@@ -10,6 +10,9 @@ them whether activations are gathered before they are quantized. golden/gptq.py 
                             first in the low half
     2 bits in two levels    NAME.codes uint8 (n_out, n_in / 4); NAME.groups uint8 (n_out, n_groups): the scale's code in
                             the low half, the zero point's in the high; NAME.row_scales fp32 (n_out,)
+    int8 scales             NAME.codes uint8 (n_out, n_in * bits / 8) of 4, 5 or 6 bits; NAME.groups int8 (n_out,
+                            n_groups); NAME.row_scales fp32 (n_out,); before them at 4 and 5 bits NAME.table int8
+                            (2^bits,), of experts (n_experts, 2^bits)
     4 bits, 2:4 sparse      NAME.mask uint8 (n_out, n_in / 8): bit k % 8 of byte k / 8 says that weight k is kept;
                             NAME.codes uint8 (n_out, n_in / 4) of the kept ones; scales and zeros as above
 """
@@ -33,7 +36,7 @@ ACTIVATION_GROUPS = (32, 64)
 # The places whose activations may be gathered, with the width of each in a Config; the order of a file.
 ORDER_PLACES = {"attn.norm": "dim", "attn.mix": "q_dim", "ffn.norm": "dim", "ffn.swiglu": "hidden_dim"}
 
-SPARSE, TWO_LEVEL = 1, 2  # flags of an entry
+SPARSE, TWO_LEVEL, INT8_SCALES = 1, 2, 4  # flags of an entry
 _ENTRY = struct.Struct("<BBH")
 ENTRY_BYTES = _ENTRY.size
 
@@ -45,11 +48,23 @@ class MatrixFormat(NamedTuple):
     group: int = 0
     sparse: bool = False  # two of each four weights are zero and not stored
     two_level: bool = False  # scales and zero points of groups are 4-bit codes under one fp32 scale per row
+    int8_scales: bool = False  # scales of groups are int8 under one fp32 scale per row; there are no zero points
+
+    @property
+    def has_table(self) -> bool:
+        """Whether codes index int8 values, 16 or 32: nl4, and 5 bits, on a grid that is not linear."""
+        return self.int8_scales and self.bits <= 5
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether each group has a zero point of its own in `zeros`."""
+        return self.bits < 8 and not self.two_level and not self.int8_scales
 
     def __str__(self) -> str:
         """As messages and --info have it: "4 bits in groups of 64, 2:4 sparse"."""
         groups = f"{self.bits} bits in groups of {self.group}" if self.group else f"{self.bits} bits per row"
-        return groups + (", two-level" if self.two_level else "") + (", 2:4 sparse" if self.sparse else "")
+        flags = {", two-level": self.two_level, ", by table": self.has_table, ", 2:4 sparse": self.sparse}
+        return groups + "".join(text for text, is_set in flags.items() if is_set)
 
 
 # Every format that a program runs. Groups of 32, and 2 bits in one level, are for checkpoints made elsewhere.
@@ -59,6 +74,7 @@ FORMATS = frozenset(
     | {MatrixFormat(2, group) for group in (0, 32, 64, 128)}
     | {MatrixFormat(2, 64, two_level=True)}
     | {MatrixFormat(4, group, sparse=True) for group in (64, 128)}
+    | {MatrixFormat(bits, group, int8_scales=True) for bits in (4, 5, 6) for group in (32, 64, 128)}
 )
 
 
@@ -92,7 +108,10 @@ N_BYTES = len(KINDS) * ENTRY_BYTES + 1  # in the header
 
 def pack_entries(formats: Iterable[MatrixFormat]) -> bytes:
     """The entries of a header, one for each format."""
-    return b"".join(_ENTRY.pack(f.bits, SPARSE * f.sparse + TWO_LEVEL * f.two_level, f.group) for f in formats)
+    return b"".join(
+        _ENTRY.pack(f.bits, SPARSE * f.sparse + TWO_LEVEL * f.two_level + INT8_SCALES * f.int8_scales, f.group)
+        for f in formats
+    )
 
 
 def read_entries(path: Path, raw: bytes, kinds: Sequence[str], tied: bool, group_size: int) -> tuple[MatrixFormat, ...]:
@@ -102,8 +121,8 @@ def read_entries(path: Path, raw: bytes, kinds: Sequence[str], tied: bool, group
     """
     formats = []
     for kind, (bits, flags, group) in zip(kinds, _ENTRY.iter_unpack(raw[: len(kinds) * ENTRY_BYTES]), strict=True):
-        found = MatrixFormat(bits, group, bool(flags & SPARSE), bool(flags & TWO_LEVEL))
-        if found not in FORMATS or flags & ~(SPARSE | TWO_LEVEL):
+        found = MatrixFormat(bits, group, *(bool(flags & flag) for flag in (SPARSE, TWO_LEVEL, INT8_SCALES)))
+        if found not in FORMATS or flags >= 2 * INT8_SCALES:
             raise ModelError(f"{path}: {kind} has bits {bits}, flags {flags}, group {group}: not supported")
         formats.append(found)
     if tied and formats[0] != formats[-1]:
@@ -149,19 +168,21 @@ def matrix_tensors(name: str, shape: tuple[int, ...], form: MatrixFormat) -> Ite
     n_groups = n_in // (form.group or n_in)
     if form.sparse:
         yield Tensor(f"{name}.mask", "|u1", (*rows, n_in // 8))
+    if form.has_table:
+        yield Tensor(f"{name}.table", "|i1", (*rows[:-1], 1 << form.bits))
     if form.bits == 8:
         yield Tensor(f"{name}.codes", "|i1", shape)
     else:
         n_codes = n_in // 2 if form.sparse else n_in
         yield Tensor(f"{name}.codes", "|u1", (*rows, n_codes * form.bits // 8))
-    if form.two_level:
-        yield Tensor(f"{name}.groups", "|u1", (*rows, n_groups))
+    if form.two_level or form.int8_scales:
+        yield Tensor(f"{name}.groups", "|u1" if form.two_level else "|i1", (*rows, n_groups))
         yield Tensor(f"{name}.row_scales", "<f4", tuple(rows))
     elif form.bits == 8 and not form.group:
         yield Tensor(f"{name}.scales", "<f4", tuple(rows))
     else:
         yield Tensor(f"{name}.scales", "<f2", (*rows, n_groups))
-    if form.bits < 8 and not form.two_level:
+    if form.has_zeros:
         yield Tensor(f"{name}.zeros", "|u1", (*rows, (n_groups + 1) // 2))
 
 

@@ -1,19 +1,21 @@
-"""Codes of 2 and 4 bits in bytes, in the order of GPTQ files (docs/model-files.md).
+"""Codes of 2, 4, 5 and 6 bits in bytes, in the order of GPTQ files (docs/model-files.md).
 
-A row is cut into blocks of 64 bytes; what is left at its end into a block of 32 bytes, then of 16. In a block of B
-bytes, byte j holds the codes j, j + B, j + 2B, ... from its lowest bits up. So in a full block the i-th group of 64
-codes, in order, is (byte >> (i * bits)) & mask: a shift and a mask for a whole vector of them.
+A row is cut into blocks of 64 bytes; what is left at its end into a block of 32 bytes, then of 16 and of 8. In a block
+of B bytes, byte j holds the codes j, j + B, j + 2B, ... from its lowest bits up. So in a full block the i-th group of
+64 codes, in order, is (byte >> (i * bits)) & mask: a shift and a mask for a whole vector of them. A row of 5 or 6 bits
+is two such rows, or planes: the low 4 bits of all codes, then the upper 1 or 2.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
 
-BLOCK_BYTES = (64, 32, 16)
+BLOCK_BYTES = (64, 32, 16, 8)
+LOW_PLANE = 4  # bits of the first plane where there are two
 
 
 def blocks(n_bytes: int) -> Iterator[tuple[int, int]]:
-    """Start and size of each block of a row of n_bytes, a multiple of 16."""
+    """Start and size of each block of a row of n_bytes, a multiple of 8."""
     if n_bytes % BLOCK_BYTES[-1]:
         raise ValueError(f"a row of {n_bytes} bytes, expected a multiple of {BLOCK_BYTES[-1]}")
     start = 0
@@ -35,7 +37,10 @@ def code_order(n_codes: int, bits: int) -> np.ndarray:
 
 
 def pack_codes(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Rows of codes below 2^bits, (rows, n) -> (rows, n * bits / 8) uint8. bits: 2 or 4; n: whole blocks."""
+    """Rows of codes below 2^bits, (rows, n) -> (rows, n * bits / 8) uint8. bits: 1, 2, 4, 5, 6; n: whole blocks."""
+    if bits > LOW_PLANE:
+        low, high = codes & ((1 << LOW_PLANE) - 1), codes >> LOW_PLANE
+        return np.concatenate([pack_codes(low, LOW_PLANE), pack_codes(high, bits - LOW_PLANE)], axis=1)
     spread = codes[:, code_order(codes.shape[1], bits)].astype(np.uint8)  # (rows, bytes, 8 / bits)
     packed = np.zeros(spread.shape[:2], np.uint8)
     for i in range(spread.shape[2]):
@@ -45,6 +50,9 @@ def pack_codes(codes: np.ndarray, bits: int) -> np.ndarray:
 
 def unpack_codes(packed: np.ndarray, bits: int) -> np.ndarray:
     """The codes of packed rows, (rows, n_bytes) uint8 -> (rows, n_bytes * 8 / bits) uint8."""
+    if bits > LOW_PLANE:
+        low, high = np.split(packed, [packed.shape[1] * LOW_PLANE // bits], axis=1)
+        return unpack_codes(low, LOW_PLANE) | unpack_codes(high, bits - LOW_PLANE) << np.uint8(LOW_PLANE)
     order = code_order(packed.shape[1] * 8 // bits, bits)
     codes = np.empty((len(packed), order.size), np.uint8)
     for i in range(order.shape[1]):

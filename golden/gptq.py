@@ -1,4 +1,4 @@
-"""GPTQ files: matrices of 8, 4 and 2 bits, dense and 2:4 sparse, with int8 activations as in Q8.
+"""GPTQ files: matrices of 2 to 8 bits, dense and 2:4 sparse, with int8 activations as in Q8.
 
 Every format expands to what Q8 has, int8 codes w' and one fp32 scale per group of activations, and the product is
 golden.q8's, letter for letter:
@@ -8,6 +8,8 @@ golden.q8's, letter for letter:
     4 bits, 2 bits    uint8   code - zero, zero a code            the group's fp16, widened
     2:4 sparse        uint8   code - zero where kept, otherwise 0 the group's fp16, widened
     2 bits, two-level uint8   5 code - z, z 0..15                 s * row_scale, s 0..15, rounded once
+    nl4, 5 bits       uint8   table[code], int8, a matrix's own   s * row_scale, s -127..127, rounded once
+    6 bits            uint8   code - 32                           s * row_scale, s -127..127, rounded once
 
 The two-level form has its zero point at z / 5, between codes, so that groups need not have a code for 0; the 5 is
 folded into the row's scale. A weight group is a whole number of groups of activations. Where a file has an order, the
@@ -40,16 +42,18 @@ class Matrix(NamedTuple):
 
     form: MatrixFormat
     codes: np.ndarray  # (n_out, n_in) int8 at 8 bits, otherwise uint8; at weights that are not kept without meaning
-    scales: np.ndarray  # (n_out, n_groups) fp16; fp32 at 8 bits a row; uint8 codes of the two-level form
-    zeros: np.ndarray | None = None  # (n_out, n_groups) uint8; None at 8 bits
-    row_scales: np.ndarray | None = None  # (n_out,) fp32, of the two-level form
+    scales: np.ndarray  # (n_out, n_groups) fp16; fp32 at 8 bits a row; uint8 if two-level, int8 of int8_scales
+    zeros: np.ndarray | None = None  # (n_out, n_groups) uint8; None at 8 bits and with int8 scales
+    row_scales: np.ndarray | None = None  # (n_out,) fp32, of the two-level form and with int8 scales
     kept: np.ndarray | None = None  # (n_out, n_in) bool, two of each four, of the sparse form
+    table: np.ndarray | None = None  # int8, what codes stand for: (2^bits,), or (n_out, 2^bits) of experts' rows
 
 
 def joined(parts: Sequence[Matrix]) -> Matrix:
-    """Matrices of one format, with rows of one length, one behind the other."""
-    columns = list(zip(*parts, strict=True))[1:]
-    return Matrix(parts[0].form, *(None if column[0] is None else np.concatenate(column) for column in columns))
+    """Matrices of one format and table, with rows of one length, one behind the other."""
+    columns = list(zip(*(part._replace(table=None) for part in parts), strict=True))[1:]
+    rows = (None if column[0] is None else np.concatenate(column) for column in columns)
+    return Matrix(parts[0].form, *rows)._replace(table=parts[0].table)
 
 
 # ----------------------------------------------------------------------------
@@ -65,8 +69,8 @@ def pack_matrix(m: Matrix) -> dict[str, np.ndarray]:
         codes = codes[m.kept].reshape(len(codes), -1)
     parts["codes"] = codes if m.form.bits == 8 else pack_codes(codes, m.form.bits)
     if m.row_scales is not None:
-        parts |= {"groups": m.scales | m.zeros << np.uint8(4), "row_scales": m.row_scales}
-        return parts
+        groups = m.scales if m.zeros is None else m.scales | m.zeros << np.uint8(4)
+        return ({} if m.table is None else {"table": m.table}) | parts | {"groups": groups, "row_scales": m.row_scales}
     parts["scales"] = m.scales[:, 0] if m.form.bits == 8 and not m.form.group else m.scales
     if m.zeros is not None:
         parts["zeros"] = pack_nibbles(m.zeros)
@@ -83,6 +87,8 @@ def unpack_matrix(parts: Mapping[str, np.ndarray], form: MatrixFormat) -> Matrix
         kept, stored = unpack_mask(parts["mask"]), codes
         codes = np.zeros(kept.shape, np.uint8)
         codes[kept] = stored.reshape(-1)
+    if form.int8_scales:
+        return Matrix(form, codes, parts["groups"], None, parts["row_scales"], table=parts.get("table"))
     if form.two_level:
         groups = parts["groups"]
         return Matrix(form, codes, groups & np.uint8(15), groups >> np.uint8(4), parts["row_scales"])
@@ -95,11 +101,13 @@ def expand(m: Matrix, activation_group: int) -> Quantized:
     """What a matrix is in the product: int8 codes w' (n_out, n_in), fp32 scales (n_out, n_in / activation_group)."""
     n_out, n_in = m.codes.shape
     codes = m.codes.astype(np.int8).reshape(n_out, m.scales.shape[1], -1)
-    if m.row_scales is not None:
+    if m.form.two_level:
         codes = np.int8(ZERO_STEPS) * codes
-        scales = m.scales.astype(F32) * m.row_scales[:, None]
-    else:
-        scales = m.scales.astype(F32)
+    elif m.form.has_table:
+        codes = np.take_along_axis(np.atleast_2d(m.table), m.codes.astype(np.intp), 1).reshape(codes.shape)
+    elif m.form.int8_scales:
+        codes = codes - np.int8(1 << m.form.bits - 1)
+    scales = m.scales.astype(F32) * (1 if m.row_scales is None else m.row_scales[:, None])
     if m.zeros is not None:
         codes = codes - m.zeros.astype(np.int8)[..., None]
     codes = codes.reshape(n_out, n_in)
@@ -111,6 +119,8 @@ def expand(m: Matrix, activation_group: int) -> Quantized:
 def expand_parts(parts: Mapping[str, np.ndarray], form: MatrixFormat, activation_group: int) -> Quantized:
     """`expand` of a matrix's tensors, or of those of all experts' matrices: codes (n_out, n_in) or (E, n_out, n_in)."""
     *rows, _ = parts["codes"].shape
+    if "table" in parts:  # one for each row, so that all parts have rows
+        parts = {**parts, "table": np.broadcast_to(parts["table"][..., None, :], (*rows, parts["table"].shape[-1]))}
     flat = {part: values.reshape(-1, *values.shape[len(rows) :]) for part, values in parts.items()}
     found = expand(unpack_matrix(flat, form), activation_group)
     return Quantized(found.codes.reshape(*rows, -1), found.scales.reshape(*rows, -1))
@@ -190,7 +200,7 @@ class GPTQ(Int8Scheme):
         return stands_for(self.stored(name))
 
     def embedding(self, tokens: np.ndarray) -> np.ndarray:
-        rows = {part: value[tokens] for part, value in self.tensors("embed").items()}
+        rows = {p: v if p == "table" else v[tokens] for p, v in self.tensors("embed").items()}
         return dequantize(expand_parts(rows, self.layout.of("embed"), self.group_size))
 
     def activation(self, step: Step, name: str, x: np.ndarray) -> Quantized:

@@ -1,11 +1,13 @@
 """Grids of the low-bit formats: which values a group of weights may take, and which grid suits it best.
 
 A weight with code c stands for scale * (step * c - zero): step is 1, or 5 in the two-level form, whose zero points lie
-between codes. `plain_grid` takes a group's range, as rounding to nearest does. `best_grid` tries narrower ranges (all
-256 pairs of codes in the two-level form) and takes the one with the smallest sum of importance * (rounded - w)^2.
+between codes; or, by a table, for scale * table[c]. `plain_grid` takes a group's range, as rounding to nearest does.
+`best_grid` tries narrower ranges (all 256 pairs of codes in the two-level form, both signs of int8 scales) and takes
+the one with the smallest sum of importance * (rounded - w)^2.
 """
 
 from collections.abc import Iterator
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -16,14 +18,27 @@ from golden.gptq import F16, ZERO_STEPS
 
 SHRINKS = tuple(1 - i / 40 for i in range(21))  # of a group's range: 1, 0.975, ... 0.5
 LEVELS = 16  # of the two-level form's scales and zero points
+# What codes by table stand for, by bits: Lloyd-Max values of weights in groups of 32, each with its best scale of
+# either sign; of 4 bits of normally distributed weights, of 5 bits of SmolLM2's.
+# fmt: off
+NORMAL_TABLES = {
+    4: np.array([-127, -100, -79, -62, -47, -34, -21, -9, 2, 13, 25, 36, 50, 65, 82, 106], np.int8),
+    5: np.array([-127, -107, -92, -80, -71, -63, -55, -48, -42, -35, -30, -24, -19, -13, -7, -2,
+                 4, 9, 13, 19, 24, 30, 35, 42, 48, 55, 63, 71, 80, 92, 105, 125], np.int8),
+}
+# fmt: on
 TRIED_VALUES = 1 << 16  # weights that are tried at a time: they stay in the cache
 
 
 class Grid(NamedTuple):
-    """One group of each row: scale (rows,) fp32, zero (rows,) whole numbers in fp32, in the steps of the format."""
+    """One group of each row: scale (rows,) fp32, zero (rows,) whole numbers in fp32, in the steps of the format.
+
+    table: what codes stand for times the scale, rising; there is no zero then.
+    """
 
     scale: np.ndarray
     zero: np.ndarray
+    table: np.ndarray | None = None
 
 
 def code_range(form: MatrixFormat) -> tuple[int, int]:
@@ -36,11 +51,35 @@ def step_of(form: MatrixFormat) -> int:
     return ZERO_STEPS if form.two_level else 1
 
 
+def middles(table: np.ndarray) -> np.ndarray:
+    """Where the nearest value of a rising table changes, (n - 1,) fp64."""
+    return (table[1:].astype(F64) + table[:-1]) / 2
+
+
+@cache
+def _cells(table: bytes) -> np.ndarray:
+    """The code of each cell k / 2 < x <= (k + 1) / 2, k = -256 .. 255: its nearest value of a table of int8."""
+    middle = (np.arange(-256, 256) + 0.5) / 2
+    return np.searchsorted(middles(np.frombuffer(table, np.int8)), middle).astype(np.uint8)
+
+
+def nearest_codes(x: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """The code of the nearest value of a rising table for each x, uint8; of two as near, the lower.
+
+    Middles of whole numbers are multiples of 1/2, so which half unit x is in decides.
+    """
+    half = np.ceil(x * 2)
+    half += 255
+    return _cells(table.tobytes())[np.clip(half, 0, 511, out=half).astype(np.int16)]
+
+
 def to_codes(w: np.ndarray, grid: Grid, form: MatrixFormat) -> np.ndarray:
     """The nearest code of each weight, whole numbers in w's type. w: (rows,) or (rows, n)."""
     shape = (-1,) + (1,) * (w.ndim - 1)
-    scale, zero = (v.astype(w.dtype).reshape(shape) for v in grid)
-    codes = w / np.where(scale > 0, scale, np.inf)
+    scale, zero = (v.astype(w.dtype).reshape(shape) for v in grid[:2])
+    codes = w / np.where(scale != 0, scale, np.inf)
+    if grid.table is not None:
+        return nearest_codes(codes, grid.table).astype(w.dtype)
     codes += zero
     if form.two_level:
         codes /= ZERO_STEPS
@@ -50,7 +89,9 @@ def to_codes(w: np.ndarray, grid: Grid, form: MatrixFormat) -> np.ndarray:
 def to_values(codes: np.ndarray, grid: Grid, form: MatrixFormat) -> np.ndarray:
     """What codes stand for, in their type."""
     shape = (-1,) + (1,) * (codes.ndim - 1)
-    scale, zero = (v.astype(codes.dtype).reshape(shape) for v in grid)
+    scale, zero = (v.astype(codes.dtype).reshape(shape) for v in grid[:2])
+    if grid.table is not None:
+        return grid.table.astype(codes.dtype)[codes.astype(np.intp)] * scale
     return (step_of(form) * codes - zero) * scale
 
 
@@ -126,8 +167,69 @@ def best_grid(
             error = error_of(w[at], weight, grid, form)
             better = error < smallest[at]
             smallest[at][better] = error[better]
-            for chosen, tried in zip(best, grid, strict=True):
+            for chosen, tried in zip(best[:2], grid[:2], strict=True):
                 chosen[at][better] = tried[better]
+    return best
+
+
+# ----------------------------------------------------------------------------
+# Int8 scales of groups under one fp32 scale per row
+
+
+def middle_code(form: MatrixFormat) -> int:
+    """The code that is taken off all codes where they have neither zero points nor a table: 32 of 6 bits."""
+    return 1 << form.bits - 1
+
+
+def units_at_ends(form: MatrixFormat, table: np.ndarray | None) -> tuple[float, float]:
+    """The smallest and the largest whole number that a code stands for: of 6 bits -32 and 31."""
+    if table is not None:
+        return float(table[0]), float(table[-1])
+    return -middle_code(form), middle_code(form) - 1
+
+
+def scales_of_range(w: np.ndarray, form: MatrixFormat, table: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest scale, of either sign, with which each row of w is in range: (rows,), (rows,) fp32, both >= 0."""
+    (low, high), (first, last) = group_ends(w, None), units_at_ends(form, table)
+    low, high = np.minimum(low, F32(0)), np.maximum(high, F32(0))
+    return np.maximum(low / F32(first), high / F32(last)), np.maximum(low / F32(-last), high / F32(-first))
+
+
+def int8_row_scales(weight: np.ndarray, form: MatrixFormat, table: np.ndarray | None) -> np.ndarray:
+    """The fp32 scale of each row, under which its widest group has 127: (n_out,). weight: (n_out, n_in)."""
+    groups = weight.reshape(-1, form.group).astype(F32)
+    widest = np.minimum(*scales_of_range(groups, form, table)).reshape(len(weight), -1).max(axis=1)
+    return (widest / F32(127)).astype(F32)
+
+
+def int8_grid(s: np.ndarray, row_scale: np.ndarray, form: MatrixFormat, table: np.ndarray | None) -> Grid:
+    """The grid of one group of each row with int8 scales s, (rows,)."""
+    return Grid(s.astype(F32) * row_scale, np.full(len(s), middle_code(form), F32), table)
+
+
+def best_int8_scales(
+    w: np.ndarray, importance: np.ndarray | None, row_scale: np.ndarray, form: MatrixFormat, table: np.ndarray | None
+) -> np.ndarray:
+    """The int8 scale of a group of each row, (rows,): of SHRINKS in both signs. w: (rows, n); importance: (n,).
+
+    importance None: the smallest that has all in range.
+    """
+    w = np.ascontiguousarray(w, F32)
+    unit = np.where(row_scale > 0, row_scale, np.inf).astype(F32)
+    ranges = [scale / unit for scale in scales_of_range(w, form, table)]
+    if importance is None:
+        s = np.clip(np.ceil(np.minimum(*ranges)), 1, 127)
+        return np.where(ranges[0] <= ranges[1], s, -s).astype(F32)
+    best, smallest = np.ones(len(w), F32), np.full(len(w), np.inf)
+    rows = max(1, TRIED_VALUES // w.shape[1])
+    for start in range(0, len(w), rows):
+        at = slice(start, start + rows)
+        for sign, whole in zip((1, -1), ranges, strict=True):
+            for shrink in SHRINKS:
+                s = F32(sign) * np.clip(np.rint(whole[at] * F32(shrink)), 1, 127)
+                error = error_of(w[at], importance, int8_grid(s, row_scale[at], form, table), form)
+                better = error < smallest[at]
+                smallest[at][better], best[at][better] = error[better], s[better]
     return best
 
 

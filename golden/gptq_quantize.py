@@ -24,7 +24,20 @@ import numpy as np
 from formats.gptq import MatrixFormat
 from golden.forward import F32, F64
 from golden.gptq import F16, Matrix
-from golden.gptq_grid import Grid, best_codes, best_grid, plain_codes, plain_grid, row_scales, to_codes, to_values
+from golden.gptq_grid import (
+    NORMAL_TABLES,
+    Grid,
+    best_codes,
+    best_grid,
+    best_int8_scales,
+    int8_grid,
+    int8_row_scales,
+    plain_codes,
+    plain_grid,
+    row_scales,
+    to_codes,
+    to_values,
+)
 
 DAMPING = 0.05  # of the mean of H's diagonal
 BLOCK = 128  # columns whose updates of the columns behind them are made at once
@@ -75,15 +88,31 @@ def curvature(hessian: np.ndarray, order: np.ndarray | None = None, damping: flo
 
 
 class Grids:
-    """Scales and zero points of a matrix while it is quantized: those of a group for all rows, once they are set."""
+    """Scales and zero points of a matrix while it is quantized: those of a group for all rows, once they are set.
 
-    def __init__(self, weight: np.ndarray, form: MatrixFormat, symmetric: bool, first_zero: int, search: bool):
+    table: of rising int8 values, for a format that has one; None: of NORMAL_TABLES.
+    """
+
+    def __init__(
+        self,
+        weight: np.ndarray,
+        form: MatrixFormat,
+        symmetric: bool,
+        first_zero: int,
+        search: bool,
+        table: np.ndarray | None = None,
+    ):
         self._form, self._symmetric, self._first_zero, self._search = form, symmetric, first_zero, search
         n_out, n_in = weight.shape
         self.size = form.group or n_in
-        self.scales = np.zeros((n_out, n_in // self.size), F32)  # codes, in the two-level form
+        self.scales = np.zeros((n_out, n_in // self.size), F32)  # codes, in the two-level form and with int8 scales
         self.zeros = np.zeros_like(self.scales)
-        self.row_scales = row_scales(weight, form) if form.two_level else None
+        self.table = None if not form.has_table else NORMAL_TABLES[form.bits] if table is None else table
+        self.row_scales = None
+        if form.two_level:
+            self.row_scales = row_scales(weight, form)
+        elif form.int8_scales:
+            self.row_scales = int8_row_scales(weight, form, self.table)
         self._set = np.zeros(n_in // self.size, bool)
 
     def is_set(self, group: int) -> bool:
@@ -92,32 +121,39 @@ class Grids:
     def set(self, group: int, w: np.ndarray, importance: np.ndarray, kept: np.ndarray | None = None) -> None:
         """Chooses the grid of one group for its weights w, (n_out, size). importance: (size,) fp64."""
         w, form = np.ascontiguousarray(w, F32), self._form
-        if form.two_level:
+        if form.int8_scales:
+            s = best_int8_scales(w, importance if self._search else None, self.row_scales, form, self.table)
+            z = int8_grid(s, self.row_scales, form, self.table).zero
+        elif form.two_level:
             choose = (w, importance, self.row_scales, form) if self._search else (w, self.row_scales, form)
             s, z = best_codes(*choose) if self._search else plain_codes(*choose)
         elif self._search:
             weight = importance if kept is None else importance * kept
-            s, z = best_grid(w, weight, form, self._symmetric, self._first_zero, kept)
+            s, z, _ = best_grid(w, weight, form, self._symmetric, self._first_zero, kept)
         else:
-            s, z = plain_grid(w, form, self._symmetric, self._first_zero, kept)
+            s, z, _ = plain_grid(w, form, self._symmetric, self._first_zero, kept)
         self.scales[:, group], self.zeros[:, group], self._set[group] = s, z, True
 
     def of(self, group: int) -> Grid:
         """The grid of a group, its scale in fp32."""
         scale = self.scales[:, group]
-        return Grid(scale if self.row_scales is None else scale * self.row_scales, self.zeros[:, group])
+        scale = scale if self.row_scales is None else scale * self.row_scales
+        return Grid(scale, self.zeros[:, group], self.table)
 
     def matrix(self, codes: np.ndarray, kept: np.ndarray | None) -> Matrix:
         """The quantized matrix with these codes, (n_out, n_in) whole numbers of any type."""
         form = self._form
-        kind = F32 if form.bits == 8 and not form.group else np.uint8 if form.two_level else F16
+        kind = np.uint8 if form.two_level else np.int8 if form.int8_scales else F16
+        if form.bits == 8 and not form.group:
+            kind = F32
         return Matrix(
             form,
             np.ascontiguousarray(codes).astype(np.int8 if form.bits == 8 else np.uint8),
             self.scales.astype(kind),
-            None if form.bits == 8 else self.zeros.astype(np.uint8),
+            self.zeros.astype(np.uint8) if form.has_zeros or form.two_level else None,
             self.row_scales,
             kept,
+            self.table,
         )
 
 
@@ -128,13 +164,19 @@ def largest_two(score: np.ndarray) -> np.ndarray:
     return (rank < 2).reshape(score.shape)
 
 
-def round_matrix(weight: np.ndarray, form: MatrixFormat, symmetric: bool = False, first_zero: int = 0) -> Matrix:
+def round_matrix(
+    weight: np.ndarray,
+    form: MatrixFormat,
+    symmetric: bool = False,
+    first_zero: int = 0,
+    table: np.ndarray | None = None,
+) -> Matrix:
     """Plain rounding to nearest, each group on the grid of its range; of each four the two largest are kept if sparse.
 
-    weight: (n_out, n_in) fp32. Raises OverflowError if fp16 cannot hold a scale.
+    weight: (n_out, n_in) fp32. table: see `Grids`. Raises OverflowError if fp16 cannot hold a scale.
     """
     kept = largest_two(np.abs(weight)) if form.sparse else None
-    return _round(weight, form, symmetric, first_zero, kept, None)
+    return _round(weight, Grids(weight, form, symmetric, first_zero, False, table), form, kept, None)
 
 
 def round_best(
@@ -143,22 +185,17 @@ def round_best(
     importance: np.ndarray | None = None,
     symmetric: bool = False,
     first_zero: int = 0,
+    table: np.ndarray | None = None,
 ) -> Matrix:
-    """Rounding to nearest, each group on the best grid. importance: (n_in,) fp64; None: all 1."""
+    """Rounding to nearest, each group on the best grid. importance: (n_in,) fp64; None: all 1. table: see `Grids`."""
     importance = np.ones(weight.shape[1]) if importance is None else importance
     kept = largest_two(np.square(weight, dtype=F64) * importance) if form.sparse else None
-    return _round(weight, form, symmetric, first_zero, kept, importance)
+    return _round(weight, Grids(weight, form, symmetric, first_zero, True, table), form, kept, importance)
 
 
 def _round(
-    weight: np.ndarray,
-    form: MatrixFormat,
-    symmetric: bool,
-    first_zero: int,
-    kept: np.ndarray | None,
-    importance: np.ndarray | None,
+    weight: np.ndarray, grids: Grids, form: MatrixFormat, kept: np.ndarray | None, importance: np.ndarray | None
 ) -> Matrix:
-    grids = Grids(weight, form, symmetric, first_zero, importance is not None)
     codes = np.empty(weight.shape, F32)
     unimportant = np.ones(weight.shape[1]) if importance is None else importance
     for g in range(grids.scales.shape[1]):
@@ -171,17 +208,22 @@ def _round(
 
 
 def quantize_matrix(
-    weight: np.ndarray, inputs: Curvature, form: MatrixFormat, symmetric: bool = False, first_zero: int = 0
+    weight: np.ndarray,
+    inputs: Curvature,
+    form: MatrixFormat,
+    symmetric: bool = False,
+    first_zero: int = 0,
+    table: np.ndarray | None = None,
 ) -> Matrix:
     """GPTQ of a matrix, (n_out, n_in) fp32. Raises OverflowError if fp16 cannot hold a scale.
 
-    inputs: of H, in no order or in that of `column_order` for this format.
+    inputs: of H, in no order or in that of `column_order` for this format. table: see `Grids`.
     """
     w = weight[:, inputs.order].T.astype(F64)  # (n_in, n_out): a column is a row here
     u, n_in = inputs.factor, len(w)
     own = np.diag(u)
     importance = 1 / np.square(own)
-    grids = Grids(weight, form, symmetric, first_zero, search=True)
+    grids = Grids(weight, form, symmetric, first_zero, True, table)
     codes, kept = np.empty((n_in, len(weight))), np.ones((n_in, len(weight)), bool) if form.sparse else None
     for start in range(0, n_in, BLOCK):
         end = min(start + BLOCK, n_in)

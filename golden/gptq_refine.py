@@ -11,15 +11,16 @@ d = w - q.
              others stay: q_i + (d H)_i / H_ii, rounded (coordinate descent, as QuantEase has it, Behdin et al. 2023,
              arXiv 2309.01885).
 
-Neither step can raise the cost: scales that rounding to fp16 makes worse are left as they were. Zero points, the scale
-codes of the two-level form (whose row scale is refitted), and the choice of 2:4 stay.
+Neither step can raise the cost: scales that rounding to fp16 makes worse are left as they were. Int8 scales are fitted
+one after the other, each to the whole number that is best while the others stay. Zero points, the scale codes of the
+two-level form (whose row scale is refitted), and the choice of 2:4 stay.
 """
 
 import numpy as np
 
 from golden.forward import F32, F64
-from golden.gptq import Matrix, expand
-from golden.gptq_grid import Grid, as_stored, to_codes, to_values
+from golden.gptq import Matrix, expand, stands_for
+from golden.gptq_grid import Grid, as_stored, middle_code, to_codes, to_values
 
 BLOCK = 32  # columns whose changes reach the columns outside of the block at once
 
@@ -27,7 +28,8 @@ BLOCK = 32  # columns whose changes reach the columns outside of the block at on
 def units(m: Matrix) -> tuple[np.ndarray, np.ndarray]:
     """w', and the scales to fit: what a matrix stands for is their product. (n_out, n_in), (n_out, n_groups), fp64.
 
-    In the two-level form there is one scale, the row's, and w' are multiplied by the groups' whole numbers.
+    In the two-level form and with int8 scales there is one scale, the row's, and w' are multiplied by the groups' whole
+    numbers.
     """
     n_in = m.codes.shape[1]
     whole = expand(m._replace(scales=m.scales.astype(F32)), m.form.group or n_in).codes.astype(F64)
@@ -38,6 +40,8 @@ def units(m: Matrix) -> tuple[np.ndarray, np.ndarray]:
 
 def refit_scales(weight: np.ndarray, m: Matrix, hessian: np.ndarray) -> Matrix:
     """The scales with the least cost for these codes, row by row. weight: (n_out, n_in); hessian: damped, fp64."""
+    if m.form.int8_scales:
+        return refit_int8_scales(weight, m, hessian)
     whole, old = units(m)
     n_out, n_groups = old.shape
     size = whole.shape[1] // n_groups
@@ -63,12 +67,31 @@ def refit_scales(weight: np.ndarray, m: Matrix, hessian: np.ndarray) -> Matrix:
     return m._replace(scales=best.astype(m.scales.dtype))
 
 
+def refit_int8_scales(weight: np.ndarray, m: Matrix, hessian: np.ndarray) -> Matrix:
+    """One pass over the groups: each scale becomes the best of -127..127 but 0. Arguments as for `refit_scales`."""
+    size, scales, row_scales = m.form.group, m.scales.astype(F64), m.row_scales.astype(F64)
+    whole = expand(m, size).codes.astype(F64)
+    pull = (weight - stands_for(m)) @ hessian  # d H, (n_out, n_in)
+    for g in range(scales.shape[1]):
+        at = slice(g * size, (g + 1) * size)
+        toward = whole[:, at] @ hessian[at] * row_scales[:, None]  # what one more of this scale takes from the pull
+        own = (toward[:, at] * whole[:, at]).sum(axis=1)
+        step = (pull[:, at] * whole[:, at]).sum(axis=1) / np.where(own > 0, own, np.inf)
+        new = np.clip(np.rint(scales[:, g] + step), -127, 127)
+        new = np.where(new == 0, scales[:, g], new)
+        pull -= toward * (new - scales[:, g])[:, None]
+        scales[:, g] = new
+    return m._replace(scales=scales.astype(np.int8))
+
+
 def improve_codes(weight: np.ndarray, m: Matrix, hessian: np.ndarray) -> Matrix:
     """One pass of coordinate descent over the codes, first to last column; the grids stay."""
     form, n_in = m.form, m.codes.shape[1]
     size = form.group or n_in
     scales = m.scales.astype(F32) * (1 if m.row_scales is None else m.row_scales[:, None])
-    zeros = np.zeros_like(scales) if m.zeros is None else m.zeros.astype(F32)
+    zeros = np.full_like(scales, middle_code(form) if form.int8_scales else 0)
+    if m.zeros is not None:
+        zeros = m.zeros.astype(F32)
     whole, fitted = units(m)
     codes, value = m.codes.T.astype(F64), (whole * np.repeat(fitted, n_in // fitted.shape[1], axis=1)).T.copy()
     pull = hessian @ (weight.T - value)  # H d, (n_in, n_out): a column is a row here
@@ -78,7 +101,7 @@ def improve_codes(weight: np.ndarray, m: Matrix, hessian: np.ndarray) -> Matrix:
         near = pull[at].copy()
         for k in range(at.stop - start):
             i = start + k
-            grid = Grid(scales[:, i // size], zeros[:, i // size])
+            grid = Grid(scales[:, i // size], zeros[:, i // size], m.table)
             code = to_codes(value[i] + near[k] / hessian[i, i], grid, form)
             new = to_values(code, grid, form)
             if m.kept is not None:

@@ -25,7 +25,22 @@ EXPANDED = (
     (MatrixFormat(4, 64, sparse=True), 3, 448),
     (MatrixFormat(4, 128, sparse=True), 3, 384),
 )
+INT8_SCALES = (  # with int8 scales
+    (MatrixFormat(4, 32, int8_scales=True), 3, 192),
+    (MatrixFormat(4, 64, int8_scales=True), 9, 448),
+    (MatrixFormat(5, 32, int8_scales=True), 3, 192),
+    (MatrixFormat(5, 64, int8_scales=True), 5, 576),
+    (MatrixFormat(5, 128, int8_scales=True), 3, 896),
+    (MatrixFormat(6, 64, int8_scales=True), 9, 448),
+    (MatrixFormat(6, 32, int8_scales=True), 3, 192),
+)
 SCALES = (1, 0.1, 2**-14, 2**-14 - 2**-24, 2**-24, 3e-6, 0.0, 4364)  # fp16: some are subnormal
+
+
+def random_table(rng: np.random.Generator, bits: int) -> np.ndarray:
+    """Rising int8 values, -128 and 127 among them, (2^bits,)."""
+    between = rng.choice(np.arange(-127, 127), 2**bits - 2, replace=False)
+    return np.sort(np.append(between, (-128, 127))).astype(np.int8)
 
 
 def random_matrix(rng: np.random.Generator, form: MatrixFormat, n_out: int, n_in: int) -> Matrix:
@@ -38,6 +53,10 @@ def random_matrix(rng: np.random.Generator, form: MatrixFormat, n_out: int, n_in
     if form.two_level:
         s, z = (rng.permutation(np.arange(shape[0] * shape[1]) % 16).reshape(shape).astype(np.uint8) for _ in range(2))
         return Matrix(form, codes, s, z, rng.uniform(1e-4, 1, n_out).astype(F32))
+    if form.int8_scales:
+        s = rng.permutation(np.arange(shape[0] * shape[1]) * 37 % 255 - 127).reshape(shape).astype(np.int8)
+        table = random_table(rng, form.bits) if form.has_table else None
+        return Matrix(form, codes, s, None, rng.uniform(1e-4, 1, n_out).astype(F32), table=table)
     kept = None
     if form.sparse:
         kept = np.argsort(rng.random((n_out, n_in // 4, 4)), axis=2).reshape(n_out, n_in) < 2
@@ -47,8 +66,8 @@ def random_matrix(rng: np.random.Generator, form: MatrixFormat, n_out: int, n_in
 
 
 def format_name(form: MatrixFormat) -> str:
-    """In the names of cases: w8g0, w2xg64 (two-level), w4sg64 (sparse)."""
-    return f"w{form.bits}{'x' * form.two_level}{'s' * form.sparse}g{form.group}"
+    """In the names of cases: w8g0, w2xg64 (two-level), w4sg64 (sparse), w4ig64 (int8 scales)."""
+    return f"w{form.bits}{'x' * form.two_level}{'s' * form.sparse}{'i' * form.int8_scales}g{form.group}"
 
 
 def add_expand(vectors: OpVectors, rng: np.random.Generator, form: MatrixFormat, n_out: int, n_in: int) -> None:
@@ -59,7 +78,8 @@ def add_expand(vectors: OpVectors, rng: np.random.Generator, form: MatrixFormat,
     outputs = {"w.codes": (expanded.codes, EXACT), "w.scales": (expanded.scales, EXACT)}
     vectors.add(
         f"gptq_expand.{format_name(form)}.{n_in}", "gptq_expand", pack_matrix(m), outputs, bits=form.bits,
-        group=form.group, sparse=form.sparse, two_level=form.two_level, group_size=group_size,
+        group=form.group, sparse=form.sparse, two_level=form.two_level, int8_scales=form.int8_scales,
+        group_size=group_size,
     )  # fmt: skip
 
 
@@ -75,3 +95,5 @@ def add_gptq(vectors: OpVectors, rng: np.random.Generator) -> None:
     outputs = {"gathered": (gathered, EXACT), "codes": (q.codes, EXACT), "scales": (q.scales, EXACT)}
     vectors.add("gptq_gather", "gptq_gather", {"x": x, "order": order}, outputs, group_size=64)
     add_expand(vectors, rng, MatrixFormat(8), 3, 192)  # a row's scale counts for three groups of activations
+    for form, n_out, n_in in INT8_SCALES:
+        add_expand(vectors, rng, form, n_out, n_in)

@@ -26,7 +26,7 @@ from golden.grouped import (
 )
 from golden.mx import E4M3, E5M2, MX, SCALE_BIAS, SCALE_NAN, Element, element_values, encode_elements, quantize_mx
 from golden.op_cases import EXACT, OpVectors
-from golden.op_vectors_gptq import format_name, random_matrix
+from golden.op_vectors_gptq import format_name, random_matrix, random_table
 from golden.q8 import Quantized, rows_of
 from golden.routing import combine, route
 from golden.trace import OP_TOLERANCE
@@ -273,6 +273,7 @@ def add_int4(vectors: OpVectors, rng: np.random.Generator) -> None:
 LADDER = (
     (MatrixFormat(8), 64), (MatrixFormat(4, 32), 64), (MatrixFormat(4, 64), 192),
     (MatrixFormat(2, 64, two_level=True), 192), (MatrixFormat(4, 64, sparse=True), 128),
+    (MatrixFormat(4, 32, int8_scales=True), 64), (MatrixFormat(5, 64, int8_scales=True), 192),
 )  # fmt: skip
 
 
@@ -283,11 +284,13 @@ def add_ladder(vectors: OpVectors, rng: np.random.Generator) -> None:
         group, n = 32 if form.group == 32 else 64, 2 * N
         m = random_matrix(rng, form, E * n, k)
         scales = rng.uniform(0.5, 2, m.scales.shape) / 2**form.bits / 8
-        if form.two_level:
+        if form.two_level or form.int8_scales:
             m = m._replace(row_scales=(scales[:, 0] / 32).astype(F32))
         else:
             m = m._replace(scales=scales.astype(m.scales.dtype))
-        stored = {part: v.reshape(E, n, *v.shape[1:]) for part, v in pack_matrix(m).items()}
+        stored = {part: v.reshape(E, n, *v.shape[1:]) for part, v in pack_matrix(m).items() if part != "table"}
+        if form.has_table:  # each expert has another
+            stored = {"table": np.stack([random_table(rng, form.bits) for _ in range(E)])} | stored
         x = Quantized(
             rng.integers(-127, 128, (M, k)).astype(np.int8),
             (rng.uniform(0.5, 2, (M, k // group)) / 64).astype(F32),
@@ -295,7 +298,7 @@ def add_ladder(vectors: OpVectors, rng: np.random.Generator) -> None:
         weight, kind = expand_parts(stored, form, group), format_name(form)
         return add_case(
             vectors, f"{kind}.{k}", x, weight, stored=stored, bits=form.bits, group=form.group, sparse=form.sparse,
-            two_level=form.two_level, group_size=group,
+            two_level=form.two_level, int8_scales=form.int8_scales, group_size=group,
         )  # fmt: skip
 
     for form, k in LADDER:

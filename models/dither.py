@@ -17,7 +17,9 @@ block); tensors in fp32, fp16 and bf16 stay as they are. Metadata is copied.
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,16 +38,16 @@ def cell_widths(rows: np.ndarray, block_bytes: int) -> np.ndarray:
     return np.abs(np.ascontiguousarray(blocks[..., :2]).view("<f2")[..., 0].astype(np.float32))
 
 
-def dither(source: Path, out: Path, seed: int = 0) -> None:
-    """Writes `out`. Raises ModelError for a type whose cells are not known; nothing half-written stays."""
-    from gguf import GGML_QUANT_SIZES, GGUFReader, GGUFValueType, GGUFWriter, dequantize
+def rewrite(source: Path, out: Path, change: Callable[[Any], np.ndarray], extra: dict[str, int] | None = None) -> None:
+    """Writes `out`: the tensors of `source` as change(tensor) makes them, fp32; its metadata, and `extra` uint64s.
+
+    change: of a GGUFReader's tensor. Nothing half-written stays. Raises ModelError.
+    """
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
     check_layout(source)
-    reader, rng = GGUFReader(source), np.random.default_rng(seed)
-    for tensor in reader.tensors:
-        if tensor.tensor_type.name not in GRIDS + UNMOVED:
-            known = ", ".join(GRIDS + UNMOVED)
-            raise ModelError(f"{source}: tensor {tensor.name} has type {tensor.tensor_type.name}, expected {known}")
+    check_output(out, [source])
+    reader = GGUFReader(source)
     writer = GGUFWriter(None, reader.fields["general.architecture"].contents())
     for key, field in reader.fields.items():
         if key.startswith("GGUF.") or key in ("general.architecture", "general.file_type"):
@@ -53,14 +55,10 @@ def dither(source: Path, out: Path, seed: int = 0) -> None:
         kind = field.types[0]
         writer.add_key_value(key, field.contents(), kind, field.types[-1] if kind == GGUFValueType.ARRAY else None)
     writer.add_file_type(0)  # all fp32
+    for key, number in (extra or {}).items():
+        writer.add_uint64(key, number)
     for tensor in reader.tensors:
-        rows = tensor.data.reshape(-1, tensor.data.shape[-1])
-        value = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
-        if tensor.tensor_type.name in GRIDS:
-            widths = np.repeat(cell_widths(rows, GGML_QUANT_SIZES[tensor.tensor_type][1]), BLOCK, axis=1)
-            value = value + widths.reshape(value.shape) * (rng.random(value.shape, np.float32) - np.float32(0.5))
-        writer.add_tensor(tensor.name, value)
-    check_output(out, [source])
+        writer.add_tensor(tensor.name, change(tensor))
     with tempfile.TemporaryDirectory(dir=out.parent) as folder:
         whole = Path(folder) / out.name
         writer.write_header_to_file(whole)
@@ -68,6 +66,26 @@ def dither(source: Path, out: Path, seed: int = 0) -> None:
         writer.write_tensors_to_file()
         writer.close()
         whole.replace(out)
+
+
+def dither(source: Path, out: Path, seed: int = 0) -> None:
+    """Writes `out`. Raises ModelError for a type whose cells are not known; nothing half-written stays."""
+    from gguf import GGML_QUANT_SIZES, dequantize
+
+    rng = np.random.default_rng(seed)
+
+    def moved(tensor: Any) -> np.ndarray:
+        if tensor.tensor_type.name not in GRIDS + UNMOVED:
+            known = ", ".join(GRIDS + UNMOVED)
+            raise ModelError(f"{source}: tensor {tensor.name} has type {tensor.tensor_type.name}, expected {known}")
+        rows = tensor.data.reshape(-1, tensor.data.shape[-1])
+        value = dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        if tensor.tensor_type.name in GRIDS:
+            widths = np.repeat(cell_widths(rows, GGML_QUANT_SIZES[tensor.tensor_type][1]), BLOCK, axis=1)
+            value = value + widths.reshape(value.shape) * (rng.random(value.shape, np.float32) - np.float32(0.5))
+        return value
+
+    rewrite(source, out, moved)
 
 
 def main() -> int:

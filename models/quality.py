@@ -53,6 +53,9 @@ ROWS = 128  # of the logits that are turned into probabilities at a time
 QUERIES = 256  # whose scores are in memory at a time
 BENCH_RUNS = 3  # of which the middle one counts
 
+# In a GGUF file's metadata: bytes of the weights, where those of its tensors are not meant (models/padded.py).
+BYTES = "runq.weight_bytes"
+
 # What a GGUF file has to share with the model to be compared with it.
 DIMENSIONS = ("arch", "dim", "hidden_dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "vocab_size", "tied")
 
@@ -304,7 +307,7 @@ def gguf_candidates(model: Source, files: Sequence[Path]) -> Iterator[Candidate]
             value = getattr(model.config, field)
             if getattr(other.config, field) != value:
                 raise ModelError(f"{path}: {field} is {getattr(other.config, field)}, {model.path} has {value}")
-        n_bytes, crc = other.n_bytes, crc32_of(path)
+        n_bytes, crc = other.metadata.integer(BYTES, other.n_bytes), crc32_of(path)
         scheme = InFp32(Dequantized(other), weights_only=True)
         bits = 8 * n_bytes / n_parameters(model.config)
         yield Candidate(f"GGUF {path.stem}", scheme, other.config, bits, n_bytes / 1e6, crc)

@@ -15,6 +15,7 @@
 // A matrix with its memory, and what it expands to.
 struct LowbitCase {
     std::vector<uint8_t> codes, mask, zeros, levels;
+    std::vector<int8_t> table;
     std::vector<Half> scales;
     std::vector<float> row_scales;
     std::vector<int8_t> expanded;        // (n_rows, n_cols)
@@ -25,6 +26,7 @@ struct LowbitCase {
         auto or_null = [](const auto& v) { return v.empty() ? nullptr : v.data(); };
         QuantMatrix m = shape;
         m.codes = codes.data(), m.mask = or_null(mask), m.zeros = or_null(zeros), m.levels = or_null(levels);
+        m.table = or_null(table);
         m.scales = scales.empty() ? static_cast<const void*>(row_scales.data()) : scales.data();
         return m;
     }
@@ -39,6 +41,9 @@ inline std::vector<MatrixFormat> all_formats() {
     all.push_back({2, MatrixFormat::two_level_flag, 64});
     all.push_back({4, MatrixFormat::sparse_flag, 64});
     all.push_back({4, MatrixFormat::sparse_flag, 128});
+    for (const uint8_t bits : {4, 5, 6})
+        for (const uint16_t group : {32, 64, 128})
+            all.push_back({bits, MatrixFormat::int8_scales_flag, group});
     return all;
 }
 
@@ -64,17 +69,25 @@ inline LowbitCase make_lowbit(std::mt19937& rng, const MatrixFormat& f, int grou
     QuantMatrix& s = m.shape;
     s.kind = f.sparse()      ? QUANT_GEMM_SPARSE
              : f.two_level() ? QUANT_GEMM_TWO_LEVEL
+             : f.has_table() ? QUANT_GEMM_TABLE
              : f.bits == 8   ? QUANT_GEMM_SIGNED
                              : QUANT_GEMM_UNSIGNED;
-    const bool per_row = f.two_level() || (f.bits == 8 && f.group == 0);
-    s.scale_type = per_row ? QUANT_GEMM_ROW_FP32 : QUANT_GEMM_GROUP_FP16;
+    const bool per_row = f.two_level() || f.int8_scales() || (f.bits == 8 && f.group == 0);
+    s.scale_type = f.int8_scales() ? QUANT_GEMM_GROUP_INT8
+                   : per_row       ? QUANT_GEMM_ROW_FP32
+                                   : QUANT_GEMM_GROUP_FP16;
+    if (f.int8_scales() && !f.has_table()) s.zero_point = 32;
     s.bits = f.bits, s.n_rows = n_rows, s.n_cols = n_cols, s.group_size = group_size;
     s.group = f.group > 0 ? f.group : n_cols;
     const int n_groups = n_cols / s.group, n_codes = f.sparse() ? n_cols / 2 : n_cols;
     const int row_bytes = n_codes * f.bits / 8, largest = (1 << f.bits) - 1;
     m.codes.resize(size_t(n_rows) * row_bytes);
     if (f.sparse()) m.mask.resize(size_t(n_rows) * n_cols / 8);
-    const bool has_zeros = f.bits < 8 && !f.two_level();
+    const bool has_zeros = f.bits < 8 && !f.two_level() && !f.int8_scales();
+    if (f.has_table()) {  // -128 to 127
+        for (int code = 0; code <= largest; code++) m.table.push_back(int8_t(code * 255 / largest - 128));
+        std::shuffle(m.table.begin() + 1, m.table.end() - 1, rng);
+    }
     if (has_zeros) m.zeros.resize(size_t(n_rows) * ((n_groups + 1) / 2));
     for (int i = 0; i < n_rows; i++) {
         std::vector<int> zero;
@@ -84,10 +97,14 @@ inline LowbitCase make_lowbit(std::mt19937& rng, const MatrixFormat& f, int grou
         for (int g = 0; g < n_groups; g++) {
             const int top = f.two_level() ? 15 : largest;
             const int extremes[] = {below(top + 1), 0, top};
-            zero.push_back(f.bits == 8 ? 0 : extremes[int(fill)]);
+            zero.push_back(f.bits == 8 || f.has_table() ? 0 : f.int8_scales() ? 32 : extremes[int(fill)]);
             if (f.two_level()) {
                 const int level = exact ? below(3) : below(16);
                 m.levels.push_back(uint8_t(level | zero.back() << 4));
+                scale.push_back(float(level) * row_scale);
+            } else if (f.int8_scales()) {
+                const int level = exact ? below(5) - 2 : below(255) - 127;
+                m.levels.push_back(uint8_t(level));
                 scale.push_back(float(level) * row_scale);
             } else if (f.bits == 8 && f.group == 0) {
                 scale.push_back(row_scale);
@@ -115,9 +132,16 @@ inline LowbitCase make_lowbit(std::mt19937& rng, const MatrixFormat& f, int grou
             }
             const int extremes[] = {below(largest + 1), largest, 0};
             const int code = f.bits == 8 ? extremes[int(fill)] - 128 : extremes[int(fill)];
-            const auto [byte, shift] = place_of(f.sparse() ? n_kept++ : k, n_codes, f.bits);
-            m.codes[size_t(i) * row_bytes + byte] |= uint8_t((code & largest) << shift);
-            m.expanded.push_back(int8_t((f.two_level() ? 5 : 1) * code - zero[k / s.group]));
+            const int low_bits = f.bits == 5 || f.bits == 6 ? 4 : f.bits, low = (1 << low_bits) - 1;
+            const auto [byte, shift] = place_of(f.sparse() ? n_kept++ : k, n_codes, low_bits);
+            uint8_t* row = m.codes.data() + size_t(i) * row_bytes;
+            row[byte] |= uint8_t((code & low) << shift);
+            if (low_bits < f.bits) {  // the plane behind
+                const auto [high_byte, high_shift] = place_of(k, n_codes, f.bits - 4);
+                row[n_codes / 2 + high_byte] |= uint8_t(code >> 4 << high_shift);
+            }
+            m.expanded.push_back(f.has_table() ? m.table[code]
+                                               : int8_t((f.two_level() ? 5 : 1) * code - zero[k / s.group]));
         }
     }
     return m;

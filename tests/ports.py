@@ -321,10 +321,10 @@ def half(x):
 
 
 def gptq_unpack(packed, bits):
-    """Codes of a row: blocks of 64 bytes, then one of 32 and one of 16; byte j has codes j, j + B, ... of its block."""
+    """Codes of a row: blocks of 64 bytes, then one of 32, 16 and 8; byte j has codes j, j + B, ... of its block."""
     codes, at = [], 0
     while at < packed.shape[1]:
-        size = next(size for size in (64, 32, 16) if packed.shape[1] - at >= size)
+        size = next(size for size in (64, 32, 16, 8) if packed.shape[1] - at >= size)
         block = packed[:, at : at + size]
         codes += [block >> shift & 2**bits - 1 for shift in range(0, 8, bits)]
         at += size
@@ -344,10 +344,24 @@ def scale_of_each_group(scale, times, bits):
     return np.repeat(scale, times, axis=1)
 
 
-def gptq_expand(codes, bits, group, sparse, two_level, group_size, scales=None, zeros=None, groups=None,
-                row_scales=None, mask=None, unpacked=gptq_unpack, halves=low_half_first, bit_order=lowest_bit_first,
-                steps=5, scale_of=lambda s, row: s.astype(F32) * row, spread=scale_of_each_group):  # fmt: skip
-    w = codes.astype(np.int64) if bits == 8 else unpacked(codes, bits)
+def low_plane_first(codes, n_low):
+    """Rows of 5 or 6 bits: the bytes of the low 4 bits, and those of the upper ones."""
+    return codes[:, :n_low], codes[:, n_low:]
+
+
+def by_table(codes, table):
+    return table[codes].astype(np.int64)
+
+
+def gptq_expand(codes, bits, group, sparse, two_level, int8_scales, group_size, scales=None, zeros=None, groups=None,
+                row_scales=None, mask=None, table=None, planes=low_plane_first, looked_up=by_table,
+                unpacked=gptq_unpack, halves=low_half_first, bit_order=lowest_bit_first, steps=5,
+                scale_of=lambda s, row: s.astype(F32) * row, spread=scale_of_each_group):  # fmt: skip
+    if bits in (5, 6):
+        first, second = planes(codes, codes.shape[1] * 4 // bits)
+        w = unpacked(first, 4) + 16 * unpacked(second, bits - 4)
+    else:
+        w = codes.astype(np.int64) if bits == 8 else unpacked(codes, bits)
     if sparse:
         kept = bit_order(mask)
         stored, w = w, np.zeros(kept.shape, np.int64)
@@ -356,6 +370,8 @@ def gptq_expand(codes, bits, group, sparse, two_level, group_size, scales=None, 
     if two_level:
         s, z = groups & 15, (groups >> 4).astype(np.int64)
         w, scale = steps * w - np.repeat(z, size, axis=1), scale_of(s, row_scales[:, None])
+    elif int8_scales:
+        w, scale = looked_up(w, table) if bits < 6 else w - 32, scale_of(groups, row_scales[:, None])
     else:
         scale = scales.astype(F32).reshape(len(w), -1)
         if bits < 8:

@@ -237,15 +237,16 @@ def part_of_expert(values, expert, part):
     return values[expert]
 
 
-def ladder_experts(tensors, group_list_type, bits, group, sparse, two_level, group_size, of_expert=part_of_expert,
-                   quantized=quantize, **change):  # fmt: skip
+def ladder_experts(tensors, group_list_type, bits, group, sparse, two_level, int8_scales, group_size,
+                   of_expert=part_of_expert, quantized=quantize, **change):  # fmt: skip
     """Experts stored as GPTQ files store matrices; of_expert(values, expert, part) is what one of them has."""
     stored = {name[7:]: values for name, values in tensors.items() if name.startswith("weight.")}
     x, scales, all_sums = tensors["x.codes"].astype(np.int64), tensors["x.scales"], []
 
     def product_of(rows, expert):
         parts = {part: of_expert(values, expert, part) for part, values in stored.items()}
-        w = gptq_expand(**parts, bits=bits, group=group, sparse=sparse, two_level=two_level, group_size=group_size)
+        w = gptq_expand(**parts, bits=bits, group=group, sparse=sparse, two_level=two_level, int8_scales=int8_scales,
+                        group_size=group_size)  # fmt: skip
         codes = w["w.codes"].astype(np.int64)
         spans = [slice(at, at + group_size) for at in range(0, x.shape[1], group_size)]
         all_sums.append(np.stack([x[rows, span] @ codes[:, span].T for span in spans], axis=-1).astype(np.int32))

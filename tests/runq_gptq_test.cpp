@@ -44,14 +44,15 @@ Int8Rows expanded_row(const LowbitMatrix& w, int i) {
 LowbitMatrix matrix_of(const LowbitCase& m) {
     const QuantMatrix q = m.view();
     LowbitMatrix w;
-    w.codes = q.codes, w.mask = q.mask, w.zeros = q.zeros, w.levels = q.levels;
-    if (q.scale_type == QUANT_GEMM_ROW_FP32) {
+    w.codes = q.codes, w.mask = q.mask, w.zeros = q.zeros, w.levels = q.levels, w.table = q.table;
+    if (q.scale_type != QUANT_GEMM_GROUP_FP16) {
         w.row_scales = m.row_scales.data();
     } else {
         w.scales = m.scales.data();
     }
     w.n_codes = q.mask != nullptr ? q.n_cols / 2 : q.n_cols;
     w.bits = q.bits, w.n_rows = q.n_rows, w.n_cols = q.n_cols, w.group = q.group, w.group_size = q.group_size;
+    w.zero_point = q.zero_point;
     return w;
 }
 #endif
@@ -72,7 +73,8 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
             const auto found = golden_ops().find(p + part);
             return found == golden_ops().end() ? nullptr : found->second.bytes.data();
         };
-        // "gptq_expand.w4sg64.576.": bits, "x" two levels or "s" sparse, the group, the columns
+        // "gptq_expand.w4sg64.576.": bits, "x" two levels, "s" sparse or "i" int8 scales, the group, the
+        // columns
         LowbitMatrix w;
         w.bits = p[std::string("gptq_expand.w").size()] - '0';
         w.n_rows = tensor.shape[0], w.n_cols = tensor.shape[1];
@@ -83,6 +85,8 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
         w.mask = reinterpret_cast<const uint8_t*>(bytes("mask"));
         w.zeros = reinterpret_cast<const uint8_t*>(bytes("zeros"));
         w.levels = reinterpret_cast<const uint8_t*>(bytes("groups"));
+        w.table = reinterpret_cast<const int8_t*>(bytes("table"));
+        if (w.bits == 6) w.zero_point = 32;
         const bool per_row = w.levels != nullptr || (w.bits == 8 && group == 0);
         const char* scales_of_file = bytes(w.levels != nullptr ? "row_scales" : "scales");
         if (per_row) {
@@ -112,7 +116,7 @@ TEST_CASE("expand: the plain loop gives the golden's codes and scales, and so do
         CHECK(fast_scales == scales);
 #endif
     }
-    CHECK(cases == 15);
+    CHECK(cases == 22);
 }
 
 TEST_CASE("embed: the golden's rows of a table of more than 2^16, 8 bits with a scale for a row") {
@@ -257,6 +261,12 @@ TEST_CASE("weights: formats that there are not, and what does not fit") {
             "the format of up_proj is bits 4, flags 1, group 32, which is none");
     refused(with(kind::up_proj, {2, 4, 64}),
             "the format of up_proj is bits 2, flags 4, group 64, which is none");
+    refused(with(kind::up_proj, {5, 0, 64}),
+            "the format of up_proj is bits 5, flags 0, group 64, which is none");
+    refused(with(kind::up_proj, {7, 4, 64}),
+            "the format of up_proj is bits 7, flags 4, group 64, which is none");
+    refused(with(kind::up_proj, {6, 4, 0}),
+            "the format of up_proj is bits 6, flags 4, group 0, which is none");
     refused(with(kind::classifier, bytes),
             "the classifier is the embedding, but its format is 8 bits per row, not 4 bits in groups of 128");
     refused(with(kind::k_proj, {4, 0, 32}), "group_size is 64, expected 32, the activations'");

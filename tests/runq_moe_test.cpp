@@ -40,6 +40,7 @@ struct ExpertCase {
     WeightFormat format;
     MatrixFormat ladder;
     std::vector<uint8_t> codes, mx_scales, mask, zeros, levels;
+    std::vector<int8_t> tables;
     std::vector<float> row_scales;
     std::vector<Half> group_scales;
     int n_experts = 0, n_rows = 0, n_cols = 0, group = 0;
@@ -61,6 +62,8 @@ struct ExpertCase {
             w.row_scales = at(row_scales, 1), w.scales = at(group_scales, n_groups);
             w.zeros = at(zeros, (n_groups + 1) / 2), w.levels = at(levels, n_groups);
             w.mx_scales = at(mx_scales, n_groups);
+            if (ladder.has_table()) w.table = tables.data() + (size_t(e) << ladder.bits);
+            if (ladder.int8_scales() && !ladder.has_table()) w.zero_point = 32;
             experts.push_back(w);
         }
         return experts;
@@ -107,13 +110,15 @@ ExpertCase random_experts(std::mt19937& rng, const MoeConfig& moe, int n_rows, i
         for (size_t i = 0; i < n / 8 && f.sparse(); i++)
             w.mask.push_back(uint8_t(pairs[rng() % 6] | pairs[rng() % 6] << 4));
         const size_t rows = size_t(moe.n_experts) * n_rows, n_groups = size_t(n_cols / w.group);
-        const bool has_row_scales = f.two_level() || (f.bits == 8 && f.group == 0);
+        const bool has_levels = f.two_level() || f.int8_scales();
+        const bool has_row_scales = has_levels || (f.bits == 8 && f.group == 0);
+        for (int i = 0; i < moe.n_experts << f.bits && f.has_table(); i++) w.tables.push_back(int8_t(rng()));
         for (size_t i = 0; i < rows * n_groups; i++) {
-            if (f.two_level()) w.levels.push_back(uint8_t(rng()));
+            if (has_levels) w.levels.push_back(uint8_t(rng()));
             if (!has_row_scales) w.group_scales.push_back({uint16_t(0x3800 + rng() % 0x800)});
         }
         for (size_t i = 0; i < rows && has_row_scales; i++) w.row_scales.push_back(float(1 + rng() % 7) / 4);
-        for (size_t i = 0; i < rows * ((n_groups + 1) / 2) && f.bits < 8 && !f.two_level(); i++)
+        for (size_t i = 0; i < rows * ((n_groups + 1) / 2) && f.bits < 8 && !has_levels; i++)
             w.zeros.push_back(uint8_t(rng() & (f.bits == 4 ? 0xff : 0x33)));
         return w;
     }
@@ -171,6 +176,9 @@ const MoeConfig all_kinds[] = {
     ladder_config({2, MatrixFormat::two_level_flag, 64}),
     ladder_config({4, MatrixFormat::sparse_flag, 64}),
     ladder_config({4, MatrixFormat::sparse_flag, 128}),
+    ladder_config({4, MatrixFormat::int8_scales_flag, 32}),
+    ladder_config({5, MatrixFormat::int8_scales_flag, 64}),
+    ladder_config({6, MatrixFormat::int8_scales_flag, 64}),
 };
 
 }  // namespace
@@ -438,7 +446,8 @@ TEST_CASE("the fused operator: the ladder's golden, and mistakes at an expert's 
     for (const auto& [name, x_codes] : golden_ops()) {
         if (!name.starts_with("ladder_experts.") || !name.ends_with(".x.codes")) continue;
         n_cases++;
-        // "ladder_experts.w4sg64.128.": bits, "x" two levels or "s" sparse, the group, the columns
+        // "ladder_experts.w4sg64.128.": bits, "x" two levels, "s" sparse or "i" int8 scales, the group, the
+        // columns
         const std::string p = name.substr(0, name.size() - std::string("x.codes").size());
         CAPTURE(p);
         auto at = [&](const char* part) -> const Tensor& { return golden_ops().at(p + part); };
@@ -447,15 +456,18 @@ TEST_CASE("the fused operator: the ladder's golden, and mistakes at an expert's 
         };
         MatrixFormat f{uint8_t(p[std::string("ladder_experts.w").size()] - '0')};
         f.flags = uint8_t((p.find("xg") != p.npos ? MatrixFormat::two_level_flag : 0) |
-                          (p.find("sg") != p.npos ? MatrixFormat::sparse_flag : 0));
+                          (p.find("sg") != p.npos ? MatrixFormat::sparse_flag : 0) |
+                          (p.find("ig") != p.npos ? MatrixFormat::int8_scales_flag : 0));
         f.group = uint16_t(std::stoi(p.substr(p.find('g', p.find('w')) + 1)));
         ExpertCase w;
         w.ladder = f, w.n_experts = at("weight.codes").shape[0], w.n_rows = at("weight.codes").shape[1];
         w.n_cols = x_codes.shape[1], w.group = f.group > 0 ? f.group : w.n_cols;
         w.codes = bytes("weight.codes"), w.mask = bytes("weight.mask"), w.zeros = bytes("weight.zeros");
         w.levels = bytes("weight.groups");
-        const Tensor& scales = at(f.two_level() ? "weight.row_scales" : "weight.scales");
-        if (f.two_level() || (f.bits == 8 && f.group == 0)) {
+        if (f.has_table()) w.tables = at("weight.table").i8();
+        const bool has_levels = !w.levels.empty();
+        const Tensor& scales = at(has_levels ? "weight.row_scales" : "weight.scales");
+        if (has_levels || (f.bits == 8 && f.group == 0)) {
             w.row_scales = scales.f32();
         } else {
             w.group_scales.resize(scales.bytes.size() / sizeof(Half));
@@ -507,7 +519,7 @@ TEST_CASE("the fused operator: the ladder's golden, and mistakes at an expert's 
         is_seen(&MoeMatrix::levels, 0), is_seen(&MoeMatrix::mask, 0), is_seen(&MoeMatrix::codes, 0);
         is_seen(&MoeMatrix::scales, -1), is_seen(&MoeMatrix::levels, -1);
     }
-    CHECK(n_cases == 5);
+    CHECK(n_cases == 7);
     CHECK(n_mistakes == 2 + 4 + 4 + 4 + 5);
 }
 

@@ -155,7 +155,7 @@ def test_one_binary_on_arm_processors(processor, best):
 
 EXAMPLE = (ROOT / "docs" / "backend_example.c").read_text()
 BROKEN = {
-    "version": ((("QUANT_GEMM_VERSION", "99"),), "is for version 99 of the interface, this program for 5"),
+    "version": ((("QUANT_GEMM_VERSION", "99"),), "is for version 99 of the interface, this program for 6"),
     "nothing": ((("quant_gemm_backend(void)", "other(void)"),), "has no function quant_gemm_backend"),
     "memory": (
         (("*context = calloc(1, sizeof(Loaded));", '*context = NULL; return fail(QUANT_GEMM_NO_MEMORY, "no room");'),),

@@ -29,6 +29,7 @@ from formats.model_file import read_header
 from formats.schemes import GPTQ_FILE
 from formats.tensors import with_offsets
 from golden.gptq import GPTQ, Matrix, expand, pack_matrix, stands_for, unpack_matrix
+from golden.gptq_grid import nearest_codes
 from golden.gptq_quantize import round_matrix
 from golden.op_vectors_fp32 import rope_config
 from tests.helpers import F16, F32, MODELS, ROOT
@@ -58,11 +59,11 @@ def test_the_end_of_a_row_goes_into_smaller_blocks():
     assert order[128].tolist() == [512, 528, 544, 560]
     for n, bits in ((576, 4), (576, 2), (64, 2), (64, 4), (1472, 2)):
         assert np.array_equal(np.sort(code_order(n, bits).ravel()), np.arange(n))
-    with pytest.raises(ValueError, match="a row of 8 bytes"):
-        code_order(32, 2)
+    with pytest.raises(ValueError, match="a row of 4 bytes"):
+        code_order(16, 2)
 
 
-@pytest.mark.parametrize("bits", [2, 4])
+@pytest.mark.parametrize("bits", [1, 2, 4, 5, 6])
 @pytest.mark.parametrize("n", [64, 128, 192, 576, 1536])
 def test_codes_come_back(bits, n):
     codes = np.random.default_rng(n).integers(0, 2**bits, (5, n)).astype(np.uint8)
@@ -122,9 +123,34 @@ def test_every_format_by_hand():
     sparse = expand(Matrix(MatrixFormat(4, 64, sparse=True), codes, scale[:, :1], zeros[:, :1], kept=kept), 64)
     assert sparse.codes.tolist() == [[k % 16 - 3 if k % 4 in (0, 3) else 0 for k in range(64)]]
 
+    table = np.arange(-120, 120, 15, dtype=np.int8)
+    by_table = Matrix(MatrixFormat(4, 32, int8_scales=True), codes, np.array([[-3, 127]], np.int8), None, F32([0.1]),
+                      table=table)  # fmt: skip
+    found = expand(by_table, 32)
+    assert found.codes.tolist() == [[15 * (k % 16) - 120 for k in range(64)]]
+    assert found.scales.tolist() == [[F32(-3) * F32(0.1), F32(127) * F32(0.1)]]
+    assert stands_for(by_table)[0, 0] == F32(-120) * (F32(-3) * F32(0.1))
+
+    six = Matrix(MatrixFormat(6, 64, int8_scales=True), np.arange(64, dtype=np.uint8)[None], s.astype(np.int8), None,
+                 F32([0.1]))  # fmt: skip
+    assert expand(six, 64).codes.tolist() == [[k - 32 for k in range(64)]]
+    five = Matrix(MatrixFormat(5, 64, int8_scales=True), codes * 2, s.astype(np.int8), None, F32([0.1]),
+                  table=np.arange(-96, 128, 7, dtype=np.int8))  # fmt: skip
+    assert expand(five, 64).codes.tolist() == [[14 * (k % 16) - 96 for k in range(64)]]
+    planes = pack_matrix(six)["codes"][0]
+    assert [planes[k % 32] >> (k // 32 * 4) & 15 for k in range(64)] == [k % 16 for k in range(64)]
+    assert [planes[32 + k % 16] >> (k // 16 * 2) & 3 for k in range(64)] == [k // 16 for k in range(64)]
+
     eight = expand(Matrix(MatrixFormat(8), codes.astype(np.int8), np.array([[0.1]], F32)), 32)
     assert eight.codes.tolist() == codes.tolist()
     assert eight.scales.tolist() == [[F32(0.1), F32(0.1)]]
+
+
+def test_nearest_of_a_table():
+    table = np.array([-127, -90, -60, -31, -30, -9, -1, 2, 3, 5, 8, 13, 40, 77, 100, 126], np.int8)
+    x = np.arange(-1200, 1200, dtype=F32) / 8  # every middle among them, and beyond both ends
+    distance = np.abs(x[:, None] - table)
+    assert np.array_equal(nearest_codes(x, table), distance.argmin(axis=1))  # the lower of two as near
 
 
 # ---- the header
@@ -150,7 +176,9 @@ def test_formats_come_back_from_the_header():
     ("at", "value", "group_size", "says"),
     [
         (4, 3, 64, "q_proj has bits 3, flags 0, group 64: not supported"),
-        (5, 4, 64, "q_proj has bits 4, flags 4, group 64: not supported"),
+        (5, 8, 64, "q_proj has bits 4, flags 8, group 64: not supported"),
+        (5, 6, 64, "q_proj has bits 4, flags 6, group 64: not supported"),
+        (4, 5, 64, "q_proj has bits 5, flags 0, group 64: not supported"),
         (5, 2, 64, "q_proj has bits 4, flags 2, group 64: not supported"),
         (6, 65, 64, "q_proj has bits 4, flags 0, group 65: not supported"),
         (0, 4, 64, "embed has bits 4, flags 0, group 0"),

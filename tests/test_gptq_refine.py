@@ -28,6 +28,8 @@ FORMS = (
     MatrixFormat(8, 64),
     MatrixFormat(2, 64, two_level=True),
     MatrixFormat(4, 64, sparse=True),
+    MatrixFormat(4, 32, int8_scales=True),
+    MatrixFormat(5, 64, int8_scales=True),
 )
 
 
@@ -74,6 +76,20 @@ def test_scales_by_hand():
         (b * np.diag(h) * weight[0])[g].sum() / (b * b * np.diag(h))[g].sum() for g in (slice(32), slice(32, 64))
     ]
     assert refit_scales(weight.astype(float), found, h).scales[0] == pytest.approx(expected, rel=1e-3)
+
+
+def test_int8_scales_by_hand():
+    """H diagonal: the scale of a group is <b, w> / <b, b> in units of the row's, rounded; never 0, at most 127."""
+    form = MatrixFormat(6, 32, int8_scales=True)
+    weight = np.tile(np.linspace(-1, 1, 32, dtype=np.float32), 3)[None]
+    found = round_matrix(weight, form)
+    found = found._replace(row_scales=np.array([1 / 160, 0], np.float32)[:1], scales=np.array([[3, -7, 50]], np.int8))
+    b = found.codes[0].astype(float) - 32
+    expected = [np.rint((b * weight[0])[at].sum() / (b * b)[at].sum() * 160) for at in np.split(np.arange(96), 3)]
+    assert refit_scales(weight.astype(float), found, np.eye(96)).scales[0].tolist() == expected
+    far = refit_scales(100 * weight.astype(float), found, np.eye(96)).scales[0]
+    near = refit_scales(0.001 * weight.astype(float), found, np.eye(96)).scales[0]
+    assert set(np.abs(far)) == {127} and near.tolist() == [3, -7, 50]
 
 
 def test_codes_by_hand():

@@ -460,6 +460,15 @@ MISTAKES = {
     "two-level scale rounded to bf16": expand_with(scale_of=lambda s, row: bf16(s.astype(F32) * row)),
     "two-level row scale in fp16": expand_with(scale_of=lambda s, row: s.astype(F32) * row.astype(np.float16)),
     "two-level scale codes from 1": expand_with(scale_of=lambda s, row: (s + 1).astype(F32) * row),
+    "planes exchanged": expand_with(planes=lambda codes, n_low: (codes[:, -n_low:], codes[:, :-n_low])),
+    "upper plane left out": expand_with(planes=lambda codes, n_low: (codes[:, :n_low], 0 * codes[:, n_low:])),
+    "codes of a table as they are": expand_with(looked_up=lambda codes, table: codes - len(table) // 2),
+    "table from its end": expand_with(looked_up=lambda codes, table: ports.by_table(codes, table[::-1])),
+    "table without -128": expand_with(looked_up=lambda codes, table: np.maximum(ports.by_table(codes, table), -127)),
+    "int8 scales without signs": expand_with(scale_of=lambda s, row: np.abs(s.astype(F32)) * row),
+    "table of the expert before": grouped_with(
+        "ladder_experts", of_expert=lambda values, expert, part: values[expert - (part == "table")]
+    ),
     "gathered by the inverse": {
         "gptq_gather": partial(ports.gptq_gather, gathered=lambda x, order: x[:, np.argsort(order)])
     },

@@ -412,7 +412,7 @@ def model_path(choice: Choice) -> Path:
 def layout_data(head: FileHeader) -> dict[str, object]:
     """How a scheme's own fields say that matrices are stored."""
     if isinstance(head.layout, GptqLayout):
-        names = ("bits", "group", "sparse", "two_level")
+        names = ("bits", "group", "sparse", "two_level", "int8_scales")
         formats = [dict(zip(names, form, strict=True)) for form in head.layout.formats]
         return {"formats": dict(zip(KINDS, formats, strict=True)), "has_order": head.layout.has_order}
     return {} if head.layout is None else {"experts": head.layout._asdict()}

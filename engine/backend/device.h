@@ -45,7 +45,7 @@ inline int32_t accepts(void*, const QuantGemmMatrix* w) {
     const char* why = nullptr;
     if (w->group_size != 32 && w->group_size != 64)
         why = "groups of activations have to be of 32 or 64";
-    else if (w->scale_type == QUANT_GEMM_GROUP_FP32)
+    else if (w->scale_type == QUANT_GEMM_GROUP_FP32 || w->scale_type == QUANT_GEMM_GROUP_INT8)
         why = "scales of groups have to be fp16";
     else if (has_zeros && (per_row || w->zeros == nullptr))
         why = "each group has to have a scale and a zero point";

@@ -20,7 +20,7 @@
 
 #include "engine/cpu/quant_gemm_matrix.h" /* QuantGemmMatrix */
 
-#define QUANT_GEMM_VERSION 5 /* of this file; a program takes no back end of another */
+#define QUANT_GEMM_VERSION 6 /* of this file; a program takes no back end of another */
 
 typedef enum QuantGemmStatus {
     QUANT_GEMM_OK = 0,

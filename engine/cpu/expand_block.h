@@ -22,7 +22,7 @@ struct BlockGroups {
     const Half* halfs = nullptr;
     const float* floats = nullptr;
     size_t float_step = 0;  // to the scales of the next group; 0: they are those of the whole rows
-    const uint8_t *zeros = nullptr, *levels = nullptr;
+    const uint8_t *zeros = nullptr, *levels = nullptr, *int8_scales = nullptr;
     int same_zero;  // of all groups, where `zeros` is null
 
     // Rows i, i + 1, ... of a matrix with so many groups in a row. Inlined, so that products have the
@@ -37,7 +37,8 @@ struct BlockGroups {
             floats = static_cast<const float*>(w.scales) + first * (float_step > 0 ? groups : 1) + row;
         }
         if (w.zeros != nullptr) zeros = w.zeros + first * zero_bytes(w) + row;
-        if (w.levels != nullptr) levels = w.levels + first * groups + row;
+        if (w.levels != nullptr)
+            (w.kind == QUANT_GEMM_TWO_LEVEL ? levels : int8_scales) = w.levels + first * groups + row;
     }
 
     static Whole bytes(const uint8_t* from) { return Whole(LowbitOps<Isa>::widened(from)); }
@@ -53,8 +54,9 @@ struct BlockGroups {
             return Isa::load_floats(wide);
         }
         const auto row_scales = Isa::load_floats(floats + size_t(s) * float_step);
-        if (levels == nullptr) return row_scales;
-        const Whole level = bytes(levels + s * n) & 15;
+        if (levels == nullptr && int8_scales == nullptr) return row_scales;
+        const Whole level =
+            levels != nullptr ? bytes(levels + s * n) & 15 : bytes(int8_scales + s * n) << 24 >> 24;
         return Isa::add_scaled(Isa::zero(), typename Isa::Ints(level), row_scales);
     }
 };
@@ -75,27 +77,29 @@ inline auto mask_words(const uint8_t* masks, int k) {
 template <class Format>
 inline void expand_block(uint32_t* to, const QuantMatrix& w, int i, int k, int n_cols) {
     using Isa = typename Format::Isa;
-    constexpr int columns = 4 * Format::fours;  // of a word
+    constexpr int columns = 4 * Format::fours, unit_bytes = 4 * Format::unit * block_rows<Isa>;
     const int first = i / block_rows<Isa> * block_rows<Isa>;
-    const uint8_t* from = w.codes + size_t(first) * code_bytes(w) + 4 * size_t(i - first) +
-                          size_t(k / columns) * 4 * block_rows<Isa>;
+    const uint8_t* from =
+        w.codes + size_t(first) * code_bytes(w) + 4 * size_t(i - first) + size_t(k / columns) * unit_bytes;
     const uint8_t* masks =
         Format::sparse ? w.mask + size_t(first) * mask_bytes(w) + 4 * (i - first) : nullptr;
     const BlockGroups<Isa> groups(w, i, n_scales(w));
+    const typename Format::Table table(w.table);
     for (int end = k + n_cols; k < end;) {
         const auto zeros = typename Format::Words(groups.zero(k / w.group)) * 0x01010101u;
         const int group_end = std::min(end, (k / w.group + 1) * w.group);
         UNROLL_BY(4)
         for (; k < group_end; k += columns) {
-            typename Format::Words word, mask{};
-            std::memcpy(&word, from, sizeof word);
+            typename Format::Words words[Format::unit], mask{};
+            for (int u = 0; u < Format::unit; u++)
+                std::memcpy(&words[u], from + 4 * u * block_rows<Isa>, sizeof words[u]);
             if (Format::sparse) mask = mask_words<Isa>(masks, k);
-            UNROLL(4)
+            UNROLL(8)
             for (int f = 0; f < Format::fours; f++, to += block_rows<Isa>) {
-                const auto codes = Format::weights(word, f, zeros, mask);
+                const auto codes = Format::weights(words, f, zeros, mask, table);
                 std::memcpy(to, &codes, sizeof codes);
             }
-            from += 4 * block_rows<Isa>;
+            from += unit_bytes;
         }
     }
 }

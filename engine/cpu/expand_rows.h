@@ -3,7 +3,8 @@
 // multiplies codes of 2, 4 and 8 bits.
 //
 // A row of 2- or 4-bit codes is cut into blocks of 64 bytes, what is left at its end into a block of 32, then
-// of 16. In a block of B bytes, byte j holds codes j, j + B, j + 2B, ... from its lowest bits up.
+// of 16. Of 5 and 6 bits it is two such rows, of the low 4 bits and of the others (1 bit ends in blocks of
+// 8). In a block of B bytes, byte j holds codes j, j + B, j + 2B, ... from its lowest bits up.
 #pragma once
 
 #include <algorithm>
@@ -126,13 +127,15 @@ inline void store_codes(uint8_t* to, const uint8_t* from) {
     _mm512_storeu_si512(to, _mm512_and_si512(codes, _mm512_set1_epi8((1 << bits) - 1)));
 }
 #endif
-// Codes of 2 or 4 bits, one to a byte: n codes of `from`, which begins with a block.
-template <int bits>
+// Codes of 1, 2 or 4 bits, one to a byte: n codes of `from`, which begins with a block. above: they are the
+// upper bits of codes whose low 4 bits `to` has.
+template <int bits, bool above = false>
 inline void unpack_codes(uint8_t* to, const uint8_t* from, int n) {
     constexpr int per_byte = 8 / bits, mask = (1 << bits) - 1;
-    for (int block = 64; block >= 16; block /= 2) {
+    for (int block = 64; block >= 8; block /= 2) {
 #if defined(__AVX512BW__) && !defined(RUNQ_SIMDE)
-        if (block * per_byte == 64) {  // codes for one register, of which all have to be stored at once
+        if (!above && bits > 1 &&
+            block * per_byte == 64) {  // codes for one register, of which all have to be stored at once
             for (; n >= 64; n -= 64, from += block, to += 64) store_codes<bits>(to, from);
             continue;
         }
@@ -145,10 +148,15 @@ inline void unpack_codes(uint8_t* to, const uint8_t* from, int n) {
                 for (; j + width <= block; j += width) {
                     Words16 v;  // a shift of words is one instruction, and what it brings in is masked
                     std::memcpy(&v, from + j, sizeof v);
-                    const Bytes codes = Bytes(v >> uint16_t(i * bits)) & uint8_t(mask);
+                    Bytes codes = Bytes(v >> uint16_t(i * bits)) & uint8_t(mask), low{};
+                    if (above) std::memcpy(&low, to + i * block + j, sizeof low);
+                    if (above) codes = codes << 4 | low;
                     std::memcpy(to + i * block + j, &codes, sizeof codes);
                 }
-                for (; j < block; j++) to[i * block + j] = from[j] >> i * bits & mask;
+                for (; j < block; j++) {
+                    const int code = from[j] >> i * bits & mask;
+                    to[i * block + j] = uint8_t(above ? code << 4 | to[i * block + j] : code);
+                }
             }
         }
     }
@@ -190,12 +198,32 @@ inline void subtract_zero(int8_t* to, int n, uint8_t zero) {
     for (; j < n; j += 16) finish(std::integral_constant<size_t, 16>(), to + j);
 }
 
-// n codes from column k on of row i, one to a byte, of a matrix that is not sparse; k is a multiple of 256, n
-// of 64 (any, for codes of 8 bits).
+// n codes from column k on of row i, one to a byte, of a matrix that is not sparse; k is a multiple of 256
+// (of 5 bits: of 512), n of 64 (any, for codes of 8 bits).
 inline void unpack_columns(uint8_t* to, const QuantMatrix& w, int i, int k, int n) {
-    const uint8_t* codes = w.codes + size_t(i) * code_bytes(w) + size_t(k) * size_t(w.bits) / 8;
-    if (w.bits == 8) return void(std::memcpy(to, codes, size_t(n)));
-    w.bits == 4 ? unpack_codes<4>(to, codes, n) : unpack_codes<2>(to, codes, n);
+    const uint8_t* row = w.codes + size_t(i) * code_bytes(w);
+    if (w.bits == 8) return void(std::memcpy(to, row + k, size_t(n)));
+    if (w.bits == 2) return unpack_codes<2>(to, row + k / 4, n);
+    unpack_codes<4>(to, row + k / 2, n);
+    if (w.bits == 5) unpack_codes<1, true>(to, row + w.n_cols / 2 + k / 8, n);
+    if (w.bits == 6) unpack_codes<2, true>(to, row + w.n_cols / 2 + k / 4, n);
+}
+
+// Codes become what a table of 2^bits has for them, in place; n is a multiple of 64.
+inline void look_up(int8_t* codes, int n, const int8_t* table, int bits) {
+    int j = 0;
+#if defined(__AVX2__) && !defined(RUNQ_SIMDE)
+    const auto* parts = reinterpret_cast<const __m128i*>(table);
+    const __m256i low = _mm256_broadcastsi128_si256(_mm_loadu_si128(parts));
+    const __m256i high = _mm256_broadcastsi128_si256(_mm_loadu_si128(parts + (bits == 5 ? 1 : 0)));
+    for (; j < n; j += 32) {
+        auto* at = reinterpret_cast<__m256i*>(codes + j);
+        const __m256i code = _mm256_loadu_si256(at), is_high = _mm256_slli_epi16(code, 3);
+        _mm256_storeu_si256(
+            at, _mm256_blendv_epi8(_mm256_shuffle_epi8(low, code), _mm256_shuffle_epi8(high, code), is_high));
+    }
+#endif
+    for (; j < n; j++) codes[j] = table[codes[j] & ((1 << bits) - 1)];
 }
 
 // n columns from k on of row i as the int8 codes that are multiplied; k and n as for unpack_columns.
@@ -203,6 +231,7 @@ inline void expand_columns(int8_t* to, const QuantMatrix& w, int i, int k, int n
     if (w.kind == QUANT_GEMM_SPARSE) return expand_sparse_columns(to, w, i, k, n);
     unpack_columns(reinterpret_cast<uint8_t*>(to), w, i, k, n);
     if (w.bits == 8) return;
+    if (w.kind == QUANT_GEMM_TABLE) return look_up(to, n, w.table, w.bits);
     const RowZeros zeros(w, i);
     for (int s = k / w.group, j = 0; j < n; s++) {
         const auto zero = uint8_t(zeros[s]);

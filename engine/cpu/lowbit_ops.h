@@ -7,6 +7,9 @@
 //   widened(p)         as many bytes as there are lanes, unsigned, as int32
 //   sparse_places(m)   the lowest 4 bits of each lane of m are the mask of four columns; a byte for each of
 //                      them: 0 or 1, which of two codes it takes, or 0x80, none
+//   quad(p)            16 bytes in every quarter of a vector, flipped as int8 codes are
+//   look_up(a, c)      the byte of a = quad(..) that the lowest 4 bits of each byte of c, below 32, say
+//   either(c, a, b)    bytes of b where those of c have 16, otherwise of a
 //   placed(c, p, pair) the first (pair 0) or last two bytes of each lane of c, put where p = sparse_places(m)
 //                      has them, between zeros
 #pragma once
@@ -59,6 +62,13 @@ struct LowbitOps<Avx2> {
                               first + 0x04040404, first + 0x08080808, first + 0x0c0c0c0c);
         return _mm256_shuffle_epi8(codes, _mm256_or_si256(places, lanes));
     }
+    static __m256i quad(const int8_t* p) {
+        return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+    static __m256i look_up(__m256i table, __m256i codes) { return _mm256_shuffle_epi8(table, codes); }
+    static __m256i either(__m256i codes, __m256i low, __m256i high) {
+        return _mm256_blendv_epi8(low, high, _mm256_slli_epi16(codes, 3));
+    }
 };
 template <class Isa>
 struct VnniOps : LowbitOps<Avx2> {
@@ -87,6 +97,13 @@ struct LowbitOps<Avx512Vnni> : VnniOps<Avx512Vnni> {
             _mm512_set4_epi32(first + 0x0c0c0c0c, first + 0x08080808, first + 0x04040404, first);
         return _mm512_shuffle_epi8(codes, _mm512_or_si512(places, lanes));
     }
+    static __m512i quad(const int8_t* p) {
+        return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    }
+    static __m512i look_up(__m512i table, __m512i codes) { return _mm512_shuffle_epi8(table, codes); }
+    static __m512i either(__m512i codes, __m512i low, __m512i high) {
+        return _mm512_mask_blend_epi8(_mm512_test_epi8_mask(codes, _mm512_set1_epi8(16)), low, high);
+    }
 };
 #endif
 
@@ -113,6 +130,15 @@ struct NeonOps {
         const uint32x4_t lanes = vaddq_u32(in_register, vdupq_n_u32(uint32_t(pair) * 0x02020202));
         const uint32x4_t from = vorrq_u32(vreinterpretq_u32_s32(places), lanes);
         return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(codes), vreinterpretq_u8_u32(from)));
+    }
+    static int32x4_t quad(const int8_t* p) { return vreinterpretq_s32_s8(vld1q_s8(p)); }
+    static int32x4_t look_up(int32x4_t table, int32x4_t codes) {
+        const uint8x16_t low = vandq_u8(vreinterpretq_u8_s32(codes), vdupq_n_u8(15));
+        return vreinterpretq_s32_u8(vqtbl1q_u8(vreinterpretq_u8_s32(table), low));
+    }
+    static int32x4_t either(int32x4_t codes, int32x4_t low, int32x4_t high) {
+        const uint8x16_t is_high = vtstq_u8(vreinterpretq_u8_s32(codes), vdupq_n_u8(16));
+        return vreinterpretq_s32_u8(vbslq_u8(is_high, vreinterpretq_u8_s32(high), vreinterpretq_u8_s32(low)));
     }
 };
 template <>
@@ -147,11 +173,20 @@ struct LowbitOps<WasmSimd> {
         const Int4 lanes = Int4{0, 0x04040404, 0x08080808, 0x0c0c0c0c} + pair * 0x02020202;
         return Int4(wasm_i8x16_swizzle(v128_t(codes), v128_t(places | lanes)));
     }
+    static Int4 quad(const int8_t* p) { return Int4(wasm_v128_load(p)); }
+    static Int4 look_up(Int4 table, Int4 codes) {
+        return Int4(wasm_i8x16_swizzle(v128_t(table), v128_t(codes & 0x0f0f0f0f)));
+    }
+    static Int4 either(Int4 codes, Int4 low, Int4 high) {
+        const v128_t is_high = wasm_i8x16_shl(v128_t(codes), 3);  // in the sign
+        return Int4(wasm_v128_bitselect(v128_t(high), v128_t(low), wasm_i8x16_shr(is_high, 7)));
+    }
 };
 #endif
 
 // What a word of a packed matrix holds: four columns of int8, or the codes of 8 (4 bits), 16 (2 bits, or 4
-// bits that are 2:4 sparse) columns, four of them in each part of the word's bytes, one behind the other.
+// bits that are 2:4 sparse) columns, four of them in each part of the word's bytes, one behind the other. Of
+// 5 and 6 bits one word has the upper 1 or 2 bits of 32 or 16 columns, and 4 or 2 words behind it the low 4.
 template <class Isa_, int bits_, QuantGemmKind kind_>
 struct WordFormat {
     using Isa = Isa_;
@@ -162,21 +197,46 @@ struct WordFormat {
     static constexpr bool sparse = kind == QUANT_GEMM_SPARSE;
     // Whether what is multiplied are int8 weights, flipped; otherwise they are codes, and what the zero point
     // has added comes off the sum.
-    static constexpr bool zero_is_off = is_int8 || sparse;
-    static constexpr int fours = 8 / bits * (sparse ? 2 : 1);  // columns of a word, in fours
+    static constexpr bool has_table = kind == QUANT_GEMM_TABLE, two_planes = bits == 5 || bits == 6;
+    static constexpr bool zero_is_off = is_int8 || sparse || has_table;
+    static constexpr int high_bits = two_planes ? bits - 4 : bits;  // of a code in the first word
+    static constexpr int fours = 8 / high_bits * (sparse ? 2 : 1);  // columns of a unit, in fours
+    static constexpr int unit = two_planes ? 1 + fours / 2 : 1;     // words of it
     typedef uint32_t Words __attribute__((vector_size(4 * lanes)));
     typedef uint16_t Pairs __attribute__((vector_size(4 * lanes)));
     typedef int32_t Whole __attribute__((vector_size(4 * lanes)));
     typedef uint8_t Bytes __attribute__((vector_size(4 * lanes)));
 
+    // What codes stand for, 16 of them to a part, flipped.
+    struct Table {
+        Ints parts[bits == 5 ? 2 : 1];
+        explicit Table(const int8_t* table) {
+            for (int i = 0; has_table && i < (bits == 5 ? 2 : 1); i++)
+                parts[i] = Isa::flipped(LowbitOps<Isa>::quad(table + 16 * i));
+        }
+    };
+
     // The codes in one part of each byte, unsigned.
-    static Pairs codes(Words v, int part) {
-        return Pairs(v) >> uint16_t(part * bits) & uint16_t(((1 << bits) - 1) * 0x0101);
+    static Pairs codes(const Words (&v)[unit], int part) {
+        if constexpr (two_planes) {
+            constexpr auto high_mask = uint16_t(((1 << high_bits) - 1) * 0x1010);
+            const int right = part * high_bits - 4;  // into the bits above 4
+            const Pairs high =
+                (right >= 0 ? Pairs(v[0]) >> uint16_t(right) : Pairs(v[0]) << uint16_t(-right));
+            return (Pairs(v[1 + part / 2]) >> uint16_t(part % 2 * 4) & uint16_t(0x0f0f)) | (high & high_mask);
+        }
+        return Pairs(v[0]) >> uint16_t(part * bits) & uint16_t(((1 << bits) - 1) * 0x0101);
     }
-    // Columns 4f .. 4f + 3 of a word as int8 weights, flipped. `zeros`: the zero points, in each byte;
+    // Columns 4f .. 4f + 3 of a unit as int8 weights, flipped. `zeros`: the zero points, in each byte;
     // sparse: the word's masks are the lowest bits of `masks`.
-    static Ints weights(Words v, int f, Words zeros, Words masks) {
-        if constexpr (is_int8) return Ints(v);
+    static Ints weights(const Words (&v)[unit], int f, Words zeros, Words masks, const Table& table) {
+        if constexpr (is_int8) return Ints(v[0]);
+        if constexpr (has_table) {
+            const auto code = Ints(codes(v, f));
+            const Ints low = LowbitOps<Isa>::look_up(table.parts[0], code);
+            if constexpr (bits == 4) return low;
+            return LowbitOps<Isa>::either(code, low, LowbitOps<Isa>::look_up(table.parts[bits - 4], code));
+        }
         if constexpr (sparse) {
             const auto kept = Ints(Bytes(codes(v, f / 2)) - Bytes(zeros));
             const auto places = LowbitOps<Isa>::sparse_places(Ints(masks >> uint32_t(4 * f)));
@@ -191,14 +251,16 @@ struct WordFormat {
     // their place in the word, which saves a shift for each word.
     static constexpr int left(int f, int chains) {
         const bool fits = LowbitOps<Isa>::takes_bytes || ((1 << bits) - 1) << (chains - 1) * bits <= 127;
-        return !zero_is_off && fits ? f % chains * bits : 0;
+        return !zero_is_off && !two_planes && fits ? f % chains * bits : 0;
     }
     // Such columns as they are multiplied, and the product.
-    static Ints operand(Words v, int f, int chains, Words zeros, Words masks) {
-        if constexpr (zero_is_off) return weights(v, f, zeros, masks);
+    static Ints operand(const Words (&v)[unit], int f, int chains, Words zeros, Words masks,
+                        const Table& table) {
+        if constexpr (zero_is_off) return weights(v, f, zeros, masks, table);
+        if constexpr (two_planes) return Ints(codes(v, f));
         const int places = left(f, chains);
         const auto shift = uint16_t(f * bits - places), mask = uint16_t(((1 << bits) - 1) * 0x0101 << places);
-        return Ints(Pairs(v) >> shift & mask);
+        return Ints(Pairs(v[0]) >> shift & mask);
     }
     static Ints dot(Ints acc, Ints w, Ints x) {
         if constexpr (zero_is_off) return Isa::dot4(acc, w, x);

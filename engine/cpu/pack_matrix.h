@@ -16,20 +16,22 @@
 #include "engine/os/files.h"
 #include "engine/os/threads.h"
 
-// The codes of a row of a file, n_words words, with the columns of each word one behind the other: four in
-// the lowest bits of its bytes, the next four above them, and so on.
+// The codes of a plane of a row, n_words words, with the columns of each word one behind the other: four in
+// the lowest bits of its bytes, the next four above them, and so on. Each `run` words are followed by `gap`
+// words of another plane.
 template <int bits>
-inline void order_codes(uint32_t* to, const uint8_t* from, size_t n_words) {
+inline void order_codes(uint32_t* to, const uint8_t* from, size_t n_words, size_t run = 1, size_t gap = 0) {
     constexpr int parts = 8 / bits;
     static thread_local std::vector<uint8_t> unpacked;
     const uint8_t* codes = scratch(unpacked, 4 * parts * n_words);
     unpack_codes<bits>(unpacked.data(), from, int(4 * parts * n_words));
     for (size_t i = 0; i < n_words; i++) {
-        to[i] = 0;
+        uint32_t& word = to[i + i / run * gap];
+        word = 0;
         for (int part = 0; part < parts; part++, codes += 4) {
             uint32_t four;
             std::memcpy(&four, codes, sizeof four);
-            to[i] |= four << part * bits;
+            word |= four << part * bits;
         }
     }
 }
@@ -81,7 +83,7 @@ const T* PackedMatrices::packed(const T* table, int n_rows, size_t row_bytes, ui
     return reinterpret_cast<const T*>(to);
 }
 
-// Codes of 2 and 4 bits in blocks, the columns of a word one behind the other.
+// Codes of less than 8 bits in blocks, the columns of a word one behind the other.
 template <class Isa, int bits>
 const uint8_t* PackedMatrices::packed_codes(const QuantMatrix& w) {
     constexpr int n = block_rows<Isa>;
@@ -91,9 +93,18 @@ const uint8_t* PackedMatrices::packed_codes(const QuantMatrix& w) {
         static thread_local std::vector<uint32_t> words;
         uint32_t* rows = scratch(words, row_words * n);
         const int n_rows = std::min(n, w.n_rows - b * n);
-        for (int r = 0; r < n_rows; r++)
-            order_codes<bits>(rows + row_words * size_t(r), w.codes + row_bytes * size_t(b * n + r),
-                              row_words);
+        for (int r = 0; r < n_rows; r++) {
+            uint32_t* row = rows + row_words * size_t(r);
+            const uint8_t* stored = w.codes + row_bytes * size_t(b * n + r);
+            if constexpr (bits <= 4) {
+                order_codes<bits>(row, stored, row_words);
+            } else {  // a word of upper bits, then those of the low bits
+                constexpr size_t n_low = bits == 5 ? 4 : 2, unit = n_low + 1;
+                const size_t low_words = row_words / unit * n_low;
+                order_codes<bits - 4>(row, stored + 4 * low_words, row_words / unit, 1, n_low);
+                order_codes<4>(row + 1, stored, low_words, n_low, 1);
+            }
+        }
         pack_block<Isa, n>(to + row_words * n * size_t(b), rows, 0, n_rows, row_words, 0);
     });
     return reinterpret_cast<const uint8_t*>(to);
@@ -106,7 +117,10 @@ const PackedMatrix* PackedMatrices::add(const QuantMatrix& w) {
     if (w.bits == 8) {
         p.codes = packed<Isa, uint32_t>(w.codes, w.n_rows, code_bytes(w), Isa::flip * 0x01010101u);
     } else {
-        p.codes = w.bits == 4 ? packed_codes<Isa, 4>(w) : packed_codes<Isa, 2>(w);
+        p.codes = w.bits == 2   ? packed_codes<Isa, 2>(w)
+                  : w.bits == 4 ? packed_codes<Isa, 4>(w)
+                  : w.bits == 5 ? packed_codes<Isa, 5>(w)
+                                : packed_codes<Isa, 6>(w);
     }
     p.mask = packed<Isa, uint32_t>(w.mask, w.n_rows, mask_bytes(w));
     p.zeros = packed<Isa, uint8_t>(w.zeros, w.n_rows, zero_bytes(w));
@@ -114,7 +128,7 @@ const PackedMatrix* PackedMatrices::add(const QuantMatrix& w) {
     if (w.scale_type == QUANT_GEMM_GROUP_FP16) {
         p.scales = packed<Isa, uint16_t>(w.scales, w.n_rows, groups * sizeof(uint16_t));
     } else {
-        const size_t n_values = w.scale_type == QUANT_GEMM_ROW_FP32 ? 1 : groups;
+        const size_t n_values = w.scale_type == QUANT_GEMM_GROUP_FP32 ? groups : 1;
         p.scales = packed<Isa, uint32_t>(w.scales, w.n_rows, n_values * sizeof(float));
     }
     return &matrices_.emplace_back(PackedMatrix{p});

@@ -28,7 +28,7 @@ inline size_t code_bytes(const QuantMatrix& w) {
     return size_t(w.kind == QUANT_GEMM_SPARSE ? w.n_cols / 2 : w.n_cols) * size_t(w.bits) / 8;
 }
 inline size_t scale_bytes(const QuantMatrix& w) {
-    return w.scale_type == QUANT_GEMM_ROW_FP32     ? sizeof(float)
+    return w.scale_type == QUANT_GEMM_ROW_FP32 || w.scale_type == QUANT_GEMM_GROUP_INT8 ? sizeof(float)
            : w.scale_type == QUANT_GEMM_GROUP_FP16 ? sizeof(Half) * size_t(n_scales(w))
                                                    : sizeof(float) * size_t(n_scales(w));
 }
@@ -57,6 +57,7 @@ inline float weight_scale(const QuantMatrix& w, int i, int s) {
     if (w.scale_type == QUANT_GEMM_GROUP_FP16) return to_float(static_cast<const Half*>(w.scales)[at]);
     if (w.scale_type == QUANT_GEMM_GROUP_FP32) return static_cast<const float*>(w.scales)[at];
     const float row_scale = static_cast<const float*>(w.scales)[i];
+    if (w.scale_type == QUANT_GEMM_GROUP_INT8) return float(int8_t(w.levels[at])) * row_scale;
     return w.kind == QUANT_GEMM_TWO_LEVEL ? float(w.levels[at] & 15) * row_scale : row_scale;
 }
 
@@ -77,21 +78,23 @@ inline QuantMatrix int8_matrix(const int8_t* codes, const float* scales, int n_r
 template <class Matrix>
 QuantMatrix lowbit_matrix(const Matrix& m) {
     QuantMatrix w{};
-    w.codes = m.codes, w.mask = m.mask, w.zeros = m.zeros, w.levels = m.levels;
+    w.codes = m.codes, w.mask = m.mask, w.zeros = m.zeros, w.levels = m.levels, w.table = m.table;
     w.scales = m.scales, w.scale_type = QUANT_GEMM_GROUP_FP16;
     if (m.row_scales != nullptr) w.scales = m.row_scales, w.scale_type = QUANT_GEMM_ROW_FP32;
-    w.kind = m.mask != nullptr     ? QUANT_GEMM_SPARSE
-             : m.levels != nullptr ? QUANT_GEMM_TWO_LEVEL
-             : m.bits == 8         ? QUANT_GEMM_SIGNED
-                                   : QUANT_GEMM_UNSIGNED;
+    if (m.levels != nullptr && m.bits > 2) w.scale_type = QUANT_GEMM_GROUP_INT8;
+    w.kind = m.mask != nullptr                    ? QUANT_GEMM_SPARSE
+             : m.table != nullptr                 ? QUANT_GEMM_TABLE
+             : m.levels != nullptr && m.bits == 2 ? QUANT_GEMM_TWO_LEVEL
+             : m.bits == 8                        ? QUANT_GEMM_SIGNED
+                                                  : QUANT_GEMM_UNSIGNED;
     w.bits = m.bits, w.zero_point = m.zero_point, w.n_rows = m.n_rows, w.n_cols = m.n_cols;
     w.group = m.group, w.group_size = m.group_size;
     return w;
 }
 
-// The codes of row i, one to a byte: (code_bytes * 8 / bits,). A row is cut into blocks of 64 bytes, what is
-// left into one of 32, then one of 16; in a block of B bytes, byte j holds codes j, j + B, j + 2B, ... from
-// its lowest bits up. unpack_codes (expand_rows.h) is the fast form.
+// The codes of row i of 2 or 4 bits, one to a byte: (code_bytes * 8 / bits,). A row is cut into blocks of 64
+// bytes, what is left into one of 32, then one of 16; in a block of B bytes, byte j holds codes j, j + B, j +
+// 2B, ... from its lowest bits up. unpack_codes (expand_rows.h) is the fast form.
 inline void unpack_row(uint8_t* codes, const QuantMatrix& w, int i) {
     size_t n_bytes = code_bytes(w);
     const uint8_t* bytes = w.codes + size_t(i) * n_bytes;

@@ -48,6 +48,9 @@ template <class Isa, class Use>
 inline void with_format(const QuantMatrix& w, Use use) {
     if (w.kind == QUANT_GEMM_SPARSE) return use(WordFormat<Isa, 4, QUANT_GEMM_SPARSE>());
     if (w.kind == QUANT_GEMM_TWO_LEVEL) return use(WordFormat<Isa, 2, QUANT_GEMM_TWO_LEVEL>());
+    if (w.kind == QUANT_GEMM_TABLE && w.bits == 4) return use(WordFormat<Isa, 4, QUANT_GEMM_TABLE>());
+    if (w.kind == QUANT_GEMM_TABLE) return use(WordFormat<Isa, 5, QUANT_GEMM_TABLE>());
+    if (w.bits == 6) return use(WordFormat<Isa, 6, QUANT_GEMM_UNSIGNED>());
     if (w.bits == 4) return use(WordFormat<Isa, 4, QUANT_GEMM_UNSIGNED>());
     use(WordFormat<Isa, 2, QUANT_GEMM_UNSIGNED>());
 }

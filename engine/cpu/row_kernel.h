@@ -126,14 +126,15 @@ inline void multiply_rows(float* out, const QuantRows& x, const QuantMatrix& w, 
     static thread_local std::vector<int32_t> zero_memory;
     const size_t row_bytes = code_bytes(w), mask_row = mask_bytes(w), groups = size_t(n_groups(w));
     const bool in_place = w.bits == 8, is_sparse = w.kind == QUANT_GEMM_SPARSE;
-    const bool has_scales = w.scale_type != QUANT_GEMM_GROUP_FP16 && w.kind != QUANT_GEMM_TWO_LEVEL &&
-                            size_t(n_scales(w)) == groups;
+    const bool has_scales =
+        w.scale_type != QUANT_GEMM_GROUP_FP16 && w.levels == nullptr && size_t(n_scales(w)) == groups;
+    const bool has_zeros = !is_sparse && w.kind != QUANT_GEMM_TABLE;
     // At the beginning of a cache line, so that no store goes into two.
     int8_t* codes = scratch(code_memory, size_t(w.n_cols) + 63);
     codes += -reinterpret_cast<uintptr_t>(codes) % 64;
     float* scales = scratch(scale_memory, groups);
     int32_t* zeros = scratch(zero_memory, groups);
-    if (is_sparse) std::fill_n(zeros, groups, 0);
+    if (!has_zeros) std::fill_n(zeros, groups, 0);
     // The rows after one follow as one stream, or two.
     auto prefetch = [](const uint8_t* from, size_t n) {
         for (size_t b = 0; b < n; b += 64) __builtin_prefetch(from + row_prefetch_distance + b);
@@ -145,8 +146,8 @@ inline void multiply_rows(float* out, const QuantRows& x, const QuantMatrix& w, 
             row.codes = reinterpret_cast<const int8_t*>(stored);
         } else {
             prefetch(stored, row_bytes);
-            if (is_sparse) {  // what the mask leaves out has no zero point, so codes are expanded without one
-                prefetch(w.mask + size_t(i) * mask_row, mask_row);
+            if (is_sparse) prefetch(w.mask + size_t(i) * mask_row, mask_row);
+            if (!has_zeros) {  // what a mask leaves out has no zero point, so codes are expanded without one
                 expand_columns(codes, w, i, 0, w.n_cols);
             } else {
                 unpack_columns(reinterpret_cast<uint8_t*>(codes), w, i, 0, w.n_cols);

@@ -90,6 +90,8 @@ struct LowbitGroups {
             prefetch_once<n>(groups.levels + size_t(g) * n);
         } else if (groups.halfs != nullptr) {
             prefetch_once<n * sizeof(Half)>(groups.halfs + size_t(g >> shift) * n);
+        } else if (groups.int8_scales != nullptr) {
+            prefetch_once<n>(groups.int8_scales + size_t(g >> shift) * n);
         }
     }
 };
@@ -166,6 +168,7 @@ __attribute__((noinline)) void tile(float* out, TileInput<Format, PackedTokens> 
     const uint8_t* masks = nullptr;
     if constexpr (Format::sparse)
         masks = w.w->mask + size_t(w.row / n_rows * n_rows) * mask_bytes(*w.w) + 4 * (w.row % n_rows);
+    const typename Format::Table table(Format::has_table ? w.w->table : nullptr);
     typename Isa::Floats sums[n_tokens][n_vectors];
     for (int j = 0; j < n_tokens; j++) {
         for (int v = 0; v < n_vectors; v++)
@@ -189,24 +192,29 @@ __attribute__((noinline)) void tile(float* out, TileInput<Format, PackedTokens> 
         UNROLL_BY(4)
         for (int k = 0; k < part.group_size; k += 4 * Format::fours) {
             if constexpr (once) {
-                prefetch_once<4 * n_rows>(reinterpret_cast<const char*>(w.codes) + prefetch_distance);
+                prefetch_once<4 * n_rows * Format::unit>(reinterpret_cast<const char*>(w.codes) +
+                                                         prefetch_distance);
                 if constexpr (Format::sparse)
                     prefetch_once<2 * n_rows>(masks + column * n_rows / 8 + prefetch_distance / 2);
                 keep_order();
             } else {
                 ahead.prefetch();
             }
-            Words words[n_vectors], mask[n_vectors] = {};
+            Words words[n_vectors][Format::unit], mask[n_vectors] = {};
             for (int v = 0; v < n_vectors; v++) {
-                std::memcpy(&words[v], w.codes + v * lanes, sizeof words[v]);
-                if constexpr (!Format::is_int8) pin_register(words[v]);  // its codes are taken out one by one
+                UNROLL(8)
+                for (int u = 0; u < Format::unit; u++) {
+                    std::memcpy(&words[v][u], w.codes + u * n_rows + v * lanes, sizeof words[v][u]);
+                    if constexpr (!Format::is_int8)
+                        pin_register(words[v][u]);  // codes are taken out one by one
+                }
                 if constexpr (Format::sparse) mask[v] = mask_words<Isa>(masks + 4 * v * lanes, column);
             }
-            UNROLL(4)
+            UNROLL(8)
             for (int f = 0; f < Format::fours; f++) {
                 Ints codes[n_vectors];
                 for (int v = 0; v < n_vectors; v++)
-                    codes[v] = Format::operand(words[v], f, chains, zeros[v], mask[v]);
+                    codes[v] = Format::operand(words[v], f, chains, zeros[v], mask[v], table);
                 for (int j = 0; j < n_tokens; j++) {
                     const auto four = Isa::splat(static_cast<int32_t>(x.codes[j]));
                     for (int v = 0; v < n_vectors; v++) {
@@ -217,7 +225,7 @@ __attribute__((noinline)) void tile(float* out, TileInput<Format, PackedTokens> 
                 }
                 x.codes += x.width;
             }
-            w.codes += n_rows;
+            w.codes += Format::unit * n_rows;
             if constexpr (Format::sparse) column += 4 * Format::fours;
         }
         if (part.suspends) {

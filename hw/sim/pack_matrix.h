@@ -5,21 +5,28 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/cpu/expand_rows.h"
 #include "engine/cpu/quant_matrix.h"
 #include "hw/sim/matmul_rtl.h"
 
-// What MatmulRtl::pack takes. A sparse matrix is filled up with codes that are its zero points.
+// What MatmulRtl::pack takes. A sparse matrix is filled up with codes that are its zero points; where groups
+// have int8 scales, the core gets in 8 bits what codes stand for.
 inline RtlMatrix pack_matrix(const MatmulRtl& core, const QuantMatrix& w) {
     std::vector<int8_t> codes;
     std::vector<uint8_t> stored, zeros;
     std::vector<float> scales;
+    const bool in_8_bits = w.kind == QUANT_GEMM_SIGNED || w.scale_type == QUANT_GEMM_GROUP_INT8;
     codes.reserve(size_t(w.n_rows) * size_t(w.n_cols));
     for (int i = 0; i < w.n_rows; i++) {
         stored.resize(size_t(w.n_cols));
-        unpack_row(stored.data(), w, i);
+        if (w.scale_type == QUANT_GEMM_GROUP_INT8) {
+            expand_columns(reinterpret_cast<int8_t*>(stored.data()), w, i, 0, w.n_cols);
+        } else {
+            unpack_row(stored.data(), w, i);
+        }
         size_t next = 0;
         for (int k = 0; k < w.n_cols; k++) {
-            const int zero = w.kind == QUANT_GEMM_SIGNED ? 0 : weight_zero(w, i, k / w.group);
+            const int zero = in_8_bits ? 0 : weight_zero(w, i, k / w.group);
             if (k % w.group_size == 0)
                 scales.push_back(weight_scale(w, i, k / w.group)), zeros.push_back(uint8_t(zero));
             const bool absent = w.kind == QUANT_GEMM_SPARSE &&
@@ -27,7 +34,7 @@ inline RtlMatrix pack_matrix(const MatmulRtl& core, const QuantMatrix& w) {
             codes.push_back(int8_t(absent ? zero : stored[next++]));
         }
     }
-    const RtlFormat format = w.kind == QUANT_GEMM_SIGNED      ? RtlFormat::int8
+    const RtlFormat format = in_8_bits                        ? RtlFormat::int8
                              : w.kind == QUANT_GEMM_TWO_LEVEL ? RtlFormat::two_level
                              : w.bits == 4                    ? RtlFormat::four_bits
                                                               : RtlFormat::two_bits;

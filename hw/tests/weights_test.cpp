@@ -98,7 +98,7 @@ TEST_CASE("golden weights of 4 and 2 bits") {
     int seen[4] = {};
     for (const std::string& name : op_cases("gptq_expand.w", "w.codes")) {
         const std::string form = name.substr(name.find(".w") + 2);
-        if (form[0] == '8') continue;  // w' as they are
+        if (form[0] == '8' || form[1] == 'i') continue;  // w' as they are; the core gets them in 8 bits
         INFO(name);
         const bool two_level = form.starts_with("2x"), sparse = form.starts_with("4s");
         seen[two_level ? 0 : sparse ? 1 : form[0] == '4' ? 2 : 3]++;

@@ -56,7 +56,20 @@ export class Weights {
             const scales = this.part(`${name}.scales`, i * groups, groups);
             return { codes: raw, scales: repeated(scales), group: small };
         }
-        const stored = unpack(raw, format.bits);
+        const low = format.bits === 5 || format.bits === 6 ? 4 : format.bits; // else two planes, one behind the other
+        const stored = unpack(raw.subarray(0, (n * low) / 8), low);
+        if (low < format.bits)
+            unpack(raw.subarray((n * low) / 8), format.bits - 4).forEach((code, k) => (stored[k] |= code << 4));
+        if (format.int8_scales) {
+            const scales = this.part(`${name}.groups`, i * groups, groups);
+            const rowScale = this.part(`${name}.row_scales`, i, 1)[0];
+            const table = format.bits < 6 ? this.part(`${name}.table`, 0, 1 << format.bits) : null;
+            return {
+                codes: Int8Array.from(stored, (code) => (table ? table[code] : code - 32)),
+                scales: repeated(Array.from(scales, (s) => fround(s * rowScale))),
+                group: small,
+            };
+        }
         if (format.two_level) {
             const levels = this.part(`${name}.groups`, i * groups, groups);
             const rowScale = this.part(`${name}.row_scales`, i, 1)[0];
@@ -82,12 +95,12 @@ export class Weights {
     }
 }
 
-// Codes of 2 or 4 bits in the order of formats/low_bits.py: in a block of B bytes, byte j holds j, j + B, j + 2B, ...
+// Codes of 1, 2 or 4 bits in the order of formats/low_bits.py: in a block of B bytes, byte j holds j, j + B, j + 2B, ...
 function unpack(raw, bits) {
     const perByte = 8 / bits;
     const codes = new Uint8Array(raw.length * perByte);
     let start = 0;
-    for (const size of [64, 32, 16]) {
+    for (const size of [64, 32, 16, 8]) {
         for (; raw.length - start >= size; start += size) {
             for (let j = 0; j < size; j++) {
                 for (let i = 0; i < perByte; i++)
