@@ -105,6 +105,7 @@ struct ModelConfig {
     bool shared_classifier = false;   // the classifier is the embedding (tied)
     int group_size = 0;               // weights that share one scale; 0: the whole row
     bool static_activations = false;  // activations' scales are in the file, not found at run time
+    int rotation_block = 0;           // rows of the embedding are rotated, in such blocks; 0: they are not
     float norm_eps = 1e-5f, rope_theta = 500000;
     int rope_type = 0, original_max_position = 0;  // config.json's rope_scaling: 1 llama3, 2 linear, 3 yarn
     float rope_factor = 1, low_freq_factor = 1, high_freq_factor = 4, attention_factor = 1;
@@ -1812,6 +1813,7 @@ void check_config(const ModelConfig& c) {
                 "expected a multiple of " + std::to_string(gemm_inputs));
     for (const auto& [name, n] : c.row_lengths())
         check_value(n % size == 0, name, n, "not a multiple of group_size " + std::to_string(size));
+    check_value(c.rotation_block == 0, "rotation_block", c.rotation_block, "expected 0 in AWQ");
     check_value(has_attention(c.head_dim), "head_dim", c.head_dim, "expected 32, 64, 96 or 128");
 }
 
@@ -1970,6 +1972,7 @@ Config read_header(const HeaderReader& h, const FileFormat<Config>& format) {
                 h.f32("low_freq_factor", 0x60, 1e-6f, std::nextafter(c.high_freq_factor, 0.0f));
             c.original_max_position = h.i32("original_max_position_embeddings", 0x68, 1, 1 << 24);
         }
+        c.rotation_block = h.i32("rotation_block", 0x34, 0, c.dim);
         c.bos_id = h.i32("bos_id", 0x6C, -1, c.vocab_size - 1);
         c.eos_ids.resize(size_t(h.i32("n_eos", 0x70, 0, 8)));
         for (size_t i = 0; i < c.eos_ids.size(); i++)

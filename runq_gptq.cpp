@@ -153,6 +153,7 @@ struct ModelConfig {
     bool shared_classifier = false;   // the classifier is the embedding (tied)
     int group_size = 0;               // weights that share one scale; 0: the whole row
     bool static_activations = false;  // activations' scales are in the file, not found at run time
+    int rotation_block = 0;           // rows of the embedding are rotated, in such blocks; 0: they are not
     float norm_eps = 1e-5f, rope_theta = 500000;
     int rope_type = 0, original_max_position = 0;  // config.json's rope_scaling: 1 llama3, 2 linear, 3 yarn
     float rope_factor = 1, low_freq_factor = 1, high_freq_factor = 4, attention_factor = 1;
@@ -780,6 +781,39 @@ void check_formats(const ModelConfig& c, const auto& kinds) {
 }
 // ---- end of reading matrices of few bits -----------------------------------
 
+// ---- section rotation ------------------------------------------------------
+// A tied model that was exported with --rotate (docs/gptq.md#rotation): the layers' weights want x rotated,
+// the embedding, which is the classifier, stays as it was
+
+// lift hadamard
+// Walsh-Hadamard transform of each block of x (n,), in place and not normalized. block: a power of two.
+inline void hadamard(float* x, int n, int block) {
+    for (int h = 1; h < block; h *= 2)
+        for (int i = 0; i < n; i += 2 * h)
+            for (int k = i; k < i + h; k++) {
+                const float a = x[k], b = x[k + h];
+                x[k] = a + b;
+                x[k + h] = a - b;
+            }
+}
+
+// x (n_tokens, dim) <- x R, R = diag(s) H. s (dim,): signs over the root of block.
+inline void rotate(Rows& x, const float* s, int block) {
+    parallel_for(x.n_rows, [&](int t) {
+        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] *= s[i];
+        hadamard(x.row(t), x.n_cols, block);
+    });
+}
+
+// x <- x R^T, the inverse of rotate.
+inline void rotate_back(Rows& x, const float* s, int block) {
+    parallel_for(x.n_rows, [&](int t) {
+        hadamard(x.row(t), x.n_cols, block);
+        for (int i = 0; i < x.n_cols; i++) x.row(t)[i] *= s[i];
+    });
+}
+// ---- end of rotation -------------------------------------------------------
+
 // The kinds of matrices, in the order of the header; formats/gptq.py has the same list.
 namespace kind {
 enum Index { embed, q_proj, k_proj, v_proj, o_proj, gate_proj, down_proj, up_proj, classifier };
@@ -808,6 +842,7 @@ struct Weights {
     Vectors attn_norm = file.vectors<float>(c, "attn.norm", c.dim);
     Vectors ffn_norm = file.vectors<float>(c, "ffn.norm", c.dim);
     const float* norm = file.next<float>("norm", {c.dim});
+    const float* rotation = c.rotation_block > 0 ? file.next<float>("rotation", {c.dim}) : nullptr;
     Vectors q_norm = c.has_head_norms() ? file.vectors<float>(c, "attn.q_norm", c.head_dim) : Vectors();
     Vectors k_norm = c.has_head_norms() ? file.vectors<float>(c, "attn.k_norm", c.head_dim) : Vectors();
 
@@ -961,6 +996,9 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
 
     embed(s.x, w.embedding, tokens);                                   record("tokens", tokens.data(), n_tokens, {});
                                                                        record("embed", s.x);
+    if (c.rotation_block > 0) {
+        rotate(s.x, w.rotation, c.rotation_block);                     record("rotate", s.x);
+    }
     s.angles.set_positions(pos, n_tokens);
     for (int l = 0; l < c.n_layers; l++) {
         attention_block(m, l, pos);
@@ -968,6 +1006,9 @@ std::span<const float> forward(Transformer& m, std::span<const int> tokens, int 
     }
     if (n_logits == 0) return {};
     s.x.keep_last(n_logits);
+    if (c.rotation_block > 0) {
+        rotate_back(s.x, w.rotation, c.rotation_block);                record("rotate_back", s.x);
+    }
     rmsnorm(s.normed, s.x, w.norm, c.dim, c.norm_eps);                 record("norm", s.normed);
     quantize(s.xq, s.normed, c.group_size);                            record("norm", s.xq);
     s.logits.reserve(n_logits);
@@ -1153,6 +1194,10 @@ ModelFileOf<Config> open_model_file(const std::string& path, const FileFormat<Co
             c.original_max_position = h.number("original_max_position_embeddings", 0x68, 1, 1 << 24);
         }
         if (c.rope_type > 1) c.attention_factor = h.number("attention_factor", 0x30, 0.01f, 100.0f);
+        c.rotation_block = h.number("rotation_block", 0x34, 0, c.dim);
+        if (c.rotation_block > 0)
+            check_value(c.dim % c.rotation_block == 0 && (c.rotation_block & (c.rotation_block - 1)) == 0,
+                        "rotation_block", c.rotation_block, "expected a power of two that divides dim");
         c.bos_id = h.number("bos_id", 0x6C, -1, c.vocab_size - 1);
         c.eos_ids.resize(size_t(h.number("n_eos", 0x70, 0, 8)));
         for (size_t i = 0; i < c.eos_ids.size(); i++)

@@ -17,6 +17,7 @@ if (
 from export import awq, gguf_out, gptq, moe, q8, w8a8
 from export.arguments import add_common
 from export.hf_directory import after_model_file
+from export.rotation import add_rotation, rotation_of
 from export.termination import Terminated, termination
 from formats.errors import one_line
 
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for exporter in EXPORTERS:
         p = schemes.add_parser(exporter.FORMAT.scheme, help=exporter.HELP)
         add_common(p)
+        add_rotation(p)
         exporter.add_arguments(p)
         p.set_defaults(run=exporter.run)
     args = parser.parse_args(argv)
@@ -63,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"export: {one_line(exchanged)}", file=sys.stderr)
             return USAGE
         with termination():
+            args.rotate = rotation_of(args)
             if args.gguf_out is None:
                 args.run(args)
             else:

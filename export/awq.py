@@ -16,6 +16,7 @@ from export.arguments import add_calibration, calibration_options, first_given
 from export.autoawq import read_group_size, stored_name, write_autoawq
 from export.engines import GPU_AND_CPU, announce
 from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model, unquantized
+from export.rotation import Rotate, rotated
 from export.tokenizer import text_of
 from export.writer import Writer, finish
 from formats.checkpoint import ModelError, input_files
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     """Exports as the command line says."""
     scaling = export_awq(
         args.hf_dir, args.out, args.calib, args.group_size, args.samples, args.seq_len, args.rtn, args.hf_out,
-        not args.no_tokenizer, not args.quiet,
+        not args.no_tokenizer, not args.quiet, args.rotate,
     )  # fmt: skip
     if scaling.strength and (not args.quiet or args.verbose):
         print(
@@ -192,6 +193,7 @@ def export_awq(
     hf_out: Path | None = None,
     with_tokenizer: bool = True,
     progress: bool = True,
+    rotate: Rotate = None,
 ) -> ChannelScaling:
     """Writes `out` and returns the scales that were chosen. Raises ModelError, and writes nothing, if it cannot.
 
@@ -206,7 +208,12 @@ def export_awq(
         tell_model(checkpoint)
     calibrating = calibration_options(calibration, n_samples, seq_len)
     if stored is not None:
-        given = {**calibrating, "--rtn": rtn, "--group-size": None if group_size == stored else group_size}
+        given = {
+            **calibrating,
+            "--rtn": rtn,
+            "--rotate": rotate,
+            "--group-size": None if group_size == stored else group_size,
+        }
         if option := first_given(given):
             raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
     elif rtn:
@@ -216,6 +223,9 @@ def export_awq(
         raise ModelError("AWQ needs a text to calibrate with: --calib TEXT (or --rtn for plain rounding)")
     if hf_out is not None:
         check_destination(hf_out, out, hf_dir)
+    if rotate is not None and checkpoint.config.tied:
+        raise ModelError(f"{hf_dir}: its embedding is its classifier, --rotate is not possible in AWQ")
+    checkpoint = rotated(checkpoint, rotate, progress)
     config, group_size = checkpoint.config, stored or (128 if group_size is None else group_size)
     check_dimensions(checkpoint, group_size, "--group-size" if stored is None else "group_size")
     generation, tokenizer = text_of(checkpoint, with_tokenizer)

@@ -22,6 +22,7 @@ from export.engines import GPU_AND_CPU, announce, gptq_refused, warn_refused
 from export.gptq_layout import Bits, budget_forms, check_dimensions, choose_layout, describe_sizes, parse_bits
 from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
 from export.hf_gptq import Repacker, can_repack, check_expressible, write_gptq_checkpoint
+from export.rotation import Rotate, rotated
 from export.tokenizer import text_of
 from export.writer import Writer, finish
 from formats.checkpoint import Config, ModelError, input_files
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
         args.hf_dir, args.out, args.calib, args.samples, args.seq_len, parse_bits(args.bits), args.group,
         args.sparse is not None,
         Options(args.rtn, args.sym, args.act_order, int(args.hf_out is not None), args.refine, args.match), args.untie,
-        args.hf_out, not args.no_tokenizer, not args.quiet, args.budget,
+        args.hf_out, not args.no_tokenizer, not args.quiet, args.budget, args.rotate,
     )  # fmt: skip
     if not args.quiet:
         print(*describe_sizes(config, layout), sep="\n", file=sys.stderr)
@@ -293,6 +294,7 @@ def export_gptq(
     with_tokenizer: bool = True,
     progress: bool = True,
     budget: float | None = None,
+    rotate: Rotate = None,
 ) -> tuple[Config, GptqLayout]:
     """Writes `out`, and returns what its header says. Raises ModelError, and writes nothing, for what cannot be done.
 
@@ -313,7 +315,7 @@ def export_gptq(
         given = {
             **calibrating, "--rtn": options.rtn, "--sym": options.symmetric, "--no-sym": options.symmetric is False,
             "--group": group, "--sparse": sparse, "--refine": options.refine or None, "--match": options.match,
-            "--budget": budget,
+            "--budget": budget, "--rotate": rotate,
             "--bits attn": (bits or {}).get("attn"), "--bits ffn": (bits or {}).get("ffn"),
         }  # fmt: skip
         if option := first_given(given):
@@ -336,8 +338,8 @@ def export_gptq(
     check_dimensions(checkpoint)
     if untie and not config.tied:
         raise ModelError(f"{hf_dir}: its classifier is a matrix of its own, --untie would change nothing: leave it out")
-    if untie:
-        config = replace(config, tied=False)
+    checkpoint = rotated(checkpoint, rotate, progress, untie)
+    config = replace(checkpoint.config, tied=False) if untie else checkpoint.config
     if config.tied and bits.get("classifier", bits.get("embed", 8)) != bits.get("embed", 8):
         raise ModelError("--bits: the classifier is the embedding and has its bits; --untie stores it on its own")
     repacker = None

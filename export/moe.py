@@ -34,6 +34,7 @@ from export.gptq_layout import (
 from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
 from export.hf_gptq import Repacker, can_repack
 from export.int8 import BLOCK_VALUES, progress_bar
+from export.rotation import Rotate, rotated
 from export.tokenizer import text_of
 from export.w8a8 import parse_alpha
 from export.writer import Writer, finish
@@ -101,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
     if args.format == LADDER:
         config, layout, seen = export_ladder(
             args.hf_dir, args.out, args.calib, args.samples, args.seq_len, parse_bits(args.bits, PLACES_WITH_EXPERTS),
-            args.group, args.sparse is not None, args.rtn, not args.no_tokenizer, not args.quiet,
+            args.group, args.sparse is not None, args.rtn, not args.no_tokenizer, not args.quiet, args.rotate,
         )  # fmt: skip
         if not args.quiet:
             tokens = describe_tokens(config, seen) if seen else ()
@@ -115,7 +116,7 @@ def run(args: argparse.Namespace) -> None:
     group = DEFAULT_GROUP[args.format] if args.group is None else args.group
     smoothing = export_moe(
         args.hf_dir, args.out, MoeLayout(args.format, group, args.pure), args.calib, alpha, args.samples, args.seq_len,
-        args.hf_out, not args.no_tokenizer, not args.quiet,
+        args.hf_out, not args.no_tokenizer, not args.quiet, args.rotate,
     )  # fmt: skip
     if smoothing.strength and not args.quiet:
         print(*describe(smoothing), sep="\n", file=sys.stderr)
@@ -132,6 +133,7 @@ def export_moe(
     hf_out: Path | None = None,
     with_tokenizer: bool = True,
     progress: bool = True,
+    rotate: Rotate = None,
 ) -> ChannelScaling:
     """Writes `out` and returns what calibration chose. Raises ModelError, and writes nothing, for what cannot be done.
 
@@ -156,9 +158,10 @@ def export_moe(
     checkpoint = open_model(hf_dir, archs=SPARSE)
     # Codes of int8 are kept where a matrix is int8 and smoothing leaves it as it is.
     forms = {getattr(form, "method", "") for form in checkpoint.forms.values()}
-    int8 = Int8Matrices(checkpoint) if forms == {INT_QUANTIZED} and alpha is None else None
+    int8 = Int8Matrices(checkpoint) if forms == {INT_QUANTIZED} and alpha is None and rotate is None else None
     if int8 is None or layout.format != "a8w8":
         tell_model(checkpoint)
+    checkpoint = rotated(checkpoint, rotate, progress)
     config = checkpoint.config
     check_rows(checkpoint)
     check_layout(checkpoint.config_path, config, layout, "--group")
@@ -196,6 +199,7 @@ def export_ladder(
     rtn: bool = False,
     with_tokenizer: bool = True,
     progress: bool = True,
+    rotate: Rotate = None,
 ) -> tuple[Config, MoeLayout, dict[str, np.ndarray]]:
     """Writes `out` in the formats of a ladder; returns what its header says, and the tokens that each expert saw.
 
@@ -214,7 +218,9 @@ def export_ladder(
         repacker = None
     if repacker is not None:
         layers = {f"--bits {place}": n for place, n in bits.items() if place not in TABLES}
-        if option := first_given({**calibrating, "--rtn": rtn, "--group": group, "--sparse": sparse, **layers}):
+        if option := first_given(
+            {**calibrating, "--rtn": rtn, "--group": group, "--sparse": sparse, "--rotate": rotate, **layers}
+        ):
             raise ModelError(f"{hf_dir}: is quantized already, {option} would change nothing: leave it out")
         bits = {"embed": 8, "classifier": 8} | bits
     elif rtn and (option := first_given(calibrating)):
@@ -228,6 +234,8 @@ def export_ladder(
         layout = repacker.layout(layout)
     else:
         tell_model(checkpoint)
+        checkpoint = rotated(checkpoint, rotate, progress)
+        config = checkpoint.config
     samples = [] if calibration is None else read_samples(checkpoint, calibration, n_samples, seq_len)
     generation, tokenizer = text_of(checkpoint, with_tokenizer)
     with replacing(out, input_files(hf_dir, calibration)) as f:

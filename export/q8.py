@@ -11,6 +11,7 @@ from pathlib import Path
 
 from export.hf_directory import tell_model
 from export.int8 import progress_bar, write_tensors
+from export.rotation import Rotate, rotated
 from export.tokenizer import text_of
 from export.writer import finish
 from formats.checkpoint import input_files
@@ -32,11 +33,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Exports as the command line says."""
-    export_q8(args.hf_dir, args.out, args.group_size, not args.no_tokenizer, not args.quiet)
+    export_q8(args.hf_dir, args.out, args.group_size, not args.no_tokenizer, not args.quiet, args.rotate)
 
 
 def export_q8(
-    hf_dir: Path, out: Path, group_size: int = 64, with_tokenizer: bool = True, progress: bool = True
+    hf_dir: Path,
+    out: Path,
+    group_size: int = 64,
+    with_tokenizer: bool = True,
+    progress: bool = True,
+    rotate: Rotate = None,
 ) -> None:
     """Writes `out`. Raises ModelError, before anything is written, for what cannot be exported.
 
@@ -44,6 +50,7 @@ def export_q8(
     """
     checkpoint = open_model(hf_dir)
     tell_model(checkpoint)
+    checkpoint = rotated(checkpoint, rotate, progress)
     config = checkpoint.config
     check_group_size(checkpoint, group_size)
     generation, tokenizer = text_of(checkpoint, with_tokenizer)

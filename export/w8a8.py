@@ -16,6 +16,7 @@ from export.compressed_tensors import Int8Matrices, write_compressed_tensors
 from export.engines import GPU_AND_CPU, announce
 from export.hf_directory import add_hf_out, after_model_file, check_destination, tell_model
 from export.int8 import progress_bar, write_tensors
+from export.rotation import Rotate, rotated
 from export.tokenizer import text_of
 from export.writer import finish
 from formats.checkpoint import ModelError, input_files, tensor_shapes
@@ -54,7 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Exports as the command line says."""
     if is_int8(args.hf_dir):
-        given = {"--alpha": args.alpha, "--no-smooth": args.no_smooth, "--block": args.block or None}
+        given = {"--alpha": args.alpha, "--no-smooth": args.no_smooth, "--block": args.block or None,
+                 "--rotate": args.rotate}  # fmt: skip
         if option := first_given(given):
             raise ModelError(f"{args.hf_dir}: is quantized already, {option} would change nothing: leave it out")
         import_w8a8(
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     alpha = None if args.no_smooth else parse_alpha(args.alpha or "0.5")
     smoothing = export_w8a8(
         args.hf_dir, args.out, args.calib, alpha, args.samples, args.seq_len, args.block, args.act == "static",
-        args.hf_out, not args.no_tokenizer, not args.quiet,
+        args.hf_out, not args.no_tokenizer, not args.quiet, args.rotate,
     )  # fmt: skip
     if alpha == "auto" and (not args.quiet or args.verbose):
         print(*describe(smoothing, args.verbose), sep="\n", file=sys.stderr)
@@ -164,6 +166,7 @@ def export_w8a8(
     hf_out: Path | None = None,
     with_tokenizer: bool = True,
     progress: bool = True,
+    rotate: Rotate = None,
 ) -> ChannelScaling:
     """Writes `out` and returns what calibration chose. Raises ModelError, and writes nothing, for what cannot be done.
 
@@ -189,6 +192,7 @@ def export_w8a8(
         raise ModelError(f"{option} would change nothing with --no-smooth and dynamic activations: leave it out")
     checkpoint = open_model(hf_dir)
     tell_model(checkpoint)
+    checkpoint = rotated(checkpoint, rotate, progress)
     config = checkpoint.config
     if block:
         check_group_size(checkpoint, block, "--block")

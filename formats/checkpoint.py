@@ -82,6 +82,7 @@ class Config:
     rope_theta: float
     rope_scaling: RopeScaling | None
     moe: Moe | None = None  # of qwen3_moe
+    rotation_block: int = 0  # a program rotates rows of the embedding, in blocks of so many (golden/rotation.py)
 
     @property
     def has_head_norms(self) -> bool:

@@ -29,7 +29,7 @@ MAX_EOS_IDS = int(LIMITS["n_eos"].high)
 _HEADER = "<Ii7iBi"  # magic, version, seven dimensions, shared_classifier, group_size
 _EXTENSION = "<IIiiffIfffiii8iffiQQIiff"  # up to repetition_penalty
 _CHECKSUM_OFFSET = 0xB0
-_ATTENTION_FACTOR_OFFSET = 0x30
+_ATTENTION_FACTOR_OFFSET, _ROTATION_BLOCK_OFFSET = 0x30, 0x34
 _OWN_OFFSET = 0xC0  # fields of the scheme's own, to the end of the header
 _KUIPER_GROUP_SIZE_OFFSET = 0x29  # head_dim is where the others have group_size
 
@@ -161,6 +161,7 @@ def header(
         scaling = (kind, s.factor, s.low_freq_factor, s.high_freq_factor, s.original_max_position_embeddings)
         if s.kind != "llama3":
             struct.pack_into("<f", head, _ATTENTION_FACTOR_OFFSET, s.attention_factor)
+    struct.pack_into("<i", head, _ROTATION_BLOCK_OFFSET, c.rotation_block)
     eos = generation.eos_ids + [0] * (MAX_EOS_IDS - len(generation.eos_ids))
     struct.pack_into(
         _EXTENSION,
@@ -268,6 +269,7 @@ def read_header(path: Path, file_format: FileFormat) -> FileHeader:
         norm_eps=norm_eps,
         rope_theta=rope_theta,
         rope_scaling=RopeScaling(*scaling) if scaled else None,
+        rotation_block=0 if foreign else struct.unpack_from("<i", head, _ROTATION_BLOCK_OFFSET)[0],
     )
     check_ranges(path, config)
     layout = None
@@ -302,6 +304,9 @@ def check_ranges(path: Path, config: Config) -> None:
     for name, value in fields.items():
         if not LIMITS[name].holds(value):
             raise ModelError(f"{path}: {name} is {value}, expected {LIMITS[name]}")
+    block = c.rotation_block
+    if block and not (0 < block <= c.dim and c.dim % block == 0 and block & -block == block):
+        raise ModelError(f"{path}: rotation_block is {block}, expected a power of two that divides dim")
     if c.n_heads % c.n_kv_heads:
         raise ModelError(f"{path}: n_heads is {c.n_heads}, not a multiple of n_kv_heads {c.n_kv_heads}")
     if c.head_dim % 2:

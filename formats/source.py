@@ -48,6 +48,6 @@ def open_model(path: Path, archs: tuple[str, ...] = DENSE) -> Source:
 
 def generation_of(source: Source) -> Generation:
     """Ids and sampling defaults of a model. Raises ModelError."""
-    if isinstance(source, GGUFModel):
+    if is_gguf(source.path):
         return source.generation
     return read_generation(source.path, source.config.vocab_size)

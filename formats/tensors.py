@@ -72,11 +72,13 @@ def weights_end(tensors: Iterable[Tensor], alignment: int = 1) -> int:
 
 
 def layer_norm_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of the norms that every model has."""
+    """Name and shape of the norms that every model has, and of what a rotated one is rotated by."""
     for part in ("attn.norm", "ffn.norm"):
         for i in range(config.n_layers):
             yield f"layers.{i}.{part}", (config.dim,)
     yield "norm", (config.dim,)
+    if config.rotation_block:
+        yield "rotation", (config.dim,)
 
 
 def head_norm_shapes(config: Config) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from formats.checkpoint import Config, ModelError
 from formats.source import Source, is_gguf
 from golden.channel_scaling import PLACES
-from golden.forward import F32, F64, Fp32, forward_layer, rmsnorm, rope_table
+from golden.forward import F32, F64, Fp32, embed, forward_layer, last_norm, rope_table
 from golden.perplexity import encode, windows
 
 N_SAMPLES = 16  # unless the caller says how many
@@ -165,7 +165,7 @@ def observe(
     picked = [kept[(kept >= a) & (kept < b)] - a for a, b in pairwise(starts)]
 
     table = Fp32(checkpoint)
-    states = [table.embedding(sample) for sample in samples]
+    states = [embed(config, table, sample) for sample in samples]
     del table
     with tqdm(total=config.n_layers * total, unit="token", unit_scale=True, desc="calibrating",
               disable=not progress, mininterval=0.5) as bar:  # fmt: skip
@@ -180,5 +180,5 @@ def observe(
         last = Fp32(checkpoint)
         for j, x in enumerate(states):
             observer.picked = picked[j]
-            observer("norm", rmsnorm(x, last.vector("norm"), config.norm_eps))
+            observer("norm", last_norm(config, last, x))
         yield last, observer.inputs()

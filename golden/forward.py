@@ -37,6 +37,7 @@ import numpy as np
 from formats.checkpoint import Config
 from formats.errors import ModelError
 from formats.source import Source
+from golden.rotation import rotate, rotate_back
 from golden.routing import by_expert, combine, route, router_logits
 
 F32, F64 = np.float32, np.float64
@@ -290,15 +291,31 @@ def forward_layer(
     return block(config, scheme, f"layers.{i}.", x, step)
 
 
+def rotated(config: Config, scheme: Scheme, x: np.ndarray, step: Step = ignore) -> np.ndarray:
+    """Rows of the embedding, (n, dim) fp32, as the layers read them: rotated, if the model is and is tied."""
+    return step("rotate", rotate(x, scheme.vector("rotation"), config.rotation_block)) if config.rotation_block else x
+
+
+def embed(config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ignore) -> np.ndarray:
+    """What the first layer reads, (n, dim) fp32."""
+    return rotated(config, scheme, step("embed", scheme.embedding(tokens)), step)
+
+
+def last_norm(config: Config, scheme: Scheme, x: np.ndarray, step: Step = ignore) -> np.ndarray:
+    """What the classifier reads, (n, dim) fp32, of what the last layer gives."""
+    if config.rotation_block:
+        x = step("rotate_back", rotate_back(x, scheme.vector("rotation"), config.rotation_block))
+    return step("norm", rmsnorm(x, scheme.vector("norm"), config.norm_eps))
+
+
 def forward(config: Config, scheme: Scheme, tokens: np.ndarray, step: Step = ignore) -> np.ndarray:
     """Logits (n, vocab_size) fp32 of each token of a sequence that starts at position 0."""
     rotation, step = rope_table(config, np.arange(len(tokens))), scheme.steps(step)
     attend: Attend = getattr(scheme, "attend", attention)
-    x = step("embed", scheme.embedding(tokens))  # (n, dim)
+    x = embed(config, scheme, tokens, step)  # (n, dim)
     for i in range(config.n_layers):
         x = forward_layer(config, scheme, i, x, rotation, step, attend)
-    normed = step("norm", rmsnorm(x, scheme.vector("norm"), config.norm_eps))
-    xq = scheme.activation(step, "norm", normed)
+    xq = scheme.activation(step, "norm", last_norm(config, scheme, x, step))
     return step("logits", scheme.linear(xq, "classifier", step))
 
 
@@ -357,6 +374,8 @@ def hf_name(config: Config, step_name: str) -> str:
         return "model.embed_tokens.weight"
     if step_name == "classifier":
         return "lm_head.weight"
+    if step_name == "rotation":
+        return step_name  # golden.rotation.Rotated has it
     if step_name == "norm":
         return "model.norm.weight"
     _, layer, part = step_name.split(".", 2)

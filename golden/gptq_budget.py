@@ -17,7 +17,7 @@ from formats.gptq import KINDS, GptqLayout, MatrixFormat, gptq_tensors, matrix_t
 from formats.source import Source
 from formats.tensors import matrix_shapes
 from golden.channel_scaling import CONSUMERS
-from golden.forward import F64, Fp32, ignore, rmsnorm
+from golden.forward import F64, Fp32, embed, ignore, last_norm, rotated
 from golden.gptq import Matrix, stands_for
 from golden.gptq_matching import InSinglePrecision, blocks, inputs_at
 
@@ -41,8 +41,9 @@ def final_inputs(
     checkpoint: Source, config: Config, samples: Sequence[np.ndarray], replaced: dict[str, np.ndarray]
 ) -> np.ndarray:
     """The classifier's inputs in all samples, (tokens, dim) fp32. replaced: matrices in place of the model's own."""
-    table = replaced["embed"] if "embed" in replaced else Fp32(checkpoint).vector("embed")
-    states = [table[sample] for sample in samples]
+    last = Fp32(checkpoint)
+    table = replaced["embed"] if "embed" in replaced else last.vector("embed")
+    states = [rotated(config, last, table[sample]) for sample in samples]
     for i in range(config.n_layers):
         weights = InSinglePrecision(checkpoint, interleaved=True)
         for name, weight in replaced.items():
@@ -50,8 +51,7 @@ def final_inputs(
                 weights.replace(name, weight)
         for block, _ in blocks(config, f"layers.{i}."):
             states = [block(weights, x, ignore) for x in states]
-    norm = Fp32(checkpoint).vector("norm")
-    return np.concatenate([rmsnorm(x, norm, config.norm_eps) for x in states])
+    return np.concatenate([last_norm(config, last, x) for x in states])
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -75,7 +75,8 @@ def quantized_kinds(
     quantize: Quantize,
 ) -> Iterator[tuple[str, MatrixFormat, Matrix]]:  # fmt: skip
     """Every matrix in each of its kind's formats, for its inputs in the unquantized model: name, format, matrix."""
-    states = [Fp32(checkpoint).embedding(sample) for sample in samples]
+    last = Fp32(checkpoint)
+    states = [embed(config, last, sample) for sample in samples]
     for i in range(config.n_layers):
         layer, weights = f"layers.{i}.", InSinglePrecision(checkpoint, interleaved=True)
         for block, places in blocks(config, layer):
@@ -87,8 +88,7 @@ def quantized_kinds(
                     for form in forms[kind_of(name)]:
                         yield name, form, quantize(name, weights.vector(name), hessian, form)
             states = [block(weights, x, ignore) for x in states]
-    last = Fp32(checkpoint)
-    read = [rmsnorm(x, last.vector("norm"), config.norm_eps).astype(F64) for x in states]
+    read = [last_norm(config, last, x).astype(F64) for x in states]
     hessian = sum(x.T @ x for x in read)
     for name in ("embed",) if config.tied else ("embed", "classifier"):
         for form in forms[name]:

@@ -18,9 +18,10 @@ from golden.forward import (
     Fp32,
     Step,
     attention_block,
+    embed,
     feed_forward_block,
     ignore,
-    rmsnorm,
+    last_norm,
     rope_table,
 )
 from golden.gptq import Matrix, stands_for
@@ -75,7 +76,7 @@ def quantize_model(
     The last pair's second member is H, an array. For layers with experts see `quantize_experts`.
     """
     table = Fp32(checkpoint, interleaved=True)
-    states = [table.embedding(sample) for sample in samples]
+    states = [embed(config, table, sample) for sample in samples]
     del table
     for i in range(config.n_layers):
         layer, weights = f"layers.{i}.", Partly(checkpoint, interleaved=True)
@@ -105,6 +106,6 @@ def quantize_model(
     last = Fp32(checkpoint)
     total = np.zeros((config.dim, config.dim))
     for x in states:
-        normed = rmsnorm(x, last.vector("norm"), config.norm_eps).astype(F64)
+        normed = last_norm(config, last, x).astype(F64)
         total += normed.T @ normed
     yield "norm", total

@@ -22,7 +22,19 @@ import numpy as np
 from formats.checkpoint import Config, ModelError
 from formats.source import Source
 from golden.channel_scaling import CONSUMERS
-from golden.forward import F32, F64, Fp32, Step, attention_block, feed_forward_block, ignore, rmsnorm, rope_table
+from golden.forward import (
+    F32,
+    F64,
+    Fp32,
+    Step,
+    attention_block,
+    embed,
+    feed_forward_block,
+    ignore,
+    last_norm,
+    rope_table,
+    rotated,
+)
 from golden.gptq import Matrix, stands_for
 from golden.gptq_calibration import Partly, Quantize, ReachedError
 from golden.gptq_quantize import damped
@@ -88,8 +100,8 @@ def quantize_matching(
     embedding(ids) -> (n, dim) fp32: the quantized model's; None: the unquantized. n_layers: the first ones only.
     """
     table = Fp32(checkpoint, interleaved=True)
-    exact = [table.embedding(sample) for sample in samples]
-    states = [embedding(sample) for sample in samples] if embedding else list(exact)
+    exact = [embed(config, table, sample) for sample in samples]
+    states = [rotated(config, table, embedding(sample)) for sample in samples] if embedding else list(exact)
     del table
     for i in range(config.n_layers if n_layers is None else n_layers):
         layer = f"layers.{i}."
@@ -129,16 +141,18 @@ def quantize_matching(
 
 def _products(checkpoint: Source, config: Config, states: list[np.ndarray]) -> np.ndarray:
     """H of the classifier's inputs, (dim, dim) fp64, after the last layer."""
-    norm, total = Fp32(checkpoint).vector("norm"), np.zeros((config.dim, config.dim))
+    last, total = Fp32(checkpoint), np.zeros((config.dim, config.dim))
     for x in states:
-        normed = rmsnorm(x, norm, config.norm_eps).astype(F64)
+        normed = last_norm(config, last, x).astype(F64)
         total += normed.T @ normed
     return total
 
 
 def classifier_hessian(checkpoint: Source, config: Config, samples: list[np.ndarray]) -> np.ndarray:
     """H of the classifier's inputs in the unquantized model."""
-    states = [Fp32(checkpoint, interleaved=True).embedding(sample) for sample in samples]
+    table = Fp32(checkpoint, interleaved=True)
+    states = [embed(config, table, sample) for sample in samples]
+    del table
     for i in range(config.n_layers):
         weights = InSinglePrecision(checkpoint, interleaved=True)
         for block, _ in blocks(config, f"layers.{i}."):

@@ -5,6 +5,7 @@ import numpy as np
 from formats.checkpoint import Config, RopeScaling, linear, yarn
 from golden.forward import F32, attention, rmsnorm, rope, rope_frequencies, rope_table, softmax, swiglu
 from golden.op_cases import EXACT, OpVectors
+from golden.rotation import random_signs, rotate, rotate_back
 from golden.trace import OP_TOLERANCE, Recorder
 
 BOUNDARIES = 128, 256  # where programs begin another chunk of a prompt, or another page of the KV cache
@@ -47,6 +48,15 @@ def add_rescaled_rope(vectors: OpVectors, rng: np.random.Generator) -> None:
     """RoPE under YaRN, which also scales cos and sin, and under linear rescaling."""
     for name, scaling in (("yarn", yarn(4.0, 32768, 128, 1000000.0)), ("linear", linear(2.0, 8192, 128))):
         add_rope(vectors, f"rope.{name}", rope_config(128, 1000000.0, scaling), rng, interleaved=True)
+
+
+def add_rotation(vectors: OpVectors, rng: np.random.Generator) -> None:
+    """The rotation of tied models, there and back: nine blocks as in SmolLM2, and a root that fp32 has to round."""
+    for n, block in ((576, 64), (256, 128)):
+        x = rng.standard_normal((2, n)).astype(F32)
+        s = random_signs(n, n, block).astype(F32)
+        outputs = {"rotated": (rotate(x, s, block), EXACT), "back": (rotate_back(x, s, block), EXACT)}
+        vectors.add(f"rotate.{block}", "rotate", {"x": x, "s": s}, outputs, block=block)
 
 
 def add_rope(vectors: OpVectors, case: str, config: Config, rng: np.random.Generator, interleaved: bool) -> None:

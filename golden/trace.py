@@ -218,6 +218,7 @@ _ORDER = [
 ]  # fmt: skip
 
 
+_OUTSIDE = ["tokens", "positions", "embed", "rotate", "rotate_back", "norm", "logits"]  # before and behind the layers
 _LAYER_STEP = re.compile(r"layers\.(\d{1,5})\.(.+)", re.ASCII | re.DOTALL)
 
 
@@ -233,8 +234,9 @@ def step_order(name: str) -> tuple[int, int, int]:
     if found := _LAYER_STEP.fullmatch(base):
         layer, step = int(found[1]), found[2]
         return 2 + layer, _ORDER.index(step) if step in _ORDER else len(_ORDER), part
-    outside = {"tokens": -1, "positions": 0, "embed": 1, "norm": 1 << 30, "logits": (1 << 30) + 1}
-    return outside.get(base, 1 << 31), 0, part
+    if base in _OUTSIDE[:4]:
+        return _OUTSIDE.index(base) - 2, 0, part
+    return (1 << 30) + (_OUTSIDE.index(base) if base in _OUTSIDE else len(_OUTSIDE)), 0, part
 
 
 def relative_error(a: np.ndarray, b: np.ndarray) -> float:

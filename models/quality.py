@@ -42,9 +42,9 @@ from formats.model_file import read_format, read_header
 from formats.source import Source, is_gguf, open_model
 from formats.tensors import HEADER_SIZE
 from golden import q8
-from golden.forward import F32, F64, Fp32, Scheme, Step, forward_layer, ignore, rmsnorm, rope_table
+from golden.forward import F32, F64, Fp32, Scheme, Step, embed, forward_layer, ignore, last_norm, rope_table
 from golden.perplexity import encode, windows
-from golden.q8 import Q8, Quantized
+from golden.q8 import Quantized
 from golden.schemes import read_file
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,6 +91,19 @@ GPTQ_VARIANTS = {
     "5 bits, embedding 8": ("--bits", "embed=8,attn=5,ffn=5", "--group", "32"),
     "6 bits, embedding 8": ("--bits", "embed=8,attn=6,ffn=6", "--group", "32"),
 }
+ROTATED = (
+    "Q8, groups of 64",
+    "W8A8, no smoothing",
+    "W8A8, alpha 0.5",
+    "W8A8, static",
+    "W8A8, blocks of 32",
+    "GPTQ, 8 bits",
+    "GPTQ, 4 bits, groups of 64",
+    "GPTQ, 4 bits, embedding 8",
+    "GPTQ, ladder of 8, 4 and 2 bits",
+    "GPTQ, 2 bits",
+    "GPTQ matched, 4 bits, embedding 8",
+)
 for what, options in GPTQ_VARIANTS.items():
     VARIANTS[f"Plain rounding, {what}"] = ("gptq", "--rtn", *options)
     VARIANTS[f"GPTQ, {what}"] = ("gptq", *CALIB, *options)
@@ -102,6 +115,8 @@ MATCHED = (
 for what in MATCHED:
     VARIANTS[f"GPTQ matched, {what}"] = ("gptq", *CALIB, *GPTQ_VARIANTS[what], "--match")
     VARIANTS[f"GPTQ matched and refined, {what}"] = ("gptq", *CALIB, *GPTQ_VARIANTS[what], "--match", "--refine", "1")
+for what in ROTATED:
+    VARIANTS[f"{what}, rotated"] = (*VARIANTS[what], "--rotate")
 
 
 # ----------------------------------------------------------------------------
@@ -188,14 +203,13 @@ def classifier_inputs(
     The weights of a layer serve all samples, one after another.
     """
     step = scheme.steps(ignore)
-    states = [step("embed", scheme.embedding(ids)) for ids in samples]
+    states = [embed(config, scheme, ids, step) for ids in samples]
     for i in range(config.n_layers):
         for j, x in enumerate(states):
             rotation = rope_table(config, np.arange(len(x)))
             states[j] = forward_layer(config, scheme, i, x, rotation, step, attention_in_fp32)
             advance(len(x))
-    norm = scheme.vector("norm")
-    return np.concatenate([step("norm", rmsnorm(x, norm, config.norm_eps)) for x in states])
+    return np.concatenate([last_norm(config, scheme, x, step) for x in states])
 
 
 def logits_of(scheme: Scheme, normed: np.ndarray) -> np.ndarray:
@@ -227,6 +241,7 @@ class Candidate:
 
     name: str
     scheme: Scheme
+    config: Config
     bits: float  # of the file, for each parameter: scales and norms included, header and tokenizer not
     megabytes: float  # of the file; of its weights, scales and norms alone where only weights are compared
     crc32: int  # of the file's bytes; of the model's, unquantized
@@ -285,10 +300,10 @@ def candidates(
             if not out.exists():
                 export(model.path, out, [str(text.resolve()) if option == "TEXT" else option for option in options])
             head = read_header(out, read_format(out))
-            scheme = Q8(model, head.group_size) if options[0] == "q8" else read_file(out)
             n_bytes = head.weights_end - HEADER_SIZE
             megabytes = (n_bytes if weights_only else out.stat().st_size) / 1e6
-            yield Candidate(name, InFp32(scheme, weights_only), 8 * n_bytes / n, megabytes, crc32_of(out), out)
+            scheme = InFp32(read_file(out), weights_only)
+            yield Candidate(name, scheme, head.config, 8 * n_bytes / n, megabytes, crc32_of(out), out)
 
 
 def gguf_candidates(model: Source, files: Sequence[Path]) -> Iterator[Candidate]:
@@ -304,7 +319,8 @@ def gguf_candidates(model: Source, files: Sequence[Path]) -> Iterator[Candidate]
                 raise ModelError(f"{path}: {field} is {getattr(other.config, field)}, {model.path} has {value}")
         n_bytes, crc = other.metadata.integer(BYTES, other.n_bytes), crc32_of(path)
         scheme = InFp32(Dequantized(other), weights_only=True)
-        yield Candidate(f"GGUF {path.stem}", scheme, 8 * n_bytes / n_parameters(model.config), n_bytes / 1e6, crc)
+        bits = 8 * n_bytes / n_parameters(model.config)
+        yield Candidate(f"GGUF {path.stem}", scheme, other.config, bits, n_bytes / 1e6, crc)
 
 
 # ----------------------------------------------------------------------------
@@ -414,7 +430,6 @@ class Kept:
 
 
 def measure(
-    config: Config,
     reference: Candidate,
     others: Sequence[Candidate],
     samples: Sequence[np.ndarray],
@@ -439,7 +454,10 @@ def measure(
                 inputs[i] = np.load(path)
                 bar.update(n_tokens)
                 continue
-            inputs[i] = classifier_inputs(config, every[i].scheme, samples, lambda n: bar.update(n / config.n_layers))
+            config = every[i].config
+            inputs[i] = classifier_inputs(
+                config, every[i].scheme, samples, lambda n, of=config.n_layers: bar.update(n / of)
+            )
             with replacing(path) as f:
                 np.save(f, inputs[i])
     totals = {i: Totals() for i in missing}
@@ -535,7 +553,7 @@ def compare(
     calibration = folder / "calibration.txt"
     calibration.write_text(first, encoding="utf-8")
     size = n_parameters(config)
-    reference = Candidate("fp32", InFp32(Fp32(source)), 32, 4 * size / 1e6, crc32_of_model(model))
+    reference = Candidate("fp32", InFp32(Fp32(source)), config, 32, 4 * size / 1e6, crc32_of_model(model))
     for pattern in names:
         if not any(fnmatchcase(name, pattern) for name in VARIANTS):
             raise ModelError(f"--rows: no scheme is named {pattern}")
@@ -545,7 +563,7 @@ def compare(
         variants = {name: (*given, *more) if "TEXT" in given else given for name, given in variants.items()}
     peers = list(gguf_candidates(source, gguf))
     others = [*candidates(source, variants, calibration, folder, progress, weights_only), *peers]
-    figures = measure(config, reference, others, samples, folder, progress, weights_only)
+    figures = measure(reference, others, samples, folder, progress, weights_only)
     kept, rows = Kept(folder), []
     for candidate, found in zip([reference, *others], figures, strict=True):
         if bench_sizes and candidate.file and not weights_only:

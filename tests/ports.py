@@ -222,6 +222,25 @@ def attention_kv(q, k, v, kv, first_position):
     return outputs | {"out": attention(q, *kept, first_position)["out"]}
 
 
+def walsh_hadamard(x):
+    """Of a vector of 2^k values, in fp32: of its halves, then their sum and their difference."""
+    if len(x) == 1:
+        return x
+    out = np.empty_like(x)
+    half = len(x) // 2
+    first, second = walsh_hadamard(x[:half]), walsh_hadamard(x[half:])
+    out[:half], out[half:] = first + second, first - second
+    return out
+
+
+def rotate(x, s, block):
+    blocks = [slice(i, i + block) for i in range(0, len(s), block)]
+    return {
+        "rotated": np.stack([np.concatenate([walsh_hadamard((row * s)[at]) for at in blocks]) for row in x]),
+        "back": np.stack([np.concatenate([walsh_hadamard(row[at]) for at in blocks]) * s for row in x]),
+    }
+
+
 def swiglu(gate, up):
     with np.errstate(over="ignore"):
         return {"out": (gate / (1 + np.exp(-gate)) * up).astype(F32)}

@@ -65,6 +65,20 @@ TEST_CASE("quantize: whatever path a group size takes, it gives what the plain l
     }
 }
 
+TEST_CASE("rotate: the golden's values there and back, bit for bit") {
+    for (const int block : {64, 128}) {
+        const std::string p = "rotate." + std::to_string(block) + ".";
+        const std::vector<float> s = golden_ops().at(p + "s").f32();
+        Rows x(2, int(s.size())), back(2, int(s.size()));
+        x.values = back.values = golden_ops().at(p + "x").f32();
+        x.n_rows = back.n_rows = 2;
+        rotate(x, s.data(), block);
+        CHECK(x.values == golden_ops().at(p + "rotated").f32());
+        rotate_back(back, s.data(), block);
+        CHECK(back.values == golden_ops().at(p + "back").f32());
+    }
+}
+
 TEST_CASE("matmul: the plain loop gives the golden's outputs, and any path gives the plain loop's") {
     int cases = 0;
     for (const auto& [name, tensor] : golden_ops()) {

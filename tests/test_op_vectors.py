@@ -44,8 +44,8 @@ PORT = {
         op: from_module(ports, op)
         for op in (
             "quantize", "quantize_static", "rmsnorm", "rope", "softmax", "attention", "attention_half",
-            "attention_int8_scores", "attention_int8_mix", "attention_kv", "swiglu", "argmax", "embedding", "awq_pack",
-            "awq_dequantize", "awq_matmul", "half", "gptq_expand", "gptq_gather", "model",
+            "attention_int8_scores", "attention_int8_mix", "attention_kv", "rotate", "swiglu", "argmax", "embedding",
+            "awq_pack", "awq_dequantize", "awq_matmul", "half", "gptq_expand", "gptq_gather", "model",
         )
     },
     **{
@@ -227,6 +227,16 @@ def interleaved_halves(product):
     return ports.swiglu(gate=product[:, ::2], up=product[:, 1::2])["out"]
 
 
+def farthest_first(x, block):
+    """The transform with its passes in the other order, which rounds otherwise."""
+    h = block // 2
+    while h:
+        pairs = x.reshape(len(x), -1, 2, h)
+        x = np.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), axis=2).reshape(x.shape)
+        h //= 2
+    return x
+
+
 def of_the_expert_before(wrong):
     """One part of an expert's matrix is that of the expert before it."""
     return lambda values, expert, part: values[max(expert - 1, 0) if part == wrong else expert]
@@ -358,6 +368,17 @@ MISTAKES = {
             op: partial(getattr(ports, op), cached=exchanged_in_a_later_chunk)
         }
         for op in ("attention", "attention_half")
+    },
+    "rotation without signs": {"rotate": lambda x, s, block: ports.rotate(x, np.abs(s), block)},
+    "rotation with the ways exchanged": {
+        "rotate": lambda **a: dict(zip(("back", "rotated"), ports.rotate(**a).values(), strict=True))
+    },
+    "rotation in blocks of half": {"rotate": lambda x, s, block: ports.rotate(x, s * F32(2**0.5), block // 2)},
+    "rotation in other passes": {
+        "rotate": lambda x, s, block: {
+            "rotated": farthest_first(x * s, block),
+            "back": farthest_first(x, block) * s,
+        }
     },
     "swiglu with gate and up exchanged": {"swiglu": lambda gate, up: ports.swiglu(gate=up, up=gate)},
     "argmax of the last": {"argmax": partial(ports.argmax, last=True)},

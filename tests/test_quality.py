@@ -55,9 +55,9 @@ def test_fp32_has_the_perplexity_of_golden_and_no_divergence(tmp_path):
     text = CALIBRATION.read_text()[:3000]
     samples = quality.pieces(LLAMA, checkpoint.config, text, 64, 300)
     assert [len(ids) for ids in samples] == [64, 64, 64, 64, 49]  # a window scores one token less than it has
-    reference = Candidate("fp32", InFp32(Fp32(checkpoint)), 32, 4.2, 1)
-    again = Candidate("fp32, exactly", Fp32(checkpoint), 32, 4.2, 2)
-    first, second = measure(checkpoint.config, reference, [again], samples, tmp_path, progress=False)
+    reference = Candidate("fp32", InFp32(Fp32(checkpoint)), checkpoint.config, 32, 4.2, 1)
+    again = Candidate("fp32, exactly", Fp32(checkpoint), checkpoint.config, 32, 4.2, 2)
+    first, second = measure(reference, [again], samples, tmp_path, progress=False)
     ids, bos = encode(LLAMA, text)
     scored = ids[: 4 * 63 + 48]
     expected, n = perplexity(lambda window: forward(checkpoint.config, Fp32(checkpoint), window), scored, bos, 64)

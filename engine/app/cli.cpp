@@ -62,6 +62,7 @@ void print_info(std::FILE* out, const Model& m, const Options& o, int context) {
     integer("max_seq_len", c.max_seq_len);
     line("shared_classifier", c.shared_classifier ? "yes" : "no");
     line("group_size", c.group_size > 0 ? std::to_string(c.group_size) : "whole rows");
+    if (c.rotation_block > 0) integer("rotation_block", c.rotation_block);
     for (const OwnField& field : m.own_fields) line(field.name, field.value);
     line("norm_eps", format("%g", double(c.norm_eps)));
     line("rope_theta", format("%.9g", double(c.rope_theta)));

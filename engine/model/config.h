@@ -45,6 +45,7 @@ struct ModelConfig {
     bool shared_classifier = false;   // the classifier is the embedding (tied)
     int group_size = 0;               // weights that share one scale; 0: the whole row
     bool static_activations = false;  // activations' scales are in the file, not found at run time
+    int rotation_block = 0;           // rows of the embedding are rotated, in such blocks; 0: they are not
     float norm_eps = 1e-5f;
     float rope_theta = 500000;
     RopeScaling rope_scaling;

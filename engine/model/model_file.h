@@ -156,6 +156,9 @@ void read_extension(const HeaderReader& h, const FileFormat<Config>& format, Con
         s.original_max_position_embeddings = h.number("original_max_position_embeddings", 0x68, 1, 1 << 24);
         if (!(s.high_freq_factor > s.low_freq_factor)) fail("high_freq_factor is not above low_freq_factor");
     }
+    if (const int block = c.rotation_block = h.number("rotation_block", 0x34, 0, c.dim); block > 0)
+        check_value(c.dim % block == 0 && (block & (block - 1)) == 0, "rotation_block", block,
+                    "expected a power of two that divides dim");
     c.bos_id = h.number("bos_id", 0x6C, -1, c.vocab_size - 1);
     c.eos_ids.resize(size_t(h.number("n_eos", 0x70, 0, 8)));
     for (size_t i = 0; i < c.eos_ids.size(); i++)
