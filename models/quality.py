@@ -103,6 +103,7 @@ ROTATED = (
     "GPTQ, ladder of 8, 4 and 2 bits",
     "GPTQ, 2 bits",
     "GPTQ matched, 4 bits, embedding 8",
+    "GPTQ matched and refined, nl4, embedding 8",
 )
 for what, options in GPTQ_VARIANTS.items():
     VARIANTS[f"Plain rounding, {what}"] = ("gptq", "--rtn", *options)
