@@ -87,7 +87,7 @@ GPTQ_VARIANTS = {
     "2 bits": ("--bits", "2"),
     "2 bits, embedding 8": ("--bits", "embed=8,attn=2,ffn=2"),
     "nl4, embedding 8": ("--bits", "embed=8,attn=nl4,ffn=nl4", "--group", "32"),
-    "nl4 in groups of 64, embedding 8": ("--bits", "embed=8,attn=nl4,ffn=nl4", "--group", "64"),
+    "nl4 (64), embedding 8": ("--bits", "embed=8,attn=nl4,ffn=nl4", "--group", "64"),
     "5 bits, embedding 8": ("--bits", "embed=8,attn=5,ffn=5", "--group", "32"),
     "6 bits, embedding 8": ("--bits", "embed=8,attn=6,ffn=6", "--group", "32"),
 }
