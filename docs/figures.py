@@ -1157,7 +1157,7 @@ def quality(
     rows = found["rows"][1:]  # the first is the unquantized model
     s = Svg(
         920,
-        500,
+        max(500, 92 + 17 * len(rows)),
         "Quality against size",
         f"Mean KL divergence from fp32 on a logarithmic axis over {axis}: "
         + "; ".join(f"{r['name']} {r['megabytes']:.0f} MB, {r['kl_divergence']:.4f}" for r in rows)
@@ -1186,6 +1186,14 @@ def quality(
         s.text(x, top + height + 20, str(size), 12, QUIET)
     s.text(left + width / 2, top + height + 46, axis, 13)
     s.text(24, 52, "mean KL divergence from fp32, nats per token; lower is better", 12, QUIET, "start")
+    for peers in (False, True) if source == "quality-weights.json" else ():
+        front, least = [], math.inf  # of one side: what no smaller row equals
+        for row in sorted(rows, key=lambda r: (r["megabytes"], r["kl_divergence"])):
+            if row["name"].startswith("GGUF") == peers and row["kl_divergence"] < least:
+                least = row["kl_divergence"]
+                front.append("{:.1f} {:.1f}".format(*at(row["megabytes"], least)))
+        dashes = ' stroke-dasharray="3 4"' if peers else ""
+        s.parts.append(f'<path d="M{" L".join(front)}" fill="none" stroke="{QUIET}"{dashes}/>')
 
     families = list(dict.fromkeys(row["name"].split(",")[0].split()[0] for row in rows))
     colours = dict(zip(families, (FILL["fp32"][1], FILL["int8"][1], INK, "#2f855a", "#8250df"), strict=False))

@@ -21,9 +21,16 @@ from golden.calibration import calibration_samples, observe, read_text
 from golden.channel_scaling import CONSUMERS
 from golden.forward import F64
 from golden.gptq import Matrix, stands_for
-from golden.gptq_quantize import DAMPING, column_order, curvature, quantize_matrix, round_best, round_matrix
+from golden.gptq_quantize import DAMPING, column_order, curvature, damped, quantize_matrix, round_best, round_matrix
+from golden.gptq_refine import refine
 
-FORMS = (MatrixFormat(4, 64), MatrixFormat(2, 64, two_level=True))
+FORMS = {
+    "4 bits": MatrixFormat(4, 64),
+    "nl4": MatrixFormat(4, 32, int8_scales=True),
+    "5 bits": MatrixFormat(5, 32, int8_scales=True),
+    "6 bits": MatrixFormat(6, 32, int8_scales=True),
+    "2 bits": MatrixFormat(2, 64, two_level=True),
+}
 SAMPLE = 256  # tokens that are seen at a time
 
 Rounded = Callable[[np.ndarray, np.ndarray, MatrixFormat, float], Matrix]  # weight, H, format, damping
@@ -44,11 +51,17 @@ def searched(weight: np.ndarray, h: np.ndarray, form: MatrixFormat, damping: flo
     return round_best(weight, form, 1 / np.square(np.diag(curvature(h, damping=damping).factor)))
 
 
+def refined(weight: np.ndarray, h: np.ndarray, form: MatrixFormat, damping: float) -> Matrix:
+    """The same, and one round of --refine."""
+    return refine(weight, by_size(weight, h, form, damping), damped(h, damping), 1)
+
+
 WAYS: dict[str, Rounded] = {
     "to nearest": lambda weight, _h, form, _damping: round_matrix(weight, form),
     "searched grids": searched,
     "GPTQ in order": by_columns,
     "GPTQ by size": by_size,
+    "refined": refined,
 }
 
 
@@ -61,18 +74,18 @@ def relative_error(weight: np.ndarray, rounded: np.ndarray, h: np.ndarray) -> fl
 def errors(
     source: Source, halves: list[list[np.ndarray]], layer: int, damping: float
 ) -> dict[tuple[str, str], dict[str, float]]:
-    """Percent by format and matrix, then by way. halves: token ids, to calibrate on and to measure on."""
+    """Percent by format's name and matrix, then by way. halves: token ids, to calibrate on and to measure on."""
     (weights, seen), (_, unseen) = (
         next(islice(observe(source, samples, with_products=True), layer, None)) for samples in halves
     )
     found: dict[tuple[str, str], dict[str, float]] = {}
-    for form in FORMS:
+    for name, form in FORMS.items():
         for place, consumers in CONSUMERS.items():
             h, other = seen[f"layers.{layer}.{place}"].products, unseen[f"layers.{layer}.{place}"].products
             assert h is not None and other is not None
             for consumer in consumers:
                 w = weights.vector(f"layers.{layer}.{consumer}")
-                found[f"{form.bits} bits", consumer] = {
+                found[name, consumer] = {
                     way: 100 * relative_error(w, stands_for(rounded(w, h, form, damping)), other)
                     for way, rounded in WAYS.items()
                 }
@@ -104,7 +117,7 @@ def main() -> int:
         return 1
     print(f"{'percent':<17}", *(f"{way:>15}" for way in WAYS))
     for (bits, consumer), figures in found.items():
-        print(f"{bits} {consumer.split('.')[1]:<10}", *(f"{figures[way]:15.3g}" for way in WAYS))
+        print(f"{bits:<6} {consumer.split('.')[1]:<10}", *(f"{figures[way]:15.3g}" for way in WAYS))
     return 0
 
 

@@ -85,6 +85,11 @@ GPTQ_VARIANTS = {
     "4 bits and 2:4, embedding 8": ("--bits", "embed=8,attn=4,ffn=4", "--group", "64", "--sparse", "2:4"),
     "ladder of 8, 4 and 2 bits": (),
     "2 bits": ("--bits", "2"),
+    "2 bits, embedding 8": ("--bits", "embed=8,attn=2,ffn=2"),
+    "nl4, embedding 8": ("--bits", "embed=8,attn=nl4,ffn=nl4", "--group", "32"),
+    "nl4 (64), embedding 8": ("--bits", "embed=8,attn=nl4,ffn=nl4", "--group", "64"),
+    "5 bits, embedding 8": ("--bits", "embed=8,attn=5,ffn=5", "--group", "32"),
+    "6 bits, embedding 8": ("--bits", "embed=8,attn=6,ffn=6", "--group", "32"),
 }
 ROTATED = (
     "Q8, groups of 64",
@@ -98,11 +103,17 @@ ROTATED = (
     "GPTQ, ladder of 8, 4 and 2 bits",
     "GPTQ, 2 bits",
     "GPTQ matched, 4 bits, embedding 8",
+    "GPTQ matched and refined, nl4, embedding 8",
 )
 for what, options in GPTQ_VARIANTS.items():
     VARIANTS[f"Plain rounding, {what}"] = ("gptq", "--rtn", *options)
     VARIANTS[f"GPTQ, {what}"] = ("gptq", *CALIB, *options)
-for what in ("4 bits, groups of 64", "4 bits, embedding 8", "4 bits in feed-forward, 8 elsewhere"):
+MATCHED = (
+    "4 bits, groups of 64",
+    "4 bits in feed-forward, 8 elsewhere",
+    *(what for what in GPTQ_VARIANTS if what.endswith("bits, embedding 8") or what.startswith("nl4")),
+)
+for what in MATCHED:
     VARIANTS[f"GPTQ matched, {what}"] = ("gptq", *CALIB, *GPTQ_VARIANTS[what], "--match")
     VARIANTS[f"GPTQ matched and refined, {what}"] = ("gptq", *CALIB, *GPTQ_VARIANTS[what], "--match", "--refine", "1")
 for what in ROTATED:

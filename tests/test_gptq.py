@@ -208,8 +208,7 @@ def test_the_error_of_outputs_by_hand():
 
 
 def test_what_each_part_of_gptq_is_worth(monkeypatch, capsys):
-    form = MatrixFormat(4, 64)
-    monkeypatch.setattr(gptq_errors, "FORMS", (form,))
+    monkeypatch.setattr(gptq_errors, "FORMS", {"4 bits": MatrixFormat(4, 64)})
     arguments = [str(MODELS / "tiny-llama"), str(HELD_OUT), "--tokens", "1024"]
     monkeypatch.setattr("sys.argv", ["gptq_errors", *arguments])
     assert gptq_errors.main() == 0
@@ -217,10 +216,10 @@ def test_what_each_part_of_gptq_is_worth(monkeypatch, capsys):
     assert re.split(r"  +", head) == ["percent", *gptq_errors.WAYS]
     expected = [f"4 bits {name.split('.')[1]}" for names in CONSUMERS.values() for name in names]
     assert [re.split(r"  +", line)[0] for line in lines] == expected
-    nearest, searched, in_order, by_size = np.array([line.split()[3:] for line in lines], float).T
+    nearest, searched, in_order, by_size, refined = np.array([line.split()[3:] for line in lines], float).T
     assert (searched < nearest).all()
     assert (in_order < searched).all()
-    assert by_size.sum() < in_order.sum()
+    assert refined.sum() < by_size.sum() < in_order.sum()
     assert (by_size > 0.1).all()  # of text that it has not seen; percent
     assert (nearest < 3).all()
 
@@ -228,7 +227,7 @@ def test_what_each_part_of_gptq_is_worth(monkeypatch, capsys):
 def test_the_halves_are_not_one(monkeypatch):
     """What is measured on is not what was calibrated on, and damping comes through."""
     checkpoint = Checkpoint(MODELS / "tiny-llama")
-    monkeypatch.setattr(gptq_errors, "FORMS", (MatrixFormat(4, 64),))
+    monkeypatch.setattr(gptq_errors, "FORMS", {"4 bits": MatrixFormat(4, 64)})
     monkeypatch.setattr(gptq_errors, "CONSUMERS", {"attn.mix": ("attn.o_proj",)})
     ids = np.array(encode(checkpoint.path, HELD_OUT.read_text(encoding="utf-8")[:6000])[0])
     one, other = [ids[:200]], [ids[200:400]]
