@@ -250,6 +250,19 @@ TEST_CASE("a stop leaves nothing behind, whenever it comes") {
         REQUIRE(matmul_wait(&h.device) == MATMUL_OK);
         CHECK(b.differences(h) == 0);
     }
+    // While an address waits.
+    h.system.memory = {40, 0.8, -1};
+    std::vector<float> results(matmul_result_bytes(&h.device, &b.matrices[0]) / sizeof(float));
+    for (int after = 0; after < 15; after++) {
+        CAPTURE(after);
+        h.load(b.cases[0]);
+        REQUIRE(matmul_push(&h.device, &b.matrices[0], b.packed[0], results.data()) == MATMUL_OK);
+        h.system.run(after);
+        h.system.bus.write(&h.system, MATMUL_CONTROL, 8);
+        h.system.drop_transfers(), h.system.run(4000);
+        CHECK(h.status() == 0);
+        CHECK(h.system.idle());
+    }
     // A command right behind it is refused until all has come.
     h.system.memory = {200, 0, -1};
     h.load(b.cases[0]);
