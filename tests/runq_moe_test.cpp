@@ -517,10 +517,10 @@ TEST_CASE("the fused operator: the ladder's golden, and mistakes at an expert's 
         };
         is_seen(&MoeMatrix::scales, 0), is_seen(&MoeMatrix::row_scales, 0), is_seen(&MoeMatrix::zeros, 0);
         is_seen(&MoeMatrix::levels, 0), is_seen(&MoeMatrix::mask, 0), is_seen(&MoeMatrix::codes, 0);
-        is_seen(&MoeMatrix::scales, -1), is_seen(&MoeMatrix::levels, -1);
+        is_seen(&MoeMatrix::scales, -1), is_seen(&MoeMatrix::levels, -1), is_seen(&MoeMatrix::table, 0);
     }
     CHECK(n_cases == 7);
-    CHECK(n_mistakes == 2 + 4 + 4 + 4 + 5);
+    CHECK(n_mistakes == 2 + 4 + 4 + 4 + 5 + 5 + 5);
 }
 
 TEST_CASE("matmul: fast paths give the plain loop's outputs, and each the same in any company") {
