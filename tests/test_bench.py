@@ -107,20 +107,24 @@ def test_shapes_are_those_of_the_checkpoint(name, scheme):
 
 
 def gptq_bytes(c, scheme):
-    """Of all matrices but an embedding that is only looked up: bits per weight, and bytes per row."""
-    eight, four, two, sparse = (8, 4), (4 + 20 / 128, 0), (2 + 8 / 64, 4), (3 + 20 / 128, 0)
+    """Of all matrices but an embedding that is only looked up: bits per weight, bytes per row, and bytes of a table."""
+    eight, four, two, sparse = (8, 4, 0), (4 + 20 / 128, 0, 0), (2 + 8 / 64, 4, 0), (3 + 20 / 128, 0, 0)
+    nl4, five, six = (4 + 8 / 64, 4, 16), (5 + 8 / 64, 4, 32), (6 + 8 / 64, 4, 0)
     table, attention, feed_forward = {
         "gptq": (eight, four, two),
         "gptq-8": (eight, eight, eight),
         "gptq-4": (four, four, four),
         "gptq-2": (two, two, two),
+        "gptq-nl4": (nl4, nl4, nl4),
+        "gptq-5": (five, five, five),
+        "gptq-6": (six, six, six),
         "gptq-sparse": (four, sparse, sparse),
     }[scheme]
     total = 0
     for name, (n_out, n_in) in matrix_shapes(c):
         if name != "embed" or c.tied:
-            bits, row = attention if ".attn." in name else feed_forward if ".ffn." in name else table
-            total += n_out * (n_in * bits / 8 + row)
+            bits, row, values = attention if ".attn." in name else feed_forward if ".ffn." in name else table
+            total += n_out * (n_in * bits / 8 + row) + values
     return total
 
 

@@ -24,8 +24,8 @@ from tests.test_runq import BIN, MODELS, N_STEPS, RANDOM, clear_generation, dete
 
 # Lines of a program at most, and the part of them behind which its forward pass has ended. A change that needs more has
 # to say why. runq_moe: 200 more than without the ladder, of which 200 are runq_gptq's sections, for A8W4, too. All but
-# runq_awq: 45 for rotated models, which are a section of 32, two calls and a field of the header. runq_gptq and runq_moe:
-# 27 for nl4, 5 and 6 bits.
+# runq_awq: 45 for rotated models, which are a section of 32, two calls and a field of the header. runq_gptq and
+# runq_moe: 27 for nl4, 5 and 6 bits.
 LIMITS = {"runq": (1495, 795 / 1495), "runq_w8a8": (1645, 0.6), "runq_gptq": (1770, 0.6), "runq_moe": (2325, 0.6),
           "runq_awq": (2575, 0.5)}  # fmt: skip
 SOURCE = {path.stem: path for path in ROOT.glob("runq*.c*")}
